@@ -1791,7 +1791,7 @@ typedef struct cf_executor_desc {
     const int *devices;               /* (n_stages) CUDA device of each stage; NULL: the current one for all */
     cf_attention_desc attention;      /* heads, sizes, type, mask; the slices come from the plan. n_heads 0: no
                                          attention objects, no tiles, and no state unless n_kv_heads and head_size
-                                         are given */
+                                         are given. arch 0: that of the least of the devices */
     int64_t boundary_bytes_per_token; /* what goes from stage to stage; needed with more than one virtual stage */
     int64_t memory_limit;             /* most bytes of device memory of one stage. 0: no limit */
     int offload_gradients;            /* 1: OFFLOAD and PREFETCH move the rows of dK and dV too, where they exist */

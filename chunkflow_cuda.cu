@@ -53,8 +53,11 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <new>
 #include <thread>
+#include <tuple>
 #include <type_traits>
+#include <utility>
 
 namespace {
 
@@ -4142,44 +4145,62 @@ namespace {
 
 /* ---- host memory ---- */
 
-/* Plain items in memory from the application's allocator. Nothing throws: what could not grow says so and stays as it
-   was. All zero is an empty one. */
-template <typename T> struct array {
-    T *data;
-    int64_t n, room;
-    T &operator[](int64_t i) const { return data[i]; }
+/* Where host memory comes from: the application's allocator. Nothing throws; `failed` stays set once there was none. */
+struct heap {
+    cf_allocator from;
+    bool failed;
 };
 
-template <typename T> void drop(const cf_allocator &from, array<T> *a) {
-    if (a->data != NULL) from.release(a->data, from.user);
-    *a = array<T>();
-}
+/* Items in such memory, given back with the array. What could not grow stays as it was. */
+template <typename T> struct array {
+    T *data = NULL;
+    int64_t n = 0, room = 0;
+    heap *home = NULL;
 
-template <typename T> bool reserve(const cf_allocator &from, array<T> *a, int64_t room) {
-    if (room <= a->room) return true;
-    if ((uint64_t)room > SIZE_MAX / 2 / sizeof(T)) return false;
-    T *data = static_cast<T *>(from.alloc((size_t)room * sizeof(T), from.user));
-    if (data == NULL) return false;
-    if (a->n > 0) memcpy(data, a->data, (size_t)a->n * sizeof(T));
-    if (a->data != NULL) from.release(a->data, from.user);
-    a->data = data;
-    a->room = room;
-    return true;
-}
+    array() = default;
+    array(const array &) = delete;
+    array &operator=(const array &) = delete;
+    ~array() {
+        clear();
+        if (data != NULL) home->from.release(data, home->from.user);
+    }
+    T &operator[](int64_t i) const { return data[i]; }
+    T *begin() const { return data; }
+    T *end() const { return data + n; }
 
-template <typename T> bool push(const cf_allocator &from, array<T> *a, const T &item) {
-    if (a->n == a->room && !reserve(from, a, 2 * a->room + 16)) return false;
-    a->data[a->n++] = item;
-    return true;
-}
+    void clear() {
+        for (; n > 0; n--) data[n - 1].~T();
+    }
 
-/* Makes it n items that all equal `item`. */
-template <typename T> bool fill(const cf_allocator &from, array<T> *a, int64_t n, const T &item) {
-    a->n = 0;
-    if (!reserve(from, a, n)) return false;
-    for (; a->n < n; a->n++) a->data[a->n] = item;
-    return true;
-}
+    bool reserve(heap *h, int64_t most) {
+        if (most <= room) return true;
+        void *memory = NULL;
+        if ((uint64_t)most <= SIZE_MAX / 2 / sizeof(T))
+            memory = h->from.alloc((size_t)most * sizeof(T), h->from.user);
+        h->failed |= memory == NULL;
+        if (memory == NULL) return false;
+        if (n > 0) memcpy(memory, static_cast<void *>(data), (size_t)n * sizeof(T));
+        if (data != NULL) home->from.release(data, home->from.user);
+        data = static_cast<T *>(memory);
+        room = most;
+        home = h;
+        return true;
+    }
+
+    bool push(heap *h, const T &item) {
+        if (n == room && !reserve(h, 2 * room + 16)) return false;
+        data[n++] = item;
+        return true;
+    }
+
+    /* Makes it `count` items, all made from `value` or, where there is none, from zeros. */
+    template <typename... V> bool fill(heap *h, int64_t count, const V &...value) {
+        clear();
+        if (!reserve(h, count)) return false;
+        for (; n < count; n++) new (static_cast<void *>(data + n)) T(value...);
+        return true;
+    }
+};
 
 /* ---- what is placed ---- */
 
@@ -4190,339 +4211,190 @@ template <typename T> bool fill(const cf_allocator &from, array<T> *a, int64_t n
 struct rect {
     int64_t body;
     int64_t offset, size; /* in the body */
-    int64_t room;         /* what it is given in a slot: as much as a full chunk takes, not less than size */
+    int64_t room;         /* what it is given in a slot: as much as the largest of its kind takes, not less than size */
     int64_t begin, end;   /* nothing else may use the memory in actions begin .. end - 1 ... */
     int64_t gone;         /* ... of which gone - 1 is the last that uses it. What lies between is so that transfers need
                              not wait for a pass that is still running */
 };
 
 struct body {
-    int64_t first, n; /* its rectangles */
+    int64_t space;
+    int64_t first, n;     /* its rectangles */
     int64_t height, room; /* by size and by room */
     int64_t begin;
     double area;
-    int64_t place; /* found by place_bodies */
+    int64_t place; /* found by place_space; -1: not yet */
 };
 
 /* A stretch of memory, in bytes or rows. */
 struct space {
-    int64_t unit; /* places are multiples of it */
-    array<rect> rects;
-    array<body> bodies;
-    bool has_slots; /* a room is larger than its size */
-    int64_t total;  /* of all rooms; -1 once it passed MOST_SIZE */
-    int64_t height; /* found by place_bodies: end of the highest body, a multiple of the unit */
-    int64_t live;   /* most in use at once: no placing needs less */
+    int64_t unit;   /* places are multiples of it */
+    int64_t bytes;  /* of one of its numbers: 1, or those that a row takes */
+    int64_t height; /* found by place_space: end of the highest body, a multiple of the unit */
 };
 
-const int64_t MOST_SIZE = (int64_t)1 << 60; /* so that sums of places and sizes stay in range */
+/* All that a stage holds. */
+struct layout {
+    heap *home;
+    int64_t n_times;
+    array<space> spaces;
+    array<body> bodies;
+    array<rect> rects;
+};
 
-void drop_space(const cf_allocator &from, space *s) {
-    drop(from, &s->rects);
-    drop(from, &s->bodies);
+/* A body without rectangles, of no size. */
+int64_t add_body(layout *l, int64_t space) {
+    const body empty = {space, 0, 0, 0, 0, INT64_MAX, 0.0, 0};
+    return l->bodies.push(l->home, empty) ? l->bodies.n - 1 : -1;
 }
 
-/* Adds a body without rectangles; returns its index, -1: no memory. */
-int64_t add_body(const cf_allocator &from, space *s) {
-    body b = {};
-    b.first = s->rects.n;
-    b.place = 0;
-    return push(from, &s->bodies, b) ? s->bodies.n - 1 : -1;
-}
-
-/* Adds a rectangle to the newest body. One without size takes no place. */
-bool add_rect(const cf_allocator &from, space *s, int64_t offset, int64_t size, int64_t begin, int64_t gone,
-              int64_t end, int64_t slot = 0) {
-    const int64_t room = std::max(size, slot);
-    const rect r = {s->bodies.n - 1, offset, size, room, begin, end, gone};
-    if (size == 0) return true;
-    if (!push(from, &s->rects, r)) return false;
-    body *b = &s->bodies[s->bodies.n - 1];
+/* One without size takes no place. */
+void add_rect(layout *l, int64_t id, int64_t offset, int64_t size, int64_t room, int64_t begin, int64_t gone,
+              int64_t end) {
+    const rect r = {id, offset, size, std::max(size, room), begin, end, gone};
+    if (id < 0 || size == 0 || !l->rects.push(l->home, r)) return;
+    body *b = &l->bodies[id];
     b->n++;
     b->height = std::max(b->height, offset + size);
-    b->room = std::max(b->room, offset + room);
-    s->has_slots |= room > size;
-    s->total = s->total < 0 || room > MOST_SIZE - s->total ? -1 : s->total + room;
-    return true;
+    b->room = std::max(b->room, offset + r.room);
+    b->begin = std::min(b->begin, begin);
+    b->area += (double)size * (double)(end - begin);
 }
 
-/* ---- which rectangles live at the same time ---- */
-
-/* Those of the rectangles placed so far that live at a time of a given one began either in that time or before it. The
-   former are a run of bits in the order of begins; the latter hang in a tree over time, each at the few nodes that
-   cover it, and are met on the way from one leaf to the root. */
-struct time_index {
-    int64_t n_times, n_leaves;
-    array<int64_t> by_begin;   /* rectangles in the order of their begins */
-    array<int64_t> rank;       /* of each rectangle in it */
-    array<int64_t> first_rank; /* (n_times + 1) how many begin before a time */
-    array<uint64_t> placed;    /* a bit by rank */
-    array<int64_t> newest;     /* (2 x n_leaves) the newest link at each node, -1: none */
-    array<int64_t> link_rect, link_next;
-};
-
-void drop_index(const cf_allocator &from, time_index *t) {
-    array<int64_t> *const arrays[] = {&t->by_begin, &t->rank, &t->first_rank, &t->newest, &t->link_rect, &t->link_next};
-    for (array<int64_t> *a : arrays) drop(from, a);
-    drop(from, &t->placed);
-}
-
-bool clear_index(const cf_allocator &from, time_index *t) {
-    t->link_rect.n = t->link_next.n = 0;
-    return fill<uint64_t>(from, &t->placed, t->by_begin.n / 64 + 1, 0) &&
-           fill<int64_t>(from, &t->newest, 2 * t->n_leaves, -1);
-}
-
-bool make_index(const cf_allocator &from, const space &s, int64_t n_times, time_index *t) {
-    const int64_t n = s.rects.n;
-    t->n_times = n_times;
-    for (t->n_leaves = 1; t->n_leaves <= n_times;) t->n_leaves *= 2;
-    if (!fill<int64_t>(from, &t->first_rank, n_times + 2, 0) || !fill<int64_t>(from, &t->by_begin, n, 0) ||
-        !fill<int64_t>(from, &t->rank, n, 0) || !clear_index(from, t))
-        return false;
-    for (int64_t i = 0; i < n; i++) t->first_rank[s.rects[i].begin + 1]++;
-    for (int64_t i = 0; i <= n_times; i++) t->first_rank[i + 1] += t->first_rank[i];
-    for (int64_t i = 0; i < n; i++) { /* first_rank runs ahead here ... */
-        t->rank[i] = t->first_rank[s.rects[i].begin]++;
-        t->by_begin[t->rank[i]] = i;
+/* The most bytes in use at once, by what is really used, in all spaces that `counts` says yes to; -1: no memory. */
+template <typename F> int64_t most_live(const layout &l, F counts) {
+    int64_t most = 0, now = 0;
+    array<int64_t> change;
+    if (!change.fill(l.home, l.n_times + 1, 0)) return -1;
+    for (const rect &r : l.rects) {
+        const int64_t at = l.bodies[r.body].space, bytes = counts(at) ? r.size * l.spaces[at].bytes : 0;
+        change[r.begin] += bytes;
+        change[r.gone] -= bytes;
     }
-    for (int64_t i = n_times; i > 0; i--) t->first_rank[i] = t->first_rank[i - 1]; /* ... and is put back */
-    t->first_rank[0] = 0;
-    return true;
-}
-
-bool add_link(const cf_allocator &from, time_index *t, int64_t node, int64_t r) {
-    if (!push(from, &t->link_rect, r) || !push(from, &t->link_next, t->newest[node])) return false;
-    t->newest[node] = t->link_rect.n - 1;
-    return true;
-}
-
-bool add_to_index(const cf_allocator &from, time_index *t, const space &s, int64_t r) {
-    const int64_t rank = t->rank[r];
-    t->placed[rank / 64] |= (uint64_t)1 << (rank % 64);
-    int64_t low = s.rects[r].begin + 1 + t->n_leaves, high = s.rects[r].end + t->n_leaves;
-    for (; low < high; low /= 2, high /= 2) {
-        if (low % 2 == 1 && !add_link(from, t, low++, r)) return false;
-        if (high % 2 == 1 && !add_link(from, t, --high, r)) return false;
-    }
-    return true;
-}
-
-template <typename F> void each_neighbour(const time_index &t, const space &s, const rect &r, F visit) {
-    for (int64_t node = r.begin + t.n_leaves; node > 0; node /= 2)
-        for (int64_t link = t.newest[node]; link >= 0; link = t.link_next[link]) visit(s.rects[t.link_rect[link]]);
-    const int64_t upto = t.first_rank[r.end];
-    for (int64_t rank = t.first_rank[r.begin]; rank < upto; rank++) {
-        if (rank % 64 == 0 && t.placed[rank / 64] == 0)
-            rank += 63;
-        else if (t.placed[rank / 64] >> (rank % 64) & 1)
-            visit(s.rects[t.by_begin[rank]]);
-    }
+    for (const int64_t by : change) most = std::max(most, now += by);
+    return most;
 }
 
 /* ---- the places ---- */
 
-/* Places strictly between the two are taken. */
-struct taken {
-    int64_t low, high;
-    bool operator<(const taken &other) const { return low != other.low ? low < other.low : high < other.high; }
-};
-
-/* The narrowest gap between taken places, or the lowest; where there is none, above all. `ranges` is sorted. */
-int64_t find_place(const array<taken> &ranges, int64_t unit, bool narrowest) {
-    int64_t place = 0, best = -1, best_width = INT64_MAX;
-    for (int64_t i = 0; i < ranges.n; i++) {
-        if (ranges[i].low >= place && ranges[i].low - place < best_width) {
-            best = place;
-            best_width = ranges[i].low - place;
-            if (!narrowest) return best;
-        }
-        if (ranges[i].high > place) place = (ranges[i].high + unit - 1) / unit * unit;
-    }
-    return best >= 0 ? best : place;
-}
-
-/* One search for places: what it has tried and the best so far. */
-struct placing {
-    const cf_allocator *from;
-    space *s;
-    int64_t n_times;
-    time_index index;
-    array<taken> ranges;
-    array<int64_t> order, best;
-    int64_t best_height;
-    bool in_slots; /* the order at hand gives every rectangle its room, not its size */
-    int64_t work;  /* pairs of rectangles that share time, looked at so far */
-};
-
+const int64_t BLOCK = 64;
+const int64_t MOST_SIZE = (int64_t)1 << 60; /* so that sums of places and sizes stay in range */
 const int64_t MOST_WORK = 500000; /* hundredths of a second; after that no further order is tried */
 
-
-bool place_body(placing *p, body *b, bool narrowest) {
-    const cf_allocator &from = *p->from;
-    space *s = p->s;
-    time_index *t = &p->index;
-    array<taken> *ranges = &p->ranges;
-    bool ok = true;
-    ranges->n = 0;
-    for (int64_t i = b->first; i < b->first + b->n; i++) {
-        const rect r = s->rects[i];
-        each_neighbour(*t, *s, r, [&](const rect &other) {
-            const int64_t bottom = s->bodies[other.body].place + other.offset;
-            const int64_t own = p->in_slots ? r.room : r.size, its = p->in_slots ? other.room : other.size;
-            const taken range = {bottom - r.offset - own, bottom + its - r.offset};
-            ok = ok && push(from, ranges, range);
-        });
-    }
-    if (!ok) return false;
-    p->work += ranges->n;
-    std::sort(ranges->data, ranges->data + ranges->n);
-    b->place = find_place(*ranges, s->unit, narrowest);
-    for (int64_t i = b->first; i < b->first + b->n; i++)
-        if (!add_to_index(from, t, *s, i)) return false;
-    return true;
-}
-
-enum body_order { BY_ROOM, BY_HEIGHT, BY_BEGIN, BY_LATEST, BY_AREA };
-
-struct body_before {
-    const space *s;
-    body_order order;
-
-    bool operator()(int64_t i, int64_t j) const {
-        const body &a = s->bodies[i], &b = s->bodies[j];
-        if (order == BY_ROOM && a.room != b.room) return a.room > b.room;
-        if (order == BY_AREA && (a.area > b.area || b.area > a.area)) return a.area > b.area;
-        if (order == BY_HEIGHT && a.height != b.height) return a.height > b.height;
-        if (a.begin != b.begin) return order == BY_LATEST ? a.begin > b.begin : a.begin < b.begin;
-        if (a.height != b.height) return a.height > b.height;
-        return i < j;
-    }
+/* One search for the places of a space: what it has tried and the best so far. */
+struct placing {
+    layout *l;
+    int64_t unit;
+    array<rect> by_begin;
+    array<int64_t> last_end; /* of each BLOCK of them */
+    array<std::pair<int64_t, int64_t>> taken; /* no place lies strictly between the two */
+    array<int64_t> order, best; /* bodies, and their places */
+    int64_t best_height;
+    bool in_slots;  /* the order at hand gives every rectangle its room, not its size */
+    bool narrowest; /* it takes the narrowest gap, not the lowest */
+    int64_t work;   /* pairs of rectangles that share time, looked at so far */
 };
 
-bool place_in_order(placing *p, bool narrowest, int64_t *height) {
-    *height = 0;
-    if (!clear_index(*p->from, &p->index)) return false;
-    for (int64_t i = 0; i < p->order.n; i++) {
-        body *b = &p->s->bodies[p->order[i]];
-        if (b->n > 0 && !place_body(p, b, narrowest)) return false;
-        if (b->n > 0) *height = std::max(*height, b->place + b->height);
-    }
-    return true;
-}
-
-/* Most units in use at once, by what is really used. `change` is scratch; *sum is left with bytes per unit x use, so
-   that the peaks of several spaces can be found together. */
-bool find_live(const cf_allocator &from, space *s, int64_t n_times, int64_t bytes, array<int64_t> *change,
-               array<int64_t> *sum) {
-    int64_t now = 0;
-    if (!fill<int64_t>(from, change, n_times + 1, 0)) return false;
-    for (int64_t i = 0; i < s->rects.n; i++) {
-        (*change)[s->rects[i].begin] += s->rects[i].size;
-        (*change)[s->rects[i].gone] -= s->rects[i].size;
-    }
-    s->live = 0;
-    for (int64_t i = 0; i < n_times; i++) {
-        now += (*change)[i];
-        s->live = std::max(s->live, now);
-        (*sum)[i] += now * bytes;
-    }
-    return true;
-}
-
-void measure_bodies(space *s) {
-    for (int64_t i = 0; i < s->bodies.n; i++) {
-        body *b = &s->bodies[i];
-        b->begin = INT64_MAX;
-        b->area = 0.0;
-        for (int64_t j = b->first; j < b->first + b->n; j++) {
-            b->begin = std::min(b->begin, s->rects[j].begin);
-            b->area += (double)s->rects[j].size * (double)(s->rects[j].end - s->rects[j].begin);
+/* Puts one body at the lowest or narrowest place that is free for all of its time: not where those are that were placed
+   before it and live at a time of one of its rectangles. Most live shortly, so whole blocks have ended before. Returns
+   its end. */
+int64_t place_body(placing *p, body *b) {
+    int64_t place = 0, best = -1, width = INT64_MAX;
+    p->taken.n = 0;
+    for (int64_t i = b->first; i < b->first + b->n; i++) {
+        const rect &r = p->l->rects[i];
+        for (int64_t j = 0; j < p->by_begin.n && p->by_begin[j].begin < r.end; j++) {
+            const rect &other = p->by_begin[j];
+            const int64_t bottom = p->l->bodies[other.body].place;
+            if (j % BLOCK == 0 && p->last_end[j / BLOCK] <= r.begin) j += BLOCK - 1;
+            else if (other.end > r.begin && bottom >= 0)
+                (void)p->taken.push(p->l->home,
+                                    {bottom + other.offset - r.offset - (p->in_slots ? r.room : r.size),
+                                     bottom + other.offset - r.offset + (p->in_slots ? other.room : other.size)});
         }
     }
-}
-
-bool start_placing(placing *p) {
-    const int64_t n = p->s->bodies.n;
-    p->best_height = INT64_MAX;
-    measure_bodies(p->s);
-    return make_index(*p->from, *p->s, p->n_times, &p->index) && fill<int64_t>(*p->from, &p->order, n, 0) &&
-           fill<int64_t>(*p->from, &p->best, n, 0);
-}
-
-void end_placing(placing *p) {
-    drop_index(*p->from, &p->index);
-    drop(*p->from, &p->ranges);
-    drop(*p->from, &p->order);
-    drop(*p->from, &p->best);
-}
-
-/* Places all bodies in the order at hand and keeps the places if they need less than any before. */
-bool try_order(placing *p, bool narrowest) {
-    space *s = p->s;
-    int64_t height = 0;
-    if (!place_in_order(p, narrowest, &height)) return false;
-    height = (height + s->unit - 1) / s->unit * s->unit;
-    if (height >= p->best_height) return true;
-    p->best_height = height;
-    for (int64_t i = 0; i < p->best.n; i++) p->best[i] = s->bodies[i].place;
-    return true;
-}
-
-/* Puts the body that reaches highest first. */
-void promote_highest(placing *p) {
-    int64_t highest = 0, top = -1;
-    for (int64_t i = 0; i < p->order.n; i++) {
-        const body &b = p->s->bodies[p->order[i]];
-        if (b.n == 0 || b.place + b.height <= top) continue;
-        top = b.place + b.height;
-        highest = i;
+    p->work += p->taken.n;
+    std::sort(p->taken.begin(), p->taken.end());
+    for (const auto &range : p->taken) {
+        if (range.first >= place && range.first - place < width) {
+            best = place;
+            width = range.first - place;
+            if (!p->narrowest) break;
+        }
+        if (range.second > place) place = (range.second + p->unit - 1) / p->unit * p->unit;
     }
-    std::rotate(p->order.data, p->order.data + highest, p->order.data + highest + 1);
+    b->place = best >= 0 ? best : place;
+    return b->place + b->height;
 }
 
-/* Puts every body at the lowest or narrowest place that is free for all of its time, in a few orders, then in some that
-   put first what stood out at the top, and keeps the best (dynamic storage allocation is NP-hard; "greedy by size" of
-   Pisarchyk and Lee, 2020, is one of these orders). What needs no more than s->live is perfect, and ends the search.
+enum { BY_ROOM, BY_HEIGHT, BY_LATEST, NARROWEST, BY_AREA, PROMOTED, N_ORDERS = PROMOTED + 50 };
+
+/* The largest first, in one sense or another, or the latest; or, after another order, what reached highest there. */
+void next_order(placing *p, int64_t by) {
+    const array<body> &bodies = p->l->bodies;
+    const auto key = [&](int64_t i) {
+        const body &b = bodies[i];
+        const int64_t size = by == BY_ROOM ? b.room : by == BY_LATEST ? b.begin : b.height;
+        return std::make_tuple(by == BY_AREA ? -b.area : -(double)size, b.begin, -b.height, i);
+    };
+    if (by < PROMOTED)
+        return std::sort(p->order.begin(), p->order.end(), [&](int64_t i, int64_t j) { return key(i) < key(j); });
+    int64_t *highest = std::max_element(p->order.begin(), p->order.end(), [&](int64_t i, int64_t j) {
+        return bodies[i].place + bodies[i].height < bodies[j].place + bodies[j].height;
+    });
+    std::rotate(p->order.begin(), highest, highest + 1);
+}
+
+/* Finds the bodies and rectangles of a space. */
+void start_placing(placing *p, int64_t at) {
+    layout *l = p->l;
+    p->unit = l->spaces[at].unit;
+    p->best_height = INT64_MAX;
+    for (int64_t i = 0; i < l->bodies.n; i++)
+        if (l->bodies[i].space == at && l->bodies[i].n > 0) (void)p->order.push(l->home, i);
+    for (const rect &r : l->rects)
+        if (l->bodies[r.body].space == at) (void)p->by_begin.push(l->home, r);
+    std::sort(p->by_begin.begin(), p->by_begin.end(), [](const rect &a, const rect &b) { return a.begin < b.begin; });
+    if (!p->last_end.fill(l->home, p->by_begin.n / BLOCK + 1, 0)) return;
+    for (int64_t i = 0; i < p->by_begin.n; i++)
+        p->last_end[i / BLOCK] = std::max(p->last_end[i / BLOCK], p->by_begin[i].end);
+}
+
+/* Finds the places of a space by first fit in a few orders, then in some that put first what stood out at the top, and
+   keeps the best (dynamic storage allocation is NP-hard; "greedy by size" of Pisarchyk and Lee, 2020, is one of these
+   orders). What needs no more than what is live is perfect, and ends the search.
 
    The first order has slots of equal height, one for each chunk that is kept at once, as the CPU trainer has: chunks
    that are nearly full leave no gaps there that are too low for the next one. On real lists that takes up to a fifth
    less than the others (tools/bench/results/2026-11-22-arena.txt). Rows of groups have no such room: closer packing
    is better for them.
 
-   An order costs k log k for each rectangle that k others share time with: linear in the schedule times what is held at
-   once, quadratic only where all is held at once. The more there is, the fewer orders are tried, at least one. */
-bool place_bodies(const cf_allocator &from, space *s, int64_t n_times) {
-    static const struct {
-        body_order order;
-        bool narrowest;
-    } tries[] = {{BY_ROOM, false}, /* in slots, see below */
-                 {BY_HEIGHT, false},
-                 {BY_LATEST, false},
-                 {BY_BEGIN, false},
-                 {BY_HEIGHT, true},
-                 {BY_AREA, false}};
-    const int64_t least = (s->live + s->unit - 1) / s->unit * s->unit, n_orders = 6, n_more = 50;
+   An order costs k log k for each rectangle that k others share time with, and a look at each block of those before it:
+   hardly more than linear in the schedule times what is held at once, quadratic only where all is held at once. The more
+   there is, the fewer orders are tried, at least one. */
+void place_space(layout *l, int64_t at) {
+    const int64_t live = most_live(*l, [&](int64_t other) { return other == at; });
+    const int64_t least = live / std::max<int64_t>(l->spaces[at].bytes, 1);
     placing p = {};
-    p.from = &from;
-    p.s = s;
-    p.n_times = n_times;
-    bool ok = start_placing(&p);
-    for (int64_t i = s->has_slots ? 0 : 1; ok && i < n_orders && p.best_height > least && p.work <= MOST_WORK; i++) {
-        const body_before before = {s, tries[i].order};
-        p.in_slots = tries[i].order == BY_ROOM;
-        for (int64_t j = 0; j < p.order.n; j++) p.order[j] = j;
-        std::sort(p.order.data, p.order.data + p.order.n, before);
-        ok = try_order(&p, tries[i].narrowest);
+    p.l = l;
+    start_placing(&p, at);
+    for (int64_t i = 0; i < N_ORDERS && !l->home->failed; i++) {
+        if (p.best_height < least + p.unit || p.work > MOST_WORK) break;
+        p.in_slots = i == BY_ROOM;
+        p.narrowest = i == NARROWEST;
+        next_order(&p, i);
+        int64_t height = 0;
+        for (const int64_t id : p.order) l->bodies[id].place = -1;
+        for (const int64_t id : p.order) height = std::max(height, place_body(&p, &l->bodies[id]));
+        height = (height + p.unit - 1) / p.unit * p.unit;
+        if (height >= p.best_height) continue;
+        p.best_height = height;
+        p.best.n = 0;
+        for (const body &b : l->bodies) (void)p.best.push(l->home, b.place);
     }
-    for (int64_t i = 0; ok && i < n_more && p.best_height > least && p.work <= MOST_WORK; i++) {
-        promote_highest(&p);
-        ok = try_order(&p, false);
-    }
-    for (int64_t i = 0; ok && i < p.best.n; i++) s->bodies[i].place = p.best[i];
-    s->height = p.best_height;
-    end_placing(&p);
-    return ok;
+    for (const int64_t id : p.order)
+        if (!l->home->failed) l->bodies[id].place = p.best[id];
+    l->spaces[at].height = p.best_height;
 }
 
 /* ---- who used a place last ---- */
@@ -4534,24 +4406,12 @@ struct owned {
     int64_t user; /* position in the stage's list */
 };
 
-int64_t find_owned(const array<owned> &owners, int64_t low) {
-    int64_t from = 0, upto = owners.n;
-    while (from < upto) {
-        const int64_t middle = from + (upto - from) / 2;
-        if (owners[middle].high > low)
-            upto = middle;
-        else
-            from = middle + 1;
-    }
-    return from;
+owned *find_owned(const array<owned> &owners, int64_t low) {
+    return std::partition_point(owners.begin(), owners.end(), [&](const owned &o) { return o.high <= low; });
 }
 
-template <typename F> void each_owner(const array<owned> &owners, int64_t low, int64_t high, F visit) {
-    for (int64_t i = find_owned(owners, low); i < owners.n && owners[i].low < high; i++) visit(owners[i].user);
-}
-
-bool set_owner(const cf_allocator &from, array<owned> *owners, int64_t low, int64_t high, int64_t user) {
-    const int64_t first = find_owned(*owners, low);
+void set_owner(heap *home, array<owned> *owners, int64_t low, int64_t high, int64_t user) {
+    const int64_t first = find_owned(*owners, low) - owners->begin();
     int64_t last = first, n = 0;
     owned pieces[3];
     while (last < owners->n && (*owners)[last].low < high) last++;
@@ -4559,11 +4419,10 @@ bool set_owner(const cf_allocator &from, array<owned> *owners, int64_t low, int6
     pieces[n++] = {low, high, user};
     if (first < last && (*owners)[last - 1].high > high)
         pieces[n++] = {high, (*owners)[last - 1].high, (*owners)[last - 1].user};
-    if (owners->n + 2 > owners->room && !reserve(from, owners, 2 * owners->room + 16)) return false;
+    if (owners->n + 2 > owners->room && !owners->reserve(home, 2 * owners->room + 16)) return;
     memmove(owners->data + first + n, owners->data + last, (size_t)(owners->n - last) * sizeof(owned));
     memcpy(owners->data + first, pieces, (size_t)n * sizeof(owned));
     owners->n += n - (last - first);
-    return true;
 }
 
 } /* namespace */
@@ -4572,38 +4431,48 @@ bool set_owner(const cf_allocator &from, array<owned> *owners, int64_t low, int6
    >>executor    streams, events and transfers under the interpreter of chunkflow.h
    ================================================================================================================ */
 
-/* Load walks the lists once through the interpreter and works out, for each action: where its memory lies, which
-   earlier actions its stream must wait for, and in which order one host thread can put the actions of all stages on
-   their streams so that nothing waits for what is not issued yet. Run repeats the walk in that order and does no more
-   than look these up. Waits go only to actions that were issued before, so streams cannot deadlock, also where the
-   device has fewer queues than there are streams and puts several into one. */
+/* Load goes over each stage's list and works out, for each action: where its memory lies, which earlier actions its
+   stream must wait for, and in which order one host thread can put the actions of all stages on their streams so that
+   nothing waits for what is not issued yet. Run walks the lists in that order, through the interpreter, and only looks
+   these up. Waits go only to actions that were issued before, so streams cannot deadlock, also where the
+   device has fewer queues than there are streams and puts several into one.
+
+       action         stream       waits for, and then records its own event
+       F R B I W      COMPUTE      the RECV of its input, the latest PREFETCH of its group
+       OFFLOAD        OUT          what put the rows there (F or PREFETCH), the latest pass of the group
+       PREFETCH       IN           its OFFLOAD
+       RECV           its link     the pass that makes the tensor, on the peer's stage. It copies; the SEND does nothing
+       with NCCL:
+       SEND           the link     the pass that makes the tensor
+       RECV           the link     nothing: NCCL waits for the peer
+
+   Besides, each waits for whoever used last what it is the first to use of some memory. */
 
 namespace {
 
 const int COMPUTE = 0, OUT = 1, IN = 2, FIRST_LINK = 3; /* streams of a stage: passes, state to host memory, state
-                                                           from there; then the links, see link_stream */
+                                                           from there; then the links, see stream_of */
 const int64_t MOST_LOCAL_STAGES = 256;           /* virtual stages in one process */
 const int64_t MOST_BYTES = (int64_t)1 << 46;     /* of one item: beyond any device, and sums stay in 64 bits */
+const int64_t PASSES_AHEAD = 4; /* of each stage: no stream runs dry, unless stages differ by more than that */
 
 /* What was worked out for one action. Places are bytes in the arena (host: in the stage's pinned memory), -1: none.
    While they are being found, the numbers of the bodies stand there. */
 struct planned {
-    int64_t activations, input, output, host;
-    int64_t first_wait;
-    int32_t n_waits;
-    int32_t stream;
-    int64_t event;         /* index of its end event, its start event is the next one; -1: its RECV has it */
-    int64_t partner;       /* SEND: position of the RECV. RECV: of the pass that makes the tensor. In the peer's list.
-                              OFFLOAD: of what put the rows here, F or an earlier PREFETCH */
-    int32_t peer;          /* index of the stage at the other end among the local ones, or its number with NCCL */
-    int32_t overwrite;     /* the first backward that touches these rows of gradient */
-    int32_t with_gradient; /* a move takes rows of gradient along */
+    int64_t activations = -1, input = -1, output = -1, host = -1;
+    int64_t first_wait = 0, n_waits = 0;
+    int32_t stream = 0;
+    int64_t event = -1;    /* index of its end event, its start event is the next one; -1: its RECV has it */
+    int64_t partner = -1;  /* SEND: position of the RECV. RECV: of the pass that makes the tensor. In the peer's list.
+                              OFFLOAD: of what put the rows there, F or an earlier PREFETCH. PREFETCH: of its OFFLOAD */
+    int32_t peer = -1;     /* index of the stage at the other end among the local ones, or its number with NCCL */
+    int32_t overwrite = 0; /* the first backward that touches these rows of gradient */
+    int32_t with_gradient = 0; /* a move takes rows of gradient along */
 };
 
 struct wait {
-    int32_t stage; /* local */
-    int32_t stream;
-    int64_t position; /* in that stage's list */
+    int64_t stage; /* local */
+    int64_t event; /* of that stage */
 };
 
 /* K and V, or their gradients, of one virtual stage. */
@@ -4613,109 +4482,104 @@ struct plane_set {
 };
 
 struct executor;
+struct batch;
 
-/* What a stage holds of a batch. */
-struct stage_batch {
+struct block {
+    char *data;
+    int64_t bytes;
+    bool pinned; /* in host memory */
+};
+
+/* A stage of this process. */
+struct stage {
+    int64_t number; /* in the pipeline */
+    int device;
+    array<cudaStream_t> streams;
+    array<cudaEvent_t> events;
+    cudaEvent_t base; /* timeline: time 0 of the run */
+    block memory;     /* on the device */
+    block host;
+};
+
+/* What it does in a batch. */
+struct stage_plan {
+    batch *b;
+    stage *on;
     const cf_action *actions;
-    int64_t n_actions;
+    int64_t first, n_actions; /* of the schedule's */
     array<planned> plan;
     array<wait> waits;
-    array<int64_t> state_row, gradient_row; /* by cell: row 0 of the chunk's group */
-    array<plane_set> state, gradient;       /* by local virtual stage */
-    int64_t standalone_rows;                /* of the planes that the gradients of standalone chunks share */
-    int64_t attention_bytes[2];             /* workspace of its largest problem, forwards and backwards */
+    array<int64_t> row_at[2];  /* by cell: row 0 of the chunk's group; of the state, and of the gradient */
+    array<plane_set> planes;   /* by local virtual stage: of the state, then of the gradient */
     int64_t arena_at, workspace_at, attention_at[2], standalone_at;
     int64_t n_events;
     cf_executor_memory memory_used;
     array<unsigned char> run_memory;
     cf_runner *runner;
-    int64_t n_issued; /* load: how far its list is issued */
-    int64_t n_ended;  /* run: how many of its actions are known to have ended */
+    int64_t n_done; /* actions of its list, while the order is found; in a run, that are known to have ended */
 };
 
-struct stage : stage_batch {
-    executor *owner;
-    int64_t number; /* in the pipeline */
-    int device;
-    int64_t set_index;    /* into executor.sets */
-    array<cudaStream_t> streams;
-    array<cudaEvent_t> events;
-    cudaEvent_t base; /* timeline: time 0 of the run */
-    char *memory;     /* on the device */
-    int64_t memory_bytes;
-    char *host; /* pinned */
-    int64_t host_bytes;
+/* What passes are told of a chunk, and where it lies in the device's copy: positions, then tiles. */
+struct chunk_data {
+    cf_metadata metadata;
+    const cf_attention *attention;
+    int64_t positions_at, tiles_at;
+    array<unsigned char> metadata_memory, attention_memory;
 };
 
-/* Metadata of all chunks for one kind of device: the list of tiles depends on it. */
-struct metadata_set {
-    int64_t arch, n_processors;
-    array<const cf_attention *> attention; /* by chunk of the rank; empty without attention */
-    array<int64_t> tiles_at;               /* in the device's copy */
-    array<unsigned char> memory;
-    size_t most_bytes[2]; /* workspace of the largest problem, forwards and backwards */
-    int64_t bytes;        /* of the device's copy: positions, then tiles */
-};
-
-/* Positions in the lists of all stages, by kind, virtual stage and chunk. -1: not there. */
-enum {
-    AT_F,
-    AT_R,
-    AT_B,
-    AT_RECV_F,
-    AT_RECV_R,
-    AT_RECV_B,
-    AT_KINDS
-};
-
-/* What an executor knows of a batch. */
 struct batch {
-    const cf_plan *plan;         /* NULL: none */
-    const cf_schedule *schedule; /* lowered */
-    cf_schedule *lowered;        /* where this object made it */
-    int64_t first_chunk, n_steps;
+    executor *e;
+    const cf_plan *plan = NULL;
+    const cf_schedule *schedule = NULL; /* lowered */
+    cf_schedule *lowered = NULL;        /* where this object made it */
+    int64_t first_chunk = 0, n_chunks = 0;         /* of the rank */
+    int64_t most_rows = 0, standalone_rows = 0; /* of the largest chunk, and of the largest without a group */
     array<int64_t> at;           /* AT_KINDS x virtual stages x chunks of the rank */
-    array<int32_t> order;        /* local stages, in the order in which their actions are issued */
-    array<cf_metadata> metadata; /* by chunk of the rank: for the callbacks */
-    array<unsigned char> metadata_memory;
-    array<cf_attention_desc> problems; /* likewise: the slices alone, for the attention of this file, which needs no
-                                          sequences of padding */
-    array<int32_t> seqlens;      /* what they point to */
-    array<int64_t> positions_at; /* in the device's copy */
-    int timed;                   /* the last run ended well, so its events tell times */
+    array<stage_plan> stages;    /* the local ones */
+    array<int32_t> order;        /* these, in the order in which their actions are issued */
+    array<chunk_data> chunks;
+    int64_t metadata_bytes = 0;
+    int64_t attention_bytes[2] = {0, 0}; /* workspace of the largest problem, forwards and backwards */
+    bool timed = false;          /* the last run ended well, so its events tell times */
+
+    explicit batch(executor *owner) : e(owner) {}
+    ~batch() { cf_schedule_free(lowered); }
 };
 
-struct executor : batch {
-    cf_executor_desc desc; /* defaults filled in; its arrays are copies */
-    cf_allocator allocator;
+struct executor {
+    cf_executor_desc desc; /* defaults filled in; its arrays are of no use after the create */
+    heap home;
     array<cf_cuda_stage> stage_descs;
-    array<int> devices;
     array<stage> stages; /* the local ones */
-    array<metadata_set> sets;
-    int64_t first_stage; /* number of the first local one */
+    int64_t first_stage; /* number of the first of them */
     int64_t n_virtual_stages;
-    int has_state;
-    int lost; /* the device made no progress: its streams are not to be waited for */
-    int busy; /* in a load or a run: what callbacks call is refused */
+    bool has_state;
+    array<batch> loaded; /* one or none */
+    bool lost;     /* the device made no progress: its streams are not to be waited for */
+    bool aborted;  /* NCCL: the communicator was given up */
+    bool busy;     /* in a run: what callbacks call is refused */
 
     /* the run */
-    cf_error failure; /* code CF_OK: none so far */
-    int64_t n_ended;  /* actions of the order that are known to have ended */
-    int64_t n_ahead;  /* passes that are issued and not known to have ended */
-    int64_t n_transfers; /* NCCL: handed over in this run */
-    int aborted;         /* NCCL: the communicator was given up */
-    cudaEvent_t met;     /* NCCL: all processes have reached the start of the run */
-    int64_t *exchange_device, *exchange_host; /* NCCL: two numbers, into an exchange and out of it */
+    cf_error failure;  /* code CF_OK: none so far */
+    int64_t failed_at; /* NCCL: index of the action in the schedule */
+    bool broken;       /* NCCL: a transfer failed, so there is no going on */
+    int64_t n_ended;   /* actions of the order that are known to have ended */
+    int64_t n_ahead;   /* passes that are issued and not known to have ended */
 };
 
-executor *opened(cf_executor *e) { return reinterpret_cast<executor *>(e); }
-const executor *opened(const cf_executor *e) { return reinterpret_cast<const executor *>(e); }
+executor *opened(const cf_executor *e) { return reinterpret_cast<executor *>(const_cast<cf_executor *>(e)); }
 
 cf_result no_memory(cf_error *error) { return cf_refuse(error, CF_ERROR_MEMORY, "allocator", -1, "no memory"); }
 
+cf_result check_range(int64_t got, int64_t least, int64_t most, const char *field, int64_t item, cf_error *error) {
+    if (got >= least && got <= most) return CF_OK;
+    return cf_fail(error, CF_ERROR_ARGUMENT, field, item, got < least ? least : most, got, "out of range");
+}
+
+bool is_pass(int pass) { return pass < CF_COMPUTE_PASS_COUNT; }
 bool is_transfer(int pass) { return pass >= CF_SEND_F && pass <= CF_RECV_B; }
 bool is_send(int pass) { return pass == CF_SEND_F || pass == CF_SEND_R || pass == CF_SEND_B; }
-bool is_receive(int pass) { return is_transfer(pass) && !is_send(pass); }
+bool is_forward(int pass) { return pass == CF_F || pass == CF_R; }
 bool is_backward(int pass) { return pass == CF_B || pass == CF_I; }
 
 /* Takes `own` away if CUDA keeps it as the thread's last error. Any other one stays. */
@@ -4728,9 +4592,9 @@ void forget(cudaError_t own) {
    goes. "Not ready" is kept as if it were an error, and is none. */
 struct keep_thread {
     cudaError_t before;
-    int device;
+    int device = 0;
     bool known;
-    keep_thread() : before(cudaSuccess), device(0), known(false) {
+    keep_thread() {
         forget(cudaErrorNotReady);
         before = cudaPeekAtLastError();
         known = cudaGetDevice(&device) == cudaSuccess;
@@ -4739,60 +4603,59 @@ struct keep_thread {
         if (known) (void)cudaSetDevice(device);
         if (before == cudaSuccess) (void)cudaGetLastError();
     }
-    keep_thread(const keep_thread &) = delete;
-    keep_thread &operator=(const keep_thread &) = delete;
 };
 
-/* ---- indices ---- */
+/* ---- who is where ---- */
 
-int64_t cell_of(const executor *e, int64_t virtual_stage, int64_t chunk) {
-    return virtual_stage * e->n_steps + chunk - e->first_chunk;
+/* Kinds of passes, and of the tensors that they make for a neighbouring virtual stage; and where such a pass, its SEND
+   and its RECV stand in their lists. */
+enum { FORWARD, REPLAY, BACKWARD };
+enum { AT_PASS = 0, AT_W = 3, AT_SEND = 4, AT_RECV = 7, AT_KINDS = 10 };
+
+int kind_of(int pass) {
+    if (is_transfer(pass)) return (pass - CF_SEND_F) / 2;
+    return pass == CF_F ? FORWARD : pass == CF_R ? REPLAY : BACKWARD;
 }
 
-/* By the local virtual stages of one stage. */
-int64_t local_cell(const executor *e, const cf_action &a) {
-    return a.stage / e->desc.n_stages * e->n_steps + a.chunk - e->first_chunk;
+/* From the virtual stage that makes a tensor to the one that reads it. */
+int step_of_kind(int kind) { return kind == BACKWARD ? -1 : 1; }
+
+int64_t cell_of(const batch *b, int64_t virtual_stage, int64_t chunk) {
+    return virtual_stage * b->n_chunks + chunk - b->first_chunk;
 }
 
-int64_t position_of(const executor *e, int kind, int64_t virtual_stage, int64_t chunk) {
-    if (virtual_stage < 0 || virtual_stage >= e->n_virtual_stages) return -1;
-    return e->at[kind * e->n_virtual_stages * e->n_steps + cell_of(e, virtual_stage, chunk)];
+bool has_nccl(const executor *e) { return e->desc.nccl != NULL; }
+bool is_local_replay(const batch *b) { return b->schedule->replay == CF_REPLAY_LOCAL; }
+
+/* By the virtual stages of one stage. */
+int64_t local_cell(const batch *b, const cf_action &a) { return cell_of(b, a.stage / b->e->desc.n_stages, a.chunk); }
+
+/* The same of the first chunk of its group. */
+int64_t group_cell(const batch *b, const cf_action &a) { return local_cell(b, a) - b->plan->chunks[a.chunk].index; }
+
+/* -1: not there. */
+int64_t position_of(const batch *b, int what, int64_t virtual_stage, int64_t chunk) {
+    const int64_t n = b->e->n_virtual_stages;
+    if (virtual_stage < 0 || virtual_stage >= n) return -1;
+    return b->at[what * n * b->n_chunks + cell_of(b, virtual_stage, chunk)];
+}
+
+int64_t stage_of(const batch *b, int64_t virtual_stage) {
+    return cf_placement_stage(b->schedule->placement, b->e->desc.n_stages, virtual_stage);
 }
 
 /* The virtual stage of a stage in one row of them. */
-int64_t virtual_stage_at(const executor *e, int64_t row, int64_t stage_number) {
-    return cf_placement_at(e->schedule->placement, e->desc.n_stages, row, stage_number);
+int64_t virtual_stage_at(const stage_plan *s, int64_t row) {
+    return cf_placement_at(s->b->schedule->placement, s->b->e->desc.n_stages, row, s->on->number);
 }
 
-/* The stage at the other end of a transfer. */
-int64_t peer_of(const executor *e, const cf_action &a) {
-    const bool behind = a.pass == CF_SEND_F || a.pass == CF_SEND_R || a.pass == CF_RECV_B;
-    return cf_placement_stage(e->schedule->placement, e->desc.n_stages, a.stage + (behind ? 1 : -1));
-}
-
-/* Index of a stage among the local ones. */
-int32_t local_stage(const executor *e, int64_t number) { return (int32_t)(number - e->first_stage); }
-
-bool has_nccl(const executor *e) { return e->desc.nccl != NULL; }
-
-int64_t stages_here(const cf_executor_desc &d) { return d.nccl != NULL ? 1 : d.n_stages; }
-
-/* The stream of a transfer. In one process the receiver copies, and each link between neighbouring virtual stages has a
-   stream for each direction. NCCL has one for all, because only in the order of the list can no transfer wait for ever
-   for its other end. */
-int32_t link_stream(const executor *e, const cf_action &a) {
+/* In one process each link between neighbouring virtual stages has a stream for each direction. NCCL has one for all,
+   because only in the order of the list can no transfer wait for ever for its other end. */
+int32_t stream_of(const executor *e, const cf_action &a) {
+    if (is_pass(a.pass)) return COMPUTE;
+    if (!is_transfer(a.pass)) return a.pass == CF_OFFLOAD ? OUT : IN;
     if (has_nccl(e)) return FIRST_LINK;
     return (int32_t)(FIRST_LINK + 2 * (a.stage / e->desc.n_stages) + (a.pass == CF_RECV_B));
-}
-
-int32_t stream_of(const executor *e, const cf_action &a) {
-    if (a.pass < CF_COMPUTE_PASS_COUNT) return COMPUTE;
-    return is_transfer(a.pass) ? link_stream(e, a) : a.pass == CF_OFFLOAD ? OUT : IN;
-}
-
-int64_t n_streams_of(const executor *e) {
-    if (e->desc.n_stages == 1) return FIRST_LINK;
-    return has_nccl(e) ? FIRST_LINK + 1 : FIRST_LINK + 2 * e->desc.n_virtual;
 }
 
 /* Rows that a chunk takes in the state: its own tokens, or all of its rows where it has other slices behind them (a
@@ -4802,473 +4665,410 @@ int64_t rows_of(const cf_plan *plan, int64_t chunk) {
     return c->group >= 0 && c->n_slices == 1 ? cf_chunk_state_tokens(plan, chunk) : c->padded;
 }
 
-/* ---- recording: one walk of a stage through the interpreter ---- */
-
-struct move {
-    int64_t cell, position;
-    bool operator<(const move &other) const {
-        return cell != other.cell ? cell < other.cell : position < other.position;
-    }
-};
-
-enum {
-    ARENA,
-    HOST,
-    FIRST_STATE
-}; /* spaces; then, for each virtual stage of the stage, rows and rows of gradient */
-
-struct recording {
-    executor *e;
-    stage *s;
-    array<space> spaces;
-    array<int64_t> next_pass; /* (n_actions + 1) position of the next compute pass behind an action */
-    array<int64_t> slots[2];  /* the body in each activation slot and in each boundary slot */
-    array<move> moves;        /* OFFLOAD and PREFETCH */
-    array<int64_t> tensors;   /* by cell and AT_F .. AT_B: body of a tensor that stays on this stage; -1: none */
-    int64_t position;
-    bool no_memory;
-    const char *too_large; /* the member that makes an item too large, and of which virtual stage; NULL: none */
-    int64_t too_large_at;
-};
-
-void drop_recording(recording *r) {
-    const cf_allocator &from = r->e->allocator;
-    for (int64_t i = 0; i < r->spaces.n; i++) drop_space(from, &r->spaces[i]);
-    drop(from, &r->spaces);
-    drop(from, &r->next_pass);
-    drop(from, &r->slots[0]);
-    drop(from, &r->slots[1]);
-    drop(from, &r->moves);
-    drop(from, &r->tensors);
-}
-
-/* fixed + each x n, rounded up to 256; -1 where that is too large. */
-int64_t item_bytes(int64_t fixed, int64_t each, int64_t n) {
-    if (each > 0 && n > MOST_BYTES / each) return -1;
-    if (fixed > MOST_BYTES - each * n) return -1;
-    return (int64_t)align_up((size_t)(fixed + each * n), 256);
-}
-
-/* The larger part of such a sum. */
-const char *larger_part(int64_t fixed, int64_t each, int64_t n, const char *fixed_name, const char *each_name) {
-    return each > 0 && n > fixed / each ? each_name : fixed_name;
-}
-
-/* A new item of the arena, from the action at hand on; its end is not known yet. slot: bytes of a full chunk's. */
-int64_t begin_item(recording *r, int64_t bytes, int64_t slot) {
-    const int64_t begin = r->position, upto = r->s->n_actions;
-    const int64_t b = add_body(r->e->allocator, &r->spaces[ARENA]);
-    if (b < 0 || !add_rect(r->e->allocator, &r->spaces[ARENA], 0, std::max<int64_t>(bytes, 0), begin, upto, upto, slot))
-        r->no_memory = true;
-    return r->no_memory ? -1 : b;
-}
-
-/* The pass at `last` is the last to use it. Transfers may take its place only when the next pass starts, because before
-   that they would wait for a pass that is still running. */
-void end_item(recording *r, int64_t b, int64_t last) {
-    const body &item = r->spaces[ARENA].bodies[b];
-    if (item.n == 0) return;
-    rect *place = &r->spaces[ARENA].rects[item.first];
-    place->gone = last + 1;
-    place->end = r->next_pass[last];
-}
-
-/* A SEND was the last to use it. It is given the time of one whole pass, so that the pass after that is not held up by
-   the transfer. */
-void end_sent_item(recording *r, int64_t b, int64_t last) {
-    const body &item = r->spaces[ARENA].bodies[b];
-    if (item.n == 0) return;
-    rect *place = &r->spaces[ARENA].rects[item.first];
-    place->gone = last + 1;
-    place->end = r->next_pass[r->next_pass[last]];
-}
-
-int64_t begin_boundary(recording *r, int64_t chunk) {
-    const int64_t bytes = item_bytes(0, r->e->desc.boundary_bytes_per_token, r->e->plan->chunks[chunk].padded);
-    if (bytes < 0) {
-        r->too_large = "boundary_bytes_per_token";
-        r->too_large_at = -1;
-    }
-    return begin_item(r, bytes, item_bytes(0, r->e->desc.boundary_bytes_per_token, r->e->plan->chunk_size));
-}
-
-int64_t begin_activations(recording *r, int64_t virtual_stage, int64_t chunk) {
-    const cf_cuda_stage &d = r->e->stage_descs[virtual_stage];
-    const int64_t fixed = d.activation_bytes, each = d.activation_bytes_per_token;
-    const int64_t n = r->e->plan->chunks[chunk].padded, bytes = item_bytes(fixed, each, n);
-    if (bytes < 0) {
-        r->too_large =
-            larger_part(fixed, each, n, "stages.activation_bytes", "stages.activation_bytes_per_token");
-        r->too_large_at = virtual_stage;
-    }
-    return begin_item(r, bytes, item_bytes(fixed, each, r->e->plan->chunk_size));
-}
-
-int record_acquire(void *user, const cf_slot *slot) {
-    recording *r = static_cast<recording *>(user);
-    if (slot->what == CF_RESOURCE_STATE) return 0;
-    const bool activations = slot->what == CF_RESOURCE_ACTIVATIONS;
-    array<int64_t> *slots = &r->slots[activations ? 0 : 1];
-    const int64_t b = activations ? begin_activations(r, slot->stage, slot->owner) : begin_boundary(r, slot->owner);
-    while (!r->no_memory && slots->n <= slot->slot) r->no_memory = !push<int64_t>(r->e->allocator, slots, -1);
-    if (r->no_memory) return 1;
-    (*slots)[slot->slot] = b;
-    return 0;
-}
-
-void record_release(void *user, const cf_slot *slot) {
-    recording *r = static_cast<recording *>(user);
-    if (slot->what == CF_RESOURCE_STATE || r->no_memory) return;
-    const int64_t b = r->slots[slot->what == CF_RESOURCE_ACTIVATIONS ? 0 : 1][slot->slot];
-    if (r->position >= r->s->n_actions) return; /* what an error has left in use */
-    if (is_send(r->s->actions[r->position].pass))
-        end_sent_item(r, b, r->position);
-    else
-        end_item(r, b, r->position);
-}
-
-/* With one stage, virtual stages hand tensors to each other on the spot, and the interpreter knows nothing of them. The
-   one that a pass reads was made by the same pass of the chunk on a neighbouring virtual stage. */
-int64_t *kept_tensor(recording *r, int kind, int64_t virtual_stage, int64_t chunk) {
-    return &r->tensors[kind * r->e->n_virtual_stages * r->e->n_steps + cell_of(r->e, virtual_stage, chunk)];
-}
-
-void record_kept_input(recording *r, const cf_action &a, planned *p) {
-    const bool local = a.pass == CF_R && r->e->schedule->replay == CF_REPLAY_LOCAL;
-    const int kind = is_backward(a.pass) ? AT_B : a.pass == CF_R && !local ? AT_R : AT_F;
-    const int64_t from = a.stage + (kind == AT_B ? 1 : -1);
-    if (from < 0 || from >= r->e->n_virtual_stages) return;
-    p->input = *kept_tensor(r, kind, from, a.chunk);
-    const bool again = a.pass == CF_F && !a.keep && r->e->schedule->replay == CF_REPLAY_LOCAL;
-    if (p->input >= 0 && !again) end_item(r, p->input, r->position);
-}
-
-void record_kept_output(recording *r, const cf_action &a, planned *p) {
-    const int kind = is_backward(a.pass) ? AT_B : a.pass == CF_R ? AT_R : AT_F;
-    const int64_t to = a.stage + (kind == AT_B ? -1 : 1);
-    if (a.pass == CF_R && r->e->schedule->replay == CF_REPLAY_LOCAL) return;
-    if (position_of(r->e, kind, to, a.chunk) < 0) return; /* nobody reads it */
-    p->output = begin_boundary(r, a.chunk);
-    *kept_tensor(r, kind, a.stage, a.chunk) = p->output;
-}
-
-int record_pass(void *user, const cf_step *step) {
-    recording *r = static_cast<recording *>(user);
-    planned *p = &r->s->plan[step->position];
-    if (step->slot >= 0) p->activations = r->slots[0][step->slot];
-    if (step->input >= 0) p->input = r->slots[1][step->input];
-    if (step->output >= 0) p->output = r->slots[1][step->output];
-    if (r->tensors.n > 0 && step->action.pass != CF_W) {
-        record_kept_output(r, step->action, p);
-        record_kept_input(r, step->action, p);
-    }
-    return r->no_memory;
-}
-
-int record_transfer(void *user, const cf_step *step) {
-    recording *r = static_cast<recording *>(user);
-    planned *p = &r->s->plan[step->position];
-    if (step->input >= 0) p->input = r->slots[1][step->input];
-    if (step->output >= 0) p->output = r->slots[1][step->output];
-    return 0;
-}
-
-int record_move(void *user, const cf_step *step) {
-    recording *r = static_cast<recording *>(user);
-    const move m = {local_cell(r->e, step->action), step->position};
-    r->no_memory = !push(r->e->allocator, &r->moves, m);
-    return r->no_memory;
-}
-
-int record_progress(void *user, const cf_progress *) {
-    static_cast<recording *>(user)->position++;
-    return 0;
-}
-
-/* An interpreter's error says which action of the list; the list is added here. */
-cf_result fail_stage(cf_error *error, const cf_error &why, int64_t number) {
-    if (error == NULL) return why.code;
-    *error = why;
-    (void)snprintf(error->text, sizeof error->text, "stage %lld: %.180s", (long long)number, why.text);
-    return why.code;
-}
-
-cf_result walk(recording *r, cf_error *error) {
-    cf_run_desc run = {};
-    cf_error why = {};
-    run.user = r;
-    run.forward = run.backward = record_pass;
-    run.send = run.receive = record_transfer;
-    run.offload = run.prefetch = record_move;
-    run.acquire = record_acquire;
-    run.release = record_release;
-    run.progress = record_progress;
-    run.allocator = &r->e->allocator;
-    const cf_result code = cf_run(r->e->plan, r->e->schedule, r->s->number, &run, &r->s->memory_used.stats, &why);
-    if (r->no_memory) return no_memory(error);
-    return code == CF_OK ? code : fail_stage(error, why, r->s->number);
-}
-
-/* ---- rows of K and V ---- */
-
-/* Bytes of n rows in all planes. */
-int64_t plane_bytes(const plane_set &p, int64_t n) { return n * p.n_layers * 2 * p.row_bytes; }
-
-/* A stay in host memory, from an OFFLOAD to its PREFETCH. */
-bool record_stay(recording *r, int64_t bytes, int64_t leaves, int64_t comes) {
-    space *host = &r->spaces[HOST];
-    const int64_t b = add_body(r->e->allocator, host);
-    if (b < 0 || bytes > MOST_SIZE) return false;
-    r->s->plan[leaves].host = r->s->plan[comes].host = b;
-    return add_rect(r->e->allocator, host, 0, (int64_t)align_up((size_t)bytes, 256), leaves, comes + 1, comes + 1);
-}
-
-/* When a chunk's rows are held: from its F to its backward, less its stays in host memory; and those of its gradient,
-   which exist from the first backward of its group on. moves[*next] is the first move that may be the chunk's.
-   Rows that leave may be taken over by the next action, which then waits for the copy: who moves state out is short of
-   memory. */
-bool record_rows(recording *r, int64_t virtual_stage, int64_t chunk, int64_t first_backward, int64_t *next) {
-    executor *e = r->e;
-    const cf_allocator &from = e->allocator;
-    const cf_chunk *c = &e->plan->chunks[chunk];
-    const int64_t local = virtual_stage / e->desc.n_stages, cell = local * e->n_steps + chunk - e->first_chunk;
-    const int64_t rows = rows_of(e->plan, chunk), last = position_of(e, AT_B, virtual_stage, chunk);
-    space *state = &r->spaces[FIRST_STATE + 2 * local], *gradient = state + 1;
-    int64_t held = position_of(e, AT_F, virtual_stage, chunk), held_gradient = first_backward;
-    bool ok = true;
-    for (; ok && *next + 1 < r->moves.n && r->moves[*next].cell == cell; *next += 2) {
-        const int64_t leaves = r->moves[*next].position, comes = r->moves[*next + 1].position;
-        const bool both = e->desc.offload_gradients && leaves > first_backward;
-        ok = add_rect(from, state, c->prefix, rows, held, leaves + 1, leaves + 1);
-        if (ok && both) ok = add_rect(from, gradient, c->prefix, rows, held_gradient, leaves + 1, leaves + 1);
-        const int64_t own = plane_bytes(r->s->state[local], rows), more = plane_bytes(r->s->gradient[local], rows);
-        ok = ok && record_stay(r, own + (both ? more : 0), leaves, comes);
-        r->s->plan[leaves].with_gradient = r->s->plan[comes].with_gradient = both;
-        r->s->plan[leaves].partner = held;
-        held = comes;
-        if (both) held_gradient = comes;
-    }
-    ok = ok && add_rect(from, state, c->prefix, rows, held, last + 1, last + 1);
-    return c->group < 0 ? ok : ok && add_rect(from, gradient, c->prefix, rows, held_gradient, last + 1, last + 1);
-}
-
-/* A body of rows for a group, or for a chunk without one, on one virtual stage. Chunks first .. first + n - 1. */
-bool record_group(recording *r, int64_t virtual_stage, int64_t first, int64_t n, int64_t *next) {
-    executor *e = r->e;
-    const int64_t local = virtual_stage / e->desc.n_stages, cell = local * e->n_steps + first - e->first_chunk;
-    const int64_t state = add_body(e->allocator, &r->spaces[FIRST_STATE + 2 * local]);
-    const int64_t gradient = add_body(e->allocator, &r->spaces[FIRST_STATE + 2 * local + 1]);
-    const int64_t first_backward = position_of(e, AT_B, virtual_stage, first + n - 1);
-    if (state < 0 || gradient < 0) return false;
-    r->s->plan[first_backward].overwrite = 1;
-    for (int64_t i = 0; i < n; i++) {
-        if (!record_rows(r, virtual_stage, first + i, first_backward, next)) return false;
-        r->s->state_row[cell + i] = state; /* the body for now; its place when that is known */
-        r->s->gradient_row[cell + i] = gradient;
-    }
-    return true;
-}
-
-bool record_state(recording *r) {
-    executor *e = r->e;
-    int64_t next = 0;
-    std::sort(r->moves.data, r->moves.data + r->moves.n);
-    for (int64_t row = 0; row < e->desc.n_virtual; row++)
-        for (int64_t chunk = e->first_chunk, n; chunk < e->first_chunk + e->n_steps; chunk += n) {
-            const int64_t group = e->plan->chunks[chunk].group;
-            n = group >= 0 ? e->plan->groups[group].n_chunks : 1;
-            if (!record_group(r, virtual_stage_at(e, row, r->s->number), chunk, n, &next)) return false;
+/* Where each pass and each transfer of a chunk stands in its list. */
+bool find_positions(batch *b) {
+    const cf_schedule *s = b->schedule;
+    const int64_t n = b->e->n_virtual_stages * b->n_chunks;
+    if (!b->at.fill(&b->e->home, AT_KINDS * n, -1)) return false;
+    for (int64_t i = 0; i < s->n_stages; i++)
+        for (int64_t j = s->first[i]; j < s->first[i + 1]; j++) {
+            const cf_action &a = s->actions[j];
+            if (!is_pass(a.pass) && !is_transfer(a.pass)) continue;
+            const int what = is_pass(a.pass) ? AT_PASS : is_send(a.pass) ? AT_SEND : AT_RECV;
+            const int at = a.pass == CF_W ? AT_W : what + kind_of(a.pass);
+            b->at[at * n + cell_of(b, a.stage, a.chunk)] = j - s->first[i];
         }
     return true;
 }
 
-/* ---- what an action waits for ---- */
-
-/* While the list is walked again: what was used last, and what has been waited for already. */
-struct waiting {
-    array<array<owned>> owners; /* by space */
-    array<int64_t> by_begin;    /* rectangles of all spaces by their first action, each space x 2^40 + index */
-    array<int64_t> by_gone;     /* and by their last */
-    array<int64_t> last_pass;   /* by cell of a group's first chunk: its latest pass ... */
-    array<int64_t> last_fetch;  /* ... and PREFETCH */
-    array<int64_t> seen;        /* by own stream, neighbour (self, previous, next) and its stream: latest position */
-    int64_t next_begin, next_gone;
-};
-
-const int SPACE_SHIFT = 40;
-
-void drop_waiting(const cf_allocator &from, waiting *w) {
-    for (int64_t i = 0; i < w->owners.n; i++) drop(from, &w->owners[i]);
-    drop(from, &w->owners);
-    array<int64_t> *const arrays[] = {&w->by_begin, &w->by_gone, &w->last_pass, &w->last_fetch, &w->seen};
-    for (array<int64_t> *a : arrays) drop(from, a);
-}
-
-struct rect_before {
-    const recording *r;
-    bool by_gone;
-
-    int64_t key(int64_t id) const {
-        const rect &x = r->spaces[id >> SPACE_SHIFT].rects[id & (((int64_t)1 << SPACE_SHIFT) - 1)];
-        return by_gone ? x.gone : x.begin;
-    }
-    bool operator()(int64_t a, int64_t b) const {
-        const int64_t key_a = key(a), key_b = key(b);
-        return key_a != key_b ? key_a < key_b : a < b;
-    }
-};
-
-bool start_waiting(const recording &r, waiting *w) {
-    const executor *e = r.e;
-    const cf_allocator &from = e->allocator;
-    const int64_t n_streams = n_streams_of(e), n_cells = e->desc.n_virtual * e->n_steps;
-    if (!fill(from, &w->owners, r.spaces.n, array<owned>()) || !fill<int64_t>(from, &w->last_pass, n_cells, -1) ||
-        !fill<int64_t>(from, &w->last_fetch, n_cells, -1) ||
-        !fill<int64_t>(from, &w->seen, n_streams * 3 * n_streams, -1))
+/* The entries of a stage's list, before anything is known of its memory. */
+bool start_plan(batch *b, stage_plan *s, stage *on) {
+    executor *e = b->e;
+    const int64_t n_cells = e->desc.n_virtual * b->n_chunks;
+    s->b = b;
+    s->on = on;
+    s->first = b->schedule->first[on->number];
+    s->n_actions = b->schedule->first[on->number + 1] - s->first;
+    s->actions = b->schedule->actions + s->first;
+    if (!s->plan.fill(&e->home, s->n_actions) || !s->row_at[0].fill(&e->home, n_cells) ||
+        !s->row_at[1].fill(&e->home, n_cells))
         return false;
-    for (int64_t i = 0; i < r.spaces.n; i++)
-        for (int64_t j = 0; j < r.spaces[i].rects.n; j++)
-            if (!push(from, &w->by_begin, (i << SPACE_SHIFT) + j) || !push(from, &w->by_gone, (i << SPACE_SHIFT) + j))
-                return false;
-    const rect_before by_begin = {&r, false}, by_gone = {&r, true};
-    std::sort(w->by_begin.data, w->by_begin.data + w->by_begin.n, by_begin);
-    std::sort(w->by_gone.data, w->by_gone.data + w->by_gone.n, by_gone);
+    for (int64_t i = 0; i < s->n_actions; i++) {
+        const cf_action &a = s->actions[i];
+        planned *p = &s->plan[i];
+        p->stream = stream_of(e, a);
+        if (!is_send(a.pass) || has_nccl(e)) {
+            p->event = s->n_events;
+            s->n_events += e->desc.timeline ? 2 : 1;
+        }
+        if (!is_transfer(a.pass)) continue;
+        const int kind = kind_of(a.pass);
+        const int64_t other = a.stage + (is_send(a.pass) ? 1 : -1) * step_of_kind(kind);
+        p->peer = (int32_t)(stage_of(b, other) - (has_nccl(e) ? 0 : e->first_stage));
+        p->partner = position_of(b, (is_send(a.pass) ? AT_RECV : AT_PASS) + kind, other, a.chunk);
+    }
     return true;
 }
 
-/* Which neighbour a stage is: itself, the one before or the one behind. */
-int64_t neighbour(const executor *e, const stage *s, int32_t other) {
-    const int64_t n = e->desc.n_stages, number = e->first_stage + other;
-    return number == s->number ? 0 : number == (s->number + n - 1) % n ? 1 : 2;
+/* One action of each stage in turn, if all that it waits for is issued: a RECV after the pass that makes the tensor, a
+   SEND after its RECV; all else comes earlier in the same list. Lists that end where every send waits for its receiver
+   end here too. */
+cf_result find_order(batch *b, cf_error *error) {
+    int64_t total = 0, before;
+    for (const stage_plan &s : b->stages) total += s.n_actions;
+    if (!b->order.reserve(&b->e->home, total)) return no_memory(error);
+    do {
+        before = b->order.n;
+        for (int64_t i = 0; i < b->stages.n; i++) {
+            stage_plan *s = &b->stages[i];
+            if (s->n_done == s->n_actions) continue;
+            const planned &p = s->plan[s->n_done];
+            if (p.peer >= 0 && !has_nccl(b->e) && b->stages[p.peer].n_done <= p.partner) continue;
+            s->n_done++;
+            b->order.data[b->order.n++] = (int32_t)i;
+        }
+    } while (b->order.n > before);
+    if (b->order.n == total) return CF_OK;
+    return cf_fail(error, CF_ERROR_SCHEDULE, "actions", -1, total, b->order.n, "the stages wait for each other");
 }
 
-/* Action `at` of stage s waits for the end of action `position` of local stage `other`, unless its stream does so
-   anyway. A SEND ends with the copy of its RECV. */
-bool add_wait(executor *e, stage *s, waiting *w, int64_t at, int32_t other, int64_t position) {
+/* ---- what a stage holds, and when ---- */
+
+enum { ARENA, HOST, FIRST_STATE }; /* spaces; then, for each virtual stage of the stage, rows and rows of gradient */
+
+/* Rows of one chunk on one virtual stage; positions in the list, -1: not yet. */
+struct held_rows {
+    int64_t from = -1, gradient_from = -1; /* since when they are there */
+    int64_t left = -1;           /* the OFFLOAD that took them away */
+    int64_t first_backward = -1; /* of a group's first chunk, here and below: the first of the group; */
+    int64_t last_pass = -1, last_fetch = -1; /* its latest pass and PREFETCH, when waits are looked for */
+};
+
+struct recording {
+    stage_plan *s;
+    layout l;
+    array<int64_t> next_pass; /* (n_actions + 1) position of the next pass behind an action */
+    array<held_rows> rows;    /* by cell */
+    array<array<owned>> owners; /* by space: who used it last, while waits are looked for ... */
+    array<int64_t> seen;      /* ... and, by own stream, local stage and its stream, the latest position waited for */
+};
+
+/* What a virtual stage asks for: so many bytes, and so many for each row of a chunk. */
+enum { ACTIVATIONS, FORWARD_WORK, BACKWARD_WORK, N_WANTED };
+
+const struct {
+    int64_t cf_cuda_stage::*fixed, cf_cuda_stage::*each;
+    const char *fixed_name, *each_name;
+} wanted[N_WANTED] = {
+    {&cf_cuda_stage::activation_bytes, &cf_cuda_stage::activation_bytes_per_token, "stages.activation_bytes",
+     "stages.activation_bytes_per_token"},
+    {&cf_cuda_stage::forward_bytes, &cf_cuda_stage::forward_bytes_per_token, "stages.forward_bytes",
+     "stages.forward_bytes_per_token"},
+    {&cf_cuda_stage::backward_bytes, &cf_cuda_stage::backward_bytes_per_token, "stages.backward_bytes",
+     "stages.backward_bytes_per_token"}};
+
+int64_t wanted_bytes(const cf_cuda_stage &d, int what, int64_t rows) {
+    return d.*wanted[what].fixed + d.*wanted[what].each * rows;
+}
+
+int64_t align_256(int64_t bytes) { return (int64_t)align_up((size_t)bytes, 256); }
+
+/* Bytes of n rows in all planes. */
+int64_t plane_bytes(const plane_set &p, int64_t n) { return n * p.n_layers * 2 * p.row_bytes; }
+
+/* An item of the arena with as much room as the largest chunk takes, from an action to the pass or SEND that uses it
+   last. Transfers may take its place only when the next pass starts, because before that they would wait for a pass
+   that is still running. What is sent is given the time of one whole pass more, so that the pass after that is not held
+   up by the transfer. */
+int64_t add_item(recording *r, int64_t bytes, int64_t room, int64_t begin, int64_t last) {
+    const int64_t id = add_body(&r->l, ARENA);
+    const int64_t next = r->next_pass[last], end = is_send(r->s->actions[last].pass) ? r->next_pass[next] : next;
+    add_rect(&r->l, id, 0, align_256(bytes), align_256(room), begin, last + 1, end);
+    return id;
+}
+
+/* The last pass of a virtual stage that reads the tensor of a kind: with local replay, R reads that of F again. */
+int64_t last_reader(const batch *b, int kind, int64_t virtual_stage, int64_t chunk) {
+    const int64_t replay = position_of(b, AT_PASS + REPLAY, virtual_stage, chunk);
+    if (kind == FORWARD && is_local_replay(b) && replay >= 0) return replay;
+    return position_of(b, AT_PASS + kind, virtual_stage, chunk);
+}
+
+/* What brings the tensor that a pass reads: its RECV, or the pass of a neighbouring virtual stage on the same stage.
+   -1: it reads none. */
+int64_t source_of(const batch *b, const cf_action &a) {
+    const int kind = a.pass == CF_R && is_local_replay(b) ? FORWARD : kind_of(a.pass);
+    const int64_t from = a.stage - step_of_kind(kind);
+    if (a.pass == CF_W || from < 0 || from >= b->e->n_virtual_stages) return -1;
+    if (stage_of(b, from) == stage_of(b, a.stage)) return position_of(b, AT_PASS + kind, from, a.chunk);
+    return position_of(b, AT_RECV + kind, a.stage, a.chunk);
+}
+
+/* What ends the need for what a pass makes: its SEND, or its last reader on the same stage. -1: nobody wants it. */
+int64_t output_until(const batch *b, const cf_action &a) {
+    const int kind = kind_of(a.pass);
+    const int64_t to = a.stage + step_of_kind(kind);
+    if (a.pass == CF_W || (a.pass == CF_R && is_local_replay(b)) || to < 0 || to >= b->e->n_virtual_stages) return -1;
+    if (stage_of(b, to) == stage_of(b, a.stage)) return last_reader(b, kind, to, a.chunk);
+    return position_of(b, AT_SEND + kind, a.stage, a.chunk);
+}
+
+/* Activations, from the pass that keeps them to B or W; and the tensors that a pass reads and makes. */
+void record_tensors(recording *r, int64_t at) {
+    const stage_plan *s = r->s;
+    const batch *b = s->b;
+    const cf_action &a = s->actions[at];
+    const cf_cuda_stage &d = b->e->stage_descs[a.stage];
+    const int64_t rows = b->plan->chunks[a.chunk].padded, each = b->e->desc.boundary_bytes_per_token;
+    const int64_t boundary = each * rows, most = each * b->most_rows;
     planned *p = &s->plan[at];
-    const stage *from = &e->stages[other];
-    if (from->plan[position].event < 0) {
-        const planned &send = from->plan[position];
-        other = send.peer;
-        position = send.partner;
-        from = &e->stages[other];
+    if (is_send(a.pass)) {
+        p->output = s->plan[position_of(b, AT_PASS + kind_of(a.pass), a.stage, a.chunk)].output;
+    } else if (is_transfer(a.pass)) {
+        p->input = add_item(r, boundary, most, at, last_reader(b, kind_of(a.pass), a.stage, a.chunk));
+    } else {
+        const int64_t replay = position_of(b, AT_PASS + REPLAY, a.stage, a.chunk);
+        const int64_t forward = position_of(b, AT_PASS + FORWARD, a.stage, a.chunk);
+        const int64_t split = position_of(b, AT_W, a.stage, a.chunk), from = source_of(b, a), to = output_until(b, a);
+        const int64_t last = split >= 0 ? split : position_of(b, AT_PASS + BACKWARD, a.stage, a.chunk);
+        if (is_forward(a.pass) && a.keep)
+            p->activations = add_item(r, wanted_bytes(d, ACTIVATIONS, rows), wanted_bytes(d, ACTIVATIONS, b->most_rows),
+                                      at, last);
+        else if (!is_forward(a.pass))
+            p->activations = s->plan[replay >= 0 ? replay : forward].activations;
+        if (to >= 0) p->output = add_item(r, boundary, most, at, to);
+        if (from >= 0) p->input = is_pass(s->actions[from].pass) ? s->plan[from].output : s->plan[from].input;
     }
-    const int32_t stream = from->plan[position].stream;
-    if (from == s && stream == p->stream) return true;
-    const int64_t n_streams = n_streams_of(e);
-    int64_t *seen = &w->seen[(p->stream * 3 + neighbour(e, s, other)) * n_streams + stream];
-    if (*seen >= position) return true;
+}
+
+/* A chunk's rows of K and V have been there since an action and go with this one, and those of its gradient too, which
+   exist from the first backward of its group on. Who takes them over next waits for the copy: who moves state out is
+   short of memory. */
+void end_rows(recording *r, int64_t at, bool with_gradient) {
+    const stage_plan *s = r->s;
+    const cf_action &a = s->actions[at];
+    const cf_chunk &c = s->b->plan->chunks[a.chunk];
+    const int64_t cell = local_cell(s->b, a), n = rows_of(s->b->plan, a.chunk);
+    const int64_t since = std::max(r->rows[cell].gradient_from, r->rows[group_cell(s->b, a)].first_backward);
+    if (!s->b->e->has_state) return;
+    add_rect(&r->l, s->row_at[0][cell], c.prefix, n, 0, r->rows[cell].from, at + 1, at + 1);
+    if (with_gradient && c.group >= 0)
+        add_rect(&r->l, s->row_at[1][cell], c.prefix, n, 0, since, at + 1, at + 1);
+}
+
+/* A group, or a chunk without one, has a body of rows on each virtual stage. A chunk's come with its F and go with its
+   backward; in between they may be in host memory, and with them those of the gradient where it exists. */
+void record_rows(recording *r, int64_t at) {
+    const stage_plan *s = r->s;
+    const cf_executor_desc &d = s->b->e->desc;
+    const cf_action &a = s->actions[at];
+    const int64_t cell = local_cell(s->b, a), group = group_cell(s->b, a), local = a.stage / d.n_stages;
+    const int64_t n = rows_of(s->b->plan, a.chunk);
+    int64_t *first_backward = &r->rows[group].first_backward;
+    held_rows *rows = &r->rows[cell];
+    planned *p = &s->plan[at];
+    if (a.pass == CF_F) {
+        for (int i = 0; i < 2; i++)
+            s->row_at[i][cell] = cell == group ? add_body(&r->l, FIRST_STATE + 2 * local + i) : s->row_at[i][group];
+        rows->from = at;
+    } else if (is_backward(a.pass)) {
+        p->overwrite = *first_backward < 0;
+        if (p->overwrite) *first_backward = at;
+        end_rows(r, at, true);
+    } else if (a.pass == CF_OFFLOAD) {
+        p->partner = rows->from;
+        p->with_gradient = d.offload_gradients && *first_backward >= 0;
+        p->host = add_body(&r->l, HOST);
+        end_rows(r, at, p->with_gradient);
+        rows->left = at;
+    } else if (a.pass == CF_PREFETCH) {
+        p->partner = rows->left;
+        p->with_gradient = s->plan[rows->left].with_gradient;
+        p->host = s->plan[rows->left].host;
+        const plane_set *planes = &s->planes[2 * local];
+        const int64_t gradient = p->with_gradient ? plane_bytes(planes[1], n) : 0;
+        add_rect(&r->l, p->host, 0, align_256(plane_bytes(planes[0], n) + gradient), 0, rows->left, at + 1, at + 1);
+        rows->from = at;
+        if (p->with_gradient) rows->gradient_from = at;
+    }
+}
+
+int64_t greatest_divisor(int64_t a, int64_t b) { return b == 0 ? a : greatest_divisor(b, a % b); }
+
+/* Rows are counted, and start, in such units that planes and groups lie at multiples of 256 bytes. */
+bool start_recording(recording *r, stage_plan *s) {
+    executor *e = s->b->e;
+    const cf_attention_desc &a = e->desc.attention;
+    const int64_t n = s->n_actions;
+    const space bytes = {256, 1, 0};
+    r->s = s;
+    r->l.home = &e->home;
+    r->l.n_times = n;
+    if (!r->l.spaces.fill(&e->home, FIRST_STATE + 2 * e->desc.n_virtual, bytes) ||
+        !s->planes.fill(&e->home, 2 * e->desc.n_virtual) || !r->next_pass.fill(&e->home, n + 1, n) ||
+        !r->rows.fill(&e->home, s->row_at[0].n))
+        return false;
+    for (int64_t i = n - 1, next = n; i >= 0; i--) {
+        r->next_pass[i] = next;
+        if (is_pass(s->actions[i].pass)) next = i;
+    }
+    for (int64_t i = 0; i < s->planes.n && e->has_state; i++) {
+        plane_set *p = &s->planes[i];
+        space *rows = &r->l.spaces[FIRST_STATE + i];
+        p->n_layers = e->stage_descs[virtual_stage_at(s, i / 2)].n_layers;
+        p->row_bytes = (i % 2 == 1 || a.dtype == CF_DTYPE_FP32 ? 4 : 2) * a.n_kv_heads * a.head_size;
+        rows->unit = 256 / greatest_divisor(256, p->row_bytes);
+        rows->bytes = plane_bytes(*p, 1);
+    }
+    return true;
+}
+
+/* Finds the place of everything, and the peaks: of what is in use, together over the virtual stages. */
+cf_result place_spaces(recording *r, cf_error *error) {
+    layout *l = &r->l;
+    cf_executor_memory *m = &r->s->memory_used;
+    double total = 0.0;
+    std::sort(l->rects.begin(), l->rects.end(), [](const rect &a, const rect &b) { /* those of each body together */
+        return std::tie(a.body, a.begin, a.offset) < std::tie(b.body, b.begin, b.offset);
+    });
+    for (int64_t i = l->rects.n - 1; i >= 0; i--) l->bodies[l->rects[i].body].first = i;
+    for (const body &b : l->bodies) total += (double)b.room * (double)l->spaces[b.space].bytes;
+    if (!(total < (double)MOST_SIZE))
+        return cf_fail(error, CF_ERROR_OVERFLOW, "stages", r->s->on->number, MOST_SIZE, -1, "sizes pass 60 bits");
+    for (int64_t i = 0; i < l->spaces.n && !l->home->failed; i++) place_space(l, i);
+    m->arena_live = most_live(*l, [](int64_t at) { return at == ARENA; });
+    m->state_live = most_live(*l, [](int64_t at) { return at >= FIRST_STATE && (at - FIRST_STATE) % 2 == 0; });
+    m->gradient_live = most_live(*l, [](int64_t at) { return at >= FIRST_STATE && (at - FIRST_STATE) % 2 == 1; });
+    return l->home->failed ? no_memory(error) : CF_OK;
+}
+
+/* From bodies to places. */
+void write_places(recording *r) {
+    stage_plan *s = r->s;
+    const layout &l = r->l;
+    cf_executor_memory *m = &s->memory_used;
+    const auto place = [&](int64_t *id) { *id = *id >= 0 ? l.bodies[*id].place : -1; };
+    for (planned &p : s->plan)
+        for (int64_t *id : {&p.activations, &p.input, &p.output, &p.host}) place(id);
+    for (const array<int64_t> &rows : s->row_at)
+        for (int64_t &id : rows) place(&id);
+    for (int64_t i = 0; i < s->planes.n; i++) {
+        s->planes[i].rows = l.spaces[FIRST_STATE + i].height;
+        (i % 2 == 0 ? m->state : m->gradient) += plane_bytes(s->planes[i], s->planes[i].rows);
+    }
+    m->arena = l.spaces[ARENA].height;
+    m->host = l.spaces[HOST].height;
+}
+
+/* ---- what an action waits for ---- */
+
+/* Action `at` waits for the end of action `position` of local stage `other`, unless its stream does so anyway. A SEND
+   ends with the copy of its RECV. */
+void add_wait(recording *r, int64_t at, int64_t other, int64_t position) {
+    stage_plan *s = r->s;
+    batch *b = s->b;
+    planned *p = &s->plan[at];
+    const planned *from = &b->stages[other].plan[position];
+    if (p->event < 0) return; /* a SEND that does nothing */
+    if (from->event < 0) {
+        other = from->peer;
+        position = from->partner;
+        from = &b->stages[other].plan[position];
+    }
+    int64_t *seen = &r->seen[(p->stream * b->stages.n + other) * s->on->streams.n + from->stream];
+    if ((&b->stages[other] == s && from->stream == p->stream) || *seen >= position) return;
     *seen = position;
-    for (int64_t i = p->first_wait; i < p->first_wait + p->n_waits; i++) {
-        wait *earlier = &s->waits[i];
-        if (earlier->stage != other || earlier->stream != stream) continue;
-        earlier->position = position; /* the later one on a stream will do for both */
-        return true;
-    }
-    const wait added = {other, stream, position};
-    p->n_waits++;
-    return push(e->allocator, &s->waits, added);
+    p->n_waits += s->waits.push(&b->e->home, {other, from->event});
 }
 
-/* The pass that makes what a RECV brings. */
-int64_t maker_of(const executor *e, const cf_action &a) {
-    const int kind = a.pass == CF_RECV_F ? AT_F : a.pass == CF_RECV_R ? AT_R : AT_B;
-    return position_of(e, kind, a.stage + (kind == AT_B ? 1 : -1), a.chunk);
-}
-
-/* The RECV that brings what a pass reads; -1: nothing is brought. */
-int64_t receive_of(const executor *e, const cf_action &a) {
-    if (e->desc.n_stages == 1 || a.pass == CF_W) return -1;
-    const bool local = e->schedule->replay == CF_REPLAY_LOCAL;
-    const int kind = is_backward(a.pass) ? AT_RECV_B : a.pass == CF_R && !local ? AT_RECV_R : AT_RECV_F;
-    return position_of(e, kind, a.stage, a.chunk);
-}
-
-/* The RECV at the other end of a SEND. */
-int64_t receiver_of(const executor *e, const cf_action &a) {
-    const int kind = a.pass == CF_SEND_F ? AT_RECV_F : a.pass == CF_SEND_R ? AT_RECV_R : AT_RECV_B;
-    return position_of(e, kind, a.stage + (kind == AT_RECV_B ? -1 : 1), a.chunk);
-}
-
-/* The pass whose tensor a SEND takes. */
-int64_t sent_by(const executor *e, const cf_action &a) {
-    return position_of(e, a.pass == CF_SEND_F ? AT_F : a.pass == CF_SEND_R ? AT_R : AT_B, a.stage, a.chunk);
-}
-
-/* What must be there before action `at`: its input, its rows, the tensor to be sent. */
-bool wait_for_data(executor *e, stage *s, waiting *w, int64_t at) {
+/* What must be there before action `at`: the table at the top. */
+void wait_for_data(recording *r, int64_t at, int64_t self) {
+    const stage_plan *s = r->s;
+    const batch *b = s->b;
     const cf_action &a = s->actions[at];
     const planned &p = s->plan[at];
-    const int32_t self = local_stage(e, s->number);
-    const int64_t cell = local_cell(e, a) - e->plan->chunks[a.chunk].index; /* of the group */
-    bool ok = true;
-    if (a.pass < CF_COMPUTE_PASS_COUNT) {
-        const int64_t receive = receive_of(e, a);
-        if (receive >= 0) ok = add_wait(e, s, w, at, self, receive);
-        if (w->last_fetch[cell] >= 0) ok = ok && add_wait(e, s, w, at, self, w->last_fetch[cell]);
-        w->last_pass[cell] = at;
-    } else if (is_transfer(a.pass)) {
-        if (has_nccl(e) && is_send(a.pass)) ok = add_wait(e, s, w, at, self, sent_by(e, a));
-        if (!has_nccl(e) && is_receive(a.pass)) ok = add_wait(e, s, w, at, p.peer, p.partner);
-    } else {
-        /* A PREFETCH takes its rows over from its OFFLOAD, or from who took them over since: see wait_for_memory. */
-        if (a.pass == CF_OFFLOAD)
-            ok = add_wait(e, s, w, at, self, p.partner) && add_wait(e, s, w, at, self, w->last_pass[cell]);
-        else
-            w->last_fetch[cell] = at;
+    held_rows *group = &r->rows[group_cell(b, a)];
+    const auto wait_for = [&](int64_t position) {
+        if (position >= 0) add_wait(r, at, self, position);
+    };
+    if (is_transfer(a.pass) && !is_send(a.pass)) {
+        if (!has_nccl(b->e)) add_wait(r, at, p.peer, p.partner);
+        return;
     }
-    return ok;
+    wait_for(is_pass(a.pass)   ? source_of(b, a)
+             : is_send(a.pass) ? position_of(b, AT_PASS + kind_of(a.pass), a.stage, a.chunk)
+                               : p.partner);
+    if (is_pass(a.pass)) wait_for(group->last_fetch);
+    if (is_pass(a.pass)) group->last_pass = at;
+    if (a.pass == CF_OFFLOAD) wait_for(group->last_pass);
+    if (a.pass == CF_PREFETCH) group->last_fetch = at;
 }
 
-/* Takes the memory that begins to be used with action `at` over from its last users. */
-bool wait_for_memory(recording *r, waiting *w, int64_t at) {
-    bool ok = true;
-    const int32_t self = local_stage(r->e, r->s->number);
-    const rect_before order = {r, false};
-    for (; w->next_begin < w->by_begin.n && order.key(w->by_begin[w->next_begin]) == at; w->next_begin++) {
-        const int64_t id = w->by_begin[w->next_begin], space_at = id >> SPACE_SHIFT;
-        const rect &x = r->spaces[space_at].rects[id & (((int64_t)1 << SPACE_SHIFT) - 1)];
-        const int64_t low = r->spaces[space_at].bodies[x.body].place + x.offset;
-        each_owner(w->owners[space_at], low, low + x.size,
-                   [&](int64_t user) { ok = ok && add_wait(r->e, r->s, w, at, self, user); });
-    }
-    return ok;
-}
-
-bool hand_memory_back(recording *r, waiting *w, int64_t at) {
-    const rect_before order = {r, true};
-    bool ok = true;
-    for (; ok && w->next_gone < w->by_gone.n && order.key(w->by_gone[w->next_gone]) == at + 1; w->next_gone++) {
-        const int64_t id = w->by_gone[w->next_gone], space_at = id >> SPACE_SHIFT;
-        const rect &x = r->spaces[space_at].rects[id & (((int64_t)1 << SPACE_SHIFT) - 1)];
-        const int64_t low = r->spaces[space_at].bodies[x.body].place + x.offset;
-        ok = set_owner(r->e->allocator, &w->owners[space_at], low, low + x.size, at);
-    }
-    return ok;
-}
-
+/* Memory is taken over from its last users: rectangles come into use and go in the order of the list. */
 bool find_waits(recording *r) {
-    waiting w = {};
-    bool ok = start_waiting(*r, &w);
-    for (int64_t at = 0; ok && at < r->s->n_actions; at++) {
-        r->s->plan[at].first_wait = r->s->waits.n;
-        ok = wait_for_data(r->e, r->s, &w, at) && wait_for_memory(r, &w, at) && hand_memory_back(r, &w, at);
+    stage_plan *s = r->s;
+    heap *home = r->l.home;
+    const int64_t self = s->on->number - s->b->e->first_stage, n_streams = s->on->streams.n;
+    array<std::tuple<int64_t, int64_t, int64_t, int64_t>> uses; /* 2 x action, 1 more at an end; space, low, high */
+    if (!r->owners.fill(home, r->l.spaces.n) || !r->seen.fill(home, n_streams * s->b->stages.n * n_streams, -1))
+        return false;
+    for (const rect &x : r->l.rects) {
+        const int64_t space = r->l.bodies[x.body].space, low = r->l.bodies[x.body].place + x.offset;
+        (void)uses.push(home, std::make_tuple(2 * x.begin, space, low, low + x.size));
+        (void)uses.push(home, std::make_tuple(2 * x.gone - 1, space, low, low + x.size));
     }
-    drop_waiting(r->e->allocator, &w);
-    return ok;
+    std::sort(uses.begin(), uses.end());
+    for (int64_t at = 0, next = 0; at < s->n_actions && !home->failed; at++) {
+        s->plan[at].first_wait = s->waits.n;
+        wait_for_data(r, at, self);
+        for (; next < uses.n && std::get<0>(uses[next]) <= 2 * at + 1; next++) {
+            const auto [when, space, low, high] = uses[next];
+            array<owned> *owners = &r->owners[space];
+            if (when % 2 == 1) set_owner(home, owners, low, high, at);
+            else
+                for (const owned *o = find_owned(*owners, low); o < owners->end() && o->low < high; o++)
+                    add_wait(r, at, self, o->user);
+        }
+    }
+    return !home->failed;
 }
 
-/* ---- the lists of all stages ---- */
+cf_result plan_stage(stage_plan *s, cf_error *error) {
+    executor *e = s->b->e;
+    cf_run_desc dry = {};
+    recording r = {};
+    dry.allocator = &e->home.from;
+    cf_result code = cf_run(s->b->plan, s->b->schedule, s->on->number, &dry, &s->memory_used.stats, error);
+    if (code == CF_OK && !start_recording(&r, s)) code = no_memory(error);
+    if (code != CF_OK) return code;
+    for (int64_t at = 0; at < s->n_actions && !e->home.failed; at++) {
+        if (is_pass(s->actions[at].pass) || is_transfer(s->actions[at].pass)) record_tensors(&r, at);
+        record_rows(&r, at);
+    }
+    code = e->home.failed ? no_memory(error) : place_spaces(&r, error);
+    if (code == CF_OK && !find_waits(&r)) code = no_memory(error);
+    if (code == CF_OK) write_places(&r);
+    return code;
+}
 
-/* What indexing below relies on, of one chunk. */
+/* ---- chunks ---- */
+
+/* What the code above relies on, of one chunk; that groups are as their chunks say, the schedule's check has seen. Only
+   the last chunk of a group may have other slices behind the group's: their rows would be the next chunk's. */
 cf_result check_chunk(const cf_plan *plan, int64_t chunk, cf_error *error) {
     const cf_chunk *c = &plan->chunks[chunk];
+    const bool goes_on = c->group >= 0 && c->index + 1 < plan->groups[c->group].n_chunks;
     if (c->padded < 0 || c->padded > plan->chunk_size)
         return cf_fail(error, CF_ERROR_PLAN, "padded", chunk, plan->chunk_size, c->padded, "out of range");
     if (c->n_slices < 0 || c->first_slice < 0 || c->first_slice > plan->n_slices - c->n_slices)
         return cf_fail(error, CF_ERROR_PLAN, "first_slice", chunk, plan->n_slices, c->first_slice, "no such slices");
     if (c->prefix < 0 || c->prefix > CF_MAX_LENGTH)
         return cf_fail(error, CF_ERROR_PLAN, "prefix", chunk, CF_MAX_LENGTH, c->prefix, "out of range");
+    if (goes_on && c->n_slices != 1)
+        return cf_fail(error, CF_ERROR_PLAN, "n_slices", chunk, 1, c->n_slices, "only a last chunk is hybrid");
+    if (goes_on && c[1].prefix < c->prefix + rows_of(plan, chunk))
+        return cf_fail(error, CF_ERROR_PLAN, "prefix", chunk + 1, c->prefix + rows_of(plan, chunk), c[1].prefix,
+                       "rows overlap");
     for (int64_t i = c->first_slice; i < c->first_slice + c->n_slices; i++) {
         const cf_slice *x = &plan->slices[i];
         if (x->length < 0 || x->offset < 0 || x->length > c->padded || x->offset > c->padded - x->length)
@@ -5280,632 +5080,290 @@ cf_result check_chunk(const cf_plan *plan, int64_t chunk, cf_error *error) {
     return CF_OK;
 }
 
-/* Only the last chunk of a group may have other slices behind the group's: their rows would be the next chunk's. */
-cf_result check_group(const cf_plan *plan, int64_t first, cf_error *error) {
-    const cf_group *g = &plan->groups[plan->chunks[first].group];
-    for (int64_t i = first; i < first + g->n_chunks; i++) {
-        const cf_chunk *c = &plan->chunks[i];
-        if (c->n_slices < 1)
-            return cf_fail(error, CF_ERROR_PLAN, "n_slices", i, 1, c->n_slices, "a dependent chunk has a slice");
-        if (i + 1 == first + g->n_chunks) break;
-        if (c->n_slices != 1)
-            return cf_fail(error, CF_ERROR_PLAN, "n_slices", i, 1, c->n_slices, "only a last chunk is hybrid");
-        if (plan->chunks[i + 1].prefix < c->prefix + rows_of(plan, i))
-            return cf_fail(error, CF_ERROR_PLAN, "prefix", i + 1, c->prefix + rows_of(plan, i),
-                           plan->chunks[i + 1].prefix, "rows overlap");
+/* The attention of this file is told the slices alone, for it needs no sequences of padding. */
+cf_result prepare_attention(batch *b, const cf_chunk &c, chunk_data *data, cf_error *error) {
+    heap *home = &b->e->home;
+    const int64_t n = c.n_slices;
+    cf_attention_desc d = b->e->desc.attention;
+    array<int32_t> numbers;
+    size_t bytes = 0;
+    if (!numbers.fill(home, 4 * n + 2)) return no_memory(error);
+    int32_t *q = numbers.data, *k = q + n + 1, *starts_q = k + n + 1, *starts_k = starts_q + n;
+    for (int64_t i = 0; i < n; i++) {
+        const cf_slice &x = b->plan->slices[c.first_slice + i];
+        const int64_t prefix = i == 0 ? c.prefix : 0;
+        q[i + 1] = q[i] + (int32_t)x.length;
+        k[i + 1] = k[i] + (int32_t)(prefix + x.length);
+        starts_q[i] = (int32_t)x.offset;
+        starts_k[i] = (int32_t)(c.prefix - prefix + x.offset);
     }
-    return CF_OK;
-}
-
-cf_result check_chunks(const executor *e, cf_error *error) {
-    const cf_plan *plan = e->plan;
-    const int64_t upto = e->first_chunk + e->n_steps;
-    cf_result code = CF_OK;
-    for (int64_t i = e->first_chunk; i < upto && code == CF_OK; i++) code = check_chunk(plan, i, error);
-    for (int64_t i = e->first_chunk, n; i < upto && code == CF_OK; i += n) {
-        const int64_t group = plan->chunks[i].group;
-        n = 1;
-        if (group < 0) continue;
-        n = plan->groups[group].n_chunks;
-        if (plan->groups[group].first_chunk != i || n < 1 || n > upto - i)
-            return cf_fail(error, CF_ERROR_PLAN, "first_chunk", group, i, plan->groups[group].first_chunk,
-                           "not where its chunks are");
-        code = check_group(plan, i, error);
-    }
-    return code;
-}
-
-/* Where each pass and each RECV of a chunk stands in its list. */
-bool find_positions(executor *e) {
-    const cf_schedule *s = e->schedule;
-    const int64_t n = e->n_virtual_stages * e->n_steps;
-    static const int8_t kinds[CF_PASS_COUNT] = {AT_F,      AT_R, AT_B,      AT_B, -1,        -1, /* .. W, SEND_F */
-                                                AT_RECV_F, -1,   AT_RECV_R, -1,   AT_RECV_B, -1, -1};
-    if (!fill<int64_t>(e->allocator, &e->at, AT_KINDS * n, -1)) return false;
-    for (int64_t i = 0; i < s->n_stages; i++)
-        for (int64_t j = s->first[i]; j < s->first[i + 1]; j++) {
-            const cf_action &a = s->actions[j];
-            if (kinds[a.pass] >= 0) e->at[kinds[a.pass] * n + cell_of(e, a.stage, a.chunk)] = j - s->first[i];
-        }
-    return true;
-}
-
-/* The entries of a stage's list, before anything is known of them. */
-bool start_plan(executor *e, stage *s) {
-    const planned none = {-1, -1, -1, -1, 0, 0, 0, -1, -1, -1, 0, 0};
-    const int64_t each = e->desc.timeline ? 2 : 1, n_cells = e->desc.n_virtual * e->n_steps;
-    s->actions = e->schedule->actions + e->schedule->first[s->number];
-    s->n_actions = e->schedule->first[s->number + 1] - e->schedule->first[s->number];
-    s->n_events = 0;
-    s->waits.n = 0;
-    if (!fill(e->allocator, &s->plan, s->n_actions, none) || !fill<int64_t>(e->allocator, &s->state_row, n_cells, 0) ||
-        !fill<int64_t>(e->allocator, &s->gradient_row, n_cells, 0))
-        return false;
-    for (int64_t i = 0; i < s->n_actions; i++) {
-        const cf_action &a = s->actions[i];
-        planned *p = &s->plan[i];
-        p->stream = stream_of(e, a);
-        if (!is_send(a.pass) || has_nccl(e)) {
-            p->event = s->n_events;
-            s->n_events += each;
-        }
-        if (!is_transfer(a.pass)) continue;
-        const int64_t peer = peer_of(e, a);
-        p->peer = has_nccl(e) ? (int32_t)peer : local_stage(e, peer);
-        p->partner = is_send(a.pass) ? receiver_of(e, a) : maker_of(e, a);
-    }
-    return true;
-}
-
-/* An action can be issued when all that it waits for has been: a RECV after the pass that makes the tensor, a SEND
-   after its RECV. All else comes earlier in the same list. */
-bool may_issue(const executor *e, const stage *s) {
-    const cf_action &a = s->actions[s->n_issued];
-    const planned &p = s->plan[s->n_issued];
-    if (!is_transfer(a.pass) || has_nccl(e)) return true;
-    return e->stages[p.peer].n_issued > p.partner;
-}
-
-/* One action of each stage in turn. A list that ends where every send waits for its receiver ends here too. */
-cf_result find_order(executor *e, cf_error *error) {
-    int64_t total = 0, before;
-    for (int64_t i = 0; i < e->stages.n; i++) {
-        e->stages[i].n_issued = 0;
-        total += e->stages[i].n_actions;
-    }
-    e->order.n = 0;
-    if (!reserve(e->allocator, &e->order, total)) return no_memory(error);
-    do {
-        before = e->order.n;
-        for (int64_t i = 0; i < e->stages.n; i++) {
-            stage *s = &e->stages[i];
-            if (s->n_issued == s->n_actions || !may_issue(e, s)) continue;
-            s->n_issued++;
-            e->order.data[e->order.n++] = (int32_t)i;
-        }
-    } while (e->order.n > before);
-    if (e->order.n == total) return CF_OK;
-    return cf_fail(error, CF_ERROR_SCHEDULE, "actions", -1, total, e->order.n, "the stages wait for each other");
-}
-
-/* ---- laying out one stage ---- */
-
-bool start_recording(recording *r) {
-    executor *e = r->e;
-    const cf_allocator &from = e->allocator;
-    const int64_t n = r->s->n_actions, n_virtual = e->desc.n_virtual;
-    space empty = {};
-    empty.unit = 256;
-    if (!fill(from, &r->spaces, FIRST_STATE + 2 * n_virtual, empty) || !fill<int64_t>(from, &r->next_pass, n + 1, n))
-        return false;
-    for (int64_t i = n - 1, next = n; i >= 0; i--) {
-        r->next_pass[i] = next;
-        if (r->s->actions[i].pass < CF_COMPUTE_PASS_COUNT) next = i;
-    }
-    if (e->desc.n_stages == 1 && n_virtual > 1)
-        return fill<int64_t>(from, &r->tensors, 3 * e->n_virtual_stages * e->n_steps, -1);
-    return true;
-}
-
-int64_t greatest_divisor(int64_t a, int64_t b) { return b == 0 ? a : greatest_divisor(b, a % b); }
-
-/* Rows of the state are counted, and start, in such units that planes and groups lie at multiples of 256 bytes. */
-bool start_planes(recording *r) {
-    executor *e = r->e;
-    const cf_attention_desc &a = e->desc.attention;
-    const int64_t number = a.dtype == CF_DTYPE_FP32 ? 4 : 2, width = a.n_kv_heads * a.head_size;
-    const plane_set none = {0, 0, 0, 0};
-    if (!fill(e->allocator, &r->s->state, e->desc.n_virtual, none) ||
-        !fill(e->allocator, &r->s->gradient, e->desc.n_virtual, none))
-        return false;
-    for (int64_t i = 0; i < e->desc.n_virtual && e->has_state; i++) {
-        plane_set *state = &r->s->state[i], *gradient = &r->s->gradient[i];
-        state->n_layers = gradient->n_layers = e->stage_descs[virtual_stage_at(e, i, r->s->number)].n_layers;
-        state->row_bytes = number * width;
-        gradient->row_bytes = 4 * width;
-        r->spaces[FIRST_STATE + 2 * i].unit = 256 / greatest_divisor(256, state->row_bytes);
-        r->spaces[FIRST_STATE + 2 * i + 1].unit = 256 / greatest_divisor(256, gradient->row_bytes);
-    }
-    return true;
-}
-
-/* Bytes of a unit of each space. */
-int64_t unit_bytes(const recording &r, int64_t space_at) {
-    if (space_at < FIRST_STATE) return 1;
-    const int64_t i = (space_at - FIRST_STATE) / 2;
-    return plane_bytes((space_at - FIRST_STATE) % 2 == 0 ? r.s->state[i] : r.s->gradient[i], 1);
-}
-
-/* Finds the place of everything, and the peaks: of what is in use, together over the virtual stages. */
-cf_result place_spaces(recording *r, cf_error *error) {
-    const cf_allocator &from = r->e->allocator;
-    const int64_t n = r->s->n_actions;
-    cf_executor_memory *m = &r->s->memory_used;
-    int64_t *const peaks[] = {&m->arena_live, NULL, &m->state_live, &m->gradient_live};
-    array<int64_t> change = {}, sum = {};
-    bool ok = true;
-    for (int64_t i = 0; i < r->spaces.n && ok; i++) {
-        space *s = &r->spaces[i];
-        if (s->total < 0 || s->total > MOST_SIZE / std::max<int64_t>(unit_bytes(*r, i), 1) - 256)
-            return cf_fail(error, CF_ERROR_OVERFLOW, "stages", r->s->number, MOST_SIZE, -1, "sizes pass 60 bits");
-    }
-    for (int64_t kind = 0; kind < 4 && ok; kind++) { /* arena, host, state, gradient */
-        ok = fill<int64_t>(from, &sum, n + 1, 0);
-        for (int64_t i = kind; i < r->spaces.n && ok; i += kind < FIRST_STATE ? r->spaces.n : 2)
-            ok = find_live(from, &r->spaces[i], n, unit_bytes(*r, i), &change, &sum) &&
-                 place_bodies(from, &r->spaces[i], n);
-        for (int64_t i = 0; i < n && ok && peaks[kind] != NULL; i++) *peaks[kind] = std::max(*peaks[kind], sum[i]);
-    }
-    drop(from, &change);
-    drop(from, &sum);
-    return ok ? CF_OK : no_memory(error);
-}
-
-int64_t place_of(const space &s, int64_t b) { return b >= 0 ? s.bodies[b].place : -1; }
-
-/* From bodies to places. */
-void write_places(recording *r) {
-    stage *s = r->s;
-    const space &arena = r->spaces[ARENA], &host = r->spaces[HOST];
-    for (int64_t i = 0; i < s->n_actions; i++) {
-        planned *p = &s->plan[i];
-        p->activations = place_of(arena, p->activations);
-        p->input = place_of(arena, p->input);
-        p->output = place_of(arena, p->output);
-        p->host = place_of(host, p->host);
-    }
-    for (int64_t i = 0; i < s->state_row.n && r->e->has_state; i++) {
-        const int64_t at = FIRST_STATE + 2 * (i / r->e->n_steps);
-        s->state_row[i] = place_of(r->spaces[at], s->state_row[i]);
-        s->gradient_row[i] = place_of(r->spaces[at + 1], s->gradient_row[i]);
-    }
-    for (int64_t i = 0; i < s->state.n; i++) {
-        s->state[i].rows = r->spaces[FIRST_STATE + 2 * i].height;
-        s->gradient[i].rows = r->spaces[FIRST_STATE + 2 * i + 1].height;
-        s->memory_used.state += plane_bytes(s->state[i], s->state[i].rows);
-        s->memory_used.gradient += plane_bytes(s->gradient[i], s->gradient[i].rows);
-    }
-    s->memory_used.arena = arena.height;
-    s->memory_used.host = host.height;
-}
-
-cf_result plan_stage(executor *e, stage *s, cf_error *error) {
-    recording r = {};
-    r.e = e;
-    r.s = s;
-    s->memory_used = cf_executor_memory();
-    cf_result code = start_recording(&r) && start_planes(&r) ? CF_OK : no_memory(error);
-    if (code == CF_OK) code = walk(&r, error);
-    if (code == CF_OK && r.too_large != NULL)
-        code = cf_fail(error, CF_ERROR_LIMIT, r.too_large, r.too_large_at, MOST_BYTES, -1, "an item is too large");
-    if (code == CF_OK && e->has_state && !record_state(&r)) code = no_memory(error);
-    if (code == CF_OK) code = place_spaces(&r, error);
-    if (code == CF_OK && !find_waits(&r)) code = no_memory(error);
-    if (code == CF_OK) write_places(&r);
-    drop_recording(&r);
-    return code;
-}
-
-/* ---- metadata ---- */
-
-/* What the callbacks are told of each chunk. */
-cf_result fill_metadata(executor *e, cf_error *error) {
-    size_t bytes = 0, at = 0;
-    cf_result code = CF_OK;
-    for (int64_t i = 0; i < e->n_steps && code == CF_OK; i++) {
-        code = cf_metadata_size(e->plan, e->first_chunk + i, NULL, &bytes, error);
-        at += align_up(bytes, CF_MEMORY_ALIGNMENT);
-    }
+    d.n_slices = n;
+    d.cu_seqlens_q = q;
+    d.cu_seqlens_k = k;
+    d.starts_q = starts_q;
+    d.starts_k = starts_k;
+    const cf_result code = cf_attention_size(&d, &bytes, error);
     if (code != CF_OK) return code;
-    if (!fill<unsigned char>(e->allocator, &e->metadata_memory, (int64_t)at, 0) ||
-        !fill(e->allocator, &e->metadata, e->n_steps, cf_metadata()))
-        return no_memory(error);
-    at = 0;
-    for (int64_t i = 0; i < e->n_steps && code == CF_OK; i++) {
-        code = cf_metadata_size(e->plan, e->first_chunk + i, NULL, &bytes, error);
-        if (code == CF_OK)
-            code = cf_metadata_fill(e->plan, e->first_chunk + i, NULL, e->metadata_memory.data + at, bytes,
-                                    &e->metadata[i], error);
-        at += align_up(bytes, CF_MEMORY_ALIGNMENT);
-    }
-    return code;
+    if (!data->attention_memory.fill(home, (int64_t)bytes)) return no_memory(error);
+    return cf_attention_prepare(&d, data->attention_memory.data, bytes, &data->attention, error);
 }
 
-/* The slices of each chunk: how many rows they have, and where they begin. */
-cf_result fill_problems(executor *e, cf_error *error) {
-    int64_t n_numbers = 0;
-    for (int64_t i = 0; i < e->n_steps; i++) n_numbers += 4 * e->plan->chunks[e->first_chunk + i].n_slices + 2;
-    if (!fill<int32_t>(e->allocator, &e->seqlens, n_numbers, 0) ||
-        !fill(e->allocator, &e->problems, e->n_steps, e->desc.attention))
-        return no_memory(error);
-    int32_t *numbers = e->seqlens.data;
-    for (int64_t i = 0; i < e->n_steps; i++) {
-        const cf_chunk *c = &e->plan->chunks[e->first_chunk + i];
-        const int64_t n = c->n_slices;
-        int32_t *q = numbers, *k = q + n + 1, *starts_q = k + n + 1, *starts_k = starts_q + n;
-        for (int64_t j = 0; j < n; j++) {
-            const cf_slice *x = &e->plan->slices[c->first_slice + j];
-            const int64_t prefix = j == 0 ? c->prefix : 0;
-            q[j + 1] = q[j] + (int32_t)x->length;
-            k[j + 1] = k[j] + (int32_t)(prefix + x->length);
-            starts_q[j] = (int32_t)x->offset;
-            starts_k[j] = (int32_t)(c->prefix - prefix + x->offset);
-        }
-        cf_attention_desc *d = &e->problems[i];
-        d->n_slices = n;
-        d->cu_seqlens_q = q;
-        d->cu_seqlens_k = k;
-        d->starts_q = starts_q;
-        d->starts_k = starts_k;
-        numbers = starts_k + n;
-    }
+cf_result fill_chunk(batch *b, int64_t chunk, chunk_data *data, cf_error *error) {
+    const cf_chunk &c = b->plan->chunks[chunk];
+    size_t bytes = 0;
+    cf_result code = check_chunk(b->plan, chunk, error);
+    if (code == CF_OK) code = cf_metadata_size(b->plan, chunk, NULL, &bytes, error);
+    if (code != CF_OK) return code;
+    if (!data->metadata_memory.fill(&b->e->home, (int64_t)bytes)) return no_memory(error);
+    code = cf_metadata_fill(b->plan, chunk, NULL, data->metadata_memory.data, bytes, &data->metadata, error);
+    if (code == CF_OK && b->e->desc.attention.n_heads != 0) code = prepare_attention(b, c, data, error);
+    if (code != CF_OK) return code;
+    b->most_rows = std::max(b->most_rows, c.padded);
+    if (c.group < 0) b->standalone_rows = std::max(b->standalone_rows, (int64_t)align_up((size_t)c.padded, 64));
+    data->positions_at = b->metadata_bytes;
+    data->tiles_at = b->metadata_bytes += align_256(4 * c.padded);
+    if (data->attention == NULL) return CF_OK;
+    b->metadata_bytes += align_256((int64_t)data->attention->tiles_bytes);
+    const size_t workspace[2] = {data->attention->forward_bytes, data->attention->backward_bytes};
+    for (int i = 0; i < 2; i++)
+        b->attention_bytes[i] = std::max(b->attention_bytes[i], align_256((int64_t)workspace[i]));
     return CF_OK;
-}
-
-/* Where each chunk's positions lie on the device. */
-bool place_positions(executor *e) {
-    if (!fill<int64_t>(e->allocator, &e->positions_at, e->n_steps + 1, 0)) return false;
-    for (int64_t i = 0; i < e->n_steps; i++)
-        e->positions_at[i + 1] =
-            e->positions_at[i] + (int64_t)align_up((size_t)e->plan->chunks[e->first_chunk + i].padded * 4, 256);
-    return true;
-}
-
-cf_attention_desc problem_of_chunk(const executor *e, int64_t i, const metadata_set &set) {
-    cf_attention_desc d = e->problems[i];
-    d.arch = set.arch;
-    d.n_processors = set.n_processors;
-    return d;
-}
-
-/* Prepares the attention of all chunks for one kind of device. */
-cf_result fill_set(executor *e, metadata_set *set, cf_error *error) {
-    const cf_allocator &from = e->allocator;
-    size_t total = 0, bytes = 0;
-    set->bytes = e->positions_at[e->n_steps];
-    set->most_bytes[0] = set->most_bytes[1] = 0;
-    if (e->desc.attention.n_heads == 0) return CF_OK;
-    for (int64_t i = 0; i < e->n_steps; i++) {
-        const cf_attention_desc d = problem_of_chunk(e, i, *set);
-        const cf_result code = cf_attention_size(&d, &bytes, error);
-        if (code != CF_OK) return code;
-        total += align_up(bytes, CF_MEMORY_ALIGNMENT);
-    }
-    if (!fill<unsigned char>(from, &set->memory, (int64_t)total, 0) ||
-        !fill<const cf_attention *>(from, &set->attention, e->n_steps, NULL) ||
-        !fill<int64_t>(from, &set->tiles_at, e->n_steps, 0))
-        return no_memory(error);
-    for (int64_t i = 0, at = 0; i < e->n_steps; i++) {
-        const cf_attention_desc d = problem_of_chunk(e, i, *set);
-        cf_result code = cf_attention_size(&d, &bytes, error);
-        if (code == CF_OK) code = cf_attention_prepare(&d, set->memory.data + at, bytes, &set->attention[i], error);
-        if (code != CF_OK) return code;
-        at += (int64_t)align_up(bytes, CF_MEMORY_ALIGNMENT);
-        const cf_attention *a = set->attention[i];
-        set->most_bytes[0] = std::max(set->most_bytes[0], a->forward_bytes);
-        set->most_bytes[1] = std::max(set->most_bytes[1], a->backward_bytes);
-        set->tiles_at[i] = set->bytes;
-        set->bytes += (int64_t)align_up(a->tiles_bytes, 256);
-    }
-    return CF_OK;
-}
-
-/* One set for each kind of device among the stages. */
-cf_result fill_sets(executor *e, cf_error *error) {
-    cf_result code = place_positions(e) ? fill_metadata(e, error) : no_memory(error);
-    if (code == CF_OK) code = fill_problems(e, error);
-    for (int64_t i = 0; i < e->sets.n && code == CF_OK; i++) code = fill_set(e, &e->sets[i], error);
-    return code;
 }
 
 /* The device's copy. Padding has position -1. */
-cf_result upload_set(const executor *e, const metadata_set &set, const stage *s, cf_error *error) {
-    array<unsigned char> image = {};
-    if (!fill<unsigned char>(e->allocator, &image, set.bytes, 0)) return no_memory(error);
-    for (int64_t i = 0; i < e->n_steps; i++) {
-        const cf_chunk *c = &e->plan->chunks[e->first_chunk + i];
-        int32_t *ids = reinterpret_cast<int32_t *>(image.data + e->positions_at[i]);
-        for (int64_t j = 0; j < c->padded; j++) ids[j] = -1;
-        for (int64_t j = c->first_slice; j < c->first_slice + c->n_slices; j++)
-            for (int64_t k = 0; k < e->plan->slices[j].length; k++)
-                ids[e->plan->slices[j].offset + k] = (int32_t)(e->plan->slices[j].begin + k);
-        if (set.attention.n > 0 && set.attention[i]->tiles_bytes > 0)
-            memcpy(image.data + set.tiles_at[i], set.attention[i]->tiles, set.attention[i]->tiles_bytes);
+cf_result upload_chunks(const stage_plan *s, cf_error *error) {
+    const batch *b = s->b;
+    array<unsigned char> image;
+    cudaError_t status = cudaSuccess;
+    if (!image.fill(&b->e->home, b->metadata_bytes)) return no_memory(error);
+    for (const chunk_data &data : b->chunks) {
+        int32_t *ids = reinterpret_cast<int32_t *>(image.data + data.positions_at);
+        for (int64_t i = 0; i < data.metadata.rows; i++)
+            ids[i] = data.metadata.sequence_ids[i] < 0 ? -1 : data.metadata.position_ids[i];
+        if (data.attention != NULL && data.attention->tiles_bytes > 0)
+            memcpy(image.data + data.tiles_at, data.attention->tiles, data.attention->tiles_bytes);
     }
-    cudaError_t status = cudaSuccess; /* by the stream that will read it: cudaMemcpy's own would order nothing there */
-    if (set.bytes > 0)
-        status = cudaMemcpyAsync(s->memory, image.data, (size_t)set.bytes, cudaMemcpyHostToDevice, s->streams[COMPUTE]);
-    if (status == cudaSuccess) status = cudaStreamSynchronize(s->streams[COMPUTE]);
-    drop(e->allocator, &image);
+    if (image.n > 0) /* by the stream that will read it: cudaMemcpy's own would order nothing there */
+        status = cudaMemcpyAsync(s->on->memory.data, image.data, (size_t)image.n, cudaMemcpyHostToDevice,
+                                 s->on->streams[COMPUTE]);
+    if (status == cudaSuccess) status = cudaStreamSynchronize(s->on->streams[COMPUTE]);
     return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "metadata");
 }
 
 /* ---- memory ---- */
 
-/* The most workspace that a forward, or a backward, asks for. */
-cf_result most_workspace(const executor *e, const stage *s, bool backward, int64_t *most, cf_error *error) {
-    const char *const fixed_name = backward ? "stages.backward_bytes" : "stages.forward_bytes";
-    const char *const each_name = backward ? "stages.backward_bytes_per_token" : "stages.forward_bytes_per_token";
-    *most = 0;
-    for (int64_t row = 0; row < e->desc.n_virtual; row++) {
-        const int64_t v = virtual_stage_at(e, row, s->number);
-        const cf_cuda_stage &d = e->stage_descs[v];
-        const int64_t fixed = backward ? d.backward_bytes : d.forward_bytes;
-        const int64_t each = backward ? d.backward_bytes_per_token : d.forward_bytes_per_token;
-        for (int64_t i = 0; i < e->n_steps; i++) {
-            const int64_t n = e->plan->chunks[e->first_chunk + i].padded, bytes = item_bytes(fixed, each, n);
-            if (bytes < 0)
-                return cf_fail(error, CF_ERROR_LIMIT, larger_part(fixed, each, n, fixed_name, each_name), v, MOST_BYTES,
-                               -1, "the workspace is too large");
-            *most = std::max(*most, bytes);
-        }
+/* No item of the largest chunk passes MOST_BYTES. */
+cf_result check_items(const batch *b, cf_error *error) {
+    const int64_t rows = b->most_rows, boundary = b->e->desc.boundary_bytes_per_token;
+    if (boundary > 0 && rows > MOST_BYTES / boundary)
+        return cf_fail(error, CF_ERROR_LIMIT, "boundary_bytes_per_token", -1, MOST_BYTES, -1, "an item is too large");
+    for (int64_t i = 0; i < b->e->n_virtual_stages * N_WANTED; i++) {
+        const auto &w = wanted[i % N_WANTED];
+        const cf_cuda_stage &d = b->e->stage_descs[i / N_WANTED];
+        const int64_t fixed = d.*w.fixed, each = d.*w.each;
+        if ((each > 0 && rows > MOST_BYTES / each) || fixed > MOST_BYTES - each * rows)
+            return cf_fail(error, CF_ERROR_LIMIT, each > 0 && rows > fixed / each ? w.each_name : w.fixed_name,
+                           i / N_WANTED, MOST_BYTES, -1, "an item is too large");
     }
     return CF_OK;
-}
-
-/* The gradients of standalone chunks: planes of one layer, as many rows as the longest has. */
-int64_t standalone_bytes(const executor *e, stage *s) {
-    s->standalone_rows = 0;
-    if (!e->has_state) return 0;
-    for (int64_t i = e->first_chunk; i < e->first_chunk + e->n_steps; i++)
-        if (e->plan->chunks[i].group < 0) s->standalone_rows = std::max(s->standalone_rows, e->plan->chunks[i].padded);
-    s->standalone_rows = (int64_t)align_up((size_t)s->standalone_rows, 64); /* a row has 32 bytes at least */
-    return s->standalone_rows * 2 * 4 * e->desc.attention.n_kv_heads * e->desc.attention.head_size;
 }
 
 /* Puts the parts of a stage's memory one behind the other: metadata, arena, state, gradients, workspace. */
-cf_result lay_out_stage(executor *e, stage *s, cf_error *error) {
-    const metadata_set &set = e->sets[s->set_index];
+void lay_out_stage(stage_plan *s) {
+    const batch *b = s->b;
+    const cf_executor_desc &d = b->e->desc;
     cf_executor_memory *m = &s->memory_used;
-    int64_t at = set.bytes;
-    m->metadata = set.bytes;
+    int64_t at = m->metadata = b->metadata_bytes;
     s->arena_at = at;
     at += m->arena;
-    for (int64_t i = 0; i < s->state.n; at += plane_bytes(s->state[i], s->state[i].rows), i++) s->state[i].at = at;
-    for (int64_t i = 0; i < s->gradient.n; at += plane_bytes(s->gradient[i], s->gradient[i].rows), i++)
-        s->gradient[i].at = at;
+    for (plane_set &p : s->planes) {
+        p.at = at;
+        at += plane_bytes(p, p.rows);
+    }
     s->workspace_at = at;
     for (int backward = 0; backward < 2; backward++) { /* in the same memory */
         int64_t own = 0;
-        const cf_result code = most_workspace(e, s, backward != 0, &own, error);
-        if (code != CF_OK) return code;
-        s->attention_at[backward] = at + own;
-        s->attention_bytes[backward] = (int64_t)align_up(set.most_bytes[backward], 256);
+        for (int64_t row = 0; row < d.n_virtual; row++)
+            own = std::max(own, wanted_bytes(b->e->stage_descs[virtual_stage_at(s, row)], FORWARD_WORK + backward,
+                                             b->most_rows));
+        s->attention_at[backward] = at + align_256(own);
     }
-    s->standalone_at = s->attention_at[1] + s->attention_bytes[1];
-    m->forward_workspace = s->attention_at[0] + s->attention_bytes[0] - at;
-    m->backward_workspace = s->standalone_at + standalone_bytes(e, s) - at;
+    s->standalone_at = s->attention_at[1] + b->attention_bytes[1];
+    m->forward_workspace = s->attention_at[0] + b->attention_bytes[0] - at;
+    m->backward_workspace = s->standalone_at - at;
+    if (b->e->has_state) /* gradients of standalone chunks: planes of one layer for all */
+        m->backward_workspace += b->standalone_rows * 2 * 4 * d.attention.n_kv_heads * d.attention.head_size;
     m->workspace = std::max(m->forward_workspace, m->backward_workspace);
-    m->total = s->workspace_at + m->workspace;
-    if (e->desc.memory_limit == 0 || m->total <= e->desc.memory_limit) return CF_OK;
-    return cf_fail(error, CF_ERROR_LIMIT, "memory_limit", s->number, m->total, e->desc.memory_limit,
-                   "the stage needs more memory");
+    m->total = at + m->workspace;
 }
 
-/* `got` of the error: bytes that the device has free. */
-cf_result refused_memory(cf_error *error, const stage *s, cudaError_t status, int64_t bytes, bool on_device) {
+void free_block(block *b) {
+    if (b->data != NULL) (void)(b->pinned ? cudaFreeHost(b->data) : cudaFree(b->data));
+    b->data = NULL;
+    b->bytes = 0;
+}
+
+/* Grows what there is too little of. The old block goes first, so that both need not fit at once. `got` of the error:
+   bytes that the device has free. */
+cf_result take_block(block *b, int64_t bytes, int64_t stage_number, cf_error *error) {
+    const char *const field = b->pinned ? "host" : "memory";
+    void *data = NULL;
     size_t room = 0, all = 0;
+    if (bytes <= b->bytes) return CF_OK;
+    free_block(b);
+    const cudaError_t status = b->pinned ? cudaMallocHost(&data, (size_t)bytes) : cudaMalloc(&data, (size_t)bytes);
     forget(status); /* a refused allocation is no reason for a later call to fail */
-    if (status != cudaErrorMemoryAllocation) return fail_cuda(error, status, on_device ? "memory" : "host");
-    if (!on_device)
-        return cf_fail(error, CF_ERROR_MEMORY, "host", s->number, bytes, 0, "too little pinned host memory");
-    if (cudaMemGetInfo(&room, &all) != cudaSuccess) room = 0;
-    return cf_fail(error, CF_ERROR_MEMORY, "memory", s->number, bytes, (int64_t)room,
-                   "the device has too little memory");
-}
-
-/* Grows what there is too little of. The old block goes first, so that both need not fit at once. There is always some,
-   so that addresses of nothing are not NULL. */
-cf_result take_memory(stage *s, cf_error *error) {
-    const int64_t device = std::max<int64_t>(s->memory_used.total, 256), host = s->memory_used.host;
-    cudaError_t status = cudaSetDevice(s->device);
-    if (status != cudaSuccess) return fail_cuda(error, status, "devices");
-    if (device > s->memory_bytes) {
-        if (s->memory != NULL) (void)cudaFree(s->memory);
-        s->memory = NULL;
-        s->memory_bytes = 0;
-        void *memory = NULL;
-        status = cudaMalloc(&memory, (size_t)device);
-        if (status != cudaSuccess) return refused_memory(error, s, status, device, true);
-        s->memory = static_cast<char *>(memory);
-        s->memory_bytes = device;
-    }
-    if (host > s->host_bytes) {
-        if (s->host != NULL) (void)cudaFreeHost(s->host);
-        s->host = NULL;
-        s->host_bytes = 0;
-        void *memory = NULL;
-        status = cudaMallocHost(&memory, (size_t)host);
-        if (status != cudaSuccess) return refused_memory(error, s, status, host, false);
-        s->host = static_cast<char *>(memory);
-        s->host_bytes = host;
-    }
+    if (status != cudaSuccess && status != cudaErrorMemoryAllocation) return fail_cuda(error, status, field);
+    if (status != cudaSuccess && (b->pinned || cudaMemGetInfo(&room, &all) != cudaSuccess)) room = 0;
+    if (status != cudaSuccess)
+        return cf_fail(error, CF_ERROR_MEMORY, field, stage_number, bytes, (int64_t)room, "there is too little memory");
+    b->data = static_cast<char *>(data);
+    b->bytes = bytes;
     return CF_OK;
 }
 
-cf_result take_events(const executor *e, stage *s, cf_error *error) {
+/* What a planned batch needs of a device. There is always some memory, so that addresses of nothing are not NULL; what
+   processes exchange lies behind what is loaded. */
+cf_result take_stage(stage_plan *s, cf_error *error) {
+    executor *e = s->b->e;
+    const int64_t exchanged = has_nccl(e) ? 16 * s->b->schedule->n_actions + 256 : 0;
     const unsigned flags = e->desc.timeline ? cudaEventDefault : cudaEventDisableTiming;
-    if (!reserve(e->allocator, &s->events, s->n_events)) return no_memory(error);
-    while (s->events.n < s->n_events) {
-        const cudaError_t status = cudaEventCreateWithFlags(&s->events.data[s->events.n], flags);
-        if (status != cudaSuccess) return fail_cuda(error, status, "events");
-        s->events.n++;
+    array<cudaEvent_t> *events = &s->on->events;
+    size_t run_bytes = 0;
+    cudaError_t status = cudaSetDevice(s->on->device);
+    cf_result code = status == cudaSuccess ? CF_OK : fail_cuda(error, status, "devices");
+    const int64_t bytes = std::max<int64_t>(s->memory_used.total + exchanged, 256);
+    if (code == CF_OK) code = take_block(&s->on->memory, bytes, s->on->number, error);
+    if (code == CF_OK) code = take_block(&s->on->host, s->memory_used.host, s->on->number, error);
+    if (code == CF_OK && !events->reserve(&e->home, s->n_events)) code = no_memory(error);
+    while (code == CF_OK && events->n < s->n_events) {
+        status = cudaEventCreateWithFlags(&events->data[events->n], flags);
+        if (status == cudaSuccess) events->n++;
+        else code = fail_cuda(error, status, "events");
     }
-    return CF_OK;
-}
-
-cf_result take_run_memory(const executor *e, stage *s, cf_error *error) {
-    size_t bytes = 0;
-    const cf_result code = cf_run_size(e->plan, e->schedule, &bytes, error);
-    if (code != CF_OK) return code;
-    return fill<unsigned char>(e->allocator, &s->run_memory, (int64_t)bytes, 0) ? CF_OK : no_memory(error);
-}
-
-cf_result take_all(executor *e, cf_error *error) {
-    cf_result code = CF_OK;
-    for (int64_t i = 0; i < e->stages.n && code == CF_OK; i++) {
-        stage *s = &e->stages[i];
-        code = take_memory(s, error);
-        if (code == CF_OK) code = take_events(e, s, error);
-        if (code == CF_OK) code = take_run_memory(e, s, error);
-        if (code == CF_OK) code = upload_set(e, e->sets[s->set_index], s, error);
-    }
-    return code;
+    if (code == CF_OK) code = cf_run_size(s->b->plan, s->b->schedule, &run_bytes, error);
+    if (code == CF_OK && !s->run_memory.fill(&e->home, (int64_t)run_bytes)) code = no_memory(error);
+    return code == CF_OK ? upload_chunks(s, error) : code;
 }
 
 /* ---- loading ---- */
 
-void drop_batch(executor *e) {
-    const cf_allocator &from = e->allocator;
-    for (int64_t i = 0; i < e->stages.n; i++) {
-        stage *s = &e->stages[i];
-        drop(from, &s->plan);
-        drop(from, &s->waits);
-        drop(from, &s->state_row);
-        drop(from, &s->gradient_row);
-        drop(from, &s->state);
-        drop(from, &s->gradient);
-        drop(from, &s->run_memory);
-        s->memory_used = cf_executor_memory();
-    }
-    for (int64_t i = 0; i < e->sets.n; i++) {
-        drop(from, &e->sets[i].attention);
-        drop(from, &e->sets[i].tiles_at);
-        drop(from, &e->sets[i].memory);
-    }
-    drop(from, &e->at);
-    drop(from, &e->order);
-    drop(from, &e->metadata);
-    drop(from, &e->metadata_memory);
-    drop(from, &e->problems);
-    drop(from, &e->seqlens);
-    drop(from, &e->positions_at);
-    cf_schedule_free(e->lowered);
-    e->lowered = NULL;
-    e->schedule = NULL;
-    e->plan = NULL;
-    e->timed = 0;
-}
-
 /* The schedule must fit the executor; it is lowered where that is still to be done, and checked in any case. */
-cf_result take_schedule(executor *e, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
-    const cf_executor_desc &d = e->desc;
-    if (schedule->n_stages != d.n_stages)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "n_stages", -1, d.n_stages, schedule->n_stages,
-                       "the schedule is for another number of stages");
-    if (schedule->n_virtual != d.n_virtual)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "n_virtual", -1, d.n_virtual, schedule->n_virtual,
-                       "the schedule is for another number of virtual stages");
-    if (schedule->lowered || d.n_stages == 1) {
-        const cf_result code = cf_schedule_validate(plan, schedule, NULL, &e->allocator, error);
-        if (code != CF_OK) return code;
-        e->schedule = schedule;
-    } else {
-        cf_lower_desc lower = {};
-        lower.allocator = &e->allocator;
-        const cf_result code = cf_schedule_lower(plan, schedule, &lower, &e->lowered, error);
-        if (code != CF_OK) return code;
-        e->schedule = e->lowered;
-    }
-    e->plan = plan;
-    e->first_chunk = e->schedule->rank * plan->n_steps;
-    e->n_steps = plan->n_steps;
+cf_result take_schedule(batch *b, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
+    executor *e = b->e;
+    const int64_t n_stages = e->desc.n_stages, n_virtual = e->desc.n_virtual;
+    cf_lower_desc lower = {};
+    cf_result code = check_range(schedule->n_stages, n_stages, n_stages, "n_stages", -1, error);
+    if (code == CF_OK) code = check_range(schedule->n_virtual, n_virtual, n_virtual, "n_virtual", -1, error);
+    if (code != CF_OK) return code;
+    lower.allocator = &e->home.from;
+    if (schedule->lowered || e->desc.n_stages == 1)
+        code = cf_schedule_validate(plan, schedule, NULL, &e->home.from, error);
+    else
+        code = cf_schedule_lower(plan, schedule, &lower, &b->lowered, error);
+    if (code != CF_OK) return code;
+    b->plan = plan;
+    b->schedule = b->lowered != NULL ? b->lowered : schedule;
+    b->first_chunk = schedule->rank * plan->n_steps;
+    b->n_chunks = plan->n_steps;
     return CF_OK;
 }
 
 /* All of a load that needs no device. */
-cf_result plan_batch(executor *e, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
-    cf_result code = take_schedule(e, plan, schedule, error);
-    if (code == CF_OK) code = check_chunks(e, error);
+cf_result plan_batch(batch *b, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
+    executor *e = b->e;
+    e->home.failed = false;
+    cf_result code = take_schedule(b, plan, schedule, error);
+    if (code == CF_OK && !b->chunks.fill(&e->home, b->n_chunks)) code = no_memory(error);
+    for (int64_t i = 0; i < b->n_chunks && code == CF_OK; i++)
+        code = fill_chunk(b, b->first_chunk + i, &b->chunks[i], error);
+    if (code == CF_OK) code = check_items(b, error);
     if (code != CF_OK) return code;
-    if (!find_positions(e)) return no_memory(error);
+    if (!find_positions(b) || !b->stages.fill(&e->home, e->stages.n)) return no_memory(error);
     for (int64_t i = 0; i < e->stages.n; i++)
-        if (!start_plan(e, &e->stages[i])) return no_memory(error);
-    code = find_order(e, error);
-    for (int64_t i = 0; i < e->stages.n && code == CF_OK; i++) code = plan_stage(e, &e->stages[i], error);
-    if (code == CF_OK) code = fill_sets(e, error);
-    for (int64_t i = 0; i < e->stages.n && code == CF_OK; i++) code = lay_out_stage(e, &e->stages[i], error);
+        if (!start_plan(b, &b->stages[i], &e->stages[i])) return no_memory(error);
+    code = find_order(b, error);
+    for (int64_t i = 0; i < b->stages.n && code == CF_OK; i++) code = plan_stage(&b->stages[i], error);
+    for (int64_t i = 0; i < b->stages.n && code == CF_OK; i++) lay_out_stage(&b->stages[i]);
     return code;
 }
 
-/* An executor without a batch and without device memory, for plan_batch beside the batch of another one. */
-bool copy_unloaded(const executor *from, executor *to) {
-    *to = *from;
-    static_cast<batch &>(*to) = batch();
-    to->desc.memory_limit = 0;
-    to->stages = array<stage>();
-    to->sets = array<metadata_set>();
-    if (!fill(from->allocator, &to->stages, from->stages.n, stage()) ||
-        !fill(from->allocator, &to->sets, from->sets.n, metadata_set()))
-        return false;
-    for (int64_t i = 0; i < from->stages.n; i++) {
-        to->stages[i] = from->stages[i];
-        static_cast<stage_batch &>(to->stages[i]) = stage_batch();
-        to->stages[i].owner = to;
-    }
-    for (int64_t i = 0; i < from->sets.n; i++) {
-        to->sets[i].arch = from->sets[i].arch;
-        to->sets[i].n_processors = from->sets[i].n_processors;
-    }
-    return true;
-}
-
-cf_result memory_for(const executor *e, const cf_plan *plan, const cf_schedule *schedule, cf_executor_memory *out,
-                     cf_error *error) {
-    executor unloaded;
-    cf_result code = copy_unloaded(e, &unloaded) ? plan_batch(&unloaded, plan, schedule, error) : no_memory(error);
-    for (int64_t i = 0; i < e->desc.n_stages && code == CF_OK; i++) {
-        const int64_t here = i - e->first_stage;
-        out[i] = cf_executor_memory();
-        if (here < 0 || here >= e->stages.n) continue;
-        out[i] = unloaded.stages[here].memory_used;
-        out[i].allocated = e->stages[here].memory_bytes;
-    }
-    drop_batch(&unloaded);
-    drop(e->allocator, &unloaded.stages);
-    drop(e->allocator, &unloaded.sets);
-    return code;
-}
-
-/* ---- waiting for the device ---- */
+/* ---- what is asked of NCCL ---- */
 
 /* Seconds on a clock that only runs forwards. */
 double seconds_now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-/* A peer of the communicator is gone: what it was to send or take will never end. */
-bool peers_lost(const executor *e) {
 #ifdef CHUNKFLOW_NCCL
+
+/* A communicator that does not block says "in progress", and is to be asked until it is not. */
+cf_result check_nccl(const executor *e, ncclResult_t status, cf_error *error) {
+    const double start = seconds_now();
+    while (status == ncclInProgress && seconds_now() - start <= e->desc.timeout)
+        if (ncclCommGetAsyncError(e->desc.nccl, &status) != ncclSuccess) status = ncclSystemError;
+    if (status == ncclSuccess) return CF_OK;
+    return cf_fail(error, CF_ERROR_DEVICE, "nccl", -1, (int64_t)ncclSuccess, (int64_t)status,
+                   ncclGetErrorString(status));
+}
+
+cf_result find_rank(executor *e, cf_error *error) {
+    int n = 0, rank = 0, device = 0, current = 0;
+    const cudaError_t found = cudaGetDevice(&current);
+    ncclResult_t status = ncclCommCount(e->desc.nccl, &n);
+    if (status == ncclSuccess) status = ncclCommUserRank(e->desc.nccl, &rank);
+    if (status == ncclSuccess) status = ncclCommCuDevice(e->desc.nccl, &device);
+    if (status != ncclSuccess) return check_nccl(e, status, error);
+    if (found != cudaSuccess) return fail_cuda(error, found, "devices");
+    if (n != e->desc.n_stages)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "nccl", -1, e->desc.n_stages, n, "the communicator has another size");
+    if (e->desc.devices != NULL) current = e->desc.devices[rank];
+    if (current != device)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "devices", rank, device, current, "not the communicator's device");
+    e->first_stage = rank;
+    return CF_OK;
+}
+
+/* A peer is gone: what it was to send or take will never end. */
+bool peers_lost(const executor *e) {
     ncclResult_t state = ncclSuccess;
     if (!has_nccl(e) || e->aborted) return false;
     return ncclCommGetAsyncError(e->desc.nccl, &state) != ncclSuccess ||
            (state != ncclSuccess && state != ncclInProgress);
-#else
-    (void)e;
-    return false;
-#endif
 }
+
+cf_result send_or_receive(const executor *e, bool sends, void *data, size_t bytes, int peer, cudaStream_t stream,
+                          cf_error *error) {
+    return check_nccl(e, sends ? ncclSend(data, bytes, ncclUint8, peer, e->desc.nccl, stream)
+                               : ncclRecv(data, bytes, ncclUint8, peer, e->desc.nccl, stream), error);
+}
+
+/* Puts the sum or the largest over all processes into each of n numbers on the device. */
+cf_result reduce(const executor *e, bool sum, double *numbers, int64_t n, cudaStream_t stream, cf_error *error) {
+    const ncclRedOp_t op = sum ? ncclSum : ncclMax;
+    return check_nccl(e, ncclAllReduce(numbers, numbers, (size_t)n, ncclFloat64, op, e->desc.nccl, stream), error);
+}
+
+/* What waits for a peer ends then. */
+void give_up(executor *e) {
+    if (!e->aborted) (void)ncclCommAbort(e->desc.nccl);
+    e->aborted = true;
+    e->lost = false;
+}
+
+#else
+
+cf_result find_rank(executor *, cf_error *error) {
+    return cf_refuse(error, CF_ERROR_ARGUMENT, "nccl", -1, "chunkflow_cuda.cu was built without CHUNKFLOW_NCCL");
+}
+bool peers_lost(const executor *) { return false; }
+cf_result send_or_receive(const executor *, bool, void *, size_t, int, cudaStream_t, cf_error *) { return CF_OK; }
+cf_result reduce(const executor *, bool, double *, int64_t, cudaStream_t, cf_error *) { return CF_OK; }
+void give_up(executor *) {}
+
+#endif
+
+/* ---- waiting for the device ---- */
 
 /* Polls, first at once and then in small steps, until `query` is something else than not ready. cudaErrorNotReady: the
    time is up, or a peer is gone. An executor that is lost already does not wait that long again. */
@@ -5922,722 +5380,498 @@ template <typename F> cudaError_t wait_until_ready(const executor *e, F query) {
     }
 }
 
-cudaError_t wait_for_event(const executor *e, cudaEvent_t event) {
-    return wait_until_ready(e, [&] { return cudaEventQuery(event); });
+cudaError_t wait_for_stream(const executor *e, cudaStream_t stream) {
+    return wait_until_ready(e, [&] { return cudaStreamQuery(stream); });
 }
 
 /* Lets everything end that is on a stream. An executor whose device does not come to an end is lost, until it does. */
-cudaError_t drain(executor *e) {
+cf_result drain(executor *e, cf_error *error) {
     cudaError_t first = cudaSuccess;
-    for (int64_t i = 0; i < e->stages.n; i++) {
-        (void)cudaSetDevice(e->stages[i].device);
-        for (int64_t j = 0; j < e->stages[i].streams.n; j++) {
-            const cudaStream_t stream = e->stages[i].streams[j];
-            const cudaError_t status = wait_until_ready(e, [&] { return cudaStreamQuery(stream); });
-            if (status == cudaErrorNotReady) e->lost = 1;
-            if (status != cudaSuccess && first == cudaSuccess) first = status;
+    for (const stage &on : e->stages) {
+        (void)cudaSetDevice(on.device);
+        for (const cudaStream_t stream : on.streams) {
+            const cudaError_t status = wait_for_stream(e, stream);
+            e->lost |= status == cudaErrorNotReady;
+            if (first == cudaSuccess) first = status;
         }
     }
-    if (first != cudaErrorNotReady) e->lost = 0;
-    return first;
-}
-
-cf_result fail_drain(cf_error *error, cudaError_t status) {
-    if (status != cudaErrorNotReady) return fail_cuda(error, status, "device");
-    return cf_fail(error, CF_ERROR_DEVICE, "timeout", -1, (int64_t)cudaSuccess, (int64_t)status,
-                   "work on a stage's stream did not end in time");
+    if (first == cudaErrorNotReady)
+        return cf_fail(error, CF_ERROR_DEVICE, "timeout", -1, (int64_t)cudaSuccess, (int64_t)first,
+                       "work on a stage's stream did not end in time");
+    e->lost = false;
+    return first == cudaSuccess ? CF_OK : fail_cuda(error, first, "device");
 }
 
 /* ---- errors of a run ---- */
 
-/* Keeps the first failure: the action's name, then what happened and its number. */
-void note_error(const stage *s, int64_t position, const cf_error &error) {
-    executor *e = s->owner;
-    const cf_action &a = s->actions[position];
+/* Keeps the first failure: the name of the action, by its place in the schedule, then what happened and its number. */
+void note_error(const batch *b, int64_t index, const cf_error &error) {
+    executor *e = b->e;
+    const cf_action &a = b->schedule->actions[index];
+    const long long number = stage_of(b, a.stage);
     char place[64];
     if (e->failure.code != CF_OK) return;
     if (e->desc.n_virtual > 1)
-        (void)snprintf(place, sizeof place, "virtual stage %d (stage %lld)", (int)a.stage, (long long)s->number);
+        (void)snprintf(place, sizeof place, "virtual stage %d (stage %lld)", (int)a.stage, number);
     else
-        (void)snprintf(place, sizeof place, "stage %lld", (long long)s->number);
+        (void)snprintf(place, sizeof place, "stage %lld", number);
     e->failure = error;
+    e->failed_at = index;
     (void)snprintf(e->failure.text, sizeof e->failure.text, "%s of chunk %d on %s: %.150s",
                    cf_pass_name(static_cast<cf_pass>(a.pass)), (int)a.chunk, place, error.text);
 }
 
-void note_failure(const stage *s, int64_t position, cf_result code, const char *field, const char *what, int64_t got,
-                  const char *why) {
+void note_failure(const stage_plan *s, int64_t position, cf_result code, const char *field, const char *what,
+                  int64_t got, const char *why) {
     cf_error error = {position, code, field, 0, got, ""};
     (void)snprintf(error.text, sizeof error.text, "%s %s (%lld)", what, why, (long long)got);
-    note_error(s, position, error);
+    note_error(s->b, s->first + position, error);
 }
 
-/* Both return 0 where all is well, or a number that stops the interpreter. */
-int check_cuda(const stage *s, int64_t position, cudaError_t status, const char *what) {
-    if (status == cudaSuccess) return 0;
+/* Whether all is well. */
+bool check_cuda(const stage_plan *s, int64_t position, cudaError_t status, const char *what) {
+    executor *e = s->b->e;
     const bool late = status == cudaErrorNotReady;
+    if (status == cudaSuccess) return true;
     note_failure(s, position, CF_ERROR_DEVICE, late ? "timeout" : "device", what, (int64_t)status,
-                 !late             ? cudaGetErrorName(status)
-                 : peers_lost(s->owner) ? "lost its peers"
-                                        : "made no progress in time");
-    if (late) s->owner->lost = 1;
-    return 1;
-}
-
-/* As in cf_run, an error that a callback has put into its step goes out as it came. */
-int check_callback(const stage *s, const cf_step *step, int number, const char *callback) {
-    if (number != 0 && step->error->code != CF_OK)
-        note_error(s, step->position, *step->error);
-    else if (number != 0)
-        note_failure(s, step->position, CF_ERROR_CALLBACK, callback, callback, number, "reported an error");
-    return number;
-}
-
-/* ---- issuing an action ---- */
-
-cudaStream_t own_stream(const stage *s, const planned &p) { return s->streams[p.stream]; }
-
-cudaEvent_t end_event(const stage *s, const planned &p) { return s->events[p.event]; }
-
-/* Makes the stream wait for what the action needs. */
-int begin_action(const stage *s, int64_t position) {
-    const executor *e = s->owner;
-    const planned &p = s->plan[position];
-    cudaError_t status = cudaSetDevice(s->device);
-    for (int64_t i = p.first_wait; i < p.first_wait + p.n_waits && status == cudaSuccess; i++) {
-        const stage *other = &e->stages[s->waits[i].stage];
-        status = cudaStreamWaitEvent(own_stream(s, p), end_event(other, other->plan[s->waits[i].position]), 0);
-    }
-    if (status == cudaSuccess && e->desc.timeline) status = cudaEventRecord(s->events[p.event + 1], own_stream(s, p));
-    return check_cuda(s, position, status, "waiting");
-}
-
-int end_action(const stage *s, int64_t position) {
-    const planned &p = s->plan[position];
-    return check_cuda(s, position, cudaEventRecord(end_event(s, p), own_stream(s, p)), "ending");
+                 !late ? cudaGetErrorName(status) : peers_lost(e) ? "lost its peers" : "made no progress in time");
+    e->lost |= late;
+    return false;
 }
 
 /* What a callback has left behind: a launch that failed and that it did not look after. One that only asked whether
    something is ready has not failed. */
-int check_left_behind(const stage *s, int64_t position, const char *callback) {
+bool check_left_behind(const stage_plan *s, int64_t position, const char *callback) {
     const cudaError_t status = cudaGetLastError();
     char what[32];
     (void)snprintf(what, sizeof what, "%s left", callback);
     return check_cuda(s, position, status == cudaErrorNotReady ? cudaSuccess : status, what);
 }
 
-void *in_arena(const stage *s, int64_t place) { return place < 0 ? NULL : s->memory + s->arena_at + place; }
+/* ---- issuing an action ---- */
 
-#ifdef CHUNKFLOW_NCCL
+cudaStream_t own_stream(const stage_plan *s, const planned &p) { return s->on->streams[p.stream]; }
 
-/* ---- one stage in each process ---- */
-
-/* Everything that the processes do with one another is on one stream and in the order of the list. A stage that fails
-   goes on with its transfers, whatever is in the buffers, so that the others come to their ends; then all exchange who
-   failed. A stage whose device is dead can do neither: it gives the communicator up, and the others find a peer gone.
- */
-
-cf_result fail_nccl(cf_error *error, ncclResult_t status) {
-    return cf_fail(error, CF_ERROR_DEVICE, "nccl", -1, (int64_t)ncclSuccess, (int64_t)status,
-                   ncclGetErrorString(status));
+/* Makes the action's stream wait for what the action needs, lets `put` put its work there, which returns whether all is
+   well, and marks its end. */
+template <typename F> bool issue(const stage_plan *s, int64_t position, F put) {
+    const planned &p = s->plan[position];
+    cudaError_t status = cudaSetDevice(s->on->device);
+    for (int64_t i = p.first_wait; i < p.first_wait + p.n_waits && status == cudaSuccess; i++) {
+        const cudaEvent_t event = s->b->stages[s->waits[i].stage].on->events[s->waits[i].event];
+        status = cudaStreamWaitEvent(own_stream(s, p), event, 0);
+    }
+    if (status == cudaSuccess && s->b->e->desc.timeline)
+        status = cudaEventRecord(s->on->events[p.event + 1], own_stream(s, p));
+    if (!check_cuda(s, position, status, "waiting") || !put()) return false;
+    return check_cuda(s, position, cudaEventRecord(s->on->events[p.event], own_stream(s, p)), "ending");
 }
 
-/* A communicator that does not block says "in progress", and is to be asked until it is not. */
-ncclResult_t settle(const executor *e, ncclResult_t status) {
-    const double start = seconds_now();
-    while (status == ncclInProgress && seconds_now() - start <= e->desc.timeout)
-        if (ncclCommGetAsyncError(e->desc.nccl, &status) != ncclSuccess) return ncclSystemError;
-    return status;
+void *in_arena(const stage_plan *s, int64_t place) {
+    return place < 0 ? NULL : s->on->memory.data + s->arena_at + place;
 }
 
-cudaStream_t exchange_stream(const executor *e) {
-    return e->stages[0].streams[e->desc.n_stages == 1 ? OUT : FIRST_LINK];
+/* The chunk's state, or its gradient. Chunks without a group share the planes of one layer for theirs. */
+cf_state state_of(const stage_plan *s, const cf_action &a, bool gradient) {
+    const batch *b = s->b;
+    const cf_attention_desc &d = b->e->desc.attention;
+    const plane_set &p = s->planes[2 * (a.stage / b->e->desc.n_stages) + gradient];
+    const bool shared = gradient && b->plan->chunks[a.chunk].group < 0;
+    cf_state state = {};
+    const int64_t row_at = p.at + s->row_at[gradient][local_cell(b, a)] * p.row_bytes;
+    state.data = s->on->memory.data + (shared ? s->standalone_at : row_at);
+    state.n_layers = p.n_layers;
+    state.n_kv_heads = d.n_kv_heads;
+    state.head_size = d.head_size;
+    state.dtype = gradient ? CF_DTYPE_FP32 : d.dtype;
+    state.rows = shared ? b->standalone_rows : p.rows;
+    state.one_layer = shared;
+    return state;
 }
 
-void give_up(executor *e) {
-    if (!e->aborted) (void)ncclCommAbort(e->desc.nccl);
-    e->aborted = 1;
+/* What the callback of a pass is told. */
+cf_cuda_step step_of(const stage_plan *s, const cf_step *step) {
+    const batch *b = s->b;
+    const executor *e = b->e;
+    const cf_action &a = step->action;
+    const planned &p = s->plan[step->position];
+    const chunk_data &data = b->chunks[a.chunk - b->first_chunk];
+    const int64_t rows = step->chunk->padded;
+    const bool backward = !is_forward(a.pass);
+    const cf_cuda_stage &d = e->stage_descs[a.stage];
+    cf_cuda_step out = {};
+    out.step = step;
+    out.stream = own_stream(s, p);
+    out.device = s->on->device;
+    out.metadata = &data.metadata;
+    out.positions = reinterpret_cast<const int32_t *>(s->on->memory.data + data.positions_at);
+    if (data.attention != NULL) {
+        out.attention = data.attention;
+        out.tiles = s->on->memory.data + data.tiles_at;
+        out.attention_workspace = s->on->memory.data + s->attention_at[backward];
+        out.attention_workspace_bytes = (size_t)b->attention_bytes[backward];
+    }
+    if (e->has_state && a.pass != CF_W) out.state = state_of(s, a, false);
+    if (e->has_state && is_backward(a.pass)) {
+        out.gradient = state_of(s, a, true);
+        out.overwrite = p.overwrite;
+    }
+    out.activations = in_arena(s, p.activations);
+    out.activation_bytes = p.activations < 0 ? 0 : wanted_bytes(d, ACTIVATIONS, rows);
+    out.workspace = s->on->memory.data + s->workspace_at;
+    out.workspace_bytes = wanted_bytes(d, FORWARD_WORK + backward, rows);
+    out.input = in_arena(s, p.input);
+    out.output = in_arena(s, p.output);
+    out.boundary_bytes = e->desc.boundary_bytes_per_token * rows;
+    return out;
 }
 
-cf_result find_rank(executor *e, cf_error *error) {
-    int n = 0, rank = 0, device = 0, current = 0;
-    ncclResult_t status = ncclCommCount(e->desc.nccl, &n);
-    if (status == ncclSuccess) status = ncclCommUserRank(e->desc.nccl, &rank);
-    if (status == ncclSuccess) status = ncclCommCuDevice(e->desc.nccl, &device);
-    if (status != ncclSuccess) return fail_nccl(error, status);
-    if (n != e->desc.n_stages)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "nccl", -1, e->desc.n_stages, n, "the communicator has another size");
-    const cudaError_t found = cudaGetDevice(&current);
-    if (found != cudaSuccess) return fail_cuda(error, found, "devices");
-    if (e->devices.n > 0) current = e->devices[rank];
-    if (current != device)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "devices", rank, device, current, "not the communicator's device");
-    e->first_stage = rank;
-    return CF_OK;
+/* The callbacks of the interpreter. They note failures in the executor, which is where issue_all looks, and return 0:
+   with NCCL the lists go on without passes, see there. As in cf_run, an error that the application's callback has put
+   into its step goes out as it came. */
+int run_pass(void *user, const cf_step *step) {
+    const stage_plan *s = static_cast<const stage_plan *>(user);
+    const cf_executor_desc &d = s->b->e->desc;
+    const char *name = is_forward(step->action.pass) ? "forward" : "backward";
+    int (*const callback)(void *, const cf_cuda_step *) = is_forward(step->action.pass) ? d.forward : d.backward;
+    s->b->e->n_ahead++;
+    if (s->b->e->failure.code != CF_OK) return 0;
+    (void)issue(s, step->position, [&] {
+        const cf_cuda_step cuda_step = step_of(s, step);
+        const int number = callback != NULL ? callback(d.user, &cuda_step) : 0;
+        if (number != 0 && step->error->code != CF_OK)
+            note_error(s->b, s->first + step->position, *step->error);
+        else if (number != 0)
+            note_failure(s, step->position, CF_ERROR_CALLBACK, name, name, number, "reported an error");
+        return number == 0 && check_left_behind(s, step->position, name);
+    });
+    return 0;
 }
 
-cf_result start_nccl(executor *e, cf_error *error) {
-    const size_t bytes = 2 * sizeof(int64_t);
+/* Rows of the state, and behind them in host memory those of its gradient. */
+int run_move(void *user, const cf_step *step) {
+    const stage_plan *s = static_cast<const stage_plan *>(user);
+    const executor *e = s->b->e;
+    const cf_action &a = step->action;
+    const planned &p = s->plan[step->position];
+    const int64_t row = step->chunk->prefix, rows = rows_of(s->b->plan, a.chunk);
+    char *host = s->on->host.data + p.host;
+    if (e->failure.code != CF_OK) return 0;
+    (void)issue(s, step->position, [&] {
+        cf_error why = {};
+        for (int i = 0; i < 1 + p.with_gradient && why.code == CF_OK && e->has_state; i++) {
+            const cf_state state = state_of(s, a, i == 1);
+            if (state.n_layers == 0) break;
+            (void)(a.pass == CF_OFFLOAD ? cf_state_offload(&state, row, rows, host, own_stream(s, p), &why)
+                                        : cf_state_prefetch(&state, row, rows, host, own_stream(s, p), &why));
+            host += plane_bytes(s->planes[2 * (a.stage / e->desc.n_stages)], rows);
+        }
+        if (why.code != CF_OK)
+            note_failure(s, step->position, why.code, why.field, "copying", why.got, cf_result_name(why.code));
+        return why.code == CF_OK;
+    });
+    return 0;
+}
+
+int run_progress(void *user, const cf_progress *progress) {
+    const stage_plan *s = static_cast<const stage_plan *>(user);
+    const cf_executor_desc &d = s->b->e->desc;
+    const int64_t position = progress->step->position;
+    if (d.progress == NULL || s->b->e->failure.code != CF_OK) return 0;
+    const int number = d.progress(d.user, s->on->number, progress);
+    if (number != 0) note_failure(s, position, CF_ERROR_CANCELLED, "progress", "progress", number, "asked to stop");
+    else (void)check_left_behind(s, position, "progress");
+    return 0;
+}
+
+/* In one process the receiver copies, so that nothing is left for the SEND to do. A tensor without rows is not sent;
+   both ends know that. */
+int run_transfer(void *user, const cf_step *step) {
+    const stage_plan *s = static_cast<const stage_plan *>(user);
+    executor *e = s->b->e;
+    const planned &p = s->plan[step->position];
+    const size_t bytes = (size_t)(e->desc.boundary_bytes_per_token * step->chunk->padded);
+    const bool sends = is_send(step->action.pass);
+    if (p.event < 0) return 0; /* its RECV does it all */
+    const bool ok = issue(s, step->position, [&] {
+        cf_error why = {};
+        void *data = in_arena(s, sends ? p.output : p.input);
+        if (bytes == 0) return true;
+        if (!has_nccl(e)) {
+            const stage_plan &peer = s->b->stages[p.peer];
+            const void *from = in_arena(&peer, peer.plan[p.partner].output);
+            return check_cuda(s, step->position,
+                              cudaMemcpyAsync(data, from, bytes, cudaMemcpyDefault, own_stream(s, p)), "copying");
+        }
+        if (send_or_receive(e, sends, data, bytes, p.peer, own_stream(s, p), &why) == CF_OK) return true;
+        why.item = step->position;
+        note_error(s->b, s->first + step->position, why);
+        return false;
+    });
+    e->broken |= !ok;
+    return 0;
+}
+
+/* ---- processes ---- */
+
+/* Everything that the processes do with one another is on one stream and in the order of the lists. */
+cudaStream_t exchange_stream(const stage &on) { return on.streams[on.streams.n - 1]; }
+
+double *exchange_memory(const executor *e) {
+    return reinterpret_cast<double *>(e->stages[0].memory.data + e->loaded[0].stages[0].memory_used.total);
+}
+
+/* As reduce, of numbers in host memory, at most two for each action of the schedule. Nothing else may be on the stream,
+   or the first copy could wait for it for ever. */
+cf_result exchange(const executor *e, bool sum, double *numbers, int64_t n, cf_error *error) {
+    const cudaStream_t stream = exchange_stream(e->stages[0]);
+    const size_t bytes = (size_t)n * sizeof(double);
+    double *there = exchange_memory(e);
     cudaError_t status = cudaSetDevice(e->stages[0].device);
-    if (status == cudaSuccess) status = cudaMalloc(reinterpret_cast<void **>(&e->exchange_device), bytes);
-    if (status == cudaSuccess) status = cudaMallocHost(reinterpret_cast<void **>(&e->exchange_host), bytes);
-    if (status == cudaSuccess) status = cudaEventCreateWithFlags(&e->met, cudaEventDisableTiming);
+    if (status == cudaSuccess) status = cudaMemcpyAsync(there, numbers, bytes, cudaMemcpyHostToDevice, stream);
+    const cf_result code = status == cudaSuccess ? reduce(e, sum, there, n, stream, error) : CF_OK;
+    if (code != CF_OK) return code;
+    if (status == cudaSuccess) status = wait_for_stream(e, stream);
+    if (status == cudaSuccess) status = cudaMemcpyAsync(numbers, there, bytes, cudaMemcpyDeviceToHost, stream);
+    if (status == cudaSuccess) status = cudaStreamSynchronize(stream);
     return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "nccl");
 }
 
-void free_nccl(executor *e) {
-    if (e->exchange_device != NULL && !e->lost) (void)cudaFree(e->exchange_device);
-    if (e->exchange_host != NULL && !e->lost) (void)cudaFreeHost(e->exchange_host);
-    if (e->met != NULL) (void)cudaEventDestroy(e->met);
-}
-
-/* A tensor without rows is not sent. Both ends know that. */
-int transfer_with_nccl(const stage *s, int64_t position) {
-    executor *e = s->owner;
-    const cf_action &a = s->actions[position];
-    const planned &p = s->plan[position];
-    const size_t bytes = (size_t)(e->desc.boundary_bytes_per_token * e->plan->chunks[a.chunk].padded);
-    ncclResult_t status = ncclSuccess;
-    if (begin_action(s, position) != 0) return 1;
-    if (bytes > 0 && is_send(a.pass))
-        status = ncclSend(in_arena(s, p.output), bytes, ncclUint8, p.peer, e->desc.nccl, own_stream(s, p));
-    else if (bytes > 0)
-        status = ncclRecv(in_arena(s, p.input), bytes, ncclUint8, p.peer, e->desc.nccl, own_stream(s, p));
-    status = settle(e, status);
-    if (status != ncclSuccess) {
-        note_failure(s, position, CF_ERROR_DEVICE, "nccl", "transfer", (int64_t)status, ncclGetErrorString(status));
-        return 1;
-    }
-    e->n_transfers++;
-    return end_action(s, position);
-}
-
-/* After a failure: the transfers that are left, a few at a time. False where one of them fails or does not end. */
-bool serve_peers(executor *e) {
-    const stage *s = &e->stages[0];
-    const cudaStream_t stream = exchange_stream(e);
-    const int64_t served = e->n_transfers, at_a_time = 16;
-    int64_t n = 0;
-    for (int64_t i = 0; i < s->n_actions; i++) {
-        if (!is_transfer(s->actions[i].pass) || n++ < served) continue;
-        if (transfer_with_nccl(s, i) != 0) return false;
-        if (n % at_a_time == 0 && wait_until_ready(e, [&] { return cudaStreamQuery(stream); }) != cudaSuccess)
-            return false;
-    }
-    return true;
-}
-
-/* Puts the largest number of all processes into *number. */
-cudaError_t exchange(executor *e, int64_t *number) {
-    const cudaStream_t stream = exchange_stream(e);
-    const size_t bytes = sizeof(int64_t);
-    e->exchange_host[0] = *number;
-    cudaError_t status = cudaSetDevice(e->stages[0].device);
-    if (status == cudaSuccess)
-        status = cudaMemcpyAsync(e->exchange_device, e->exchange_host, bytes, cudaMemcpyHostToDevice, stream);
-    if (status != cudaSuccess) return status;
-    if (settle(e, ncclAllReduce(e->exchange_device, e->exchange_device + 1, 1, ncclInt64, ncclMax, e->desc.nccl,
-                                stream)) != ncclSuccess)
-        return cudaErrorUnknown;
-    status = cudaMemcpyAsync(e->exchange_host + 1, e->exchange_device + 1, bytes, cudaMemcpyDeviceToHost, stream);
-    if (status == cudaSuccess) status = wait_until_ready(e, [&] { return cudaStreamQuery(stream); });
-    if (status == cudaSuccess) *number = e->exchange_host[1];
-    return status;
-}
-
-/* Lets the clocks of all processes start when the last one is there. */
-cf_result meet(executor *e, cf_error *error) {
-    const stage *s = &e->stages[0];
-    const cudaStream_t stream = exchange_stream(e);
-    cudaError_t status = cudaSetDevice(s->device);
-    ncclResult_t reduced = ncclSuccess;
-    if (status == cudaSuccess) status = cudaMemsetAsync(e->exchange_device, 0, 2 * sizeof(int64_t), stream);
-    if (status == cudaSuccess)
-        reduced = settle(e, ncclAllReduce(e->exchange_device, e->exchange_device + 1, 1, ncclInt64, ncclMax,
-                                          e->desc.nccl, stream));
-    if (reduced != ncclSuccess) return fail_nccl(error, reduced);
-    if (status == cudaSuccess) status = cudaEventRecord(e->met, stream);
-    if (status == cudaSuccess) status = cudaStreamWaitEvent(s->streams[COMPUTE], e->met, 0);
-    return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "timeline");
-}
-
-/* A failure as a number: the lowest stage has the largest. */
-int64_t failure_number(const executor *e) {
-    if (e->failure.code == CF_OK) return 0;
-    const int64_t place = e->desc.n_stages - e->first_stage, position = std::max<int64_t>(e->failure.item, 0);
-    return place << 40 | position << 8 | (int64_t)e->failure.code;
-}
-
-void note_peer(executor *e, int64_t number) {
-    const int64_t stage_number = e->desc.n_stages - (number >> 40), position = number >> 8 & 0xFFFFFFFF;
-    const cf_action &a = e->schedule->actions[e->schedule->first[stage_number] + position];
-    e->failure.code = static_cast<cf_result>(number & 0xFF);
-    e->failure.item = position;
-    e->failure.field = "nccl";
-    e->failure.got = stage_number;
-    (void)snprintf(e->failure.text, sizeof e->failure.text, "%s of chunk %d on stage %lld, in another process: %s",
-                   cf_pass_name(static_cast<cf_pass>(a.pass)), (int)a.chunk, (long long)stage_number,
-                   cf_result_text(e->failure.code));
-}
-
-/* The end of a run: all processes learn whether one has failed. */
+/* The end of a run: all processes learn of the failure that comes first in the schedule, as its action and code. One
+   that could not go on gives the communicator up, and the others find a peer gone, or run out of time. */
 void agree(executor *e) {
-    int64_t number = failure_number(e);
-    bool together = !e->aborted && !e->lost && !peers_lost(e);
-    if (together && number != 0) together = serve_peers(e) && drain(e) == cudaSuccess;
-    cudaError_t status = together ? exchange(e, &number) : cudaErrorUnknown;
-    if (status == cudaSuccess && e->failure.code == CF_OK && number != 0) note_peer(e, number);
-    if (status == cudaSuccess) return;
-    if (e->failure.code == CF_OK) {
-        e->failure.item = -1;
-        e->failure.code = CF_ERROR_DEVICE;
-        e->failure.field = "nccl";
-        e->failure.got = (int64_t)status;
-        (void)snprintf(e->failure.text, sizeof e->failure.text, "stage %lld: the other stages do not answer",
-                       (long long)e->first_stage);
-    }
-    give_up(e);
-    e->lost = 0; /* nothing on the streams waits for a peer any more */
+    const batch *b = e->loaded.data;
+    const double codes = 256.0;
+    const bool failed = e->failure.code != CF_OK;
+    double number = failed ? (double)(b->schedule->n_actions - e->failed_at) * codes + (double)e->failure.code : 0.0;
+    const bool together = !e->broken && !e->lost && !peers_lost(e) && exchange(e, false, &number, 1, NULL) == CF_OK;
+    if (!together) give_up(e);
+    if (!together && !failed)
+        (void)cf_refuse(&e->failure, CF_ERROR_DEVICE, "nccl", -1, "the other stages do not answer");
+    if (!together || failed || !(number > 0.0)) return;
+    const int64_t index = b->schedule->n_actions - (int64_t)(number / codes);
+    const int64_t from = stage_of(b, b->schedule->actions[index].stage);
+    cf_error why = {};
+    (void)cf_fail(&why, static_cast<cf_result>((int64_t)number % (int64_t)codes), "nccl",
+                  index - b->schedule->first[from], e->first_stage, from, "it failed in another process");
+    note_error(b, index, why);
 }
 
 /* Every process knows the times of its own stage, and 0 for all others. A transfer begins when both ends have come to
    it, for the one that comes first waits in it, and ends when the tensor has come. */
 cf_result gather_times(executor *e, double *times, int64_t n, cf_error *error) {
-    const cudaStream_t stream = exchange_stream(e);
-    const size_t bytes = (size_t)(2 * n) * sizeof(double);
-    double *all = NULL;
-    ncclResult_t reduced = ncclSuccess;
-    cudaError_t status = cudaSetDevice(e->stages[0].device);
-    if (status == cudaSuccess) status = cudaMalloc(reinterpret_cast<void **>(&all), bytes + 1);
-    if (status == cudaSuccess) status = cudaMemcpyAsync(all, times, bytes, cudaMemcpyHostToDevice, stream);
-    if (status == cudaSuccess)
-        reduced = settle(e, ncclAllReduce(all, all, (size_t)(2 * n), ncclFloat64, ncclSum, e->desc.nccl, stream));
-    if (status == cudaSuccess && reduced == ncclSuccess)
-        status = wait_until_ready(e, [&] { return cudaStreamQuery(stream); });
-    if (status == cudaSuccess && reduced == ncclSuccess)
-        status = cudaMemcpyAsync(times, all, bytes, cudaMemcpyDeviceToHost, stream);
-    if (status == cudaSuccess && reduced == ncclSuccess) status = cudaStreamSynchronize(stream);
-    if (reduced != ncclSuccess || status == cudaErrorNotReady) give_up(e); /* or the next call would wait for ever */
-    if (all != NULL) (void)cudaFree(all);
-    if (reduced != ncclSuccess) return fail_nccl(error, reduced);
-    if (status != cudaSuccess) return fail_cuda(error, status, "timeline");
-    const cf_schedule *s = e->schedule;
+    const batch *b = e->loaded.data;
+    const cf_schedule *s = b->schedule;
+    const cf_result code = exchange(e, true, times, 2 * n, error);
+    if (code != CF_OK) give_up(e); /* or the next call would wait for ever */
+    if (code != CF_OK) return code;
     for (int64_t i = 0; i < s->n_actions; i++) {
         const cf_action &a = s->actions[i];
+        const int64_t to = a.stage + step_of_kind(kind_of(a.pass));
         if (!is_send(a.pass)) continue;
-        const int64_t receive = s->first[peer_of(e, a)] + receiver_of(e, a);
+        const int64_t receive = s->first[stage_of(b, to)] + position_of(b, AT_RECV + kind_of(a.pass), to, a.chunk);
         times[i] = times[receive] = std::max(times[i], times[receive]);
         times[n + i] = times[n + receive] = std::max(times[receive], times[n + receive]);
     }
     return CF_OK;
 }
 
-#endif
-
-/* ---- passes, moves and transfers ---- */
-
-cf_state state_of(const stage *s, const plane_set &p, int64_t row, cf_dtype dtype) {
-    const cf_attention_desc &a = s->owner->desc.attention;
-    cf_state state = {};
-    state.data = s->memory + p.at + row * p.row_bytes;
-    state.n_layers = p.n_layers;
-    state.n_kv_heads = a.n_kv_heads;
-    state.head_size = a.head_size;
-    state.dtype = dtype;
-    state.rows = p.rows;
-    return state;
-}
-
-cf_state gradient_of(const stage *s, const cf_action &a) {
-    const executor *e = s->owner;
-    const plane_set &p = s->gradient[a.stage / e->desc.n_stages];
-    if (e->plan->chunks[a.chunk].group >= 0) return state_of(s, p, s->gradient_row[local_cell(e, a)], CF_DTYPE_FP32);
-    plane_set shared = p;
-    shared.rows = s->standalone_rows;
-    shared.at = s->standalone_at;
-    cf_state gradient = state_of(s, shared, 0, CF_DTYPE_FP32);
-    gradient.one_layer = 1;
-    return gradient;
-}
-
-void set_attention(const stage *s, const cf_action &a, bool backward, cf_cuda_step *step) {
-    const executor *e = s->owner;
-    const int64_t i = a.chunk - e->first_chunk;
-    const metadata_set &set = e->sets[s->set_index];
-    step->metadata = &e->metadata[i];
-    step->positions = reinterpret_cast<const int32_t *>(s->memory + e->positions_at[i]);
-    if (set.attention.n == 0) return;
-    step->attention = set.attention[i];
-    step->tiles = s->memory + set.tiles_at[i];
-    step->attention_workspace = s->memory + s->attention_at[backward];
-    step->attention_workspace_bytes = (size_t)s->attention_bytes[backward];
-}
-
-/* What the callback of a pass is told. */
-cf_cuda_step step_of(const stage *s, const cf_step *step) {
-    const executor *e = s->owner;
-    const cf_action &a = step->action;
-    const planned &p = s->plan[step->position];
-    const cf_cuda_stage &d = e->stage_descs[a.stage];
-    const bool backward = a.pass != CF_F && a.pass != CF_R;
-    cf_cuda_step out = {};
-    out.step = step;
-    out.stream = own_stream(s, p);
-    out.device = s->device;
-    set_attention(s, a, backward, &out);
-    if (e->has_state && a.pass != CF_W)
-        out.state =
-            state_of(s, s->state[a.stage / e->desc.n_stages], s->state_row[local_cell(e, a)], e->desc.attention.dtype);
-    if (e->has_state && is_backward(a.pass)) {
-        out.gradient = gradient_of(s, a);
-        out.overwrite = p.overwrite;
-    }
-    out.activations = in_arena(s, p.activations);
-    out.activation_bytes =
-        p.activations < 0 ? 0 : d.activation_bytes + d.activation_bytes_per_token * step->chunk->padded;
-    out.workspace = s->memory + s->workspace_at;
-    out.workspace_bytes = backward ? d.backward_bytes + d.backward_bytes_per_token * step->chunk->padded
-                                   : d.forward_bytes + d.forward_bytes_per_token * step->chunk->padded;
-    out.input = in_arena(s, p.input);
-    out.output = in_arena(s, p.output);
-    out.boundary_bytes = e->desc.boundary_bytes_per_token * step->chunk->padded;
-    return out;
-}
-
-int run_pass(void *user, const cf_step *step) {
-    const stage *s = static_cast<const stage *>(user);
-    const cf_executor_desc &d = s->owner->desc;
-    const bool backward = step->action.pass != CF_F && step->action.pass != CF_R;
-    int (*const callback)(void *, const cf_cuda_step *) = backward ? d.backward : d.forward;
-    if (begin_action(s, step->position) != 0) return 1;
-    const cf_cuda_step cuda_step = step_of(s, step);
-    const int number = callback != NULL ? callback(d.user, &cuda_step) : 0;
-    const char *name = backward ? "backward" : "forward";
-    if (check_callback(s, step, number, name) != 0) return number;
-    if (check_left_behind(s, step->position, name) != 0 || end_action(s, step->position) != 0) return 1;
-    s->owner->n_ahead++;
-    return 0;
-}
-
-/* Rows of the state, and behind them in host memory those of its gradient. */
-int run_move(void *user, const cf_step *step) {
-    const stage *s = static_cast<const stage *>(user);
-    const executor *e = s->owner;
-    const cf_action &a = step->action;
-    const planned &p = s->plan[step->position];
-    const int64_t local = a.stage / e->desc.n_stages, cell = local_cell(e, a), row = step->chunk->prefix;
-    const int64_t rows = rows_of(e->plan, a.chunk);
-    cf_error why = {};
-    if (begin_action(s, step->position) != 0) return 1;
-    cf_result code = CF_OK;
-    for (int i = 0; i < (p.with_gradient ? 2 : 1) && code == CF_OK && e->has_state; i++) {
-        const plane_set &of = i == 0 ? s->state[local] : s->gradient[local];
-        const cf_state state = i == 0 ? state_of(s, of, s->state_row[cell], e->desc.attention.dtype)
-                                      : state_of(s, of, s->gradient_row[cell], CF_DTYPE_FP32);
-        char *host = s->host + p.host + (i == 0 ? 0 : plane_bytes(s->state[local], rows));
-        if (of.n_layers == 0) continue;
-        code = a.pass == CF_OFFLOAD ? cf_state_offload(&state, row, rows, host, own_stream(s, p), &why)
-                                    : cf_state_prefetch(&state, row, rows, host, own_stream(s, p), &why);
-    }
-    if (code != CF_OK) {
-        note_failure(s, step->position, code, why.field, "copying", why.got, cf_result_name(code));
-        return 1;
-    }
-    return end_action(s, step->position);
-}
-
-/* In one process the receiver copies, so nothing is left to do here. */
-int run_send(void *user, const cf_step *step) {
-#ifdef CHUNKFLOW_NCCL
-    const stage *s = static_cast<const stage *>(user);
-    if (has_nccl(s->owner)) return transfer_with_nccl(s, step->position);
-#endif
-    (void)user;
-    (void)step;
-    return 0;
-}
-
-int run_receive(void *user, const cf_step *step) {
-    const stage *s = static_cast<const stage *>(user);
-    const executor *e = s->owner;
-#ifdef CHUNKFLOW_NCCL
-    if (has_nccl(e)) return transfer_with_nccl(s, step->position);
-#endif
-    const planned &p = s->plan[step->position];
-    const stage *peer = &e->stages[p.peer];
-    const void *from = in_arena(peer, peer->plan[p.partner].output);
-    void *to = in_arena(s, p.input);
-    const size_t bytes = (size_t)(e->desc.boundary_bytes_per_token * step->chunk->padded);
-    cudaError_t status = cudaSuccess;
-    if (begin_action(s, step->position) != 0) return 1;
-    if (bytes > 0 && peer->device == s->device)
-        status = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, own_stream(s, p));
-    else if (bytes > 0)
-        status = cudaMemcpyPeerAsync(to, s->device, from, peer->device, bytes, own_stream(s, p));
-    if (check_cuda(s, step->position, status, "copying") != 0) return 1;
-    return end_action(s, step->position);
-}
-
-int run_progress(void *user, const cf_progress *progress) {
-    const stage *s = static_cast<const stage *>(user);
-    const cf_executor_desc &d = s->owner->desc;
-    const int64_t position = progress->step->position;
-    if (d.progress == NULL) return 0;
-    const int number = d.progress(d.user, s->number, progress);
-    if (number != 0) note_failure(s, position, CF_ERROR_CANCELLED, "progress", "progress", number, "asked to stop");
-    return number != 0 ? number : check_left_behind(s, position, "progress");
-}
-
 /* ---- running ---- */
 
 /* The interpreters of all stages, in memory that load has taken. */
-cf_result open_runners(executor *e, cf_error *error) {
-    for (int64_t i = 0; i < e->stages.n; i++) {
-        stage *s = &e->stages[i];
-        cf_run_desc run = {};
-        cf_error why = {};
-        run.user = s;
-        run.forward = run.backward = run_pass;
-        run.send = run_send;
-        run.receive = run_receive;
-        run.offload = run.prefetch = run_move;
-        run.progress = run_progress;
-        run.seed = e->desc.seed;
-        run.memory = s->run_memory.data;
-        run.bytes = (size_t)s->run_memory.n;
-        run.allocator = &e->allocator;
-        s->n_ended = 0;
-        const cf_result code = cf_run_open(e->plan, e->schedule, s->number, &run, &s->runner, &why);
-        if (code != CF_OK) return fail_stage(error, why, s->number);
-    }
-    return CF_OK;
-}
-
-void close_runners(executor *e) {
-    for (int64_t i = 0; i < e->stages.n; i++) {
-        (void)cf_run_close(e->stages[i].runner, NULL, NULL);
-        e->stages[i].runner = NULL;
-    }
-}
-
-/* Time 0: a moment at which nothing runs, the same for all stages of a device. */
-cf_result start_clocks(executor *e, cf_error *error) {
-    const cudaError_t idle = drain(e);
-    if (idle != cudaSuccess) return fail_drain(error, idle);
-#ifdef CHUNKFLOW_NCCL
+cf_result open_runners(batch *b, cf_error *error) {
+    cf_run_desc run = {};
     cf_result code = CF_OK;
-    if (has_nccl(e) && (code = meet(e, error)) != CF_OK) return code;
-#endif
-    for (int64_t i = 0; i < e->stages.n; i++) {
-        const stage *s = &e->stages[i];
-        cudaError_t status = cudaSetDevice(s->device);
-        if (status == cudaSuccess) status = cudaEventRecord(s->base, s->streams[COMPUTE]);
+    run.forward = run.backward = run_pass;
+    run.send = run.receive = run_transfer;
+    run.offload = run.prefetch = run_move;
+    run.progress = run_progress;
+    run.seed = b->e->desc.seed;
+    run.allocator = &b->e->home.from;
+    for (stage_plan &s : b->stages) {
+        run.user = &s;
+        run.memory = s.run_memory.data;
+        run.bytes = (size_t)s.run_memory.n;
+        s.n_done = 0;
+        if (code == CF_OK) code = cf_run_open(b->plan, b->schedule, s.on->number, &run, &s.runner, error);
+    }
+    return code;
+}
+
+/* Time 0: a moment at which nothing runs, the same for all stages of a device; with NCCL, when the last process has
+   come. */
+cf_result start_clocks(executor *e, cf_error *error) {
+    cf_result code = drain(e, error);
+    for (const stage &on : e->stages) {
+        const cudaStream_t stream = exchange_stream(on);
+        cudaError_t status = cudaSetDevice(on.device);
+        if (code == CF_OK && has_nccl(e)) code = reduce(e, false, exchange_memory(e), 1, stream, error);
+        if (code != CF_OK) return code;
+        if (status == cudaSuccess) status = cudaEventRecord(on.base, stream);
+        if (status == cudaSuccess) status = cudaStreamWaitEvent(on.streams[COMPUTE], on.base, 0);
         if (status != cudaSuccess) return fail_cuda(error, status, "timeline");
     }
-    return CF_OK;
-}
-
-/* The next action in the order of issue has ended. */
-void note_end(executor *e, stage *s) {
-    if (s->actions[s->n_ended].pass < CF_COMPUTE_PASS_COUNT) e->n_ahead--;
-    s->n_ended++;
-    e->n_ended++;
+    return code;
 }
 
 /* Waits for actions in the order in which they were issued, up to the n-th, so that where one of them fails the first
    is named that is not known to have ended. */
-void await(executor *e, int64_t n) {
+bool await(executor *e, int64_t n) {
+    const batch *b = e->loaded.data;
     while (e->n_ended < n) {
-        stage *s = &e->stages[e->order[e->n_ended]];
-        const planned &p = s->plan[s->n_ended];
-        if (p.event >= 0 && check_cuda(s, s->n_ended, wait_for_event(e, end_event(s, p)), "running") != 0) return;
-        note_end(e, s);
+        stage_plan *s = &b->stages[b->order[e->n_ended]];
+        const planned &p = s->plan[s->n_done];
+        const auto query = [&] { return cudaEventQuery(s->on->events[p.event]); };
+        if (p.event >= 0 && !check_cuda(s, s->n_done, wait_until_ready(e, query), "running")) return false;
+        if (is_pass(s->actions[s->n_done].pass)) e->n_ahead--;
+        s->n_done++;
+        e->n_ended++;
     }
+    return true;
 }
 
-/* Notes what has ended without waiting for more. Events tell nothing any more once a device has failed. */
-void look_back(executor *e, int64_t n) {
-    while (e->n_ended < n) {
-        stage *s = &e->stages[e->order[e->n_ended]];
-        const planned &p = s->plan[s->n_ended];
-        if (p.event >= 0 && cudaEventQuery(end_event(s, p)) != cudaSuccess) break;
-        note_end(e, s);
-    }
-    forget(cudaErrorNotReady);
-}
+/* Puts all actions on their streams; returns how many are there.
 
-/* Waits until few passes enough are ahead of the device. A stream takes about a thousand launches; the next one blocks
-   in the callback that makes it, for ever where a device hangs or a peer is gone, and no timeout would be noticed.
+   Few passes are ahead of the device. A stream takes about a thousand launches; the next one blocks in the callback
+   that makes it, for ever where a device hangs or a peer is gone, and no timeout would be noticed.
+
+   A failure ends it, but with NCCL the others wait for the transfers that are left: these go on, one by one, whatever
+   is in the buffers, so that all processes come to their ends and can tell each other.
 
    Nothing can wait for ever here: an action waits only for actions before it in the order of issue. Over NCCL it also
    waits for actions of peers, and what comes before an action in a list can end without that action and all behind it,
    because lowered lists come to their ends where every send waits for its receiver. So a stage may wait for its own
    earlier actions at any place. */
-void hold_back(executor *e) {
-    const int64_t passes_ahead = 4; /* of each stage: no stream runs dry, unless stages differ by more than that */
-    while (e->n_ahead > passes_ahead * e->stages.n && e->failure.code == CF_OK) await(e, e->n_ended + 1);
-}
-
-/* Puts all actions on their streams; stops at the first failure. Returns how many are there. */
 int64_t issue_all(executor *e) {
-    for (int64_t i = 0; i < e->order.n; i++) {
-        stage *s = &e->stages[e->order[i]];
+    const batch *b = e->loaded.data;
+    for (int64_t i = 0; i < b->order.n; i++) {
+        const stage_plan &s = b->stages[b->order[i]];
         cf_error why = {};
-        if (cf_run_next(s->runner, &why) != CF_OK) {
-            if (e->failure.code == CF_OK) (void)fail_stage(&e->failure, why, s->number);
-            return i;
-        }
-        if (e->desc.blocking) await(e, i + 1);
-        else if (i % 16 == 15) look_back(e, i);
-        if (e->failure.code == CF_OK) hold_back(e);
-        if (e->failure.code != CF_OK) return i + 1;
+        e->broken |= cf_run_next(s.runner, &why) != CF_OK;
+        if (e->failure.code == CF_OK) e->failure = why;
+        bool ok = true;
+        if (e->failure.code != CF_OK ? has_nccl(e) && !e->broken : e->desc.blocking) ok = await(e, i + 1);
+        while (ok && e->failure.code == CF_OK && e->n_ahead > PASSES_AHEAD * b->stages.n) ok = await(e, e->n_ended + 1);
+        if (!ok) e->broken = true;
+        if (e->failure.code != CF_OK && (e->broken || !has_nccl(e))) return i + 1;
     }
-    return e->order.n;
+    return b->order.n;
 }
 
-/* What a device that can do nothing any more says to everything; cudaSuccess: all are alive. */
-cudaError_t find_dead(const executor *e) {
-    for (int64_t i = 0; i < e->stages.n; i++) {
-        const cudaError_t status = cudaStreamQuery(e->stages[i].streams[COMPUTE]);
-        if (status != cudaSuccess && status != cudaErrorNotReady) return status;
-    }
-    forget(cudaErrorNotReady);
-    return cudaSuccess;
-}
-
-/* A device that failed at one action shows it in the calls for a later one, also in those of a callback: then it is not
-   the later one that is to be named, unless all before it have ended. */
+/* A device that failed at one action shows it in the calls for a later one, also in those of a callback, for it can do
+   nothing any more: then it is not the later one that is to be named, unless all before it have ended. */
 void issue_and_await(executor *e) {
     const int64_t n = issue_all(e);
     const cf_error found = e->failure;
-    const cudaError_t dead = found.code != CF_OK ? find_dead(e) : cudaSuccess;
-    if (found.code != CF_OK && dead == cudaSuccess) return;
+    bool dead = false;
+    for (const stage &on : e->stages) {
+        const cudaError_t status = cudaStreamQuery(on.streams[COMPUTE]);
+        dead |= status != cudaSuccess && status != cudaErrorNotReady;
+    }
+    forget(cudaErrorNotReady);
+    if (found.code != CF_OK && !dead) return;
     e->failure = cf_error();
-    await(e, n);
-    if (e->failure.code == CF_OK && dead != cudaSuccess && n < e->order.n)
-        (void)check_cuda(&e->stages[e->order[n]], found.item, dead, "running");
+    if (await(e, n)) e->failure = found;
 }
 
 /* Callbacks are asked for by the last error, so one that is there already could not be told from theirs. */
 cf_result run_batch(executor *e, cudaError_t before, cf_error *error) {
+    batch *b = e->loaded.data;
     e->failure = cf_error();
-    e->timed = 0;
-    e->n_transfers = 0;
-    e->n_ended = 0;
-    e->n_ahead = 0;
+    e->failed_at = b->stages[0].first;
+    e->n_ended = e->n_ahead = 0;
+    e->broken = false;
+    b->timed = false;
     if (before != cudaSuccess)
         (void)cf_fail(&e->failure, CF_ERROR_DEVICE, "device", -1, (int64_t)cudaSuccess, (int64_t)before,
                       "a CUDA call before this run left its error");
-    if (e->failure.code == CF_OK) (void)open_runners(e, &e->failure);
-    if (e->failure.code == CF_OK && e->desc.timeline) (void)start_clocks(e, &e->failure);
-    if (e->failure.code == CF_OK) issue_and_await(e);
-#ifdef CHUNKFLOW_NCCL
+    cf_error why = {};
+    cf_result code = open_runners(b, &why);
+    if (code == CF_OK && e->desc.timeline && (has_nccl(e) || before == cudaSuccess)) code = start_clocks(e, &why);
+    e->broken = code != CF_OK;
+    if (e->failure.code == CF_OK) e->failure = why;
+    if (e->failure.code == CF_OK || (has_nccl(e) && !e->broken)) issue_and_await(e);
     if (has_nccl(e)) agree(e);
-#endif
-    close_runners(e);
-    e->timed = e->failure.code == CF_OK && e->desc.timeline;
+    for (stage_plan &s : b->stages) {
+        (void)cf_run_close(s.runner, NULL, NULL);
+        s.runner = NULL;
+    }
+    b->timed = e->failure.code == CF_OK && e->desc.timeline;
     if (e->failure.code == CF_OK) return CF_OK;
-    (void)drain(e);
+    (void)drain(e, NULL);
     if (error != NULL) *error = e->failure;
     return e->failure.code;
 }
 
 /* ---- the timeline ---- */
 
-/* Stages on one device share its clock, to the last bit. */
-cudaEvent_t clock_of(const executor *e, const stage *s) {
-    int64_t i = 0;
-    while (e->stages[i].device != s->device) i++;
-    return e->stages[i].base;
-}
-
-cf_result read_times(const executor *e, const stage *s, double *start, double *end, cf_error *error) {
-    const int64_t first = e->schedule->first[s->number];
+/* When each action of a stage began and ended. A SEND lasts as long as its RECV. Stages on one device share its clock,
+   to the last bit. */
+cf_result read_times(const stage_plan *s, double *start, double *end, cf_error *error) {
+    const batch *b = s->b;
     for (int64_t i = 0; i < s->n_actions; i++) {
-        const stage *from = s;
-        const planned *p = &s->plan[i];
+        const bool waits = s->plan[i].event < 0;
+        const stage_plan *from = waits ? &b->stages[s->plan[i].peer] : s;
+        const int64_t event = waits ? from->plan[s->plan[i].partner].event : s->plan[i].event;
+        const stage *clock = b->e->stages.data;
         float milliseconds[2] = {0.0f, 0.0f};
-        if (p->event < 0) { /* a SEND lasts as long as its RECV */
-            from = &e->stages[p->peer];
-            p = &from->plan[p->partner];
-        }
-        cudaError_t status = cudaEventElapsedTime(&milliseconds[0], clock_of(e, from), from->events[p->event + 1]);
+        while (clock->device != from->on->device) clock++;
+        cudaError_t status = cudaEventElapsedTime(&milliseconds[0], clock->base, from->on->events[event + 1]);
         if (status == cudaSuccess)
-            status = cudaEventElapsedTime(&milliseconds[1], clock_of(e, from), from->events[p->event]);
+            status = cudaEventElapsedTime(&milliseconds[1], clock->base, from->on->events[event]);
         if (status != cudaSuccess) return fail_cuda(error, status, "timeline");
-        start[first + i] = 1e-3 * (double)milliseconds[0];
-        end[first + i] = 1e-3 * (double)std::max(milliseconds[0], milliseconds[1]);
+        start[s->first + i] = 1e-3 * (double)milliseconds[0];
+        end[s->first + i] = 1e-3 * (double)std::max(milliseconds[0], milliseconds[1]);
     }
     return CF_OK;
 }
 
 /* ---- making one ---- */
 
-cf_result check_counts(cf_executor_desc *d, cf_error *error) {
+cf_result check_desc(cf_executor_desc *d, cf_error *error) {
     if (d->n_stages == 0) d->n_stages = 1;
     if (d->n_virtual == 0) d->n_virtual = 1;
     if (d->timeout == 0.0) d->timeout = 600.0;
-    if (d->n_stages < 1 || d->n_stages > CF_MAX_STAGES)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "n_stages", -1, CF_MAX_STAGES, d->n_stages, "out of range");
-    if (d->n_virtual < 1 || d->n_virtual > CF_MAX_STAGES / d->n_stages)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "n_virtual", -1, CF_MAX_STAGES / d->n_stages, d->n_virtual,
-                       "out of range");
-    if (d->nccl == NULL && d->n_stages * d->n_virtual > MOST_LOCAL_STAGES)
-        return cf_fail(error, CF_ERROR_LIMIT, "n_stages", -1, MOST_LOCAL_STAGES, d->n_stages * d->n_virtual,
+    cf_result code = check_range(d->n_stages, 1, CF_MAX_STAGES, "n_stages", -1, error);
+    if (code == CF_OK) code = check_range(d->n_virtual, 1, CF_MAX_STAGES / d->n_stages, "n_virtual", -1, error);
+    if (code != CF_OK) return code;
+    const int64_t n = d->n_stages * d->n_virtual;
+    if (d->nccl == NULL && n > MOST_LOCAL_STAGES)
+        return cf_fail(error, CF_ERROR_LIMIT, "n_stages", -1, MOST_LOCAL_STAGES, n,
                        "too many virtual stages in one process");
     if (!(d->timeout > 0.0 && d->timeout <= 1e9))
         return cf_fail_real(error, CF_ERROR_ARGUMENT, "timeout", -1, d->timeout,
                             "must be a positive number of seconds");
-    if (d->memory_limit < 0)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "memory_limit", -1, 0, d->memory_limit, "must not be negative");
-    if (d->boundary_bytes_per_token < 0 || d->boundary_bytes_per_token > MOST_BYTES)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "boundary_bytes_per_token", -1, MOST_BYTES,
-                       d->boundary_bytes_per_token, "out of range");
-    if (d->boundary_bytes_per_token == 0 && d->n_stages * d->n_virtual > 1)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "boundary_bytes_per_token", -1, 1, 0,
-                       "must be given with more than one virtual stage");
-    if (d->stages == NULL) return cf_fail_null(error, "stages");
-    return CF_OK;
-}
-
-cf_result check_stages(const cf_executor_desc &d, cf_error *error) {
-    for (int64_t i = 0; i < d.n_stages * d.n_virtual; i++) {
-        const cf_cuda_stage &s = d.stages[i];
-        const int64_t bytes[] = {s.activation_bytes,        s.activation_bytes_per_token, s.forward_bytes,
-                                 s.forward_bytes_per_token, s.backward_bytes,             s.backward_bytes_per_token};
-        static const char *const fields[] = {"stages.activation_bytes", "stages.activation_bytes_per_token",
-                                             "stages.forward_bytes",    "stages.forward_bytes_per_token",
-                                             "stages.backward_bytes",   "stages.backward_bytes_per_token"};
-        if (s.n_layers < 0 || s.n_layers > CF_MAX_LAYERS)
-            return cf_fail(error, CF_ERROR_ARGUMENT, "stages.n_layers", i, CF_MAX_LAYERS, s.n_layers, "out of range");
-        for (int j = 0; j < 6; j++)
-            if (bytes[j] < 0 || bytes[j] > MOST_BYTES)
-                return cf_fail(error, CF_ERROR_ARGUMENT, fields[j], i, MOST_BYTES, bytes[j], "out of range");
+    code = check_range(d->memory_limit, 0, INT64_MAX, "memory_limit", -1, error);
+    if (code == CF_OK) /* needed with more than one virtual stage */
+        code = check_range(d->boundary_bytes_per_token, n > 1, MOST_BYTES, "boundary_bytes_per_token", -1, error);
+    if (code == CF_OK && d->stages == NULL) code = cf_fail_null(error, "stages");
+    for (int64_t i = 0; i < n && code == CF_OK; i++) {
+        const cf_cuda_stage &s = d->stages[i];
+        code = check_range(s.n_layers, 0, CF_MAX_LAYERS, "stages.n_layers", i, error);
+        for (const auto &w : wanted) {
+            if (code == CF_OK) code = check_range(s.*w.fixed, 0, MOST_BYTES, w.fixed_name, i, error);
+            if (code == CF_OK) code = check_range(s.*w.each, 0, MOST_BYTES, w.each_name, i, error);
+        }
     }
-    return CF_OK;
+    return code;
 }
 
-/* Checks all but the slices, which come with a batch. */
-cf_result check_problem(const cf_attention_desc &d, cf_error *error) {
+/* Attention is wanted where there are heads; state without it where there are key heads. All is checked but the slices,
+   which come with a batch. */
+cf_result check_attention(executor *e, cf_error *error) {
     static const int32_t nothing[1] = {0};
-    cf_attention_desc empty = d;
+    cf_attention_desc *d = &e->desc.attention;
+    const int64_t most_row = (int64_t)1 << 30;
     size_t bytes = 0;
-    if (d.n_heads == 0) empty.n_heads = d.n_kv_heads;
+    if (d->n_heads == 0 && d->n_kv_heads == 0 && d->head_size == 0) return CF_OK;
+    cf_attention_desc empty = *d;
+    if (d->n_heads == 0) empty.n_heads = d->n_kv_heads;
+    if (d->n_heads == 0) empty.path = CF_ATTENTION_AUTO;
     empty.n_slices = 0;
     empty.cu_seqlens_q = empty.cu_seqlens_k = nothing;
     empty.starts_q = empty.starts_k = NULL;
-    return cf_attention_size(&empty, &bytes, error);
-}
-
-/* Attention is wanted where there are heads; state without it where there are key heads. Whether `path` can do it,
-   each stage's device will say. */
-cf_result check_attention(executor *e, cf_error *error) {
-    cf_attention_desc *d = &e->desc.attention;
-    const int64_t most_row = (int64_t)1 << 30;
-    if (d->n_heads == 0 && d->n_kv_heads == 0 && d->head_size == 0) return CF_OK;
-    cf_attention_desc any_path = *d;
-    if (d->n_heads != 0) any_path.path = CF_ATTENTION_AUTO;
-    const cf_result code = check_problem(any_path, error);
+    const cf_result code = cf_attention_size(&empty, &bytes, error);
     if (code != CF_OK) return code;
     if (d->n_kv_heads == 0) d->n_kv_heads = d->n_heads;
     if (d->dtype == CF_DTYPE_DEFAULT) d->dtype = CF_DTYPE_BF16;
@@ -6645,49 +5879,23 @@ cf_result check_attention(executor *e, cf_error *error) {
         if (e->stage_descs[i].n_layers > most_row / 8 / (d->n_kv_heads * d->head_size))
             return cf_fail(error, CF_ERROR_LIMIT, "stages.n_layers", i, most_row / 8 / (d->n_kv_heads * d->head_size),
                            e->stage_descs[i].n_layers, "a row of the state is too large");
-    e->has_state = 1;
+    e->has_state = true;
     return CF_OK;
 }
 
-/* What a stage's device is, as far as attention asks. Where the application has said the architecture, it stands for
-   all, and the usual number of processors with it. */
-cf_result find_device(const executor *e, const stage *s, metadata_set *set, cf_error *error) {
-    cf_attention_desc d = e->desc.attention;
-    const cudaError_t status = cudaSetDevice(s->device);
-    cf_result code = status == cudaSuccess ? CF_OK : fail_cuda(error, status, "devices");
-    if (code == CF_OK && d.n_processors == 0 && d.arch == 0) code = current_processors(&d.n_processors, error);
-    if (code == CF_OK && d.arch == 0) code = current_arch(&d.arch, error);
-    if (code != CF_OK) return code;
-    set->arch = d.arch;
-    set->n_processors = d.n_processors;
-    return check_problem(d, error);
-}
-
-/* Which set of metadata a stage uses: that of its kind of device. */
-cf_result choose_set(executor *e, stage *s, cf_error *error) {
-    metadata_set set = {};
-    const cf_result code = e->desc.attention.n_heads != 0 ? find_device(e, s, &set, error) : CF_OK;
-    if (code != CF_OK) return code;
-    for (s->set_index = 0; s->set_index < e->sets.n; s->set_index++) {
-        const metadata_set &other = e->sets[s->set_index];
-        if (other.arch == set.arch && other.n_processors == set.n_processors) return CF_OK;
-    }
-    return push(e->allocator, &e->sets, set) ? CF_OK : no_memory(error);
-}
-
 /* Passes have the lowest priority: NCCL's kernels, few blocks that others wait for, shall not queue behind theirs. */
-cf_result make_streams(executor *e, stage *s, cf_error *error) {
-    const int64_t n = n_streams_of(e);
+cf_result make_streams(executor *e, stage *on, cf_error *error) {
+    const int64_t n = FIRST_LINK + (e->desc.n_stages == 1 ? 0 : has_nccl(e) ? 1 : 2 * e->desc.n_virtual);
     int least = 0, greatest = 0;
-    cudaError_t status = cudaSetDevice(s->device);
+    cudaError_t status = cudaSetDevice(on->device);
     if (status == cudaSuccess) status = cudaDeviceGetStreamPriorityRange(&least, &greatest);
-    if (!reserve(e->allocator, &s->streams, n)) return no_memory(error);
-    while (status == cudaSuccess && s->streams.n < n) {
-        status = cudaStreamCreateWithPriority(&s->streams.data[s->streams.n], cudaStreamNonBlocking,
-                                              s->streams.n == COMPUTE ? least : greatest);
-        s->streams.n += status == cudaSuccess;
+    if (!on->streams.reserve(&e->home, n)) return no_memory(error);
+    while (status == cudaSuccess && on->streams.n < n) {
+        status = cudaStreamCreateWithPriority(&on->streams.data[on->streams.n], cudaStreamNonBlocking,
+                                              on->streams.n == COMPUTE ? least : greatest);
+        on->streams.n += status == cudaSuccess;
     }
-    if (status == cudaSuccess && e->desc.timeline) status = cudaEventCreateWithFlags(&s->base, cudaEventDefault);
+    if (status == cudaSuccess && e->desc.timeline) status = cudaEventCreateWithFlags(&on->base, cudaEventDefault);
     return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "streams");
 }
 
@@ -6745,103 +5953,66 @@ cudaError_t load_all_kernels() {
 
 /* Where a device can reach another's memory, transfers go straight; a refusal only makes them slower. */
 void allow_peers(const executor *e) {
-    for (int64_t i = 0; i < e->stages.n; i++)
-        for (int64_t j = 0; j < e->stages.n; j++) {
-            const int own = e->stages[i].device, other = e->stages[j].device;
-            const int64_t gap = (j - i + e->stages.n) % e->stages.n;
+    const int64_t n = e->stages.n;
+    for (int64_t i = 0; i < n; i++)
+        for (const int64_t neighbour : {(i + 1) % n, (i + n - 1) % n}) {
+            const int own = e->stages[i].device, other = e->stages[neighbour].device;
             int can = 0;
-            if (own == other || (gap != 1 && gap != e->stages.n - 1)) continue; /* only neighbours talk */
-            if (cudaDeviceCanAccessPeer(&can, own, other) == cudaSuccess && can && cudaSetDevice(own) == cudaSuccess)
+            if (own != other && cudaDeviceCanAccessPeer(&can, own, other) == cudaSuccess && can &&
+                cudaSetDevice(own) == cudaSuccess)
                 forget(cudaDeviceEnablePeerAccess(other, 0)); /* allowed already, or refused */
         }
 }
 
+/* Attention is prepared once, for the least of the devices. Where the application has said the architecture, it stands
+   for all, and the usual number of processors with it. */
 cf_result make_stages(executor *e, cf_error *error) {
     int n_devices = 0, current = 0;
     cudaError_t status = cudaGetDeviceCount(&n_devices);
     if (status == cudaSuccess) status = cudaGetDevice(&current);
     if (status != cudaSuccess) return fail_cuda(error, status, "devices");
-    stage empty = {};
-    if (!fill(e->allocator, &e->stages, stages_here(e->desc), empty)) return no_memory(error);
-    cf_result code = CF_OK;
-    for (int64_t i = 0; i < e->stages.n && code == CF_OK; i++) {
-        stage *s = &e->stages[i];
-        s->owner = e;
-        s->number = e->first_stage + i;
-        s->device = e->devices.n > 0 ? e->devices[s->number] : current;
-        if (s->device < 0 || s->device >= n_devices)
-            return cf_fail(error, CF_ERROR_ARGUMENT, "devices", s->number, n_devices - 1, s->device, "no such device");
-        code = choose_set(e, s, error);
-        if (code == CF_OK) code = make_streams(e, s, error);
-        if (code == CF_OK && (i == 0 || s->device != e->stages[i - 1].device)) status = load_all_kernels();
-        if (code == CF_OK && status != cudaSuccess) code = fail_cuda(error, status, "kernels");
+    if (!e->stages.fill(&e->home, has_nccl(e) ? 1 : e->desc.n_stages)) return no_memory(error);
+    int64_t least_arch = INT64_MAX, least_processors = INT64_MAX;
+    for (int64_t i = 0; i < e->stages.n; i++) {
+        stage *on = &e->stages[i];
+        on->number = e->first_stage + i;
+        on->host.pinned = true;
+        on->device = e->desc.devices != NULL ? e->desc.devices[on->number] : current;
+        if (on->device < 0 || on->device >= n_devices)
+            return cf_fail(error, CF_ERROR_ARGUMENT, "devices", on->number, n_devices - 1, on->device,
+                           "no such device");
+        int64_t arch = 0, n_processors = 0;
+        cf_result code = make_streams(e, on, error);
+        if (code == CF_OK) code = current_arch(&arch, error);
+        if (code == CF_OK) code = current_processors(&n_processors, error);
+        if (code != CF_OK) return code;
+        least_arch = std::min(least_arch, arch);
+        least_processors = std::min(least_processors, n_processors);
+        if (i == 0 || on->device != e->stages[i - 1].device) status = load_all_kernels();
+        if (status != cudaSuccess) return fail_cuda(error, status, "kernels");
     }
-    if (code == CF_OK && !has_nccl(e)) allow_peers(e);
-    return code;
+    if (!has_nccl(e)) allow_peers(e);
+    cf_attention_desc *d = &e->desc.attention;
+    if (d->arch == 0 && d->n_processors == 0) d->n_processors = least_processors;
+    if (d->arch == 0) d->arch = least_arch;
+    return check_attention(e, error);
 }
 
-/* Copies what the descriptor points to. */
-bool copy_desc(executor *e, const cf_executor_desc &d) {
-    const int64_t n = d.n_stages * d.n_virtual;
-    e->desc = d;
-    e->n_virtual_stages = n;
-    if (!fill(e->allocator, &e->stage_descs, n, cf_cuda_stage())) return false;
-    memcpy(e->stage_descs.data, d.stages, (size_t)n * sizeof(cf_cuda_stage));
-    e->desc.stages = e->stage_descs.data;
-    e->desc.allocator = &e->allocator;
-    e->desc.devices = NULL;
-    if (d.devices == NULL) return true;
-    if (!fill(e->allocator, &e->devices, d.n_stages, 0)) return false;
-    memcpy(e->devices.data, d.devices, (size_t)d.n_stages * sizeof(int));
-    e->desc.devices = e->devices.data;
-    return true;
-}
-
-void free_stage(executor *e, stage *s) {
-    (void)cudaSetDevice(s->device);
-    for (int64_t i = 0; i < s->events.n; i++) (void)cudaEventDestroy(s->events[i]);
-    for (int64_t i = 0; i < s->streams.n; i++) (void)cudaStreamDestroy(s->streams[i]);
-    if (s->base != NULL) (void)cudaEventDestroy(s->base);
-    if (s->memory != NULL && !e->lost) (void)cudaFree(s->memory); /* it would wait for a device that does not end */
-    if (s->host != NULL && !e->lost) (void)cudaFreeHost(s->host);
-    drop(e->allocator, &s->events);
-    drop(e->allocator, &s->streams);
-}
-
+/* What a device may still use that does not come to an end is left to it: to free it would wait for ever. */
 void free_executor(executor *e) {
-    const cf_allocator from = e->allocator;
-    (void)drain(e);
-    drop_batch(e);
-#ifdef CHUNKFLOW_NCCL
-    free_nccl(e);
-#endif
-    for (int64_t i = 0; i < e->stages.n; i++) free_stage(e, &e->stages[i]);
-    drop(from, &e->stages);
-    drop(from, &e->sets);
-    drop(from, &e->stage_descs);
-    drop(from, &e->devices);
+    const cf_allocator from = e->home.from;
+    (void)drain(e, NULL);
+    e->loaded.clear();
+    for (stage &on : e->stages) {
+        (void)cudaSetDevice(on.device);
+        for (const cudaEvent_t event : on.events) (void)cudaEventDestroy(event);
+        for (const cudaStream_t stream : on.streams) (void)cudaStreamDestroy(stream);
+        if (on.base != NULL) (void)cudaEventDestroy(on.base);
+        if (!e->lost) free_block(&on.memory);
+        if (!e->lost) free_block(&on.host);
+    }
+    e->~executor();
     from.release(e, from.user);
-}
-
-cf_result make_executor(const cf_executor_desc &d, const cf_allocator &from, executor **out, cf_error *error) {
-    executor *e = static_cast<executor *>(from.alloc(sizeof(executor), from.user));
-    if (e == NULL) return no_memory(error);
-    *e = executor();
-    e->allocator = from;
-    cf_result code = copy_desc(e, d) ? CF_OK : no_memory(error);
-#ifdef CHUNKFLOW_NCCL
-    if (code == CF_OK && has_nccl(e)) code = find_rank(e, error);
-#endif
-    if (code == CF_OK) code = check_attention(e, error);
-    if (code == CF_OK) code = make_stages(e, error);
-#ifdef CHUNKFLOW_NCCL
-    if (code == CF_OK && has_nccl(e)) code = start_nccl(e, error);
-#endif
-    if (code == CF_OK)
-        *out = e;
-    else
-        free_executor(e);
-    return code;
 }
 
 const stage *stage_here(const executor *e, int64_t number) {
@@ -6849,20 +6020,15 @@ const stage *stage_here(const executor *e, int64_t number) {
     return i >= 0 && i < e->stages.n ? &e->stages[i] : NULL;
 }
 
-cf_result check_called(const executor *e, cf_error *error) {
-    if (e == NULL) return cf_fail_null(error, "executor");
-    return e->busy ? cf_fail(error, CF_ERROR_ARGUMENT, "executor", -1, 0, 1, "a callback must not call this") : CF_OK;
-}
-
+/* Whether it can be used: no callback of its own calls, and neither its device nor a peer is lost. */
 cf_result check_usable(executor *e, cf_error *error) {
+    if (e == NULL) return cf_fail_null(error, "executor");
+    if (e->busy) return cf_fail(error, CF_ERROR_ARGUMENT, "executor", -1, 0, 1, "a callback must not call this");
     if (e->aborted)
         return cf_fail(error, CF_ERROR_DEVICE, "nccl", -1, 0, 1, "the communicator was given up after an error");
-    if (e->lost) (void)drain(e);
-    return e->lost ? fail_drain(error, cudaErrorNotReady) : CF_OK;
+    const cf_result code = e->lost ? drain(e, error) : CF_OK;
+    return e->lost ? code : CF_OK;
 }
-
-cf_result no_batch(cf_error *error) { return cf_fail(error, CF_ERROR_ARGUMENT, "executor", -1, 1, 0,
-                                                     "no batch is loaded"); }
 
 } /* namespace */
 
@@ -6871,66 +6037,76 @@ extern "C" {
 cf_result cf_executor_create(const cf_executor_desc *desc, cf_executor **out, cf_error *error) {
     const keep_thread kept;
     cf_allocator from;
-    executor *e = NULL;
     if (desc == NULL) return cf_fail_null(error, "desc");
     if (out == NULL) return cf_fail_null(error, "out");
     cf_executor_desc d = *desc;
     cf_result code = cf_allocator_resolve(d.allocator, &from, error);
-    if (code == CF_OK) code = check_counts(&d, error);
-    if (code == CF_OK) code = check_stages(d, error);
-#ifndef CHUNKFLOW_NCCL
-    if (code == CF_OK && d.nccl != NULL)
-        code = cf_fail(error, CF_ERROR_ARGUMENT, "nccl", -1, 0, 1,
-                       "chunkflow_cuda.cu was built without CHUNKFLOW_NCCL");
-#endif
-    if (code == CF_OK) code = make_executor(d, from, &e, error);
+    if (code == CF_OK) code = check_desc(&d, error);
+    void *memory = NULL;
+    if (code == CF_OK) code = cf_allocate(&from, sizeof(executor), &memory, error);
+    if (code != CF_OK) return code;
+    executor *e = new (memory) executor();
+    e->home.from = from;
+    e->desc = d;
+    e->n_virtual_stages = d.n_stages * d.n_virtual;
+    for (int64_t i = 0; i < e->n_virtual_stages; i++) (void)e->stage_descs.push(&e->home, d.stages[i]);
+    if (e->home.failed) code = no_memory(error);
+    if (code == CF_OK && has_nccl(e)) code = find_rank(e, error);
+    if (code == CF_OK) code = make_stages(e, error);
     if (code == CF_OK) *out = reinterpret_cast<cf_executor *>(e);
+    else free_executor(e);
     return code;
 }
 
 cf_result cf_executor_load(cf_executor *executor_, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
     const keep_thread kept;
     executor *e = opened(executor_);
-    cf_result code = check_called(e, error);
-    if (code != CF_OK) return code;
-    const bool is_own = schedule != NULL && schedule == e->lowered;
-    drop_batch(e); /* before all else: its plan need not live any longer, whatever becomes of the new one */
-    code = check_usable(e, error);
+    const bool may_load = e != NULL && !e->busy;
+    const bool is_own = may_load && schedule != NULL && e->loaded.n > 0 && schedule == e->loaded[0].lowered;
+    if (may_load) e->loaded.clear(); /* its plan need not live any longer, whatever becomes of the new one */
+    cf_result code = check_usable(e, error);
     if (code != CF_OK) return code;
     if (plan == NULL) return cf_fail_null(error, "plan");
     if (schedule == NULL) return cf_fail_null(error, "schedule");
     if (is_own)
         return cf_fail(error, CF_ERROR_ARGUMENT, "schedule", -1, 0, 1, "is the executor's own, which a load frees");
-    const cudaError_t idle = drain(e); /* of work that the application put on the streams */
-    if (idle != cudaSuccess) return fail_drain(error, idle);
-    e->busy = 1;
-    code = plan_batch(e, plan, schedule, error);
-    if (code == CF_OK) code = take_all(e, error);
-    e->busy = 0;
-    if (code != CF_OK) drop_batch(e);
+    code = drain(e, error); /* of work that the application put on the streams */
+    if (code != CF_OK) return code;
+    if (!e->loaded.fill(&e->home, 1, e)) return no_memory(error);
+    code = plan_batch(e->loaded.data, plan, schedule, error);
+    for (stage_plan &s : e->loaded[0].stages) {
+        const int64_t bytes = s.memory_used.total;
+        if (code == CF_OK && e->desc.memory_limit > 0 && bytes > e->desc.memory_limit)
+            code = cf_fail(error, CF_ERROR_LIMIT, "memory_limit", s.on->number, bytes, e->desc.memory_limit,
+                           "the stage needs more memory");
+    }
+    for (stage_plan &s : e->loaded[0].stages)
+        if (code == CF_OK) code = take_stage(&s, error);
+    if (code != CF_OK) e->loaded.clear();
     return code;
 }
 
 cf_result cf_executor_run(cf_executor *executor_, cf_error *error) {
     const keep_thread kept;
     executor *e = opened(executor_);
-    cf_result code = check_called(e, error);
-    if (code == CF_OK) code = check_usable(e, error);
-    if (code == CF_OK && e->plan == NULL) code = no_batch(error);
+    cf_result code = check_usable(e, error);
+    if (code == CF_OK && e->loaded.n == 0)
+        code = cf_fail(error, CF_ERROR_ARGUMENT, "executor", -1, 1, 0, "no batch is loaded");
     if (code != CF_OK) return code;
-    e->busy = 1;
+    e->busy = true;
     code = run_batch(e, kept.before, error);
-    e->busy = 0;
+    e->busy = false;
     return code;
 }
 
 cf_cuda_stream cf_executor_stream(const cf_executor *executor_, int64_t number) {
-    const stage *s = executor_ != NULL ? stage_here(opened(executor_), number) : NULL;
-    return s != NULL ? s->streams[COMPUTE] : NULL;
+    const stage *on = executor_ != NULL ? stage_here(opened(executor_), number) : NULL;
+    return on != NULL ? on->streams[COMPUTE] : NULL;
 }
 
 const cf_schedule *cf_executor_schedule(const cf_executor *executor_) {
-    return executor_ != NULL ? opened(executor_)->schedule : NULL;
+    const executor *e = opened(executor_);
+    return e != NULL && e->loaded.n > 0 ? e->loaded[0].schedule : NULL;
 }
 
 cf_result cf_executor_memory_of(const cf_executor *executor_, int64_t number, cf_executor_memory *out,
@@ -6938,12 +6114,13 @@ cf_result cf_executor_memory_of(const cf_executor *executor_, int64_t number, cf
     if (executor_ == NULL) return cf_fail_null(error, "executor");
     if (out == NULL) return cf_fail_null(error, "out");
     const executor *e = opened(executor_);
-    const stage *s = stage_here(e, number);
-    if (s == NULL)
+    const stage *on = stage_here(e, number);
+    if (on == NULL)
         return cf_fail(error, CF_ERROR_ARGUMENT, "stage", number, e->first_stage + e->stages.n - 1, number,
                        "not in this process");
-    *out = s->memory_used; /* zeros where no batch is loaded */
-    out->allocated = s->memory_bytes;
+    *out = cf_executor_memory(); /* zeros where no batch is loaded */
+    if (e->loaded.n > 0) *out = e->loaded[0].stages[number - e->first_stage].memory_used;
+    out->allocated = on->memory.bytes;
     return CF_OK;
 }
 
@@ -6954,31 +6131,37 @@ cf_result cf_executor_memory_for(const cf_executor *executor_, const cf_plan *pl
     if (plan == NULL) return cf_fail_null(error, "plan");
     if (schedule == NULL) return cf_fail_null(error, "schedule");
     if (out == NULL) return cf_fail_null(error, "out");
-    return memory_for(opened(executor_), plan, schedule, out, error);
+    executor *e = opened(executor_);
+    batch b(e);
+    const cf_result code = plan_batch(&b, plan, schedule, error);
+    for (int64_t i = 0; i < e->desc.n_stages && code == CF_OK; i++) {
+        const stage *on = stage_here(e, i);
+        out[i] = on != NULL ? b.stages[i - e->first_stage].memory_used : cf_executor_memory();
+        if (on != NULL) out[i].allocated = on->memory.bytes;
+    }
+    return code;
 }
 
 cf_result cf_executor_timeline(cf_executor *executor_, const cf_allocator *allocator, cf_timeline **out,
                                cf_error *error) {
     const keep_thread kept;
     executor *e = opened(executor_);
-    cf_allocator from;
-    array<double> times = {}; /* starts, then ends */
+    heap home = {};
     if (e == NULL) return cf_fail_null(error, "executor");
     if (out == NULL) return cf_fail_null(error, "out");
-    if (!e->timed)
+    const batch *b = e->loaded.data;
+    if (e->loaded.n == 0 || !b->timed)
         return cf_fail(error, CF_ERROR_ARGUMENT, "timeline", -1, 1, 0, "needs desc.timeline and a run that ended well");
-    cf_result code = cf_allocator_resolve(allocator, &from, error);
+    cf_result code = cf_allocator_resolve(allocator, &home.from, error);
     if (code != CF_OK) return code;
-    const int64_t n = e->schedule->n_actions;
-    if (!fill(from, &times, 2 * n, 0.0)) return no_memory(error);
-    for (int64_t i = 0; i < e->stages.n && code == CF_OK; i++)
-        code = read_times(e, &e->stages[i], times.data, times.data + n, error);
-#ifdef CHUNKFLOW_NCCL
+    const int64_t n = b->schedule->n_actions;
+    array<double> times; /* starts, then ends */
+    if (!times.fill(&home, 2 * n, 0.0)) return no_memory(error);
+    for (const stage_plan &s : b->stages)
+        if (code == CF_OK) code = read_times(&s, times.data, times.data + n, error);
     if (code == CF_OK && has_nccl(e)) code = gather_times(e, times.data, n, error);
-#endif
     if (code == CF_OK)
-        code = cf_timeline_measured(e->plan, e->schedule, times.data, times.data + n, NULL, allocator, out, error);
-    drop(from, &times);
+        code = cf_timeline_measured(b->plan, b->schedule, times.data, times.data + n, NULL, allocator, out, error);
     return code;
 }
 
