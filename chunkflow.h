@@ -2002,10 +2002,10 @@ CF__NAMES(cf_result_text, cf_result, CF_RESULTS, "unknown result code")
         if (cf__result != CF_OK) return cf__result; \
     } while (0)
 
-/* A check that no test can fail: it takes objects of terabytes or a size_t of 32 bits, or another check in here that has
-   failed to do its work. It stands in every build all the same, because what comes behind it writes memory. Only where
-   branches are counted is it left out, so that those which are never taken are those that lack a test; and the tests'
-   own builds stop if it ever holds. What it says has no effects. */
+/* A condition that no test can bring about: it takes objects of terabytes or a size_t of 32 bits, or another check in
+   here that has failed to do its work. It is asked in every build all the same, because what comes behind it writes
+   memory. Only where branches are counted is it left out, so that those which are never taken are those that lack a
+   test; and the tests' own builds stop if it ever holds. To ask it has no effects. */
 #if defined(CHUNKFLOW_COVERAGE)
 #define CF__NEVER(condition) 0
 #elif defined(CHUNKFLOW_TESTED)
@@ -6296,8 +6296,7 @@ static void cf__schedule_write_plain(const cf__schedule_maker *m, cf_schedule *s
 typedef struct cf__clock {
     const cf__pipeline *pipe;
     const cf_schedule *schedule;
-    const uint16_t *listed;        /* (cells) a bit for each pass that the lists hold; NULL: a chunk that is replayed
-                                      anywhere is replayed on all virtual stages */
+    const uint16_t *listed;        /* (cells) a bit for each pass that the lists hold */
     double *start, *end;           /* (n_actions) */
     double *arrival[CF__PIPE_TENSORS]; /* (cells) when what a pass takes is there */
     uint8_t *done;                 /* (cells) a bit for each place whose pass has run */
@@ -6363,7 +6362,7 @@ static void cf__clock_hand_on(cf__clock *clock, int64_t stage, const cf_action *
     arrival = &clock->arrival[place][cell];
     *arrival = made;
     if (!cf__pipe_hops(clock->pipe, a->stage, to) || clock->crosses) return; /* a SEND will know more */
-    if (place == CF_R && clock->listed != NULL && !(clock->listed[cell] >> CF_R & 1)) return;
+    if (place == CF_R && !(clock->listed[cell] >> CF_R & 1)) return;
     (void)cf__clock_send(clock, a->stage, place, made, cf__pipe_transfer_seconds(clock->pipe, chunk), arrival);
     cf__clock_look_at(clock, cf__pipe_stage(clock->pipe, to));
 }
@@ -8774,7 +8773,7 @@ static int cf__check_meet(cf__checker *k, const cf_action *a, int64_t *n) {
     if (!cf__pipe_is_transfer(a->pass)) return 1;
     other = cf__pipe_other_end(a);
     peer = cf__check_stage(k, other.stage);
-    if (k->cursor[peer] == s->first[peer + 1]) return 0;
+    if (CF__NEVER(k->cursor[peer] == s->first[peer + 1])) return 0; /* all lists hold what they must */
     if (!cf__pipe_is_same(&s->actions[k->cursor[peer]], &other)) return 0;
     k->cursor[peer]++;
     cf__check_wake(k, peer, n);

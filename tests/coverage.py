@@ -3,9 +3,9 @@
 
     python3 tests/coverage.py OBJECT [--floor PERCENT] [--list]
 
-OBJECT is tests/implementation.c compiled with gcc -O0 --coverage, after the programs linked with it have run. A branch is
-one of the ways out of a condition as gcov counts them. --list prints the branches that were never taken. The last line
-counts one test: whether the share of branches taken is at least the floor.
+OBJECT is tests/implementation.c compiled with gcc -O0 --coverage, after the programs linked with it have run. A branch
+is one of the ways out of a condition as gcov counts them. --list prints the branches that were never taken. The last
+line counts one test: whether the share of branches taken is at least the floor.
 """
 
 import argparse

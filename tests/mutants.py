@@ -3,15 +3,15 @@
 
     python3 tests/mutants.py BUILD [--n N] [--seed SEED] [--sections pack,check] [--slow SECONDS] [--only PART] [--list]
 
-BUILD is a folder with a build without sanitizers, made with `make`. A mutant is one small change in the implementation: a
-relational operator, + or -, && or ||, a constant, two arguments exchanged, a statement left out. The N mutants with the
-lowest hash of the seed and their key are drawn, so that edits elsewhere change few of them. One compilation does for all:
-each stands in the code behind a number that the environment gives. A first round runs every test by itself and notes which
-mutants it comes by; then each mutant meets those tests alone, the quickest first, until one fails, crashes, or takes far
-longer than it should. --slow: tests that take more seconds of processor time are left out.
+BUILD is a folder with a build without sanitizers, made with `make`. A mutant is one small change in the
+implementation: a relational operator, + or -, && or ||, a constant, two arguments exchanged, a statement left out. The
+N mutants with the lowest hash of the seed and their key are drawn, so that edits elsewhere change few of them. One
+compilation does for all: each stands in the code behind a number that the environment gives. A first round runs every
+test by itself and notes which mutants it comes by; then each mutant meets those tests alone, the quickest first, until
+one fails, crashes, or takes far longer than it should. --slow: tests that take more seconds of processor time are left out.
 
-A mutant's key is "function: before => after". Those that survive and are in tests/mutants_explained.txt, with a reason why
-no test can tell them apart, count as explained. The last line is "N passed, N failed": killed or explained, and others.
+A mutant's key is "function: before => after". Those that survive and are in tests/mutants_explained.txt, with a reason
+why no test can tell them apart, count as explained. The last line is "N passed, N failed": killed or explained, and others.
 """
 
 import argparse
@@ -26,15 +26,17 @@ SECTIONS = "pack,schedule,search,clock,bounds,check,run,memory"
 EXPLAINED = "tests/mutants_explained.txt"
 TOKEN = re.compile(
     r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|^[ \t]*#(?:\\\n|/\*.*?\*/|[^\n])*|[A-Za-z_]\w*|'
-    r'0[xX][0-9a-fA-F]+\w*|\d+\.?\d*(?:[eE][-+]?\d+)?\w*|<<=|>>=|\.\.\.|->|\+\+|--|&&|\|\||<<|>>|[-+*/%&|^<>=!]=|\S|\s+',
+    r'0[xX][0-9a-fA-F]+\w*|\d+\.?\d*(?:[eE][-+]?\d+)?\w*|<<=|>>=|\.\.\.|->|\+\+|--|&&|\|\||<<|>>|'
+    r'[-+*/%&|^<>=!]=|\S|\s+',
     re.S | re.M)
 SWAPS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "&&": "||", "||": "&&", "+": "-", "-": "+"}
 OPEN, CLOSE = {"(": ")", "[": "]", "{": "}"}, set(")]}")
 ASSIGN = {"=", "+=", "-=", "*=", "/=", "|=", "&=", "^=", "<<=", ">>=", "%="}
 COMMUTE = {"cf__add", "cf__mul", "cf__min", "cf__max", "cf__most", "cf__product", "cf__take", "cf__pack_common_divisor"}
-WORDS = {"if", "while", "for", "switch", "return", "sizeof", "do", "else", "case", "goto", "default", "break", "continue"}
-TYPES = {"const", "static", "struct", "enum", "union", "typedef", "int", "double", "char", "void", "unsigned", "va_list",
-         "uint8_t", "uint16_t", "uint32_t", "uint64_t", "int32_t", "int64_t", "size_t", "uintptr_t"}
+WORDS = {"if", "while", "for", "switch", "return", "sizeof", "do", "else", "case", "goto", "default", "break",
+         "continue"}
+TYPES = {"const", "static", "struct", "enum", "union", "typedef", "int", "double", "char", "void", "unsigned",
+         "va_list", "uint8_t", "uint16_t", "uint32_t", "uint64_t", "int32_t", "int64_t", "size_t", "uintptr_t"}
 
 
 class Mutant:
@@ -213,7 +215,8 @@ def swapped_arguments(source, name, section, at):
 def left_out(source, name, section, i, last):
     """The statement after token i left out: an assignment, a call, a refusal."""
     begin = source.ahead(i)
-    if begin >= last or source.tokens[source.inside[begin]] != "{" or not re.match(r"[A-Za-z_*(]|\+\+|--", source.tokens[begin]):
+    if begin >= last or source.tokens[source.inside[begin]] != "{" or \
+            not re.match(r"[A-Za-z_*(]|\+\+|--", source.tokens[begin]):
         return []
     if source.tokens[i] == ")":  # behind the head of an if or a loop
         head = source.back(source.opened[i])
@@ -226,7 +229,8 @@ def left_out(source, name, section, i, last):
         end = source.match[end] + 1 if source.tokens[end] in OPEN else end + 1
     text = source.text(begin, end + 1)
     word = source.tokens[begin]
-    refusal = word == "return" and source.tokens[i] == ")" and re.match(r"return cf__?\w*(fail|refuse|bad|large|too)", text)
+    refusal = word == "return" and source.tokens[i] == ")" and \
+        re.match(r"return cf__?\w*(fail|refuse|bad|large|too)", text)
     if not refusal and (word in WORDS or word in TYPES or is_type_or_label(source, begin, end)):
         return []
     return [Mutant(name, section, begin, end + 1, text, None)]
@@ -311,8 +315,8 @@ def compile_mutants(source, mutants, folder):
             file.write(text)
         with open(f"{folder}/mutants.c", "w", encoding="utf-8") as file:
             file.write(PRELUDE % len(mutants))
-        check = subprocess.run([cc, *flags, "-fsyntax-only", "-fmax-errors=0", f"{folder}/mutants.c"], capture_output=True,
-                               text=True, check=False)
+        check = subprocess.run([cc, *flags, "-fsyntax-only", "-fmax-errors=0", f"{folder}/mutants.c"],
+                               capture_output=True, text=True, check=False)
         if check.returncode == 0:
             break
         starts, bad = [0], set()
@@ -346,14 +350,15 @@ def link(build, folder):
 def run(program, test, variables, limit):
     """Whether the test passes within `limit` seconds of processor time, and how many it took."""
     command = ["prlimit", f"--cpu={int(limit) + 1}", "--core=0", f"--as={4 << 30}", program, test]
-    process = subprocess.Popen(command, env={**os.environ, **variables}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, env={**os.environ, **variables}, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = status
     return status == 0, used.ru_utime + used.ru_stime
 
 
 def meet(programs, folder, slow, count):
-    """Runs each test once. Returns (seconds, program, test, numbers of the mutants that it comes by), quickest first."""
+    """Runs each test once. Returns (seconds, program, test, mutants that it comes by), the quickest first."""
     met = []
     for program in programs:
         names = subprocess.run([program, "--list"], check=True, capture_output=True, text=True).stdout.split()
@@ -385,7 +390,8 @@ def read_explained():
 def judge(mutant, tests):
     """The test that kills it, or None."""
     for seconds, program, name, seen in tests:
-        if mutant.number in seen and not run(program, name, {"CHUNKFLOW_MUTANT": str(mutant.number)}, 2 + 4 * seconds)[0]:
+        variables = {"CHUNKFLOW_MUTANT": str(mutant.number)}
+        if mutant.number in seen and not run(program, name, variables, 2 + 4 * seconds)[0]:
             return name
     return None
 

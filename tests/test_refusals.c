@@ -235,8 +235,8 @@ TEST(best_fit_among_rooms_that_lie_close) {
     harness_note("%s", "");
 }
 
-/* Far more units than can be searched, up to more of them on a rank than an exchange looks at: placed longest first they
-   differ by up to a percent, and only the exchange of pairs brings the ranks this near to each other. */
+/* Far more units than can be searched, up to more of them on a rank than an exchange looks at: placed longest first
+   they differ by up to a percent, and only the exchange of pairs brings the ranks this near to each other. */
 TEST(exchanges_even_out_many_units) {
     static int64_t lengths[1280];
     static const int64_t cases[][2] = {{2, 40}, {2, 80}, {2, 320}, {2, 1280}, {5, 160}, {5, 320}, {8, 160}, {8, 640}};
@@ -252,7 +252,8 @@ TEST(exchanges_even_out_many_units) {
         desc.n_ranks = cases[i / 2][0];
         desc.method = i % 2 == 0 ? CF_PACK_BEST_FIT : CF_PACK_NEXT_FIT; /* which moves no item */
         desc.cost.per_pair = 1;
-        for (j = 0; j < n; j++) lengths[j] = j % 7 == 3 ? harness_between(&rng, 100, 399) : harness_between(&rng, 51, 100);
+        for (j = 0; j < n; j++)
+            lengths[j] = j % 7 == 3 ? harness_between(&rng, 100, 399) : harness_between(&rng, 51, 100);
         harness_note("%d ranks, %d sequences", (int)desc.n_ranks, (int)n);
         REQUIRE(cf_pack(lengths, n, &desc, &plan, NULL) == CF_OK);
         CHECK(oracle_plan_fault(plan, lengths, n) == NULL);
@@ -839,8 +840,8 @@ TEST(a_schedules_own_limits_bind) {
 
 /* ---- transfers that meet nobody ---- */
 
-/* A chunk that stage 1 keeps after all, so that no R takes what it receives. The validator misses the R, and the simulator
-   names the action. */
+/* Chunks that stage 1 keeps after all, so that no R takes what it receives. The validator misses the R, and the
+   simulator names the action. */
 TEST(what_is_received_and_not_read) {
     cf_plan *plan = plan_of_groups();
     cf_schedule *schedule = paper_of(plan, 2), *lowered = NULL, *copy;
@@ -951,6 +952,11 @@ TEST(times_that_cannot_be_added_up) {
     cf_plan_free(plan);
 }
 
+static cf_result measure(const cf_plan *plan, const cf_schedule *schedule, const double *start, const double *end,
+                         cf_timeline **timeline, cf_error *error) {
+    return cf_timeline_measured(plan, schedule, start, end, NULL, NULL, timeline, error);
+}
+
 TEST(measured_times_are_finite) {
     cf_plan *plan = plan_of_groups();
     cf_schedule *schedule = paper_of(plan, 1);
@@ -961,13 +967,13 @@ TEST(measured_times_are_finite) {
     REQUIRE(schedule->n_actions < COUNT(start));
     for (i = 0; i < schedule->n_actions; i++) start[i] = (double)i, end[i] = (double)i + 1;
     start[2] = (double)INFINITY;
-    REFUSED(cf_timeline_measured(plan, schedule, start, end, NULL, NULL, &timeline, &error), CF_ERROR_ARGUMENT, "start");
+    REFUSED(measure(plan, schedule, start, end, &timeline, &error), CF_ERROR_ARGUMENT, "start");
     start[2] = -(double)INFINITY;
-    REFUSED(cf_timeline_measured(plan, schedule, start, end, NULL, NULL, &timeline, &error), CF_ERROR_ARGUMENT, "start");
+    REFUSED(measure(plan, schedule, start, end, &timeline, &error), CF_ERROR_ARGUMENT, "start");
     CHECK_INT(error.item, 2);
     start[2] = 2;
     end[3] = (double)INFINITY;
-    REFUSED(cf_timeline_measured(plan, schedule, start, end, NULL, NULL, &timeline, &error), CF_ERROR_ARGUMENT, "end");
+    REFUSED(measure(plan, schedule, start, end, &timeline, &error), CF_ERROR_ARGUMENT, "end");
     CHECK_INT(error.item, 3);
     CHECK(timeline == NULL);
     cf_schedule_free(schedule);
@@ -1128,7 +1134,8 @@ TEST(writers_of_what_does_not_go_together) {
 SUITE(refusals, CASE(every_item_has_its_name), CASE(an_arena_needs_sound_memory), CASE(a_cost_may_go_bad_at_any_call),
       CASE(a_cost_may_change_its_mind_at_any_call), CASE(a_batch_of_too_many_chunks),
       CASE(best_fit_among_rooms_that_lie_close), CASE(exchanges_even_out_many_units),
-      CASE(a_group_without_chunks), CASE(a_sequence_left_out_needs_no_record), CASE(pairs_that_do_not_fit), CASE(pairs_that_do_not_fit_together),
+      CASE(a_group_without_chunks), CASE(a_sequence_left_out_needs_no_record), CASE(pairs_that_do_not_fit),
+      CASE(pairs_that_do_not_fit_together),
       CASE(places_out_of_range), CASE(splits_and_outputs_of_models), CASE(unfused_operations_without_a_gate),
       CASE(sums_of_memory_that_do_not_fit), CASE(each_cost_is_named), CASE(plans_that_do_not_hold_together),
       CASE(rows_that_cannot_be_added_up), CASE(graphs_with_missing_arrays), CASE(a_node_that_too_many_edges_leave),

@@ -1,5 +1,5 @@
-/* Four threads that share a plan, for ThreadSanitizer: all that reads a plan, a schedule or a graph at the same time must
-   give what one thread gives. Part of `make check-deep`. */
+/* Four threads that share a plan, for ThreadSanitizer: all that reads a plan, a schedule or a graph at the same time
+   must give what one thread gives. Part of `make check-deep`. */
 
 #define CHUNKFLOW_IMPLEMENTATION
 #include "chunkflow.h"
