@@ -8,10 +8,12 @@ implementation: a relational operator, + or -, && or ||, a constant, two argumen
 N mutants with the lowest hash of the seed and their key are drawn, so that edits elsewhere change few of them. One
 compilation does for all: each stands in the code behind a number that the environment gives. A first round runs every
 test by itself and notes which mutants it comes by; then each mutant meets those tests alone, the quickest first, until
-one fails, crashes, or takes far longer than it should. --slow: tests that take more seconds of processor time are left out.
+one fails, crashes, or takes far longer than it should. --slow: tests that take more seconds of processor time are left
+out.
 
 A mutant's key is "function: before => after". Those that survive and are in tests/mutants_explained.txt, with a reason
-why no test can tell them apart, count as explained. The last line is "N passed, N failed": killed or explained, and others.
+why no test can tell them apart, count as explained. The last line is "N passed, N failed": killed or explained, and
+others.
 """
 
 import argparse
@@ -32,7 +34,7 @@ TOKEN = re.compile(
 SWAPS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "&&": "||", "||": "&&", "+": "-", "-": "+"}
 OPEN, CLOSE = {"(": ")", "[": "]", "{": "}"}, set(")]}")
 ASSIGN = {"=", "+=", "-=", "*=", "/=", "|=", "&=", "^=", "<<=", ">>=", "%="}
-COMMUTE = {"cf__add", "cf__mul", "cf__min", "cf__max", "cf__most", "cf__product", "cf__take", "cf__pack_common_divisor"}
+COMMUTE = {"cf__add", "cf__mul", "cf__add_product", "cf__min", "cf__max", "cf__most", "cf__product", "cf__take"}
 WORDS = {"if", "while", "for", "switch", "return", "sizeof", "do", "else", "case", "goto", "default", "break",
          "continue"}
 TYPES = {"const", "static", "struct", "enum", "union", "typedef", "int", "double", "char", "void", "unsigned",
@@ -135,8 +137,9 @@ class Source:
 
 def is_type_or_label(source, begin, end):
     words = [t for t, s in zip(source.tokens[begin:end], source.solid[begin:end]) if s]
-    return not words or words[0] in TYPES or words[0].startswith("cf_") and len(words) > 1 and words[1] not in "(->[.," \
-        or any(w in ("case", "default") or w.lstrip().startswith("#") for w in words)
+    if not words or words[0] in TYPES or any(w in ("case", "default") or w.lstrip().startswith("#") for w in words):
+        return True
+    return words[0].startswith("cf_") and len(words) > 1 and words[1] not in "(->[.,"
 
 
 def token_mutants(source, i):
