@@ -190,6 +190,7 @@ TEST(a_cost_may_change_its_mind_at_any_call) {
 
 TEST(a_batch_of_too_many_chunks) {
     const int64_t giants[] = {CF_MAX_CHUNKS, CF_MAX_CHUNKS}, one[] = {((int64_t)1 << 22) + 1};
+    const int64_t long_one[] = {65536};
     cf_pack_desc desc;
     cf_error error;
     size_t bytes;
@@ -199,6 +200,12 @@ TEST(a_batch_of_too_many_chunks) {
     REFUSED(cf_pack_size(giants, 2, &desc, &bytes, &error), CF_ERROR_LIMIT, "n_chunks");
     CHECK_INT(error.wanted, CF_MAX_CHUNKS);
     CHECK(error.got >= 2 * (int64_t)CF_MAX_CHUNKS);
+    /* A group that long on as many ranks might need more idle chunks than there may be: no memory is asked for them. */
+    desc.n_ranks = CF_MAX_RANKS;
+    REQUIRE(cf_pack_size(long_one, 1, &desc, &bytes, &error) == CF_OK);
+    CHECK(bytes < (size_t)CF_MAX_CHUNKS * sizeof(cf_chunk) + ((size_t)1 << 26));
+    desc.n_ranks = 1;
+    harness_poison(&bytes, sizeof bytes);
     desc.split = CF_SPLIT_COST;
     REFUSED(cf_pack_size(one, 1, &desc, &bytes, &error), CF_ERROR_LIMIT, "lengths");
     CHECK_INT(error.item, 0);
@@ -404,6 +411,25 @@ TEST(unfused_operations_without_a_gate) {
     desc.unfused = 0;
     REQUIRE(cf_memory_token_bytes(&desc, 5, &fused, NULL) == CF_OK);
     CHECK_INT(unfused.activations - fused.activations, 8 * model.hidden);
+}
+
+/* A middle stage in bf16 sends and receives activations and gradients of 2 h / s bytes each. With sequence parallelism
+   it also gathers whole rows, and their gradient. */
+TEST(buffers_of_tensor_parallelism) {
+    cf_memory_desc desc;
+    cf_token_bytes bytes;
+    memset(&desc, 0, sizeof desc);
+    desc.model = cf_model_find("qwen2.5-7b");
+    desc.parallel.pp = 28;
+    REQUIRE(desc.model != NULL && desc.model->hidden == 3584);
+    REQUIRE(cf_memory_token_bytes(&desc, 5, &bytes, NULL) == CF_OK);
+    CHECK_INT(bytes.buffers, 4 * 2 * 3584);
+    desc.parallel.tp = 4;
+    REQUIRE(cf_memory_token_bytes(&desc, 5, &bytes, NULL) == CF_OK);
+    CHECK_INT(bytes.buffers, 4 * 2 * 3584 / 4 + 2 * 2 * 3584);
+    desc.parallel.no_sequence = 1;
+    REQUIRE(cf_memory_token_bytes(&desc, 5, &bytes, NULL) == CF_OK);
+    CHECK_INT(bytes.buffers, 4 * 2 * 3584);
 }
 
 TEST(sums_of_memory_that_do_not_fit) {
@@ -743,6 +769,32 @@ TEST(bytes_that_cannot_be_added_up) {
     REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_OVERFLOW, "bytes");
     CHECK(schedule == NULL);
     cf_schedule_free(made);
+    cf_plan_free(plan);
+}
+
+/* gpipe keeps all 16 tokens, unless bytes are limited: for all stages alike, for each of them, or in both ways. */
+TEST(limits_on_bytes_bind_in_either_form) {
+    const int64_t each[] = {6, 6};
+    const cf_bytes one_a_token = {1, 0, 0, 0};
+    cf_plan *plan = plan_of_groups();
+    int form;
+    for (form = 0; form < 4; form++) {
+        cf_schedule_desc desc;
+        cf_schedule *schedule = NULL;
+        memset(&desc, 0, sizeof desc);
+        desc.kind = CF_SCHEDULE_GPIPE;
+        desc.n_stages = 2;
+        desc.k = 3;
+        desc.bytes = one_a_token;
+        if (form & 1) desc.limit_bytes = 6;
+        if (form & 2) desc.limits_bytes = each;
+        harness_note("form %d", form);
+        REQUIRE(cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK);
+        CHECK(naive_fault(plan, schedule) == NULL);
+        CHECK_INT(naive_peak_bytes(plan, schedule, 1, &one_a_token) <= 6, form > 0);
+        cf_schedule_free(schedule);
+    }
+    harness_note("%s", "");
     cf_plan_free(plan);
 }
 
@@ -1137,11 +1189,13 @@ SUITE(refusals, CASE(every_item_has_its_name), CASE(an_arena_needs_sound_memory)
       CASE(a_group_without_chunks), CASE(a_sequence_left_out_needs_no_record), CASE(pairs_that_do_not_fit),
       CASE(pairs_that_do_not_fit_together),
       CASE(places_out_of_range), CASE(splits_and_outputs_of_models), CASE(unfused_operations_without_a_gate),
+      CASE(buffers_of_tensor_parallelism),
       CASE(sums_of_memory_that_do_not_fit), CASE(each_cost_is_named), CASE(plans_that_do_not_hold_together),
       CASE(rows_that_cannot_be_added_up), CASE(graphs_with_missing_arrays), CASE(a_node_that_too_many_edges_leave),
       CASE(graphs_without_anything), CASE(nodes_that_there_are_not), CASE(paths_without_end),
       CASE(executors_without_their_arrays), CASE(schedules_that_are_split_in_part),
-      CASE(bytes_that_cannot_be_added_up), CASE(placements_are_for_some_kinds),
+      CASE(bytes_that_cannot_be_added_up), CASE(limits_on_bytes_bind_in_either_form),
+      CASE(placements_are_for_some_kinds),
       CASE(bytes_past_64_bits_are_past_the_limit), CASE(a_schedules_own_limits_bind),
       CASE(what_is_received_and_not_read), CASE(a_list_that_ends_too_early), CASE(counts_for_the_simulator),
       CASE(times_that_cannot_be_added_up), CASE(measured_times_are_finite), CASE(scores_that_do_not_fit),
