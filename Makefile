@@ -4,6 +4,9 @@
 #   make demo       trains a small model through chunks on real text and proves that nothing changed (under a minute)
 #   make test       all CPU tests, with AddressSanitizer and UBSan
 #   make unit       only the unit tests, UNIT=substring chooses
+#   make coverage   branches of chunkflow.h that the unit tests take, by section; LIST=1 prints those that they do not
+#   make mutants    which of N=200 faults in chunkflow.h the unit tests see
+#   make check-deep what takes longer: two static analysers, valgrind, ThreadSanitizer
 #   make test-cuda  the CUDA file and example under a host emulation, and a real compile where nvcc is; part of make test
 #   make test-torch the command's CSV in PyTorch's pipelining, in an environment under build/ that takes about 6 GB
 #   make test-gpu   the CUDA tests on a device (skipped without one)
@@ -55,7 +58,7 @@ MPI_TESTS    := $(BUILD)/test/pipeline_mpi_f64
 PROGRAMS     += $(MPI_PROGRAMS)
 endif
 
-.PHONY: all demo test test-cuda test-gpu unit bench bench-gpu install uninstall test-torch shared bench-record gpu-programs gpu-record clean
+.PHONY: all demo test test-cuda test-gpu unit plain-unit coverage mutants check-deep bench bench-gpu install uninstall test-torch shared bench-record gpu-programs gpu-record clean
 all: $(PROGRAMS)
 
 $(BUILD):
@@ -147,9 +150,9 @@ demo: $(BUILD)/train_cpu $(BUILD)/train_cpu_f64
 
 TEST_BUILD   := $(BUILD)/test
 # -g1 is lines without variables: enough for what a sanitizer prints, and a third less to compile.
-TEST_CFLAGS  := -g1 -O1 $(SANITIZE)
+TEST_CFLAGS  := -g1 -O1 -DCHUNKFLOW_TESTED $(SANITIZE)
 TEST_LIBRARY := $(TEST_BUILD)/implementation.o
-TEST_SOURCES := $(filter-out tests/test_trainer%.c tests/record.c,$(wildcard tests/*.c)) # those are programs of their own
+TEST_SOURCES := $(filter-out tests/test_trainer%.c tests/record.c tests/threads.c,$(wildcard tests/*.c)) # those are programs of their own
 # What the tools have of the library's kind: tested as the library is.
 KIN_SOURCES  := $(addprefix tools/,graph_dot.c idle.c schedule_csv.c schedule_new.c text_out.c)
 KIN_OBJECTS  := $(KIN_SOURCES:tools/%.c=$(TEST_BUILD)/%.o)
@@ -213,6 +216,37 @@ ifdef UNIT
 else
 	sh tests/run.sh "$(TEST_BUILD)/unit" "$(TEST_BUILD)/search"
 endif
+
+# Branches of the header as gcc counts them without optimisation, and the least share that passes. In a build of its own,
+# without sanitizers: gcov counts their branches, too.
+COVERAGE_FLOOR ?= 99.0
+COVERAGE_BUILD := $(BUILD)/coverage
+
+ifdef COVERAGE
+$(TEST_LIBRARY): TEST_CFLAGS = -O0 --coverage -DCHUNKFLOW_COVERAGE
+endif
+
+plain-unit:
+	$(MAKE) --no-print-directory BUILD=$(COVERAGE_BUILD) CC=gcc SANITIZE= COVERAGE=1 LDFLAGS="$(LDFLAGS) --coverage" \
+	    $(COVERAGE_BUILD)/test/unit
+
+coverage: plain-unit
+	rm -f $(COVERAGE_BUILD)/test/implementation.gcda
+	$(COVERAGE_BUILD)/test/unit >$(COVERAGE_BUILD)/log || { cat $(COVERAGE_BUILD)/log; exit 1; }
+	$(PYTHON) tests/coverage.py $(COVERAGE_BUILD)/test/implementation.o --floor $(COVERAGE_FLOOR) $(if $(LIST),--list)
+
+# SECTIONS: other sections of the header than tests/mutants.py has; SEED: other mutants; SLOW: seconds of the slowest test.
+N    ?= 200
+SEED ?= 1
+SLOW ?= 1
+
+mutants: plain-unit
+	CC=gcc $(PYTHON) tests/mutants.py $(COVERAGE_BUILD) --n $(N) --seed $(SEED) --slow $(SLOW) \
+	    $(if $(SECTIONS),--sections $(SECTIONS))
+
+# PARTS: which of them, see tests/deep_check.sh.
+check-deep: plain-unit
+	sh tests/deep_check.sh $(COVERAGE_BUILD) $(PARTS)
 
 # The CUDA file as C++ against tests/cuda_emu: every kernel runs on the host. test_device.cu is for a device.
 CUDA_BUILD    := $(BUILD)/cuda

@@ -755,6 +755,7 @@ TEST(a_cycle_is_found_and_a_node_on_it_named) {
         int cyclic;
         cf_error error;
         cf_result result;
+        cf_critical *critical = NULL;
         memset(&error, 0, sizeof error);
         g->edges[e].from = (int32_t)harness_between(&rng, 0, g->n_nodes - 1);
         rebuild_out(g);
@@ -763,6 +764,8 @@ TEST(a_cycle_is_found_and_a_node_on_it_named) {
         cyclic = reaches(g, g->edges[e].to, g->edges[e].from) || g->edges[e].to == g->edges[e].from;
         result = cf_graph_validate(g, NULL, &error);
         CHECK_INT(result, cyclic || most > CF_MAX_SUCCESSORS ? CF_ERROR_GRAPH : CF_OK);
+        CHECK_INT(cf_critical_make(g, NULL, &critical, NULL), result);
+        cf_critical_free(critical);
         if (result != CF_OK && most <= CF_MAX_SUCCESSORS) {
             CHECK_STR(error.field, "edges");
             CHECK(error.item >= 0 && error.item < g->n_nodes && reaches(g, error.item, error.item));

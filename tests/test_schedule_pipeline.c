@@ -487,9 +487,66 @@ TEST(a_thousand_stages) {
     cf_plan_free(plan);
 }
 
+/* Of the last stage's list: how many passes stand before its first backward, and the most that any backward needs
+   before it, beyond those that earlier backwards have used up. Pipeline replay. */
+static void count_ahead(const cf_schedule *s, int64_t *first, int64_t *most) {
+    int64_t stage = s->n_stages - 1, i, j, n, need, n_back = 0;
+    *first = *most = 0;
+    for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
+        if (s->actions[i].pass != CF_B) {
+            *first += n_back == 0;
+            continue;
+        }
+        for (j = s->first[stage], n = need = 0; j < i; j++) {
+            n += s->actions[j].pass != CF_B;
+            if (s->actions[j].chunk == s->actions[i].chunk && s->actions[j].keep) need = n;
+        }
+        if (need - n_back > *most) *most = need - n_back;
+        n_back++;
+    }
+}
+
+/* Each of the two orders of `paper` is the shorter one somewhere. Where that is the one in which the last stage runs
+   ahead, it starts with as many passes as any backward needs, or fewer where K holds it back, but never more. */
+TEST(paper_takes_the_shorter_of_its_orders) {
+    uint64_t seed;
+    int64_t waits = 0, runs_ahead = 0, exactly = 0, first, most;
+    for (seed = 1; seed <= 200; seed++) {
+        harness_rng rng = {seed};
+        pipeline_problem p;
+        cf_search_report report;
+        cf_schedule *s = NULL;
+        pipeline_draw(&rng, &p);
+        p.desc.kind = CF_SCHEDULE_PAPER;
+        p.desc.n_virtual = 1;
+        p.desc.placement = CF_PLACEMENT_LOOP;
+        p.desc.replay = CF_REPLAY_PIPELINE;
+        p.desc.limit = CF_NO_LIMIT;
+        p.desc.limits = p.desc.limits_bytes = NULL;
+        p.desc.limit_bytes = 0;
+        p.desc.split_backward = 0;
+        p.desc.report = &report;
+        pipeline_note(seed, &p);
+        REQUIRE(cf_schedule_make(p.plan, &p.desc, &s, NULL) == CF_OK);
+        if (report.runs_ahead) {
+            count_ahead(s, &first, &most);
+            CHECK(first <= most);
+            exactly += first == most;
+            runs_ahead++;
+        } else {
+            waits++;
+        }
+        cf_schedule_free(s);
+        cf_plan_free(p.plan);
+    }
+    harness_note("%s", "");
+    CHECK(waits > 20 && runs_ahead > 10 && 2 * exactly > runs_ahead);
+}
+
 SUITE(schedule_pipeline, CASE(paper_example_of_1f1b), CASE(paper_example_of_state_aware_1f1b),
       CASE(closed_forms_for_equal_chunks), CASE(memory_of_equal_chunks), CASE(one_stage_is_algorithm_2),
       CASE(rules_hold_for_all_kinds), CASE(refused_limits_say_what_would_do), CASE(limits_at_the_peak_and_below),
       CASE(names_and_defaults), CASE(bad_options_are_named), CASE(damaged_plans_are_refused),
       CASE(survives_failing_allocations), CASE(into_memory_of_the_size_asked), CASE(a_million_chunks),
-      CASE(one_sequence_of_2_to_the_40_tokens), CASE(a_thousand_stages));
+      CASE(one_sequence_of_2_to_the_40_tokens), CASE(a_thousand_stages),
+      CASE(paper_takes_the_shorter_of_its_orders));
