@@ -7,6 +7,7 @@
 #   make coverage   branches of chunkflow.h that the unit tests take, by section; LIST=1 prints those that they do not
 #   make mutants    which of N=200 faults in chunkflow.h the unit tests see
 #   make check-deep what takes longer: two static analysers, valgrind, ThreadSanitizer
+#   make fuzz MINUTES=n   searches for inputs that break something (clang); n minutes in all, shared by the targets; default 9
 #   make test-cuda  the CUDA file and example under a host emulation, and a real compile where nvcc is; part of make test
 #   make test-torch the command's CSV in PyTorch's pipelining, in an environment under build/ that takes about 6 GB
 #   make test-gpu   the CUDA tests on a device (skipped without one)
@@ -58,7 +59,7 @@ MPI_TESTS    := $(BUILD)/test/pipeline_mpi_f64
 PROGRAMS     += $(MPI_PROGRAMS)
 endif
 
-.PHONY: all demo test test-cuda test-gpu unit plain-unit coverage mutants check-deep bench bench-gpu install uninstall test-torch shared bench-record gpu-programs gpu-record clean
+.PHONY: all demo test test-cuda test-gpu unit fuzz plain-unit coverage mutants check-deep bench bench-gpu install uninstall test-torch shared bench-record gpu-programs gpu-record clean
 all: $(PROGRAMS)
 
 $(BUILD):
@@ -168,6 +169,13 @@ $(TEST_BUILD)/%.o: tests/%.c $(TEST_HEADERS) | $(TEST_BUILD)
 $(KIN_OBJECTS): $(TEST_BUILD)/%.o: tools/%.c $(TEST_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) -c $< -o $@
 
+# All members and arguments that the declarations have, for the test that tries each of them.
+$(TEST_BUILD)/members.h: $(BUILD)/libchunkflow.h tests/members.awk | $(TEST_BUILD)
+	awk -f tests/members.awk $< >$@
+
+$(TEST_BUILD)/test_boundaries.o: CPPFLAGS += -I$(TEST_BUILD)
+$(TEST_BUILD)/test_boundaries.o: $(TEST_BUILD)/members.h
+
 # What the library is compared with takes most of the time. It is optimised, and its own arithmetic is not watched; what it
 # reads of the library's results is.
 TEST_REFERENCES := $(addprefix $(TEST_BUILD)/,exact.o naive.o oracle.o pipeline.o)
@@ -184,8 +192,15 @@ $(TEST_BUILD)/trainer: tests/test_trainer.c $(TEST_LIBRARY) tests/harness.h $(TR
 $(TEST_BUILD)/trainer_model: tests/test_trainer_model.c $(TEST_LIBRARY) tests/harness.h $(TRAIN_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
 
-$(TEST_BUILD)/chunkflow: $(filter-out $(KIN_SOURCES),$(TOOL_SOURCES)) $(KIN_OBJECTS) $(TEST_LIBRARY) $(TOOL_HEADERS) \
-                         | $(TEST_BUILD)
+# The command's readers of files, which the fuzz targets share.
+READER_SOURCES := $(addprefix tools/,config_json.c json_read.c saved.c)
+READER_OBJECTS := $(READER_SOURCES:tools/%.c=$(TEST_BUILD)/%.o)
+
+$(READER_OBJECTS): $(TEST_BUILD)/%.o: tools/%.c $(TOOL_HEADERS) | $(TEST_BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) -c $< -o $@
+
+$(TEST_BUILD)/chunkflow: $(filter-out $(KIN_SOURCES) $(READER_SOURCES),$(TOOL_SOURCES)) $(KIN_OBJECTS) $(READER_OBJECTS) \
+                         $(TEST_LIBRARY) $(TOOL_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c %.o,$^) -o $@ $(LDLIBS)
 
 $(TEST_BUILD)/train_tiny: examples/train_tiny.c $(TEST_LIBRARY)
@@ -247,6 +262,26 @@ mutants: plain-unit
 # PARTS: which of them, see tests/deep_check.sh.
 check-deep: plain-unit
 	sh tests/deep_check.sh $(COVERAGE_BUILD) $(PARTS)
+
+# Fuzz targets. Without libFuzzer the program replays the corpus, as part of `make test`; with it, it is a program of its
+# own, in which everything is compiled for it. What it finds is put into $(BUILD)/fuzz.
+FUZZ_SOURCES := $(wildcard tests/fuzz/*.c)
+FUZZ_HEADERS := $(TEST_HEADERS) $(TOOL_HEADERS) $(TRAIN_HEADERS) tests/fuzz/fuzz.h
+FUZZ_JUDGES  := $(addprefix tests/,exact.c naive.c oracle.c pipeline.c)
+FUZZ_FLAGS   := -g1 -O2 -DFUZZ_LIBFUZZER -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
+MINUTES      ?= 9
+
+$(TEST_BUILD)/fuzz: $(FUZZ_SOURCES) $(KIN_OBJECTS) $(READER_OBJECTS) $(TEST_REFERENCES) $(TEST_LIBRARY) $(FUZZ_HEADERS)
+	$(CC) $(CSTD) $(CPPFLAGS) -Itests -g1 -O0 $(SANITIZE) $(WARN) $(LDFLAGS) $(filter %.c %.o,$^) -o $@ $(LDLIBS)
+
+# Without trace-cmp, with which the targets that draw their problems from bytes take twice as long and find no more.
+$(BUILD)/fuzz/fuzz: $(FUZZ_SOURCES) $(FUZZ_JUDGES) $(KIN_SOURCES) $(READER_SOURCES) tests/implementation.c $(FUZZ_HEADERS)
+	mkdir -p $(@D)
+	clang $(CSTD) $(CPPFLAGS) -Itests $(FUZZ_FLAGS) -fsanitize-coverage=inline-8bit-counters,pc-table $(WARN) \
+	    -fsanitize=fuzzer $(filter %.c,$^) -o $@ $(LDLIBS)
+
+fuzz: $(BUILD)/fuzz/fuzz
+	sh tests/fuzz/run.sh $(BUILD)/fuzz $(MINUTES)
 
 # The CUDA file as C++ against tests/cuda_emu: every kernel runs on the host. test_device.cu is for a device.
 CUDA_BUILD    := $(BUILD)/cuda
@@ -376,12 +411,13 @@ test-torch: $(BUILD)/chunkflow $(BUILD)/torch/installed
 test-gpu: $(TEST_BUILD)/chunkflow
 	BUILD="$(BUILD)" JOBS=1 sh tests/run.sh "sh tests/cuda_device.sh" "sh tests/executor_check.sh device"
 
-test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit search trainer trainer_model train_tiny chunkflow) $(MPI_TESTS) \
+test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit fuzz search trainer trainer_model train_tiny chunkflow) $(MPI_TESTS) \
       $(CUDA_TESTS) $(SHARED)
 	@$(if $(SANITIZE),,echo "note: this compiler links no sanitizers; the tests run without them";) \
 	CC="$(CC)" CXX="$(CXX)" BUILD="$(BUILD)" sh tests/run.sh \
 	    "$(TEST_BUILD)/unit" \
 	    "$(TEST_BUILD)/search" \
+	    "$(TEST_BUILD)/fuzz" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli.sh" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli_pipeline.sh" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli_models.sh" \

@@ -236,7 +236,13 @@ typedef struct cf_block {
 /* Objects and options, in all sections. A function that makes an object puts its address into *out, to be given to the
    free function of its kind (which also takes NULL); *out is untouched on failure. A function ending in _defaults
    returns a copy of a record of options with every default filled in; those for packing, graphs and schedules take NULL
-   for a record of zeros. */
+   for a record of zeros.
+
+   Objects of anybody's. These take plans, schedules and graphs that nobody has validated, read nothing beyond the counts
+   that they state, and end in time and memory in proportion to these: cf_plan_validate; cf_schedule_validate,
+   cf_schedule_lower, cf_schedule_loads, cf_simulate, cf_timeline_measured, cf_graph_make with a schedule, cf_run and the
+   others of >>run; cf_graph_validate, cf_critical_make, cf_graph_start. All other functions want an object that the
+   library has made or that the validator of its kind accepts, and a free function one that was made. */
 
 /* ================================================================================================================
    >>pack    lengths -> plan
@@ -4857,6 +4863,7 @@ static double cf__pipe_hop_seconds(const cf__pipeline *pipe, int64_t chunk, int6
 static cf_result cf__pipe_check_total(const cf__pipeline *pipe, cf_error *error) {
     double tokens = 0, pairs = 0, n = (double)pipe->n, total = 0;
     int64_t v, i;
+    if (pipe->n == 0) return CF_OK; /* on however many stages */
     for (i = 0; i < pipe->n; i++) {
         tokens += (double)pipe->chunks[i].padded;
         pairs += (double)pipe->chunks[i].pairs;
@@ -5045,6 +5052,8 @@ static cf_result cf__pipe_check_tokens(const cf_plan *plan, int64_t rank, int64_
         if (c->index == 0) left = c->group >= 0 ? plan->groups[c->group].tokens : 0;
         if (c->tokens < 0 || c->padded < 0 || state < 0)
             return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "the chunk has a negative number of tokens");
+        if (c->prefix < 0 || c->prefix > INT64_MAX - c->padded)
+            return cf__refuse(error, CF_ERROR_PLAN, "chunks.prefix", id, "the chunk has no such prefix");
         if (left < state)
             return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "the chunks of a group have more than it has");
         left -= state;
@@ -9048,6 +9057,10 @@ static cf_result cf__run_start(cf_runner *r, const cf_plan *plan, const cf_sched
     CF__TRY(cf__pipe_check_schedule(plan, schedule, 0, error));
     if (!cf__mul(plan->n_steps, schedule->n_virtual, &r->n_cells) || r->n_cells > INT32_MAX / CF__RUN_TENSORS)
         return cf__refuse(error, CF_ERROR_LIMIT, "n_virtual", -1, "a stage has too many chunks on its virtual stages");
+    /* What is taken is in proportion to what there is: chunks, and actions. */
+    if (schedule->n_virtual > 1 && schedule->n_actions / schedule->n_stages < r->n_cells)
+        return cf__fail(error, CF_ERROR_SCHEDULE, "n_actions", -1, r->n_cells, schedule->n_actions,
+                        "every chunk needs two passes on every virtual stage");
     r->pipe = cf__pipe_of_schedule(plan, schedule, NULL);
     r->check.schedule = schedule;
     r->check.error = error;
@@ -9185,6 +9198,8 @@ CHUNKFLOW_API cf_result cf_run_capacity(const cf_plan *plan, const cf_schedule *
     if (schedule != NULL) CF__TRY(cf_run(plan, schedule, stage, NULL, &stats, error));
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *c = &plan->chunks[i];
+        if (c->n_slices < 0 || c->first_slice < 0 || c->first_slice > plan->n_slices - c->n_slices)
+            return cf__refuse(error, CF_ERROR_PLAN, "chunks.first_slice", i, "the chunk's slices do not exist");
         job.n = 0;
         cf__metadata_add_rows(&job, plan, c);
         cf__run_raise(&capacity->n_seqs, job.n + 1); /* a capacity may leave padding behind the last slice */

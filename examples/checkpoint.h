@@ -256,18 +256,23 @@ static inline int checkpoint_fits(const unsigned char *image, const checkpoint_h
     return 1;
 }
 
-/* Takes over a checkpoint. 1: done. 0: there is no such file. -1: refused, `why` says why, nothing was changed. */
+/* Takes over a checkpoint from the image of its file. Returns whether it did; if not, `why` says why, and nothing was
+   changed. */
+static inline int checkpoint_take(const unsigned char *image, int64_t bytes, checkpoint *c, char why[CHECKPOINT_WHY]) {
+    checkpoint_head head;
+    if (!checkpoint_is_whole(image, bytes, &head, why) || !checkpoint_fits(image, &head, c, why)) return 0;
+    const unsigned char *at = image + sizeof head + (size_t)c->n_settings * sizeof *c->settings;
+    image_read(&at, c->progress, c->n_progress * (int64_t)sizeof *c->progress);
+    for (int i = 0; i < CHECKPOINT_ARRAYS; i++) image_read(&at, c->arrays[i], c->count * (int64_t)sizeof(real));
+    return 1;
+}
+
+/* The same from the file. 1: done. 0: there is no such file. -1: refused. */
 static inline int checkpoint_load(const char *path, checkpoint *c, char why[CHECKPOINT_WHY]) {
     int64_t bytes = 0;
-    checkpoint_head head;
     unsigned char *image = read_whole_file(path, &bytes);
     if (!image) return 0;
-    int ok = checkpoint_is_whole(image, bytes, &head, why) && checkpoint_fits(image, &head, c, why);
-    if (ok) {
-        const unsigned char *at = image + sizeof head + (size_t)c->n_settings * sizeof *c->settings;
-        image_read(&at, c->progress, c->n_progress * (int64_t)sizeof *c->progress);
-        for (int i = 0; i < CHECKPOINT_ARRAYS; i++) image_read(&at, c->arrays[i], c->count * (int64_t)sizeof(real));
-    }
+    int ok = checkpoint_take(image, bytes, c, why);
     free(image);
     return ok ? 1 : -1;
 }

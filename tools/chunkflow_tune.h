@@ -173,7 +173,8 @@ typedef struct cf_cost_desc {
    step_seconds (NULL is allowed): what an iteration takes besides, once: the gradient exchange over dp and the
    optimizer's traffic on the slowest stage. What ZeRO 2 and 3 send within an iteration (gradients scattered and
    parameters gathered for each pass) is not modelled; they take the time of ZeRO 1. All three are untouched on failure.
-   Errors: as cf_model_validate and cf_parallel_validate, or the member. */
+   Errors: as cf_model_validate and cf_parallel_validate, or the member; CF_ERROR_OVERFLOW ("gpu") where a time is not
+   finite. */
 CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
                                               cf_timing *timing, double *step_seconds, cf_error *error);
 
@@ -356,7 +357,8 @@ CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc);
 
 /* The budget that a plan's `best` schedule gets by default: 8 to 64 candidates, such that all of them together have
    some 20,000 passes, which take milliseconds. A plan of more than 2,500 passes takes longer in proportion, because
-   fewer than 8 candidates find too little. */
+   fewer than 8 candidates find too little. 0 without a plan, or where a number of stages is below 1. Of the plan it
+   reads n_steps alone. */
 CHUNKFLOW_TUNE_API int64_t cf_tune_budget(const cf_plan *plan, int64_t n_stages, int64_t n_virtual);
 
 /* Frees a tuning made by cf_tune. NULL is allowed. */
@@ -815,10 +817,30 @@ static cf_timing cft__transfer_timing(const cf_cost_desc *desc, const cf_shard *
     return timing;
 }
 
+/* A rate that is next to nothing makes times that no double holds. */
+static cf_result cft__check_estimate(const cf_cost_desc *full, int64_t count, const cf_timing *timing, double step,
+                                     cf_error *error) {
+    double of[sizeof(cf_stage_cost) / sizeof(double)];
+    int64_t s, i;
+    int finite = cft__is_time(step) && cft__is_time(timing->latency) && cft__is_time(timing->seconds_per_token) &&
+                 cft__is_time(timing->offload_seconds_per_token);
+    for (s = 0; s < count && finite; s++) {
+        cf_shard shard;
+        cf_stage_cost cost;
+        CFT__TRY(cf_stage_shard(full->model, &full->parallel, s, &shard, error));
+        cost = cft__stage_seconds(full, &shard);
+        memcpy(of, &cost, sizeof of);
+        for (i = 0; i < CFT__COUNT(of); i++) finite &= cft__is_time(of[i]);
+    }
+    if (finite) return CF_OK;
+    return cf_refuse(error, CF_ERROR_OVERFLOW, "gpu", -1, "is so slow that a pass or a transfer takes for ever");
+}
+
 CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
                                               cf_timing *timing, double *step_seconds, cf_error *error) {
     cf_cost_desc full;
     cf_shard shard, first;
+    cf_timing transfers;
     int64_t s, most_layers = 0;
     double step = 0;
     if (desc == NULL) return cf_fail_null(error, "desc");
@@ -839,10 +861,15 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     CFT__TRY(cft__step_seconds(&full, &step, error));
     for (s = 0; s < count; s++) {
         (void)cf_stage_shard(full.model, &full.parallel, s, &shard, error); /* as the first one, so it succeeds */
-        stages[s] = cft__stage_seconds(&full, &shard);
         most_layers = cft__max(most_layers, shard.layers);
     }
-    *timing = cft__transfer_timing(&full, &first, most_layers);
+    transfers = cft__transfer_timing(&full, &first, most_layers);
+    CFT__TRY(cft__check_estimate(&full, count, &transfers, step, error));
+    for (s = 0; s < count; s++) {
+        (void)cf_stage_shard(full.model, &full.parallel, s, &shard, error);
+        stages[s] = cft__stage_seconds(&full, &shard);
+    }
+    *timing = transfers;
     timing->all = stages[0];
     timing->stages = stages;
     if (step_seconds != NULL) *step_seconds = step;
@@ -899,8 +926,11 @@ CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc) {
 }
 
 CHUNKFLOW_TUNE_API int64_t cf_tune_budget(const cf_plan *plan, int64_t n_stages, int64_t n_virtual) {
-    int64_t passes = cft__max(1, 2 * plan->n_steps * n_stages * n_virtual);
-    return cft__max(8, cft__min(64, 20000 / passes));
+    int64_t stages = 0, passes = 0;
+    if (plan == NULL || plan->n_steps < 0 || n_stages < 1 || n_virtual < 1) return 0;
+    cft__add_product(&stages, n_stages, n_virtual);
+    cft__add_product(&passes, plan->n_steps, stages);
+    return cft__max(8, cft__min(64, 10000 / cft__max(1, passes)));
 }
 
 /* ---- statistics ---- */
@@ -1112,7 +1142,7 @@ static cf_result cft__check_costs(const cf_tune_desc *desc, cf_error *error) {
 /* A model's split, or what is fixed of it. */
 static cf_result cft__check_split(const cf_tune_desc *desc, cf_error *error) {
     const cf_parallel *parallel = &desc->parallel;
-    int64_t fixed = cft__max(parallel->tp, 1) * cft__max(parallel->pp, 1) * cft__max(parallel->dp, 1);
+    int64_t fixed;
     CFT__TRY(cf_model_validate(desc->model, error));
     if (desc->bytes != NULL)
         return cf_refuse(error, CF_ERROR_ARGUMENT, "bytes", -1, "stand in place of a model, but one is given");
@@ -1125,6 +1155,7 @@ static cf_result cft__check_split(const cf_tune_desc *desc, cf_error *error) {
         return cf_refuse(error, CF_ERROR_ARGUMENT, "parallel.layers", -1, "cannot be given while pp is searched for");
     if (cft__list_splits(desc, NULL) > 0) return CF_OK;
     CFT__TRY(cf_parallel_validate(desc->model, parallel, error)); /* wrong by itself, whatever the number of GPUs? */
+    fixed = cft__max(parallel->tp, 1) * cft__max(parallel->pp, 1) * cft__max(parallel->dp, 1);
     return cf_fail(error, CF_ERROR_ARGUMENT, "n_gpus", -1, cft__div_up(desc->n_gpus, fixed) * fixed, desc->n_gpus,
                    "there is no way to split the model over so many");
 }
@@ -1171,6 +1202,8 @@ static cf_result cft__check_memory(const cf_tune_desc *desc, cf_error *error) {
     }
     if (desc->limit_bytes == 0 && desc->gpu == NULL)
         return cf_refuse(error, CF_ERROR_ARGUMENT, "limit_bytes", -1, "must be given where there is no gpu");
+    if (desc->limit_bytes == 0)
+        return cft__range(desc->gpu->memory, 1, INT64_MAX / 1000, CF_ERROR_LIMIT, "gpu.memory", -1, error);
     return cft__range(desc->limit_bytes, 0, INT64_MAX / 1000, CF_ERROR_LIMIT, "limit_bytes", -1, error);
 }
 

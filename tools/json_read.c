@@ -20,12 +20,14 @@ static int64_t line_of(const char *text, size_t offset) {
 }
 
 int json_wrong(const json_document *document, uint32_t node, const char *format, ...) {
-    char message[400];
+    char message[400], *at;
     va_list arguments;
 
     va_start(arguments, format);
     vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
+    for (at = message; *at; at++) /* a name from the file could hold what a terminal obeys */
+        if (*at < 32 || *at > 126) *at = '?';
     return cli_at_line(document->path, line_of(document->text, document->nodes[node].begin), "%s", message);
 }
 

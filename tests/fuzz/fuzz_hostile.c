@@ -1,0 +1,345 @@
+/* Plans, schedules, graphs and timelines that nobody has validated. A sound one is made, copied into blocks of just its
+   size, and damaged; then every public function gets it that says it stands such objects. Counts may come to say less
+   than there is, never more: how long an array is, nothing but the count can say. */
+
+#include "fuzz.h"
+
+#include "naive.h"
+#include "oracle.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct hostile {
+    fuzz_input in;
+    fuzz_batch batch;
+    cf_plan plan;         /* its arrays, like those below, are blocks of their own */
+    cf_schedule schedule;
+    cf_graph graph;
+    int plan_is_sound, only_actions; /* 1: at most the actions of the schedule are damaged */
+} hostile;
+
+/* n items, where n is not below 0; one block more than nothing, so that NULL means that there is no memory. */
+static void *copy_of(const void *array, int64_t n, size_t size) {
+    size_t bytes = (size_t)n * size;
+    void *copy = malloc(bytes > 0 ? bytes : 1);
+    if (copy == NULL) abort();
+    if (bytes > 0) memcpy(copy, array, bytes);
+    return copy;
+}
+
+/* ---- making ---- */
+
+static void copy_plan(hostile *h, const cf_plan *plan) {
+    h->plan = *plan;
+    h->plan.chunks = (cf_chunk *)copy_of(plan->chunks, plan->n_chunks, sizeof *plan->chunks);
+    h->plan.slices = (cf_slice *)copy_of(plan->slices, plan->n_slices, sizeof *plan->slices);
+    h->plan.groups = (cf_group *)copy_of(plan->groups, plan->n_groups, sizeof *plan->groups);
+}
+
+static void copy_schedule(hostile *h, const cf_schedule *s) {
+    h->schedule = *s;
+    h->schedule.first = (int64_t *)copy_of(s->first, s->n_stages + 1, sizeof *s->first);
+    h->schedule.actions = (cf_action *)copy_of(s->actions, s->n_actions, sizeof *s->actions);
+    h->schedule.limits = s->limits ? (int64_t *)copy_of(s->limits, s->n_stages, sizeof *s->limits) : NULL;
+}
+
+static void copy_graph(hostile *h, const cf_graph *g) {
+    h->graph = *g;
+    h->graph.first = (int64_t *)copy_of(g->first, g->n_steps + 1, sizeof *g->first);
+    h->graph.nodes = (cf_node *)copy_of(g->nodes, g->n_nodes, sizeof *g->nodes);
+    h->graph.first_in = (int64_t *)copy_of(g->first_in, g->n_nodes + 1, sizeof *g->first_in);
+    h->graph.edges = (cf_edge *)copy_of(g->edges, g->n_edges, sizeof *g->edges);
+    h->graph.first_out = (int64_t *)copy_of(g->first_out, g->n_nodes + 1, sizeof *g->first_out);
+    h->graph.out = (int32_t *)copy_of(g->out, g->n_edges, sizeof *g->out);
+}
+
+static void forget(hostile *h) {
+    free(h->plan.chunks);
+    free(h->plan.slices);
+    free(h->plan.groups);
+    free(h->schedule.first);
+    free(h->schedule.actions);
+    free(h->schedule.limits);
+    free(h->graph.first);
+    free(h->graph.nodes);
+    free(h->graph.first_in);
+    free(h->graph.edges);
+    free(h->graph.first_out);
+    free(h->graph.out);
+}
+
+/* Everything sound, and in most cases small. */
+static void make(hostile *h) {
+    cf_plan *plan = NULL;
+    cf_schedule *schedule = NULL, *lowered = NULL;
+    cf_graph *graph = NULL;
+    cf_schedule_desc order;
+    cf_graph_desc desc;
+    cf_lower_desc lower;
+    memset(&order, 0, sizeof order);
+    memset(&desc, 0, sizeof desc);
+    memset(&lower, 0, sizeof lower);
+    fuzz_draw_batch(&h->in, &h->batch, 6, 0);
+    if (h->batch.pack.align > 0) h->batch.pack.chunk_size *= h->batch.pack.align;
+    if (cf_pack(h->batch.lengths, h->batch.n, &h->batch.pack, &plan, NULL) != CF_OK) abort();
+    order.kind = (cf_schedule_kind)fuzz_between(&h->in, CF_SCHEDULE_PAPER, CF_SCHEDULE_ZERO_BUBBLE);
+    order.replay = (cf_replay)fuzz_between(&h->in, 0, CF_REPLAY_LOCAL);
+    order.n_stages = fuzz_between(&h->in, 1, 3);
+    if (order.kind >= CF_SCHEDULE_INTERLEAVED) order.n_virtual = fuzz_between(&h->in, 1, 2);
+    if (order.kind == CF_SCHEDULE_ZERO_BUBBLE) order.placement = (cf_placement)fuzz_between(&h->in, 0, CF_PLACEMENT_V);
+    order.k = fuzz_between(&h->in, 1, 3);
+    order.rank = fuzz_between(&h->in, 0, plan->n_ranks - 1);
+    if (cf_schedule_make(plan, &order, &schedule, NULL) != CF_OK) abort();
+    desc.schedule = schedule;
+    if (cf_graph_make(plan, &desc, &graph, NULL) != CF_OK) abort();
+    lower.offload = fuzz_chance(&h->in, 2);
+    if (fuzz_chance(&h->in, 2) && cf_schedule_lower(plan, schedule, &lower, &lowered, NULL) != CF_OK) abort();
+    copy_plan(h, plan);
+    copy_schedule(h, lowered ? lowered : schedule);
+    copy_graph(h, graph);
+    cf_plan_free(plan);
+    cf_schedule_free(schedule);
+    cf_schedule_free(lowered);
+    cf_graph_free(graph);
+}
+
+/* ---- damaging ---- */
+
+static int64_t damaged(hostile *h, int64_t value) {
+    if (fuzz_chance(&h->in, 2)) return fuzz_number(&h->in);
+    return (int64_t)((uint64_t)value + (uint64_t)fuzz_between(&h->in, -2, 2));
+}
+
+static int32_t damaged_32(hostile *h, int32_t value) { return (int32_t)(uint32_t)damaged(h, value); }
+
+/* One that says how long an array is. */
+static int64_t damaged_count(hostile *h, int64_t count) {
+    int64_t value = damaged(h, count);
+    return value > count ? count : value;
+}
+
+static void damage_plan(hostile *h) {
+    cf_plan *p = &h->plan;
+    int64_t *members[] = {&p->chunk_size, &p->align, &p->max_slices, &p->n_sequences, &p->n_empty, &p->n_tokens,
+                          &p->n_ranks, &p->n_steps, &p->n_idle, &p->lower_bound};
+    int64_t *counts[] = {&p->n_chunks, &p->n_groups, &p->n_slices};
+    int64_t which = fuzz_between(&h->in, 0, 20), i;
+    h->plan_is_sound = h->only_actions = 0;
+    if (which < 10) {
+        *members[which] = damaged(h, *members[which]);
+    } else if (which < 13) {
+        *counts[which - 10] = damaged_count(h, *counts[which - 10]);
+    } else if (which < 15) { /* the validator takes 0, too, for what nobody has named; the oracle does not */
+        int32_t value = damaged_32(h, CF_PACK_NEXT_FIT);
+        if (value != 0 && which == 13) p->method = (cf_pack_method)value;
+        if (value != 0 && which == 14) p->split = (cf_split_method)value;
+    } else if (which < 18 && p->n_chunks > 0) { /* all members of these three structs are int64_t */
+        i = fuzz_between(&h->in, 0, p->n_chunks * (int64_t)(sizeof *p->chunks / sizeof(int64_t)) - 1);
+        ((int64_t *)p->chunks)[i] = damaged(h, ((int64_t *)p->chunks)[i]);
+    } else if (which < 20 && p->n_slices > 0) {
+        i = fuzz_between(&h->in, 0, p->n_slices * (int64_t)(sizeof *p->slices / sizeof(int64_t)) - 1);
+        ((int64_t *)p->slices)[i] = damaged(h, ((int64_t *)p->slices)[i]);
+    } else if (which == 20 && p->n_groups > 0) {
+        i = fuzz_between(&h->in, 0, p->n_groups * (int64_t)(sizeof *p->groups / sizeof(int64_t)) - 1);
+        ((int64_t *)p->groups)[i] = damaged(h, ((int64_t *)p->groups)[i]);
+    }
+}
+
+static void damage_action(hostile *h) {
+    cf_schedule *s = &h->schedule;
+    cf_action *a, *b, swap;
+    if (s->n_actions <= 0) return;
+    a = &s->actions[fuzz_between(&h->in, 0, s->n_actions - 1)];
+    b = &s->actions[fuzz_between(&h->in, 0, s->n_actions - 1)];
+    swap = *a;
+    switch (fuzz_between(&h->in, 0, 5)) {
+    case 0: a->chunk = damaged_32(h, a->chunk); break;
+    case 1: a->stage = damaged_32(h, a->stage); break;
+    case 2: a->pass = (uint8_t)damaged(h, a->pass); break;
+    case 3: a->keep = (uint8_t)damaged(h, a->keep); break;
+    case 4: *a = *b; break;
+    default:
+        *a = *b;
+        *b = swap;
+    }
+}
+
+static void damage_schedule(hostile *h) {
+    cf_schedule *s = &h->schedule;
+    int64_t *members[] = {&s->n_virtual, &s->k, &s->rank, &s->n_chunks};
+    int64_t which = fuzz_between(&h->in, 0, 10);
+    h->only_actions = 0;
+    if (which < 4) *members[which] = damaged(h, *members[which]);
+    else if (which == 4) s->n_stages = damaged_count(h, s->n_stages);
+    else if (which == 5) s->n_actions = damaged_count(h, s->n_actions);
+    else if (which == 6) s->kind = (cf_schedule_kind)damaged_32(h, (int32_t)s->kind);
+    else if (which == 7) s->replay = (cf_replay)damaged_32(h, (int32_t)s->replay);
+    else if (which == 8) s->placement = (cf_placement)damaged_32(h, (int32_t)s->placement);
+    else if (which == 9) s->lowered = damaged_32(h, s->lowered);
+    else if (s->n_stages > 0) {
+        int64_t i = fuzz_between(&h->in, 0, s->n_stages);
+        s->first[i] = damaged(h, s->first[i]);
+        if (s->limits && i < s->n_stages) s->limits[i] = damaged(h, s->limits[i]);
+    }
+}
+
+static void damage_edge(hostile *h) {
+    cf_edge *e = &h->graph.edges[fuzz_between(&h->in, 0, h->graph.n_edges - 1)];
+    int64_t which = fuzz_between(&h->in, 0, 3);
+    if (which == 0) e->from = damaged_32(h, e->from);
+    if (which == 1) e->to = damaged_32(h, e->to);
+    if (which == 2) e->why = damaged_32(h, e->why);
+    if (which == 3) e->seconds = fuzz_real(&h->in);
+}
+
+static void damage_node(hostile *h) {
+    cf_node *n = &h->graph.nodes[fuzz_between(&h->in, 0, h->graph.n_nodes - 1)];
+    int64_t which = fuzz_between(&h->in, 0, 4);
+    if (which == 0) n->chunk = damaged_32(h, n->chunk);
+    if (which == 1) n->stage = damaged_32(h, n->stage);
+    if (which == 2) n->pass = damaged_32(h, n->pass);
+    if (which == 3) n->keep = damaged_32(h, n->keep);
+    if (which == 4) n->seconds = fuzz_real(&h->in);
+}
+
+static void damage_graph(hostile *h) {
+    cf_graph *g = &h->graph;
+    int64_t *members[] = {&g->n_stages, &g->n_virtual, &g->k, &g->rank};
+    int64_t *counts[] = {&g->n_steps, &g->n_nodes, &g->n_edges};
+    struct {
+        int64_t *array, n;
+    } firsts[] = {{g->first, g->n_steps}, {g->first_in, g->n_nodes}, {g->first_out, g->n_nodes}};
+    int64_t which = fuzz_between(&h->in, 0, 18), i;
+    if (which < 4) *members[which] = damaged(h, *members[which]);
+    else if (which < 7) *counts[which - 4] = damaged_count(h, *counts[which - 4]);
+    else if (which == 7) g->split = damaged_32(h, g->split);
+    else if (which == 8) g->replay = (cf_replay)damaged_32(h, (int32_t)g->replay);
+    else if (which == 9) g->placement = (cf_placement)damaged_32(h, (int32_t)g->placement);
+    else if (which < 13 && firsts[which - 10].n >= 0) {
+        i = fuzz_between(&h->in, 0, firsts[which - 10].n);
+        firsts[which - 10].array[i] = damaged(h, firsts[which - 10].array[i]);
+    } else if (which == 13 && g->n_edges > 0) {
+        i = fuzz_between(&h->in, 0, g->n_edges - 1);
+        g->out[i] = damaged_32(h, g->out[i]);
+    } else if (which < 17 && g->n_edges > 0) {
+        damage_edge(h);
+    } else if (g->n_nodes > 0) {
+        damage_node(h);
+    }
+}
+
+/* ---- what must stand it ---- */
+
+static int plan_stands(hostile *h) {
+    cf_error error = fuzz_error();
+    int64_t n = h->batch.n;
+    int sound = fuzz_result(cf_plan_validate(&h->plan, h->batch.lengths, n, NULL, &error), &error);
+    const char *fault = oracle_plan_fault(&h->plan, h->batch.lengths, n);
+    FUZZ_CHECK(sound == (fault == NULL), "cf_plan_validate: %s; the oracle: %s", sound ? "sound" : error.text,
+               fault ? fault : "sound");
+    return sound;
+}
+
+static void graph_stands(hostile *h) {
+    const cf_graph *g = &h->graph;
+    int64_t count = g->n_nodes > 0 ? g->n_nodes : 0;
+    int32_t *waiting = (int32_t *)copy_of(g->first_in, count, sizeof *waiting);
+    cf_critical *critical = NULL;
+    cf_error error = fuzz_error();
+    int sound = fuzz_result(cf_graph_validate(g, NULL, &error), &error);
+    error = fuzz_error();
+    if (fuzz_result(cf_critical_make(g, NULL, &critical, &error), &error)) cf_critical_free(critical);
+    else FUZZ_CHECK(!sound || error.code == CF_ERROR_OVERFLOW, "a sound graph has no path: %s", error.text);
+    error = fuzz_error();
+    if (fuzz_result(cf_graph_start(g, waiting, count, &error), &error) && sound)
+        FUZZ_CHECK(count == 0 || waiting[0] == 0, "the first node waits");
+    else FUZZ_CHECK(!sound, "a sound graph does not start: %s", error.text);
+    free(waiting);
+}
+
+static void run_stands(const hostile *h, int sound) {
+    int64_t stage;
+    for (stage = -1; stage <= (h->schedule.n_stages < 4 ? h->schedule.n_stages : 4); stage++) {
+        int there = stage >= 0 && stage < h->schedule.n_stages;
+        cf_memory_load loads[1024];
+        cf_capacity capacity;
+        cf_error error = fuzz_error();
+        int ran = fuzz_result(cf_run(&h->plan, &h->schedule, stage, NULL, NULL, &error), &error);
+        FUZZ_CHECK(ran == (sound && there) || (ran && there), "cf_run of a sound schedule: %s", error.text);
+        memset(&capacity, 0, sizeof capacity);
+        error = fuzz_error();
+        (void)fuzz_result(cf_run_capacity(&h->plan, &h->schedule, stage, &capacity, &error), &error);
+        error = fuzz_error();
+        (void)fuzz_result(cf_schedule_loads(&h->plan, &h->schedule, stage, loads, 1024, &error), &error);
+    }
+}
+
+static void times_stand(hostile *h, int sound) {
+    cf_timeline *timeline = NULL;
+    cf_error error = fuzz_error();
+    int64_t n = h->schedule.n_actions > 0 ? h->schedule.n_actions : 0, i;
+    double *times = (double *)calloc((size_t)(2 * n + 1), sizeof *times);
+    fuzz_text text = {NULL, 0, 0};
+    if (times == NULL) abort();
+    if (fuzz_result(cf_simulate(&h->plan, &h->schedule, NULL, &timeline, &error), &error)) {
+        FUZZ_CHECK(cf_write_schedule_json(&h->schedule, timeline, fuzz_write, &text, NULL) == CF_OK, "not written");
+        cf_timeline_free(timeline);
+        fuzz_text_free(&text);
+    } else FUZZ_CHECK(!sound, "cf_simulate of a sound schedule: %s", error.text);
+    for (i = 0; i < 2 * n; i++) times[i] = fuzz_real(&h->in);
+    error = fuzz_error();
+    if (fuzz_result(cf_timeline_measured(&h->plan, &h->schedule, times, times + n, NULL, NULL, &timeline, &error),
+                    &error))
+        cf_timeline_free(timeline);
+    free(times);
+}
+
+static void schedule_stands(hostile *h) {
+    cf_schedule *lowered = NULL;
+    cf_graph *graph = NULL;
+    cf_graph_desc desc;
+    cf_error error = fuzz_error();
+    size_t bytes = 0;
+    int sound = fuzz_result(cf_schedule_validate(&h->plan, &h->schedule, NULL, NULL, &error), &error);
+    if (h->only_actions && h->schedule.n_actions <= 80) { /* the tests' judge is cubic */
+        const char *fault = naive_fault(&h->plan, &h->schedule);
+        FUZZ_CHECK(sound == (fault == NULL), "cf_schedule_validate: %s; the tests' judge: %s",
+                   sound ? "sound" : error.text, fault ? fault : "sound");
+    }
+    times_stand(h, sound);
+    run_stands(h, sound);
+    error = fuzz_error();
+    (void)fuzz_result(cf_run_size(&h->plan, &h->schedule, &bytes, &error), &error);
+    error = fuzz_error();
+    if (fuzz_result(cf_schedule_lower(&h->plan, &h->schedule, NULL, &lowered, &error), &error))
+        cf_schedule_free(lowered);
+    else FUZZ_CHECK(!sound || h->schedule.lowered, "a sound schedule is not lowered: %s", error.text);
+    memset(&desc, 0, sizeof desc);
+    desc.schedule = &h->schedule;
+    error = fuzz_error();
+    if (fuzz_result(cf_graph_make(&h->plan, &desc, &graph, &error), &error)) cf_graph_free(graph);
+}
+
+static void run_hostile(const uint8_t *data, size_t size) {
+    hostile h;
+    int64_t n;
+    memset(&h, 0, sizeof h);
+    h.in = fuzz_input_of(data, size);
+    h.plan_is_sound = h.only_actions = 1;
+    make(&h);
+    for (n = fuzz_between(&h.in, 1, 3); n > 0; n--) {
+        switch (fuzz_between(&h.in, 0, 6)) {
+        case 0: case 1: damage_plan(&h); break;
+        case 2: damage_schedule(&h); break;
+        case 3: damage_graph(&h); break;
+        default: damage_action(&h);
+        }
+    }
+    (void)plan_stands(&h);
+    graph_stands(&h);
+    schedule_stands(&h);
+    forget(&h);
+}
+
+const fuzz_target fuzz_hostile = {"hostile", run_hostile};

@@ -1,0 +1,335 @@
+/* The whole road with random descriptions: pack, order, time, lower, run, draw the graph, write. Everything that is
+   made is judged by the library's validators and by the tests' own. */
+
+#include "fuzz.h"
+
+#include "oracle.h"
+#include "pipeline.h"
+#include "tools/graph_dot.h"
+#include "tools/schedule_csv.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_STAGES = 4, MOST_VIRTUAL = 3 };
+
+typedef struct road {
+    fuzz_input in;
+    int wild;                 /* one number in so many may be anything; 0: none */
+    fuzz_batch batch;
+    cf_plan *plan;
+    cf_schedule_desc order;
+    cf_timing timing;
+    cf_stage_cost stages[MOST_STAGES * MOST_VIRTUAL];
+    int64_t limits[MOST_STAGES], limits_bytes[MOST_STAGES];
+    cf_schedule *schedule, *lowered;
+    cf_timeline *timeline;
+} road;
+
+/* ---- packing ---- */
+
+/* The same plan in memory of the caller's, of just the bytes that were asked for. */
+static void pack_into(const road *r) {
+    size_t bytes = 0;
+    cf_plan *plan = NULL;
+    cf_error error = fuzz_error();
+    void *memory;
+    FUZZ_CHECK(cf_pack_size(r->batch.lengths, r->batch.n, &r->batch.pack, &bytes, NULL) == CF_OK, "no size");
+    memory = malloc(bytes);
+    if (memory == NULL) abort();
+    FUZZ_CHECK(fuzz_result(cf_pack_into(r->batch.lengths, r->batch.n, &r->batch.pack, memory, bytes, &plan, &error),
+                           &error), "not in memory of the caller's: %s", error.text);
+    FUZZ_CHECK(plan->n_chunks == r->plan->n_chunks && plan->n_slices == r->plan->n_slices &&
+                   memcmp(plan->chunks, r->plan->chunks, (size_t)plan->n_chunks * sizeof *plan->chunks) == 0 &&
+                   memcmp(plan->slices, r->plan->slices, (size_t)plan->n_slices * sizeof *plan->slices) == 0,
+               "another plan in memory of the caller's");
+    free(memory);
+}
+
+static void fill_metadata(road *r) {
+    cf_metadata_desc desc;
+    cf_metadata metadata;
+    int64_t chunk;
+    memset(&desc, 0, sizeof desc);
+    for (chunk = 0; chunk < r->plan->n_chunks; chunk++) {
+        size_t bytes = 0;
+        void *memory;
+        if (cf_metadata_size(r->plan, chunk, &desc, &bytes, NULL) != CF_OK) continue; /* longer than int32 */
+        if (bytes > 1 << 20) continue;
+        memory = malloc(bytes > 0 ? bytes : 1);
+        if (memory == NULL) abort();
+        FUZZ_CHECK(cf_metadata_fill(r->plan, chunk, &desc, memory, bytes, &metadata, NULL) == CF_OK, "no metadata");
+        FUZZ_CHECK(metadata.cu_seqlens_q[metadata.n_seqs] == metadata.rows, "cu_seqlens_q do not end with the rows");
+        FUZZ_CHECK(metadata.cu_seqlens_k[metadata.n_seqs] == metadata.prefix + metadata.rows, "nor do cu_seqlens_k");
+        free(memory);
+    }
+}
+
+static int pack(road *r) {
+    cf_error error = fuzz_error();
+    cf_plan_stats stats;
+    const char *fault;
+    fuzz_draw_batch(&r->in, &r->batch, 10, r->wild);
+    if (!fuzz_result(cf_pack(r->batch.lengths, r->batch.n, &r->batch.pack, &r->plan, &error), &error)) {
+        FUZZ_CHECK(r->plan == NULL, "it failed, and wrote");
+        return 0;
+    }
+    FUZZ_CHECK(fuzz_result(cf_plan_validate(r->plan, r->batch.lengths, r->batch.n, NULL, &error), &error),
+               "cf_plan_validate: %s", error.text);
+    cf_plan_measure(r->plan, NULL, &stats);
+    FUZZ_CHECK(stats.fill >= 0 && stats.fill <= 1 + 1e-9, "fill %g", stats.fill);
+    if (r->plan->n_chunks > 2000) return 0; /* sound, and too long for what follows */
+    fault = oracle_plan_fault(r->plan, r->batch.lengths, r->batch.n);
+    FUZZ_CHECK(fault == NULL, "the plan: %s", fault);
+    pack_into(r);
+    fill_metadata(r);
+    return r->plan->n_steps <= 60;
+}
+
+/* ---- ordering ---- */
+
+static void draw_limits(road *r) {
+    cf_schedule_desc *d = &r->order;
+    int i;
+    if (fuzz_chance(&r->in, 4)) d->limit = fuzz_mostly(&r->in, -1, 8, r->wild);
+    if (fuzz_chance(&r->in, 4)) d->bytes.per_token_activations = fuzz_mostly(&r->in, 0, 9, r->wild);
+    if (fuzz_chance(&r->in, 4)) d->bytes.per_token_state = fuzz_mostly(&r->in, 0, 3, r->wild);
+    if (fuzz_chance(&r->in, 4)) d->bytes.per_token_state_gradient = fuzz_mostly(&r->in, 0, 3, r->wild);
+    if (fuzz_chance(&r->in, 4)) d->bytes.per_token_boundary = fuzz_mostly(&r->in, 0, 3, r->wild);
+    if (fuzz_chance(&r->in, 4)) d->limit_bytes = fuzz_mostly(&r->in, -1, 6000, r->wild);
+    for (i = 0; i < MOST_STAGES; i++) {
+        r->limits[i] = fuzz_mostly(&r->in, 0, 8, r->wild);
+        r->limits_bytes[i] = fuzz_mostly(&r->in, 0, 6000, r->wild);
+    }
+    if (fuzz_chance(&r->in, 5)) d->limits = r->limits;
+    if (fuzz_chance(&r->in, 5)) d->limits_bytes = r->limits_bytes;
+}
+
+static void draw_order(road *r) {
+    cf_schedule_desc *d = &r->order;
+    fuzz_input *in = &r->in;
+    int past = r->wild > 0; /* one past the last item of an enum */
+    d->kind = (cf_schedule_kind)fuzz_between(in, 0, CF_SCHEDULE_COUNT - 1 + past);
+    d->replay = (cf_replay)fuzz_between(in, 0, CF_REPLAY_COUNT - 1 + past);
+    d->n_stages = fuzz_between(in, 0, MOST_STAGES);
+    if (d->kind >= CF_SCHEDULE_INTERLEAVED || past) d->n_virtual = fuzz_between(in, 0, MOST_VIRTUAL);
+    if (d->kind >= CF_SCHEDULE_ZERO_BUBBLE || past)
+        d->placement = (cf_placement)fuzz_between(in, 0, CF_PLACEMENT_COUNT - 1 + past);
+    if (d->placement == CF_PLACEMENT_ANY && !past && d->kind != CF_SCHEDULE_BEST) d->placement = CF_PLACEMENT_V;
+    d->k = fuzz_mostly(in, 0, 5, r->wild);
+    d->rank = fuzz_mostly(in, 0, r->plan->n_ranks - 1, r->wild);
+    d->split_backward = fuzz_chance(in, 3);
+    d->budget = fuzz_between(in, 1, 6); /* without one, a search takes tenths of a second */
+    d->timing = fuzz_draw_timing(in, &r->timing, r->stages, MOST_STAGES * MOST_VIRTUAL, r->wild);
+    draw_limits(r);
+}
+
+static void check_order(road *r) {
+    cf_validate_desc limits;
+    cf_error error = fuzz_error();
+    const char *fault;
+    memset(&limits, 0, sizeof limits);
+    limits.limit = r->order.limit;
+    limits.limits = r->order.limits;
+    limits.bytes = r->order.bytes;
+    limits.limit_bytes = r->order.limit_bytes;
+    limits.limits_bytes = r->order.limits_bytes;
+    FUZZ_CHECK(fuzz_result(cf_schedule_validate(r->plan, r->schedule, &limits, NULL, &error), &error),
+               "cf_schedule_validate: %s", error.text);
+    FUZZ_CHECK(r->schedule->k == (r->order.k > 0 ? r->order.k : 1), "K is %lld", (long long)r->schedule->k);
+    if (r->wild > 0 || r->schedule->n_actions > 150) return; /* the tests' judge is cubic, and adds up without care */
+    fault = pipeline_fault(r->plan, r->schedule, &r->order);
+    FUZZ_CHECK(fault == NULL, "the schedule: %s", fault);
+}
+
+static int order(road *r) {
+    cf_error error = fuzz_error();
+    draw_order(r);
+    if (!fuzz_result(cf_schedule_make(r->plan, &r->order, &r->schedule, &error), &error)) {
+        FUZZ_CHECK(r->schedule == NULL, "it failed, and wrote");
+        return 0;
+    }
+    check_order(r);
+    return 1;
+}
+
+/* ---- timing ---- */
+
+static int near_or_more(double a, double b) { return a >= b * (1 - 1e-9); }
+
+/* Bounds that are known before there is a schedule. */
+static void check_bounds(const road *r) {
+    cf_bound bounds[CF_MAX_BOUNDS];
+    cf_error error = fuzz_error();
+    int64_t n = 0, i;
+    FUZZ_CHECK(fuzz_result(cf_schedule_bounds(r->plan, &r->order, bounds, &n, &error), &error),
+               "there is a schedule, and no bounds: %s", error.text);
+    FUZZ_CHECK(n >= 0 && n <= CF_MAX_BOUNDS, "%lld bounds", (long long)n);
+    for (i = 0; i < n; i++)
+        FUZZ_CHECK(near_or_more(r->timeline->makespan, bounds[i].value), "makespan %.17g, %s says %.17g",
+                   r->timeline->makespan, bounds[i].name, bounds[i].value);
+}
+
+static void time_it(road *r) {
+    cf_simulate_desc desc;
+    cf_error error = fuzz_error();
+    double wanted;
+    memset(&desc, 0, sizeof desc);
+    desc.timing = r->order.timing;
+    desc.bytes = r->order.bytes;
+    FUZZ_CHECK(fuzz_result(cf_simulate(r->plan, r->schedule, &desc, &r->timeline, &error), &error),
+               "cf_simulate: %s", error.text);
+    FUZZ_CHECK(near_or_more(r->timeline->makespan, r->timeline->bound), "makespan %.17g, bound %.17g",
+               r->timeline->makespan, r->timeline->bound);
+    check_bounds(r);
+    if (r->wild > 0 || r->schedule->n_actions > 60) return;
+    wanted = pipeline_makespan(r->plan, r->schedule, r->order.timing, NULL, NULL);
+    FUZZ_CHECK(near_or_more(wanted, r->timeline->makespan) && near_or_more(r->timeline->makespan, wanted),
+               "makespan %.17g, the tests' simulator: %.17g", r->timeline->makespan, wanted);
+}
+
+/* Without transfers, the passes keep their times. */
+static void lower_it(road *r) {
+    cf_lower_desc desc;
+    cf_simulate_desc times;
+    cf_timeline *timeline = NULL;
+    cf_error error = fuzz_error();
+    memset(&desc, 0, sizeof desc);
+    memset(&times, 0, sizeof times);
+    desc.timing = times.timing = r->order.timing;
+    desc.offload = fuzz_chance(&r->in, 2);
+    FUZZ_CHECK(fuzz_result(cf_schedule_lower(r->plan, r->schedule, &desc, &r->lowered, &error), &error),
+               "cf_schedule_lower: %s", error.text);
+    FUZZ_CHECK(fuzz_result(cf_schedule_validate(r->plan, r->lowered, NULL, NULL, &error), &error),
+               "the lowered schedule: %s", error.text);
+    FUZZ_CHECK(fuzz_result(cf_simulate(r->plan, r->lowered, &times, &timeline, &error), &error),
+               "cf_simulate of the lowered schedule: %s", error.text);
+    if (!desc.offload)
+        FUZZ_CHECK(timeline->makespan == r->timeline->makespan, "makespan %.17g lowered, %.17g before",
+                   timeline->makespan, r->timeline->makespan);
+    cf_timeline_free(timeline);
+}
+
+/* ---- running ---- */
+
+/* Counts what is in use, and fails at the action that it is told. */
+typedef struct host {
+    int64_t in_use, calls, fail_at;
+} host;
+
+static int host_pass(void *user, const cf_step *step) {
+    host *h = (host *)user;
+    FUZZ_CHECK(step->chunk == &step->plan->chunks[step->action.chunk], "another chunk than the action's");
+    return ++h->calls == h->fail_at;
+}
+
+static int host_acquire(void *user, const cf_slot *slot) {
+    host *h = (host *)user;
+    FUZZ_CHECK(slot->slot >= 0 && slot->rows >= 0, "slot %lld with %lld rows", (long long)slot->slot,
+               (long long)slot->rows);
+    h->in_use++;
+    return 0;
+}
+
+static void host_release(void *user, const cf_slot *slot) {
+    (void)slot;
+    ((host *)user)->in_use--;
+}
+
+static void run_it(road *r) {
+    cf_run_desc desc;
+    cf_capacity capacity;
+    int64_t stage;
+    memset(&desc, 0, sizeof desc);
+    memset(&capacity, 0, sizeof capacity);
+    desc.forward = desc.backward = desc.send = desc.receive = desc.offload = desc.prefetch = host_pass;
+    desc.acquire = host_acquire;
+    desc.release = host_release;
+    for (stage = 0; stage < r->lowered->n_stages; stage++) {
+        host h = {0, 0, 0};
+        cf_error error = fuzz_error();
+        cf_run_stats stats;
+        cf_result result;
+        if (fuzz_chance(&r->in, 3)) h.fail_at = fuzz_between(&r->in, 1, 40);
+        desc.user = &h;
+        result = cf_run(r->plan, r->lowered, stage, &desc, &stats, &error);
+        FUZZ_CHECK(fuzz_result(result, &error) == (h.fail_at == 0 || h.calls < h.fail_at), "cf_run: %d", (int)result);
+        FUZZ_CHECK(h.in_use == 0, "%lld slots are still in use", (long long)h.in_use);
+        FUZZ_CHECK(cf_run_capacity(r->plan, r->lowered, stage, &capacity, NULL) == CF_OK, "no capacity");
+        if (result == CF_OK)
+            FUZZ_CHECK(stats.peak_slots == r->timeline->peak_live[stage], "%lld slots in the run, %lld on paper",
+                       (long long)stats.peak_slots, (long long)r->timeline->peak_live[stage]);
+    }
+}
+
+/* ---- the graph ---- */
+
+static void draw_graph(road *r) {
+    cf_graph_desc desc;
+    cf_graph *graph = NULL;
+    cf_critical *critical = NULL;
+    fuzz_text text = {NULL, 0, 0};
+    cf_error error = fuzz_error();
+    memset(&desc, 0, sizeof desc);
+    desc.schedule = r->schedule;
+    desc.timing = r->order.timing;
+    desc.no_slots = 1;
+    /* `best` and zero-bubble may split some backwards and not others, which no graph has. */
+    if (!fuzz_result(cf_graph_make(r->plan, &desc, &graph, &error), &error)) {
+        FUZZ_CHECK(error.code == CF_ERROR_SCHEDULE, "cf_graph_make: %s", error.text);
+        return;
+    }
+    FUZZ_CHECK(fuzz_result(cf_graph_validate(graph, NULL, &error), &error), "cf_graph_validate: %s", error.text);
+    FUZZ_CHECK(fuzz_result(cf_critical_make(graph, NULL, &critical, &error), &error), "cf_critical_make: %s",
+               error.text);
+    FUZZ_CHECK(near_or_more(r->timeline->makespan, critical->length), "makespan %.17g, longest path %.17g",
+               r->timeline->makespan, critical->length);
+    FUZZ_CHECK(fuzz_result(graph_dot_write(graph, 1000000, NULL, fuzz_write, &text, &error), &error), "as DOT: %s",
+               error.text);
+    fuzz_text_free(&text);
+    cf_critical_free(critical);
+    cf_graph_free(graph);
+}
+
+/* ---- writing ---- */
+
+static void write_it(const road *r) {
+    cf_write_desc desc;
+    schedule_csv_desc csv;
+    cf_error error = fuzz_error();
+    fuzz_text text = {NULL, 0, 0};
+    memset(&desc, 0, sizeof desc);
+    memset(&csv, 0, sizeof csv);
+    desc.metadata = r->wild == 0;
+    FUZZ_CHECK(cf_write_plan_json(r->plan, &desc, fuzz_write, &text, NULL) == CF_OK, "the plan cannot be written");
+    FUZZ_CHECK(cf_write_schedule_json(r->schedule, r->timeline, fuzz_write, &text, NULL) == CF_OK, "nor the schedule");
+    text.bytes = 0;
+    csv.extensions = 1;
+    csv.replay = r->lowered->replay;
+    csv.k = r->lowered->k;
+    csv.rank = r->lowered->rank;
+    csv.format = SCHEDULE_CSV_COMPUTE_COMMS;
+    FUZZ_CHECK(fuzz_result(schedule_csv_write(r->plan, r->lowered, &csv, fuzz_write, &text, &error), &error),
+               "as CSV: %s", error.text);
+    fuzz_text_free(&text);
+}
+
+static void run_pipeline(const uint8_t *data, size_t size) {
+    road r;
+    memset(&r, 0, sizeof r);
+    r.in = fuzz_input_of(data, size);
+    r.wild = fuzz_chance(&r.in, 4) ? 12 : 0;
+    if (pack(&r) && order(&r)) {
+        time_it(&r);
+        lower_it(&r);
+        run_it(&r);
+        draw_graph(&r);
+        write_it(&r);
+    }
+    cf_timeline_free(r.timeline);
+    cf_schedule_free(r.lowered);
+    cf_schedule_free(r.schedule);
+    cf_plan_free(r.plan);
+}
+
+const fuzz_target fuzz_pipeline = {"pipeline", run_pipeline};

@@ -1,0 +1,226 @@
+/* What is decided before training: fits, estimates, memory, and the search for ChunkSize and K, with random
+   descriptions. */
+
+#include "fuzz.h"
+
+#include "tools/chunkflow_tune.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_STAGES = 6, WILD = 14 };
+
+typedef struct problem {
+    fuzz_input in;
+    int wild;
+    cf_model model;
+    cf_gpu gpu;
+    cf_tune_desc desc;
+    cf_timing timing;
+    cf_stage_cost stages[MOST_STAGES];
+    cf_stage_bytes bytes[MOST_STAGES];
+    int64_t layers[MOST_STAGES], chunk_sizes[3], ks[3], lengths[12];
+    int64_t n;
+} problem;
+
+static void draw_model(problem *p) {
+    fuzz_input *in = &p->in;
+    p->model = *cf_model_find("qwen2.5-7b");
+    if (fuzz_chance(in, 2)) p->model.layers = fuzz_mostly(in, 1, 12, p->wild);
+    if (fuzz_chance(in, 3)) p->model.kv_heads = fuzz_mostly(in, 1, 28, p->wild);
+    if (fuzz_chance(in, 4)) p->model.hidden = fuzz_mostly(in, 1, 5000, p->wild);
+    if (fuzz_chance(in, 4)) p->model.head_dim = fuzz_mostly(in, 0, 256, p->wild);
+    if (fuzz_chance(in, 4)) p->model.vocab = fuzz_mostly(in, 1, 200000, p->wild);
+    if (fuzz_chance(in, 4)) p->model.ffn = fuzz_mostly(in, 1, 20000, p->wild);
+    p->gpu = *cf_gpu_find("h100-80g");
+    if (fuzz_chance(in, 4)) p->gpu.memory = fuzz_mostly(in, 1, INT64_MAX, p->wild);
+    if (p->wild > 0 && fuzz_chance(in, 4)) p->gpu.flops = fuzz_real(in);
+    if (p->wild > 0 && fuzz_chance(in, 4)) p->gpu.launch = fuzz_real(in);
+}
+
+static void draw_parallel(problem *p, cf_parallel *parallel) {
+    static const int64_t tp[] = {0, 1, 2, 4, 7};
+    fuzz_input *in = &p->in;
+    int64_t i;
+    memset(parallel, 0, sizeof *parallel);
+    parallel->tp = p->wild > 0 && fuzz_chance(in, p->wild) ? fuzz_number(in) : tp[fuzz_between(in, 0, 4)];
+    parallel->pp = fuzz_mostly(in, 0, 3, p->wild);
+    parallel->n_virtual = fuzz_mostly(in, 0, 2, p->wild);
+    parallel->placement = (cf_placement)fuzz_between(in, 0, CF_PLACEMENT_COUNT);
+    parallel->dp = fuzz_mostly(in, 0, 2, p->wild);
+    parallel->zero = fuzz_mostly(in, 0, 3, p->wild);
+    parallel->no_sequence = fuzz_chance(in, 3);
+    parallel->recompute = (cf_recompute)fuzz_between(in, 0, CF_RECOMPUTE_COUNT);
+    if (fuzz_chance(in, 4)) parallel->vocab_multiple = fuzz_mostly(in, 0, 128, p->wild);
+    for (i = 0; i < MOST_STAGES; i++) p->layers[i] = fuzz_mostly(in, 0, 8, p->wild);
+    if (fuzz_chance(in, 5) && parallel->pp <= 3 && parallel->n_virtual <= 2) parallel->layers = p->layers;
+}
+
+static void draw_memory(problem *p, cf_memory_desc *memory) {
+    fuzz_input *in = &p->in;
+    memory->loss = (cf_loss)fuzz_between(in, 0, CF_LOSS_COUNT);
+    if (fuzz_chance(in, 4)) memory->activation_bytes = fuzz_mostly(in, 0, 8, p->wild);
+    if (fuzz_chance(in, 4)) memory->optimizer_bytes = fuzz_mostly(in, 0, 16, p->wild);
+    if (fuzz_chance(in, 4)) memory->state_bytes = fuzz_mostly(in, 0, 8, p->wild);
+    if (fuzz_chance(in, 4)) memory->runtime_bytes = fuzz_mostly(in, 0, INT64_MAX, p->wild);
+    if (fuzz_chance(in, 4)) memory->fragmentation = fuzz_mostly(in, -1, 30, p->wild);
+}
+
+/* Lists that rise, most of the time. */
+static int64_t draw_list(problem *p, int64_t *list, int64_t low, int64_t high) {
+    int64_t n = fuzz_between(&p->in, 1, 3), i, at = 0;
+    for (i = 0; i < n; i++) list[i] = at = at / 2 + fuzz_mostly(&p->in, low + at, high + at, p->wild) - at / 2;
+    return n;
+}
+
+static void draw_search(problem *p) {
+    static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_BEST};
+    cf_tune_desc *d = &p->desc;
+    fuzz_input *in = &p->in;
+    int64_t i;
+    d->parallel.pp = d->parallel.pp ? d->parallel.pp : 1;
+    if (fuzz_chance(in, 5)) d->n_gpus = fuzz_mostly(in, 0, 8, p->wild);
+    if (fuzz_chance(in, 5)) d->gpus_per_node = fuzz_mostly(in, 0, 8, p->wild);
+    d->timing = fuzz_draw_timing(in, &p->timing, p->stages, MOST_STAGES, p->wild);
+    if (p->wild > 0 && fuzz_chance(in, 5)) d->step_seconds = fuzz_real(in);
+    for (i = 0; i < MOST_STAGES; i++) {
+        memset(&p->bytes[i], 0, sizeof p->bytes[i]);
+        p->bytes[i].held.per_token_activations = fuzz_mostly(in, 1, 100, p->wild);
+        p->bytes[i].held.per_token_state = fuzz_mostly(in, 0, 100, p->wild);
+        p->bytes[i].per_token_pass = fuzz_mostly(in, 0, 100, p->wild);
+        p->bytes[i].fixed = fuzz_mostly(in, 0, 1000, p->wild);
+    }
+    if (fuzz_chance(in, 3)) d->bytes = p->bytes;
+    if (d->bytes) d->limit_bytes = fuzz_mostly(in, 0, 20000, p->wild);
+    else if (fuzz_chance(in, 3)) d->limit_bytes = fuzz_mostly(in, 0, INT64_MAX, p->wild);
+    d->chunk_sizes = p->chunk_sizes;
+    d->n_chunk_sizes = draw_list(p, p->chunk_sizes, 4, 64);
+    d->ks = p->ks;
+    d->n_ks = draw_list(p, p->ks, 1, 3);
+    d->kinds = &kinds[fuzz_between(in, 0, 2)];
+    d->n_kinds = 1;
+    d->no_offload = fuzz_chance(in, 2);
+    d->split_backward = fuzz_chance(in, 3);
+    d->budget = fuzz_between(in, 1, 3);
+    d->batch = fuzz_mostly(in, 1, 6, p->wild);
+    d->n_batches = fuzz_mostly(in, 1, 3, p->wild);
+    d->n_exact = fuzz_mostly(in, 0, 3, p->wild);
+    d->seed = (uint64_t)fuzz_between(in, 0, 255);
+}
+
+/* Batches of CF_MAX_LENGTH tokens in chunks of a few are sound, and take hours. */
+static int takes_long(const problem *p) {
+    int64_t i, tokens = 0;
+    for (i = 0; i < p->n; i++) tokens += p->lengths[i] > 2000 ? 2000 : p->lengths[i] < 0 ? 0 : p->lengths[i];
+    for (i = 0; i < p->n; i++)
+        if (p->lengths[i] > 2000) return 1;
+    return tokens > 4000 || p->desc.batch > 100 || p->desc.n_batches > 20 || p->desc.n_gpus > 64 ||
+           p->desc.parallel.pp > 64 || p->desc.parallel.n_virtual > 64 || p->desc.parallel.dp > 64;
+}
+
+static void check_tuning(const problem *p, const cf_tuning *t) {
+    int64_t i;
+    FUZZ_CHECK(t->winner >= -1 && t->winner < t->n_candidates, "winner %lld", (long long)t->winner);
+    for (i = 0; i < t->n_candidates; i++) {
+        const cf_tune_candidate *c = &t->candidates[i];
+        if (c->status != CF_TUNE_OK) continue;
+        FUZZ_CHECK(c->bytes <= t->limit_bytes, "%lld bytes under a limit of %lld", (long long)c->bytes,
+                   (long long)t->limit_bytes);
+        FUZZ_CHECK(c->seconds >= c->bound * (1 - 1e-9), "%.17g seconds, bound %.17g", c->seconds, c->bound);
+        FUZZ_CHECK(t->winner >= 0 && t->candidates[t->winner].seconds <= c->seconds, "the winner is slower");
+    }
+    (void)p;
+}
+
+static void tune(problem *p) {
+    cf_tuning *tuning = NULL;
+    cf_error error = fuzz_error();
+    int64_t i;
+    draw_search(p);
+    p->n = fuzz_between(&p->in, 1, 12);
+    for (i = 0; i < p->n; i++) p->lengths[i] = fuzz_mostly(&p->in, 0, fuzz_chance(&p->in, 4) ? 400 : 60, p->wild);
+    (void)cf_tune_defaults(&p->desc);
+    if (takes_long(p)) return;
+    if (!fuzz_result(cf_tune(p->lengths, p->n, &p->desc, &tuning, &error), &error)) {
+        FUZZ_CHECK(tuning == NULL, "it failed, and wrote");
+        return;
+    }
+    check_tuning(p, tuning);
+    cf_tuning_free(tuning);
+}
+
+static void fit(problem *p) {
+    cf_sample samples[24];
+    cf_stage_cost cost;
+    cf_fit fits[CF_COMPUTE_PASS_COUNT];
+    cf_error error = fuzz_error();
+    int64_t n = fuzz_between(&p->in, 0, 24), i;
+    for (i = 0; i < n; i++) {
+        samples[i].pass = (int)fuzz_mostly(&p->in, 0, 4, p->wild);
+        samples[i].rows = fuzz_mostly(&p->in, 1, 4000, p->wild);
+        samples[i].pairs = fuzz_mostly(&p->in, 0, 60000, p->wild);
+        samples[i].seconds = fuzz_real(&p->in);
+    }
+    if (!fuzz_result(cf_cost_fit(samples, n, &cost, fits, &error), &error)) return;
+    FUZZ_CHECK(cost.forward.constant >= 0 && cost.forward.per_token >= 0 && cost.forward.per_pair >= 0,
+               "a cost below zero");
+}
+
+static void estimate(problem *p) {
+    cf_memory_load loads[MOST_STAGES];
+    cf_memory_report reports[MOST_STAGES];
+    cf_stage_cost stages[MOST_STAGES];
+    cf_cost_desc desc;
+    cf_timing timing;
+    double step = 0;
+    cf_error error = fuzz_error();
+    cf_parallel full = cf_parallel_defaults(&p->desc.parallel);
+    int small = full.pp >= 1 && full.pp <= 3 && full.n_virtual >= 1 && full.n_virtual <= 2;
+    int64_t n_v = small ? full.pp * full.n_virtual : 1, i;
+    memset(&desc, 0, sizeof desc);
+    desc.model = &p->model;
+    desc.gpu = &p->gpu;
+    desc.parallel = p->desc.parallel;
+    desc.gpus_per_node = fuzz_mostly(&p->in, 0, 8, p->wild);
+    desc.chunk_size = fuzz_mostly(&p->in, 0, 4096, p->wild);
+    if (fuzz_result(cf_cost_estimate(&desc, stages, n_v, &timing, &step, &error), &error))
+        FUZZ_CHECK(step >= 0 && stages[0].forward.per_token >= 0, "less than no time");
+    p->desc.memory.model = &p->model;
+    p->desc.memory.parallel = p->desc.parallel;
+    memset(loads, 0, sizeof loads);
+    for (i = 0; i < MOST_STAGES; i++) {
+        loads[i].live_tokens = fuzz_mostly(&p->in, 0, 100000, p->wild);
+        loads[i].chunk_tokens = fuzz_mostly(&p->in, 0, 10000, p->wild);
+        loads[i].state_tokens = fuzz_mostly(&p->in, 0, 100000, p->wild);
+    }
+    error = fuzz_error();
+    if (fuzz_result(cf_memory_estimate(&p->desc.memory, loads, n_v, reports, small ? full.pp : 1, &error), &error))
+        FUZZ_CHECK(reports[0].total >= reports[0].parameters && reports[0].parameters >= 0, "less than no bytes");
+    error = fuzz_error();
+    (void)fuzz_result(cf_memory_check_limit(&p->desc.memory, fuzz_mostly(&p->in, 0, 9000, p->wild),
+                                            fuzz_number(&p->in), &error), &error);
+}
+
+static void run_tune(const uint8_t *data, size_t size) {
+    problem p;
+    cf_plan plan;
+    int64_t kind, budget;
+    memset(&p, 0, sizeof p);
+    memset(&plan, 0, sizeof plan);
+    p.in = fuzz_input_of(data, size);
+    p.wild = fuzz_chance(&p.in, 3) ? WILD : 0;
+    kind = fuzz_between(&p.in, 0, 5);
+    draw_model(&p);
+    p.desc.model = &p.model;
+    p.desc.gpu = &p.gpu;
+    draw_parallel(&p, &p.desc.parallel);
+    draw_memory(&p, &p.desc.memory);
+    if (kind == 0) fit(&p);
+    else if (kind == 1) estimate(&p);
+    else tune(&p);
+    plan.n_steps = fuzz_number(&p.in);
+    budget = cf_tune_budget(&plan, fuzz_number(&p.in), fuzz_number(&p.in));
+    FUZZ_CHECK(budget == 0 || (budget >= 8 && budget <= 64), "a budget of %lld", (long long)budget);
+}
+
+const fuzz_target fuzz_tune = {"tune", run_tune};
