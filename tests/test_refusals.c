@@ -798,6 +798,24 @@ TEST(limits_on_bytes_bind_in_either_form) {
     cf_plan_free(plan);
 }
 
+/* The first group's 9 tokens of state must all be held at once, and nothing else is counted. */
+TEST(the_state_of_the_first_group_needs_its_bytes) {
+    cf_plan *plan = plan_of_groups();
+    cf_schedule_desc desc;
+    cf_schedule *schedule = NULL;
+    cf_error error;
+    memset(&desc, 0, sizeof desc);
+    desc.kind = CF_SCHEDULE_1F1B;
+    desc.bytes.per_token_state = 1;
+    desc.limit_bytes = 8;
+    REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_INFEASIBLE, "limit_bytes");
+    CHECK_INT(error.wanted, 9);
+    desc.limit_bytes = 9;
+    CHECK_INT(cf_schedule_make(plan, &desc, &schedule, &error), CF_OK);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
 TEST(placements_are_for_some_kinds) {
     static const struct {
         cf_schedule_kind kind;
@@ -1194,7 +1212,7 @@ SUITE(refusals, CASE(every_item_has_its_name), CASE(an_arena_needs_sound_memory)
       CASE(rows_that_cannot_be_added_up), CASE(graphs_with_missing_arrays), CASE(a_node_that_too_many_edges_leave),
       CASE(graphs_without_anything), CASE(nodes_that_there_are_not), CASE(paths_without_end),
       CASE(executors_without_their_arrays), CASE(schedules_that_are_split_in_part),
-      CASE(bytes_that_cannot_be_added_up), CASE(limits_on_bytes_bind_in_either_form),
+      CASE(bytes_that_cannot_be_added_up), CASE(limits_on_bytes_bind_in_either_form), CASE(the_state_of_the_first_group_needs_its_bytes),
       CASE(placements_are_for_some_kinds),
       CASE(bytes_past_64_bits_are_past_the_limit), CASE(a_schedules_own_limits_bind),
       CASE(what_is_received_and_not_read), CASE(a_list_that_ends_too_early), CASE(counts_for_the_simulator),
