@@ -370,10 +370,8 @@ static cf_result call_model(cf_error *error) {
 static cf_result split_with(const cf_parallel *split, cf_error *error) {
     cf_result result = (POISON(), cf_stage_shard(&model, split, 0, (cf_shard *)(void *)out, error));
     cf_parameters parameters;
-    int64_t n;
     CHECK_INT(cf_parallel_validate(&model, split, NULL), result);
     CHECK_INT(cf_stage_parameters(&model, split, 0, &parameters, NULL), result);
-    CHECK_INT(cf_stage_layers(&model, split, 0, &n, NULL), result);
     untouched(result);
     return result;
 }
@@ -387,7 +385,6 @@ static cf_result call_memory(cf_error *error) {
     cf_result result = (POISON(), cf_memory_estimate(&memory, loads, STAGES, reports, STAGES, error));
     cf_token_bytes tokens;
     (void)cf_memory_token_bytes(&memory, 0, &tokens, NULL);
-    (void)cf_memory_check_limit(&memory, 100, 1, NULL);
     untouched(result);
     if (result == CF_OK) CHECK(reports[0].total >= 0);
     return result;
@@ -800,7 +797,6 @@ static cf_result budget(int64_t got) {
     X(cf_placement_at, n_stages, INT64_MAX, 0, fine(cf_placement_at(CF_PLACEMENT_V, number, 3, 1))) \
     X(cf_placement_at, row, INT64_MAX, 0, fine(cf_placement_at(CF_PLACEMENT_V, 3, number, 1))) \
     X(cf_placement_at, stage, INT64_MAX, 0, fine(cf_placement_at(CF_PLACEMENT_V, 3, 1, number))) \
-    X(cf_stage_layers, stage, INT64_MAX, 0, untouched_by(cf_stage_layers(&model, &parallel, number, ROOM, error))) \
     X(cf_stage_parameters, stage, INT64_MAX, 0, \
       untouched_by(cf_stage_parameters(&model, &parallel, number, ROOM, error))) \
     X(cf_stage_shard, stage, INT64_MAX, 0, untouched_by(cf_stage_shard(&model, &parallel, number, ROOM, error))) \
@@ -810,8 +806,6 @@ static cf_result budget(int64_t got) {
       untouched_by(cf_memory_estimate(&memory, loads, number, ROOM, STAGES, error))) \
     X(cf_memory_estimate, n_reports, INT64_MAX, 0, \
       untouched_by(cf_memory_estimate(&memory, loads, STAGES, ROOM, number, error))) \
-    X(cf_memory_check_limit, chunk_tokens, INT64_MAX, 0, cf_memory_check_limit(&memory, number, INT64_MAX, error)) \
-    X(cf_memory_check_limit, limit_bytes, INT64_MAX, 0, cf_memory_check_limit(&memory, 1, number, error)) \
     X(cf_pass_name, pass, INT32_MAX, 0, named(cf_pass_name(ENUM(cf_pass)))) \
     X(cf_replay_name, replay, INT32_MAX, 0, named(cf_replay_name(ENUM(cf_replay)))) \
     X(cf_edge_name, why, INT32_MAX, 0, named(cf_edge_name(ENUM(cf_edge_why)))) \

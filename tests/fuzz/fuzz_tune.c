@@ -196,9 +196,6 @@ static void estimate(problem *p) {
     error = fuzz_error();
     if (fuzz_result(cf_memory_estimate(&p->desc.memory, loads, n_v, reports, small ? full.pp : 1, &error), &error))
         FUZZ_CHECK(reports[0].total >= reports[0].parameters && reports[0].parameters >= 0, "less than no bytes");
-    error = fuzz_error();
-    (void)fuzz_result(cf_memory_check_limit(&p->desc.memory, fuzz_mostly(&p->in, 0, 9000, p->wild),
-                                            fuzz_number(&p->in), &error), &error);
 }
 
 static void run_tune(const uint8_t *data, size_t size) {
