@@ -6902,6 +6902,8 @@ static double cf__bounds_strongest(const cf__bounds *b) {
 
 typedef struct cf__dispatch_policy {
     int split;             /* I and W in place of B */
+    int evict;             /* 1: local replay; no forward waits for a place: where there is none, the chunk whose backward
+                              is furthest off turns out to have been dropped. The policies of room below say nothing */
     int drop;              /* 1: a unit keeps fewer chunks than it might where room is short */
     int risk;              /* 1: chunks take their places one by one, and a group gives its place back while it waits
                               for a replay; that may end in a deadlock */
@@ -6939,6 +6941,7 @@ static int cf__dispatch_place(int32_t id) { return (int)((uint32_t)id % CF__PIPE
 enum {
     CF__DISPATCH_COMING = 0,
     CF__DISPATCH_PLAN, /* in a rhythm: all forwards and backwards by their beats, ready or not */
+    CF__DISPATCH_KEPT, /* cells that have been kept, the one whose backward is furthest off first; some are not any more */
     CF__DISPATCH_BEGUN, /* the first of four, by place */
     CF__DISPATCH_REPLAYS,
     CF__DISPATCH_RETURNING,
@@ -6981,7 +6984,8 @@ typedef struct cf__dispatch {
     double *ready_at;     /* (passes) */
     double *urgency;      /* (passes) the lower the more urgent: minus the time from its start to the end of all */
     const double *nudges; /* (passes) added to that; or NULL */
-    double give_up_at;
+    double *near;         /* (cells) the lower the further off its backward: keys of the heaps of kept cells */
+    double now, give_up_at;
     int64_t n_left;       /* passes that have not been taken; R is counted when its unit starts */
     cf__dispatch_worker *workers; /* (n_stages) */
     int32_t *stage_of;    /* (n_v); dividing by the number of stages takes longer than looking it up */
@@ -7020,6 +7024,7 @@ static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf
     d->kept = (int32_t *)cf__take(carver, m->n_units * m->pipe.n_v, sizeof(int32_t));
     d->flight = (int32_t *)cf__take(carver, m->pipe.n_v, sizeof(int32_t));
     d->place = (double *)cf__take(carver, m->pipe.n, sizeof(double));
+    d->near = (double *)cf__take(carver, m->pipe.n * m->pipe.n_v, sizeof(double));
     d->missing = (int8_t *)cf__take(carver, passes, sizeof(int8_t));
     d->ready_at = (double *)cf__take(carver, passes, sizeof(double));
     d->urgency = (double *)cf__take(carver, passes, sizeof(double));
@@ -7104,6 +7109,23 @@ static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
     else cf__dispatch_push(worker, CF__DISPATCH_BEGUN + place, id, d->urgency);
 }
 
+static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double when);
+
+/* Whether a backward for which all else is there lacks the activations. */
+static int cf__dispatch_needs_replay(const cf__dispatch *d, int32_t id, int64_t v) {
+    int64_t cell = cf__dispatch_cell(id), chunk = cell - v * d->pipe->n;
+    const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
+    return cf__pipe_is_dropped(&unit, chunk - unit.first) && d->missing[cf__dispatch_id(cell, CF_R)] >= 0;
+}
+
+/* Then it waits for a replay, which comes just in time. */
+static void cf__dispatch_call_replay(cf__dispatch *d, int32_t id, int64_t v) {
+    int64_t cell = cf__dispatch_cell(id);
+    int32_t replay = cf__dispatch_id(cell, CF_R);
+    d->missing[id] = d->missing[replay] = 1;
+    cf__dispatch_supply(d, replay, v, cf__most(d->now, d->ready_at[id] - d->paths->seconds[CF_R][cell]));
+}
+
 /* One thing less that a pass of virtual stage v waits for; `when` it is there. A ready pass goes to its stage: it is a
    choice at once if the stage cannot look at it any sooner. Until its unit has said what it keeps there, only F can be
    ready. */
@@ -7113,6 +7135,10 @@ static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double w
     if (when > d->ready_at[id]) d->ready_at[id] = when;
     if (--d->missing[id] > 0) return;
     if (cf__dispatch_place(id) != CF_F && *cf__dispatch_kept(d, cf__dispatch_cell(id) - v * d->pipe->n, v) < 0) return;
+    if (d->policy.evict && cf__dispatch_place(id) == CF__PIPE_BACK && cf__dispatch_needs_replay(d, id, v)) {
+        cf__dispatch_call_replay(d, id, v);
+        return;
+    }
     if (d->ready_at[id] <= worker->free_at) cf__dispatch_admit(d, stage, id);
     else cf__dispatch_push(worker, CF__DISPATCH_COMING, id, d->ready_at);
     when = cf__most(d->ready_at[id], worker->free_at);
@@ -7146,11 +7172,19 @@ static double cf__dispatch_beat(const cf__dispatch *d, int place, int64_t chunk,
                        d->place[chunk] + (double)step + cf__product(d->policy.rhythm, (double)way));
 }
 
+/* Where a chunk stands in the order of units, in seconds, so that nudges move it. */
+static double cf__dispatch_turn(const cf__dispatch *d, int64_t chunk) {
+    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
+    return cf__product(cf__bounds_latest_start(d->paths, CF_F, 0) / (double)d->pipe->n,
+                       d->place[chunk] + (double)(chunk - unit->first));
+}
+
 /* A W that nothing waits for is the least urgent of all. */
 static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
     int64_t cell = v * d->pipe->n + chunk;
     double urgency = -cf__bounds_latest_start(d->paths, place, cell);
     if (d->policy.rhythm > 0) return cf__dispatch_beat(d, place, chunk, v);
+    if (place == CF_F && d->policy.evict) return cf__dispatch_turn(d, chunk);
     if (place == CF_F) return urgency - cf__product(d->policy.deep, (double)d->row_of[v]);
     return place == CF__PIPE_W && !(d->paths->tail[place][cell] > 0) ? 0 : urgency - d->policy.bias;
 }
@@ -7203,7 +7237,12 @@ static void cf__dispatch_start(cf__dispatch *d) {
     d->most.chunks = d->most.bytes = d->replay_bytes = 0;
     for (u = 0; u < m->n_units; u++) {
         cf__schedule_limits room = cf__dispatch_room(d, u);
-        for (i = 0; i < m->units[u].n; i++) d->place[m->units[u].first + i] = (double)n;
+        for (i = 0; i < m->units[u].n; i++) {
+            int64_t chunk = m->units[u].first + i, v;
+            d->place[chunk] = (double)n;
+            for (v = 0; v < m->pipe.n_v; v++)
+                d->near[v * m->pipe.n + chunk] = (double)(v / m->pipe.n_stages * m->pipe.n_stages + i - m->units[u].n - n);
+        }
         n += m->units[u].n;
         d->most.chunks = cf__max(d->most.chunks, room.chunks);
         d->most.bytes = cf__max(d->most.bytes, room.bytes);
@@ -7215,7 +7254,7 @@ static void cf__dispatch_start(cf__dispatch *d) {
         d->stage_of[i] = (int32_t)cf__pipe_stage(&m->pipe, i);
         d->row_of[i] = (int32_t)(i / m->pipe.n_stages);
     }
-    d->makespan = 0;
+    d->makespan = d->now = 0;
     d->n_left = m->pipe.n * m->pipe.n_v * (d->policy.split ? 3 : 2);
     cf__dispatch_start_workers(d);
     cf__dispatch_start_passes(d);
@@ -7280,7 +7319,12 @@ static int64_t cf__dispatch_fit(const cf__dispatch *d, int64_t stage, int64_t ch
     int64_t left = unit->first + unit->n - chunk;
     if (chunk == unit->first && !cf__dispatch_may_start(d, stage, d->maker->unit_of[chunk], v))
         return CF__DISPATCH_NOT_STARTED;
+    if (d->policy.evict && (d->maker->needs == NULL || room.bytes >= own.bytes)) return unit->k;
     if (d->maker->needs != NULL) left = unit->k; /* bytes are promised to the whole unit */
+    if (d->policy.evict)
+        return unit->n == 1 && d->workers[stage].room.bytes >= cf__dispatch_saved_bytes(d, unit->first) + d->replay_bytes
+                   ? 0
+                   : (int64_t)CF__DISPATCH_NOT_STARTED;
     if (left > unit->k) return CF__DISPATCH_OPEN;
     if (unit->n > 1 && cf__dispatch_drops(d, unit, left, room.chunks, v)) return CF__DISPATCH_OPEN;
     if (cf__dispatch_may_drop(d, unit, v) && (v < unit->depth || room.chunks < 1 || room.bytes < own.bytes)) {
@@ -7302,9 +7346,9 @@ static void cf__dispatch_grant(cf__dispatch *d, int64_t stage, int64_t chunk, in
            d->kept[worker->next_unit * d->pipe->n_v + stage] != CF__DISPATCH_NOT_STARTED)
         worker->next_unit++;
     if (kept < 0) return;
-    unit.k = (int32_t)kept;
-    d->n_left += unit.n - kept;
-    if (!d->policy.risk) worker->room.chunks -= kept;
+    unit.k = d->policy.evict ? unit.n : (int32_t)kept;
+    d->n_left += unit.n - unit.k;
+    if (!d->policy.risk && !d->policy.evict) worker->room.chunks -= kept;
     worker->room.bytes -= kept > 0 ? cf__dispatch_room(d, id).bytes : cf__dispatch_saved_bytes(d, unit.first);
     worker->n_dropped += kept == 0;
     for (i = unit.first; i < unit.first + unit.n; i++)
@@ -7312,9 +7356,12 @@ static void cf__dispatch_grant(cf__dispatch *d, int64_t stage, int64_t chunk, in
             if (cf__pipe_occurs(&unit, place, i)) cf__dispatch_count(d, place, &unit, i, v);
 }
 
+/* Whether it is a standalone chunk that is dropped. */
+static int cf__dispatch_is_lone(const cf__pipe_unit *unit) { return unit->n == 1 && unit->k == 0; }
+
 /* Whether a pass takes a place that its unit was not promised. */
 static int cf__dispatch_takes_place(const cf__dispatch *d, const cf__pipe_unit *unit, int place, int64_t chunk) {
-    return (d->policy.risk || unit->k == 0) && cf__pipe_keeps(unit, place, chunk);
+    return (d->policy.risk || d->policy.evict || unit->k == 0) && cf__pipe_keeps(unit, place, chunk);
 }
 
 /* Such a pass begins (sign 1), or its backward has ended (-1). A chunk that was dropped by itself takes its bytes as
@@ -7322,7 +7369,7 @@ static int cf__dispatch_takes_place(const cf__dispatch *d, const cf__pipe_unit *
 static void cf__dispatch_take_place(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int sign) {
     cf__dispatch_worker *worker = &d->workers[stage];
     worker->room.chunks -= sign;
-    if (unit->k > 0 || d->maker->needs == NULL) return;
+    if (!cf__dispatch_is_lone(unit) || d->maker->needs == NULL) return;
     worker->room.bytes -= sign * d->maker->needs[unit->first];
     if (sign > 0) worker->room.bytes += cf__dispatch_saved_bytes(d, unit->first);
 }
@@ -7331,24 +7378,55 @@ static void cf__dispatch_take_place(cf__dispatch *d, int64_t stage, const cf__pi
 static void cf__dispatch_free_room(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk) {
     const int64_t *needs = d->maker->needs;
     cf__dispatch_worker *worker = &d->workers[stage];
-    worker->n_dropped -= unit->k == 0;
-    if (unit->k == 0 || d->policy.risk) cf__dispatch_take_place(d, stage, unit, -1);
+    worker->n_dropped -= cf__dispatch_is_lone(unit);
+    if (unit->k == 0 || d->policy.risk || d->policy.evict) cf__dispatch_take_place(d, stage, unit, -1);
     else worker->room.chunks += chunk - unit->first < unit->k;
-    if (unit->k == 0) return;
+    if (cf__dispatch_is_lone(unit)) return;
     if (needs != NULL) worker->room.bytes += needs[chunk] - (chunk > unit->first ? needs[chunk - 1] : 0);
 }
 
+/* Whether a cell still keeps its activations, and its backward has not been called. */
+static int cf__dispatch_may_evict(const cf__dispatch *d, int32_t cell) {
+    int64_t chunk, v = cf__dispatch_stage(d, cf__dispatch_id(cell, CF_F), &chunk);
+    const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
+    return !cf__pipe_is_dropped(&unit, chunk - unit.first) && d->missing[cf__dispatch_id(cell, CF__PIPE_BACK)] > 0;
+}
+
+/* The cell to evict next; -1: there is none. */
+static int32_t cf__dispatch_victim(cf__dispatch *d, int64_t stage) {
+    cf__dispatch_worker *worker = &d->workers[stage];
+    int32_t cell;
+    while ((cell = cf__dispatch_top(worker, CF__DISPATCH_KEPT)) >= 0 && !cf__dispatch_may_evict(d, cell))
+        cf__dispatch_pop(worker, CF__DISPATCH_KEPT, d->near);
+    return cell;
+}
+
+/* Gives up a kept cell: its forward has dropped it. */
+static void cf__dispatch_evict(cf__dispatch *d, int64_t stage) {
+    cf__dispatch_worker *worker = &d->workers[stage];
+    int32_t cell = cf__dispatch_victim(d, stage);
+    int64_t chunk, v;
+    cf__pipe_unit unit;
+    if (cell < 0) return;
+    v = cf__dispatch_stage(d, cf__dispatch_id(cell, CF_F), &chunk);
+    --*cf__dispatch_kept(d, chunk, v);
+    unit = cf__dispatch_unit(d, chunk, v);
+    cf__dispatch_take_place(d, stage, &unit, -1);
+    worker->n_dropped += cf__dispatch_is_lone(&unit);
+}
+
 /* A pass, or -1 if it takes a place and there is none. */
-static int32_t cf__dispatch_with_place(const cf__dispatch *d, int64_t stage, int32_t id) {
+static int32_t cf__dispatch_with_place(cf__dispatch *d, int64_t stage, int32_t id) {
     const cf__dispatch_worker *worker = &d->workers[stage];
     cf__pipe_unit unit;
     int64_t chunk, v;
-    if (id < 0 || !(d->policy.risk || d->policy.drop)) return id;
+    if (id < 0 || !(d->policy.risk || d->policy.drop || d->policy.evict)) return id;
+    if (d->policy.evict && cf__dispatch_place(id) == CF_F) return id;
     v = cf__dispatch_stage(d, id, &chunk);
     unit = cf__dispatch_unit(d, chunk, v);
     if (!cf__dispatch_takes_place(d, &unit, cf__dispatch_place(id), chunk)) return id;
-    if (worker->room.chunks < 1) return -1;
-    if (d->maker->needs == NULL || unit.k > 0) return id;
+    if (worker->room.chunks < 1 && !(d->policy.evict && cf__dispatch_victim(d, stage) >= 0)) return -1;
+    if (d->maker->needs == NULL || !cf__dispatch_is_lone(&unit)) return id;
     return worker->room.bytes >= d->maker->needs[chunk] - cf__dispatch_saved_bytes(d, chunk) ? id : -1;
 }
 
@@ -7389,17 +7467,21 @@ static void cf__dispatch_call(cf__dispatch *d, int64_t v, int64_t chunk, double 
 /* What comes after a pass that ends at `end`. */
 static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int place, int64_t v, int64_t chunk, double end) {
     const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
+    cf__pipe_unit shape = unit;
     cf__dispatch_worker *worker = &d->workers[stage];
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    int n = cf__pipe_follow(&d->pipe->links[d->policy.split][CF__PIPE_HOLDS_UP], place, &unit, chunk, needs), i;
+    int n, i;
     int way = place == CF_F ? 1 : place == CF__PIPE_BACK ? -1 : 0;
     d->flight[v] += way;
     worker->n_ahead += way * cf__pipe_keeps(&unit, CF_F, chunk);
     if (place == (d->policy.split ? CF__PIPE_W : CF__PIPE_BACK)) cf__dispatch_free_room(d, stage, &unit, chunk);
+    if (d->policy.evict) shape.k = place == CF_R ? 0 : unit.n; /* replays are called */
+    n = cf__pipe_follow(&d->pipe->links[d->policy.split][CF__PIPE_HOLDS_UP], place, &shape, chunk, needs);
     for (i = 0; i < n; i++) {
         int64_t to = v + needs[i].stage;
         int32_t id = cf__dispatch_id(to * d->pipe->n + needs[i].chunk, needs[i].place);
         if (to < 0 || to >= d->pipe->n_v) continue;
+        if (d->policy.evict && needs[i].place == CF_R) continue;
         if (to != v && place == CF_R && chunk - unit.first >= unit.n - *cf__dispatch_kept(d, chunk, to))
             continue; /* it was kept there */
         if (d->stage_of[to] == stage) cf__dispatch_supply(d, id, to, end);
@@ -7422,9 +7504,12 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
     cf__pipe_unit unit;
     unit = cf__dispatch_unit(d, chunk, v);
     if (cf__dispatch_takes_place(d, &unit, place, chunk)) cf__dispatch_take_place(d, stage, &unit, 1);
+    if (d->policy.evict && place == CF_F && unit.k > 0 && cf__pipe_keeps(&unit, place, chunk))
+        cf__dispatch_push(worker, CF__DISPATCH_KEPT, (int32_t)cell, d->near);
+    if (d->policy.evict && worker->room.chunks < 0) cf__dispatch_evict(d, stage);
     worker->done[worker->n_done++] = id;
     d->missing[id] = CF__DISPATCH_TAKEN;
-    d->n_left--;
+    d->n_left -= place != CF_R || !d->policy.evict;
     worker->free_at = end;
     d->makespan = cf__most(d->makespan, end);
     if (end + d->paths->tail[place][cell] > d->give_up_at) d->makespan = DBL_MAX;
@@ -7463,7 +7548,7 @@ static int32_t cf__dispatch_prefer(const cf__dispatch *d, int32_t a, int32_t b) 
 }
 
 /* The forward to take next: one that need not ask, or the first of a row of those that do; -1: none. */
-static int32_t cf__dispatch_best_forward(const cf__dispatch *d, int64_t stage) {
+static int32_t cf__dispatch_best_forward(cf__dispatch *d, int64_t stage) {
     const cf__dispatch_worker *worker = &d->workers[stage];
     int32_t best = cf__dispatch_with_place(d, stage, cf__dispatch_top(worker, CF__DISPATCH_BEGUN));
     int64_t row;
@@ -7486,12 +7571,20 @@ static int cf__dispatch_is_due(const cf__dispatch *d, cf__dispatch_worker *worke
     return d->urgency[id] <= d->urgency[cf__dispatch_top(worker, CF__DISPATCH_PLAN)];
 }
 
+/* Whether a backward, or the replay for it, goes before a forward. */
+static int cf__dispatch_goes_first(const cf__dispatch *d, int32_t back, int32_t forward) {
+    return cf__bounds_latest_start(d->paths, cf__dispatch_place(back), cf__dispatch_cell(back)) + d->policy.bias >=
+           cf__bounds_latest_start(d->paths, CF_F, cf__dispatch_cell(forward));
+}
+
 /* The pass that a free stage likes best; -1: none is ready. */
 static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int32_t replay = cf__dispatch_with_place(d, stage, cf__dispatch_top(worker, CF__DISPATCH_REPLAYS));
     int32_t returning = cf__dispatch_prefer(d, replay, cf__dispatch_top(worker, CF__DISPATCH_RETURNING));
     int32_t forward = cf__dispatch_best_forward(d, stage), best = cf__dispatch_prefer(d, returning, forward);
+    if (d->policy.evict && !(d->policy.rhythm > 0) && forward >= 0 && returning >= 0)
+        best = cf__dispatch_goes_first(d, returning, forward) ? returning : forward;
     if (d->policy.ahead != NULL && forward >= 0 && returning >= 0)
         best = worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
     if (best != replay && !cf__dispatch_is_due(d, worker, best)) best = replay;
@@ -7537,7 +7630,7 @@ static int cf__dispatch_run(cf__dispatch *d, double give_up_at) {
     d->give_up_at = give_up_at;
     for (;;) {
         int64_t stage = d->winners[1];
-        double now = d->wake[stage];
+        double now = d->now = d->wake[stage];
         if (now >= DBL_MAX) return d->n_left == 0;
         cf__dispatch_decide(d, stage, now);
         if (d->makespan > d->give_up_at) return 0;
@@ -7803,6 +7896,7 @@ static void cf__search_try_rhythms(cf__search *search) {
         policy.rhythm = slower[i / 2] / (double)(3 * search->maker.desc.n_virtual);
         policy.risk = 0;
         policy.drop = i % 2;
+        policy.evict = 0;
         policy.flight = CF__DISPATCH_ANY_FLIGHT;
         cf__search_try_policy(search, policy);
     }
@@ -7992,7 +8086,7 @@ static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) 
     int64_t p = m->desc.n_stages, n = m->desc.n_virtual, s;
     int split = kind == CF_SCHEDULE_ZERO_BUBBLE;
     double much = 4 * search->bounds.critical_path;
-    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, 0, NULL};
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, 0, NULL};
     policy.split = split;
     policy.bias = cf__product(much, (double)(n + 1));
     policy.deep = much;
@@ -8048,7 +8142,7 @@ static void cf__search_try_all_fixed(cf__search *search, int split) {
 
 static void cf__search_core(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
-    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, 0, NULL};
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, 0, NULL};
     double bound;
     int order = 2;
     cf__search_find_bounds(search, split);
@@ -8062,11 +8156,13 @@ static void cf__search_core(cf__search *search, int split) {
     cf__search_try_all_fixed(search, split);
     if (!cf__search_dispatches(m) || cf__search_is_over(search)) return;
     policy.split = split;
+    policy.evict = m->pipe.local;
+    if (policy.evict) policy.bias = search->bounds.critical_path;
     search->dispatch.policy = search->best_policy = policy;
     memset(search->nudges, 0, (size_t)cf__dispatch_passes(&m->pipe) * sizeof(double));
     search->dispatch.nudges = search->nudges;
     cf__search_set_order(m, order);
-    if (cf__schedule_is_limited(&m->desc)) cf__search_try_styles(search);
+    if (cf__schedule_is_limited(&m->desc) && !m->pipe.local) cf__search_try_styles(search);
     cf__search_try_rhythms(search);
     cf__search_try_orders(search, &order);
     if (!(search->best_policy.rhythm > 0)) cf__search_try_policies(search, search->bounds.critical_path);
