@@ -7514,7 +7514,7 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
     d->makespan = cf__most(d->makespan, end);
     if (end + d->paths->tail[place][cell] > d->give_up_at) d->makespan = DBL_MAX;
     cf__dispatch_conclude(d, stage, place, v, chunk, end);
-    if (place == CF__PIPE_BACK && d->policy.drop)
+    if (place == CF__PIPE_BACK && d->policy.drop && !d->policy.evict)
         cf__dispatch_call(d, v, chunk, now, end + cf__pipe_transfer_seconds(d->pipe, chunk));
     cf__dispatch_set_wake(d, stage, worker->free_at);
 }
@@ -7885,6 +7885,18 @@ static void cf__search_try_styles(cf__search *search) {
     }
 }
 
+static void cf__search_try_evicting(cf__search *search) {
+    static const double biases[] = {1, 0.2};
+    cf__dispatch_policy policy = search->dispatch.policy;
+    int i;
+    cf__search_try_policy(search, policy);
+    for (i = 0; i < CF__COUNT(biases); i++) {
+        policy.evict = 1;
+        policy.bias = cf__product(biases[i], search->bounds.critical_path);
+        cf__search_try_policy(search, policy);
+    }
+}
+
 /* Virtual stages follow each other as soon as a stage that is always busy allows, or somewhat later, which keeps more.
    In a V the former keeps a third of what 1F1B does (Qi et al., Pipeline Parallelism with Controllable Memory, 2024).
    */
@@ -7958,12 +7970,12 @@ static void cf__search_change_policy(cf__search *search) {
         policy->rhythm *= 1 + cf__search_random(search) / 4;
         return;
     }
-    switch (cf__search_below(search, cf__schedule_is_limited(&search->maker.desc) ? 5 : 2)) {
+    switch (cf__search_below(search, !cf__schedule_is_limited(&search->maker.desc) ? 2 : policy->evict ? 3 : 5)) {
         case 0: policy->bias = cf__search_below(search, 2) ? cf__product(much, cf__search_random(search)) : 0; break;
         case 1: policy->patience = cf__search_below(search, 2) ? cf__most(0, cf__search_random(search)) : 0; break;
-        case 2: policy->risk = !policy->risk; break;
+        case 2: policy->flight = cf__search_below(search, 12) - 4; break;
         case 3: policy->drop = !policy->drop; break;
-        default: policy->flight = cf__search_below(search, 12) - 4; break;
+        default: policy->risk = !policy->risk; break;
     }
 }
 
@@ -8061,6 +8073,8 @@ static double cf__search_jump(cf__search *search) {
         policy.patience = cf__most(0, cf__search_random(search));
         if (cf__schedule_is_limited(&search->maker.desc)) {
             policy.flight = cf__search_below(search, 12) - 4;
+        }
+        if (cf__schedule_is_limited(&search->maker.desc) && !policy.evict) {
             policy.risk = (int)cf__search_below(search, 2);
             policy.drop = (int)cf__search_below(search, 2);
         }
@@ -8156,13 +8170,12 @@ static void cf__search_core(cf__search *search, int split) {
     cf__search_try_all_fixed(search, split);
     if (!cf__search_dispatches(m) || cf__search_is_over(search)) return;
     policy.split = split;
-    policy.evict = m->pipe.local;
-    if (policy.evict) policy.bias = search->bounds.critical_path;
     search->dispatch.policy = search->best_policy = policy;
     memset(search->nudges, 0, (size_t)cf__dispatch_passes(&m->pipe) * sizeof(double));
     search->dispatch.nudges = search->nudges;
     cf__search_set_order(m, order);
-    if (cf__schedule_is_limited(&m->desc) && !m->pipe.local) cf__search_try_styles(search);
+    if (m->pipe.local) cf__search_try_evicting(search);
+    else if (cf__schedule_is_limited(&m->desc)) cf__search_try_styles(search);
     cf__search_try_rhythms(search);
     cf__search_try_orders(search, &order);
     if (!(search->best_policy.rhythm > 0)) cf__search_try_policies(search, search->bounds.critical_path);
