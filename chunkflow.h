@@ -4771,7 +4771,6 @@ typedef struct cf__pipe_links {
 typedef struct cf__pipe_unit {
     int32_t first; /* counted from the rank's first chunk */
     int32_t n, k;
-    int32_t depth; /* `best` keeps fewer chunks, and a standalone one not at all, on so many virtual stages */
 } cf__pipe_unit;
 
 /* ---- the pipeline: what is scheduled, and what each pass costs ---- */
@@ -4970,7 +4969,6 @@ static cf__pipe_unit cf__pipe_unit_of(const cf__pipeline *pipe, int64_t chunk, i
     unit.first = (int32_t)(c->group >= 0 ? chunk - c->index : chunk);
     unit.n = (int32_t)(chunk + cf__pipe_chunks_after(pipe, chunk) + 1 - unit.first);
     unit.k = (int32_t)cf__min(kept, unit.n);
-    unit.depth = 0;
     return unit;
 }
 
@@ -6889,24 +6887,29 @@ static double cf__bounds_strongest(const cf__bounds *b) {
 
 /* ---- dispatch: schedules by simulated time ----
 
-   Whenever a stage is free it takes, of the passes that are ready, the one that its policy likes best. Before a unit
-   keeps its first chunk on a virtual stage, the stage must have room for all that the unit keeps there; the room comes
-   back as the chunks end. Where it is short, a group keeps fewer chunks, and a standalone chunk is dropped: it takes a
-   place only when the backward on the next virtual stage calls its replay.
+   Whenever a stage is free it takes, of the passes that are ready, the one that its policy likes best. There are three
+   ways to deal with room.
 
-   Why this cannot deadlock. Whoever holds a place waits only for stages behind, or for places there, since the rest of
-   its unit has its places already. A unit that is about to take places in one row of virtual stages leaves as many as a
-   unit needs in each later row, so that those in front never fill the places of those behind, and the last row waits
-   for nobody. A policy may take the risk and promise nothing; if that ends in a deadlock, the search has tried one
-   candidate in vain. */
+   Promises: before a unit keeps its first chunk on a virtual stage, the stage must have room for all that the unit keeps
+   there; the room comes back as the chunks end. This cannot deadlock. Whoever holds a place waits only for stages behind,
+   or for places there, since the rest of its unit has its places already. A unit that is about to take places in one row
+   of virtual stages leaves as many as a unit needs in each later row, so that those in front never fill the places of
+   those behind, and the last row waits for nobody.
+
+   Eviction: forwards run whether there is a place or not. Where there is none, the kept chunk whose backward is furthest
+   off gives up its own after the fact (Belady's rule): its forward takes as long if it drops the activations, and all that
+   changes is a replay before the backward. In local replay that is called just in time, and nobody waits for a place but
+   replays, which in turn wait for nothing but gradients that are on their way. Through the pipeline a chunk that is evicted
+   on one stage is dropped on all before it, and groups wait for places.
+
+   One by one: the same, but nothing is evicted, and forwards wait for a place. The last two ways may end in a deadlock if
+   replays come through the pipeline or virtual stages share a stage; then the search has tried one candidate in vain. */
+
+enum { CF__DISPATCH_PROMISE = 0, CF__DISPATCH_EVICT, CF__DISPATCH_ONE_BY_ONE, CF__DISPATCH_WAYS };
 
 typedef struct cf__dispatch_policy {
     int split;             /* I and W in place of B */
-    int evict;             /* 1: local replay; no forward waits for a place: where there is none, the chunk whose backward
-                              is furthest off turns out to have been dropped. The policies of room below say nothing */
-    int drop;              /* 1: a unit keeps fewer chunks than it might where room is short */
-    int risk;              /* 1: chunks take their places one by one, and a group gives its place back while it waits
-                              for a replay; that may end in a deadlock */
+    int way;               /* CF__DISPATCH_PROMISE ...: how to deal with room */
     double bias;           /* seconds by which backwards (and replays) are preferred to forwards */
     double deep;           /* seconds by which a later row of virtual stages is preferred in forwards */
     double patience;       /* waits for a better pass if that costs less than this part of the one at hand */
@@ -6986,7 +6989,7 @@ typedef struct cf__dispatch {
     const double *nudges; /* (passes) added to that; or NULL */
     double *near;         /* (cells) the lower the further off its backward: keys of the heaps of kept cells */
     double now, give_up_at;
-    int64_t n_left;       /* passes that have not been taken; R is counted when its unit starts */
+    int64_t n_left;       /* passes but R that have not been taken */
     cf__dispatch_worker *workers; /* (n_stages) */
     int32_t *stage_of;    /* (n_v); dividing by the number of stages takes longer than looking it up */
     int32_t *row_of;      /* (n_v) which of its stage's virtual stages each is */
@@ -7111,18 +7114,12 @@ static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
 
 static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double when);
 
-/* Whether a backward for which all else is there lacks the activations. */
-static int cf__dispatch_needs_replay(const cf__dispatch *d, int32_t id, int64_t v) {
+/* A backward waits for one more thing. Where that is a local replay, it is called now, to end when all else is there. */
+static void cf__dispatch_call_local(cf__dispatch *d, int32_t id, int64_t v) {
     int64_t cell = cf__dispatch_cell(id), chunk = cell - v * d->pipe->n;
     const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
-    return cf__pipe_is_dropped(&unit, chunk - unit.first) && d->missing[cf__dispatch_id(cell, CF_R)] >= 0;
-}
-
-/* Then it waits for a replay, which comes just in time. */
-static void cf__dispatch_call_replay(cf__dispatch *d, int32_t id, int64_t v) {
-    int64_t cell = cf__dispatch_cell(id);
     int32_t replay = cf__dispatch_id(cell, CF_R);
-    d->missing[id] = d->missing[replay] = 1;
+    if (*cf__dispatch_kept(d, chunk, v) < 0 || !cf__pipe_is_dropped(&unit, chunk - unit.first)) return;
     cf__dispatch_supply(d, replay, v, cf__most(d->now, d->ready_at[id] - d->paths->seconds[CF_R][cell]));
 }
 
@@ -7133,12 +7130,12 @@ static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double w
     int64_t stage = d->stage_of[v];
     cf__dispatch_worker *worker = &d->workers[stage];
     if (when > d->ready_at[id]) d->ready_at[id] = when;
-    if (--d->missing[id] > 0) return;
-    if (cf__dispatch_place(id) != CF_F && *cf__dispatch_kept(d, cf__dispatch_cell(id) - v * d->pipe->n, v) < 0) return;
-    if (d->policy.evict && cf__dispatch_place(id) == CF__PIPE_BACK && cf__dispatch_needs_replay(d, id, v)) {
-        cf__dispatch_call_replay(d, id, v);
+    if (--d->missing[id] > 0) {
+        if (d->missing[id] == 1 && d->policy.way && d->pipe->local && cf__dispatch_place(id) == CF__PIPE_BACK)
+            cf__dispatch_call_local(d, id, v);
         return;
     }
+    if (cf__dispatch_place(id) != CF_F && *cf__dispatch_kept(d, cf__dispatch_cell(id) - v * d->pipe->n, v) < 0) return;
     if (d->ready_at[id] <= worker->free_at) cf__dispatch_admit(d, stage, id);
     else cf__dispatch_push(worker, CF__DISPATCH_COMING, id, d->ready_at);
     when = cf__most(d->ready_at[id], worker->free_at);
@@ -7147,14 +7144,12 @@ static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double w
 
 /* ---- the start ---- */
 
-/* Counts what a pass waits for on virtual stage v. The replay of a chunk that is dropped by itself also waits to be
-   called: everywhere, or, if it comes through the pipeline, on the first stage. */
+/* Counts what a pass waits for on virtual stage v. */
 static void cf__dispatch_count(cf__dispatch *d, int place, const cf__pipe_unit *unit, int64_t chunk, int64_t v) {
     const cf__pipe_links *links = &d->pipe->links[d->policy.split][CF__PIPE_WAITS_FOR];
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
     int n = cf__pipe_follow(links, place, unit, chunk, needs), i, n_there = 0;
     for (i = 0; i < n; i++) n_there += (uint64_t)(v + needs[i].stage) < (uint64_t)d->pipe->n_v;
-    if (place == CF_R && unit->k == 0) n_there += d->pipe->local || v == 0;
     d->missing[cf__dispatch_id(v * d->pipe->n + chunk, place)] += (int8_t)n_there;
 }
 
@@ -7184,7 +7179,7 @@ static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t chu
     int64_t cell = v * d->pipe->n + chunk;
     double urgency = -cf__bounds_latest_start(d->paths, place, cell);
     if (d->policy.rhythm > 0) return cf__dispatch_beat(d, place, chunk, v);
-    if (place == CF_F && d->policy.evict) return cf__dispatch_turn(d, chunk);
+    if (place == CF_F && d->policy.way) return cf__dispatch_turn(d, chunk);
     if (place == CF_F) return urgency - cf__product(d->policy.deep, (double)d->row_of[v]);
     return place == CF__PIPE_W && !(d->paths->tail[place][cell] > 0) ? 0 : urgency - d->policy.bias;
 }
@@ -7272,13 +7267,6 @@ static int64_t cf__dispatch_saved_bytes(const cf__dispatch *d, int64_t chunk) {
     return d->pipe->local ? d->maker->desc.bytes.per_token_boundary * d->pipe->chunks[chunk].padded : 0;
 }
 
-/* Whether a standalone chunk may be dropped on virtual stage v: no stage before it keeps it, if the replay is to come
-   through the pipeline, and its backward there does not follow at once. */
-static int cf__dispatch_may_drop(const cf__dispatch *d, const cf__pipe_unit *unit, int64_t v) {
-    if (!d->policy.drop || unit->n > 1 || v == d->pipe->n_v - 1) return 0;
-    return d->pipe->local || v == 0 || *cf__dispatch_kept(d, unit->first, v - 1) == 0;
-}
-
 /* Whether a unit may start on a stage as far as the policy is concerned. */
 static int cf__dispatch_may_start(const cf__dispatch *d, int64_t stage, int64_t id, int64_t v) {
     const cf__dispatch_worker *worker = &d->workers[stage];
@@ -7302,37 +7290,113 @@ static cf__schedule_limits cf__dispatch_free(const cf__dispatch *d, int64_t stag
     return room;
 }
 
-/* Whether a group drops the chunk with which it might begin to keep some, and `left` chunks in all: there is no room
-   for them, or the search wants to. One must stay, and, if replays come through the pipeline, as many as on the virtual
-   stage before. */
-static int cf__dispatch_drops(const cf__dispatch *d, const cf__pipe_unit *unit, int64_t left, int64_t room, int64_t v) {
-    int64_t least = d->pipe->local || v == 0 ? 1 : cf__max(1, *cf__dispatch_kept(d, unit->first, v - 1));
-    return d->policy.drop && d->maker->needs == NULL && left > least &&
-           (room < (d->policy.risk ? 1 : left) || v < unit->depth);
+/* Whether it is a standalone chunk that is dropped. */
+static int cf__dispatch_is_lone(const cf__pipe_unit *unit) { return unit->n == 1 && unit->k == 0; }
+
+/* Whether chunks of a unit can be evicted, with replays that are called when they are needed. A group whose replays come
+   through the pipeline keeps what it keeps, and its replays follow each other. */
+static int cf__dispatch_is_loose(const cf__dispatch *d, const cf__pipe_unit *unit) {
+    return d->policy.way != CF__DISPATCH_PROMISE && (d->pipe->local || unit->n == 1);
+}
+
+/* Whether a pass takes a place that its unit was not promised. */
+static int cf__dispatch_takes_place(const cf__dispatch *d, const cf__pipe_unit *unit, int place, int64_t chunk) {
+    return d->policy.way && cf__pipe_keeps(unit, place, chunk);
+}
+
+/* Such a pass begins (sign 1), or its backward has ended (-1). A chunk that was dropped by itself takes its bytes as
+   well, in place of those of its saved input. */
+static void cf__dispatch_take_place(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int sign) {
+    cf__dispatch_worker *worker = &d->workers[stage];
+    worker->room.chunks -= sign;
+    if (!cf__dispatch_is_lone(unit) || d->maker->needs == NULL) return;
+    worker->room.bytes -= sign * d->maker->needs[unit->first];
+    if (sign > 0) worker->room.bytes += cf__dispatch_saved_bytes(d, unit->first);
+}
+
+/* The virtual stage whose backward calls the replays of a chunk that is dropped on the first n_dropped ones, if they come
+   through the pipeline: a row of replays takes half as long as one of backwards. */
+static int64_t cf__dispatch_caller(const cf__dispatch *d, int64_t n_dropped) {
+    return cf__min(2 * n_dropped, d->pipe->n_v - 1);
+}
+
+/* Whether a cell still keeps its activations, and no replay of it would come too late. */
+static int cf__dispatch_may_evict(const cf__dispatch *d, int32_t cell) {
+    int64_t n = d->pipe->n, chunk, v = cf__dispatch_stage(d, cf__dispatch_id(cell, CF_F), &chunk), caller;
+    const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
+    if (cf__pipe_is_dropped(&unit, chunk - unit.first)) return 0;
+    if (d->pipe->local) return d->missing[cf__dispatch_id(cell, CF__PIPE_BACK)] > 0;
+    caller = cf__dispatch_caller(d, v + 1);
+    return v < caller && d->missing[cf__dispatch_id(caller * n + chunk, CF__PIPE_BACK)] != CF__DISPATCH_TAKEN;
+}
+
+/* The cell to evict next; -1: there is none. */
+static int32_t cf__dispatch_victim(cf__dispatch *d, int64_t stage) {
+    cf__dispatch_worker *worker = &d->workers[stage];
+    int32_t cell;
+    while ((cell = cf__dispatch_top(worker, CF__DISPATCH_KEPT)) >= 0 && !cf__dispatch_may_evict(d, cell))
+        cf__dispatch_pop(worker, CF__DISPATCH_KEPT, d->near);
+    return cell;
+}
+
+/* The backward of a dropped cell waits for a replay, too, which somebody has to call or to hand on to. */
+static void cf__dispatch_await_replay(cf__dispatch *d, int64_t cell) {
+    d->missing[cf__dispatch_id(cell, CF_R)] = 1;
+    d->missing[cf__dispatch_id(cell, CF__PIPE_BACK)]++;
+}
+
+/* A kept cell turns out to have been dropped; if replays come through the pipeline, on all virtual stages before, too. */
+static void cf__dispatch_evict(cf__dispatch *d, int64_t stage) {
+    int32_t cell = cf__dispatch_victim(d, stage);
+    int64_t chunk, v;
+    if (cell < 0) return;
+    v = cf__dispatch_stage(d, cf__dispatch_id(cell, CF_F), &chunk);
+    for (; v >= 0; v--) {
+        int32_t *kept = cf__dispatch_kept(d, chunk, v);
+        int64_t at = d->stage_of[v];
+        cf__dispatch_worker *worker = &d->workers[at];
+        cf__pipe_unit unit;
+        if (*kept == 0) return;
+        --*kept;
+        unit = cf__dispatch_unit(d, chunk, v);
+        cf__dispatch_take_place(d, at, &unit, -1);
+        worker->n_dropped += cf__dispatch_is_lone(&unit);
+        cf__dispatch_await_replay(d, v * d->pipe->n + chunk);
+        if (d->wake[at] > cf__most(d->now, worker->free_at)) cf__dispatch_set_wake(d, at, cf__most(d->now, worker->free_at));
+        if (d->pipe->local) return;
+    }
+}
+
+/* The same of bytes and, for a unit that waits for its places, chunks. A standalone chunk never waits for a place but on
+   the last virtual stage, where its backward follows at once. */
+static int cf__dispatch_fits(cf__dispatch *d, int64_t stage, int64_t chunk, int64_t v, int64_t left) {
+    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
+    cf__schedule_limits own = cf__dispatch_room(d, d->maker->unit_of[chunk]), room = cf__dispatch_free(d, stage, v);
+    if (room.bytes < own.bytes) return 0;
+    if (cf__dispatch_is_loose(d, unit) && d->policy.way == CF__DISPATCH_EVICT && (unit->n > 1 || v < d->pipe->n_v - 1)) return 1;
+    return room.chunks >= (d->policy.way != CF__DISPATCH_PROMISE ? 1 : left) || (d->policy.way == CF__DISPATCH_EVICT && cf__dispatch_victim(d, stage) >= 0);
+}
+
+/* Whether a standalone chunk starts by being dropped, since there are bytes for nothing but that and the replay of
+   another. */
+static int cf__dispatch_starts_dropped(const cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
+    int64_t bytes = cf__dispatch_saved_bytes(d, unit->first) + d->replay_bytes;
+    if (d->policy.way == CF__DISPATCH_PROMISE || d->maker->needs == NULL || unit->n > 1 || v == d->pipe->n_v - 1) return 0;
+    if (!d->pipe->local && v > 0 && *cf__dispatch_kept(d, unit->first, v - 1) > 0) return 0;
+    return d->workers[stage].room.bytes >= bytes;
 }
 
 /* What the unit of a forward that asks keeps on virtual stage v if the forward runs now: a number of chunks, or
    CF__DISPATCH_OPEN if this one is dropped and the next one asks again. CF__DISPATCH_NOT_STARTED: it has to wait. */
-static int64_t cf__dispatch_fit(const cf__dispatch *d, int64_t stage, int64_t chunk, int64_t v) {
+static int64_t cf__dispatch_fit(cf__dispatch *d, int64_t stage, int64_t chunk, int64_t v) {
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    cf__schedule_limits own = cf__dispatch_room(d, d->maker->unit_of[chunk]), room = cf__dispatch_free(d, stage, v);
     int64_t left = unit->first + unit->n - chunk;
     if (chunk == unit->first && !cf__dispatch_may_start(d, stage, d->maker->unit_of[chunk], v))
         return CF__DISPATCH_NOT_STARTED;
-    if (d->policy.evict && (d->maker->needs == NULL || room.bytes >= own.bytes)) return unit->k;
-    if (d->maker->needs != NULL) left = unit->k; /* bytes are promised to the whole unit */
-    if (d->policy.evict)
-        return unit->n == 1 && d->workers[stage].room.bytes >= cf__dispatch_saved_bytes(d, unit->first) + d->replay_bytes
-                   ? 0
-                   : (int64_t)CF__DISPATCH_NOT_STARTED;
+    if (d->maker->needs != NULL || cf__dispatch_is_loose(d, unit)) left = unit->k; /* promised to the whole unit */
     if (left > unit->k) return CF__DISPATCH_OPEN;
-    if (unit->n > 1 && cf__dispatch_drops(d, unit, left, room.chunks, v)) return CF__DISPATCH_OPEN;
-    if (cf__dispatch_may_drop(d, unit, v) && (v < unit->depth || room.chunks < 1 || room.bytes < own.bytes)) {
-        int64_t bytes = cf__dispatch_saved_bytes(d, unit->first) + d->replay_bytes;
-        return d->workers[stage].room.bytes >= bytes ? 0 : (int64_t)CF__DISPATCH_NOT_STARTED;
-    }
-    return room.chunks >= (d->policy.risk ? 1 : left) && room.bytes >= own.bytes ? left
-                                                                                 : (int64_t)CF__DISPATCH_NOT_STARTED;
+    if (cf__dispatch_fits(d, stage, chunk, v, left)) return left;
+    return cf__dispatch_starts_dropped(d, stage, unit, v) ? 0 : (int64_t)CF__DISPATCH_NOT_STARTED;
 }
 
 /* A forward that asks runs: with it a unit starts, or says what it keeps. */
@@ -7346,32 +7410,16 @@ static void cf__dispatch_grant(cf__dispatch *d, int64_t stage, int64_t chunk, in
            d->kept[worker->next_unit * d->pipe->n_v + stage] != CF__DISPATCH_NOT_STARTED)
         worker->next_unit++;
     if (kept < 0) return;
-    unit.k = d->policy.evict ? unit.n : (int32_t)kept;
-    d->n_left += unit.n - unit.k;
-    if (!d->policy.risk && !d->policy.evict) worker->room.chunks -= kept;
+    unit.k = (int32_t)kept;
+    if (d->policy.way == CF__DISPATCH_PROMISE) worker->room.chunks -= kept;
     worker->room.bytes -= kept > 0 ? cf__dispatch_room(d, id).bytes : cf__dispatch_saved_bytes(d, unit.first);
     worker->n_dropped += kept == 0;
-    for (i = unit.first; i < unit.first + unit.n; i++)
+    if (cf__dispatch_is_loose(d, &unit)) unit.k = unit.n;
+    for (i = unit.first; i < unit.first + unit.n; i++) {
         for (place = CF_R; place < 3 + d->policy.split; place++)
             if (cf__pipe_occurs(&unit, place, i)) cf__dispatch_count(d, place, &unit, i, v);
-}
-
-/* Whether it is a standalone chunk that is dropped. */
-static int cf__dispatch_is_lone(const cf__pipe_unit *unit) { return unit->n == 1 && unit->k == 0; }
-
-/* Whether a pass takes a place that its unit was not promised. */
-static int cf__dispatch_takes_place(const cf__dispatch *d, const cf__pipe_unit *unit, int place, int64_t chunk) {
-    return (d->policy.risk || d->policy.evict || unit->k == 0) && cf__pipe_keeps(unit, place, chunk);
-}
-
-/* Such a pass begins (sign 1), or its backward has ended (-1). A chunk that was dropped by itself takes its bytes as
-   well, in place of those of its saved input. */
-static void cf__dispatch_take_place(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int sign) {
-    cf__dispatch_worker *worker = &d->workers[stage];
-    worker->room.chunks -= sign;
-    if (!cf__dispatch_is_lone(unit) || d->maker->needs == NULL) return;
-    worker->room.bytes -= sign * d->maker->needs[unit->first];
-    if (sign > 0) worker->room.bytes += cf__dispatch_saved_bytes(d, unit->first);
+        if (unit.k == unit.n && i < unit.first + unit.n - kept) cf__dispatch_await_replay(d, v * d->pipe->n + i);
+    }
 }
 
 /* A chunk has ended on a stage: its place goes to the chunk k before it, if that was dropped, or back to the stage. */
@@ -7379,40 +7427,10 @@ static void cf__dispatch_free_room(cf__dispatch *d, int64_t stage, const cf__pip
     const int64_t *needs = d->maker->needs;
     cf__dispatch_worker *worker = &d->workers[stage];
     worker->n_dropped -= cf__dispatch_is_lone(unit);
-    if (unit->k == 0 || d->policy.risk || d->policy.evict) cf__dispatch_take_place(d, stage, unit, -1);
+    if (d->policy.way) cf__dispatch_take_place(d, stage, unit, -1);
     else worker->room.chunks += chunk - unit->first < unit->k;
     if (cf__dispatch_is_lone(unit)) return;
     if (needs != NULL) worker->room.bytes += needs[chunk] - (chunk > unit->first ? needs[chunk - 1] : 0);
-}
-
-/* Whether a cell still keeps its activations, and its backward has not been called. */
-static int cf__dispatch_may_evict(const cf__dispatch *d, int32_t cell) {
-    int64_t chunk, v = cf__dispatch_stage(d, cf__dispatch_id(cell, CF_F), &chunk);
-    const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
-    return !cf__pipe_is_dropped(&unit, chunk - unit.first) && d->missing[cf__dispatch_id(cell, CF__PIPE_BACK)] > 0;
-}
-
-/* The cell to evict next; -1: there is none. */
-static int32_t cf__dispatch_victim(cf__dispatch *d, int64_t stage) {
-    cf__dispatch_worker *worker = &d->workers[stage];
-    int32_t cell;
-    while ((cell = cf__dispatch_top(worker, CF__DISPATCH_KEPT)) >= 0 && !cf__dispatch_may_evict(d, cell))
-        cf__dispatch_pop(worker, CF__DISPATCH_KEPT, d->near);
-    return cell;
-}
-
-/* Gives up a kept cell: its forward has dropped it. */
-static void cf__dispatch_evict(cf__dispatch *d, int64_t stage) {
-    cf__dispatch_worker *worker = &d->workers[stage];
-    int32_t cell = cf__dispatch_victim(d, stage);
-    int64_t chunk, v;
-    cf__pipe_unit unit;
-    if (cell < 0) return;
-    v = cf__dispatch_stage(d, cf__dispatch_id(cell, CF_F), &chunk);
-    --*cf__dispatch_kept(d, chunk, v);
-    unit = cf__dispatch_unit(d, chunk, v);
-    cf__dispatch_take_place(d, stage, &unit, -1);
-    worker->n_dropped += cf__dispatch_is_lone(&unit);
 }
 
 /* A pass, or -1 if it takes a place and there is none. */
@@ -7420,12 +7438,12 @@ static int32_t cf__dispatch_with_place(cf__dispatch *d, int64_t stage, int32_t i
     const cf__dispatch_worker *worker = &d->workers[stage];
     cf__pipe_unit unit;
     int64_t chunk, v;
-    if (id < 0 || !(d->policy.risk || d->policy.drop || d->policy.evict)) return id;
-    if (d->policy.evict && cf__dispatch_place(id) == CF_F) return id;
+    if (id < 0 || d->policy.way == CF__DISPATCH_PROMISE) return id;
     v = cf__dispatch_stage(d, id, &chunk);
     unit = cf__dispatch_unit(d, chunk, v);
     if (!cf__dispatch_takes_place(d, &unit, cf__dispatch_place(id), chunk)) return id;
-    if (worker->room.chunks < 1 && !(d->policy.evict && cf__dispatch_victim(d, stage) >= 0)) return -1;
+    if (cf__dispatch_place(id) == CF_F && cf__dispatch_is_loose(d, &unit)) return id;
+    if (worker->room.chunks < 1 && cf__dispatch_victim(d, stage) < 0) return -1;
     if (d->maker->needs == NULL || !cf__dispatch_is_lone(&unit)) return id;
     return worker->room.bytes >= d->maker->needs[chunk] - cf__dispatch_saved_bytes(d, chunk) ? id : -1;
 }
@@ -7446,21 +7464,13 @@ static void cf__dispatch_pass_on(cf__dispatch *d, int64_t stage, int32_t id, int
     cf__dispatch_supply(d, id, to, begin + transfer);
 }
 
-/* The backward of a standalone chunk on virtual stage v calls the replay that comes next. Locally that is the one on
-   the stage before, so that it ends when the gradient is there. Through the pipeline it is the first of a row of
-   replays, which needs a start as long as half of them. */
-static void cf__dispatch_call(cf__dispatch *d, int64_t v, int64_t chunk, double now, double arrival) {
+/* The backward of a standalone chunk on virtual stage v calls its replays, if they come through the pipeline. */
+static void cf__dispatch_call(cf__dispatch *d, int64_t v, int64_t chunk, double now) {
     const int32_t *kept = cf__dispatch_kept(d, chunk, 0);
-    int64_t n_dropped = 0, cell = (v - 1) * d->pipe->n + chunk;
-    if (v == 0 || cf__schedule_unit(d->maker, chunk)->n > 1) return;
-    if (d->pipe->local) {
-        if (kept[v - 1] > 0) return;
-        cf__dispatch_supply(d, cf__dispatch_id(cell, CF_R), v - 1,
-                            cf__most(now, arrival - d->paths->seconds[CF_R][cell]));
-        return;
-    }
+    int64_t n_dropped = 0;
+    if (cf__schedule_unit(d->maker, chunk)->n > 1) return;
     while (n_dropped < d->pipe->n_v && kept[n_dropped] == 0) n_dropped++;
-    if (n_dropped > 0 && v == cf__min(n_dropped + n_dropped / 2, d->pipe->n_v - 1))
+    if (n_dropped > 0 && v == cf__dispatch_caller(d, n_dropped))
         cf__dispatch_supply(d, cf__dispatch_id(chunk, CF_R), 0, now);
 }
 
@@ -7475,13 +7485,13 @@ static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int place, int
     d->flight[v] += way;
     worker->n_ahead += way * cf__pipe_keeps(&unit, CF_F, chunk);
     if (place == (d->policy.split ? CF__PIPE_W : CF__PIPE_BACK)) cf__dispatch_free_room(d, stage, &unit, chunk);
-    if (d->policy.evict) shape.k = place == CF_R ? 0 : unit.n; /* replays are called */
+    if (cf__dispatch_is_loose(d, &unit)) shape.k = place == CF_R ? 0 : unit.n; /* replays are called */
     n = cf__pipe_follow(&d->pipe->links[d->policy.split][CF__PIPE_HOLDS_UP], place, &shape, chunk, needs);
     for (i = 0; i < n; i++) {
         int64_t to = v + needs[i].stage;
         int32_t id = cf__dispatch_id(to * d->pipe->n + needs[i].chunk, needs[i].place);
         if (to < 0 || to >= d->pipe->n_v) continue;
-        if (d->policy.evict && needs[i].place == CF_R) continue;
+        if (needs[i].stage == 0 && needs[i].place == CF_R && cf__dispatch_is_loose(d, &unit)) continue;
         if (to != v && place == CF_R && chunk - unit.first >= unit.n - *cf__dispatch_kept(d, chunk, to))
             continue; /* it was kept there */
         if (d->stage_of[to] == stage) cf__dispatch_supply(d, id, to, end);
@@ -7504,18 +7514,17 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
     cf__pipe_unit unit;
     unit = cf__dispatch_unit(d, chunk, v);
     if (cf__dispatch_takes_place(d, &unit, place, chunk)) cf__dispatch_take_place(d, stage, &unit, 1);
-    if (d->policy.evict && place == CF_F && unit.k > 0 && cf__pipe_keeps(&unit, place, chunk))
+    if (place == CF_F && cf__dispatch_is_loose(d, &unit) && cf__pipe_keeps(&unit, place, chunk))
         cf__dispatch_push(worker, CF__DISPATCH_KEPT, (int32_t)cell, d->near);
-    if (d->policy.evict && worker->room.chunks < 0) cf__dispatch_evict(d, stage);
+    if (worker->room.chunks < 0) cf__dispatch_evict(d, stage);
     worker->done[worker->n_done++] = id;
     d->missing[id] = CF__DISPATCH_TAKEN;
-    d->n_left -= place != CF_R || !d->policy.evict;
+    d->n_left -= place != CF_R; /* these hold up a backward each */
     worker->free_at = end;
     d->makespan = cf__most(d->makespan, end);
     if (end + d->paths->tail[place][cell] > d->give_up_at) d->makespan = DBL_MAX;
     cf__dispatch_conclude(d, stage, place, v, chunk, end);
-    if (place == CF__PIPE_BACK && d->policy.drop && !d->policy.evict)
-        cf__dispatch_call(d, v, chunk, now, end + cf__pipe_transfer_seconds(d->pipe, chunk));
+    if (place == CF__PIPE_BACK && d->policy.way && !d->pipe->local) cf__dispatch_call(d, v, chunk, now);
     cf__dispatch_set_wake(d, stage, worker->free_at);
 }
 
@@ -7583,7 +7592,7 @@ static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
     int32_t replay = cf__dispatch_with_place(d, stage, cf__dispatch_top(worker, CF__DISPATCH_REPLAYS));
     int32_t returning = cf__dispatch_prefer(d, replay, cf__dispatch_top(worker, CF__DISPATCH_RETURNING));
     int32_t forward = cf__dispatch_best_forward(d, stage), best = cf__dispatch_prefer(d, returning, forward);
-    if (d->policy.evict && !(d->policy.rhythm > 0) && forward >= 0 && returning >= 0)
+    if (d->policy.way && !(d->policy.rhythm > 0) && forward >= 0 && returning >= 0)
         best = cf__dispatch_goes_first(d, returning, forward) ? returning : forward;
     if (d->policy.ahead != NULL && forward >= 0 && returning >= 0)
         best = worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
@@ -7700,7 +7709,7 @@ static int64_t cf__search_room(const cf__schedule_maker *m) {
     return room;
 }
 
-/* Candidates of one core search by default; dispatch takes some 100 ns for each pass. Under limits there are many core
+/* Candidates of one core search by default; dispatch takes some 150 ns for each pass. Under limits there are many core
    searches. Those for K = 1 serve every K and get most; those for less than two thirds of a chunk on each virtual stage
    get less, in proportion: so the searches for tighter limits, which rarely win, cost little, and still a search for
    more tries all that one for less does. Large problems get the fixed schedules alone. */
@@ -7709,7 +7718,7 @@ static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split)
     if (m->n_actions > 1 << 21) return CF__SEARCH_FIXED;
     if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
     if (!cf__schedule_is_limited(&m->desc)) budget = 600000 / passes;
-    else budget = (130000 + 130000 * cf__min(passes, 1000) / passes) / passes;
+    else budget = 300000 / passes;
     budget = cf__max(32, cf__min(10000, budget));
     if (m->desc.k > 1) budget = budget * 3 / 5;
     return cf__max(8, budget * cf__min(3 * cf__min(cf__search_room(m), most), most) / most);
@@ -7873,26 +7882,16 @@ static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy
     search->dispatch.policy = search->best_policy;
 }
 
-/* Under limits: units that keep less where room is short, or wait for it; with promises, or without. */
-static void cf__search_try_styles(cf__search *search) {
-    cf__dispatch_policy policy = search->dispatch.policy;
-    int i;
-    for (i = 0; i < 4; i++) {
-        policy.drop = i < 2;
-        policy.risk = i % 2;
-        policy.flight = i < 2 ? 0 : CF__DISPATCH_ANY_FLIGHT;
-        cf__search_try_policy(search, policy);
-    }
-}
-
-static void cf__search_try_evicting(cf__search *search) {
-    static const double biases[] = {1, 0.2};
+/* The ways to deal with room. */
+static void cf__search_try_ways(cf__search *search) {
+    static const double biases[] = {1, 0.2, 0};
     cf__dispatch_policy policy = search->dispatch.policy;
     int i;
     cf__search_try_policy(search, policy);
-    for (i = 0; i < CF__COUNT(biases); i++) {
-        policy.evict = 1;
-        policy.bias = cf__product(biases[i], search->bounds.critical_path);
+    for (i = 0; i < 2 * CF__COUNT(biases); i++) {
+        policy.way = i % 2 ? CF__DISPATCH_ONE_BY_ONE : CF__DISPATCH_EVICT;
+        policy.bias = cf__product(biases[i / 2], search->bounds.critical_path);
+        policy.flight = CF__DISPATCH_ANY_FLIGHT;
         cf__search_try_policy(search, policy);
     }
 }
@@ -7906,9 +7905,7 @@ static void cf__search_try_rhythms(cf__search *search) {
     int i;
     for (i = 0; i < 2 * CF__COUNT(slower) && search->maker.desc.n_virtual > 1; i++) {
         policy.rhythm = slower[i / 2] / (double)(3 * search->maker.desc.n_virtual);
-        policy.risk = 0;
-        policy.drop = i % 2;
-        policy.evict = 0;
+        policy.way = i % 2;
         policy.flight = CF__DISPATCH_ANY_FLIGHT;
         cf__search_try_policy(search, policy);
     }
@@ -7970,12 +7967,11 @@ static void cf__search_change_policy(cf__search *search) {
         policy->rhythm *= 1 + cf__search_random(search) / 4;
         return;
     }
-    switch (cf__search_below(search, !cf__schedule_is_limited(&search->maker.desc) ? 2 : policy->evict ? 3 : 5)) {
+    switch (cf__search_below(search, search->maker.pipe.local || cf__schedule_is_limited(&search->maker.desc) ? 4 : 2)) {
         case 0: policy->bias = cf__search_below(search, 2) ? cf__product(much, cf__search_random(search)) : 0; break;
         case 1: policy->patience = cf__search_below(search, 2) ? cf__most(0, cf__search_random(search)) : 0; break;
-        case 2: policy->flight = cf__search_below(search, 12) - 4; break;
-        case 3: policy->drop = !policy->drop; break;
-        default: policy->risk = !policy->risk; break;
+        case 2: policy->way = (int)cf__search_below(search, CF__DISPATCH_WAYS); break;
+        default: policy->flight = cf__search_below(search, 12) - 4; break;
     }
 }
 
@@ -7999,14 +7995,13 @@ static void cf__search_change_kept(cf__search *search, cf__search_move *move) {
     move->from = cf__search_below(search, m->n_units);
     unit = &m->units[move->from];
     move->unit = *unit;
-    if (unit->n == 1 || cf__search_below(search, 2)) unit->depth = (int32_t)cf__search_below(search, m->pipe.n_v);
-    else cf__schedule_set_k(m, unit, 1 + cf__search_below(search, cf__schedule_fitting_k(m, unit, &bytes)));
+    cf__schedule_set_k(m, unit, 1 + cf__search_below(search, cf__schedule_fitting_k(m, unit, &bytes)));
 }
 
 /* Whether two units are the same to the search. */
 static int cf__search_alike(const cf__schedule_maker *m, const cf__pipe_unit *a, const cf__pipe_unit *b) {
     const cf_chunk *x = &m->pipe.chunks[a->first], *y = &m->pipe.chunks[b->first];
-    return a->n == 1 && b->n == 1 && a->depth == b->depth && x->padded == y->padded && x->pairs == y->pairs;
+    return a->n == 1 && b->n == 1 && x->padded == y->padded && x->pairs == y->pairs;
 }
 
 /* Draws a move. Orders and what is kept gain most for each candidate, single passes least, except where there is
@@ -8074,10 +8069,6 @@ static double cf__search_jump(cf__search *search) {
         if (cf__schedule_is_limited(&search->maker.desc)) {
             policy.flight = cf__search_below(search, 12) - 4;
         }
-        if (cf__schedule_is_limited(&search->maker.desc) && !policy.evict) {
-            policy.risk = (int)cf__search_below(search, 2);
-            policy.drop = (int)cf__search_below(search, 2);
-        }
         search->dispatch.policy = policy;
         if (!cf__search_try_dispatch(search, CF_SCHEDULE_BEST, makespan)) continue;
         makespan = search->dispatch.makespan;
@@ -8100,7 +8091,7 @@ static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) 
     int64_t p = m->desc.n_stages, n = m->desc.n_virtual, s;
     int split = kind == CF_SCHEDULE_ZERO_BUBBLE;
     double much = 4 * search->bounds.critical_path;
-    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, 0, NULL};
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, 0, NULL};
     policy.split = split;
     policy.bias = cf__product(much, (double)(n + 1));
     policy.deep = much;
@@ -8156,7 +8147,7 @@ static void cf__search_try_all_fixed(cf__search *search, int split) {
 
 static void cf__search_core(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
-    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, 0, NULL};
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, 0, NULL};
     double bound;
     int order = 2;
     cf__search_find_bounds(search, split);
@@ -8174,8 +8165,7 @@ static void cf__search_core(cf__search *search, int split) {
     memset(search->nudges, 0, (size_t)cf__dispatch_passes(&m->pipe) * sizeof(double));
     search->dispatch.nudges = search->nudges;
     cf__search_set_order(m, order);
-    if (m->pipe.local) cf__search_try_evicting(search);
-    else if (cf__schedule_is_limited(&m->desc)) cf__search_try_styles(search);
+    if (m->pipe.local || cf__schedule_is_limited(&m->desc)) cf__search_try_ways(search);
     cf__search_try_rhythms(search);
     cf__search_try_orders(search, &order);
     if (!(search->best_policy.rhythm > 0)) cf__search_try_policies(search, search->bounds.critical_path);
