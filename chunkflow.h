@@ -6890,20 +6890,21 @@ static double cf__bounds_strongest(const cf__bounds *b) {
    Whenever a stage is free it takes, of the passes that are ready, the one that its policy likes best. There are three
    ways to deal with room.
 
-   Promises: before a unit keeps its first chunk on a virtual stage, the stage must have room for all that the unit keeps
-   there; the room comes back as the chunks end. This cannot deadlock. Whoever holds a place waits only for stages behind,
-   or for places there, since the rest of its unit has its places already. A unit that is about to take places in one row
-   of virtual stages leaves as many as a unit needs in each later row, so that those in front never fill the places of
-   those behind, and the last row waits for nobody.
+   Promises: before a unit keeps its first chunk on a virtual stage, the stage must have room for all that the unit
+   keeps there; the room comes back as the chunks end. This cannot deadlock. Whoever holds a place waits only for stages
+   behind, or for places there, since the rest of its unit has its places already. A unit that is about to take places
+   in one row of virtual stages leaves as many as a unit needs in each later row, so that those in front never fill the
+   places of those behind, and the last row waits for nobody.
 
-   Eviction: forwards run whether there is a place or not. Where there is none, the kept chunk whose backward is furthest
-   off gives up its own after the fact (Belady's rule): its forward takes as long if it drops the activations, and all that
-   changes is a replay before the backward. In local replay that is called just in time, and nobody waits for a place but
-   replays, which in turn wait for nothing but gradients that are on their way. Through the pipeline a chunk that is evicted
-   on one stage is dropped on all before it, and groups wait for places.
+   Eviction: forwards run whether there is a place or not. Where there is none, the kept chunk whose backward is
+   furthest off gives up its own after the fact (Belady's rule): its forward takes as long if it drops the activations,
+   and all that changes is a replay before the backward. In local replay that is called just in time, and nobody waits
+   for a place but replays, which in turn wait for nothing but gradients that are on their way. Through the pipeline a
+   chunk that is evicted on one stage is dropped on all before it, and groups wait for places.
 
-   One by one: the same, but nothing is evicted, and forwards wait for a place. The last two ways may end in a deadlock if
-   replays come through the pipeline or virtual stages share a stage; then the search has tried one candidate in vain. */
+   One by one: the same, but nothing is evicted, and forwards wait for a place. The last two ways may end in a deadlock
+   if replays come through the pipeline or virtual stages share a stage; then the search has tried one candidate in
+   vain. */
 
 enum { CF__DISPATCH_PROMISE = 0, CF__DISPATCH_EVICT, CF__DISPATCH_ONE_BY_ONE, CF__DISPATCH_WAYS };
 
@@ -6944,7 +6945,7 @@ static int cf__dispatch_place(int32_t id) { return (int)((uint32_t)id % CF__PIPE
 enum {
     CF__DISPATCH_COMING = 0,
     CF__DISPATCH_PLAN, /* in a rhythm: all forwards and backwards by their beats, ready or not */
-    CF__DISPATCH_KEPT, /* cells that have been kept, the one whose backward is furthest off first; some are not any more */
+    CF__DISPATCH_KEPT, /* cells that were kept, the one whose backward is furthest off first */
     CF__DISPATCH_BEGUN, /* the first of four, by place */
     CF__DISPATCH_REPLAYS,
     CF__DISPATCH_RETURNING,
@@ -7114,7 +7115,7 @@ static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
 
 static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double when);
 
-/* A backward waits for one more thing. Where that is a local replay, it is called now, to end when all else is there. */
+/* A backward waits for one more thing. If that is a local replay, it is called now, to end when all else is there. */
 static void cf__dispatch_call_local(cf__dispatch *d, int32_t id, int64_t v) {
     int64_t cell = cf__dispatch_cell(id), chunk = cell - v * d->pipe->n;
     const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
@@ -7233,10 +7234,10 @@ static void cf__dispatch_start(cf__dispatch *d) {
     for (u = 0; u < m->n_units; u++) {
         cf__schedule_limits room = cf__dispatch_room(d, u);
         for (i = 0; i < m->units[u].n; i++) {
-            int64_t chunk = m->units[u].first + i, v;
+            int64_t chunk = m->units[u].first + i, v, turn = i - m->units[u].n - n;
             d->place[chunk] = (double)n;
-            for (v = 0; v < m->pipe.n_v; v++)
-                d->near[v * m->pipe.n + chunk] = (double)(v / m->pipe.n_stages * m->pipe.n_stages + i - m->units[u].n - n);
+            for (v = 0; v < m->pipe.n_v; v++) /* the backwards of a later row come a round of stages sooner */
+                d->near[v * m->pipe.n + chunk] = (double)(v / m->pipe.n_stages * m->pipe.n_stages + turn);
         }
         n += m->units[u].n;
         d->most.chunks = cf__max(d->most.chunks, room.chunks);
@@ -7293,15 +7294,15 @@ static cf__schedule_limits cf__dispatch_free(const cf__dispatch *d, int64_t stag
 /* Whether it is a standalone chunk that is dropped. */
 static int cf__dispatch_is_lone(const cf__pipe_unit *unit) { return unit->n == 1 && unit->k == 0; }
 
-/* Whether chunks of a unit can be evicted, with replays that are called when they are needed. A group whose replays come
-   through the pipeline keeps what it keeps, and its replays follow each other. */
+/* Whether chunks of a unit can be evicted, with replays that are called when they are needed. A group whose replays
+   come through the pipeline keeps what it keeps, and its replays follow each other. */
 static int cf__dispatch_is_loose(const cf__dispatch *d, const cf__pipe_unit *unit) {
     return d->policy.way != CF__DISPATCH_PROMISE && (d->pipe->local || unit->n == 1);
 }
 
 /* Whether a pass takes a place that its unit was not promised. */
 static int cf__dispatch_takes_place(const cf__dispatch *d, const cf__pipe_unit *unit, int place, int64_t chunk) {
-    return d->policy.way && cf__pipe_keeps(unit, place, chunk);
+    return d->policy.way != CF__DISPATCH_PROMISE && cf__pipe_keeps(unit, place, chunk);
 }
 
 /* Such a pass begins (sign 1), or its backward has ended (-1). A chunk that was dropped by itself takes its bytes as
@@ -7314,8 +7315,8 @@ static void cf__dispatch_take_place(cf__dispatch *d, int64_t stage, const cf__pi
     if (sign > 0) worker->room.bytes += cf__dispatch_saved_bytes(d, unit->first);
 }
 
-/* The virtual stage whose backward calls the replays of a chunk that is dropped on the first n_dropped ones, if they come
-   through the pipeline: a row of replays takes half as long as one of backwards. */
+/* The virtual stage whose backward calls the replays of a chunk that is dropped on the first n_dropped ones, if they
+   come through the pipeline: a row of replays takes half as long as one of backwards. */
 static int64_t cf__dispatch_caller(const cf__dispatch *d, int64_t n_dropped) {
     return cf__min(2 * n_dropped, d->pipe->n_v - 1);
 }
@@ -7339,13 +7340,28 @@ static int32_t cf__dispatch_victim(cf__dispatch *d, int64_t stage) {
     return cell;
 }
 
-/* The backward of a dropped cell waits for a replay, too, which somebody has to call or to hand on to. */
+/* The backward of a dropped cell waits for a replay, too, which somebody has to call or to hand on to. Where backwards
+   are cut, the replay also waits for the W with which its group keeps less than it may: I alone gives no place back. */
 static void cf__dispatch_await_replay(cf__dispatch *d, int64_t cell) {
-    d->missing[cf__dispatch_id(cell, CF_R)] = 1;
+    int64_t chunk = cell % d->pipe->n;
+    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
+    int waits = d->policy.split && chunk + unit->k < unit->first + unit->n;
+    if (waits) waits = d->missing[cf__dispatch_id(cell + unit->k, CF__PIPE_W)] != CF__DISPATCH_TAKEN;
+    d->missing[cf__dispatch_id(cell, CF_R)] = (int8_t)(1 + waits);
     d->missing[cf__dispatch_id(cell, CF__PIPE_BACK)]++;
 }
 
-/* A kept cell turns out to have been dropped; if replays come through the pipeline, on all virtual stages before, too. */
+/* That W has run. */
+static void cf__dispatch_release_replay(cf__dispatch *d, int64_t v, int64_t chunk, double end) {
+    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
+    int32_t replay;
+    if (!cf__dispatch_is_loose(d, unit) || chunk - unit->k < unit->first) return;
+    replay = cf__dispatch_id(v * d->pipe->n + chunk - unit->k, CF_R);
+    if (d->missing[replay] > 0) cf__dispatch_supply(d, replay, v, end);
+}
+
+/* A kept cell turns out to have been dropped; if replays come through the pipeline, on all virtual stages before, too.
+   */
 static void cf__dispatch_evict(cf__dispatch *d, int64_t stage) {
     int32_t cell = cf__dispatch_victim(d, stage);
     int64_t chunk, v;
@@ -7360,28 +7376,35 @@ static void cf__dispatch_evict(cf__dispatch *d, int64_t stage) {
         --*kept;
         unit = cf__dispatch_unit(d, chunk, v);
         cf__dispatch_take_place(d, at, &unit, -1);
-        worker->n_dropped += cf__dispatch_is_lone(&unit);
+        if (cf__dispatch_is_lone(&unit)) {
+            worker->n_dropped++;
+            if (d->maker->needs != NULL) worker->room.bytes -= cf__dispatch_saved_bytes(d, chunk);
+        }
         cf__dispatch_await_replay(d, v * d->pipe->n + chunk);
-        if (d->wake[at] > cf__most(d->now, worker->free_at)) cf__dispatch_set_wake(d, at, cf__most(d->now, worker->free_at));
         if (d->pipe->local) return;
+        if (d->wake[at] > cf__most(d->now, worker->free_at))
+            cf__dispatch_set_wake(d, at, cf__most(d->now, worker->free_at));
     }
 }
 
-/* The same of bytes and, for a unit that waits for its places, chunks. A standalone chunk never waits for a place but on
-   the last virtual stage, where its backward follows at once. */
+/* The same of bytes and, for a unit that waits for its places, chunks. A standalone chunk never waits for a place but
+   on the last virtual stage, where its backward follows at once. */
 static int cf__dispatch_fits(cf__dispatch *d, int64_t stage, int64_t chunk, int64_t v, int64_t left) {
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
     cf__schedule_limits own = cf__dispatch_room(d, d->maker->unit_of[chunk]), room = cf__dispatch_free(d, stage, v);
     if (room.bytes < own.bytes) return 0;
-    if (cf__dispatch_is_loose(d, unit) && d->policy.way == CF__DISPATCH_EVICT && (unit->n > 1 || v < d->pipe->n_v - 1)) return 1;
-    return room.chunks >= (d->policy.way != CF__DISPATCH_PROMISE ? 1 : left) || (d->policy.way == CF__DISPATCH_EVICT && cf__dispatch_victim(d, stage) >= 0);
+    if (d->policy.way == CF__DISPATCH_PROMISE) return room.chunks >= left;
+    if (d->policy.way == CF__DISPATCH_ONE_BY_ONE) return room.chunks >= 1;
+    if (cf__dispatch_is_loose(d, unit) && (unit->n > 1 || v < d->pipe->n_v - 1)) return 1;
+    return room.chunks >= 1 || cf__dispatch_victim(d, stage) >= 0;
 }
 
 /* Whether a standalone chunk starts by being dropped, since there are bytes for nothing but that and the replay of
    another. */
 static int cf__dispatch_starts_dropped(const cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
     int64_t bytes = cf__dispatch_saved_bytes(d, unit->first) + d->replay_bytes;
-    if (d->policy.way == CF__DISPATCH_PROMISE || d->maker->needs == NULL || unit->n > 1 || v == d->pipe->n_v - 1) return 0;
+    if (d->policy.way == CF__DISPATCH_PROMISE || d->maker->needs == NULL) return 0;
+    if (unit->n > 1 || v == d->pipe->n_v - 1) return 0;
     if (!d->pipe->local && v > 0 && *cf__dispatch_kept(d, unit->first, v - 1) > 0) return 0;
     return d->workers[stage].room.bytes >= bytes;
 }
@@ -7427,7 +7450,7 @@ static void cf__dispatch_free_room(cf__dispatch *d, int64_t stage, const cf__pip
     const int64_t *needs = d->maker->needs;
     cf__dispatch_worker *worker = &d->workers[stage];
     worker->n_dropped -= cf__dispatch_is_lone(unit);
-    if (d->policy.way) cf__dispatch_take_place(d, stage, unit, -1);
+    if (d->policy.way != CF__DISPATCH_PROMISE) cf__dispatch_take_place(d, stage, unit, -1);
     else worker->room.chunks += chunk - unit->first < unit->k;
     if (cf__dispatch_is_lone(unit)) return;
     if (needs != NULL) worker->room.bytes += needs[chunk] - (chunk > unit->first ? needs[chunk - 1] : 0);
@@ -7485,6 +7508,7 @@ static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int place, int
     d->flight[v] += way;
     worker->n_ahead += way * cf__pipe_keeps(&unit, CF_F, chunk);
     if (place == (d->policy.split ? CF__PIPE_W : CF__PIPE_BACK)) cf__dispatch_free_room(d, stage, &unit, chunk);
+    if (place == CF__PIPE_W) cf__dispatch_release_replay(d, v, chunk, end);
     if (cf__dispatch_is_loose(d, &unit)) shape.k = place == CF_R ? 0 : unit.n; /* replays are called */
     n = cf__pipe_follow(&d->pipe->links[d->policy.split][CF__PIPE_HOLDS_UP], place, &shape, chunk, needs);
     for (i = 0; i < n; i++) {
@@ -7882,7 +7906,14 @@ static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy
     search->dispatch.policy = search->best_policy;
 }
 
-/* The ways to deal with room. */
+/* Ways to deal with room that make sense. What a unit is promised in bytes counts on a kept chunk taking more than its
+   saved input would. */
+static int cf__search_ways(const cf__schedule_maker *m) {
+    const cf_bytes *bytes = &m->desc.bytes;
+    if (m->needs != NULL && bytes->per_token_boundary > bytes->per_token_activations) return 1;
+    return m->pipe.local || cf__schedule_is_limited(&m->desc) ? CF__DISPATCH_WAYS : 1;
+}
+
 static void cf__search_try_ways(cf__search *search) {
     static const double biases[] = {1, 0.2, 0};
     cf__dispatch_policy policy = search->dispatch.policy;
@@ -7905,7 +7936,7 @@ static void cf__search_try_rhythms(cf__search *search) {
     int i;
     for (i = 0; i < 2 * CF__COUNT(slower) && search->maker.desc.n_virtual > 1; i++) {
         policy.rhythm = slower[i / 2] / (double)(3 * search->maker.desc.n_virtual);
-        policy.way = i % 2;
+        policy.way = i % cf__search_ways(&search->maker) % 2;
         policy.flight = CF__DISPATCH_ANY_FLIGHT;
         cf__search_try_policy(search, policy);
     }
@@ -7967,7 +7998,7 @@ static void cf__search_change_policy(cf__search *search) {
         policy->rhythm *= 1 + cf__search_random(search) / 4;
         return;
     }
-    switch (cf__search_below(search, search->maker.pipe.local || cf__schedule_is_limited(&search->maker.desc) ? 4 : 2)) {
+    switch (cf__search_below(search, cf__search_ways(&search->maker) > 1 ? 4 : 2)) {
         case 0: policy->bias = cf__search_below(search, 2) ? cf__product(much, cf__search_random(search)) : 0; break;
         case 1: policy->patience = cf__search_below(search, 2) ? cf__most(0, cf__search_random(search)) : 0; break;
         case 2: policy->way = (int)cf__search_below(search, CF__DISPATCH_WAYS); break;
@@ -8165,7 +8196,7 @@ static void cf__search_core(cf__search *search, int split) {
     memset(search->nudges, 0, (size_t)cf__dispatch_passes(&m->pipe) * sizeof(double));
     search->dispatch.nudges = search->nudges;
     cf__search_set_order(m, order);
-    if (m->pipe.local || cf__schedule_is_limited(&m->desc)) cf__search_try_ways(search);
+    if (cf__search_ways(m) > 1) cf__search_try_ways(search);
     cf__search_try_rhythms(search);
     cf__search_try_orders(search, &order);
     if (!(search->best_policy.rhythm > 0)) cf__search_try_policies(search, search->bounds.critical_path);
