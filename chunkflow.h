@@ -7911,7 +7911,7 @@ static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy
 static int cf__search_ways(const cf__schedule_maker *m) {
     const cf_bytes *bytes = &m->desc.bytes;
     if (m->needs != NULL && bytes->per_token_boundary > bytes->per_token_activations) return 1;
-    return m->pipe.local || cf__schedule_is_limited(&m->desc) ? CF__DISPATCH_WAYS : 1;
+    return cf__schedule_is_limited(&m->desc) ? CF__DISPATCH_WAYS : 1;
 }
 
 static void cf__search_try_ways(cf__search *search) {
