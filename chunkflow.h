@@ -4738,7 +4738,6 @@ typedef struct cf__pipe_links {
 typedef struct cf__pipe_unit {
     int32_t first; /* counted from the rank's first chunk */
     int32_t n, k;
-    int32_t depth; /* `best` keeps fewer chunks, and a standalone one not at all, on so many virtual stages */
 } cf__pipe_unit;
 
 /* ---- the pipeline: what is scheduled, and what each pass costs ---- */
@@ -4936,7 +4935,6 @@ static cf__pipe_unit cf__pipe_unit_of(const cf__pipeline *pipe, int64_t chunk, i
     unit.first = (int32_t)(c->group >= 0 ? chunk - c->index : chunk);
     unit.n = (int32_t)(chunk + cf__pipe_chunks_after(pipe, chunk) + 1 - unit.first);
     unit.k = (int32_t)cf__min(kept, unit.n);
-    unit.depth = 0;
     return unit;
 }
 
@@ -6258,22 +6256,30 @@ static double cf__bounds_strongest(const cf__bounds *b) {
 
 /* ---- dispatch: schedules by simulated time ----
 
-   Whenever a stage is free it takes, of the passes that are ready, the one that its policy likes best. Before a unit
-   keeps its first chunk on a virtual stage, the stage must have room for all that the unit keeps there; the room comes
-   back as the chunks end. Where it is short, a group keeps fewer chunks, and a standalone chunk is dropped: it takes a
-   place only when the backward on the next virtual stage calls its replay.
+   Whenever a stage is free it takes, of the passes that are ready, the one that its policy likes best. There are three
+   ways to deal with room.
 
-   Why this cannot deadlock. Whoever holds a place waits only for stages behind, or for places there, since the rest of
-   its unit has its places already. A unit that is about to take places in one row of virtual stages leaves as many as a
-   unit needs in each later row, so that those in front never fill the places of those behind, and the last row waits
-   for nobody. A policy may take the risk and promise nothing; if that ends in a deadlock, the search has tried one
-   candidate in vain. */
+   Promises: before a unit keeps its first chunk on a virtual stage, the stage must have room for all that the unit
+   keeps there; the room comes back as the chunks end. This cannot deadlock. Whoever holds a place waits only for stages
+   behind, or for places there, since the rest of its unit has its places already. A unit that is about to take places
+   in one row of virtual stages leaves as many as a unit needs in each later row, so that those in front never fill the
+   places of those behind, and the last row waits for nobody.
+
+   Eviction: forwards run whether there is a place or not. Where there is none, the kept chunk whose backward is
+   furthest off gives up its own after the fact (Belady's rule): its forward takes as long if it drops the activations,
+   and all that changes is a replay before the backward. In local replay that is called just in time, and nobody waits
+   for a place but replays, which in turn wait for nothing but gradients that are on their way. Through the pipeline a
+   chunk that is evicted on one stage is dropped on all before it, and groups wait for places.
+
+   One by one: the same, but nothing is evicted, and forwards wait for a place. The last two ways may end in a deadlock
+   if replays come through the pipeline or virtual stages share a stage; then the search has tried one candidate in
+   vain. */
+
+enum { CF__DISPATCH_PROMISE = 0, CF__DISPATCH_EVICT, CF__DISPATCH_ONE_BY_ONE, CF__DISPATCH_WAYS };
 
 typedef struct cf__dispatch_policy {
     int split;             /* I and W in place of B */
-    int drop;              /* 1: a unit keeps fewer chunks than it might where room is short */
-    int risk;              /* 1: chunks take their places one by one, and a group gives its place back while it waits
-                              for a replay; that may end in a deadlock */
+    int way;               /* CF__DISPATCH_PROMISE ...: how to deal with room */
     double bias;           /* seconds by which backwards (and replays) are preferred to forwards */
     double deep;           /* seconds by which a later row of virtual stages is preferred in forwards */
     double patience;       /* waits for a better pass if that costs less than this part of the one at hand */
@@ -6308,6 +6314,7 @@ static int cf__dispatch_place(int32_t id) { return (int)((uint32_t)id % CF__PIPE
 enum {
     CF__DISPATCH_COMING = 0,
     CF__DISPATCH_PLAN, /* in a rhythm: all forwards and backwards by their beats, ready or not */
+    CF__DISPATCH_KEPT, /* cells that were kept, the one whose backward is furthest off first */
     CF__DISPATCH_BEGUN, /* the first of four, by place */
     CF__DISPATCH_REPLAYS,
     CF__DISPATCH_RETURNING,
@@ -6350,8 +6357,9 @@ typedef struct cf__dispatch {
     double *ready_at;     /* (passes) */
     double *urgency;      /* (passes) the lower the more urgent: minus the time from its start to the end of all */
     const double *nudges; /* (passes) added to that; or NULL */
-    double give_up_at;
-    int64_t n_left;       /* passes that have not been taken; R is counted when its unit starts */
+    double *near;         /* (cells) the lower the further off its backward: keys of the heaps of kept cells */
+    double now, give_up_at;
+    int64_t n_left;       /* passes but R that have not been taken */
     cf__dispatch_worker *workers; /* (n_stages) */
     int32_t *stage_of;    /* (n_v); dividing by the number of stages takes longer than looking it up */
     int32_t *row_of;      /* (n_v) which of its stage's virtual stages each is */
@@ -6389,6 +6397,7 @@ static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf
     d->kept = (int32_t *)cf__take(carver, m->n_units * m->pipe.n_v, sizeof(int32_t));
     d->flight = (int32_t *)cf__take(carver, m->pipe.n_v, sizeof(int32_t));
     d->place = (double *)cf__take(carver, m->pipe.n, sizeof(double));
+    d->near = (double *)cf__take(carver, m->pipe.n * m->pipe.n_v, sizeof(double));
     d->missing = (int8_t *)cf__take(carver, passes, sizeof(int8_t));
     d->ready_at = (double *)cf__take(carver, passes, sizeof(double));
     d->urgency = (double *)cf__take(carver, passes, sizeof(double));
@@ -6473,6 +6482,17 @@ static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
     else cf__dispatch_push(worker, CF__DISPATCH_BEGUN + place, id, d->urgency);
 }
 
+static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double when);
+
+/* A backward waits for one more thing. If that is a local replay, it is called now, to end when all else is there. */
+static void cf__dispatch_call_local(cf__dispatch *d, int32_t id, int64_t v) {
+    int64_t cell = cf__dispatch_cell(id), chunk = cell - v * d->pipe->n;
+    const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
+    int32_t replay = cf__dispatch_id(cell, CF_R);
+    if (*cf__dispatch_kept(d, chunk, v) < 0 || !cf__pipe_is_dropped(&unit, chunk - unit.first)) return;
+    cf__dispatch_supply(d, replay, v, cf__most(d->now, d->ready_at[id] - d->paths->seconds[CF_R][cell]));
+}
+
 /* One thing less that a pass of virtual stage v waits for; `when` it is there. A ready pass goes to its stage: it is a
    choice at once if the stage cannot look at it any sooner. Until its unit has said what it keeps there, only F can be
    ready. */
@@ -6480,7 +6500,11 @@ static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double w
     int64_t stage = d->stage_of[v];
     cf__dispatch_worker *worker = &d->workers[stage];
     if (when > d->ready_at[id]) d->ready_at[id] = when;
-    if (--d->missing[id] > 0) return;
+    if (--d->missing[id] > 0) {
+        if (d->missing[id] == 1 && d->policy.way && d->pipe->local && cf__dispatch_place(id) == CF__PIPE_BACK)
+            cf__dispatch_call_local(d, id, v);
+        return;
+    }
     if (cf__dispatch_place(id) != CF_F && *cf__dispatch_kept(d, cf__dispatch_cell(id) - v * d->pipe->n, v) < 0) return;
     if (d->ready_at[id] <= worker->free_at) cf__dispatch_admit(d, stage, id);
     else cf__dispatch_push(worker, CF__DISPATCH_COMING, id, d->ready_at);
@@ -6490,14 +6514,12 @@ static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double w
 
 /* ---- the start ---- */
 
-/* Counts what a pass waits for on virtual stage v. The replay of a chunk that is dropped by itself also waits to be
-   called: everywhere, or, if it comes through the pipeline, on the first stage. */
+/* Counts what a pass waits for on virtual stage v. */
 static void cf__dispatch_count(cf__dispatch *d, int place, const cf__pipe_unit *unit, int64_t chunk, int64_t v) {
     const cf__pipe_links *links = &d->pipe->links[d->policy.split][CF__PIPE_WAITS_FOR];
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
     int n = cf__pipe_follow(links, place, unit, chunk, needs), i, n_there = 0;
     for (i = 0; i < n; i++) n_there += (uint64_t)(v + needs[i].stage) < (uint64_t)d->pipe->n_v;
-    if (place == CF_R && unit->k == 0) n_there += d->pipe->local || v == 0;
     d->missing[cf__dispatch_id(v * d->pipe->n + chunk, place)] += (int8_t)n_there;
 }
 
@@ -6515,11 +6537,19 @@ static double cf__dispatch_beat(const cf__dispatch *d, int place, int64_t chunk,
                        d->place[chunk] + (double)step + cf__product(d->policy.rhythm, (double)way));
 }
 
+/* Where a chunk stands in the order of units, in seconds, so that nudges move it. */
+static double cf__dispatch_turn(const cf__dispatch *d, int64_t chunk) {
+    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
+    return cf__product(cf__bounds_latest_start(d->paths, CF_F, 0) / (double)d->pipe->n,
+                       d->place[chunk] + (double)(chunk - unit->first));
+}
+
 /* A W that nothing waits for is the least urgent of all. */
 static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
     int64_t cell = v * d->pipe->n + chunk;
     double urgency = -cf__bounds_latest_start(d->paths, place, cell);
     if (d->policy.rhythm > 0) return cf__dispatch_beat(d, place, chunk, v);
+    if (place == CF_F && d->policy.way) return cf__dispatch_turn(d, chunk);
     if (place == CF_F) return urgency - cf__product(d->policy.deep, (double)d->row_of[v]);
     return place == CF__PIPE_W && !(d->paths->tail[place][cell] > 0) ? 0 : urgency - d->policy.bias;
 }
@@ -6572,7 +6602,12 @@ static void cf__dispatch_start(cf__dispatch *d) {
     d->most.chunks = d->most.bytes = d->replay_bytes = 0;
     for (u = 0; u < m->n_units; u++) {
         cf__schedule_limits room = cf__dispatch_room(d, u);
-        for (i = 0; i < m->units[u].n; i++) d->place[m->units[u].first + i] = (double)n;
+        for (i = 0; i < m->units[u].n; i++) {
+            int64_t chunk = m->units[u].first + i, v, turn = i - m->units[u].n - n;
+            d->place[chunk] = (double)n;
+            for (v = 0; v < m->pipe.n_v; v++) /* the backwards of a later row come a round of stages sooner */
+                d->near[v * m->pipe.n + chunk] = (double)(v / m->pipe.n_stages * m->pipe.n_stages + turn);
+        }
         n += m->units[u].n;
         d->most.chunks = cf__max(d->most.chunks, room.chunks);
         d->most.bytes = cf__max(d->most.bytes, room.bytes);
@@ -6584,7 +6619,7 @@ static void cf__dispatch_start(cf__dispatch *d) {
         d->stage_of[i] = (int32_t)cf__pipe_stage(&m->pipe, i);
         d->row_of[i] = (int32_t)(i / m->pipe.n_stages);
     }
-    d->makespan = 0;
+    d->makespan = d->now = 0;
     d->n_left = m->pipe.n * m->pipe.n_v * (d->policy.split ? 3 : 2);
     cf__dispatch_start_workers(d);
     cf__dispatch_start_passes(d);
@@ -6600,13 +6635,6 @@ static void cf__dispatch_start(cf__dispatch *d) {
 /* Bytes of the input that a chunk which is dropped in local replay leaves behind. */
 static int64_t cf__dispatch_saved_bytes(const cf__dispatch *d, int64_t chunk) {
     return d->pipe->local ? d->maker->desc.bytes.per_token_boundary * d->pipe->chunks[chunk].padded : 0;
-}
-
-/* Whether a standalone chunk may be dropped on virtual stage v: no stage before it keeps it, if the replay is to come
-   through the pipeline, and its backward there does not follow at once. */
-static int cf__dispatch_may_drop(const cf__dispatch *d, const cf__pipe_unit *unit, int64_t v) {
-    if (!d->policy.drop || unit->n > 1 || v == d->pipe->n_v - 1) return 0;
-    return d->pipe->local || v == 0 || *cf__dispatch_kept(d, unit->first, v - 1) == 0;
 }
 
 /* Whether a unit may start on a stage as far as the policy is concerned. */
@@ -6632,32 +6660,135 @@ static cf__schedule_limits cf__dispatch_free(const cf__dispatch *d, int64_t stag
     return room;
 }
 
-/* Whether a group drops the chunk with which it might begin to keep some, and `left` chunks in all: there is no room
-   for them, or the search wants to. One must stay, and, if replays come through the pipeline, as many as on the virtual
-   stage before. */
-static int cf__dispatch_drops(const cf__dispatch *d, const cf__pipe_unit *unit, int64_t left, int64_t room, int64_t v) {
-    int64_t least = d->pipe->local || v == 0 ? 1 : cf__max(1, *cf__dispatch_kept(d, unit->first, v - 1));
-    return d->policy.drop && d->maker->needs == NULL && left > least &&
-           (room < (d->policy.risk ? 1 : left) || v < unit->depth);
+/* Whether it is a standalone chunk that is dropped. */
+static int cf__dispatch_is_lone(const cf__pipe_unit *unit) { return unit->n == 1 && unit->k == 0; }
+
+/* Whether chunks of a unit can be evicted, with replays that are called when they are needed. A group whose replays
+   come through the pipeline keeps what it keeps, and its replays follow each other. */
+static int cf__dispatch_is_loose(const cf__dispatch *d, const cf__pipe_unit *unit) {
+    return d->policy.way != CF__DISPATCH_PROMISE && (d->pipe->local || unit->n == 1);
+}
+
+/* Whether a pass takes a place that its unit was not promised. */
+static int cf__dispatch_takes_place(const cf__dispatch *d, const cf__pipe_unit *unit, int place, int64_t chunk) {
+    return d->policy.way != CF__DISPATCH_PROMISE && cf__pipe_keeps(unit, place, chunk);
+}
+
+/* Such a pass begins (sign 1), or its backward has ended (-1). A chunk that was dropped by itself takes its bytes as
+   well, in place of those of its saved input. */
+static void cf__dispatch_take_place(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int sign) {
+    cf__dispatch_worker *worker = &d->workers[stage];
+    worker->room.chunks -= sign;
+    if (!cf__dispatch_is_lone(unit) || d->maker->needs == NULL) return;
+    worker->room.bytes -= sign * d->maker->needs[unit->first];
+    if (sign > 0) worker->room.bytes += cf__dispatch_saved_bytes(d, unit->first);
+}
+
+/* The virtual stage whose backward calls the replays of a chunk that is dropped on the first n_dropped ones, if they
+   come through the pipeline: a row of replays takes half as long as one of backwards. */
+static int64_t cf__dispatch_caller(const cf__dispatch *d, int64_t n_dropped) {
+    return cf__min(2 * n_dropped, d->pipe->n_v - 1);
+}
+
+/* Whether a cell still keeps its activations, and no replay of it would come too late. */
+static int cf__dispatch_may_evict(const cf__dispatch *d, int32_t cell) {
+    int64_t n = d->pipe->n, chunk, v = cf__dispatch_stage(d, cf__dispatch_id(cell, CF_F), &chunk), caller;
+    const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
+    if (cf__pipe_is_dropped(&unit, chunk - unit.first)) return 0;
+    if (d->pipe->local) return d->missing[cf__dispatch_id(cell, CF__PIPE_BACK)] > 0;
+    caller = cf__dispatch_caller(d, v + 1);
+    return v < caller && d->missing[cf__dispatch_id(caller * n + chunk, CF__PIPE_BACK)] != CF__DISPATCH_TAKEN;
+}
+
+/* The cell to evict next; -1: there is none. */
+static int32_t cf__dispatch_victim(cf__dispatch *d, int64_t stage) {
+    cf__dispatch_worker *worker = &d->workers[stage];
+    int32_t cell;
+    while ((cell = cf__dispatch_top(worker, CF__DISPATCH_KEPT)) >= 0 && !cf__dispatch_may_evict(d, cell))
+        cf__dispatch_pop(worker, CF__DISPATCH_KEPT, d->near);
+    return cell;
+}
+
+/* The backward of a dropped cell waits for a replay, too, which somebody has to call or to hand on to. Where backwards
+   are cut, the replay also waits for the W with which its group keeps less than it may: I alone gives no place back. */
+static void cf__dispatch_await_replay(cf__dispatch *d, int64_t cell) {
+    int64_t chunk = cell % d->pipe->n;
+    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
+    int waits = d->policy.split && chunk + unit->k < unit->first + unit->n;
+    if (waits) waits = d->missing[cf__dispatch_id(cell + unit->k, CF__PIPE_W)] != CF__DISPATCH_TAKEN;
+    d->missing[cf__dispatch_id(cell, CF_R)] = (int8_t)(1 + waits);
+    d->missing[cf__dispatch_id(cell, CF__PIPE_BACK)]++;
+}
+
+/* That W has run. */
+static void cf__dispatch_release_replay(cf__dispatch *d, int64_t v, int64_t chunk, double end) {
+    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
+    int32_t replay;
+    if (!cf__dispatch_is_loose(d, unit) || chunk - unit->k < unit->first) return;
+    replay = cf__dispatch_id(v * d->pipe->n + chunk - unit->k, CF_R);
+    if (d->missing[replay] > 0) cf__dispatch_supply(d, replay, v, end);
+}
+
+/* A kept cell turns out to have been dropped; if replays come through the pipeline, on all virtual stages before, too.
+   */
+static void cf__dispatch_evict(cf__dispatch *d, int64_t stage) {
+    int32_t cell = cf__dispatch_victim(d, stage);
+    int64_t chunk, v;
+    if (cell < 0) return;
+    v = cf__dispatch_stage(d, cf__dispatch_id(cell, CF_F), &chunk);
+    for (; v >= 0; v--) {
+        int32_t *kept = cf__dispatch_kept(d, chunk, v);
+        int64_t at = d->stage_of[v];
+        cf__dispatch_worker *worker = &d->workers[at];
+        cf__pipe_unit unit;
+        if (*kept == 0) return;
+        --*kept;
+        unit = cf__dispatch_unit(d, chunk, v);
+        cf__dispatch_take_place(d, at, &unit, -1);
+        if (cf__dispatch_is_lone(&unit)) {
+            worker->n_dropped++;
+            if (d->maker->needs != NULL) worker->room.bytes -= cf__dispatch_saved_bytes(d, chunk);
+        }
+        cf__dispatch_await_replay(d, v * d->pipe->n + chunk);
+        if (d->pipe->local) return;
+        if (d->wake[at] > cf__most(d->now, worker->free_at))
+            cf__dispatch_set_wake(d, at, cf__most(d->now, worker->free_at));
+    }
+}
+
+/* The same of bytes and, for a unit that waits for its places, chunks. A standalone chunk never waits for a place but
+   on the last virtual stage, where its backward follows at once. */
+static int cf__dispatch_fits(cf__dispatch *d, int64_t stage, int64_t chunk, int64_t v, int64_t left) {
+    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
+    cf__schedule_limits own = cf__dispatch_room(d, d->maker->unit_of[chunk]), room = cf__dispatch_free(d, stage, v);
+    if (room.bytes < own.bytes) return 0;
+    if (d->policy.way == CF__DISPATCH_PROMISE) return room.chunks >= left;
+    if (d->policy.way == CF__DISPATCH_ONE_BY_ONE) return room.chunks >= 1;
+    if (cf__dispatch_is_loose(d, unit) && (unit->n > 1 || v < d->pipe->n_v - 1)) return 1;
+    return room.chunks >= 1 || cf__dispatch_victim(d, stage) >= 0;
+}
+
+/* Whether a standalone chunk starts by being dropped, since there are bytes for nothing but that and the replay of
+   another. */
+static int cf__dispatch_starts_dropped(const cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
+    int64_t bytes = cf__dispatch_saved_bytes(d, unit->first) + d->replay_bytes;
+    if (d->policy.way == CF__DISPATCH_PROMISE || d->maker->needs == NULL) return 0;
+    if (unit->n > 1 || v == d->pipe->n_v - 1) return 0;
+    if (!d->pipe->local && v > 0 && *cf__dispatch_kept(d, unit->first, v - 1) > 0) return 0;
+    return d->workers[stage].room.bytes >= bytes;
 }
 
 /* What the unit of a forward that asks keeps on virtual stage v if the forward runs now: a number of chunks, or
    CF__DISPATCH_OPEN if this one is dropped and the next one asks again. CF__DISPATCH_NOT_STARTED: it has to wait. */
-static int64_t cf__dispatch_fit(const cf__dispatch *d, int64_t stage, int64_t chunk, int64_t v) {
+static int64_t cf__dispatch_fit(cf__dispatch *d, int64_t stage, int64_t chunk, int64_t v) {
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    cf__schedule_limits own = cf__dispatch_room(d, d->maker->unit_of[chunk]), room = cf__dispatch_free(d, stage, v);
     int64_t left = unit->first + unit->n - chunk;
     if (chunk == unit->first && !cf__dispatch_may_start(d, stage, d->maker->unit_of[chunk], v))
         return CF__DISPATCH_NOT_STARTED;
-    if (d->maker->needs != NULL) left = unit->k; /* bytes are promised to the whole unit */
+    if (d->maker->needs != NULL || cf__dispatch_is_loose(d, unit)) left = unit->k; /* promised to the whole unit */
     if (left > unit->k) return CF__DISPATCH_OPEN;
-    if (unit->n > 1 && cf__dispatch_drops(d, unit, left, room.chunks, v)) return CF__DISPATCH_OPEN;
-    if (cf__dispatch_may_drop(d, unit, v) && (v < unit->depth || room.chunks < 1 || room.bytes < own.bytes)) {
-        int64_t bytes = cf__dispatch_saved_bytes(d, unit->first) + d->replay_bytes;
-        return d->workers[stage].room.bytes >= bytes ? 0 : (int64_t)CF__DISPATCH_NOT_STARTED;
-    }
-    return room.chunks >= (d->policy.risk ? 1 : left) && room.bytes >= own.bytes ? left
-                                                                                 : (int64_t)CF__DISPATCH_NOT_STARTED;
+    if (cf__dispatch_fits(d, stage, chunk, v, left)) return left;
+    return cf__dispatch_starts_dropped(d, stage, unit, v) ? 0 : (int64_t)CF__DISPATCH_NOT_STARTED;
 }
 
 /* A forward that asks runs: with it a unit starts, or says what it keeps. */
@@ -6672,52 +6803,40 @@ static void cf__dispatch_grant(cf__dispatch *d, int64_t stage, int64_t chunk, in
         worker->next_unit++;
     if (kept < 0) return;
     unit.k = (int32_t)kept;
-    d->n_left += unit.n - kept;
-    if (!d->policy.risk) worker->room.chunks -= kept;
+    if (d->policy.way == CF__DISPATCH_PROMISE) worker->room.chunks -= kept;
     worker->room.bytes -= kept > 0 ? cf__dispatch_room(d, id).bytes : cf__dispatch_saved_bytes(d, unit.first);
     worker->n_dropped += kept == 0;
-    for (i = unit.first; i < unit.first + unit.n; i++)
+    if (cf__dispatch_is_loose(d, &unit)) unit.k = unit.n;
+    for (i = unit.first; i < unit.first + unit.n; i++) {
         for (place = CF_R; place < 3 + d->policy.split; place++)
             if (cf__pipe_occurs(&unit, place, i)) cf__dispatch_count(d, place, &unit, i, v);
-}
-
-/* Whether a pass takes a place that its unit was not promised. */
-static int cf__dispatch_takes_place(const cf__dispatch *d, const cf__pipe_unit *unit, int place, int64_t chunk) {
-    return (d->policy.risk || unit->k == 0) && cf__pipe_keeps(unit, place, chunk);
-}
-
-/* Such a pass begins (sign 1), or its backward has ended (-1). A chunk that was dropped by itself takes its bytes as
-   well, in place of those of its saved input. */
-static void cf__dispatch_take_place(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int sign) {
-    cf__dispatch_worker *worker = &d->workers[stage];
-    worker->room.chunks -= sign;
-    if (unit->k > 0 || d->maker->needs == NULL) return;
-    worker->room.bytes -= sign * d->maker->needs[unit->first];
-    if (sign > 0) worker->room.bytes += cf__dispatch_saved_bytes(d, unit->first);
+        if (unit.k == unit.n && i < unit.first + unit.n - kept) cf__dispatch_await_replay(d, v * d->pipe->n + i);
+    }
 }
 
 /* A chunk has ended on a stage: its place goes to the chunk k before it, if that was dropped, or back to the stage. */
 static void cf__dispatch_free_room(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk) {
     const int64_t *needs = d->maker->needs;
     cf__dispatch_worker *worker = &d->workers[stage];
-    worker->n_dropped -= unit->k == 0;
-    if (unit->k == 0 || d->policy.risk) cf__dispatch_take_place(d, stage, unit, -1);
+    worker->n_dropped -= cf__dispatch_is_lone(unit);
+    if (d->policy.way != CF__DISPATCH_PROMISE) cf__dispatch_take_place(d, stage, unit, -1);
     else worker->room.chunks += chunk - unit->first < unit->k;
-    if (unit->k == 0) return;
+    if (cf__dispatch_is_lone(unit)) return;
     if (needs != NULL) worker->room.bytes += needs[chunk] - (chunk > unit->first ? needs[chunk - 1] : 0);
 }
 
 /* A pass, or -1 if it takes a place and there is none. */
-static int32_t cf__dispatch_with_place(const cf__dispatch *d, int64_t stage, int32_t id) {
+static int32_t cf__dispatch_with_place(cf__dispatch *d, int64_t stage, int32_t id) {
     const cf__dispatch_worker *worker = &d->workers[stage];
     cf__pipe_unit unit;
     int64_t chunk, v;
-    if (id < 0 || !(d->policy.risk || d->policy.drop)) return id;
+    if (id < 0 || d->policy.way == CF__DISPATCH_PROMISE) return id;
     v = cf__dispatch_stage(d, id, &chunk);
     unit = cf__dispatch_unit(d, chunk, v);
     if (!cf__dispatch_takes_place(d, &unit, cf__dispatch_place(id), chunk)) return id;
-    if (worker->room.chunks < 1) return -1;
-    if (d->maker->needs == NULL || unit.k > 0) return id;
+    if (cf__dispatch_place(id) == CF_F && cf__dispatch_is_loose(d, &unit)) return id;
+    if (worker->room.chunks < 1 && cf__dispatch_victim(d, stage) < 0) return -1;
+    if (d->maker->needs == NULL || !cf__dispatch_is_lone(&unit)) return id;
     return worker->room.bytes >= d->maker->needs[chunk] - cf__dispatch_saved_bytes(d, chunk) ? id : -1;
 }
 
@@ -6737,38 +6856,35 @@ static void cf__dispatch_pass_on(cf__dispatch *d, int64_t stage, int32_t id, int
     cf__dispatch_supply(d, id, to, begin + transfer);
 }
 
-/* The backward of a standalone chunk on virtual stage v calls the replay that comes next. Locally that is the one on
-   the stage before, so that it ends when the gradient is there. Through the pipeline it is the first of a row of
-   replays, which needs a start as long as half of them. */
-static void cf__dispatch_call(cf__dispatch *d, int64_t v, int64_t chunk, double now, double arrival) {
+/* The backward of a standalone chunk on virtual stage v calls its replays, if they come through the pipeline. */
+static void cf__dispatch_call(cf__dispatch *d, int64_t v, int64_t chunk, double now) {
     const int32_t *kept = cf__dispatch_kept(d, chunk, 0);
-    int64_t n_dropped = 0, cell = (v - 1) * d->pipe->n + chunk;
-    if (v == 0 || cf__schedule_unit(d->maker, chunk)->n > 1) return;
-    if (d->pipe->local) {
-        if (kept[v - 1] > 0) return;
-        cf__dispatch_supply(d, cf__dispatch_id(cell, CF_R), v - 1,
-                            cf__most(now, arrival - d->paths->seconds[CF_R][cell]));
-        return;
-    }
+    int64_t n_dropped = 0;
+    if (cf__schedule_unit(d->maker, chunk)->n > 1) return;
     while (n_dropped < d->pipe->n_v && kept[n_dropped] == 0) n_dropped++;
-    if (n_dropped > 0 && v == cf__min(n_dropped + n_dropped / 2, d->pipe->n_v - 1))
+    if (n_dropped > 0 && v == cf__dispatch_caller(d, n_dropped))
         cf__dispatch_supply(d, cf__dispatch_id(chunk, CF_R), 0, now);
 }
 
 /* What comes after a pass that ends at `end`. */
 static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int place, int64_t v, int64_t chunk, double end) {
     const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
+    cf__pipe_unit shape = unit;
     cf__dispatch_worker *worker = &d->workers[stage];
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    int n = cf__pipe_follow(&d->pipe->links[d->policy.split][CF__PIPE_HOLDS_UP], place, &unit, chunk, needs), i;
+    int n, i;
     int way = place == CF_F ? 1 : place == CF__PIPE_BACK ? -1 : 0;
     d->flight[v] += way;
     worker->n_ahead += way * cf__pipe_keeps(&unit, CF_F, chunk);
     if (place == (d->policy.split ? CF__PIPE_W : CF__PIPE_BACK)) cf__dispatch_free_room(d, stage, &unit, chunk);
+    if (place == CF__PIPE_W) cf__dispatch_release_replay(d, v, chunk, end);
+    if (cf__dispatch_is_loose(d, &unit)) shape.k = place == CF_R ? 0 : unit.n; /* replays are called */
+    n = cf__pipe_follow(&d->pipe->links[d->policy.split][CF__PIPE_HOLDS_UP], place, &shape, chunk, needs);
     for (i = 0; i < n; i++) {
         int64_t to = v + needs[i].stage;
         int32_t id = cf__dispatch_id(to * d->pipe->n + needs[i].chunk, needs[i].place);
         if (to < 0 || to >= d->pipe->n_v) continue;
+        if (needs[i].stage == 0 && needs[i].place == CF_R && cf__dispatch_is_loose(d, &unit)) continue;
         if (to != v && place == CF_R && chunk - unit.first >= unit.n - *cf__dispatch_kept(d, chunk, to))
             continue; /* it was kept there */
         if (d->stage_of[to] == stage) cf__dispatch_supply(d, id, to, end);
@@ -6791,15 +6907,17 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
     cf__pipe_unit unit;
     unit = cf__dispatch_unit(d, chunk, v);
     if (cf__dispatch_takes_place(d, &unit, place, chunk)) cf__dispatch_take_place(d, stage, &unit, 1);
+    if (place == CF_F && cf__dispatch_is_loose(d, &unit) && cf__pipe_keeps(&unit, place, chunk))
+        cf__dispatch_push(worker, CF__DISPATCH_KEPT, (int32_t)cell, d->near);
+    if (worker->room.chunks < 0) cf__dispatch_evict(d, stage);
     worker->done[worker->n_done++] = id;
     d->missing[id] = CF__DISPATCH_TAKEN;
-    d->n_left--;
+    d->n_left -= place != CF_R; /* these hold up a backward each */
     worker->free_at = end;
     d->makespan = cf__most(d->makespan, end);
     if (end + d->paths->tail[place][cell] > d->give_up_at) d->makespan = DBL_MAX;
     cf__dispatch_conclude(d, stage, place, v, chunk, end);
-    if (place == CF__PIPE_BACK && d->policy.drop)
-        cf__dispatch_call(d, v, chunk, now, end + cf__pipe_transfer_seconds(d->pipe, chunk));
+    if (place == CF__PIPE_BACK && d->policy.way && !d->pipe->local) cf__dispatch_call(d, v, chunk, now);
     cf__dispatch_set_wake(d, stage, worker->free_at);
 }
 
@@ -6832,7 +6950,7 @@ static int32_t cf__dispatch_prefer(const cf__dispatch *d, int32_t a, int32_t b) 
 }
 
 /* The forward to take next: one that need not ask, or the first of a row of those that do; -1: none. */
-static int32_t cf__dispatch_best_forward(const cf__dispatch *d, int64_t stage) {
+static int32_t cf__dispatch_best_forward(cf__dispatch *d, int64_t stage) {
     const cf__dispatch_worker *worker = &d->workers[stage];
     int32_t best = cf__dispatch_with_place(d, stage, cf__dispatch_top(worker, CF__DISPATCH_BEGUN));
     int64_t row;
@@ -6855,12 +6973,20 @@ static int cf__dispatch_is_due(const cf__dispatch *d, cf__dispatch_worker *worke
     return d->urgency[id] <= d->urgency[cf__dispatch_top(worker, CF__DISPATCH_PLAN)];
 }
 
+/* Whether a backward, or the replay for it, goes before a forward. */
+static int cf__dispatch_goes_first(const cf__dispatch *d, int32_t back, int32_t forward) {
+    return cf__bounds_latest_start(d->paths, cf__dispatch_place(back), cf__dispatch_cell(back)) + d->policy.bias >=
+           cf__bounds_latest_start(d->paths, CF_F, cf__dispatch_cell(forward));
+}
+
 /* The pass that a free stage likes best; -1: none is ready. */
 static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int32_t replay = cf__dispatch_with_place(d, stage, cf__dispatch_top(worker, CF__DISPATCH_REPLAYS));
     int32_t returning = cf__dispatch_prefer(d, replay, cf__dispatch_top(worker, CF__DISPATCH_RETURNING));
     int32_t forward = cf__dispatch_best_forward(d, stage), best = cf__dispatch_prefer(d, returning, forward);
+    if (d->policy.way && !(d->policy.rhythm > 0) && forward >= 0 && returning >= 0)
+        best = cf__dispatch_goes_first(d, returning, forward) ? returning : forward;
     if (d->policy.ahead != NULL && forward >= 0 && returning >= 0)
         best = worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
     if (best != replay && !cf__dispatch_is_due(d, worker, best)) best = replay;
@@ -6906,7 +7032,7 @@ static int cf__dispatch_run(cf__dispatch *d, double give_up_at) {
     d->give_up_at = give_up_at;
     for (;;) {
         int64_t stage = d->winners[1];
-        double now = d->wake[stage];
+        double now = d->now = d->wake[stage];
         if (now >= DBL_MAX) return d->n_left == 0;
         cf__dispatch_decide(d, stage, now);
         if (d->makespan > d->give_up_at) return 0;
@@ -6976,7 +7102,7 @@ static int64_t cf__search_room(const cf__schedule_maker *m) {
     return room;
 }
 
-/* Candidates of one core search by default; dispatch takes some 100 ns for each pass. Under limits there are many core
+/* Candidates of one core search by default; dispatch takes some 150 ns for each pass. Under limits there are many core
    searches. Those for K = 1 serve every K and get most; those for less than two thirds of a chunk on each virtual stage
    get less, in proportion: so the searches for tighter limits, which rarely win, cost little, and still a search for
    more tries all that one for less does. Large problems get the fixed schedules alone. */
@@ -6985,7 +7111,7 @@ static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split)
     if (m->n_actions > 1 << 21) return CF__SEARCH_FIXED;
     if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
     if (!cf__schedule_is_limited(&m->desc)) budget = 600000 / passes;
-    else budget = (130000 + 130000 * cf__min(passes, 1000) / passes) / passes;
+    else budget = 300000 / passes;
     budget = cf__max(32, cf__min(10000, budget));
     if (m->desc.k > 1) budget = budget * 3 / 5;
     return cf__max(8, budget * cf__min(3 * cf__min(cf__search_room(m), most), most) / most);
@@ -7149,14 +7275,23 @@ static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy
     search->dispatch.policy = search->best_policy;
 }
 
-/* Under limits: units that keep less where room is short, or wait for it; with promises, or without. */
-static void cf__search_try_styles(cf__search *search) {
+/* Ways to deal with room that make sense. What a unit is promised in bytes counts on a kept chunk taking more than its
+   saved input would. */
+static int cf__search_ways(const cf__schedule_maker *m) {
+    const cf_bytes *bytes = &m->desc.bytes;
+    if (m->needs != NULL && bytes->per_token_boundary > bytes->per_token_activations) return 1;
+    return cf__schedule_is_limited(&m->desc) ? CF__DISPATCH_WAYS : 1;
+}
+
+static void cf__search_try_ways(cf__search *search) {
+    static const double biases[] = {1, 0.2, 0};
     cf__dispatch_policy policy = search->dispatch.policy;
     int i;
-    for (i = 0; i < 4; i++) {
-        policy.drop = i < 2;
-        policy.risk = i % 2;
-        policy.flight = i < 2 ? 0 : CF__DISPATCH_ANY_FLIGHT;
+    cf__search_try_policy(search, policy);
+    for (i = 0; i < 2 * CF__COUNT(biases); i++) {
+        policy.way = i % 2 ? CF__DISPATCH_ONE_BY_ONE : CF__DISPATCH_EVICT;
+        policy.bias = cf__product(biases[i / 2], search->bounds.critical_path);
+        policy.flight = CF__DISPATCH_ANY_FLIGHT;
         cf__search_try_policy(search, policy);
     }
 }
@@ -7170,8 +7305,7 @@ static void cf__search_try_rhythms(cf__search *search) {
     int i;
     for (i = 0; i < 2 * CF__COUNT(slower) && search->maker.desc.n_virtual > 1; i++) {
         policy.rhythm = slower[i / 2] / (double)(3 * search->maker.desc.n_virtual);
-        policy.risk = 0;
-        policy.drop = i % 2;
+        policy.way = i % cf__search_ways(&search->maker) % 2;
         policy.flight = CF__DISPATCH_ANY_FLIGHT;
         cf__search_try_policy(search, policy);
     }
@@ -7233,11 +7367,10 @@ static void cf__search_change_policy(cf__search *search) {
         policy->rhythm *= 1 + cf__search_random(search) / 4;
         return;
     }
-    switch (cf__search_below(search, cf__schedule_is_limited(&search->maker.desc) ? 5 : 2)) {
+    switch (cf__search_below(search, cf__search_ways(&search->maker) > 1 ? 4 : 2)) {
         case 0: policy->bias = cf__search_below(search, 2) ? cf__product(much, cf__search_random(search)) : 0; break;
         case 1: policy->patience = cf__search_below(search, 2) ? cf__most(0, cf__search_random(search)) : 0; break;
-        case 2: policy->risk = !policy->risk; break;
-        case 3: policy->drop = !policy->drop; break;
+        case 2: policy->way = (int)cf__search_below(search, CF__DISPATCH_WAYS); break;
         default: policy->flight = cf__search_below(search, 12) - 4; break;
     }
 }
@@ -7262,14 +7395,13 @@ static void cf__search_change_kept(cf__search *search, cf__search_move *move) {
     move->from = cf__search_below(search, m->n_units);
     unit = &m->units[move->from];
     move->unit = *unit;
-    if (unit->n == 1 || cf__search_below(search, 2)) unit->depth = (int32_t)cf__search_below(search, m->pipe.n_v);
-    else cf__schedule_set_k(m, unit, 1 + cf__search_below(search, cf__schedule_fitting_k(m, unit, &bytes)));
+    cf__schedule_set_k(m, unit, 1 + cf__search_below(search, cf__schedule_fitting_k(m, unit, &bytes)));
 }
 
 /* Whether two units are the same to the search. */
 static int cf__search_alike(const cf__schedule_maker *m, const cf__pipe_unit *a, const cf__pipe_unit *b) {
     const cf_chunk *x = &m->pipe.chunks[a->first], *y = &m->pipe.chunks[b->first];
-    return a->n == 1 && b->n == 1 && a->depth == b->depth && x->padded == y->padded && x->pairs == y->pairs;
+    return a->n == 1 && b->n == 1 && x->padded == y->padded && x->pairs == y->pairs;
 }
 
 /* Draws a move. Orders and what is kept gain most for each candidate, single passes least, except where there is
@@ -7336,8 +7468,6 @@ static double cf__search_jump(cf__search *search) {
         policy.patience = cf__most(0, cf__search_random(search));
         if (cf__schedule_is_limited(&search->maker.desc)) {
             policy.flight = cf__search_below(search, 12) - 4;
-            policy.risk = (int)cf__search_below(search, 2);
-            policy.drop = (int)cf__search_below(search, 2);
         }
         search->dispatch.policy = policy;
         if (!cf__search_try_dispatch(search, CF_SCHEDULE_BEST, makespan)) continue;
@@ -7361,7 +7491,7 @@ static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) 
     int64_t p = m->desc.n_stages, n = m->desc.n_virtual, s;
     int split = kind == CF_SCHEDULE_ZERO_BUBBLE;
     double much = 4 * search->bounds.critical_path;
-    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, 0, NULL};
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, 0, NULL};
     policy.split = split;
     policy.bias = cf__product(much, (double)(n + 1));
     policy.deep = much;
@@ -7417,7 +7547,7 @@ static void cf__search_try_all_fixed(cf__search *search, int split) {
 
 static void cf__search_core(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
-    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, 0, NULL};
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, 0, NULL};
     double bound;
     int order = 2;
     cf__search_find_bounds(search, split);
@@ -7435,7 +7565,7 @@ static void cf__search_core(cf__search *search, int split) {
     memset(search->nudges, 0, (size_t)cf__dispatch_passes(&m->pipe) * sizeof(double));
     search->dispatch.nudges = search->nudges;
     cf__search_set_order(m, order);
-    if (cf__schedule_is_limited(&m->desc)) cf__search_try_styles(search);
+    if (cf__search_ways(m) > 1) cf__search_try_ways(search);
     cf__search_try_rhythms(search);
     cf__search_try_orders(search, &order);
     if (!(search->best_policy.rhythm > 0)) cf__search_try_policies(search, search->bounds.critical_path);

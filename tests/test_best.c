@@ -273,7 +273,7 @@ TEST(a_v_under_tight_limits) {
 }
 
 /* By construction a larger limit never hurts where it is a power of two times the smaller one, at the same budget. Between,
-   luck plays its part: at nineteen limits in twenty no smaller one does better by more than half a percent. Every schedule
+   luck plays its part: at all but one limit in thirty no smaller one does better by more than half a percent. Every schedule
    is checked. */
 TEST(a_larger_limit_is_hardly_ever_worse) {
     int64_t n_pairs = 0, n_worse = 0, n_much = 0, limit;
@@ -298,13 +298,13 @@ TEST(a_larger_limit_is_hardly_ever_worse) {
             n_worse += makespan > least * (1 + 1e-12);
             n_much += makespan > least * 1.005;
             worst = fmax(worst, makespan / least);
-            CHECK(makespan <= least * 1.04);
+            CHECK(makespan <= least * 1.02);
             least = fmin(least, makespan);
         }
         cf_plan_free(plan);
     }
     CHECK(n_pairs > 250);
-    CHECK(n_much * 20 <= n_pairs);
+    CHECK(n_much * 30 <= n_pairs);
     harness_report("of %d limits %d are worse than one below, %d by more than 0.5 %%, at worst by %.2f %%", (int)n_pairs,
                    (int)n_worse, (int)n_much, (worst - 1) * 100);
 }
