@@ -704,6 +704,26 @@ static cf_result made(cf_result result, void (*release)(void)) {
 
 static void release_plan(void) { cf_plan_free(*(cf_plan **)(void *)out); }
 static void release_tuning(void) { cf_tuning_free(*(cf_tuning **)(void *)out); }
+
+/* The schedule that a candidate stands for, of a plan for the first of them. */
+static cf_result tuned(int64_t candidate, int64_t rank, cf_error *error) {
+    cf_schedule **chosen = (cf_schedule **)(void *)out;
+    cf_tuning *tuning = NULL;
+    cf_plan *packed = NULL;
+    cf_pack_desc like;
+    cf_result result = cf_tune(lengths, N, &tune, &tuning, error);
+    CHECK_INT(result, CF_OK);
+    if (result != CF_OK) return result;
+    memset(&like, 0, sizeof like);
+    like.chunk_size = tuning->candidates[0].chunk_size;
+    like.n_ranks = tuning->splits[tuning->candidates[0].split].dp;
+    CHECK_INT(cf_pack(lengths, N, &like, &packed, NULL), CF_OK);
+    result = (POISON(), cf_tune_schedule(&tune, tuning, candidate, packed, rank, chosen, error));
+    if (untouched(result) && result == CF_OK) cf_schedule_free(*chosen);
+    cf_plan_free(packed);
+    cf_tuning_free(tuning);
+    return result;
+}
 static void release_runner(void) { (void)cf_run_close(*(cf_runner **)(void *)out, NULL, NULL); }
 
 static cf_result allocate(cf_error *error) {
@@ -834,6 +854,8 @@ static cf_result budget(int64_t got) {
       untouched_by(cf_schedule_memory(&memory, plan, schedule, ROOM, number, &small, error))) \
     X(cf_tune_status_name, status, INT32_MAX, 0, named(cf_tune_status_name(ENUM(cf_tune_status)))) \
     X(cf_tune, n, N, CF_MAX_SEQUENCES, made(cf_tune(lengths, number, &tune, ROOM, error), release_tuning)) \
+    X(cf_tune_schedule, candidate, INT64_MAX, 0, tuned(number, 0, error)) \
+    X(cf_tune_schedule, rank, INT64_MAX, 0, tuned(0, number, error)) \
     X(cf_tune_budget, n_stages, INT64_MAX, 0, budget(cf_tune_budget(plan, number, 1))) \
     X(cf_tune_budget, n_virtual, INT64_MAX, 0, budget(cf_tune_budget(plan, 2, number)))
 
