@@ -7111,7 +7111,7 @@ static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split)
     if (m->n_actions > 1 << 21) return CF__SEARCH_FIXED;
     if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
     if (!cf__schedule_is_limited(&m->desc)) budget = 600000 / passes;
-    else budget = 300000 / passes;
+    else budget = 175000 / passes;
     budget = cf__max(32, cf__min(10000, budget));
     if (m->desc.k > 1) budget = budget * 3 / 5;
     return cf__max(8, budget * cf__min(3 * cf__min(cf__search_room(m), most), most) / most);
