@@ -303,6 +303,7 @@ static void catch_signal(int number) {
     memset(&handler, 0, sizeof handler);
     handler.sa_handler = remove_temporaries;
     handler.sa_flags = (int)SA_RESETHAND;
+    sigaddset(&handler.sa_mask, SIGALRM); /* or what shows progress would write behind the line that is erased */
     if (sigaction(number, NULL, &before) == 0 && before.sa_handler != SIG_IGN) sigaction(number, &handler, NULL);
 }
 
