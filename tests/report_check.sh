@@ -143,21 +143,28 @@ test_pictures() {
     same_files report/svg/readme/memory "$root/tools/memory.svg" memory.svg
 }
 
-# What was tried takes what plan says that it takes, with the same options.
-test_tried() {
-    wanted report/tried || return 0
+# tried LIST OPTION: what was tried for it, that option among it, takes what plan says that it takes, with the same options
+tried() {
     # shellcheck disable=SC2086
-    cf report --chunk-size 8K --k 1 --stages 4 $model -o page.html --json data.json lengths
+    cf report --chunk-size 8K --k 1 --stages 4 $model -o page.html --json data.json "$1"
     "$PYTHON" -c '
 import json
 for t in json.load(open("data.json"))["tried"]: print(t["makespan"], t["memory"], t["options"])' >tried
-    same report/tried/some yes "$([ "$(wc -l <tried)" -ge 2 ] && grep -q -e --stage-layers tried && echo yes || cat tried)"
+    same "report/tried/$1" yes "$([ "$(wc -l <tried)" -ge 2 ] && grep -q -e "$2" tried && echo yes || cat tried)"
     while read -r seconds bytes options; do
         # shellcheck disable=SC2086
-        cf plan --chunk-size 8K --k 1 --stages 4 --split-backward $model $options --json s.json --summary lengths
-        same "report/tried/$options" "$seconds $(awk -v b="$bytes" 'BEGIN { printf "%.2f", b / 2 ^ 30 }')" "$("$PYTHON" -c '
+        cf plan --chunk-size 8K --k 1 --stages 4 --split-backward $model $options --json s.json --summary "$1"
+        same "report/tried/$1/$options" "$seconds $(awk -v b="$bytes" 'BEGIN { printf "%.2f", b / 2 ^ 30 }')" \
+            "$("$PYTHON" -c '
 import json; print(json.load(open("s.json"))["makespan"])') $(sed -n 's/^peak memory  *\([0-9.]*\) GiB.*/\1/p' out)"
     done <tried
+}
+
+test_tried() {
+    wanted report/tried || return 0
+    "$CHUNKFLOW" gen lmsys --n 256 --seed 3 >chat
+    tried lengths "--k"
+    tried chat "--stage-layers"
 }
 
 # The pages of tune and reproduce hold what the commands write as JSON, and nothing is fetched.
