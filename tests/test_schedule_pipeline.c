@@ -437,7 +437,7 @@ TEST(a_million_chunks) {
     plan = pack(lengths, n, 1, 0, CF_PACK_BEST_FIT);
     REQUIRE(plan != NULL);
     CHECK_INT(plan->n_chunks, n);
-    for (kind = CF_SCHEDULE_PAPER; kind <= CF_SCHEDULE_BEST; kind++) {
+    for (kind = CF_SCHEDULE_PAPER; kind <= CF_SCHEDULE_BEST; kind += harness_rounds(1, 5)) {
         cf_schedule_desc desc = describe((cf_schedule_kind)kind, 1, 1);
         cf_schedule *schedule = NULL;
         if (kind == CF_SCHEDULE_INTERLEAVED || kind == CF_SCHEDULE_ZERO_BUBBLE) continue; /* longer, and nothing new */
@@ -477,7 +477,7 @@ TEST(a_thousand_stages) {
     for (kind = CF_SCHEDULE_PAPER; kind <= CF_SCHEDULE_BEST; kind++) {
         cf_schedule_desc desc = describe((cf_schedule_kind)kind, 1000, 2);
         cf_schedule *schedule = NULL;
-        desc.budget = 8;
+        desc.budget = harness_rounds(8, 2);
         CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
         REQUIRE(schedule != NULL);
         CHECK_INT(schedule->n_stages, 1000);

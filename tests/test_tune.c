@@ -497,7 +497,7 @@ TEST(offload_makes_room) {
     f.desc.kinds = one_kind;
     f.desc.n_chunk_sizes = f.desc.n_ks = f.desc.n_kinds = 1;
     f.desc.n_exact = CF_MAX_CANDIDATES;
-    for (i = 0; i < 25; i += harness_rounds(1, 4)) {
+    for (i = harness_rounds(0, 2); i < 25; i += harness_rounds(1, 5)) {
         cf_tuning *tuning = NULL;
         f.desc.limit_bytes = 90000000 + i * 2000000;
         tuning = tune(&f);
