@@ -10,8 +10,8 @@
 # ${BUILD:-build}/compile. Prints "ok NAME", "FAIL NAME: why" or "skip NAME: why" for each test, then the counts;
 # with FILTER only the tests whose name contains it.
 #
-# FULL=1: all of that. Otherwise each compiler compiles and runs C99, checks the syntax of C11 and C++11, and is compared
-# bit for bit plain and at its highest level, which is also where its optimiser may warn.
+# FULL=1: all of that. Otherwise each compiler compiles and runs C99, checks the syntax of C11 and C++11, and is
+# compared bit for bit plain and at its highest level, which is also where its optimiser may warn.
 #
 # Flags are split into words on purpose.
 # shellcheck disable=SC2046,SC2086
@@ -343,8 +343,8 @@ tune_example() { # compiler
     awk '/A complete program/ { on = 1; next } on && /^   [^ ]/ { exit } on { print }' "$TOP/tools/chunkflow_tune.h" \
         >"$OUT/$name.c"
     library "$name" "$1" -O2 && object "$name" "$1" $(language_flags c99) -O2 $WARN $TUNE \
-        "$SOURCES/tune_implementation.c" && build "$name" "$1" -std=c99 -O0 $WARN $LINKED $TUNE "$OUT/$name.c" "$library" "$object" -o "$OUT/$name" ||
-        return 0
+        "$SOURCES/tune_implementation.c" && build "$name" "$1" -std=c99 -O0 $WARN $LINKED $TUNE "$OUT/$name.c" \
+        "$library" "$object" -o "$OUT/$name" || return 0
     if "$OUT/$name" >"$OUT/$name.out" 2>&1 && grep -q '^ChunkSize [0-9]*, K [0-9]*, [a-z0-9]*: ' "$OUT/$name.out"; then
         ok "$name"
     else
@@ -413,5 +413,5 @@ for compiler in gcc clang; do
     same_bits $compiler
 done
 
-left_out "C11 and C++11 compiled and run, gcc's -O2 with NDEBUG, the tuner's program by clang, the same bits at three levels more"
+left_out "C11 and C++11 compiled and run, gcc's -O2 with NDEBUG, clang's tuner, the same bits at three levels more"
 finish
