@@ -2,7 +2,7 @@
 #
 #   make            the command (build/chunkflow) and the examples; the pipeline of processes where there is MPI
 #   make demo       trains a small model through chunks on real text and proves that nothing changed (under a minute)
-#   make test       all CPU tests, with AddressSanitizer and UBSan
+#   make test       all CPU tests, with AddressSanitizer and UBSan; FULL=1 repeats the longest ones more often
 #   make unit       only the unit tests, UNIT=substring chooses
 #   make coverage   branches of chunkflow.h that the unit tests take, by section; LIST=1 prints those that they do not
 #   make mutants    which of N=200 faults in chunkflow.h the unit tests see
@@ -147,7 +147,8 @@ demo: $(BUILD)/train_cpu $(BUILD)/train_cpu_f64
 # ---- tests ----
 #
 # Each suite ends with "N passed, N failed"; tests/run.sh adds them up. The unit tests, the command and the trainer are
-# built with sanitizers where the compiler has them.
+# built with sanitizers where the compiler has them. Programs and scripts read FULL from the environment, where make puts
+# what its command line says.
 
 TEST_BUILD   := $(BUILD)/test
 # -g1 is lines without variables: enough for what a sanitizer prints, and a third less to compile.

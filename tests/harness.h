@@ -20,10 +20,11 @@
    counts as failed. Every test's name is printed and flushed before it runs, so a crash names its test.
 
    Command line: substrings of "suite.test" choose what runs (any of them; none: everything); --list prints the names.
+   FULL=1 in the environment: every repetition of the tests that take harness_rounds; otherwise fewer of them.
    The last line is "N passed, N failed", with ", N skipped" only if there were any. Exit status: 0 if nothing failed
    and at least one test was chosen, 1 otherwise, 2 for a bad option.
 
-   Sections: >>checks >>compare >>memory >>heap >>random >>runner. */
+   Sections: >>checks >>compare >>memory >>heap >>random >>rounds >>runner. */
 
 #ifndef HARNESS_H
 #define HARNESS_H
@@ -153,6 +154,14 @@ uint64_t harness_random(harness_rng *rng);
 int64_t harness_between(harness_rng *rng, int64_t low, int64_t high); /* both ends possible; low <= high */
 double harness_unit(harness_rng *rng);                                /* in [0, 1) */
 int harness_chance(harness_rng *rng, double probability);
+
+/* ================================================================================================================
+   >>rounds    how often a long test repeats
+   ================================================================================================================ */
+
+/* `full` if the environment variable FULL is 1, and `quick` otherwise. Quick leaves out repetitions and never a kind of
+   case: what a test counts at its end must hold for both. */
+int harness_rounds(int full, int quick);
 
 /* ================================================================================================================
    >>runner
@@ -535,6 +544,19 @@ double harness_unit(harness_rng *rng) {
 
 int harness_chance(harness_rng *rng, double probability) {
     return harness_unit(rng) < probability;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   >>rounds
+   ---------------------------------------------------------------------------------------------------------------- */
+
+int harness_rounds(int full, int quick) {
+    static int is_full = -1;
+    if (is_full < 0) {
+        const char *value = getenv("FULL");
+        is_full = value && strcmp(value, "1") == 0;
+    }
+    return is_full ? full : quick;
 }
 
 /* ----------------------------------------------------------------------------------------------------------------

@@ -12,6 +12,17 @@ passed=0
 failed=0
 skipped=0
 
+# FULL=1 in the environment: every repetition. Otherwise a script leaves out some, and says which.
+full() { [ "${FULL:-0}" = 1 ]; }
+
+in_full() { # COMMAND...: only where everything runs
+    ! full || "$@"
+}
+
+left_out() { # WHAT: the line that says so
+    full || printf 'note: FULL=1 adds %s\n' "$1"
+}
+
 wanted() { # NAME
     case $1 in
         *"$FILTER"*) return 0 ;;

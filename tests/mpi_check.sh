@@ -6,6 +6,8 @@
 #
 # Run it in the top directory. Prints "ok NAME" or "FAIL NAME: why" for each case and "N passed, N failed" at the end.
 # Without MPI the programs are not there, and all of it is one skipped test.
+#
+# FULL=1: every sweep with K 1, 2 and 3; otherwise with K 1, the first one with K 2 as well, and fewer failures.
 
 . "$(dirname "$0")/helpers.sh"
 
@@ -55,6 +57,9 @@ tiny="--hidden 16 --heads 4 --kv-heads 2 --ffn 24 --chunk-size 16"
 
 # ---- gradients: every schedule x both replays x K 1 .. 3 (6 kinds and two of them in a V: 8 x 2 x 3 runs each) ----
 
+n_ks=3
+if ! full; then n_ks=2; fi
+
 # sweep NAME PROGRAM PROCESSES LARGEST_GROUP OPTIONS...
 sweep() {
     name="gradients: $1, $3 processes"
@@ -63,13 +68,15 @@ sweep() {
     wanted=$4
     shift 4
     # shellcheck disable=SC2086
-    run "$processes" "$program" $tiny --sweep --k 3 --layers $((2 * processes)) "$@"
-    expect_lines "$name" 48
+    run "$processes" "$program" $tiny --sweep --k $n_ks --layers $((2 * processes)) "$@"
+    expect_lines "$name" $((16 * n_ks))
     if [ "$largest_group" != "$wanted" ]; then fail "$name" "the largest group has $largest_group chunks"; fi
 }
 
 sweep "groups of 7 and 3 chunks, hybrid chunks" "$exact" 2 7 --synthetic 100,5,33,7,16,2
+if ! full; then n_ks=1; fi
 for n in 2 4; do
+    if [ $n = 2 ] && ! full; then continue; fi
     sweep "rendezvous, groups of 2, 5 and 3" "$exact" $n 5 --rendezvous --no-tails --synthetic 20,70,3,41,8
 done
 # Larger than what MPI buffers: a send that is not waited for ends only when it is received.
@@ -96,8 +103,8 @@ sweep "state that waits in host memory" "$exact" 4 5 --offload 0.01 --synthetic 
 if grep -q ' 0 offloads' "$work/out"; then fail "state that waits in host memory" "not in every schedule"; fi
 
 # shellcheck disable=SC2086
-run 2 "$build/pipeline_mpi" $tiny --sweep --k 2 --layers 4 --synthetic 100,5,33,7,16,2
-expect_lines "gradients: float32, 2 processes" 32
+run 2 "$build/pipeline_mpi" $tiny --sweep --k $((n_ks > 1 ? 2 : 1)) --layers 4 --synthetic 100,5,33,7,16,2
+expect_lines "gradients: float32, 2 processes" $((n_ks > 1 ? 32 : 16))
 if ! grep -q 'pipeline float32' "$work/out"; then fail "gradients: float32, 2 processes" "that was no float32"; fi
 
 common="$tiny --k 2 --layers 8 --synthetic 100,5,33,7,16,2"
@@ -138,13 +145,17 @@ fault "a backward that was left out is seen" "$exact" 1 'difference [0-9.]*e[+-]
 
 # ---- failures: all stages come down, with one message ----
 
-fault "fails: first stage, first action" "$exact" 1 'stage 0 failed: F of chunk 0 .*action\[0\]: injected' --fail 0:0
+in_full fault "fails: first stage, first action" "$exact" 1 'stage 0 failed: F of chunk 0 .*action\[0\]: injected' \
+    --fail 0:0
 fault "fails: last stage, in the middle" "$checked" 1 "stage 3 failed: .* of chunk .*action\[20\]: injected" --fail 3:20
-fault "fails: a stage between, rendezvous" "$exact" 1 "stage 1 failed: .* of chunk .*action\[31\]: injected" --rendezvous --fail 1:31
-fault "fails: a stage that replays alone" "$exact" 1 "stage 2 failed: .* of chunk .*action\[25\]: injected" --replay local --fail 2:25
+in_full fault "fails: a stage between, rendezvous" "$exact" 1 "stage 1 failed: .* of chunk .*action\[31\]: injected" \
+    --rendezvous --fail 1:31
+in_full fault "fails: a stage that replays alone" "$exact" 1 "stage 2 failed: .* of chunk .*action\[25\]: injected" \
+    --replay local --fail 2:25
 fault "fails: a receive" "$exact" 1 "stage 1 failed: RECV_F of chunk 0 .*action\[0\]: injected" --fail 1:0
-fault "fails: the last action" "$exact" 1 "stage 2 failed: .* of chunk .*action\[[0-9]*\]: injected" --schedule gpipe --fail 2:-1
-fault "dies by a signal: first stage" "$exact" 137 '' --fail 0:12:kill
+in_full fault "fails: the last action" "$exact" 1 "stage 2 failed: .* of chunk .*action\[[0-9]*\]: injected" \
+    --schedule gpipe --fail 2:-1
+in_full fault "dies by a signal: first stage" "$exact" 137 '' --fail 0:12:kill
 fault "dies by a signal: last stage" "$exact" 137 '' --schedule zero-bubble --rendezvous --fail 3:5:kill
 
 # ---- options ----
@@ -252,11 +263,12 @@ for schedule in measured, simulated:
 assert 0 < measured["bubble_busy"] < 1 and all(0 < b for b in measured["peak_bytes"])
 PYTHON
 if command -v python3 >/dev/null 2>&1; then
-    timeline "paper on 4" 4
+    in_full timeline "paper on 4" 4
     timeline "zero-bubble with local replay on 2" 2 --schedule zero-bubble --replay local
-    timeline "interleaved on 4" 4 --schedule interleaved
+    in_full timeline "interleaved on 4" 4 --schedule interleaved
 else
     skip timelines "there is no python3"
 fi
 
+left_out "K 2 and 3 in most sweeps, one sweep, five failures and two timelines"
 finish

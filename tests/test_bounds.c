@@ -338,8 +338,8 @@ TEST(nor_with_some_backwards_split) { try_problems(1, 100, 1); }
 TEST(no_bound_is_above_an_optimum) { try_optima(60, 0, 500); }
 
 /* The same on far more of them. */
-TEST(no_random_schedule_of_thousands_beats_a_bound) { try_problems(251, 4000, 0); }
-TEST(nor_of_thousands_with_some_backwards_split) { try_problems(101, 2000, 1); }
+TEST(no_random_schedule_of_thousands_beats_a_bound) { try_problems(251, (uint64_t)harness_rounds(4000, 1250), 0); }
+TEST(nor_of_thousands_with_some_backwards_split) { try_problems(101, (uint64_t)harness_rounds(2000, 600), 1); }
 TEST(no_bound_is_above_an_optimum_of_hundreds) { try_optima(600, 0, 4000); }
 TEST(nor_of_hundreds_with_some_backwards_split) { try_optima(300, 1, 4000); }
 

@@ -418,8 +418,8 @@ static void mutate(uint64_t seed, int lowered, int rounds) {
     harness_report("%d refused, %d accepted", refused, accepted);
 }
 
-TEST(damaged_schedules_are_judged_rightly) { mutate(21, 0, 3000); }
-TEST(damaged_lowered_schedules_are_judged_rightly) { mutate(22, 1, 3000); }
+TEST(damaged_schedules_are_judged_rightly) { mutate(21, 0, harness_rounds(3000, 750)); }
+TEST(damaged_lowered_schedules_are_judged_rightly) { mutate(22, 1, harness_rounds(3000, 750)); }
 
 /* ---- members of the schedule ---- */
 
@@ -540,7 +540,7 @@ TEST(generated_schedules_are_accepted) {
     harness_rng rng = {9};
     int round, made[CF_SCHEDULE_COUNT];
     memset(made, 0, sizeof made);
-    for (round = 0; round < 3000; round++) {
+    for (round = 0; round < harness_rounds(3000, 750); round++) {
         cf_plan *plan = naive_plan(&rng, 12, harness_between(&rng, 1, 2));
         cf_schedule *s = NULL, *low = NULL;
         cf_schedule_desc desc;
@@ -589,7 +589,7 @@ TEST(generated_schedules_are_accepted) {
         cf_schedule_free(s);
         cf_plan_free(plan);
     }
-    for (round = 1; round < CF_SCHEDULE_COUNT; round++) CHECK(made[round] > 100);
+    for (round = 1; round < CF_SCHEDULE_COUNT; round++) CHECK(made[round] > harness_rounds(100, 25));
     harness_note("%s", "");
 }
 

@@ -341,7 +341,7 @@ TEST(small_batches) {
 }
 
 TEST(medium_batches) {
-    check_random_batches(2000000, 4000, 60);
+    check_random_batches(2000000, harness_rounds(4000, 1000), 60);
 }
 
 TEST(large_batches) {

@@ -260,7 +260,7 @@ static void raise_capacity(cf_capacity *most, const cf_run_stats *stats) {
 TEST(every_tensor_is_where_it_is_read) {
     harness_rng rng = {51};
     int round;
-    for (round = 0; round < 1500; round++) {
+    for (round = 0; round < harness_rounds(1500, 400); round++) {
         cf_plan *plan = naive_plan(&rng, 6, harness_between(&rng, 1, 2));
         cf_schedule *s = draw(&rng, plan, round % 2);
         static notes all[MOST_STAGES];
@@ -395,7 +395,7 @@ TEST(an_error_that_a_callback_raises_comes_out) {
 TEST(damaged_lowered_lists_are_survived) {
     harness_rng rng = {52};
     int round, refused = 0;
-    for (round = 0; round < 3000; round++) {
+    for (round = 0; round < harness_rounds(3000, 750); round++) {
         cf_plan *plan = naive_plan(&rng, 5, harness_between(&rng, 1, 2));
         cf_schedule *low = draw(&rng, plan, round % 2), *s;
         int64_t stage, edits;
@@ -432,7 +432,7 @@ TEST(damaged_lowered_lists_are_survived) {
         naive_free(s);
         cf_plan_free(plan);
     }
-    CHECK(refused > 500);
+    CHECK(refused > harness_rounds(500, 125));
     harness_note("%s", "");
 }
 

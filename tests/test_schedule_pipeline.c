@@ -175,7 +175,7 @@ static int has_limit(const cf_schedule_desc *desc) {
 TEST(rules_hold_for_all_kinds) {
     uint64_t seed;
     int64_t made = 0, refused = 0;
-    for (seed = 1; seed <= 1500; seed++) {
+    for (seed = 1; seed <= (uint64_t)harness_rounds(1500, 375); seed++) {
         harness_rng rng = {seed};
         pipeline_problem problem;
         cf_schedule *schedule = NULL;
@@ -198,8 +198,8 @@ TEST(rules_hold_for_all_kinds) {
         cf_schedule_free(schedule);
         cf_plan_free(problem.plan);
     }
-    CHECK(made > 1000);
-    CHECK(refused > 20);
+    CHECK(made > harness_rounds(1000, 250));
+    CHECK(refused > harness_rounds(20, 5));
     harness_report("%d schedules, %d limits refused", (int)made, (int)refused);
 }
 
@@ -207,7 +207,7 @@ TEST(rules_hold_for_all_kinds) {
 TEST(refused_limits_say_what_would_do) {
     uint64_t seed;
     int64_t refused = 0;
-    for (seed = 1; seed <= 1500; seed++) {
+    for (seed = 1; seed <= (uint64_t)harness_rounds(1500, 375); seed++) {
         harness_rng rng = {seed};
         pipeline_problem problem;
         cf_schedule *schedule = NULL;
@@ -238,7 +238,7 @@ TEST(refused_limits_say_what_would_do) {
         cf_schedule_free(schedule);
         cf_plan_free(problem.plan);
     }
-    CHECK(refused > 20);
+    CHECK(refused > harness_rounds(20, 5));
 }
 
 /* A byte limit that equals what the fixed schedule holds without one is kept to. */
@@ -394,7 +394,7 @@ TEST(survives_failing_allocations) {
 /* In the caller's memory: one byte less than asked is refused, as much is enough, and the schedule is the same. */
 TEST(into_memory_of_the_size_asked) {
     uint64_t seed;
-    for (seed = 1; seed <= 200; seed++) {
+    for (seed = 1; seed <= (uint64_t)harness_rounds(200, 60); seed++) {
         harness_rng rng = {seed};
         pipeline_problem problem;
         cf_schedule *made = NULL, *placed = NULL;
@@ -437,7 +437,7 @@ TEST(a_million_chunks) {
     plan = pack(lengths, n, 1, 0, CF_PACK_BEST_FIT);
     REQUIRE(plan != NULL);
     CHECK_INT(plan->n_chunks, n);
-    for (kind = CF_SCHEDULE_PAPER; kind <= CF_SCHEDULE_BEST; kind++) {
+    for (kind = CF_SCHEDULE_PAPER; kind <= CF_SCHEDULE_BEST; kind += harness_rounds(1, 5)) {
         cf_schedule_desc desc = describe((cf_schedule_kind)kind, 1, 1);
         cf_schedule *schedule = NULL;
         if (kind == CF_SCHEDULE_INTERLEAVED || kind == CF_SCHEDULE_ZERO_BUBBLE) continue; /* longer, and nothing new */
@@ -477,7 +477,7 @@ TEST(a_thousand_stages) {
     for (kind = CF_SCHEDULE_PAPER; kind <= CF_SCHEDULE_BEST; kind++) {
         cf_schedule_desc desc = describe((cf_schedule_kind)kind, 1000, 2);
         cf_schedule *schedule = NULL;
-        desc.budget = 8;
+        desc.budget = harness_rounds(8, 2);
         CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
         REQUIRE(schedule != NULL);
         CHECK_INT(schedule->n_stages, 1000);

@@ -200,7 +200,7 @@ static void check_transfers(const cf_plan *plan, const cf_schedule *low, const c
 TEST(transfers_change_no_time) {
     uint64_t seed;
     int64_t judged = 0, crossing = 0;
-    for (seed = 1; seed <= 700; seed++) {
+    for (seed = 1; seed <= (uint64_t)harness_rounds(700, 175); seed++) {
         harness_rng rng = {seed};
         pipeline_problem problem;
         cf_schedule *s = NULL;
@@ -226,7 +226,7 @@ TEST(transfers_change_no_time) {
         cf_schedule_free(s);
         cf_plan_free(problem.plan);
     }
-    CHECK(judged > 500 && crossing > 300);
+    CHECK(judged > harness_rounds(500, 125) && crossing > harness_rounds(300, 75));
     harness_note("%s", "");
 }
 
@@ -284,7 +284,7 @@ TEST(agrees_with_the_slow_simulator) {
     harness_rng rng = {71};
     int64_t moved = 0, copied = 0;
     int round;
-    for (round = 0; round < 600; round++) {
+    for (round = 0; round < harness_rounds(600, 150); round++) {
         cf_plan *plan = naive_plan(&rng, 6, harness_between(&rng, 1, 2));
         naive_shape shape = naive_draw_shape(&rng);
         cf_timing drawn, *timing = harness_chance(&rng, 0.8) ? &drawn : NULL;
@@ -331,7 +331,7 @@ TEST(agrees_with_the_slow_simulator) {
         naive_free(s);
         cf_plan_free(plan);
     }
-    CHECK(moved > 1000 && copied > 300);
+    CHECK(moved > harness_rounds(1000, 250) && copied > harness_rounds(300, 75));
     harness_report("%d swaps, %d copies", (int)moved, (int)copied);
     harness_note("%s", "");
 }
@@ -568,7 +568,7 @@ TEST(broken_lowered_lists_are_named) {
 TEST(damaged_lowered_lists_are_judged) {
     harness_rng rng = {73};
     int64_t round, refused = 0, accepted = 0;
-    for (round = 0; round < 2500; round++) {
+    for (round = 0; round < harness_rounds(2500, 625); round++) {
         cf_plan *plan = naive_plan(&rng, 5, harness_between(&rng, 1, 2));
         naive_shape shape = naive_draw_shape(&rng);
         cf_schedule *drawn, *low, *s;
@@ -616,7 +616,7 @@ TEST(damaged_lowered_lists_are_judged) {
         naive_free(drawn);
         cf_plan_free(plan);
     }
-    CHECK(refused > 800 && accepted > 500);
+    CHECK(refused > harness_rounds(800, 200) && accepted > harness_rounds(500, 125));
     harness_report("%d refused, %d accepted", (int)refused, (int)accepted);
     harness_note("%s", "");
 }

@@ -277,7 +277,7 @@ static void check_against_brute_force(const fixture *f) {
 
 TEST(equals_brute_force) {
     uint64_t seed;
-    for (seed = 1; seed <= 3; seed++) {
+    for (seed = (uint64_t)harness_rounds(1, 3); seed <= 3; seed++) {
         fixture f;
         fixture_fill(&f, seed);
         f.desc.n_exact = (int64_t)seed;
@@ -431,7 +431,7 @@ TEST(limit_is_kept) {
         if (free_of_it->candidates[i].bytes > most) most = free_of_it->candidates[i].bytes;
         if (free_of_it->candidates[i].bytes < least) least = free_of_it->candidates[i].bytes;
     }
-    for (step = 0; step < 8; step++) {
+    for (step = 0; step < 8; step += harness_rounds(1, 3)) {
         f.desc.limit_bytes = least / 2 + (most - least / 2) * step / 7;
         held = NULL;
         harness_note("limit %lld", (long long)f.desc.limit_bytes);
@@ -497,7 +497,7 @@ TEST(offload_makes_room) {
     f.desc.kinds = one_kind;
     f.desc.n_chunk_sizes = f.desc.n_ks = f.desc.n_kinds = 1;
     f.desc.n_exact = CF_MAX_CANDIDATES;
-    for (i = 0; i < 25; i++) {
+    for (i = harness_rounds(0, 2); i < 25; i += harness_rounds(1, 5)) {
         cf_tuning *tuning = NULL;
         f.desc.limit_bytes = 90000000 + i * 2000000;
         tuning = tune(&f);
@@ -827,7 +827,7 @@ static int measure(const fixture *f, measured *m) {
    plenty to none. */
 TEST(own_bytes_are_as_good_as_a_model) {
     int64_t step, i, limited = 0, infeasible = 0;
-    for (step = 0; step < 6; step++) {
+    for (step = 0; step < 6; step += harness_rounds(1, 4)) {
         fixture f;
         measured m;
         cf_tuning *with, *without;

@@ -55,7 +55,7 @@ static const int n_shapes = (int)(sizeof shapes / sizeof shapes[0]);
 
 /* Options and types change from shape to shape, so that all pairs of them come up. */
 TEST(shapes_causal) {
-    for (int i = 0; i < n_shapes; i++) {
+    for (int i = harness_rounds(0, 1); i < n_shapes; i += harness_rounds(1, 5)) {
         host_problem p = problem_of(1, 1, 64);
         run_options o = mma;
         p.dtype = i % 3 == 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
@@ -68,7 +68,7 @@ TEST(shapes_causal) {
 }
 
 TEST(shapes_full) {
-    for (int i = 0; i < n_shapes; i++) {
+    for (int i = harness_rounds(0, 1); i < n_shapes; i += harness_rounds(1, 5)) {
         host_problem p = problem_of(1, 1, 64);
         run_options o = mma;
         p.full = true;
@@ -97,7 +97,7 @@ TEST(shapes_long) {
 TEST(groups_of_heads) {
     const int heads[][2] = {{6, 6}, {6, 2}, {6, 1}, {7, 1}, {16, 2}, {16, 1}};
     for (int i = 0; i < 6; i++)
-        for (int size = 64; size <= 128; size += 64) {
+        for (int size = harness_rounds(64, 64 << i / 2 % 2); size <= 128; size += harness_rounds(64, 128)) {
             host_problem p = problem_of(heads[i][0], heads[i][1], size);
             run_options o = mma;
             p.add_slice(37, 37);
@@ -110,7 +110,7 @@ TEST(groups_of_heads) {
 }
 
 TEST(head_sizes) {
-    for (int size = 8; size <= 256; size += 8) {
+    for (int size = 8; size <= 256; size += harness_rounds(8, 24)) {
         host_problem p = problem_of(2, 1, size);
         p.dtype = size % 16 != 0 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
         p.add_slice(33, 57);
@@ -125,7 +125,7 @@ TEST(head_sizes) {
 TEST(head_128) {
     const int lengths[][2] = {{129, 129}, {64, 257}, {200, 130}, {1, 128}};
     for (int i = 0; i < 4; i++)
-        for (int deterministic = 0; deterministic < 2; deterministic++) {
+        for (int deterministic = harness_rounds(0, i / 2); deterministic < 2; deterministic += harness_rounds(1, 2)) {
             host_problem p = problem_of(2, 2, 128);
             run_options o = mma;
             p.dtype = i == 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
@@ -139,7 +139,7 @@ TEST(head_128) {
    are the other path's. */
 TEST(groups_that_do_not_fill_tiles) {
     const int heads[][3] = {{7, 1, 128}, {10, 2, 64}, {28, 1, 128}, {43, 1, 64}, {64, 1, 128}, {48, 1, 40}};
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 6; i += harness_rounds(1, 3)) {
         host_problem p = problem_of(heads[i][0], heads[i][1], heads[i][2]);
         run_options o = mma;
         o.deterministic = i % 2 != 0;
@@ -159,7 +159,7 @@ TEST(groups_that_do_not_fill_tiles) {
 
 /* Key heads in sections, the last one smaller: each head's tiles once, in the forward and in the backward. */
 TEST(sections_of_heads) {
-    for (int i = 0; i < 4; i++) {
+    for (int i = harness_rounds(0, 1); i < harness_rounds(4, 3); i++) {
         host_problem p = problem_of(i % 2 ? 10 : 5, 5, i / 2 ? 128 : 64);
         run_options o = mma;
         prepared_problem made;
@@ -208,7 +208,7 @@ static double greatest_gap(const std::vector<double> &x, const std::vector<doubl
    of fp32 sums, and all of them right. */
 TEST(split_key_tiles) {
     const int processors[] = {132, 7, 40}, sizes[] = {64, 128, 40, 128};
-    for (int i = 0; i < 4; i++) {
+    for (int i = harness_rounds(0, 1); i < harness_rounds(4, 3); i++) {
         host_problem p = problem_of(i % 3 == 2 ? 18 : 9, i % 3 == 2 ? 2 : 1, sizes[i]);
         run_options o = mma, whole = mma;
         device_results one, other;
@@ -243,7 +243,7 @@ TEST(split_key_tiles) {
 /* Few queries with many keys: the parts' softmaxes are put together, whatever the mask hides of them. */
 TEST(split_forward_tiles) {
     const int sizes[] = {64, 128, 40, 128};
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i += harness_rounds(1, 3)) {
         const int kv = i < 2 ? 2 : 1;
         host_problem p = problem_of(2 * kv, kv, sizes[i]);
         run_options o = mma, whole;
@@ -294,7 +294,7 @@ TEST(split_forward_tiles) {
 
 /* Tiles in more than two parts. */
 TEST(many_parts) {
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i += harness_rounds(1, 3)) {
         const bool forward = i < 2;
         host_problem p = problem_of(forward ? 2 : 16, 1, i % 2 ? 128 : 64);
         run_options o = mma;
@@ -534,7 +534,7 @@ TEST(when_tiles_are_split) {
 
 TEST(prefixes) {
     const int prefixes[] = {0, 1, 63, 64, 65, 127, 128, 129};
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 8; i += harness_rounds(1, 3)) {
         host_problem p = problem_of(2, 1, i % 2 ? 128 : 64);
         run_options o = mma;
         p.add_slice(70, prefixes[i] + 70);
@@ -547,7 +547,7 @@ TEST(prefixes) {
 
 TEST(documents_of_1_to_130_tokens) {
     host_problem p = problem_of(1, 1, 64);
-    for (int length = 1; length <= 130; length++) p.add_slice((length * 37) % 131, (length * 37) % 131);
+    for (int i = 1; i <= 130; i += harness_rounds(1, 3)) p.add_slice(i * 37 % 131, i * 37 % 131);
     check_problem(p, mma, 1);
 }
 
@@ -612,7 +612,7 @@ TEST(backward_mask_edges) {
 /* A window's last row of a key tile, or first key of a row tile, may lie alone in a tile of its own. */
 TEST(window_edges) {
     const int windows[] = {2, 65, 66, 67, 130};
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 5; i += harness_rounds(1, 3)) {
         host_problem p = problem_of(1, 1, 64);
         run_options o = mma;
         p.window = windows[i];
@@ -687,7 +687,7 @@ static void fill_keys(const host_problem &p, host_inputs *in, int first, int end
 /* Keys before all windows: whatever they hold reaches no output, and their gradients are 0, or as they were. */
 TEST(nan_in_unseen_keys) {
     const int sizes[][2] = {{20, 100}, {200, 300}};
-    for (int i = 0; i < 16; i++) {
+    for (int i = 0; i < 16; i += harness_rounds(1, 3)) {
         host_problem p = problem_of(2, 1, i & 1 ? 128 : 64);
         run_options o = i < 14 ? mma : unfused;
         device_results got;
@@ -949,7 +949,7 @@ TEST(no_empty_blocks_no_conflicts) {
         host_problem p = problem_of(4, 2, size);
         device_results got;
         p.add_slice(150, 150);
-        for (int i = 0; i < 20; i++) p.add_slice(i, i);
+        for (int i = 0; i < 20; i += harness_rounds(1, 6)) p.add_slice(i, i);
         p.add_slice(0, 1000);
         run_options o = mma;
         o.processors = 1; /* nothing to be gained from parts of key tiles */

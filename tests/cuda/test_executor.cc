@@ -674,7 +674,7 @@ TEST(one_chunk) {
 
 TEST(random_batches) {
     const int n_devices = devices_at_hand();
-    for (uint64_t seed = 0; seed < 100; seed++)
+    for (uint64_t seed = 0; seed < (uint64_t)harness_rounds(100, 30); seed++)
         if (!check_setting(random_setting(seed, n_devices))) break;
 }
 
@@ -868,7 +868,7 @@ static bool check_books(const device_model &m, int64_t stage) {
 TEST(places) {
     const int n_devices = devices_at_hand();
     int64_t n_moves = 0;
-    for (uint64_t seed = 1000; seed < 1150; seed++) {
+    for (uint64_t seed = 1000; seed < (uint64_t)harness_rounds(1150, 1040); seed++) {
         const setting x = random_setting(seed, n_devices);
         batch b;
         cf_error error = {};
@@ -883,7 +883,7 @@ TEST(places) {
         for (int64_t stage = 0; stage < m.n_stages(); stage++)
             REQUIRE(check_stage_places(m, stage) && check_books(m, stage));
     }
-    CHECK(n_moves > 300); /* the settings are not trivial */
+    CHECK(n_moves > harness_rounds(300, 80)); /* the settings are not trivial */
 }
 
 /* State live is what the interpreter counts where every chunk is in a group and none is hybrid. */
@@ -933,7 +933,7 @@ TEST(gaps_are_small) {
                                              CF_SCHEDULE_ZERO_BUBBLE};
     double worst_arena = 0.0, worst_state = 0.0, worst_gradient = 0.0;
     devices_at_hand();
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < harness_rounds(8, 4); i++) {
         harness_rng rng = {(uint64_t)i};
         setting x;
         x.lengths = long_tailed(400, 65536, &rng);
@@ -1012,7 +1012,7 @@ static bool same_memory(const cf_executor_memory &a, const cf_executor_memory &b
 /* What a batch will take is what it takes; asking changes nothing and allocates nothing on the device. */
 TEST(memory_before_loading) {
     const int n_devices = devices_at_hand();
-    for (uint64_t seed = 1300; seed < 1330; seed++) {
+    for (uint64_t seed = 1300; seed < (uint64_t)harness_rounds(1330, 1310); seed++) {
         const setting x = random_setting(seed, n_devices);
         setting other = x;
         batch b, more;
@@ -1653,7 +1653,7 @@ TEST(attention_of_each_chunk) {
 
 TEST(every_order) {
     const int n_devices = devices_at_hand();
-    for (uint64_t seed = 2000; seed < 2016; seed++) {
+    for (uint64_t seed = 2000; seed < (uint64_t)harness_rounds(2016, 2004); seed++) {
         const setting x = random_setting(seed, n_devices);
         bool ok = true;
         cuda_emu_each_policy(3, [&] {
@@ -1772,7 +1772,7 @@ TEST(every_cuda_call_fails_once) {
     m.may_fail = true;
     REQUIRE(m.take_results());
     const cuda_emu_live before = cuda_emu_live_objects();
-    for (bool more = true; more; n++) {
+    for (bool more = true; more; n += harness_rounds(1, 5)) {
         harness_note("call %d fails", (int)n + 1);
         const bool ok = survive(
             x, b, host, &m, nullptr, [&] { cuda_emu_fail_call(n + 1, cudaErrorUnknown); },
@@ -1786,7 +1786,7 @@ TEST(every_cuda_call_fails_once) {
     }
     CHECK(n > 300);
     CHECK_INT(cuda_emu_faults(), 0);
-    harness_report("%d calls", (int)n);
+    harness_report("about %d calls", (int)n);
     cuda_emu_defaults();
     cuda_emu_reset();
 }
@@ -2351,7 +2351,7 @@ static bool stumbling_rank(const rank_context &c) {
 }
 
 TEST(a_process_stumbles) {
-    for (failing_call = 1; failing_call < 400; failing_call += 23)
+    for (failing_call = 1; failing_call < 400; failing_call += harness_rounds(23, 92))
         if (!CHECK(run_ranks(3, "rendezvous", stumbling_rank))) harness_note("call %d", (int)failing_call);
 }
 

@@ -55,7 +55,7 @@ TEST(shapes) {
 TEST(groups) {
     const int heads[][3] = {{3, 1, 128}, {7, 1, 128}, {10, 2, 96}, {16, 2, 72}, {28, 1, 120}, {64, 1, 128}, {6, 3, 64}};
     NEEDS_WGMMA();
-    for (int i = 0; i < 7; i++) {
+    for (int i = harness_rounds(0, 1); i < 7; i += harness_rounds(1, 5)) {
         host_problem p = problem_of(heads[i][0], heads[i][1], heads[i][2]);
         run_options o = wgmma;
         p.dtype = i % 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
@@ -150,7 +150,7 @@ TEST(arrivals) {
         p.add_slice(70, 70);
         const host_inputs in = random_inputs(p, 9);
         if (!run_on_device(p, in, o, &first)) return;
-        for (int how = 1; how < 5; how++) {
+        for (int how = harness_rounds(1, 1 + deterministic); how < 5; how += harness_rounds(1, 2)) {
             cuda_emu_set_order(how % 2);
             cuda_emu_set_arrivals(how > 2 ? CUDA_EMU_ARRIVE_AT_RANDOM : (cuda_emu_arrivals)how, (uint64_t)how);
             const bool ok = run_on_device(p, in, o, &other);
