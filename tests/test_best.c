@@ -281,7 +281,7 @@ TEST(a_larger_limit_is_hardly_ever_worse) {
     int64_t n_pairs = 0, n_worse = 0, n_much = 0, limit;
     double worst = 1;
     int i;
-    for (i = 3; i < SUITE_BATCHES; i += harness_rounds(10, 40)) {
+    for (i = 3; i < SUITE_BATCHES; i += harness_rounds(10, 20)) {
         static suite_batch batch;
         cf_schedule_desc desc;
         cf_plan *plan = NULL;
@@ -305,7 +305,7 @@ TEST(a_larger_limit_is_hardly_ever_worse) {
         }
         cf_plan_free(plan);
     }
-    CHECK(n_pairs > harness_rounds(250, 60));
+    CHECK(n_pairs > harness_rounds(250, 160));
     CHECK(n_much * harness_rounds(30, 20) <= n_pairs); /* fewer limits: one more counts for more */
     harness_report("of %d limits %d are worse than one below, %d by more than 0.5 %%, at worst by %.2f %%", (int)n_pairs,
                    (int)n_worse, (int)n_much, (worst - 1) * 100);

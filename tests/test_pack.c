@@ -337,7 +337,7 @@ static void check_random_batches(uint64_t first_seed, int count, int64_t most) {
 }
 
 TEST(small_batches) {
-    check_random_batches(1000000, 12000, 12);
+    check_random_batches(1000000, harness_rounds(12000, 3000), 12);
 }
 
 TEST(medium_batches) {
