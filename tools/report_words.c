@@ -174,9 +174,11 @@ static void say_remedy(const report *r, const report_schedule *s, int cause, cha
         say_order(s, text, size);
         return;
     }
-    if (cause == IDLE_GRADIENT && !r->tuned && keeps_all(r, s))
-        remedy = "backwards wait for their gradient from the stage behind: more chunks under way (a smaller "
-                 "--chunk-size, a larger batch) would fill that";
+    if (cause == IDLE_GRADIENT && keeps_all(r, s))
+        remedy = r->tuned ? "backwards wait for their gradient from the stage behind: more chunks (a larger --batch) "
+                            "would fill that"
+                          : "backwards wait for their gradient from the stage behind: more chunks (a smaller "
+                            "--chunk-size, a larger batch) would fill that";
     snprintf(text, size, "%s%s", remedy, also(r, s, cause));
 }
 
