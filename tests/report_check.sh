@@ -134,9 +134,14 @@ test_advice() {
     cf report --chunk-size 2 --stages 4 -o page.html one
     same report/advice/one-chunk "0 0 1 2" "$code $(grep -c -e '--limit' out) $(grep -c 'cause gradient.*--chunk-size' out) \
 $(grep -c -e 'virtual stages (--virtual 2)' out)"
+    "$CHUNKFLOW" gen lognormal --n 76 --median 5000 --seed 3 >lengths
     # shellcheck disable=SC2086
-    cf report --chunk-size 8K --k 2 --stages 4 $model -o page.html lengths
-    same report/advice/layers yes "$(grep -q 'mean stage.s work.*(--stage-layers)' out && echo yes || cat out)"
+    cf report --chunk-size 8K --k 4 --stages 8 $model -o page.html lengths
+    same report/advice/layers "1 1" "$(grep -c 'What pays.*--stage-layers' out) $(grep -c 'work,.*(--stage-layers)' out)"
+    # shellcheck disable=SC2086
+    cf report --chunk-size 8K --k 13 --stages 4 $model -o page.html lengths
+    same report/advice/no-layers "1 1 0" "$(grep -c 'Nothing that was tried pays' out) $(grep -c "stage's work" out) \
+$(grep -c '(--stage-layers)' out)"
 }
 
 # Pictures: plan --svg and --memory-svg, and the two in README.md, which its command makes again.

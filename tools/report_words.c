@@ -146,18 +146,6 @@ static int has_cut_backwards(const cf_schedule *schedule) {
     return 0;
 }
 
-/* What may be done besides, where it can be: layers to move want a model. */
-static const char *also(const report *r, const report_schedule *s, int cause) {
-    if ((cause == IDLE_WARM_UP || cause == IDLE_DRAIN) && s->schedule->n_virtual == 1)
-        return ", and so do virtual stages (--virtual 2)";
-    if ((cause == IDLE_IMBALANCE || cause == IDLE_ACTIVATION) && r->pipe->has_model)
-        return "; even out the stages (--stage-layers)";
-    if (cause == IDLE_GRADIENT && !has_cut_backwards(s->schedule))
-        return r->tuned ? ", and so would weight gradients that are cut off (--split-backward)"
-                        : ", and so would weight gradients that are cut off (best, I + W)";
-    return "";
-}
-
 /* Whether a stage keeps all chunks at once, so that no limit holds any back. */
 static int keeps_all(const report *r, const report_schedule *s) {
     int64_t stage, most = 0;
@@ -165,6 +153,26 @@ static int keeps_all(const report *r, const report_schedule *s) {
     for (stage = 0; stage < s->timeline->n_stages; stage++)
         if (s->timeline->peak_live[stage] > most) most = s->timeline->peak_live[stage];
     return most >= r->packed->plan->n_steps * s->schedule->n_virtual;
+}
+
+/* Whether evener stages may pay: layers to move want a model, and where this was tried it is known. */
+static int may_move_layers(const report *r) {
+    int i, pays = r->n_tries == 0;
+
+    for (i = 0; i < r->n_tries; i++) pays |= r->tries[i].pays && strstr(r->tries[i].options, "--stage-layers");
+    return r->pipe->has_model && pays;
+}
+
+/* What may be done besides, where it can be. */
+static const char *also(const report *r, const report_schedule *s, int cause) {
+    if ((cause == IDLE_WARM_UP || cause == IDLE_DRAIN) && s->schedule->n_virtual == 1)
+        return ", and so do virtual stages (--virtual 2)";
+    if ((cause == IDLE_IMBALANCE || cause == IDLE_ACTIVATION) && may_move_layers(r))
+        return "; even out the stages (--stage-layers)";
+    if (cause == IDLE_GRADIENT && !has_cut_backwards(s->schedule))
+        return r->tuned ? ", and so would weight gradients that are cut off (--split-backward)"
+                        : ", and so would weight gradients that are cut off (best, I + W)";
+    return "";
 }
 
 static void say_remedy(const report *r, const report_schedule *s, int cause, char *text, size_t size) {
@@ -245,7 +253,7 @@ static int say_memory(const report *r, const report_schedule *s, char *text, siz
         return 1;
     }
     room = report_room(r, s->schedule, s->timeline, m, s->fullest, &live);
-    if (!r->tuned && room > 0)
+    if (!r->tuned && room > 0 && !keeps_all(r, s))
         snprintf(rest, sizeof rest, " It keeps %lld chunks at once and has room for %s more: the limit of chunks, "
                                     "not the "
                  "GPU, is what holds it down (--limit %lld, or a larger --k).",
@@ -298,7 +306,7 @@ static int say_uneven(const report *r, const report_schedule *s, char *text, siz
     snprintf(text, size,
              "Stage %lld has %.2f times the mean stage's work, %s %s; whatever the order of the passes, the others "
              "wait for it%s.", (long long)busiest, most / mean, pipeline_time(most), pipeline_unit(r->pipe->unit_cost),
-             r->pipe->has_model ? ": even out the stages (--stage-layers)" : "");
+             may_move_layers(r) ? ": even out the stages (--stage-layers)" : "");
     return 1;
 }
 
