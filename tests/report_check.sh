@@ -169,14 +169,14 @@ test_pictures() {
 test_tried() {
     wanted report/tried || return 0
     # shellcheck disable=SC2086
-    cf report --chunk-size 8K --k 1 --stages 4 $model -o page.html --json data.json lengths
+    cf report --chunk-size 8K --k 4 --stages 8 $model -o page.html --json data.json lengths
     "$PYTHON" -c '
 import json
 for t in json.load(open("data.json"))["tried"]: print(t["makespan"], t["memory"], t["options"])' >tried
     same report/tried/some yes "$([ "$(wc -l <tried)" -ge 2 ] && grep -q -e --stage-layers tried && echo yes || cat tried)"
     while read -r seconds bytes options; do
         # shellcheck disable=SC2086
-        cf plan --chunk-size 8K --k 1 --stages 4 --split-backward $model $options --json s.json --summary lengths
+        cf plan --chunk-size 8K --k 4 --stages 8 --split-backward $model $options --json s.json --summary lengths
         same "report/tried/$options" "$seconds $(awk -v b="$bytes" 'BEGIN { printf "%.2f", b / 2 ^ 30 }')" "$("$PYTHON" -c '
 import json; print(json.load(open("s.json"))["makespan"])') $(sed -n 's/^peak memory  *\([0-9.]*\) GiB.*/\1/p' out)"
     done <tried
