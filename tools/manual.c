@@ -136,8 +136,8 @@ void manual_write_page(const cli_command *const *commands, FILE *to) {
 /* ----------------------------------------------------------------------------------------------------------------
    Completion
 
-   Each shell asks in its own idiom which command is meant, which option of it, or which word of a choice or of the operands;
-   anything else is the name of a file.
+   Each shell asks in its own idiom which command is meant, which option of it, or which word of a choice or of the
+   operands; anything else is the name of a file.
    ---------------------------------------------------------------------------------------------------------------- */
 
 /* "a|b|c" as "a b c". */
