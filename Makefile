@@ -194,7 +194,7 @@ $(TEST_BUILD)/trainer_model: tests/test_trainer_model.c $(TEST_LIBRARY) tests/ha
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
 
 # The command's readers of files, which the fuzz targets share.
-READER_SOURCES := $(addprefix tools/,config_json.c json_read.c saved.c)
+READER_SOURCES := $(addprefix tools/,config_json.c json_read.c progress.c saved.c)
 READER_OBJECTS := $(READER_SOURCES:tools/%.c=$(TEST_BUILD)/%.o)
 
 $(READER_OBJECTS): $(TEST_BUILD)/%.o: tools/%.c $(TOOL_HEADERS) | $(TEST_BUILD)

@@ -116,7 +116,9 @@ else
         expect "bash_completes_$command" "$(sorted $(options "$command") --help)" chunkflow "$command" --
     done
     expect bash_completes_choices "cost even full " chunkflow pack --split ''
+    expect bash_completes_operands "example lengths peaks speedup trade-off " chunkflow reproduce ''
     expect bash_leaves_files_alone " " chunkflow pack leng
+    expect bash_leaves_values_alone " " chunkflow reproduce --json ''
     expect bash_completes_help "$(sorted $commands bash fish man)" chunkflow help ''
 fi
 
@@ -134,9 +136,10 @@ if ! command -v fish >/dev/null; then
 else
     HOME=$work XDG_DATA_HOME=$work XDG_CONFIG_HOME=$work fish --no-config -c "
         source $place/share/fish/vendor_completions.d/chunkflow.fish
-        complete -C 'chunkflow pack --split '; complete -C 'chunkflow pack --m'" >"$work/fish" 2>"$work/log"
+        complete -C 'chunkflow pack --split '; complete -C 'chunkflow pack --m'
+        complete -C 'chunkflow report -' | string match -r '^--?\w\b'; complete -C 'chunkflow gen log'" >"$work/fish" 2>"$work/log"
     got=$(cut -f 1 "$work/fish" | LC_ALL=C sort | tr '\n' ' ')
-    want=$(sorted $(options pack | grep '^--m') cost even full)
+    want=$(sorted $(options pack | grep '^--m') cost even full --k -o lognormal)
     if [ "$got" = "$want" ] && ! [ -s "$work/log" ]; then ok fish_completes
     else fail fish_completes "got '$got'" "$work/log"; fi
 fi

@@ -197,6 +197,11 @@ def check_numbers(browser, checks, data):
     bubbles = [s["bubble_useful"] for s in data["schedules"]]
     at = 2 if data["baseline"] >= 0 else 1
     checks.that("numbers/idle", [float(r["values"][at]) for r in rows] == bubbles, rows)
+    stage_time = [s["makespan"] * len(s["idle"]) or 1 for s in data["schedules"]]
+    replays = [s["replayed"] / whole for s, whole in zip(data["schedules"], stage_time)]
+    got = [[float(v) for v in r["values"][at + 1 : at + 3]] for r in rows]
+    close = [abs(b - sum(g)) <= 1e-9 and abs(r - g[1]) <= 1e-9 for b, r, g in zip(bubbles, replays, got)]
+    checks.that("numbers/idle and replays add up", all(close), got)
     if "memory" in data["schedules"][0]:
         most = [s["memory"][s["fullest"]]["total"] for s in data["schedules"]]
         checks.that("numbers/memory", [int(r["values"][-1]) for r in rows] == most, rows)

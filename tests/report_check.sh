@@ -119,8 +119,30 @@ test_usage() {
     refuses report/usage/directory 1 'nosuch' report --chunk-size 2 -o nosuch/x.html example
     refuses report/usage/input 2 "nosuch" report --chunk-size 2 -o no.html nosuch
     same report/usage/nothing-written no "$([ -e no.html ] && echo yes || echo no)"
+    refuses report/usage/reproduce-both 2 '--tsv and --html - exclude each other' reproduce example --tsv --html -
+    refuses report/usage/tune-both 2 '--tsv and --html - exclude each other' tune example --gpu h100-80g \
+        --model qwen2.5-7b --tsv --html -
     cf report --chunk-size 2 --stages 2 -o - example
     same report/stdout "<!DOCTYPE html>" "$(head -n 1 out)"
+}
+
+# Advice names only what this set-up can do: layers move where there is a model, and a single chunk has no limit.
+test_advice() {
+    wanted report/advice || return 0
+    cf report --chunk-size 2 --stages 4 --virtual 2 -o page.html example
+    same report/advice/virtual "0 0 1" "$code $(grep -c -e '--virtual\|--stage-layers' out) $(grep -c 'mean stage.s work' out)"
+    printf '1\n' >one
+    cf report --chunk-size 2 --stages 4 -o page.html one
+    same report/advice/one-chunk "0 0 1 2" "$code $(grep -c -e '--limit' out) $(grep -c 'cause gradient.*--chunk-size' out) \
+$(grep -c -e 'virtual stages (--virtual 2)' out)"
+    "$CHUNKFLOW" gen lognormal --n 76 --median 5000 --seed 3 >lengths
+    # shellcheck disable=SC2086
+    cf report --chunk-size 8K --k 4 --stages 8 $model -o page.html lengths
+    same report/advice/layers "1 1" "$(grep -c 'What pays.*--stage-layers' out) $(grep -c 'work,.*(--stage-layers)' out)"
+    # shellcheck disable=SC2086
+    cf report --chunk-size 8K --k 13 --stages 4 $model -o page.html lengths
+    same report/advice/no-layers "1 1 0" "$(grep -c 'Nothing that was tried pays' out) $(grep -c "stage's work" out) \
+$(grep -c '(--stage-layers)' out)"
 }
 
 # Pictures: plan --svg and --memory-svg, and the two in README.md, which its command makes again.
@@ -287,6 +309,7 @@ test_numbers
 test_baseline
 test_measured
 test_usage
+test_advice
 test_tried
 test_pages
 test_large_tuning

@@ -482,7 +482,7 @@ static int run(const void *given, char **operands, int n_operands) {
     (void)n_operands;
     memset(&t, 0, sizeof t);
     t.asked = (const compare_options *)given;
-    code = table_check("compare", t.asked->tsv, t.asked->json);
+    code = table_check("compare", t.asked->tsv, "--json", t.asked->json);
     if (code == CLI_OK) code = pipeline_open("compare", &t.asked->pipeline, t.asked->packing.ranks, &t.pipe);
     if (code != CLI_OK) return code;
     code = packing_make(&t.asked->packing, operands[0], &t.packed);

@@ -253,7 +253,7 @@ static int run(const void *given, char **operands, int n_operands) {
     (void)operands;
     (void)n_operands;
     if (asked->gpu && !(gpu = modelling_gpu("memory", asked->gpu))) return CLI_WRONG;
-    code = table_check("memory", asked->tsv, asked->json);
+    code = table_check("memory", asked->tsv, "--json", asked->json);
     if (code == CLI_OK) code = modelling_make("memory", &asked->modelling, &m);
     if (code != CLI_OK) return code;
     loads = (cf_memory_load *)calloc((size_t)(m.parallel.pp * m.parallel.n_virtual), sizeof *loads);

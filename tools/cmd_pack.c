@@ -272,7 +272,7 @@ static int run(const void *given, char **operands, int n_operands) {
 
     (void)n_operands;
     if (asked->metadata && !asked->json) return cli_usage("pack", "--metadata wants --json");
-    code = table_check("pack", asked->tsv, asked->json);
+    code = table_check("pack", asked->tsv, "--json", asked->json);
     if (code == CLI_OK) code = packing_make(&asked->packing, operands[0], &packed);
     if (code != CLI_OK) return code;
     code = cli_output_open(&json, asked->json);

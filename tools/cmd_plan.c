@@ -624,8 +624,7 @@ static int check_outputs(const plan_options *asked) {
     int i, j;
 
     for (i = 0; i < N_OUTPUTS; i++)
-        if (asked->tsv && asked->paths[i] && strcmp(asked->paths[i], "-") == 0)
-            return cli_usage("plan", "--tsv and %s - exclude each other", output_options[i]);
+        if (table_check("plan", asked->tsv, output_options[i], asked->paths[i]) != CLI_OK) return CLI_WRONG;
     if (asked->metadata && !asked->paths[PLAN_JSON]) return cli_usage("plan", "--metadata wants --plan-json");
     if (asked->all_ranks && !asked->paths[JSON]) return cli_usage("plan", "--all-ranks wants --json");
     if (asked->all_ranks && asked->microbatch_order)

@@ -721,7 +721,8 @@ static int run(const void *given, char **operands, int n_operands) {
         return cli_usage("reproduce", "got '%s', wanted example, peaks, trade-off, lengths or speedup", operands[0]);
     if (asked->tsv && !found)
         return cli_usage("reproduce", "--tsv prints one table: example, peaks, trade-off, lengths or speedup");
-    code = table_check("reproduce", asked->tsv, asked->json);
+    code = table_check("reproduce", asked->tsv, "--json", asked->json);
+    if (code == CLI_OK) code = table_check("reproduce", asked->tsv, "--html", asked->html);
     if (code != CLI_OK) return code;
     if (asked->json && asked->html && strcmp(asked->json, asked->html) == 0)
         return cli_usage("reproduce", "--json and --html both name %s", asked->json);

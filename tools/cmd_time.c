@@ -367,7 +367,7 @@ static int run(const void *given, char **operands, int n_operands) {
 
     (void)operands;
     (void)n_operands;
-    code = table_check("time", asked->tsv, asked->json);
+    code = table_check("time", asked->tsv, "--json", asked->json);
     if (code != CLI_OK) return code;
     if (asked->fit) return fit_samples(asked);
     if (!asked->gpu.name) return cli_usage("time", "--gpu NAME or --fit FILE is missing");

@@ -590,7 +590,8 @@ static int run(const void *given, char **operands, int n_operands) {
 
     (void)n_operands;
     if (!asked->gpu.name) return cli_usage("tune", "--gpu NAME is missing");
-    code = table_check("tune", asked->tsv, asked->json);
+    code = table_check("tune", asked->tsv, "--json", asked->json);
+    if (code == CLI_OK) code = table_check("tune", asked->tsv, "--html", asked->html);
     if (code != CLI_OK) return code;
     if (asked->json && asked->html && strcmp(asked->json, asked->html) == 0)
         return cli_usage("tune", "--json and --html both name %s", asked->json);

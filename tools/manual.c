@@ -136,13 +136,27 @@ void manual_write_page(const cli_command *const *commands, FILE *to) {
 /* ----------------------------------------------------------------------------------------------------------------
    Completion
 
-   Each shell asks in its own idiom which command is meant, which option of it, or which word of a choice; anything else
-   is the name of a file.
+   Each shell asks in its own idiom which command is meant, which option of it, or which word of a choice or of the
+   operands; anything else is the name of a file.
    ---------------------------------------------------------------------------------------------------------------- */
 
 /* "a|b|c" as "a b c". */
 static void put_words(const char *choices, FILE *to) {
     for (; *choices; choices++) fputc(*choices == '|' ? ' ' : *choices, to);
+}
+
+/* Those of the operands that stand for themselves: "lmsys | uniform | histogram FILE|-" as "lmsys uniform histogram".
+   Returns how many there are; `to` may be NULL. */
+static int put_operand_words(const char *operands, FILE *to) {
+    int n = 0;
+
+    while (*operands) {
+        size_t length = strspn(operands, "abcdefghijklmnopqrstuvwxyz-");
+        if (length > 1 && to) fprintf(to, "%s%.*s", n > 0 ? " " : "", (int)length, operands);
+        n += length > 1;
+        operands += length > 0 ? length : 1;
+    }
+    return n;
 }
 
 /* In single quotes, where fish has two escapes; a line end becomes a blank. */
@@ -167,7 +181,13 @@ static void put_bash_case(const cli_command *command, FILE *to) {
     }
     fputs("        *) [[ $2 == -* ]] && words='--help", to);
     for (option = command->options; option->name; option++) fprintf(to, " %s", option->name);
-    fputs("' ;;\n        esac ;;\n", to);
+    fputs("'", to);
+    if (put_operand_words(command->operands, NULL) > 0) {
+        fputs("\n           [[ $2 != -* && $3 != -* ]] && words='", to);
+        put_operand_words(command->operands, to);
+        fputs("'", to);
+    }
+    fputs(" ;;\n        esac ;;\n", to);
 }
 
 static void put_bash(const cli_command *const *commands, FILE *to) {
@@ -190,7 +210,10 @@ static void put_bash(const cli_command *const *commands, FILE *to) {
 }
 
 static void put_fish_option(const cli_command *command, const cli_option *option, FILE *to) {
-    fprintf(to, "complete -c chunkflow -n '__fish_seen_subcommand_from %s' -l %s", command->name, option->name + 2);
+    const char *name = option->name + strspn(option->name, "-");
+    const char *kind = name[1] ? "-l " : option->name[1] == '-' ? "-o -" : "-s "; /* `-l k` would be -k, not --k */
+
+    fprintf(to, "complete -c chunkflow -n '__fish_seen_subcommand_from %s' %s%s", command->name, kind, name);
     if (option->kind == CLI_CHOICE) {
         fputs(" -x -a '", to);
         put_words(option->value, to);
@@ -218,6 +241,10 @@ static void put_fish(const cli_command *const *commands, FILE *to) {
         put_quoted((*command)->summary, to);
         fputc('\n', to);
         for (option = (*command)->options; option->name; option++) put_fish_option(*command, option, to);
+        if (put_operand_words((*command)->operands, NULL) == 0) continue;
+        fprintf(to, "complete -c chunkflow -n '__fish_seen_subcommand_from %s' -a '", (*command)->name);
+        put_operand_words((*command)->operands, to);
+        fputs("'\n", to);
     }
 }
 

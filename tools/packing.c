@@ -113,7 +113,8 @@ const char *packing_why_unsplit(int64_t longest, int64_t chunk_size, double chun
         return "ChunkSize is too large for the batch: so few chunks leave stages idle while the pipeline fills\n"
                "                  and drains; try a smaller one";
     if (replays)
-        return "dropped chunks run forward twice; a larger K or ChunkSize drops fewer and keeps more";
+        return "dropped chunks run forward twice, and every chunk adds what it costs at any size: a larger K drops\n"
+               "                  fewer, a larger ChunkSize has fewer, and both keep more";
     return "every chunk costs a constant, and those of a long sequence wait for each other; a larger ChunkSize\n"
            "                  has fewer of them";
 }

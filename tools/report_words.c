@@ -61,17 +61,14 @@ void report_sentence(const report *r, char *text, size_t size) {
    ---------------------------------------------------------------------------------------------------------------- */
 
 /* What may be done about idle time: by whom the setting was chosen, and where the tuner has chosen it, by whoever asks
-   it. IDLE_ORDER depends on more. */
+   it. IDLE_ORDER depends on more, and `also` says what not every set-up has. */
 static const struct {
     const char *plain, *tuned;
 } remedies[IDLE_CAUSE_COUNT] = {
-    {"the pipeline fills: more chunks (a smaller --chunk-size, a larger batch), fewer stages, or virtual stages "
-     "(--virtual 2) make it matter less",
-     "the pipeline fills: a larger --batch, fewer stages (--pp), or virtual stages (--virtual 2) make it matter less"},
-    {"the pipeline empties: more chunks (a smaller --chunk-size, a larger batch), fewer stages, or virtual stages "
-     "(--virtual 2) make it matter less",
-     "the pipeline empties: a larger --batch, fewer stages (--pp), or virtual stages (--virtual 2) make it matter "
-     "less"},
+    {"the pipeline fills: more chunks (a smaller --chunk-size, a larger batch) or fewer stages make it matter less",
+     "the pipeline fills: a larger --batch or fewer stages (--pp) make it matter less"},
+    {"the pipeline empties: more chunks (a smaller --chunk-size, a larger batch) or fewer stages make it matter less",
+     "the pipeline empties: a larger --batch or fewer stages (--pp) make it matter less"},
     {"passes that could run have not begun: launches and the host; fewer, larger chunks or CUDA graphs",
      "passes that could run have not begun: launches and the host; CUDA graphs"},
     {"", ""},
@@ -85,16 +82,15 @@ static const struct {
      "that "
      "it has fewer chunks",
      "chunks of one long sequence wait for each other: more other sequences beside it (--batch)"},
-    {"some passes are longer than others of their kind: even out the stages (--stage-layers) or the chunks "
-     "(--split cost)",
-     "some passes are longer than others of their kind: even out the stages (--stage-layers)"},
+    {"some passes are longer than others of their kind: even out the chunks (--split cost)",
+     "some passes are longer than others of their kind"},
     {"backwards wait for their gradient from the stage behind: more chunks under way (a larger --limit) would fill "
      "that",
      "backwards wait for their gradient from the stage behind: more chunks under way would fill that, which takes "
      "memory "
      "(more --recompute, --tp)"},
-    {"forwards wait for the stage before: it is slower or busy with backwards; even out the stages (--stage-layers)",
-     "forwards wait for the stage before: it is slower or busy with backwards; even out the stages (--stage-layers)"}};
+    {"forwards wait for the stage before: it is slower or busy with backwards",
+     "forwards wait for the stage before: it is slower or busy with backwards"}};
 
 /* How much shorter than a schedule any other of these passes might be. */
 static double slack_of(const report_schedule *s) {
@@ -150,16 +146,48 @@ static int has_cut_backwards(const cf_schedule *schedule) {
     return 0;
 }
 
+/* Whether a stage keeps all chunks at once, so that no limit holds any back. */
+static int keeps_all(const report *r, const report_schedule *s) {
+    int64_t stage, most = 0;
+
+    for (stage = 0; stage < s->timeline->n_stages; stage++)
+        if (s->timeline->peak_live[stage] > most) most = s->timeline->peak_live[stage];
+    return most >= r->packed->plan->n_steps * s->schedule->n_virtual;
+}
+
+/* Whether evener stages may pay: layers to move want a model, and where this was tried it is known. */
+static int may_move_layers(const report *r) {
+    int i, pays = r->n_tries == 0;
+
+    for (i = 0; i < r->n_tries; i++) pays |= r->tries[i].pays && strstr(r->tries[i].options, "--stage-layers");
+    return r->pipe->has_model && pays;
+}
+
+/* What may be done besides, where it can be. */
+static const char *also(const report *r, const report_schedule *s, int cause) {
+    if ((cause == IDLE_WARM_UP || cause == IDLE_DRAIN) && s->schedule->n_virtual == 1)
+        return ", and so do virtual stages (--virtual 2)";
+    if ((cause == IDLE_IMBALANCE || cause == IDLE_ACTIVATION) && may_move_layers(r))
+        return "; even out the stages (--stage-layers)";
+    if (cause == IDLE_GRADIENT && !has_cut_backwards(s->schedule))
+        return r->tuned ? ", and so would weight gradients that are cut off (--split-backward)"
+                        : ", and so would weight gradients that are cut off (best, I + W)";
+    return "";
+}
+
 static void say_remedy(const report *r, const report_schedule *s, int cause, char *text, size_t size) {
-    int cuts = cause == IDLE_GRADIENT && !has_cut_backwards(s->schedule);
+    const char *remedy = r->tuned ? remedies[cause].tuned : remedies[cause].plain;
 
     if (cause == IDLE_ORDER) {
         say_order(s, text, size);
         return;
     }
-    snprintf(text, size, "%s%s", r->tuned ? remedies[cause].tuned : remedies[cause].plain,
-             !cuts ? "" : r->tuned ? ", and so would weight gradients that are cut off (--split-backward)"
-                                   : ", and so would weight gradients that are cut off (best, I + W)");
+    if (cause == IDLE_GRADIENT && keeps_all(r, s))
+        remedy = r->tuned ? "backwards wait for their gradient from the stage behind: more chunks (a larger --batch) "
+                            "would fill that"
+                          : "backwards wait for their gradient from the stage behind: more chunks (a smaller "
+                            "--chunk-size, a larger batch) would fill that";
+    snprintf(text, size, "%s%s", remedy, also(r, s, cause));
 }
 
 static int say_cause(const report *r, const report_schedule *s, int rank, char *text, size_t size) {
@@ -225,7 +253,7 @@ static int say_memory(const report *r, const report_schedule *s, char *text, siz
         return 1;
     }
     room = report_room(r, s->schedule, s->timeline, m, s->fullest, &live);
-    if (!r->tuned && room > 0)
+    if (!r->tuned && room > 0 && !keeps_all(r, s))
         snprintf(rest, sizeof rest, " It keeps %lld chunks at once and has room for %s more: the limit of chunks, "
                                     "not the "
                  "GPU, is what holds it down (--limit %lld, or a larger --k).",
@@ -277,9 +305,8 @@ static int say_uneven(const report *r, const report_schedule *s, char *text, siz
     if (!(most > 1.05 * mean)) return 0;
     snprintf(text, size,
              "Stage %lld has %.2f times the mean stage's work, %s %s; whatever the order of the passes, the others "
-             "wait for "
-             "it: even out the stages (--stage-layers).",
-             (long long)busiest, most / mean, pipeline_time(most), pipeline_unit(r->pipe->unit_cost));
+             "wait for it%s.", (long long)busiest, most / mean, pipeline_time(most), pipeline_unit(r->pipe->unit_cost),
+             may_move_layers(r) ? ": even out the stages (--stage-layers)" : "");
     return 1;
 }
 

@@ -21,8 +21,9 @@ struct table_cell {
     size_t at;        /* texts: in table.text */
 };
 
-int table_check(const char *command, int tsv, const char *json) {
-    if (tsv && json && strcmp(json, "-") == 0) return cli_usage(command, "--tsv and --json - exclude each other");
+int table_check(const char *command, int tsv, const char *option, const char *path) {
+    if (tsv && path && strcmp(path, "-") == 0)
+        return cli_usage(command, "--tsv and %s - exclude each other", option);
     return CLI_OK;
 }
 
@@ -48,6 +49,7 @@ static void format_fixed(const table_column *c, double value, char *out) {
     snprintf(format, sizeof format, value > -1e15 && value < 1e15 ? "%%%s.*f" : "%%%s.6g", plus);
     if (value > -1e15 && value < 1e15) snprintf(out, CELL_BYTES, format, c->decimals, value);
     else snprintf(out, CELL_BYTES, format, value);
+    if (out[strspn(out, "-0.")] == '\0' && out[0] == '-') memmove(out, out + 1, strlen(out)); /* no -0.00 */
 }
 
 static double value_of(const table_column *c, const table_cell *cell) {

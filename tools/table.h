@@ -43,8 +43,8 @@ typedef struct table {
     {.name = "--tsv", .kind = CLI_FLAG, .offset = offsetof(type, member),                     \
      .help = "for scripts: print only " what ",\ntab separated, with a line of names, in full precision"}
 
-/* Refuses --tsv beside a --json on standard output. Returns an exit code. */
-int table_check(const char *command, int tsv, const char *json);
+/* Refuses --tsv beside an option that writes to standard output, such as "--json" with "-". Returns an exit code. */
+int table_check(const char *command, int tsv, const char *option, const char *path);
 
 /* unit: of the times in it, 0 for seconds, 1 for token times. table_end is due. */
 void table_begin(table *t, const table_column *columns, int n_columns, int tsv, int unit_cost);

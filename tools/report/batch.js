@@ -63,6 +63,7 @@ painters.chunks = function () {
   g.fillStyle = colour.lane;
   g.fillRect(bars.left, top, width - bars.left, bottom - top);
   if (w >= 3) for (let i = 0; i < n; i++) drawBar(g, plan, i, bars.left + i * w, w > 5 ? w - 1.5 : w - 0.5, y);
+  else if (w >= 1) drawWholeColumns(g, plan, n, w, y);
   else drawBarColumns(g, plan.chunks, width, w, y, bottom);
   g.fillStyle = colour.quiet;
   g.fillText(count(plan.chunk_size), 0, top + 4);
@@ -95,7 +96,13 @@ function drawBar(g, plan, i, x, w, y) {
   g.globalAlpha = 1;
 }
 
-// Less than three pixels a chunk: in each column how full its chunks are, and how much of that is dependent.
+// Less than three pixels a chunk: no room for a gap, and edges that share a column would blur.
+function drawWholeColumns(g, plan, n, w, y) {
+  const at = i => Math.round(bars.left + i * w);
+  for (let i = 0; i < n; i++) drawBar(g, plan, i, at(i), at(i + 1) - at(i), y);
+}
+
+// Less than one pixel a chunk: in each column how full its chunks are, and how much of that is dependent.
 function drawBarColumns(g, of, width, w, y, bottom) {
   const chunkAt = x => Math.floor((x - bars.left) / w);
   for (let x = bars.left; x < width; x++) {

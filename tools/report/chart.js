@@ -286,7 +286,8 @@ function drawLabels(g, height) {
   g.fillStyle = colour.ink;
   for (const {s: {from}, y} of chart.titles) {
     const text = `${from.name}, ${time(from.makespan)}${unit === "s" ? "" : " " + unit}`;
-    g.fillText(`${text}, idle ${percent(from.bubble_useful)}`, 0, y + TITLE / 2);
+    const replays = from.replayed > 0 ? `, replays ${percent(replayShare(from))}` : "";
+    g.fillText(`${text}, idle ${percent(from.bubble_busy)}${replays}`, 0, y + TITLE / 2);
   }
   let last = -99;
   g.fillStyle = colour.quiet;

@@ -28,9 +28,12 @@ function fillHeader() {
 
 // ---- the numbers that matter ----
 
+// Of all stage time, as idle time is: the two add up.
+const replayShare = s => s.makespan > 0 ? s.replayed / (s.makespan * s.idle.length) : 0;
+
 function numberCells(s, base, memory) {
   const ratio = base > 0 && s.makespan > 0 ? base / s.makespan : NaN;
-  const replays = s.busy > 0 ? s.replayed / s.busy : 0, kept = Math.max(0, ...s.peak_live) / s.virtual_stages;
+  const replays = replayShare(s), kept = Math.max(0, ...s.peak_live) / s.virtual_stages;
   const cells = [s.name, exact(s.makespan, count(s.makespan)),
     Number.isFinite(ratio) ? exact(ratio, ratio.toFixed(3)) : "-",
     exact(s.bubble_useful, percent(s.bubble_useful)), exact(s.bubble_busy, percent(s.bubble_busy)),
@@ -160,7 +163,7 @@ function fillIdle() {
   const sums = data.causes.map((_, c) => sumOf(s.idle.map(stage => stage[c]))), idle = sumOf(sums);
   const cells = x => [exact(x, count(x)), exact(x / whole, percent(x / whole))];
   byId("idle-sentence").textContent = `${s.name}: the stages are idle for ${percent(idle / whole)} of the time`
-    + (s.replayed > 0 ? `, and replay dropped chunks for ${percent(s.replayed / whole)}` : "") + ".";
+    + (s.replayed > 0 ? `, and replay dropped chunks for ${percent(replayShare(s))}` : "") + ".";
   s.idle.slice(0, mostBars).forEach((stage, i) => box.append(element("span", {}, "stage " + i), idleBar(s, stage)));
   table.append(head(["cause", unit === "s" ? "seconds, all stages" : unit + ", all stages", "of all stage time"]));
   data.causes.forEach((name, c) => {
