@@ -3983,8 +3983,8 @@ cf_result launch_append_of(const append_params &p, bool vector, cf_cuda_stream s
 
 cf_result append(const cf_append *a, int backward, cf_cuda_stream stream, cf_error *error) {
     append_params p;
-    cf_dtype dtype;
-    bool vector;
+    cf_dtype dtype = CF_DTYPE_FP32;
+    bool vector = false;
     const cf_result code = resolve_append(a, backward, &p, &dtype, &vector, error);
     if (code != CF_OK) return code;
     if (dtype == CF_DTYPE_FP32) return launch_append_of<float, float>(p, vector, stream, error);
