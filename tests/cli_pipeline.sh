@@ -977,7 +977,8 @@ and prints the exit code, how often a line was written, and whether the last thi
 import os, pty, signal, subprocess, sys, threading
 
 master, slave = pty.openpty()
-run = subprocess.Popen(sys.argv[2:], stdout=open("said", "w"), stderr=slave)
+run = subprocess.Popen(sys.argv[2:], stdout=open("said", "w"), stderr=slave, # where SIGINT is ignored, as in the background
+                       preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
 os.close(slave)
 if float(sys.argv[1]) > 0:
     threading.Timer(float(sys.argv[1]), run.send_signal, [signal.SIGINT]).start()
