@@ -4756,8 +4756,10 @@ struct recording {
 /* What a virtual stage asks for: so many bytes, and so many for each row of a chunk. */
 enum { ACTIVATIONS, FORWARD_WORK, BACKWARD_WORK, N_WANTED };
 
+using stage_bytes = int64_t cf_cuda_stage::*;
+
 const struct {
-    int64_t cf_cuda_stage::*fixed, cf_cuda_stage::*each;
+    stage_bytes fixed, each;
     const char *fixed_name, *each_name;
 } wanted[N_WANTED] = {
     {&cf_cuda_stage::activation_bytes, &cf_cuda_stage::activation_bytes_per_token, "stages.activation_bytes",
