@@ -174,7 +174,7 @@ $(KIN_OBJECTS): $(TEST_BUILD)/%.o: tools/%.c $(TEST_HEADERS) | $(TEST_BUILD)
 $(TEST_BUILD)/members.h: $(BUILD)/libchunkflow.h tests/members.awk | $(TEST_BUILD)
 	awk -f tests/members.awk $< >$@
 
-$(TEST_BUILD)/test_boundaries.o: CPPFLAGS += -I$(TEST_BUILD)
+$(TEST_BUILD)/test_boundaries.o: override CPPFLAGS += -I$(TEST_BUILD)
 $(TEST_BUILD)/test_boundaries.o: $(TEST_BUILD)/members.h
 
 # What the library is compared with takes most of the time. It is optimised, and its own arithmetic is not watched; what it
