@@ -23,7 +23,7 @@
 #
 # Useful variables: CC, CXX, NVCC, PYTHON, CFLAGS, BUILD, SANITIZE (empty: without sanitizers), STRICT_SKIPS=1 (a skipped test fails).
 
-# Two jobs at once unless -j says otherwise: most of the time of `make test` on a fresh machine is compiling.
+# Two jobs at once unless -j says otherwise.
 MAKEFLAGS += -j2
 
 CC      ?= cc
