@@ -213,7 +213,8 @@ static void write_map(json_writer *w, const tune_map *map) {
     json_close(w, ']');
 }
 
-void tune_write_json(const tune_outcome *o, cli_output *to) {
+/* shown: the candidates that are written (n_candidates), without their times batch by batch. NULL: all, with them. */
+static void write_outcome(const tune_outcome *o, const char *shown, cli_output *to) {
     json_writer w;
     int64_t i;
 
@@ -221,11 +222,18 @@ void tune_write_json(const tune_outcome *o, cli_output *to) {
     write_setting(&w, o);
     write_splits(&w, o->tuning);
     write_map(&w, &o->map);
+    if (shown) {
+        json_integer_member(&w, "n_candidates", o->tuning->n_candidates);
+        json_integer_member(&w, "show", o->job->asked->show);
+    }
     json_open(&w, "candidates", '[');
-    for (i = 0; i < o->tuning->n_candidates; i++) write_candidate(&w, o->tuning, i, 1);
+    for (i = 0; i < o->tuning->n_candidates; i++)
+        if (!shown || shown[i]) write_candidate(&w, o->tuning, i, !shown);
     json_close(&w, ']');
     json_write_end(&w);
 }
+
+void tune_write_json(const tune_outcome *o, cli_output *to) { write_outcome(o, NULL, to); }
 
 /* ----------------------------------------------------------------------------------------------------------------
    A report of the winner
@@ -397,24 +405,10 @@ typedef struct shown_part {
     char *shown; /* (n_candidates) */
 } shown_part;
 
-/* A report_data: the JSON of the outcome without the other candidates, and without times batch by batch. */
+/* A report_data. */
 static void write_shown(const void *of, cli_output *to) {
     const shown_part *part = (const shown_part *)of;
-    const tune_outcome *o = part->outcome;
-    json_writer w;
-    int64_t i;
-
-    json_write_begin(&w, to, "chunkflow-tuning");
-    write_setting(&w, o);
-    write_splits(&w, o->tuning);
-    write_map(&w, &o->map);
-    json_integer_member(&w, "n_candidates", o->tuning->n_candidates);
-    json_integer_member(&w, "show", o->job->asked->show);
-    json_open(&w, "candidates", '[');
-    for (i = 0; i < o->tuning->n_candidates; i++)
-        if (part->shown[i]) write_candidate(&w, o->tuning, i, 0);
-    json_close(&w, ']');
-    json_write_end(&w);
+    write_outcome(part->outcome, part->shown, to);
 }
 
 static void write_report(const void *of, cli_output *to) { report_write_json((const report *)of, to); }
