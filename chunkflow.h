@@ -6256,8 +6256,8 @@ static double cf__bounds_strongest(const cf__bounds *b) {
 
 /* ---- dispatch: schedules by simulated time ----
 
-   Whenever a stage is free it takes, of the passes that are ready, the one that its policy likes best. There are three
-   ways to deal with room.
+   Whenever a stage is free it takes, of the passes that are ready, the one that its policy likes best. There are two ways
+   to deal with room.
 
    Promises: before a unit keeps its first chunk on a virtual stage, the stage must have room for all that the unit
    keeps there; the room comes back as the chunks end. This cannot deadlock. Whoever holds a place waits only for stages
@@ -6271,28 +6271,21 @@ static double cf__bounds_strongest(const cf__bounds *b) {
    for a place but replays, which in turn wait for nothing but gradients that are on their way. Through the pipeline a
    chunk that is evicted on one stage is dropped on all before it, and groups wait for places.
 
-   One by one: the same, but nothing is evicted, and forwards wait for a place. The last two ways may end in a deadlock
-   if replays come through the pipeline or virtual stages share a stage; then the search has tried one candidate in
-   vain. */
-
-enum { CF__DISPATCH_PROMISE = 0, CF__DISPATCH_EVICT, CF__DISPATCH_ONE_BY_ONE, CF__DISPATCH_WAYS };
+   Eviction may end in a deadlock if replays come through the pipeline or virtual stages share a stage; then the search
+   has tried one candidate in vain. */
 
 typedef struct cf__dispatch_policy {
     int split;             /* I and W in place of B */
-    int way;               /* CF__DISPATCH_PROMISE ...: how to deal with room */
+    int evicts;            /* how to deal with room */
     double bias;           /* seconds by which backwards (and replays) are preferred to forwards */
     double deep;           /* seconds by which a later row of virtual stages is preferred in forwards */
     double patience;       /* waits for a better pass if that costs less than this part of the one at hand */
-    int64_t flight;        /* no unit starts while more than this many chunks, and one for each stage behind, have had
-                              their forward and not their backward */
     int64_t depth;         /* most chunks that a stage keeps, if it can do with that. 0: any number */
     double rhythm;         /* 0: passes go by urgency. Otherwise forwards and backwards go strictly by their beats, in
                               which each virtual stage comes so many chunks later than the one before */
     const int64_t *ahead;  /* (n_stages) starts no unit while this many kept forwards have no backward yet; then units
                               start in order everywhere. NULL: any number */
 } cf__dispatch_policy;
-
-enum { CF__DISPATCH_ANY_FLIGHT = 1 << 30 };
 
 /* In place of the number of chunks that a unit keeps: it has not started, or it has dropped some and will say later. */
 enum { CF__DISPATCH_NOT_STARTED = -2, CF__DISPATCH_OPEN = -1 };
@@ -6347,7 +6340,6 @@ typedef struct cf__dispatch {
     const cf__bounds_paths *paths;
     cf__dispatch_policy policy;
     int32_t *kept;        /* (n_units x n_v) chunks that a unit keeps on a virtual stage, or one of these two */
-    int32_t *flight;      /* (n_v) forwards minus backwards */
     cf__schedule_limits most; /* that a unit keeps on one virtual stage */
     int64_t replay_bytes; /* most that the replay of a dropped standalone chunk takes */
     double *place;        /* (n) chunks of the units before that of a chunk: keys of the heaps of fresh chunks */
@@ -6395,7 +6387,6 @@ static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf
     int64_t passes = cf__dispatch_passes(&m->pipe), s;
     for (d->n_leaves = 1; d->n_leaves < m->desc.n_stages;) d->n_leaves *= 2;
     d->kept = (int32_t *)cf__take(carver, m->n_units * m->pipe.n_v, sizeof(int32_t));
-    d->flight = (int32_t *)cf__take(carver, m->pipe.n_v, sizeof(int32_t));
     d->place = (double *)cf__take(carver, m->pipe.n, sizeof(double));
     d->near = (double *)cf__take(carver, m->pipe.n * m->pipe.n_v, sizeof(double));
     d->missing = (int8_t *)cf__take(carver, passes, sizeof(int8_t));
@@ -6501,7 +6492,7 @@ static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double w
     cf__dispatch_worker *worker = &d->workers[stage];
     if (when > d->ready_at[id]) d->ready_at[id] = when;
     if (--d->missing[id] > 0) {
-        if (d->missing[id] == 1 && d->policy.way && d->pipe->local && cf__dispatch_place(id) == CF__PIPE_BACK)
+        if (d->missing[id] == 1 && d->policy.evicts && d->pipe->local && cf__dispatch_place(id) == CF__PIPE_BACK)
             cf__dispatch_call_local(d, id, v);
         return;
     }
@@ -6549,7 +6540,7 @@ static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t chu
     int64_t cell = v * d->pipe->n + chunk;
     double urgency = -cf__bounds_latest_start(d->paths, place, cell);
     if (d->policy.rhythm > 0) return cf__dispatch_beat(d, place, chunk, v);
-    if (place == CF_F && d->policy.way) return cf__dispatch_turn(d, chunk);
+    if (place == CF_F && d->policy.evicts) return cf__dispatch_turn(d, chunk);
     if (place == CF_F) return urgency - cf__product(d->policy.deep, (double)d->row_of[v]);
     return place == CF__PIPE_W && !(d->paths->tail[place][cell] > 0) ? 0 : urgency - d->policy.bias;
 }
@@ -6614,7 +6605,6 @@ static void cf__dispatch_start(cf__dispatch *d) {
         if (m->units[u].n == 1) d->replay_bytes = cf__max(d->replay_bytes, room.bytes);
     }
     for (i = 0; i < m->n_units * m->pipe.n_v; i++) d->kept[i] = CF__DISPATCH_NOT_STARTED;
-    memset(d->flight, 0, (size_t)m->pipe.n_v * sizeof *d->flight);
     for (i = 0; i < m->pipe.n_v; i++) {
         d->stage_of[i] = (int32_t)cf__pipe_stage(&m->pipe, i);
         d->row_of[i] = (int32_t)(i / m->pipe.n_stages);
@@ -6640,10 +6630,8 @@ static int64_t cf__dispatch_saved_bytes(const cf__dispatch *d, int64_t chunk) {
 /* Whether a unit may start on a stage as far as the policy is concerned. */
 static int cf__dispatch_may_start(const cf__dispatch *d, int64_t stage, int64_t id, int64_t v) {
     const cf__dispatch_worker *worker = &d->workers[stage];
-    if (d->policy.ahead != NULL && v < d->pipe->n_stages &&
-        (id != worker->next_unit || worker->n_ahead >= d->policy.ahead[stage]))
-        return 0;
-    return d->flight[v] == 0 || d->flight[v] < d->pipe->n_v - v + d->policy.flight;
+    return d->policy.ahead == NULL || v >= d->pipe->n_stages ||
+           (id == worker->next_unit && worker->n_ahead < d->policy.ahead[stage]);
 }
 
 /* What a stage can promise a unit that is about to keep chunks on virtual stage v: later rows need their share, and so
@@ -6666,12 +6654,12 @@ static int cf__dispatch_is_lone(const cf__pipe_unit *unit) { return unit->n == 1
 /* Whether chunks of a unit can be evicted, with replays that are called when they are needed. A group whose replays
    come through the pipeline keeps what it keeps, and its replays follow each other. */
 static int cf__dispatch_is_loose(const cf__dispatch *d, const cf__pipe_unit *unit) {
-    return d->policy.way != CF__DISPATCH_PROMISE && (d->pipe->local || unit->n == 1);
+    return d->policy.evicts && (d->pipe->local || unit->n == 1);
 }
 
 /* Whether a pass takes a place that its unit was not promised. */
 static int cf__dispatch_takes_place(const cf__dispatch *d, const cf__pipe_unit *unit, int place, int64_t chunk) {
-    return d->policy.way != CF__DISPATCH_PROMISE && cf__pipe_keeps(unit, place, chunk);
+    return d->policy.evicts && cf__pipe_keeps(unit, place, chunk);
 }
 
 /* Such a pass begins (sign 1), or its backward has ended (-1). A chunk that was dropped by itself takes its bytes as
@@ -6762,8 +6750,7 @@ static int cf__dispatch_fits(cf__dispatch *d, int64_t stage, int64_t chunk, int6
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
     cf__schedule_limits own = cf__dispatch_room(d, d->maker->unit_of[chunk]), room = cf__dispatch_free(d, stage, v);
     if (room.bytes < own.bytes) return 0;
-    if (d->policy.way == CF__DISPATCH_PROMISE) return room.chunks >= left;
-    if (d->policy.way == CF__DISPATCH_ONE_BY_ONE) return room.chunks >= 1;
+    if (!d->policy.evicts) return room.chunks >= left;
     if (cf__dispatch_is_loose(d, unit) && (unit->n > 1 || v < d->pipe->n_v - 1)) return 1;
     return room.chunks >= 1 || cf__dispatch_victim(d, stage) >= 0;
 }
@@ -6772,7 +6759,7 @@ static int cf__dispatch_fits(cf__dispatch *d, int64_t stage, int64_t chunk, int6
    another. */
 static int cf__dispatch_starts_dropped(const cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
     int64_t bytes = cf__dispatch_saved_bytes(d, unit->first) + d->replay_bytes;
-    if (d->policy.way == CF__DISPATCH_PROMISE || d->maker->needs == NULL) return 0;
+    if (!d->policy.evicts || d->maker->needs == NULL) return 0;
     if (unit->n > 1 || v == d->pipe->n_v - 1) return 0;
     if (!d->pipe->local && v > 0 && *cf__dispatch_kept(d, unit->first, v - 1) > 0) return 0;
     return d->workers[stage].room.bytes >= bytes;
@@ -6803,7 +6790,7 @@ static void cf__dispatch_grant(cf__dispatch *d, int64_t stage, int64_t chunk, in
         worker->next_unit++;
     if (kept < 0) return;
     unit.k = (int32_t)kept;
-    if (d->policy.way == CF__DISPATCH_PROMISE) worker->room.chunks -= kept;
+    if (!d->policy.evicts) worker->room.chunks -= kept;
     worker->room.bytes -= kept > 0 ? cf__dispatch_room(d, id).bytes : cf__dispatch_saved_bytes(d, unit.first);
     worker->n_dropped += kept == 0;
     if (cf__dispatch_is_loose(d, &unit)) unit.k = unit.n;
@@ -6819,7 +6806,7 @@ static void cf__dispatch_free_room(cf__dispatch *d, int64_t stage, const cf__pip
     const int64_t *needs = d->maker->needs;
     cf__dispatch_worker *worker = &d->workers[stage];
     worker->n_dropped -= cf__dispatch_is_lone(unit);
-    if (d->policy.way != CF__DISPATCH_PROMISE) cf__dispatch_take_place(d, stage, unit, -1);
+    if (d->policy.evicts) cf__dispatch_take_place(d, stage, unit, -1);
     else worker->room.chunks += chunk - unit->first < unit->k;
     if (cf__dispatch_is_lone(unit)) return;
     if (needs != NULL) worker->room.bytes += needs[chunk] - (chunk > unit->first ? needs[chunk - 1] : 0);
@@ -6830,7 +6817,7 @@ static int32_t cf__dispatch_with_place(cf__dispatch *d, int64_t stage, int32_t i
     const cf__dispatch_worker *worker = &d->workers[stage];
     cf__pipe_unit unit;
     int64_t chunk, v;
-    if (id < 0 || d->policy.way == CF__DISPATCH_PROMISE) return id;
+    if (id < 0 || !d->policy.evicts) return id;
     v = cf__dispatch_stage(d, id, &chunk);
     unit = cf__dispatch_unit(d, chunk, v);
     if (!cf__dispatch_takes_place(d, &unit, cf__dispatch_place(id), chunk)) return id;
@@ -6874,7 +6861,6 @@ static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int place, int
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
     int n, i;
     int way = place == CF_F ? 1 : place == CF__PIPE_BACK ? -1 : 0;
-    d->flight[v] += way;
     worker->n_ahead += way * cf__pipe_keeps(&unit, CF_F, chunk);
     if (place == (d->policy.split ? CF__PIPE_W : CF__PIPE_BACK)) cf__dispatch_free_room(d, stage, &unit, chunk);
     if (place == CF__PIPE_W) cf__dispatch_release_replay(d, v, chunk, end);
@@ -6917,7 +6903,7 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
     d->makespan = cf__most(d->makespan, end);
     if (end + d->paths->tail[place][cell] > d->give_up_at) d->makespan = DBL_MAX;
     cf__dispatch_conclude(d, stage, place, v, chunk, end);
-    if (place == CF__PIPE_BACK && d->policy.way && !d->pipe->local) cf__dispatch_call(d, v, chunk, now);
+    if (place == CF__PIPE_BACK && d->policy.evicts && !d->pipe->local) cf__dispatch_call(d, v, chunk, now);
     cf__dispatch_set_wake(d, stage, worker->free_at);
 }
 
@@ -6985,7 +6971,7 @@ static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
     int32_t replay = cf__dispatch_with_place(d, stage, cf__dispatch_top(worker, CF__DISPATCH_REPLAYS));
     int32_t returning = cf__dispatch_prefer(d, replay, cf__dispatch_top(worker, CF__DISPATCH_RETURNING));
     int32_t forward = cf__dispatch_best_forward(d, stage), best = cf__dispatch_prefer(d, returning, forward);
-    if (d->policy.way && !(d->policy.rhythm > 0) && forward >= 0 && returning >= 0)
+    if (d->policy.evicts && !(d->policy.rhythm > 0) && forward >= 0 && returning >= 0)
         best = cf__dispatch_goes_first(d, returning, forward) ? returning : forward;
     if (d->policy.ahead != NULL && forward >= 0 && returning >= 0)
         best = worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
@@ -7089,7 +7075,7 @@ typedef struct cf__search {
     cf_search_report report;
 } cf__search;
 
-enum { CF__SEARCH_FIXED = 4, CF__SEARCH_WALK = 1000 /* candidates of one walk */, CF__SEARCH_DRAWS = 20 };
+enum { CF__SEARCH_FIXED = 4 };
 
 /* Chunks that fit on the roomiest stage at once. */
 static int64_t cf__search_room(const cf__schedule_maker *m) {
@@ -7217,12 +7203,12 @@ static void cf__search_try_fixed(cf__search *search, cf_schedule_kind kind, int 
     cf__search_judge(search, kind);
 }
 
-/* Runs dispatch as units, policy and nudges now are, unless it takes longer than `most`; returns whether it did not. */
-static int cf__search_try_dispatch(cf__search *search, cf_schedule_kind kind, double most) {
+/* Runs dispatch as units, policy and nudges now are; returns whether it takes no longer than the best so far. */
+static int cf__search_try_dispatch(cf__search *search, cf_schedule_kind kind) {
     cf__dispatch *d = &search->dispatch;
     search->n_tried++;
     search->report.n_tried++;
-    if (!cf__dispatch_run(d, most)) return 0;
+    if (!cf__dispatch_run(d, search->makespan)) return 0;
     if (!(d->makespan < search->makespan)) return 1;
     search->makespan = d->makespan;
     search->best_policy = d->policy;
@@ -7261,7 +7247,7 @@ static void cf__search_try_orders(cf__search *search, int *best) {
         double before = search->makespan;
         if (orders[i] == tried && before < DBL_MAX) continue;
         cf__search_set_order(&search->maker, orders[i]);
-        (void)cf__search_try_dispatch(search, CF_SCHEDULE_BEST, before);
+        (void)cf__search_try_dispatch(search, CF_SCHEDULE_BEST);
         if (search->makespan < before) *best = orders[i];
     }
     cf__search_set_order(&search->maker, *best);
@@ -7271,27 +7257,24 @@ static void cf__search_try_orders(cf__search *search, int *best) {
 static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy) {
     if (cf__search_is_over(search)) return;
     search->dispatch.policy = policy;
-    (void)cf__search_try_dispatch(search, CF_SCHEDULE_BEST, search->makespan);
+    (void)cf__search_try_dispatch(search, CF_SCHEDULE_BEST);
     search->dispatch.policy = search->best_policy;
 }
 
-/* Ways to deal with room that make sense. What a unit is promised in bytes counts on a kept chunk taking more than its
-   saved input would. */
-static int cf__search_ways(const cf__schedule_maker *m) {
+/* What a unit is promised in bytes counts on a kept chunk taking more than its saved input would. */
+static int cf__search_evicts(const cf__schedule_maker *m) {
     const cf_bytes *bytes = &m->desc.bytes;
-    if (m->needs != NULL && bytes->per_token_boundary > bytes->per_token_activations) return 1;
-    return cf__schedule_is_limited(&m->desc) ? CF__DISPATCH_WAYS : 1;
+    return cf__schedule_is_limited(&m->desc) &&
+           !(m->needs != NULL && bytes->per_token_boundary > bytes->per_token_activations);
 }
 
-static void cf__search_try_ways(cf__search *search) {
+/* Backwards are preferred by much, somewhat, or not at all. */
+static void cf__search_try_biases(cf__search *search) {
     static const double biases[] = {1, 0.2, 0};
     cf__dispatch_policy policy = search->dispatch.policy;
     int i;
-    cf__search_try_policy(search, policy);
-    for (i = 0; i < 2 * CF__COUNT(biases); i++) {
-        policy.way = i % 2 ? CF__DISPATCH_ONE_BY_ONE : CF__DISPATCH_EVICT;
-        policy.bias = cf__product(biases[i / 2], search->bounds.critical_path);
-        policy.flight = CF__DISPATCH_ANY_FLIGHT;
+    for (i = 0; i < CF__COUNT(biases); i++) {
+        policy.bias = cf__product(biases[i], search->bounds.critical_path);
         cf__search_try_policy(search, policy);
     }
 }
@@ -7305,30 +7288,18 @@ static void cf__search_try_rhythms(cf__search *search) {
     int i;
     for (i = 0; i < 2 * CF__COUNT(slower) && search->maker.desc.n_virtual > 1; i++) {
         policy.rhythm = slower[i / 2] / (double)(3 * search->maker.desc.n_virtual);
-        policy.way = i % cf__search_ways(&search->maker) % 2;
-        policy.flight = CF__DISPATCH_ANY_FLIGHT;
+        policy.evicts = i % 2 && cf__search_evicts(&search->maker);
         cf__search_try_policy(search, policy);
     }
 }
 
-static void cf__search_try_policies(cf__search *search, double much) {
+static void cf__search_try_patiences(cf__search *search) {
     static const double patiences[] = {0.5, 1, 0.25};
-    static const int64_t flights[] = {2, CF__DISPATCH_ANY_FLIGHT};
-    cf__dispatch_policy policy;
+    cf__dispatch_policy policy = search->best_policy;
     int i;
-    for (i = 0; i < 2; i++) {
-        policy = search->best_policy;
-        policy.bias = i == 0 ? much : -much;
-        cf__search_try_policy(search, policy);
-    }
     for (i = 0; i < CF__COUNT(patiences); i++) {
         policy = search->best_policy;
         policy.patience = patiences[i];
-        cf__search_try_policy(search, policy);
-    }
-    for (i = 0; i < CF__COUNT(flights) && cf__schedule_is_limited(&search->maker.desc); i++) {
-        policy = search->best_policy;
-        policy.flight = flights[i];
         cf__search_try_policy(search, policy);
     }
 }
@@ -7339,14 +7310,12 @@ typedef enum cf__search_move_kind {
     CF__SEARCH_SWAP = 0,
     CF__SEARCH_SHIFT,
     CF__SEARCH_NUDGE,
-    CF__SEARCH_POLICY,
-    CF__SEARCH_KEEP
+    CF__SEARCH_POLICY
 } cf__search_move_kind;
 
 typedef struct cf__search_move {
     cf__search_move_kind kind;
     int64_t from, to;   /* units */
-    cf__pipe_unit unit; /* unit `from` before the move */
     int64_t pass;
     double nudge;       /* before the move */
     cf__dispatch_policy policy;  /* before the move */
@@ -7367,12 +7336,9 @@ static void cf__search_change_policy(cf__search *search) {
         policy->rhythm *= 1 + cf__search_random(search) / 4;
         return;
     }
-    switch (cf__search_below(search, cf__search_ways(&search->maker) > 1 ? 4 : 2)) {
-        case 0: policy->bias = cf__search_below(search, 2) ? cf__product(much, cf__search_random(search)) : 0; break;
-        case 1: policy->patience = cf__search_below(search, 2) ? cf__most(0, cf__search_random(search)) : 0; break;
-        case 2: policy->way = (int)cf__search_below(search, CF__DISPATCH_WAYS); break;
-        default: policy->flight = cf__search_below(search, 12) - 4; break;
-    }
+    if (cf__search_below(search, 2))
+        policy->bias = cf__search_below(search, 2) ? cf__product(much, cf__search_random(search)) : 0;
+    else policy->patience = cf__search_below(search, 2) ? cf__most(0, cf__search_random(search)) : 0;
 }
 
 /* One pass becomes more or less urgent. The draws stand in lines of their own, since in one expression compilers differ
@@ -7387,17 +7353,6 @@ static void cf__search_nudge(cf__search *search, cf__search_move *move) {
     search->nudges[move->pass] += cf__product(search->bounds.critical_path / (double)(1 << halvings), part);
 }
 
-/* Another number of chunks of a unit is kept, on all virtual stages or on the first ones. */
-static void cf__search_change_kept(cf__search *search, cf__search_move *move) {
-    cf__schedule_maker *m = &search->maker;
-    cf__pipe_unit *unit;
-    int64_t bytes;
-    move->from = cf__search_below(search, m->n_units);
-    unit = &m->units[move->from];
-    move->unit = *unit;
-    cf__schedule_set_k(m, unit, 1 + cf__search_below(search, cf__schedule_fitting_k(m, unit, &bytes)));
-}
-
 /* Whether two units are the same to the search. */
 static int cf__search_alike(const cf__schedule_maker *m, const cf__pipe_unit *a, const cf__pipe_unit *b) {
     const cf_chunk *x = &m->pipe.chunks[a->first], *y = &m->pipe.chunks[b->first];
@@ -7409,7 +7364,7 @@ static int cf__search_alike(const cf__schedule_maker *m, const cf__pipe_unit *a,
 static cf__search_move cf__search_make_move(cf__search *search) {
     static const uint8_t kinds[16] = {CF__SEARCH_SWAP,   CF__SEARCH_SWAP,   CF__SEARCH_SWAP,   CF__SEARCH_SHIFT,
                                       CF__SEARCH_SHIFT,  CF__SEARCH_SHIFT,  CF__SEARCH_SHIFT,  CF__SEARCH_SHIFT,
-                                      CF__SEARCH_KEEP,   CF__SEARCH_KEEP,   CF__SEARCH_KEEP,   CF__SEARCH_NUDGE,
+                                      CF__SEARCH_NUDGE,  CF__SEARCH_NUDGE,  CF__SEARCH_NUDGE,  CF__SEARCH_NUDGE,
                                       CF__SEARCH_POLICY, CF__SEARCH_POLICY, CF__SEARCH_POLICY, CF__SEARCH_POLICY};
     cf__schedule_maker *m = &search->maker;
     cf__search_move move;
@@ -7421,12 +7376,9 @@ static cf__search_move cf__search_make_move(cf__search *search) {
         move.to = (move.from + 1 + cf__search_below(search, cf__max(m->n_units - 1, 1))) % m->n_units;
         if (cf__search_alike(m, &m->units[move.from], &m->units[move.to])) move.kind = CF__SEARCH_NUDGE;
     }
-    if (move.kind == CF__SEARCH_KEEP && (!cf__schedule_is_limited(&m->desc) || move.policy.rhythm > 0))
-        move.kind = CF__SEARCH_NUDGE;
     switch (move.kind) {
         case CF__SEARCH_SWAP: cf__search_swap(m->units, move.from, move.to); break;
         case CF__SEARCH_SHIFT: cf__search_shift(m->units, move.from, move.to); break;
-        case CF__SEARCH_KEEP: cf__search_change_kept(search, &move); break;
         case CF__SEARCH_NUDGE: cf__search_nudge(search, &move); break;
         default: cf__search_change_policy(search); break;
     }
@@ -7437,47 +7389,16 @@ static void cf__search_undo_move(cf__search *search, const cf__search_move *move
     cf__schedule_maker *m = &search->maker;
     if (move->kind == CF__SEARCH_SWAP) cf__search_swap(m->units, move->from, move->to);
     if (move->kind == CF__SEARCH_SHIFT) cf__search_shift(m->units, move->to, move->from);
-    if (move->kind == CF__SEARCH_KEEP) {
-        m->units[move->from] = move->unit;
-        cf__schedule_set_k(m, &m->units[move->from], move->unit.k);
-    }
     if (move->kind == CF__SEARCH_NUDGE) search->nudges[move->pass] = move->nudge;
     search->dispatch.policy = move->policy;
 }
 
-/* One walk from where the search stands; `current` is the makespan there. */
-static void cf__search_walk(cf__search *search, double current) {
-    int64_t until = search->n_tried + CF__SEARCH_WALK;
-    while (!cf__search_is_over(search) && search->n_tried < until) {
+/* Walks on from the best schedule; of equal ones the last. */
+static void cf__search_walk(cf__search *search) {
+    while (!cf__search_is_over(search)) {
         cf__search_move move = cf__search_make_move(search);
-        if (cf__search_try_dispatch(search, CF_SCHEDULE_BEST, current)) current = search->dispatch.makespan;
-        else cf__search_undo_move(search, &move);
+        if (!cf__search_try_dispatch(search, CF_SCHEDULE_BEST)) cf__search_undo_move(search, &move);
     }
-}
-
-/* Another point to walk from, far from the best: the best of some that are drawn. Returns its makespan. */
-static double cf__search_jump(cf__search *search) {
-    cf__dispatch_policy policy = search->best_policy, best = policy;
-    double makespan = DBL_MAX;
-    int i, order = 0;
-    memset(search->nudges, 0, (size_t)cf__dispatch_passes(&search->maker.pipe) * sizeof(double));
-    for (i = 0; i < CF__SEARCH_DRAWS && !cf__search_is_over(search); i++) {
-        int drawn = (int)cf__search_below(search, CF__SEARCH_ORDERS);
-        cf__search_set_order(&search->maker, drawn);
-        policy.bias = cf__product(search->bounds.critical_path, cf__search_random(search));
-        policy.patience = cf__most(0, cf__search_random(search));
-        if (cf__schedule_is_limited(&search->maker.desc)) {
-            policy.flight = cf__search_below(search, 12) - 4;
-        }
-        search->dispatch.policy = policy;
-        if (!cf__search_try_dispatch(search, CF_SCHEDULE_BEST, makespan)) continue;
-        makespan = search->dispatch.makespan;
-        best = policy;
-        order = drawn;
-    }
-    cf__search_set_order(&search->maker, order);
-    search->dispatch.policy = best;
-    return makespan;
 }
 
 /* ---- the fixed kinds that are dispatched ---- */
@@ -7491,7 +7412,7 @@ static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) 
     int64_t p = m->desc.n_stages, n = m->desc.n_virtual, s;
     int split = kind == CF_SCHEDULE_ZERO_BUBBLE;
     double much = 4 * search->bounds.critical_path;
-    cf__dispatch_policy policy = {0, 0, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, 0, NULL};
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, NULL};
     policy.split = split;
     policy.bias = cf__product(much, (double)(n + 1));
     policy.deep = much;
@@ -7547,7 +7468,7 @@ static void cf__search_try_all_fixed(cf__search *search, int split) {
 
 static void cf__search_core(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
-    cf__dispatch_policy policy = {0, 0, 0, 0, 0, CF__DISPATCH_ANY_FLIGHT, 0, 0, NULL};
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, NULL};
     double bound;
     int order = 2;
     cf__search_find_bounds(search, split);
@@ -7561,21 +7482,17 @@ static void cf__search_core(cf__search *search, int split) {
     cf__search_try_all_fixed(search, split);
     if (!cf__search_dispatches(m) || cf__search_is_over(search)) return;
     policy.split = split;
+    policy.evicts = cf__search_evicts(m);
     search->dispatch.policy = search->best_policy = policy;
     memset(search->nudges, 0, (size_t)cf__dispatch_passes(&m->pipe) * sizeof(double));
     search->dispatch.nudges = search->nudges;
     cf__search_set_order(m, order);
-    if (cf__search_ways(m) > 1) cf__search_try_ways(search);
+    if (policy.evicts) cf__search_try_biases(search);
     cf__search_try_rhythms(search);
     cf__search_try_orders(search, &order);
-    if (!(search->best_policy.rhythm > 0)) cf__search_try_policies(search, search->bounds.critical_path);
-    cf__search_try_orders(search, &order);
+    if (!(search->best_policy.rhythm > 0)) cf__search_try_patiences(search);
     search->dispatch.policy = search->best_policy;
-    cf__search_walk(search, search->makespan);
-    while (!cf__search_is_over(search)) {
-        double makespan = cf__search_jump(search);
-        cf__search_walk(search, makespan);
-    }
+    cf__search_walk(search);
 }
 
 /* Core searches for K, or for the longest group if that is shorter, and for all powers of two below. */
