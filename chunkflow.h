@@ -6651,10 +6651,21 @@ static cf__schedule_limits cf__dispatch_free(const cf__dispatch *d, int64_t stag
 /* Whether it is a standalone chunk that is dropped. */
 static int cf__dispatch_is_lone(const cf__pipe_unit *unit) { return unit->n == 1 && unit->k == 0; }
 
-/* Whether chunks of a unit can be evicted, with replays that are called when they are needed. A group whose replays
-   come through the pipeline keeps what it keeps, and its replays follow each other. */
-static int cf__dispatch_is_loose(const cf__dispatch *d, const cf__pipe_unit *unit) {
-    return d->policy.evicts && (d->pipe->local || unit->n == 1);
+/* Whether a chunk may be evicted, with a replay that is called when it is needed. Through the pipeline that is so for
+   those that its unit may keep; the replays of the others follow each other. */
+static int cf__dispatch_is_loose(const cf__dispatch *d, int64_t chunk) {
+    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
+    return d->policy.evicts && (d->pipe->local || !cf__pipe_is_dropped(unit, chunk - unit->first));
+}
+
+/* A unit as the rules of its passes at a place have it: replays that are called follow no rule but that they go on from
+   stage to stage. */
+static cf__pipe_unit cf__dispatch_shape(const cf__dispatch *d, const cf__pipe_unit *unit, int place) {
+    cf__pipe_unit shape = *unit;
+    if (!d->policy.evicts) return shape;
+    shape.k = d->pipe->local ? shape.n : cf__schedule_unit(d->maker, unit->first)->k;
+    if (place == CF_R) shape.k = 0;
+    return shape;
 }
 
 /* Whether a pass takes a place that its unit was not promised. */
@@ -6712,7 +6723,7 @@ static void cf__dispatch_await_replay(cf__dispatch *d, int64_t cell) {
 static void cf__dispatch_release_replay(cf__dispatch *d, int64_t v, int64_t chunk, double end) {
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
     int32_t replay;
-    if (!cf__dispatch_is_loose(d, unit) || chunk - unit->k < unit->first) return;
+    if (!d->policy.evicts || !d->pipe->local || chunk - unit->k < unit->first) return;
     replay = cf__dispatch_id(v * d->pipe->n + chunk - unit->k, CF_R);
     if (d->missing[replay] > 0) cf__dispatch_supply(d, replay, v, end);
 }
@@ -6729,9 +6740,9 @@ static void cf__dispatch_evict(cf__dispatch *d, int64_t stage) {
         int64_t at = d->stage_of[v];
         cf__dispatch_worker *worker = &d->workers[at];
         cf__pipe_unit unit;
-        if (*kept == 0) return;
-        --*kept;
         unit = cf__dispatch_unit(d, chunk, v);
+        if (cf__pipe_is_dropped(&unit, chunk - unit.first)) return;
+        unit.k = --*kept;
         cf__dispatch_take_place(d, at, &unit, -1);
         if (cf__dispatch_is_lone(&unit)) {
             worker->n_dropped++;
@@ -6751,8 +6762,7 @@ static int cf__dispatch_fits(cf__dispatch *d, int64_t stage, int64_t chunk, int6
     cf__schedule_limits own = cf__dispatch_room(d, d->maker->unit_of[chunk]), room = cf__dispatch_free(d, stage, v);
     if (room.bytes < own.bytes) return 0;
     if (!d->policy.evicts) return room.chunks >= left;
-    if (cf__dispatch_is_loose(d, unit) && (unit->n > 1 || v < d->pipe->n_v - 1)) return 1;
-    return room.chunks >= 1 || cf__dispatch_victim(d, stage) >= 0;
+    return unit->n > 1 || v < d->pipe->n_v - 1 || room.chunks >= 1 || cf__dispatch_victim(d, stage) >= 0;
 }
 
 /* Whether a standalone chunk starts by being dropped, since there are bytes for nothing but that and the replay of
@@ -6772,7 +6782,7 @@ static int64_t cf__dispatch_fit(cf__dispatch *d, int64_t stage, int64_t chunk, i
     int64_t left = unit->first + unit->n - chunk;
     if (chunk == unit->first && !cf__dispatch_may_start(d, stage, d->maker->unit_of[chunk], v))
         return CF__DISPATCH_NOT_STARTED;
-    if (d->maker->needs != NULL || cf__dispatch_is_loose(d, unit)) left = unit->k; /* promised to the whole unit */
+    if (d->maker->needs != NULL || d->policy.evicts) left = unit->k; /* promised to the whole unit */
     if (left > unit->k) return CF__DISPATCH_OPEN;
     if (cf__dispatch_fits(d, stage, chunk, v, left)) return left;
     return cf__dispatch_starts_dropped(d, stage, unit, v) ? 0 : (int64_t)CF__DISPATCH_NOT_STARTED;
@@ -6782,7 +6792,7 @@ static int64_t cf__dispatch_fit(cf__dispatch *d, int64_t stage, int64_t chunk, i
 static void cf__dispatch_grant(cf__dispatch *d, int64_t stage, int64_t chunk, int64_t v) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int64_t id = d->maker->unit_of[chunk], kept = cf__dispatch_fit(d, stage, chunk, v), i;
-    cf__pipe_unit unit = d->maker->units[id];
+    cf__pipe_unit unit = d->maker->units[id], shape;
     int place;
     d->kept[id * d->pipe->n_v + v] = (int32_t)kept;
     while (worker->next_unit < d->maker->n_units &&
@@ -6793,11 +6803,12 @@ static void cf__dispatch_grant(cf__dispatch *d, int64_t stage, int64_t chunk, in
     if (!d->policy.evicts) worker->room.chunks -= kept;
     worker->room.bytes -= kept > 0 ? cf__dispatch_room(d, id).bytes : cf__dispatch_saved_bytes(d, unit.first);
     worker->n_dropped += kept == 0;
-    if (cf__dispatch_is_loose(d, &unit)) unit.k = unit.n;
+    shape = cf__dispatch_shape(d, &unit, CF_F);
     for (i = unit.first; i < unit.first + unit.n; i++) {
         for (place = CF_R; place < 3 + d->policy.split; place++)
-            if (cf__pipe_occurs(&unit, place, i)) cf__dispatch_count(d, place, &unit, i, v);
-        if (unit.k == unit.n && i < unit.first + unit.n - kept) cf__dispatch_await_replay(d, v * d->pipe->n + i);
+            if (cf__pipe_occurs(&shape, place, i)) cf__dispatch_count(d, place, &shape, i, v);
+        if (cf__pipe_is_dropped(&unit, i - unit.first) && !cf__pipe_is_dropped(&shape, i - unit.first))
+            cf__dispatch_await_replay(d, v * d->pipe->n + i);
     }
 }
 
@@ -6821,7 +6832,7 @@ static int32_t cf__dispatch_with_place(cf__dispatch *d, int64_t stage, int32_t i
     v = cf__dispatch_stage(d, id, &chunk);
     unit = cf__dispatch_unit(d, chunk, v);
     if (!cf__dispatch_takes_place(d, &unit, cf__dispatch_place(id), chunk)) return id;
-    if (cf__dispatch_place(id) == CF_F && cf__dispatch_is_loose(d, &unit)) return id;
+    if (cf__dispatch_place(id) == CF_F && (d->pipe->local || v < d->pipe->n_v - 1)) return id;
     if (worker->room.chunks < 1 && cf__dispatch_victim(d, stage) < 0) return -1;
     if (d->maker->needs == NULL || !cf__dispatch_is_lone(&unit)) return id;
     return worker->room.bytes >= d->maker->needs[chunk] - cf__dispatch_saved_bytes(d, chunk) ? id : -1;
@@ -6843,20 +6854,20 @@ static void cf__dispatch_pass_on(cf__dispatch *d, int64_t stage, int32_t id, int
     cf__dispatch_supply(d, id, to, begin + transfer);
 }
 
-/* The backward of a standalone chunk on virtual stage v calls its replays, if they come through the pipeline. */
+/* The backward of a chunk on virtual stage v calls its replays, if it was evicted and they come through the pipeline. */
 static void cf__dispatch_call(cf__dispatch *d, int64_t v, int64_t chunk, double now) {
     const int32_t *kept = cf__dispatch_kept(d, chunk, 0);
-    int64_t n_dropped = 0;
-    if (cf__schedule_unit(d->maker, chunk)->n > 1) return;
-    while (n_dropped < d->pipe->n_v && kept[n_dropped] == 0) n_dropped++;
+    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
+    int64_t n_dropped = 0, behind = unit->first + unit->n - 1 - chunk;
+    if (!cf__dispatch_is_loose(d, chunk)) return;
+    while (n_dropped < d->pipe->n_v && kept[n_dropped] <= behind) n_dropped++;
     if (n_dropped > 0 && v == cf__dispatch_caller(d, n_dropped))
         cf__dispatch_supply(d, cf__dispatch_id(chunk, CF_R), 0, now);
 }
 
 /* What comes after a pass that ends at `end`. */
 static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int place, int64_t v, int64_t chunk, double end) {
-    const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
-    cf__pipe_unit shape = unit;
+    const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v), shape = cf__dispatch_shape(d, &unit, place);
     cf__dispatch_worker *worker = &d->workers[stage];
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
     int n, i;
@@ -6864,13 +6875,14 @@ static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int place, int
     worker->n_ahead += way * cf__pipe_keeps(&unit, CF_F, chunk);
     if (place == (d->policy.split ? CF__PIPE_W : CF__PIPE_BACK)) cf__dispatch_free_room(d, stage, &unit, chunk);
     if (place == CF__PIPE_W) cf__dispatch_release_replay(d, v, chunk, end);
-    if (cf__dispatch_is_loose(d, &unit)) shape.k = place == CF_R ? 0 : unit.n; /* replays are called */
     n = cf__pipe_follow(&d->pipe->links[d->policy.split][CF__PIPE_HOLDS_UP], place, &shape, chunk, needs);
     for (i = 0; i < n; i++) {
         int64_t to = v + needs[i].stage;
         int32_t id = cf__dispatch_id(to * d->pipe->n + needs[i].chunk, needs[i].place);
         if (to < 0 || to >= d->pipe->n_v) continue;
-        if (needs[i].stage == 0 && needs[i].place == CF_R && cf__dispatch_is_loose(d, &unit)) continue;
+        if (to == v && needs[i].place == CF_R &&
+            (cf__dispatch_is_loose(d, needs[i].chunk) || (place == CF_R && cf__dispatch_is_loose(d, chunk))))
+            continue;
         if (to != v && place == CF_R && chunk - unit.first >= unit.n - *cf__dispatch_kept(d, chunk, to))
             continue; /* it was kept there */
         if (d->stage_of[to] == stage) cf__dispatch_supply(d, id, to, end);
@@ -6893,7 +6905,7 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
     cf__pipe_unit unit;
     unit = cf__dispatch_unit(d, chunk, v);
     if (cf__dispatch_takes_place(d, &unit, place, chunk)) cf__dispatch_take_place(d, stage, &unit, 1);
-    if (place == CF_F && cf__dispatch_is_loose(d, &unit) && cf__pipe_keeps(&unit, place, chunk))
+    if (place == CF_F && cf__dispatch_is_loose(d, chunk) && cf__pipe_keeps(&unit, place, chunk))
         cf__dispatch_push(worker, CF__DISPATCH_KEPT, (int32_t)cell, d->near);
     if (worker->room.chunks < 0) cf__dispatch_evict(d, stage);
     worker->done[worker->n_done++] = id;
