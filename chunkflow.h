@@ -5698,11 +5698,11 @@ static void cf__clock_look_at(cf__clock *clock, int64_t stage) {
     clock->waiting[clock->n_waiting++] = (int32_t)stage;
 }
 
-/* A tensor of a chunk, made at that time on virtual stage v, goes to a neighbour. Returns when it begins to. Without
-   overlap the sender is busy with it, and the arrival that is noted is the moment from which the receiver can take
-   part. */
-static double cf__clock_send(cf__clock *clock, int64_t v, int tensor, double made, double transfer, double *arrival) {
-    int64_t stage = cf__pipe_stage(clock->pipe, v);
+/* A tensor of a chunk, made at that time on virtual stage v of a stage, goes to a neighbour. Returns when it begins to.
+   Without overlap the sender is busy with it, and the arrival that is noted is the moment from which the receiver can
+   take part. */
+static inline double cf__clock_send(cf__clock *clock, int64_t stage, int64_t v, int tensor, double made, double transfer,
+                                    double *arrival) {
     int blocks = clock->blocks && transfer > 0, way = clock->pipe->gives[tensor];
     double *busy = blocks ? &clock->free_at[stage] : &clock->link_free[cf__pipe_queue(clock->pipe, v, way)][stage];
     double begin = made > *busy ? made : *busy;
@@ -5716,22 +5716,25 @@ static double cf__clock_send(cf__clock *clock, int64_t v, int tensor, double mad
 static void cf__clock_hand_on(cf__clock *clock, int64_t stage, const cf_action *a, int64_t chunk, int64_t cell) {
     int place = cf__pipe_place(a->pass), way = clock->pipe->gives[place];
     double made = clock->free_at[stage], *arrival;
-    int64_t to = a->stage + way;
+    int64_t taker;
     if (!cf__pipe_leads(clock->pipe, way, a->stage)) return;
     cell += way * clock->pipe->n;
     arrival = &clock->arrival[place][cell];
     *arrival = made;
-    if (!cf__pipe_hops(clock->pipe, a->stage, to) || clock->crosses) return; /* a SEND will know more */
+    taker = cf__pipe_stage(clock->pipe, a->stage + way);
+    if (taker == stage || clock->crosses) return; /* a SEND will know more */
     if (place == CF_R && !(clock->listed[cell] >> CF_R & 1)) return;
-    (void)cf__clock_send(clock, a->stage, place, made, cf__pipe_transfer_seconds(clock->pipe, chunk), arrival);
-    cf__clock_look_at(clock, cf__pipe_stage(clock->pipe, to));
+    (void)cf__clock_send(clock, stage, a->stage, place, made, cf__pipe_transfer_seconds(clock->pipe, chunk), arrival);
+    cf__clock_look_at(clock, taker);
 }
 
-/* When the stage can begin with a pass whose input has come to it. Without overlap it is busy with the transfer right
-   before the pass. */
-static double cf__clock_take(cf__clock *clock, int tensor, int64_t cell, double transfer, double begin) {
+/* When the stage can begin with a pass whose input has come to it, from another stage if it hops. Without overlap it is
+   busy with the transfer right before the pass. */
+static double cf__clock_take(cf__clock *clock, int tensor, int64_t chunk, int64_t cell, int hops, double begin) {
+    double transfer;
     if (clock->arrival[tensor][cell] > begin) begin = clock->arrival[tensor][cell];
-    if (!clock->blocks) return begin;
+    if (!hops || !clock->blocks) return begin;
+    transfer = cf__pipe_transfer_seconds(clock->pipe, chunk);
     if (clock->crosses && transfer > 0) {
         clock->start[clock->receive[tensor][cell]] = begin;
         clock->end[clock->receive[tensor][cell]] = begin + transfer;
@@ -5750,10 +5753,10 @@ static int cf__clock_pass(cf__clock *clock, int64_t stage, int64_t id, int64_t c
     const cf__pipeline *pipe = clock->pipe;
     const cf_action *a = &clock->schedule->actions[id];
     int place = cf__pipe_place(a->pass), way = pipe->takes[place], takes = cf__pipe_leads(pipe, way, a->stage);
-    int hops = takes && cf__pipe_hops(pipe, a->stage, a->stage + way);
+    int hops = takes && (clock->crosses || clock->blocks) && cf__pipe_stage(pipe, a->stage + way) != stage;
     double start = clock->free_at[stage], rows, end;
     if (takes && !(clock->crosses && hops) && !(clock->done[cell + way * pipe->n] >> place & 1)) return 0;
-    if (takes) start = cf__clock_take(clock, place, cell, hops ? cf__pipe_transfer_seconds(pipe, chunk) : 0, start);
+    if (takes) start = cf__clock_take(clock, place, chunk, cell, hops, start);
     rows = cf__clock_rows(clock, a->pass, chunk, cell);
     if (rows > start) start = rows;
     end = start + cf__pipe_pass_seconds(pipe, a->pass, chunk, a->stage);
@@ -5767,7 +5770,7 @@ static int cf__clock_pass(cf__clock *clock, int64_t stage, int64_t id, int64_t c
 
 /* SEND and RECV: the lists go on only when both ends have come to the transfer, because they must end even where a send
    waits for its receiver; the time that it takes is that of tensor and link alone. */
-static int cf__clock_meet(cf__clock *clock, int64_t id, int64_t chunk) {
+static int cf__clock_meet(cf__clock *clock, int64_t stage, int64_t id, int64_t chunk) {
     const cf__pipeline *pipe = clock->pipe;
     const cf_action *a = &clock->schedule->actions[id], other = cf__pipe_other_end(a);
     const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
@@ -5778,7 +5781,8 @@ static int cf__clock_meet(cf__clock *clock, int64_t id, int64_t chunk) {
     if (at_peer == clock->schedule->first[peer + 1]) return 0;
     if (!cf__pipe_is_same(&clock->schedule->actions[at_peer], &other)) return 0;
     transfer = cf__pipe_transfer_seconds(pipe, chunk);
-    begin = cf__clock_send(clock, t->sends ? a->stage : other.stage, t->tensor, *arrival, transfer, arrival);
+    begin = cf__clock_send(clock, t->sends ? stage : peer, t->sends ? a->stage : other.stage, t->tensor, *arrival,
+                           transfer, arrival);
     clock->start[send] = clock->start[receive] = begin;
     clock->end[send] = clock->end[receive] = begin + transfer;
     clock->receive[t->tensor][cell] = (int32_t)receive;
@@ -5807,7 +5811,7 @@ static int cf__clock_action(cf__clock *clock, int64_t stage, int64_t id) {
     const cf_action *a = &clock->schedule->actions[id];
     int64_t chunk = a->chunk - clock->pipe->first_chunk, cell = a->stage * clock->pipe->n + chunk;
     if (a->pass < CF_COMPUTE_PASS_COUNT) return cf__clock_pass(clock, stage, id, chunk, cell);
-    if (cf__pipe_is_transfer(a->pass)) return cf__clock_meet(clock, id, chunk);
+    if (cf__pipe_is_transfer(a->pass)) return cf__clock_meet(clock, stage, id, chunk);
     cf__clock_copy(clock, stage, id, cell);
     return 1;
 }
@@ -8914,11 +8918,13 @@ static cf_result cf__run_fail_callback(cf_runner *r, const char *callback, const
 static cf_result cf__run_acquire(cf_runner *r, const cf_action *a, cf_resource what, int64_t i) {
     cf__run_pool *pool = &r->pools[what];
     int64_t number = pool->n_free > 0 ? pool->free_list[pool->n_free - 1] : pool->n_made;
-    cf_slot slot = cf__run_slot(r, (int)what, i, number);
-    int code;
-    r->raised.code = CF_OK;
-    code = r->desc.acquire != NULL ? r->desc.acquire(r->desc.user, &slot) : 0;
-    if (code != 0) return cf__run_fail_callback(r, "acquire", a, code);
+    if (r->desc.acquire != NULL) {
+        cf_slot slot = cf__run_slot(r, (int)what, i, number);
+        int code;
+        r->raised.code = CF_OK;
+        code = r->desc.acquire(r->desc.user, &slot);
+        if (code != 0) return cf__run_fail_callback(r, "acquire", a, code);
+    }
     if (pool->n_free > 0) pool->n_free--;
     else pool->n_made++;
     pool->slots[i] = (int32_t)number;
@@ -8927,8 +8933,10 @@ static cf_result cf__run_acquire(cf_runner *r, const cf_action *a, cf_resource w
 
 static void cf__run_release(cf_runner *r, cf_resource what, int64_t i) {
     cf__run_pool *pool = &r->pools[what];
-    cf_slot slot = cf__run_slot(r, (int)what, i, pool->slots[i]);
-    if (r->desc.release != NULL) r->desc.release(r->desc.user, &slot);
+    if (r->desc.release != NULL) {
+        cf_slot slot = cf__run_slot(r, (int)what, i, pool->slots[i]);
+        r->desc.release(r->desc.user, &slot);
+    }
     pool->free_list[pool->n_free++] = pool->slots[i];
     pool->slots[i] = CF__RUN_NONE;
 }
@@ -8945,59 +8953,68 @@ static int64_t cf__run_release_all(cf_runner *r) {
     return n_left;
 }
 
-/* The place among the boundary slots of the tensor that an action reads or receives (out 0), or makes or sends (out 1);
-   -1: none. Where a V turns, a pass reads the very tensor that another one on this stage has made. */
-static int64_t cf__run_tensor(const cf_runner *r, const cf_action *a, int out) {
-    int tensor = cf__pipe_place(a->pass), way;
-    int64_t cell = cf__run_cell(r, a);
-    if (!r->check.crosses || a->pass == CF_W || a->pass > CF_RECV_B) return -1;
+/* Where an action finds what it works with: its cell, and places among the boundary slots, -1 for none. */
+typedef struct cf__run_places {
+    int64_t cell;
+    int64_t in, out;          /* of the tensor that it reads or receives, and of the one that it makes or sends */
+    int64_t taken, given;     /* that of the two which comes into use with it, and that which goes out of use */
+} cf__run_places;
+
+/* Place of the tensor that a pass reads. Where a V turns, it is the very one that another pass on this stage makes. */
+static int64_t cf__run_read(const cf_runner *r, const cf_action *a, int64_t cell) {
+    /* In local replay an R reads once more what its F has read. */
+    int tensor = a->pass == CF_R && r->pipe.local ? CF_F : cf__pipe_place(a->pass), way = r->pipe.takes[tensor];
+    if (!cf__pipe_leads(&r->pipe, way, a->stage)) return -1;
+    if (cf__pipe_hops(&r->pipe, a->stage, a->stage + way)) return cell * CF__RUN_TENSORS + tensor;
+    return (cell + way * r->pipe.n) * CF__RUN_TENSORS + CF__PIPE_TENSORS + tensor;
+}
+
+static cf__run_places cf__run_places_of(const cf_runner *r, const cf_action *a) {
+    cf__run_places at = {cf__run_cell(r, a), -1, -1, -1, -1};
+    int64_t first = at.cell * CF__RUN_TENSORS;
+    if (!r->check.crosses || a->pass == CF_W || a->pass > CF_RECV_B) return at;
     if (cf__pipe_is_transfer(a->pass)) {
-        tensor = cf__pipe_transfer_of(a)->tensor;
-        if (cf__pipe_transfer_of(a)->sends != out) return -1;
-    } else if (!out) {
-        if (a->pass == CF_R && r->pipe.local) tensor = CF_F; /* it reads once more what its F has read */
-        way = r->pipe.takes[tensor];
-        if (!cf__pipe_leads(&r->pipe, way, a->stage)) return -1;
-        out = !cf__pipe_hops(&r->pipe, a->stage, a->stage + way);
-        if (out) cell += way * r->pipe.n;
+        const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
+        if (t->sends) at.out = at.given = first + CF__PIPE_TENSORS + t->tensor;
+        else at.in = at.taken = first + t->tensor;
+        return at;
     }
-    return cell * CF__RUN_TENSORS + out * CF__PIPE_TENSORS + tensor;
+    at.in = at.given = cf__run_read(r, a, at.cell);
+    at.out = at.taken = first + CF__PIPE_TENSORS + cf__pipe_place(a->pass);
+    return at;
 }
 
 /* Takes the slots that an action needs: the state of the group, activations that stay, a tensor that it receives or
    that will be sent. */
-static cf_result cf__run_take(cf_runner *r, const cf_action *a) {
+static cf_result cf__run_take(cf_runner *r, const cf_action *a, const cf__run_places *at) {
     const cf_chunk *c = &r->pipe.plan->chunks[a->chunk];
-    int makes = !cf__pipe_is_transfer(a->pass);
-    int64_t cell = cf__run_cell(r, a), tensor = cf__run_tensor(r, a, makes);
-    if (a->pass == CF_F && c->group >= 0 && c->index == 0) CF__TRY(cf__run_acquire(r, a, CF_RESOURCE_STATE, cell));
-    if (a->keep) CF__TRY(cf__run_acquire(r, a, CF_RESOURCE_ACTIVATIONS, cell));
-    if (tensor < 0 || (makes && r->pools[CF_RESOURCE_BOUNDARY].slots[tensor] != CF__RUN_WANTED)) return CF_OK;
-    return cf__run_acquire(r, a, CF_RESOURCE_BOUNDARY, tensor);
+    if (a->pass == CF_F && c->group >= 0 && c->index == 0) CF__TRY(cf__run_acquire(r, a, CF_RESOURCE_STATE, at->cell));
+    if (a->keep) CF__TRY(cf__run_acquire(r, a, CF_RESOURCE_ACTIVATIONS, at->cell));
+    if (at->taken < 0) return CF_OK;
+    if (at->taken == at->out && r->pools[CF_RESOURCE_BOUNDARY].slots[at->taken] != CF__RUN_WANTED) return CF_OK;
+    return cf__run_acquire(r, a, CF_RESOURCE_BOUNDARY, at->taken);
 }
 
 /* Gives back what nobody needs after an action. Local replay reads the input of an F that kept nothing once more. */
-static void cf__run_give_back(cf_runner *r, const cf_action *a) {
+static void cf__run_give_back(cf_runner *r, const cf_action *a, const cf__run_places *at) {
     const cf_chunk *c = &r->pipe.plan->chunks[a->chunk];
-    int64_t cell = cf__run_cell(r, a), tensor = cf__run_tensor(r, a, cf__pipe_is_transfer(a->pass));
     int again = a->pass == CF_F && !a->keep && r->pipe.local;
     if (1 << a->pass & CF__CHECK_ENDS) {
-        cf__run_release(r, CF_RESOURCE_ACTIVATIONS, cell);
+        cf__run_release(r, CF_RESOURCE_ACTIVATIONS, at->cell);
         r->n_finished++;
     }
-    if (a->pass == CF_F) r->tokens[cell - c->index] += cf_chunk_state_tokens(r->pipe.plan, a->chunk);
+    if (a->pass == CF_F) r->tokens[at->cell - c->index] += cf_chunk_state_tokens(r->pipe.plan, a->chunk);
     if (1 << a->pass & CF__CHECK_BACKWARDS) {
-        r->tokens[cell - c->index] -= cf_chunk_state_tokens(r->pipe.plan, a->chunk);
-        if (c->group >= 0 && c->index == 0) cf__run_release(r, CF_RESOURCE_STATE, cell);
+        r->tokens[at->cell - c->index] -= cf_chunk_state_tokens(r->pipe.plan, a->chunk);
+        if (c->group >= 0 && c->index == 0) cf__run_release(r, CF_RESOURCE_STATE, at->cell);
     }
-    if (tensor >= 0 && !again) cf__run_release(r, CF_RESOURCE_BOUNDARY, tensor);
+    if (at->given >= 0 && !again) cf__run_release(r, CF_RESOURCE_BOUNDARY, at->given);
 }
 
 /* ---- one action ---- */
 
 /* What callbacks are told of an action, once it has its slots. */
-static cf_step cf__run_step_of(cf_runner *r, const cf_action *a) {
-    int64_t cell = cf__run_cell(r, a), in = cf__run_tensor(r, a, 0), out = cf__run_tensor(r, a, 1);
+static cf_step cf__run_step_of(cf_runner *r, const cf_action *a, const cf__run_places *at) {
     const int32_t *boundaries = r->pools[CF_RESOURCE_BOUNDARY].slots;
     cf_step step;
     memset(&step, 0, sizeof step);
@@ -9006,11 +9023,11 @@ static cf_step cf__run_step_of(cf_runner *r, const cf_action *a) {
     step.chunk = &step.plan->chunks[a->chunk];
     step.action = *a;
     step.position = r->stats.done;
-    step.slot = r->pools[CF_RESOURCE_ACTIVATIONS].slots[cell];
-    step.state = r->pools[CF_RESOURCE_STATE].slots[cell - step.chunk->index];
-    step.state_tokens = a->pass == CF_R ? step.chunk->prefix : r->tokens[cell - step.chunk->index];
-    step.input = in >= 0 ? boundaries[in] : -1;
-    step.output = out >= 0 ? cf__max(-1, boundaries[out]) : -1;
+    step.slot = r->pools[CF_RESOURCE_ACTIVATIONS].slots[at->cell];
+    step.state = r->pools[CF_RESOURCE_STATE].slots[at->cell - step.chunk->index];
+    step.state_tokens = a->pass == CF_R ? step.chunk->prefix : r->tokens[at->cell - step.chunk->index];
+    step.input = at->in >= 0 ? boundaries[at->in] : -1;
+    step.output = at->out >= 0 ? cf__max(-1, boundaries[at->out]) : -1;
     step.peer = cf__pipe_is_transfer(a->pass) ? cf__pipe_stage(&r->pipe, cf__pipe_other_end(a).stage) : -1;
     step.seed = cf_chunk_seed(r->desc.seed, a->chunk, a->stage);
     step.wants_loss = a->keep && a->stage == r->pipe.n_v - 1 && step.chunk->tokens > 0;
@@ -9069,18 +9086,20 @@ static void cf__run_count_rows(cf_runner *r, const cf_action *a) {
 static cf_result cf__run_action(cf_runner *r) {
     const cf_action *a = &r->actions[r->stats.done];
     cf__check_held *held = &r->check.held;
+    cf__run_places at;
     cf_step step;
     r->check.action = a - r->check.schedule->actions;
     CF__TRY(cf__check_fields(&r->check, a));
-    CF__TRY(cf__check_action(&r->check, a, &r->check.cells[cf__run_cell(r, a)]));
-    CF__TRY(cf__run_take(r, a));
+    at = cf__run_places_of(r, a);
+    CF__TRY(cf__check_action(&r->check, a, &r->check.cells[at.cell]));
+    CF__TRY(cf__run_take(r, a, &at));
     cf__check_hold(&r->pipe, held, a);
     cf__run_count_rows(r, a);
-    step = cf__run_step_of(r, a);
+    step = cf__run_step_of(r, a, &at);
     CF__TRY(cf__run_work(r, &step));
     r->stats.peak_state_tokens = cf__max(r->stats.peak_state_tokens, held->state);
     cf__check_let_go(&r->pipe, held, a);
-    cf__run_give_back(r, a);
+    cf__run_give_back(r, a, &at);
     r->stats.done++;
     return cf__run_report(r, &step);
 }
@@ -9133,15 +9152,15 @@ static cf_result cf__run_start(cf_runner *r, const cf_plan *plan, const cf_sched
 /* Looks ahead which tensors will be sent, or read where a V turns, so that the passes which make them get a slot for
    them. */
 static cf_result cf__run_find_sends(cf_runner *r) {
-    int64_t i, tensor;
+    int64_t i, given;
     for (i = 0; i < r->n_actions && r->check.crosses; i++) {
         const cf_action *a = &r->actions[i];
         r->check.action = a - r->check.schedule->actions;
         CF__TRY(cf__check_fields(&r->check, a));
         if (cf__pipe_is_transfer(a->pass)) CF__TRY(cf__check_ends(&r->check, a));
-        tensor = cf__run_tensor(r, a, cf__pipe_is_transfer(a->pass));
-        if (tensor >= 0 && tensor % CF__RUN_TENSORS >= CF__PIPE_TENSORS)
-            r->pools[CF_RESOURCE_BOUNDARY].slots[tensor] = CF__RUN_WANTED;
+        given = cf__run_places_of(r, a).given;
+        if (given >= 0 && given % CF__RUN_TENSORS >= CF__PIPE_TENSORS)
+            r->pools[CF_RESOURCE_BOUNDARY].slots[given] = CF__RUN_WANTED;
     }
     return CF_OK;
 }
