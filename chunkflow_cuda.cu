@@ -73,6 +73,12 @@ namespace {
 #define CF_UNROLL _Pragma("unroll")
 #endif
 
+/* With CHUNKFLOW_CUDA_VARIANTS the file also holds kernels that only measurements and tests ask for, and the functions
+   that choose them (after the public functions of >>attention); without it, they are no part of it. */
+#if defined(CHUNKFLOW_CUDA_EMULATION) && !defined(CHUNKFLOW_CUDA_VARIANTS)
+#define CHUNKFLOW_CUDA_VARIANTS
+#endif
+
 /* A byte address in the block's shared memory. */
 typedef uint32_t shared_address;
 
@@ -445,6 +451,23 @@ template <int ID, int THREADS> CF_DEVICE void named_barrier() {
     cuda_emu_named_barrier(ID, THREADS, true);
 #else
     asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
+#endif
+}
+
+/* The same where the ID is known at run time only; and to arrive without a wait for the others. */
+template <int THREADS> CF_DEVICE void named_barrier(int id) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_named_barrier(id, THREADS, true);
+#else
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+#endif
+}
+
+template <int THREADS> CF_DEVICE void named_barrier_arrive(int id) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_named_barrier(id, THREADS, false);
+#else
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
 #endif
 }
 
@@ -1709,6 +1732,13 @@ const int HOPPER_THREADS = 384; /* a warpgroup that loads, of which one warp wor
 const int HOPPER_CONSUMERS = 256;
 const int HALF_TILE = 128 * 64 * 2; /* bytes of 64 columns of 128 rows */
 
+/* How a forward goes about its work, bit by bit. Which of these is fastest only a device can tell: until then all but
+   the plain one are for measuring (CHUNKFLOW_CUDA_VARIANTS). */
+enum hopper_forward_variant {
+    HOPPER_PLAIN = 0,
+    HOPPER_PING_PONG = 1 /* the two warpgroups that compute start their products in turn, see hopper_wait_for_turn */
+};
+
 struct hopper_params {
     fused_params fused;
     CUtensorMap q, k, v, dout; /* (rows, heads, columns) in boxes of whole tokens of a group x 64, or of keys x 64 */
@@ -1806,6 +1836,21 @@ template <typename T, int N> CF_DEVICE void pack_sums(uint32_t (&to)[N][4], cons
     }
 }
 
+/* In each step of a ping-pong a warpgroup waits for its turn before it starts its products, and then it is the other's
+   turn: so the exponentials of each are worked out under the products of the other. Each of the two has a barrier, at
+   which it waits and the other one arrives. Both take as many turns, and the first one starts: the second arrives for
+   that before its steps, and not after its last one. */
+const int HOPPER_TURN = 2; /* named barriers 2 and 3 */
+
+template <int VARIANT> CF_HOPPER_DEVICE void hopper_wait_for_turn(int consumer) {
+    if constexpr ((VARIANT & HOPPER_PING_PONG) != 0) named_barrier<HOPPER_CONSUMERS>(HOPPER_TURN + consumer);
+}
+
+template <int VARIANT> CF_HOPPER_DEVICE void hopper_pass_turn(int consumer, bool wanted) {
+    if constexpr ((VARIANT & HOPPER_PING_PONG) != 0)
+        if (wanted) named_barrier_arrive<HOPPER_CONSUMERS>(HOPPER_TURN + 1 - consumer);
+}
+
 /* What a thread of a warpgroup keeps over the blocks of keys. */
 struct hopper_rows {
     int first_row, warp_row;  /* of the tile, among packed rows; of the warp, in the tile */
@@ -1828,11 +1873,12 @@ CF_HOPPER_DEVICE void hopper_soften(float (&s)[1][16][4], float (&shrink)[2], ru
 
 /* A warpgroup's 64 rows of a tile of 128. In each step the product with V of a block of keys runs while the scores of
    the next one become exponentials. */
-template <typename T, int HEAD>
+template <typename T, int HEAD, int VARIANT>
 CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &t, int head, shared_address start) {
     typedef hopper_forward_layout<HEAD> layout;
     const fused_params &p = all.fused;
-    const int thread = (int)threadIdx.x - (HOPPER_THREADS - HOPPER_CONSUMERS), group_row = thread / 128 * 64;
+    const int thread = (int)threadIdx.x - (HOPPER_THREADS - HOPPER_CONSUMERS);
+    const int consumer = thread / 128, group_row = consumer * 64; /* which of the two warpgroups, and its first row */
     const int n_blocks = t.end - t.begin, n_rows = lesser(t.q_length * p.group.by, (t.block + 1) * p.forward_rows);
     const bool leader = thread % 32 == 0;
     const shared_address barriers = start + layout::BARRIERS;
@@ -1860,11 +1906,13 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
         if (leader) mbarrier_arrive(barriers + K_EMPTY);
         hopper_soften(s, shrink, r, p, t, rows, (t.end - 1) * HOPPER_KEYS);
         pack_sums<T>(probs, s[0]);
+        hopper_pass_turn<VARIANT>(consumer, consumer == 1 && n_blocks > 1);
         int stage = 0, parity = 0; /* of the V that is multiplied */
         for (int key = (t.end - 2) * HOPPER_KEYS; key >= t.begin * HOPPER_KEYS; key -= HOPPER_KEYS) {
             const shared_address here = barriers + (shared_address)(8 * stage);
             const shared_address next = barriers + (shared_address)(8 - 8 * stage);
             mbarrier_wait(next + K_FULL, parity ^ stage);
+            hopper_wait_for_turn<VARIANT>(consumer);
             hold_registers(s[0]);
             hold_registers(o[0]);
             hold_registers(probs);
@@ -1873,6 +1921,7 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
             mbarrier_wait(here + V_FULL, parity);
             wgmma_fence();
             hopper_add_values<T>(o[0], probs, matrix_step(v, stage * layout::TILE));
+            hopper_pass_turn<VARIANT>(consumer, consumer == 0 || key > t.begin * HOPPER_KEYS);
             wgmma_wait<1>();
             hold_registers(s[0]);
             if (leader) mbarrier_arrive(next + K_EMPTY);
@@ -1912,7 +1961,7 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
                         start + layout::Q);
 }
 
-template <typename T, int HEAD> CF_DEVICE void hopper_forward_block(const hopper_params &p) {
+template <typename T, int HEAD, int VARIANT> CF_DEVICE void hopper_forward_block(const hopper_params &p) {
     typedef hopper_forward_layout<HEAD> layout;
     int head;
     const tile t = find_work(p.fused.work, &head);
@@ -1940,17 +1989,17 @@ template <typename T, int HEAD> CF_DEVICE void hopper_forward_block(const hopper
         }
     } else {
         take_registers<232>();
-        hopper_forward_rows<T, HEAD>(p, t, head, start);
+        hopper_forward_rows<T, HEAD, VARIANT>(p, t, head, start);
     }
 }
 
 /* One block: as many whole tokens as 128 packed rows hold, of one key head, against all keys that they see, or a part
    of these. 161 KB of shared memory (head size 64: 81), one block an SM. The warpgroup that loads needs few registers,
    and gives the others of its own: 40 and 232, where all have 168 at first. */
-template <typename T, int HEAD>
+template <typename T, int HEAD, int VARIANT>
 __global__ void __launch_bounds__(CF_HOPPER ? HOPPER_THREADS : 32, 1)
     attention_forward_hopper_kernel(const __grid_constant__ hopper_params p) {
-    if constexpr (CF_HOPPER) hopper_forward_block<T, HEAD>(p);
+    if constexpr (CF_HOPPER) hopper_forward_block<T, HEAD, VARIANT>(p);
 }
 
 /* ================================================================================================================
@@ -3063,7 +3112,23 @@ cf_result make_maps(const call &c, int64_t box_rows, bool backward, hopper_param
     return code;
 }
 
+/* Which variant of the forward runs: one choice for all threads, for measurements and tests alone. */
+#ifdef CHUNKFLOW_CUDA_VARIANTS
+int chosen_forward_variant = HOPPER_PLAIN;
+#endif
+
+typedef void hopper_kernel(hopper_params);
+
+template <typename T, int HEAD> hopper_kernel *forward_hopper_kernel() {
+#ifdef CHUNKFLOW_CUDA_VARIANTS
+    if (chosen_forward_variant == HOPPER_PING_PONG)
+        return attention_forward_hopper_kernel<T, HEAD, HOPPER_PING_PONG>;
+#endif
+    return attention_forward_hopper_kernel<T, HEAD, HOPPER_PLAIN>;
+}
+
 template <typename T, int HEAD> cf_result hopper_forward_as(const call &c) {
+    hopper_kernel *kernel = forward_hopper_kernel<T, HEAD>();
     const problem *p = &c.problem_of->inner;
     const tile_lists lists = lists_of(c);
     hopper_params h = {};
@@ -3071,11 +3136,11 @@ template <typename T, int HEAD> cf_result hopper_forward_as(const call &c) {
     h.fused.part_sums = static_cast<float *>(c.tensors->workspace);
     h.fused.n_parts = p->forward.n_parts;
     h.fused.work = lists.forward;
-    cf_result code = check_hopper_code(attention_forward_hopper_kernel<T, HEAD>, c.error);
+    cf_result code = check_hopper_code(kernel, c.error);
     if (code == CF_OK) code = make_maps(c, p->forward_rows, false, &h);
     if (code == CF_OK)
-        code = launch("attention_forward", attention_forward_hopper_kernel<T, HEAD>, lists.forward.n_blocks,
-                      HOPPER_THREADS, hopper_forward_layout<HEAD>::BYTES, c.stream, c.error, h);
+        code = launch("attention_forward", kernel, lists.forward.n_blocks, HOPPER_THREADS,
+                      hopper_forward_layout<HEAD>::BYTES, c.stream, c.error, h);
     return code != CF_OK ? code
                          : launch_tiles("attention_combine", attention_combine_kernel<T, HEAD, HOPPER_CONSUMERS>,
                                         lists.split_forward, HOPPER_CONSUMERS, FORWARD_ROWS * HEAD * 2, c, h.fused);
@@ -3580,6 +3645,18 @@ cf_result cf_attention_backward(const cf_attention *attention, const cf_attentio
     const call c = {a, tensors, stream, error};
     return code == CF_OK ? find_path(attention->path)->backward(c) : code;
 }
+
+#ifdef CHUNKFLOW_CUDA_VARIANTS
+/* Forwards with wgmma from here on, in all threads: a number of hopper_forward_variant. Returns 0 where there is none
+   of this number, and changes nothing. Declared by those who measure. */
+int cf_attention_choose_forward(int variant);
+
+int cf_attention_choose_forward(int variant) {
+    if (variant != HOPPER_PLAIN && variant != HOPPER_PING_PONG) return 0;
+    chosen_forward_variant = variant;
+    return 1;
+}
+#endif
 
 } /* extern "C" */
 
@@ -5925,8 +6002,7 @@ template <typename T> cudaError_t load_16_bit() {
     cudaError_t status = load_kernels(attention_forward_kernel<T, 64>, attention_forward_kernel<T, 128>,
                                       attention_combine_kernel<T, 64, FORWARD_THREADS>,
                                       attention_combine_kernel<T, 128, FORWARD_THREADS>,
-                                      attention_forward_hopper_kernel<T, 64>,
-                                      attention_forward_hopper_kernel<T, 128>,
+                                      forward_hopper_kernel<T, 64>(), forward_hopper_kernel<T, 128>(),
                                       attention_combine_kernel<T, 64, HOPPER_CONSUMERS>,
                                       attention_combine_kernel<T, 128, HOPPER_CONSUMERS>,
                                       attention_backward_hopper_kernel<T, true>,

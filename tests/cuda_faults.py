@@ -224,6 +224,28 @@ FAULTS = (
      "tile_bytes + (of_dout ? 0 : layout::STATS_STAGE));",
      "tile_bytes + (of_dout || planted == {n} ? 0 : layout::STATS_STAGE));",
      "wgmma.shapes"),
+    # Its forward's variants.
+    ("a turn that nobody waits for",
+     " named_barrier<HOPPER_CONSUMERS>(HOPPER_TURN + consumer);",
+     "\n        if (planted != {n}) named_barrier<HOPPER_CONSUMERS>(HOPPER_TURN + consumer);",
+     "wgmma.variants"),
+    ("no first turn",
+     "consumer == 1 && n_blocks > 1);",
+     "consumer == 1 && n_blocks > 1 && planted != {n});",
+     "wgmma.variants"),
+    ("a turn after the last one",
+     "(consumer, consumer == 0 || key > t.begin * HOPPER_KEYS);",
+     "(consumer, consumer == 0 || key > t.begin * HOPPER_KEYS || planted == {n});",
+     "wgmma.variants"),
+    ("a turn that is passed to oneself",
+     "(HOPPER_TURN + 1 - consumer);",
+     "(HOPPER_TURN + (planted == {n} ? consumer : 1 - consumer));",
+     "wgmma.variants"),
+    ("a turn that one warpgroup makes complete",
+     "if (wanted) named_barrier_arrive<HOPPER_CONSUMERS>(HOPPER_TURN",
+     "if (wanted && planted == {n}) named_barrier_arrive<128>(HOPPER_TURN + 1 - consumer);\n"
+     "        else if (wanted) named_barrier_arrive<HOPPER_CONSUMERS>(HOPPER_TURN",
+     "wgmma.variants"),
 )
 
 
