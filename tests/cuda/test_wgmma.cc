@@ -152,7 +152,8 @@ static void emulate_order(int how) {
 
 /* Every variant of the forward gives the bits of the plain one, whenever copies land and in whatever order warps run:
    each `how` is another. */
-static bool check_variants(const host_problem &p, run_options o, const host_inputs &in, int how, device_results *plain) {
+static bool check_variants(const host_problem &p, const run_options &o, const host_inputs &in, int how,
+                           device_results *plain) {
     device_results other;
     bool ok = run_on_device(p, in, o, plain);
     for (int variant = 1; ok && cf_attention_choose_forward(variant); variant++) {
@@ -262,25 +263,31 @@ TEST(masked_blocks_are_skipped) {
     }
 }
 
-/* In a ping-pong both warpgroups wait for each of their steps but the first, and nothing else is different. */
+/* In a ping-pong both warpgroups wait for each of their steps but the first; persistent blocks are few, and do what
+   others do, each tile once. */
 TEST(turns) {
     host_problem p = problem_of(1, 1, 128);
     run_options o = wgmma;
     device_results got;
-    cuda_emu_counts counts[2];
+    cuda_emu_counts counts[4];
     p.add_slice(512, 512);
     o.backward = false;
+    o.processors = 3;
     const host_inputs in = random_inputs(p, 1);
-    for (int variant = 0; variant < 2; variant++) {
+    for (int variant = 0; variant < 4; variant++) {
         REQUIRE(cf_attention_choose_forward(variant));
         const bool ok = run_on_device(p, in, o, &got);
         CHECK(cf_attention_choose_forward(0));
         if (!ok) return;
         counts[variant] = cuda_emu_kernel("attention_forward");
     }
-    CHECK_INT(counts[1].barriers - counts[0].barriers, 2 * (0 + 1 + 2 + 3)); /* by tile of 128 rows */
-    CHECK_INT(counts[1].wgmma, counts[0].wgmma);
-    CHECK_INT(counts[1].bulk_bytes, counts[0].bulk_bytes);
+    for (int variant = 0; variant < 4; variant++) {
+        const int turns = variant & 1 ? 2 * (0 + 1 + 2 + 3) : 0; /* by tile of 128 rows */
+        CHECK_INT(counts[variant].blocks, variant & 2 ? 3 : 4);
+        CHECK_INT(counts[variant].barriers - counts[0].barriers, turns - (4 - counts[variant].blocks));
+        CHECK_INT(counts[variant].wgmma, counts[0].wgmma);
+        CHECK_INT(counts[variant].bulk_bytes, counts[0].bulk_bytes);
+    }
     for (int variant : {-1, 1000}) CHECK(!cf_attention_choose_forward(variant));
 }
 

@@ -40,8 +40,8 @@ struct named_barrier {
 };
 static named_barrier named_barriers[16];
 
-/* Who arrives, and that somebody waits: a device counts a warp that arrives twice as two, and lets a barrier be complete
-   for nobody. */
+/* Who arrives, and that somebody waits: a device counts a warp that arrives twice as two, and lets a barrier be
+   complete for nobody. */
 static void check_arrival(named_barrier *b, int id, bool wait) {
     if (b->arrived == 0) b->here.assign((size_t)n_threads, false);
     if (b->here[(size_t)now->id])

@@ -14,6 +14,7 @@
        +cache=33554432        heads in sections whose arrays share so many bytes of cache
        +processors=66         work cut into parts as for so many multiprocessors
        +pingpong              wgmma: the forward's warpgroups take turns (where CHUNKFLOW_CUDA_VARIANTS is defined)
+       +persistent            wgmma: the forward has a block a processor, which takes tile after tile (likewise)
 
    TFLOP/s count what the mask leaves visible: 4 x pairs x heads x head size for a forward, 2.5 times that for a
    backward. Inputs are normal numbers (zeros draw less power, which raises clocks); between runs the L2 cache is
@@ -179,6 +180,7 @@ static variant parse_variant(const std::string &name) {
             need(v.path != CF_ATTENTION_AUTO, "no path is named " + word);
         } else if (word == "deterministic") v.deterministic = true;
         else if (word == "pingpong" && v.path == CF_ATTENTION_WGMMA) v.forward |= 1;
+        else if (word == "persistent" && v.path == CF_ATTENTION_WGMMA) v.forward |= 2;
         else if (key == "arch" && value > 0) v.arch = value;
         else if (key == "cache" && value > 0) v.cache = value;
         else if (key == "processors" && value > 0) v.processors = value;
