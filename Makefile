@@ -343,10 +343,10 @@ $(CUDA_BUILD)/bench_arena: tools/bench/bench_arena.cc $(filter-out %/executor_em
 	$(CXX) $(CUDA_CXXFLAGS) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
 # What runs on a device: tests, benchmark, example and command, in one folder that can be carried to it. The library is
-# compiled once.
+# compiled once, with the variants of its kernels that are there to be measured.
 GPU_BUILD    := $(BUILD)/gpu
 GPU_PROGRAMS := $(addprefix $(GPU_BUILD)/,cuda_tests bench_attention executor_cuda chunkflow commit)
-GPU_COMPILE   = $(NVCC) -O3 -std=c++17 $(CUDA_ARCH) -I.
+GPU_COMPILE   = $(NVCC) -O3 -std=c++17 $(CUDA_ARCH) -DCHUNKFLOW_CUDA_VARIANTS -I.
 GPU_TESTS    := $(addprefix $(GPU_BUILD)/,main.o test_primitives.o device.o reference.o test_attention.o test_wgmma.o \
                 test_state.o test_executor.o test_device.o)
 

@@ -73,6 +73,17 @@ namespace {
 #define CF_UNROLL _Pragma("unroll")
 #endif
 
+/* With CHUNKFLOW_CUDA_VARIANTS the file also holds kernels that only measurements and tests ask for, and the functions
+   that choose them (after the public functions of >>attention); without it, they are no part of it. */
+#if defined(CHUNKFLOW_CUDA_EMULATION) && !defined(CHUNKFLOW_CUDA_VARIANTS)
+#define CHUNKFLOW_CUDA_VARIANTS
+#endif
+#ifdef CHUNKFLOW_CUDA_VARIANTS
+const bool WITH_VARIANTS = true;
+#else
+const bool WITH_VARIANTS = false;
+#endif
+
 /* A byte address in the block's shared memory. */
 typedef uint32_t shared_address;
 
@@ -445,6 +456,23 @@ template <int ID, int THREADS> CF_DEVICE void named_barrier() {
     cuda_emu_named_barrier(ID, THREADS, true);
 #else
     asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
+#endif
+}
+
+/* The same where the ID is known at run time only; and to arrive without a wait for the others. */
+template <int THREADS> CF_DEVICE void named_barrier(int id) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_named_barrier(id, THREADS, true);
+#else
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+#endif
+}
+
+template <int THREADS> CF_DEVICE void named_barrier_arrive(int id) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_named_barrier(id, THREADS, false);
+#else
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
 #endif
 }
 
@@ -1337,16 +1365,19 @@ inline work_order order_work(const tile *tiles, int64_t n_tiles, int64_t n_heads
     return w;
 }
 
-/* Which tile and which key head a block works on. Kernels that are short of registers ask again after their loop, and
-   so keep what only the end needs in none. */
-CF_DEVICE tile find_work(const work_order &w, int *head) {
-    const int32_t at = compute_here((int)blockIdx.x), section = at / w.section_blocks;
+/* Which tile and which key head come at a place of the order. */
+CF_DEVICE tile find_work(const work_order &w, int32_t at, int *head) {
+    const int32_t section = at / w.section_blocks;
     const int32_t rest = at - section * w.section_blocks.by;
     const bool whole = section < w.n_whole;
     const int32_t place = whole ? rest / w.heads : rest / w.last_heads;
     *head = section * w.heads.by + rest - place * (whole ? w.heads.by : w.last_heads.by);
     return w.tiles[place];
 }
+
+/* What a block works on. Kernels that are short of registers ask again after their loop, and so keep what only the end
+   needs in none. */
+CF_DEVICE tile find_work(const work_order &w, int *head) { return find_work(w, compute_here((int)blockIdx.x), head); }
 
 /* s becomes cap x tanh(s x scale / cap). */
 template <int M, int N> CF_DEVICE void cap_scores(float (&s)[M][N][4], float scale_by_cap, float cap) {
@@ -1709,19 +1740,38 @@ const int HOPPER_THREADS = 384; /* a warpgroup that loads, of which one warp wor
 const int HOPPER_CONSUMERS = 256;
 const int HALF_TILE = 128 * 64 * 2; /* bytes of 64 columns of 128 rows */
 
+/* How a forward goes about its work, bit by bit. Which of these is fastest only a device can tell: until then all but
+   the plain one are for measuring (CHUNKFLOW_CUDA_VARIANTS). */
+enum hopper_forward_variant {
+    HOPPER_PLAIN = 0,
+    HOPPER_PING_PONG = 1,  /* the two warpgroups that compute start their products in turn, see hopper_wait_for_turn */
+    HOPPER_PERSISTENT = 2, /* a block a processor, which takes the next tile of the list when it has loaded its last one:
+                              so the loads of a tile run under the end of the one before */
+    N_HOPPER_FORWARDS = 4
+};
+
 struct hopper_params {
     fused_params fused;
     CUtensorMap q, k, v, dout; /* (rows, heads, columns) in boxes of whole tokens of a group x 64, or of keys x 64 */
+    int *taken;                /* how many tiles persistent blocks have taken, but for the first of each */
 };
 
 template <int HEAD> struct hopper_forward_layout { /* of shared memory, in bytes; two stages of K and of V */
     static const int TILE = HEAD / 64 * HALF_TILE, Q = 0, K = Q + TILE, V = K + 2 * TILE, BARRIERS = V + 2 * TILE;
-    static const int BYTES = BARRIERS + 128;
+    static const int TOLD = BARRIERS + 96, BYTES = TOLD + (int)sizeof(tile); /* what those who compute are told */
 };
 
 /* The barriers of stage s are 8 s bytes on. A stage is full when its copies are here, and empty when the eight warps
-   that compute are done with it. Q arrives with the first K. */
-enum hopper_forward_barrier { K_FULL = 0, K_EMPTY = 16, V_FULL = 32, V_EMPTY = 48, V_TAIL = 64 };
+   that compute are done with it; Q has one stage, and room for the rows of the output after that. */
+enum hopper_forward_barrier {
+    K_FULL = 0,
+    K_EMPTY = 16,
+    V_FULL = 32,
+    V_EMPTY = 48,
+    V_TAIL = 64,
+    TILE_FULL = 72,
+    TILE_EMPTY = 80
+};
 
 /* Zeros in rows begin .. end - 1 of a tile of ROWS rows and HEAD columns, by N threads, for wgmma to read. */
 template <int ROWS, int HEAD, int N> CF_DEVICE void zero_rows(shared_address tile, int begin, int end, int thread) {
@@ -1740,44 +1790,107 @@ CF_DEVICE void copy_tile(shared_address to, const CUtensorMap *map, int head, in
         copy_box(to + (shared_address)(i * ROWS * 128), map, 64 * i, head, row, barrier);
 }
 
+/* A tile and its head in shared memory, for the threads that compute. */
+CF_HOPPER_DEVICE void hopper_tell(shared_address to, tile t, int head) {
+    uint4 bits[sizeof(tile) / 16];
+    t.unused[0] = head;
+    memcpy(bits, &t, sizeof t);
+    CF_UNROLL
+    for (int i = 0; i < (int)sizeof(tile) / 16; i++) shared_store_16(to + (shared_address)(16 * i), bits[i]);
+}
+
+CF_HOPPER_DEVICE tile hopper_told(shared_address from, int *head) {
+    uint4 bits[sizeof(tile) / 16];
+    tile t;
+    CF_UNROLL
+    for (int i = 0; i < (int)sizeof(tile) / 16; i++) bits[i] = shared_load_16(from + (shared_address)(16 * i));
+    memcpy(&t, bits, sizeof t);
+    *head = t.unused[0];
+    return t;
+}
+
 /* The i-th block of keys of a tile, from its last one on. */
 CF_HOPPER_DEVICE int key_block_row(const tile &t, int i) { return t.k_start + (t.end - 1 - i) * HOPPER_KEYS; }
 
-template <int HEAD>
-CF_HOPPER_DEVICE void hopper_load_k(const hopper_params &p, const tile &t, int head, shared_address start, int i) {
+/* The next tile of the list that no persistent block has. */
+CF_HOPPER_DEVICE int hopper_take_work(const hopper_params &p) {
+    int taken = 0;
+    if (threadIdx.x % 32 == 0) taken = atomicAdd(p.taken, 1);
+    return (int)gridDim.x + __shfl_sync(0xFFFFFFFFu, taken, 0);
+}
+
+/* Q of a block's tile number `turn`, and to a persistent block which tile that is; head -1: there is none. */
+template <int HEAD, int VARIANT>
+CF_HOPPER_DEVICE void hopper_load_q(const hopper_params &p, tile t, int head, shared_address start, int turn) {
     typedef hopper_forward_layout<HEAD> layout;
-    const int stage = i & 1, rows = p.fused.forward_rows, group = p.fused.group.by;
+    const int rows = p.fused.forward_rows, bytes = head >= 0 && t.begin < t.end ? rows * HEAD * 2 : 0;
+    const shared_address barriers = start + layout::BARRIERS;
+    if constexpr ((VARIANT & HOPPER_PERSISTENT) != 0) mbarrier_wait(barriers + TILE_EMPTY, (turn & 1) ^ 1);
+    if (threadIdx.x % 32 != 0) return;
+    if constexpr ((VARIANT & HOPPER_PERSISTENT) != 0) hopper_tell(start + layout::TOLD, t, head);
+    mbarrier_arrive_expect(barriers + TILE_FULL, bytes);
+    if (bytes > 0)
+        copy_tile<128, HEAD>(start + layout::Q, &p.q, head * p.fused.group.by,
+                             t.q_start + t.block * (rows / p.fused.group), barriers + TILE_FULL);
+}
+
+/* The i-th block of keys of a tile, which is the block's number `at`, counted over all of its tiles. */
+template <int HEAD>
+CF_HOPPER_DEVICE void hopper_load_k(const hopper_params &p, const tile &t, int head, shared_address start, int i,
+                                    int at) {
+    typedef hopper_forward_layout<HEAD> layout;
+    const int stage = at & 1;
     const shared_address barriers = start + layout::BARRIERS + (shared_address)(8 * stage);
     const shared_address to = start + (shared_address)(layout::K + stage * layout::TILE);
-    mbarrier_wait(barriers + K_EMPTY, (i >> 1 & 1) ^ 1);
-    if ((int)threadIdx.x % 32 != 0) return;
-    mbarrier_arrive_expect(barriers + K_FULL, layout::TILE + (i == 0 ? rows * HEAD * 2 : 0));
-    if (i == 0)
-        copy_tile<128, HEAD>(start + layout::Q, &p.q, head * group,
-                       t.q_start + t.block * (rows / p.fused.group), barriers + K_FULL);
+    mbarrier_wait(barriers + K_EMPTY, (at >> 1 & 1) ^ 1);
+    if (threadIdx.x % 32 != 0) return;
+    mbarrier_arrive_expect(barriers + K_FULL, layout::TILE);
     copy_tile<128, HEAD>(to, &p.k, head, key_block_row(t, i), barriers + K_FULL);
 }
 
 /* Where the last block of keys is not whole, what follows in memory is another document, or anything: as 0 x NaN is
-   NaN, its rows of V become zeros before those who compute see them. (Its scores are overwritten.) */
+   NaN, its rows of V become zeros before those who compute see them. (Its scores are overwritten.) `tails` counts how
+   often. */
 template <int HEAD>
-CF_HOPPER_DEVICE void hopper_load_v(const hopper_params &p, const tile &t, int head, shared_address start, int i) {
+CF_HOPPER_DEVICE void hopper_load_v(const hopper_params &p, const tile &t, int head, shared_address start, int i,
+                                    int at, int &tails) {
     typedef hopper_forward_layout<HEAD> layout;
-    const int lane = (int)threadIdx.x % 32, stage = i & 1, valid = t.k_length - (t.end - 1) * HOPPER_KEYS;
+    const int lane = (int)threadIdx.x % 32, stage = at & 1, valid = t.k_length - (t.end - 1) * HOPPER_KEYS;
     const bool part = i == 0 && valid < HOPPER_KEYS;
     const shared_address barriers = start + layout::BARRIERS + (shared_address)(8 * stage);
-    const shared_address landed = barriers + (part ? V_TAIL : V_FULL);
+    const shared_address landed = part ? start + layout::BARRIERS + V_TAIL : barriers + V_FULL;
     const shared_address to = start + (shared_address)(layout::V + stage * layout::TILE);
-    mbarrier_wait(barriers + V_EMPTY, (i >> 1 & 1) ^ 1);
+    mbarrier_wait(barriers + V_EMPTY, (at >> 1 & 1) ^ 1);
     if (lane == 0) {
         mbarrier_arrive_expect(landed, layout::TILE);
         copy_tile<128, HEAD>(to, &p.v, head, key_block_row(t, i), landed);
     }
     if (!part) return;
-    mbarrier_wait(landed, 0);
+    mbarrier_wait(landed, tails++ & 1);
     zero_rows<128, HEAD, 32>(to, valid, 128, lane);
     __syncwarp();
     if (lane == 0) mbarrier_arrive(barriers + V_FULL);
+}
+
+/* All that a block needs, by one warp, from its first tile on. K comes a block of keys ahead of V, and the first one of
+   a tile before there is room for its Q. */
+template <int HEAD, int VARIANT>
+CF_HOPPER_DEVICE void hopper_forward_loads(const hopper_params &p, tile t, int head, shared_address start) {
+    int turn = 0, tails = 0;
+    for (int at = 0; head >= 0; turn++) {
+        const int n = t.end - t.begin;
+        if (n > 0) hopper_load_k<HEAD>(p, t, head, start, 0, at);
+        hopper_load_q<HEAD, VARIANT>(p, t, head, start, turn);
+        for (int i = 0; i < n; i++, at++) {
+            if (i + 1 < n) hopper_load_k<HEAD>(p, t, head, start, i + 1, at + 1);
+            hopper_load_v<HEAD>(p, t, head, start, i, at, tails);
+        }
+        if constexpr ((VARIANT & HOPPER_PERSISTENT) == 0) return;
+        const int work = hopper_take_work(p);
+        if (work < p.fused.work.n_blocks) t = find_work(p.fused.work, work, &head);
+        else head = -1;
+    }
+    hopper_load_q<HEAD, VARIANT>(p, t, -1, start, turn);
 }
 
 /* Scores of a warpgroup's 64 rows: q and k are at their first 16 columns. */
@@ -1806,6 +1919,26 @@ template <typename T, int N> CF_DEVICE void pack_sums(uint32_t (&to)[N][4], cons
     }
 }
 
+/* In each step of a ping-pong a warpgroup waits for its turn before it starts its products, and then it is the other's
+   turn: so the exponentials of each are worked out under the products of the other. Each of the two has a barrier, at
+   which it waits and the other one arrives. Both take as many turns, and the first one starts: the second arrives for
+   that before its steps, and not after its last one. */
+const int HOPPER_TURN = 2; /* named barriers 2 and 3 */
+
+template <int VARIANT> CF_HOPPER_DEVICE void hopper_wait_for_turn(int consumer) {
+    if constexpr ((VARIANT & HOPPER_PING_PONG) != 0) named_barrier<HOPPER_CONSUMERS>(HOPPER_TURN + consumer);
+}
+
+template <int VARIANT> CF_HOPPER_DEVICE void hopper_pass_turn(int consumer, bool wanted) {
+    if constexpr ((VARIANT & HOPPER_PING_PONG) != 0)
+        if (wanted) named_barrier_arrive<HOPPER_CONSUMERS>(HOPPER_TURN + 1 - consumer);
+}
+
+/* Where a warpgroup is among the stages of K and V: the next one that it uses, and the parity of the wait for it. */
+struct hopper_place {
+    int stage, parity;
+};
+
 /* What a thread of a warpgroup keeps over the blocks of keys. */
 struct hopper_rows {
     int first_row, warp_row;  /* of the tile, among packed rows; of the warp, in the tile */
@@ -1828,11 +1961,13 @@ CF_HOPPER_DEVICE void hopper_soften(float (&s)[1][16][4], float (&shrink)[2], ru
 
 /* A warpgroup's 64 rows of a tile of 128. In each step the product with V of a block of keys runs while the scores of
    the next one become exponentials. */
-template <typename T, int HEAD>
-CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &t, int head, shared_address start) {
+template <typename T, int HEAD, int VARIANT>
+CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &t, int head, shared_address start,
+                                          hopper_place &at) {
     typedef hopper_forward_layout<HEAD> layout;
     const fused_params &p = all.fused;
-    const int thread = (int)threadIdx.x - (HOPPER_THREADS - HOPPER_CONSUMERS), group_row = thread / 128 * 64;
+    const int thread = (int)threadIdx.x - (HOPPER_THREADS - HOPPER_CONSUMERS);
+    const int consumer = thread / 128, group_row = consumer * 64; /* which of the two warpgroups, and its first row */
     const int n_blocks = t.end - t.begin, n_rows = lesser(t.q_length * p.group.by, (t.block + 1) * p.forward_rows);
     const bool leader = thread % 32 == 0;
     const shared_address barriers = start + layout::BARRIERS;
@@ -1852,19 +1987,21 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
     r.top[0][0] = r.top[0][1] = -INFINITY;
     r.sum[0][0] = r.sum[0][1] = 0.0f;
     if (n_blocks > 0) {
-        mbarrier_wait(barriers + K_FULL, 0);
+        int stage = at.stage, parity = at.parity; /* of the V that is multiplied next */
+        mbarrier_wait(barriers + (shared_address)(K_FULL + 8 * stage), parity);
         wgmma_fence();
-        hopper_scores<T, HEAD>(s[0], q, k);
+        hopper_scores<T, HEAD>(s[0], q, matrix_step(k, stage * layout::TILE));
         wgmma_wait<0>();
         hold_registers(s[0]);
-        if (leader) mbarrier_arrive(barriers + K_EMPTY);
+        if (leader) mbarrier_arrive(barriers + (shared_address)(K_EMPTY + 8 * stage));
         hopper_soften(s, shrink, r, p, t, rows, (t.end - 1) * HOPPER_KEYS);
         pack_sums<T>(probs, s[0]);
-        int stage = 0, parity = 0; /* of the V that is multiplied */
+        hopper_pass_turn<VARIANT>(consumer, consumer == 1 && n_blocks > 1);
         for (int key = (t.end - 2) * HOPPER_KEYS; key >= t.begin * HOPPER_KEYS; key -= HOPPER_KEYS) {
             const shared_address here = barriers + (shared_address)(8 * stage);
             const shared_address next = barriers + (shared_address)(8 - 8 * stage);
             mbarrier_wait(next + K_FULL, parity ^ stage);
+            hopper_wait_for_turn<VARIANT>(consumer);
             hold_registers(s[0]);
             hold_registers(o[0]);
             hold_registers(probs);
@@ -1873,6 +2010,7 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
             mbarrier_wait(here + V_FULL, parity);
             wgmma_fence();
             hopper_add_values<T>(o[0], probs, matrix_step(v, stage * layout::TILE));
+            hopper_pass_turn<VARIANT>(consumer, consumer == 0 || key > t.begin * HOPPER_KEYS);
             wgmma_wait<1>();
             hold_registers(s[0]);
             if (leader) mbarrier_arrive(next + K_EMPTY);
@@ -1897,6 +2035,10 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
         hopper_add_values<T>(o[0], probs, matrix_step(v, stage * layout::TILE));
         wgmma_wait<0>();
         hold_registers(o[0]);
+        if ((VARIANT & HOPPER_PERSISTENT) != 0 && leader)
+            mbarrier_arrive(barriers + (shared_address)(V_EMPTY + 8 * stage));
+        at.parity = parity ^ stage;
+        at.stage = stage ^ 1;
     }
     if (t.part >= 0) {
         float *part = forward_part<HEAD>(p, head, t.part);
@@ -1912,7 +2054,26 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
                         start + layout::Q);
 }
 
-template <typename T, int HEAD> CF_DEVICE void hopper_forward_block(const hopper_params &p) {
+/* The tiles of a block, its first one or as they are told, by a warpgroup. What it wrote over Q is fenced before the
+   next Q is copied there. */
+template <typename T, int HEAD, int VARIANT>
+CF_HOPPER_DEVICE void hopper_forward_tiles(const hopper_params &p, tile t, int head, shared_address start) {
+    typedef hopper_forward_layout<HEAD> layout;
+    const shared_address barriers = start + layout::BARRIERS;
+    hopper_place at = {0, 0};
+    for (int turn = 0;; turn++) {
+        mbarrier_wait(barriers + TILE_FULL, turn & 1);
+        if constexpr ((VARIANT & HOPPER_PERSISTENT) != 0) t = hopper_told(start + layout::TOLD, &head);
+        if (head < 0) return;
+        hopper_forward_rows<T, HEAD, VARIANT>(p, t, head, start, at);
+        if constexpr ((VARIANT & HOPPER_PERSISTENT) == 0) return;
+        fence_proxy_async();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) mbarrier_arrive(barriers + TILE_EMPTY);
+    }
+}
+
+template <typename T, int HEAD, int VARIANT> CF_DEVICE void hopper_forward_block(const hopper_params &p) {
     typedef hopper_forward_layout<HEAD> layout;
     int head;
     const tile t = find_work(p.fused.work, &head);
@@ -1926,6 +2087,8 @@ template <typename T, int HEAD> CF_DEVICE void hopper_forward_block(const hopper
             mbarrier_init(at + V_EMPTY, HOPPER_CONSUMERS / 32);
         }
         mbarrier_init(barriers + V_TAIL, 1);
+        mbarrier_init(barriers + TILE_FULL, 1);
+        mbarrier_init(barriers + TILE_EMPTY, HOPPER_CONSUMERS / 32);
         fence_mbarrier_init();
     }
     zero_rows<128, HEAD, HOPPER_THREADS>(start + layout::Q, p.fused.forward_rows, 128, (int)threadIdx.x);
@@ -1933,24 +2096,20 @@ template <typename T, int HEAD> CF_DEVICE void hopper_forward_block(const hopper
     if (threadIdx.x < HOPPER_THREADS - HOPPER_CONSUMERS) {
         give_registers_back<40>();
         if (threadIdx.x >= 32) return;
-        for (int i = 0, n = t.end - t.begin; i < n; i++) {
-            if (i == 0) hopper_load_k<HEAD>(p, t, head, start, 0);
-            if (i + 1 < n) hopper_load_k<HEAD>(p, t, head, start, i + 1);
-            hopper_load_v<HEAD>(p, t, head, start, i);
-        }
+        hopper_forward_loads<HEAD, VARIANT>(p, t, head, start);
     } else {
         take_registers<232>();
-        hopper_forward_rows<T, HEAD>(p, t, head, start);
+        hopper_forward_tiles<T, HEAD, VARIANT>(p, t, head, start);
     }
 }
 
 /* One block: as many whole tokens as 128 packed rows hold, of one key head, against all keys that they see, or a part
    of these. 161 KB of shared memory (head size 64: 81), one block an SM. The warpgroup that loads needs few registers,
    and gives the others of its own: 40 and 232, where all have 168 at first. */
-template <typename T, int HEAD>
+template <typename T, int HEAD, int VARIANT>
 __global__ void __launch_bounds__(CF_HOPPER ? HOPPER_THREADS : 32, 1)
     attention_forward_hopper_kernel(const __grid_constant__ hopper_params p) {
-    if constexpr (CF_HOPPER) hopper_forward_block<T, HEAD>(p);
+    if constexpr (CF_HOPPER) hopper_forward_block<T, HEAD, VARIANT>(p);
 }
 
 /* ================================================================================================================
@@ -3063,7 +3222,45 @@ cf_result make_maps(const call &c, int64_t box_rows, bool backward, hopper_param
     return code;
 }
 
+/* Which variant of the forward runs: one choice for all threads, for measurements and tests alone. */
+#ifdef CHUNKFLOW_CUDA_VARIANTS
+int chosen_forward = HOPPER_PLAIN;
+#else
+const int chosen_forward = HOPPER_PLAIN;
+#endif
+
+typedef void hopper_kernel(hopper_params);
+
+template <typename T, int HEAD> hopper_kernel *forward_hopper_kernel() {
+    if constexpr (WITH_VARIANTS) {
+        hopper_kernel *const variants[N_HOPPER_FORWARDS] = {
+            attention_forward_hopper_kernel<T, HEAD, 0>, attention_forward_hopper_kernel<T, HEAD, 1>,
+            attention_forward_hopper_kernel<T, HEAD, 2>, attention_forward_hopper_kernel<T, HEAD, 3>};
+        return variants[chosen_forward];
+    }
+    return attention_forward_hopper_kernel<T, HEAD, HOPPER_PLAIN>;
+}
+
+/* The count of tiles that persistent blocks have taken comes after the sums of parts. */
+size_t hopper_forward_bytes(const problem *p) {
+    return WITH_VARIANTS ? align_up(fused_forward_bytes(p), 256) + 256 : fused_forward_bytes(p);
+}
+
+/* Where blocks are persistent, there are at most as many as processors, and nothing is taken yet. */
+cf_result prepare_taking(const call &c, hopper_params *h, int64_t *n_blocks) {
+    const problem *p = &c.problem_of->inner;
+    if ((chosen_forward & HOPPER_PERSISTENT) == 0) return CF_OK;
+    if (*n_blocks > INT32_MAX - MOST_PROCESSORS)
+        return cf_fail(c.error, CF_ERROR_LIMIT, "attention_forward", -1, INT32_MAX - MOST_PROCESSORS, *n_blocks,
+                       "too many tiles");
+    *n_blocks = std::min(*n_blocks, p->desc.n_processors);
+    h->taken = reinterpret_cast<int *>(static_cast<char *>(c.tensors->workspace) + hopper_forward_bytes(p) - 256);
+    const cudaError_t status = cudaMemsetAsync(h->taken, 0, sizeof *h->taken, c.stream);
+    return status == cudaSuccess ? CF_OK : fail_cuda(c.error, status, "attention_forward");
+}
+
 template <typename T, int HEAD> cf_result hopper_forward_as(const call &c) {
+    hopper_kernel *kernel = forward_hopper_kernel<T, HEAD>();
     const problem *p = &c.problem_of->inner;
     const tile_lists lists = lists_of(c);
     hopper_params h = {};
@@ -3071,11 +3268,13 @@ template <typename T, int HEAD> cf_result hopper_forward_as(const call &c) {
     h.fused.part_sums = static_cast<float *>(c.tensors->workspace);
     h.fused.n_parts = p->forward.n_parts;
     h.fused.work = lists.forward;
-    cf_result code = check_hopper_code(attention_forward_hopper_kernel<T, HEAD>, c.error);
+    int64_t n_blocks = lists.forward.n_blocks;
+    cf_result code = check_hopper_code(kernel, c.error);
     if (code == CF_OK) code = make_maps(c, p->forward_rows, false, &h);
+    if (code == CF_OK) code = prepare_taking(c, &h, &n_blocks);
     if (code == CF_OK)
-        code = launch("attention_forward", attention_forward_hopper_kernel<T, HEAD>, lists.forward.n_blocks,
-                      HOPPER_THREADS, hopper_forward_layout<HEAD>::BYTES, c.stream, c.error, h);
+        code = launch("attention_forward", kernel, n_blocks, HOPPER_THREADS,
+                      hopper_forward_layout<HEAD>::BYTES, c.stream, c.error, h);
     return code != CF_OK ? code
                          : launch_tiles("attention_combine", attention_combine_kernel<T, HEAD, HOPPER_CONSUMERS>,
                                         lists.split_forward, HOPPER_CONSUMERS, FORWARD_ROWS * HEAD * 2, c, h.fused);
@@ -3400,7 +3599,7 @@ struct path_entry {
 };
 
 const path_entry paths[] = {
-    {CF_ATTENTION_WGMMA, "wgmma", can_hopper, fused_n_tiles, fused_forward_bytes, fused_backward_bytes, hopper_forward,
+    {CF_ATTENTION_WGMMA, "wgmma", can_hopper, fused_n_tiles, hopper_forward_bytes, fused_backward_bytes, hopper_forward,
      hopper_backward},
     {CF_ATTENTION_MMA, "mma", can_fused, fused_n_tiles, fused_forward_bytes, fused_backward_bytes, fused_forward,
      fused_backward},
@@ -3580,6 +3779,18 @@ cf_result cf_attention_backward(const cf_attention *attention, const cf_attentio
     const call c = {a, tensors, stream, error};
     return code == CF_OK ? find_path(attention->path)->backward(c) : code;
 }
+
+#ifdef CHUNKFLOW_CUDA_VARIANTS
+/* Forwards with wgmma from here on, in all threads: a sum of hopper_forward_variant's numbers. Returns 0 where there is
+   none of this number, and changes nothing. Declared by those who measure. */
+int cf_attention_choose_forward(int variant);
+
+int cf_attention_choose_forward(int variant) {
+    if (variant < 0 || variant >= N_HOPPER_FORWARDS) return 0;
+    chosen_forward = variant;
+    return 1;
+}
+#endif
 
 } /* extern "C" */
 
@@ -5925,8 +6136,7 @@ template <typename T> cudaError_t load_16_bit() {
     cudaError_t status = load_kernels(attention_forward_kernel<T, 64>, attention_forward_kernel<T, 128>,
                                       attention_combine_kernel<T, 64, FORWARD_THREADS>,
                                       attention_combine_kernel<T, 128, FORWARD_THREADS>,
-                                      attention_forward_hopper_kernel<T, 64>,
-                                      attention_forward_hopper_kernel<T, 128>,
+                                      forward_hopper_kernel<T, 64>(), forward_hopper_kernel<T, 128>(),
                                       attention_combine_kernel<T, 64, HOPPER_CONSUMERS>,
                                       attention_combine_kernel<T, 128, HOPPER_CONSUMERS>,
                                       attention_backward_hopper_kernel<T, true>,

@@ -292,6 +292,8 @@ static void named_barrier_kernel(int how, float *out) {
     const uint32_t at = 4 * (threadIdx.x % 64);
     float x = (float)threadIdx.x;
     if (writer) cuda_emu_shared_store(at, &x, 4);
+    if (how == 4 && writer) cuda_emu_named_barrier(1, 128, false); /* once too often: complete without the readers */
+    if (how == 5 && writer) cuda_emu_named_barrier(3, 64, false);  /* nobody waits for these */
     if (how != 1 || writer) cuda_emu_named_barrier(how == 2 && writer ? 2 : 1, how == 3 ? 96 : 128, !writer);
     if (!writer) {
         cuda_emu_shared_load(&x, at, 4);
@@ -300,7 +302,7 @@ static void named_barrier_kernel(int how, float *out) {
 }
 
 TEST(named_barriers) {
-    for (int how = 0; how < 4; how++) {
+    for (int how = 0; how < 6; how++) {
         std::vector<float> out(64, -1.0f);
         cudaLaunchConfig_t config;
         config.blockDim = dim3(128);

@@ -137,6 +137,79 @@ TEST(parts) {
     }
 }
 
+#if defined(CHUNKFLOW_CUDA_EMULATION) || defined(CHUNKFLOW_CUDA_VARIANTS)
+#define VARIANTS CASE(variants), CASE(variants_of_parts),
+extern "C" int cf_attention_choose_forward(int variant);
+
+static void emulate_order(int how) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_set_order(how % 2);
+    cuda_emu_set_arrivals((cuda_emu_arrivals)(how % 4), (uint64_t)how);
+#else
+    (void)how;
+#endif
+}
+
+/* Every variant of the forward gives the bits of the plain one, whenever copies land and in whatever order warps run:
+   each `how` is another. */
+static bool check_variants(const host_problem &p, const run_options &o, const host_inputs &in, int how,
+                           device_results *plain) {
+    device_results other;
+    bool ok = run_on_device(p, in, o, plain);
+    for (int variant = 1; ok && cf_attention_choose_forward(variant); variant++) {
+        emulate_order(how++);
+        ok = run_on_device(p, in, o, &other) && CHECK(plain->bits == other.bits) &&
+             CHECK(memcmp(plain->values.lse.data(), other.values.lse.data(), other.values.lse.size() * 8) == 0);
+    }
+    emulate_order(0);
+    return CHECK(cf_attention_choose_forward(0)) && ok;
+}
+
+/* Documents of one block of keys and of several, tails, prefixes, groups, masks, NaNs that nobody may see. */
+TEST(variants) {
+    const int heads[][3] = {{2, 1, 128}, {7, 1, 64}, {3, 3, 128}, {10, 2, 96}, {6, 2, 128}, {5, 1, 64}};
+    NEEDS_WGMMA();
+    for (int i = harness_rounds(0, 1); i < 6; i += harness_rounds(1, 3)) {
+        host_problem p = problem_of(heads[i][0], heads[i][1], heads[i][2]);
+        run_options o = wgmma;
+        device_results plain;
+        p.dtype = i % 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
+        p.full = i == 3;
+        p.window = i == 1 || i % 3 == 2 ? 170 : 0;
+        p.softcap = i == 1 ? 2.5 : 0.0;
+        o.backward = false;
+        o.strided = i % 2 != 0;
+        o.processors = 1 + i;
+        p.add_slice(21, 90);
+        p.add_slice(70, 400 + 37 * i);
+        p.add_slice(9, 4);
+        p.add_slice(130, 270);
+        p.add_slice(30, 30);
+        host_inputs in = random_inputs(p, (uint64_t)(500 + i));
+        const size_t k_row = (size_t)(heads[i][1] * heads[i][2]), first = (size_t)p.cu_k[4] * k_row;
+        for (size_t j = first; j < first + 30 * k_row; j++) in.k[j] = in.v[j] = NAN;
+        if (!check_variants(p, o, in, i, &plain)) return;
+    }
+}
+
+TEST(variants_of_parts) {
+    NEEDS_WGMMA();
+    for (int i = 0; i < 2; i++) {
+        host_problem p = problem_of(2, 1, i ? 64 : 128);
+        run_options o = wgmma;
+        device_results plain;
+        o.processors = i ? 40 : 100;
+        o.backward = false;
+        p.add_slice(9, 30);
+        p.add_slice(20, 1400 + 63 * i);
+        if (!check_variants(p, o, random_inputs(p, (uint64_t)(600 + i)), 3 + i, &plain)) return;
+        CHECK(plain.attention.n_split_forward_tiles > 0);
+    }
+}
+#else
+#define VARIANTS
+#endif
+
 #ifdef CHUNKFLOW_CUDA_EMULATION
 /* The same bits and no fault whenever copies land and in whatever order warps run; but dQ by atomic additions, whose
    order is that of blocks. */
@@ -188,6 +261,34 @@ TEST(masked_blocks_are_skipped) {
         CHECK_INT(cuda_emu_total().mma, 0);
         CHECK_INT(cuda_emu_total().conflicts, 0);
     }
+}
+
+/* In a ping-pong both warpgroups wait for each of their steps but the first; persistent blocks are few, and do what
+   others do, each tile once. */
+TEST(turns) {
+    host_problem p = problem_of(1, 1, 128);
+    run_options o = wgmma;
+    device_results got;
+    cuda_emu_counts counts[4];
+    p.add_slice(512, 512);
+    o.backward = false;
+    o.processors = 3;
+    const host_inputs in = random_inputs(p, 1);
+    for (int variant = 0; variant < 4; variant++) {
+        REQUIRE(cf_attention_choose_forward(variant));
+        const bool ok = run_on_device(p, in, o, &got);
+        CHECK(cf_attention_choose_forward(0));
+        if (!ok) return;
+        counts[variant] = cuda_emu_kernel("attention_forward");
+    }
+    for (int variant = 0; variant < 4; variant++) {
+        const int turns = variant & 1 ? 2 * (0 + 1 + 2 + 3) : 0; /* by tile of 128 rows */
+        CHECK_INT(counts[variant].blocks, variant & 2 ? 3 : 4);
+        CHECK_INT(counts[variant].barriers - counts[0].barriers, turns - (4 - counts[variant].blocks));
+        CHECK_INT(counts[variant].wgmma, counts[0].wgmma);
+        CHECK_INT(counts[variant].bulk_bytes, counts[0].bulk_bytes);
+    }
+    for (int variant : {-1, 1000}) CHECK(!cf_attention_choose_forward(variant));
 }
 
 /* A driver without the function that makes tensor maps, and arrays that they cannot describe. */
@@ -254,10 +355,10 @@ TEST(choice) {
 }
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
-#define EMULATED CASE(arrivals), CASE(masked_blocks_are_skipped), CASE(refused_calls),
+#define EMULATED CASE(arrivals), CASE(masked_blocks_are_skipped), CASE(turns), CASE(refused_calls),
 #else
 #define EMULATED
 #endif
 
 SUITE(wgmma, CASE(shapes), CASE(groups), CASE(mask_edges), CASE(nan_in_the_next_document), CASE(parts),
-      EMULATED CASE(choice));
+      VARIANTS EMULATED CASE(choice));

@@ -36,8 +36,20 @@ struct named_barrier {
     int wanted = 0, arrived = 0;
     std::vector<moment> given;
     std::vector<int> waiting;
+    std::vector<bool> here; /* by thread, since the barrier was complete last */
 };
 static named_barrier named_barriers[16];
+
+/* Who arrives, and that somebody waits: a device counts a warp that arrives twice as two, and lets a barrier be
+   complete for nobody. */
+static void check_arrival(named_barrier *b, int id, bool wait) {
+    if (b->arrived == 0) b->here.assign((size_t)n_threads, false);
+    if (b->here[(size_t)now->id])
+        cuda_emu_add_fault(CUDA_EMU_BARRIER, "thread %d arrives twice at named barrier %d", now->id, id);
+    b->here[(size_t)now->id] = true;
+    if (b->arrived + 1 >= b->wanted && !wait && b->waiting.empty())
+        cuda_emu_add_fault(CUDA_EMU_BARRIER, "nobody waits at named barrier %d of %d threads", id, b->wanted);
+}
 
 void cuda_emu_named_barrier(int id, int threads, bool wait) {
     turn_clocks_on();
@@ -50,6 +62,7 @@ void cuda_emu_named_barrier(int id, int threads, bool wait) {
     if (b->wanted != threads)
         cuda_emu_add_fault(CUDA_EMU_BARRIER, "named barrier %d is of %d threads for some, of %d for others", id,
                            b->wanted, threads);
+    check_arrival(b, id, wait);
     if (b->given.empty()) b->given.assign(clock_row, 0);
     give_row(b->given.data());
     if (++b->arrived >= b->wanted) {
