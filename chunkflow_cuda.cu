@@ -4440,7 +4440,7 @@ void set_owner(heap *home, array<owned> *owners, int64_t low, int64_t high, int6
        action         stream       waits for, and then records its own event
        F R B I W      COMPUTE      the RECV of its input, the latest PREFETCH of its group
        OFFLOAD        OUT          what put the rows there (F or PREFETCH), the latest pass of the group
-       PREFETCH       IN           its OFFLOAD
+       PREFETCH       IN           nothing: who had its rows last, its OFFLOAD or another one, came after that
        RECV           its link     the pass that makes the tensor, on the peer's stage. It copies; the SEND does nothing
        with NCCL:
        SEND           the link     the pass that makes the tensor
@@ -4464,7 +4464,7 @@ struct planned {
     int32_t stream = 0;
     int64_t event = -1;    /* index of its end event, its start event is the next one; -1: its RECV has it */
     int64_t partner = -1;  /* SEND: position of the RECV. RECV: of the pass that makes the tensor. In the peer's list.
-                              OFFLOAD: of what put the rows there, F or an earlier PREFETCH. PREFETCH: of its OFFLOAD */
+                              OFFLOAD: of what put the rows there, F or an earlier PREFETCH */
     int32_t peer = -1;     /* index of the stage at the other end among the local ones, or its number with NCCL */
     int32_t overwrite = 0; /* the first backward that touches these rows of gradient */
     int32_t with_gradient = 0; /* a move takes rows of gradient along */
@@ -4884,7 +4884,6 @@ void record_rows(recording *r, int64_t at) {
         end_rows(r, at, p->with_gradient);
         rows->left = at;
     } else if (a.pass == CF_PREFETCH) {
-        p->partner = rows->left;
         p->with_gradient = s->plan[rows->left].with_gradient;
         p->host = s->plan[rows->left].host;
         const plane_set *planes = &s->planes[2 * local];
@@ -5561,7 +5560,7 @@ int run_move(void *user, const cf_step *step) {
     if (e->failure.code != CF_OK) return 0;
     (void)issue(s, step->position, [&] {
         cf_error why = {};
-        for (int i = 0; i < 1 + p.with_gradient && why.code == CF_OK && e->has_state; i++) {
+        for (int i = 0; i < 1 + p.with_gradient && why.code == CF_OK; i++) {
             const cf_state state = state_of(s, a, i == 1);
             if (state.n_layers == 0) break;
             (void)(a.pass == CF_OFFLOAD ? cf_state_offload(&state, row, rows, host, own_stream(s, p), &why)

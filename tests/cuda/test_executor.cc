@@ -389,7 +389,8 @@ struct device_model {
 
     /* what tests change */
     int64_t fail_at = -1, n_passes = 0; /* this pass reports number 5 */
-    bool raises = false;                /* and says why */
+    bool raises = false;                /* and says why, with this item */
+    int64_t raised_item = 7;
     int64_t cancel_at = -1, n_progress = 0;
     std::function<void(const cf_cuda_step *)> before;
     std::function<void(const cf_progress *)> in_progress;
@@ -424,7 +425,7 @@ struct device_model {
         if (note) seen.push_back({stage, step->step->position, a, *step});
         if (before) before(step);
         if (n_passes++ == fail_at && raises)
-            (void)cf_fail(step->step->error, CF_ERROR_SPACE, "registers", 7, 8, 9, "spilled");
+            (void)cf_fail(step->step->error, CF_ERROR_SPACE, "registers", raised_item, 8, 9, "spilled");
         if (n_passes - 1 == fail_at) return 5;
         if (!may_fail) CHECK(cudaGetDevice(&current) == cudaSuccess && current == device(stage));
         CHECK_INT(step->device, device(stage));
@@ -1542,6 +1543,41 @@ TEST(bad_loads) {
     CHECK_INT(cf_executor_timeline(e, nullptr, &timeline, &error), CF_ERROR_ARGUMENT); /* without desc.timeline */
 }
 
+static int count_pass(void *user, const cf_cuda_step *step) {
+    CHECK(step->state.data == nullptr && step->gradient.data == nullptr);
+    ++*static_cast<int64_t *>(user);
+    return 0;
+}
+
+/* A model that keeps its state itself: a schedule may have moves, for which the executor has nothing to do. */
+TEST(moves_without_state) {
+    setting x = small_setting();
+    x.timeline = 1;
+    batch b;
+    cf_error error = {};
+    cf_timeline *measured = nullptr;
+    int64_t n_passes = 0;
+    REQUIRE(make_batch(x, &b) && CHECK(b.n_moves > 0));
+    device_model m(x, b, 1);
+    cf_executor_desc d = m.desc();
+    d.attention = cf_attention_desc();
+    d.user = &n_passes;
+    d.forward = d.backward = count_pass;
+    d.progress = nullptr;
+    REQUIRE(CHECK_INT(cf_executor_create(&d, &m.executor, &error), CF_OK));
+    REQUIRE(CHECK_INT(cf_executor_load(m.executor, b.plan, b.schedule(), &error), CF_OK));
+    REQUIRE(CHECK_INT(cf_executor_run(m.executor, &error), CF_OK));
+    CHECK_INT(n_passes, b.made->n_actions);
+    for (int64_t stage = 0; stage < m.n_stages(); stage++) {
+        cf_executor_memory memory = {};
+        REQUIRE(cf_executor_memory_of(m.executor, stage, &memory, &error) == CF_OK);
+        CHECK(memory.arena > 0);
+        CHECK_INT(memory.state + memory.state_live + memory.gradient + memory.gradient_live + memory.host, 0);
+    }
+    CHECK_INT(cf_executor_timeline(m.executor, nullptr, &measured, &error), CF_OK);
+    cf_timeline_free(measured);
+}
+
 /* ---- memory from load to load ---- */
 
 TEST(loads_reuse_memory) {
@@ -2267,6 +2303,32 @@ static bool failing_late(const rank_context &c) {
     return ok && (c.rank == 0 || (RANK_CHECK(error.got == 0) && RANK_CHECK(strcmp(error.field, "nccl") == 0)));
 }
 
+/* What a callback writes into its error is its own: the other processes find the action without it. */
+static bool raising_rank(const rank_context &c) {
+    small_run r(c);
+    if (!r.m) return false;
+    device_model &m = *r.m;
+    if (!start_rank(c, &m)) return false;
+    const cf_schedule *s = cf_executor_schedule(m.executor);
+    int64_t position = -1; /* of the fourth pass of stage 1 */
+    for (int64_t n = 0; n < 4; n += s->actions[s->first[1] + position].pass < CF_COMPUTE_PASS_COUNT) position++;
+    for (const int64_t item : {(int64_t)-1, (int64_t)7, INT64_MAX, INT64_MIN}) {
+        const bool own = c.rank == 1;
+        cf_error error = {};
+        m.clear_results();
+        if (own) m.fail_at = 3;
+        m.raises = true;
+        m.raised_item = item;
+        if (!RANK_CHECK(cf_executor_run(m.executor, &error) == CF_ERROR_SPACE)) return false;
+        if (!RANK_CHECK(error.item == (own ? item : position))) return false;
+        if (!RANK_CHECK(error.got == (own ? 9 : 1) && strcmp(error.field, own ? "registers" : "nccl") == 0)) return false;
+        if (!RANK_CHECK(strstr(error.text, action_text(s, 1, position).c_str()) == error.text)) return false;
+        m.fail_at = -1;
+        if (!run_rank(c, &m, *r.host)) return false;
+    }
+    return true;
+}
+
 /* Callbacks that only ask do no harm over NCCL either. An error that one leaves behind, or that was there before, stops
    the run of all, and not the communicator: the next run is a good one. */
 static bool stained_rank(const rank_context &c) {
@@ -2304,6 +2366,7 @@ static bool stained_rank(const rank_context &c) {
 TEST(a_process_fails) {
     CHECK(run_ranks(3, "rendezvous", stained_rank));
     CHECK(run_ranks(2, "rendezvous", failing_late));
+    CHECK(run_ranks(3, "rendezvous", raising_rank));
     CHECK(run_ranks(3, "rendezvous", failing_rank));
     CHECK(run_ranks(2, "buffered", failing_rank));
 }
@@ -2425,5 +2488,5 @@ SUITE(executor, CASE(one_chunk), CASE(random_batches), CASE(places), CASE(memory
       CASE(errors_that_callbacks_leave), CASE(errors_from_before), CASE(calls_from_callbacks),
       CASE(names_of_virtual_stages),
       CASE(blocking_changes_nothing), CASE(bad_descriptors), CASE(items_that_are_too_large), CASE(damaged_plans),
-      CASE(bad_loads), CASE(loads_reuse_memory),
+      CASE(bad_loads), CASE(moves_without_state), CASE(loads_reuse_memory),
       CASE(attention_of_each_chunk) EMULATED_CASES);
