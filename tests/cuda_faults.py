@@ -5,9 +5,9 @@
     BUILD=build/nosan python3 tests/cuda_faults.py [part of a fault's name ...]
 
 A copy of the file has all faults in it, each behind a number that the environment gives, so that one more compilation
-does for all. For each fault the test that should catch it runs under the emulation, and must fail; without a fault all of
-them must pass. No sanitizer is needed, so that all of it takes minutes. Prints a line for each fault, and "N caught, N
-missed"; the latter sets the exit status.
+does for all. For each fault the test that should catch it runs under the emulation, and must fail; without a fault all
+of them must pass. No sanitizer is needed, so that all of it takes minutes. Prints a line for each fault, and "N caught,
+N missed"; the latter sets the exit status.
 """
 
 import os

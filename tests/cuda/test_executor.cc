@@ -804,7 +804,21 @@ static void claim_pass(claims *to, const device_model &m, const positions &p, co
             "attention workspace", a.chunk);
 }
 
-static bool check_stage_places(const device_model &m, int64_t stage) {
+/* The worst so far of what is laid out / live at most. */
+struct losses {
+    double arena = 1.0, state = 1.0, gradient = 1.0;
+
+    void add(const cf_executor_memory &m) {
+        arena = std::max(arena, (double)m.arena / (double)std::max<int64_t>(m.arena_live, 1));
+        state = std::max(state, (double)m.state / (double)std::max<int64_t>(m.state_live, 1));
+        gradient = std::max(gradient, (double)m.gradient / (double)std::max<int64_t>(m.gradient_live, 1));
+    }
+    void report() const {
+        harness_report("laid out / live at most: arena %.3f, state %.3f, gradient %.3f", arena, state, gradient);
+    }
+};
+
+static bool check_stage_places(const device_model &m, int64_t stage, losses *worst) {
     const cf_schedule *s = cf_executor_schedule(m.executor);
     const int64_t n = s->first[stage + 1] - s->first[stage];
     std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> moves;
@@ -829,6 +843,7 @@ static bool check_stage_places(const device_model &m, int64_t stage) {
     cf_executor_memory memory = {};
     cf_error error = {};
     bool ok = check_disjoint(all) && CHECK_INT(cf_executor_memory_of(m.executor, stage, &memory, &error), CF_OK);
+    worst->add(memory);
     uintptr_t low = UINTPTR_MAX, high = 0;
     for (const claim &c : all.all) {
         low = std::min(low, c.low);
@@ -869,6 +884,7 @@ static bool check_books(const device_model &m, int64_t stage) {
 TEST(places) {
     const int n_devices = devices_at_hand();
     int64_t n_moves = 0;
+    losses worst;
     for (uint64_t seed = 1000; seed < (uint64_t)harness_rounds(1150, 1040); seed++) {
         const setting x = random_setting(seed, n_devices);
         batch b;
@@ -882,9 +898,10 @@ TEST(places) {
         m.clear_results();
         REQUIRE(CHECK_INT(cf_executor_run(m.executor, &error), CF_OK));
         for (int64_t stage = 0; stage < m.n_stages(); stage++)
-            REQUIRE(check_stage_places(m, stage) && check_books(m, stage));
+            REQUIRE(check_stage_places(m, stage, &worst) && check_books(m, stage));
     }
     CHECK(n_moves > harness_rounds(300, 80)); /* the settings are not trivial */
+    worst.report();
 }
 
 /* State live is what the interpreter counts where every chunk is in a group and none is hybrid. */
@@ -932,7 +949,7 @@ static std::vector<int64_t> long_tailed(int64_t n, int64_t longest, harness_rng 
 TEST(gaps_are_small) {
     static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_INTERLEAVED,
                                              CF_SCHEDULE_ZERO_BUBBLE};
-    double worst_arena = 0.0, worst_state = 0.0, worst_gradient = 0.0;
+    losses worst;
     devices_at_hand();
     for (int i = 0; i < harness_rounds(8, 4); i++) {
         harness_rng rng = {(uint64_t)i};
@@ -960,16 +977,13 @@ TEST(gaps_are_small) {
         for (int64_t stage = 0; stage < 4; stage++) {
             cf_executor_memory memory = {};
             REQUIRE(cf_executor_memory_of(m.executor, stage, &memory, &error) == CF_OK);
-            worst_arena = std::max(worst_arena, (double)memory.arena / (double)memory.arena_live);
-            worst_state = std::max(worst_state, (double)memory.state / (double)memory.state_live);
-            worst_gradient = std::max(worst_gradient, (double)memory.gradient / (double)memory.gradient_live);
+            worst.add(memory);
         }
     }
-    CHECK(worst_arena < 1.5);
-    CHECK(worst_state < 1.8); /* of two long groups one grows while the other shrinks, and both grow upwards */
-    CHECK(worst_gradient < 1.5);
-    harness_report("laid out / live at most: arena %.3f, state %.3f, gradient %.3f", worst_arena, worst_state,
-                   worst_gradient);
+    CHECK(worst.arena < 1.5);
+    CHECK(worst.state < 1.8); /* of two long groups one grows while the other shrinks, and both grow upwards */
+    CHECK(worst.gradient < 1.5);
+    worst.report();
 }
 
 /* ---- a batch for all that follows ---- */
@@ -1688,8 +1702,8 @@ TEST(attention_of_each_chunk) {
 /* ---- every order of streams ---- */
 
 TEST(every_order) {
-    const int n_devices = devices_at_hand();
-    for (uint64_t seed = 2000; seed < (uint64_t)harness_rounds(2016, 2004); seed++) {
+    const int n_devices = devices_at_hand(); /* the first setting moves state on two of them */
+    for (uint64_t seed = 2008; seed < (uint64_t)harness_rounds(2024, 2012); seed++) {
         const setting x = random_setting(seed, n_devices);
         bool ok = true;
         cuda_emu_each_policy(3, [&] {
@@ -2321,7 +2335,8 @@ static bool raising_rank(const rank_context &c) {
         m.raised_item = item;
         if (!RANK_CHECK(cf_executor_run(m.executor, &error) == CF_ERROR_SPACE)) return false;
         if (!RANK_CHECK(error.item == (own ? item : position))) return false;
-        if (!RANK_CHECK(error.got == (own ? 9 : 1) && strcmp(error.field, own ? "registers" : "nccl") == 0)) return false;
+        if (!RANK_CHECK(error.got == (own ? 9 : 1))) return false;
+        if (!RANK_CHECK(strcmp(error.field, own ? "registers" : "nccl") == 0)) return false;
         if (!RANK_CHECK(strstr(error.text, action_text(s, 1, position).c_str()) == error.text)) return false;
         m.fail_at = -1;
         if (!run_rank(c, &m, *r.host)) return false;
