@@ -678,6 +678,7 @@ struct alignas(16) tile {
     int32_t part;       /* a part of a split tile: its index among all parts. Otherwise -1 */
     int32_t unused[3];
 };
+static_assert(sizeof(tile) == 48, "three accesses of 16 bytes");
 
 /* Division by a number that the host knows, with a product instead: packed rows are split into token and head by every
    thread for every row that it loads. Exact for 0 <= n < 2^31. */
@@ -3697,6 +3698,50 @@ cf_result check_call(const prepared *a, const cf_attention_tensors *x, int backw
     return CF_OK;
 }
 
+/* ---- loading kernels ---- */
+
+/* CUDA loads a kernel when it is first launched, and may wait for the whole device then: for ever, where that is a
+   receive that waits for a process which waits for this one. So the executor has all of them loaded, on the current
+   device. */
+template <typename... K> cudaError_t load_kernels(K *...kernels) {
+    cudaFuncAttributes unused;
+    const cudaError_t all[] = {cudaFuncGetAttributes(&unused, kernels)...};
+    for (const cudaError_t status : all)
+        if (status != cudaSuccess) return status;
+    return cudaSuccess;
+}
+
+template <typename T, int HEAD, int ROWS, int KEYS, int STAGES> cudaError_t load_backward() {
+    return load_kernels(attention_backward_kernel<T, HEAD, ROWS, KEYS, STAGES>,
+                        attention_join_kernel<HEAD, KEYS, KEYS / 64>, attention_dq_kernel<T, HEAD, ROWS>,
+                        attention_round_dq_kernel<T, HEAD, ROWS, 2>);
+}
+
+template <typename T> cudaError_t load_16_bit() {
+    cudaError_t status = load_kernels(attention_forward_kernel<T, 64>, attention_forward_kernel<T, 128>,
+                                      attention_combine_kernel<T, 64, FORWARD_THREADS>,
+                                      attention_combine_kernel<T, 128, FORWARD_THREADS>,
+                                      forward_hopper_kernel<T, 64>(), forward_hopper_kernel<T, 128>(),
+                                      attention_combine_kernel<T, 64, HOPPER_CONSUMERS>,
+                                      attention_combine_kernel<T, 128, HOPPER_CONSUMERS>,
+                                      attention_backward_hopper_kernel<T, true>,
+                                      attention_backward_hopper_kernel<T, false>,
+                                      attention_join_kernel<128, KEY_TILE, 1>,
+                                      attention_round_dq_kernel<T, 128, ROW_TILE, 1>,
+                                      attention_stats_kernel<T>, softmax_kernel<T>, softmax_backward_kernel<T>);
+    if (status == cudaSuccess) status = load_backward<T, 64, LARGE_ROW_TILE, KEY_TILE, 2>();
+    if (status == cudaSuccess) status = load_backward<T, 64, ROW_TILE, KEY_TILE, 2>();
+    if (status == cudaSuccess) status = load_backward<T, 128, ROW_TILE, KEY_TILE, 2>();
+    return status == cudaSuccess ? load_backward<T, 128, ROW_TILE, SMALL_KEY_TILE, 1>() : status;
+}
+
+cudaError_t load_attention_kernels() {
+    cudaError_t status = load_16_bit<__nv_bfloat16>();
+    if (status == cudaSuccess) status = load_16_bit<__half>();
+    if (status != cudaSuccess) return status;
+    return load_kernels(softmax_kernel<float>, softmax_backward_kernel<float>, clear_kernel);
+}
+
 } /* namespace */
 
 extern "C" {
@@ -4221,6 +4266,20 @@ cf_result check_byte_rows(const void *data, const char *name, int64_t *stride, c
     return CF_OK;
 }
 
+template <typename T, int V> cudaError_t load_rows_of() {
+    return load_kernels(append_kernel<T, T, V>, append_kernel<T, float, V>);
+}
+
+cudaError_t load_state_kernels() {
+    cudaError_t status = load_kernels(padding_kernel);
+    if (status == cudaSuccess) status = load_rows_of<float, 1>();
+    if (status == cudaSuccess) status = load_rows_of<float, 4>();
+    if (status == cudaSuccess) status = load_rows_of<__nv_bfloat16, 1>();
+    if (status == cudaSuccess) status = load_rows_of<__nv_bfloat16, 8>();
+    if (status == cudaSuccess) status = load_rows_of<__half, 1>();
+    return status == cudaSuccess ? load_rows_of<__half, 8>() : status;
+}
+
 } /* namespace */
 
 extern "C" {
@@ -4433,7 +4492,6 @@ struct body {
     int64_t first, n;     /* its rectangles */
     int64_t height, room; /* by size and by room */
     int64_t begin;
-    double area;
     int64_t place; /* found by place_space; -1: not yet */
 };
 
@@ -4455,7 +4513,7 @@ struct layout {
 
 /* A body without rectangles, of no size. */
 int64_t add_body(layout *l, int64_t space) {
-    const body empty = {space, 0, 0, 0, 0, INT64_MAX, 0.0, 0};
+    const body empty = {space, 0, 0, 0, 0, INT64_MAX, 0};
     return l->bodies.push(l->home, empty) ? l->bodies.n - 1 : -1;
 }
 
@@ -4469,7 +4527,6 @@ void add_rect(layout *l, int64_t id, int64_t offset, int64_t size, int64_t room,
     b->height = std::max(b->height, offset + size);
     b->room = std::max(b->room, offset + r.room);
     b->begin = std::min(b->begin, begin);
-    b->area += (double)size * (double)(end - begin);
 }
 
 /* The most bytes in use at once, by what is really used, in all spaces that `counts` says yes to; -1: no memory. */
@@ -4501,16 +4558,14 @@ struct placing {
     array<std::pair<int64_t, int64_t>> taken; /* no place lies strictly between the two */
     array<int64_t> order, best; /* bodies, and their places */
     int64_t best_height;
-    bool in_slots;  /* the order at hand gives every rectangle its room, not its size */
-    bool narrowest; /* it takes the narrowest gap, not the lowest */
-    int64_t work;   /* pairs of rectangles that share time, looked at so far */
+    bool in_slots; /* the order at hand gives every rectangle its room, not its size */
+    int64_t work;  /* pairs of rectangles that share time, looked at so far */
 };
 
-/* Puts one body at the lowest or narrowest place that is free for all of its time: not where those are that were placed
+/* Puts one body at the lowest place that is free for all of its time: not where those are that were placed
    before it and live at a time of one of its rectangles. Most live shortly, so whole blocks have ended before. Returns
    its end. */
 int64_t place_body(placing *p, body *b) {
-    int64_t place = 0, best = -1, width = INT64_MAX;
     p->taken.n = 0;
     for (int64_t i = b->first; i < b->first + b->n; i++) {
         const rect &r = p->l->rects[i];
@@ -4526,29 +4581,24 @@ int64_t place_body(placing *p, body *b) {
     }
     p->work += p->taken.n;
     std::sort(p->taken.begin(), p->taken.end());
+    b->place = 0;
     for (const auto &range : p->taken) {
-        if (range.first >= place && range.first - place < width) {
-            best = place;
-            width = range.first - place;
-            if (!p->narrowest) break;
-        }
-        if (range.second > place) place = (range.second + p->unit - 1) / p->unit * p->unit;
+        if (range.first >= b->place) break;
+        b->place = std::max(b->place, (range.second + p->unit - 1) / p->unit * p->unit);
     }
-    b->place = best >= 0 ? best : place;
     return b->place + b->height;
 }
 
-enum { BY_ROOM, BY_HEIGHT, BY_LATEST, NARROWEST, BY_AREA, PROMOTED, N_ORDERS = PROMOTED + 50 };
+enum { BY_ROOM, BY_HEIGHT, PROMOTED, N_ORDERS = PROMOTED + 50 };
 
-/* The largest first, in one sense or another, or the latest; or, after another order, what reached highest there. */
-void next_order(placing *p, int64_t by) {
+/* The largest first, by what each is given and then by what it takes; after that, what reached highest before. */
+void next_order(placing *p, int64_t number) {
     const array<body> &bodies = p->l->bodies;
     const auto key = [&](int64_t i) {
         const body &b = bodies[i];
-        const int64_t size = by == BY_ROOM ? b.room : by == BY_LATEST ? b.begin : b.height;
-        return std::make_tuple(by == BY_AREA ? -b.area : -(double)size, b.begin, -b.height, i);
+        return std::make_tuple(number == BY_ROOM ? -b.room : -b.height, b.begin, -b.height, i);
     };
-    if (by < PROMOTED)
+    if (number < PROMOTED)
         return std::sort(p->order.begin(), p->order.end(), [&](int64_t i, int64_t j) { return key(i) < key(j); });
     int64_t *highest = std::max_element(p->order.begin(), p->order.end(), [&](int64_t i, int64_t j) {
         return bodies[i].place + bodies[i].height < bodies[j].place + bodies[j].height;
@@ -4592,7 +4642,6 @@ void place_space(layout *l, int64_t at) {
     for (int64_t i = 0; i < N_ORDERS && !l->home->failed; i++) {
         if (p.best_height < least + p.unit || p.work > MOST_WORK) break;
         p.in_slots = i == BY_ROOM;
-        p.narrowest = i == NARROWEST;
         next_order(&p, i);
         int64_t height = 0;
         for (const int64_t id : p.order) l->bodies[id].place = -1;
@@ -4651,7 +4700,7 @@ void set_owner(heap *home, array<owned> *owners, int64_t low, int64_t high, int6
        action         stream       waits for, and then records its own event
        F R B I W      COMPUTE      the RECV of its input, the latest PREFETCH of its group
        OFFLOAD        OUT          what put the rows there (F or PREFETCH), the latest pass of the group
-       PREFETCH       IN           its OFFLOAD
+       PREFETCH       IN           nothing: its rows are taken over from its OFFLOAD, or from who came after that
        RECV           its link     the pass that makes the tensor, on the peer's stage. It copies; the SEND does nothing
        with NCCL:
        SEND           the link     the pass that makes the tensor
@@ -4675,7 +4724,7 @@ struct planned {
     int32_t stream = 0;
     int64_t event = -1;    /* index of its end event, its start event is the next one; -1: its RECV has it */
     int64_t partner = -1;  /* SEND: position of the RECV. RECV: of the pass that makes the tensor. In the peer's list.
-                              OFFLOAD: of what put the rows there, F or an earlier PREFETCH. PREFETCH: of its OFFLOAD */
+                              OFFLOAD: of what put the rows there, F or an earlier PREFETCH */
     int32_t peer = -1;     /* index of the stage at the other end among the local ones, or its number with NCCL */
     int32_t overwrite = 0; /* the first backward that touches these rows of gradient */
     int32_t with_gradient = 0; /* a move takes rows of gradient along */
@@ -5095,7 +5144,6 @@ void record_rows(recording *r, int64_t at) {
         end_rows(r, at, p->with_gradient);
         rows->left = at;
     } else if (a.pass == CF_PREFETCH) {
-        p->partner = rows->left;
         p->with_gradient = s->plan[rows->left].with_gradient;
         p->host = s->plan[rows->left].host;
         const plane_set *planes = &s->planes[2 * local];
@@ -5772,7 +5820,7 @@ int run_move(void *user, const cf_step *step) {
     if (e->failure.code != CF_OK) return 0;
     (void)issue(s, step->position, [&] {
         cf_error why = {};
-        for (int i = 0; i < 1 + p.with_gradient && why.code == CF_OK && e->has_state; i++) {
+        for (int i = 0; i < 1 + p.with_gradient && why.code == CF_OK; i++) {
             const cf_state state = state_of(s, a, i == 1);
             if (state.n_layers == 0) break;
             (void)(a.pass == CF_OFFLOAD ? cf_state_offload(&state, row, rows, host, own_stream(s, p), &why)
@@ -6112,57 +6160,6 @@ cf_result make_streams(executor *e, stage *on, cf_error *error) {
     return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "streams");
 }
 
-/* ---- kernels ---- */
-
-template <typename... K> cudaError_t load_kernels(K *...kernels) {
-    cudaFuncAttributes unused;
-    const cudaError_t all[] = {cudaFuncGetAttributes(&unused, kernels)...};
-    for (const cudaError_t status : all)
-        if (status != cudaSuccess) return status;
-    return cudaSuccess;
-}
-
-template <typename T, int HEAD, int ROWS, int KEYS, int STAGES> cudaError_t load_backward() {
-    return load_kernels(attention_backward_kernel<T, HEAD, ROWS, KEYS, STAGES>,
-                        attention_join_kernel<HEAD, KEYS, KEYS / 64>, attention_dq_kernel<T, HEAD, ROWS>,
-                        attention_round_dq_kernel<T, HEAD, ROWS, 2>);
-}
-
-template <typename T, int V> cudaError_t load_rows_of() {
-    return load_kernels(append_kernel<T, T, V>, append_kernel<T, float, V>);
-}
-
-template <typename T> cudaError_t load_16_bit() {
-    cudaError_t status = load_kernels(attention_forward_kernel<T, 64>, attention_forward_kernel<T, 128>,
-                                      attention_combine_kernel<T, 64, FORWARD_THREADS>,
-                                      attention_combine_kernel<T, 128, FORWARD_THREADS>,
-                                      forward_hopper_kernel<T, 64>(), forward_hopper_kernel<T, 128>(),
-                                      attention_combine_kernel<T, 64, HOPPER_CONSUMERS>,
-                                      attention_combine_kernel<T, 128, HOPPER_CONSUMERS>,
-                                      attention_backward_hopper_kernel<T, true>,
-                                      attention_backward_hopper_kernel<T, false>,
-                                      attention_join_kernel<128, KEY_TILE, 1>,
-                                      attention_round_dq_kernel<T, 128, ROW_TILE, 1>,
-                                      attention_stats_kernel<T>, softmax_kernel<T>, softmax_backward_kernel<T>);
-    if (status == cudaSuccess) status = load_backward<T, 64, LARGE_ROW_TILE, KEY_TILE, 2>();
-    if (status == cudaSuccess) status = load_backward<T, 64, ROW_TILE, KEY_TILE, 2>();
-    if (status == cudaSuccess) status = load_backward<T, 128, ROW_TILE, KEY_TILE, 2>();
-    if (status == cudaSuccess) status = load_backward<T, 128, ROW_TILE, SMALL_KEY_TILE, 1>();
-    if (status == cudaSuccess) status = load_rows_of<T, 1>();
-    return status == cudaSuccess ? load_rows_of<T, 8>() : status;
-}
-
-/* All kernels of this file, on the current device. CUDA loads a kernel when it is first launched, and may wait for the
-   whole device then: for ever, where that is a receive that waits for a process which waits for this one. */
-cudaError_t load_all_kernels() {
-    cudaError_t status = load_16_bit<__nv_bfloat16>();
-    if (status == cudaSuccess) status = load_16_bit<__half>();
-    if (status == cudaSuccess) status = load_rows_of<float, 1>();
-    if (status == cudaSuccess) status = load_rows_of<float, 4>();
-    if (status != cudaSuccess) return status;
-    return load_kernels(softmax_kernel<float>, softmax_backward_kernel<float>, clear_kernel, padding_kernel);
-}
-
 /* Where a device can reach another's memory, transfers go straight; a refusal only makes them slower. */
 void allow_peers(const executor *e) {
     const int64_t n = e->stages.n;
@@ -6200,7 +6197,9 @@ cf_result make_stages(executor *e, cf_error *error) {
         if (code != CF_OK) return code;
         least_arch = std::min(least_arch, arch);
         least_processors = std::min(least_processors, n_processors);
-        if (i == 0 || on->device != e->stages[i - 1].device) status = load_all_kernels();
+        if (i > 0 && on->device == e->stages[i - 1].device) continue;
+        status = load_attention_kernels();
+        if (status == cudaSuccess) status = load_state_kernels();
         if (status != cudaSuccess) return fail_cuda(error, status, "kernels");
     }
     if (!has_nccl(e)) allow_peers(e);

@@ -84,10 +84,12 @@ twice() { [ -z "$(ended "$1" | sort | uniq -d)" ]; }
 
 record --out "$work/first" --minutes 0.07
 expect "the first call" 0 "Go on with --resume $work/first/record.jsonl"
+printf '{"part": 1, "step": "half a' >>"$work/first/record.jsonl"
 record --out "$work/second" --resume "$work/first/record.jsonl"
 expect "the second call" 0 'steps in'
 all=$work/second/record.jsonl
 holds "it has all lines of the first" sh -c "! grep '\"done\": true' '$work/first/record.jsonl' | grep -qvxFf '$all'"
+holds "it has no half a line" sh -c "! grep -q 'half a' '$all'"
 holds "the first one was cut short" sh -c "[ $(ended "$work/first/record.jsonl" | wc -l) -lt $(ended "$all" | wc -l) ]"
 holds "no step ended twice" twice "$all"
 holds "every line is whole" valid "$all"
@@ -112,6 +114,11 @@ summary=$work/second/summary.txt
 holds "the summary says how many" grep -qE '^[0-9]+ steps in [0-9]+ s, 1[0-9] tests passed, 0 failed$' "$summary"
 holds "the summary has a table" grep -qE 'small-packed +forward .*mma [0-9.]+ .*wgmma [0-9.]+ .*86 [0-9.]+$' "$summary"
 holds "at most 8 files" sh -c "[ $(find "$work/second" -type f | wc -l) -le 8 ]"
+cp "$all" "$work/again.jsonl"
+record --out "$work/second" --resume "$all" --minutes 0
+expect "a call of no minutes" 0 'steps in'
+holds "a call of no minutes: nothing new" cmp "$all" "$work/again.jsonl"
+holds "a call of no minutes: the log is there still" grep -q '==== part 7' "$work/second/log.txt"
 
 # ---- programs that fail in every way ----
 
@@ -173,10 +180,17 @@ expect "programs that do not start" 1 'they still do not'
 holds "they are built for this device" sh -c "grep -qx gpu-programs '$MAKE_SAID' && grep -q code=sm_90a '$MAKE_SAID'"
 
 program cuda_tests <<'END'
-echo 'cuda: no device'
+echo 'cuda: no device (cudaErrorInsufficientDriver)'
+END
+rm "$MAKE_SAID"
+record --out "$work/fifth"
+expect "a device that programs do not see" 1 'gpu_record: cuda: no device (cudaErrorInsufficientDriver)'
+holds "a device that programs do not see: they are built for it" grep -qx gpu-programs "$MAKE_SAID"
+tool nvidia-smi <<'END'
+exit 9
 END
 record --out "$work/fifth"
-expect "no device" 0 'gpu_record: there is no device'
+expect "no device" 0 'gpu_record: cuda: no device'
 holds "no device: no result" sh -c "! [ -s '$work/fifth/record.jsonl' ]"
 
 # ---- options ----

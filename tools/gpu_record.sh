@@ -5,7 +5,7 @@
 #     sh tools/gpu_record.sh [options]             from the top of the tree, with what `make gpu-programs` has built
 #         --out DIR          where the files go (default BUILD/gpu_record)
 #         --resume RECORD    goes on where this record.jsonl of an earlier call ended
-#         --minutes M        of this call; what is left over is for the next one (default 8)
+#         --minutes M        of this call; what is left over is for the next one (default 8). 0: only the summary anew
 #         --sweep M          of these, at most for trying variants of kernels (default 3)
 #         --programs DIR     what `make gpu-programs` has built, here or elsewhere (default BUILD/gpu)
 #         --limit S          no step takes longer than this
@@ -76,9 +76,10 @@ trap 'exit 1' HUP INT TERM
 
 record=$out/record.jsonl
 log=$out/log.txt
-if [ -n "$resume" ]; then cp "$resume" "$work/record" || exit 2; else : >"$work/record"; fi
+# A device that went away may have left half a line at the end.
+if [ -n "$resume" ]; then grep '}$' "$resume" >"$work/record"; else : >"$work/record"; fi
 cp "$work/record" "$record" || exit 2
-: >"$log" || exit 2
+[ -n "$resume" ] || : >"$log" || exit 2
 
 now() { date +%s; }
 begin=$(now)
@@ -248,9 +249,13 @@ starts() { # PROGRAM ARGUMENT
     timeout 20 "$programs/$1" "$2" >>"$work/starts" 2>&1
 }
 
+# A program for a newer driver than the one that is here starts, and sees no device.
+sees_none() { timeout 20 "$programs/cuda_tests" --list 2>/dev/null | grep '^cuda: no device'; }
+
 all_start() {
     : >"$work/starts"
-    starts cuda_tests --list && starts bench_attention --list && starts executor_cuda --help && starts chunkflow --help
+    starts cuda_tests --list && starts bench_attention --list && starts executor_cuda --help &&
+        starts chunkflow --help && { [ -z "$known" ] || ! sees_none >>"$work/starts"; }
 }
 
 # Programs that were built elsewhere may have to be shown this machine's cuBLAS ...
@@ -277,12 +282,16 @@ prepare_programs() {
     printf 'the programs in %s do not start here: %s\n' "$programs" "$(tail -n 1 "$work/starts")" | tee -a "$log"
     case $capability in
         90) code='-gencode arch=compute_90a,code=sm_90a' ;;
+        '') code='-arch=native' ;;
         *) code="-gencode arch=compute_$capability,code=sm_$capability" ;;
     esac
+    carried=$programs
     programs=$BUILD/gpu
     run_step 0 "build" 300 make -B -j "$(nproc 2>/dev/null || echo 2)" gpu-programs "BUILD=$BUILD" "NVCC=$NVCC" \
         "CUDA_ARCH=$code"
-    all_start || printf 'they still do not: %s\n' "$(tail -n 1 "$work/starts")" | tee -a "$log"
+    all_start && return 0
+    printf 'they still do not: %s\n' "$(tail -n 1 "$work/starts")" | tee -a "$log"
+    programs=$carried
 }
 
 known=$(ask_device name,driver_version,compute_cap)
@@ -299,10 +308,13 @@ else
     : >"$work/clocks"
 fi
 printf '%s; commit %s\n' "${known:-no device that nvidia-smi knows}" "$commit" | tee -a "$log"
-prepare_programs
-if timeout 20 "$programs/cuda_tests" --list 2>/dev/null | grep -q '^cuda: no device'; then
-    printf 'gpu_record: there is no device\n'
-    exit 0
+if [ "$minutes" != 0 ]; then
+    prepare_programs
+    if sees_none >"$work/said"; then
+        printf 'gpu_record: %s\n' "$(cat "$work/said")" | tee -a "$log"
+        [ -z "$known" ]
+        exit
+    fi
 fi
 
 # What each part runs. The first variants are timed beside PyTorch, all of them in the sweep.
@@ -331,7 +343,7 @@ if [ -n "$small" ]; then
     WATCHED='state.clears_rows'
     export WATCHED
 fi
-if [ "$capability" != 90 ]; then # none of it but a refusal to be had there
+if [ -n "$capability" ] && [ "$capability" != 90 ]; then # none of it but a refusal to be had there
     first=mma
     variants=$(printf '%s' "$variants" | tr -s ' \n' '\n\n' | grep -v wgmma)
 fi

@@ -26,8 +26,9 @@ int main(int argc, char **argv) {
     static const harness_suite *const suites[] = {&suite_primitives, &suite_attention, &suite_wgmma,
                                                   &suite_state,      &suite_executor,  &suite_device};
     int n_devices = 0;
-    if (cudaGetDeviceCount(&n_devices) != cudaSuccess || n_devices == 0) {
-        printf("cuda: no device\n0 passed, 0 failed, 1 skipped\n");
+    const cudaError_t found = cudaGetDeviceCount(&n_devices);
+    if (found != cudaSuccess || n_devices == 0) {
+        printf("cuda: no device (%s)\n0 passed, 0 failed, 1 skipped\n", cudaGetErrorName(found));
         return 0;
     }
     return harness_main(argc, argv, suites, sizeof suites / sizeof suites[0]);
