@@ -69,7 +69,16 @@ static void forget(hostile *h) {
     free(h->graph.out);
 }
 
-/* Everything sound, and in most cases small. */
+/* Chunks of as many tokens as it takes for there to be few: what is damaged is found as well in a small object, and a
+   hundred times as soon. */
+static void widen_chunks(fuzz_batch *batch) {
+    int64_t tokens = 0, i;
+    for (i = 0; i < batch->n; i++) tokens += batch->lengths[i];
+    while (tokens > 12 * batch->pack.chunk_size) batch->pack.chunk_size *= 2;
+    if (batch->pack.align > 0) batch->pack.chunk_size *= batch->pack.align;
+}
+
+/* Everything sound and small. */
 static void make(hostile *h) {
     cf_plan *plan = NULL;
     cf_schedule *schedule = NULL, *lowered = NULL;
@@ -81,7 +90,7 @@ static void make(hostile *h) {
     memset(&desc, 0, sizeof desc);
     memset(&lower, 0, sizeof lower);
     fuzz_draw_batch(&h->in, &h->batch, 6, 0);
-    if (h->batch.pack.align > 0) h->batch.pack.chunk_size *= h->batch.pack.align;
+    widen_chunks(&h->batch);
     if (cf_pack(h->batch.lengths, h->batch.n, &h->batch.pack, &plan, NULL) != CF_OK) abort();
     order.kind = (cf_schedule_kind)fuzz_between(&h->in, CF_SCHEDULE_PAPER, CF_SCHEDULE_ZERO_BUBBLE);
     order.replay = (cf_replay)fuzz_between(&h->in, 0, CF_REPLAY_LOCAL);
