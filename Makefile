@@ -330,6 +330,15 @@ $(CUDA_BUILD)/executor_emulated.o: tests/executor_emulated.cc examples/executor_
 $(CUDA_BUILD)/executor_cuda: $(CUDA_EXAMPLE)
 	$(CXX) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
+# And the trainer of real model shapes, by train_cuda_emulated.cc; it multiplies with cuBLASLt.
+$(CUDA_BUILD)/train_cuda_emulated.o: tests/train_cuda_emulated.cc examples/train_cuda.cu $(TRAIN_HEADERS) \
+                                     $(wildcard tests/cuda_emu/*.h) | $(CUDA_BUILD)
+	$(CXX) $(CUDA_CXXFLAGS) $(TEST_CFLAGS) -c $< -o $@
+
+$(CUDA_BUILD)/train_cuda: $(CUDA_BUILD)/train_cuda_emulated.o $(CUDA_BUILD)/cublaslt_emu.cc.o \
+                          $(filter-out %/executor_emulated.o,$(CUDA_EXAMPLE))
+	$(CXX) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
 # So does bench_emulated.cc with the benchmark, for tests/cuda_record.sh.
 $(CUDA_BUILD)/bench_emulated.o: tests/bench_emulated.cc tools/bench/bench_attention.cu chunkflow.h \
                                 $(wildcard tests/cuda_emu/*.h) | $(CUDA_BUILD)
