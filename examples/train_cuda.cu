@@ -1,7 +1,8 @@
 /* train_cuda.cu - trains a Qwen2.5 decoder on one GPU, chunk by chunk - MIT or public domain
 
-       nvcc -O3 -std=c++17 -arch=native examples/train_cuda.cu chunkflow_cuda.cu -lcublas -lcublasLt -o build/train_cuda
+       make build/train_cuda
        build/train_cuda --model qwen2.5-1.5b --data docs.tokens --chunk-size 8192 --k 1
+       build/train_cuda --load Qwen2.5-0.5B/ --data docs.tokens --save tuned/        Hugging Face's files in and out
        build/train_cuda --model qwen2.5-0.5b --synthetic 200,30000,9 --steps 5       random weights and tokens
        build/train_cuda --check --type fp32 --layers 2 --hidden 64 ...    against the CPU in float64, and unchunked
 
@@ -18,9 +19,15 @@
 #define CHUNKFLOW_IMPLEMENTATION
 #include "../chunkflow.h"
 
+/* Of model_cuda.h and check_cuda.h only parts are used. */
+#ifdef __clang__
+#pragma clang diagnostic ignored "-Wunneeded-internal-declaration"
+#endif
+
 #include "arguments.h"
 #include "check_cuda.h"
 #include "decoder_cuda.h"
+#include "hf_model.h"
 #include "optimizer.h"
 #include "tokens.h"
 
@@ -49,13 +56,16 @@ typedef struct settings {
     int64_t batch, loss_rows, seed;
     double peak_tflops;
     length_list synthetic;
-    const char *model_name, *data;
+    const char *model_name, *data, *load, *save;
+    hf_model *from;     /* what --load names */
     int check, help;
 } settings;
 
 static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
     const option all[] = {
         {"model", TEXT, &s->model_name, 0, 0, NULL, "a model of the table, such as qwen2.5-1.5b; what follows changes it"},
+        {"load", TEXT, &s->load, 0, 0, NULL, "a Hugging Face folder: the model and its first weights"},
+        {"save", TEXT, &s->save, 0, 0, NULL, "a folder for the weights at the end, in the same form"},
         {"layers", INTEGER, &s->model.layers, 0, MANY, NULL, "layers; 0, here and below: the model's"},
         {"hidden", INTEGER, &s->model.hidden, 0, MANY, NULL, "width of the residual stream"},
         {"heads", INTEGER, &s->model.heads, 0, MANY, NULL, "query heads"},
@@ -75,7 +85,7 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"synthetic", LENGTHS, &s->synthetic, 0, 0, NULL, "LEN,LEN,...: one batch of random documents, each step"},
         {"batch", INTEGER, &s->batch, 1, 1e6, NULL, "documents of a training step"},
         {"mean", CHOICE, &s->mean, 0, 0, "tokens sequences", "what the loss is the mean of"},
-        {"steps", INTEGER, &s->optimizer.steps, 1, MANY, NULL, "training steps of the whole run"},
+        {"steps", INTEGER, &s->optimizer.steps, 0, MANY, NULL, "training steps of the whole run"},
         {"lr", NUMBER, &s->optimizer.learning_rate, 0, MANY, NULL, "learning rate after the warm-up"},
         {"warmup", INTEGER, &s->optimizer.warmup, 0, MANY, NULL, "steps of the warm-up"},
         {"weight-decay", NUMBER, &s->optimizer.weight_decay, 0, MANY, NULL, "AdamW's weight decay"},
@@ -93,20 +103,27 @@ static void take_default(int64_t *member, int64_t value) {
     if (*member == 0) *member = value;
 }
 
-/* The sizes that no option has given are those of the model of this name. */
+/* Sizes that no option has given are those of the folder's model, or of the one of this name. */
 static void fill_model(settings *s) {
-    model_config *c = &s->model;
-    const cf_model *named = cf_model_find(s->model_name);
-    if (!named) fail(EXIT_BAD_INPUT, "--model %s: there is no such model", s->model_name);
-    if (!named->qkv_bias || named->out_bias || named->mlp_bias || named->qk_norm || named->no_gate)
-        fail(EXIT_BAD_INPUT, "--model %s: it is built otherwise than Qwen2.5", s->model_name);
-    take_default(&c->layers, named->layers);
-    take_default(&c->hidden, named->hidden);
-    take_default(&c->heads, named->heads);
-    take_default(&c->kv_heads, named->kv_heads);
-    take_default(&c->ffn, named->ffn);
-    take_default(&c->vocabulary, named->vocab);
-    if (!named->tied) c->untied = 1;
+    model_config *c = &s->model, whole = *c;
+    if (s->load) {
+        hf_read_config(s->from, s->load, &whole);
+    } else {
+        const cf_model *named = cf_model_find(s->model_name);
+        if (!named) fail(EXIT_BAD_INPUT, "--model %s: there is no such model", s->model_name);
+        const char *fault = architecture_fault(named);
+        if (fault) fail(EXIT_BAD_INPUT, "--model %s: %s", s->model_name, fault);
+        model_from(&whole, named);
+    }
+    take_default(&c->layers, whole.layers);
+    take_default(&c->hidden, whole.hidden);
+    take_default(&c->heads, whole.heads);
+    take_default(&c->kv_heads, whole.kv_heads);
+    take_default(&c->ffn, whole.ffn);
+    take_default(&c->vocabulary, whole.vocabulary);
+    c->untied |= whole.untied;
+    c->rope_theta = whole.rope_theta;
+    c->norm_epsilon = whole.norm_epsilon;
     const char *fault = decoder_fault(c);
     if (fault) fail(EXIT_BAD_INPUT, "%s", fault);
 }
@@ -119,13 +136,14 @@ static void print_help(settings *s, const option *list, int64_t n) {
     printf("\nExit status: 0 done, 1 a check or the device failed, 2 an option or file was not usable.\n");
 }
 
-static settings parse_settings(int argc, char **argv) {
+static settings parse_settings(int argc, char **argv, hf_model *from) {
     settings s;
     option list[MAX_OPTIONS];
     memset(&s, 0, sizeof s);
     s.model.rope_theta = 1e6;
     s.model.norm_epsilon = 1e-6;
     s.model_name = "qwen2.5-0.5b";
+    s.from = from;
     s.optimizer = {1e-4, 0.1, 10, 100, 0.9, 0.95, 1e-8, 0.1, 1};
     s.type = CF_DTYPE_BF16;
     s.recompute = CF_RECOMPUTE_NONE;
@@ -142,7 +160,7 @@ static settings parse_settings(int argc, char **argv) {
     if (s.recompute == CF_RECOMPUTE_SELECTIVE) fail(EXIT_BAD_INPUT, "--recompute: none or full");
     if (s.loss_rows % 128 != 0) fail(EXIT_BAD_INPUT, "--loss-rows must be a multiple of 128");
     if (s.synthetic.count > 0 && s.data) fail(EXIT_BAD_INPUT, "give --synthetic or --data, not both");
-    if (s.synthetic.count == 0 && !s.data) fail(EXIT_BAD_INPUT, "give --data FILE, or --synthetic LEN,LEN,...");
+    if (s.synthetic.count == 0 && !s.data && s.optimizer.steps > 0) fail(EXIT_BAD_INPUT, "give --data FILE, or --synthetic LEN,LEN,...");
     fill_model(&s);
     s.order = cf_schedule_defaults(&s.order);
     return s;
@@ -559,6 +577,7 @@ static token_set load_data(const settings *s) {
     if (s->synthetic.count > 0)
         return random_tokens(s->synthetic.lengths, s->synthetic.count, s->model.vocabulary,
                              mix64_pair((uint64_t)s->seed, 1));
+    if (!s->data) return random_tokens(NULL, 0, s->model.vocabulary, 0);
     token_set data = tokens_read(s->data);
     if (data.vocabulary > s->model.vocabulary)
         fail(EXIT_BAD_INPUT, "%s: its vocabulary has %lld tokens, the model's %lld", s->data,
@@ -578,7 +597,8 @@ template <typename T> static void trainer_begin(trainer *t) {
     t->model.recompute = s->recompute == CF_RECOMPUTE_FULL;
     t->model.loss_rows = s->loss_rows;
     t->needs = decoder_needs<T>(&t->model);
-    draw_values<T>(&t->model, mix64_pair((uint64_t)s->seed, 3));
+    if (s->load) hf_load<T>(s->from, &t->model);
+    else draw_values<T>(&t->model, mix64_pair((uint64_t)s->seed, 3));
     executor_make<T>(t);
 }
 
@@ -600,15 +620,19 @@ template <typename T> static int run(const settings *s) {
     trainer_begin<T>(&t);
     if (s->check) ok = check_batch<T>(&t);
     while (t.step < s->optimizer.steps && !s->check) train_step<T>(&t);
+    if (s->save) hf_save<T>(s->from, &t.model, s->save);
     trainer_end(&t);
     return ok ? 0 : EXIT_CHECK_FAILED;
 }
 
 int main(int argc, char **argv) {
-    settings s = parse_settings(argc, argv);
+    hf_model from;
+    memset(&from, 0, sizeof from);
+    settings s = parse_settings(argc, argv, &from);
     int code = 0;
     if (!s.help && s.type == CF_DTYPE_FP32) code = run<float>(&s);
     else if (!s.help) code = s.type == CF_DTYPE_FP16 ? run<__half>(&s) : run<__nv_bfloat16>(&s);
+    hf_model_free(&from);
     free(s.synthetic.lengths);
     return code;
 }
