@@ -139,6 +139,13 @@ $(BUILD)/executor_cuda: examples/executor_cuda.cu chunkflow_cuda.cu $(TRAIN_HEAD
 	$(NVCC) -O3 -std=c++17 $(CUDA_ARCH) -I. $(if $(NCCL),-DCHUNKFLOW_NCCL) examples/executor_cuda.cu chunkflow_cuda.cu \
 	    -lcublas $(if $(NCCL),-lnccl) -o $@
 
+# The trainer of real model shapes; Hugging Face's files are read with the command's own readers.
+TRAIN_CUDA_SOURCES := $(addprefix tools/,config_json.c json_read.c cli.c cli_files.c progress.c)
+
+$(BUILD)/train_cuda: examples/train_cuda.cu chunkflow_cuda.cu $(TRAIN_CUDA_SOURCES) $(TRAIN_HEADERS) $(TOOL_HEADERS) | $(BUILD)
+	$(NVCC) -O3 -std=c++17 $(CUDA_ARCH) -I. examples/train_cuda.cu chunkflow_cuda.cu $(TRAIN_CUDA_SOURCES) \
+	    -lcublas -lcublasLt -o $@
+
 # Threads that spin while they wait are slow on a busy machine; results are the same either way.
 demo: $(BUILD)/train_cpu $(BUILD)/train_cpu_f64
 	OMP_WAIT_POLICY=passive $(BUILD)/train_cpu --demo
@@ -192,6 +199,17 @@ $(TEST_BUILD)/trainer: tests/test_trainer.c $(TEST_LIBRARY) tests/harness.h $(TR
 
 $(TEST_BUILD)/trainer_model: tests/test_trainer_model.c $(TEST_LIBRARY) tests/harness.h $(TRAIN_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
+
+# The command's files and JSON, with which Hugging Face's are read.
+FILE_SOURCES := $(filter-out tools/config_json.c,$(TRAIN_CUDA_SOURCES))
+FILE_OBJECTS := $(addprefix $(TEST_BUILD)/,cli.o cli_files.o)
+
+$(FILE_OBJECTS): $(TEST_BUILD)/%.o: tools/%.c $(TOOL_HEADERS) | $(TEST_BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(TEST_CFLAGS) $(WARN) -c $< -o $@
+
+$(TEST_BUILD)/trainer_tensors: tests/test_trainer_tensors.c $(FILE_SOURCES:tools/%.c=$(TEST_BUILD)/%.o) \
+                               $(TEST_LIBRARY) $(TRAIN_HEADERS) $(TOOL_HEADERS)
+	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c %.o,$^) -o $@ $(LDLIBS)
 
 # The command's readers of files, which the fuzz targets share.
 READER_SOURCES := $(addprefix tools/,config_json.c json_read.c progress.c saved.c)
@@ -331,6 +349,16 @@ $(CUDA_BUILD)/executor_emulated.o: tests/executor_emulated.cc examples/executor_
 $(CUDA_BUILD)/executor_cuda: $(CUDA_EXAMPLE)
 	$(CXX) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
+# And the trainer of real model shapes, by train_cuda_emulated.cc; it multiplies with cuBLASLt.
+$(CUDA_BUILD)/train_cuda_emulated.o: tests/train_cuda_emulated.cc examples/train_cuda.cu $(TRAIN_HEADERS) \
+                                     $(TOOL_HEADERS) $(wildcard tests/cuda_emu/*.h) | $(CUDA_BUILD)
+	$(CXX) $(CUDA_CXXFLAGS) $(TEST_CFLAGS) -c $< -o $@
+
+$(CUDA_BUILD)/train_cuda: $(CUDA_BUILD)/train_cuda_emulated.o $(CUDA_BUILD)/cublaslt_emu.cc.o \
+                          $(TEST_BUILD)/config_json.o $(FILE_SOURCES:tools/%.c=$(TEST_BUILD)/%.o) \
+                          $(filter-out %/executor_emulated.o,$(CUDA_EXAMPLE))
+	$(CXX) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
 # So does bench_emulated.cc with the benchmark, for tests/cuda_record.sh.
 $(CUDA_BUILD)/bench_emulated.o: tests/bench_emulated.cc tools/bench/bench_attention.cu chunkflow.h \
                                 $(wildcard tests/cuda_emu/*.h) | $(CUDA_BUILD)
@@ -386,14 +414,14 @@ $(GPU_BUILD)/commit: | $(GPU_BUILD)
 
 # Only with a C++ compiler; without one the suite counts as skipped.
 ifeq ($(can_cxx),yes)
-CUDA_TESTS := $(addprefix $(CUDA_BUILD)/,tests executor_cuda bench_attention)
+CUDA_TESTS := $(addprefix $(CUDA_BUILD)/,tests executor_cuda bench_attention train_cuda)
 CUDA_SUITE := "$(CUDA_BUILD)/tests"
 else
 CUDA_SUITE := "echo 'no C++ compiler: the CUDA file is not tested'; echo '0 passed, 0 failed, 1 skipped'"
 endif
 
-test-cuda: $(CUDA_BUILD)/tests $(CUDA_BUILD)/executor_cuda $(CUDA_BUILD)/bench_attention $(TEST_BUILD)/chunkflow
-	CC="$(CC)" BUILD="$(BUILD)" sh tests/run.sh "$(CUDA_BUILD)/tests" "sh tests/executor_check.sh" \
+test-cuda: $(CUDA_BUILD)/tests $(CUDA_BUILD)/executor_cuda $(CUDA_BUILD)/bench_attention $(CUDA_BUILD)/train_cuda $(TEST_BUILD)/chunkflow
+	CC="$(CC)" BUILD="$(BUILD)" sh tests/run.sh "$(CUDA_BUILD)/tests" "sh tests/executor_check.sh" "sh tests/train_cuda_check.sh" \
 	    "sh tests/cuda_record.sh" "sh tests/cuda_compile.sh"
 
 # PyTorch from the package index that pip knows, with all that it asks for: the libraries of its GPU build are linked, so
@@ -413,7 +441,7 @@ test-torch: $(BUILD)/chunkflow $(BUILD)/torch/installed
 test-gpu: $(TEST_BUILD)/chunkflow
 	BUILD="$(BUILD)" JOBS=1 sh tests/run.sh "sh tests/cuda_device.sh" "sh tests/executor_check.sh device"
 
-test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit fuzz search trainer trainer_model train_tiny chunkflow) $(MPI_TESTS) \
+test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit fuzz search trainer trainer_model trainer_tensors train_tiny chunkflow) $(MPI_TESTS) \
       $(CUDA_TESTS) $(SHARED)
 	@$(if $(SANITIZE),,echo "note: this compiler links no sanitizers; the tests run without them";) \
 	CC="$(CC)" CXX="$(CXX)" BUILD="$(BUILD)" sh tests/run.sh \
@@ -427,6 +455,7 @@ test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit fuzz search trainer trainer_mo
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/report_check.sh" \
 	    "$(TEST_BUILD)/trainer" \
 	    "$(TEST_BUILD)/trainer_model" \
+	    "$(TEST_BUILD)/trainer_tensors $(TEST_BUILD)" \
 	    "sh tests/tiny_check.sh $(BUILD)" \
 	    "sh tests/train_check.sh $(BUILD)" \
 	    "sh tests/mpi_check.sh $(BUILD)" \
@@ -435,6 +464,7 @@ test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit fuzz search trainer trainer_mo
 	    "sh tests/install_check.sh $(BUILD)" \
 	    $(CUDA_SUITE) \
 	    "sh tests/executor_check.sh" \
+	    "sh tests/train_cuda_check.sh" \
 	    "sh tests/cuda_record.sh" \
 	    "sh tests/cuda_compile.sh"
 

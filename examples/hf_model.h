@@ -1,0 +1,248 @@
+/* hf_model.h - a decoder's weights from a Hugging Face folder, and back - MIT or public domain
+
+   A folder holds config.json and model.safetensors, or the parts that model.safetensors.index.json names. It is read
+   as the chunkflow command reads a config.json; only what is built like Qwen2.5 is taken. What is written is one
+   model.safetensors beside the config.json that was read, or one that says what was trained. */
+
+#ifndef TRAIN_HF_MODEL_H
+#define TRAIN_HF_MODEL_H
+
+#include "decoder_cuda.h"
+#include "safetensors.h"
+
+extern "C" {
+#include "../tools/config_json.h"
+}
+
+#define HF_MAX_PARTS 256
+#define HF_MAX_CONFIG ((size_t)16 << 20)
+
+typedef struct hf_model {
+    char *folder;
+    char *config; /* text of config.json, as it is written again */
+    char *paths[HF_MAX_PARTS];
+    safetensors parts[HF_MAX_PARTS];
+    int64_t n_parts;
+} hf_model;
+
+static void hf_model_free(hf_model *m) {
+    for (int64_t i = 0; i < m->n_parts; i++) {
+        safetensors_close(&m->parts[i]);
+        free(m->paths[i]);
+    }
+    free(m->folder);
+    free(m->config);
+    memset(m, 0, sizeof *m);
+}
+
+static char *path_in(const char *folder, const char *name) {
+    const size_t bytes = strlen(folder) + strlen(name) + 2;
+    char *path = TAKE(char, (int64_t)bytes);
+    snprintf(path, bytes, "%s/%s", folder, name);
+    return path;
+}
+
+static void must_read(int code) {
+    if (code != CLI_OK) fail(EXIT_BAD_INPUT, "the model cannot be used");
+}
+
+/* ---- config.json ---- */
+
+/* What the description of a model for planning does not need. */
+typedef struct config_rest {
+    double rope_theta, norm_epsilon;
+    uint32_t activation;
+    int sliding_window;
+} config_rest;
+
+static int read_config_rest(const json_document *document, model_config *out) {
+    static const json_field fields[] = {
+        {"rope_theta", JSON_REAL, offsetof(config_rest, rope_theta), 1, 1, NULL},
+        {"rms_norm_eps", JSON_REAL, offsetof(config_rest, norm_epsilon), 1, 1, NULL},
+        {"hidden_act", JSON_TEXT_OF, offsetof(config_rest, activation), 1, 1, NULL},
+        {"use_sliding_window", JSON_BOOL, offsetof(config_rest, sliding_window), 1, 1, NULL},
+        {NULL, JSON_INT, 0, 0, 0, NULL}};
+    config_rest rest = {10000, 1e-6, 0, 0}; /* what Hugging Face takes where they are missing */
+    char activation[16] = "silu";
+    const int code = json_read_object(document, 0, fields, &rest, NULL);
+    if (code != CLI_OK) return code;
+    if (rest.activation) json_copy_text(document, rest.activation, activation, sizeof activation);
+    if (strcmp(activation, "silu") != 0) return json_wrong(document, 0, "hidden_act: only silu is possible");
+    if (rest.sliding_window) return json_wrong(document, 0, "use_sliding_window: only full attention is possible");
+    if (member_of(document, 0, "rope_scaling", JSON_OBJECT))
+        return json_wrong(document, 0, "rope_scaling: only plain rotary positions are possible");
+    if (!(rest.rope_theta > 0) || !(rest.norm_epsilon >= 0))
+        return json_wrong(document, 0, "rope_theta and rms_norm_eps must not be negative");
+    out->rope_theta = rest.rope_theta;
+    out->norm_epsilon = rest.norm_epsilon;
+    return CLI_OK;
+}
+
+/* NULL, or why the decoder cannot be such a model. */
+static const char *architecture_fault(const cf_model *m) {
+    if (!m->qkv_bias || m->out_bias || m->mlp_bias || m->qk_norm || m->no_gate)
+        return "it is built otherwise than Qwen2.5";
+    return m->head_dim > 0 && m->head_dim * m->heads != m->hidden ? "its heads do not make up its width" : NULL;
+}
+
+static void model_from(model_config *c, const cf_model *m) {
+    c->vocabulary = m->vocab;
+    c->layers = m->layers;
+    c->hidden = m->hidden;
+    c->heads = m->heads;
+    c->kv_heads = m->kv_heads;
+    c->ffn = m->ffn;
+    c->untied = !m->tied;
+}
+
+/* Reads the folder's config.json into *c. */
+static void hf_read_config(hf_model *m, const char *folder, model_config *c) {
+    config_json described;
+    json_document document;
+    size_t bytes;
+    char *path = path_in(folder, "config.json");
+    m->folder = path_in(folder, "");
+    must_read(config_json_read(path, &described));
+    must_read(cli_file_read(path, HF_MAX_CONFIG, &m->config, &bytes));
+    must_read(json_parse(path, m->config, bytes, &document));
+    const char *fault = architecture_fault(&described.model);
+    must_read(fault ? json_wrong(&document, 0, "%s", fault) : CLI_OK);
+    must_read(read_config_rest(&document, c));
+    model_from(c, &described.model);
+    json_free(&document);
+    free(path);
+}
+
+/* ---- weights in ---- */
+
+static void open_part(hf_model *m, const char *name) {
+    if (m->n_parts == HF_MAX_PARTS) fail(EXIT_BAD_INPUT, "%s: more than %d parts", m->folder, HF_MAX_PARTS);
+    m->paths[m->n_parts] = path_in(m->folder, name);
+    must_read(safetensors_open(m->paths[m->n_parts], &m->parts[m->n_parts]));
+    m->n_parts++;
+}
+
+static int has_part(const hf_model *m, const char *name) {
+    for (int64_t i = 0; i < m->n_parts; i++)
+        if (strcmp(strrchr(m->paths[i], '/') + 1, name) == 0) return 1;
+    return 0;
+}
+
+/* Opens every file that the index names. */
+static void open_indexed(hf_model *m, const char *index) {
+    json_document d;
+    char *text, name[SAFETENSORS_NAME];
+    size_t bytes;
+    must_read(cli_file_read(index, HF_MAX_CONFIG, &text, &bytes));
+    must_read(json_parse(index, text, bytes, &d));
+    must_read(json_check(&d));
+    const uint32_t map = d.nodes[0].kind == JSON_OBJECT ? member_of(&d, 0, "weight_map", JSON_OBJECT) : 0;
+    must_read(map ? CLI_OK : json_wrong(&d, 0, "wanted an object with a weight_map"));
+    uint32_t at = map + 1;
+    for (int64_t i = json_count(&d, map); i > 0; i--, at = d.nodes[at + 1].next) {
+        must_read(d.nodes[at + 1].kind == JSON_STRING ? CLI_OK : json_wrong(&d, at, "wanted the name of a file"));
+        json_copy_text(&d, at + 1, name, sizeof name);
+        must_read(strchr(name, '/') ? json_wrong(&d, at, "a file outside of the folder") : CLI_OK);
+        if (!has_part(m, name)) open_part(m, name);
+    }
+    json_free(&d);
+    free(text);
+}
+
+static void open_parts(hf_model *m) {
+    struct stat status;
+    char *index = path_in(m->folder, "model.safetensors.index.json");
+    if (stat(index, &status) == 0) open_indexed(m, index);
+    else open_part(m, "model.safetensors");
+    free(index);
+}
+
+/* Tensors that the model has no place for would be lost when it is written. */
+static void refuse_strangers(const hf_model *m, const decoder *d) {
+    for (int64_t i = 0; i < m->n_parts; i++) {
+        const safetensors *s = &m->parts[i];
+        for (int64_t k = 0; k < s->count; k++) {
+            int64_t own = 0;
+            while (own < d->n_tensors && strcmp(d->tensors[own].name, s->tensors[k].name) != 0) own++;
+            if (own == d->n_tensors) must_read(tensor_wrong(s, &s->tensors[k], "the model has no such tensor"));
+        }
+    }
+}
+
+#define HF_PIECE ((int64_t)16 << 20) /* numbers that are read at once */
+
+static void load_tensor(const hf_model *m, const decoder *d, const decoder_tensor *t, float *buffer) {
+    int64_t which = 0;
+    while (which + 1 < m->n_parts && !safetensors_find(&m->parts[which], t->name)) which++;
+    const safetensors *s = &m->parts[which];
+    const safetensor *found = safetensors_want(s, t->name, t->rows, t->columns);
+    must_read(found ? CLI_OK : CLI_WRONG);
+    for (int64_t first = 0; first < tensor_count(t); first += HF_PIECE) {
+        const int64_t count = min_of(HF_PIECE, tensor_count(t) - first);
+        must_read(safetensors_read(s, found, first, count, buffer));
+        upload(d->master + t->offset + first, buffer, count);
+    }
+}
+
+/* Fills the model's weights from the folder whose config.json was read. */
+template <typename T> static void hf_load(hf_model *m, const decoder *d) {
+    float *buffer = TAKE(float, HF_PIECE);
+    open_parts(m);
+    refuse_strangers(m, d);
+    for (int64_t i = 0; i < d->n_tensors; i++) load_tensor(m, d, &d->tensors[i], buffer);
+    round_parameters<T>(d);
+    free(buffer);
+}
+
+/* ---- weights out ---- */
+
+template <typename T>
+static void fetch_parameters(void *user, int64_t index, int64_t first, int64_t bytes, void *to) {
+    const decoder *d = (const decoder *)user;
+    const char *from = (const char *)((const T *)d->parameters + d->tensors[index].offset);
+    MUST_CUDA(cudaMemcpy(to, from + first, (size_t)bytes, cudaMemcpyDeviceToHost));
+}
+
+static void print_config(char *to, size_t room, const model_config *c, tensor_dtype dtype) {
+    static const char *const types[] = {"bfloat16", "float16", "float32"};
+    snprintf(to, room,
+             "{\n  \"architectures\": [\"Qwen2ForCausalLM\"],\n  \"hidden_act\": \"silu\",\n  \"hidden_size\": %lld,\n"
+             "  \"intermediate_size\": %lld,\n  \"model_type\": \"qwen2\",\n  \"num_attention_heads\": %lld,\n"
+             "  \"num_hidden_layers\": %lld,\n  \"num_key_value_heads\": %lld,\n  \"rms_norm_eps\": %.17g,\n"
+             "  \"rope_theta\": %.17g,\n  \"tie_word_embeddings\": %s,\n  \"torch_dtype\": \"%s\",\n"
+             "  \"vocab_size\": %lld\n}\n",
+             (long long)c->hidden, (long long)c->ffn, (long long)c->heads, (long long)c->layers, (long long)c->kv_heads,
+             c->norm_epsilon, c->rope_theta, c->untied ? "false" : "true", types[dtype], (long long)c->vocabulary);
+}
+
+static void write_config(const hf_model *m, const decoder *d, const char *folder, tensor_dtype dtype) {
+    char own[1024], *path = path_in(folder, "config.json");
+    cli_output output;
+    memset(&output, 0, sizeof output);
+    print_config(own, sizeof own, d->config, dtype);
+    const char *text = m->config ? m->config : own;
+    int code = cli_output_open(&output, path);
+    if (code == CLI_OK) {
+        cli_write(text, strlen(text), &output);
+        code = cli_outputs_finish(&output, 1, CLI_OK);
+    }
+    if (code != CLI_OK) fail(EXIT_CHECK_FAILED, "%s cannot be written", path);
+    free(path);
+}
+
+/* Writes config.json and model.safetensors into a folder that is there. */
+template <typename T> static void hf_save(const hf_model *m, decoder *d, const char *folder) {
+    const tensor_dtype dtype =
+        d->type == CF_DTYPE_FP32 ? TENSOR_F32 : d->type == CF_DTYPE_FP16 ? TENSOR_F16 : TENSOR_BF16;
+    tensor_source *sources = TAKE(tensor_source, d->n_tensors);
+    char *path = path_in(folder, "model.safetensors");
+    for (int64_t i = 0; i < d->n_tensors; i++)
+        sources[i] = {d->tensors[i].name, d->tensors[i].rows, d->tensors[i].columns, i};
+    write_config(m, d, folder, dtype);
+    if (safetensors_write(path, sources, d->n_tensors, dtype, fetch_parameters<T>, d) != CLI_OK)
+        fail(EXIT_CHECK_FAILED, "%s cannot be written", path);
+    free(sources);
+    free(path);
+}
+
+#endif /* TRAIN_HF_MODEL_H */

@@ -1,0 +1,638 @@
+/* train_cuda.cu - trains a Qwen2.5 decoder on one GPU, chunk by chunk - MIT or public domain
+
+       make build/train_cuda
+       build/train_cuda --model qwen2.5-1.5b --data docs.tokens --chunk-size 8192 --k 1
+       build/train_cuda --load Qwen2.5-0.5B/ --data docs.tokens --save tuned/        Hugging Face's files in and out
+       build/train_cuda --model qwen2.5-0.5b --synthetic 200,30000,9 --steps 5       random weights and tokens
+       build/train_cuda --check --type fp32 --layers 2 --hidden 64 ...    against the CPU in float64, and unchunked
+
+   Every batch is packed, scheduled and run by chunkflow's executor (executor_cuda.cu shows that step by step, and stages
+   and ranks); the model is in decoder_cuda.h, its products in products_cuda.h, the data in tokens.h. What a trainer does
+   otherwise is a setting here: --chunk-size 0 makes chunks as long as the longest document, so nothing is split
+   (packing), and with --max-slices 1 each has one document. Not yet run on a device: tests/train_cuda_check.sh runs it
+   under the emulation. */
+
+#define _XOPEN_SOURCE 700
+#define OWN_END_PROGRAM
+#define TRAIN_FLOAT64 /* model.h's gradients, with which --check compares, are doubles */
+
+#define CHUNKFLOW_IMPLEMENTATION
+#include "../chunkflow.h"
+
+/* Of model_cuda.h and check_cuda.h only parts are used. */
+#ifdef __clang__
+#pragma clang diagnostic ignored "-Wunneeded-internal-declaration"
+#endif
+
+#include "arguments.h"
+#include "check_cuda.h"
+#include "decoder_cuda.h"
+#include "hf_model.h"
+#include "optimizer.h"
+#include "tokens.h"
+
+#include <time.h>
+
+static void end_program(int exit_code, const char *why) {
+    fflush(stdout);
+    fprintf(stderr, "train_cuda: %s\n", why);
+    exit(exit_code);
+}
+
+/* ================================================================================================================
+   >>settings
+   ================================================================================================================ */
+
+typedef struct settings {
+    model_config model;
+    optimizer_config optimizer;
+    cf_pack_desc packing;
+    cf_schedule_desc order;
+    cf_dtype type;
+    cf_attention_path path;
+    cf_recompute recompute;
+    cf_mean mean;
+    int64_t chunk_size; /* 0: the longest document of the batch */
+    int64_t batch, loss_rows, seed;
+    double peak_tflops;
+    length_list synthetic;
+    const char *model_name, *data, *load, *save;
+    hf_model *from;     /* what --load names */
+    int check, help;
+} settings;
+
+static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
+    const option all[] = {
+        {"model", TEXT, &s->model_name, 0, 0, NULL, "a model of the table, such as qwen2.5-1.5b; what follows changes it"},
+        {"load", TEXT, &s->load, 0, 0, NULL, "a Hugging Face folder: the model and its first weights"},
+        {"save", TEXT, &s->save, 0, 0, NULL, "a folder for the weights at the end, in the same form"},
+        {"layers", INTEGER, &s->model.layers, 0, MANY, NULL, "layers; 0, here and below: the model's"},
+        {"hidden", INTEGER, &s->model.hidden, 0, MANY, NULL, "width of the residual stream"},
+        {"heads", INTEGER, &s->model.heads, 0, MANY, NULL, "query heads"},
+        {"kv-heads", INTEGER, &s->model.kv_heads, 0, MANY, NULL, "key and value heads"},
+        {"ffn", INTEGER, &s->model.ffn, 0, MANY, NULL, "width of the feed-forward part"},
+        {"vocabulary", INTEGER, &s->model.vocabulary, 0, MANY, NULL, "tokens that there are"},
+        {"untied", FLAG, &s->model.untied, 0, 0, NULL, "give the head a weight of its own"},
+        {"type", CHOICE, &s->type, 0, 0, "bf16 fp16 fp32", "of parameters and activations"},
+        {"attention", CHOICE, &s->path, 0, 0, "unfused mma wgmma", "path of attention; default: the fastest one"},
+        {"recompute", CHOICE, &s->recompute, 0, 0, "none selective full", "none, or full: layers keep their input alone"},
+        {"loss-rows", INTEGER, &s->loss_rows, 128, 1 << 20, NULL, "rows of logits at a time, a multiple of 128"},
+        {"chunk-size", INTEGER, &s->chunk_size, 0, CF_MAX_CHUNK_SIZE, NULL, "most tokens of a chunk, 0: none is split"},
+        {"max-slices", INTEGER, &s->packing.max_slices, 0, MANY, NULL, "most slices of a chunk, 0: any"},
+        {"split", CHOICE, &s->packing.split, 0, 0, "full even cost", "how to cut long documents"},
+        {"k", INTEGER, &s->order.k, 1, MANY, NULL, "chunks of a group that keep their activations at once"},
+        {"data", TEXT, &s->data, 0, 0, NULL, "token file to train on (make_tokens writes such)"},
+        {"synthetic", LENGTHS, &s->synthetic, 0, 0, NULL, "LEN,LEN,...: one batch of random documents, each step"},
+        {"batch", INTEGER, &s->batch, 1, 1e6, NULL, "documents of a training step"},
+        {"mean", CHOICE, &s->mean, 0, 0, "tokens sequences", "what the loss is the mean of"},
+        {"steps", INTEGER, &s->optimizer.steps, 0, MANY, NULL, "training steps of the whole run"},
+        {"lr", NUMBER, &s->optimizer.learning_rate, 0, MANY, NULL, "learning rate after the warm-up"},
+        {"warmup", INTEGER, &s->optimizer.warmup, 0, MANY, NULL, "steps of the warm-up"},
+        {"weight-decay", NUMBER, &s->optimizer.weight_decay, 0, MANY, NULL, "AdamW's weight decay"},
+        {"clip", NUMBER, &s->optimizer.clip, 0, MANY, NULL, "longest gradient, 0: any"},
+        {"seed", INTEGER, &s->seed, 0, MANY, NULL, "of weights and data order"},
+        {"peak-tflops", NUMBER, &s->peak_tflops, 0, MANY, NULL, "the device's, for the utilisation; 0: not printed"},
+        {"check", FLAG, &s->check, 0, 0, NULL, "compare one batch's gradients with the CPU's in float64, and end"},
+        {"help", FLAG, &s->help, 0, 0, NULL, "this"},
+    };
+    memcpy(list, all, sizeof all);
+    return (int64_t)(sizeof all / sizeof all[0]);
+}
+
+static void take_default(int64_t *member, int64_t value) {
+    if (*member == 0) *member = value;
+}
+
+/* Sizes that no option has given are those of the folder's model, or of the one of this name. */
+static void fill_model(settings *s) {
+    model_config *c = &s->model, whole = *c;
+    if (s->load) {
+        hf_read_config(s->from, s->load, &whole);
+    } else {
+        const cf_model *named = cf_model_find(s->model_name);
+        if (!named) fail(EXIT_BAD_INPUT, "--model %s: there is no such model", s->model_name);
+        const char *fault = architecture_fault(named);
+        if (fault) fail(EXIT_BAD_INPUT, "--model %s: %s", s->model_name, fault);
+        model_from(&whole, named);
+    }
+    take_default(&c->layers, whole.layers);
+    take_default(&c->hidden, whole.hidden);
+    take_default(&c->heads, whole.heads);
+    take_default(&c->kv_heads, whole.kv_heads);
+    take_default(&c->ffn, whole.ffn);
+    take_default(&c->vocabulary, whole.vocabulary);
+    c->untied |= whole.untied;
+    c->rope_theta = whole.rope_theta;
+    c->norm_epsilon = whole.norm_epsilon;
+    const char *fault = decoder_fault(c);
+    if (fault) fail(EXIT_BAD_INPUT, "%s", fault);
+}
+
+static void print_help(settings *s, const option *list, int64_t n) {
+    (void)s;
+    printf("usage: train_cuda [options]\n"
+           "Trains a decoder of the Qwen2.5 architecture on one device, chunk by chunk.\n\n");
+    print_options(list, n);
+    printf("\nExit status: 0 done, 1 a check or the device failed, 2 an option or file was not usable.\n");
+}
+
+static settings parse_settings(int argc, char **argv, hf_model *from) {
+    settings s;
+    option list[MAX_OPTIONS];
+    memset(&s, 0, sizeof s);
+    s.model.rope_theta = 1e6;
+    s.model.norm_epsilon = 1e-6;
+    s.model_name = "qwen2.5-0.5b";
+    s.from = from;
+    s.optimizer = {1e-4, 0.1, 10, 100, 0.9, 0.95, 1e-8, 0.1, 1};
+    s.type = CF_DTYPE_BF16;
+    s.recompute = CF_RECOMPUTE_NONE;
+    s.chunk_size = 8192;
+    s.loss_rows = 2048;
+    s.order.k = s.seed = 1;
+    s.batch = 8;
+    const int64_t n = list_settings(&s, list);
+    parse_arguments(argc, argv, list, n, NULL);
+    if (s.help) {
+        print_help(&s, list, n);
+        return s;
+    }
+    if (s.recompute == CF_RECOMPUTE_SELECTIVE) fail(EXIT_BAD_INPUT, "--recompute: none or full");
+    if (s.loss_rows % 128 != 0) fail(EXIT_BAD_INPUT, "--loss-rows must be a multiple of 128");
+    if (s.synthetic.count > 0 && s.data) fail(EXIT_BAD_INPUT, "give --synthetic or --data, not both");
+    if (s.synthetic.count == 0 && !s.data && s.optimizer.steps > 0) fail(EXIT_BAD_INPUT, "give --data FILE, or --synthetic LEN,LEN,...");
+    fill_model(&s);
+    s.order = cf_schedule_defaults(&s.order);
+    return s;
+}
+
+/* ================================================================================================================
+   >>batch
+   ================================================================================================================ */
+
+typedef struct trainer {
+    const struct settings *settings;
+    int device;
+    cublasHandle_t cublas;  /* attention's, where it is unfused */
+    products lt;
+    decoder model;
+    cf_cuda_stage needs;
+    cf_executor *executor;
+    token_set data;
+    data_order order;
+    int64_t step;           /* done so far */
+
+    token_batch batch;      /* loaded, as all that follows */
+    cf_plan *plan;
+    cf_schedule *schedule;
+    int64_t *first_row, *first_run; /* (n_chunks + 1) */
+} trainer;
+
+/* What the rows of all chunks are, on the host: a chunk after the other. */
+typedef struct batch_rows {
+    int64_t count, n_runs;
+    int32_t *tokens, *targets, *sorted;
+    float *weights;
+    token_run *runs;
+} batch_rows;
+
+static batch_rows batch_rows_new(int64_t count, int64_t n_chunks) {
+    batch_rows r = {count, 0, TAKE(int32_t, count), TAKE(int32_t, count), TAKE(int32_t, count), TAKE(float, count),
+                    TAKE(token_run, count + n_chunks)};
+    return r;
+}
+
+static void batch_rows_free(batch_rows *r) {
+    void *const all[] = {r->tokens, r->targets, r->sorted, r->weights, r->runs};
+    for (void *memory : all) free(memory);
+}
+
+static int compare_keys(const void *a, const void *b) {
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* The rows of one chunk by token and then by row, and where each token's begin; padding is left out. */
+static void sort_rows(batch_rows *r, int64_t first, int64_t rows) {
+    uint64_t *keys = TAKE(uint64_t, rows);
+    int64_t n = 0;
+    for (int64_t row = 0; row < rows; row++)
+        if (r->tokens[first + row] >= 0) keys[n++] = (uint64_t)r->tokens[first + row] << 32 | (uint64_t)row;
+    qsort(keys, (size_t)n, sizeof *keys, compare_keys);
+    for (int64_t i = 0; i < n; i++) {
+        const int32_t token = (int32_t)(keys[i] >> 32);
+        r->sorted[first + i] = (int32_t)(keys[i] & UINT32_MAX);
+        if (i == 0 || token != (int32_t)(keys[i - 1] >> 32)) r->runs[r->n_runs++] = {token, (int32_t)i};
+    }
+    r->runs[r->n_runs++] = {-1, (int32_t)n};
+    free(keys);
+}
+
+static void fill_chunk(const trainer *t, batch_rows *r, int64_t first, const cf_metadata *m) {
+    for (int64_t row = 0; row < m->rows; row++) {
+        const int32_t *of = m->sequence_ids[row] < 0 ? NULL : t->batch.tokens[m->sequence_ids[row]];
+        r->tokens[first + row] = of ? of[m->position_ids[row]] : -1;
+        r->targets[first + row] = m->target_positions[row] < 0 ? -1 : of[m->target_positions[row]];
+        r->weights[first + row] = (float)m->loss_weights[row];
+    }
+}
+
+/* The rows of the plan's chunks, and where each chunk's rows and runs begin. */
+static batch_rows fill_rows(trainer *t) {
+    cf_loss_weights_desc mean;
+    cf_metadata_desc desc;
+    size_t bytes = 0;
+    double *of_sequences = TAKE(double, t->batch.count);
+    memset(&mean, 0, sizeof mean);
+    memset(&desc, 0, sizeof desc);
+    mean.mean = t->settings->mean;
+    mean.ignored = desc.ignored = t->batch.ignored;
+    desc.weights = of_sequences;
+    MUST(cf_loss_weights(t->batch.length, t->batch.count, &mean, of_sequences, &error));
+    MUST(cf_metadata_size(t->plan, -1, &desc, &bytes, &error));
+    void *const arrays = take_memory((int64_t)bytes, 1);
+    t->first_row = TAKE(int64_t, t->plan->n_chunks + 1);
+    t->first_run = TAKE(int64_t, t->plan->n_chunks + 1);
+    for (int64_t i = 0; i < t->plan->n_chunks; i++) t->first_row[i + 1] = t->first_row[i] + t->plan->chunks[i].padded;
+    batch_rows r = batch_rows_new(t->first_row[t->plan->n_chunks], t->plan->n_chunks);
+    for (int64_t i = 0; i < t->plan->n_chunks; i++) {
+        cf_metadata m;
+        MUST(cf_metadata_fill(t->plan, i, &desc, arrays, bytes, &m, &error));
+        fill_chunk(t, &r, t->first_row[i], &m);
+        sort_rows(&r, t->first_row[i], m.rows);
+        t->first_run[i + 1] = r.n_runs;
+    }
+    free(of_sequences);
+    free(arrays);
+    return r;
+}
+
+template <typename N> static void replace_on_device(N **array, const N *host, int64_t count) {
+    MUST_CUDA(cudaFree(*array));
+    *array = take_device<N>(count);
+    if (host) upload(*array, host, count);
+}
+
+static void upload_rows(trainer *t) {
+    batch_rows r = fill_rows(t);
+    decoder *d = &t->model;
+    replace_on_device(&d->tokens, r.tokens, r.count);
+    replace_on_device(&d->targets, r.targets, r.count);
+    replace_on_device(&d->sorted, r.sorted, r.count);
+    replace_on_device(&d->weights, r.weights, r.count);
+    replace_on_device(&d->runs, r.runs, r.n_runs);
+    replace_on_device<float>(&d->loss, NULL, r.count);
+    d->first_row = t->first_row;
+    d->first_run = t->first_run;
+    batch_rows_free(&r);
+}
+
+static void free_batch(trainer *t) {
+    cf_schedule_free(t->schedule);
+    cf_plan_free(t->plan);
+    free(t->first_row);
+    free(t->first_run);
+    t->schedule = NULL;
+    t->plan = NULL;
+    t->first_row = t->first_run = NULL;
+}
+
+/* Packs, schedules and loads the batch; nothing is allocated after that. */
+static void load_batch(trainer *t) {
+    cf_pack_desc packing = t->settings->packing;
+    cf_plan *old_plan = t->plan; /* the executor has these until the next load */
+    cf_schedule *old_schedule = t->schedule;
+    int64_t longest = 1;
+    for (int64_t i = 0; i < t->batch.count; i++) longest = max_of(longest, t->batch.length[i]);
+    packing.chunk_size = t->settings->chunk_size > 0 ? t->settings->chunk_size : longest;
+    if (t->batch.n_targets == 0) fail(EXIT_BAD_INPUT, "the batch has no target tokens, so there is nothing to learn");
+    free(t->first_row);
+    free(t->first_run);
+    MUST(cf_pack(t->batch.length, t->batch.count, &packing, &t->plan, &error));
+    MUST(cf_schedule_make(t->plan, &t->settings->order, &t->schedule, &error));
+    upload_rows(t);
+    MUST(cf_executor_load(t->executor, t->plan, t->schedule, &error));
+    cf_schedule_free(old_schedule);
+    cf_plan_free(old_plan);
+}
+
+/* The next documents in order; all of them, as they are, if they are synthetic. */
+static void next_batch(trainer *t) {
+    const int all = t->settings->synthetic.count > 0;
+    token_batch_free(&t->batch);
+    t->batch = token_batch_new(all ? t->data.count : t->settings->batch);
+    for (int64_t i = 0; i < t->batch.count; i++)
+        token_batch_put(&t->batch, i, &t->data, all ? i : data_order_next(&t->order));
+}
+
+/* ================================================================================================================
+   >>step
+   ================================================================================================================ */
+
+template <typename T> static int on_forward(void *user, const cf_cuda_step *step) {
+    return decoder_forward<T>(&((trainer *)user)->model, step);
+}
+
+template <typename T> static int on_backward(void *user, const cf_cuda_step *step) {
+    return decoder_backward<T>(&((trainer *)user)->model, step);
+}
+
+template <typename T> static void executor_make(trainer *t) {
+    const settings *s = t->settings;
+    cf_executor_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.user = t;
+    desc.forward = on_forward<T>;
+    desc.backward = on_backward<T>;
+    desc.stages = &t->needs;
+    desc.devices = &t->device;
+    desc.attention = attention_desc_of(&s->model, s->type, s->path, s->check);
+    desc.seed = (uint64_t)s->seed;
+    MUST(cf_executor_create(&desc, &t->executor, &error));
+    MUST_CUBLAS(cublasSetStream(t->cublas, cf_executor_stream(t->executor, 0)));
+}
+
+/* Loss of the batch, and the length of its gradient. */
+typedef struct step_result {
+    double loss, length;
+} step_result;
+
+/* Gradients of the loaded batch, of its mean loss. */
+static step_result run_batch(trainer *t) {
+    const decoder *d = &t->model;
+    const cudaStream_t stream = cf_executor_stream(t->executor, 0);
+    double *const loss = d->totals + TOTAL_BLOCKS, *const squares = loss + 1, both[2];
+    MUST_CUDA(cudaMemsetAsync(d->gradient, 0, (size_t)d->at.count * sizeof(float), stream));
+    MUST(cf_executor_run(t->executor, &error));
+    add_up(d, loss, d->loss, t->first_row[t->plan->n_chunks], 0, stream);
+    add_up(d, squares, d->gradient, d->at.count, 1, stream);
+    MUST_CUDA(cudaStreamSynchronize(stream));
+    MUST_CUDA(cudaMemcpy(both, loss, sizeof both, cudaMemcpyDeviceToHost));
+    const step_result result = {both[0], sqrt(both[1])};
+    return result;
+}
+
+/* AdamW, on the executor's stream: the next batch comes behind it there. */
+template <typename T> static void update_weights(trainer *t) {
+    const optimizer_config *c = &t->settings->optimizer;
+    const decoder *d = &t->model;
+    const double n = (double)(t->step + 1);
+    const adam_numbers k = {(float)learning_rate_at(c, t->step), (float)c->beta1, (float)c->beta2, (float)c->epsilon,
+                            (float)(1 / (1 - pow(c->beta1, n))), (float)(1 / (1 - pow(c->beta2, n))), 1};
+    for (int64_t i = 0; i < d->n_tensors; i++) {
+        const decoder_tensor *own = &d->tensors[i];
+        const int64_t at = own->offset;
+        MUST_CUDA(launch(adamw_kernel<T>, (tensor_count(own) + 255) / 256, dim3(256),
+                         cf_executor_stream(t->executor, 0), tensor_count(own), (T *)d->parameters + at, d->master + at,
+                         d->first + at, d->second + at, (const float *)d->gradient + at,
+                         (const double *)d->totals + TOTAL_BLOCKS + 1, k,
+                         (float)(own->columns > 0 ? c->weight_decay : 0), (float)c->clip));
+    }
+}
+
+static double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Floating-point operations that training on the batch is worth, whatever is computed again: six for each token and
+   parameter of a product, and three times those of attention's forward. */
+static double useful_flops(const trainer *t) {
+    const model_config *c = &t->settings->model;
+    const double table = (double)(c->vocabulary * c->hidden), all = (double)t->model.at.count;
+    const double in_products = c->untied ? all - table : all;
+    double pairs = 0;
+    for (int64_t i = 0; i < t->plan->n_chunks; i++) pairs += (double)t->plan->chunks[i].pairs;
+    return 6 * in_products * (double)t->plan->n_tokens + 12 * pairs * (double)(c->hidden * c->layers);
+}
+
+static double gibibytes(double bytes) { return bytes / 1073741824.0; }
+
+static double device_bytes_used(void) {
+    size_t free_bytes = 0, all_bytes = 0;
+    MUST_CUDA(cudaMemGetInfo(&free_bytes, &all_bytes));
+    return (double)(all_bytes - free_bytes);
+}
+
+static void print_progress(const trainer *t, step_result result, double seconds) {
+    const settings *s = t->settings;
+    printf("step %4lld/%lld  loss %.4f  lr %.2e  |gradient| %.3f  %3lld chunks  %.0f tokens/s", (long long)t->step,
+           (long long)s->optimizer.steps, result.loss, learning_rate_at(&s->optimizer, t->step - 1), result.length,
+           (long long)t->plan->n_chunks, (double)t->plan->n_tokens / seconds);
+    if (s->peak_tflops > 0) printf("  utilisation %.1f %%", 100 * useful_flops(t) / seconds / (1e12 * s->peak_tflops));
+    printf("  memory %.2f GiB  left %.0f s\n", gibibytes(device_bytes_used()),
+           seconds * (double)(s->optimizer.steps - t->step));
+    fflush(stdout);
+}
+
+template <typename T> static void train_step(trainer *t) {
+    const double begin = seconds_now();
+    next_batch(t);
+    load_batch(t);
+    const step_result result = run_batch(t);
+    if (!(result.loss - result.loss == 0) || !(result.length - result.length == 0))
+        fail(EXIT_CHECK_FAILED, "step %lld: the loss or its gradient is not a finite number; try a smaller --lr",
+             (long long)t->step + 1);
+    update_weights<T>(t);
+    MUST_CUDA(cudaStreamSynchronize(cf_executor_stream(t->executor, 0)));
+    t->step++;
+    print_progress(t, result, seconds_now() - begin);
+}
+
+/* ================================================================================================================
+   >>check    chunked gradients against float64 ones from the CPU, and against unchunked ones from the device
+   ================================================================================================================ */
+
+/* Calls `use` on every number of model.h's weights and the same one of an array laid out as the decoder's. The tensors
+   have one order; matrices of layers are (inputs, outputs) in model.h. */
+template <typename N, typename F> static void each_weight(const decoder *d, const weights *host, N *flat, F use) {
+    for (int64_t i = 0; i < host->n_tensors; i++) {
+        const tensor *t = &host->tensors[i];
+        const decoder_tensor *own = &d->tensors[i];
+        const int turned = own->columns > 0 && strncmp(own->name, "model.layers.", 13) == 0;
+        for (int64_t j = 0; j < t->count; j++) {
+            const int64_t at = turned ? j % own->rows * own->columns + j / own->rows : j;
+            use(&host->flat[t->offset + j], &flat[own->offset + at]);
+        }
+    }
+}
+
+/* Puts the weights on the device, and lets them be what the device has of them. */
+template <typename T> static void put_weights(const decoder *d, const weights *w) {
+    float *flat = TAKE(float, d->at.count);
+    each_weight(d, w, flat, [](real *host, float *own) {
+        *own = (float)*host;
+        *host = to_float(from_float<T>(*own));
+    });
+    upload(d->master, flat, d->at.count);
+    round_parameters<T>(d);
+    free(flat);
+}
+
+static step_result take_gradients(trainer *t, const weights *to) {
+    const step_result result = run_batch(t);
+    float *flat = download(t->model.gradient, t->model.at.count);
+    each_weight(&t->model, to, flat, [](real *host, const float *own) { *host = (real)*own; });
+    free(flat);
+    return result;
+}
+
+/* The batch as model.h's trainer has it. */
+static batch batch_for_cpu(const trainer *t, uint16_t **tokens) {
+    batch b = batch_new(t->batch.count);
+    int64_t n = 0;
+    *tokens = TAKE(uint16_t, t->batch.n_tokens);
+    for (int64_t i = 0; i < b.count; i++) {
+        unsigned char *ignored = TAKE(unsigned char, t->batch.length[i]);
+        b.length[i] = t->batch.length[i];
+        b.tokens[i] = *tokens + n;
+        b.ignored[i] = ignored;
+        for (int64_t k = 0; k < b.length[i]; k++) {
+            (*tokens)[n++] = (uint16_t)t->batch.tokens[i][k];
+            ignored[k] = t->batch.ignored[i] && t->batch.ignored[i][k];
+        }
+    }
+    b.n_tokens = t->batch.n_tokens;
+    b.n_targets = t->batch.n_targets;
+    return b;
+}
+
+static double cpu_gradients(const trainer *t, weights *w, weights *to) {
+    uint16_t *tokens;
+    memory_meter meter;
+    memset(&meter, 0, sizeof meter);
+    batch b = batch_for_cpu(t, &tokens);
+    const double loss = unchunked_gradients(&t->settings->model, w, to, &b, 0, &meter);
+    batch_free(&b);
+    free(tokens);
+    return loss;
+}
+
+/* How far the gradients may be from float64 ones. fp32: sums in another order differ by rounding, by no more than 1e-5
+   for some thousand tokens (see limit_of in executor_cuda.cu). With 16-bit numbers every activation is rounded, whether
+   there are chunks or not: chunks may at most double what that comes to. */
+static double limit_from(const settings *s, const weights *unchunked, const weights *exact, const char *all,
+                         double loss, double loss_exact) {
+    const char *whose;
+    if (s->type == CF_DTYPE_FP32) return 1e-5;
+    return 2 * largest_difference(unchunked, exact, all, loss, loss_exact, &whose);
+}
+
+/* Four ways to the gradients of a batch. */
+typedef struct checked {
+    weights chunked, again, unchunked, exact;
+    double loss, loss_again, loss_unchunked, loss_exact;
+} checked;
+
+template <typename T> static void fill_checked(trainer *t, checked *of, weights *w) {
+    const settings *const chunked = t->settings;
+    settings unchunked = *chunked;
+    put_weights<T>(&t->model, w);
+    next_batch(t);
+    load_batch(t);
+    printf("check: %lld documents, %lld tokens in %lld chunks of %lld, K %lld, %lld groups\n", (long long)t->batch.count,
+           (long long)t->batch.n_tokens, (long long)t->plan->n_chunks, (long long)t->plan->chunk_size,
+           (long long)chunked->order.k, (long long)t->plan->n_groups);
+    of->loss = take_gradients(t, &of->chunked).loss;
+    of->loss_again = take_gradients(t, &of->again).loss;
+    unchunked.chunk_size = 0;
+    unchunked.packing.max_slices = 1;
+    t->settings = &unchunked;
+    load_batch(t);
+    t->settings = chunked;
+    of->loss_unchunked = take_gradients(t, &of->unchunked).loss;
+    of->loss_exact = cpu_gradients(t, w, &of->exact);
+}
+
+template <typename T> static int check_batch(trainer *t) {
+    const settings *s = t->settings;
+    const model_config *c = &s->model;
+    if (c->vocabulary > 65536) fail(EXIT_BAD_INPUT, "--check: the vocabulary must be 65536 at most");
+    if (s->mean == CF_MEAN_SEQUENCES) fail(EXIT_BAD_INPUT, "--check compares means over tokens");
+    checked of = {weights_new(c), weights_new(c), weights_new(c), weights_new(c), 0, 0, 0, 0};
+    weights w = weights_new(c), *const every[] = {&w, &of.chunked, &of.again, &of.unchunked, &of.exact};
+    char *all = TAKE(char, w.n_tensors);
+    memset(all, 1, (size_t)w.n_tensors);
+    weights_init(&w, c, mix64_pair((uint64_t)s->seed, 3), 0.1);
+    fill_checked<T>(t, &of, &w);
+    int ok = compare_gradients("a second run, bit by bit:", &of.again, &of.chunked, all, of.loss_again, of.loss, 0);
+    ok &= compare_gradients("unchunked on the device:", &of.chunked, &of.unchunked, all, of.loss, of.loss_unchunked,
+                            s->type == CF_DTYPE_FP32 ? 1e-5 : 0.05);
+    ok &= compare_gradients("unchunked, from float64 on the CPU:", &of.unchunked, &of.exact, all, of.loss_unchunked,
+                            of.loss_exact, s->type == CF_DTYPE_FP32 ? 1e-5 : 0.05);
+    const double limit = limit_from(s, &of.unchunked, &of.exact, all, of.loss_unchunked, of.loss_exact);
+    ok &= compare_gradients("chunked, from float64 on the CPU:", &of.chunked, &of.exact, all, of.loss, of.loss_exact,
+                            limit);
+    for (weights *one : every) weights_free(one);
+    free(all);
+    return ok;
+}
+
+/* ================================================================================================================
+   >>program
+   ================================================================================================================ */
+
+static token_set load_data(const settings *s) {
+    if (s->synthetic.count > 0)
+        return random_tokens(s->synthetic.lengths, s->synthetic.count, s->model.vocabulary,
+                             mix64_pair((uint64_t)s->seed, 1));
+    if (!s->data) return random_tokens(NULL, 0, s->model.vocabulary, 0);
+    token_set data = tokens_read(s->data);
+    if (data.vocabulary > s->model.vocabulary)
+        fail(EXIT_BAD_INPUT, "%s: its vocabulary has %lld tokens, the model's %lld", s->data,
+             (long long)data.vocabulary, (long long)s->model.vocabulary);
+    return data;
+}
+
+template <typename T> static void trainer_begin(trainer *t) {
+    const settings *s = t->settings;
+    t->data = load_data(s);
+    t->order = data_order_new(t->data.count, mix64_pair((uint64_t)s->seed, 2), 0, 0);
+    MUST_CUDA(cudaGetDevice(&t->device));
+    MUST_CUBLAS(cublasCreate(&t->cublas));
+    t->lt = products_new();
+    t->model = decoder_new<T>(&s->model, s->type, &t->lt, max_of(1, longest_document(&t->data)));
+    t->model.cublas = t->cublas;
+    t->model.recompute = s->recompute == CF_RECOMPUTE_FULL;
+    t->model.loss_rows = s->loss_rows;
+    t->needs = decoder_needs<T>(&t->model);
+    if (s->load) hf_load<T>(s->from, &t->model);
+    else draw_values<T>(&t->model, mix64_pair((uint64_t)s->seed, 3));
+    executor_make<T>(t);
+}
+
+static void trainer_end(trainer *t) {
+    cf_executor_free(t->executor);
+    free_batch(t);
+    decoder_free(&t->model);
+    products_free(&t->lt);
+    MUST_CUBLAS(cublasDestroy(t->cublas));
+    token_batch_free(&t->batch);
+    data_order_free(&t->order);
+    token_set_free(&t->data);
+}
+
+template <typename T> static int run(const settings *s) {
+    trainer t = {};
+    int ok = 1;
+    t.settings = s;
+    trainer_begin<T>(&t);
+    if (s->check) ok = check_batch<T>(&t);
+    while (t.step < s->optimizer.steps && !s->check) train_step<T>(&t);
+    if (s->save) hf_save<T>(s->from, &t.model, s->save);
+    trainer_end(&t);
+    return ok ? 0 : EXIT_CHECK_FAILED;
+}
+
+int main(int argc, char **argv) {
+    hf_model from;
+    memset(&from, 0, sizeof from);
+    settings s = parse_settings(argc, argv, &from);
+    int code = 0;
+    if (!s.help && s.type == CF_DTYPE_FP32) code = run<float>(&s);
+    else if (!s.help) code = s.type == CF_DTYPE_FP16 ? run<__half>(&s) : run<__nv_bfloat16>(&s);
+    hf_model_free(&from);
+    free(s.synthetic.lengths);
+    return code;
+}

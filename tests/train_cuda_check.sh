@@ -1,0 +1,179 @@
+#!/bin/sh
+# train_cuda_check.sh - the trainer of real model shapes: gradients, Hugging Face's files, data, checkpoints
+#
+#     tests/train_cuda_check.sh           under the emulation: BUILD/cuda/train_cuda (BUILD: build)
+#     tests/train_cuda_check.sh device    on a device: BUILD/train_cuda, unless TRAIN_CUDA names one; not yet run on one
+#
+# FULL=1: more orders of the device's work, and more calls that fail.
+#
+# Run it in the top directory. Prints "ok NAME" or "FAIL NAME: why" for each case and "N passed, N failed" at the end.
+
+. "$(dirname "$0")/helpers.sh"
+
+build=${BUILD:-build}
+mode=${1:-emulated}
+PYTHON=${PYTHON:-python3}
+workplace "$build/train_cuda_check.$mode.tmp"
+program=$build/cuda/train_cuda
+if [ "$mode" = device ]; then
+    command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU || skip_all train_cuda "no device"
+    program=${TRAIN_CUDA:-$build/train_cuda}
+fi
+[ -x "$program" ] || skip_all train_cuda "there is no $program"
+
+# run OPTIONS...: as capture; status 124: it hung
+run() { capture timeout -k 5 "${LIMIT:-300}" "$program" "$@"; }
+
+tiny="--layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 40 --vocabulary 48 --loss-rows 128"
+
+# gradients NAME OPTIONS...: --check finds nothing wrong
+gradients() {
+    name="gradients: $1"
+    shift
+    # shellcheck disable=SC2086
+    run $tiny --check "$@"
+    if [ "$status" -ne 0 ]; then fail "$name" "exit status $status: $(last_line)"
+    elif [ "$(grep -c ': ok$' "$work/out")" -ne 4 ]; then fail "$name" "$(last_line)"
+    else ok "$name"; fi
+}
+
+gradients "fp32, K 1, a long group and a hybrid chunk" --type fp32 --chunk-size 64 --synthetic 200,20,33,64,1,0
+gradients "bf16, K 2" --chunk-size 64 --k 2 --synthetic 200,20,33,64,1,0
+gradients "fp16" --type fp16 --chunk-size 64 --synthetic 150,20,33
+gradients "slices of logits" --type fp32 --chunk-size 160 --synthetic 170,20,150
+gradients "recomputed, untied, K 2" --type fp32 --recompute full --untied --chunk-size 64 --k 2 --synthetic 200,20,64
+gradients "recomputed, bf16" --recompute full --chunk-size 48 --synthetic 200,20,64
+gradients "cut by cost" --type fp32 --split cost --chunk-size 64 --synthetic 200,20,64
+gradients "one document a chunk" --type fp32 --max-slices 1 --chunk-size 0 --synthetic 80,20,64
+if [ "$mode" = emulated ]; then
+    orders=2
+    if full; then orders=8; fi
+    for seed in $(seq $orders); do
+        CUDA_EMU_SEED=$seed
+        export CUDA_EMU_SEED
+        gradients "work in random order $seed" --type fp32 --recompute full --chunk-size 64 --k 2 --synthetic 150,20,33
+    done
+    unset CUDA_EMU_SEED
+fi
+
+# refuse TEXT OPTIONS...: status 2, one message, nothing printed
+refuse() {
+    said=$1
+    shift
+    run "$@"
+    complained "refused: $said" 2 "train_cuda: .*$said"
+}
+
+refuse "there is no such model" --model qwen9 --synthetic 9
+refuse "otherwise than Qwen2.5" --model llama-3-8b --synthetic 9
+refuse "multiple of 128" --loss-rows 130 --synthetic 9
+refuse "multiples of 8" --hidden 28 --heads 2 --kv-heads 1 --synthetic 9
+refuse "not both" --synthetic 9 --data x
+refuse "give --data FILE" --steps 1
+
+# ---- Hugging Face's files, made by nothing of ours ----
+
+# A folder with config.json and weights of a tiny model, laid out as Hugging Face's writer does it: in one file, and in
+# two with an index.
+make_folders() {
+    "$PYTHON" - "$work" <<'PY'
+import json, os, random, struct, sys
+random.seed(3)
+h, f, kv, v, layers = 32, 40, 16, 48, 2
+shapes = {"model.embed_tokens.weight": [v, h], "model.norm.weight": [h]}
+for i in range(layers):
+    at = "model.layers.%d." % i
+    for name, shape in (("input_layernorm.weight", [h]), ("self_attn.q_proj.weight", [h, h]),
+                        ("self_attn.q_proj.bias", [h]), ("self_attn.k_proj.weight", [kv, h]),
+                        ("self_attn.k_proj.bias", [kv]), ("self_attn.v_proj.weight", [kv, h]),
+                        ("self_attn.v_proj.bias", [kv]), ("self_attn.o_proj.weight", [h, h]),
+                        ("post_attention_layernorm.weight", [h]), ("mlp.gate_proj.weight", [f, h]),
+                        ("mlp.up_proj.weight", [f, h]), ("mlp.down_proj.weight", [h, f])):
+        shapes[at + name] = shape
+def count(shape):
+    n = 1
+    for d in shape: n *= d
+    return n
+data = {}
+for name, shape in shapes.items():
+    bits = [random.choice((0, 0x8000)) | random.randrange(110, 127) << 7 | random.randrange(128)
+            for _ in range(count(shape))]
+    data[name] = struct.pack("<%dH" % len(bits), *bits)
+def write(path, names):
+    head, at = {"__metadata__": {"format": "pt"}}, 0
+    for name in sorted(names):
+        head[name] = {"dtype": "BF16", "shape": shapes[name], "data_offsets": [at, at + len(data[name])]}
+        at += len(data[name])
+    text = json.dumps(head, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text + b"".join(data[name] for name in sorted(names)))
+config = {"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "hidden_act": "silu", "hidden_size": h,
+          "intermediate_size": f, "model_type": "qwen2", "num_attention_heads": 4, "num_hidden_layers": layers,
+          "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "tie_word_embeddings": True,
+          "torch_dtype": "bfloat16", "use_sliding_window": False, "vocab_size": v}
+for folder in ("whole", "parts", "again", "from_parts", "drawn", "bad"):
+    os.makedirs(os.path.join(sys.argv[1], folder))
+for folder in ("whole", "parts", "bad"):
+    with open(os.path.join(sys.argv[1], folder, "config.json"), "w") as file:
+        json.dump(config, file, indent=2)
+write(os.path.join(sys.argv[1], "whole", "model.safetensors"), shapes)
+names = sorted(shapes)
+parts = {"model-00001-of-00002.safetensors": names[:9], "model-00002-of-00002.safetensors": names[9:]}
+for name, own in parts.items():
+    write(os.path.join(sys.argv[1], "parts", name), own)
+with open(os.path.join(sys.argv[1], "parts", "model.safetensors.index.json"), "w") as file:
+    json.dump({"metadata": {}, "weight_map": {n: part for part, own in parts.items() for n in own}}, file)
+shapes["model.norm.weight"] = [2, 16]
+write(os.path.join(sys.argv[1], "bad", "model.safetensors"), shapes)
+PY
+}
+
+same_files() { # NAME FILE FILE
+    if [ "$status" -ne 0 ]; then fail "$1" "exit status $status: $(last_line)"
+    elif cmp "$2" "$3" >"$work/said" 2>&1; then ok "$1"
+    else fail "$1" "$(head -n 1 "$work/said")"; fi
+}
+
+first_loss() { sed -n 's/^step .* loss \([^ ]*\) .*/\1/p' "$work/out" | head -n 1; }
+
+hf_files() {
+    if ! make_folders; then
+        skip "Hugging Face's files" "no $PYTHON to make them"
+        return
+    fi
+    run --load "$work/whole" --save "$work/again" --steps 0
+    same_files "weights in and out, byte for byte" "$work/whole/model.safetensors" "$work/again/model.safetensors"
+    same_files "config.json in and out" "$work/whole/config.json" "$work/again/config.json"
+    run --load "$work/parts" --save "$work/from_parts" --steps 0
+    same_files "weights from several files" "$work/whole/model.safetensors" "$work/from_parts/model.safetensors"
+    run --load "$work/whole" --synthetic 70,30 --chunk-size 48 --steps 1
+    loaded=$(first_loss)
+    run --load "$work/from_parts" --synthetic 70,30 --chunk-size 64 --steps 1 --recompute full
+    name="loss of loaded weights"
+    if [ -n "$loaded" ] && [ "$loaded" = "$(first_loss)" ]; then ok "$name"
+    else fail "$name" "$loaded and $(first_loss)"; fi
+    # shellcheck disable=SC2086
+    run $tiny --seed 5 --steps 0 --save "$work/drawn"
+    # shellcheck disable=SC2086
+    run $tiny --seed 5 --synthetic 70,30 --chunk-size 48 --steps 1
+    drawn=$(first_loss)
+    run --load "$work/drawn" --seed 5 --loss-rows 128 --synthetic 70,30 --chunk-size 48 --steps 1
+    name="weights that were drawn, saved and loaded"
+    if [ -n "$drawn" ] && [ "$drawn" = "$(first_loss)" ] && [ "$drawn" != "$loaded" ]; then ok "$name"
+    else fail "$name" "$drawn and $(first_loss)"; fi
+    run --load "$work/bad" --save "$work/again" --steps 0
+    expect "a tensor of another shape" 2 "tensor model.norm.weight: its shape must be \[32\]"
+    run --load "$work/whole" --layers 3 --save "$work/again" --steps 0
+    expect "a tensor that is missing" 2 "tensor model.layers.2.input_layernorm.weight: it is missing"
+    run --load "$work/whole" --layers 1 --save "$work/again" --steps 0
+    expect "a tensor that is none of the model's" 2 "tensor model.layers.1.[a-z_.]*: the model has no such tensor"
+    run --load "$work/nowhere" --steps 0
+    expect "no folder" 2 "config.json"
+    sed 's/"silu"/"gelu"/' "$work/whole/config.json" >"$work/bad/config.json"
+    run --load "$work/bad" --steps 0
+    expect "another activation" 2 "hidden_act: only silu"
+}
+
+hf_files
+finish
