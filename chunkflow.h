@@ -7108,7 +7108,7 @@ static int64_t cf__search_room(const cf__schedule_maker *m) {
    more tries all that one for less does. Large problems get the fixed schedules alone. */
 static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split) {
     int64_t passes = m->pipe.n * m->pipe.n_v * (3 + split), most = 2 * m->pipe.n_v, budget;
-    if (m->n_actions > 1 << 21) return CF__SEARCH_FIXED;
+    if (passes > 1 << 18) return CF__SEARCH_FIXED; /* a single dispatch takes half as long as all of them should */
     if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
     if (!cf__schedule_is_limited(&m->desc)) budget = 600000 / passes;
     else budget = 175000 / passes;
@@ -7496,12 +7496,12 @@ static void cf__search_try_all_fixed(cf__search *search, int split) {
 static void cf__search_core(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
     cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, 0, NULL};
-    double bound;
     int order = 2;
-    cf__search_find_bounds(search, split);
-    bound = cf__bounds_strongest(&search->bounds);
-    if (cf__search_reaches(search->report.makespan, bound)) return;
-    cf__bounds_find_paths(&search->bounds, &m->pipe, split, m->desc.k);
+    if (cf__search_dispatches(m)) {
+        cf__search_find_bounds(search, split);
+        if (cf__search_reaches(search->report.makespan, cf__bounds_strongest(&search->bounds))) return;
+        cf__bounds_find_paths(&search->bounds, &m->pipe, split, m->desc.k);
+    }
     search->budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m, split);
     search->n_tried = 0;
     search->random = 0;
