@@ -6281,6 +6281,7 @@ static double cf__bounds_strongest(const cf__bounds *b) {
 typedef struct cf__dispatch_policy {
     int split;             /* I and W in place of B */
     int evicts;            /* how to deal with room */
+    int64_t n_eager;       /* on that many virtual stages units start whether there is a place or not */
     double bias;           /* seconds by which backwards (and replays) are preferred to forwards */
     double deep;           /* seconds by which a later row of virtual stages is preferred in forwards */
     double patience;       /* waits for a better pass if that costs less than this part of the one at hand */
@@ -6766,7 +6767,8 @@ static int cf__dispatch_fits(cf__dispatch *d, int64_t stage, int64_t chunk, int6
     cf__schedule_limits own = cf__dispatch_room(d, d->maker->unit_of[chunk]), room = cf__dispatch_free(d, stage, v);
     if (room.bytes < own.bytes) return 0;
     if (!d->policy.evicts) return room.chunks >= left;
-    return unit->n > 1 || v < d->pipe->n_v - 1 || room.chunks >= 1 || cf__dispatch_victim(d, stage) >= 0;
+    if (v < d->policy.n_eager && (unit->n > 1 || v < d->pipe->n_v - 1)) return 1;
+    return room.chunks >= 1 || (v < d->policy.n_eager && cf__dispatch_victim(d, stage) >= 0);
 }
 
 /* Whether a standalone chunk starts by being dropped, since there are bytes for nothing but that and the replay of
@@ -7110,7 +7112,7 @@ static int64_t cf__search_room(const cf__schedule_maker *m) {
    more tries all that one for less does. Large problems get the fixed schedules alone. */
 static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split) {
     int64_t passes = m->pipe.n * m->pipe.n_v * (3 + split), most = 2 * m->pipe.n_v, budget;
-    if (m->n_actions > 1 << 21) return CF__SEARCH_FIXED;
+    if (passes > 1 << 18) return CF__SEARCH_FIXED; /* a single dispatch takes half as long as all of them should */
     if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
     if (!cf__schedule_is_limited(&m->desc)) budget = 600000 / passes;
     else budget = 175000 / passes;
@@ -7284,13 +7286,23 @@ static int cf__search_evicts(const cf__schedule_maker *m) {
            !(m->needs != NULL && bytes->per_token_boundary > bytes->per_token_activations);
 }
 
-/* Backwards are preferred by much, somewhat, or not at all. */
-static void cf__search_try_biases(cf__search *search) {
-    static const double biases[] = {1, 0.2, 0};
+/* Where units wait for a place: nowhere, on the stages that have enough of them to be busy, everywhere. Then how much
+   backwards are preferred. */
+static void cf__search_try_evictions(cf__search *search) {
+    int64_t n_v = search->maker.pipe.n_v, n_eager[3];
     cf__dispatch_policy policy = search->dispatch.policy;
     int i;
-    for (i = 0; i < CF__COUNT(biases); i++) {
-        policy.bias = cf__product(biases[i], search->bounds.critical_path);
+    n_eager[0] = n_v;
+    n_eager[1] = n_v - cf__min(search->maker.tightest.chunks, n_v);
+    n_eager[2] = 0;
+    policy.bias = search->bounds.critical_path;
+    for (i = 0; i < 3; i++) {
+        policy.n_eager = n_eager[i];
+        cf__search_try_policy(search, policy);
+    }
+    policy = search->best_policy;
+    for (i = 0; i < 2; i++) {
+        policy.bias = cf__product(0.2 * i, search->bounds.critical_path);
         cf__search_try_policy(search, policy);
     }
 }
@@ -7305,6 +7317,7 @@ static void cf__search_try_rhythms(cf__search *search) {
     for (i = 0; i < 2 * CF__COUNT(slower) && search->maker.desc.n_virtual > 1; i++) {
         policy.rhythm = slower[i / 2] / (double)(3 * search->maker.desc.n_virtual);
         policy.evicts = i % 2 && cf__search_evicts(&search->maker);
+        policy.n_eager = search->maker.pipe.n_v;
         cf__search_try_policy(search, policy);
     }
 }
@@ -7352,7 +7365,9 @@ static void cf__search_change_policy(cf__search *search) {
         policy->rhythm *= 1 + cf__search_random(search) / 4;
         return;
     }
-    if (cf__search_below(search, 2))
+    if (policy->evicts && cf__search_below(search, 3) == 0)
+        policy->n_eager = cf__search_below(search, search->maker.pipe.n_v + 1);
+    else if (cf__search_below(search, 2))
         policy->bias = cf__search_below(search, 2) ? cf__product(much, cf__search_random(search)) : 0;
     else policy->patience = cf__search_below(search, 2) ? cf__most(0, cf__search_random(search)) : 0;
 }
@@ -7428,7 +7443,7 @@ static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) 
     int64_t p = m->desc.n_stages, n = m->desc.n_virtual, s;
     int split = kind == CF_SCHEDULE_ZERO_BUBBLE;
     double much = 4 * search->bounds.critical_path;
-    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, NULL};
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, 0, NULL};
     policy.split = split;
     policy.bias = cf__product(much, (double)(n + 1));
     policy.deep = much;
@@ -7484,13 +7499,13 @@ static void cf__search_try_all_fixed(cf__search *search, int split) {
 
 static void cf__search_core(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
-    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, NULL};
-    double bound;
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, 0, NULL};
     int order = 2;
-    cf__search_find_bounds(search, split);
-    bound = cf__bounds_strongest(&search->bounds);
-    if (cf__search_reaches(search->report.makespan, bound)) return;
-    cf__bounds_find_paths(&search->bounds, &m->pipe, split, m->desc.k);
+    if (cf__search_dispatches(m)) {
+        cf__search_find_bounds(search, split);
+        if (cf__search_reaches(search->report.makespan, cf__bounds_strongest(&search->bounds))) return;
+        cf__bounds_find_paths(&search->bounds, &m->pipe, split, m->desc.k);
+    }
     search->budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m, split);
     search->n_tried = 0;
     search->random = 0;
@@ -7503,7 +7518,7 @@ static void cf__search_core(cf__search *search, int split) {
     memset(search->nudges, 0, (size_t)cf__dispatch_passes(&m->pipe) * sizeof(double));
     search->dispatch.nudges = search->nudges;
     cf__search_set_order(m, order);
-    if (policy.evicts) cf__search_try_biases(search);
+    if (policy.evicts) cf__search_try_evictions(search);
     cf__search_try_rhythms(search);
     cf__search_try_orders(search, &order);
     if (!(search->best_policy.rhythm > 0)) cf__search_try_patiences(search);
