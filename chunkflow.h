@@ -7897,13 +7897,14 @@ static int64_t cf__check_item(const cf__checker *k) {
 
 /* A violation, with numbers or without. */
 CF__COLD static cf_result cf__check_fail(const cf__checker *k, const cf_action *a, const char *field, int64_t wanted,
-                                int64_t got, const char *why) {
+                                         int64_t got, const char *why) {
     char text[128];
     cf__check_tell(k, a, why, text);
     return cf__fail(k->error, CF_ERROR_SCHEDULE, field, cf__check_item(k), wanted, got, text);
 }
 
-CF__COLD static cf_result cf__check_refuse(const cf__checker *k, const cf_action *a, const char *field, const char *why) {
+CF__COLD static cf_result cf__check_refuse(const cf__checker *k, const cf_action *a, const char *field,
+                                           const char *why) {
     char text[128];
     cf__check_tell(k, a, why, text);
     return cf__refuse(k->error, CF_ERROR_SCHEDULE, field, cf__check_item(k), text);
@@ -9343,20 +9344,42 @@ CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule,
 
 static void cf__run_raise(int64_t *to, int64_t value) { *to = cf__max(*to, value); }
 
+/* The slices of a chunk lie one behind the other in its rows, and its group holds it: counting its sequences relies on
+   that, and on no slice being in two chunks to be linear. *first: where the slices of the chunk before it ended. */
+static cf_result cf__run_check_chunk(const cf_plan *plan, int64_t id, int64_t *first, cf_error *error) {
+    const cf_result bad = CF_ERROR_PLAN;
+    const cf_chunk *c = &plan->chunks[id];
+    int64_t i, end = 0;
+    if (c->n_slices < 0 || c->first_slice < *first || c->first_slice > plan->n_slices - c->n_slices)
+        return cf__refuse(error, bad, "chunks.first_slice", id, "the chunk's slices do not exist");
+    if (c->group >= plan->n_groups) return cf__refuse(error, bad, "chunks.group", id, "there is no such group");
+    if (c->group >= 0 && (c->index < 0 || c->index >= plan->groups[c->group].n_chunks))
+        return cf__refuse(error, bad, "chunks.index", id, "is the wrong place in its group");
+    if (c->padded < 0 || c->prefix < 0 || c->prefix > INT64_MAX - c->padded)
+        return cf__refuse(error, bad, "chunks.prefix", id, "the chunk has no such prefix");
+    for (i = c->first_slice; i < c->first_slice + c->n_slices; i++) {
+        const cf_slice *s = &plan->slices[i];
+        if (s->offset < end || s->length < 0 || s->length > c->padded - s->offset)
+            return cf__refuse(error, bad, "slices.offset", i, "is the wrong place in its chunk");
+        end = s->offset + s->length;
+    }
+    *first = i;
+    return CF_OK;
+}
+
 CHUNKFLOW_API cf_result cf_run_capacity(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                         cf_capacity *capacity, cf_error *error) {
     cf__metadata_job job;
     cf_run_stats stats;
-    int64_t i;
+    int64_t i, first = 0;
     memset(&job, 0, sizeof job);
     memset(&stats, 0, sizeof stats);
     CF__TRY(cf__plan_check_counts(plan, error));
     if (capacity == NULL) return cf__fail_null(error, "capacity");
     if (schedule != NULL) CF__TRY(cf_run(plan, schedule, stage, NULL, &stats, error));
+    for (i = 0; i < plan->n_chunks; i++) CF__TRY(cf__run_check_chunk(plan, i, &first, error));
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *c = &plan->chunks[i];
-        if (c->n_slices < 0 || c->first_slice < 0 || c->first_slice > plan->n_slices - c->n_slices)
-            return cf__refuse(error, CF_ERROR_PLAN, "chunks.first_slice", i, "the chunk's slices do not exist");
         job.n = 0;
         cf__metadata_add_rows(&job, plan, c);
         cf__run_raise(&capacity->n_seqs, job.n + 1); /* a capacity may leave padding behind the last slice */
