@@ -66,7 +66,7 @@
    Untrusted input. Every number that comes from the caller is checked, in release builds too: sizes are 64-bit,
    arithmetic is overflow-checked, and a bad value is a result code plus a cf_error record, never a crash. Two things
    cannot be checked: that a pointer really points to as many items as was said, and that an object still is what this
-   library built (run cf_plan_validate on one that came from elsewhere before you hand it to any other function).
+   library built (validate one that came from elsewhere before you hand it to a function that says it must be sound).
 
    A complete program (examples/hello.c is a longer one; C++ people write {} for {0})
 
@@ -238,11 +238,10 @@ typedef struct cf_block {
    returns a copy of a record of options with every default filled in; those for packing, graphs and schedules take NULL
    for a record of zeros.
 
-   Objects of anybody's. These take plans, schedules and graphs that nobody has validated, read nothing beyond the counts
-   that they state, and end in time and memory in proportion to these: cf_plan_validate; cf_schedule_validate,
-   cf_schedule_lower, cf_schedule_loads, cf_simulate, cf_timeline_measured, cf_graph_make with a schedule, cf_run and the
-   others of >>run; cf_graph_validate, cf_critical_make, cf_graph_start. All other functions want an object that the
-   library has made or that the validator of its kind accepts, and a free function one that was made. */
+   Objects of anybody's. A plan, schedule or graph is sound if the library has made it or the validator of its kind
+   accepts it. Every function that takes one says whether it must be sound or may be unvalidated. Of what may be
+   unvalidated it reads nothing beyond the counts that the object states, and ends in time and memory in proportion to
+   these. A free function wants an object that was made. */
 
 /* ================================================================================================================
    >>pack    lengths -> plan
@@ -408,8 +407,8 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan);
    one slice, slices of a sequence in order, no chunk over chunk_size or max_slices, alignment, groups and prefixes,
    pairs, ranks and totals (of lower_bound only that the plan does not undercut it). Returns CF_OK, or CF_ERROR_PLAN for
    the first violation, with its member in error->field and the index of the chunk, slice, group or sequence in
-   error->item. CF_ERROR_MEMORY if n bytes of scratch cannot be had from `allocator` (NULL: malloc). Reads only arrays
-   of the plan, within the counts that the plan states. */
+   error->item. CF_ERROR_MEMORY if n bytes of scratch cannot be had from `allocator` (NULL: malloc). The plan may
+   be unvalidated. */
 CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *lengths, int64_t n,
                                          const cf_allocator *allocator, cf_error *error);
 
@@ -435,11 +434,11 @@ typedef struct cf_plan_stats {
 } cf_plan_stats;
 
 /* Measures a plan. The cost spreads are found with `cost`, which means what it does in cf_pack_desc; NULL and all zeros
-   give the default weights. Without a plan all numbers are 0. */
+   give the default weights. Without a plan all numbers are 0. The plan must be sound. */
 CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost, cf_plan_stats *stats);
 
 /* Tokens that a chunk appends to its group's state: the length of its first slice, or 0 if it has no group or there is
-   no such chunk (or no plan). */
+   no such chunk (or no plan). The plan must be sound. */
 CHUNKFLOW_API int64_t cf_chunk_state_tokens(const cf_plan *plan, int64_t chunk);
 
 /* ================================================================================================================
@@ -504,7 +503,8 @@ typedef struct cf_metadata {
    plan. Fill puts the arrays into `memory` (aligned to CF_MEMORY_ALIGNMENT), one behind the other as they are listed
    above but loss_weights first, and their addresses into *out. Everything is untouched on failure. Errors:
    CF_ERROR_ARGUMENT (chunk; capacity.rows, capacity.prefix or capacity.n_seqs, where the chunk needs more),
-   CF_ERROR_SPACE (memory, bytes), CF_ERROR_LIMIT where prefix and rows pass INT32_MAX, CF_ERROR_OVERFLOW. */
+   CF_ERROR_SPACE (memory, bytes), CF_ERROR_LIMIT where prefix and rows pass INT32_MAX, CF_ERROR_OVERFLOW. The plan must
+   be sound. */
 CHUNKFLOW_API cf_result cf_metadata_size(const cf_plan *plan, int64_t chunk, const cf_metadata_desc *desc,
                                          size_t *bytes, cf_error *error);
 CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, const cf_metadata_desc *desc, void *memory,
@@ -987,14 +987,14 @@ typedef struct cf_schedule_desc {
    same budget, neither than with a K that is a power of two below this one, than without split_backward, or than under
    limits half as large. The same budget gives the same schedule.
 
-   Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (the counts of the plan are not sound), CF_ERROR_LIMIT (CF_MAX_ACTIONS,
-   CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind that would do),
+   The plan must be sound. Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (its counts are not sound), CF_ERROR_LIMIT
+   (CF_MAX_ACTIONS, CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind that would do),
    CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_schedule_make(const cf_plan *plan, const cf_schedule_desc *desc, cf_schedule **out,
                                          cf_error *error);
 
 /* The same in the caller's memory. cf_schedule_size says how many bytes are enough for the schedule and the space to
-   work in; a schedule may turn out to need less. The rules are those of cf_pack_into. */
+   work in; a schedule may turn out to need less. The rules are those of cf_pack_into. The plan must be sound. */
 CHUNKFLOW_API cf_result cf_schedule_size(const cf_plan *plan, const cf_schedule_desc *desc, size_t *bytes,
                                          cf_error *error);
 CHUNKFLOW_API cf_result cf_schedule_into(const cf_plan *plan, const cf_schedule_desc *desc, void *memory, size_t bytes,
@@ -1032,7 +1032,7 @@ typedef struct cf_validate_desc {
    first violation: error->field names the member, and error->item is the position in the list of the stage that
    error->text names, or -1 where something is missing. It is CF_ERROR_PLAN if the chunks and their groups disagree.
    desc may be NULL: then the schedule's own limits hold, if it has any. Scratch in proportion to the passes comes from
-   `allocator` (NULL: malloc). Nothing is read beyond the counts that plan and schedule state. */
+   `allocator` (NULL: malloc). Plan and schedule may be unvalidated. */
 CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
                                              const cf_validate_desc *desc, const cf_allocator *allocator,
                                              cf_error *error);
@@ -1104,7 +1104,7 @@ typedef struct cf_timeline {
 
    A schedule that deadlocks (lowered: where a send waits for its receiver), repeats or leaves out a pass, or breaks a
    dependency is CF_ERROR_SCHEDULE with the index of the action in error->item. Time is linear in the actions; the
-   bounds take n log n. */
+   bounds take n log n. Plan and schedule may be unvalidated. */
 CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
                                     cf_timeline **out, cf_error *error);
 
@@ -1113,7 +1113,8 @@ CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *sche
    start is 0. live and the peaks are counted along the lists, which is what happened as long as each stage ran its
    passes in order. Transfers and copies of a lowered schedule are in start, end and makespan, but neither in busy nor
    in the bubbles. No bounds (n_bounds 0). bytes: as in cf_simulate_desc, NULL for none. CF_ERROR_ARGUMENT where a time
-   is not finite or an action ends before it starts; CF_ERROR_SCHEDULE as cf_simulate reports it. */
+   is not finite or an action ends before it starts; CF_ERROR_SCHEDULE as cf_simulate reports it. Plan and schedule may
+   be unvalidated. */
 CHUNKFLOW_API cf_result cf_timeline_measured(const cf_plan *plan, const cf_schedule *schedule, const double *start,
                                              const double *end, const cf_bytes *bytes, const cf_allocator *allocator,
                                              cf_timeline **out, cf_error *error);
@@ -1127,7 +1128,7 @@ CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline);
    whose strongest bound is lower.
 
    bounds, *n_bounds: as in cf_timeline; untouched on failure. Errors: those of cf_schedule_make. Time is n log n in the
-   passes; working space comes from desc->allocator. */
+   passes; working space comes from desc->allocator. The plan must be sound. */
 CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedule_desc *desc,
                                            cf_bound bounds[CF_MAX_BOUNDS], int64_t *n_bounds, cf_error *error);
 
@@ -1143,8 +1144,8 @@ CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedul
 
    loads are untouched on failure. Errors: CF_ERROR_ARGUMENT ("stage", or "count" with the number of records that are
    needed), CF_ERROR_PLAN, CF_ERROR_SCHEDULE with the index of an action that is not of this stage and rank, or that
-   gives back what is not held, CF_ERROR_OVERFLOW. Whether the schedule is sound beyond that, only
-   cf_schedule_validate says. */
+   gives back what is not held, CF_ERROR_OVERFLOW. Plan and schedule may be unvalidated; whether they are sound, only
+   their validators say. */
 CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                           cf_memory_load *loads, int64_t count, cf_error *error);
 
@@ -1170,9 +1171,9 @@ typedef struct cf_lower_desc {
    many chunks as there is time for) and come back just early enough for the next pass, beside compute. Copies of two
    groups at once are taken to be as fast as one.
 
-   The given schedule is validated first, under its own limits, so the errors are those of cf_schedule_validate;
-   CF_ERROR_ARGUMENT if it is lowered already; and CF_ERROR_LIMIT if the lists grow past CF_MAX_ACTIONS, as they can
-   when many chunks leave in many gaps. */
+   Plan and schedule may be unvalidated. The schedule is validated first, under its own limits, so the errors are those
+   of cf_schedule_validate; CF_ERROR_ARGUMENT if it is lowered already; and CF_ERROR_LIMIT if the lists grow past
+   CF_MAX_ACTIONS, as they can when many chunks leave in many gaps. */
 CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule *schedule, const cf_lower_desc *desc,
                                           cf_schedule **out, cf_error *error);
 
@@ -1300,10 +1301,11 @@ typedef struct cf_run_stats {
    stats: filled in however the run ends, and untouched if it cannot start (bad arguments, no memory, no list of actions
    where the schedule says that it is). NULL is allowed.
 
-   It is CF_ERROR_SCHEDULE, with the position in error->item, if the list asks for the impossible: a backward without
-   activations or before that of a later chunk of its group, a forward whose prefix is missing, a chunk out of range and
-   the like. It is the same, with item -1, if the list leaves a chunk out. CF_ERROR_CANCELLED, CF_ERROR_MEMORY and
-   CF_ERROR_SPACE are as their texts say. However a run ends, every acquired slot has been released.
+   Plan and schedule may be unvalidated. It is CF_ERROR_SCHEDULE, with the position in error->item, if the list asks for
+   the impossible: a backward without activations or before that of a later chunk of its group, a forward whose prefix
+   is missing, a chunk out of range and the like. It is the same, with item -1, if the list leaves a chunk out.
+   CF_ERROR_CANCELLED, CF_ERROR_MEMORY and CF_ERROR_SPACE are as their texts say. However a run ends, every acquired
+   slot has been released.
 
    A callback that fails, and has written the record that step->error or slot->error points to (itself, with cf_fail, or
    by handing it to a function of this library), ends the run with just that: code and all members as they went in, the
@@ -1318,8 +1320,9 @@ CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule,
 typedef struct cf_runner cf_runner;
 
 /* Starts a run of one stage: the checks, the working space and the errors of cf_run. Of a lowered schedule it reads the
-   stage's list once, to find what will be sent, and refuses what names no pass of this stage. *out: to be given to
-   cf_run_close, in desc->memory where that was given; untouched on failure. No callback is called yet. */
+   stage's list once, to find what will be sent, and refuses what names no pass of this stage. Plan and schedule may be
+   unvalidated. *out: to be given to cf_run_close, in desc->memory where that was given; untouched on failure. No
+   callback is called yet. */
 CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                     const cf_run_desc *desc, cf_runner **out, cf_error *error);
 
@@ -1337,11 +1340,12 @@ CHUNKFLOW_API cf_result cf_run_close(cf_runner *runner, cf_run_stats *stats, cf_
 
 /* Raises each member of *capacity to what the plan and the stage's list need: for one batch, or for as many as it is
    called for. It is found by a dry run, so the errors are those of cf_run; *capacity is untouched then. schedule NULL:
-   rows, prefix and n_seqs, for which the plan is enough. */
+   rows, prefix and n_seqs, for which the plan is enough. Plan and schedule may be unvalidated. */
 CHUNKFLOW_API cf_result cf_run_capacity(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                         cf_capacity *capacity, cf_error *error);
 
-/* Bytes of working space that cf_run, or cf_run_open, needs for this plan and schedule; exact. */
+/* Bytes of working space that cf_run, or cf_run_open, needs for this plan and schedule; exact. Plan and schedule may be
+   unvalidated. */
 CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *schedule, size_t *bytes, cf_error *error);
 
 /* The seed that cf_run puts into a step: a 64-bit mix (splitmix64's finaliser) of run seed, chunk and virtual stage. */
@@ -1363,10 +1367,10 @@ typedef struct cf_write_desc {
 /* Writes a plan: format "chunkflow-plan", version 1, chunk_size, align, max_slices, method, split, n_sequences,
    n_empty, n_tokens, n_ranks, n_steps, n_chunks, n_idle, n_groups, n_slices, lower_bound, fill; groups[] of {id,
    sequence, first_chunk, n_chunks, tokens}; chunks[] of {id, group (-1: standalone), index, prefix, tokens, padded,
-   pairs, rank, slices[] of {sequence, begin, length, offset}}. One chunk a line. With metadata, for which
-   cf_plan_validate must accept the plan, each chunk also has metadata{max_seqlen_q, max_seqlen_k, cu_seqlens_q[],
-   cu_seqlens_k[], sequence_ids[], position_ids[], target_positions[]}, as in cf_metadata. Errors: CF_ERROR_WRITE, with
-   the callback's number; with metadata also those of cf_metadata_fill, and CF_ERROR_MEMORY. */
+   pairs, rank, slices[] of {sequence, begin, length, offset}}. One chunk a line. With metadata each chunk also has
+   metadata{max_seqlen_q, max_seqlen_k, cu_seqlens_q[], cu_seqlens_k[], sequence_ids[], position_ids[],
+   target_positions[]}, as in cf_metadata. The plan must be sound. Errors: CF_ERROR_WRITE, with the callback's number;
+   with metadata also those of cf_metadata_fill, and CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_desc *desc, cf_write_fn write,
                                            void *user, cf_error *error);
 
@@ -1374,8 +1378,8 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_d
    n_chunks, n_actions, lowered, limits[stage] (where it has any), and actions[stage][] of {pass, chunk, stage, keep (F
    and R only)}. One action a line. Version 1 had no placement, which was loop, and no limits. With its timeline (NULL:
    without) also makespan, busy, replayed, bubble_useful, bubble_busy, bounds{name: value}, peak_live[stage],
-   peak_tokens[stage], peak_state_tokens[stage], peak_bytes[stage], and start, end and live of each action. Errors:
-   CF_ERROR_ARGUMENT (a timeline of another schedule), CF_ERROR_WRITE. */
+   peak_tokens[stage], peak_state_tokens[stage], peak_bytes[stage], and start, end and live of each action. The schedule
+   must be sound. Errors: CF_ERROR_ARGUMENT (a timeline of another schedule), CF_ERROR_WRITE. */
 CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
                                                cf_write_fn write, void *user, cf_error *error);
 
@@ -1452,21 +1456,24 @@ typedef struct cf_graph_desc {
    executor may do with the same drops. Slot edges give places to a group's replays in falling order, as all kinds do; a
    schedule from elsewhere that replays in another order keeps to its graph only without them.
 
-   Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more than CF_MAX_NODES nodes), CF_ERROR_OVERFLOW (the passes take too long
-   to be added up), CF_ERROR_PLAN, CF_ERROR_MEMORY; a schedule is validated first, so there are those of
-   cf_schedule_validate, too. */
+   With a schedule, plan and schedule may be unvalidated; without one, the plan must be sound. Errors:
+   CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more than CF_MAX_NODES nodes), CF_ERROR_OVERFLOW (the passes take too long to be
+   added up), CF_ERROR_PLAN, CF_ERROR_MEMORY; a schedule is validated first, so there are those of cf_schedule_validate,
+   too. */
 CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error);
 
 CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc);
 CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
 
 /* The node of a pass (F .. W) of a chunk (index into plan->chunks) on a virtual stage, or -1 if there is none. Takes
-   constant time, but for an R of a chunk that is dropped on some virtual stages and not on others. */
+   constant time, but for an R of a chunk that is dropped on some virtual stages and not on others. The graph must be
+   sound. */
 CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t chunk, int64_t stage);
 
 /* Checks a graph from any source: its counts, every index, the two directions against each other, the seconds, and
    that no node waits for itself. CF_ERROR_GRAPH names the member and the index; for a cycle the field is "edges" and
-   the item is a node on the cycle. Takes 8 bytes a node from `allocator` (NULL: malloc) while it works. */
+   the item is a node on the cycle. Takes 8 bytes a node from `allocator` (NULL: malloc) while it works. The graph may
+   be unvalidated. */
 CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_allocator *allocator, cf_error *error);
 
 /* The longest path, and how much every node can be put off. */
@@ -1484,17 +1491,17 @@ typedef struct cf_critical {
     cf_block block;         /* the memory that it lies in */
 } cf_critical;
 
-/* Finds the longest path in linear time, after the checks of cf_graph_validate. Errors: CF_ERROR_GRAPH,
-   CF_ERROR_OVERFLOW (the seconds of a path are not finite), CF_ERROR_ARGUMENT, CF_ERROR_MEMORY. */
+/* Finds the longest path in linear time, after the checks of cf_graph_validate; the graph may be unvalidated. Errors:
+   CF_ERROR_GRAPH, CF_ERROR_OVERFLOW (the seconds of a path are not finite), CF_ERROR_ARGUMENT, CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_critical_make(const cf_graph *graph, const cf_allocator *allocator, cf_critical **out,
                                          cf_error *error);
 CHUNKFLOW_API void cf_critical_free(cf_critical *critical);
 
 /* For an application with an executor of its own. cf_graph_start fills the caller's waiting[], of `count` numbers
-   (at least n_nodes), with how many edges each node waits for: those at 0 are ready. cf_graph_complete notes that a
-   node is done, and puts the nodes that are ready because of it into ready[], at most CF_MAX_SUCCESSORS, by rising
-   number. It is CF_ERROR_ARGUMENT, and changes nothing, to complete a node twice or before it was ready. Calls on
-   one waiting[] must not overlap. */
+   (at least n_nodes), with how many edges each node waits for: those at 0 are ready. The graph may be unvalidated, and
+   if it is accepted may go on to cf_graph_complete. That notes that a node is done, and puts the nodes that are ready
+   because of it into ready[], at most CF_MAX_SUCCESSORS, by rising number. It is CF_ERROR_ARGUMENT, and changes
+   nothing, to complete a node twice or before it was ready. Calls on one waiting[] must not overlap. */
 CHUNKFLOW_API cf_result cf_graph_start(const cf_graph *graph, int32_t *waiting, int64_t count, cf_error *error);
 CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waiting, int64_t node,
                                           int32_t ready[CF_MAX_SUCCESSORS], int64_t *n_ready, cf_error *error);
@@ -1826,7 +1833,7 @@ CHUNKFLOW_CUDA_API cf_result cf_executor_create(const cf_executor_desc *desc, cf
    metadata to the device. Memory from an earlier batch is used again and grows only where it must. plan and schedule
    must live until the next load or the free. Whatever a load returns, the batch before it is gone; after a failure the
    executor has none, but can load another. With NCCL a load may fail in one process alone: agree on its results before
-   anybody runs.
+   anybody runs. Plan and schedule must be sound.
 
    CF_ERROR_LIMIT: memory_limit (error->item: the stage, ->wanted: bytes that it needs, ->got: the limit), or an item
    that is too large (the field names the member that makes it so). CF_ERROR_MEMORY: field "memory" for the device,
@@ -1895,7 +1902,8 @@ CHUNKFLOW_CUDA_API cf_result cf_executor_memory_of(const cf_executor *executor, 
 
 /* What cf_executor_memory_of would say of every stage after a load of this batch, without loading it: the batch that is
    loaded stays, memory_limit refuses nothing, and the device is not asked. Takes as long as that part of a load, which
-   is all but the copies. out: (n_stages); zero where another process runs the stage. Errors as of cf_executor_load. */
+   is all but the copies. out: (n_stages); zero where another process runs the stage. Errors as of cf_executor_load.
+   Plan and schedule must be sound. */
 CHUNKFLOW_CUDA_API cf_result cf_executor_memory_for(const cf_executor *executor, const cf_plan *plan,
                                                     const cf_schedule *schedule, cf_executor_memory *out,
                                                     cf_error *error);
@@ -5701,8 +5709,8 @@ static void cf__clock_look_at(cf__clock *clock, int64_t stage) {
 /* A tensor of a chunk, made at that time on virtual stage v of a stage, goes to a neighbour. Returns when it begins to.
    Without overlap the sender is busy with it, and the arrival that is noted is the moment from which the receiver can
    take part. */
-static inline double cf__clock_send(cf__clock *clock, int64_t stage, int64_t v, int tensor, double made, double transfer,
-                                    double *arrival) {
+static inline double cf__clock_send(cf__clock *clock, int64_t stage, int64_t v, int tensor, double made,
+                                    double transfer, double *arrival) {
     int blocks = clock->blocks && transfer > 0, way = clock->pipe->gives[tensor];
     double *busy = blocks ? &clock->free_at[stage] : &clock->link_free[cf__pipe_queue(clock->pipe, v, way)][stage];
     double begin = made > *busy ? made : *busy;
@@ -7832,14 +7840,15 @@ static int64_t cf__check_item(const cf__checker *k) {
 }
 
 /* A violation, with numbers or without. */
-static cf_result cf__check_fail(const cf__checker *k, const cf_action *a, const char *field, int64_t wanted,
-                                int64_t got, const char *why) {
+CF__COLD static cf_result cf__check_fail(const cf__checker *k, const cf_action *a, const char *field, int64_t wanted,
+                                         int64_t got, const char *why) {
     char text[128];
     cf__check_tell(k, a, why, text);
     return cf__fail(k->error, CF_ERROR_SCHEDULE, field, cf__check_item(k), wanted, got, text);
 }
 
-static cf_result cf__check_refuse(const cf__checker *k, const cf_action *a, const char *field, const char *why) {
+CF__COLD static cf_result cf__check_refuse(const cf__checker *k, const cf_action *a, const char *field,
+                                           const char *why) {
     char text[128];
     cf__check_tell(k, a, why, text);
     return cf__refuse(k->error, CF_ERROR_SCHEDULE, field, cf__check_item(k), text);
@@ -8063,7 +8072,7 @@ static cf_result cf__check_blame(cf__checker *k, int64_t action, const cf_action
     return cf__check_refuse(k, a, field, why);
 }
 
-static cf_result cf__check_missing(cf__checker *k, cf_pass pass, int64_t chunk, int64_t stage) {
+CF__COLD static cf_result cf__check_missing(cf__checker *k, cf_pass pass, int64_t chunk, int64_t stage) {
     const cf_action a = {(int32_t)chunk, (int32_t)stage, (uint8_t)pass, 0, 0};
     return cf__check_blame(k, -1, &a, "actions", "is missing");
 }
@@ -9279,20 +9288,42 @@ CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule,
 
 static void cf__run_raise(int64_t *to, int64_t value) { *to = cf__max(*to, value); }
 
+/* The slices of a chunk lie one behind the other in its rows, and its group holds it: counting its sequences relies on
+   that, and on no slice being in two chunks to be linear. *first: where the slices of the chunk before it ended. */
+static cf_result cf__run_check_chunk(const cf_plan *plan, int64_t id, int64_t *first, cf_error *error) {
+    const cf_result bad = CF_ERROR_PLAN;
+    const cf_chunk *c = &plan->chunks[id];
+    int64_t i, end = 0;
+    if (c->n_slices < 0 || c->first_slice < *first || c->first_slice > plan->n_slices - c->n_slices)
+        return cf__refuse(error, bad, "chunks.first_slice", id, "the chunk's slices do not exist");
+    if (c->group >= plan->n_groups) return cf__refuse(error, bad, "chunks.group", id, "there is no such group");
+    if (c->group >= 0 && (c->index < 0 || c->index >= plan->groups[c->group].n_chunks))
+        return cf__refuse(error, bad, "chunks.index", id, "is the wrong place in its group");
+    if (c->padded < 0 || c->prefix < 0 || c->prefix > INT64_MAX - c->padded)
+        return cf__refuse(error, bad, "chunks.prefix", id, "the chunk has no such prefix");
+    for (i = c->first_slice; i < c->first_slice + c->n_slices; i++) {
+        const cf_slice *s = &plan->slices[i];
+        if (s->offset < end || s->length < 0 || s->length > c->padded - s->offset)
+            return cf__refuse(error, bad, "slices.offset", i, "is the wrong place in its chunk");
+        end = s->offset + s->length;
+    }
+    *first = i;
+    return CF_OK;
+}
+
 CHUNKFLOW_API cf_result cf_run_capacity(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                         cf_capacity *capacity, cf_error *error) {
     cf__metadata_job job;
     cf_run_stats stats;
-    int64_t i;
+    int64_t i, first = 0;
     memset(&job, 0, sizeof job);
     memset(&stats, 0, sizeof stats);
     CF__TRY(cf__plan_check_counts(plan, error));
     if (capacity == NULL) return cf__fail_null(error, "capacity");
     if (schedule != NULL) CF__TRY(cf_run(plan, schedule, stage, NULL, &stats, error));
+    for (i = 0; i < plan->n_chunks; i++) CF__TRY(cf__run_check_chunk(plan, i, &first, error));
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *c = &plan->chunks[i];
-        if (c->n_slices < 0 || c->first_slice < 0 || c->first_slice > plan->n_slices - c->n_slices)
-            return cf__refuse(error, CF_ERROR_PLAN, "chunks.first_slice", i, "the chunk's slices do not exist");
         job.n = 0;
         cf__metadata_add_rows(&job, plan, c);
         cf__run_raise(&capacity->n_seqs, job.n + 1); /* a capacity may leave padding behind the last slice */

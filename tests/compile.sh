@@ -6,9 +6,9 @@
 #
 # C99, C11 and C++11 with gcc and clang, with all warnings as errors, with and without NDEBUG; several files in one
 # program, C and C++ mixed; static mode; linkage by the program; exported symbols and writable data; the program in the
-# header's own comment and the loop in the README; the same bits from every compiler, plain or optimised. Builds under
-# ${BUILD:-build}/compile. Prints "ok NAME", "FAIL NAME: why" or "skip NAME: why" for each test, then the counts;
-# with FILTER only the tests whose name contains it.
+# header's own comment and the loop in the README; the same bits from every compiler, plain or optimised; what comments
+# promise of unvalidated objects. Builds under ${BUILD:-build}/compile. Prints "ok NAME", "FAIL NAME: why" or "skip NAME:
+# why" for each test, then the counts; with FILTER only the tests whose name contains it.
 #
 # FULL=1: all of that. Otherwise each compiler compiles and runs C99, checks the syntax of C11 and C++11, and is
 # compared bit for bit plain and at its highest level, which is also where its optimiser may warn.
@@ -213,6 +213,42 @@ own_linkage() { # compiler
     fi
 }
 
+# What every function that takes a plan, schedule or graph says of it in the comment before it: "FUNCTION must" or
+# "FUNCTION may". Functions one after the other share a comment; those that free want what was made.
+promises() {
+    awk '/^#endif \/\* CHUNKFLOW_H \*\// { exit }
+        / \{$/ || /^\/\*/ { comment = "" }
+        /^\/\*/, /\*\/$/ { comment = comment " " $0; next }
+        /^CHUNKFLOW(_CUDA)?_API / { declaration = "" }
+        { declaration = declaration " " $0 }
+        declaration ~ /_API .*\(.*const cf_(plan|schedule|graph) \*.*;$/ {
+            sub(/\(.*/, "", declaration)
+            sub(/.*[ *]/, "", declaration)
+            gsub(/ +/, " ", comment)
+            print declaration, (comment ~ /must be sound/ ? "must" : ""), (comment ~ /may be unvalidated/ ? "may" : "")
+            declaration = ""
+        }' "$TOP/chunkflow.h"
+}
+
+# Each says so, and what may be unvalidated is damaged by the fuzzer, which `make test` replays.
+promised() {
+    name=promises
+    wanted "$name" || return 0
+    promises >"$OUT/$name.found"
+    awk 'NF < 2 { print $1 ": does not say whether its object must be sound or may be unvalidated" }' \
+        "$OUT/$name.found" >"$OUT/$name.wrong"
+    for function in $(sed -n 's/ .*may$//p' "$OUT/$name.found"); do
+        grep -q "[^a-z_]$function(" "$HERE/fuzz/fuzz_hostile.c" || echo "$function: not in fuzz_hostile.c"
+    done >>"$OUT/$name.wrong"
+    if [ "$(wc -l <"$OUT/$name.found")" -lt 20 ]; then
+        fail "$name" "found hardly any functions" "$OUT/$name.found"
+    elif [ -s "$OUT/$name.wrong" ]; then
+        fail "$name" "a promise is missing, or not tested:" "$OUT/$name.wrong"
+    else
+        ok "$name"
+    fi
+}
+
 # Without position-independent code, so that constant tables of addresses count as what they are: read-only.
 symbols() { # compiler, name, source, prefix of the header's macros, header
     name=$2-$1
@@ -379,6 +415,7 @@ same_bits() { # compiler
     ok "$name"
 }
 
+promised
 rm -f "$OUT/same-bits.reference" "$OUT"/object-*.o
 for compiler in gcc clang; do
     if ! command -v $compiler >/dev/null 2>&1; then

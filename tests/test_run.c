@@ -6,6 +6,7 @@
 #include "harness.h"
 #include "oracle.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -529,6 +530,48 @@ TEST(a_capacity_is_raised_only_where_all_is_well) {
     memset(&most, 0, sizeof most);
     CHECK_INT(cf_run_capacity(f.plan, NULL, 99, &most, &error), CF_OK); /* no schedule, so no stage */
     CHECK(most.rows == 8 && most.prefix == 32 && most.n_seqs == 3 && most.slots == 0 && most.states == 0);
+    drop_fixture(&f);
+}
+
+/* Without a schedule nothing has looked at the plan before, and with one nobody at other ranks' chunks. */
+TEST(a_capacity_is_not_read_past_the_plan) {
+    static const struct {
+        const char *field;
+        size_t offset; /* of the member that is damaged, in a chunk; past all of it: in a slice */
+        int64_t value;
+    } cases[] = {{"chunks.first_slice", offsetof(cf_chunk, first_slice), -1},
+                 {"chunks.first_slice", offsetof(cf_chunk, first_slice), 0},
+                 {"chunks.first_slice", offsetof(cf_chunk, first_slice), INT64_MAX},
+                 {"chunks.first_slice", offsetof(cf_chunk, n_slices), -1},
+                 {"chunks.first_slice", offsetof(cf_chunk, n_slices), INT64_MAX},
+                 {"chunks.group", offsetof(cf_chunk, group), INT64_MAX},
+                 {"chunks.index", offsetof(cf_chunk, index), INT64_MAX},
+                 {"chunks.index", offsetof(cf_chunk, index), -1},
+                 {"chunks.prefix", offsetof(cf_chunk, prefix), INT64_MAX},
+                 {"chunks.prefix", offsetof(cf_chunk, prefix), -1},
+                 {"chunks.prefix", offsetof(cf_chunk, padded), -1},
+                 {"slices.offset", sizeof(cf_chunk) + offsetof(cf_slice, offset), INT64_MAX},
+                 {"slices.offset", sizeof(cf_chunk) + offsetof(cf_slice, offset), -1},
+                 {"slices.offset", sizeof(cf_chunk) + offsetof(cf_slice, length), INT64_MAX},
+                 {"slices.offset", sizeof(cf_chunk) + offsetof(cf_slice, length), -1}};
+    fixture f = known_fixture(2);
+    size_t i;
+    REQUIRE(f.plan && f.plan->n_groups > 0);
+    for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cf_chunk *chunk = &f.plan->chunks[f.plan->groups[0].first_chunk + 1];
+        unsigned char *record = cases[i].offset < sizeof *chunk ? (unsigned char *)chunk
+                                                                 : (unsigned char *)&f.plan->slices[chunk->first_slice];
+        int64_t *damaged = (int64_t *)(void *)(record + cases[i].offset % sizeof *chunk), sound = *damaged;
+        cf_capacity most, poison;
+        cf_error error;
+        harness_poison(&most, sizeof most);
+        poison = most;
+        *damaged = cases[i].value;
+        CHECK_INT(cf_run_capacity(f.plan, NULL, 0, &most, &error), CF_ERROR_PLAN);
+        CHECK_STR(error.field, cases[i].field);
+        CHECK(memcmp(&most, &poison, sizeof most) == 0);
+        *damaged = sound;
+    }
     drop_fixture(&f);
 }
 
@@ -1207,7 +1250,8 @@ TEST(an_empty_plan_runs) {
 
 SUITE(run, CASE(callbacks_and_counts_of_random_schedules), CASE(counts_by_hand),
       CASE(capacities_are_high_water_marks), CASE(a_capacity_is_raised_only_where_all_is_well),
-      CASE(a_seed_belongs_to_chunk_and_stage), CASE(an_error_in_a_pass_stops_the_run_at_every_position),
+      CASE(a_capacity_is_not_read_past_the_plan), CASE(a_seed_belongs_to_chunk_and_stage),
+      CASE(an_error_in_a_pass_stops_the_run_at_every_position),
       CASE(the_failing_callback_is_named), CASE(cancelling_works_at_every_position),
       CASE(a_refused_slot_stops_the_run), CASE(split_backwards_run), CASE(other_orders_run),
       CASE(impossible_actions_are_refused_where_they_stand), CASE(a_backward_before_later_forwards_is_refused),

@@ -250,6 +250,20 @@ static int plan_stands(hostile *h) {
     return sound;
 }
 
+/* Whatever cf_graph_start accepts can be completed, as far as it goes. Returns how many nodes were. */
+static int64_t complete_all(const cf_graph *g, int32_t *waiting) {
+    int64_t n = 0, before = -1, i, n_ready;
+    while (before < n)
+        for (before = n, i = 0; i < g->n_nodes; i++) {
+            int32_t ready[CF_MAX_SUCCESSORS];
+            if (waiting[i] != 0) continue;
+            FUZZ_CHECK(cf_graph_complete(g, waiting, i, ready, &n_ready, NULL) == CF_OK, "a ready node is refused");
+            FUZZ_CHECK(n_ready >= 0 && n_ready <= CF_MAX_SUCCESSORS, "too many nodes are ready at once");
+            n++;
+        }
+    return n;
+}
+
 static void graph_stands(hostile *h) {
     const cf_graph *g = &h->graph;
     int64_t count = g->n_nodes > 0 ? g->n_nodes : 0;
@@ -261,14 +275,35 @@ static void graph_stands(hostile *h) {
     if (fuzz_result(cf_critical_make(g, NULL, &critical, &error), &error)) cf_critical_free(critical);
     else FUZZ_CHECK(!sound || error.code == CF_ERROR_OVERFLOW, "a sound graph has no path: %s", error.text);
     error = fuzz_error();
-    if (fuzz_result(cf_graph_start(g, waiting, count, &error), &error) && sound)
-        FUZZ_CHECK(count == 0 || waiting[0] == 0, "the first node waits");
+    if (fuzz_result(cf_graph_start(g, waiting, count, &error), &error))
+        FUZZ_CHECK((complete_all(g, waiting) == count) == sound, "only a sound graph comes to its end");
     else FUZZ_CHECK(!sound, "a sound graph does not start: %s", error.text);
     free(waiting);
 }
 
+/* The same as cf_run, in memory of our own. */
+static cf_result run_by_hand(const hostile *h, int64_t stage) {
+    cf_run_desc desc;
+    cf_runner *runner = NULL;
+    cf_result result = CF_ERROR_MEMORY;
+    memset(&desc, 0, sizeof desc);
+    if (cf_run_size(&h->plan, &h->schedule, &desc.bytes, NULL) != CF_OK) return result;
+    desc.memory = malloc(desc.bytes);
+    if (desc.memory != NULL) result = cf_run_open(&h->plan, &h->schedule, stage, &desc, &runner, NULL);
+    if (result == CF_OK) {
+        while (cf_run_peek(runner) != NULL) (void)cf_run_next(runner, NULL);
+        result = cf_run_close(runner, NULL, NULL);
+    }
+    free(desc.memory);
+    return result;
+}
+
 static void run_stands(const hostile *h, int sound) {
+    cf_capacity needed;
+    cf_error refused = fuzz_error();
     int64_t stage;
+    memset(&needed, 0, sizeof needed);
+    (void)fuzz_result(cf_run_capacity(&h->plan, NULL, 0, &needed, &refused), &refused);
     for (stage = -1; stage <= (h->schedule.n_stages < 4 ? h->schedule.n_stages : 4); stage++) {
         int there = stage >= 0 && stage < h->schedule.n_stages;
         cf_memory_load loads[1024];
@@ -276,6 +311,7 @@ static void run_stands(const hostile *h, int sound) {
         cf_error error = fuzz_error();
         int ran = fuzz_result(cf_run(&h->plan, &h->schedule, stage, NULL, NULL, &error), &error);
         FUZZ_CHECK(ran == (sound && there) || (ran && there), "cf_run of a sound schedule: %s", error.text);
+        FUZZ_CHECK(ran == (run_by_hand(h, stage) == CF_OK), "step by step a run ends otherwise: %s", error.text);
         memset(&capacity, 0, sizeof capacity);
         error = fuzz_error();
         (void)fuzz_result(cf_run_capacity(&h->plan, &h->schedule, stage, &capacity, &error), &error);
