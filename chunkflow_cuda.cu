@@ -1283,26 +1283,41 @@ CF_DEVICE void multiply(float (&c)[M][N][4], shared_address a, shared_address b)
     }
 }
 
-/* c += P B, where P are sums of an earlier product, rounded to T; B with k along the rows. b: from lane_as_rows. */
-template <typename T, int ROW, int M, int KEYS, int N>
-CF_DEVICE void multiply_sums(float (&c)[M][N][4], const float (&p)[M][KEYS][4], shared_address b) {
+/* Sums of two neighbouring column tiles, rounded to T, are an A operand of one step of 16. */
+template <typename T, int K, int M> CF_DEVICE void pack_tiles(uint32_t (&to)[K][M][4], const float (&p)[M][2 * K][4]) {
     CF_UNROLL
-    for (int k = 0; k < KEYS / 2; k++) {
-        uint32_t fa[M][4];
+    for (int k = 0; k < K; k++) {
         CF_UNROLL
         for (int i = 0; i < M; i++) {
-            fa[i][0] = pack<T>(p[i][2 * k][0], p[i][2 * k][1]);
-            fa[i][1] = pack<T>(p[i][2 * k][2], p[i][2 * k][3]);
-            fa[i][2] = pack<T>(p[i][2 * k + 1][0], p[i][2 * k + 1][1]);
-            fa[i][3] = pack<T>(p[i][2 * k + 1][2], p[i][2 * k + 1][3]);
+            CF_UNROLL
+            for (int e = 0; e < 4; e++) {
+                const float(&pair)[4] = p[i][2 * k + e / 2];
+                to[k][i][e] = pack<T>(pair[e % 2 * 2], pair[e % 2 * 2 + 1]);
+            }
         }
+    }
+}
+
+/* c += P B, where P is packed; B with k along the rows. b: from lane_as_rows. */
+template <typename T, int ROW, int M, int K, int N>
+CF_DEVICE void multiply_packed(float (&c)[M][N][4], const uint32_t (&p)[K][M][4], shared_address b) {
+    CF_UNROLL
+    for (int k = 0; k < K; k++) {
         CF_UNROLL
         for (int j = 0; j < N / 2; j++) {
             uint32_t fb[4];
             ldmatrix_x4_transposed(fb, (b ^ (shared_address)(j << 5)) + (shared_address)(k * 16 * ROW));
-            multiply_pair<T>(c, j, fa, fb);
+            multiply_pair<T>(c, j, p[k], fb);
         }
     }
+}
+
+/* The same of sums. */
+template <typename T, int ROW, int M, int KEYS, int N>
+CF_DEVICE void multiply_sums(float (&c)[M][N][4], const float (&p)[M][KEYS][4], shared_address b) {
+    uint32_t packed[KEYS / 2][M][4];
+    pack_tiles<T>(packed, p);
+    multiply_packed<T, ROW>(c, packed, b);
 }
 
 /* Where a thread's part of a tile's rows begins: its first row and chunk. It keeps this pointer and steps it from tile
@@ -1543,19 +1558,29 @@ CF_DEVICE float soften_row(float (&s)[N][4], int half, float &row_top, float &ro
     return shrink;
 }
 
-/* Turns scores into exponentials, and scales earlier results down to them. */
-template <int M, int N, int O>
-CF_DEVICE void soften(float (&s)[M][N][4], float (&o)[M][O][4], running<M> &r, float scale_log2) {
+/* Turns scores into exponentials. Earlier results are to be multiplied by `shrink`; returns whether that changes any of
+   the warp's. */
+template <int M, int N>
+CF_DEVICE bool soften(float (&s)[M][N][4], float (&shrink)[M][2], running<M> &r, float scale_log2) {
+    bool any = false;
     CF_UNROLL
     for (int i = 0; i < M; i++) {
         CF_UNROLL
         for (int half = 0; half < 2; half++) {
-            const float shrink = soften_row(s[i], half, r.top[i][half], r.sum[i][half], scale_log2);
+            shrink[i][half] = soften_row(s[i], half, r.top[i][half], r.sum[i][half], scale_log2);
+            any = any || shrink[i][half] != 1.0f;
+        }
+    }
+    return __ballot_sync(0xFFFFFFFFu, any) != 0;
+}
+
+template <int M, int N> CF_DEVICE void scale_rows(float (&o)[M][N][4], const float (&by)[M][2]) {
+    CF_UNROLL
+    for (int i = 0; i < M; i++) {
+        CF_UNROLL
+        for (int j = 0; j < N; j++) {
             CF_UNROLL
-            for (int j = 0; j < O; j++) {
-                o[i][j][2 * half] *= shrink;
-                o[i][j][2 * half + 1] *= shrink;
-            }
+            for (int e = 0; e < 4; e++) o[i][j][e] *= by[i][e / 2];
         }
     }
 }
@@ -1657,10 +1682,16 @@ __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
             row_bounds(begins, ends, p.visible, t, p.group, first_row + here);
             hide_scores(s, begins, ends, n * KEYS + lane % 4 * 2);
         }
-        soften(s, o, r, p.scale_log2);
+        /* After the first blocks few rows meet a greater score than before. The branch also ends a block of code: ptxas
+           mixed exponentials into the products after it, for which it had too few registers. */
+        float shrink[2][2];
+        uint32_t probs[KEYS / 16][2][4];
+        const bool shrinks = soften(s, shrink, r, p.scale_log2);
+        pack_tiles<T>(probs, s);
+        if (shrinks) scale_rows(o, shrink);
         copy_async_wait<1>(); /* V of n is here; K of n - 1 may still be on its way */
         __syncthreads();
-        multiply_sums<T, ROW>(o, s, lane_as_rows<ROW>(v, 0, 0));
+        multiply_packed<T, ROW>(o, probs, lane_as_rows<ROW>(v, 0, 0));
     }
     const tile done = HEAD == 64 ? find_work(p.work, &head) : t;
     if (done.part >= 0) {
@@ -1746,7 +1777,7 @@ const int HALF_TILE = 128 * 64 * 2; /* bytes of 64 columns of 128 rows */
 enum hopper_forward_variant {
     HOPPER_PLAIN = 0,
     HOPPER_PING_PONG = 1,  /* the two warpgroups that compute start their products in turn, see hopper_wait_for_turn */
-    HOPPER_PERSISTENT = 2, /* a block a processor, which takes the next tile of the list when it has loaded its last one:
+    HOPPER_PERSISTENT = 2, /* a block a processor, which takes the next tile of the list when it has loaded its last:
                               so the loads of a tile run under the end of the one before */
     N_HOPPER_FORWARDS = 4
 };
@@ -1924,7 +1955,7 @@ template <typename T, int N> CF_DEVICE void pack_sums(uint32_t (&to)[N][4], cons
    turn: so the exponentials of each are worked out under the products of the other. Each of the two has a barrier, at
    which it waits and the other one arrives. Both take as many turns, and the first one starts: the second arrives for
    that before its steps, and not after its last one. */
-const int HOPPER_TURN = 2; /* named barriers 2 and 3 */
+enum { HOPPER_TURN = 2 }; /* named barriers 2 and 3 */
 
 template <int VARIANT> CF_HOPPER_DEVICE void hopper_wait_for_turn(int consumer) {
     if constexpr ((VARIANT & HOPPER_PING_PONG) != 0) named_barrier<HOPPER_CONSUMERS>(HOPPER_TURN + consumer);

@@ -25,8 +25,6 @@ attention_forward_kernelI6__halfLi64E sm_80 32
 attention_forward_kernelI13__nv_bfloat16Li64E sm_80 32
 attention_forward_kernelI6__halfLi64E sm_90a 32
 attention_forward_kernelI13__nv_bfloat16Li64E sm_90a 32
-attention_forward_kernelI6__halfLi128E sm_90a 16
-attention_forward_kernelI13__nv_bfloat16Li128E sm_90a 16
 attention_join_kernelILi128ELi64E sm_80 8
 attention_join_kernelILi64ELi128E sm_80 8
 attention_join_kernelILi128ELi64E sm_90a 8
