@@ -2615,13 +2615,14 @@ CF_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int
         const int first_token = m * p.row_tokens, past_token = lesser(first_token + p.row_tokens, t.q_length);
         if (key_end(p.visible, t, first_token) < first_key + 64 || key_begin(p.visible, t, past_token - 1) > first_key)
             hopper_hide_rows(s[0], p.visible, t, p.group, t.block * KEY_TILE + warp_key, m * p.row_rows);
-        if (p.cap == 0.0f) hopper_exponentiate(s[0], stats, p.scale_log2); /* while dP is on its way */
+        if (p.cap != 0.0f) { /* only then dP is needed before the scores are exponentials */
+            wgmma_wait<0>();
+            hold_registers(dp);
+            hopper_bend(dp, s[0], p.inverse_cap);
+        }
+        hopper_exponentiate(s[0], stats, p.scale_log2);
         wgmma_wait<0>();
         hold_registers(dp);
-        if (p.cap != 0.0f) {
-            hopper_bend(dp, s[0], p.inverse_cap);
-            hopper_exponentiate(s[0], stats, p.scale_log2);
-        }
         CF_UNROLL
         for (int j = 0; j < ROWS / 8; j++) {
             CF_UNROLL
@@ -2858,7 +2859,7 @@ CF_DEVICE void hopper_sum_dq(const hopper_params &all, const tile &t, int head, 
         store_part<HOPPER_CONSUMERS>(dq, dq_part<HEAD>(p, head, t.part), thread);
         return;
     }
-    named_barrier<1, HOPPER_CONSUMERS>(); /* nobody reads Q any more */
+    named_barrier<1, HOPPER_CONSUMERS>(); /* all are done with Q */
     hopper_store_dq<T, HEAD>(dq[0], p, t, head, thread, start + layout::Q);
 }
 

@@ -1055,8 +1055,8 @@ TEST(wgmma_small_heads) {
     }
 }
 
-/* Whether a warp's rows need their mask in the kernel for dq alone, or a warpgroup's keys in the other one, hangs on one
-   key, at either end. */
+/* Whether a warp's rows need their mask in the kernel for dq alone, or a warpgroup's keys in the other one, hangs on
+   one key, at either end. */
 TEST(wgmma_mask_edges) {
     NEEDS_WGMMA();
     for (int i = 0; i < 8; i++) {

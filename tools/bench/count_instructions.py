@@ -5,8 +5,9 @@
 
 Compiles chunkflow_cuda.cu with nvcc (NVCC names another), disassembles it with nvdisasm and prints, for each kernel:
 registers, bytes spilled, and the instructions of one turn of its main loop, on the way that an unmasked tile without
-softcap takes: of all ways through the loop the one with most products, copies and reductions, and among those the
-shortest. nvdisasm is taken from NVDISASM, from PATH, or installed from PyPI (nvidia-cuda-nvdisasm) into build/.
+softcap takes: of all ways through the loop the one with most products, exponentials, copies and reductions, and among
+those the shortest. wgmma counts as HMMA. nvdisasm is taken from NVDISASM, from PATH, or installed from PyPI
+(nvidia-cuda-nvdisasm) into build/.
 """
 
 import os
@@ -20,7 +21,7 @@ NVCC = os.environ.get("NVCC", "nvcc")
 
 # What a column counts: the first that matches an opcode takes it.
 COLUMNS = (
-    ("HMMA", r"HMMA"), ("LDSM", r"LDSM"), ("EX2", r"MUFU\.EX2"), ("LDGSTS", r"LDGSTS"), ("STS", r"STS"),
+    ("HMMA", r"HG?MMA"), ("LDSM", r"LDSM"), ("EX2", r"MUFU\.EX2"), ("LDGSTS", r"LDGSTS"), ("STS", r"STS"),
     ("LDS", r"LDS"),
     ("RED", r"(RED|ATOM)"), ("LDL/STL", r"(LDL|STL)"), ("moves", r"(MOV|IMAD\.MOV)"), ("convert", r"F2F"),
     ("BSSY", r"BSSY"), ("BRA", r"BRA"), ("BAR", r"(BAR|WARPSYNC)"), ("FP", r"(FADD|FMUL|FFMA|FMNMX|FSEL|FSETP|FCHK)"),
@@ -104,8 +105,10 @@ def edges_of(blocks):
 
 
 def weight_of(instructions):
+    """A reciprocal is part of a softcap's tanh, and costs more than the exponential in it brings."""
     kinds = [opcode(one) for one in instructions]
-    return sum(1_000_000 if re.match(r"(HMMA|LDGSTS|RED|ATOM)", kind) else -1 for kind in kinds)
+    return sum(1_000_000 if re.match(r"(HG?MMA|LDGSTS|RED|ATOM|MUFU\.EX2)", kind)
+               else -2_000_000 if kind.startswith("MUFU.RCP") else -1 for kind in kinds)
 
 
 def order_from(head, edges, body):
@@ -181,16 +184,17 @@ def count(instructions):
 
 
 def short_name(mangled):
-    match = re.search(r"attention_(forward|backward|dq)_kernelI(13__nv_bfloat16|6__half)((?:Li\d+E)+)", mangled)
+    match = re.search(r"attention_((?:forward|backward|dq)(?:_hopper)?)_kernelI(13__nv_bfloat16|6__half)((?:L[ib]\d+E)+)",
+                      mangled)
     if not match or match.group(2) != "13__nv_bfloat16":  # fp16 differs in nothing but the type of the products
         return None
-    return match.group(1) + " " + " x ".join(re.findall(r"Li(\d+)E", match.group(3)))
+    return match.group(1) + " " + " x ".join(re.findall(r"L[ib](\d+)E", match.group(3)))
 
 
 def main():
     nvdisasm = find_nvdisasm()
     names = [name for name, _ in COLUMNS] + ["other"]
-    print("%-8s%-24s%10s%8s%6s" % ("arch", "kernel (bf16)", "registers", "spilled", "loop")
+    print("%-8s%-28s%10s%8s%6s" % ("arch", "kernel (bf16)", "registers", "spilled", "loop")
           + "".join("%*s" % (max(len(name) + 1, 5), name) for name in names))
     for arch in sys.argv[1:] or ["sm_80", "sm_90a"]:
         cubin, facts = compile_for(arch)
@@ -201,7 +205,7 @@ def main():
                 continue
             loop = hot_loop(blocks)
             counts = count(loop)
-            print("%-8s%-24s%10d%8d%6d" % ((arch, name) + facts[mangled] + (len(loop),))
+            print("%-8s%-28s%10d%8d%6d" % ((arch, name) + facts[mangled] + (len(loop),))
                   + "".join("%*d" % (max(len(one) + 1, 5), counts[one]) for one in names))
 
 
