@@ -102,7 +102,7 @@ CF_DEVICE void shared_store_8(shared_address to, uint2 value) {
 #endif
 }
 
-CF_DEVICE void shared_store_16(shared_address to, uint4 value) {
+[[maybe_unused]] CF_DEVICE void shared_store_16(shared_address to, uint4 value) {
 #ifdef CHUNKFLOW_CUDA_EMULATION
     cuda_emu_shared_store(to, &value, 16);
 #else
