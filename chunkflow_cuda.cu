@@ -113,7 +113,7 @@ CF_DEVICE void shared_store_8(shared_address to, uint2 value) {
 #endif
 }
 
-CF_DEVICE void shared_store_16(shared_address to, uint4 value) {
+[[maybe_unused]] CF_DEVICE void shared_store_16(shared_address to, uint4 value) {
 #ifdef CHUNKFLOW_CUDA_EMULATION
     cuda_emu_shared_store(to, &value, 16);
 #else
@@ -674,7 +674,7 @@ struct alignas(16) tile {
     int32_t begin, end; /* what it goes through, counted likewise: blocks of forward_keys keys (of
                            FORWARD_KEYS for dQ by itself), or, of a key tile, row tiles. A split tile: its parts */
     int32_t place;      /* a row tile: its index among all, in order of slices. A key tile: that of its slice's first
-                           row tile */
+                           row tile. Any other: that of the row tile in which its first row is */
     int32_t part;       /* a part of a split tile: its index among all parts. Otherwise -1 */
     int32_t unused[3];
 };
@@ -831,7 +831,8 @@ struct problem {
         int64_t limit;            /* longest part; 0: nothing is split */
         int64_t n_split, n_parts; /* for one key head */
         int64_t section;          /* key heads whose blocks go together, see work_order */
-    } forward, backward;
+    } forward, backward, dq;
+    int64_t n_dq_tiles; /* of the kernel with wgmma that computes dQ by itself; parts likewise */
     int32_t key_tile;
     int32_t row_tile, row_tokens, row_rows; /* of a row tile: places for rows, tokens, their packed rows */
     int32_t forward_rows, forward_keys;     /* packed rows of a forward tile; keys of a step */
@@ -909,12 +910,12 @@ template <typename F> void each_row_tile(const problem *p, int32_t rows, int32_t
             tile t = rows_with_keys(p->visible, slice, (int32_t)(first_row / p->group), (int32_t)(last_row / p->group));
             t.block = block;
             t.part = -1;
-            t.place = place + block;
+            t.place = place + (int32_t)(first_row / p->row_rows);
             t.begin = 0;
             t.end = div_up(t.k_length, keys);
             visit(t);
         }
-        place += n_blocks;
+        place += div_up(n_rows, p->row_rows);
     }
 }
 
@@ -1038,6 +1039,11 @@ void choose_parts(const problem *p, const block_costs &costs, int64_t least, pro
 /* Chosen by name only, as long as it has not been checked on a device. */
 bool is_hopper(const problem *p) { return number_of(p->desc.path) == CF_ATTENTION_WGMMA; }
 
+/* Packed rows of a tile of the kernel with wgmma that computes dQ by itself: as many row tiles as 128 places hold. */
+int32_t dq_rows(const problem *p) { return LARGE_ROW_TILE / p->row_tile * p->row_rows; }
+
+bool has_dq_tiles(const problem *p) { return is_hopper(p) && p->desc.deterministic; }
+
 /* A step of the forward is a block of keys, one of the backward a row tile: each takes a block about as long as to move
    64 KB, where all blocks do so. A forward reads Q and writes its rows, or 68 KB; a backward reads K and V, and updates
    dK and dV (256 KB), or writes 128 KB; small heads with large row tiles half of that. How many blocks a processor has
@@ -1050,7 +1056,11 @@ void split_tiles(problem *p) {
     choose_parts(p, is_hopper(p) ? hopper : forward, 4, &p->forward,
                  [&](const auto &visit) { each_row_tile(p, p->forward_rows, p->forward_keys, visit); });
     choose_parts(p, backward, 2, &p->backward, [&](const auto &visit) { each_key_tile(p, visit); });
+    if (has_dq_tiles(p))
+        choose_parts(p, hopper, 4, &p->dq,
+                     [&](const auto &visit) { each_row_tile(p, dq_rows(p), HOPPER_KEYS, visit); });
     p->n_forward_tiles += p->forward.n_parts - p->forward.n_split;
+    p->n_dq_tiles += p->dq.n_parts - p->dq.n_split;
     p->n_key_tiles += p->backward.n_parts - p->backward.n_split;
 }
 
@@ -1064,13 +1074,14 @@ int64_t heads_in_cache(const problem *p, int64_t cache, int64_t bytes_per_head) 
 void choose_sections(problem *p) {
     const int64_t cache = p->desc.cache_bytes;
     p->forward.section = heads_in_cache(p, cache > 0 ? cache : (int64_t)32 << 20, p->rows_k * p->desc.head_size * 4);
+    p->dq.section = p->forward.section;
     p->backward.section = p->desc.n_kv_heads;
     if (cache > 0) p->backward.section = heads_in_cache(p, cache, p->rows_q * p->group * p->desc.head_size * 4);
 }
 
 /* The shapes of tiles follow from what fits into registers and shared memory, and into bulk copies: whole tokens. */
 void choose_tiles(problem *p) {
-    const bool large = p->desc.head_size > 64 || is_hopper(p), roomy = block_memory(p->desc.arch) >= 166912;
+    const bool large = p->desc.head_size > 64, roomy = block_memory(p->desc.arch) >= 166912;
     p->key_tile = large && !roomy ? SMALL_KEY_TILE : KEY_TILE;
     p->row_tile = large || !roomy ? ROW_TILE : LARGE_ROW_TILE;
     p->row_tokens = (int32_t)std::max<int64_t>(1, p->row_tile / p->group);
@@ -1088,6 +1099,7 @@ void count_tiles(problem *p) {
         const int32_t unseen = unseen_keys(p->visible, t);
         p->n_forward_tiles += div_up(t.q_length * p->group, p->forward_rows);
         p->n_row_tiles += div_up(t.q_length, p->row_tokens);
+        p->n_dq_tiles += has_dq_tiles(p) ? div_up(t.q_length * p->group, dq_rows(p)) : 0;
         p->n_key_tiles += div_up(unseen, p->key_tile) + div_up(t.k_length - unseen, p->key_tile);
         p->pairs += slice_pairs(p->visible, t.q_length, t.k_length);
     }
@@ -1140,8 +1152,8 @@ bool longer_work(const tile &a, const tile &b) {
 }
 
 /* The list on the device: forward tiles, row tiles, key tiles, all of them with parts in place of split ones; then the
-   split key tiles and the split forward tiles. A filler returns how many tiles, or parts, have a visible pair; those
-   come first. */
+   split key tiles and the split forward tiles; then tiles of dQ by itself, and the split ones of these. A filler
+   returns how many tiles, or parts, have a visible pair; those come first. */
 template <typename Each> int64_t fill_tiles(tile *tiles, tile *split, const problem::splitting &how, const Each &each) {
     int64_t n = 0, with_work = 0;
     int32_t part = 0;
@@ -1168,11 +1180,14 @@ template <typename Each> int64_t fill_tiles(tile *tiles, tile *split, const prob
 /* Returns how many key tiles have a visible pair. */
 int64_t fill_all_tiles(const problem *p, tile *tiles) {
     tile *rows = tiles + p->n_forward_tiles, *keys = rows + p->n_row_tiles, *split_keys = keys + p->n_key_tiles;
-    tile *split_forward = split_keys + p->backward.n_split;
+    tile *split_forward = split_keys + p->backward.n_split, *dq = split_forward + p->forward.n_split;
     fill_tiles(tiles, split_forward, p->forward,
                [&](const auto &visit) { each_row_tile(p, p->forward_rows, p->forward_keys, visit); });
     fill_tiles(rows, (tile *)NULL, problem::splitting(),
                [&](const auto &visit) { each_row_tile(p, p->row_rows, FORWARD_KEYS, visit); });
+    if (has_dq_tiles(p))
+        fill_tiles(dq, dq + p->n_dq_tiles, p->dq,
+                   [&](const auto &visit) { each_row_tile(p, dq_rows(p), HOPPER_KEYS, visit); });
     return fill_tiles(keys, split_keys, p->backward, [&](const auto &visit) { each_key_tile(p, visit); });
 }
 
@@ -1935,10 +1950,10 @@ template <typename T, int HEAD> CF_DEVICE void hopper_scores(float (&s)[16][4], 
 }
 
 /* o += P V, with P in registers. */
-template <typename T, int N>
-CF_DEVICE void hopper_add_values(float (&o)[N][4], const uint32_t (&probs)[8][4], uint64_t v) {
+template <typename T, int N, int K>
+CF_DEVICE void hopper_add_values(float (&o)[N][4], const uint32_t (&probs)[K][4], uint64_t v) {
     CF_UNROLL
-    for (int i = 0; i < 8; i++) wgmma_registers<T, true>(o, probs[i], matrix_step(v, i * 2048), true);
+    for (int i = 0; i < K; i++) wgmma_registers<T, true>(o, probs[i], matrix_step(v, i * 2048), true);
     wgmma_commit();
 }
 
@@ -2419,7 +2434,7 @@ __global__ void __launch_bounds__(BACKWARD_THREADS, 1)
    which block was first. Half of the threads have dK, the others dV, in each half as in the kernel that computed them:
    a warp has M tiles of 16 keys. */
 template <int HEAD, int KEYS, int M>
-__global__ void __launch_bounds__(JOIN_THREADS) attention_join_kernel(const __grid_constant__ fused_params p) {
+__global__ void __launch_bounds__(JOIN_THREADS, 1) attention_join_kernel(const __grid_constant__ fused_params p) {
     const int KEY_PARTS = KEYS / (16 * M), COLUMNS = HEAD * KEY_PARTS / 8;
     int head;
     const tile t = find_work(p.work, &head);
@@ -2568,10 +2583,12 @@ __global__ void __launch_bounds__(2 * ROWS, 128 / ROWS) attention_dq_kernel(cons
    >>hopper_backward    the backward with wgmma and bulk copies, for sm_90a
    ================================================================================================================ */
 
-struct hopper_backward_layout { /* of shared memory, in bytes; two stages of all but K and V */
-    static const int ROWS = 64, ROW_HALF = ROWS * 128, STATS_STAGE = 2 * ROWS * 4;
-    static const int K = 0, V = 2 * HALF_TILE, Q = 4 * HALF_TILE, DOUT = Q + 4 * ROW_HALF, DS = DOUT + 4 * ROW_HALF;
-    static const int STATS = DS + 2 * HALF_TILE, BARRIERS = STATS + 2 * STATS_STAGE, BYTES = BARRIERS + 128;
+template <int HEAD> struct hopper_backward_layout { /* of shared memory, in bytes; two stages of all but K and V */
+    static const int ROWS = HEAD == 64 ? LARGE_ROW_TILE : ROW_TILE, ROW_BLOCK = ROWS * 128; /* 64 columns of them */
+    static const int KV = HEAD / 64 * HALF_TILE, Q_STAGE = HEAD / 64 * ROW_BLOCK, DS_STAGE = ROWS / 64 * HALF_TILE;
+    static const int STATS_STAGE = 2 * ROWS * 4;
+    static const int K = 0, V = K + KV, Q = V + KV, DOUT = Q + 2 * Q_STAGE, DS = DOUT + 2 * Q_STAGE;
+    static const int STATS = DS + 2 * DS_STAGE, BARRIERS = STATS + 2 * STATS_STAGE, BYTES = BARRIERS + 128;
 };
 
 /* As in the forward; those of stage s are 8 s bytes on. TAIL: a tile has landed, of which some rows become zeros. */
@@ -2579,32 +2596,34 @@ enum hopper_backward_barrier { KV_FULL = 0, TAIL = 8, Q_FULL = 16, Q_EMPTY = 32,
 
 /* Rows that see nothing, and keys past the end, may hold anything, a NaN, say, and 0 x NaN is NaN: they become zeros.
    Only the warp that loads deals with that; the others are told once it is done. */
-template <int ROWS>
-CF_HOPPER_DEVICE void hopper_clear_ends(shared_address tile, int begin, int end, int rows) {
+template <int ROWS, int HEAD>
+CF_DEVICE void hopper_clear_ends(shared_address tile, int begin, int end, int rows) {
     const int lane = (int)threadIdx.x % 32;
-    zero_rows<ROWS, 128, 32>(tile, 0, begin, lane);
-    zero_rows<ROWS, 128, 32>(tile, end, rows, lane);
+    zero_rows<ROWS, HEAD, 32>(tile, 0, begin, lane);
+    zero_rows<ROWS, HEAD, 32>(tile, end, rows, lane);
 }
 
 /* One warp: K and V of the key tile, then the row tiles that see any of its keys. */
-CF_HOPPER_DEVICE void hopper_load_rows(const hopper_params &all, const tile &t, int head, shared_address start) {
-    typedef hopper_backward_layout layout;
+template <int HEAD>
+CF_DEVICE void hopper_load_rows(const hopper_params &all, const tile &t, int head, shared_address start) {
+    typedef hopper_backward_layout<HEAD> layout;
     const fused_params &p = all.fused;
-    const int lane = (int)threadIdx.x % 32, n_keys = t.k_length - t.block * KEY_TILE, tile_bytes = p.row_rows * 256;
+    const int lane = (int)threadIdx.x % 32, n_keys = t.k_length - t.block * KEY_TILE;
+    const int tile_bytes = p.row_rows * HEAD * 2;
     const int first_key = t.k_start + t.block * KEY_TILE;
     const shared_address barriers = start + layout::BARRIERS, k = start + layout::K, v = start + layout::V;
     int parity = 0; /* of TAIL */
     if (lane == 0) {
         const shared_address landed = barriers + (n_keys < KEY_TILE ? TAIL : KV_FULL);
-        mbarrier_arrive_expect(landed, 4 * HALF_TILE);
-        copy_tile<128, 128>(k, &all.k, head, first_key, landed);
-        copy_tile<128, 128>(v, &all.v, head, first_key, landed);
+        mbarrier_arrive_expect(landed, 2 * layout::KV);
+        copy_tile<128, HEAD>(k, &all.k, head, first_key, landed);
+        copy_tile<128, HEAD>(v, &all.v, head, first_key, landed);
     }
     if (n_keys < KEY_TILE) {
         mbarrier_wait(barriers + TAIL, parity);
         parity ^= 1;
-        hopper_clear_ends<128>(k, 0, n_keys, 128);
-        hopper_clear_ends<128>(v, 0, n_keys, 128);
+        hopper_clear_ends<128, HEAD>(k, 0, n_keys, 128);
+        hopper_clear_ends<128, HEAD>(v, 0, n_keys, 128);
         __syncwarp();
         if (lane == 0) mbarrier_arrive(barriers + KV_FULL);
     }
@@ -2618,11 +2637,11 @@ CF_HOPPER_DEVICE void hopper_load_rows(const hopper_params &all, const tile &t, 
             const shared_address at = barriers + (shared_address)(8 * stage + (of_dout ? DOUT_FULL : Q_FULL));
             const shared_address landed = part ? barriers + TAIL : at;
             const shared_address to = start + (shared_address)((of_dout ? layout::DOUT : layout::Q) +
-                                                               2 * stage * layout::ROW_HALF);
+                                                               stage * layout::Q_STAGE);
             mbarrier_wait(at + (Q_EMPTY - Q_FULL), empty_parity);
             if (lane == 0) {
                 mbarrier_arrive_expect(landed, tile_bytes + (of_dout ? 0 : layout::STATS_STAGE));
-                copy_tile<layout::ROWS, 128>(to, of_dout ? &all.dout : &all.q, head * p.group.by, first_row, landed);
+                copy_tile<layout::ROWS, HEAD>(to, of_dout ? &all.dout : &all.q, head * p.group.by, first_row, landed);
                 if (!of_dout)
                     copy_bulk(start + (shared_address)(layout::STATS + stage * layout::STATS_STAGE),
                               tile_stats(p, head, t.place + m), layout::STATS_STAGE, landed);
@@ -2631,7 +2650,7 @@ CF_HOPPER_DEVICE void hopper_load_rows(const hopper_params &all, const tile &t, 
             if (!part) continue;
             mbarrier_wait(landed, parity);
             parity ^= 1;
-            hopper_clear_ends<layout::ROWS>(to, begin, end, p.row_rows);
+            hopper_clear_ends<layout::ROWS, HEAD>(to, begin, end, p.row_rows);
             __syncwarp();
             if (lane == 0) mbarrier_arrive(at);
         }
@@ -2639,8 +2658,9 @@ CF_HOPPER_DEVICE void hopper_load_rows(const hopper_params &all, const tile &t, 
 }
 
 /* Hides scores (keys by rows) of rows that do not see their key. */
-CF_HOPPER_DEVICE void hopper_hide_rows(float (&s)[8][4], const mask &m, const tile &t, const divisor &group,
-                                       int first_key, int first_row) {
+template <int N>
+CF_DEVICE void hopper_hide_rows(float (&s)[N][4], const mask &m, const tile &t, const divisor &group, int first_key,
+                                int first_row) {
     const int lane = (int)threadIdx.x % 32;
     CF_UNROLL
     for (int half = 0; half < 2; half++) {
@@ -2648,7 +2668,7 @@ CF_HOPPER_DEVICE void hopper_hide_rows(float (&s)[8][4], const mask &m, const ti
         const int begin = token_begin(m, t, key) * group.by - first_row - lane % 4 * 2;
         const int end = key < t.k_length ? token_end(m, t, key) * group.by - first_row - lane % 4 * 2 : 0;
         CF_UNROLL
-        for (int j = 0; j < 8; j++) {
+        for (int j = 0; j < N; j++) {
             CF_UNROLL
             for (int e = 0; e < 2; e++)
                 if (8 * j + e < begin || 8 * j + e >= end) s[j][2 * half + e] = -INFINITY;
@@ -2664,109 +2684,152 @@ CF_HOPPER_DEVICE float2 load_pair(shared_address from) {
     return pair;
 }
 
-/* As differentiate, with a row's numbers for each column, in shared memory. */
-CF_HOPPER_DEVICE void hopper_differentiate(float (&s)[8][4], float (&dp)[8][4], shared_address stats, float scale_log2,
-                                           float inverse_cap) {
-    const shared_address dots = stats + hopper_backward_layout::ROWS * 4;
-    if (inverse_cap != 0.0f) {
-        CF_UNROLL
-        for (int j = 0; j < 8; j++) {
-            const float2 dot = load_pair(dots + (shared_address)(32 * j));
-            CF_UNROLL
-            for (int e = 0; e < 4; e++) {
-                const float bent = s[j][e] * inverse_cap;
-                dp[j][e] = bent < -1.0f ? 0.0f : (dp[j][e] - (e % 2 ? dot.y : dot.x)) * (1.0f - bent * bent);
-            }
-        }
-    }
+/* What the products for dP, whose columns are rows of the row tile, are added to: each row's -D. */
+template <int N> CF_DEVICE void hopper_start_slopes(float (&dp)[N][4], shared_address dots) {
     CF_UNROLL
-    for (int j = 0; j < 8; j++) {
-        const float2 log_sum = load_pair(stats + (shared_address)(32 * j));
-        float2 dot = load_pair(dots + (shared_address)(32 * j));
-        if (inverse_cap != 0.0f) dot = make_float2(0.0f, 0.0f);
+    for (int j = 0; j < N; j++) {
+        const float2 dot = load_pair(dots + (shared_address)(32 * j));
+        dp[j][0] = dp[j][2] = -dot.x;
+        dp[j][1] = dp[j][3] = -dot.y;
+    }
+}
+
+/* Scores, whose columns are rows of the row tile, become P. */
+template <int N> CF_DEVICE void hopper_exponentiate(float (&s)[N][4], shared_address log_sums, float scale_log2) {
+    CF_UNROLL
+    for (int j = 0; j < N; j++) {
+        const float2 log_sum = load_pair(log_sums + (shared_address)(32 * j));
+        CF_UNROLL
+        for (int e = 0; e < 4; e++)
+            s[j][e] = exp2_fast(s[j][e] * scale_log2 - (e % 2 ? log_sum.y : log_sum.x));
+    }
+}
+
+/* dP - D of scores under a softcap, times its slope: 0 where a key is hidden. */
+template <int N> CF_DEVICE void hopper_bend(float (&dp)[N][4], const float (&s)[N][4], float inverse_cap) {
+    CF_UNROLL
+    for (int j = 0; j < N; j++) {
         CF_UNROLL
         for (int e = 0; e < 4; e++) {
-            s[j][e] = exp2_fast(s[j][e] * scale_log2 - (e % 2 ? log_sum.y : log_sum.x));
-            dp[j][e] = s[j][e] * (dp[j][e] - (e % 2 ? dot.y : dot.x));
+            const float bent = s[j][e] * inverse_cap;
+            dp[j][e] = bent < -1.0f ? 0.0f : dp[j][e] * (1.0f - bent * bent);
         }
     }
 }
 
+/* c = A B^T, or += where `add`, both stored with their HEAD columns, which are k, along the rows; blocks of 64 columns
+   are so many bytes apart. */
+template <typename T, int HEAD, int A_BLOCK, int B_BLOCK, int N>
+CF_DEVICE void hopper_multiply(float (&c)[N][4], uint64_t a, uint64_t b, bool add) {
+    hold_registers(c);
+    wgmma_fence();
+    CF_UNROLL
+    for (int i = 0; i < HEAD / 16; i++)
+        wgmma_shared<T, false, false>(c, matrix_step(a, i / 4 * A_BLOCK + i % 4 * 32),
+                                      matrix_step(b, i / 4 * B_BLOCK + i % 4 * 32), add || i > 0);
+    wgmma_commit();
+}
+
+/* A warp's rows of dS, whose columns are rows of a row tile, into shared memory for wgmma. */
+template <int K> CF_DEVICE void hopper_store_slopes(const uint32_t (&slopes)[K][4], shared_address to, int thread) {
+    /* Key, and chunk of rows, as stmatrix_x4 wants them. */
+    const int ds_key = thread / 32 * 16 + thread % 16, ds_chunk = thread / 16 % 2;
+    to += (shared_address)(ds_key * 128 + ((ds_chunk ^ (ds_key & 7)) << 4));
+    CF_UNROLL
+    for (int i = 0; i < K; i++)
+        stmatrix_x4((to ^ (shared_address)(i % 4 << 5)) + (shared_address)(i / 4 * HALF_TILE), slopes[i]);
+    fence_proxy_async();
+}
+
+/* A warpgroup's sums of dK and dV, to the caller's accumulators, or to the workspace if they are of a part. */
+template <int HEAD>
+CF_DEVICE void hopper_finish_keys(const float (&dk)[1][HEAD / 8][4], const float (&dv)[1][HEAD / 8][4],
+                                  const fused_params &p, int thread) {
+    int head;
+    const tile t = find_work(p.work, &head);
+    if (t.part >= 0) {
+        store_part<HOPPER_CONSUMERS>(dk, part_address<HEAD, KEY_TILE>(p, head, t.part, 0), thread);
+        store_part<HOPPER_CONSUMERS>(dv, part_address<HEAD, KEY_TILE>(p, head, t.part, 1), thread);
+        return;
+    }
+    const int64_t row = t.k_start + t.block * KEY_TILE;
+    const int n_keys = t.k_length - t.block * KEY_TILE, key = thread / 32 * 16;
+    update_keys(dk, p.scale, p.dk + row * p.dk_row + head * p.dk_head, p.dk_row, key, n_keys, 0, p.n_chunks * 8,
+                p.overwrite);
+    update_keys(dv, 1.0f, p.dv + row * p.dv_row + head * p.dv_head, p.dv_row, key, n_keys, 0, p.n_chunks * 8,
+                p.overwrite);
+}
+
 /* A warpgroup's 64 keys of a key tile. Scores and dP are computed with keys along the rows, so that P and dS are A
    operands of the products for dV and dK as they lie in registers. dQ needs all 128 keys: dS goes through shared
-   memory, and each warpgroup computes 64 columns. */
-template <typename T, bool WITH_DQ>
-CF_HOPPER_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int head, shared_address start) {
-    typedef hopper_backward_layout layout;
+   memory, and each warpgroup computes 64 columns of 64 rows, or, head size 64, all columns of its 64 rows of 128. */
+template <typename T, int HEAD, bool WITH_DQ>
+CF_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int head, shared_address start) {
+    typedef hopper_backward_layout<HEAD> layout;
+    const int ROWS = layout::ROWS;
     const fused_params &p = all.fused;
     const int thread = (int)threadIdx.x - (HOPPER_THREADS - HOPPER_CONSUMERS), lane = thread % 32;
     const int group = thread / 128, warp_key = thread / 32 * 16, first_key = t.block * KEY_TILE + group * 64;
+    const int first_tile = head * (int)p.n_row_tiles + t.place; /* of the slice, among those of all heads */
     const bool leader = lane == 0;
     const shared_address barriers = start + layout::BARRIERS;
     const uint64_t k = matrix_at(start + layout::K + (shared_address)(group * 64 * 128));
     const uint64_t v = matrix_step(k, layout::V - layout::K);
-    const uint64_t q = matrix_at(start + layout::Q, layout::ROW_HALF); /* the distance is for k along the rows only */
+    const uint64_t q = matrix_at(start + layout::Q, layout::ROW_BLOCK); /* the distance is for k along the rows only */
     const uint64_t dout = matrix_step(q, layout::DOUT - layout::Q);
-    const uint64_t slopes_of_keys = matrix_at(start + layout::DS);
-    const uint64_t k_columns = matrix_at(start + layout::K + (shared_address)(group * HALF_TILE));
-    /* Where a lane stores its rows of dS: key, and chunk of rows, as stmatrix_x4 wants them. */
-    const int ds_key = warp_key + lane % 16, ds_chunk = lane / 16;
-    const shared_address ds = start + layout::DS + (shared_address)(ds_key * 128 + ((ds_chunk ^ (ds_key & 7)) << 4));
+    const int ds_half = HEAD == 64 ? group * HALF_TILE : 0, k_half = HEAD == 64 ? 0 : group * HALF_TILE;
+    const uint64_t slopes_of_keys = matrix_at(start + layout::DS + (shared_address)ds_half);
+    const uint64_t k_columns = matrix_at(start + layout::K + (shared_address)k_half);
 
-    float dk[1][16][4], dv[1][16][4];
+    float dk[1][HEAD / 8][4], dv[1][HEAD / 8][4];
     clear(dk);
     clear(dv);
     if (t.begin < t.end) mbarrier_wait(barriers + KV_FULL, 0);
-    for (int m = t.begin, stage = 0, parity = 0; m < t.end; m++) {
+    for (int m = t.begin, turn = 0; m < t.end; m++, turn++) {
+        const int stage = turn & 1, parity = turn >> 1 & 1;
         const shared_address here = barriers + (shared_address)(8 * stage);
         const shared_address stats =
             start + (shared_address)(layout::STATS + stage * layout::STATS_STAGE + lane % 4 * 8);
-        const uint64_t q_here = matrix_step(q, 2 * stage * layout::ROW_HALF);
-        const uint64_t dout_here = matrix_step(dout, 2 * stage * layout::ROW_HALF);
-        float s[1][8][4], dp[8][4];
-        uint32_t probs[4][4], slopes[4][4];
+        const uint64_t q_here = matrix_step(q, stage * layout::Q_STAGE);
+        const uint64_t dout_here = matrix_step(dout, stage * layout::Q_STAGE);
+        float s[1][ROWS / 8][4], dp[ROWS / 8][4];
+        uint32_t probs[ROWS / 16][4], slopes[ROWS / 16][4];
         mbarrier_wait(here + Q_FULL, parity);
-        hold_registers(s[0]);
-        wgmma_fence();
-        CF_UNROLL
-        for (int i = 0; i < 8; i++)
-            wgmma_shared<T, false, false>(s[0], matrix_step(k, i / 4 * HALF_TILE + i % 4 * 32),
-                                          matrix_step(q_here, i / 4 * layout::ROW_HALF + i % 4 * 32), i > 0);
-        wgmma_commit();
-        mbarrier_wait(here + DOUT_FULL, parity);
+        hopper_start_slopes(dp, stats + ROWS * 4);
         hold_registers(dp);
-        wgmma_fence();
-        CF_UNROLL
-        for (int i = 0; i < 8; i++)
-            wgmma_shared<T, false, false>(dp, matrix_step(v, i / 4 * HALF_TILE + i % 4 * 32),
-                                          matrix_step(dout_here, i / 4 * layout::ROW_HALF + i % 4 * 32), i > 0);
-        wgmma_commit();
+        hopper_multiply<T, HEAD, HALF_TILE, layout::ROW_BLOCK>(s[0], k, q_here, false);
+        mbarrier_wait(here + DOUT_FULL, parity);
+        hopper_multiply<T, HEAD, HALF_TILE, layout::ROW_BLOCK>(dp, v, dout_here, true);
         wgmma_wait<1>();
         hold_registers(s[0]);
         if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
         const int first_token = m * p.row_tokens, past_token = lesser(first_token + p.row_tokens, t.q_length);
         if (key_end(p.visible, t, first_token) < first_key + 64 || key_begin(p.visible, t, past_token - 1) > first_key)
             hopper_hide_rows(s[0], p.visible, t, p.group, t.block * KEY_TILE + warp_key, m * p.row_rows);
+        if (p.cap != 0.0f) { /* only then dP is needed before the scores are exponentials */
+            wgmma_wait<0>();
+            hold_registers(dp);
+            hopper_bend(dp, s[0], p.inverse_cap);
+        }
+        hopper_exponentiate(s[0], stats, p.scale_log2);
         wgmma_wait<0>();
         hold_registers(dp);
-        hopper_differentiate(s[0], dp, stats, p.scale_log2, p.inverse_cap);
+        CF_UNROLL
+        for (int j = 0; j < ROWS / 8; j++) {
+            CF_UNROLL
+            for (int e = 0; e < 4; e++) dp[j][e] *= s[0][j][e];
+        }
         pack_sums<T>(probs, s[0]);
         pack_sums<T>(slopes, dp);
-        if (WITH_DQ) {
-            CF_UNROLL
-            for (int i = 0; i < 4; i++)
-                stmatrix_x4((ds ^ (shared_address)(i << 5)) + (shared_address)(stage * HALF_TILE), slopes[i]);
-            fence_proxy_async();
-        }
+        if (WITH_DQ)
+            hopper_store_slopes(slopes, start + (shared_address)(layout::DS + stage * layout::DS_STAGE),
+                                compute_here(thread));
         hold_registers(probs);
         hold_registers(slopes);
         hold_registers(dv[0]);
         hold_registers(dk[0]);
         wgmma_fence();
-        CF_UNROLL
-        for (int i = 0; i < 4; i++)
-            wgmma_registers<T, true>(dv[0], probs[i], matrix_step(dout_here, i * 2048), true);
-        wgmma_commit();
+        hopper_add_values<T>(dv[0], probs, dout_here);
         if (WITH_DQ) {
             float dq[8][4];
             named_barrier<1, HOPPER_CONSUMERS>(); /* dS of all keys is there, and that of two tiles before was used */
@@ -2774,23 +2837,17 @@ CF_HOPPER_DEVICE void hopper_backward_keys(const hopper_params &all, const tile 
             wgmma_fence();
             CF_UNROLL
             for (int i = 0; i < 8; i++)
-                wgmma_shared<T, true, true>(dq, matrix_step(slopes_of_keys, stage * HALF_TILE + i * 2048),
+                wgmma_shared<T, true, true>(dq, matrix_step(slopes_of_keys, stage * layout::DS_STAGE + i * 2048),
                                             matrix_step(k_columns, i * 2048), i > 0);
             wgmma_commit();
-            CF_UNROLL
-            for (int i = 0; i < 4; i++)
-                wgmma_registers<T, true>(dk[0], slopes[i], matrix_step(q_here, i * 2048), true);
-            wgmma_commit();
+            hopper_add_values<T>(dk[0], slopes, q_here);
             wgmma_wait<1>();
             hold_registers(dq);
-            float *sums = tile_sums<layout::ROWS, 128>(p, head, t.place + m);
+            float *sums = p.dq_sums + (int64_t)(first_tile + m) * (ROWS * HEAD);
             CF_UNROLL
             for (int j = 0; j < 8; j++) global_add_quad(sums, j, thread, HOPPER_CONSUMERS, dq[j]);
         } else {
-            CF_UNROLL
-            for (int i = 0; i < 4; i++)
-                wgmma_registers<T, true>(dk[0], slopes[i], matrix_step(q_here, i * 2048), true);
-            wgmma_commit();
+            hopper_add_values<T>(dk[0], slopes, q_here);
         }
         wgmma_wait<0>();
         hold_registers(dv[0]);
@@ -2800,25 +2857,12 @@ CF_HOPPER_DEVICE void hopper_backward_keys(const hopper_params &all, const tile 
             mbarrier_arrive(here + DOUT_EMPTY);
             mbarrier_arrive(here + Q_EMPTY);
         }
-        parity ^= stage;
-        stage ^= 1;
     }
-    const tile done = find_work(p.work, &head);
-    if (done.part >= 0) {
-        store_part<HOPPER_CONSUMERS>(dk, part_address<128, KEY_TILE>(p, head, done.part, 0), thread);
-        store_part<HOPPER_CONSUMERS>(dv, part_address<128, KEY_TILE>(p, head, done.part, 1), thread);
-        return;
-    }
-    const int64_t row = done.k_start + done.block * KEY_TILE;
-    const int n_keys = done.k_length - done.block * KEY_TILE;
-    update_keys(dk, p.scale, p.dk + row * p.dk_row + head * p.dk_head, p.dk_row, warp_key, n_keys, 0, p.n_chunks * 8,
-                p.overwrite);
-    update_keys(dv, 1.0f, p.dv + row * p.dv_row + head * p.dv_head, p.dv_row, warp_key, n_keys, 0, p.n_chunks * 8,
-                p.overwrite);
+    hopper_finish_keys<HEAD>(dk, dv, p, thread);
 }
 
-template <typename T, bool WITH_DQ> CF_HOPPER_DEVICE void hopper_backward_block(const hopper_params &p) {
-    typedef hopper_backward_layout layout;
+template <typename T, int HEAD, bool WITH_DQ> CF_DEVICE void hopper_backward_block(const hopper_params &p) {
+    typedef hopper_backward_layout<HEAD> layout;
     int head;
     const tile t = find_work(p.fused.work, &head);
     const shared_address start = shared_start(), barriers = start + layout::BARRIERS;
@@ -2835,24 +2879,238 @@ template <typename T, bool WITH_DQ> CF_HOPPER_DEVICE void hopper_backward_block(
         fence_mbarrier_init();
     }
     for (int i = 0; i < 4; i++) /* places of a tile that hold no whole token: no copy reaches them */
-        zero_rows<layout::ROWS, 128, HOPPER_THREADS>(start + (shared_address)(layout::Q + 2 * i * layout::ROW_HALF),
-                                                p.fused.row_rows, layout::ROWS, (int)threadIdx.x);
+        zero_rows<layout::ROWS, HEAD, HOPPER_THREADS>(start + (shared_address)(layout::Q + i * layout::Q_STAGE),
+                                                      p.fused.row_rows, layout::ROWS, (int)threadIdx.x);
     __syncthreads();
     if (threadIdx.x < HOPPER_THREADS - HOPPER_CONSUMERS) {
         give_registers_back<40>();
-        if (threadIdx.x < 32 && t.begin < t.end) hopper_load_rows(p, t, head, start);
+        if (threadIdx.x < 32 && t.begin < t.end) hopper_load_rows<HEAD>(p, t, head, start);
     } else {
         take_registers<232>();
-        hopper_backward_keys<T, WITH_DQ>(p, t, head, start);
+        hopper_backward_keys<T, HEAD, WITH_DQ>(p, t, head, start);
     }
 }
 
 /* One block: 128 keys of one key head against all packed rows that see any of them, or a part of these, as
-   attention_backward_kernel; without WITH_DQ another kernel computes dQ. 162 KB of shared memory, one block an SM. */
-template <typename T, bool WITH_DQ>
+   attention_backward_kernel; without WITH_DQ another kernel computes dQ. Head size 128 has row tiles of 64, head size
+   64 of 128. 161 or 162 KB of shared memory, one block an SM. */
+template <typename T, int HEAD, bool WITH_DQ>
 __global__ void __launch_bounds__(CF_HOPPER ? HOPPER_THREADS : 32, 1)
     attention_backward_hopper_kernel(const __grid_constant__ hopper_params p) {
-    if constexpr (CF_HOPPER) hopper_backward_block<T, WITH_DQ>(p);
+    if constexpr (CF_HOPPER) hopper_backward_block<T, HEAD, WITH_DQ>(p);
+}
+
+/* ---- dQ by itself, for the deterministic backward ---- */
+
+const int DQ_ROWS = 128; /* places for packed rows: two row tiles of head size 128, or one of head size 64 */
+
+template <int HEAD> struct hopper_dq_layout { /* of shared memory, in bytes; two stages of K and of V */
+    static const int TILE = HEAD / 64 * HALF_TILE, Q = 0, DOUT = Q + TILE, K = DOUT + TILE, V = K + 2 * TILE;
+    static const int BARRIERS = V + 2 * TILE, BYTES = BARRIERS + 128;
+};
+
+/* As in the forward; the barriers of stage s are 8 s bytes on. Q arrives with the first K, and dout with the first V. */
+enum hopper_dq_barrier { DQ_K_FULL = 0, DQ_K_EMPTY = 16, DQ_V_FULL = 32, DQ_V_EMPTY = 48, DQ_TAIL = 64 };
+
+/* Where a warp's 16 rows are: row tile and place in it. */
+template <int HEAD> struct hopper_dq_rows {
+    static const int ROWS = hopper_backward_layout<HEAD>::ROWS, TILES = DQ_ROWS / ROWS;
+    int row_tile, place; /* of this block's, and in it */
+    int first, end;      /* packed rows of the slice: where the row tile begins, and ends */
+
+    CF_DEVICE hopper_dq_rows(const fused_params &p, const tile &t, int thread) {
+        row_tile = thread / 32 * 16 / ROWS;
+        place = thread / 32 * 16 % ROWS;
+        first = (t.block * TILES + row_tile) * p.row_rows;
+        end = lesser(t.q_length * p.group.by, first + p.row_rows);
+    }
+};
+
+/* One warp: Q and dout of the row tiles, then K and V of the keys, block by block. Where the last block is not whole,
+   its other rows become zeros before those who compute see them; rows of Q and dout harm none but their own dQ. */
+template <int HEAD>
+CF_DEVICE void hopper_load_keys(const hopper_params &all, const tile &t, int head, shared_address start) {
+    typedef hopper_dq_layout<HEAD> layout;
+    typedef hopper_dq_rows<HEAD> rows;
+    const fused_params &p = all.fused;
+    const int lane = (int)threadIdx.x % 32, rows_bytes = rows::TILES * p.row_rows * HEAD * 2;
+    for (int i = 0, n_blocks = t.end - t.begin; i < n_blocks; i++) {
+        const int stage = i & 1, key = (t.begin + i) * HOPPER_KEYS, n_keys = t.k_length - key;
+        for (int of_v = 0; of_v < 2; of_v++) {
+            const shared_address barriers = start + (shared_address)(layout::BARRIERS + 8 * stage);
+            const shared_address at = barriers + (shared_address)(of_v ? DQ_V_FULL : DQ_K_FULL);
+            const shared_address landed = n_keys < HOPPER_KEYS ? start + layout::BARRIERS + DQ_TAIL : at;
+            const shared_address to = start + (shared_address)((of_v ? layout::V : layout::K) + stage * layout::TILE);
+            mbarrier_wait(at + (DQ_K_EMPTY - DQ_K_FULL), (i >> 1 & 1) ^ 1);
+            if (lane == 0) {
+                mbarrier_arrive_expect(landed, layout::TILE + (i == 0 ? rows_bytes : 0));
+                for (int j = 0; i == 0 && j < rows::TILES; j++)
+                    copy_tile<rows::ROWS, HEAD>(
+                        start + (shared_address)((of_v ? layout::DOUT : layout::Q) + j * rows::ROWS * HEAD * 2),
+                        of_v ? &all.dout : &all.q, head * p.group.by,
+                        t.q_start + (t.block * rows::TILES + j) * p.row_tokens, landed);
+                copy_tile<128, HEAD>(to, of_v ? &all.v : &all.k, head, t.k_start + key, landed);
+            }
+            __syncwarp();
+            if (n_keys >= HOPPER_KEYS) continue;
+            mbarrier_wait(landed, of_v);
+            zero_rows<128, HEAD, 32>(to, n_keys, 128, lane);
+            __syncwarp();
+            if (lane == 0) mbarrier_arrive(at);
+        }
+    }
+}
+
+/* A warp's rows of dQ, scaled and rounded, by way of shared memory that is free by then. */
+template <typename T, int HEAD>
+CF_DEVICE void hopper_store_dq(const float (&dq)[HEAD / 8][4], const fused_params &p, const tile &t, int head,
+                               int thread, shared_address rows) {
+    const hopper_dq_rows<HEAD> at(p, t, thread);
+    const int warp_row = thread / 32 * 16, lane = thread % 32;
+    CF_UNROLL
+    for (int half = 0; half < 2; half++)
+        stage_row<T, HEAD>(dq, half, p.scale, rows, warp_row + 8 * half + lane / 4);
+    __syncwarp();
+    store_rows<HEAD, 16>(p.dq, p.group, p.n_chunks, t, head, at.first + at.place - warp_row, at.end, warp_row, rows);
+}
+
+template <int HEAD> CF_DEVICE float *dq_part(const fused_params &p, int head, int part) {
+    return p.part_sums + (head * p.n_parts + part) * (DQ_ROWS * HEAD);
+}
+
+/* A warpgroup's 64 rows against the keys of its tile, or part: one thread has all that is added to a number, in the
+   order of keys. While the product for dQ of one block of keys runs, the scores of the next are asked for; their mask
+   is worked out under dP. */
+template <typename T, int HEAD>
+CF_DEVICE void hopper_sum_dq(const hopper_params &all, const tile &t, int head, shared_address start) {
+    typedef hopper_dq_layout<HEAD> layout;
+    const int ROW_BLOCK = hopper_backward_layout<HEAD>::ROW_BLOCK;
+    const fused_params &p = all.fused;
+    const int thread = (int)threadIdx.x - (HOPPER_THREADS - HOPPER_CONSUMERS), lane = thread % 32;
+    const bool leader = lane == 0;
+    const hopper_dq_rows<HEAD> rows(p, t, thread);
+    const int first_row = rows.first + rows.place, last_row = t.q_length * p.group.by - 1;
+    const int full_begin = key_begin(p.visible, t, lesser(first_row + 15, last_row) / p.group);
+    const int full_end = key_end(p.visible, t, lesser(first_row, last_row) / p.group);
+    const shared_address barriers = start + layout::BARRIERS;
+    const uint64_t q = matrix_at(start + layout::Q + (shared_address)(thread / 128 * 64 * HEAD * 2));
+    const uint64_t dout = matrix_step(q, layout::DOUT - layout::Q);
+    const uint64_t k = matrix_at(start + layout::K, HALF_TILE); /* the distance is for k along the rows only */
+    const uint64_t v = matrix_step(k, layout::V - layout::K);
+    float log_sum[2] = {INFINITY, INFINITY}, dot[2] = {0.0f, 0.0f};
+    float dq[1][HEAD / 8][4], s[1][16][4], dp[16][4];
+    uint32_t slopes[8][4];
+    clear(dq);
+    CF_UNROLL
+    for (int half = 0; half < 2 && rows.first < rows.end; half++) {
+        const float *stats = tile_stats(p, head, t.place + rows.row_tile) + rows.place + 8 * half + lane / 4;
+        log_sum[half] = stats[0];
+        dot[half] = stats[rows.ROWS];
+    }
+    for (int n = t.begin, turn = 0; n < t.end; n++, turn++) {
+        const int stage = turn & 1, parity = turn >> 1 & 1;
+        const shared_address here = barriers + (shared_address)(8 * stage);
+        mbarrier_wait(here + DQ_K_FULL, parity);
+        hopper_multiply<T, HEAD, ROW_BLOCK, HALF_TILE>(s[0], q, matrix_step(k, stage * layout::TILE), false);
+        wgmma_wait<1>();
+        hold_registers(dq[0]);
+        hold_registers(slopes);
+        if (leader && n > t.begin) mbarrier_arrive(barriers + (shared_address)(DQ_K_EMPTY + 8 - 8 * stage));
+        mbarrier_wait(here + DQ_V_FULL, parity);
+        hopper_multiply<T, HEAD, ROW_BLOCK, HALF_TILE>(dp, dout, matrix_step(v, stage * layout::TILE), false);
+        wgmma_wait<1>();
+        hold_registers(s[0]);
+        if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
+        if ((n + 1) * HOPPER_KEYS > full_end || n * HOPPER_KEYS < full_begin) {
+            int begins[1][2], ends[1][2];
+            row_bounds(begins, ends, p.visible, t, p.group, first_row);
+            hide_scores(s, begins, ends, n * HOPPER_KEYS + lane % 4 * 2);
+        }
+        wgmma_wait<0>();
+        hold_registers(dp);
+        if (leader) mbarrier_arrive(here + DQ_V_EMPTY);
+        CF_UNROLL
+        for (int half = 0; half < 2; half++)
+            differentiate(s[0], dp, half, log_sum[half], dot[half], p.scale_log2, p.inverse_cap);
+        pack_sums<T>(slopes, dp);
+        hold_registers(slopes);
+        hold_registers(dq[0]);
+        wgmma_fence();
+        hopper_add_values<T>(dq[0], slopes, matrix_step(k, stage * layout::TILE));
+    }
+    wgmma_wait<0>();
+    hold_registers(dq[0]);
+    CF_UNROLL
+    for (int j = 0; j < HEAD / 8; j++) { /* of a row that sees nothing, whatever Q and dout hold there */
+        CF_UNROLL
+        for (int e = 0; e < 4; e++)
+            if (log_sum[e / 2] == INFINITY) dq[0][j][e] = 0.0f;
+    }
+    if (t.part >= 0) {
+        store_part<HOPPER_CONSUMERS>(dq, dq_part<HEAD>(p, head, t.part), thread);
+        return;
+    }
+    named_barrier<1, HOPPER_CONSUMERS>(); /* all are done with Q */
+    hopper_store_dq<T, HEAD>(dq[0], p, t, head, thread, start + layout::Q);
+}
+
+template <typename T, int HEAD> CF_DEVICE void hopper_dq_block(const hopper_params &p) {
+    typedef hopper_dq_layout<HEAD> layout;
+    typedef hopper_dq_rows<HEAD> rows;
+    int head;
+    const tile t = find_work(p.fused.work, &head);
+    const shared_address start = shared_start(), barriers = start + layout::BARRIERS;
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < 2; stage++) {
+            const shared_address at = barriers + (shared_address)(8 * stage);
+            mbarrier_init(at + DQ_K_FULL, 1);
+            mbarrier_init(at + DQ_K_EMPTY, HOPPER_CONSUMERS / 32);
+            mbarrier_init(at + DQ_V_FULL, 1);
+            mbarrier_init(at + DQ_V_EMPTY, HOPPER_CONSUMERS / 32);
+        }
+        mbarrier_init(barriers + DQ_TAIL, 1);
+        fence_mbarrier_init();
+    }
+    for (int i = 0; i < 2 * rows::TILES; i++) /* places that hold no whole token, of Q and of dout */
+        zero_rows<rows::ROWS, HEAD, HOPPER_THREADS>(start + (shared_address)(layout::Q + i * rows::ROWS * HEAD * 2),
+                                                    p.fused.row_rows, rows::ROWS, (int)threadIdx.x);
+    __syncthreads();
+    if (threadIdx.x < HOPPER_THREADS - HOPPER_CONSUMERS) {
+        give_registers_back<40>();
+        if (threadIdx.x < 32) hopper_load_keys<HEAD>(p, t, head, start);
+    } else {
+        take_registers<232>();
+        hopper_sum_dq<T, HEAD>(p, t, head, start);
+    }
+}
+
+/* One block: the row tiles of 128 places, of one key head, against all keys that they see, or a part of these. Every
+   sum has one order, and no block waits for another. 193 KB of shared memory (head size 64: 97), one block an SM. */
+template <typename T, int HEAD>
+__global__ void __launch_bounds__(CF_HOPPER ? HOPPER_THREADS : 32, 1)
+    attention_dq_hopper_kernel(const __grid_constant__ hopper_params p) {
+    if constexpr (CF_HOPPER) hopper_dq_block<T, HEAD>(p);
+}
+
+/* dQ of a split tile: the sums of its parts, always in the same order, by threads as in the kernel that computed
+   them. */
+template <typename T, int HEAD>
+__global__ void __launch_bounds__(HOPPER_CONSUMERS) attention_join_dq_kernel(const __grid_constant__ fused_params p) {
+    int head;
+    const tile t = find_work(p.work, &head);
+    const int thread = (int)threadIdx.x;
+    float dq[1][HEAD / 8][4];
+    clear(dq);
+    for (int part = t.begin; part < t.end; part++) {
+        CF_UNROLL
+        for (int j = 0; j < HEAD / 8; j++) {
+            float x[4];
+            load_quad<HOPPER_CONSUMERS>(x, dq_part<HEAD>(p, head, part), j, thread);
+            CF_UNROLL
+            for (int e = 0; e < 4; e++) dq[0][j][e] += x[e];
+        }
+    }
+    hopper_store_dq<T, HEAD>(dq[0], p, t, head, thread, shared_start());
 }
 
 /* ================================================================================================================
@@ -3003,15 +3261,13 @@ view view_of(const cf_tensor &t, int64_t heads, int64_t head_size) {
 
 int fused_head(const problem *p) { return p->desc.head_size <= 64 ? 64 : 128; }
 
-/* Of the backward's kernels: with wgmma, they have one size so far. */
-int backward_head(const problem *p) { return is_hopper(p) ? 128 : fused_head(p); }
-
 int can_fused(const problem *p) {
     return p->desc.dtype != CF_DTYPE_FP32 && p->desc.head_size <= 128 && p->desc.arch >= 80 && p->group <= MOST_GROUP;
 }
 
 int64_t fused_n_tiles(const problem *p) {
-    return p->n_forward_tiles + p->n_row_tiles + p->n_key_tiles + p->backward.n_split + p->forward.n_split;
+    return p->n_forward_tiles + p->n_row_tiles + p->n_key_tiles + p->backward.n_split + p->forward.n_split +
+           p->n_dq_tiles + p->dq.n_split;
 }
 
 /* Device workspace of the forward: the sums of parts of its tiles. */
@@ -3020,17 +3276,19 @@ size_t fused_forward_bytes(const problem *p) {
     return (size_t)p->desc.n_kv_heads * (size_t)p->forward.n_parts * (size_t)floats * sizeof(float);
 }
 
-/* Device workspace of the backward: two numbers a row, the sums of dQ, the sums of parts of key tiles. */
+/* Device workspace of the backward: two numbers a row, the sums of dQ or of parts of its tiles, the sums of parts of
+   key tiles. */
 size_t fused_stats_bytes(const problem *p) {
     return align_up((size_t)(p->desc.n_kv_heads * p->n_row_tiles * p->row_tile * 2) * sizeof(float), 256);
 }
 
 size_t fused_dq_bytes(const problem *p) {
-    if (p->desc.deterministic) return 0;
-    return (size_t)(p->desc.n_kv_heads * p->n_row_tiles * p->row_tile * backward_head(p)) * sizeof(float);
+    if (p->desc.deterministic)
+        return (size_t)(p->desc.n_kv_heads * p->dq.n_parts * DQ_ROWS * fused_head(p)) * sizeof(float);
+    return (size_t)(p->desc.n_kv_heads * p->n_row_tiles * p->row_tile * fused_head(p)) * sizeof(float);
 }
 
-int fused_key_head(const problem *p) { return p->key_tile == KEY_TILE ? backward_head(p) : 128; }
+int fused_key_head(const problem *p) { return p->key_tile == KEY_TILE ? fused_head(p) : 128; }
 
 size_t fused_part_bytes(const problem *p) {
     return (size_t)p->desc.n_kv_heads * (size_t)p->backward.n_parts * 2 * (size_t)p->key_tile *
@@ -3067,7 +3325,7 @@ fused_params fused_of(const call &c) {
 
 /* The lists of tiles on the device, in the order of fill_all_tiles. */
 struct tile_lists {
-    work_order forward, rows, keys, split_keys, split_forward;
+    work_order forward, rows, keys, split_keys, split_forward, dq, split_dq;
 };
 
 tile_lists lists_of(const call &c) {
@@ -3081,7 +3339,9 @@ tile_lists lists_of(const call &c) {
     l.keys = order_work(at += p->n_row_tiles, c.tensors->overwrite ? p->n_key_tiles : a->open.n_key_tiles, heads,
                         p->backward.section);
     l.split_keys = order_work(at += p->n_key_tiles, p->backward.n_split, heads, p->backward.section);
-    l.split_forward = order_work(at + p->backward.n_split, p->forward.n_split, heads, p->forward.section);
+    l.split_forward = order_work(at += p->backward.n_split, p->forward.n_split, heads, p->forward.section);
+    l.dq = order_work(at += p->forward.n_split, p->n_dq_tiles, heads, p->dq.section);
+    l.split_dq = order_work(at + p->n_dq_tiles, p->dq.n_split, heads, p->dq.section);
     return l;
 }
 
@@ -3312,33 +3572,45 @@ template <typename T, int HEAD> cf_result hopper_forward_as(const call &c) {
                                         lists.split_forward, HOPPER_CONSUMERS, FORWARD_ROWS * HEAD * 2, c, h.fused);
 }
 
-/* As launch_backward. dQ by itself is the other path's kernel. */
-template <typename T> cf_result hopper_backward_as(const call &c) {
+/* dQ by itself: row tiles with all their keys, then the parts of those that were split. */
+template <typename T, int HEAD> cf_result launch_hopper_dq(const call &c, const tile_lists &l, hopper_params *h) {
+    const problem *p = &c.problem_of->inner;
+    h->fused.work = l.dq;
+    h->fused.n_parts = p->dq.n_parts;
+    h->fused.part_sums = reinterpret_cast<float *>(static_cast<char *>(c.tensors->workspace) + fused_stats_bytes(p));
+    const cf_result code = launch("attention_dq", attention_dq_hopper_kernel<T, HEAD>, l.dq.n_blocks, HOPPER_THREADS,
+                                  hopper_dq_layout<HEAD>::BYTES, c.stream, c.error, *h);
+    return code != CF_OK ? code
+                         : launch_tiles("attention_join_dq", attention_join_dq_kernel<T, HEAD>, l.split_dq,
+                                        HOPPER_CONSUMERS, DQ_ROWS * HEAD * 2, c, h->fused);
+}
+
+/* As launch_backward. */
+template <typename T, int HEAD> cf_result hopper_backward_as(const call &c) {
+    typedef hopper_backward_layout<HEAD> layout;
     const problem *p = &c.problem_of->inner;
     const tile_lists l = lists_of(c);
     const bool deterministic = p->desc.deterministic != 0;
-    const auto kernel =
-        deterministic ? attention_backward_hopper_kernel<T, false> : attention_backward_hopper_kernel<T, true>;
+    const auto kernel = deterministic ? attention_backward_hopper_kernel<T, HEAD, false>
+                                      : attention_backward_hopper_kernel<T, HEAD, true>;
     hopper_params h = {};
     cf_result code = fused_backward_of(c, &h.fused);
     if (code == CF_OK) code = check_hopper_code(kernel, c.error);
     if (code == CF_OK) code = make_maps(c, p->row_rows, true, &h);
-    h.fused.sums_of_tile = deterministic ? 0 : ROW_TILE * 128;
+    h.fused.sums_of_tile = deterministic ? 0 : layout::ROWS * HEAD;
     h.fused.work = l.keys;
     if (code == CF_OK)
         code = launch_tiles("attention_stats", attention_stats_kernel<T>, l.rows, STATS_THREADS, 0, c, h.fused);
     if (code == CF_OK)
-        code = launch("attention_backward", kernel, l.keys.n_blocks, HOPPER_THREADS, hopper_backward_layout::BYTES,
-                      c.stream, c.error, h);
+        code = launch("attention_backward", kernel, l.keys.n_blocks, HOPPER_THREADS, layout::BYTES, c.stream, c.error,
+                      h);
     if (code == CF_OK)
-        code = launch_tiles("attention_join", attention_join_kernel<128, KEY_TILE, 1>, l.split_keys, JOIN_THREADS, 0, c,
-                            h.fused);
+        code = launch_tiles("attention_join", attention_join_kernel<HEAD, KEY_TILE, 1>, l.split_keys, JOIN_THREADS, 0,
+                            c, h.fused);
     if (code != CF_OK) return code;
-    if (deterministic)
-        return launch_tiles("attention_dq", attention_dq_kernel<T, 128, ROW_TILE>, l.rows, 2 * ROW_TILE,
-                            dq_layout<128, ROW_TILE>::BYTES, c, h.fused);
-    return launch_tiles("attention_round_dq", attention_round_dq_kernel<T, 128, ROW_TILE, 1>, l.rows, BACKWARD_THREADS,
-                        ROW_TILE * 128 * 2, c, h.fused);
+    if (deterministic) return launch_hopper_dq<T, HEAD>(c, l, &h);
+    return launch_tiles("attention_round_dq", attention_round_dq_kernel<T, HEAD, layout::ROWS, 1>, l.rows,
+                        BACKWARD_THREADS, layout::ROWS * HEAD * 2, c, h.fused);
 }
 
 cf_result hopper_forward(const call &c) {
@@ -3349,8 +3621,11 @@ cf_result hopper_forward(const call &c) {
 }
 
 cf_result hopper_backward(const call &c) {
-    const bool bf16 = c.problem_of->inner.desc.dtype == CF_DTYPE_BF16;
-    return bf16 ? hopper_backward_as<__nv_bfloat16>(c) : hopper_backward_as<__half>(c);
+    const problem *p = &c.problem_of->inner;
+    if (p->desc.dtype == CF_DTYPE_BF16)
+        return fused_head(p) == 64 ? hopper_backward_as<__nv_bfloat16, 64>(c)
+                                   : hopper_backward_as<__nv_bfloat16, 128>(c);
+    return fused_head(p) == 64 ? hopper_backward_as<__half, 64>(c) : hopper_backward_as<__half, 128>(c);
 }
 
 /* ---- unfused ---- */
@@ -3748,6 +4023,13 @@ template <typename T, int HEAD, int ROWS, int KEYS, int STAGES> cudaError_t load
                         attention_round_dq_kernel<T, HEAD, ROWS, 2>);
 }
 
+template <typename T, int HEAD> cudaError_t load_hopper_backward() {
+    return load_kernels(attention_backward_hopper_kernel<T, HEAD, true>,
+                        attention_backward_hopper_kernel<T, HEAD, false>, attention_join_kernel<HEAD, KEY_TILE, 1>,
+                        attention_round_dq_kernel<T, HEAD, hopper_backward_layout<HEAD>::ROWS, 1>,
+                        attention_dq_hopper_kernel<T, HEAD>, attention_join_dq_kernel<T, HEAD>);
+}
+
 template <typename T> cudaError_t load_16_bit() {
     cudaError_t status = load_kernels(attention_forward_kernel<T, 64>, attention_forward_kernel<T, 128>,
                                       attention_combine_kernel<T, 64, FORWARD_THREADS>,
@@ -3755,15 +4037,13 @@ template <typename T> cudaError_t load_16_bit() {
                                       forward_hopper_kernel<T, 64>(), forward_hopper_kernel<T, 128>(),
                                       attention_combine_kernel<T, 64, HOPPER_CONSUMERS>,
                                       attention_combine_kernel<T, 128, HOPPER_CONSUMERS>,
-                                      attention_backward_hopper_kernel<T, true>,
-                                      attention_backward_hopper_kernel<T, false>,
-                                      attention_join_kernel<128, KEY_TILE, 1>,
-                                      attention_round_dq_kernel<T, 128, ROW_TILE, 1>,
                                       attention_stats_kernel<T>, softmax_kernel<T>, softmax_backward_kernel<T>);
     if (status == cudaSuccess) status = load_backward<T, 64, LARGE_ROW_TILE, KEY_TILE, 2>();
     if (status == cudaSuccess) status = load_backward<T, 64, ROW_TILE, KEY_TILE, 2>();
     if (status == cudaSuccess) status = load_backward<T, 128, ROW_TILE, KEY_TILE, 2>();
-    return status == cudaSuccess ? load_backward<T, 128, ROW_TILE, SMALL_KEY_TILE, 1>() : status;
+    if (status == cudaSuccess) status = load_backward<T, 128, ROW_TILE, SMALL_KEY_TILE, 1>();
+    if (status == cudaSuccess) status = load_hopper_backward<T, 64>();
+    return status == cudaSuccess ? load_hopper_backward<T, 128>() : status;
 }
 
 cudaError_t load_attention_kernels() {

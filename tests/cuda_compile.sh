@@ -19,15 +19,12 @@ command -v "$NVCC" >/dev/null 2>&1 || skip_all cuda_compile "there is no nvcc"
 mkdir -p "$out" || exit 1
 
 # Stack bytes that a kernel may use: part of its mangled name, architecture, bytes. All others: none. The forwards
-# keep loop invariants there: a few loads of them an iteration, beside hundreds of products; the join keeps one address.
+# keep loop invariants there: a few loads of them an iteration, beside hundreds of products.
 allowed='
 attention_forward_kernelI6__halfLi64E sm_80 32
 attention_forward_kernelI13__nv_bfloat16Li64E sm_80 32
 attention_forward_kernelI6__halfLi64E sm_90a 32
 attention_forward_kernelI13__nv_bfloat16Li64E sm_90a 32
-attention_join_kernelILi128ELi64E sm_80 8
-attention_join_kernelILi64ELi128E sm_80 8
-attention_join_kernelILi128ELi64E sm_90a 8
 softmax_kernelIfE sm_90a 8
 '
 

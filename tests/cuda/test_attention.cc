@@ -408,18 +408,22 @@ static double busy_share(const listed_tile *tiles, int64_t n_tiles, int64_t n_he
     return (double)work / (double)(*std::max_element(end.begin(), end.end()) * n_slots);
 }
 
-/* The backward of an H200: 132 multiprocessors with a block each, which takes two steps' time beside its steps. All of
-   it hangs on the order of issue: with heads in sections of 32 MB of cache the same lists leave up to a third of the
-   device idle. */
+/* The backward of an H200: 132 multiprocessors with a block each, which takes 128 rows' time beside its row tiles. All
+   of it hangs on the order of issue: with heads in sections of 32 MB of cache the same lists leave up to a third of the
+   device idle. So for both paths, whose key tiles are the same. */
 TEST(backward_keeps_the_device_busy) {
     const struct {
-        int n_heads, n_kv_heads, length;
-    } cases[] = {{64, 8, 4096}, {28, 4, 8192}, {64, 8, 8192}, {64, 8, 16384}};
+        int n_heads, n_kv_heads, length, head_size;
+        cf_attention_path path;
+    } cases[] = {{64, 8, 4096, 128, CF_ATTENTION_MMA},    {28, 4, 8192, 128, CF_ATTENTION_MMA},
+                 {64, 8, 8192, 128, CF_ATTENTION_MMA},    {64, 8, 16384, 128, CF_ATTENTION_MMA},
+                 {64, 8, 4096, 128, CF_ATTENTION_WGMMA},  {28, 4, 8192, 128, CF_ATTENTION_WGMMA},
+                 {64, 8, 8192, 64, CF_ATTENTION_WGMMA},   {64, 8, 16384, 64, CF_ATTENTION_WGMMA}};
     for (const auto &one : cases) {
         double shares[2];
         for (int sections = 0; sections < 2; sections++) {
-            host_problem p = problem_of(one.n_heads, one.n_kv_heads, 128);
-            run_options o = mma;
+            host_problem p = problem_of(one.n_heads, one.n_kv_heads, one.head_size);
+            run_options o = on(one.path);
             prepared_problem made;
             p.add_slice(one.length, one.length);
             o.arch = 90, o.processors = 132, o.cache = sections ? 32 << 20 : 0;
@@ -427,10 +431,11 @@ TEST(backward_keeps_the_device_busy) {
             const cf_attention *a = made.a;
             CHECK_INT(a->backward_section < one.n_kv_heads, sections);
             shares[sections] = busy_share(listed_tiles(a).data() + a->n_forward_tiles + a->n_row_tiles, a->n_key_tiles,
-                                          one.n_kv_heads, a->backward_section, 2, 132);
+                                          one.n_kv_heads, a->backward_section, one.head_size / 64, 132);
         }
-        harness_note("%d/%d heads, %d tokens: busy %.1f %%, %.1f %% in sections of 32 MB", one.n_heads, one.n_kv_heads,
-                     one.length, 100.0 * shares[0], 100.0 * shares[1]);
+        harness_note("%s, %d/%d heads of %d, %d tokens: busy %.1f %%, %.1f %% in sections of 32 MB",
+                     cf_attention_path_name(one.path), one.n_heads, one.n_kv_heads, one.head_size, one.length,
+                     100.0 * shares[0], 100.0 * shares[1]);
         CHECK(shares[0] >= 0.97);
         CHECK(shares[0] >= shares[1]);
     }
@@ -1018,7 +1023,169 @@ TEST(masked_tiles_are_skipped) {
 }
 #endif
 
+/* ---- the backward with wgmma ---- */
+
+#define NEEDS_WGMMA() \
+    if (last_path() != CF_ATTENTION_WGMMA) SKIP("not of compute capability 9.0")
+
+/* Heads to 64 have tiles of 128 rows by 128 keys; groups that fill them and groups that do not, all kinds of masks,
+   around the edges of both. */
+TEST(wgmma_small_heads) {
+    const struct {
+        int n_heads, n_kv_heads, head_size, queries, keys, window;
+        double softcap;
+    } cases[] = {{1, 1, 64, 129, 129, 0, 0.0}, {7, 1, 64, 37, 90, 0, 0.0},  {1, 1, 64, 128, 385, 70, 0.0},
+                 {4, 2, 40, 64, 65, 0, 2.5},   {28, 1, 64, 9, 140, 0, 0.0}, {1, 1, 64, 260, 260, 130, 2.5},
+                 {64, 1, 64, 5, 7, 0, 0.0},    {2, 1, 8, 150, 40, 0, 0.0}};
+    NEEDS_WGMMA();
+    for (int i = 0; i < 16; i += harness_rounds(1, 3)) {
+        const auto &one = cases[i % 8];
+        host_problem p = problem_of(one.n_heads, one.n_kv_heads, one.head_size);
+        run_options o = on(CF_ATTENTION_WGMMA);
+        p.dtype = i % 3 == 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
+        p.full = i % 5 == 4;
+        p.window = one.window;
+        p.softcap = one.softcap;
+        p.add_slice(one.queries, one.keys);
+        p.add_slice(5, 5);
+        o.deterministic = i % 2 != i / 8;
+        o.overwrite = i % 4 >= 2;
+        o.strided = i % 5 == 1;
+        check_problem(p, o, (uint64_t)(800 + i));
+    }
+}
+
+/* Whether a warp's rows need their mask in the kernel for dq alone, or a warpgroup's keys in the other one, hangs on
+   one key, at either end. */
+TEST(wgmma_mask_edges) {
+    NEEDS_WGMMA();
+    for (int i = 0; i < 8; i++) {
+        host_problem p = problem_of(1, 1, i & 1 ? 128 : 64);
+        run_options o = on(CF_ATTENTION_WGMMA);
+        o.deterministic = (i & 2) != 0;
+        p.window = i & 4 ? 145 : 0;
+        p.add_slice(20, 146);
+        check_problem(p, o, (uint64_t)(820 + i));
+    }
+}
+
+/* The deterministic backward with few queries and many keys: dq's tiles are cut as well, into two parts and more. Their
+   sums are those of whole tiles but for the order, which is the same in every run. */
+TEST(wgmma_dq_in_parts) {
+    const int heads[][3] = {{1, 1, 128}, {10, 2, 64}, {3, 1, 128}, {2, 1, 40}};
+    NEEDS_WGMMA();
+    for (int i = 0; i < 4; i += harness_rounds(1, 3)) {
+        host_problem p = problem_of(heads[i][0], heads[i][1], heads[i][2]);
+        run_options o = on(CF_ATTENTION_WGMMA), whole = o;
+        device_results one, other;
+        p.window = i == 1 ? 1300 : 0;
+        p.softcap = i == 2 ? 3.0 : 0.0;
+        p.add_slice(70, 1400 + 63 * i); /* in three row tiles of 64, or two, of which one is short */
+        p.add_slice(9, 30);
+        o.deterministic = whole.deterministic = true;
+        o.processors = 100;
+        whole.processors = 1;
+        const host_inputs in = random_inputs(p, (uint64_t)(840 + i));
+        if (!check_problem(p, o, (uint64_t)(840 + i), &one)) return;
 #ifdef CHUNKFLOW_CUDA_EMULATION
+        CHECK(cuda_emu_kernel("attention_join_dq").blocks > 0);
+        CHECK(cuda_emu_kernel("attention_dq").blocks > 2 * cuda_emu_kernel("attention_join_dq").blocks);
+        CHECK_INT(cuda_emu_total().conflicts, 0);
+        cuda_emu_set_order(1);
+        cuda_emu_set_arrivals(CUDA_EMU_ARRIVE_AT_RANDOM, (uint64_t)i);
+#endif
+        const bool ok = run_on_device(p, in, o, &other);
+#ifdef CHUNKFLOW_CUDA_EMULATION
+        cuda_emu_set_order(0);
+        cuda_emu_set_arrivals(CUDA_EMU_ARRIVE_LATE);
+#endif
+        if (!ok) return;
+        CHECK(one.bits == other.bits);
+        if (!run_on_device(p, in, whole, &other)) return;
+#ifdef CHUNKFLOW_CUDA_EMULATION
+        CHECK_INT(cuda_emu_kernel("attention_join_dq").blocks, 0);
+#endif
+        CHECK(one.attention.backward_bytes > other.attention.backward_bytes);
+        CHECK(greatest_gap(one.values.dq, other.values.dq) <= 0x1p-8); /* fp32 sums in another order, then rounded */
+    }
+}
+
+/* dq's tiles come last in the list, with parts in place of split ones, longest first; then the split ones, with the
+   parts of each. The workspace holds statistics, their parts, and those of key tiles. */
+TEST(wgmma_dq_tiles) {
+    for (int i = 0; i < 8; i++) {
+        const bool large = i & 1, split = (i & 2) != 0;
+        const int group = i & 4 ? 5 : 4, kv = 2, head = large ? 128 : 64, row_tile = large ? 64 : 128;
+        const int tokens = 128 / row_tile * (row_tile / group);
+        host_problem p = mixed_problem(group * kv, kv, head);
+        run_options o = on(CF_ATTENTION_WGMMA);
+        prepared_problem got;
+        int64_t rows = 0, row_tiles = 0, key_tiles = 0, keys_in_parts = 0, keys_of_split = 0;
+        o.processors = split ? 132 : 1;
+        o.deterministic = true;
+        if (split) p.add_slice(9, 9000);
+        if (!got.make(p, o)) return;
+        for (int s = 0; s < p.n_slices(); s++) {
+            rows += (p.queries(s) + tokens - 1) / tokens;
+            row_tiles += (p.queries(s) + row_tile / group - 1) / (row_tile / group);
+            key_tiles += (p.keys(s) + 127) / 128;
+        }
+        const cf_attention *a = got.a;
+        const std::vector<listed_tile> tiles = listed_tiles(a);
+        const size_t first = (size_t)(a->n_forward_tiles + a->n_row_tiles + a->n_all_key_tiles + a->n_split_key_tiles +
+                                      a->n_split_forward_tiles);
+        const int64_t parts = (int64_t)(tiles.size() - first) - rows;
+        size_t end = tiles.size();
+        for (int64_t left = parts; left > 0; left = tiles[end].begin) { /* the split ones, from the last to the first */
+            CHECK_INT(tiles[--end].end, left);
+            keys_of_split += (tiles[end].k_length + 127) / 128;
+        }
+        for (size_t j = first; j < end; j++) {
+            const int32_t steps = tiles[j].end - tiles[j].begin;
+            if (j > first) CHECK(steps <= tiles[j - 1].end - tiles[j - 1].begin);
+            if (tiles[j].part >= 0) keys_in_parts += steps;
+            else CHECK_INT(steps, (tiles[j].k_length + 127) / 128);
+        }
+        CHECK_INT(parts > 0, split);
+        CHECK_INT(keys_in_parts, keys_of_split);
+        CHECK_INT(a->n_row_tiles, row_tiles);
+        const int64_t key_parts = a->n_all_key_tiles - key_tiles + a->n_split_key_tiles;
+        CHECK_INT(a->backward_bytes, round_up((size_t)(kv * row_tiles * row_tile * 2) * 4, 256) +
+                                         (size_t)(kv * (parts + 2 * key_parts) * 128 * head) * 4);
+    }
+}
+
+#ifdef CHUNKFLOW_CUDA_EMULATION
+/* What the backward with wgmma multiplies and loads, to the instruction and the byte, for head sizes 64 and 128: dq by
+   itself takes two products more, of which each is half of the work of its tile. */
+TEST(wgmma_work_of_the_backward) {
+    for (int size = 64; size <= 128; size += 64) {
+        const int64_t steps = size / 16, tile_bytes = 128 * size * 2; /* of 128 keys, or of 128 rows */
+        const int64_t rows = size == 64 ? 128 : 64;
+        host_problem p = problem_of(1, 1, size);
+        run_options o = on(CF_ATTENTION_WGMMA);
+        device_results got;
+        p.add_slice(512, 512);
+        const host_inputs in = random_inputs(p, 1);
+        for (int i = 0; i < 4; i++) {
+            const int64_t blocks = i / 2 ? 4 * 4 : 1 + 2 + 3 + 4; /* of 128 rows and 128 keys */
+            const int64_t turns = blocks * (128 / rows);
+            p.full = i / 2;
+            o.deterministic = i % 2 != 0;
+            if (!run_on_device(p, in, o, &got)) return;
+            const cuda_emu_counts keys = cuda_emu_kernel("attention_backward"), dq = cuda_emu_kernel("attention_dq");
+            /* By two warpgroups: scores, dP; dV, dK; dQ of 128 keys. */
+            CHECK_INT(keys.wgmma, turns * 2 * (2 * steps + 2 * rows / 16 + (o.deterministic ? 0 : 8)));
+            CHECK_INT(keys.bulk_bytes, 4 * 2 * tile_bytes + blocks * 2 * tile_bytes + turns * rows * 8);
+            CHECK_INT(dq.wgmma, o.deterministic ? blocks * 2 * (2 * steps + 8) : 0);
+            CHECK_INT(dq.bulk_bytes, o.deterministic ? (4 + blocks) * 2 * tile_bytes : 0);
+            CHECK_INT(cuda_emu_kernel("attention_round_dq").launches, !o.deterministic);
+            CHECK_INT(cuda_emu_total().mma, 0);
+            CHECK_INT(cuda_emu_total().conflicts, 0);
+        }
+    }
+}
+
 /* Rows 2^29 elements apart, so that the fifth is past 2^31: nothing may be computed in 32 bits on the way there. */
 static const int64_t FAR = (int64_t)1 << 29;
 
@@ -1446,6 +1613,7 @@ TEST(accuracy_rule_rejects) {
 #ifdef CHUNKFLOW_CUDA_EMULATION
 #define EMULATED_CASES                                                                                                 \
     CASE(no_empty_blocks_no_conflicts), CASE(split_blocks), CASE(masked_tiles_are_skipped), CASE(rows_past_32_bits),  \
+        CASE(wgmma_work_of_the_backward), \
         CASE(parts_past_32_bits),
 #else
 #define EMULATED_CASES
@@ -1462,4 +1630,5 @@ SUITE(attention, EMULATED_CASES CASE(accuracy_rule_rejects), CASE(bad_descriptor
       CASE(backward_mask_edges), CASE(empty_slices),
       CASE(no_slices), CASE(nan_in_blind_rows), CASE(nan_in_unseen_keys),
       CASE(nan_in_keys_of_other_tiles), CASE(large_scores), CASE(unfused_types_and_blocks),
-      CASE(chunks_equal_one_piece), CASE(determinism));
+      CASE(chunks_equal_one_piece), CASE(determinism), CASE(wgmma_small_heads), CASE(wgmma_mask_edges),
+      CASE(wgmma_dq_in_parts), CASE(wgmma_dq_tiles));

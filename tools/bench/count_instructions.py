@@ -6,7 +6,8 @@
 Compiles chunkflow_cuda.cu with nvcc (NVCC names another), disassembles it with nvdisasm and prints, for each kernel:
 registers, bytes spilled, and the instructions of one turn of its main loop, on the way that an unmasked tile without
 softcap takes: of all ways through the loop the one with most products, exponentials, copies and reductions, and among
-those the shortest. wgmma counts as HMMA. nvdisasm is taken from NVDISASM, from PATH, or installed from PyPI (nvidia-cuda-nvdisasm) into build/.
+those the shortest. wgmma counts as HMMA. nvdisasm is taken from NVDISASM, from PATH, or installed from PyPI
+(nvidia-cuda-nvdisasm) into build/.
 """
 
 import os
