@@ -743,7 +743,9 @@ TEST(nan_in_keys_of_other_tiles) {
     }
 }
 
-/* Scores far from 0: exponentials must not overflow, in full and in part-filled tiles. */
+/* Scores far from 0: exponentials must not overflow, in full and in part-filled tiles. Where each token sees few keys,
+   some log-sums are far below 0, and the exponentials of a place that has no row would be infinite with the log-sum of
+   the row that comes next. */
 TEST(large_scores) {
     for (int path = CF_ATTENTION_UNFUSED; path <= last_path(); path++) {
         host_problem p = problem_of(1, 1, 64);
@@ -751,6 +753,11 @@ TEST(large_scores) {
         p.add_slice(70, 100);
         p.add_slice(3, 3);
         check_problem(p, on((cf_attention_path)path), 12);
+        host_problem few_keys = problem_of(7, 1, 64);
+        few_keys.scale = 20.0;
+        few_keys.window = 2;
+        few_keys.add_slice(150, 150);
+        check_problem(few_keys, on((cf_attention_path)path), 13);
     }
 }
 
