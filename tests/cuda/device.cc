@@ -350,8 +350,7 @@ bool check_accuracy(const char *what, cf_dtype dtype, const std::vector<double> 
     return false;
 }
 
-bool check_problem(const host_problem &p, const run_options &o, uint64_t seed, device_results *to) {
-    const host_inputs in = random_inputs(p, seed);
+bool check_inputs(const host_problem &p, const host_inputs &in, const run_options &o, device_results *to) {
     device_results own, &got = to ? *to : own;
     if (!run_on_device(p, in, o, &got)) return false;
     host_results exact = reference_exact(p, in), rounded = reference_rounded(p, in);
@@ -368,4 +367,8 @@ bool check_problem(const host_problem &p, const run_options &o, uint64_t seed, d
         ok = check_accuracy("dv", p.dtype, got.values.dv, exact.dv, rounded.dv, 3.0) && ok;
     }
     return ok;
+}
+
+bool check_problem(const host_problem &p, const run_options &o, uint64_t seed, device_results *to) {
+    return check_inputs(p, random_inputs(p, seed), o, to);
 }

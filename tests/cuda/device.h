@@ -47,7 +47,10 @@ host_inputs random_inputs(const host_problem &p, uint64_t seed);
 bool check_accuracy(const char *what, cf_dtype dtype, const std::vector<double> &got, const std::vector<double> &exact,
                     const std::vector<double> &rounded, double factor);
 
-/* run_on_device with random inputs, then check_accuracy of everything. Leaves what came back in `to`, or nowhere. */
+/* run_on_device, then check_accuracy of everything. Leaves what came back in `to`, or nowhere. */
+bool check_inputs(const host_problem &p, const host_inputs &in, const run_options &o, device_results *to = nullptr);
+
+/* The same with random inputs. */
 bool check_problem(const host_problem &p, const run_options &o, uint64_t seed, device_results *to = nullptr);
 
 /* Prints nothing; what a failure's message says about the problem. */
