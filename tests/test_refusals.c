@@ -258,6 +258,7 @@ TEST(a_room_too_small_is_passed_by) {
         REQUIRE(cf_pack(batches[i].lengths, batches[i].n, &desc, &plan, NULL) == CF_OK);
         CHECK(oracle_plan_fault(plan, batches[i].lengths, batches[i].n) == NULL);
         CHECK_INT(plan->n_chunks, batches[i].n_chunks);
+        CHECK_INT(plan->method, CF_PACK_BEST_FIT); /* first fit has not had to help */
         cf_plan_free(plan);
     }
     harness_note("%s", "");
