@@ -54,6 +54,14 @@ free(costs->stages);
 table_integer(t, list->lines[fit->worst_sample]);
 list->lines[error->item], "%s", error->text);
 at->busy += to - from;
+# Arrays are filled over the same counts over which they are read; a tuning that is drawn has candidates.
+int64_t action = *flow_cell(f, chunk, row, pass);
+cell->chunk_size = map->chunk_sizes[i / map->n_ks];
+cell->k = map->ks[i % map->n_ks];
+if (!is_better(tuning, i, cell->candidate)) continue;
+if (far < nearest || c->seconds < tuning->candidates[map->cells[found].numbers].seconds) found = i;
+# The winner's batch has been packed.
+for (pipe.rank = 0; pipe.rank < w->packed.plan->n_ranks && result == CF_OK; pipe.rank++) {
 KNOWN
 }
 
@@ -103,7 +111,7 @@ part_gcc() {
     analysed gcc "$status"
 }
 
-quick="base. cost. models. validate. schedule. dot."
+quick="base. cost. models. memory. validate. refusals. schedule. loads. lower. write. csv. dot. graph. metadata."
 part_valgrind() {
     timeout "$seconds" valgrind -q --leak-check=full --error-exitcode=9 "$build/test/unit" $quick >"$work/valgrind" 2>&1
 }
