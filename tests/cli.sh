@@ -842,6 +842,11 @@ test_outputs() {
     same_files outputs/trap/text on-stdout trap
     rm trap.tmp0
 
+    # A file that may not grow as far is an error as any other, and leaves nothing behind.
+    said=$(ulimit -f 1 && "$CHUNKFLOW" pack --chunk-size 64 --json grown drawn 2>&1 >/dev/null; echo $?)
+    same outputs/limit 'chunkflow: cannot write grown: File too large 1' "$(echo $said)"
+    same outputs/limit/left "" "$(find . -name 'grown*')"
+
     cf pack --chunk-size 1024 --json /dev/null drawn
     same outputs/device "0 yes" "$code $([ -c /dev/null ] && echo yes || echo no)"
     same outputs/leftovers 0 "$(find . -name '*.tmp*' | wc -l | tr -d ' ')"

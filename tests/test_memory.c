@@ -177,6 +177,23 @@ TEST(unfused_operations_keep_more) {
     CHECK(report_of(&desc, &load).working >= load.chunk_scores * 4 * 7);
 }
 
+/* A row of one layer in backward, element by element: the residual and a norm's output, and the larger of the MLP (three
+   matrices) and attention (Q, output; K, V). */
+TEST(working_rows_by_hand) {
+    cf_memory_desc desc = sizing("qwen2.5-7b", 1, 2);
+    const cf_memory_load one = load_of(1000, 1000, 0, 0), two = load_of(1000, 2000, 0, 0);
+    cf_memory_report reports[2][2];
+    cf_memory_load loads[2];
+    const int64_t mlp = 3 * 18944, residual = 2 * 3584;
+    int i;
+    for (i = 0; i < 2; i++) {
+        loads[0] = loads[1] = i ? two : one;
+        REQUIRE(cf_memory_estimate(&desc, loads, 2, reports[i], 2, NULL) == CF_OK);
+        CHECK(!reports[i][0].at_loss);
+    }
+    CHECK_INT(reports[1][0].working - reports[0][0].working, 1000 * 2 * (mlp + residual));
+}
+
 /* What a trainer without mixed precision keeps, tensor by tensor: all in float, a row statistic for each norm. */
 TEST(float_trainer) {
     const int64_t h = 64, heads = 4, kv = 2 * 16, f = 176, vocab = 256, layers = 3;
@@ -488,7 +505,7 @@ TEST(bad_loads_are_named) {
 }
 
 SUITE(memory, CASE(bytes_per_token_by_hand), CASE(korthikanti_table_2), CASE(megatron_activation_formula),
-      CASE(unfused_operations_keep_more), CASE(float_trainer), CASE(losses_keep_what_they_say),
+      CASE(unfused_operations_keep_more), CASE(working_rows_by_hand), CASE(float_trainer), CASE(losses_keep_what_they_say),
       CASE(zero_divides_states), CASE(reports_add_up), CASE(offloaded_state_is_on_the_host),
       CASE(replicated_heads_keep_their_state), CASE(virtual_stages_share_a_gpu), CASE(paper_peak_memory_table),
       CASE(paper_plain_training_peak), CASE(bad_sizings_are_named), CASE(bad_loads_are_named));

@@ -242,6 +242,28 @@ TEST(best_fit_among_rooms_that_lie_close) {
     harness_note("%s", "");
 }
 
+/* Where 3 tokens do not fit into the first room of their bucket, nor into any of it: 2 of the room left is too little, 4
+   in the next bucket are enough. */
+TEST(a_room_too_small_is_passed_by) {
+    static const struct {
+        int64_t n, lengths[3], n_chunks;
+    } batches[] = {{2, {199998, 3, 0}, 2}, {2, {199996, 3, 0}, 1}, {3, {199998, 199996, 3}, 2}};
+    int64_t i;
+    for (i = 0; i < COUNT(batches); i++) {
+        cf_pack_desc desc;
+        cf_plan *plan = NULL;
+        memset(&desc, 0, sizeof desc);
+        desc.chunk_size = 200000;
+        harness_note("batch %d", (int)i);
+        REQUIRE(cf_pack(batches[i].lengths, batches[i].n, &desc, &plan, NULL) == CF_OK);
+        CHECK(oracle_plan_fault(plan, batches[i].lengths, batches[i].n) == NULL);
+        CHECK_INT(plan->n_chunks, batches[i].n_chunks);
+        CHECK_INT(plan->method, CF_PACK_BEST_FIT); /* first fit has not had to help */
+        cf_plan_free(plan);
+    }
+    harness_note("%s", "");
+}
+
 /* Far more units than can be searched, up to more of them on a rank than an exchange looks at: placed longest first
    they differ by up to a percent, and only the exchange of pairs brings the ranks this near to each other. */
 TEST(exchanges_even_out_many_units) {
@@ -1203,7 +1225,7 @@ TEST(writers_of_what_does_not_go_together) {
 
 SUITE(refusals, CASE(every_item_has_its_name), CASE(an_arena_needs_sound_memory), CASE(a_cost_may_go_bad_at_any_call),
       CASE(a_cost_may_change_its_mind_at_any_call), CASE(a_batch_of_too_many_chunks),
-      CASE(best_fit_among_rooms_that_lie_close), CASE(exchanges_even_out_many_units),
+      CASE(best_fit_among_rooms_that_lie_close), CASE(a_room_too_small_is_passed_by), CASE(exchanges_even_out_many_units),
       CASE(a_group_without_chunks), CASE(a_sequence_left_out_needs_no_record), CASE(pairs_that_do_not_fit),
       CASE(pairs_that_do_not_fit_together),
       CASE(places_out_of_range), CASE(splits_and_outputs_of_models), CASE(unfused_operations_without_a_gate),

@@ -655,6 +655,30 @@ TEST(the_failing_callback_is_named) {
     drop_fixture(&f);
 }
 
+/* The first forward fills in its record and goes well; the second fails and says nothing. */
+static int complain_then_fail(void *user, const cf_step *step) {
+    int *calls = (int *)user;
+    if (++*calls > 1) return 1;
+    step->error->code = CF_ERROR_MEMORY;
+    step->error->field = "of_another_call";
+    return 0;
+}
+
+TEST(a_record_belongs_to_its_call) {
+    fixture f = known_fixture(1);
+    cf_run_desc desc;
+    cf_error error;
+    int calls = 0;
+    REQUIRE(f.plan && f.schedule);
+    memset(&desc, 0, sizeof desc);
+    desc.user = &calls;
+    desc.forward = complain_then_fail;
+    CHECK_INT(cf_run(f.plan, f.schedule, 0, &desc, NULL, &error), CF_ERROR_CALLBACK);
+    CHECK_STR(error.field, "forward");
+    CHECK_INT(error.item, 1);
+    drop_fixture(&f);
+}
+
 TEST(cancelling_works_at_every_position) {
     int64_t k, at;
     for (k = 1; k <= 5; k++) {
@@ -792,6 +816,26 @@ TEST(other_orders_run) {
     check_by_hand("F0 F3+ F1 F2+ B3 B2 R1+ R0+ B1 B0", -2); /* units interleaved, two replays before a backward */
 }
 
+/* Rows that are worked in count beside those that are kept at that moment: chunk 3 keeps its 4 while chunk 0 runs. */
+TEST(scratch_comes_on_top_of_what_is_kept) {
+    const int64_t lengths[] = {9, 4}; /* chunks of 4, 4 and 1 rows, and one of 4 */
+    cf_pack_desc pack;
+    cf_plan *plan = NULL;
+    cf_action actions[40];
+    cf_schedule schedule;
+    cf_run_stats stats;
+    int64_t first[2];
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = 4;
+    REQUIRE(cf_pack(lengths, 2, &pack, &plan, NULL) == CF_OK);
+    schedule = wrap_actions(plan, 0, actions, read_actions("F3+ F0 F1 F2+ B2 B3 R1+ B1 R0+ B0", actions), first);
+    REQUIRE(cf_run(plan, &schedule, 0, NULL, &stats, NULL) == CF_OK);
+    CHECK_INT(stats.peak_tokens, 5);
+    CHECK_INT(stats.peak_scratch, 4);
+    CHECK_INT(stats.peak_rows, 8);
+    cf_plan_free(plan);
+}
+
 TEST(impossible_actions_are_refused_where_they_stand) {
     check_by_hand("B3", 0);                                   /* nothing kept */
     check_by_hand("F3 B3", 1);
@@ -829,6 +873,26 @@ TEST(slots_left_in_use_are_an_error) {
     check_by_hand("F0 F1 F2", -1);
     check_by_hand("F3+ I3", -1);
     check_by_hand("F0 F1 F2+ B2 R1+ B1 F3+ B3", -1); /* chunk 0 forgotten: its state is still held */
+}
+
+/* The record counts them: two chunks, and the state of the group that one of them belongs to. */
+TEST(slots_left_in_use_are_counted) {
+    const int64_t lengths[] = {12, 4};
+    cf_pack_desc pack;
+    cf_plan *plan = NULL;
+    cf_action actions[40];
+    cf_schedule schedule;
+    cf_error error;
+    int64_t first[2];
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = 4;
+    REQUIRE(cf_pack(lengths, 2, &pack, &plan, NULL) == CF_OK);
+    schedule = wrap_actions(plan, 0, actions, read_actions("F3+ F0+", actions), first);
+    harness_poison(&error, sizeof error);
+    CHECK_INT(cf_run(plan, &schedule, 0, NULL, NULL, &error), CF_ERROR_SCHEDULE);
+    CHECK_INT(error.wanted, 0);
+    CHECK_INT(error.got, 3);
+    cf_plan_free(plan);
 }
 
 /* A chunk that never ran its backward has not been trained; nothing may be dropped in silence. */
@@ -1252,10 +1316,12 @@ SUITE(run, CASE(callbacks_and_counts_of_random_schedules), CASE(counts_by_hand),
       CASE(capacities_are_high_water_marks), CASE(a_capacity_is_raised_only_where_all_is_well),
       CASE(a_capacity_is_not_read_past_the_plan), CASE(a_seed_belongs_to_chunk_and_stage),
       CASE(an_error_in_a_pass_stops_the_run_at_every_position),
-      CASE(the_failing_callback_is_named), CASE(cancelling_works_at_every_position),
+      CASE(the_failing_callback_is_named), CASE(a_record_belongs_to_its_call),
+      CASE(cancelling_works_at_every_position),
       CASE(a_refused_slot_stops_the_run), CASE(split_backwards_run), CASE(other_orders_run),
+      CASE(scratch_comes_on_top_of_what_is_kept),
       CASE(impossible_actions_are_refused_where_they_stand), CASE(a_backward_before_later_forwards_is_refused),
-      CASE(slots_left_in_use_are_an_error), CASE(a_chunk_left_out_is_an_error),
+      CASE(slots_left_in_use_are_an_error), CASE(slots_left_in_use_are_counted), CASE(a_chunk_left_out_is_an_error),
       CASE(damaged_schedules_are_judged_as_by_the_books), CASE(damaged_schedule_headers_are_refused),
       CASE(huge_stage_counts_do_not_overflow), CASE(run_needs_exactly_what_run_size_says),
       CASE(run_survives_every_failed_allocation), CASE(a_stopped_run_frees_its_memory),

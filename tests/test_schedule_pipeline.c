@@ -487,6 +487,63 @@ TEST(a_thousand_stages) {
     cf_plan_free(plan);
 }
 
+/* An order does not depend on the unit of time: all costs times a power of two, and the same passes come in the same
+   places, however small the seconds are. */
+TEST(order_is_that_of_any_unit_of_time) {
+    const int64_t lengths[] = {3, 7, 1, 5, 2, 8, 4, 6, 21, 2, 13};
+    cf_plan *plan = pack(lengths, 11, 8, 1, CF_PACK_NEXT_FIT);
+    int kind;
+    for (kind = CF_SCHEDULE_PAPER; kind <= CF_SCHEDULE_BEST; kind++) {
+        cf_schedule *schedules[2];
+        cf_timing timings[2];
+        int i;
+        for (i = 0; i < 2; i++) {
+            cf_schedule_desc desc = describe((cf_schedule_kind)kind, 3, 2);
+            memset(&timings[i], 0, sizeof timings[i]);
+            timings[i].all.forward.per_token = i ? 1.0 / ((int64_t)1 << 62) : 1;
+            timings[i].all.backward.per_token = 2 * timings[i].all.forward.per_token;
+            timings[i].latency = timings[i].all.forward.per_token / 4;
+            desc.timing = &timings[i];
+            desc.budget = 20;
+            schedules[i] = make(plan, &desc);
+        }
+        harness_note("%s", cf_schedule_kind_name((cf_schedule_kind)kind));
+        REQUIRE(schedules[0] != NULL && schedules[1] != NULL);
+        if (CHECK_INT(schedules[1]->n_actions, schedules[0]->n_actions))
+            CHECK(memcmp(schedules[1]->actions, schedules[0]->actions,
+                         (size_t)schedules[0]->n_actions * sizeof *schedules[0]->actions) == 0);
+        cf_schedule_free(schedules[0]);
+        cf_schedule_free(schedules[1]);
+    }
+    harness_note("%s", "");
+    cf_plan_free(plan);
+}
+
+/* CF_MAX_ACTIONS of them are allowed, and then there is no memory for so many; one stage more is refused before any is
+   asked for. */
+TEST(just_as_many_passes_as_there_may_be) {
+    enum { CHUNKS = 1 << 12 };
+    static int64_t lengths[CHUNKS];
+    cf_plan *plan;
+    int64_t i, more;
+    for (i = 0; i < CHUNKS; i++) lengths[i] = 1;
+    plan = pack(lengths, CHUNKS, 1, 0, CF_PACK_NEXT_FIT);
+    REQUIRE(plan != NULL && plan->n_chunks == CHUNKS);
+    for (more = 0; more < 2; more++) {
+        cf_schedule_desc desc = describe(CF_SCHEDULE_1F1B, CF_MAX_ACTIONS / 2 / CHUNKS + more, 1);
+        harness_heap heap;
+        cf_allocator allocator = {harness_alloc, harness_release, NULL};
+        cf_schedule *schedule = NULL;
+        memset(&heap, 0, sizeof heap);
+        heap.fail_at = 1;
+        allocator.user = &heap;
+        desc.allocator = &allocator;
+        CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), more ? CF_ERROR_LIMIT : CF_ERROR_MEMORY);
+        CHECK_INT(heap.failed, !more);
+    }
+    cf_plan_free(plan);
+}
+
 /* Of the last stage's list: how many passes stand before its first backward, and the most that any backward needs
    before it, beyond those that earlier backwards have used up. Pipeline replay. */
 static void count_ahead(const cf_schedule *s, int64_t *first, int64_t *most) {
@@ -549,4 +606,5 @@ SUITE(schedule_pipeline, CASE(paper_example_of_1f1b), CASE(paper_example_of_stat
       CASE(names_and_defaults), CASE(bad_options_are_named), CASE(damaged_plans_are_refused),
       CASE(survives_failing_allocations), CASE(into_memory_of_the_size_asked), CASE(a_million_chunks),
       CASE(one_sequence_of_2_to_the_40_tokens), CASE(a_thousand_stages),
+      CASE(order_is_that_of_any_unit_of_time), CASE(just_as_many_passes_as_there_may_be),
       CASE(paper_takes_the_shorter_of_its_orders));

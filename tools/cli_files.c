@@ -286,7 +286,7 @@ static int cannot_write(const char *path, int error) {
 enum { MAX_TEMPORARIES = 16 };
 static const char *temporaries[MAX_TEMPORARIES];
 
-static const int ending_signals[] = {SIGINT, SIGTERM, SIGHUP};
+static const int ending_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGXCPU};
 #define N_ENDING (sizeof ending_signals / sizeof ending_signals[0])
 
 static void remove_temporaries(int number) {
@@ -310,6 +310,7 @@ static void catch_signal(int number) {
 void cli_signals_catch(void) {
     size_t i;
     for (i = 0; i < N_ENDING; i++) catch_signal(ending_signals[i]);
+    signal(SIGXFSZ, SIG_IGN); /* who writes a file past the limit on its size is told so, and removes it */
 }
 
 void cli_signals_restore(void) {
