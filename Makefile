@@ -47,7 +47,7 @@ ifeq ($(origin SANITIZE),undefined)
 SANITIZE := $(if $(call can,-fsanitize=address$(comma)undefined),-fsanitize=address$(comma)undefined -fno-sanitize-recover=all)
 endif
 
-PROGRAMS := $(BUILD)/chunkflow $(BUILD)/hello $(BUILD)/train_tiny $(BUILD)/train_cpu $(BUILD)/train_cpu_f64
+PROGRAMS := $(BUILD)/chunkflow $(BUILD)/hello $(BUILD)/train_tiny $(BUILD)/train_cpu $(BUILD)/train_cpu_f64 $(BUILD)/make_tokens
 
 # The pipeline of processes needs MPI (Debian: openmpi-bin libopenmpi-dev); all else works without it. CC compiles it.
 MPICC ?= mpicc
@@ -122,6 +122,9 @@ $(BUILD)/train_cpu: examples/train_cpu.c $(LIBRARY) $(TRAIN_HEADERS) | $(BUILD)
 $(BUILD)/train_cpu_f64: examples/train_cpu.c $(LIBRARY) $(TRAIN_HEADERS) | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) -DTRAIN_FLOAT64 $(CFLAGS) $(TRAIN_CFLAGS) $(OPENMP) $(WARN) $(LDFLAGS) \
 	    $< $(LIBRARY) -o $@ $(LDLIBS)
+
+$(BUILD)/make_tokens: examples/make_tokens.c examples/tokens.h examples/text.h examples/arguments.h examples/base.h | $(BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
 
 # Without OpenMP: every process is a thread of the pipeline already.
 $(BUILD)/pipeline_mpi: examples/pipeline_mpi.c $(LIBRARY) $(TRAIN_HEADERS) | $(BUILD)
@@ -224,6 +227,9 @@ $(TEST_BUILD)/chunkflow: $(filter-out $(KIN_SOURCES) $(READER_SOURCES),$(TOOL_SO
 
 $(TEST_BUILD)/train_tiny: examples/train_tiny.c $(TEST_LIBRARY)
 	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
+$(TEST_BUILD)/make_tokens: examples/make_tokens.c $(TRAIN_HEADERS) | $(TEST_BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
 
 $(TEST_BUILD)/pipeline_mpi_f64: examples/pipeline_mpi.c $(TEST_LIBRARY) $(TRAIN_HEADERS) | $(TEST_BUILD)
 	$(MPI_COMPILE) $(CSTD) $(CPPFLAGS) $(LINKED) -DTRAIN_FLOAT64 $(TEST_CFLAGS) $(WARN) $(LDFLAGS) \
@@ -419,7 +425,7 @@ else
 CUDA_SUITE := "echo 'no C++ compiler: the CUDA file is not tested'; echo '0 passed, 0 failed, 1 skipped'"
 endif
 
-test-cuda: $(CUDA_BUILD)/tests $(CUDA_BUILD)/executor_cuda $(CUDA_BUILD)/bench_attention $(CUDA_BUILD)/train_cuda $(TEST_BUILD)/chunkflow
+test-cuda: $(CUDA_BUILD)/tests $(CUDA_BUILD)/executor_cuda $(CUDA_BUILD)/bench_attention $(CUDA_BUILD)/train_cuda $(TEST_BUILD)/make_tokens $(TEST_BUILD)/chunkflow
 	CC="$(CC)" BUILD="$(BUILD)" sh tests/run.sh "$(CUDA_BUILD)/tests" "sh tests/executor_check.sh" "sh tests/train_cuda_check.sh" \
 	    "sh tests/cuda_record.sh" "sh tests/cuda_compile.sh"
 
@@ -440,7 +446,7 @@ test-torch: $(BUILD)/chunkflow $(BUILD)/torch/installed
 test-gpu: $(TEST_BUILD)/chunkflow
 	BUILD="$(BUILD)" JOBS=1 sh tests/run.sh "sh tests/cuda_device.sh" "sh tests/executor_check.sh device"
 
-test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit fuzz search trainer trainer_model trainer_tensors train_tiny chunkflow) $(MPI_TESTS) \
+test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit fuzz search trainer trainer_model trainer_tensors train_tiny make_tokens chunkflow) $(MPI_TESTS) \
       $(CUDA_TESTS) $(SHARED)
 	@$(if $(SANITIZE),,echo "note: this compiler links no sanitizers; the tests run without them";) \
 	CC="$(CC)" CXX="$(CXX)" BUILD="$(BUILD)" sh tests/run.sh \

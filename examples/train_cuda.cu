@@ -26,12 +26,21 @@
 
 #include "arguments.h"
 #include "check_cuda.h"
+#include "checkpoint.h"
 #include "decoder_cuda.h"
 #include "hf_model.h"
 #include "optimizer.h"
 #include "tokens.h"
 
+#include <signal.h>
 #include <time.h>
+
+static volatile sig_atomic_t stop_asked = 0;
+
+static void ask_to_stop(int signal_number) {
+    (void)signal_number;
+    stop_asked = 1;
+}
 
 static void end_program(int exit_code, const char *why) {
     fflush(stdout);
@@ -53,12 +62,12 @@ typedef struct settings {
     cf_recompute recompute;
     cf_mean mean;
     int64_t chunk_size; /* 0: the longest document of the batch */
-    int64_t batch, loss_rows, seed;
+    int64_t batch, loss_rows, seed, checkpoint_every, stop_after;
     double peak_tflops;
     length_list synthetic;
-    const char *model_name, *data, *load, *save;
+    const char *model_name, *data, *lengths, *load, *save, *checkpoint;
     hf_model *from;     /* what --load names */
-    int check, help;
+    int check, memory_table, exact, help;
 } settings;
 
 static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
@@ -82,6 +91,7 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"split", CHOICE, &s->packing.split, 0, 0, "full even cost", "how to cut long documents"},
         {"k", INTEGER, &s->order.k, 1, MANY, NULL, "chunks of a group that keep their activations at once"},
         {"data", TEXT, &s->data, 0, 0, NULL, "token file to train on (make_tokens writes such)"},
+        {"lengths", TEXT, &s->lengths, 0, 0, NULL, "list of lengths: random documents, --batch of them each step"},
         {"synthetic", LENGTHS, &s->synthetic, 0, 0, NULL, "LEN,LEN,...: one batch of random documents, each step"},
         {"batch", INTEGER, &s->batch, 1, 1e6, NULL, "documents of a training step"},
         {"mean", CHOICE, &s->mean, 0, 0, "tokens sequences", "what the loss is the mean of"},
@@ -92,6 +102,11 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"clip", NUMBER, &s->optimizer.clip, 0, MANY, NULL, "longest gradient, 0: any"},
         {"seed", INTEGER, &s->seed, 0, MANY, NULL, "of weights and data order"},
         {"peak-tflops", NUMBER, &s->peak_tflops, 0, MANY, NULL, "the device's, for the utilisation; 0: not printed"},
+        {"checkpoint", TEXT, &s->checkpoint, 0, 0, NULL, "file to go on from, if it is there, and to write to"},
+        {"checkpoint-every", INTEGER, &s->checkpoint_every, 1, MANY, NULL, "steps between two checkpoints"},
+        {"stop-after", INTEGER, &s->stop_after, 0, MANY, NULL, "end after so many steps now, 0: when all are done"},
+        {"memory-table", FLAG, &s->memory_table, 0, 0, NULL, "print device memory by term, of the last batch"},
+        {"exact", FLAG, &s->exact, 0, 0, NULL, "the same bits in every run; print losses with all of theirs"},
         {"check", FLAG, &s->check, 0, 0, NULL, "compare one batch's gradients with the CPU's in float64, and end"},
         {"help", FLAG, &s->help, 0, 0, NULL, "this"},
     };
@@ -150,6 +165,7 @@ static settings parse_settings(int argc, char **argv, hf_model *from) {
     s.chunk_size = 8192;
     s.loss_rows = 2048;
     s.order.k = s.seed = 1;
+    s.checkpoint_every = 50;
     s.batch = 8;
     const int64_t n = list_settings(&s, list);
     parse_arguments(argc, argv, list, n, NULL);
@@ -159,8 +175,10 @@ static settings parse_settings(int argc, char **argv, hf_model *from) {
     }
     if (s.recompute == CF_RECOMPUTE_SELECTIVE) fail(EXIT_BAD_INPUT, "--recompute: none or full");
     if (s.loss_rows % 128 != 0) fail(EXIT_BAD_INPUT, "--loss-rows must be a multiple of 128");
-    if (s.synthetic.count > 0 && s.data) fail(EXIT_BAD_INPUT, "give --synthetic or --data, not both");
-    if (s.synthetic.count == 0 && !s.data && s.optimizer.steps > 0) fail(EXIT_BAD_INPUT, "give --data FILE, or --synthetic LEN,LEN,...");
+    const int sources = (s.synthetic.count > 0) + (s.data != NULL) + (s.lengths != NULL);
+    if (sources > 1) fail(EXIT_BAD_INPUT, "give one of --data, --lengths and --synthetic");
+    if (sources == 0 && s.optimizer.steps > 0)
+        fail(EXIT_BAD_INPUT, "give --data FILE, --lengths FILE or --synthetic LEN,LEN,...");
     fill_model(&s);
     s.order = cf_schedule_defaults(&s.order);
     return s;
@@ -181,6 +199,7 @@ typedef struct trainer {
     token_set data;
     data_order order;
     int64_t step;           /* done so far */
+    double used[3];         /* bytes of the device in use before anything, with the products', with the model */
 
     token_batch batch;      /* loaded, as all that follows */
     cf_plan *plan;
@@ -297,21 +316,121 @@ static void free_batch(trainer *t) {
     t->first_row = t->first_run = NULL;
 }
 
-/* Packs, schedules and loads the batch; nothing is allocated after that. */
-static void load_batch(trainer *t) {
+/* Chunk size 0 is the longest document's; so the plan depends on the batch. */
+static void plan_batch(const trainer *t, int64_t chunk_size, int64_t k, cf_plan **plan, cf_schedule **schedule) {
     cf_pack_desc packing = t->settings->packing;
-    cf_plan *old_plan = t->plan; /* the executor has these until the next load */
-    cf_schedule *old_schedule = t->schedule;
+    cf_schedule_desc order = t->settings->order;
     int64_t longest = 1;
     for (int64_t i = 0; i < t->batch.count; i++) longest = max_of(longest, t->batch.length[i]);
-    packing.chunk_size = t->settings->chunk_size > 0 ? t->settings->chunk_size : longest;
+    packing.chunk_size = chunk_size > 0 ? chunk_size : longest;
+    order.k = k;
+    MUST(cf_pack(t->batch.length, t->batch.count, &packing, plan, &error));
+    MUST(cf_schedule_make(*plan, &order, schedule, &error));
+}
+
+/* ================================================================================================================
+   >>memory    what the device holds, by term, and what would fit
+   ================================================================================================================ */
+
+static double gibibytes(double bytes) { return bytes / 1073741824.0; }
+
+static double device_bytes_used(double *free_now) {
+    size_t free_bytes = 0, all_bytes = 0;
+    MUST_CUDA(cudaMemGetInfo(&free_bytes, &all_bytes));
+    if (free_now) *free_now = (double)free_bytes;
+    return (double)(all_bytes - free_bytes);
+}
+
+static void print_term(const char *what, double predicted, double actual) {
+    char text[2][24] = {"-", "-"};
+    if (predicted >= 0) snprintf(text[0], sizeof text[0], "%.3f", gibibytes(predicted));
+    if (actual >= 0) snprintf(text[1], sizeof text[1], "%.3f", gibibytes(actual));
+    printf("  %-44s %10s %10s\n", what, text[0], text[1]);
+}
+
+static void print_model_terms(const trainer *t) {
+    const double n = (double)t->model.at.count, number = t->settings->type == CF_DTYPE_FP32 ? 4 : 2;
+    print_term("CUDA and its libraries, and other programs", -1, t->used[0]);
+    print_term("products: workspace", (double)PRODUCT_WORKSPACE, t->used[1] - t->used[0]);
+    print_term("parameters", number * n, -1);
+    print_term("master weights and moments", 12 * n, -1);
+    print_term("gradients", 4 * n, -1);
+    print_term("model, these together", (16 + number) * n, t->used[2] > 0 ? t->used[2] - t->used[1] : -1);
+}
+
+/* m: what the executor lays out for the batch. */
+static void print_memory_table(const trainer *t, const cf_executor_memory *m, int is_loaded) {
+    printf("memory (GiB)%34s %10s %10s\n", "", "predicted", "actual");
+    print_model_terms(t);
+    print_term("activations", (double)m->arena, -1);
+    print_term("state (K and V)", (double)m->state, -1);
+    print_term("state gradient", (double)m->gradient, -1);
+    print_term("workspace of a pass", (double)m->workspace, -1);
+    print_term("metadata", (double)m->metadata, -1);
+    print_term("batch, these together and its tokens", (double)m->total,
+               is_loaded ? device_bytes_used(NULL) - t->used[2] : -1);
+    fflush(stdout);
+}
+
+static cf_executor_memory memory_of_plan(const trainer *t, int64_t chunk_size, int64_t k) {
+    cf_executor_memory m;
+    cf_plan *plan = NULL;
+    cf_schedule *schedule = NULL;
+    plan_batch(t, chunk_size, k, &plan, &schedule);
+    MUST(cf_executor_memory_for(t->executor, plan, schedule, &m, &error));
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+    return m;
+}
+
+#define SMALLEST_CHUNK 128
+
+/* Ends the program because the device has no room for the batch: with the table, and with the largest chunk size, and
+   for that the largest K, of which it has. */
+static void explain_memory(const trainer *t, const char *why) {
+    const settings *s = t->settings;
+    double room;
+    device_bytes_used(&room);
+    const cf_executor_memory whole = memory_of_plan(t, s->chunk_size, s->order.k);
+    print_memory_table(t, &whole, 0);
+    for (int64_t size = t->plan->chunk_size; size >= SMALLEST_CHUNK; size /= 2) {
+        for (int64_t k = s->order.k; k >= 1; k /= 2) {
+            const cf_executor_memory m = memory_of_plan(t, size, k);
+            if ((double)m.total > room) continue;
+            fail(EXIT_CHECK_FAILED, "%s; --chunk-size %lld --k %lld would fit: %.3f of %.3f GiB", why, (long long)size,
+                 (long long)k, gibibytes((double)m.total), gibibytes(room));
+        }
+    }
+    fail(EXIT_CHECK_FAILED, "%s; no chunk size from %d on would fit: try --recompute full", why, SMALLEST_CHUNK);
+}
+
+/* The same where not even the model has room. */
+static void explain_model(const trainer *t, double wanted, double room) {
+    printf("memory (GiB)%34s %10s %10s\n", "", "predicted", "actual");
+    print_model_terms(t);
+    fail(EXIT_CHECK_FAILED, "the model takes %.3f GiB, the device has %.3f left: try fewer --layers", gibibytes(wanted),
+         gibibytes(room));
+}
+
+/* ================================================================================================================
+   >>step
+   ================================================================================================================ */
+
+/* Packs, schedules and loads the batch; nothing is allocated after that. */
+static void load_batch(trainer *t) {
+    const settings *s = t->settings;
+    cf_plan *old_plan = t->plan; /* the executor has these until the next load */
+    cf_schedule *old_schedule = t->schedule;
+    cf_error error;
+    memset(&error, 0, sizeof error);
     if (t->batch.n_targets == 0) fail(EXIT_BAD_INPUT, "the batch has no target tokens, so there is nothing to learn");
     free(t->first_row);
     free(t->first_run);
-    MUST(cf_pack(t->batch.length, t->batch.count, &packing, &t->plan, &error));
-    MUST(cf_schedule_make(t->plan, &t->settings->order, &t->schedule, &error));
+    plan_batch(t, s->chunk_size, s->order.k, &t->plan, &t->schedule);
     upload_rows(t);
-    MUST(cf_executor_load(t->executor, t->plan, t->schedule, &error));
+    const cf_result result = cf_executor_load(t->executor, t->plan, t->schedule, &error);
+    if (result == CF_ERROR_MEMORY) explain_memory(t, error.text);
+    if (result != CF_OK) fail(exit_code_of(result), "%s", error.text);
     cf_schedule_free(old_schedule);
     cf_plan_free(old_plan);
 }
@@ -324,10 +443,6 @@ static void next_batch(trainer *t) {
     for (int64_t i = 0; i < t->batch.count; i++)
         token_batch_put(&t->batch, i, &t->data, all ? i : data_order_next(&t->order));
 }
-
-/* ================================================================================================================
-   >>step
-   ================================================================================================================ */
 
 template <typename T> static int on_forward(void *user, const cf_cuda_step *step) {
     return decoder_forward<T>(&((trainer *)user)->model, step);
@@ -346,7 +461,7 @@ template <typename T> static void executor_make(trainer *t) {
     desc.backward = on_backward<T>;
     desc.stages = &t->needs;
     desc.devices = &t->device;
-    desc.attention = attention_desc_of(&s->model, s->type, s->path, s->check);
+    desc.attention = attention_desc_of(&s->model, s->type, s->path, s->check || s->exact);
     desc.seed = (uint64_t)s->seed;
     MUST(cf_executor_create(&desc, &t->executor, &error));
     MUST_CUBLAS(cublasSetStream(t->cublas, cf_executor_stream(t->executor, 0)));
@@ -407,21 +522,15 @@ static double useful_flops(const trainer *t) {
     return 6 * in_products * (double)t->plan->n_tokens + 12 * pairs * (double)(c->hidden * c->layers);
 }
 
-static double gibibytes(double bytes) { return bytes / 1073741824.0; }
-
-static double device_bytes_used(void) {
-    size_t free_bytes = 0, all_bytes = 0;
-    MUST_CUDA(cudaMemGetInfo(&free_bytes, &all_bytes));
-    return (double)(all_bytes - free_bytes);
-}
-
 static void print_progress(const trainer *t, step_result result, double seconds) {
     const settings *s = t->settings;
-    printf("step %4lld/%lld  loss %.4f  lr %.2e  |gradient| %.3f  %3lld chunks  %.0f tokens/s", (long long)t->step,
-           (long long)s->optimizer.steps, result.loss, learning_rate_at(&s->optimizer, t->step - 1), result.length,
+    char loss[40];
+    snprintf(loss, sizeof loss, s->exact ? "%a" : "%.4f", result.loss);
+    printf("step %4lld/%lld  loss %s  lr %.2e  |gradient| %.3f  %3lld chunks  %.0f tokens/s", (long long)t->step,
+           (long long)s->optimizer.steps, loss, learning_rate_at(&s->optimizer, t->step - 1), result.length,
            (long long)t->plan->n_chunks, (double)t->plan->n_tokens / seconds);
     if (s->peak_tflops > 0) printf("  utilisation %.1f %%", 100 * useful_flops(t) / seconds / (1e12 * s->peak_tflops));
-    printf("  memory %.2f GiB  left %.0f s\n", gibibytes(device_bytes_used()),
+    printf("  memory %.2f GiB  left %.0f s\n", gibibytes(device_bytes_used(NULL)),
            seconds * (double)(s->optimizer.steps - t->step));
     fflush(stdout);
 }
@@ -438,6 +547,111 @@ template <typename T> static void train_step(trainer *t) {
     MUST_CUDA(cudaStreamSynchronize(cf_executor_stream(t->executor, 0)));
     t->step++;
     print_progress(t, result, seconds_now() - begin);
+}
+
+/* ================================================================================================================
+   >>checkpoint    as train_cpu.c has it
+   ================================================================================================================ */
+
+enum { PROGRESS_STEP, PROGRESS_EPOCH, PROGRESS_CURSOR, PROGRESS_CHUNKING, PROGRESS_COUNT };
+
+static uint64_t token_set_hash(const token_set *s) {
+    const size_t n = (size_t)s->first[s->count];
+    uint64_t hash = hash_bytes((uint64_t)s->count, s->first, (size_t)(s->count + 1) * sizeof *s->first);
+    hash = hash_bytes(hash, s->tokens, n * sizeof *s->tokens);
+    return s->ignored ? hash_bytes(hash, s->ignored, n) : hash;
+}
+
+/* How batches are chunked does not change what is computed, only how it is rounded. */
+static int64_t chunking_hash(const settings *s) {
+    const int64_t all[] = {s->chunk_size, s->packing.max_slices, (int64_t)s->packing.split, s->order.k, s->loss_rows};
+    return (int64_t)(hash_bytes(0, all, sizeof all) >> 1);
+}
+
+/* Calls `use` on a description of the run as a checkpoint has it: saves or loads. arrays: master weights and moments,
+   on the host; to a checkpoint floats are bytes, two of them in one of its numbers. */
+static int use_checkpoint(trainer *t, float *const arrays[3], int (*use)(const char *path, checkpoint *c)) {
+    const settings *s = t->settings;
+    const model_config *m = &s->model;
+    const optimizer_config *o = &s->optimizer;
+    const checkpoint_setting all[] = {
+        setting_int("vocabulary", m->vocabulary), setting_int("layers", m->layers), setting_int("hidden", m->hidden),
+        setting_int("heads", m->heads), setting_int("kv-heads", m->kv_heads), setting_int("ffn", m->ffn),
+        setting_int("untied", m->untied), setting_double("rope theta", m->rope_theta),
+        setting_double("norm epsilon", m->norm_epsilon), setting_int("type", (int64_t)s->type),
+        setting_int("mean", (int64_t)s->mean), setting_int("batch", s->batch), setting_int("steps", o->steps),
+        setting_double("lr", o->learning_rate), setting_int("warmup", o->warmup),
+        setting_double("weight-decay", o->weight_decay), setting_double("clip", o->clip), setting_int("seed", s->seed),
+        setting_int("hash of the documents", (int64_t)token_set_hash(&t->data)),
+    };
+    int64_t progress[PROGRESS_COUNT] = {t->step, t->order.epoch, t->order.cursor, chunking_hash(s)};
+    checkpoint c = {all, sizeof all / sizeof all[0], progress, PROGRESS_COUNT, {}, t->model.at.count / 2};
+    for (int i = 0; i < 3; i++) c.arrays[i] = (real *)(void *)arrays[i];
+    const int result = use(s->checkpoint, &c);
+    if (progress[PROGRESS_STEP] < 0 || progress[PROGRESS_EPOCH] < 0 || progress[PROGRESS_CURSOR] < 0 ||
+        progress[PROGRESS_CURSOR] > t->data.count)
+        fail(EXIT_BAD_INPUT, "%s: its step or its place in the data makes no sense", s->checkpoint);
+    if (progress[PROGRESS_CHUNKING] != chunking_hash(s))
+        printf("note: the chunks are others than before, so losses go on alike but not bit by bit\n");
+    t->step = progress[PROGRESS_STEP];
+    data_order_free(&t->order);
+    t->order = data_order_new(t->data.count, mix64_pair((uint64_t)s->seed, 2), progress[PROGRESS_EPOCH],
+                              progress[PROGRESS_CURSOR]);
+    return result;
+}
+
+static int save_to(const char *path, checkpoint *c) {
+    checkpoint_save(path, c);
+    return 1;
+}
+
+static int load_from(const char *path, checkpoint *c) {
+    char why[CHECKPOINT_WHY] = "";
+    const int result = checkpoint_load(path, c, why);
+    if (result < 0) fail(EXIT_BAD_INPUT, "%s: refused, and left as it is: %s", path, why);
+    return result;
+}
+
+static void save_checkpoint(trainer *t) {
+    const decoder *d = &t->model;
+    float *const arrays[3] = {download(d->master, d->at.count), download(d->first, d->at.count),
+                              download(d->second, d->at.count)};
+    use_checkpoint(t, arrays, save_to);
+    for (float *array : arrays) free(array);
+}
+
+/* Whether there was one to go on from. */
+template <typename T> static int load_checkpoint(trainer *t) {
+    const decoder *d = &t->model;
+    float *const on_device[3] = {d->master, d->first, d->second}, *arrays[3];
+    for (float *&array : arrays) array = TAKE(float, d->at.count);
+    const int found = use_checkpoint(t, arrays, load_from);
+    for (int i = 0; i < 3 && found; i++) upload(on_device[i], arrays[i], d->at.count);
+    if (found) round_parameters<T>(d);
+    for (float *array : arrays) free(array);
+    return found;
+}
+
+template <typename T> static void train(trainer *t) {
+    const settings *s = t->settings;
+    if (s->checkpoint && load_checkpoint<T>(t))
+        printf("going on from %s, step %lld\n", s->checkpoint, (long long)t->step);
+    else if (s->checkpoint) save_checkpoint(t); /* so that a path that cannot be written shows before any work is done */
+    const int64_t end = s->stop_after > 0 ? min_of(s->optimizer.steps, t->step + s->stop_after) : s->optimizer.steps;
+    int64_t saved = t->step;
+    while (t->step < end && !stop_asked) {
+        train_step<T>(t);
+        if (!s->checkpoint || t->step % s->checkpoint_every != 0) continue;
+        save_checkpoint(t);
+        saved = t->step;
+    }
+    if (s->checkpoint && saved != t->step) save_checkpoint(t);
+    if (stop_asked) printf("stopped after step %lld\n", (long long)t->step);
+    if (!s->exact) return;
+    float *master = download(t->model.master, t->model.at.count);
+    printf("weights after step %lld: %016llx\n", (long long)t->step,
+           (unsigned long long)hash_bytes(0, master, (size_t)t->model.at.count * sizeof *master));
+    free(master);
 }
 
 /* ================================================================================================================
@@ -573,10 +787,27 @@ template <typename T> static int check_batch(trainer *t) {
    >>program
    ================================================================================================================ */
 
+#define MOST_DOCUMENTS 10000000
+
+/* Random documents of the lengths in a list, which is read as the chunkflow command reads one. */
+static token_set listed_data(const settings *s) {
+    cli_list list;
+    if (cli_list_read(s->lengths, MOST_DOCUMENTS, &list) != CLI_OK) fail(EXIT_BAD_INPUT, "there are no lengths to use");
+    int64_t *lengths = cli_list_lengths(&list);
+    if (!lengths) fail(EXIT_CHECK_FAILED, "out of memory: %lld lengths", (long long)list.n_sequences);
+    const token_set data = random_tokens(lengths, list.n_sequences, s->model.vocabulary,
+                                         mix64_pair((uint64_t)s->seed, 1));
+    if (data.count == 0) fail(EXIT_BAD_INPUT, "%s: there is no length in it", s->lengths);
+    free(lengths);
+    cli_list_free(&list);
+    return data;
+}
+
 static token_set load_data(const settings *s) {
     if (s->synthetic.count > 0)
         return random_tokens(s->synthetic.lengths, s->synthetic.count, s->model.vocabulary,
                              mix64_pair((uint64_t)s->seed, 1));
+    if (s->lengths) return listed_data(s);
     if (!s->data) return random_tokens(NULL, 0, s->model.vocabulary, 0);
     token_set data = tokens_read(s->data);
     if (data.vocabulary > s->model.vocabulary)
@@ -587,12 +818,18 @@ static token_set load_data(const settings *s) {
 
 template <typename T> static void trainer_begin(trainer *t) {
     const settings *s = t->settings;
+    double room;
     t->data = load_data(s);
     t->order = data_order_new(t->data.count, mix64_pair((uint64_t)s->seed, 2), 0, 0);
     MUST_CUDA(cudaGetDevice(&t->device));
     MUST_CUBLAS(cublasCreate(&t->cublas));
+    t->used[0] = device_bytes_used(NULL);
     t->lt = products_new();
+    t->used[1] = device_bytes_used(&room);
+    const double wanted = decoder_bytes<T>(&s->model, &t->model);
+    if (wanted > room) explain_model(t, wanted, room);
     t->model = decoder_new<T>(&s->model, s->type, &t->lt, max_of(1, longest_document(&t->data)));
+    t->used[2] = device_bytes_used(NULL);
     t->model.cublas = t->cublas;
     t->model.recompute = s->recompute == CF_RECOMPUTE_FULL;
     t->model.loss_rows = s->loss_rows;
@@ -619,7 +856,12 @@ template <typename T> static int run(const settings *s) {
     t.settings = s;
     trainer_begin<T>(&t);
     if (s->check) ok = check_batch<T>(&t);
-    while (t.step < s->optimizer.steps && !s->check) train_step<T>(&t);
+    else train<T>(&t);
+    if (s->memory_table && t.plan) {
+        cf_executor_memory m;
+        MUST(cf_executor_memory_of(t.executor, 0, &m, &error));
+        print_memory_table(&t, &m, 1);
+    }
     if (s->save) hf_save<T>(s->from, &t.model, s->save);
     trainer_end(&t);
     return ok ? 0 : EXIT_CHECK_FAILED;
@@ -630,6 +872,8 @@ int main(int argc, char **argv) {
     memset(&from, 0, sizeof from);
     settings s = parse_settings(argc, argv, &from);
     int code = 0;
+    signal(SIGINT, ask_to_stop);
+    signal(SIGTERM, ask_to_stop);
     if (!s.help && s.type == CF_DTYPE_FP32) code = run<float>(&s);
     else if (!s.help) code = s.type == CF_DTYPE_FP16 ? run<__half>(&s) : run<__nv_bfloat16>(&s);
     hf_model_free(&from);

@@ -68,7 +68,7 @@ refuse "there is no such model" --model qwen9 --synthetic 9
 refuse "otherwise than Qwen2.5" --model llama-3-8b --synthetic 9
 refuse "multiple of 128" --loss-rows 130 --synthetic 9
 refuse "multiples of 8" --hidden 28 --heads 2 --kv-heads 1 --synthetic 9
-refuse "not both" --synthetic 9 --data x
+refuse "give one of" --synthetic 9 --data x
 refuse "give --data FILE" --steps 1
 
 # ---- Hugging Face's files, made by nothing of ours ----
@@ -176,4 +176,124 @@ hf_files() {
 }
 
 hf_files
+
+# ---- data ----
+
+make_tokens=$build/test/make_tokens
+
+tokens_refused() { # TEXT OPTIONS...
+    said=$1
+    shift
+    capture "$make_tokens" "$@"
+    complained "make_tokens refuses: $said" 2 "$said"
+}
+
+# damaged NAME TEXT BYTES AT: the token file with these bytes (octal) at this place
+damaged() {
+    cp "$work/ids.tokens" "$work/bad.tokens"
+    # shellcheck disable=SC2059
+    printf "$3" | dd of="$work/bad.tokens" bs=1 seek="$4" conv=notrunc 2>/dev/null
+    # shellcheck disable=SC2086
+    run $tiny --data "$work/bad.tokens" --steps 1
+    complained "refused: a token file with $1" 2 "$2"
+}
+
+data_files() {
+    printf '1 2 3 | 4 5 6 7 8 | 9 9\n\n7,8,9,10,11\n40 41 42 | 43 44\n' >"$work/ids.txt"
+    capture "$make_tokens" --ids --vocabulary 48 --out "$work/ids.tokens" "$work/ids.txt"
+    expect "a token file from ids" 0 "3 documents, 20 tokens, longest 10, with masks"
+    gradients "masks" --type fp32 --chunk-size 4 --data "$work/ids.tokens" --batch 3
+    # shellcheck disable=SC2086
+    run $tiny --data "$work/ids.tokens" --batch 3 --mean sequences --chunk-size 8 --steps 1
+    expect "a mean over sequences" 0 "step    1/1  loss"
+    damaged "another magic" "it is no token file" X 0
+    damaged "another byte order" "another byte order" '\001' 8
+    damaged "too many documents" "number of documents" '\377\377\377\377\377\377\377\177' 24
+    damaged "one document less" "size does not fit" '\002' 24
+    damaged "one token more" "size does not fit" '\025' 32
+    damaged "documents out of order" "out of order" '\377' 56
+    damaged "another end" "do not begin and end" '\023' 72
+    damaged "a strange token" "not in its vocabulary" '\060' 80
+    damaged "a strange mask" "neither 0 nor 1" '\002' 160
+    head -c 100 "$work/ids.tokens" >"$work/bad.tokens"
+    # shellcheck disable=SC2086
+    run $tiny --data "$work/bad.tokens" --steps 1
+    complained "refused: half a token file" 2 "size does not fit"
+    tokens_refused 'txt:1: "9" is no token id below 9' --ids --vocabulary 9 --out "$work/x" "$work/ids.txt"
+    tokens_refused "give --out" "$work/ids.txt"
+    tokens_refused "no document" --ids --out "$work/x" /dev/null
+    capture "$make_tokens" --out "$work/text.tokens" --max-length 200 --prompt 3 README.md
+    expect "a token file from text" 0 "longest 200, with masks"
+    printf '30 2\n9\n70\n' >"$work/lengths"
+    # shellcheck disable=SC2086
+    run $tiny --lengths "$work/lengths" --batch 4 --chunk-size 32 --steps 1 --peak-tflops 1
+    expect "a list of lengths" 0 "utilisation [0-9.]* %"
+}
+
+data_files
+
+# ---- checkpoints, memory, failures ----
+
+# The lines of steps without their times.
+steps_of() { sed -n 's/\(^step .*\)  [0-9.]* tokens.*/\1/p; /^weights after/p' "$1"; }
+
+checkpoints() {
+    options="$tiny --data $work/ids.tokens --batch 2 --chunk-size 8 --exact --steps 4"
+    # shellcheck disable=SC2086
+    run $options
+    steps_of "$work/out" >"$work/through"
+    # shellcheck disable=SC2086
+    run $options --checkpoint "$work/run" --stop-after 2
+    steps_of "$work/out" | grep '^step' >"$work/twice"
+    # shellcheck disable=SC2086
+    run $options --checkpoint "$work/run"
+    steps_of "$work/out" >>"$work/twice"
+    name="a run that was interrupted goes on bit by bit"
+    if [ "$(wc -l <"$work/through")" -eq 5 ] && cmp -s "$work/through" "$work/twice"; then ok "$name"
+    else fail "$name" "it differs" "$work/twice"; fi
+    # shellcheck disable=SC2086
+    run $options --checkpoint "$work/run" --lr 0.5
+    complained "refused: a checkpoint of another run" 2 "its lr is"
+}
+
+memory() {
+    # shellcheck disable=SC2086
+    run $tiny --synthetic 200,30 --chunk-size 64 --steps 1 --memory-table
+    expect "memory by term" 0 "batch, these together and its tokens  *0.00[0-9] *0.00[0-9]"
+    CUDA_EMU_MEMORY=39000000
+    export CUDA_EMU_MEMORY
+    # shellcheck disable=SC2086
+    run $tiny --vocabulary 1024 --synthetic 2500 --chunk-size 2048 --steps 1
+    expect "out of memory for a batch: what would fit" 1 "train_cuda: .*--chunk-size [0-9]* --k 1 would fit"
+    run --hidden 128 --heads 4 --synthetic 9 --steps 1
+    expect "out of memory for the model" 1 "the model takes .* GiB, the device has"
+    unset CUDA_EMU_MEMORY
+}
+
+checkpoints
+if [ "$mode" = emulated ]; then memory; fi
+
+# Any call that fails ends the program with a message, and with no crash.
+failing_calls() {
+    calls="5 40 90 150 260 400"
+    if full; then calls=$(seq 1 23 700); fi
+    for n in $calls; do
+        CUDA_EMU_FAIL_CALL=$n
+        export CUDA_EMU_FAIL_CALL
+        # shellcheck disable=SC2086
+        run $tiny --layers 1 --synthetic 40,9 --chunk-size 32 --steps 1
+        expect "call $n fails" 1 "^train_cuda: "
+    done
+    unset CUDA_EMU_FAIL_CALL
+}
+
+if [ "$mode" = emulated ]; then failing_calls; fi
+left_out "more orders of the device's work, and more calls that fail"
+
+# Loss goes down on data that can be learnt.
+# shellcheck disable=SC2086
+run $tiny --data "$work/ids.tokens" --batch 3 --chunk-size 8 --steps 12 --warmup 2 --lr 0.02
+if [ "$status" -eq 0 ] && awk '/^step/ { for (i = 1; i < NF; i++) if ($i == "loss") loss = $(i + 1)
+        if (n++ == 0) first = loss } END { exit !(n == 12 && loss < 0.8 * first) }' "$work/out"; then ok "training"
+else fail "training" "$(last_line)"; fi
 finish
