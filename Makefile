@@ -14,10 +14,12 @@
 #   make bench-gpu  attention speed on a device, beside PyTorch's where that is installed
 #   make shared     both libraries as one shared library, and their declarations, for tools/python/chunkflow.py and others
 #   make gpu-record the first minutes on a device: all of that and more into a few files (tools/gpu_record.sh)
+#   make gpu-record-train  what chunks are worth in training, on a device: speed, memory, losses (tools/gpu_record_train.sh)
 #   make gpu-programs  what these run, built where nvcc is, for a device elsewhere
 #   make bench      speed and quality against named rivals; prints tables, judges nothing
 #   make bench-record LENGTHS=FILE   the tables that README and tools/bench/results quote, made anew
 #   make build/executor_cuda    the CUDA example, with nvcc; NCCL=1: also a process a stage
+#   make build/train_cuda       the trainer of real model shapes on one GPU, with nvcc
 #   make install    headers, command, manual page, completions, pkg-config file; PREFIX (/usr/local), DESTDIR
 #   make clean
 #
@@ -59,7 +61,7 @@ MPI_TESTS    := $(BUILD)/test/pipeline_mpi_f64
 PROGRAMS     += $(MPI_PROGRAMS)
 endif
 
-.PHONY: all demo test test-cuda test-gpu unit fuzz plain-unit coverage mutants check-deep bench bench-gpu install uninstall test-torch shared bench-record gpu-programs gpu-record clean
+.PHONY: all demo test test-cuda test-gpu unit fuzz plain-unit coverage mutants check-deep bench bench-gpu install uninstall test-torch shared bench-record gpu-programs gpu-record gpu-record-train clean
 all: $(PROGRAMS)
 
 $(BUILD):
@@ -410,6 +412,9 @@ $(GPU_BUILD)/bench_attention: tools/bench/bench_attention.cu $(GPU_BUILD)/chunkf
 $(GPU_BUILD)/executor_cuda: examples/executor_cuda.cu $(GPU_BUILD)/chunkflow_cuda.o $(TRAIN_HEADERS)
 	$(GPU_COMPILE) $< $(GPU_BUILD)/chunkflow_cuda.o -lcublas -o $@
 
+$(GPU_BUILD)/train_cuda: examples/train_cuda.cu $(GPU_BUILD)/chunkflow_cuda.o $(TRAIN_CUDA_SOURCES) $(TRAIN_HEADERS) $(TOOL_HEADERS)
+	$(GPU_COMPILE) $< $(GPU_BUILD)/chunkflow_cuda.o $(TRAIN_CUDA_SOURCES) -lcublas -lcublasLt -o $@
+
 $(GPU_BUILD)/chunkflow: $(BUILD)/chunkflow | $(GPU_BUILD)
 	cp $< $@
 
@@ -512,6 +517,10 @@ bench-gpu:
 
 gpu-record: gpu-programs
 	BUILD="$(BUILD)" sh tools/gpu_record.sh
+
+# LENGTHS: a second list of lengths.
+gpu-record-train: gpu-programs $(GPU_BUILD)/train_cuda $(SHARED)
+	BUILD="$(BUILD)" PYTHON="$(PYTHON)" sh tools/gpu_record_train.sh $(if $(LENGTHS),--lengths "$(LENGTHS)")
 
 # ---- installing ----
 #

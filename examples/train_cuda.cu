@@ -332,7 +332,7 @@ static void plan_batch(const trainer *t, int64_t chunk_size, int64_t k, cf_plan 
    >>memory    what the device holds, by term, and what would fit
    ================================================================================================================ */
 
-static double gibibytes(double bytes) { return bytes / 1073741824.0; }
+static double mebibytes(double bytes) { return bytes / 1048576.0; }
 
 static double device_bytes_used(double *free_now) {
     size_t free_bytes = 0, all_bytes = 0;
@@ -343,8 +343,8 @@ static double device_bytes_used(double *free_now) {
 
 static void print_term(const char *what, double predicted, double actual) {
     char text[2][24] = {"-", "-"};
-    if (predicted >= 0) snprintf(text[0], sizeof text[0], "%.3f", gibibytes(predicted));
-    if (actual >= 0) snprintf(text[1], sizeof text[1], "%.3f", gibibytes(actual));
+    if (predicted >= 0) snprintf(text[0], sizeof text[0], "%.3f", mebibytes(predicted));
+    if (actual >= 0) snprintf(text[1], sizeof text[1], "%.3f", mebibytes(actual));
     printf("  %-44s %10s %10s\n", what, text[0], text[1]);
 }
 
@@ -360,7 +360,7 @@ static void print_model_terms(const trainer *t) {
 
 /* m: what the executor lays out for the batch. */
 static void print_memory_table(const trainer *t, const cf_executor_memory *m, int is_loaded) {
-    printf("memory (GiB)%34s %10s %10s\n", "", "predicted", "actual");
+    printf("memory (MiB)%34s %10s %10s\n", "", "predicted", "actual");
     print_model_terms(t);
     print_term("activations", (double)m->arena, -1);
     print_term("state (K and V)", (double)m->state, -1);
@@ -397,8 +397,8 @@ static void explain_memory(const trainer *t, const char *why) {
         for (int64_t k = s->order.k; k >= 1; k /= 2) {
             const cf_executor_memory m = memory_of_plan(t, size, k);
             if ((double)m.total > room) continue;
-            fail(EXIT_CHECK_FAILED, "%s; --chunk-size %lld --k %lld would fit: %.3f of %.3f GiB", why, (long long)size,
-                 (long long)k, gibibytes((double)m.total), gibibytes(room));
+            fail(EXIT_CHECK_FAILED, "%s; --chunk-size %lld --k %lld would fit: %.3f of %.3f MiB", why, (long long)size,
+                 (long long)k, mebibytes((double)m.total), mebibytes(room));
         }
     }
     fail(EXIT_CHECK_FAILED, "%s; no chunk size from %d on would fit: try --recompute full", why, SMALLEST_CHUNK);
@@ -406,10 +406,10 @@ static void explain_memory(const trainer *t, const char *why) {
 
 /* The same where not even the model has room. */
 static void explain_model(const trainer *t, double wanted, double room) {
-    printf("memory (GiB)%34s %10s %10s\n", "", "predicted", "actual");
+    printf("memory (MiB)%34s %10s %10s\n", "", "predicted", "actual");
     print_model_terms(t);
-    fail(EXIT_CHECK_FAILED, "the model takes %.3f GiB, the device has %.3f left: try fewer --layers", gibibytes(wanted),
-         gibibytes(room));
+    fail(EXIT_CHECK_FAILED, "the model takes %.3f MiB, the device has %.3f left: try fewer --layers", mebibytes(wanted),
+         mebibytes(room));
 }
 
 /* ================================================================================================================
@@ -530,7 +530,7 @@ static void print_progress(const trainer *t, step_result result, double seconds)
            (long long)s->optimizer.steps, loss, learning_rate_at(&s->optimizer, t->step - 1), result.length,
            (long long)t->plan->n_chunks, (double)t->plan->n_tokens / seconds);
     if (s->peak_tflops > 0) printf("  utilisation %.1f %%", 100 * useful_flops(t) / seconds / (1e12 * s->peak_tflops));
-    printf("  memory %.2f GiB  left %.0f s\n", gibibytes(device_bytes_used(NULL)),
+    printf("  memory %.1f MiB  left %.0f s\n", mebibytes(device_bytes_used(NULL)),
            seconds * (double)(s->optimizer.steps - t->step));
     fflush(stdout);
 }

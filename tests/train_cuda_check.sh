@@ -259,14 +259,17 @@ checkpoints() {
 memory() {
     # shellcheck disable=SC2086
     run $tiny --synthetic 200,30 --chunk-size 64 --steps 1 --memory-table
-    expect "memory by term" 0 "batch, these together and its tokens  *0.00[0-9] *0.00[0-9]"
+    name="memory by term: what is predicted is what is taken, to 5 %"
+    if [ "$status" -eq 0 ] && awk '/these together/ { n++; if (!($(NF - 1) > 0.1) || !($NF >= $(NF - 1)) ||
+            !($NF < 1.05 * $(NF - 1))) bad = 1 } END { exit bad || n != 2 }' "$work/out"; then ok "$name"
+    else fail "$name" "$(grep 'these together' "$work/out")"; fi
     CUDA_EMU_MEMORY=39000000
     export CUDA_EMU_MEMORY
     # shellcheck disable=SC2086
     run $tiny --vocabulary 1024 --synthetic 2500 --chunk-size 2048 --steps 1
     expect "out of memory for a batch: what would fit" 1 "train_cuda: .*--chunk-size [0-9]* --k 1 would fit"
     run --hidden 128 --heads 4 --synthetic 9 --steps 1
-    expect "out of memory for the model" 1 "the model takes .* GiB, the device has"
+    expect "out of memory for the model" 1 "the model takes .* MiB, the device has"
     unset CUDA_EMU_MEMORY
 }
 
@@ -288,7 +291,48 @@ failing_calls() {
 }
 
 if [ "$mode" = emulated ]; then failing_calls; fi
-left_out "more orders of the device's work, and more calls that fail"
+
+# ---- the measurement from end to end, on the emulated device ----
+
+record_train() {
+    mkdir -p "$work/bin" "$work/programs"
+    case $build in /*) built=$build ;; *) built=$(pwd)/$build ;; esac
+    printf '#!/bin/sh\ncase "$*" in *name,driver*) echo "Emulated, 1.0, 9.0" ;; *) echo emulated ;; esac\n' \
+        >"$work/bin/nvidia-smi"
+    chmod +x "$work/bin/nvidia-smi"
+    ln -s "$built/cuda/train_cuda" "$built/test/chunkflow" "$work/programs"
+    capture env "PATH=$(cd "$work/bin" && pwd):$PATH" timeout 600 sh tools/gpu_record_train.sh --small --minutes 9 \
+        --programs "$work/programs" --out "$work/record"
+    expect "make gpu-record-train on the emulated device" 0 "^losses of 4 steps: .*: ok$"
+    name="its record: a line for each step of six trainings"
+    n=$(grep -c '"tokens_per_s": [0-9]' "$work/record/record.jsonl")
+    if [ "$n" -eq $((6 * 3 + 2 * 4)) ]; then ok "$name"; else fail "$name" "$n lines"; fi
+    name="its summary: the ratio beside the prediction, and memory"
+    if grep -q '^qwen2.5-0.5b chat .* [0-9.]*, predicted 2.9$' "$work/record/summary.txt" &&
+        [ "$(grep -c '^memory [0-9]* .* predicted, .* measured$' "$work/record/summary.txt")" -eq 2 ]; then ok "$name"
+    else fail "$name" "it is not there" "$work/record/summary.txt"; fi
+}
+
+if [ "$mode" = emulated ] && [ -x "$build/test/chunkflow" ]; then record_train; fi
+
+# ---- a real compiler ----
+
+NVCC=${NVCC:-nvcc}
+real_compile() { # ARCHITECTURE CODE
+    kernels=-fdevice-syntax-only
+    if full; then kernels=-Xptxas=-v; fi
+    name="nvcc compiles it for $2"
+    if ! "$NVCC" -std=c++17 -Werror all-warnings -Xcompiler -Wall,-Wextra $kernels -gencode "arch=$1,code=$2" -I. \
+        -c examples/train_cuda.cu -o "$work/train_cuda.o" >"$work/said" 2>&1; then fail "$name" "it does not" "$work/said"
+    elif grep -q '[1-9][0-9]* bytes spill' "$work/said"; then fail "$name" "a kernel spills" "$work/said"
+    else ok "$name"; fi
+}
+
+if ! command -v "$NVCC" >/dev/null 2>&1; then skip "nvcc compiles it" "there is no $NVCC"
+else
+    if full; then real_compile compute_80 sm_80; fi
+    real_compile compute_90a sm_90a
+fi
 
 # Loss goes down on data that can be learnt.
 # shellcheck disable=SC2086
@@ -296,4 +340,5 @@ run $tiny --data "$work/ids.tokens" --batch 3 --chunk-size 8 --steps 12 --warmup
 if [ "$status" -eq 0 ] && awk '/^step/ { for (i = 1; i < NF; i++) if ($i == "loss") loss = $(i + 1)
         if (n++ == 0) first = loss } END { exit !(n == 12 && loss < 0.8 * first) }' "$work/out"; then ok "training"
 else fail "training" "$(last_line)"; fi
+left_out "more orders of the device's work, more calls that fail, and code for each architecture"
 finish
