@@ -133,8 +133,8 @@ template <typename T> __global__ void swiglu_forward_kernel(int64_t rows, T *out
 #define SUM_LANES 8  /* rows that a block takes at once */
 #define SUM_PARTS 64 /* shares that all rows are cut into */
 
-/* First stage: share s of the rows gives partial[s][c], the sums of a, or of a x scale, in column c. Blocks are numbered
-   along the columns first. */
+/* First stage: share s of the rows gives partial[s][c], the sums of a, or of a x scale, in column c. Blocks are
+   numbered along the columns first. */
 template <typename T>
 __global__ void partial_sums_kernel(int64_t rows, float *partial, const T *a, const T *x, const float *scale,
                                     int64_t columns) {

@@ -3,9 +3,9 @@
        build/make_tokens --out docs.tokens my_texts/                     bytes: a file is a document, as in text.h
        build/make_tokens --ids --vocabulary 151936 --out sft.tokens ids.txt
 
-   With --ids a line is a document: token ids as any tokenizer prints them, blanks between them. Those before a "|" are a
-   prompt, which is not to be predicted; there may be several such places: "1 2 | 3 4 | 5 6" is a question, its answer,
-   and what follows is again not to be predicted up to the next "|". */
+   With --ids a line is a document: token ids as any tokenizer prints them, blanks between them. Each "|" is a change
+   between prompt, which is not to be predicted, and answer: "1 2 | 3 4 | 5 6 | 7" is a question, its answer, another
+   question and its answer. A line without any is all answer. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -23,7 +23,7 @@ typedef struct settings {
 static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
     const option all[] = {
         {"out", TEXT, &s->out, 0, 0, NULL, "the file to write"},
-        {"ids", FLAG, &s->ids, 0, 0, NULL, "the files hold token ids, a document a line; \"|\" ends or begins a prompt"},
+        {"ids", FLAG, &s->ids, 0, 0, NULL, "the files hold token ids, a document a line"},
         {"vocabulary", INTEGER, &s->vocabulary, 1, INT32_MAX, NULL, "with --ids: how many tokens there are"},
         {"max-length", INTEGER, &s->longest, 0, MANY, NULL, "cut longer texts at blank lines to this, 0: never"},
         {"prompt", INTEGER, &s->prompt, 0, MANY, NULL, "first tokens of each document that are no targets"},

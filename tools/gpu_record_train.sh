@@ -17,8 +17,8 @@
 #     3  memory, as the longest document grows at one ChunkSize
 #     4  losses of 200 steps, chunked and unchunked
 # What was predicted stands in the summary beside what was measured; it was written down before anything had run.
-# record.jsonl, log.txt and summary.txt are as gpu_record.sh's, from which the machinery of steps comes. Not yet run on a
-# device.
+# record.jsonl, log.txt and summary.txt are as gpu_record.sh's, from which the machinery of steps comes. Not yet run on
+# a device.
 
 set -u
 LC_ALL=C
