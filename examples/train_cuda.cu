@@ -685,11 +685,16 @@ template <typename T> static void put_weights(const decoder *d, const weights *w
     free(flat);
 }
 
+/* An array of the device, laid out as its weights. */
+static void take_array(const decoder *d, const float *from, const weights *to) {
+    float *flat = download(from, d->at.count);
+    each_weight(d, to, flat, [](real *host, const float *own) { *host = (real)*own; });
+    free(flat);
+}
+
 static step_result take_gradients(trainer *t, const weights *to) {
     const step_result result = run_batch(t);
-    float *flat = download(t->model.gradient, t->model.at.count);
-    each_weight(&t->model, to, flat, [](real *host, const float *own) { *host = (real)*own; });
-    free(flat);
+    take_array(&t->model, t->model.gradient, to);
     return result;
 }
 
@@ -765,6 +770,23 @@ template <typename T> static void fill_checked(trainer *t, checked *of, weights 
     of->loss_exact = cpu_gradients(t, w, &of->exact);
 }
 
+/* One update by the gradients that the device has, beside the CPU trainer's. With a high --lr and a low --clip it shows
+   every part of it. */
+template <typename T> static int check_update(trainer *t, weights *w, const weights *gradient, const char *all) {
+    const optimizer_config *c = &t->settings->optimizer;
+    optimizer moments = optimizer_new(w->count);
+    weights after = weights_new(&t->settings->model);
+    take_array(&t->model, t->model.master, w);
+    optimizer_step(&moments, c, w, gradient, gradient_length(gradient), t->step);
+    update_weights<T>(t);
+    MUST_CUDA(cudaStreamSynchronize(cf_executor_stream(t->executor, 0)));
+    take_array(&t->model, t->model.master, &after);
+    const int ok = compare_gradients("weights after a step of AdamW:", &after, w, all, 1, 1, 1e-5);
+    weights_free(&after);
+    optimizer_free(&moments);
+    return ok;
+}
+
 template <typename T> static int check_batch(trainer *t) {
     const settings *s = t->settings;
     const model_config *c = &s->model;
@@ -784,6 +806,7 @@ template <typename T> static int check_batch(trainer *t) {
     const double limit = limit_of_chunked(s, &of.unchunked, &of.exact, all, of.loss_unchunked, of.loss_exact);
     ok &= compare_gradients("chunked, from float64 on the CPU:", &of.chunked, &of.exact, all, of.loss, of.loss_exact,
                             limit);
+    ok &= check_update<T>(t, &w, &of.unchunked, all);
     for (weights *one : every) weights_free(one);
     free(all);
     return ok;
