@@ -14,10 +14,12 @@
 #   make bench-gpu  attention speed on a device, beside PyTorch's where that is installed
 #   make shared     both libraries as one shared library, and their declarations, for tools/python/chunkflow.py and others
 #   make gpu-record the first minutes on a device: all of that and more into a few files (tools/gpu_record.sh)
+#   make gpu-record-train  what chunks are worth in training, on a device: speed, memory, losses (tools/gpu_record_train.sh)
 #   make gpu-programs  what these run, built where nvcc is, for a device elsewhere
 #   make bench      speed and quality against named rivals; prints tables, judges nothing
 #   make bench-record LENGTHS=FILE   the tables that README and tools/bench/results quote, made anew
 #   make build/executor_cuda    the CUDA example, with nvcc; NCCL=1: also a process a stage
+#   make build/train_cuda       the trainer of real model shapes on one GPU, with nvcc
 #   make install    headers, command, manual page, completions, pkg-config file; PREFIX (/usr/local), DESTDIR
 #   make clean
 #
@@ -47,7 +49,7 @@ ifeq ($(origin SANITIZE),undefined)
 SANITIZE := $(if $(call can,-fsanitize=address$(comma)undefined),-fsanitize=address$(comma)undefined -fno-sanitize-recover=all)
 endif
 
-PROGRAMS := $(BUILD)/chunkflow $(BUILD)/hello $(BUILD)/train_tiny $(BUILD)/train_cpu $(BUILD)/train_cpu_f64
+PROGRAMS := $(BUILD)/chunkflow $(BUILD)/hello $(BUILD)/train_tiny $(BUILD)/train_cpu $(BUILD)/train_cpu_f64 $(BUILD)/make_tokens
 
 # The pipeline of processes needs MPI (Debian: openmpi-bin libopenmpi-dev); all else works without it. CC compiles it.
 MPICC ?= mpicc
@@ -59,7 +61,7 @@ MPI_TESTS    := $(BUILD)/test/pipeline_mpi_f64
 PROGRAMS     += $(MPI_PROGRAMS)
 endif
 
-.PHONY: all demo test test-cuda test-gpu unit fuzz plain-unit coverage mutants check-deep bench bench-gpu install uninstall test-torch shared bench-record gpu-programs gpu-record clean
+.PHONY: all demo test test-cuda test-gpu unit fuzz plain-unit coverage mutants check-deep bench bench-gpu install uninstall test-torch shared bench-record gpu-programs gpu-record gpu-record-train clean
 all: $(PROGRAMS)
 
 $(BUILD):
@@ -122,6 +124,9 @@ $(BUILD)/train_cpu: examples/train_cpu.c $(LIBRARY) $(TRAIN_HEADERS) | $(BUILD)
 $(BUILD)/train_cpu_f64: examples/train_cpu.c $(LIBRARY) $(TRAIN_HEADERS) | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) -DTRAIN_FLOAT64 $(CFLAGS) $(TRAIN_CFLAGS) $(OPENMP) $(WARN) $(LDFLAGS) \
 	    $< $(LIBRARY) -o $@ $(LDLIBS)
+
+$(BUILD)/make_tokens: examples/make_tokens.c examples/tokens.h examples/text.h examples/arguments.h examples/base.h | $(BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
 
 # Without OpenMP: every process is a thread of the pipeline already.
 $(BUILD)/pipeline_mpi: examples/pipeline_mpi.c $(LIBRARY) $(TRAIN_HEADERS) | $(BUILD)
@@ -224,6 +229,9 @@ $(TEST_BUILD)/chunkflow: $(filter-out $(KIN_SOURCES) $(READER_SOURCES),$(TOOL_SO
 
 $(TEST_BUILD)/train_tiny: examples/train_tiny.c $(TEST_LIBRARY)
 	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
+$(TEST_BUILD)/make_tokens: examples/make_tokens.c $(TRAIN_HEADERS) | $(TEST_BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< -o $@ $(LDLIBS)
 
 $(TEST_BUILD)/pipeline_mpi_f64: examples/pipeline_mpi.c $(TEST_LIBRARY) $(TRAIN_HEADERS) | $(TEST_BUILD)
 	$(MPI_COMPILE) $(CSTD) $(CPPFLAGS) $(LINKED) -DTRAIN_FLOAT64 $(TEST_CFLAGS) $(WARN) $(LDFLAGS) \
@@ -405,6 +413,9 @@ $(GPU_BUILD)/bench_attention: tools/bench/bench_attention.cu $(GPU_BUILD)/chunkf
 $(GPU_BUILD)/executor_cuda: examples/executor_cuda.cu $(GPU_BUILD)/chunkflow_cuda.o $(TRAIN_HEADERS)
 	$(GPU_COMPILE) $< $(GPU_BUILD)/chunkflow_cuda.o -lcublas -o $@
 
+$(GPU_BUILD)/train_cuda: examples/train_cuda.cu $(GPU_BUILD)/chunkflow_cuda.o $(TRAIN_CUDA_SOURCES) $(TRAIN_HEADERS) $(TOOL_HEADERS)
+	$(GPU_COMPILE) $< $(GPU_BUILD)/chunkflow_cuda.o $(TRAIN_CUDA_SOURCES) -lcublas -lcublasLt -o $@
+
 $(GPU_BUILD)/chunkflow: $(BUILD)/chunkflow | $(GPU_BUILD)
 	cp $< $@
 
@@ -420,7 +431,7 @@ else
 CUDA_SUITE := "echo 'no C++ compiler: the CUDA file is not tested'; echo '0 passed, 0 failed, 1 skipped'"
 endif
 
-test-cuda: $(CUDA_BUILD)/tests $(CUDA_BUILD)/executor_cuda $(CUDA_BUILD)/bench_attention $(CUDA_BUILD)/train_cuda $(TEST_BUILD)/chunkflow
+test-cuda: $(CUDA_BUILD)/tests $(CUDA_BUILD)/executor_cuda $(CUDA_BUILD)/bench_attention $(CUDA_BUILD)/train_cuda $(TEST_BUILD)/make_tokens $(TEST_BUILD)/chunkflow
 	CC="$(CC)" BUILD="$(BUILD)" sh tests/run.sh "$(CUDA_BUILD)/tests" "sh tests/executor_check.sh" "sh tests/train_cuda_check.sh" \
 	    "sh tests/cuda_record.sh" "sh tests/cuda_compile.sh"
 
@@ -441,7 +452,7 @@ test-torch: $(BUILD)/chunkflow $(BUILD)/torch/installed
 test-gpu: $(TEST_BUILD)/chunkflow
 	BUILD="$(BUILD)" JOBS=1 sh tests/run.sh "sh tests/cuda_device.sh" "sh tests/executor_check.sh device"
 
-test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit fuzz search trainer trainer_model trainer_tensors train_tiny chunkflow) $(MPI_TESTS) \
+test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit fuzz search trainer trainer_model trainer_tensors train_tiny make_tokens chunkflow) $(MPI_TESTS) \
       $(CUDA_TESTS) $(SHARED)
 	@$(if $(SANITIZE),,echo "note: this compiler links no sanitizers; the tests run without them";) \
 	CC="$(CC)" CXX="$(CXX)" BUILD="$(BUILD)" sh tests/run.sh \
@@ -507,6 +518,10 @@ bench-gpu:
 
 gpu-record: gpu-programs
 	BUILD="$(BUILD)" sh tools/gpu_record.sh
+
+# LENGTHS: a second list of lengths.
+gpu-record-train: gpu-programs $(GPU_BUILD)/train_cuda $(SHARED)
+	BUILD="$(BUILD)" PYTHON="$(PYTHON)" sh tools/gpu_record_train.sh $(if $(LENGTHS),--lengths "$(LENGTHS)")
 
 # ---- installing ----
 #

@@ -133,8 +133,8 @@ template <typename T> __global__ void swiglu_forward_kernel(int64_t rows, T *out
 #define SUM_LANES 8  /* rows that a block takes at once */
 #define SUM_PARTS 64 /* shares that all rows are cut into */
 
-/* First stage: share s of the rows gives partial[s][c], the sums of a, or of a x scale, in column c. Blocks are numbered
-   along the columns first. */
+/* First stage: share s of the rows gives partial[s][c], the sums of a, or of a x scale, in column c. Blocks are
+   numbered along the columns first. */
 template <typename T>
 __global__ void partial_sums_kernel(int64_t rows, float *partial, const T *a, const T *x, const float *scale,
                                     int64_t columns) {
@@ -368,15 +368,21 @@ static cf_rope upload_rope(const model_config *c, int64_t n_positions) {
     return rope;
 }
 
+/* Bytes that the arrays of decoder_new take; fills in the sizes of *d. */
+template <typename T> static double decoder_bytes(const model_config *c, decoder *d) {
+    d->config = c;
+    d->range = stage_of(c, 0, 1);
+    d->at = decoder_layout(d);
+    return (double)d->at.count * (4 * sizeof(float) + sizeof(T));
+}
+
 /* The whole model on the current device, without values yet. n_positions: of the longest sequence. */
 template <typename T>
 static decoder decoder_new(const model_config *c, cf_dtype type, products *lt, int64_t n_positions) {
     decoder d = {};
-    d.config = c;
-    d.range = stage_of(c, 0, 1);
+    decoder_bytes<T>(c, &d);
     d.type = type;
     d.lt = lt;
-    d.at = decoder_layout(&d);
     MUST_CUDA(cudaGetDevice(&d.device));
     list_tensors(&d);
     d.parameters = take_device<T>(d.at.count);

@@ -204,7 +204,6 @@ static void fetch_parameters(void *user, int64_t index, int64_t first, int64_t b
 }
 
 static void print_config(char *to, size_t room, const model_config *c, tensor_dtype dtype) {
-    static const char *const types[] = {"bfloat16", "float16", "float32"};
     snprintf(to, room,
              "{\n  \"architectures\": [\"Qwen2ForCausalLM\"],\n  \"hidden_act\": \"silu\",\n  \"hidden_size\": %lld,\n"
              "  \"intermediate_size\": %lld,\n  \"model_type\": \"qwen2\",\n  \"num_attention_heads\": %lld,\n"
@@ -212,7 +211,8 @@ static void print_config(char *to, size_t room, const model_config *c, tensor_dt
              "  \"rope_theta\": %.17g,\n  \"tie_word_embeddings\": %s,\n  \"torch_dtype\": \"%s\",\n"
              "  \"vocab_size\": %lld\n}\n",
              (long long)c->hidden, (long long)c->ffn, (long long)c->heads, (long long)c->layers, (long long)c->kv_heads,
-             c->norm_epsilon, c->rope_theta, c->untied ? "false" : "true", types[dtype], (long long)c->vocabulary);
+             c->norm_epsilon, c->rope_theta, c->untied ? "false" : "true", dtype == TENSOR_F32 ? "float32" : "bfloat16",
+             (long long)c->vocabulary);
 }
 
 static void write_config(const hf_model *m, const decoder *d, const char *folder, tensor_dtype dtype) {
@@ -232,8 +232,7 @@ static void write_config(const hf_model *m, const decoder *d, const char *folder
 
 /* Writes config.json and model.safetensors into a folder that is there. */
 template <typename T> static void hf_save(const hf_model *m, decoder *d, const char *folder) {
-    const tensor_dtype dtype =
-        d->type == CF_DTYPE_FP32 ? TENSOR_F32 : d->type == CF_DTYPE_FP16 ? TENSOR_F16 : TENSOR_BF16;
+    const tensor_dtype dtype = d->type == CF_DTYPE_FP32 ? TENSOR_F32 : TENSOR_BF16;
     tensor_source *sources = TAKE(tensor_source, d->n_tensors);
     char *path = path_in(folder, "model.safetensors");
     for (int64_t i = 0; i < d->n_tensors; i++)

@@ -2,9 +2,9 @@
 
    A file is 8 bytes (the length of the header, lowest first), the header (JSON: for each tensor its dtype, shape and
    data_offsets; "__metadata__"), and the data. A header from anybody is taken for hostile: everything that it claims is
-   checked when the file is opened, and what is wrong is reported in one line that names the file and the tensor. What is
-   written is laid out as Hugging Face's own writer does it, tensors of one type by name, so a file of its comes back
-   byte for byte.
+   checked when the file is opened, and what is wrong is reported in one line that names the file and the tensor. Files
+   are written as Hugging Face's own writer lays them out, tensors of one type by name, so one of its comes back byte for
+   byte.
 
    JSON is read, and files are written, by what the chunkflow command has for that: link json_read.c, cli.c, cli_files.c
    and progress.c of tools/. Calls return its exit codes, 0 for a success. Machines must be little-endian, as the format
@@ -242,8 +242,9 @@ static inline const safetensor *safetensors_want(const safetensors *s, const cha
     }
     if (t->n_dimensions != (columns > 0 ? 2 : 1) || t->shape[0] != rows || (columns > 0 && t->shape[1] != columns)) {
         char wanted[80];
-        if (columns > 0) snprintf(wanted, sizeof wanted, "its shape must be [%lld, %lld]", (long long)rows, (long long)columns);
-        else snprintf(wanted, sizeof wanted, "its shape must be [%lld]", (long long)rows);
+        int at = snprintf(wanted, sizeof wanted, "its shape must be [%lld", (long long)rows);
+        if (columns > 0) at += snprintf(wanted + at, sizeof wanted - (size_t)at, ", %lld", (long long)columns);
+        snprintf(wanted + at, sizeof wanted - (size_t)at, "]");
         tensor_wrong(s, t, wanted);
         return NULL;
     }
@@ -264,7 +265,8 @@ static inline float float_of_half(uint32_t half) {
 }
 
 /* Numbers first .. first + count of a tensor. */
-static inline int safetensors_read(const safetensors *s, const safetensor *t, int64_t first, int64_t count, float *out) {
+static inline int safetensors_read(const safetensors *s, const safetensor *t, int64_t first, int64_t count,
+                                   float *out) {
     const int64_t bytes = tensor_dtype_bytes(t->dtype);
     unsigned char *raw = TAKE(unsigned char, count * bytes);
     int code = CLI_OK;

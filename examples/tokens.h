@@ -124,7 +124,8 @@ typedef struct token_batch {
 } token_batch;
 
 static inline token_batch token_batch_new(int64_t count) {
-    token_batch b = {count, 0, 0, TAKE(int64_t, count), TAKE(const int32_t *, count), TAKE(const unsigned char *, count)};
+    token_batch b = {count, 0, 0, TAKE(int64_t, count), TAKE(const int32_t *, count),
+                     TAKE(const unsigned char *, count)};
     return b;
 }
 

@@ -6,11 +6,11 @@
        build/train_cuda --model qwen2.5-0.5b --synthetic 200,30000,9 --steps 5       random weights and tokens
        build/train_cuda --check --type fp32 --layers 2 --hidden 64 ...    against the CPU in float64, and unchunked
 
-   Every batch is packed, scheduled and run by chunkflow's executor (executor_cuda.cu shows that step by step, and stages
-   and ranks); the model is in decoder_cuda.h, its products in products_cuda.h, the data in tokens.h. What a trainer does
-   otherwise is a setting here: --chunk-size 0 makes chunks as long as the longest document, so nothing is split
-   (packing), and with --max-slices 1 each has one document. Not yet run on a device: tests/train_cuda_check.sh runs it
-   under the emulation. */
+   Every batch is packed, scheduled and run by chunkflow's executor (executor_cuda.cu shows that step by step, and
+   stages and ranks); the model is in decoder_cuda.h, its products in products_cuda.h, the data in tokens.h. What others do is
+   a setting here: --chunk-size 0 makes chunks as long as the longest document, so nothing is split (packing), and with
+   --max-slices 1 each has one document. Not yet run on a device: tests/train_cuda_check.sh runs it under the emulation.
+ */
 
 #define _XOPEN_SOURCE 700
 #define OWN_END_PROGRAM
@@ -26,12 +26,21 @@
 
 #include "arguments.h"
 #include "check_cuda.h"
+#include "checkpoint.h"
 #include "decoder_cuda.h"
 #include "hf_model.h"
 #include "optimizer.h"
 #include "tokens.h"
 
+#include <signal.h>
 #include <time.h>
+
+static volatile sig_atomic_t stop_asked = 0;
+
+static void ask_to_stop(int signal_number) {
+    (void)signal_number;
+    stop_asked = 1;
+}
 
 static void end_program(int exit_code, const char *why) {
     fflush(stdout);
@@ -53,17 +62,17 @@ typedef struct settings {
     cf_recompute recompute;
     cf_mean mean;
     int64_t chunk_size; /* 0: the longest document of the batch */
-    int64_t batch, loss_rows, seed;
+    int64_t batch, loss_rows, seed, checkpoint_every, stop_after;
     double peak_tflops;
     length_list synthetic;
-    const char *model_name, *data, *load, *save;
+    const char *model_name, *data, *lengths, *load, *save, *checkpoint;
     hf_model *from;     /* what --load names */
-    int check, help;
+    int check, memory_table, exact, help;
 } settings;
 
 static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
     const option all[] = {
-        {"model", TEXT, &s->model_name, 0, 0, NULL, "a model of the table, such as qwen2.5-1.5b; what follows changes it"},
+        {"model", TEXT, &s->model_name, 0, 0, NULL, "a model of the table; the sizes below change it"},
         {"load", TEXT, &s->load, 0, 0, NULL, "a Hugging Face folder: the model and its first weights"},
         {"save", TEXT, &s->save, 0, 0, NULL, "a folder for the weights at the end, in the same form"},
         {"layers", INTEGER, &s->model.layers, 0, MANY, NULL, "layers; 0, here and below: the model's"},
@@ -73,15 +82,16 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"ffn", INTEGER, &s->model.ffn, 0, MANY, NULL, "width of the feed-forward part"},
         {"vocabulary", INTEGER, &s->model.vocabulary, 0, MANY, NULL, "tokens that there are"},
         {"untied", FLAG, &s->model.untied, 0, 0, NULL, "give the head a weight of its own"},
-        {"type", CHOICE, &s->type, 0, 0, "bf16 fp16 fp32", "of parameters and activations"},
+        {"type", CHOICE, &s->type, 0, 0, "bf16 fp16 fp32", "of parameters and activations; not fp16"},
         {"attention", CHOICE, &s->path, 0, 0, "unfused mma wgmma", "path of attention; default: the fastest one"},
-        {"recompute", CHOICE, &s->recompute, 0, 0, "none selective full", "none, or full: layers keep their input alone"},
+        {"recompute", CHOICE, &s->recompute, 0, 0, "none selective full", "full: layers keep their input alone"},
         {"loss-rows", INTEGER, &s->loss_rows, 128, 1 << 20, NULL, "rows of logits at a time, a multiple of 128"},
         {"chunk-size", INTEGER, &s->chunk_size, 0, CF_MAX_CHUNK_SIZE, NULL, "most tokens of a chunk, 0: none is split"},
         {"max-slices", INTEGER, &s->packing.max_slices, 0, MANY, NULL, "most slices of a chunk, 0: any"},
         {"split", CHOICE, &s->packing.split, 0, 0, "full even cost", "how to cut long documents"},
         {"k", INTEGER, &s->order.k, 1, MANY, NULL, "chunks of a group that keep their activations at once"},
         {"data", TEXT, &s->data, 0, 0, NULL, "token file to train on (make_tokens writes such)"},
+        {"lengths", TEXT, &s->lengths, 0, 0, NULL, "list of lengths: random documents, --batch of them each step"},
         {"synthetic", LENGTHS, &s->synthetic, 0, 0, NULL, "LEN,LEN,...: one batch of random documents, each step"},
         {"batch", INTEGER, &s->batch, 1, 1e6, NULL, "documents of a training step"},
         {"mean", CHOICE, &s->mean, 0, 0, "tokens sequences", "what the loss is the mean of"},
@@ -92,6 +102,11 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"clip", NUMBER, &s->optimizer.clip, 0, MANY, NULL, "longest gradient, 0: any"},
         {"seed", INTEGER, &s->seed, 0, MANY, NULL, "of weights and data order"},
         {"peak-tflops", NUMBER, &s->peak_tflops, 0, MANY, NULL, "the device's, for the utilisation; 0: not printed"},
+        {"checkpoint", TEXT, &s->checkpoint, 0, 0, NULL, "file to go on from, if it is there, and to write to"},
+        {"checkpoint-every", INTEGER, &s->checkpoint_every, 1, MANY, NULL, "steps between two checkpoints"},
+        {"stop-after", INTEGER, &s->stop_after, 0, MANY, NULL, "end after so many steps now, 0: when all are done"},
+        {"memory-table", FLAG, &s->memory_table, 0, 0, NULL, "print device memory by term, of the last batch"},
+        {"exact", FLAG, &s->exact, 0, 0, NULL, "the same bits in every run; print losses with all of theirs"},
         {"check", FLAG, &s->check, 0, 0, NULL, "compare one batch's gradients with the CPU's in float64, and end"},
         {"help", FLAG, &s->help, 0, 0, NULL, "this"},
     };
@@ -150,6 +165,7 @@ static settings parse_settings(int argc, char **argv, hf_model *from) {
     s.chunk_size = 8192;
     s.loss_rows = 2048;
     s.order.k = s.seed = 1;
+    s.checkpoint_every = 50;
     s.batch = 8;
     const int64_t n = list_settings(&s, list);
     parse_arguments(argc, argv, list, n, NULL);
@@ -157,10 +173,13 @@ static settings parse_settings(int argc, char **argv, hf_model *from) {
         print_help(&s, list, n);
         return s;
     }
+    if (s.type == CF_DTYPE_FP16) fail(EXIT_BAD_INPUT, "--type: bf16 or fp32; fp16 would need its loss scaled");
     if (s.recompute == CF_RECOMPUTE_SELECTIVE) fail(EXIT_BAD_INPUT, "--recompute: none or full");
     if (s.loss_rows % 128 != 0) fail(EXIT_BAD_INPUT, "--loss-rows must be a multiple of 128");
-    if (s.synthetic.count > 0 && s.data) fail(EXIT_BAD_INPUT, "give --synthetic or --data, not both");
-    if (s.synthetic.count == 0 && !s.data && s.optimizer.steps > 0) fail(EXIT_BAD_INPUT, "give --data FILE, or --synthetic LEN,LEN,...");
+    const int sources = (s.synthetic.count > 0) + (s.data != NULL) + (s.lengths != NULL);
+    if (sources > 1) fail(EXIT_BAD_INPUT, "give one of --data, --lengths and --synthetic");
+    if (sources == 0 && s.optimizer.steps > 0)
+        fail(EXIT_BAD_INPUT, "give --data FILE, --lengths FILE or --synthetic LEN,LEN,...");
     fill_model(&s);
     s.order = cf_schedule_defaults(&s.order);
     return s;
@@ -181,6 +200,7 @@ typedef struct trainer {
     token_set data;
     data_order order;
     int64_t step;           /* done so far */
+    double used[3];         /* bytes of the device in use before anything, with the products', with the model */
 
     token_batch batch;      /* loaded, as all that follows */
     cf_plan *plan;
@@ -297,21 +317,121 @@ static void free_batch(trainer *t) {
     t->first_row = t->first_run = NULL;
 }
 
-/* Packs, schedules and loads the batch; nothing is allocated after that. */
-static void load_batch(trainer *t) {
+/* Chunk size 0 is the longest document's; so the plan depends on the batch. */
+static void plan_batch(const trainer *t, int64_t chunk_size, int64_t k, cf_plan **plan, cf_schedule **schedule) {
     cf_pack_desc packing = t->settings->packing;
-    cf_plan *old_plan = t->plan; /* the executor has these until the next load */
-    cf_schedule *old_schedule = t->schedule;
+    cf_schedule_desc order = t->settings->order;
     int64_t longest = 1;
     for (int64_t i = 0; i < t->batch.count; i++) longest = max_of(longest, t->batch.length[i]);
-    packing.chunk_size = t->settings->chunk_size > 0 ? t->settings->chunk_size : longest;
+    packing.chunk_size = chunk_size > 0 ? chunk_size : longest;
+    order.k = k;
+    MUST(cf_pack(t->batch.length, t->batch.count, &packing, plan, &error));
+    MUST(cf_schedule_make(*plan, &order, schedule, &error));
+}
+
+/* ================================================================================================================
+   >>memory    what the device holds, by term, and what would fit
+   ================================================================================================================ */
+
+static double mebibytes(double bytes) { return bytes / 1048576.0; }
+
+static double device_bytes_used(double *free_now) {
+    size_t free_bytes = 0, all_bytes = 0;
+    MUST_CUDA(cudaMemGetInfo(&free_bytes, &all_bytes));
+    if (free_now) *free_now = (double)free_bytes;
+    return (double)(all_bytes - free_bytes);
+}
+
+static void print_term(const char *what, double predicted, double actual) {
+    char text[2][24] = {"-", "-"};
+    if (predicted >= 0) snprintf(text[0], sizeof text[0], "%.3f", mebibytes(predicted));
+    if (actual >= 0) snprintf(text[1], sizeof text[1], "%.3f", mebibytes(actual));
+    printf("  %-44s %10s %10s\n", what, text[0], text[1]);
+}
+
+static void print_model_terms(const trainer *t) {
+    const double n = (double)t->model.at.count, number = t->settings->type == CF_DTYPE_FP32 ? 4 : 2;
+    print_term("CUDA and its libraries, and other programs", -1, t->used[0]);
+    print_term("products: workspace", (double)PRODUCT_WORKSPACE, t->used[1] - t->used[0]);
+    print_term("parameters", number * n, -1);
+    print_term("master weights and moments", 12 * n, -1);
+    print_term("gradients", 4 * n, -1);
+    print_term("model, these together", (16 + number) * n, t->used[2] > 0 ? t->used[2] - t->used[1] : -1);
+}
+
+/* m: what the executor lays out for the batch. */
+static void print_memory_table(const trainer *t, const cf_executor_memory *m, int is_loaded) {
+    printf("memory (MiB)%34s %10s %10s\n", "", "predicted", "actual");
+    print_model_terms(t);
+    print_term("activations", (double)m->arena, -1);
+    print_term("state (K and V)", (double)m->state, -1);
+    print_term("state gradient", (double)m->gradient, -1);
+    print_term("workspace of a pass", (double)m->workspace, -1);
+    print_term("metadata", (double)m->metadata, -1);
+    print_term("batch, these together and its tokens", (double)m->total,
+               is_loaded ? device_bytes_used(NULL) - t->used[2] : -1);
+    fflush(stdout);
+}
+
+static cf_executor_memory memory_of_plan(const trainer *t, int64_t chunk_size, int64_t k) {
+    cf_executor_memory m;
+    cf_plan *plan = NULL;
+    cf_schedule *schedule = NULL;
+    plan_batch(t, chunk_size, k, &plan, &schedule);
+    MUST(cf_executor_memory_for(t->executor, plan, schedule, &m, &error));
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+    return m;
+}
+
+#define SMALLEST_CHUNK 128
+
+/* Ends the program because the device has no room for the batch: with the table, and with the largest chunk size, and
+   for that the largest K, of which it has. */
+static void explain_memory(const trainer *t, const char *why) {
+    const settings *s = t->settings;
+    double room;
+    device_bytes_used(&room);
+    const cf_executor_memory whole = memory_of_plan(t, s->chunk_size, s->order.k);
+    print_memory_table(t, &whole, 0);
+    for (int64_t size = t->plan->chunk_size; size >= SMALLEST_CHUNK; size /= 2) {
+        for (int64_t k = s->order.k; k >= 1; k /= 2) {
+            const cf_executor_memory m = memory_of_plan(t, size, k);
+            if ((double)m.total > room) continue;
+            fail(EXIT_CHECK_FAILED, "%s; --chunk-size %lld --k %lld would fit: %.3f of %.3f MiB", why, (long long)size,
+                 (long long)k, mebibytes((double)m.total), mebibytes(room));
+        }
+    }
+    fail(EXIT_CHECK_FAILED, "%s; no chunk size from %d on would fit: try --recompute full", why, SMALLEST_CHUNK);
+}
+
+/* The same where not even the model has room. */
+static void explain_model(const trainer *t, double wanted, double room) {
+    printf("memory (MiB)%34s %10s %10s\n", "", "predicted", "actual");
+    print_model_terms(t);
+    fail(EXIT_CHECK_FAILED, "the model takes %.3f MiB, the device has %.3f left: try fewer --layers", mebibytes(wanted),
+         mebibytes(room));
+}
+
+/* ================================================================================================================
+   >>step
+   ================================================================================================================ */
+
+/* Packs, schedules and loads the batch; nothing is allocated after that. */
+static void load_batch(trainer *t) {
+    const settings *s = t->settings;
+    cf_plan *old_plan = t->plan; /* the executor has these until the next load */
+    cf_schedule *old_schedule = t->schedule;
+    cf_error error;
+    memset(&error, 0, sizeof error);
     if (t->batch.n_targets == 0) fail(EXIT_BAD_INPUT, "the batch has no target tokens, so there is nothing to learn");
     free(t->first_row);
     free(t->first_run);
-    MUST(cf_pack(t->batch.length, t->batch.count, &packing, &t->plan, &error));
-    MUST(cf_schedule_make(t->plan, &t->settings->order, &t->schedule, &error));
+    plan_batch(t, s->chunk_size, s->order.k, &t->plan, &t->schedule);
     upload_rows(t);
-    MUST(cf_executor_load(t->executor, t->plan, t->schedule, &error));
+    const cf_result result = cf_executor_load(t->executor, t->plan, t->schedule, &error);
+    if (result == CF_ERROR_MEMORY) explain_memory(t, error.text);
+    if (result != CF_OK) fail(exit_code_of(result), "%s", error.text);
     cf_schedule_free(old_schedule);
     cf_plan_free(old_plan);
 }
@@ -324,10 +444,6 @@ static void next_batch(trainer *t) {
     for (int64_t i = 0; i < t->batch.count; i++)
         token_batch_put(&t->batch, i, &t->data, all ? i : data_order_next(&t->order));
 }
-
-/* ================================================================================================================
-   >>step
-   ================================================================================================================ */
 
 template <typename T> static int on_forward(void *user, const cf_cuda_step *step) {
     return decoder_forward<T>(&((trainer *)user)->model, step);
@@ -346,7 +462,7 @@ template <typename T> static void executor_make(trainer *t) {
     desc.backward = on_backward<T>;
     desc.stages = &t->needs;
     desc.devices = &t->device;
-    desc.attention = attention_desc_of(&s->model, s->type, s->path, s->check);
+    desc.attention = attention_desc_of(&s->model, s->type, s->path, s->check || s->exact);
     desc.seed = (uint64_t)s->seed;
     MUST(cf_executor_create(&desc, &t->executor, &error));
     MUST_CUBLAS(cublasSetStream(t->cublas, cf_executor_stream(t->executor, 0)));
@@ -407,21 +523,15 @@ static double useful_flops(const trainer *t) {
     return 6 * in_products * (double)t->plan->n_tokens + 12 * pairs * (double)(c->hidden * c->layers);
 }
 
-static double gibibytes(double bytes) { return bytes / 1073741824.0; }
-
-static double device_bytes_used(void) {
-    size_t free_bytes = 0, all_bytes = 0;
-    MUST_CUDA(cudaMemGetInfo(&free_bytes, &all_bytes));
-    return (double)(all_bytes - free_bytes);
-}
-
 static void print_progress(const trainer *t, step_result result, double seconds) {
     const settings *s = t->settings;
-    printf("step %4lld/%lld  loss %.4f  lr %.2e  |gradient| %.3f  %3lld chunks  %.0f tokens/s", (long long)t->step,
-           (long long)s->optimizer.steps, result.loss, learning_rate_at(&s->optimizer, t->step - 1), result.length,
+    char loss[40];
+    snprintf(loss, sizeof loss, s->exact ? "%a" : "%.4f", result.loss);
+    printf("step %4lld/%lld  loss %s  lr %.2e  |gradient| %.3f  %3lld chunks  %.0f tokens/s", (long long)t->step,
+           (long long)s->optimizer.steps, loss, learning_rate_at(&s->optimizer, t->step - 1), result.length,
            (long long)t->plan->n_chunks, (double)t->plan->n_tokens / seconds);
     if (s->peak_tflops > 0) printf("  utilisation %.1f %%", 100 * useful_flops(t) / seconds / (1e12 * s->peak_tflops));
-    printf("  memory %.2f GiB  left %.0f s\n", gibibytes(device_bytes_used()),
+    printf("  memory %.1f MiB  left %.0f s\n", mebibytes(device_bytes_used(NULL)),
            seconds * (double)(s->optimizer.steps - t->step));
     fflush(stdout);
 }
@@ -438,6 +548,111 @@ template <typename T> static void train_step(trainer *t) {
     MUST_CUDA(cudaStreamSynchronize(cf_executor_stream(t->executor, 0)));
     t->step++;
     print_progress(t, result, seconds_now() - begin);
+}
+
+/* ================================================================================================================
+   >>checkpoint    as train_cpu.c has it
+   ================================================================================================================ */
+
+enum { PROGRESS_STEP, PROGRESS_EPOCH, PROGRESS_CURSOR, PROGRESS_CHUNKING, PROGRESS_COUNT };
+
+static uint64_t token_set_hash(const token_set *s) {
+    const size_t n = (size_t)s->first[s->count];
+    uint64_t hash = hash_bytes((uint64_t)s->count, s->first, (size_t)(s->count + 1) * sizeof *s->first);
+    hash = hash_bytes(hash, s->tokens, n * sizeof *s->tokens);
+    return s->ignored ? hash_bytes(hash, s->ignored, n) : hash;
+}
+
+/* How batches are chunked does not change what is computed, only how it is rounded. */
+static int64_t chunking_hash(const settings *s) {
+    const int64_t all[] = {s->chunk_size, s->packing.max_slices, (int64_t)s->packing.split, s->order.k, s->loss_rows};
+    return (int64_t)(hash_bytes(0, all, sizeof all) >> 1);
+}
+
+/* Calls `use` on a description of the run as a checkpoint has it: saves or loads. arrays: master weights and moments,
+   on the host; to a checkpoint floats are bytes, two of them in one of its numbers. */
+static int use_checkpoint(trainer *t, float *const arrays[3], int (*use)(const char *path, checkpoint *c)) {
+    const settings *s = t->settings;
+    const model_config *m = &s->model;
+    const optimizer_config *o = &s->optimizer;
+    const checkpoint_setting all[] = {
+        setting_int("vocabulary", m->vocabulary), setting_int("layers", m->layers), setting_int("hidden", m->hidden),
+        setting_int("heads", m->heads), setting_int("kv-heads", m->kv_heads), setting_int("ffn", m->ffn),
+        setting_int("untied", m->untied), setting_double("rope theta", m->rope_theta),
+        setting_double("norm epsilon", m->norm_epsilon), setting_int("type", (int64_t)s->type),
+        setting_int("mean", (int64_t)s->mean), setting_int("batch", s->batch), setting_int("steps", o->steps),
+        setting_double("lr", o->learning_rate), setting_int("warmup", o->warmup),
+        setting_double("weight-decay", o->weight_decay), setting_double("clip", o->clip), setting_int("seed", s->seed),
+        setting_int("hash of the documents", (int64_t)token_set_hash(&t->data)),
+    };
+    int64_t progress[PROGRESS_COUNT] = {t->step, t->order.epoch, t->order.cursor, chunking_hash(s)};
+    checkpoint c = {all, sizeof all / sizeof all[0], progress, PROGRESS_COUNT, {}, t->model.at.count / 2};
+    for (int i = 0; i < 3; i++) c.arrays[i] = (real *)(void *)arrays[i];
+    const int result = use(s->checkpoint, &c);
+    if (progress[PROGRESS_STEP] < 0 || progress[PROGRESS_EPOCH] < 0 || progress[PROGRESS_CURSOR] < 0 ||
+        progress[PROGRESS_CURSOR] > t->data.count)
+        fail(EXIT_BAD_INPUT, "%s: its step or its place in the data makes no sense", s->checkpoint);
+    if (progress[PROGRESS_CHUNKING] != chunking_hash(s))
+        printf("note: the chunks are others than before, so losses go on alike but not bit by bit\n");
+    t->step = progress[PROGRESS_STEP];
+    data_order_free(&t->order);
+    t->order = data_order_new(t->data.count, mix64_pair((uint64_t)s->seed, 2), progress[PROGRESS_EPOCH],
+                              progress[PROGRESS_CURSOR]);
+    return result;
+}
+
+static int save_to(const char *path, checkpoint *c) {
+    checkpoint_save(path, c);
+    return 1;
+}
+
+static int load_from(const char *path, checkpoint *c) {
+    char why[CHECKPOINT_WHY] = "";
+    const int result = checkpoint_load(path, c, why);
+    if (result < 0) fail(EXIT_BAD_INPUT, "%s: refused, and left as it is: %s", path, why);
+    return result;
+}
+
+static void save_checkpoint(trainer *t) {
+    const decoder *d = &t->model;
+    float *const arrays[3] = {download(d->master, d->at.count), download(d->first, d->at.count),
+                              download(d->second, d->at.count)};
+    use_checkpoint(t, arrays, save_to);
+    for (float *array : arrays) free(array);
+}
+
+/* Whether there was one to go on from. */
+template <typename T> static int load_checkpoint(trainer *t) {
+    const decoder *d = &t->model;
+    float *const on_device[3] = {d->master, d->first, d->second}, *arrays[3];
+    for (float *&array : arrays) array = TAKE(float, d->at.count);
+    const int found = use_checkpoint(t, arrays, load_from);
+    for (int i = 0; i < 3 && found; i++) upload(on_device[i], arrays[i], d->at.count);
+    if (found) round_parameters<T>(d);
+    for (float *array : arrays) free(array);
+    return found;
+}
+
+template <typename T> static void train(trainer *t) {
+    const settings *s = t->settings;
+    if (s->checkpoint && load_checkpoint<T>(t))
+        printf("going on from %s, step %lld\n", s->checkpoint, (long long)t->step);
+    else if (s->checkpoint) save_checkpoint(t); /* so that a path that cannot be written shows before any work */
+    const int64_t end = s->stop_after > 0 ? min_of(s->optimizer.steps, t->step + s->stop_after) : s->optimizer.steps;
+    int64_t saved = t->step;
+    while (t->step < end && !stop_asked) {
+        train_step<T>(t);
+        if (!s->checkpoint || t->step % s->checkpoint_every != 0) continue;
+        save_checkpoint(t);
+        saved = t->step;
+    }
+    if (s->checkpoint && saved != t->step) save_checkpoint(t);
+    if (stop_asked) printf("stopped after step %lld\n", (long long)t->step);
+    if (!s->exact) return;
+    float *master = download(t->model.master, t->model.at.count);
+    printf("weights after step %lld: %016llx\n", (long long)t->step,
+           (unsigned long long)hash_bytes(0, master, (size_t)t->model.at.count * sizeof *master));
+    free(master);
 }
 
 /* ================================================================================================================
@@ -470,11 +685,16 @@ template <typename T> static void put_weights(const decoder *d, const weights *w
     free(flat);
 }
 
+/* An array of the device, laid out as its weights. */
+static void take_array(const decoder *d, const float *from, const weights *to) {
+    float *flat = download(from, d->at.count);
+    each_weight(d, to, flat, [](real *host, const float *own) { *host = (real)*own; });
+    free(flat);
+}
+
 static step_result take_gradients(trainer *t, const weights *to) {
     const step_result result = run_batch(t);
-    float *flat = download(t->model.gradient, t->model.at.count);
-    each_weight(&t->model, to, flat, [](real *host, const float *own) { *host = (real)*own; });
-    free(flat);
+    take_array(&t->model, t->model.gradient, to);
     return result;
 }
 
@@ -509,13 +729,18 @@ static double cpu_gradients(const trainer *t, weights *w, weights *to) {
     return loss;
 }
 
-/* How far the gradients may be from float64 ones. fp32: sums in another order differ by rounding, by no more than 1e-5
-   for some thousand tokens (see limit_of in executor_cuda.cu). With 16-bit numbers every activation is rounded, whether
-   there are chunks or not: chunks may at most double what that comes to. */
-static double limit_from(const settings *s, const weights *unchunked, const weights *exact, const char *all,
-                         double loss, double loss_exact) {
+/* How far gradients may be from each other: limit_of of executor_cuda.cu says why. */
+static double limit_of(cf_dtype type, int against_float64) {
+    if (type == CF_DTYPE_FP32) return 1e-5;
+    return (against_float64 ? 12 : 2) / 256.0;
+}
+
+/* How far chunked gradients may be from float64 ones: with bf16 every activation is rounded, whether there are chunks
+   or not, and chunks may at most double what that comes to. */
+static double limit_of_chunked(const settings *s, const weights *unchunked, const weights *exact, const char *all,
+                               double loss, double loss_exact) {
     const char *whose;
-    if (s->type == CF_DTYPE_FP32) return 1e-5;
+    if (s->type == CF_DTYPE_FP32) return limit_of(s->type, 1);
     return 2 * largest_difference(unchunked, exact, all, loss, loss_exact, &whose);
 }
 
@@ -531,9 +756,9 @@ template <typename T> static void fill_checked(trainer *t, checked *of, weights 
     put_weights<T>(&t->model, w);
     next_batch(t);
     load_batch(t);
-    printf("check: %lld documents, %lld tokens in %lld chunks of %lld, K %lld, %lld groups\n", (long long)t->batch.count,
-           (long long)t->batch.n_tokens, (long long)t->plan->n_chunks, (long long)t->plan->chunk_size,
-           (long long)chunked->order.k, (long long)t->plan->n_groups);
+    printf("check: %lld documents, %lld tokens in %lld chunks of %lld, K %lld, %lld groups\n",
+           (long long)t->batch.count, (long long)t->batch.n_tokens, (long long)t->plan->n_chunks,
+           (long long)t->plan->chunk_size, (long long)chunked->order.k, (long long)t->plan->n_groups);
     of->loss = take_gradients(t, &of->chunked).loss;
     of->loss_again = take_gradients(t, &of->again).loss;
     unchunked.chunk_size = 0;
@@ -543,6 +768,23 @@ template <typename T> static void fill_checked(trainer *t, checked *of, weights 
     t->settings = chunked;
     of->loss_unchunked = take_gradients(t, &of->unchunked).loss;
     of->loss_exact = cpu_gradients(t, w, &of->exact);
+}
+
+/* One update by the gradients that the device has, beside the CPU trainer's. With a high --lr and a low --clip it shows
+   every part of it. */
+template <typename T> static int check_update(trainer *t, weights *w, const weights *gradient, const char *all) {
+    const optimizer_config *c = &t->settings->optimizer;
+    optimizer moments = optimizer_new(w->count);
+    weights after = weights_new(&t->settings->model);
+    take_array(&t->model, t->model.master, w);
+    optimizer_step(&moments, c, w, gradient, gradient_length(gradient), t->step);
+    update_weights<T>(t);
+    MUST_CUDA(cudaStreamSynchronize(cf_executor_stream(t->executor, 0)));
+    take_array(&t->model, t->model.master, &after);
+    const int ok = compare_gradients("weights after a step of AdamW:", &after, w, all, 1, 1, 1e-5);
+    weights_free(&after);
+    optimizer_free(&moments);
+    return ok;
 }
 
 template <typename T> static int check_batch(trainer *t) {
@@ -558,12 +800,13 @@ template <typename T> static int check_batch(trainer *t) {
     fill_checked<T>(t, &of, &w);
     int ok = compare_gradients("a second run, bit by bit:", &of.again, &of.chunked, all, of.loss_again, of.loss, 0);
     ok &= compare_gradients("unchunked on the device:", &of.chunked, &of.unchunked, all, of.loss, of.loss_unchunked,
-                            s->type == CF_DTYPE_FP32 ? 1e-5 : 0.05);
+                            limit_of(s->type, 0));
     ok &= compare_gradients("unchunked, from float64 on the CPU:", &of.unchunked, &of.exact, all, of.loss_unchunked,
-                            of.loss_exact, s->type == CF_DTYPE_FP32 ? 1e-5 : 0.05);
-    const double limit = limit_from(s, &of.unchunked, &of.exact, all, of.loss_unchunked, of.loss_exact);
+                            of.loss_exact, limit_of(s->type, 1));
+    const double limit = limit_of_chunked(s, &of.unchunked, &of.exact, all, of.loss_unchunked, of.loss_exact);
     ok &= compare_gradients("chunked, from float64 on the CPU:", &of.chunked, &of.exact, all, of.loss, of.loss_exact,
                             limit);
+    ok &= check_update<T>(t, &w, &of.unchunked, all);
     for (weights *one : every) weights_free(one);
     free(all);
     return ok;
@@ -573,10 +816,27 @@ template <typename T> static int check_batch(trainer *t) {
    >>program
    ================================================================================================================ */
 
+#define MOST_DOCUMENTS 10000000
+
+/* Random documents of the lengths in a list, which is read as the chunkflow command reads one. */
+static token_set listed_data(const settings *s) {
+    cli_list list;
+    if (cli_list_read(s->lengths, MOST_DOCUMENTS, &list) != CLI_OK) fail(EXIT_BAD_INPUT, "there are no lengths to use");
+    int64_t *lengths = cli_list_lengths(&list);
+    if (!lengths) fail(EXIT_CHECK_FAILED, "out of memory: %lld lengths", (long long)list.n_sequences);
+    const token_set data = random_tokens(lengths, list.n_sequences, s->model.vocabulary,
+                                         mix64_pair((uint64_t)s->seed, 1));
+    if (data.count == 0) fail(EXIT_BAD_INPUT, "%s: there is no length in it", s->lengths);
+    free(lengths);
+    cli_list_free(&list);
+    return data;
+}
+
 static token_set load_data(const settings *s) {
     if (s->synthetic.count > 0)
         return random_tokens(s->synthetic.lengths, s->synthetic.count, s->model.vocabulary,
                              mix64_pair((uint64_t)s->seed, 1));
+    if (s->lengths) return listed_data(s);
     if (!s->data) return random_tokens(NULL, 0, s->model.vocabulary, 0);
     token_set data = tokens_read(s->data);
     if (data.vocabulary > s->model.vocabulary)
@@ -587,12 +847,18 @@ static token_set load_data(const settings *s) {
 
 template <typename T> static void trainer_begin(trainer *t) {
     const settings *s = t->settings;
+    double room;
     t->data = load_data(s);
     t->order = data_order_new(t->data.count, mix64_pair((uint64_t)s->seed, 2), 0, 0);
     MUST_CUDA(cudaGetDevice(&t->device));
     MUST_CUBLAS(cublasCreate(&t->cublas));
+    t->used[0] = device_bytes_used(NULL);
     t->lt = products_new();
+    t->used[1] = device_bytes_used(&room);
+    const double wanted = decoder_bytes<T>(&s->model, &t->model);
+    if (wanted > room) explain_model(t, wanted, room);
     t->model = decoder_new<T>(&s->model, s->type, &t->lt, max_of(1, longest_document(&t->data)));
+    t->used[2] = device_bytes_used(NULL);
     t->model.cublas = t->cublas;
     t->model.recompute = s->recompute == CF_RECOMPUTE_FULL;
     t->model.loss_rows = s->loss_rows;
@@ -619,7 +885,12 @@ template <typename T> static int run(const settings *s) {
     t.settings = s;
     trainer_begin<T>(&t);
     if (s->check) ok = check_batch<T>(&t);
-    while (t.step < s->optimizer.steps && !s->check) train_step<T>(&t);
+    else train<T>(&t);
+    if (s->memory_table && t.plan) {
+        cf_executor_memory m;
+        MUST(cf_executor_memory_of(t.executor, 0, &m, &error));
+        print_memory_table(&t, &m, 1);
+    }
     if (s->save) hf_save<T>(s->from, &t.model, s->save);
     trainer_end(&t);
     return ok ? 0 : EXIT_CHECK_FAILED;
@@ -630,8 +901,9 @@ int main(int argc, char **argv) {
     memset(&from, 0, sizeof from);
     settings s = parse_settings(argc, argv, &from);
     int code = 0;
-    if (!s.help && s.type == CF_DTYPE_FP32) code = run<float>(&s);
-    else if (!s.help) code = s.type == CF_DTYPE_FP16 ? run<__half>(&s) : run<__nv_bfloat16>(&s);
+    signal(SIGINT, ask_to_stop);
+    signal(SIGTERM, ask_to_stop);
+    if (!s.help) code = s.type == CF_DTYPE_FP32 ? run<float>(&s) : run<__nv_bfloat16>(&s);
     hf_model_free(&from);
     free(s.synthetic.lengths);
     return code;

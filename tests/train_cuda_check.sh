@@ -26,20 +26,19 @@ run() { capture timeout -k 5 "${LIMIT:-300}" "$program" "$@"; }
 
 tiny="--layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 40 --vocabulary 48 --loss-rows 128"
 
-# gradients NAME OPTIONS...: --check finds nothing wrong
+# gradients NAME OPTIONS...: --check finds nothing wrong, in gradients that are clipped and an update that decays much
 gradients() {
     name="gradients: $1"
     shift
     # shellcheck disable=SC2086
-    run $tiny --check "$@"
+    run $tiny --check --lr 0.5 --warmup 0 --clip 0.1 "$@"
     if [ "$status" -ne 0 ]; then fail "$name" "exit status $status: $(last_line)"
-    elif [ "$(grep -c ': ok$' "$work/out")" -ne 4 ]; then fail "$name" "$(last_line)"
+    elif [ "$(grep -c ': ok$' "$work/out")" -ne 5 ]; then fail "$name" "$(last_line)"
     else ok "$name"; fi
 }
 
 gradients "fp32, K 1, a long group and a hybrid chunk" --type fp32 --chunk-size 64 --synthetic 200,20,33,64,1,0
 gradients "bf16, K 2" --chunk-size 64 --k 2 --synthetic 200,20,33,64,1,0
-gradients "fp16" --type fp16 --chunk-size 64 --synthetic 150,20,33
 gradients "slices of logits" --type fp32 --chunk-size 160 --synthetic 170,20,150
 gradients "recomputed, untied, K 2" --type fp32 --recompute full --untied --chunk-size 64 --k 2 --synthetic 200,20,64
 gradients "recomputed, bf16" --recompute full --chunk-size 48 --synthetic 200,20,64
@@ -66,9 +65,10 @@ refuse() {
 
 refuse "there is no such model" --model qwen9 --synthetic 9
 refuse "otherwise than Qwen2.5" --model llama-3-8b --synthetic 9
+refuse "fp16 would need its loss scaled" --type fp16 --synthetic 9
 refuse "multiple of 128" --loss-rows 130 --synthetic 9
 refuse "multiples of 8" --hidden 28 --heads 2 --kv-heads 1 --synthetic 9
-refuse "not both" --synthetic 9 --data x
+refuse "give one of" --synthetic 9 --data x
 refuse "give --data FILE" --steps 1
 
 # ---- Hugging Face's files, made by nothing of ours ----
@@ -176,4 +176,170 @@ hf_files() {
 }
 
 hf_files
+
+# ---- data ----
+
+make_tokens=$build/test/make_tokens
+
+tokens_refused() { # TEXT OPTIONS...
+    said=$1
+    shift
+    capture "$make_tokens" "$@"
+    complained "make_tokens refuses: $said" 2 "$said"
+}
+
+# damaged NAME TEXT BYTES AT: the token file with these bytes (octal) at this place
+damaged() {
+    cp "$work/ids.tokens" "$work/bad.tokens"
+    # shellcheck disable=SC2059
+    printf "$3" | dd of="$work/bad.tokens" bs=1 seek="$4" conv=notrunc 2>/dev/null
+    # shellcheck disable=SC2086
+    run $tiny --data "$work/bad.tokens" --steps 1
+    complained "refused: a token file with $1" 2 "$2"
+}
+
+data_files() {
+    printf '1 2 3 | 4 5 6 7 8 | 9 9\n\n7,8,9,10,11\n40 41 42 | 43 44\n' >"$work/ids.txt"
+    capture "$make_tokens" --ids --vocabulary 48 --out "$work/ids.tokens" "$work/ids.txt"
+    expect "a token file from ids" 0 "3 documents, 20 tokens, longest 10, with masks"
+    gradients "masks" --type fp32 --chunk-size 4 --data "$work/ids.tokens" --batch 3
+    # shellcheck disable=SC2086
+    run $tiny --data "$work/ids.tokens" --batch 3 --mean sequences --chunk-size 8 --steps 1
+    expect "a mean over sequences" 0 "step    1/1  loss"
+    damaged "another magic" "it is no token file" X 0
+    damaged "another byte order" "another byte order" '\001' 8
+    damaged "too many documents" "number of documents" '\377\377\377\377\377\377\377\177' 24
+    damaged "one document less" "size does not fit" '\002' 24
+    damaged "one token more" "size does not fit" '\025' 32
+    damaged "documents out of order" "out of order" '\377' 56
+    damaged "another end" "do not begin and end" '\023' 72
+    damaged "a strange token" "not in its vocabulary" '\060' 80
+    damaged "a strange mask" "neither 0 nor 1" '\002' 160
+    head -c 100 "$work/ids.tokens" >"$work/bad.tokens"
+    # shellcheck disable=SC2086
+    run $tiny --data "$work/bad.tokens" --steps 1
+    complained "refused: half a token file" 2 "size does not fit"
+    tokens_refused 'txt:1: "9" is no token id below 9' --ids --vocabulary 9 --out "$work/x" "$work/ids.txt"
+    tokens_refused "give --out" "$work/ids.txt"
+    tokens_refused "no document" --ids --out "$work/x" /dev/null
+    capture "$make_tokens" --out "$work/text.tokens" --max-length 200 --prompt 3 README.md
+    expect "a token file from text" 0 "longest 200, with masks"
+    printf '30 2\n9\n70\n' >"$work/lengths"
+    # shellcheck disable=SC2086
+    run $tiny --lengths "$work/lengths" --batch 4 --chunk-size 32 --steps 1 --peak-tflops 1
+    expect "a list of lengths" 0 "utilisation [0-9.]* %"
+}
+
+data_files
+
+# ---- checkpoints, memory, failures ----
+
+# The lines of steps without their times.
+steps_of() { sed -n 's/\(^step .*\)  [0-9.]* tokens.*/\1/p; /^weights after/p' "$1"; }
+
+checkpoints() {
+    options="$tiny --data $work/ids.tokens --batch 2 --chunk-size 8 --exact --steps 4"
+    # shellcheck disable=SC2086
+    run $options
+    steps_of "$work/out" >"$work/through"
+    # shellcheck disable=SC2086
+    run $options --checkpoint "$work/run" --stop-after 2
+    steps_of "$work/out" | grep '^step' >"$work/twice"
+    # shellcheck disable=SC2086
+    run $options --checkpoint "$work/run"
+    steps_of "$work/out" >>"$work/twice"
+    name="a run that was interrupted goes on bit by bit"
+    if [ "$(wc -l <"$work/through")" -eq 5 ] && cmp -s "$work/through" "$work/twice"; then ok "$name"
+    else fail "$name" "it differs" "$work/twice"; fi
+    # shellcheck disable=SC2086
+    run $options --checkpoint "$work/run" --lr 0.5
+    complained "refused: a checkpoint of another run" 2 "its lr is"
+}
+
+memory() {
+    # shellcheck disable=SC2086
+    run $tiny --synthetic 200,30 --chunk-size 64 --steps 1 --memory-table
+    name="memory by term: what is predicted is what is taken, to 5 %"
+    if [ "$status" -eq 0 ] && awk '/these together/ { n++; if (!($(NF - 1) > 0.1) || !($NF >= $(NF - 1)) ||
+            !($NF < 1.05 * $(NF - 1))) bad = 1 } END { exit bad || n != 2 }' "$work/out"; then ok "$name"
+    else fail "$name" "$(grep 'these together' "$work/out")"; fi
+    CUDA_EMU_MEMORY=39000000
+    export CUDA_EMU_MEMORY
+    # shellcheck disable=SC2086
+    run $tiny --vocabulary 1024 --synthetic 2500 --chunk-size 2048 --steps 1
+    expect "out of memory for a batch: what would fit" 1 "train_cuda: .*--chunk-size [0-9]* --k 1 would fit"
+    run --hidden 128 --heads 4 --synthetic 9 --steps 1
+    expect "out of memory for the model" 1 "the model takes .* MiB, the device has"
+    unset CUDA_EMU_MEMORY
+}
+
+checkpoints
+if [ "$mode" = emulated ]; then memory; fi
+
+# Any call that fails ends the program with a message, and with no crash.
+failing_calls() {
+    calls="5 40 90 150 260 400"
+    if full; then calls=$(seq 1 23 700); fi
+    for n in $calls; do
+        CUDA_EMU_FAIL_CALL=$n
+        export CUDA_EMU_FAIL_CALL
+        # shellcheck disable=SC2086
+        run $tiny --layers 1 --synthetic 40,9 --chunk-size 32 --steps 1
+        expect "call $n fails" 1 "^train_cuda: "
+    done
+    unset CUDA_EMU_FAIL_CALL
+}
+
+if [ "$mode" = emulated ]; then failing_calls; fi
+
+# ---- the measurement from end to end, on the emulated device ----
+
+record_train() {
+    mkdir -p "$work/bin" "$work/programs"
+    case $build in /*) built=$build ;; *) built=$(pwd)/$build ;; esac
+    printf '#!/bin/sh\ncase "$*" in *name,driver*) echo "Emulated, 1.0, 9.0" ;; *) echo emulated ;; esac\n' \
+        >"$work/bin/nvidia-smi"
+    chmod +x "$work/bin/nvidia-smi"
+    ln -s "$built/cuda/train_cuda" "$built/test/chunkflow" "$work/programs"
+    capture env "PATH=$(cd "$work/bin" && pwd):$PATH" timeout 600 sh tools/gpu_record_train.sh --small --minutes 9 \
+        --programs "$work/programs" --out "$work/record"
+    expect "make gpu-record-train on the emulated device" 0 "^losses of 4 steps: .*: ok$"
+    name="its record: a line for each step"
+    n=$(grep -c '"tokens_per_s": [0-9]' "$work/record/record.jsonl")
+    if [ "$n" -eq $((6 * 3 + 2 + 2 * 4)) ]; then ok "$name"; else fail "$name" "$n lines"; fi
+    name="its summary: the ratio beside the prediction, and memory"
+    if grep -q '^qwen2.5-0.5b chat .* [0-9.]*, predicted 2.9$' "$work/record/summary.txt" &&
+        [ "$(grep -c '^memory [0-9]* .* predicted, .* measured$' "$work/record/summary.txt")" -eq 2 ]; then ok "$name"
+    else fail "$name" "it is not there" "$work/record/summary.txt"; fi
+}
+
+if [ "$mode" = emulated ] && [ -x "$build/test/chunkflow" ]; then record_train; fi
+
+# ---- a real compiler ----
+
+NVCC=${NVCC:-nvcc}
+real_compile() { # ARCHITECTURE CODE
+    kernels=-fdevice-syntax-only
+    if full; then kernels=-Xptxas=-v; fi
+    name="nvcc compiles it for $2"
+    if ! "$NVCC" -std=c++17 -Werror all-warnings -Xcompiler -Wall,-Wextra $kernels -gencode "arch=$1,code=$2" -I. \
+        -c examples/train_cuda.cu -o "$work/train_cuda.o" >"$work/said" 2>&1; then
+        fail "$name" "it does not" "$work/said"
+    elif grep -q '[1-9][0-9]* bytes spill' "$work/said"; then fail "$name" "a kernel spills" "$work/said"
+    else ok "$name"; fi
+}
+
+if ! command -v "$NVCC" >/dev/null 2>&1; then skip "nvcc compiles it" "there is no $NVCC"
+else
+    if full; then real_compile compute_80 sm_80; fi
+    real_compile compute_90a sm_90a
+fi
+
+# Loss goes down on data that can be learnt.
+# shellcheck disable=SC2086
+run $tiny --data "$work/ids.tokens" --batch 3 --chunk-size 8 --steps 12 --warmup 2 --lr 0.02
+if [ "$status" -eq 0 ] && awk '/^step/ { for (i = 1; i < NF; i++) if ($i == "loss") loss = $(i + 1)
+        if (n++ == 0) first = loss } END { exit !(n == 12 && loss < 0.8 * first) }' "$work/out"; then ok "training"
+else fail "training" "$(last_line)"; fi
+left_out "more orders of the device's work, more calls that fail, and code for each architecture"
 finish

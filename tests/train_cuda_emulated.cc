@@ -1,5 +1,5 @@
-/* Runs examples/train_cuda.cu under the emulation: its main, renamed, between what the environment asks of the emulation
-   and a look at what the emulation has seen.
+/* Runs examples/train_cuda.cu under the emulation: its main, renamed, between what the environment asks of the
+   emulation and a look at what that has seen.
 
        CUDA_EMU_SEED=N          the device's work in a random order with this seed
        CUDA_EMU_FAIL_CALL=N     the N-th call fails

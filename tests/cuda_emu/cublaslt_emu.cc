@@ -1,7 +1,7 @@
 /* cublaslt_emu.cc - cuBLASLt's products on the host, by way of cuBLAS's - MIT or public domain
 
-   D = op(A) op(B) + C is made of two operations: D gets C, or the bias in every column; then a cuBLAS product adds to it.
-   Both sums are rounded once, as in the real epilogue. Alpha is 1, and beta 0 or 1. */
+   D = op(A) op(B) + C is made of two operations: D gets C, or the bias in every column; then a cuBLAS product adds to
+   it. Both sums are rounded once, as in the real epilogue. Alpha is 1, and beta 0 or 1. */
 
 #include "cublasLt.h"
 #include "cuda_emu_private.h"

@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Training steps of Hugging Face's Qwen2 under PyTorch, packed, with variable-length attention: train_cuda's rival.
+
+    make shared
+    tools/bench/bench_train_hf.py --model qwen2.5-0.5b --lengths FILE [--compile] [--checkpointing] [--liger]
+
+Documents are packed into rows as long as the longest one; attention is PyTorch's varlen_attn (train_hf.py), so no pair
+that is masked costs anything: a dense mask would be no rival. Parameters, gradients and moments are bf16, for which its
+fused AdamW is fastest; train_cuda keeps fp32 ones. --liger: with Liger's norm, rotary and SwiGLU kernels, where they
+are installed. Every step is a line as train_cuda prints it. Needs a device. Not yet run.
+"""
+import argparse
+import pathlib
+import sys
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import transformers
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "examples"))
+import train_hf  # registers its attention as "chunkflow"
+from train_hf import chunkflow
+
+
+def sizes_of(options):
+    """Of the model table; --layers and the others change them."""
+    found = chunkflow.lib.cf_model_find(options.model.encode())
+    if not found:
+        sys.exit(f"bench_train_hf: there is no model {options.model}")
+    sizes = {name: getattr(found, name) for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tied")}
+    if options.layers:
+        sizes["layers"] = options.layers
+    return sizes
+
+
+def make_model(sizes, options):
+    if options.liger:
+        from liger_kernel.transformers import apply_liger_kernel_to_qwen2
+        apply_liger_kernel_to_qwen2()
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.Qwen2Config(
+        vocab_size=sizes["vocab"], hidden_size=sizes["hidden"], intermediate_size=sizes["ffn"],
+        num_hidden_layers=sizes["layers"], num_attention_heads=sizes["heads"], num_key_value_heads=sizes["kv_heads"],
+        tie_word_embeddings=bool(sizes["tied"]), rope_theta=1e6, max_position_embeddings=1 << 20),
+        dtype=torch.bfloat16).cuda()
+    model.set_attn_implementation("chunkflow")
+    if options.checkpointing:
+        model.gradient_checkpointing_enable()
+    model.train()
+    return model
+
+
+def packed_loss(model, inputs, target, weight):
+    hidden = model.base_model(use_cache=False, **inputs).last_hidden_state[0]
+    losses = F.cross_entropy(model.lm_head(hidden).float(), target, reduction="none")
+    return (losses * weight).sum()
+
+
+def step(run, batch, model, optimizer):
+    """Loss of the batch; its gradients are summed over the rows, then clipped."""
+    total = 0.0
+    for chunk in range(batch.plan.n_chunks):
+        target, weight, inputs = batch.inputs(chunk)
+        loss = run(model, inputs, target, weight)
+        loss.backward()
+        total += loss.detach()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return float(total)
+
+
+def useful_flops(model, sizes, lengths):
+    """As train_cuda counts them: six for each token and parameter of a product, twelve for each pair and width."""
+    n = sum(p.numel() for p in model.parameters()) - (0 if sizes["tied"] else sizes["vocab"] * sizes["hidden"])
+    pairs = float(np.sum(lengths * (lengths + 1.0) / 2))
+    return 6.0 * n * float(lengths.sum()) + 12.0 * pairs * sizes["hidden"] * sizes["layers"]
+
+
+def read_lengths(path):
+    """LENGTH or LENGTH COUNT a line."""
+    rows = [line.split("#")[0].split() for line in pathlib.Path(path).read_text().splitlines()]
+    return np.array([int(row[0]) for row in rows if row for _ in range(int(row[1]) if len(row) > 1 else 1)])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="qwen2.5-0.5b")
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--lengths", required=True)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--peak-tflops", type=float, default=989.0)
+    for name in ("--compile", "--checkpointing", "--liger"):
+        parser.add_argument(name, action="store_true")
+    options = parser.parse_args()
+    if train_hf.varlen_attn is None or not torch.cuda.is_available():
+        sys.exit("bench_train_hf: no device, or this PyTorch has no varlen_attn: a dense mask would be no rival")
+    sizes, lengths = sizes_of(options), read_lengths(options.lengths)
+    model = make_model(sizes, options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, betas=(0.9, 0.95), fused=True)
+    run = torch.compile(packed_loss, dynamic=True) if options.compile else packed_loss
+    plan, flops = chunkflow.pack(lengths, int(lengths.max())), useful_flops(model, sizes, lengths)
+    random = np.random.default_rng(1)
+    for number in range(1, options.steps + 1):
+        batch = train_hf.Batch(model, plan, [random.integers(0, sizes["vocab"], n) for n in lengths])
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        loss = step(run, batch, model, optimizer)
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - began
+        free, whole = torch.cuda.mem_get_info()
+        print(f"step {number}/{options.steps}  loss {loss:.4f}  {plan.n_chunks} chunks  {lengths.sum() / seconds:.0f} "
+              f"tokens/s  utilisation {100 * flops / seconds / options.peak_tflops / 1e12:.1f} %  "
+              f"memory {(whole - free) / 2**20:.1f} MiB", flush=True)
+
+
+if __name__ == "__main__":
+    main()
