@@ -3819,8 +3819,9 @@ cf_result cf_attention_backward(const cf_attention *attention, const cf_attentio
 }
 
 #ifdef CHUNKFLOW_CUDA_VARIANTS
-/* Forwards with wgmma that are prepared from here on, in all threads: a sum of hopper_forward_variant's numbers. Returns
-   0 where there is none of this number, and changes nothing. Declared by those who measure. */
+/* Forwards with wgmma that are prepared and run from here on, in all threads: a sum of the numbers in
+   hopper_forward_variant. Returns 0 where there is none of this number, and changes nothing. Declared by those who
+   measure. */
 int cf_attention_choose_forward(int variant);
 
 int cf_attention_choose_forward(int variant) {
