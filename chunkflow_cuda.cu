@@ -1872,9 +1872,12 @@ CF_HOPPER_DEVICE void hopper_load_q(const hopper_params &p, tile t, int head, sh
     typedef hopper_forward_layout<HEAD> layout;
     const int rows = p.fused.forward_rows, bytes = head >= 0 && t.begin < t.end ? rows * HEAD * 2 : 0;
     const shared_address barriers = start + layout::BARRIERS;
-    if constexpr ((VARIANT & HOPPER_PERSISTENT) != 0) mbarrier_wait(barriers + TILE_EMPTY, (turn & 1) ^ 1);
+    if constexpr ((VARIANT & HOPPER_PERSISTENT) != 0) {
+        mbarrier_wait(barriers + TILE_EMPTY, (turn & 1) ^ 1);
+        if (threadIdx.x % 32 == 0) hopper_tell(start + layout::TOLD, t, head);
+        __syncwarp();
+    }
     if (threadIdx.x % 32 != 0) return;
-    if constexpr ((VARIANT & HOPPER_PERSISTENT) != 0) hopper_tell(start + layout::TOLD, t, head);
     mbarrier_arrive_expect(barriers + TILE_FULL, bytes);
     if (bytes > 0)
         copy_tile<128, HEAD>(start + layout::Q, &p.q, head * p.fused.group.by,
@@ -3535,13 +3538,17 @@ template <typename T, int HEAD> hopper_kernel *forward_hopper_kernel() {
 
 /* The count of tiles that persistent blocks have taken comes after the sums of parts. */
 size_t hopper_forward_bytes(const problem *p) {
-    return WITH_VARIANTS ? align_up(fused_forward_bytes(p), 256) + 256 : fused_forward_bytes(p);
+    const bool persistent = (chosen_forward & HOPPER_PERSISTENT) != 0;
+    return persistent ? align_up(fused_forward_bytes(p), 256) + 256 : fused_forward_bytes(p);
 }
 
 /* Where blocks are persistent, there are at most as many as processors, and nothing is taken yet. */
 cf_result prepare_taking(const call &c, hopper_params *h, int64_t *n_blocks) {
     const problem *p = &c.problem_of->inner;
     if ((chosen_forward & HOPPER_PERSISTENT) == 0) return CF_OK;
+    if (c.problem_of->open.forward_bytes < hopper_forward_bytes(p))
+        return cf_fail(c.error, CF_ERROR_SPACE, "forward_bytes", -1, (int64_t)hopper_forward_bytes(p),
+                       (int64_t)c.problem_of->open.forward_bytes, "prepared for another forward");
     if (*n_blocks > INT32_MAX - MOST_PROCESSORS)
         return cf_fail(c.error, CF_ERROR_LIMIT, "attention_forward", -1, INT32_MAX - MOST_PROCESSORS, *n_blocks,
                        "too many tiles");
@@ -4137,8 +4144,9 @@ cf_result cf_attention_backward(const cf_attention *attention, const cf_attentio
 }
 
 #ifdef CHUNKFLOW_CUDA_VARIANTS
-/* Forwards with wgmma from here on, in all threads: a sum of hopper_forward_variant's numbers. Returns 0 where there is
-   none of this number, and changes nothing. Declared by those who measure. */
+/* Forwards with wgmma that are prepared and run from here on, in all threads: a sum of the numbers in
+   hopper_forward_variant. Returns 0 where there is none of this number, and changes nothing. Declared by those who
+   measure. */
 int cf_attention_choose_forward(int variant);
 
 int cf_attention_choose_forward(int variant) {

@@ -185,6 +185,9 @@ static bool check_variants(const host_problem &p, const run_options &o, const ho
         emulate_order(how++);
         ok = run_on_device(p, in, o, &other) && CHECK(plain->bits == other.bits) &&
              CHECK(memcmp(plain->values.lse.data(), other.values.lse.data(), other.values.lse.size() * 8) == 0);
+#ifdef CHUNKFLOW_CUDA_EMULATION
+        CHECK_INT(cuda_emu_total().conflicts, 0);
+#endif
     }
     emulate_order(0);
     return CHECK(cf_attention_choose_forward(0)) && ok;
@@ -313,7 +316,7 @@ TEST(turns) {
         CHECK_INT(counts[variant].wgmma, counts[0].wgmma);
         CHECK_INT(counts[variant].bulk_bytes, counts[0].bulk_bytes);
     }
-    for (int variant : {-1, 1000}) CHECK(!cf_attention_choose_forward(variant));
+    for (int variant : {-1, 4, 1000}) CHECK(!cf_attention_choose_forward(variant));
 }
 
 /* A driver without the function that makes tensor maps, and arrays that they cannot describe. */
@@ -324,7 +327,7 @@ TEST(refused_calls) {
     cf_error error;
     const cf_attention *a = nullptr;
     std::vector<uint64_t> memory(4096);
-    void *data = nullptr, *tiles = nullptr, *workspace = nullptr;
+    void *data = nullptr, *tiles = nullptr;
     memset(&d, 0, sizeof d);
     memset(&x, 0, sizeof x);
     d.n_heads = 2, d.head_size = 128, d.n_slices = 1, d.cu_seqlens_q = d.cu_seqlens_k = cu, d.arch = 90;
@@ -332,12 +335,13 @@ TEST(refused_calls) {
     REQUIRE(cf_attention_prepare(&d, memory.data(), memory.size() * 8, &a, &error) == CF_OK);
     CHECK_INT(a->path, CF_ATTENTION_WGMMA);
     CHECK(cudaMalloc(&data, 10 * 256 * 2) == cudaSuccess && cudaMalloc(&tiles, a->tiles_bytes) == cudaSuccess);
-    CHECK(cudaMalloc(&workspace, a->forward_bytes + 1) == cudaSuccess);
     CHECK(cudaMemcpy(tiles, a->tiles, a->tiles_bytes, cudaMemcpyHostToDevice) == cudaSuccess);
     x.q.data = x.k.data = x.v.data = x.out.data = data;
     x.tiles = tiles;
-    x.workspace = workspace;
-    x.workspace_bytes = a->forward_bytes;
+    REQUIRE(cf_attention_choose_forward(2)); /* and another forward than was prepared */
+    CHECK_INT(cf_attention_forward(a, &x, nullptr, &error), CF_ERROR_SPACE);
+    CHECK_STR(error.field, "forward_bytes");
+    REQUIRE(cf_attention_choose_forward(0));
     for (int how = 0; how < 3; how++) {
         cuda_emu_reset();
         memset(&error, 0, sizeof error);
@@ -348,7 +352,7 @@ TEST(refused_calls) {
         CHECK_INT(cuda_emu_total().launches, 0);
     }
     cuda_emu_reset();
-    for (void *block : {data, tiles, workspace}) cudaFree(block);
+    for (void *block : {data, tiles}) cudaFree(block);
 }
 #endif
 

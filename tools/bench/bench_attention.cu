@@ -232,6 +232,7 @@ struct instance {
             need(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0), "cudaDeviceGetAttribute");
             d.n_processors = n;
         }
+        choose_forward();
         need(cf_attention_size(&d, &bytes, &error), error);
         host.resize(bytes / 8 + 2);
         need(cf_attention_prepare(&d, host.data(), bytes, &attention, &error), error);
@@ -261,9 +262,13 @@ struct instance {
         need(cudaDeviceSynchronize(), "inputs");
     }
 
+    void choose_forward() const {
+        need(cf_attention_choose_forward(forward) != 0, "this forward is not in a build without its variants");
+    }
+
     void run(bool backward) {
         cf_error error;
-        need(cf_attention_choose_forward(forward) != 0, "this forward is not in a build without its variants");
+        choose_forward();
         need(backward ? cf_attention_backward(attention, &x, stream, &error)
                       : cf_attention_forward(attention, &x, stream, &error), error);
     }
