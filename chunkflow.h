@@ -6268,8 +6268,8 @@ static double cf__bounds_strongest(const cf__bounds *b) {
 
 /* ---- dispatch: schedules by simulated time ----
 
-   Whenever a stage is free it takes, of the passes that are ready, the one that its policy likes best. There are two ways
-   to deal with room.
+   Whenever a stage is free it takes, of the passes that are ready, the one that its policy likes best. There are two
+   ways to deal with room.
 
    Promises: before a unit keeps its first chunk on a virtual stage, the stage must have room for all that the unit
    keeps there; the room comes back as the chunks end. This cannot deadlock. Whoever holds a place waits only for stages
@@ -6277,11 +6277,13 @@ static double cf__bounds_strongest(const cf__bounds *b) {
    in one row of virtual stages leaves as many as a unit needs in each later row, so that those in front never fill the
    places of those behind, and the last row waits for nobody.
 
-   Eviction: forwards run whether there is a place or not. Where there is none, the kept chunk whose backward is
-   furthest off gives up its own after the fact (Belady's rule): its forward takes as long if it drops the activations,
-   and all that changes is a replay before the backward. In local replay that is called just in time, and nobody waits
-   for a place but replays, which in turn wait for nothing but gradients that are on their way. Through the pipeline a
-   chunk that is evicted on one stage is dropped on all before it, and groups wait for places.
+   Eviction: on the first `n_eager` virtual stages forwards run whether there is a place or not. Where there is none,
+   the kept chunk whose backward is furthest off gives up its own after the fact (Belady's rule): its forward takes as long
+   if it drops the activations, and all that changes is a replay before the backward. In local replay that is called
+   just in time, and nobody waits for a place but replays, which in turn wait for nothing but gradients that are on
+   their way. Through the pipeline a chunk that is evicted on one stage is dropped on all before it; so are the last
+   chunks of groups, while the replays of the others follow each other. On later virtual stages units wait for a place,
+   since enough chunks are kept there for the stages behind them to be busy.
 
    Eviction may end in a deadlock if replays come through the pipeline or virtual stages share a stage; then the search
    has tried one candidate in vain. */
@@ -6842,12 +6844,14 @@ static int32_t cf__dispatch_with_place(cf__dispatch *d, int64_t stage, int32_t i
     const cf__dispatch_worker *worker = &d->workers[stage];
     cf__pipe_unit unit;
     int64_t chunk, v;
+    int is_forward;
     if (id < 0 || !d->policy.evicts) return id;
     v = cf__dispatch_stage(d, id, &chunk);
     unit = cf__dispatch_unit(d, chunk, v);
     if (!cf__dispatch_takes_place(d, &unit, cf__dispatch_place(id), chunk)) return id;
-    if (cf__dispatch_place(id) == CF_F && (d->pipe->local || v < d->pipe->n_v - 1)) return id;
-    if (worker->room.chunks < 1 && cf__dispatch_victim(d, stage) < 0) return -1;
+    is_forward = cf__dispatch_place(id) == CF_F;
+    if (is_forward && (d->pipe->local || v < cf__min(d->policy.n_eager, d->pipe->n_v - 1))) return id;
+    if (worker->room.chunks < 1 && (is_forward || cf__dispatch_victim(d, stage) < 0)) return -1;
     if (d->maker->needs == NULL || !cf__dispatch_is_lone(&unit)) return id;
     return worker->room.bytes >= d->maker->needs[chunk] - cf__dispatch_saved_bytes(d, chunk) ? id : -1;
 }
@@ -6868,7 +6872,7 @@ static void cf__dispatch_pass_on(cf__dispatch *d, int64_t stage, int32_t id, int
     cf__dispatch_supply(d, id, to, begin + transfer);
 }
 
-/* The backward of a chunk on virtual stage v calls its replays, if it was evicted and they come through the pipeline. */
+/* The backward of an evicted chunk on virtual stage v calls its replays, if they come through the pipeline. */
 static void cf__dispatch_call(cf__dispatch *d, int64_t v, int64_t chunk, double now) {
     const int32_t *kept = cf__dispatch_kept(d, chunk, 0);
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
@@ -7075,9 +7079,9 @@ static int64_t cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) 
 
    A core search looks for a schedule with one K, one set of limits, whole or split backwards, and one placement: first
    the fixed schedules, then dispatch with one thing about it changed after the other, then a walk: change one thing at
-   random (two units change places, one moves, the policy, what is kept of one unit, the urgency of one pass) and keep
+   random (two units change places, one moves, the policy, the urgency of one pass) and keep
    it if the makespan does not grow. It tries the same candidates in the same order whatever the budget, which only says
-   when to stop.
+   when to stop. A walk that has taken long goes on from another point.
 
    The whole search makes core searches for K and for smaller ones, for the limits and for halves of them, whole before
    split, and takes the best of all. So a schedule for more (budget, K, limits, splitting, placements) is never longer,
@@ -7101,7 +7105,7 @@ typedef struct cf__search {
     cf_search_report report;
 } cf__search;
 
-enum { CF__SEARCH_FIXED = 4 };
+enum { CF__SEARCH_FIXED = 4, CF__SEARCH_WALK = 500 /* candidates of one walk */ };
 
 /* Chunks that fit on the roomiest stage at once. */
 static int64_t cf__search_room(const cf__schedule_maker *m) {
@@ -7229,17 +7233,17 @@ static void cf__search_try_fixed(cf__search *search, cf_schedule_kind kind, int 
     cf__search_judge(search, kind);
 }
 
-/* Runs dispatch as units, policy and nudges now are; returns whether it takes no longer than the best so far. */
-static int cf__search_try_dispatch(cf__search *search, cf_schedule_kind kind) {
+/* Runs dispatch as units, policy and nudges now are; returns whether it takes no longer than `most`. */
+static int cf__search_try_dispatch(cf__search *search, double most) {
     cf__dispatch *d = &search->dispatch;
     search->n_tried++;
     search->report.n_tried++;
-    if (!cf__dispatch_run(d, search->makespan)) return 0;
+    if (!cf__dispatch_run(d, most)) return 0;
     if (!(d->makespan < search->makespan)) return 1;
     search->makespan = d->makespan;
     search->best_policy = d->policy;
     search->trial.n_actions = cf__dispatch_write(d, &search->trial);
-    cf__search_judge(search, kind);
+    cf__search_judge(search, CF_SCHEDULE_BEST);
     return 1;
 }
 
@@ -7251,39 +7255,38 @@ static void cf__search_swap(cf__pipe_unit *units, int64_t a, int64_t b) {
     units[b] = swap;
 }
 
-/* Starting orders: plan order and its reverse, dearest first and cheapest first, cheap ones at both ends. A short chunk
-   fills the pipeline sooner, and empties it sooner. */
-enum { CF__SEARCH_ORDERS = 5 };
+/* Starting orders: plan order, dearest first, and cheap ones at both ends. A short chunk fills the pipeline sooner, and
+   empties it sooner. */
+enum { CF__SEARCH_PLANNED = 0, CF__SEARCH_DEAREST, CF__SEARCH_CHEAP_ENDS, CF__SEARCH_ORDERS };
 
 static void cf__search_set_order(cf__schedule_maker *m, int order) {
     int64_t n = m->n_units, i;
     cf__schedule_collect_units(m);
-    if (order >= 2) cf__schedule_sort_units(m);
-    for (i = 0; i < n / 2 && (order == 1 || order == 3); i++) cf__search_swap(m->units, i, n - 1 - i);
-    if (order != 4) return;
+    if (order != CF__SEARCH_PLANNED) cf__schedule_sort_units(m);
+    if (order != CF__SEARCH_CHEAP_ENDS) return;
     for (i = 0; i < n; i++) m->spare[i % 2 == 0 ? n - 1 - i / 2 : i / 2] = m->units[n - 1 - i];
     memcpy(m->units, m->spare, (size_t)n * sizeof *m->units);
 }
 
-/* Tries the orders in turn, but for the one that stands; the best one so far stays. */
-static void cf__search_try_orders(cf__search *search, int *best) {
-    static const int orders[CF__SEARCH_ORDERS] = {2, 0, 4, 1, 3};
-    int tried = *best, i;
+/* Tries the orders in turn; the best one stays. */
+static void cf__search_try_orders(cf__search *search) {
+    static const int orders[CF__SEARCH_ORDERS] = {CF__SEARCH_DEAREST, CF__SEARCH_PLANNED, CF__SEARCH_CHEAP_ENDS};
+    int best = CF__SEARCH_DEAREST, i;
     for (i = 0; i < CF__SEARCH_ORDERS && !cf__search_is_over(search); i++) {
         double before = search->makespan;
-        if (orders[i] == tried && before < DBL_MAX) continue;
+        if (orders[i] == best && before < DBL_MAX) continue; /* it has been tried */
         cf__search_set_order(&search->maker, orders[i]);
-        (void)cf__search_try_dispatch(search, CF_SCHEDULE_BEST);
-        if (search->makespan < before) *best = orders[i];
+        (void)cf__search_try_dispatch(search, search->makespan);
+        if (search->makespan < before) best = orders[i];
     }
-    cf__search_set_order(&search->maker, *best);
+    cf__search_set_order(&search->maker, best);
 }
 
 /* Tries a policy; the best one so far stays. */
 static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy) {
     if (cf__search_is_over(search)) return;
     search->dispatch.policy = policy;
-    (void)cf__search_try_dispatch(search, CF_SCHEDULE_BEST);
+    (void)cf__search_try_dispatch(search, search->makespan);
     search->dispatch.policy = search->best_policy;
 }
 
@@ -7294,8 +7297,7 @@ static int cf__search_evicts(const cf__schedule_maker *m) {
            !(m->needs != NULL && bytes->per_token_boundary > bytes->per_token_activations);
 }
 
-/* Where units wait for a place: nowhere, on the stages that have enough of them to be busy, everywhere. Then how much
-   backwards are preferred. */
+/* Where units wait for a place: nowhere, on the stages that have enough of them to be busy, everywhere. */
 static void cf__search_try_evictions(cf__search *search) {
     int64_t n_v = search->maker.pipe.n_v, n_eager[3];
     cf__dispatch_policy policy = search->dispatch.policy;
@@ -7306,11 +7308,6 @@ static void cf__search_try_evictions(cf__search *search) {
     policy.bias = search->bounds.critical_path;
     for (i = 0; i < 3; i++) {
         policy.n_eager = n_eager[i];
-        cf__search_try_policy(search, policy);
-    }
-    policy = search->best_policy;
-    for (i = 0; i < 2; i++) {
-        policy.bias = cf__product(0.2 * i, search->bounds.critical_path);
         cf__search_try_policy(search, policy);
     }
 }
@@ -7366,6 +7363,13 @@ static void cf__search_shift(cf__pipe_unit *units, int64_t from, int64_t to) {
     units[to] = unit;
 }
 
+/* Another way to deal with room. */
+static void cf__search_change_way(cf__search *search) {
+    cf__dispatch_policy *policy = &search->dispatch.policy;
+    policy->evicts = cf__search_below(search, 3) > 0;
+    policy->n_eager = cf__search_below(search, search->maker.pipe.n_v + 1);
+}
+
 static void cf__search_change_policy(cf__search *search) {
     cf__dispatch_policy *policy = &search->dispatch.policy;
     double much = search->bounds.critical_path;
@@ -7373,8 +7377,7 @@ static void cf__search_change_policy(cf__search *search) {
         policy->rhythm *= 1 + cf__search_random(search) / 4;
         return;
     }
-    if (policy->evicts && cf__search_below(search, 3) == 0)
-        policy->n_eager = cf__search_below(search, search->maker.pipe.n_v + 1);
+    if (cf__search_evicts(&search->maker) && cf__search_below(search, 3) == 0) cf__search_change_way(search);
     else if (cf__search_below(search, 2))
         policy->bias = cf__search_below(search, 2) ? cf__product(much, cf__search_random(search)) : 0;
     else policy->patience = cf__search_below(search, 2) ? cf__most(0, cf__search_random(search)) : 0;
@@ -7398,8 +7401,7 @@ static int cf__search_alike(const cf__schedule_maker *m, const cf__pipe_unit *a,
     return a->n == 1 && b->n == 1 && x->padded == y->padded && x->pairs == y->pairs;
 }
 
-/* Draws a move. Orders and what is kept gain most for each candidate, single passes least, except where there is
-   nothing else to change. */
+/* Draws a move. Orders gain most for each candidate. */
 static cf__search_move cf__search_make_move(cf__search *search) {
     static const uint8_t kinds[16] = {CF__SEARCH_SWAP,   CF__SEARCH_SWAP,   CF__SEARCH_SWAP,   CF__SEARCH_SHIFT,
                                       CF__SEARCH_SHIFT,  CF__SEARCH_SHIFT,  CF__SEARCH_SHIFT,  CF__SEARCH_SHIFT,
@@ -7432,11 +7434,28 @@ static void cf__search_undo_move(cf__search *search, const cf__search_move *move
     search->dispatch.policy = move->policy;
 }
 
-/* Walks on from the best schedule; of equal ones the last. */
+/* Another point to walk from, far from the best. */
+static void cf__search_jump(cf__search *search) {
+    cf__dispatch_policy *policy = &search->dispatch.policy;
+    *policy = search->best_policy;
+    policy->bias = cf__product(search->bounds.critical_path, cf__search_random(search));
+    policy->patience = cf__most(0, cf__search_random(search));
+    if (cf__search_evicts(&search->maker)) cf__search_change_way(search);
+    cf__search_set_order(&search->maker, (int)cf__search_below(search, CF__SEARCH_ORDERS));
+    memset(search->nudges, 0, (size_t)cf__dispatch_passes(&search->maker.pipe) * sizeof(double));
+}
+
+/* Walks from where the search stands, and after a while from somewhere else. */
 static void cf__search_walk(cf__search *search) {
-    while (!cf__search_is_over(search)) {
+    double current = search->makespan;
+    int64_t n;
+    for (n = 1; !cf__search_is_over(search); n++) {
         cf__search_move move = cf__search_make_move(search);
-        if (!cf__search_try_dispatch(search, CF_SCHEDULE_BEST)) cf__search_undo_move(search, &move);
+        if (cf__search_try_dispatch(search, current)) current = search->dispatch.makespan;
+        else cf__search_undo_move(search, &move);
+        if (n % CF__SEARCH_WALK != 0) continue;
+        cf__search_jump(search);
+        current = DBL_MAX;
     }
 }
 
@@ -7508,7 +7527,6 @@ static void cf__search_try_all_fixed(cf__search *search, int split) {
 static void cf__search_core(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
     cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, 0, NULL};
-    int order = 2;
     if (cf__search_dispatches(m)) {
         cf__search_find_bounds(search, split);
         if (cf__search_reaches(search->report.makespan, cf__bounds_strongest(&search->bounds))) return;
@@ -7525,10 +7543,10 @@ static void cf__search_core(cf__search *search, int split) {
     search->dispatch.policy = search->best_policy = policy;
     memset(search->nudges, 0, (size_t)cf__dispatch_passes(&m->pipe) * sizeof(double));
     search->dispatch.nudges = search->nudges;
-    cf__search_set_order(m, order);
+    cf__search_set_order(m, CF__SEARCH_DEAREST);
     if (policy.evicts) cf__search_try_evictions(search);
     cf__search_try_rhythms(search);
-    cf__search_try_orders(search, &order);
+    cf__search_try_orders(search);
     if (!(search->best_policy.rhythm > 0)) cf__search_try_patiences(search);
     search->dispatch.policy = search->best_policy;
     cf__search_walk(search);

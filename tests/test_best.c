@@ -311,6 +311,29 @@ TEST(a_larger_limit_is_hardly_ever_worse) {
                    (int)n_worse, (int)n_much, (worst - 1) * 100);
 }
 
+/* On so many stages that one dispatch takes as long as the whole search should, `best` tries the fixed schedules alone. */
+TEST(very_many_stages) {
+    const int64_t lengths[] = {1, 2, 3};
+    cf_plan *plan = pack(lengths, 3, 2, 1);
+    cf_schedule_desc desc;
+    cf_search_report report;
+    cf_schedule *schedule = NULL;
+    cf_validate_desc validate;
+    memset(&desc, 0, sizeof desc);
+    memset(&validate, 0, sizeof validate);
+    desc.n_stages = 65536;
+    desc.limit = 2;
+    desc.report = &report;
+    validate.limit = 2;
+    CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
+    REQUIRE(schedule != NULL);
+    CHECK_INT(cf_schedule_validate(plan, schedule, &validate, NULL, NULL), CF_OK);
+    CHECK(report.n_tried <= 2 * 4); /* with limit 2 and 1 */
+    CHECK(report.makespan <= report.fixed_makespan);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
 /* ---- the report, the budget, determinism ---- */
 
 static int64_t binary_digits(int64_t x) { return x > 0 ? 1 + binary_digits(x / 2) : 0; }
@@ -394,4 +417,4 @@ SUITE(best, CASE(paper_example), CASE(report_says_what_was_done), CASE(a_larger_
 SUITE(search, CASE(optimal_on_small_pipelines), CASE(optimal_on_small_pipelines_under_limits),
       CASE(optimal_on_small_pipelines_with_split_backwards), CASE(suite_is_near_the_bound),
       CASE(suite_is_never_worse_than_a_fixed_schedule), CASE(a_v_under_tight_limits),
-      CASE(a_larger_limit_is_hardly_ever_worse));
+      CASE(a_larger_limit_is_hardly_ever_worse), CASE(very_many_stages));
