@@ -374,7 +374,7 @@ EOF
         esac
         # shellcheck disable=SC2086
         cf gen $name --n 20000 --seed 5 $options
-        same "gen/python/$name" "20000 ok" "$("$PYTHON" again.py $name <out)"
+        same "gen/python/$name" "20000 ok" "$(python again.py $name <out)"
     done
 }
 
@@ -953,7 +953,7 @@ EOF
             rank=$((rank + 1))
         done
         # shellcheck disable=SC2086
-        same "json/$ranks $k $options" ok "$("$PYTHON" read.py drawn plan.json $names 2>&1 | tail -n 1)"
+        same "json/$ranks $k $options" ok "$(python read.py drawn plan.json $names 2>&1 | tail -n 1)"
     done <<'EOF'
 1 1 --chunk-size 8192
 1 2 --chunk-size 2048 --no-tails

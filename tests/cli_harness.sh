@@ -1,25 +1,43 @@
 # cli_harness.sh - what the tests of the chunkflow command share; to be sourced. It moves to an empty directory.
 #
-# CHUNKFLOW names the program (default build/chunkflow), the first argument a filter on the names of tests.
+# CHUNKFLOW names the program (default build/chunkflow), the first argument a filter on the names of tests. CHUNKFLOW_PLAIN
+# names one without sanitizers, for long searches; CHUNKFLOW makes the same searches in fewer settings.
 
 . "$(dirname "$0")/helpers.sh"
 
 CHUNKFLOW=${CHUNKFLOW:-build/chunkflow}
 FILTER=${1:-}
+CHUNKFLOW_PLAIN=${CHUNKFLOW_PLAIN:-$CHUNKFLOW}
 case $CHUNKFLOW in
     /*) ;;
     *) CHUNKFLOW=$PWD/$CHUNKFLOW ;;
+esac
+case $CHUNKFLOW_PLAIN in
+    /*) ;;
+    *) CHUNKFLOW_PLAIN=$PWD/$CHUNKFLOW_PLAIN ;;
 esac
 if ! [ -x "$CHUNKFLOW" ]; then
     fail cli "there is no program $CHUNKFLOW"
     finish
 fi
 HEADER=$(cd "$(dirname "$0")/.." && pwd)/chunkflow.h
-PYTHON=$(command -v python3 || true)
-if [ -n "$PYTHON" ] && ! "$PYTHON" -c pass 2>/dev/null; then PYTHON=; fi
+find_python
 
 workplace "$(mktemp -d)"
 cd "$work" || exit 1
+
+# plain COMMAND...: with the program that has no sanitizers
+plain() {
+    sanitized=$CHUNKFLOW
+    CHUNKFLOW=$CHUNKFLOW_PLAIN
+    "$@"
+    CHUNKFLOW=$sanitized
+}
+
+# So, but for FULL=1, where only what would take minutes goes without sanitizers.
+quick() { # COMMAND...
+    if full; then "$@"; else plain "$@"; fi
+}
 
 # Runs the program; leaves its exit code in $code and what it printed in the files out and err.
 cf() {

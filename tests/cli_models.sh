@@ -27,7 +27,7 @@ if wanted $name; then
             --json report.json; then
         fail $name "$(cat err)"
     else
-        "$PYTHON" - >why <<'END' && ok $name || fail $name "$(cat why)"
+        python - >why <<'END' && ok $name || fail $name "$(cat why)"
 import json, sys
 r = json.load(open("report.json"))
 assert r["format"] == "chunkflow-memory" and r["version"] == 1, "format"
@@ -190,7 +190,7 @@ if wanted $name; then
     elif ! run time --model qwen3-14b --gpu h200 --tp 8 --pp 5 --chunk-size 4K --json time.json; then
         fail $name "$(cat err)"
     else
-        "$PYTHON" - >why <<'END' && ok $name || fail $name "$(cat why)"
+        python - >why <<'END' && ok $name || fail $name "$(cat why)"
 import json
 r = json.load(open("time.json"))
 assert r["format"] == "chunkflow-time" and len(r["stages"]) == 5, "format"
@@ -211,7 +211,7 @@ if wanted $name; then
     if [ -z "$PYTHON" ]; then skip $name "no python3"
     elif ! run time $shape --gpu h200 --json time.json --tsv; then fail $name "$(cat err)"
     elif ! mv out time.tsv || ! run memory $shape --k 3 --virtual 2 --json memory.json --tsv; then fail $name "$(cat err)"
-    elif mv out memory.tsv && "$PYTHON" - >why 2>&1 <<'END'
+    elif mv out memory.tsv && python - >why 2>&1 <<'END'
 import csv, json
 def table(name): return list(csv.DictReader(open(name), delimiter="\t", strict=True))
 stages, rows = json.load(open("time.json"))["stages"], table("time.tsv")

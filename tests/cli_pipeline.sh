@@ -5,6 +5,7 @@
 #
 # As tests/cli.sh. The numbers of the paper's example are checked as published; other makespans, idle shares and peaks
 # are worked out again by awk from the list of passes alone, and where python3 is there, from the files that were written.
+# FULL=1: that also with sanitizers, where CHUNKFLOW_PLAIN names a program without, and for a longer trace.
 set -u
 . "$(dirname "$0")/cli_harness.sh"
 
@@ -632,7 +633,7 @@ test_files() {
 }
 
 trace_holds() { # NAME MICROSECONDS [TABLE]: t.json, of p.json and s.json
-    same "$1" ok "$("$PYTHON" "$(dirname "$HEADER")/tests/trace_check.py" p.json s.json t.json "$2" ${3:+"$3"} 2>&1 | tail -n 1)"
+    same "$1" ok "$(python "$(dirname "$HEADER")/tests/trace_check.py" p.json s.json t.json "$2" ${3:+"$3"} 2>&1 | tail -n 1)"
 }
 
 test_python() {
@@ -713,7 +714,7 @@ EOF
         cf plan --chunk-size 1024 --k 2 --stages 3 --schedule $kind $arguments $options --plan-json p.json \
             --json s.json --trace t.json --summary drawn
         # shellcheck disable=SC2086
-        same "python/$kind $costs $options" ok "$("$PYTHON" times.py p.json s.json $numbers 2>&1 | tail -n 1)"
+        same "python/$kind $costs $options" ok "$(python times.py p.json s.json $numbers 2>&1 | tail -n 1)"
         trace_holds "python/trace/$kind $costs $options" $unit
     done <<'EOF'
 paper unit
@@ -740,19 +741,21 @@ EOF
 1e6 --schedule paper --cost 1e-3,3e-7,0 --offload --offload-seconds-per-token 1e-7
 1e6 --schedule paper --cost 1e-9,0,0
 EOF
-    # What is rounded to nanoseconds does not add up, over 100,000 passes that are no whole number of them.
-    echo 700 12500 >many
+    # What is rounded to nanoseconds does not add up, over many passes that are no whole number of them: 100,000 in full.
+    sequences=2500
+    if full; then sequences=12500; fi
+    echo 700 $sequences >many
     cf plan --chunk-size 700 --k 1 --stages 4 --schedule 1f1b --cost 1.2345678901e-5,3.3333333333e-9,0 --plan-json p.json \
         --json s.json --trace t.json --summary many
-    same python/trace/drift/passes 100000 "$(grep -c '"ph": "X"' t.json)"
+    same python/trace/drift/passes $((8 * sequences)) "$(grep -c '"ph": "X"' t.json)"
     trace_holds python/trace/drift 1e6
     # The checker sees a slice that is a nanosecond too long, and a counter that is one off.
     awk '/"ph": "X"/ && ++n == 777 { match($0, /"dur": [0-9]*\.[0-9]*/); dur = substr($0, RSTART + 7, RLENGTH - 7)
             $0 = substr($0, 1, RSTART + 6) sprintf("%.3f", dur + 0.001) substr($0, RSTART + RLENGTH) } { print }' t.json >d.json
-    same python/trace/damaged/slice 1 "$(cmp -s t.json d.json || "$PYTHON" "$(dirname "$HEADER")/tests/trace_check.py" \
+    same python/trace/damaged/slice 1 "$(cmp -s t.json d.json || python "$(dirname "$HEADER")/tests/trace_check.py" \
         p.json s.json d.json 1e6 2>&1 | grep -c -e ends -e drift -e overlap)"
     sed 's/"args": {"chunks": 3}/"args": {"chunks": 2}/' t.json >d.json
-    same python/trace/damaged/counter 1 "$(cmp -s t.json d.json || "$PYTHON" "$(dirname "$HEADER")/tests/trace_check.py" \
+    same python/trace/damaged/counter 1 "$(cmp -s t.json d.json || python "$(dirname "$HEADER")/tests/trace_check.py" \
         p.json s.json d.json 1e6 2>&1 | grep -c 'kept chunks of stage')"
 }
 
@@ -815,7 +818,7 @@ test_compare() {
     if [ -n "$PYTHON" ]; then
         cp table out
         compare_rows | cut -c 33- | awk '{ print $1, $3, $4 }' >want
-        "$PYTHON" -c 'import json
+        python -c 'import json
 for r in json.load(open("c.json"))["rows"]:
     print("%g %.2f %.2f" % (r["makespan"], 100 * r["bubble_useful"], 100 * r["bubble_busy"]))' >got
         same_files compare/json/rows want got
@@ -934,7 +937,7 @@ EOF
         column out $name >got
         key=$(echo $name | sed 's/_s$//; s/chunk_copies/live/; s/_copies/s/')
         if [ -n "$PYTHON" ]; then
-            "$PYTHON" -c 'import json, sys
+            python -c 'import json, sys
 for r in json.load(open("c.json"))["rows"]: print(r.get(sys.argv[1], "-"))' $key >want
             numbers <want >want2
             numbers <got >got2
@@ -967,7 +970,7 @@ test_columns() {
 # Work of over a second says how far it is, on a terminal and there only, and takes it back; Ctrl-C leaves nothing.
 test_progress() {
     wanted progress || return 0
-    if [ -z "$PYTHON" ] || ! "$PYTHON" -c 'import pty' 2>/dev/null; then
+    if [ -z "$PYTHON" ] || ! python -c 'import pty' 2>/dev/null; then
         skip progress "there is no python3 with pty"
         return 0
     fi
@@ -997,19 +1000,19 @@ print(run.wait(), "lines" if len(lines) > 1 else len(lines), "erased" if seen.en
 EOF
     "$CHUNKFLOW" gen lmsys --n 500 --seed 4 >long_list
     set -- --chunk-size 1024 --stages 4 --budget 1000000
-    same progress/plan "-2 lines erased" "$("$PYTHON" terminal.py 4 "$CHUNKFLOW" plan "$@" --k 2 --json unfinished long_list)"
+    same progress/plan "-2 lines erased" "$(python terminal.py 4 "$CHUNKFLOW" plan "$@" --k 2 --json unfinished long_list)"
     same progress/plan/says yes "$(grep -q 'scheduling, [1-9][0-9]* s' seen && echo yes)"
     same progress/plan/left no "$(find . -name 'unfinished*' | grep -q . && echo yes || echo no)"
-    same progress/compare "-2 lines erased" "$("$PYTHON" terminal.py 5 "$CHUNKFLOW" compare "$@" --k 2 long_list)"
+    same progress/compare "-2 lines erased" "$(python terminal.py 5 "$CHUNKFLOW" compare "$@" --k 2 long_list)"
     same progress/compare/says yes "$(grep -q 'comparing, [1-9][0-9]* s  \[[#.]*\]  *[0-9]* %  ' seen && echo yes)"
-    same progress/dumb "-2 0 left" "$(TERM=dumb "$PYTHON" terminal.py 2 "$CHUNKFLOW" plan "$@" --k 2 long_list)"
+    same progress/dumb "-2 0 left" "$(TERM=dumb "$PYTHON" -S terminal.py 2 "$CHUNKFLOW" plan "$@" --k 2 long_list)"
     # What is printed comes behind it, and work that is done at once says nothing.
-    same progress/done "0 lines erased" "$("$PYTHON" terminal.py 0 "$CHUNKFLOW" plan --chunk-size 1024 --stages 4 --k 2 \
-        --budget 6000 long_list)"
+    same progress/done "0 lines erased" "$(python terminal.py 0 "$CHUNKFLOW" plan --chunk-size 1024 --stages 4 --k 2 \
+        --budget 3000 long_list)"
     same progress/done/summary 1 "$(grep -c '^makespan ' said)"
     cp said wanted
-    same progress/quick "0 0 left" "$("$PYTHON" terminal.py 0 "$CHUNKFLOW" plan --chunk-size 2 --k 1 example)"
-    "$CHUNKFLOW" plan --chunk-size 1024 --stages 4 --k 2 --budget 6000 long_list >out 2>err
+    same progress/quick "0 0 left" "$(python terminal.py 0 "$CHUNKFLOW" plan --chunk-size 2 --k 1 example)"
+    "$CHUNKFLOW" plan --chunk-size 1024 --stages 4 --k 2 --budget 3000 long_list >out 2>err
     same progress/piped "0 0" "$? $(wc -c <err | tr -d ' ')"
     same_files progress/same wanted out
 }
@@ -1363,7 +1366,7 @@ test_help
 test_padded_rows
 test_usage
 test_paper
-test_again
+quick test_again
 test_chart
 test_limits
 test_costs
@@ -1378,4 +1381,5 @@ test_progress
 test_readme
 test_check
 test_damaged
+left_out "sanitizers for the searches whose passes are run again, and a trace of 100,000 passes"
 finish

@@ -7,22 +7,7 @@
 # end how many. What the command says is worked out again with awk, or in Python where there is one. CHUNKFLOW_PLAIN names
 # one without sanitizers, for two long searches; CHUNKFLOW makes the same searches in fewer settings.
 set -u
-top=$PWD
 . "$(dirname "$0")/cli_harness.sh"
-
-CHUNKFLOW_PLAIN=${CHUNKFLOW_PLAIN:-$CHUNKFLOW}
-case $CHUNKFLOW_PLAIN in
-    /*) ;;
-    *) CHUNKFLOW_PLAIN=$top/$CHUNKFLOW_PLAIN ;;
-esac
-
-# plain COMMAND...: with the program that has no sanitizers
-plain() {
-    sanitized=$CHUNKFLOW
-    CHUNKFLOW=$CHUNKFLOW_PLAIN
-    "$@"
-    CHUNKFLOW=$sanitized
-}
 
 "$CHUNKFLOW" gen lmsys --n 3000 --seed 5 >lengths || exit 1
 "$CHUNKFLOW" gen lmsys --n 300 --seed 6 --max 32K >short || exit 1
@@ -92,7 +77,7 @@ if wanted $name; then
     elif ! run compare --chunk-size 8K --k 1 --stages 4 $seven --tp 4 --json compared.json batch ||
         ! run tune batch $seven --tp 4 --pp 4 --batches 1 --batch 64 --chunk-sizes 8K --ks 1 --json base.json; then
         fail $name "$(cat err)"
-    elif "$PYTHON" - >why 2>&1 <<'PYTHON'
+    elif python - >why 2>&1 <<'PYTHON'
 import json
 rows = [r for r in json.load(open("compared.json"))["rows"] if r["unsplit"] and r["fits"]]
 wanted = min(rows, key=lambda r: r["makespan"])
@@ -114,7 +99,7 @@ if wanted $name; then
     if [ -z "$PYTHON" ]; then skip $name "no python3"
     elif ! [ -s tuning.json ] && ! run tune lengths $seven --gpus 16 --context 256K --json tuning.json; then
         fail $name "$(cat err)"
-    elif "$PYTHON" - tuning.json out >why 2>&1 <<'END'
+    elif python - tuning.json out >why 2>&1 <<'END'
 import json, sys
 t = json.load(open(sys.argv[1]))
 c = t["candidates"]
@@ -158,7 +143,7 @@ if wanted $name; then
     # shellcheck disable=SC2086
     run tune short $seven --tp 4 --pp 4 $small --json -
     if [ -z "$PYTHON" ]; then skip $name "no python3"
-    elif "$PYTHON" -c 'import json, sys; json.load(sys.stdin)' <out 2>why; then ok $name
+    elif python -c 'import json, sys; json.load(sys.stdin)' <out 2>why; then ok $name
     else fail $name "$(cat why)"; fi
 fi
 
@@ -168,7 +153,7 @@ if wanted $name; then
     # shellcheck disable=SC2086
     if [ -z "$PYTHON" ]; then skip $name "no python3"
     elif ! run tune short $seven --gpus 8 $small --json tuning2.json --tsv; then fail $name "$(cat err)"
-    elif "$PYTHON" - tuning2.json out >why 2>&1 <<'END'
+    elif python - tuning2.json out >why 2>&1 <<'END'
 import csv, json, sys
 t = json.load(open(sys.argv[1]))
 rows = list(csv.DictReader(open(sys.argv[2]), delimiter="\t", strict=True))
@@ -231,8 +216,8 @@ fi
 name=tune_bar_on_a_terminal
 if wanted $name; then
     # shellcheck disable=SC2086
-    if [ -z "$PYTHON" ] || ! "$PYTHON" -c 'import pty' 2>/dev/null; then skip $name "no python3 with pty"
-    elif "$PYTHON" - "$CHUNKFLOW" tune lengths $seven --tp 4 --pp 4 --context 256K --batches 24 >why 2>&1 <<'END'
+    if [ -z "$PYTHON" ] || ! python -c 'import pty' 2>/dev/null; then skip $name "no python3 with pty"
+    elif python - "$CHUNKFLOW" tune lengths $seven --tp 4 --pp 4 --context 256K --batches 24 >why 2>&1 <<'END'
 import os, pty, subprocess, sys
 master, slave = pty.openpty()
 run = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=slave)

@@ -76,13 +76,18 @@ language_flags() {
     esac
 }
 
+# Without position-independent code, so that constant tables of addresses count as what they are when symbols are looked
+# at: read-only. Nearly everything is compiled so, since the same few objects are looked at, linked and compared.
+PLAIN="-O0 -fno-pic -fno-pie"
+HIGHEST="-O3 -march=native -ffp-contract=fast"
+
 # Optimised code, with the warnings that only gcc's optimiser gives (clang gives all of its own before), once for each
 # library: C99, C11 and C++ are the same to it. Elsewhere NDEBUG is compiled without; same_bits runs what clang optimises.
 mode_flags() { # mode, compiler and standard, or "plain"
     case $1-$2 in
-        debug-*) printf '%s' "-O0" ;;
-        ndebug-gcc-c99) if full; then printf '%s' "-O2 -DNDEBUG"; else printf '%s' "-O0 -DNDEBUG"; fi ;;
-        ndebug-*) printf '%s' "-O0 -DNDEBUG" ;;
+        debug-*) printf '%s' "$PLAIN" ;;
+        ndebug-gcc-c99) if full; then printf '%s' "-O2 -fno-pie -DNDEBUG"; else printf '%s' "$PLAIN -DNDEBUG"; fi ;;
+        ndebug-*) printf '%s' "$PLAIN -DNDEBUG" ;;
     esac
 }
 
@@ -111,7 +116,7 @@ one_file() { # compiler, standard, mode
     wanted "$name" || return 0
     object "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" "$1-$2") $WARN -I"$TOP" \
         "$SOURCES/one_file.c" &&
-        build "$name" $(driver "$1" "$2") "$object" -o "$OUT/$name" && run "$name" "$OUT/$name" "passes 13"
+        build "$name" $(driver "$1" "$2") -no-pie "$object" -o "$OUT/$name" && run "$name" "$OUT/$name" "passes 13"
 }
 
 # A file that has an implementation in its text, linked with the one of the other tests: with this, the header and the
@@ -131,15 +136,15 @@ two_files() { # compiler, mode
     wanted "$name" || return 0
     object "$name" "$1" $(language_flags c99) $(mode_flags "$2" plain) $WARN -I"$TOP" "$SOURCES/implementation.c" &&
         build "$name" "$1" $(language_flags c99) $(mode_flags "$2" plain) $WARN -I"$TOP" "$SOURCES/user.c" \
-            -x none "$object" -o "$OUT/$name" && run "$name" "$OUT/$name" "chunks 2"
+            -no-pie -x none "$object" -o "$OUT/$name" && run "$name" "$OUT/$name" "chunks 2"
 }
 
 # A C++ program on top of the library compiled as C, and as C++.
 cplusplus_user() { # compiler, standard of the implementation
     name=c++-user-$1-$2
     wanted "$name" || return 0
-    object "$name" $(driver "$1" "$2") $(language_flags "$2") -O0 $WARN -I"$TOP" "$SOURCES/implementation.c" || return 0
-    build "$name" $(driver "$1" c++11) -std=c++11 -O0 $WARN -I"$TOP" "$SOURCES/user.cc" "$object" \
+    object "$name" $(driver "$1" "$2") $(language_flags "$2") $PLAIN $WARN -I"$TOP" "$SOURCES/implementation.c" || return 0
+    build "$name" $(driver "$1" c++11) -std=c++11 $PLAIN -no-pie $WARN -I"$TOP" "$SOURCES/user.cc" "$object" \
         -o "$OUT/$name" && run "$name" "$OUT/$name" "chunks 2"
 }
 
@@ -151,7 +156,7 @@ static_mode() { # compiler, standard, mode
     static_one=$object
     object "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" plain) $WARN -I"$TOP" \
         "$SOURCES/static_two.c" || return 0
-    build "$name" $(driver "$1" "$2") "$static_one" "$object" -o "$OUT/$name" || return 0
+    build "$name" $(driver "$1" "$2") -no-pie "$static_one" "$object" -o "$OUT/$name" || return 0
     if nm -g --defined-only "$OUT/$name" | grep -q ' cf_'; then
         fail "$name" "a function of the library is visible outside its file"
         return 0
@@ -249,14 +254,12 @@ promised() {
     fi
 }
 
-# Without position-independent code, so that constant tables of addresses count as what they are: read-only.
 symbols() { # compiler, name, source, prefix of the header's macros, header
     name=$2-$1
     wanted "$name" || return 0
-    build "$name" "$1" $(language_flags c99) -O0 -fno-pic -fno-pie $WARN $TUNE -c "$SOURCES/$3" -o "$OUT/$name.o" ||
-        return 0
-    nm "$OUT/$name.o" >"$OUT/$name.nm"
-    nm -g --defined-only "$OUT/$name.o" | awk '{ print $3 }' | sort >"$OUT/$name.exported"
+    object "$name" "$1" $(language_flags c99) $PLAIN $WARN $TUNE "$SOURCES/$3" || return 0
+    nm "$object" >"$OUT/$name.nm"
+    nm -g --defined-only "$object" | awk '{ print $3 }' | sort >"$OUT/$name.exported"
     declared "$4" "$5" >"$OUT/$name.declared"
     grep -v '^cf_' "$OUT/$name.exported" >"$OUT/$name.foreign"
     grep -E ' [BbCDdGgSs] ' "$OUT/$name.nm" >"$OUT/$name.writable"
@@ -283,7 +286,7 @@ header_example() { # compiler
         fail "$name" "no program found in the header's comment"
         return 0
     fi
-    library "$name" "$1" -O0 && build "$name" "$1" -std=c99 -O0 $WARN $LINKED -I"$TOP" "$OUT/$name.c" "$library" \
+    library "$name" "$1" "$PLAIN" && build "$name" "$1" -std=c99 $PLAIN -no-pie $WARN $LINKED -I"$TOP" "$OUT/$name.c" "$library" \
         -o "$OUT/$name" || return 0
     "$OUT/$name" >"$OUT/$name.out" 2>&1
     status=$?
@@ -331,7 +334,7 @@ int main(void) {
     return 0;
 }
 END
-    library "$name" "$1" -O0 && build "$name" "$1" -std=c99 -O0 $WARN $LINKED -I"$TOP" "$OUT/$name.c" "$library" \
+    library "$name" "$1" "$PLAIN" && build "$name" "$1" -std=c99 $PLAIN -no-pie $WARN $LINKED -I"$TOP" "$OUT/$name.c" "$library" \
         -o "$OUT/$name" || return 0
     "$OUT/$name" >"$OUT/$name.out" 2>"$OUT/$name.err"
     if [ "$(cat "$OUT/$name.out")" != "0: 3 updates, 18 passes
@@ -355,7 +358,7 @@ tune_files() { # compiler, standard, mode
     object "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" plain) $WARN -I"$TOP" \
         "$SOURCES/implementation.c" &&
         build "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" plain) $WARN $TUNE \
-            "$SOURCES/tune_user.c" -x none "$tuner" "$object" -o "$OUT/$name" &&
+            "$SOURCES/tune_user.c" -no-pie -x none "$tuner" "$object" -o "$OUT/$name" &&
         run "$name" "$OUT/$name" "budget 64, h200"
 }
 
@@ -364,7 +367,7 @@ tune_one_file() { # compiler, standard, mode
     wanted "$name" || return 0
     object "$name" $(driver "$1" "$2") $(language_flags "$2") $(mode_flags "$3" plain) $WARN $TUNE \
         "$SOURCES/tune_one_file.c" &&
-        build "$name" $(driver "$1" "$2") "$object" -o "$OUT/$name" || return 0
+        build "$name" $(driver "$1" "$2") -no-pie "$object" -o "$OUT/$name" || return 0
     if nm -g --defined-only "$OUT/$name" | grep -q ' cf_'; then
         fail "$name" "a function of a library is visible outside its file"
         return 0
@@ -372,14 +375,14 @@ tune_one_file() { # compiler, standard, mode
     run "$name" "$OUT/$name" "budget 64, h200"
 }
 
-# Optimised, because it searches through many schedules.
+# With the library optimised, because it searches through many schedules.
 tune_example() { # compiler
     name=tune-example-$1
     wanted "$name" || return 0
     awk '/A complete program/ { on = 1; next } on && /^   [^ ]/ { exit } on { print }' "$TOP/tools/chunkflow_tune.h" \
         >"$OUT/$name.c"
-    library "$name" "$1" -O2 && object "$name" "$1" $(language_flags c99) -O2 $WARN $TUNE \
-        "$SOURCES/tune_implementation.c" && build "$name" "$1" -std=c99 -O0 $WARN $LINKED $TUNE "$OUT/$name.c" \
+    library "$name" "$1" "$HIGHEST" && object "$name" "$1" $(language_flags c99) $PLAIN $WARN $TUNE \
+        "$SOURCES/tune_implementation.c" && build "$name" "$1" -std=c99 $PLAIN -no-pie $WARN $LINKED $TUNE "$OUT/$name.c" \
         "$library" "$object" -o "$OUT/$name" || return 0
     if "$OUT/$name" >"$OUT/$name.out" 2>&1 && grep -q '^ChunkSize [0-9]*, K [0-9]*, [a-z0-9]*: ' "$OUT/$name.out"; then
         ok "$name"
@@ -395,20 +398,20 @@ same_bits() { # compiler
     wanted "$name" || return 0
     n_cases=200
     if ! full; then n_cases=50; fi
-    for flags in "-O0" "-O1" "-O2" "-O3" "-O3 -march=native -ffp-contract=fast"; do
-        case $flags in -O[123]) full || continue ;; esac
-        build "$name" "$1" -std=c99 $flags $WARN -DRECORD_HASH_ONLY -I"$TOP" "$HERE/record.c" -o "$OUT/$name" ||
-            return 0
+    for level in "$PLAIN" "-O1" "-O2" "-O3" "$HIGHEST"; do
+        case $level in -O[123]) full || continue ;; esac
+        library "$name" "$1" "$level" && build "$name" "$1" -std=c99 $level -no-pie $WARN $LINKED -DRECORD_HASH_ONLY \
+            -I"$TOP" "$HERE/record.c" "$library" -o "$OUT/$name" || return 0
         if ! "$OUT/$name" --hash $n_cases >"$OUT/$name.out"; then
-            fail "$name" "with $flags: ended with an error"
+            fail "$name" "with $level: ended with an error"
             return 0
         elif ! grep -q "^$n_cases cases [0-9a-f]\{16\}\$" "$OUT/$name.out"; then
-            fail "$name" "with $flags: printed something else than a hash" "$OUT/$name.out"
+            fail "$name" "with $level: printed something else than a hash" "$OUT/$name.out"
             return 0
         fi
         [ -f "$OUT/same-bits.reference" ] || cp "$OUT/$name.out" "$OUT/same-bits.reference"
         if ! cmp -s "$OUT/same-bits.reference" "$OUT/$name.out"; then
-            fail "$name" "with $flags: decides otherwise than the first build"
+            fail "$name" "with $level: decides otherwise than the first build"
             return 0
         fi
     done

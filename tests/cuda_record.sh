@@ -43,7 +43,7 @@ END
 ln -s "$built/cuda/tests" "$work/programs/cuda_tests"
 ln -s "$built/cuda/bench_attention" "$built/cuda/executor_cuda" "$built/test/chunkflow" "$work/programs"
 echo 'abc123' >"$work/programs/commit"
-python=$(command -v python3)
+find_python
 CUDA_EMU_ARCH=90
 export CUDA_EMU_ARCH
 
@@ -62,8 +62,8 @@ holds() {
 
 # valid RECORD: every line is JSON with all that a line must have. Without python3 only its outside is looked at.
 valid() {
-    if [ -z "$python" ]; then ! grep -qvE '^\{"part": [0-7], .*"device": "A \\"B\\\\C\\" 200", .*\}$' "$1"; return; fi
-    "$python" - "$1" <<'END'
+    if [ -z "$PYTHON" ]; then ! grep -qvE '^\{"part": [0-7], .*"device": "A \\"B\\\\C\\" 200", .*\}$' "$1"; return; fi
+    python - "$1" <<'END'
 import json, sys
 lines = [json.loads(line) for line in open(sys.argv[1])]
 assert lines

@@ -23,6 +23,13 @@ left_out() { # WHAT: the line that says so
     full || printf 'note: FULL=1 adds %s\n' "$1"
 }
 
+# PYTHON becomes the interpreter itself, or empty where there is none. What is called python3 may be a script that looks
+# for one, and takes ten times as long to start as what it finds.
+find_python() { PYTHON=$(python3 -S -c 'import sys; print(sys.executable)' 2>/dev/null) || PYTHON=; }
+
+# Python with its own library alone, which is all that these tests need: looking for other packages is most of its start.
+python() { "$PYTHON" -S "$@"; }
+
 wanted() { # NAME
     case $1 in
         *"$FILTER"*) return 0 ;;

@@ -21,6 +21,10 @@ OMPI_ALLOW_RUN_AS_ROOT=1
 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_btl OMPI_MCA_btl_vader_single_copy_mechanism OMPI_MCA_btl_base_warn_component_unused
 export OMPI_MCA_plm_rsh_agent OMPI_ALLOW_RUN_AS_ROOT OMPI_ALLOW_RUN_AS_ROOT_CONFIRM
+# A process that waits lets others run, also where there is a processor for each: of two, each waits most of the time.
+OMPI_MCA_mpi_yield_when_idle=1
+OMPI_MCA_hwloc_base_binding_policy=none
+export OMPI_MCA_mpi_yield_when_idle OMPI_MCA_hwloc_base_binding_policy
 # MPI itself leaves memory behind at the end, and so do processes that are aborted.
 ASAN_OPTIONS=detect_leaks=0:${ASAN_OPTIONS:-}
 export ASAN_OPTIONS
@@ -206,7 +210,7 @@ timeline() {
     # shellcheck disable=SC2086
     run "$processes" "$exact" $common --timeline "$work/measured.json" --simulated "$work/simulated.json" "$@"
     if [ "$status" -ne 0 ]; then fail "$name" "exit status $status: $(last_line)"
-    elif python3 "$work/timeline.py" "$work/measured.json" "$work/simulated.json" >"$work/said" 2>&1; then ok "$name"
+    elif python "$work/timeline.py" "$work/measured.json" "$work/simulated.json" >"$work/said" 2>&1; then ok "$name"
     else fail "$name" "$(tail -n 1 "$work/said")"; fi
 }
 
@@ -262,7 +266,8 @@ for schedule in measured, simulated:
     assert abs(1 - (busy - replayed) / slots - schedule["bubble_useful"]) < 1e-9
 assert 0 < measured["bubble_busy"] < 1 and all(0 < b for b in measured["peak_bytes"])
 PYTHON
-if command -v python3 >/dev/null 2>&1; then
+find_python
+if [ -n "$PYTHON" ]; then
     in_full timeline "paper on 4" 4
     timeline "zero-bubble with local replay on 2" 2 --schedule zero-bubble --replay local
     in_full timeline "interleaved on 4" 4 --schedule interleaved

@@ -9,17 +9,13 @@
    differs. The wording of errors is in lines of its own, "CASE text:NAME ..."; grep -v ' text:' leaves them out. A case
    depends on its number only, and each part of it draws from a row of its own, so that one difference does not spread.
 
-   RECORD_HASH_ONLY leaves out all but --hash, to compile faster and from this file alone. RECORD_TUNE_HEADER: cost
+   RECORD_HASH_ONLY leaves out all but --hash, which needs no other file than the header. RECORD_TUNE_HEADER: cost
    fits, estimates and the tuner are in tools/chunkflow_tune.h; RECORD_NO_TUNE: they are left out.
 
    The record must not depend on the compiler either: no two draws in one expression, no sums of doubles, and divisions
    by powers of two only. */
 
-#ifdef RECORD_HASH_ONLY
-#define CHUNKFLOW_STATIC
-#else
 #define CHUNKFLOW_IMPLEMENTATION
-#endif
 #include "chunkflow.h"
 #ifndef RECORD_HASH_ONLY
 #include "tools/graph_dot.h"

@@ -1,11 +1,12 @@
 """report_browser.py - drives headless Chromium over its debugging pipe: what tests/report_check.sh tests of pages.
 
-    report_browser.py check CHROMIUM NAME PAGE JSON    prints "ok TEST" or "FAIL TEST: why" for each test; a page that
-                                                       is named "large" has to be fast as well. JSON is what the command
-                                                       wrote beside the page: report, tune or reproduce
+    report_browser.py check CHROMIUM NAME...           prints "ok TEST" or "FAIL TEST: why" for each test of NAME.html;
+                                                       the page "large" has to be fast as well. NAME.json is what the
+                                                       command wrote beside the page: report, tune or reproduce
     report_browser.py shots CHROMIUM PAGE DIRECTORY    writes pictures: light, dark, narrow, print
 
-Nothing but Python's own library is needed. A page is opened as a file; the browser has a profile of its own.
+Nothing but Python's own library is needed. A page is opened as a file; the browser has a profile of its own, and each
+page a tab of its own.
 """
 
 import base64
@@ -19,7 +20,7 @@ import time
 
 
 class Browser:
-    """One headless Chromium with one page, spoken to in JSON over file descriptors 3 and 4."""
+    """One headless Chromium with one tab at a time, spoken to in JSON over file descriptors 3 and 4."""
 
     def __init__(self, program):
         self.profile = tempfile.mkdtemp(prefix="report_browser.")
@@ -60,9 +61,19 @@ class Browser:
         os.close(from_browser)
         self.buffer, self.next_id, self.events, self.session = b"", 0, [], None
         pages = [t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page"]
-        self.session = self.call("Target.attachToTarget", targetId=pages[0]["targetId"], flatten=True)["sessionId"]
+        self.attach(pages[0]["targetId"])
+
+    def attach(self, target):
+        self.target, self.session = target, None
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(domain + ".enable")
+
+    def new_tab(self):
+        """In place of the last one: with no pointer, focus or size left from what was there."""
+        before, self.session = self.target, None
+        self.attach(self.call("Target.createTarget", url="about:blank")["targetId"])
+        self.call("Target.closeTarget", targetId=before)
 
     def receive(self):
         while b"\0" not in self.buffer:
@@ -689,25 +700,33 @@ def check_page(browser, checks, data):
     checks.that("no-markup", browser.run("document.querySelectorAll('img, b, iframe, main script').length") == 0)
 
 
-def check(program, name, page, json_path):
-    with open(json_path, encoding="utf-8") as file:
+def check_name(browser, name):
+    with open(name + ".json", encoding="utf-8") as file:
         data = json.load(file)
-    checks, browser = Checks(name), Browser(program)
+    checks, page = Checks(name), name + ".html"
+    browser.resize(1280, 900)
+    if name == "large":
+        check_speed(browser, checks, page)
+    browser.open(page)
+    check_page(browser, checks, data)
+    browser.dark(True)
+    browser.resize(400, 800)
+    browser.run("scrollTo(0, 0)")
+    wide = browser.run("document.documentElement.scrollWidth")
+    checks.that("narrow", wide <= 400, wide)
+    checks.that("quiet", not browser.complaints(), browser.complaints()[:3])
+    return checks.failed
+
+
+def check(program, names):
+    browser, failed = Browser(program), 0
     try:
-        browser.resize(1280, 900)
-        if name == "large":
-            check_speed(browser, checks, page)
-        browser.open(page)
-        check_page(browser, checks, data)
-        browser.dark(True)
-        browser.resize(400, 800)
-        browser.run("scrollTo(0, 0)")
-        wide = browser.run("document.documentElement.scrollWidth")
-        checks.that("narrow", wide <= 400, wide)
-        checks.that("quiet", not browser.complaints(), browser.complaints()[:3])
+        for name in names:
+            browser.new_tab()
+            failed += check_name(browser, name)
     finally:
         browser.close()
-    return checks.failed
+    return failed
 
 
 def shots(program, page, directory):
@@ -741,7 +760,7 @@ def shots(program, page, directory):
 if __name__ == "__main__":
     if len(sys.argv) == 5 and sys.argv[1] == "shots":
         shots(sys.argv[2], sys.argv[3], sys.argv[4])
-    elif len(sys.argv) == 6 and sys.argv[1] == "check":
-        sys.exit(1 if check(*sys.argv[2:]) else 0)
+    elif len(sys.argv) >= 4 and sys.argv[1] == "check":
+        sys.exit(1 if check(sys.argv[2], sys.argv[3:]) else 0)
     else:
         sys.exit(__doc__)

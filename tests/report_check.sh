@@ -3,6 +3,7 @@
 #
 #     CHUNKFLOW=build/chunkflow tests/report_check.sh [FILTER]
 #
+# Most pages of real lists are written by the program without sanitizers, if CHUNKFLOW_PLAIN names one; FULL=1: with.
 # The numbers need python3, the page headless Chromium as well (Debian: chromium; CHROMIUM names another one): where one
 # is missing these tests are skipped. Prints "ok NAME" or "FAIL NAME: why" for each and the counts at the end.
 # FULL=1 adds a page of more than 400,000 passes.
@@ -29,7 +30,7 @@ numbers() {
     if [ "$code" = 0 ]; then pairs="$pairs paper=paper.json"; fi
     cf plan "$@" --json best.json --summary
     # shellcheck disable=SC2086
-    if "$PYTHON" "$tests/report_data.py" data.json page.html $pairs >why 2>&1; then ok "$name"
+    if python "$tests/report_data.py" data.json page.html $pairs >why 2>&1; then ok "$name"
     else fail "$name" "$(head -n 3 why | tr '\n' ' ')"; fi
 }
 
@@ -41,11 +42,11 @@ test_numbers() {
     "$CHUNKFLOW" gen lognormal --n 76 --median 5000 --seed 3 >lengths
     # shellcheck disable=SC2086
     {
-        numbers model --chunk-size 8K --k 2 --stages 4 $model lengths
-        numbers replay --chunk-size 8K --k 1 --stages 3 --replay pipeline --cost 1e-3,1e-7,1e-12 --latency 1e-3 lengths
-        numbers blocking --chunk-size 8K --k 2 --stages 3 --cost 1e-3,1e-7,1e-12 --latency 0.01 --no-overlap lengths
-        numbers bytes --chunk-size 8K --k 2 --stages 3 --token-bytes 100,10,20,5 lengths
-        numbers virtual --chunk-size 8K --k 2 --stages 2 --virtual 2 --placement v $model lengths
+        quick numbers model --chunk-size 8K --k 2 --stages 4 $model lengths
+        quick numbers replay --chunk-size 8K --k 1 --stages 3 --replay pipeline --cost 1e-3,1e-7,1e-12 --latency 1e-3 lengths
+        quick numbers blocking --chunk-size 8K --k 2 --stages 3 --cost 1e-3,1e-7,1e-12 --latency 0.01 --no-overlap lengths
+        quick numbers bytes --chunk-size 8K --k 2 --stages 3 --token-bytes 100,10,20,5 lengths
+        quick numbers virtual --chunk-size 8K --k 2 --stages 2 --virtual 2 --placement v $model lengths
         numbers ranks --chunk-size 8K --k 2 --stages 2 --ranks 3 --rank 1 --align 64 $model lengths
     }
     same report/ranks/three 3 "$(grep -c '"pairs": ' data.json 2>/dev/null)"
@@ -66,7 +67,7 @@ test_baseline() {
     for options in "--stages 4" "--stages 4 $model" "--stages 2 $model --loss fused"; do
         cf compare --chunk-size 8K --k 2 $options --json compared.json lengths
         cf report --chunk-size 8K --k 2 $options -o page.html --json data.json lengths
-        same "report/baseline/$options" ok "$("$PYTHON" - <<'END'
+        same "report/baseline/$options" ok "$(python - <<'END'
 import json
 rows = [r for r in json.load(open("compared.json"))["rows"] if r["unsplit"] and r.get("fits", True)]
 d = json.load(open("data.json"))
@@ -87,11 +88,11 @@ test_measured() {
         cf plan --chunk-size 8K --k 2 --stages 3 --cost 2e-3,2e-7,0 --json twice.json --summary --schedule 1f1b lengths
         cf report --chunk-size 8K --k 2 --stages 3 $costs --measured twice.json -o page.html --json data.json lengths
         same report/measured "0 " "$code $(head -n 1 err)"
-        same report/measured/off "0.5 0.5 0.5" "$("$PYTHON" -c '
+        same report/measured/off "0.5 0.5 0.5" "$(python -c '
 import json
 d = json.load(open("data.json"))
 print(*[round(e["off"], 9) for e in d["errors"]])')"
-        same report/measured/numbers "" "$("$PYTHON" "$tests/report_data.py" data.json page.html)"
+        same report/measured/numbers "" "$(python "$tests/report_data.py" data.json page.html)"
         mv data.json measured.json
         mv page.html measured.html
         refuses report/measured/unit 2 'needs costs in seconds' report --chunk-size 8K --k 2 --stages 3 \
@@ -104,7 +105,7 @@ print(*[round(e["off"], 9) for e in d["errors"]])')"
             --summary lengths
         cf report --chunk-size 8K --k 2 --stages 3 $costs --latency 0.1 --measured lowered.json -o page.html \
             --json data.json lengths
-        same report/measured/lowered "0 " "$code $("$PYTHON" "$tests/report_data.py" data.json page.html)"
+        same report/measured/lowered "0 " "$code $(python "$tests/report_data.py" data.json page.html)"
         refuses report/measured/plan 2 'is a plan' report --chunk-size 8K --stages 3 $costs --measured p.json \
             -o no.html lengths
         grep -Ev '"(makespan|bounds|peak_[a-z_]*)": ' s.json | sed 's/, "start": .*}/}/' >untimed.json
@@ -154,7 +155,7 @@ test_pictures() {
         cf plan $options --json s.json --svg chart.svg --memory-svg memory.svg --summary
         cf report $options -o page.html --json data.json
         same "report/svg/$options" "0 " \
-            "$code $("$PYTHON" "$tests/svg_check.py" s.json chart.svg memory.svg data.json best 2>&1 | head -n 3)"
+            "$code $(python "$tests/svg_check.py" s.json chart.svg memory.svg data.json best 2>&1 | head -n 3)"
     done
     refuses report/svg/many 2 'n_passes: is too large for a picture [(]wanted 20000' plan --chunk-size 16 --k 1 --stages 8 --svg no.svg lengths
     printf '40K\n12K\n9K\n3K 4\n1K 12\n' >batch
@@ -170,7 +171,7 @@ test_pictures() {
 tried() {
     # shellcheck disable=SC2086
     cf report --chunk-size 8K --k 1 --stages 4 $model -o page.html --json data.json "$1"
-    "$PYTHON" -c '
+    python -c '
 import json
 for t in json.load(open("data.json"))["tried"]: print(t["makespan"], t["memory"], t["options"])' >tried
     same "report/tried/$1" yes "$([ "$(wc -l <tried)" -ge 2 ] && grep -q -e "$2" tried && echo yes || cat tried)"
@@ -178,7 +179,7 @@ for t in json.load(open("data.json"))["tried"]: print(t["makespan"], t["memory"]
         # shellcheck disable=SC2086
         cf plan --chunk-size 8K --k 1 --stages 4 --split-backward $model $options --json s.json --summary "$1"
         same "report/tried/$1/$options" "$seconds $(awk -v b="$bytes" 'BEGIN { printf "%.2f", b / 2 ^ 30 }')" \
-            "$("$PYTHON" -c '
+            "$(python -c '
 import json; print(json.load(open("s.json"))["makespan"])') $(sed -n 's/^peak memory  *\([0-9.]*\) GiB.*/\1/p' out)"
     done <tried
 }
@@ -196,11 +197,11 @@ test_pages() {
     cf tune lengths --model qwen2.5-7b --gpu h100-80g --gpus 8 --batch 24 --batches 3 --chunk-sizes 2K,8K,64K,512K \
         --ks 1,4 --json tuned.json --html tuned.html
     same tune/page 0 "$code"
-    "$PYTHON" -c '
+    python -c '
 import re
 print(re.search("id=\"data\">(.*?)</script>", open("tuned.html").read(), re.S).group(1))' >tuned_report.json
-    same tune/page/report "" "$("$PYTHON" "$tests/report_data.py" tuned_report.json tuned.html 2>&1 | head -n 3)"
-    same tune/page/ranks "2 2" "$("$PYTHON" -c '
+    same tune/page/report "" "$(python "$tests/report_data.py" tuned_report.json tuned.html 2>&1 | head -n 3)"
+    same tune/page/ranks "2 2" "$(python -c '
 import json
 t, r = json.load(open("tuned.json")), json.load(open("tuned_report.json"))
 dp = t["splits"][t["candidates"][t["winner"]]["split"]]["data_parallel"]
@@ -213,9 +214,9 @@ print(min(dp, 2), min(len(r.get("ranks", [0])), 2))' | sed 's/^1 1$/2 2/')"
     refuses tune/page/both 2 '--json and --html both name x' tune lengths --model qwen2.5-7b --gpu h100-80g --json x --html x
     cf reproduce --batches 1 --json paper.json --html paper.html
     same reproduce/page 0 "$code"
-    same reproduce/page/topics "example peaks trade-off lengths speedup" "$("$PYTHON" -c '
+    same reproduce/page/topics "example peaks trade-off lengths speedup" "$(python -c '
 import json; print(*[s["name"] for s in json.load(open("paper.json"))["sheets"]])')"
-    same reproduce/page/printed "" "$("$PYTHON" - out <<'PYTHON'
+    same reproduce/page/printed "" "$(python - out <<'PYTHON'
 import json, sys
 printed = open(sys.argv[1]).read().split("\n")
 for sheet in json.load(open("paper.json"))["sheets"]:
@@ -229,8 +230,11 @@ for sheet in json.load(open("paper.json"))["sheets"]:
                 print("shown otherwise:", key, cell)
 PYTHON
 )"
+}
+
+test_reproduction() {
     refuses reproduce/page/both 2 '--json and --html both name x' reproduce --json x --html x
-    cf reproduce lengths --json -
+    cf reproduce lengths --json - --html topic.html
     same reproduce/json "0 {" "$code $(head -n 1 out)"
 }
 
@@ -241,7 +245,7 @@ test_large_tuning() {
     # shellcheck disable=SC2046
     cf tune many --model qwen2.5-7b --gpu h100-80g --gpus 64 --batch 64 --batches 1 --json large.json --html large_tuned.html \
         --chunk-sizes "$(seq -s , 4096 1024 16384)" --ks 1,2 --schedules paper --replay local --no-offload
-    same tune/page/large "0 yes" "$code $("$PYTHON" -c '
+    same tune/page/large "0 yes" "$code $(python -c '
 import os; print("yes" if os.path.getsize("large_tuned.html") < 1e6 else os.path.getsize("large_tuned.html"))')"
 }
 
@@ -257,64 +261,64 @@ test_hostile() {
     cf report --chunk-size 2 --k 1 --stages 2 --cost 1e300,0,0 -o hostile.html --json hostile.json "$hostile"
     same report/hostile 0 "$code"
     source='import json, sys; print(json.load(open(sys.argv[1]))["source"])'
-    same report/hostile/text "$hostile" "$("$PYTHON" -c "$source" hostile.json)"
+    same report/hostile/text "$hostile" "$(python -c "$source" hostile.json)"
     same report/hostile/scripts "8 0" "$(grep -o '</*script' hostile.html | wc -l) $(grep -c '<img' hostile.html)"
     printf '1\n' >"$(printf 'bad\377name')"
     cf report --chunk-size 2 -o bytes.html --json bytes.json "$(printf 'bad\377name')"
-    same report/hostile/bytes 'bad?name' "$("$PYTHON" -c "$source" bytes.json)"
+    same report/hostile/bytes 'bad?name' "$(python -c "$source" bytes.json)"
     cf tune "$hostile" --model qwen2.5-7b --gpu h100-80g --tp 4 --batch 4 --batches 1 --chunk-sizes 16,4K --ks 1 \
         --json hostile_tuned.json --html hostile_tuned.html
-    same tune/page/hostile "0 $hostile" "$code $("$PYTHON" -c "$source" hostile_tuned.json)"
+    same tune/page/hostile "0 $hostile" "$code $(python -c "$source" hostile_tuned.json)"
     same tune/page/hostile/scripts "8 0" \
         "$(grep -o '</*script' hostile_tuned.html | wc -l) $(grep -c '<img' hostile_tuned.html)"
-    "$PYTHON" "$tests/report_hostile.py" hostile_tuned paper
+    python "$tests/report_hostile.py" hostile_tuned paper
 }
 
-# in_browser NAME PAGE JSON: the tests of report_browser.py
+# in_browser NAME...: the tests of report_browser.py, of NAME.html and NAME.json. One browser is started for all of them.
 in_browser() {
-    wanted "report/browser/$1" || return 0
-    timeout -k 5 300 "$PYTHON" "$tests/report_browser.py" check "$CHROMIUM" "$1" "$2" "$3" >log 2>&1
+    pages=
+    for name in "$@"; do
+        if wanted "report/browser/$name"; then pages="$pages $name"; fi
+    done
+    if [ -z "$pages" ]; then return 0; fi
+    # shellcheck disable=SC2086
+    timeout -k 5 600 "$PYTHON" -S "$tests/report_browser.py" check "$CHROMIUM" $pages >log 2>&1
     status=$?
     cat log
     passed=$((passed + $(grep -c '^ok ' log)))
     failed=$((failed + $(grep -c '^FAIL ' log)))
     if [ "$status" -eq 0 ] || grep -q '^FAIL ' log; then return 0; fi
-    fail "report/browser/$1" "status $status: $(tail -n 1 log)"
+    fail "report/browser" "status $status: $(tail -n 1 log)"
 }
 
 test_browser() {
     if [ -z "$CHROMIUM" ]; then skip report/browser "there is no chromium"; return 0; fi
     cf report --chunk-size 2 --k 2 --stages 2 -o small.html --json small.json example
-    in_browser small small.html small.json
     # shellcheck disable=SC2086
     cf report --chunk-size 8K --k 2 --stages 4 $model --ranks 2 -o medium.html --json medium.json lengths
-    in_browser medium medium.html medium.json
-    in_browser measured measured.html measured.json
-    in_browser hostile hostile.html hostile.json
-    for page in tuned none paper hostile_tuned hostile_tuned_numbers paper_numbers; do
-        in_browser "$page" "$page.html" "$page.json"
-    done
+    in_browser small medium measured hostile tuned none paper hostile_tuned hostile_tuned_numbers paper_numbers
     if ! full; then return 0; fi
     "$CHUNKFLOW" gen lognormal --n 5600 --median 5000 --max 120K --seed 3 >large
     # shellcheck disable=SC2086
     cf report --chunk-size 8K --k 2 --stages 8 $model -o large.html --json large.json large
-    same report/browser/large/passes "5 yes" "$("$PYTHON" -c '
+    same report/browser/large/passes "5 yes" "$(python -c '
 import json
 n = [s["n_passes"] for s in json.load(open("large.json"))["schedules"] if "stages" in s]
 print(len(n), "yes" if max(n) >= 100000 and sum(n) >= 400000 else n)')"
-    in_browser large large.html large.json
+    in_browser large
 }
 
 test_numbers
-test_baseline
+quick test_baseline
 test_measured
 test_usage
-test_advice
-test_tried
-test_pages
-test_large_tuning
-test_pictures
+quick test_advice
+quick test_tried
+quick test_pages
+test_reproduction
+quick test_large_tuning
+quick test_pictures
 test_hostile
 test_browser
-left_out "the page of five schedules with 100,000 passes and more"
+left_out "the page of five schedules with 100,000 passes and more, and sanitizers for most lists of sequences"
 finish

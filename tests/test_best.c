@@ -352,7 +352,7 @@ static int64_t most_searches(const cf_schedule_desc *desc) {
 
 TEST(report_says_what_was_done) {
     uint64_t seed;
-    for (seed = 1; seed <= (uint64_t)harness_rounds(300, 75); seed++) {
+    for (seed = 1; seed <= (uint64_t)harness_rounds(300, 25); seed++) {
         harness_rng rng = {seed};
         pipeline_problem problem;
         cf_search_report report;

@@ -333,8 +333,8 @@ static void try_optima(uint64_t last, int some_split, int64_t most_nodes) {
                    (int)last, mean_ratio(&sum), (int)reached);
 }
 
-TEST(no_random_schedule_beats_a_bound) { try_problems(1, 250, 0); }
-TEST(nor_with_some_backwards_split) { try_problems(1, 100, 1); }
+TEST(no_random_schedule_beats_a_bound) { try_problems(1, (uint64_t)harness_rounds(250, 80), 0); }
+TEST(nor_with_some_backwards_split) { try_problems(1, (uint64_t)harness_rounds(100, 40), 1); }
 TEST(no_bound_is_above_an_optimum) { try_optima(60, 0, 500); }
 
 /* The same on far more of them. */

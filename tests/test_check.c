@@ -327,7 +327,7 @@ TEST(limits_bind_exactly) {
 TEST(sound_schedules_are_accepted) {
     harness_rng rng = {1};
     int round;
-    for (round = 0; round < 2000; round++) {
+    for (round = 0; round < harness_rounds(2000, 700); round++) {
         cf_plan *plan = naive_plan(&rng, 6, harness_between(&rng, 1, 3));
         naive_shape shape = naive_draw_shape(&rng);
         cf_schedule *s;

@@ -67,7 +67,7 @@ static void draw_timing(harness_rng *rng, cf_timing *timing) {
 TEST(rendezvous_never_deadlocks) {
     harness_rng rng = {77};
     int round;
-    for (round = 0; round < harness_rounds(4000, 1000); round++) {
+    for (round = 0; round < harness_rounds(4000, 400); round++) {
         cf_plan *plan = naive_plan(&rng, 6, harness_between(&rng, 1, 2));
         naive_shape shape = naive_draw_shape(&rng);
         cf_schedule *s, *low = NULL;

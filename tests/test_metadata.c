@@ -149,7 +149,7 @@ static void check_chunk(const cf_plan *plan, int64_t id, const int64_t *lengths)
 TEST(masks_rows_and_sizes_of_random_plans) {
     static oracle_batch batch;
     int i;
-    for (i = 0; i < harness_rounds(700, 150); i++) {
+    for (i = 0; i < harness_rounds(700, 75); i++) {
         uint64_t seed = 30000000 + (uint64_t)i;
         harness_rng rng = {seed};
         cf_plan *plan = NULL;
@@ -578,7 +578,7 @@ TEST(ten_thousand_ways_to_run_a_batch_have_the_same_loss) {
     static loss_batch b;
     int64_t done = 0, i, t, rank, wanted;
     uint64_t seed;
-    for (seed = 41000000; done < harness_rounds(10000, 2000); seed++) {
+    for (seed = 41000000; done < harness_rounds(10000, 1000); seed++) {
         harness_rng rng = {seed};
         cf_plan *plan = NULL;
         double mean;

@@ -781,7 +781,7 @@ TEST(ranks_are_balanced_on_larger_batches) {
 TEST(ranks_need_no_more_steps_than_the_packing_of_one_rank) {
     static oracle_batch batch;
     int i;
-    for (i = 0; i < 500; i++) {
+    for (i = 0; i < harness_rounds(500, 200); i++) {
         uint64_t seed = 10000000 + (uint64_t)i;
         harness_rng rng = {seed};
         cf_plan *one, *many;
@@ -1063,7 +1063,7 @@ static cf_result pack_into(const oracle_batch *batch, size_t bytes, int guarded,
 TEST(pack_into_needs_what_pack_size_says) {
     static oracle_batch batch;
     int i;
-    for (i = 0; i < 600; i++) {
+    for (i = 0; i < harness_rounds(600, 200); i++) {
         uint64_t seed = 12000000 + (uint64_t)i;
         harness_rng rng = {seed};
         cf_plan *plan;

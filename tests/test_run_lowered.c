@@ -260,7 +260,7 @@ static void raise_capacity(cf_capacity *most, const cf_run_stats *stats) {
 TEST(every_tensor_is_where_it_is_read) {
     harness_rng rng = {51};
     int round;
-    for (round = 0; round < harness_rounds(1500, 400); round++) {
+    for (round = 0; round < harness_rounds(1500, 200); round++) {
         cf_plan *plan = naive_plan(&rng, 6, harness_between(&rng, 1, 2));
         cf_schedule *s = draw(&rng, plan, round % 2);
         static notes all[MOST_STAGES];

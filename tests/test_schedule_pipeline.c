@@ -437,7 +437,7 @@ TEST(a_million_chunks) {
     plan = pack(lengths, n, 1, 0, CF_PACK_BEST_FIT);
     REQUIRE(plan != NULL);
     CHECK_INT(plan->n_chunks, n);
-    for (kind = CF_SCHEDULE_PAPER; kind <= CF_SCHEDULE_BEST; kind += harness_rounds(1, 5)) {
+    for (kind = CF_SCHEDULE_PAPER; kind <= CF_SCHEDULE_BEST; kind += harness_rounds(1, 9)) {
         cf_schedule_desc desc = describe((cf_schedule_kind)kind, 1, 1);
         cf_schedule *schedule = NULL;
         if (kind == CF_SCHEDULE_INTERLEAVED || kind == CF_SCHEDULE_ZERO_BUBBLE) continue; /* longer, and nothing new */
@@ -454,14 +454,15 @@ TEST(a_million_chunks) {
 
 TEST(one_sequence_of_2_to_the_40_tokens) {
     const int64_t lengths[] = {(int64_t)1 << 40};
-    cf_plan *plan = pack(lengths, 1, (int64_t)1 << 20, 0, CF_PACK_BEST_FIT);
+    const int n = harness_rounds(20, 18); /* 2^n chunks */
+    cf_plan *plan = pack(lengths, 1, (int64_t)1 << (40 - n), 0, CF_PACK_BEST_FIT);
     cf_schedule_desc desc = describe(CF_SCHEDULE_PAPER, 2, 1);
     cf_schedule *schedule = NULL;
     REQUIRE(plan != NULL);
-    CHECK_INT(plan->n_chunks, 1 << 20);
+    CHECK_INT(plan->n_chunks, 1 << n);
     CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
     REQUIRE(schedule != NULL);
-    CHECK_INT(schedule->n_actions, 2 * (3 * ((int64_t)1 << 20) - 1));
+    CHECK_INT(schedule->n_actions, 2 * (3 * ((int64_t)1 << n) - 1));
     cf_schedule_free(schedule);
     desc.bytes.per_token_activations = (int64_t)1 << 30;
     check_refused(plan, &desc, CF_ERROR_OVERFLOW, "bytes");
@@ -469,11 +470,12 @@ TEST(one_sequence_of_2_to_the_40_tokens) {
 }
 
 TEST(a_thousand_stages) {
+    const int64_t n = harness_rounds(20, 8);
     int64_t lengths[20], i;
     cf_plan *plan;
     int kind;
-    for (i = 0; i < 20; i++) lengths[i] = 1 + i % 3 + (i == 7 ? 30 : 0);
-    plan = pack(lengths, 20, 3, 1, CF_PACK_BEST_FIT);
+    for (i = 0; i < n; i++) lengths[i] = 1 + i % 3 + (i == 7 ? 30 : 0);
+    plan = pack(lengths, n, 3, 1, CF_PACK_BEST_FIT);
     for (kind = CF_SCHEDULE_PAPER; kind <= CF_SCHEDULE_BEST; kind++) {
         cf_schedule_desc desc = describe((cf_schedule_kind)kind, 1000, 2);
         cf_schedule *schedule = NULL;

@@ -224,7 +224,7 @@ static void check_bounds(const cf_schedule_desc *desc, const cf_schedule *schedu
 TEST(agrees_with_independent_counts) {
     uint64_t seed;
     int64_t simulated = 0;
-    for (seed = 1; seed <= (uint64_t)harness_rounds(1000, 250); seed++) {
+    for (seed = 1; seed <= (uint64_t)harness_rounds(1000, 100); seed++) {
         harness_rng rng = {seed};
         pipeline_problem problem;
         cf_schedule *schedule = NULL;
@@ -246,14 +246,14 @@ TEST(agrees_with_independent_counts) {
         cf_schedule_free(schedule);
         cf_plan_free(problem.plan);
     }
-    CHECK(simulated > harness_rounds(800, 200));
+    CHECK(simulated > harness_rounds(800, 80));
 }
 
 /* No bound passes the optimum, with and without split backwards and limits. */
 TEST(bounds_hold_against_the_exact_optimum) {
     uint64_t seed;
     int64_t solved = 0, tight = 0;
-    for (seed = 1; seed <= (uint64_t)harness_rounds(400, 120); seed++) {
+    for (seed = 1; seed <= (uint64_t)harness_rounds(400, 60); seed++) {
         harness_rng rng = {seed};
         int64_t lengths[4], n = harness_between(&rng, 1, 3), i;
         cf_pack_desc pack;
@@ -293,7 +293,7 @@ TEST(bounds_hold_against_the_exact_optimum) {
         cf_schedule_free(schedule);
         cf_plan_free(plan);
     }
-    CHECK(solved > harness_rounds(200, 60));
+    CHECK(solved > harness_rounds(200, 30));
     CHECK(2 * tight > solved);
     harness_report("%d solved, the bound is the optimum in %d", (int)solved, (int)tight);
 }
@@ -400,7 +400,7 @@ TEST(foreign_schedules_are_refused) {
 
 TEST(into_an_arena_of_the_size_needed) {
     uint64_t seed;
-    for (seed = 1; seed <= 100; seed++) {
+    for (seed = 1; seed <= (uint64_t)harness_rounds(100, 40); seed++) {
         harness_rng rng = {seed};
         pipeline_problem problem;
         cf_schedule *schedule = NULL;

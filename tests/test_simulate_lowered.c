@@ -200,7 +200,7 @@ static void check_transfers(const cf_plan *plan, const cf_schedule *low, const c
 TEST(transfers_change_no_time) {
     uint64_t seed;
     int64_t judged = 0, crossing = 0;
-    for (seed = 1; seed <= (uint64_t)harness_rounds(700, 175); seed++) {
+    for (seed = 1; seed <= (uint64_t)harness_rounds(700, 80); seed++) {
         harness_rng rng = {seed};
         pipeline_problem problem;
         cf_schedule *s = NULL;
@@ -226,7 +226,7 @@ TEST(transfers_change_no_time) {
         cf_schedule_free(s);
         cf_plan_free(problem.plan);
     }
-    CHECK(judged > harness_rounds(500, 125) && crossing > harness_rounds(300, 75));
+    CHECK(judged > harness_rounds(500, 56) && crossing > harness_rounds(300, 34));
     harness_note("%s", "");
 }
 
@@ -284,7 +284,7 @@ TEST(agrees_with_the_slow_simulator) {
     harness_rng rng = {71};
     int64_t moved = 0, copied = 0;
     int round;
-    for (round = 0; round < harness_rounds(600, 150); round++) {
+    for (round = 0; round < harness_rounds(600, 75); round++) {
         cf_plan *plan = naive_plan(&rng, 6, harness_between(&rng, 1, 2));
         naive_shape shape = naive_draw_shape(&rng);
         cf_timing drawn, *timing = harness_chance(&rng, 0.8) ? &drawn : NULL;
@@ -331,7 +331,7 @@ TEST(agrees_with_the_slow_simulator) {
         naive_free(s);
         cf_plan_free(plan);
     }
-    CHECK(moved > harness_rounds(1000, 250) && copied > harness_rounds(300, 75));
+    CHECK(moved > harness_rounds(1000, 125) && copied > harness_rounds(300, 37));
     harness_report("%d swaps, %d copies", (int)moved, (int)copied);
     harness_note("%s", "");
 }
@@ -359,7 +359,7 @@ TEST(offload_costs_time_only_where_copies_do_not_fit) {
     harness_rng rng = {72};
     int64_t fits = 0, late = 0, alone = 0;
     int round;
-    for (round = 0; round < 900; round++) {
+    for (round = 0; round < harness_rounds(900, 300); round++) {
         cf_plan *plan = naive_plan(&rng, 6, 1);
         naive_shape shape = naive_draw_shape(&rng);
         cf_timing timing, other;
@@ -400,7 +400,7 @@ TEST(offload_costs_time_only_where_copies_do_not_fit) {
         naive_free(s);
         cf_plan_free(plan);
     }
-    CHECK(fits > 100 && late > 20 && alone > 10);
+    CHECK(fits > harness_rounds(100, 33) && late > harness_rounds(20, 6) && alone > harness_rounds(10, 3));
     harness_report("%d fit, %d do not, %d of one group", (int)fits, (int)late, (int)alone);
     harness_note("%s", "");
 }

@@ -291,6 +291,7 @@ TEST(equals_brute_force_on_ranks) {
     f.desc.n_exact = 1;
     f.desc.parallel.pp = 2;
     f.desc.parallel.dp = 3;
+    f.desc.batch = harness_rounds(30, 15);
     check_against_brute_force(&f);
 }
 
@@ -352,6 +353,7 @@ TEST(equals_brute_force_on_virtual_stages) {
     f.desc.parallel.n_virtual = 2;
     f.desc.kinds = virtual_kinds;
     f.desc.n_kinds = 2;
+    f.desc.batch = harness_rounds(30, 15);
     check_against_brute_force(&f);
     f.desc.kinds = turning_kinds; /* in a V, where the first stage also has the head */
     f.desc.parallel.placement = CF_PLACEMENT_V;
@@ -401,7 +403,7 @@ TEST(peak_is_the_walk_s) {
     f.desc.chunk_sizes = few_sizes;
     f.desc.n_chunk_sizes = 2;
     f.desc.n_batches = 2;
-    f.desc.batch = 20;
+    f.desc.batch = harness_rounds(20, 10);
     f.desc.n_exact = CF_MAX_CANDIDATES;
     check_peaks(&f);
     f.desc.parallel.pp = 2;
@@ -524,7 +526,7 @@ TEST(intervals) {
         double t;
     } tabled[] = {{2, 12.706}, {4, 3.182}, {6, 2.571}, {31, 2.042}, {41, 2.021}, {101, 1.984}};
     int64_t i, b, c;
-    for (i = 0; i < COUNT(tabled); i++) {
+    for (i = 0; i < COUNT(tabled); i += harness_rounds(1, 2)) {
         int64_t n = tabled[i].n_batches;
         cf_tuning *tuning;
         fixture f;

@@ -675,7 +675,7 @@ TEST(one_chunk) {
 
 TEST(random_batches) {
     const int n_devices = devices_at_hand();
-    for (uint64_t seed = 0; seed < (uint64_t)harness_rounds(100, 30); seed++)
+    for (uint64_t seed = 0; seed < (uint64_t)harness_rounds(100, 15); seed++)
         if (!check_setting(random_setting(seed, n_devices))) break;
 }
 
@@ -885,7 +885,7 @@ TEST(places) {
     const int n_devices = devices_at_hand();
     int64_t n_moves = 0;
     losses worst;
-    for (uint64_t seed = 1000; seed < (uint64_t)harness_rounds(1150, 1040); seed++) {
+    for (uint64_t seed = 1000; seed < (uint64_t)harness_rounds(1150, 1020); seed++) {
         const setting x = random_setting(seed, n_devices);
         batch b;
         cf_error error = {};
@@ -900,7 +900,7 @@ TEST(places) {
         for (int64_t stage = 0; stage < m.n_stages(); stage++)
             REQUIRE(check_stage_places(m, stage, &worst) && check_books(m, stage));
     }
-    CHECK(n_moves > harness_rounds(300, 80)); /* the settings are not trivial */
+    CHECK(n_moves > harness_rounds(300, 40)); /* the settings are not trivial */
     worst.report();
 }
 
@@ -951,7 +951,7 @@ TEST(gaps_are_small) {
                                              CF_SCHEDULE_ZERO_BUBBLE};
     losses worst;
     devices_at_hand();
-    for (int i = 0; i < harness_rounds(8, 4); i++) {
+    for (int i = 0; i < harness_rounds(8, 2); i++) {
         harness_rng rng = {(uint64_t)i};
         setting x;
         x.lengths = long_tailed(400, 65536, &rng);
@@ -2226,7 +2226,7 @@ static setting rank_setting(uint64_t seed, int n) {
 
 static bool random_batches_of_rank(const rank_context &c) {
     bool ok = true;
-    for (uint64_t seed = 3000; ok && seed < 3006; seed++) {
+    for (uint64_t seed = 3000; ok && seed < (uint64_t)harness_rounds(3006, 3002); seed++) {
         const setting x = rank_setting(seed, c.n);
         batch b;
         if (!make_batch(x, &b)) return false;

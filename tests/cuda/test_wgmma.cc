@@ -35,7 +35,7 @@ TEST(shapes) {
     const int shapes[][2] = {{1, 1},     {1, 257},   {2, 1},     {127, 127}, {128, 128}, {129, 129}, {64, 128},
                              {113, 203}, {128, 385}, {130, 512}, {307, 256}, {257, 513}, {5, 640},   {200, 201}};
     NEEDS_WGMMA();
-    for (int i = 0; i < 14; i++) {
+    for (int i = harness_rounds(0, 1); i < 14; i += harness_rounds(1, 3)) {
         host_problem p = problem_of(1, 1, 128);
         run_options o = wgmma;
         p.dtype = i % 3 == 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
@@ -111,7 +111,7 @@ TEST(nan_in_the_next_document) {
 /* Parts of tiles: as whole ones but for the order of sums, and always the same bits. */
 TEST(parts) {
     NEEDS_WGMMA();
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < harness_rounds(2, 1); i++) {
         host_problem p = problem_of(2, 1, 128);
         run_options o = wgmma, whole;
         device_results one, other;
@@ -243,7 +243,7 @@ TEST(variants_of_parts) {
    order is that of blocks. */
 TEST(arrivals) {
     for (int deterministic = 0; deterministic < 2; deterministic++) {
-        host_problem p = problem_of(6, 2, 128);
+        host_problem p = problem_of(harness_rounds(6, 3), harness_rounds(2, 1), 128);
         run_options o = wgmma;
         device_results first, other;
         o.deterministic = deterministic != 0;
