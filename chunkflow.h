@@ -6278,10 +6278,10 @@ static double cf__bounds_strongest(const cf__bounds *b) {
    places of those behind, and the last row waits for nobody.
 
    Eviction: on the first `n_eager` virtual stages forwards run whether there is a place or not. Where there is none,
-   the kept chunk whose backward is furthest off gives up its own after the fact (Belady's rule): its forward takes as long
-   if it drops the activations, and all that changes is a replay before the backward. In local replay that is called
-   just in time, and nobody waits for a place but replays, which in turn wait for nothing but gradients that are on
-   their way. Through the pipeline a chunk that is evicted on one stage is dropped on all before it; so are the last
+   the kept chunk whose backward is furthest off gives up its own after the fact (Belady's rule): its forward takes as
+   long if it drops the activations, and all that changes is a replay before the backward. In local replay that is
+   called just in time, and nobody waits for a place but replays, which in turn wait for nothing but gradients that are
+   on their way. Through the pipeline a chunk that is evicted on one stage is dropped on all before it; so are the last
    chunks of groups, while the replays of the others follow each other. On later virtual stages units wait for a place,
    since enough chunks are kept there for the stages behind them to be busy.
 
