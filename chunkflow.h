@@ -5182,7 +5182,7 @@ typedef struct cf__schedule_maker {
     cf__pipeline pipe;
     cf_error *error;
     cf__schedule_limits tightest;
-    int halvings;               /* `best` looks at halves of the limits, too: how often they are halved */
+    int steps;                  /* `best` looks at lower limits, too: how many steps down */
     int64_t most_bytes;         /* that a unit needs if it keeps one chunk; where bytes are counted */
     int64_t most_kept;          /* chunks of one group that may be kept at once: K, or the longest group */
     int64_t n_units, n_replays; /* n_replays: on one virtual stage */
@@ -5213,8 +5213,11 @@ static int cf__schedule_is_limited(const cf_schedule_desc *desc) {
     return cf__schedule_limits_chunks(desc) || cf__schedule_counts_bytes(desc);
 }
 
-static int64_t cf__schedule_halve(int64_t limit, int halvings) {
-    return limit > 0 ? cf__max(limit >> halvings, 1) : INT64_MAX;
+/* A limit some steps down: three quarters, half, three eighths ... */
+static int64_t cf__schedule_lower(int64_t limit, int steps) {
+    if (limit <= 0) return INT64_MAX;
+    if (steps % 2 == 1) limit -= limit / 4 + (limit % 4 > 0);
+    return cf__max(limit >> steps / 2, 1);
 }
 
 /* What stage s may hold. By default as much as `paper` keeps: on each virtual stage the longest group and one chunk for
@@ -5228,9 +5231,9 @@ static cf__schedule_limits cf__schedule_limits_of(const cf__schedule_maker *m, i
         chunks = m->most_kept * desc->n_virtual + stage * back +
                  (desc->n_stages - 1 - stage) * (desc->n_virtual - back);
     }
-    limits.chunks = cf__schedule_halve(chunks, m->halvings);
-    limits.bytes = cf__schedule_halve(desc->limits_bytes != NULL ? desc->limits_bytes[stage] : desc->limit_bytes,
-                                      m->halvings);
+    limits.chunks = cf__schedule_lower(chunks, m->steps);
+    limits.bytes = cf__schedule_lower(desc->limits_bytes != NULL ? desc->limits_bytes[stage] : desc->limit_bytes,
+                                      m->steps);
     return limits;
 }
 
@@ -7079,12 +7082,12 @@ static int64_t cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) 
 
    A core search looks for a schedule with one K, one set of limits, whole or split backwards, and one placement: first
    the fixed schedules, then dispatch with one thing about it changed after the other, then a walk: change one thing at
-   random (two units change places, one moves, the policy, the urgency of one pass) and keep
-   it if the makespan does not grow. It tries the same candidates in the same order whatever the budget, which only says
-   when to stop. A walk that has taken long goes on from another point.
+   random (two units change places, one moves, the policy, the urgency of one pass) and keep it if the makespan does not
+   grow. It tries the same candidates in the same order whatever the budget, which only says when to stop. A walk that
+   has taken long goes on from another point.
 
-   The whole search makes core searches for K and for smaller ones, for the limits and for halves of them, whole before
-   split, and takes the best of all. So a schedule for more (budget, K, limits, splitting, placements) is never longer,
+   The whole search makes core searches for K and for smaller ones, for the limits and for three quarters, half, three
+   eighths ... of them, whole before split, and takes the best of all. So a schedule for more (budget, K, limits, splitting, placements) is never longer,
    along these steps. A core search that its own lower bound already rules out is left out. */
 
 typedef struct cf__search {
@@ -7127,9 +7130,9 @@ static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split)
     if (passes > 1 << 18) return CF__SEARCH_FIXED; /* a single dispatch takes half as long as all of them should */
     if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
     if (!cf__schedule_is_limited(&m->desc)) budget = 600000 / passes;
-    else budget = 175000 / passes;
+    else budget = 155000 / passes;
     budget = cf__max(32, cf__min(10000, budget));
-    if (m->desc.k > 1) budget = budget * 3 / 5;
+    if (m->desc.k > 1) budget /= 2;
     return cf__max(8, budget * cf__min(3 * cf__min(cf__search_room(m), most), most) / most);
 }
 
@@ -7565,20 +7568,20 @@ static void cf__search_each_k(cf__search *search, int split) {
     m->desc.k = m->pipe.k = given;
 }
 
-/* Whether half of the limits is less on any stage, and every unit still finds room: then the limits are halved. */
-static int cf__search_halve_limits(cf__search *search) {
+/* Whether limits a step down are less on any stage, and every unit still finds room: then these are the limits. */
+static int cf__search_lower_limits(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
     int64_t i, bytes = 0;
     int changes = 0;
     for (i = 0; i < m->desc.n_stages; i++) {
         cf__schedule_limits before = cf__schedule_limits_of(m, i), after;
-        m->halvings++;
+        m->steps++;
         after = cf__schedule_limits_of(m, i);
-        m->halvings--;
+        m->steps--;
         changes |= after.chunks < before.chunks || after.bytes < before.bytes;
     }
     if (!changes) return 0;
-    m->halvings++;
+    m->steps++;
     m->tightest = cf__schedule_tightest(m);
     if (m->tightest.chunks == 0) return 0;
     for (i = 0; i < m->pipe.n; i++)
@@ -7586,12 +7589,12 @@ static int cf__search_halve_limits(cf__search *search) {
     return 1;
 }
 
-/* The same for the limits, and for halves of them as long as that leads anywhere. */
+/* The same for the limits, and for lower ones as long as that leads anywhere. */
 static void cf__search_each_limit(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
     do cf__search_each_k(search, split);
-    while (cf__search_halve_limits(search));
-    m->halvings = 0;
+    while (cf__search_lower_limits(search));
+    m->steps = 0;
     m->tightest = cf__schedule_tightest(m);
 }
 

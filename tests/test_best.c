@@ -347,7 +347,7 @@ static int64_t most_searches(const cf_schedule_desc *desc) {
         if (desc->limits_bytes && desc->limits_bytes[i] > limit) limit = desc->limits_bytes[i];
     }
     if (desc->limit_bytes > limit) limit = desc->limit_bytes;
-    return (1 + binary_digits(desc->k)) * (1 + binary_digits(limit)) * (1 + desc->split_backward);
+    return (1 + binary_digits(desc->k)) * (1 + 2 * binary_digits(limit)) * (1 + desc->split_backward);
 }
 
 TEST(report_says_what_was_done) {
