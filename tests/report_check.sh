@@ -130,7 +130,7 @@ test_usage() {
 # Advice names only what this set-up can do: layers move where there is a model, and a single chunk has no limit.
 test_advice() {
     wanted report/advice || return 0
-    cf report --chunk-size 2 --stages 4 --virtual 2 -o page.html example
+    cf report --chunk-size 2 --stages 5 --virtual 2 -o page.html example
     same report/advice/virtual "0 0 1" "$code $(grep -c -e '--virtual\|--stage-layers' out) $(grep -c 'mean stage.s work' out)"
     printf '1\n' >one
     cf report --chunk-size 2 --stages 4 -o page.html one
@@ -140,8 +140,9 @@ $(grep -c -e 'virtual stages (--virtual 2)' out)"
     # shellcheck disable=SC2086
     cf report --chunk-size 8K --k 4 --stages 8 $model -o page.html lengths
     same report/advice/layers "1 1" "$(grep -c 'What pays.*--stage-layers' out) $(grep -c 'work,.*(--stage-layers)' out)"
+    "$CHUNKFLOW" gen lognormal --n 30 --median 5000 --seed 4 >fewer
     # shellcheck disable=SC2086
-    cf report --chunk-size 8K --k 13 --stages 4 $model -o page.html lengths
+    cf report --chunk-size 8K --k 13 --stages 4 $model -o page.html fewer
     same report/advice/no-layers "1 1 0" "$(grep -c 'Nothing that was tried pays' out) $(grep -c "stage's work" out) \
 $(grep -c '(--stage-layers)' out)"
 }

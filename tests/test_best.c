@@ -274,9 +274,9 @@ TEST(a_v_under_tight_limits) {
     cf_plan_free(plan);
 }
 
-/* By construction a larger limit never hurts where it is a power of two times the smaller one, at the same budget. Between,
-   luck plays its part: at all but one limit in thirty no smaller one does better by more than half a percent. Every schedule
-   is checked. */
+/* By construction a larger limit never hurts where the smaller one is three quarters, half, three eighths ... of it, at the
+   same budget. Between, luck plays its part: at all but one limit in thirty no smaller one does better by more than half a
+   percent. Every schedule is checked. */
 TEST(a_larger_limit_is_hardly_ever_worse) {
     int64_t n_pairs = 0, n_worse = 0, n_much = 0, limit;
     double worst = 1;
