@@ -15,8 +15,7 @@ worker() {
     for suite in "$@"; do
         n=$((n + 1))
         mkdir "$work/$n" 2>/dev/null || continue
-        sh -c "$suite" >"$work/$n/log" 2>&1 </dev/null
-        echo $? >"$work/$n/status.part"
+        sh -c 'sh -c "$1" >"$2/log" 2>&1 </dev/null; echo $? >"$2/status.part"; times >"$2/times"' - "$suite" "$work/$n"
         mv "$work/$n/status.part" "$work/$n/status"
     done
 }
@@ -26,6 +25,11 @@ while [ "$jobs" -gt 0 ]; do
     worker "$@" &
     jobs=$((jobs - 1))
 done
+
+# spent TIMES: seconds of user and system time, from what `times` says of a shell's children ("1m2.50s 0m0.25s")
+spent() {
+    awk 'NR == 2 { split($1 "m" $2, t, "m"); printf "%.1f\n", 60 * t[1] + t[2] + 60 * t[3] + t[4] }' "$1"
+}
 
 # count LOG: the three numbers of its last line, or nothing
 count() {
@@ -37,7 +41,7 @@ for suite in "$@"; do
     n=$((n + 1))
     while [ ! -e "$work/$n/status" ]; do sleep 0.2 2>/dev/null || sleep 1; done
     status=$(cat "$work/$n/status")
-    printf '== %s\n' "$suite"
+    printf '== %s (%s s of processor time)\n' "$suite" "$(spent "$work/$n/times")"
     cat "$work/$n/log"
     counts=$(count "$work/$n/log")
     if [ -z "$counts" ]; then
