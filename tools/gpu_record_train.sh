@@ -17,8 +17,7 @@
 #     3  memory, as the longest document grows at one ChunkSize
 #     4  losses of 200 steps, chunked and unchunked
 # What was predicted stands in the summary beside what was measured; it was written down before anything had run.
-# record.jsonl, log.txt and summary.txt are as gpu_record.sh's, from which the machinery of steps comes. Not yet run on
-# a device.
+# record.jsonl, log.txt and summary.txt are as gpu_record.sh's. Not yet run on a device.
 
 set -u
 LC_ALL=C
@@ -59,22 +58,8 @@ while [ $# -gt 0 ]; do
 done
 printf '%s\n' "$minutes" | grep -qE '^[0-9]+(\.[0-9]+)?$' || usage "$minutes is no number"
 for file in "$resume" "$second"; do [ -z "$file" ] || [ -r "$file" ] || usage "cannot read $file"; done
-mkdir -p "$out" || exit 2
-
-work=$(mktemp -d) || exit 2
-trap 'rm -rf "$work"' EXIT
-trap 'exit 1' HUP INT TERM
-record=$out/record.jsonl
-log=$out/log.txt
-if [ -n "$resume" ]; then cp "$resume" "$work/record" || exit 2; else : >"$work/record"; fi
-cp "$work/record" "$record" || exit 2
-: >"$log" || exit 2
-: >"$work/clocks"
-
-# Steps, their limits and the lines of the record, as gpu_record.sh has them: everything between these two lines of it.
-sed -n '/^now() {/,/^# ---- what runs ----/p' tools/gpu_record.sh >"$work/steps.sh"
-grep -q '^run_step() {' "$work/steps.sh" || usage "tools/gpu_record.sh has no run_step any more"
-. "$work/steps.sh"
+. tools/gpu_record_lib.sh
+open_record
 
 # ---- what the trainer prints ----
 
@@ -106,12 +91,7 @@ take_line() { # LINE
 
 # ---- what runs ----
 
-known=$(ask_device name,driver_version,compute_cap)
-driver=${known#*, }
-commit=$(cat "$programs/commit" 2>/dev/null || git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
-machine="\"commit\": \"$(quoted "$commit")\", \"device\": \"$(quoted "${known%%, *}")\""
-machine="$machine, \"driver\": \"$(quoted "${driver%%, *}")\""
-printf '%s; commit %s\n' "${known:-no device that nvidia-smi knows}" "$commit" | tee -a "$log"
+describe_device
 trainer=$programs/train_cuda
 [ -x "$trainer" ] && [ -x "$programs/chunkflow" ] || usage "there is no train_cuda or chunkflow in $programs"
 if [ -z "$known" ]; then
