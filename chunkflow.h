@@ -5213,11 +5213,14 @@ static int cf__schedule_is_limited(const cf_schedule_desc *desc) {
     return cf__schedule_limits_chunks(desc) || cf__schedule_counts_bytes(desc);
 }
 
-/* A limit some steps down: three quarters, half, three eighths ... */
-static int64_t cf__schedule_lower(int64_t limit, int steps) {
-    if (limit <= 0) return INT64_MAX;
-    if (steps % 2 == 1) limit -= limit / 4 + (limit % 4 > 0);
-    return cf__max(limit >> steps / 2, 1);
+/* Limits some steps down. On chunks: halves as long as these are above 16, then 16 and each smaller one. */
+static int64_t cf__schedule_lower_chunks(int64_t limit, int steps) {
+    while (steps-- > 0 && limit > 1) limit = limit > 16 ? cf__max(limit / 2, 16) : limit - 1;
+    return limit;
+}
+
+static int64_t cf__schedule_lower_bytes(int64_t limit, int steps) {
+    return limit > 0 ? cf__max(limit >> cf__min(steps, 62), 1) : INT64_MAX;
 }
 
 /* What stage s may hold. By default as much as `paper` keeps: on each virtual stage the longest group and one chunk for
@@ -5231,9 +5234,9 @@ static cf__schedule_limits cf__schedule_limits_of(const cf__schedule_maker *m, i
         chunks = m->most_kept * desc->n_virtual + stage * back +
                  (desc->n_stages - 1 - stage) * (desc->n_virtual - back);
     }
-    limits.chunks = cf__schedule_lower(chunks, m->steps);
-    limits.bytes = cf__schedule_lower(desc->limits_bytes != NULL ? desc->limits_bytes[stage] : desc->limit_bytes,
-                                      m->steps);
+    limits.chunks = chunks > 0 ? cf__schedule_lower_chunks(chunks, m->steps) : INT64_MAX;
+    limits.bytes = cf__schedule_lower_bytes(desc->limits_bytes != NULL ? desc->limits_bytes[stage] : desc->limit_bytes,
+                                            m->steps);
     return limits;
 }
 
@@ -7086,9 +7089,10 @@ static int64_t cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) 
    grow. It tries the same candidates in the same order whatever the budget, which only says when to stop. A walk that
    has taken long goes on from another point.
 
-   The whole search makes core searches for K and for smaller ones, for the limits and for three quarters, half, three
-   eighths ... of them, whole before split, and takes the best of all. So a schedule for more (budget, K, limits, splitting, placements) is never longer,
-   along these steps. A core search that its own lower bound already rules out is left out. */
+   The whole search makes core searches for K and for smaller ones, for the limits and for lower ones (halves, and each
+   number up to 16 chunks), whole before split, and takes the best of all. So a schedule for more (budget, K, limits,
+   splitting, placements) is never longer, along these steps. A core search that its own lower bound already rules out is
+   left out. */
 
 typedef struct cf__search {
     cf__schedule_maker maker;
@@ -7130,7 +7134,7 @@ static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split)
     if (passes > 1 << 18) return CF__SEARCH_FIXED; /* a single dispatch takes half as long as all of them should */
     if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
     if (!cf__schedule_is_limited(&m->desc)) budget = 600000 / passes;
-    else budget = 155000 / passes;
+    else budget = (m->desc.n_virtual > 1 ? 155000 : 100000) / passes; /* rhythms want some, too */
     budget = cf__max(32, cf__min(10000, budget));
     if (m->desc.k > 1) budget /= 2;
     return cf__max(8, budget * cf__min(3 * cf__min(cf__search_room(m), most), most) / most);
