@@ -120,6 +120,18 @@ expect "a call of no minutes" 0 'steps in'
 holds "a call of no minutes: nothing new" cmp "$all" "$work/again.jsonl"
 holds "a call of no minutes: the log is there still" grep -q '==== part 7' "$work/second/log.txt"
 
+# ---- a variant that is wrong takes no time of the others, nor of PyTorch ----
+
+sed '/"step": "speed"/d; /"step": "check wgmma", "done": true/s/"status": 0/"status": 124/' "$all" >"$work/wrong.jsonl"
+record --out "$work/wrong" --resume "$work/wrong.jsonl"
+expect "a variant that hung" 0 'steps in'
+speed=$(grep '"step": "speed", "done": true' "$work/wrong/record.jsonl")
+holds "a variant that hung is not timed" sh -c "case '$speed' in *wgmma*) exit 1 ;; *'--variant mma'*) ;; *) exit 1 ;; esac"
+sed '/"step": "check mma", "done": true/s/"status": 0/"status": 1/' "$work/wrong.jsonl" >"$work/all_wrong.jsonl"
+record --out "$work/all_wrong" --resume "$work/all_wrong.jsonl"
+holds "where no variant is right there are other numbers" \
+    grep -qE '"variant": "unfused", "pass": "forward", "ms": [0-9]' "$work/all_wrong/record.jsonl"
+
 # ---- programs that fail in every way ----
 
 program() { # NAME: the script is read
@@ -178,6 +190,9 @@ export MAKE_SAID
 record --out "$work/fourth" --limit 1 --minutes 0.2
 expect "programs that do not start" 1 'they still do not'
 holds "they are built for this device" sh -c "grep -qx gpu-programs '$MAKE_SAID' && grep -q code=sm_90a '$MAKE_SAID'"
+rm "$MAKE_SAID"
+record --out "$work/fourth" --resume "$work/fourth/record.jsonl" --limit 1 --minutes 0.2
+holds "and once more by the next call, which may be on another one" grep -qx gpu-programs "$MAKE_SAID"
 
 program cuda_tests <<'END'
 echo 'cuda: no device (cudaErrorInsufficientDriver)'

@@ -217,18 +217,21 @@ fi
 
 # shellcheck disable=SC2086
 for variant in $variants; do run_step 3 "check $variant" 20 "$bench" --check $size --variant "$variant"; done
+# What is wrong, or hangs, is not timed: it would take the others' time, and PyTorch's. Where nothing is right, the plain
+# path is what PyTorch runs beside.
+is_wrong() { grep -F "\"step\": \"check $1\", \"done\": true" "$record" | grep -qvF '"status": 0'; }
 asked=
-for variant in $first; do asked="$asked --variant $variant"; done
+for variant in $first; do is_wrong "$variant" || asked="$asked --variant $variant"; done
 # shellcheck disable=SC2086
-run_step 3 "speed" 300 env "BENCH_ATTENTION=$bench" sh tools/bench/bench_attention.sh $size $asked
+run_step 3 "speed" 300 env "BENCH_ATTENTION=$bench" sh tools/bench/bench_attention.sh $size \
+    ${asked:---variant unfused}
 
-# Shape by shape all variants in turn, the first one again with each shape: what drifts shows there. What is wrong is
-# not timed.
+# Shape by shape all variants in turn, the first one again with each shape: what drifts shows there.
 sweep_end=$(awk -v now="$(now)" -v minutes="$sweep" 'BEGIN { printf "%d", now + 60 * minutes }')
 for shape in $shapes; do
     for variant in $variants; do
         [ "$(now)" -lt "$sweep_end" ] || break
-        if grep -F "\"step\": \"check $variant\", \"done\": true" "$record" | grep -qvF '"status": 0'; then continue; fi
+        if is_wrong "$variant"; then continue; fi
         run_step 3 "sweep $shape $variant" 30 "$bench" $size --seconds 0.5 --variant "$variant" "$shape"
     done
 done

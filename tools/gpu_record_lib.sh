@@ -101,7 +101,8 @@ run_step() { # PART NAME SECONDS COMMAND...
     step=$2
     seconds=$3
     shift 3
-    if has_ended "$step"; then return 0; fi
+    # What was built lies on the machine of that call alone.
+    if [ "$part" != 0 ] && has_ended "$step"; then return 0; fi
     left=$((end - $(now)))
     if [ "$left" -lt 3 ]; then
         left_over="$left_over $step"
