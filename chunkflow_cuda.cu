@@ -1213,13 +1213,15 @@ template <int ROW> CF_DEVICE shared_address chunk_address(shared_address base, i
    along rows, loaded transposed). Otherwise: 8 rows for two chunks, then the next 8 rows (a B operand that is stored
    with n along rows; an A operand that is stored with k along rows, loaded transposed). Stepping by 2 chunks is an
    exclusive or. */
-template <int ROW> CF_DEVICE shared_address lane_as_rows(shared_address base, int row, int chunk) {
-    const int lane = (int)threadIdx.x % 32;
+template <int ROW>
+CF_DEVICE shared_address lane_as_rows(shared_address base, int row, int chunk, int thread = (int)threadIdx.x) {
+    const int lane = thread % 32;
     return chunk_address<ROW>(base, row + lane % 16, chunk + lane / 16);
 }
 
-template <int ROW> CF_DEVICE shared_address lane_as_columns(shared_address base, int row, int chunk) {
-    const int lane = (int)threadIdx.x % 32;
+template <int ROW>
+CF_DEVICE shared_address lane_as_columns(shared_address base, int row, int chunk, int thread = (int)threadIdx.x) {
+    const int lane = thread % 32;
     return chunk_address<ROW>(base, row + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2);
 }
 
@@ -1422,7 +1424,8 @@ template <int M, int N> CF_DEVICE void cap_scores(float (&s)[M][N][4], float sca
     }
 }
 
-/* Hides scores of keys outside [begin, end) of their row; first_key is the key of the lane's first column. */
+/* Hides scores of keys outside [begin, end) of their row; first_key is the key of the lane's first column. Bounds are
+   counted from there, so that columns are constants and take no registers. */
 template <int M, int N>
 CF_DEVICE void hide_scores(float (&s)[M][N][4], const int (&begin)[M][2], const int (&end)[M][2], int first_key) {
     CF_UNROLL
@@ -1431,8 +1434,8 @@ CF_DEVICE void hide_scores(float (&s)[M][N][4], const int (&begin)[M][2], const 
         for (int j = 0; j < N; j++) {
             CF_UNROLL
             for (int e = 0; e < 4; e++) {
-                const int key = first_key + 8 * j + e % 2;
-                if (key < begin[i][e / 2] || key >= end[i][e / 2]) s[i][j][e] = -INFINITY;
+                const int key = 8 * j + e % 2;
+                if (key < begin[i][e / 2] - first_key || key >= end[i][e / 2] - first_key) s[i][j][e] = -INFINITY;
             }
         }
     }
@@ -1643,7 +1646,7 @@ __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
     typedef forward_layout<HEAD> layout;
     int head;
     const tile t = find_work(p.work, &head);
-    const int lane = (int)threadIdx.x % 32, warp_row = (int)threadIdx.x / 32 * 32;
+    const int warp_row = (int)threadIdx.x / 32 * 32;
     const int first_row = t.block * FORWARD_ROWS, n_rows = t.q_length * p.group.by;
     const int last_row = lesser(n_rows, first_row + FORWARD_ROWS) - 1;
     const shared_address start = shared_start(), q = start + layout::Q, k = start + layout::K, v = start + layout::V;
@@ -1688,14 +1691,18 @@ __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
 
         float s[2][KEYS / 8][4];
         clear(s);
-        multiply_by_transposed<T, HEAD / 16, ROW>(s, lane_as_rows<ROW>(q, warp_row, 0),
-                                                  lane_as_columns<ROW>(k + (shared_address)(stage * STAGE), 0, 0));
+        /* For head size 64 there are too few registers to keep a lane's addresses and columns: they are worked out in
+           each turn, from a number that ptxas cannot take out of the loop. */
+        const int thread = HEAD == 64 ? compute_here((int)threadIdx.x) : (int)threadIdx.x;
+        multiply_by_transposed<T, HEAD / 16, ROW>(
+            s, lane_as_rows<ROW>(q, thread / 32 * 32, 0, thread),
+            lane_as_columns<ROW>(k + (shared_address)(stage * STAGE), 0, 0, thread));
         if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
         if (n >= full_end || n < full_begin) {
             int begins[2][2], ends[2][2];
-            const int here = compute_here((int)threadIdx.x) / 32 * 32; /* spills less than what is kept from above */
+            const int again = compute_here((int)threadIdx.x), here = again / 32 * 32;
             row_bounds(begins, ends, p.visible, t, p.group, first_row + here);
-            hide_scores(s, begins, ends, n * KEYS + lane % 4 * 2);
+            hide_scores(s, begins, ends, n * KEYS + again % 4 * 2);
         }
         /* After the first blocks few rows meet a greater score than before. The branch also ends a block of code: ptxas
            mixed exponentials into the products after it, for which it had too few registers. */

@@ -18,13 +18,8 @@ out=$BUILD/cuda_compile
 command -v "$NVCC" >/dev/null 2>&1 || skip_all cuda_compile "there is no nvcc"
 mkdir -p "$out" || exit 1
 
-# Stack bytes that a kernel may use: part of its mangled name, architecture, bytes. All others: none. The forwards
-# keep loop invariants there: a few loads of them an iteration, beside hundreds of products.
+# Stack bytes that a kernel may use: part of its mangled name, architecture, bytes. All others: none.
 allowed='
-attention_forward_kernelI6__halfLi64E sm_80 32
-attention_forward_kernelI13__nv_bfloat16Li64E sm_80 32
-attention_forward_kernelI6__halfLi64E sm_90a 32
-attention_forward_kernelI13__nv_bfloat16Li64E sm_90a 32
 softmax_kernelIfE sm_90a 8
 '
 
