@@ -161,7 +161,7 @@ for schedule in paper gpipe 1f1b interleaved zero-bubble best; do
 done
 in_full gradients "1f1b, 4 stages, K 2" '1f1b, 4 stages' --layers 4 --schedule 1f1b --stages 4 --k 2
 gradients "3 stages with 1, 1 and 2 layers" '3 stages' --layers 4 --stages 3 --k 2
-in_full gradients "nothing replayed" ' 0 replays' --stages 2 --k 9
+in_full gradients "nothing replayed" ' 0 replays' --schedule paper --stages 2 --k 9
 in_full gradients "I and W on one stage" '[1-9][0-9]* split backwards' --schedule zero-bubble --k 2
 in_full gradients "best with I and W" 'best' --schedule best --split-backward --stages 2 --k 2 --replay local
 in_full gradients "two virtual stages on each of 2, 5 layers" '2 stages x 2' --layers 5 --schedule interleaved \

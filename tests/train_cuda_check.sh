@@ -279,7 +279,7 @@ if [ "$mode" = emulated ]; then memory; fi
 # Any call that fails ends the program with a message, and with no crash.
 failing_calls() {
     calls="5 40 90 150 260 400"
-    if full; then calls=$(seq 1 23 700); fi
+    if full; then calls=$(seq 1 23 500); fi
     for n in $calls; do
         CUDA_EMU_FAIL_CALL=$n
         export CUDA_EMU_FAIL_CALL
