@@ -4817,6 +4817,7 @@ struct body {
     int64_t space;
     int64_t first, n;     /* its rectangles */
     int64_t height, room; /* by size and by room */
+    double area;
     int64_t begin;
     int64_t place; /* found by place_space; -1: not yet */
 };
@@ -4839,7 +4840,7 @@ struct layout {
 
 /* A body without rectangles, of no size. */
 int64_t add_body(layout *l, int64_t space) {
-    const body empty = {space, 0, 0, 0, 0, INT64_MAX, 0};
+    const body empty = {space, 0, 0, 0, 0, 0, INT64_MAX, 0};
     return l->bodies.push(l->home, empty) ? l->bodies.n - 1 : -1;
 }
 
@@ -4853,6 +4854,7 @@ void add_rect(layout *l, int64_t id, int64_t offset, int64_t size, int64_t room,
     b->height = std::max(b->height, offset + size);
     b->room = std::max(b->room, offset + r.room);
     b->begin = std::min(b->begin, begin);
+    b->area += (double)size * (double)(end - begin);
 }
 
 /* The most bytes in use at once, by what is really used, in all spaces that `counts` says yes to; -1: no memory. */
@@ -4884,14 +4886,16 @@ struct placing {
     array<std::pair<int64_t, int64_t>> taken; /* no place lies strictly between the two */
     array<int64_t> order, best; /* bodies, and their places */
     int64_t best_height;
-    bool in_slots; /* the order at hand gives every rectangle its room, not its size */
-    int64_t work;  /* pairs of rectangles that share time, looked at so far */
+    bool in_slots;  /* the order at hand gives every rectangle its room, not its size */
+    bool narrowest; /* it takes the narrowest gap, not the lowest */
+    int64_t work;   /* pairs of rectangles that share time, looked at so far */
 };
 
-/* Puts one body at the lowest place that is free for all of its time: not where those are that were placed
+/* Puts one body at the lowest or narrowest place that is free for all of its time: not where those are that were placed
    before it and live at a time of one of its rectangles. Most live shortly, so whole blocks have ended before. Returns
    its end. */
 int64_t place_body(placing *p, body *b) {
+    int64_t place = 0, best = -1, width = INT64_MAX;
     p->taken.n = 0;
     for (int64_t i = b->first; i < b->first + b->n; i++) {
         const rect &r = p->l->rects[i];
@@ -4907,24 +4911,29 @@ int64_t place_body(placing *p, body *b) {
     }
     p->work += p->taken.n;
     std::sort(p->taken.begin(), p->taken.end());
-    b->place = 0;
     for (const auto &range : p->taken) {
-        if (range.first >= b->place) break;
-        b->place = std::max(b->place, (range.second + p->unit - 1) / p->unit * p->unit);
+        if (range.first >= place && range.first - place < width) {
+            best = place;
+            width = range.first - place;
+            if (!p->narrowest) break;
+        }
+        if (range.second > place) place = (range.second + p->unit - 1) / p->unit * p->unit;
     }
+    b->place = best >= 0 ? best : place;
     return b->place + b->height;
 }
 
-enum { BY_ROOM, BY_HEIGHT, PROMOTED, N_ORDERS = PROMOTED + 50 };
+enum { BY_ROOM, BY_HEIGHT, BY_LATEST, NARROWEST, BY_AREA, PROMOTED, N_ORDERS = PROMOTED + 50 };
 
-/* The largest first, by what each is given and then by what it takes; after that, what reached highest before. */
-void next_order(placing *p, int64_t number) {
+/* The largest first, in one sense or another, or the latest; or, after another order, what reached highest there. */
+void next_order(placing *p, int64_t by) {
     const array<body> &bodies = p->l->bodies;
     const auto key = [&](int64_t i) {
         const body &b = bodies[i];
-        return std::make_tuple(number == BY_ROOM ? -b.room : -b.height, b.begin, -b.height, i);
+        const int64_t size = by == BY_ROOM ? b.room : by == BY_LATEST ? b.begin : b.height;
+        return std::make_tuple(by == BY_AREA ? -b.area : -(double)size, b.begin, -b.height, i);
     };
-    if (number < PROMOTED)
+    if (by < PROMOTED)
         return std::sort(p->order.begin(), p->order.end(), [&](int64_t i, int64_t j) { return key(i) < key(j); });
     int64_t *highest = std::max_element(p->order.begin(), p->order.end(), [&](int64_t i, int64_t j) {
         return bodies[i].place + bodies[i].height < bodies[j].place + bodies[j].height;
@@ -4968,6 +4977,7 @@ void place_space(layout *l, int64_t at) {
     for (int64_t i = 0; i < N_ORDERS && !l->home->failed; i++) {
         if (p.best_height < least + p.unit || p.work > MOST_WORK) break;
         p.in_slots = i == BY_ROOM;
+        p.narrowest = i == NARROWEST;
         next_order(&p, i);
         int64_t height = 0;
         for (const int64_t id : p.order) l->bodies[id].place = -1;
