@@ -985,7 +985,7 @@ typedef struct cf_schedule_desc {
    whatever it keeps. `best` is never longer than a fixed schedule of as many virtual stages under the same limits (than
    `zero-bubble` only with split_backward). Under the same limits it is never longer than with a smaller budget; at the
    same budget, neither than with a K that is a power of two below this one, than without split_backward, or than under
-   limits half as large. The same budget gives the same schedule.
+   limits half as large, nor, up to 16 chunks, under any smaller `limit`. The same budget gives the same schedule.
 
    The plan must be sound. Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (its counts are not sound), CF_ERROR_LIMIT
    (CF_MAX_ACTIONS, CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind that would do),
@@ -5213,13 +5213,14 @@ static int cf__schedule_is_limited(const cf_schedule_desc *desc) {
     return cf__schedule_limits_chunks(desc) || cf__schedule_counts_bytes(desc);
 }
 
-/* Limits some steps down. On chunks: halves as long as these are above 16, then 16 and each smaller one. */
-static int64_t cf__schedule_lower_chunks(int64_t limit, int steps) {
+/* A limit some steps down: halves as long as these are above 16, then 16 and each smaller number of chunks. */
+static int64_t cf__schedule_lower(int64_t limit, int steps) {
     while (steps-- > 0 && limit > 1) limit = limit > 16 ? cf__max(limit / 2, 16) : limit - 1;
-    return limit;
+    return limit > 0 ? limit : INT64_MAX;
 }
 
-static int64_t cf__schedule_lower_bytes(int64_t limit, int steps) {
+/* Bytes, and limits that differ from stage to stage, are halved together. */
+static int64_t cf__schedule_halve(int64_t limit, int steps) {
     return limit > 0 ? cf__max(limit >> cf__min(steps, 62), 1) : INT64_MAX;
 }
 
@@ -5234,9 +5235,10 @@ static cf__schedule_limits cf__schedule_limits_of(const cf__schedule_maker *m, i
         chunks = m->most_kept * desc->n_virtual + stage * back +
                  (desc->n_stages - 1 - stage) * (desc->n_virtual - back);
     }
-    limits.chunks = chunks > 0 ? cf__schedule_lower_chunks(chunks, m->steps) : INT64_MAX;
-    limits.bytes = cf__schedule_lower_bytes(desc->limits_bytes != NULL ? desc->limits_bytes[stage] : desc->limit_bytes,
-                                            m->steps);
+    limits.chunks =
+        desc->limits != NULL ? cf__schedule_halve(chunks, m->steps) : cf__schedule_lower(chunks, m->steps);
+    limits.bytes = cf__schedule_halve(desc->limits_bytes != NULL ? desc->limits_bytes[stage] : desc->limit_bytes,
+                                      m->steps);
     return limits;
 }
 
