@@ -4842,7 +4842,7 @@ static const cf__pipe_costs *cf__pipe_costs_of(const cf__pipeline *pipe, int64_t
 }
 
 /* Seconds of a compute pass of a chunk on a virtual stage. */
-static double cf__pipe_pass_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
+static inline double cf__pipe_pass_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
     const cf_chunk *c = &pipe->chunks[chunk];
     return cf_cost_seconds(&cf__pipe_costs_of(pipe, v)->of[pass], c->padded, c->pairs);
 }
@@ -4863,7 +4863,7 @@ static double cf__pipe_transfer_seconds(const cf__pipeline *pipe, int64_t chunk)
 }
 
 /* The same between two virtual stages, which may lie on one stage. */
-static double cf__pipe_hop_seconds(const cf__pipeline *pipe, int64_t chunk, int64_t v, int64_t to) {
+static inline double cf__pipe_hop_seconds(const cf__pipeline *pipe, int64_t chunk, int64_t v, int64_t to) {
     return cf__pipe_hops(pipe, v, to) ? cf__pipe_transfer_seconds(pipe, chunk) : 0;
 }
 
@@ -5733,9 +5733,10 @@ static inline double cf__clock_send(cf__clock *clock, int64_t stage, int64_t v, 
 
 /* What a pass has made goes on to the virtual stage that takes it. Where that has kept the activations of its F, nobody
    takes those of an R. */
-static void cf__clock_hand_on(cf__clock *clock, int64_t stage, const cf_action *a, int64_t chunk, int64_t cell) {
+static void cf__clock_hand_on(cf__clock *clock, int64_t stage, const cf_action *a, int64_t chunk, int64_t cell,
+                              double made) {
     int place = cf__pipe_place(a->pass), way = clock->pipe->gives[place];
-    double made = clock->free_at[stage], *arrival;
+    double *arrival;
     int64_t taker;
     if (!cf__pipe_leads(clock->pipe, way, a->stage)) return;
     cell += way * clock->pipe->n;
@@ -5765,26 +5766,27 @@ static double cf__clock_take(cf__clock *clock, int tensor, int64_t chunk, int64_
 /* When the rows of the state that a pass reads are on the stage. */
 static double cf__clock_rows(const cf__clock *clock, int pass, int64_t chunk, int64_t cell) {
     const cf_chunk *c = &clock->pipe->chunks[chunk];
-    return clock->schedule->lowered && c->group >= 0 && pass != CF_W ? clock->rows_at[cell - c->index] : 0;
+    return c->group >= 0 && pass != CF_W ? clock->rows_at[cell - c->index] : 0;
 }
 
 /* Runs a pass, unless its input has not been handed on yet. */
 static int cf__clock_pass(cf__clock *clock, int64_t stage, int64_t id, int64_t chunk, int64_t cell) {
     const cf__pipeline *pipe = clock->pipe;
     const cf_action *a = &clock->schedule->actions[id];
-    int place = cf__pipe_place(a->pass), way = pipe->takes[place], takes = cf__pipe_leads(pipe, way, a->stage);
-    int hops = takes && (clock->crosses || clock->blocks) && cf__pipe_stage(pipe, a->stage + way) != stage;
-    double start = clock->free_at[stage], rows, end;
-    if (takes && !(clock->crosses && hops) && !(clock->done[cell + way * pipe->n] >> place & 1)) return 0;
-    if (takes) start = cf__clock_take(clock, place, chunk, cell, hops, start);
-    rows = cf__clock_rows(clock, a->pass, chunk, cell);
-    if (rows > start) start = rows;
+    int place = cf__pipe_place(a->pass), way = pipe->takes[place];
+    double start = clock->free_at[stage], end;
+    if (cf__pipe_leads(pipe, way, a->stage)) {
+        int hops = (clock->crosses || clock->blocks) && cf__pipe_stage(pipe, a->stage + way) != stage;
+        if (!(clock->crosses && hops) && !(clock->done[cell + way * pipe->n] >> place & 1)) return 0;
+        start = cf__clock_take(clock, place, chunk, cell, hops, start);
+    }
+    if (clock->schedule->lowered) start = cf__most(start, cf__clock_rows(clock, a->pass, chunk, cell));
     end = start + cf__pipe_pass_seconds(pipe, a->pass, chunk, a->stage);
     clock->start[id] = start;
     clock->end[id] = clock->free_at[stage] = end;
     if (end > clock->makespan) clock->makespan = end;
     clock->done[cell] |= (uint8_t)(1 << place);
-    cf__clock_hand_on(clock, stage, a, chunk, cell);
+    cf__clock_hand_on(clock, stage, a, chunk, cell, end);
     return 1;
 }
 
@@ -9806,35 +9808,35 @@ static void cf__graph_take_turn(const cf__graph_builder *g, int64_t chunk) {
         g->n_dropped[v] = g->pipe.chunks[chunk].index > 0 ? g->n_dropped[v] + cf__graph_drops(g, chunk - 1, v) : 0;
 }
 
-/* Goes through what the passes at a place of a chunk wait for, in the order in which edges are stored, and writes it
-   once there is a graph. *node, *edge: the next of each. */
-static void cf__graph_visit_place(const cf__graph_builder *g, int64_t chunk, int place, int64_t *node, int64_t *edge) {
-    const cf__pipeline *pipe = &g->pipe;
-    cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    int64_t v;
-    int i, n = 0, differs = g->dropped != NULL; /* what is dropped, from stage to stage */
-    if (place == CF_R && !differs && !cf__graph_drops(g, chunk, 0)) return;
-    for (v = 0; v < pipe->n_v; v++) {
-        if (place == CF_R && differs && !cf__graph_drops(g, chunk, v)) continue;
-        if (v == 0 || differs) n = cf__graph_needs(g, chunk, place, v, needs);
-        if (g->graph != NULL) g->graph->first_in[*node] = *edge;
-        for (i = 0; i < n; i++) {
-            int64_t other = v + needs[i].stage;
-            if (other < 0 || other >= pipe->n_v) continue;
-            if (g->graph != NULL) cf__graph_put_edge(g, *edge, *node, v, &needs[i]);
-            ++*edge;
-        }
-        ++*node;
+/* Goes through what the pass at a place of a chunk waits for on virtual stage v, in the order in which edges are
+   stored, and writes it once there is a graph. edge: the first of them. Returns the next. */
+static int64_t cf__graph_visit_node(const cf__graph_builder *g, int64_t v, const cf__pipe_need *need, int n,
+                                    int64_t node, int64_t edge) {
+    const cf__pipe_need *end = need + n;
+    if (g->graph != NULL) g->graph->first_in[node] = edge;
+    for (; need < end; need++) {
+        if ((uint64_t)(v + need->stage) >= (uint64_t)g->pipe.n_v) continue;
+        if (g->graph != NULL) cf__graph_put_edge(g, edge, node, v, need);
+        edge++;
     }
+    return edge;
 }
 
-/* Returns the number of edges. */
+/* Returns the number of edges. What is dropped may differ from stage to stage only where a schedule says so. */
 static int64_t cf__graph_visit(const cf__graph_builder *g) {
-    int64_t node = 0, edge = 0, chunk;
-    int place;
+    int64_t node = 0, edge = 0, chunk, v;
+    cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
+    int place, n = 0, is_there = 1;
     for (chunk = 0; chunk < g->pipe.n; chunk++) {
         cf__graph_take_turn(g, chunk);
-        for (place = 0; place < 3 + g->header.split; place++) cf__graph_visit_place(g, chunk, place, &node, &edge);
+        for (place = 0; place < 3 + g->header.split; place++)
+            for (v = 0; v < g->pipe.n_v; v++) {
+                if (v == 0 || g->dropped != NULL) {
+                    is_there = place != CF_R || cf__graph_drops(g, chunk, v);
+                    n = is_there ? cf__graph_needs(g, chunk, place, v, needs) : 0;
+                }
+                if (is_there) edge = cf__graph_visit_node(g, v, needs, n, node++, edge);
+            }
     }
     return edge;
 }
