@@ -5749,12 +5749,12 @@ static void cf__clock_hand_on(cf__clock *clock, int64_t stage, const cf_action *
     cf__clock_look_at(clock, taker);
 }
 
-/* When the stage can begin with a pass whose input has come to it, from another stage if it hops. Without overlap it is
-   busy with the transfer right before the pass. */
-static double cf__clock_take(cf__clock *clock, int tensor, int64_t chunk, int64_t cell, int hops, double begin) {
+/* When the stage can begin with a pass whose input has come to it. takes_part: from another stage, without overlap, so
+   that it is busy with the transfer right before the pass. */
+static double cf__clock_take(cf__clock *clock, int tensor, int64_t chunk, int64_t cell, int takes_part, double begin) {
     double transfer;
     if (clock->arrival[tensor][cell] > begin) begin = clock->arrival[tensor][cell];
-    if (!hops || !clock->blocks) return begin;
+    if (!takes_part) return begin;
     transfer = cf__pipe_transfer_seconds(clock->pipe, chunk);
     if (clock->crosses && transfer > 0) {
         clock->start[clock->receive[tensor][cell]] = begin;
@@ -5776,9 +5776,10 @@ static int cf__clock_pass(cf__clock *clock, int64_t stage, int64_t id, int64_t c
     int place = cf__pipe_place(a->pass), way = pipe->takes[place];
     double start = clock->free_at[stage], end;
     if (cf__pipe_leads(pipe, way, a->stage)) {
-        int hops = (clock->crosses || clock->blocks) && cf__pipe_stage(pipe, a->stage + way) != stage;
-        if (!(clock->crosses && hops) && !(clock->done[cell + way * pipe->n] >> place & 1)) return 0;
-        start = cf__clock_take(clock, place, chunk, cell, hops, start);
+        int64_t from = a->stage + way;
+        int is_received = clock->crosses && cf__pipe_stage(pipe, from) != stage; /* by a RECV before it in the list */
+        if (!is_received && !(clock->done[cell + way * pipe->n] >> place & 1)) return 0;
+        start = cf__clock_take(clock, place, chunk, cell, clock->blocks && cf__pipe_stage(pipe, from) != stage, start);
     }
     if (clock->schedule->lowered) start = cf__most(start, cf__clock_rows(clock, a->pass, chunk, cell));
     end = start + cf__pipe_pass_seconds(pipe, a->pass, chunk, a->stage);
@@ -5953,6 +5954,7 @@ static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, int place, c
     int n = cf__pipe_follow(&pipe->links[paths->split != 0][way], place, unit, chunk, needs), crosses, i;
     int rises = (place <= CF_R) == (way == CF__PIPE_WAITS_FOR);
     int64_t step = rises ? pipe->n : -pipe->n, first = rises ? 0 : (pipe->n_v - 1) * pipe->n, j, cell;
+    double transfer = cf__pipe_transfer_seconds(pipe, chunk);
     for (j = 0, cell = first; j < pipe->n_v; j++, cell += step) own[cell] = 0;
     for (crosses = 0; crosses < 2; crosses++)
         for (i = 0; i < n; i++) {
@@ -5961,7 +5963,7 @@ static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, int place, c
             if ((needs[i].stage != 0) != crosses) continue;
             for (j = crosses, cell = first + crosses * step; j < pipe->n_v; j++, cell += step) {
                 int64_t v = rises ? j : pipe->n_v - 1 - j;
-                double delay = crosses ? cf__pipe_hop_seconds(pipe, chunk, v, v + needs[i].stage) : 0;
+                double delay = crosses && cf__pipe_hops(pipe, v, v + needs[i].stage) ? transfer : 0;
                 own[cell] = cf__most(own[cell], there[cell + on] + seconds[cell + on] + delay);
             }
         }
@@ -7944,7 +7946,8 @@ static inline cf_result cf__check_fields(const cf__checker *k, const cf_action *
         return cf__check_fail(k, NULL, "actions.chunk", pipe->first_chunk, a->chunk, "this chunk is another rank's");
     if (a->stage != k->stage) CF__TRY(cf__check_place(k, a->stage));
     if (a->pass >= k->n_passes)
-        return cf__check_fail(k, NULL, "actions.pass", k->n_passes - 1, a->pass, "there is no such pass in such a list");
+        return cf__check_fail(k, NULL, "actions.pass", k->n_passes - 1, a->pass,
+                              "there is no such pass in such a list");
     if (a->reserved != 0) return cf__check_fail(k, a, "actions.reserved", 0, a->reserved, "has a reserved byte in use");
     if (a->keep > (a->pass <= CF_R)) /* it may be 1 in F and R */
         return cf__check_fail(k, a, "actions.keep", a->pass <= CF_R, a->keep, "has a wrong keep flag");
