@@ -3,16 +3,18 @@
        cc -std=c99 -O2 -I. -Itests -o build/bench_schedule tools/bench/bench_schedule.c tools/bench/search_lists.c \
           tests/suite.c -lm
        build/bench_schedule            all tables but the last; or any of: speed best suite virtual limits[=FILE]
-                                       longer=SECONDS[,FILE]
+                                       replay[=FILE] longer=SECONDS[,FILE]
 
    speed: fixed schedules of 10^3 to 10^6 actions, made and simulated; time per action should be flat. best: the default
    budget on 100 chunks and 8 stages. suite: 250 batches (tests/suite.h), makespan over the strongest lower bound and over
    other kinds, by class; without a limit, and under the peaks of `paper` on each stage. limits: batches of realistic
    lengths (and the first lengths of FILE, one a line, `#` for comments) on 4, 8 and 16 stages with the costs of a 14B
-   model, without a limit, with as many chunks as stages, and with half as many: `best` over the strongest bound. longer:
-   named cases, those where bounds are weakest without a limit and with as many chunks as stages: default `best` against
-   the best schedule that is found in so many seconds of processor time for each, half of them by `best` with larger
-   budgets and half by changing lists (search_lists.h). Exit status 1 if `best` is worse than a fixed schedule anywhere. */
+   model, without a limit, with as many chunks as stages, and with half as many: `best` over the strongest bound. replay:
+   `best` with room for half as many chunks as stages, for several K; to see what free replay gains, build it with another
+   header. longer: named cases, those where bounds are weakest without a limit and with as many chunks as stages: default
+   `best` against the best schedule that is found in so many seconds of processor time for each, half of them by `best`
+   with larger budgets and half by changing lists (search_lists.h). Exit status 1 if `best` is worse than a fixed schedule
+   anywhere. */
 
 #if !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 199309L
@@ -366,6 +368,45 @@ static int bench_limits(const char *path) {
     return worse;
 }
 
+/* ---- free replay ---- */
+
+/* Makespans of `best` on eight stages with room for four chunks, unit costs and local replay, in millions of token times,
+   for K = 1, 2, 4 and 8, and the bound for the last. */
+static void print_replay(const char *name, const int64_t *lengths, int64_t n) {
+    cf_pack_desc pack;
+    cf_schedule_desc desc;
+    cf_search_report report;
+    cf_plan *plan = NULL;
+    cf_error error;
+    memset(&pack, 0, sizeof pack);
+    memset(&desc, 0, sizeof desc);
+    pack.chunk_size = 8192;
+    must(cf_pack(lengths, n, &pack, &plan, &error), &error);
+    desc.kind = CF_SCHEDULE_BEST;
+    desc.replay = CF_REPLAY_LOCAL;
+    desc.n_stages = 8;
+    desc.limit = 4;
+    desc.report = &report;
+    printf("%-16s %6lld", name, (long long)plan->n_chunks);
+    for (desc.k = 1; desc.k <= 8; desc.k *= 2) printf(" %9.4f", makespan_of(plan, &desc, NULL) / 1e6);
+    printf(" %9.4f\n", report.bound / 1e6);
+    fflush(stdout);
+    cf_plan_free(plan);
+}
+
+static void bench_replay(const char *path) {
+    static const char *const names[] = {"chat + 256K", "chat + 256K", "file, first 64", "file, next 64"};
+    int64_t lengths[MOST_LENGTHS];
+    int id;
+    printf("replay: 8 stages, limit 4, ChunkSize 8192, unit costs, millions of token times\n");
+    printf("%-16s %6s %9s %9s %9s %9s %9s\n", "batch", "chunks", "K 1", "K 2", "K 4", "K 8", "bound");
+    if (path != NULL) print_replay("file, first 96", lengths, read_lengths(path, 0, 96, lengths));
+    for (id = 2; id < 6; id++) {
+        int64_t n = draw_lengths(id, path, lengths);
+        if (n > 0) print_replay(names[id - 2], lengths, n);
+    }
+}
+
 /* ---- longer searches ---- */
 
 /* Where `limits` is farthest from its bound with K of 2 and 4: the four worst without a limit, and the eight worst with
@@ -494,8 +535,10 @@ int main(int argc, char **argv) {
     if (wanted(argc, argv, "virtual")) worse += bench_suite(SPLIT) + bench_suite(VIRTUAL);
     for (i = 1; i < argc; i++) {
         if (strncmp(argv[i], "limits=", 7) == 0) worse += bench_limits(argv[i] + 7);
+        if (strncmp(argv[i], "replay=", 7) == 0) bench_replay(argv[i] + 7);
         if (strncmp(argv[i], "longer=", 7) == 0) bench_longer(argv[i] + 7);
     }
     if (wanted(argc, argv, "limits")) worse += bench_limits(NULL);
+    if (wanted(argc, argv, "replay")) bench_replay(NULL);
     return worse > 0;
 }
