@@ -254,10 +254,11 @@ $(BUILD)/record: tests/record.c $(KIN_SOURCES) $(TEST_HEADERS) | $(BUILD)
 
 # Suites that do nothing but search for schedules and compare numbers take four times as long with sanitizers. They are
 # a program of their own, without; "best" and others run the same search with them.
-SEARCH_SOURCES := $(addprefix tests/,main.c test_best.c test_bounds.c exact.c naive.c pipeline.c random_schedule.c suite.c)
+SEARCH_SOURCES := $(addprefix tests/,main.c test_best.c test_bounds.c test_known.c exact.c naive.c pipeline.c \
+                                    random_schedule.c suite.c)
 
 $(TEST_BUILD)/search: $(SEARCH_SOURCES) $(LIBRARY) $(TEST_HEADERS) | $(TEST_BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) '-DSUITES(X)=X(search) X(many_bounds)' $(CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c %.o,$^) -o $@ $(LDLIBS)
+	$(CC) $(CSTD) $(CPPFLAGS) '-DSUITES(X)=X(search) X(many_bounds) X(known)' $(CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c %.o,$^) -o $@ $(LDLIBS)
 
 # The unit tests alone; UNIT names a substring of the tests to run, in whichever of the two programs they are.
 unit: $(TEST_BUILD)/unit $(TEST_BUILD)/search

@@ -3,16 +3,18 @@
        cc -std=c99 -O2 -I. -Itests -o build/bench_schedule tools/bench/bench_schedule.c tools/bench/search_lists.c \
           tests/suite.c -lm
        build/bench_schedule            all tables but the last; or any of: speed best suite virtual limits[=FILE]
-                                       longer=SECONDS[,FILE]
+                                       replay[=FILE] longer=SECONDS[,FILE]
 
    speed: fixed schedules of 10^3 to 10^6 actions, made and simulated; time per action should be flat. best: the default
    budget on 100 chunks and 8 stages. suite: 250 batches (tests/suite.h), makespan over the strongest lower bound and over
    other kinds, by class; without a limit, and under the peaks of `paper` on each stage. limits: batches of realistic
    lengths (and the first lengths of FILE, one a line, `#` for comments) on 4, 8 and 16 stages with the costs of a 14B
-   model, without a limit, with as many chunks as stages, and with half as many: `best` over the strongest bound. longer:
-   named cases without a limit and with as many chunks as stages, where bounds are weak: default `best` against the best
-   schedule that is found in so many seconds of processor time for each, half of them by `best` with larger budgets and
-   half by changing lists (search_lists.h). Exit status 1 if `best` is worse than a fixed schedule anywhere. */
+   model, without a limit, with as many chunks as stages, and with half as many: `best` over the strongest bound. replay:
+   `best` with room for half as many chunks as stages, for several K; to see what free replay gains, build it with another
+   header. longer: named cases, those where bounds are weakest without a limit and with as many chunks as stages: default
+   `best` against the best schedule that is found in so many seconds of processor time for each, half of them by `best`
+   with larger budgets and half by changing lists (search_lists.h). Exit status 1 if `best` is worse than a fixed schedule
+   anywhere. */
 
 #if !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 199309L
@@ -366,16 +368,58 @@ static int bench_limits(const char *path) {
     return worse;
 }
 
+/* ---- free replay ---- */
+
+/* Makespans of `best` on eight stages with room for four chunks, unit costs and local replay, in millions of token times,
+   for K = 1, 2, 4 and 8, and the bound for the last. */
+static void print_replay(const char *name, const int64_t *lengths, int64_t n) {
+    cf_pack_desc pack;
+    cf_schedule_desc desc;
+    cf_search_report report;
+    cf_plan *plan = NULL;
+    cf_error error;
+    memset(&pack, 0, sizeof pack);
+    memset(&desc, 0, sizeof desc);
+    pack.chunk_size = 8192;
+    must(cf_pack(lengths, n, &pack, &plan, &error), &error);
+    desc.kind = CF_SCHEDULE_BEST;
+    desc.replay = CF_REPLAY_LOCAL;
+    desc.n_stages = 8;
+    desc.limit = 4;
+    desc.report = &report;
+    printf("%-16s %6lld", name, (long long)plan->n_chunks);
+    for (desc.k = 1; desc.k <= 8; desc.k *= 2) printf(" %9.4f", makespan_of(plan, &desc, NULL) / 1e6);
+    printf(" %9.4f\n", report.bound / 1e6);
+    fflush(stdout);
+    cf_plan_free(plan);
+}
+
+static void bench_replay(const char *path) {
+    static const char *const names[] = {"chat + 256K", "chat + 256K", "file, first 64", "file, next 64"};
+    int64_t lengths[MOST_LENGTHS];
+    int id;
+    printf("replay: 8 stages, limit 4, ChunkSize 8192, unit costs, millions of token times\n");
+    printf("%-16s %6s %9s %9s %9s %9s %9s\n", "batch", "chunks", "K 1", "K 2", "K 4", "K 8", "bound");
+    if (path != NULL) print_replay("file, first 96", lengths, read_lengths(path, 0, 96, lengths));
+    for (id = 2; id < 6; id++) {
+        int64_t n = draw_lengths(id, path, lengths);
+        if (n > 0) print_replay(names[id - 2], lengths, n);
+    }
+}
+
 /* ---- longer searches ---- */
 
+/* Where `limits` is farthest from its bound with K of 2 and 4: the four worst without a limit, and the eight worst with
+   as many chunks as stages. */
 static const struct longer_case {
     const char *name;
     int batch; /* of draw_lengths */
     int64_t n_stages, k;
-} longer_cases[] = {{"chat, 4 stages", 0, 4, 1},         {"chat, 8 stages", 1, 8, 4},
-                    {"chat + 256K, 4 stages", 2, 4, 4},  {"chat + 256K, 8 stages", 3, 8, 2},
-                    {"file 1, 8 stages", 4, 8, 1},       {"file 2, 16 stages", 5, 16, 4},
-                    {"log-normal, 8 stages", 6, 8, 2},   {"log-normal, 16 stages", 7, 16, 1}};
+    int limited;
+} longer_cases[] = {{"log-normal 1", 6, 16, 4, 0}, {"log-normal 1", 6, 16, 2, 0}, {"file 2", 5, 16, 2, 0},
+                    {"file 2", 5, 16, 4, 0},       {"log-normal 1", 6, 16, 4, 1}, {"log-normal 1", 6, 16, 2, 1},
+                    {"file 1", 4, 16, 4, 1},       {"log-normal 2", 7, 16, 4, 1}, {"log-normal 2", 7, 8, 4, 1},
+                    {"file 1", 4, 8, 4, 1},        {"log-normal 2", 7, 4, 4, 1},  {"file 1", 4, 4, 4, 1}};
 
 /* Times a schedule, after the validator has accepted it under the description's own K and limit. */
 static double checked_makespan(const cf_plan *plan, const cf_schedule_desc *desc, const cf_schedule *schedule) {
@@ -415,7 +459,7 @@ static cf_schedule *search_budgets(const cf_plan *plan, cf_schedule_desc desc, d
 }
 
 /* One line; returns the logarithm of default / best found. */
-static double search_longer(const struct longer_case *what, const cf_plan *plan, int64_t limit, double seconds) {
+static double search_longer(const struct longer_case *what, const cf_plan *plan, double seconds) {
     cf_timing timing = timing_of(what->n_stages);
     cf_schedule *usual = NULL, *searched, *listed;
     cf_search_report report;
@@ -425,7 +469,7 @@ static double search_longer(const struct longer_case *what, const cf_plan *plan,
     memset(&desc, 0, sizeof desc);
     desc.n_stages = what->n_stages;
     desc.k = what->k;
-    desc.limit = limit;
+    desc.limit = what->limited ? what->n_stages : CF_NO_LIMIT;
     desc.timing = &timing;
     desc.report = &report;
     start = processor_seconds();
@@ -439,8 +483,9 @@ static double search_longer(const struct longer_case *what, const cf_plan *plan,
     if (listed == NULL) exit(2);
     by_lists = checked_makespan(plan, &desc, listed);
     least = by_lists < by_budget ? by_lists : by_budget;
-    printf("%-22s %6lld %2lld %5lld %6.0f %9.4f %9.4f %9.4f %9.4f %8.4f %8.4f %8.4f\n", what->name,
-           (long long)plan->n_chunks, (long long)what->k, (long long)limit, ms, report.bound, makespan, by_budget,
+    printf("%-13s %6lld %6lld %2lld %5s %6.0f %9.4f %9.4f %9.4f %9.4f %8.4f %8.4f %8.4f\n", what->name,
+           (long long)plan->n_chunks, (long long)what->n_stages, (long long)what->k,
+           what->limited ? "P" : "none", ms, report.bound, makespan, by_budget,
            by_lists, makespan / report.bound, least / report.bound, makespan / least);
     fflush(stdout);
     cf_schedule_free(usual);
@@ -456,8 +501,8 @@ static void bench_longer(const char *text) {
     int64_t lengths[MOST_LENGTHS];
     int i, n_runs = 0;
     printf("longer: local replay, ChunkSize 8192, costs of a 14B model, %g s of processor time a case\n", seconds);
-    printf("%-22s %6s %2s %5s %6s %9s %9s %9s %9s %8s %8s %8s\n", "case", "chunks", "K", "limit", "ms", "bound",
-           "default", "budget", "lists", "/bound", "found/b", "/found");
+    printf("%-13s %6s %6s %2s %5s %6s %9s %9s %9s %9s %8s %8s %8s\n", "batch", "chunks", "stages", "K", "limit", "ms",
+           "bound", "default", "budget", "lists", "/bound", "found/b", "/found");
     for (i = 0; i < (int)(sizeof longer_cases / sizeof longer_cases[0]); i++) {
         const struct longer_case *what = &longer_cases[i];
         int64_t n = draw_lengths(what->batch, path != NULL ? path + 1 : NULL, lengths);
@@ -468,9 +513,8 @@ static void bench_longer(const char *text) {
         memset(&pack, 0, sizeof pack);
         pack.chunk_size = 8192;
         must(cf_pack(lengths, n, &pack, &plan, &error), &error);
-        sum += search_longer(what, plan, CF_NO_LIMIT, seconds);
-        sum += search_longer(what, plan, what->n_stages, seconds);
-        n_runs += 2;
+        sum += search_longer(what, plan, seconds);
+        n_runs++;
         cf_plan_free(plan);
     }
     printf("default / best found, geometric mean of %d: %.4f\n", n_runs, exp(sum / n_runs));
@@ -491,8 +535,10 @@ int main(int argc, char **argv) {
     if (wanted(argc, argv, "virtual")) worse += bench_suite(SPLIT) + bench_suite(VIRTUAL);
     for (i = 1; i < argc; i++) {
         if (strncmp(argv[i], "limits=", 7) == 0) worse += bench_limits(argv[i] + 7);
+        if (strncmp(argv[i], "replay=", 7) == 0) bench_replay(argv[i] + 7);
         if (strncmp(argv[i], "longer=", 7) == 0) bench_longer(argv[i] + 7);
     }
     if (wanted(argc, argv, "limits")) worse += bench_limits(NULL);
+    if (wanted(argc, argv, "replay")) bench_replay(NULL);
     return worse > 0;
 }

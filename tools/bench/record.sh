@@ -4,9 +4,9 @@
 #     sh tools/bench/record.sh [--lengths FILE] [--out DIR] [NAME...]
 #
 # To be run in the top directory, through `make bench-record`, which builds the programs. NAME: pack, schedule, suite,
-# limits, longer, baseline, tune or fit; all of them by default, which takes about an hour of processor time. FILE: a
-# list of lengths, one a line (the recorded tables have the Mooncake conversation trace); without it the batches that
-# need one are left out. Each table goes to DIR/DATE-NAME.txt (default tools/bench/results) behind its date, machine,
+# limits, replay, longer, baseline, tune or fit; all of them by default, which takes about an hour of processor time.
+# FILE: a list of lengths, one a line (the recorded tables have the Mooncake conversation trace); without it the batches
+# that need one are left out. Each table goes to DIR/DATE-NAME.txt (default tools/bench/results) behind its date, machine,
 # compiler and command; only the name of FILE is recorded. README quotes `pack` (milliseconds and distance from the
 # bound); its charts and its table of GiB are tested by tests/cli_pipeline.sh and tests/cli_models.sh.
 set -eu
@@ -23,7 +23,7 @@ while [ $# -gt 0 ]; do
         *) break ;;
     esac
 done
-[ $# -gt 0 ] || set -- pack schedule suite limits longer baseline tune fit
+[ $# -gt 0 ] || set -- pack schedule suite limits replay longer baseline tune fit
 
 header() {
     echo "date      $(date -u '+%Y-%m-%d %H:%M UTC')"
@@ -52,6 +52,7 @@ for name; do
         schedule) record schedule "$BUILD/bench_schedule" speed best ;;
         suite) record suite "$BUILD/bench_schedule" suite virtual ;;
         limits) record limits "$BUILD/bench_schedule" "limits${lengths:+=$lengths}" ;;
+        replay) record replay "$BUILD/bench_schedule" "replay${lengths:+=$lengths}" ;;
         longer) record longer "$BUILD/bench_schedule" "longer=60${lengths:+,$lengths}" ;;
         baseline) record baseline "$BUILD/bench_baseline" ${lengths:+"$lengths"}
             record baseline-own "$BUILD/bench_baseline" own ${lengths:+"$lengths"} ;;
