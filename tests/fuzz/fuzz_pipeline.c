@@ -142,11 +142,11 @@ static void check_order(road *r) {
     FUZZ_CHECK(fault == NULL, "the schedule: %s", fault);
 }
 
-/* As many stages as the tests' judge has time for, and for the search, which makes tens of schedules, a third of them;
-   but for one problem in 64. A fault shows in few passes as well as in many, and several times as soon. */
+/* Few stages where there are many chunks, and fewer still for the search, which makes tens of schedules; but for one
+   problem in 64. A fault shows in few passes as well as in many, and several times as soon. */
 static void keep_short(road *r) {
     cf_schedule_desc *d = &r->order;
-    int64_t most = MOST_JUDGED / (d->kind == CF_SCHEDULE_DEFAULT || d->kind == CF_SCHEDULE_BEST ? 6 : 2);
+    int64_t most = MOST_JUDGED / (d->kind == CF_SCHEDULE_DEFAULT || d->kind == CF_SCHEDULE_BEST ? 10 : 4);
     if (fuzz_chance(&r->in, 64)) return;
     while (d->n_stages > 1 && r->plan->n_steps * d->n_stages * (d->n_virtual > 0 ? d->n_virtual : 1) > most)
         --*(d->n_virtual > 1 ? &d->n_virtual : &d->n_stages);
