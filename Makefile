@@ -488,6 +488,7 @@ test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit fuzz search trainer trainer_mo
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/python_check.sh $(BUILD)" \
 	    "sh tests/compile.sh" \
 	    "sh tests/install_check.sh $(BUILD)" \
+	    "sh tests/files_check.sh $(BUILD)" \
 	    $(CUDA_SUITE) \
 	    "sh tests/executor_check.sh" \
 	    "sh tests/train_cuda_check.sh" \

@@ -118,7 +118,7 @@ static inline int write_whole_file(const char *path, const unsigned char *image,
 }
 
 /* Puts a file with these bytes in the place of `path`, which keeps its permissions; where it is a symbolic link, in the
-   place of what it leads to. What a hang-up interrupts is finished first, so no temporary file is left. Returns 0, or
+   place of what it leads to. What a signal interrupts is finished first, so no temporary file is left. Returns 0, or
    errno. */
 static inline int replace_file(const char *path, const unsigned char *image, int64_t bytes) {
     struct stat status;
@@ -134,6 +134,7 @@ static inline int replace_file(const char *path, const unsigned char *image, int
     sigaddset(&ending, SIGINT);
     sigaddset(&ending, SIGTERM);
     sigaddset(&ending, SIGHUP);
+    sigaddset(&ending, SIGQUIT);
     sigprocmask(SIG_BLOCK, &ending, &before);
     int code = write_whole_file(temporary, image, bytes, found ? (int)(status.st_mode & 0777) : -1);
     if (code == 0 && rename(temporary, found ? target : path) != 0) code = errno;

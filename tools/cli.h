@@ -35,6 +35,9 @@ extern const cli_exit_code cli_exit_codes[];
 /* Most sequences in one list: 800 MB of lengths. The library would take more; a count such as `5 99999999999` is far
    more likely a slip than a batch. */
 #define CLI_MAX_SEQUENCES 100000000
+#ifndef CLI_MAX_LIST_BYTES /* of a list of lengths; fewer where that is tested */
+#define CLI_MAX_LIST_BYTES ((int64_t)1 << 30)
+#endif
 
 /* ----------------------------------------------------------------------------------------------------------------
    Messages
@@ -207,8 +210,8 @@ int cli_error(const cf_error *error, const cli_list *list);
    ---------------------------------------------------------------------------------------------------------------- */
 
 /* A file that appears whole or not at all: it is written under a temporary name beside its place, forced to the disk and
-   renamed at the end. Where INT, TERM or HUP ends the program, the temporary file goes; one that a kill left behind is
-   taken over by the next run. Pipes and devices are written directly. Start with all zero. */
+   renamed at the end. Where INT, TERM, HUP or QUIT ends the program, the temporary file goes; one that a kill left
+   behind is taken over by the next run. Pipes and devices are written directly. Start with all zero. */
 typedef struct cli_output {
     FILE *stream;     /* where to write; NULL: this output was not asked for */
     const char *path; /* as the user wrote it; "-" is standard output */
@@ -236,8 +239,8 @@ int cli_written(cf_result result, const cf_error *error);
    kept for cli_outputs_finish. */
 int cli_stdout_failed(void);
 
-/* Lets INT, TERM and HUP remove temporary files before they end the program: main calls it first. A signal that the
-   program was started without stays ignored. cli_signals_restore does so for INT again after a handler of one's own. */
+/* Lets INT, TERM, HUP and QUIT remove temporary files before they end the program: main calls it first. A signal that
+   the program was started without stays ignored. cli_signals_restore does so for INT again after one's own handler. */
 void cli_signals_catch(void);
 void cli_signals_restore(void);
 

@@ -63,9 +63,16 @@ typedef struct reader {
     const char *path;
     int64_t max_sequences;
     int64_t line;
+    int64_t bytes; /* read so far; one past the limit: there were more */
     char text[MAX_LINE];
     size_t length;
 } reader;
+
+/* EOF at the limit, too: what has no end, such as a device, is refused in the end. */
+static int next_byte(reader *in) {
+    int c = getc_unlocked(in->stream);
+    return c != EOF && ++in->bytes > CLI_MAX_LIST_BYTES ? EOF : c;
+}
 
 /* The start of a line, fit to be printed: at most 40 bytes, what is not printable ASCII as \xNN. */
 static const char *quote(const char *text, size_t n) {
@@ -90,13 +97,13 @@ static int bad_line(const reader *in, const char *got, size_t n) {
 /* Reads one line without its comment and its line end. Returns 1; 0 at the end of the file; -1 where it is too long. A
    comment may be of any length: it is skipped as it is read. */
 static int read_line(reader *in) {
-    int c = getc_unlocked(in->stream);
+    int c = next_byte(in);
     int comment = 0, too_long = 0;
 
     if (c == EOF) return 0;
     in->line++;
     in->length = 0;
-    for (; c != EOF && c != '\n'; c = getc_unlocked(in->stream)) {
+    for (; c != EOF && c != '\n'; c = next_byte(in)) {
         if (c == '#') comment = 1;
         if (comment) continue;
         if (in->length < MAX_LINE) in->text[in->length++] = (char)c;
@@ -162,6 +169,8 @@ static int read_entries(reader *in, cli_list *list) {
         entry.line = in->line;
         code = append_entry(list, &capacity, &entry);
     }
+    if (code == CLI_OK && in->bytes > CLI_MAX_LIST_BYTES)
+        code = cli_wrong("%s has more than %s bytes", cli_input_name(in->path), cli_commas(CLI_MAX_LIST_BYTES));
     return code;
 }
 
@@ -286,7 +295,7 @@ static int cannot_write(const char *path, int error) {
 enum { MAX_TEMPORARIES = 16 };
 static const char *temporaries[MAX_TEMPORARIES];
 
-static const int ending_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGXCPU};
+static const int ending_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGXCPU};
 #define N_ENDING (sizeof ending_signals / sizeof ending_signals[0])
 
 static void remove_temporaries(int number) {

@@ -52,7 +52,8 @@ static void write_pass(json_writer *w, int pass, const cf_pass_cost *cost) {
    Measured samples
    ---------------------------------------------------------------------------------------------------------------- */
 
-#define MAX_LINE 200
+#define MAX_LINE 200      /* bytes */
+#define MAX_LINES 1000000 /* of a file: what has no end, such as a device, is refused in the end */
 
 typedef struct sample_list {
     cf_sample *samples;
@@ -135,8 +136,10 @@ static int read_samples(const char *path, sample_list *list) {
     int code = CLI_OK;
 
     if (!stream) return CLI_WRONG;
-    while (code == CLI_OK && fgets(line, sizeof line, stream))
-        code = take_line(cli_input_name(path), ++number, line, list);
+    while (code == CLI_OK && fgets(line, sizeof line, stream)) {
+        if (++number <= MAX_LINES) code = take_line(cli_input_name(path), number, line, list);
+        else code = cli_at_line(path, number, "there are more than %s lines", cli_commas(MAX_LINES));
+    }
     return cli_input_close(stream, path, code);
 }
 

@@ -1,0 +1,110 @@
+#!/bin/sh
+# files_check.sh - how programs write their files, and that reading ends - MIT or public domain
+#
+#     tests/files_check.sh [BUILD]      BUILD/chunkflow and BUILD/train_cpu are tested; default: build
+#
+# Run it in the top directory. tests/preload/files.c is preloaded into them: it sees in which order a file is forced to
+# the disk and gets its name, and ends a program, or lets it fail, just between the two.
+
+. "$(dirname "$0")/helpers.sh"
+
+build=${1:-build}
+workplace "$build/files_check.tmp"
+log=$work/log
+echo 5000 >"$work/list"
+cp "$work/list" "$work/text"
+
+# shimmed SETTING... COMMAND...: as capture
+shimmed() {
+    : >"$log"
+    capture env SHIM_LOG="$log" LD_PRELOAD="$PWD/$work/shim.so" "$@"
+}
+
+pack() { # SETTING...: writes $work/kept, which held "precious"
+    rm -f "$work"/kept*
+    echo precious >"$work/kept"
+    shimmed "$@" "$build/chunkflow" pack --chunk-size 1024 --json "$work/kept" "$work/list"
+}
+
+train() { # STEPS SETTING...: saves $work/point after each step, and at the end
+    steps=$1
+    shift
+    shimmed "$@" "$build/train_cpu" --steps $steps --checkpoint-every 1 --checkpoint "$work/point" "$work/text"
+}
+
+# What was saved was forced to the disk before and its directory after it got its name, each time.
+same_saved() { # NAME
+    same "$1" "file synced,renamed synced point,directory synced, point" \
+        "$(paste -d , - - - <"$log" | uniq), $(cd "$work" && echo point*)"
+}
+
+same() { # NAME WANTED GOT
+    if [ "$2" = "$3" ]; then ok "$1"
+    else fail "$1" "got '$3', wanted '$2'"; fi
+}
+
+kept() { echo "$(head -n 1 "$work/kept") $(cd "$work" && echo kept*)"; }
+
+# ---- reading ends ----
+
+yes '' | head -n 1000001 >"$work/blank"
+capture "$build/chunkflow" time --fit "$work/blank"
+complained endless/time 2 'blank:1000001: there are more than 1,000,000 lines$'
+sed 1d "$work/blank" >"$work/fewer"
+capture "$build/chunkflow" time --fit "$work/fewer"
+complained endless/time/as_many 2 'too few samples'
+capture "$build/chunkflow" pack --chunk-size 1024 /dev/zero
+complained endless/line 2 "^/dev/zero:1: got '"
+capture "$build/chunkflow" time --gpu h100-80g --chunk-size 1K --config /dev/zero
+complained endless/config 2 '^chunkflow: /dev/zero has more than [0-9,]* bytes$'
+if full; then
+    capture "$build/chunkflow" check /dev/zero
+    complained endless/json 2 '^chunkflow: /dev/zero has more than 2,147,483,648 bytes$'
+    yes '# and so on' | capture "$build/chunkflow" pack --chunk-size 1024 -
+    complained endless/list 2 '^chunkflow: standard input has more than 1,073,741,824 bytes$'
+fi
+left_out "gigabytes of JSON and of a list"
+
+# ---- the order of writing ----
+
+cat >"$work/careless.c" <<'C'
+#include <stdio.h>
+int main(int n, char **names) {
+    FILE *file = n == 3 ? fopen(names[1], "w") : NULL;
+    return !file || fputs("text", file) < 0 || fclose(file) != 0 || rename(names[1], names[2]) != 0;
+}
+C
+if ! ${CC:-cc} -shared -fPIC tests/preload/files.c -o "$work/shim.so" -ldl >"$work/out" 2>&1 ||
+   ! ${CC:-cc} "$work/careless.c" -o "$work/careless" >"$work/out" 2>&1; then
+    skip_all order "the shim does not compile here: $(head -n 1 "$work/out")"
+fi
+shimmed "$work/careless" "$work/a" "$work/b"
+if [ ! -s "$log" ]; then skip_all order "nothing can be preloaded here"; fi
+same order/careless 'renamed unsynced b' "$(cat "$log")"
+
+pack
+same order/pack "file synced,renamed synced kept," "$(tr '\n' , <"$log")"
+train 1
+expect order/checkpoint 0 '^step'
+same_saved order/checkpoint/synced
+
+pack SHIM_FAIL=1
+expect fails/pack 1 "^chunkflow: cannot write $work/kept: Input/output error$"
+same fails/pack/kept "precious kept" "$(kept)"
+
+# ---- signals between the two ----
+
+for signal in 1 2 3 15; do # HUP INT QUIT TERM
+    pack SHIM_SIGNAL=$signal
+    same "signal/$signal/pack" "$((128 + signal)) precious kept" "$status $(kept)"
+    rm -f "$work/point"
+    train 2 SHIM_SIGNAL=$signal
+    same_saved "signal/$signal/checkpoint"
+done
+
+cp "$work/point" "$work/before" # of a run that a signal ended after its first step
+train 2 SHIM_FAIL=1
+expect fails/checkpoint 1 'the checkpoint cannot be written: Input/output error'
+same fails/checkpoint/kept "0 point" "$(cmp "$work/point" "$work/before"; echo $?) $(cd "$work" && echo point*)"
+
+finish
