@@ -442,6 +442,10 @@ $(GPU_BUILD)/commit: | $(GPU_BUILD)
 ifeq ($(call can_cxx),yes)
 CUDA_TESTS := $(addprefix $(CUDA_BUILD)/,tests executor_cuda bench_attention train_cuda)
 CUDA_SUITE := "$(CUDA_BUILD)/tests"
+# All that is asked of the one fused path, of the other.
+ifeq ($(FULL),1)
+CUDA_SUITE += "env CHUNKFLOW_TEST_WGMMA=1 $(CUDA_BUILD)/tests attention."
+endif
 else
 CUDA_SUITE := "echo 'no C++ compiler: the CUDA file is not tested'; echo '0 passed, 0 failed, 1 skipped'"
 endif

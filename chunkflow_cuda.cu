@@ -67,10 +67,13 @@ namespace {
 
 #define CF_DEVICE __device__ __forceinline__
 
+/* Loops that are to be unrolled; and those that would be, but only take time to compile. */
 #ifdef CHUNKFLOW_CUDA_EMULATION
 #define CF_UNROLL
+#define CF_ROLLED
 #else
 #define CF_UNROLL _Pragma("unroll")
+#define CF_ROLLED _Pragma("unroll 1")
 #endif
 
 /* With CHUNKFLOW_CUDA_VARIANTS the file also holds kernels that only measurements and tests ask for, and the functions
@@ -319,14 +322,21 @@ CF_DEVICE void global_store_16(void *to, uint4 value) {
     *static_cast<uint4 *>(to) = value;
 }
 
-/* Adds to, or overwrites, two neighbouring fp32 numbers that only this thread touches. */
-CF_DEVICE void global_update_8(float *to, float x, float y, bool overwrite) {
+/* Adds to, or overwrites, two neighbouring fp32 numbers that only this thread touches, where `wanted`. Many of these
+   stand in a row: with branches they took a third of the time of compiling a backward. */
+CF_DEVICE void global_update_8(float *to, float x, float y, bool overwrite, bool wanted) {
 #ifdef CHUNKFLOW_CUDA_EMULATION
-    if (!cuda_emu_check_global(to, 8)) return;
+    if (!wanted || !cuda_emu_check_global(to, 8)) return;
+    to[0] = (overwrite ? 0.0f : to[0]) + x;
+    to[1] = (overwrite ? 0.0f : to[1]) + y;
+#else
+    asm volatile("{\n.reg .pred read, write;\n.reg .f32 x, y;\nmov.f32 x, 0f00000000;\nmov.f32 y, 0f00000000;\n"
+                 "setp.ne.b32 read, %3, 0;\nsetp.ne.b32 write, %4, 0;\n"
+                 "@read ld.global.v2.f32 {x, y}, [%0];\nadd.f32 x, x, %1;\nadd.f32 y, y, %2;\n"
+                 "@write st.global.v2.f32 [%0], {x, y};\n}" ::"l"(__cvta_generic_to_global(to)), "f"(x), "f"(y),
+                 "r"((int)(wanted && !overwrite)), "r"((int)wanted)
+                 : "memory");
 #endif
-    float2 *pair = reinterpret_cast<float2 *>(to);
-    const float2 old = overwrite ? make_float2(0.0f, 0.0f) : *pair;
-    *pair = make_float2(old.x + x, old.y + y);
 }
 
 /* How the sums of dQ lie in a tile of the workspace is free, because only this file reads them: so that a warp adds to
@@ -1830,6 +1840,7 @@ enum hopper_forward_barrier {
 /* Zeros in rows begin .. end - 1 of a tile of ROWS rows and HEAD columns, by N threads, for wgmma to read. */
 template <int ROWS, int HEAD, int N> CF_DEVICE void zero_rows(shared_address tile, int begin, int end, int thread) {
     const int CHUNKS = HEAD / 8;
+    CF_ROLLED
     for (int i = begin * CHUNKS + thread; i < end * CHUNKS; i += N)
         shared_store_16(tile + (shared_address)(i % CHUNKS / 8 * (ROWS * 128) + i / CHUNKS * 128 + i % 8 * 16),
                         make_uint4(0, 0, 0, 0));
@@ -2177,6 +2188,13 @@ const int STATS_THREADS = 128;
 const int BACKWARD_THREADS = 256;
 const int JOIN_THREADS = 2 * BACKWARD_THREADS;
 
+/* Tiles for devices with 99 KB of shared memory a block. Code for sm_90a runs on no such device: there the kernels that
+   take long to compile are empty for them, with launch bounds that say so (see check_code), except where variants are
+   measured. */
+template <int HEAD, int ROWS, int KEYS>
+constexpr bool IS_SMALL = HEAD == 64 ? ROWS == ROW_TILE : KEYS == SMALL_KEY_TILE;
+const bool HAS_SMALL = !CF_HOPPER || WITH_VARIANTS;
+
 /* Before the backward, for each row tile: D = dout . out and log2 of the sum of exponentials of each row, in the order
    of packed rows, and zeros for the sums of dQ. A row that sees nothing, or is past the slice, gets a sum of +inf:
    every probability computed from it is then 0. Sixteen lanes work on a row. */
@@ -2305,9 +2323,8 @@ CF_DEVICE void update_keys(const float (&sums)[M][N][4], float scale, float *row
             CF_UNROLL
             for (int j = 0; j < N; j++) {
                 const int column = first_column + 8 * j + lane % 4 * 2;
-                if (column < n_columns)
-                    global_update_8(row + column, sums[i][j][2 * half] * scale, sums[i][j][2 * half + 1] * scale,
-                                    overwrite);
+                global_update_8(row + column, sums[i][j][2 * half] * scale, sums[i][j][2 * half + 1] * scale,
+                                overwrite, column < n_columns);
             }
         }
     }
@@ -2327,8 +2344,9 @@ template <int HEAD, int KEYS> CF_DEVICE float *part_address(const fused_params &
    one block per SM, up to 255 registers. With 64 keys and one stage it fits the 99 KB parts. Head size 64: 128 rows and 128
    keys take 163 KB and give each product in shared memory as much work as head size 128 has; 64 rows take 98 KB. */
 template <typename T, int HEAD, int ROWS, int KEYS, int STAGES>
-__global__ void __launch_bounds__(BACKWARD_THREADS, 1)
+__global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEYS> ? BACKWARD_THREADS : 32, 1)
     attention_backward_kernel(const __grid_constant__ fused_params p) {
+    if constexpr (!HAS_SMALL && IS_SMALL<HEAD, ROWS, KEYS>) return;
     typedef backward_layout<HEAD, ROWS, KEYS, STAGES> layout;
     const int ROW = 2 * HEAD, P_ROW = layout::P_ROW, ROW_PARTS = ROWS / 32, OTHER_PARTS = 8 / ROW_PARTS;
     const int SCORE_KEYS = KEYS / OTHER_PARTS, SUM_KEYS = KEYS / 4; /* of a warp's scores, and of its dK and dV */
@@ -2511,7 +2529,9 @@ template <int HEAD, int ROWS> struct dq_layout { /* of shared memory, in bytes *
    every sum has one order; its tiles are not cut into parts. Warps of 16 rows. Head size 128: 96 KB, two blocks on
    sm_90. */
 template <typename T, int HEAD, int ROWS>
-__global__ void __launch_bounds__(2 * ROWS, 128 / ROWS) attention_dq_kernel(const __grid_constant__ fused_params p) {
+__global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ? 2 * ROWS : 32, 128 / ROWS)
+    attention_dq_kernel(const __grid_constant__ fused_params p) {
+    if constexpr (!HAS_SMALL && IS_SMALL<HEAD, ROWS, KEY_TILE>) return;
     typedef dq_layout<HEAD, ROWS> layout;
     const int KEYS = FORWARD_KEYS, ROW = 2 * HEAD, THREADS = 2 * ROWS;
     int head;
@@ -2773,7 +2793,7 @@ CF_DEVICE void hopper_finish_keys(const float (&dk)[1][HEAD / 8][4], const float
 /* A warpgroup's 64 keys of a key tile. Scores and dP are computed with keys along the rows, so that P and dS are A
    operands of the products for dV and dK as they lie in registers. dQ needs all 128 keys: dS goes through shared
    memory, and each warpgroup computes 64 columns of 64 rows, or, head size 64, all columns of its 64 rows of 128. */
-template <typename T, int HEAD, bool WITH_DQ>
+template <typename T, int HEAD>
 CF_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int head, shared_address start) {
     typedef hopper_backward_layout<HEAD> layout;
     const int ROWS = layout::ROWS;
@@ -2781,7 +2801,7 @@ CF_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int
     const int thread = (int)threadIdx.x - (HOPPER_THREADS - HOPPER_CONSUMERS), lane = thread % 32;
     const int group = thread / 128, warp_key = thread / 32 * 16, first_key = t.block * KEY_TILE + group * 64;
     const int first_tile = head * (int)p.n_row_tiles + t.place; /* of the slice, among those of all heads */
-    const bool leader = lane == 0;
+    const bool leader = lane == 0, with_dq = p.dq_sums != NULL;
     const shared_address barriers = start + layout::BARRIERS;
     const uint64_t k = matrix_at(start + layout::K + (shared_address)(group * 64 * 128));
     const uint64_t v = matrix_step(k, layout::V - layout::K);
@@ -2831,17 +2851,18 @@ CF_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int
         }
         pack_sums<T>(probs, s[0]);
         pack_sums<T>(slopes, dp);
-        if (WITH_DQ)
+        if (with_dq)
             hopper_store_slopes(slopes, start + (shared_address)(layout::DS + stage * layout::DS_STAGE),
                                 compute_here(thread));
         hold_registers(probs);
         hold_registers(slopes);
         hold_registers(dv[0]);
         hold_registers(dk[0]);
-        wgmma_fence();
-        hopper_add_values<T>(dv[0], probs, dout_here);
-        if (WITH_DQ) {
+        /* The whole of these products stands in each branch: across one, ptxas makes them wait for each other. */
+        if (with_dq) {
             float dq[8][4];
+            wgmma_fence();
+            hopper_add_values<T>(dv[0], probs, dout_here);
             named_barrier<1, HOPPER_CONSUMERS>(); /* dS of all keys is there, and that of two tiles before was used */
             hold_registers(dq);
             wgmma_fence();
@@ -2857,6 +2878,8 @@ CF_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int
             CF_UNROLL
             for (int j = 0; j < 8; j++) global_add_quad(sums, j, thread, HOPPER_CONSUMERS, dq[j]);
         } else {
+            wgmma_fence();
+            hopper_add_values<T>(dv[0], probs, dout_here);
             hopper_add_values<T>(dk[0], slopes, q_here);
         }
         wgmma_wait<0>();
@@ -2871,7 +2894,7 @@ CF_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int
     hopper_finish_keys<HEAD>(dk, dv, p, thread);
 }
 
-template <typename T, int HEAD, bool WITH_DQ> CF_DEVICE void hopper_backward_block(const hopper_params &p) {
+template <typename T, int HEAD> CF_DEVICE void hopper_backward_block(const hopper_params &p) {
     typedef hopper_backward_layout<HEAD> layout;
     int head;
     const tile t = find_work(p.fused.work, &head);
@@ -2897,17 +2920,17 @@ template <typename T, int HEAD, bool WITH_DQ> CF_DEVICE void hopper_backward_blo
         if (threadIdx.x < 32 && t.begin < t.end) hopper_load_rows<HEAD>(p, t, head, start);
     } else {
         take_registers<232>();
-        hopper_backward_keys<T, HEAD, WITH_DQ>(p, t, head, start);
+        hopper_backward_keys<T, HEAD>(p, t, head, start);
     }
 }
 
 /* One block: 128 keys of one key head against all packed rows that see any of them, or a part of these, as
-   attention_backward_kernel; without WITH_DQ another kernel computes dQ. Head size 128 has row tiles of 64, head size
-   64 of 128. 161 or 162 KB of shared memory, one block an SM. */
-template <typename T, int HEAD, bool WITH_DQ>
+   attention_backward_kernel; where p.dq_sums is NULL, another kernel computes dQ. Head size 128 has row tiles of 64,
+   head size 64 of 128. 161 or 162 KB of shared memory, one block an SM. */
+template <typename T, int HEAD>
 __global__ void __launch_bounds__(CF_HOPPER ? HOPPER_THREADS : 32, 1)
     attention_backward_hopper_kernel(const __grid_constant__ hopper_params p) {
-    if constexpr (CF_HOPPER) hopper_backward_block<T, HEAD, WITH_DQ>(p);
+    if constexpr (CF_HOPPER) hopper_backward_block<T, HEAD>(p);
 }
 
 /* ---- dQ by itself, for the deterministic backward ---- */
@@ -3244,6 +3267,17 @@ cf_result launch(const char *name, void (*kernel)(P...), int64_t blocks, int thr
     return status == cudaSuccess ? CF_OK : fail_cuda(error, status, name);
 }
 
+/* A kernel that this device's code leaves out is empty, and has launch bounds that say so. CUDA would refuse the launch
+   as well, but does not say why. */
+template <typename K>
+cf_result check_code(K *kernel, int threads, const char *field, const char *why, cf_error *error) {
+    cudaFuncAttributes attributes;
+    const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
+    if (status != cudaSuccess) return fail_cuda(error, status, field);
+    if (attributes.maxThreadsPerBlock >= threads) return CF_OK;
+    return cf_fail(error, CF_ERROR_DEVICE, field, -1, threads, attributes.maxThreadsPerBlock, why);
+}
+
 /* A prepared problem as it lies in the caller's memory: the public record, then the arrays. */
 struct prepared {
     cf_attention open;
@@ -3381,13 +3415,18 @@ template <typename T, int HEAD, int ROWS, int KEYS, int STAGES>
 cf_result launch_backward(const call &c, const fused_params &f) {
     const tile_lists l = lists_of(c);
     const bool deterministic = c.problem_of->inner.desc.deterministic != 0;
+    const auto kernel = attention_backward_kernel<T, HEAD, ROWS, KEYS, STAGES>;
     fused_params sums = f;
-    cf_result code;
+    cf_result code = CF_OK;
     sums.sums_of_tile = deterministic ? 0 : ROWS * HEAD;
-    code = launch_tiles("attention_stats", attention_stats_kernel<T>, l.rows, STATS_THREADS, 0, c, sums);
+    if (IS_SMALL<HEAD, ROWS, KEYS>)
+        code = check_code(kernel, BACKWARD_THREADS, "arch", "code for sm_90a has no tiles for so little memory",
+                          c.error);
     if (code == CF_OK)
-        code = launch_tiles("attention_backward", attention_backward_kernel<T, HEAD, ROWS, KEYS, STAGES>, l.keys,
-                            BACKWARD_THREADS, backward_layout<HEAD, ROWS, KEYS, STAGES>::BYTES, c, f);
+        code = launch_tiles("attention_stats", attention_stats_kernel<T>, l.rows, STATS_THREADS, 0, c, sums);
+    if (code == CF_OK)
+        code = launch_tiles("attention_backward", kernel, l.keys, BACKWARD_THREADS,
+                            backward_layout<HEAD, ROWS, KEYS, STAGES>::BYTES, c, f);
     if (code == CF_OK)
         code = launch_tiles("attention_join", attention_join_kernel<HEAD, KEYS, KEYS / 64>, l.split_keys, JOIN_THREADS,
                             0, c, f);
@@ -3500,14 +3539,10 @@ cf_result make_map(const call &c, encode_fn encode, const view &of, int64_t head
                    "cuTensorMapEncodeTiled refused this array");
 }
 
-/* Without code for sm_90a the kernels are empty, and have launch bounds that say so. */
-template <typename K> cf_result check_hopper_code(K *kernel, cf_error *error) {
-    cudaFuncAttributes attributes;
-    const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
-    if (status != cudaSuccess) return fail_cuda(error, status, "path");
-    if (attributes.maxThreadsPerBlock >= HOPPER_THREADS) return CF_OK;
-    return cf_fail(error, CF_ERROR_DEVICE, "path", -1, HOPPER_THREADS, attributes.maxThreadsPerBlock,
-                   "this program has no code for sm_90a");
+typedef void hopper_kernel(hopper_params);
+
+cf_result check_hopper_code(hopper_kernel *kernel, cf_error *error) {
+    return check_code(kernel, HOPPER_THREADS, "path", "this program has no code for sm_90a", error);
 }
 
 /* The maps of a pass: Q, and in the backward dout, in boxes of box_rows packed rows. */
@@ -3530,8 +3565,6 @@ int chosen_forward = HOPPER_PLAIN;
 #else
 const int chosen_forward = HOPPER_PLAIN;
 #endif
-
-typedef void hopper_kernel(hopper_params);
 
 template <typename T, int HEAD> hopper_kernel *forward_hopper_kernel() {
     if constexpr (WITH_VARIANTS) {
@@ -3605,8 +3638,7 @@ template <typename T, int HEAD> cf_result hopper_backward_as(const call &c) {
     const problem *p = &c.problem_of->inner;
     const tile_lists l = lists_of(c);
     const bool deterministic = p->desc.deterministic != 0;
-    const auto kernel = deterministic ? attention_backward_hopper_kernel<T, HEAD, false>
-                                      : attention_backward_hopper_kernel<T, HEAD, true>;
+    const auto kernel = attention_backward_hopper_kernel<T, HEAD>;
     hopper_params h = {};
     cf_result code = fused_backward_of(c, &h.fused);
     if (code == CF_OK) code = check_hopper_code(kernel, c.error);
@@ -4038,8 +4070,7 @@ template <typename T, int HEAD, int ROWS, int KEYS, int STAGES> cudaError_t load
 }
 
 template <typename T, int HEAD> cudaError_t load_hopper_backward() {
-    return load_kernels(attention_backward_hopper_kernel<T, HEAD, true>,
-                        attention_backward_hopper_kernel<T, HEAD, false>, attention_join_kernel<HEAD, KEY_TILE, 1>,
+    return load_kernels(attention_backward_hopper_kernel<T, HEAD>, attention_join_kernel<HEAD, KEY_TILE, 1>,
                         attention_round_dq_kernel<T, HEAD, hopper_backward_layout<HEAD>::ROWS, 1>,
                         attention_dq_hopper_kernel<T, HEAD>, attention_join_dq_kernel<T, HEAD>);
 }

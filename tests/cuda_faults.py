@@ -272,6 +272,12 @@ FAULTS = (
      "        if (leader) mbarrier_arrive(here + DQ_V_EMPTY);\n"
      "        if (leader && planted == {n}) mbarrier_arrive(here + DQ_K_EMPTY);\n",
      "attention.wgmma_dq_in_parts"),
+    ("V is free before its dP is done",
+     "        wgmma_wait<0>();\n        hold_registers(dp);\n        if (leader) mbarrier_arrive(here + DQ_V_EMPTY);\n",
+     "        if (leader && planted == {n}) mbarrier_arrive(here + DQ_V_EMPTY);\n"
+     "        wgmma_wait<0>();\n        hold_registers(dp);\n"
+     "        if (leader && planted != {n}) mbarrier_arrive(here + DQ_V_EMPTY);\n",
+     "attention.wgmma_dq_in_parts"),
     ("the parity of a free stage of dQ by itself",
      "            mbarrier_wait(at + (DQ_K_EMPTY - DQ_K_FULL), (i >> 1 & 1) ^ 1);",
      "            mbarrier_wait(at + (DQ_K_EMPTY - DQ_K_FULL), planted == {n} ? 1 : (i >> 1 & 1) ^ 1);",

@@ -108,6 +108,8 @@ done
 holds "a batch was predicted" grep -qE \
     '"batch": 2, "measured_ms": [0-9.]+, "simulated_ms": [0-9.]+, "ratio": [01]\.[0-9]+,' "$all"
 holds "the costs were fitted" grep -qE '"pass": "B", "samples": [0-9]+, "constant": [0-9.e-]+, ' "$all"
+holds "tests run on the path with wgmma, too" grep -qF \
+    '"step": "tests attention.padded_slices with wgmma", "test": "attention.padded_slices", "ok": true' "$all"
 holds "tests have their names" grep -qF '"test": "primitives.copies", "ok": true' "$all"
 holds "the sanitizer is there" grep -qF '"test": "compute-sanitizer racecheck", "ok": true' "$all"
 summary=$work/second/summary.txt
@@ -194,6 +196,64 @@ rm "$MAKE_SAID"
 record --out "$work/fourth" --resume "$work/fourth/record.jsonl" --limit 1 --minutes 0.2
 holds "and once more by the next call, which may be on another one" grep -qx gpu-programs "$MAKE_SAID"
 
+# Where none starts there is nothing to be recorded, by either of the two.
+for none in bench_attention executor_cuda train_cuda; do
+    program $none <<'END'
+exit 127
+END
+done
+for which in gpu_record gpu_record_train; do
+    rm -f "$MAKE_SAID"
+    capture env "PATH=$(cd "$work/bin" && pwd):$PATH" "BUILD=$work/build" timeout 300 sh tools/$which.sh --small \
+        --programs "$work/programs" --out "$work/none" --resume "$work/fourth/record.jsonl"
+    expect "$which: no program starts" 1 "^$which: no program starts here"
+    holds "$which: they were to be built here" grep -qx gpu-programs "$MAKE_SAID"
+    holds "$which: nothing is recorded" cmp "$work/fourth/record.jsonl" "$work/none/record.jsonl"
+done
+
+# ---- a signal ends what runs, and the step is left for the next call ----
+
+for nothing in bench_attention executor_cuda; do
+    program $nothing <<'END'
+exit 0
+END
+done
+program cuda_tests <<'END'
+case $1 in
+    --list) ;;
+    primitives.) echo 'primitives.copies ... ok' ;;
+    *)
+        sh -c 'trap "" TERM; while :; do echo here >"$CHILD"; sleep 0.2; done' &
+        wait
+        ;;
+esac
+END
+CHILD=$work/child
+export CHILD
+for signal in TERM HUP; do
+    rm -f "$CHILD"
+    env "PATH=$(cd "$work/bin" && pwd):$PATH" "BUILD=$work/build" sh tools/gpu_record.sh --small \
+        --programs "$work/programs" --out "$work/signal" >"$work/out" 2>&1 &
+    caller=$!
+    waited=0
+    while [ ! -s "$CHILD" ] && [ $waited -lt 600 ]; do
+        sleep 0.2 2>/dev/null || sleep 1
+        waited=$((waited + 1))
+    done
+    kill -$signal $caller
+    status=0
+    wait $caller || status=$?
+    rm -f "$CHILD"
+    holds "$signal: it says so" grep -q '^gpu_record: ended by a signal in step tests' "$work/out"
+    holds "$signal: and so does its status" [ $status -gt 128 ]
+    sleep 1
+    holds "$signal: what ran is over" [ ! -e "$CHILD" ]
+    holds "$signal: what ended is done" grep -qF '"step": "primitives", "done": true' "$work/signal/record.jsonl"
+    holds "$signal: what did not end is not" sh -c \
+        "! grep -q '\"step\": \"tests state.clears_rows\", \"done\": true' '$work/signal/record.jsonl'"
+    holds "$signal: every line is whole" valid "$work/signal/record.jsonl"
+done
+
 program cuda_tests <<'END'
 echo 'cuda: no device (cudaErrorInsufficientDriver)'
 END
@@ -208,11 +268,62 @@ record --out "$work/fifth"
 expect "no device" 0 'gpu_record: cuda: no device'
 holds "no device: no result" sh -c "! [ -s '$work/fifth/record.jsonl' ]"
 
+# ---- beside PyTorch, whatever either of them does ----
+
+# A PyTorch of which every call fails, in words of several lines.
+compare() {
+    mkdir -p "$work/torch/torch/nn/attention"
+    cat >"$work/torch/torch/__init__.py" <<'END'
+class _Cuda:
+    get_device_name = staticmethod(lambda: "none")
+class _Cudnn:
+    version = staticmethod(lambda: 0)
+class _Backends:
+    cudnn = _Cudnn
+cuda, backends, bfloat16, __version__ = _Cuda, _Backends, None, "0"
+def randn(*_, **__):
+    raise KeyError("two\nlines")
+END
+    echo 'SDPBackend = sdpa_kernel = None' >"$work/torch/torch/nn/attention/__init__.py"
+    : >"$work/torch/torch/nn/functional.py"
+    : >"$work/torch/torch/nn/__init__.py"
+    program bench_attention <<'END'
+case $1 in
+    --list) printf '%s 2 1 64 8 8\n' hangs mumbles dies silent ;;
+    *)
+        while [ $# -gt 1 ]; do shift; done
+        case $1 in
+            hangs) echo 'hangs mma forward 1.0 ms 2.0 TFLOP/s'; exec sleep 100 ;;
+            mumbles)
+                printf '\n\nmumbles\n'
+                printf 'mumbles mma %s TFLOP/s\n' 'forward x ms 2.0' 'backward 1.0 ms 2.0'
+                ;;
+            dies) kill -SEGV $$ ;;
+        esac
+        ;;
+esac
+END
+    sed 's/^MOST = 120 /MOST = 2 /' tools/bench/bench_attention.py >"$work/bench_attention.py"
+    capture env "PYTHONPATH=$work/torch" "$PYTHON" "$work/bench_attention.py" "$work/programs/bench_attention"
+    expect "beside PyTorch: it ends well" 0 '^hangs ours error stopped after 2 s$'
+    for line in 'hangs mma forward 1.0 ms 2.0 TFLOP/s' "mumbles ours error cannot be read: 'mumbles'" \
+        "mumbles ours error cannot be read: 'mumbles mma forward x ms 2.0 TFLOP/s'" \
+        'mumbles mma backward 1.0 ms 2.0 TFLOP/s' 'dies ours error ended by signal 11' \
+        'silent ours error said nothing of this shape' "silent flash error KeyError: 'two\\nlines'"; do
+        holds "beside PyTorch: $line" grep -qxF "$line" "$work/out"
+    done
+    holds "beside PyTorch: no empty line before the table" sh -c \
+        "[ \"\$(sed '/^TFLOP/,\$d' '$work/out' | grep -c '^\$')\" -eq 1 ]"
+}
+if [ -n "$PYTHON" ]; then compare; fi
+
 # ---- options ----
 
-for wrong in "--nonsense" "--minutes" "--minutes many" "--resume $work/none"; do
-    # shellcheck disable=SC2086
-    capture sh tools/gpu_record.sh $wrong
-    complained "refused: $wrong" 2 '^gpu_record: '
+for wrong in "--nonsense" "--minutes" "--minutes many" "--resume $work/nowhere" "--" "minutes" "--limits 3"; do
+    for which in gpu_record gpu_record_train; do
+        # shellcheck disable=SC2086
+        capture sh tools/$which.sh $wrong
+        complained "refused by $which: $wrong" 2 "^$which: "
+    done
 done
 finish

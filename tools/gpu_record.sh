@@ -36,38 +36,19 @@ programs=$BUILD/gpu
 resume=
 minutes=8
 sweep=3
-most=3600
+limit=3600
 small=
+# The command runs anywhere: it alone is of no use.
+needed='cuda_tests --list
+bench_attention --list
+executor_cuda --help'
+targets=gpu-programs
 
-usage() {
-    printf 'gpu_record: %s; the options are in the first lines of tools/gpu_record.sh\n' "$1" >&2
-    exit 2
-}
-
-while [ $# -gt 0 ]; do
-    case $1 in
-        --small) small=yes ;;
-        --out | --resume | --minutes | --sweep | --programs | --limit)
-            [ $# -ge 2 ] || usage "$1 wants a value"
-            case $1 in
-                --out) out=$2 ;;
-                --resume) resume=$2 ;;
-                --minutes) minutes=$2 ;;
-                --sweep) sweep=$2 ;;
-                --programs) programs=$2 ;;
-                --limit) most=$2 ;;
-            esac
-            shift
-            ;;
-        *) usage "unknown option $1" ;;
-    esac
-    shift
-done
-for number in "$minutes" "$sweep" "$most"; do
-    printf '%s\n' "$number" | grep -qE '^[0-9]+(\.[0-9]+)?$' || usage "$number is no number"
-done
-[ -z "$resume" ] || [ -r "$resume" ] || usage "cannot read $resume"
+self=gpu_record
 . tools/gpu_record_lib.sh
+read_options 'out resume minutes sweep programs limit' "$@"
+need_numbers "$minutes" "$sweep" "$limit"
+need_files "$resume"
 open_record
 
 # ---- what the programs print ----
@@ -114,54 +95,8 @@ take_line() { # LINE
 
 # ---- what runs ----
 
-starts() { # PROGRAM ARGUMENT
-    timeout 20 "$programs/$1" "$2" >>"$work/starts" 2>&1
-}
-
 # A program for a newer driver than the one that is here starts, and sees no device.
 sees_none() { timeout 20 "$programs/cuda_tests" --list 2>/dev/null | grep '^cuda: no device'; }
-
-all_start() {
-    : >"$work/starts"
-    starts cuda_tests --list && starts bench_attention --list && starts executor_cuda --help &&
-        starts chunkflow --help && { [ -z "$known" ] || ! sees_none >>"$work/starts"; }
-}
-
-# Programs that were built elsewhere may have to be shown this machine's cuBLAS ...
-find_cublas() {
-    wanted=$(ldd "$programs/bench_attention" 2>/dev/null | awk '/libcublas\.so.*not found/ { print $1 }')
-    [ -n "$wanted" ] || return 0
-    toolkit=$(command -v "$NVCC" 2>/dev/null)
-    for place in "${CUDA_HOME:-/usr/local/cuda}/lib64" "${toolkit%/bin/*}/lib64" /usr/local/cuda*/lib64; do
-        [ -e "$place/$wanted" ] && found=$place && break
-    done
-    if [ -z "${found:-}" ]; then
-        found=$(find /usr /opt "$HOME" -name "$wanted" 2>/dev/null | head -n 1)
-        found=${found%/*}
-    fi
-    [ -z "$found" ] || LD_LIBRARY_PATH=$found${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-    export LD_LIBRARY_PATH
-}
-
-# ... or be built here after all, for this device alone.
-prepare_programs() {
-    all_start && return 0
-    find_cublas
-    all_start && return 0
-    printf 'the programs in %s do not start here: %s\n' "$programs" "$(tail -n 1 "$work/starts")" | tee -a "$log"
-    case $capability in
-        90) code='-gencode arch=compute_90a,code=sm_90a' ;;
-        '') code='-arch=native' ;;
-        *) code="-gencode arch=compute_$capability,code=sm_$capability" ;;
-    esac
-    carried=$programs
-    programs=$BUILD/gpu
-    run_step 0 "build" 300 make -B -j "$(nproc 2>/dev/null || echo 2)" gpu-programs "BUILD=$BUILD" "NVCC=$NVCC" \
-        "CUDA_ARCH=$code"
-    all_start && return 0
-    printf 'they still do not: %s\n' "$(tail -n 1 "$work/starts")" | tee -a "$log"
-    programs=$carried
-}
 
 describe_device
 if [ "$minutes" != 0 ]; then
@@ -182,6 +117,7 @@ variants='mma wgmma mma+deterministic wgmma+deterministic mma+arch=86 mma+cache=
 shapes='causal-4k-hd128 causal-16k-hd128 packed-32k-hd128 causal-16k-hd64 packed-8k-hd128 prefix-8k-over-56k-hd128
     causal-8k-one-key-head packed-8k-one-key-head'
 suites='attention. wgmma. state. executor. device.'
+fused=attention.
 model='--layers 8 --hidden 1024 --heads 8 --kv-heads 2 --ffn 2816 --chunk-size 4096'
 one_batch='60000,20000,300,4096,1000,7000,2000,1,77,12000'
 other_batch='33000,500,41000,900,2500,64,15000,8000,120'
@@ -192,6 +128,7 @@ if [ -n "$small" ]; then
     stages=2
     shapes='small-packed'
     suites='state.clears_rows executor.one_chunk'
+    fused=attention.padded_slices
     model='--type fp32 --layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --chunk-size 16'
     one_batch='56,5,16,3,1,0,33'
     other_batch='40,7,90,2'
@@ -208,6 +145,9 @@ fi
 
 run_step 1 "primitives" 20 "$programs/cuda_tests" primitives.
 for suite in $suites; do run_step 2 "tests $suite" 120 "$programs/cuda_tests" "$suite"; done
+if [ -z "$capability" ] || [ "$capability" = 90 ]; then # what is asked of the one fused path, of the other
+    run_step 2 "tests $fused with wgmma" 180 env CHUNKFLOW_TEST_WGMMA=1 "$programs/cuda_tests" "$fused"
+fi
 if [ -z "$small" ]; then
     run_step 2 "tests of the executor's example" 180 env "EXECUTOR_CUDA=$programs/executor_cuda" \
         "CHUNKFLOW=$programs/chunkflow" sh tests/executor_check.sh device

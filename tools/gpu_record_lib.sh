@@ -1,16 +1,61 @@
-# gpu_record_lib.sh - what gpu_record.sh and gpu_record_train.sh share: a record with a line for each result as it comes, and
-# steps with a limit each, of which none stops the next one. Not a program: these two read it with `.`.
+# gpu_record_lib.sh - what gpu_record.sh and gpu_record_train.sh share: options, a record with a line for each result as
+# it comes, programs that start here, and steps with a limit each, of which none stops the next one. Not a program:
+# these two read it with `.`.
 #
-# Who reads it sets out, resume, programs, minutes (of this call) and most (seconds of a step), calls open_record and
-# describe_device, and has a function take_line LINE, which calls emit or take_test for a line that is a result.
+# Who reads it sets self (its name), the defaults of its options (out, resume, programs, minutes of this call, limit in
+# seconds of a step, and its own), needed and targets (see prepare_programs), calls read_options, open_record and
+# describe_device in this order, and has two functions: take_line LINE, which calls emit or take_test for a line that is
+# a result, and sees_none, which succeeds if programs start and see no device.
+
+# ---- options ----
+
+usage() {
+    printf '%s: %s; the options are in the first lines of tools/%s.sh\n' "$self" "$1" "$self" >&2
+    exit 2
+}
+
+# --small, and of each NAME an option --NAME VALUE, which sets the variable.
+read_options() { # NAMES ARGUMENT...
+    names=$1
+    shift
+    while [ $# -gt 0 ]; do
+        if [ "$1" = --small ]; then
+            small=yes
+            shift
+            continue
+        fi
+        option=${1#--}
+        case $1 in --*[!a-z]* | --) usage "unknown option $1" ;; esac
+        case " $names " in *" $option "*) ;; *) usage "unknown option $1" ;; esac
+        [ "$1" = "--$option" ] || usage "unknown option $1"
+        [ $# -ge 2 ] || usage "$1 wants a value"
+        eval "$option=\$2"
+        shift 2
+    done
+}
+
+need_numbers() { # VALUE...
+    for number in "$@"; do
+        printf '%s\n' "$number" | grep -qE '^[0-9]+(\.[0-9]+)?$' || usage "$number is no number"
+    done
+}
+
+need_files() { # FILE...: those that are named can be read
+    for file in "$@"; do [ -z "$file" ] || [ -r "$file" ] || usage "cannot read $file"; done
+}
+
+# ---- the record ----
 
 # Goes on from the record of an earlier call, if one is named, and begins the time of this one.
 open_record() {
     mkdir -p "$out" || exit 2
     work=$(mktemp -d) || exit 2
     sampler=
+    running=
     trap '[ -z "$sampler" ] || kill "$sampler" 2>/dev/null; rm -rf "$work"' EXIT
-    trap 'exit 1' HUP INT TERM
+    trap 'stop 129' HUP
+    trap 'stop 130' INT
+    trap 'stop 143' TERM
     record=$out/record.jsonl
     log=$out/log.txt
     # A device that went away may have left half a line at the end.
@@ -24,6 +69,20 @@ open_record() {
 }
 
 now() { date +%s; }
+
+# On a signal: the running step ends, with all that it started (timeout, whose process group they are, hands the signal
+# on; who stays is killed), and is left for the next call.
+stop() { # STATUS
+    trap '' HUP INT TERM
+    if [ -n "$running" ]; then
+        kill "$running" 2>/dev/null
+        wait "$running" 2>/dev/null
+        kill -s KILL -- "-$running" 2>/dev/null
+        emit "\"done\": false, \"seconds\": $(($(now) - started))" "ended by a signal"
+        printf '%s: ended by a signal in step %s; go on with --resume %s\n' "$self" "$step" "$record" | tee -a "$log"
+    fi
+    exit "$1"
+}
 
 # ---- lines of the record ----
 
@@ -108,7 +167,7 @@ run_step() { # PART NAME SECONDS COMMAND...
         left_over="$left_over $step"
         return 0
     fi
-    seconds=$(awk -v a="$seconds" -v b="$most" 'BEGIN { printf "%d", a < b ? a : b < 1 ? 1 : b }')
+    seconds=$(awk -v a="$seconds" -v b="$limit" 'BEGIN { printf "%d", a < b ? a : b < 1 ? 1 : b }')
     cut=
     if [ "$left" -lt "$seconds" ]; then seconds=$left cut=yes; fi
     command=$*
@@ -120,6 +179,7 @@ run_step() { # PART NAME SECONDS COMMAND...
     follow "$running" "$work/output"
     status=0
     wait "$running" || status=$?
+    running=
     end_step
 }
 
@@ -158,4 +218,68 @@ describe_device() {
         : >"$work/clocks"
     fi
     printf '%s; commit %s\n' "${known:-no device that nvidia-smi knows}" "$commit" | tee -a "$log"
+}
+
+# ---- programs ----
+
+# Each line of `needed` is a program and an argument with which it ends at once.
+starts() { # all | one: of them start
+    : >"$work/starts"
+    printf '%s\n' "$needed" >"$work/needed"
+    while read -r program argument; do
+        if timeout 20 "$programs/$program" "$argument" >>"$work/starts" 2>&1 </dev/null; then
+            [ "$1" = all ] || return 0
+        else
+            printf '%s: status %s\n' "$program" $? >>"$work/starts"
+            [ "$1" = one ] || return 1
+        fi
+    done <"$work/needed"
+    [ "$1" = all ]
+}
+
+all_start() { starts all && { [ -z "$known" ] || ! sees_none >>"$work/starts"; }; }
+
+# Programs that were built elsewhere may have to be shown this machine's cuBLAS ...
+find_cublas() {
+    read -r program _ <"$work/needed"
+    wanted=$(ldd "$programs/$program" 2>/dev/null | awk '/libcublas\.so.*not found/ { print $1 }')
+    [ -n "$wanted" ] || return 0
+    toolkit=$(command -v "$NVCC" 2>/dev/null)
+    for place in "${CUDA_HOME:-/usr/local/cuda}/lib64" "${toolkit%/bin/*}/lib64" /usr/local/cuda*/lib64; do
+        [ -e "$place/$wanted" ] && found=$place && break
+    done
+    if [ -z "${found:-}" ]; then
+        found=$(find /usr /opt "$HOME" -name "$wanted" 2>/dev/null | head -n 1)
+        found=${found%/*}
+    fi
+    [ -z "$found" ] || LD_LIBRARY_PATH=$found${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    export LD_LIBRARY_PATH
+}
+
+# ... or be built here after all, for this device alone, by make's `targets`. Where some do not start, the others run;
+# where none does, there is nothing to be recorded.
+prepare_programs() {
+    all_start && return 0
+    find_cublas
+    all_start && return 0
+    printf 'the programs in %s do not start here: %s\n' "$programs" "$(tail -n 1 "$work/starts")" | tee -a "$log"
+    case $capability in
+        90) code='-gencode arch=compute_90a,code=sm_90a' ;;
+        '') code='-arch=native' ;;
+        *) code="-gencode arch=compute_$capability,code=sm_$capability" ;;
+    esac
+    carried=$programs
+    programs=$BUILD/gpu
+    # shellcheck disable=SC2086
+    run_step 0 "build" 300 make -B -j "$(nproc 2>/dev/null || echo 2)" $targets "BUILD=$BUILD" "NVCC=$NVCC" \
+        "CUDA_ARCH=$code"
+    all_start && return 0
+    printf 'they still do not: %s\n' "$(tail -n 1 "$work/starts")" | tee -a "$log"
+    starts one && return 0
+    programs=$carried
+    starts one && return 0
+    cp "$work/record" "$record"
+    printf '%s: no program starts here, carried (%s) or built (%s); nothing was recorded, and %s says why\n' "$self" \
+        "$carried" "$BUILD/gpu" "$log" | tee -a "$log" >&2
+    exit 1
 }

@@ -29,36 +29,18 @@ out=$BUILD/gpu_record_train
 programs=$BUILD/gpu
 resume=
 minutes=8
-most=600
+limit=600
 small=
-second=
+lengths=
+NVCC=${NVCC:-nvcc}
+needed='train_cuda --help'
+targets="gpu-programs $BUILD/gpu/train_cuda"
 
-usage() {
-    printf 'gpu_record_train: %s; the options are in the first lines of tools/gpu_record_train.sh\n' "$1" >&2
-    exit 2
-}
-
-while [ $# -gt 0 ]; do
-    case $1 in
-        --small) small=yes ;;
-        --out | --resume | --minutes | --programs | --lengths)
-            [ $# -ge 2 ] || usage "$1 wants a value"
-            case $1 in
-                --out) out=$2 ;;
-                --resume) resume=$2 ;;
-                --minutes) minutes=$2 ;;
-                --programs) programs=$2 ;;
-                --lengths) second=$2 ;;
-            esac
-            shift
-            ;;
-        *) usage "unknown option $1" ;;
-    esac
-    shift
-done
-printf '%s\n' "$minutes" | grep -qE '^[0-9]+(\.[0-9]+)?$' || usage "$minutes is no number"
-for file in "$resume" "$second"; do [ -z "$file" ] || [ -r "$file" ] || usage "cannot read $file"; done
+self=gpu_record_train
 . tools/gpu_record_lib.sh
+read_options 'out resume minutes programs lengths' "$@"
+need_numbers "$minutes"
+need_files "$resume" "$lengths"
 open_record
 
 # ---- what the trainer prints ----
@@ -91,13 +73,16 @@ take_line() { # LINE
 
 # ---- what runs ----
 
+# The trainer says so itself, in its first step.
+sees_none() { false; }
+
 describe_device
-trainer=$programs/train_cuda
-[ -x "$trainer" ] && [ -x "$programs/chunkflow" ] || usage "there is no train_cuda or chunkflow in $programs"
 if [ -z "$known" ]; then
     printf 'gpu_record_train: there is no device\n'
     exit 0
 fi
+prepare_programs
+trainer=$programs/train_cuda
 
 # Model, then options. 7B does not fit with its optimizer, so it is a slice of 7 layers: a stage of four.
 models='qwen2.5-0.5b qwen2.5-1.5b qwen2.5-3b qwen2.5-7b:7'
@@ -120,12 +105,13 @@ if [ -n "$small" ]; then
     tiny='--layers 1 --hidden 16 --heads 2 --kv-heads 1 --ffn 24 --vocabulary 48'
     shape="$tiny --loss-rows 128"
 fi
-"$programs/chunkflow" gen lmsys --n "$documents" --max "$longest" >"$out/chat.lengths" || exit 2
+"$programs/chunkflow" gen lmsys --n "$documents" --max "$longest" >"$out/chat.lengths" ||
+    usage "chunkflow in $programs does not start"
 printf '%s\n' 200 31 7 90 64 12 150 48 >"$out/curves.lengths"
 lists=chat
-if [ -n "$second" ]; then
+if [ -n "$lengths" ]; then
     lists='chat second'
-    head -n 32 "$second" >"$out/second.lengths"
+    head -n 32 "$lengths" >"$out/second.lengths"
 fi
 
 options_of() { # MODEL

@@ -12,6 +12,8 @@ struct run_options {
     bool overwrite = false; /* dk and dv */
     bool strided = false;   /* gaps between heads and between rows */
     bool backward = true;
+    bool by_name = false; /* the path is meant: CHUNKFLOW_TEST_WGMMA does not change it */
+    bool room = false;    /* twice the memory for lse and the workspace: what reaches past them is found there */
     int arch = 80;
     int processors = 0; /* 0: as many as the device has */
     int64_t cache = 0;  /* bytes that the heads of a section share; 0: as the library chooses */

@@ -13,7 +13,8 @@
 /* ---- a product of two matrices, tile by tile ---- */
 
 const int ROWS = 64, COLUMNS = 128, STEPS = 4, DEPTH = 64; /* c (64 x 128) = sum over steps of a (64 x 64) b */
-const uint32_t A = 0, B = 8192, OTHER = 24576, FULL = 32768, EMPTY = 32776, BYTES = 32784;
+const uint32_t A = 0, B = 8192, OTHER = 24576, FULL = 32768, EMPTY = 32776, DONE = 32784,
+               BYTES = 32800;
 
 enum mistake {
     NO_MISTAKE,
@@ -29,6 +30,7 @@ enum mistake {
     NO_FULL_WAIT,         /* the tile may not be there */
     NO_EMPTY_WAIT,        /* the tile may be in use */
     EMPTY_TOO_EARLY,      /* a warp says that the tile is free before its products are done */
+    HIDDEN_TOO_EARLY,     /* likewise, but the producer also waits for something that comes after them */
     ONE_WARP_RELEASES,    /* for all four */
     SAME_PARITY,          /* the full barrier's, every time */
     PRODUCER_PARITY, /* the empty barrier's, not inverted at first */
@@ -63,6 +65,7 @@ static void wgmma(float *c, const uint32_t *registers, uint64_t a, uint64_t b, b
 static void produce(const product_maps &p) {
     const mistake m = p.planted;
     for (int step = 0; step < STEPS + (m == COPY_AT_EXIT); step++) {
+        if (m == HIDDEN_TOO_EARLY) cuda_emu_mbarrier_wait(DONE, (step & 1) ^ 1);
         if (m != NO_EMPTY_WAIT)
             cuda_emu_mbarrier_wait(EMPTY, (step & 1) ^ (m != PRODUCER_PARITY));
         __syncwarp();
@@ -124,14 +127,16 @@ static void consume(const product_maps &p) {
             for (int i = 0; i < 64; i++) p.c[i] = (float)__float2bfloat16_rn(c[i]).bits;
         if (m == OPERAND_WRITTEN && step == 1 && threadIdx.x == 77) cuda_emu_shared_store(OTHER + 64, &one, 4);
         if (m == REGISTERS_CHANGED && last) a[2][1]++;
-        if (m == EMPTY_TOO_EARLY && threadIdx.x % 32 == 0) cuda_emu_mbarrier_arrive(EMPTY);
+        const bool too_early = m == EMPTY_TOO_EARLY || m == HIDDEN_TOO_EARLY, leader = threadIdx.x % 32 == 0;
+        if (too_early && leader) cuda_emu_mbarrier_arrive(EMPTY);
         if (m != NO_GROUP_WAIT || !last) cuda_emu_wgmma_wait(0);
         __syncwarp();
         if (m == ONE_WARP_RELEASES) {
             for (uint32_t i = 0; threadIdx.x == 0 && i < 4; i++) cuda_emu_mbarrier_arrive(EMPTY);
-        } else if (m != EMPTY_TOO_EARLY && threadIdx.x % 32 == 0) {
+        } else if (!too_early && leader) {
             cuda_emu_mbarrier_arrive(EMPTY);
         }
+        if (m == HIDDEN_TOO_EARLY && leader) cuda_emu_mbarrier_arrive(DONE);
     }
     for (uint32_t i = 0; i < COLUMNS / 2; i++) {
         const uint32_t row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
@@ -143,6 +148,7 @@ static void product_kernel(product_maps p) {
     if (threadIdx.x == 0) {
         cuda_emu_mbarrier_init(FULL, 1);
         cuda_emu_mbarrier_init(EMPTY, 4);
+        cuda_emu_mbarrier_init(DONE, 4);
         if (p.planted != NO_FENCE_OF_INIT) cuda_emu_fence_mbarrier_init();
     }
     if (p.planted != NO_BARRIER_AFTER_INIT) __syncthreads();
@@ -237,6 +243,7 @@ TEST(mistakes) {
         {NO_FULL_WAIT, CUDA_EMU_UNINITIALISED, "no wait for a tile"},
         {NO_EMPTY_WAIT, CUDA_EMU_RACE, "no wait for a free stage"},
         {EMPTY_TOO_EARLY, CUDA_EMU_IN_FLIGHT, "stage freed before the wait for its products"},
+        {HIDDEN_TOO_EARLY, CUDA_EMU_IN_FLIGHT, "stage freed before that wait, and refilled after it"},
         {ONE_WARP_RELEASES, CUDA_EMU_IN_FLIGHT, "stage freed by one warp for four"},
         {SAME_PARITY, CUDA_EMU_PHASE, "the same parity twice"},
         {PRODUCER_PARITY, CUDA_EMU_PHASE, "the producer's parity not inverted"},

@@ -173,6 +173,8 @@ std::string cuda_emu_find_race(int seeds, const std::function<std::vector<unsign
 enum cudaError_t : int;
 void cuda_emu_fail_call(int64_t n, cudaError_t error);
 bool cuda_emu_failed();
+/* What cudaFuncGetAttributes says of every kernel: so many threads a block. 1024 at first. */
+void cuda_emu_set_kernel_threads(int n);
 /* The n-th kernel that is launched from now (from 1) fails as it runs. From then on its device does nothing, and every
    call that has to do with it returns the error, until the reset; what is freed is freed all the same. */
 void cuda_emu_fail_kernel(int64_t n, cudaError_t error);

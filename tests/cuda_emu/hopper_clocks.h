@@ -21,6 +21,7 @@ struct chunk {
     moment read[MOST_WARPS]; /* when each warp's wgmma read it last; 0: never */
     unsigned char swizzle;   /* of the bulk copy that wrote it */
     bool copy_in_flight, holds_mbarrier;
+    short released_at, released_by; /* an mbarrier at which a warp arrived whose wgmma read it still, or -1; the warp */
 };
 static std::vector<chunk> chunks;
 
@@ -78,6 +79,7 @@ static void turn_clocks_on() {
     chunk none;
     memset(&none, 0, sizeof none);
     none.swizzle = ANY_SWIZZLE;
+    none.released_at = -1;
     chunks.assign(shared_bytes.size() / 16 + 1, none);
     readers.assign(granules.size(), granule_readers());
 }

@@ -97,8 +97,11 @@ struct mbarrier {
     std::vector<moment> given, complete; /* complete: when the last phase was */
     std::vector<int64_t> seen;           /* by thread: the last phase that it saw complete; -2: none */
     std::vector<int> waiting[2];         /* for the end of an even, or odd, phase */
+    std::vector<uint32_t> guarded;       /* where bulk copies went that were started after a wait for it, ... */
+    int64_t guarded_after;               /* ... which saw this phase */
 };
 static std::vector<mbarrier> mbarriers;
+static std::vector<int> awaited; /* by thread, the mbarrier that it waited for last; -1: none */
 
 void cuda_emu_mbarrier_init(uint32_t address, int arrivals) {
     turn_clocks_on();
@@ -149,9 +152,23 @@ static void end_phase(mbarrier *b) {
     wake(&b->waiting[parity]);
 }
 
+/* Who waits for a barrier before it copies somewhere is told by those who arrive there that they are done with these
+   bytes. A warp whose wgmma still reads them is not: the next copy to them that waits for this barrier is a fault, even
+   where something else makes that copy late enough. */
+static void note_early_release(const mbarrier &b) {
+    const int w = now->id / 32;
+    for (uint32_t address : b.guarded) {
+        chunk *c = &chunks[address / 16];
+        if (c->read[w] == 0 || has_seen(now->id, agent_of_warp(w), c->read[w])) continue;
+        c->released_by = (short)w;
+        c->released_at = (short)b.index;
+    }
+}
+
 static void arrive_at(uint32_t address, int bytes, const char *what) {
     mbarrier *b = find_mbarrier(address, what);
     if (!b) return;
+    note_early_release(*b);
     if (bytes < 0 || bytes >= 1 << 20)
         cuda_emu_add_fault(CUDA_EMU_PHASE, "%s: the mbarrier at %u cannot expect %d bytes", what, address, bytes);
     b->bytes += bytes;
@@ -181,6 +198,7 @@ void cuda_emu_mbarrier_wait(uint32_t address, int parity) {
         cuda_emu_add_fault(CUDA_EMU_PHASE, "try_wait of parity %d passes the mbarrier at %u for phase %lld, after %lld",
                            parity, address, (long long)(b->phase - 1), (long long)*seen);
     *seen = b->phase - 1;
+    awaited[(size_t)now->id] = b->index;
     take_row(now->id, b->complete.data());
 }
 
@@ -258,7 +276,12 @@ static bool is_fenced(const granule *g, int thread) {
 }
 
 static void check_bulk_write(uint32_t address) {
+    chunk *c = &chunks[address / 16];
     check_asynchronous_users(address, 16, "bulk copy");
+    if (c->released_at >= 0 && c->released_at == awaited[(size_t)now->id])
+        cuda_emu_add_fault(CUDA_EMU_IN_FLIGHT, "shared address %u was released while a wgmma of warp %d read it",
+                           address, c->released_by);
+    c->released_at = -1;
     for (uint32_t at = address; at < address + 16; at += 4) {
         const granule *g = &granules[at / 4];
         if (write_races(g))
@@ -268,8 +291,18 @@ static void check_bulk_write(uint32_t address) {
             cuda_emu_add_fault(CUDA_EMU_PROXY, "bulk copy to shared address %u, no proxy fence since thread %d wrote",
                                at, g->writer);
     }
-    chunks[address / 16].copy_in_flight = true;
+    c->copy_in_flight = true;
     memset(&shared_written[address], 0, 16);
+}
+
+/* The bytes of a copy belong to the barrier that the running thread waited for last. */
+static void guard(const bulk_in_flight &copy) {
+    const int at = awaited[(size_t)now->id];
+    if (at < 0) return;
+    mbarrier *b = &mbarriers[(size_t)at];
+    if (b->guarded_after != b->seen[(size_t)now->id]) b->guarded.clear();
+    b->guarded_after = b->seen[(size_t)now->id];
+    for (const bulk_piece &piece : copy.pieces) b->guarded.push_back(piece.to);
 }
 
 static void start_bulk_copy(bulk_in_flight &copy, uint32_t barrier) {
@@ -280,6 +313,7 @@ static void start_bulk_copy(bulk_in_flight &copy, uint32_t barrier) {
                            barrier);
     copy.mbarrier = b->index;
     for (const bulk_piece &piece : copy.pieces) check_bulk_write(piece.to);
+    guard(copy);
     bulk_copies.push_back(copy);
     if (arrivals == CUDA_EMU_ARRIVE_AT_ONCE) land(bulk_copies.size() - 1);
 }
@@ -780,6 +814,7 @@ static void start_hopper_block() {
     moment_now = 1;
     first_epoch = epoch;
     mbarriers.clear();
+    awaited.assign((size_t)n_threads, -1);
     bulk_copies.clear();
     products.clear();
     issued.clear();

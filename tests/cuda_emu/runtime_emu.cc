@@ -1051,13 +1051,14 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start_handle, 
    ================================================================================================================ */
 
 static std::string &next_name = *new std::string();
+static int kernel_threads = 1024;
 
 void cuda_emu_name_next_launch(const char *name) { next_name = name; }
 
 cudaError_t cuda_emu_func_get_attributes(cudaFuncAttributes *to, const void *kernel) {
     const cudaError_t begun = cuda_emu_begin_call("cudaFuncGetAttributes", current_device);
     if (begun != cudaSuccess) return finish_call(begun);
-    to->maxThreadsPerBlock = 1024;
+    to->maxThreadsPerBlock = kernel_threads;
     cuda_emu_note_loaded(kernel);
     return cudaSuccess;
 }
@@ -1235,6 +1236,8 @@ void cuda_emu_fail_call(int64_t n, cudaError_t error) {
 }
 
 bool cuda_emu_failed() { return failed_as_planned; }
+
+void cuda_emu_set_kernel_threads(int n) { kernel_threads = n; }
 
 void cuda_emu_fail_kernel(int64_t n, cudaError_t error) {
     kernels_to_failure = n;

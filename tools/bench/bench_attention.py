@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 ROUNDS = 2
 SECONDS = 0.5  # to repeat one pass
+MOST = 120     # for our variants of one shape
 
 
 def median_ms(work, n_warm=2, least=5, most=20):
@@ -93,19 +94,46 @@ def rival_lines(name, rival, time_rival, flop, numbers):
     """The rival's results as bench_attention prints its own."""
     try:
         times = time_rival(*numbers)
-    except RuntimeError as error:
-        return [f"{name} {rival} error {str(error).splitlines()[0]}"]
+    except Exception as error:  # whatever a backend throws, the others are still to be timed
+        return [f"{name} {rival} error {' '.join(f'{type(error).__name__}: {error}'.split())}"]
     if times is None:
         return []
     return [f"{name} {rival} {which} {ms:.4f} ms {flop * factor / ms * 1e-9:.1f} TFLOP/s"
             for which, factor, ms in zip(("forward", "backward"), (1.0, 2.5), times)]
 
 
+def is_result(words):
+    """A speed, as "shape variant pass ms ms TFLOP/s TFLOP/s", or what a check or an error says."""
+    if words[-1] != "TFLOP/s":
+        return len(words) >= 4 and words[2] in ("check", "error")
+    try:
+        return len(words) == 7 and all(math.isfinite(float(words[i])) for i in (3, 5))
+    except ValueError:
+        return False
+
+
 def our_lines(binary, options, name):
-    """Whatever it says of this very shape; it has an exit status of its own where one of its variants fails."""
+    """Whatever it says of this very shape, and one line for what went wrong with it as a whole. It has an exit status of
+    its own where one of its variants fails."""
     command = [binary, "--seconds", str(SECONDS), *options, name]
-    lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout.splitlines()
-    return [line for line in lines if line.split()[0] == name]
+    wrong = []
+    try:
+        run = subprocess.run(command, stdout=subprocess.PIPE, check=False, timeout=MOST)
+        said = run.stdout
+        if run.returncode < 0:
+            wrong.append(f"ended by signal {-run.returncode}")
+    except subprocess.TimeoutExpired as error:
+        said = error.stdout or b""
+        wrong.append(f"stopped after {MOST} s")
+    except OSError as error:
+        said = b""
+        wrong.append(str(error))
+    lines = [line for line in said.decode(errors="replace").splitlines() if line.split()[:1] == [name]]
+    results = [line for line in lines if is_result(line.split())]
+    wrong += [f"cannot be read: {line!r}" for line in lines if line not in results]
+    if not results and not wrong:
+        wrong.append("said nothing of this shape")
+    return results + [f"{name} ours error {why}" for why in wrong]
 
 
 def time_shape(binary, options, listed, best):
@@ -120,11 +148,14 @@ def time_shape(binary, options, listed, best):
         for line in lines:
             print(line, flush=True)
         for rival, time_rival in (("flash", time_flash), ("cudnn", time_cudnn)):
-            lines += rival_lines(name, rival, time_rival, flop, numbers)
-            print("\n".join(line for line in lines if line.split()[1] == rival), flush=True)
+            of_rival = rival_lines(name, rival, time_rival, flop, numbers)
+            lines += of_rival
+            for line in of_rival:
+                print(line, flush=True)
         for line in lines:
-            if line.endswith(" TFLOP/s"):
-                who, which, speed = line.split()[1], line.split()[2], float(line.split()[5])
+            _, who, which, *rest = line.split()
+            if which in ("forward", "backward"):
+                speed = float(rest[2])
                 row = best.setdefault((name, which), {})
                 row[who] = max(speed, row.get(who, 0.0))
 
