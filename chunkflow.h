@@ -4373,7 +4373,7 @@ static cf_result cf__memory_check_desc(const cf_memory_desc *given, cf_memory_de
     CF__TRY(cf__choice((int)full->loss, 0, CF_LOSS_COUNT - 1, "loss", error));
 #define CF__MEMORY_CHECK(name, usual) CF__TRY(cf__range(full->name, 1, CF__MEMORY_MAX_ELEMENT, #name, error));
     CF__MEMORY_ELEMENTS(CF__MEMORY_CHECK)
-    CF__TRY(cf__range(full->state_window, 0, INT64_MAX, "state_window", error));
+    CF__TRY(cf__range(full->state_window, 0, CF_MAX_LENGTH, "state_window", error));
     return cf__range(full->runtime_bytes, 1, INT64_MAX, "runtime_bytes", error);
 }
 

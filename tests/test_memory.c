@@ -488,6 +488,7 @@ TEST(bad_sizings_are_named) {
         {offsetof(cf_memory_desc, runtime_bytes), -1, "runtime_bytes", 1, CF_ERROR_ARGUMENT},
         {offsetof(cf_memory_desc, fragmentation), -2, "fragmentation", -1, CF_ERROR_ARGUMENT},
         {offsetof(cf_memory_desc, state_window), -1, "state_window", 0, CF_ERROR_ARGUMENT},
+        {offsetof(cf_memory_desc, state_window), CF_MAX_LENGTH + 1, "state_window", CF_MAX_LENGTH, CF_ERROR_LIMIT},
         {offsetof(cf_memory_desc, parallel) + offsetof(cf_parallel, tp), 3, "parallel.tp", 2, CF_ERROR_ARGUMENT},
     };
     cf_memory_load load = load_of(1, 1, 1, 1);
