@@ -4863,8 +4863,9 @@ static cf__pipeline cf__pipe_of_schedule(const cf_plan *plan, const cf_schedule 
     return cf__pipe_of(plan, s->rank, s->n_stages, s->n_virtual, s->placement, s->k, s->replay, timing);
 }
 
-static int64_t cf__pipe_stage(const cf__pipeline *pipe, int64_t v) {
-    return cf_placement_stage(pipe->placement, pipe->n_stages, v);
+/* The stage of a virtual stage that there is. In the first row, where most are, it takes no division. */
+static inline int64_t cf__pipe_stage(const cf__pipeline *pipe, int64_t v) {
+    return v < pipe->n_stages ? v : cf_placement_stage(pipe->placement, pipe->n_stages, v);
 }
 
 static int64_t cf__pipe_at(const cf__pipeline *pipe, int64_t row, int64_t stage) {
@@ -4876,7 +4877,7 @@ static const cf__pipe_costs *cf__pipe_costs_of(const cf__pipeline *pipe, int64_t
 }
 
 /* Seconds of a compute pass of a chunk on a virtual stage. */
-static double cf__pipe_pass_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
+static inline double cf__pipe_pass_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
     const cf_chunk *c = &pipe->chunks[chunk];
     return cf_cost_seconds(&cf__pipe_costs_of(pipe, v)->of[pass], c->padded, c->pairs);
 }
@@ -4897,7 +4898,7 @@ static double cf__pipe_transfer_seconds(const cf__pipeline *pipe, int64_t chunk)
 }
 
 /* The same between two virtual stages, which may lie on one stage. */
-static double cf__pipe_hop_seconds(const cf__pipeline *pipe, int64_t chunk, int64_t v, int64_t to) {
+static inline double cf__pipe_hop_seconds(const cf__pipeline *pipe, int64_t chunk, int64_t v, int64_t to) {
     return cf__pipe_hops(pipe, v, to) ? cf__pipe_transfer_seconds(pipe, chunk) : 0;
 }
 
@@ -4951,9 +4952,12 @@ static int64_t cf__pipe_unit_chunks(const cf_plan *plan, int64_t id) {
 }
 
 /* Chunks of the group after this one; 0 for a standalone chunk. */
+static inline int64_t cf__pipe_after(const cf_plan *plan, const cf_chunk *c) {
+    return c->group >= 0 ? plan->groups[c->group].n_chunks - 1 - c->index : 0;
+}
+
 static int64_t cf__pipe_chunks_after(const cf__pipeline *pipe, int64_t chunk) {
-    const cf_chunk *c = &pipe->chunks[chunk];
-    return c->group >= 0 ? pipe->plan->groups[c->group].n_chunks - 1 - c->index : 0;
+    return cf__pipe_after(pipe->plan, &pipe->chunks[chunk]);
 }
 
 /* ---- following the rules ---- */
@@ -5032,7 +5036,7 @@ static const cf__pipe_transfer *cf__pipe_transfer_of(const cf_action *a) {
 }
 
 /* The RECV that a SEND belongs to, and the other way round. Past the ends of the pipeline if the list is wrong. */
-static cf_action cf__pipe_other_end(const cf_action *a) {
+static inline cf_action cf__pipe_other_end(const cf_action *a) {
     const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
     cf_action other = *a;
     other.pass = (uint8_t)(t->sends ? a->pass + 1 : a->pass - 1);
@@ -5764,9 +5768,10 @@ static inline double cf__clock_send(cf__clock *clock, int64_t stage, int64_t v, 
 
 /* What a pass has made goes on to the virtual stage that takes it. Where that has kept the activations of its F, nobody
    takes those of an R. */
-static void cf__clock_hand_on(cf__clock *clock, int64_t stage, const cf_action *a, int64_t chunk, int64_t cell) {
+static void cf__clock_hand_on(cf__clock *clock, int64_t stage, const cf_action *a, int64_t chunk, int64_t cell,
+                              double made) {
     int place = cf__pipe_place(a->pass), way = clock->pipe->gives[place];
-    double made = clock->free_at[stage], *arrival;
+    double *arrival;
     int64_t taker;
     if (!cf__pipe_leads(clock->pipe, way, a->stage)) return;
     cell += way * clock->pipe->n;
@@ -5796,26 +5801,27 @@ static double cf__clock_take(cf__clock *clock, int tensor, int64_t chunk, int64_
 /* When the rows of the state that a pass reads are on the stage. */
 static double cf__clock_rows(const cf__clock *clock, int pass, int64_t chunk, int64_t cell) {
     const cf_chunk *c = &clock->pipe->chunks[chunk];
-    return clock->schedule->lowered && c->group >= 0 && pass != CF_W ? clock->rows_at[cell - c->index] : 0;
+    return c->group >= 0 && pass != CF_W ? clock->rows_at[cell - c->index] : 0;
 }
 
 /* Runs a pass, unless its input has not been handed on yet. */
 static int cf__clock_pass(cf__clock *clock, int64_t stage, int64_t id, int64_t chunk, int64_t cell) {
     const cf__pipeline *pipe = clock->pipe;
     const cf_action *a = &clock->schedule->actions[id];
-    int place = cf__pipe_place(a->pass), way = pipe->takes[place], takes = cf__pipe_leads(pipe, way, a->stage);
-    int hops = takes && (clock->crosses || clock->blocks) && cf__pipe_stage(pipe, a->stage + way) != stage;
-    double start = clock->free_at[stage], rows, end;
-    if (takes && !(clock->crosses && hops) && !(clock->done[cell + way * pipe->n] >> place & 1)) return 0;
-    if (takes) start = cf__clock_take(clock, place, chunk, cell, hops, start);
-    rows = cf__clock_rows(clock, a->pass, chunk, cell);
-    if (rows > start) start = rows;
+    int place = cf__pipe_place(a->pass), way = pipe->takes[place];
+    double start = clock->free_at[stage], end;
+    if (cf__pipe_leads(pipe, way, a->stage)) {
+        int hops = (clock->crosses || clock->blocks) && cf__pipe_stage(pipe, a->stage + way) != stage;
+        if (!(clock->crosses && hops) && !(clock->done[cell + way * pipe->n] >> place & 1)) return 0;
+        start = cf__clock_take(clock, place, chunk, cell, hops, start);
+    }
+    if (clock->schedule->lowered) start = cf__most(start, cf__clock_rows(clock, a->pass, chunk, cell));
     end = start + cf__pipe_pass_seconds(pipe, a->pass, chunk, a->stage);
     clock->start[id] = start;
     clock->end[id] = clock->free_at[stage] = end;
     if (end > clock->makespan) clock->makespan = end;
     clock->done[cell] |= (uint8_t)(1 << place);
-    cf__clock_hand_on(clock, stage, a, chunk, cell);
+    cf__clock_hand_on(clock, stage, a, chunk, cell, end);
     return 1;
 }
 
@@ -7815,8 +7821,8 @@ static int64_t cf__check_rows(const cf__pipeline *pipe, const cf_chunk *c) {
 }
 
 /* What comes into being when an action starts. dK and dV of a whole group start with its last chunk. */
-static inline void cf__check_hold(const cf__pipeline *pipe, cf__check_held *held, const cf_action *a) {
-    const cf_chunk *c = &pipe->plan->chunks[a->chunk];
+static inline void cf__check_hold(const cf__pipeline *pipe, cf__check_held *held, const cf_action *a,
+                                  const cf_chunk *c) {
     if (a->keep) {
         held->live++;
         held->tokens += c->padded;
@@ -7825,13 +7831,13 @@ static inline void cf__check_hold(const cf__pipeline *pipe, cf__check_held *held
     if (pipe->local && a->pass == CF_R) held->saved -= c->padded;
     if (c->group < 0) return;
     if (a->pass == CF_F || a->pass == CF_PREFETCH) held->state += cf__check_rows(pipe, c);
-    if ((a->pass == CF_B || a->pass == CF_I) && cf__pipe_chunks_after(pipe, a->chunk - pipe->first_chunk) == 0)
+    if ((a->pass == CF_B || a->pass == CF_I) && cf__pipe_after(pipe->plan, c) == 0)
         held->gradient += pipe->plan->groups[c->group].tokens;
 }
 
 /* What goes when it has ended. */
-static inline void cf__check_let_go(const cf__pipeline *pipe, cf__check_held *held, const cf_action *a) {
-    const cf_chunk *c = &pipe->plan->chunks[a->chunk];
+static inline void cf__check_let_go(const cf__pipeline *pipe, cf__check_held *held, const cf_action *a,
+                                    const cf_chunk *c) {
     int backward = a->pass == CF_B || a->pass == CF_I;
     if (a->pass == CF_B || a->pass == CF_W) {
         held->live--;
@@ -7869,7 +7875,9 @@ typedef struct cf__checker {
     cf_timeline *timeline;        /* gets live and the peaks, if there is one */
     const cf_bytes *bytes;        /* what its peak_bytes counts; NULL: nothing */
     cf_error *error;
-    int crosses;                  /* transfers between stages are in the lists */
+    uint8_t crosses;              /* transfers between stages are in the lists */
+    uint8_t n_passes;             /* that may be in them */
+    int32_t turn;                 /* virtual stages lie on one stage across borders at its multiples; 0: across none */
     int64_t stage, action;        /* where the walk is; action -1: nowhere in particular */
     int64_t n_away;               /* chunks with rows in host memory, on any virtual stage */
     cf__check_held held;
@@ -7881,6 +7889,15 @@ typedef struct cf__checker {
     int32_t *stack;               /* (n_stages) stages that may be able to go on */
     unsigned char *queued;        /* (n_stages) */
 } cf__checker;
+
+/* What the walk is about. */
+static void cf__check_take_up(cf__checker *k, const cf_schedule *schedule, cf_error *error) {
+    k->schedule = schedule;
+    k->error = error;
+    k->crosses = schedule->lowered && schedule->n_stages > 1; /* where there are others to send to */
+    k->n_passes = (uint8_t)(schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT);
+    k->turn = schedule->placement == CF_PLACEMENT_V ? (int32_t)schedule->n_stages : schedule->n_stages == 1;
+}
 
 static void cf__check_layout_walk(cf__checker *k, cf__carver *carver) {
     int64_t cells = k->pipe->n * k->pipe->n_v;
@@ -7920,8 +7937,8 @@ static uint16_t *cf__check_cell(const cf__checker *k, int64_t chunk, int64_t sta
     return &k->cells[stage * k->pipe->n + chunk - k->pipe->first_chunk];
 }
 
-static cf__check_tally *cf__check_tally_of(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
-    return &k->groups[cell - k->cells - k->pipe->plan->chunks[a->chunk].index];
+static cf__check_tally *cf__check_tally_of(const cf__checker *k, const cf_chunk *c, const uint16_t *cell) {
+    return &k->groups[cell - k->cells - c->index];
 }
 
 static int cf__check_has(const uint16_t *cell, int pass) { return *cell >> pass & 1; }
@@ -7935,38 +7952,42 @@ static int64_t cf__check_stage(const cf__checker *k, int64_t v) {
 }
 
 /* Whether there are two virtual stages at this border, v - 1 and v. */
-static int cf__check_borders(const cf__checker *k, int64_t v) { return v > 0 && v < k->pipe->n_v; }
+static inline int cf__check_borders(const cf__checker *k, int64_t v) { return v > 0 && v < k->pipe->n_v; }
 
 /* Whether they lie on one stage, as they do where a V turns and where there is one stage. */
-static int cf__check_turns(const cf__checker *k, int64_t v) {
-    int64_t n = k->schedule->n_stages;
-    return cf__check_borders(k, v) && (n == 1 || (k->schedule->placement == CF_PLACEMENT_V && v % n == 0));
+static inline int cf__check_turns(const cf__checker *k, int64_t v) {
+    return k->turn > 0 && cf__check_borders(k, v) && v % k->turn == 0;
 }
 
 /* Whether transfers must lead from one to the other. */
-static int cf__check_crosses(const cf__checker *k, int64_t v) {
+static inline int cf__check_crosses(const cf__checker *k, int64_t v) {
     return k->crosses && cf__check_borders(k, v) && !cf__check_turns(k, v);
 }
 
-static cf_result cf__check_fields(const cf__checker *k, const cf_action *a) {
+/* A virtual stage other than the one with the stage's own number. */
+static cf_result cf__check_place(const cf__checker *k, int64_t v) {
+    if ((uint64_t)v >= (uint64_t)k->pipe->n_v)
+        return cf__check_fail(k, NULL, "actions.stage", k->pipe->n_v - 1, v, "there is no such virtual stage");
+    if (cf__check_stage(k, v) != k->stage)
+        return cf__check_fail(k, NULL, "actions.stage", k->stage, v, "this virtual stage lies on another stage");
+    return CF_OK;
+}
+
+static inline cf_result cf__check_fields(const cf__checker *k, const cf_action *a) {
     const cf__pipeline *pipe = k->pipe;
-    int passes = k->schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT;
     if ((uint64_t)(a->chunk - pipe->first_chunk) >= (uint64_t)pipe->n)
         return cf__check_fail(k, NULL, "actions.chunk", pipe->first_chunk, a->chunk, "this chunk is another rank's");
-    if ((uint64_t)a->stage >= (uint64_t)pipe->n_v)
-        return cf__check_fail(k, NULL, "actions.stage", pipe->n_v - 1, a->stage, "there is no such virtual stage");
-    if (cf__check_stage(k, a->stage) != k->stage)
-        return cf__check_fail(k, NULL, "actions.stage", k->stage, a->stage, "this virtual stage lies on another stage");
-    if (a->pass >= passes)
-        return cf__check_fail(k, NULL, "actions.pass", passes - 1, a->pass, "there is no such pass in such a list");
+    if (a->stage != k->stage) CF__TRY(cf__check_place(k, a->stage));
+    if (a->pass >= k->n_passes)
+        return cf__check_fail(k, NULL, "actions.pass", k->n_passes - 1, a->pass, "there is no such pass in such a list");
     if (a->reserved != 0) return cf__check_fail(k, a, "actions.reserved", 0, a->reserved, "has a reserved byte in use");
     if (a->keep > (a->pass <= CF_R)) /* it may be 1 in F and R */
         return cf__check_fail(k, a, "actions.keep", a->pass <= CF_R, a->keep, "has a wrong keep flag");
     return CF_OK;
 }
 
-static cf_result cf__check_forward(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
-    const cf_chunk *c = &k->pipe->plan->chunks[a->chunk];
+static inline cf_result cf__check_forward(const cf__checker *k, const cf_action *a, const cf_chunk *c,
+                                          const uint16_t *cell) {
     if (c->group >= 0 && c->index > 0 && !cf__check_has(cell - 1, CF_F))
         return cf__check_refuse(k, a, "actions.chunk", "comes before F of the chunk before it in its group");
     if (cf__check_turns(k, a->stage) && !cf__check_has(cell - k->pipe->n, CF_F))
@@ -7989,11 +8010,12 @@ static cf_result cf__check_replay(const cf__checker *k, const cf_action *a, cons
     return CF_OK;
 }
 
-static cf_result cf__check_backward(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
+static inline cf_result cf__check_backward(const cf__checker *k, const cf_action *a, const cf_chunk *c,
+                                           const uint16_t *cell) {
     if (!cf__check_has(cell, CF_F)) return cf__check_refuse(k, a, "actions.pass", "comes before its F");
     if (!(*cell & CF__CHECK_KEPT))
         return cf__check_refuse(k, a, "actions.pass", "has no activations; an R is missing before it");
-    if (cf__pipe_chunks_after(k->pipe, a->chunk - k->pipe->first_chunk) > 0 && !(cell[1] & CF__CHECK_BACKWARDS))
+    if (cf__pipe_after(k->pipe->plan, c) > 0 && !(cell[1] & CF__CHECK_BACKWARDS))
         return cf__check_refuse(k, a, "actions.chunk", "comes before that of the next chunk in its group");
     if (cf__check_turns(k, a->stage + 1) && !(cell[k->pipe->n] & CF__CHECK_BACKWARDS))
         return cf__check_refuse(k, a, "actions", "comes before that of the virtual stage behind it");
@@ -8003,7 +8025,7 @@ static cf_result cf__check_backward(const cf__checker *k, const cf_action *a, co
 }
 
 /* A send or receive must have a stage at its other end. */
-static cf_result cf__check_ends(const cf__checker *k, const cf_action *a) {
+static inline cf_result cf__check_ends(const cf__checker *k, const cf_action *a) {
     const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
     if (!cf__check_crosses(k, a->stage + ((t->sends != 0) == (t->way > 0))))
         return cf__check_refuse(k, a, "actions.pass", "has no other stage to go to or come from");
@@ -8013,7 +8035,7 @@ static cf_result cf__check_ends(const cf__checker *k, const cf_action *a) {
 }
 
 /* If it sends, it must come after what it sends. */
-static cf_result cf__check_transfer(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
+static inline cf_result cf__check_transfer(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
     const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
     CF__TRY(cf__check_ends(k, a));
     if (t->sends && !(*cell & (t->tensor == CF_B ? (int)CF__CHECK_BACKWARDS : 1 << t->tensor)))
@@ -8022,42 +8044,41 @@ static cf_result cf__check_transfer(const cf__checker *k, const cf_action *a, co
 }
 
 /* OFFLOAD and PREFETCH. */
-static cf_result cf__check_move(cf__checker *k, const cf_action *a, uint16_t *cell) {
+static cf_result cf__check_move(cf__checker *k, const cf_action *a, const cf_chunk *c, uint16_t *cell) {
     int leaves = a->pass == CF_OFFLOAD, away = (*cell & CF__CHECK_AWAY) != 0;
-    if (k->pipe->plan->chunks[a->chunk].group < 0)
-        return cf__check_refuse(k, a, "actions.chunk", "is of a chunk without state");
+    if (c->group < 0) return cf__check_refuse(k, a, "actions.chunk", "is of a chunk without state");
     if (leaves && (!cf__check_has(cell, CF_F) || (*cell & CF__CHECK_BACKWARDS)))
         return cf__check_refuse(k, a, "actions.pass", "finds no rows: they live from F to the backward");
     if (leaves == away)
         return cf__check_refuse(k, a, "actions.pass", away ? "moves rows that are away" : "moves rows that are here");
     *cell ^= CF__CHECK_AWAY;
-    cf__check_tally_of(k, a, cell)->away += leaves ? 1 : -1;
+    cf__check_tally_of(k, c, cell)->away += leaves ? 1 : -1;
     k->n_away += leaves ? 1 : -1;
     return CF_OK;
 }
 
-static cf_result cf__check_state(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
-    int32_t away = k->n_away > 0 ? cf__check_tally_of(k, a, cell)->away : 0;
+static cf_result cf__check_state(const cf__checker *k, const cf_action *a, const cf_chunk *c, const uint16_t *cell) {
+    int32_t away = cf__check_tally_of(k, c, cell)->away;
     if (away == 0 || a->pass == CF_W || a->pass >= CF_COMPUTE_PASS_COUNT) return CF_OK;
     return cf__check_fail(k, a, "actions.pass", 0, away, "runs while rows of its state are away");
 }
 
 /* An action whose fields are good. Cells of one virtual stage lie side by side, and those of two neighbours on one
    stage n chunks apart; no others are looked at here. */
-static inline cf_result cf__check_action(cf__checker *k, const cf_action *a, uint16_t *cell) {
+static inline cf_result cf__check_action(cf__checker *k, const cf_action *a, const cf_chunk *c, uint16_t *cell) {
     int moves = a->pass == CF_OFFLOAD || a->pass == CF_PREFETCH;
     int backward = (1 << a->pass & CF__CHECK_BACKWARDS) != 0;
-    CF__TRY(cf__check_state(k, a, cell));
+    if (k->n_away > 0) CF__TRY(cf__check_state(k, a, c, cell));
     if (*cell & (backward ? (int)CF__CHECK_BACKWARDS : 1 << a->pass) && !moves)
         return cf__check_refuse(k, a, "actions.pass", backward ? "is a second backward" : "comes twice");
     switch ((cf_pass)a->pass) {
-        case CF_F: CF__TRY(cf__check_forward(k, a, cell)); break;
+        case CF_F: CF__TRY(cf__check_forward(k, a, c, cell)); break;
         case CF_R: CF__TRY(cf__check_replay(k, a, cell)); break;
-        case CF_B: case CF_I: CF__TRY(cf__check_backward(k, a, cell)); break;
+        case CF_B: case CF_I: CF__TRY(cf__check_backward(k, a, c, cell)); break;
         case CF_W:
             if (!cf__check_has(cell, CF_I)) return cf__check_refuse(k, a, "actions.pass", "comes before its I");
             break;
-        case CF_OFFLOAD: case CF_PREFETCH: CF__TRY(cf__check_move(k, a, cell)); break;
+        case CF_OFFLOAD: case CF_PREFETCH: CF__TRY(cf__check_move(k, a, c, cell)); break;
         default: CF__TRY(cf__check_transfer(k, a, cell)); break;
     }
     *cell |= (uint16_t)(1 << a->pass | a->keep << CF__CHECK_KEPT_BIT);
@@ -8065,17 +8086,20 @@ static inline cf_result cf__check_action(cf__checker *k, const cf_action *a, uin
 }
 
 /* K and the limits, while the action runs. */
-static cf_result cf__check_room(const cf__checker *k, const cf_action *a, const uint16_t *cell) {
+static inline cf_result cf__check_room(const cf__checker *k, const cf_action *a, const cf_chunk *c,
+                                       const uint16_t *cell) {
     const cf_validate_desc *d = k->desc;
-    int64_t limit = cf__pipe_limit(d->limit, d->limits, k->schedule, k->stage), bytes;
-    int64_t limit_bytes = cf__pipe_limit(d->limit_bytes, d->limits_bytes, NULL, k->stage);
-    cf__check_tally *group = cf__check_tally_of(k, a, cell);
-    if (a->keep && ++group->live > k->schedule->k)
-        return cf__check_fail(k, a, "k", k->schedule->k, group->live, "keeps more than K chunks of its group");
-    if (1 << a->pass & CF__CHECK_ENDS) group->live--; /* nothing is taken after it in the same action */
-    if (k->held.live > limit)
-        return cf__check_fail(k, a, d->limits != NULL || d->limit == 0 ? "limits" : "limit", limit, k->held.live,
-                              "keeps more chunks than the limit");
+    int64_t bytes, limit_bytes = cf__pipe_limit(d->limit_bytes, d->limits_bytes, NULL, k->stage);
+    if (a->keep) {
+        int64_t limit = cf__pipe_limit(d->limit, d->limits, k->schedule, k->stage);
+        cf__check_tally *group = cf__check_tally_of(k, c, cell);
+        if (++group->live > k->schedule->k)
+            return cf__check_fail(k, a, "k", k->schedule->k, group->live, "keeps more than K chunks of its group");
+        if (k->held.live > limit)
+            return cf__check_fail(k, a, d->limits != NULL || d->limit == 0 ? "limits" : "limit", limit, k->held.live,
+                                  "keeps more chunks than the limit");
+    }
+    if (1 << a->pass & CF__CHECK_ENDS) cf__check_tally_of(k, c, cell)->live--; /* it takes nothing itself */
     if (limit_bytes == INT64_MAX) return CF_OK;
     bytes = cf__check_held_bytes(&k->held, &d->bytes);
     if (bytes <= limit_bytes) return CF_OK;
@@ -8083,7 +8107,7 @@ static cf_result cf__check_room(const cf__checker *k, const cf_action *a, const 
                           "needs more bytes than the limit");
 }
 
-static void cf__check_note(const cf__checker *k, cf__check_held *peak, int64_t *peak_bytes) {
+static inline void cf__check_note(const cf__checker *k, cf__check_held *peak, int64_t *peak_bytes) {
     peak->live = cf__max(peak->live, k->held.live);
     peak->tokens = cf__max(peak->tokens, k->held.tokens);
     peak->state = cf__max(peak->state, k->held.state);
@@ -8091,23 +8115,24 @@ static void cf__check_note(const cf__checker *k, cf__check_held *peak, int64_t *
 }
 
 static cf_result cf__check_list(cf__checker *k) {
-    const cf_schedule *schedule = k->schedule;
+    int64_t end = k->schedule->first[k->stage + 1], peak_bytes = 0;
     cf__check_held peak = {0, 0, 0, 0, 0};
-    int64_t peak_bytes = 0;
     memset(&k->held, 0, sizeof k->held);
-    for (k->action = schedule->first[k->stage]; k->action < schedule->first[k->stage + 1]; k->action++) {
-        const cf_action *a = &schedule->actions[k->action];
+    for (k->action = k->schedule->first[k->stage]; k->action < end; k->action++) {
+        const cf_action *a = &k->schedule->actions[k->action];
         int transfer = cf__pipe_is_transfer(a->pass); /* changes nothing of what is held */
+        const cf_chunk *c;
         uint16_t *cell;
         CF__TRY(cf__check_fields(k, a));
+        c = &k->pipe->plan->chunks[a->chunk];
         cell = cf__check_cell(k, a->chunk, a->stage);
-        CF__TRY(cf__check_action(k, a, cell));
-        if (!transfer) cf__check_hold(k->pipe, &k->held, a);
+        CF__TRY(cf__check_action(k, a, c, cell));
+        if (!transfer) cf__check_hold(k->pipe, &k->held, a, c);
         if (k->timeline != NULL) k->timeline->live[k->action] = (int32_t)k->held.live;
         if (transfer) continue;
         if (k->timeline != NULL) cf__check_note(k, &peak, &peak_bytes);
-        if (k->desc != NULL) CF__TRY(cf__check_room(k, a, cell));
-        cf__check_let_go(k->pipe, &k->held, a);
+        if (k->desc != NULL) CF__TRY(cf__check_room(k, a, c, cell));
+        cf__check_let_go(k->pipe, &k->held, a, c);
     }
     if (k->timeline == NULL) return CF_OK;
     k->timeline->peak_live[k->stage] = peak.live;
@@ -8117,9 +8142,8 @@ static cf_result cf__check_list(cf__checker *k) {
     return CF_OK;
 }
 
-/* Cells and groups are zero at the start. Transfers take place only in lowered schedules of several stages. */
+/* Cells and groups are zero at the start. */
 static cf_result cf__check_lists(cf__checker *k) {
-    k->crosses = k->schedule->lowered && k->schedule->n_stages > 1;
     for (k->stage = 0; k->stage < k->schedule->n_stages; k->stage++) CF__TRY(cf__check_list(k));
     return CF_OK;
 }
@@ -8215,7 +8239,7 @@ static cf_result cf__check_deadlock(cf__checker *k, int64_t action, const char *
    stage which does not come to its end, or -1. */
 static int64_t cf__check_run(cf__checker *k, int meeting) {
     const cf_schedule *s = k->schedule;
-    int64_t stage, n = 0;
+    int64_t stage, id, n = 0;
     for (stage = s->n_stages - 1; stage >= 0; stage--) {
         k->cursor[stage] = s->first[stage];
         cf__check_wake(k, stage, &n);
@@ -8223,10 +8247,11 @@ static int64_t cf__check_run(cf__checker *k, int meeting) {
     while (n > 0) {
         stage = k->stack[--n];
         k->queued[stage] = 0;
-        for (; k->cursor[stage] < s->first[stage + 1]; k->cursor[stage]++) {
-            const cf_action *a = &s->actions[k->cursor[stage]];
+        for (id = k->cursor[stage]; id < s->first[stage + 1]; id++) {
+            const cf_action *a = &s->actions[id];
             if (!(meeting ? cf__check_meet(k, a, &n) : cf__check_advance(k, a, &n))) break;
         }
+        k->cursor[stage] = id;
     }
     for (stage = 0; stage < s->n_stages; stage++)
         if (k->cursor[stage] < s->first[stage + 1]) return k->cursor[stage];
@@ -8270,10 +8295,9 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
     CF__TRY(cf__pipe_check_by_stage(schedule->limits, schedule->n_stages, 0, CF_ERROR_SCHEDULE, "limits", error));
     pipe = cf__pipe_of_schedule(plan, schedule, NULL);
     memset(&k, 0, sizeof k);
+    cf__check_take_up(&k, schedule, error);
     k.pipe = &pipe;
-    k.schedule = schedule;
     k.desc = desc != NULL ? desc : &cf__check_no_limits;
-    k.error = error;
     CF__TRY(cf__pipe_check_limits(k.desc->limit, k.desc->limits, k.desc->limit_bytes, k.desc->limits_bytes,
                                   &k.desc->bytes, schedule->n_stages, error));
     return cf__make(&recipe, &k, allocator, error);
@@ -8333,8 +8357,9 @@ static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, co
     CF__TRY(cf__pipe_check_limits(sim->desc.limit, sim->desc.limits, 0, NULL, b, schedule->n_stages, error));
     CF__TRY(cf__pipe_check_timing(sim->desc.timing, schedule->n_stages * schedule->n_virtual, error));
     CF__TRY(cf__schedule_check_bytes(plan, schedule->rank, b, schedule->n_virtual, error));
-    sim->schedule = sim->clock.schedule = sim->check.schedule = schedule;
-    sim->error = sim->check.error = error;
+    cf__check_take_up(&sim->check, schedule, error);
+    sim->schedule = sim->clock.schedule = schedule;
+    sim->error = error;
     sim->pipe = cf__pipe_of_schedule(plan, schedule, sim->desc.timing);
     sim->check.pipe = sim->clock.pipe = &sim->pipe;
     if ((b->per_token_activations | b->per_token_state | b->per_token_state_gradient | b->per_token_boundary) != 0)
@@ -8571,7 +8596,7 @@ static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id,
     int64_t scores = 0;
     int runs = way > 0 && a->pass < CF_COMPUTE_PASS_COUNT;
     if (!cf__simulate_scores(c, &scores)) return cf__fail_size(error, "loads.live_scores");
-    (way > 0 ? cf__check_hold : cf__check_let_go)(&sim->pipe, &walk->held, a);
+    (way > 0 ? cf__check_hold : cf__check_let_go)(&sim->pipe, &walk->held, a, c);
     load->live_tokens = walk->held.tokens;
     load->state_tokens = walk->held.state;
     load->state_gradient_tokens = walk->held.gradient;
@@ -8744,7 +8769,7 @@ static cf_result cf__lower_order(cf__lowerer *l) {
     for (i = 0; i < s->n_stages; i++) cf__lower_push_pass(l, i);
     while (l->n_heap > 0) {
         int32_t event = cf__heap_pop(l->heap, l->n_heap--, l->times);
-        int64_t action = event % n, chunk = s->actions[action].chunk - l->pipe.first_chunk;
+        int64_t action = event < n ? event : event - n, chunk = s->actions[action].chunk - l->pipe.first_chunk;
         if (!cf__is_cost(l->times[event]))
             return cf__refuse(l->error, CF_ERROR_OVERFLOW, "timing", action, "the total time is not finite");
         l->events[l->n_events++] = event;
@@ -8839,7 +8864,7 @@ static void cf__lower_put_events(cf__lowerer *l) {
     int64_t i, n = l->schedule->n_actions;
     cf_action send = {0, 0, 0, 0, 0}, receive;
     for (i = 0; i < l->n_events; i++) {
-        const cf_action *a = &l->schedule->actions[l->events[i] % n];
+        const cf_action *a = &l->schedule->actions[l->events[i] < n ? l->events[i] : l->events[i] - n];
         if (l->events[i] >= n) {
             cf__lower_put_pass(l, l->events[i] - n);
             continue;
@@ -8961,8 +8986,9 @@ CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage
 
 /* ---- slots ---- */
 
-static int64_t cf__run_cell(const cf_runner *r, const cf_action *a) {
-    return a->stage / r->pipe.n_stages * r->pipe.n + a->chunk - r->pipe.first_chunk;
+static inline int64_t cf__run_cell(const cf_runner *r, const cf_action *a) {
+    int64_t row = a->stage < r->pipe.n_stages ? 0 : a->stage / r->pipe.n_stages; /* mostly there is one: no division */
+    return row * r->pipe.n + a->chunk - r->pipe.first_chunk;
 }
 
 static int64_t cf__run_n_live(const cf_runner *r, int what) { return r->pools[what].n_made - r->pools[what].n_free; }
@@ -9047,7 +9073,7 @@ typedef struct cf__run_places {
 } cf__run_places;
 
 /* Place of the tensor that a pass reads. Where a V turns, it is the very one that another pass on this stage makes. */
-static int64_t cf__run_read(const cf_runner *r, const cf_action *a, int64_t cell) {
+static inline int64_t cf__run_read(const cf_runner *r, const cf_action *a, int64_t cell) {
     /* In local replay an R reads once more what its F has read. */
     int tensor = a->pass == CF_R && r->pipe.local ? CF_F : cf__pipe_place(a->pass), way = r->pipe.takes[tensor];
     if (!cf__pipe_leads(&r->pipe, way, a->stage)) return -1;
@@ -9055,7 +9081,7 @@ static int64_t cf__run_read(const cf_runner *r, const cf_action *a, int64_t cell
     return (cell + way * r->pipe.n) * CF__RUN_TENSORS + CF__PIPE_TENSORS + tensor;
 }
 
-static cf__run_places cf__run_places_of(const cf_runner *r, const cf_action *a) {
+static inline cf__run_places cf__run_places_of(const cf_runner *r, const cf_action *a) {
     cf__run_places at = {cf__run_cell(r, a), -1, -1, -1, -1};
     int64_t first = at.cell * CF__RUN_TENSORS;
     if (!r->check.crosses || a->pass == CF_W || a->pass > CF_RECV_B) return at;
@@ -9100,7 +9126,7 @@ static void cf__run_give_back(cf_runner *r, const cf_action *a, const cf__run_pl
 /* ---- one action ---- */
 
 /* What callbacks are told of an action, once it has its slots. */
-static cf_step cf__run_step_of(cf_runner *r, const cf_action *a, const cf__run_places *at) {
+static inline cf_step cf__run_step_of(cf_runner *r, const cf_action *a, const cf__run_places *at) {
     const int32_t *boundaries = r->pools[CF_RESOURCE_BOUNDARY].slots;
     cf_step step;
     memset(&step, 0, sizeof step);
@@ -9146,6 +9172,7 @@ static cf_result cf__run_work(cf_runner *r, const cf_step *step) {
 static cf_result cf__run_report(cf_runner *r, const cf_step *step) {
     cf_progress progress;
     int code;
+    if (r->desc.progress == NULL) return CF_OK;
     progress.done = r->stats.done;
     progress.total = r->n_actions;
     progress.step = step;
@@ -9153,7 +9180,7 @@ static cf_result cf__run_report(cf_runner *r, const cf_step *step) {
     progress.live_states = cf__run_n_live(r, CF_RESOURCE_STATE);
     progress.live_state_tokens = r->check.held.state;
     progress.live_boundaries = cf__run_n_live(r, CF_RESOURCE_BOUNDARY);
-    code = r->desc.progress != NULL ? r->desc.progress(r->desc.user, &progress) : 0;
+    code = r->desc.progress(r->desc.user, &progress);
     if (code == 0) return CF_OK;
     (void)cf__refuse(&r->failure, CF_ERROR_CANCELLED, "progress", step->position, "the callback asked to stop");
     r->failure.got = code;
@@ -9172,19 +9199,21 @@ static void cf__run_count_rows(cf_runner *r, const cf_action *a) {
 static cf_result cf__run_action(cf_runner *r) {
     const cf_action *a = &r->actions[r->stats.done];
     cf__check_held *held = &r->check.held;
+    const cf_chunk *c;
     cf__run_places at;
     cf_step step;
     r->check.action = a - r->check.schedule->actions;
     CF__TRY(cf__check_fields(&r->check, a));
     at = cf__run_places_of(r, a);
-    CF__TRY(cf__check_action(&r->check, a, &r->check.cells[at.cell]));
+    c = &r->pipe.plan->chunks[a->chunk];
+    CF__TRY(cf__check_action(&r->check, a, c, &r->check.cells[at.cell]));
     CF__TRY(cf__run_take(r, a, &at));
-    cf__check_hold(&r->pipe, held, a);
+    cf__check_hold(&r->pipe, held, a, c);
     cf__run_count_rows(r, a);
     step = cf__run_step_of(r, a, &at);
     CF__TRY(cf__run_work(r, &step));
     r->stats.peak_state_tokens = cf__max(r->stats.peak_state_tokens, held->state);
-    cf__check_let_go(&r->pipe, held, a);
+    cf__check_let_go(&r->pipe, held, a, c);
     cf__run_give_back(r, a, &at);
     r->stats.done++;
     return cf__run_report(r, &step);
@@ -9226,10 +9255,8 @@ static cf_result cf__run_start(cf_runner *r, const cf_plan *plan, const cf_sched
         return cf__fail(error, CF_ERROR_SCHEDULE, "n_actions", -1, r->n_cells, schedule->n_actions,
                         "every chunk needs two passes on every virtual stage");
     r->pipe = cf__pipe_of_schedule(plan, schedule, NULL);
-    r->check.schedule = schedule;
-    r->check.error = error;
+    cf__check_take_up(&r->check, schedule, error);
     r->check.desc = &cf__check_no_limits;
-    r->check.crosses = schedule->lowered && schedule->n_stages > 1;
     r->pools[CF_RESOURCE_ACTIVATIONS].n = r->pools[CF_RESOURCE_STATE].n = r->n_cells;
     r->pools[CF_RESOURCE_BOUNDARY].n = r->check.crosses ? r->n_cells * CF__RUN_TENSORS : 0;
     return CF_OK;
@@ -9774,7 +9801,7 @@ static int64_t cf__graph_chunk_nodes(const cf__graph_builder *g, int64_t chunk) 
 }
 
 /* The node at a place of a chunk, counted from the rank's first, on a virtual stage; -1: there is none. */
-static int64_t cf__graph_at(const cf_graph *graph, int64_t i, int place, int64_t v) {
+static inline int64_t cf__graph_at(const cf_graph *graph, int64_t i, int place, int64_t v) {
     int64_t n_v = graph->n_stages * graph->n_virtual, low = graph->first[i] + n_v, high;
     int64_t n_dropped = graph->first[i + 1] - graph->first[i] - (2 + graph->split) * n_v;
     if (place == CF_F) return graph->first[i] + v;
@@ -9816,34 +9843,35 @@ static void cf__graph_take_turn(const cf__graph_builder *g, int64_t chunk) {
         g->n_dropped[v] = g->pipe.chunks[chunk].index > 0 ? g->n_dropped[v] + cf__graph_drops(g, chunk - 1, v) : 0;
 }
 
-/* Goes through what the passes at a place of a chunk wait for, in the order in which edges are stored, and writes it
-   once there is a graph. *node, *edge: the next of each. */
-static void cf__graph_visit_place(const cf__graph_builder *g, int64_t chunk, int place, int64_t *node, int64_t *edge) {
-    const cf__pipeline *pipe = &g->pipe;
-    cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    int64_t v;
-    int i, n = 0;
-    for (v = 0; v < pipe->n_v; v++) {
-        if (place == CF_R && !cf__graph_drops(g, chunk, v)) continue;
-        if (v == 0 || g->dropped != NULL) n = cf__graph_needs(g, chunk, place, v, needs);
-        if (g->graph != NULL) g->graph->first_in[*node] = *edge;
-        for (i = 0; i < n; i++) {
-            int64_t other = v + needs[i].stage;
-            if (other < 0 || other >= pipe->n_v) continue;
-            if (g->graph != NULL) cf__graph_put_edge(g, *edge, *node, v, &needs[i]);
-            ++*edge;
-        }
-        ++*node;
+/* Goes through what the pass at a place of a chunk waits for on virtual stage v, in the order in which edges are
+   stored, and writes it once there is a graph. edge: the first of them. Returns the next. */
+static int64_t cf__graph_visit_node(const cf__graph_builder *g, int64_t v, const cf__pipe_need *need, int n,
+                                    int64_t node, int64_t edge) {
+    const cf__pipe_need *end = need + n;
+    if (g->graph != NULL) g->graph->first_in[node] = edge;
+    for (; need < end; need++) {
+        if ((uint64_t)(v + need->stage) >= (uint64_t)g->pipe.n_v) continue;
+        if (g->graph != NULL) cf__graph_put_edge(g, edge, node, v, need);
+        edge++;
     }
+    return edge;
 }
 
-/* Returns the number of edges. */
+/* Returns the number of edges. What is dropped may differ from stage to stage only where a schedule says so. */
 static int64_t cf__graph_visit(const cf__graph_builder *g) {
-    int64_t node = 0, edge = 0, chunk;
-    int place;
+    int64_t node = 0, edge = 0, chunk, v;
+    cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
+    int place, n = 0, is_there = 1;
     for (chunk = 0; chunk < g->pipe.n; chunk++) {
         cf__graph_take_turn(g, chunk);
-        for (place = 0; place < 3 + g->header.split; place++) cf__graph_visit_place(g, chunk, place, &node, &edge);
+        for (place = 0; place < 3 + g->header.split; place++)
+            for (v = 0; v < g->pipe.n_v; v++) {
+                if (v == 0 || g->dropped != NULL) {
+                    is_there = place != CF_R || cf__graph_drops(g, chunk, v);
+                    n = is_there ? cf__graph_needs(g, chunk, place, v, needs) : 0;
+                }
+                if (is_there) edge = cf__graph_visit_node(g, v, needs, n, node++, edge);
+            }
     }
     return edge;
 }
@@ -9852,11 +9880,12 @@ static void cf__graph_put_nodes(const cf__graph_builder *g) {
     const cf__pipeline *pipe = &g->pipe;
     cf_node *node = g->graph->nodes;
     int64_t chunk, v;
-    int place;
+    int place, dropped = 0;
     for (chunk = 0; chunk < pipe->n; chunk++)
         for (place = 0; place < 3 + g->header.split; place++)
             for (v = 0; v < pipe->n_v; v++) {
-                int dropped = cf__graph_drops(g, chunk, v), pass = cf__pipe_pass_at(place, g->header.split);
+                int pass = cf__pipe_pass_at(place, g->header.split);
+                if (v == 0 || g->dropped != NULL) dropped = cf__graph_drops(g, chunk, v);
                 if (place == CF_R && !dropped) continue;
                 node->seconds = cf__pipe_pass_seconds(pipe, pass, chunk, v);
                 node->chunk = (int32_t)(pipe->first_chunk + chunk);
