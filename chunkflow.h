@@ -710,6 +710,10 @@ typedef struct cf_memory_desc {
                                      measure an idle process of yours and put the number here */
     int64_t fragmentation;        /* percent of activations, logits, working memory, state and inputs that the allocator
                                      loses in gaps; 0: CF_FRAGMENTATION; -1: none (one arena, carved once) */
+    int64_t state_window;         /* rows of one layer's K and V, and of their gradients, that are on the device at once:
+                                     a ring of fixed bytes, through which passes stream a state in host memory layer by
+                                     layer, block by block. Kept stage inputs are in host memory then, too. 0: all of it
+                                     stays on the device */
 } cf_memory_desc;
 
 CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc);
@@ -717,8 +721,8 @@ CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc);
 /* Bytes on one GPU of a virtual stage, for each token of ... */
 typedef struct cf_token_bytes {
     int64_t activations;    /* a chunk whose activations are kept */
-    int64_t state;          /* state: K and V of this stage's layers */
-    int64_t state_gradient; /* state gradient */
+    int64_t state;          /* state: K and V of this stage's layers; 0 with a state_window */
+    int64_t state_gradient; /* state gradient; 0 with a state_window */
     int64_t boundary;       /* what goes from stage to stage; also a stage input kept for local replay */
     int64_t logits;         /* the chunk that is at its loss, beyond what stays (last virtual stage; 0 elsewhere) */
     int64_t working;        /* the chunk that is in backward: gradients of one layer's activations, and that layer's
@@ -745,8 +749,8 @@ CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_
 typedef struct cf_memory_load {
     int64_t live_tokens;           /* padded tokens of all chunks whose activations are kept */
     int64_t chunk_tokens;          /* padded tokens of the largest chunk that may be in a pass */
-    int64_t state_tokens;          /* tokens whose K and V are in device memory */
-    int64_t state_gradient_tokens; /* tokens that have gradients of K and V in device memory */
+    int64_t state_tokens;          /* tokens whose K and V are in device memory, or streamed (state_window) */
+    int64_t state_gradient_tokens; /* tokens that have gradients of K and V there */
     int64_t offloaded_tokens;      /* tokens whose K and V are in host memory */
     int64_t input_tokens;          /* padded tokens of kept stage inputs (local replay) */
     int64_t live_scores;           /* unfused attention: sum over live chunks of tokens x (prefix + tokens) */
@@ -772,7 +776,7 @@ typedef struct cf_memory_report {
     CF_MEMORY_TERMS(CF_MEMBER_ITEM)
 #undef CF_MEMBER_ITEM
     int64_t total;    /* sum of all above */
-    int64_t host;     /* offloaded state, in host memory; not part of total */
+    int64_t host;     /* offloaded or streamed state, in host memory; not part of total */
     int at_loss;      /* 1: the peak is at the loss, where logits exist and no layer is in backward (working is 0); 0:
                          in a layer's backward, where logits are gone (logits is 0) */
 } cf_memory_report;
@@ -780,7 +784,12 @@ typedef struct cf_memory_report {
 /* Adds up every stage. There is a load for each virtual stage (n_loads is pp x n_virtual) and a report for each stage
    (n_reports is pp), which sums up its virtual stages. Parameters, gradients and optimizer states are bytes x
    cf_stage_parameters, divided over dp as parallel.zero says (rounded up); with ZeRO 3 the buffers hold two gathered
-   layers. Reports are untouched on failure. Errors: as cf_model_validate and cf_parallel_validate, CF_ERROR_ARGUMENT
+   layers. With a state_window, a stage that has any state, on whichever of its virtual stages, has
+     state           state_window x 2 kv x state_bytes, once
+     state gradient  state_window x 2 kv x state_gradient_bytes, once
+     inputs          kept stage inputs, but no more than two of chunk_tokens: one in use, one on its way
+     host            state, state gradient and kept stage inputs of all its virtual stages, as they would be without
+   Reports are untouched on failure. Errors: as cf_model_validate and cf_parallel_validate, CF_ERROR_ARGUMENT
    with the member, or CF_ERROR_OVERFLOW. */
 CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_memory_load *loads, int64_t n_loads,
                                            cf_memory_report *reports, int64_t n_reports, cf_error *error);
@@ -4364,6 +4373,7 @@ static cf_result cf__memory_check_desc(const cf_memory_desc *given, cf_memory_de
     CF__TRY(cf__choice((int)full->loss, 0, CF_LOSS_COUNT - 1, "loss", error));
 #define CF__MEMORY_CHECK(name, usual) CF__TRY(cf__range(full->name, 1, CF__MEMORY_MAX_ELEMENT, #name, error));
     CF__MEMORY_ELEMENTS(CF__MEMORY_CHECK)
+    CF__TRY(cf__range(full->state_window, 0, CF_MAX_LENGTH, "state_window", error));
     return cf__range(full->runtime_bytes, 1, INT64_MAX, "runtime_bytes", error);
 }
 
@@ -4435,6 +4445,7 @@ CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_
     CF__TRY(cf__memory_check_desc(desc, &full, error));
     CF__TRY(cf_stage_shard(full.model, &full.parallel, stage, &shard, error));
     *out = cf__memory_token_bytes(&full, &shard);
+    if (full.state_window > 0) out->state = out->state_gradient = 0;
     return CF_OK;
 }
 
@@ -4464,6 +4475,9 @@ typedef struct cf__memory_sums {
     cf_memory_report terms;   /* logits and working as if each were at its peak; parameters and below are to come */
     int64_t parameters;       /* how many there are */
     int64_t layer_parameters; /* those of the largest layer */
+    int64_t layer_row;        /* bytes of a row of one layer's K and V */
+    int64_t layer_gradient_row;
+    int64_t two_inputs;       /* bytes of two stage inputs of the largest chunk */
     int overflow;             /* 1: something does not fit */
 } cf__memory_sums;
 
@@ -4473,7 +4487,7 @@ static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t sta
     cf_token_bytes bytes = cf__memory_token_bytes(desc, &shard);
     cf_memory_report *terms = &sums->terms;
     int *overflow = &sums->overflow;
-    int64_t working = 0, buffers = 0;
+    int64_t working = 0, buffers = 0, inputs = 0;
     int64_t score = desc->unfused_attention ? desc->activation_bytes * shard.heads : 0; /* of one layer */
     int keeps = desc->parallel.recompute == CF_RECOMPUTE_NONE;
     cf_parameters counted;
@@ -4494,6 +4508,26 @@ static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t sta
     cf__add_product(&buffers, load->chunk_tokens, bytes.buffers, overflow);
     terms->working = cf__max(terms->working, working); /* one virtual stage is in a pass at a time */
     terms->buffers = cf__max(terms->buffers, buffers);
+    sums->layer_row = bytes.state / shard.layers;
+    sums->layer_gradient_row = bytes.state_gradient / shard.layers;
+    cf__add_product(&inputs, load->chunk_tokens, 2 * bytes.boundary, overflow);
+    sums->two_inputs = cf__max(sums->two_inputs, inputs);
+}
+
+/* All that grows with a group goes to host memory; the ring takes its place, and two inputs. */
+static void cf__memory_stream(cf__memory_sums *sums, int64_t window) {
+    cf_memory_report *terms = &sums->terms;
+    int *overflow = &sums->overflow;
+    int64_t state = terms->state, gradient = terms->state_gradient;
+    if (state > 0 || gradient > 0 || terms->host > 0) {
+        terms->state = terms->state_gradient = 0;
+        cf__add_product(&terms->state, window, sums->layer_row, overflow);
+        cf__add_product(&terms->state_gradient, window, sums->layer_gradient_row, overflow);
+    }
+    cf__add_product(&terms->host, state, 1, overflow);
+    cf__add_product(&terms->host, gradient, 1, overflow);
+    cf__add_product(&terms->host, terms->inputs, 1, overflow);
+    terms->inputs = cf__min(terms->inputs, sums->two_inputs);
 }
 
 /* number x bytes, or where it is shared, a dp-th of that, rounded up. */
@@ -4524,6 +4558,7 @@ static int cf__memory_stage(const cf_memory_desc *desc, int64_t stage, const cf_
         int64_t at = cf_placement_at(parallel->placement, parallel->pp, v, stage);
         cf__memory_add_virtual_stage(desc, at, &loads[at], &sums);
     }
+    if (desc->state_window > 0) cf__memory_stream(&sums, desc->state_window);
     *out = sums.terms;
     out->parameters = cf__memory_share(sums.parameters, desc->parameter_bytes, dp, parallel->zero >= 3, overflow);
     out->gradients = cf__memory_share(sums.parameters, desc->gradient_bytes, dp, parallel->zero >= 2, overflow);

@@ -85,12 +85,14 @@ NEVER_RETURNS PRINTF_LIKE(2, 3) static inline void fail(int exit_code, const cha
 static inline int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* Bytes held now and at most, by what they are for. Every large buffer of the trainer is taken through a meter, so the
-   numbers that it reports are those of memory really held. */
+/* Bytes held now and at most, by what they are for: on the device, which here is only a name, or in the memory of its
+   host. Every large buffer of the trainer is taken through a meter, so the numbers that it reports are those of memory
+   really held. */
 typedef enum memory_kind {
     MEMORY_ACTIVATIONS, /* kept from a forward for its backward */
-    MEMORY_STATE,       /* K, V, dK and dV of a group's tokens */
+    MEMORY_STATE,       /* K, V, dK and dV of a group's tokens; with a stream, the ring that they pass through */
     MEMORY_WORKSPACE,   /* scratch of one pass */
+    MEMORY_HOST,        /* states that lie in host memory: not on the device, as all others do */
     MEMORY_KINDS
 } memory_kind;
 

@@ -99,6 +99,7 @@ typedef struct chunk_runner {
     stage stage;              /* the part of the model that runs here */
     cf_pack_desc packing;
     cf_schedule_desc order;
+    int64_t stream_bytes;     /* of the ring through which states in host memory pass; 0: states are on the device */
     memory_meter *meter;
     const volatile sig_atomic_t *stop; /* set by a signal to end a run early; NULL is allowed */
 
@@ -107,6 +108,7 @@ typedef struct chunk_runner {
     activations passing;      /* for forwards that do not: one layer deep */
     group_state *states;      /* (n_states) */
     int64_t n_states;
+    state_stream stream;      /* its ring is taken for the first batch that has a group */
     workspace scratch;
     cf_capacity most;         /* of all batches so far */
     chunk_feed feed;
@@ -133,6 +135,7 @@ static inline void chunk_runner_free(chunk_runner *r) {
     for (int64_t i = 0; i < r->n_slots; i++) activations_free(&r->slots[i], r->meter);
     if (r->passing.flat) activations_free(&r->passing, r->meter);
     if (r->scratch.flat) workspace_free(&r->scratch, r->meter);
+    if (r->stream.ring) stream_free(&r->stream, r->meter);
     free(r->slots);
     free(r->states);
     free(r->losses);
@@ -157,14 +160,10 @@ static inline cf_result chunk_runner_begin(chunk_runner *r, const cf_plan *plan,
    ChunkSize rows, memory is taken only if no earlier batch needed as much. */
 static inline cf_result chunk_runner_reserve(chunk_runner *r, const cf_plan *plan, const cf_schedule *schedule,
                                              cf_error *error) {
-    int64_t earlier_prefix = r->most.prefix;
     cf_result result = cf_run_capacity(plan, schedule, 0, &r->most, error);
     if (result != CF_OK) return result;
-    if (!r->scratch.flat || r->most.prefix > earlier_prefix) {
-        if (r->scratch.flat) workspace_free(&r->scratch, r->meter);
-        r->scratch = workspace_new(r->config, plan->chunk_size, r->most.prefix, r->meter);
-    }
-    if (!r->passing.flat) {
+    if (!r->scratch.flat) {
+        r->scratch = workspace_new(r->config, plan->chunk_size, r->meter);
         r->passing = activations_new(r->config, &r->stage, plan->chunk_size, 0, MEMORY_WORKSPACE, r->meter);
     }
     if (r->most.slots > r->n_slots) {
@@ -182,11 +181,15 @@ static inline cf_result chunk_runner_reserve(chunk_runner *r, const cf_plan *pla
         r->states = TAKE(group_state, r->most.states);
         r->n_states = r->most.states;
     }
+    if (r->stream_bytes > 0 && r->most.states > 0 && !r->stream.ring) {
+        r->stream = stream_new(kv_width_of(r->config), r->stream_bytes, r->meter);
+    }
     return CF_OK;
 }
 
 static inline pass pass_of(chunk_runner *r, const cf_step *step) {
-    pass p = {r->config, r->weights, &r->feed.rows, &r->passing, NULL, &r->scratch, r->stage, r->seed};
+    pass p = {r->config, r->weights, &r->feed.rows, &r->passing, NULL, &r->scratch, r->stage, r->seed,
+              step->action.pass == CF_R};
     if (step->slot >= 0) p.kept = &r->slots[step->slot];
     if (step->state >= 0) p.state = &r->states[step->state];
     return p;
@@ -225,7 +228,8 @@ static inline int acquire_slot(void *user, const cf_slot *slot) {
         r->peak_live_bytes = max_of(r->peak_live_bytes, r->live_bytes);
     } else {
         int64_t tokens = r->plan->groups[slot->owner].tokens;
-        r->states[slot->slot] = group_state_new(r->config, &r->stage, tokens, r->meter);
+        state_stream *stream = r->stream_bytes > 0 ? &r->stream : NULL;
+        r->states[slot->slot] = group_state_new(r->config, &r->stage, tokens, stream, r->meter);
     }
     return 0;
 }

@@ -169,73 +169,90 @@ static inline void rope_rotate(real *x, const real *cosine, const real *sine, in
 }
 
 /* ================================================================================================================
-   >>attention    grouped-query, causal, variable-length, with carried state
+   >>attention    grouped-query, causal, variable-length, block after block of keys
 
    One chunk's queries are `rows` rows; its keys are those of the prefix (in the group's state) followed by its own
    rows. They are described as flash_attn_varlen_func wants them: sequence s has the queries cu_seqlens_q[s] ..
    cu_seqlens_q[s + 1] and likewise keys; the mask is causal and aligned bottom-right: with more keys than queries, the
-   last query sees all keys.
+   last query sees all keys. Only slice 0 has a prefix.
+
+   Keys come in blocks: any number of blocks of the prefix, in order, and then the chunk's own rows.
+
+       forward     attention_forward_begin,  attention_forward_tile of each block,  attention_forward_end
+       backward    attention_backward_begin,  attention_backward_queries and attention_backward_keys of each block
+
+   Between two blocks the forward leaves the highest score, the sum and the weighted sum of V of each query, unscaled,
+   where its results will be; the backward adds to dQ, and dK and dV of a block of the prefix are finished with it. If
+   each block of the prefix but the last is a whole number of KEY_BLOCK keys, how the prefix is cut changes no bit.
 
    No matrix of scores is ever stored: LANES queries (or keys) are handled side by side, the softmax runs along with the
    sum (as in flash attention), and the backward computes the probabilities anew from the stored log-sum-exp.
    ================================================================================================================ */
 
 #define LANES 32     /* queries, or keys, of a tile */
-#define KEY_BLOCK 32 /* keys between two corrections of the running softmax */
+#define KEY_BLOCK 32 /* keys between two corrections of the running softmax; a multiple of LANES */
 #define MAX_HEAD_DIM 256
 
-/* LANES queries or keys of one slice. */
+/* LANES queries of one slice, or LANES of its keys in one block. */
 typedef struct attention_tile {
     int32_t slice;
-    int64_t first; /* counted in the slice */
+    int64_t first; /* counted in the slice, or in its part of the block */
 } attention_tile;
 
 typedef struct attention_problem {
     int64_t heads, kv_heads, head_dim;
-    int64_t prefix; /* keys in the state */
     const int32_t *cu_seqlens_q, *cu_seqlens_k;
-    const attention_tile *query_tiles, *key_tiles;
-    int64_t n_query_tiles, n_key_tiles;
-    const real *q;                  /* (rows, heads, head_dim) */
-    const real *k, *v;              /* (rows, kv_heads, head_dim): the chunk's own */
-    const real *state_k, *state_v;  /* (prefix, kv_heads, head_dim); NULL where prefix is 0 */
+    const attention_tile *tiles; /* all rows, as queries or as own keys; those of slice 0 come first */
+    int64_t n_tiles;
+    const real *q;               /* (rows, heads, head_dim) */
 } attention_problem;
+
+/* Keys that are taken at once: rows of the prefix, or all of the chunk's own. */
+typedef struct key_block {
+    real *k, *v;          /* (count, kv_heads, head_dim) */
+    real *dk, *dv;        /* the same; a backward adds to them */
+    int64_t first, count; /* the first row is key `first` of slice 0; not so with `own` */
+    int own;
+} key_block;
 
 /* What a tile needs to know about its slice. */
 typedef struct attention_slice {
-    int64_t first_query, n_queries; /* rows of the chunk */
-    int64_t first_key, n_keys;      /* in [prefix | chunk] */
-    int64_t lead;                   /* query i sees the keys 0 .. lead + i of the slice */
+    int64_t first_row, n_rows; /* of the chunk */
+    int64_t lead;              /* query i sees the keys 0 .. lead + i of the slice */
 } attention_slice;
 
 static inline attention_slice attention_slice_of(const attention_problem *p, int32_t s) {
     attention_slice slice;
-    slice.first_query = p->cu_seqlens_q[s];
-    slice.n_queries = p->cu_seqlens_q[s + 1] - slice.first_query;
-    slice.first_key = p->cu_seqlens_k[s];
-    slice.n_keys = p->cu_seqlens_k[s + 1] - slice.first_key;
-    slice.lead = slice.n_keys - slice.n_queries;
+    slice.first_row = p->cu_seqlens_q[s];
+    slice.n_rows = p->cu_seqlens_q[s + 1] - slice.first_row;
+    slice.lead = p->cu_seqlens_k[s + 1] - p->cu_seqlens_k[s] - slice.n_rows;
     return slice;
 }
 
-/* Row `key` of [prefix | chunk], at the head's first feature. */
-static inline const real *key_row(const attention_problem *p, const real *state, const real *own, int64_t key,
-                                  int64_t kv_head) {
-    int64_t feature = kv_head * p->head_dim, width = p->kv_heads * p->head_dim;
-    return key < p->prefix ? state + key * width + feature : own + (key - p->prefix) * width + feature;
+/* A slice's keys in a block: first .. end - 1, the first of them in row `row` of the block. */
+typedef struct key_range {
+    int64_t first, end, row;
+} key_range;
+
+static inline key_range key_range_of(const key_block *keys, const attention_slice *slice) {
+    key_range own = {slice->lead, slice->lead + slice->n_rows, slice->first_row};
+    key_range prefix = {keys->first, keys->first + keys->count, 0};
+    return keys->own ? own : prefix;
 }
 
-/* Adds lane `lane` of a tile to the same row of the gradients. */
-static inline void key_row_add(const attention_problem *p, real *state, real *own, int64_t key, int64_t kv_head,
-                               real tile[][LANES], int lane) {
-    int64_t feature = kv_head * p->head_dim, width = p->kv_heads * p->head_dim;
-    real *row = key < p->prefix ? state + key * width + feature : own + (key - p->prefix) * width + feature;
-    for (int64_t d = 0; d < p->head_dim; d++) row[d] += tile[d][lane];
+/* Where a row of a block's K, V, dK or dV has the first feature of a head. */
+static inline int64_t key_at(const attention_problem *p, int64_t row, int64_t kv_head) {
+    return (row * p->kv_heads + kv_head) * p->head_dim;
 }
 
 /* tile[d][lane] = row[d] * scale. A tile holds its rows as columns, so that all its loops run over lanes. */
 static inline void tile_put(real tile[][LANES], int lane, const real *row, int64_t head_dim, real scale) {
     for (int64_t d = 0; d < head_dim; d++) tile[d][lane] = row[d] * scale;
+}
+
+/* row[d] = tile[d][lane] */
+static inline void tile_get(real *row, real tile[][LANES], int lane, int64_t head_dim) {
+    for (int64_t d = 0; d < head_dim; d++) row[d] = tile[d][lane];
 }
 
 static inline void tile_clear(real tile[][LANES], int64_t head_dim) {
@@ -276,120 +293,166 @@ static inline void query_scores(real score[LANES], real query[][LANES], const re
     for (int64_t lane = 0; lane < key_index - last_key_of_first_lane && lane < LANES; lane++) score[lane] = -INFINITY;
 }
 
-static inline void attention_forward_tile(const attention_problem *p, real *out, real *lse, attention_tile at,
-                                          int64_t head) {
-    real query[MAX_HEAD_DIM][LANES], sum_v[MAX_HEAD_DIM][LANES], score[KEY_BLOCK][LANES];
-    real highest[LANES], total[LANES] = {0};
-    attention_slice slice = attention_slice_of(p, at.slice);
-    int64_t hd = p->head_dim, kv_head = head / (p->heads / p->kv_heads);
-    int64_t first_row = slice.first_query + at.first, n_lanes = min_of(LANES, slice.n_queries - at.first);
-    int64_t sees = slice.lead + at.first; /* last key of lane 0 */
-    int64_t n_keys = sees + n_lanes;
-    tile_clear(query, hd);
-    tile_clear(sum_v, hd);
-    for (int lane = 0; lane < LANES; lane++) highest[lane] = -INFINITY;
-    for (int lane = 0; lane < n_lanes; lane++) {
-        tile_put(query, lane, p->q + ((first_row + lane) * p->heads + head) * hd, hd, softmax_scale(p));
-    }
-    for (int64_t block = 0; block < n_keys; block += KEY_BLOCK) {
-        int64_t n_block = min_of(KEY_BLOCK, n_keys - block);
-        real before[LANES];
-        memcpy(before, highest, sizeof before);
-        for (int64_t j = 0; j < n_block; j++) {
-            const real *k = key_row(p, p->state_k, p->k, slice.first_key + block + j, kv_head);
-            query_scores(score[j], query, k, hd, block + j, sees);
-            for (int lane = 0; lane < LANES; lane++) {
-                highest[lane] = score[j][lane] > highest[lane] ? score[j][lane] : highest[lane];
-            }
-        }
-        real shrink[LANES]; /* puts what was summed so far in terms of the new highest score */
-        for (int lane = 0; lane < LANES; lane++) shrink[lane] = real_exp(before[lane] - highest[lane]);
-        for (int lane = 0; lane < LANES; lane++) total[lane] *= shrink[lane];
-        for (int64_t d = 0; d < hd; d++) {
-            for (int lane = 0; lane < LANES; lane++) sum_v[d][lane] *= shrink[lane];
-        }
-        for (int64_t j = 0; j < n_block; j++) {
-            const real *v = key_row(p, p->state_v, p->v, slice.first_key + block + j, kv_head);
-            for (int lane = 0; lane < LANES; lane++) {
-                score[j][lane] = real_exp(score[j][lane] - highest[lane]);
-                total[lane] += score[j][lane];
-            }
-            tile_add(sum_v, score[j], v, hd);
-        }
-    }
-    for (int lane = 0; lane < n_lanes; lane++) {
-        int64_t row = (first_row + lane) * p->heads + head;
-        for (int64_t d = 0; d < hd; d++) out[row * hd + d] = sum_v[d][lane] / total[lane];
-        lse[row] = highest[lane] + (real)log((double)total[lane]);
+/* The results so far: (rows, heads, head_dim) and (rows, heads) twice. Between blocks: the sum of V, weighted by
+   exponentiated scores less the highest; that highest score; and the sum of the weights. */
+typedef struct attention_results {
+    real *out, *lse, *total;
+} attention_results;
+
+static inline void attention_forward_begin(const attention_problem *p, const attention_results *r, int64_t rows) {
+    memset(r->out, 0, (size_t)(rows * p->heads * p->head_dim) * sizeof(real));
+    for (int64_t i = 0; i < rows * p->heads; i++) {
+        r->lse[i] = -INFINITY;
+        r->total[i] = 0;
     }
 }
 
-/* What the backward reads and writes beyond the problem. */
+static inline void attention_forward_end(const attention_problem *p, const attention_results *r, int64_t rows) {
+    for (int64_t i = 0; i < rows * p->heads; i++) {
+        for (int64_t d = 0; d < p->head_dim; d++) r->out[i * p->head_dim + d] /= r->total[i];
+        r->lse[i] += (real)log((double)r->total[i]);
+    }
+}
+
+/* A tile of queries while it goes through the keys of a block. */
+typedef struct query_tile {
+    real query[MAX_HEAD_DIM][LANES], sum_v[MAX_HEAD_DIM][LANES], score[KEY_BLOCK][LANES];
+    real highest[LANES], total[LANES];
+} query_tile;
+
+/* Puts what was summed so far in terms of the new highest score. */
+static inline void query_tile_rescale(query_tile *t, const real before[LANES], int64_t head_dim) {
+    real shrink[LANES];
+    for (int lane = 0; lane < LANES; lane++) shrink[lane] = real_exp(before[lane] - t->highest[lane]);
+    for (int lane = 0; lane < LANES; lane++) t->total[lane] *= shrink[lane];
+    for (int64_t d = 0; d < head_dim; d++) {
+        for (int lane = 0; lane < LANES; lane++) t->sum_v[d][lane] *= shrink[lane];
+    }
+}
+
+/* At most KEY_BLOCK keys, from row `row` of the block on; the first of them is key `first` of the slice. */
+static inline void query_tile_add(query_tile *t, const attention_problem *p, const key_block *keys, int64_t row,
+                                  int64_t kv_head, int64_t first, int64_t count, int64_t sees) {
+    real before[LANES];
+    memcpy(before, t->highest, sizeof before);
+    for (int64_t j = 0; j < count; j++) {
+        query_scores(t->score[j], t->query, keys->k + key_at(p, row + j, kv_head), p->head_dim, first + j, sees);
+        for (int lane = 0; lane < LANES; lane++) {
+            t->highest[lane] = t->score[j][lane] > t->highest[lane] ? t->score[j][lane] : t->highest[lane];
+        }
+    }
+    query_tile_rescale(t, before, p->head_dim);
+    for (int64_t j = 0; j < count; j++) {
+        for (int lane = 0; lane < LANES; lane++) {
+            t->score[j][lane] = real_exp(t->score[j][lane] - t->highest[lane]);
+            t->total[lane] += t->score[j][lane];
+        }
+        tile_add(t->sum_v, t->score[j], keys->v + key_at(p, row + j, kv_head), p->head_dim);
+    }
+}
+
+static inline void attention_forward_tile(const attention_problem *p, const key_block *keys, const attention_results *r,
+                                          attention_tile at, int64_t head) {
+    query_tile t;
+    attention_slice slice = attention_slice_of(p, at.slice);
+    key_range range = key_range_of(keys, &slice);
+    int64_t hd = p->head_dim, kv_head = head / (p->heads / p->kv_heads);
+    int64_t n_lanes = min_of(LANES, slice.n_rows - at.first);
+    int64_t sees = slice.lead + at.first; /* last key of lane 0 */
+    int64_t end = min_of(range.end, sees + n_lanes), first = (slice.first_row + at.first) * p->heads + head;
+    tile_clear(t.query, hd);
+    tile_clear(t.sum_v, hd);
+    for (int lane = 0; lane < LANES; lane++) {
+        int64_t row = first + lane * p->heads;
+        t.highest[lane] = lane < n_lanes ? r->lse[row] : -INFINITY;
+        t.total[lane] = lane < n_lanes ? r->total[row] : 0;
+        if (lane < n_lanes) tile_put(t.query, lane, p->q + row * hd, hd, softmax_scale(p));
+        if (lane < n_lanes) tile_put(t.sum_v, lane, r->out + row * hd, hd, 1);
+    }
+    for (int64_t key = range.first; key < end; key += KEY_BLOCK) {
+        query_tile_add(&t, p, keys, range.row + key - range.first, kv_head, key, min_of(KEY_BLOCK, end - key), sees);
+    }
+    for (int lane = 0; lane < n_lanes; lane++) {
+        int64_t row = first + lane * p->heads;
+        tile_get(r->out + row * hd, t.sum_v, lane, hd);
+        r->lse[row] = t.highest[lane];
+        r->total[row] = t.total[lane];
+    }
+}
+
+/* What the backward reads and writes beyond the problem and its keys. */
 typedef struct attention_gradients {
     const real *out, *dout, *lse;
-    real *slope;               /* (rows, heads), scratch: sum over d of dout * out */
-    real *dq;                  /* (rows, heads, head_dim), overwritten where there is a query */
-    real *dk, *dv;             /* (rows, kv_heads, head_dim): added to */
-    real *state_dk, *state_dv; /* (prefix, kv_heads, head_dim): added to */
+    real *slope; /* (rows, heads), scratch: sum over d of dout * out */
+    real *dq;    /* (rows, heads, head_dim) */
 } attention_gradients;
 
-static inline void attention_backward_queries(const attention_problem *p, const attention_gradients *g,
-                                              attention_tile at, int64_t head) {
+static inline void attention_backward_begin(const attention_problem *p, const attention_gradients *g, int64_t rows) {
+    memset(g->dq, 0, (size_t)(rows * p->heads * p->head_dim) * sizeof(real));
+    for (int64_t i = 0; i < rows * p->heads; i++) {
+        g->slope[i] = 0;
+        for (int64_t at = i * p->head_dim; at < (i + 1) * p->head_dim; at++) g->slope[i] += g->dout[at] * g->out[at];
+    }
+}
+
+/* Adds to dq. */
+static inline void attention_backward_queries(const attention_problem *p, const key_block *keys,
+                                              const attention_gradients *g, attention_tile at, int64_t head) {
     real query[MAX_HEAD_DIM][LANES], dout[MAX_HEAD_DIM][LANES], dquery[MAX_HEAD_DIM][LANES];
-    real lse[LANES] = {0}, slope[LANES] = {0};
+    real lse[LANES] = {0}, slope[LANES] = {0}, scale = softmax_scale(p);
     attention_slice slice = attention_slice_of(p, at.slice);
+    key_range range = key_range_of(keys, &slice);
     int64_t hd = p->head_dim, kv_head = head / (p->heads / p->kv_heads);
-    int64_t first_row = slice.first_query + at.first, n_lanes = min_of(LANES, slice.n_queries - at.first);
-    int64_t sees = slice.lead + at.first, n_keys = sees + n_lanes;
+    int64_t n_lanes = min_of(LANES, slice.n_rows - at.first), sees = slice.lead + at.first;
+    int64_t end = min_of(range.end, sees + n_lanes), first = (slice.first_row + at.first) * p->heads + head;
     tile_clear(query, hd);
     tile_clear(dout, hd);
     tile_clear(dquery, hd);
     for (int lane = 0; lane < n_lanes; lane++) {
-        int64_t row = (first_row + lane) * p->heads + head;
-        tile_put(query, lane, p->q + row * hd, hd, softmax_scale(p));
+        int64_t row = first + lane * p->heads;
+        tile_put(query, lane, p->q + row * hd, hd, scale);
         tile_put(dout, lane, g->dout + row * hd, hd, 1);
+        tile_put(dquery, lane, g->dq + row * hd, hd, 1);
         lse[lane] = g->lse[row];
-        for (int64_t d = 0; d < hd; d++) slope[lane] += g->dout[row * hd + d] * g->out[row * hd + d];
-        g->slope[row] = slope[lane];
+        slope[lane] = g->slope[row];
     }
-    for (int64_t j = 0; j < n_keys; j++) {
-        const real *k = key_row(p, p->state_k, p->k, slice.first_key + j, kv_head);
-        const real *v = key_row(p, p->state_v, p->v, slice.first_key + j, kv_head);
+    for (int64_t key = range.first; key < end; key++) {
+        int64_t from = key_at(p, range.row + key - range.first, kv_head);
         real score[LANES], dscore[LANES];
-        query_scores(score, query, k, hd, j, sees);
-        tile_dot(dscore, dout, v, hd);
+        query_scores(score, query, keys->k + from, hd, key, sees);
+        tile_dot(dscore, dout, keys->v + from, hd);
         for (int lane = 0; lane < LANES; lane++) {
-            dscore[lane] = real_exp(score[lane] - lse[lane]) * (dscore[lane] - slope[lane]);
+            dscore[lane] = real_exp(score[lane] - lse[lane]) * (dscore[lane] - slope[lane]) * scale;
         }
-        tile_add(dquery, dscore, k, hd);
+        tile_add(dquery, dscore, keys->k + from, hd);
     }
-    for (int lane = 0; lane < n_lanes; lane++) {
-        real *dq = g->dq + ((first_row + lane) * p->heads + head) * hd;
-        for (int64_t d = 0; d < hd; d++) dq[d] = dquery[d][lane] * softmax_scale(p);
-    }
+    for (int lane = 0; lane < n_lanes; lane++) tile_get(g->dq + (first + lane * p->heads) * hd, dquery, lane, hd);
 }
 
-static inline void attention_backward_keys(const attention_problem *p, const attention_gradients *g, attention_tile at,
-                                           int64_t kv_head) {
+/* Adds to dk and dv of a tile of the block. */
+static inline void attention_backward_keys(const attention_problem *p, const key_block *keys,
+                                           const attention_gradients *g, attention_tile at, int64_t kv_head) {
     real key[MAX_HEAD_DIM][LANES], value[MAX_HEAD_DIM][LANES], dkey[MAX_HEAD_DIM][LANES], dvalue[MAX_HEAD_DIM][LANES];
     attention_slice slice = attention_slice_of(p, at.slice);
-    int64_t hd = p->head_dim, share = p->heads / p->kv_heads, n_lanes = min_of(LANES, slice.n_keys - at.first);
+    key_range range = key_range_of(keys, &slice);
+    int64_t hd = p->head_dim, share = p->heads / p->kv_heads, first = range.first + at.first;
+    int64_t n_lanes = min_of(LANES, range.end - first), row_of_lane_0 = range.row + at.first;
     real scale = softmax_scale(p);
     tile_clear(key, hd);
     tile_clear(value, hd);
     tile_clear(dkey, hd);
     tile_clear(dvalue, hd);
     for (int lane = 0; lane < n_lanes; lane++) {
-        tile_put(key, lane, key_row(p, p->state_k, p->k, slice.first_key + at.first + lane, kv_head), hd, scale);
-        tile_put(value, lane, key_row(p, p->state_v, p->v, slice.first_key + at.first + lane, kv_head), hd, 1);
+        tile_put(key, lane, keys->k + key_at(p, row_of_lane_0 + lane, kv_head), hd, scale);
+        tile_put(value, lane, keys->v + key_at(p, row_of_lane_0 + lane, kv_head), hd, 1);
     }
     for (int64_t head = kv_head * share; head < (kv_head + 1) * share; head++) {
-        for (int64_t i = max_of(0, at.first - slice.lead); i < slice.n_queries; i++) {
-            int64_t row = (slice.first_query + i) * p->heads + head;
+        for (int64_t i = max_of(0, first - slice.lead); i < slice.n_rows; i++) {
+            int64_t row = (slice.first_row + i) * p->heads + head;
             real weight[LANES], dscore[LANES];
             tile_dot(weight, key, p->q + row * hd, hd);
             tile_dot(dscore, value, g->dout + row * hd, hd);
-            int64_t first_hidden = max_of(0, slice.lead + i + 1 - at.first);
+            int64_t first_hidden = max_of(0, slice.lead + i + 1 - first);
             for (int64_t lane = first_hidden; lane < LANES; lane++) weight[lane] = -INFINITY;
             for (int lane = 0; lane < LANES; lane++) {
                 weight[lane] = real_exp(weight[lane] - g->lse[row]);
@@ -400,8 +463,9 @@ static inline void attention_backward_keys(const attention_problem *p, const att
         }
     }
     for (int lane = 0; lane < n_lanes; lane++) {
-        key_row_add(p, g->state_dk, g->dk, slice.first_key + at.first + lane, kv_head, dkey, lane);
-        key_row_add(p, g->state_dv, g->dv, slice.first_key + at.first + lane, kv_head, dvalue, lane);
+        int64_t to = key_at(p, row_of_lane_0 + lane, kv_head);
+        for (int64_t d = 0; d < hd; d++) keys->dk[to + d] += dkey[d][lane];
+        for (int64_t d = 0; d < hd; d++) keys->dv[to + d] += dvalue[d][lane];
     }
 }
 

@@ -10,13 +10,14 @@
    Who holds what:
        chunk_rows     what is computed: tokens, targets, positions, cu_seqlens
        activations    what a forward keeps for its backward; grows with the rows of one chunk, never with the prefix
-       group_state    K, V and their gradients for all tokens of one long sequence
+       group_state    K, V and their gradients for all tokens of one long sequence, on the device, or in host memory
+                      and streamed past the device (state_stream.h)
        workspace      scratch of one pass, worth nothing afterwards */
 
 #ifndef TRAIN_MODEL_H
 #define TRAIN_MODEL_H
 
-#include "kernels.h"
+#include "state_stream.h"
 
 /* ================================================================================================================
    >>config
@@ -318,6 +319,8 @@ typedef struct group_state {
     real *flat;
     int64_t tokens; /* room */
     int64_t bytes;
+    memory_kind kind;
+    state_stream *stream; /* through which passes reach a state in host memory; NULL: it is on the device */
 } group_state;
 
 static inline void group_state_layout(group_state *g, carver *from, const model_config *c, const stage *s,
@@ -330,19 +333,23 @@ static inline void group_state_layout(group_state *g, carver *from, const model_
     }
 }
 
-/* Not a number anywhere, as if another group had left something there: what is read must have been written. */
-static inline group_state group_state_new(const model_config *c, const stage *s, int64_t tokens, memory_meter *meter) {
+/* Not a number anywhere, as if another group had left something there: what is read must have been written. With a
+   stream, the state lies in host memory. */
+static inline group_state group_state_new(const model_config *c, const stage *s, int64_t tokens, state_stream *stream,
+                                          memory_meter *meter) {
     group_state g = {0};
     carver from = {0};
     g.layers = TAKE(layer_state, s->end_layer - s->first_layer);
     group_state_layout(&g, &from, c, s, tokens);
     g.tokens = tokens;
     g.bytes = from.used * (int64_t)sizeof(real);
+    g.stream = stream;
+    g.kind = stream ? MEMORY_HOST : MEMORY_STATE;
     g.flat = from.flat = TAKE(real, from.used);
-    memset(g.flat, 0xFF, (size_t)g.bytes);
+    spoil(g.flat, from.used);
     from.used = 0;
     group_state_layout(&g, &from, c, s, tokens);
-    memory_count(meter, MEMORY_STATE, g.bytes);
+    memory_count(meter, g.kind, g.bytes);
     return g;
 }
 
@@ -355,7 +362,8 @@ static inline void group_state_clear_gradient(const group_state *g, const model_
 }
 
 static inline void group_state_free(group_state *g, memory_meter *meter) {
-    memory_count(meter, MEMORY_STATE, -g->bytes);
+    if (g->stream && stream_is_busy(g->stream)) fail(EXIT_CHECK_FAILED, "a state is freed while copies are under way");
+    memory_count(meter, g->kind, -g->bytes);
     free(g->layers);
     free(g->flat);
     memset(g, 0, sizeof *g);
@@ -373,6 +381,7 @@ static inline void group_state_free(group_state *g, memory_meter *meter) {
     X(dnormed1, c->hidden)                                                  \
     X(dnormed2, c->hidden)  /* also that of the final norm */               \
     X(dattended, c->hidden)                                                 \
+    X(total, c->heads)      /* of attention's weights, while it goes from block to block */ \
     X(slope, c->heads)      /* sum over a head of dattended * attended */   \
     X(dq, c->hidden)                                                        \
     X(dk, kv_width_of(c))                                                   \
@@ -394,7 +403,7 @@ typedef struct workspace {
     layer_weights transposed; /* the matrices of one layer, transposed */
     real *head_transposed;    /* (hidden, vocabulary) */
     double *row_loss;         /* (rows) */
-    attention_tile *query_tiles, *key_tiles;
+    attention_tile *tiles;
     real *flat;
     int64_t bytes;
 } workspace;
@@ -422,8 +431,8 @@ static inline row_scratch row_scratch_at(const row_scratch *all, const model_con
     return s;
 }
 
-/* For chunks of at most `rows` rows that follow at most `prefix` tokens of their group. */
-static inline workspace workspace_new(const model_config *c, int64_t rows, int64_t prefix, memory_meter *meter) {
+/* For chunks of at most `rows` rows. */
+static inline workspace workspace_new(const model_config *c, int64_t rows, memory_meter *meter) {
     workspace w = {0};
     carver from = {0};
     workspace_layout(&w, &from, c, rows);
@@ -431,12 +440,9 @@ static inline workspace workspace_new(const model_config *c, int64_t rows, int64
     w.bytes = from.used * (int64_t)sizeof(real);
     from.used = 0;
     workspace_layout(&w, &from, c, rows);
-    /* Each slice has at most one tile that is not full, and there are at most as many slices as rows. */
-    int64_t n_query_tiles = rows, n_key_tiles = rows + prefix / LANES + 1;
     w.row_loss = TAKE(double, rows);
-    w.query_tiles = TAKE(attention_tile, n_query_tiles);
-    w.key_tiles = TAKE(attention_tile, n_key_tiles);
-    w.bytes += rows * (int64_t)sizeof(double) + (n_query_tiles + n_key_tiles) * (int64_t)sizeof(attention_tile);
+    w.tiles = TAKE(attention_tile, rows); /* every tile has a row */
+    w.bytes += rows * (int64_t)(sizeof(double) + sizeof(attention_tile));
     memory_count(meter, MEMORY_WORKSPACE, w.bytes);
     return w;
 }
@@ -445,8 +451,7 @@ static inline void workspace_free(workspace *w, memory_meter *meter) {
     memory_count(meter, MEMORY_WORKSPACE, -w->bytes);
     free(w->flat);
     free(w->row_loss);
-    free(w->query_tiles);
-    free(w->key_tiles);
+    free(w->tiles);
     memset(w, 0, sizeof *w);
 }
 
@@ -468,6 +473,7 @@ typedef struct pass {
     workspace *scratch;
     struct stage stage;
     uint64_t seed;            /* of dropout; the same in all passes of a training step */
+    int is_replay;            /* 1: the state has the chunk's K and V, from its first forward */
 } pass;
 
 /* Rows `first` to first + count - 1, and what they need. */
@@ -507,7 +513,7 @@ static inline dropout_mask dropout_of(const pass *p, const row_block *b, int64_t
 
 /* ---- attention ---- */
 
-/* Cuts `length` items of a slice into tiles. */
+/* Cuts the rows of a slice into tiles. */
 static inline int64_t put_tiles(attention_tile *tiles, int64_t n, int32_t slice, int64_t length) {
     for (int64_t first = 0; first < length; first += LANES) {
         tiles[n].slice = slice;
@@ -520,75 +526,149 @@ static inline int64_t put_tiles(attention_tile *tiles, int64_t n, int32_t slice,
 /* The attention of layer `i` of the stage. */
 static inline attention_problem attention_of(const pass *p, int64_t i) {
     const chunk_rows *r = p->rows;
-    const layer_activations *a = &p->kept->layers[i];
     attention_problem problem = {0};
     problem.heads = p->config->heads;
     problem.kv_heads = p->config->kv_heads;
     problem.head_dim = head_dim_of(p->config);
-    problem.prefix = r->prefix;
     problem.cu_seqlens_q = r->cu_seqlens_q;
     problem.cu_seqlens_k = r->cu_seqlens_k;
-    problem.query_tiles = p->scratch->query_tiles;
-    problem.key_tiles = p->scratch->key_tiles;
+    problem.tiles = p->scratch->tiles;
     for (int32_t s = 0; s < r->n_seqs; s++) {
-        int64_t n_queries = r->cu_seqlens_q[s + 1] - r->cu_seqlens_q[s];
-        int64_t n_keys = r->cu_seqlens_k[s + 1] - r->cu_seqlens_k[s];
-        problem.n_query_tiles = put_tiles(p->scratch->query_tiles, problem.n_query_tiles, s, n_queries);
-        problem.n_key_tiles = put_tiles(p->scratch->key_tiles, problem.n_key_tiles, s, n_keys);
+        int64_t length = r->cu_seqlens_q[s + 1] - r->cu_seqlens_q[s];
+        problem.n_tiles = put_tiles(p->scratch->tiles, problem.n_tiles, s, length);
     }
-    problem.q = a->q;
-    problem.k = a->k;
-    problem.v = a->v;
-    if (p->state) {
-        problem.state_k = p->state->layers[i].k;
-        problem.state_v = p->state->layers[i].v;
-    }
+    problem.q = p->kept->layers[i].q;
     return problem;
+}
+
+/* The chunk's own keys. */
+static inline key_block own_keys(const pass *p, int64_t i) {
+    const layer_activations *a = &p->kept->layers[i];
+    key_block own = {a->k, a->v, p->scratch->rows.dk, p->scratch->rows.dv, 0, p->rows->rows, 1};
+    return own;
+}
+
+/* Rows `first` to first + count - 1 of layer `i` in the group's state, wherever that lies. */
+static inline key_block state_keys(const pass *p, int64_t i, int64_t first, int64_t count) {
+    key_block none = {NULL, NULL, NULL, NULL, 0, 0, 0};
+    if (!p->state) return none;
+    const layer_state *at = &p->state->layers[i];
+    int64_t offset = first * kv_width_of(p->config);
+    key_block keys = {at->k + offset, at->v + offset, at->dk + offset, at->dv + offset, first, count, 0};
+    return keys;
+}
+
+static inline state_stream *stream_of(const pass *p) { return p->state ? p->state->stream : NULL; }
+
+/* How many tiles of rows see a block. */
+static inline int64_t tiles_that_see(const attention_problem *problem, const key_block *keys) {
+    return keys->own ? problem->n_tiles : (problem->cu_seqlens_q[1] + LANES - 1) / LANES;
+}
+
+static inline void forward_over_keys(const attention_problem *problem, const key_block *keys,
+                                     const attention_results *results) {
+    int64_t n = tiles_that_see(problem, keys) * problem->heads;
+    PARALLEL_FOR
+    for (int64_t t = 0; t < n; t++) {
+        attention_forward_tile(problem, keys, results, problem->tiles[t / problem->heads], t % problem->heads);
+    }
+}
+
+/* Two sweeps, each over its own outputs: first the queries' gradients, then the keys'. One sweep would save computing
+   the scores twice, but then threads would have to add to the same dK and dV, in an order that would not repeat. */
+static inline void backward_over_keys(const attention_problem *problem, const key_block *keys,
+                                      const attention_gradients *g) {
+    int64_t n = tiles_that_see(problem, keys) * problem->heads;
+    PARALLEL_FOR
+    for (int64_t t = 0; t < n; t++) {
+        attention_backward_queries(problem, keys, g, problem->tiles[t / problem->heads], t % problem->heads);
+    }
+    n = (keys->own ? problem->n_tiles : (keys->count + LANES - 1) / LANES) * problem->kv_heads;
+    PARALLEL_FOR
+    for (int64_t t = 0; t < n; t++) {
+        attention_tile prefix = {0, t / problem->kv_heads * LANES};
+        attention_tile at = keys->own ? problem->tiles[t / problem->kv_heads] : prefix;
+        attention_backward_keys(problem, keys, g, at, t % problem->kv_heads);
+    }
 }
 
 static inline void clear_rows(real *x, int64_t rows, int64_t width) {
     memset(x, 0, (size_t)(rows * width) * sizeof(real));
 }
 
-static inline void attention_pass_forward(const pass *p, int64_t i) {
-    const layer_activations *a = &p->kept->layers[i];
-    attention_problem problem = attention_of(p, i);
-    int64_t n = problem.n_query_tiles * problem.heads;
-    PARALLEL_FOR
-    for (int64_t t = 0; t < n; t++) {
-        attention_forward_tile(&problem, a->attended, a->lse, problem.query_tiles[t / problem.heads],
-                               t % problem.heads);
+static inline void copy_rows(real *to, const real *from, int64_t rows, int64_t width) {
+    memcpy(to, from, (size_t)(rows * width) * sizeof(real));
+}
+
+/* The blocks of the prefix, from a stream or, where the state is on the device, all of it as one: gives the next one
+   after `keys`, which has been used, and returns 0 after the last. Begins with keys->count 0. */
+static inline int next_keys(state_stream *stream, const key_block *prefix, key_block *keys) {
+    if (stream && keys->count > 0) stream_release(stream);
+    if (keys->first + keys->count >= prefix->count) return 0;
+    *keys = stream ? stream_next(stream) : *prefix;
+    return 1;
+}
+
+/* Hands K and V on to the later chunks of the group. */
+static inline void append_to_state(const pass *p, int64_t i) {
+    const key_block own = own_keys(p, i), to = state_keys(p, i, p->rows->prefix, p->rows->state_tokens);
+    state_stream *stream = stream_of(p);
+    if (p->is_replay || to.count == 0) return;
+    if (stream) {
+        stream_send(stream, to.k, own.k, to.count);
+        stream_send(stream, to.v, own.v, to.count);
+    } else {
+        copy_rows(to.k, own.k, to.count, kv_width_of(p->config));
+        copy_rows(to.v, own.v, to.count, kv_width_of(p->config));
     }
 }
 
-/* Two sweeps, each over its own outputs: first the queries' gradients, then the keys'. One sweep would save computing
-   the scores twice, but then threads would have to add to the same dK and dV, in an order that would not repeat. */
+/* What the later chunks of the group, all done by now, have found for this chunk's K and V. */
+static inline void begin_own_gradients(const pass *p, int64_t i) {
+    const key_block own = own_keys(p, i), from = state_keys(p, i, p->rows->prefix, p->rows->state_tokens);
+    int64_t kv = kv_width_of(p->config);
+    state_stream *stream = stream_of(p);
+    clear_rows(own.dk, own.count, kv);
+    clear_rows(own.dv, own.count, kv);
+    if (stream) {
+        stream_fetch(stream, own.dk, from.dk, from.count);
+        stream_fetch(stream, own.dv, from.dv, from.count);
+    } else if (from.count > 0) {
+        copy_rows(own.dk, from.dk, from.count, kv);
+        copy_rows(own.dv, from.dv, from.count, kv);
+    }
+}
+
+static inline void attention_pass_forward(const pass *p, int64_t i) {
+    const layer_activations *a = &p->kept->layers[i];
+    const attention_problem problem = attention_of(p, i);
+    const attention_results results = {a->attended, a->lse, p->scratch->rows.total};
+    const key_block own = own_keys(p, i), prefix = state_keys(p, i, 0, p->rows->prefix);
+    key_block keys = {NULL, NULL, NULL, NULL, 0, 0, 0};
+    state_stream *stream = stream_of(p);
+    if (stream) stream_begin(stream, &prefix, 0);
+    append_to_state(p, i);
+    attention_forward_begin(&problem, &results, p->rows->rows);
+    while (next_keys(stream, &prefix, &keys)) forward_over_keys(&problem, &keys, &results);
+    forward_over_keys(&problem, &own, &results);
+    attention_forward_end(&problem, &results, p->rows->rows);
+    if (stream) stream_end(stream);
+}
+
 static inline void attention_pass_backward(const pass *p, int64_t i) {
     const layer_activations *a = &p->kept->layers[i];
     const row_scratch *s = &p->scratch->rows;
-    int64_t kv = kv_width_of(p->config);
-    attention_problem problem = attention_of(p, i);
-    attention_gradients g = {a->attended, s->dattended, a->lse, s->slope, s->dq, s->dk, s->dv, NULL, NULL};
-    clear_rows(s->dk, p->rows->rows, kv);
-    clear_rows(s->dv, p->rows->rows, kv);
-    if (p->state) { /* what the later chunks of the group, all done by now, have found for this chunk's K and V */
-        const layer_state *state = &p->state->layers[i];
-        size_t bytes = (size_t)(p->rows->state_tokens * kv) * sizeof(real);
-        memcpy(s->dk, state->dk + p->rows->prefix * kv, bytes);
-        memcpy(s->dv, state->dv + p->rows->prefix * kv, bytes);
-        g.state_dk = state->dk;
-        g.state_dv = state->dv;
-    }
-    int64_t n = problem.n_query_tiles * problem.heads;
-    PARALLEL_FOR
-    for (int64_t t = 0; t < n; t++) {
-        attention_backward_queries(&problem, &g, problem.query_tiles[t / problem.heads], t % problem.heads);
-    }
-    n = problem.n_key_tiles * problem.kv_heads;
-    PARALLEL_FOR
-    for (int64_t t = 0; t < n; t++) {
-        attention_backward_keys(&problem, &g, problem.key_tiles[t / problem.kv_heads], t % problem.kv_heads);
-    }
+    const attention_problem problem = attention_of(p, i);
+    const attention_gradients g = {a->attended, s->dattended, a->lse, s->slope, s->dq};
+    const key_block own = own_keys(p, i), prefix = state_keys(p, i, 0, p->rows->prefix);
+    key_block keys = {NULL, NULL, NULL, NULL, 0, 0, 0};
+    state_stream *stream = stream_of(p);
+    if (stream) stream_begin(stream, &prefix, 1);
+    begin_own_gradients(p, i);
+    attention_backward_begin(&problem, &g, p->rows->rows);
+    while (next_keys(stream, &prefix, &keys)) backward_over_keys(&problem, &keys, &g);
+    backward_over_keys(&problem, &own, &g);
+    if (stream) stream_end(stream);
 }
 
 /* ---- one layer forward ---- */
@@ -633,14 +713,7 @@ static inline void after_attention(const pass *p, int64_t i, const row_block *b)
 
 /* Layer `i` of the stage, from its input to the next one's. */
 static inline void layer_forward(const pass *p, int64_t i) {
-    int64_t kv = kv_width_of(p->config);
     for_row_blocks(p, i, before_attention);
-    if (p->state) { /* hand K and V on to the later chunks of the group */
-        const layer_state *state = &p->state->layers[i];
-        size_t bytes = (size_t)(p->rows->state_tokens * kv) * sizeof(real);
-        memcpy(state->k + p->rows->prefix * kv, p->kept->layers[i].k, bytes);
-        memcpy(state->v + p->rows->prefix * kv, p->kept->layers[i].v, bytes);
-    }
     attention_pass_forward(p, i);
     for_row_blocks(p, i, after_attention);
 }
@@ -732,10 +805,6 @@ static inline output_gradients gradients_in_slot(const pass *p, int64_t i) {
     const layer_activations *a = &p->kept->layers[i];
     output_gradients g = {a->q, a->k, a->v, a->input, a->gate, a->up, a->middle};
     return g;
-}
-
-static inline void copy_rows(real *to, const real *from, int64_t rows, int64_t width) {
-    memcpy(to, from, (size_t)(rows * width) * sizeof(real));
 }
 
 static inline void move_gradients_to_slot(const pass *p, int64_t i) {

@@ -13,6 +13,7 @@ typedef struct options {
     cf_pack_desc packing;
     cf_schedule_desc order;
     int64_t batch, seed, threads;
+    int64_t stream;          /* bytes of the ring of states in host memory, 0: they are on the device */
     int64_t longest;         /* tokens of a document, 0: no limit */
     int64_t prompt;          /* first tokens of a document that are no targets */
     double prompt_fraction;  /* the same as a part of it */
@@ -38,6 +39,8 @@ static inline int64_t list_options(options *o, option list[MAX_OPTIONS]) {
         {"dropout", NUMBER, &o->model.dropout, 0, 1, NULL, "rate of dropout, less than 1"},
         {"chunk-size", INTEGER, &o->packing.chunk_size, 1, CF_MAX_CHUNK_SIZE, NULL, "most tokens of a chunk"},
         {"k", INTEGER, &o->order.k, 1, MANY, NULL, "chunks of a group that keep their activations at once"},
+        {"stream", INTEGER, &o->stream, 0, MANY, NULL,
+         "keep states in host memory and stream them through a ring of these bytes, 0: no"},
         {"method", CHOICE, &o->packing.method, 0, 0, "best first next", "how to fit sequences into chunks"},
         {"split", CHOICE, &o->packing.split, 0, 0, "full even cost", "how to cut long sequences"},
         {"no-tails", FLAG, &o->packing.no_tails, 0, 0, NULL, "no hybrid chunks: a group's last chunk stays alone"},
@@ -121,6 +124,11 @@ static inline options parse_options(int argc, char **argv) {
     o.n_paths = parse_arguments(argc, argv, list, list_options(&o, list), o.paths);
     const char *fault = model_config_fault(&o.model);
     if (fault) fail(EXIT_BAD_INPUT, "%s", fault);
+    int64_t ring = stream_ring_bytes(kv_width_of(&o.model), KEY_BLOCK);
+    if (o.stream > 0 && o.stream < ring) {
+        fail(EXIT_BAD_INPUT, "--stream must be 0 or at least %lld: two blocks of %d rows of one layer", (long long)ring,
+             KEY_BLOCK);
+    }
     if (o.synthetic.count > 0 && o.n_paths > 0) fail(EXIT_BAD_INPUT, "give --synthetic or files, not both");
     if (o.longest > 0 && o.longest < 3) fail(EXIT_BAD_INPUT, "--max-length must be 0 or at least 3");
     return o;

@@ -95,7 +95,7 @@ static inline cf_result stage_runner_begin(stage_runner *r, const model_config *
     }
     for (int64_t i = 0; i < r->n_boundaries; i++) r->boundaries[i] = TAKE(real, r->boundary_count);
     r->passing = activations_new(config, &largest, plan->chunk_size, 0, MEMORY_WORKSPACE, &r->meter);
-    r->scratch = workspace_new(config, plan->chunk_size, need.prefix, &r->meter);
+    r->scratch = workspace_new(config, plan->chunk_size, &r->meter);
     return CF_OK;
 }
 
@@ -204,7 +204,7 @@ static inline int stage_acquire(void *user, const cf_slot *slot) {
     if (slot->what == CF_RESOURCE_ACTIVATIONS) r->live_slots++;
     if (slot->what == CF_RESOURCE_STATE) {
         stage part = part_of(r->config, r->schedule, slot->stage);
-        r->states[slot->slot] = group_state_new(r->config, &part, r->plan->groups[slot->owner].tokens, &r->meter);
+        r->states[slot->slot] = group_state_new(r->config, &part, r->plan->groups[slot->owner].tokens, NULL, &r->meter);
     }
     return 0;
 }

@@ -48,6 +48,7 @@ static chunk_runner runner_new(const options *o, memory_meter *meter) {
     r.stage = stage_of(&o->model, 0, 1);
     r.packing = o->packing;
     r.order = o->order;
+    r.stream_bytes = o->stream;
     r.meter = meter;
     r.stop = &stop_asked;
     return r;
@@ -296,74 +297,112 @@ static int run_check(const options *o, int all_tensors) {
 
 typedef struct memory_row {
     int64_t longest, n_chunks;
-    memory_meter unchunked, chunked;
+    memory_meter unchunked, chunked, streamed;
     double difference; /* of the losses */
+    int same_bits;     /* whether loss and gradients of the streamed run are those of the chunked one */
 } memory_row;
 
-/* Runs a batch of four short documents and a long one both ways and counts the memory that was held. */
-static memory_row measure_memory(const options *o, int64_t longest) {
-    memory_row row;
-    memset(&row, 0, sizeof row);
-    row.longest = longest;
+static int64_t device_bytes(const memory_meter *meter) {
+    return meter->peak[MEMORY_ACTIVATIONS] + meter->peak[MEMORY_STATE] + meter->peak[MEMORY_WORKSPACE];
+}
+
+/* Four short documents and a long one. */
+static batch memory_batch(const options *o, documents *d, int64_t longest) {
     const int64_t size = o->packing.chunk_size, lengths[] = {size / 2, size / 3, longest, size / 5, size};
     const int64_t n = sizeof lengths / sizeof lengths[0];
-    documents d;
-    memset(&d, 0, sizeof d);
     batch b = batch_new(n);
-    for (int64_t i = 0; i < n; i++) add_synthetic(&d, lengths[i], seed_of(o, SEED_SYNTHETIC));
-    for (int64_t i = 0; i < n; i++) batch_put(&b, i, &d, i, o->prompt, o->prompt_fraction);
-    weights w = weights_new(&o->model), gradient = weights_new(&o->model);
-    weights_init(&w, &o->model, seed_of(o, SEED_WEIGHTS), 0);
-    chunk_runner runner = runner_new(o, &row.chunked);
+    for (int64_t i = 0; i < n; i++) add_synthetic(d, lengths[i], seed_of(o, SEED_SYNTHETIC));
+    for (int64_t i = 0; i < n; i++) batch_put(&b, i, d, i, o->prompt, o->prompt_fraction);
+    return b;
+}
+
+static chunked_result measure_chunked(const options *o, int64_t stream, const weights *w, weights *gradient,
+                                      const batch *b, memory_meter *meter) {
+    chunk_runner runner = runner_new(o, meter);
     chunked_result result;
     cf_error error;
     memset(&error, 0, sizeof error);
-    if (chunked_gradients(&runner, &w, &gradient, &b, 0, &result, &error) != CF_OK)
-        fail(EXIT_BAD_INPUT, "%s", error.text);
-    double loss = unchunked_gradients(&o->model, &w, &gradient, &b, 0, &row.unchunked);
-    row.n_chunks = result.n_chunks;
-    row.difference = relative_difference_of_losses(result.loss, loss);
+    runner.stream_bytes = stream;
+    if (chunked_gradients(&runner, w, gradient, b, 0, &result, &error) != CF_OK) fail(EXIT_BAD_INPUT, "%s", error.text);
     chunk_runner_free(&runner);
+    return result;
+}
+
+/* Runs a batch unchunked, chunked, and chunked with a ring of `stream` bytes, and counts the memory that was held. */
+static memory_row measure_memory(const options *o, int64_t longest, int64_t stream) {
+    memory_row row;
+    documents d;
+    memset(&row, 0, sizeof row);
+    memset(&d, 0, sizeof d);
+    batch b = memory_batch(o, &d, longest);
+    weights w = weights_new(&o->model), gradient = weights_new(&o->model), streamed = weights_new(&o->model);
+    weights_init(&w, &o->model, seed_of(o, SEED_WEIGHTS), 0);
+    chunked_result chunked = measure_chunked(o, 0, &w, &gradient, &b, &row.chunked);
+    chunked_result same = measure_chunked(o, stream, &w, &streamed, &b, &row.streamed);
+    row.longest = longest;
+    row.n_chunks = chunked.n_chunks;
+    row.same_bits = same.loss == chunked.loss &&
+                    memcmp(streamed.flat, gradient.flat, (size_t)gradient.count * sizeof(real)) == 0;
+    double loss = unchunked_gradients(&o->model, &w, &gradient, &b, 0, &row.unchunked);
+    row.difference = relative_difference_of_losses(chunked.loss, loss);
     weights_free(&w);
     weights_free(&gradient);
+    weights_free(&streamed);
     batch_free(&b);
     documents_free(&d);
     return row;
 }
 
+static void print_memory_row(const memory_row *row) {
+    const int64_t *plain = row->unchunked.peak, *ours = row->chunked.peak;
+    printf("  %8lld %7lld | %11.2f %10.2f %8.2f | %11.2f %7.2f %10.2f %8.2f | %8.2f %7.2f | %.1e\n",
+           (long long)row->longest, (long long)row->n_chunks, mebibytes(plain[MEMORY_ACTIVATIONS]),
+           mebibytes(plain[MEMORY_WORKSPACE]), mebibytes(device_bytes(&row->unchunked)),
+           mebibytes(ours[MEMORY_ACTIVATIONS]), mebibytes(ours[MEMORY_STATE]), mebibytes(ours[MEMORY_WORKSPACE]),
+           mebibytes(device_bytes(&row->chunked)), mebibytes(device_bytes(&row->streamed)),
+           mebibytes(row->streamed.peak[MEMORY_HOST]), row->difference);
+    fflush(stdout);
+}
+
+/* Whether row `i` holds what it should: `slots` activation slots of chunked training, with a stream or without, and
+   nothing else on the device that has grown since the row before. */
+static int memory_row_is_right(const memory_row *rows, int i, int64_t slots) {
+    int64_t slot = rows[0].chunked.peak[MEMORY_ACTIVATIONS]; /* no group there, so one slot */
+    const memory_row *row = &rows[i], *before = &rows[i - 1];
+    int64_t earlier_slots = before->chunked.peak[MEMORY_ACTIVATIONS] / slot;
+    return row->chunked.peak[MEMORY_ACTIVATIONS] == slots * slot &&
+           row->unchunked.peak[MEMORY_ACTIVATIONS] > 3 * before->unchunked.peak[MEMORY_ACTIVATIONS] &&
+           row->streamed.peak[MEMORY_HOST] == row->chunked.peak[MEMORY_STATE] &&
+           (before->streamed.peak[MEMORY_STATE] == 0 || /* it has no group */
+            device_bytes(&row->streamed) - device_bytes(&before->streamed) == (slots - earlier_slots) * slot);
+}
+
 /* Prints the table for a longest document of 1, 4 and 16 chunks. Fails unless the activations of chunked training stay
-   the same once there are K chunks, and those of unchunked training grow with the document. */
+   the same once there are K chunks, and with a stream all device bytes, and those of unchunked training grow with the
+   document. */
 static int run_memory_table(const options *o) {
     static const int64_t growth[] = {1, 4, 16};
     memory_row rows[3];
-    printf("peak memory held (MiB) as the longest document of a batch grows; chunk size %lld, K %lld\n",
-           (long long)o->packing.chunk_size, (long long)o->order.k);
-    printf("  %8s %7s | %-31s | %-39s | %s\n", "longest", "", "unchunked", "chunked", "losses");
-    printf("  %8s %7s | %11s %10s %8s | %11s %7s %10s %8s | %s\n", "tokens", "chunks", "activations", "workspace",
-           "sum", "activations", "state", "workspace", "sum", "differ by");
+    int64_t half_a_chunk = max_of(1, o->packing.chunk_size / (2 * KEY_BLOCK)) * KEY_BLOCK;
+    int64_t stream = o->stream > 0 ? o->stream : stream_ring_bytes(kv_width_of(&o->model), half_a_chunk);
+    printf("peak memory held (MiB) as the longest document of a batch grows; %lld layers, chunk size %lld, K %lld, "
+           "stream of %.2f MiB\n", (long long)o->model.layers, (long long)o->packing.chunk_size, (long long)o->order.k,
+           mebibytes(stream));
+    printf("  %8s %7s | %-31s | %-39s | %-16s | %s\n", "longest", "", "unchunked", "chunked", "with the stream",
+           "losses");
+    printf("  %8s %7s | %11s %10s %8s | %11s %7s %10s %8s | %8s %7s | %s\n", "tokens", "chunks", "activations",
+           "workspace", "sum", "activations", "state", "workspace", "sum", "device", "host", "differ by");
     int ok = 1;
     for (int i = 0; i < 3; i++) {
-        memory_row *row = &rows[i];
-        *row = measure_memory(o, growth[i] * o->packing.chunk_size);
-        const int64_t *plain = row->unchunked.peak, *ours = row->chunked.peak;
-        printf("  %8lld %7lld | %11.2f %10.2f %8.2f | %11.2f %7.2f %10.2f %8.2f | %.1e\n", (long long)row->longest,
-               (long long)row->n_chunks, mebibytes(plain[MEMORY_ACTIVATIONS]), mebibytes(plain[MEMORY_WORKSPACE]),
-               mebibytes(plain[MEMORY_ACTIVATIONS] + plain[MEMORY_WORKSPACE]), mebibytes(ours[MEMORY_ACTIVATIONS]),
-               mebibytes(ours[MEMORY_STATE]), mebibytes(ours[MEMORY_WORKSPACE]),
-               mebibytes(ours[MEMORY_ACTIVATIONS] + ours[MEMORY_STATE] + ours[MEMORY_WORKSPACE]), row->difference);
-        fflush(stdout);
-        ok = ok && is_rounding(row->difference);
+        rows[i] = measure_memory(o, growth[i] * o->packing.chunk_size, stream);
+        print_memory_row(&rows[i]);
+        ok = ok && is_rounding(rows[i].difference) && rows[i].same_bits;
+        ok = ok && (i == 0 || memory_row_is_right(rows, i, min_of(o->order.k, growth[i])));
     }
-    int64_t slot = rows[0].chunked.peak[MEMORY_ACTIVATIONS]; /* no group there, so one slot */
-    for (int i = 1; i < 3; i++) {
-        int64_t slots = min_of(o->order.k, growth[i]);
-        ok = ok && rows[i].chunked.peak[MEMORY_ACTIVATIONS] == slots * slot;
-        ok = ok && rows[i].unchunked.peak[MEMORY_ACTIVATIONS] > 3 * rows[i - 1].unchunked.peak[MEMORY_ACTIVATIONS];
-    }
-    printf(
-        "%s\n",
-        ok ? "chunked activations stay at K x chunk size; with the document grow only its K and V and their gradients"
-           : "NOT OK: chunked activations do not stay at K x chunk size, or the losses differ");
+    printf("%s\n", ok ? "chunked activations stay at K x chunk size; with the document grow only its K and V and their "
+                        "gradients, and with a stream those lie in host memory"
+                      : "NOT OK: chunked activations do not stay at K x chunk size, or device bytes grow with a "
+                        "stream, or the results differ");
     return ok ? 0 : EXIT_CHECK_FAILED;
 }
 
@@ -394,6 +433,8 @@ static int run_demo(options *o) {
     printf("2. The same model, one batch chunked and unchunked\n");
     failed = run_check(o, 0) || failed;
     printf("\n3. Memory\n");
+    o->model.layers = 6; /* of which a stream has one on the device at a time */
+    o->packing.chunk_size = 128;
     failed = run_memory_table(o) || failed;
     return failed ? EXIT_CHECK_FAILED : 0;
 }

@@ -32,8 +32,8 @@ static inline double unchunked_gradients(const model_config *config, const weigh
             target[t] = batch_target(b, i, t);
         }
         activations kept = activations_new(config, &whole, n, 1, MEMORY_ACTIVATIONS, meter);
-        workspace scratch = workspace_new(config, n, 0, meter);
-        pass p = {config, w, &rows, &kept, NULL, &scratch, whole, seed};
+        workspace scratch = workspace_new(config, n, meter);
+        pass p = {config, w, &rows, &kept, NULL, &scratch, whole, seed, 0};
         loss += model_forward(&p);
         if (gradient) model_backward(&p, gradient);
         workspace_free(&scratch, meter);

@@ -62,6 +62,40 @@ if wanted $name; then
     else fail $name "the command says: $whole; $chunks"; fi
 fi
 
+# With the state streamed, a long context needs no more of the fullest GPU than a short one: at most 1 % from 32K to 256K
+# and 2 % to 1M, kept stage inputs included. Without, it grows by a twentieth and more, or there would be nothing to show.
+name=memory_stream_is_flat
+if wanted $name; then
+    total() { # CONTEXT MODEL TP PP OPTIONS...
+        run memory --context "$1" --model "$2" --tp "$3" --pp "$4" --chunk-size 8K --recompute selective --local-replay \
+            --tsv $5 && awk -F '\t' '$13 + 0 > most { most = $13 } END { printf "%.0f ", most }' out
+    }
+    why=
+    for setup in "qwen2.5-7b 4 1" "qwen2.5-7b 4 4" "qwen2.5-14b 4 4" "qwen2.5-32b 8 4" "qwen2.5-72b 8 8"; do
+        sizes=$(total 32K $setup "--stream 64M"; total 256K $setup "--stream 64M"; total 1M $setup "--stream 64M"
+                total 32K $setup ""; total 256K $setup "")
+        echo "$sizes" | awk '{ exit !(NF == 5 && $1 > 1e10 && $2 <= 1.01 * $1 && $3 <= 1.02 * $1 && $5 > 1.05 * $4) }' ||
+            why="$why$setup: $sizes; "
+    done
+    if [ -z "$why" ]; then ok $name; else fail $name "$why"; fi
+fi
+
+# 7B on four GPUs: a row of one layer has 512 bytes of K and V and 1024 of gradients, so 3 MiB are 2048 rows.
+says memory_stream_rows "stream            2,048 rows of one layer on each GPU" memory --model qwen2.5-7b --tp 4 \
+    --chunk-size 8K --context 256K --stream 3M
+name=memory_stream_json
+if wanted $name; then
+    if ! run memory --model qwen2.5-7b --tp 4 --chunk-size 8K --stream 3M --json -; then fail $name "$(cat err)"
+    elif grep -q '"state_window": 2048,' out; then ok $name
+    else fail $name "$(grep window out)"; fi
+fi
+says memory_stream_host "in host memory               10.281" memory --model qwen2.5-7b --tp 4 --chunk-size 8K \
+    --context 256K --stream 3M
+refused memory_stream_row 2 "--stream: a row of one layer's K, V and their gradients has 1,536 bytes here" memory \
+    --model qwen2.5-7b --tp 4 --chunk-size 4K --stream 1535
+refused memory_stream_offload 2 "--stream leaves --offload nothing to move" memory --model qwen2.5-7b --chunk-size 4K \
+    --stream 1M --offload
+
 refused memory_without_chunk_size 2 "--chunk-size N is missing" memory --model qwen2.5-7b
 refused memory_without_model 2 "--layers is missing" memory --chunk-size 4K
 refused memory_unknown_model 2 "there is no 'gpt-5'" memory --model gpt-5 --chunk-size 4K

@@ -315,6 +315,72 @@ TEST(offloaded_state_is_on_the_host) {
     CHECK_INT(report_of(&desc, &moved).state, (int64_t)8192 * 57344 / 4);
 }
 
+/* With a window the device has `window` rows of one layer, whatever the state is; the host has all of it. By hand for
+   Qwen2.5 7B on four GPUs: 28 layers, one K head of 128 on each, so that a row of a layer's K and V is 512 bytes and that
+   of their gradients 1024, and 3584 x 2 bytes of a stage input over four GPUs are 1792. */
+TEST(a_window_of_the_state) {
+    const int64_t context[] = {32768, 262144, 1048576};
+    int64_t i, inputs;
+    for (i = 0; i < 6; i++) {
+        cf_memory_desc desc = sizing("qwen2.5-7b", 4, 1);
+        cf_memory_load load = load_of(8192, 8192, context[i / 2], context[i / 2] - 8192);
+        cf_memory_report all = report_of(&desc, &load), streamed;
+        inputs = i % 2 * context[i / 2];
+        load.input_tokens = inputs;
+        desc.state_window = 5000;
+        streamed = report_of(&desc, &load);
+        CHECK_INT(streamed.state, 5000 * 512);
+        CHECK_INT(streamed.state_gradient, 5000 * 1024);
+        CHECK_INT(streamed.inputs, inputs > 0 ? 2 * 8192 * 1792 : 0);
+        CHECK_INT(streamed.host, 28 * (context[i / 2] * 512 + (context[i / 2] - 8192) * 1024) + inputs * 1792);
+        CHECK_INT(streamed.host, all.state + all.state_gradient + inputs * 1792);
+        CHECK_INT(streamed.activations, all.activations);
+        CHECK_INT(streamed.working, all.working);
+        CHECK_INT(streamed.parameters, all.parameters);
+        CHECK_INT(sum_of_terms(&streamed), streamed.total);
+    }
+}
+
+/* One ring for all virtual stages of a stage, and none where there is no state. Fewer inputs than two chunks stay as
+   they are. */
+TEST(a_window_is_a_stage_s) {
+    cf_memory_desc desc = sizing("qwen2.5-7b", 1, 2);
+    cf_memory_load loads[4];
+    cf_memory_report reports[2];
+    int64_t s;
+    desc.parallel.n_virtual = 2;
+    desc.state_window = 100;
+    for (s = 0; s < 4; s++) loads[s] = load_of(4096, 4096, 0, 0);
+    loads[0].state_tokens = 50; /* less than the ring has room for, which is there all the same */
+    loads[2].state_tokens = 10000;
+    loads[2].state_gradient_tokens = 7000;
+    loads[2].offloaded_tokens = 300;
+    loads[2].input_tokens = 5000;
+    loads[1].input_tokens = 30000;
+    REQUIRE(cf_memory_estimate(&desc, loads, 4, reports, 2, NULL) == CF_OK);
+    CHECK_INT(reports[0].state, 100 * 2 * 512 * 2); /* four K heads of 128, K and V, two bytes */
+    CHECK_INT(reports[0].state_gradient, 100 * 2 * 512 * 4);
+    CHECK_INT(reports[0].inputs, 5000 * 7168);
+    CHECK_INT(reports[0].host, (50 + 10000 + 300) * 7 * 2048 + 7000 * 7 * 4096 + 5000 * 7168);
+    CHECK_INT(reports[1].state, 0);
+    CHECK_INT(reports[1].state_gradient, 0);
+    CHECK_INT(reports[1].inputs, 2 * 4096 * 7168);
+    CHECK_INT(reports[1].host, 30000 * 7168);
+}
+
+/* What a row costs for each token is nothing on the device. */
+TEST(a_window_leaves_no_token_bytes_of_state) {
+    cf_memory_desc desc = sizing("qwen2.5-7b", 4, 1);
+    cf_token_bytes with, without;
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &without, NULL) == CF_OK);
+    desc.state_window = 1;
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &with, NULL) == CF_OK);
+    CHECK_INT(with.state, 0);
+    CHECK_INT(with.state_gradient, 0);
+    without.state = without.state_gradient = 0;
+    CHECK(memcmp(&with, &without, sizeof with) == 0);
+}
+
 /* Each GPU needs at least one K head: past kv_heads, tensor parallelism does not make the state smaller. */
 TEST(replicated_heads_keep_their_state) {
     cf_token_bytes four, eight, sixteen;
@@ -421,6 +487,8 @@ TEST(bad_sizings_are_named) {
         {offsetof(cf_memory_desc, state_gradient_bytes), 1025, "state_gradient_bytes", 1024, CF_ERROR_LIMIT},
         {offsetof(cf_memory_desc, runtime_bytes), -1, "runtime_bytes", 1, CF_ERROR_ARGUMENT},
         {offsetof(cf_memory_desc, fragmentation), -2, "fragmentation", -1, CF_ERROR_ARGUMENT},
+        {offsetof(cf_memory_desc, state_window), -1, "state_window", 0, CF_ERROR_ARGUMENT},
+        {offsetof(cf_memory_desc, state_window), CF_MAX_LENGTH + 1, "state_window", CF_MAX_LENGTH, CF_ERROR_LIMIT},
         {offsetof(cf_memory_desc, parallel) + offsetof(cf_parallel, tp), 3, "parallel.tp", 2, CF_ERROR_ARGUMENT},
     };
     cf_memory_load load = load_of(1, 1, 1, 1);
@@ -507,5 +575,6 @@ TEST(bad_loads_are_named) {
 SUITE(memory, CASE(bytes_per_token_by_hand), CASE(korthikanti_table_2), CASE(megatron_activation_formula),
       CASE(unfused_operations_keep_more), CASE(working_rows_by_hand), CASE(float_trainer), CASE(losses_keep_what_they_say),
       CASE(zero_divides_states), CASE(reports_add_up), CASE(offloaded_state_is_on_the_host),
+      CASE(a_window_of_the_state), CASE(a_window_is_a_stage_s), CASE(a_window_leaves_no_token_bytes_of_state),
       CASE(replicated_heads_keep_their_state), CASE(virtual_stages_share_a_gpu), CASE(paper_peak_memory_table),
       CASE(paper_plain_training_peak), CASE(bad_sizings_are_named), CASE(bad_loads_are_named));

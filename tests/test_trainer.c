@@ -265,9 +265,43 @@ TEST(loss_equals_the_definition) {
     }
 }
 
-/* Attention by itself, forward and backward, with lengths around the tile sizes and a prefix in the state. The gradient
-   of sum(weight * out) is compared with the derivative of the definition. */
-static void check_attention(int64_t prefix, const int64_t *lengths, int32_t n_slices) {
+/* One tile after the other, each block of keys forward, or backward. */
+static void attention_over_block(const attention_problem *p, const key_block *keys, const attention_results *r,
+                                 const attention_gradients *g) {
+    for (int64_t t = 0; t < p->n_tiles; t++) {
+        if (p->tiles[t].slice > 0 && !keys->own) continue;
+        for (int64_t head = 0; head < p->heads; head++) {
+            if (!g) attention_forward_tile(p, keys, r, p->tiles[t], head);
+            else attention_backward_queries(p, keys, g, p->tiles[t], head);
+        }
+        for (int64_t head = 0; g && keys->own && head < p->kv_heads; head++) {
+            attention_backward_keys(p, keys, g, p->tiles[t], head);
+        }
+    }
+    for (int64_t first = 0; g && !keys->own && first < keys->count; first += LANES) {
+        attention_tile at = {0, first};
+        for (int64_t head = 0; head < p->kv_heads; head++) attention_backward_keys(p, keys, g, at, head);
+    }
+}
+
+/* The prefix `cut` keys at a time, then the chunk's own, which follow it in the same arrays. */
+static void attention_over_blocks(const attention_problem *p, key_block all, int64_t prefix, int64_t cut,
+                                  const attention_results *r, const attention_gradients *g) {
+    int64_t width = p->kv_heads * p->head_dim;
+    for (int64_t first = 0; first <= prefix; first += cut) {
+        int64_t at = min_of(first, prefix), count = min_of(cut, prefix - at);
+        key_block part = {all.k + at * width, all.v + at * width, all.dk + at * width, all.dv + at * width,
+                          at, count, 0};
+        if (count > 0) attention_over_block(p, &part, r, g);
+    }
+    key_block own = {all.k + prefix * width, all.v + prefix * width, all.dk + prefix * width, all.dv + prefix * width,
+                     0, all.count - prefix, 1};
+    attention_over_block(p, &own, r, g);
+}
+
+/* Attention by itself, forward and backward, with lengths around the tile sizes and a prefix in the state, `cut` keys
+   at a time. The gradient of sum(weight * out) is compared with the derivative of the definition. */
+static void check_attention(int64_t prefix, const int64_t *lengths, int32_t n_slices, int64_t cut) {
     enum { HEADS = 4, KV_HEADS = 2, HD = 6, MAX_SLICES = 4, WIDTH = HEADS * HD, KV = KV_HEADS * HD };
     int32_t cu_q[MAX_SLICES + 1] = {0}, cu_k[MAX_SLICES + 1] = {0};
     for (int32_t s = 0; s < n_slices; s++) {
@@ -277,8 +311,8 @@ static void check_attention(int64_t prefix, const int64_t *lengths, int32_t n_sl
     int64_t rows = cu_q[n_slices], keys = prefix + rows;
     real *q = TAKE(real, rows * WIDTH), *k = TAKE(real, keys * KV), *v = TAKE(real, keys * KV);
     real *out = TAKE(real, rows * WIDTH), *lse = TAKE(real, rows * HEADS), *dout = TAKE(real, rows * WIDTH);
-    real *slope = TAKE(real, rows * HEADS), *dq = TAKE(real, rows * WIDTH), *dk = TAKE(real, keys * KV),
-         *dv = TAKE(real, keys * KV);
+    real *slope = TAKE(real, rows * HEADS), *sum = TAKE(real, rows * HEADS);
+    real *dq = TAKE(real, rows * WIDTH), *dk = TAKE(real, keys * KV), *dv = TAKE(real, keys * KV);
     double *rq = TAKE(double, rows * WIDTH), *rk = TAKE(double, keys * KV), *rv = TAKE(double, keys * KV);
     double *row = TAKE(double, WIDTH);
     for (int64_t i = 0; i < rows * WIDTH; i++) q[i] = normal_of(1, i), dout[i] = normal_of(2, i);
@@ -293,28 +327,20 @@ static void check_attention(int64_t prefix, const int64_t *lengths, int32_t n_sl
     p.heads = HEADS;
     p.kv_heads = KV_HEADS;
     p.head_dim = HD;
-    p.prefix = prefix;
     p.cu_seqlens_q = cu_q;
     p.cu_seqlens_k = cu_k;
     p.q = q;
-    p.state_k = k;
-    p.state_v = v;
-    p.k = k + prefix * KV;
-    p.v = v + prefix * KV;
-    attention_gradients g = {out, dout, lse, slope, dq, dk + prefix * KV, dv + prefix * KV, dk, dv};
-    for (int32_t s = 0; s < n_slices; s++) {
-        for (int64_t first = 0; first < lengths[s]; first += LANES) {
-            attention_tile at = {s, first};
-            for (int64_t head = 0; head < HEADS; head++) attention_forward_tile(&p, out, lse, at, head);
-            for (int64_t head = 0; head < HEADS; head++) attention_backward_queries(&p, &g, at, head);
-        }
-    }
-    for (int32_t s = 0; s < n_slices; s++) {
-        for (int64_t first = 0; first < cu_k[s + 1] - cu_k[s]; first += LANES) {
-            attention_tile at = {s, first};
-            for (int64_t head = 0; head < KV_HEADS; head++) attention_backward_keys(&p, &g, at, head);
-        }
-    }
+    attention_tile *tiles = TAKE(attention_tile, rows);
+    for (int32_t i = 0; i < n_slices; i++) p.n_tiles = put_tiles(tiles, p.n_tiles, i, lengths[i]);
+    p.tiles = tiles;
+    const key_block all = {k, v, dk, dv, 0, keys, 0};
+    const attention_results r = {out, lse, sum};
+    const attention_gradients g = {out, dout, lse, slope, dq};
+    attention_forward_begin(&p, &r, rows);
+    attention_over_blocks(&p, all, prefix, cut, &r, NULL);
+    attention_forward_end(&p, &r, rows);
+    attention_backward_begin(&p, &g, rows);
+    attention_over_blocks(&p, all, prefix, cut, &r, &g);
 
     /* the definition, and its derivative: d score = p (dout . v - sum p dout . v) */
     double *prob = TAKE(double, keys);
@@ -357,14 +383,15 @@ static void check_attention(int64_t prefix, const int64_t *lengths, int32_t n_sl
             }
         }
     }
-    harness_note("prefix %d, %d slices, first of %d", (int)prefix, (int)n_slices, (int)lengths[0]);
+    harness_note("prefix %d, cut %d, %d slices, first of %d", (int)prefix, (int)cut, (int)n_slices,
+                 (int)lengths[0]);
     CHECK(worst <= 1e-12);
     CHECK(relative_difference(dq, rq, rows * WIDTH) <= 1e-12);
     CHECK(relative_difference(dk, rk, keys * KV) <= 1e-12);
     CHECK(relative_difference(dv, rv, keys * KV) <= 1e-12);
     harness_note("%s", "");
-    free(q); free(k); free(v); free(out); free(lse); free(dout); free(slope); free(dq); free(dk); free(dv);
-    free(rq); free(rk); free(rv); free(row); free(prob);
+    free(q); free(k); free(v); free(out); free(lse); free(dout); free(slope); free(sum);
+    free(tiles); free(dq); free(dk); free(dv); free(rq); free(rk); free(rv); free(row); free(prob);
 }
 
 TEST(attention_equals_the_definition) {
@@ -372,8 +399,10 @@ TEST(attention_equals_the_definition) {
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         for (size_t j = 0; j < sizeof prefixes / sizeof prefixes[0]; j++) {
             const int64_t slices[] = {lengths[i], 5, 1, 34};
-            check_attention(prefixes[j], slices, 1);
-            check_attention(prefixes[j], slices, 4);
+            check_attention(prefixes[j], slices, 1, 1000);
+            check_attention(prefixes[j], slices, 4, 1000);
+            check_attention(prefixes[j], slices, 4, 32);
+            check_attention(prefixes[j], slices, 4, 7);
         }
     }
 }
@@ -555,6 +584,133 @@ TEST(gradients_add_to_what_is_there) {
     world_end(&x);
 }
 
+/* ================================================================================================================
+   >>stream    states in host memory
+   ================================================================================================================ */
+
+/* Trains on the same batch with the state on the device and with a ring of two blocks of `block_rows` rows. */
+static void check_stream(const model_config *c, const int64_t *lengths, int64_t n, int64_t chunk_size, int64_t k,
+                         int64_t block_rows) {
+    world x, y;
+    chunked_result resident, streamed;
+    int64_t ring = STREAM_SLOTS * block_rows * 4 * kv_width_of(c) * (int64_t)sizeof(real);
+    world_begin(&x, c, lengths, n, chunk_size, k, 0);
+    world_begin(&y, c, lengths, n, chunk_size, k, 0);
+    y.runner.stream_bytes = ring + 7; /* which are no row */
+    chunked_loss(&x, &resident);
+    chunked_loss(&y, &streamed);
+    CHECK(streamed.loss == resident.loss);
+    CHECK(memcmp(x.gradient.flat, y.gradient.flat, (size_t)x.gradient.count * sizeof(real)) == 0);
+    CHECK_INT(y.meter.peak[MEMORY_STATE], x.meter.peak[MEMORY_STATE] > 0 ? ring : 0);
+    CHECK_INT(y.meter.peak[MEMORY_HOST], x.meter.peak[MEMORY_STATE]);
+    CHECK_INT(x.meter.peak[MEMORY_HOST], 0);
+    CHECK_INT(y.meter.peak[MEMORY_WORKSPACE], x.meter.peak[MEMORY_WORKSPACE]);
+    weights_clear(&y.gradient);
+    check_same_gradients(&y);
+    world_end(&x);
+    world_end(&y);
+}
+
+TEST(a_stream_changes_no_bit) {
+    harness_rng rng = {15};
+    model_config c = tiny_model();
+    c.layers = 6;
+    for (int trial = 0; trial < harness_rounds(40, 6); trial++) {
+        int64_t lengths[4], chunk_size = harness_between(&rng, 1, 70), k = harness_between(&rng, 1, 4);
+        int64_t block_rows = KEY_BLOCK * harness_between(&rng, 1, 3);
+        for (int i = 0; i < 4; i++) lengths[i] = harness_between(&rng, 2, i == 0 ? 200 : 40);
+        if (chunk_size < 8) lengths[0] = harness_between(&rng, 2, 70); /* chunks enough */
+        if (trial % 4 == 0) lengths[0] = KEY_BLOCK * harness_between(&rng, 1, 7) + harness_between(&rng, -1, 1);
+        c.kv_heads = harness_between(&rng, 1, 2);
+        c.dropout = trial % 3 == 0 ? 0.2 : 0;
+        harness_note("trial %d: %d and others, chunks of %d, K %d, blocks of %d", trial, (int)lengths[0],
+                     (int)chunk_size, (int)k, (int)block_rows);
+        check_stream(&c, lengths, 4, chunk_size, k, block_rows);
+        harness_note("%s", "");
+    }
+}
+
+/* What a training step has sent, against a count from the rules: F and R read K and V of the prefix, B reads those and
+   the gradients of all rows so far, and sends those of the prefix; F alone sends its own K and V. */
+TEST(a_stream_sends_what_is_needed_and_no_more) {
+    enum { CHUNKS = 7, SIZE = 24, K = 2, LAYERS = 6 };
+    const int64_t length = CHUNKS * SIZE;
+    world x;
+    model_config c = tiny_model();
+    chunked_result result;
+    int64_t in = 0, out = 0;
+    c.layers = LAYERS;
+    world_begin(&x, &c, &length, 1, SIZE, K, 0);
+    x.runner.stream_bytes = stream_ring_bytes(kv_width_of(&c), KEY_BLOCK);
+    chunked_loss(&x, &result);
+    CHECK_INT(result.n_replays, CHUNKS - K);
+    for (int64_t chunk = 0; chunk < CHUNKS; chunk++) {
+        int64_t prefix = chunk * SIZE, forwards = chunk < CHUNKS - K ? 2 : 1;
+        in += 2 * prefix * forwards + 2 * prefix + 2 * (prefix + SIZE);
+        out += 2 * SIZE + 2 * prefix;
+    }
+    int64_t row = kv_width_of(&c) * LAYERS * (int64_t)sizeof(real);
+    CHECK_INT(x.runner.stream.in.bytes, in * row);
+    CHECK_INT(x.runner.stream.out.bytes, out * row);
+    world_end(&x);
+}
+
+/* With a stream, a sequence four times as long needs not one byte more on the device. */
+TEST(device_bytes_do_not_grow_with_the_sequence) {
+    int64_t device[3], host[3];
+    model_config c = tiny_model();
+    c.layers = 6;
+    for (int i = 0; i < 3; i++) {
+        const int64_t lengths[] = {INT64_C(128) << i, 20, 9};
+        world x;
+        chunked_result result;
+        world_begin(&x, &c, lengths, 3, 32, 2, 0);
+        x.runner.stream_bytes = stream_ring_bytes(kv_width_of(&c), KEY_BLOCK);
+        chunked_loss(&x, &result);
+        device[i] = x.meter.peak[MEMORY_ACTIVATIONS] + x.meter.peak[MEMORY_STATE] + x.meter.peak[MEMORY_WORKSPACE];
+        host[i] = x.meter.peak[MEMORY_HOST];
+        CHECK_INT(device[i], device[0]);
+        CHECK_INT(host[i], lengths[0] * 4 * kv_width_of(&c) * c.layers * (int64_t)sizeof(real));
+        world_end(&x);
+    }
+}
+
+/* Walks through a prefix of four blocks by hand, as a pass must and as it must not. tests/train_check.sh plants the
+   same faults in the trainer. */
+TEST(the_ring_shows_a_wrong_order) {
+    enum { WIDTH = 2, ROWS = 4 * KEY_BLOCK };
+    memory_meter meter = {{0}, {0}};
+    state_stream s = stream_new(WIDTH, stream_ring_bytes(WIDTH, KEY_BLOCK), &meter);
+    real *host = TAKE(real, 4 * ROWS * WIDTH);
+    key_block prefix = {host, host + ROWS * WIDTH, host + 2 * ROWS * WIDTH, host + 3 * ROWS * WIDTH, 0, ROWS, 0};
+    for (int64_t i = 0; i < 4 * ROWS * WIDTH; i++) host[i] = (real)i;
+    stream_begin(&s, &prefix, 1);
+    for (int64_t b = 0; b < 4; b++) {
+        key_block early = stream_block(&s, b * KEY_BLOCK);
+        CHECK(isnan((double)early.k[0]) && isnan((double)early.dv[KEY_BLOCK * WIDTH - 1])); /* not waited for */
+        key_block block = stream_next(&s);
+        CHECK_INT(block.first, b * KEY_BLOCK);
+        CHECK_INT(block.count, KEY_BLOCK);
+        CHECK(block.k[0] == prefix.k[block.first * WIDTH] && block.v[3] == prefix.v[block.first * WIDTH + 3]);
+        CHECK(block.dk[0] == prefix.dk[block.first * WIDTH] && block.dv[3] == prefix.dv[block.first * WIDTH + 3]);
+        block.dk[0] = -1 - (real)b;
+        stream_release(&s);
+        CHECK(isnan((double)block.k[0]) && isnan((double)block.v[3])); /* released */
+        CHECK(b >= 2 || isnan((double)block.dk[0]));                   /* loaded anew */
+        CHECK(b < 2 || isnan((double)prefix.dk[b * KEY_BLOCK * WIDTH])); /* on its way out */
+    }
+    stream_end(&s);
+    for (int64_t b = 0; b < 4; b++) CHECK(prefix.dk[b * KEY_BLOCK * WIDTH] == -1 - (real)b);
+    for (int64_t i = 0; i < ROWS * WIDTH; i++) CHECK(prefix.dv[i] == (real)(3 * ROWS * WIDTH + i));
+    stream_free(&s, &meter);
+    CHECK_INT(meter.held[MEMORY_STATE], 0);
+    free(host);
+}
+
+/* ================================================================================================================
+   >>stages
+   ================================================================================================================ */
+
 /* The model cut into stages, as a pipeline runs it: whole sequences, the boundary handed on by hand. split: backward as I
    on all stages, and only then W, in another order of stages. */
 static void check_stages(int split) {
@@ -579,18 +735,18 @@ static void check_stages(int split) {
         }
         activations kept[3];
         stage part[3];
-        workspace scratch = workspace_new(&c, n, 0, &x.meter);
+        workspace scratch = workspace_new(&c, n, &x.meter);
         double loss = 0;
         weights_clear(&x.gradient);
         for (int64_t s = 0; s < n_stages; s++) {
             part[s] = stage_of(&c, s, n_stages);
             kept[s] = activations_new(&c, &part[s], n, 1, MEMORY_ACTIVATIONS, &x.meter);
             if (s > 0) memcpy(stage_input(&kept[s]), stage_output(&kept[s - 1]), (size_t)(n * c.hidden) * sizeof(real));
-            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed};
+            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed, 0};
             loss += model_forward(&p);
         }
         for (int64_t s = n_stages - 1; s >= 0; s--) {
-            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed};
+            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed, 0};
             if (split) model_backward_input(&p, &x.gradient);
             else model_backward(&p, &x.gradient);
         }
@@ -599,7 +755,7 @@ static void check_stages(int split) {
             CHECK(largest_of(x.gradient.embedding, c.vocabulary * c.hidden) == 0);
         }
         for (int64_t s = 0; s < n_stages; s++) {
-            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed};
+            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed, 0};
             /* W leans on nothing that I left in the scratch of rows */
             memset(scratch.rows.stream, 0xff, (size_t)(scratch.transposed.wq - scratch.rows.stream) * sizeof(real));
             if (split) model_backward_weights(&p, &x.gradient);
@@ -685,7 +841,7 @@ TEST(dropout_differs_by_step_layer_site_and_position) {
     int32_t sequence[2] = {0, 1}, position[2] = {0, 0};
     chunk_rows rows = {2, 1, 0, 0, NULL, NULL, position, sequence, NULL, NULL, NULL};
     workspace none = {0};
-    pass p = {&c, NULL, &rows, NULL, NULL, &none, stage_of(&c, 0, 1), 1};
+    pass p = {&c, NULL, &rows, NULL, NULL, &none, stage_of(&c, 0, 1), 1, 0};
     row_block b = {0, 2, none.rows};
     uint64_t seen[40];
     int n = 0;
@@ -968,7 +1124,9 @@ SUITE(trainer, CASE(comparator_rejects_what_is_not_a_number), CASE(comparator_se
       CASE(loss_equals_the_definition), CASE(attention_equals_the_definition), CASE(gradients_equal_finite_differences),
       CASE(gradients_equal_finite_differences_untied), CASE(gradients_equal_finite_differences_with_dropout),
       CASE(any_chunking_gives_the_same_gradients), CASE(nothing_stale_is_read_and_runs_repeat_bit_by_bit),
-      CASE(k_changes_no_bit), CASE(memory_is_what_it_should_be), CASE(gradients_add_to_what_is_there),
+      CASE(k_changes_no_bit), CASE(a_stream_changes_no_bit), CASE(a_stream_sends_what_is_needed_and_no_more),
+      CASE(device_bytes_do_not_grow_with_the_sequence), CASE(the_ring_shows_a_wrong_order),
+      CASE(memory_is_what_it_should_be), CASE(gradients_add_to_what_is_there),
       CASE(stages_in_a_row_are_the_whole_model), CASE(backward_in_two_passes_is_backward_in_one),
       CASE(a_batch_without_targets_has_no_loss_and_no_gradient),
       CASE(prompts_are_seen_but_not_learnt), CASE(dropout_drops_its_rate_and_keeps_the_mean),

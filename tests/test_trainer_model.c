@@ -16,7 +16,8 @@
      nothing                                            2 scales a layer and a last one: 4 bytes each
 
    so that the two differ by 8 - 4 (2 layers + 1) bytes a token, known beforehand. State is K, V and their gradients,
-   all in float32: 4 kv numbers a token and layer. */
+   all in float32: 4 kv numbers a token and layer. With a stream those lie in host memory, and on the device there is the
+   ring: state_window rows of one layer. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -79,10 +80,11 @@ static cf_memory_desc sizing_of(const cf_model *model) {
 /* What the meter saw while a batch was trained on. */
 typedef struct counted {
     chunked_result result;
-    int64_t state, parameters;
+    int64_t state, host, parameters;
 } counted;
 
-static counted train_batch(const shape *s) {
+/* window: rows of the ring of a stream; 0: there is none. */
+static counted train_batch(const shape *s, int64_t window) {
     counted c;
     documents d;
     memory_meter meter;
@@ -101,9 +103,11 @@ static counted train_batch(const shape *s) {
     runner.stage = stage_of(&s->config, 0, 1);
     runner.packing.chunk_size = s->chunk_size;
     runner.order.k = s->k;
+    runner.stream_bytes = window * 4 * kv_width_of(&s->config) * (int64_t)sizeof(real);
     runner.meter = &meter;
     if (chunked_gradients(&runner, &w, &gradient, &b, 3, &c.result, &error) != CF_OK) FAIL("%s", error.text);
     c.state = meter.peak[MEMORY_STATE];
+    c.host = meter.peak[MEMORY_HOST];
     c.parameters = w.count;
     chunk_runner_free(&runner);
     weights_free(&w);
@@ -161,7 +165,7 @@ TEST(activations_and_state) {
         cf_memory_desc sizing = sizing_of(&model);
         cf_memory_load load = simulate_batch(s);
         cf_memory_report report;
-        counted c = train_batch(s);
+        counted c = train_batch(s, 0);
         int64_t unmodelled = 4 * (2 * s->config.layers + 1) - 8;
         double error;
         harness_note("shape %d", i);
@@ -187,10 +191,10 @@ TEST(k_moves_only_activations) {
     counted one, three;
     cf_memory_load a, b;
     s.k = 1;
-    one = train_batch(&s);
+    one = train_batch(&s, 0);
     a = simulate_batch(&s);
     s.k = 3;
-    three = train_batch(&s);
+    three = train_batch(&s, 0);
     b = simulate_batch(&s);
     CHECK_INT(three.result.peak_activation_bytes, 3 * one.result.peak_activation_bytes);
     CHECK_INT(b.live_tokens, 3 * a.live_tokens);
@@ -198,7 +202,39 @@ TEST(k_moves_only_activations) {
     CHECK_INT(b.state_tokens, a.state_tokens);
 }
 
-SUITE(trainer_model, CASE(activations_and_state), CASE(k_moves_only_activations));
+/* The ring and the host's bytes, for a model of at least 6 layers, are what the model says, to the byte; and a longer
+   sequence moves nothing but the host's. */
+TEST(streamed_state) {
+    int i, groups = 0;
+    for (i = 0; i < N_SHAPES; i++) {
+        shape s = shapes[i];
+        cf_model model;
+        cf_memory_desc sizing;
+        cf_memory_load load;
+        cf_memory_report report;
+        counted c, longer;
+        s.config.layers += 5;
+        model = model_of(&s.config);
+        sizing = sizing_of(&model);
+        sizing.state_window = 2 * KEY_BLOCK * (1 + i % 3);
+        load = simulate_batch(&s);
+        harness_note("shape %d", i);
+        REQUIRE(cf_memory_estimate(&sizing, &load, 1, &report, 1, NULL) == CF_OK);
+        c = train_batch(&s, sizing.state_window);
+        CHECK_INT(report.state + report.state_gradient, c.state);
+        CHECK_INT(report.host, c.host);
+        CHECK_INT(c.host > 0, c.state > 0);
+        if (c.host == 0) continue;
+        groups++;
+        s.lengths[i == 2 || i == 4] += 111;
+        longer = train_batch(&s, sizing.state_window);
+        CHECK_INT(longer.state, c.state);
+        CHECK(longer.host > c.host);
+    }
+    CHECK(groups >= 3);
+}
+
+SUITE(trainer_model, CASE(activations_and_state), CASE(k_moves_only_activations), CASE(streamed_state));
 
 int main(int argc, char **argv) {
     static const harness_suite *const suites[] = {&suite_trainer_model};

@@ -87,12 +87,54 @@ expect "gradients: real text" 0 'limit 1e-10: ok'
 run train_cpu --check $small $texts
 expect "gradients: float32" 0 'limit 1e-04: ok'
 
+# ---- states in host memory, streamed ----
+
+deep="--layers 6 --chunk-size 24 --k 2 --synthetic 300,24,130,7,3,0,1,31,12"
+ring=16384 # two blocks of 32 rows in float64
+for stream in $ring $((3 * ring)) 1000000; do
+    check "a stream of $stream bytes" $deep --stream $stream
+done
+check "a stream on three ranks, with dropout" $deep --stream $ring --ranks 3 --dropout 0.3
+run train_cpu_f64 --check $tiny --stream $((ring - 1))
+expect "stream: two blocks at least" 2 "stream must be 0 or at least $ring: two blocks of 32 rows of one layer"
+if [ -s "$work/out" ]; then fail "stream: two blocks at least" "it printed: $(head -n 1 "$work/out")"; fi
+
+# planted NAME EDIT WHAT: the trainer with an edited state_stream.h has to see for itself that something is wrong
+mkdir -p "$work/planted/examples"
+cp chunkflow.h "$work/planted"
+cp examples/*.h examples/train_cpu.c "$work/planted/examples"
+planted() {
+    header=$work/planted/examples/state_stream.h
+    sed "$2" examples/state_stream.h >"$header"
+    if [ -n "$2" ] && cmp -s "$header" examples/state_stream.h; then
+        fail "stream: $1" "the fault is not there to be found: the edit changes nothing"
+    elif ! ${CC:-cc} -std=c99 -DTRAIN_FLOAT64 -DCHUNKFLOW_IMPLEMENTED -DCHUNKFLOW_API=extern \
+        -o "$work/planted/train_cpu" "$work/planted/examples/train_cpu.c" "$build/implementation.o" -lm \
+        2>"$work/err"; then
+        fail "stream: $1" "does not compile" "$work/err"
+    else
+        capture "$work/planted/train_cpu" --check $tiny $deep --stream $ring
+        if [ -n "$2" ]; then expect "stream: $1, is found" 1 "$3"
+        else expect "stream: $1" 0 'limit 1e-10: ok'; fi
+    fi
+}
+planted "without a fault" ""
+planted "no wait for a load" '/copy_wait(&s->in, s->loaded/d' 'NOT OK'
+planted "no wait for the chunk's own gradients" 's/copy_wait(&s->in, \(copy_issue.*)\));/\1;/' 'under way'
+planted "a slot filled while it is in use" \
+    '/^static inline key_block stream_next/,/^}/s/return/stream_load(s, s->first + STREAM_SLOTS * s->block_rows); &/' \
+    'NOT OK'
+planted "a slot filled before its gradients are out" '/copy_wait(&s->out, s->stored/d' 'NOT OK'
+planted "no wait for gradients on their way back" 's/copy_wait(&s->out, s->out.n_issued);/(void)s;/' 'under way'
+
 # ---- memory ----
 
 run train_cpu --memory-table $tiny --chunk-size 32 --k 1
 expect "memory: K 1" 0 'chunked activations stay at K x chunk size'
 run train_cpu --memory-table $tiny --chunk-size 32 --k 3
 expect "memory: K 3" 0 'chunked activations stay at K x chunk size'
+run train_cpu --memory-table $tiny --layers 6 --chunk-size 32 --k 2 --stream 30000
+expect "memory: with a stream only host memory grows" 0 'with a stream those lie in host memory'
 
 # ---- training: the same losses and weights, bit by bit ----
 
@@ -125,6 +167,10 @@ for program in train_cpu train_cpu_f64; do
         losses "$work/out" >"$work/many"
         same "K: $program, K $k gives what K 2 gives" "$work/one" "$work/many"
     done
+
+    run $program $small --stream 20000 --steps 6 --dropout 0.1 --exact $texts
+    losses "$work/out" >"$work/many"
+    same "stream: $program, a stream gives what the state on the device gives" "$work/one" "$work/many"
 
     run $program $small --steps 9 --dropout 0.1 --exact $texts
     losses "$work/out" >"$work/whole"

@@ -10,6 +10,7 @@ typedef struct memory_options {
     modelling_options modelling;
     int64_t chunk_size, k, context, live;
     int local_replay, offload;
+    int64_t stream;
     term_options terms;
     int unfused_attention;
     const char *gpu;
@@ -35,6 +36,10 @@ static const cli_option options[] = {
      .help = "stages keep the inputs of dropped chunks"},
     {.name = "--offload", .kind = CLI_FLAG, .offset = offsetof(memory_options, offload),
      .help = "all but two chunks' state is in host memory"},
+    {.name = "--stream", .value = "BYTES", .kind = CLI_NUMBER, .offset = offsetof(memory_options, stream), .min = 1,
+     .max = INT64_MAX / 1000,
+     .help = "state is in host memory and passes through a ring of these bytes,\n"
+     "one layer at a time; default: it is on the GPUs"},
     TERM_OPTIONS(memory_options, terms),
     {.name = "--unfused-attention", .kind = CLI_FLAG, .offset = offsetof(memory_options, unfused_attention),
      .help = "attention that writes out its scores"},
@@ -85,7 +90,8 @@ static int fill_desc(const memory_options *asked, const modelling *m, cf_memory_
     desc->unfused_attention = asked->unfused_attention;
     if (asked->context / asked->chunk_size >= INT32_MAX)
         return cli_usage("memory", "--context: more than %d chunks of --chunk-size", INT32_MAX);
-    return CLI_OK;
+    if (asked->stream > 0 && asked->offload) return cli_usage("memory", "--stream leaves --offload nothing to move");
+    return modelling_take_stream("memory", asked->stream, desc);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -182,7 +188,7 @@ static int print_token_bytes(const cf_memory_desc *desc) {
     return table_end(&t);
 }
 
-static void write_reports(cli_output *to, const memory_options *asked, const modelling *m,
+static void write_reports(cli_output *to, const memory_options *asked, const modelling *m, int64_t state_window,
                           const cf_memory_report *reports) {
     json_writer w;
     int64_t s;
@@ -192,6 +198,7 @@ static void write_reports(cli_output *to, const memory_options *asked, const mod
     json_integer_member(&w, "chunk_size", asked->chunk_size);
     json_integer_member(&w, "k", asked->k);
     json_integer_member(&w, "context", asked->context > 0 ? asked->context : asked->chunk_size);
+    if (asked->stream > 0) json_integer_member(&w, "state_window", state_window);
     json_open(&w, "stages", '[');
     for (s = 0; s < m->parallel.pp; s++) {
         json_open(&w, NULL, '{');
@@ -219,6 +226,8 @@ static int print_all(const memory_options *asked, const modelling *m, const cf_g
 
     if (asked->tsv) return print_table(reports, n);
     modelling_print(m);
+    if (desc->state_window > 0)
+        printf("stream            %s rows of one layer on each GPU\n", cli_commas(desc->state_window));
     print_reports(reports, n);
     if (gpu) print_comparison(gpu, &reports[fullest_stage(reports, n)]);
     return print_token_bytes(desc);
@@ -237,7 +246,7 @@ static int report(const memory_options *asked, const modelling *m, const cf_gpu 
     if (cf_memory_estimate(&desc, loads, n, reports, m->parallel.pp, &error) != CF_OK)
         return cli_error(&error, NULL);
     code = cli_output_open(&json, asked->json);
-    if (code == CLI_OK && json.stream) write_reports(&json, asked, m, reports);
+    if (code == CLI_OK && json.stream) write_reports(&json, asked, m, desc.state_window, reports);
     if (code == CLI_OK && json.stream != stdout) code = print_all(asked, m, gpu, &desc, reports);
     return cli_outputs_finish(&json, 1, code);
 }

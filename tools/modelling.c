@@ -120,6 +120,23 @@ void modelling_take_terms(const term_options *asked, cf_memory_desc *out) {
     out->fragmentation = asked->fragmentation > 0 ? asked->fragmentation : -1;
 }
 
+int modelling_take_stream(const char *command, int64_t bytes, cf_memory_desc *out) {
+    cf_memory_desc full = cf_memory_defaults(out);
+    cf_shard shard;
+    cf_error error;
+    int64_t row;
+
+    out->state_window = 0;
+    if (bytes == 0) return CLI_OK;
+    if (cf_stage_shard(full.model, &full.parallel, 0, &shard, &error) != CF_OK) return cli_error(&error, NULL);
+    row = 2 * shard.kv * (full.state_bytes + full.state_gradient_bytes);
+    if (bytes < row)
+        return cli_usage(command, "--stream: a row of one layer's K, V and their gradients has %s bytes here",
+                         cli_commas(row));
+    out->state_window = bytes / row;
+    return CLI_OK;
+}
+
 /* ----------------------------------------------------------------------------------------------------------------
    Output
    ---------------------------------------------------------------------------------------------------------------- */

@@ -155,6 +155,10 @@ typedef struct term_options {
 /* Fills in the members that these options are about. */
 void modelling_take_terms(const term_options *asked, cf_memory_desc *out);
 
+/* The window of a ring of so many bytes on each GPU; 0: none. Model and split are those of *out, whose other members are
+   filled in. Returns an exit code. */
+int modelling_take_stream(const char *command, int64_t bytes, cf_memory_desc *out);
+
 /* ----------------------------------------------------------------------------------------------------------------
    Output
    ---------------------------------------------------------------------------------------------------------------- */
