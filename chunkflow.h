@@ -45,9 +45,13 @@
          moment by moment      cf_schedule_loads
        attend on a GPU         cf_attention_size + cf_attention_prepare, cf_attention_forward, cf_attention_backward
          (chunkflow_cuda.cu)
+         by blocks of keys     cf_attention_block_size + cf_attention_block_prepare
          carry state           cf_rope_size + cf_rope_fill, cf_append_forward, cf_append_backward, cf_state_bytes,
                                cf_state_k, cf_state_v, cf_state_clear, cf_state_offload, cf_state_prefetch,
                                cf_padding_clear, cf_boundary_save
+         from host memory      cf_state_stream_size, cf_state_stream_create, cf_state_stream_free,
+                               cf_state_stream_block, cf_state_stream_begin, cf_state_stream_next,
+                               cf_state_stream_add, cf_state_stream_append, cf_state_stream_end
          run a pipeline        cf_executor_create, cf_executor_load, cf_executor_run, cf_executor_stream,
                                cf_executor_schedule, cf_executor_memory_of, cf_executor_timeline, cf_executor_free
 
@@ -1646,22 +1650,23 @@ CHUNKFLOW_CUDA_API cf_result cf_attention_backward(const cf_attention *attention
                                                    cf_cuda_stream stream, cf_error *error);
 
 /* Attention by blocks of keys, for a prefix of which only some rows are on the device at a time. Prepare the chunk with
-   cf_attention_desc.prefix and, as keys of the first slice, only those that are there all the time: the chunk's own. Each
-   block is a problem of its own: keys first .. first + n - 1 of the prefix, which are rows 0 .. n - 1 of k, v, dk and dv
-   in its calls. All else, the workspace above all, is the chunk's. In both directions:
+   cf_attention_desc.prefix and, as keys of the first slice, only those that are there all the time: the chunk's own.
+   Each block is a problem of its own: keys first .. first + n - 1 of the prefix, which are rows 0 .. n - 1 of k, v, dk
+   and dv in its calls. All else, the workspace above all, is the chunk's. In both directions:
 
        cf_attention_forward(chunk, &x, ...)                      begins, with the chunk's own keys
        cf_attention_forward(block, &x, ...)                      for each block, its own tiles in x.tiles
        x.finish = 1, cf_attention_forward(chunk, &x, ...)        writes out and lse (dq in the backward) of that slice
 
-   Between these calls the sums lie in fp32 at the start of the workspace, which nothing else may use: give as many bytes
-   as the largest of these objects asks for. The backward of a block finishes dk and dv of its rows. Blocks may have any
-   size and come in any order, each once, and those that no query sees may be left out; the same blocks in the same order
-   give the same bits wherever their rows lie (dq: if deterministic). Without a window blocks of one size have the same
-   object. Small blocks cost: each call reads and writes the sums.
+   Between these calls the sums lie in fp32 at the start of the workspace, which nothing else may use: give as many
+   bytes as the largest of these objects asks for. `overwrite` says of each call what it does with the dk and dv of that
+   call. The backward of a block finishes dk and dv of its rows. Blocks may have any size and come in any order, each
+   once, and those that no query sees may be left out; the same blocks in the same order give the same bits wherever
+   their rows lie (dq: if deterministic). Without a window blocks of one size have the same object. Small blocks cost:
+   each call reads and writes the sums.
 
-   chunk: a problem with a prefix, needed only here. Errors as of cf_attention_prepare; CF_ERROR_ARGUMENT with "first" or
-   "n" where that is not in the prefix. */
+   chunk: a problem with a prefix, needed only here. Errors as of cf_attention_prepare; CF_ERROR_ARGUMENT with "first"
+   or "n" where that is not in the prefix. */
 CHUNKFLOW_CUDA_API cf_result cf_attention_block_size(const cf_attention *chunk, int64_t first, int64_t n, size_t *bytes,
                                                      cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_attention_block_prepare(const cf_attention *chunk, int64_t first, int64_t n,
@@ -1733,7 +1738,7 @@ typedef struct cf_state_stream_desc {
     cf_state state;               /* what K and V are: n_layers, n_kv_heads, head_size, dtype. The rest is not read */
     int64_t block_rows;           /* most rows of a block; must be given */
     int64_t n_slots;              /* blocks of the ring: one in use, the others on their way. 2 to 64; 0: 2 */
-    void *ring;                   /* on the device, aligned to 16; of at least the bytes that cf_state_stream_size says */
+    void *ring;                   /* on the device, aligned to 16; at least the bytes that cf_state_stream_size says */
     int64_t ring_bytes;
     void *gradient_ring;          /* likewise, for dK and dV. NULL: no backwards */
     int64_t gradient_ring_bytes;
@@ -1741,8 +1746,8 @@ typedef struct cf_state_stream_desc {
     const cf_allocator *allocator;/* host memory; NULL: malloc */
 } cf_state_stream_desc;
 
-/* One pass of one chunk. The arrays are in host memory, pinned, and stay until the copies are done: a group has the same
-   rows in every pass. Rows that a sliding window hides from every query of the pass are not sent. */
+/* One pass of one chunk. The arrays are in host memory, pinned, and stay until the copies are done: a group has the
+   same rows in every pass. Rows that a sliding window hides from every query of the pass are not sent. */
 typedef struct cf_state_pass {
     cf_state state;               /* K and V of the group: row 0 is its first token, `rows` as in any state */
     cf_state gradient;            /* dK and dV likewise, fp32. data NULL: a forward */
@@ -1757,17 +1762,17 @@ typedef struct cf_state_block {
     int64_t layer;
     int64_t index;                /* among the blocks of the prefix, as of cf_state_stream_block */
     int64_t first_row, n_rows;    /* of the group. 0: no more in this layer; the next call is for the next one */
-    int own;                      /* 1: rows of the chunk itself, to whose dK and dV later chunks added: `gradient` is to
-                                     be added to what this pass has (cf_state_stream_add). They come first. 0: of the
-                                     prefix; what is in `gradient` when the block is done goes back */
+    int own;                      /* 1: rows of the chunk itself, to whose dK and dV later chunks added: `gradient` is
+                                     to be added to what this pass has (cf_state_stream_add). They come first. 0: of
+                                     the prefix; what is in `gradient` when the block is done goes back */
     cf_state state;               /* one layer on the device; row 0 is first_row. data is NULL if own */
     cf_state gradient;            /* likewise. data is NULL in a forward */
 } cf_state_block;
 
 typedef struct cf_state_stream cf_state_stream;
 
-/* Bytes of the two rings: n_slots x block_rows rows of one layer, the memory model's terms for a window of so many rows.
-   Reads neither rings nor streams. Host memory: cf_state_bytes of the group's rows. Errors here and below:
+/* Bytes of the two rings: n_slots x block_rows rows of one layer, the memory model's terms for a window of so many
+   rows. Reads neither rings nor streams. Host memory: cf_state_bytes of the group's rows. Errors here and below:
    CF_ERROR_ARGUMENT or CF_ERROR_OVERFLOW with the member or argument, CF_ERROR_SPACE (a ring), CF_ERROR_MEMORY
    (allocator), CF_ERROR_DEVICE. */
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_size(const cf_state_stream_desc *desc, int64_t *ring_bytes,
@@ -1785,8 +1790,8 @@ CHUNKFLOW_CUDA_API void cf_state_stream_free(cf_state_stream *stream);
 CHUNKFLOW_CUDA_API int64_t cf_state_stream_block(int64_t block_rows, int64_t prefix, int64_t window, int64_t index,
                                                  int64_t *first_row);
 
-/* Begins a pass: rows that earlier passes sent out are read after that, whatever streams they were computed on. One pass
-   at a time. */
+/* Begins a pass: rows that earlier passes sent out are read after that, whatever streams they were computed on. One
+   pass at a time. */
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_begin(cf_state_stream *stream, const cf_state_pass *pass,
                                                    cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_next(cf_state_stream *stream, cf_cuda_stream compute, cf_state_block *out,
@@ -1803,7 +1808,8 @@ CHUNKFLOW_CUDA_API cf_result cf_state_stream_add(const cf_state_stream *stream, 
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_append(cf_state_stream *stream, cf_cuda_stream compute, int64_t layer,
                                                     const cf_tensor *k, const cf_tensor *v, cf_error *error);
 
-/* Ends a pass, wherever it is: after it, `compute` may go on with all memory of the pass. */
+/* Ends a pass, wherever it is: after it, `compute` may go on with the chunk's K and V. The rings are the stream's until
+   it is freed; host memory holds what a pass sent there once `out` has come to its end. */
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_end(cf_state_stream *stream, cf_cuda_stream compute, cf_error *error);
 
 /* Rotary position embedding (Su et al., RoFormer, 2021, section 3.4). The table holds cosines and sines for any

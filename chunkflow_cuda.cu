@@ -18,7 +18,7 @@
        >>hopper_backward    the same with wgmma and bulk copies
        >>unfused    the same with cuBLAS: any type and head size, and the oracle for the others
        >>attention  the public functions and the choice of a path
-       >>state      rows of K and V between projections, state and host memory
+       >>state      rows of K and V between projections, state and host memory; state that streams block by block
        >>arena      where everything that a stage holds lies, worked out before it runs
        >>executor   streams, events and transfers under the interpreter of chunkflow.h
 
@@ -677,7 +677,7 @@ struct alignas(16) tile {
     int32_t place;      /* a row tile: its index among all, in order of slices. A key tile: that of its slice's first
                            row tile. Any other: that of the row tile in which its first row is */
     int32_t part;       /* a part of a split tile: its index among all parts. Otherwise -1 */
-    int32_t carried;    /* a split tile whose sums go on from block to block of keys: 1 + its place there. Otherwise 0 */
+    int32_t carried;    /* a split tile whose sums go on from block to block of keys: 1 + its place there. Else 0 */
     int32_t unused[2];
 };
 static_assert(sizeof(tile) == 48, "three accesses of 16 bytes");
@@ -707,8 +707,8 @@ struct mask {
                        lies so far back; NO_WINDOW: all */
 };
 
-/* Query token i of a slice sees keys key_begin .. key_end - 1 (none where the former is not less, which a window does to
-   a block of a prefix); tokens before first_seeing see none. */
+/* Query token i of a slice sees keys key_begin .. key_end - 1 (none where the former is not less, which a window does
+   to a block of a prefix); tokens before first_seeing see none. */
 __host__ __device__ inline int32_t key_end(const mask &m, const tile &t, int32_t token) {
     const int32_t own = token + t.k_length - t.q_length + 1;
     return m.causal && own < t.k_length ? (own > 0 ? own : 0) : t.k_length;
@@ -1194,8 +1194,8 @@ struct block_slice {
     int32_t cu_q[2], cu_k[2], start_q, start_k;
 };
 
-/* Keys first .. first + n - 1 of the prefix of a chunk's first slice, as a problem of their own: all of them come before
-   the slice's queries, so that no mask but the window's hides any. */
+/* Keys first .. first + n - 1 of the prefix of a chunk's first slice, as a problem of their own: all of them come
+   before the slice's queries, so that no mask but the window's hides any. */
 cf_result resolve_block(const problem *chunk, int64_t first, int64_t n, block_slice *slice, problem *p,
                         cf_error *error) {
     const tile whole = slice_tile(&chunk->desc, 0);
@@ -3232,8 +3232,8 @@ __global__ void __launch_bounds__(CF_HOPPER ? HOPPER_THREADS : 32, 1)
     if constexpr (CF_HOPPER) hopper_dq_block<T, HEAD>(p);
 }
 
-/* dQ of a split tile: what earlier blocks of keys left, then the sums of its parts, always in the same order, by threads
-   as in the kernel that computed them. */
+/* dQ of a split tile: what earlier blocks of keys left, then the sums of its parts, always in the same order, by
+   threads as in the kernel that computed them. */
 template <typename T, int HEAD>
 __global__ void __launch_bounds__(HOPPER_CONSUMERS) attention_join_dq_kernel(const __grid_constant__ fused_params p) {
     int head;
@@ -3299,11 +3299,12 @@ CF_DEVICE float masked_score(const score_params &p, float dot, int begin, int en
 /* One warp a row. */
 CF_DEVICE int64_t row_of_warp() { return (int64_t)blockIdx.x * (UNFUSED_THREADS / 32) + (int64_t)threadIdx.x / 32; }
 
-/* Puts the log-sum of a row's keys in a block to that of the blocks before, and scales down what these left of the output
-   to it. Returns the log-sum of all. */
+/* Puts the log-sum of a row's keys in a block to that of the blocks before, and scales down what these left of the
+   output to it. Returns the log-sum of all. */
 CF_DEVICE float carry_row(const score_params &p, float log_sum, int token, int head) {
     const int lane = (int)threadIdx.x % 32;
-    float *row = reinterpret_cast<float *>(p.carried_rows.data) + token * p.carried_rows.row + head * p.carried_rows.head;
+    const view &rows = p.carried_rows;
+    float *row = reinterpret_cast<float *>(rows.data) + token * rows.row + head * rows.head;
     float *lse = p.carried_lse + head * (int64_t)p.slice.q_length + token;
     const float before = p.carry & CARRY_LOAD ? *lse : -INFINITY, top = fmaxf(before, log_sum);
     const float all = top == -INFINITY ? top : top + logf(expf(before - top) + expf(log_sum - top));
@@ -4783,7 +4784,8 @@ cf_tensor plane_tensor(const cf_state *state, int64_t layer, int64_t row, int64_
 
 const int64_t MOST_STREAM_SLOTS = 64;
 
-/* A place for a block of K and V, and one for a block of dK and dV. An event that was never recorded holds nobody up. */
+/* A place for a block of K and V, and one for a block of dK and dV. An event that was never recorded holds nobody up.
+   */
 struct stream_slot {
     cudaEvent_t loaded, used, written;
 };
@@ -4803,7 +4805,7 @@ struct state_stream {
     bool open;
     cf_state_pass pass;
     bool backward;
-    int64_t seen, touched;      /* first rows of the group that this pass sees, and that have gradients in host memory */
+    int64_t seen, touched;      /* first row of the group that this pass sees, and that has a gradient to be loaded */
     int64_t n_own, n_prefix;    /* blocks of a layer */
     int64_t issued, taken;      /* blocks of all layers that have set out, and that were handed out */
     int64_t layer, place;       /* where the next call is: layers that are done, blocks that this one has handed out */
@@ -4811,7 +4813,9 @@ struct state_stream {
 };
 
 /* The first row that a query after `prefix` rows sees. */
-int64_t first_seen_row(int64_t prefix, int64_t window) { return window > 0 ? std::max<int64_t>(0, prefix - window + 1) : 0; }
+int64_t first_seen_row(int64_t prefix, int64_t window) {
+    return window > 0 ? std::max<int64_t>(0, prefix - window + 1) : 0;
+}
 
 /* Blocks of a range of rows end at multiples of block_rows. */
 int64_t n_blocks_of(int64_t first, int64_t end, int64_t block_rows) {
@@ -4913,7 +4917,8 @@ char *slot_data(void *ring, const planes &slot, int64_t number) {
 cf_result copy_block(const cf_state *host, int64_t layer, int64_t first, int64_t n, char *slot, const planes &of,
                      int64_t at, bool in, cudaStream_t stream, cf_error *error) {
     const int64_t width = n * of.row_bytes, pitch = host->rows * of.row_bytes;
-    char *rows = static_cast<char *>(host->data) + 2 * layer * pitch + first * of.row_bytes, *to = slot + at * of.row_bytes;
+    char *rows = static_cast<char *>(host->data) + 2 * layer * pitch + first * of.row_bytes;
+    char *to = slot + at * of.row_bytes;
     return in ? copy_pieces(to, of.stride, rows, pitch, width, 2, cudaMemcpyHostToDevice, stream, "state", error)
               : copy_pieces(rows, pitch, to, of.stride, width, 2, cudaMemcpyDeviceToHost, stream, "state", error);
 }
@@ -5030,7 +5035,8 @@ cf_result check_whole_rows(const cf_tensor *t, const char *name, const planes &o
     if (code != CF_OK) return code;
     *row_bytes = t->row_stride != 0 ? t->row_stride * number : of.row_bytes;
     if (t->head_stride != 0 && t->head_stride != like->head_size)
-        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, like->head_size, t->head_stride, "no gaps between heads here");
+        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, like->head_size, t->head_stride,
+                       "no gaps between heads here");
     if (*row_bytes < of.row_bytes)
         return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, of.row_bytes, *row_bytes, "rows overlap");
     return CF_OK;
@@ -5042,9 +5048,10 @@ cf_result send_rows(const state_stream *s, int64_t layer, const cf_tensor *tenso
     const cf_state_pass *p = &s->pass;
     const int64_t end = p->prefix + p->own, first = std::max(p->prefix, first_seen_row(end, p->window));
     const int64_t bytes = s->state.row_bytes;
+    char *plane = static_cast<char *>(p->state.data) + (2 * layer * p->state.rows + first) * bytes;
     cf_result code = CF_OK;
     for (int64_t i = 0; i < 2 && code == CF_OK; i++)
-        code = copy_pieces(static_cast<char *>(p->state.data) + ((2 * layer + i) * p->state.rows + first) * bytes, bytes,
+        code = copy_pieces(plane + i * p->state.rows * bytes, bytes,
                            static_cast<const char *>(tensors[i]->data) + (first - p->prefix) * strides[i], strides[i],
                            bytes, end - first, cudaMemcpyDeviceToHost, s->desc.out, "state", error);
     return code;
@@ -5332,7 +5339,8 @@ cf_result cf_state_stream_create(const cf_state_stream_desc *desc, cf_state_stre
     s->from = from;
     s->state = state, s->gradient = gradient;
     each_event(s, [&](cudaEvent_t *event) {
-        const cudaError_t status = code == CF_OK ? cudaEventCreateWithFlags(event, cudaEventDisableTiming) : cudaSuccess;
+        if (code != CF_OK) return;
+        const cudaError_t status = cudaEventCreateWithFlags(event, cudaEventDisableTiming);
         if (status != cudaSuccess) code = fail_cuda(error, status, "event");
     });
     if (code == CF_OK) *out = reinterpret_cast<cf_state_stream *>(s);
@@ -5441,9 +5449,6 @@ cf_result cf_state_stream_end(cf_state_stream *stream, cf_cuda_stream compute, c
     if (code != CF_OK) return code;
     s->open = false;
     code = release_block(s, compute, false, error);
-    /* What set out but was not asked for still writes to the ring, and reads the group's rows. */
-    if (code == CF_OK && s->issued > s->taken)
-        code = hold(compute, s->slots[(s->issued - 1) % s->desc.n_slots].loaded, error);
     return code == CF_OK ? hold(compute, s->sent, error) : code;
 }
 

@@ -1,7 +1,7 @@
 /* Attention by blocks of keys, and the state that streams for it. A long sequence goes chunk by chunk through forward
-   and backward, its prefix on the device as a whole, or in host memory and block by block through a small ring: both give
-   the same bits, and what float64 gives for the sequence in one piece, whatever order the device takes. Runs under the
-   emulation, and as it is on a device. */
+   and backward, its prefix on the device as a whole, or in host memory and block by block through a small ring: both
+   give the same bits, and what float64 gives for the sequence in one piece, whatever order the device takes. Runs under
+   the emulation, and as it is on a device. */
 
 #include "../harness.h"
 #include "device.h"
@@ -228,7 +228,8 @@ void group_run::prepare_chunk(chunk_work &c, int prefix, bool last) {
         note(cf_attention_block_size(c.chunk.a, c.first[i], c.n[i], &bytes, &error));
         note(cf_attention_block_prepare(c.chunk.a, c.first[i], c.n[i], aligned(c.blocks[i].memory, bytes), bytes,
                                         &c.blocks[i].a, &error));
-        if (ok) workspace_bytes = std::max({workspace_bytes, c.blocks[i].a->forward_bytes, c.blocks[i].a->backward_bytes});
+        const cf_attention *a = c.blocks[i].a;
+        if (ok) workspace_bytes = std::max({workspace_bytes, a->forward_bytes, a->backward_bytes});
     }
     if (!ok) return;
     c.chunk.upload();
@@ -455,7 +456,8 @@ static bool run_group(const group_setting &g, const std::vector<host_inputs> &in
 
 static void note_group(const group_setting &g) {
     char text[300];
-    int n = snprintf(text, sizeof text, "%s%s dtype %d, heads %d/%d of %d, window %d, blocks of %d x %d, arch %d, chunks",
+    int n = snprintf(text, sizeof text,
+                     "%s%s dtype %d, heads %d/%d of %d, window %d, blocks of %d x %d, arch %d, chunks",
                      cf_attention_path_name(g.path), g.deterministic ? " deterministic" : "", (int)g.dtype, g.n_heads,
                      g.n_kv_heads, g.head_size, g.window, g.block_rows, g.n_slots, g.arch);
     for (size_t i = 0; i < g.own.size() && n < 270; i++)
