@@ -400,7 +400,7 @@ GPU_BUILD    := $(BUILD)/gpu
 GPU_PROGRAMS := $(addprefix $(GPU_BUILD)/,cuda_tests bench_attention executor_cuda chunkflow commit)
 GPU_COMPILE   = $(NVCC) -O3 -std=c++17 $(CUDA_ARCH) -DCHUNKFLOW_CUDA_VARIANTS -I.
 GPU_TESTS    := $(addprefix $(GPU_BUILD)/,main.o test_primitives.o device.o reference.o test_attention.o test_wgmma.o \
-                test_state.o test_executor.o test_device.o)
+                test_state.o test_blocks.o test_executor.o test_device.o)
 
 gpu-programs: $(GPU_PROGRAMS)
 

@@ -45,9 +45,13 @@
          moment by moment      cf_schedule_loads
        attend on a GPU         cf_attention_size + cf_attention_prepare, cf_attention_forward, cf_attention_backward
          (chunkflow_cuda.cu)
+         by blocks of keys     cf_attention_block_size + cf_attention_block_prepare
          carry state           cf_rope_size + cf_rope_fill, cf_append_forward, cf_append_backward, cf_state_bytes,
                                cf_state_k, cf_state_v, cf_state_clear, cf_state_offload, cf_state_prefetch,
                                cf_padding_clear, cf_boundary_save
+         from host memory      cf_state_stream_size, cf_state_stream_create, cf_state_stream_free,
+                               cf_state_stream_block, cf_state_stream_begin, cf_state_stream_next,
+                               cf_state_stream_add, cf_state_stream_append, cf_state_stream_end
          run a pipeline        cf_executor_create, cf_executor_load, cf_executor_run, cf_executor_stream,
                                cf_executor_schedule, cf_executor_memory_of, cf_executor_timeline, cf_executor_free
 
@@ -1580,6 +1584,8 @@ typedef struct cf_attention_desc {
                                      is given, as many as a usual device of it has */
     int64_t cache_bytes;          /* fused paths: key heads are worked on in sections whose arrays fit into so much of
                                      the second-level cache. 0: 32 MB forwards, all heads together backwards */
+    int64_t prefix;               /* keys that come before the first slice's and are not among its own: they come in
+                                     blocks, see below. The slice has at least as many keys as queries then. 0: none */
 } cf_attention_desc;
 
 /* A prepared problem: what every layer of a chunk shares. Made by cf_attention_prepare in your memory; read only. */
@@ -1637,6 +1643,7 @@ typedef struct cf_attention_tensors {
     cf_tensor dq;                 /* written by the backward */
     cf_tensor dk, dv;             /* fp32 accumulators, by key head: the backward adds to them */
     int overwrite;                /* 1: the backward writes dk and dv instead, 0 where no query sees a key */
+    int finish;                   /* 1: the end of attention by blocks of keys */
     const void *tiles;            /* cf_attention.tiles, on the device */
     void *workspace;              /* at least forward_bytes or backward_bytes on the device, aligned to 256 */
     size_t workspace_bytes;
@@ -1650,6 +1657,30 @@ CHUNKFLOW_CUDA_API cf_result cf_attention_forward(const cf_attention *attention,
                                                   cf_cuda_stream stream, cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_attention_backward(const cf_attention *attention, const cf_attention_tensors *tensors,
                                                    cf_cuda_stream stream, cf_error *error);
+
+/* Attention by blocks of keys, for a prefix of which only some rows are on the device at a time. Prepare the chunk with
+   cf_attention_desc.prefix and, as keys of the first slice, only those that are there all the time: the chunk's own.
+   Each block is a problem of its own: keys first .. first + n - 1 of the prefix, which are rows 0 .. n - 1 of k, v, dk
+   and dv in its calls. All else, the workspace above all, is the chunk's. In both directions:
+
+       cf_attention_forward(chunk, &x, ...)                      begins, with the chunk's own keys
+       cf_attention_forward(block, &x, ...)                      for each block, its own tiles in x.tiles
+       x.finish = 1, cf_attention_forward(chunk, &x, ...)        writes out and lse (dq in the backward) of that slice
+
+   Between these calls the sums lie in fp32 at the start of the workspace, which nothing else may use: give as many
+   bytes as the largest of these objects asks for. `overwrite` says of each call what it does with the dk and dv of that
+   call. The backward of a block finishes dk and dv of its rows. Blocks may have any size and come in any order, each
+   once, and those that no query sees may be left out; the same blocks in the same order give the same bits wherever
+   their rows lie (dq: if deterministic). Without a window blocks of one size have the same object. Small blocks cost:
+   each call reads and writes the sums.
+
+   chunk: a problem with a prefix, needed only here. Errors as of cf_attention_prepare; CF_ERROR_ARGUMENT with "first"
+   or "n" where that is not in the prefix. */
+CHUNKFLOW_CUDA_API cf_result cf_attention_block_size(const cf_attention *chunk, int64_t first, int64_t n, size_t *bytes,
+                                                     cf_error *error);
+CHUNKFLOW_CUDA_API cf_result cf_attention_block_prepare(const cf_attention *chunk, int64_t first, int64_t n,
+                                                        void *memory, size_t bytes, const cf_attention **out,
+                                                        cf_error *error);
 
 /* ---- carried state ---- */
 
@@ -1694,6 +1725,101 @@ CHUNKFLOW_CUDA_API cf_result cf_state_offload(const cf_state *state, int64_t fir
                                               cf_cuda_stream stream, cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_state_prefetch(const cf_state *state, int64_t first_row, int64_t n_rows,
                                                const void *host, cf_cuda_stream stream, cf_error *error);
+
+/* ---- state that streams ---- */
+
+/* K and V of a long group, and their gradients, need not be on the device: a pass needs one layer's at a time, and of
+   these a block of rows. Host memory has all of it, a ring of fixed bytes on the device what is in use or on its way:
+
+       cf_state_stream_begin(s, &pass, &error);                  the first blocks set out
+       for each layer (in a backward from the last to the first)
+           attention's begin with the chunk's own keys
+           while (cf_state_stream_next(s, compute, &block, &error) == CF_OK && block.n_rows > 0)
+               attention with that block (or, if block.own, cf_state_stream_add)
+           attention's end
+           cf_state_stream_append(s, compute, layer, k, v, &error)   in the group's F, but for its last chunk
+       cf_state_stream_end(s, compute, &error);
+
+   Nothing of it allocates or waits but create. Copies run on two streams beside compute: a block's rows are there when
+   `compute` comes to what is put on it after the call that hands the block out; its slot is filled again, and its
+   gradients leave, when compute has come to the next call. */
+typedef struct cf_state_stream_desc {
+    cf_state state;               /* what K and V are: n_layers, n_kv_heads, head_size, dtype. The rest is not read */
+    int64_t block_rows;           /* most rows of a block; must be given */
+    int64_t n_slots;              /* blocks of the ring: one in use, the others on their way. 2 to 64; 0: 2 */
+    void *ring;                   /* on the device, aligned to 16; at least the bytes that cf_state_stream_size says */
+    int64_t ring_bytes;
+    void *gradient_ring;          /* likewise, for dK and dV. NULL: no backwards */
+    int64_t gradient_ring_bytes;
+    cf_cuda_stream in, out;       /* two streams of the device for copies, which nobody else need use */
+    const cf_allocator *allocator;/* host memory; NULL: malloc */
+} cf_state_stream_desc;
+
+/* One pass of one chunk. The arrays are in host memory, pinned, and stay until the copies are done: a group has the
+   same rows in every pass. Rows that a sliding window hides from every query of the pass are not sent. */
+typedef struct cf_state_pass {
+    cf_state state;               /* K and V of the group: row 0 is its first token, `rows` as in any state */
+    cf_state gradient;            /* dK and dV likewise, fp32. data NULL: a forward */
+    int64_t prefix;               /* rows of the group before the chunk's */
+    int64_t own;                  /* the chunk's own */
+    int64_t window;               /* as in cf_attention_desc */
+    int overwrite;                /* 1: nothing was added to the gradient yet (the group's last chunk), and it holds
+                                     anything. Rows that only this pass adds to never need be cleared */
+} cf_state_pass;
+
+typedef struct cf_state_block {
+    int64_t layer;
+    int64_t index;                /* among the blocks of the prefix, as of cf_state_stream_block */
+    int64_t first_row, n_rows;    /* of the group. 0: no more in this layer; the next call is for the next one */
+    int own;                      /* 1: rows of the chunk itself, to whose dK and dV later chunks added: `gradient` is
+                                     to be added to what this pass has (cf_state_stream_add). They come first. 0: of
+                                     the prefix; what is in `gradient` when the block is done goes back */
+    cf_state state;               /* one layer on the device; row 0 is first_row. data is NULL if own */
+    cf_state gradient;            /* likewise. data is NULL in a forward */
+} cf_state_block;
+
+typedef struct cf_state_stream cf_state_stream;
+
+/* Bytes of the two rings: n_slots x block_rows rows of one layer, the memory model's terms for a window of so many
+   rows. Reads neither rings nor streams. Host memory: cf_state_bytes of the group's rows. Errors here and below:
+   CF_ERROR_ARGUMENT or CF_ERROR_OVERFLOW with the member or argument, CF_ERROR_SPACE (a ring), CF_ERROR_MEMORY
+   (allocator), CF_ERROR_DEVICE. */
+CHUNKFLOW_CUDA_API cf_result cf_state_stream_size(const cf_state_stream_desc *desc, int64_t *ring_bytes,
+                                                  int64_t *gradient_ring_bytes, cf_error *error);
+
+/* Makes its events, on the current device. *out: to be given to cf_state_stream_free when the device is done with it;
+   untouched on failure. */
+CHUNKFLOW_CUDA_API cf_result cf_state_stream_create(const cf_state_stream_desc *desc, cf_state_stream **out,
+                                                    cf_error *error);
+CHUNKFLOW_CUDA_API void cf_state_stream_free(cf_state_stream *stream);
+
+/* How a prefix is cut: returns the rows of block `index` from *first_row on; 0 past the last one. What
+   cf_attention_block_prepare is to be told. Blocks end at multiples of block_rows, so every pass has the same ones but
+   for the first that a window leaves and the last. */
+CHUNKFLOW_CUDA_API int64_t cf_state_stream_block(int64_t block_rows, int64_t prefix, int64_t window, int64_t index,
+                                                 int64_t *first_row);
+
+/* Begins a pass: rows that earlier passes sent out are read after that, whatever streams they were computed on. One
+   pass at a time. */
+CHUNKFLOW_CUDA_API cf_result cf_state_stream_begin(cf_state_stream *stream, const cf_state_pass *pass,
+                                                   cf_error *error);
+CHUNKFLOW_CUDA_API cf_result cf_state_stream_next(cf_state_stream *stream, cf_cuda_stream compute, cf_state_block *out,
+                                                  cf_error *error);
+
+/* Adds the gradients of an own block to the chunk's dK and dV of that layer (fp32, (own, n_kv_heads, head_size), row 0
+   the chunk's first token), which its attention has written. */
+CHUNKFLOW_CUDA_API cf_result cf_state_stream_add(const cf_state_stream *stream, const cf_state_block *block,
+                                                 const cf_tensor *dk, const cf_tensor *dv, cf_cuda_stream compute,
+                                                 cf_error *error);
+
+/* Sends the chunk's own K and V of a layer out, those rows that a later chunk sees. They must stay as they are on
+   `compute` until the next layer's are sent, or the pass ends; no replay need send them again. */
+CHUNKFLOW_CUDA_API cf_result cf_state_stream_append(cf_state_stream *stream, cf_cuda_stream compute, int64_t layer,
+                                                    const cf_tensor *k, const cf_tensor *v, cf_error *error);
+
+/* Ends a pass, wherever it is: after it, `compute` may go on with the chunk's K and V. The rings are the stream's until
+   it is freed; host memory holds what a pass sent there once `out` has come to its end. */
+CHUNKFLOW_CUDA_API cf_result cf_state_stream_end(cf_state_stream *stream, cf_cuda_stream compute, cf_error *error);
 
 /* Rotary position embedding (Su et al., RoFormer, 2021, section 3.4). The table holds cosines and sines for any
    position below n_positions in about 2 sqrt(n_positions) rows: the angle is split into a coarse and a fine part, and

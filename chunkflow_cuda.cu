@@ -18,7 +18,7 @@
        >>hopper_backward    the same with wgmma and bulk copies
        >>unfused    the same with cuBLAS: any type and head size, and the oracle for the others
        >>attention  the public functions and the choice of a path
-       >>state      rows of K and V between projections, state and host memory
+       >>state      rows of K and V between projections, state and host memory; state that streams block by block
        >>arena      where everything that a stage holds lies, worked out before it runs
        >>executor   streams, events and transfers under the interpreter of chunkflow.h
 
@@ -673,6 +673,7 @@ const int SMALL_KEY_TILE = 64;
 const int MOST_GROUP = ROW_TILE; /* query heads of a key head in the fused kernels: a token must fit into a row tile */
 const int MOST_PROCESSORS = 1024, MOST_SLOTS = 3 * MOST_PROCESSORS; /* blocks at a time: at most 3 a processor */
 const int64_t MOST_ROWS = (int64_t)1 << 30;                         /* leaves room for index arithmetic in 32 bits */
+const int32_t NO_WINDOW = 1 << 30; /* wide enough to hide nothing, whatever the slice */
 const float LN_2 = 0.6931471805599453f;
 const float LOG2_E = 1.4426950408889634f;
 
@@ -686,7 +687,8 @@ struct alignas(16) tile {
     int32_t place;      /* a row tile: its index among all, in order of slices. A key tile: that of its slice's first
                            row tile. Any other: that of the row tile in which its first row is */
     int32_t part;       /* a part of a split tile: its index among all parts. Otherwise -1 */
-    int32_t unused[3];
+    int32_t carried;    /* a split tile whose sums go on from block to block of keys: 1 + its place there. Else 0 */
+    int32_t unused[2];
 };
 static_assert(sizeof(tile) == 48, "three accesses of 16 bytes");
 
@@ -711,10 +713,12 @@ __host__ __device__ inline int32_t operator/(int32_t n, const divisor &d) {
 
 struct mask {
     int32_t causal;
-    int32_t window; /* 0: none */
+    int32_t window; /* keys up to the one that is aligned with the query. 0 or less in a block of a prefix whose end
+                       lies so far back; NO_WINDOW: all */
 };
 
-/* Query token i of a slice sees keys key_begin .. key_end - 1; tokens before first_seeing see none. */
+/* Query token i of a slice sees keys key_begin .. key_end - 1 (none where the former is not less, which a window does
+   to a block of a prefix); tokens before first_seeing see none. */
 __host__ __device__ inline int32_t key_end(const mask &m, const tile &t, int32_t token) {
     const int32_t own = token + t.k_length - t.q_length + 1;
     return m.causal && own < t.k_length ? (own > 0 ? own : 0) : t.k_length;
@@ -722,7 +726,7 @@ __host__ __device__ inline int32_t key_end(const mask &m, const tile &t, int32_t
 
 __host__ __device__ inline int32_t key_begin(const mask &m, const tile &t, int32_t token) {
     const int32_t first = token + t.k_length - t.q_length + 1 - m.window;
-    return m.window > 0 && first > 0 ? first : 0;
+    return first > 0 ? first : 0;
 }
 
 __host__ __device__ inline int32_t first_seeing(const mask &m, const tile &t) {
@@ -738,8 +742,8 @@ __host__ __device__ inline int32_t token_begin(const mask &m, const tile &t, int
 }
 
 __host__ __device__ inline int32_t token_end(const mask &m, const tile &t, int32_t last) {
-    const int32_t past = last + m.window - (t.k_length - t.q_length);
-    return m.window > 0 && past < t.q_length ? (past > 0 ? past : 0) : t.q_length;
+    const int32_t past = last - (t.k_length - t.q_length) + m.window;
+    return past < t.q_length ? (past > 0 ? past : 0) : t.q_length;
 }
 
 inline int32_t div_up(int64_t n, int64_t by) { return (int32_t)((n + by - 1) / by); }
@@ -758,7 +762,7 @@ int64_t clamped_sum(int64_t n, int64_t c, int64_t most) {
 int64_t slice_pairs(const mask &m, int64_t queries, int64_t keys) {
     const int64_t own = keys - queries + 1;
     const int64_t upto = m.causal ? clamped_sum(queries, own, keys) : queries * keys;
-    return upto - (m.window > 0 ? clamped_sum(queries, own - m.window, keys) : 0);
+    return upto - clamped_sum(queries, own - m.window, keys);
 }
 
 /* Checks one pair of arrays; *rows becomes the end of the last slice, *longest the most tokens of a slice. */
@@ -840,9 +844,13 @@ struct problem {
     struct splitting {
         int64_t limit;            /* longest part; 0: nothing is split */
         int64_t n_split, n_parts; /* for one key head */
+        bool carries;             /* tiles whose sums are carried count as split: all their sums are parts */
         int64_t section;          /* key heads whose blocks go together, see work_order */
     } forward, backward, dq;
     int64_t n_dq_tiles; /* of the kernel with wgmma that computes dQ by itself; parts likewise */
+    bool in_blocks;     /* the first slice has a prefix that comes in blocks of keys: its sums are carried ... */
+    bool is_block;      /* ... and this is such a block */
+    int64_t n_sum_tiles; /* row tiles of all slices of the chunk: they have sums between blocks */
     int32_t key_tile;
     int32_t row_tile, row_tokens, row_rows; /* of a row tile: places for rows, tokens, their packed rows */
     int32_t forward_rows, forward_keys;     /* packed rows of a forward tile; keys of a step */
@@ -861,7 +869,7 @@ tile slice_tile(const cf_attention_desc *d, int64_t s) {
    token after them. Masks are aligned at the last token and the last key, so each row sees what it saw in the slice.
    Keys that no row of a tile sees are thus past the ends of its arrays: never loaded, a NaN there goes nowhere. */
 tile rows_with_keys(const mask &m, const tile &slice, int32_t first, int32_t last) {
-    const int32_t begin = key_begin(m, slice, first), end = key_end(m, slice, last);
+    const int32_t end = key_end(m, slice, last), begin = std::min(key_begin(m, slice, first), end);
     tile t = slice;
     if (m.causal) t.q_length = last + 1;
     t.k_start += begin;
@@ -871,7 +879,7 @@ tile rows_with_keys(const mask &m, const tile &slice, int32_t first, int32_t las
 
 /* The first keys of a slice that no query sees, because all windows begin after them. */
 int32_t unseen_keys(const mask &m, const tile &slice) {
-    return slice.q_length > 0 ? key_begin(m, slice, 0) : slice.k_length;
+    return slice.q_length > 0 ? std::min(key_begin(m, slice, 0), slice.k_length) : slice.k_length;
 }
 
 cf_result check_numbers(cf_attention_desc *d, cf_error *error) {
@@ -920,6 +928,7 @@ template <typename F> void each_row_tile(const problem *p, int32_t rows, int32_t
             tile t = rows_with_keys(p->visible, slice, (int32_t)(first_row / p->group), (int32_t)(last_row / p->group));
             t.block = block;
             t.part = -1;
+            t.carried = p->in_blocks && s == 0 ? block + 1 : 0;
             t.place = place + (int32_t)(first_row / p->row_rows);
             t.begin = 0;
             t.end = div_up(t.k_length, keys);
@@ -960,6 +969,11 @@ template <typename F> void each_key_tile(const problem *p, F visit) {
 }
 
 int32_t parts_of(int64_t steps, int64_t limit) { return limit > 0 && steps > limit ? div_up(steps, limit) : 1; }
+
+/* Whether a tile is put together from parts, if only from one. */
+bool is_split(const tile &t, const problem::splitting &how) {
+    return parts_of(t.end - t.begin, how.limit) > 1 || (how.carries && t.carried > 0);
+}
 
 /* What a kernel's blocks cost beside the steps of their loops, in such steps, and how many of them run at a time. */
 struct block_costs {
@@ -1021,11 +1035,11 @@ int64_t time_of(const problem *p, const block_costs &costs, int64_t section, con
 }
 
 /* Few key heads make few tiles, and those of a long slice are long: most of the device would wait for them. Chooses the
-   length of parts that takes least time, from `least` eighths of what a slot has to do in the mean up to all of it, and
-   counts them. A part has at least half the steps of the limit, so there are at most 16 / least of them for each slot,
+   length of parts that takes least time, from `least` eighths of what a slot has to do in the mean up to all of it. A
+   part has at least half the steps of the limit, so there are at most 16 / least of them for each slot,
    which bounds the workspace. Nothing about this was measured yet. */
 template <typename Each>
-void choose_parts(const problem *p, const block_costs &costs, int64_t least, problem::splitting *to, const Each &each) {
+void choose_limit(const problem *p, const block_costs &costs, int64_t least, problem::splitting *to, const Each &each) {
     lengths uncut, cut;
     count_lengths(&uncut, each);
     const int64_t mean = uncut.steps * p->desc.n_kv_heads / costs.n_slots + 1;
@@ -1039,10 +1053,16 @@ void choose_parts(const problem *p, const block_costs &costs, int64_t least, pro
         if (time < best) best = time, to->limit = limit;
         if (limit == costs.least) break;
     }
+}
+
+/* Chooses the parts and counts them. */
+template <typename Each>
+void choose_parts(const problem *p, const block_costs &costs, int64_t least, problem::splitting *to, const Each &each) {
+    choose_limit(p, costs, least, to, each);
+    if (to->limit == 0 && !to->carries) return;
     each([&](const tile &t) {
-        const int32_t parts = parts_of(t.end - t.begin, to->limit);
-        to->n_split += parts > 1;
-        to->n_parts += parts > 1 ? parts : 0;
+        to->n_split += is_split(t, *to);
+        to->n_parts += is_split(t, *to) ? parts_of(t.end - t.begin, to->limit) : 0;
     });
 }
 
@@ -1063,6 +1083,7 @@ void split_tiles(problem *p) {
     const int64_t n = p->desc.n_processors, blocks = (large ? 1 : 2) + (roomy ? 1 : 0);
     const block_costs forward = {1, 3, 16, n * blocks}, hopper = {1, 2, 8, n}; /* in steps of 64 and of 128 keys */
     const block_costs backward = p->row_tile == ROW_TILE ? block_costs{2, 3, 16, n} : block_costs{1, 2, 8, n};
+    p->forward.carries = p->dq.carries = p->in_blocks;
     choose_parts(p, is_hopper(p) ? hopper : forward, 4, &p->forward,
                  [&](const auto &visit) { each_row_tile(p, p->forward_rows, p->forward_keys, visit); });
     choose_parts(p, backward, 2, &p->backward, [&](const auto &visit) { each_key_tile(p, visit); });
@@ -1115,6 +1136,37 @@ void count_tiles(problem *p) {
     }
 }
 
+/* The work of a problem whose slices and mask are known. */
+cf_result make_tiles(problem *p, cf_error *error) {
+    const int64_t heads = p->desc.n_kv_heads;
+    choose_tiles(p);
+    choose_sections(p);
+    count_tiles(p);
+    p->n_sum_tiles = p->n_row_tiles;
+    const int64_t most_tiles = std::max(p->n_row_tiles, p->n_key_tiles);
+    if (most_tiles > INT32_MAX / heads)
+        return cf_fail(error, CF_ERROR_LIMIT, "n_slices", -1, INT32_MAX / heads, most_tiles, "too many tiles");
+    split_tiles(p);
+    return CF_OK;
+}
+
+/* A prefix that comes in blocks is the first slice's. Every query sees a key of its own, or some rows would have no
+   sums to be carried. */
+cf_result check_prefix(problem *p, cf_error *error) {
+    const cf_attention_desc *d = &p->desc;
+    if (d->prefix < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "prefix", -1, 0, d->prefix, "must not be negative");
+    if (d->prefix == 0) return CF_OK;
+    if (d->n_slices == 0) return cf_fail(error, CF_ERROR_ARGUMENT, "prefix", -1, 0, d->prefix, "there is no slice");
+    const int64_t keys = d->cu_seqlens_k[1], queries = d->cu_seqlens_q[1];
+    if (keys < queries)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "cu_seqlens_k", 1, queries, keys,
+                       "a slice with a prefix has at least as many keys as queries");
+    if (d->prefix > MOST_ROWS - keys)
+        return cf_fail(error, CF_ERROR_LIMIT, "prefix", -1, MOST_ROWS - keys, d->prefix, "too many rows");
+    p->in_blocks = true;
+    return CF_OK;
+}
+
 cf_result resolve(const cf_attention_desc *desc, problem *p, cf_error *error) {
     if (desc == NULL) return cf_fail_null(error, "desc");
     *p = problem();
@@ -1142,15 +1194,38 @@ cf_result resolve(const cf_attention_desc *desc, problem *p, cf_error *error) {
         return cf_fail(error, CF_ERROR_LIMIT, "cu_seqlens_q", d->n_slices, MOST_ROWS / p->group, p->rows_q,
                        "too many rows for this many heads");
     p->visible.causal = !d->full;
-    p->visible.window = d->window >= p->longest_k ? 0 : (int32_t)d->window; /* one that wide hides nothing */
-    choose_tiles(p);
-    choose_sections(p);
-    count_tiles(p);
-    const int64_t most_tiles = std::max(p->n_row_tiles, p->n_key_tiles);
-    if (most_tiles > INT32_MAX / d->n_kv_heads)
-        return cf_fail(error, CF_ERROR_LIMIT, "n_slices", -1, INT32_MAX / d->n_kv_heads, most_tiles, "too many tiles");
-    split_tiles(p);
-    return CF_OK;
+    p->visible.window = d->window == 0 || d->window >= p->longest_k ? NO_WINDOW : (int32_t)d->window;
+    code = check_prefix(p, error);
+    return code == CF_OK ? make_tiles(p, error) : code;
+}
+
+/* What a block of a prefix leaves of a slice's arrays: they live as long as whoever prepares it. */
+struct block_slice {
+    int32_t cu_q[2], cu_k[2], start_q, start_k;
+};
+
+/* Keys first .. first + n - 1 of the prefix of a chunk's first slice, as a problem of their own: all of them come
+   before the slice's queries, so that no mask but the window's hides any. */
+cf_result resolve_block(const problem *chunk, int64_t first, int64_t n, block_slice *slice, problem *p,
+                        cf_error *error) {
+    const tile whole = slice_tile(&chunk->desc, 0);
+    const int64_t keys = chunk->desc.prefix + whole.k_length; /* that the last query sees, but for a window */
+    *slice = block_slice{{0, whole.q_length}, {0, (int32_t)n}, whole.q_start, 0};
+    *p = problem();
+    p->desc = chunk->desc;
+    p->desc.n_slices = 1;
+    p->desc.cu_seqlens_q = slice->cu_q, p->desc.starts_q = &slice->start_q;
+    p->desc.cu_seqlens_k = slice->cu_k, p->desc.starts_k = &slice->start_k;
+    p->desc.full = 1;
+    p->group = chunk->group;
+    p->rows_q = chunk->rows_q, p->longest_q = whole.q_length;
+    p->rows_k = p->longest_k = n;
+    p->in_blocks = p->is_block = true;
+    const int64_t window = p->desc.window - (keys - (first + n));
+    p->visible.window = p->desc.window == 0 || window >= n ? NO_WINDOW : (int32_t)std::max<int64_t>(window, -NO_WINDOW);
+    const cf_result code = make_tiles(p, error);
+    p->n_sum_tiles = chunk->n_sum_tiles;
+    return code;
 }
 
 /* Longest first, so that no long tile starts last; ties in order of slices, so that the list is unique. */
@@ -1174,10 +1249,10 @@ template <typename Each> int64_t fill_tiles(tile *tiles, tile *split, const prob
             tiles[n] = t;
             tiles[n].begin = t.begin + (int32_t)((int64_t)steps * i / parts);
             tiles[n].end = t.begin + (int32_t)((int64_t)steps * (i + 1) / parts);
-            if (parts > 1) tiles[n].part = part + i;
+            if (is_split(t, how)) tiles[n].part = part + i;
             n++;
         }
-        if (parts == 1) return;
+        if (!is_split(t, how)) return;
         *split = t;
         split->begin = part;
         split->end = part += parts;
@@ -1506,6 +1581,9 @@ struct fused_params {
     float *stats;               /* backward, by key head and row tile: log2 of each row's sum, then each dout . out */
     float *dq_sums;             /* backward, by key head and row tile: fp32 sums of dQ; NULL: none */
     int64_t n_row_tiles;        /* of one key head */
+    float *carried;             /* forward, by key head and carried tile: sums as those of a part, of earlier blocks */
+    int64_t n_carried;          /* of one key head */
+    int32_t carry;              /* what becomes of carried sums: CARRY_LOAD, CARRY_STORE */
     float *part_sums;           /* by key head and part of a split tile: fp32 sums of dK, then of dV; or of the output,
                                    then the softmax's of each thread */
     int64_t n_parts;            /* of one key head */
@@ -1520,6 +1598,10 @@ struct fused_params {
     int32_t sums_of_tile;                   /* what attention_stats_kernel clears of dq_sums for each */
     int32_t overwrite;
 };
+
+/* Attention by blocks of keys: the chunk's own keys begin (store), each block of the prefix adds (load and store), the
+   end puts the results into the caller's arrays (load). 0: nothing is carried. */
+const int CARRY_LOAD = 1, CARRY_STORE = 2;
 
 /* The two numbers of each row of a row tile, and the place of its sums of dQ. */
 CF_DEVICE float *tile_stats(const fused_params &p, int head, int64_t place) {
@@ -1643,6 +1725,11 @@ template <int HEAD> CF_DEVICE float *forward_part(const fused_params &p, int hea
     return p.part_sums + (head * p.n_parts + part) * forward_part_size<HEAD>::FLOATS;
 }
 
+/* What the blocks of keys before this one left of a carried tile. */
+template <int HEAD> CF_DEVICE float *carried_part(const fused_params &p, int head, int carried) {
+    return p.carried + (head * p.n_carried + carried - 1) * forward_part_size<HEAD>::FLOATS;
+}
+
 /* One block: 128 packed rows of one key head against all keys that they see (a part of a split tile: some of these, and
    the rest is attention_combine_kernel's), last keys first. Four warps of 32 rows
    each, so that a K or V fragment from shared memory serves two products. K has two stages and V one: while the scores
@@ -1741,9 +1828,58 @@ __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
                          done.q_length * p.group.by, warp_row, q);
 }
 
+/* Adds a part of a forward tile to what is there, both scaled down to the greatest score of the two. Threads have what
+   they had in the kernel that computed the part. */
+template <int HEAD, int THREADS, int M>
+CF_DEVICE void join_part(float (&o)[M][HEAD / 8][4], running<M> &r, const float *from, float scale_log2, int thread) {
+    float softmax[M][4], keep[M][2], add[M][2]; /* greatest scores of all rows, then sums */
+    CF_UNROLL
+    for (int i = 0; i < M; i++) load_quad<THREADS>(softmax[i], from + FORWARD_ROWS * HEAD, i, thread);
+    CF_UNROLL
+    for (int i = 0; i < M; i++) {
+        CF_UNROLL
+        for (int half = 0; half < 2; half++) {
+            const int at = 2 * i + half, sum_at = at + 2 * M;
+            const float its_top = softmax[at / 4][at % 4], top = fmaxf(r.top[i][half], its_top);
+            const float base = top == -INFINITY ? 0.0f : top * scale_log2; /* as in soften_row */
+            keep[i][half] = exp2_fast(r.top[i][half] * scale_log2 - base);
+            add[i][half] = exp2_fast(its_top * scale_log2 - base);
+            r.top[i][half] = top;
+            r.sum[i][half] = r.sum[i][half] * keep[i][half] + softmax[sum_at / 4][sum_at % 4] * add[i][half];
+        }
+    }
+    CF_UNROLL
+    for (int i = 0; i < M; i++) {
+        CF_UNROLL
+        for (int j = 0; j < HEAD / 8; j++) {
+            float x[4];
+            load_quad<THREADS>(x, from, i * (HEAD / 8) + j, thread);
+            CF_UNROLL
+            for (int e = 0; e < 4; e++) o[i][j][e] = o[i][j][e] * keep[i][e / 2] + x[e] * add[i][e / 2];
+        }
+    }
+}
+
+/* The sums of a forward tile, as a part has them. */
+template <int HEAD, int THREADS, int M>
+CF_DEVICE void store_carried(const float (&o)[M][HEAD / 8][4], const running<M> &r, float *to, int thread) {
+    float softmax[1][M][4];
+    CF_UNROLL
+    for (int i = 0; i < M; i++) {
+        CF_UNROLL
+        for (int half = 0; half < 2; half++) {
+            const int at = 2 * i + half, sum_at = at + 2 * M;
+            softmax[0][at / 4][at % 4] = r.top[i][half];
+            softmax[0][sum_at / 4][sum_at % 4] = r.sum[i][half];
+        }
+    }
+    store_part<THREADS>(o, to, thread);
+    store_part<THREADS>(softmax, to + FORWARD_ROWS * HEAD, thread);
+}
+
 /* The rows of a split forward tile: the outputs of its parts, each scaled down to the greatest score of all of them.
-   The order is always the same. Threads have what they had in the kernel that computed the parts: those of
-   attention_forward_kernel two tiles of 16 rows each, others one. */
+   The order is always the same: what earlier blocks of keys left comes first. Threads have what they had in the kernel
+   that computed the parts: those of attention_forward_kernel two tiles of 16 rows each, others one. */
 template <typename T, int HEAD, int THREADS>
 __global__ void __launch_bounds__(THREADS, 256 / THREADS)
     attention_combine_kernel(const __grid_constant__ fused_params p) {
@@ -1753,43 +1889,26 @@ __global__ void __launch_bounds__(THREADS, 256 / THREADS)
     const int thread = (int)threadIdx.x, warp_row = thread / 32 * (16 * M);
     const int first_row = t.block * p.forward_rows;
     const int n_rows = lesser(t.q_length * p.group.by, first_row + p.forward_rows);
+    const int carry = t.carried > 0 ? p.carry : 0;
     const shared_address rows = shared_start();
     float o[M][HEAD / 8][4];
     running<M> r;
+    if (p.carry == CARRY_LOAD && carry == 0) return; /* of another slice, which was done with its own keys */
     clear(o);
     CF_UNROLL
     for (int i = 0; i < M; i++) {
         r.top[i][0] = r.top[i][1] = -INFINITY;
         r.sum[i][0] = r.sum[i][1] = 0.0f;
     }
-    for (int part = t.begin; part < t.end; part++) {
-        const float *from = forward_part<HEAD>(p, head, part);
-        float softmax[M][4], keep[M][2], add[M][2]; /* greatest scores of all rows, then sums */
-        CF_UNROLL
-        for (int i = 0; i < M; i++) load_quad<THREADS>(softmax[i], from + FORWARD_ROWS * HEAD, i, thread);
-        CF_UNROLL
-        for (int i = 0; i < M; i++) {
-            CF_UNROLL
-            for (int half = 0; half < 2; half++) {
-                const int at = 2 * i + half, sum_at = at + 2 * M;
-                const float its_top = softmax[at / 4][at % 4], top = fmaxf(r.top[i][half], its_top);
-                const float base = top == -INFINITY ? 0.0f : top * p.scale_log2; /* as in soften_row */
-                keep[i][half] = exp2_fast(r.top[i][half] * p.scale_log2 - base);
-                add[i][half] = exp2_fast(its_top * p.scale_log2 - base);
-                r.top[i][half] = top;
-                r.sum[i][half] = r.sum[i][half] * keep[i][half] + softmax[sum_at / 4][sum_at % 4] * add[i][half];
-            }
-        }
-        CF_UNROLL
-        for (int i = 0; i < M; i++) {
-            CF_UNROLL
-            for (int j = 0; j < HEAD / 8; j++) {
-                float x[4];
-                load_quad<THREADS>(x, from, i * (HEAD / 8) + j, thread);
-                CF_UNROLL
-                for (int e = 0; e < 4; e++) o[i][j][e] = o[i][j][e] * keep[i][e / 2] + x[e] * add[i][e / 2];
-            }
-        }
+    /* Part t.begin - 1 stands for what earlier blocks left; at the end there is no other. */
+    const int begin = carry & CARRY_LOAD ? t.begin - 1 : t.begin, end = carry == CARRY_LOAD ? t.begin : t.end;
+    for (int part = begin; part < end; part++)
+        join_part<HEAD, THREADS>(
+            o, r, part < t.begin ? carried_part<HEAD>(p, head, t.carried) : forward_part<HEAD>(p, head, part),
+            p.scale_log2, thread);
+    if (carry & CARRY_STORE) {
+        store_carried<HEAD, THREADS>(o, r, carried_part<HEAD>(p, head, t.carried), thread);
+        return;
     }
     finish_rows<T, HEAD>(o, r, p, t, head, first_row, n_rows, warp_row, rows);
     __syncwarp();
@@ -2526,7 +2645,8 @@ template <int HEAD, int ROWS> struct dq_layout { /* of shared memory, in bytes *
 };
 
 /* dQ by itself, for the deterministic backward: one block has a row tile and walks over the keys that they see, so
-   every sum has one order; its tiles are not cut into parts. Warps of 16 rows. Head size 128: 96 KB, two blocks on
+   every sum has one order; its tiles are not cut into parts. By blocks of keys all row tiles are carried. Warps of 16
+   rows. Head size 128: 96 KB, two blocks on
    sm_90. */
 template <typename T, int HEAD, int ROWS>
 __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ? 2 * ROWS : 32, 128 / ROWS)
@@ -2541,7 +2661,8 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ?
     const int past_row = lesser(t.q_length * p.group.by, first_row + p.row_rows);
     const shared_address start = shared_start(), q = start + layout::Q, dout = start + layout::DOUT;
     const shared_address k = start + layout::K, v = start + layout::V;
-    const int first_token = first_row / p.group, last_token = (past_row - 1) / p.group, first = t.begin, end = t.end;
+    const int first_token = first_row / p.group, last_token = (past_row - 1) / p.group;
+    const int first = t.begin, end = p.carry == CARRY_LOAD ? first : t.end; /* at the end all keys were there */
     const int full_end = key_end(p.visible, t, first_token) / KEYS;
     const int full_begin = (key_begin(p.visible, t, last_token) + KEYS - 1) / KEYS;
 
@@ -2553,6 +2674,11 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ?
 
     float dq[1][HEAD / 8][4], log_sum[2], dot[2];
     clear(dq);
+    if (p.carry & CARRY_LOAD) {
+        CF_UNROLL
+        for (int j = 0; j < HEAD / 8; j++)
+            load_quad<THREADS>(dq[0][j], tile_sums<ROWS, HEAD>(p, head, t.place), j, (int)threadIdx.x);
+    }
     CF_UNROLL
     for (int half = 0; half < 2; half++) {
         const float *stats = tile_stats(p, head, t.place) + warp_row + 8 * half + lane / 4;
@@ -2601,6 +2727,10 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ?
         for (int half = 0; half < 2; half++)
             differentiate(s[0], dp[0], half, log_sum[half], dot[half], p.scale_log2, p.inverse_cap);
         multiply_sums<T, ROW>(dq, dp, lane_as_rows<ROW>(k_here, 0, 0));
+    }
+    if (p.carry & CARRY_STORE) {
+        store_part<THREADS>(dq, tile_sums<ROWS, HEAD>(p, head, t.place), (int)threadIdx.x);
+        return;
     }
     __syncwarp(); /* the warp's rows of Q are free, and only its own */
     CF_UNROLL
@@ -3125,16 +3255,22 @@ __global__ void __launch_bounds__(CF_HOPPER ? HOPPER_THREADS : 32, 1)
     if constexpr (CF_HOPPER) hopper_dq_block<T, HEAD>(p);
 }
 
-/* dQ of a split tile: the sums of its parts, always in the same order, by threads as in the kernel that computed
-   them. */
+/* dQ of a split tile: what earlier blocks of keys left, then the sums of its parts, always in the same order, by
+   threads as in the kernel that computed them. */
 template <typename T, int HEAD>
 __global__ void __launch_bounds__(HOPPER_CONSUMERS) attention_join_dq_kernel(const __grid_constant__ fused_params p) {
     int head;
     const tile t = find_work(p.work, &head);
     const int thread = (int)threadIdx.x;
-    float dq[1][HEAD / 8][4];
+    const int carry = t.carried > 0 ? p.carry : 0, end = p.carry == CARRY_LOAD ? t.begin : t.end;
+    float *carried = p.dq_sums + (head * p.n_carried + t.carried - 1) * (DQ_ROWS * HEAD), dq[1][HEAD / 8][4];
+    if (p.carry == CARRY_LOAD && carry == 0) return; /* of another slice, which was done with its own keys */
     clear(dq);
-    for (int part = t.begin; part < t.end; part++) {
+    if (carry & CARRY_LOAD) {
+        CF_UNROLL
+        for (int j = 0; j < HEAD / 8; j++) load_quad<HOPPER_CONSUMERS>(dq[0][j], carried, j, thread);
+    }
+    for (int part = t.begin; part < end; part++) {
         CF_UNROLL
         for (int j = 0; j < HEAD / 8; j++) {
             float x[4];
@@ -3142,6 +3278,10 @@ __global__ void __launch_bounds__(HOPPER_CONSUMERS) attention_join_dq_kernel(con
             CF_UNROLL
             for (int e = 0; e < 4; e++) dq[0][j][e] += x[e];
         }
+    }
+    if (carry & CARRY_STORE) {
+        store_part<HOPPER_CONSUMERS>(dq, carried, thread);
+        return;
     }
     hopper_store_dq<T, HEAD>(dq[0], p, t, head, thread, shared_start());
 }
@@ -3167,6 +3307,10 @@ struct score_params {
     float *lse;     /* likewise */
     int64_t lse_stride;
     float scale, cap;
+    view carried_rows; /* likewise, in fp32: what earlier blocks of keys left */
+    float *carried_lse;
+    int32_t carry;
+    int32_t add_rows; /* whether row_product adds to carried_rows */
 };
 
 CF_DEVICE float masked_score(const score_params &p, float dot, int begin, int end, int column) {
@@ -3178,7 +3322,24 @@ CF_DEVICE float masked_score(const score_params &p, float dot, int begin, int en
 /* One warp a row. */
 CF_DEVICE int64_t row_of_warp() { return (int64_t)blockIdx.x * (UNFUSED_THREADS / 32) + (int64_t)threadIdx.x / 32; }
 
-/* Scores become probabilities, and LSE is written. Every row sees at least one key. */
+/* Puts the log-sum of a row's keys in a block to that of the blocks before, and scales down what these left of the
+   output to it. Returns the log-sum of all. */
+CF_DEVICE float carry_row(const score_params &p, float log_sum, int token, int head) {
+    const int lane = (int)threadIdx.x % 32;
+    const view &rows = p.carried_rows;
+    float *row = reinterpret_cast<float *>(rows.data) + token * rows.row + head * rows.head;
+    float *lse = p.carried_lse + head * (int64_t)p.slice.q_length + token;
+    const float before = p.carry & CARRY_LOAD ? *lse : -INFINITY, top = fmaxf(before, log_sum);
+    const float all = top == -INFINITY ? top : top + logf(expf(before - top) + expf(log_sum - top));
+    const float keep = before == -INFINITY ? 0.0f : expf(before - all);
+    for (int i = lane; i < p.head_size; i += 32) row[i] = before == -INFINITY ? 0.0f : row[i] * keep;
+    __syncwarp();
+    if (lane == 0) *lse = all;
+    return all;
+}
+
+/* Scores become probabilities, and LSE is written. Every row sees at least one key, unless its sums are carried: then
+   probabilities are of all keys so far. */
 template <typename T>
 __global__ void __launch_bounds__(UNFUSED_THREADS) softmax_kernel(const __grid_constant__ score_params p) {
     const int64_t at = row_of_warp();
@@ -3190,8 +3351,15 @@ __global__ void __launch_bounds__(UNFUSED_THREADS) softmax_kernel(const __grid_c
     float top = -INFINITY, sum = 0.0f;
     for (int j = lane; j < p.n_keys; j += 32) top = fmaxf(top, masked_score(p, scores[j], begin, end, j));
     top = warp_max(top);
-    for (int j = lane; j < p.n_keys; j += 32) sum += expf(masked_score(p, scores[j], begin, end, j) - top);
+    for (int j = lane; j < p.n_keys && top != -INFINITY; j += 32)
+        sum += expf(masked_score(p, scores[j], begin, end, j) - top);
     sum = warp_sum(sum);
+    if (p.carry != 0) {
+        top = carry_row(p, top == -INFINITY ? top : top + logf(sum), token, head);
+        for (int j = lane; j < p.n_keys; j += 32)
+            probs[j] = from_float<T>(top == -INFINITY ? 0.0f : expf(masked_score(p, scores[j], begin, end, j) - top));
+        return;
+    }
     for (int j = lane; j < p.n_keys; j += 32)
         probs[j] = from_float<T>(expf(masked_score(p, scores[j], begin, end, j) - top) / sum);
     if (p.lse != NULL && lane == 0) p.lse[head * p.lse_stride + token] = top + logf(sum);
@@ -3218,6 +3386,25 @@ __global__ void __launch_bounds__(UNFUSED_THREADS) softmax_backward_kernel(const
         static_cast<T *>(p.probs)[at * p.ld + j] = from_float<T>(prob);
         static_cast<T *>(p.slopes)[at * p.ld + j] = from_float<T>(slope);
     }
+}
+
+/* Carried sums, rounded, into the caller's rows; and, of the forward, their log-sums. One warp a row and head. */
+struct round_params {
+    const float *sums, *sums_lse; /* (rows, heads, head size), (heads, rows) */
+    view to;                      /* in elements */
+    float *lse;
+    int64_t lse_stride;
+    int32_t n_rows, n_heads, head_size;
+};
+
+template <typename T>
+__global__ void __launch_bounds__(UNFUSED_THREADS) round_rows_kernel(const __grid_constant__ round_params p) {
+    const int64_t at = row_of_warp(), row = at / p.n_heads, head = at % p.n_heads;
+    if (row >= p.n_rows) return;
+    const int lane = (int)threadIdx.x % 32;
+    T *to = reinterpret_cast<T *>(p.to.data) + row * p.to.row + head * p.to.head;
+    for (int i = lane; i < p.head_size; i += 32) to[i] = from_float<T>(p.sums[at * p.head_size + i]);
+    if (p.lse != NULL && lane == 0) p.lse[head * p.lse_stride + row] = p.sums_lse[head * p.n_rows + row];
 }
 
 /* Zeros in `rows` rows of all heads; value into the same rows of lse, where given. */
@@ -3314,22 +3501,39 @@ int64_t fused_n_tiles(const problem *p) {
            p->n_dq_tiles + p->dq.n_split;
 }
 
-/* Device workspace of the forward: the sums of parts of its tiles. */
-size_t fused_forward_bytes(const problem *p) {
-    const int floats = fused_head(p) == 64 ? forward_part_size<64>::FLOATS : forward_part_size<128>::FLOATS;
-    return (size_t)p->desc.n_kv_heads * (size_t)p->forward.n_parts * (size_t)floats * sizeof(float);
+/* Tiles of so many packed rows whose sums are carried from block to block of keys, for one key head. */
+int64_t carried_tiles(const problem *p, int64_t rows) {
+    return p->in_blocks ? div_up(slice_tile(&p->desc, 0).q_length * p->group, rows) : 0;
 }
 
-/* Device workspace of the backward: two numbers a row, the sums of dQ or of parts of its tiles, the sums of parts of
-   key tiles. */
+/* Device workspace of the forward: carried sums, which lie at the same place for a chunk and all of its blocks, then
+   the sums of parts of its tiles. */
+size_t forward_sums_bytes(const problem *p, int64_t n_tiles) {
+    const int floats = fused_head(p) == 64 ? forward_part_size<64>::FLOATS : forward_part_size<128>::FLOATS;
+    return (size_t)p->desc.n_kv_heads * (size_t)n_tiles * (size_t)floats * sizeof(float);
+}
+
+size_t fused_carried_bytes(const problem *p) { return forward_sums_bytes(p, carried_tiles(p, p->forward_rows)); }
+
+size_t fused_forward_bytes(const problem *p) {
+    return fused_carried_bytes(p) + forward_sums_bytes(p, p->forward.n_parts);
+}
+
+/* Device workspace of the backward: two numbers a row and the sums of dQ, both carried likewise, the sums of parts of
+   dQ tiles, the sums of parts of key tiles. */
 size_t fused_stats_bytes(const problem *p) {
-    return align_up((size_t)(p->desc.n_kv_heads * p->n_row_tiles * p->row_tile * 2) * sizeof(float), 256);
+    return align_up((size_t)(p->desc.n_kv_heads * p->n_sum_tiles * p->row_tile * 2) * sizeof(float), 256);
+}
+
+size_t fused_sums_bytes(const problem *p) {
+    int64_t rows = p->n_sum_tiles * p->row_tile;
+    if (has_dq_tiles(p)) rows = carried_tiles(p, dq_rows(p)) * DQ_ROWS;
+    else if (p->desc.deterministic && !p->in_blocks) rows = 0;
+    return (size_t)(p->desc.n_kv_heads * rows * fused_head(p)) * sizeof(float);
 }
 
 size_t fused_dq_bytes(const problem *p) {
-    if (p->desc.deterministic)
-        return (size_t)(p->desc.n_kv_heads * p->dq.n_parts * DQ_ROWS * fused_head(p)) * sizeof(float);
-    return (size_t)(p->desc.n_kv_heads * p->n_row_tiles * p->row_tile * fused_head(p)) * sizeof(float);
+    return (size_t)(p->desc.n_kv_heads * p->dq.n_parts * DQ_ROWS * fused_head(p)) * sizeof(float);
 }
 
 int fused_key_head(const problem *p) { return p->key_tile == KEY_TILE ? fused_head(p) : 128; }
@@ -3340,7 +3544,14 @@ size_t fused_part_bytes(const problem *p) {
 }
 
 size_t fused_backward_bytes(const problem *p) {
-    return fused_stats_bytes(p) + fused_dq_bytes(p) + fused_part_bytes(p);
+    return fused_stats_bytes(p) + fused_sums_bytes(p) + fused_dq_bytes(p) + fused_part_bytes(p);
+}
+
+/* What a call does with carried sums. */
+int32_t carry_of(const call &c) {
+    const problem *p = &c.problem_of->inner;
+    if (!p->in_blocks) return 0;
+    return p->is_block ? CARRY_LOAD | CARRY_STORE : c.tensors->finish ? CARRY_LOAD : CARRY_STORE;
 }
 
 fused_params fused_of(const call &c) {
@@ -3364,6 +3575,18 @@ fused_params fused_of(const call &c) {
     f.n_chunks = (int32_t)(d->head_size / 8);
     f.row_tile = p->row_tile, f.row_tokens = p->row_tokens, f.row_rows = p->row_rows;
     f.forward_rows = p->forward_rows;
+    f.carry = carry_of(c);
+    return f;
+}
+
+/* The same with what the forward's sums need. */
+fused_params fused_forward_of(const call &c) {
+    const problem *p = &c.problem_of->inner;
+    fused_params f = fused_of(c);
+    f.carried = static_cast<float *>(c.tensors->workspace);
+    f.n_carried = carried_tiles(p, p->forward_rows);
+    f.part_sums = f.carried + fused_carried_bytes(p) / sizeof(float);
+    f.n_parts = p->forward.n_parts;
     return f;
 }
 
@@ -3399,38 +3622,41 @@ cf_result launch_tiles(const char *name, void (*kernel)(fused_params), const wor
 
 template <typename T, int HEAD> cf_result fused_forward_as(const call &c) {
     const tile_lists lists = lists_of(c);
-    fused_params f = fused_of(c);
-    f.part_sums = static_cast<float *>(c.tensors->workspace);
-    f.n_parts = c.problem_of->inner.forward.n_parts;
-    const cf_result code = launch_tiles("attention_forward", attention_forward_kernel<T, HEAD>, lists.forward,
-                                        FORWARD_THREADS, forward_layout<HEAD>::BYTES, c, f);
+    const fused_params f = fused_forward_of(c);
+    cf_result code = CF_OK;
+    if (f.carry != CARRY_LOAD)
+        code = launch_tiles("attention_forward", attention_forward_kernel<T, HEAD>, lists.forward, FORWARD_THREADS,
+                            forward_layout<HEAD>::BYTES, c, f);
     return code != CF_OK ? code
                          : launch_tiles("attention_combine", attention_combine_kernel<T, HEAD, FORWARD_THREADS>,
                                         lists.split_forward,
                                         FORWARD_THREADS, FORWARD_ROWS * HEAD * 2, c, f);
 }
 
-/* All kernels of a backward, for one shape of its tiles. */
+/* All kernels of a backward, for one shape of its tiles. Of several blocks of keys the first needs the rows' numbers,
+   and the last one rounds the sums. */
 template <typename T, int HEAD, int ROWS, int KEYS, int STAGES>
 cf_result launch_backward(const call &c, const fused_params &f) {
     const tile_lists l = lists_of(c);
     const bool deterministic = c.problem_of->inner.desc.deterministic != 0;
     const auto kernel = attention_backward_kernel<T, HEAD, ROWS, KEYS, STAGES>;
     fused_params sums = f;
+    fused_params keys = f;
     cf_result code = CF_OK;
     sums.sums_of_tile = deterministic ? 0 : ROWS * HEAD;
+    if (deterministic) keys.dq_sums = NULL;
     if (IS_SMALL<HEAD, ROWS, KEYS>)
         code = check_code(kernel, BACKWARD_THREADS, "arch", "code for sm_90a has no tiles for so little memory",
                           c.error);
-    if (code == CF_OK)
+    if (code == CF_OK && (f.carry & CARRY_LOAD) == 0)
         code = launch_tiles("attention_stats", attention_stats_kernel<T>, l.rows, STATS_THREADS, 0, c, sums);
-    if (code == CF_OK)
+    if (code == CF_OK && f.carry != CARRY_LOAD)
         code = launch_tiles("attention_backward", kernel, l.keys, BACKWARD_THREADS,
-                            backward_layout<HEAD, ROWS, KEYS, STAGES>::BYTES, c, f);
-    if (code == CF_OK)
+                            backward_layout<HEAD, ROWS, KEYS, STAGES>::BYTES, c, keys);
+    if (code == CF_OK && f.carry != CARRY_LOAD)
         code = launch_tiles("attention_join", attention_join_kernel<HEAD, KEYS, KEYS / 64>, l.split_keys, JOIN_THREADS,
                             0, c, f);
-    if (code != CF_OK) return code;
+    if (code != CF_OK || (f.carry & CARRY_STORE && !deterministic)) return code;
     if (deterministic)
         return launch_tiles("attention_dq", attention_dq_kernel<T, HEAD, ROWS>, l.rows, 2 * ROWS,
                             dq_layout<HEAD, ROWS>::BYTES, c, f);
@@ -3457,10 +3683,10 @@ cf_result fused_backward_of(const call &c, fused_params *to) {
     f.dq = view_of(x->dq, d->n_heads, d->head_size);
     f.q_tile = p->row_tokens * f.q.row * 2;
     f.dout_tile = p->row_tokens * f.dout.row * 2;
-    f.n_row_tiles = p->n_row_tiles;
+    f.n_row_tiles = p->n_sum_tiles;
     f.stats = reinterpret_cast<float *>(memory);
-    if (!d->deterministic) f.dq_sums = reinterpret_cast<float *>(memory + fused_stats_bytes(p));
-    f.part_sums = reinterpret_cast<float *>(memory + fused_stats_bytes(p) + fused_dq_bytes(p));
+    f.dq_sums = reinterpret_cast<float *>(memory + fused_stats_bytes(p));
+    f.part_sums = reinterpret_cast<float *>(memory + fused_stats_bytes(p) + fused_sums_bytes(p) + fused_dq_bytes(p));
     f.n_parts = p->backward.n_parts;
     const view dk = view_of(x->dk, d->n_kv_heads, d->head_size), dv = view_of(x->dv, d->n_kv_heads, d->head_size);
     f.dk = reinterpret_cast<float *>(dk.data);
@@ -3603,11 +3829,9 @@ template <typename T, int HEAD> cf_result hopper_forward_as(const call &c) {
     const problem *p = &c.problem_of->inner;
     const tile_lists lists = lists_of(c);
     hopper_params h = {};
-    h.fused = fused_of(c);
-    h.fused.part_sums = static_cast<float *>(c.tensors->workspace);
-    h.fused.n_parts = p->forward.n_parts;
+    h.fused = fused_forward_of(c);
     h.fused.work = lists.forward;
-    int64_t n_blocks = lists.forward.n_blocks;
+    int64_t n_blocks = h.fused.carry != CARRY_LOAD ? lists.forward.n_blocks : 0;
     cf_result code = check_hopper_code(kernel, c.error);
     if (code == CF_OK) code = make_maps(c, p->forward_rows, false, &h);
     if (code == CF_OK) code = prepare_taking(c, &h, &n_blocks);
@@ -3623,10 +3847,13 @@ template <typename T, int HEAD> cf_result hopper_forward_as(const call &c) {
 template <typename T, int HEAD> cf_result launch_hopper_dq(const call &c, const tile_lists &l, hopper_params *h) {
     const problem *p = &c.problem_of->inner;
     h->fused.work = l.dq;
+    h->fused.n_carried = carried_tiles(p, dq_rows(p));
     h->fused.n_parts = p->dq.n_parts;
-    h->fused.part_sums = reinterpret_cast<float *>(static_cast<char *>(c.tensors->workspace) + fused_stats_bytes(p));
-    const cf_result code = launch("attention_dq", attention_dq_hopper_kernel<T, HEAD>, l.dq.n_blocks, HOPPER_THREADS,
-                                  hopper_dq_layout<HEAD>::BYTES, c.stream, c.error, *h);
+    h->fused.part_sums = h->fused.dq_sums + fused_sums_bytes(p) / sizeof(float);
+    cf_result code = CF_OK;
+    if (h->fused.carry != CARRY_LOAD)
+        code = launch("attention_dq", attention_dq_hopper_kernel<T, HEAD>, l.dq.n_blocks, HOPPER_THREADS,
+                      hopper_dq_layout<HEAD>::BYTES, c.stream, c.error, *h);
     return code != CF_OK ? code
                          : launch_tiles("attention_join_dq", attention_join_dq_kernel<T, HEAD>, l.split_dq,
                                         HOPPER_CONSUMERS, DQ_ROWS * HEAD * 2, c, h->fused);
@@ -3645,15 +3872,18 @@ template <typename T, int HEAD> cf_result hopper_backward_as(const call &c) {
     if (code == CF_OK) code = make_maps(c, p->row_rows, true, &h);
     h.fused.sums_of_tile = deterministic ? 0 : layout::ROWS * HEAD;
     h.fused.work = l.keys;
-    if (code == CF_OK)
+    const int32_t carry = h.fused.carry;
+    hopper_params keys = h;
+    if (deterministic) keys.fused.dq_sums = NULL;
+    if (code == CF_OK && (carry & CARRY_LOAD) == 0)
         code = launch_tiles("attention_stats", attention_stats_kernel<T>, l.rows, STATS_THREADS, 0, c, h.fused);
-    if (code == CF_OK)
+    if (code == CF_OK && carry != CARRY_LOAD)
         code = launch("attention_backward", kernel, l.keys.n_blocks, HOPPER_THREADS, layout::BYTES, c.stream, c.error,
-                      h);
-    if (code == CF_OK)
+                      keys);
+    if (code == CF_OK && carry != CARRY_LOAD)
         code = launch_tiles("attention_join", attention_join_kernel<HEAD, KEY_TILE, 1>, l.split_keys, JOIN_THREADS, 0,
                             c, h.fused);
-    if (code != CF_OK) return code;
+    if (code != CF_OK || (carry & CARRY_STORE && !deterministic)) return code;
     if (deterministic) return launch_hopper_dq<T, HEAD>(c, l, &h);
     return launch_tiles("attention_round_dq", attention_round_dq_kernel<T, HEAD, layout::ROWS, 1>, l.rows,
                         BACKWARD_THREADS, layout::ROWS * HEAD * 2, c, h.fused);
@@ -3691,11 +3921,18 @@ size_t unfused_scores_bytes(const problem *p, int64_t bytes) {
     return align_up((size_t)(p->group * unfused_rows(p) * scores_ld(p) * bytes), 256);
 }
 
-size_t unfused_forward_bytes(const problem *p) {
+/* Sums that are carried from block to block of keys come first, at the same place for a chunk and all of its blocks. */
+size_t unfused_carried_bytes(const problem *p) {
+    const int64_t rows = p->in_blocks ? slice_tile(&p->desc, 0).q_length : 0;
+    return align_up((size_t)(rows * p->desc.n_heads * (p->desc.head_size + 1)) * sizeof(float), 256);
+}
+
+size_t unfused_block_bytes(const problem *p) {
     return unfused_scores_bytes(p, 4) + unfused_scores_bytes(p, number_bytes(p));
 }
 
-size_t unfused_backward_bytes(const problem *p) { return 2 * unfused_forward_bytes(p); }
+size_t unfused_forward_bytes(const problem *p) { return unfused_carried_bytes(p) + unfused_block_bytes(p); }
+size_t unfused_backward_bytes(const problem *p) { return unfused_carried_bytes(p) + 2 * unfused_block_bytes(p); }
 
 /* One product of a group of heads, column-major as cuBLAS wants it: c (m x n) = op(a) (m x k) op(b) (k x n) + beta c.
  */
@@ -3757,6 +3994,11 @@ cf_result row_product(const call &c, const score_params &s, const void *probs, c
     g.data_b = static_cast<const char *>(probs), g.op_b = CUBLAS_OP_N, g.ld_b = s.ld, g.step_b = s.rows * s.ld;
     g.data_c = to.data, g.ld_c = to.row, g.step_c = to.head, g.type_c = cuda_type(&c.problem_of->inner);
     g.m = s.head_size, g.n = s.rows, g.k = s.n_keys, g.batch = s.group;
+    if (s.carry != 0) { /* the sums instead, at the block's rows */
+        const view sums = advance(s.carried_rows, s.first_token, 0, 4);
+        g.data_c = sums.data, g.ld_c = sums.row, g.step_c = sums.head, g.type_c = CUDA_R_32F;
+        g.beta = s.add_rows ? 1.0f : 0.0f;
+    }
     return multiply_heads(c, g);
 }
 
@@ -3846,11 +4088,14 @@ cf_result unfused_slice(const call &c, const score_params &base, const unfused_v
         s.rows = (int32_t)std::min(most_rows, length - first);
         s.first_key = key_begin(s.visible, s.slice, s.first_token);
         s.n_keys = key_end(s.visible, s.slice, s.first_token + s.rows - 1) - s.first_key;
+        if (s.n_keys <= 0) continue; /* of a block of a prefix, before all windows */
         for (int64_t head = 0; head < p->desc.n_kv_heads; head++) {
             const unfused_views at = views_at(all, p, s, head);
             s.out = advance(all.out, s.slice.q_start, head * p->group, bytes);
             s.dout = advance(all.dout, s.slice.q_start, head * p->group, bytes);
             s.lse = c.tensors->lse ? c.tensors->lse + head * p->group * s.lse_stride + s.slice.q_start : NULL;
+            s.carried_rows = advance(base.carried_rows, 0, head * p->group, 4);
+            s.carried_lse = base.carried_lse + head * p->group * length;
             code = work(c, s, at);
             if (code != CF_OK) return code;
         }
@@ -3868,12 +4113,71 @@ cf_result use_stream(const call &c) {
     return check_cublas(c, status);
 }
 
-cf_result unfused_pass(const call &c, int backward, block_fn *work) {
+/* The first slice's carried sums become what the caller asked for. */
+template <typename T> cf_result unfused_round(const call &c, const score_params &s, const view &to, float *lse) {
+    round_params r = {};
+    r.sums = reinterpret_cast<const float *>(s.carried_rows.data);
+    r.sums_lse = s.carried_lse;
+    r.to = to;
+    r.lse = lse;
+    r.lse_stride = s.lse_stride;
+    r.n_rows = s.slice.q_length;
+    r.n_heads = (int32_t)c.problem_of->inner.desc.n_heads;
+    r.head_size = s.head_size;
+    return launch("round_rows", round_rows_kernel<T>, div_up((int64_t)r.n_rows * r.n_heads, UNFUSED_THREADS / 32),
+                  UNFUSED_THREADS, 0, c.stream, c.error, r);
+}
+
+typedef cf_result round_fn(const call &c, const score_params &s, const view &to, float *lse);
+
+/* What a pass of the unfused path does, for numbers of one type. */
+struct unfused_work {
+    bool backward;
+    block_fn *block;
+    round_fn *round;
+};
+
+/* Rows that see no key become zeros, and likewise the keys' gradients where the caller overwrites them. */
+cf_result unfused_clear(const call &c, const score_params &s, const unfused_views &all, const unfused_work &work) {
+    const cf_attention_desc *d = &c.problem_of->inner.desc;
+    const cf_attention_tensors *x = c.tensors;
+    const int64_t bytes = number_bytes(&c.problem_of->inner);
+    const view rows = work.backward ? all.dq : all.out;
+    float *lse = !work.backward && x->lse ? x->lse + s.slice.q_start : NULL;
+    cf_result code = CF_OK;
+    if (s.carry == 0)
+        code = clear_rows(c, advance(rows, s.slice.q_start, 0, bytes), first_seeing(s.visible, s.slice), d->n_heads,
+                          bytes, lse, s.lse_stride);
+    if (code != CF_OK || !work.backward || !x->overwrite) return code;
+    code = clear_rows(c, advance(all.dk, s.slice.k_start, 0, 4), s.slice.k_length, d->n_kv_heads, 4, NULL, 0);
+    if (code != CF_OK) return code;
+    return clear_rows(c, advance(all.dv, s.slice.k_start, 0, 4), s.slice.k_length, d->n_kv_heads, 4, NULL, 0);
+}
+
+cf_result unfused_slices(const call &c, const score_params &base, const unfused_views &all, const unfused_work &work) {
+    const cf_attention_desc *d = &c.problem_of->inner.desc;
+    const int64_t bytes = number_bytes(&c.problem_of->inner);
+    const int32_t carry = carry_of(c);
+    score_params s = base;
+    cf_result code = CF_OK;
+    for (int64_t i = 0; i < (carry == CARRY_LOAD ? 1 : d->n_slices) && code == CF_OK; i++) {
+        s.slice = slice_tile(d, i);
+        s.carry = i == 0 ? carry : 0;
+        s.add_rows = !work.backward || (s.carry & CARRY_LOAD) != 0;
+        if (s.carry == CARRY_LOAD)
+            return work.round(c, s, advance(work.backward ? all.dq : all.out, s.slice.q_start, 0, bytes),
+                              !work.backward && c.tensors->lse ? c.tensors->lse + s.slice.q_start : NULL);
+        code = unfused_clear(c, s, all, work);
+        if (code == CF_OK) code = unfused_slice(c, s, all, work.block);
+    }
+    return code;
+}
+
+cf_result unfused_pass(const call &c, const unfused_work &work) {
     const problem *p = &c.problem_of->inner;
     const cf_attention_desc *d = &p->desc;
     const cf_attention_tensors *x = c.tensors;
-    const int64_t bytes = number_bytes(p);
-    char *memory = static_cast<char *>(x->workspace);
+    char *memory = static_cast<char *>(x->workspace) + unfused_carried_bytes(p);
     cublasPointerMode_t mode = CUBLAS_POINTER_MODE_HOST;
     unfused_views all = {};
     score_params s = {};
@@ -3883,7 +4187,7 @@ cf_result unfused_pass(const call &c, int backward, block_fn *work) {
     all.k = view_of(x->k, d->n_kv_heads, d->head_size);
     all.v = view_of(x->v, d->n_kv_heads, d->head_size);
     all.out = view_of(x->out, d->n_heads, d->head_size);
-    if (backward) {
+    if (work.backward) {
         all.dout = view_of(x->dout, d->n_heads, d->head_size);
         all.dq = view_of(x->dq, d->n_heads, d->head_size);
         all.dk = view_of(x->dk, d->n_kv_heads, d->head_size);
@@ -3891,8 +4195,8 @@ cf_result unfused_pass(const call &c, int backward, block_fn *work) {
     }
     s.scores = reinterpret_cast<float *>(memory);
     s.probs = memory + unfused_scores_bytes(p, 4);
-    s.dprobs = reinterpret_cast<float *>(memory + unfused_forward_bytes(p));
-    s.slopes = memory + unfused_forward_bytes(p) + unfused_scores_bytes(p, 4);
+    s.dprobs = reinterpret_cast<float *>(memory + unfused_block_bytes(p));
+    s.slopes = memory + unfused_block_bytes(p) + unfused_scores_bytes(p, 4);
     s.ld = scores_ld(p);
     s.visible = p->visible;
     s.group = (int32_t)p->group;
@@ -3900,42 +4204,36 @@ cf_result unfused_pass(const call &c, int backward, block_fn *work) {
     s.lse_stride = x->lse_stride != 0 ? x->lse_stride : p->rows_q;
     s.scale = (float)d->scale;
     s.cap = (float)d->softcap;
+    if (p->in_blocks) {
+        const cf_tensor sums = {x->workspace, 0, 0};
+        s.carried_rows = view_of(sums, d->n_heads, d->head_size);
+        s.carried_lse = static_cast<float *>(x->workspace) +
+                        slice_tile(d, 0).q_length * d->n_heads * d->head_size;
+    }
     code = check_cublas(c, cublasGetPointerMode(x->cublas, &mode));
     if (code == CF_OK) code = check_cublas(c, cublasSetPointerMode(x->cublas, CUBLAS_POINTER_MODE_HOST));
     if (code != CF_OK) return code;
-    for (int64_t i = 0; i < d->n_slices && code == CF_OK; i++) {
-        s.slice = slice_tile(d, i);
-        const int64_t blind = first_seeing(s.visible, s.slice);
-        const view rows = backward ? all.dq : all.out;
-        code = clear_rows(c, advance(rows, s.slice.q_start, 0, bytes), blind, d->n_heads, bytes,
-                          !backward && x->lse ? x->lse + s.slice.q_start : NULL, s.lse_stride);
-        if (code == CF_OK && backward && x->overwrite) {
-            code = clear_rows(c, advance(all.dk, s.slice.k_start, 0, 4), s.slice.k_length, d->n_kv_heads, 4, NULL, 0);
-            if (code == CF_OK)
-                code =
-                    clear_rows(c, advance(all.dv, s.slice.k_start, 0, 4), s.slice.k_length, d->n_kv_heads, 4, NULL, 0);
-        }
-        if (code == CF_OK) code = unfused_slice(c, s, all, work);
-    }
+    code = unfused_slices(c, s, all, work);
     const cublasStatus_t restored = cublasSetPointerMode(x->cublas, mode);
     return code == CF_OK ? check_cublas(c, restored) : code;
 }
 
-cf_result unfused_forward(const call &c) {
+template <typename T> cf_result unfused_pass_as(const call &c, bool backward) {
+    const unfused_work forward = {false, unfused_forward_block<T>, unfused_round<T>};
+    const unfused_work back = {true, unfused_backward_block<T>, unfused_round<T>};
+    return unfused_pass(c, backward ? back : forward);
+}
+
+cf_result unfused_of(const call &c, bool backward) {
     switch (c.problem_of->inner.desc.dtype) {
-        case CF_DTYPE_FP32: return unfused_pass(c, 0, unfused_forward_block<float>);
-        case CF_DTYPE_FP16: return unfused_pass(c, 0, unfused_forward_block<__half>);
-        default: return unfused_pass(c, 0, unfused_forward_block<__nv_bfloat16>);
+        case CF_DTYPE_FP32: return unfused_pass_as<float>(c, backward);
+        case CF_DTYPE_FP16: return unfused_pass_as<__half>(c, backward);
+        default: return unfused_pass_as<__nv_bfloat16>(c, backward);
     }
 }
 
-cf_result unfused_backward(const call &c) {
-    switch (c.problem_of->inner.desc.dtype) {
-        case CF_DTYPE_FP32: return unfused_pass(c, 1, unfused_backward_block<float>);
-        case CF_DTYPE_FP16: return unfused_pass(c, 1, unfused_backward_block<__half>);
-        default: return unfused_pass(c, 1, unfused_backward_block<__nv_bfloat16>);
-    }
-}
+cf_result unfused_forward(const call &c) { return unfused_of(c, false); }
+cf_result unfused_backward(const call &c) { return unfused_of(c, true); }
 
 /* ---- the choice ---- */
 
@@ -4027,6 +4325,8 @@ cf_result check_call(const prepared *a, const cf_attention_tensors *x, int backw
     const problem *p = &a->inner;
     const int64_t number = number_bytes(p), q = p->rows_q, k = p->rows_k;
     const size_t need = backward ? a->open.backward_bytes : a->open.forward_bytes;
+    if (x->finish && (!p->in_blocks || p->is_block))
+        return cf_fail(error, CF_ERROR_ARGUMENT, "finish", -1, 0, x->finish, "only for a problem with a prefix");
     cf_result code = check_tensor(x->q, "q", number, q, error);
     if (code == CF_OK) code = check_tensor(x->k, "k", number, k, error);
     if (code == CF_OK) code = check_tensor(x->v, "v", number, k, error);
@@ -4050,81 +4350,22 @@ cf_result check_call(const prepared *a, const cf_attention_tensors *x, int backw
     return CF_OK;
 }
 
-/* ---- loading kernels ---- */
-
-/* CUDA loads a kernel when it is first launched, and may wait for the whole device then: for ever, where that is a
-   receive that waits for a process which waits for this one. So the executor has all of them loaded, on the current
-   device. */
-template <typename... K> cudaError_t load_kernels(K *...kernels) {
-    cudaFuncAttributes unused;
-    const cudaError_t all[] = {cudaFuncGetAttributes(&unused, kernels)...};
-    for (const cudaError_t status : all)
-        if (status != cudaSuccess) return status;
-    return cudaSuccess;
+/* A block of a chunk's prefix, where the chunk has one. */
+cf_result make_block(const cf_attention *chunk, int64_t first, int64_t n, block_slice *slice, problem *p,
+                     cf_error *error) {
+    if (chunk == NULL) return cf_fail_null(error, "chunk");
+    const problem *of = &reinterpret_cast<const prepared *>(chunk)->inner;
+    const int64_t prefix = of->is_block ? 0 : of->desc.prefix;
+    if (first < 0 || first >= prefix)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "first", -1, prefix - 1, first, "out of range of the prefix");
+    if (n < 1 || n > prefix - first)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "n", -1, prefix - first, n, "out of range of the prefix");
+    return resolve_block(of, first, n, slice, p, error);
 }
 
-template <typename T, int HEAD, int ROWS, int KEYS, int STAGES> cudaError_t load_backward() {
-    return load_kernels(attention_backward_kernel<T, HEAD, ROWS, KEYS, STAGES>,
-                        attention_join_kernel<HEAD, KEYS, KEYS / 64>, attention_dq_kernel<T, HEAD, ROWS>,
-                        attention_round_dq_kernel<T, HEAD, ROWS, 2>);
-}
-
-template <typename T, int HEAD> cudaError_t load_hopper_backward() {
-    return load_kernels(attention_backward_hopper_kernel<T, HEAD>, attention_join_kernel<HEAD, KEY_TILE, 1>,
-                        attention_round_dq_kernel<T, HEAD, hopper_backward_layout<HEAD>::ROWS, 1>,
-                        attention_dq_hopper_kernel<T, HEAD>, attention_join_dq_kernel<T, HEAD>);
-}
-
-template <typename T> cudaError_t load_16_bit() {
-    cudaError_t status = load_kernels(attention_forward_kernel<T, 64>, attention_forward_kernel<T, 128>,
-                                      attention_combine_kernel<T, 64, FORWARD_THREADS>,
-                                      attention_combine_kernel<T, 128, FORWARD_THREADS>,
-                                      forward_hopper_kernel<T, 64>(), forward_hopper_kernel<T, 128>(),
-                                      attention_combine_kernel<T, 64, HOPPER_CONSUMERS>,
-                                      attention_combine_kernel<T, 128, HOPPER_CONSUMERS>,
-                                      attention_stats_kernel<T>, softmax_kernel<T>, softmax_backward_kernel<T>);
-    if (status == cudaSuccess) status = load_backward<T, 64, LARGE_ROW_TILE, KEY_TILE, 2>();
-    if (status == cudaSuccess) status = load_backward<T, 64, ROW_TILE, KEY_TILE, 2>();
-    if (status == cudaSuccess) status = load_backward<T, 128, ROW_TILE, KEY_TILE, 2>();
-    if (status == cudaSuccess) status = load_backward<T, 128, ROW_TILE, SMALL_KEY_TILE, 1>();
-    if (status == cudaSuccess) status = load_hopper_backward<T, 64>();
-    return status == cudaSuccess ? load_hopper_backward<T, 128>() : status;
-}
-
-cudaError_t load_attention_kernels() {
-    cudaError_t status = load_16_bit<__nv_bfloat16>();
-    if (status == cudaSuccess) status = load_16_bit<__half>();
-    if (status != cudaSuccess) return status;
-    return load_kernels(softmax_kernel<float>, softmax_backward_kernel<float>, clear_kernel);
-}
-
-} /* namespace */
-
-extern "C" {
-
-const char *cf_attention_path_name(cf_attention_path path) {
-    const path_entry *entry = find_path(path);
-    return number_of(path) == CF_ATTENTION_AUTO ? "auto" : entry ? entry->name : "?";
-}
-
-cf_result cf_attention_size(const cf_attention_desc *desc, size_t *bytes, cf_error *error) {
-    problem p;
-    const path_entry *path = NULL;
-    if (bytes == NULL) return cf_fail_null(error, "bytes");
-    cf_result code = resolve(desc, &p, error);
-    if (code == CF_OK) code = choose_path(&p, &path, error);
-    if (code == CF_OK) *bytes = lay_out(&p, path).bytes;
-    return code;
-}
-
-cf_result cf_attention_prepare(const cf_attention_desc *desc, void *memory, size_t bytes, const cf_attention **out,
-                               cf_error *error) {
-    problem p;
-    const path_entry *path = NULL;
-    if (out == NULL) return cf_fail_null(error, "out");
-    cf_result code = resolve(desc, &p, error);
-    if (code == CF_OK) code = choose_path(&p, &path, error);
-    if (code != CF_OK) return code;
+/* Lays a prepared problem out in the caller's memory. */
+cf_result put_prepared(problem &p, const path_entry *path, void *memory, size_t bytes, const cf_attention **out,
+                       cf_error *error) {
     const prepared_layout at = lay_out(&p, path);
     if (memory == NULL) return cf_fail_null(error, "memory");
     if (reinterpret_cast<uintptr_t>(memory) % CF_MEMORY_ALIGNMENT != 0)
@@ -4163,6 +4404,103 @@ cf_result cf_attention_prepare(const cf_attention_desc *desc, void *memory, size
     }
     *out = &a->open;
     return CF_OK;
+}
+
+/* ---- loading kernels ---- */
+
+/* CUDA loads a kernel when it is first launched, and may wait for the whole device then: for ever, where that is a
+   receive that waits for a process which waits for this one. So the executor has all of them loaded, on the current
+   device. */
+template <typename... K> cudaError_t load_kernels(K *...kernels) {
+    cudaFuncAttributes unused;
+    const cudaError_t all[] = {cudaFuncGetAttributes(&unused, kernels)...};
+    for (const cudaError_t status : all)
+        if (status != cudaSuccess) return status;
+    return cudaSuccess;
+}
+
+template <typename T, int HEAD, int ROWS, int KEYS, int STAGES> cudaError_t load_backward() {
+    return load_kernels(attention_backward_kernel<T, HEAD, ROWS, KEYS, STAGES>,
+                        attention_join_kernel<HEAD, KEYS, KEYS / 64>, attention_dq_kernel<T, HEAD, ROWS>,
+                        attention_round_dq_kernel<T, HEAD, ROWS, 2>);
+}
+
+template <typename T, int HEAD> cudaError_t load_hopper_backward() {
+    return load_kernels(attention_backward_hopper_kernel<T, HEAD>, attention_join_kernel<HEAD, KEY_TILE, 1>,
+                        attention_round_dq_kernel<T, HEAD, hopper_backward_layout<HEAD>::ROWS, 1>,
+                        attention_dq_hopper_kernel<T, HEAD>, attention_join_dq_kernel<T, HEAD>);
+}
+
+template <typename T> cudaError_t load_16_bit() {
+    cudaError_t status = load_kernels(attention_forward_kernel<T, 64>, attention_forward_kernel<T, 128>,
+                                      attention_combine_kernel<T, 64, FORWARD_THREADS>,
+                                      attention_combine_kernel<T, 128, FORWARD_THREADS>,
+                                      forward_hopper_kernel<T, 64>(), forward_hopper_kernel<T, 128>(),
+                                      attention_combine_kernel<T, 64, HOPPER_CONSUMERS>,
+                                      attention_combine_kernel<T, 128, HOPPER_CONSUMERS>,
+                                      attention_stats_kernel<T>, softmax_kernel<T>, softmax_backward_kernel<T>,
+                                      round_rows_kernel<T>);
+    if (status == cudaSuccess) status = load_backward<T, 64, LARGE_ROW_TILE, KEY_TILE, 2>();
+    if (status == cudaSuccess) status = load_backward<T, 64, ROW_TILE, KEY_TILE, 2>();
+    if (status == cudaSuccess) status = load_backward<T, 128, ROW_TILE, KEY_TILE, 2>();
+    if (status == cudaSuccess) status = load_backward<T, 128, ROW_TILE, SMALL_KEY_TILE, 1>();
+    if (status == cudaSuccess) status = load_hopper_backward<T, 64>();
+    return status == cudaSuccess ? load_hopper_backward<T, 128>() : status;
+}
+
+cudaError_t load_attention_kernels() {
+    cudaError_t status = load_16_bit<__nv_bfloat16>();
+    if (status == cudaSuccess) status = load_16_bit<__half>();
+    if (status != cudaSuccess) return status;
+    return load_kernels(softmax_kernel<float>, softmax_backward_kernel<float>, round_rows_kernel<float>, clear_kernel);
+}
+
+} /* namespace */
+
+extern "C" {
+
+const char *cf_attention_path_name(cf_attention_path path) {
+    const path_entry *entry = find_path(path);
+    return number_of(path) == CF_ATTENTION_AUTO ? "auto" : entry ? entry->name : "?";
+}
+
+cf_result cf_attention_size(const cf_attention_desc *desc, size_t *bytes, cf_error *error) {
+    problem p;
+    const path_entry *path = NULL;
+    if (bytes == NULL) return cf_fail_null(error, "bytes");
+    cf_result code = resolve(desc, &p, error);
+    if (code == CF_OK) code = choose_path(&p, &path, error);
+    if (code == CF_OK) *bytes = lay_out(&p, path).bytes;
+    return code;
+}
+
+cf_result cf_attention_prepare(const cf_attention_desc *desc, void *memory, size_t bytes, const cf_attention **out,
+                               cf_error *error) {
+    problem p;
+    const path_entry *path = NULL;
+    if (out == NULL) return cf_fail_null(error, "out");
+    cf_result code = resolve(desc, &p, error);
+    if (code == CF_OK) code = choose_path(&p, &path, error);
+    return code == CF_OK ? put_prepared(p, path, memory, bytes, out, error) : code;
+}
+
+cf_result cf_attention_block_size(const cf_attention *chunk, int64_t first, int64_t n, size_t *bytes,
+                                  cf_error *error) {
+    problem p;
+    block_slice slice;
+    if (bytes == NULL) return cf_fail_null(error, "bytes");
+    const cf_result code = make_block(chunk, first, n, &slice, &p, error);
+    if (code == CF_OK) *bytes = lay_out(&p, find_path(chunk->path)).bytes;
+    return code;
+}
+
+cf_result cf_attention_block_prepare(const cf_attention *chunk, int64_t first, int64_t n, void *memory, size_t bytes,
+                                     const cf_attention **out, cf_error *error) {
+    problem p;
+    block_slice slice;
+    if (out == NULL) return cf_fail_null(error, "out");
+    const cf_result code = make_block(chunk, first, n, &slice, &p, error);
+    return code == CF_OK ? put_prepared(p, find_path(chunk->path), memory, bytes, out, error) : code;
 }
 
 cf_result cf_attention_forward(const cf_attention *attention, const cf_attention_tensors *tensors,
@@ -4474,6 +4812,308 @@ cf_tensor plane_tensor(const cf_state *state, int64_t layer, int64_t row, int64_
     return t;
 }
 
+/* ---- streaming ---- */
+
+const int64_t MOST_STREAM_SLOTS = 64;
+
+/* A place for a block of K and V, and one for a block of dK and dV. An event that was never recorded holds nobody up.
+   */
+struct stream_slot {
+    cudaEvent_t loaded, used, written;
+};
+
+/* What a turn of a pass moves: rows of one layer. */
+struct stream_item {
+    int64_t layer, index, first, n;
+    bool own;
+};
+
+struct state_stream {
+    cf_state_stream_desc desc;
+    cf_allocator from;
+    planes state, gradient; /* of one layer's slot */
+    stream_slot slots[MOST_STREAM_SLOTS];
+    cudaEvent_t ready, sent; /* something that is to leave is computed; all that left so far has arrived */
+    bool open;
+    cf_state_pass pass;
+    bool backward;
+    int64_t seen, touched;      /* first row of the group that this pass sees, and that has a gradient to be loaded */
+    int64_t n_own, n_prefix;    /* blocks of a layer */
+    int64_t issued, taken;      /* blocks of all layers that have set out, and that were handed out */
+    int64_t layer, place;       /* where the next call is: layers that are done, blocks that this one has handed out */
+    bool holds;                 /* the last block is still in use */
+};
+
+/* The first row that a query after `prefix` rows sees. */
+int64_t first_seen_row(int64_t prefix, int64_t window) {
+    return window > 0 ? std::max<int64_t>(0, prefix - window + 1) : 0;
+}
+
+/* Blocks of a range of rows end at multiples of block_rows. */
+int64_t n_blocks_of(int64_t first, int64_t end, int64_t block_rows) {
+    return first < end ? (end - 1) / block_rows - first / block_rows + 1 : 0;
+}
+
+int64_t block_of(int64_t first, int64_t end, int64_t block_rows, int64_t index, int64_t *row) {
+    if (index < 0 || index >= n_blocks_of(first, end, block_rows)) return 0;
+    const int64_t number = first / block_rows + index;
+    *row = std::max(first, number * block_rows);
+    return (end - 1) / block_rows > number ? (number + 1) * block_rows - *row : end - *row;
+}
+
+cf_state one_layer_of(const cf_state_stream_desc *d, cf_dtype dtype) {
+    cf_state s = d->state;
+    s.data = NULL;
+    s.dtype = dtype;
+    s.n_layers = 1;
+    s.rows = d->block_rows;
+    s.one_layer = 0;
+    return s;
+}
+
+/* Checks what a ring depends on, fills in defaults, and works out the slots' sizes. */
+cf_result resolve_stream(cf_state_stream_desc *d, planes *state, planes *gradient, cf_error *error) {
+    cf_state whole = d->state;
+    whole.rows = 0, whole.one_layer = 0;
+    cf_result code = check_state(&whole, 0, state, error);
+    if (code != CF_OK) return code;
+    if (d->state.dtype == CF_DTYPE_DEFAULT) d->state.dtype = CF_DTYPE_BF16;
+    if (d->n_slots == 0) d->n_slots = 2;
+    if (d->n_slots < 2 || d->n_slots > MOST_STREAM_SLOTS)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "n_slots", -1, MOST_STREAM_SLOTS, d->n_slots, "must be 2 to 64, or 0");
+    if (d->block_rows < 1 || d->block_rows > MOST_ROWS)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "block_rows", -1, MOST_ROWS, d->block_rows, "out of range");
+    const cf_state slot = one_layer_of(d, d->state.dtype), gradient_slot = one_layer_of(d, CF_DTYPE_FP32);
+    code = check_state(&slot, 0, state, error);
+    if (code == CF_OK) code = check_state(&gradient_slot, 0, gradient, error);
+    if (code == CF_OK && product_above(2 * gradient->stride, d->n_slots, INT64_MAX))
+        code = cf_fail(error, CF_ERROR_OVERFLOW, "block_rows", -1, INT64_MAX / d->n_slots, 2 * gradient->stride,
+                       "too many bytes");
+    return code;
+}
+
+cf_result check_ring(const void *ring, int64_t bytes, int64_t need, const char *name, const char *bytes_name,
+                     cf_error *error) {
+    if (reinterpret_cast<uintptr_t>(ring) % 16 != 0)
+        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, 0, (int64_t)(reinterpret_cast<uintptr_t>(ring) % 16),
+                       "address must be a multiple of 16");
+    if (bytes < need) return cf_fail(error, CF_ERROR_SPACE, bytes_name, -1, need, bytes, "too small");
+    return CF_OK;
+}
+
+/* The group's rows in host memory: what the stream was made for, and enough rows. */
+cf_result check_host_rows(const state_stream *s, const cf_state *host, cf_dtype dtype, const char *name, int64_t rows,
+                          cf_error *error) {
+    const cf_state *own = &s->desc.state;
+    planes unused = {};
+    const cf_result code = check_rows(host, 0, rows, &unused, error);
+    if (code != CF_OK) return code;
+    const int got = number_of(host->dtype) == CF_DTYPE_DEFAULT ? (int)CF_DTYPE_BF16 : number_of(host->dtype);
+    if (host->n_layers != own->n_layers || host->n_kv_heads != own->n_kv_heads || host->head_size != own->head_size ||
+        got != number_of(dtype) || host->one_layer)
+        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, own->n_layers, host->n_layers,
+                       "layers, heads, head size or type are not those of the stream");
+    return CF_OK;
+}
+
+cf_result check_pass(const state_stream *s, const cf_state_pass *p, cf_error *error) {
+    if (s->open) return cf_fail(error, CF_ERROR_ARGUMENT, "stream", -1, 0, 1, "the pass before has not ended");
+    if (p == NULL) return cf_fail_null(error, "pass");
+    if (p->prefix < 0 || p->prefix > MOST_ROWS)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "prefix", -1, MOST_ROWS, p->prefix, "out of range");
+    if (p->own < 0 || p->own > MOST_ROWS)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "own", -1, MOST_ROWS, p->own, "out of range");
+    if (p->window < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "window", -1, 0, p->window, "must not be negative");
+    const cf_result code = check_host_rows(s, &p->state, s->desc.state.dtype, "state", p->prefix + p->own, error);
+    if (code != CF_OK || p->gradient.data == NULL) return code;
+    if (s->desc.gradient_ring == NULL) return cf_fail_null(error, "gradient_ring");
+    return check_host_rows(s, &p->gradient, CF_DTYPE_FP32, "gradient", p->prefix + p->own, error);
+}
+
+/* Block `turn` of a pass, counted over all layers. */
+stream_item item_at(const state_stream *s, int64_t turn) {
+    const int64_t per_layer = s->n_own + s->n_prefix, layer = turn / per_layer, place = turn % per_layer;
+    const int64_t end = s->pass.prefix + s->pass.own, rows = s->desc.block_rows;
+    stream_item i = {s->backward ? s->desc.state.n_layers - 1 - layer : layer, place - s->n_own, 0, 0, false};
+    i.own = place < s->n_own;
+    i.n = i.own ? block_of(std::max(s->touched, s->pass.prefix), end, rows, place, &i.first)
+                : block_of(s->seen, s->pass.prefix, rows, i.index, &i.first);
+    return i;
+}
+
+char *slot_data(void *ring, const planes &slot, int64_t number) {
+    return static_cast<char *>(ring) + number * 2 * slot.stride;
+}
+
+/* Copies n rows of both planes of a layer between host memory, from row `first` on, and a slot, from row `at` on. */
+cf_result copy_block(const cf_state *host, int64_t layer, int64_t first, int64_t n, char *slot, const planes &of,
+                     int64_t at, bool in, cudaStream_t stream, cf_error *error) {
+    const int64_t width = n * of.row_bytes, pitch = host->rows * of.row_bytes;
+    char *rows = static_cast<char *>(host->data) + 2 * layer * pitch + first * of.row_bytes;
+    char *to = slot + at * of.row_bytes;
+    return in ? copy_pieces(to, of.stride, rows, pitch, width, 2, cudaMemcpyHostToDevice, stream, "state", error)
+              : copy_pieces(rows, pitch, to, of.stride, width, 2, cudaMemcpyDeviceToHost, stream, "state", error);
+}
+
+/* Gradients of a block: rows that nobody added to yet, which come before all others, begin at 0. */
+cf_result load_gradient(const state_stream *s, const stream_item &i, char *slot, cf_error *error) {
+    const planes &of = s->gradient;
+    const int64_t fresh = std::max<int64_t>(0, std::min(i.n, s->touched - i.first));
+    for (int64_t plane = 0; plane < 2 && fresh > 0; plane++) {
+        const cudaError_t status =
+            cudaMemsetAsync(slot + plane * of.stride, 0, (size_t)(fresh * of.row_bytes), s->desc.in);
+        if (status != cudaSuccess) return fail_cuda(error, status, "state");
+    }
+    return copy_block(&s->pass.gradient, i.layer, i.first + fresh, i.n - fresh, slot, of, fresh, true, s->desc.in,
+                      error);
+}
+
+cf_result record(cudaEvent_t event, cudaStream_t stream, cf_error *error) {
+    const cudaError_t status = cudaEventRecord(event, stream);
+    return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "event");
+}
+
+cf_result hold(cudaStream_t stream, cudaEvent_t event, cf_error *error) {
+    const cudaError_t status = cudaStreamWaitEvent(stream, event, 0);
+    return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "event");
+}
+
+/* Puts the next block's copies on their stream, after the last use of its slot and after what left from there. */
+cf_result issue_block(state_stream *s, cf_error *error) {
+    const stream_item i = item_at(s, s->issued);
+    const int64_t number = s->issued % s->desc.n_slots;
+    const stream_slot &slot = s->slots[number];
+    cf_result code = hold(s->desc.in, slot.used, error);
+    if (code == CF_OK && s->backward) code = hold(s->desc.in, slot.written, error);
+    if (code == CF_OK && !i.own)
+        code = copy_block(&s->pass.state, i.layer, i.first, i.n, slot_data(s->desc.ring, s->state, number), s->state, 0,
+                          true, s->desc.in, error);
+    if (code == CF_OK && s->backward)
+        code = load_gradient(s, i, slot_data(s->desc.gradient_ring, s->gradient, number), error);
+    if (code == CF_OK) code = record(slot.loaded, s->desc.in, error);
+    if (code == CF_OK) s->issued++;
+    return code;
+}
+
+int64_t n_items(const state_stream *s) { return s->desc.state.n_layers * (s->n_own + s->n_prefix); }
+
+/* The block in use is done when `compute` comes here: its gradients leave, and its slot is filled again. */
+cf_result release_block(state_stream *s, cudaStream_t compute, bool refill, cf_error *error) {
+    if (!s->holds) return CF_OK;
+    const stream_item i = item_at(s, s->taken - 1);
+    const int64_t number = (s->taken - 1) % s->desc.n_slots;
+    const stream_slot &slot = s->slots[number];
+    s->holds = false;
+    cf_result code = record(slot.used, compute, error);
+    if (code == CF_OK && s->backward && !i.own) {
+        code = hold(s->desc.out, slot.used, error);
+        if (code == CF_OK)
+            code = copy_block(&s->pass.gradient, i.layer, i.first, i.n,
+                              slot_data(s->desc.gradient_ring, s->gradient, number), s->gradient, 0, false, s->desc.out,
+                              error);
+        if (code == CF_OK) code = record(slot.written, s->desc.out, error);
+    }
+    return code == CF_OK && refill && s->issued < n_items(s) ? issue_block(s, error) : code;
+}
+
+/* Hands out the block that comes next. */
+cf_result take_block(state_stream *s, cudaStream_t compute, cf_state_block *to, cf_error *error) {
+    const int64_t number = s->taken % s->desc.n_slots;
+    const stream_item i = item_at(s, s->taken);
+    const cf_result code = hold(compute, s->slots[number].loaded, error);
+    if (code != CF_OK) return code;
+    to->layer = i.layer, to->first_row = i.first, to->n_rows = i.n, to->own = i.own;
+    to->index = i.own ? -1 : i.index;
+    to->state = one_layer_of(&s->desc, s->desc.state.dtype);
+    to->gradient = one_layer_of(&s->desc, CF_DTYPE_FP32);
+    if (!i.own) to->state.data = slot_data(s->desc.ring, s->state, number);
+    if (s->backward) to->gradient.data = slot_data(s->desc.gradient_ring, s->gradient, number);
+    s->taken++, s->place++;
+    s->holds = true;
+    return CF_OK;
+}
+
+/* Sums of rows of fp32 numbers, four at a time. */
+struct add_params {
+    const char *from;
+    char *to;
+    int64_t rows, from_row, to_row; /* strides in bytes */
+    int64_t row_bytes, from_plane;  /* of the two planes of `from`, K and V */
+    char *to_v;
+    int64_t to_v_row;
+};
+
+__global__ void __launch_bounds__(STATE_THREADS) add_rows_kernel(const __grid_constant__ add_params p) {
+    const int64_t at = (int64_t)blockIdx.x * (STATE_THREADS / 32) + (int64_t)threadIdx.x / 32, row = at / 2;
+    if (row >= p.rows) return;
+    const char *from = p.from + (at % 2) * p.from_plane + row * p.from_row;
+    char *to = at % 2 ? p.to_v + row * p.to_v_row : p.to + row * p.to_row;
+    for (int64_t i = (int64_t)threadIdx.x % 32 * 16; i < p.row_bytes; i += 32 * 16) {
+        float x[4], y[4];
+        load_numbers<float, 4>(x, from + i);
+        load_numbers<float, 4>(y, to + i);
+        CF_UNROLL
+        for (int e = 0; e < 4; e++) y[e] += x[e];
+        store_numbers<float, 4>(to + i, y);
+    }
+}
+
+/* A tensor of the chunk's rows, each in one piece. *row_bytes: from row to row. */
+cf_result check_whole_rows(const cf_tensor *t, const char *name, const planes &of, int64_t rows, const cf_state *like,
+                           int64_t *row_bytes, cf_error *error) {
+    if (t == NULL) return cf_fail_null(error, name);
+    const int64_t number = of.row_bytes / (like->n_kv_heads * like->head_size);
+    const cf_result code = check_tensor(*t, name, number, rows, error);
+    if (code != CF_OK) return code;
+    *row_bytes = t->row_stride != 0 ? t->row_stride * number : of.row_bytes;
+    if (t->head_stride != 0 && t->head_stride != like->head_size)
+        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, like->head_size, t->head_stride,
+                       "no gaps between heads here");
+    if (*row_bytes < of.row_bytes)
+        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, of.row_bytes, *row_bytes, "rows overlap");
+    return CF_OK;
+}
+
+/* Copies the rows that later chunks see out of K and V, which are complete when `out` comes here. */
+cf_result send_rows(const state_stream *s, int64_t layer, const cf_tensor *tensors[2], const int64_t strides[2],
+                    cf_error *error) {
+    const cf_state_pass *p = &s->pass;
+    const int64_t end = p->prefix + p->own, first = std::max(p->prefix, first_seen_row(end, p->window));
+    const int64_t bytes = s->state.row_bytes;
+    char *plane = static_cast<char *>(p->state.data) + (2 * layer * p->state.rows + first) * bytes;
+    cf_result code = CF_OK;
+    for (int64_t i = 0; i < 2 && code == CF_OK; i++)
+        code = copy_pieces(plane + i * p->state.rows * bytes, bytes,
+                           static_cast<const char *>(tensors[i]->data) + (first - p->prefix) * strides[i], strides[i],
+                           bytes, end - first, cudaMemcpyDeviceToHost, s->desc.out, "state", error);
+    return code;
+}
+
+state_stream *opened_stream(cf_state_stream *s) { return reinterpret_cast<state_stream *>(s); }
+
+cf_result check_open(const state_stream *s, cf_error *error) {
+    if (s == NULL) return cf_fail_null(error, "stream");
+    return s->open ? CF_OK : cf_fail(error, CF_ERROR_ARGUMENT, "stream", -1, 1, 0, "no pass has begun");
+}
+
+template <typename F> void each_event(state_stream *s, F visit) {
+    visit(&s->ready);
+    visit(&s->sent);
+    for (int64_t i = 0; i < s->desc.n_slots; i++) {
+        visit(&s->slots[i].loaded);
+        visit(&s->slots[i].used);
+        visit(&s->slots[i].written);
+    }
+}
+
+void free_stream(state_stream *s) {
+    const cf_allocator from = s->from;
+    each_event(s, [](cudaEvent_t *event) {
+        if (*event != NULL) (void)cudaEventDestroy(*event);
+    });
+    from.release(s, from.user);
+}
+
 /* ---- rotary table ---- */
 
 cf_result check_rope(const cf_rope *rope, int64_t head_size, rope_table *to, cf_error *error) {
@@ -4628,7 +5268,7 @@ template <typename T, int V> cudaError_t load_rows_of() {
 }
 
 cudaError_t load_state_kernels() {
-    cudaError_t status = load_kernels(padding_kernel);
+    cudaError_t status = load_kernels(padding_kernel, add_rows_kernel);
     if (status == cudaSuccess) status = load_rows_of<float, 1>();
     if (status == cudaSuccess) status = load_rows_of<float, 4>();
     if (status == cudaSuccess) status = load_rows_of<__nv_bfloat16, 1>();
@@ -4693,6 +5333,155 @@ cf_result cf_state_prefetch(const cf_state *state, int64_t first_row, int64_t n_
     return copy_pieces(static_cast<char *>(state->data) + first_row * p.row_bytes, p.stride,
                        static_cast<const char *>(host), width, width, p.n, cudaMemcpyHostToDevice, stream, "state",
                        error);
+}
+
+cf_result cf_state_stream_size(const cf_state_stream_desc *desc, int64_t *ring_bytes, int64_t *gradient_ring_bytes,
+                               cf_error *error) {
+    planes state = {}, gradient = {};
+    if (desc == NULL) return cf_fail_null(error, "desc");
+    if (ring_bytes == NULL) return cf_fail_null(error, "ring_bytes");
+    if (gradient_ring_bytes == NULL) return cf_fail_null(error, "gradient_ring_bytes");
+    cf_state_stream_desc d = *desc;
+    const cf_result code = resolve_stream(&d, &state, &gradient, error);
+    if (code != CF_OK) return code;
+    *ring_bytes = d.n_slots * 2 * state.stride;
+    *gradient_ring_bytes = d.n_slots * 2 * gradient.stride;
+    return CF_OK;
+}
+
+cf_result cf_state_stream_create(const cf_state_stream_desc *desc, cf_state_stream **out, cf_error *error) {
+    planes state = {}, gradient = {};
+    cf_allocator from;
+    void *memory = NULL;
+    if (desc == NULL) return cf_fail_null(error, "desc");
+    if (out == NULL) return cf_fail_null(error, "out");
+    cf_state_stream_desc d = *desc;
+    cf_result code = resolve_stream(&d, &state, &gradient, error);
+    if (code == CF_OK && d.ring == NULL) return cf_fail_null(error, "ring");
+    if (code == CF_OK)
+        code = check_ring(d.ring, d.ring_bytes, d.n_slots * 2 * state.stride, "ring", "ring_bytes", error);
+    if (code == CF_OK && d.gradient_ring != NULL)
+        code = check_ring(d.gradient_ring, d.gradient_ring_bytes, d.n_slots * 2 * gradient.stride, "gradient_ring",
+                          "gradient_ring_bytes", error);
+    if (code == CF_OK) code = cf_allocator_resolve(d.allocator, &from, error);
+    if (code == CF_OK) code = cf_allocate(&from, sizeof(state_stream), &memory, error);
+    if (code != CF_OK) return code;
+    state_stream *s = new (memory) state_stream();
+    s->desc = d;
+    s->from = from;
+    s->state = state, s->gradient = gradient;
+    each_event(s, [&](cudaEvent_t *event) {
+        if (code != CF_OK) return;
+        const cudaError_t status = cudaEventCreateWithFlags(event, cudaEventDisableTiming);
+        if (status != cudaSuccess) code = fail_cuda(error, status, "event");
+    });
+    if (code == CF_OK) *out = reinterpret_cast<cf_state_stream *>(s);
+    else free_stream(s);
+    return code;
+}
+
+void cf_state_stream_free(cf_state_stream *stream) {
+    if (stream != NULL) free_stream(opened_stream(stream));
+}
+
+int64_t cf_state_stream_block(int64_t block_rows, int64_t prefix, int64_t window, int64_t index, int64_t *first_row) {
+    int64_t row = 0;
+    if (block_rows < 1 || prefix < 0 || prefix > MOST_ROWS || window < 0) return 0;
+    const int64_t n = block_of(first_seen_row(prefix, window), prefix, block_rows, index, &row);
+    if (n > 0 && first_row != NULL) *first_row = row;
+    return n;
+}
+
+cf_result cf_state_stream_begin(cf_state_stream *stream, const cf_state_pass *pass, cf_error *error) {
+    state_stream *s = opened_stream(stream);
+    if (s == NULL) return cf_fail_null(error, "stream");
+    cf_result code = check_pass(s, pass, error);
+    if (code != CF_OK) return code;
+    const int64_t end = pass->prefix + pass->own, rows = s->desc.block_rows;
+    s->pass = *pass;
+    s->backward = pass->gradient.data != NULL;
+    s->seen = first_seen_row(pass->prefix, pass->window);
+    s->touched = pass->overwrite ? end : first_seen_row(end, pass->window);
+    s->n_own = s->backward ? n_blocks_of(std::max(s->touched, pass->prefix), end, rows) : 0;
+    s->n_prefix = n_blocks_of(s->seen, pass->prefix, rows);
+    s->issued = s->taken = s->layer = s->place = 0;
+    s->holds = false;
+    code = record(s->sent, s->desc.out, error);
+    if (code == CF_OK) code = hold(s->desc.in, s->sent, error);
+    while (code == CF_OK && s->issued < std::min(s->desc.n_slots, n_items(s))) code = issue_block(s, error);
+    s->open = code == CF_OK;
+    return code;
+}
+
+cf_result cf_state_stream_next(cf_state_stream *stream, cf_cuda_stream compute, cf_state_block *out, cf_error *error) {
+    state_stream *s = opened_stream(stream);
+    cf_state_block block = {};
+    cf_result code = check_open(s, error);
+    if (code != CF_OK) return code;
+    if (out == NULL) return cf_fail_null(error, "out");
+    const int64_t n_layers = s->desc.state.n_layers;
+    if (s->layer >= n_layers)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "stream", -1, n_layers, s->layer + 1, "all layers are done");
+    block.layer = s->backward ? n_layers - 1 - s->layer : s->layer;
+    code = release_block(s, compute, true, error);
+    if (code == CF_OK && s->place < s->n_own + s->n_prefix) {
+        code = take_block(s, compute, &block, error);
+    } else if (code == CF_OK) {
+        s->layer++;
+        s->place = 0;
+    }
+    if (code == CF_OK) *out = block;
+    return code;
+}
+
+cf_result cf_state_stream_add(const cf_state_stream *stream, const cf_state_block *block, const cf_tensor *dk,
+                              const cf_tensor *dv, cf_cuda_stream compute, cf_error *error) {
+    const state_stream *s = reinterpret_cast<const state_stream *>(stream);
+    add_params p = {};
+    cf_result code = check_open(s, error);
+    if (code != CF_OK) return code;
+    if (block == NULL) return cf_fail_null(error, "block");
+    if (!s->holds || !block->own || block->gradient.data == NULL)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "block", -1, 1, block->own, "not the own block that is in use");
+    code = check_whole_rows(dk, "dk", s->gradient, s->pass.own, &s->desc.state, &p.to_row, error);
+    if (code == CF_OK) code = check_whole_rows(dv, "dv", s->gradient, s->pass.own, &s->desc.state, &p.to_v_row, error);
+    if (code != CF_OK) return code;
+    const int64_t row = block->first_row - s->pass.prefix;
+    p.from = static_cast<const char *>(block->gradient.data);
+    p.from_row = p.row_bytes = s->gradient.row_bytes;
+    p.from_plane = s->gradient.stride;
+    p.to = static_cast<char *>(dk->data) + row * p.to_row;
+    p.to_v = static_cast<char *>(dv->data) + row * p.to_v_row;
+    p.rows = block->n_rows;
+    return launch("add_rows", add_rows_kernel, div_up(2 * p.rows, STATE_THREADS / 32), STATE_THREADS, 0, compute, error,
+                  p);
+}
+
+cf_result cf_state_stream_append(cf_state_stream *stream, cf_cuda_stream compute, int64_t layer, const cf_tensor *k,
+                                 const cf_tensor *v, cf_error *error) {
+    state_stream *s = opened_stream(stream);
+    const cf_tensor *tensors[2] = {k, v};
+    int64_t strides[2] = {0, 0};
+    cf_result code = check_open(s, error);
+    if (code != CF_OK) return code;
+    if (layer < 0 || layer >= s->desc.state.n_layers)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "layer", -1, s->desc.state.n_layers - 1, layer, "out of range");
+    code = check_whole_rows(k, "k", s->state, s->pass.own, &s->desc.state, &strides[0], error);
+    if (code == CF_OK) code = check_whole_rows(v, "v", s->state, s->pass.own, &s->desc.state, &strides[1], error);
+    if (code == CF_OK) code = hold(compute, s->sent, error); /* of the layer before, which may be overwritten now */
+    if (code == CF_OK) code = record(s->ready, compute, error);
+    if (code == CF_OK) code = hold(s->desc.out, s->ready, error);
+    if (code == CF_OK) code = send_rows(s, layer, tensors, strides, error);
+    return code == CF_OK ? record(s->sent, s->desc.out, error) : code;
+}
+
+cf_result cf_state_stream_end(cf_state_stream *stream, cf_cuda_stream compute, cf_error *error) {
+    state_stream *s = opened_stream(stream);
+    cf_result code = check_open(s, error);
+    if (code != CF_OK) return code;
+    s->open = false;
+    code = release_block(s, compute, false, error);
+    return code == CF_OK ? hold(compute, s->sent, error) : code;
 }
 
 cf_result cf_rope_size(const cf_rope *rope, int64_t head_size, size_t *bytes, cf_error *error) {

@@ -8,7 +8,8 @@
 
 #include <cuda_runtime.h>
 
-extern const harness_suite suite_primitives, suite_attention, suite_wgmma, suite_state, suite_executor;
+extern const harness_suite suite_primitives, suite_attention, suite_wgmma, suite_state, suite_blocks,
+    suite_executor;
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
 extern const harness_suite suite_emulation, suite_hopper, suite_streams, suite_nccl;
@@ -16,7 +17,8 @@ extern const harness_suite suite_emulation, suite_hopper, suite_streams, suite_n
 int main(int argc, char **argv) {
     static const harness_suite *const suites[] = {&suite_emulation, &suite_hopper,    &suite_primitives,
                                                   &suite_streams,   &suite_nccl,      &suite_attention,
-                                                  &suite_wgmma,     &suite_state,     &suite_executor};
+                                                  &suite_wgmma,     &suite_state,     &suite_blocks,
+                                                  &suite_executor};
     return harness_main(argc, argv, suites, sizeof suites / sizeof suites[0]);
 }
 #else
@@ -24,7 +26,7 @@ extern const harness_suite suite_device;
 
 int main(int argc, char **argv) {
     static const harness_suite *const suites[] = {&suite_primitives, &suite_attention, &suite_wgmma,
-                                                  &suite_state,      &suite_executor,  &suite_device};
+                                                  &suite_state,      &suite_blocks,    &suite_executor, &suite_device};
     int n_devices = 0;
     const cudaError_t found = cudaGetDeviceCount(&n_devices);
     if (found != cudaSuccess || n_devices == 0) {

@@ -1,0 +1,955 @@
+/* Attention by blocks of keys, and the state that streams for it. A long sequence goes chunk by chunk through forward
+   and backward, its prefix on the device as a whole, or in host memory and block by block through a small ring: both
+   give the same bits, and what float64 gives for the sequence in one piece, whatever order the device takes. Runs under
+   the emulation, and as it is on a device. */
+
+#include "../harness.h"
+#include "device.h"
+
+#include <cublas_v2.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#define OK(call) CHECK((call) == cudaSuccess)
+
+static bool call_ok(cf_result code, const cf_error &error) {
+    if (code == CF_OK) return true;
+    FAIL("%s: %s", cf_result_name(code), error.text);
+    return false;
+}
+
+/* ---- a group of chunks ---- */
+
+struct group_setting {
+    cf_dtype dtype = CF_DTYPE_BF16;
+    int n_heads = 2, n_kv_heads = 1, head_size = 64, window = 0, n_layers = 2;
+    double softcap = 0.0;
+    cf_attention_path path = CF_ATTENTION_MMA;
+    bool deterministic = true;
+    int arch = 80, processors = 0;
+    std::vector<int> own = {20, 20, 20}; /* rows of each chunk that are the sequence's */
+    std::vector<int> documents;          /* whole ones, in the last chunk, after the sequence's rows */
+    int block_rows = 16, n_slots = 2;
+    bool streamed = true;
+    bool replays = false; /* every chunk's forward runs again before its backward */
+
+    int length() const {
+        int n = 0;
+        for (int rows : own) n += rows;
+        return n;
+    }
+};
+
+/* The sequence in one piece, then the documents. */
+static host_problem whole_problem(const group_setting &g) {
+    host_problem p;
+    p.dtype = g.dtype;
+    p.n_heads = g.n_heads, p.n_kv_heads = g.n_kv_heads, p.head_size = g.head_size;
+    p.window = g.window, p.softcap = g.softcap;
+    p.add_slice(g.length(), g.length());
+    for (int rows : g.documents) p.add_slice(rows, rows);
+    return p;
+}
+
+/* Bytes of an array as the device has them, and back. */
+static std::vector<unsigned char> device_bytes(cf_dtype dtype, const float *from, size_t n) {
+    const size_t number = dtype == CF_DTYPE_FP32 ? 4 : 2;
+    std::vector<unsigned char> to(n * number);
+    for (size_t i = 0; i < n; i++) {
+        const uint16_t bits = dtype == CF_DTYPE_FP32 ? (uint16_t)0 : to_bits(dtype, from[i]);
+        if (dtype == CF_DTYPE_FP32) memcpy(&to[i * 4], &from[i], 4);
+        else memcpy(&to[i * 2], &bits, 2);
+    }
+    return to;
+}
+
+static std::vector<double> numbers_of(cf_dtype dtype, const unsigned char *from, size_t n) {
+    std::vector<double> to(n);
+    for (size_t i = 0; i < n; i++) {
+        float x;
+        uint16_t bits;
+        if (dtype == CF_DTYPE_FP32) {
+            memcpy(&x, from + i * 4, 4);
+        } else {
+            memcpy(&bits, from + i * 2, 2);
+            x = from_bits(dtype, bits);
+        }
+        to[i] = x;
+    }
+    return to;
+}
+
+/* One array of the whole problem on the device, full of NaN at first: rows of `width` numbers. */
+struct rows_array {
+    cf_dtype dtype = CF_DTYPE_BF16;
+    int rows = 0, width = 0;
+    unsigned char *data = nullptr;
+
+    size_t row_bytes() const { return (size_t)width * (dtype == CF_DTYPE_FP32 ? 4 : 2); }
+    size_t bytes() const { return row_bytes() * (size_t)rows; }
+    void *at(int row) const { return data + (size_t)row * row_bytes(); }
+    cf_tensor tensor(int row) const {
+        const cf_tensor t = {at(row), 0, 0};
+        return t;
+    }
+
+    void make(cf_dtype type, int n_rows, int row_width) {
+        dtype = type, rows = n_rows, width = row_width;
+        OK(cudaMalloc((void **)&data, bytes() + 16));
+        OK(cudaMemset(data, 0xFF, bytes() + 16));
+    }
+    void put(const std::vector<float> &from) const {
+        const std::vector<unsigned char> bits = device_bytes(dtype, from.data(), (size_t)rows * (size_t)width);
+        OK(cudaMemcpy(data, bits.data(), bits.size(), cudaMemcpyHostToDevice));
+    }
+    std::vector<unsigned char> get() const {
+        std::vector<unsigned char> to(bytes());
+        OK(cudaMemcpy(to.data(), data, to.size(), cudaMemcpyDeviceToHost));
+        return to;
+    }
+};
+
+/* A prepared problem with its tiles on the device. */
+struct prepared_tiles {
+    std::vector<uint64_t> memory;
+    const cf_attention *a = nullptr;
+    void *tiles = nullptr;
+
+    void upload() {
+        OK(cudaMalloc(&tiles, a->tiles_bytes + 1));
+        OK(cudaMemcpy(tiles, a->tiles, a->tiles_bytes, cudaMemcpyHostToDevice));
+    }
+    ~prepared_tiles() { cudaFree(tiles); }
+};
+
+/* A chunk: where its rows begin in the whole problem, its attention and that of its blocks. */
+struct chunk_work {
+    int row = 0, own = 0, rows = 0; /* rows: with documents */
+    prepared_tiles chunk;
+    std::vector<prepared_tiles> blocks;
+    std::vector<int64_t> first, n;
+};
+
+/* What a layer has. */
+struct layer_arrays {
+    rows_array q, k, v, dout, out, dq, dk, dv, lse;
+};
+
+struct group_run {
+    const group_setting &g;
+    host_problem whole;
+    int rows = 0;
+    std::vector<chunk_work> chunks;
+    std::vector<layer_arrays> layers;
+    rows_array resident, resident_gradient;        /* planes one after the other, where nothing streams */
+    rows_array ring, gradient_ring, scratch[2][2]; /* scratch: K and V of a forward, by layer */
+    unsigned char *host = nullptr, *host_gradient = nullptr;
+    void *workspace = nullptr;
+    size_t workspace_bytes = 0;
+    cudaStream_t compute = nullptr, in = nullptr, out = nullptr;
+    cublasHandle_t cublas = nullptr;
+    cf_state_stream *stream = nullptr;
+    cf_error error = {};
+    bool ok = true;
+
+    explicit group_run(const group_setting &setting) : g(setting), whole(whole_problem(setting)) {}
+    group_run(const group_run &) = delete;
+    group_run &operator=(const group_run &) = delete;
+    ~group_run();
+
+    void note(cf_result code) { ok = call_ok(code, error) && ok; }
+    int kv_width() const { return g.n_kv_heads * g.head_size; }
+    cf_state state(void *data, cf_dtype dtype) const {
+        cf_state s = {};
+        s.data = data, s.n_layers = g.n_layers, s.n_kv_heads = g.n_kv_heads, s.head_size = g.head_size;
+        s.dtype = dtype, s.rows = g.length();
+        return s;
+    }
+    void prepare_chunk(chunk_work &c, int prefix, bool last);
+    void prepare();
+    void make_stream();
+    void make_arrays(const std::vector<host_inputs> &inputs);
+    cf_attention_tensors tensors_of(const chunk_work &c, int layer) const;
+    void attend(const prepared_tiles &p, cf_attention_tensors x, bool backward, bool finish);
+    cf_state_pass pass_of(const chunk_work &c, bool backward, bool last) const;
+    void walk_blocks(const chunk_work &c, cf_attention_tensors x, int layer, bool backward);
+    void resident_blocks(const chunk_work &c, cf_attention_tensors x, int layer, bool backward);
+    void forward(const chunk_work &c, bool sends);
+    void backward(const chunk_work &c, bool last);
+    void run();
+};
+
+group_run::~group_run() {
+    cf_state_stream_free(stream);
+    for (layer_arrays &l : layers)
+        for (rows_array *a : {&l.q, &l.k, &l.v, &l.dout, &l.out, &l.dq, &l.dk, &l.dv, &l.lse}) cudaFree(a->data);
+    for (rows_array *a : {&resident, &resident_gradient, &ring, &gradient_ring, &scratch[0][0], &scratch[0][1],
+                          &scratch[1][0], &scratch[1][1]})
+        cudaFree(a->data);
+    cudaFree(workspace);
+    cudaFreeHost(host);
+    cudaFreeHost(host_gradient);
+    if (cublas) cublasDestroy(cublas);
+    for (cudaStream_t s : {compute, in, out})
+        if (s) cudaStreamDestroy(s);
+}
+
+static void *aligned(std::vector<uint64_t> &memory, size_t bytes) {
+    memory.resize(bytes / 8 + 3);
+    return (void *)(((uintptr_t)memory.data() + 15) / 16 * 16);
+}
+
+void group_run::prepare_chunk(chunk_work &c, int prefix, bool last) {
+    std::vector<int32_t> cu = {0, c.own};
+    cf_attention_desc d = {};
+    size_t bytes = 0;
+    c.row = prefix;
+    for (size_t i = 0; last && i < g.documents.size(); i++) cu.push_back(cu.back() + g.documents[i]);
+    c.rows = cu.back();
+    d.n_heads = g.n_heads, d.n_kv_heads = g.n_kv_heads, d.head_size = g.head_size, d.dtype = g.dtype;
+    d.n_slices = (int64_t)cu.size() - 1, d.cu_seqlens_q = cu.data(), d.cu_seqlens_k = cu.data();
+    d.window = g.window, d.softcap = g.softcap, d.path = g.path, d.deterministic = g.deterministic;
+    d.prefix = prefix, d.n_processors = g.processors;
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    d.arch = g.path == CF_ATTENTION_WGMMA ? 90 : g.arch;
+#endif
+    note(cf_attention_size(&d, &bytes, &error));
+    note(cf_attention_prepare(&d, aligned(c.chunk.memory, bytes), bytes, &c.chunk.a, &error));
+    if (!ok) return;
+    workspace_bytes = std::max({workspace_bytes, c.chunk.a->forward_bytes, c.chunk.a->backward_bytes});
+    int64_t first = 0;
+    while (const int64_t n = cf_state_stream_block(g.block_rows, prefix, g.window, (int64_t)c.n.size(), &first))
+        c.first.push_back(first), c.n.push_back(n);
+    c.blocks.resize(c.n.size());
+    for (size_t i = 0; i < c.n.size() && ok; i++) {
+        note(cf_attention_block_size(c.chunk.a, c.first[i], c.n[i], &bytes, &error));
+        note(cf_attention_block_prepare(c.chunk.a, c.first[i], c.n[i], aligned(c.blocks[i].memory, bytes), bytes,
+                                        &c.blocks[i].a, &error));
+        const cf_attention *a = c.blocks[i].a;
+        if (ok) workspace_bytes = std::max({workspace_bytes, a->forward_bytes, a->backward_bytes});
+    }
+    if (!ok) return;
+    c.chunk.upload();
+    for (prepared_tiles &block : c.blocks) block.upload();
+}
+
+void group_run::prepare() {
+    int prefix = 0;
+    chunks.resize(g.own.size());
+    for (size_t i = 0; i < chunks.size() && ok; i++) {
+        chunks[i].own = g.own[i];
+        prepare_chunk(chunks[i], prefix, i + 1 == chunks.size());
+        prefix += g.own[i];
+    }
+    rows = whole.rows_q();
+}
+
+void group_run::make_stream() {
+    cf_state_stream_desc d = {};
+    d.state = state(nullptr, g.dtype);
+    d.block_rows = g.block_rows, d.n_slots = g.n_slots;
+    d.in = in, d.out = out;
+    note(cf_state_stream_size(&d, &d.ring_bytes, &d.gradient_ring_bytes, &error));
+    if (!ok) return;
+    const int width = kv_width(), slots = (int)(g.n_slots ? g.n_slots : 2);
+    ring.make(g.dtype, slots * g.block_rows * 2, width);
+    gradient_ring.make(CF_DTYPE_FP32, slots * g.block_rows * 2, width);
+    CHECK_INT((int64_t)ring.bytes(), d.ring_bytes);
+    CHECK_INT((int64_t)gradient_ring.bytes(), d.gradient_ring_bytes);
+    d.ring = ring.data, d.gradient_ring = gradient_ring.data;
+    note(cf_state_stream_create(&d, &stream, &error));
+}
+
+void group_run::make_arrays(const std::vector<host_inputs> &inputs) {
+    const int width = g.n_heads * g.head_size, planes = 2 * g.n_layers * g.length();
+    layers.resize((size_t)g.n_layers);
+    for (size_t i = 0; i < layers.size(); i++) {
+        layer_arrays &l = layers[i];
+        for (rows_array *a : {&l.q, &l.dout, &l.out, &l.dq}) a->make(g.dtype, rows, width);
+        for (rows_array *a : {&l.k, &l.v}) a->make(g.dtype, rows, kv_width());
+        for (rows_array *a : {&l.dk, &l.dv}) a->make(CF_DTYPE_FP32, rows, kv_width());
+        l.lse.make(CF_DTYPE_FP32, g.n_heads, rows);
+        l.q.put(inputs[i].q), l.k.put(inputs[i].k), l.v.put(inputs[i].v), l.dout.put(inputs[i].dout);
+    }
+    for (auto &pair : scratch)
+        for (rows_array &a : pair) a.make(g.dtype, rows, kv_width());
+    resident.make(g.dtype, planes, kv_width());
+    resident_gradient.make(CF_DTYPE_FP32, planes, kv_width());
+    if (!g.streamed) OK(cudaMemset(resident_gradient.data, 0, resident_gradient.bytes()));
+    OK(cudaMallocHost((void **)&host, resident.bytes() + 1));
+    OK(cudaMallocHost((void **)&host_gradient, resident_gradient.bytes() + 1));
+    memset(host, 0xFF, resident.bytes() + 1);
+    memset(host_gradient, 0xFF, resident_gradient.bytes() + 1);
+    OK(cudaMalloc(&workspace, workspace_bytes + 1));
+    OK(cudaMemset(workspace, 0xFF, workspace_bytes + 1));
+    if (chunks[0].chunk.a->path == CF_ATTENTION_UNFUSED) CHECK(cublasCreate(&cublas) == CUBLAS_STATUS_SUCCESS);
+}
+
+cf_attention_tensors group_run::tensors_of(const chunk_work &c, int layer) const {
+    const layer_arrays &l = layers[(size_t)layer];
+    cf_attention_tensors x = {};
+    x.q = l.q.tensor(c.row), x.out = l.out.tensor(c.row), x.dout = l.dout.tensor(c.row), x.dq = l.dq.tensor(c.row);
+    x.k = l.k.tensor(c.row), x.v = l.v.tensor(c.row), x.dk = l.dk.tensor(c.row), x.dv = l.dv.tensor(c.row);
+    x.lse = (float *)l.lse.data + c.row;
+    x.lse_stride = rows;
+    x.workspace = workspace, x.workspace_bytes = workspace_bytes;
+    x.cublas = cublas;
+    return x;
+}
+
+void group_run::attend(const prepared_tiles &p, cf_attention_tensors x, bool backward, bool finish) {
+    x.tiles = p.tiles;
+    x.finish = finish;
+    note(backward ? cf_attention_backward(p.a, &x, compute, &error) : cf_attention_forward(p.a, &x, compute, &error));
+}
+
+cf_state_pass group_run::pass_of(const chunk_work &c, bool backward, bool last) const {
+    cf_state_pass p = {};
+    p.state = state(host, g.dtype);
+    if (backward) p.gradient = state(host_gradient, CF_DTYPE_FP32);
+    p.prefix = c.row, p.own = c.own, p.window = g.window;
+    p.overwrite = last;
+    return p;
+}
+
+/* The prefix from the ring. */
+void group_run::walk_blocks(const chunk_work &c, cf_attention_tensors x, int layer, bool backward) {
+    const cf_tensor dk = x.dk, dv = x.dv;
+    cf_state_block b = {};
+    for (int64_t n = 0; ok;) {
+        note(cf_state_stream_next(stream, compute, &b, &error));
+        if (!ok || !CHECK_INT(b.layer, layer) || b.n_rows == 0) {
+            if (ok) CHECK_INT(n, (int64_t)c.n.size());
+            return;
+        }
+        if (b.own) {
+            CHECK(backward && n == 0 && b.first_row >= c.row && b.first_row + b.n_rows <= c.row + c.own);
+            note(cf_state_stream_add(stream, &b, &dk, &dv, compute, &error));
+            continue;
+        }
+        if (!CHECK_INT(b.index, n) || !CHECK_INT(b.first_row, c.first[(size_t)n]) ||
+            !CHECK_INT(b.n_rows, c.n[(size_t)n]))
+            return;
+        x.k = cf_state_k(&b.state, 0, 0), x.v = cf_state_v(&b.state, 0, 0);
+        x.dk = cf_state_k(&b.gradient, 0, 0), x.dv = cf_state_v(&b.gradient, 0, 0);
+        x.overwrite = 0;
+        attend(c.blocks[(size_t)n++], x, backward, false);
+    }
+}
+
+/* The same blocks, all of them on the device. */
+void group_run::resident_blocks(const chunk_work &c, cf_attention_tensors x, int layer, bool backward) {
+    const cf_state kv = state(resident.data, g.dtype), gradient = state(resident_gradient.data, CF_DTYPE_FP32);
+    for (size_t i = 0; i < c.n.size() && ok; i++) {
+        x.k = cf_state_k(&kv, layer, c.first[i]), x.v = cf_state_v(&kv, layer, c.first[i]);
+        x.dk = cf_state_k(&gradient, layer, c.first[i]), x.dv = cf_state_v(&gradient, layer, c.first[i]);
+        x.overwrite = 0;
+        attend(c.blocks[i], x, backward, false);
+    }
+}
+
+/* K and V come into scratch memory that every second layer uses again, and that the pass leaves full of NaN. */
+void group_run::forward(const chunk_work &c, bool sends) {
+    const cf_state_pass pass = pass_of(c, false, false);
+    const cf_state kv = state(resident.data, g.dtype);
+    if (g.streamed) note(cf_state_stream_begin(stream, &pass, &error));
+    for (int layer = 0; layer < g.n_layers && ok; layer++) {
+        cf_attention_tensors x = tensors_of(c, layer);
+        rows_array *own = scratch[layer % 2];
+        const size_t bytes = own[0].row_bytes() * (size_t)c.rows, sent = own[0].row_bytes() * (size_t)c.own;
+        OK(cudaMemcpyAsync(own[0].data, x.k.data, bytes, cudaMemcpyDeviceToDevice, compute));
+        OK(cudaMemcpyAsync(own[1].data, x.v.data, bytes, cudaMemcpyDeviceToDevice, compute));
+        x.k = own[0].tensor(0), x.v = own[1].tensor(0);
+        attend(c.chunk, x, false, false);
+        if (g.streamed) walk_blocks(c, x, layer, false);
+        else resident_blocks(c, x, layer, false);
+        if (ok && c.row > 0) attend(c.chunk, x, false, true);
+        if (ok && g.streamed && sends) note(cf_state_stream_append(stream, compute, layer, &x.k, &x.v, &error));
+        if (ok && !g.streamed) {
+            OK(cudaMemcpyAsync(cf_state_k(&kv, layer, c.row).data, x.k.data, sent, cudaMemcpyDeviceToDevice, compute));
+            OK(cudaMemcpyAsync(cf_state_v(&kv, layer, c.row).data, x.v.data, sent, cudaMemcpyDeviceToDevice, compute));
+        }
+    }
+    if (ok && g.streamed) note(cf_state_stream_end(stream, compute, &error));
+    for (auto &pair : scratch)
+        for (rows_array &a : pair) OK(cudaMemsetAsync(a.data, 0xFF, a.bytes(), compute));
+}
+
+/* What later chunks added to the chunk's own rows, where nothing streams, is added when all is done. */
+void group_run::backward(const chunk_work &c, bool last) {
+    const cf_state_pass pass = pass_of(c, true, last);
+    if (g.streamed) note(cf_state_stream_begin(stream, &pass, &error));
+    for (int layer = g.n_layers - 1; layer >= 0 && ok; layer--) {
+        cf_attention_tensors x = tensors_of(c, layer);
+        OK(cudaMemsetAsync(workspace, 0xFF, workspace_bytes + 1, compute));
+        x.overwrite = 1;
+        attend(c.chunk, x, true, false);
+        if (g.streamed) walk_blocks(c, x, layer, true);
+        else resident_blocks(c, x, layer, true);
+        if (ok && c.row > 0) attend(c.chunk, x, true, true);
+    }
+    if (ok && g.streamed) note(cf_state_stream_end(stream, compute, &error));
+}
+
+void group_run::run() {
+    for (size_t i = 0; i < chunks.size() && ok; i++) forward(chunks[i], i + 1 < chunks.size());
+    for (size_t i = chunks.size(); i-- > 0 && ok;) {
+        if (g.replays) forward(chunks[i], false);
+        if (ok) backward(chunks[i], i + 1 == chunks.size());
+    }
+}
+
+/* All outputs of all layers. */
+struct group_results {
+    std::vector<host_results> layers;
+    std::vector<unsigned char> bits;
+};
+
+static std::vector<host_inputs> group_inputs(const group_setting &g, uint64_t seed) {
+    std::vector<host_inputs> inputs;
+    for (int i = 0; i < g.n_layers; i++) inputs.push_back(random_inputs(whole_problem(g), seed * 100 + (uint64_t)i));
+    return inputs;
+}
+
+static bool run_group(const group_setting &g, const std::vector<host_inputs> &inputs, group_results *to) {
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_set_arch(g.path == CF_ATTENTION_WGMMA ? 90 : g.arch);
+#endif
+    group_run r(g);
+    OK(cudaStreamCreateWithFlags(&r.compute, cudaStreamNonBlocking));
+    OK(cudaStreamCreateWithFlags(&r.in, cudaStreamNonBlocking));
+    OK(cudaStreamCreateWithFlags(&r.out, cudaStreamNonBlocking));
+    r.prepare();
+    if (r.ok && g.streamed) r.make_stream();
+    if (!r.ok) return false;
+    r.make_arrays(inputs);
+    OK(cudaDeviceSynchronize());
+    r.run();
+    OK(cudaDeviceSynchronize());
+    OK(cudaGetLastError());
+    if (!r.ok) return false;
+    to->layers.clear(), to->bits.clear();
+    const std::vector<unsigned char> later = r.resident_gradient.get();
+    const std::vector<double> sums = numbers_of(CF_DTYPE_FP32, later.data(), later.size() / 4);
+    const size_t plane = (size_t)(g.length() * r.kv_width());
+    for (const layer_arrays &l : r.layers) {
+        host_results h;
+        const double *k_sums = &sums[2 * to->layers.size() * plane];
+        std::vector<double> *const into[] = {&h.out, &h.dq, &h.dk, &h.dv, &h.lse};
+        const rows_array *const from[] = {&l.out, &l.dq, &l.dk, &l.dv, &l.lse};
+        for (int i = 0; i < 5; i++) {
+            const std::vector<unsigned char> bits = from[i]->get();
+            *into[i] = numbers_of(from[i]->dtype, bits.data(), (size_t)from[i]->rows * (size_t)from[i]->width);
+            to->bits.insert(to->bits.end(), bits.begin(), bits.end());
+        }
+        for (size_t i = 0; i < plane && !g.streamed; i++) {
+            h.dk[i] = (float)h.dk[i] + (float)k_sums[i];
+            h.dv[i] = (float)h.dv[i] + (float)k_sums[plane + i];
+        }
+        to->layers.push_back(h);
+    }
+    return true;
+}
+
+static void note_group(const group_setting &g) {
+    char text[300];
+    int n = snprintf(text, sizeof text,
+                     "%s%s dtype %d, heads %d/%d of %d, window %d, blocks of %d x %d, arch %d, chunks",
+                     cf_attention_path_name(g.path), g.deterministic ? " deterministic" : "", (int)g.dtype, g.n_heads,
+                     g.n_kv_heads, g.head_size, g.window, g.block_rows, g.n_slots, g.arch);
+    for (size_t i = 0; i < g.own.size() && n < 270; i++)
+        n += snprintf(text + n, sizeof text - (size_t)n, " %d", g.own[i]);
+    harness_note("%s", text);
+}
+
+/* Whether sums of dQ have: with atomic ones only if deterministic. */
+static bool has_one_order(const group_setting &g) { return g.deterministic || g.path == CF_ATTENTION_UNFUSED; }
+
+/* Against float64; and the bits of the resident walk, where dQ has only one order. */
+static bool check_group(group_setting g, uint64_t seed) {
+    const std::vector<host_inputs> inputs = group_inputs(g, seed);
+    const host_problem whole = whole_problem(g);
+    group_results streamed, resident;
+    note_group(g);
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_reset();
+#endif
+    if (!run_group(g, inputs, &streamed)) return false;
+    bool ok = true;
+    for (int i = 0; i < g.n_layers; i++) {
+        const host_results &got = streamed.layers[(size_t)i], exact = reference_exact(whole, inputs[(size_t)i]),
+                           rounded = reference_rounded(whole, inputs[(size_t)i]);
+        ok = check_accuracy("out", g.dtype, got.out, exact.out, rounded.out, 2.0) && ok;
+        ok = check_accuracy("lse", CF_DTYPE_FP32, got.lse, exact.lse, rounded.lse, 2.0) && ok;
+        ok = check_accuracy("dq", g.dtype, got.dq, exact.dq, rounded.dq, 3.0) && ok;
+        ok = check_accuracy("dk", g.dtype, got.dk, exact.dk, rounded.dk, 3.0) && ok;
+        ok = check_accuracy("dv", g.dtype, got.dv, exact.dv, rounded.dv, 3.0) && ok;
+    }
+    g.streamed = false;
+    if (!ok || !run_group(g, inputs, &resident)) return false;
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    if (cuda_emu_faults() > 0) FAIL("%lld faults; the first: %s", (long long)cuda_emu_faults(), cuda_emu_first_fault());
+#endif
+    for (size_t i = 0; i < resident.layers.size() && ok; i++) {
+        const host_results &x = streamed.layers[i], &y = resident.layers[i];
+        ok = CHECK(x.out == y.out) && CHECK(x.lse == y.lse) && CHECK(x.dk == y.dk) && CHECK(x.dv == y.dv);
+        if (ok && has_one_order(g)) ok = CHECK(x.dq == y.dq);
+    }
+    return ok;
+}
+
+static group_setting unfused(cf_dtype dtype) {
+    group_setting g;
+    g.path = CF_ATTENTION_UNFUSED;
+    g.dtype = dtype;
+    g.head_size = 16;
+    g.block_rows = 8;
+    return g;
+}
+
+/* ---- what comes out ---- */
+
+TEST(types) {
+    for (int i = 0; i < 3; i++) {
+        group_setting g = unfused((cf_dtype)(CF_DTYPE_BF16 + i));
+        g.own = {13, 21, 9};
+        g.documents = {5, 11};
+        g.window = i == 1 ? 18 : 0;
+        g.softcap = i == 2 ? 2.0 : 0.0;
+        if (!check_group(g, 10 + (uint64_t)i)) return;
+        g.n_heads = g.n_kv_heads = 3;
+        g.n_slots = 4, g.n_layers = 3;
+        if (!check_group(g, 20 + (uint64_t)i)) return;
+    }
+}
+
+/* Prefixes of no rows, of one, of a block and one more or less; blocks larger than all of it. */
+TEST(prefixes) {
+    const std::vector<int> own[] = {{5}, {1, 6, 9}, {7, 1, 1}, {8, 9}, {9, 8, 7, 1}, {15, 2, 16}};
+    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) {
+        group_setting g = unfused(CF_DTYPE_FP32);
+        g.own = own[i];
+        g.replays = i % 2 != 0;
+        if (!check_group(g, 30 + i)) return;
+        g.block_rows = i % 3 ? 1 : 100;
+        if (!check_group(g, 40 + i)) return;
+    }
+}
+
+/* Sliding windows, down to one that a chunk does not look out of: a window of 1 leaves no block at all. */
+TEST(windows) {
+    const int windows[] = {1, 2, 7, 9, 17, 30, 52, 53, 200};
+    for (int window : windows) {
+        group_setting g = unfused(window == 1 ? CF_DTYPE_BF16 : CF_DTYPE_FP32);
+        g.own = {16, 4, 18, 15};
+        g.window = window;
+        g.documents = {12};
+        g.replays = window % 2 != 0;
+        if (!check_group(g, 50 + (uint64_t)window)) return;
+    }
+}
+
+TEST(fused) {
+    for (int i = harness_rounds(0, 1); i < 6; i += harness_rounds(1, 2)) {
+        group_setting g;
+        g.dtype = i % 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
+        g.n_layers = 1;
+        g.n_heads = i == 2 ? 7 : 4, g.n_kv_heads = i == 2 ? 1 : 2;
+        g.head_size = i % 3 == 2 ? 128 : i == 4 ? 40 : 64;
+        g.own = i % 2 ? std::vector<int>{70, 1, 65} : std::vector<int>{90, 60};
+        g.documents = {20, 33};
+        g.block_rows = i % 2 ? 40 : 64;
+        g.window = i == 1 ? 50 : i == 4 ? 75 : 0;
+        g.softcap = i == 3 ? 3.0 : 0.0;
+        g.arch = i == 4 ? 86 : 80;
+        if (!check_group(g, 70 + (uint64_t)i)) return;
+    }
+}
+
+/* dQ from atomic sums: right, in any order. */
+TEST(fused_sums_in_memory) {
+    group_setting g;
+    g.n_layers = 1;
+    g.deterministic = false;
+    g.own = {80, 70};
+    g.block_rows = 48;
+    if (!check_group(g, 80)) return;
+    g.window = 33, g.head_size = 128, g.dtype = CF_DTYPE_FP16;
+    check_group(g, 81);
+}
+
+/* Tiles of a block, and of the chunk itself, in parts. */
+TEST(fused_parts) {
+    group_setting g;
+    g.n_layers = 1;
+    g.processors = 132;
+    g.own = {1100, 30};
+    g.block_rows = 1100;
+    g.n_heads = 2, g.n_kv_heads = 1;
+    check_group(g, 90);
+}
+
+TEST(wgmma) {
+    if (last_path() != CF_ATTENTION_WGMMA) SKIP("needs wgmma");
+    for (int i = 0; i < 3; i++) {
+        group_setting g;
+        g.path = CF_ATTENTION_WGMMA;
+        g.n_layers = 1;
+        g.dtype = i % 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
+        g.deterministic = i != 1;
+        g.head_size = i == 2 ? 128 : 64;
+        g.own = {100, 50};
+        g.documents = {20};
+        g.block_rows = 60;
+        g.window = i == 1 ? 60 : 0;
+        if (!check_group(g, 95 + (uint64_t)i)) return;
+    }
+}
+
+/* ---- in which order ---- */
+
+#ifdef CHUNKFLOW_CUDA_EMULATION
+/* Whatever the device does first, and whichever of the three streams is late: no bit changes. */
+TEST(every_order) {
+    for (int i = 0; i < 4; i++) {
+        group_setting g = unfused(CF_DTYPE_FP32);
+        g.head_size = 8;
+        g.own = i == 3 ? std::vector<int>{9, 7, 10, 6} : std::vector<int>{19, 6, 12};
+        g.block_rows = i == 1 ? 32 : 5; /* one block in a layer, or more than the ring has */
+        g.n_layers = 3;
+        g.n_slots = i == 2 ? 3 : 2;
+        g.window = i == 2 ? 14 : 0;
+        g.replays = i == 3;
+        const std::vector<host_inputs> inputs = group_inputs(g, 200 + (uint64_t)i);
+        note_group(g);
+        cuda_emu_reset();
+        const std::string race = cuda_emu_find_race(8, [&] {
+            group_results got;
+            (void)run_group(g, inputs, &got);
+            return got.bits;
+        });
+        if (!CHECK_STR(race.c_str(), "")) break;
+    }
+    cuda_emu_defaults();
+}
+
+/* A pass that is given up wherever it is, and then another one: nothing that was on its way does harm. */
+TEST(passes_that_are_given_up) {
+    group_setting g = unfused(CF_DTYPE_FP32);
+    g.n_layers = 2;
+    g.own = {21, 17};
+    const std::vector<host_inputs> inputs = group_inputs(g, 300);
+    for (int after = 0; after < 8; after++) {
+        const std::string race = cuda_emu_find_race(4, [&] {
+            group_run r(g);
+            cf_state_block b = {};
+            std::vector<unsigned char> bits;
+            OK(cudaStreamCreateWithFlags(&r.compute, cudaStreamNonBlocking));
+            OK(cudaStreamCreateWithFlags(&r.in, cudaStreamNonBlocking));
+            OK(cudaStreamCreateWithFlags(&r.out, cudaStreamNonBlocking));
+            r.prepare();
+            r.make_stream();
+            r.make_arrays(inputs);
+            OK(cudaDeviceSynchronize());
+            r.forward(r.chunks[0], true);
+            const cf_state_pass given_up = r.pass_of(r.chunks[1], after % 2 != 0, true);
+            r.note(cf_state_stream_begin(r.stream, &given_up, &r.error));
+            for (int i = 0; i < after; i++) r.note(cf_state_stream_next(r.stream, r.compute, &b, &r.error));
+            r.note(cf_state_stream_end(r.stream, r.compute, &r.error));
+            r.forward(r.chunks[1], false);
+            r.backward(r.chunks[1], true);
+            r.backward(r.chunks[0], false);
+            OK(cudaDeviceSynchronize());
+            for (const rows_array *a : {&r.layers[0].out, &r.layers[1].dk, &r.layers[0].dv}) {
+                const std::vector<unsigned char> more = a->get();
+                bits.insert(bits.end(), more.begin(), more.end());
+            }
+            return bits;
+        });
+        if (!CHECK_STR(race.c_str(), "")) break;
+    }
+    cuda_emu_defaults();
+}
+
+/* From the first pass to the last: nothing is allocated, and the host waits for nothing. */
+TEST(passes_allocate_nothing) {
+    static const char *const names[] = {"cudaMalloc", "cudaFree", "cudaMallocHost", "cudaFreeHost", "cudaHostAlloc",
+                                        "cudaEventCreate", "cudaEventCreateWithFlags", "cudaStreamCreateWithFlags",
+                                        "cudaMemcpy", "cudaMemset", "cudaDeviceSynchronize", "cudaStreamSynchronize",
+                                        "cudaEventSynchronize", "cudaEventQuery", "cudaStreamQuery"};
+    group_setting g = unfused(CF_DTYPE_BF16);
+    group_run r(g);
+    cuda_emu_reset();
+    OK(cudaStreamCreateWithFlags(&r.compute, cudaStreamNonBlocking));
+    OK(cudaStreamCreateWithFlags(&r.in, cudaStreamNonBlocking));
+    OK(cudaStreamCreateWithFlags(&r.out, cudaStreamNonBlocking));
+    r.prepare();
+    r.make_stream();
+    r.make_arrays(group_inputs(g, 310));
+    int64_t calls = 0, copies = 0;
+    for (const char *name : names) calls -= cuda_emu_calls(name);
+    copies -= cuda_emu_calls("cudaMemcpy2DAsync");
+    r.run();
+    for (const char *name : names) calls += cuda_emu_calls(name);
+    copies += cuda_emu_calls("cudaMemcpy2DAsync");
+    CHECK(r.ok);
+    CHECK_INT(calls, 0);
+    CHECK(copies > 20);
+    OK(cudaDeviceSynchronize());
+}
+
+/* Each call of CUDA that begin, next and end make may fail: the error says so, and the stream can be freed. */
+TEST(every_call_fails_once) {
+    group_setting g = unfused(CF_DTYPE_FP32);
+    g.n_layers = 1;
+    const std::vector<host_inputs> inputs = group_inputs(g, 320);
+    int64_t n = 1;
+    for (bool failed = true; failed && n < 1000; n++) {
+        group_run r(g);
+        cf_state_block b = {};
+        cuda_emu_reset();
+        OK(cudaStreamCreateWithFlags(&r.compute, cudaStreamNonBlocking));
+        OK(cudaStreamCreateWithFlags(&r.in, cudaStreamNonBlocking));
+        OK(cudaStreamCreateWithFlags(&r.out, cudaStreamNonBlocking));
+        r.prepare();
+        r.make_stream();
+        r.make_arrays(inputs);
+        const cf_state_pass pass = r.pass_of(r.chunks[1], true, false);
+        const cf_tensor k = r.scratch[0][0].tensor(0), v = r.scratch[0][1].tensor(0);
+        cuda_emu_fail_call(n, cudaErrorInvalidValue);
+        cf_result code = cf_state_stream_begin(r.stream, &pass, &r.error);
+        for (bool more = true; code == CF_OK && more;) {
+            code = cf_state_stream_next(r.stream, r.compute, &b, &r.error);
+            more = b.n_rows > 0;
+        }
+        if (code == CF_OK) code = cf_state_stream_append(r.stream, r.compute, 0, &k, &v, &r.error);
+        if (code == CF_OK) code = cf_state_stream_end(r.stream, r.compute, &r.error);
+        failed = cuda_emu_failed();
+        cuda_emu_fail_call(0, cudaSuccess);
+        CHECK_INT(code, failed ? CF_ERROR_DEVICE : CF_OK);
+        if (failed) CHECK_INT(r.error.got, (int64_t)cudaErrorInvalidValue);
+        (void)cudaGetLastError();
+        OK(cudaDeviceSynchronize());
+    }
+    CHECK(n > 20);
+    cuda_emu_reset();
+}
+#endif
+
+/* ---- what is refused ---- */
+
+static cf_state_stream_desc small_stream() {
+    cf_state_stream_desc d = {};
+    d.state.n_layers = 2, d.state.n_kv_heads = 2, d.state.head_size = 8;
+    d.block_rows = 10;
+    return d;
+}
+
+#define REFUSED(call, result, name)                 \
+    do {                                            \
+        error = cf_error();                         \
+        if (CHECK_INT(call, result)) CHECK_STR(error.field, name); \
+    } while (0)
+
+TEST(sizes_of_rings) {
+    cf_error error;
+    int64_t ring = -1, gradient = -1;
+    cf_state_stream_desc d = small_stream();
+    REFUSED(cf_state_stream_size(NULL, &ring, &gradient, &error), CF_ERROR_ARGUMENT, "desc");
+    REFUSED(cf_state_stream_size(&d, NULL, &gradient, &error), CF_ERROR_ARGUMENT, "ring_bytes");
+    REFUSED(cf_state_stream_size(&d, &ring, NULL, &error), CF_ERROR_ARGUMENT, "gradient_ring_bytes");
+    d.n_slots = 1;
+    REFUSED(cf_state_stream_size(&d, &ring, &gradient, &error), CF_ERROR_ARGUMENT, "n_slots");
+    d.n_slots = 65;
+    REFUSED(cf_state_stream_size(&d, &ring, &gradient, &error), CF_ERROR_ARGUMENT, "n_slots");
+    d.n_slots = 0, d.block_rows = 0;
+    REFUSED(cf_state_stream_size(&d, &ring, &gradient, &error), CF_ERROR_ARGUMENT, "block_rows");
+    d.block_rows = 10, d.state.head_size = 3;
+    REFUSED(cf_state_stream_size(&d, &ring, &gradient, &error), CF_ERROR_ARGUMENT, "head_size");
+    d.state.head_size = 8, d.state.n_kv_heads = INT64_MAX / 64;
+    REFUSED(cf_state_stream_size(&d, &ring, &gradient, &error), CF_ERROR_OVERFLOW, "rows");
+    d.state.n_kv_heads = 2, d.state.n_layers = -1;
+    REFUSED(cf_state_stream_size(&d, &ring, &gradient, &error), CF_ERROR_ARGUMENT, "n_layers");
+    CHECK_INT(ring, -1);
+    CHECK_INT(gradient, -1);
+    for (int slots = 0; slots <= 64; slots += 32) {
+        d.state.n_layers = 7, d.n_slots = slots;
+        CHECK_INT(cf_state_stream_size(&d, &ring, &gradient, &error), CF_OK);
+        CHECK_INT(ring, (slots ? slots : 2) * 10 * 2 * 16 * 2); /* of one layer, however many there are */
+        CHECK_INT(gradient, (slots ? slots : 2) * 10 * 2 * 16 * 4);
+    }
+}
+
+TEST(rings_that_are_refused) {
+    cf_error error;
+    cf_state_stream *stream = NULL;
+    unsigned char *memory = NULL;
+    cf_state_stream_desc d = small_stream();
+    OK(cudaMalloc((void **)&memory, 4096));
+    d.ring_bytes = 1280, d.gradient_ring_bytes = 2560;
+    REFUSED(cf_state_stream_create(&d, NULL, &error), CF_ERROR_ARGUMENT, "out");
+    REFUSED(cf_state_stream_create(&d, &stream, &error), CF_ERROR_ARGUMENT, "ring");
+    d.ring = memory + 8;
+    REFUSED(cf_state_stream_create(&d, &stream, &error), CF_ERROR_ARGUMENT, "ring");
+    d.ring = memory, d.ring_bytes = 1279;
+    REFUSED(cf_state_stream_create(&d, &stream, &error), CF_ERROR_SPACE, "ring_bytes");
+    d.ring_bytes = 1280, d.gradient_ring = memory + 1284;
+    REFUSED(cf_state_stream_create(&d, &stream, &error), CF_ERROR_ARGUMENT, "gradient_ring");
+    d.gradient_ring = memory + 1280, d.gradient_ring_bytes = 2559;
+    REFUSED(cf_state_stream_create(&d, &stream, &error), CF_ERROR_SPACE, "gradient_ring_bytes");
+    CHECK(stream == NULL);
+    cudaFree(memory);
+    cf_state_stream_free(NULL);
+}
+
+TEST(passes_that_are_refused) {
+    cf_error error;
+    cf_state_stream *stream = NULL;
+    cf_state_block block = {};
+    unsigned char *memory = NULL, *host = NULL;
+    cf_state_stream_desc d = small_stream();
+    cf_state_pass p = {}, good;
+    cf_tensor t = {};
+    OK(cudaMalloc((void **)&memory, 8192));
+    OK(cudaMallocHost((void **)&host, 65536));
+    memset(host, 0, 65536);
+    d.ring = memory, d.ring_bytes = 1280;
+    CHECK_INT(cf_state_stream_create(&d, &stream, &error), CF_OK);
+    REFUSED(cf_state_stream_begin(NULL, &p, &error), CF_ERROR_ARGUMENT, "stream");
+    REFUSED(cf_state_stream_begin(stream, NULL, &error), CF_ERROR_ARGUMENT, "pass");
+    REFUSED(cf_state_stream_next(stream, NULL, &block, &error), CF_ERROR_ARGUMENT, "stream");
+    REFUSED(cf_state_stream_end(stream, NULL, &error), CF_ERROR_ARGUMENT, "stream");
+    p.state = d.state, p.state.data = host, p.state.rows = 30, p.prefix = 20, p.own = 10;
+    good = p;
+    p.prefix = -1;
+    REFUSED(cf_state_stream_begin(stream, &p, &error), CF_ERROR_ARGUMENT, "prefix");
+    p = good, p.own = -1;
+    REFUSED(cf_state_stream_begin(stream, &p, &error), CF_ERROR_ARGUMENT, "own");
+    p = good, p.window = -1;
+    REFUSED(cf_state_stream_begin(stream, &p, &error), CF_ERROR_ARGUMENT, "window");
+    p = good, p.state.rows = 29;
+    REFUSED(cf_state_stream_begin(stream, &p, &error), CF_ERROR_ARGUMENT, "n_rows");
+    p = good, p.state.n_layers = 3;
+    REFUSED(cf_state_stream_begin(stream, &p, &error), CF_ERROR_ARGUMENT, "state");
+    p = good, p.state.dtype = CF_DTYPE_FP16;
+    REFUSED(cf_state_stream_begin(stream, &p, &error), CF_ERROR_ARGUMENT, "state");
+    p = good, p.gradient = p.state, p.gradient.dtype = CF_DTYPE_FP32;
+    REFUSED(cf_state_stream_begin(stream, &p, &error), CF_ERROR_ARGUMENT, "gradient_ring");
+    p = good;
+    CHECK_INT(cf_state_stream_begin(stream, &p, &error), CF_OK);
+    REFUSED(cf_state_stream_begin(stream, &p, &error), CF_ERROR_ARGUMENT, "stream");
+    REFUSED(cf_state_stream_next(stream, NULL, NULL, &error), CF_ERROR_ARGUMENT, "out");
+    for (int layer = 0; layer < 2; layer++)
+        for (int i = 0; i < 3; i++) {
+            CHECK_INT(cf_state_stream_next(stream, NULL, &block, &error), CF_OK);
+            CHECK_INT(block.layer, layer);
+            CHECK_INT(block.n_rows, i < 2 ? 10 : 0);
+            if (i == 0) REFUSED(cf_state_stream_add(stream, &block, &t, &t, NULL, &error), CF_ERROR_ARGUMENT, "block");
+        }
+    REFUSED(cf_state_stream_next(stream, NULL, &block, &error), CF_ERROR_ARGUMENT, "stream");
+    REFUSED(cf_state_stream_append(stream, NULL, 2, &t, &t, &error), CF_ERROR_ARGUMENT, "layer");
+    REFUSED(cf_state_stream_append(stream, NULL, 0, NULL, &t, &error), CF_ERROR_ARGUMENT, "k");
+    t.data = memory;
+    t.head_stride = 16;
+    REFUSED(cf_state_stream_append(stream, NULL, 0, &t, &t, &error), CF_ERROR_ARGUMENT, "k");
+    t.head_stride = 0, t.row_stride = 8;
+    REFUSED(cf_state_stream_append(stream, NULL, 0, &t, &t, &error), CF_ERROR_ARGUMENT, "k");
+    CHECK_INT(cf_state_stream_end(stream, NULL, &error), CF_OK);
+    OK(cudaDeviceSynchronize());
+    cf_state_stream_free(stream);
+    cudaFree(memory);
+    cudaFreeHost(host);
+}
+
+/* Prepared blocks: of what, and how many bytes. */
+TEST(blocks_that_are_refused) {
+    const int32_t cu[] = {0, 20, 30};
+    const int32_t fewer[] = {0, 19, 30};
+    cf_attention_desc d = {};
+    cf_error error;
+    size_t bytes = 0, small = 0;
+    std::vector<uint64_t> memory, room;
+    const cf_attention *chunk = NULL, *block = NULL;
+    d.n_heads = 2, d.head_size = 64, d.n_slices = 2, d.cu_seqlens_q = d.cu_seqlens_k = cu, d.arch = 80;
+    d.prefix = -1;
+    REFUSED(cf_attention_size(&d, &bytes, &error), CF_ERROR_ARGUMENT, "prefix");
+    d.prefix = (int64_t)1 << 30;
+    REFUSED(cf_attention_size(&d, &bytes, &error), CF_ERROR_LIMIT, "prefix");
+    d.prefix = 100, d.cu_seqlens_k = fewer;
+    REFUSED(cf_attention_size(&d, &bytes, &error), CF_ERROR_ARGUMENT, "cu_seqlens_k");
+    d.cu_seqlens_k = cu, d.n_slices = 0;
+    REFUSED(cf_attention_size(&d, &bytes, &error), CF_ERROR_ARGUMENT, "prefix");
+    d.n_slices = 2;
+    CHECK_INT(cf_attention_size(&d, &bytes, &error), CF_OK);
+    void *place = aligned(memory, bytes);
+    CHECK_INT(cf_attention_prepare(&d, place, bytes, &chunk, &error), CF_OK);
+    REFUSED(cf_attention_block_size(NULL, 0, 10, &bytes, &error), CF_ERROR_ARGUMENT, "chunk");
+    REFUSED(cf_attention_block_size(chunk, 0, 10, NULL, &error), CF_ERROR_ARGUMENT, "bytes");
+    for (int64_t first : {(int64_t)-1, (int64_t)100, INT64_MAX, INT64_MIN})
+        REFUSED(cf_attention_block_size(chunk, first, 10, &bytes, &error), CF_ERROR_ARGUMENT, "first");
+    for (int64_t n : {(int64_t)0, (int64_t)-1, (int64_t)91, INT64_MAX})
+        REFUSED(cf_attention_block_size(chunk, 10, n, &bytes, &error), CF_ERROR_ARGUMENT, "n");
+    CHECK_INT(cf_attention_block_size(chunk, 10, 90, &bytes, &error), CF_OK);
+    CHECK_INT(cf_attention_block_size(chunk, 10, 1, &small, &error), CF_OK);
+    void *at = aligned(room, bytes);
+    REFUSED(cf_attention_block_prepare(chunk, 10, 90, at, bytes, NULL, &error), CF_ERROR_ARGUMENT, "out");
+    REFUSED(cf_attention_block_prepare(chunk, 10, 90, NULL, bytes, &block, &error), CF_ERROR_ARGUMENT, "memory");
+    REFUSED(cf_attention_block_prepare(chunk, 10, 90, at, bytes - 1, &block, &error), CF_ERROR_SPACE, "bytes");
+    CHECK(block == NULL);
+    CHECK_INT(cf_attention_block_prepare(chunk, 10, 90, at, bytes, &block, &error), CF_OK);
+    CHECK_INT(block->pairs, 20 * 90); /* of the first slice alone */
+    REFUSED(cf_attention_block_size(block, 0, 1, &bytes, &error), CF_ERROR_ARGUMENT, "first");
+    cf_attention_tensors x = {};
+    x.finish = 1;
+    REFUSED(cf_attention_forward(block, &x, NULL, &error), CF_ERROR_ARGUMENT, "finish");
+}
+
+/* The pairs of a chunk's own keys and of all blocks of its prefix are those of the whole slice, whatever the window. */
+TEST(pairs) {
+    for (int window = 0; window < 90; window += 1 + window / 8)
+        for (int prefix = 1; prefix < 60; prefix += 7) {
+            const int32_t q[] = {0, 23}, k[] = {0, 23 + prefix};
+            cf_attention_desc d = {};
+            std::vector<uint64_t> memory, room;
+            const cf_attention *whole = NULL, *chunk = NULL, *block = NULL;
+            size_t bytes = 0;
+            int64_t pairs = 0, first = 0, n = 0, next = std::max(0, window ? prefix - window + 1 : 0);
+            d.n_heads = 1, d.head_size = 64, d.n_slices = 1, d.cu_seqlens_q = q, d.cu_seqlens_k = k, d.arch = 80;
+            d.window = window;
+            CHECK_INT(cf_attention_size(&d, &bytes, NULL), CF_OK);
+            void *place = aligned(memory, bytes);
+            CHECK_INT(cf_attention_prepare(&d, place, bytes, &whole, NULL), CF_OK);
+            pairs = whole->pairs;
+            d.cu_seqlens_k = q, d.prefix = prefix;
+            CHECK_INT(cf_attention_size(&d, &bytes, NULL), CF_OK);
+            place = aligned(memory, bytes);
+            CHECK_INT(cf_attention_prepare(&d, place, bytes, &chunk, NULL), CF_OK);
+            pairs -= chunk->pairs;
+            for (int i = 0; (n = cf_state_stream_block(9, prefix, window, i, &first)) > 0; i++) {
+                CHECK_INT(first, next);
+                CHECK(n <= 9 && ((first + n) % 9 == 0 || first + n == prefix));
+                next = first + n;
+                CHECK_INT(cf_attention_block_size(chunk, first, n, &bytes, NULL), CF_OK);
+                place = aligned(room, bytes);
+                CHECK_INT(cf_attention_block_prepare(chunk, first, n, place, bytes, &block, NULL), CF_OK);
+                CHECK(block->pairs > 0);
+                pairs -= block->pairs;
+            }
+            CHECK_INT(next, std::max((int64_t)prefix, next));
+            CHECK_INT(pairs, 0);
+        }
+}
+
+#ifdef CHUNKFLOW_CUDA_EMULATION
+#define EMULATED_CASES \
+    , CASE(every_order), CASE(passes_that_are_given_up), CASE(passes_allocate_nothing), CASE(every_call_fails_once)
+#else
+#define EMULATED_CASES
+#endif
+
+SUITE(blocks, CASE(types), CASE(prefixes), CASE(windows), CASE(fused), CASE(fused_sums_in_memory), CASE(fused_parts),
+      CASE(wgmma), CASE(sizes_of_rings), CASE(rings_that_are_refused), CASE(passes_that_are_refused),
+      CASE(blocks_that_are_refused), CASE(pairs) EMULATED_CASES);
