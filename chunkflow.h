@@ -4989,9 +4989,12 @@ static cf__pipeline cf__pipe_of_schedule(const cf_plan *plan, const cf_schedule 
     return cf__pipe_of(plan, s->rank, s->n_stages, s->n_virtual, s->placement, s->k, s->replay, timing);
 }
 
-/* The stage of a virtual stage that there is. In the first row, where most are, it takes no division. */
+/* The stage of a virtual stage that there is. In the first row, where most are, it takes no division, and in loops one of
+   32 bits, which takes a fraction of the time of 64. */
 static inline int64_t cf__pipe_stage(const cf__pipeline *pipe, int64_t v) {
-    return v < pipe->n_stages ? v : cf_placement_stage(pipe->placement, pipe->n_stages, v);
+    if (v < pipe->n_stages) return v;
+    if (pipe->placement != CF_PLACEMENT_V) return (uint32_t)v % (uint32_t)pipe->n_stages;
+    return cf_placement_stage(pipe->placement, pipe->n_stages, v);
 }
 
 static int64_t cf__pipe_at(const cf__pipeline *pipe, int64_t row, int64_t stage) {
@@ -9986,6 +9989,18 @@ static int64_t cf__graph_visit_node(const cf__graph_builder *g, int64_t v, const
     return edge;
 }
 
+/* Edges into the passes at a place of a chunk that is dropped, or kept, on all virtual stages: where a rule leads to a
+   neighbour, the one at the end of the pipeline has none. */
+static int64_t cf__graph_count_place(const cf__graph_builder *g, int64_t chunk, int place) {
+    cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
+    int64_t edges = 0;
+    int i, n;
+    if (place == CF_R && !cf__graph_drops(g, chunk, 0)) return 0;
+    n = cf__graph_needs(g, chunk, place, 0, needs);
+    for (i = 0; i < n; i++) edges += g->pipe.n_v - (needs[i].stage != 0);
+    return edges;
+}
+
 /* Returns the number of edges. What is dropped may differ from stage to stage only where a schedule says so. */
 static int64_t cf__graph_visit(const cf__graph_builder *g) {
     int64_t node = 0, edge = 0, chunk, v;
@@ -10073,12 +10088,16 @@ static void cf__graph_scratch(void *job, cf__carver *carver) {
 static cf_result cf__graph_count(void *job) {
     cf__graph_builder *g = (cf__graph_builder *)job;
     int64_t i;
+    int place;
     if (g->dropped != NULL) CF__TRY(cf__graph_note_drops(g));
     for (i = 0; i < g->pipe.n; i++) {
         g->header.n_nodes += cf__graph_chunk_nodes(g, i);
         CF__TRY(cf__range(g->header.n_nodes, 0, CF_MAX_NODES, "n_nodes", g->error));
     }
-    g->header.n_edges = cf__graph_visit(g);
+    if (g->dropped != NULL) g->header.n_edges = cf__graph_visit(g);
+    for (i = 0; g->dropped == NULL && i < g->pipe.n; i++)
+        for (place = 0; place < 3 + g->header.split; place++)
+            g->header.n_edges += cf__graph_count_place(g, i, place);
     return CF_OK;
 }
 
