@@ -471,33 +471,34 @@ test-torch: $(BUILD)/chunkflow $(BUILD)/torch/installed
 test-gpu: $(TEST_BUILD)/chunkflow
 	BUILD="$(BUILD)" JOBS=1 sh tests/run.sh "sh tests/cuda_device.sh" "sh tests/executor_check.sh device"
 
-test: $(PROGRAMS) $(addprefix $(TEST_BUILD)/,unit fuzz search trainer trainer_model trainer_tensors train_tiny make_tokens chunkflow) $(MPI_TESTS) \
-      $(CUDA_TESTS) $(SHARED)
+# What takes longest comes first, so that at the end no processor waits for the other one.
+test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
+      $(addprefix $(TEST_BUILD)/,unit fuzz search trainer trainer_model trainer_tensors train_tiny make_tokens chunkflow)
 	@$(if $(SANITIZE),,echo "note: this compiler links no sanitizers; the tests run without them";) \
 	CC="$(CC)" CXX="$(CXX)" BUILD="$(BUILD)" sh tests/run.sh \
+	    $(CUDA_SUITE) \
+	    "sh tests/train_cuda_check.sh" \
 	    "$(TEST_BUILD)/unit" \
-	    "$(TEST_BUILD)/search" \
-	    "$(TEST_BUILD)/fuzz" \
-	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli.sh" \
+	    "sh tests/compile.sh" \
+	    "sh tests/executor_check.sh" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/cli_pipeline.sh" \
-	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli_models.sh" \
-	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/cli_tune.sh" \
+	    "$(TEST_BUILD)/search" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/report_check.sh" \
+	    "sh tests/cuda_compile.sh" \
+	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/cli_tune.sh" \
+	    "sh tests/cuda_record.sh" \
+	    "sh tests/mpi_check.sh $(BUILD)" \
+	    "sh tests/train_check.sh $(BUILD)" \
+	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/python_check.sh $(BUILD)" \
+	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli_models.sh" \
+	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli.sh" \
+	    "sh tests/install_check.sh $(BUILD)" \
+	    "sh tests/files_check.sh $(BUILD)" \
+	    "sh tests/tiny_check.sh $(BUILD)" \
 	    "$(TEST_BUILD)/trainer" \
 	    "$(TEST_BUILD)/trainer_model" \
 	    "$(TEST_BUILD)/trainer_tensors $(TEST_BUILD)" \
-	    "sh tests/tiny_check.sh $(BUILD)" \
-	    "sh tests/train_check.sh $(BUILD)" \
-	    "sh tests/mpi_check.sh $(BUILD)" \
-	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/python_check.sh $(BUILD)" \
-	    "sh tests/compile.sh" \
-	    "sh tests/install_check.sh $(BUILD)" \
-	    "sh tests/files_check.sh $(BUILD)" \
-	    $(CUDA_SUITE) \
-	    "sh tests/executor_check.sh" \
-	    "sh tests/train_cuda_check.sh" \
-	    "sh tests/cuda_record.sh" \
-	    "sh tests/cuda_compile.sh"
+	    "$(TEST_BUILD)/fuzz"
 
 # ---- benchmarks ----
 

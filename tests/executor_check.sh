@@ -140,8 +140,10 @@ for type in fp32 fp16 bf16; do
     gradients "$type, one stage" "check $type.*(2 hybrid), largest group 4.* 5 replays" --type $type --reference
 done
 gradients "fp16 with the unfused attention" 'check fp16' --type fp16 --attention unfused --stages 2 --reference
+if ! full; then model="$tiny --synthetic 40,5,16"; fi # bf16 takes longest by far
 gradients "bf16 with the fused attention, I and W" 'check bf16.* [1-9][0-9]* split backwards' --type bf16 \
     --attention mma --schedule zero-bubble --stages 2 --k 2 --reference
+model="$tiny --synthetic 56,5,16,3,1,0,33"
 in_full gradients "fp32 on 4 stages" '4 stages' --layers 4 --stages 4 --k 2 --reference
 in_full gradients "bf16, head size 64, one key head" 'check bf16' --type bf16 --hidden 128 --heads 2 --kv-heads 1 \
     --layers 1 --reference
@@ -222,7 +224,9 @@ unset CUDA_EMU_BACKWARDS
 
 # ---- training and timelines ----
 
-learns "loss falls, 2 stages" --stages 2 --k 2 --steps 6 --lr 0.01
+steps=4
+if full; then steps=6; fi
+learns "loss falls, 2 stages" --stages 2 --k 2 --steps $steps --lr 0.01
 in_full learns "loss falls, fp16, one stage" --type fp16 --attention unfused --steps 6 --lr 0.01
 model="$tiny"
 learns "text, a batch of other chunks each time" --stages 2 --schedule zero-bubble --steps 4 --batch 1 --lr 0.01 \

@@ -291,6 +291,7 @@ TEST(a_larger_limit_is_hardly_ever_worse) {
         REQUIRE(plan != NULL);
         desc = batch.schedule;
         desc.timing = &batch.timing;
+        desc.budget = harness_rounds(0, 12); /* 0: as many as by default */
         for (limit = 1; limit <= 16 && plan->n_chunks <= 64; limit++) {
             double makespan;
             desc.limit = limit;

@@ -1172,16 +1172,17 @@ TEST(wgmma_dq_tiles) {
 /* What the backward with wgmma multiplies and loads, to the instruction and the byte, for head sizes 64 and 128: dq by
    itself takes two products more, of which each is half of the work of its tile. */
 TEST(wgmma_work_of_the_backward) {
+    const int tiles = harness_rounds(4, 3);
     for (int size = 64; size <= 128; size += 64) {
         const int64_t steps = size / 16, tile_bytes = 128 * size * 2; /* of 128 keys, or of 128 rows */
         const int64_t rows = size == 64 ? 128 : 64;
         host_problem p = problem_of(1, 1, size);
         run_options o = on(CF_ATTENTION_WGMMA);
         device_results got;
-        p.add_slice(512, 512);
+        p.add_slice(128 * tiles, 128 * tiles);
         const host_inputs in = random_inputs(p, 1);
         for (int i = 0; i < 4; i++) {
-            const int64_t blocks = i / 2 ? 4 * 4 : 1 + 2 + 3 + 4; /* of 128 rows and 128 keys */
+            const int64_t blocks = i / 2 ? tiles * tiles : tiles * (tiles + 1) / 2; /* of 128 rows and 128 keys */
             const int64_t turns = blocks * (128 / rows);
             p.full = i / 2;
             o.deterministic = i % 2 != 0;
@@ -1189,9 +1190,9 @@ TEST(wgmma_work_of_the_backward) {
             const cuda_emu_counts keys = cuda_emu_kernel("attention_backward"), dq = cuda_emu_kernel("attention_dq");
             /* By two warpgroups: scores, dP; dV, dK; dQ of 128 keys. */
             CHECK_INT(keys.wgmma, turns * 2 * (2 * steps + 2 * rows / 16 + (o.deterministic ? 0 : 8)));
-            CHECK_INT(keys.bulk_bytes, 4 * 2 * tile_bytes + blocks * 2 * tile_bytes + turns * rows * 8);
+            CHECK_INT(keys.bulk_bytes, tiles * 2 * tile_bytes + blocks * 2 * tile_bytes + turns * rows * 8);
             CHECK_INT(dq.wgmma, o.deterministic ? blocks * 2 * (2 * steps + 8) : 0);
-            CHECK_INT(dq.bulk_bytes, o.deterministic ? (4 + blocks) * 2 * tile_bytes : 0);
+            CHECK_INT(dq.bulk_bytes, o.deterministic ? (tiles + blocks) * 2 * tile_bytes : 0);
             CHECK_INT(cuda_emu_kernel("attention_round_dq").launches, !o.deterministic);
             CHECK_INT(cuda_emu_total().mma, 0);
             CHECK_INT(cuda_emu_total().conflicts, 0);
