@@ -68,4 +68,47 @@ TEST(never_longer_than_with_less_room) {
     CHECK(n_better > 0);
 }
 
-SUITE(promises, CASE(never_longer_than_with_whole_backwards), CASE(never_longer_than_with_less_room));
+/* ---- how far interleaved runs ahead ---- */
+
+/* Most forwards that a stage is ahead of its backwards. */
+static int64_t most_ahead(const cf_schedule *s, int64_t stage) {
+    int64_t i, ahead = 0, most = 0;
+    for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
+        ahead += s->actions[i].pass == CF_F ? 1 : s->actions[i].pass == CF_B ? -1 : 0;
+        if (ahead > most) most = ahead;
+    }
+    return most;
+}
+
+/* Megatron's warm-up and the forward after it, where the chunks do not divide into rounds, too. A stage behind the first
+   whose backward is not there yet may take one more. */
+TEST(interleaved_runs_as_far_ahead_as_its_warm_up) {
+    int64_t lengths[13], i, s;
+    cf_schedule_desc desc;
+    cf_pack_desc packing;
+    cf_plan *plan = NULL;
+    memset(&packing, 0, sizeof packing);
+    packing.chunk_size = 1;
+    for (i = 0; i < 13; i++) lengths[i] = 1;
+    CHECK_INT(cf_pack(lengths, 13, &packing, &plan, NULL), CF_OK);
+    REQUIRE(plan != NULL);
+    memset(&desc, 0, sizeof desc);
+    desc.kind = CF_SCHEDULE_INTERLEAVED;
+    for (desc.n_stages = 2; desc.n_stages <= 4; desc.n_stages++) {
+        for (desc.n_virtual = 2; desc.n_virtual <= 3; desc.n_virtual++) {
+            cf_schedule *schedule = NULL;
+            CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
+            REQUIRE(schedule != NULL);
+            for (s = 0; s < desc.n_stages; s++) {
+                int64_t wanted = 2 * (desc.n_stages - 1 - s) + (desc.n_virtual - 1) * desc.n_stages + 1;
+                int64_t ahead = most_ahead(schedule, s);
+                CHECK(ahead == wanted || (s > 0 && ahead == wanted + 1));
+            }
+            cf_schedule_free(schedule);
+        }
+    }
+    cf_plan_free(plan);
+}
+
+SUITE(promises, CASE(never_longer_than_with_whole_backwards), CASE(never_longer_than_with_less_room),
+      CASE(interleaved_runs_as_far_ahead_as_its_warm_up));
