@@ -1956,6 +1956,14 @@ enum hopper_forward_barrier {
     TILE_EMPTY = 80
 };
 
+/* The barriers of both stages of something that bulk copies bring. */
+CF_HOPPER_DEVICE void init_stages(shared_address full, shared_address empty) {
+    for (int stage = 0; stage < 2; stage++) {
+        mbarrier_init(full + (shared_address)(8 * stage), 1);
+        mbarrier_init(empty + (shared_address)(8 * stage), HOPPER_CONSUMERS / 32);
+    }
+}
+
 /* Zeros in rows begin .. end - 1 of a tile of ROWS rows and HEAD columns, by N threads, for wgmma to read. */
 template <int ROWS, int HEAD, int N> CF_DEVICE void zero_rows(shared_address tile, int begin, int end, int thread) {
     const int CHUNKS = HEAD / 8;
@@ -2266,13 +2274,8 @@ template <typename T, int HEAD, int VARIANT> CF_DEVICE void hopper_forward_block
     const tile t = find_work(p.fused.work, &head);
     const shared_address start = shared_start(), barriers = start + layout::BARRIERS;
     if (threadIdx.x == 0) {
-        for (int stage = 0; stage < 2; stage++) {
-            const shared_address at = barriers + (shared_address)(8 * stage);
-            mbarrier_init(at + K_FULL, 1);
-            mbarrier_init(at + K_EMPTY, HOPPER_CONSUMERS / 32);
-            mbarrier_init(at + V_FULL, 1);
-            mbarrier_init(at + V_EMPTY, HOPPER_CONSUMERS / 32);
-        }
+        init_stages(barriers + K_FULL, barriers + K_EMPTY);
+        init_stages(barriers + V_FULL, barriers + V_EMPTY);
         mbarrier_init(barriers + V_TAIL, 1);
         mbarrier_init(barriers + TILE_FULL, 1);
         mbarrier_init(barriers + TILE_EMPTY, HOPPER_CONSUMERS / 32);
@@ -3032,13 +3035,8 @@ template <typename T, int HEAD> CF_DEVICE void hopper_backward_block(const hoppe
     if (threadIdx.x == 0) {
         mbarrier_init(barriers + KV_FULL, 1);
         mbarrier_init(barriers + TAIL, 1);
-        for (int stage = 0; stage < 2; stage++) {
-            const shared_address at = barriers + (shared_address)(8 * stage);
-            mbarrier_init(at + Q_FULL, 1);
-            mbarrier_init(at + Q_EMPTY, HOPPER_CONSUMERS / 32);
-            mbarrier_init(at + DOUT_FULL, 1);
-            mbarrier_init(at + DOUT_EMPTY, HOPPER_CONSUMERS / 32);
-        }
+        init_stages(barriers + Q_FULL, barriers + Q_EMPTY);
+        init_stages(barriers + DOUT_FULL, barriers + DOUT_EMPTY);
         fence_mbarrier_init();
     }
     for (int i = 0; i < 4; i++) /* places of a tile that hold no whole token: no copy reaches them */
@@ -3224,13 +3222,8 @@ template <typename T, int HEAD> CF_DEVICE void hopper_dq_block(const hopper_para
     const tile t = find_work(p.fused.work, &head);
     const shared_address start = shared_start(), barriers = start + layout::BARRIERS;
     if (threadIdx.x == 0) {
-        for (int stage = 0; stage < 2; stage++) {
-            const shared_address at = barriers + (shared_address)(8 * stage);
-            mbarrier_init(at + DQ_K_FULL, 1);
-            mbarrier_init(at + DQ_K_EMPTY, HOPPER_CONSUMERS / 32);
-            mbarrier_init(at + DQ_V_FULL, 1);
-            mbarrier_init(at + DQ_V_EMPTY, HOPPER_CONSUMERS / 32);
-        }
+        init_stages(barriers + DQ_K_FULL, barriers + DQ_K_EMPTY);
+        init_stages(barriers + DQ_V_FULL, barriers + DQ_V_EMPTY);
         mbarrier_init(barriers + DQ_TAIL, 1);
         fence_mbarrier_init();
     }
