@@ -254,7 +254,7 @@ void group_run::make_stream() {
     d.in = in, d.out = out;
     note(cf_state_stream_size(&d, &d.ring_bytes, &d.gradient_ring_bytes, &error));
     if (!ok) return;
-    const int width = kv_width(), slots = (int)(g.n_slots ? g.n_slots : 2);
+    const int width = kv_width(), slots = g.n_slots ? g.n_slots : 3;
     ring.make(g.dtype, slots * g.block_rows * 2, width);
     gradient_ring.make(CF_DTYPE_FP32, slots * g.block_rows * 2, width);
     CHECK_INT((int64_t)ring.bytes(), d.ring_bytes);
@@ -620,7 +620,7 @@ TEST(every_order) {
         g.own = i == 3 ? std::vector<int>{9, 7, 10, 6} : std::vector<int>{19, 6, 12};
         g.block_rows = i == 1 ? 32 : 5; /* one block in a layer, or more than the ring has */
         g.n_layers = 3;
-        g.n_slots = i == 2 ? 3 : 2;
+        g.n_slots = i == 2 ? 0 : 2;
         g.window = i == 2 ? 14 : 0;
         g.replays = i == 3;
         const std::vector<host_inputs> inputs = group_inputs(g, 200 + (uint64_t)i);
@@ -737,6 +737,58 @@ TEST(every_call_fails_once) {
     CHECK(n > 20);
     cuda_emu_reset();
 }
+
+/* ---- how long it takes ---- */
+
+/* The end of a pass on the compute stream, of 4 layers with 6 blocks each: seconds of compute before the blocks of a
+   layer and for each block, where K and V of one come in 1 s, its gradients in 2 s, and go in 2 s. */
+static double pass_seconds(bool backward, int n_slots, double own, double block_seconds) {
+    group_setting g = unfused(CF_DTYPE_BF16);
+    cf_state_block b = {};
+    g.n_layers = 4, g.own = {60}, g.block_rows = 10, g.n_slots = n_slots;
+    group_run r(g);
+    cuda_emu_reset();
+    OK(cudaStreamCreateWithFlags(&r.compute, cudaStreamNonBlocking));
+    OK(cudaStreamCreateWithFlags(&r.in, cudaStreamNonBlocking));
+    OK(cudaStreamCreateWithFlags(&r.out, cudaStreamNonBlocking));
+    r.prepare();
+    r.make_stream();
+    r.make_arrays(group_inputs(g, 330));
+    OK(cudaDeviceSynchronize());
+    cuda_emu_set_host_time(0.0);
+    cuda_emu_set_rule([](const cuda_emu_work &w) {
+        return w.kind == CUDA_EMU_WORK_COPY ? (double)w.bytes / (2 * 10 * 16 * 2) : 0.0;
+    });
+    cf_state_pass pass = r.pass_of(r.chunks[0], backward, false);
+    pass.prefix = 60, pass.own = 0;
+    r.note(cf_state_stream_begin(r.stream, &pass, &r.error));
+    for (int layer = 0; layer < g.n_layers && r.ok; layer++) {
+        cuda_emu_delay(r.compute, own);
+        for (bool more = true; more && r.ok;) {
+            r.note(cf_state_stream_next(r.stream, r.compute, &b, &r.error));
+            more = b.n_rows > 0;
+            if (more) cuda_emu_delay(r.compute, block_seconds);
+        }
+    }
+    r.note(cf_state_stream_end(r.stream, r.compute, &r.error));
+    OK(cudaStreamSynchronize(r.compute));
+    const double seconds = cuda_emu_host_time();
+    OK(cudaDeviceSynchronize());
+    return seconds;
+}
+
+static bool near(double x, double y) { return std::fabs(x - y) <= 1e-9 * y; }
+
+/* The larger of compute and stream, with what the first load leaves exposed. */
+TEST(copies_hide) {
+    CHECK(near(pass_seconds(false, 2, 1.0, 1.5), 4 * (1.0 + 6 * 1.5)));
+    CHECK(near(pass_seconds(false, 2, 0.25, 1.5), 0.75 + 4 * (0.25 + 6 * 1.5)));
+    CHECK(near(pass_seconds(false, 2, 0.25, 0.25), 24 * 1.0 + 0.25));
+    CHECK(near(pass_seconds(true, 3, 1.0, 3.0), 2.0 + 4 * (1.0 + 6 * 3.0)));
+    CHECK(near(pass_seconds(true, 3, 0.25, 0.25), 24 * 3.0 + 0.25));
+    CHECK(pass_seconds(true, 2, 1.0, 3.0) > 2.0 + 4 * (1.0 + 6 * 3.0) + 2.0); /* why there are three */
+    cuda_emu_defaults();
+}
 #endif
 
 /* ---- what is refused ---- */
@@ -744,7 +796,7 @@ TEST(every_call_fails_once) {
 static cf_state_stream_desc small_stream() {
     cf_state_stream_desc d = {};
     d.state.n_layers = 2, d.state.n_kv_heads = 2, d.state.head_size = 8;
-    d.block_rows = 10;
+    d.block_rows = 10, d.n_slots = 2;
     return d;
 }
 
@@ -765,7 +817,7 @@ TEST(sizes_of_rings) {
     REFUSED(cf_state_stream_size(&d, &ring, &gradient, &error), CF_ERROR_ARGUMENT, "n_slots");
     d.n_slots = 65;
     REFUSED(cf_state_stream_size(&d, &ring, &gradient, &error), CF_ERROR_ARGUMENT, "n_slots");
-    d.n_slots = 0, d.block_rows = 0;
+    d.n_slots = 2, d.block_rows = 0;
     REFUSED(cf_state_stream_size(&d, &ring, &gradient, &error), CF_ERROR_ARGUMENT, "block_rows");
     d.block_rows = 10, d.state.head_size = 3;
     REFUSED(cf_state_stream_size(&d, &ring, &gradient, &error), CF_ERROR_ARGUMENT, "head_size");
@@ -778,8 +830,8 @@ TEST(sizes_of_rings) {
     for (int slots = 0; slots <= 64; slots += 32) {
         d.state.n_layers = 7, d.n_slots = slots;
         CHECK_INT(cf_state_stream_size(&d, &ring, &gradient, &error), CF_OK);
-        CHECK_INT(ring, (slots ? slots : 2) * 10 * 2 * 16 * 2); /* of one layer, however many there are */
-        CHECK_INT(gradient, (slots ? slots : 2) * 10 * 2 * 16 * 4);
+        CHECK_INT(ring, (slots ? slots : 3) * 10 * 2 * 16 * 2); /* of one layer, however many there are */
+        CHECK_INT(gradient, (slots ? slots : 3) * 10 * 2 * 16 * 4);
     }
 }
 
@@ -945,7 +997,8 @@ TEST(pairs) {
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
 #define EMULATED_CASES \
-    , CASE(every_order), CASE(passes_that_are_given_up), CASE(passes_allocate_nothing), CASE(every_call_fails_once)
+    , CASE(every_order), CASE(passes_that_are_given_up), CASE(passes_allocate_nothing), CASE(every_call_fails_once), \
+        CASE(copies_hide)
 #else
 #define EMULATED_CASES
 #endif
