@@ -145,7 +145,7 @@ struct group_run {
     std::vector<chunk_work> chunks;
     std::vector<layer_arrays> layers;
     rows_array resident, resident_gradient;        /* planes one after the other, where nothing streams */
-    rows_array ring, gradient_ring, scratch[2][2]; /* scratch: K and V of a forward, by layer */
+    rows_array ring, gradient_ring, scratch[2]; /* scratch: rows of K and V of a forward, packed, by layer */
     unsigned char *host = nullptr, *host_gradient = nullptr;
     void *workspace = nullptr;
     size_t workspace_bytes = 0;
@@ -177,6 +177,7 @@ struct group_run {
     cf_state_pass pass_of(const chunk_work &c, bool backward, bool last) const;
     void walk_blocks(const chunk_work &c, cf_attention_tensors x, int layer, bool backward);
     void resident_blocks(const chunk_work &c, cf_attention_tensors x, int layer, bool backward);
+    void copy_rows(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, int n);
     void forward(const chunk_work &c, bool sends);
     void backward(const chunk_work &c, bool last);
     void run();
@@ -186,8 +187,7 @@ group_run::~group_run() {
     cf_state_stream_free(stream);
     for (layer_arrays &l : layers)
         for (rows_array *a : {&l.q, &l.k, &l.v, &l.dout, &l.out, &l.dq, &l.dk, &l.dv, &l.lse}) cudaFree(a->data);
-    for (rows_array *a : {&resident, &resident_gradient, &ring, &gradient_ring, &scratch[0][0], &scratch[0][1],
-                          &scratch[1][0], &scratch[1][1]})
+    for (rows_array *a : {&resident, &resident_gradient, &ring, &gradient_ring, &scratch[0], &scratch[1]})
         cudaFree(a->data);
     cudaFree(workspace);
     cudaFreeHost(host);
@@ -274,8 +274,7 @@ void group_run::make_arrays(const std::vector<host_inputs> &inputs) {
         l.lse.make(CF_DTYPE_FP32, g.n_heads, rows);
         l.q.put(inputs[i].q), l.k.put(inputs[i].k), l.v.put(inputs[i].v), l.dout.put(inputs[i].dout);
     }
-    for (auto &pair : scratch)
-        for (rows_array &a : pair) a.make(g.dtype, rows, kv_width());
+    for (rows_array &a : scratch) a.make(g.dtype, rows, 2 * kv_width());
     resident.make(g.dtype, planes, kv_width());
     resident_gradient.make(CF_DTYPE_FP32, planes, kv_width());
     if (!g.streamed) OK(cudaMemset(resident_gradient.data, 0, resident_gradient.bytes()));
@@ -351,6 +350,10 @@ void group_run::resident_blocks(const chunk_work &c, cf_attention_tensors x, int
     }
 }
 
+void group_run::copy_rows(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, int n) {
+    OK(cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, (size_t)n, cudaMemcpyDeviceToDevice, compute));
+}
+
 /* K and V come into scratch memory that every second layer uses again, and that the pass leaves full of NaN. */
 void group_run::forward(const chunk_work &c, bool sends) {
     const cf_state_pass pass = pass_of(c, false, false);
@@ -358,24 +361,24 @@ void group_run::forward(const chunk_work &c, bool sends) {
     if (g.streamed) note(cf_state_stream_begin(stream, &pass, &error));
     for (int layer = 0; layer < g.n_layers && ok; layer++) {
         cf_attention_tensors x = tensors_of(c, layer);
-        rows_array *own = scratch[layer % 2];
-        const size_t bytes = own[0].row_bytes() * (size_t)c.rows, sent = own[0].row_bytes() * (size_t)c.own;
-        OK(cudaMemcpyAsync(own[0].data, x.k.data, bytes, cudaMemcpyDeviceToDevice, compute));
-        OK(cudaMemcpyAsync(own[1].data, x.v.data, bytes, cudaMemcpyDeviceToDevice, compute));
-        x.k = own[0].tensor(0), x.v = own[1].tensor(0);
+        rows_array &own = scratch[layer % 2];
+        const size_t width = own.row_bytes() / 2;
+        const cf_tensor k = {own.data, 2 * kv_width(), 0}, v = {own.data + width, 2 * kv_width(), 0};
+        copy_rows(k.data, 2 * width, x.k.data, width, width, c.rows);
+        copy_rows(v.data, 2 * width, x.v.data, width, width, c.rows);
+        x.k = k, x.v = v;
         attend(c.chunk, x, false, false);
         if (g.streamed) walk_blocks(c, x, layer, false);
         else resident_blocks(c, x, layer, false);
         if (ok && c.row > 0) attend(c.chunk, x, false, true);
         if (ok && g.streamed && sends) note(cf_state_stream_append(stream, compute, layer, &x.k, &x.v, &error));
         if (ok && !g.streamed) {
-            OK(cudaMemcpyAsync(cf_state_k(&kv, layer, c.row).data, x.k.data, sent, cudaMemcpyDeviceToDevice, compute));
-            OK(cudaMemcpyAsync(cf_state_v(&kv, layer, c.row).data, x.v.data, sent, cudaMemcpyDeviceToDevice, compute));
+            copy_rows(cf_state_k(&kv, layer, c.row).data, width, x.k.data, 2 * width, width, c.own);
+            copy_rows(cf_state_v(&kv, layer, c.row).data, width, x.v.data, 2 * width, width, c.own);
         }
     }
     if (ok && g.streamed) note(cf_state_stream_end(stream, compute, &error));
-    for (auto &pair : scratch)
-        for (rows_array &a : pair) OK(cudaMemsetAsync(a.data, 0xFF, a.bytes(), compute));
+    for (rows_array &a : scratch) OK(cudaMemsetAsync(a.data, 0xFF, a.bytes(), compute));
 }
 
 /* What later chunks added to the chunk's own rows, where nothing streams, is added when all is done. */
@@ -718,7 +721,7 @@ TEST(every_call_fails_once) {
         r.make_stream();
         r.make_arrays(inputs);
         const cf_state_pass pass = r.pass_of(r.chunks[1], true, false);
-        const cf_tensor k = r.scratch[0][0].tensor(0), v = r.scratch[0][1].tensor(0);
+        const cf_tensor k = {r.scratch[0].data, 2 * r.kv_width(), 0}, v = k;
         cuda_emu_fail_call(n, cudaErrorInvalidValue);
         cf_result code = cf_state_stream_begin(r.stream, &pass, &r.error);
         for (bool more = true; code == CF_OK && more;) {
