@@ -1746,7 +1746,9 @@ CHUNKFLOW_CUDA_API cf_result cf_state_prefetch(const cf_state *state, int64_t fi
 typedef struct cf_state_stream_desc {
     cf_state state;               /* what K and V are: n_layers, n_kv_heads, head_size, dtype. The rest is not read */
     int64_t block_rows;           /* most rows of a block; must be given */
-    int64_t n_slots;              /* blocks of the ring: one in use, the others on their way. 2 to 64; 0: 2 */
+    int64_t n_slots;              /* blocks of the ring, 2 to 64. With 2, one in use and one on its way, the copies of a
+                                     forward that computes longer hide behind it; in a backward gradients leave, too,
+                                     before their slot is filled again, which takes a third. 0: 3 */
     void *ring;                   /* on the device, aligned to 16; at least the bytes that cf_state_stream_size says */
     int64_t ring_bytes;
     void *gradient_ring;          /* likewise, for dK and dV. NULL: no backwards */

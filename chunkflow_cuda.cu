@@ -4871,7 +4871,7 @@ cf_result resolve_stream(cf_state_stream_desc *d, planes *state, planes *gradien
     cf_result code = check_state(&whole, 0, state, error);
     if (code != CF_OK) return code;
     if (d->state.dtype == CF_DTYPE_DEFAULT) d->state.dtype = CF_DTYPE_BF16;
-    if (d->n_slots == 0) d->n_slots = 2;
+    if (d->n_slots == 0) d->n_slots = 3;
     if (d->n_slots < 2 || d->n_slots > MOST_STREAM_SLOTS)
         return cf_fail(error, CF_ERROR_ARGUMENT, "n_slots", -1, MOST_STREAM_SLOTS, d->n_slots, "must be 2 to 64, or 0");
     if (d->block_rows < 1 || d->block_rows > MOST_ROWS)
@@ -4977,10 +4977,10 @@ cf_result issue_block(state_stream *s, cf_error *error) {
     const int64_t number = s->issued % s->desc.n_slots;
     const stream_slot &slot = s->slots[number];
     cf_result code = hold(s->desc.in, slot.used, error);
-    if (code == CF_OK && s->backward) code = hold(s->desc.in, slot.written, error);
     if (code == CF_OK && !i.own)
         code = copy_block(&s->pass.state, i.layer, i.first, i.n, slot_data(s->desc.ring, s->state, number), s->state, 0,
                           true, s->desc.in, error);
+    if (code == CF_OK && s->backward) code = hold(s->desc.in, slot.written, error);
     if (code == CF_OK && s->backward)
         code = load_gradient(s, i, slot_data(s->desc.gradient_ring, s->gradient, number), error);
     if (code == CF_OK) code = record(slot.loaded, s->desc.in, error);

@@ -145,7 +145,7 @@ struct group_run {
     std::vector<chunk_work> chunks;
     std::vector<layer_arrays> layers;
     rows_array resident, resident_gradient;        /* planes one after the other, where nothing streams */
-    rows_array ring, gradient_ring, scratch[2][2]; /* scratch: K and V of a forward, by layer */
+    rows_array ring, gradient_ring, scratch[2]; /* scratch: rows of K and V of a forward, packed, by layer */
     unsigned char *host = nullptr, *host_gradient = nullptr;
     void *workspace = nullptr;
     size_t workspace_bytes = 0;
@@ -177,6 +177,7 @@ struct group_run {
     cf_state_pass pass_of(const chunk_work &c, bool backward, bool last) const;
     void walk_blocks(const chunk_work &c, cf_attention_tensors x, int layer, bool backward);
     void resident_blocks(const chunk_work &c, cf_attention_tensors x, int layer, bool backward);
+    void copy_rows(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, int n);
     void forward(const chunk_work &c, bool sends);
     void backward(const chunk_work &c, bool last);
     void run();
@@ -186,8 +187,7 @@ group_run::~group_run() {
     cf_state_stream_free(stream);
     for (layer_arrays &l : layers)
         for (rows_array *a : {&l.q, &l.k, &l.v, &l.dout, &l.out, &l.dq, &l.dk, &l.dv, &l.lse}) cudaFree(a->data);
-    for (rows_array *a : {&resident, &resident_gradient, &ring, &gradient_ring, &scratch[0][0], &scratch[0][1],
-                          &scratch[1][0], &scratch[1][1]})
+    for (rows_array *a : {&resident, &resident_gradient, &ring, &gradient_ring, &scratch[0], &scratch[1]})
         cudaFree(a->data);
     cudaFree(workspace);
     cudaFreeHost(host);
@@ -254,7 +254,7 @@ void group_run::make_stream() {
     d.in = in, d.out = out;
     note(cf_state_stream_size(&d, &d.ring_bytes, &d.gradient_ring_bytes, &error));
     if (!ok) return;
-    const int width = kv_width(), slots = (int)(g.n_slots ? g.n_slots : 2);
+    const int width = kv_width(), slots = g.n_slots ? g.n_slots : 3;
     ring.make(g.dtype, slots * g.block_rows * 2, width);
     gradient_ring.make(CF_DTYPE_FP32, slots * g.block_rows * 2, width);
     CHECK_INT((int64_t)ring.bytes(), d.ring_bytes);
@@ -274,8 +274,7 @@ void group_run::make_arrays(const std::vector<host_inputs> &inputs) {
         l.lse.make(CF_DTYPE_FP32, g.n_heads, rows);
         l.q.put(inputs[i].q), l.k.put(inputs[i].k), l.v.put(inputs[i].v), l.dout.put(inputs[i].dout);
     }
-    for (auto &pair : scratch)
-        for (rows_array &a : pair) a.make(g.dtype, rows, kv_width());
+    for (rows_array &a : scratch) a.make(g.dtype, rows, 2 * kv_width());
     resident.make(g.dtype, planes, kv_width());
     resident_gradient.make(CF_DTYPE_FP32, planes, kv_width());
     if (!g.streamed) OK(cudaMemset(resident_gradient.data, 0, resident_gradient.bytes()));
@@ -351,6 +350,10 @@ void group_run::resident_blocks(const chunk_work &c, cf_attention_tensors x, int
     }
 }
 
+void group_run::copy_rows(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, int n) {
+    OK(cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, (size_t)n, cudaMemcpyDeviceToDevice, compute));
+}
+
 /* K and V come into scratch memory that every second layer uses again, and that the pass leaves full of NaN. */
 void group_run::forward(const chunk_work &c, bool sends) {
     const cf_state_pass pass = pass_of(c, false, false);
@@ -358,24 +361,24 @@ void group_run::forward(const chunk_work &c, bool sends) {
     if (g.streamed) note(cf_state_stream_begin(stream, &pass, &error));
     for (int layer = 0; layer < g.n_layers && ok; layer++) {
         cf_attention_tensors x = tensors_of(c, layer);
-        rows_array *own = scratch[layer % 2];
-        const size_t bytes = own[0].row_bytes() * (size_t)c.rows, sent = own[0].row_bytes() * (size_t)c.own;
-        OK(cudaMemcpyAsync(own[0].data, x.k.data, bytes, cudaMemcpyDeviceToDevice, compute));
-        OK(cudaMemcpyAsync(own[1].data, x.v.data, bytes, cudaMemcpyDeviceToDevice, compute));
-        x.k = own[0].tensor(0), x.v = own[1].tensor(0);
+        rows_array &own = scratch[layer % 2];
+        const size_t width = own.row_bytes() / 2;
+        const cf_tensor k = {own.data, 2 * kv_width(), 0}, v = {own.data + width, 2 * kv_width(), 0};
+        copy_rows(k.data, 2 * width, x.k.data, width, width, c.rows);
+        copy_rows(v.data, 2 * width, x.v.data, width, width, c.rows);
+        x.k = k, x.v = v;
         attend(c.chunk, x, false, false);
         if (g.streamed) walk_blocks(c, x, layer, false);
         else resident_blocks(c, x, layer, false);
         if (ok && c.row > 0) attend(c.chunk, x, false, true);
         if (ok && g.streamed && sends) note(cf_state_stream_append(stream, compute, layer, &x.k, &x.v, &error));
         if (ok && !g.streamed) {
-            OK(cudaMemcpyAsync(cf_state_k(&kv, layer, c.row).data, x.k.data, sent, cudaMemcpyDeviceToDevice, compute));
-            OK(cudaMemcpyAsync(cf_state_v(&kv, layer, c.row).data, x.v.data, sent, cudaMemcpyDeviceToDevice, compute));
+            copy_rows(cf_state_k(&kv, layer, c.row).data, width, x.k.data, 2 * width, width, c.own);
+            copy_rows(cf_state_v(&kv, layer, c.row).data, width, x.v.data, 2 * width, width, c.own);
         }
     }
     if (ok && g.streamed) note(cf_state_stream_end(stream, compute, &error));
-    for (auto &pair : scratch)
-        for (rows_array &a : pair) OK(cudaMemsetAsync(a.data, 0xFF, a.bytes(), compute));
+    for (rows_array &a : scratch) OK(cudaMemsetAsync(a.data, 0xFF, a.bytes(), compute));
 }
 
 /* What later chunks added to the chunk's own rows, where nothing streams, is added when all is done. */
@@ -620,7 +623,7 @@ TEST(every_order) {
         g.own = i == 3 ? std::vector<int>{9, 7, 10, 6} : std::vector<int>{19, 6, 12};
         g.block_rows = i == 1 ? 32 : 5; /* one block in a layer, or more than the ring has */
         g.n_layers = 3;
-        g.n_slots = i == 2 ? 3 : 2;
+        g.n_slots = i == 2 ? 0 : 2;
         g.window = i == 2 ? 14 : 0;
         g.replays = i == 3;
         const std::vector<host_inputs> inputs = group_inputs(g, 200 + (uint64_t)i);
@@ -718,7 +721,7 @@ TEST(every_call_fails_once) {
         r.make_stream();
         r.make_arrays(inputs);
         const cf_state_pass pass = r.pass_of(r.chunks[1], true, false);
-        const cf_tensor k = r.scratch[0][0].tensor(0), v = r.scratch[0][1].tensor(0);
+        const cf_tensor k = {r.scratch[0].data, 2 * r.kv_width(), 0}, v = k;
         cuda_emu_fail_call(n, cudaErrorInvalidValue);
         cf_result code = cf_state_stream_begin(r.stream, &pass, &r.error);
         for (bool more = true; code == CF_OK && more;) {
@@ -737,6 +740,58 @@ TEST(every_call_fails_once) {
     CHECK(n > 20);
     cuda_emu_reset();
 }
+
+/* ---- how long it takes ---- */
+
+/* The end of a pass on the compute stream, of 4 layers with 6 blocks each: seconds of compute before the blocks of a
+   layer and for each block, where K and V of one come in 1 s, its gradients in 2 s, and go in 2 s. */
+static double pass_seconds(bool backward, int n_slots, double own, double block_seconds) {
+    group_setting g = unfused(CF_DTYPE_BF16);
+    cf_state_block b = {};
+    g.n_layers = 4, g.own = {60}, g.block_rows = 10, g.n_slots = n_slots;
+    group_run r(g);
+    cuda_emu_reset();
+    OK(cudaStreamCreateWithFlags(&r.compute, cudaStreamNonBlocking));
+    OK(cudaStreamCreateWithFlags(&r.in, cudaStreamNonBlocking));
+    OK(cudaStreamCreateWithFlags(&r.out, cudaStreamNonBlocking));
+    r.prepare();
+    r.make_stream();
+    r.make_arrays(group_inputs(g, 330));
+    OK(cudaDeviceSynchronize());
+    cuda_emu_set_host_time(0.0);
+    cuda_emu_set_rule([](const cuda_emu_work &w) {
+        return w.kind == CUDA_EMU_WORK_COPY ? (double)w.bytes / (2 * 10 * 16 * 2) : 0.0;
+    });
+    cf_state_pass pass = r.pass_of(r.chunks[0], backward, false);
+    pass.prefix = 60, pass.own = 0;
+    r.note(cf_state_stream_begin(r.stream, &pass, &r.error));
+    for (int layer = 0; layer < g.n_layers && r.ok; layer++) {
+        cuda_emu_delay(r.compute, own);
+        for (bool more = true; more && r.ok;) {
+            r.note(cf_state_stream_next(r.stream, r.compute, &b, &r.error));
+            more = b.n_rows > 0;
+            if (more) cuda_emu_delay(r.compute, block_seconds);
+        }
+    }
+    r.note(cf_state_stream_end(r.stream, r.compute, &r.error));
+    OK(cudaStreamSynchronize(r.compute));
+    const double seconds = cuda_emu_host_time();
+    OK(cudaDeviceSynchronize());
+    return seconds;
+}
+
+static bool near(double x, double y) { return std::fabs(x - y) <= 1e-9 * y; }
+
+/* The larger of compute and stream, with what the first load leaves exposed. */
+TEST(copies_hide) {
+    CHECK(near(pass_seconds(false, 2, 1.0, 1.5), 4 * (1.0 + 6 * 1.5)));
+    CHECK(near(pass_seconds(false, 2, 0.25, 1.5), 0.75 + 4 * (0.25 + 6 * 1.5)));
+    CHECK(near(pass_seconds(false, 2, 0.25, 0.25), 24 * 1.0 + 0.25));
+    CHECK(near(pass_seconds(true, 3, 1.0, 3.0), 2.0 + 4 * (1.0 + 6 * 3.0)));
+    CHECK(near(pass_seconds(true, 3, 0.25, 0.25), 24 * 3.0 + 0.25));
+    CHECK(pass_seconds(true, 2, 1.0, 3.0) > 2.0 + 4 * (1.0 + 6 * 3.0) + 2.0); /* why there are three */
+    cuda_emu_defaults();
+}
 #endif
 
 /* ---- what is refused ---- */
@@ -744,7 +799,7 @@ TEST(every_call_fails_once) {
 static cf_state_stream_desc small_stream() {
     cf_state_stream_desc d = {};
     d.state.n_layers = 2, d.state.n_kv_heads = 2, d.state.head_size = 8;
-    d.block_rows = 10;
+    d.block_rows = 10, d.n_slots = 2;
     return d;
 }
 
@@ -765,7 +820,7 @@ TEST(sizes_of_rings) {
     REFUSED(cf_state_stream_size(&d, &ring, &gradient, &error), CF_ERROR_ARGUMENT, "n_slots");
     d.n_slots = 65;
     REFUSED(cf_state_stream_size(&d, &ring, &gradient, &error), CF_ERROR_ARGUMENT, "n_slots");
-    d.n_slots = 0, d.block_rows = 0;
+    d.n_slots = 2, d.block_rows = 0;
     REFUSED(cf_state_stream_size(&d, &ring, &gradient, &error), CF_ERROR_ARGUMENT, "block_rows");
     d.block_rows = 10, d.state.head_size = 3;
     REFUSED(cf_state_stream_size(&d, &ring, &gradient, &error), CF_ERROR_ARGUMENT, "head_size");
@@ -778,8 +833,8 @@ TEST(sizes_of_rings) {
     for (int slots = 0; slots <= 64; slots += 32) {
         d.state.n_layers = 7, d.n_slots = slots;
         CHECK_INT(cf_state_stream_size(&d, &ring, &gradient, &error), CF_OK);
-        CHECK_INT(ring, (slots ? slots : 2) * 10 * 2 * 16 * 2); /* of one layer, however many there are */
-        CHECK_INT(gradient, (slots ? slots : 2) * 10 * 2 * 16 * 4);
+        CHECK_INT(ring, (slots ? slots : 3) * 10 * 2 * 16 * 2); /* of one layer, however many there are */
+        CHECK_INT(gradient, (slots ? slots : 3) * 10 * 2 * 16 * 4);
     }
 }
 
@@ -945,7 +1000,8 @@ TEST(pairs) {
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
 #define EMULATED_CASES \
-    , CASE(every_order), CASE(passes_that_are_given_up), CASE(passes_allocate_nothing), CASE(every_call_fails_once)
+    , CASE(every_order), CASE(passes_that_are_given_up), CASE(passes_allocate_nothing), CASE(every_call_fails_once), \
+        CASE(copies_hide)
 #else
 #define EMULATED_CASES
 #endif
