@@ -714,10 +714,10 @@ typedef struct cf_memory_desc {
                                      measure an idle process of yours and put the number here */
     int64_t fragmentation;        /* percent of activations, logits, working memory, state and inputs that the allocator
                                      loses in gaps; 0: CF_FRAGMENTATION; -1: none (one arena, carved once) */
-    int64_t state_window;         /* rows of one layer's K and V, and of their gradients, that are on the device at once:
-                                     a ring of fixed bytes, through which passes stream a state in host memory layer by
-                                     layer, block by block. Kept stage inputs are in host memory then, too. 0: all of it
-                                     stays on the device */
+    int64_t state_window;         /* rows of one layer's K and V, and of their gradients, that are on the device at
+                                     once: a ring of fixed bytes, through which passes stream a state in host memory
+                                     layer by layer, block by block. Kept stage inputs are in host memory then, too.
+                                     0: all of it stays on the device */
 } cf_memory_desc;
 
 CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc);
@@ -864,6 +864,12 @@ typedef struct cf_timing {
     double latency;               /* seconds of any transfer between stages */
     double seconds_per_token;     /* more per row of boundary activations or their gradient (bytes / bandwidth) */
     double offload_seconds_per_token; /* per token of state moved to host memory, or back */
+    double stream_forward;        /* a state in host memory that passes stream by layer (cf_memory_desc.state_window):
+                                     seconds that a token of the prefix is on its way in F and R, in all layers of a
+                                     virtual stage; 0: no stream */
+    double stream_backward;       /* the same in B and I, where gradients come in and go out as well */
+    double stream_exposed;        /* the part of that in which nothing can be computed, 0 .. 1: the first layer's. A
+                                     pass takes it and then the larger of its compute and what is left of its stream */
     int no_overlap;               /* 1: a transfer between stages also occupies both stages; 0: it runs beside compute,
                                      and a stage has a queue for each of its two directions */
 } cf_timing;
@@ -1084,6 +1090,8 @@ typedef struct cf_timeline {
     double replayed;             /* the part of it that is R */
     double bubble_useful;        /* 1 - (busy - replayed) / (n_stages x makespan): a replay counts as waste */
     double bubble_busy;          /* 1 - busy / (n_stages x makespan) */
+    int64_t stream_waits;        /* passes that take longer for their stream of state (cf_timing), as simulated */
+    double stream_seconds;       /* how much longer, in all; a part of busy */
     int64_t n_bounds;
     cf_bound bounds[CF_MAX_BOUNDS];
     double bound;                /* the largest of them; 0 if there are none */
@@ -1390,9 +1398,9 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_d
 /* Writes a schedule: format "chunkflow-schedule", version 2, kind, replay, placement, stages, virtual_stages, k, rank,
    n_chunks, n_actions, lowered, limits[stage] (where it has any), and actions[stage][] of {pass, chunk, stage, keep (F
    and R only)}. One action a line. Version 1 had no placement, which was loop, and no limits. With its timeline (NULL:
-   without) also makespan, busy, replayed, bubble_useful, bubble_busy, bounds{name: value}, peak_live[stage],
-   peak_tokens[stage], peak_state_tokens[stage], peak_bytes[stage], and start, end and live of each action. The schedule
-   must be sound. Errors: CF_ERROR_ARGUMENT (a timeline of another schedule), CF_ERROR_WRITE. */
+   without) also makespan, busy, replayed, bubble_useful, bubble_busy, stream_waits and stream_seconds (where there are
+   any), bounds{name: value}, peak_live[stage], peak_tokens[stage], peak_state_tokens[stage], peak_bytes[stage], and
+   start, end and live of each action. The schedule must be sound. Errors: CF_ERROR_ARGUMENT (a timeline of another schedule), CF_ERROR_WRITE. */
 CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
                                                cf_write_fn write, void *user, cf_error *error);
 
@@ -4805,6 +4813,12 @@ static cf_result cf__pipe_check_timing(const cf_timing *timing, int64_t n_v, cf_
     CF__TRY(cf__check_real(timing->seconds_per_token, CF_ERROR_ARGUMENT, "timing.seconds_per_token", -1, error));
     CF__TRY(cf__check_real(timing->offload_seconds_per_token, CF_ERROR_ARGUMENT, "timing.offload_seconds_per_token", -1,
                            error));
+    CF__TRY(cf__check_real(timing->stream_forward, CF_ERROR_ARGUMENT, "timing.stream_forward", -1, error));
+    CF__TRY(cf__check_real(timing->stream_backward, CF_ERROR_ARGUMENT, "timing.stream_backward", -1, error));
+    CF__TRY(cf__check_real(timing->stream_exposed, CF_ERROR_ARGUMENT, "timing.stream_exposed", -1, error));
+    if (timing->stream_exposed > 1)
+        return cf__fail_real(error, CF_ERROR_ARGUMENT, "timing.stream_exposed", -1, timing->stream_exposed,
+                             "must not be more than 1");
     if (timing->stages == NULL) return cf__pipe_check_cost(&timing->all, -1, error);
     for (v = 0; v < n_v; v++) CF__TRY(cf__pipe_check_cost(&timing->stages[v], v, error));
     return CF_OK;
@@ -4930,6 +4944,8 @@ typedef struct cf__pipeline {
     cf__pipe_costs *by_stage; /* (n_v) or NULL */
     const cf_timing *timing;
     double latency, per_token;
+    double stream[CF_COMPUTE_PASS_COUNT]; /* seconds that a token of the prefix is on its way in a pass */
+    double exposed;                       /* the part of them that no compute hides */
     cf__pipe_links links[2][2]; /* the rules: by whether backwards are split; CF__PIPE_WAITS_FOR, CF__PIPE_HOLDS_UP */
     int8_t takes[CF__PIPE_PLACES]; /* how many virtual stages on the maker of what a pass takes is: 1 or -1; 0 where
                                       nothing crosses to it */
@@ -5007,10 +5023,18 @@ static const cf__pipe_costs *cf__pipe_costs_of(const cf__pipeline *pipe, int64_t
     return pipe->by_stage != NULL ? &pipe->by_stage[v] : &pipe->all;
 }
 
-/* Seconds of a compute pass of a chunk on a virtual stage. */
-static inline double cf__pipe_pass_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
+/* Seconds of a compute pass of a chunk on a virtual stage, if its state is there. */
+static inline double cf__pipe_compute_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
     const cf_chunk *c = &pipe->chunks[chunk];
     return cf_cost_seconds(&cf__pipe_costs_of(pipe, v)->of[pass], c->padded, c->pairs);
+}
+
+/* Seconds of the pass: the exposed part of its stream of state, then the larger of its compute and the rest. */
+static inline double cf__pipe_pass_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
+    double compute = cf__pipe_compute_seconds(pipe, pass, chunk, v);
+    double stream = cf__product(pipe->stream[pass], (double)pipe->chunks[chunk].prefix);
+    double exposed = cf__product(stream, pipe->exposed);
+    return stream > 0 ? exposed + cf__most(compute, stream - exposed) : compute;
 }
 
 /* Whether a tensor goes from one stage to another between two virtual stages side by side. */
@@ -5035,12 +5059,13 @@ static inline double cf__pipe_hop_seconds(const cf__pipeline *pipe, int64_t chun
 
 /* Times must stay far from infinity, or nothing could be compared. Adds up an upper bound of every makespan. */
 static cf_result cf__pipe_check_total(const cf__pipeline *pipe, cf_error *error) {
-    double tokens = 0, pairs = 0, n = (double)pipe->n, total = 0;
+    double tokens = 0, pairs = 0, prefixes = 0, n = (double)pipe->n, total = 0;
     int64_t v, i;
     if (pipe->n == 0) return CF_OK; /* on however many stages */
     for (i = 0; i < pipe->n; i++) {
         tokens += (double)pipe->chunks[i].padded;
         pairs += (double)pipe->chunks[i].pairs;
+        prefixes += (double)pipe->chunks[i].prefix;
     }
     for (v = 0; v < pipe->n_v; v++)
         for (i = 0; i < CF_COMPUTE_PASS_COUNT; i++) {
@@ -5048,6 +5073,7 @@ static cf_result cf__pipe_check_total(const cf__pipeline *pipe, cf_error *error)
             total += cf__product(cost->constant, n);
             total += cf__product(cost->per_token, tokens);
             total += cf__product(cost->per_pair, pairs);
+            total += cf__product(pipe->stream[i], prefixes);
         }
     total += cf__product(3 * (double)pipe->n_v, cf__product(pipe->latency, n) + cf__product(pipe->per_token, tokens));
     if (total <= DBL_MAX / 1e6) return CF_OK;
@@ -5069,6 +5095,10 @@ static void cf__pipe_fill(cf__pipeline *pipe) {
         pipe->by_stage[v] = cf__pipe_fill_costs(&pipe->timing->stages[v]);
     pipe->latency = pipe->timing != NULL ? pipe->timing->latency : 0;
     pipe->per_token = pipe->timing != NULL ? pipe->timing->seconds_per_token : 0;
+    if (pipe->timing == NULL) return;
+    pipe->stream[CF_F] = pipe->stream[CF_R] = pipe->timing->stream_forward;
+    pipe->stream[CF_B] = pipe->stream[CF_I] = pipe->timing->stream_backward;
+    pipe->exposed = pipe->timing->stream_exposed;
 }
 
 /* Chunks of the unit that starts at chunk `id` of the plan: its group's, or 1. 0 where plan and group disagree. */
@@ -8539,6 +8569,22 @@ static void cf__simulate_count(cf_timeline *timeline, const cf_action *actions, 
     timeline->bubble_busy = capacity > 0 ? 1 - timeline->busy / capacity : 0;
 }
 
+/* Which passes take longer for their stream of state, and how much. */
+static void cf__simulate_count_streams(cf__simulation *sim) {
+    const cf__pipeline *pipe = &sim->pipe;
+    int64_t i;
+    for (i = 0; i < sim->schedule->n_actions; i++) {
+        const cf_action *a = &sim->schedule->actions[i];
+        int64_t chunk = a->chunk - pipe->first_chunk;
+        double more;
+        if (a->pass >= CF_COMPUTE_PASS_COUNT) continue;
+        more = cf__pipe_pass_seconds(pipe, a->pass, chunk, a->stage) -
+               cf__pipe_compute_seconds(pipe, a->pass, chunk, a->stage);
+        sim->timeline->stream_waits += more > 0;
+        sim->timeline->stream_seconds += more;
+    }
+}
+
 static void cf__simulate_add_bound(cf_timeline *timeline, const char *name, double value) {
     cf_bound *bound = &timeline->bounds[timeline->n_bounds++];
     bound->name = name;
@@ -8570,6 +8616,7 @@ static cf_result cf__simulate_fill(void *job) {
     CF__TRY(cf__check_lists(&sim->check));
     CF__TRY(cf__simulate_times(sim));
     cf__simulate_count(sim->timeline, sim->schedule->actions, sim->timeline->start, sim->timeline->end);
+    cf__simulate_count_streams(sim);
     for (s = 0; s < sim->pipe.n_stages && !sim->desc.no_bounds; s++)
         sim->bounds.limits[s] = cf__pipe_limit(sim->desc.limit, sim->desc.limits, sim->schedule, s);
     if (!sim->desc.no_bounds) cf__simulate_add_bounds(sim, sim->timeline);
@@ -9754,6 +9801,10 @@ static void cf__write_timeline(cf__writer *w, const cf_timeline *t) {
     cf__write_real(w, ", ", "replayed", t->replayed);
     cf__write_real(w, ", ", "bubble_useful", t->bubble_useful);
     cf__write_real(w, ", ", "bubble_busy", t->bubble_busy);
+    if (t->stream_waits > 0) {
+        cf__write_text(w, ", \"stream_waits\": %lld", (long long)t->stream_waits);
+        cf__write_real(w, ", ", "stream_seconds", t->stream_seconds);
+    }
     cf__write_text(w, ",\n  \"bounds\": {");
     for (i = 0; i < t->n_bounds; i++)
         cf__write_real(w, i > 0 ? ", " : "", t->bounds[i].name, t->bounds[i].value);

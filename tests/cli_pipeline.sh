@@ -632,6 +632,32 @@ test_files() {
     same files/offload/threads 3 "$(grep -c '"name": "host memory"' l.trace)"
 }
 
+# State streamed by layer: less on the GPU, more in host memory, and passes that wait say so. The makespan is that of the
+# plain costs plus what lies on the critical path, so at one stage all of the wait.
+test_stream() {
+    set -- --chunk-size 8K --k 1 --schedule paper --model qwen2.5-7b --tp 4 --gpu h100-80g --recompute selective
+    printf '131072\n4000\n500\n' >long
+    cf plan "$@" --summary --json plain.json long
+    plain=$(sed -n 's/^peak memory  *\([0-9.]*\) GiB.*/\1/p' out)
+    cf plan "$@" --stream 64M --summary --plan-json streamp.json --json stream.json long
+    same stream/rows "stream            43,690 rows of one layer on each GPU" "$(grep ^stream out)"
+    same stream/memory yes "$(sed -n 's/^peak memory  *\([0-9.]*\) GiB.*, \([0-9.]*\) GiB in host memory$/\1 \2/p' out |
+        awk -v plain="$plain" '{ print ($1 > 0 && $2 > 1 && $1 + 1.1 * $2 > plain && $1 < plain) ? "yes" : $0 " " plain }')"
+    same stream/waits yes "$(grep -Eq '^waits for state   [0-9]+ passes are longer for their stream, by ' out && echo yes)"
+    same stream/time yes "$(awk -F '[:,]' '
+        { for (i = 1; i < NF; i++) if ($i ~ /"(makespan|stream_seconds)"/) n[FILENAME $i] = $(i + 1) }
+        END { for (k in n) { sub(/ *$/, "", k); if (k ~ /plain.*makespan/) a = n[k]
+                             if (k ~ /stream.json.*makespan/) b = n[k]
+                             if (k ~ /stream_seconds/) w = n[k] }
+              d = b - a - w; print (w > 0 && d < 1e-6 && d > -1e-6) ? "yes" : a " " b " " w }' plain.json stream.json)"
+    succeeds stream/check check --plan streamp.json stream.json
+    cf compare --chunk-size 8K --k 1 --stages 4 --model qwen2.5-7b --tp 4 --gpu h100-80g --stream 64M long
+    same stream/compare 0 "$code"
+    refuses stream/model 2 '--stream needs --model NAME' plan --chunk-size 8K --k 1 --stream 64M long
+    refuses stream/row 2 '--stream: a row of one layer.* has 1,536 bytes' plan "$@" --stream 1K long
+    refuses stream/offload 2 '--stream leaves --offload nothing to move' plan "$@" --stream 64M --offload long
+}
+
 trace_holds() { # NAME MICROSECONDS [TABLE]: t.json, of p.json and s.json
     same "$1" ok "$(python "$(dirname "$HEADER")/tests/trace_check.py" p.json s.json t.json "$2" ${3:+"$3"} 2>&1 | tail -n 1)"
 }
@@ -1391,6 +1417,7 @@ test_costs
 test_models
 test_times
 test_files
+test_stream
 test_python
 test_compare
 test_tsv

@@ -89,6 +89,7 @@ static void costs_of_chunk(const cf_timing *timing, int64_t v, const cf_chunk *c
     cf_stage_cost s = timing == NULL ? unit : timing->stages != NULL ? timing->stages[v] : timing->all;
     int none = costs_nothing(&s.forward) && costs_nothing(&s.replay) && costs_nothing(&s.backward) &&
                costs_nothing(&s.input) && costs_nothing(&s.weight);
+    int pass;
     if (none) s = unit;
     out[CF_F] = cost_of(&s.forward, c);
     out[CF_R] = costs_nothing(&s.replay) ? out[CF_F] : cost_of(&s.replay, c);
@@ -99,6 +100,11 @@ static void costs_of_chunk(const cf_timing *timing, int64_t v, const cf_chunk *c
     }
     out[CF_I] = costs_nothing(&s.input) ? out[CF_B] / 2 : cost_of(&s.input, c);
     out[CF_W] = costs_nothing(&s.weight) ? out[CF_B] / 2 : cost_of(&s.weight, c);
+    for (pass = CF_F; timing != NULL && pass < CF_W; pass++) { /* W reads no state */
+        double rate = pass <= CF_R ? timing->stream_forward : timing->stream_backward;
+        double stream = rate * (double)c->prefix, first = stream * timing->stream_exposed;
+        out[pass] = first + larger(out[pass], stream - first);
+    }
 }
 
 /* The shortest time from the start of a backward until its gradient is there, and of all its work. */

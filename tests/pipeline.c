@@ -34,6 +34,11 @@ static void draw_timing(harness_rng *rng, pipeline_problem *problem) {
     problem->timing.no_overlap = harness_chance(rng, 0.3);
     problem->timing.all.forward.per_token = 1;
     problem->timing.all.forward.per_pair = harness_chance(rng, 0.5) ? 0.0625 : 0;
+    if (harness_chance(rng, 0.3)) { /* no pass, some of them or all wait for their stream */
+        problem->timing.stream_forward = (double)harness_between(rng, 0, 4) / 8;
+        problem->timing.stream_backward = (double)harness_between(rng, 0, 8) / 8;
+        problem->timing.stream_exposed = (double)harness_between(rng, 0, 4) / 4;
+    }
     if (harness_chance(rng, 0.5)) return;
     problem->timing.stages = problem->stages;
     for (i = 0; i < PIPELINE_MOST_STAGES * 3; i++) {
@@ -227,8 +232,8 @@ static double sum_of(const cf_pass_cost *cost, const cf_chunk *c) {
 
 static int is_given(const cf_pass_cost *cost) { return cost->constant > 0 || cost->per_token > 0 || cost->per_pair > 0; }
 
-/* Seconds of a pass, by the words of cf_stage_cost. */
-double pipeline_seconds(const cf_timing *timing, int64_t v, const cf_chunk *c, int pass) {
+/* Seconds of a pass that waits for no stream, by the words of cf_stage_cost. */
+static double compute_of(const cf_timing *timing, int64_t v, const cf_chunk *c, int pass) {
     const cf_stage_cost *s = timing == NULL ? NULL : timing->stages ? &timing->stages[v] : &timing->all;
     double forward, backward, input, weight;
     if (s == NULL || (!is_given(&s->forward) && !is_given(&s->replay) && !is_given(&s->backward) && !is_given(&s->input) &&
@@ -248,6 +253,15 @@ double pipeline_seconds(const cf_timing *timing, int64_t v, const cf_chunk *c, i
         case CF_I: return input;
         default: return weight;
     }
+}
+
+/* And with its stream, by those of cf_timing: the exposed part, then whichever of the two is done later. */
+double pipeline_seconds(const cf_timing *timing, int64_t v, const cf_chunk *c, int pass) {
+    double compute = compute_of(timing, v, c, pass), stream = 0, alone;
+    if (timing == NULL || pass == CF_W) return compute;
+    stream = (double)c->prefix * (pass == CF_F || pass == CF_R ? timing->stream_forward : timing->stream_backward);
+    alone = stream * timing->stream_exposed;
+    return compute > stream - alone ? alone + compute : stream;
 }
 
 /* A node starts no earlier than `from`'s start + lag. */

@@ -65,6 +65,11 @@ static void draw_timing(harness_rng *rng, problem *p) {
     }
     p->timing.all.forward.per_token = 1;
     p->timing.all.forward.per_pair = harness_chance(rng, 0.5) ? 0.0625 : 0;
+    if (harness_chance(rng, 0.3)) {
+        p->timing.stream_forward = (double)harness_between(rng, 0, 4) / 8;
+        p->timing.stream_backward = (double)harness_between(rng, 0, 8) / 8;
+        p->timing.stream_exposed = (double)harness_between(rng, 0, 4) / 4;
+    }
     if (harness_chance(rng, 0.5)) return;
     p->timing.stages = p->stages;
     for (i = 0; i < 2 * MOST_STAGES; i++) {

@@ -494,6 +494,28 @@ TEST(transfers_use_the_right_link) {
     CHECK(near(timing.seconds_per_token, 2 * 3584 / (300e9 * 0.75), 1e-12));
 }
 
+/* A token of the prefix, 7B on four GPUs and four stages: 128 numbers of K and as many of V in 7 layers, and in backward
+   four bytes of the gradient of each, there and back. */
+TEST(streams_cross_the_link_to_the_host) {
+    cf_gpu gpu = *cf_gpu_find("h100-80g");
+    cf_stage_cost stages[4], same[4];
+    cf_timing timing, without;
+    cf_cost_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.model = cf_model_find("qwen2.5-7b");
+    gpu.pcie = 55e9 / gpu.link;
+    desc.gpu = &gpu;
+    desc.parallel = split(4, 4, 1);
+    REQUIRE(cf_cost_estimate(&desc, same, 4, &without, NULL, NULL) == CF_OK);
+    desc.stream = 1;
+    REQUIRE(cf_cost_estimate(&desc, stages, 4, &timing, NULL, NULL) == CF_OK);
+    CHECK(near(timing.stream_forward, 7 * 512 / 55e9, 1e-12)); /* 17 ms for 248K tokens */
+    CHECK(near(timing.stream_backward, 7 * (512 + 2 * 1024) / 55e9, 1e-12));
+    CHECK(near(timing.stream_exposed, 1 / 7.0, 1e-12));
+    CHECK(near(without.stream_forward + without.stream_backward + without.stream_exposed, 0, 0));
+    CHECK(memcmp(stages, same, sizeof same) == 0);
+}
+
 /* Half a wave: 7 heads x 16 blocks of 128 queries on 112 processors are one wave, so one and a half are paid. */
 TEST(small_chunks_leave_processors_idle) {
     cf_gpu gpu = only_flops();
@@ -749,7 +771,8 @@ SUITE(models, CASE(counts_are_the_published_ones), CASE(names_are_found_in_any_c
       CASE(layers_can_be_given_stage_by_stage),
       CASE(vocabulary_is_padded_as_megatron_does), CASE(megatron_parameter_formula), CASE(bad_models_are_named),
       CASE(huge_models_do_not_overflow), CASE(bad_splits_are_named), CASE(estimates_count_the_flops),
-      CASE(recompute_adds_a_forward), CASE(transfers_use_the_right_link), CASE(small_chunks_leave_processors_idle),
+      CASE(recompute_adds_a_forward), CASE(transfers_use_the_right_link),
+      CASE(streams_cross_the_link_to_the_host), CASE(small_chunks_leave_processors_idle),
       CASE(small_chunks_cost_more_a_token),
       CASE(bad_estimates_are_named), CASE(fits_return_exact_terms), CASE(fits_are_optimal),
       CASE(bad_samples_are_named));

@@ -161,7 +161,77 @@ TEST(transfers_by_hand) {
     cf_plan_free(plan);
 }
 
+/* One sequence of four chunks of 4 tokens, K = 1, one stage: F F F F B, R B three times. F and R take 4, B 8. A token of
+   the prefix is on its way for 0.5 in F and 2 in B, a quarter of it exposed; prefixes are 0, 4, 8 and 12.
+
+     prefix   F: stream  exposed  pass      B: stream  exposed  pass
+     4              2     0.5    4.5              8      2      2 + 8 = 10
+     8              4     1      5               16      4      4 + 12 = 16
+     12             6     1.5    1.5 + 4.5 = 6   24      6      6 + 18 = 24 */
+TEST(streams_by_hand) {
+    const int64_t length = 16;
+    cf_pack_desc pack;
+    cf_simulate_desc desc;
+    cf_timing timing;
+    cf_plan *plan = NULL;
+    cf_timeline *timeline = NULL;
+    cf_schedule *schedule;
+    memset(&pack, 0, sizeof pack);
+    memset(&desc, 0, sizeof desc);
+    memset(&timing, 0, sizeof timing);
+    pack.chunk_size = 4;
+    CHECK_INT(cf_pack(&length, 1, &pack, &plan, NULL), CF_OK);
+    schedule = schedule_of(plan, CF_SCHEDULE_PAPER, 1, 1);
+    REQUIRE(schedule != NULL);
+    timing.stream_forward = 0.5;
+    timing.stream_backward = 2;
+    timing.stream_exposed = 0.25;
+    desc.timing = &timing;
+    CHECK_INT(cf_simulate(plan, schedule, &desc, &timeline, NULL), CF_OK);
+    REQUIRE(timeline != NULL);
+    CHECK(fabs(timeline->makespan - (4 + 4.5 + 5 + 6 + 24 + 5 + 16 + 4.5 + 10 + 4 + 8)) < 1e-12);
+    CHECK(fabs(timeline->busy - timeline->makespan) < 1e-12);
+    CHECK_INT(timeline->stream_waits, 8);
+    CHECK(fabs(timeline->stream_seconds - (timeline->makespan - 7 * 4 - 4 * 8)) < 1e-12);
+    CHECK(timeline->bound <= timeline->makespan * (1 + 1e-12));
+    cf_timeline_free(timeline);
+    timing.stream_forward = timing.stream_backward = 0;
+    timeline = NULL;
+    CHECK_INT(cf_simulate(plan, schedule, &desc, &timeline, NULL), CF_OK);
+    REQUIRE(timeline != NULL);
+    CHECK_INT(timeline->makespan, 7 * 4 + 4 * 8);
+    CHECK_INT(timeline->stream_waits, 0);
+    CHECK(!(timeline->stream_seconds > 0));
+    cf_timeline_free(timeline);
+    timing.stream_exposed = 1.5;
+    timeline = NULL;
+    CHECK_INT(cf_simulate(plan, schedule, &desc, &timeline, NULL), CF_ERROR_ARGUMENT);
+    CHECK(timeline == NULL);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
 /* ---- against the relaxation, the interpreter and a count from scratch ---- */
+
+/* Against the same passes without a stream. */
+static void check_streams(const cf_plan *plan, const cf_schedule *schedule, const cf_timing *timing,
+                          const cf_timeline *timeline) {
+    cf_timing plain;
+    double seconds = 0;
+    int64_t i, waits = 0;
+    memset(&plain, 0, sizeof plain);
+    if (timing != NULL) plain = *timing;
+    plain.stream_forward = plain.stream_backward = 0;
+    for (i = 0; i < schedule->n_actions; i++) {
+        const cf_action *a = &schedule->actions[i];
+        const cf_chunk *c = &plan->chunks[a->chunk];
+        double more = pipeline_seconds(timing, a->stage, c, a->pass) - pipeline_seconds(&plain, a->stage, c, a->pass);
+        waits += more > 0;
+        seconds += more;
+    }
+    CHECK_INT(timeline->stream_waits, waits);
+    CHECK(fabs(timeline->stream_seconds - seconds) <= 1e-9 * seconds);
+}
 
 static void check_times(const cf_plan *plan, const cf_schedule *schedule, const cf_schedule_desc *desc,
                         const cf_timeline *timeline) {
@@ -176,6 +246,7 @@ static void check_times(const cf_plan *plan, const cf_schedule *schedule, const 
         busy += end[i] - start[i];
         if (schedule->actions[i].pass == CF_R) replayed += end[i] - start[i];
     }
+    check_streams(plan, schedule, desc->timing, timeline);
     CHECK(fabs(timeline->busy - busy) <= 1e-9 * busy + 1e-9);
     CHECK(fabs(timeline->replayed - replayed) <= 1e-9 * busy + 1e-9);
     if (makespan > 0) {
@@ -537,7 +608,7 @@ TEST(json_carries_the_timeline) {
     cf_plan_free(plan);
 }
 
-SUITE(simulate, CASE(padded_rows_take_time), CASE(the_paper_example_by_numbers), CASE(transfers_by_hand),
+SUITE(simulate, CASE(padded_rows_take_time), CASE(the_paper_example_by_numbers), CASE(transfers_by_hand), CASE(streams_by_hand),
       CASE(agrees_with_independent_counts),
       CASE(bounds_hold_against_the_exact_optimum), CASE(broken_schedules_are_named), CASE(deadlocks_are_found),
       CASE(foreign_schedules_are_refused), CASE(into_an_arena_of_the_size_needed), CASE(survives_failing_allocations),

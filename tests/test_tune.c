@@ -518,6 +518,53 @@ TEST(offload_makes_room) {
     harness_report("%d of %d limits at which moving state makes schedules possible or faster", (int)room, (int)n);
 }
 
+/* With a window every candidate holds the ring and no more of its state, however long the sequence (12,345 tokens); and
+   where memory forbids all candidates that keep it, there are some still. */
+TEST(a_window_makes_room) {
+    enum { WINDOW = 300 };
+    static const cf_model heavy = {"heavy", 8, 64, 8, 8, 64, 128, 500, 0, 0, 0, 0, 0, 0};
+    fixture f;
+    cf_tuning *plain, *streamed;
+    int64_t i, least = INT64_MAX, n = 0, gained = 0;
+    fixture_fill(&f, 9);
+    f.desc.model = &heavy; /* a row of one layer: 8 K heads of 64, so 2048 bytes of K and V, 4096 of gradients */
+    f.desc.parallel.recompute = CF_RECOMPUTE_FULL;
+    f.desc.n_exact = CF_MAX_CANDIDATES;
+    f.desc.n_batches = 2;
+    f.desc.memory.fragmentation = -1;
+    f.desc.no_offload = 1;
+    plain = tune(&f);
+    f.desc.memory.state_window = WINDOW;
+    streamed = tune(&f);
+    REQUIRE(plain != NULL && streamed != NULL);
+    CHECK_INT(streamed->n_candidates, plain->n_candidates);
+    for (i = 0; i < streamed->n_candidates; i++) {
+        const cf_tune_candidate *c = &streamed->candidates[i], *before = &plain->candidates[i];
+        if (before->status == CF_TUNE_OK && before->bytes < least) least = before->bytes;
+        if (c->status != CF_TUNE_OK || before->status != CF_TUNE_OK) continue;
+        CHECK(!c->offload);
+        CHECK_INT(c->memory.state, WINDOW * 2048);
+        CHECK_INT(c->memory.state_gradient, WINDOW * 4096);
+        CHECK(c->memory.host > 10 * (c->memory.state + c->memory.state_gradient));
+        CHECK(c->memory.inputs <= 2 * c->chunk_size * 128); /* two stage inputs */
+        check_terms(&c->memory, c->bytes);
+        n++;
+    }
+    CHECK(n > 3);
+    cf_tuning_free(streamed);
+    cf_tuning_free(plain);
+    f.desc.limit_bytes = least - 1; /* nothing fits without */
+    streamed = tune(&f);
+    REQUIRE(streamed != NULL);
+    for (i = 0; i < streamed->n_candidates; i++) {
+        if (streamed->candidates[i].status != CF_TUNE_OK) continue;
+        CHECK(streamed->candidates[i].bytes <= f.desc.limit_bytes);
+        gained++;
+    }
+    CHECK(gained > 0);
+    cf_tuning_free(streamed);
+}
+
 /* ---- statistics ---- */
 
 TEST(intervals) {
@@ -933,7 +980,7 @@ TEST(bad_descriptions) {
     static const int64_t falling[] = {256, 128}, zero[] = {0}, huge[] = {(int64_t)1 << 40};
     static const cf_schedule_kind twice[] = {CF_SCHEDULE_BEST, CF_SCHEDULE_BEST}, wrong[] = {(cf_schedule_kind)99};
     static const cf_replay replays[] = {CF_REPLAY_LOCAL, CF_REPLAY_LOCAL};
-    static const cf_timing unit = {{{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}}, NULL, 0, 0, 0, 0};
+    static const cf_timing unit = {{{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}}, NULL, 0, 0, 0, 0, 0, 0, 0};
     fixture f;
     fixture_fill(&f, 1);
     f.desc.model = NULL;
@@ -1304,7 +1351,7 @@ SUITE(tune, CASE(memory_of_a_schedule_is_that_of_its_worst_moment),
       CASE(equals_brute_force), CASE(equals_brute_force_on_ranks), CASE(equals_brute_force_on_splits),
       CASE(the_longest_sequence_is_a_chunk_size),
       CASE(equals_brute_force_on_virtual_stages), CASE(peak_is_the_walk_s), CASE(limit_is_kept),
-      CASE(limit_below_the_parameters), CASE(offload_makes_room), CASE(intervals), CASE(same_seed_same_answer),
+      CASE(limit_below_the_parameters), CASE(offload_makes_room), CASE(a_window_makes_room), CASE(intervals), CASE(same_seed_same_answer),
       CASE(pruning_changes_nothing), CASE(whole_list_as_a_batch), CASE(sequences_without_tokens),
       CASE(neighbours_are_exact), CASE(interruption), CASE(splits_of_gpus), CASE(measured_costs),
       CASE(own_bytes_are_as_good_as_a_model), CASE(own_bytes_by_hand), CASE(bad_descriptions), CASE(bad_bytes),

@@ -156,6 +156,7 @@ typedef struct cf_cost_desc {
     int64_t chunk_size;      /* usual tokens of a chunk; 0: many. Where it is given, a pair costs what it does in such a
                                 chunk: the carried state is read and its gradient added to once for each chunk, and
                                 forward attention loses half a wave of its blocks of 128 queries a head */
+    int stream;              /* 1: state is in host memory and passes stream it by layer (cf_memory_desc.state_window) */
 } cf_cost_desc;
 
 /* Seconds of every pass on every virtual stage, from FLOPs and rates.
@@ -168,6 +169,9 @@ typedef struct cf_cost_desc {
      per_pair   4 x heads x head_dim FLOPs a layer; 10 in backward (five products for two: Dao, FlashAttention-2, 2023)
 
    CF_RECOMPUTE_SELECTIVE adds attention forward to backward, CF_RECOMPUTE_FULL all of forward but the head. B = I + W.
+   With a stream, K and V (two bytes an element) cross the GPU's link to the host in F and R, and in B and I their
+   gradients (four bytes) as well, in and out, which is counted as if the two directions shared the link's rate. The
+   stage with the most layers stands for all; one of its layers is exposed.
 
    stages: (pp x n_virtual), count of them. timing: all else that a schedule needs, with timing->stages = stages.
    step_seconds (NULL is allowed): what an iteration takes besides, once: the gradient exchange over dp and the
@@ -286,7 +290,8 @@ typedef struct cf_tune_desc {
     int64_t n_kinds;
     const cf_replay *replays;       /* (n_replays) NULL: pipeline, local */
     int64_t n_replays;
-    int no_offload;                 /* 1: leave out candidates that move state to host memory */
+    int no_offload;                 /* 1: leave out candidates that move state to host memory; with a
+                                       memory.state_window, which is for all candidates, there are none */
     int split_backward;             /* as in cf_schedule_desc, for best */
     int64_t budget;                 /* of best, for each schedule. 0: what cf_tune_budget says of its plan */
     int64_t batch;                  /* sequences of a batch. 0: 256 */
@@ -814,6 +819,10 @@ static cf_timing cft__transfer_timing(const cf_cost_desc *desc, const cf_shard *
     timing.seconds_per_token = (double)cft__div_up(2 * shard->hidden, shard->sequence) / rate;
     timing.offload_seconds_per_token =
         cft__product(4 * (double)shard->kv, (double)most_layers) / cft__product(desc->gpu->pcie, desc->gpu->link);
+    if (!desc->stream) return timing;
+    timing.stream_forward = timing.offload_seconds_per_token;      /* 4 kv bytes a layer */
+    timing.stream_backward = 5 * timing.offload_seconds_per_token; /* and 8 kv twice */
+    timing.stream_exposed = 1 / (double)most_layers;
     return timing;
 }
 
@@ -823,7 +832,7 @@ static cf_result cft__check_estimate(const cf_cost_desc *full, int64_t count, co
     double of[sizeof(cf_stage_cost) / sizeof(double)];
     int64_t s, i;
     int finite = cft__is_time(step) && cft__is_time(timing->latency) && cft__is_time(timing->seconds_per_token) &&
-                 cft__is_time(timing->offload_seconds_per_token);
+                 cft__is_time(timing->offload_seconds_per_token) && cft__is_time(timing->stream_backward);
     for (s = 0; s < count && finite; s++) {
         cf_shard shard;
         cf_stage_cost cost;
@@ -1224,7 +1233,7 @@ static cf_result cft__count_candidates(cft__tuner *t) {
     t->counts[CFT__K] = desc->n_ks;
     t->counts[CFT__KIND] = desc->n_kinds;
     t->counts[CFT__REPLAY] = desc->n_replays;
-    t->counts[CFT__OFFLOAD] = desc->no_offload ? 1 : 2;
+    t->counts[CFT__OFFLOAD] = desc->no_offload || desc->memory.state_window > 0 ? 1 : 2;
     t->strides[CFT__OFFLOAD] = 1;
     for (i = CFT__OFFLOAD; i > 0; i--) t->strides[i - 1] = t->strides[i] * t->counts[i];
     of_a_size = header->n_splits * t->strides[CFT__SIZE];
@@ -1426,7 +1435,7 @@ static cf_result cft__weigh_model(const cf_memory_desc *memory, int64_t v, cft__
     w->of[CFT__ACTIVATIONS] = bytes.activations * loose;
     w->of[CFT__STATE] = bytes.state * loose;
     w->of[CFT__GRADIENT] = bytes.state_gradient * loose;
-    w->of[CFT__INPUT] = bytes.boundary * loose;
+    w->of[CFT__INPUT] = memory->state_window > 0 ? 0 : bytes.boundary * loose;
     w->of[CFT__CHUNK] = cft__max(bytes.logits, bytes.working) * loose + bytes.buffers * 100;
     return CF_OK;
 }
@@ -1445,6 +1454,23 @@ static cf_result cft__weigh_tokens(cft__tuner *t, int64_t v, cft__weights *w) {
     }
     memory.parallel = *t->split;
     return cft__weigh_model(&memory, v, w, t->error);
+}
+
+/* With a window: takes the ring and two stage inputs, which no token weighs, out of the room for chunks. */
+static cf_result cft__leave_room_for_stream(cft__tuner *t, int64_t chunk_size) {
+    int64_t v, s, n_v = t->split->pp * t->split->n_virtual;
+    if (t->desc.model == NULL || t->desc.memory.state_window == 0) return CF_OK;
+    for (v = 0; v < n_v; v++) {
+        t->loads[v].chunk_tokens = chunk_size;
+        t->loads[v].input_tokens = 2 * chunk_size;
+        t->loads[v].state_tokens = 1;
+    }
+    CFT__TRY(cft__report_stages(t, "parameters"));
+    for (s = 0; s < t->split->pp; s++) {
+        if (t->reports[s].total > INT64_MAX / 400) return cft__fail_size(t->error, "parameters");
+        t->stages[s].room = t->tuning->limit_bytes * 100 - t->reports[s].total * 100;
+    }
+    return CF_OK;
 }
 
 /* Sets up what the functions below need to know about a split. */
@@ -1470,7 +1496,7 @@ static cf_result cft__set_weights(cft__tuner *t, int64_t chunk_size) {
         stage->fixed = t->reports[s].total * 100;
         stage->room = t->tuning->limit_bytes * 100 - stage->fixed - stage->most.of[CFT__CHUNK] * chunk_size;
     }
-    return CF_OK;
+    return cft__leave_room_for_stream(t, chunk_size);
 }
 
 /* All tokens of a plan on one stage must be countable. */
@@ -1602,6 +1628,7 @@ typedef struct cft__scale {
     cf_memory_load *loads;       /* (n_stages x n_virtual) what is held during the heaviest pass of each stage */
     const cf_allocator *allocator;
     cf_error *error;
+    int streams;                 /* 1: there is a state_window */
 } cft__scale;
 
 /* Puts what is held during the heaviest pass of one stage into scale->loads; own: which pass it is. moments: what is
@@ -1633,6 +1660,19 @@ static void cft__note_heaviest(const cft__scale *scale, int64_t stage, const cf_
     }
 }
 
+/* The ring is there from the first pass to the last, and host memory must do for the moment that needs most of it. */
+static void cft__note_streamed(const cft__scale *scale, int64_t stage, const cf_memory_load *moments, int64_t count) {
+    const cf_schedule *schedule = scale->schedule;
+    int64_t i;
+    for (i = 0; i < count && scale->streams; i++) {
+        int64_t v = cf_placement_at(schedule->placement, schedule->n_stages, i % schedule->n_virtual, stage);
+        cf_memory_load *load = &scale->loads[v];
+        load->state_tokens = cft__max(load->state_tokens, moments[i].state_tokens);
+        load->state_gradient_tokens = cft__max(load->state_gradient_tokens, moments[i].state_gradient_tokens);
+        load->input_tokens = cft__max(load->input_tokens, moments[i].input_tokens);
+    }
+}
+
 static cf_result cft__find_heaviest(const cft__scale *scale, int64_t stage, cft__stage *own) {
     const cf_schedule *schedule = scale->schedule;
     int64_t count = (schedule->first[stage + 1] - schedule->first[stage]) * schedule->n_virtual;
@@ -1641,6 +1681,7 @@ static cf_result cft__find_heaviest(const cft__scale *scale, int64_t stage, cft_
     CFT__TRY(cf_allocate(scale->allocator, (size_t)count * sizeof(cf_memory_load), &moments, scale->error));
     result = cf_schedule_loads(scale->plan, schedule, stage, (cf_memory_load *)moments, count, scale->error);
     if (result == CF_OK) cft__note_heaviest(scale, stage, (const cf_memory_load *)moments, own);
+    if (result == CF_OK) cft__note_streamed(scale, stage, (const cf_memory_load *)moments, count);
     scale->allocator->release(moments, scale->allocator->user);
     return result;
 }
@@ -1689,7 +1730,7 @@ CHUNKFLOW_TUNE_API cf_result cf_schedule_memory(const cf_memory_desc *desc, cons
                                                 int64_t n_reports, const cf_allocator *allocator, cf_error *error) {
     cf_allocator own;
     cft__carver carver = {NULL, 0, 0};
-    cft__scale scale = {plan, schedule, NULL, NULL, &own, error};
+    cft__scale scale = {plan, schedule, NULL, NULL, &own, error, desc != NULL && desc->state_window > 0};
     cft__weights *weights;
     void *memory;
     cf_result result;
@@ -1723,6 +1764,7 @@ static cf_result cft__set_up(cft__tuner *t, int64_t split_id, int64_t chunk_size
         cost.parallel = *t->split;
         cost.gpus_per_node = t->desc.gpus_per_node;
         cost.chunk_size = chunk_size;
+        cost.stream = t->desc.memory.state_window > 0;
         CFT__TRY(cf_cost_estimate(&cost, t->costs, t->split->pp * t->split->n_virtual, &t->timing, &t->step_seconds,
                                   t->error));
     }
@@ -1779,6 +1821,7 @@ static cf_result cft__try_schedule(cft__tuner *t, const cf_schedule_desc *desc, 
     scale.loads = t->loads;
     scale.allocator = &t->allocator;
     scale.error = t->error;
+    scale.streams = t->desc.model != NULL && t->desc.memory.state_window > 0;
     for (s = 0; s < t->split->pp; s++) CFT__TRY(cft__find_heaviest(&scale, s, &t->stages[s]));
     return cft__report_stages(t, "lengths");
 }

@@ -36,10 +36,7 @@ static const cli_option options[] = {
      .help = "stages keep the inputs of dropped chunks"},
     {.name = "--offload", .kind = CLI_FLAG, .offset = offsetof(memory_options, offload),
      .help = "all but two chunks' state is in host memory"},
-    {.name = "--stream", .value = "BYTES", .kind = CLI_NUMBER, .offset = offsetof(memory_options, stream), .min = 1,
-     .max = INT64_MAX / 1000,
-     .help = "state is in host memory and passes through a ring of these bytes,\n"
-     "one layer at a time; default: it is on the GPUs"},
+    STREAM_OPTION(memory_options, stream),
     TERM_OPTIONS(memory_options, terms),
     {.name = "--unfused-attention", .kind = CLI_FLAG, .offset = offsetof(memory_options, unfused_attention),
      .help = "attention that writes out its scores"},
@@ -226,8 +223,7 @@ static int print_all(const memory_options *asked, const modelling *m, const cf_g
 
     if (asked->tsv) return print_table(reports, n);
     modelling_print(m);
-    if (desc->state_window > 0)
-        printf("stream            %s rows of one layer on each GPU\n", cli_commas(desc->state_window));
+    modelling_print_stream(desc);
     print_reports(reports, n);
     if (gpu) print_comparison(gpu, &reports[fullest_stage(reports, n)]);
     return print_token_bytes(desc);

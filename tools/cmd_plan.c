@@ -625,6 +625,8 @@ static int check_outputs(const plan_options *asked) {
 
     for (i = 0; i < N_OUTPUTS; i++)
         if (table_check("plan", asked->tsv, output_options[i], asked->paths[i]) != CLI_OK) return CLI_WRONG;
+    if (asked->offload && asked->pipeline.stream > 0)
+        return cli_usage("plan", "--stream leaves --offload nothing to move");
     if (asked->metadata && !asked->paths[PLAN_JSON]) return cli_usage("plan", "--metadata wants --plan-json");
     if (asked->all_ranks && !asked->paths[JSON]) return cli_usage("plan", "--all-ranks wants --json");
     if (asked->all_ranks && asked->microbatch_order)

@@ -48,6 +48,7 @@ static const cli_option options[] = {
     {.name = "--limit", .value = "BYTES", .kind = CLI_NUMBER, .offset = offsetof(tune_options, limit), .min = 1,
      .max = INT64_MAX / 1000, .help = "memory of each GPU; default the GPU's"},
     TERM_OPTIONS(tune_options, terms),
+    STREAM_OPTION(tune_options, stream),
     {.name = "--no-tails", .kind = CLI_FLAG, .offset = offsetof(tune_options, no_tails),
      .help = "leave a group's last chunk alone, as the paper does"},
     {.name = "--align", .value = "A", .kind = CLI_NUMBER, .offset = offsetof(tune_options, align), .min = 1,
@@ -111,6 +112,8 @@ static int fill_lists(tune_job *job) {
 static int fill_desc(tune_job *job) {
     const tune_options *asked = job->asked;
     cf_tune_desc *desc = &job->desc;
+    cf_memory_desc memory;
+    int code;
 
     desc->model = &job->model.model;
     desc->gpu = &job->gpu;
@@ -124,6 +127,11 @@ static int fill_desc(tune_job *job) {
     desc->gpus_per_node = asked->gpu.per_node;
     desc->limit_bytes = asked->limit;
     modelling_take_terms(&asked->terms, &desc->memory);
+    memory = desc->memory;
+    memory.model = desc->model;
+    memory.parallel = desc->parallel; /* of what is searched for, the least: then the ring has at most these bytes */
+    if ((code = modelling_take_stream("tune", asked->stream, &memory)) != CLI_OK) return code;
+    desc->memory.state_window = memory.state_window;
     desc->pack.no_tails = asked->no_tails;
     desc->pack.align = asked->align;
     desc->no_offload = asked->no_offload;
@@ -221,6 +229,7 @@ static void print_setting(const tune_job *job, const cf_tuning *tuning) {
     }
     printf("GPU               %s, %.2f GiB for each; %.3g us around a kernel\n", job->gpu.name,
            modelling_gib(tuning->limit_bytes), 1e6 * job->gpu.launch);
+    modelling_print_stream(&job->desc.memory);
     printf("lengths           %s sequences", cli_commas(job->n));
     if (job->left_out > 0)
         printf("; left out: %s longer than %s, with %.2f %% of all tokens", cli_commas(job->left_out),

@@ -150,6 +150,11 @@ void modelling_print_model(const modelling *m) {
     printf("model             %s: %s parameters\n", m->model.name, cli_commas(counted.total));
 }
 
+void modelling_print_stream(const cf_memory_desc *desc) {
+    if (desc->state_window > 0)
+        printf("stream            %s rows of one layer on each GPU\n", cli_commas(desc->state_window));
+}
+
 void modelling_print(const modelling *m) {
     const cf_parallel *p = &m->parallel;
 

@@ -152,11 +152,17 @@ typedef struct term_options {
      .offset = offsetof(type, member.fragmentation), .max = 1000,                                                  \
      .help = "of activations and the like, lost in gaps; default 10"}
 
+#define STREAM_OPTION(type, member)                                                                                \
+    {.name = "--stream", .value = "BYTES", .kind = CLI_NUMBER, .offset = offsetof(type, member), .min = 1,         \
+     .max = INT64_MAX / 1000,                                                                                      \
+     .help = "state is in host memory and passes through a ring of these bytes\n"                                  \
+     "on each GPU, one layer at a time; default: it stays on the GPUs"}
+
 /* Fills in the members that these options are about. */
 void modelling_take_terms(const term_options *asked, cf_memory_desc *out);
 
-/* The window of a ring of so many bytes on each GPU; 0: none. Model and split are those of *out, whose other members are
-   filled in. Returns an exit code. */
+/* The window of a ring of at most so many bytes on each GPU; 0: none. Model and split are those of *out, whose other
+   members are filled in. Returns an exit code. */
 int modelling_take_stream(const char *command, int64_t bytes, cf_memory_desc *out);
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -168,6 +174,9 @@ double modelling_gib(int64_t bytes);
 /* "model             qwen2.5-7b: 7,615,616,512 parameters", and with it the split and what is recomputed. */
 void modelling_print_model(const modelling *m);
 void modelling_print(const modelling *m);
+
+/* "stream            2,048 rows of one layer on each GPU"; nothing without one. */
+void modelling_print_stream(const cf_memory_desc *desc);
 
 /* The members that describe a model and its split, a split alone, and the terms of a memory report. */
 void modelling_write(json_writer *w, const modelling *m);

@@ -221,6 +221,7 @@ static int take_model(const char *command, const pipeline_options *asked, int64_
     if (!names_model(&asked->model))
         return asked->gpu.name || asked->model.tp > 0 ? cli_usage(command, "--%s needs --model NAME or --config FILE",
                                                                   asked->gpu.name ? "gpu" : "tp")
+               : asked->stream > 0 ? cli_usage(command, "--stream needs --model NAME or --config FILE")
                                                       : CLI_OK;
     model.pp = asked->stages;
     model.dp = n_ranks;
@@ -228,6 +229,8 @@ static int take_model(const char *command, const pipeline_options *asked, int64_
     p->has_model = 1;
     p->memory.model = &p->model.model;
     modelling_take_terms(&asked->terms, &p->memory);
+    p->memory.parallel = p->model.parallel;
+    if ((code = modelling_take_stream(command, asked->stream, &p->memory)) != CLI_OK) return code;
     if (!asked->gpu.name) return CLI_OK;
     p->estimates = 1;
     return modelling_take_gpu(command, &asked->gpu, &p->gpu);
@@ -326,6 +329,7 @@ static cf_result estimate_costs(const pipeline *p, int64_t n_virtual, int64_t ch
     desc.parallel = parallel_of(p, n_virtual, recompute);
     desc.gpus_per_node = asked->gpu.per_node;
     desc.chunk_size = chunk_size;
+    desc.stream = p->memory.state_window > 0;
     result = cf_cost_estimate(&desc, out->stages, p->n_stages * n_virtual, &out->timing, NULL, error);
     if (asked->latency.n > 0) out->timing.latency = p->timing.latency;
     if (asked->seconds_per_token.n > 0) out->timing.seconds_per_token = p->timing.seconds_per_token;
@@ -564,6 +568,15 @@ const char *pipeline_unit(int unit_cost) { return unit_cost ? "token times" : "s
 void pipeline_print_setting(const pipeline *p) {
     if (p->has_model) modelling_print(&p->model);
     if (p->estimates) printf("GPU               %s, %.2f GiB\n", p->gpu.name, modelling_gib(p->gpu.memory));
+    modelling_print_stream(&p->memory);
+}
+
+static int64_t most_in_host(const pipeline_run *run, int64_t n_stages) {
+    int64_t s, most = 0;
+
+    for (s = 0; s < n_stages; s++)
+        if (run->memory[s].host > most) most = run->memory[s].host;
+    return most;
 }
 
 void pipeline_print_memory(const pipeline *p, const pipeline_run *run) {
@@ -573,6 +586,8 @@ void pipeline_print_memory(const pipeline *p, const pipeline_run *run) {
     if (p->estimates)
         printf(", %s %.2f GiB", run->memory[run->fullest].total > p->gpu.memory ? "MORE THAN the GPU's" : "of the GPU's",
                modelling_gib(p->gpu.memory));
+    if (p->memory.state_window > 0)
+        printf(", %.2f GiB in host memory", modelling_gib(most_in_host(run, p->n_stages)));
     putchar('\n');
 }
 
@@ -580,6 +595,10 @@ void pipeline_print_times(const cf_timeline *timeline, int unit_cost) {
     printf("makespan          %s %s\n", pipeline_time(timeline->makespan), pipeline_unit(unit_cost));
     printf("bubble            %.2f %% where replays are waste, %.2f %% where they are work\n",
            100 * timeline->bubble_useful, 100 * timeline->bubble_busy);
+    if (timeline->stream_waits > 0)
+        printf("waits for state   %s passes are longer for their stream, by %s %s of %s in all\n",
+               cli_commas(timeline->stream_waits), pipeline_time(timeline->stream_seconds), pipeline_unit(unit_cost),
+               pipeline_time(timeline->busy));
 }
 
 const char *pipeline_share(int64_t count, int64_t n_virtual) {

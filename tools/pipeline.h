@@ -23,6 +23,7 @@ typedef struct pipeline_options {
     modelling_options model; /* its stages and ranks are those above and of the packing */
     gpu_options gpu;
     term_options terms;
+    int64_t stream;
     const char *costs;
 } pipeline_options;
 
@@ -89,7 +90,8 @@ typedef struct pipeline_options {
     MODELLING_MODEL_OPTIONS(type, member.model),                                                                   \
     MODELLING_SPLIT_OPTIONS(type, member.model),                                                                   \
     GPU_OPTIONS(type, member.gpu, "costs are estimated for it and the\nmodel, stage by stage"),                    \
-    TERM_OPTIONS(type, member.terms)
+    TERM_OPTIONS(type, member.terms),                                                                              \
+    STREAM_OPTION(type, member.stream)
 
 #define PIPELINE_HELP                                                                                               \
     "--limit, --cost and --token-bytes speak of a whole stage: each of V virtual stages costs a V-th of it in time\n" \

@@ -303,6 +303,8 @@ static void write_times(json_writer *w, const cf_timeline *timeline) {
     json_number_member(w, "replayed", timeline->replayed);
     json_number_member(w, "bubble_useful", timeline->bubble_useful);
     json_number_member(w, "bubble_busy", timeline->bubble_busy);
+    json_integer_member(w, "stream_waits", timeline->stream_waits);
+    json_number_member(w, "stream_seconds", timeline->stream_seconds);
     json_open(w, "bounds", '{');
     for (i = 0; i < timeline->n_bounds; i++)
         json_number_member(w, timeline->bounds[i].name, timeline->bounds[i].value);

@@ -13,6 +13,7 @@ typedef struct tune_options {
     const char *chunk_sizes, *ks, *schedules;
     int64_t replay; /* of the choice pipeline|local|both */
     int no_offload, split_backward;
+    int64_t stream;
     int64_t budget;
     int64_t limit;
     term_options terms;

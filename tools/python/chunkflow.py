@@ -372,6 +372,8 @@ class Timeline(_Object):
     replayed: float
     bubble_useful: float
     bubble_busy: float
+    stream_waits: int
+    stream_seconds: float
     bound: float
     start: np.ndarray
     end: np.ndarray
@@ -588,6 +590,9 @@ class Timing(TypedDict, total=False):
     latency: float
     seconds_per_token: float
     offload_seconds_per_token: float
+    stream_forward: float
+    stream_backward: float
+    stream_exposed: float
     no_overlap: int
 
 

@@ -31,13 +31,17 @@ function fillHeader() {
 // Of all stage time, as idle time is: the two add up.
 const replayShare = s => s.makespan > 0 ? s.replayed / (s.makespan * s.idle.length) : 0;
 
-function numberCells(s, base, memory) {
+// The part of it in which passes wait for state that is streamed from host memory.
+const streamShare = s => s.makespan > 0 ? s.stream_seconds / (s.makespan * s.idle.length) : 0;
+
+function numberCells(s, base, memory, streams) {
   const ratio = base > 0 && s.makespan > 0 ? base / s.makespan : NaN;
   const replays = replayShare(s), kept = Math.max(0, ...s.peak_live) / s.virtual_stages;
   const cells = [s.name, exact(s.makespan, count(s.makespan)),
     Number.isFinite(ratio) ? exact(ratio, ratio.toFixed(3)) : "-",
     exact(s.bubble_useful, percent(s.bubble_useful)), exact(s.bubble_busy, percent(s.bubble_busy)),
     exact(replays, percent(replays)), exact(kept, count(kept))];
+  if (streams) cells.push(exact(streamShare(s), `${percent(streamShare(s))}, ${count(s.stream_waits)} passes`));
   if (!memory) return cells;
   if (!s.memory) return [...cells, "-", "-"];
   const total = s.memory[s.fullest].total;
@@ -49,9 +53,11 @@ function fillNumbers() {
   const memory = data.schedules.some(s => s.memory);
   const names = ["schedule", unit === "s" ? "seconds" : unit, "x as fast", "idle, replays too", "idle", "replays",
     "kept chunks"];
+  const streams = data.schedules.some(s => s.stream_waits > 0);
+  if (streams) names.push("waits for state");
   byId("numbers").append(head(memory ? [...names, "recompute", "fullest GPU"] : names));
   data.schedules.forEach((s, i) =>
-    byId("numbers").append(row(numberCells(s, base, memory), i === data.best ? {class: "chosen"} : {})));
+    byId("numbers").append(row(numberCells(s, base, memory, streams), i === data.best ? {class: "chosen"} : {})));
 }
 
 // ---- other options ----
