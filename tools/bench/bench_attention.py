@@ -113,8 +113,8 @@ def is_result(words):
 
 
 def our_lines(binary, options, name):
-    """Whatever it says of this very shape, and one line for what went wrong with it as a whole. It has an exit status of
-    its own where one of its variants fails."""
+    """Whatever it says of this very shape, and one line for what went wrong with it as a whole. It has an exit status
+    of its own where one of its variants fails."""
     command = [binary, "--seconds", str(SECONDS), *options, name]
     wrong = []
     try:
