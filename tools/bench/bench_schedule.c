@@ -409,7 +409,7 @@ static void bench_replay(const char *path) {
 
 /* ---- longer searches ---- */
 
-/* Where `limits` is farthest from its bound with K of 2 and 4: the four worst without a limit, and the eight worst with
+/* Where `limits` is farthest from its bound with K of 2 and 4: the five worst without a limit, and the eight worst with
    as many chunks as stages. */
 static const struct longer_case {
     const char *name;
@@ -417,9 +417,10 @@ static const struct longer_case {
     int64_t n_stages, k;
     int limited;
 } longer_cases[] = {{"log-normal 1", 6, 16, 4, 0}, {"log-normal 1", 6, 16, 2, 0}, {"file 2", 5, 16, 2, 0},
-                    {"file 2", 5, 16, 4, 0},       {"log-normal 1", 6, 16, 4, 1}, {"log-normal 1", 6, 16, 2, 1},
-                    {"file 1", 4, 16, 4, 1},       {"log-normal 2", 7, 16, 4, 1}, {"log-normal 2", 7, 8, 4, 1},
-                    {"file 1", 4, 8, 4, 1},        {"log-normal 2", 7, 4, 4, 1},  {"file 1", 4, 4, 4, 1}};
+                    {"file 2", 5, 16, 4, 0},       {"file 1", 4, 16, 4, 0},       {"log-normal 1", 6, 16, 4, 1},
+                    {"log-normal 1", 6, 16, 2, 1}, {"file 1", 4, 16, 4, 1},       {"log-normal 2", 7, 16, 4, 1},
+                    {"log-normal 2", 7, 8, 4, 1},  {"file 1", 4, 8, 4, 1},        {"log-normal 2", 7, 4, 4, 1},
+                    {"file 1", 4, 4, 4, 1}};
 
 /* Times a schedule, after the validator has accepted it under the description's own K and limit. */
 static double checked_makespan(const cf_plan *plan, const cf_schedule_desc *desc, const cf_schedule *schedule) {
