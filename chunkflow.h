@@ -1400,7 +1400,8 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_d
    and R only)}. One action a line. Version 1 had no placement, which was loop, and no limits. With its timeline (NULL:
    without) also makespan, busy, replayed, bubble_useful, bubble_busy, stream_waits and stream_seconds (where there are
    any), bounds{name: value}, peak_live[stage], peak_tokens[stage], peak_state_tokens[stage], peak_bytes[stage], and
-   start, end and live of each action. The schedule must be sound. Errors: CF_ERROR_ARGUMENT (a timeline of another schedule), CF_ERROR_WRITE. */
+   start, end and live of each action. The schedule must be sound. Errors: CF_ERROR_ARGUMENT (a timeline of another
+   schedule), CF_ERROR_WRITE. */
 CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
                                                cf_write_fn write, void *user, cf_error *error);
 
@@ -5031,10 +5032,11 @@ static inline double cf__pipe_compute_seconds(const cf__pipeline *pipe, int pass
 
 /* Seconds of the pass: the exposed part of its stream of state, then the larger of its compute and the rest. */
 static inline double cf__pipe_pass_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
-    double compute = cf__pipe_compute_seconds(pipe, pass, chunk, v);
-    double stream = cf__product(pipe->stream[pass], (double)pipe->chunks[chunk].prefix);
-    double exposed = cf__product(stream, pipe->exposed);
-    return stream > 0 ? exposed + cf__most(compute, stream - exposed) : compute;
+    double compute = cf__pipe_compute_seconds(pipe, pass, chunk, v), stream, exposed;
+    if (!(pipe->stream[pass] > 0)) return compute;
+    stream = cf__product(pipe->stream[pass], (double)pipe->chunks[chunk].prefix);
+    exposed = cf__product(stream, pipe->exposed);
+    return exposed + cf__most(compute, stream - exposed);
 }
 
 /* Whether a tensor goes from one stage to another between two virtual stages side by side. */
@@ -8572,8 +8574,9 @@ static void cf__simulate_count(cf_timeline *timeline, const cf_action *actions, 
 /* Which passes take longer for their stream of state, and how much. */
 static void cf__simulate_count_streams(cf__simulation *sim) {
     const cf__pipeline *pipe = &sim->pipe;
+    int streams = pipe->stream[CF_F] > 0 || pipe->stream[CF_B] > 0;
     int64_t i;
-    for (i = 0; i < sim->schedule->n_actions; i++) {
+    for (i = 0; i < sim->schedule->n_actions && streams; i++) {
         const cf_action *a = &sim->schedule->actions[i];
         int64_t chunk = a->chunk - pipe->first_chunk;
         double more;

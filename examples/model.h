@@ -558,7 +558,7 @@ static inline key_block state_keys(const pass *p, int64_t i, int64_t first, int6
     return keys;
 }
 
-static inline state_stream *stream_of(const pass *p) { return p->state ? p->state->stream : NULL; }
+static inline state_stream *state_stream_of(const pass *p) { return p->state ? p->state->stream : NULL; }
 
 /* How many tiles of rows see a block. */
 static inline int64_t tiles_that_see(const attention_problem *problem, const key_block *keys) {
@@ -612,7 +612,7 @@ static inline int next_keys(state_stream *stream, const key_block *prefix, key_b
 /* Hands K and V on to the later chunks of the group. */
 static inline void append_to_state(const pass *p, int64_t i) {
     const key_block own = own_keys(p, i), to = state_keys(p, i, p->rows->prefix, p->rows->state_tokens);
-    state_stream *stream = stream_of(p);
+    state_stream *stream = state_stream_of(p);
     if (p->is_replay || to.count == 0) return;
     if (stream) {
         stream_send(stream, to.k, own.k, to.count);
@@ -627,7 +627,7 @@ static inline void append_to_state(const pass *p, int64_t i) {
 static inline void begin_own_gradients(const pass *p, int64_t i) {
     const key_block own = own_keys(p, i), from = state_keys(p, i, p->rows->prefix, p->rows->state_tokens);
     int64_t kv = kv_width_of(p->config);
-    state_stream *stream = stream_of(p);
+    state_stream *stream = state_stream_of(p);
     clear_rows(own.dk, own.count, kv);
     clear_rows(own.dv, own.count, kv);
     if (stream) {
@@ -645,7 +645,7 @@ static inline void attention_pass_forward(const pass *p, int64_t i) {
     const attention_results results = {a->attended, a->lse, p->scratch->rows.total};
     const key_block own = own_keys(p, i), prefix = state_keys(p, i, 0, p->rows->prefix);
     key_block keys = {NULL, NULL, NULL, NULL, 0, 0, 0};
-    state_stream *stream = stream_of(p);
+    state_stream *stream = state_stream_of(p);
     if (stream) stream_begin(stream, &prefix, 0);
     append_to_state(p, i);
     attention_forward_begin(&problem, &results, p->rows->rows);
@@ -662,7 +662,7 @@ static inline void attention_pass_backward(const pass *p, int64_t i) {
     const attention_gradients g = {a->attended, s->dattended, a->lse, s->slope, s->dq};
     const key_block own = own_keys(p, i), prefix = state_keys(p, i, 0, p->rows->prefix);
     key_block keys = {NULL, NULL, NULL, NULL, 0, 0, 0};
-    state_stream *stream = stream_of(p);
+    state_stream *stream = state_stream_of(p);
     if (stream) stream_begin(stream, &prefix, 1);
     begin_own_gradients(p, i);
     attention_backward_begin(&problem, &g, p->rows->rows);

@@ -1,5 +1,4 @@
-/* state_stream.h - the state of long sequences in host memory, streamed past the device layer by layer - MIT or public
-   domain
+/* state_stream.h - states in host memory, streamed past the device layer by layer - MIT or public domain
 
    A pass reads the prefix's K and V (a backward their gradients, too) of one layer at a time. So the whole state can
    lie in host memory, and the device needs no more of it than the block of rows that attention works on and the one
