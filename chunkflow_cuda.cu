@@ -1581,7 +1581,8 @@ struct fused_params {
     float *stats;               /* backward, by key head and row tile: log2 of each row's sum, then each dout . out */
     float *dq_sums;             /* backward, by key head and row tile: fp32 sums of dQ; NULL: none */
     int64_t n_row_tiles;        /* of one key head */
-    float *carried;             /* forward, by key head and carried tile: sums as those of a part, of earlier blocks */
+    float *carried;             /* by key head and carried tile: sums of earlier blocks of keys, as those of a part; of
+                                   the output, or of a dQ that is computed by itself */
     int64_t n_carried;          /* of one key head */
     int32_t carry;              /* what becomes of carried sums: CARRY_LOAD, CARRY_STORE */
     float *part_sums;           /* by key head and part of a split tile: fp32 sums of dK, then of dV; or of the output,
@@ -1610,6 +1611,11 @@ CF_DEVICE float *tile_stats(const fused_params &p, int head, int64_t place) {
 
 template <int ROWS, int HEAD> CF_DEVICE float *tile_sums(const fused_params &p, int head, int64_t place) {
     return p.dq_sums + (head * p.n_row_tiles + place) * (ROWS * HEAD);
+}
+
+/* The sums of a carried row tile or dQ tile. */
+template <int ROWS, int HEAD> CF_DEVICE float *carried_sums(const fused_params &p, int head, int64_t place) {
+    return p.carried + (head * p.n_carried + place) * (ROWS * HEAD);
 }
 
 /* Sums of a block, as its threads have them, in the workspace. */
@@ -2680,7 +2686,7 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ?
     if (p.carry & CARRY_LOAD) {
         CF_UNROLL
         for (int j = 0; j < HEAD / 8; j++)
-            load_quad<THREADS>(dq[0][j], tile_sums<ROWS, HEAD>(p, head, t.place), j, (int)threadIdx.x);
+            load_quad<THREADS>(dq[0][j], carried_sums<ROWS, HEAD>(p, head, t.place), j, (int)threadIdx.x);
     }
     CF_UNROLL
     for (int half = 0; half < 2; half++) {
@@ -2732,7 +2738,7 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ?
         multiply_sums<T, ROW>(dq, dp, lane_as_rows<ROW>(k_here, 0, 0));
     }
     if (p.carry & CARRY_STORE) {
-        store_part<THREADS>(dq, tile_sums<ROWS, HEAD>(p, head, t.place), (int)threadIdx.x);
+        store_part<THREADS>(dq, carried_sums<ROWS, HEAD>(p, head, t.place), (int)threadIdx.x);
         return;
     }
     __syncwarp(); /* the warp's rows of Q are free, and only its own */
@@ -3256,12 +3262,13 @@ __global__ void __launch_bounds__(HOPPER_CONSUMERS) attention_join_dq_kernel(con
     const tile t = find_work(p.work, &head);
     const int thread = (int)threadIdx.x;
     const int carry = t.carried > 0 ? p.carry : 0, end = p.carry == CARRY_LOAD ? t.begin : t.end;
-    float *carried = p.dq_sums + (head * p.n_carried + t.carried - 1) * (DQ_ROWS * HEAD), dq[1][HEAD / 8][4];
+    float dq[1][HEAD / 8][4];
     if (p.carry == CARRY_LOAD && carry == 0) return; /* of another slice, which was done with its own keys */
     clear(dq);
     if (carry & CARRY_LOAD) {
         CF_UNROLL
-        for (int j = 0; j < HEAD / 8; j++) load_quad<HOPPER_CONSUMERS>(dq[0][j], carried, j, thread);
+        for (int j = 0; j < HEAD / 8; j++)
+            load_quad<HOPPER_CONSUMERS>(dq[0][j], carried_sums<DQ_ROWS, HEAD>(p, head, t.carried - 1), j, thread);
     }
     for (int part = t.begin; part < end; part++) {
         CF_UNROLL
@@ -3273,7 +3280,7 @@ __global__ void __launch_bounds__(HOPPER_CONSUMERS) attention_join_dq_kernel(con
         }
     }
     if (carry & CARRY_STORE) {
-        store_part<HOPPER_CONSUMERS>(dq, carried, thread);
+        store_part<HOPPER_CONSUMERS>(dq, carried_sums<DQ_ROWS, HEAD>(p, head, t.carried - 1), thread);
         return;
     }
     hopper_store_dq<T, HEAD>(dq[0], p, t, head, thread, shared_start());
@@ -3634,10 +3641,8 @@ cf_result launch_backward(const call &c, const fused_params &f) {
     const bool deterministic = c.problem_of->inner.desc.deterministic != 0;
     const auto kernel = attention_backward_kernel<T, HEAD, ROWS, KEYS, STAGES>;
     fused_params sums = f;
-    fused_params keys = f;
     cf_result code = CF_OK;
     sums.sums_of_tile = deterministic ? 0 : ROWS * HEAD;
-    if (deterministic) keys.dq_sums = NULL;
     if (IS_SMALL<HEAD, ROWS, KEYS>)
         code = check_code(kernel, BACKWARD_THREADS, "arch", "code for sm_90a has no tiles for so little memory",
                           c.error);
@@ -3645,7 +3650,7 @@ cf_result launch_backward(const call &c, const fused_params &f) {
         code = launch_tiles("attention_stats", attention_stats_kernel<T>, l.rows, STATS_THREADS, 0, c, sums);
     if (code == CF_OK && f.carry != CARRY_LOAD)
         code = launch_tiles("attention_backward", kernel, l.keys, BACKWARD_THREADS,
-                            backward_layout<HEAD, ROWS, KEYS, STAGES>::BYTES, c, keys);
+                            backward_layout<HEAD, ROWS, KEYS, STAGES>::BYTES, c, f);
     if (code == CF_OK && f.carry != CARRY_LOAD)
         code = launch_tiles("attention_join", attention_join_kernel<HEAD, KEYS, KEYS / 64>, l.split_keys, JOIN_THREADS,
                             0, c, f);
@@ -3678,7 +3683,9 @@ cf_result fused_backward_of(const call &c, fused_params *to) {
     f.dout_tile = p->row_tokens * f.dout.row * 2;
     f.n_row_tiles = p->n_sum_tiles;
     f.stats = reinterpret_cast<float *>(memory);
-    f.dq_sums = reinterpret_cast<float *>(memory + fused_stats_bytes(p));
+    if (!d->deterministic) f.dq_sums = reinterpret_cast<float *>(memory + fused_stats_bytes(p));
+    f.carried = reinterpret_cast<float *>(memory + fused_stats_bytes(p)); /* instead, of a dQ by itself */
+    f.n_carried = has_dq_tiles(p) ? carried_tiles(p, dq_rows(p)) : p->n_sum_tiles;
     f.part_sums = reinterpret_cast<float *>(memory + fused_stats_bytes(p) + fused_sums_bytes(p) + fused_dq_bytes(p));
     f.n_parts = p->backward.n_parts;
     const view dk = view_of(x->dk, d->n_kv_heads, d->head_size), dv = view_of(x->dv, d->n_kv_heads, d->head_size);
@@ -3840,9 +3847,8 @@ template <typename T, int HEAD> cf_result hopper_forward_as(const call &c) {
 template <typename T, int HEAD> cf_result launch_hopper_dq(const call &c, const tile_lists &l, hopper_params *h) {
     const problem *p = &c.problem_of->inner;
     h->fused.work = l.dq;
-    h->fused.n_carried = carried_tiles(p, dq_rows(p));
     h->fused.n_parts = p->dq.n_parts;
-    h->fused.part_sums = h->fused.dq_sums + fused_sums_bytes(p) / sizeof(float);
+    h->fused.part_sums = h->fused.carried + fused_sums_bytes(p) / sizeof(float);
     cf_result code = CF_OK;
     if (h->fused.carry != CARRY_LOAD)
         code = launch("attention_dq", attention_dq_hopper_kernel<T, HEAD>, l.dq.n_blocks, HOPPER_THREADS,
@@ -3866,13 +3872,11 @@ template <typename T, int HEAD> cf_result hopper_backward_as(const call &c) {
     h.fused.sums_of_tile = deterministic ? 0 : layout::ROWS * HEAD;
     h.fused.work = l.keys;
     const int32_t carry = h.fused.carry;
-    hopper_params keys = h;
-    if (deterministic) keys.fused.dq_sums = NULL;
     if (code == CF_OK && (carry & CARRY_LOAD) == 0)
         code = launch_tiles("attention_stats", attention_stats_kernel<T>, l.rows, STATS_THREADS, 0, c, h.fused);
     if (code == CF_OK && carry != CARRY_LOAD)
         code = launch("attention_backward", kernel, l.keys.n_blocks, HOPPER_THREADS, layout::BYTES, c.stream, c.error,
-                      keys);
+                      h);
     if (code == CF_OK && carry != CARRY_LOAD)
         code = launch_tiles("attention_join", attention_join_kernel<HEAD, KEY_TILE, 1>, l.split_keys, JOIN_THREADS, 0,
                             c, h.fused);
@@ -4295,54 +4299,6 @@ const int32_t *copy_array(char *to, const int32_t *from, int64_t n) {
     return reinterpret_cast<const int32_t *>(to);
 }
 
-/* ---- checks of a call ---- */
-
-cf_result check_tensor(const cf_tensor &t, const char *name, int64_t number, int64_t rows, cf_error *error) {
-    const int64_t unit = 16 / number, most = (int64_t)1 << 40;
-    if (rows > 0 && t.data == NULL) return cf_fail_null(error, name);
-    if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0)
-        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, 0, (int64_t)(reinterpret_cast<uintptr_t>(t.data) % 16),
-                       "address must be a multiple of 16");
-    if (t.row_stride < 0 || t.row_stride > most || t.row_stride % unit != 0)
-        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, unit, t.row_stride,
-                       "row stride must be a multiple of 16 bytes");
-    if (t.head_stride < 0 || t.head_stride > most || t.head_stride % unit != 0)
-        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, unit, t.head_stride,
-                       "head stride must be a multiple of 16 bytes");
-    return CF_OK;
-}
-
-cf_result check_call(const prepared *a, const cf_attention_tensors *x, int backward, cf_error *error) {
-    if (a == NULL) return cf_fail_null(error, "attention");
-    if (x == NULL) return cf_fail_null(error, "tensors");
-    const problem *p = &a->inner;
-    const int64_t number = number_bytes(p), q = p->rows_q, k = p->rows_k;
-    const size_t need = backward ? a->open.backward_bytes : a->open.forward_bytes;
-    if (x->finish && (!p->in_blocks || p->is_block))
-        return cf_fail(error, CF_ERROR_ARGUMENT, "finish", -1, 0, x->finish, "only for a problem with a prefix");
-    cf_result code = check_tensor(x->q, "q", number, q, error);
-    if (code == CF_OK) code = check_tensor(x->k, "k", number, k, error);
-    if (code == CF_OK) code = check_tensor(x->v, "v", number, k, error);
-    if (code == CF_OK) code = check_tensor(x->out, "out", number, q, error);
-    if (code == CF_OK && backward) code = check_tensor(x->dout, "dout", number, q, error);
-    if (code == CF_OK && backward) code = check_tensor(x->dq, "dq", number, q, error);
-    if (code == CF_OK && backward) code = check_tensor(x->dk, "dk", 4, k, error);
-    if (code == CF_OK && backward) code = check_tensor(x->dv, "dv", 4, k, error);
-    if (code != CF_OK) return code;
-    if (backward && q > 0 && x->lse == NULL) return cf_fail_null(error, "lse");
-    if (x->lse_stride != 0 && x->lse_stride < q)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "lse_stride", -1, q, x->lse_stride, "too small");
-    if (a->open.tiles_bytes > 0 && (x->tiles == NULL || reinterpret_cast<uintptr_t>(x->tiles) % 16 != 0))
-        return cf_fail(error, CF_ERROR_ARGUMENT, "tiles", -1, 1, 0,
-                       "must be the device's copy of the tiles, aligned to 16");
-    if (need > 0 && (x->workspace == NULL || reinterpret_cast<uintptr_t>(x->workspace) % 256 != 0))
-        return cf_fail(error, CF_ERROR_ARGUMENT, "workspace", -1, 256, 0, "must be device memory, aligned to 256");
-    if (x->workspace_bytes < need)
-        return cf_fail(error, CF_ERROR_SPACE, "workspace_bytes", -1, (int64_t)need, (int64_t)x->workspace_bytes,
-                       "too small");
-    return CF_OK;
-}
-
 /* A block of a chunk's prefix, where the chunk has one. */
 cf_result make_block(const cf_attention *chunk, int64_t first, int64_t n, block_slice *slice, problem *p,
                      cf_error *error) {
@@ -4396,6 +4352,54 @@ cf_result put_prepared(problem &p, const path_entry *path, void *memory, size_t 
         a->open.n_key_tiles = fill_all_tiles(&p, reinterpret_cast<tile *>(base + at.tiles));
     }
     *out = &a->open;
+    return CF_OK;
+}
+
+/* ---- checks of a call ---- */
+
+cf_result check_tensor(const cf_tensor &t, const char *name, int64_t number, int64_t rows, cf_error *error) {
+    const int64_t unit = 16 / number, most = (int64_t)1 << 40;
+    if (rows > 0 && t.data == NULL) return cf_fail_null(error, name);
+    if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0)
+        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, 0, (int64_t)(reinterpret_cast<uintptr_t>(t.data) % 16),
+                       "address must be a multiple of 16");
+    if (t.row_stride < 0 || t.row_stride > most || t.row_stride % unit != 0)
+        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, unit, t.row_stride,
+                       "row stride must be a multiple of 16 bytes");
+    if (t.head_stride < 0 || t.head_stride > most || t.head_stride % unit != 0)
+        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, unit, t.head_stride,
+                       "head stride must be a multiple of 16 bytes");
+    return CF_OK;
+}
+
+cf_result check_call(const prepared *a, const cf_attention_tensors *x, int backward, cf_error *error) {
+    if (a == NULL) return cf_fail_null(error, "attention");
+    if (x == NULL) return cf_fail_null(error, "tensors");
+    const problem *p = &a->inner;
+    const int64_t number = number_bytes(p), q = p->rows_q, k = p->rows_k;
+    const size_t need = backward ? a->open.backward_bytes : a->open.forward_bytes;
+    if (x->finish && (!p->in_blocks || p->is_block))
+        return cf_fail(error, CF_ERROR_ARGUMENT, "finish", -1, 0, x->finish, "only for a problem with a prefix");
+    cf_result code = check_tensor(x->q, "q", number, q, error);
+    if (code == CF_OK) code = check_tensor(x->k, "k", number, k, error);
+    if (code == CF_OK) code = check_tensor(x->v, "v", number, k, error);
+    if (code == CF_OK) code = check_tensor(x->out, "out", number, q, error);
+    if (code == CF_OK && backward) code = check_tensor(x->dout, "dout", number, q, error);
+    if (code == CF_OK && backward) code = check_tensor(x->dq, "dq", number, q, error);
+    if (code == CF_OK && backward) code = check_tensor(x->dk, "dk", 4, k, error);
+    if (code == CF_OK && backward) code = check_tensor(x->dv, "dv", 4, k, error);
+    if (code != CF_OK) return code;
+    if (backward && q > 0 && x->lse == NULL) return cf_fail_null(error, "lse");
+    if (x->lse_stride != 0 && x->lse_stride < q)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "lse_stride", -1, q, x->lse_stride, "too small");
+    if (a->open.tiles_bytes > 0 && (x->tiles == NULL || reinterpret_cast<uintptr_t>(x->tiles) % 16 != 0))
+        return cf_fail(error, CF_ERROR_ARGUMENT, "tiles", -1, 1, 0,
+                       "must be the device's copy of the tiles, aligned to 16");
+    if (need > 0 && (x->workspace == NULL || reinterpret_cast<uintptr_t>(x->workspace) % 256 != 0))
+        return cf_fail(error, CF_ERROR_ARGUMENT, "workspace", -1, 256, 0, "must be device memory, aligned to 256");
+    if (x->workspace_bytes < need)
+        return cf_fail(error, CF_ERROR_SPACE, "workspace_bytes", -1, (int64_t)need, (int64_t)x->workspace_bytes,
+                       "too small");
     return CF_OK;
 }
 
