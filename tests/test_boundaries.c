@@ -52,7 +52,8 @@ static const char *const outputs[] = {
     "cf_fit", "cf_tune_candidate", "cf_tune_progress", "cf_tuning"};
 static const char *const cuda[] = {
     "cf_attention_desc", "cf_attention", "cf_tensor", "cf_attention_tensors", "cf_state", "cf_rope", "cf_append",
-    "cf_cuda_step", "cf_cuda_stage", "cf_executor_desc", "cf_executor_memory"};
+    "cf_state_stream_desc", "cf_state_pass", "cf_state_block", "cf_cuda_step", "cf_cuda_stage", "cf_executor_desc",
+    "cf_executor_memory"};
 
 /* ---- documented limits ---- */
 

@@ -269,7 +269,8 @@ TEST(bounds_need_no_schedule) {
     CHECK(made > 60 && with_memory > 10);
 }
 
-/* Where backwards may be split or not, the weaker of both claims is the one that holds. */
+/* Where backwards may be split or not, the weaker of both claims is the one that holds; and a still weaker one where
+   passes stream their state, since then one chunk may take less time whole and another one split. */
 TEST(bounds_of_either_form) {
     uint64_t seed;
     for (seed = 1; seed <= 40; seed++) {
@@ -293,7 +294,8 @@ TEST(bounds_of_either_form) {
         REQUIRE(cf_schedule_bounds(p.plan, &p.desc, either, &n_either, NULL) == CF_OK);
         least = strongest(whole, n_whole) < strongest(split, n_split) ? strongest(whole, n_whole)
                                                                         : strongest(split, n_split);
-        CHECK(strongest(either, n_either) <= least && strongest(either, n_either) >= least);
+        CHECK(strongest(either, n_either) <= least);
+        CHECK(p.desc.timing->stream_backward > 0 || strongest(either, n_either) >= least);
         cf_plan_free(p.plan);
     }
 }
