@@ -650,7 +650,10 @@ test_stream() {
                              if (k ~ /stream.json.*makespan/) b = n[k]
                              if (k ~ /stream_seconds/) w = n[k] }
               d = b - a - w; print (w > 0 && d < 1e-6 && d > -1e-6) ? "yes" : a " " b " " w }' plain.json stream.json)"
+    said=$(grep '^waits for state' out)
     succeeds stream/check check --plan streamp.json stream.json
+    cf check --chart --plan streamp.json stream.json
+    same stream/check/chart "$said" "$(grep '^waits for state' out)"
     cf compare --chunk-size 8K --k 1 --stages 4 --model qwen2.5-7b --tp 4 --gpu h100-80g --stream 64M long
     same stream/compare 0 "$code"
     refuses stream/model 2 '--stream needs --model NAME' plan --chunk-size 8K --k 1 --stream 64M long

@@ -334,6 +334,7 @@ def documents():
             "metadata": written("metadata", "pack", *packing, "--ranks", "3", "--metadata", "--json"),
             "timeline": written("timeline", *plan, "--token-bytes", "1,1,1,1", "--json"),
             "lowered": written("lowered", *plan, "--lower", "--offload", "--json"),
+            "stream": written("stream", *plan, "--model", "qwen2.5-0.5b", "--gpu", "h100-80g", "--stream", "1M", "--json"),
             "zero-bubble": written("zero-bubble", *plan, "--schedule", "zero-bubble", "--virtual", "2", "--json"),
             "schedules": written("schedules", *plan, "--all-ranks", "--json")}
 
@@ -414,6 +415,7 @@ BROKEN = [  # document, the way to a member, what it becomes; DROP: it goes
     ("timeline", ["placement"], "any"), ("timeline", ["lowered"], 2), ("timeline", ["lowered"], True),
     ("timeline", ["limits", 0], -1), ("timeline", ["makespan"], "DROP"), ("timeline", ["busy"], "DROP"),
     ("timeline", ["peak_live"], "DROP"), ("timeline", ["bubble_busy"], 1.5), ("timeline", ["bounds", "memory"], "low"),
+    ("stream", ["stream_waits"], -1), ("stream", ["stream_seconds"], "DROP"),
     ("timeline", ["actions", 0], {}), ("timeline", ["actions", 0, 0, "start"], "DROP"),
     ("timeline", ["actions", 0, 0, "start"], -1), ("timeline", ["actions", 0, 0, "keep"], "DROP"),
     ("timeline", ["actions", 0, 0, "keep"], 1), ("timeline", ["actions", 0, 0, "pass"], "G"),

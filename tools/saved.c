@@ -268,6 +268,9 @@ static const json_field schedule_fields[] = {
     {.name = "limits", .type = JSON_ARRAY_OF, .offset = offsetof(schedule_object, limits), .optional = 1},
     {.name = "bounds", .type = JSON_OBJECT_OF, .offset = offsetof(schedule_object, bounds), .optional = 1},
     SCHEDULE_PEAK(peak_tokens), SCHEDULE_PEAK(peak_state_tokens), SCHEDULE_PEAK(peak_bytes),
+    SCHEDULE_TIME(stream_seconds),
+    {.name = "stream_waits", .type = JSON_INT, .offset = offsetof(schedule_object, timeline.stream_waits),
+     .optional = 1},
     {.name = NULL}};
 
 typedef struct action_object {
