@@ -295,7 +295,7 @@ TEST(bounds_of_either_form) {
         least = strongest(whole, n_whole) < strongest(split, n_split) ? strongest(whole, n_whole)
                                                                         : strongest(split, n_split);
         CHECK(strongest(either, n_either) <= least);
-        CHECK(p.desc.timing->stream_backward > 0 || strongest(either, n_either) >= least);
+        CHECK(p.timing.stream_backward > 0 || strongest(either, n_either) >= least);
         cf_plan_free(p.plan);
     }
 }
