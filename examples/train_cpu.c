@@ -36,6 +36,10 @@ static double seconds_now(void) {
 
 static double mebibytes(int64_t bytes) { return (double)bytes / 1048576.0; }
 
+static int64_t device_bytes(const memory_meter *meter) {
+    return meter->peak[MEMORY_ACTIVATIONS] + meter->peak[MEMORY_STATE] + meter->peak[MEMORY_WORKSPACE];
+}
+
 /* Seeds of the things that are drawn. */
 enum { SEED_WEIGHTS = 1, SEED_ORDER, SEED_DROPOUT, SEED_SYNTHETIC };
 
@@ -265,6 +269,10 @@ static int run_training(const options *o) {
     printf("weights after step %lld: %016llx\n",
            (long long)t.step, /* tells at a glance whether two runs are the same */
            (unsigned long long)hash_bytes(0, t.weights.flat, (size_t)t.weights.count * sizeof(real)));
+    if (o->stream > 0) {
+        printf("most held: %lld bytes on the device, %lld in host memory\n", (long long)device_bytes(&t.meter),
+               (long long)t.meter.peak[MEMORY_HOST]);
+    }
     training_end(&t);
     return 0;
 }
@@ -301,10 +309,6 @@ typedef struct memory_row {
     double difference; /* of the losses */
     int same_bits;     /* whether loss and gradients of the streamed run are those of the chunked one */
 } memory_row;
-
-static int64_t device_bytes(const memory_meter *meter) {
-    return meter->peak[MEMORY_ACTIVATIONS] + meter->peak[MEMORY_STATE] + meter->peak[MEMORY_WORKSPACE];
-}
 
 /* Four short documents and a long one. */
 static batch memory_batch(const options *o, documents *d, int64_t longest) {

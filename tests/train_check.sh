@@ -135,6 +135,15 @@ run train_cpu --memory-table $tiny --chunk-size 32 --k 3
 expect "memory: K 3" 0 'chunked activations stay at K x chunk size'
 run train_cpu --memory-table $tiny --layers 6 --chunk-size 32 --k 2 --stream 30000
 expect "memory: with a stream only host memory grows" 0 'with a stream those lie in host memory'
+held=
+for length in 300 1200; do
+    run train_cpu $tiny --layers 6 --chunk-size 32 --k 1 --steps 1 --stream 10000 --synthetic $length
+    held="$held $(sed -n 's/^most held: \([0-9]*\) bytes on the device, \([0-9]*\) in host memory$/\1 \2/p' "$work/out")"
+done
+# 4 x 8 numbers a token in each of 6 layers
+if echo "$held" | awk '{ exit !($1 > 0 && $1 == $3 && $2 == 300 * 768 && $4 == 1200 * 768) }'; then
+    ok "memory: four times as long, not a byte more on the device"
+else fail "memory: four times as long, not a byte more on the device" "$held"; fi
 
 # ---- training: the same losses and weights, bit by bit ----
 
