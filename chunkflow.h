@@ -5675,7 +5675,7 @@ static int cf__pattern_takes_forward(const cf__schedule_maker *m, const cf__patt
     if (merge->i < need || pattern->kind == CF_SCHEDULE_GPIPE) return merge->i < need;
     if (pattern->kind == CF_SCHEDULE_1F1B && item->keep) return merge->chunks <= further_down;
     if (!pattern->runs_ahead) return merge->i < need + further_down;
-    if (item->keep && merge->chunks >= m->most_kept + further_down) return 0;
+    if (item->keep && merge->chunks >= cf__min(m->desc.k, m->most_kept) + further_down) return 0;
     return merge->i < merge->j + pattern->distance + further_down;
 }
 
@@ -7483,16 +7483,20 @@ static void cf__search_set_order(cf__schedule_maker *m, int order) {
     memcpy(m->units, m->spare, (size_t)n * sizeof *m->units);
 }
 
-/* Tries the orders in turn; the best one stays. */
+/* Tries the orders in turn; the best one stays, and of equal ones the last where nothing limits them. There all forwards
+   may run before the first backward, so that orders take equally long, and the walk leads further from one that has its
+   dearest units in the middle. */
 static void cf__search_try_orders(cf__search *search) {
     static const int orders[CF__SEARCH_ORDERS] = {CF__SEARCH_DEAREST, CF__SEARCH_PLANNED, CF__SEARCH_CHEAP_ENDS};
+    double slack = cf__schedule_is_limited(&search->maker.desc) ? 1 : 1 + 1e-9;
     int best = CF__SEARCH_DEAREST, i;
     for (i = 0; i < CF__SEARCH_ORDERS && !cf__search_is_over(search); i++) {
         double before = search->makespan;
+        int equals;
         if (orders[i] == best && before < DBL_MAX) continue; /* it has been tried */
         cf__search_set_order(&search->maker, orders[i]);
-        (void)cf__search_try_dispatch(search, search->makespan);
-        if (search->makespan < before) best = orders[i];
+        equals = cf__search_try_dispatch(search, before < DBL_MAX ? before * slack : before) && slack > 1;
+        if (search->makespan < before || equals) best = orders[i];
     }
     cf__search_set_order(&search->maker, best);
 }

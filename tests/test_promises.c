@@ -34,6 +34,24 @@ static void compare(double with_more, double with_less, int *n_better) {
     *n_better += with_more < with_less * (1 - 1e-12) && with_less < HUGE_VAL;
 }
 
+TEST(never_longer_than_with_a_smaller_k) {
+    uint64_t seed;
+    int n_better = 0;
+    for (seed = 1; seed <= (uint64_t)harness_rounds(400, 60); seed++) {
+        pipeline_problem problem;
+        cf_schedule_desc less;
+        double best;
+        draw(seed, &problem);
+        less = problem.desc;
+        less.k = 1;
+        problem.desc.k = 5 + (int64_t)(seed % 4);
+        best = makespan_of(problem.plan, problem.desc);
+        for (; less.k < problem.desc.k; less.k *= 2) compare(best, makespan_of(problem.plan, less), &n_better);
+        cf_plan_free(problem.plan);
+    }
+    CHECK(n_better > 0);
+}
+
 TEST(never_longer_than_with_whole_backwards) {
     uint64_t seed;
     int n_better = 0;
@@ -110,5 +128,5 @@ TEST(interleaved_runs_as_far_ahead_as_its_warm_up) {
     cf_plan_free(plan);
 }
 
-SUITE(promises, CASE(never_longer_than_with_whole_backwards), CASE(never_longer_than_with_less_room),
-      CASE(interleaved_runs_as_far_ahead_as_its_warm_up));
+SUITE(promises, CASE(never_longer_than_with_a_smaller_k), CASE(never_longer_than_with_whole_backwards),
+      CASE(never_longer_than_with_less_room), CASE(interleaved_runs_as_far_ahead_as_its_warm_up));

@@ -280,7 +280,7 @@ static void check_books(const cf_plan *plan, const cf_schedule *schedule, const 
 
 static void check_bounds(const cf_schedule_desc *desc, const cf_schedule *schedule, const cf_timeline *timeline) {
     double strongest = 0;
-    int64_t i, limited = desc->limit > 0;
+    int64_t i, limited = desc->limits == NULL && desc->limit > 0;
     for (i = 0; i < schedule->n_stages; i++)
         limited |= desc->limits ? desc->limits[i] > 0 : schedule->limits && schedule->limits[i] > 0;
     CHECK_INT(timeline->n_bounds, limited ? 4 : 3);
