@@ -1,4 +1,4 @@
-/* What `best` promises of two searches: with less to choose from it finds nothing shorter. Random problems, small ones. */
+/* What `best` promises of two searches: with less to choose from it finds nothing shorter. Small random problems. */
 
 #include "harness.h"
 #include "pipeline.h"
@@ -98,8 +98,8 @@ static int64_t most_ahead(const cf_schedule *s, int64_t stage) {
     return most;
 }
 
-/* Megatron's warm-up and the forward after it, where the chunks do not divide into rounds, too. A stage behind the first
-   whose backward is not there yet may take one more. */
+/* Megatron's warm-up and the forward after it, where the chunks do not divide into rounds, too. A stage behind the
+   first whose backward is not there yet may take one more. */
 TEST(interleaved_runs_as_far_ahead_as_its_warm_up) {
     int64_t lengths[13], i, s;
     cf_schedule_desc desc;
