@@ -1479,9 +1479,9 @@ typedef struct cf_graph_desc {
    schedule from elsewhere that replays in another order keeps to its graph only without them.
 
    With a schedule, plan and schedule may be unvalidated; without one, the plan must be sound. Errors:
-   CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more than CF_MAX_NODES nodes), CF_ERROR_OVERFLOW (the passes take too long to be
-   added up), CF_ERROR_PLAN, CF_ERROR_MEMORY; a schedule is validated first, so there are those of cf_schedule_validate,
-   too. */
+   CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more than CF_MAX_NODES nodes, or CF_MAX_STAGES virtual stages), CF_ERROR_OVERFLOW
+   (the passes take too long to be added up), CF_ERROR_PLAN, CF_ERROR_MEMORY; a schedule is validated first, so there
+   are those of cf_schedule_validate, too. */
 CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error);
 
 CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc);
@@ -5341,7 +5341,7 @@ static int cf__schedule_allows(const cf_schedule_desc *desc, int placement) {
     return desc->placement == CF_PLACEMENT_ANY || (int)desc->placement == placement;
 }
 
-/* One stage needs no search and no working space: Algorithm 2 as it stands, unit by unit. */
+/* One stage needs no search: Algorithm 2 as it stands, unit by unit. */
 static int cf__schedule_is_plain(const cf_schedule_desc *desc) {
     return desc->n_stages == 1 && desc->n_virtual == 1 && desc->kind == CF_SCHEDULE_PAPER;
 }
@@ -5565,7 +5565,6 @@ static void cf__schedule_layout_maker(cf__schedule_maker *m, cf__carver *carver)
     m->unit_of = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
     m->needs = (int64_t *)cf__take(carver, cf__schedule_counts_bytes(&m->desc) ? m->pipe.n : 0, sizeof(int64_t));
     if (!cf__schedule_counts_bytes(&m->desc)) m->needs = NULL;
-    cf__pipe_layout(&m->pipe, carver);
     pattern->items = (cf__pattern_item *)cf__take(carver, m->pipe.n + m->n_replays, sizeof(cf__pattern_item));
     pattern->backwards = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
     pattern->need = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
@@ -7366,6 +7365,7 @@ static void cf__search_scratch(void *job, cf__carver *carver) {
     cf__search *search = (cf__search *)job;
     cf__schedule_maker *m = &search->maker;
     int best = m->desc.kind == CF_SCHEDULE_BEST;
+    cf__pipe_layout(&m->pipe, carver);
     if (cf__schedule_is_plain(&m->desc)) return;
     cf__schedule_layout_maker(m, carver);
     if (cf__search_compares(m)) {
@@ -7902,13 +7902,13 @@ static void cf__search_start(cf__search *search) {
 static cf_result cf__search_fill(void *job) {
     cf__search *search = (cf__search *)job;
     cf__schedule_maker *m = &search->maker;
+    cf__pipe_fill(&m->pipe);
+    CF__TRY(cf__pipe_check_total(&m->pipe, m->error));
     if (cf__schedule_is_plain(&m->desc)) {
         cf__schedule_write_plain(m, search->schedule);
         cf__search_write_limits(search);
         return CF_OK;
     }
-    cf__pipe_fill(&m->pipe);
-    CF__TRY(cf__pipe_check_total(&m->pipe, m->error));
     cf__search_start(search);
     if (m->desc.kind == CF_SCHEDULE_BEST) {
         cf__search_best(search);
@@ -10116,8 +10116,8 @@ static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, cons
         cf__graph_adopt(&g->desc);
     }
     g->desc = cf_graph_defaults(&g->desc);
-    CF__TRY(cf__range(d->n_stages, 1, INT32_MAX, "n_stages", error));
-    CF__TRY(cf__range(d->n_virtual, 1, INT32_MAX / d->n_stages, "n_virtual", error));
+    CF__TRY(cf__range(d->n_stages, 1, CF_MAX_STAGES, "n_stages", error));
+    CF__TRY(cf__range(d->n_virtual, 1, CF_MAX_STAGES / d->n_stages, "n_virtual", error));
     CF__TRY(cf__choice((int)d->placement, CF_PLACEMENT_LOOP, CF_PLACEMENT_V, "placement", error));
     CF__TRY(cf__range(d->k, 1, INT64_MAX, "k", error));
     CF__TRY(cf__choice((int)d->replay, 0, CF_REPLAY_COUNT - 1, "replay", error));

@@ -87,8 +87,8 @@ static const bound bounds[] = {
     {"cf_parallel", "zero", 3, 0, NULL},
     {"cf_memory_desc", NULL, 0, 0, " loads chunk_tokens "},
     {"cf_memory_load", NULL, 0, 0, " loads "},
-    {"cf_graph_desc", "n_stages", INT32_MAX, 1, " n_virtual n_nodes "},
-    {"cf_graph_desc", "n_virtual", INT32_MAX, 1, " n_nodes "},
+    {"cf_graph_desc", "n_stages", CF_MAX_STAGES, 1, " n_virtual n_nodes "},
+    {"cf_graph_desc", "n_virtual", CF_MAX_STAGES, 1, " n_nodes "},
     {"cf_schedule_desc", "n_stages", CF_MAX_STAGES, 1, " n_virtual n_actions "},
     {"cf_schedule_desc", "n_virtual", CF_MAX_STAGES, 1, " n_stages n_actions "},
     {"cf_schedule_desc", "budget", INT64_MAX, 2, NULL},
@@ -968,7 +968,7 @@ TEST(no_chunks_take_no_time) {
     cf_graph *none = NULL;
     set_up();
     REQUIRE(cf_pack(NULL, 0, &pack, &empty, NULL) == CF_OK);
-    plain_graph.n_stages = INT32_MAX;
+    plain_graph.n_stages = CF_MAX_STAGES;
     CHECK_INT(cf_graph_make(empty, &plain_graph, &none, NULL), CF_OK);
     CHECK(clock() - start < CLOCKS_PER_SEC);
     cf_graph_free(none);

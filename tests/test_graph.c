@@ -782,6 +782,27 @@ TEST(a_cycle_is_found_and_a_node_on_it_named) {
 
 /* ---- options, memory, limits ---- */
 
+TEST(too_many_nodes_are_refused) {
+    enum { N = CF_MAX_NODES / (2 * (int64_t)CF_MAX_STAGES) + 1 }; /* chunks, each with F and B on every stage */
+    int64_t lengths[N], i;
+    cf_pack_desc pack;
+    cf_graph_desc desc;
+    cf_plan *plan = NULL;
+    cf_graph *g = NULL;
+    cf_error error;
+    memset(&pack, 0, sizeof pack);
+    memset(&desc, 0, sizeof desc);
+    for (i = 0; i < N; i++) lengths[i] = 2;
+    pack.chunk_size = 2;
+    REQUIRE(cf_pack(lengths, N, &pack, &plan, NULL) == CF_OK);
+    desc.n_stages = CF_MAX_STAGES;
+    CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_ERROR_LIMIT);
+    CHECK_STR(error.field, "n_nodes");
+    CHECK_INT(error.wanted, CF_MAX_NODES);
+    CHECK(g == NULL);
+    cf_plan_free(plan);
+}
+
 TEST(graph_options_are_checked) {
     static const int64_t lengths[] = {5, 2};
     cf_pack_desc pack;
@@ -803,7 +824,8 @@ TEST(graph_options_are_checked) {
     } while (0)
     REFUSE(n_stages, -1, CF_ERROR_ARGUMENT, "n_stages");
     REFUSE(n_stages, INT64_MAX, CF_ERROR_LIMIT, "n_stages");
-    REFUSE(n_stages, INT32_MAX, CF_ERROR_LIMIT, "n_nodes");
+    REFUSE(n_stages, CF_MAX_STAGES + 1, CF_ERROR_LIMIT, "n_stages");
+    REFUSE(n_virtual, CF_MAX_STAGES + 1, CF_ERROR_LIMIT, "n_virtual");
     REFUSE(n_virtual, -1, CF_ERROR_ARGUMENT, "n_virtual");
     REFUSE(k, -1, CF_ERROR_ARGUMENT, "k");
     REFUSE(replay, CF_REPLAY_COUNT, CF_ERROR_ARGUMENT, "replay");
@@ -1043,5 +1065,5 @@ SUITE(graph, CASE(nodes_are_the_passes), CASE(edges_are_those_of_the_definitions
       CASE(bounds_of_the_papers_example), CASE(ready_counts_lead_through_the_graph), CASE(damaged_graphs_are_named),
       CASE(a_schedules_graph_has_its_passes), CASE(schedules_keep_to_their_graphs), CASE(a_wrong_schedule_makes_no_graph),
       CASE(a_graph_has_backwards_of_one_form),
-      CASE(a_cycle_is_found_and_a_node_on_it_named), CASE(graph_options_are_checked),
+      CASE(a_cycle_is_found_and_a_node_on_it_named), CASE(too_many_nodes_are_refused), CASE(graph_options_are_checked),
       CASE(graphs_lie_in_an_arena), CASE(graph_survives_every_failed_allocation), CASE(names_of_edges));
