@@ -1701,8 +1701,8 @@ typedef struct cf_state {
     int64_t n_layers;
     int64_t n_kv_heads;
     int64_t head_size;            /* n_kv_heads x head_size must be a multiple of 8 */
-    cf_dtype dtype;               /* CF_DTYPE_FP32 for gradients. 0: bf16 */
     int64_t rows;                 /* from plane to plane; a state may begin at a row of a larger one */
+    cf_dtype dtype;               /* CF_DTYPE_FP32 for gradients. 0: bf16 */
     int one_layer;                /* 1: every layer uses the planes of one, one after the other (the gradient of a
                                      standalone chunk, which no other chunk adds to) */
 } cf_state;

@@ -79,7 +79,7 @@ static double sequence_gradients(part *whole, const batch *b, int64_t sequence, 
     cuda.attention_workspace_bytes = prepared->forward_bytes > prepared->backward_bytes ? prepared->forward_bytes
                                                                                          : prepared->backward_bytes;
     cuda.attention_workspace = take_device<char>((int64_t)cuda.attention_workspace_bytes);
-    const cf_state state = {NULL, n_layers_of(whole), base->n_kv_heads, base->head_size, whole->type, n, 0};
+    const cf_state state = {NULL, n_layers_of(whole), base->n_kv_heads, base->head_size, n, whole->type, 0};
     const int64_t state_numbers = n * n_layers_of(whole) * 2 * kv_width(whole);
     cuda.state = cuda.gradient = state;
     cuda.state.data = take_device<T>(state_numbers);

@@ -926,7 +926,7 @@ TEST(state_is_what_the_books_say) {
     REQUIRE(m.start(&error));
     for (int64_t stage = 0; stage < 3; stage++) {
         cf_executor_memory memory = {};
-        cf_state state = {nullptr, x.stages[(size_t)stage].n_layers, 1, x.row_words, CF_DTYPE_FP32, 0, 0};
+        cf_state state = {nullptr, x.stages[(size_t)stage].n_layers, 1, x.row_words, 0, CF_DTYPE_FP32, 0};
         int64_t bytes = 0;
         REQUIRE(cf_executor_memory_of(m.executor, stage, &memory, &error) == CF_OK);
         state.rows = memory.stats.peak_state_tokens;
