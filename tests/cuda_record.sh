@@ -230,10 +230,10 @@ esac
 END
 CHILD=$work/child
 export CHILD
-for signal in TERM HUP; do
+for signal in TERM HUP INT; do # as whoever runs the tests may have them ignored, and a shell in the background INT
     rm -f "$CHILD"
-    env "PATH=$(cd "$work/bin" && pwd):$PATH" "BUILD=$work/build" sh tools/gpu_record.sh --small \
-        --programs "$work/programs" --out "$work/signal" >"$work/out" 2>&1 &
+    env --default-signal=TERM,HUP,INT "PATH=$(cd "$work/bin" && pwd):$PATH" "BUILD=$work/build" \
+        sh tools/gpu_record.sh --small --programs "$work/programs" --out "$work/signal" >"$work/out" 2>&1 &
     caller=$!
     waited=0
     while [ ! -s "$CHILD" ] && [ $waited -lt 600 ]; do
