@@ -444,7 +444,7 @@ CUDA_TESTS := $(addprefix $(CUDA_BUILD)/,tests executor_cuda bench_attention tra
 CUDA_SUITE := "$(CUDA_BUILD)/tests"
 # All that is asked of the one fused path, of the other.
 ifeq ($(FULL),1)
-CUDA_SUITE += "env CHUNKFLOW_TEST_WGMMA=1 $(CUDA_BUILD)/tests attention."
+CUDA_SUITE += "env CHUNKFLOW_TEST_WGMMA=1 $(CUDA_BUILD)/tests attention. blocks."
 endif
 else
 CUDA_SUITE := "echo 'no C++ compiler: the CUDA file is not tested'; echo '0 passed, 0 failed, 1 skipped'"

@@ -49,17 +49,20 @@ fi
 # The table in the README: GiB on the fullest GPU, whole sequences and chunks.
 name=memory_readme
 if wanted $name; then
-    row() { # CHUNK-SIZE, or nothing for a chunk of the whole context
+    row() { # CHUNK-SIZE, or nothing for a chunk of the whole context; OPTIONS...
+        size=${1-}
+        [ $# -eq 0 ] || shift
         for context in 32K 64K 128K 256K; do
-            run memory --model qwen2.5-7b --tp 4 --pp 4 --recompute selective --k 1 --chunk-size "${1:-$context}" \
-                --context $context
+            run memory --model qwen2.5-7b --tp 4 --pp 4 --recompute selective --k 1 --chunk-size "${size:-$context}" \
+                --context $context "$@"
             sed -n 's/^peak .* = \([0-9.]*\) GiB.*/| \1 /p' out | tr -d '\n'
         done
     }
     readme=$(dirname "$HEADER")/README.md
-    whole=$(row) chunks=$(row 8K)
-    if grep -qF "\`--context\` $whole|" "$readme" && grep -qF "\`--chunk-size 8K\` $chunks|" "$readme"; then ok $name
-    else fail $name "the command says: $whole; $chunks"; fi
+    whole=$(row) chunks=$(row 8K) streamed=$(row 8K --stream 64M)
+    if grep -qF "\`--context\` $whole|" "$readme" && grep -qF "\`--chunk-size 8K\` $chunks|" "$readme" &&
+        grep -qF "\`--chunk-size 8K --stream 64M\` $streamed|" "$readme"; then ok $name
+    else fail $name "the command says: $whole; $chunks; $streamed"; fi
 fi
 
 # With the state streamed, a long context needs no more of the fullest GPU than a short one: at most 1 % from 32K to 256K

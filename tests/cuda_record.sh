@@ -211,6 +211,29 @@ for which in gpu_record gpu_record_train; do
     holds "$which: nothing is recorded" cmp "$work/fourth/record.jsonl" "$work/none/record.jsonl"
 done
 
+# ---- all suites of a device are asked for ----
+
+sed -n '/^#else/,/^#endif/p' tests/cuda/main.cc | grep -o '&suite_[a-z_]*' | sed 's/&suite_//' >"$work/suites"
+holds "there are suites of a device" [ "$(wc -l <"$work/suites")" -ge 7 ]
+while read -r suite; do
+    holds "the record runs suite $suite" \
+        grep -qE "^suites='(.* )?$suite\.|run_step .*cuda_tests\" $suite\." tools/gpu_record.sh
+done <"$work/suites"
+
+# ---- each planted fault has its place, and stands in the record of them ----
+
+if [ -n "$PYTHON" ]; then
+    holds "planted faults have their places, and are recorded" "$PYTHON" -B - <<'END'
+import glob, sys
+sys.path.insert(0, "tests")
+import cuda_faults
+cuda_faults.plant()
+record = open(max(glob.glob("tools/bench/results/*-cuda-faults.txt"))).read()
+missing = [fault[0] for fault in cuda_faults.FAULTS if not ("\n" + fault[0] + " ") in record]
+sys.exit("not in the record: " + ", ".join(missing) if missing else 0)
+END
+fi
+
 # ---- a signal ends what runs, and the step is left for the next call ----
 
 for nothing in bench_attention executor_cuda; do

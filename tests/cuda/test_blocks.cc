@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 
 #define OK(call) CHECK((call) == cudaSuccess)
@@ -27,7 +28,7 @@ struct group_setting {
     cf_dtype dtype = CF_DTYPE_BF16;
     int n_heads = 2, n_kv_heads = 1, head_size = 64, window = 0, n_layers = 2;
     double softcap = 0.0;
-    cf_attention_path path = CF_ATTENTION_MMA;
+    cf_attention_path path = getenv("CHUNKFLOW_TEST_WGMMA") != NULL ? CF_ATTENTION_WGMMA : CF_ATTENTION_MMA;
     bool deterministic = true;
     int arch = 80, processors = 0;
     std::vector<int> own = {20, 20, 20}; /* rows of each chunk that are the sequence's */

@@ -173,7 +173,8 @@ def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
     binary, words = sys.argv[1], sys.argv[2:]
-    part = words.pop() if words and not words[-1].startswith("-") and words[-2:-1] != ["--variant"] else ""
+    is_value = words[-2:-1] in (["--variant"], ["--seconds"])
+    part = words.pop() if words and not words[-1].startswith("-") and not is_value else ""
     listed = subprocess.run([binary, "--list", *words], capture_output=True, text=True, check=True).stdout.splitlines()
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}")
     best = {}
