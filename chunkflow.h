@@ -1191,6 +1191,11 @@ typedef struct cf_lower_desc {
    back, with the bandwidth of `timing`, the rows of the group's first chunks leave right after the pass before it (as
    many chunks as there is time for) and come back just early enough for the next pass, beside compute. Copies of two
    groups at once are taken to be as fast as one.
+   A row crosses the link twice then, where a state that streams (cf_memory_desc.state_window) crosses it in every pass.
+   So this is what pays in a pipeline of several long groups, one of which waits while another runs, with many key heads
+   or a slow link. By the models, for Llama 2 7B (32 key heads, TP 4, PP 4), two sequences of 128K, chunks of 8K, K 2 and
+   25 GB/s: 34.5 GiB in place of 38.9, and not slower, where streaming needs 20.8 GiB and 2.6 times as long. A single
+   group gains nothing: at its peak all of it is back. tools/bench/results/ has the table.
 
    Plan and schedule may be unvalidated. The schedule is validated first, under its own limits, so the errors are those
    of cf_schedule_validate; CF_ERROR_ARGUMENT if it is lowered already; and CF_ERROR_LIMIT if the lists grow past
