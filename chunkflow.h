@@ -695,6 +695,8 @@ CHUNKFLOW_API const char *cf_loss_name(cf_loss loss);
 
 #define CF_RUNTIME_BYTES ((int64_t)2 << 30) /* context, loaded kernels, buffers of libraries and of NCCL */
 #define CF_FRAGMENTATION 10                 /* percent */
+#define CF_STATE_SLOTS 3                    /* blocks of a ring of streamed state, unless more or fewer are asked for:
+                                               one for attention, one on its way in, one on its way out */
 
 /* What to size. Zero means default in every member; model must be given. */
 typedef struct cf_memory_desc {
@@ -716,8 +718,8 @@ typedef struct cf_memory_desc {
                                      loses in gaps; 0: CF_FRAGMENTATION; -1: none (one arena, carved once) */
     int64_t state_window;         /* rows of one layer's K and V, and of their gradients, that are on the device at
                                      once: a ring of fixed bytes, through which passes stream a state in host memory
-                                     layer by layer, block by block. Kept stage inputs are in host memory then, too.
-                                     0: all of it stays on the device */
+                                     layer by layer, block by block (CF_STATE_SLOTS blocks by default). Kept stage
+                                     inputs are in host memory then, too. 0: all of it stays on the device */
 } cf_memory_desc;
 
 CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc);
@@ -730,7 +732,7 @@ typedef struct cf_token_bytes {
     int64_t boundary;       /* what goes from stage to stage; also a stage input kept for local replay */
     int64_t logits;         /* the chunk that is at its loss, beyond what stays (last virtual stage; 0 elsewhere) */
     int64_t working;        /* the chunk that is in backward: gradients of one layer's activations, and that layer's
-                               recomputed activations */
+                               recomputed activations; with a state_window, also the sums of attention by blocks */
     int64_t buffers;        /* the chunk that is in any pass: gathered rows of tensor parallelism, sends and receives */
 } cf_token_bytes;
 
@@ -743,6 +745,9 @@ typedef struct cf_token_bytes {
      unfused: 8 h / s more (each norm: float input in place of bf16, and the normalised rows), 2 f (the activated gate)
      unfused attention: 2 heads / tp for each score in place of the statistics (nothing with selective recompute)
    or 2 h / s with full recompute. First stage: 8 (token ids). Last stage: 4 h / s (final norm) and what the loss keeps.
+   With a state_window attention goes through its prefix by blocks of keys, and `working` has what it carries from block
+   to block of a layer: 4 q + 8 heads / tp, the sums of dQ in fp32 and two numbers for each row of a head. That is
+   cf_attention.backward_bytes of a chunk with a prefix, but for tiles that are split because a GPU would idle.
    This is Korthikanti et al., Reducing Activation Recomputation (2022), Table 2, without dropout masks, with grouped
    heads and a gate. Errors: as cf_memory_estimate. */
 CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_t stage, cf_token_bytes *out,
@@ -4543,6 +4548,7 @@ static int64_t cf__memory_working_bytes(const cf_memory_desc *desc, const cf_sha
     int64_t bytes = cf__div_up(2 * element * shard->hidden, shard->sequence);
     bytes += cf__max(cf__memory_mlp_bytes(desc, shard), attention);
     if (desc->parallel.recompute == CF_RECOMPUTE_FULL) bytes += cf__memory_layer_bytes(desc, shard, 0);
+    if (desc->state_window > 0) bytes += 4 * (shard->q + 2 * shard->heads); /* sums from block to block of keys */
     return bytes;
 }
 

@@ -83,19 +83,19 @@ if wanted $name; then
     if [ -z "$why" ]; then ok $name; else fail $name "$why"; fi
 fi
 
-# 7B on four GPUs: a row of one layer has 512 bytes of K and V and 1024 of gradients, so 3 MiB are 2048 rows.
-says memory_stream_rows "stream            2,048 rows of one layer on each GPU" memory --model qwen2.5-7b --tp 4 \
+# 7B on four GPUs: a row of one layer has 512 bytes of K and V and 1024 of gradients, so 3 MiB are 3 x 682 rows.
+says memory_stream_rows "stream            3 blocks of 682 rows of one layer on each GPU" memory --model qwen2.5-7b --tp 4 \
     --chunk-size 8K --context 256K --stream 3M
 name=memory_stream_json
 if wanted $name; then
     if ! run memory --model qwen2.5-7b --tp 4 --chunk-size 8K --stream 3M --json -; then fail $name "$(cat err)"
-    elif grep -q '"state_window": 2048,' out; then ok $name
+    elif grep -q '"state_window": 2046,' out; then ok $name
     else fail $name "$(grep window out)"; fi
 fi
 says memory_stream_host "in host memory               10.281" memory --model qwen2.5-7b --tp 4 --chunk-size 8K \
     --context 256K --stream 3M
-refused memory_stream_row 2 "--stream: a row of one layer's K, V and their gradients has 1,536 bytes here" memory \
-    --model qwen2.5-7b --tp 4 --chunk-size 4K --stream 1535
+refused memory_stream_row 2 "--stream: 3 rows of one layer's K, V and their gradients have 4,608 bytes here" memory \
+    --model qwen2.5-7b --tp 4 --chunk-size 4K --stream 4607
 refused memory_stream_offload 2 "--stream leaves --offload nothing to move" memory --model qwen2.5-7b --chunk-size 4K \
     --stream 1M --offload
 

@@ -640,7 +640,7 @@ test_stream() {
     cf plan "$@" --summary --json plain.json long
     plain=$(sed -n 's/^peak memory  *\([0-9.]*\) GiB.*/\1/p' out)
     cf plan "$@" --stream 64M --summary --plan-json streamp.json --json stream.json long
-    same stream/rows "stream            43,690 rows of one layer on each GPU" "$(grep ^stream out)"
+    same stream/rows "stream            3 blocks of 14,563 rows of one layer on each GPU" "$(grep ^stream out)"
     same stream/memory yes "$(sed -n 's/^peak memory  *\([0-9.]*\) GiB.*, \([0-9.]*\) GiB in host memory$/\1 \2/p' out |
         awk -v plain="$plain" '{ print ($1 > 0 && $2 > 1 && $1 + 1.1 * $2 > plain && $1 < plain) ? "yes" : $0 " " plain }')"
     same stream/waits yes "$(grep -Eq '^waits for state   [0-9]+ passes are longer for their stream, by ' out && echo yes)"
@@ -657,7 +657,7 @@ test_stream() {
     cf compare --chunk-size 8K --k 1 --stages 4 --model qwen2.5-7b --tp 4 --gpu h100-80g --stream 64M long
     same stream/compare 0 "$code"
     refuses stream/model 2 '--stream needs --model NAME' plan --chunk-size 8K --k 1 --stream 64M long
-    refuses stream/row 2 '--stream: a row of one layer.* has 1,536 bytes' plan "$@" --stream 1K long
+    refuses stream/row 2 '--stream: 3 rows of one layer.* have 4,608 bytes' plan "$@" --stream 1K long
     refuses stream/offload 2 '--stream leaves --offload nothing to move' plan "$@" --stream 64M --offload long
 }
 

@@ -28,7 +28,7 @@ says tune_prints_splits "  4 x 4 x 1    " tune lengths $seven --gpus 16 --contex
 plain says tune_prints_neighbours "one thing changed from the best" tune lengths $seven --tp 4 --pp 4 --context 256K --chunk-sizes 4K --ks 1,64
 says tune_prints_what_does_not_fit "ChunkSize 131,072, K  1 and more: needs" \
     tune lengths $seven --tp 4 --pp 4 --context 256K --chunk-sizes 4K,128K --ks 1,4 --batches 4 --batch 64
-says tune_streams "stream            43,690 rows of one layer on each GPU" tune short $seven --tp 4 --pp 4 $small --stream 64M
+says tune_streams "stream            3 blocks of 14,563 rows of one layer on each GPU" tune short $seven --tp 4 --pp 4 $small --stream 64M
 says tune_reads_standard_input "sequences" tune - $seven --tp 4 --pp 4 --context 256K $small <lengths
 says tune_virtual_stages "interleaved" tune short $seven --tp 4 --pp 2 --virtual 2 $small --show 4
 says tune_one_replay "pipeline replay" tune short $seven --tp 4 --pp 4 $small --replay pipeline --no-offload

@@ -130,10 +130,10 @@ int modelling_take_stream(const char *command, int64_t bytes, cf_memory_desc *ou
     if (bytes == 0) return CLI_OK;
     if (cf_stage_shard(full.model, &full.parallel, 0, &shard, &error) != CF_OK) return cli_error(&error, NULL);
     row = 2 * shard.kv * (full.state_bytes + full.state_gradient_bytes);
-    if (bytes < row)
-        return cli_usage(command, "--stream: a row of one layer's K, V and their gradients has %s bytes here",
-                         cli_commas(row));
-    out->state_window = bytes / row;
+    if (bytes < CF_STATE_SLOTS * row)
+        return cli_usage(command, "--stream: %d rows of one layer's K, V and their gradients have %s bytes here",
+                         CF_STATE_SLOTS, cli_commas(CF_STATE_SLOTS * row));
+    out->state_window = bytes / (CF_STATE_SLOTS * row) * CF_STATE_SLOTS;
     return CLI_OK;
 }
 
@@ -152,7 +152,8 @@ void modelling_print_model(const modelling *m) {
 
 void modelling_print_stream(const cf_memory_desc *desc) {
     if (desc->state_window > 0)
-        printf("stream            %s rows of one layer on each GPU\n", cli_commas(desc->state_window));
+        printf("stream            %d blocks of %s rows of one layer on each GPU\n", CF_STATE_SLOTS,
+               cli_commas(desc->state_window / CF_STATE_SLOTS));
 }
 
 void modelling_print(const modelling *m) {

@@ -156,13 +156,14 @@ typedef struct term_options {
     {.name = "--stream", .value = "BYTES", .kind = CLI_NUMBER, .offset = offsetof(type, member), .min = 1,         \
      .max = INT64_MAX / 1000,                                                                                      \
      .help = "state is in host memory and passes through a ring of these bytes\n"                                  \
-     "on each GPU, one layer at a time; default: it stays on the GPUs"}
+     "on each GPU, one layer at a time, in three blocks of rows; default:\n"                                       \
+     "it stays on the GPUs"}
 
 /* Fills in the members that these options are about. */
 void modelling_take_terms(const term_options *asked, cf_memory_desc *out);
 
-/* The window of a ring of at most so many bytes on each GPU; 0: none. Model and split are those of *out, whose other
-   members are filled in. Returns an exit code. */
+/* The window of a ring of at most so many bytes on each GPU, cut into CF_STATE_SLOTS blocks of whole rows; 0: none.
+   Model and split are those of *out, whose other members are filled in. Returns an exit code. */
 int modelling_take_stream(const char *command, int64_t bytes, cf_memory_desc *out);
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -175,7 +176,7 @@ double modelling_gib(int64_t bytes);
 void modelling_print_model(const modelling *m);
 void modelling_print(const modelling *m);
 
-/* "stream            2,048 rows of one layer on each GPU"; nothing without one. */
+/* "stream            3 blocks of 682 rows of one layer on each GPU"; nothing without one. */
 void modelling_print_stream(const cf_memory_desc *desc);
 
 /* The members that describe a model and its split, a split alone, and the terms of a memory report. */
