@@ -13,6 +13,7 @@ set -u
 "$CHUNKFLOW" gen lmsys --n 300 --seed 6 --max 32K >short || exit 1
 echo 262144 >>lengths
 echo 270000 >>lengths
+printf '1048576\n4000\n500\n' >long
 
 seven="--model qwen2.5-7b --gpu h100-80g"
 small="--chunk-sizes 4K,8K --ks 1,4 --batches 4 --batch 64"
@@ -29,9 +30,13 @@ plain says tune_prints_neighbours "one thing changed from the best" tune lengths
 says tune_prints_what_does_not_fit "ChunkSize 131,072, K  1 and more: needs" \
     tune lengths $seven --tp 4 --pp 4 --context 256K --chunk-sizes 4K,128K --ks 1,4 --batches 4 --batch 64
 says tune_streams "stream            3 blocks of 14,563 rows of one layer on each GPU" tune short $seven --tp 4 --pp 4 $small --stream 64M
+says tune_streams_where_it_must ", state streamed" tune long $seven --tp 2 --pp 2 --batch 3 --batches 1 --chunk-sizes 8K --ks 1
+says tune_streams_say_how "stream            3 blocks of 4,096 rows of one layer; passes wait for it " tune long $seven --tp 2 --pp 2 \
+    --batch 3 --batches 1 --chunk-sizes 8K --ks 1
+says tune_streams_where_it_may "  state      streams       it fits without" tune short $seven --tp 4 --pp 4 $small
 says tune_reads_standard_input "sequences" tune - $seven --tp 4 --pp 4 --context 256K $small <lengths
 says tune_virtual_stages "interleaved" tune short $seven --tp 4 --pp 2 --virtual 2 $small --show 4
-says tune_one_replay "pipeline replay" tune short $seven --tp 4 --pp 4 $small --replay pipeline --no-offload
+says tune_one_replay "pipeline replay" tune short $seven --tp 4 --pp 4 $small --replay pipeline --no-offload --no-stream
 says tune_schedules "zero-bubble" tune short $seven --tp 4 --pp 4 $small --schedules paper,zero-bubble --split-backward
 }
 
@@ -54,7 +59,7 @@ fi
 echo "4096 64" >alike
 few="--batches 2 --batch 32 --tp 4 --pp 2"
 name=tune_baseline
-run tune alike $seven $few --chunk-sizes 4K --ks 1 --schedules 1f1b --replay pipeline --no-offload
+run tune alike $seven $few --chunk-sizes 4K --ks 1 --schedules 1f1b --replay pipeline --no-offload --no-stream
 alone=$(sed -n 's/^time  *\([0-9.]*\) ms.*/\1/p' out)
 run tune alike $seven $few --chunk-sizes 1K --ks 1 --json base.json
 same $name "$alone 1 1" "$(sed -n 's/^baseline .*: \([0-9.]*\) ms an iteration, [0-9.]* GiB; 0[0-9.]* x.*/\1/p' out) $(
@@ -129,7 +134,7 @@ for x in c:
         assert x["bound"] <= last * 10
 for i in t["neighbours"]:
     x = c[i]
-    assert sum(x[k] != best[k] for k in ("chunk_size", "k", "schedule", "replay", "offload")) == 1
+    assert sum(x[k] != best[k] for k in ("chunk_size", "k", "schedule", "replay", "offload", "state_window")) == 1
     assert x["split"] == best["split"]
 assert all(s["tensor_parallel"] * s["pipeline_parallel"] * s["data_parallel"] == 16 for s in t["splits"])
 text = open(sys.argv[2]).read()
@@ -165,7 +170,9 @@ def wants(s): return [s[k] for k in ("tensor_parallel", "pipeline_parallel", "da
 for r, i in zip(rows, t["ranking"]):
     c = t["candidates"][i]
     assert (int(r["chunk_size_tokens"]), int(r["k"])) == (c["chunk_size"], c["k"]), r
-    assert (r["schedule"], r["replay"], r["offload"]) == (c["schedule"], c["replay"], "yes" if c["offload"] else "no"), r
+    assert (r["schedule"], r["replay"]) == (c["schedule"], c["replay"]), r
+    assert r["state"] == ("leaves" if c["offload"] else "streams" if c["state_window"] else "stays"), r
+    assert (int(r["host_bytes"]), float(r["stream_waiting"])) == (c["host_bytes"], c["stream_waiting"]), r
     assert (float(r["mean_s"]), float(r["mean_confidence_s"])) == (c["seconds"], c["confidence"]), r
     assert abs(float(r["behind"]) - c["behind"] / best) < 1e-12 and float(r["bubble_useful"]) == c["bubble_useful"], r
     assert int(r["memory_bytes"]) == c["bytes"] and split(r) == wants(t["splits"][c["split"]]), r
@@ -262,6 +269,7 @@ refused tune_schedule_twice 2 "kinds[1]: is in the list already" tune short $sev
 refused tune_schedule_without_virtual_stages 2 "kinds[0]: cannot use virtual stages" \
     tune short $seven --tp 4 --pp 2 --virtual 2 --schedules paper
 refused tune_align 2 "align" tune short $seven --tp 4 --pp 4 --align 48
+refused tune_stream_or_not 2 "--stream is for all, --no-stream for none" tune short $seven --stream 64M --no-stream
 refused tune_negative 2 "--batch" tune short $seven --tp 4 --pp 4 --batch -5
 refused tune_zero_batches 2 "--batches" tune short $seven --tp 4 --pp 4 --batches 0
 refused tune_limit_below_the_parameters 2 "limit_bytes" tune short $seven --tp 4 --pp 4 --limit 1G

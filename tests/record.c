@@ -1361,6 +1361,8 @@ static void add_candidate(const cf_tuning *t, int64_t i) {
     number("kind", (int64_t)c->kind);
     number("replay", (int64_t)c->replay);
     number("offload", c->offload);
+    number("state window", c->state_window);
+    real("waiting", c->waiting);
     number("status", (int64_t)c->status);
     text("why", c->why);
     number("same_as", c->same_as);
@@ -1422,6 +1424,7 @@ static cf_tune_desc draw_tune_desc(const cf_model *model) {
         desc.n_gpus = 2;
     }
     desc.no_offload = one_in(2);
+    desc.no_stream = one_in(2);
     desc.budget = between(1, 4);
     desc.batch = between(4, 8);
     desc.n_batches = between(1, 3);

@@ -240,7 +240,7 @@ static void check_against_brute_force(const fixture *f) {
     for (i = 0; i < tuning->n_candidates; i++) {
         const cf_tune_candidate *c = &tuning->candidates[i];
         outcome o;
-        if (c->offload) { /* it fits without, so it can be no better */
+        if (c->offload || c->state_window > 0) { /* it fits without, so it can be no better */
             CHECK_INT(c->status, CF_TUNE_DOMINATED);
             continue;
         }
@@ -313,7 +313,7 @@ TEST(the_longest_sequence_is_a_chunk_size) {
         f.desc.n_chunk_sizes = 0;
         f.desc.ks = &one_k;
         f.desc.kinds = &best;
-        f.desc.n_ks = f.desc.n_kinds = f.desc.no_offload = 1;
+        f.desc.n_ks = f.desc.n_kinds = f.desc.no_offload = f.desc.no_stream = 1;
         f.desc.pack.align = align;
         tuning = tune(&f);
         REQUIRE(tuning != NULL);
@@ -384,7 +384,7 @@ static void check_peaks(const fixture *f) {
     draw(f, batches);
     for (i = 0; i < tuning->n_candidates; i++) {
         const cf_tune_candidate *c = &tuning->candidates[i];
-        if (c->status != CF_TUNE_OK || c->limited || c->offload) continue;
+        if (c->status != CF_TUNE_OK || c->limited || c->offload || c->state_window > 0) continue;
         harness_note("candidate %d: ChunkSize %d K %d %s %s", (int)i, (int)c->chunk_size, (int)c->k,
                      cf_schedule_kind_name(c->kind), cf_replay_name(c->replay));
         CHECK_INT(c->bytes, brute_force(f, tuning, c, batches, 1).bytes);
@@ -423,7 +423,7 @@ TEST(limit_is_kept) {
     int64_t most = 0, least = INT64_MAX, i, step, limited = 0, infeasible = 0;
     fixture_fill(&f, 3);
     f.desc.n_exact = CF_MAX_CANDIDATES;
-    f.desc.no_offload = 1;
+    f.desc.no_offload = f.desc.no_stream = 1;
     f.desc.n_batches = 2;
     f.desc.memory.fragmentation = -1;
     free_of_it = tune(&f);
@@ -499,6 +499,7 @@ TEST(offload_makes_room) {
     f.desc.kinds = one_kind;
     f.desc.n_chunk_sizes = f.desc.n_ks = f.desc.n_kinds = 1;
     f.desc.n_exact = CF_MAX_CANDIDATES;
+    f.desc.no_stream = 1;
     for (i = harness_rounds(0, 2); i < 25; i += harness_rounds(1, 5)) {
         cf_tuning *tuning = NULL;
         f.desc.limit_bytes = 90000000 + i * 2000000;
@@ -532,7 +533,7 @@ TEST(a_window_makes_room) {
     f.desc.n_exact = CF_MAX_CANDIDATES;
     f.desc.n_batches = 2;
     f.desc.memory.fragmentation = -1;
-    f.desc.no_offload = 1;
+    f.desc.no_offload = f.desc.no_stream = 1;
     plain = tune(&f);
     f.desc.memory.state_window = WINDOW;
     streamed = tune(&f);
@@ -563,6 +564,70 @@ TEST(a_window_makes_room) {
     }
     CHECK(gained > 0);
     cf_tuning_free(streamed);
+}
+
+/* Qwen2.5 7B on four GPUs of 80 GB, TP 2 and PP 2, with sequences of up to `longest` tokens. */
+static cf_tuning *tune_7b(int64_t longest, int64_t state_window, int no_stream) {
+    static const int64_t two_sizes[] = {8192, 32768}, one_k[] = {1};
+    static const cf_schedule_kind one_kind[] = {CF_SCHEDULE_PAPER};
+    int64_t lengths[24], i;
+    cf_tune_desc desc;
+    cf_tuning *tuning = NULL;
+    cf_error error;
+    memset(&desc, 0, sizeof desc);
+    desc.model = cf_model_find("qwen2.5-7b");
+    desc.gpu = cf_gpu_find("h100-80g");
+    desc.parallel.tp = 2;
+    desc.parallel.pp = 2;
+    desc.chunk_sizes = two_sizes;
+    desc.n_chunk_sizes = COUNT(two_sizes);
+    desc.ks = one_k;
+    desc.kinds = one_kind;
+    desc.n_ks = desc.n_kinds = 1;
+    desc.batch = 12;
+    desc.n_batches = 2;
+    desc.n_exact = CF_MAX_CANDIDATES;
+    desc.memory.state_window = state_window;
+    desc.no_stream = no_stream;
+    for (i = 0; i < COUNT(lengths); i++) lengths[i] = i == 5 ? longest : 1000 + 100 * i;
+    if (!CHECK(cf_tune(lengths, COUNT(lengths), &desc, &tuning, &error) == CF_OK)) harness_note("%s", error.text);
+    return tuning;
+}
+
+/* A million tokens fit only streamed: without that nothing does, and what is found is what is found when all must
+   stream. At 32K everything fits, and nothing streams. */
+TEST(streams_where_memory_forbids_the_rest) {
+    cf_tuning *stays = tune_7b(1 << 20, 0, 1), *streams = tune_7b(1 << 20, CF_TUNE_WINDOW, 0);
+    cf_tuning *chosen = tune_7b(1 << 20, 0, 0), *shorter = tune_7b(1 << 15, 0, 0);
+    const cf_tune_candidate *best, *wanted;
+    int64_t i, n = 0;
+    REQUIRE(stays != NULL && streams != NULL && chosen != NULL && shorter != NULL);
+    CHECK_INT(stays->winner, -1);
+    REQUIRE(chosen->winner >= 0 && streams->winner >= 0 && shorter->winner >= 0);
+    best = &chosen->candidates[chosen->winner];
+    wanted = &streams->candidates[streams->winner];
+    CHECK_INT(best->state_window, CF_TUNE_WINDOW);
+    CHECK_INT(best->chunk_size, wanted->chunk_size);
+    CHECK(same(best->seconds, wanted->seconds));
+    CHECK_INT(best->bytes, wanted->bytes);
+    CHECK(best->bytes <= chosen->limit_bytes);
+    CHECK(best->waiting > 0 && best->waiting < 0.1);
+    CHECK(best->memory.host > (int64_t)30 << 30);
+    CHECK_INT(best->memory.state, CF_TUNE_WINDOW * 2 * 256 * 2); /* two K heads on each GPU */
+    for (i = 0; i < shorter->n_candidates; i++) {
+        const cf_tune_candidate *c = &shorter->candidates[i];
+        if (c->state_window == 0 || c->chunk_size > 8192) continue;
+        CHECK_INT(c->status, CF_TUNE_DOMINATED);
+        CHECK_STR(c->why, "it fits without");
+        n++;
+    }
+    CHECK_INT(n, 2); /* both forms of replay */
+    CHECK_INT(shorter->candidates[shorter->winner].state_window, 0);
+    CHECK(same(shorter->candidates[shorter->winner].waiting, 0));
+    cf_tuning_free(shorter);
+    cf_tuning_free(chosen);
+    cf_tuning_free(streams);
+    cf_tuning_free(stays);
 }
 
 /* ---- statistics ---- */
@@ -702,7 +767,7 @@ TEST(neighbours_are_exact) {
         const cf_tune_candidate *w = &tuning->candidates[tuning->winner],
                                 *c = &tuning->candidates[tuning->neighbours[i]];
         int differences = (c->chunk_size != w->chunk_size) + (c->k != w->k) + (c->kind != w->kind) +
-                          (c->replay != w->replay) + (c->offload != w->offload);
+                          (c->replay != w->replay) + (c->offload != w->offload || c->state_window != w->state_window);
         CHECK_INT(differences, 1);
         others += c->kind != w->kind;
         if (c->same_as >= 0) c = &tuning->candidates[c->same_as];
@@ -1152,7 +1217,7 @@ static void check_choice(const fixture *f, const cf_tuning *tuning, int64_t id, 
         CHECK(schedule != NULL);
     } else {
         CHECK_INT(schedule->lowered, c->offload);
-        if (batch < tuning->n_batches && !c->offload)
+        if (batch < tuning->n_batches && !c->offload && c->state_window == 0)
             CHECK(same(seconds_of(f, plan, schedule), tuning->seconds[id * tuning->n_batches + batch]));
     }
     cf_schedule_free(schedule);
@@ -1351,7 +1416,8 @@ SUITE(tune, CASE(memory_of_a_schedule_is_that_of_its_worst_moment),
       CASE(equals_brute_force), CASE(equals_brute_force_on_ranks), CASE(equals_brute_force_on_splits),
       CASE(the_longest_sequence_is_a_chunk_size),
       CASE(equals_brute_force_on_virtual_stages), CASE(peak_is_the_walk_s), CASE(limit_is_kept),
-      CASE(limit_below_the_parameters), CASE(offload_makes_room), CASE(a_window_makes_room), CASE(intervals), CASE(same_seed_same_answer),
+      CASE(limit_below_the_parameters), CASE(offload_makes_room), CASE(a_window_makes_room),
+      CASE(streams_where_memory_forbids_the_rest), CASE(intervals), CASE(same_seed_same_answer),
       CASE(pruning_changes_nothing), CASE(whole_list_as_a_batch), CASE(sequences_without_tokens),
       CASE(neighbours_are_exact), CASE(interruption), CASE(splits_of_gpus), CASE(measured_costs),
       CASE(own_bytes_are_as_good_as_a_model), CASE(own_bytes_by_hand), CASE(bad_descriptions), CASE(bad_bytes),

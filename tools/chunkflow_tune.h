@@ -198,6 +198,7 @@ CHUNKFLOW_TUNE_API cf_result cf_schedule_memory(const cf_memory_desc *desc, cons
 
 #define CF_MAX_CANDIDATES 65536
 #define CF_MAX_TUNE_BATCHES 4096
+#define CF_TUNE_WINDOW (CF_STATE_SLOTS * 4096) /* state_window of a candidate that streams, unless one is given */
 #define CF_MAX_STAGE_BYTES ((int64_t)1 << 48) /* any member of cf_stage_bytes */
 
 /* What is known of a candidate. */
@@ -237,15 +238,19 @@ typedef struct cf_tune_candidate {
     cf_schedule_kind kind;
     cf_replay replay;
     int offload;            /* 1: state goes to host memory where the schedule leaves the time */
+    int64_t state_window;   /* state streams from host memory through a ring of so many rows (cf_memory_desc); 0: no.
+                               memory.host says how much lies there */
     cf_tune_status status;
     const char *why;        /* a static string; "" for CF_TUNE_OK and CF_TUNE_UNTRIED */
-    int64_t same_as;        /* CF_TUNE_DOMINATED: index of a candidate with the very same schedules; -1: none */
+    int64_t same_as;        /* CF_TUNE_DOMINATED: index of a candidate with the very same schedules or, of one that
+                               streams, of that which fits without; -1: none */
     int limited;            /* 1: schedules of some batch had to be made under the limit, which may cost time */
-    double seconds;         /* for CF_TUNE_OK only, as the four below; else 0 */
+    double seconds;         /* for CF_TUNE_OK only, as the five below; else 0 */
     double confidence;      /* half of the 95 % interval of the mean (Student's t); 0 where there is one batch */
     double behind;          /* mean difference to the winner, batch by batch */
     double behind_confidence;
     double bubble;          /* mean bubble_useful of the slowest rank */
+    double waiting;         /* mean part of all its stages' time in which passes wait for their stream of state */
     double bound;           /* no schedule with this ChunkSize, K and replay is faster on these batches; 0: not known */
     double chunks;          /* mean number of chunks of a rank */
     int64_t bytes;          /* CF_TUNE_OK: the most on any GPU at any moment; CF_TUNE_INFEASIBLE: what it would take */
@@ -290,8 +295,10 @@ typedef struct cf_tune_desc {
     int64_t n_kinds;
     const cf_replay *replays;       /* (n_replays) NULL: pipeline, local */
     int64_t n_replays;
-    int no_offload;                 /* 1: leave out candidates that move state to host memory; with a
-                                       memory.state_window, which is for all candidates, there are none */
+    int no_offload;                 /* 1: leave out candidates that move state to host memory between passes */
+    int no_stream;                  /* 1: leave out those that stream it by layer. They are there for a model with a
+                                       gpu, and are tried where its state does not fit otherwise or schedules had to be
+                                       held down to fit. A memory.state_window is for all candidates: all stream */
     int split_backward;             /* as in cf_schedule_desc, for best */
     int64_t budget;                 /* of best, for each schedule. 0: what cf_tune_budget says of its plan */
     int64_t batch;                  /* sequences of a batch. 0: 256 */
@@ -308,7 +315,8 @@ typedef struct cf_tune_desc {
 typedef struct cf_tuning {
     int64_t n_splits, n_candidates, n_batches;
     cf_parallel *splits;            /* (n_splits) */
-    cf_tune_candidate *candidates;  /* (n_candidates) by split, chunk_size, k, kind, replay and, fastest, offload */
+    cf_tune_candidate *candidates;  /* (n_candidates) by split, chunk_size, k, kind, replay and, fastest, what
+                                       is done with state: it stays, leaves (offload), streams */
     double *seconds;                /* (n_candidates x n_batches) of each batch; -1: not simulated */
     int64_t *batch_tokens;          /* (n_batches) */
     int64_t batch;                  /* sequences of a batch */
@@ -318,7 +326,7 @@ typedef struct cf_tuning {
     int64_t *ranking;               /* (n_ranked) the candidates that are exact, best first */
     int64_t n_neighbours;
     int64_t *neighbours;            /* (n_neighbours) those that differ from the winner in one thing: up to two steps in
-                                       chunk_size or k, or kind, replay or offload. A neighbour is exact, or infeasible,
+                                       chunk_size or k, or kind, replay or state. A neighbour is exact, or infeasible,
                                        or has a same_as which is */
     int64_t limit_bytes;
     int64_t smallest_limit;         /* where no candidate fits: the least of their `bytes`; below it none can. Else 0 */
@@ -983,9 +991,12 @@ typedef struct cft__weights {
     int64_t of[CFT__PARTS];
 } cft__weights;
 
-/* The lists of what is tried, the one that changes slowest first. A "point" is a candidate without its kind and
-   offload: what bounds of time and memory are found for. */
-enum { CFT__SPLIT, CFT__SIZE, CFT__K, CFT__KIND, CFT__REPLAY, CFT__OFFLOAD, CFT__LISTS };
+/* The lists of what is tried, the one that changes slowest first. A "point" is a candidate without its kind and state:
+   what bounds of time are found for, and, where it streams and where not, of memory. */
+enum { CFT__SPLIT, CFT__SIZE, CFT__K, CFT__KIND, CFT__REPLAY, CFT__STATE_WAY, CFT__LISTS };
+
+/* What is done with state, in the order in which it is tried. */
+enum { CFT__STAYS, CFT__LEAVES, CFT__STREAMS, CFT__WAYS };
 
 /* A stage of the split at hand. */
 typedef struct cft__stage {
@@ -1008,6 +1019,7 @@ typedef struct cft__tuner {
     cf_tuning header;        /* what `tuning` starts as */
     cf_tuning *tuning;
     int64_t counts[CFT__LISTS];  /* what there is in each list */
+    int ways[CFT__WAYS];         /* of the last list */
     int64_t strides[CFT__LISTS]; /* how far a candidate is from the one with the next of that list, all else equal */
     int64_t most_virtual;    /* virtual stages of the deepest split */
 
@@ -1019,6 +1031,7 @@ typedef struct cft__tuner {
 
     /* of the split and ChunkSize at hand */
     const cf_parallel *split;
+    cf_memory_desc memory;   /* of the candidate, or of its likes */
     cf_timing timing;
     double step_seconds;
     cf_stage_cost *costs;    /* (most_virtual) */
@@ -1216,6 +1229,19 @@ static cf_result cft__check_memory(const cf_tune_desc *desc, cf_error *error) {
     return cft__range(desc->limit_bytes, 0, INT64_MAX / 1000, CF_ERROR_LIMIT, "limit_bytes", -1, error);
 }
 
+/* What can be done with state. Where only its caller knows what passes take, nobody knows what a stream takes. */
+static void cft__list_ways(cft__tuner *t) {
+    const cf_tune_desc *desc = &t->desc;
+    int64_t n = 0;
+    if (desc->model != NULL && desc->memory.state_window > 0) t->ways[n++] = CFT__STREAMS;
+    if (n == 0) {
+        t->ways[n++] = CFT__STAYS;
+        if (!desc->no_offload) t->ways[n++] = CFT__LEAVES;
+        if (!desc->no_stream && desc->model != NULL && desc->timing == NULL) t->ways[n++] = CFT__STREAMS;
+    }
+    t->counts[CFT__STATE_WAY] = n;
+}
+
 /* Counts the candidates. */
 static cf_result cft__count_candidates(cft__tuner *t) {
     cf_tuning *header = &t->header;
@@ -1233,9 +1259,9 @@ static cf_result cft__count_candidates(cft__tuner *t) {
     t->counts[CFT__K] = desc->n_ks;
     t->counts[CFT__KIND] = desc->n_kinds;
     t->counts[CFT__REPLAY] = desc->n_replays;
-    t->counts[CFT__OFFLOAD] = desc->no_offload || desc->memory.state_window > 0 ? 1 : 2;
-    t->strides[CFT__OFFLOAD] = 1;
-    for (i = CFT__OFFLOAD; i > 0; i--) t->strides[i - 1] = t->strides[i] * t->counts[i];
+    cft__list_ways(t);
+    t->strides[CFT__STATE_WAY] = 1;
+    for (i = CFT__STATE_WAY; i > 0; i--) t->strides[i - 1] = t->strides[i] * t->counts[i];
     of_a_size = header->n_splits * t->strides[CFT__SIZE];
     if (desc->n_chunk_sizes > CF_MAX_CANDIDATES / of_a_size)
         return cf_fail(t->error, CF_ERROR_LIMIT, "n_chunk_sizes", -1, CF_MAX_CANDIDATES / of_a_size,
@@ -1412,12 +1438,10 @@ static int cft__add_bytes(const cft__tuner *t, int64_t stage, cf_memory_report *
 
 /* Fills t->reports from t->loads, and t->fullest. field: what is to blame where bytes do not fit in 64 bits. */
 static cf_result cft__report_stages(cft__tuner *t, const char *field) {
-    cf_memory_desc memory = t->desc.memory;
     int64_t s, pp = t->split->pp;
     cf_result result = CF_OK;
-    memory.parallel = *t->split;
     if (t->desc.model != NULL)
-        result = cf_memory_estimate(&memory, t->loads, pp * t->split->n_virtual, t->reports, pp, t->error);
+        result = cf_memory_estimate(&t->memory, t->loads, pp * t->split->n_virtual, t->reports, pp, t->error);
     for (s = 0; s < pp && t->desc.model == NULL; s++)
         if (!cft__add_bytes(t, s, &t->reports[s])) result = CF_ERROR_OVERFLOW;
     if (result != CF_OK) return result == CF_ERROR_OVERFLOW ? cft__fail_size(t->error, field) : result;
@@ -1442,7 +1466,6 @@ static cf_result cft__weigh_model(const cf_memory_desc *memory, int64_t v, cft__
 
 /* The same of the model, or of the caller's bytes. */
 static cf_result cft__weigh_tokens(cft__tuner *t, int64_t v, cft__weights *w) {
-    cf_memory_desc memory = t->desc.memory;
     if (t->desc.model == NULL) {
         const cf_stage_bytes *own = &t->desc.bytes[v];
         w->of[CFT__ACTIVATIONS] = own->held.per_token_activations * 100;
@@ -1452,14 +1475,13 @@ static cf_result cft__weigh_tokens(cft__tuner *t, int64_t v, cft__weights *w) {
         w->of[CFT__CHUNK] = own->per_token_pass * 100;
         return CF_OK;
     }
-    memory.parallel = *t->split;
-    return cft__weigh_model(&memory, v, w, t->error);
+    return cft__weigh_model(&t->memory, v, w, t->error);
 }
 
 /* With a window: takes the ring and two stage inputs, which no token weighs, out of the room for chunks. */
 static cf_result cft__leave_room_for_stream(cft__tuner *t, int64_t chunk_size) {
     int64_t v, s, n_v = t->split->pp * t->split->n_virtual;
-    if (t->desc.model == NULL || t->desc.memory.state_window == 0) return CF_OK;
+    if (t->desc.model == NULL || t->memory.state_window == 0) return CF_OK;
     for (v = 0; v < n_v; v++) {
         t->loads[v].chunk_tokens = chunk_size;
         t->loads[v].input_tokens = 2 * chunk_size;
@@ -1471,6 +1493,14 @@ static cf_result cft__leave_room_for_stream(cft__tuner *t, int64_t chunk_size) {
         t->stages[s].room = t->tuning->limit_bytes * 100 - t->reports[s].total * 100;
     }
     return CF_OK;
+}
+
+/* How memory is counted for a split whose state streams, or does not. */
+static void cft__set_memory(cft__tuner *t, const cf_parallel *split, int64_t state_window) {
+    t->split = split;
+    t->memory = t->desc.memory;
+    t->memory.parallel = *split;
+    t->memory.state_window = state_window;
 }
 
 /* Sets up what the functions below need to know about a split. */
@@ -1750,9 +1780,9 @@ CHUNKFLOW_TUNE_API cf_result cf_schedule_memory(const cf_memory_desc *desc, cons
     return result;
 }
 
-/* Costs, memory and limits of a split and a ChunkSize. */
-static cf_result cft__set_up(cft__tuner *t, int64_t split_id, int64_t chunk_size) {
-    t->split = &t->tuning->splits[split_id];
+/* Costs, memory and limits of a candidate's split and ChunkSize. */
+static cf_result cft__set_up(cft__tuner *t, const cf_tune_candidate *c) {
+    cft__set_memory(t, &t->tuning->splits[c->split], c->state_window);
     if (t->desc.timing != NULL) {
         t->timing = *t->desc.timing;
         t->step_seconds = t->desc.step_seconds;
@@ -1763,12 +1793,12 @@ static cf_result cft__set_up(cft__tuner *t, int64_t split_id, int64_t chunk_size
         cost.gpu = t->desc.gpu;
         cost.parallel = *t->split;
         cost.gpus_per_node = t->desc.gpus_per_node;
-        cost.chunk_size = chunk_size;
-        cost.stream = t->desc.memory.state_window > 0;
+        cost.chunk_size = c->chunk_size;
+        cost.stream = c->state_window > 0;
         CFT__TRY(cf_cost_estimate(&cost, t->costs, t->split->pp * t->split->n_virtual, &t->timing, &t->step_seconds,
                                   t->error));
     }
-    return cft__set_weights(t, chunk_size);
+    return cft__set_weights(t, c->chunk_size);
 }
 
 static void cft__free_schedule(cft__tuner *t) {
@@ -1821,7 +1851,7 @@ static cf_result cft__try_schedule(cft__tuner *t, const cf_schedule_desc *desc, 
     scale.loads = t->loads;
     scale.allocator = &t->allocator;
     scale.error = t->error;
-    scale.streams = t->desc.model != NULL && t->desc.memory.state_window > 0;
+    scale.streams = t->memory.state_window > 0;
     for (s = 0; s < t->split->pp; s++) CFT__TRY(cft__find_heaviest(&scale, s, &t->stages[s]));
     return cft__report_stages(t, "lengths");
 }
@@ -1882,7 +1912,7 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
 
 /* One batch of a candidate: seconds of the slowest rank and what an iteration costs besides. */
 static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t batch, double *seconds) {
-    double slowest = 0, bubble = 0;
+    double slowest = 0, bubble = 0, waiting = 0;
     int64_t rank;
     CFT__TRY(cft__pack_batch(t, c->chunk_size, batch));
     for (rank = 0; rank < t->split->dp; rank++) {
@@ -1891,10 +1921,12 @@ static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t bat
         if (rank > 0 && !(t->timeline->makespan > slowest)) continue;
         slowest = t->timeline->makespan;
         bubble = t->timeline->bubble_useful;
+        waiting = slowest > 0 ? t->timeline->stream_seconds / (slowest * (double)t->split->pp) : 0;
     }
     *seconds = slowest + t->step_seconds;
     if (batch == t->desc.n_batches) return CF_OK;
     c->bubble += bubble / (double)t->desc.n_batches;
+    c->waiting += waiting / (double)t->desc.n_batches;
     c->chunks += (double)t->plan->n_steps / (double)t->desc.n_batches;
     return CF_OK;
 }
@@ -1918,22 +1950,24 @@ static cf_result cft__find_bound(cft__tuner *t, const cf_tune_candidate *c, doub
     return CF_OK;
 }
 
-/* What bytes that are too many go to; nothing is said of others. */
-static cf_result cft__report_least(cft__tuner *t, const cft__least *least, cf_memory_report *out) {
+/* What bytes that are too many go to, the ring of a stream among them; nothing is said of others. */
+static cf_result cft__report_least(cft__tuner *t, cft__least *least, cf_memory_report *out) {
     int64_t v;
     memset(out, 0, sizeof *out);
     if (least->bytes <= t->tuning->limit_bytes) return CF_OK;
     for (v = 0; v < t->split->pp * t->split->n_virtual; v++) t->loads[v] = least->load;
     CFT__TRY(cft__report_stages(t, "lengths"));
     *out = t->reports[least->stage];
+    if (t->memory.state_window > 0) least->bytes = out->total; /* no token weighs the ring */
     return CF_OK;
 }
 
 /* The least memory and time that the candidates of a point need for the batch at hand: those with one of the replays,
-   of the candidates with one K, which begin with `first`. */
+   of the candidates with one K, which begin with `first`. Memory is that of candidates with t->memory's window, and
+   time that of the first window, for a stream makes nothing faster. */
 static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t replay, int64_t batch) {
     const cf_tune_candidate *point = &t->tuning->candidates[first + replay * t->strides[CFT__REPLAY]];
-    int timed = batch < t->desc.n_batches;
+    int timed = batch < t->desc.n_batches && t->memory.state_window == point->state_window;
     int local = point->replay == CF_REPLAY_LOCAL, best;
     cf_memory_report memory[2];
     cft__least least[2];
@@ -1946,13 +1980,14 @@ static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t replay, 
     for (id = first; id < first + t->strides[CFT__K]; id++) {
         cf_tune_candidate *c = &t->tuning->candidates[id];
         if (c->replay != point->replay) continue;
+        if (timed) t->bounds[id * t->desc.n_batches + batch] = bound;
+        if (c->state_window != t->memory.state_window) continue;
         best = c->kind == CF_SCHEDULE_BEST;
         if (least[best].bytes > t->tuning->limit_bytes &&
             (c->status != CF_TUNE_INFEASIBLE || least[best].bytes > c->bytes))
             cft__set_infeasible(c, &memory[best], least[best].bytes, least[best].stage,
                                 best ? "a chunk of a group does not fit, even alone"
                                      : "K chunks of a group do not fit, even alone");
-        if (timed) t->bounds[id * t->desc.n_batches + batch] = bound;
     }
     cft__report_done(t, timed);
     return CF_OK;
@@ -1960,13 +1995,20 @@ static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t replay, 
 
 /* All points of one split and ChunkSize, of whose candidates `first` is the first, on one batch. */
 static cf_result cft__bound_batch(cft__tuner *t, int64_t first, int64_t batch) {
-    int64_t *most = cft__most_chunks(t, first), replay, k;
-    CFT__TRY(cft__pack_batch(t, t->tuning->candidates[first].chunk_size, batch));
-    CFT__TRY(cft__check_weights(t));
+    const cf_tune_candidate *c = &t->tuning->candidates[first];
+    int64_t *most = cft__most_chunks(t, first), window = -1, way, replay, k;
+    CFT__TRY(cft__pack_batch(t, c->chunk_size, batch));
     *most = cft__max(*most, cft__largest_group(t->plan));
-    for (replay = 0; replay < t->desc.n_replays; replay++)
-        for (k = 0; k < t->desc.n_ks && !t->stop; k++)
-            CFT__TRY(cft__bound_point(t, first + k * t->strides[CFT__K], replay, batch));
+    for (way = 0; way < t->counts[CFT__STATE_WAY]; way++) {
+        if (c[way].state_window == window) continue; /* what leaves between passes is there at the worst moment */
+        window = c[way].state_window;
+        cft__set_memory(t, t->split, window);
+        CFT__TRY(cft__set_weights(t, c->chunk_size));
+        CFT__TRY(cft__check_weights(t));
+        for (replay = 0; replay < t->desc.n_replays; replay++)
+            for (k = 0; k < t->desc.n_ks && !t->stop; k++)
+                CFT__TRY(cft__bound_point(t, first + k * t->strides[CFT__K], replay, batch));
+    }
     return CF_OK;
 }
 
@@ -1989,7 +2031,7 @@ static cf_result cft__check_least_limit(cft__tuner *t) {
     int64_t i, bytes, wanted = INT64_MAX, item = -1, longest = t->lengths[cft__longest_of(t->lengths, t->n)];
     int64_t tokens = cft__max(1, cft__min(longest, t->desc.chunk_sizes[0])), state = longest > tokens ? longest : 0;
     for (i = 0; i < t->tuning->n_splits; i++) {
-        t->split = &t->tuning->splits[i];
+        cft__set_memory(t, &t->tuning->splits[i], t->tuning->candidates[t->counts[CFT__STATE_WAY] - 1].state_window);
         CFT__TRY(cft__chunk_bytes(t, 1, 0, &bytes));
         if (bytes <= t->tuning->limit_bytes) return CF_OK;
         if (cft__chunk_bytes(t, tokens, state, &bytes) != CF_OK || bytes >= wanted) continue;
@@ -2001,7 +2043,8 @@ static cf_result cft__check_least_limit(cft__tuner *t) {
 }
 
 static void cft__fill_candidates(cft__tuner *t) {
-    int64_t id;
+    int64_t id, window = t->desc.memory.state_window;
+    int way;
     for (id = 0; id < t->tuning->n_candidates; id++) {
         cf_tune_candidate *c = &t->tuning->candidates[id];
         memset(c, 0, sizeof *c);
@@ -2010,7 +2053,9 @@ static void cft__fill_candidates(cft__tuner *t) {
         c->k = t->desc.ks[cft__index(t, id, CFT__K)];
         c->kind = t->desc.kinds[cft__index(t, id, CFT__KIND)];
         c->replay = t->desc.replays[cft__index(t, id, CFT__REPLAY)];
-        c->offload = (int)cft__index(t, id, CFT__OFFLOAD);
+        way = t->ways[cft__index(t, id, CFT__STATE_WAY)];
+        c->offload = way == CFT__LEAVES;
+        if (way == CFT__STREAMS) c->state_window = window > 0 ? window : CF_TUNE_WINDOW;
         c->why = "";
         c->same_as = -1;
     }
@@ -2022,7 +2067,7 @@ static cf_result cft__find_all_bounds(cft__tuner *t) {
     int64_t n = t->desc.n_batches, batch, id;
     for (id = 0; id < t->tuning->n_candidates; id += t->strides[CFT__SIZE]) {
         const cf_tune_candidate *first = &t->tuning->candidates[id];
-        CFT__TRY(cft__set_up(t, first->split, first->chunk_size));
+        CFT__TRY(cft__set_up(t, first));
         for (batch = n; batch >= 0 && !t->stop; batch--) CFT__TRY(cft__bound_batch(t, id, batch));
         if (t->stop) return CF_OK;
     }
@@ -2058,7 +2103,7 @@ static void cft__rank_candidate(cf_tuning *tuning, int64_t id) {
 static void cft__give_up(cf_tune_candidate *c, const char *why) {
     c->status = CF_TUNE_DOMINATED;
     c->why = why;
-    c->bubble = c->chunks = 0;
+    c->bubble = c->chunks = c->waiting = 0;
 }
 
 /* Simulates a candidate batch by batch, the one for memory first. `forced`: to the end, however slow, also when it was
@@ -2072,7 +2117,7 @@ static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
         cft__give_up(c, "a lower bound of its time is above the best");
         return CF_OK;
     }
-    CFT__TRY(cft__set_up(t, c->split, c->chunk_size));
+    CFT__TRY(cft__set_up(t, c));
     c->status = CF_TUNE_UNTRIED;
     c->why = "";
     c->bytes = c->limited = 0;
@@ -2113,6 +2158,7 @@ static int cft__give_up_for(const cft__tuner *t, cf_tune_candidate *c, const cf_
 static int cft__is_needless(cft__tuner *t, int64_t id) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t most = *cft__most_chunks(t, id), k = cft__index(t, id, CFT__K), replay = cft__index(t, id, CFT__REPLAY);
+    int64_t way = cft__index(t, id, CFT__STATE_WAY), i;
     if (k > 0 && t->desc.ks[k - 1] >= most) {
         cft__give_up(c, "no group has so many chunks: the same as a smaller K");
         c->same_as = id - t->strides[CFT__K];
@@ -2122,7 +2168,9 @@ static int cft__is_needless(cft__tuner *t, int64_t id) {
         cft__give_up_for(t, c, c - replay * t->strides[CFT__REPLAY],
                          "nothing is replayed: the same as the other form"))
         return 1;
-    return c->offload && cft__give_up_for(t, c, &c[-1], "it fits without");
+    for (i = 1; i <= way; i++)
+        if (cft__give_up_for(t, c, &c[-i], "it fits without")) return 1;
+    return 0;
 }
 
 /* By rising bound, then by number: what a candidate may be given up for has the same bound and a smaller number. */
@@ -2209,7 +2257,7 @@ static cf_result cft__tune_all(cft__tuner *t) {
     cf_tuning *tuning = t->tuning;
     cft__fill_candidates(t);
     t->total = tuning->n_candidates * t->desc.n_batches; /* and as many for each point as bounds are found for */
-    t->total += t->total / (t->counts[CFT__KIND] * t->counts[CFT__OFFLOAD]);
+    t->total += t->total / (t->counts[CFT__KIND] * t->counts[CFT__STATE_WAY]);
     CFT__TRY(cft__draw_batches(t));
     CFT__TRY(cft__check_least_limit(t));
     CFT__TRY(cft__find_all_bounds(t));
@@ -2272,7 +2320,7 @@ static cf_result cft__check_choice_of(const cf_tune_desc *desc, const cf_tuning 
 /* In t->schedule, and lowered in t->lowered where state is offloaded. */
 static cf_result cft__make_choice(cft__tuner *t, const cf_tune_candidate *chosen, int64_t rank) {
     cf_tune_candidate c = *chosen;
-    CFT__TRY(cft__set_up(t, c.split, c.chunk_size));
+    CFT__TRY(cft__set_up(t, &c));
     CFT__TRY(cft__check_weights(t));
     c.status = CF_TUNE_UNTRIED;
     c.bytes = 0;

@@ -40,7 +40,9 @@ static const cli_option options[] = {
     {.name = "--replay", .value = "pipeline|local|both", .kind = CLI_CHOICE, .offset = offsetof(tune_options, replay),
      .help = "how dropped forwards come back; default both are tried"},
     {.name = "--no-offload", .kind = CLI_FLAG, .offset = offsetof(tune_options, no_offload),
-     .help = "never move state to host memory"},
+     .help = "never move state to host memory between passes"},
+    {.name = "--no-stream", .kind = CLI_FLAG, .offset = offsetof(tune_options, no_stream),
+     .help = "never stream it by layer either, not even where nothing else fits"},
     {.name = "--split-backward", .kind = CLI_FLAG, .offset = offsetof(tune_options, split_backward),
      .help = "best may cut backwards into input and weight gradients"},
     {.name = "--budget", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, budget), .min = 1,
@@ -130,11 +132,13 @@ static int fill_desc(tune_job *job) {
     memory = desc->memory;
     memory.model = desc->model;
     memory.parallel = desc->parallel; /* of what is searched for, the least: then the ring has at most these bytes */
+    if (asked->no_stream && asked->stream > 0) return cli_usage("tune", "--stream is for all, --no-stream for none");
     if ((code = modelling_take_stream("tune", asked->stream, &memory)) != CLI_OK) return code;
     desc->memory.state_window = memory.state_window;
     desc->pack.no_tails = asked->no_tails;
     desc->pack.align = asked->align;
     desc->no_offload = asked->no_offload;
+    desc->no_stream = asked->no_stream;
     desc->split_backward = asked->split_backward;
     desc->budget = asked->budget;
     desc->batch = asked->batch;
@@ -259,7 +263,7 @@ static void print_winner(const cf_tuning *tuning) {
 
     printf("best              ChunkSize %s, K %s, schedule %s, %s replay%s\n", cli_commas(c->chunk_size),
            cli_commas(c->k), cf_schedule_kind_name(c->kind), cf_replay_name(c->replay),
-           c->offload ? ", state offloaded" : "");
+           c->offload ? ", state offloaded" : c->state_window > 0 ? ", state streamed" : "");
     printf("split             tensor %s, pipeline %s, data %s\n", cli_commas(p->tp), cli_commas(p->pp),
            cli_commas(p->dp));
     printf("time              %.1f ms an iteration, +- %.1f (95 %%); lower bound %.1f\n", 1e3 * c->seconds,
@@ -274,6 +278,10 @@ static void print_winner(const cf_tuning *tuning) {
 #define PRINT_TERM(name, text) print_term(text, c->memory.name);
     CF_MEMORY_TERMS(PRINT_TERM)
 #undef PRINT_TERM
+    print_term("in host memory", c->memory.host);
+    if (c->state_window > 0)
+        printf("stream            %d blocks of %s rows of one layer; passes wait for it %.2f %% of the time\n",
+               CF_STATE_SLOTS, cli_commas(c->state_window / CF_STATE_SLOTS), 100 * c->waiting);
 }
 
 static int64_t longest_of(const tune_job *job) {
@@ -318,15 +326,22 @@ static const table_column ranking_columns[] = {
     {.heading = "K", .name = "k", .width = 4},
     {.heading = "schedule", .name = "schedule", .width = -12},
     {.heading = "replay", .name = "replay", .width = -9},
-    {.heading = "offload", .name = "offload", .width = -7},
+    {.heading = "state", .name = "state", .width = -7},
     {.heading = "ms", .name = "mean_s", .width = 11, .decimals = 1, .scale = 1e3},
     {.heading = "+-", .name = "mean_confidence_s", .width = 9, .decimals = 1, .scale = 1e3},
     {.heading = "behind %", .name = "behind", .width = 10, .decimals = 2, .scale = 100},
     {.heading = "+-", .name = "behind_confidence", .width = 9, .decimals = 2, .scale = 100},
     {.heading = "waste %", .name = "bubble_useful", .width = 8, .decimals = 1, .scale = 100},
     {.heading = "GiB", .name = "memory_bytes", .width = 8, .decimals = 2, .scale = 1 / 1073741824.0},
-    {.name = "memory_stage"}};
-enum { COLUMN_SPLIT = 1, RANKING_COLUMNS = sizeof ranking_columns / sizeof ranking_columns[0] };
+    {.name = "memory_stage"},
+    {.heading = "host GiB", .name = "host_bytes", .width = 9, .decimals = 2, .scale = 1 / 1073741824.0},
+    {.heading = "waits %", .name = "stream_waiting", .width = 8, .decimals = 2, .scale = 100}};
+enum {
+    COLUMN_SPLIT = 1,
+    RANKING_COLUMNS = sizeof ranking_columns / sizeof ranking_columns[0],
+    COLUMN_HOST = RANKING_COLUMNS - 2,
+    COLUMN_WAITS
+};
 
 /* whole: the micro-batches of the baseline, which has neither ChunkSize nor K; NULL for chunks. */
 static void add_setting(table *t, const char *rank, const cf_parallel *split, const cf_tune_candidate *c,
@@ -349,7 +364,7 @@ static void add_setting(table *t, const char *rank, const cf_parallel *split, co
     table_text(t, cf_schedule_kind_name(c->kind));
     if (whole) table_none(t);
     else table_text(t, cf_replay_name(c->replay));
-    table_text(t, c->offload ? "yes" : "no");
+    table_text(t, tune_state_word(c));
 }
 
 /* winner: its seconds. */
@@ -362,6 +377,8 @@ static void add_times(table *t, const cf_tune_candidate *c, double winner, const
     table_real(t, c->bubble);
     table_integer(t, c->bytes);
     table_integer(t, c->stage);
+    table_integer(t, c->memory.host);
+    table_real(t, c->waiting);
 }
 
 /* Candidates that take the same time as one before them with the same ChunkSize and split are not worth a line. */
@@ -375,6 +392,13 @@ static int repeats_earlier(const cf_tuning *tuning, int64_t rank) {
     return 0;
 }
 
+static int any_streams(const cf_tuning *tuning) {
+    int64_t i;
+    for (i = 0; i < tuning->n_ranked; i++)
+        if (tuning->candidates[tuning->ranking[i]].state_window > 0) return 1;
+    return 0;
+}
+
 /* People see a few of them, scripts all. *same: those that are not worth a line. */
 static int print_rows(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base, int64_t *same) {
     double winner = tuning->winner >= 0 ? tuning->candidates[tuning->winner].seconds : base->best.seconds;
@@ -383,7 +407,8 @@ static int print_rows(const tune_job *job, const cf_tuning *tuning, const baseli
     table t;
 
     table_begin(&t, ranking_columns, RANKING_COLUMNS, job->asked->tsv, 0);
-    t.hidden = tuning->n_splits > 1 ? 0 : 1u << COLUMN_SPLIT;
+    t.hidden = (tuning->n_splits > 1 ? 0 : 1u << COLUMN_SPLIT) |
+               (any_streams(tuning) ? 0 : 1u << COLUMN_HOST | 1u << COLUMN_WAITS);
     for (i = 0; i < tuning->n_ranked && (job->asked->tsv || shown < job->asked->show); i++) {
         const cf_tune_candidate *c = &tuning->candidates[tuning->ranking[i]];
         if (!job->asked->tsv && repeats_earlier(tuning, i)) {
@@ -437,13 +462,13 @@ static void print_splits(const cf_tuning *tuning) {
 }
 
 /* What a neighbour of the winner has that the winner has not. */
-enum { OTHER_CHUNK_SIZE, OTHER_K, OTHER_SCHEDULE, OTHER_REPLAY, OTHER_OFFLOAD, DIFFERENCES };
+enum { OTHER_CHUNK_SIZE, OTHER_K, OTHER_SCHEDULE, OTHER_REPLAY, OTHER_STATE, DIFFERENCES };
 
 static int difference_of(const cf_tune_candidate *winner, const cf_tune_candidate *c) {
     if (c->chunk_size != winner->chunk_size) return OTHER_CHUNK_SIZE;
     if (c->k != winner->k) return OTHER_K;
     if (c->kind != winner->kind) return OTHER_SCHEDULE;
-    return c->replay != winner->replay ? OTHER_REPLAY : OTHER_OFFLOAD;
+    return c->replay != winner->replay ? OTHER_REPLAY : OTHER_STATE;
 }
 
 static void print_neighbour(const cf_tuning *tuning, const cf_tune_candidate *c, int difference) {
@@ -454,9 +479,10 @@ static void print_neighbour(const cf_tuning *tuning, const cf_tune_candidate *c,
     case OTHER_K: printf("  K          %-12s", cli_commas(c->k)); break;
     case OTHER_SCHEDULE: printf("  schedule   %-12s", cf_schedule_kind_name(c->kind)); break;
     case OTHER_REPLAY: printf("  replay     %-12s", cf_replay_name(c->replay)); break;
-    default: printf("  offload    %-12s", c->offload ? "yes" : "no"); break;
+    default: printf("  state      %-12s", tune_state_word(c)); break;
     }
-    if (c->same_as >= 0) c = &tuning->candidates[c->same_as];
+    if (c->same_as >= 0 && c->state_window == tuning->candidates[c->same_as].state_window)
+        c = &tuning->candidates[c->same_as];
     switch (c->status) {
     case CF_TUNE_OK:
         printf(" %+8.2f %% +- %-6.2f %8.2f GiB\n", 100 * c->behind / winner, 100 * c->behind_confidence / winner,
@@ -485,6 +511,23 @@ static void print_neighbours(const cf_tuning *tuning) {
 
 #define MOST_LINES 24
 
+/* Whether two candidates differ in nothing but what is done with state; such ones stand side by side. */
+static int only_state_differs(const cf_tune_candidate *a, const cf_tune_candidate *b) {
+    return a->split == b->split && a->chunk_size == b->chunk_size && a->k == b->k && a->kind == b->kind &&
+           a->replay == b->replay;
+}
+
+/* Whether candidate `i`, whatever is done with its state, does not fit; said of the last of its kin. */
+static int fits_in_no_way(const cf_tuning *tuning, int64_t i) {
+    const cf_tune_candidate *all = tuning->candidates;
+    int64_t j;
+
+    if (i + 1 < tuning->n_candidates && only_state_differs(&all[i], &all[i + 1])) return 0;
+    for (j = i; j >= 0 && only_state_differs(&all[i], &all[j]); j--)
+        if (all[j].status != CF_TUNE_INFEASIBLE) return 0;
+    return 1;
+}
+
 /* For each ChunkSize of the winner's split, or of all where there is no winner, the least K that does not fit. */
 static void print_infeasible(const cf_tuning *tuning) {
     int64_t i, lines = 0, all = 0, left = 0;
@@ -492,8 +535,8 @@ static void print_infeasible(const cf_tuning *tuning) {
 
     for (i = 0; i < tuning->n_candidates; i++) {
         const cf_tune_candidate *c = &tuning->candidates[i];
-        if (c->status != CF_TUNE_INFEASIBLE) continue;
-        if (all++ == 0) puts("\nwhat does not fit");
+        if (c->status == CF_TUNE_INFEASIBLE && all++ == 0) puts("\nwhat does not fit");
+        if (!fits_in_no_way(tuning, i)) continue;
         if (tuning->winner >= 0 && c->split != tuning->candidates[tuning->winner].split) continue;
         if (last && last->split == c->split && last->chunk_size == c->chunk_size) continue;
         last = c;

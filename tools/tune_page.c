@@ -73,6 +73,10 @@ const char *tune_breaking_term(const cf_memory_report *m, int64_t limit) {
     return found;
 }
 
+const char *tune_state_word(const cf_tune_candidate *c) {
+    return c->offload ? "leaves" : c->state_window > 0 ? "streams" : "stays";
+}
+
 /* ----------------------------------------------------------------------------------------------------------------
    JSON
    ---------------------------------------------------------------------------------------------------------------- */
@@ -93,6 +97,8 @@ static void write_exact(json_writer *w, const cf_tuning *tuning, int64_t id, int
     json_number_member(w, "behind", c->behind);
     json_number_member(w, "behind_confidence", c->behind_confidence);
     json_number_member(w, "bubble_useful", c->bubble);
+    json_number_member(w, "stream_waiting", c->waiting);
+    json_integer_member(w, "host_bytes", c->memory.host);
     json_number_member(w, "chunks", c->chunks);
     json_integer_member(w, "bytes", c->bytes);
     json_integer_member(w, "stage", c->stage);
@@ -114,6 +120,7 @@ static void write_candidate(json_writer *w, const cf_tuning *tuning, int64_t id,
     json_text_member(w, "schedule", cf_schedule_kind_name(c->kind));
     json_text_member(w, "replay", cf_replay_name(c->replay));
     json_integer_member(w, "offload", c->offload);
+    json_integer_member(w, "state_window", c->state_window);
     json_text_member(w, "status", cf_tune_status_name(c->status));
     if (c->why[0]) json_text_member(w, "why", c->why);
     if (c->same_as >= 0) json_integer_member(w, "same_as", c->same_as);
@@ -319,6 +326,7 @@ static int open_winner(winner *w, int64_t batch) {
     if (code != CLI_OK) return code;
     w->pipe.model.parallel = *split;
     w->pipe.gpu.memory = tuning->limit_bytes;
+    w->pipe.memory.state_window = w->candidate->state_window;
     return packing_of_lengths(&w->packing, job->list.path, &tuning->batches[batch * tuning->batch], tuning->batch,
                               &w->packed);
 }

@@ -100,6 +100,7 @@ static void draw_search(problem *p) {
     d->kinds = &kinds[fuzz_between(in, 0, 2)];
     d->n_kinds = 1;
     d->no_offload = fuzz_chance(in, 2);
+    d->no_stream = fuzz_chance(in, 2);
     d->split_backward = fuzz_chance(in, 3);
     d->budget = fuzz_between(in, 1, 3);
     d->batch = fuzz_mostly(in, 1, 6, p->wild);

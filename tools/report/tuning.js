@@ -55,7 +55,8 @@ function makeTuningPage(tuning) {
   const shortSplit = of => `${of.tensor_parallel} \u00d7 ${of.pipeline_parallel} \u00d7 ${of.data_parallel}`;
 
   function waysOf(c) {
-    return `${c.schedule}, ${c.replay} replay${c.offload ? ", state offloaded" : ""}; ${splitWords(c.split)}`;
+    const state = c.offload ? ", state offloaded" : c.state_window ? ", state streamed" : "";
+    return `${c.schedule}, ${c.replay} replay${state}; ${splitWords(c.split)}`;
   }
 
   // The terms of a memory report that there are, the largest first.
@@ -71,6 +72,9 @@ function makeTuningPage(tuning) {
       + `${waysOf(c)}\n`
       + `${gib(c.bytes)} at most, on stage ${c.stage}${c.limited ? " (schedules were held down to fit)" : ""}: `
       + `${termWords(c.memory)}\n`
+      + (c.host_bytes ? `${gib(c.host_bytes)} in host memory` : "")
+      + (c.state_window ? `, for which passes wait ${percent(c.stream_waiting)} of the time` : "")
+      + (c.host_bytes ? "\n" : "")
       + `bubbles and replays ${percent(c.bubble_useful)}; ${number(c.chunks)} chunks a rank`;
   }
 
@@ -217,6 +221,8 @@ function makeTuningPage(tuning) {
 
   // ---- the best of them ----
 
+  const stateWord = c => c.offload ? "leaves" : c.state_window ? "streams" : "stays";
+
   // Of those that take the same time with the same ChunkSize and split, one is enough.
   function repeatsEarlier(c, before) {
     return before.some(b => b.split === c.split && b.chunk_size === c.chunk_size && c.seconds <= b.seconds * (1 + 1e-9));
@@ -224,14 +230,14 @@ function makeTuningPage(tuning) {
 
   function rankingCells(c, i) {
     return [exact(c.id, String(i + 1)), ...(manySplits ? [shortSplit(tuning.splits[c.split])] : []),
-      exact(c.chunk_size, count(c.chunk_size)), exact(c.k, count(c.k)), c.schedule, c.replay, c.offload ? "yes" : "no",
+      exact(c.chunk_size, count(c.chunk_size)), exact(c.k, count(c.k)), c.schedule, c.replay, stateWord(c),
       exact(c.seconds, milliseconds(c.seconds)), exact(c.behind / winner.seconds, percent(c.behind / winner.seconds)),
       exact(c.bubble_useful, percent(c.bubble_useful)), exact(c.bytes, gib(c.bytes))];
   }
 
   function baselineCells(b) {
     const behind = b.seconds / winner.seconds - 1;
-    return ["today", ...(manySplits ? [shortSplit(b)] : []), b.packed ? "packed" : "unsplit", "-", "1f1b", "-", "no",
+    return ["today", ...(manySplits ? [shortSplit(b)] : []), b.packed ? "packed" : "unsplit", "-", "1f1b", "-", "stays",
       exact(b.seconds, milliseconds(b.seconds)), exact(behind, percent(behind)),
       exact(b.bubble_useful, percent(b.bubble_useful)), exact(b.bytes, gib(b.bytes))];
   }
@@ -253,8 +259,8 @@ function makeTuningPage(tuning) {
     if (!winner) return;
     for (const c of tuning.ranking.slice(0, tuning.show).map(id => byNumber.get(id)))
       if (!repeatsEarlier(c, shown)) shown.push(c);
-    table.append(head(["", ...(manySplits ? ["tensor, pipeline, data"] : []), "ChunkSize", "K", "schedule", "replay", "offload", "iteration",
-      "behind", "waste", "fullest GPU"]));
+    table.append(head(["", ...(manySplits ? ["tensor, pipeline, data"] : []), "ChunkSize", "K", "schedule", "replay", "state",
+      "iteration", "behind", "waste", "fullest GPU"]));
     shown.forEach((c, i) => table.append(row(rankingCells(c, i), c === winner ? {class: "chosen"} : {})));
     if (tuning.baseline.fits) table.append(row(baselineCells(tuning.baseline)));
   }
