@@ -1112,10 +1112,10 @@ typedef struct cf_timeline {
    Bounds, by name. "critical-path": the longest path of dependent passes; replays lie on it only where K, or the limit
    of every stage, is 1, because elsewhere none of them must be. "stage-load": the work of a stage, the shortest way to
    it and the shortest way from it. "one-machine": each stage alone with the release time and tail of each of its
-   passes, preemption allowed (Jackson's schedule; at least as strong as stage-load), or one chunk on its way to the last
-   stage and back, which each of the others holds up for at least its shortest pass. "memory", where a stage has a limit:
-   a kept chunk stays on a stage for the passes of all later stages, and one that does not stay costs a replay, so a
-   stage with room for few needs long.
+   passes, preemption allowed (Jackson's schedule; at least as strong as stage-load), or one chunk on its way to the
+   last stage and back, which each of the others holds up for at least its shortest pass. "memory", where a stage has a
+   limit: a kept chunk stays on a stage for the passes of all later stages, and one that does not stay costs a replay,
+   so a stage with room for few needs long.
 
    Lowered schedules: a SEND begins when its tensor is made and the way is free, wherever it stands behind that pass,
    and its RECV has the same times; with no_overlap the sender is busy with it where it stands, and the receiver, who
@@ -7489,9 +7489,10 @@ static int64_t cf__search_room(const cf__schedule_maker *m) {
 }
 
 /* Candidates of one core search by default; dispatch takes some 150 ns for each pass. Under limits there are many core
-   searches. Those for K = 1 serve every K and get most; those for less than two thirds of a chunk on each virtual stage
-   get less, in proportion: so the searches for tighter limits, which rarely win, cost little, and still a search for
-   more tries all that one for less does. Large problems get the fixed schedules alone. */
+   searches. Those for K = 1 serve every K and get most; without limits bounds often rule them out, so that the others
+   get more. Those for less than two thirds of a chunk on each virtual stage get less, in proportion: so the searches
+   for tighter limits, which rarely win, cost little, and still a search for more tries all that one for less does.
+   Large problems get the fixed schedules alone. */
 static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split) {
     int64_t passes = m->pipe.n * m->pipe.n_v * (3 + split), most = 2 * m->pipe.n_v, budget;
     if (passes > 1 << 18) return CF__SEARCH_FIXED; /* a single dispatch takes half as long as all of them should */
@@ -7499,7 +7500,7 @@ static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split)
     if (!cf__schedule_is_limited(&m->desc)) budget = 600000 / passes;
     else budget = (m->desc.n_virtual > 1 ? 155000 : 100000) / passes; /* rhythms want some, too */
     budget = cf__max(32, cf__min(10000, budget));
-    if (m->desc.k > 1) budget /= 2;
+    if (m->desc.k > 1) budget -= budget / (cf__schedule_is_limited(&m->desc) ? 2 : 4);
     return cf__max(8, budget * cf__min(3 * cf__min(cf__search_room(m), most), most) / most);
 }
 
@@ -7776,17 +7777,22 @@ static int cf__search_alike(const cf__schedule_maker *m, const cf__pipe_unit *a,
     return a->n == 1 && b->n == 1 && x->padded == y->padded && x->pairs == y->pairs;
 }
 
-/* Draws a move. Orders gain most for each candidate. */
+/* Shifts gain most for each candidate; with virtual stages, where rhythms leave less to the order, so do nudges. The
+   numbers are of moves in 16, up to and with each kind. */
+static cf__search_move_kind cf__search_draw_kind(cf__search *search) {
+    static const uint8_t up_to[2][CF__SEARCH_POLICY] = {{1, 13, 14}, {3, 8, 12}};
+    int64_t of_16 = cf__search_below(search, 16);
+    int kind = CF__SEARCH_SWAP;
+    while (kind < CF__SEARCH_POLICY && of_16 >= up_to[search->maker.desc.n_virtual > 1][kind]) kind++;
+    return (cf__search_move_kind)kind;
+}
+
 static cf__search_move cf__search_make_move(cf__search *search) {
-    static const uint8_t kinds[16] = {CF__SEARCH_SWAP,   CF__SEARCH_SWAP,   CF__SEARCH_SWAP,   CF__SEARCH_SHIFT,
-                                      CF__SEARCH_SHIFT,  CF__SEARCH_SHIFT,  CF__SEARCH_SHIFT,  CF__SEARCH_SHIFT,
-                                      CF__SEARCH_NUDGE,  CF__SEARCH_NUDGE,  CF__SEARCH_NUDGE,  CF__SEARCH_NUDGE,
-                                      CF__SEARCH_POLICY, CF__SEARCH_POLICY, CF__SEARCH_POLICY, CF__SEARCH_POLICY};
     cf__schedule_maker *m = &search->maker;
     cf__search_move move;
     memset(&move, 0, sizeof move);
     move.policy = search->dispatch.policy;
-    move.kind = (cf__search_move_kind)kinds[cf__search_below(search, 16)];
+    move.kind = cf__search_draw_kind(search);
     if (move.kind <= CF__SEARCH_SHIFT) {
         move.from = cf__search_below(search, m->n_units);
         move.to = (move.from + 1 + cf__search_below(search, cf__max(m->n_units - 1, 1))) % m->n_units;
