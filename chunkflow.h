@@ -1117,7 +1117,8 @@ typedef struct cf_timeline {
    Bounds, by name. "critical-path": the longest path of dependent passes; replays lie on it only where K, or the limit
    of every stage, is 1, because elsewhere none of them must be. "stage-load": the work of a stage, the shortest way to
    it and the shortest way from it. "one-machine": each stage alone with the release time and tail of each of its
-   passes, preemption allowed (Jackson's schedule; at least as strong as stage-load). "memory", where a stage has a
+   passes, preemption allowed (Jackson's schedule; at least as strong as stage-load), or one chunk on its way to the
+   last stage and back, which each of the others holds up for at least its shortest pass. "memory", where a stage has a
    limit: a kept chunk stays on a stage for the passes of all later stages, and one that does not stay costs a replay,
    so a stage with room for few needs long.
 
@@ -6425,12 +6426,164 @@ static double cf__bounds_memory(cf__bounds_jobs *jobs, const cf__bounds_paths *p
     return bound;
 }
 
+/* ---- round trips ---- */
+
+/* Two chains of spans of time that follow each other, for any chunk c. Out and home: what the first virtual stage runs
+   up to F of c, F of c on all others, B of c on all, and what the first runs after that. Home: what the last virtual
+   stage runs up to B of c, B of c on all others, and what the first runs after that. Of any other chunk, both hold
+   something:
+   - If its B precedes that of c on the last virtual stage, its F precedes that of c on the first one, or overtakes c on
+     the way, or lies between both passes of c on the last: "out and home" holds an F of it, and "home" holds its F and
+     its B on the last virtual stage.
+   - Otherwise its B overtakes c on the way back, or follows that of c on the first virtual stage: both hold a B of it.
+   Who overtakes on a stage set out from the one before later than c, and links keep their order: it runs while c could.
+   (Where a list of transfers has it cross first, its pass on the stage before held up c.) A group may do both, first the
+   one with its last chunks, while all of its F come before. Replays are on the chain wherever backwards of one group
+   follow each other on one stage, as far as there are more of these than it keeps. A mean of both chains is a bound,
+   whatever their weights. */
+typedef struct cf__bounds_trips {
+    double *forward, *back; /* (n) the least seconds of a chunk's F, of its B or I */
+    double *before;         /* (n) of replays that come after a chunk's backward on the first virtual stage */
+    double *until;          /* (n) of replays for the chunk and those behind it on the last one */
+    double *units;          /* (n) by first chunk: what the chains hold of a unit that c does not belong to */
+    int32_t *heap;          /* (n) */
+    double head;            /* the shortest way to the last virtual stage */
+} cf__bounds_trips;
+
+static void cf__bounds_layout_trips(cf__bounds_trips *trips, int64_t n, cf__carver *carver) {
+    trips->forward = (double *)cf__take(carver, n, sizeof(double));
+    trips->back = (double *)cf__take(carver, n, sizeof(double));
+    trips->before = (double *)cf__take(carver, n, sizeof(double));
+    trips->until = (double *)cf__take(carver, n, sizeof(double));
+    trips->units = (double *)cf__take(carver, n, sizeof(double));
+    trips->heap = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+}
+
+static void cf__bounds_find_least(const cf__bounds_paths *paths, cf__bounds_trips *trips) {
+    const cf__pipeline *pipe = paths->pipe;
+    const double *forward = paths->seconds[CF_F], *back = paths->seconds[CF__PIPE_BACK];
+    int64_t v, i;
+    trips->head = DBL_MAX;
+    for (i = 0; i < pipe->n; i++) {
+        double head = paths->head[CF_F][(pipe->n_v - 1) * pipe->n + i];
+        if (head < trips->head) trips->head = head;
+        trips->forward[i] = trips->back[i] = DBL_MAX;
+    }
+    for (v = 0; v < pipe->n_v; v++, forward += pipe->n, back += pipe->n)
+        for (i = 0; i < pipe->n; i++) {
+            if (forward[i] < trips->forward[i]) trips->forward[i] = forward[i];
+            if (back[i] < trips->back[i]) trips->back[i] = back[i];
+        }
+}
+
+/* Sums of the replays of n chunks, from `first` on in steps of 1 or -1, but for the dearest, of which there are `kept`:
+   at each chunk of those up to it, or of those before it. */
+static void cf__bounds_sum_replays(const cf__bounds_trips *trips, const double *seconds, int64_t first, int64_t n,
+                                   int step, int64_t kept, int up_to, double *sums) {
+    double sum = 0;
+    int64_t n_kept = 0, chunk = first, i;
+    for (i = 0; i < n; i++, chunk += step) {
+        if (!up_to) sums[chunk] = sum;
+        cf__heap_push(trips->heap, n_kept++, (int32_t)chunk, seconds);
+        if (n_kept > kept) sum += seconds[cf__heap_pop(trips->heap, n_kept--, seconds)];
+        if (up_to) sums[chunk] = sum;
+    }
+}
+
+/* The least that the chains hold of a unit, with the first chain weighted by `part`. */
+static double cf__bounds_weigh_unit(const cf__bounds_paths *paths, const cf__bounds_trips *trips,
+                                    const cf__pipe_unit *unit, double part) {
+    int64_t last = (paths->pipe->n_v - 1) * paths->pipe->n, i;
+    const double *forward = paths->seconds[CF_F] + last, *back = paths->seconds[CF__PIPE_BACK] + last;
+    double out = 0, home = 0, follow = 0, least;
+    for (i = unit->first; i < unit->first + unit->n; i++) {
+        out += trips->forward[i];
+        home += forward[i];
+        follow += trips->back[i];
+    }
+    least = follow;
+    for (i = unit->first + unit->n - 1; i >= unit->first; i--) {
+        double held;
+        follow -= trips->back[i];
+        home += back[i];
+        held = follow + cf__product(part, out) + cf__product(1 - part, home + trips->until[i]);
+        if (held < least) least = held;
+    }
+    return least;
+}
+
+/* The longest of both chains through a chunk of the unit, which hold `others` besides. */
+static double cf__bounds_unit_trip(const cf__bounds_paths *paths, const cf__bounds_trips *trips,
+                                   const cf__pipe_unit *unit, double part, double others) {
+    const cf__pipeline *pipe = paths->pipe;
+    const double *forward = paths->seconds[CF_F], *back = paths->seconds[CF__PIPE_BACK];
+    int64_t last = (pipe->n_v - 1) * pipe->n, v, i;
+    double out = 0, home = trips->head, bound = 0;
+    for (i = unit->first; i < unit->first + unit->n; i++) others += forward[last + i] + back[last + i];
+    for (i = unit->first; i < unit->first + unit->n; i++) {
+        double there = 0, again = 0, trip;
+        for (v = 0; v < pipe->n_v; v++) {
+            double hop = v > 0 ? cf__pipe_hop_seconds(pipe, i, v - 1, v) : 0;
+            there += forward[v * pipe->n + i] + hop;
+            again += back[v * pipe->n + i] + hop;
+        }
+        others -= forward[last + i] + back[last + i];
+        trip = cf__product(part, out + there) + cf__product(1 - part, home + forward[last + i]);
+        bound = cf__most(bound, others + trip + again + trips->before[i]);
+        out += forward[i];
+        home += forward[last + i];
+        others += back[i];
+    }
+    return bound;
+}
+
+static double cf__bounds_weigh_trips(const cf__bounds_paths *paths, const cf__bounds_trips *trips, double part) {
+    const cf__pipeline *pipe = paths->pipe;
+    double all = 0, bound = 0;
+    cf__pipe_unit unit;
+    int64_t i;
+    for (i = 0; i < pipe->n; i += unit.n) {
+        unit = cf__pipe_unit_of(pipe, i, 0);
+        all += trips->units[i] = cf__bounds_weigh_unit(paths, trips, &unit, part);
+    }
+    for (i = 0; i < pipe->n; i += unit.n) {
+        unit = cf__pipe_unit_of(pipe, i, 0);
+        bound = cf__most(bound, cf__bounds_unit_trip(paths, trips, &unit, part, all - trips->units[i]));
+    }
+    return bound;
+}
+
+/* The first chain alone, and weights that make it equal on the whole what other chunks do. first, last: how many chunks
+   of a group the first and the last virtual stage keep. */
+static double cf__bounds_trip(const cf__bounds_paths *paths, cf__bounds_trips *trips, int64_t first, int64_t last) {
+    const cf__pipeline *pipe = paths->pipe;
+    const double *again = paths->seconds[CF_R];
+    double forward = 0, back = 0, bound;
+    cf__pipe_unit unit;
+    int64_t i;
+    cf__bounds_find_least(paths, trips);
+    for (i = 0; i < pipe->n; i += unit.n) {
+        unit = cf__pipe_unit_of(pipe, i, 0);
+        cf__bounds_sum_replays(trips, again, i, unit.n, 1, first - 1, 0, trips->before);
+        cf__bounds_sum_replays(trips, again + (pipe->n_v - 1) * pipe->n, i + unit.n - 1, unit.n, -1, last, 1,
+                               trips->until);
+    }
+    for (i = 0; i < pipe->n; i++) {
+        forward += trips->forward[i];
+        back += trips->back[i];
+    }
+    bound = cf__bounds_weigh_trips(paths, trips, 1);
+    if (forward < back) bound = cf__most(bound, cf__bounds_weigh_trips(paths, trips, forward / back));
+    return bound;
+}
+
 /* ---- all bounds together ---- */
 
 typedef struct cf__bounds {
     cf__bounds_paths paths;
     cf__bounds_jobs jobs;
     cf__bounds_stays stays;
+    cf__bounds_trips trips;
     int64_t *limits; /* (n_stages) the caller's: most chunks on each stage; INT64_MAX: any number */
     double critical_path, stage_load, one_machine, memory;
 } cf__bounds;
@@ -6439,6 +6592,7 @@ static void cf__bounds_layout(cf__bounds *bounds, const cf__pipeline *pipe, int 
     int64_t cells = pipe->n * pipe->n_v;
     cf__bounds_layout_paths(&bounds->paths, cells, split, carver);
     cf__bounds_layout_jobs(&bounds->jobs, pipe->n * (pipe->n_v / pipe->n_stages) * (split ? 4 : 3), carver);
+    cf__bounds_layout_trips(&bounds->trips, pipe->n, carver);
     bounds->stays.kept = (double *)cf__take(carver, cells, sizeof(double));
     bounds->stays.again = (double *)cf__take(carver, cells, sizeof(double));
     bounds->limits = (int64_t *)cf__take(carver, pipe->n_stages, sizeof(int64_t));
@@ -6463,12 +6617,14 @@ static void cf__bounds_find_paths(cf__bounds *bounds, const cf__pipeline *pipe, 
 /* Where no group can keep two chunks, those that are dropped are known, and their replays lie on the paths; otherwise
    these go through forwards and backwards alone. */
 static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int split) {
-    int64_t s, most = 1;
-    bounds->stage_load = bounds->one_machine = bounds->memory = 0;
+    int64_t last = cf__pipe_stage(pipe, pipe->n_v - 1), s, most = 1;
+    bounds->stage_load = bounds->memory = 0;
     for (s = 0; s < pipe->n_stages; s++) most = cf__max(most, bounds->limits[s]);
     cf__bounds_find_paths(bounds, pipe, split, cf__min(pipe->k, most) == 1 ? 1 : INT64_MAX);
     cf__bounds_each_unit(&bounds->paths, cf__bounds_find_heads);
     cf__bounds_find_stays(&bounds->paths, &bounds->stays);
+    bounds->one_machine = cf__bounds_trip(&bounds->paths, &bounds->trips, cf__min(pipe->k, bounds->limits[0]),
+                                          cf__min(pipe->k, bounds->limits[last]));
     for (s = 0; s < pipe->n_stages; s++) {
         cf__bounds_jobs *jobs = &bounds->jobs;
         double load;
@@ -7344,9 +7500,10 @@ static int64_t cf__search_room(const cf__schedule_maker *m) {
 }
 
 /* Candidates of one core search by default; dispatch takes some 150 ns for each pass. Under limits there are many core
-   searches. Those for K = 1 serve every K and get most; those for less than two thirds of a chunk on each virtual stage
-   get less, in proportion: so the searches for tighter limits, which rarely win, cost little, and still a search for
-   more tries all that one for less does. Large problems get the fixed schedules alone. */
+   searches. Those for K = 1 serve every K and get most; without limits bounds often rule them out, so that the others
+   get more. Those for less than two thirds of a chunk on each virtual stage get less, in proportion: so the searches
+   for tighter limits, which rarely win, cost little, and still a search for more tries all that one for less does.
+   Large problems get the fixed schedules alone. */
 static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split) {
     int64_t passes = m->pipe.n * m->pipe.n_v * (3 + split), most = 2 * m->pipe.n_v, budget;
     if (passes > 1 << 18) return CF__SEARCH_FIXED; /* a single dispatch takes half as long as all of them should */
@@ -7354,7 +7511,7 @@ static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split)
     if (!cf__schedule_is_limited(&m->desc)) budget = 600000 / passes;
     else budget = (m->desc.n_virtual > 1 ? 155000 : 100000) / passes; /* rhythms want some, too */
     budget = cf__max(32, cf__min(10000, budget));
-    if (m->desc.k > 1) budget /= 2;
+    if (m->desc.k > 1) budget -= budget / (cf__schedule_is_limited(&m->desc) ? 2 : 4);
     return cf__max(8, budget * cf__min(3 * cf__min(cf__search_room(m), most), most) / most);
 }
 
@@ -7631,17 +7788,22 @@ static int cf__search_alike(const cf__schedule_maker *m, const cf__pipe_unit *a,
     return a->n == 1 && b->n == 1 && x->padded == y->padded && x->pairs == y->pairs;
 }
 
-/* Draws a move. Orders gain most for each candidate. */
+/* Shifts gain most for each candidate; with virtual stages, where rhythms leave less to the order, so do nudges. The
+   numbers are of moves in 16, up to and with each kind. */
+static cf__search_move_kind cf__search_draw_kind(cf__search *search) {
+    static const uint8_t up_to[2][CF__SEARCH_POLICY] = {{1, 13, 14}, {3, 8, 12}};
+    int64_t of_16 = cf__search_below(search, 16);
+    int kind = CF__SEARCH_SWAP;
+    while (kind < CF__SEARCH_POLICY && of_16 >= up_to[search->maker.desc.n_virtual > 1][kind]) kind++;
+    return (cf__search_move_kind)kind;
+}
+
 static cf__search_move cf__search_make_move(cf__search *search) {
-    static const uint8_t kinds[16] = {CF__SEARCH_SWAP,   CF__SEARCH_SWAP,   CF__SEARCH_SWAP,   CF__SEARCH_SHIFT,
-                                      CF__SEARCH_SHIFT,  CF__SEARCH_SHIFT,  CF__SEARCH_SHIFT,  CF__SEARCH_SHIFT,
-                                      CF__SEARCH_NUDGE,  CF__SEARCH_NUDGE,  CF__SEARCH_NUDGE,  CF__SEARCH_NUDGE,
-                                      CF__SEARCH_POLICY, CF__SEARCH_POLICY, CF__SEARCH_POLICY, CF__SEARCH_POLICY};
     cf__schedule_maker *m = &search->maker;
     cf__search_move move;
     memset(&move, 0, sizeof move);
     move.policy = search->dispatch.policy;
-    move.kind = (cf__search_move_kind)kinds[cf__search_below(search, 16)];
+    move.kind = cf__search_draw_kind(search);
     if (move.kind <= CF__SEARCH_SHIFT) {
         move.from = cf__search_below(search, m->n_units);
         move.to = (move.from + 1 + cf__search_below(search, cf__max(m->n_units - 1, 1))) % m->n_units;
