@@ -174,7 +174,7 @@ static inline void rope_rotate(real *x, const real *cosine, const real *sine, in
    One chunk's queries are `rows` rows; its keys are those of the prefix (in the group's state) followed by its own
    rows. They are described as flash_attn_varlen_func wants them: sequence s has the queries cu_seqlens_q[s] ..
    cu_seqlens_q[s + 1] and likewise keys; the mask is causal and aligned bottom-right: with more keys than queries, the
-   last query sees all keys. Only slice 0 has a prefix.
+   last query sees all keys, or, with a window, the last `window` of them. Only slice 0 has a prefix.
 
    Keys come in blocks: any number of blocks of the prefix, in order, and then the chunk's own rows.
 
@@ -183,7 +183,8 @@ static inline void rope_rotate(real *x, const real *cosine, const real *sine, in
 
    Between two blocks the forward leaves the highest score, the sum and the weighted sum of V of each query, unscaled,
    where its results will be; the backward adds to dQ, and dK and dV of a block of the prefix are finished with it. If
-   each block of the prefix but the last is a whole number of KEY_BLOCK keys, how the prefix is cut changes no bit.
+   each block of the prefix but the last is a whole number of KEY_BLOCK keys, how the prefix is cut changes no bit. The
+   first block begins where the first query's window does; keys before that are never looked at.
 
    No matrix of scores is ever stored: LANES queries (or keys) are handled side by side, the softmax runs along with the
    sum (as in flash attention), and the backward computes the probabilities anew from the stored log-sum-exp.
@@ -201,6 +202,7 @@ typedef struct attention_tile {
 
 typedef struct attention_problem {
     int64_t heads, kv_heads, head_dim;
+    int64_t window;              /* keys that a query sees, its own included; 0: all up to its own */
     const int32_t *cu_seqlens_q, *cu_seqlens_k;
     const attention_tile *tiles; /* all rows, as queries or as own keys; those of slice 0 come first */
     int64_t n_tiles;
@@ -218,7 +220,7 @@ typedef struct key_block {
 /* What a tile needs to know about its slice. */
 typedef struct attention_slice {
     int64_t first_row, n_rows; /* of the chunk */
-    int64_t lead;              /* query i sees the keys 0 .. lead + i of the slice */
+    int64_t lead;              /* the last key that query i sees is key lead + i of the slice */
 } attention_slice;
 
 static inline attention_slice attention_slice_of(const attention_problem *p, int32_t s) {
@@ -284,13 +286,24 @@ static inline void tile_add(real tile[restrict][LANES], const real *restrict wei
     }
 }
 
+/* The first key that a query sees whose last one is `last`. */
+static inline int64_t first_key_of(int64_t window, int64_t last) {
+    return window > 0 ? max_of(0, last - window + 1) : 0;
+}
+
+/* The end of the queries that see key `key`: those whose last key comes before it. */
+static inline int64_t end_of_sight(int64_t window, int64_t key) { return window > 0 ? key + window : INT64_MAX; }
+
 static inline real softmax_scale(const attention_problem *p) { return 1 / real_sqrt((real)p->head_dim); }
 
 /* Scores of a tile of queries with one key; -infinity where the mask hides the key. */
-static inline void query_scores(real score[LANES], real query[][LANES], const real *key, int64_t head_dim,
+static inline void query_scores(real score[LANES], real query[][LANES], const real *key, const attention_problem *p,
                                 int64_t key_index, int64_t last_key_of_first_lane) {
-    tile_dot(score, query, key, head_dim);
-    for (int64_t lane = 0; lane < key_index - last_key_of_first_lane && lane < LANES; lane++) score[lane] = -INFINITY;
+    int64_t n_above = min_of(LANES, key_index - last_key_of_first_lane);
+    int64_t first_past = end_of_sight(p->window, key_index) - last_key_of_first_lane;
+    tile_dot(score, query, key, p->head_dim);
+    for (int64_t lane = 0; lane < n_above; lane++) score[lane] = -INFINITY;
+    for (int64_t lane = first_past; lane < LANES; lane++) score[lane] = -INFINITY;
 }
 
 /* The results so far: (rows, heads, head_dim) and (rows, heads) twice. Between blocks: the sum of V, weighted by
@@ -318,12 +331,14 @@ static inline void attention_forward_end(const attention_problem *p, const atten
 typedef struct query_tile {
     real query[MAX_HEAD_DIM][LANES], sum_v[MAX_HEAD_DIM][LANES], score[KEY_BLOCK][LANES];
     real highest[LANES], total[LANES];
+    real base[LANES]; /* the highest score; 0 for a query that has seen no key yet, as a window may have it */
 } query_tile;
 
 /* Puts what was summed so far in terms of the new highest score. */
 static inline void query_tile_rescale(query_tile *t, const real before[LANES], int64_t head_dim) {
     real shrink[LANES];
-    for (int lane = 0; lane < LANES; lane++) shrink[lane] = real_exp(before[lane] - t->highest[lane]);
+    for (int lane = 0; lane < LANES; lane++) t->base[lane] = t->highest[lane] > -INFINITY ? t->highest[lane] : 0;
+    for (int lane = 0; lane < LANES; lane++) shrink[lane] = real_exp(before[lane] - t->base[lane]);
     for (int lane = 0; lane < LANES; lane++) t->total[lane] *= shrink[lane];
     for (int64_t d = 0; d < head_dim; d++) {
         for (int lane = 0; lane < LANES; lane++) t->sum_v[d][lane] *= shrink[lane];
@@ -336,7 +351,7 @@ static inline void query_tile_add(query_tile *t, const attention_problem *p, con
     real before[LANES];
     memcpy(before, t->highest, sizeof before);
     for (int64_t j = 0; j < count; j++) {
-        query_scores(t->score[j], t->query, keys->k + key_at(p, row + j, kv_head), p->head_dim, first + j, sees);
+        query_scores(t->score[j], t->query, keys->k + key_at(p, row + j, kv_head), p, first + j, sees);
         for (int lane = 0; lane < LANES; lane++) {
             t->highest[lane] = t->score[j][lane] > t->highest[lane] ? t->score[j][lane] : t->highest[lane];
         }
@@ -344,7 +359,7 @@ static inline void query_tile_add(query_tile *t, const attention_problem *p, con
     query_tile_rescale(t, before, p->head_dim);
     for (int64_t j = 0; j < count; j++) {
         for (int lane = 0; lane < LANES; lane++) {
-            t->score[j][lane] = real_exp(t->score[j][lane] - t->highest[lane]);
+            t->score[j][lane] = real_exp(t->score[j][lane] - t->base[lane]);
             t->total[lane] += t->score[j][lane];
         }
         tile_add(t->sum_v, t->score[j], keys->v + key_at(p, row + j, kv_head), p->head_dim);
@@ -369,8 +384,10 @@ static inline void attention_forward_tile(const attention_problem *p, const key_
         if (lane < n_lanes) tile_put(t.query, lane, p->q + row * hd, hd, softmax_scale(p));
         if (lane < n_lanes) tile_put(t.sum_v, lane, r->out + row * hd, hd, 1);
     }
-    for (int64_t key = range.first; key < end; key += KEY_BLOCK) {
-        query_tile_add(&t, p, keys, range.row + key - range.first, kv_head, key, min_of(KEY_BLOCK, end - key), sees);
+    int64_t count, key = max_of(range.first, first_key_of(p->window, sees));
+    for (; key < end; key += count) { /* up to the next whole KEY_BLOCK */
+        count = min_of(KEY_BLOCK - (key - range.first) % KEY_BLOCK, end - key);
+        query_tile_add(&t, p, keys, range.row + key - range.first, kv_head, key, count, sees);
     }
     for (int lane = 0; lane < n_lanes; lane++) {
         int64_t row = first + lane * p->heads;
@@ -416,10 +433,10 @@ static inline void attention_backward_queries(const attention_problem *p, const 
         lse[lane] = g->lse[row];
         slope[lane] = g->slope[row];
     }
-    for (int64_t key = range.first; key < end; key++) {
+    for (int64_t key = max_of(range.first, first_key_of(p->window, sees)); key < end; key++) {
         int64_t from = key_at(p, range.row + key - range.first, kv_head);
         real score[LANES], dscore[LANES];
-        query_scores(score, query, keys->k + from, hd, key, sees);
+        query_scores(score, query, keys->k + from, p, key, sees);
         tile_dot(dscore, dout, keys->v + from, hd);
         for (int lane = 0; lane < LANES; lane++) {
             dscore[lane] = real_exp(score[lane] - lse[lane]) * (dscore[lane] - slope[lane]) * scale;
@@ -437,6 +454,7 @@ static inline void attention_backward_keys(const attention_problem *p, const key
     key_range range = key_range_of(keys, &slice);
     int64_t hd = p->head_dim, share = p->heads / p->kv_heads, first = range.first + at.first;
     int64_t n_lanes = min_of(LANES, range.end - first), row_of_lane_0 = range.row + at.first;
+    int64_t end = min_of(slice.n_rows, end_of_sight(p->window, first + n_lanes - 1) - slice.lead);
     real scale = softmax_scale(p);
     tile_clear(key, hd);
     tile_clear(value, hd);
@@ -447,13 +465,15 @@ static inline void attention_backward_keys(const attention_problem *p, const key
         tile_put(value, lane, keys->v + key_at(p, row_of_lane_0 + lane, kv_head), hd, 1);
     }
     for (int64_t head = kv_head * share; head < (kv_head + 1) * share; head++) {
-        for (int64_t i = max_of(0, first - slice.lead); i < slice.n_rows; i++) {
+        for (int64_t i = max_of(0, first - slice.lead); i < end; i++) {
             int64_t row = (slice.first_row + i) * p->heads + head;
             real weight[LANES], dscore[LANES];
             tile_dot(weight, key, p->q + row * hd, hd);
             tile_dot(dscore, value, g->dout + row * hd, hd);
             int64_t first_hidden = max_of(0, slice.lead + i + 1 - first);
+            int64_t n_past = min_of(LANES, first_key_of(p->window, slice.lead + i) - first);
             for (int64_t lane = first_hidden; lane < LANES; lane++) weight[lane] = -INFINITY;
+            for (int64_t lane = 0; lane < n_past; lane++) weight[lane] = -INFINITY;
             for (int lane = 0; lane < LANES; lane++) {
                 weight[lane] = real_exp(weight[lane] - g->lse[row]);
                 dscore[lane] = weight[lane] * (dscore[lane] - g->slope[row]) * scale;

@@ -28,6 +28,7 @@ typedef struct model_config {
     int untied;       /* 1: the head has a weight of its own; 0: it is the embedding */
     double dropout;   /* rate, on the embedding and on both branches of a layer */
     double rope_theta, norm_epsilon;
+    int64_t window;   /* keys that a query sees, its own included; 0: all up to its own */
 } model_config;
 
 static inline int64_t head_dim_of(const model_config *c) { return c->hidden / c->heads; }
@@ -43,6 +44,7 @@ static inline const char *model_config_fault(const model_config *c) {
     if (head_dim_of(c) > MAX_HEAD_DIM) return "hidden / heads must be at most 256";
     if (c->kv_heads < 1 || c->heads % c->kv_heads != 0) return "kv-heads must divide heads";
     if (!(c->dropout >= 0 && c->dropout < 1)) return "dropout must be at least 0 and less than 1";
+    if (c->window < 0 || c->window > INT32_MAX) return "window must be 0 .. 2147483647";
     return NULL;
 }
 
@@ -530,6 +532,7 @@ static inline attention_problem attention_of(const pass *p, int64_t i) {
     problem.heads = p->config->heads;
     problem.kv_heads = p->config->kv_heads;
     problem.head_dim = head_dim_of(p->config);
+    problem.window = p->config->window;
     problem.cu_seqlens_q = r->cu_seqlens_q;
     problem.cu_seqlens_k = r->cu_seqlens_k;
     problem.tiles = p->scratch->tiles;
@@ -558,11 +561,19 @@ static inline key_block state_keys(const pass *p, int64_t i, int64_t first, int6
     return keys;
 }
 
+/* The rows of the prefix that any query of the pass sees: what its first query sees. */
+static inline key_block prefix_keys(const pass *p, int64_t i) {
+    int64_t first = first_key_of(p->config->window, p->rows->prefix);
+    return state_keys(p, i, first, p->rows->prefix - first);
+}
+
 static inline state_stream *state_stream_of(const pass *p) { return p->state ? p->state->stream : NULL; }
 
 /* How many tiles of rows see a block. */
 static inline int64_t tiles_that_see(const attention_problem *problem, const key_block *keys) {
-    return keys->own ? problem->n_tiles : (problem->cu_seqlens_q[1] + LANES - 1) / LANES;
+    attention_slice slice = attention_slice_of(problem, 0);
+    int64_t rows = min_of(slice.n_rows, end_of_sight(problem->window, keys->first + keys->count - 1) - slice.lead);
+    return keys->own ? problem->n_tiles : (rows + LANES - 1) / LANES;
 }
 
 static inline void forward_over_keys(const attention_problem *problem, const key_block *keys,
@@ -601,10 +612,11 @@ static inline void copy_rows(real *to, const real *from, int64_t rows, int64_t w
 }
 
 /* The blocks of the prefix, from a stream or, where the state is on the device, all of it as one: gives the next one
-   after `keys`, which has been used, and returns 0 after the last. Begins with keys->count 0. */
+   after `keys`, which has been used, and returns 0 after the last. Begins with keys->k NULL. */
 static inline int next_keys(state_stream *stream, const key_block *prefix, key_block *keys) {
-    if (stream && keys->count > 0) stream_release(stream);
-    if (keys->first + keys->count >= prefix->count) return 0;
+    int64_t next = keys->k ? keys->first + keys->count : prefix->first;
+    if (stream && keys->k) stream_release(stream);
+    if (next >= prefix->first + prefix->count) return 0;
     *keys = stream ? stream_next(stream) : *prefix;
     return 1;
 }
@@ -643,7 +655,7 @@ static inline void attention_pass_forward(const pass *p, int64_t i) {
     const layer_activations *a = &p->kept->layers[i];
     const attention_problem problem = attention_of(p, i);
     const attention_results results = {a->attended, a->lse, p->scratch->rows.total};
-    const key_block own = own_keys(p, i), prefix = state_keys(p, i, 0, p->rows->prefix);
+    const key_block own = own_keys(p, i), prefix = prefix_keys(p, i);
     key_block keys = {NULL, NULL, NULL, NULL, 0, 0, 0};
     state_stream *stream = state_stream_of(p);
     if (stream) stream_begin(stream, &prefix, 0);
@@ -660,7 +672,7 @@ static inline void attention_pass_backward(const pass *p, int64_t i) {
     const row_scratch *s = &p->scratch->rows;
     const attention_problem problem = attention_of(p, i);
     const attention_gradients g = {a->attended, s->dattended, a->lse, s->slope, s->dq};
-    const key_block own = own_keys(p, i), prefix = state_keys(p, i, 0, p->rows->prefix);
+    const key_block own = own_keys(p, i), prefix = prefix_keys(p, i);
     key_block keys = {NULL, NULL, NULL, NULL, 0, 0, 0};
     state_stream *stream = state_stream_of(p);
     if (stream) stream_begin(stream, &prefix, 1);

@@ -37,6 +37,7 @@ static inline int64_t list_options(options *o, option list[MAX_OPTIONS]) {
         {"ffn", INTEGER, &o->model.ffn, 1, MANY, NULL, "width of the feed-forward part"},
         {"untied", FLAG, &o->model.untied, 0, 0, NULL, "give the head a weight of its own"},
         {"dropout", NUMBER, &o->model.dropout, 0, 1, NULL, "rate of dropout, less than 1"},
+        {"window", INTEGER, &o->model.window, 0, INT32_MAX, NULL, "keys that a query sees, its own included, 0: all"},
         {"chunk-size", INTEGER, &o->packing.chunk_size, 1, CF_MAX_CHUNK_SIZE, NULL, "most tokens of a chunk"},
         {"k", INTEGER, &o->order.k, 1, MANY, NULL, "chunks of a group that keep their activations at once"},
         {"stream", INTEGER, &o->stream, 0, MANY, NULL,

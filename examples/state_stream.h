@@ -69,8 +69,8 @@ typedef struct state_stream {
     int64_t bytes;               /* of the ring */
     copy_engine in, out;
     int64_t loaded[STREAM_SLOTS], stored[STREAM_SLOTS]; /* events of the slots */
-    key_block prefix;            /* what is walked through, in host memory */
-    int64_t first;               /* row of the prefix that comes next */
+    key_block prefix;            /* what is walked through, in host memory: no row that a window hides */
+    int64_t first;               /* row of it that comes next */
     int gradients;               /* 1: dK and dV come in and go out as well */
 } state_stream;
 
@@ -105,11 +105,11 @@ static inline void stream_free(state_stream *s, memory_meter *meter) {
 
 static inline int64_t stream_slot(const state_stream *s, int64_t first) { return first / s->block_rows % STREAM_SLOTS; }
 
-/* The block from row `first` of the prefix on, where the ring has it. */
+/* The block from row `first` of those walked through on, where the ring has it. */
 static inline key_block stream_block(const state_stream *s, int64_t first) {
     int64_t size = s->block_rows * s->width;
     real *at = s->ring + stream_slot(s, first) * 4 * size;
-    key_block block = {at, at + size, at + 2 * size, at + 3 * size, first, 0, 0};
+    key_block block = {at, at + size, at + 2 * size, at + 3 * size, s->prefix.first + first, 0, 0};
     block.count = min_of(s->block_rows, s->prefix.count - first);
     return block;
 }

@@ -150,6 +150,7 @@ static int with_checkpoint(training *t, int (*use)(const char *path, checkpoint 
         setting_int("kv-heads", o->model.kv_heads), setting_int("ffn", o->model.ffn),
         setting_int("untied", o->model.untied), setting_double("dropout", o->model.dropout),
         setting_double("rope theta", o->model.rope_theta), setting_double("norm epsilon", o->model.norm_epsilon),
+        setting_int("window", o->model.window),
         setting_int("batch", o->batch), setting_int("steps", o->optimizer.steps),
         setting_double("lr", o->optimizer.learning_rate), setting_int("warmup", o->optimizer.warmup),
         setting_double("weight-decay", o->optimizer.weight_decay), setting_double("clip", o->optimizer.clip),

@@ -26,7 +26,7 @@
    ================================================================================================================ */
 
 static model_config tiny_model(void) {
-    model_config c = {VOCABULARY, 2, 20, 2, 1, 34, 0, 0, 1e4, 1e-6}; /* matrices of more than one GRADIENT_BLOCK */
+    model_config c = {VOCABULARY, 2, 20, 2, 1, 34, 0, 0, 1e4, 1e-6, 0}; /* matrices of more than one GRADIENT_BLOCK */
     return c;
 }
 
@@ -163,23 +163,31 @@ static void reference_rope(double *x, int64_t n_heads, int64_t head_dim, int64_t
     }
 }
 
-/* softmax(q k / sqrt(head_dim)) v for one query that sees keys 0 .. n - 1. */
+/* Whether a query of a sequence sees a key of it. window 0: there is none. */
+static int is_seen(int64_t key, int64_t query, int64_t window) {
+    return key <= query && (window == 0 || query - key < window);
+}
+
+/* softmax(q k / sqrt(head_dim)) v for query n - 1. */
 static void reference_attention(double *out, const double *q, const double *k, const double *v, int64_t n,
-                                int64_t heads, int64_t kv_heads, int64_t hd) {
+                                int64_t window, int64_t heads, int64_t kv_heads, int64_t hd) {
     double *p = TAKE(double, n);
     for (int64_t head = 0; head < heads; head++) {
         int64_t kv = head * kv_heads / heads;
         double highest = -INFINITY, total = 0;
         for (int64_t j = 0; j < n; j++) {
             p[j] = 0;
+            if (!is_seen(j, n - 1, window)) continue;
             const double *key = k + (j * kv_heads + kv) * hd;
             for (int64_t d = 0; d < hd; d++) p[j] += q[head * hd + d] * key[d] / sqrt((double)hd);
             highest = fmax(highest, p[j]);
         }
-        for (int64_t j = 0; j < n; j++) total += p[j] = exp(p[j] - highest);
+        for (int64_t j = 0; j < n; j++) total += p[j] = is_seen(j, n - 1, window) ? exp(p[j] - highest) : 0;
         for (int64_t d = 0; d < hd; d++) {
             out[head * hd + d] = 0;
-            for (int64_t j = 0; j < n; j++) out[head * hd + d] += p[j] / total * v[(j * kv_heads + kv) * hd + d];
+            for (int64_t j = 0; j < n; j++) {
+                if (p[j] > 0) out[head * hd + d] += p[j] / total * v[(j * kv_heads + kv) * hd + d];
+            }
         }
     }
     free(p);
@@ -198,7 +206,7 @@ static void reference_layer(double *stream, int64_t n, const model_config *c, co
         reference_rope(k + t * kv, c->kv_heads, hd, t, c->rope_theta);
     }
     for (int64_t t = 0; t < n; t++) {
-        reference_attention(attended, q + t * h, k, v, t + 1, c->heads, c->kv_heads, hd);
+        reference_attention(attended, q + t * h, k, v, t + 1, c->window, c->heads, c->kv_heads, hd);
         reference_linear(x, attended, w->wo, NULL, h, h);
         for (int64_t i = 0; i < h; i++) stream[t * h + i] += x[i];
         reference_norm(x, stream + t * h, w->ffn_norm, h, c->norm_epsilon);
@@ -242,7 +250,7 @@ static double reference_loss(const world *x) {
 }
 
 TEST(loss_equals_the_definition) {
-    const int64_t lengths[] = {40, 3, 1, 0, 71, 2, 17};
+    const int64_t lengths[] = {40, 3, 1, 0, 71, 2, 17}, windows[] = {0, 1, 5, 0, 33, 70};
     for (int untied = 0; untied < 2; untied++) {
         for (int64_t kv_heads = 1; kv_heads <= 4; kv_heads *= 2) {
             world x;
@@ -251,6 +259,7 @@ TEST(loss_equals_the_definition) {
             c.heads = 4;
             c.kv_heads = kv_heads;
             c.untied = untied;
+            c.window = windows[3 * untied + kv_heads / 2];
             world_begin(&x, &c, lengths, 7, 16, 2, 0);
             memset((void *)x.batch.ignored[0], 1, 9);
             x.batch.n_targets -= 8;
@@ -284,11 +293,13 @@ static void attention_over_block(const attention_problem *p, const key_block *ke
     }
 }
 
-/* The prefix `cut` keys at a time, then the chunk's own, which follow it in the same arrays. */
+/* The prefix, from the first key on that its window lets the first query see, `cut` keys at a time; then the chunk's
+   own, which follow it in the same arrays. */
 static void attention_over_blocks(const attention_problem *p, key_block all, int64_t prefix, int64_t cut,
                                   const attention_results *r, const attention_gradients *g) {
-    int64_t width = p->kv_heads * p->head_dim;
-    for (int64_t first = 0; first <= prefix; first += cut) {
+    int64_t width = p->kv_heads * p->head_dim, seen = 0;
+    while (seen < prefix && !is_seen(seen, prefix, p->window)) seen++;
+    for (int64_t first = seen; first <= prefix; first += cut) {
         int64_t at = min_of(first, prefix), count = min_of(cut, prefix - at);
         key_block part = {all.k + at * width, all.v + at * width, all.dk + at * width, all.dv + at * width,
                           at, count, 0};
@@ -300,8 +311,9 @@ static void attention_over_blocks(const attention_problem *p, key_block all, int
 }
 
 /* Attention by itself, forward and backward, with lengths around the tile sizes and a prefix in the state, `cut` keys
-   at a time. The gradient of sum(weight * out) is compared with the derivative of the definition. */
-static void check_attention(int64_t prefix, const int64_t *lengths, int32_t n_slices, int64_t cut) {
+   at a time. The gradient of sum(weight * out) is compared with the derivative of the definition. Keys of the prefix
+   that the window hides from every query are not numbers, so that whoever looks at them is found out. */
+static void check_attention(int64_t prefix, const int64_t *lengths, int32_t n_slices, int64_t cut, int64_t window) {
     enum { HEADS = 4, KV_HEADS = 2, HD = 6, MAX_SLICES = 4, WIDTH = HEADS * HD, KV = KV_HEADS * HD };
     int32_t cu_q[MAX_SLICES + 1] = {0}, cu_k[MAX_SLICES + 1] = {0};
     for (int32_t s = 0; s < n_slices; s++) {
@@ -317,6 +329,7 @@ static void check_attention(int64_t prefix, const int64_t *lengths, int32_t n_sl
     double *row = TAKE(double, WIDTH);
     for (int64_t i = 0; i < rows * WIDTH; i++) q[i] = normal_of(1, i), dout[i] = normal_of(2, i);
     for (int64_t i = 0; i < keys * KV; i++) k[i] = normal_of(3, i), v[i] = normal_of(4, i);
+    for (int64_t i = 0; i < prefix * KV && !is_seen(i / KV, prefix, window); i++) k[i] = v[i] = (real)NAN;
     memset(out, 0xFF, (size_t)(rows * WIDTH) * sizeof *out);
     memset(lse, 0xFF, (size_t)(rows * HEADS) * sizeof *lse);
     memset(dq, 0xFF, (size_t)(rows * WIDTH) * sizeof *dq);
@@ -327,6 +340,7 @@ static void check_attention(int64_t prefix, const int64_t *lengths, int32_t n_sl
     p.heads = HEADS;
     p.kv_heads = KV_HEADS;
     p.head_dim = HD;
+    p.window = window;
     p.cu_seqlens_q = cu_q;
     p.cu_seqlens_k = cu_k;
     p.q = q;
@@ -350,7 +364,7 @@ static void check_attention(int64_t prefix, const int64_t *lengths, int32_t n_sl
             int64_t query = cu_q[s] + i, n = (s == 0 ? prefix : 0) + i + 1;
             const real *ks = k + (int64_t)cu_k[s] * KV, *vs = v + (int64_t)cu_k[s] * KV;
             double *drk = rk + (int64_t)cu_k[s] * KV, *drv = rv + (int64_t)cu_k[s] * KV;
-            reference_attention(row, q + query * WIDTH, ks, vs, n, HEADS, KV_HEADS, HD);
+            reference_attention(row, q + query * WIDTH, ks, vs, n, window, HEADS, KV_HEADS, HD);
             for (int64_t d = 0; d < WIDTH; d++) {
                 double difference = fabs(row[d] - out[query * WIDTH + d]);
                 if (!(difference <= worst)) worst = difference;
@@ -361,10 +375,12 @@ static void check_attention(int64_t prefix, const int64_t *lengths, int32_t n_sl
                 double total = 0, mean = 0;
                 for (int64_t j = 0; j < n; j++) {
                     double score = 0;
+                    if (!is_seen(j, n - 1, window)) continue;
                     for (int64_t d = 0; d < HD; d++) score += qs[d] * ks[j * KV + kv * HD + d];
                     total += prob[j] = exp(score / sqrt((double)HD));
                 }
                 for (int64_t j = 0; j < n; j++) {
+                    if (!is_seen(j, n - 1, window)) continue;
                     prob[j] /= total;
                     for (int64_t d = 0; d < HD; d++) {
                         mean += prob[j] * dout[query * WIDTH + head * HD + d] * vs[j * KV + kv * HD + d];
@@ -372,6 +388,7 @@ static void check_attention(int64_t prefix, const int64_t *lengths, int32_t n_sl
                 }
                 for (int64_t j = 0; j < n; j++) {
                     double along = 0;
+                    if (!is_seen(j, n - 1, window)) continue;
                     for (int64_t d = 0; d < HD; d++) along += ds[d] * vs[j * KV + kv * HD + d];
                     double dscore = prob[j] * (along - mean) / sqrt((double)HD);
                     for (int64_t d = 0; d < HD; d++) {
@@ -383,8 +400,8 @@ static void check_attention(int64_t prefix, const int64_t *lengths, int32_t n_sl
             }
         }
     }
-    harness_note("prefix %d, cut %d, %d slices, first of %d", (int)prefix, (int)cut, (int)n_slices,
-                 (int)lengths[0]);
+    harness_note("prefix %d, cut %d, window %d, %d slices, first of %d", (int)prefix, (int)cut, (int)window,
+                 (int)n_slices, (int)lengths[0]);
     CHECK(worst <= 1e-12);
     CHECK(relative_difference(dq, rq, rows * WIDTH) <= 1e-12);
     CHECK(relative_difference(dk, rk, keys * KV) <= 1e-12);
@@ -399,10 +416,24 @@ TEST(attention_equals_the_definition) {
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         for (size_t j = 0; j < sizeof prefixes / sizeof prefixes[0]; j++) {
             const int64_t slices[] = {lengths[i], 5, 1, 34};
-            check_attention(prefixes[j], slices, 1, 1000);
-            check_attention(prefixes[j], slices, 4, 1000);
-            check_attention(prefixes[j], slices, 4, 32);
-            check_attention(prefixes[j], slices, 4, 7);
+            check_attention(prefixes[j], slices, 1, 1000, 0);
+            check_attention(prefixes[j], slices, 4, 1000, 0);
+            check_attention(prefixes[j], slices, 4, 32, 0);
+            check_attention(prefixes[j], slices, 4, 7, 0);
+        }
+    }
+}
+
+/* Windows of one key, around a block and a tile, as long as the prefix, and longer than everything. */
+TEST(attention_with_a_window_equals_the_definition) {
+    const int64_t lengths[] = {1, 32, 33, 65}, prefixes[] = {0, 1, 32, 33, 70}, cuts[] = {1000, 32, 7};
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        for (size_t j = 0; j < sizeof prefixes / sizeof prefixes[0]; j++) {
+            const int64_t slices[] = {lengths[i], 5, 1, 34};
+            const int64_t windows[] = {1, 2, 31, 32, 33, max_of(1, prefixes[j]), prefixes[j] + 1, 1000};
+            for (size_t w = 0; w < sizeof windows / sizeof windows[0]; w++) {
+                check_attention(prefixes[j], slices, 4, cuts[(i + j + w) % 3], windows[w]);
+            }
         }
     }
 }
@@ -422,13 +453,14 @@ static double loss_along(world *x, const tensor *t, uint64_t direction, double s
     return loss;
 }
 
-static void check_finite_differences(int untied, double dropout, int64_t prompt) {
+static void check_finite_differences(int untied, double dropout, int64_t prompt, int64_t window) {
     const int64_t lengths[] = {37, 9, 1, 0, 14, 5};
     world x;
     model_config c = tiny_model();
     chunked_result result;
     c.untied = untied;
     c.dropout = dropout;
+    c.window = window;
     world_begin(&x, &c, lengths, 6, 8, 2, prompt);
     chunked_loss(&x, &result);
     CHECK_INT(result.largest_group, 5);
@@ -454,9 +486,10 @@ static void check_finite_differences(int untied, double dropout, int64_t prompt)
     world_end(&x);
 }
 
-TEST(gradients_equal_finite_differences) { check_finite_differences(0, 0, 0); }
-TEST(gradients_equal_finite_differences_untied) { check_finite_differences(1, 0, 3); }
-TEST(gradients_equal_finite_differences_with_dropout) { check_finite_differences(0, 0.3, 0); }
+TEST(gradients_equal_finite_differences) { check_finite_differences(0, 0, 0, 0); }
+TEST(gradients_equal_finite_differences_untied) { check_finite_differences(1, 0, 3, 0); }
+TEST(gradients_equal_finite_differences_with_dropout) { check_finite_differences(0, 0.3, 0, 0); }
+TEST(gradients_equal_finite_differences_with_a_window) { check_finite_differences(0, 0, 0, 11); }
 
 /* ================================================================================================================
    >>chunks
@@ -476,6 +509,7 @@ TEST(any_chunking_gives_the_same_gradients) {
         c.untied = harness_chance(&rng, 0.5);
         c.dropout = harness_chance(&rng, 0.3) ? 0.2 : 0;
         c.kv_heads = harness_between(&rng, 1, 2);
+        c.window = trial % 2 == 0 ? harness_between(&rng, 1, 70) : 0;
         world_begin(&x, &c, lengths, n, chunk_size, harness_between(&rng, 1, 5), 0);
         cf_pack_desc *p = &x.runner.packing;
         p->align = chunk_size % 4 == 0 && harness_chance(&rng, 0.7) ? 4 : 1;
@@ -484,8 +518,8 @@ TEST(any_chunking_gives_the_same_gradients) {
         p->no_tails = harness_chance(&rng, 0.5);
         p->max_slices = harness_chance(&rng, 0.3) ? harness_between(&rng, 1, 3) : 0;
         p->n_ranks = harness_chance(&rng, 0.3) ? harness_between(&rng, 2, 4) : 1;
-        harness_note("trial %d: chunks of %d, K %d, align %d, method %d, split %d, tails %d, slices %d, ranks %d",
-                     trial, (int)chunk_size, (int)x.runner.order.k, (int)p->align, (int)p->method, (int)p->split,
+        harness_note("trial %d: window %d, chunks of %d, K %d, align %d, method %d, split %d, tails %d, slices %d, "
+                     "ranks %d", trial, (int)c.window, (int)chunk_size, (int)x.runner.order.k, (int)p->align, (int)p->method, (int)p->split,
                      !p->no_tails, (int)p->max_slices, (int)p->n_ranks);
         check_same_gradients(&x);
         world_end(&x);
@@ -623,16 +657,19 @@ TEST(a_stream_changes_no_bit) {
         if (trial % 4 == 0) lengths[0] = KEY_BLOCK * harness_between(&rng, 1, 7) + harness_between(&rng, -1, 1);
         c.kv_heads = harness_between(&rng, 1, 2);
         c.dropout = trial % 3 == 0 ? 0.2 : 0;
-        harness_note("trial %d: %d and others, chunks of %d, K %d, blocks of %d", trial, (int)lengths[0],
-                     (int)chunk_size, (int)k, (int)block_rows);
+        c.window = trial % 2 == 1 ? harness_between(&rng, 1, 150) : 0;
+        if (trial % 6 == 1) c.window = trial % 12 == 1 ? 1 : block_rows;
+        harness_note("trial %d: %d and others, window %d, chunks of %d, K %d, blocks of %d", trial, (int)lengths[0],
+                     (int)c.window, (int)chunk_size, (int)k, (int)block_rows);
         check_stream(&c, lengths, 4, chunk_size, k, block_rows);
         harness_note("%s", "");
     }
 }
 
 /* What a training step has sent, against a count from the rules: F and R read K and V of the prefix, B reads those and
-   the gradients of all rows so far, and sends those of the prefix; F alone sends its own K and V. */
-TEST(a_stream_sends_what_is_needed_and_no_more) {
+   the gradients of all rows so far, and sends those of the prefix; F alone sends its own K and V. Of the prefix, only
+   what a query of the chunk sees counts. */
+static void check_what_a_stream_sends(int64_t window) {
     enum { CHUNKS = 7, SIZE = 24, K = 2, LAYERS = 6 };
     const int64_t length = CHUNKS * SIZE;
     world x;
@@ -640,12 +677,14 @@ TEST(a_stream_sends_what_is_needed_and_no_more) {
     chunked_result result;
     int64_t in = 0, out = 0;
     c.layers = LAYERS;
+    c.window = window;
     world_begin(&x, &c, &length, 1, SIZE, K, 0);
     x.runner.stream_bytes = stream_ring_bytes(kv_width_of(&c), KEY_BLOCK);
     chunked_loss(&x, &result);
     CHECK_INT(result.n_replays, CHUNKS - K);
     for (int64_t chunk = 0; chunk < CHUNKS; chunk++) {
-        int64_t prefix = chunk * SIZE, forwards = chunk < CHUNKS - K ? 2 : 1;
+        int64_t prefix = 0, forwards = chunk < CHUNKS - K ? 2 : 1;
+        for (int64_t row = 0; row < chunk * SIZE; row++) prefix += is_seen(row, chunk * SIZE, window);
         in += 2 * prefix * forwards + 2 * prefix + 2 * (prefix + SIZE);
         out += 2 * SIZE + 2 * prefix;
     }
@@ -653,6 +692,11 @@ TEST(a_stream_sends_what_is_needed_and_no_more) {
     CHECK_INT(x.runner.stream.in.bytes, in * row);
     CHECK_INT(x.runner.stream.out.bytes, out * row);
     world_end(&x);
+}
+
+TEST(a_stream_sends_what_is_needed_and_no_more) {
+    const int64_t windows[] = {0, 1, 2, 24, 25, KEY_BLOCK, 61, 1000};
+    for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++) check_what_a_stream_sends(windows[i]);
 }
 
 /* With a stream, a sequence four times as long needs not one byte more on the device. */
@@ -1121,8 +1165,10 @@ TEST(checkpoint_of_another_run_is_refused) {
 }
 
 SUITE(trainer, CASE(comparator_rejects_what_is_not_a_number), CASE(comparator_sees_small_and_stale_differences),
-      CASE(loss_equals_the_definition), CASE(attention_equals_the_definition), CASE(gradients_equal_finite_differences),
+      CASE(loss_equals_the_definition), CASE(attention_equals_the_definition),
+      CASE(attention_with_a_window_equals_the_definition), CASE(gradients_equal_finite_differences),
       CASE(gradients_equal_finite_differences_untied), CASE(gradients_equal_finite_differences_with_dropout),
+      CASE(gradients_equal_finite_differences_with_a_window),
       CASE(any_chunking_gives_the_same_gradients), CASE(nothing_stale_is_read_and_runs_repeat_bit_by_bit),
       CASE(k_changes_no_bit), CASE(a_stream_changes_no_bit), CASE(a_stream_sends_what_is_needed_and_no_more),
       CASE(device_bytes_do_not_grow_with_the_sequence), CASE(the_ring_shows_a_wrong_order),

@@ -95,6 +95,10 @@ for stream in $ring $((3 * ring)) 1000000; do
     check "a stream of $stream bytes" $deep --stream $stream
 done
 check "a stream on three ranks, with dropout" $deep --stream $ring --ranks 3 --dropout 0.3
+for window in 1 32 50 1000; do
+    check "a window of $window" $deep --window $window
+    check "a window of $window, streamed" $deep --window $window --stream $ring
+done
 run train_cpu_f64 --check $tiny --stream $((ring - 1))
 expect "stream: two blocks at least" 2 "stream must be 0 or at least $ring: two blocks of 32 rows of one layer"
 if [ -s "$work/out" ]; then fail "stream: two blocks at least" "it printed: $(head -n 1 "$work/out")"; fi
