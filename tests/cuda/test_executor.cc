@@ -777,9 +777,8 @@ static setting random_setting(uint64_t seed, int n_devices) {
 }
 
 /* The same with a state that streams. */
-static setting streamed_setting(uint64_t seed, int n_devices) {
-    setting x = random_setting(seed, n_devices);
-    harness_rng rng = {seed * 31 + 7};
+static setting streamed(setting x) {
+    harness_rng rng = {x.seed * 31 + 7};
     x.offload = x.offload_gradients = 0;
     x.block_rows = harness_between(&rng, 1, 12);
     x.slots = harness_between(&rng, 1, 4);
@@ -846,7 +845,7 @@ TEST(random_batches) {
 TEST(random_batches_streamed) {
     const int n_devices = devices_at_hand();
     for (uint64_t seed = 3000; seed < 3000 + (uint64_t)harness_rounds(150, 25); seed++)
-        if (!check_setting(streamed_setting(seed, n_devices))) break;
+        if (!check_setting(streamed(random_setting(seed, n_devices)))) break;
 }
 
 /* ---- places, against a walk of its own ---- */
@@ -1250,6 +1249,16 @@ static setting small_setting() {
     return x;
 }
 
+static setting small_streamed_setting() {
+    setting x = small_setting();
+    x.offload = x.offload_gradients = 0;
+    x.block_rows = 3;
+    x.slots = 2;
+    x.order.replay = CF_REPLAY_LOCAL;
+    (void)describe(&x);
+    return x;
+}
+
 static bool run_and_compare(device_model *m, const host_model &host) {
     cf_error error = {};
     m->clear_results();
@@ -1406,6 +1415,28 @@ TEST(a_failing_callback) {
     CHECK(strstr(error.text, ": registers[7]: spilled") != nullptr && strstr(error.text, " of chunk ") != nullptr);
     m.fail_at = -1;
     REQUIRE(run_and_compare(&m, host));
+}
+
+/* In the middle of a layer, with blocks on their way: the next run begins its passes all the same. */
+TEST(a_callback_fails_between_blocks) {
+    const setting x = small_streamed_setting();
+    batch b;
+    cf_error error = {};
+    REQUIRE(make_batch(x, &b));
+    host_model host(x, b, 5);
+    host.run();
+    device_model m(x, b, 5);
+    REQUIRE(m.start(&error));
+    REQUIRE(run_and_compare(&m, host));
+    const int64_t n = m.n_blocks;
+    CHECK(n > 50);
+    for (int64_t i = 0; i < n; i += harness_rounds(1, 7)) {
+        m.clear_results();
+        m.fail_at_block = i;
+        REQUIRE(CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_CALLBACK) && CHECK_INT(error.got, 5));
+        m.fail_at_block = -1;
+        REQUIRE(run_and_compare(&m, host));
+    }
 }
 
 TEST(cancelled) {
@@ -1633,6 +1664,12 @@ TEST(bad_descriptors) {
     REFUSE((d.attention.n_heads = 1, d.attention.arch = 75, d.attention.dtype = CF_DTYPE_BF16,
             d.attention.path = CF_ATTENTION_MMA),
            CF_ERROR_ARGUMENT, "path");
+    REFUSE(d.state_block_rows = -1, CF_ERROR_ARGUMENT, "state_block_rows");
+    REFUSE(d.state_block_rows = ((int64_t)1 << 30) + 1, CF_ERROR_ARGUMENT, "state_block_rows");
+    REFUSE((d.state_block_rows = (int64_t)1 << 30, d.attention.n_kv_heads = 1000), CF_ERROR_LIMIT, "state_block_rows");
+    REFUSE((d.state_block_rows = 8, d.attention = cf_attention_desc()), CF_ERROR_ARGUMENT, "state_block_rows");
+    for (int64_t slots : {(int64_t)-1, (int64_t)1, (int64_t)65, INT64_MAX})
+        REFUSE((d.state_block_rows = 8, d.state_slots = slots), CF_ERROR_ARGUMENT, "state_slots");
     const cf_allocator half = {harness_alloc, nullptr, nullptr};
     REFUSE(d.allocator = &half, CF_ERROR_ARGUMENT, "allocator.release");
 #ifndef CHUNKFLOW_NCCL
@@ -1809,6 +1846,25 @@ static int count_pass(void *user, const cf_cuda_step *step) {
 }
 
 /* A model that keeps its state itself: a schedule may have moves, for which the executor has nothing to do. */
+TEST(moves_of_a_state_that_streams) {
+    const setting x = small_setting(), y = small_streamed_setting();
+    batch moves, none;
+    cf_error error = {};
+    REQUIRE(make_batch(x, &moves) && make_batch(y, &none));
+    host_model host(y, none, 1);
+    host.run();
+    device_model m(y, none, 1);
+    const cf_executor_desc d = m.desc();
+    REQUIRE(m.take_results() && cf_executor_create(&d, &m.executor, &error) == CF_OK);
+    CHECK_INT(cf_executor_load(m.executor, moves.plan, moves.schedule(), &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "state_block_rows");
+    CHECK(error.item >= 0 && moves.schedule()->actions[error.item].pass == CF_OFFLOAD);
+    cf_executor_memory memory[2];
+    CHECK_INT(cf_executor_memory_for(m.executor, moves.plan, moves.schedule(), memory, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_executor_load(m.executor, none.plan, none.schedule(), &error), CF_OK);
+    CHECK(run_and_compare(&m, host));
+}
+
 TEST(moves_without_state) {
     setting x = small_setting();
     x.timeline = 1;
@@ -1893,6 +1949,43 @@ TEST(loads_reuse_memory) {
     delete models[1];
 }
 
+/* Batches of other lengths, one of them without a group, one after the other: each has a ring of its own. */
+TEST(loads_stream_anew) {
+    std::vector<setting> settings(3, small_streamed_setting());
+    settings[1].lengths = {40, 3, 2, 29, 6};
+    settings[2].lengths = {5, 6, 7};
+    batch batches[3];
+    std::vector<std::unique_ptr<host_model>> hosts;
+    std::vector<std::unique_ptr<device_model>> models;
+    static device_model *now;
+    cf_error error = {};
+    for (size_t i = 0; i < 3; i++) {
+        REQUIRE(make_batch(settings[i], &batches[i]));
+        hosts.emplace_back(new host_model(settings[i], batches[i], 4));
+        hosts[i]->run();
+        models.emplace_back(new device_model(settings[i], batches[i], 4));
+        REQUIRE(models[i]->take_results());
+    }
+    cf_executor_desc d = models[0]->desc();
+    d.forward = d.backward = [](void *, const cf_cuda_step *step) { return now->run_pass(step); };
+    d.progress = nullptr;
+    cf_executor *e = nullptr;
+    REQUIRE(cf_executor_create(&d, &e, &error) == CF_OK);
+    for (int i = 0; i < 8; i++) {
+        const size_t which = (size_t)(i * 5 % 3);
+        cf_executor_memory memory = {};
+        now = models[which].get();
+        now->executor = e;
+        CHECK_INT(cf_executor_load(e, now->b.plan, now->b.schedule(), &error), CF_OK);
+        CHECK(cf_executor_memory_of(e, 1, &memory, &error) == CF_OK);
+        CHECK_INT(memory.state, which == 2 ? 0 : 2 * 3 * 2 * 4 * ROW); /* the same for all lengths */
+        CHECK((memory.host > 0) == (which != 2));
+        CHECK(run_and_compare(now, *hosts[which]));
+        now->executor = nullptr;
+    }
+    cf_executor_free(e);
+}
+
 /* ---- attention objects ---- */
 
 TEST(attention_of_each_chunk) {
@@ -1942,6 +2035,80 @@ TEST(attention_of_each_chunk) {
     CHECK(n_seen > 20);
 }
 
+/* Pairs that the chunk's tokens and its own keys, then all keys, make under a window. */
+static int64_t count_pairs(const cf_plan *plan, const cf_chunk &c, int64_t window, bool with_prefix) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < c.n_slices; i++)
+        for (int64_t query = 0; query < plan->slices[c.first_slice + i].length; query++)
+            for (int64_t key = i == 0 && with_prefix ? -c.prefix : 0; key <= query; key++)
+                n += window == 0 || key > query - window;
+    return n;
+}
+
+static int64_t window_of_blocks, blocks_seen;
+
+static void check_tiles(const cf_attention *a, const void *tiles) {
+    std::vector<unsigned char> there(a->tiles_bytes + 1);
+    CHECK((uintptr_t)tiles % 256 == 0);
+    CHECK(cudaMemcpy(there.data(), tiles, a->tiles_bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
+    CHECK(memcmp(there.data(), a->tiles, a->tiles_bytes) == 0);
+}
+
+/* The objects of a chunk and of the blocks of its prefix hide and show what one object with all keys does. */
+static int check_blocks(void *, const cf_cuda_step *step) {
+    const cf_chunk &c = *step->step->chunk;
+    const bool forward = step->step->action.pass == CF_F || step->step->action.pass == CF_R;
+    int64_t pairs = step->attention->pairs, row = 0, next = 0, n_objects = 0;
+    const cf_attention *before = nullptr;
+    if (step->step->action.pass == CF_W || !step->state_stream) return 0;
+    CHECK_INT(step->attention->desc.prefix, c.prefix);
+    CHECK_INT(pairs, count_pairs(step->step->plan, c, window_of_blocks, false));
+    for (int64_t i = 0, n; (n = cf_state_stream_block(5, c.prefix, window_of_blocks, i, &row)) > 0; i++) {
+        const cf_cuda_block *block = cf_cuda_step_block(step, i);
+        if (!CHECK(block != nullptr)) return 1;
+        CHECK(i == 0 || row == next);
+        next = row + n;
+        CHECK_INT(block->attention->desc.cu_seqlens_k[1], n);
+        CHECK(step->attention_workspace_bytes >=
+              (forward ? block->attention->forward_bytes : block->attention->backward_bytes));
+        check_tiles(block->attention, block->tiles);
+        pairs += block->attention->pairs;
+        n_objects += block->attention != before;
+        before = block->attention;
+        blocks_seen++;
+    }
+    CHECK_INT(next, blocks_seen > 0 && step->n_blocks > 0 ? c.prefix : 0);
+    CHECK_INT(pairs, count_pairs(step->step->plan, c, window_of_blocks, true));
+    CHECK_INT(n_objects, step->n_blocks);
+    if (window_of_blocks == 0) CHECK(step->n_blocks <= 2);
+    CHECK(cf_cuda_step_block(step, -1) == nullptr);
+    return 0;
+}
+
+TEST(attention_of_each_block) {
+    for (const int64_t window : {0, 1, 7, 23, 1000}) {
+        setting x = small_setting();
+        x.lengths = {61, 30, 5, 3};
+        x.offload = 0, x.pack.align = 2;
+        batch b;
+        cf_error error = {};
+        REQUIRE(make_batch(x, &b));
+        device_model m(x, b, 1);
+        cf_executor_desc d = m.desc();
+        d.attention.n_heads = 2, d.attention.n_kv_heads = 1, d.attention.head_size = 64;
+        d.attention.dtype = CF_DTYPE_BF16;
+        d.attention.window = window_of_blocks = window;
+        d.state_block_rows = 5;
+        d.forward = d.backward = check_blocks;
+        blocks_seen = 0;
+        REQUIRE(cf_executor_create(&d, &m.executor, &error) == CF_OK);
+        CHECK_INT(cf_executor_load(m.executor, b.plan, b.schedule(), &error), CF_OK);
+        CHECK_INT(cf_executor_run(m.executor, &error), CF_OK);
+        CHECK((blocks_seen > 50) == (window != 1));
+    }
+    CHECK(cf_cuda_step_block(nullptr, 0) == nullptr);
+}
+
 #ifdef CHUNKFLOW_CUDA_EMULATION
 
 /* ---- every order of streams ---- */
@@ -1949,7 +2116,7 @@ TEST(attention_of_each_chunk) {
 TEST(every_order_streamed) {
     const int n_devices = devices_at_hand();
     for (uint64_t seed = 3500; seed < (uint64_t)harness_rounds(3530, 3504); seed++) {
-        setting x = streamed_setting(seed, n_devices);
+        setting x = streamed(random_setting(seed, n_devices));
         if (seed % 2 == 0) x.order.replay = CF_REPLAY_LOCAL, (void)describe(&x);
         bool ok = true;
         cuda_emu_each_policy(3, [&] {
@@ -2003,8 +2170,7 @@ static int64_t costly_calls() {
     return n;
 }
 
-TEST(a_run_allocates_nothing) {
-    setting x = small_setting();
+static void check_a_run_allocates_nothing(setting x) {
     x.timeline = 1;
     batch b;
     cf_error error = {};
@@ -2027,6 +2193,11 @@ TEST(a_run_allocates_nothing) {
     m.executor = nullptr;
     CHECK_INT(heap.live, 0);
     CHECK_INT(heap.faults, 0);
+}
+
+TEST(a_run_allocates_nothing) {
+    check_a_run_allocates_nothing(small_setting());
+    check_a_run_allocates_nothing(small_streamed_setting());
 }
 
 /* ---- failures of everything else ---- */
@@ -2069,8 +2240,7 @@ static bool survive(const setting &x, const batch &b, const host_model &host, de
     return ok;
 }
 
-TEST(every_cuda_call_fails_once) {
-    setting x = small_setting();
+static void check_every_cuda_call_fails_once(setting x) {
     x.timeline = 1;
     devices_at_hand();
     x.devices = {0, 1};
@@ -2102,8 +2272,12 @@ TEST(every_cuda_call_fails_once) {
     cuda_emu_reset();
 }
 
-TEST(every_allocation_fails) {
-    setting x = small_setting();
+TEST(every_cuda_call_fails_once) {
+    check_every_cuda_call_fails_once(small_setting());
+    check_every_cuda_call_fails_once(small_streamed_setting());
+}
+
+static void check_every_allocation_fails(setting x) {
     x.timeline = 1;
     batch b;
     int64_t n = 0;
@@ -2133,6 +2307,11 @@ TEST(every_allocation_fails) {
     }
     CHECK(n > 60);
     harness_report("%d allocations", (int)n / 2);
+}
+
+TEST(every_allocation_fails) {
+    check_every_allocation_fails(small_setting());
+    check_every_allocation_fails(small_streamed_setting());
 }
 
 /* A kernel that fails while it runs takes its device with it. The first action that is not known to have ended is
@@ -2488,7 +2667,7 @@ static setting rank_setting(uint64_t seed, int n) {
 static bool random_batches_of_rank(const rank_context &c) {
     bool ok = true;
     for (uint64_t seed = 3000; ok && seed < (uint64_t)harness_rounds(3006, 3002); seed++) {
-        const setting x = rank_setting(seed, c.n);
+        const setting x = seed % 2 ? streamed(rank_setting(seed, c.n)) : rank_setting(seed, c.n);
         batch b;
         if (!make_batch(x, &b)) return false;
         host_model host(x, b, seed);
@@ -2749,8 +2928,9 @@ TEST(timelines_of_processes) {
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
 #define EMULATED_CASES                                                                                                 \
-    , CASE(every_order), CASE(every_order_streamed), CASE(without_peer_access), CASE(a_run_allocates_nothing), CASE(every_cuda_call_fails_once),   \
-        CASE(every_allocation_fails), CASE(a_kernel_fails), CASE(a_device_that_hangs), CASE(what_a_call_leaves), \
+    , CASE(every_order), CASE(every_order_streamed), CASE(without_peer_access),                                  \
+        CASE(a_run_allocates_nothing), CASE(every_cuda_call_fails_once), CASE(every_allocation_fails),                 \
+        CASE(a_kernel_fails), CASE(a_device_that_hangs), CASE(what_a_call_leaves), \
         CASE(too_little_device_memory), \
         CASE(timelines_are_the_simulated_ones), CASE(processes), CASE(a_process_fails), CASE(a_process_dies),          \
         CASE(a_process_stumbles), CASE(timelines_of_processes), CASE(state_leaves_and_arrives_at_once),                \
@@ -2759,8 +2939,9 @@ TEST(timelines_of_processes) {
 #define EMULATED_CASES
 #endif
 
-SUITE(executor, CASE(one_chunk), CASE(random_batches), CASE(random_batches_streamed), CASE(windows_are_the_models),        \
-      CASE(places), CASE(memory_before_loading),
+SUITE(executor, CASE(one_chunk), CASE(random_batches), CASE(random_batches_streamed), CASE(windows_are_the_models),
+      CASE(places), CASE(a_callback_fails_between_blocks), CASE(moves_of_a_state_that_streams),
+      CASE(loads_stream_anew), CASE(attention_of_each_block), CASE(memory_before_loading),
       CASE(asking_for_memory_fails), CASE(state_is_what_the_books_say), CASE(gaps_are_small), CASE(a_failing_callback), CASE(cancelled),
       CASE(errors_that_callbacks_leave), CASE(errors_from_before), CASE(calls_from_callbacks),
       CASE(names_of_virtual_stages),
