@@ -655,7 +655,12 @@ test_stream() {
     cf check --chart --plan streamp.json stream.json
     same stream/check/chart "$said" "$(grep '^waits for state' out)"
     cf compare --chunk-size 8K --k 1 --stages 4 --model qwen2.5-7b --tp 4 --gpu h100-80g --stream 64M long
-    same stream/compare 0 "$code"
+    same stream/compare "0 1" "$code $(grep -c ' waits % ' out)"
+    cf compare --chunk-size 8K --k 1 --stages 4 --model qwen2.5-7b --tp 4 --gpu h100-80g --stream 64M --json rows.json long
+    cf plan "$@" --stages 4 --recompute none --stream 64M --summary --json stream.json long
+    same stream/compare/waits "$(sed -n 's/.*"stream_waits": \([0-9]*\), "stream_seconds": \([^,}]*\).*/\1 \2/p' stream.json)" \
+        "$(awk -F '[:,]' '/"schedule"/ { paper = $2 ~ /"paper"/ } /"stream_waits"/ && paper { n = $2 }
+                          /"stream_seconds"/ && paper { print n + 0, $2 + 0; exit }' OFMT=%.17g rows.json)"
     refuses stream/model 2 '--stream needs --model NAME' plan --chunk-size 8K --k 1 --stream 64M long
     refuses stream/row 2 '--stream: 3 rows of one layer.* have 4,608 bytes' plan "$@" --stream 1K long
     refuses stream/offload 2 '--stream leaves --offload nothing to move' plan "$@" --stream 64M --offload long

@@ -47,6 +47,8 @@ test_numbers() {
         quick numbers blocking --chunk-size 8K --k 2 --stages 3 --cost 1e-3,1e-7,1e-12 --latency 0.01 --no-overlap lengths
         quick numbers bytes --chunk-size 8K --k 2 --stages 3 --token-bytes 100,10,20,5 lengths
         quick numbers virtual --chunk-size 8K --k 2 --stages 2 --virtual 2 --placement v $model lengths
+        quick numbers stream --chunk-size 8K --k 1 --stages 2 --recompute selective --stream 64M $model lengths
+        same report/stream/waits yes "$(grep -q '"stream_waits": [1-9]' data.json 2>/dev/null && echo yes)"
         numbers ranks --chunk-size 8K --k 2 --stages 2 --ranks 3 --rank 1 --align 64 $model lengths
     }
     same report/ranks/three 3 "$(grep -c '"pairs": ' data.json 2>/dev/null)"
@@ -74,6 +76,29 @@ d = json.load(open("data.json"))
 got = d["schedules"][d["baseline"]]["makespan"] if d["baseline"] >= 0 else None
 wanted = min((r["makespan"] for r in rows), default=None)
 print("ok" if got == wanted else (got, wanted))
+END
+)"
+    done
+}
+
+# --virtual and --placement mean to report what they mean to compare.
+test_virtual() {
+    wanted report/virtual || return 0
+    for options in "--virtual 2" "--placement any" "--virtual 3 --placement v"; do
+        # shellcheck disable=SC2086
+        cf compare --chunk-size 8K --k 2 --stages 3 $options --json compared.json lengths
+        # shellcheck disable=SC2086
+        cf report --chunk-size 8K --k 2 --stages 3 $options -o page.html --json data.json lengths
+        same "report/virtual/$options" ok "$(python - <<'END'
+import json
+rows = {(r["schedule"], r["split_backward"]): r for r in json.load(open("compared.json"))["rows"]
+        if not r["unsplit"] and not r["at_paper_peaks"]}
+got = {s["name"]: s for s in json.load(open("data.json"))["schedules"]}
+same = {"paper": ("paper", False), "zero-bubble": ("zero-bubble", False), "best": ("best", False),
+        "best, I + W": ("best", True)}
+wrong = [(n, got[n]["makespan"], rows[k]["makespan"]) for n, k in same.items()
+         if any(got[n][m] != rows[k][m] for m in ("makespan", "virtual_stages", "placement"))]
+print("ok" if not wrong and rows[same["zero-bubble"]]["virtual_stages"] > 1 else wrong)
 END
 )"
     done
@@ -130,13 +155,15 @@ test_usage() {
 # Advice names only what this set-up can do: layers move where there is a model, and a single chunk has no limit.
 test_advice() {
     wanted report/advice || return 0
-    cf report --chunk-size 2 --stages 5 --virtual 2 -o page.html example
+    "$CHUNKFLOW" gen lognormal --n 76 --median 5000 --seed 3 >lengths
+    # shellcheck disable=SC2086
+    cf time $model --pp 4 --chunk-size 8K --json costs.json
+    cf report --chunk-size 8K --stages 4 --virtual 2 --costs costs.json -o page.html lengths
     same report/advice/virtual "0 0 1" "$code $(grep -c -e '--virtual\|--stage-layers' out) $(grep -c 'mean stage.s work' out)"
     printf '1\n' >one
     cf report --chunk-size 2 --stages 4 -o page.html one
     same report/advice/one-chunk "0 0 1 2" "$code $(grep -c -e '--limit' out) $(grep -c 'cause gradient.*--chunk-size' out) \
 $(grep -c -e 'virtual stages (--virtual 2)' out)"
-    "$CHUNKFLOW" gen lognormal --n 76 --median 5000 --seed 3 >lengths
     # shellcheck disable=SC2086
     cf report --chunk-size 8K --k 4 --stages 8 $model -o page.html lengths
     same report/advice/layers "1 1" "$(grep -c 'What pays.*--stage-layers' out) $(grep -c 'work,.*(--stage-layers)' out)"
@@ -311,6 +338,7 @@ print(len(n), "yes" if max(n) >= 100000 and sum(n) >= 400000 else n)')"
 
 test_numbers
 quick test_baseline
+quick test_virtual
 test_measured
 test_usage
 quick test_advice

@@ -96,6 +96,8 @@ def compare(report, kind, path):
     s = next(s for s in report["schedules"] if s["name"] == kind)
     check(s["makespan"] == planned["makespan"], kind, "takes", planned["makespan"], "for plan")
     check(s["bubble_useful"] == planned["bubble_useful"] and s["peak_live"] == planned["peak_live"], kind, "numbers")
+    waits = [planned.get(name, 0) for name in ("stream_waits", "stream_seconds")]
+    check([s["stream_waits"], s["stream_seconds"]] == waits, kind, "waits for its stream", waits, "in plan")
     for index, actions in enumerate(planned["actions"]):
         got = unpack(s, s["stages"][index])[0]
         wanted = [(a["pass"], a.get("keep", True) is True, a["chunk"], a["start"], a["end"]) for a in actions]

@@ -30,11 +30,7 @@ static const cli_option options[] = {
     {.name = "--k", .value = "K,...", .kind = CLI_TEXT, .offset = offsetof(compare_options, k),
      .help = "most chunks of a group that keep their activations;\n"
      "default 1. More than one number: a row for each"},
-    {.name = "--virtual", .value = "V", .kind = CLI_NUMBER, .offset = offsetof(compare_options, n_virtual), .min = 1,
-     .max = CF_MAX_STAGES, .help = "virtual stages of each stage, for interleaved; default 2"},
-    {.name = "--placement", .value = "loop|v|any", .kind = CLI_CHOICE, .offset = offsetof(compare_options, placement),
-     .help = "zero-bubble and best have virtual stages, too: in loops, in a\n"
-     "V, or (best) in whichever is faster"},
+    VIRTUAL_OPTIONS(compare_options),
     {.name = "--replay", .value = "pipeline|local|both", .kind = CLI_CHOICE,
      .offset = offsetof(compare_options, replay),
      .help = "how dropped activations come back: through all stages again,\n"
@@ -60,7 +56,8 @@ typedef struct row {
     char why[200];        /* where it failed */
     int64_t n_virtual;    /* from here on: where it did not */
     cf_placement placement;
-    double makespan, bubble_useful, bubble_busy, bound;
+    double makespan, bubble_useful, bubble_busy, stream_seconds, bound;
+    int64_t stream_waits;
     const char *strongest;
     int64_t peak_live, peak_tokens, peak_bytes; /* the most of all stages */
     cf_recompute recompute; /* with a model, as what follows */
@@ -89,6 +86,8 @@ static void measure(const comparison *t, const pipeline_run *run, row *r) {
     r->makespan = timeline->makespan;
     r->bubble_useful = timeline->bubble_useful;
     r->bubble_busy = timeline->bubble_busy;
+    r->stream_waits = timeline->stream_waits;
+    r->stream_seconds = timeline->stream_seconds;
     r->bound = timeline->bound;
     r->strongest = pipeline_strongest(timeline);
     for (i = 0; i < timeline->n_stages; i++) {
@@ -150,16 +149,6 @@ static void fill_baseline(const comparison *t, row *r) {
     }
 }
 
-/* Of zero-bubble's own choice there is none: with `any` it takes the V that it was made for. */
-static void place_row(const compare_options *asked, row *r) {
-    if (r->what.kind == CF_SCHEDULE_INTERLEAVED) r->what.n_virtual = asked->n_virtual;
-    if (asked->placement == CF_PLACEMENT_DEFAULT || r->what.kind <= CF_SCHEDULE_INTERLEAVED) return;
-    r->what.n_virtual = asked->n_virtual > 0 ? asked->n_virtual : 2;
-    r->what.placement = (cf_placement)asked->placement;
-    if (r->what.kind == CF_SCHEDULE_ZERO_BUBBLE && r->what.placement == CF_PLACEMENT_ANY)
-        r->what.placement = CF_PLACEMENT_V;
-}
-
 /* What add_rows counts to: the kinds, best once more with cut backwards, and once more at paper's peaks. */
 enum { BEST_SPLIT = CF_SCHEDULE_COUNT, BEST_AT_PAPER, ROW_KINDS };
 
@@ -171,7 +160,7 @@ static void add_row(comparison *t, int64_t kind, int64_t replay, int64_t k) {
     r->what.k = k;
     r->what.split_backward = kind == BEST_SPLIT;
     r->at_paper = kind == BEST_AT_PAPER;
-    place_row(t->asked, r);
+    pipeline_place(&r->what, t->asked->n_virtual, (cf_placement)t->asked->placement);
 }
 
 /* Every kind, with every K and form of replay. */
@@ -253,11 +242,13 @@ static const table_column columns[] = {
     {.heading = "GiB", .name = "memory_bytes", .width = 8, .decimals = 2, .scale = 1 / 1073741824.0},
     {.name = "memory_stage"},
     {.name = "fits"},
+    {.name = "stream_waits"},
+    {.heading = "waits %", .name = "stream_waiting", .width = 7, .decimals = 2, .scale = 100},
     {.heading = "bound", .name = "bound_", .width = 14},
     {.heading = "gap %", .width = 8, .decimals = 2, .scale = 100},
     {.heading = "by", .name = "bound_name", .width = -2},
     {.name = "why"}};
-enum { COLUMN_BYTES = 15, COLUMN_RECOMPUTE, COLUMN_GIB, N_COLUMNS = sizeof columns / sizeof columns[0] };
+enum { COLUMN_BYTES = 15, COLUMN_RECOMPUTE, COLUMN_GIB, COLUMN_WAITS = 21, N_COLUMNS = sizeof columns / sizeof columns[0] };
 
 /* Which case it is. */
 static void add_case(table *to, const row *r) {
@@ -300,6 +291,8 @@ static void add_result(table *to, const comparison *t, const row *r) {
     table_share(to, r->peak_live, r->n_virtual);
     table_share(to, r->peak_tokens, r->n_virtual);
     add_memory(to, t, r);
+    table_integer(to, r->stream_waits);
+    table_real(to, r->makespan > 0 ? r->stream_seconds / (r->makespan * (double)t->pipe.n_stages) : 0);
     table_real(to, r->bound);
     table_real(to, ratio(r->makespan, r->bound) - 1);
     table_text(to, r->strongest);
@@ -312,7 +305,8 @@ static int print_rows(const comparison *t) {
 
     table_begin(&to, columns, N_COLUMNS, t->asked->tsv, t->pipe.unit_cost);
     to.hidden = (t->pipe.counts_bytes ? 0u : 1u << COLUMN_BYTES) |
-                (t->pipe.has_model ? 0u : 1u << COLUMN_RECOMPUTE | 1u << COLUMN_GIB);
+                (t->pipe.has_model ? 0u : 1u << COLUMN_RECOMPUTE | 1u << COLUMN_GIB) |
+                (t->pipe.memory.state_window > 0 ? 0u : 1u << COLUMN_WAITS);
     for (i = 0; i < t->n_rows && !cli_stdout_failed(); i++) {
         add_case(&to, &t->rows[i]);
         if (t->rows[i].result == CF_OK) {
@@ -397,9 +391,12 @@ static int print_table(const comparison *t) {
            cli_commas(t->pipe.rank), cli_commas(plan->n_ranks), cli_commas(t->pipe.n_stages));
     printf("times             in %s. Idle time: waste %%, with replays; busy %%, without them. kept: the most chunks\n"
            "                  and tokens on a stage. bound: the strongest lower bound for that row. best as paper:\n"
-           "                  best, each stage held to the chunks that paper keeps there%s\n\n",
+           "                  best, each stage held to the chunks that paper keeps there%s\n",
            pipeline_unit(t->pipe.unit_cost), t->pipe.estimates ? ". GiB: of the fullest GPU; with !\n"
                                                                  "                  more than it has" : "");
+    if (t->pipe.memory.state_window > 0)
+        puts("                  waits: the part of all stages' time in which passes wait for their stream of state");
+    putchar('\n');
     code = print_rows(t);
     if (code == CLI_OK) print_verdict(t);
     return code;
@@ -430,6 +427,8 @@ static void write_row(json_writer *w, const comparison *t, const row *r) {
         json_number_member(w, "ratio", ratio(r->makespan, t->best));
         json_number_member(w, "bubble_useful", r->bubble_useful);
         json_number_member(w, "bubble_busy", r->bubble_busy);
+        json_integer_member(w, "stream_waits", r->stream_waits);
+        json_number_member(w, "stream_seconds", r->stream_seconds);
         json_integer_member(w, "peak_live", r->peak_live);
         json_integer_member(w, "peak_tokens", r->peak_tokens);
         json_integer_member(w, "peak_bytes", r->peak_bytes);

@@ -36,11 +36,7 @@ static const cli_option options[] = {
     {.name = "--replay", .value = "pipeline|local", .kind = CLI_CHOICE, .offset = offsetof(report_options, replay),
      .help = "how dropped activations come back: through all stages again,\n"
      "or on each stage alone (the default)"},
-    {.name = "--virtual", .value = "V", .kind = CLI_NUMBER, .offset = offsetof(report_options, n_virtual), .min = 1,
-     .max = CF_MAX_STAGES, .help = "virtual stages of each stage, for best; default 1"},
-    {.name = "--placement", .value = "loop|v|any", .kind = CLI_CHOICE, .offset = offsetof(report_options, placement),
-     .help = "where they lie: in loops (the default), in a V, or in\n"
-     "whichever is faster"},
+    VIRTUAL_OPTIONS(report_options),
     {.name = "--measured", .value = "FILE", .kind = CLI_TEXT, .offset = offsetof(report_options, measured),
      .help = "a schedule of these chunks with times that were measured, to\n"
      "be shown beside what the costs predict for it"},
@@ -71,10 +67,8 @@ static pipeline_case case_of(const maker *m, cf_schedule_kind kind, int split) {
     what.kind = kind;
     what.replay = (cf_replay)m->asked->replay;
     what.k = m->asked->k;
-    if (kind != CF_SCHEDULE_BEST) return what;
-    what.n_virtual = m->asked->n_virtual;
-    what.placement = (cf_placement)m->asked->placement;
     what.split_backward = split;
+    pipeline_place(&what, m->asked->n_virtual, (cf_placement)m->asked->placement);
     return what;
 }
 

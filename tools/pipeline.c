@@ -391,6 +391,15 @@ int pipeline_limits(const pipeline *p, int64_t n_virtual, cf_validate_desc *out,
    Schedule and timeline
    ---------------------------------------------------------------------------------------------------------------- */
 
+void pipeline_place(pipeline_case *what, int64_t n_virtual, cf_placement placement) {
+    if (what->kind < CF_SCHEDULE_INTERLEAVED) return;
+    what->n_virtual = n_virtual;
+    if (what->kind == CF_SCHEDULE_INTERLEAVED || placement == CF_PLACEMENT_DEFAULT) return;
+    if (n_virtual == 0) what->n_virtual = 2;
+    what->placement = placement;
+    if (what->kind == CF_SCHEDULE_ZERO_BUBBLE && placement == CF_PLACEMENT_ANY) what->placement = CF_PLACEMENT_V;
+}
+
 /* In place of a schedule, the same with its transfers. */
 static cf_result lower(const cf_plan *plan, const cf_timing *timing, int offload, cf_schedule **schedule,
                        cf_error *error) {

@@ -45,6 +45,16 @@ typedef struct pipeline_options {
     {.name = "--limit-bytes", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.limit_bytes),      \
      .min = 1, .max = INT64_MAX, .help = "most of these bytes that a stage holds at once"}
 
+/* For commands that make schedules of several kinds; members n_virtual and placement. */
+#define VIRTUAL_OPTIONS(type)                                                                                      \
+    {.name = "--virtual", .value = "V", .kind = CLI_NUMBER, .offset = offsetof(type, n_virtual), .min = 1,         \
+     .max = CF_MAX_STAGES,                                                                                         \
+     .help = "virtual stages of each stage, for interleaved (default 2),\n"                                        \
+     "zero-bubble and best (default 1, or with --placement 2)"},                                                    \
+    {.name = "--placement", .value = "loop|v|any", .kind = CLI_CHOICE, .offset = offsetof(type, placement),        \
+     .help = "where those of zero-bubble and best lie: in loops (the default),\n"                                   \
+     "in a V, or (best) in whichever is faster"}
+
 #define PIPELINE_OPTIONS(type, member)                                                                             \
     {.name = "--stages", .value = "P", .kind = CLI_NUMBER, .offset = offsetof(type, member.stages), .min = 1,      \
      .max = CF_MAX_STAGES, .help = "pipeline stages; default 1"},                                                  \
@@ -148,6 +158,10 @@ typedef struct pipeline_case {
     int unlimited;      /* no limits of chunks; bytes still count */
     cf_recompute recompute; /* in place of what the options say */
 } pipeline_case;
+
+/* The virtual stages that --virtual and --placement give it, if its kind can have any. Of zero-bubble's own choice there
+   is none: with `any` it takes the V that it was made for. */
+void pipeline_place(pipeline_case *what, int64_t n_virtual, cf_placement placement);
 
 /* A schedule, made and simulated. */
 typedef struct pipeline_run {
