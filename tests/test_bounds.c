@@ -274,6 +274,30 @@ TEST(a_long_chunk_is_kept) {
     cf_plan_free(p.plan);
 }
 
+/* A chunk of eight tokens needs 3 x 24 to go through three stages and back. A chunk of one token holds it up for a
+   forward, wherever that runs, while no stage has more than 27 to do. */
+TEST(a_short_chunk_holds_up_a_long_one) {
+    const int64_t lengths[] = {8, 1};
+    cf_pack_desc pack;
+    problem p;
+    tally sum;
+    memset(&p, 0, sizeof p);
+    memset(&pack, 0, sizeof pack);
+    memset(&sum, 0, sizeof sum);
+    pack.chunk_size = 8;
+    pack.max_slices = 1;
+    CHECK_INT(cf_pack(lengths, 2, &pack, &p.plan, NULL), CF_OK);
+    REQUIRE(p.plan != NULL);
+    p.desc.kind = CF_SCHEDULE_BEST;
+    p.desc.n_stages = 3;
+    p.desc.n_virtual = p.desc.k = 1;
+    p.desc.limit = 2;
+    p.desc.replay = CF_REPLAY_LOCAL;
+    check_optimum(&p, 73);
+    CHECK_INT(try_bounds(&p, 73, &sum), 73);
+    cf_plan_free(p.plan);
+}
+
 /* Random schedules of problems drawn from these seeds. */
 static void try_problems(uint64_t first, uint64_t last, int some_split) {
     tally sum;
@@ -348,8 +372,8 @@ TEST(nor_of_thousands_with_some_backwards_split) { try_problems(101, (uint64_t)h
 TEST(no_bound_is_above_an_optimum_of_hundreds) { try_optima(600, 0, 4000); }
 TEST(nor_of_hundreds_with_some_backwards_split) { try_optima(300, 1, 4000); }
 
-SUITE(bounds, CASE(four_standalone_chunks), CASE(a_long_chunk_is_kept), CASE(no_random_schedule_beats_a_bound),
-      CASE(nor_with_some_backwards_split), CASE(no_bound_is_above_an_optimum));
+SUITE(bounds, CASE(four_standalone_chunks), CASE(a_long_chunk_is_kept), CASE(a_short_chunk_holds_up_a_long_one),
+      CASE(no_random_schedule_beats_a_bound), CASE(nor_with_some_backwards_split), CASE(no_bound_is_above_an_optimum));
 
 /* Part of the program without sanitizers: see the Makefile. */
 SUITE(many_bounds, CASE(no_random_schedule_of_thousands_beats_a_bound),
