@@ -74,7 +74,7 @@ static inline cf_result stage_runner_begin(stage_runner *r, const model_config *
     cf_capacity need = {0};
     memset(r, 0, sizeof *r);
     cf_result result = cf_run_capacity(plan, schedule, stage_index, &need, error);
-    if (result == CF_OK) result = chunk_feed_begin(&r->feed, plan, b, error);
+    if (result == CF_OK) result = chunk_feed_begin(&r->feed, plan, b, &r->meter, error);
     if (result != CF_OK) return result;
     r->config = config;
     r->plan = plan;
@@ -108,7 +108,7 @@ static inline void stage_runner_end(stage_runner *r) {
     free(r->states);
     free(r->boundaries);
     free(r->host);
-    chunk_feed_free(&r->feed);
+    chunk_feed_free(&r->feed, &r->meter);
     memset(r, 0, sizeof *r);
 }
 
