@@ -48,6 +48,15 @@ static inline const char *model_config_fault(const model_config *c) {
     return NULL;
 }
 
+/* What --stream wants at least. */
+static inline void check_stream_bytes(int64_t bytes, const model_config *c) {
+    int64_t ring = stream_ring_bytes(kv_width_of(c), KEY_BLOCK);
+    if (bytes > 0 && bytes < ring) {
+        fail(EXIT_BAD_INPUT, "--stream must be 0 or at least %lld: two blocks of %d rows of one layer", (long long)ring,
+             KEY_BLOCK);
+    }
+}
+
 /* ================================================================================================================
    >>parameters    one flat array, seen as named tensors; gradients and optimizer moments have the same layout
    ================================================================================================================ */
