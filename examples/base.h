@@ -146,7 +146,7 @@ static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count
 }
 
 /* In [0, 1). */
-static inline double uniform_of(uint64_t random_bits) { return (double)(random_bits >> 11) * 0x1p-53; }
+static inline double uniform_of(uint64_t random_bits) { return (double)(random_bits >> 11) / 9007199254740992.0; } /* 2^53 */
 
 /* Standard normal number `index` of the stream `key` (Box-Muller). */
 static inline double normal_of(uint64_t key, int64_t index) {
