@@ -92,7 +92,8 @@ typedef enum memory_kind {
     MEMORY_ACTIVATIONS, /* kept from a forward for its backward */
     MEMORY_STATE,       /* K, V, dK and dV of a group's tokens; with a stream, the ring that they pass through */
     MEMORY_WORKSPACE,   /* scratch of one pass */
-    MEMORY_HOST,        /* states that lie in host memory: not on the device, as all others do */
+    MEMORY_INPUTS,      /* with a stream: where kept stage inputs (local replay) come back to */
+    MEMORY_HOST,        /* states and stage inputs that lie in host memory: not on the device, as all others do */
     MEMORY_KINDS
 } memory_kind;
 
@@ -145,7 +146,7 @@ static inline uint64_t hash_bytes(uint64_t hash, const void *bytes, size_t count
 }
 
 /* In [0, 1). */
-static inline double uniform_of(uint64_t random_bits) { return (double)(random_bits >> 11) * 0x1p-53; }
+static inline double uniform_of(uint64_t random_bits) { return (double)(random_bits >> 11) / 9007199254740992.0; } /* 2^53 */
 
 /* Standard normal number `index` of the stream `key` (Box-Muller). */
 static inline double normal_of(uint64_t key, int64_t index) {

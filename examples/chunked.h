@@ -28,10 +28,12 @@ typedef struct chunk_feed {
     int64_t capacity;        /* rows */
     void *metadata;          /* memory of cf_metadata_fill */
     size_t metadata_bytes;
+    int64_t bytes;           /* of all these: what a device is given beside the weights, of one chunk at a time */
     double *weights;         /* (sequences of the batch) from cf_loss_weights */
 } chunk_feed;
 
-static inline void chunk_feed_free(chunk_feed *f) {
+static inline void chunk_feed_free(chunk_feed *f, memory_meter *meter) {
+    memory_count(meter, MEMORY_WORKSPACE, -f->bytes);
     free(f->token);
     free(f->target);
     free(f->metadata);
@@ -40,7 +42,8 @@ static inline void chunk_feed_free(chunk_feed *f) {
 }
 
 /* Makes ready for a batch: room for any chunk of the plan, and the weights of the mean over all target tokens. */
-static inline cf_result chunk_feed_begin(chunk_feed *f, const cf_plan *plan, const batch *b, cf_error *error) {
+static inline cf_result chunk_feed_begin(chunk_feed *f, const cf_plan *plan, const batch *b, memory_meter *meter,
+                                         cf_error *error) {
     cf_loss_weights_desc mean = {0};
     cf_metadata_desc desc = {0};
     size_t bytes = 0;
@@ -58,6 +61,9 @@ static inline cf_result chunk_feed_begin(chunk_feed *f, const cf_plan *plan, con
     f->target = TAKE(int32_t, f->capacity);
     f->metadata = take_memory((int64_t)bytes, 1);
     f->metadata_bytes = bytes;
+    memory_count(meter, MEMORY_WORKSPACE, -f->bytes);
+    f->bytes = (int64_t)bytes + 2 * f->capacity * (int64_t)sizeof(int32_t);
+    memory_count(meter, MEMORY_WORKSPACE, f->bytes);
     return CF_OK;
 }
 
@@ -139,7 +145,7 @@ static inline void chunk_runner_free(chunk_runner *r) {
     free(r->slots);
     free(r->states);
     free(r->losses);
-    chunk_feed_free(&r->feed);
+    chunk_feed_free(&r->feed, r->meter);
     memset(r, 0, sizeof *r);
 }
 
@@ -153,7 +159,7 @@ static inline cf_result chunk_runner_begin(chunk_runner *r, const cf_plan *plan,
     r->live_bytes = r->peak_live_bytes = 0;
     free(r->losses);
     r->losses = TAKE(double, plan->n_chunks);
-    return chunk_feed_begin(&r->feed, plan, b, error);
+    return chunk_feed_begin(&r->feed, plan, b, r->meter, error);
 }
 
 /* Makes room for a plan and its schedule. How much they need is known before the first forward, and as all slots have

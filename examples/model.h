@@ -48,6 +48,15 @@ static inline const char *model_config_fault(const model_config *c) {
     return NULL;
 }
 
+/* What --stream wants at least. */
+static inline void check_stream_bytes(int64_t bytes, const model_config *c) {
+    int64_t ring = stream_ring_bytes(kv_width_of(c), KEY_BLOCK);
+    if (bytes > 0 && bytes < ring) {
+        fail(EXIT_BAD_INPUT, "--stream must be 0 or at least %lld: two blocks of %d rows of one layer", (long long)ring,
+             KEY_BLOCK);
+    }
+}
+
 /* ================================================================================================================
    >>parameters    one flat array, seen as named tensors; gradients and optimizer moments have the same layout
    ================================================================================================================ */
@@ -651,35 +660,27 @@ static inline void begin_own_gradients(const pass *p, int64_t i) {
     }
 }
 
-static inline void attention_pass_forward(const pass *p, int64_t i) {
-    const layer_activations *a = &p->kept->layers[i];
-    const attention_problem problem = attention_of(p, i);
-    const attention_results results = {a->attended, a->lse, p->scratch->rows.total};
-    const key_block own = own_keys(p, i), prefix = prefix_keys(p, i);
-    key_block keys = {NULL, NULL, NULL, NULL, 0, 0, 0};
-    state_stream *stream = state_stream_of(p);
-    if (stream) stream_begin(stream, &prefix, 0);
-    append_to_state(p, i);
-    attention_forward_begin(&problem, &results, p->rows->rows);
-    while (next_keys(stream, &prefix, &keys)) forward_over_keys(&problem, &keys, &results);
-    forward_over_keys(&problem, &own, &results);
-    attention_forward_end(&problem, &results, p->rows->rows);
-    if (stream) stream_end(stream);
-}
-
-static inline void attention_pass_backward(const pass *p, int64_t i) {
+/* Goes over all keys that the pass sees, block by block: forward or, with `backward`, for their gradients. */
+static inline void attention_pass(const pass *p, int64_t i, int backward) {
     const layer_activations *a = &p->kept->layers[i];
     const row_scratch *s = &p->scratch->rows;
     const attention_problem problem = attention_of(p, i);
+    const attention_results results = {a->attended, a->lse, s->total};
     const attention_gradients g = {a->attended, s->dattended, a->lse, s->slope, s->dq};
     const key_block own = own_keys(p, i), prefix = prefix_keys(p, i);
     key_block keys = {NULL, NULL, NULL, NULL, 0, 0, 0};
     state_stream *stream = state_stream_of(p);
-    if (stream) stream_begin(stream, &prefix, 1);
-    begin_own_gradients(p, i);
-    attention_backward_begin(&problem, &g, p->rows->rows);
-    while (next_keys(stream, &prefix, &keys)) backward_over_keys(&problem, &keys, &g);
-    backward_over_keys(&problem, &own, &g);
+    if (stream) stream_begin(stream, &prefix, backward);
+    if (backward) begin_own_gradients(p, i);
+    else append_to_state(p, i);
+    if (backward) attention_backward_begin(&problem, &g, p->rows->rows);
+    else attention_forward_begin(&problem, &results, p->rows->rows);
+    do {
+        if (!next_keys(stream, &prefix, &keys)) keys = own;
+        if (backward) backward_over_keys(&problem, &keys, &g);
+        else forward_over_keys(&problem, &keys, &results);
+    } while (!keys.own);
+    if (!backward) attention_forward_end(&problem, &results, p->rows->rows);
     if (stream) stream_end(stream);
 }
 
@@ -726,7 +727,7 @@ static inline void after_attention(const pass *p, int64_t i, const row_block *b)
 /* Layer `i` of the stage, from its input to the next one's. */
 static inline void layer_forward(const pass *p, int64_t i) {
     for_row_blocks(p, i, before_attention);
-    attention_pass_forward(p, i);
+    attention_pass(p, i, 0);
     for_row_blocks(p, i, after_attention);
 }
 
@@ -863,7 +864,7 @@ static inline void layer_backward_input(const pass *p, int64_t i, const weights 
     layer_jobs(jobs, p, i, gradient, gradients_in_scratch(p));
     run_transposes(jobs, LAYER_MATRICES);
     for_row_blocks(p, i, backward_after_attention);
-    attention_pass_backward(p, i);
+    attention_pass(p, i, 1);
     for_row_blocks(p, i, backward_before_attention);
     rmsnorm_backward_gain(g->attention_norm, s->dnormed1, a->input, a->scale1, rows, h);
     rmsnorm_backward_gain(g->ffn_norm, s->dnormed2, a->middle, a->scale2, rows, h);

@@ -125,11 +125,7 @@ static inline options parse_options(int argc, char **argv) {
     o.n_paths = parse_arguments(argc, argv, list, list_options(&o, list), o.paths);
     const char *fault = model_config_fault(&o.model);
     if (fault) fail(EXIT_BAD_INPUT, "%s", fault);
-    int64_t ring = stream_ring_bytes(kv_width_of(&o.model), KEY_BLOCK);
-    if (o.stream > 0 && o.stream < ring) {
-        fail(EXIT_BAD_INPUT, "--stream must be 0 or at least %lld: two blocks of %d rows of one layer", (long long)ring,
-             KEY_BLOCK);
-    }
+    check_stream_bytes(o.stream, &o.model);
     if (o.synthetic.count > 0 && o.n_paths > 0) fail(EXIT_BAD_INPUT, "give --synthetic or files, not both");
     if (o.longest > 0 && o.longest < 3) fail(EXIT_BAD_INPUT, "--max-length must be 0 or at least 3");
     return o;

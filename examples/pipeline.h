@@ -8,16 +8,26 @@
        input, output    boundary tensors, (rows, hidden): residual stream on its way up, its gradient on its way down.
                         A receive fills the one that a pass will read, a send takes the one that a pass has made. Where
                         a V turns, the part behind reads what the part before it has made, on the same stage. With
-                        local replay the stage's input stays in its buffer from F to R
+                        local replay the stage's input stays in its buffer from F to R; with a stream it goes to host
+                        memory, and comes back through one of two slots while the R before it runs
        host             rows of a state that are away from it, from OFFLOAD to PREFETCH
 
-   The program brings the two callbacks that send and receive. Nothing is allocated between the first action and the
-   last, except the states of groups, whose sizes differ. */
+   The program brings the two callbacks that send and receive. Between the first action and the last, only boundaries
+   are allocated, when there is none to use again, and what differs in size or lies in host memory. */
 
 #ifndef TRAIN_PIPELINE_H
 #define TRAIN_PIPELINE_H
 
 #include "chunked.h"
+
+/* A device buffer for a stage input that comes back from host memory. */
+typedef struct input_slot {
+    real *rows;
+    int64_t owner; /* place in the list of kept inputs; -1: free */
+    int64_t event; /* of its copy */
+} input_slot;
+
+#define INPUT_SLOTS 2 /* one in use, one on its way */
 
 typedef struct stage_runner {
     const model_config *config;
@@ -33,7 +43,14 @@ typedef struct stage_runner {
     activations *slots;          /* (n_slots) */
     activations passing;         /* of forwards that keep nothing: one layer deep */
     group_state *states;         /* (n_states) empty while the slot is free */
-    real **boundaries;           /* (n_boundaries) */
+    real **boundaries;           /* (n_boundaries) NULL where the slot is free, or its tensor in host memory */
+    real **spare;                /* (n_spare) buffers of boundaries that are not in use */
+    int64_t n_spare;
+    state_stream stream;         /* of states; without a ring they are on the device, and so are kept inputs */
+    int64_t stream_bytes;
+    real **kept_inputs;          /* (n_virtual x chunks) in host memory; NULL where there is none */
+    input_slot input_slots[INPUT_SLOTS];
+    copy_engine inputs_in, inputs_out;
     real **host;                 /* (n_virtual x chunks) rows of a state that are away; NULL where they are not */
     int64_t n_slots, n_states, n_boundaries;
     int64_t boundary_count;      /* numbers in a boundary */
@@ -70,11 +87,11 @@ static inline stage largest_part(const model_config *config, const cf_schedule *
 /* Takes all the memory that a run needs. */
 static inline cf_result stage_runner_begin(stage_runner *r, const model_config *config, const cf_plan *plan,
                                            const cf_schedule *schedule, int64_t stage_index, const batch *b,
-                                           cf_error *error) {
+                                           int64_t stream_bytes, cf_error *error) {
     cf_capacity need = {0};
     memset(r, 0, sizeof *r);
     cf_result result = cf_run_capacity(plan, schedule, stage_index, &need, error);
-    if (result == CF_OK) result = chunk_feed_begin(&r->feed, plan, b, error);
+    if (result == CF_OK) result = chunk_feed_begin(&r->feed, plan, b, &r->meter, error);
     if (result != CF_OK) return result;
     r->config = config;
     r->plan = plan;
@@ -89,11 +106,15 @@ static inline cf_result stage_runner_begin(stage_runner *r, const model_config *
     r->slots = TAKE(activations, r->n_slots);
     r->states = TAKE(group_state, r->n_states);
     r->boundaries = TAKE(real *, r->n_boundaries);
+    r->spare = TAKE(real *, r->n_boundaries);
+    r->stream_bytes = stream_bytes;
+    r->kept_inputs = TAKE(real *, schedule->n_virtual * plan->n_chunks);
+    for (int i = 0; i < INPUT_SLOTS; i++) r->input_slots[i].owner = -1;
+    if (stream_bytes > 0 && r->n_states > 0) r->stream = stream_new(kv_width_of(config), stream_bytes, &r->meter);
     r->host = TAKE(real *, schedule->n_virtual * plan->n_chunks);
     for (int64_t i = 0; i < r->n_slots; i++) {
         r->slots[i] = activations_new(config, &largest, plan->chunk_size, 1, MEMORY_ACTIVATIONS, &r->meter);
     }
-    for (int64_t i = 0; i < r->n_boundaries; i++) r->boundaries[i] = TAKE(real, r->boundary_count);
     r->passing = activations_new(config, &largest, plan->chunk_size, 0, MEMORY_WORKSPACE, &r->meter);
     r->scratch = workspace_new(config, plan->chunk_size, &r->meter);
     return CF_OK;
@@ -101,14 +122,18 @@ static inline cf_result stage_runner_begin(stage_runner *r, const model_config *
 
 static inline void stage_runner_end(stage_runner *r) {
     for (int64_t i = 0; i < r->n_slots; i++) activations_free(&r->slots[i], &r->meter);
-    for (int64_t i = 0; i < r->n_boundaries; i++) free(r->boundaries[i]);
+    for (int64_t i = 0; i < r->n_spare; i++) free(r->spare[i]);
+    for (int i = 0; i < INPUT_SLOTS; i++) free(r->input_slots[i].rows);
+    if (r->stream.ring) stream_free(&r->stream, &r->meter);
     if (r->passing.flat) activations_free(&r->passing, &r->meter);
     if (r->scratch.flat) workspace_free(&r->scratch, &r->meter);
     free(r->slots);
     free(r->states);
     free(r->boundaries);
+    free(r->spare);
+    free(r->kept_inputs);
     free(r->host);
-    chunk_feed_free(&r->feed);
+    chunk_feed_free(&r->feed, &r->meter);
     memset(r, 0, sizeof *r);
 }
 
@@ -134,6 +159,65 @@ static inline cf_result prepare_pass(stage_runner *r, const cf_step *step, pass 
     return CF_OK;
 }
 
+/* ---- kept stage inputs, with a stream ---- */
+
+/* Place of a chunk on a virtual stage in lists of all of them. */
+static inline int64_t cell_of(const stage_runner *r, const cf_action *a) {
+    return a->stage / r->schedule->n_stages * r->plan->n_chunks + a->chunk;
+}
+
+/* Begins to send an F's input, which its R will want again, to host memory. */
+static inline void input_leaves(stage_runner *r, const cf_step *step) {
+    real **host = &r->kept_inputs[cell_of(r, &step->action)];
+    int64_t count = boundary_numbers(r, step);
+    *host = TAKE(real, count);
+    memory_count(&r->meter, MEMORY_HOST, count * (int64_t)sizeof(real));
+    copy_issue(&r->inputs_out, *host, r->boundaries[step->input], count);
+}
+
+/* It has arrived, and other tensors can have its buffer. */
+static inline void input_has_left(stage_runner *r, const cf_step *step) {
+    copy_wait(&r->inputs_out, r->inputs_out.n_issued);
+    r->spare[r->n_spare++] = r->boundaries[step->input];
+    r->boundaries[step->input] = NULL;
+}
+
+/* Begins to load a kept input, unless that has begun, and gives its slot; NULL where none is free. */
+static inline input_slot *input_load(stage_runner *r, const cf_action *a) {
+    int64_t cell = cell_of(r, a), count = r->plan->chunks[a->chunk].padded * r->config->hidden;
+    input_slot *slot = NULL;
+    for (int i = INPUT_SLOTS - 1; i >= 0; i--) {
+        if (r->input_slots[i].owner == cell) return &r->input_slots[i];
+        if (r->input_slots[i].owner < 0) slot = &r->input_slots[i];
+    }
+    if (!slot) return NULL;
+    if (!slot->rows) {
+        slot->rows = TAKE(real, r->boundary_count);
+        memory_count(&r->meter, MEMORY_INPUTS, r->boundary_count * (int64_t)sizeof(real));
+    }
+    slot->owner = cell;
+    slot->event = copy_issue(&r->inputs_in, slot->rows, r->kept_inputs[cell], count);
+    return slot;
+}
+
+/* Begins to load what the next R of the list will read, if it is kept by now. */
+static inline void input_look_ahead(stage_runner *r, const cf_step *step) {
+    const cf_action *a = &r->schedule->actions[r->schedule->first[r->stage] + step->position];
+    const cf_action *end = &r->schedule->actions[r->schedule->first[r->stage + 1]];
+    while (++a < end && (a->pass != CF_R || !r->kept_inputs[cell_of(r, a)])) continue;
+    if (a < end) input_load(r, a);
+}
+
+/* The R that wanted it has read it. */
+static inline void input_is_done(stage_runner *r, const cf_step *step, input_slot *slot) {
+    int64_t count = boundary_numbers(r, step);
+    spoil(slot->rows, count);
+    slot->owner = -1;
+    free(r->kept_inputs[cell_of(r, &step->action)]);
+    r->kept_inputs[cell_of(r, &step->action)] = NULL;
+    memory_count(&r->meter, MEMORY_HOST, -count * (int64_t)sizeof(real));
+}
+
 /* F and R. */
 static inline int stage_forward(void *user, const cf_step *step) {
     stage_runner *r = (stage_runner *)user;
@@ -141,9 +225,18 @@ static inline int stage_forward(void *user, const cf_step *step) {
     if (step->chunk->n_slices == 0) return 0; /* an idle chunk: it only keeps the ranks in step */
     cf_result result = prepare_pass(r, step, &p);
     if (result != CF_OK) return (int)result;
-    if (step->input >= 0) copy_rows(stage_input(p.kept), r->boundaries[step->input], p.rows->rows, r->config->hidden);
+    int streams = step->input >= 0 && r->stream_bytes > 0 && r->schedule->replay == CF_REPLAY_LOCAL;
+    int leaves = streams && step->action.pass == CF_F && !step->action.keep;
+    input_slot *slot = streams && step->action.pass == CF_R ? input_load(r, &step->action) : NULL;
+    const real *input = slot ? slot->rows : step->input >= 0 ? r->boundaries[step->input] : NULL;
+    if (slot) copy_wait(&r->inputs_in, slot->event);
+    if (slot) input_look_ahead(r, step);
+    if (leaves) input_leaves(r, step);
+    if (input) copy_rows(stage_input(p.kept), input, p.rows->rows, r->config->hidden);
     p.stage.has_head = step->wants_loss; /* of a chunk's forwards only one runs the head */
     r->loss += model_forward(&p);
+    if (leaves) input_has_left(r, step);
+    if (slot) input_is_done(r, step, slot);
     if (step->output < 0) return 0;
     copy_rows(r->boundaries[step->output], stage_output(p.kept), p.rows->rows, r->config->hidden);
     return 0;
@@ -202,9 +295,14 @@ static inline int stage_move_state(void *user, const cf_step *step) {
 static inline int stage_acquire(void *user, const cf_slot *slot) {
     stage_runner *r = (stage_runner *)user;
     if (slot->what == CF_RESOURCE_ACTIVATIONS) r->live_slots++;
+    if (slot->what == CF_RESOURCE_BOUNDARY) {
+        r->boundaries[slot->slot] = r->n_spare > 0 ? r->spare[--r->n_spare] : TAKE(real, r->boundary_count);
+    }
     if (slot->what == CF_RESOURCE_STATE) {
         stage part = part_of(r->config, r->schedule, slot->stage);
-        r->states[slot->slot] = group_state_new(r->config, &part, r->plan->groups[slot->owner].tokens, NULL, &r->meter);
+        int64_t tokens = r->plan->groups[slot->owner].tokens;
+        state_stream *stream = r->stream.ring ? &r->stream : NULL;
+        r->states[slot->slot] = group_state_new(r->config, &part, tokens, stream, &r->meter);
     }
     return 0;
 }
@@ -212,6 +310,10 @@ static inline int stage_acquire(void *user, const cf_slot *slot) {
 static inline void stage_release(void *user, const cf_slot *slot) {
     stage_runner *r = (stage_runner *)user;
     if (slot->what == CF_RESOURCE_ACTIVATIONS) r->live_slots--;
+    if (slot->what == CF_RESOURCE_BOUNDARY && r->boundaries[slot->slot]) {
+        r->spare[r->n_spare++] = r->boundaries[slot->slot];
+        r->boundaries[slot->slot] = NULL;
+    }
     if (slot->what == CF_RESOURCE_STATE) group_state_free(&r->states[slot->slot], &r->meter);
 }
 

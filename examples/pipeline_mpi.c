@@ -130,6 +130,7 @@ typedef struct settings {
     length_list lengths;
     int64_t stages;            /* processes that there must be; 0: any number */
     int64_t prompt, seed, repeat;
+    int64_t stream;            /* bytes of the ring of states in host memory, 0: they are on the device */
     double offload;            /* units per token of state moved to host memory, or back; 0: it stays */
     int rendezvous, sweep, help;
     const char *timeline, *simulated, *fail;
@@ -160,6 +161,8 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"limit", INTEGER, &s->order.limit, 0, MANY, NULL, "most chunks that a stage keeps at once, 0: the default"},
         {"split-backward", FLAG, &s->order.split_backward, 0, 0, NULL, "best may cut backward into I and W"},
         {"offload", NUMBER, &s->offload, 0, MANY, NULL, "time to move a token of state to host memory, 0: it stays"},
+        {"stream", INTEGER, &s->stream, 0, MANY, NULL,
+         "keep states and kept stage inputs in host memory, and stream states through a ring of these bytes, 0: no"},
         {"stages", INTEGER, &s->stages, 0, MANY, NULL, "processes that there must be, 0: any number"},
         {"rendezvous", FLAG, &s->rendezvous, 0, 0, NULL, "sends that block until they are received, with no buffer"},
         {"sweep", FLAG, &s->sweep, 0, 0, NULL, "every schedule, both replays, K from 1 to --k; one line for each"},
@@ -263,6 +266,8 @@ static settings parse_settings(int argc, char **argv) {
     if (s.packing.chunk_size > INT_MAX / s.model.hidden) {
         fail(EXIT_BAD_INPUT, "chunk-size x hidden is more than one message can hold");
     }
+    check_stream_bytes(s.stream, &s.model);
+    if (s.stream > 0 && s.offload > 0) fail(EXIT_BAD_INPUT, "give --stream or --offload, not both");
     check_processes(&s);
     return s;
 }
@@ -682,8 +687,49 @@ typedef struct verdict {
     int64_t tensor;    /* where; -1: the loss */
     int64_t n_compared;
     int peaks_agree;   /* what the interpreter counted is what the simulation foretold, on every stage */
+    int bytes_agree;   /* and what is on the device for streams is what the memory model says */
     int ok;
 } verdict;
+
+/* Most chunks of this stage whose inputs are kept at once. The first virtual stage's are token ids, which stay with the
+   batch. */
+static int64_t most_kept_inputs(const stage_process *p) {
+    int64_t kept = 0, most = 0;
+    for (int64_t i = p->schedule->first[process]; i < p->schedule->first[process + 1]; i++) {
+        const cf_action *a = &p->schedule->actions[i];
+        if (a->stage == 0 || p->schedule->replay != CF_REPLAY_LOCAL) continue;
+        kept += (a->pass == CF_F && !a->keep) - (a->pass == CF_R);
+        most = max_of(most, kept);
+    }
+    return most;
+}
+
+/* Whether the ring and the slots of kept inputs have the bytes that the memory model gives a stage with a state_window.
+   Slots have room for any chunk, so each kept input counts with ChunkSize tokens. */
+static int streamed_bytes_agree(const stage_process *p) {
+    const stage_runner *r = &p->runner;
+    const model_config *c = r->config;
+    cf_model model = {0};
+    cf_memory_desc sizing = {0};
+    cf_memory_load load = {0};
+    cf_memory_report report;
+    if (r->stream_bytes == 0) return 1;
+    model.layers = c->layers;
+    model.hidden = c->hidden;
+    model.heads = c->heads;
+    model.kv_heads = c->kv_heads;
+    model.ffn = c->ffn;
+    model.vocab = c->vocabulary;
+    sizing.model = &model;
+    sizing.activation_bytes = sizing.state_bytes = sizing.state_gradient_bytes = (int64_t)sizeof(real);
+    sizing.state_window = STREAM_SLOTS * stream_block_rows(kv_width_of(c), r->stream_bytes);
+    load.chunk_tokens = r->plan->chunk_size;
+    load.state_tokens = load.state_gradient_tokens = r->n_states; /* any number: the ring is there, or it is not */
+    load.input_tokens = most_kept_inputs(p) * r->plan->chunk_size;
+    if (cf_memory_estimate(&sizing, &load, 1, &report, 1, NULL) != CF_OK) return 0;
+    return r->meter.peak[MEMORY_STATE] == report.state + report.state_gradient &&
+           r->meter.peak[MEMORY_INPUTS] == report.inputs;
+}
 
 /* Every stage compares the gradients of its own parameters. All processes get the same verdict. */
 static verdict judge(const stage_process *p, const reference *right, const cf_run_stats *stats,
@@ -694,7 +740,7 @@ static verdict judge(const stage_process *p, const reference *right, const cf_ru
         double difference;
         int process;
     } own = {0, process}, worst;
-    verdict v = {p->runner.loss, 0, -1, 0, 0, 0};
+    verdict v = {p->runner.loss, 0, -1, 0, 0, 0, 0};
     int64_t n_wanted = gradient->n_tensors + (!config->untied && head_process(p->schedule) > 0);
     int moves = count_actions(p->runner.schedule, CF_OFFLOAD) > 0; /* the simulation leaves the state where it is */
     MPI_Bcast(&v.loss, 1, MPI_DOUBLE, head_process(p->schedule), MPI_COMM_WORLD);
@@ -718,7 +764,9 @@ static verdict judge(const stage_process *p, const reference *right, const cf_ru
                     stats->peak_state_tokens <= simulated->peak_state_tokens[process] &&
                     (moves || stats->peak_state_tokens == simulated->peak_state_tokens[process]);
     MPI_Allreduce(MPI_IN_PLACE, &v.peaks_agree, 1, MPI_INT, MPI_LAND, MPI_COMM_WORLD);
-    v.ok = is_rounding(v.difference) && v.n_compared == n_wanted && v.peaks_agree;
+    v.bytes_agree = streamed_bytes_agree(p);
+    MPI_Allreduce(MPI_IN_PLACE, &v.bytes_agree, 1, MPI_INT, MPI_LAND, MPI_COMM_WORLD);
+    v.ok = is_rounding(v.difference) && v.n_compared == n_wanted && v.peaks_agree && v.bytes_agree;
     return v;
 }
 
@@ -771,8 +819,20 @@ static void print_stages(const stage_process *p, const cf_timeline *simulated, c
     free(all_sent);
 }
 
+static void print_streams(const stage_process *p) {
+    const int64_t *peak = p->runner.meter.peak;
+    int64_t own[3] = {peak[MEMORY_STATE], peak[MEMORY_INPUTS], peak[MEMORY_HOST]}, *all = TAKE(int64_t, 3 * n_processes);
+    MPI_Gather(own, 3, MPI_INT64_T, all, 3, MPI_INT64_T, 0, MPI_COMM_WORLD);
+    for (int64_t s = 0; s < n_processes && process == 0 && p->runner.stream_bytes > 0; s++) {
+        printf("  stage %lld streams: a ring of %lld bytes, kept inputs in %lld, %lld in host memory\n", (long long)s,
+               (long long)all[3 * s], (long long)all[3 * s + 1], (long long)all[3 * s + 2]);
+    }
+    free(all);
+}
+
 static void print_verdict(const verdict *v, const reference *right) {
     printf("loss %.9f, unchunked %.9f\n", v->loss, right->loss);
+    if (!v->bytes_agree) printf("NOT OK: a stage streams through other bytes than the memory model says\n");
     if (!v->peaks_agree) printf("NOT OK: a stage kept another number of chunks or tokens than was simulated\n");
     printf("largest relative difference %.2e (%s), limit %.0e: %s\n", v->difference,
            v->tensor < 0 ? "loss" : right->gradient.tensors[v->tensor].name, CHECK_LIMIT,
@@ -846,7 +906,7 @@ static void stage_process_begin(stage_process *p, task *t, const cf_schedule *sc
     cf_error error;
     memset(p, 0, sizeof *p);
     memset(&error, 0, sizeof error);
-    if (stage_runner_begin(&p->runner, &s->model, t->plan, lowered, process, &t->batch, &error) != CF_OK) {
+    if (stage_runner_begin(&p->runner, &s->model, t->plan, lowered, process, &t->batch, s->stream, &error) != CF_OK) {
         fail(EXIT_BAD_INPUT, "%s", error.text);
     }
     p->runner.weights = &t->weights;
@@ -877,6 +937,7 @@ static void report(const task *t, const stage_process *p, const timelines *lines
         print_schedule(p->schedule, p->runner.schedule);
     }
     print_stages(p, lines->unit, lines->measured);
+    print_streams(p);
     if (process > 0) return;
     printf("  %-30s %12s %-8s %s\n", "", "makespan", "", "bubble with R as waste, as work");
     print_timeline("simulated, unit costs", lines->unit, "units");

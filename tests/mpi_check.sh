@@ -106,6 +106,32 @@ done
 sweep "state that waits in host memory" "$exact" 4 5 --offload 0.01 --synthetic 70,41,16,9,66
 if grep -q ' 0 offloads' "$work/out"; then fail "state that waits in host memory" "not in every schedule"; fi
 
+# ---- states and kept inputs in host memory, streamed: the ring, and two slots of inputs, as the memory model has them ----
+
+ring=16384 # two blocks of 32 rows in float64
+for n in 2 4; do
+    if [ $n = 2 ] && ! full; then continue; fi
+    sweep "streamed from host memory" "$exact" $n 5 --stream $ring --synthetic 70,41,16,9,66
+done
+# shellcheck disable=SC2086
+run 2 "$checked" $tiny --layers 8 --schedule interleaved --virtual 2 --replay local --k 1 --stream $ring --dropout 0.2 \
+    --synthetic 100,41,9
+expect "streamed from host memory: virtual stages, with sanitizers" 0 'limit 1e-10: ok'
+# In host memory: 3 layers' K, V, dK, dV of 8 numbers; and, where there is a stage before, all inputs but that of the last
+# chunk. Numbers have 8 bytes.
+for length in 112 448; do
+    name="streamed from host memory: bytes for $length tokens"
+    state=$((length * 3 * 4 * 8 * 8))
+    inputs=$(((length - 16) * 16 * 8))
+    # shellcheck disable=SC2086
+    run 2 "$exact" $tiny --layers 6 --schedule 1f1b --replay local --k 1 --stream $ring --synthetic $length
+    expect "$name" 0 'limit 1e-10: ok'
+    for line in "stage 0 streams: a ring of $ring bytes, kept inputs in 0, $state in host memory" \
+        "stage 1 streams: a ring of $ring bytes, kept inputs in $((2 * 16 * 16 * 8)), $((state + inputs)) in host memory"; do
+        if ! grep -q "$line" "$work/out"; then fail "$name" "not \"$line\": $(grep streams "$work/out")"; fi
+    done
+done
+
 # shellcheck disable=SC2086
 run 2 "$build/pipeline_mpi" $tiny --sweep --k $((n_ks > 1 ? 2 : 1)) --layers 4 --synthetic 100,5,33,7,16,2
 expect_lines "gradients: float32, 2 processes" $((n_ks > 1 ? 32 : 16))
@@ -183,6 +209,8 @@ refuse 'no target tokens' --synthetic 1,0,1
 refuse '--fail: there is no stage 2' --fail 2:0
 refuse '--fail: stage 0 has .* actions' --fail 0:9999
 refuse '--fail: wanted STAGE:ACTION' --fail 0:2:explode
+refuse 'stream must be 0 or at least 16384' --stream 16383
+refuse 'give --stream or --offload, not both' --stream 16384 --offload 1
 refuse 'are for one schedule' --sweep --timeline x
 # shellcheck disable=SC2086
 run 2 "$exact" $common --stages 3
