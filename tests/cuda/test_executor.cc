@@ -2144,6 +2144,26 @@ TEST(every_order) {
     cuda_emu_defaults();
 }
 
+/* Inputs of very different chunks, kept at once, that come back one soon after the other through the same two slots.
+   Stages without layers have no state whose waits would do for them, too. */
+TEST(inputs_come_back) {
+    setting x = small_streamed_setting();
+    x.lengths = {36, 7, 30, 5, 3, 27};
+    x.order.n_stages = 3;
+    x.boundary_words = 64;
+    x.order.k = 1;
+    harness_rng rng = {9};
+    set_stages(&x, &rng);
+    x.stages[1].n_layers = x.stages[2].n_layers = 0;
+    (void)describe(&x);
+    bool ok = true;
+    cuda_emu_each_policy(10, [&] {
+        if (ok) ok = check_setting(x) && CHECK_INT(cuda_emu_faults(), 0);
+    });
+    CHECK(ok);
+    cuda_emu_defaults();
+}
+
 /* Devices that cannot reach each other's memory: copies between them are staged. */
 TEST(without_peer_access) {
     devices_at_hand();
@@ -2928,7 +2948,7 @@ TEST(timelines_of_processes) {
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
 #define EMULATED_CASES                                                                                                 \
-    , CASE(every_order), CASE(every_order_streamed), CASE(without_peer_access),                                  \
+    , CASE(every_order), CASE(every_order_streamed), CASE(inputs_come_back), CASE(without_peer_access),                                  \
         CASE(a_run_allocates_nothing), CASE(every_cuda_call_fails_once), CASE(every_allocation_fails),                 \
         CASE(a_kernel_fails), CASE(a_device_that_hangs), CASE(what_a_call_leaves), \
         CASE(too_little_device_memory), \
