@@ -52,8 +52,8 @@ static const char *const outputs[] = {
     "cf_fit", "cf_tune_candidate", "cf_tune_progress", "cf_tuning"};
 static const char *const cuda[] = {
     "cf_attention_desc", "cf_attention", "cf_tensor", "cf_attention_tensors", "cf_state", "cf_rope", "cf_append",
-    "cf_state_stream_desc", "cf_state_pass", "cf_state_block", "cf_cuda_step", "cf_cuda_stage", "cf_executor_desc",
-    "cf_executor_memory"};
+    "cf_state_stream_desc", "cf_state_pass", "cf_state_block", "cf_cuda_block", "cf_cuda_step", "cf_cuda_stage",
+    "cf_executor_desc", "cf_executor_memory"};
 
 /* ---- documented limits ---- */
 
@@ -911,7 +911,7 @@ TEST(every_argument_takes_any_number) {
 /* Functions of chunkflow_cuda.cu are declared in the same header. */
 static int is_cuda(const char *function) {
     static const char *const names[] = {"cf_attention", "cf_state_", "cf_rope", "cf_padding", "cf_boundary",
-                                        "cf_executor"};
+                                        "cf_executor", "cf_cuda_"};
     size_t i;
     for (i = 0; i < sizeof names / sizeof names[0]; i++)
         if (strncmp(function, names[i], strlen(names[i])) == 0) return 1;
