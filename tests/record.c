@@ -193,6 +193,10 @@ static void draw_timing(batch *b) {
     if (one_in(3)) b->timing.seconds_per_token = real_below(0.015625);
     if (one_in(2)) b->timing.offload_seconds_per_token = real_below(0.0078125);
     b->timing.no_overlap = one_in(3);
+    if (!one_in(3)) return;
+    b->timing.stream_forward = real_below(0.03125);
+    b->timing.stream_backward = real_below(0.125);
+    b->timing.stream_exposed = real_below(1);
 }
 
 static void draw_pack(batch *b) {
@@ -400,6 +404,8 @@ static void add_timeline(const cf_timeline *t) {
     real("replayed", t->replayed);
     real("bubble_useful", t->bubble_useful);
     real("bubble_busy", t->bubble_busy);
+    number("stream_waits", t->stream_waits);
+    real("stream_seconds", t->stream_seconds);
     add_times(t, t->n_actions);
     for (i = 0; i < t->n_stages; i++) {
         row("peak", i);
@@ -1170,6 +1176,7 @@ static cf_memory_desc draw_memory_desc(const cf_model *model) {
     if (one_in(3)) desc.state_gradient_bytes = between(1, 4);
     if (one_in(3)) desc.runtime_bytes = between(1, 4000000000);
     desc.fragmentation = between(-1, 30);
+    if (one_in(3)) desc.state_window = between(1, 20000);
     return desc;
 }
 
@@ -1334,6 +1341,7 @@ static void record_cost_estimate(void) {
     desc.parallel = draw_parallel();
     desc.gpus_per_node = between(0, 8);
     if (one_in(2)) desc.chunk_size = between(1, 32768);
+    desc.stream = one_in(2);
     n = virtual_stages(&desc.parallel);
     code = cf_cost_estimate(&desc, stages, n, &timing, &step, &error);
     begin("estimate");
@@ -1346,6 +1354,9 @@ static void record_cost_estimate(void) {
         real("latency", timing.latency);
         real("seconds_per_token", timing.seconds_per_token);
         real("offload", timing.offload_seconds_per_token);
+        real("stream_forward", timing.stream_forward);
+        real("stream_backward", timing.stream_backward);
+        real("stream_exposed", timing.stream_exposed);
         number("no_overlap", timing.no_overlap);
     }
     finish(code, &error);
@@ -1507,7 +1518,9 @@ static const member timing_members[] = {
     MEMBER(cf_timing, all.replay.per_pair, REAL),   MEMBER(cf_timing, all.backward.constant, REAL),
     MEMBER(cf_timing, all.input.per_token, REAL),   MEMBER(cf_timing, all.weight.per_pair, REAL),
     MEMBER(cf_timing, latency, REAL),               MEMBER(cf_timing, seconds_per_token, REAL),
-    MEMBER(cf_timing, offload_seconds_per_token, REAL), MEMBER(cf_timing, no_overlap, SMALL)};
+    MEMBER(cf_timing, offload_seconds_per_token, REAL), MEMBER(cf_timing, no_overlap, SMALL),
+    MEMBER(cf_timing, stream_forward, REAL),        MEMBER(cf_timing, stream_backward, REAL),
+    MEMBER(cf_timing, stream_exposed, REAL)};
 
 static const member graph_members[] = {
     MEMBER(cf_graph_desc, n_stages, INTEGER), MEMBER(cf_graph_desc, n_virtual, INTEGER),
@@ -1549,7 +1562,8 @@ static const member memory_members[] = {
     MEMBER(cf_memory_desc, state_bytes, INTEGER),
     MEMBER(cf_memory_desc, state_gradient_bytes, INTEGER),
     MEMBER(cf_memory_desc, runtime_bytes, INTEGER),
-    MEMBER(cf_memory_desc, fragmentation, INTEGER)};
+    MEMBER(cf_memory_desc, fragmentation, INTEGER),
+    MEMBER(cf_memory_desc, state_window, INTEGER)};
 
 static const member load_members[] = {
     MEMBER(cf_memory_load, live_tokens, INTEGER),      MEMBER(cf_memory_load, chunk_tokens, INTEGER),
@@ -2367,6 +2381,7 @@ static void record_defaults(void) {
     number("state_gradient_bytes", memory.state_gradient_bytes);
     number("runtime_bytes", memory.runtime_bytes);
     number("fragmentation", memory.fragmentation);
+    number("state_window", memory.state_window);
     schedule.kind = CF_SCHEDULE_INTERLEAVED;
     schedule.n_virtual = 0;
     number("interleaved", cf_schedule_defaults(&schedule).n_virtual);

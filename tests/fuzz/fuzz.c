@@ -161,6 +161,13 @@ const cf_timing *fuzz_draw_timing(fuzz_input *in, cf_timing *timing, cf_stage_co
     return timing;
 }
 
+void fuzz_draw_stream(fuzz_input *in, cf_timing *timing, int wild) {
+    if (!fuzz_chance(in, 3)) return;
+    timing->stream_forward = draw_cost(in, wild);
+    timing->stream_backward = draw_cost(in, wild);
+    timing->stream_exposed = wild > 0 && fuzz_chance(in, wild) ? fuzz_real(in) : (double)fuzz_between(in, 0, 8) / 8;
+}
+
 int fuzz_write(const char *text, size_t bytes, void *to) {
     fuzz_text *out = (fuzz_text *)to;
     if (out->bytes + bytes + 1 > out->room) {

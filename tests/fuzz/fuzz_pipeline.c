@@ -125,6 +125,7 @@ static void draw_order(road *r) {
     d->budget = fuzz_between(in, 1, 6); /* without one, a search takes tenths of a second */
     d->timing = fuzz_draw_timing(in, &r->timing, r->stages, MOST_STAGES * MOST_VIRTUAL, r->wild);
     draw_limits(r);
+    if (d->timing) fuzz_draw_stream(in, &r->timing, r->wild);
 }
 
 static void check_order(road *r) {

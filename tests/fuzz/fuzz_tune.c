@@ -100,13 +100,19 @@ static void draw_search(problem *p) {
     d->kinds = &kinds[fuzz_between(in, 0, 2)];
     d->n_kinds = 1;
     d->no_offload = fuzz_chance(in, 2);
-    d->no_stream = fuzz_chance(in, 2);
     d->split_backward = fuzz_chance(in, 3);
     d->budget = fuzz_between(in, 1, 3);
     d->batch = fuzz_mostly(in, 1, 6, p->wild);
     d->n_batches = fuzz_mostly(in, 1, 3, p->wild);
     d->n_exact = fuzz_mostly(in, 0, 3, p->wild);
     d->seed = (uint64_t)fuzz_between(in, 0, 255);
+}
+
+/* As fuzz_draw_stream, last. */
+static void draw_stream(problem *p) {
+    if (fuzz_chance(&p->in, 3)) p->desc.memory.state_window = fuzz_mostly(&p->in, 0, 300, p->wild);
+    p->desc.no_stream = fuzz_chance(&p->in, 2);
+    if (p->desc.timing) fuzz_draw_stream(&p->in, &p->timing, p->wild);
 }
 
 /* Batches of CF_MAX_LENGTH tokens in chunks of a few are sound, and take hours. */
@@ -140,6 +146,7 @@ static void tune(problem *p) {
     draw_search(p);
     p->n = fuzz_between(&p->in, 1, 12);
     for (i = 0; i < p->n; i++) p->lengths[i] = fuzz_mostly(&p->in, 0, fuzz_chance(&p->in, 4) ? 400 : 60, p->wild);
+    draw_stream(p);
     (void)cf_tune_defaults(&p->desc);
     if (takes_long(p)) return;
     if (!fuzz_result(cf_tune(p->lengths, p->n, &p->desc, &tuning, &error), &error)) {
@@ -194,6 +201,7 @@ static void estimate(problem *p) {
         loads[i].chunk_tokens = fuzz_mostly(&p->in, 0, 10000, p->wild);
         loads[i].state_tokens = fuzz_mostly(&p->in, 0, 100000, p->wild);
     }
+    draw_stream(p);
     error = fuzz_error();
     if (fuzz_result(cf_memory_estimate(&p->desc.memory, loads, n_v, reports, small ? full.pp : 1, &error), &error))
         FUZZ_CHECK(reports[0].total >= reports[0].parameters && reports[0].parameters >= 0, "less than no bytes");
