@@ -821,7 +821,8 @@ static void print_stages(const stage_process *p, const cf_timeline *simulated, c
 
 static void print_streams(const stage_process *p) {
     const int64_t *peak = p->runner.meter.peak;
-    int64_t own[3] = {peak[MEMORY_STATE], peak[MEMORY_INPUTS], peak[MEMORY_HOST]}, *all = TAKE(int64_t, 3 * n_processes);
+    int64_t own[3] = {peak[MEMORY_STATE], peak[MEMORY_INPUTS], peak[MEMORY_HOST]};
+    int64_t *all = TAKE(int64_t, 3 * n_processes);
     MPI_Gather(own, 3, MPI_INT64_T, all, 3, MPI_INT64_T, 0, MPI_COMM_WORLD);
     for (int64_t s = 0; s < n_processes && process == 0 && p->runner.stream_bytes > 0; s++) {
         printf("  stage %lld streams: a ring of %lld bytes, kept inputs in %lld, %lld in host memory\n", (long long)s,

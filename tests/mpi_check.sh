@@ -106,7 +106,7 @@ done
 sweep "state that waits in host memory" "$exact" 4 5 --offload 0.01 --synthetic 70,41,16,9,66
 if grep -q ' 0 offloads' "$work/out"; then fail "state that waits in host memory" "not in every schedule"; fi
 
-# ---- states and kept inputs in host memory, streamed: the ring, and two slots of inputs, as the memory model has them ----
+# ---- states and kept inputs in host memory, streamed: a ring and two slots, as the memory model has them ----
 
 ring=16384 # two blocks of 32 rows in float64
 for n in 2 4; do
@@ -117,8 +117,8 @@ done
 run 2 "$checked" $tiny --layers 8 --schedule interleaved --virtual 2 --replay local --k 1 --stream $ring --dropout 0.2 \
     --synthetic 100,41,9
 expect "streamed from host memory: virtual stages, with sanitizers" 0 'limit 1e-10: ok'
-# In host memory: 3 layers' K, V, dK, dV of 8 numbers; and, where there is a stage before, all inputs but that of the last
-# chunk. Numbers have 8 bytes.
+# In host memory: 3 layers' K, V, dK, dV of 8 numbers; and, where there is a stage before, all inputs but that of the
+# last chunk. Numbers have 8 bytes.
 for length in 112 448; do
     name="streamed from host memory: bytes for $length tokens"
     state=$((length * 3 * 4 * 8 * 8))
@@ -126,8 +126,9 @@ for length in 112 448; do
     # shellcheck disable=SC2086
     run 2 "$exact" $tiny --layers 6 --schedule 1f1b --replay local --k 1 --stream $ring --synthetic $length
     expect "$name" 0 'limit 1e-10: ok'
+    slots=$((2 * 16 * 16 * 8))
     for line in "stage 0 streams: a ring of $ring bytes, kept inputs in 0, $state in host memory" \
-        "stage 1 streams: a ring of $ring bytes, kept inputs in $((2 * 16 * 16 * 8)), $((state + inputs)) in host memory"; do
+        "stage 1 streams: a ring of $ring bytes, kept inputs in $slots, $((state + inputs)) in host memory"; do
         if ! grep -q "$line" "$work/out"; then fail "$name" "not \"$line\": $(grep streams "$work/out")"; fi
     done
 done
