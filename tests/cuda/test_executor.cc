@@ -2109,6 +2109,58 @@ TEST(attention_of_each_block) {
     CHECK(cf_cuda_step_block(nullptr, 0) == nullptr);
 }
 
+/* What each of four stages takes for one sequence of a 7B shape cut by TP 4 (28 layers, 7 query heads and a key head of
+   128, hidden 3584), with local replay, the state and its gradient in rings of three blocks or on the device. */
+static bool lay_out_sequence(int64_t tokens, int64_t chunk_size, int64_t block_rows, cf_executor_memory *stages) {
+    setting x;
+    batch b;
+    cf_error error = {};
+    cf_executor_desc d = {};
+    cf_executor *e = nullptr;
+    x.lengths = {tokens};
+    x.pack.chunk_size = chunk_size;
+    x.order.n_stages = 4, x.order.n_virtual = 1, x.order.k = 1, x.order.replay = CF_REPLAY_LOCAL;
+    x.order.kind = CF_SCHEDULE_1F1B;
+    x.stages.resize(4);
+    for (cf_cuda_stage &s : x.stages)
+        s.n_layers = 7, s.activation_bytes_per_token = 7 * 60000, s.backward_bytes_per_token = 60000;
+    (void)describe(&x);
+    if (!make_batch(x, &b)) return false;
+    d.n_stages = 4, d.stages = x.stages.data(), d.boundary_bytes_per_token = 2 * 3584;
+    d.attention.n_heads = 7, d.attention.n_kv_heads = 1, d.attention.head_size = 128, d.attention.arch = 80;
+    d.state_block_rows = block_rows;
+    const bool ok = CHECK_INT(cf_executor_create(&d, &e, &error), CF_OK) &&
+                    CHECK_INT(cf_executor_memory_for(e, b.plan, b.schedule(), stages, &error), CF_OK);
+    cf_executor_free(e);
+    return ok;
+}
+
+TEST(device_bytes_of_any_length) {
+    const int64_t chunk_size = harness_rounds(8192, 512), least = 4 * chunk_size;
+    cf_executor_memory first[4], now[4], resident[4];
+    std::string said;
+    for (const int64_t tokens : {least, 8 * least, 32 * least}) {
+        REQUIRE(lay_out_sequence(tokens, chunk_size, chunk_size, now));
+        REQUIRE(lay_out_sequence(tokens, chunk_size, 0, resident));
+        for (int stage = 0; stage < 4; stage++) {
+            const cf_executor_memory &m = now[stage];
+            if (tokens == least) first[stage] = m;
+            CHECK_INT(m.total - m.metadata, first[stage].total - first[stage].metadata);
+            CHECK_INT(m.inputs, stage > 0 ? 2 * chunk_size * 2 * 3584 : 0);
+            CHECK_INT(m.host, tokens * 7 * 2 * 128 * (2 + 4) + (stage > 0 ? (tokens - chunk_size) * 2 * 3584 : 0));
+            CHECK(m.metadata < 64 * tokens); /* positions, and tiles of chunks and blocks */
+            CHECK(tokens == least || m.total < first[stage].total + first[stage].total / 50);
+            CHECK(tokens < 32 * least || resident[stage].total > 2 * m.total);
+        }
+        char text[80];
+        (void)snprintf(text, sizeof text, " %lld/%lld/%lld", (long long)now[3].metadata, (long long)now[3].host,
+                       (long long)resident[3].total);
+        said += text;
+    }
+    harness_report("stage 3: %lld bytes and metadata/host/resident of%s", (long long)(now[3].total - now[3].metadata),
+                   said.c_str());
+}
+
 #ifdef CHUNKFLOW_CUDA_EMULATION
 
 /* ---- every order of streams ---- */
@@ -2961,7 +3013,7 @@ TEST(timelines_of_processes) {
 
 SUITE(executor, CASE(one_chunk), CASE(random_batches), CASE(random_batches_streamed), CASE(windows_are_the_models),
       CASE(places), CASE(a_callback_fails_between_blocks), CASE(moves_of_a_state_that_streams),
-      CASE(loads_stream_anew), CASE(attention_of_each_block), CASE(memory_before_loading),
+      CASE(loads_stream_anew), CASE(attention_of_each_block), CASE(device_bytes_of_any_length), CASE(memory_before_loading),
       CASE(asking_for_memory_fails), CASE(state_is_what_the_books_say), CASE(gaps_are_small), CASE(a_failing_callback), CASE(cancelled),
       CASE(errors_that_callbacks_leave), CASE(errors_from_before), CASE(calls_from_callbacks),
       CASE(names_of_virtual_stages),
