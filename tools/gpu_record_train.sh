@@ -16,6 +16,7 @@
 #        (one), packed up to the longest document (packed), and chunkflow; and the rival where PyTorch is
 #     3  memory, as the longest document grows at one ChunkSize
 #     4  losses of 200 steps, chunked and unchunked
+#     5  passes of a stage of the paper's pipeline, from which its setting is simulated (train_paper.sh)
 # What was predicted (train_predictions.csv) was written down before anything had run. train_judge.awk holds the record
 # against it and against what was promised: judgements.csv, which summary.txt shows, says met, not met or not measured.
 # record.jsonl, log.txt and summary.txt are as gpu_record.sh's. Not yet run on a device.
@@ -96,6 +97,10 @@ if [ -n "$small" ]; then
     chunk_size=32
     documents=4
     service_models=
+    slice_model=qwen2.5-0.5b
+    slice_chunks='32:16 64:8'
+    slice_lengths=200,40,20
+    whole_lengths=16,32,64,96
     longest=64
     grows='64 128'
     steps=3
@@ -150,8 +155,8 @@ for model in $models; do
         if [ -z "$small" ] && "$PYTHON" -c 'import torch, transformers, cffi' >/dev/null 2>&1; then
             for compiled in '' --compile --liger; do
                 # shellcheck disable=SC2046,SC2086
-                run_step 2 "speed $model $list rival${compiled:+-${compiled#--}} none" 180 env "CHUNKFLOW_BUILD=$BUILD" \
-                    "$PYTHON" tools/bench/bench_train_hf.py $(options_of "$model") --lengths "$out/$list.lengths" \
+                run_step 2 "speed $model $list rival${compiled:+-${compiled#--}} none" 180 env \
+                    "CHUNKFLOW_BUILD=$BUILD" "$PYTHON" tools/bench/bench_train_hf.py $(options_of "$model") --lengths "$out/$list.lengths" \
                     --steps "$steps" --peak-tflops 989 $compiled
             done
         fi
@@ -172,6 +177,31 @@ whole_or_cut() { # one | chunkflow: short documents, so short chunks
 for way in chunkflow one; do
     run_step 4 "losses $way" 200 "$trainer" $tiny --seed 7 $(whole_or_cut $way) \
         --lengths "$out/curves.lengths" --batch 4 --steps "$curve_steps"
+done
+
+# The same slice of layers with and without the head.
+slice() { # middle|last FILE RECOMPUTE OPTIONS...
+    headless=
+    [ "$1" = last ] || headless=--headless
+    file=$out/times/$1.$2
+    recompute=$3
+    shift 3
+    # shellcheck disable=SC2046,SC2086
+    run_step 5 "times ${file##*/}" 120 "$trainer" $(options_of "$slice_model") $shape $headless \
+        --recompute "$recompute" --times "$file" --steps 4 "$@"
+}
+
+mkdir -p "$out/times"
+if [ -n "$resume" ]; then # files of steps that do not run again
+    for file in "$(dirname "$resume")"/times/*; do
+        [ ! -e "$file" ] || [ -e "$out/times/${file##*/}" ] || cp "$file" "$out/times"
+    done
+fi
+for stage in middle last; do
+    for chunk in $slice_chunks; do
+        slice "$stage" "chunked.${chunk%:*}" none --chunk-size "${chunk%:*}" --k 1 --synthetic "$slice_lengths"
+    done
+    slice "$stage" whole full --chunk-size 0 --max-slices 1 --synthetic "$whole_lengths"
 done
 
 # ---- the summary ----
@@ -199,13 +229,17 @@ summarize() {
             for (i = 1; i <= n_bad; i++) print "    step " bad[i]
         }' "$record"
     printf '\n'
-    awk -F, '{ printf "%-62s %12s  %-20s %s\n", $1, $2, $3, $4 }' "$out/judgements.csv"
+    if [ -s "$out/paper.csv" ]; then cat "$out/paper.csv"
+    else printf 'the setting of the paper (7B, 256K, PP 4; 4.53): not simulated, for passes are missing\n'; fi
+    printf '\n'
+    awk -F, '{ printf "%-66s %12s  %-20s %s\n", $1, $2, $3, $4 }' "$out/judgements.csv"
     if [ -n "$left_over" ]; then
         printf '\nThe time of this call ended before some steps. Go on with --resume %s\n' "$record"
     fi
 }
 awk -f tools/train_judge.awk -v grows="$grows" -v curve_steps="$curve_steps" "$out/predictions.csv" "$record" \
     >"$out/judgements.csv"
+CHUNKFLOW=$programs/chunkflow sh tools/train_paper.sh "$out/times" >"$out/paper.csv" 2>>"$log" || : >"$out/paper.csv"
 summarize >"$out/summary.txt"
 printf '\n' && cat "$out/summary.txt"
 [ "$failures" -eq 0 ]

@@ -34,3 +34,13 @@ options_of() { # MODEL
 longest_in() { # FILE
     awk '{ if ($1 > most) most = $1 } END { print most }' "$1"
 }
+
+# The paper's setting: 7B on 16 GPUs, TP 4 and PP 4, so a stage has 7 layers; the last one has the head, too. Passes of
+# both are timed in chunks, and whole with full recomputation as there. What a group's chunks have before them, and
+# ChunkSize x K at a constant product, as in its table.
+slice_model=qwen2.5-7b:7
+stages=4
+context=262144
+slice_chunks='2048:16 4096:8 8192:4 16384:2 32768:1'
+slice_lengths='40000,3000,1500,700'
+whole_lengths='700,1500,3000,6000,12000,24000,48000'
