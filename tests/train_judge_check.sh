@@ -170,6 +170,24 @@ predictions() {
     else fail "$title" "make them anew with tools/train_predictions.sh" "$work/again"; fi
 }
 
+# The rival: it is Python at least, and where PyTorch is, trains a tiny shape on the CPU.
+rival() {
+    program=tools/bench/bench_train_hf.py
+    if ! python -c "compile(open('$program').read(), '$program', 'exec')" 2>"$work/err"; then
+        fail "the rival" "it does not parse" "$work/err"
+    elif ! "$PYTHON" -c 'import torch, transformers, cffi' 2>/dev/null; then
+        skip "the rival" "there is no PyTorch with transformers and cffi"
+    else
+        printf '200\n31\n7\n90\n' >"$work/lengths"
+        capture env "CHUNKFLOW_BUILD=$build" OMP_NUM_THREADS=1 "$PYTHON" -B $program --cpu --lengths "$work/lengths" \
+            --steps 2
+        expect "the rival on the CPU" 0 "^step 2/2  loss [0-9.]*  2 chunks  [0-9]* tokens/s"
+    fi
+}
+
+find_python
+if [ -z "$PYTHON" ]; then skip "the rival" "there is no Python"; else rival; fi
+
 if [ -x "$CHUNKFLOW" ]; then
     predictions
     paper
