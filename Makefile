@@ -487,6 +487,7 @@ test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
 	    "sh tests/cuda_compile.sh" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/cli_tune.sh" \
 	    "sh tests/cuda_record.sh" \
+	    "sh tests/train_judge_check.sh" \
 	    "sh tests/mpi_check.sh $(BUILD)" \
 	    "sh tests/train_check.sh $(BUILD)" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/python_check.sh $(BUILD)" \

@@ -741,14 +741,14 @@ template <typename T> static int decoder_forward(const decoder *d, const cf_cuda
     on_rows<T>(&p, "embedding", embed_kernel<T>, p.stream0, (const int32_t *)d->tokens + p.first_row,
                (const T *)d->parameters + d->at.embedding, d->config->hidden);
     for (int64_t i = 0; i < n_layers_of(d); i++) decoder_layer_forward(&p, i);
-    if (step->step->wants_loss) head_pass(&p);
+    if (step->step->wants_loss && d->range.has_head) head_pass(&p);
     return p.failed;
 }
 
 template <typename T> static int decoder_backward(const decoder *d, const cf_cuda_step *step) {
     decoder_pass<T> p = begin_decoder_pass<T>(d, step);
     if (p.rows == 0) return 0;
-    head_norm_backward(&p);
+    if (d->range.has_head) head_norm_backward(&p);
     for (int64_t i = n_layers_of(d) - 1; i >= 0; i--) {
         if (d->recompute) layer_inside(&p, i);
         else use_layer(&p, i);

@@ -65,9 +65,9 @@ typedef struct settings {
     int64_t batch, loss_rows, seed, checkpoint_every, stop_after;
     double peak_tflops;
     length_list synthetic;
-    const char *model_name, *data, *lengths, *load, *save, *checkpoint;
+    const char *model_name, *data, *lengths, *load, *save, *checkpoint, *times;
     hf_model *from;     /* what --load names */
-    int check, memory_table, exact, help;
+    int check, memory_table, exact, headless, help;
 } settings;
 
 static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
@@ -106,6 +106,8 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"checkpoint-every", INTEGER, &s->checkpoint_every, 1, MANY, NULL, "steps between two checkpoints"},
         {"stop-after", INTEGER, &s->stop_after, 0, MANY, NULL, "end after so many steps now, 0: when all are done"},
         {"memory-table", FLAG, &s->memory_table, 0, 0, NULL, "print device memory by term, of the last batch"},
+        {"times", TEXT, &s->times, 0, 0, NULL, "file for what each pass took, which chunkflow time --fit reads"},
+        {"headless", FLAG, &s->headless, 0, 0, NULL, "leave out head and loss: a stage's times, not training"},
         {"exact", FLAG, &s->exact, 0, 0, NULL, "the same bits in every run; print losses with all of theirs"},
         {"check", FLAG, &s->check, 0, 0, NULL, "compare one batch's gradients with the CPU's in float64, and end"},
         {"help", FLAG, &s->help, 0, 0, NULL, "this"},
@@ -175,6 +177,8 @@ static settings parse_settings(int argc, char **argv, hf_model *from) {
     }
     if (s.type == CF_DTYPE_FP16) fail(EXIT_BAD_INPUT, "--type: bf16 or fp32; fp16 would need its loss scaled");
     if (s.recompute == CF_RECOMPUTE_SELECTIVE) fail(EXIT_BAD_INPUT, "--recompute: none or full");
+    if (s.headless && (s.check || s.save || s.checkpoint))
+        fail(EXIT_BAD_INPUT, "--headless learns nothing: it goes with none of --check, --save and --checkpoint");
     if (s.loss_rows % 128 != 0) fail(EXIT_BAD_INPUT, "--loss-rows must be a multiple of 128");
     const int sources = (s.synthetic.count > 0) + (s.data != NULL) + (s.lengths != NULL);
     if (sources > 1) fail(EXIT_BAD_INPUT, "give one of --data, --lengths and --synthetic");
@@ -302,6 +306,7 @@ static void upload_rows(trainer *t) {
     replace_on_device(&d->weights, r.weights, r.count);
     replace_on_device(&d->runs, r.runs, r.n_runs);
     replace_on_device<float>(&d->loss, NULL, r.count);
+    if (t->settings->headless) MUST_CUDA(cudaMemset(d->loss, 0, (size_t)r.count * sizeof *d->loss));
     d->first_row = t->first_row;
     d->first_run = t->first_run;
     batch_rows_free(&r);
@@ -464,6 +469,7 @@ template <typename T> static void executor_make(trainer *t) {
     desc.devices = &t->device;
     desc.attention = attention_desc_of(&s->model, s->type, s->path, s->check || s->exact);
     desc.seed = (uint64_t)s->seed;
+    desc.timeline = s->times != NULL;
     MUST(cf_executor_create(&desc, &t->executor, &error));
     MUST_CUBLAS(cublasSetStream(t->cublas, cf_executor_stream(t->executor, 0)));
 }
@@ -536,6 +542,27 @@ static void print_progress(const trainer *t, step_result result, double seconds)
     fflush(stdout);
 }
 
+/* PASS ROWS PAIRS SECONDS of each pass. The first step, which warms up, leaves an empty file. A forward that keeps
+   nothing has no head, so it counts only where none has one; a replay then has it. */
+static void write_times(const trainer *t) {
+    const settings *s = t->settings;
+    const cf_schedule *schedule = cf_executor_schedule(t->executor);
+    cf_timeline *timeline = NULL;
+    MUST(cf_executor_timeline(t->executor, NULL, &timeline, &error));
+    FILE *file = fopen(s->times, t->step == 0 ? "w" : "a");
+    if (!file) fail(EXIT_CHECK_FAILED, "%s: %s", s->times, strerror(errno));
+    for (int64_t i = 0; t->step > 0 && i < schedule->n_actions; i++) {
+        const cf_action *a = &schedule->actions[i];
+        const cf_chunk *c = &t->plan->chunks[a->chunk];
+        if (a->pass == CF_F && !a->keep && !s->headless) continue;
+        fprintf(file, "%s %lld %lld %.9g\n", cf_pass_name((cf_pass)a->pass), (long long)c->padded, (long long)c->pairs,
+                timeline->end[i] - timeline->start[i]);
+    }
+    const int failed = ferror(file);
+    if (fclose(file) != 0 || failed) fail(EXIT_CHECK_FAILED, "%s cannot be written", s->times);
+    cf_timeline_free(timeline);
+}
+
 template <typename T> static void train_step(trainer *t) {
     const double begin = seconds_now();
     next_batch(t);
@@ -546,6 +573,7 @@ template <typename T> static void train_step(trainer *t) {
              (long long)t->step + 1);
     update_weights<T>(t);
     MUST_CUDA(cudaStreamSynchronize(cf_executor_stream(t->executor, 0)));
+    if (t->settings->times) write_times(t);
     t->step++;
     print_progress(t, result, seconds_now() - begin);
 }
@@ -862,6 +890,7 @@ template <typename T> static void trainer_begin(trainer *t) {
     t->model.cublas = t->cublas;
     t->model.recompute = s->recompute == CF_RECOMPUTE_FULL;
     t->model.loss_rows = s->loss_rows;
+    t->model.range.has_head = !s->headless;
     t->needs = decoder_needs<T>(&t->model);
     if (s->load) hf_load<T>(s->from, &t->model);
     else draw_values<T>(&t->model, mix64_pair((uint64_t)s->seed, 3));

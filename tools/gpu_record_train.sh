@@ -7,7 +7,7 @@
 #         --resume RECORD    goes on where this record.jsonl of an earlier call ended
 #         --minutes M        of this call; what is left over is for the next one (default 8)
 #         --programs DIR     train_cuda and chunkflow, built here or elsewhere (default BUILD/gpu)
-#         --lengths FILE     a second list beside the chat-like one, such as long prompts of a service
+#         --lengths FILE     its first 32 lengths in place of those drawn as a service's requests
 #         --small            tiny sizes, for a device that is emulated
 #
 # In this order, because the time on a device may end at any moment:
@@ -16,7 +16,9 @@
 #        (one), packed up to the longest document (packed), and chunkflow; and the rival where PyTorch is
 #     3  memory, as the longest document grows at one ChunkSize
 #     4  losses of 200 steps, chunked and unchunked
-# What was predicted stands in the summary beside what was measured; it was written down before anything had run.
+#     5  passes of a stage of the paper's pipeline, from which its setting is simulated (train_paper.sh)
+# What was predicted (train_predictions.csv) was written down before anything had run. train_judge.awk holds the record
+# against it and against what was promised: judgements.csv, which summary.txt shows, says met, not met or not measured.
 # record.jsonl, log.txt and summary.txt are as gpu_record.sh's. Not yet run on a device.
 
 set -u
@@ -84,11 +86,7 @@ fi
 prepare_programs
 trainer=$programs/train_cuda
 
-# Model, then options. 7B does not fit with its optimizer, so it is a slice of 7 layers: a stage of four.
-models='qwen2.5-0.5b qwen2.5-1.5b qwen2.5-3b qwen2.5-7b:7'
-chunk_size=8192
-documents=256
-longest=32768
+. tools/train_shapes.sh
 grows='32768 262144 524288'
 steps=6
 curve_steps=200
@@ -98,6 +96,11 @@ if [ -n "$small" ]; then
     models=qwen2.5-0.5b
     chunk_size=32
     documents=4
+    service_models=
+    slice_model=qwen2.5-0.5b
+    slice_chunks='32:16 64:8'
+    slice_lengths=200,40,20
+    whole_lengths=16,32,64,96
     longest=64
     grows='64 128'
     steps=3
@@ -105,22 +108,18 @@ if [ -n "$small" ]; then
     tiny='--layers 1 --hidden 16 --heads 2 --kv-heads 1 --ffn 24 --vocabulary 48'
     shape="$tiny --loss-rows 128"
 fi
-"$programs/chunkflow" gen lmsys --n "$documents" --max "$longest" >"$out/chat.lengths" ||
-    usage "chunkflow in $programs does not start"
+for list in chat service; do
+    draw_lengths "$programs/chunkflow" "$list" >"$out/$list.lengths" ||
+        usage "chunkflow in $programs does not start"
+done
 printf '%s\n' 200 31 7 90 64 12 150 48 >"$out/curves.lengths"
-lists=chat
-if [ -n "$lengths" ]; then
-    lists='chat second'
-    head -n 32 "$lengths" >"$out/second.lengths"
+cp tools/train_predictions.csv "$out/predictions.csv" || exit 2
+if [ -n "$lengths" ]; then # predicted now, before anything has run
+    head -n "$requests" "$lengths" >"$out/service.lengths"
+    grep -v ' service ' tools/train_predictions.csv >"$out/predictions.csv"
+    CHUNKFLOW=$programs/chunkflow sh tools/train_predictions.sh service "$out/service.lengths" | sed 1d \
+        >>"$out/predictions.csv"
 fi
-
-options_of() { # MODEL
-    case $1 in
-        *:*) printf -- '--model %s --layers %s' "${1%:*}" "${1#*:}" ;;
-        *) printf -- '--model %s' "$1" ;;
-    esac
-    [ -z "$shape" ] || printf ' %s' "$shape"
-}
 
 way_of() { # one | packed | chunkflow
     case $1 in
@@ -131,18 +130,16 @@ way_of() { # one | packed | chunkflow
 }
 
 # The same documents in every way, for the seed is the same: all of the list in each step.
-# shellcheck disable=SC2046
+# shellcheck disable=SC2046,SC2086
 speed() { # MODEL LIST WAY RECOMPUTE
-    run_step 2 "speed $1 $2 $3 $4" 120 "$trainer" $(options_of "$1") $(way_of "$3") --recompute "$4" \
+    run_step 2 "speed $1 $2 $3 $4" 120 "$trainer" $(options_of "$1") $shape $(way_of "$3") --recompute "$4" \
         --lengths "$out/$2.lengths" --batch "$(grep -c . "$out/$2.lengths")" --steps "$steps" --peak-tflops 989
 }
 
-cat <<'END' | tee -a "$log"
-
-Predicted by rooflines, before anything has run: on the chat-like list chunkflow is 2.9 times as fast as one document a
-micro-batch with recomputation at 0.5B, 1.6 at 1.5B, 1.55 at 3B, 1.5 with 7 layers of 7B (to 15 %); packed is nowhere
-more than 3 % faster than chunkflow; what a batch takes is within 5 % of what is laid out for it.
-END
+{
+    printf '\nPredicted before anything has run (tools/train_predictions.sh):\n'
+    cat "$out/predictions.csv"
+} | tee -a "$log"
 
 # shellcheck disable=SC2086
 for type in fp32 bf16; do
@@ -151,24 +148,24 @@ for type in fp32 bf16; do
 done
 
 for model in $models; do
-    for list in $lists; do
-        for way in chunkflow one packed; do
-            for recompute in none full; do speed "$model" "$list" "$way" "$recompute"; done
+    for list in $(lists_of "$model"); do
+        for way in $ways; do
+            for recompute in $recomputes; do speed "$model" "$list" "$way" "$recompute"; done
         done
         if [ -z "$small" ] && "$PYTHON" -c 'import torch, transformers, cffi' >/dev/null 2>&1; then
-            for compiled in '' --compile; do
+            for compiled in '' --compile --liger; do
                 # shellcheck disable=SC2046,SC2086
-                run_step 2 "speed $model $list rival${compiled:+-compiled} none" 180 env "CHUNKFLOW_BUILD=$BUILD" \
-                    "$PYTHON" tools/bench/bench_train_hf.py $(options_of "$model") --lengths "$out/$list.lengths" \
+                run_step 2 "speed $model $list rival${compiled:+-${compiled#--}} none" 180 env \
+                    "CHUNKFLOW_BUILD=$BUILD" "$PYTHON" tools/bench/bench_train_hf.py $(options_of "$model") --lengths "$out/$list.lengths" \
                     --steps "$steps" --peak-tflops 989 $compiled
             done
         fi
     done
 done
 
-# shellcheck disable=SC2046
+# shellcheck disable=SC2046,SC2086
 for length in $grows; do
-    run_step 3 "memory $length" 180 "$trainer" $(options_of "${models%% *}") --chunk-size "$chunk_size" --k 1 \
+    run_step 3 "memory $length" 180 "$trainer" $(options_of "${models%% *}") $shape --chunk-size "$chunk_size" --k 1 \
         --synthetic "$length" --steps 1 --memory-table
 done
 
@@ -182,10 +179,34 @@ for way in chunkflow one; do
         --lengths "$out/curves.lengths" --batch 4 --steps "$curve_steps"
 done
 
+# The same slice of layers with and without the head.
+slice() { # middle|last FILE RECOMPUTE OPTIONS...
+    headless=
+    [ "$1" = last ] || headless=--headless
+    file=$out/times/$1.$2
+    recompute=$3
+    shift 3
+    # shellcheck disable=SC2046,SC2086
+    run_step 5 "times ${file##*/}" 120 "$trainer" $(options_of "$slice_model") $shape $headless \
+        --recompute "$recompute" --times "$file" --steps 4 "$@"
+}
+
+mkdir -p "$out/times"
+if [ -n "$resume" ]; then # files of steps that do not run again
+    for file in "$(dirname "$resume")"/times/*; do
+        [ ! -e "$file" ] || [ -e "$out/times/${file##*/}" ] || cp "$file" "$out/times"
+    done
+fi
+for stage in middle last; do
+    for chunk in $slice_chunks; do
+        slice "$stage" "chunked.${chunk%:*}" none --chunk-size "${chunk%:*}" --k 1 --synthetic "$slice_lengths"
+    done
+    slice "$stage" whole full --chunk-size 0 --max-slices 1 --synthetic "$whole_lengths"
+done
+
 # ---- the summary ----
 
-# Medians over the steps behind the first one, beside what rooflines said before: how many times as fast chunkflow is as
-# one document a micro-batch with recomputation, on the chat-like list.
+# Each step's last speed and memory, then what that is worth: the table of judgements.
 summarize() {
     awk '
         function value(name,  text) {
@@ -194,68 +215,31 @@ summarize() {
             gsub(/^"|"$/, "", text)
             return text
         }
-        function median(step, what,  n, i, j, kept, own) {
-            for (i = 2; i <= count[step]; i++) own[++n] = results[step, what, i]
-            for (i = 2; i <= n; i++)
-                for (j = i; j > 1 && own[j] < own[j - 1]; j--) { kept = own[j]; own[j] = own[j - 1]; own[j - 1] = kept }
-            return n ? own[int((n + 1) / 2)] : 0
-        }
-        BEGIN {
-            predicted["qwen2.5-0.5b chat"] = 2.9
-            predicted["qwen2.5-1.5b chat"] = 1.6
-            predicted["qwen2.5-3b chat"] = 1.55
-            predicted["qwen2.5-7b:7 chat"] = 1.5
-        }
         NR == 1 { printf "%s, driver %s, commit %s\n\n", value("device"), value("driver"), value("commit") }
         { step = value("step") }
-        value("ok") != "" { printf "%s: %s: %s\n", step, value("test"), value("ok") == "true" ? "ok" : "NOT OK" }
+        value("tokens_per_s") != "" && !(step in line) { steps[++n_steps] = step }
         value("tokens_per_s") != "" {
-            if (!(step in count)) steps[++n_steps] = step
-            n = ++count[step]
-            results[step, "speed", n] = value("tokens_per_s") + 0
-            results[step, "used", n] = value("utilisation") + 0
-            results[step, "memory", n] = value("memory_mib") + 0
-            results[step, "loss", n] = value("loss") + 0
+            line[step] = sprintf("%-44s %12s %10s %% %12s", step, value("tokens_per_s"), value("utilisation"),
+                value("memory_mib"))
         }
-        value("batch_mib") != "" { grown[++n_grown] = sprintf("%-16s %12s MiB predicted, %12s measured", step,
-            value("batch_mib"), value("measured_mib")) }
         value("done") == "true" && value("status") != 0 { bad[++n_bad] = step ": " value("error") }
         END {
-            printf "\n%-44s %12s %12s %12s\n", "", "tokens/s", "utilisation", "MiB"
-            for (i = 1; i <= n_steps; i++)
-                if (steps[i] ~ /^speed /)
-                    printf "%-44s %12.0f %10.1f %% %12.1f\n", steps[i], median(steps[i], "speed"),
-                        median(steps[i], "used"), median(steps[i], "memory")
-            printf "\nchunkflow over one document a micro-batch, recomputed\n"
-            for (i = 1; i <= n_steps; i++) {
-                if (split(steps[i], word, " ") != 5 || word[4] != "chunkflow" || word[5] != "none") continue
-                base = median("speed " word[2] " " word[3] " one full", "speed")
-                of = word[2] " " word[3]
-                if (base > 0) printf "%-44s %12.2f, predicted %s\n", of, median(steps[i], "speed") / base,
-                    of in predicted ? predicted[of] : "-"
-            }
-            printf "\nmemory of a batch as its document grows\n"
-            for (i = 1; i <= n_grown; i++) print grown[i]
-            n = count["losses chunkflow"]
-            if (n > 0 && n == count["losses one"]) {
-                for (i = 1; i <= n; i++) {
-                    a = results["losses chunkflow", "loss", i]
-                    b = results["losses one", "loss", i]
-                    off = b > 0 ? (a > b ? a - b : b - a) / b : 1
-                    if (off > worst) worst = off
-                    if (i > n - 20) { sum_a += a; sum_b += b }
-                }
-                off = (sum_a > sum_b ? sum_a - sum_b : sum_b - sum_a) / sum_b
-                printf "\nlosses of %d steps: %.3f %% apart at most (1 %% allowed), means of the last 20 %.3f %% " \
-                    "(0.2 %% allowed): %s\n", n, 100 * worst, 100 * off,
-                    worst <= 0.01 && off <= 0.002 ? "ok" : "NOT OK"
-            }
+            printf "%-44s %12s %12s %12s\n", "last step of", "tokens/s", "utilisation", "MiB"
+            for (i = 1; i <= n_steps; i++) print line[steps[i]]
             for (i = 1; i <= n_bad; i++) print "    step " bad[i]
         }' "$record"
+    printf '\n'
+    if [ -s "$out/paper.csv" ]; then cat "$out/paper.csv"
+    else printf 'the setting of the paper (7B, 256K, PP 4; 4.53): not simulated, for passes are missing\n'; fi
+    printf '\n'
+    awk -F, '{ printf "%-66s %12s  %-20s %s\n", $1, $2, $3, $4 }' "$out/judgements.csv"
     if [ -n "$left_over" ]; then
         printf '\nThe time of this call ended before some steps. Go on with --resume %s\n' "$record"
     fi
 }
+awk -f tools/train_judge.awk -v grows="$grows" -v curve_steps="$curve_steps" "$out/predictions.csv" "$record" \
+    >"$out/judgements.csv"
+CHUNKFLOW=$programs/chunkflow sh tools/train_paper.sh "$out/times" >"$out/paper.csv" 2>>"$log" || : >"$out/paper.csv"
 summarize >"$out/summary.txt"
 printf '\n' && cat "$out/summary.txt"
 [ "$failures" -eq 0 ]

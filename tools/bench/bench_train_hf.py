@@ -7,7 +7,8 @@
 Documents are packed into rows as long as the longest one; attention is PyTorch's varlen_attn (train_hf.py), so no pair
 that is masked costs anything: a dense mask would be no rival. Parameters, gradients and moments are bf16, for which its
 fused AdamW is fastest; train_cuda keeps fp32 ones. --liger: with Liger's norm, rotary and SwiGLU kernels, where they
-are installed. Every step is a line as train_cuda prints it. Needs a device. Not yet run.
+are installed. Every step is a line as train_cuda prints it. Needs a device; --cpu tries it on any machine with a tiny
+shape, whose speed says nothing. Not yet run on a device.
 """
 import argparse
 import pathlib
@@ -30,9 +31,8 @@ def sizes_of(options):
     if not found:
         sys.exit(f"bench_train_hf: there is no model {options.model}")
     sizes = {name: getattr(found, name) for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "tied")}
-    if options.layers:
-        sizes["layers"] = options.layers
-    return sizes
+    tiny = {"hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 96, "vocab": 256, "layers": 2} if options.cpu else {}
+    return {**sizes, **tiny, **({"layers": options.layers} if options.layers else {})}
 
 
 def make_model(sizes, options):
@@ -44,7 +44,7 @@ def make_model(sizes, options):
         vocab_size=sizes["vocab"], hidden_size=sizes["hidden"], intermediate_size=sizes["ffn"],
         num_hidden_layers=sizes["layers"], num_attention_heads=sizes["heads"], num_key_value_heads=sizes["kv_heads"],
         tie_word_embeddings=bool(sizes["tied"]), rope_theta=1e6, max_position_embeddings=1 << 20),
-        dtype=torch.bfloat16).cuda()
+        dtype=torch.bfloat16).to("cpu" if options.cpu else "cuda")
     model.set_attn_implementation("chunkflow")
     if options.checkpointing:
         model.gradient_checkpointing_enable()
@@ -72,6 +72,19 @@ def step(run, batch, model, optimizer):
     return float(total)
 
 
+def synchronize(options):
+    if not options.cpu:
+        torch.cuda.synchronize()
+
+
+def bytes_used(options):
+    """Of the device, as train_cuda reports them."""
+    if options.cpu:
+        return 0
+    free, whole = torch.cuda.mem_get_info()
+    return whole - free
+
+
 def useful_flops(model, sizes, lengths):
     """As train_cuda counts them: six for each token and parameter of a product, twelve for each pair and width."""
     n = sum(p.numel() for p in model.parameters()) - (0 if sizes["tied"] else sizes["vocab"] * sizes["hidden"])
@@ -92,28 +105,28 @@ def main():
     parser.add_argument("--lengths", required=True)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--peak-tflops", type=float, default=989.0)
-    for name in ("--compile", "--checkpointing", "--liger"):
+    for name in ("--compile", "--checkpointing", "--liger", "--cpu"):
         parser.add_argument(name, action="store_true")
     options = parser.parse_args()
-    if train_hf.varlen_attn is None or not torch.cuda.is_available():
+    if not options.cpu and (train_hf.varlen_attn is None or not torch.cuda.is_available()):
         sys.exit("bench_train_hf: no device, or this PyTorch has no varlen_attn: a dense mask would be no rival")
     sizes, lengths = sizes_of(options), read_lengths(options.lengths)
     model = make_model(sizes, options)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, betas=(0.9, 0.95), fused=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, betas=(0.9, 0.95),
+                                  fused=True)
     run = torch.compile(packed_loss, dynamic=True) if options.compile else packed_loss
     plan, flops = chunkflow.pack(lengths, int(lengths.max())), useful_flops(model, sizes, lengths)
     random = np.random.default_rng(1)
     for number in range(1, options.steps + 1):
         batch = train_hf.Batch(model, plan, [random.integers(0, sizes["vocab"], n) for n in lengths])
-        torch.cuda.synchronize()
+        synchronize(options)
         began = time.perf_counter()
         loss = step(run, batch, model, optimizer)
-        torch.cuda.synchronize()
+        synchronize(options)
         seconds = time.perf_counter() - began
-        free, whole = torch.cuda.mem_get_info()
         print(f"step {number}/{options.steps}  loss {loss:.4f}  {plan.n_chunks} chunks  {lengths.sum() / seconds:.0f} "
               f"tokens/s  utilisation {100 * flops / seconds / options.peak_tflops / 1e12:.1f} %  "
-              f"memory {(whole - free) / 2**20:.1f} MiB", flush=True)
+              f"memory {bytes_used(options) / 2**20:.1f} MiB", flush=True)
 
 
 if __name__ == "__main__":
