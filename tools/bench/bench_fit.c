@@ -29,7 +29,7 @@ static const int64_t chunk_sizes[] = {48, 64, 96, 128, 192, 256, 384};
 
 enum { SIZES = sizeof chunk_sizes / sizeof chunk_sizes[0], SHAPES = SIZES * CHUNKS };
 
-static const model_config config = {VOCABULARY, 2, 128, 4, 2, 256, 0, 0, 1e4, 1e-6};
+static const model_config config = {VOCABULARY, 2, 128, 4, 2, 256, 0, 0, 1e4, 1e-6, 0};
 
 /* One pass of one shape. */
 typedef struct timed {
