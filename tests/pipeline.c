@@ -87,6 +87,19 @@ void pipeline_draw(harness_rng *rng, pipeline_problem *problem) {
     draw_limits(rng, problem);
 }
 
+cf_plan *pipeline_sixteen(cf_timing *timing) {
+    int64_t lengths[16], i;
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    memset(&desc, 0, sizeof desc);
+    memset(timing, 0, sizeof *timing);
+    desc.chunk_size = 1;
+    timing->all.forward.per_token = 0.5;
+    for (i = 0; i < 16; i++) lengths[i] = 1;
+    CHECK_INT(cf_pack(lengths, 16, &desc, &plan, NULL), CF_OK);
+    return plan;
+}
+
 void pipeline_note(uint64_t seed, const pipeline_problem *problem) {
     const cf_schedule_desc *d = &problem->desc;
     harness_note("seed %llu: %s, %d stages x %d (%s), K %d, %s replay, limit %d%s, bytes %d%s, %d chunks, %d groups",

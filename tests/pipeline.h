@@ -26,6 +26,9 @@ void pipeline_draw(harness_rng *rng, pipeline_problem *problem);
 /* Sets the harness's note to the problem. */
 void pipeline_note(uint64_t seed, const pipeline_problem *problem);
 
+/* 16 chunks of one token each, a forward of which takes half a second. The caller frees the plan. */
+cf_plan *pipeline_sixteen(cf_timing *timing);
+
 /* Every rule that the lists of a schedule must keep by themselves: each pass of each chunk once, on its stage, order in
    groups, replays, at most K chunks of a group kept, limits in chunks and bytes. NULL, or the rule that is broken. */
 const char *pipeline_fault(const cf_plan *plan, const cf_schedule *schedule, const cf_schedule_desc *desc);

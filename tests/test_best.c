@@ -251,13 +251,9 @@ TEST(a_v_under_tight_limits) {
         int64_t n_stages, limit; /* in halves of a chunk */
         double most;
     } cases[] = {{4, 4, 54}, {8, 8, 60.5}, {8, 6, 69.5}};
-    int64_t lengths[16], i;
     cf_timing timing;
-    cf_plan *plan;
-    for (i = 0; i < 16; i++) lengths[i] = 1;
-    memset(&timing, 0, sizeof timing);
-    timing.all.forward.per_token = 0.5;
-    plan = pack(lengths, 16, 1, 0);
+    cf_plan *plan = pipeline_sixteen(&timing);
+    int i;
     for (i = 0; i < 3; i++) {
         cf_schedule_desc desc;
         double bound;

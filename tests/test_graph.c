@@ -542,18 +542,26 @@ TEST(critical_path_is_the_simulators_bound) {
     harness_note("%s", "");
 }
 
+/* In chunks of two tokens. */
+static cf_plan *in_twos(const int64_t *lengths, int64_t n) {
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = 2;
+    CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
+    return plan;
+}
+
 /* The paper's example cut into chunks of 2: {1, 1}, {2} and a group of two; F = tokens, B = 2 x tokens, 4 stages. */
 TEST(bounds_of_the_papers_example) {
     static const int64_t lengths[] = {1, 1, 2, 4};
-    cf_pack_desc pack;
     cf_graph_desc desc;
-    cf_plan *plan = NULL;
+    cf_plan *plan;
     cf_graph *g;
     cf_critical *c = NULL;
-    memset(&pack, 0, sizeof pack);
     memset(&desc, 0, sizeof desc);
-    pack.chunk_size = 2;
-    REQUIRE(cf_pack(lengths, 4, &pack, &plan, NULL) == CF_OK);
+    plan = in_twos(lengths, 4);
+    REQUIRE(plan != NULL);
     desc.n_stages = 4;
     desc.k = 1;
     desc.replay = CF_REPLAY_PIPELINE;
@@ -785,16 +793,14 @@ TEST(a_cycle_is_found_and_a_node_on_it_named) {
 TEST(too_many_nodes_are_refused) {
     enum { N = CF_MAX_NODES / (2 * (int64_t)CF_MAX_STAGES) + 1 }; /* chunks, each with F and B on every stage */
     int64_t lengths[N], i;
-    cf_pack_desc pack;
     cf_graph_desc desc;
-    cf_plan *plan = NULL;
+    cf_plan *plan;
     cf_graph *g = NULL;
     cf_error error;
-    memset(&pack, 0, sizeof pack);
     memset(&desc, 0, sizeof desc);
     for (i = 0; i < N; i++) lengths[i] = 2;
-    pack.chunk_size = 2;
-    REQUIRE(cf_pack(lengths, N, &pack, &plan, NULL) == CF_OK);
+    plan = in_twos(lengths, N);
+    REQUIRE(plan != NULL);
     desc.n_stages = CF_MAX_STAGES;
     CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_ERROR_LIMIT);
     CHECK_STR(error.field, "n_nodes");
@@ -805,16 +811,14 @@ TEST(too_many_nodes_are_refused) {
 
 TEST(graph_options_are_checked) {
     static const int64_t lengths[] = {5, 2};
-    cf_pack_desc pack;
     cf_graph_desc desc, good;
     cf_timing timing;
-    cf_plan *plan = NULL;
+    cf_plan *plan;
     cf_graph *g = NULL;
     cf_error error;
-    memset(&pack, 0, sizeof pack);
     memset(&good, 0, sizeof good);
-    pack.chunk_size = 2;
-    REQUIRE(cf_pack(lengths, 2, &pack, &plan, NULL) == CF_OK);
+    plan = in_twos(lengths, 2);
+    REQUIRE(plan != NULL);
 #define REFUSE(member, value, code, name)                         \
     do {                                                          \
         desc = good;                                              \
@@ -867,23 +871,21 @@ TEST(a_wrong_schedule_makes_no_graph) {
     } wrong[] = {{0, CF_R, 0, 0, "actions.pass"},   {0, CF_F, 9, 0, "actions.chunk"}, {0, CF_F, -1, 0, "actions.chunk"},
                  {0, CF_F, 0, 2, "actions.stage"}, {0, 77, 0, 0, "actions.pass"},    {0, CF_I, 0, 0, "actions.pass"},
                  {0, CF_F, 1, 0, "actions.chunk"}, {0, CF_SEND_F, 0, 0, "actions.pass"}};
-    cf_pack_desc pack;
     cf_schedule_desc order;
     cf_graph_desc desc;
-    cf_plan *plan = NULL;
+    cf_plan *plan;
     cf_schedule *schedule = NULL;
     cf_graph *g = NULL;
     cf_error error;
     size_t i;
-    memset(&pack, 0, sizeof pack);
     memset(&order, 0, sizeof order);
     memset(&desc, 0, sizeof desc);
-    pack.chunk_size = 2;
     order.kind = CF_SCHEDULE_PAPER;
     order.n_stages = 2;
     order.k = 2;
     order.replay = CF_REPLAY_PIPELINE;
-    REQUIRE(cf_pack(lengths, 2, &pack, &plan, NULL) == CF_OK);
+    plan = in_twos(lengths, 2);
+    REQUIRE(plan != NULL);
     REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
     desc.schedule = schedule;
     for (i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
@@ -934,17 +936,15 @@ TEST(a_graph_has_backwards_of_one_form) {
     cf_action actions[] = {
         {0, 0, CF_F, 1, 0}, {0, 0, CF_B, 0, 0}, {1, 0, CF_F, 1, 0}, {1, 0, CF_I, 0, 0}, {1, 0, CF_W, 0, 0}};
     int64_t first[] = {0, 5};
-    cf_pack_desc pack;
     cf_graph_desc desc;
     cf_schedule schedule;
-    cf_plan *plan = NULL;
+    cf_plan *plan;
     cf_graph *g = NULL;
     cf_error error;
-    memset(&pack, 0, sizeof pack);
     memset(&desc, 0, sizeof desc);
     memset(&schedule, 0, sizeof schedule);
-    pack.chunk_size = 2;
-    REQUIRE(cf_pack(lengths, 2, &pack, &plan, NULL) == CF_OK);
+    plan = in_twos(lengths, 2);
+    REQUIRE(plan != NULL);
     schedule.replay = CF_REPLAY_LOCAL;
     schedule.n_stages = schedule.n_virtual = schedule.k = 1;
     schedule.n_chunks = 2;

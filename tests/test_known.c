@@ -186,15 +186,10 @@ TEST(equal_splits_of_seq1f1b) {
 
 /* 16 equal chunks in two rows of half a stage each: 48 of work and (n_stages - 1) x 1.5 of filling and emptying. */
 TEST(interleaved_in_the_order_of_megatron) {
-    int64_t lengths[16], i;
     cf_schedule_desc desc;
     cf_timing timing;
-    cf_plan *plan;
-    for (i = 0; i < 16; i++) lengths[i] = 1;
-    memset(&timing, 0, sizeof timing);
+    cf_plan *plan = pipeline_sixteen(&timing);
     memset(&desc, 0, sizeof desc);
-    timing.all.forward.per_token = 0.5;
-    plan = pack(lengths, 16, 1, 0);
     desc.kind = CF_SCHEDULE_INTERLEAVED;
     desc.n_stages = 8;
     desc.n_virtual = 2;
@@ -209,13 +204,9 @@ TEST(loops_under_tight_limits) {
         int64_t n_stages, limit; /* in halves of a chunk */
         double most;
     } cases[] = {{4, 4, 67.5}, {8, 8, 66.5}, {8, 6, 80.5}};
-    int64_t lengths[16], i;
     cf_timing timing;
-    cf_plan *plan;
-    for (i = 0; i < 16; i++) lengths[i] = 1;
-    memset(&timing, 0, sizeof timing);
-    timing.all.forward.per_token = 0.5;
-    plan = pack(lengths, 16, 1, 0);
+    cf_plan *plan = pipeline_sixteen(&timing);
+    int i;
     for (i = 0; i < 3; i++) {
         cf_schedule_desc desc;
         memset(&desc, 0, sizeof desc);

@@ -52,7 +52,10 @@ TEST(never_longer_than_with_a_smaller_k) {
     CHECK(n_better > 0);
 }
 
-TEST(never_longer_than_with_whole_backwards) {
+/* Makes a problem roomier, or the description that it is compared with poorer. */
+typedef void vary_fn(uint64_t seed, cf_schedule_desc *more, cf_schedule_desc *less);
+
+static void compare_all(vary_fn *vary) {
     uint64_t seed;
     int n_better = 0;
     for (seed = 1; seed <= (uint64_t)harness_rounds(400, 60); seed++) {
@@ -60,31 +63,29 @@ TEST(never_longer_than_with_whole_backwards) {
         cf_schedule_desc less;
         draw(seed, &problem);
         less = problem.desc;
-        problem.desc.split_backward = 1;
+        vary(seed, &problem.desc, &less);
         compare(makespan_of(problem.plan, problem.desc), makespan_of(problem.plan, less), &n_better);
         cf_plan_free(problem.plan);
     }
     CHECK(n_better > 0);
 }
 
-TEST(never_longer_than_with_less_room) {
-    uint64_t seed;
-    int n_better = 0;
-    for (seed = 1; seed <= (uint64_t)harness_rounds(400, 60); seed++) {
-        pipeline_problem problem;
-        cf_schedule_desc less;
-        draw(seed, &problem);
-        problem.desc.limits = problem.desc.limits_bytes = NULL;
-        problem.desc.limit_bytes = 0;
-        problem.desc.limit = 2 + (int64_t)(seed % 30);
-        less = problem.desc;
-        less.limit = problem.desc.limit <= 16 ? 1 + (int64_t)(seed / 30 % (uint64_t)(problem.desc.limit - 1)) :
-                                                problem.desc.limit / 2;
-        compare(makespan_of(problem.plan, problem.desc), makespan_of(problem.plan, less), &n_better);
-        cf_plan_free(problem.plan);
-    }
-    CHECK(n_better > 0);
+static void split_more(uint64_t seed, cf_schedule_desc *more, cf_schedule_desc *less) {
+    (void)seed, (void)less;
+    more->split_backward = 1;
 }
+
+TEST(never_longer_than_with_whole_backwards) { compare_all(split_more); }
+
+static void limit_less(uint64_t seed, cf_schedule_desc *more, cf_schedule_desc *less) {
+    more->limits = more->limits_bytes = NULL;
+    more->limit_bytes = 0;
+    more->limit = 2 + (int64_t)(seed % 30);
+    *less = *more;
+    less->limit = more->limit <= 16 ? 1 + (int64_t)(seed / 30 % (uint64_t)(more->limit - 1)) : more->limit / 2;
+}
+
+TEST(never_longer_than_with_less_room) { compare_all(limit_less); }
 
 /* ---- how far interleaved runs ahead ---- */
 

@@ -61,22 +61,15 @@ static cf_tuning *tune(const fixture *f) {
 
 /* ---- brute force ---- */
 
-static uint64_t next_random(uint64_t *state) {
-    uint64_t x = *state += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-/* Draws as cf_tune says that it does: a shuffled list, shuffled again when it is through. Batch n_batches is the first
-   one with the longest length of all in place of its own. */
+/* Draws as cf_tune says that it does, from splitmix64, which is the harness's generator, too: a shuffled list, shuffled
+   again when it is through. Batch n_batches is the first one with the longest length of all in place of its own. */
 static void draw(const fixture *f, int64_t batches[MOST_BATCHES + 1][MOST_BATCH]) {
     int64_t deck[100], n = COUNT(f->lengths), at = 0, b, i, longest = 0;
-    uint64_t state = f->desc.seed;
+    harness_rng rng = {f->desc.seed};
     memcpy(deck, f->lengths, sizeof deck);
     for (b = 0; b < f->desc.n_batches; b++)
         for (i = 0; i < f->desc.batch; i++) {
-            int64_t pick = at + (int64_t)(next_random(&state) % (uint64_t)(n - at)), taken = deck[pick];
+            int64_t pick = harness_between(&rng, at, n - 1), taken = deck[pick];
             deck[pick] = deck[at];
             deck[at] = taken;
             batches[b][i] = taken;

@@ -162,6 +162,9 @@ struct group_run {
     ~group_run();
 
     void note(cf_result code) { ok = call_ok(code, error) && ok; }
+    void make_streams() {
+        for (cudaStream_t *s : {&compute, &in, &out}) OK(cudaStreamCreateWithFlags(s, cudaStreamNonBlocking));
+    }
     int kv_width() const { return g.n_kv_heads * g.head_size; }
     cf_state state(void *data, cf_dtype dtype) const {
         cf_state s = {};
@@ -423,9 +426,7 @@ static bool run_group(const group_setting &g, const std::vector<host_inputs> &in
     cuda_emu_set_arch(g.path == CF_ATTENTION_WGMMA ? 90 : g.arch);
 #endif
     group_run r(g);
-    OK(cudaStreamCreateWithFlags(&r.compute, cudaStreamNonBlocking));
-    OK(cudaStreamCreateWithFlags(&r.in, cudaStreamNonBlocking));
-    OK(cudaStreamCreateWithFlags(&r.out, cudaStreamNonBlocking));
+    r.make_streams();
     r.prepare();
     if (r.ok && g.streamed) r.make_stream();
     if (!r.ok) return false;
@@ -651,9 +652,7 @@ TEST(passes_that_are_given_up) {
             group_run r(g);
             cf_state_block b = {};
             std::vector<unsigned char> bits;
-            OK(cudaStreamCreateWithFlags(&r.compute, cudaStreamNonBlocking));
-            OK(cudaStreamCreateWithFlags(&r.in, cudaStreamNonBlocking));
-            OK(cudaStreamCreateWithFlags(&r.out, cudaStreamNonBlocking));
+            r.make_streams();
             r.prepare();
             r.make_stream();
             r.make_arrays(inputs);
@@ -687,9 +686,7 @@ TEST(passes_allocate_nothing) {
     group_setting g = unfused(CF_DTYPE_BF16);
     group_run r(g);
     cuda_emu_reset();
-    OK(cudaStreamCreateWithFlags(&r.compute, cudaStreamNonBlocking));
-    OK(cudaStreamCreateWithFlags(&r.in, cudaStreamNonBlocking));
-    OK(cudaStreamCreateWithFlags(&r.out, cudaStreamNonBlocking));
+    r.make_streams();
     r.prepare();
     r.make_stream();
     r.make_arrays(group_inputs(g, 310));
@@ -715,9 +712,7 @@ TEST(every_call_fails_once) {
         group_run r(g);
         cf_state_block b = {};
         cuda_emu_reset();
-        OK(cudaStreamCreateWithFlags(&r.compute, cudaStreamNonBlocking));
-        OK(cudaStreamCreateWithFlags(&r.in, cudaStreamNonBlocking));
-        OK(cudaStreamCreateWithFlags(&r.out, cudaStreamNonBlocking));
+        r.make_streams();
         r.prepare();
         r.make_stream();
         r.make_arrays(inputs);
@@ -752,9 +747,7 @@ static double pass_seconds(bool backward, int n_slots, double own, double block_
     g.n_layers = 4, g.own = {60}, g.block_rows = 10, g.n_slots = n_slots;
     group_run r(g);
     cuda_emu_reset();
-    OK(cudaStreamCreateWithFlags(&r.compute, cudaStreamNonBlocking));
-    OK(cudaStreamCreateWithFlags(&r.in, cudaStreamNonBlocking));
-    OK(cudaStreamCreateWithFlags(&r.out, cudaStreamNonBlocking));
+    r.make_streams();
     r.prepare();
     r.make_stream();
     r.make_arrays(group_inputs(g, 330));
