@@ -11,7 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_STAGES = 4, MOST_VIRTUAL = 3, MOST_JUDGED = 150, MOST_BYTES = 1 << 26 /* of a plan */ };
+enum {
+    MOST_STAGES = 4, MOST_VIRTUAL = 3, MOST_JUDGED = 150, MOST_SLICES = 20000, MOST_BYTES = 1 << 26 /* of a plan */
+};
 
 typedef struct road {
     fuzz_input in;
@@ -65,12 +67,22 @@ static void fill_metadata(road *r) {
     }
 }
 
+/* Whether splits by cost would be looked for among so many slices that it takes seconds. That is sound. */
+static int is_slow_to_cut(const fuzz_batch *batch) {
+    int64_t i;
+    if (batch->pack.split != CF_SPLIT_COST || batch->pack.chunk_size < 1) return 0;
+    for (i = 0; i < batch->n; i++)
+        if (batch->lengths[i] / batch->pack.chunk_size > MOST_SLICES) return 1;
+    return 0;
+}
+
 static int pack(road *r) {
     cf_error error = fuzz_error();
     cf_plan_stats stats;
     const char *fault;
     size_t bytes = 0;
     fuzz_draw_batch(&r->in, &r->batch, 10, r->wild);
+    if (is_slow_to_cut(&r->batch)) return 0;
     if (cf_pack_size(r->batch.lengths, r->batch.n, &r->batch.pack, &bytes, NULL) == CF_OK && bytes > MOST_BYTES)
         return 0; /* sound, and gigabytes of chunks */
     if (!fuzz_result(cf_pack(r->batch.lengths, r->batch.n, &r->batch.pack, &r->plan, &error), &error)) {
