@@ -1994,13 +1994,14 @@ typedef struct cf_executor_desc {
 
 typedef struct cf_executor cf_executor;
 
-/* With state_block_rows K, V, dK and dV of all groups lie in pinned host memory. Each stage has two rings of state_slots
-   x state_block_rows rows of one layer, for K and V and for their gradients, and a pass walks through its prefix as said
-   above under "state that streams"; cf_memory_desc.state_window is that number of rows. Inputs that local replay keeps,
-   from an F to its R, lie in host memory, too, and come back through at most two slots: they leave while the F runs, and
-   come while the pass before the R does. So what a stage has on its device does not grow with the longest sequence, but
-   for 4 bytes of metadata for each token; tiles are shared by full chunks. A schedule with OFFLOAD or PREFETCH is
-   refused (CF_ERROR_ARGUMENT, field "state_block_rows", error->item: the first such action). */
+/* With state_block_rows K, V, dK and dV of all groups lie in pinned host memory. Each stage has two rings of
+   state_slots x state_block_rows rows of one layer, for K and V and for their gradients, and a pass walks through its
+   prefix as said above under "state that streams"; cf_memory_desc.state_window is that number of rows. Inputs that
+   local replay keeps, from an F to its R, lie in host memory, too, and come back through at most two slots: they
+   leave while the F runs, and come while the pass before the R does. So what a stage has on its device does not grow
+   with the longest sequence, but for 4 bytes of metadata for each token; tiles are shared by full chunks. A schedule
+   with OFFLOAD or PREFETCH is refused (CF_ERROR_ARGUMENT, field "state_block_rows", error->item: the first such
+   action). */
 
 /* Makes an executor: streams (compute, state out, state in, and one for each direction of transfers) on every stage's
    device, where all kernels of chunkflow_cuda.cu are loaded too, so that none is loaded beside a waiting receive (do
