@@ -53,7 +53,8 @@
                                cf_state_stream_block, cf_state_stream_begin, cf_state_stream_next,
                                cf_state_stream_add, cf_state_stream_append, cf_state_stream_end
          run a pipeline        cf_executor_create, cf_executor_load, cf_executor_run, cf_executor_stream,
-                               cf_executor_schedule, cf_executor_memory_of, cf_executor_timeline, cf_executor_free
+                               cf_executor_schedule, cf_executor_memory_of, cf_executor_timeline, cf_executor_free,
+                               cf_cuda_step_block
 
    What is decided once and not for every batch (seconds estimated from a model and a GPU or fitted to measurements, and
    the search for ChunkSize and K) is in a second library of the same kind, tools/chunkflow_tune.h.
@@ -1932,11 +1933,11 @@ typedef struct cf_cuda_step {
     cf_state gradient;            /* of the same rows, fp32. B and I only: data is NULL elsewhere */
     int overwrite;                /* 1: nothing was added to `gradient` yet, and it holds anything: overwrite it. With
                                      state_block_rows: of a backward's own dK and dV, always 1 */
-    cf_state_stream *state_stream;/* with state_block_rows: a pass of it has begun, and ends after the callback. The
-                                     chunk's own K, V, dK and dV are the callback's: of F, in `activations` until B or I
-                                     (`attention` reads no others), and where nothing is kept, until the pass ends.
-                                     NULL where nothing is to be read or sent: W, standalone chunks, the R of a group's
-                                     first chunk, a virtual stage without layers */
+    cf_state_stream *state_stream;/* with state_block_rows: a pass of it has begun, and ends after the callback, in
+                                     which each layer is walked through. NULL where nothing is to be read or sent: W,
+                                     standalone chunks, the R of a group's first chunk, a stage without layers.
+                                     The chunk's own K and V, of any chunk, are yours to keep, in `activations` until B
+                                     or I (`attention` has no other keys), and so are its dK and dV */
     const cf_cuda_block *blocks;  /* attention with the blocks that the stream hands out: see cf_cuda_step_block */
     int64_t n_blocks;             /* entries: one for all full ones, few more. 0: no prefix, or none that is seen */
     int append;                   /* 1: later chunks of the group read this F's K and V, so that each layer's must be
@@ -1988,8 +1989,8 @@ typedef struct cf_executor_desc {
     int64_t boundary_bytes_per_token; /* what goes from stage to stage; needed with more than one virtual stage */
     int64_t memory_limit;             /* most bytes of device memory of one stage. 0: no limit */
     int offload_gradients;            /* 1: OFFLOAD and PREFETCH move the rows of dK and dV too, where they exist */
-    int64_t state_block_rows;         /* the state of groups streams: see below. Most rows of a block. 0: it stays on the
-                                         device */
+    int64_t state_block_rows;         /* the state of groups streams: see below. Most rows of a block. 0: it stays on
+                                         the device */
     int64_t state_slots;              /* blocks of the ring, as cf_state_stream_desc.n_slots. 0: 3 */
     int timeline;                     /* 1: measure start and end of every action */
     int blocking;                     /* 1: wait after every action, so that an error of the device is found at the
@@ -2004,13 +2005,14 @@ typedef struct cf_executor_desc {
 
 typedef struct cf_executor cf_executor;
 
-/* With state_block_rows K, V, dK and dV of all groups lie in pinned host memory, each stage has one ring of state_slots
-   x state_block_rows rows of a layer for both, and a pass walks through its prefix as above under "state that streams";
-   cf_memory_desc.state_window is that number of rows. Inputs that local replay keeps, from an F to its R, lie in host
-   memory, too, and come back through at most two slots; they leave while the F runs, and come while the pass before
-   the R does. So what a stage has on its device does not grow with the longest sequence, but for the metadata: 4 bytes
-   for each token, and the tiles. A schedule with OFFLOAD or PREFETCH is refused (CF_ERROR_ARGUMENT, field
-   "state_block_rows", error->item: the first such action). */
+/* With state_block_rows K, V, dK and dV of all groups lie in pinned host memory. Each stage has two rings of
+   state_slots x state_block_rows rows of one layer, for K and V and for their gradients, and a pass walks through its
+   prefix as said above under "state that streams"; cf_memory_desc.state_window is that number of rows. Inputs that
+   local replay keeps, from an F to its R, lie in host memory, too, and come back through at most two slots: they
+   leave while the F runs, and come while the pass before the R does. So what a stage has on its device does not grow
+   with the longest sequence, but for 4 bytes of metadata for each token; tiles are shared by full chunks. A schedule
+   with OFFLOAD or PREFETCH is refused (CF_ERROR_ARGUMENT, field "state_block_rows", error->item: the first such
+   action). */
 
 /* Makes an executor: streams (compute, state out, state in, and one for each direction of transfers) on every stage's
    device, where all kernels of chunkflow_cuda.cu are loaded too, so that none is loaded beside a waiting receive (do
@@ -2082,7 +2084,7 @@ typedef struct cf_executor_memory {
     int64_t backward_workspace;   /* what a B, I or W has: the same, and dK and dV of a standalone chunk, of one layer
                                      at a time */
     int64_t workspace;            /* the larger of the two: they use the same memory */
-    int64_t metadata;             /* positions and tiles of all chunks */
+    int64_t metadata;             /* positions and tiles of all chunks; of neighbours that are the same, once */
     int64_t total;                /* arena, state, gradient, workspace and metadata: the high-water mark of the batch */
     int64_t allocated;            /* what the executor holds on the device now, also for earlier, larger batches */
     int64_t host;                 /* pinned host memory: what was moved out; with state_block_rows the state, its

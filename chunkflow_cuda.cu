@@ -5864,8 +5864,9 @@ void set_owner(heap *home, array<owned> *owners, int64_t low, int64_t high, int6
 
    Besides, each waits for whoever used last what it is the first to use of some memory.
 
-   With state_block_rows a pass has copies of its own on OUT and IN: its blocks, by the state's stream; the input that an
-   F keeps, out while it runs, and no later than its end; and behind the pass before an R what that R reads, back in. */
+   With state_block_rows a pass has copies of its own on OUT and IN: its blocks, by the state's stream; the input that
+   an F keeps, out while it runs, and no later than its end; and behind the pass before an R what that R reads, back
+   in. */
 
 namespace {
 
@@ -6343,8 +6344,8 @@ void record_rows(recording *r, int64_t at) {
 
 int64_t greatest_divisor(int64_t a, int64_t b) { return b == 0 ? a : greatest_divisor(b, a % b); }
 
-/* Rows are counted, and start, in such units that planes and groups lie at multiples of 256 bytes; those in host memory,
-   which only copies touch, one by one. */
+/* Rows are counted, and start, in such units that planes and groups lie at multiples of 256 bytes; those in host
+   memory, which only copies touch, one by one. */
 bool start_recording(recording *r, stage_plan *s) {
     executor *e = s->b->e;
     const cf_attention_desc &a = e->desc.attention;
@@ -6642,13 +6643,25 @@ bool list_blocks(batch *b, int64_t prefix, int64_t own, chunk_data *data) {
     return data->block_memory.fill(&b->e->home, data->n_blocks);
 }
 
+/* Where tiles go: to those before them, if they are the same, as they are of a group's full chunks whose prefix comes
+   in blocks. */
+int64_t place_tiles(batch *b, const cf_attention *a, const cf_attention *before, int64_t before_at) {
+    const int64_t at = b->metadata_bytes;
+    if (before != NULL && before->tiles_bytes == a->tiles_bytes && a->tiles_bytes > 0 &&
+        memcmp(before->tiles, a->tiles, a->tiles_bytes) == 0)
+        return before_at;
+    b->metadata_bytes += align_256((int64_t)a->tiles_bytes);
+    return at;
+}
+
 void take_workspace(batch *b, const cf_attention *a) {
     const size_t workspace[2] = {a->forward_bytes, a->backward_bytes};
     for (int i = 0; i < 2; i++)
         b->attention_bytes[i] = std::max(b->attention_bytes[i], align_256((int64_t)workspace[i]));
 }
 
-cf_result prepare_blocks(batch *b, const cf_chunk &c, chunk_data *data, cf_error *error) {
+/* before: the chunk before, or NULL. */
+cf_result prepare_blocks(batch *b, const cf_chunk &c, const chunk_data *before, chunk_data *data, cf_error *error) {
     const cf_executor_desc &d = b->e->desc;
     if (!streams_state(b->e) || c.prefix == 0) return CF_OK;
     if (!list_blocks(b, c.prefix, b->plan->slices[c.first_slice].length, data)) return no_memory(error);
@@ -6662,9 +6675,11 @@ cf_result prepare_blocks(batch *b, const cf_chunk &c, chunk_data *data, cf_error
         if (code == CF_OK && !memory->fill(&b->e->home, (int64_t)bytes)) code = no_memory(error);
         if (code == CF_OK)
             code = cf_attention_block_prepare(data->attention, row, n, memory->data, bytes, &to->attention, error);
-        if (code == CF_OK && !b->block_tiles_at.push(&b->e->home, b->metadata_bytes)) code = no_memory(error);
         if (code != CF_OK) return code;
-        b->metadata_bytes += align_256((int64_t)to->attention->tiles_bytes);
+        const int64_t like = before != NULL && i < before->n_blocks ? before->first_block + i : -1;
+        const int64_t at = like < 0 ? place_tiles(b, to->attention, NULL, -1)
+                                    : place_tiles(b, to->attention, b->blocks[like].attention, b->block_tiles_at[like]);
+        if (!b->block_tiles_at.push(&b->e->home, at)) return no_memory(error);
         take_workspace(b, to->attention);
     }
     return CF_OK;
@@ -6683,11 +6698,13 @@ cf_result fill_chunk(batch *b, int64_t chunk, chunk_data *data, cf_error *error)
     b->most_rows = std::max(b->most_rows, c.padded);
     if (c.group < 0) b->standalone_rows = std::max(b->standalone_rows, (int64_t)align_up((size_t)c.padded, 64));
     data->positions_at = b->metadata_bytes;
-    data->tiles_at = b->metadata_bytes += align_256(4 * c.padded);
+    b->metadata_bytes += align_256(4 * c.padded);
     if (data->attention == NULL) return CF_OK;
-    b->metadata_bytes += align_256((int64_t)data->attention->tiles_bytes);
+    const chunk_data *before = chunk > b->first_chunk ? data - 1 : NULL;
+    data->tiles_at = before != NULL ? place_tiles(b, data->attention, before->attention, before->tiles_at)
+                                    : place_tiles(b, data->attention, NULL, -1);
     take_workspace(b, data->attention);
-    return prepare_blocks(b, c, data, error);
+    return prepare_blocks(b, c, before, data, error);
 }
 
 void put_tiles(const array<unsigned char> &image, int64_t at, const cf_attention *a) {

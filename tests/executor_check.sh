@@ -292,8 +292,7 @@ fi
 on_device() {
     # shellcheck disable=SC2086
     run $tiny --chunk-size 32 --steps 1 --stages 2 --replay local --k 1 --stream 24000 "$@"
-    sed -n 's/^stage .*boundaries \([0-9.]*\) (.*state \([0-9.]*\), .*groups \([0-9.]*\), workspace \([0-9.]*\),.*/\1 \2 \3 \4/p' \
-        "$work/out"
+    sed -n '/^stage/{s/.*boundaries/boundaries/;s/, metadata.*//;p;}' "$work/out"
 }
 short=$(on_device --synthetic 128)
 long=$(on_device --synthetic 512)
