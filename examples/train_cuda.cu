@@ -62,7 +62,7 @@ typedef struct settings {
     cf_recompute recompute;
     cf_mean mean;
     int64_t chunk_size; /* 0: the longest document of the batch */
-    int64_t batch, loss_rows, seed, checkpoint_every, stop_after;
+    int64_t part_bytes, batch, loss_rows, seed, checkpoint_every, stop_after;
     double peak_tflops;
     length_list synthetic;
     const char *model_name, *data, *lengths, *load, *save, *checkpoint, *times;
@@ -75,6 +75,7 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"model", TEXT, &s->model_name, 0, 0, NULL, "a model of the table; the sizes below change it"},
         {"load", TEXT, &s->load, 0, 0, NULL, "a Hugging Face folder: the model and its first weights"},
         {"save", TEXT, &s->save, 0, 0, NULL, "a folder for the weights at the end, in the same form"},
+        {"part-bytes", INTEGER, &s->part_bytes, 1, 1e15, NULL, "most bytes of a file of weights that --save writes"},
         {"layers", INTEGER, &s->model.layers, 0, MANY, NULL, "layers; 0, here and below: the model's"},
         {"hidden", INTEGER, &s->model.hidden, 0, MANY, NULL, "width of the residual stream"},
         {"heads", INTEGER, &s->model.heads, 0, MANY, NULL, "query heads"},
@@ -166,6 +167,7 @@ static settings parse_settings(int argc, char **argv, hf_model *from) {
     s.recompute = CF_RECOMPUTE_NONE;
     s.chunk_size = 8192;
     s.loss_rows = 2048;
+    s.part_bytes = 5000000000; /* as Hugging Face has it */
     s.order.k = s.seed = 1;
     s.checkpoint_every = 50;
     s.batch = 8;
@@ -597,9 +599,25 @@ static int64_t chunking_hash(const settings *s) {
     return (int64_t)(hash_bytes(0, all, sizeof all) >> 1);
 }
 
-/* Calls `use` on a description of the run as a checkpoint has it: saves or loads. arrays: master weights and moments,
-   on the host; to a checkpoint floats are bytes, two of them in one of its numbers. */
-static int use_checkpoint(trainer *t, float *const arrays[3], int (*use)(const char *path, checkpoint *c)) {
+/* Master weights and moments, on the device. To a checkpoint floats are bytes, two of them in one of its numbers. */
+static float *checkpoint_array(void *user, int array) {
+    const decoder *d = &((trainer *)user)->model;
+    float *const arrays[CHECKPOINT_ARRAYS] = {d->master, d->first, d->second};
+    return arrays[array];
+}
+
+static void fetch_piece(void *user, int array, int64_t first, int64_t count, real *to) {
+    MUST_CUDA(cudaMemcpy(to, checkpoint_array(user, array) + 2 * first, (size_t)count * sizeof *to,
+                         cudaMemcpyDeviceToHost));
+}
+
+static void store_piece(void *user, int array, int64_t first, int64_t count, real *from) {
+    MUST_CUDA(cudaMemcpy(checkpoint_array(user, array) + 2 * first, from, (size_t)count * sizeof *from,
+                         cudaMemcpyHostToDevice));
+}
+
+/* Calls `use` on a description of the run as a checkpoint has it: saves or loads. */
+static int use_checkpoint(trainer *t, int (*use)(const char *path, checkpoint *c)) {
     const settings *s = t->settings;
     const model_config *m = &s->model;
     const optimizer_config *o = &s->optimizer;
@@ -614,8 +632,8 @@ static int use_checkpoint(trainer *t, float *const arrays[3], int (*use)(const c
         setting_int("hash of the documents", (int64_t)token_set_hash(&t->data)),
     };
     int64_t progress[PROGRESS_COUNT] = {t->step, t->order.epoch, t->order.cursor, chunking_hash(s)};
-    checkpoint c = {all, sizeof all / sizeof all[0], progress, PROGRESS_COUNT, {}, t->model.at.count / 2};
-    for (int i = 0; i < 3; i++) c.arrays[i] = (real *)(void *)arrays[i];
+    checkpoint c = {all, sizeof all / sizeof all[0], progress, PROGRESS_COUNT, {}, t->model.at.count / 2,
+                    fetch_piece, store_piece, t};
     const int result = use(s->checkpoint, &c);
     if (progress[PROGRESS_STEP] < 0 || progress[PROGRESS_EPOCH] < 0 || progress[PROGRESS_CURSOR] < 0 ||
         progress[PROGRESS_CURSOR] > t->data.count)
@@ -641,23 +659,12 @@ static int load_from(const char *path, checkpoint *c) {
     return result;
 }
 
-static void save_checkpoint(trainer *t) {
-    const decoder *d = &t->model;
-    float *const arrays[3] = {download(d->master, d->at.count), download(d->first, d->at.count),
-                              download(d->second, d->at.count)};
-    use_checkpoint(t, arrays, save_to);
-    for (float *array : arrays) free(array);
-}
+static void save_checkpoint(trainer *t) { use_checkpoint(t, save_to); }
 
 /* Whether there was one to go on from. */
 template <typename T> static int load_checkpoint(trainer *t) {
-    const decoder *d = &t->model;
-    float *const on_device[3] = {d->master, d->first, d->second}, *arrays[3];
-    for (float *&array : arrays) array = TAKE(float, d->at.count);
-    const int found = use_checkpoint(t, arrays, load_from);
-    for (int i = 0; i < 3 && found; i++) upload(on_device[i], arrays[i], d->at.count);
-    if (found) round_parameters<T>(d);
-    for (float *array : arrays) free(array);
+    const int found = use_checkpoint(t, load_from);
+    if (found) round_parameters<T>(&t->model);
     return found;
 }
 
@@ -920,7 +927,7 @@ template <typename T> static int run(const settings *s) {
         MUST(cf_executor_memory_of(t.executor, 0, &m, &error));
         print_memory_table(&t, &m, 1);
     }
-    if (s->save) hf_save<T>(s->from, &t.model, s->save);
+    if (s->save) hf_save<T>(s->from, &t.model, s->save, s->part_bytes);
     trainer_end(&t);
     return ok ? 0 : EXIT_CHECK_FAILED;
 }

@@ -165,6 +165,70 @@ same_files() { # NAME FILE FILE
 
 first_loss() { sed -n 's/^step .* loss \([^ ]*\) .*/\1/p' "$work/out" | head -n 1; }
 
+# Every tensor of a folder with an index, by nothing of ours: the index is as Hugging Face's writer prints it, no part
+# of several tensors is larger than the limit, and the tensors, their types and shapes are those of the other folder.
+compare_parts() { # FOLDER WHOLE MOST_BYTES
+    "$PYTHON" - "$@" <<'PY'
+import json, os, struct, sys
+def read(path):
+    with open(path, "rb") as file:
+        n = struct.unpack("<Q", file.read(8))[0]
+        head, data = json.loads(file.read(n)), file.read()
+    head.pop("__metadata__")
+    return {name: (t["dtype"], t["shape"], data[t["data_offsets"][0]:t["data_offsets"][1]]) for name, t in head.items()}
+folder, whole, most = sys.argv[1], read(sys.argv[2]), int(sys.argv[3])
+with open(os.path.join(folder, "model.safetensors.index.json")) as file:
+    text = file.read()
+index = json.loads(text)
+assert text == json.dumps(index, indent=2, sort_keys=True) + "\n", "the index's form"
+assert index["metadata"]["total_size"] == sum(len(t[2]) for t in whole.values()), "total_size"
+names = sorted(set(index["weight_map"].values()))
+assert len(names) > 3 and names == ["model-%05d-of-%05d.safetensors" % (i + 1, len(names)) for i in range(len(names))]
+assert sorted(os.listdir(folder)) == sorted(names + ["config.json", "model.safetensors.index.json"]), "other files"
+found = {}
+for name in names:
+    part = read(os.path.join(folder, name))
+    assert all(index["weight_map"][t] == name for t in part) and not set(part) & set(found)
+    assert len(part) == 1 or sum(len(t[2]) for t in part.values()) <= most, "a part is too large"
+    found.update(part)
+assert found == whole, "other tensors"
+PY
+}
+
+# index_refused NAME TEXT SED: the folder of parts with its index changed so
+index_refused() {
+    sed "$3" "$work/parts/model.safetensors.index.json" >"$work/hostile/model.safetensors.index.json"
+    run --load "$work/hostile" --steps 0
+    expect "refused: an index with $1" 2 "$2"
+}
+
+in_parts() {
+    mkdir "$work/many" "$work/hostile"
+    cp "$work/whole/model.safetensors" "$work/many" # older weights in the other form
+    run --load "$work/whole" --save "$work/many" --steps 0 --part-bytes 4000
+    name="weights into parts with an index"
+    if [ "$status" -ne 0 ]; then fail "$name" "exit status $status: $(last_line)"
+    elif compare_parts "$work/many" "$work/whole/model.safetensors" 4000 2>"$work/err"; then ok "$name"
+    else fail "$name" "$(last_line)" "$work/err"; fi
+    run --load "$work/many" --save "$work/many" --steps 0
+    same_files "and back into one file" "$work/whole/model.safetensors" "$work/many/model.safetensors"
+    name="of which the index is gone"
+    if [ ! -e "$work/many/model.safetensors.index.json" ]; then ok "$name"; else fail "$name" "it is there"; fi
+    cp "$work/parts"/* "$work/hostile"
+    index_refused "a part that is missing" "model-00003" 's/00002-of/00003-of/g'
+    index_refused "a path out of the folder" "outside of the folder" 's/"model-00002/"..\/parts\/model-00002/'
+    index_refused "no name of a file" "wanted the name of a file" 's/: "model-00001[^"]*"/: 7/'
+    index_refused "a tensor in another part" "it is not in model-00001" \
+        's/"model.norm.weight": "model-00002/"model.norm.weight": "model-00001/'
+    index_refused "a tensor that it does not name" "it names 25: one is there twice, or not named" \
+        's/, "model.norm.weight": "[^"]*"//'
+    index_refused "a tensor twice" "model.norm.weight" \
+        's/"weight_map": {/&"model.norm.weight": "model-00001-of-00002.safetensors", /'
+    index_refused "no map" "wanted an object with a weight_map" 's/weight_map/map/'
+    cp "$work/parts/model-00001-of-00002.safetensors" "$work/hostile/model-00002-of-00002.safetensors"
+    index_refused "a part for another one" "it is not in model-00002" 's/nothing//'
+}
+
 hf_files() {
     if ! make_folders; then
         skip "Hugging Face's files" "no $PYTHON to make them"
@@ -175,6 +239,7 @@ hf_files() {
     same_files "config.json in and out" "$work/whole/config.json" "$work/again/config.json"
     run --load "$work/parts" --save "$work/from_parts" --steps 0
     same_files "weights from several files" "$work/whole/model.safetensors" "$work/from_parts/model.safetensors"
+    in_parts
     run --load "$work/whole" --synthetic 70,30 --chunk-size 48 --steps 1
     loaded=$(first_loss)
     run --load "$work/from_parts" --synthetic 70,30 --chunk-size 64 --steps 1 --recompute full
