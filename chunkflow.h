@@ -53,7 +53,8 @@
                                cf_state_stream_block, cf_state_stream_begin, cf_state_stream_next,
                                cf_state_stream_add, cf_state_stream_append, cf_state_stream_end
          run a pipeline        cf_executor_create, cf_executor_load, cf_executor_run, cf_executor_stream,
-                               cf_executor_schedule, cf_executor_memory_of, cf_executor_timeline, cf_executor_free
+                               cf_executor_schedule, cf_executor_memory_of, cf_executor_timeline, cf_executor_free,
+                               cf_cuda_step_block
 
    What is decided once and not for every batch (seconds estimated from a model and a GPU or fitted to measurements, and
    the search for ChunkSize and K) is in a second library of the same kind, tools/chunkflow_tune.h.
@@ -1753,7 +1754,8 @@ CHUNKFLOW_CUDA_API cf_result cf_state_prefetch(const cf_state *state, int64_t fi
    `compute` comes to what is put on it after the call that hands the block out; its slot is filled again, and its
    gradients leave, when compute has come to the next call. */
 typedef struct cf_state_stream_desc {
-    cf_state state;               /* what K and V are: n_layers, n_kv_heads, head_size, dtype. The rest is not read */
+    cf_state state;               /* what K and V are: n_kv_heads, head_size, dtype, and n_layers at most. The rest is
+                                     not read */
     int64_t block_rows;           /* most rows of a block; must be given */
     int64_t n_slots;              /* blocks of the ring, 2 to 64. With 2, one in use and one on its way, the copies of a
                                      forward that computes longer hide behind it; in a backward gradients leave, too,
@@ -1769,7 +1771,8 @@ typedef struct cf_state_stream_desc {
 /* One pass of one chunk. The arrays are in host memory, pinned, and stay until the copies are done: a group has the
    same rows in every pass. Rows that a sliding window hides from every query of the pass are not sent. */
 typedef struct cf_state_pass {
-    cf_state state;               /* K and V of the group: row 0 is its first token, `rows` as in any state */
+    cf_state state;               /* K and V of the group: row 0 is its first token, `rows` as in any state, n_layers
+                                     those of this pass */
     cf_state gradient;            /* dK and dV likewise, fp32. data NULL: a forward */
     int64_t prefix;               /* rows of the group before the chunk's */
     int64_t own;                  /* the chunk's own */
@@ -1895,6 +1898,13 @@ CHUNKFLOW_CUDA_API cf_result cf_boundary_save(void *to, int64_t to_stride, const
 
 /* ---- executor ---- */
 
+/* Attention with blocks of a prefix, of one object: from block `first` on, up to those of the next entry. */
+typedef struct cf_cuda_block {
+    int64_t first;                /* as cf_state_block.index */
+    const cf_attention *attention;/* as cf_attention_block_prepare makes it */
+    const void *tiles;            /* on the device */
+} cf_cuda_block;
+
 /* What a pass callback gets. All addresses are on `device`, at multiples of 256 (a state: 16), and stay valid as said;
    none may be freed. */
 typedef struct cf_cuda_step {
@@ -1907,9 +1917,20 @@ typedef struct cf_cuda_step {
     const int32_t *positions;     /* (chunk->padded): position_ids of the metadata, but -1 in padding */
     cf_state state;               /* K and V, row 0 the group's first token; the chunk's own rows start at
                                      chunk->prefix. A standalone chunk has one of its own, from F to its backward. W:
-                                     data is NULL, because rows are held until B or I */
+                                     data is NULL, because rows are held until B or I. With state_block_rows: always
+                                     NULL, in `gradient`, too */
     cf_state gradient;            /* of the same rows, fp32. B and I only: data is NULL elsewhere */
-    int overwrite;                /* 1: nothing was added to `gradient` yet, and it holds anything: overwrite it */
+    int overwrite;                /* 1: nothing was added to `gradient` yet, and it holds anything: overwrite it. With
+                                     state_block_rows: of a backward's own dK and dV, always 1 */
+    cf_state_stream *state_stream;/* with state_block_rows: a pass of it has begun, and ends after the callback, in
+                                     which each layer is walked through. NULL where nothing is to be read or sent: W,
+                                     standalone chunks, the R of a group's first chunk, a stage without layers.
+                                     The chunk's own K and V, of any chunk, are yours to keep, in `activations` until B
+                                     or I (`attention` has no other keys), and so are its dK and dV */
+    const cf_cuda_block *blocks;  /* attention with the blocks that the stream hands out: see cf_cuda_step_block */
+    int64_t n_blocks;             /* entries: one for all full ones, few more. 0: no prefix, or none that is seen */
+    int append;                   /* 1: later chunks of the group read this F's K and V, so that each layer's must be
+                                     given to cf_state_stream_append */
     void *activations;            /* from this F or R to the chunk's B or W. NULL in an F that keeps nothing */
     int64_t activation_bytes;
     void *workspace;              /* this pass only */
@@ -1922,6 +1943,9 @@ typedef struct cf_cuda_step {
                                      where nobody wants it */
     int64_t boundary_bytes;       /* of each of the two */
 } cf_cuda_step;
+
+/* The entry of step->blocks for the block of this index; NULL where there is none. */
+CHUNKFLOW_CUDA_API const cf_cuda_block *cf_cuda_step_block(const cf_cuda_step *step, int64_t index);
 
 /* What one virtual stage needs. */
 typedef struct cf_cuda_stage {
@@ -1954,6 +1978,9 @@ typedef struct cf_executor_desc {
     int64_t boundary_bytes_per_token; /* what goes from stage to stage; needed with more than one virtual stage */
     int64_t memory_limit;             /* most bytes of device memory of one stage. 0: no limit */
     int offload_gradients;            /* 1: OFFLOAD and PREFETCH move the rows of dK and dV too, where they exist */
+    int64_t state_block_rows;         /* the state of groups streams: see below. Most rows of a block. 0: it stays on
+                                         the device */
+    int64_t state_slots;              /* blocks of the ring, as cf_state_stream_desc.n_slots. 0: 3 */
     int timeline;                     /* 1: measure start and end of every action */
     int blocking;                     /* 1: wait after every action, so that an error of the device is found at the
                                          action that made it. Slow */
@@ -1966,6 +1993,15 @@ typedef struct cf_executor_desc {
 } cf_executor_desc;
 
 typedef struct cf_executor cf_executor;
+
+/* With state_block_rows K, V, dK and dV of all groups lie in pinned host memory. Each stage has two rings of
+   state_slots x state_block_rows rows of one layer, for K and V and for their gradients, and a pass walks through its
+   prefix as said above under "state that streams"; cf_memory_desc.state_window is that number of rows. Inputs that
+   local replay keeps, from an F to its R, lie in host memory, too, and come back through at most two slots: they
+   leave while the F runs, and come while the pass before the R does. So what a stage has on its device does not grow
+   with the longest sequence, but for 4 bytes of metadata for each token; tiles are shared by full chunks. A schedule
+   with OFFLOAD or PREFETCH is refused (CF_ERROR_ARGUMENT, field "state_block_rows", error->item: the first such
+   action). */
 
 /* Makes an executor: streams (compute, state out, state in, and one for each direction of transfers) on every stage's
    device, where all kernels of chunkflow_cuda.cu are loaded too, so that none is loaded beside a waiting receive (do
@@ -2028,18 +2064,20 @@ CHUNKFLOW_CUDA_API const cf_schedule *cf_executor_schedule(const cf_executor *ex
 typedef struct cf_executor_memory {
     int64_t arena;                /* activations and boundary tensors: what was laid out ... */
     int64_t arena_live;           /* ... and the most that is in use at once. arena / arena_live is the loss in gaps */
-    int64_t state;                /* K and V */
+    int64_t inputs;               /* of both, with state_block_rows: the slots through which kept inputs come back */
+    int64_t state;                /* K and V; with state_block_rows their ring ... */
     int64_t state_live;
-    int64_t gradient;             /* dK and dV of groups */
+    int64_t gradient;             /* dK and dV of groups; ... and theirs */
     int64_t gradient_live;
     int64_t forward_workspace;    /* what an F or R has to itself: yours and attention's */
     int64_t backward_workspace;   /* what a B, I or W has: the same, and dK and dV of a standalone chunk, of one layer
                                      at a time */
     int64_t workspace;            /* the larger of the two: they use the same memory */
-    int64_t metadata;             /* positions and tiles of all chunks */
+    int64_t metadata;             /* positions and tiles of all chunks; of neighbours that are the same, once */
     int64_t total;                /* arena, state, gradient, workspace and metadata: the high-water mark of the batch */
     int64_t allocated;            /* what the executor holds on the device now, also for earlier, larger batches */
-    int64_t host;                 /* pinned host memory */
+    int64_t host;                 /* pinned host memory: what was moved out; with state_block_rows the state, its
+                                     gradient and kept inputs of all virtual stages */
     cf_run_stats stats;           /* the interpreter's books */
 } cf_executor_memory;
 

@@ -4906,7 +4906,7 @@ cf_result check_host_rows(const state_stream *s, const cf_state *host, cf_dtype 
     const cf_result code = check_rows(host, 0, rows, &unused, error);
     if (code != CF_OK) return code;
     const int got = number_of(host->dtype) == CF_DTYPE_DEFAULT ? (int)CF_DTYPE_BF16 : number_of(host->dtype);
-    if (host->n_layers != own->n_layers || host->n_kv_heads != own->n_kv_heads || host->head_size != own->head_size ||
+    if (host->n_layers > own->n_layers || host->n_kv_heads != own->n_kv_heads || host->head_size != own->head_size ||
         got != number_of(dtype) || host->one_layer)
         return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, own->n_layers, host->n_layers,
                        "layers, heads, head size or type are not those of the stream");
@@ -4924,6 +4924,9 @@ cf_result check_pass(const state_stream *s, const cf_state_pass *p, cf_error *er
     const cf_result code = check_host_rows(s, &p->state, s->desc.state.dtype, "state", p->prefix + p->own, error);
     if (code != CF_OK || p->gradient.data == NULL) return code;
     if (s->desc.gradient_ring == NULL) return cf_fail_null(error, "gradient_ring");
+    if (p->gradient.n_layers != p->state.n_layers)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "gradient", -1, p->state.n_layers, p->gradient.n_layers,
+                       "has other layers than the state");
     return check_host_rows(s, &p->gradient, CF_DTYPE_FP32, "gradient", p->prefix + p->own, error);
 }
 
@@ -4931,7 +4934,7 @@ cf_result check_pass(const state_stream *s, const cf_state_pass *p, cf_error *er
 stream_item item_at(const state_stream *s, int64_t turn) {
     const int64_t per_layer = s->n_own + s->n_prefix, layer = turn / per_layer, place = turn % per_layer;
     const int64_t end = s->pass.prefix + s->pass.own, rows = s->desc.block_rows;
-    stream_item i = {s->backward ? s->desc.state.n_layers - 1 - layer : layer, place - s->n_own, 0, 0, false};
+    stream_item i = {s->backward ? s->pass.state.n_layers - 1 - layer : layer, place - s->n_own, 0, 0, false};
     i.own = place < s->n_own;
     i.n = i.own ? block_of(std::max(s->touched, s->pass.prefix), end, rows, place, &i.first)
                 : block_of(s->seen, s->pass.prefix, rows, i.index, &i.first);
@@ -4992,7 +4995,7 @@ cf_result issue_block(state_stream *s, cf_error *error) {
     return code;
 }
 
-int64_t n_items(const state_stream *s) { return s->desc.state.n_layers * (s->n_own + s->n_prefix); }
+int64_t n_items(const state_stream *s) { return s->pass.state.n_layers * (s->n_own + s->n_prefix); }
 
 /* The block in use is done when `compute` comes here: its gradients leave, and its slot is filled again. */
 cf_result release_block(state_stream *s, cudaStream_t compute, bool refill, cf_error *error) {
@@ -5416,7 +5419,7 @@ cf_result cf_state_stream_next(cf_state_stream *stream, cf_cuda_stream compute, 
     cf_result code = check_open(s, error);
     if (code != CF_OK) return code;
     if (out == NULL) return cf_fail_null(error, "out");
-    const int64_t n_layers = s->desc.state.n_layers;
+    const int64_t n_layers = s->pass.state.n_layers;
     if (s->layer >= n_layers)
         return cf_fail(error, CF_ERROR_ARGUMENT, "stream", -1, n_layers, s->layer + 1, "all layers are done");
     block.layer = s->backward ? n_layers - 1 - s->layer : s->layer;
@@ -5461,8 +5464,8 @@ cf_result cf_state_stream_append(cf_state_stream *stream, cf_cuda_stream compute
     int64_t strides[2] = {0, 0};
     cf_result code = check_open(s, error);
     if (code != CF_OK) return code;
-    if (layer < 0 || layer >= s->desc.state.n_layers)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "layer", -1, s->desc.state.n_layers - 1, layer, "out of range");
+    if (layer < 0 || layer >= s->pass.state.n_layers)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "layer", -1, s->pass.state.n_layers - 1, layer, "out of range");
     code = check_whole_rows(k, "k", s->state, s->pass.own, &s->desc.state, &strides[0], error);
     if (code == CF_OK) code = check_whole_rows(v, "v", s->state, s->pass.own, &s->desc.state, &strides[1], error);
     if (code == CF_OK) code = hold(compute, s->sent, error); /* of the layer before, which may be overwritten now */
@@ -5859,7 +5862,11 @@ void set_owner(heap *home, array<owned> *owners, int64_t low, int64_t high, int6
        SEND           the link     the pass that makes the tensor
        RECV           the link     nothing: NCCL waits for the peer
 
-   Besides, each waits for whoever used last what it is the first to use of some memory. */
+   Besides, each waits for whoever used last what it is the first to use of some memory.
+
+   With state_block_rows a pass has copies of its own on OUT and IN: its blocks, by the state's stream; the input that
+   an F keeps, out while it runs, and no later than its end; and behind the pass before an R what that R reads, back
+   in. */
 
 namespace {
 
@@ -5869,8 +5876,8 @@ const int64_t MOST_LOCAL_STAGES = 256;           /* virtual stages in one proces
 const int64_t MOST_BYTES = (int64_t)1 << 46;     /* of one item: beyond any device, and sums stay in 64 bits */
 const int64_t PASSES_AHEAD = 4; /* of each stage: no stream runs dry, unless stages differ by more than that */
 
-/* What was worked out for one action. Places are bytes in the arena (host: in the stage's pinned memory), -1: none.
-   While they are being found, the numbers of the bodies stand there. */
+/* What was worked out for one action. Places are bytes in the arena (host: in the stage's pinned memory, of moved rows
+   or of a kept input), -1: none. While they are being found, the numbers of the bodies stand there. */
 struct planned {
     int64_t activations = -1, input = -1, output = -1, host = -1;
     int64_t first_wait = 0, n_waits = 0;
@@ -5879,6 +5886,8 @@ struct planned {
     int64_t partner = -1;  /* SEND: position of the RECV. RECV: of the pass that makes the tensor. In the peer's list.
                               OFFLOAD: of what put the rows there, F or an earlier PREFETCH */
     int32_t peer = -1;     /* index of the stage at the other end among the local ones, or its number with NCCL */
+    int64_t fetch = -1;    /* position of an R whose kept input comes back behind this pass */
+    int64_t slot_user = -1; /* such an R: position of the one that used its slot before */
     int32_t overwrite = 0; /* the first backward that touches these rows of gradient */
     int32_t with_gradient = 0; /* a move takes rows of gradient along */
 };
@@ -5891,7 +5900,7 @@ struct wait {
 /* K and V, or their gradients, of one virtual stage. */
 struct plane_set {
     int64_t rows, row_bytes, n_layers;
-    int64_t at; /* in the stage's memory */
+    int64_t at; /* in the stage's memory; in pinned memory where the state streams */
 };
 
 struct executor;
@@ -5912,6 +5921,7 @@ struct stage {
     cudaEvent_t base; /* timeline: time 0 of the run */
     block memory;     /* on the device */
     block host;
+    cf_state_stream *state_stream; /* of the batch that was loaded last; NULL: it needs none */
 };
 
 /* What it does in a batch. */
@@ -5924,8 +5934,10 @@ struct stage_plan {
     array<wait> waits;
     array<int64_t> row_at[2];  /* by cell: row 0 of the chunk's group; of the state, and of the gradient */
     array<plane_set> planes;   /* by local virtual stage: of the state, then of the gradient */
-    int64_t arena_at, workspace_at, attention_at[2], standalone_at;
+    int64_t arena_at, workspace_at, attention_at[2], standalone_at, ring_at;
     int64_t n_events;
+    int64_t input_events; /* the first of N_INPUT_EVENTS */
+    array<cf_cuda_block> blocks; /* the batch's, with addresses on this device */
     cf_executor_memory memory_used;
     array<unsigned char> run_memory;
     cf_runner *runner;
@@ -5937,7 +5949,9 @@ struct chunk_data {
     cf_metadata metadata;
     const cf_attention *attention;
     int64_t positions_at, tiles_at;
+    int64_t first_block, n_blocks; /* of the batch's */
     array<unsigned char> metadata_memory, attention_memory;
+    array<array<unsigned char>> block_memory;
 };
 
 struct batch {
@@ -5951,6 +5965,8 @@ struct batch {
     array<stage_plan> stages;    /* the local ones */
     array<int32_t> order;        /* these, in the order in which their actions are issued */
     array<chunk_data> chunks;
+    array<cf_cuda_block> blocks;  /* of all chunks ... */
+    array<int64_t> block_tiles_at; /* ... and where their tiles lie in the device's copy */
     int64_t metadata_bytes = 0;
     int64_t attention_bytes[2] = {0, 0}; /* workspace of the largest problem, forwards and backwards */
     bool timed = false;          /* the last run ended well, so its events tell times */
@@ -6040,6 +6056,9 @@ int64_t cell_of(const batch *b, int64_t virtual_stage, int64_t chunk) {
 bool has_nccl(const executor *e) { return e->desc.nccl != NULL; }
 bool is_local_replay(const batch *b) { return b->schedule->replay == CF_REPLAY_LOCAL; }
 
+/* The state of groups lies in host memory, and so do inputs that local replay keeps. */
+bool streams_state(const executor *e) { return e->desc.state_block_rows > 0; }
+
 /* By the virtual stages of one stage. */
 int64_t local_cell(const batch *b, const cf_action &a) { return cell_of(b, a.stage / b->e->desc.n_stages, a.chunk); }
 
@@ -6078,6 +6097,11 @@ int64_t rows_of(const cf_plan *plan, int64_t chunk) {
     return c->group >= 0 && c->n_slices == 1 ? cf_chunk_state_tokens(plan, chunk) : c->padded;
 }
 
+/* Rows that are kept of a chunk: in host memory only those that later chunks may read. */
+int64_t kept_rows_of(const batch *b, int64_t chunk) {
+    return streams_state(b->e) ? cf_chunk_state_tokens(b->plan, chunk) : rows_of(b->plan, chunk);
+}
+
 /* Where each pass and each transfer of a chunk stands in its list. */
 bool find_positions(batch *b) {
     const cf_schedule *s = b->schedule;
@@ -6093,6 +6117,9 @@ bool find_positions(batch *b) {
         }
     return true;
 }
+
+/* Events for kept inputs, one of each a stage: they are recorded anew before anything else waits for them. */
+enum { INPUT_THERE, INPUT_LEFT, INPUT_BACK, N_INPUT_EVENTS };
 
 /* The entries of a stage's list, before anything is known of its memory. */
 bool start_plan(batch *b, stage_plan *s, stage *on) {
@@ -6120,6 +6147,8 @@ bool start_plan(batch *b, stage_plan *s, stage *on) {
         p->peer = (int32_t)(stage_of(b, other) - (has_nccl(e) ? 0 : e->first_stage));
         p->partner = position_of(b, (is_send(a.pass) ? AT_RECV : AT_PASS) + kind, other, a.chunk);
     }
+    s->input_events = s->n_events;
+    if (streams_state(e) && is_local_replay(b)) s->n_events += N_INPUT_EVENTS;
     return true;
 }
 
@@ -6202,10 +6231,11 @@ int64_t add_item(recording *r, int64_t bytes, int64_t room, int64_t begin, int64
     return id;
 }
 
-/* The last pass of a virtual stage that reads the tensor of a kind: with local replay, R reads that of F again. */
+/* The last pass of a virtual stage that reads the tensor of a kind: with local replay, R reads that of F again, or a
+   copy of it. */
 int64_t last_reader(const batch *b, int kind, int64_t virtual_stage, int64_t chunk) {
     const int64_t replay = position_of(b, AT_PASS + REPLAY, virtual_stage, chunk);
-    if (kind == FORWARD && is_local_replay(b) && replay >= 0) return replay;
+    if (kind == FORWARD && is_local_replay(b) && replay >= 0 && !streams_state(b->e)) return replay;
     return position_of(b, AT_PASS + kind, virtual_stage, chunk);
 }
 
@@ -6252,7 +6282,12 @@ void record_tensors(recording *r, int64_t at) {
         else if (!is_forward(a.pass))
             p->activations = s->plan[replay >= 0 ? replay : forward].activations;
         if (to >= 0) p->output = add_item(r, boundary, most, at, to);
-        if (from >= 0) p->input = is_pass(s->actions[from].pass) ? s->plan[from].output : s->plan[from].input;
+        if (from >= 0 && a.pass == CF_R && is_local_replay(b) && streams_state(b->e)) {
+            p->host = s->plan[forward].host = add_body(&r->l, HOST);
+            add_rect(&r->l, p->host, 0, align_256(boundary), 0, forward, at + 1, at + 1);
+        } else if (from >= 0) {
+            p->input = is_pass(s->actions[from].pass) ? s->plan[from].output : s->plan[from].input;
+        }
     }
 }
 
@@ -6263,7 +6298,7 @@ void end_rows(recording *r, int64_t at, bool with_gradient) {
     const stage_plan *s = r->s;
     const cf_action &a = s->actions[at];
     const cf_chunk &c = s->b->plan->chunks[a.chunk];
-    const int64_t cell = local_cell(s->b, a), n = rows_of(s->b->plan, a.chunk);
+    const int64_t cell = local_cell(s->b, a), n = kept_rows_of(s->b, a.chunk);
     const int64_t since = std::max(r->rows[cell].gradient_from, r->rows[group_cell(s->b, a)].first_backward);
     if (!s->b->e->has_state) return;
     add_rect(&r->l, s->row_at[0][cell], c.prefix, n, 0, r->rows[cell].from, at + 1, at + 1);
@@ -6309,7 +6344,8 @@ void record_rows(recording *r, int64_t at) {
 
 int64_t greatest_divisor(int64_t a, int64_t b) { return b == 0 ? a : greatest_divisor(b, a % b); }
 
-/* Rows are counted, and start, in such units that planes and groups lie at multiples of 256 bytes. */
+/* Rows are counted, and start, in such units that planes and groups lie at multiples of 256 bytes; those in host
+   memory, which only copies touch, one by one. */
 bool start_recording(recording *r, stage_plan *s) {
     executor *e = s->b->e;
     const cf_attention_desc &a = e->desc.attention;
@@ -6331,7 +6367,7 @@ bool start_recording(recording *r, stage_plan *s) {
         space *rows = &r->l.spaces[FIRST_STATE + i];
         p->n_layers = e->stage_descs[virtual_stage_at(s, i / 2)].n_layers;
         p->row_bytes = (i % 2 == 1 || a.dtype == CF_DTYPE_FP32 ? 4 : 2) * a.n_kv_heads * a.head_size;
-        rows->unit = 256 / greatest_divisor(256, p->row_bytes);
+        rows->unit = streams_state(e) ? 1 : 256 / greatest_divisor(256, p->row_bytes);
         rows->bytes = plane_bytes(*p, 1);
     }
     return true;
@@ -6366,12 +6402,72 @@ void write_places(recording *r) {
         for (int64_t *id : {&p.activations, &p.input, &p.output, &p.host}) place(id);
     for (const array<int64_t> &rows : s->row_at)
         for (int64_t &id : rows) place(&id);
-    for (int64_t i = 0; i < s->planes.n; i++) {
-        s->planes[i].rows = l.spaces[FIRST_STATE + i].height;
-        (i % 2 == 0 ? m->state : m->gradient) += plane_bytes(s->planes[i], s->planes[i].rows);
-    }
     m->arena = l.spaces[ARENA].height;
     m->host = l.spaces[HOST].height;
+    for (int64_t i = 0; i < s->planes.n; i++) {
+        plane_set *of = &s->planes[i];
+        of->rows = l.spaces[FIRST_STATE + i].height;
+        if (streams_state(s->b->e)) of->at = m->host;
+        (streams_state(s->b->e) ? m->host : i % 2 == 0 ? m->state : m->gradient) += plane_bytes(*of, of->rows);
+    }
+}
+
+/* ---- what streams ---- */
+
+/* One ring for all virtual stages of the stage, where any group has rows there: those of the memory model. */
+void size_rings(stage_plan *s) {
+    const executor *e = s->b->e;
+    const cf_attention_desc &a = e->desc.attention;
+    const int64_t numbers = e->desc.state_slots * e->desc.state_block_rows * 2 * a.n_kv_heads * a.head_size;
+    cf_executor_memory *m = &s->memory_used;
+    bool any = false;
+    for (const plane_set &p : s->planes) any |= plane_bytes(p, p.rows) > 0;
+    m->state = any ? numbers * (a.dtype == CF_DTYPE_FP32 ? 4 : 2) : 0;
+    m->gradient = any ? numbers * 4 : 0;
+    m->state_live = m->state;
+    m->gradient_live = m->gradient;
+}
+
+/* Bytes of a kept input, as they are laid out. */
+int64_t input_bytes(const stage_plan *s, int64_t at) {
+    return align_256(s->b->e->desc.boundary_bytes_per_token * s->b->plan->chunks[s->actions[at].chunk].padded);
+}
+
+/* The most kept inputs at once, but no more than two of the largest chunk: one in use, one on its way. */
+int64_t slots_for_inputs(const stage_plan *s) {
+    int64_t kept = 0, most = 0;
+    for (int64_t at = 0; at < s->n_actions; at++) {
+        if (!is_pass(s->actions[at].pass) || s->plan[at].host < 0) continue;
+        kept += s->actions[at].pass == CF_F ? input_bytes(s, at) : -input_bytes(s, at);
+        most = std::max(most, kept);
+    }
+    return std::min(most, 2 * align_256(s->b->e->desc.boundary_bytes_per_token * s->b->most_rows));
+}
+
+/* Kept inputs come back behind the arena: every second one at the upper end, so that an input and the one after it lie
+   apart wherever both are kept at once. One comes when the pass before its R has been issued: copies of that pass go
+   first. Its slot is free once the R two before is done, or where the room is less than two inputs, the one before. */
+void place_inputs(stage_plan *s) {
+    cf_executor_memory *m = &s->memory_used;
+    int64_t turn = 0, pass = -1, before = -1, second_before = -1, low = 0, high = 0;
+    m->inputs = slots_for_inputs(s);
+    for (int64_t at = 0; at < s->n_actions; at++) {
+        planned *p = &s->plan[at];
+        if (!is_pass(s->actions[at].pass)) continue;
+        if (p->host >= 0 && s->actions[at].pass == CF_R) {
+            const int64_t bytes = input_bytes(s, at), place = turn++ % 2 == 0 ? 0 : m->inputs - bytes;
+            p->input = m->arena + place;
+            p->slot_user = place < high && low < place + bytes ? before : second_before;
+            s->plan[pass].fetch = at;
+            second_before = before;
+            before = at;
+            low = place;
+            high = place + bytes;
+        }
+        pass = at;
+    }
+    m->arena += m->inputs;
+    m->arena_live += m->inputs;
 }
 
 /* ---- what an action waits for ---- */
@@ -6461,8 +6557,13 @@ cf_result plan_stage(stage_plan *s, cf_error *error) {
     }
     code = e->home.failed ? no_memory(error) : place_spaces(&r, error);
     if (code == CF_OK && !find_waits(&r)) code = no_memory(error);
-    if (code == CF_OK) write_places(&r);
-    return code;
+    if (code != CF_OK) return code;
+    write_places(&r);
+    if (streams_state(e)) {
+        size_rings(s);
+        place_inputs(s);
+    }
+    return CF_OK;
 }
 
 /* ---- chunks ---- */
@@ -6494,10 +6595,11 @@ cf_result check_chunk(const cf_plan *plan, int64_t chunk, cf_error *error) {
     return CF_OK;
 }
 
-/* The attention of this file is told the slices alone, for it needs no sequences of padding. */
+/* The attention of this file is told the slices alone, for it needs no sequences of padding. Where the prefix comes in
+   blocks, the keys are the chunk's own. */
 cf_result prepare_attention(batch *b, const cf_chunk &c, chunk_data *data, cf_error *error) {
     heap *home = &b->e->home;
-    const int64_t n = c.n_slices;
+    const int64_t n = c.n_slices, in_place = streams_state(b->e) ? 0 : c.prefix;
     cf_attention_desc d = b->e->desc.attention;
     array<int32_t> numbers;
     size_t bytes = 0;
@@ -6505,12 +6607,13 @@ cf_result prepare_attention(batch *b, const cf_chunk &c, chunk_data *data, cf_er
     int32_t *q = numbers.data, *k = q + n + 1, *starts_q = k + n + 1, *starts_k = starts_q + n;
     for (int64_t i = 0; i < n; i++) {
         const cf_slice &x = b->plan->slices[c.first_slice + i];
-        const int64_t prefix = i == 0 ? c.prefix : 0;
+        const int64_t prefix = i == 0 ? in_place : 0;
         q[i + 1] = q[i] + (int32_t)x.length;
         k[i + 1] = k[i] + (int32_t)(prefix + x.length);
         starts_q[i] = (int32_t)x.offset;
-        starts_k[i] = (int32_t)(c.prefix - prefix + x.offset);
+        starts_k[i] = (int32_t)(in_place - prefix + x.offset);
     }
+    d.prefix = c.prefix - in_place;
     d.n_slices = n;
     d.cu_seqlens_q = q;
     d.cu_seqlens_k = k;
@@ -6520,6 +6623,66 @@ cf_result prepare_attention(batch *b, const cf_chunk &c, chunk_data *data, cf_er
     if (code != CF_OK) return code;
     if (!data->attention_memory.fill(home, (int64_t)bytes)) return no_memory(error);
     return cf_attention_prepare(&d, data->attention_memory.data, bytes, &data->attention, error);
+}
+
+/* Which blocks of a prefix have an object of their own: they are of another length than the one before, or not all of
+   their keys are seen by all of the chunk's `own` tokens. */
+bool list_blocks(batch *b, int64_t prefix, int64_t own, chunk_data *data) {
+    const cf_executor_desc &d = b->e->desc;
+    const int64_t seen_by_all = first_seen_row(prefix + own - 1, d.attention.window);
+    int64_t row = 0, n, last = -1;
+    bool whole = false;
+    data->first_block = b->blocks.n;
+    for (int64_t i = 0; (n = cf_state_stream_block(d.state_block_rows, prefix, d.attention.window, i, &row)) > 0; i++) {
+        if (n == last && whole) continue;
+        whole = row >= seen_by_all;
+        last = n;
+        if (!b->blocks.push(&b->e->home, {i, NULL, NULL})) return false;
+    }
+    data->n_blocks = b->blocks.n - data->first_block;
+    return data->block_memory.fill(&b->e->home, data->n_blocks);
+}
+
+/* Where tiles go: to those before them, if they are the same, as they are of a group's full chunks whose prefix comes
+   in blocks. */
+int64_t place_tiles(batch *b, const cf_attention *a, const cf_attention *before, int64_t before_at) {
+    const int64_t at = b->metadata_bytes;
+    if (before != NULL && before->tiles_bytes == a->tiles_bytes && a->tiles_bytes > 0 &&
+        memcmp(before->tiles, a->tiles, a->tiles_bytes) == 0)
+        return before_at;
+    b->metadata_bytes += align_256((int64_t)a->tiles_bytes);
+    return at;
+}
+
+void take_workspace(batch *b, const cf_attention *a) {
+    const size_t workspace[2] = {a->forward_bytes, a->backward_bytes};
+    for (int i = 0; i < 2; i++)
+        b->attention_bytes[i] = std::max(b->attention_bytes[i], align_256((int64_t)workspace[i]));
+}
+
+/* before: the chunk before, or NULL. */
+cf_result prepare_blocks(batch *b, const cf_chunk &c, const chunk_data *before, chunk_data *data, cf_error *error) {
+    const cf_executor_desc &d = b->e->desc;
+    if (!streams_state(b->e) || c.prefix == 0) return CF_OK;
+    if (!list_blocks(b, c.prefix, b->plan->slices[c.first_slice].length, data)) return no_memory(error);
+    for (int64_t i = 0; i < data->n_blocks; i++) {
+        cf_cuda_block *to = &b->blocks[data->first_block + i];
+        array<unsigned char> *memory = &data->block_memory[i];
+        int64_t row = 0;
+        size_t bytes = 0;
+        const int64_t n = cf_state_stream_block(d.state_block_rows, c.prefix, d.attention.window, to->first, &row);
+        cf_result code = cf_attention_block_size(data->attention, row, n, &bytes, error);
+        if (code == CF_OK && !memory->fill(&b->e->home, (int64_t)bytes)) code = no_memory(error);
+        if (code == CF_OK)
+            code = cf_attention_block_prepare(data->attention, row, n, memory->data, bytes, &to->attention, error);
+        if (code != CF_OK) return code;
+        const int64_t like = before != NULL && i < before->n_blocks ? before->first_block + i : -1;
+        const int64_t at = like < 0 ? place_tiles(b, to->attention, NULL, -1)
+                                    : place_tiles(b, to->attention, b->blocks[like].attention, b->block_tiles_at[like]);
+        if (!b->block_tiles_at.push(&b->e->home, at)) return no_memory(error);
+        take_workspace(b, to->attention);
+    }
+    return CF_OK;
 }
 
 cf_result fill_chunk(batch *b, int64_t chunk, chunk_data *data, cf_error *error) {
@@ -6535,27 +6698,36 @@ cf_result fill_chunk(batch *b, int64_t chunk, chunk_data *data, cf_error *error)
     b->most_rows = std::max(b->most_rows, c.padded);
     if (c.group < 0) b->standalone_rows = std::max(b->standalone_rows, (int64_t)align_up((size_t)c.padded, 64));
     data->positions_at = b->metadata_bytes;
-    data->tiles_at = b->metadata_bytes += align_256(4 * c.padded);
+    b->metadata_bytes += align_256(4 * c.padded);
     if (data->attention == NULL) return CF_OK;
-    b->metadata_bytes += align_256((int64_t)data->attention->tiles_bytes);
-    const size_t workspace[2] = {data->attention->forward_bytes, data->attention->backward_bytes};
-    for (int i = 0; i < 2; i++)
-        b->attention_bytes[i] = std::max(b->attention_bytes[i], align_256((int64_t)workspace[i]));
-    return CF_OK;
+    const chunk_data *before = chunk > b->first_chunk ? data - 1 : NULL;
+    data->tiles_at = before != NULL ? place_tiles(b, data->attention, before->attention, before->tiles_at)
+                                    : place_tiles(b, data->attention, NULL, -1);
+    take_workspace(b, data->attention);
+    return prepare_blocks(b, c, before, data, error);
+}
+
+void put_tiles(const array<unsigned char> &image, int64_t at, const cf_attention *a) {
+    if (a->tiles_bytes > 0) memcpy(image.data + at, a->tiles, a->tiles_bytes);
 }
 
 /* The device's copy. Padding has position -1. */
-cf_result upload_chunks(const stage_plan *s, cf_error *error) {
+cf_result upload_chunks(stage_plan *s, cf_error *error) {
     const batch *b = s->b;
     array<unsigned char> image;
     cudaError_t status = cudaSuccess;
     if (!image.fill(&b->e->home, b->metadata_bytes)) return no_memory(error);
+    if (!s->blocks.fill(&b->e->home, b->blocks.n)) return no_memory(error);
+    for (int64_t i = 0; i < b->blocks.n; i++) {
+        s->blocks[i] = b->blocks[i];
+        s->blocks[i].tiles = s->on->memory.data + b->block_tiles_at[i];
+        put_tiles(image, b->block_tiles_at[i], b->blocks[i].attention);
+    }
     for (const chunk_data &data : b->chunks) {
         int32_t *ids = reinterpret_cast<int32_t *>(image.data + data.positions_at);
         for (int64_t i = 0; i < data.metadata.rows; i++)
             ids[i] = data.metadata.sequence_ids[i] < 0 ? -1 : data.metadata.position_ids[i];
-        if (data.attention != NULL && data.attention->tiles_bytes > 0)
-            memcpy(image.data + data.tiles_at, data.attention->tiles, data.attention->tiles_bytes);
+        if (data.attention != NULL) put_tiles(image, data.tiles_at, data.attention);
     }
     if (image.n > 0) /* by the stream that will read it: cudaMemcpy's own would order nothing there */
         status = cudaMemcpyAsync(s->on->memory.data, image.data, (size_t)image.n, cudaMemcpyHostToDevice,
@@ -6582,7 +6754,8 @@ cf_result check_items(const batch *b, cf_error *error) {
     return CF_OK;
 }
 
-/* Puts the parts of a stage's memory one behind the other: metadata, arena, state, gradients, workspace. */
+/* Puts the parts of a stage's memory one behind the other: metadata, arena, state, gradients, workspace; rings last,
+   whose bytes may be any multiple of 16. */
 void lay_out_stage(stage_plan *s) {
     const batch *b = s->b;
     const cf_executor_desc &d = b->e->desc;
@@ -6591,6 +6764,7 @@ void lay_out_stage(stage_plan *s) {
     s->arena_at = at;
     at += m->arena;
     for (plane_set &p : s->planes) {
+        if (streams_state(b->e)) break; /* in host memory */
         p.at = at;
         at += plane_bytes(p, p.rows);
     }
@@ -6605,10 +6779,11 @@ void lay_out_stage(stage_plan *s) {
     s->standalone_at = s->attention_at[1] + b->attention_bytes[1];
     m->forward_workspace = s->attention_at[0] + b->attention_bytes[0] - at;
     m->backward_workspace = s->standalone_at - at;
-    if (b->e->has_state) /* gradients of standalone chunks: planes of one layer for all */
+    if (b->e->has_state && !streams_state(b->e)) /* gradients of standalone chunks: planes of one layer for all */
         m->backward_workspace += b->standalone_rows * 2 * 4 * d.attention.n_kv_heads * d.attention.head_size;
     m->workspace = std::max(m->forward_workspace, m->backward_workspace);
-    m->total = at + m->workspace;
+    s->ring_at = at + m->workspace;
+    m->total = s->ring_at + (streams_state(b->e) ? m->state + m->gradient : 0);
 }
 
 void free_block(block *b) {
@@ -6636,6 +6811,34 @@ cf_result take_block(block *b, int64_t bytes, int64_t stage_number, cf_error *er
     return CF_OK;
 }
 
+void drop_state_stream(stage *on) {
+    cf_state_stream_free(on->state_stream);
+    on->state_stream = NULL;
+}
+
+/* The ring's copies use the streams for state, where nothing else is then but kept inputs. */
+cf_result make_state_stream(stage_plan *s, cf_error *error) {
+    const executor *e = s->b->e;
+    const cf_attention_desc &a = e->desc.attention;
+    cf_state_stream_desc d = {};
+    drop_state_stream(s->on);
+    if (!streams_state(e) || s->memory_used.state == 0) return CF_OK;
+    for (const plane_set &p : s->planes) d.state.n_layers = std::max(d.state.n_layers, p.n_layers);
+    d.state.n_kv_heads = a.n_kv_heads;
+    d.state.head_size = a.head_size;
+    d.state.dtype = a.dtype;
+    d.block_rows = e->desc.state_block_rows;
+    d.n_slots = e->desc.state_slots;
+    d.ring = s->on->memory.data + s->ring_at;
+    d.ring_bytes = s->memory_used.state;
+    d.gradient_ring = s->on->memory.data + s->ring_at + s->memory_used.state;
+    d.gradient_ring_bytes = s->memory_used.gradient;
+    d.in = s->on->streams[IN];
+    d.out = s->on->streams[OUT];
+    d.allocator = &e->home.from;
+    return cf_state_stream_create(&d, &s->on->state_stream, error);
+}
+
 /* What a planned batch needs of a device. There is always some memory, so that addresses of nothing are not NULL; what
    processes exchange lies behind what is loaded. */
 cf_result take_stage(stage_plan *s, cf_error *error) {
@@ -6657,6 +6860,7 @@ cf_result take_stage(stage_plan *s, cf_error *error) {
     }
     if (code == CF_OK) code = cf_run_size(s->b->plan, s->b->schedule, &run_bytes, error);
     if (code == CF_OK && !s->run_memory.fill(&e->home, (int64_t)run_bytes)) code = no_memory(error);
+    if (code == CF_OK) code = make_state_stream(s, error);
     return code == CF_OK ? upload_chunks(s, error) : code;
 }
 
@@ -6676,6 +6880,10 @@ cf_result take_schedule(batch *b, const cf_plan *plan, const cf_schedule *schedu
     else
         code = cf_schedule_lower(plan, schedule, &lower, &b->lowered, error);
     if (code != CF_OK) return code;
+    for (int64_t i = 0; i < schedule->n_actions && streams_state(e); i++)
+        if (schedule->actions[i].pass == CF_OFFLOAD || schedule->actions[i].pass == CF_PREFETCH)
+            return cf_fail(error, CF_ERROR_ARGUMENT, "state_block_rows", i, 0, e->desc.state_block_rows,
+                           "the schedule moves state itself");
     b->plan = plan;
     b->schedule = b->lowered != NULL ? b->lowered : schedule;
     b->first_chunk = schedule->rank * plan->n_steps;
@@ -6885,7 +7093,8 @@ void *in_arena(const stage_plan *s, int64_t place) {
     return place < 0 ? NULL : s->on->memory.data + s->arena_at + place;
 }
 
-/* The chunk's state, or its gradient. Chunks without a group share the planes of one layer for theirs. */
+/* The chunk's state, or its gradient; where the state streams, in host memory, of a chunk with a group. Chunks without
+   one share the planes of one layer for their gradient. */
 cf_state state_of(const stage_plan *s, const cf_action &a, bool gradient) {
     const batch *b = s->b;
     const cf_attention_desc &d = b->e->desc.attention;
@@ -6893,7 +7102,8 @@ cf_state state_of(const stage_plan *s, const cf_action &a, bool gradient) {
     const bool shared = gradient && b->plan->chunks[a.chunk].group < 0;
     cf_state state = {};
     const int64_t row_at = p.at + s->row_at[gradient][local_cell(b, a)] * p.row_bytes;
-    state.data = s->on->memory.data + (shared ? s->standalone_at : row_at);
+    const block &memory = streams_state(b->e) ? s->on->host : s->on->memory;
+    state.data = memory.data + (shared ? s->standalone_at : row_at);
     state.n_layers = p.n_layers;
     state.n_kv_heads = d.n_kv_heads;
     state.head_size = d.head_size;
@@ -6902,6 +7112,16 @@ cf_state state_of(const stage_plan *s, const cf_action &a, bool gradient) {
     state.one_layer = shared;
     return state;
 }
+
+/* Whether a pass walks through its prefix, or sends its own rows out, or adds what came back for them. */
+bool needs_stream(const stage_plan *s, const cf_action &a) {
+    const batch *b = s->b;
+    const cf_chunk &c = b->plan->chunks[a.chunk];
+    if (!streams_state(b->e) || c.group < 0 || b->e->stage_descs[a.stage].n_layers == 0) return false;
+    return a.pass == CF_R ? c.prefix > 0 : a.pass != CF_W;
+}
+
+bool is_last_of_group(const cf_plan *plan, const cf_chunk &c) { return c.index + 1 == plan->groups[c.group].n_chunks; }
 
 /* What the callback of a pass is told. */
 cf_cuda_step step_of(const stage_plan *s, const cf_step *step) {
@@ -6925,10 +7145,15 @@ cf_cuda_step step_of(const stage_plan *s, const cf_step *step) {
         out.attention_workspace = s->on->memory.data + s->attention_at[backward];
         out.attention_workspace_bytes = (size_t)b->attention_bytes[backward];
     }
-    if (e->has_state && a.pass != CF_W) out.state = state_of(s, a, false);
-    if (e->has_state && is_backward(a.pass)) {
-        out.gradient = state_of(s, a, true);
-        out.overwrite = p.overwrite;
+    const bool resident = e->has_state && !streams_state(e);
+    if (resident && a.pass != CF_W) out.state = state_of(s, a, false);
+    if (resident && is_backward(a.pass)) out.gradient = state_of(s, a, true);
+    out.overwrite = is_backward(a.pass) && (!resident || p.overwrite);
+    if (needs_stream(s, a)) {
+        out.state_stream = s->on->state_stream;
+        out.blocks = s->blocks.data + data.first_block;
+        out.n_blocks = data.n_blocks;
+        out.append = a.pass == CF_F && !is_last_of_group(b->plan, *step->chunk);
     }
     out.activations = in_arena(s, p.activations);
     out.activation_bytes = p.activations < 0 ? 0 : wanted_bytes(d, ACTIVATIONS, rows);
@@ -6938,6 +7163,79 @@ cf_cuda_step step_of(const stage_plan *s, const cf_step *step) {
     out.output = in_arena(s, p.output);
     out.boundary_bytes = e->desc.boundary_bytes_per_token * rows;
     return out;
+}
+
+/* ---- what streams beside a pass ---- */
+
+cudaEvent_t input_event(const stage_plan *s, int which) { return s->on->events[s->input_events + which]; }
+
+/* `later` goes on when `earlier` has come here. */
+cudaError_t order_streams(cudaStream_t earlier, cudaEvent_t event, cudaStream_t later) {
+    const cudaError_t status = cudaEventRecord(event, earlier);
+    return status == cudaSuccess ? cudaStreamWaitEvent(later, event, 0) : status;
+}
+
+/* Copies what an F keeps for its R to host memory, where the F's own waits are over. Its end waits for the copy. */
+bool send_input(const stage_plan *s, int64_t position, const void *input, size_t bytes) {
+    const cudaStream_t out = s->on->streams[OUT];
+    const planned &p = s->plan[position];
+    if (p.host < 0 || s->actions[position].pass != CF_F || bytes == 0) return true;
+    cudaError_t status = order_streams(own_stream(s, p), input_event(s, INPUT_THERE), out);
+    if (status == cudaSuccess)
+        status = cudaMemcpyAsync(s->on->host.data + p.host, input, bytes, cudaMemcpyDeviceToHost, out);
+    if (status == cudaSuccess) status = cudaEventRecord(input_event(s, INPUT_LEFT), out);
+    return check_cuda(s, position, status, "keeping the input");
+}
+
+bool wait_for_input(const stage_plan *s, int64_t position, size_t bytes) {
+    const planned &p = s->plan[position];
+    if (p.host < 0 || s->actions[position].pass != CF_F || bytes == 0) return true;
+    return check_cuda(s, position, cudaStreamWaitEvent(own_stream(s, p), input_event(s, INPUT_LEFT), 0), "waiting");
+}
+
+/* Behind a pass: the kept input of the R that comes next sets out for its slot, once that is free. */
+bool fetch_input(const stage_plan *s, int64_t position) {
+    const int64_t at = s->plan[position].fetch;
+    if (at < 0) return true;
+    const cf_action &a = s->actions[at];
+    const planned &p = s->plan[at];
+    const cudaStream_t in = s->on->streams[IN];
+    const int64_t kept = position_of(s->b, AT_PASS + FORWARD, a.stage, a.chunk);
+    const size_t bytes = (size_t)(s->b->e->desc.boundary_bytes_per_token * s->b->plan->chunks[a.chunk].padded);
+    cudaError_t status = cudaStreamWaitEvent(in, s->on->events[s->plan[kept].event], 0);
+    if (status == cudaSuccess && p.slot_user >= 0)
+        status = cudaStreamWaitEvent(in, s->on->events[s->plan[p.slot_user].event], 0);
+    if (status == cudaSuccess && bytes > 0)
+        status = cudaMemcpyAsync(in_arena(s, p.input), s->on->host.data + p.host, bytes, cudaMemcpyHostToDevice, in);
+    if (status == cudaSuccess) status = order_streams(in, input_event(s, INPUT_BACK), own_stream(s, p));
+    return check_cuda(s, position, status, "bringing an input back");
+}
+
+bool note_stream(const stage_plan *s, int64_t position, cf_result code, const cf_error &why) {
+    if (code != CF_OK) note_failure(s, position, code, why.field, "state stream", why.got, why.text);
+    return code == CF_OK;
+}
+
+bool begin_stream(const stage_plan *s, const cf_step *step) {
+    const cf_action &a = step->action;
+    cf_state_pass pass = {};
+    cf_error why = {};
+    if (!needs_stream(s, a)) return true;
+    pass.state = state_of(s, a, false);
+    if (is_backward(a.pass)) pass.gradient = state_of(s, a, true);
+    pass.prefix = step->chunk->prefix;
+    pass.own = cf_chunk_state_tokens(s->b->plan, a.chunk);
+    pass.window = s->b->e->desc.attention.window;
+    pass.overwrite = s->plan[step->position].overwrite;
+    return note_stream(s, step->position, cf_state_stream_begin(s->on->state_stream, &pass, &why), why);
+}
+
+/* Also after a callback that failed, or the next run could not begin a pass. */
+bool end_stream(const stage_plan *s, const cf_step *step) {
+    cf_error why = {};
+    if (!needs_stream(s, step->action)) return true;
+    return note_stream(s, step->position,
+                       cf_state_stream_end(s->on->state_stream, own_stream(s, s->plan[step->position]), &why), why);
 }
 
 /* The callbacks of the interpreter. They note failures in the executor, which is where issue_all looks, and return 0:
@@ -6950,15 +7248,19 @@ int run_pass(void *user, const cf_step *step) {
     int (*const callback)(void *, const cf_cuda_step *) = is_forward(step->action.pass) ? d.forward : d.backward;
     s->b->e->n_ahead++;
     if (s->b->e->failure.code != CF_OK) return 0;
-    (void)issue(s, step->position, [&] {
+    const bool ok = issue(s, step->position, [&] {
         const cf_cuda_step cuda_step = step_of(s, step);
+        const size_t bytes = (size_t)cuda_step.boundary_bytes;
+        if (!send_input(s, step->position, cuda_step.input, bytes) || !begin_stream(s, step)) return false;
         const int number = callback != NULL ? callback(d.user, &cuda_step) : 0;
         if (number != 0 && step->error->code != CF_OK)
             note_error(s->b, s->first + step->position, *step->error);
         else if (number != 0)
             note_failure(s, step->position, CF_ERROR_CALLBACK, name, name, number, "reported an error");
-        return number == 0 && check_left_behind(s, step->position, name);
+        const bool left_none = number == 0 && check_left_behind(s, step->position, name);
+        return end_stream(s, step) && left_none && wait_for_input(s, step->position, bytes);
     });
+    if (ok) (void)fetch_input(s, step->position);
     return 0;
 }
 
@@ -7245,6 +7547,7 @@ cf_result read_times(const stage_plan *s, double *start, double *end, cf_error *
 cf_result check_desc(cf_executor_desc *d, cf_error *error) {
     if (d->n_stages == 0) d->n_stages = 1;
     if (d->n_virtual == 0) d->n_virtual = 1;
+    if (d->state_slots == 0) d->state_slots = 3;
     if (d->timeout == 0.0) d->timeout = 600.0;
     cf_result code = check_range(d->n_stages, 1, CF_MAX_STAGES, "n_stages", -1, error);
     if (code == CF_OK) code = check_range(d->n_virtual, 1, CF_MAX_STAGES / d->n_stages, "n_virtual", -1, error);
@@ -7257,6 +7560,8 @@ cf_result check_desc(cf_executor_desc *d, cf_error *error) {
         return cf_fail_real(error, CF_ERROR_ARGUMENT, "timeout", -1, d->timeout,
                             "must be a positive number of seconds");
     code = check_range(d->memory_limit, 0, INT64_MAX, "memory_limit", -1, error);
+    if (code == CF_OK) code = check_range(d->state_block_rows, 0, MOST_ROWS, "state_block_rows", -1, error);
+    if (code == CF_OK) code = check_range(d->state_slots, 2, MOST_STREAM_SLOTS, "state_slots", -1, error);
     if (code == CF_OK) /* needed with more than one virtual stage */
         code = check_range(d->boundary_bytes_per_token, n > 1, MOST_BYTES, "boundary_bytes_per_token", -1, error);
     if (code == CF_OK && d->stages == NULL) code = cf_fail_null(error, "stages");
@@ -7278,7 +7583,10 @@ cf_result check_attention(executor *e, cf_error *error) {
     cf_attention_desc *d = &e->desc.attention;
     const int64_t most_row = (int64_t)1 << 30;
     size_t bytes = 0;
-    if (d->n_heads == 0 && d->n_kv_heads == 0 && d->head_size == 0) return CF_OK;
+    const int64_t block_rows = e->desc.state_block_rows;
+    if (d->n_heads == 0 && d->n_kv_heads == 0 && d->head_size == 0)
+        return block_rows == 0 ? CF_OK : cf_fail(error, CF_ERROR_ARGUMENT, "state_block_rows", -1, 0, block_rows,
+                                                 "there is no state");
     cf_attention_desc empty = *d;
     if (d->n_heads == 0) empty.n_heads = d->n_kv_heads;
     if (d->n_heads == 0) empty.path = CF_ATTENTION_AUTO;
@@ -7293,6 +7601,9 @@ cf_result check_attention(executor *e, cf_error *error) {
         if (e->stage_descs[i].n_layers > most_row / 8 / (d->n_kv_heads * d->head_size))
             return cf_fail(error, CF_ERROR_LIMIT, "stages.n_layers", i, most_row / 8 / (d->n_kv_heads * d->head_size),
                            e->stage_descs[i].n_layers, "a row of the state is too large");
+    const int64_t most_rows = MOST_BYTES / (2 * 4 * d->n_kv_heads * d->head_size) / e->desc.state_slots;
+    if (block_rows > most_rows)
+        return cf_fail(error, CF_ERROR_LIMIT, "state_block_rows", -1, most_rows, block_rows, "the ring is too large");
     e->has_state = true;
     return CF_OK;
 }
@@ -7369,6 +7680,7 @@ void free_executor(executor *e) {
     e->loaded.clear();
     for (stage &on : e->stages) {
         (void)cudaSetDevice(on.device);
+        drop_state_stream(&on);
         for (const cudaEvent_t event : on.events) (void)cudaEventDestroy(event);
         for (const cudaStream_t stream : on.streams) (void)cudaStreamDestroy(stream);
         if (on.base != NULL) (void)cudaEventDestroy(on.base);
@@ -7461,6 +7773,14 @@ cf_result cf_executor_run(cf_executor *executor_, cf_error *error) {
     code = run_batch(e, kept.before, error);
     e->busy = false;
     return code;
+}
+
+const cf_cuda_block *cf_cuda_step_block(const cf_cuda_step *step, int64_t index) {
+    if (step == NULL || step->n_blocks == 0) return NULL;
+    const cf_cuda_block *const end = step->blocks + step->n_blocks;
+    const cf_cuda_block *const past =
+        std::partition_point(step->blocks, end, [&](const cf_cuda_block &b) { return b.first <= index; });
+    return past == step->blocks ? NULL : past - 1;
 }
 
 cf_cuda_stream cf_executor_stream(const cf_executor *executor_, int64_t number) {

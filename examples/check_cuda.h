@@ -121,20 +121,19 @@ static void download_gradient(const part *p, const weights *to, const batch *b) 
     free(gradient);
 }
 
-/* The whole model on one device. Fills in `gradient` and returns the loss. */
+/* The whole model on one device, with all keys at once. Fills in `gradient` and returns the loss. */
 template <typename T>
 static double unchunked_on_device(const model_config *c, weights *w, const weights *gradient, const batch *b,
-                                  int device, cf_dtype type, cf_attention_path path, int deterministic) {
-    const cf_attention_desc attention = attention_desc_of(c, type, path, deterministic);
+                                  int device, const cf_attention_desc *attention) {
     cublasHandle_t cublas = NULL;
     int64_t longest = 1;
     double sum = 0;
     for (int64_t i = 0; i < b->count; i++) longest = max_of(longest, b->length[i]);
     MUST_CUDA(cudaSetDevice(device));
     MUST_CUBLAS(cublasCreate(&cublas));
-    part whole = part_new<T>(c, stage_of(c, 0, 1), device, type, cublas, w, longest);
+    part whole = part_new<T>(c, stage_of(c, 0, 1), device, attention->dtype, cublas, w, longest);
     for (int64_t i = 0; i < b->count; i++) {
-        if (b->length[i] > 0) sum += sequence_gradients<T>(&whole, b, i, &attention);
+        if (b->length[i] > 0) sum += sequence_gradients<T>(&whole, b, i, attention);
     }
     download_gradient(&whole, gradient, b);
     part_free(&whole);

@@ -64,7 +64,10 @@ typedef struct settings {
     cf_dtype type;
     cf_attention_path path;
     int64_t devices, ranks, batch, prompt, longest, seed;
+    int64_t window;          /* keys that a query sees; 0: all */
     double offload;          /* units per token of state moved to host memory, or back; 0: it stays */
+    int64_t stream;          /* bytes of the ring of states in host memory; 0: they are on the device */
+    int64_t stream_rows;     /* of a block of it */
     length_list synthetic;
     const char **paths;
     int64_t n_paths;
@@ -94,6 +97,9 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"limit", INTEGER, &s->order.limit, 0, MANY, NULL, "most chunks that a stage keeps at once, 0: the default"},
         {"split-backward", FLAG, &s->order.split_backward, 0, 0, NULL, "best may cut backward into I and W"},
         {"offload", NUMBER, &s->offload, 0, MANY, NULL, "time to move a token of state to host memory, 0: it stays"},
+        {"stream", INTEGER, &s->stream, 0, MANY, NULL,
+         "keep states in host memory and stream them through a ring of these bytes, 0: no"},
+        {"window", INTEGER, &s->window, 0, MANY, NULL, "keys that a query sees, its own included, 0: all before it"},
         {"devices", INTEGER, &s->devices, 1, 1024, NULL, "devices that the stages are spread over"},
         {"ranks", INTEGER, &s->ranks, 0, 1024, NULL, "processes, one for each stage, over NCCL; 0: one for all"},
         {"synthetic", LENGTHS, &s->synthetic, 0, 0, NULL, "LEN,LEN,...: one batch of made-up documents"},
@@ -113,6 +119,24 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
     };
     memcpy(list, all, sizeof all);
     return (int64_t)(sizeof all / sizeof all[0]);
+}
+
+#define RING_SLOTS 3 /* blocks of the ring: with gradients that leave, too, all copies hide behind attention */
+
+static cf_attention_desc attention_of(const settings *s, int deterministic) {
+    cf_attention_desc a = attention_desc_of(&s->model, s->type, s->path, deterministic);
+    a.window = s->window;
+    return a;
+}
+
+/* Rows of a block, by the bytes of the ring: of K, V and their gradients of a layer. */
+static void take_stream(settings *s) {
+    const int64_t number = s->type == CF_DTYPE_FP32 ? 4 : 2, row = 2 * (number + 4) * kv_width_of(&s->model);
+    s->stream_rows = s->stream / (RING_SLOTS * row);
+    if (s->stream > 0 && s->stream_rows == 0)
+        fail(EXIT_BAD_INPUT, "--stream must be 0 or at least %lld: %d rows of one layer",
+             (long long)(RING_SLOTS * row), RING_SLOTS);
+    if (s->stream > 0 && s->offload > 0) fail(EXIT_BAD_INPUT, "give --stream or --offload, not both");
 }
 
 static settings parse_settings(int argc, char **argv) {
@@ -139,7 +163,9 @@ static settings parse_settings(int argc, char **argv) {
     }
     const char *fault = model_config_fault(&s.model);
     if (fault) fail(EXIT_BAD_INPUT, "%s", fault);
+    take_stream(&s);
     if (s.reference && !s.check) fail(EXIT_BAD_INPUT, "--reference is for --check");
+    if (s.reference && s.window > 0) fail(EXIT_BAD_INPUT, "--reference knows no --window");
     if (s.synthetic.count > 0 && s.n_paths > 0) fail(EXIT_BAD_INPUT, "give --synthetic or files, not both");
     if (s.longest > 0 && s.longest < 3) fail(EXIT_BAD_INPUT, "--max-length must be 0 or at least 3");
     if (s.ranks > 0 && s.order.n_stages > 1 && s.order.n_stages != s.ranks)
@@ -195,7 +221,8 @@ template <typename T> static int on_backward(void *user, const cf_cuda_step *ste
     return part_backward<T>(&((trainer *)user)->parts[step->step->action.stage], step);
 }
 
-template <typename T> static void executor_make(trainer *t) {
+/* slots: blocks of the ring, where the state streams. */
+template <typename T> static void executor_make(trainer *t, int64_t slots) {
     const settings *s = t->settings;
     cf_executor_desc desc;
     cf_error error;
@@ -208,9 +235,11 @@ template <typename T> static void executor_make(trainer *t) {
     desc.n_virtual = s->order.n_virtual;
     desc.stages = t->needs;
     desc.devices = t->devices;
-    desc.attention = attention_desc_of(&s->model, s->type, s->path, 1);
+    desc.attention = attention_of(s, 1);
     desc.boundary_bytes_per_token = s->model.hidden * (int64_t)sizeof(T);
     desc.offload_gradients = s->offload > 0;
+    desc.state_block_rows = s->stream_rows;
+    desc.state_slots = slots;
     desc.timeline = s->timeline != NULL;
     desc.blocking = s->blocking;
     desc.seed = (uint64_t)s->seed;
@@ -414,10 +443,38 @@ static int64_t count_passes(const cf_schedule *schedule, int kind) {
    which products are added up, nothing else. fp32: unit roundoff 6e-8; sums of n tokens that are added in another order
    differ by about sqrt(n) of it, through as many layers as there are: 1e-5 leaves room for some thousand tokens. With
    16-bit numbers such a difference moves some activations to a neighbour, 2^-8 (bf16) or 2^-11 (fp16) away: 2 of those
-   if all were. Against float64 every activation is off by that much, and each layer adds its dozen. */
-static double limit_of(cf_dtype type, int against_float64) {
+   if all were. Against float64 every activation is off by that much, and each layer adds its dozen; and with a state
+   that streams, because attention that takes its keys in another order rounds every probability relative to another
+   maximum. */
+static double limit_of(cf_dtype type, int rounded_anew) {
     if (type == CF_DTYPE_FP32) return 1e-5;
-    return (type == CF_DTYPE_FP16 ? 1.0 / 2048 : 1.0 / 256) * (against_float64 ? 12 : 2);
+    return (type == CF_DTYPE_FP16 ? 1.0 / 2048 : 1.0 / 256) * (rounded_anew ? 12 : 2);
+}
+
+/* Runs the loaded batch. Returns the loss. */
+static double run_and_download(trainer *t, const weights *gradient) {
+    const double loss = run_batch(t);
+    for (int64_t v = 0; v < t->n_parts; v++)
+        if (part_here(t, v)) download_gradient(part_here(t, v), gradient, &t->batch);
+    return loss;
+}
+
+/* The same blocks in rings of other lengths must give the same bits. */
+template <typename T>
+static int check_rings(trainer *t, const weights *own, const weights *again, const char *owned, double loss) {
+    int ok = 1;
+    if (t->settings->stream == 0) return ok;
+    for (const int64_t slots : {2, 8, RING_SLOTS}) {
+        char what[64];
+        (void)snprintf(what, sizeof what, "a ring of %lld blocks, bit by bit:", (long long)slots);
+        cf_executor_free(t->executor);
+        t->executor = NULL;
+        executor_make<T>(t, slots);
+        MUST(cf_executor_load(t->executor, t->plan, t->schedule, &error));
+        const double other = run_and_download(t, again);
+        ok &= compare_gradients(what, again, own, owned, other, loss, 0);
+    }
+    return ok;
 }
 
 /* Loads a batch, runs it twice and asks for the same bits; then compares with unchunked gradients. */
@@ -429,17 +486,13 @@ template <typename T> static int check_batch(trainer *t) {
     weights other = weights_new(&s->model);
     char *owned = TAKE(char, w->n_tensors);
     piece *pieces = TAKE(piece, w->n_tensors);
+    for (int64_t v = 0; v < t->n_parts; v++)
+        for (int64_t i = part_here(t, v) ? list_pieces(part_here(t, v), pieces) - 1 : -1; i >= 0; i--)
+            owned[pieces[i].tensor] = 1;
     load_batch(t);
     double losses[2];
-    for (int run = 0; run < 2; run++) {
-        losses[run] = run_batch(t);
-        for (int64_t v = 0; v < t->n_parts; v++) {
-            const part *p = part_here(t, v);
-            if (!p) continue;
-            download_gradient(p, run == 0 ? &own : &again, &t->batch);
-            for (int64_t i = list_pieces(p, pieces) - 1; i >= 0; i--) owned[pieces[i].tensor] = 1;
-        }
-    }
+    losses[0] = run_and_download(t, &own);
+    losses[1] = run_and_download(t, &again);
     cf_plan_stats stats;
     cf_plan_measure(t->plan, NULL, &stats);
     printf("check %s: %lld sequences, %lld tokens in %lld chunks of %lld (%lld hybrid), largest group %lld, K %lld; "
@@ -451,15 +504,18 @@ template <typename T> static int check_batch(trainer *t) {
            (long long)count_passes(t->schedule, CF_R),
            (long long)count_passes(t->schedule, CF_W), (long long)count_passes(t->schedule, CF_OFFLOAD));
     int ok = compare_gradients("a second run, bit by bit:", &again, &own, owned, losses[1], losses[0], 0);
+    ok &= check_rings<T>(t, &own, &again, owned, losses[0]);
     const int device = t->devices[max_of(t->rank, 0)];
-    double loss = unchunked_on_device<T>(&s->model, w, &other, &t->batch, device, s->type, s->path, 1);
+    cf_attention_desc attention = attention_of(s, 1);
+    double loss = unchunked_on_device<T>(&s->model, w, &other, &t->batch, device, &attention);
     if (!has_loss) losses[0] = loss;
     ok &= compare_gradients("unchunked, without the executor:", &own, &other, owned, losses[0], loss,
-                            limit_of(s->type, 0));
+                            limit_of(s->type, s->stream > 0));
     if (s->type != CF_DTYPE_FP32 && s->path != CF_ATTENTION_UNFUSED) { /* the other kernel for dq */
-        loss = unchunked_on_device<T>(&s->model, w, &other, &t->batch, device, s->type, s->path, 0);
+        attention = attention_of(s, 0);
+        loss = unchunked_on_device<T>(&s->model, w, &other, &t->batch, device, &attention);
         ok &= compare_gradients("unchunked, dq by atomic sums:", &own, &other, owned, losses[0], loss,
-                                limit_of(s->type, 0));
+                                limit_of(s->type, s->stream > 0));
     }
     if (s->reference) {
         memory_meter meter;
@@ -520,10 +576,12 @@ template <typename T> static void trainer_begin(trainer *t) {
         memset(&without_memory, 0, sizeof without_memory);
         without_memory.config = &s->model;
         without_memory.range = range;
+        without_memory.streams = s->stream > 0;
         t->needs[v] = stage_needs<T>(&without_memory);
         if (runs_here(t, stage_index))
             t->parts[v] = part_new<T>(&s->model, range, t->devices[stage_index], s->type, t->cublas[stage_index],
                                       &t->weights, longest);
+        t->parts[v].streams = without_memory.streams;
     }
 }
 
@@ -562,7 +620,7 @@ template <typename T> static int run(const settings *s, int rank, const ncclUniq
 #else
     (void)id;
 #endif
-    executor_make<T>(&t);
+    executor_make<T>(&t, RING_SLOTS);
     if (s->check) ok = check_batch<T>(&t);
     for (int64_t step = 0; step < s->optimizer.steps && !s->check; step++) train_step<T>(&t, step);
     print_memory(&t);

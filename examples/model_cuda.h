@@ -250,6 +250,7 @@ typedef struct part {
     int device;
     cf_dtype type;
     cublasHandle_t cublas;       /* of the stage */
+    int streams;                 /* 1: the executor streams the state, so that a chunk keeps its own K and V */
     layout at;
     void *parameters;            /* (at.count) T: what the products read */
     float *master, *gradient, *first, *second; /* (at.count) */
@@ -418,7 +419,8 @@ static void part_free(part *p) {
 template <typename T> struct layer_activations_of {
     T *stream;         /* (hidden) as it enters the layer; then its gradient */
     T *normed1;        /* (hidden) */
-    T *qkv;            /* (q + k + v) rotated q; k and v move on to the state. Then the gradients of all three */
+    T *qkv;            /* (q + k + v) rotated q; k and v move on to the state, or stay where that streams. Then the
+                          gradients of all three */
     T *attended;       /* (hidden) */
     T *middle;         /* (hidden) the stream between attention and feed-forward; then its gradient */
     T *normed2;        /* (hidden) */
@@ -439,7 +441,10 @@ template <typename T> struct activations_of {
 /* Scratch of one pass. */
 template <typename T> struct scratch_of {
     T *dnormed, *dgated, *dattended, *dq;  /* backward */
+    float *dk, *dv;                        /* (kv) of the chunk's own rows, where the state streams */
     float *logits;                         /* forward, with a head */
+    T *kv[2];                              /* (k + v) where the state streams and all layers use the same qkv: rows that
+                                              leave while the next layer is computed. NULL: they stay in qkv */
 };
 
 /* Hands out arrays of `rows` rows, or only adds up what they take where `at` is NULL. */
@@ -491,13 +496,16 @@ template <typename T> static activations_of<T> take_activations(area *a, const p
     return k;
 }
 
-template <typename T> static scratch_of<T> take_scratch(area *a, const part *p, int backward) {
+template <typename T> static scratch_of<T> take_scratch(area *a, const part *p, int backward, int keep) {
     scratch_of<T> s;
     s.dnormed = take_rows<T>(a, backward ? p->config->hidden : 0);
     s.dgated = take_rows<T>(a, backward ? p->config->ffn : 0);
     s.dattended = take_rows<T>(a, backward ? p->config->hidden : 0);
     s.dq = take_rows<T>(a, backward ? p->config->hidden : 0);
+    s.dk = take_rows<float>(a, backward && p->streams ? kv_width(p) : 0);
+    s.dv = take_rows<float>(a, backward && p->streams ? kv_width(p) : 0);
     s.logits = take_rows<float>(a, p->range.has_head && !backward ? p->config->vocabulary : 0);
+    for (T *&kv : s.kv) kv = backward || keep || !p->streams ? NULL : take_rows<T>(a, 2 * kv_width(p));
     return s;
 }
 
@@ -506,9 +514,9 @@ template <typename T> static cf_cuda_stage stage_needs(const part *p) {
     area kept = {NULL, 0, 0, 0}, forward = {NULL, 0, 0, 0}, backward = {NULL, 0, 0, 0};
     cf_cuda_stage needs;
     take_activations<T>(&kept, p, 1);
-    take_scratch<T>(&forward, p, 0);
+    take_scratch<T>(&forward, p, 0, 0);
     take_activations<T>(&forward, p, 0); /* of a forward that keeps nothing */
-    take_scratch<T>(&backward, p, 1);
+    take_scratch<T>(&backward, p, 1, 1);
     needs.n_layers = n_layers_of(p);
     needs.activation_bytes = kept.n_arrays * ARRAY_ALIGNMENT;
     needs.activation_bytes_per_token = kept.bytes_per_row;
@@ -611,7 +619,8 @@ static pass_of<T> begin_pass(const part *own, const cf_cuda_step *step) {
     p.step = step;
     p.rows = kept.rows;
     p.first_row = own->first_row[step->step->action.chunk];
-    p.scratch = take_scratch<T>(&scratch, own, step->step->action.pass != CF_F && step->step->action.pass != CF_R);
+    p.scratch = take_scratch<T>(&scratch, own, step->step->action.pass != CF_F && step->step->action.pass != CF_R,
+                                step->activations != NULL);
     p.kept = step->activations ? take_activations<T>(&kept, own, 1) : take_activations<T>(&scratch, own, 0);
     return p;
 }
@@ -641,7 +650,9 @@ template <typename T> static cf_tensor columns_of(T *array, int64_t first, int64
     return t;
 }
 
-/* ---- attention: RoPE and state, then everything that the chunk's queries see, prefix included ---- */
+/* ---- attention: RoPE and state, then everything that the chunk's queries see, prefix included ----
+
+   Where the state streams, the step has none: the chunk's own K and V are here, and the prefix comes block by block. */
 
 template <typename T> static cf_append append_of(const pass_of<T> *p) {
     const model_config *c = p->own->config;
@@ -657,13 +668,28 @@ template <typename T> static cf_append append_of(const pass_of<T> *p) {
     return a;
 }
 
+/* K and V of the group from `row` on, or where the state streams, the chunk's own. */
+template <typename T> static cf_tensor keys_of(const pass_of<T> *p, int64_t layer, int64_t row) {
+    const int64_t h = p->own->config->hidden;
+    if (p->step->state.data) return cf_state_k(&p->step->state, layer, row);
+    if (p->scratch.kv[0]) return columns_of(p->scratch.kv[layer % 2], 0, 2 * kv_width(p->own));
+    return columns_of(layer_at(p, layer).qkv, h, qkv_width(p->own));
+}
+
+template <typename T> static cf_tensor values_of(const pass_of<T> *p, int64_t layer, int64_t row) {
+    cf_tensor v = keys_of(p, layer, row);
+    if (p->step->state.data) v = cf_state_v(&p->step->state, layer, row);
+    else v.data = (T *)v.data + kv_width(p->own);
+    return v;
+}
+
 template <typename T> static cf_attention_tensors attention_of_layer(const pass_of<T> *p, int64_t layer) {
     const layer_activations_of<T> a = layer_at(p, layer);
     cf_attention_tensors x;
     memset(&x, 0, sizeof x);
     x.q = columns_of(a.qkv, 0, qkv_width(p->own));
-    x.k = cf_state_k(&p->step->state, layer, 0);
-    x.v = cf_state_v(&p->step->state, layer, 0);
+    x.k = keys_of(p, layer, 0);
+    x.v = values_of(p, layer, 0);
     x.out = columns_of(a.attended, 0, p->own->config->hidden);
     x.lse = a.lse;
     x.lse_stride = p->rows;
@@ -672,6 +698,36 @@ template <typename T> static cf_attention_tensors attention_of_layer(const pass_
     x.workspace_bytes = p->step->attention_workspace_bytes;
     x.cublas = p->own->cublas;
     return x;
+}
+
+typedef cf_result (*attention_function)(const cf_attention *, const cf_attention_tensors *, cf_cuda_stream, cf_error *);
+
+/* Attention with everything that is there; then, where the state streams, with the blocks of the prefix, in between
+   which own rows get what later chunks have added to their gradients. */
+template <typename T> static void attend(pass_of<T> *p, attention_function run, const cf_attention_tensors *whole) {
+    const cf_cuda_step *step = p->step;
+    cf_attention_tensors x = *whole;
+    cf_state_block block;
+    LIBRARY(p, run, step->attention, whole, step->stream);
+    for (block.n_rows = step->state_stream ? 1 : 0; block.n_rows > 0 && !p->failed;) {
+        LIBRARY(p, cf_state_stream_next, step->state_stream, step->stream, &block);
+        if (p->failed || block.n_rows == 0) continue;
+        if (block.own) {
+            LIBRARY(p, cf_state_stream_add, step->state_stream, &block, &whole->dk, &whole->dv, step->stream);
+            continue;
+        }
+        const cf_cuda_block *with = cf_cuda_step_block(step, block.index);
+        x.k = cf_state_k(&block.state, 0, 0);
+        x.v = cf_state_v(&block.state, 0, 0);
+        x.dk = cf_state_k(&block.gradient, 0, 0);
+        x.dv = cf_state_v(&block.gradient, 0, 0);
+        x.overwrite = 0;
+        x.tiles = with->tiles;
+        LIBRARY(p, run, with->attention, &x, step->stream);
+    }
+    x = *whole;
+    x.finish = 1;
+    if (step->state_stream && step->step->chunk->prefix > 0) LIBRARY(p, run, step->attention, &x, step->stream);
 }
 
 template <typename T> static void attention_forward(pass_of<T> *p, int64_t layer) {
@@ -684,11 +740,24 @@ template <typename T> static void attention_forward(pass_of<T> *p, int64_t layer
     append.q = append.q_out = columns_of(a.qkv, 0, width);
     append.k = columns_of(a.qkv, h, width);
     append.v = columns_of(a.qkv, h + kv, width);
-    append.k_out = cf_state_k(&p->step->state, layer, prefix);
-    append.v_out = cf_state_v(&p->step->state, layer, prefix);
+    append.k_out = keys_of(p, layer, prefix);
+    append.v_out = values_of(p, layer, prefix);
     LIBRARY(p, cf_append_forward, &append, p->step->stream);
-    LIBRARY(p, cf_attention_forward, p->step->attention, &x, p->step->stream);
+    attend(p, cf_attention_forward, &x);
+    if (p->step->append)
+        LIBRARY(p, cf_state_stream_append, p->step->state_stream, p->step->stream, layer, &x.k, &x.v);
     LIBRARY(p, cf_padding_clear, a.attended, p->rows, row_bytes, row_bytes, p->step->positions, p->step->stream);
+}
+
+/* dK and dV of the group, fp32, from `row` on; or where the state streams, of the chunk's own rows. */
+template <typename T> static cf_tensor key_gradients_of(const pass_of<T> *p, int64_t layer, int64_t row) {
+    const cf_tensor own = {p->scratch.dk, 0, 0};
+    return p->step->gradient.data ? cf_state_k(&p->step->gradient, layer, row) : own;
+}
+
+template <typename T> static cf_tensor value_gradients_of(const pass_of<T> *p, int64_t layer, int64_t row) {
+    const cf_tensor own = {p->scratch.dv, 0, 0};
+    return p->step->gradient.data ? cf_state_v(&p->step->gradient, layer, row) : own;
 }
 
 /* From dattended to the gradient of the projections, in qkv. The state's gradient gets what this chunk's queries find
@@ -702,16 +771,16 @@ template <typename T> static void attention_backward(pass_of<T> *p, int64_t laye
     cf_append append = append_of(p);
     x.dout = columns_of(p->scratch.dattended, 0, h);
     x.dq = columns_of(p->scratch.dq, 0, h);
-    x.dk = cf_state_k(&p->step->gradient, layer, 0);
-    x.dv = cf_state_v(&p->step->gradient, layer, 0);
+    x.dk = key_gradients_of(p, layer, 0);
+    x.dv = value_gradients_of(p, layer, 0);
     x.overwrite = p->step->overwrite;
     append.q = x.dq;
-    append.k = cf_state_k(&p->step->gradient, layer, prefix);
-    append.v = cf_state_v(&p->step->gradient, layer, prefix);
+    append.k = key_gradients_of(p, layer, prefix);
+    append.v = value_gradients_of(p, layer, prefix);
     append.q_out = columns_of(a.qkv, 0, width);
     append.k_out = columns_of(a.qkv, h, width);
     append.v_out = columns_of(a.qkv, h + kv, width);
-    LIBRARY(p, cf_attention_backward, p->step->attention, &x, p->step->stream);
+    attend(p, cf_attention_backward, &x);
     LIBRARY(p, cf_append_backward, &append, p->step->stream);
 }
 

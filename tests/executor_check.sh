@@ -34,6 +34,15 @@ gradients() {
     else ok "$name"; fi
 }
 
+# rings NAME OPTIONS...: the state streams, and blocks in rings of three lengths give the same bits
+rings() {
+    what=$1
+    shift
+    gradients "streamed: $what" '' "$@"
+    [ "$(grep -c 'a ring of [0-9]* blocks, bit by bit:.*: ok$' "$work/out")" -eq $((3 * ${RANKS:-1})) ] ||
+        fail "rings: $what" "$(last_line)"
+}
+
 # refuse TEXT OPTIONS...: status 2, one message, nothing printed
 refuse() {
     said=$1
@@ -106,11 +115,16 @@ if [ "$mode" = device ]; then
         done
     done
     gradients "state in host memory" ' [1-9][0-9]* offloads' --type fp32 --stages 2 --k 2 --offload 0.01
+    for replay in pipeline local; do
+        rings "$replay replay" --type fp32 --layers 4 --stages 2 --replay $replay --k 1 --stream 100000
+    done
+    rings "bf16, window" --k 2 --stream 100000 --window 200
     model="--layers 8 --hidden 1024 --heads 8 --kv-heads 2 --ffn 2816 --chunk-size 4096"
     model="$model --synthetic 60000,20000,300,4096,1000,7000,2000,1,77,12000"
     gradients "full size, one stage" "check bf16" --k 2
     gradients "full size, split backwards" 'zero-bubble' --k 1 --stages 4 --schedule zero-bubble
     gradients "full size, state in host memory" ' [1-9][0-9]* offloads' --stages 2 --k 1 --offload 0.01
+    rings "full size" --stages 2 --k 1 --replay local --stream 50000000
     timeline "full size" --stages 4 --k 2 --schedule 1f1b
     learns "full size" --k 2 --stages 2 --steps 12 --lr 0.001
     if [ "$n_devices" -ge 2 ]; then
@@ -201,6 +215,24 @@ in_full gradients "2 devices" '2 stages' --stages 2 --devices 2 --k 2
 gradients "4 stages on 2 devices, interleaved, offload" ' [1-9][0-9]* offloads' --layers 8 --stages 4 --devices 2 \
     --k 2 --schedule interleaved --offload 0.01
 
+# ---- a state that streams: blocks of 5 to 40 rows of a prefix of up to 48 ----
+
+rings "one stage" --stream 4000 --reference
+rings "2 stages, K 2, local replay" --stages 2 --k 2 --replay local --stream 2000
+in_full rings "2 stages, pipeline replay" --stages 2 --k 1 --replay pipeline --stream 2000
+in_full rings "K 1, blocks longer than a prefix" --k 1 --replay local --stages 2 --stream 1000000
+rings "a window, I and W" --schedule zero-bubble --stages 2 --k 1 --replay local --stream 3000 --window 20
+in_full rings "each token sees itself" --stages 2 --stream 3000 --window 1
+rings "two virtual stages on each of 2 in a V, of other layers" --layers 5 --schedule best --stages 2 --virtual 2 \
+    --placement v --split-backward --k 2 --replay local --stream 3000
+in_full rings "interleaved, aligned slices" --layers 4 --schedule interleaved --stages 2 --align 8 --replay local \
+    --stream 5000
+rings "fp16, unfused" --type fp16 --attention unfused --stages 2 --k 1 --replay local --stream 3000 --reference
+in_full rings "bf16, fused" --type bf16 --stages 2 --k 1 --replay local --stream 3000 --reference
+RANKS=2
+rings "2 ranks" --layers 4 --ranks 2 --schedule interleaved --k 2 --replay local --stream 3000
+unset RANKS
+
 # ---- a device that does its work in another order ----
 
 # orders NAME OPTIONS...: the same under every policy of the emulation
@@ -217,6 +249,7 @@ orders() {
     unset CUDA_EMU_POLICY CUDA_EMU_CHOICE
 }
 orders "2 devices" --layers 4 --stages 2 --devices 2 --k 2 --offload 0.01 --replay local --schedule interleaved
+orders "streamed" --layers 4 --stages 2 --devices 2 --k 1 --stream 3000 --replay local --schedule interleaved
 CUDA_EMU_BACKWARDS=1
 export CUDA_EMU_BACKWARDS
 gradients "blocks and warps in descending order" '' --stages 2 --k 2
@@ -254,6 +287,17 @@ if echo "$short $long $kept" | awk '{ exit !(NF == 6 && $1 > 0 && $3 == $1 && $4
 else
     fail "memory: 128 and 512 tokens with K 1, and K 4" "activations and state of each in MiB: $short, $long, $kept"
 fi
+
+# on_device OPTIONS...: of all but metadata, on each stage, where the state streams
+on_device() {
+    # shellcheck disable=SC2086
+    run $tiny --chunk-size 32 --steps 1 --stages 2 --replay local --k 1 --stream 24000 "$@"
+    sed -n '/^stage/{s/.*boundaries/boundaries/;s/, metadata.*//;p;}' "$work/out"
+}
+short=$(on_device --synthetic 128)
+long=$(on_device --synthetic 512)
+if [ -n "$short" ] && [ "$short" = "$long" ]; then ok "memory: 128 and 512 tokens with a state that streams"
+else fail "memory: 128 and 512 tokens with a state that streams" "in MiB: $short, $long"; fi
 
 # ---- a process a stage: sends that wait for their receivers, and sends that do not ----
 
@@ -312,6 +356,9 @@ refuse '--schedule: wanted one of' --schedule worst
 refuse '--devices 3: there are 2' --devices 3
 refuse 'want as many layers' --stages 5
 refuse '--reference is for --check' --reference
+refuse '--reference knows no --window' --check --reference --window 9
+refuse '--stream must be 0 or at least 768' --stream 767
+refuse 'give --stream or --offload' --stream 5000 --offload 0.1
 refuse 'no target tokens' --synthetic 1,0,1
 refuse 'give --synthetic or files' examples/hello.c
 refuse 'head_size' --heads 8

@@ -45,10 +45,21 @@ __host__ __device__ static inline word mix(word h, word x) {
 struct pass_data {
     int pass, padded, prefix, n_layers, boundary_words, row_words;
     int first, last, keep_input, overwrite, one_layer;
+    int64_t first_seen; /* row of the group: a window hides those before it */
     int64_t state_rows, gradient_rows, n_activations, n_work;
     word seed;
     const int32_t *positions;
     word *state, *gradient, *activations, *work, *input, *output, *result;
+    word *own;      /* where the state streams: K and V of the chunk's rows, or in a backward ... */
+    float *own_gradient; /* ... their gradients of one layer */
+    word *carry;    /* ... a hash, and the sum over rows */
+};
+
+/* Rows first .. first + n - 1 of a group in the planes of one layer, K and V. */
+struct layer_rows {
+    word *data;
+    int64_t rows; /* from K to V */
+    int64_t first, n;
 };
 
 __host__ __device__ static inline word fold(const word *data, int64_t n, word h) {
@@ -60,21 +71,39 @@ __host__ __device__ static inline void poison(word *data, int64_t n) {
     for (int64_t i = 0; i < n; i++) data[i] = POISON;
 }
 
-__host__ __device__ static inline word *row_of(const pass_data &p, word *data, int64_t rows, int plane,
-                                                      int64_t row) {
-    return data + (plane * rows + row) * p.row_words;
+__host__ __device__ static inline word *row_of(const pass_data &p, const layer_rows &x, int plane, int64_t row) {
+    return x.data + (plane * x.rows + row - x.first) * p.row_words;
 }
 
-/* The rows that a pass sees: the prefix, and the chunk's own without padding. */
-__host__ __device__ static inline bool visible(const pass_data &p, int64_t row) {
+/* All rows of a layer; where the state streams, the chunk's own. */
+__host__ __device__ static inline layer_rows state_rows(const pass_data &p, int layer) {
+    if (p.own) return {p.own + 2 * layer * p.padded * p.row_words, p.padded, p.prefix, p.padded};
+    return {p.state + 2 * layer * p.state_rows * p.row_words, p.state_rows, 0, p.prefix + p.padded};
+}
+
+__host__ __device__ static inline layer_rows gradient_rows(const pass_data &p, int layer) {
+    const int at = p.one_layer ? 0 : layer;
+    if (p.own_gradient) return {(word *)p.own_gradient, p.padded, p.prefix, p.padded};
+    return {p.gradient + 2 * at * p.gradient_rows * p.row_words, p.gradient_rows, 0, p.prefix + p.padded};
+}
+
+/* The rows that there are: the prefix, and the chunk's own without padding. */
+__host__ __device__ static inline bool exists(const pass_data &p, int64_t row) {
     return row < p.prefix || p.positions[row - p.prefix] >= 0;
 }
 
-__host__ __device__ static inline word fold_state(const pass_data &p, word h) {
-    for (int plane = 0; plane < 2 * p.n_layers; plane++)
-        for (int64_t row = 0; row < p.prefix + p.padded; row++)
-            if (visible(p, row)) h = fold(row_of(p, p.state, p.state_rows, plane, row), WIDTH, h);
-    return h;
+__host__ __device__ static inline word fold_row(const pass_data &p, const layer_rows &x, int layer, int plane,
+                                                int64_t row) {
+    return fold(row_of(p, x, plane, row), WIDTH, mix(mix(p.seed, (word)(2 * layer + plane)), (word)row));
+}
+
+/* Blocks may come in any order, so that this is a sum. */
+__host__ __device__ static inline word sum_rows(const pass_data &p, const layer_rows &x, int layer) {
+    word sum = 0;
+    for (int plane = 0; plane < 2; plane++)
+        for (int64_t row = x.first; row < x.first + x.n; row++)
+            if (exists(p, row) && row >= p.first_seen) sum += fold_row(p, x, layer, plane, row);
+    return sum;
 }
 
 /* What comes in: from the stage before (F, R) or behind (B, I), or the data itself. */
@@ -96,15 +125,17 @@ __host__ __device__ static inline void forward_first(const pass_data &p) {
     for (int plane = 0; plane < 2 * p.n_layers; plane++)
         for (int row = 0; row < p.padded; row++)
             for (int i = 0; i < WIDTH && p.positions[row] >= 0; i++)
-                row_of(p, p.state, p.state_rows, plane, p.prefix + row)[i] =
+                row_of(p, state_rows(p, plane / 2), plane % 2, p.prefix + row)[i] =
                     mix(mix(h, (word)(plane * WIDTH + i)), (word)row);
     for (int64_t i = 0; i < p.n_work; i++) p.work[i] = mix(h, (word)i);
+    if (p.carry) p.carry[1] = 0;
 }
 
 /* Second half: everything that was written, into the output and the activations. */
 __host__ __device__ static inline void forward_second(const pass_data &p) {
-    word h = fold_state(p, fold(p.work, p.n_work, p.seed));
-    h = fold_input(p, h);
+    word sum = p.carry ? p.carry[1] : 0;
+    for (int layer = 0; layer < p.n_layers; layer++) sum += sum_rows(p, state_rows(p, layer), layer);
+    const word h = fold_input(p, mix(fold(p.work, p.n_work, p.seed), sum));
     for (int64_t i = 0; p.activations && i < p.n_activations; i++) p.activations[i] = mix(h, (word)i);
     for (int64_t i = 0; p.output && i < (int64_t)p.padded * p.boundary_words; i++)
         p.output[i] = mix(h, input_word(p, (int)(i / p.boundary_words), (int)(i % p.boundary_words)) ^ (word)i);
@@ -114,27 +145,34 @@ __host__ __device__ static inline void forward_second(const pass_data &p) {
 }
 
 __host__ __device__ static inline void backward_first(const pass_data &p) {
-    const word h = fold_input(p, fold(p.activations, p.n_activations, fold_state(p, p.seed)));
+    const word h = fold_input(p, fold(p.activations, p.n_activations, p.seed));
     for (int64_t i = 0; i < p.n_work; i++) p.work[i] = mix(h, (word)i);
+    if (p.carry) p.carry[0] = fold(p.work, p.n_work, p.seed);
 }
 
-/* Adds to the gradient of all rows that it saw, and takes the chunk's own, layer after layer. */
-__host__ __device__ static inline word add_gradients(const pass_data &p, word h) {
-    for (int plane = 2 * p.n_layers - 1; plane >= 0; plane--) {
-        const int at = p.one_layer ? plane % 2 : plane;
-        for (int64_t row = 0; row < p.prefix + p.padded; row++)
-            for (int i = 0; i < WIDTH && visible(p, row); i++) {
-                word *g = row_of(p, p.gradient, p.gradient_rows, at, row) + i;
-                *g = (p.overwrite ? 0 : *g) + mix(mix(h, (word)row), (word)(plane * WIDTH + i));
-            }
-        for (int row = 0; row < p.padded; row++) {
-            if (p.positions[row] < 0) continue;
-            word *g = row_of(p, p.gradient, p.gradient_rows, at, p.prefix + row);
+/* Adds to the gradients of rows, by what is in them: whole numbers, so that no sum is rounded, in any order. */
+__host__ __device__ static inline void add_gradients(const pass_data &p, const layer_rows &x, const layer_rows &to,
+                                                     int layer, bool overwrite, word h) {
+    for (int plane = 0; plane < 2; plane++)
+        for (int64_t row = x.first; row < x.first + x.n; row++) {
+            if (!exists(p, row)) continue;
+            const word of_row = row >= p.first_seen ? mix(h, fold_row(p, x, layer, plane, row)) : 0;
+            float *g = (float *)(void *)row_of(p, to, plane, row);
+            for (int i = 0; i < WIDTH; i++)
+                g[i] = (overwrite ? 0 : g[i]) + (float)(row >= p.first_seen ? mix(of_row, (word)i) & 0xFFFF : 0);
+        }
+}
+
+/* Takes the gradients of the chunk's own rows, which are complete. */
+__host__ __device__ static inline word take_gradients(const pass_data &p, int layer, word h) {
+    for (int plane = 0; plane < 2; plane++)
+        for (int64_t row = p.prefix; row < p.prefix + p.padded; row++) {
+            if (!exists(p, row)) continue;
+            word *g = row_of(p, gradient_rows(p, layer), plane, row);
             h = fold(g, WIDTH, h);
             poison(g, WIDTH);
-            poison(row_of(p, p.state, p.state_rows, plane, p.prefix + row), WIDTH);
+            poison(row_of(p, state_rows(p, layer), plane, row), WIDTH);
         }
-    }
     return h;
 }
 
@@ -144,7 +182,11 @@ __host__ __device__ static inline void weights(const pass_data &p) {
 }
 
 __host__ __device__ static inline void backward_second(const pass_data &p) {
-    const word h = add_gradients(p, fold(p.work, p.n_work, p.seed));
+    word h = p.carry ? p.carry[0] : fold(p.work, p.n_work, p.seed);
+    for (int layer = p.n_layers - 1; layer >= 0 && !p.carry; layer--) {
+        add_gradients(p, state_rows(p, layer), gradient_rows(p, layer), layer, p.overwrite, h);
+        h = take_gradients(p, layer, h);
+    }
     p.result[2] = h;
     for (int64_t i = 0; p.output && i < (int64_t)p.padded * p.boundary_words; i++)
         p.output[i] = mix(h, input_word(p, (int)(i / p.boundary_words), (int)(i % p.boundary_words)) ^ (word)i);
@@ -158,6 +200,25 @@ __host__ __device__ static inline void do_half(const pass_data &p, int half) {
     if (p.pass == CF_F || p.pass == CF_R) half == 0 ? forward_first(p) : forward_second(p);
     else if (p.pass == CF_W) half == 0 ? (void)0 : weights(p);
     else half == 0 ? backward_first(p) : backward_second(p);
+}
+
+/* What a layer does where the state streams: begins with the chunk's own rows, goes on with each block, and ends. */
+enum { LAYER_BEGINS, LAYER_BLOCK, LAYER_ENDS };
+
+__host__ __device__ static inline void do_layer(const pass_data &p, int what, int layer, const layer_rows &x,
+                                                const layer_rows &g) {
+    const bool forward = p.pass == CF_F || p.pass == CF_R;
+    if (forward) {
+        if (what == LAYER_BLOCK) p.carry[1] += sum_rows(p, x, layer);
+    } else if (what == LAYER_ENDS) {
+        p.carry[0] = take_gradients(p, layer, p.carry[0]);
+    } else {
+        add_gradients(p, x, g, layer, what == LAYER_BEGINS, p.carry[0]);
+    }
+}
+
+__global__ static void layer_kernel(pass_data p, int what, int layer, layer_rows x, layer_rows g) {
+    if (threadIdx.x == 0) do_layer(p, what, layer, x, g);
 }
 
 __global__ static void half_kernel(pass_data p, int half) {
@@ -176,9 +237,15 @@ struct setting {
     int row_words = ROW;
     int offload = 0; /* 1: random moves; 2: all rows that can be away are */
     int offload_gradients = 0, timeline = 0, blocking = 0;
+    int64_t block_rows = 0, slots = 0, window = 0; /* the state streams */
     uint64_t seed = 0;
     std::string name;
 };
+
+/* The first row that a chunk sees. */
+static int64_t first_seen(const setting &x, int64_t prefix) {
+    return x.window > 0 ? std::max<int64_t>(0, prefix - x.window + 1) : 0;
+}
 
 struct batch {
     cf_plan *plan = nullptr;
@@ -313,6 +380,7 @@ struct host_model {
         p.first = v == 0;
         p.last = v == n_virtual_stages - 1;
         p.keep_input = 1;
+        p.first_seen = first_seen(x, c.prefix);
         p.n_activations = (d.activation_bytes + d.activation_bytes_per_token * c.padded) / 4;
         p.n_work = workspace_of(d, pass, c.padded) / 4;
         p.seed = (word)cf_chunk_seed(seed, chunk, v);
@@ -391,9 +459,11 @@ struct device_model {
     int64_t fail_at = -1, n_passes = 0; /* this pass reports number 5 */
     bool raises = false;                /* and says why, with this item */
     int64_t raised_item = 7;
+    int64_t fail_at_block = -1, n_blocks = 0; /* after this block of any pass it reports number 5 */
     int64_t cancel_at = -1, n_progress = 0;
     std::function<void(const cf_cuda_step *)> before;
     std::function<void(const cf_progress *)> in_progress;
+    mutable std::vector<cf_cuda_stage> own_stages; /* what a descriptor points to */
     bool may_fail = false; /* CUDA calls of a pass fail in this test; it then reports number 6 */
 
     device_model(const setting &x_, const batch &b_, uint64_t seed_) : x(x_), b(b_), seed(seed_) {}
@@ -440,6 +510,7 @@ struct device_model {
         p.row_words = x.row_words;
         p.first = a.stage == 0;
         p.last = a.stage == last;
+        p.first_seen = first_seen(x, c.prefix);
         p.keep_input = a.pass == CF_F && !a.keep && b.made->replay == CF_REPLAY_LOCAL;
         p.overwrite = step->overwrite;
         p.one_layer = step->gradient.one_layer;
@@ -447,8 +518,10 @@ struct device_model {
         p.gradient_rows = step->gradient.rows;
         p.n_activations = (d.activation_bytes + d.activation_bytes_per_token * c.padded) / 4;
         p.n_work = workspace_of(d, a.pass, c.padded) / 4;
-        CHECK_INT(step->workspace_bytes, 4 * p.n_work);
-        CHECK_INT(step->activation_bytes, step->activations ? 4 * p.n_activations : 0);
+        const cf_cuda_stage needs = stages()[(size_t)a.stage];
+        CHECK_INT(step->workspace_bytes, workspace_of(needs, a.pass, c.padded));
+        CHECK_INT(step->activation_bytes,
+                  step->activations ? needs.activation_bytes + needs.activation_bytes_per_token * c.padded : 0);
         CHECK_INT(step->boundary_bytes, 4 * x.boundary_words * c.padded);
         p.seed = (word)step->step->seed;
         p.positions = step->positions;
@@ -462,9 +535,10 @@ struct device_model {
         const bool forward = a.pass == CF_F || a.pass == CF_R;
         const bool reads = a.pass == CF_W ? false : forward ? !p.first : !p.last;
         if (!CHECK(!reads == !p.input) || !CHECK(p.activations || (a.pass == CF_F && !a.keep))) return 6;
-        if (!CHECK((a.pass == CF_W) == !p.state)) return 6;
-        if (!CHECK((a.pass == CF_B || a.pass == CF_I) == !!p.gradient)) return 6;
+        if (!CHECK((a.pass == CF_W || x.block_rows) == !p.state)) return 6;
+        if (!CHECK(((a.pass == CF_B || a.pass == CF_I) && !x.block_rows) == !!p.gradient)) return 6;
         if (!CHECK(a.pass != CF_F || !!p.output == !p.last)) return 6;
+        if (x.block_rows) return run_streamed(step, p);
         cudaLaunchConfig_t config = {};
         config.gridDim = config.blockDim = dim3(1);
         config.stream = step->stream;
@@ -473,15 +547,94 @@ struct device_model {
         return 0;
     }
 
+    /* With room for the chunk's own rows, where the state streams. */
+    std::vector<cf_cuda_stage> stages() const {
+        std::vector<cf_cuda_stage> all = x.stages;
+        for (cf_cuda_stage &d : all) {
+            if (!x.block_rows) break;
+            const int64_t rows = 8 * d.n_layers * x.row_words;
+            d.activation_bytes += 16;
+            d.activation_bytes_per_token += rows;
+            d.forward_bytes += 32;
+            d.forward_bytes_per_token += rows;
+            d.backward_bytes += 32;
+            d.backward_bytes_per_token += 8 * x.row_words;
+        }
+        return all;
+    }
+
+    template <typename... P, typename... A>
+    bool put(const cf_cuda_step *step, void (*kernel)(P...), const A &...arguments) {
+        cudaLaunchConfig_t config = {};
+        config.gridDim = config.blockDim = dim3(1);
+        config.stream = step->stream;
+        return cudaLaunchKernelEx(&config, kernel, arguments...) == cudaSuccess;
+    }
+
+    /* One layer, with the blocks of its prefix. Other numbers than 0 are the callback's. */
+    int run_layer(const cf_cuda_step *step, const pass_data &p, int layer) {
+        const bool forward = p.pass == CF_F || p.pass == CF_R;
+        const layer_rows none = {}, own = state_rows(p, layer), g = forward ? none : gradient_rows(p, layer);
+        const cf_tensor k = {own.data, 0, 0}, v = {own.data + p.padded * p.row_words, 0, 0};
+        const cf_tensor dk = {g.data, 0, 0}, dv = {forward ? nullptr : g.data + p.padded * p.row_words, 0, 0};
+        cf_error why = {};
+        cf_state_block block = {};
+        if (!put(step, layer_kernel, p, (int)LAYER_BEGINS, layer, own, g)) return 6;
+        for (block.n_rows = step->state_stream != nullptr; block.n_rows > 0;) {
+            if (cf_state_stream_next(step->state_stream, step->stream, &block, &why) != CF_OK) return 6;
+            CHECK_INT(block.layer, layer);
+            if (block.n_rows == 0) break;
+            if (n_blocks++ == fail_at_block) return 5;
+            if (block.own) {
+                if (cf_state_stream_add(step->state_stream, &block, &dk, &dv, step->stream, &why) != CF_OK) return 6;
+                continue;
+            }
+            const layer_rows to = {(word *)block.gradient.data, block.gradient.rows, block.first_row, block.n_rows};
+            const layer_rows from = {(word *)block.state.data, block.state.rows, block.first_row, block.n_rows};
+            if (!put(step, layer_kernel, p, (int)LAYER_BLOCK, layer, from, to)) return 6;
+        }
+        if (!put(step, layer_kernel, p, (int)LAYER_ENDS, layer, own, g)) return 6;
+        return step->append && cf_state_stream_append(step->state_stream, step->stream, layer, &k, &v, &why) != CF_OK
+                   ? 6 : 0;
+    }
+
+    /* The same pass, with the chunk's own rows behind its activations, or where nothing is kept, in the workspace. */
+    int run_streamed(const cf_cuda_step *step, pass_data p) {
+        const auto behind = [](word *array, int64_t n) { return array + (n + 3) / 4 * 4; };
+        const bool forward = p.pass == CF_F || p.pass == CF_R, backward = p.pass == CF_B || p.pass == CF_I;
+        const cf_chunk &c = *step->step->chunk;
+        word *room = behind(p.work, p.n_work);
+        const int64_t n = 2 * p.padded * p.row_words;
+        p.own = p.activations ? behind(p.activations, p.n_activations) : room;
+        if (backward) p.own_gradient = (float *)(void *)room;
+        if (p.pass != CF_W) p.carry = room + (forward ? n * p.n_layers : n);
+        const bool last = c.group >= 0 && c.index + 1 == b.plan->groups[c.group].n_chunks;
+        const bool reads = c.prefix > 0 || backward;
+        CHECK_INT(step->state_stream != nullptr,
+                  c.group >= 0 && p.n_layers > 0 && p.pass != CF_W && (reads || p.pass == CF_F));
+        CHECK_INT(step->append, step->state_stream && p.pass == CF_F && !last);
+        CHECK_INT(step->overwrite, backward);
+        int number = put(step, half_kernel, p, 0) ? 0 : 6;
+        for (int i = 0; i < p.n_layers && number == 0 && p.pass != CF_W; i++)
+            number = run_layer(step, p, forward ? i : p.n_layers - 1 - i);
+        if (number == 0 && !put(step, half_kernel, p, 1)) number = 6;
+        if (number == 6) CHECK(may_fail);
+        return number;
+    }
+
     cf_executor_desc desc() const {
+        own_stages = stages();
         cf_executor_desc d = {};
         d.user = const_cast<device_model *>(this);
         d.forward = d.backward = pass;
         d.progress = progress;
         d.n_stages = n_stages();
         d.n_virtual = b.made->n_virtual;
-        d.stages = x.stages.data();
+        d.stages = own_stages.data();
         d.devices = x.devices.empty() ? nullptr : x.devices.data();
+        d.state_block_rows = x.block_rows;
+        d.state_slots = x.slots;
+        d.attention.window = x.window;
         d.attention.n_kv_heads = 1;
         d.attention.head_size = x.row_words;
         d.attention.dtype = CF_DTYPE_FP32;
@@ -513,7 +666,7 @@ struct device_model {
 
     /* Poisons the results, so that those of an earlier run do not count. */
     void clear_results() {
-        n_passes = n_progress = 0;
+        n_passes = n_progress = n_blocks = 0;
         seen.clear();
         for (int64_t i = 0; i < n_stages(); i++) {
             cudaSetDevice(device(i));
@@ -557,13 +710,15 @@ static bool same_results(const std::vector<word> &got, const host_model &host, i
 /* ---- settings ---- */
 
 static const char *describe(setting *x) {
-    char text[300];
+    char text[400];
     (void)snprintf(text, sizeof text,
-                   "seed %llu: %s, %s, %d x %d stages (%s), k %d, align %d, ranks %d, offload %d/%d, devices %d, n %d",
+                   "seed %llu: %s, %s, %d x %d stages (%s), k %d, align %d, ranks %d, offload %d/%d, "
+                   "blocks %d x %d, window %d, devices %d, n %d",
                    (unsigned long long)x->seed, cf_schedule_kind_name(x->order.kind), cf_replay_name(x->order.replay),
                    (int)x->order.n_stages, (int)x->order.n_virtual, cf_placement_name(x->order.placement),
                    (int)x->order.k, (int)x->pack.align,
-                   (int)x->pack.n_ranks, x->offload, x->offload_gradients,
+                   (int)x->pack.n_ranks, x->offload, x->offload_gradients, (int)x->slots, (int)x->block_rows,
+                   (int)x->window,
                    x->devices.empty() ? 1 : 1 + *std::max_element(x->devices.begin(), x->devices.end()),
                    (int)x->lengths.size());
     x->name = text;
@@ -625,6 +780,18 @@ static setting random_setting(uint64_t seed, int n_devices) {
     return x;
 }
 
+/* The same with a state that streams. */
+static setting streamed(setting x) {
+    harness_rng rng = {x.seed * 31 + 7};
+    x.offload = x.offload_gradients = 0;
+    x.block_rows = harness_between(&rng, 1, 12);
+    x.slots = harness_between(&rng, 1, 4);
+    if (x.slots == 1) x.slots = 0;
+    if (harness_chance(&rng, 0.4)) x.window = harness_between(&rng, 1, 30);
+    (void)describe(&x);
+    return x;
+}
+
 static int devices_at_hand() {
     int n = 1;
 #ifdef CHUNKFLOW_CUDA_EMULATION
@@ -679,6 +846,11 @@ TEST(random_batches) {
         if (!check_setting(random_setting(seed, n_devices))) break;
 }
 
+TEST(random_batches_streamed) {
+    const int n_devices = devices_at_hand();
+    for (uint64_t seed = 3000; seed < 3000 + (uint64_t)harness_rounds(150, 25); seed++)
+        if (!check_setting(streamed(random_setting(seed, n_devices)))) break;
+}
 
 /* ---- places, against a walk of its own ---- */
 
@@ -935,6 +1107,82 @@ TEST(state_is_what_the_books_say) {
     }
 }
 
+/* What a state that streams takes is what the memory model says, to the byte, by the most of each count that a virtual
+   stage has at any moment; but what the first one reads are tokens, which are the application's. */
+static bool check_window(const setting &x, const batch &b, const cf_model &model, cf_executor *e, int64_t *inputs) {
+    const int64_t n = b.made->n_stages * b.made->n_virtual;
+    cf_memory_desc d = {};
+    cf_error error = {};
+    std::vector<cf_memory_load> most((size_t)n);
+    std::vector<cf_memory_report> reports((size_t)b.made->n_stages);
+    std::vector<int64_t> layers;
+    for (const cf_cuda_stage &stage : x.stages) layers.push_back(stage.n_layers);
+    const cf_schedule *s = cf_executor_schedule(e);
+    for (int64_t stage = 0; stage < s->n_stages; stage++) {
+        const int64_t count = s->first[stage + 1] - s->first[stage];
+        std::vector<cf_memory_load> loads((size_t)(count * s->n_virtual));
+        if (!CHECK_INT(cf_schedule_loads(b.plan, s, stage, loads.data(), count * s->n_virtual, &error), CF_OK))
+            return false;
+        for (size_t i = 0; i < loads.size(); i++) {
+            const int64_t row = (int64_t)i % s->n_virtual;
+            cf_memory_load *to = &most[(size_t)cf_placement_at(s->placement, s->n_stages, row, stage)];
+            to->state_tokens = std::max(to->state_tokens, loads[i].state_tokens);
+            to->state_gradient_tokens = std::max(to->state_gradient_tokens, loads[i].state_gradient_tokens);
+            if (to > most.data()) to->input_tokens = std::max(to->input_tokens, loads[i].input_tokens);
+            to->chunk_tokens = std::max(to->chunk_tokens, loads[i].chunk_tokens);
+        }
+    }
+    d.model = &model;
+    d.parallel.pp = s->n_stages, d.parallel.n_virtual = s->n_virtual, d.parallel.placement = s->placement;
+    d.parallel.layers = layers.data();
+    d.state_window = (x.slots ? x.slots : 3) * x.block_rows;
+    if (!CHECK_INT(cf_memory_estimate(&d, most.data(), n, reports.data(), s->n_stages, &error), CF_OK)) return false;
+    for (int64_t stage = 0; stage < s->n_stages; stage++) {
+        const cf_memory_report &r = reports[(size_t)stage];
+        cf_executor_memory m = {};
+        if (!CHECK_INT(cf_executor_memory_of(e, stage, &m, &error), CF_OK) || !CHECK_INT(m.state, r.state) ||
+            !CHECK_INT(m.gradient, r.state_gradient) || !CHECK_INT(m.inputs, r.inputs) || !CHECK_INT(m.host, r.host) ||
+            !CHECK_INT(m.state_live + m.gradient_live, m.state + m.gradient) ||
+            !CHECK_INT(m.total, m.arena + m.state + m.gradient + m.workspace + m.metadata))
+            return false;
+        *inputs += m.inputs;
+    }
+    return true;
+}
+
+/* Chunks of 16 rows of 64 bytes leave no gap to a multiple of 256, and one group none in host memory. */
+TEST(windows_are_the_models) {
+    const cf_model model = {"tiny", 12, 32, 4, 2, 8, 48, 64, 0, 0, 0, 0, 0, 0};
+    int64_t inputs = 0;
+    for (int round = 0; round < 12; round++) {
+        setting x;
+        cf_error error = {};
+        x.lengths = {16 * (4 + round % 3), 16};
+        x.pack.chunk_size = 16, x.pack.no_tails = 1;
+        x.order.n_stages = 1 + round % 3, x.order.n_virtual = round % 4 == 3 ? 2 : 1;
+        x.order.kind = x.order.n_virtual == 2 ? CF_SCHEDULE_INTERLEAVED : CF_SCHEDULE_PAPER;
+        x.order.k = 1 + round % 2, x.order.replay = round % 5 == 4 ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+        x.block_rows = 5 + 3 * round, x.slots = round % 4 == 0 ? 0 : 2 + round % 3;
+        x.stages.resize((size_t)(x.order.n_stages * x.order.n_virtual));
+        for (cf_cuda_stage &d : x.stages) d.n_layers = 12 / (int64_t)x.stages.size();
+        (void)describe(&x);
+        harness_note("%s", x.name.c_str());
+        batch b;
+        REQUIRE(make_batch(x, &b));
+        cf_executor_desc d = {};
+        d.n_stages = x.order.n_stages, d.n_virtual = x.order.n_virtual, d.stages = x.stages.data();
+        d.attention.n_kv_heads = 2, d.attention.head_size = 8, d.boundary_bytes_per_token = 64;
+        d.state_block_rows = x.block_rows, d.state_slots = x.slots;
+        cf_executor *e = nullptr;
+        REQUIRE(CHECK_INT(cf_executor_create(&d, &e, &error), CF_OK));
+        const bool ok = CHECK_INT(cf_executor_load(e, b.plan, b.schedule(), &error), CF_OK) &&
+                        check_window(x, b, model, e, &inputs);
+        cf_executor_free(e);
+        REQUIRE(ok);
+    }
+    CHECK(inputs > 0);
+}
+
 static std::vector<int64_t> long_tailed(int64_t n, int64_t longest, harness_rng *rng) {
     std::vector<int64_t> lengths;
     for (int64_t i = 0; i < n; i++) {
@@ -1001,6 +1249,16 @@ static setting small_setting() {
     x.offload = 1;
     x.offload_gradients = 1;
     set_stages(&x, &rng);
+    (void)describe(&x);
+    return x;
+}
+
+static setting small_streamed_setting() {
+    setting x = small_setting();
+    x.offload = x.offload_gradients = 0;
+    x.block_rows = 3;
+    x.slots = 2;
+    x.order.replay = CF_REPLAY_LOCAL;
     (void)describe(&x);
     return x;
 }
@@ -1161,6 +1419,28 @@ TEST(a_failing_callback) {
     CHECK(strstr(error.text, ": registers[7]: spilled") != nullptr && strstr(error.text, " of chunk ") != nullptr);
     m.fail_at = -1;
     REQUIRE(run_and_compare(&m, host));
+}
+
+/* In the middle of a layer, with blocks on their way: the next run begins its passes all the same. */
+TEST(a_callback_fails_between_blocks) {
+    const setting x = small_streamed_setting();
+    batch b;
+    cf_error error = {};
+    REQUIRE(make_batch(x, &b));
+    host_model host(x, b, 5);
+    host.run();
+    device_model m(x, b, 5);
+    REQUIRE(m.start(&error));
+    REQUIRE(run_and_compare(&m, host));
+    const int64_t n = m.n_blocks;
+    CHECK(n > 50);
+    for (int64_t i = 0; i < n; i += harness_rounds(1, 7)) {
+        m.clear_results();
+        m.fail_at_block = i;
+        REQUIRE(CHECK_INT(cf_executor_run(m.executor, &error), CF_ERROR_CALLBACK) && CHECK_INT(error.got, 5));
+        m.fail_at_block = -1;
+        REQUIRE(run_and_compare(&m, host));
+    }
 }
 
 TEST(cancelled) {
@@ -1388,6 +1668,12 @@ TEST(bad_descriptors) {
     REFUSE((d.attention.n_heads = 1, d.attention.arch = 75, d.attention.dtype = CF_DTYPE_BF16,
             d.attention.path = CF_ATTENTION_MMA),
            CF_ERROR_ARGUMENT, "path");
+    REFUSE(d.state_block_rows = -1, CF_ERROR_ARGUMENT, "state_block_rows");
+    REFUSE(d.state_block_rows = ((int64_t)1 << 30) + 1, CF_ERROR_ARGUMENT, "state_block_rows");
+    REFUSE((d.state_block_rows = (int64_t)1 << 30, d.attention.n_kv_heads = 1000), CF_ERROR_LIMIT, "state_block_rows");
+    REFUSE((d.state_block_rows = 8, d.attention = cf_attention_desc()), CF_ERROR_ARGUMENT, "state_block_rows");
+    for (int64_t slots : {(int64_t)-1, (int64_t)1, (int64_t)65, INT64_MAX})
+        REFUSE((d.state_block_rows = 8, d.state_slots = slots), CF_ERROR_ARGUMENT, "state_slots");
     const cf_allocator half = {harness_alloc, nullptr, nullptr};
     REFUSE(d.allocator = &half, CF_ERROR_ARGUMENT, "allocator.release");
 #ifndef CHUNKFLOW_NCCL
@@ -1564,6 +1850,25 @@ static int count_pass(void *user, const cf_cuda_step *step) {
 }
 
 /* A model that keeps its state itself: a schedule may have moves, for which the executor has nothing to do. */
+TEST(moves_of_a_state_that_streams) {
+    const setting x = small_setting(), y = small_streamed_setting();
+    batch moves, none;
+    cf_error error = {};
+    REQUIRE(make_batch(x, &moves) && make_batch(y, &none));
+    host_model host(y, none, 1);
+    host.run();
+    device_model m(y, none, 1);
+    const cf_executor_desc d = m.desc();
+    REQUIRE(m.take_results() && cf_executor_create(&d, &m.executor, &error) == CF_OK);
+    CHECK_INT(cf_executor_load(m.executor, moves.plan, moves.schedule(), &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "state_block_rows");
+    CHECK(error.item >= 0 && moves.schedule()->actions[error.item].pass == CF_OFFLOAD);
+    cf_executor_memory memory[2];
+    CHECK_INT(cf_executor_memory_for(m.executor, moves.plan, moves.schedule(), memory, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_executor_load(m.executor, none.plan, none.schedule(), &error), CF_OK);
+    CHECK(run_and_compare(&m, host));
+}
+
 TEST(moves_without_state) {
     setting x = small_setting();
     x.timeline = 1;
@@ -1648,6 +1953,43 @@ TEST(loads_reuse_memory) {
     delete models[1];
 }
 
+/* Batches of other lengths, one of them without a group, one after the other: each has a ring of its own. */
+TEST(loads_stream_anew) {
+    std::vector<setting> settings(3, small_streamed_setting());
+    settings[1].lengths = {40, 3, 2, 29, 6};
+    settings[2].lengths = {5, 6, 7};
+    batch batches[3];
+    std::vector<std::unique_ptr<host_model>> hosts;
+    std::vector<std::unique_ptr<device_model>> models;
+    static device_model *now;
+    cf_error error = {};
+    for (size_t i = 0; i < 3; i++) {
+        REQUIRE(make_batch(settings[i], &batches[i]));
+        hosts.emplace_back(new host_model(settings[i], batches[i], 4));
+        hosts[i]->run();
+        models.emplace_back(new device_model(settings[i], batches[i], 4));
+        REQUIRE(models[i]->take_results());
+    }
+    cf_executor_desc d = models[0]->desc();
+    d.forward = d.backward = [](void *, const cf_cuda_step *step) { return now->run_pass(step); };
+    d.progress = nullptr;
+    cf_executor *e = nullptr;
+    REQUIRE(cf_executor_create(&d, &e, &error) == CF_OK);
+    for (int i = 0; i < 8; i++) {
+        const size_t which = (size_t)(i * 5 % 3);
+        cf_executor_memory memory = {};
+        now = models[which].get();
+        now->executor = e;
+        CHECK_INT(cf_executor_load(e, now->b.plan, now->b.schedule(), &error), CF_OK);
+        CHECK(cf_executor_memory_of(e, 1, &memory, &error) == CF_OK);
+        CHECK_INT(memory.state, which == 2 ? 0 : 2 * 3 * 2 * 4 * ROW); /* the same for all lengths */
+        CHECK((memory.host > 0) == (which != 2));
+        CHECK(run_and_compare(now, *hosts[which]));
+        now->executor = nullptr;
+    }
+    cf_executor_free(e);
+}
+
 /* ---- attention objects ---- */
 
 TEST(attention_of_each_chunk) {
@@ -1697,9 +2039,151 @@ TEST(attention_of_each_chunk) {
     CHECK(n_seen > 20);
 }
 
+/* Pairs that the chunk's tokens and its own keys, then all keys, make under a window. */
+static int64_t count_pairs(const cf_plan *plan, const cf_chunk &c, int64_t window, bool with_prefix) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < c.n_slices; i++)
+        for (int64_t query = 0; query < plan->slices[c.first_slice + i].length; query++)
+            for (int64_t key = i == 0 && with_prefix ? -c.prefix : 0; key <= query; key++)
+                n += window == 0 || key > query - window;
+    return n;
+}
+
+static int64_t window_of_blocks, blocks_seen;
+
+static void check_tiles(const cf_attention *a, const void *tiles) {
+    std::vector<unsigned char> there(a->tiles_bytes + 1);
+    CHECK((uintptr_t)tiles % 256 == 0);
+    CHECK(cudaMemcpy(there.data(), tiles, a->tiles_bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
+    CHECK(memcmp(there.data(), a->tiles, a->tiles_bytes) == 0);
+}
+
+/* The objects of a chunk and of the blocks of its prefix hide and show what one object with all keys does. */
+static int check_blocks(void *, const cf_cuda_step *step) {
+    const cf_chunk &c = *step->step->chunk;
+    const bool forward = step->step->action.pass == CF_F || step->step->action.pass == CF_R;
+    int64_t pairs = step->attention->pairs, row = 0, next = 0, n_objects = 0;
+    const cf_attention *before = nullptr;
+    if (step->step->action.pass == CF_W || !step->state_stream) return 0;
+    CHECK_INT(step->attention->desc.prefix, c.prefix);
+    CHECK_INT(pairs, count_pairs(step->step->plan, c, window_of_blocks, false));
+    for (int64_t i = 0, n; (n = cf_state_stream_block(5, c.prefix, window_of_blocks, i, &row)) > 0; i++) {
+        const cf_cuda_block *block = cf_cuda_step_block(step, i);
+        if (!CHECK(block != nullptr)) return 1;
+        CHECK(i == 0 || row == next);
+        next = row + n;
+        CHECK_INT(block->attention->desc.cu_seqlens_k[1], n);
+        CHECK(step->attention_workspace_bytes >=
+              (forward ? block->attention->forward_bytes : block->attention->backward_bytes));
+        check_tiles(block->attention, block->tiles);
+        pairs += block->attention->pairs;
+        n_objects += block->attention != before;
+        before = block->attention;
+        blocks_seen++;
+    }
+    CHECK_INT(next, blocks_seen > 0 && step->n_blocks > 0 ? c.prefix : 0);
+    CHECK_INT(pairs, count_pairs(step->step->plan, c, window_of_blocks, true));
+    CHECK_INT(n_objects, step->n_blocks);
+    if (window_of_blocks == 0) CHECK(step->n_blocks <= 2);
+    CHECK(cf_cuda_step_block(step, -1) == nullptr);
+    return 0;
+}
+
+TEST(attention_of_each_block) {
+    for (const int64_t window : {0, 1, 7, 23, 1000}) {
+        setting x = small_setting();
+        x.lengths = {61, 30, 5, 3};
+        x.offload = 0, x.pack.align = 2;
+        batch b;
+        cf_error error = {};
+        REQUIRE(make_batch(x, &b));
+        device_model m(x, b, 1);
+        cf_executor_desc d = m.desc();
+        d.attention.n_heads = 2, d.attention.n_kv_heads = 1, d.attention.head_size = 64;
+        d.attention.dtype = CF_DTYPE_BF16;
+        d.attention.window = window_of_blocks = window;
+        d.state_block_rows = 5;
+        d.forward = d.backward = check_blocks;
+        blocks_seen = 0;
+        REQUIRE(cf_executor_create(&d, &m.executor, &error) == CF_OK);
+        CHECK_INT(cf_executor_load(m.executor, b.plan, b.schedule(), &error), CF_OK);
+        CHECK_INT(cf_executor_run(m.executor, &error), CF_OK);
+        CHECK((blocks_seen > 50) == (window != 1));
+    }
+    CHECK(cf_cuda_step_block(nullptr, 0) == nullptr);
+}
+
+/* What each of four stages takes for one sequence of a 7B shape cut by TP 4 (28 layers, 7 query heads and a key head of
+   128, hidden 3584), with local replay, the state and its gradient in rings of three blocks or on the device. */
+static bool lay_out_sequence(int64_t tokens, int64_t chunk_size, int64_t block_rows, cf_executor_memory *stages) {
+    setting x;
+    batch b;
+    cf_error error = {};
+    cf_executor_desc d = {};
+    cf_executor *e = nullptr;
+    x.lengths = {tokens};
+    x.pack.chunk_size = chunk_size;
+    x.order.n_stages = 4, x.order.n_virtual = 1, x.order.k = 1, x.order.replay = CF_REPLAY_LOCAL;
+    x.order.kind = CF_SCHEDULE_1F1B;
+    x.stages.resize(4);
+    for (cf_cuda_stage &s : x.stages)
+        s.n_layers = 7, s.activation_bytes_per_token = 7 * 60000, s.backward_bytes_per_token = 60000;
+    (void)describe(&x);
+    if (!make_batch(x, &b)) return false;
+    d.n_stages = 4, d.stages = x.stages.data(), d.boundary_bytes_per_token = 2 * 3584;
+    d.attention.n_heads = 7, d.attention.n_kv_heads = 1, d.attention.head_size = 128, d.attention.arch = 80;
+    d.state_block_rows = block_rows;
+    const bool ok = CHECK_INT(cf_executor_create(&d, &e, &error), CF_OK) &&
+                    CHECK_INT(cf_executor_memory_for(e, b.plan, b.schedule(), stages, &error), CF_OK);
+    cf_executor_free(e);
+    return ok;
+}
+
+TEST(device_bytes_of_any_length) {
+    const int64_t chunk_size = harness_rounds(8192, 512), least = 4 * chunk_size;
+    cf_executor_memory first[4], now[4], resident[4];
+    std::string said;
+    for (const int64_t tokens : {least, 8 * least, 32 * least}) {
+        REQUIRE(lay_out_sequence(tokens, chunk_size, chunk_size, now));
+        REQUIRE(lay_out_sequence(tokens, chunk_size, 0, resident));
+        for (int stage = 0; stage < 4; stage++) {
+            const cf_executor_memory &m = now[stage];
+            if (tokens == least) first[stage] = m;
+            CHECK_INT(m.total - m.metadata, first[stage].total - first[stage].metadata);
+            CHECK_INT(m.inputs, stage > 0 ? 2 * chunk_size * 2 * 3584 : 0);
+            CHECK_INT(m.host, tokens * 7 * 2 * 128 * (2 + 4) + (stage > 0 ? (tokens - chunk_size) * 2 * 3584 : 0));
+            CHECK_INT(m.metadata - first[stage].metadata, 4 * (tokens - least)); /* positions */
+            CHECK(m.metadata < 64 * least + 4 * tokens); /* and tiles, which full chunks share */
+            CHECK(tokens < 32 * least || resident[stage].total > 2 * m.total);
+        }
+        char text[80];
+        (void)snprintf(text, sizeof text, " %lld/%lld/%lld", (long long)now[3].metadata, (long long)now[3].host,
+                       (long long)resident[3].total);
+        said += text;
+    }
+    harness_report("stage 3: %lld bytes and metadata/host/resident of%s", (long long)(now[3].total - now[3].metadata),
+                   said.c_str());
+}
+
 #ifdef CHUNKFLOW_CUDA_EMULATION
 
 /* ---- every order of streams ---- */
+
+TEST(every_order_streamed) {
+    const int n_devices = devices_at_hand();
+    for (uint64_t seed = 3500; seed < (uint64_t)harness_rounds(3530, 3504); seed++) {
+        setting x = streamed(random_setting(seed, n_devices));
+        if (seed % 2 == 0) x.order.replay = CF_REPLAY_LOCAL, (void)describe(&x);
+        bool ok = true;
+        cuda_emu_each_policy(3, [&] {
+            if (ok) ok = check_setting(x) && CHECK_INT(cuda_emu_faults(), 0);
+        });
+        if (ok) continue;
+        FAIL("%s: %s", cuda_emu_policy_name(), cuda_emu_first_fault());
+        break;
+    }
+    cuda_emu_defaults();
+}
 
 TEST(every_order) {
     const int n_devices = devices_at_hand(); /* the first setting moves state on two of them */
@@ -1713,6 +2197,26 @@ TEST(every_order) {
         FAIL("%s: %s", cuda_emu_policy_name(), cuda_emu_first_fault());
         break;
     }
+    cuda_emu_defaults();
+}
+
+/* Inputs of very different chunks, kept at once, that come back one soon after the other through the same two slots.
+   Stages without layers have no state whose waits would do for them, too. */
+TEST(inputs_come_back) {
+    setting x = small_streamed_setting();
+    x.lengths = {36, 7, 30, 5, 3, 27};
+    x.order.n_stages = 3;
+    x.boundary_words = 64;
+    x.order.k = 1;
+    harness_rng rng = {9};
+    set_stages(&x, &rng);
+    x.stages[1].n_layers = x.stages[2].n_layers = 0;
+    (void)describe(&x);
+    bool ok = true;
+    cuda_emu_each_policy(10, [&] {
+        if (ok) ok = check_setting(x) && CHECK_INT(cuda_emu_faults(), 0);
+    });
+    CHECK(ok);
     cuda_emu_defaults();
 }
 
@@ -1742,8 +2246,7 @@ static int64_t costly_calls() {
     return n;
 }
 
-TEST(a_run_allocates_nothing) {
-    setting x = small_setting();
+static void check_a_run_allocates_nothing(setting x) {
     x.timeline = 1;
     batch b;
     cf_error error = {};
@@ -1766,6 +2269,11 @@ TEST(a_run_allocates_nothing) {
     m.executor = nullptr;
     CHECK_INT(heap.live, 0);
     CHECK_INT(heap.faults, 0);
+}
+
+TEST(a_run_allocates_nothing) {
+    check_a_run_allocates_nothing(small_setting());
+    check_a_run_allocates_nothing(small_streamed_setting());
 }
 
 /* ---- failures of everything else ---- */
@@ -1808,8 +2316,7 @@ static bool survive(const setting &x, const batch &b, const host_model &host, de
     return ok;
 }
 
-TEST(every_cuda_call_fails_once) {
-    setting x = small_setting();
+static void check_every_cuda_call_fails_once(setting x) {
     x.timeline = 1;
     devices_at_hand();
     x.devices = {0, 1};
@@ -1841,8 +2348,12 @@ TEST(every_cuda_call_fails_once) {
     cuda_emu_reset();
 }
 
-TEST(every_allocation_fails) {
-    setting x = small_setting();
+TEST(every_cuda_call_fails_once) {
+    check_every_cuda_call_fails_once(small_setting());
+    check_every_cuda_call_fails_once(small_streamed_setting());
+}
+
+static void check_every_allocation_fails(setting x) {
     x.timeline = 1;
     batch b;
     int64_t n = 0;
@@ -1872,6 +2383,11 @@ TEST(every_allocation_fails) {
     }
     CHECK(n > 60);
     harness_report("%d allocations", (int)n / 2);
+}
+
+TEST(every_allocation_fails) {
+    check_every_allocation_fails(small_setting());
+    check_every_allocation_fails(small_streamed_setting());
 }
 
 /* A kernel that fails while it runs takes its device with it. The first action that is not known to have ended is
@@ -2227,7 +2743,7 @@ static setting rank_setting(uint64_t seed, int n) {
 static bool random_batches_of_rank(const rank_context &c) {
     bool ok = true;
     for (uint64_t seed = 3000; ok && seed < (uint64_t)harness_rounds(3006, 3002); seed++) {
-        const setting x = rank_setting(seed, c.n);
+        const setting x = seed % 2 ? streamed(rank_setting(seed, c.n)) : rank_setting(seed, c.n);
         batch b;
         if (!make_batch(x, &b)) return false;
         host_model host(x, b, seed);
@@ -2488,8 +3004,9 @@ TEST(timelines_of_processes) {
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
 #define EMULATED_CASES                                                                                                 \
-    , CASE(every_order), CASE(without_peer_access), CASE(a_run_allocates_nothing), CASE(every_cuda_call_fails_once),   \
-        CASE(every_allocation_fails), CASE(a_kernel_fails), CASE(a_device_that_hangs), CASE(what_a_call_leaves), \
+    , CASE(every_order), CASE(every_order_streamed), CASE(inputs_come_back), CASE(without_peer_access),             \
+        CASE(a_run_allocates_nothing), CASE(every_cuda_call_fails_once), CASE(every_allocation_fails),                 \
+        CASE(a_kernel_fails), CASE(a_device_that_hangs), CASE(what_a_call_leaves), \
         CASE(too_little_device_memory), \
         CASE(timelines_are_the_simulated_ones), CASE(processes), CASE(a_process_fails), CASE(a_process_dies),          \
         CASE(a_process_stumbles), CASE(timelines_of_processes), CASE(state_leaves_and_arrives_at_once),                \
@@ -2498,7 +3015,10 @@ TEST(timelines_of_processes) {
 #define EMULATED_CASES
 #endif
 
-SUITE(executor, CASE(one_chunk), CASE(random_batches), CASE(places), CASE(memory_before_loading),
+SUITE(executor, CASE(one_chunk), CASE(random_batches), CASE(random_batches_streamed), CASE(windows_are_the_models),
+      CASE(places), CASE(a_callback_fails_between_blocks), CASE(moves_of_a_state_that_streams),
+      CASE(loads_stream_anew), CASE(attention_of_each_block), CASE(device_bytes_of_any_length),
+      CASE(memory_before_loading),
       CASE(asking_for_memory_fails), CASE(state_is_what_the_books_say), CASE(gaps_are_small), CASE(a_failing_callback), CASE(cancelled),
       CASE(errors_that_callbacks_leave), CASE(errors_from_before), CASE(calls_from_callbacks),
       CASE(names_of_virtual_stages),
