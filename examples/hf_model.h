@@ -329,8 +329,8 @@ static void write_index(const hf_parts *p, const char *path) {
     free(lines);
 }
 
-/* Writes config.json and weights, in parts of `most` bytes, into a folder that is there. Its index comes when all of its
-   parts are there; then older weights in the other form go, which readers would take for these. */
+/* Writes config.json and weights, in parts of `most` bytes, into a folder that is there. The index comes when all parts
+   are there; then older weights in the other form go, which readers would take for these. */
 template <typename T> static void hf_save(const hf_model *m, decoder *d, const char *folder, int64_t most) {
     const tensor_dtype dtype = d->type == CF_DTYPE_FP32 ? TENSOR_F32 : TENSOR_BF16;
     hf_parts p = hf_parts_new(d, dtype, most);
