@@ -46,7 +46,12 @@ static inline checkpoint_setting setting_double(const char *name, double value) 
 
 #define CHECKPOINT_ARRAYS 3
 
-/* What goes into a checkpoint, and where it goes when one is read. */
+/* Numbers first .. first + count of an array, to or from `numbers`. */
+typedef void (*checkpoint_move_fn)(void *user, int array, int64_t first, int64_t count, real *numbers);
+
+/* What goes into a checkpoint, and where it goes when one is read. Arrays that are not in host memory, or are too large
+   to be there twice, are NULL: `fetch` gives their numbers piece by piece when they are written, and `store` takes them
+   when they are read. */
 typedef struct checkpoint {
     const checkpoint_setting *settings;
     int64_t n_settings;
@@ -54,7 +59,11 @@ typedef struct checkpoint {
     int64_t n_progress;
     real *arrays[CHECKPOINT_ARRAYS];
     int64_t count; /* of each array */
+    checkpoint_move_fn fetch, store;
+    void *user;    /* of both */
 } checkpoint;
+
+#define CHECKPOINT_PIECE ((int64_t)1 << 20) /* numbers that are moved at once */
 
 typedef struct checkpoint_head {
     char magic[8];
@@ -75,12 +84,7 @@ static inline checkpoint_head checkpoint_head_of(const checkpoint *c) {
     return h;
 }
 
-/* Copies `bytes` between a place in the file's image and memory, and moves on. */
-static inline void image_write(unsigned char **at, const void *from, int64_t bytes) {
-    memcpy(*at, from, (size_t)bytes);
-    *at += bytes;
-}
-
+/* Copies `bytes` from a place in the file's image to memory, and moves on. */
 static inline void image_read(const unsigned char **at, void *to, int64_t bytes) {
     memcpy(to, *at, (size_t)bytes);
     *at += bytes;
@@ -105,22 +109,66 @@ static inline void sync_directory_of(const char *path) {
     free(directory);
 }
 
-/* Writes all bytes to a new file and forces them to the disk. mode: its permissions, -1 for those of any new file.
-   Returns 0, or errno. */
-static inline int write_whole_file(const char *path, const unsigned char *image, int64_t bytes, int mode) {
-    FILE *file = fopen(path, "wb");
-    if (!file) return errno;
-    int ok = mode < 0 || fchmod(fileno(file), (mode_t)mode) == 0;
-    ok = ok && fwrite(image, 1, (size_t)bytes, file) == (size_t)bytes && fflush(file) == 0 && fsync(fileno(file)) == 0;
-    int code = ok ? 0 : (errno ? errno : EIO);
-    if (fclose(file) != 0 && code == 0) code = errno;
+/* A file that is written piece by piece, and hash_bytes of all that was written. */
+typedef struct hashed_file {
+    FILE *file;
+    uint64_t hash;
+    unsigned char rest[8]; /* bytes that are no whole word yet */
+    size_t n_rest;
+    int ok;
+} hashed_file;
+
+static inline void write_hashed(hashed_file *f, const void *bytes, int64_t count) {
+    const unsigned char *at = (const unsigned char *)bytes, *end = at + count;
+    f->ok = f->ok && fwrite(bytes, 1, (size_t)count, f->file) == (size_t)count;
+    for (; at < end; at++) {
+        uint64_t word;
+        f->rest[f->n_rest++] = *at;
+        if (f->n_rest < 8) continue;
+        memcpy(&word, f->rest, 8);
+        f->hash = mix64_pair(f->hash, word);
+        f->n_rest = 0;
+    }
+}
+
+static inline void write_array(hashed_file *f, const checkpoint *c, int array) {
+    real *held = c->arrays[array] ? NULL : TAKE(real, min_of(c->count, CHECKPOINT_PIECE));
+    for (int64_t first = 0; first < c->count; first += CHECKPOINT_PIECE) {
+        const int64_t count = min_of(CHECKPOINT_PIECE, c->count - first);
+        if (held) c->fetch(c->user, array, first, count, held);
+        write_hashed(f, held ? held : c->arrays[array] + first, count * (int64_t)sizeof(real));
+    }
+    free(held);
+}
+
+static inline void write_parts(hashed_file *f, const checkpoint *c) {
+    const checkpoint_head head = checkpoint_head_of(c);
+    write_hashed(f, &head, (int64_t)sizeof head);
+    write_hashed(f, c->settings, c->n_settings * (int64_t)sizeof *c->settings);
+    write_hashed(f, c->progress, c->n_progress * (int64_t)sizeof *c->progress);
+    for (int i = 0; i < CHECKPOINT_ARRAYS; i++) write_array(f, c, i);
+    const uint64_t checksum = hash_bytes(f->hash, f->rest, f->n_rest);
+    f->ok = f->ok && fwrite(&checksum, sizeof checksum, 1, f->file) == 1;
+}
+
+/* Writes it to a new file and forces that to the disk. mode: its permissions, -1 for those of any new file. Returns 0,
+   or errno. */
+static inline int write_whole_file(const char *path, const checkpoint *c, int mode) {
+    hashed_file f = {NULL, 0, {0}, 0, 1};
+    f.file = fopen(path, "wb");
+    if (!f.file) return errno;
+    f.ok = mode < 0 || fchmod(fileno(f.file), (mode_t)mode) == 0;
+    if (f.ok) write_parts(&f, c);
+    f.ok = f.ok && fflush(f.file) == 0 && fsync(fileno(f.file)) == 0;
+    int code = f.ok ? 0 : (errno ? errno : EIO);
+    if (fclose(f.file) != 0 && code == 0) code = errno;
     return code;
 }
 
-/* Puts a file with these bytes in the place of `path`, which keeps its permissions; where it is a symbolic link, in the
+/* Puts the checkpoint's file in the place of `path`, which keeps its permissions; where it is a symbolic link, in the
    place of what it leads to. What a signal interrupts is finished first, so no temporary file is left. Returns 0, or
    errno. */
-static inline int replace_file(const char *path, const unsigned char *image, int64_t bytes) {
+static inline int replace_file(const char *path, const checkpoint *c) {
     struct stat status;
     int found = stat(path, &status) == 0;
     char *target = found ? realpath(path, NULL) : NULL;
@@ -136,7 +184,7 @@ static inline int replace_file(const char *path, const unsigned char *image, int
     sigaddset(&ending, SIGHUP);
     sigaddset(&ending, SIGQUIT);
     sigprocmask(SIG_BLOCK, &ending, &before);
-    int code = write_whole_file(temporary, image, bytes, found ? (int)(status.st_mode & 0777) : -1);
+    int code = write_whole_file(temporary, c, found ? (int)(status.st_mode & 0777) : -1);
     if (code == 0 && rename(temporary, found ? target : path) != 0) code = errno;
     if (code != 0) remove(temporary);
     else sync_directory_of(found ? target : path);
@@ -148,19 +196,8 @@ static inline int replace_file(const char *path, const unsigned char *image, int
 
 /* Ends the program with a message if it cannot be done; the old checkpoint is then still there. */
 static inline void checkpoint_save(const char *path, const checkpoint *c) {
-    checkpoint_head head = checkpoint_head_of(c);
-    int64_t bytes = checkpoint_bytes(&head), array_bytes = c->count * (int64_t)sizeof(real);
-    unsigned char *image = TAKE(unsigned char, bytes), *at = image;
-    image_write(&at, &head, (int64_t)sizeof head);
-    image_write(&at, c->settings, c->n_settings * (int64_t)sizeof *c->settings);
-    image_write(&at, c->progress, c->n_progress * (int64_t)sizeof *c->progress);
-    for (int i = 0; i < CHECKPOINT_ARRAYS; i++) image_write(&at, c->arrays[i], array_bytes);
-    uint64_t checksum = hash_bytes(0, image, (size_t)(at - image));
-    image_write(&at, &checksum, 8);
-
-    int code = replace_file(path, image, bytes);
+    int code = replace_file(path, c);
     if (code != 0) fail(EXIT_CHECK_FAILED, "%s: the checkpoint cannot be written: %s", path, strerror(code));
-    free(image);
 }
 
 /* ================================================================================================================
@@ -257,6 +294,16 @@ static inline int checkpoint_fits(const unsigned char *image, const checkpoint_h
     return 1;
 }
 
+static inline void take_array_of(const unsigned char **at, checkpoint *c, int array) {
+    real *held = c->arrays[array] ? NULL : TAKE(real, min_of(c->count, CHECKPOINT_PIECE));
+    for (int64_t first = 0; first < c->count; first += CHECKPOINT_PIECE) {
+        const int64_t count = min_of(CHECKPOINT_PIECE, c->count - first);
+        image_read(at, held ? held : c->arrays[array] + first, count * (int64_t)sizeof(real));
+        if (held) c->store(c->user, array, first, count, held);
+    }
+    free(held);
+}
+
 /* Takes over a checkpoint from the image of its file. Returns whether it did; if not, `why` says why, and nothing was
    changed. */
 static inline int checkpoint_take(const unsigned char *image, int64_t bytes, checkpoint *c, char why[CHECKPOINT_WHY]) {
@@ -264,7 +311,7 @@ static inline int checkpoint_take(const unsigned char *image, int64_t bytes, che
     if (!checkpoint_is_whole(image, bytes, &head, why) || !checkpoint_fits(image, &head, c, why)) return 0;
     const unsigned char *at = image + sizeof head + (size_t)c->n_settings * sizeof *c->settings;
     image_read(&at, c->progress, c->n_progress * (int64_t)sizeof *c->progress);
-    for (int i = 0; i < CHECKPOINT_ARRAYS; i++) image_read(&at, c->arrays[i], c->count * (int64_t)sizeof(real));
+    for (int i = 0; i < CHECKPOINT_ARRAYS; i++) take_array_of(&at, c, i);
     return 1;
 }
 

@@ -2,7 +2,8 @@
 
    A folder holds config.json and model.safetensors, or the parts that model.safetensors.index.json names. It is read
    as the chunkflow command reads a config.json; only what is built like Qwen2.5 is taken. What is written is one
-   model.safetensors beside the config.json that was read, or one that says what was trained. */
+   model.safetensors, or as many parts as it takes and their index, beside the config.json that was read, or one that
+   says what was trained. */
 
 #ifndef TRAIN_HF_MODEL_H
 #define TRAIN_HF_MODEL_H
@@ -122,10 +123,29 @@ static void open_part(hf_model *m, const char *name) {
     m->n_parts++;
 }
 
-static int has_part(const hf_model *m, const char *name) {
+/* The part of this file, or NULL. */
+static const safetensors *find_part(const hf_model *m, const char *name) {
     for (int64_t i = 0; i < m->n_parts; i++)
-        if (strcmp(strrchr(m->paths[i], '/') + 1, name) == 0) return 1;
-    return 0;
+        if (strcmp(strrchr(m->paths[i], '/') + 1, name) == 0) return &m->parts[i];
+    return NULL;
+}
+
+/* Every tensor is in the part that the map names, and in no other one. */
+static void check_index(const hf_model *m, const json_document *d, uint32_t map) {
+    char name[SAFETENSORS_NAME], file[SAFETENSORS_NAME];
+    uint32_t at = map + 1;
+    const int64_t mapped = json_count(d, map);
+    int64_t found = 0;
+    for (int64_t i = 0; i < mapped; i++, at = d->nodes[at + 1].next) {
+        json_copy_text(d, at, name, sizeof name);
+        json_copy_text(d, at + 1, file, sizeof file);
+        if (!safetensors_find(find_part(m, file), name))
+            must_read(json_wrong(d, at, "tensor %s: it is not in %s", name, file));
+    }
+    for (int64_t i = 0; i < m->n_parts; i++) found += m->parts[i].count;
+    if (found != mapped)
+        must_read(json_wrong(d, map, "the files have %lld tensors, it names %lld: one is there twice, or not named",
+                             (long long)found, (long long)mapped));
 }
 
 /* Opens every file that the index names. */
@@ -143,8 +163,9 @@ static void open_indexed(hf_model *m, const char *index) {
         must_read(d.nodes[at + 1].kind == JSON_STRING ? CLI_OK : json_wrong(&d, at, "wanted the name of a file"));
         json_copy_text(&d, at + 1, name, sizeof name);
         must_read(strchr(name, '/') ? json_wrong(&d, at, "a file outside of the folder") : CLI_OK);
-        if (!has_part(m, name)) open_part(m, name);
+        if (!find_part(m, name)) open_part(m, name);
     }
+    check_index(m, &d, map);
     json_free(&d);
     free(text);
 }
@@ -230,18 +251,105 @@ static void write_config(const hf_model *m, const decoder *d, const char *folder
     free(path);
 }
 
-/* Writes config.json and model.safetensors into a folder that is there. */
-template <typename T> static void hf_save(const hf_model *m, decoder *d, const char *folder) {
+/* What is written: the tensors in the model's order, and which part each of them goes to. */
+typedef struct hf_parts {
+    tensor_source *sources; /* (n) part by part */
+    int64_t n, n_parts, bytes;
+    int64_t *first;         /* (n_parts + 1) */
+} hf_parts;
+
+/* A part is full where the next tensor would make it larger than `most` bytes; a larger tensor has one to itself. */
+static hf_parts hf_parts_new(const decoder *d, tensor_dtype dtype, int64_t most) {
+    hf_parts p = {TAKE(tensor_source, d->n_tensors), d->n_tensors, 0, 0, TAKE(int64_t, d->n_tensors + 1)};
+    int64_t held = 0;
+    for (int64_t i = 0; i < p.n; i++) {
+        p.sources[i] = {d->tensors[i].name, d->tensors[i].rows, d->tensors[i].columns, i};
+        const int64_t bytes = source_bytes(&p.sources[i], dtype);
+        if (held > 0 && bytes > most - held) {
+            p.first[++p.n_parts] = i;
+            held = 0;
+        }
+        held += bytes;
+        p.bytes += bytes;
+    }
+    p.first[++p.n_parts] = p.n;
+    return p;
+}
+
+static void hf_parts_free(hf_parts *p) {
+    free(p->sources);
+    free(p->first);
+}
+
+/* As Hugging Face names them. */
+static void part_name(char *to, size_t room, const hf_parts *p, int64_t which) {
+    if (p->n_parts == 1) snprintf(to, room, "model.safetensors");
+    else snprintf(to, room, "model-%05lld-of-%05lld.safetensors", (long long)which + 1, (long long)p->n_parts);
+}
+
+/* A line of the index: a tensor and its file, by which the lines are sorted. */
+typedef struct index_line {
+    const char *name;
+    int64_t file;
+} index_line;
+
+static int compare_lines(const void *a, const void *b) {
+    return strcmp(((const index_line *)a)->name, ((const index_line *)b)->name);
+}
+
+static index_line *index_lines(const hf_parts *p) {
+    index_line *lines = TAKE(index_line, p->n);
+    for (int64_t which = 0; which < p->n_parts; which++)
+        for (int64_t i = p->first[which]; i < p->first[which + 1]; i++) lines[i] = {p->sources[i].name, which};
+    qsort(lines, (size_t)p->n, sizeof *lines, compare_lines);
+    return lines;
+}
+
+static void write_text(const char *text, cli_output *output) { cli_write(text, strlen(text), output); }
+
+static void write_index(const hf_parts *p, const char *path) {
+    char text[SAFETENSORS_NAME + 80], file[64];
+    cli_output output;
+    memset(&output, 0, sizeof output);
+    index_line *lines = index_lines(p);
+    int code = cli_output_open(&output, path);
+    if (code == CLI_OK) {
+        snprintf(text, sizeof text, "{\n  \"metadata\": {\n    \"total_size\": %lld\n  },\n  \"weight_map\": {\n",
+                 (long long)p->bytes);
+        write_text(text, &output);
+        for (int64_t i = 0; i < p->n; i++) {
+            part_name(file, sizeof file, p, lines[i].file);
+            snprintf(text, sizeof text, "    \"%s\": \"%s\"%s\n", lines[i].name, file, i + 1 < p->n ? "," : "");
+            write_text(text, &output);
+        }
+        write_text("  }\n}\n", &output);
+        code = cli_outputs_finish(&output, 1, CLI_OK);
+    }
+    if (code != CLI_OK) fail(EXIT_CHECK_FAILED, "%s cannot be written", path);
+    free(lines);
+}
+
+/* Writes config.json and weights, in parts of `most` bytes, into a folder that is there. The index comes when all parts
+   are there; then older weights in the other form go, which readers would take for these. */
+template <typename T> static void hf_save(const hf_model *m, decoder *d, const char *folder, int64_t most) {
     const tensor_dtype dtype = d->type == CF_DTYPE_FP32 ? TENSOR_F32 : TENSOR_BF16;
-    tensor_source *sources = TAKE(tensor_source, d->n_tensors);
-    char *path = path_in(folder, "model.safetensors");
-    for (int64_t i = 0; i < d->n_tensors; i++)
-        sources[i] = {d->tensors[i].name, d->tensors[i].rows, d->tensors[i].columns, i};
+    hf_parts p = hf_parts_new(d, dtype, most);
+    char name[64];
     write_config(m, d, folder, dtype);
-    if (safetensors_write(path, sources, d->n_tensors, dtype, fetch_parameters<T>, d) != CLI_OK)
-        fail(EXIT_CHECK_FAILED, "%s cannot be written", path);
-    free(sources);
-    free(path);
+    char *index = path_in(folder, "model.safetensors.index.json"), *whole = path_in(folder, "model.safetensors");
+    for (int64_t i = 0; i < p.n_parts; i++) {
+        part_name(name, sizeof name, &p, i);
+        char *path = path_in(folder, name);
+        if (safetensors_write(path, p.sources + p.first[i], p.first[i + 1] - p.first[i], dtype, fetch_parameters<T>,
+                              d) != CLI_OK)
+            fail(EXIT_CHECK_FAILED, "%s cannot be written", path);
+        free(path);
+    }
+    if (p.n_parts > 1) write_index(&p, index);
+    remove(p.n_parts > 1 ? whole : index);
+    free(index);
+    free(whole);
+    hf_parts_free(&p);
 }
 
 #endif /* TRAIN_HF_MODEL_H */

@@ -160,7 +160,8 @@ static int with_checkpoint(training *t, int (*use)(const char *path, checkpoint 
     };
     int64_t progress[PROGRESS_COUNT] = {t->step, t->order.epoch, t->order.cursor, chunking_hash(o)};
     checkpoint c = {settings, sizeof settings / sizeof settings[0], progress, PROGRESS_COUNT,
-                    {t->weights.flat, t->optimizer.first, t->optimizer.second}, t->weights.count};
+                    {t->weights.flat, t->optimizer.first, t->optimizer.second}, t->weights.count,
+                    NULL, NULL, NULL};
     int result = use(o->checkpoint, &c);
     if (progress[PROGRESS_STEP] < 0 || progress[PROGRESS_EPOCH] < 0 || progress[PROGRESS_CURSOR] < 0 ||
         progress[PROGRESS_CURSOR] > t->documents.count) {

@@ -62,7 +62,7 @@ typedef struct settings {
     cf_recompute recompute;
     cf_mean mean;
     int64_t chunk_size; /* 0: the longest document of the batch */
-    int64_t batch, loss_rows, seed, checkpoint_every, stop_after;
+    int64_t stream, part_bytes, batch, loss_rows, seed, checkpoint_every, stop_after;
     double peak_tflops;
     length_list synthetic;
     const char *model_name, *data, *lengths, *load, *save, *checkpoint, *times;
@@ -75,6 +75,7 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"model", TEXT, &s->model_name, 0, 0, NULL, "a model of the table; the sizes below change it"},
         {"load", TEXT, &s->load, 0, 0, NULL, "a Hugging Face folder: the model and its first weights"},
         {"save", TEXT, &s->save, 0, 0, NULL, "a folder for the weights at the end, in the same form"},
+        {"part-bytes", INTEGER, &s->part_bytes, 1, 1e15, NULL, "most bytes of a file of weights that --save writes"},
         {"layers", INTEGER, &s->model.layers, 0, MANY, NULL, "layers; 0, here and below: the model's"},
         {"hidden", INTEGER, &s->model.hidden, 0, MANY, NULL, "width of the residual stream"},
         {"heads", INTEGER, &s->model.heads, 0, MANY, NULL, "query heads"},
@@ -106,6 +107,8 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"checkpoint-every", INTEGER, &s->checkpoint_every, 1, MANY, NULL, "steps between two checkpoints"},
         {"stop-after", INTEGER, &s->stop_after, 0, MANY, NULL, "end after so many steps now, 0: when all are done"},
         {"memory-table", FLAG, &s->memory_table, 0, 0, NULL, "print device memory by term, of the last batch"},
+        {"stream", INTEGER, &s->stream, 0, CF_MAX_CHUNK_SIZE, NULL,
+         "K and V lie in host memory and come in blocks of so many rows; 0: on the device"},
         {"times", TEXT, &s->times, 0, 0, NULL, "file for what each pass took, which chunkflow time --fit reads"},
         {"headless", FLAG, &s->headless, 0, 0, NULL, "leave out head and loss: a stage's times, not training"},
         {"exact", FLAG, &s->exact, 0, 0, NULL, "the same bits in every run; print losses with all of theirs"},
@@ -166,6 +169,7 @@ static settings parse_settings(int argc, char **argv, hf_model *from) {
     s.recompute = CF_RECOMPUTE_NONE;
     s.chunk_size = 8192;
     s.loss_rows = 2048;
+    s.part_bytes = 5000000000; /* as Hugging Face has it */
     s.order.k = s.seed = 1;
     s.checkpoint_every = 50;
     s.batch = 8;
@@ -177,6 +181,8 @@ static settings parse_settings(int argc, char **argv, hf_model *from) {
     }
     if (s.type == CF_DTYPE_FP16) fail(EXIT_BAD_INPUT, "--type: bf16 or fp32; fp16 would need its loss scaled");
     if (s.recompute == CF_RECOMPUTE_SELECTIVE) fail(EXIT_BAD_INPUT, "--recompute: none or full");
+    if (s.stream > 0 && s.recompute == CF_RECOMPUTE_FULL)
+        fail(EXIT_BAD_INPUT, "--stream: a backward walks through the state once, so --recompute must be none");
     if (s.headless && (s.check || s.save || s.checkpoint))
         fail(EXIT_BAD_INPUT, "--headless learns nothing: it goes with none of --check, --save and --checkpoint");
     if (s.loss_rows % 128 != 0) fail(EXIT_BAD_INPUT, "--loss-rows must be a multiple of 128");
@@ -371,6 +377,7 @@ static void print_memory_table(const trainer *t, const cf_executor_memory *m, in
     print_term("activations", (double)m->arena, -1);
     print_term("state (K and V)", (double)m->state, -1);
     print_term("state gradient", (double)m->gradient, -1);
+    if (t->settings->stream > 0) print_term("host memory: state, its gradient, inputs", (double)m->host, -1);
     print_term("workspace of a pass", (double)m->workspace, -1);
     print_term("metadata", (double)m->metadata, -1);
     print_term("batch, these together and its tokens", (double)m->total,
@@ -470,6 +477,7 @@ template <typename T> static void executor_make(trainer *t) {
     desc.attention = attention_desc_of(&s->model, s->type, s->path, s->check || s->exact);
     desc.seed = (uint64_t)s->seed;
     desc.timeline = s->times != NULL;
+    desc.state_block_rows = s->stream;
     MUST(cf_executor_create(&desc, &t->executor, &error));
     MUST_CUBLAS(cublasSetStream(t->cublas, cf_executor_stream(t->executor, 0)));
 }
@@ -597,9 +605,25 @@ static int64_t chunking_hash(const settings *s) {
     return (int64_t)(hash_bytes(0, all, sizeof all) >> 1);
 }
 
-/* Calls `use` on a description of the run as a checkpoint has it: saves or loads. arrays: master weights and moments,
-   on the host; to a checkpoint floats are bytes, two of them in one of its numbers. */
-static int use_checkpoint(trainer *t, float *const arrays[3], int (*use)(const char *path, checkpoint *c)) {
+/* Master weights and moments, on the device. To a checkpoint floats are bytes, two of them in one of its numbers. */
+static float *checkpoint_array(void *user, int array) {
+    const decoder *d = &((trainer *)user)->model;
+    float *const arrays[CHECKPOINT_ARRAYS] = {d->master, d->first, d->second};
+    return arrays[array];
+}
+
+static void fetch_piece(void *user, int array, int64_t first, int64_t count, real *to) {
+    MUST_CUDA(cudaMemcpy(to, checkpoint_array(user, array) + 2 * first, (size_t)count * sizeof *to,
+                         cudaMemcpyDeviceToHost));
+}
+
+static void store_piece(void *user, int array, int64_t first, int64_t count, real *from) {
+    MUST_CUDA(cudaMemcpy(checkpoint_array(user, array) + 2 * first, from, (size_t)count * sizeof *from,
+                         cudaMemcpyHostToDevice));
+}
+
+/* Calls `use` on a description of the run as a checkpoint has it: saves or loads. */
+static int use_checkpoint(trainer *t, int (*use)(const char *path, checkpoint *c)) {
     const settings *s = t->settings;
     const model_config *m = &s->model;
     const optimizer_config *o = &s->optimizer;
@@ -614,8 +638,8 @@ static int use_checkpoint(trainer *t, float *const arrays[3], int (*use)(const c
         setting_int("hash of the documents", (int64_t)token_set_hash(&t->data)),
     };
     int64_t progress[PROGRESS_COUNT] = {t->step, t->order.epoch, t->order.cursor, chunking_hash(s)};
-    checkpoint c = {all, sizeof all / sizeof all[0], progress, PROGRESS_COUNT, {}, t->model.at.count / 2};
-    for (int i = 0; i < 3; i++) c.arrays[i] = (real *)(void *)arrays[i];
+    checkpoint c = {all, sizeof all / sizeof all[0], progress, PROGRESS_COUNT, {}, t->model.at.count / 2,
+                    fetch_piece, store_piece, t};
     const int result = use(s->checkpoint, &c);
     if (progress[PROGRESS_STEP] < 0 || progress[PROGRESS_EPOCH] < 0 || progress[PROGRESS_CURSOR] < 0 ||
         progress[PROGRESS_CURSOR] > t->data.count)
@@ -641,23 +665,12 @@ static int load_from(const char *path, checkpoint *c) {
     return result;
 }
 
-static void save_checkpoint(trainer *t) {
-    const decoder *d = &t->model;
-    float *const arrays[3] = {download(d->master, d->at.count), download(d->first, d->at.count),
-                              download(d->second, d->at.count)};
-    use_checkpoint(t, arrays, save_to);
-    for (float *array : arrays) free(array);
-}
+static void save_checkpoint(trainer *t) { use_checkpoint(t, save_to); }
 
 /* Whether there was one to go on from. */
 template <typename T> static int load_checkpoint(trainer *t) {
-    const decoder *d = &t->model;
-    float *const on_device[3] = {d->master, d->first, d->second}, *arrays[3];
-    for (float *&array : arrays) array = TAKE(float, d->at.count);
-    const int found = use_checkpoint(t, arrays, load_from);
-    for (int i = 0; i < 3 && found; i++) upload(on_device[i], arrays[i], d->at.count);
-    if (found) round_parameters<T>(d);
-    for (float *array : arrays) free(array);
+    const int found = use_checkpoint(t, load_from);
+    if (found) round_parameters<T>(&t->model);
     return found;
 }
 
@@ -758,9 +771,9 @@ static double cpu_gradients(const trainer *t, weights *w, weights *to) {
 }
 
 /* How far gradients may be from each other: limit_of of executor_cuda.cu says why. */
-static double limit_of(cf_dtype type, int against_float64) {
+static double limit_of(cf_dtype type, int rounded_anew) {
     if (type == CF_DTYPE_FP32) return 1e-5;
-    return (against_float64 ? 12 : 2) / 256.0;
+    return (rounded_anew ? 12 : 2) / 256.0;
 }
 
 /* How far chunked gradients may be from float64 ones: with bf16 every activation is rounded, whether there are chunks
@@ -828,7 +841,7 @@ template <typename T> static int check_batch(trainer *t) {
     fill_checked<T>(t, &of, &w);
     int ok = compare_gradients("a second run, bit by bit:", &of.again, &of.chunked, all, of.loss_again, of.loss, 0);
     ok &= compare_gradients("unchunked on the device:", &of.chunked, &of.unchunked, all, of.loss, of.loss_unchunked,
-                            limit_of(s->type, 0));
+                            limit_of(s->type, s->stream > 0));
     ok &= compare_gradients("unchunked, from float64 on the CPU:", &of.unchunked, &of.exact, all, of.loss_unchunked,
                             of.loss_exact, limit_of(s->type, 1));
     const double limit = limit_of_chunked(s, &of.unchunked, &of.exact, all, of.loss_unchunked, of.loss_exact);
@@ -891,6 +904,7 @@ template <typename T> static void trainer_begin(trainer *t) {
     t->model.recompute = s->recompute == CF_RECOMPUTE_FULL;
     t->model.loss_rows = s->loss_rows;
     t->model.range.has_head = !s->headless;
+    t->model.streams = s->stream > 0;
     t->needs = decoder_needs<T>(&t->model);
     if (s->load) hf_load<T>(s->from, &t->model);
     else draw_values<T>(&t->model, mix64_pair((uint64_t)s->seed, 3));
@@ -920,7 +934,7 @@ template <typename T> static int run(const settings *s) {
         MUST(cf_executor_memory_of(t.executor, 0, &m, &error));
         print_memory_table(&t, &m, 1);
     }
-    if (s->save) hf_save<T>(s->from, &t.model, s->save);
+    if (s->save) hf_save<T>(s->from, &t.model, s->save, s->part_bytes);
     trainer_end(&t);
     return ok ? 0 : EXIT_CHECK_FAILED;
 }

@@ -1113,6 +1113,49 @@ TEST(checkpoint_comes_back_whole) {
     remove(path);
 }
 
+static void move_piece(void *user, int array, int64_t first, int64_t count, real *to, int out) {
+    saved_run *r = (saved_run *)user;
+    if (out) memcpy(to, r->arrays[array] + first, (size_t)count * sizeof *to);
+    else memcpy(r->arrays[array] + first, to, (size_t)count * sizeof *to);
+}
+
+static void fetch_numbers(void *user, int array, int64_t first, int64_t count, real *to) {
+    move_piece(user, array, first, count, to, 1);
+}
+
+static void store_numbers(void *user, int array, int64_t first, int64_t count, real *from) {
+    move_piece(user, array, first, count, from, 0);
+}
+
+static void make_piecewise(saved_run *r) {
+    for (int a = 0; a < CHECKPOINT_ARRAYS; a++) r->c.arrays[a] = NULL;
+    r->c.fetch = fetch_numbers;
+    r->c.store = store_numbers;
+    r->c.user = r;
+}
+
+/* Arrays that are not in memory as a whole make the same file. */
+TEST(checkpoint_piece_by_piece) {
+    saved_run written, read;
+    char why[CHECKPOINT_WHY] = "", path[256];
+    int64_t bytes[2] = {0, 0};
+    unsigned char *image[2];
+    snprintf(path, sizeof path, "%s", in_folder("pieces"));
+    saved_run_init(&written, 1);
+    saved_run_init(&read, 2);
+    for (int i = 0; i < 2; i++) {
+        if (i == 1) make_piecewise(&written);
+        checkpoint_save(path, &written.c);
+        image[i] = read_whole_file(path, &bytes[i]);
+    }
+    CHECK(bytes[0] == bytes[1] && memcmp(image[0], image[1], (size_t)bytes[0]) == 0);
+    make_piecewise(&read);
+    CHECK_INT(checkpoint_load(path, &read.c, why), 1);
+    CHECK(memcmp(written.arrays, read.arrays, sizeof read.arrays) == 0);
+    for (int i = 0; i < 2; i++) free(image[i]);
+    remove(path);
+}
+
 TEST(checkpoint_damaged_anywhere_is_refused) {
     saved_run run;
     char path[256];
@@ -1179,7 +1222,7 @@ SUITE(trainer, CASE(comparator_rejects_what_is_not_a_number), CASE(comparator_se
       CASE(dropout_differs_by_step_layer_site_and_position), CASE(learning_rate_warms_up_and_decays),
       CASE(adamw_equals_the_definition), CASE(every_epoch_has_every_document_once_and_can_be_entered_anywhere),
       CASE(files_become_documents_and_no_byte_is_lost),
-      CASE(directories_are_read_in_order_and_some_entries_are_passed_over), CASE(checkpoint_comes_back_whole),
+      CASE(directories_are_read_in_order_and_some_entries_are_passed_over), CASE(checkpoint_comes_back_whole), CASE(checkpoint_piece_by_piece),
       CASE(checkpoint_damaged_anywhere_is_refused), CASE(checkpoint_of_another_run_is_refused));
 
 int main(int argc, char **argv) {

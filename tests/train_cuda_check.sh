@@ -53,6 +53,8 @@ gradients "slices of logits" --type fp32 --chunk-size 160 --synthetic 170,20,150
 gradients "recomputed, untied, K 2" --type fp32 --recompute full --untied --chunk-size 64 --k 2 --synthetic $longest,20,64
 gradients "recomputed, bf16" --recompute full --chunk-size 48 --synthetic $batch
 gradients "cut by cost" --type fp32 --split cost --chunk-size 64 --synthetic $longest,20,64
+gradients "the state streams" --type fp32 --chunk-size 64 --stream 32 --synthetic $longest,20,33,1,0
+if full; then gradients "the state streams, bf16, K 2" --chunk-size 64 --k 2 --stream 32 --synthetic $longest,20,33; fi
 gradients "one document a chunk" --type fp32 --max-slices 1 --chunk-size 0 --synthetic 80,20,64
 if [ "$mode" = emulated ]; then
     orders=1
@@ -80,6 +82,7 @@ refuse "multiple of 128" --loss-rows 130 --synthetic 9
 refuse "multiples of 8" --hidden 28 --heads 2 --kv-heads 1 --synthetic 9
 refuse "give one of" --synthetic 9 --data x
 refuse "give --data FILE" --steps 1
+refuse "walks through the state once" --stream 64 --recompute full --synthetic 9
 refuse "headless learns nothing" --headless --check --synthetic 9
 
 # times_of OPTIONS...: passes of two steps, of which the second one counts, without their seconds
@@ -165,6 +168,70 @@ same_files() { # NAME FILE FILE
 
 first_loss() { sed -n 's/^step .* loss \([^ ]*\) .*/\1/p' "$work/out" | head -n 1; }
 
+# Every tensor of a folder with an index, by nothing of ours: the index is as Hugging Face's writer prints it, no part
+# of several tensors is larger than the limit, and the tensors, their types and shapes are those of the other folder.
+compare_parts() { # FOLDER WHOLE MOST_BYTES
+    "$PYTHON" - "$@" <<'PY'
+import json, os, struct, sys
+def read(path):
+    with open(path, "rb") as file:
+        n = struct.unpack("<Q", file.read(8))[0]
+        head, data = json.loads(file.read(n)), file.read()
+    head.pop("__metadata__")
+    return {name: (t["dtype"], t["shape"], data[t["data_offsets"][0]:t["data_offsets"][1]]) for name, t in head.items()}
+folder, whole, most = sys.argv[1], read(sys.argv[2]), int(sys.argv[3])
+with open(os.path.join(folder, "model.safetensors.index.json")) as file:
+    text = file.read()
+index = json.loads(text)
+assert text == json.dumps(index, indent=2, sort_keys=True) + "\n", "the index's form"
+assert index["metadata"]["total_size"] == sum(len(t[2]) for t in whole.values()), "total_size"
+names = sorted(set(index["weight_map"].values()))
+assert len(names) > 3 and names == ["model-%05d-of-%05d.safetensors" % (i + 1, len(names)) for i in range(len(names))]
+assert sorted(os.listdir(folder)) == sorted(names + ["config.json", "model.safetensors.index.json"]), "other files"
+found = {}
+for name in names:
+    part = read(os.path.join(folder, name))
+    assert all(index["weight_map"][t] == name for t in part) and not set(part) & set(found)
+    assert len(part) == 1 or sum(len(t[2]) for t in part.values()) <= most, "a part is too large"
+    found.update(part)
+assert found == whole, "other tensors"
+PY
+}
+
+# index_refused NAME TEXT SED: the folder of parts with its index changed so
+index_refused() {
+    sed "$3" "$work/parts/model.safetensors.index.json" >"$work/hostile/model.safetensors.index.json"
+    run --load "$work/hostile" --steps 0
+    expect "refused: an index with $1" 2 "$2"
+}
+
+in_parts() {
+    mkdir "$work/many" "$work/hostile"
+    cp "$work/whole/model.safetensors" "$work/many" # older weights in the other form
+    run --load "$work/whole" --save "$work/many" --steps 0 --part-bytes 4000
+    name="weights into parts with an index"
+    if [ "$status" -ne 0 ]; then fail "$name" "exit status $status: $(last_line)"
+    elif compare_parts "$work/many" "$work/whole/model.safetensors" 4000 2>"$work/err"; then ok "$name"
+    else fail "$name" "$(last_line)" "$work/err"; fi
+    run --load "$work/many" --save "$work/many" --steps 0
+    same_files "and back into one file" "$work/whole/model.safetensors" "$work/many/model.safetensors"
+    name="of which the index is gone"
+    if [ ! -e "$work/many/model.safetensors.index.json" ]; then ok "$name"; else fail "$name" "it is there"; fi
+    cp "$work/parts"/* "$work/hostile"
+    index_refused "a part that is missing" "model-00003" 's/00002-of/00003-of/g'
+    index_refused "a path out of the folder" "outside of the folder" 's/"model-00002/"..\/parts\/model-00002/'
+    index_refused "no name of a file" "wanted the name of a file" 's/: "model-00001[^"]*"/: 7/'
+    index_refused "a tensor in another part" "it is not in model-00001" \
+        's/"model.norm.weight": "model-00002/"model.norm.weight": "model-00001/'
+    index_refused "a tensor that it does not name" "it names 25: one is there twice, or not named" \
+        's/, "model.norm.weight": "[^"]*"//'
+    index_refused "a tensor twice" "model.norm.weight" \
+        's/"weight_map": {/&"model.norm.weight": "model-00001-of-00002.safetensors", /'
+    index_refused "no map" "wanted an object with a weight_map" 's/weight_map/map/'
+    cp "$work/parts/model-00001-of-00002.safetensors" "$work/hostile/model-00002-of-00002.safetensors"
+    index_refused "a part for another one" "it is not in model-00002" 's/nothing//'
+}
+
 hf_files() {
     if ! make_folders; then
         skip "Hugging Face's files" "no $PYTHON to make them"
@@ -175,6 +242,7 @@ hf_files() {
     same_files "config.json in and out" "$work/whole/config.json" "$work/again/config.json"
     run --load "$work/parts" --save "$work/from_parts" --steps 0
     same_files "weights from several files" "$work/whole/model.safetensors" "$work/from_parts/model.safetensors"
+    in_parts
     run --load "$work/whole" --synthetic 70,30 --chunk-size 48 --steps 1
     loaded=$(first_loss)
     run --load "$work/from_parts" --synthetic 70,30 --chunk-size 64 --steps 1 --recompute full
@@ -301,6 +369,61 @@ memory() {
     unset CUDA_EMU_MEMORY
 }
 
+# What would fit fits indeed: the run that ends for want of memory, with what its message names.
+what_would_fit() {
+    name="what would fit fits"
+    CUDA_EMU_MEMORY=34600000
+    export CUDA_EMU_MEMORY
+    wanted="$tiny --layers 1 --synthetic 600 --steps 1"
+    # shellcheck disable=SC2086
+    run $wanted --chunk-size 512
+    fits=$(sed -n 's/.*; \(--chunk-size [0-9]* --k 1\) would fit: .*/\1/p' "$work/err")
+    if [ "$status" -ne 1 ] || [ -z "$fits" ]; then fail "$name" "exit status $status: $(last_line)"
+    else
+        # shellcheck disable=SC2086
+        run $wanted $fits
+        expect "$name" 0 "^step    1/1  loss"
+    fi
+    unset CUDA_EMU_MEMORY
+}
+
+# Where the state streams, no term but that of the tokens themselves grows with the longest document.
+flat_memory() {
+    name="memory of a state that streams is flat"
+    for n in 128 512; do
+        # shellcheck disable=SC2086
+        run $tiny --layers 1 --chunk-size 64 --stream 32 --synthetic $n --steps 1 --memory-table
+        grep '^  activations \|^  state \|^  workspace of' "$work/out" >"$work/terms.$n"
+    done
+    if [ "$status" -eq 0 ] && [ "$(wc -l <"$work/terms.512")" -eq 4 ] &&
+        cmp -s "$work/terms.128" "$work/terms.512"; then ok "$name"
+    else fail "$name" "it grows" "$work/terms.512"; fi
+}
+
+# Chunked and unchunked losses of the same documents: each step's to 1 %, the mean of the last 20 to 0.2 %.
+curves() { # STEPS
+    name="losses of $1 steps, chunked and unchunked"
+    printf '%s\n' 40 9 14 25 7 >"$work/curves"
+    for way in '--chunk-size 16' '--chunk-size 0 --max-slices 1'; do
+        # shellcheck disable=SC2086
+        LIMIT=1200 run $tiny --layers 1 --lengths "$work/curves" --batch 2 --steps "$1" --lr 0.003 --warmup 2 $way
+        mv "$work/last" "$work/before" 2>/dev/null
+        sed -n 's/^step .* loss \([^ ]*\) .*/\1/p' "$work/out" >"$work/last"
+    done
+    if paste "$work/before" "$work/last" | awk -v steps="$1" '
+            { off = $1 > $2 ? $1 - $2 : $2 - $1; if (!(off <= 0.01 * $2)) bad = 1 }
+            NR > steps - 20 { a += $1; b += $2 }
+            END { off = a > b ? a - b : b - a; exit bad || NR != steps || !(b > 0) || !(off <= 0.002 * b) }'; then
+        ok "$name"
+    else fail "$name" "they differ" "$work/last"; fi
+}
+
+if [ "$mode" = emulated ]; then
+    flat_memory
+    what_would_fit
+fi
+if full; then curves 200; else curves 10; fi
+
 checkpoints
 if [ "$mode" = emulated ]; then memory; fi
 
@@ -377,5 +500,5 @@ run $tiny --layers $layers --data "$work/ids.tokens" --batch 3 --chunk-size 8 --
 if [ "$status" -eq 0 ] && awk -v steps=$steps '/^step/ { for (i = 1; i < NF; i++) if ($i == "loss") loss = $(i + 1)
         if (n++ == 0) first = loss } END { exit !(n == steps && loss < 0.8 * first) }' "$work/out"; then ok "training"
 else fail "training" "$(last_line)"; fi
-left_out "more orders of the device's work, more calls that fail, and code for each architecture"
+left_out "200 steps of both losses, more orders of the device's work, more calls that fail, and code for each architecture"
 finish

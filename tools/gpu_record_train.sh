@@ -14,7 +14,7 @@
 #     1  are the gradients right?
 #     2  speed of the same batches in three ways, each without and with recomputation: one document a micro-batch
 #        (one), packed up to the longest document (packed), and chunkflow; and the rival where PyTorch is
-#     3  memory, as the longest document grows at one ChunkSize
+#     3  memory, as the longest document grows at one ChunkSize and the state streams
 #     4  losses of 200 steps, chunked and unchunked
 #     5  passes of a stage of the paper's pipeline, from which its setting is simulated (train_paper.sh)
 # What was predicted (train_predictions.csv) was written down before anything had run. train_judge.awk holds the record
@@ -166,7 +166,7 @@ done
 # shellcheck disable=SC2046,SC2086
 for length in $grows; do
     run_step 3 "memory $length" 180 "$trainer" $(options_of "${models%% *}") $shape --chunk-size "$chunk_size" --k 1 \
-        --synthetic "$length" --steps 1 --memory-table
+        --stream $((chunk_size / 2)) --synthetic "$length" --steps 1 --memory-table
 done
 
 whole_or_cut() { # one | chunkflow: short documents, so short chunks

@@ -12,7 +12,8 @@ static void run_checkpoint(const uint8_t *data, size_t size) {
     const checkpoint_setting settings[] = {setting_int("layers", 2), setting_double("rate", 0.5)};
     int64_t progress[N_PROGRESS] = {-1, -1}, bytes = size > 0 ? (int64_t)size - 1 : 0;
     real arrays[CHECKPOINT_ARRAYS][N_PARAMETERS] = {{7, 7, 7}, {7, 7, 7}, {7, 7, 7}};
-    checkpoint c = {settings, 2, progress, N_PROGRESS, {arrays[0], arrays[1], arrays[2]}, N_PARAMETERS};
+    checkpoint c = {settings, 2, progress, N_PROGRESS, {arrays[0], arrays[1], arrays[2]}, N_PARAMETERS,
+                    NULL, NULL, NULL};
     char why[CHECKPOINT_WHY] = "";
     unsigned char *image = TAKE(unsigned char, bytes);
     int taken;
