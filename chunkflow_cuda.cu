@@ -4875,7 +4875,7 @@ cf_result resolve_stream(cf_state_stream_desc *d, planes *state, planes *gradien
     cf_result code = check_state(&whole, 0, state, error);
     if (code != CF_OK) return code;
     if (d->state.dtype == CF_DTYPE_DEFAULT) d->state.dtype = CF_DTYPE_BF16;
-    if (d->n_slots == 0) d->n_slots = 3;
+    if (d->n_slots == 0) d->n_slots = CF_STATE_SLOTS;
     if (d->n_slots < 2 || d->n_slots > MOST_STREAM_SLOTS)
         return cf_fail(error, CF_ERROR_ARGUMENT, "n_slots", -1, MOST_STREAM_SLOTS, d->n_slots, "must be 2 to 64, or 0");
     if (d->block_rows < 1 || d->block_rows > MOST_ROWS)
@@ -7547,7 +7547,7 @@ cf_result read_times(const stage_plan *s, double *start, double *end, cf_error *
 cf_result check_desc(cf_executor_desc *d, cf_error *error) {
     if (d->n_stages == 0) d->n_stages = 1;
     if (d->n_virtual == 0) d->n_virtual = 1;
-    if (d->state_slots == 0) d->state_slots = 3;
+    if (d->state_slots == 0) d->state_slots = CF_STATE_SLOTS;
     if (d->timeout == 0.0) d->timeout = 600.0;
     cf_result code = check_range(d->n_stages, 1, CF_MAX_STAGES, "n_stages", -1, error);
     if (code == CF_OK) code = check_range(d->n_virtual, 1, CF_MAX_STAGES / d->n_stages, "n_virtual", -1, error);

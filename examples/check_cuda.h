@@ -28,6 +28,16 @@ static cf_attention_desc attention_desc_of(const model_config *c, cf_dtype type,
     return a;
 }
 
+/* Rows of a block of a ring of so many bytes, which holds K, V and their gradients of a layer. 0: there is no ring. */
+static inline int64_t block_rows_of(const model_config *c, cf_dtype type, int64_t ring_bytes) {
+    const int64_t number = type == CF_DTYPE_FP32 ? 4 : 2, row = 2 * (number + 4) * kv_width_of(c);
+    const int64_t rows = ring_bytes / (CF_STATE_SLOTS * row);
+    if (ring_bytes > 0 && rows == 0)
+        fail(EXIT_BAD_INPUT, "--stream must be 0 or at least %lld: %d rows of one layer",
+             (long long)(CF_STATE_SLOTS * row), CF_STATE_SLOTS);
+    return rows;
+}
+
 /* Adds the gradients of one sequence's summed losses to those of the part, which is the whole model, and returns that
    sum. */
 template <typename T>

@@ -120,21 +120,14 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
     return (int64_t)(sizeof all / sizeof all[0]);
 }
 
-#define RING_SLOTS 3 /* blocks of the ring: with gradients that leave, too, all copies hide behind attention */
-
 static cf_attention_desc attention_of(const settings *s, int deterministic) {
     cf_attention_desc a = attention_desc_of(&s->model, s->type, s->path, deterministic);
     a.window = s->window;
     return a;
 }
 
-/* Rows of a block, by the bytes of the ring: of K, V and their gradients of a layer. */
 static void take_stream(settings *s) {
-    const int64_t number = s->type == CF_DTYPE_FP32 ? 4 : 2, row = 2 * (number + 4) * kv_width_of(&s->model);
-    s->stream_rows = s->stream / (RING_SLOTS * row);
-    if (s->stream > 0 && s->stream_rows == 0)
-        fail(EXIT_BAD_INPUT, "--stream must be 0 or at least %lld: %d rows of one layer",
-             (long long)(RING_SLOTS * row), RING_SLOTS);
+    s->stream_rows = block_rows_of(&s->model, s->type, s->stream);
     if (s->stream > 0 && s->offload > 0) fail(EXIT_BAD_INPUT, "give --stream or --offload, not both");
 }
 
@@ -463,7 +456,7 @@ template <typename T>
 static int check_rings(trainer *t, const weights *own, const weights *again, const char *owned, double loss) {
     int ok = 1;
     if (t->settings->stream == 0) return ok;
-    for (const int64_t slots : {2, 8, RING_SLOTS}) {
+    for (const int64_t slots : {2, 8, CF_STATE_SLOTS}) {
         char what[64];
         (void)snprintf(what, sizeof what, "a ring of %lld blocks, bit by bit:", (long long)slots);
         cf_executor_free(t->executor);
@@ -619,7 +612,7 @@ template <typename T> static int run(const settings *s, int rank, const ncclUniq
 #else
     (void)id;
 #endif
-    executor_make<T>(&t, RING_SLOTS);
+    executor_make<T>(&t, CF_STATE_SLOTS);
     if (s->check) ok = check_batch<T>(&t);
     for (int64_t step = 0; step < s->optimizer.steps && !s->check; step++) train_step<T>(&t, step);
     print_memory(&t);

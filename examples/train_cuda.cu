@@ -107,8 +107,7 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"checkpoint-every", INTEGER, &s->checkpoint_every, 1, MANY, NULL, "steps between two checkpoints"},
         {"stop-after", INTEGER, &s->stop_after, 0, MANY, NULL, "end after so many steps now, 0: when all are done"},
         {"memory-table", FLAG, &s->memory_table, 0, 0, NULL, "print device memory by term, of the last batch"},
-        {"stream", INTEGER, &s->stream, 0, CF_MAX_CHUNK_SIZE, NULL,
-         "K and V lie in host memory and come in blocks of so many rows; 0: on the device"},
+        {"stream", INTEGER, &s->stream, 0, MANY, NULL, "bytes of a ring for states in host memory, 0: they stay"},
         {"times", TEXT, &s->times, 0, 0, NULL, "file for what each pass took, which chunkflow time --fit reads"},
         {"headless", FLAG, &s->headless, 0, 0, NULL, "leave out head and loss: a stage's times, not training"},
         {"exact", FLAG, &s->exact, 0, 0, NULL, "the same bits in every run; print losses with all of theirs"},
@@ -477,7 +476,7 @@ template <typename T> static void executor_make(trainer *t) {
     desc.attention = attention_desc_of(&s->model, s->type, s->path, s->check || s->exact);
     desc.seed = (uint64_t)s->seed;
     desc.timeline = s->times != NULL;
-    desc.state_block_rows = s->stream;
+    desc.state_block_rows = block_rows_of(&s->model, s->type, s->stream);
     MUST(cf_executor_create(&desc, &t->executor, &error));
     MUST_CUBLAS(cublasSetStream(t->cublas, cf_executor_stream(t->executor, 0)));
 }

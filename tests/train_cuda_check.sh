@@ -53,8 +53,8 @@ gradients "slices of logits" --type fp32 --chunk-size 160 --synthetic 170,20,150
 gradients "recomputed, untied, K 2" --type fp32 --recompute full --untied --chunk-size 64 --k 2 --synthetic $longest,20,64
 gradients "recomputed, bf16" --recompute full --chunk-size 48 --synthetic $batch
 gradients "cut by cost" --type fp32 --split cost --chunk-size 64 --synthetic $longest,20,64
-gradients "the state streams" --type fp32 --chunk-size 64 --stream 32 --synthetic $longest,20,33,1,0
-if full; then gradients "the state streams, bf16, K 2" --chunk-size 64 --k 2 --stream 32 --synthetic $longest,20,33; fi
+gradients "the state streams" --type fp32 --chunk-size 64 --stream 24576 --synthetic $longest,20,33,1,0
+if full; then gradients "the state streams, bf16, K 2" --chunk-size 64 --k 2 --stream 18432 --synthetic $longest,20,33; fi
 gradients "one document a chunk" --type fp32 --max-slices 1 --chunk-size 0 --synthetic 80,20,64
 if [ "$mode" = emulated ]; then
     orders=1
@@ -82,7 +82,7 @@ refuse "multiple of 128" --loss-rows 130 --synthetic 9
 refuse "multiples of 8" --hidden 28 --heads 2 --kv-heads 1 --synthetic 9
 refuse "give one of" --synthetic 9 --data x
 refuse "give --data FILE" --steps 1
-refuse "walks through the state once" --stream 64 --recompute full --synthetic 9
+refuse "walks through the state once" --stream 65536 --recompute full --synthetic 9
 refuse "headless learns nothing" --headless --check --synthetic 9
 
 # times_of OPTIONS...: passes of two steps, of which the second one counts, without their seconds
@@ -392,7 +392,7 @@ flat_memory() {
     name="memory of a state that streams is flat"
     for n in 128 512; do
         # shellcheck disable=SC2086
-        run $tiny --layers 1 --chunk-size 64 --stream 32 --synthetic $n --steps 1 --memory-table
+        run $tiny --layers 1 --chunk-size 64 --stream 18432 --synthetic $n --steps 1 --memory-table
         grep '^  activations \|^  state \|^  workspace of' "$work/out" >"$work/terms.$n"
     done
     if [ "$status" -eq 0 ] && [ "$(wc -l <"$work/terms.512")" -eq 4 ] &&

@@ -166,7 +166,7 @@ done
 # shellcheck disable=SC2046,SC2086
 for length in $grows; do
     run_step 3 "memory $length" 180 "$trainer" $(options_of "${models%% *}") $shape --chunk-size "$chunk_size" --k 1 \
-        --stream $((chunk_size / 2)) --synthetic "$length" --steps 1 --memory-table
+        --stream $((chunk_size * 4096)) --synthetic "$length" --steps 1 --memory-table
 done
 
 whole_or_cut() { # one | chunkflow: short documents, so short chunks

@@ -182,7 +182,8 @@ static int order(road *r) {
 
 /* ---- timing ---- */
 
-static int near_or_more(double a, double b) { return a >= b * (1 - 1e-9); }
+/* Denormal numbers have fewer digits. */
+static int near_or_more(double a, double b) { return a >= b * (1 - 1e-9) - 1e-300; }
 
 /* Bounds that are known before there is a schedule. */
 static void check_bounds(const road *r) {

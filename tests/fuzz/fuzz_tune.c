@@ -115,6 +115,13 @@ static void draw_stream(problem *p) {
     if (p->desc.timing) fuzz_draw_stream(&p->in, &p->timing, p->wild);
 }
 
+/* Whether more stages are asked for than the arrays of the description have, which nobody can check. */
+static int lacks_stages(const problem *p) {
+    const cf_parallel *parallel = &p->desc.parallel;
+    if (p->desc.bytes == NULL && (p->desc.timing == NULL || p->desc.timing->stages == NULL)) return 0;
+    return parallel->pp > MOST_STAGES || parallel->n_virtual > MOST_STAGES / (parallel->pp > 1 ? parallel->pp : 1);
+}
+
 /* Batches of CF_MAX_LENGTH tokens in chunks of a few are sound, and take hours. */
 static int takes_long(const problem *p) {
     int64_t i, tokens = 0;
@@ -148,7 +155,7 @@ static void tune(problem *p) {
     for (i = 0; i < p->n; i++) p->lengths[i] = fuzz_mostly(&p->in, 0, fuzz_chance(&p->in, 4) ? 400 : 60, p->wild);
     draw_stream(p);
     (void)cf_tune_defaults(&p->desc);
-    if (takes_long(p)) return;
+    if (takes_long(p) || lacks_stages(p)) return;
     if (!fuzz_result(cf_tune(p->lengths, p->n, &p->desc, &tuning, &error), &error)) {
         FUZZ_CHECK(tuning == NULL, "it failed, and wrote");
         return;
