@@ -462,11 +462,12 @@ TORCH_PYTHON  := $(BUILD)/torch/bin/python
 
 $(BUILD)/torch/installed: | $(BUILD)
 	$(PYTHON) -m venv $(BUILD)/torch
-	$(TORCH_PYTHON) -m pip install $(TORCH_PACKAGE) numpy
+	$(TORCH_PYTHON) -m pip install $(TORCH_PACKAGE) numpy transformers cffi
 	touch $@
 
-test-torch: $(BUILD)/chunkflow $(BUILD)/torch/installed
+test-torch: $(BUILD)/chunkflow $(SHARED) $(BUILD)/torch/installed
 	OMP_NUM_THREADS=1 $(TORCH_PYTHON) -B tests/torch/check.py $(BUILD)/chunkflow
+	PYTHON="$(abspath $(TORCH_PYTHON))" BUILD="$(BUILD)" sh tests/train_judge_check.sh rival
 
 test-gpu: $(TEST_BUILD)/chunkflow
 	BUILD="$(BUILD)" JOBS=1 sh tests/run.sh "sh tests/cuda_device.sh" "sh tests/executor_check.sh device"

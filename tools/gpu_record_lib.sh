@@ -58,14 +58,21 @@ open_record() {
     trap 'stop 143' TERM
     record=$out/record.jsonl
     log=$out/log.txt
-    # A device that went away may have left half a line at the end.
-    if [ -n "$resume" ]; then grep '}$' "$resume" >"$work/record"; else : >"$work/record"; fi
+    if [ -n "$resume" ]; then ended_steps "$resume" >"$work/record"; else : >"$work/record"; fi
     cp "$work/record" "$record" || exit 2
     [ -n "$resume" ] || : >"$log" || exit 2
     begin=$(now)
     end=$(awk -v begin="$begin" -v minutes="$minutes" 'BEGIN { printf "%d", begin + 60 * minutes }')
     failures=0
     left_over=
+}
+
+# The lines of a record but those of steps that did not end, which are run again, whole. A device that went away may
+# have left half a line at the end, too.
+ended_steps() { # RECORD
+    awk 'function step(line) { return match(line, /"step": "([^"\\]|\\.)*"/) ? substr(line, RSTART, RLENGTH) : "" }
+        NR == FNR { if (/"done": true/) ended[step($0)] = 1; next }
+        /}$/ && (/^\{"part": 0,/ || step($0) == "" || step($0) in ended)' "$1" "$1"
 }
 
 now() { date +%s; }

@@ -74,12 +74,12 @@ function judge_speeds(  i, word, shape, other, r) {
     judge("utilisation of 1.5B in %: wanted", r, 50, "", "%.1f")
 }
 
-# The fastest of the rival's ways.
+# The fastest of the rival's ways; "nan" where those that ran have none.
 function best_rival(shape,  way, r, best, i) {
     split("rival rival-compile rival-liger", way, " ")
     for (i = 1; i in way; i++) {
         r = median(shape way[i] " none", "tokens_per_s")
-        if (r != "" && r != "nan" && (best == "" || r > best)) best = r
+        if (r != "" && (best == "" || best == "nan" || (r != "nan" && r > best))) best = r
     }
     return best
 }
@@ -96,9 +96,10 @@ function judge_memory(  i, step, n, sizes) {
 }
 
 # Every step's loss, and the mean of the last 20.
-function judge_losses(  i, n, a, b, worst, sums, off, late) {
+function judge_losses(  i, n, other, a, b, worst, sums, off, late) {
     n = count["losses chunkflow"] + 0
-    if (n == 0 || n != count["losses one"]) worst = late = ""
+    other = count["losses one"] + 0
+    if (n == 0 || n != other) worst = late = ""
     else {
         worst = 0
         for (i = 1; i <= n && worst != "nan"; i++) {
@@ -115,7 +116,7 @@ function judge_losses(  i, n, a, b, worst, sums, off, late) {
         }
         late = worst == "nan" ? "nan" : 100 * (sums[1] > sums[2] ? sums[1] - sums[2] : sums[2] - sums[1]) / sums[2]
     }
-    judge("steps of both loss curves", n == 0 || count["losses one"] + 0 == 0 ? "" : n, curve_steps, curve_steps, "%d")
+    judge("steps of both loss curves", n == 0 || other == 0 ? "" : n < other ? n : other, curve_steps, curve_steps, "%d")
     judge("losses: most that a step is off in %", worst, "", 1, "%.4f")
     judge("losses: what the last 20 are off in %", late, "", 0.2, "%.4f")
 }
