@@ -148,7 +148,8 @@ paper() {
     fi
     "$CHUNKFLOW" gen lmsys --n 256 --max 262144 >"$work/lengths"
     whole=$("$CHUNKFLOW" plan --stages 4 --schedule 1f1b --k 1 --max-slices 1 --chunk-size 262144 \
-        --cost 0.002,1e-6,1e-11 --backward-cost 0.006,3e-6,3e-11 --summary "$work/lengths" | awk '/^makespan/ { print $2 }')
+        --cost 0.002,1e-6,1e-11 --backward-cost 0.006,3e-6,3e-11 --summary "$work/lengths" |
+        awk '/^makespan/ { print $2 }')
     best=$(for chunk in '2048 --k 16' '4096 --k 8' '8192 --k 4' '16384 --k 2' '32768 --k 1'; do
         # shellcheck disable=SC2086
         "$CHUNKFLOW" plan --stages 4 --schedule paper --chunk-size $chunk --cost 0.001,1e-6,1e-11 --backward-cost \

@@ -121,18 +121,18 @@ if [ -n "$lengths" ]; then # predicted now, before anything has run
         >>"$out/predictions.csv"
 fi
 
-way_of() { # one | packed | chunkflow
-    case $1 in
+way_of() { # LIST one|packed|chunkflow RECOMPUTE
+    case $2 in
         one) printf -- '--chunk-size 0 --max-slices 1' ;;
         packed) printf -- '--chunk-size 0' ;;
-        chunkflow) printf -- '--chunk-size %s' "$chunk_size" ;;
+        chunkflow) chunks_of "$1" "$3" ;;
     esac
 }
 
 # The same documents in every way, for the seed is the same: all of the list in each step.
 # shellcheck disable=SC2046,SC2086
 speed() { # MODEL LIST WAY RECOMPUTE
-    run_step 2 "speed $1 $2 $3 $4" 120 "$trainer" $(options_of "$1") $shape $(way_of "$3") --recompute "$4" \
+    run_step 2 "speed $1 $2 $3 $4" 120 "$trainer" $(options_of "$1") $shape $(way_of "$2" "$3" "$4") --recompute "$4" \
         --lengths "$out/$2.lengths" --batch "$(grep -c . "$out/$2.lengths")" --steps "$steps" --peak-tflops 989
 }
 
@@ -156,7 +156,8 @@ for model in $models; do
             for compiled in '' --compile --liger; do
                 # shellcheck disable=SC2046,SC2086
                 run_step 2 "speed $model $list rival${compiled:+-${compiled#--}} none" 180 env \
-                    "CHUNKFLOW_BUILD=$BUILD" "$PYTHON" tools/bench/bench_train_hf.py $(options_of "$model") --lengths "$out/$list.lengths" \
+                    "CHUNKFLOW_BUILD=$BUILD" "$PYTHON" tools/bench/bench_train_hf.py $(options_of "$model") \
+                    --lengths "$out/$list.lengths" \
                     --steps "$steps" --peak-tflops 989 $compiled
             done
         fi
@@ -170,7 +171,7 @@ for length in $grows; do
 done
 
 whole_or_cut() { # one | chunkflow: short documents, so short chunks
-    if [ "$1" = one ]; then way_of one; else printf -- '--chunk-size 32'; fi
+    if [ "$1" = one ]; then way_of chat one none; else printf -- '--chunk-size 32'; fi
 }
 
 # shellcheck disable=SC2046,SC2086

@@ -25,12 +25,12 @@ once() { # MODEL
 
 predict() { # MODEL LIST FILE WAY RECOMPUTE
     case $4 in
-        chunkflow) cut="--chunk-size $chunk_size" ;;
-        one) cut="--chunk-size $(longest_in "$3") --max-slices 1" ;;
-        packed) cut="--chunk-size $(longest_in "$3")" ;;
+        chunkflow) cut=$(chunks_of "$2" "$5") ;;
+        one) cut="--chunk-size $(longest_in "$3") --k 1 --max-slices 1" ;;
+        packed) cut="--chunk-size $(longest_in "$3") --k 1" ;;
     esac
     # shellcheck disable=SC2046,SC2086
-    "$CHUNKFLOW" plan $(options_of "$1") --gpu $gpu --recompute "$5" --loss chunked $cut --k 1 --schedule paper \
+    "$CHUNKFLOW" plan $(options_of "$1") --gpu $gpu --recompute "$5" --loss chunked $cut --schedule paper \
         --summary "$3" | awk -v name="speed $1 $2 $4 $5" -v once="$once" '
             function plain(text) { gsub(/,/, "", text); return text + 0 }
             /^input/ { tokens = plain($(NF - 1)) }

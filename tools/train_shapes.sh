@@ -20,6 +20,16 @@ draw_lengths() { # CHUNKFLOW LIST
     esac
 }
 
+# ChunkSize and K: the fastest of `chunkflow plan` among powers of two that take less than the device has and, with
+# recomputation, no more than packing does.
+chunks_of() { # LIST RECOMPUTE
+    case $1,$2 in
+        service,none) printf -- '--chunk-size %s --k 2' $((2 * chunk_size)) ;;
+        service,full) printf -- '--chunk-size %s --k 8' $((2 * chunk_size)) ;;
+        *) printf -- '--chunk-size %s --k 1' "$chunk_size" ;;
+    esac
+}
+
 lists_of() { # MODEL
     case " $service_models " in *" $1 "*) echo chat service ;; *) echo chat ;; esac
 }
