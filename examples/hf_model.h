@@ -11,6 +11,8 @@
 #include "decoder_cuda.h"
 #include "safetensors.h"
 
+#include <errno.h>
+
 extern "C" {
 #include "../tools/config_json.h"
 }
@@ -258,14 +260,15 @@ typedef struct hf_parts {
     int64_t *first;         /* (n_parts + 1) */
 } hf_parts;
 
-/* A part is full where the next tensor would make it larger than `most` bytes; a larger tensor has one to itself. */
+/* A part is full where the next tensor would make it larger than `most` bytes; a larger tensor has one to itself. The
+   last part that a reader takes has all the rest. */
 static hf_parts hf_parts_new(const decoder *d, tensor_dtype dtype, int64_t most) {
     hf_parts p = {TAKE(tensor_source, d->n_tensors), d->n_tensors, 0, 0, TAKE(int64_t, d->n_tensors + 1)};
     int64_t held = 0;
     for (int64_t i = 0; i < p.n; i++) {
         p.sources[i] = {d->tensors[i].name, d->tensors[i].rows, d->tensors[i].columns, i};
         const int64_t bytes = source_bytes(&p.sources[i], dtype);
-        if (held > 0 && bytes > most - held) {
+        if (held > 0 && bytes > most - held && p.n_parts < HF_MAX_PARTS - 1) {
             p.first[++p.n_parts] = i;
             held = 0;
         }
@@ -329,14 +332,20 @@ static void write_index(const hf_parts *p, const char *path) {
     free(lines);
 }
 
-/* Writes config.json and weights, in parts of `most` bytes, into a folder that is there. The index comes when all parts
-   are there; then older weights in the other form go, which readers would take for these. */
+static void remove_if_there(const char *path) {
+    if (remove(path) != 0 && errno != ENOENT) fail(EXIT_CHECK_FAILED, "%s cannot be removed", path);
+}
+
+/* Writes config.json and weights, in parts of `most` bytes, into a folder that is there. An older index goes before its
+   parts are written over, and the new one comes when all parts are there, so that what is left of an interrupted save is
+   never taken for weights. At last older weights in the other form go, which readers would take for these. */
 template <typename T> static void hf_save(const hf_model *m, decoder *d, const char *folder, int64_t most) {
     const tensor_dtype dtype = d->type == CF_DTYPE_FP32 ? TENSOR_F32 : TENSOR_BF16;
     hf_parts p = hf_parts_new(d, dtype, most);
     char name[64];
     write_config(m, d, folder, dtype);
     char *index = path_in(folder, "model.safetensors.index.json"), *whole = path_in(folder, "model.safetensors");
+    if (p.n_parts > 1) remove_if_there(index);
     for (int64_t i = 0; i < p.n_parts; i++) {
         part_name(name, sizeof name, &p, i);
         char *path = path_in(folder, name);
@@ -346,7 +355,7 @@ template <typename T> static void hf_save(const hf_model *m, decoder *d, const c
         free(path);
     }
     if (p.n_parts > 1) write_index(&p, index);
-    remove(p.n_parts > 1 ? whole : index);
+    remove_if_there(p.n_parts > 1 ? whole : index);
     free(index);
     free(whole);
     hf_parts_free(&p);
