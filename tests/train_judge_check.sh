@@ -89,6 +89,17 @@ judge /dev/null
 if [ "$(awk -F, 'NR > 1 && $4 != "not measured"' "$work/judgements" | wc -l)" -eq 0 ]; then ok "nothing was measured"
 else fail "nothing was measured" "but judged" "$work/judgements"; fi
 
+# No prediction is no excuse for saying nothing: the record must not be taken for the predictions.
+if awk -f tools/train_judge.awk /dev/null "$work/good" >"$work/judgements" 2>"$work/err"; then
+    fail "nothing was predicted" "it judges" "$work/judgements"
+elif [ -s "$work/judgements" ] && grep -q "no predictions" "$work/err"; then ok "nothing was predicted"
+else fail "nothing was predicted" "it does not say so" "$work/err"; fi
+grep -v 'one full' "$work/predictions" >"$work/some"
+if awk -f tools/train_judge.awk "$work/some" "$work/good" >"$work/judgements" 2>"$work/err" &&
+    ! grep -q 'inf\|nan\|with recomputation' "$work/judgements" && grep -q 'packed over .*,met$' "$work/judgements"
+then ok "a speed that was not predicted"
+else fail "a speed that was not predicted" "a ratio to it is judged" "$work/judgements"; fi
+
 of=$name
 changed "a test fails" "gradients bf16" "not met" '/gradients bf16/s/true/false/'
 changed "a test is missing" "gradients bf16" "not measured" '/gradients bf16/d'
@@ -182,6 +193,24 @@ predictions() {
     else fail "$title" "make them anew with tools/train_predictions.sh" "$work/again"; fi
 }
 
+# What cannot be predicted is refused, and no speed of 0 stands in its place.
+no_predictions() {
+    printf '100\n5000\n' >"$work/two"
+    printf 'x\n' >"$work/no_lengths"
+    capture sh tools/train_predictions.sh service "$work/two"
+    expect "predictions: a list's file" 0 '^speed qwen2.5-1.5b service packed full,[1-9][0-9]*,[1-9][0-9]*$'
+    capture sh tools/train_predictions.sh service "$work/no_lengths"
+    complained "predictions: no lengths" 2 'no_lengths: it has no lengths$'
+    capture sh tools/train_predictions.sh service "$work/not there"
+    expect "predictions: no file" 2 'not there: it has no lengths$'
+    capture sh tools/train_predictions.sh service
+    complained "predictions: no file's name" 2 'wanted a list and its file, or nothing$'
+    capture sh tools/train_predictions.sh serv "$work/two"
+    complained "predictions: no such list" 2 'there is no list serv$'
+    capture env CHUNKFLOW=false sh tools/train_predictions.sh service "$work/two"
+    expect "predictions: the command fails" 1 'service chunkflow none: no prediction$'
+}
+
 # The rival is Python at least. `make test-torch`, which has its packages, runs it.
 rival_parses() {
     if python -c "compile(open('$rival').read(), '$rival', 'exec')" 2>"$work/err"; then ok "the rival parses"
@@ -193,6 +222,7 @@ if [ -z "$PYTHON" ]; then skip "the rival" "there is no Python"; else rival_pars
 
 if [ -x "$CHUNKFLOW" ]; then
     predictions
+    no_predictions
     paper
 else skip "predictions" "there is no $CHUNKFLOW"; fi
 finish

@@ -117,8 +117,10 @@ cp tools/train_predictions.csv "$out/predictions.csv" || exit 2
 if [ -n "$lengths" ]; then # predicted now, before anything has run
     head -n "$requests" "$lengths" >"$out/service.lengths"
     grep -v ' service ' tools/train_predictions.csv >"$out/predictions.csv"
-    CHUNKFLOW=$programs/chunkflow sh tools/train_predictions.sh service "$out/service.lengths" | sed 1d \
-        >>"$out/predictions.csv"
+    CHUNKFLOW=$programs/chunkflow sh tools/train_predictions.sh service "$out/service.lengths" >"$out/service.csv" ||
+        usage "no predictions for $lengths"
+    sed 1d "$out/service.csv" >>"$out/predictions.csv"
+    rm "$out/service.csv"
 fi
 
 way_of() { # LIST one|packed|chunkflow RECOMPUTE

@@ -4,7 +4,8 @@
 #
 # PREDICTIONS is train_predictions.sh's, written before; RECORD is gpu_record_train.sh's record.jsonl. Each line:
 # judgement,measured,wanted,verdict. The verdict is "met", "not met" (also where a number is none, such as a loss that
-# is no longer finite) or "not measured" (its step is not in the record, or ended without a result).
+# is no longer finite) or "not measured" (its step is not in the record, or ended without a result). Without any
+# prediction there is nothing to judge, and the exit status is 1.
 
 function value(name,  text) {
     if (!match($0, "\"" name "\": (\"([^\"\\\\]|\\\\.)*\"|[^,}]*)")) return ""
@@ -60,8 +61,8 @@ function judge_speeds(  i, word, shape, other, r) {
             median(order[i], "tokens_per_s")), "", 1.03, "%.3f")
         if (word[5] != "none") continue
         other = shape "one full"
-        r = speed[order[i]] / speed[other]
-        judge(shape "chunkflow over one with recomputation", ratio(median(order[i], "tokens_per_s"),
+        r = ratio(speed[order[i]], speed[other])
+        if (is_number(r)) judge(shape "chunkflow over one with recomputation", ratio(median(order[i], "tokens_per_s"),
             median(other, "tokens_per_s")), 0.85 * r, 1.15 * r, "%.2f")
         r = roofline[word[2] " " word[3]]
         if (r) judge(shape "the same by rooflines", ratio(median(order[i], "tokens_per_s"),
@@ -130,8 +131,7 @@ BEGIN {
     roofline["qwen2.5-7b:7 chat"] = 1.5
     print "judgement,measured,wanted,verdict"
 }
-FNR == 1 { file++ }
-file == 1 {
+FILENAME == ARGV[1] {
     if (FNR == 1) next
     split($0, field, ",")
     order[++n_predicted] = field[1]
@@ -154,6 +154,10 @@ value("batch_mib") != "" {
     measured[step] = is_number(value("measured_mib")) ? value("measured_mib") + 0 : "nan"
 }
 END {
+    if (n_predicted == 0) {
+        print "train_judge.awk: " ARGV[1] ": no predictions" >"/dev/stderr"
+        exit 1
+    }
     judge_tests("gradients fp32")
     judge_tests("gradients bf16")
     judge_speeds()

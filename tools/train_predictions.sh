@@ -6,6 +6,7 @@
 #
 # CHUNKFLOW names the command (default build/chunkflow). A line for each speed that gpu_record_train.sh measures: its
 # step's name, tokens/s, and MiB of the device. The committed file was written before anything had run on a device.
+# Exit status: 0, 1 where the command could not say one of the numbers, 2 where LIST is none or FILE has no lengths.
 
 set -eu
 LC_ALL=C
@@ -15,6 +16,20 @@ gpu=h200
 . tools/train_shapes.sh
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+
+fail() { # STATUS MESSAGE
+    printf 'train_predictions.sh: %s\n' "$2" >&2
+    exit "$1"
+}
+
+if [ $# -gt 0 ]; then
+    [ $# -eq 2 ] || fail 2 "wanted a list and its file, or nothing"
+    case " $(for model in $models; do lists_of "$model"; done | tr '\n' ' ')" in
+        *" $1 "*) ;;
+        *) fail 2 "there is no list $1" ;;
+    esac
+    [ "$(longest_in "$2")" -gt 0 ] 2>/dev/null || fail 2 "$2: it has no lengths"
+fi
 
 # Seconds that each batch takes beside its passes: the optimizer.
 once() { # MODEL
@@ -36,7 +51,10 @@ predict() { # MODEL LIST FILE WAY RECOMPUTE
             /^input/ { tokens = plain($(NF - 1)) }
             /^makespan/ { seconds = $2 }
             /^peak memory/ { mebibytes = 1024 * $3 }
-            END { printf "%s,%.0f,%.0f\n", name, tokens / (seconds + once), mebibytes }'
+            END {
+                if (tokens <= 0 || seconds <= 0 || once <= 0 || mebibytes <= 0) exit 1
+                printf "%s,%.0f,%.0f\n", name, tokens / (seconds + once), mebibytes
+            }' || fail 1 "speed $1 $2 $4 $5: no prediction"
 }
 
 printf 'step,tokens_per_s,mib\n'
