@@ -228,7 +228,7 @@ rings "two virtual stages on each of 2 in a V, of other layers" --layers 5 --sch
 in_full rings "interleaved, aligned slices" --layers 4 --schedule interleaved --stages 2 --align 8 --replay local \
     --stream 5000
 rings "fp16, unfused" --type fp16 --attention unfused --stages 2 --k 1 --replay local --stream 3000 --reference
-in_full rings "bf16, fused" --type bf16 --stages 2 --k 1 --replay local --stream 3000 --reference
+LIMIT=300 in_full rings "bf16, fused" --type bf16 --stages 2 --k 1 --replay local --stream 3000 --reference
 RANKS=2
 rings "2 ranks" --layers 4 --ranks 2 --schedule interleaved --k 2 --replay local --stream 3000
 unset RANKS
