@@ -343,10 +343,10 @@ def link(build, folder):
                if f.endswith(".o") and f != "implementation.o"]
     cc = os.environ.get("CC", "cc")
     subprocess.run([cc, *objects, f"{folder}/mutants.o", "-lm", "-o", f"{folder}/unit"], check=True)
-    others = [f"{build}/test/{f}.o" for f in ("test_best", "test_bounds", "exact", "naive", "pipeline",
-                                              "random_schedule", "suite")]
-    subprocess.run([cc, "-std=c99", "-I.", "-O1", "-DSUITES(X)=X(search) X(many_bounds)", "tests/main.c", *others,
-                    f"{folder}/mutants.o", "-lm", "-o", f"{folder}/search"], check=True)
+    others = [f"{build}/test/{f}.o" for f in ("test_best", "test_bounds", "test_known", "exact", "naive",
+                                              "pipeline", "random_schedule", "suite")]
+    subprocess.run([cc, "-std=c99", "-I.", "-O1", "-DSUITES(X)=X(search) X(many_bounds) X(known)", "tests/main.c",
+                    *others, f"{folder}/mutants.o", "-lm", "-o", f"{folder}/search"], check=True)
     return [f"{folder}/unit", f"{folder}/search"]
 
 

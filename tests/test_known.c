@@ -222,6 +222,31 @@ TEST(loops_under_tight_limits) {
     cf_plan_free(plan);
 }
 
+/* Small batches on virtual stages, and what 64 candidates find for them. The first takes replays that wait for the W of
+   their own group's chunk K behind them: of K before them, it is 174, and an array is read in front of its start. The
+   second takes the beat of whole backwards, which last twice as long as forwards: with that of cut ones it is 95. */
+TEST(virtual_stages_in_rhythm) {
+    static const struct {
+        int64_t lengths[5], n, chunk_size, n_stages, k;
+        int split;
+        double most;
+    } cases[] = {{{4, 10, 1, 4, 2}, 5, 2, 4, 1, 1, 167}, {{1, 4, 4, 2}, 4, 2, 3, 1, 0, 92}};
+    int i;
+    for (i = 0; i < 2; i++) {
+        cf_plan *plan = pack(cases[i].lengths, cases[i].n, cases[i].chunk_size, 0);
+        cf_schedule_desc desc;
+        memset(&desc, 0, sizeof desc);
+        desc.n_stages = cases[i].n_stages;
+        desc.n_virtual = 2;
+        desc.k = cases[i].k;
+        desc.split_backward = cases[i].split;
+        desc.budget = 64;
+        harness_note("case %d", i);
+        CHECK(makespan_of(plan, &desc) <= cases[i].most);
+        cf_plan_free(plan);
+    }
+}
+
 /* The largest K there is replays nothing, as K of the longest group does. */
 TEST(the_largest_k) {
     const int64_t lengths[] = {100, 900, 300, 200};
@@ -246,4 +271,4 @@ TEST(the_largest_k) {
 
 SUITE(known, CASE(defaults_beat_unsplit_sequences), CASE(more_k_is_no_longer), CASE(standalone_chunks_are_dropped),
       CASE(a_chat_service_in_138_chunks), CASE(equal_splits_of_seq1f1b), CASE(interleaved_in_the_order_of_megatron),
-      CASE(loops_under_tight_limits), CASE(the_largest_k));
+      CASE(loops_under_tight_limits), CASE(virtual_stages_in_rhythm), CASE(the_largest_k));
