@@ -7046,7 +7046,7 @@ void note_error(const batch *b, int64_t index, const cf_error &error) {
 void note_failure(const stage_plan *s, int64_t position, cf_result code, const char *field, const char *what,
                   int64_t got, const char *why) {
     cf_error error = {position, code, field, 0, got, ""};
-    (void)snprintf(error.text, sizeof error.text, "%s %s (%lld)", what, why, (long long)got);
+    (void)snprintf(error.text, sizeof error.text, "%s %.200s (%lld)", what, why, (long long)got);
     note_error(s->b, s->first + position, error);
 }
 
