@@ -9870,12 +9870,14 @@ static void cf__write_members(cf__writer *w, const char *before, const cf__write
     cf__write_text(w, "%s", behind);
 }
 
-/* A double as JSON wants it, whatever the locale's decimal point is. */
+/* A double as JSON wants it, whatever the locale's decimal point is; it may have several bytes. */
 static void cf__write_real(cf__writer *w, const char *before, const char *name, double value) {
-    char text[40], *c;
+    char text[40], *c, *end = text;
     (void)snprintf(text, sizeof text, "%.17g", value);
     for (c = text; *c != 0; c++)
-        if (*c == ',') *c = '.';
+        if (strchr("0123456789+-e", *c) != NULL) *end++ = *c;
+        else if (end == text || end[-1] != '.') *end++ = '.';
+    *end = 0;
     cf__write_text(w, "%s\"%s\": %s", before, name, text);
 }
 

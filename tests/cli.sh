@@ -132,6 +132,30 @@ test_usage() {
 # lengths
 # ----------------------------------------------------------------------------------------------------------------------
 
+# What a message says of a name with an escape sequence, a line end and U+009B, which starts one too: '?' is there instead.
+plain_message() { # NAME ARGUMENT...
+    name=$1
+    shift
+    cf "$@"
+    same "plain/$name" "1 1" "$(wc -l <err | tr -d ' ') $(grep -cF "$(printf 'a?[31m?b?\303\251')" err)"
+}
+
+messages_are_plain() {
+    strange=$(printf 'a\033[31m\nb\302\233\303\251')
+    printf '1\nx\n' >"$strange"
+    plain_message line pack --chunk-size 4 "$strange"
+    plain_message file pack --chunk-size 4 "no $strange"
+    plain_message value pack --chunk-size "$strange" list
+    plain_message option pack "--$strange"
+    plain_message command "$strange"
+    cf plan --chunk-size 4 --k 1 --no-list --plan-json "$strange" list
+    cf check "$strange"
+    same plain/sound "1 1" "$(wc -l <out | tr -d ' ') $(grep -cF "$(printf 'a?[31m?b?\303\251: sound plan')" out)"
+    sed 's/"n_tokens": [0-9]*/"n_tokens": 9/' "$strange" >"$strange."
+    plain_message rule check "$strange."
+    rm "$strange" "$strange."
+}
+
 test_lengths() {
     mkdir -p tree/b/deep tree/.hidden
     printf 'one two\nthree' >tree/b/deep/x
@@ -189,6 +213,7 @@ line"
     same lengths/names/readable "0 2" "$code $(summary input 2)"
 
     refuses lengths/missing 2 'cannot read nosuch: ' lengths tree nosuch
+    messages_are_plain
     if [ "$(id -u)" != 0 ]; then
         mkdir closed
         chmod 0 closed
@@ -787,6 +812,9 @@ test_outputs() {
     # It stands still in the middle because nobody reads its standard output.
     if mkfifo pipe 2>/dev/null; then
         "$CHUNKFLOW" gen uniform --n 3000 --min 1 --max 1000 >many
+        # Nor does one whose reader goes.
+        "$CHUNKFLOW" plan --chunk-size 1024 --k 1 --plan-json ended --json - many 2>err | head -n 1 >/dev/null
+        same outputs/signal/PIPE/left "" "$(find . -name 'ended*')"
         # A shell lets what runs in the background ignore INT; env undoes that where it can.
         undo='env --default-signal=INT'
         signals='INT TERM HUP KILL'

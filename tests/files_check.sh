@@ -107,4 +107,28 @@ train 2 SHIM_FAIL=1
 expect fails/checkpoint 1 'the checkpoint cannot be written: Input/output error'
 same fails/checkpoint/kept "0 point" "$(cmp "$work/point" "$work/before"; echo $?) $(cd "$work" && echo point*)"
 
+# ---- decimal points ----
+#
+# Whoever calls the library may have set a locale whose point is a comma, or U+066B.
+
+written() { # FOLDER LOCALE: plan, schedule and graph, with fractions in each
+    mkdir "$work/$1"
+    shimmed SHIM_LOCALE=1 "LOCPATH=$PWD/$work" "LC_ALL=$2" "$build/chunkflow" plan --chunk-size 3000 --k 1 --stages 2 \
+        --model qwen2.5-0.5b --gpu h100-80g --plan-json "$work/$1/plan" --json "$work/$1/schedule" --dot "$work/$1/graph" \
+        "$work/list"
+    mv "$work/out" "$work/said.$1"
+}
+
+written C C
+for language in de_DE ps_AF; do
+    if ! localedef -i $language -f UTF-8 "$work/$language.UTF-8" >"$work/out" 2>&1; then
+        skip "locale/$language" "localedef cannot make it here"
+        continue
+    fi
+    written $language $language.UTF-8
+    if cmp -s "$work/said.C" "$work/said.$language"; then fail "locale/$language" "the program does not take the locale"; fi
+    same "locale/$language" "0 3 3" "$(diff -r "$work/C" "$work/$language" >"$work/differ"; echo $?) $(
+        ls "$work/$language" | wc -l | tr -d ' ') $(grep -l '[0-9]\.[0-9]' "$work"/C/* | wc -l | tr -d ' ')"
+done
+
 finish

@@ -194,6 +194,17 @@ TEST(working_rows_by_hand) {
     CHECK_INT(reports[1][0].working - reports[0][0].working, 1000 * 2 * (mlp + residual));
 }
 
+/* Backward makes the activations of one layer again as a whole, with the row statistics of its attention's heads; by hand
+   as the table above has them. */
+TEST(full_recompute_makes_all_of_a_layer) {
+    cf_memory_desc desc = sizing("qwen2.5-7b", 1, 1);
+    cf_token_bytes kept, made_again;
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &kept, NULL) == CF_OK);
+    desc.parallel.recompute = CF_RECOMPUTE_FULL;
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &made_again, NULL) == CF_OK);
+    CHECK_INT(made_again.working - kept.working, 158720 + 4 * 28);
+}
+
 /* What a trainer without mixed precision keeps, tensor by tensor: all in float, a row statistic for each norm. */
 TEST(float_trainer) {
     const int64_t h = 64, heads = 4, kv = 2 * 16, f = 176, vocab = 256, layers = 3;
@@ -258,6 +269,32 @@ TEST(zero_divides_states) {
     }
 }
 
+/* A fifth of what is no multiple of five is too little on some rank if it is rounded down. */
+TEST(shares_are_rounded_up) {
+    cf_memory_desc desc = sizing("llama-3-8b", 1, 1);
+    cf_memory_load load = load_of(0, 0, 0, 0);
+    cf_memory_report report;
+    desc.parallel.zero = 3;
+    desc.parallel.dp = 5;
+    report = report_of(&desc, &load);
+    CHECK_INT(report.parameters, 3212104500);   /* 2 x 8,030,261,248 / 5 = 3,212,104,499.2 */
+    CHECK_INT(report.gradients, 6424208999);   /* 4 x: 6,424,208,998.4 */
+    CHECK_INT(report.optimizer, 19272626996);  /* 12 x: 19,272,626,995.2 */
+}
+
+/* Two layers are whole at a time, and no embedding or head is one. A layer of Llama 3 8B by hand: Q and output, K and V,
+   the MLP, two norms; the last norm may be spread over all layers. */
+TEST(zero_3_gathers_two_layers) {
+    const int64_t layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096;
+    cf_memory_desc desc = sizing("llama-3-8b", 1, 1);
+    cf_memory_load load = load_of(0, 0, 0, 0);
+    int64_t gathered;
+    desc.parallel.zero = 3;
+    desc.parallel.dp = 2;
+    gathered = report_of(&desc, &load).buffers;
+    CHECK(gathered >= 2 * 2 * layer && gathered <= 2 * 2 * (layer + 4096));
+}
+
 /* ---- the whole ---- */
 
 static int64_t sum_of_terms(const cf_memory_report *report) {
@@ -313,6 +350,18 @@ TEST(offloaded_state_is_on_the_host) {
     CHECK_INT(report_of(&desc, &kept).host, 0);
     CHECK_INT(report_of(&desc, &moved).state + report_of(&desc, &moved).host, report_of(&desc, &kept).state);
     CHECK_INT(report_of(&desc, &moved).state, (int64_t)8192 * 57344 / 4);
+}
+
+/* A stage whose state is on the host alone has the ring, too: it comes back through it. */
+TEST(a_window_is_there_for_state_on_the_host) {
+    cf_memory_desc desc = sizing("qwen2.5-7b", 4, 1);
+    cf_memory_load load = load_of(8192, 8192, 0, 0);
+    desc.state_window = 5000;
+    CHECK_INT(report_of(&desc, &load).state, 0);
+    load.offloaded_tokens = 1000;
+    CHECK_INT(report_of(&desc, &load).state, 5000 * 512);
+    CHECK_INT(report_of(&desc, &load).state_gradient, 5000 * 1024);
+    CHECK_INT(report_of(&desc, &load).host, 28 * 1000 * 512);
 }
 
 /* With a window the device has `window` rows of one layer, whatever the state is; the host has all of it. By hand for
@@ -583,6 +632,8 @@ TEST(bad_loads_are_named) {
 SUITE(memory, CASE(bytes_per_token_by_hand), CASE(korthikanti_table_2), CASE(megatron_activation_formula),
       CASE(unfused_operations_keep_more), CASE(working_rows_by_hand), CASE(float_trainer), CASE(losses_keep_what_they_say),
       CASE(zero_divides_states), CASE(reports_add_up), CASE(offloaded_state_is_on_the_host),
+      CASE(full_recompute_makes_all_of_a_layer), CASE(shares_are_rounded_up), CASE(zero_3_gathers_two_layers),
+      CASE(a_window_is_there_for_state_on_the_host),
       CASE(a_window_of_the_state), CASE(a_window_is_a_stage_s), CASE(a_window_leaves_no_token_bytes_of_state),
       CASE(replicated_heads_keep_their_state), CASE(virtual_stages_share_a_gpu), CASE(paper_peak_memory_table),
       CASE(paper_plain_training_peak), CASE(bad_sizings_are_named), CASE(bad_loads_are_named));

@@ -21,10 +21,26 @@ const cli_exit_code cli_exit_codes[] = {
    Messages
    ---------------------------------------------------------------------------------------------------------------- */
 
+void cli_put(const char *text, FILE *to) {
+    for (; *text; text++) {
+        unsigned char c = (unsigned char)text[0], next = (unsigned char)text[1];
+        int second = c == 0xc2 && next >= 0x80 && next < 0xa0; /* control characters above ASCII, in UTF-8 */
+        fputc(c < 32 || c == 127 || second ? '?' : c, to);
+        text += second;
+    }
+}
+
+/* Texts may hold names of files and arguments. A path has at most some 4,096 bytes; what is longer is cut. */
+static void put_message(const char *format, va_list arguments) {
+    char text[8192];
+    vsnprintf(text, sizeof text, format, arguments);
+    cli_put(text, stderr);
+}
+
 static void say(const char *format, va_list arguments) {
     progress_clear();
     fputs("chunkflow: ", stderr);
-    vfprintf(stderr, format, arguments);
+    put_message(format, arguments);
     fputc('\n', stderr);
 }
 
@@ -49,7 +65,7 @@ int cli_usage(const char *command, const char *format, ...) {
     va_start(arguments, format);
     progress_clear();
     fprintf(stderr, "chunkflow%s%s: ", command ? " " : "", command ? command : "");
-    vfprintf(stderr, format, arguments);
+    put_message(format, arguments);
     fprintf(stderr, " (see chunkflow %s%s--help)\n", command ? command : "", command ? " " : "");
     va_end(arguments);
     return CLI_WRONG;
@@ -59,8 +75,9 @@ int cli_at_line(const char *path, int64_t line, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     progress_clear();
-    fprintf(stderr, "%s:%lld: ", cli_input_name(path), (long long)line);
-    vfprintf(stderr, format, arguments);
+    cli_put(cli_input_name(path), stderr);
+    fprintf(stderr, ":%lld: ", (long long)line);
+    put_message(format, arguments);
     fputc('\n', stderr);
     va_end(arguments);
     return CLI_WRONG;

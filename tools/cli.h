@@ -59,6 +59,10 @@ int cli_wrong(const char *format, ...) CLI_FORMAT(1, 2);
 int cli_usage(const char *command, const char *format, ...) CLI_FORMAT(2, 3);
 int cli_at_line(const char *path, int64_t line, const char *format, ...) CLI_FORMAT(3, 4);
 
+/* Prints a text that may come from anybody, such as a file's name, on one line: control characters become '?'. The
+   functions above do so with what they print. */
+void cli_put(const char *text, FILE *to);
+
 /* Whether a file descriptor is a terminal that can do more than print lines. */
 int cli_is_terminal(int fd);
 

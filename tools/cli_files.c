@@ -295,7 +295,7 @@ static int cannot_write(const char *path, int error) {
 enum { MAX_TEMPORARIES = 16 };
 static const char *temporaries[MAX_TEMPORARIES];
 
-static const int ending_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGXCPU};
+static const int ending_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGXCPU, SIGPIPE};
 #define N_ENDING (sizeof ending_signals / sizeof ending_signals[0])
 
 static void remove_temporaries(int number) {

@@ -102,7 +102,8 @@ static int parse_source(source *file) {
 
 static int breaks(const source *file, const char *why) {
     progress_clear();
-    fprintf(stderr, "%s: breaks a rule: %s\n", cli_input_name(file->path), why);
+    cli_put(cli_input_name(file->path), stderr);
+    fprintf(stderr, ": breaks a rule: %s\n", why);
     return CLI_FAILED;
 }
 
@@ -134,10 +135,10 @@ static int check_plan(const source *file, const saved_plan *saved, const char *l
 }
 
 static int say_plan(const source *file, const cf_plan *plan) {
-    printf("%s: sound plan: %s sequences, %s tokens, %s chunks of at most %s tokens, %s groups, %s ranks\n",
-           cli_input_name(file->path), cli_commas(plan->n_sequences), cli_commas(plan->n_tokens),
-           cli_commas(plan->n_chunks), cli_commas(plan->chunk_size), cli_commas(plan->n_groups),
-           cli_commas(plan->n_ranks));
+    cli_put(cli_input_name(file->path), stdout);
+    printf(": sound plan: %s sequences, %s tokens, %s chunks of at most %s tokens, %s groups, %s ranks\n",
+           cli_commas(plan->n_sequences), cli_commas(plan->n_tokens), cli_commas(plan->n_chunks),
+           cli_commas(plan->chunk_size), cli_commas(plan->n_groups), cli_commas(plan->n_ranks));
     return CLI_OK;
 }
 
@@ -190,10 +191,10 @@ static int validate_schedule(const check_options *asked, const pipeline *pipe, c
 static int say_schedule(const source *file, const cf_schedule *s, const char *times) {
     const char *kind = s->kind ? cf_schedule_kind_name(s->kind) : "of no named kind";
 
-    printf("%s: sound schedule: %s, K = %s, %s replay, rank %s, %s stages of %s virtual stages%s, %s actions%s\n",
-           cli_input_name(file->path), kind, cli_commas(s->k), cf_replay_name(s->replay), cli_commas(s->rank),
-           cli_commas(s->n_stages), cli_commas(s->n_virtual), s->placement == CF_PLACEMENT_V ? " in a V" : "",
-           cli_commas(s->n_actions), times);
+    cli_put(cli_input_name(file->path), stdout);
+    printf(": sound schedule: %s, K = %s, %s replay, rank %s, %s stages of %s virtual stages%s, %s actions%s\n", kind,
+           cli_commas(s->k), cf_replay_name(s->replay), cli_commas(s->rank), cli_commas(s->n_stages),
+           cli_commas(s->n_virtual), s->placement == CF_PLACEMENT_V ? " in a V" : "", cli_commas(s->n_actions), times);
     return CLI_OK;
 }
 

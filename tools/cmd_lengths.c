@@ -186,10 +186,10 @@ static int visit(walk *w, const char *path, int inside) {
     return code == CLI_OK ? count_file(w, path, standard_input ? NULL : &status) : code;
 }
 
-/* A name as a comment: control characters, which could end the line, become '?'. */
+/* A name as a comment. */
 static void print_name(const char *name) {
     fputs(" # ", stdout);
-    for (; *name; name++) putchar((unsigned char)*name < 32 || *name == 127 ? '?' : *name);
+    cli_put(name, stdout);
 }
 
 /* With --tsv. */

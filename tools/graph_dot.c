@@ -4,6 +4,7 @@
 #include "text_out.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #define TRY(call)                         \
     do {                                  \
@@ -11,13 +12,15 @@
         if (tried != CF_OK) return tried; \
     } while (0)
 
-/* Seconds, whatever the locale's decimal point is. */
+/* Seconds, whatever the locale's decimal point is; it may have several bytes. */
 static void write_real(text_out *to, double value) {
-    char text[40], *c;
+    char text[40], *c, *end = text;
 
     (void)snprintf(text, sizeof text, "%.17g", value);
     for (c = text; *c; c++)
-        if (*c == ',') *c = '.';
+        if (strchr("0123456789+-e", *c)) *end++ = *c;
+        else if (end == text || end[-1] != '.') *end++ = '.';
+    *end = '\0';
     text_out_put(to, "%s", text);
 }
 

@@ -2,11 +2,13 @@
 
    $SHIM_LOG gets a line for each call that matters: "file synced", "directory synced", "renamed synced NAME", or
    "renamed unsynced NAME" where the file was written to after it was last forced to the disk, or never was.
-   SHIM_SIGNAL=n raises that signal when a file is to be forced to the disk; SHIM_FAIL=1 lets that fail. */
+   SHIM_SIGNAL=n raises that signal when a file is to be forced to the disk; SHIM_FAIL=1 lets that fail. SHIM_LOCALE=1
+   puts the program into the locale of its environment before it starts. */
 
 #define _GNU_SOURCE /* RTLD_NEXT */
 #include <dlfcn.h>
 #include <errno.h>
+#include <locale.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,6 +30,7 @@ static void note(const char *what, const char *name) {
 static void __attribute__((constructor)) start(void) {
     const char *number = getenv("SHIM_SIGNAL");
     if (number) signal(atoi(number), SIG_DFL);
+    if (getenv("SHIM_LOCALE")) setlocale(LC_ALL, "");
 }
 
 int fsync(int file) {
