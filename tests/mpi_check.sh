@@ -228,6 +228,10 @@ if [ "$(grep -c usage "$work/out")" -ne 1 ]; then fail "help" "not printed once"
 # shellcheck disable=SC2086
 run 2 "$exact" $common --timeline "$work/none/file"
 expect "a timeline that cannot be written" 1 'cannot be written'
+# shellcheck disable=SC2086
+capture timeout -k 5 60 mpirun --oversubscribe -n 2 "$exact" $common --timeline "$work/none/file"
+if grep -q 'MPI_ABORT was invoked' "$work/err" "$work/out"; then fail "and nobody aborts" "somebody did"
+else expect "and nobody aborts" 1 'cannot be written'; fi
 
 # ---- timelines: the measured one has the form of the simulated one, and keeps to the order of things ----
 
