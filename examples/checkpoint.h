@@ -151,11 +151,57 @@ static inline void write_parts(hashed_file *f, const checkpoint *c) {
     f->ok = f->ok && fwrite(&checksum, sizeof checksum, 1, f->file) == 1;
 }
 
+/* What would end the program. Until a file is written it is noted, not blocked: blocking is for one thread, and the
+   program would be ended through any other. */
+static const int ending_signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGXCPU};
+#define N_ENDING_SIGNALS (sizeof ending_signals / sizeof ending_signals[0])
+static volatile sig_atomic_t ending_signal_came[N_ENDING_SIGNALS];
+
+typedef struct held_signals {
+    struct sigaction ending[N_ENDING_SIGNALS], file_size; /* as they were before */
+} held_signals;
+
+static inline void note_signal(int number) {
+    for (size_t i = 0; i < N_ENDING_SIGNALS; i++)
+        if (ending_signals[i] == number) ending_signal_came[i] = 1;
+}
+
+static inline void hold_signals(held_signals *held) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_flags = SA_RESTART;
+    action.sa_handler = note_signal;
+    for (size_t i = 0; i < N_ENDING_SIGNALS; i++) {
+        ending_signal_came[i] = 0;
+        sigaction(ending_signals[i], &action, &held->ending[i]);
+    }
+    action.sa_handler = SIG_IGN; /* who writes past the limit on a file's size is told so */
+    sigaction(SIGXFSZ, &action, &held->file_size);
+}
+
+/* What came meanwhile comes now. */
+static inline void release_signals(const held_signals *held) {
+    sigaction(SIGXFSZ, &held->file_size, NULL);
+    for (size_t i = 0; i < N_ENDING_SIGNALS; i++) sigaction(ending_signals[i], &held->ending[i], NULL);
+    for (size_t i = 0; i < N_ENDING_SIGNALS; i++)
+        if (ending_signal_came[i]) raise(ending_signals[i]);
+}
+
+/* Opens a file that was not there: what has its name by now, left by a run that was killed or put there by somebody, is
+   removed and not written to, since it may be a link or a pipe. Returns NULL with errno. */
+static inline FILE *open_new_file(const char *path) {
+    if (unlink(path) != 0 && errno != ENOENT) return NULL;
+    const int descriptor = open(path, O_WRONLY | O_CREAT | O_EXCL, 0666);
+    FILE *file = descriptor >= 0 ? fdopen(descriptor, "wb") : NULL;
+    if (descriptor >= 0 && !file) close(descriptor);
+    return file;
+}
+
 /* Writes it to a new file and forces that to the disk. mode: its permissions, -1 for those of any new file. Returns 0,
    or errno. */
 static inline int write_whole_file(const char *path, const checkpoint *c, int mode) {
     hashed_file f = {NULL, 0, {0}, 0, 1};
-    f.file = fopen(path, "wb");
+    f.file = open_new_file(path);
     if (!f.file) return errno;
     f.ok = mode < 0 || fchmod(fileno(f.file), (mode_t)mode) == 0;
     if (f.ok) write_parts(&f, c);
@@ -166,29 +212,24 @@ static inline int write_whole_file(const char *path, const checkpoint *c, int mo
 }
 
 /* Puts the checkpoint's file in the place of `path`, which keeps its permissions; where it is a symbolic link, in the
-   place of what it leads to. What a signal interrupts is finished first, so no temporary file is left. Returns 0, or
-   errno. */
+   place of what it leads to; one that leads nowhere is refused. What a signal interrupts is finished first, so no
+   temporary file is left. Returns 0, or errno. */
 static inline int replace_file(const char *path, const checkpoint *c) {
     struct stat status;
+    held_signals held;
     int found = stat(path, &status) == 0;
     char *target = found ? realpath(path, NULL) : NULL;
-    if (found && !target) return errno;
+    if (found ? !target : lstat(path, &status) == 0) return found ? errno : ENOENT;
     size_t name_bytes = strlen(found ? target : path) + 5;
     char *temporary = TAKE(char, (int64_t)name_bytes);
     snprintf(temporary, name_bytes, "%s.tmp", found ? target : path);
 
-    sigset_t ending, before;
-    sigemptyset(&ending);
-    sigaddset(&ending, SIGINT);
-    sigaddset(&ending, SIGTERM);
-    sigaddset(&ending, SIGHUP);
-    sigaddset(&ending, SIGQUIT);
-    sigprocmask(SIG_BLOCK, &ending, &before);
+    hold_signals(&held);
     int code = write_whole_file(temporary, c, found ? (int)(status.st_mode & 0777) : -1);
     if (code == 0 && rename(temporary, found ? target : path) != 0) code = errno;
-    if (code != 0) remove(temporary);
+    if (code != 0) unlink(temporary);
     else sync_directory_of(found ? target : path);
-    sigprocmask(SIG_SETMASK, &before, NULL);
+    release_signals(&held);
     free(temporary);
     free(target);
     return code;
@@ -204,31 +245,27 @@ static inline void checkpoint_save(const char *path, const checkpoint *c) {
    >>read
    ================================================================================================================ */
 
-/* The file's bytes, or NULL if there is no such file. Ends the program if it is there and cannot be read. */
-static inline unsigned char *read_whole_file(const char *path, int64_t *bytes) {
+/* Opens a file to be read whole, or returns NULL if there is no such file. Ends the program if it is there and cannot be
+   read; a pipe without a writer is not waited for. */
+static inline FILE *open_whole_file(const char *path, int64_t *bytes) {
     struct stat status;
-    FILE *file = fopen(path, "rb");
-    if (!file && errno == ENOENT) return NULL;
-    if (!file || fstat(fileno(file), &status) != 0) fail(EXIT_BAD_INPUT, "%s: %s", path, strerror(errno));
+    const int descriptor = open(path, O_RDONLY | O_NONBLOCK);
+    if (descriptor < 0 && errno == ENOENT) return NULL;
+    FILE *file = descriptor >= 0 ? fdopen(descriptor, "rb") : NULL;
+    if (!file || fstat(descriptor, &status) != 0) fail(EXIT_BAD_INPUT, "%s: %s", path, strerror(errno));
     if (!S_ISREG(status.st_mode)) fail(EXIT_BAD_INPUT, "%s: not a regular file", path);
     *bytes = (int64_t)status.st_size;
-    unsigned char *image = TAKE(unsigned char, *bytes);
-    if (fread(image, 1, (size_t)*bytes, file) != (size_t)*bytes) fail(EXIT_BAD_INPUT, "%s: cannot be read", path);
-    fclose(file);
-    return image;
+    return file;
 }
 
 #define CHECKPOINT_WHY 240
 
-/* Whether the file's image is a whole checkpoint; if not, `why` says what is wrong. */
-static inline int checkpoint_is_whole(const unsigned char *image, int64_t bytes, checkpoint_head *head,
-                                      char why[CHECKPOINT_WHY]) {
-    uint64_t checksum;
-    if (bytes < (int64_t)sizeof *head || memcmp(image, CHECKPOINT_MAGIC, 8) != 0) {
+/* Whether a file of so many bytes that begins with `head` can be a whole checkpoint; if not, `why` says what is wrong. */
+static inline int checkpoint_head_fits(const checkpoint_head *head, int64_t bytes, char why[CHECKPOINT_WHY]) {
+    if (bytes < (int64_t)sizeof *head || memcmp(head->magic, CHECKPOINT_MAGIC, sizeof head->magic) != 0) {
         snprintf(why, CHECKPOINT_WHY, "it is not a checkpoint of this trainer");
         return 0;
     }
-    memcpy(head, image, sizeof *head);
     if (head->byte_order != CHECKPOINT_BYTE_ORDER) {
         snprintf(why, CHECKPOINT_WHY, "it was written on a machine with another byte order");
         return 0;
@@ -243,6 +280,16 @@ static inline int checkpoint_is_whole(const unsigned char *image, int64_t bytes,
                  (long long)bytes, (long long)wanted);
         return 0;
     }
+    return 1;
+}
+
+/* The same for the file's image: all of it. */
+static inline int checkpoint_is_whole(const unsigned char *image, int64_t bytes, checkpoint_head *head,
+                                      char why[CHECKPOINT_WHY]) {
+    uint64_t checksum;
+    memset(head, 0, sizeof *head);
+    memcpy(head, image, (size_t)min_of(bytes, (int64_t)sizeof *head));
+    if (!checkpoint_head_fits(head, bytes, why)) return 0;
     memcpy(&checksum, image + bytes - 8, 8);
     if (hash_bytes(0, image, (size_t)bytes - 8) != checksum) {
         snprintf(why, CHECKPOINT_WHY, "it is damaged: its checksum does not fit its contents");
@@ -315,12 +362,27 @@ static inline int checkpoint_take(const unsigned char *image, int64_t bytes, che
     return 1;
 }
 
+/* The file's bytes, or NULL where its head already says that it is no whole checkpoint: a file may be larger than all
+   memory and yet take nothing on the disk. Closes it. */
+static inline unsigned char *read_whole_file(FILE *file, const char *path, int64_t bytes, char why[CHECKPOINT_WHY]) {
+    checkpoint_head head;
+    memset(&head, 0, sizeof head);
+    int ok = bytes < (int64_t)sizeof head || fread(&head, sizeof head, 1, file) == 1;
+    unsigned char *image = ok && checkpoint_head_fits(&head, bytes, why) ? TAKE(unsigned char, bytes) : NULL;
+    rewind(file);
+    ok = ok && (!image || fread(image, 1, (size_t)bytes, file) == (size_t)bytes);
+    fclose(file);
+    if (!ok) fail(EXIT_BAD_INPUT, "%s: cannot be read", path);
+    return image;
+}
+
 /* The same from the file. 1: done. 0: there is no such file. -1: refused. */
 static inline int checkpoint_load(const char *path, checkpoint *c, char why[CHECKPOINT_WHY]) {
     int64_t bytes = 0;
-    unsigned char *image = read_whole_file(path, &bytes);
-    if (!image) return 0;
-    int ok = checkpoint_take(image, bytes, c, why);
+    FILE *file = open_whole_file(path, &bytes);
+    if (!file) return 0;
+    unsigned char *image = read_whole_file(file, path, bytes, why);
+    int ok = image && checkpoint_take(image, bytes, c, why);
     free(image);
     return ok ? 1 : -1;
 }

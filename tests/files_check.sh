@@ -74,7 +74,7 @@ int main(int n, char **names) {
     return !file || fputs("text", file) < 0 || fclose(file) != 0 || rename(names[1], names[2]) != 0;
 }
 C
-if ! ${CC:-cc} -shared -fPIC tests/preload/files.c -o "$work/shim.so" -ldl >"$work/out" 2>&1 ||
+if ! ${CC:-cc} -shared -fPIC tests/preload/files.c -o "$work/shim.so" -ldl -pthread >"$work/out" 2>&1 ||
    ! ${CC:-cc} "$work/careless.c" -o "$work/careless" >"$work/out" 2>&1; then
     skip_all order "the shim does not compile here: $(head -n 1 "$work/out")"
 fi
@@ -97,9 +97,12 @@ same fails/pack/kept "precious kept" "$(kept)"
 for signal in 1 2 3 15; do # HUP INT QUIT TERM
     pack SHIM_SIGNAL=$signal
     same "signal/$signal/pack" "$((128 + signal)) precious kept" "$status $(kept)"
-    rm -f "$work/point"
-    train 2 SHIM_SIGNAL=$signal
-    same_saved "signal/$signal/checkpoint"
+    for thread in same other; do # the one that saves, which may have blocked it, or one that has not
+        rm -f "$work/point"
+        if [ $thread = same ]; then train 2 SHIM_SIGNAL=$signal
+        else train 2 SHIM_SIGNAL=$signal SHIM_THREAD=1; fi
+        same_saved "signal/$signal/checkpoint/$thread"
+    done
 done
 
 cp "$work/point" "$work/before" # of a run that a signal ended after its first step

@@ -20,6 +20,12 @@ run() {
     capture "$build/$program" "$@"
 }
 
+# same_text NAME WANTED GOT
+same_text() {
+    if [ "$2" = "$3" ]; then ok "$1"
+    else fail "$1" "got '$3', wanted '$2'"; fi
+}
+
 for program in train_cpu train_cpu_f64; do
     if [ ! -x "$build/$program" ]; then
         fail "$build/$program" "there is no such program"
@@ -250,6 +256,29 @@ case $(ls -l "$work/private") in
 esac
 run train_cpu $small --steps 6 --checkpoint "$work/private" $texts
 expect "checkpoint: what went through the link is there" 0 'going on from .*step 4'
+
+# What lies where the new file is written is nobody's to write to: a link to another file, or a pipe that nobody reads.
+brief="timeout -k 1 20 $build/train_cpu $small --steps 2"
+for kind in link pipe; do
+    rm -f "$work/fresh" "$work/fresh.tmp"
+    echo precious >"$work/other"
+    if [ $kind = link ]; then ln -s other "$work/fresh.tmp"; else mkfifo "$work/fresh.tmp"; fi
+    capture $brief --checkpoint "$work/fresh" $texts
+    expect "checkpoint: a $kind of the temporary name" 0 '^weights after step 2'
+    same_text "checkpoint: a $kind of the temporary name is put aside" "precious fresh file" \
+        "$(cat "$work/other") $(cd "$work" && echo fresh*) $([ -f "$work/fresh" ] && ! [ -h "$work/fresh" ] && echo file)"
+done
+ln -s nowhere "$work/dangling"
+capture $brief --checkpoint "$work/dangling" $texts
+expect "checkpoint: a link to nowhere" 1 'cannot be written'
+if [ -h "$work/dangling" ]; then ok "checkpoint: a link to nowhere stays"
+else fail "checkpoint: a link to nowhere stays" "it is no link any more"; fi
+mkfifo "$work/pipe"
+capture $brief --checkpoint "$work/pipe" $texts
+expect "checkpoint: a pipe" 2 'not a regular file'
+capture sh -c "ulimit -f 8; exec $brief --checkpoint '$work/large' $texts"
+expect "checkpoint: larger than a file may be" 1 'cannot be written: File too large'
+same_text "checkpoint: larger than a file may be leaves nothing" "large*" "$(cd "$work" && echo large*)"
 
 # ---- checkpoints that do not fit ----
 

@@ -2,13 +2,15 @@
 
    $SHIM_LOG gets a line for each call that matters: "file synced", "directory synced", "renamed synced NAME", or
    "renamed unsynced NAME" where the file was written to after it was last forced to the disk, or never was.
-   SHIM_SIGNAL=n raises that signal when a file is to be forced to the disk; SHIM_FAIL=1 lets that fail. SHIM_LOCALE=1
-   puts the program into the locale of its environment before it starts. */
+   SHIM_SIGNAL=n raises that signal when a file is to be forced to the disk, with SHIM_THREAD=1 in another thread, which
+   blocks none; SHIM_FAIL=1 lets that fail. SHIM_LOCALE=1 puts the program into the locale of its environment before it
+   starts. */
 
 #define _GNU_SOURCE /* RTLD_NEXT */
 #include <dlfcn.h>
 #include <errno.h>
 #include <locale.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,6 +35,20 @@ static void __attribute__((constructor)) start(void) {
     if (getenv("SHIM_LOCALE")) setlocale(LC_ALL, "");
 }
 
+static void *raise_unblocked(void *number) {
+    sigset_t none;
+    sigemptyset(&none);
+    pthread_sigmask(SIG_SETMASK, &none, NULL);
+    raise(*(int *)number);
+    return NULL;
+}
+
+static void send(int number) {
+    pthread_t thread;
+    if (!getenv("SHIM_THREAD")) raise(number);
+    else if (pthread_create(&thread, NULL, raise_unblocked, &number) == 0) pthread_join(thread, NULL);
+}
+
 int fsync(int file) {
     int (*next)(int);
     const char *number = getenv("SHIM_SIGNAL");
@@ -43,7 +59,7 @@ int fsync(int file) {
         note("directory synced", "");
         return next(file);
     }
-    if (number) raise(atoi(number));
+    if (number) send(atoi(number));
     if (getenv("SHIM_FAIL")) {
         errno = EIO;
         return -1;
