@@ -162,6 +162,27 @@ static const char *verdict_of_v(const cf_plan *plan, cf_replay replay, const cha
     return result == CF_OK ? NULL : error->field;
 }
 
+/* On one stage every virtual stage lies beside the next one. */
+TEST(rules_of_virtual_stages_on_one_stage) {
+    cf_plan *plan = plan_of(1, 0);
+    cf_schedule_desc desc = {0};
+    cf_schedule *s = NULL;
+    cf_error error;
+    cf_action first;
+    desc.k = 1;
+    desc.n_virtual = 2;
+    REQUIRE(cf_schedule_make(plan, &desc, &s, NULL) == CF_OK);
+    CHECK_INT(cf_schedule_validate(plan, s, NULL, NULL, &error), CF_OK);
+    first = s->actions[0];
+    s->actions[0] = s->actions[1];
+    s->actions[1] = first;
+    CHECK_INT(cf_schedule_validate(plan, s, NULL, NULL, &error), CF_ERROR_SCHEDULE);
+    CHECK(strstr(error.text, "F of chunk 0 on virtual stage 1 comes before that of the virtual stage before") != NULL);
+    CHECK_INT(error.item, 0);
+    cf_schedule_free(s);
+    cf_plan_free(plan);
+}
+
 TEST(rules_where_a_v_turns) {
     cf_plan *plan = plan_of(2, 0);
     static const char *const good[] = {"F0@0 F1@0 F0@3 F1@3 B1@3 B0@3 B1@0 B0@0", "F0@1 F0@2 F1@1 F1@2 B1@2 B1@1 B0@2 B0@1"};
@@ -642,7 +663,7 @@ TEST(peaks_agree_with_simulator_and_interpreter) {
     harness_note("%s", "");
 }
 
-SUITE(check, CASE(one_stage_rules), CASE(rules_between_stages), CASE(rules_where_a_v_turns), CASE(rules_of_lowered_lists), CASE(rules_of_offload),
+SUITE(check, CASE(one_stage_rules), CASE(rules_between_stages), CASE(rules_of_virtual_stages_on_one_stage), CASE(rules_where_a_v_turns), CASE(rules_of_lowered_lists), CASE(rules_of_offload),
       CASE(limits_bind_exactly), CASE(sound_schedules_are_accepted), CASE(damaged_schedules_are_judged_rightly),
       CASE(damaged_lowered_schedules_are_judged_rightly), CASE(damaged_members_are_named),
       CASE(missing_arguments_are_named_by_validate), CASE(generated_schedules_are_accepted),

@@ -581,6 +581,8 @@ TEST(bad_sizings_are_named) {
     desc = sizing("qwen2.5-7b", 1, 1);
     CHECK_INT(cf_memory_estimate(&desc, &load, 1, &report, 2, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "n_reports");
+    CHECK_INT(error.wanted, 1);
+    CHECK_INT(error.got, 2);
     CHECK_INT(cf_memory_estimate(NULL, &load, 1, &report, 1, &error), CF_ERROR_ARGUMENT);
     CHECK_INT(cf_memory_estimate(&desc, NULL, 1, &report, 1, &error), CF_ERROR_ARGUMENT);
     CHECK_INT(cf_memory_estimate(&desc, &load, 1, NULL, 1, &error), CF_ERROR_ARGUMENT);

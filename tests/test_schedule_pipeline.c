@@ -547,18 +547,19 @@ TEST(just_as_many_passes_as_there_may_be) {
 }
 
 /* Of the last stage's list: how many passes stand before its first backward, and the most that any backward needs
-   before it, beyond those that earlier backwards have used up. Pipeline replay. */
+   before it, beyond those that earlier backwards have used up. In local replay an R belongs to its backward. */
 static void count_ahead(const cf_schedule *s, int64_t *first, int64_t *most) {
-    int64_t stage = s->n_stages - 1, i, j, n, need, n_back = 0;
+    int64_t stage = s->n_stages - 1, i, j, n, need, n_back = 0, local = s->replay == CF_REPLAY_LOCAL;
     *first = *most = 0;
     for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
         if (s->actions[i].pass != CF_B) {
-            *first += n_back == 0;
+            *first += n_back == 0 && !(local && s->actions[i].pass == CF_R);
             continue;
         }
         for (j = s->first[stage], n = need = 0; j < i; j++) {
-            n += s->actions[j].pass != CF_B;
-            if (s->actions[j].chunk == s->actions[i].chunk && s->actions[j].keep) need = n;
+            if (s->actions[j].pass == CF_B || (local && s->actions[j].pass == CF_R)) continue;
+            n++;
+            if (s->actions[j].chunk == s->actions[i].chunk && (local || s->actions[j].keep)) need = n;
         }
         if (need - n_back > *most) *most = need - n_back;
         n_back++;
@@ -579,7 +580,7 @@ TEST(paper_takes_the_shorter_of_its_orders) {
         p.desc.kind = CF_SCHEDULE_PAPER;
         p.desc.n_virtual = 1;
         p.desc.placement = CF_PLACEMENT_LOOP;
-        p.desc.replay = CF_REPLAY_PIPELINE;
+        p.desc.replay = seed % 2 ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
         p.desc.limit = CF_NO_LIMIT;
         p.desc.limits = p.desc.limits_bytes = NULL;
         p.desc.limit_bytes = 0;
