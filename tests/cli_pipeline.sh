@@ -1224,6 +1224,8 @@ test_check() {
         s.json --plan p.json
     damage check/bubble 'breaks a rule: bubble_useful' 's/"bubble_useful": 0\.[0-9]*/"bubble_useful": 0.99/' s.json \
         --plan p.json
+    damage check/live 'breaks a rule: stage 0, position 0: live: got -1, the list gives' \
+        '/"start": 0, /s/"live": [0-9]*/"live": -1/' s.json --plan p.json
     damage check/peak 'breaks a rule: peak_live' 's/"peak_live": \[[0-9]*/"peak_live": [99/' s.json --plan p.json
     damage check/start 'stage 1, position 0: starts before what it waits for ends: 0, wanted 256 or later' \
         '/"stage": 1, .*"start": 256,/s/"start": 256,/"start": 0,/' s.json --plan p.json

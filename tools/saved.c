@@ -660,7 +660,21 @@ static int peaks_agree(const time_check *c, const char *name, const int64_t *got
     return 1;
 }
 
-/* The peaks follow from the lists: they are those of a simulation, whatever its times. */
+static int live_agrees(const time_check *c, const int32_t *wanted) {
+    int64_t stage, i;
+
+    for (stage = 0; stage < c->schedule->n_stages; stage++)
+        for (i = c->schedule->first[stage]; i < c->schedule->first[stage + 1]; i++)
+            if (c->timeline->live[i] != wanted[i]) {
+                snprintf(c->why, c->size, "stage %lld, position %lld: live: got %d, the list gives %d",
+                         (long long)stage, (long long)(i - c->schedule->first[stage]), (int)c->timeline->live[i],
+                         (int)wanted[i]);
+                return 0;
+            }
+    return 1;
+}
+
+/* What is live and the peaks follow from the lists: they are those of a simulation, whatever its times. */
 static int peaks_hold(const time_check *c, const cf_bytes *bytes) {
     const cf_timeline *t = c->timeline;
     cf_timeline *lists = NULL;
@@ -675,7 +689,7 @@ static int peaks_hold(const time_check *c, const cf_bytes *bytes) {
         snprintf(c->why, c->size, "%s", error.text);
         return error.code == CF_ERROR_MEMORY ? -1 : 0;
     }
-    holds = peaks_agree(c, "peak_live", t->peak_live, lists->peak_live) &&
+    holds = live_agrees(c, lists->live) && peaks_agree(c, "peak_live", t->peak_live, lists->peak_live) &&
             peaks_agree(c, "peak_tokens", t->peak_tokens, lists->peak_tokens) &&
             peaks_agree(c, "peak_state_tokens", t->peak_state_tokens, lists->peak_state_tokens);
     if (holds && bytes) holds = peaks_agree(c, "peak_bytes", t->peak_bytes, lists->peak_bytes);
