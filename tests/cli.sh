@@ -768,6 +768,10 @@ test_outputs() {
     cf pack --chunk-size 1024 --json link drawn
     same_files outputs/link on-stdout kept
     same outputs/link/stays yes "$([ -h link ] && echo yes || echo no)"
+    ln -s nowhere lost
+    refuses outputs/link/nowhere 1 '^chunkflow: cannot write lost: ' pack --chunk-size 1024 --json lost drawn
+    same outputs/link/nowhere/stays "yes no" \
+        "$([ -h lost ] && echo yes || echo no) $([ -e nowhere ] && echo yes || echo no)"
     same outputs/mode -rw-r----- "$(ls -l kept | cut -c 1-10)"
     echo precious >kept
     echo x >bad

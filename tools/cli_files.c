@@ -439,6 +439,7 @@ int cli_output_open(cli_output *output, const char *path) {
         output->stream = fopen(path, "wb");
         return output->stream ? CLI_OK : cannot_write(path, errno);
     }
+    if (!found && lstat(path, &existing) == 0) return cannot_write(path, ENOENT); /* a link that leads nowhere */
     output->target = found ? realpath(path, NULL) : strdup(path);
     if (!output->target) return cannot_write(path, errno);
     block_signals(&before);
