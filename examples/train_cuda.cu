@@ -189,6 +189,8 @@ static settings parse_settings(int argc, char **argv, hf_model *from) {
     if (sources > 1) fail(EXIT_BAD_INPUT, "give one of --data, --lengths and --synthetic");
     if (sources == 0 && s.optimizer.steps > 0)
         fail(EXIT_BAD_INPUT, "give --data FILE, --lengths FILE or --synthetic LEN,LEN,...");
+    if (s.save && access(s.save, W_OK | X_OK) != 0) /* not only when all is trained */
+        fail(EXIT_BAD_INPUT, "--save %s: %s", s.save, strerror(errno));
     fill_model(&s);
     s.order = cf_schedule_defaults(&s.order);
     return s;
@@ -943,6 +945,7 @@ int main(int argc, char **argv) {
     memset(&from, 0, sizeof from);
     settings s = parse_settings(argc, argv, &from);
     int code = 0;
+    cli_signals_catch(); /* for files that are half written; but these two only ask to stop */
     signal(SIGINT, ask_to_stop);
     signal(SIGTERM, ask_to_stop);
     if (!s.help) code = s.type == CF_DTYPE_FP32 ? run<float>(&s) : run<__nv_bfloat16>(&s);

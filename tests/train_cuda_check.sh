@@ -242,6 +242,15 @@ hf_files() {
     same_files "config.json in and out" "$work/whole/config.json" "$work/again/config.json"
     run --load "$work/parts" --save "$work/from_parts" --steps 0
     same_files "weights from several files" "$work/whole/model.safetensors" "$work/from_parts/model.safetensors"
+    run --load "$work/whole" --save "$work/limited" --synthetic 70,30 --chunk-size 48 --steps 1
+    expect "no folder to save to" 2 "--save $work/limited: No such file"
+    if grep -q '^step' "$work/out"; then fail "no folder to save to" "it has trained in vain"; fi
+    mkdir "$work/limited"
+    capture sh -c "ulimit -f 8; exec $program --load '$work/whole' --save '$work/limited' --steps 0"
+    expect "weights larger than a file may be" 1 "cannot write $work/limited/model.safetensors: File too large"
+    name="and nothing of them is left"
+    if ls "$work/limited" | grep -q 'model.*safetensors'; then fail "$name" "$(ls "$work/limited" | tr '\n' ' ')"
+    else ok "$name"; fi
     in_parts
     run --load "$work/whole" --synthetic 70,30 --chunk-size 48 --steps 1
     loaded=$(first_loss)
