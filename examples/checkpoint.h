@@ -245,8 +245,8 @@ static inline void checkpoint_save(const char *path, const checkpoint *c) {
    >>read
    ================================================================================================================ */
 
-/* Opens a file to be read whole, or returns NULL if there is no such file. Ends the program if it is there and cannot be
-   read; a pipe without a writer is not waited for. */
+/* Opens a file to be read whole, or returns NULL if there is no such file. Ends the program if it is there and cannot
+   be read; a pipe without a writer is not waited for. */
 static inline FILE *open_whole_file(const char *path, int64_t *bytes) {
     struct stat status;
     const int descriptor = open(path, O_RDONLY | O_NONBLOCK);
@@ -260,7 +260,7 @@ static inline FILE *open_whole_file(const char *path, int64_t *bytes) {
 
 #define CHECKPOINT_WHY 240
 
-/* Whether a file of so many bytes that begins with `head` can be a whole checkpoint; if not, `why` says what is wrong. */
+/* Whether a file of so many bytes that begins with `head` can be a whole checkpoint; if not, `why` says why. */
 static inline int checkpoint_head_fits(const checkpoint_head *head, int64_t bytes, char why[CHECKPOINT_WHY]) {
     if (bytes < (int64_t)sizeof *head || memcmp(head->magic, CHECKPOINT_MAGIC, sizeof head->magic) != 0) {
         snprintf(why, CHECKPOINT_WHY, "it is not a checkpoint of this trainer");

@@ -643,8 +643,8 @@ static int write_piece(const char *text, size_t bytes, void *user) {
     return fwrite(text, 1, bytes, (FILE *)user) != bytes;
 }
 
-/* On process 0 only. Returns whether there is nothing to write or it is written. It does not fail(): all other processes
-   may be in MPI_Finalize by now, and an Open MPI that is told to abort just then at times crashes or hangs. */
+/* On process 0 only. Returns whether there is nothing to write or it is written. It does not fail(): all other
+   processes may be in MPI_Finalize by now, and an Open MPI that is told to abort then crashes or hangs at times. */
 static int write_timeline(const char *path, const cf_schedule *schedule, const cf_timeline *timeline) {
     if (!path) return 1;
     FILE *file = fopen(path, "wb");

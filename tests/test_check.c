@@ -663,7 +663,8 @@ TEST(peaks_agree_with_simulator_and_interpreter) {
     harness_note("%s", "");
 }
 
-SUITE(check, CASE(one_stage_rules), CASE(rules_between_stages), CASE(rules_of_virtual_stages_on_one_stage), CASE(rules_where_a_v_turns), CASE(rules_of_lowered_lists), CASE(rules_of_offload),
+SUITE(check, CASE(one_stage_rules), CASE(rules_between_stages), CASE(rules_of_virtual_stages_on_one_stage),
+      CASE(rules_where_a_v_turns), CASE(rules_of_lowered_lists), CASE(rules_of_offload),
       CASE(limits_bind_exactly), CASE(sound_schedules_are_accepted), CASE(damaged_schedules_are_judged_rightly),
       CASE(damaged_lowered_schedules_are_judged_rightly), CASE(damaged_members_are_named),
       CASE(missing_arguments_are_named_by_validate), CASE(generated_schedules_are_accepted),

@@ -1240,7 +1240,8 @@ SUITE(trainer, CASE(comparator_rejects_what_is_not_a_number), CASE(comparator_se
       CASE(adamw_equals_the_definition), CASE(every_epoch_has_every_document_once_and_can_be_entered_anywhere),
       CASE(files_become_documents_and_no_byte_is_lost),
       CASE(directories_are_read_in_order_and_some_entries_are_passed_over), CASE(checkpoint_comes_back_whole), CASE(checkpoint_piece_by_piece),
-      CASE(checkpoint_damaged_anywhere_is_refused), CASE(checkpoint_of_many_terabytes_is_refused), CASE(checkpoint_of_another_run_is_refused));
+      CASE(checkpoint_damaged_anywhere_is_refused), CASE(checkpoint_of_many_terabytes_is_refused),
+      CASE(checkpoint_of_another_run_is_refused));
 
 int main(int argc, char **argv) {
     static const harness_suite *const suites[] = {&suite_trainer};

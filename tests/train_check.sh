@@ -266,7 +266,8 @@ for kind in link pipe; do
     capture $brief --checkpoint "$work/fresh" $texts
     expect "checkpoint: a $kind of the temporary name" 0 '^weights after step 2'
     same_text "checkpoint: a $kind of the temporary name is put aside" "precious fresh file" \
-        "$(cat "$work/other") $(cd "$work" && echo fresh*) $([ -f "$work/fresh" ] && ! [ -h "$work/fresh" ] && echo file)"
+        "$(cat "$work/other") $(cd "$work" && echo fresh*) $(
+            [ -f "$work/fresh" ] && ! [ -h "$work/fresh" ] && echo file)"
 done
 ln -s nowhere "$work/dangling"
 capture $brief --checkpoint "$work/dangling" $texts

@@ -3013,9 +3013,8 @@ TEST(timelines_of_processes) {
 #define EMULATED_CASES                                                                                                 \
     , CASE(every_order), CASE(every_order_streamed), CASE(inputs_come_back), CASE(without_peer_access),             \
         CASE(a_run_allocates_nothing), CASE(every_cuda_call_fails_once), CASE(every_allocation_fails),                 \
-        CASE(a_kernel_fails), CASE(a_device_that_hangs), \
-        CASE(a_device_that_hangs_while_a_state_streams), CASE(what_a_call_leaves), \
-        CASE(too_little_device_memory), \
+        CASE(a_kernel_fails), CASE(a_device_that_hangs), CASE(a_device_that_hangs_while_a_state_streams),             \
+        CASE(what_a_call_leaves), CASE(too_little_device_memory),                                                      \
         CASE(timelines_are_the_simulated_ones), CASE(processes), CASE(a_process_fails), CASE(a_process_dies),          \
         CASE(a_process_stumbles), CASE(timelines_of_processes), CASE(state_leaves_and_arrives_at_once),                \
         CASE(kernels_are_loaded)
