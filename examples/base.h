@@ -82,6 +82,11 @@ NEVER_RETURNS PRINTF_LIKE(2, 3) static inline void fail(int exit_code, const cha
     end_program(exit_code, why);
 }
 
+/* For the end of a program: what it printed must have got out. */
+static inline void must_be_printed(void) {
+    if (fflush(stdout) != 0 || ferror(stdout)) fail(EXIT_CHECK_FAILED, "standard output cannot be written");
+}
+
 static inline int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 

@@ -696,5 +696,6 @@ int main(int argc, char **argv) {
     if (s.ranks == 0 && !s.help) code = run_type(&s, -1, NULL);
     free(s.synthetic.lengths);
     free((void *)s.paths);
+    must_be_printed();
     return code;
 }

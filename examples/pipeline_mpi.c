@@ -1077,6 +1077,10 @@ int main(int argc, char **argv) {
     if (!s.help) code = run(&s);
     else if (process == 0) print_help(&s);
     free(s.lengths.lengths);
+    if (fflush(stdout) != 0 || ferror(stdout)) { /* in order, as write_timeline does */
+        fprintf(stderr, "pipeline_mpi: standard output cannot be written\n");
+        code = EXIT_CHECK_FAILED;
+    }
     MPI_Finalize();
     return code;
 }

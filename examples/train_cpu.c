@@ -461,6 +461,6 @@ int main(int argc, char **argv) {
     else if (o.demo) code = run_demo(&o);
     else code = run_training(&o);
     options_free(&o);
-    if (fflush(stdout) != 0 || ferror(stdout)) fail(EXIT_CHECK_FAILED, "standard output cannot be written");
+    must_be_printed();
     return code;
 }

@@ -951,5 +951,6 @@ int main(int argc, char **argv) {
     if (!s.help) code = s.type == CF_DTYPE_FP32 ? run<float>(&s) : run<__nv_bfloat16>(&s);
     hf_model_free(&from);
     free(s.synthetic.lengths);
+    must_be_printed();
     return code;
 }

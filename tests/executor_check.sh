@@ -370,5 +370,7 @@ expect "help" 0 '^usage: executor_cuda'
 # shellcheck disable=SC2086
 run $model --check --timeline "$work/none/file"
 expect "a timeline that cannot be written" 1 'No such file'
+# shellcheck disable=SC2086
+full_output "output" "$program" $model --check
 left_out "each schedule with both replays, bf16 and fp16 on one stage, more shapes, orders, ranks and failing calls"
 finish

@@ -96,6 +96,17 @@ expect() { # NAME STATUS TEXT
     fi
 }
 
+# full_output NAME COMMAND...: what it prints does not get out, and it says so
+full_output() {
+    full_output_name=$1
+    shift
+    [ -c /dev/full ] || { skip "$full_output_name" "there is no /dev/full"; return; }
+    : >"$work/out"
+    status=0
+    "$@" >/dev/full 2>"$work/err" || status=$?
+    expect "$full_output_name" 1 'standard output cannot be written'
+}
+
 # What was captured ended with this status, printed nothing and said one line that grep finds by this pattern.
 complained() { # NAME STATUS PATTERN [OPTION OF GREP]
     if [ "$status" -ne "$2" ]; then

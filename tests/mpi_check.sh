@@ -140,6 +140,8 @@ if ! grep -q 'pipeline float32' "$work/out"; then fail "gradients: float32, 2 pr
 
 common="$tiny --k 2 --layers 8 --synthetic 100,5,33,7,16,2"
 # shellcheck disable=SC2086
+full_output "output" "$exact" $common --schedule paper
+# shellcheck disable=SC2086
 alone "$exact" $common --schedule paper
 expect "gradients: one process" 0 'limit 1e-10: ok'
 # shellcheck disable=SC2086

@@ -281,6 +281,9 @@ capture sh -c "ulimit -f 8; exec $brief --checkpoint '$work/large' $texts"
 expect "checkpoint: larger than a file may be" 1 'cannot be written: File too large'
 same_text "checkpoint: larger than a file may be leaves nothing" "large*" "$(cd "$work" && echo large*)"
 
+# shellcheck disable=SC2086
+full_output "output: train_cpu" $brief $texts
+
 # ---- checkpoints that do not fit ----
 
 point=$work/point.train_cpu

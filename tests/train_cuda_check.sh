@@ -303,6 +303,9 @@ damaged() {
     complained "refused: a token file with $1" 2 "$2"
 }
 
+# shellcheck disable=SC2086
+full_output "output" "$program" $tiny --synthetic 70,30 --chunk-size 48 --steps 1
+
 data_files() {
     printf '1 2 3 | 4 5 6 7 8 | 9 9\n\n7,8,9,10,11\n40 41 42 | 43 44\n' >"$work/ids.txt"
     capture "$make_tokens" --ids --vocabulary 48 --out "$work/ids.tokens" "$work/ids.txt"
