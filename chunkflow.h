@@ -6713,6 +6713,8 @@ typedef struct cf__dispatch_policy {
     int64_t n_eager;       /* on that many virtual stages units start whether there is a place or not */
     double bias;           /* seconds by which backwards (and replays) are preferred to forwards */
     double deep;           /* seconds by which a later row of virtual stages is preferred in forwards */
+    int64_t lead;          /* forwards go first while the next stage has fewer than that many to run, so that it need
+                              not wait while backwards keep this one busy. 0: any number is enough */
     double patience;       /* waits for a better pass if that costs less than this part of the one at hand */
     int64_t depth;         /* most chunks that a stage keeps, if it can do with that. 0: any number */
     double rhythm;         /* 0: passes go by urgency. Otherwise forwards and backwards go strictly by their beats, in
@@ -6763,6 +6765,7 @@ typedef struct cf__dispatch_worker {
     double link_free[2];
     cf__schedule_limits room;        /* not yet promised */
     int64_t next_unit;               /* the first unit that has not started here */
+    int64_t n_forwards;              /* taken */
     int64_t n_ahead;                 /* forwards minus backwards, of chunks that are not dropped */
     int64_t n_dropped;               /* standalone chunks between their forward and their backward that were dropped */
     cf__dispatch_queue *queues;      /* (CF__DISPATCH_FRESH + n_virtual) */
@@ -7030,7 +7033,7 @@ static void cf__dispatch_start_workers(cf__dispatch *d) {
         worker->drain = DBL_MAX;
         worker->room = cf__schedule_limits_of(d->maker, s);
         worker->room.chunks = cf__min(worker->room.chunks, depth);
-        worker->next_unit = worker->n_ahead = worker->n_done = worker->n_dropped = 0;
+        worker->next_unit = worker->n_forwards = worker->n_ahead = worker->n_done = worker->n_dropped = 0;
         for (q = 0; q < cf__dispatch_queues(d->maker); q++) worker->queues[q].n = 0;
     }
 }
@@ -7328,6 +7331,7 @@ static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int place, int
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
     int n, i;
     int way = place == CF_F ? 1 : place == CF__PIPE_BACK ? -1 : 0;
+    worker->n_forwards += place == CF_F;
     worker->n_ahead += way * cf__pipe_keeps(&unit, CF_F, chunk);
     if (place == (d->policy.split ? CF__PIPE_W : CF__PIPE_BACK)) cf__dispatch_free_room(d, stage, &unit, chunk);
     if (place == CF__PIPE_W) cf__dispatch_release_replay(d, v, chunk, end);
@@ -7448,6 +7452,8 @@ static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
     int32_t forward = cf__dispatch_best_forward(d, stage), best = cf__dispatch_prefer(d, returning, forward);
     if (d->policy.evicts && !(d->policy.rhythm > 0) && forward >= 0 && returning >= 0)
         best = cf__dispatch_goes_first(d, returning, forward) ? returning : forward;
+    if (d->policy.lead > 0 && forward >= 0 && returning >= 0 && stage + 1 < d->pipe->n_stages)
+        best = worker->n_forwards - worker[1].n_forwards < d->policy.lead ? forward : returning;
     if (d->policy.ahead != NULL && forward >= 0 && returning >= 0)
         best = worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
     if (best != replay && !cf__dispatch_is_due(d, worker, best)) best = replay;
@@ -7551,7 +7557,12 @@ typedef struct cf__search {
     cf_search_report report;
 } cf__search;
 
-enum { CF__SEARCH_FIXED = 4, CF__SEARCH_WALK = 500 /* candidates of one walk */ };
+enum {
+    CF__SEARCH_FIXED = 4,
+    CF__SEARCH_WALK = 500, /* candidates of one walk */
+    CF__SEARCH_LEAD = 2,   /* forwards that the next stage should have to run, */
+    CF__SEARCH_ROOMY = 8   /* where this many chunks fit on the tightest stage */
+};
 
 /* Chunks that fit on the roomiest stage at once. */
 static int64_t cf__search_room(const cf__schedule_maker *m) {
@@ -7749,6 +7760,9 @@ static int cf__search_evicts(const cf__schedule_maker *m) {
            !(m->needs != NULL && bytes->per_token_boundary > bytes->per_token_activations);
 }
 
+/* Whether leads are tried. Through the pipeline, replays that are called would overtake those that follow each other. */
+static int cf__search_leads(const cf__schedule_maker *m) { return m->pipe.local && m->desc.n_virtual == 1; }
+
 /* Where units wait for a place: nowhere, on the stages that have enough of them to be busy, everywhere. */
 static void cf__search_try_evictions(cf__search *search) {
     int64_t n_v = search->maker.pipe.n_v, n_eager[3];
@@ -7758,6 +7772,7 @@ static void cf__search_try_evictions(cf__search *search) {
     n_eager[1] = n_v - cf__min(search->maker.tightest.chunks, n_v);
     n_eager[2] = 0;
     policy.bias = search->bounds.critical_path;
+    policy.lead = cf__search_leads(&search->maker) ? CF__SEARCH_LEAD : 0;
     for (i = 0; i < 3; i++) {
         policy.n_eager = n_eager[i];
         cf__search_try_policy(search, policy);
@@ -7775,6 +7790,18 @@ static void cf__search_try_rhythms(cf__search *search) {
         policy.rhythm = slower[i / 2] / (double)(3 * search->maker.desc.n_virtual);
         policy.evicts = i % 2 && cf__search_evicts(&search->maker);
         policy.n_eager = search->maker.pipe.n_v;
+        cf__search_try_policy(search, policy);
+    }
+}
+
+/* Where there is little room, fewer forwards ahead may save more in replays than they cost in waiting. Elsewhere what a
+   lead is worth shows only once other orders are tried. */
+static void cf__search_try_leads(cf__search *search) {
+    const cf__schedule_maker *m = &search->maker;
+    cf__dispatch_policy policy = search->best_policy;
+    if (m->tightest.chunks >= CF__SEARCH_ROOMY) return;
+    while (policy.lead > 0) {
+        policy.lead--;
         cf__search_try_policy(search, policy);
     }
 }
@@ -7820,6 +7847,7 @@ static void cf__search_change_way(cf__search *search) {
     cf__dispatch_policy *policy = &search->dispatch.policy;
     policy->evicts = cf__search_below(search, 3) > 0;
     policy->n_eager = cf__search_below(search, search->maker.pipe.n_v + 1);
+    if (cf__search_leads(&search->maker)) policy->lead = cf__search_below(search, CF__SEARCH_LEAD + 2);
 }
 
 static void cf__search_change_policy(cf__search *search) {
@@ -7927,7 +7955,7 @@ static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) 
     int64_t p = m->desc.n_stages, n = m->desc.n_virtual, s;
     int split = kind == CF_SCHEDULE_ZERO_BUBBLE;
     double much = 4 * search->bounds.critical_path;
-    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, 0, NULL};
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, 0, 0, NULL};
     policy.split = split;
     policy.bias = cf__product(much, (double)(n + 1));
     policy.deep = much;
@@ -7983,7 +8011,7 @@ static void cf__search_try_all_fixed(cf__search *search, int split) {
 
 static void cf__search_core(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
-    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, 0, NULL};
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, 0, 0, NULL};
     if (cf__search_dispatches(m)) {
         cf__search_find_bounds(search, split);
         if (cf__search_reaches(search->report.makespan, cf__bounds_strongest(&search->bounds))) return;
@@ -8002,6 +8030,7 @@ static void cf__search_core(cf__search *search, int split) {
     search->dispatch.nudges = search->nudges;
     cf__search_set_order(m, CF__SEARCH_DEAREST);
     if (policy.evicts) cf__search_try_evictions(search);
+    if (policy.evicts) cf__search_try_leads(search);
     cf__search_try_rhythms(search);
     cf__search_try_orders(search);
     if (!(search->best_policy.rhythm > 0)) cf__search_try_patiences(search);
