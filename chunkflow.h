@@ -6289,16 +6289,16 @@ static int cf__bounds_must_drop(const cf__bounds_paths *paths, int64_t chunk) {
 }
 
 /* Replays that a group cannot do without on virtual stage v, if it keeps at most k > 1 chunks at once; of which chunks
-   is left open. When the backward of its j-th chunk begins, at most k of the first j chunks are kept, so that at least
-   j - k of those before it are replayed later. Counted from the last one back, replay t therefore follows the backward
-   of chunk k + t, and the last t of them take at least as long as the t cheapest. All precede the backward of the first
-   chunk, so that one tail serves for all, and the one-machine bound below, which is one of sums over all jobs past a
-   head and a tail, holds with the t-th cheapest in place of replay t. */
+   is left open, but for the last one. When the backward of its j-th chunk begins, that chunk is kept, and so are at most
+   k - 1 of those before it: at least j - k of them are replayed later. Counted from the last one back, replay t
+   therefore follows the backward of chunk k + t, and the last t of them take at least as long as the t cheapest. All
+   precede the backward of the first chunk, so that one tail serves for all, and the one-machine bound below, which is
+   one of sums over all jobs past a head and a tail, holds with the t-th cheapest in place of replay t. */
 static void cf__bounds_add_replays(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t v,
                                    const cf__pipe_unit *unit, int64_t k) {
     int64_t first = v * paths->pipe->n + unit->first, t;
-    for (t = 0; t < unit->n; t++) jobs->by_head[t] = (uint64_t)t;
-    cf__sort(&jobs->by_head, &jobs->place, unit->n, paths->seconds[CF_R] + first, 0);
+    for (t = 0; t < unit->n - 1; t++) jobs->by_head[t] = (uint64_t)t;
+    cf__sort(&jobs->by_head, &jobs->place, unit->n - 1, paths->seconds[CF_R] + first, 0);
     for (t = 0; t < unit->n - k; t++) {
         int64_t cell = first + k + t;
         double seconds = paths->seconds[CF_R][first + (int64_t)jobs->by_head[t]];
@@ -6603,8 +6603,9 @@ static double cf__bounds_trip(const cf__bounds_paths *paths, cf__bounds_trips *t
     for (i = 0; i < pipe->n; i += unit.n) {
         unit = cf__pipe_unit_of(pipe, i, 0);
         cf__bounds_sum_replays(trips, again, i, unit.n, 1, first - 1, 0, trips->before);
-        cf__bounds_sum_replays(trips, again + (pipe->n_v - 1) * pipe->n, i + unit.n - 1, unit.n, -1, last, 1,
+        cf__bounds_sum_replays(trips, again + (pipe->n_v - 1) * pipe->n, i + unit.n - 2, unit.n - 1, -1, last - 1, 1,
                                trips->until);
+        trips->until[i + unit.n - 1] = 0;
     }
     for (i = 0; i < pipe->n; i++) {
         forward += trips->forward[i];
@@ -6712,6 +6713,8 @@ typedef struct cf__dispatch_policy {
     int64_t n_eager;       /* on that many virtual stages units start whether there is a place or not */
     double bias;           /* seconds by which backwards (and replays) are preferred to forwards */
     double deep;           /* seconds by which a later row of virtual stages is preferred in forwards */
+    int64_t lead;          /* forwards go first while the next stage has fewer than that many to run, so that it need
+                              not wait while backwards keep this one busy. 0: any number is enough */
     double patience;       /* waits for a better pass if that costs less than this part of the one at hand */
     int64_t depth;         /* most chunks that a stage keeps, if it can do with that. 0: any number */
     double rhythm;         /* 0: passes go by urgency. Otherwise forwards and backwards go strictly by their beats, in
@@ -6757,9 +6760,12 @@ typedef struct cf__dispatch_queue {
 /* One stage at work. */
 typedef struct cf__dispatch_worker {
     double free_at;
+    double left;                     /* seconds of all passes that it has not taken, as far as they are known */
+    double drain;                    /* the shortest way from its last pass to the end of all */
     double link_free[2];
     cf__schedule_limits room;        /* not yet promised */
     int64_t next_unit;               /* the first unit that has not started here */
+    int64_t n_forwards;              /* taken */
     int64_t n_ahead;                 /* forwards minus backwards, of chunks that are not dropped */
     int64_t n_dropped;               /* standalone chunks between their forward and their backward that were dropped */
     cf__dispatch_queue *queues;      /* (CF__DISPATCH_FRESH + n_virtual) */
@@ -6978,6 +6984,18 @@ static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t chu
     return place == CF__PIPE_W && !(d->paths->tail[place][cell] > 0) ? 0 : urgency - d->policy.bias;
 }
 
+/* What a stage has before it because of a chunk. More replays come to light as chunks are dropped. */
+static void cf__dispatch_expect(cf__dispatch *d, int64_t v, int64_t chunk) {
+    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
+    cf__dispatch_worker *worker = &d->workers[d->stage_of[v]];
+    int64_t cell = v * d->pipe->n + chunk;
+    int place, last = d->policy.split ? CF__PIPE_W : CF__PIPE_BACK;
+    for (place = 0; place <= last; place++)
+        if (place != CF_R || cf__pipe_is_dropped(unit, chunk - unit->first))
+            worker->left += d->paths->seconds[place][cell];
+    if (d->paths->tail[last][cell] < worker->drain) worker->drain = d->paths->tail[last][cell];
+}
+
 static void cf__dispatch_start_passes(cf__dispatch *d) {
     int64_t i, v;
     int place;
@@ -6986,6 +7004,7 @@ static void cf__dispatch_start_passes(cf__dispatch *d) {
     for (v = 0; v < d->pipe->n_v; v++)
         for (i = 0; i < d->pipe->n; i++) {
             cf__dispatch_count(d, CF_F, cf__schedule_unit(d->maker, i), i, v);
+            cf__dispatch_expect(d, v, i);
             for (place = 0; place < 3 + d->policy.split; place++) {
                 int32_t id = cf__dispatch_id(v * d->pipe->n + i, place);
                 d->urgency[id] = cf__dispatch_urgency(d, place, i, v);
@@ -7010,10 +7029,11 @@ static void cf__dispatch_start_workers(cf__dispatch *d) {
     int64_t depth = d->policy.depth > 0 ? cf__max(d->policy.depth, least) : INT64_MAX;
     for (s = 0; s < d->pipe->n_stages; s++) {
         cf__dispatch_worker *worker = &d->workers[s];
-        worker->free_at = worker->link_free[0] = worker->link_free[1] = 0;
+        worker->free_at = worker->left = worker->link_free[0] = worker->link_free[1] = 0;
+        worker->drain = DBL_MAX;
         worker->room = cf__schedule_limits_of(d->maker, s);
         worker->room.chunks = cf__min(worker->room.chunks, depth);
-        worker->next_unit = worker->n_ahead = worker->n_done = worker->n_dropped = 0;
+        worker->next_unit = worker->n_forwards = worker->n_ahead = worker->n_done = worker->n_dropped = 0;
         for (q = 0; q < cf__dispatch_queues(d->maker); q++) worker->queues[q].n = 0;
     }
 }
@@ -7182,6 +7202,7 @@ static void cf__dispatch_evict(cf__dispatch *d, int64_t stage) {
             if (d->maker->needs != NULL) worker->room.bytes -= cf__dispatch_saved_bytes(d, chunk);
         }
         cf__dispatch_await_replay(d, v * d->pipe->n + chunk);
+        worker->left += d->paths->seconds[CF_R][v * d->pipe->n + chunk];
         if (d->pipe->local) return;
         if (d->wake[at] > cf__most(d->now, worker->free_at))
             cf__dispatch_set_wake(d, at, cf__most(d->now, worker->free_at));
@@ -7243,6 +7264,8 @@ static void cf__dispatch_grant(cf__dispatch *d, int64_t stage, int64_t chunk, in
             if (cf__pipe_occurs(&shape, place, i)) cf__dispatch_count(d, place, &shape, i, v);
         if (cf__pipe_is_dropped(&unit, i - unit.first) && !cf__pipe_is_dropped(&shape, i - unit.first))
             cf__dispatch_await_replay(d, v * d->pipe->n + i);
+        if (cf__pipe_is_dropped(&unit, i - unit.first) && !cf__pipe_is_dropped(&d->maker->units[id], i - unit.first))
+            worker->left += d->paths->seconds[CF_R][v * d->pipe->n + i];
     }
 }
 
@@ -7308,6 +7331,7 @@ static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int place, int
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
     int n, i;
     int way = place == CF_F ? 1 : place == CF__PIPE_BACK ? -1 : 0;
+    worker->n_forwards += place == CF_F;
     worker->n_ahead += way * cf__pipe_keeps(&unit, CF_F, chunk);
     if (place == (d->policy.split ? CF__PIPE_W : CF__PIPE_BACK)) cf__dispatch_free_room(d, stage, &unit, chunk);
     if (place == CF__PIPE_W) cf__dispatch_release_replay(d, v, chunk, end);
@@ -7332,6 +7356,12 @@ static double cf__dispatch_take_in(const cf__dispatch *d, int place, int64_t v, 
     return blocks && cf__pipe_leads(d->pipe, way, v) ? cf__pipe_hop_seconds(d->pipe, chunk, v, v + way) : 0;
 }
 
+/* Whether a pass that ends at `end` is too late for a makespan of give_up_at: what must come after it takes too long, or
+   what is left for its stage, with a margin for sums that were rounded differently. */
+static int cf__dispatch_is_late(const cf__dispatch *d, const cf__dispatch_worker *worker, double end, double tail) {
+    return end + tail > d->give_up_at || (end + worker->left + worker->drain) * (1 - 1e-9) > d->give_up_at;
+}
+
 /* Runs a pass on a free stage. */
 static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double now) {
     cf__dispatch_worker *worker = &d->workers[stage];
@@ -7348,8 +7378,9 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
     d->missing[id] = CF__DISPATCH_TAKEN;
     d->n_left -= place != CF_R; /* these hold up a backward each */
     worker->free_at = end;
+    worker->left -= d->paths->seconds[place][cell];
     d->makespan = cf__most(d->makespan, end);
-    if (end + d->paths->tail[place][cell] > d->give_up_at) d->makespan = DBL_MAX;
+    if (cf__dispatch_is_late(d, worker, end, d->paths->tail[place][cell])) d->makespan = DBL_MAX;
     cf__dispatch_conclude(d, stage, place, v, chunk, end);
     if (place == CF__PIPE_BACK && d->policy.evicts && !d->pipe->local) cf__dispatch_call(d, v, chunk, now);
     cf__dispatch_set_wake(d, stage, worker->free_at);
@@ -7421,6 +7452,8 @@ static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
     int32_t forward = cf__dispatch_best_forward(d, stage), best = cf__dispatch_prefer(d, returning, forward);
     if (d->policy.evicts && !(d->policy.rhythm > 0) && forward >= 0 && returning >= 0)
         best = cf__dispatch_goes_first(d, returning, forward) ? returning : forward;
+    if (d->policy.lead > 0 && forward >= 0 && returning >= 0 && stage + 1 < d->pipe->n_stages)
+        best = worker->n_forwards - worker[1].n_forwards < d->policy.lead ? forward : returning;
     if (d->policy.ahead != NULL && forward >= 0 && returning >= 0)
         best = worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
     if (best != replay && !cf__dispatch_is_due(d, worker, best)) best = replay;
@@ -7524,7 +7557,12 @@ typedef struct cf__search {
     cf_search_report report;
 } cf__search;
 
-enum { CF__SEARCH_FIXED = 4, CF__SEARCH_WALK = 500 /* candidates of one walk */ };
+enum {
+    CF__SEARCH_FIXED = 4,
+    CF__SEARCH_WALK = 500, /* candidates of one walk */
+    CF__SEARCH_LEAD = 2,   /* forwards that the next stage should have to run, */
+    CF__SEARCH_ROOMY = 8   /* where this many chunks fit on the tightest stage */
+};
 
 /* Chunks that fit on the roomiest stage at once. */
 static int64_t cf__search_room(const cf__schedule_maker *m) {
@@ -7722,6 +7760,9 @@ static int cf__search_evicts(const cf__schedule_maker *m) {
            !(m->needs != NULL && bytes->per_token_boundary > bytes->per_token_activations);
 }
 
+/* Whether leads are tried. Through the pipeline, replays that are called would overtake those that follow each other. */
+static int cf__search_leads(const cf__schedule_maker *m) { return m->pipe.local && m->desc.n_virtual == 1; }
+
 /* Where units wait for a place: nowhere, on the stages that have enough of them to be busy, everywhere. */
 static void cf__search_try_evictions(cf__search *search) {
     int64_t n_v = search->maker.pipe.n_v, n_eager[3];
@@ -7731,6 +7772,7 @@ static void cf__search_try_evictions(cf__search *search) {
     n_eager[1] = n_v - cf__min(search->maker.tightest.chunks, n_v);
     n_eager[2] = 0;
     policy.bias = search->bounds.critical_path;
+    policy.lead = cf__search_leads(&search->maker) ? CF__SEARCH_LEAD : 0;
     for (i = 0; i < 3; i++) {
         policy.n_eager = n_eager[i];
         cf__search_try_policy(search, policy);
@@ -7748,6 +7790,18 @@ static void cf__search_try_rhythms(cf__search *search) {
         policy.rhythm = slower[i / 2] / (double)(3 * search->maker.desc.n_virtual);
         policy.evicts = i % 2 && cf__search_evicts(&search->maker);
         policy.n_eager = search->maker.pipe.n_v;
+        cf__search_try_policy(search, policy);
+    }
+}
+
+/* Where there is little room, fewer forwards ahead may save more in replays than they cost in waiting. Elsewhere what a
+   lead is worth shows only once other orders are tried. */
+static void cf__search_try_leads(cf__search *search) {
+    const cf__schedule_maker *m = &search->maker;
+    cf__dispatch_policy policy = search->best_policy;
+    if (m->tightest.chunks >= CF__SEARCH_ROOMY) return;
+    while (policy.lead > 0) {
+        policy.lead--;
         cf__search_try_policy(search, policy);
     }
 }
@@ -7793,6 +7847,7 @@ static void cf__search_change_way(cf__search *search) {
     cf__dispatch_policy *policy = &search->dispatch.policy;
     policy->evicts = cf__search_below(search, 3) > 0;
     policy->n_eager = cf__search_below(search, search->maker.pipe.n_v + 1);
+    if (cf__search_leads(&search->maker)) policy->lead = cf__search_below(search, CF__SEARCH_LEAD + 2);
 }
 
 static void cf__search_change_policy(cf__search *search) {
@@ -7900,7 +7955,7 @@ static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) 
     int64_t p = m->desc.n_stages, n = m->desc.n_virtual, s;
     int split = kind == CF_SCHEDULE_ZERO_BUBBLE;
     double much = 4 * search->bounds.critical_path;
-    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, 0, NULL};
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, 0, 0, NULL};
     policy.split = split;
     policy.bias = cf__product(much, (double)(n + 1));
     policy.deep = much;
@@ -7956,7 +8011,7 @@ static void cf__search_try_all_fixed(cf__search *search, int split) {
 
 static void cf__search_core(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
-    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, 0, NULL};
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, 0, 0, NULL};
     if (cf__search_dispatches(m)) {
         cf__search_find_bounds(search, split);
         if (cf__search_reaches(search->report.makespan, cf__bounds_strongest(&search->bounds))) return;
@@ -7975,6 +8030,7 @@ static void cf__search_core(cf__search *search, int split) {
     search->dispatch.nudges = search->nudges;
     cf__search_set_order(m, CF__SEARCH_DEAREST);
     if (policy.evicts) cf__search_try_evictions(search);
+    if (policy.evicts) cf__search_try_leads(search);
     cf__search_try_rhythms(search);
     cf__search_try_orders(search);
     if (!(search->best_policy.rhythm > 0)) cf__search_try_patiences(search);
