@@ -497,8 +497,8 @@ test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
 	    "sh tests/train_judge_check.sh" \
 	    "sh tests/mpi_check.sh $(BUILD)" \
 	    "sh tests/train_check.sh $(BUILD)" \
-	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/python_check.sh $(BUILD)" \
-	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli_models.sh" \
+	    "env CHUNKFLOW=$(if $(filter 1,$(FULL)),$(TEST_BUILD),$(BUILD))/chunkflow sh tests/python_check.sh $(BUILD)" \
+	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/cli_models.sh" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli.sh" \
 	    "sh tests/install_check.sh $(BUILD)" \
 	    "sh tests/files_check.sh $(BUILD)" \
