@@ -480,7 +480,8 @@ test-gpu: $(TEST_BUILD)/chunkflow
 
 # What takes longest comes first, so that at the end no processor waits for the other one.
 test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
-      $(addprefix $(TEST_BUILD)/,unit fuzz search trainer trainer_tensors train_tiny make_tokens chunkflow) $(TRAINER_MODEL)
+      $(addprefix $(TEST_BUILD)/,unit fuzz search trainer trainer_tensors train_tiny make_tokens chunkflow) \
+      $(TRAINER_MODEL)
 	@$(if $(SANITIZE),,echo "note: this compiler links no sanitizers; the tests run without them";) \
 	CC="$(CC)" CXX="$(CXX)" BUILD="$(BUILD)" sh tests/run.sh \
 	    $(CUDA_SUITE) \

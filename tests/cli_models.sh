@@ -4,8 +4,8 @@
 #     tests/cli_models.sh [FILTER]
 #
 # CHUNKFLOW names the program (default build/chunkflow). Prints "ok NAME" or "FAIL NAME: why" for each test and at the
-# end how many. What the command says is worked out again with awk, or in Python where there is one. CHUNKFLOW_PLAIN names
-# one without sanitizers, for a long simulation and a long list; FULL=1: with.
+# end how many. What the command says is worked out again with awk, or in Python where there is one. CHUNKFLOW_PLAIN
+# names one without sanitizers, for a long simulation and a long list; FULL=1: with.
 set -u
 . "$(dirname "$0")/cli_harness.sh"
 

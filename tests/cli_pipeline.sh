@@ -1435,5 +1435,6 @@ test_progress
 quick test_readme
 test_check
 test_damaged
-left_out "sanitizers for the searches whose passes are run again and for charts and files of many settings, and a trace of 100,000 passes"
+left_out "sanitizers for the searches whose passes are run again and for charts and files of many settings, \
+and a trace of 100,000 passes"
 finish

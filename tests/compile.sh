@@ -457,5 +457,6 @@ for compiler in gcc clang; do
     same_bits $compiler
 done
 
-left_out "C11 and C++11 compiled and run, gcc's -O2 with NDEBUG, clang's tuner, three levels, -O3 with vector code and 150 cases of same bits"
+left_out "C11 and C++11 compiled and run, gcc's -O2 with NDEBUG, clang's tuner, three levels, \
+-O3 with vector code and 150 cases of same bits"
 finish

@@ -185,7 +185,8 @@ test_pictures() {
         same "report/svg/$options" "0 " \
             "$code $(python "$tests/svg_check.py" s.json chart.svg memory.svg data.json best 2>&1 | head -n 3)"
     done
-    refuses report/svg/many 2 'n_passes: is too large for a picture [(]wanted 20000' plan --chunk-size 64 --k 1 --stages 8 --svg no.svg lengths
+    refuses report/svg/many 2 'n_passes: is too large for a picture [(]wanted 20000' \
+        plan --chunk-size 64 --k 1 --stages 8 --svg no.svg lengths
     printf '40K\n12K\n9K\n3K 4\n1K 12\n' >batch
     # shellcheck disable=SC2046
     cf $(sed -n 's/^ *build.chunkflow \(plan .* --memory-svg .*\) batch$/\1/p' "$root/README.md" |
