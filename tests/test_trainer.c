@@ -412,12 +412,12 @@ static void check_attention(int64_t prefix, const int64_t *lengths, int32_t n_sl
 }
 
 /* Of the prefixes below, each length meets every other one, unless FULL=1. */
-#define EVERY_PREFIX ((size_t)harness_rounds(1, 2))
+#define STRIDE ((size_t)harness_rounds(1, 2))
 
 TEST(attention_equals_the_definition) {
     const int64_t lengths[] = {1, 2, 31, 32, 33, 64, 65}, prefixes[] = {0, 1, 31, 32, 33, 70};
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
-        for (size_t j = (size_t)harness_rounds(0, i % 2 != 0); j < sizeof prefixes / sizeof prefixes[0]; j += EVERY_PREFIX) {
+        for (size_t j = (size_t)harness_rounds(0, i % 2 != 0); j < sizeof prefixes / sizeof prefixes[0]; j += STRIDE) {
             const int64_t slices[] = {lengths[i], 5, 1, 34};
             check_attention(prefixes[j], slices, 1, 1000, 0);
             check_attention(prefixes[j], slices, 4, 1000, 0);
@@ -431,7 +431,7 @@ TEST(attention_equals_the_definition) {
 TEST(attention_with_a_window_equals_the_definition) {
     const int64_t lengths[] = {1, 32, 33, 65}, prefixes[] = {0, 1, 32, 33, 70}, cuts[] = {1000, 32, 7};
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
-        for (size_t j = (size_t)harness_rounds(0, i % 2 != 0); j < sizeof prefixes / sizeof prefixes[0]; j += EVERY_PREFIX) {
+        for (size_t j = (size_t)harness_rounds(0, i % 2 != 0); j < sizeof prefixes / sizeof prefixes[0]; j += STRIDE) {
             const int64_t slices[] = {lengths[i], 5, 1, 34};
             const int64_t windows[] = {1, 2, 31, 32, 33, max_of(1, prefixes[j]), prefixes[j] + 1, 1000};
             for (size_t w = 0; w < sizeof windows / sizeof windows[0]; w++) {
