@@ -31,7 +31,9 @@ plain() {
     sanitized=$CHUNKFLOW
     CHUNKFLOW=$CHUNKFLOW_PLAIN
     "$@"
+    set -- $?
     CHUNKFLOW=$sanitized
+    return "$1"
 }
 
 # So, but for FULL=1, where only what would take minutes goes without sanitizers.

@@ -4,7 +4,8 @@
 #     tests/cli_models.sh [FILTER]
 #
 # CHUNKFLOW names the program (default build/chunkflow). Prints "ok NAME" or "FAIL NAME: why" for each test and at the
-# end how many. What the command says is worked out again with awk, or in Python where there is one.
+# end how many. What the command says is worked out again with awk, or in Python where there is one. CHUNKFLOW_PLAIN
+# names one without sanitizers, for a long simulation and a long list; FULL=1: with.
 set -u
 . "$(dirname "$0")/cli_harness.sh"
 
@@ -370,7 +371,7 @@ fi
 # The shares are those of the lengths that gen draws.
 name=reproduce_lengths
 if wanted $name; then
-    if ! run gen lmsys --n 1000000 --seed 1; then fail $name "$(cat err)"
+    if ! quick run gen lmsys --n 1000000 --seed 1; then fail $name "$(cat err)"
     else
         mv out drawn
         run reproduce lengths
@@ -390,7 +391,7 @@ fi
 # Chunks win everywhere, more so the longer a launch takes; best is the schedule of the paper or a faster one.
 name=reproduce_speedup
 if wanted $name; then
-    if ! run reproduce speedup --batches 1; then fail $name "$(cat err)"
+    if ! quick run reproduce speedup --batches 1; then fail $name "$(cat err)"
     else
         awk '$1 ~ /^qwen/ {
                  n++

@@ -24,20 +24,21 @@ bubble() {
 # ----------------------------------------------------------------------------------------------------------------------
 
 test_help() {
+    for command in plan compare check; do "$CHUNKFLOW" $command --help >help.$command; done
     for option in --stages --rank --limit --limits --token-bytes --limit-bytes --unit-cost --cost --replay-cost \
         --backward-cost --input-cost --weight-cost --latency --seconds-per-token --no-overlap --budget --costs --model \
         --config --gpu --tp --recompute --loss; do
         for command in plan compare; do
-            same "pipeline/help/$command/$option" 1 "$("$CHUNKFLOW" $command --help | grep -Ec "^  $option( |\$)")"
+            same "pipeline/help/$command/$option" 1 "$(grep -Ec "^  $option( |\$)" help.$command)"
         done
     done
     for option in --schedule --virtual --split-backward --lower --offload --width --color --no-list --csv \
         --csv-extensions --torch --microbatches --microbatch-order --dot --max-nodes --trace --metadata --all-ranks --tsv; do
-        same "pipeline/help/plan/$option" 1 "$("$CHUNKFLOW" plan --help | grep -Ec "^  $option( |\$)")"
+        same "pipeline/help/plan/$option" 1 "$(grep -Ec "^  $option( |\$)" help.plan)"
     done
     for option in --plan --lengths --limit --limits --k --rank --replay --legacy --microbatches --csv --buffered --chart --width --color --trace \
         --unit-cost --time --cost --costs --model --gpu --tp; do
-        same "pipeline/help/check/$option" 1 "$("$CHUNKFLOW" check --help | grep -Ec "^  $option( |\$)")"
+        same "pipeline/help/check/$option" 1 "$(grep -Ec "^  $option( |\$)" help.check)"
     done
 }
 
@@ -256,7 +257,7 @@ EOF
     # As wide as asked, every stage there, and points as idle as the summary says, to a column per pass and side.
     for width in 80 100 133 200; do
         for kind in paper zero-bubble interleaved; do
-            cf plan --chunk-size 2048 --k 1 --stages 4 --schedule $kind --width $width --no-list drawn
+            quick cf plan --chunk-size 2048 --k 1 --stages 4 --schedule $kind --width $width --no-list drawn
             same "chart/$width/$kind" "4 $width" "$(sed -n '/^stage [0-9]* *|/p' out |
                 awk '{ n++; w = length; widths = widths (n == 1 || w != last ? " " w : ""); last = w }
                     END { print n widths }')"
@@ -322,7 +323,7 @@ EOF
     # Marks of the axis stand apart, whole, and within the chart, whatever the numbers are.
     for cost in 1,0,0 1e-9,0,0 1.2345678e-5,3.3e-7,0 1e300,0,0 123456.789,0,0 1e-300,0,0; do
         for width in 20 37 64 100 233; do
-            cf plan --chunk-size 2 --k 2 --stages 4 --cost $cost --width $width --no-list example
+            quick cf plan --chunk-size 2 --k 2 --stages 4 --cost $cost --width $width --no-list example
             same "chart/axis/$cost/$width" "0 0 yes" "$code $(awk -v width=$width '
                 /^stage/ { n = NR } NR == n + 1 && n { if (length > width) bad++
                     for (i = 1; i <= NF; i++) { if ($i !~ /^[0-9,]+(\.[0-9]+)?(e[-+][0-9]+)?$/) bad++
@@ -569,9 +570,9 @@ test_files() {
         same_files files/csv/$kind/same made made2
         succeeds files/csv/$kind/plan check sp2.json --lengths short
         for torch in 2.9 2.14 2.15; do
-            cf plan "$@" --csv made --torch $torch --microbatch-order short
+            quick cf plan "$@" --csv made --torch $torch --microbatch-order short
             same files/csv/$kind/$torch 0 "$code"
-            succeeds files/csv/$kind/$torch/read check --plan sp2.json --time made
+            quick succeeds files/csv/$kind/$torch/read check --plan sp2.json --time made
         done
         same files/csv/$kind/waits "$(tr ',\r' '\n\n' <made | grep -c '^[0-9]*SEND')" "$(tr , '\n' <made | grep -c WAIT_SEND)"
     done
@@ -1433,8 +1434,9 @@ test_compare
 test_tsv
 test_columns
 test_progress
-test_readme
+quick test_readme
 test_check
 test_damaged
-left_out "sanitizers for the searches whose passes are run again, and a trace of 100,000 passes"
+left_out "sanitizers for the searches whose passes are run again and for charts and files of many settings, \
+and a trace of 100,000 passes"
 finish

@@ -225,7 +225,7 @@ name=tune_bar_on_a_terminal
 if wanted $name; then
     # shellcheck disable=SC2086
     if [ -z "$PYTHON" ] || ! python -c 'import pty' 2>/dev/null; then skip $name "no python3 with pty"
-    elif python - "$CHUNKFLOW" tune lengths $seven --tp 4 --pp 4 --context 256K --batches 12 >why 2>&1 <<'END'
+    elif python - "$CHUNKFLOW" tune lengths $seven --tp 4 --pp 4 --context 256K --batches 5 >why 2>&1 <<'END'
 import os, pty, subprocess, sys
 master, slave = pty.openpty()
 run = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=slave)

@@ -90,7 +90,8 @@ sweep "messages that are not buffered" "$exact" 4 7 --synthetic 100,5,33,7,16,2
 unset OMPI_MCA_btl_vader_eager_limit
 sweep "with sanitizers" "$checked" 2 4 --synthetic 9,60,21 --dropout 0.2
 sweep "one group of 13, dropout, untied, aligned" "$exact" 2 13 --synthetic 205 --dropout 0.3 --untied --align 4
-sweep "standalone chunks only" "$exact" 4 0 --synthetic 16,9,3,0,1,16,12,5
+if full; then n=4; else n=2; fi
+sweep "standalone chunks only" "$exact" $n 0 --synthetic 16,9,3,0,1,16,12,5
 sweep "prompts, slices of equal cost, at most 2 chunks kept" "$exact" 2 5 --prompt 5 --split cost --limit 2 \
     --synthetic 61,40,3,12,9
 # `best` drops standalone chunks where a stage has little room: on some stages only, or through the pipeline.

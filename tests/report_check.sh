@@ -185,7 +185,8 @@ test_pictures() {
         same "report/svg/$options" "0 " \
             "$code $(python "$tests/svg_check.py" s.json chart.svg memory.svg data.json best 2>&1 | head -n 3)"
     done
-    refuses report/svg/many 2 'n_passes: is too large for a picture [(]wanted 20000' plan --chunk-size 16 --k 1 --stages 8 --svg no.svg lengths
+    refuses report/svg/many 2 'n_passes: is too large for a picture [(]wanted 20000' \
+        plan --chunk-size 64 --k 1 --stages 8 --svg no.svg lengths
     printf '40K\n12K\n9K\n3K 4\n1K 12\n' >batch
     # shellcheck disable=SC2046
     cf $(sed -n 's/^ *build.chunkflow \(plan .* --memory-svg .*\) batch$/\1/p' "$root/README.md" |
@@ -323,7 +324,7 @@ test_browser() {
     if [ -z "$CHROMIUM" ]; then skip report/browser "there is no chromium"; return 0; fi
     cf report --chunk-size 2 --k 2 --stages 2 -o small.html --json small.json example
     # shellcheck disable=SC2086
-    cf report --chunk-size 8K --k 2 --stages 4 $model --ranks 2 -o medium.html --json medium.json lengths
+    quick cf report --chunk-size 8K --k 2 --stages 4 $model --ranks 2 -o medium.html --json medium.json lengths
     in_browser small medium measured hostile tuned none paper hostile_tuned hostile_tuned_numbers paper_numbers
     if ! full; then return 0; fi
     "$CHUNKFLOW" gen lognormal --n 5600 --median 5000 --max 120K --seed 3 >large

@@ -234,7 +234,7 @@ TEST(causes_of_random_schedules) {
     int64_t seen[IDLE_CAUSE_COUNT] = {0}, made = 0;
     uint64_t seed;
     int cause;
-    for (seed = 1; seed <= (uint64_t)harness_rounds(150, 60); seed++) {
+    for (seed = 1; seed <= (uint64_t)harness_rounds(150, 30); seed++) {
         harness_rng rng = {seed};
         pipeline_problem p;
         cf_schedule *schedule = NULL;
@@ -258,7 +258,7 @@ TEST(causes_of_random_schedules) {
         cf_plan_free(p.plan);
     }
     harness_note("%s", "");
-    CHECK(made > harness_rounds(50, 20));
+    CHECK(made > harness_rounds(50, 10));
     for (cause = 0; cause < IDLE_CAUSE_COUNT; cause++)
         if (cause != IDLE_OVERHEAD) CHECK(seen[cause] > 0);
     harness_report("%d schedules; pieces: order %d, memory %d, transfer %d, state %d, imbalance %d", (int)made,

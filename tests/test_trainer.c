@@ -411,10 +411,13 @@ static void check_attention(int64_t prefix, const int64_t *lengths, int32_t n_sl
     free(tiles); free(dq); free(dk); free(dv); free(rq); free(rk); free(rv); free(row); free(prob);
 }
 
+/* Of the prefixes below, each length meets every other one, unless FULL=1. */
+#define STRIDE ((size_t)harness_rounds(1, 2))
+
 TEST(attention_equals_the_definition) {
     const int64_t lengths[] = {1, 2, 31, 32, 33, 64, 65}, prefixes[] = {0, 1, 31, 32, 33, 70};
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
-        for (size_t j = 0; j < sizeof prefixes / sizeof prefixes[0]; j++) {
+        for (size_t j = (size_t)harness_rounds(0, i % 2 != 0); j < sizeof prefixes / sizeof prefixes[0]; j += STRIDE) {
             const int64_t slices[] = {lengths[i], 5, 1, 34};
             check_attention(prefixes[j], slices, 1, 1000, 0);
             check_attention(prefixes[j], slices, 4, 1000, 0);
@@ -428,7 +431,7 @@ TEST(attention_equals_the_definition) {
 TEST(attention_with_a_window_equals_the_definition) {
     const int64_t lengths[] = {1, 32, 33, 65}, prefixes[] = {0, 1, 32, 33, 70}, cuts[] = {1000, 32, 7};
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
-        for (size_t j = 0; j < sizeof prefixes / sizeof prefixes[0]; j++) {
+        for (size_t j = (size_t)harness_rounds(0, i % 2 != 0); j < sizeof prefixes / sizeof prefixes[0]; j += STRIDE) {
             const int64_t slices[] = {lengths[i], 5, 1, 34};
             const int64_t windows[] = {1, 2, 31, 32, 33, max_of(1, prefixes[j]), prefixes[j] + 1, 1000};
             for (size_t w = 0; w < sizeof windows / sizeof windows[0]; w++) {
@@ -467,7 +470,7 @@ static void check_finite_differences(int untied, double dropout, int64_t prompt,
     CHECK(result.n_replays > 0);
     for (int64_t i = 0; i < x.weights.n_tensors; i++) {
         const tensor *t = &x.weights.tensors[i];
-        for (uint64_t direction = 100; direction < 102; direction++) {
+        for (uint64_t direction = 100; direction < 100 + (uint64_t)harness_rounds(2, 1); direction++) {
             double slope = 0, length = 0, step = 1e-4;
             for (int64_t j = 0; j < t->count; j++) {
                 slope += x.gradient.flat[t->offset + j] * normal_of(direction, j);
@@ -648,7 +651,7 @@ static void check_stream(const model_config *c, const int64_t *lengths, int64_t 
 TEST(a_stream_changes_no_bit) {
     harness_rng rng = {15};
     model_config c = tiny_model();
-    c.layers = 6;
+    c.layers = harness_rounds(6, 3);
     for (int trial = 0; trial < harness_rounds(40, 6); trial++) {
         int64_t lengths[4], chunk_size = harness_between(&rng, 1, 70), k = harness_between(&rng, 1, 4);
         int64_t block_rows = KEY_BLOCK * harness_between(&rng, 1, 3);
@@ -670,13 +673,13 @@ TEST(a_stream_changes_no_bit) {
    the gradients of all rows so far, and sends those of the prefix; F alone sends its own K and V. Of the prefix, only
    what a query of the chunk sees counts. */
 static void check_what_a_stream_sends(int64_t window) {
-    enum { CHUNKS = 7, SIZE = 24, K = 2, LAYERS = 6 };
-    const int64_t length = CHUNKS * SIZE;
+    enum { CHUNKS = 7, SIZE = 24, K = 2 };
+    const int64_t length = CHUNKS * SIZE, n_layers = harness_rounds(6, 3);
     world x;
     model_config c = tiny_model();
     chunked_result result;
     int64_t in = 0, out = 0;
-    c.layers = LAYERS;
+    c.layers = n_layers;
     c.window = window;
     world_begin(&x, &c, &length, 1, SIZE, K, 0);
     x.runner.stream_bytes = stream_ring_bytes(kv_width_of(&c), KEY_BLOCK);
@@ -688,7 +691,7 @@ static void check_what_a_stream_sends(int64_t window) {
         in += 2 * prefix * forwards + 2 * prefix + 2 * (prefix + SIZE);
         out += 2 * SIZE + 2 * prefix;
     }
-    int64_t row = kv_width_of(&c) * LAYERS * (int64_t)sizeof(real);
+    int64_t row = kv_width_of(&c) * n_layers * (int64_t)sizeof(real);
     CHECK_INT(x.runner.stream.in.bytes, in * row);
     CHECK_INT(x.runner.stream.out.bytes, out * row);
     world_end(&x);
@@ -705,7 +708,7 @@ TEST(device_bytes_do_not_grow_with_the_sequence) {
     model_config c = tiny_model();
     c.layers = 6;
     for (int i = 0; i < 3; i++) {
-        const int64_t lengths[] = {INT64_C(128) << i, 20, 9};
+        const int64_t lengths[] = {(int64_t)harness_rounds(128, 64) << i, 20, 9};
         world x;
         chunked_result result;
         world_begin(&x, &c, lengths, 3, 32, 2, 0);

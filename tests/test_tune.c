@@ -396,7 +396,7 @@ TEST(peak_is_the_walk_s) {
     f.desc.chunk_sizes = few_sizes;
     f.desc.n_chunk_sizes = 2;
     f.desc.n_batches = 2;
-    f.desc.batch = harness_rounds(20, 10);
+    f.desc.batch = harness_rounds(20, 5);
     f.desc.n_exact = CF_MAX_CANDIDATES;
     check_peaks(&f);
     f.desc.parallel.pp = 2;
