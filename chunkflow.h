@@ -6603,9 +6603,8 @@ static double cf__bounds_trip(const cf__bounds_paths *paths, cf__bounds_trips *t
     for (i = 0; i < pipe->n; i += unit.n) {
         unit = cf__pipe_unit_of(pipe, i, 0);
         cf__bounds_sum_replays(trips, again, i, unit.n, 1, first - 1, 0, trips->before);
-        cf__bounds_sum_replays(trips, again + (pipe->n_v - 1) * pipe->n, i + unit.n - 2, unit.n - 1, -1, last - 1, 1,
+        cf__bounds_sum_replays(trips, again + (pipe->n_v - 1) * pipe->n, i + unit.n - 1, unit.n, -1, last, 1,
                                trips->until);
-        trips->until[i + unit.n - 1] = 0;
     }
     for (i = 0; i < pipe->n; i++) {
         forward += trips->forward[i];
@@ -7148,6 +7147,7 @@ static int cf__dispatch_may_evict(const cf__dispatch *d, int32_t cell) {
     const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
     if (cf__pipe_is_dropped(&unit, chunk - unit.first)) return 0;
     if (d->pipe->local) return d->missing[cf__dispatch_id(cell, CF__PIPE_BACK)] > 0;
+    if (chunk > unit.first && d->missing[cf__dispatch_id(chunk - 1, CF_R)] == CF__DISPATCH_TAKEN) return 0;
     caller = cf__dispatch_caller(d, v + 1);
     return v < caller && d->missing[cf__dispatch_id(caller * n + chunk, CF__PIPE_BACK)] != CF__DISPATCH_TAKEN;
 }
@@ -7280,7 +7280,14 @@ static void cf__dispatch_free_room(cf__dispatch *d, int64_t stage, const cf__pip
     if (needs != NULL) worker->room.bytes += needs[chunk] - (chunk > unit->first ? needs[chunk - 1] : 0);
 }
 
-/* A pass, or -1 if it takes a place and there is none. */
+/* Whether a replay would come before that of the next chunk of its group: they take their places in falling order. */
+static int cf__dispatch_overtakes(const cf__dispatch *d, const cf__pipe_unit *unit, int place, int64_t chunk,
+                                  int64_t v) {
+    return place == CF_R && cf__pipe_is_dropped(unit, chunk + 1 - unit->first) &&
+           d->missing[cf__dispatch_id(v * d->pipe->n + chunk + 1, CF_R)] != CF__DISPATCH_TAKEN;
+}
+
+/* A pass, or -1 if it takes a place and there is none, or would overtake another. */
 static int32_t cf__dispatch_with_place(cf__dispatch *d, int64_t stage, int32_t id) {
     const cf__dispatch_worker *worker = &d->workers[stage];
     cf__pipe_unit unit;
@@ -7290,6 +7297,7 @@ static int32_t cf__dispatch_with_place(cf__dispatch *d, int64_t stage, int32_t i
     v = cf__dispatch_stage(d, id, &chunk);
     unit = cf__dispatch_unit(d, chunk, v);
     if (!cf__dispatch_takes_place(d, &unit, cf__dispatch_place(id), chunk)) return id;
+    if (cf__dispatch_overtakes(d, &unit, cf__dispatch_place(id), chunk, v)) return -1;
     is_forward = cf__dispatch_place(id) == CF_F;
     if (is_forward && (d->pipe->local || v < cf__min(d->policy.n_eager, d->pipe->n_v - 1))) return id;
     if (worker->room.chunks < 1 && (is_forward || cf__dispatch_victim(d, stage) < 0)) return -1;
@@ -7774,6 +7782,7 @@ static void cf__search_try_evictions(cf__search *search) {
     policy.bias = search->bounds.critical_path;
     policy.lead = cf__search_leads(&search->maker) ? CF__SEARCH_LEAD : 0;
     for (i = 0; i < 3; i++) {
+        if (i == 2 && n_eager[1] == 0) continue;
         policy.n_eager = n_eager[i];
         cf__search_try_policy(search, policy);
     }
@@ -8033,7 +8042,7 @@ static void cf__search_core(cf__search *search, int split) {
     if (policy.evicts) cf__search_try_leads(search);
     cf__search_try_rhythms(search);
     cf__search_try_orders(search);
-    if (!(search->best_policy.rhythm > 0)) cf__search_try_patiences(search);
+    if (!(search->best_policy.rhythm > 0) && !policy.evicts) cf__search_try_patiences(search);
     search->dispatch.policy = search->best_policy;
     cf__search_walk(search);
 }

@@ -362,6 +362,46 @@ static void try_optima(uint64_t last, int some_split, int64_t most_nodes) {
                    (int)last, mean_ratio(&sum), (int)reached);
 }
 
+/* A long sequence, and perhaps a short one. When the backwards of a group begin, its last chunk is kept: the replays are
+   those of other chunks, which are whole ones. A bound that counted a short last chunk among them would be below the
+   optimum, which the search finds here. */
+TEST(a_group_s_last_chunk_is_no_replay) {
+    int64_t lengths[2], k;
+    for (lengths[0] = 5; lengths[0] <= 24; lengths[0]++)
+        for (lengths[1] = 0; lengths[1] <= 8; lengths[1] += 4)
+            for (k = 2; k <= 3; k++) {
+                int64_t n = (lengths[0] + 3) / 4, n_stages;
+                for (n_stages = 1; n_stages <= 5; n_stages++) {
+                    cf_pack_desc pack;
+                    cf_schedule_desc desc;
+                    cf_search_report report;
+                    cf_schedule *schedule = NULL;
+                    cf_plan *plan = NULL;
+                    double work = (double)(3 * (lengths[0] + lengths[1]) + 4 * (n > k ? n - k : 0));
+                    memset(&pack, 0, sizeof pack);
+                    memset(&desc, 0, sizeof desc);
+                    pack.chunk_size = 4;
+                    pack.no_tails = 1;
+                    REQUIRE(cf_pack(lengths, 2, &pack, &plan, NULL) == CF_OK);
+                    desc.kind = CF_SCHEDULE_BEST;
+                    desc.replay = CF_REPLAY_LOCAL;
+                    desc.n_stages = n_stages;
+                    desc.k = k;
+                    desc.limit = CF_NO_LIMIT;
+                    desc.budget = 1000;
+                    desc.report = &report;
+                    REQUIRE(cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK);
+                    harness_note("%d and %d tokens, K %d, %d stages", (int)lengths[0], (int)lengths[1], (int)k,
+                                 (int)n_stages);
+                    CHECK(report.bound == report.makespan);
+                    if (n_stages == 1) CHECK(report.bound == work);
+                    cf_schedule_free(schedule);
+                    cf_plan_free(plan);
+                }
+            }
+    harness_note("%s", "");
+}
+
 TEST(no_random_schedule_beats_a_bound) { try_problems(1, (uint64_t)harness_rounds(250, 80), 0); }
 TEST(nor_with_some_backwards_split) { try_problems(1, (uint64_t)harness_rounds(100, 40), 1); }
 TEST(no_bound_is_above_an_optimum) { try_optima(60, 0, 500); }
@@ -373,7 +413,8 @@ TEST(no_bound_is_above_an_optimum_of_hundreds) { try_optima(600, 0, 4000); }
 TEST(nor_of_hundreds_with_some_backwards_split) { try_optima(300, 1, 4000); }
 
 SUITE(bounds, CASE(four_standalone_chunks), CASE(a_long_chunk_is_kept), CASE(a_short_chunk_holds_up_a_long_one),
-      CASE(no_random_schedule_beats_a_bound), CASE(nor_with_some_backwards_split), CASE(no_bound_is_above_an_optimum));
+      CASE(a_group_s_last_chunk_is_no_replay), CASE(no_random_schedule_beats_a_bound),
+      CASE(nor_with_some_backwards_split), CASE(no_bound_is_above_an_optimum));
 
 /* Part of the program without sanitizers: see the Makefile. */
 SUITE(many_bounds, CASE(no_random_schedule_of_thousands_beats_a_bound),
