@@ -8042,7 +8042,7 @@ static void cf__search_core(cf__search *search, int split) {
     if (policy.evicts) cf__search_try_leads(search);
     cf__search_try_rhythms(search);
     cf__search_try_orders(search);
-    if (!(search->best_policy.rhythm > 0) && !policy.evicts) cf__search_try_patiences(search);
+    if (!(search->best_policy.rhythm > 0) && !(policy.evicts && m->pipe.local)) cf__search_try_patiences(search);
     search->dispatch.policy = search->best_policy;
     cf__search_walk(search);
 }
