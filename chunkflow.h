@@ -7209,14 +7209,15 @@ static void cf__dispatch_evict(cf__dispatch *d, int64_t stage) {
     }
 }
 
-/* The same of bytes and, for a unit that waits for its places, chunks. A standalone chunk never waits for a place but
-   on the last virtual stage, where its backward follows at once. */
+/* The same of bytes and, for a unit that waits for its places, chunks. Where units start at
+   once, a standalone chunk waits for a place on the last virtual stage alone, where its backward follows. So does a
+   group that is replayed through the pipeline, for that stage cannot evict what it has just kept. */
 static int cf__dispatch_fits(cf__dispatch *d, int64_t stage, int64_t chunk, int64_t v, int64_t left) {
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
     cf__schedule_limits own = cf__dispatch_room(d, d->maker->unit_of[chunk]), room = cf__dispatch_free(d, stage, v);
     if (room.bytes < own.bytes) return 0;
     if (!d->policy.evicts) return room.chunks >= left;
-    if (v < d->policy.n_eager && (unit->n > 1 || v < d->pipe->n_v - 1)) return 1;
+    if (v < d->policy.n_eager && (v < d->pipe->n_v - 1 || (d->pipe->local && unit->n > 1))) return 1;
     return room.chunks >= 1 || (v < d->policy.n_eager && cf__dispatch_victim(d, stage) >= 0);
 }
 

@@ -66,10 +66,13 @@ static void draw_memory(problem *p, cf_memory_desc *memory) {
     if (fuzz_chance(in, 4)) memory->fragmentation = fuzz_mostly(in, -1, 30, p->wild);
 }
 
-/* Lists that rise, most of the time. */
+/* Lists that rise, most of the time, and begin anew after numbers past all bounds. */
 static int64_t draw_list(problem *p, int64_t *list, int64_t low, int64_t high) {
     int64_t n = fuzz_between(&p->in, 1, 3), i, at = 0;
-    for (i = 0; i < n; i++) list[i] = at = at / 2 + fuzz_mostly(&p->in, low + at, high + at, p->wild) - at / 2;
+    for (i = 0; i < n; i++) {
+        if (at < -(INT64_MAX / 4) || at > INT64_MAX / 4) at = 0;
+        list[i] = at = fuzz_mostly(&p->in, low + at, high + at, p->wild);
+    }
     return n;
 }
 
