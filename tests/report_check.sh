@@ -167,7 +167,7 @@ $(grep -c -e 'virtual stages (--virtual 2)' out)"
     # shellcheck disable=SC2086
     cf report --chunk-size 8K --k 4 --stages 8 $model -o page.html lengths
     same report/advice/layers "1 1" "$(grep -c 'What pays.*--stage-layers' out) $(grep -c 'work,.*(--stage-layers)' out)"
-    "$CHUNKFLOW" gen lognormal --n 30 --median 5000 --seed 4 >fewer
+    "$CHUNKFLOW" gen lognormal --n 6 --median 5000 --seed 5 >fewer
     # shellcheck disable=SC2086
     cf report --chunk-size 8K --k 13 --stages 4 $model -o page.html fewer
     same report/advice/no-layers "1 1 0" "$(grep -c 'Nothing that was tried pays' out) $(grep -c "stage's work" out) \
