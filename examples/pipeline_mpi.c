@@ -931,8 +931,8 @@ static void stage_process_end(stage_process *p) {
     free(p->live);
 }
 
-/* All that one schedule is worth saying; every process must call it. */
-/* Returns whether the files are written that process 0 is to write. */
+/* Says all that is worth saying of one schedule; every process must call it. Returns whether the files that process 0
+   is to write are written. */
 static int report(const task *t, const stage_process *p, const timelines *lines, const verdict *v) {
     const settings *s = t->settings;
     if (process == 0) {
