@@ -1054,11 +1054,11 @@ EOF
     same progress/dumb "-2 0 left" "$(TERM=dumb "$PYTHON" -S terminal.py 2 "$CHUNKFLOW" plan "$@" --k 2 long_list)"
     # What is printed comes behind it, and work that is done at once says nothing.
     same progress/done "0 lines erased" "$(python terminal.py 0 "$CHUNKFLOW" plan --chunk-size 1024 --stages 4 --k 2 \
-        --budget 1500 long_list)"
+        --budget 3000 long_list)"
     same progress/done/summary 1 "$(grep -c '^makespan ' said)"
     cp said wanted
     same progress/quick "0 0 left" "$(python terminal.py 0 "$CHUNKFLOW" plan --chunk-size 2 --k 1 example)"
-    quick cf plan --chunk-size 1024 --stages 4 --k 2 --budget 1500 long_list
+    quick cf plan --chunk-size 1024 --stages 4 --k 2 --budget 3000 long_list
     same progress/piped "0 0" "$code $(wc -c <err | tr -d ' ')"
     same_files progress/same wanted out
 }
