@@ -7209,9 +7209,9 @@ static void cf__dispatch_evict(cf__dispatch *d, int64_t stage) {
     }
 }
 
-/* The same of bytes and, for a unit that waits for its places, chunks. Where units start at
-   once, a standalone chunk waits for a place on the last virtual stage alone, where its backward follows. So does a
-   group that is replayed through the pipeline, for that stage cannot evict what it has just kept. */
+/* The same of bytes and, for a unit that waits for its places, chunks. Where units start at once, a standalone chunk
+   waits for a place on the last virtual stage alone, where its backward follows. So does a group that is replayed
+   through the pipeline, for that stage cannot evict what it has just kept. */
 static int cf__dispatch_fits(cf__dispatch *d, int64_t stage, int64_t chunk, int64_t v, int64_t left) {
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
     cf__schedule_limits own = cf__dispatch_room(d, d->maker->unit_of[chunk]), room = cf__dispatch_free(d, stage, v);
@@ -7783,7 +7783,7 @@ static void cf__search_try_evictions(cf__search *search) {
     policy.bias = search->bounds.critical_path;
     policy.lead = cf__search_leads(&search->maker) ? CF__SEARCH_LEAD : 0;
     for (i = 0; i < 3; i++) {
-        if (i == 2 && n_eager[1] == 0) continue;
+        if (i > 0 && n_eager[i] == n_eager[i - 1]) continue; /* it has been tried */
         policy.n_eager = n_eager[i];
         cf__search_try_policy(search, policy);
     }
