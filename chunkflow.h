@@ -7586,18 +7586,18 @@ static int64_t cf__search_room(const cf__schedule_maker *m) {
 
 /* Candidates of one core search by default; dispatch takes some 150 ns for each pass. Under limits there are many core
    searches. Those for K = 1 serve every K and get most; without limits bounds often rule them out, so that the others
-   get more. Those for less than two thirds of a chunk on each virtual stage get less, in proportion: so the searches
-   for tighter limits, which rarely win, cost little, and still a search for more tries all that one for less does.
-   Large problems get the fixed schedules alone. */
+   get more. Those for fewer chunks than there are stages get less, in proportion: so the searches for tighter limits,
+   which rarely win, cost little, and still a search for more tries all that one for less does. Large problems get the
+   fixed schedules alone. */
 static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split) {
-    int64_t passes = m->pipe.n * m->pipe.n_v * (3 + split), most = 2 * m->pipe.n_v, budget;
+    int64_t passes = m->pipe.n * m->pipe.n_v * (3 + split), stages = m->desc.n_stages, budget;
+    int64_t room = cf__min(cf__search_room(m), stages);
     if (passes > 1 << 18) return CF__SEARCH_FIXED; /* a single dispatch takes half as long as all of them should */
     if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
-    if (!cf__schedule_is_limited(&m->desc)) budget = 600000 / passes;
-    else budget = (m->desc.n_virtual > 1 ? 155000 : 100000) / passes; /* rhythms want some, too */
-    budget = cf__max(32, cf__min(10000, budget));
-    if (m->desc.k > 1) budget -= budget / (cf__schedule_is_limited(&m->desc) ? 2 : 4);
-    return cf__max(8, budget * cf__min(3 * cf__min(cf__search_room(m), most), most) / most);
+    budget = cf__schedule_is_limited(&m->desc) ? cf__max(40, 125000 / passes) : cf__max(32, 600000 / passes);
+    budget = cf__min(10000, budget);
+    if (m->desc.k > 1) budget -= budget / 4;
+    return cf__max(8, budget * room / stages);
 }
 
 /* Virtual stages and split backwards have no fixed pattern; a search that is only allowed the patterns needs no
@@ -7772,14 +7772,14 @@ static int cf__search_evicts(const cf__schedule_maker *m) {
 /* Whether leads are tried. Through the pipeline, replays that are called would overtake those that follow each other. */
 static int cf__search_leads(const cf__schedule_maker *m) { return m->pipe.local && m->desc.n_virtual == 1; }
 
-/* Where units wait for a place: nowhere, on the stages that have enough of them to be busy, everywhere. */
+/* Where units wait for a place: nowhere, on the later half of the virtual stages, on all but the first quarter. */
 static void cf__search_try_evictions(cf__search *search) {
     int64_t n_v = search->maker.pipe.n_v, n_eager[3];
     cf__dispatch_policy policy = search->dispatch.policy;
     int i;
     n_eager[0] = n_v;
-    n_eager[1] = n_v - cf__min(search->maker.tightest.chunks, n_v);
-    n_eager[2] = 0;
+    n_eager[1] = n_v / 2;
+    n_eager[2] = n_v / 4;
     policy.bias = search->bounds.critical_path;
     policy.lead = cf__search_leads(&search->maker) ? CF__SEARCH_LEAD : 0;
     for (i = 0; i < 3; i++) {
@@ -7891,13 +7891,14 @@ static int cf__search_alike(const cf__schedule_maker *m, const cf__pipe_unit *a,
     return a->n == 1 && b->n == 1 && x->padded == y->padded && x->pairs == y->pairs;
 }
 
-/* Shifts gain most for each candidate; with virtual stages, where rhythms leave less to the order, so do nudges. The
-   numbers are of moves in 16, up to and with each kind. */
+/* Shifts gain most for each candidate. With virtual stages, where rhythms leave less to the order, so do nudges, and where
+   chunks are evicted, other policies. The numbers are of moves in 16, up to and with each kind. */
 static cf__search_move_kind cf__search_draw_kind(cf__search *search) {
-    static const uint8_t up_to[2][CF__SEARCH_POLICY] = {{1, 13, 14}, {3, 8, 12}};
+    static const uint8_t up_to[3][CF__SEARCH_POLICY] = {{1, 13, 14}, {2, 9, 10}, {3, 8, 12}};
     int64_t of_16 = cf__search_below(search, 16);
-    int kind = CF__SEARCH_SWAP;
-    while (kind < CF__SEARCH_POLICY && of_16 >= up_to[search->maker.desc.n_virtual > 1][kind]) kind++;
+    int kind = CF__SEARCH_SWAP, row = cf__search_evicts(&search->maker);
+    if (search->maker.desc.n_virtual > 1) row = 2;
+    while (kind < CF__SEARCH_POLICY && of_16 >= up_to[row][kind]) kind++;
     return (cf__search_move_kind)kind;
 }
 

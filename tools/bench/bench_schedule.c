@@ -203,6 +203,7 @@ static int compare_batch(int index, suite_mode mode, class_sums *sums) {
     desc.kind = CF_SCHEDULE_PAPER;
     paper = makespan_of(plan, &desc, peaks);
     if (mode == PEAKS_OF_PAPER) desc.limits = peaks;
+    else desc.limit = CF_NO_LIMIT;
     if (mode == SPLIT) desc.split_backward = 1;
     if (mode == VIRTUAL) desc.n_virtual = 2;
     for (i = 0; i < n_kinds; i++) {
