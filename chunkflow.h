@@ -7772,17 +7772,19 @@ static int cf__search_evicts(const cf__schedule_maker *m) {
 /* Whether leads are tried. Through the pipeline, replays that are called would overtake those that follow each other. */
 static int cf__search_leads(const cf__schedule_maker *m) { return m->pipe.local && m->desc.n_virtual == 1; }
 
-/* Where units wait for a place: nowhere, on the later half of the virtual stages, on all but the first quarter. */
+/* Where units wait for a place: nowhere, on the later half of the virtual stages, on all but the first quarter,
+   everywhere. */
 static void cf__search_try_evictions(cf__search *search) {
-    int64_t n_v = search->maker.pipe.n_v, n_eager[3];
+    int64_t n_v = search->maker.pipe.n_v, n_eager[4];
     cf__dispatch_policy policy = search->dispatch.policy;
     int i;
     n_eager[0] = n_v;
     n_eager[1] = n_v / 2;
     n_eager[2] = n_v / 4;
+    n_eager[3] = 0;
     policy.bias = search->bounds.critical_path;
     policy.lead = cf__search_leads(&search->maker) ? CF__SEARCH_LEAD : 0;
-    for (i = 0; i < 3; i++) {
+    for (i = 0; i < 4; i++) {
         if (i > 0 && n_eager[i] == n_eager[i - 1]) continue; /* it has been tried */
         policy.n_eager = n_eager[i];
         cf__search_try_policy(search, policy);

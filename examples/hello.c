@@ -35,5 +35,5 @@ int main(void) {
     }
     cf_schedule_free(schedule);
     cf_plan_free(plan);
-    return result == CF_OK ? 0 : 1;
+    return result == CF_OK && fflush(stdout) == 0 ? 0 : 1;
 }

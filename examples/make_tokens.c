@@ -140,5 +140,6 @@ int main(int argc, char **argv) {
     }
     token_set_free(&b.set);
     free((void *)s.paths);
+    must_be_printed();
     return 0;
 }

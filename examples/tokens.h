@@ -111,7 +111,9 @@ static inline void tokens_write(const char *path, const token_set *s) {
     int ok = fwrite(&head, sizeof head, 1, file) == 1 && fwrite(s->first, 8, n, file) == n;
     ok = ok && fwrite(s->tokens, 4, n_tokens, file) == n_tokens;
     ok = ok && (!s->ignored || fwrite(s->ignored, 1, n_tokens, file) == n_tokens);
-    if (fclose(file) != 0 || !ok) fail(EXIT_CHECK_FAILED, "%s: it cannot be written", path);
+    if (fclose(file) == 0 && ok) return;
+    remove(path); /* part of a file might be taken for one */
+    fail(EXIT_CHECK_FAILED, "%s: it cannot be written", path);
 }
 
 /* ---- a batch: documents of one training step ---- */

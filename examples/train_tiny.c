@@ -502,5 +502,9 @@ int main(void) {
     if (result == CF_OK) result = prove(&w, &b, &ok, &error);
     if (result == CF_OK) ok &= within("loss, last step against first", loss / first_loss, 0.9);
     if (result != CF_OK) fprintf(stderr, "train_tiny: %s\n", error.text);
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        fprintf(stderr, "train_tiny: standard output cannot be written\n");
+        ok = 0;
+    }
     return result == CF_OK && ok ? 0 : 1;
 }

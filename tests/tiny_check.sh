@@ -1,7 +1,8 @@
 #!/bin/sh
-# tiny_check.sh - what the small trainer promises - MIT or public domain
+# tiny_check.sh - what the small examples promise - MIT or public domain
 #
-#     tests/tiny_check.sh [BUILD]     tests BUILD/train_tiny and BUILD/test/train_tiny (with sanitizers); default: build
+#     tests/tiny_check.sh [BUILD]     tests BUILD/hello, BUILD/train_tiny and BUILD/test/train_tiny (with sanitizers);
+#                                 default: build
 #
 # Run it in the top directory. Prints "ok NAME" or "FAIL NAME: why" for each case and "N passed, N failed" at the end.
 
@@ -34,6 +35,20 @@ cat >"$work/read.awk" <<'AWK'
 /^gradient, unchunked / { slope_off = $6 + 0; seen++ }
 AWK
 
+# lost PROGRAM: what it prints does not get out, and its status says so
+lost() {
+    [ -c /dev/full ] || return 0
+    status=0
+    "$build/$1" >/dev/full 2>"$work/err" || status=$?
+    if [ $status -eq 1 ]; then
+        echo "ok $1: ends with 1 where its output is lost"
+        passed=$((passed + 1))
+    else
+        echo "FAIL $1: ends with $status where its output is lost"
+        failed=$((failed + 1))
+    fi
+}
+
 for program in train_tiny test/train_tiny; do
     "$build/$program" >"$work/out" 2>"$work/err"
     status=$?
@@ -43,7 +58,9 @@ for program in train_tiny test/train_tiny; do
     holds "$program: ten steps, each with a smaller loss" 'steps == 10 && rises == 0 && loss > 0'
     holds "$program: chunked gradients are unchunked ones" 'seen == 3 && loss_off < 1e-12 && chunked_off < 1e-12'
     holds "$program: unchunked gradients are slopes of the loss" 'seen == 3 && slope_off > 0 && slope_off < 1e-7'
+    lost $program
 done
+lost hello
 
 rm -rf "$work"
 echo "$passed passed, $failed failed"

@@ -330,6 +330,11 @@ data_files() {
     tokens_refused 'txt:1: "9" is no token id below 9' --ids --vocabulary 9 --out "$work/x" "$work/ids.txt"
     tokens_refused "give --out" "$work/ids.txt"
     tokens_refused "no document" --ids --out "$work/x" /dev/null
+    full_output "make_tokens: output" "$make_tokens" --ids --vocabulary 48 --out "$work/x" "$work/ids.txt"
+    capture sh -c "ulimit -f 1; trap '' XFSZ; exec $make_tokens --out '$work/cut' --max-length 200 README.md"
+    expect "a token file that is cut short" 1 "cut: it cannot be written"
+    name="and nothing of it is left"
+    if [ -e "$work/cut" ]; then fail "$name" "$(ls -l "$work/cut")"; else ok "$name"; fi
     capture "$make_tokens" --out "$work/text.tokens" --max-length 200 --prompt 3 README.md
     expect "a token file from text" 0 "longest 200, with masks"
     printf '30 2\n9\n70\n' >"$work/lengths"

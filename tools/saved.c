@@ -212,6 +212,9 @@ int saved_plan_read(const json_document *document, saved_plan *out) {
     if (object.plan.n_sequences < 0 || object.plan.n_sequences > CLI_MAX_SEQUENCES)
         return json_wrong(document, 0, "n_sequences: got %lld, wanted 0 .. %lld", (long long)object.plan.n_sequences,
                           (long long)CLI_MAX_SEQUENCES);
+    if (object.plan.n_empty < 0 || object.plan.n_sequences - object.plan.n_empty > most_slices(document))
+        return json_wrong(document, 0, "n_sequences: got %lld, of which %lld are empty; the others have a slice each",
+                          (long long)object.plan.n_sequences, (long long)object.plan.n_empty);
     fresh.plan = object.plan;
     fresh.plan.method = (cf_pack_method)object.method;
     fresh.plan.split = (cf_split_method)object.split;
