@@ -7893,8 +7893,8 @@ static int cf__search_alike(const cf__schedule_maker *m, const cf__pipe_unit *a,
     return a->n == 1 && b->n == 1 && x->padded == y->padded && x->pairs == y->pairs;
 }
 
-/* Shifts gain most for each candidate. With virtual stages, where rhythms leave less to the order, so do nudges, and where
-   chunks are evicted, other policies. The numbers are of moves in 16, up to and with each kind. */
+/* Shifts gain most for each candidate. With virtual stages, where rhythms leave less to the order, so do nudges, and
+   where chunks are evicted, other policies. The numbers are of moves in 16, up to and with each kind. */
 static cf__search_move_kind cf__search_draw_kind(cf__search *search) {
     static const uint8_t up_to[3][CF__SEARCH_POLICY] = {{1, 13, 14}, {2, 9, 10}, {3, 8, 12}};
     int64_t of_16 = cf__search_below(search, 16);
