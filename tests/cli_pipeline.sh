@@ -1354,7 +1354,7 @@ test_check() {
     refuses check/json/hostile 2 '^unreadable:1: n_sequences: got 9223372036854775807, wanted 0 \.\. 100000000' \
         check unreadable
     sed 's/"n_sequences": 9/"n_sequences": 66666663/' p.json >unreadable
-    refuses check/json/claims 2 '^unreadable:1: n_sequences: got 66666663, of which 0 are empty; the others have a' \
+    refuses check/json/claims 2 '^unreadable:1: n_sequences: got 66666663, n_empty: 1, but all others have a slice' \
         check unreadable
     sed 's/"n_sequences": 9/"n_sequences": 9223372036854775808/' p.json >unreadable
     refuses check/json/overflow 2 '^unreadable:[0-9]*: n_sequences: wanted a whole number of at most 63 bits' check \

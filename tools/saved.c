@@ -213,7 +213,7 @@ int saved_plan_read(const json_document *document, saved_plan *out) {
         return json_wrong(document, 0, "n_sequences: got %lld, wanted 0 .. %lld", (long long)object.plan.n_sequences,
                           (long long)CLI_MAX_SEQUENCES);
     if (object.plan.n_empty < 0 || object.plan.n_sequences - object.plan.n_empty > most_slices(document))
-        return json_wrong(document, 0, "n_sequences: got %lld, of which %lld are empty; the others have a slice each",
+        return json_wrong(document, 0, "n_sequences: got %lld, n_empty: %lld, but all others have a slice",
                           (long long)object.plan.n_sequences, (long long)object.plan.n_empty);
     fresh.plan = object.plan;
     fresh.plan.method = (cf_pack_method)object.method;
