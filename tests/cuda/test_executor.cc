@@ -2171,7 +2171,7 @@ TEST(device_bytes_of_any_length) {
 
 TEST(every_order_streamed) {
     const int n_devices = devices_at_hand();
-    for (uint64_t seed = 3500; seed < (uint64_t)harness_rounds(3530, 3504); seed++) {
+    for (uint64_t seed = 3500; seed < (uint64_t)harness_rounds(3530, 3502); seed++) {
         setting x = streamed(random_setting(seed, n_devices));
         if (seed % 2 == 0) x.order.replay = CF_REPLAY_LOCAL, (void)describe(&x);
         bool ok = true;
@@ -2213,7 +2213,7 @@ TEST(inputs_come_back) {
     x.stages[1].n_layers = x.stages[2].n_layers = 0;
     (void)describe(&x);
     bool ok = true;
-    cuda_emu_each_policy(10, [&] {
+    cuda_emu_each_policy(harness_rounds(10, 3), [&] {
         if (ok) ok = check_setting(x) && CHECK_INT(cuda_emu_faults(), 0);
     });
     CHECK(ok);
@@ -2329,7 +2329,7 @@ static void check_every_cuda_call_fails_once(setting x) {
     m.may_fail = true;
     REQUIRE(m.take_results());
     const cuda_emu_live before = cuda_emu_live_objects();
-    for (bool more = true; more; n += harness_rounds(1, 5)) {
+    for (bool more = true; more; n += harness_rounds(1, 13)) {
         harness_note("call %d fails", (int)n + 1);
         const bool ok = survive(
             x, b, host, &m, nullptr, [&] { cuda_emu_fail_call(n + 1, cudaErrorUnknown); },
@@ -2363,7 +2363,7 @@ static void check_every_allocation_fails(setting x) {
     device_model m(x, b, 5);
     REQUIRE(m.take_results());
     const cuda_emu_live before = cuda_emu_live_objects();
-    for (bool more = true; more; n++) {
+    for (bool more = true; more; n += harness_rounds(1, 3)) { /* an odd number, for `only_once` */
         harness_heap heap = {};
         const cf_allocator failing = {harness_alloc, harness_release, &heap};
         harness_note("allocation %d fails", (int)n / 2 + 1);
@@ -2479,7 +2479,7 @@ TEST(a_device_that_hangs) { check_a_device_that_hangs(small_setting(), 9); }
 
 /* Moves of the state's rows between host and device are behind the pass that hangs, whichever it is. */
 TEST(a_device_that_hangs_while_a_state_streams) {
-    for (int64_t at = 0; at < 20; at += 3) check_a_device_that_hangs(small_streamed_setting(), at);
+    for (int64_t at = 0; at < 20; at += harness_rounds(3, 9)) check_a_device_that_hangs(small_streamed_setting(), at);
 }
 
 /* A load lets the application's own work end first, and both functions leave the current device as it was. */
