@@ -497,7 +497,7 @@ test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
 	@$(if $(SANITIZE),,echo "note: this compiler links no sanitizers; the tests run without them";) \
 	CC="$(CC)" CXX="$(CXX)" BUILD="$(BUILD)" sh tests/run.sh \
 	    $(CUDA_SUITE) \
-	    "sh tests/train_cuda_check.sh" \
+	    "env CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/train_cuda_check.sh" \
 	    "$(TEST_BUILD)/unit" \
 	    "sh tests/compile.sh" \
 	    "sh tests/executor_check.sh" \
