@@ -332,6 +332,11 @@ fuzz: $(BUILD)/fuzz/fuzz
 # The CUDA file as C++ against tests/cuda_emu: every kernel runs on the host. test_device.cu is for a device.
 CUDA_BUILD    := $(BUILD)/cuda
 CUDA_CXXFLAGS := -std=c++17 -DCHUNKFLOW_CUDA_EMULATION -DCHUNKFLOW_NCCL -Itests/cuda_emu $(CPPFLAGS) $(LINKED) $(WARN)
+# What is compiled with the CUDA file to try it, tests and examples, looks for all undefined behaviour with FULL=1 only, else
+# for signed overflow alone, at which a program just stops: with all of it these take twice as long to compile. The CUDA file
+# itself always has all sanitizers.
+CUDA_SANITIZE := $(if $(filter 1,$(FULL)),$(SANITIZE),$(subst address$(comma)undefined,$\
+                 address$(comma)signed-integer-overflow -fsanitize-undefined-trap-on-error,$(SANITIZE)))
 # What runs longest and is no part of what is tested is optimised: the emulated processor and the reference without
 # sanitizers, what moves memory for them with those that watch memory. They come last when linking, so that templates are
 # taken from files that have all of them.
@@ -340,17 +345,25 @@ $(CUDA_PLAIN): TEST_CFLAGS = -g1 -O3 $(if $(findstring address,$(SANITIZE)),-DEM
 CUDA_WATCHED  := $(addprefix $(CUDA_BUILD)/,cublas_emu.cc.o nccl_emu.cc.o runtime_emu.cc.o device.cc.o)
 $(CUDA_WATCHED): TEST_CFLAGS = -g1 -O2 $(subst address$(comma)undefined,address,$(SANITIZE))
 # What is compiled longer than it runs: the tests themselves. Of the kernels' time, most is the emulated processor's, so
-# that they are optimised but need no checks in line; the example has kernels of its own, run with little else.
+# that they are optimised but need no checks in line.
 CUDA_TEST     := $(patsubst tests/cuda/%,$(CUDA_BUILD)/%.o,$(wildcard tests/cuda/test_*.cc) tests/cuda/main.cc)
+CUDA_PROGRAMS := $(addprefix $(CUDA_BUILD)/,executor_emulated.o train_cuda_emulated.o bench_emulated.o)
 CUDA_AS_CALLS := $(call as_calls,can_cxx)
-$(CUDA_TEST): TEST_CFLAGS = -g1 -O0 $(CUDA_AS_CALLS) $(SANITIZE)
+$(CUDA_TEST): TEST_CFLAGS = -g1 -O0 $(CUDA_AS_CALLS) $(CUDA_SANITIZE)
+$(CUDA_PROGRAMS): TEST_CFLAGS = -g1 -O1 -DCHUNKFLOW_TESTED $(CUDA_AS_CALLS) $(CUDA_SANITIZE)
 $(CUDA_BUILD)/chunkflow_cuda.cu.o: TEST_CFLAGS += $(CUDA_AS_CALLS)
+# With other sanitizers these are made anew.
+$(CUDA_PROGRAMS) $(CUDA_TEST): $(CUDA_BUILD)/sanitizers
 CUDA_OBJECTS  := $(CUDA_BUILD)/chunkflow_cuda.cu.o $(CUDA_TEST) $(CUDA_WATCHED) $(CUDA_PLAIN) $(TEST_LIBRARY)
 CUDA_HEADERS  := chunkflow.h tests/harness.h $(wildcard tests/cuda/*.h tests/cuda_emu/*.h)
 vpath %.cc tests/cuda tests/cuda_emu
 
 $(CUDA_BUILD):
 	mkdir -p $@
+
+.PHONY: same_sanitizers
+$(CUDA_BUILD)/sanitizers: same_sanitizers | $(CUDA_BUILD)
+	@echo '$(CUDA_SANITIZE)' | cmp -s - $@ || echo '$(CUDA_SANITIZE)' >$@
 
 $(CUDA_BUILD)/device_section.h: chunkflow_cuda.cu tests/device_section.sh | $(CUDA_BUILD)
 	sh tests/device_section.sh >$@
@@ -485,7 +498,7 @@ test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
 	@$(if $(SANITIZE),,echo "note: this compiler links no sanitizers; the tests run without them";) \
 	CC="$(CC)" CXX="$(CXX)" BUILD="$(BUILD)" sh tests/run.sh \
 	    $(CUDA_SUITE) \
-	    "sh tests/train_cuda_check.sh" \
+	    "env CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/train_cuda_check.sh" \
 	    "$(TEST_BUILD)/unit" \
 	    "sh tests/compile.sh" \
 	    "sh tests/executor_check.sh" \

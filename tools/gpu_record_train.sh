@@ -90,6 +90,8 @@ trainer=$programs/train_cuda
 grows='32768 262144 524288'
 steps=6
 curve_steps=200
+curve_lengths='200 31 7 90 64 12 150 48'
+checked=300,20,64,1,130
 tiny='--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 160 --vocabulary 512'
 shape=
 if [ -n "$small" ]; then
@@ -99,12 +101,14 @@ if [ -n "$small" ]; then
     service_models=
     slice_model=qwen2.5-0.5b
     slice_chunks='32:16 64:8'
-    slice_lengths=200,40,20
-    whole_lengths=16,32,64,96
+    slice_lengths=100,40,20
+    whole_lengths=16,32,48,64
     longest=64
     grows='64 128'
     steps=3
     curve_steps=4
+    curve_lengths='70 31 7 48 64 12'
+    checked=150,20,64,1
     tiny='--layers 1 --hidden 16 --heads 2 --kv-heads 1 --ffn 24 --vocabulary 48'
     shape="$tiny --loss-rows 128"
 fi
@@ -112,7 +116,8 @@ for list in chat service; do
     draw_lengths "$programs/chunkflow" "$list" >"$out/$list.lengths" ||
         usage "chunkflow in $programs does not start"
 done
-printf '%s\n' 200 31 7 90 64 12 150 48 >"$out/curves.lengths"
+# shellcheck disable=SC2086
+printf '%s\n' $curve_lengths >"$out/curves.lengths"
 cp tools/train_predictions.csv "$out/predictions.csv" || exit 2
 if [ -n "$lengths" ]; then # predicted now, before anything has run
     head -n "$requests" "$lengths" >"$out/service.lengths"
@@ -146,7 +151,7 @@ speed() { # MODEL LIST WAY RECOMPUTE
 # shellcheck disable=SC2086
 for type in fp32 bf16; do
     run_step 1 "gradients $type" 120 "$trainer" --check --type $type $tiny --chunk-size 64 --k 2 \
-        --synthetic 300,20,64,1,130
+        --synthetic $checked
 done
 
 for model in $models; do

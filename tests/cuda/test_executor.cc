@@ -2329,7 +2329,7 @@ static void check_every_cuda_call_fails_once(setting x) {
     m.may_fail = true;
     REQUIRE(m.take_results());
     const cuda_emu_live before = cuda_emu_live_objects();
-    for (bool more = true; more; n += harness_rounds(1, 11)) {
+    for (bool more = true; more; n += harness_rounds(1, 13)) {
         harness_note("call %d fails", (int)n + 1);
         const bool ok = survive(
             x, b, host, &m, nullptr, [&] { cuda_emu_fail_call(n + 1, cudaErrorUnknown); },
@@ -2363,7 +2363,7 @@ static void check_every_allocation_fails(setting x) {
     device_model m(x, b, 5);
     REQUIRE(m.take_results());
     const cuda_emu_live before = cuda_emu_live_objects();
-    for (bool more = true; more; n++) {
+    for (bool more = true; more; n += harness_rounds(1, 3)) { /* an odd number, for `only_once` */
         harness_heap heap = {};
         const cf_allocator failing = {harness_alloc, harness_release, &heap};
         harness_note("allocation %d fails", (int)n / 2 + 1);
@@ -2479,7 +2479,7 @@ TEST(a_device_that_hangs) { check_a_device_that_hangs(small_setting(), 9); }
 
 /* Moves of the state's rows between host and device are behind the pass that hangs, whichever it is. */
 TEST(a_device_that_hangs_while_a_state_streams) {
-    for (int64_t at = 0; at < 20; at += 3) check_a_device_that_hangs(small_streamed_setting(), at);
+    for (int64_t at = 0; at < 20; at += harness_rounds(3, 9)) check_a_device_that_hangs(small_streamed_setting(), at);
 }
 
 /* A load lets the application's own work end first, and both functions leave the current device as it was. */
