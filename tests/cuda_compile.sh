@@ -57,7 +57,11 @@ cpu_seconds() {
 
 # What nvcc is told about kernels: where not everything runs, to stop after its front end.
 kernels=-fdevice-syntax-only
-if full; then kernels=; fi
+host=-O0
+if full; then
+    kernels=
+    host=-O1
+fi
 
 # front_end ARCHITECTURE CODE OPTION...: the warnings alone, and an object whose host part is whole
 front_end() {
@@ -188,7 +192,7 @@ fi
 
 # The example as a trainer's author would build it, and what it says where it cannot run.
 # shellcheck disable=SC2086
-if "$NVCC" -O1 -std=c++17 -Werror all-warnings -Xcompiler -Wall,-Wextra $kernels \
+if "$NVCC" $host -std=c++17 -Werror all-warnings -Xcompiler -Wall,-Wextra $kernels \
         -gencode arch=compute_80,code=sm_80 -I. -c examples/executor_cuda.cu -o "$out/example.o" \
         >"$out/example.log" 2>&1 &&
     "$NVCC" "$out/example.o" "$out/sm_80.o" -lcublas -o "$out/executor_cuda" >>"$out/example.log" 2>&1; then

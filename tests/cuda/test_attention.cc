@@ -935,7 +935,7 @@ TEST(determinism) {
         o.deterministic = deterministic != 0;
         o.processors = 132;
         p = problem_of(12, 1, 64); /* enough rows for key tiles in parts */
-        p.add_slice(100, 400);
+        p.add_slice(100, harness_rounds(400, 200));
         const host_inputs in = random_inputs(p, 9);
         if (!run_on_device(p, in, o, &first)) return;
 #ifdef CHUNKFLOW_CUDA_EMULATION

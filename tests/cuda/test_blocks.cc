@@ -591,10 +591,14 @@ TEST(fused_parts) {
     group_setting g;
     g.n_layers = 1;
     g.processors = 132;
-    g.own = {1100, 30};
-    g.block_rows = 1100;
+    g.own = {harness_rounds(1100, 600), 30};
+    g.block_rows = harness_rounds(1100, 600);
     g.n_heads = 2, g.n_kv_heads = 1;
     check_group(g, 90);
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    CHECK(cuda_emu_kernel("attention_combine").blocks > 0);
+    CHECK(cuda_emu_kernel("attention_join").blocks > 0);
+#endif
 }
 
 TEST(wgmma) {
@@ -631,7 +635,7 @@ TEST(every_order) {
         const std::vector<host_inputs> inputs = group_inputs(g, 200 + (uint64_t)i);
         note_group(g);
         cuda_emu_reset();
-        const std::string race = cuda_emu_find_race(8, [&] {
+        const std::string race = cuda_emu_find_race(harness_rounds(8, 3), [&] {
             group_results got;
             (void)run_group(g, inputs, &got);
             return got.bits;
