@@ -112,7 +112,8 @@ static inline void tokens_write(const char *path, const token_set *s) {
     ok = ok && fwrite(s->tokens, 4, n_tokens, file) == n_tokens;
     ok = ok && (!s->ignored || fwrite(s->ignored, 1, n_tokens, file) == n_tokens);
     if (fclose(file) == 0 && ok) return;
-    remove(path); /* part of a file might be taken for one */
+    struct stat about;
+    if (lstat(path, &about) == 0 && S_ISREG(about.st_mode)) remove(path); /* part of a file might be taken for one */
     fail(EXIT_CHECK_FAILED, "%s: it cannot be written", path);
 }
 

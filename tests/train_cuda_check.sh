@@ -335,6 +335,13 @@ data_files() {
     expect "a token file that is cut short" 1 "cut: it cannot be written"
     name="and nothing of it is left"
     if [ -e "$work/cut" ]; then fail "$name" "$(ls -l "$work/cut")"; else ok "$name"; fi
+    if [ -c /dev/full ]; then
+        ln -sf /dev/full "$work/link"
+        capture "$make_tokens" --out "$work/link" --max-length 200 README.md
+        expect "a token file into a device that is full" 1 "link: it cannot be written"
+        name="which is still there"
+        if [ -c "$work/link" ]; then ok "$name"; else fail "$name" "it is gone"; fi
+    fi
     capture "$make_tokens" --out "$work/text.tokens" --max-length 200 --prompt 3 README.md
     expect "a token file from text" 0 "longest 200, with masks"
     printf '30 2\n9\n70\n' >"$work/lengths"
