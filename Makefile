@@ -208,6 +208,7 @@ $(filter-out $(TEST_HEAVY),$(TEST_OBJECTS)): TEST_CFLAGS = $(TEST_LIGHT)
 $(TEST_BUILD)/unit: $(TEST_OBJECTS)
 	$(CC) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
+$(TEST_BUILD)/trainer: private TEST_CFLAGS = -g1 -Og -DCHUNKFLOW_TESTED $(SANITIZE)
 $(TEST_BUILD)/trainer: tests/test_trainer.c $(TEST_LIBRARY) tests/harness.h $(TRAIN_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
 
@@ -351,7 +352,8 @@ CUDA_PROGRAMS := $(addprefix $(CUDA_BUILD)/,executor_emulated.o train_cuda_emula
 CUDA_AS_CALLS := $(call as_calls,can_cxx)
 $(CUDA_TEST): TEST_CFLAGS = -g1 -O0 $(CUDA_AS_CALLS) $(CUDA_SANITIZE)
 $(CUDA_PROGRAMS): TEST_CFLAGS = -g1 -O1 -DCHUNKFLOW_TESTED $(CUDA_AS_CALLS) $(CUDA_SANITIZE)
-$(CUDA_BUILD)/chunkflow_cuda.cu.o: TEST_CFLAGS += $(CUDA_AS_CALLS)
+# -Og compiles them in a little more than half the time of -O1, and they run as fast.
+$(CUDA_BUILD)/chunkflow_cuda.cu.o: TEST_CFLAGS = -g1 -Og -DCHUNKFLOW_TESTED $(SANITIZE) $(CUDA_AS_CALLS)
 # With other sanitizers these are made anew.
 $(CUDA_PROGRAMS) $(CUDA_TEST): $(CUDA_BUILD)/sanitizers
 CUDA_OBJECTS  := $(CUDA_BUILD)/chunkflow_cuda.cu.o $(CUDA_TEST) $(CUDA_WATCHED) $(CUDA_PLAIN) $(TEST_LIBRARY)
