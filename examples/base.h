@@ -20,6 +20,7 @@
 #pragma GCC diagnostic ignored "-Wmissing-braces"
 #endif
 
+#include <errno.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -80,6 +81,11 @@ NEVER_RETURNS PRINTF_LIKE(2, 3) static inline void fail(int exit_code, const cha
     vsnprintf(why, sizeof why, format, arguments);
     va_end(arguments);
     end_program(exit_code, why);
+}
+
+/* A file cannot be opened or read, and errno knows why. That there is no memory is no fault of the input. */
+NEVER_RETURNS static inline void fail_to_read(const char *path) {
+    fail(errno == ENOMEM ? EXIT_CHECK_FAILED : EXIT_BAD_INPUT, "%s: %s", path, strerror(errno));
 }
 
 /* For the end of a program: what it printed must have got out. */

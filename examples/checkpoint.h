@@ -252,7 +252,7 @@ static inline FILE *open_whole_file(const char *path, int64_t *bytes) {
     const int descriptor = open(path, O_RDONLY | O_NONBLOCK);
     if (descriptor < 0 && errno == ENOENT) return NULL;
     FILE *file = descriptor >= 0 ? fdopen(descriptor, "rb") : NULL;
-    if (!file || fstat(descriptor, &status) != 0) fail(EXIT_BAD_INPUT, "%s: %s", path, strerror(errno));
+    if (!file || fstat(descriptor, &status) != 0) fail_to_read(path);
     if (!S_ISREG(status.st_mode)) fail(EXIT_BAD_INPUT, "%s: not a regular file", path);
     *bytes = (int64_t)status.st_size;
     return file;

@@ -64,7 +64,7 @@ static inline void close_document(documents *d) { d->count++; }
 static inline int64_t read_file(const char *path, unsigned char **bytes) {
     FILE *file = fopen(path, "rb");
     int64_t length = 0, capacity = 0;
-    if (!file) fail(EXIT_BAD_INPUT, "%s: %s", path, strerror(errno));
+    if (!file) fail_to_read(path);
     *bytes = NULL;
     for (;;) {
         if (length == capacity) {
@@ -77,7 +77,7 @@ static inline int64_t read_file(const char *path, unsigned char **bytes) {
         length += (int64_t)n;
         if (n == 0) break;
     }
-    if (ferror(file)) fail(EXIT_BAD_INPUT, "%s: cannot be read: %s", path, strerror(errno));
+    if (ferror(file)) fail_to_read(path);
     fclose(file);
     return length;
 }
@@ -124,7 +124,7 @@ static inline int compare_names(const void *a, const void *b) {
 /* The names in a directory that count, sorted. */
 static inline char **list_directory(const char *path, int64_t *count) {
     DIR *directory = opendir(path);
-    if (!directory) fail(EXIT_BAD_INPUT, "%s: %s", path, strerror(errno));
+    if (!directory) fail_to_read(path);
     char **names = NULL;
     int64_t capacity = 0;
     *count = 0;
@@ -154,7 +154,7 @@ static inline void add_directory(documents *d, const char *path, int64_t longest
         char *inner = TAKE(char, (int64_t)bytes);
         struct stat status;
         snprintf(inner, bytes, "%s/%s", path, names[i]);
-        if (lstat(inner, &status) != 0) fail(EXIT_BAD_INPUT, "%s: %s", inner, strerror(errno));
+        if (lstat(inner, &status) != 0) fail_to_read(inner);
         if (S_ISREG(status.st_mode)) add_file(d, inner, longest);
         else if (S_ISDIR(status.st_mode) && strcmp(names[i], "build") != 0) add_directory(d, inner, longest, depth + 1);
         free(inner);
@@ -166,7 +166,7 @@ static inline void add_directory(documents *d, const char *path, int64_t longest
 /* Adds a file, or all files below a directory. */
 static inline void add_path(documents *d, const char *path, int64_t longest) {
     struct stat status;
-    if (stat(path, &status) != 0) fail(EXIT_BAD_INPUT, "%s: %s", path, strerror(errno));
+    if (stat(path, &status) != 0) fail_to_read(path);
     if (S_ISDIR(status.st_mode)) add_directory(d, path, longest, 0);
     else add_file(d, path, longest);
 }

@@ -92,6 +92,15 @@ pack SHIM_FAIL=1
 expect fails/pack 1 "^chunkflow: cannot write $work/kept: Input/output error$"
 same fails/pack/kept "precious kept" "$(kept)"
 
+# ---- no memory for opening a file ----
+
+for command in 'pack --chunk-size 1024' 'lengths --lines' 'time --fit' check; do
+    shimmed SHIM_NO_MEMORY=1 "$build/chunkflow" $command "$work/list"
+    expect "memory/${command%% *}" 1 "^chunkflow: cannot open $work/list: Cannot allocate memory$"
+done
+shimmed SHIM_NO_MEMORY=1 "$build/train_cpu" "$work/text"
+expect memory/train_cpu 1 "^train_cpu: $work/text: Cannot allocate memory$"
+
 # ---- signals between the two ----
 
 for signal in 1 2 3 15; do # HUP INT QUIT TERM

@@ -32,7 +32,7 @@ static void print_overview(FILE *to) {
     fprintf(to, "usage: chunkflow COMMAND [options] [operands]\n"
                 "       chunkflow COMMAND --help | --help | --version\n"
                 "       chunkflow help [COMMAND | man | bash | fish]\n\n"
-                "%c%s.\n\ncommands\n", toupper((unsigned char)CLI_SUMMARY[0]), CLI_SUMMARY + 1);
+                "%c%s.\n\ncommands\n", toupper((unsigned char)CLI_SUMMARY[0]), &CLI_SUMMARY[1]);
     for (command = commands; *command; command++) fprintf(to, "  %-10s%s\n", (*command)->name, (*command)->summary);
     fputs("  help      this text, a command's, the manual page (man), or a shell's completion (bash, fish)\n"
           "\nexit code\n", to);

@@ -157,10 +157,10 @@ void *cli_grow(void *array, size_t *capacity, size_t size);
    Input files
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Opens a file for reading, "-" as standard input; NULL after a message. */
-FILE *cli_input_open(const char *path);
+/* Opens a file for reading, "-" as standard input. Returns an exit code, after a message where it is not CLI_OK. */
+int cli_input_open(const char *path, FILE **stream);
 
-/* Says why reading failed, which errno knows, and returns CLI_WRONG. */
+/* Says why reading failed, which errno knows. Returns CLI_FAILED where there is no memory, else CLI_WRONG. */
 int cli_cannot_read(const char *path);
 
 /* Closes it, unless it is standard input. Where code is CLI_OK and reading had failed, says so. Returns an exit code. */

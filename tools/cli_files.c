@@ -33,17 +33,18 @@ void *cli_grow(void *array, size_t *capacity, size_t size) {
    Input
    ---------------------------------------------------------------------------------------------------------------- */
 
-FILE *cli_input_open(const char *path) {
-    FILE *stream;
-
-    errno = 0;
-    stream = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
-    if (!stream) (void)cli_wrong("cannot open %s: %s", path, strerror(errno));
-    return stream;
+/* Says what went wrong, which errno knows. That there is no memory is no fault of the input. */
+static int cannot(const char *what, const char *name) {
+    int (*complain)(const char *, ...) = errno == ENOMEM ? cli_failed : cli_wrong;
+    return complain("cannot %s %s: %s", what, name, strerror(errno));
 }
 
-int cli_cannot_read(const char *path) {
-    return cli_wrong("cannot read %s: %s", cli_input_name(path), strerror(errno));
+int cli_cannot_read(const char *path) { return cannot("read", cli_input_name(path)); }
+
+int cli_input_open(const char *path, FILE **stream) {
+    errno = 0;
+    *stream = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
+    return *stream ? CLI_OK : cannot("open", path);
 }
 
 int cli_input_close(FILE *stream, const char *path, int code) {
@@ -177,10 +178,9 @@ static int read_entries(reader *in, cli_list *list) {
 int cli_list_read(const char *path, int64_t max_sequences, cli_list *list) {
     cli_list fresh = {0};
     reader in = {0};
-    int code;
+    int code = cli_input_open(path, &in.stream);
 
-    in.stream = cli_input_open(path);
-    if (!in.stream) return CLI_WRONG;
+    if (code != CLI_OK) return code;
     in.path = fresh.path = path;
     in.max_sequences = max_sequences;
     code = cli_input_close(in.stream, path, read_entries(&in, &fresh));
@@ -268,10 +268,9 @@ int cli_file_read(const char *path, size_t max_bytes, char **text, size_t *bytes
     char *fresh = NULL;
     size_t n = 0;
     FILE *stream;
-    int code;
+    int code = cli_input_open(path, &stream);
 
-    stream = cli_input_open(path);
-    if (!stream) return CLI_WRONG;
+    if (code != CLI_OK) return code;
     code = cli_input_close(stream, path, read_text(stream, path, max_bytes, &fresh, &n));
     if (code != CLI_OK) {
         free(fresh);

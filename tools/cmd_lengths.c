@@ -113,12 +113,13 @@ static int count_stream(walk *w, FILE *stream) {
 
 static int count_file(walk *w, const char *path, const struct stat *status) {
     FILE *stream;
+    int code;
 
     /* A regular file's bytes need no reading. */
     if (status && S_ISREG(status->st_mode) && w->asked->unit == BYTES && !w->asked->lines)
         return add_document(w, (int64_t)status->st_size);
-    stream = cli_input_open(path);
-    return stream ? cli_input_close(stream, path, count_stream(w, stream)) : CLI_WRONG;
+    code = cli_input_open(path, &stream);
+    return code == CLI_OK ? cli_input_close(stream, path, count_stream(w, stream)) : code;
 }
 
 /* ----------------------------------------------------------------------------------------------------------------

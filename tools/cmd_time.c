@@ -130,12 +130,12 @@ static int take_line(const char *path, int64_t number, char *line, sample_list *
 }
 
 static int read_samples(const char *path, sample_list *list) {
-    FILE *stream = cli_input_open(path);
+    FILE *stream;
     char line[MAX_LINE];
     int64_t number = 0;
-    int code = CLI_OK;
+    int code = cli_input_open(path, &stream);
 
-    if (!stream) return CLI_WRONG;
+    if (code != CLI_OK) return code;
     while (code == CLI_OK && fgets(line, sizeof line, stream)) {
         if (++number <= MAX_LINES) code = take_line(cli_input_name(path), number, line, list);
         else code = cli_at_line(path, number, "there are more than %s lines", cli_commas(MAX_LINES));

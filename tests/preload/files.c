@@ -3,8 +3,8 @@
    $SHIM_LOG gets a line for each call that matters: "file synced", "directory synced", "renamed synced NAME", or
    "renamed unsynced NAME" where the file was written to after it was last forced to the disk, or never was.
    SHIM_SIGNAL=n raises that signal when a file is to be forced to the disk, with SHIM_THREAD=1 in another thread, which
-   blocks none; SHIM_FAIL=1 lets that fail. SHIM_LOCALE=1 puts the program into the locale of its environment before it
-   starts. */
+   blocks none; SHIM_FAIL=1 lets that fail. SHIM_NO_MEMORY=1 leaves no memory for opening a file that is to be read.
+   SHIM_LOCALE=1 puts the program into the locale of its environment before it starts. */
 
 #define _GNU_SOURCE /* RTLD_NEXT */
 #include <dlfcn.h>
@@ -34,6 +34,18 @@ static void __attribute__((constructor)) start(void) {
     if (number) signal(atoi(number), SIG_DFL);
     if (getenv("SHIM_LOCALE")) setlocale(LC_ALL, "");
 }
+
+static FILE *open_next(const char *name, const char *path, const char *mode) {
+    FILE *(*next)(const char *, const char *);
+    *(void **)&next = dlsym(RTLD_NEXT, name);
+    if (!getenv("SHIM_NO_MEMORY") || *mode != 'r') return next(path, mode);
+    errno = ENOMEM;
+    return NULL;
+}
+
+FILE *fopen(const char *path, const char *mode) { return open_next("fopen", path, mode); }
+
+FILE *fopen64(const char *path, const char *mode) { return open_next("fopen64", path, mode); }
 
 static void *raise_unblocked(void *number) {
     sigset_t none;
