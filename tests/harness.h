@@ -24,7 +24,7 @@
    The last line is "N passed, N failed", with ", N skipped" only if there were any. Exit status: 0 if nothing failed
    and at least one test was chosen, 1 otherwise, 2 for a bad option.
 
-   Sections: >>checks >>compare >>memory >>heap >>random >>rounds >>runner. */
+   Sections: >>checks >>compare >>memory >>heap >>text >>random >>rounds >>runner. */
 
 #ifndef HARNESS_H
 #define HARNESS_H
@@ -141,6 +141,23 @@ typedef struct harness_heap {
 
 void *harness_alloc(size_t bytes, void *heap);
 void harness_release(void *memory, void *heap);
+
+/* ================================================================================================================
+   >>text    a callback that collects what is written, and refuses it when told to
+   ================================================================================================================ */
+
+typedef struct harness_text {
+    char *at;                   /* what was written, a zero byte behind it; NULL: nothing yet. To be freed with free */
+    size_t n, room;             /* bytes of it; bytes that there is room for */
+    int64_t fail_at;            /* this call (from 1) is refused; 0: none is */
+    int64_t calls;              /* the refused one included */
+    int64_t calls_after_failure;
+} harness_text;
+
+#define HARNESS_REFUSAL 91 /* what harness_collect then returns, in place of 0 */
+
+/* Appends a piece to a harness_text. A piece of no bytes fails the test, and so does a lack of memory. */
+int harness_collect(const char *piece, size_t bytes, void *text);
 
 /* ================================================================================================================
    >>random    splitmix64
@@ -518,6 +535,25 @@ void harness_release(void *memory, void *user) {
     block->mark = HARNESS__DEAD;
     harness_poison(memory, block->bytes);
     free(block);
+}
+
+int harness_collect(const char *piece, size_t bytes, void *user) {
+    harness_text *text = (harness_text *)user;
+    text->calls++;
+    if (text->fail_at > 0 && text->calls > text->fail_at) text->calls_after_failure++;
+    if (text->calls == text->fail_at) return HARNESS_REFUSAL;
+    if (!CHECK(piece != NULL && bytes > 0)) return HARNESS_REFUSAL;
+    if (text->n + bytes + 1 > text->room) {
+        size_t room = 2 * (text->n + bytes + 1);
+        char *longer = (char *)realloc(text->at, room);
+        if (!CHECK(longer != NULL)) return HARNESS_REFUSAL;
+        text->at = longer;
+        text->room = room;
+    }
+    memcpy(text->at + text->n, piece, bytes);
+    text->n += bytes;
+    text->at[text->n] = 0;
+    return 0;
 }
 
 /* ----------------------------------------------------------------------------------------------------------------

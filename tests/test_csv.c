@@ -8,27 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct text {
-    char *at;
-    size_t n, room;
-    int64_t pieces_left; /* -1: any number */
-} text;
-
-static int collect(const char *piece, size_t bytes, void *user) {
-    text *t = (text *)user;
-    if (t->pieces_left == 0) return 9;
-    if (t->pieces_left > 0) t->pieces_left--;
-    if (t->n + bytes + 1 > t->room) {
-        t->room = 2 * (t->n + bytes + 1);
-        t->at = (char *)realloc(t->at, t->room);
-        if (!t->at) abort();
-    }
-    memcpy(t->at + t->n, piece, bytes);
-    t->n += bytes;
-    t->at[t->n] = 0;
-    return 0;
-}
-
 /* n sequences that fill a chunk each, and before them a group of n_dependent chunks (0: none). */
 static cf_plan *plan_of(int64_t n_dependent, int64_t n) {
     int64_t lengths[40], i;
@@ -76,7 +55,7 @@ TEST(reads_and_writes_rows_in_a_v) {
                                     "1F0,1F1,3F0,3F1,3I0,1I0,3I1,1I1,3W0,1W0,3W1,1W1\n";
     cf_plan *plan = plan_of(0, 2);
     cf_schedule *s = read(plan, csv, NULL), *low = NULL, *again = NULL;
-    text t = {NULL, 0, 0, -1};
+    harness_text t = {NULL, 0, 0, 0, 0, 0};
     schedule_csv_desc desc;
     cf_error error;
     REQUIRE(s != NULL);
@@ -85,11 +64,11 @@ TEST(reads_and_writes_rows_in_a_v) {
     CHECK(s->n_stages == 2 && s->n_virtual == 2 && s->placement == CF_PLACEMENT_V && s->lowered == 0);
     check_list(s, 0, "F0@0 F1@0 F0@3 I0@3 F1@3 I1@3 I0@0 W0@3 W1@3 I1@0 W0@0 W1@0");
     check_list(s, 1, "F0@1 F0@2 F1@1 F1@2 I0@2 I0@1 I1@2 I1@1 W0@2 W0@1 W1@2 W1@1");
-    CHECK_INT(schedule_csv_write(plan, s, NULL, collect, &t, &error), CF_OK);
+    CHECK_INT(schedule_csv_write(plan, s, NULL, harness_collect, &t, &error), CF_OK);
     CHECK_STR(t.at, csv);
     REQUIRE(cf_schedule_lower(plan, s, NULL, &low, &error) == CF_OK);
     t.n = 0;
-    CHECK_INT(schedule_csv_write(plan, low, &desc, collect, &t, &error), CF_OK);
+    CHECK_INT(schedule_csv_write(plan, low, &desc, harness_collect, &t, &error), CF_OK);
     CHECK(strstr(t.at, "0SEND_F") != NULL && strstr(t.at, "1SEND_F") == NULL && strstr(t.at, "2RECV_F") == NULL && strstr(t.at, "2SEND_B") == NULL);
     again = read(plan, t.at, NULL);
     REQUIRE(again != NULL);
@@ -156,20 +135,20 @@ TEST(reads_and_writes_both_dialects) {
                                 "1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1,1B1,1SEND_B1\r\n";
     cf_plan *plan = plan_of(0, 2);
     cf_schedule *s = read(plan, compute, NULL), *low = NULL, *again;
-    text t = {NULL, 0, 0, -1};
+    harness_text t = {NULL, 0, 0, 0, 0, 0};
     schedule_csv_desc desc;
     cf_error error;
     REQUIRE(s != NULL);
     memset(&desc, 0, sizeof desc);
-    CHECK_INT(schedule_csv_write(plan, s, NULL, collect, &t, &error), CF_OK);
+    CHECK_INT(schedule_csv_write(plan, s, NULL, harness_collect, &t, &error), CF_OK);
     CHECK_STR(t.at, compute);
     REQUIRE(cf_schedule_lower(plan, s, NULL, &low, &error) == CF_OK);
     t.n = 0;
-    CHECK_INT(schedule_csv_write(plan, low, NULL, collect, &t, &error), CF_OK);
+    CHECK_INT(schedule_csv_write(plan, low, NULL, harness_collect, &t, &error), CF_OK);
     CHECK_STR(t.at, compute);
     t.n = 0;
     desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
-    CHECK_INT(schedule_csv_write(plan, low, &desc, collect, &t, &error), CF_OK);
+    CHECK_INT(schedule_csv_write(plan, low, &desc, harness_collect, &t, &error), CF_OK);
     CHECK_STR(t.at, comms);
     again = read(plan, comms, NULL);
     REQUIRE(again != NULL);
@@ -177,7 +156,7 @@ TEST(reads_and_writes_both_dialects) {
     CHECK(memcmp(again->actions, low->actions, (size_t)low->n_actions * sizeof *low->actions) == 0);
     cf_schedule_free(again);
     t.n = 0;
-    CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(schedule_csv_write(plan, s, &desc, harness_collect, &t, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "format");
     CHECK_INT((int64_t)t.n, 0);
     free(t.at);
@@ -192,18 +171,18 @@ TEST(replay_is_an_extension) {
     cf_schedule_desc order;
     cf_schedule *s = NULL, *again;
     schedule_csv_desc desc;
-    text t = {NULL, 0, 0, -1};
+    harness_text t = {NULL, 0, 0, 0, 0, 0};
     cf_error error;
     memset(&order, 0, sizeof order);
     memset(&desc, 0, sizeof desc);
     order.kind = CF_SCHEDULE_PAPER;
     order.replay = CF_REPLAY_PIPELINE;
     REQUIRE(cf_schedule_make(plan, &order, &s, &error) == CF_OK);
-    CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(schedule_csv_write(plan, s, &desc, harness_collect, &t, &error), CF_ERROR_ARGUMENT);
     CHECK(strcmp(error.field, "chunks") == 0 && error.item == 0 && strstr(error.text, "split sequence") != NULL);
     CHECK_INT((int64_t)t.n, 0);
     desc.extensions = 1;
-    CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_OK);
+    CHECK_INT(schedule_csv_write(plan, s, &desc, harness_collect, &t, &error), CF_OK);
     CHECK_STR(t.at, csv);
     desc.replay = CF_REPLAY_LOCAL;
     desc.kind = CF_SCHEDULE_PAPER;
@@ -227,7 +206,7 @@ TEST(microbatches_are_numbered_as_the_last_stage_runs_them) {
     cf_plan *plan = NULL;
     schedule_csv_desc desc;
     cf_schedule *s;
-    text t = {NULL, 0, 0, -1};
+    harness_text t = {NULL, 0, 0, 0, 0, 0};
     int32_t chunks[3] = {9, 9, 9};
     cf_error error;
     memset(&pack, 0, sizeof pack);
@@ -240,12 +219,12 @@ TEST(microbatches_are_numbered_as_the_last_stage_runs_them) {
     REQUIRE(s != NULL);
     check_list(s, 0, "F0@0 F2@0 F1@0 B2@0 B0@0 B1@0");
     check_list(s, 1, "F2@1 B2@1 F0@1 B0@1 F1@1 B1@1");
-    CHECK_INT(schedule_csv_write(plan, s, NULL, collect, &t, &error), CF_OK);
+    CHECK_INT(schedule_csv_write(plan, s, NULL, harness_collect, &t, &error), CF_OK);
     CHECK_STR(t.at, csv);
     CHECK_INT(schedule_csv_microbatches(plan, s, chunks, &error), CF_OK);
     CHECK(memcmp(chunks, order, sizeof order) == 0);
     t.n = 0;
-    CHECK_INT(schedule_csv_write_microbatches(plan, s, collect, &t, &error), CF_OK);
+    CHECK_INT(schedule_csv_write_microbatches(plan, s, harness_collect, &t, &error), CF_OK);
     CHECK_STR(t.at, mapping);
     memset(chunks, 0, sizeof chunks);
     CHECK_INT(schedule_csv_read_microbatches(mapping, strlen(mapping), plan, 0, chunks, &error), CF_OK);
@@ -257,7 +236,7 @@ TEST(microbatches_are_numbered_as_the_last_stage_runs_them) {
         CHECK_INT(cf_plan_validate(plan, lengths, 3, NULL, &error), CF_OK);
         check_list(s, 1, "F0@1 B0@1 F1@1 B1@1 F2@1 B2@1");
         t.n = 0;
-        CHECK_INT(schedule_csv_write(plan, s, NULL, collect, &t, &error), CF_OK);
+        CHECK_INT(schedule_csv_write(plan, s, NULL, harness_collect, &t, &error), CF_OK);
         CHECK_STR(t.at, csv);
     }
     free(t.at);
@@ -312,7 +291,7 @@ TEST(transfers_are_written_for_a_version) {
     cf_schedule *s = read(plan, wanted[0], NULL), *again;
     schedule_csv_extras *extras = NULL;
     schedule_csv_desc desc;
-    text t = {NULL, 0, 0, -1};
+    harness_text t = {NULL, 0, 0, 0, 0, 0};
     cf_error error;
     int version;
     REQUIRE(s != NULL);
@@ -321,7 +300,7 @@ TEST(transfers_are_written_for_a_version) {
     for (version = 0; version < SCHEDULE_CSV_TORCH_COUNT; version++) {
         t.n = 0;
         desc.torch = (schedule_csv_torch)version;
-        CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_OK);
+        CHECK_INT(schedule_csv_write(plan, s, &desc, harness_collect, &t, &error), CF_OK);
         CHECK_STR(t.at, wanted[version]);
         again = NULL;
         CHECK_INT(schedule_csv_read(t.at, t.n, plan, NULL, &again, &extras, &error), CF_OK);
@@ -333,7 +312,7 @@ TEST(transfers_are_written_for_a_version) {
         schedule_csv_extras_free(extras);
     }
     desc.torch = SCHEDULE_CSV_TORCH_COUNT;
-    CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(schedule_csv_write(plan, s, &desc, harness_collect, &t, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "torch");
     free(t.at);
     cf_schedule_free(s);
@@ -348,22 +327,22 @@ TEST(what_is_no_pass_here_is_kept) {
     cf_schedule *s = NULL;
     schedule_csv_extras *extras = NULL;
     schedule_csv_desc desc;
-    text t = {NULL, 0, 0, -1};
+    harness_text t = {NULL, 0, 0, 0, 0, 0};
     cf_error error;
     REQUIRE(schedule_csv_read(csv, strlen(csv), plan, NULL, &s, &extras, &error) == CF_OK);
     memset(&desc, 0, sizeof desc);
-    CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_OK);
+    CHECK_INT(schedule_csv_write(plan, s, &desc, harness_collect, &t, &error), CF_OK);
     CHECK_STR(t.at, bare);
     t.n = 0;
     desc.extras = extras;
-    CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_OK);
+    CHECK_INT(schedule_csv_write(plan, s, &desc, harness_collect, &t, &error), CF_OK);
     CHECK_STR(t.at, csv);
     t.n = 0;
 #define SPOILT(member, value)                                                                         \
     do {                                                                                              \
         schedule_csv_extra was = extras->items[3];                                                    \
         extras->items[3].member = value;                                                              \
-        CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_ERROR_ARGUMENT);        \
+        CHECK_INT(schedule_csv_write(plan, s, &desc, harness_collect, &t, &error), CF_ERROR_ARGUMENT);        \
         CHECK(strcmp(error.field, "extras.items") == 0 && error.item >= 3 && error.item <= 4 && t.n == 0); \
         extras->items[3] = was;                                                                       \
     } while (0)
@@ -390,21 +369,21 @@ TEST(what_pytorch_cannot_run_is_refused) {
     cf_plan *plan = plan_of(0, 2), *split = plan_of(2, 1);
     cf_schedule *s = read(plan, replayed, NULL), *grouped = read(split, "0F0,0F1,0B1,0B0,0F2,0B2\r\n", NULL);
     schedule_csv_desc desc;
-    text t = {NULL, 0, 0, -1};
+    harness_text t = {NULL, 0, 0, 0, 0, 0};
     cf_error error;
     REQUIRE(s != NULL && grouped != NULL);
     memset(&desc, 0, sizeof desc);
-    CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(schedule_csv_write(plan, s, &desc, harness_collect, &t, &error), CF_ERROR_ARGUMENT);
     CHECK(strcmp(error.field, "actions.pass") == 0 && error.item == 3 && strstr(error.text, "is a replay") != NULL);
-    CHECK_INT(schedule_csv_write(split, grouped, &desc, collect, &t, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(schedule_csv_write(split, grouped, &desc, harness_collect, &t, &error), CF_ERROR_ARGUMENT);
     CHECK(strcmp(error.field, "chunks") == 0 && error.item == 0 && strstr(error.text, "keys and values") != NULL);
     CHECK_INT(schedule_csv_renumber(split, grouped, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK(strcmp(error.field, "chunks") == 0 && strstr(error.text, "dependent chunk") != NULL);
     CHECK_INT((int64_t)t.n, 0);
     desc.extensions = 1;
-    CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_OK);
+    CHECK_INT(schedule_csv_write(plan, s, &desc, harness_collect, &t, &error), CF_OK);
     CHECK_STR(t.at, replayed);
-    CHECK_INT(schedule_csv_write(split, grouped, &desc, collect, &t, &error), CF_OK);
+    CHECK_INT(schedule_csv_write(split, grouped, &desc, harness_collect, &t, &error), CF_OK);
     free(t.at);
     cf_schedule_free(s);
     cf_schedule_free(grouped);
@@ -501,7 +480,7 @@ static void replay_dump(const char *version, const char *kind, int ranks, int n,
     schedule_csv_extras *extras = NULL;
     schedule_csv_desc desc;
     cf_timeline *timeline = NULL;
-    text t = {NULL, 0, 0, -1};
+    harness_text t = {NULL, 0, 0, 0, 0, 0};
     cf_error error;
     memset(&desc, 0, sizeof desc);
     memset(&error, 0, sizeof error);
@@ -515,13 +494,13 @@ static void replay_dump(const char *version, const char *kind, int ranks, int n,
         CHECK(timeline->makespan == 2 * relaxed_makespan(s));
     desc.extras = extras;
     if (strstr(data, "SEND") != NULL) desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
-    CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_OK);
+    CHECK_INT(schedule_csv_write(plan, s, &desc, harness_collect, &t, &error), CF_OK);
     CHECK_STR(t.at, data);
     if (as_torch) {
         t.n = 0;
         desc.extras = NULL;
         desc.torch = strcmp(version, "2.14") == 0 ? SCHEDULE_CSV_TORCH_2_14 : SCHEDULE_CSV_TORCH_2_15;
-        CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_OK);
+        CHECK_INT(schedule_csv_write(plan, s, &desc, harness_collect, &t, &error), CF_OK);
         drop_others(t.at);
         drop_others(data);
         CHECK_STR(t.at, data);
@@ -610,14 +589,14 @@ TEST(an_empty_plan_has_empty_lines) {
     cf_plan *plan = NULL;
     cf_pack_desc pack;
     cf_schedule *s;
-    text t = {NULL, 0, 0, -1};
+    harness_text t = {NULL, 0, 0, 0, 0, 0};
     memset(&pack, 0, sizeof pack);
     pack.chunk_size = 2;
     REQUIRE(cf_pack(NULL, 0, &pack, &plan, NULL) == CF_OK);
     s = read(plan, "\r\n\r\n", NULL);
     REQUIRE(s != NULL);
     CHECK(s->n_stages == 2 && s->n_actions == 0 && s->n_virtual == 1);
-    CHECK_INT(schedule_csv_write(plan, s, NULL, collect, &t, NULL), CF_OK);
+    CHECK_INT(schedule_csv_write(plan, s, NULL, harness_collect, &t, NULL), CF_OK);
     CHECK_STR(t.at, "\r\n\r\n");
     free(t.at);
     cf_schedule_free(s);
@@ -754,7 +733,7 @@ TEST(csv_arguments_are_checked) {
     schedule_csv_extras *extras = NULL;
     int32_t beside[2] = {0, 2};
     cf_error error;
-    text t = {NULL, 0, 0, 0};
+    harness_text t = {NULL, 0, 0, 1, 0, 0};
     harness_heap heap;
     cf_allocator allocator;
     int64_t fail;
@@ -781,14 +760,14 @@ TEST(csv_arguments_are_checked) {
     CHECK_INT(schedule_csv_read(csv, strlen(csv), NULL, NULL, &s, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_INT(schedule_csv_read(csv, strlen(csv), plan, NULL, NULL, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_INT(schedule_csv_read(NULL, 0, plan, NULL, &s, NULL, &error), CF_ERROR_TEXT);
-    CHECK_INT(schedule_csv_write(NULL, good, NULL, collect, &t, &error), CF_ERROR_ARGUMENT);
-    CHECK_INT(schedule_csv_write(plan, NULL, NULL, collect, &t, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(schedule_csv_write(NULL, good, NULL, harness_collect, &t, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(schedule_csv_write(plan, NULL, NULL, harness_collect, &t, &error), CF_ERROR_ARGUMENT);
     CHECK_INT(schedule_csv_write(plan, good, NULL, NULL, &t, &error), CF_ERROR_ARGUMENT);
-    CHECK_INT(schedule_csv_write(plan, good, NULL, collect, &t, &error), CF_ERROR_WRITE);
-    CHECK_INT(error.got, 9);
+    CHECK_INT(schedule_csv_write(plan, good, NULL, harness_collect, &t, &error), CF_ERROR_WRITE);
+    CHECK_INT(error.got, HARNESS_REFUSAL);
     good->actions[2].chunk = 2;
-    t.pieces_left = -1;
-    CHECK_INT(schedule_csv_write(plan, good, NULL, collect, &t, &error), CF_ERROR_SCHEDULE);
+    t.fail_at = 0;
+    CHECK_INT(schedule_csv_write(plan, good, NULL, harness_collect, &t, &error), CF_ERROR_SCHEDULE);
     CHECK(error.item == 2 && strcmp(error.field, "actions.chunk") == 0 && t.n == 0);
     allocator.alloc = harness_alloc;
     allocator.release = harness_release;
@@ -806,7 +785,7 @@ TEST(csv_arguments_are_checked) {
     CHECK_INT(schedule_csv_read(csv, strlen(csv), plan, &desc, &s, NULL, &error), CF_OK);
     for (fail = 1; fail <= 2; fail++) { /* the validator's, as what is written is sound, and the writer's */
         heap.fail_at = heap.calls + fail;
-        CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_ERROR_MEMORY);
+        CHECK_INT(schedule_csv_write(plan, s, &desc, harness_collect, &t, &error), CF_ERROR_MEMORY);
         heap.fail_at = heap.calls + fail;
         CHECK_INT(schedule_csv_renumber(plan, s, &allocator, &error), CF_ERROR_MEMORY);
     }
@@ -843,7 +822,7 @@ static cf_schedule *draw(harness_rng *rng, const cf_plan *plan) {
 static int renumber(cf_plan *plan, cf_schedule *s, const schedule_csv_desc *desc, const char *wanted) {
     int64_t lengths[8] = {0}, i, first = s->rank * plan->n_steps;
     int32_t chunks[64];
-    text t = {NULL, 0, 0, -1};
+    harness_text t = {NULL, 0, 0, 0, 0, 0};
     cf_error error;
     for (i = first; i < first + plan->n_steps; i++)
         if (plan->chunks[i].group >= 0) return 0;
@@ -853,7 +832,7 @@ static int renumber(cf_plan *plan, cf_schedule *s, const schedule_csv_desc *desc
     CHECK_INT(cf_plan_validate(plan, lengths, plan->n_sequences, NULL, &error), CF_OK);
     CHECK_INT(schedule_csv_microbatches(plan, s, chunks, &error), CF_OK);
     for (i = 0; i < plan->n_steps; i++) CHECK_INT(chunks[i], first + i);
-    CHECK_INT(schedule_csv_write(plan, s, desc, collect, &t, &error), CF_OK);
+    CHECK_INT(schedule_csv_write(plan, s, desc, harness_collect, &t, &error), CF_OK);
     CHECK_STR(t.at, wanted);
     free(t.at);
     return plan->n_steps > 1;
@@ -868,7 +847,7 @@ TEST(round_trips) {
         schedule_csv_desc desc;
         schedule_csv_extras *extras = NULL;
         int32_t chunks[64];
-        text t = {NULL, 0, 0, -1};
+        harness_text t = {NULL, 0, 0, 0, 0, 0};
         cf_error error;
         REQUIRE(s != NULL && plan->n_steps <= 64);
         harness_note("round %d", round);
@@ -882,14 +861,14 @@ TEST(round_trips) {
         desc.replay = s->replay;
         desc.kind = s->kind;
         if (s->lowered) desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
-        CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_OK);
+        CHECK_INT(schedule_csv_write(plan, s, &desc, harness_collect, &t, &error), CF_OK);
         if (!CHECK_INT(schedule_csv_read(t.at, t.n, plan, &desc, &again, &extras, &error), CF_OK))
             FAIL("%s\n%s", error.text, t.at);
         REQUIRE(again != NULL);
         { /* once more, with what was read beside the schedule */
-            text twice = {NULL, 0, 0, -1};
+            harness_text twice = {NULL, 0, 0, 0, 0, 0};
             desc.extras = extras;
-            CHECK_INT(schedule_csv_write(plan, again, &desc, collect, &twice, &error), CF_OK);
+            CHECK_INT(schedule_csv_write(plan, again, &desc, harness_collect, &twice, &error), CF_OK);
             CHECK_STR(twice.at, t.at);
             desc.extras = NULL;
             free(twice.at);
@@ -933,7 +912,7 @@ TEST(damaged_text_is_survived) {
         schedule_csv_desc desc;
         schedule_csv_extras *extras = NULL;
         int32_t chunks[64];
-        text t = {NULL, 0, 0, -1};
+        harness_text t = {NULL, 0, 0, 0, 0, 0};
         cf_error error;
         cf_result result;
         char *exact;
@@ -948,7 +927,7 @@ TEST(damaged_text_is_survived) {
         desc.torch = (schedule_csv_torch)harness_between(&rng, 0, SCHEDULE_CSV_TORCH_COUNT - 1);
         REQUIRE(plan->n_steps <= 64);
         CHECK_INT(schedule_csv_microbatches(plan, s, chunks, &error), CF_OK);
-        CHECK_INT(schedule_csv_write(plan, s, &desc, collect, &t, &error), CF_OK);
+        CHECK_INT(schedule_csv_write(plan, s, &desc, harness_collect, &t, &error), CF_OK);
         desc.format = SCHEDULE_CSV_DEFAULT;
         desc.chunks = chunks;
         desc.legacy = harness_chance(&rng, 0.2);
@@ -980,7 +959,7 @@ TEST(damaged_text_is_survived) {
             if (again->n_stages <= 60) CHECK_STR(naive_fault(plan, again), NULL);
             desc.extras = extras;
             desc.format = again->lowered ? SCHEDULE_CSV_COMPUTE_COMMS : SCHEDULE_CSV_COMPUTE_ONLY;
-            CHECK_INT(schedule_csv_write(plan, again, &desc, collect, &t, &error), CF_OK);
+            CHECK_INT(schedule_csv_write(plan, again, &desc, harness_collect, &t, &error), CF_OK);
             cf_schedule_free(again);
             schedule_csv_extras_free(extras);
         } else {

@@ -7,26 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct text {
-    char *at;
-    size_t n, room;
-    int calls, fail_at; /* the call that fails; 0: none */
-} text;
-
-static int collect(const char *piece, size_t bytes, void *user) {
-    text *t = (text *)user;
-    if (++t->calls == t->fail_at) return 7;
-    if (t->n + bytes + 1 > t->room) {
-        t->room = 2 * (t->n + bytes + 1);
-        t->at = (char *)realloc(t->at, t->room);
-        if (!t->at) abort();
-    }
-    memcpy(t->at + t->n, piece, bytes);
-    t->n += bytes;
-    t->at[t->n] = 0;
-    return 0;
-}
-
 static int64_t count(const char *in, const char *word) {
     int64_t n = 0;
     for (; (in = strstr(in, word)) != NULL; in++) n++;
@@ -54,11 +34,11 @@ static cf_graph *example(int64_t n_virtual) {
 
 TEST(a_drawing_has_every_node_and_edge) {
     cf_graph *g = example(1);
-    text t = {NULL, 0, 0, 0, 0};
+    harness_text t = {NULL, 0, 0, 0, 0, 0};
     cf_error error;
     REQUIRE(g != NULL);
     harness_poison(&error, sizeof error);
-    CHECK_INT(graph_dot_write(g, 0, NULL, collect, &t, &error), CF_OK);
+    CHECK_INT(graph_dot_write(g, 0, NULL, harness_collect, &t, &error), CF_OK);
     CHECK_POISON(&error, sizeof error);
     REQUIRE(t.at != NULL);
     CHECK_INT(count(t.at, "subgraph cluster_s"), 3);
@@ -77,9 +57,9 @@ TEST(a_drawing_has_every_node_and_edge) {
 
 TEST(virtual_stages_are_named_and_share_a_cluster) {
     cf_graph *g = example(2);
-    text t = {NULL, 0, 0, 0, 0};
+    harness_text t = {NULL, 0, 0, 0, 0, 0};
     REQUIRE(g != NULL);
-    CHECK_INT(graph_dot_write(g, 0, NULL, collect, &t, NULL), CF_OK);
+    CHECK_INT(graph_dot_write(g, 0, NULL, harness_collect, &t, NULL), CF_OK);
     REQUIRE(t.at != NULL);
     CHECK_INT(count(t.at, "subgraph cluster_s"), 3);
     CHECK_INT(count(t.at, " @ "), g->n_nodes);
@@ -90,17 +70,17 @@ TEST(virtual_stages_are_named_and_share_a_cluster) {
 
 TEST(a_drawing_is_bounded) {
     cf_graph *g = example(1);
-    text t = {NULL, 0, 0, 0, 0};
+    harness_text t = {NULL, 0, 0, 0, 0, 0};
     cf_error error;
     REQUIRE(g != NULL);
-    CHECK_INT(graph_dot_write(g, g->n_nodes - 1, NULL, collect, &t, &error), CF_ERROR_LIMIT);
+    CHECK_INT(graph_dot_write(g, g->n_nodes - 1, NULL, harness_collect, &t, &error), CF_ERROR_LIMIT);
     CHECK_STR(error.field, "n_nodes");
     CHECK_INT(error.wanted, g->n_nodes - 1);
     CHECK_INT(error.got, g->n_nodes);
-    CHECK_INT(graph_dot_write(g, -1, NULL, collect, &t, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(graph_dot_write(g, -1, NULL, harness_collect, &t, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "max_nodes");
     CHECK_INT(t.calls, 0);
-    CHECK_INT(graph_dot_write(g, g->n_nodes, NULL, collect, &t, &error), CF_OK);
+    CHECK_INT(graph_dot_write(g, g->n_nodes, NULL, harness_collect, &t, &error), CF_OK);
     free(t.at);
     cf_graph_free(g);
 }
@@ -108,22 +88,22 @@ TEST(a_drawing_is_bounded) {
 TEST(dot_arguments_are_checked) {
     cf_graph *g = example(1);
     cf_allocator half;
-    text t = {NULL, 0, 0, 0, 0};
+    harness_text t = {NULL, 0, 0, 0, 0, 0};
     cf_error error;
     int32_t from;
     REQUIRE(g != NULL);
-    CHECK_INT(graph_dot_write(NULL, 0, NULL, collect, &t, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(graph_dot_write(NULL, 0, NULL, harness_collect, &t, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "graph");
-    CHECK_INT(graph_dot_write(NULL, 0, NULL, collect, &t, NULL), CF_ERROR_ARGUMENT);
+    CHECK_INT(graph_dot_write(NULL, 0, NULL, harness_collect, &t, NULL), CF_ERROR_ARGUMENT);
     CHECK_INT(graph_dot_write(g, 0, NULL, NULL, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "write");
     half = cf_arena_allocator(NULL);
     half.release = NULL;
-    CHECK_INT(graph_dot_write(g, 0, &half, collect, &t, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(graph_dot_write(g, 0, &half, harness_collect, &t, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "allocator.release");
     from = g->edges[0].from;
     g->edges[0].from = (int32_t)g->n_nodes;
-    CHECK_INT(graph_dot_write(g, 0, NULL, collect, &t, &error), CF_ERROR_GRAPH);
+    CHECK_INT(graph_dot_write(g, 0, NULL, harness_collect, &t, &error), CF_ERROR_GRAPH);
     CHECK_STR(error.field, "edges.from");
     g->edges[0].from = from;
     CHECK_INT(t.calls, 0);
@@ -132,10 +112,10 @@ TEST(dot_arguments_are_checked) {
 
 TEST(a_failing_callback_ends_a_drawing) {
     cf_graph *g = example(1);
-    int n, at;
-    text t = {NULL, 0, 0, 0, 0};
+    int64_t n, at;
+    harness_text t = {NULL, 0, 0, 0, 0, 0};
     REQUIRE(g != NULL);
-    CHECK_INT(graph_dot_write(g, 0, NULL, collect, &t, NULL), CF_OK);
+    CHECK_INT(graph_dot_write(g, 0, NULL, harness_collect, &t, NULL), CF_OK);
     n = t.calls;
     CHECK(n >= 2); /* several pieces, or this shows little */
     for (at = 1; at <= n; at++) {
@@ -143,9 +123,9 @@ TEST(a_failing_callback_ends_a_drawing) {
         t.calls = 0;
         t.fail_at = at;
         harness_poison(&error, sizeof error);
-        CHECK_INT(graph_dot_write(g, 0, NULL, collect, &t, &error), CF_ERROR_WRITE);
+        CHECK_INT(graph_dot_write(g, 0, NULL, harness_collect, &t, &error), CF_ERROR_WRITE);
         CHECK_STR(error.field, "write");
-        CHECK_INT(error.got, 7);
+        CHECK_INT(error.got, HARNESS_REFUSAL);
         CHECK_INT(t.calls, at);
     }
     free(t.at);

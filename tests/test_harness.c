@@ -426,6 +426,34 @@ TEST(heap_detects_misuse) {
     CHECK_INT(misused_heap.live, 0);
 }
 
+/* ---- what is written ---- */
+
+TEST(text_is_collected_and_refused) {
+    harness_text text = {0};
+    char digits[] = "0123456789";
+    int i;
+    for (i = 0; i < 100; i++) CHECK_INT(harness_collect(digits + i % 10, 1, &text), 0);
+    CHECK_INT(text.n, 100);
+    CHECK_INT(strlen(text.at), 100);
+    for (i = 0; i < 100; i++) CHECK(text.at[i] == digits[i % 10]);
+    text.calls = 0;
+    text.fail_at = 2;
+    CHECK_INT(harness_collect("a", 1, &text), 0);
+    CHECK_INT(harness_collect("b", 1, &text), HARNESS_REFUSAL);
+    CHECK_INT(text.calls_after_failure, 0);
+    CHECK_INT(harness_collect("c", 1, &text), 0);
+    CHECK_INT(text.calls_after_failure, 1);
+    CHECK_STR(text.at + 100, "ac");
+    free(text.at);
+}
+
+static void inner_writes_nothing(void) {
+    harness_text text = {0};
+    CHECK_INT(harness_collect("", 0, &text), HARNESS_REFUSAL);
+}
+
+TEST(text_detects_empty_pieces) { check_inner(inner_writes_nothing, 0, 1, 0, "\n0 passed, 1 failed\n"); }
+
 /* ---- random numbers ---- */
 
 TEST(random_numbers_are_those_of_splitmix64) {
@@ -458,4 +486,5 @@ SUITE(harness, CASE(comparator_accepts_what_is_near), CASE(comparator_rejects_na
       CASE(many_failures_do_not_flood), CASE(a_note_is_printed_with_the_failure), CASE(filters_choose),
       CASE(the_name_is_out_before_the_test_runs), CASE(exit_status), CASE(poison_is_told_from_data),
       CASE(guards_detect_overruns), CASE(guards_let_the_block_be_used), CASE(heap_counts), CASE(heap_fails_when_told),
+      CASE(text_is_collected_and_refused), CASE(text_detects_empty_pieces),
       CASE(heap_detects_misuse), CASE(random_numbers_are_those_of_splitmix64), CASE(random_numbers_stay_in_range));

@@ -550,22 +550,6 @@ TEST(survives_failing_allocations) {
 
 /* ---- the written form ---- */
 
-typedef struct text {
-    char *bytes;
-    size_t n;
-} text;
-
-static int append(const char *piece, size_t bytes, void *user) {
-    text *t = (text *)user;
-    char *longer = (char *)realloc(t->bytes, t->n + bytes + 1);
-    if (longer == NULL) return 1;
-    t->bytes = longer;
-    memcpy(t->bytes + t->n, piece, bytes);
-    t->n += bytes;
-    t->bytes[t->n] = 0;
-    return 0;
-}
-
 static int64_t count(const char *where, const char *what) {
     int64_t n = 0;
     for (; (where = strstr(where, what)) != NULL; where += strlen(what)) n++;
@@ -580,28 +564,28 @@ TEST(json_carries_the_timeline) {
     cf_plan *plan = example();
     cf_schedule *schedule = schedule_of(plan, CF_SCHEDULE_PAPER, 4, 1), *other = schedule_of(plan, CF_SCHEDULE_PAPER, 2, 1);
     cf_timeline *timeline = NULL;
-    text with = {NULL, 0}, without = {NULL, 0};
+    harness_text with = {NULL, 0, 0, 0, 0, 0}, without = {NULL, 0, 0, 0, 0, 0};
     cf_error error;
     size_t i;
     REQUIRE(schedule != NULL && other != NULL);
     CHECK_INT(cf_simulate(plan, schedule, NULL, &timeline, NULL), CF_OK);
-    CHECK_INT(cf_write_schedule_json(schedule, timeline, append, &with, NULL), CF_OK);
-    CHECK_INT(cf_write_schedule_json(schedule, NULL, append, &without, NULL), CF_OK);
-    REQUIRE(with.bytes != NULL && without.bytes != NULL);
+    CHECK_INT(cf_write_schedule_json(schedule, timeline, harness_collect, &with, NULL), CF_OK);
+    CHECK_INT(cf_write_schedule_json(schedule, NULL, harness_collect, &without, NULL), CF_OK);
+    REQUIRE(with.at != NULL && without.at != NULL);
     for (i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
         harness_note("%s", wanted[i]);
-        CHECK(strstr(with.bytes, wanted[i]) != NULL);
+        CHECK(strstr(with.at, wanted[i]) != NULL);
     }
-    CHECK_INT(count(with.bytes, "\"start\": "), schedule->n_actions);
-    CHECK_INT(count(with.bytes, "\"end\": "), schedule->n_actions);
-    CHECK_INT(count(without.bytes, "\"pass\": "), schedule->n_actions);
-    CHECK_INT(count(without.bytes, "\"start\""), 0);
-    CHECK_INT(count(without.bytes, "makespan"), 0);
-    CHECK_INT(count(with.bytes, "{"), count(with.bytes, "}"));
-    CHECK_INT(cf_write_schedule_json(other, timeline, append, &with, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(count(with.at, "\"start\": "), schedule->n_actions);
+    CHECK_INT(count(with.at, "\"end\": "), schedule->n_actions);
+    CHECK_INT(count(without.at, "\"pass\": "), schedule->n_actions);
+    CHECK_INT(count(without.at, "\"start\""), 0);
+    CHECK_INT(count(without.at, "makespan"), 0);
+    CHECK_INT(count(with.at, "{"), count(with.at, "}"));
+    CHECK_INT(cf_write_schedule_json(other, timeline, harness_collect, &with, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "timeline");
-    free(with.bytes);
-    free(without.bytes);
+    free(with.at);
+    free(without.at);
     cf_timeline_free(timeline);
     cf_schedule_free(schedule);
     cf_schedule_free(other);

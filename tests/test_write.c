@@ -63,31 +63,6 @@ TEST(the_reader_finds_things) {
     json_free(&j);
 }
 
-/* ---- a sink ---- */
-
-typedef struct sink {
-    char *text;
-    size_t bytes, capacity;
-    int64_t calls, fail_at; /* fail_at: call (from 1) that answers 91 */
-    int64_t calls_after_failure;
-} sink;
-
-static int sink_write(const char *text, size_t bytes, void *user) {
-    sink *s = (sink *)user;
-    s->calls++;
-    if (s->fail_at > 0 && s->calls > s->fail_at) s->calls_after_failure++;
-    if (s->calls == s->fail_at) return 91;
-    CHECK(text != NULL && bytes > 0);
-    if (s->bytes + bytes > s->capacity) {
-        s->capacity = 2 * (s->bytes + bytes) + 1000;
-        s->text = (char *)realloc(s->text, s->capacity);
-        if (!CHECK(s->text != NULL)) return 1;
-    }
-    memcpy(s->text + s->bytes, text, bytes);
-    s->bytes += bytes;
-    return 0;
-}
-
 /* ---- plans ---- */
 
 static void check_int_member(const json_document *j, int64_t object, const char *key, int64_t value) {
@@ -196,10 +171,10 @@ static void check_schedule_json(const json_document *j, const cf_schedule *sched
 
 /* ---- both, for random plans ---- */
 
-static int well_formed(const sink *s, json_document *j) {
-    *j = json_parse(s->text, s->bytes);
+static int well_formed(const harness_text *s, json_document *j) {
+    *j = json_parse(s->at, s->n);
     if (j->fault) FAIL("byte %llu: %s", (unsigned long long)j->fault_at, j->fault);
-    CHECK(s->bytes > 0 && s->text[s->bytes - 1] == '\n');
+    CHECK(s->n > 0 && s->at[s->n - 1] == '\n');
     return j->fault == NULL;
 }
 
@@ -212,7 +187,7 @@ TEST(what_is_written_is_what_is_there) {
         cf_schedule_desc order;
         cf_plan *plan = NULL;
         cf_schedule *schedule = NULL;
-        sink s;
+        harness_text s;
         json_document j;
         cf_error error;
         memset(&order, 0, sizeof order);
@@ -230,15 +205,15 @@ TEST(what_is_written_is_what_is_there) {
         REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
         harness_poison(&error, sizeof error);
         memset(&s, 0, sizeof s);
-        CHECK_INT(cf_write_plan_json(plan, NULL, sink_write, &s, &error), CF_OK);
+        CHECK_INT(cf_write_plan_json(plan, NULL, harness_collect, &s, &error), CF_OK);
         if (well_formed(&s, &j)) check_plan_json(&j, plan);
         json_free(&j);
-        free(s.text);
+        free(s.at);
         memset(&s, 0, sizeof s);
-        CHECK_INT(cf_write_schedule_json(schedule, NULL, sink_write, &s, &error), CF_OK);
+        CHECK_INT(cf_write_schedule_json(schedule, NULL, harness_collect, &s, &error), CF_OK);
         if (well_formed(&s, &j)) check_schedule_json(&j, schedule);
         json_free(&j);
-        free(s.text);
+        free(s.at);
         CHECK_POISON(&error, sizeof error);
         cf_schedule_free(schedule);
         cf_plan_free(plan);
@@ -250,7 +225,7 @@ TEST(large_numbers_are_written_whole) {
     const int64_t lengths[] = {((int64_t)1 << 36) + 12345};
     cf_pack_desc pack;
     cf_plan *plan = NULL;
-    sink s;
+    harness_text s;
     json_document j;
     int64_t last, object;
     memset(&pack, 0, sizeof pack);
@@ -260,7 +235,7 @@ TEST(large_numbers_are_written_whole) {
     REQUIRE(cf_pack(lengths, 1, &pack, &plan, NULL) == CF_OK);
     last = plan->n_chunks - 2;
     CHECK(plan->chunks[last].pairs > (int64_t)1 << 61);
-    CHECK_INT(cf_write_plan_json(plan, NULL, sink_write, &s, NULL), CF_OK);
+    CHECK_INT(cf_write_plan_json(plan, NULL, harness_collect, &s, NULL), CF_OK);
     REQUIRE(well_formed(&s, &j));
     check_int_member(&j, 0, "max_slices", INT64_MAX);
     check_int_member(&j, 0, "n_tokens", lengths[0]);
@@ -268,7 +243,7 @@ TEST(large_numbers_are_written_whole) {
     check_int_member(&j, object, "pairs", plan->chunks[last].pairs);
     check_int_member(&j, object, "prefix", plan->chunks[last].prefix);
     json_free(&j);
-    free(s.text);
+    free(s.at);
     cf_plan_free(plan);
 }
 
@@ -330,14 +305,14 @@ TEST(metadata_is_written_row_by_row) {
         harness_rng rng = {seed};
         oracle_batch batch;
         cf_plan *plan = NULL;
-        sink s;
+        harness_text s;
         json_document j;
         int64_t i, chunks;
         memset(&s, 0, sizeof s);
         oracle_draw(&rng, &batch, 12);
         oracle_note(seed, &batch);
         REQUIRE(cf_pack(batch.lengths, batch.n, &batch.desc, &plan, NULL) == CF_OK);
-        CHECK_INT(cf_write_plan_json(plan, &with_metadata, sink_write, &s, NULL), CF_OK);
+        CHECK_INT(cf_write_plan_json(plan, &with_metadata, harness_collect, &s, NULL), CF_OK);
         if (well_formed(&s, &j)) {
             check_plan_json(&j, plan);
             chunks = json_get(&j, 0, "chunks");
@@ -350,7 +325,7 @@ TEST(metadata_is_written_row_by_row) {
             }
         }
         json_free(&j);
-        free(s.text);
+        free(s.at);
         cf_plan_free(plan);
     }
     CHECK(n_padded > 10 && n_prefixed > 10);
@@ -358,20 +333,20 @@ TEST(metadata_is_written_row_by_row) {
 
 /* ---- a callback that fails ---- */
 
-typedef cf_result (*write_any)(const void *object, sink *s, cf_error *error);
+typedef cf_result (*write_any)(const void *object, harness_text *s, cf_error *error);
 
-static cf_result write_plan(const void *object, sink *s, cf_error *error) {
-    return cf_write_plan_json((const cf_plan *)object, &with_metadata, sink_write, s, error);
+static cf_result write_plan(const void *object, harness_text *s, cf_error *error) {
+    return cf_write_plan_json((const cf_plan *)object, &with_metadata, harness_collect, s, error);
 }
 
-static cf_result write_schedule(const void *object, sink *s, cf_error *error) {
-    return cf_write_schedule_json((const cf_schedule *)object, NULL, sink_write, s, error);
+static cf_result write_schedule(const void *object, harness_text *s, cf_error *error) {
+    return cf_write_schedule_json((const cf_schedule *)object, NULL, harness_collect, s, error);
 }
 
 static void check_every_failure(write_any write, const void *object) {
     int64_t at, n_calls = 0;
     for (at = 0; at <= n_calls; at++) { /* 0: no failure, to count the calls */
-        sink s;
+        harness_text s;
         cf_error error;
         cf_result result;
         memset(&s, 0, sizeof s);
@@ -384,13 +359,13 @@ static void check_every_failure(write_any write, const void *object) {
         } else {
             CHECK_INT(result, CF_ERROR_WRITE);
             CHECK_INT(error.code, CF_ERROR_WRITE);
-            CHECK_INT(error.got, 91);
+            CHECK_INT(error.got, HARNESS_REFUSAL);
             CHECK_STR(error.field, "write");
             CHECK_INT(s.calls_after_failure, 0);
             s.calls = 0;
             CHECK_INT(write(object, &s, NULL), CF_ERROR_WRITE); /* the record is optional */
         }
-        free(s.text);
+        free(s.at);
     }
     CHECK(n_calls >= 3); /* several pieces, or this has shown little */
 }
@@ -423,26 +398,26 @@ TEST(write_refuses_bad_arguments) {
     cf_plan *plan = NULL, bad;
     cf_schedule *schedule = NULL;
     cf_error error;
-    sink s;
+    harness_text s;
     memset(&pack, 0, sizeof pack);
     memset(&order, 0, sizeof order);
     memset(&s, 0, sizeof s);
     pack.chunk_size = 4;
     REQUIRE(cf_pack(lengths, 1, &pack, &plan, NULL) == CF_OK);
     REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
-    CHECK_INT(cf_write_plan_json(NULL, NULL, sink_write, &s, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_write_plan_json(NULL, NULL, harness_collect, &s, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "plan");
     CHECK_INT(cf_write_plan_json(plan, NULL, NULL, &s, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "write");
-    CHECK_INT(cf_write_schedule_json(NULL, NULL, sink_write, &s, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_write_schedule_json(NULL, NULL, harness_collect, &s, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "schedule");
     CHECK_INT(cf_write_schedule_json(schedule, NULL, NULL, &s, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "write");
-    CHECK_INT(cf_write_plan_json(NULL, NULL, sink_write, &s, NULL), CF_ERROR_ARGUMENT);
-    CHECK_INT(cf_write_schedule_json(NULL, NULL, sink_write, &s, NULL), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_write_plan_json(NULL, NULL, harness_collect, &s, NULL), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_write_schedule_json(NULL, NULL, harness_collect, &s, NULL), CF_ERROR_ARGUMENT);
     bad = *plan;
     bad.n_chunks = -1;
-    CHECK_INT(cf_write_plan_json(&bad, NULL, sink_write, &s, &error), CF_ERROR_PLAN);
+    CHECK_INT(cf_write_plan_json(&bad, NULL, harness_collect, &s, &error), CF_ERROR_PLAN);
     CHECK_STR(error.field, "n_chunks");
     CHECK_INT(s.calls, 0); /* nothing was written */
     cf_schedule_free(schedule);
