@@ -46,7 +46,7 @@ static char *path_in(const char *folder, const char *name) {
 }
 
 static void must_read(int code) {
-    if (code != CLI_OK) fail(EXIT_BAD_INPUT, "the model cannot be used");
+    if (code != CLI_OK) fail(code == CLI_FAILED ? EXIT_CHECK_FAILED : EXIT_BAD_INPUT, "the model cannot be used");
 }
 
 /* ---- config.json ---- */

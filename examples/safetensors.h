@@ -208,9 +208,8 @@ static inline int read_header(safetensors *s, const char *path, uint64_t *bytes)
 static inline int safetensors_open(const char *path, safetensors *out) {
     uint64_t bytes = 0;
     memset(out, 0, sizeof *out);
-    out->file = cli_input_open(path);
-    if (!out->file) return CLI_WRONG;
-    int code = read_header(out, path, &bytes);
+    int code = cli_input_open(path, &out->file);
+    if (code == CLI_OK) code = read_header(out, path, &bytes);
     if (code == CLI_OK) code = json_parse(path, out->text, (size_t)bytes, &out->header);
     if (code == CLI_OK) code = json_check(&out->header); /* a name twice, above all */
     if (code == CLI_OK) code = read_tensors(out);
