@@ -17,7 +17,8 @@ typedef struct fuzz_target {
     void (*run)(const uint8_t *data, size_t size);
 } fuzz_target;
 
-#define FUZZ_TARGETS(X) X(lengths) X(config) X(json) X(saved) X(csv) X(checkpoint) X(pipeline) X(hostile) X(tune)
+#define FUZZ_TARGETS(X) \
+    X(lengths) X(config) X(json) X(saved) X(csv) X(checkpoint) X(safetensors) X(pipeline) X(hostile) X(tune)
 
 #define FUZZ_DECLARE(name) extern const fuzz_target fuzz_##name;
 FUZZ_TARGETS(FUZZ_DECLARE)

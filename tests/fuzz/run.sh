@@ -3,14 +3,14 @@
 # reach something new are kept in FOLDER/corpus, findings are FOLDER/finding-*. Ends with status 1 if there is one.
 folder=$1
 minutes=$2
-set -- lengths config json saved csv checkpoint pipeline hostile tune
+set -- lengths config json saved csv checkpoint safetensors pipeline hostile tune
 seconds=$((minutes * 60 / $#))
 [ "$seconds" -gt 0 ] || seconds=1
 status=0
-printf '%-10s %12s %8s %8s  %s\n' target executions exec/s edges findings
+printf '%-11s %12s %8s %8s  %s\n' target executions exec/s edges findings
 for target in "$@"; do
     case $target in
-    config | json | saved) options="-max_len=1500 -dict=tests/fuzz/json.dict" ;;
+    config | json | safetensors | saved) options="-max_len=1500 -dict=tests/fuzz/json.dict" ;;
     csv) options="-max_len=500 -dict=tests/fuzz/csv.dict" ;;
     *) options="-max_len=400" ;;
     esac
@@ -23,7 +23,7 @@ for target in "$@"; do
         /number_of_executed_units/ { n = $2 }
         /average_exec_per_sec/ { rate = $2 }
         /^SUMMARY/ { finding = $0 }
-        END { printf "%-10s %12s %8s %8s  %s\n", target, n, rate, edges, finding == "" ? "none" : finding }' \
+        END { printf "%-11s %12s %8s %8s  %s\n", target, n, rate, edges, finding == "" ? "none" : finding }' \
         "$folder/$target.log"
 done
 exit "$status"
