@@ -3,11 +3,26 @@
 #include "graph_dot.h"
 #include "text_out.h"
 
+#include <stdio.h>
+#include <string.h>
+
 #define TRY(call)                         \
     do {                                  \
         cf_result tried = (call);         \
         if (tried != CF_OK) return tried; \
     } while (0)
+
+/* Seconds, whatever the locale's decimal point is; it may have several bytes. */
+static void write_real(text_out *to, double value) {
+    char text[40], *c, *end = text;
+
+    (void)snprintf(text, sizeof text, "%.17g", value);
+    for (c = text; *c; c++)
+        if (strchr("0123456789+-e", *c)) *end++ = *c;
+        else if (end == text || end[-1] != '.') *end++ = '.';
+    *end = '\0';
+    text_out_put(to, "%s", text);
+}
 
 static void write_node(text_out *to, const cf_graph *graph, int64_t id) {
     static const char *const looks[CF_COMPUTE_PASS_COUNT] = {
@@ -17,7 +32,9 @@ static void write_node(text_out *to, const cf_graph *graph, int64_t id) {
 
     text_out_put(to, "    n%lld [label=\"%s %d", (long long)id, cf_pass_name((cf_pass)node->pass), (int)node->chunk);
     if (graph->n_virtual > 1) text_out_put(to, " @ %d", (int)node->stage);
-    text_out_put(to, "\", tooltip=\"%.9g s\", %s];\n", node->seconds, looks[node->pass]);
+    text_out_put(to, "\", tooltip=\"");
+    write_real(to, node->seconds);
+    text_out_put(to, " s\", %s];\n", looks[node->pass]);
 }
 
 static void write_edge(text_out *to, const cf_edge *edge) {
