@@ -819,8 +819,8 @@ test_outputs() {
         # Nor does one whose reader goes.
         "$CHUNKFLOW" plan --chunk-size 1024 --k 1 --plan-json ended --json - many 2>err | head -n 1 >/dev/null
         same outputs/signal/PIPE/left "" "$(find . -name 'ended*')"
-        # A shell lets what runs in the background ignore INT; env undoes that where it can.
-        undo='env --default-signal=INT'
+        # A shell lets what runs in the background ignore INT, and nohup lets all ignore HUP; env undoes both where it can.
+        undo='env --default-signal=INT,HUP'
         signals='INT TERM HUP KILL'
         if ! $undo true 2>/dev/null; then
             undo= signals='TERM HUP KILL'

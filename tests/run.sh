@@ -31,9 +31,10 @@ spent() {
     awk 'NR == 2 { split($1 "m" $2, t, "m"); printf "%.1f\n", 60 * t[1] + t[2] + 60 * t[3] + t[4] }' "$1"
 }
 
-# count LOG: the three numbers of its last line, or nothing
+# count LOG: the three numbers of its last line, or nothing; make has one more to say where something failed
 count() {
-    tail -n 1 "$1" | grep -E '^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$' | sed 's/[^0-9 ]//g'
+    sed '/^make.*: \*\*\* /d' "$1" | tail -n 1 |
+        grep -E '^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$' | sed 's/[^0-9 ]//g'
 }
 
 n=0
