@@ -983,8 +983,8 @@ typedef struct cf_schedule_desc {
     const int64_t *limits_bytes; /* (n_stages) as limits */
     int split_backward;          /* only for best. 1: it may cut backwards into I and W */
     int64_t budget;              /* only for best: candidates to try in each search, of which there is one for each
-                                    smaller K, for tighter limits and so on. 0: some tenths of a second in all, least
-                                    for the tightest limits */
+                                    smaller K, for tighter limits and so on. 0: some tenths of a second in all, with
+                                    limits and more than 2^18 passes seconds; least for the tightest limits */
     cf_search_report *report;    /* only for best and paper: filled in on success; or NULL */
     const cf_allocator *allocator;
 } cf_schedule_desc;
@@ -1008,13 +1008,14 @@ typedef struct cf_schedule_desc {
    constant number ahead. So stage s keeps at most (min(K, longest) + n_stages - 1 - s) x n_virtual chunks, and in a V
    with two rows every stage 2 x min(K, longest) + n_stages - 1. CF_NO_LIMIT as `limit` asks for the shortest schedule,
    whatever it keeps. `best` is never longer than a fixed schedule of as many virtual stages under the same limits (than
-   `zero-bubble` only with split_backward). Under the same limits it is never longer than with a smaller budget; at the
-   same budget, neither than with a K that is a power of two below this one, than without split_backward, or than under
-   limits half as large, nor, up to 16 chunks, under any smaller `limit`. The same budget gives the same schedule.
+   `interleaved` only with n_virtual above 1, than `zero-bubble` only with split_backward). Under the same limits it is
+   never longer than with a smaller budget; at the same budget, neither than with a K that is a power of two below this
+   one nor than without split_backward; and where chunks or bytes are limited, but not both, neither than under limits
+   half as large nor, up to 16 chunks, than under any smaller `limit`. The same budget gives the same schedule.
 
    The plan must be sound. Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (its counts are not sound), CF_ERROR_LIMIT
-   (CF_MAX_ACTIONS, CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind that would do),
-   CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. */
+   (CF_MAX_ACTIONS, CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind under which one
+   is made), CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_schedule_make(const cf_plan *plan, const cf_schedule_desc *desc, cf_schedule **out,
                                          cf_error *error);
 
@@ -7588,13 +7589,15 @@ static int64_t cf__search_room(const cf__schedule_maker *m) {
    searches. Those for K = 1 serve every K and get most; without limits bounds often rule them out, so that the others
    get more. Those for fewer chunks than there are stages get less, in proportion: so the searches for tighter limits,
    which rarely win, cost little, and still a search for more tries all that one for less does. Large problems get the
-   fixed schedules alone. */
+   fixed schedules alone, and one dispatch where the caller gives a limit: with fewer chunks than stages the fixed ones
+   may take three times as long. */
 static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split) {
     int64_t passes = m->pipe.n * m->pipe.n_v * (3 + split), stages = m->desc.n_stages, budget;
     int64_t room = cf__min(cf__search_room(m), stages);
-    if (passes > 1 << 18) return CF__SEARCH_FIXED; /* a single dispatch takes half as long as all of them should */
+    int limited = cf__schedule_is_limited(&m->desc);
+    if (passes > 1 << 18) return CF__SEARCH_FIXED + (limited && !cf__schedule_is_default(&m->desc));
     if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
-    budget = cf__schedule_is_limited(&m->desc) ? cf__max(40, 125000 / passes) : cf__max(32, 600000 / passes);
+    budget = limited ? cf__max(40, 125000 / passes) : cf__max(32, 600000 / passes);
     budget = cf__min(10000, budget);
     if (m->desc.k > 1) budget -= budget / 4;
     return cf__max(8, budget * room / stages);

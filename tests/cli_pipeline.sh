@@ -52,6 +52,14 @@ test_padded_rows() {
     between pipeline/padded-rows/none "$(summary makespan)" 1 9215
 }
 
+# With more than 2^18 passes `best` has no time for a search. Under a limit below the stages it must not end with the fixed
+# kinds all the same: they take twice as long as what was found for a few chunks less (325,128, 1.07 times the bound).
+test_large_and_limited() {
+    printf '8 10950\n' >equal_ones
+    cf plan --chunk-size 8 --k 1 --stages 8 --limit 4 --summary equal_ones
+    between pipeline/large-and-limited "$(summary makespan)" 304848 360000
+}
+
 test_usage() {
     set -- --chunk-size 2 --k 1 --stages 4
     refuses pipeline/usage/schedule 2 "--schedule: got '2f2b', wanted paper\|gpipe" plan "$@" --schedule 2f2b example
@@ -1422,6 +1430,7 @@ test_damaged() {
 
 test_help
 test_padded_rows
+test_large_and_limited
 test_usage
 test_paper
 quick test_again
