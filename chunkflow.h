@@ -292,9 +292,10 @@ CHUNKFLOW_API const char *cf_pack_method_name(cf_pack_method method);
     X(CF_SPLIT_FULL, "full")          /* slices of chunk_size tokens, the rest last (the paper's Algorithm 1) */  \
     X(CF_SPLIT_EVEN, "even")          /* As many slices, equal in tokens to within one token (or one alignment    \
                                          unit). */                                                                \
-    X(CF_SPLIT_COST, "cost")          /* Slices of at most chunk_size tokens, the dearest as cheap as possible;   \
-                                         late slices, which see more keys, get shorter. At most about twice as    \
-                                         many slices as FULL. A search: a few microseconds a slice. */
+    X(CF_SPLIT_COST, "cost")          /* Slices of at most chunk_size tokens, cut at multiples of the alignment,  \
+                                         the dearest as cheap as possible; late slices, which see more keys, get  \
+                                         shorter. At most about twice as many slices as FULL. A search: a few     \
+                                         microseconds a slice. */
 
 CF_ENUM_OF(cf_split_method, CF_SPLIT_METHODS, CF_SPLIT_COUNT);
 CHUNKFLOW_API const char *cf_split_method_name(cf_split_method split);
