@@ -4,7 +4,8 @@
 #     tests/files_check.sh [BUILD]      BUILD/chunkflow and BUILD/train_cpu are tested; default: build
 #
 # Run it in the top directory. tests/preload/files.c is preloaded into them: it sees in which order a file is forced to
-# the disk and gets its name, and ends a program, or lets it fail, just between the two.
+# the disk and gets its name, and ends a program, or lets it fail, just between the two. tests/preload/memory.c lets them
+# run out of memory.
 
 . "$(dirname "$0")/helpers.sh"
 
@@ -100,6 +101,73 @@ for command in 'pack --chunk-size 1024' 'lengths --lines' 'time --fit' check; do
 done
 shimmed SHIM_NO_MEMORY=1 "$build/train_cpu" "$work/text"
 expect memory/train_cpu 1 "^train_cpu: $work/text: Cannot allocate memory$"
+
+# ---- no memory at any one place, or from it on ----
+
+# starved NAME COMMAND...: it writes into $work/w, if anywhere. Whichever of its allocations fails, the program says so
+# and leaves nothing, or does what it does otherwise.
+starved() {
+    name=$1
+    shift
+    rm -rf "$work/w" "$work/sound" "$work/why"
+    mkdir "$work/w"
+    capture env SHIM_COUNT="$work/count" LD_PRELOAD="$PWD/$work/memory.so" "$@"
+    if [ "$status" != 0 ]; then fail "$name" "exit code $status, $(last_line)"; return 0; fi
+    mv "$work/w" "$work/sound"
+    cp "$work/out" "$work/said"
+    last=$(cat "$work/count")
+    at=1
+    while [ "$at" -le "$last" ] && [ ! -s "$work/why" ]; do
+        for to in $at 1000000; do
+            mkdir "$work/w"
+            capture env SHIM_FROM=$at SHIM_TO=$to LD_PRELOAD="$PWD/$work/memory.so" "$@"
+            case $status in
+                0) if ! cmp -s "$work/out" "$work/said" || ! diff -r "$work/w" "$work/sound" >"$work/differ"; then
+                       echo "says something else" >"$work/why"
+                   fi ;;
+                1) if ! grep -qE 'out of memory|gave no memory|Cannot allocate memory' "$work/err" || [ -n "$(ls -A "$work/w")" ]; then
+                       echo "does not say so, or leaves files" >"$work/why"
+                   fi ;;
+                *) echo "exit code $status" >"$work/why" ;;
+            esac
+            rm -rf "$work/w"
+            if [ -s "$work/why" ]; then echo "allocations $at to $to of $last: $(cat "$work/why")" >"$work/why"; break; fi
+        done
+        at=$((at + step))
+    done
+    if [ -s "$work/why" ]; then fail "$name" "$(cat "$work/why")" "$work/err"
+    else ok "$name"; fi
+}
+
+step=7
+if full; then step=1; fi
+left_out "all allocations that can fail, not every seventh"
+if ! ${CC:-cc} -shared -fPIC tests/preload/memory.c -o "$work/memory.so" -ldl >"$work/out" 2>&1; then
+    skip_all starved "the shim does not compile here: $(head -n 1 "$work/out")"
+fi
+printf '3000\n12000\n700 3\n' >"$work/few"
+cost='--model qwen2.5-0.5b --gpu h100-80g'
+w=$work/w
+"$build/chunkflow" plan --chunk-size 4K --k 2 --stages 2 --ranks 2 --plan-json "$work/plan" --json "$work/schedule" \
+    "$work/few" >"$work/out"
+chunkflow() {
+    command=$1
+    shift
+    # shellcheck disable=SC2086
+    starved "starved/$command" "$build/chunkflow" "$command" "$@"
+}
+chunkflow pack --chunk-size 4K --align 2 --ranks 2 --metadata --json "$w/json" "$work/few"
+chunkflow plan --chunk-size 4K --k 2 --stages 2 --lower --offload --plan-json "$w/plan" --json "$w/json" --svg "$w/svg" \
+    --memory-svg "$w/memory" --trace "$w/trace" --dot "$w/dot" $cost "$work/few"
+chunkflow compare --chunk-size 4K --k 1,2 --stages 2 --json "$w/json" $cost "$work/few"
+chunkflow report --chunk-size 4K --k 1 --stages 2 --ranks 2 -o "$w/page" --json "$w/json" $cost "$work/few"
+chunkflow check --plan "$work/plan" "$work/schedule"
+chunkflow tune --chunk-sizes 4K,8K --ks 1 --schedules 1f1b,paper --pp 2 --batch 3 --batches 1 --json "$w/json" \
+    --html "$w/html" $cost "$work/few"
+chunkflow memory --chunk-size 8K --json "$w/json" $cost
+chunkflow time --chunk-size 8K --pp 2 --json "$w/json" $cost
+chunkflow gen lognormal --n 100
+chunkflow lengths --names tests/preload
 
 # ---- signals between the two ----
 

@@ -52,6 +52,11 @@ test_numbers() {
         numbers ranks --chunk-size 8K --k 2 --stages 2 --ranks 3 --rank 1 --align 64 $model lengths
     }
     same report/ranks/three 3 "$(grep -c '"pairs": ' data.json 2>/dev/null)"
+    printf '40\n40\n40\n900\n' >uneven # the rank with the long one needs more than its stages may hold
+    cf report --chunk-size 1000 --stages 2 --ranks 2 --rank 1 --token-bytes 1,0,0,0 --limit-bytes 200 -o page.html \
+        --json data.json uneven
+    same report/ranks/one-cannot "0 2 1" "$code $(sed -n '/"ranks":/,$p' data.json |
+        tee ranks | grep -c '"pairs": ') $(grep -c '"makespan": ' ranks)"
     numbers huge --chunk-size 2 --k 1 --stages 2 --cost 1e300,0,0 example
     numbers tiny --chunk-size 2 --k 1 --stages 2 --cost 1e-300,0,0 example
     printf '5\n' >one

@@ -77,11 +77,12 @@ cf_result baseline_find(const pipeline *p, const packing *list, const packing_op
     cf_result result = CF_OK;
 
     memset(forms, 0, sizeof forms);
-    for (packed = 0; packed < FORMS; packed++) {
+    for (packed = 0; packed < FORMS && result != CF_ERROR_MEMORY; packed++) {
         cf_result made = baseline_make(p, list, asked, packed, rule, &forms[packed], error);
         if (made != CF_OK) result = made;
         else if (found < 0 || is_better(p, &forms[packed].run, &forms[found].run)) found = packed;
     }
+    if (result == CF_ERROR_MEMORY) found = -1; /* the other form may not be the better one */
     for (packed = 0; packed < FORMS; packed++)
         if (packed != found) baseline_free(&forms[packed]);
     if (found < 0) return result;
@@ -118,14 +119,13 @@ static void note_form(const cf_tuning *tuning, int packed, baseline_tuned *base)
 }
 
 /* One form of it with one level of recomputation. */
-static void tune_form(const int64_t *lengths, int64_t n, cf_tune_desc desc, int packed, cf_recompute level,
-                      baseline_tuned *base) {
+static cf_result tune_form(const int64_t *lengths, int64_t n, cf_tune_desc desc, int packed, cf_recompute level,
+                           baseline_tuned *base, cf_error *error) {
     static const int64_t k = 1;
     static const cf_schedule_kind kind = CF_SCHEDULE_1F1B;
     static const cf_replay replay = CF_REPLAY_PIPELINE;
     int64_t chunk_size = whole_chunk_size(lengths, n, desc.pack.align, NULL);
     cf_tuning *tuning = NULL;
-    cf_error error;
     cf_result result;
 
     if (desc.parallel.n_virtual > 1) desc.parallel.layers = NULL;
@@ -140,21 +140,23 @@ static void tune_form(const int64_t *lengths, int64_t n, cf_tune_desc desc, int 
     desc.n_chunk_sizes = desc.n_ks = desc.n_kinds = desc.n_replays = desc.n_exact = 1;
     desc.no_offload = desc.no_stream = 1;
     desc.split_backward = 0;
-    result = cf_tune(lengths, n, &desc, &tuning, &error);
+    result = cf_tune(lengths, n, &desc, &tuning, error);
     if (result == CF_OK) note_form(tuning, packed, base);
-    else if (result == CF_ERROR_LIMIT && strcmp(error.field, "limit_bytes") == 0) note_least(base, error.wanted);
-    else memcpy(base->why, error.text, sizeof base->why);
+    else if (result == CF_ERROR_LIMIT && strcmp(error->field, "limit_bytes") == 0) note_least(base, error->wanted);
+    else memcpy(base->why, error->text, sizeof base->why);
     cf_tuning_free(tuning);
+    return result == CF_ERROR_MEMORY ? result : CF_OK;
 }
 
 /* Another split may fit with less recomputation and still be slower, so all levels are tried. */
-baseline_tuned baseline_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc) {
-    baseline_tuned base;
+cf_result baseline_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, baseline_tuned *out,
+                        cf_error *error) {
+    cf_result result = CF_OK;
     int level, packed;
 
-    memset(&base, 0, sizeof base);
+    memset(out, 0, sizeof *out);
     for (level = CF_RECOMPUTE_NONE; level < CF_RECOMPUTE_COUNT; level++)
-        for (packed = 0; packed < FORMS; packed++)
-            tune_form(lengths, n, *desc, packed, (cf_recompute)level, &base);
-    return base;
+        for (packed = 0; packed < FORMS && result == CF_OK; packed++)
+            result = tune_form(lengths, n, *desc, packed, (cf_recompute)level, out, error);
+    return result;
 }

@@ -36,7 +36,7 @@ typedef struct baseline_rule {
 cf_result baseline_make(const pipeline *p, const packing *list, const packing_options *asked, int packed,
                         const baseline_rule *rule, baseline *out, cf_error *error);
 
-/* The better of the two forms; it fails only where neither can be made. */
+/* The better of the two forms; it fails where neither can be made, or memory runs out. */
 cf_result baseline_find(const pipeline *p, const packing *list, const packing_options *asked,
                         const baseline_rule *rule, baseline *out, cf_error *error);
 void baseline_free(baseline *b);
@@ -53,7 +53,8 @@ typedef struct baseline_tuned {
     char why[256];          /* where it cannot be made */
 } baseline_tuned;
 
-/* desc: of the search; its `progress` may stop this one, too. */
-baseline_tuned baseline_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc);
+/* desc: of the search; its `progress` may stop this one, too. It fails only where memory runs out. */
+cf_result baseline_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, baseline_tuned *out,
+                        cf_error *error);
 
 #endif /* CHUNKFLOW_BASELINE_H */

@@ -91,7 +91,9 @@ static int add_cases(maker *m) {
 static cf_result simulate_rank(void *user, const pipeline *rank, pipeline_run *out) {
     const maker *m = (const maker *)user;
     pipeline_case what = case_of(m, CF_SCHEDULE_BEST, 0);
-    return pipeline_run_make(rank, m->packed.plan, &what, out, NULL);
+    cf_error error;
+
+    return pipeline_run_make(rank, m->packed.plan, &what, out, &error);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -200,7 +202,7 @@ static int make(maker *m) {
     report_start(&m->out, &m->packed, &m->pipe, m->asked->k);
     code = report_add_baseline(&m->out, &m->asked->packing, NULL);
     if (code == CLI_OK) code = add_cases(m);
-    if (code == CLI_OK) report_try_changes(&m->out, &best);
+    if (code == CLI_OK) code = report_try_changes(&m->out, &best);
     if (code == CLI_OK) code = add_measured(m);
     if (code == CLI_OK) code = report_add_ranks(&m->out, "best", simulate_rank, m);
     return code;

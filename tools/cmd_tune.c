@@ -595,7 +595,7 @@ static int search(tune_job *job, cf_tuning **out, baseline_tuned *base) {
     result = cf_tune(job->lengths, job->n, &job->desc, out, &error);
     progress_set(0, 0, "the baseline");
     job->desc.progress = stop_if_interrupted;
-    if (result == CF_OK) *base = baseline_tune(job->lengths, job->n, &job->desc);
+    if (result == CF_OK) result = baseline_tune(job->lengths, job->n, &job->desc, base, &error);
     progress_end();
     cli_signals_restore();
     return result == CF_OK ? CLI_OK : cli_error(&error, NULL);

@@ -283,12 +283,7 @@ static void divide_stage(cf_stage_cost *stage, int64_t n) {
 }
 
 static cf_result no_memory(cf_error *error) {
-    memset(error, 0, sizeof *error);
-    error->code = CF_ERROR_MEMORY;
-    error->item = -1;
-    error->field = "memory";
-    strcpy(error->text, "out of memory");
-    return error->code;
+    return cf_refuse(error, CF_ERROR_MEMORY, "memory", -1, "out of memory");
 }
 
 static cf_parallel parallel_of(const pipeline *p, int64_t n_virtual, cf_recompute recompute) {
@@ -533,7 +528,7 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
     progress_end();
     free(limits);
     pipeline_costs_free(&costs);
-    if (result == CF_ERROR_INFEASIBLE) explain_limit(error, n_virtual);
+    if (result == CF_ERROR_INFEASIBLE && error) explain_limit(error, n_virtual);
     if (result == CF_OK) *out = fresh;
     else pipeline_run_free(&fresh);
     return result;

@@ -100,15 +100,15 @@ int report_add_case(report *r, const char *name, const pipeline_case *what);
 int report_add_run(report *r, const char *name, const cf_plan *plan, const cf_schedule *schedule, pipeline_run *run,
                    cf_recompute recompute, const cf_timeline *measured);
 
-/* Ranks side by side, where there are several: `simulate` makes the run of one, or returns something else than CF_OK.
-   name: of the schedule that it makes. */
+/* Ranks side by side, where there are several: `simulate` makes the run of one; if it cannot, the rank has no time,
+   but want of memory ends it all. name: of the schedule that it makes. Returns an exit code. */
 typedef cf_result (*report_rank_fn)(void *user, const pipeline *rank, pipeline_run *out);
 int report_add_ranks(report *r, const char *name, report_rank_fn simulate, void *user);
 
 /* Tries other options on the best schedule, where there are a model and a GPU: more chunks kept of a group (--k) and in
-   all (--limit), and evener stages (--stage-layers), one after the other. what: the case to try
-   them with. */
-void report_try_changes(report *r, const pipeline_case *what);
+   all (--limit), and evener stages (--stage-layers), one after the other. what: the case to try them with. Returns an
+   exit code: a change that cannot be made is left out, unless it is for want of memory. */
+int report_try_changes(report *r, const pipeline_case *what);
 
 /* How many chunks more a stage has room for, each as heavy as the *live ones that it keeps at its peak. */
 int64_t report_room(const report *r, const cf_schedule *schedule, const cf_timeline *timeline,

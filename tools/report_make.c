@@ -71,8 +71,10 @@ int report_add_baseline(report *r, const packing_options *asked, const baseline_
     baseline *b = &r->unsplit;
     pipeline_run run;
     cf_error error;
+    cf_result result = baseline_find(r->pipe, r->packed, asked, rule, b, &error);
 
-    if (baseline_find(r->pipe, r->packed, asked, rule, b, &error) != CF_OK) {
+    if (result == CF_ERROR_MEMORY) return cli_error(&error, NULL);
+    if (result != CF_OK) {
         snprintf(r->no_baseline, sizeof r->no_baseline, "%s", error.text);
         return CLI_OK;
     }
@@ -105,22 +107,28 @@ int report_add_case(report *r, const char *name, const pipeline_case *what) {
    Ranks
    ---------------------------------------------------------------------------------------------------------------- */
 
-static void simulate_rank(const report *r, int64_t rank, report_rank_fn simulate, void *user, report_rank *out) {
+static int simulate_rank(const report *r, int64_t rank, report_rank_fn simulate, void *user, report_rank *out) {
     pipeline pipe = *r->pipe;
     pipeline_run run;
+    cf_result result;
 
     out->makespan = -1;
     pipe.rank = rank;
-    if (rank >= REPORT_MOST_RANKS || simulate(user, &pipe, &run) != CF_OK) return;
+    if (rank >= REPORT_MOST_RANKS) return CLI_OK;
+    result = simulate(user, &pipe, &run);
+    if (result == CF_ERROR_MEMORY) return cli_failed("out of memory");
+    if (result != CF_OK) return CLI_OK;
     out->makespan = run.timeline->makespan;
     out->bubble_useful = run.timeline->bubble_useful;
     if (run.memory) out->memory = run.memory[run.fullest].total;
     pipeline_run_free(&run);
+    return CLI_OK;
 }
 
 int report_add_ranks(report *r, const char *name, report_rank_fn simulate, void *user) {
     const cf_plan *plan = r->packed->plan;
     int64_t i;
+    int code = CLI_OK;
 
     if (plan->n_ranks < 2) return CLI_OK;
     r->ranks = (report_rank *)calloc((size_t)plan->n_ranks, sizeof *r->ranks);
@@ -133,6 +141,6 @@ int report_add_ranks(report *r, const char *name, report_rank_fn simulate, void 
         rank->pairs += plan->chunks[i].pairs;
         rank->n_chunks += plan->chunks[i].n_slices > 0;
     }
-    for (i = 0; i < r->n_ranks; i++) simulate_rank(r, i, simulate, user, &r->ranks[i]);
-    return CLI_OK;
+    for (i = 0; i < r->n_ranks && code == CLI_OK; i++) code = simulate_rank(r, i, simulate, user, &r->ranks[i]);
+    return code;
 }

@@ -21,15 +21,23 @@ typedef struct trial {
     int64_t layers[MOST_STAGES];
     char options[192];
     double makespan;
+    int code; /* CLI_FAILED once memory has run out: nothing more is tried then */
 } trial;
+
+/* A change that cannot be made is none, but what memory is missing for could have paid. */
+static int cannot_try(trial *t, const cf_error *error) {
+    if (error->code == CF_ERROR_MEMORY) t->code = cli_error(error, NULL);
+    return 0;
+}
 
 /* Makes the schedule with `pipe` and `what`; the next line of the report says what came of it. Keeps it if it pays. */
 static int try_change(trial *t, const pipeline *pipe, const pipeline_case *what, const char *option) {
     report_try *line = &t->r->tries[t->r->n_tries];
     pipeline_run run;
+    cf_error error;
 
-    if (t->r->n_tries == REPORT_MOST_TRIES) return 0;
-    if (pipeline_run_make(pipe, t->r->packed->plan, what, &run, NULL) != CF_OK) return 0;
+    if (t->r->n_tries == REPORT_MOST_TRIES || t->code != CLI_OK) return 0;
+    if (pipeline_run_make(pipe, t->r->packed->plan, what, &run, &error) != CF_OK) return cannot_try(t, &error);
     t->r->n_tries++;
     snprintf(line->options, sizeof line->options, "%.90s%s%.96s", t->options, t->options[0] ? " " : "",
              option);
@@ -133,8 +141,9 @@ static int find_layers(trial *t) {
     double work[MOST_STAGES], most = 0, layer;
     int64_t i, n = t->pipe.n_stages;
     idle_report idle;
+    cf_error error;
 
-    if (idle_make(plan, run->schedule, run->timeline, NULL, &idle, NULL) != CF_OK) return 0;
+    if (idle_make(plan, run->schedule, run->timeline, NULL, &idle, &error) != CF_OK) return cannot_try(t, &error);
     for (i = 0; i < n; i++) {
         int cause;
         work[i] = run->timeline->makespan;
@@ -153,7 +162,9 @@ static void try_layers(trial *t) {
     char option[80] = "--stage-layers ";
     int64_t i;
 
-    if (pipe.n_stages < 2 || pipe.n_stages > MOST_STAGES || t->what.n_virtual > 1 || !find_layers(t)) return;
+    if (pipe.n_stages < 2 || pipe.n_stages > MOST_STAGES || t->what.n_virtual > 1 || t->code != CLI_OK ||
+        !find_layers(t))
+        return;
     for (i = 0; i < pipe.n_stages; i++)
         snprintf(option + strlen(option), sizeof option - strlen(option), "%s%lld", i > 0 ? "," : "",
                  (long long)t->layers[i]);
@@ -163,10 +174,10 @@ static void try_layers(trial *t) {
 
 /* ---- all of it ---- */
 
-void report_try_changes(report *r, const pipeline_case *what) {
+int report_try_changes(report *r, const pipeline_case *what) {
     trial t;
 
-    if (r->best < 0 || !r->pipe->estimates || r->schedules[r->best].schedule->n_actions > MOST_PASSES) return;
+    if (r->best < 0 || !r->pipe->estimates || r->schedules[r->best].schedule->n_actions > MOST_PASSES) return CLI_OK;
     memset(&t, 0, sizeof t);
     t.r = r;
     t.pipe = *r->pipe;
@@ -176,4 +187,5 @@ void report_try_changes(report *r, const pipeline_case *what) {
     try_limit(&t);
     try_layers(&t);
     pipeline_run_free(&t.run);
+    return t.code;
 }

@@ -267,30 +267,35 @@ static int64_t usual_batch(const cf_tuning *tuning) {
     return found;
 }
 
-/* A report_rank_fn: the schedule that the search has made of this batch. */
-static cf_result make_rank(void *user, const pipeline *rank, pipeline_run *out) {
-    const winner *w = (const winner *)user;
+/* The schedule that the search has made of this batch, for a rank. */
+static cf_result make_run(const winner *w, const pipeline *rank, pipeline_run *out, cf_error *error) {
     const tune_outcome *o = w->outcome;
     cf_schedule *schedule = NULL;
-    cf_error error;
     cf_result result = cf_tune_schedule(&o->job->desc, o->tuning, o->tuning->winner, w->packed.plan, rank->rank,
-                                        &schedule, &error);
+                                        &schedule, error);
 
-    if (result == CF_OK) result = pipeline_run_of(rank, w->packed.plan, schedule, out, &error);
+    if (result == CF_OK) result = pipeline_run_of(rank, w->packed.plan, schedule, out, error);
     if (result == CF_OK) out->schedule = schedule;
     else cf_schedule_free(schedule);
     return result;
 }
 
+/* A report_rank_fn. */
+static cf_result make_rank(void *user, const pipeline *rank, pipeline_run *out) {
+    cf_error error;
+
+    return make_run((const winner *)user, rank, out, &error);
+}
+
 /* The rank that an iteration waits for, and its run. */
-static cf_result find_slowest(winner *w, pipeline_run *out) {
+static cf_result find_slowest(winner *w, pipeline_run *out, cf_error *error) {
     pipeline pipe = w->pipe;
     pipeline_run run;
     cf_result result = CF_OK;
 
     memset(out, 0, sizeof *out);
     for (pipe.rank = 0; pipe.rank < w->packed.plan->n_ranks && result == CF_OK; pipe.rank++) {
-        result = make_rank(w, &pipe, &run);
+        result = make_run(w, &pipe, &run, error);
         if (result != CF_OK) break;
         if (out->timeline && !(run.timeline->makespan > out->timeline->makespan)) {
             pipeline_run_free(&run);
@@ -367,10 +372,12 @@ static int add_paper(winner *w) {
 static int fill_winner(winner *w, int64_t batch) {
     report *r = &w->out;
     pipeline_run run;
+    cf_error error;
     char name[48];
     int code;
 
-    if (find_slowest(w, &run) != CF_OK) return cli_failed("the best schedule cannot be made again");
+    if (find_slowest(w, &run, &error) != CF_OK)
+        return cli_failed("the best schedule cannot be made again: %s", error.text);
     report_start(r, &w->packed, &w->pipe, w->candidate->k);
     r->tuned = 1;
     snprintf(r->part, sizeof r->part, "batch %lld of %lld, drawn with seed %lld", (long long)batch,
