@@ -1012,7 +1012,8 @@ typedef struct cf_schedule_desc {
    `interleaved` only with n_virtual above 1, than `zero-bubble` only with split_backward). Under the same limits it is
    never longer than with a smaller budget; at the same budget, neither than with a K that is a power of two below this
    one nor than without split_backward; and where chunks or bytes are limited, but not both, neither than under limits
-   half as large nor, up to 16 chunks, than under any smaller `limit`. The same budget gives the same schedule.
+   half as large nor, up to 16 chunks, than under any smaller `limit`. With no limit at all it is never longer than under
+   the default one. The same budget gives the same schedule.
 
    The plan must be sound. Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (its counts are not sound), CF_ERROR_LIMIT
    (CF_MAX_ACTIONS, CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind under which one
@@ -7546,9 +7547,10 @@ static int64_t cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) 
    has taken long goes on from another point.
 
    The whole search makes core searches for K and for smaller ones, for the limits and for lower ones (halves, and each
-   number up to 16 chunks), whole before split, and takes the best of all. So a schedule for more (budget, K, limits,
-   splitting, placements) is never longer, along these steps. A core search that its own lower bound already rules out is
-   left out. */
+   number up to 16 chunks; where nothing is limited, those of the default), whole before split, and takes the best of
+   all. So a schedule for more (budget, K, limits, splitting, placements) is never longer, along these steps. A core
+   search that its own lower bound already rules out is left out, and so is one under limits that the search cannot
+   tell from those before. */
 
 typedef struct cf__search {
     cf__schedule_maker maker;
@@ -8068,20 +8070,34 @@ static void cf__search_each_k(cf__search *search, int split) {
     m->desc.k = m->pipe.k = given;
 }
 
-/* Whether limits a step down are less on any stage, and every unit still finds room: then these are the limits. */
-static int cf__search_lower_limits(cf__search *search) {
-    cf__schedule_maker *m = &search->maker;
-    int64_t i, bytes = 0;
-    int changes = 0;
+/* Goes a step down in the limits. Returns whether that is less on any stage; *matters: whether the search can tell. What
+   a stage holds and has promised is never more than two copies of every chunk on each of its virtual stages, and the
+   search compares limits with nothing else that is larger but the two other numbers here. */
+static int cf__search_step_down(cf__schedule_maker *m, int *matters) {
+    int64_t n_virtual = m->desc.n_virtual, i;
+    int64_t most = cf__max(2 * m->pipe.n * n_virtual, cf__max(CF__SEARCH_ROOMY * n_virtual, m->desc.n_stages));
+    int is_less = 0;
+    *matters = 0;
     for (i = 0; i < m->desc.n_stages; i++) {
         cf__schedule_limits before = cf__schedule_limits_of(m, i), after;
         m->steps++;
         after = cf__schedule_limits_of(m, i);
         m->steps--;
-        changes |= after.chunks < before.chunks || after.bytes < before.bytes;
+        is_less |= after.chunks < before.chunks || after.bytes < before.bytes;
+        *matters |= cf__min(after.chunks, most) < cf__min(before.chunks, most) || after.bytes < before.bytes;
     }
-    if (!changes) return 0;
     m->steps++;
+    return is_less;
+}
+
+/* Whether limits some steps down make a difference, and every unit still finds room: then these are the limits. */
+static int cf__search_lower_limits(cf__search *search) {
+    cf__schedule_maker *m = &search->maker;
+    int64_t i, bytes = 0;
+    int matters;
+    do {
+        if (!cf__search_step_down(m, &matters)) return 0;
+    } while (!matters);
     m->tightest = cf__schedule_tightest(m);
     if (m->tightest.chunks == 0) return 0;
     for (i = 0; i < m->pipe.n; i++)
@@ -8095,6 +8111,20 @@ static void cf__search_each_limit(cf__search *search, int split) {
     do cf__search_each_k(search, split);
     while (cf__search_lower_limits(search));
     m->steps = 0;
+    m->tightest = cf__schedule_tightest(m);
+}
+
+/* The same, and where nothing is limited, under the default limit, too. */
+static void cf__search_with_and_without(cf__search *search, int split) {
+    cf__schedule_maker *m = &search->maker;
+    cf_schedule_desc given = m->desc;
+    cf__search_each_limit(search, split);
+    if (cf__schedule_counts_bytes(&given) || m->tightest.chunks < INT64_MAX) return;
+    m->desc.limit = m->desc.limit_bytes = 0;
+    m->desc.limits = NULL;
+    m->tightest = cf__schedule_tightest(m);
+    cf__search_each_limit(search, split);
+    m->desc = given;
     m->tightest = cf__schedule_tightest(m);
 }
 
@@ -8114,7 +8144,7 @@ static void cf__search_best(cf__search *search) {
         if (!cf__schedule_allows(&m->desc, placement)) continue;
         m->pipe.placement = (cf_placement)placement;
         m->tightest = cf__schedule_tightest(m);
-        for (split = 0; split <= splits; split++) cf__search_each_limit(search, split);
+        for (split = 0; split <= splits; split++) cf__search_with_and_without(search, split);
     }
     report->bound = search->goal;
     report->gap = report->bound > 0 ? report->makespan / report->bound - 1 : 0;

@@ -308,6 +308,75 @@ TEST(a_larger_limit_is_hardly_ever_worse) {
                    (int)n_worse, (int)n_much, (worst - 1) * 100);
 }
 
+/* Whoever limits nothing gets what is best under the default limit, or better, by construction too. */
+TEST(no_limit_is_no_worse_than_the_default_one) {
+    static const int64_t found[] = {7, 42, 3, 25, 3, 6, 6, 2, 2, 3, 5, 5, 3, 3, 8, 1, 1, 5, 60, 6};
+    int64_t n_compared = 0, n_shorter = 0;
+    int i;
+    for (i = 0; i < harness_rounds(60, 12); i++) {
+        static suite_batch batch;
+        cf_schedule_desc desc;
+        cf_plan *plan = NULL;
+        suite_draw(7 * i + 1, &batch);
+        if (i > 0) CHECK_INT(cf_pack(batch.lengths, batch.n, &batch.pack, &plan, NULL), CF_OK);
+        else plan = pack(found, 20, 8, 0);
+        REQUIRE(plan != NULL);
+        memset(&desc, 0, sizeof desc);
+        desc.n_stages = i > 0 ? batch.schedule.n_stages : 4;
+        desc.k = i > 0 ? 1 + i % 4 : 6;
+        desc.n_virtual = i % 3 == 0 ? 3 : i % 2 + 1;
+        desc.placement = desc.n_virtual == 2 ? CF_PLACEMENT_ANY : CF_PLACEMENT_LOOP;
+        desc.timing = i > 0 ? &batch.timing : NULL;
+        desc.budget = i > 0 ? 12 : 0;
+        if (plan->n_chunks * desc.n_stages * desc.n_virtual <= 1000) {
+            double by_default, unlimited;
+            harness_note("batch %d", i);
+            by_default = makespan_of(plan, &desc, NULL);
+            desc.limit = CF_NO_LIMIT;
+            unlimited = makespan_of(plan, &desc, NULL);
+            CHECK(unlimited > 0 && unlimited <= by_default * (1 + 1e-12));
+            n_compared++;
+            n_shorter += unlimited < by_default * (1 - 1e-12);
+        }
+        cf_plan_free(plan);
+    }
+    CHECK(n_compared >= harness_rounds(30, 6));
+    harness_report("%d of %d batches are shorter without a limit", (int)n_shorter, (int)n_compared);
+}
+
+/* A limit beyond anything that a stage could hold gives what the smallest such limit gives, for no more candidates. */
+TEST(a_limit_beyond_all_chunks) {
+    static const int64_t lengths[] = {7, 42, 3, 25, 3, 6};
+    cf_plan *plan = pack(lengths, 6, 8, 0);
+    cf_search_report reports[2];
+    cf_schedule *schedules[2] = {NULL, NULL};
+    int64_t n_virtual;
+    for (n_virtual = 1; n_virtual <= 2; n_virtual++) {
+        cf_schedule_desc desc;
+        int64_t i, enough = 1;
+        while (enough < 2 * plan->n_chunks * n_virtual) enough *= 2;
+        memset(&desc, 0, sizeof desc);
+        memset(reports, 0, sizeof reports);
+        desc.n_stages = 4;
+        desc.n_virtual = n_virtual;
+        desc.k = 3;
+        desc.budget = 40;
+        for (i = 0; i < 2; i++) {
+            desc.limit = i == 0 ? enough : enough << 40;
+            desc.report = &reports[i];
+            CHECK_INT(cf_schedule_make(plan, &desc, &schedules[i], NULL), CF_OK);
+            REQUIRE(schedules[i] != NULL);
+        }
+        CHECK_INT(reports[0].n_tried, reports[1].n_tried);
+        CHECK(reports[0].n_tried > 0);
+        CHECK_INT(schedules[0]->n_actions, schedules[1]->n_actions);
+        CHECK(memcmp(schedules[0]->actions, schedules[1]->actions,
+                     (size_t)schedules[0]->n_actions * sizeof(cf_action)) == 0);
+        for (i = 0; i < 2; i++) cf_schedule_free(schedules[i]);
+    }
+    cf_plan_free(plan);
+}
+
 /* On so many stages that one dispatch takes as long as the whole search should, `best` tries the fixed schedules and, as
    there is a limit, one dispatch. */
 TEST(very_many_stages) {
@@ -415,4 +484,5 @@ SUITE(best, CASE(paper_example), CASE(report_says_what_was_done), CASE(a_larger_
 SUITE(search, CASE(optimal_on_small_pipelines), CASE(optimal_on_small_pipelines_under_limits),
       CASE(optimal_on_small_pipelines_with_split_backwards), CASE(suite_is_near_the_bound),
       CASE(suite_is_never_worse_than_a_fixed_schedule), CASE(a_v_under_tight_limits),
-      CASE(a_larger_limit_is_hardly_ever_worse), CASE(very_many_stages));
+      CASE(a_larger_limit_is_hardly_ever_worse), CASE(no_limit_is_no_worse_than_the_default_one),
+      CASE(a_limit_beyond_all_chunks), CASE(very_many_stages));
