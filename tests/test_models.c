@@ -650,7 +650,7 @@ static run_with_state run_with_state_of(const cf_plan *plan, int offload, int64_
     cost.stream = state_window > 0;
     order.n_stages = 4;
     order.k = 2;
-    order.budget = 50; /* a schedule that is made without regard to transfers; which one is not the point */
+    order.kind = CF_SCHEDULE_GPIPE; /* it is made without regard to transfers */
     order.timing = lower.timing = simulation.timing = &timing;
     lower.offload = offload;
     if (CHECK(cf_cost_estimate(&cost, stages, 4, &timing, NULL, NULL) == CF_OK) &&
@@ -666,8 +666,8 @@ static run_with_state run_with_state_of(const cf_plan *plan, int offload, int64_
     return out;
 }
 
-/* Why there is OFFLOAD beside streams. Of two long groups one waits on the first stages for its gradients while the
-   other runs. What leaves meanwhile crosses the link once each way, and not in every pass. */
+/* Why there is OFFLOAD beside streams. Of two long groups one waits for its gradients while the other runs. What leaves
+   meanwhile crosses the link once each way, and not in every pass. */
 TEST(offload_beats_streams_where_keys_are_many) {
     int64_t lengths[34], i;
     cf_pack_desc pack;
