@@ -7872,6 +7872,15 @@ static void cf__search_try_rhythms(cf__search *search) {
     }
 }
 
+/* Backwards first, and forwards by what waits on the next stage: with few chunks on many stages that is often shorter
+   than going by urgency alone. */
+static void cf__search_try_lead(cf__search *search) {
+    cf__dispatch_policy policy = search->best_policy;
+    policy.bias = search->bounds.critical_path;
+    policy.lead = cf__search_lead;
+    if (cf__search_leads(&search->maker)) cf__search_try_policy(search, policy);
+}
+
 static void cf__search_try_patiences(cf__search *search) {
     static const double patiences[] = {0.5, 1, 0.25};
     cf__dispatch_policy policy = search->best_policy;
@@ -8099,6 +8108,7 @@ static void cf__search_core(cf__search *search, int split) {
     if (policy.evicts) cf__search_try_evictions(search);
     cf__search_try_rhythms(search);
     cf__search_try_orders(search);
+    if (!policy.evicts) cf__search_try_lead(search);
     if (!(search->best_policy.rhythm > 0) && !(policy.evicts && m->pipe.local)) cf__search_try_patiences(search);
     search->dispatch.policy = search->best_policy;
     cf__search_walk(search);
