@@ -15,7 +15,7 @@
 
    and everywhere else just #include "chunkflow.h". Define CHUNKFLOW_STATIC instead to get functions that are private to
    the file, implementation included. Define CHUNKFLOW_API yourself (say, as a DLL export) to override the linkage.
-   Needs only libc. Compile that one file with any optimisation but -Ofast or -ffast-math, which it refuses.
+   Needs only libc. Compile that one file with any optimisation but -Ofast, -ffast-math and its parts, which it refuses.
 
    The functions by task
        pack a batch            cf_pack, cf_pack_size + cf_pack_into (your memory), cf_pack_defaults, cf_plan_free
@@ -2136,9 +2136,16 @@ CHUNKFLOW_CUDA_API void cf_executor_free(cf_executor *executor);
 #if defined(CHUNKFLOW_IMPLEMENTATION) && !defined(CHUNKFLOW_IMPLEMENTED)
 #define CHUNKFLOW_IMPLEMENTED
 
-/* Checks that NaN is refused and that plans are the same everywhere need arithmetic as IEEE 754 has it. */
-#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#include <float.h>
+
+/* Checks that NaN is refused and that plans are the same everywhere need arithmetic as IEEE 754 has it: every operation
+   as it is written, rounded to a double. */
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
+    defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__)
 #error "chunkflow.h needs IEEE 754 arithmetic: compile its implementation in a file of its own, without -Ofast"
+#endif
+#if defined(FLT_EVAL_METHOD) && (FLT_EVAL_METHOD == 2 || FLT_EVAL_METHOD < 0)
+#error "chunkflow.h needs doubles that are computed as doubles: compile its implementation with -msse2 -mfpmath=sse"
 #endif
 
 /* The implementation is C that compiles as C++, too, so some habits of C++ make no sense in it. */
@@ -2156,6 +2163,10 @@ CHUNKFLOW_CUDA_API void cf_executor_free(cf_executor *executor);
 #pragma clang diagnostic ignored "-Wswitch-enum"
 #pragma clang diagnostic ignored "-Wunsafe-buffer-usage"
 #pragma clang diagnostic ignored "-Wzero-as-null-pointer-constant"
+/* clang defines no macro for options like -fassociative-math, but it lets a file undo them. */
+#pragma clang diagnostic ignored "-Wignored-pragmas"
+#pragma float_control(push)
+#pragma float_control(precise, on)
 #elif defined(__GNUC__)
 #pragma GCC diagnostic push
 #ifdef __cplusplus
@@ -2165,7 +2176,6 @@ CHUNKFLOW_CUDA_API void cf_executor_free(cf_executor *executor);
 #endif
 #endif
 
-#include <float.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -6459,8 +6469,8 @@ static double cf__bounds_memory(cf__bounds_jobs *jobs, const cf__bounds_paths *p
     bound = sack.head + sack.tail + sack.stay / slots;
     for (i = 0; i < sack.n && bound > cf__most(load, work); i++) {
         double saved = jobs->head[jobs->by_head[i]] / slots, again = jobs->tail[jobs->by_head[i]], part = 1;
-        if (bound - part * saved < load) part = (bound - load) / saved;
-        if (bound - part * saved < work + part * again) part = (bound - work) / (saved + again);
+        if (bound - saved < load) part = (bound - load) / saved;
+        if (bound - cf__product(part, saved) < work + cf__product(part, again)) part = (bound - work) / (saved + again);
         bound -= cf__product(part, saved);
         work += cf__product(part, again);
     }
@@ -10872,6 +10882,7 @@ CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waitin
 #endif
 
 #if defined(__clang__)
+#pragma float_control(pop)
 #pragma clang diagnostic pop
 #elif defined(__GNUC__)
 #pragma GCC diagnostic pop

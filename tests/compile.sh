@@ -186,17 +186,31 @@ declarations() { # compiler
         "$OUT/$name.cc" && ok "$name"
 }
 
-# Fast maths would let a NaN pass for a cost, so the implementation refuses it by name.
-fast_math() { # compiler
-    name=fast-math-$1
+# Other arithmetic than IEEE 754's: options that let a NaN pass for a cost or another order of passes come out are refused
+# by name, of both libraries. Those that change nothing are not.
+refused_maths() { # compiler
+    name=maths-$1
     wanted "$name" || return 0
-    if "$1" -std=c99 -Ofast -I"$TOP" -fsyntax-only "$SOURCES/implementation.c" >"$OUT/$name.log" 2>&1; then
-        fail "$name" "-Ofast is accepted"
-    elif ! grep -q 'error.*IEEE 754' "$OUT/$name.log"; then
-        fail "$name" "-Ofast is refused with other words" "$OUT/$name.log"
-    else
-        ok "$name"
-    fi
+    options="-Ofast -ffast-math"
+    case $1 in gcc) options="$options -funsafe-math-optimizations -fno-signed-zeros -freciprocal-math -mfpmath=387
+        -ffast-math,-fno-finite-math-only -fassociative-math,-fno-signed-zeros,-fno-trapping-math" ;; esac
+    for option in $options; do
+        for source in implementation tune_implementation; do
+            flags=$(echo "$option" | tr , ' ')
+            if "$1" -std=c99 -O2 $flags $TUNE -fsyntax-only "$SOURCES/$source.c" >"$OUT/$name.log" 2>&1; then
+                case $option in
+                    -mfpmath*) echo 'int main(void) { return __FLT_EVAL_METHOD__; }' >"$OUT/$name.c"
+                        "$1" $flags -E "$OUT/$name.c" 2>&1 | grep -q 'return 2' || continue ;; # not x86
+                esac
+                fail "$name" "$flags is accepted: $source.c"
+                return 0
+            elif ! grep -q 'error.*\(IEEE 754\|computed as doubles\)' "$OUT/$name.log"; then
+                fail "$name" "$flags is refused with other words: $source.c" "$OUT/$name.log"
+                return 0
+            fi
+        done
+    done
+    ok "$name"
 }
 
 declared() { # prefix of its macros, file
@@ -400,8 +414,14 @@ same_bits() { # compiler
     wanted "$name" || return 0
     n_cases=200
     if ! full; then n_cases=50; fi
-    for level in "$PLAIN" "-O1" "-O2" "-O3" "$HIGHEST"; do
-        case $level in -O[123]) full || continue ;; esac
+    # clang defines no macro for the last two, and the library undoes them.
+    for level in "$PLAIN" "-O1" "-O2" "-O3" "$HIGHEST" "-O2 -funsafe-math-optimizations" \
+        "-O2 -ffast-math -fno-finite-math-only"; do
+        case $level-$1 in
+            *math*-gcc) continue ;;
+            -O2\ -ff*) full || continue ;;
+            -O[123]-*) full || continue ;;
+        esac
         library "$name" "$1" "$level" && build "$name" "$1" -std=c99 $level -no-pie $WARN $LINKED -DRECORD_HASH_ONLY \
             -I"$TOP" "$HERE/record.c" "$library" -o "$OUT/$name" || return 0
         if ! "$OUT/$name" --hash $n_cases >"$OUT/$name.out"; then
@@ -451,7 +471,7 @@ for compiler in gcc clang; do
     symbols $compiler tune-symbols tune_implementation.c CHUNKFLOW_TUNE tools/chunkflow_tune.h
     header_example $compiler
     declarations $compiler
-    fast_math $compiler
+    refused_maths $compiler
     if [ $compiler = gcc ] || full; then tune_example $compiler; fi
     readme_loop $compiler
     same_bits $compiler

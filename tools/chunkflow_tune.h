@@ -391,6 +391,22 @@ CHUNKFLOW_TUNE_API void cf_tuning_free(cf_tuning *tuning);
 #define CHUNKFLOW_TUNE_IMPLEMENTED
 
 #include <float.h>
+
+/* The arithmetic that chunkflow.h's implementation asks for, and why. */
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || \
+    defined(__ASSOCIATIVE_MATH__) || defined(__RECIPROCAL_MATH__) || defined(__NO_SIGNED_ZEROS__)
+#error "chunkflow_tune.h needs IEEE 754 arithmetic: compile its implementation in a file of its own, without -Ofast"
+#endif
+#if defined(FLT_EVAL_METHOD) && (FLT_EVAL_METHOD == 2 || FLT_EVAL_METHOD < 0)
+#error "chunkflow_tune.h needs doubles computed as doubles: compile its implementation with -msse2 -mfpmath=sse"
+#endif
+#if defined(__clang__)
+#pragma clang diagnostic push
+#pragma clang diagnostic ignored "-Wignored-pragmas"
+#pragma float_control(push)
+#pragma float_control(precise, on)
+#endif
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -2367,6 +2383,11 @@ CHUNKFLOW_TUNE_API void cf_tuning_free(cf_tuning *tuning) {
 
 #ifdef __cplusplus
 }
+#endif
+
+#if defined(__clang__)
+#pragma float_control(pop)
+#pragma clang diagnostic pop
 #endif
 
 #endif /* CHUNKFLOW_TUNE_IMPLEMENTATION */
