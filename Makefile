@@ -357,7 +357,7 @@ $(CUDA_BUILD)/chunkflow_cuda.cu.o: TEST_CFLAGS = -g1 -Og -DCHUNKFLOW_TESTED $(SA
 # With other sanitizers these are made anew.
 $(CUDA_PROGRAMS) $(CUDA_TEST): $(CUDA_BUILD)/sanitizers
 CUDA_OBJECTS  := $(CUDA_BUILD)/chunkflow_cuda.cu.o $(CUDA_TEST) $(CUDA_WATCHED) $(CUDA_PLAIN) $(TEST_LIBRARY)
-CUDA_HEADERS  := chunkflow.h tests/harness.h $(wildcard tests/cuda/*.h tests/cuda_emu/*.h)
+CUDA_HEADERS  := chunkflow.h $(CUDA_BUILD)/declarations tests/harness.h $(wildcard tests/cuda/*.h tests/cuda_emu/*.h)
 vpath %.cc tests/cuda tests/cuda_emu
 
 $(CUDA_BUILD):
@@ -366,6 +366,11 @@ $(CUDA_BUILD):
 .PHONY: same_sanitizers
 $(CUDA_BUILD)/sanitizers: same_sanitizers | $(CUDA_BUILD)
 	@echo '$(CUDA_SANITIZE)' | cmp -s - $@ || echo '$(CUDA_SANITIZE)' >$@
+
+# The companion's declarations are a file of their own here, which is touched only when they change: an edit of a kernel
+# compiles no test anew.
+$(CUDA_BUILD)/declarations: chunkflow_cuda.cu | $(CUDA_BUILD)
+	@sed '/^#endif .* CHUNKFLOW_CUDA_H /q' $< | cmp -s - $@ || sed '/^#endif .* CHUNKFLOW_CUDA_H /q' $< >$@
 
 $(CUDA_BUILD)/device_section.h: chunkflow_cuda.cu tests/device_section.sh | $(CUDA_BUILD)
 	sh tests/device_section.sh >$@
@@ -387,7 +392,7 @@ CUDA_EXAMPLE := $(addprefix $(CUDA_BUILD)/,executor_emulated.o chunkflow_cuda.cu
                 cublas_emu.cc.o cuda_emu.cc.o) $(TEST_LIBRARY)
 
 $(CUDA_BUILD)/executor_emulated.o: tests/executor_emulated.cc examples/executor_cuda.cu $(TRAIN_HEADERS) \
-                                   $(wildcard tests/cuda_emu/*.h) | $(CUDA_BUILD)
+                                   $(CUDA_BUILD)/declarations $(wildcard tests/cuda_emu/*.h) | $(CUDA_BUILD)
 	$(CXX) $(CUDA_CXXFLAGS) $(TEST_CFLAGS) -c $< -o $@
 
 $(CUDA_BUILD)/executor_cuda: $(CUDA_EXAMPLE)
@@ -395,7 +400,7 @@ $(CUDA_BUILD)/executor_cuda: $(CUDA_EXAMPLE)
 
 # And the trainer of real model shapes, by train_cuda_emulated.cc; it multiplies with cuBLASLt.
 $(CUDA_BUILD)/train_cuda_emulated.o: tests/train_cuda_emulated.cc examples/train_cuda.cu $(TRAIN_HEADERS) \
-                                     $(TOOL_HEADERS) $(wildcard tests/cuda_emu/*.h) | $(CUDA_BUILD)
+                                     $(TOOL_HEADERS) $(CUDA_BUILD)/declarations $(wildcard tests/cuda_emu/*.h) | $(CUDA_BUILD)
 	$(CXX) $(CUDA_CXXFLAGS) $(TEST_CFLAGS) -c $< -o $@
 
 $(CUDA_BUILD)/train_cuda: $(CUDA_BUILD)/train_cuda_emulated.o $(CUDA_BUILD)/cublaslt_emu.cc.o \
@@ -405,7 +410,7 @@ $(CUDA_BUILD)/train_cuda: $(CUDA_BUILD)/train_cuda_emulated.o $(CUDA_BUILD)/cubl
 
 # So does bench_emulated.cc with the benchmark, for tests/cuda_record.sh.
 $(CUDA_BUILD)/bench_emulated.o: tests/bench_emulated.cc tools/bench/bench_attention.cu chunkflow.h \
-                                $(wildcard tests/cuda_emu/*.h) | $(CUDA_BUILD)
+                                $(CUDA_BUILD)/declarations $(wildcard tests/cuda_emu/*.h) | $(CUDA_BUILD)
 	$(CXX) $(CUDA_CXXFLAGS) $(TEST_CFLAGS) -c $< -o $@
 
 $(CUDA_BUILD)/bench_attention: $(CUDA_BUILD)/bench_emulated.o $(filter-out %/executor_emulated.o,$(CUDA_EXAMPLE))
@@ -578,14 +583,14 @@ PLACE   := $(DESTDIR)$(PREFIX)
 VERSION := $(shell sed -n 's/^.define CHUNKFLOW_VERSION "\(.*\)"/\1/p' chunkflow.h)
 INSTALL ?= install
 
-INSTALLED := bin/chunkflow include/chunkflow.h include/chunkflow_tune.h share/chunkflow/chunkflow_cuda.cu \
+INSTALLED := bin/chunkflow include/chunkflow.h include/chunkflow_tune.h include/chunkflow_cuda.cu \
              share/pkgconfig/chunkflow.pc share/man/man1/chunkflow.1 \
              share/bash-completion/completions/chunkflow share/fish/vendor_completions.d/chunkflow.fish
 
 define PKG_CONFIG
 prefix=$(PREFIX)
 includedir=$${prefix}/include
-cuda_source=$${prefix}/share/chunkflow/chunkflow_cuda.cu
+cuda_source=$${includedir}/chunkflow_cuda.cu
 
 Name: chunkflow
 Description: Chunks, schedules and memory estimates for training on long-tailed sequences; a C99 header
@@ -598,8 +603,7 @@ export PKG_CONFIG
 install: $(BUILD)/chunkflow
 	$(INSTALL) -d $(sort $(dir $(addprefix $(PLACE)/,$(INSTALLED))))
 	$(INSTALL) -m 755 $(BUILD)/chunkflow $(PLACE)/bin/chunkflow
-	$(INSTALL) -m 644 chunkflow.h tools/chunkflow_tune.h $(PLACE)/include
-	$(INSTALL) -m 644 chunkflow_cuda.cu $(PLACE)/share/chunkflow/chunkflow_cuda.cu
+	$(INSTALL) -m 644 chunkflow.h tools/chunkflow_tune.h chunkflow_cuda.cu $(PLACE)/include
 	printf '%s\n' "$$PKG_CONFIG" >$(PLACE)/share/pkgconfig/chunkflow.pc
 	$(BUILD)/chunkflow help man >$(PLACE)/share/man/man1/chunkflow.1
 	$(BUILD)/chunkflow help bash >$(PLACE)/share/bash-completion/completions/chunkflow

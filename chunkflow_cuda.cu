@@ -1,14 +1,38 @@
 /* chunkflow_cuda.cu - attention, carried state and pipelines on NVIDIA GPUs - MIT or public domain
 
-   The companion of chunkflow.h, which declares the functions of this file in its section >>cuda. The executor calls the
-   header's own functions: put its implementation into some other file of the program. Needs the CUDA Toolkit and
-   cuBLAS, and NCCL only where CHUNKFLOW_NCCL is defined:
+   The companion of chunkflow.h. A file that calls its functions, in C99 or C++, asks for the declarations alone, and
+   needs no CUDA for that:
+
+       #define CHUNKFLOW_CUDA_HEADER_ONLY
+       #include "chunkflow_cuda.cu"
+
+   The functions themselves need the CUDA Toolkit and cuBLAS, and NCCL only where CHUNKFLOW_NCCL is defined:
 
        nvcc -O3 -std=c++17 -c chunkflow_cuda.cu \
            -gencode arch=compute_80,code=[sm_80,compute_80] -gencode arch=compute_90a,code=sm_90a
 
-   Layers, each found by its tag. A layer calls only layers above it; in each, kernels come first, then what launches
-   them.
+   Link the object with cudart, cublas and the file that has chunkflow.h's implementation. That must not be a
+   CHUNKFLOW_STATIC one, because the executor calls it.
+
+   The functions by task
+       attend                  cf_attention_size + cf_attention_prepare, cf_attention_forward, cf_attention_backward,
+                               cf_attention_path_name
+         by blocks of keys     cf_attention_block_size + cf_attention_block_prepare
+       carry state             cf_rope_size + cf_rope_fill, cf_append_forward, cf_append_backward, cf_state_bytes,
+                               cf_state_k, cf_state_v, cf_state_clear, cf_state_offload, cf_state_prefetch,
+                               cf_padding_clear, cf_boundary_save
+         from host memory      cf_state_stream_size, cf_state_stream_create, cf_state_stream_free,
+                               cf_state_stream_block, cf_state_stream_begin, cf_state_stream_next,
+                               cf_state_stream_add, cf_state_stream_append, cf_state_stream_end
+       run a pipeline          cf_executor_create, cf_executor_load, cf_executor_run, cf_executor_stream,
+                               cf_executor_schedule, cf_executor_memory_of, cf_executor_memory_for,
+                               cf_executor_timeline, cf_executor_free, cf_cuda_step_block
+
+   All work is put on the stream that the caller names, last but for the error in every signature; nothing is allocated
+   and nothing waits for the device, but in the executor and where a comment says so.
+
+   Layers of the implementation, each found by its tag. A layer calls only layers above it; in each, kernels come first,
+   then what launches them.
        >>device     named device functions for everything that is an instruction rather than arithmetic
        >>problem    descriptors resolved and checked, the mask's arithmetic, the list of tiles
        >>fragments  tiles in shared memory, products of a warp
@@ -33,7 +57,606 @@
    The same file compiles as C++ against a host emulation of CUDA (tests/cuda_emu), which defines
    CHUNKFLOW_CUDA_EMULATION. Only >>device knows of it, and launch(), which tells it the name of a kernel. */
 
+#ifndef CHUNKFLOW_CUDA_H
+#define CHUNKFLOW_CUDA_H
+
 #include "chunkflow.h"
+
+#ifndef CHUNKFLOW_CUDA_API
+#define CHUNKFLOW_CUDA_API extern /* never static: these functions are in a file of their own */
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ================================================================================================================
+   Attention
+   ================================================================================================================ */
+
+/* CUDA's own names for what cudaStream_t and cublasHandle_t point to. */
+struct CUstream_st;
+struct cublasContext;
+typedef struct CUstream_st *cf_cuda_stream;
+
+typedef enum cf_dtype {
+    CF_DTYPE_DEFAULT = 0,         /* CF_DTYPE_BF16 */
+    CF_DTYPE_BF16,
+    CF_DTYPE_FP16,
+    CF_DTYPE_FP32                 /* for correctness, not for speed */
+} cf_dtype;
+
+typedef enum cf_attention_path {
+    CF_ATTENTION_AUTO = 0,        /* the fastest path that can do the problem on the device */
+    CF_ATTENTION_UNFUSED,         /* cuBLAS products around a masked softmax: any type and head size; needs `cublas` */
+    CF_ATTENTION_MMA,             /* fused, mma.sync: 16-bit types, head sizes to 128, compute capability 8.0 and up, at
+                                     most 64 query heads for each key head */
+    CF_ATTENTION_WGMMA            /* the same with wgmma, for compute capability 9.0 and code for sm_90a: not yet run on
+                                     a device, so never chosen but by name */
+} cf_attention_path;
+
+/* "auto", "unfused", "mma", "wgmma"; "?" for anything else. */
+CHUNKFLOW_CUDA_API const char *cf_attention_path_name(cf_attention_path path);
+
+/* One attention problem: the slices of one chunk. Slice s has queries cu_seqlens_q[s] .. cu_seqlens_q[s + 1] and keys
+   likewise, as many of either as you like, also none. The mask is aligned bottom-right: with Sq queries and Sk keys,
+   query i sees key j if j <= i + Sk - Sq; so a carried prefix is nothing but more keys than queries. cf_metadata has
+   the arrays. Query head h uses key head h / (n_heads / n_kv_heads). Zero means default in every member. */
+typedef struct cf_attention_desc {
+    int64_t n_heads;              /* query heads; must be given */
+    int64_t n_kv_heads;           /* 0: n_heads; must divide n_heads */
+    int64_t head_size;            /* a multiple of 8, at most 256; must be given. 64 and 128 are the fast ones */
+    int64_t n_slices;
+    const int32_t *cu_seqlens_q;  /* (n_slices + 1) in host memory, from 0, not falling */
+    const int32_t *cu_seqlens_k;  /* likewise */
+    const int32_t *starts_q;      /* (n_slices) row of each slice's first query, where there are rows of padding between
+                                     them that are in no slice; NULL: cu_seqlens_q. Slices must not overlap, and come in
+                                     ascending order of these rows */
+    const int32_t *starts_k;      /* likewise for keys */
+    cf_dtype dtype;               /* of q, k, v, out and their gradients, but dk and dv are fp32 */
+    int full;                     /* 0: causal; 1: a query sees all keys of its slice */
+    int64_t window;               /* a query sees the last `window` keys up to its own place, itself included (key
+                                     j > i + Sk - Sq - window). 0: no limit */
+    double scale;                 /* of q . k before the softmax. 0: 1 / sqrt(head_size) */
+    double softcap;               /* c: scores become c x tanh(score / c). 0: off */
+    int deterministic;            /* 1: dq has the same bits in every run, on the fused paths for seven products instead
+                                     of five; everything else always has, for the same n_processors */
+    cf_attention_path path;       /* CF_ERROR_ARGUMENT if it cannot do the problem: never another one in silence */
+    int64_t arch;                 /* compute capability x 10 (50 to 999) of the device that will run it; 0: the current
+                                     device's */
+    int64_t n_processors;         /* its multiprocessors: says how finely work is cut. 0: the current device's; if arch
+                                     is given, as many as a usual device of it has */
+    int64_t cache_bytes;          /* fused paths: key heads are worked on in sections whose arrays fit into so much of
+                                     the second-level cache. 0: 32 MB forwards, all heads together backwards */
+    int64_t prefix;               /* keys that come before the first slice's and are not among its own: they come in
+                                     blocks, see below. The slice has at least as many keys as queries then. 0: none */
+} cf_attention_desc;
+
+/* A prepared problem: what every layer of a chunk shares. Made by cf_attention_prepare in your memory; read only. */
+typedef struct cf_attention {
+    cf_attention_desc desc;       /* defaults filled in; its arrays are copies inside this object */
+    cf_attention_path path;       /* what will run */
+    int64_t pairs;                /* visible (query, key) pairs of one head: a forward takes 4 x pairs x n_heads x
+                                     head_size floating-point operations, a backward 2.5 times that */
+    int64_t rows_q, rows_k;       /* rows that the slices span: end of the last one */
+    size_t forward_bytes;         /* of device workspace */
+    size_t backward_bytes;
+    const void *tiles;            /* the list of work, longest first: copy these bytes to the device ... */
+    size_t tiles_bytes;           /* ... once a chunk, and give their address as cf_attention_tensors.tiles. May be 0 */
+    int64_t n_forward_tiles;      /* entries of that list, for one key head */
+    int64_t n_row_tiles;
+    int64_t n_key_tiles;          /* with at least one visible pair */
+    int64_t n_all_key_tiles;
+    int64_t n_split_forward_tiles;/* tiles cut into parts (these count as tiles above) where whole ones would leave */
+    int64_t n_split_key_tiles;    /* the device idle: few key heads, small chunks. Their sums meet in the workspace */
+    int64_t forward_section;      /* blocks start in sections of so many key heads: in each the list's first entry */
+    int64_t backward_section;     /* for all of these heads, then its second, ... */
+} cf_attention;
+
+/* cf_attention_size: bytes of host memory, aligned to CF_MEMORY_ALIGNMENT, that cf_attention_prepare needs. If you copy
+   `tiles` to the device asynchronously, put the object into pinned memory. Neither call touches the device, but to ask
+   for its compute capability where arch is 0. Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (more than 2^30 rows, or rows x
+   heads per key head), CF_ERROR_SPACE, CF_ERROR_DEVICE (arch is 0 and there is no device). Outputs are untouched on
+   failure. */
+CHUNKFLOW_CUDA_API cf_result cf_attention_size(const cf_attention_desc *desc, size_t *bytes, cf_error *error);
+CHUNKFLOW_CUDA_API cf_result cf_attention_prepare(const cf_attention_desc *desc, void *memory, size_t bytes,
+                                                  const cf_attention **out, cf_error *error);
+
+/* A (rows, heads, head_size) array on the device, its last dimension contiguous. The address must be a multiple of 16,
+   the strides (in elements) of 8 for 16-bit numbers and of 4 for fp32. */
+typedef struct cf_tensor {
+    void *data;
+    int64_t row_stride;           /* 0: heads x head_size */
+    int64_t head_stride;          /* 0: head_size */
+} cf_tensor;
+
+/* The arrays of one call. Rows outside every slice are neither read nor written, in any array.
+
+   What a NaN or an infinity cannot do: rows outside slices reach nothing; nor do keys and values that no query of the
+   slice sees (those before all windows; their dk and dv are 0, or as they were), nor the gradients of queries that see
+   no key. But in a key that some query sees, it may also reach other queries that are worked on in the same tile,
+   though the mask hides that key from them (0 x NaN is NaN), as with every fused kernel; likewise backwards from a
+   query. */
+typedef struct cf_attention_tensors {
+    cf_tensor q, k, v;            /* read */
+    cf_tensor out;                /* written by the forward, read by the backward. 0 where a query sees no key */
+    float *lse;                   /* (n_heads, lse_stride) natural log of the sum of exp(score); -inf where a query sees
+                                     no key. Written by the forward (NULL: not wanted), read by the backward */
+    int64_t lse_stride;           /* from head to head. 0: rows_q */
+    cf_tensor dout;               /* read by the backward */
+    cf_tensor dq;                 /* written by the backward */
+    cf_tensor dk, dv;             /* fp32 accumulators, by key head: the backward adds to them */
+    int overwrite;                /* 1: the backward writes dk and dv instead, 0 where no query sees a key */
+    int finish;                   /* 1: the end of attention by blocks of keys */
+    const void *tiles;            /* cf_attention.tiles, on the device */
+    void *workspace;              /* at least forward_bytes or backward_bytes on the device, aligned to 256 */
+    size_t workspace_bytes;
+    struct cublasContext *cublas; /* for CF_ATTENTION_UNFUSED. Its stream is set to `stream` if it is another */
+} cf_attention_tensors;
+
+/* Errors: CF_ERROR_ARGUMENT (a missing or misaligned array), CF_ERROR_SPACE (workspace), CF_ERROR_DEVICE (CUDA or
+   cuBLAS refused a launch; error->got is its number). A kernel's own failure shows where the caller next asks the
+   device. */
+CHUNKFLOW_CUDA_API cf_result cf_attention_forward(const cf_attention *attention, const cf_attention_tensors *tensors,
+                                                  cf_cuda_stream stream, cf_error *error);
+CHUNKFLOW_CUDA_API cf_result cf_attention_backward(const cf_attention *attention, const cf_attention_tensors *tensors,
+                                                   cf_cuda_stream stream, cf_error *error);
+
+/* Attention by blocks of keys, for a prefix of which only some rows are on the device at a time. Prepare the chunk with
+   cf_attention_desc.prefix and, as keys of the first slice, only those that are there all the time: the chunk's own.
+   Each block is a problem of its own: keys first .. first + n - 1 of the prefix, which are rows 0 .. n - 1 of k, v, dk
+   and dv in its calls. All else, the workspace above all, is the chunk's. In both directions:
+
+       cf_attention_forward(chunk, &x, ...)                      begins, with the chunk's own keys
+       cf_attention_forward(block, &x, ...)                      for each block, its own tiles in x.tiles
+       x.finish = 1, cf_attention_forward(chunk, &x, ...)        writes out and lse (dq in the backward) of that slice
+
+   Between these calls the sums lie in fp32 at the start of the workspace, which nothing else may use: give as many
+   bytes as the largest of these objects asks for. `overwrite` says of each call what it does with the dk and dv of that
+   call. The backward of a block finishes dk and dv of its rows. Blocks may have any size and come in any order, each
+   once, and those that no query sees may be left out; the same blocks in the same order give the same bits wherever
+   their rows lie (dq: if deterministic). Without a window blocks of one size have the same object. Small blocks cost:
+   each call reads and writes the sums.
+
+   chunk: a problem with a prefix, needed only here. Errors as of cf_attention_prepare; CF_ERROR_ARGUMENT with "first"
+   or "n" where that is not in the prefix. */
+CHUNKFLOW_CUDA_API cf_result cf_attention_block_size(const cf_attention *chunk, int64_t first, int64_t n, size_t *bytes,
+                                                     cf_error *error);
+CHUNKFLOW_CUDA_API cf_result cf_attention_block_prepare(const cf_attention *chunk, int64_t first, int64_t n,
+                                                        void *memory, size_t bytes, const cf_attention **out,
+                                                        cf_error *error);
+
+/* ================================================================================================================
+   Carried state
+   ================================================================================================================ */
+
+/* K and V of the layers of one virtual stage, or their gradients: a plane of rows for K and one for V of each layer,
+   each row (n_kv_heads, head_size) numbers. A group has the same range of rows in every plane, in the order of its
+   tokens, so K of its prefix and of the chunk lie together and any variable-length attention kernel reads them. */
+typedef struct cf_state {
+    void *data;                   /* on the device, aligned to 16: row 0 of K of layer 0 */
+    int64_t n_layers;
+    int64_t n_kv_heads;
+    int64_t head_size;            /* n_kv_heads x head_size must be a multiple of 8 */
+    int64_t rows;                 /* from plane to plane; a state may begin at a row of a larger one */
+    cf_dtype dtype;               /* CF_DTYPE_FP32 for gradients. 0: bf16 */
+    int one_layer;                /* 1: every layer uses the planes of one, one after the other (the gradient of a
+                                     standalone chunk, which no other chunk adds to) */
+} cf_state;
+
+/* Bytes that n_rows rows take in all planes: rows x layers (1 where one_layer) x 2 x n_kv_heads x head_size x bytes of
+   a number. This is the memory model's term: cf_token_bytes.state (16-bit) and .state_gradient (fp32) for each row, as
+   cf_memory_token_bytes gives them for a virtual stage. Reads neither data nor rows. Errors of this and of the calls
+   below: CF_ERROR_ARGUMENT or CF_ERROR_OVERFLOW with the member or argument; CF_ERROR_DEVICE. Nothing is put on the
+   stream then. No rows, or no layers: nothing to do. */
+CHUNKFLOW_CUDA_API cf_result cf_state_bytes(const cf_state *state, int64_t n_rows, int64_t *bytes, cf_error *error);
+
+/* K and V of one layer from `row` on, for cf_attention_tensors and the calls below. data is NULL where layer or row are
+   out of range. */
+CHUNKFLOW_CUDA_API cf_tensor cf_state_k(const cf_state *state, int64_t layer, int64_t row);
+CHUNKFLOW_CUDA_API cf_tensor cf_state_v(const cf_state *state, int64_t layer, int64_t row);
+
+/* Sets rows to 0 in every plane: gradients before the first backward of a group, if that does not overwrite them
+   (cf_attention_tensors.overwrite, which costs nothing), and rows that a new group takes over. Writes
+   cf_state_bytes. */
+CHUNKFLOW_CUDA_API cf_result cf_state_clear(const cf_state *state, int64_t first_row, int64_t n_rows,
+                                            cf_cuda_stream stream, cf_error *error);
+
+/* Copies rows to host memory and back. host: cf_state_bytes(n_rows) bytes, planes one after the other without gaps;
+   pinned (cudaMallocHost), or the copy is no longer asynchronous. Moves cf_state_bytes each way: in one call of CUDA
+   that copies all planes, or in one for each plane where they are 2 GB or more apart. Whoever runs them on a stream of
+   its own makes it wait for the last pass that used the rows, and the next pass wait for the prefetch; other rows may
+   be in use meanwhile. */
+CHUNKFLOW_CUDA_API cf_result cf_state_offload(const cf_state *state, int64_t first_row, int64_t n_rows, void *host,
+                                              cf_cuda_stream stream, cf_error *error);
+CHUNKFLOW_CUDA_API cf_result cf_state_prefetch(const cf_state *state, int64_t first_row, int64_t n_rows,
+                                               const void *host, cf_cuda_stream stream, cf_error *error);
+
+/* ================================================================================================================
+   State that streams
+   ================================================================================================================ */
+
+/* K and V of a long group, and their gradients, need not be on the device: a pass needs one layer's at a time, and of
+   these a block of rows. Host memory has all of it, a ring of fixed bytes on the device what is in use or on its way:
+
+       cf_state_stream_begin(s, &pass, &error);                  the first blocks set out
+       for each layer (in a backward from the last to the first)
+           attention's begin with the chunk's own keys
+           while (cf_state_stream_next(s, compute, &block, &error) == CF_OK && block.n_rows > 0)
+               attention with that block (or, if block.own, cf_state_stream_add)
+           attention's end
+           cf_state_stream_append(s, compute, layer, k, v, &error)   in the group's F, but for its last chunk
+       cf_state_stream_end(s, compute, &error);
+
+   Nothing of it allocates or waits but create. Copies run on two streams beside compute: a block's rows are there when
+   `compute` comes to what is put on it after the call that hands the block out; its slot is filled again, and its
+   gradients leave, when compute has come to the next call. */
+typedef struct cf_state_stream_desc {
+    cf_state state;               /* what K and V are: n_kv_heads, head_size, dtype, and n_layers at most. The rest is
+                                     not read */
+    int64_t block_rows;           /* most rows of a block; must be given */
+    int64_t n_slots;              /* blocks of the ring, 2 to 64. With 2, one in use and one on its way, the copies of a
+                                     forward that computes longer hide behind it; in a backward gradients leave, too,
+                                     before their slot is filled again, which takes a third. 0: 3 */
+    void *ring;                   /* on the device, aligned to 16; at least the bytes that cf_state_stream_size says */
+    int64_t ring_bytes;
+    void *gradient_ring;          /* likewise, for dK and dV. NULL: no backwards */
+    int64_t gradient_ring_bytes;
+    cf_cuda_stream in, out;       /* two streams of the device for copies, which nobody else need use */
+    const cf_allocator *allocator;/* host memory; NULL: malloc */
+} cf_state_stream_desc;
+
+/* One pass of one chunk. The arrays are in host memory, pinned, and stay until the copies are done: a group has the
+   same rows in every pass. Rows that a sliding window hides from every query of the pass are not sent. */
+typedef struct cf_state_pass {
+    cf_state state;               /* K and V of the group: row 0 is its first token, `rows` as in any state, n_layers
+                                     those of this pass */
+    cf_state gradient;            /* dK and dV likewise, fp32. data NULL: a forward */
+    int64_t prefix;               /* rows of the group before the chunk's */
+    int64_t own;                  /* the chunk's own */
+    int64_t window;               /* as in cf_attention_desc */
+    int overwrite;                /* 1: nothing was added to the gradient yet (the group's last chunk), and it holds
+                                     anything. Rows that only this pass adds to never need be cleared */
+} cf_state_pass;
+
+typedef struct cf_state_block {
+    int64_t layer;
+    int64_t index;                /* among the blocks of the prefix, as of cf_state_stream_block */
+    int64_t first_row, n_rows;    /* of the group. 0: no more in this layer; the next call is for the next one */
+    int own;                      /* 1: rows of the chunk itself, to whose dK and dV later chunks added: `gradient` is
+                                     to be added to what this pass has (cf_state_stream_add). They come first. 0: of
+                                     the prefix; what is in `gradient` when the block is done goes back */
+    cf_state state;               /* one layer on the device; row 0 is first_row. data is NULL if own */
+    cf_state gradient;            /* likewise. data is NULL in a forward */
+} cf_state_block;
+
+typedef struct cf_state_stream cf_state_stream;
+
+/* Bytes of the two rings: n_slots x block_rows rows of one layer, the memory model's terms for a window of so many
+   rows. Reads neither rings nor streams. Host memory: cf_state_bytes of the group's rows. Errors here and below:
+   CF_ERROR_ARGUMENT or CF_ERROR_OVERFLOW with the member or argument, CF_ERROR_SPACE (a ring), CF_ERROR_MEMORY
+   (allocator), CF_ERROR_DEVICE. */
+CHUNKFLOW_CUDA_API cf_result cf_state_stream_size(const cf_state_stream_desc *desc, int64_t *ring_bytes,
+                                                  int64_t *gradient_ring_bytes, cf_error *error);
+
+/* Makes its events, on the current device. *out: to be given to cf_state_stream_free when the device is done with it;
+   untouched on failure. */
+CHUNKFLOW_CUDA_API cf_result cf_state_stream_create(const cf_state_stream_desc *desc, cf_state_stream **out,
+                                                    cf_error *error);
+CHUNKFLOW_CUDA_API void cf_state_stream_free(cf_state_stream *stream);
+
+/* How a prefix is cut: returns the rows of block `index` from *first_row on; 0 past the last one. What
+   cf_attention_block_prepare is to be told. Blocks end at multiples of block_rows, so every pass has the same ones but
+   for the first that a window leaves and the last. */
+CHUNKFLOW_CUDA_API int64_t cf_state_stream_block(int64_t block_rows, int64_t prefix, int64_t window, int64_t index,
+                                                 int64_t *first_row);
+
+/* Begins a pass: rows that earlier passes sent out are read after that, whatever streams they were computed on. One
+   pass at a time. */
+CHUNKFLOW_CUDA_API cf_result cf_state_stream_begin(cf_state_stream *stream, const cf_state_pass *pass,
+                                                   cf_error *error);
+CHUNKFLOW_CUDA_API cf_result cf_state_stream_next(cf_state_stream *stream, cf_cuda_stream compute, cf_state_block *out,
+                                                  cf_error *error);
+
+/* Adds the gradients of an own block to the chunk's dK and dV of that layer (fp32, (own, n_kv_heads, head_size), row 0
+   the chunk's first token), which its attention has written. */
+CHUNKFLOW_CUDA_API cf_result cf_state_stream_add(const cf_state_stream *stream, const cf_state_block *block,
+                                                 const cf_tensor *dk, const cf_tensor *dv, cf_cuda_stream compute,
+                                                 cf_error *error);
+
+/* Sends the chunk's own K and V of a layer out, those rows that a later chunk sees. They must stay as they are on
+   `compute` until the next layer's are sent, or the pass ends; no replay need send them again. */
+CHUNKFLOW_CUDA_API cf_result cf_state_stream_append(cf_state_stream *stream, cf_cuda_stream compute, int64_t layer,
+                                                    const cf_tensor *k, const cf_tensor *v, cf_error *error);
+
+/* Ends a pass, wherever it is: after it, `compute` may go on with the chunk's K and V. The rings are the stream's until
+   it is freed; host memory holds what a pass sent there once `out` has come to its end. */
+CHUNKFLOW_CUDA_API cf_result cf_state_stream_end(cf_state_stream *stream, cf_cuda_stream compute, cf_error *error);
+
+/* Rotary position embedding (Su et al., RoFormer, 2021, section 3.4). The table holds cosines and sines for any
+   position below n_positions in about 2 sqrt(n_positions) rows: the angle is split into a coarse and a fine part, and
+   the addition theorem puts them together in fp32. Both parts are rounded once, so the result is off by at most 2.42 x
+   2^-24, about two units in the last place (up to some ten million positions; then the angle's own rounding in double
+   precision shows). So the table stays in cache: 0.5 MB at 256K positions and head size 128, where a row for each
+   position would take 134 MB. */
+typedef struct cf_rope {
+    int64_t n_positions;          /* at most 2^31. A position that is not below it is taken for the last one: nothing
+                                     outside of the table is read, but the result is wrong, so give enough of them */
+    int64_t rotated;              /* how many numbers of a head are rotated, from its first on; even. 0: all */
+    double base;                  /* pair i turns by position x base^(-2 i / rotated). 0: 10000 */
+    const double *frequencies;    /* (rotated / 2) instead of base: scaled variants. Read by cf_rope_fill only */
+    int interleaved;              /* 0: pairs (i, i + rotated / 2); 1: pairs (2 i, 2 i + 1) */
+    const float *table;           /* the filled table on the device, aligned to 16; NULL: rotate nothing */
+} cf_rope;
+
+/* cf_rope_size: bytes of the table. cf_rope_fill computes it in double precision into host memory (aligned to 4).
+   Errors: CF_ERROR_ARGUMENT, CF_ERROR_SPACE (bytes). Outputs are untouched on failure. */
+CHUNKFLOW_CUDA_API cf_result cf_rope_size(const cf_rope *rope, int64_t head_size, size_t *bytes, cf_error *error);
+CHUNKFLOW_CUDA_API cf_result cf_rope_fill(const cf_rope *rope, int64_t head_size, void *memory, size_t bytes,
+                                          cf_error *error);
+
+/* The rows of one chunk between projections and state, in both directions. Heads, sizes, addresses and strides as for
+   attention, so the six arrays may be parts of packed rows. */
+typedef struct cf_append {
+    int64_t rows;                 /* of the chunk's tensors, padding included; at most 2^30 */
+    int64_t n_heads, n_kv_heads, head_size;
+    cf_dtype dtype;               /* of everything but dk, dv of the state. 0: bf16 */
+    const int32_t *positions;     /* (rows) on the device: place of each token in its sequence; negative: padding */
+    cf_rope rope;
+    cf_tensor q, k, v;            /* forward: from the projections; may be parts of one packed row.
+                                     backward: dq from attention, dk and dv from the state gradient (fp32) */
+    cf_tensor q_out;              /* forward: rotated; may be q itself. backward: dq turned back; may be q itself */
+    cf_tensor k_out, v_out;       /* forward: the state at row `prefix`; backward: to the projections */
+} cf_append;
+
+/* Forward: turns q and k by RoPE, and puts k and v into the state. Padding rows: q_out becomes 0, the state is not
+   touched (the rows after a chunk may be another's). Idempotent: a replay writes the same bits over the same rows.
+   Reads and writes rows x (n_heads + 2 n_kv_heads) x head_size numbers once each, in one kernel, 16 bytes at a time
+   (number by number where `rotated` is no multiple of 16, or of 8 in fp32).
+
+   Backward, once every later chunk of the group has added its part: turns dq and dk back by RoPE, converts dk and dv
+   to dtype. Padding rows of all three become 0, so that they add nothing to weight gradients. Reads as many numbers as
+   it writes, those of dk and dv in fp32.
+
+   Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (rows), CF_ERROR_OVERFLOW (a stride), CF_ERROR_DEVICE. */
+CHUNKFLOW_CUDA_API cf_result cf_append_forward(const cf_append *append, cf_cuda_stream stream, cf_error *error);
+CHUNKFLOW_CUDA_API cf_result cf_append_backward(const cf_append *append, cf_cuda_stream stream, cf_error *error);
+
+/* Sets the padding rows (positions < 0) of a (rows, row_bytes) array to 0: attention leaves them as they are, and what
+   lies there must not reach a weight gradient. stride_bytes 0: row_bytes. Reads 4 bytes a row and writes the padding,
+   16 bytes at a time where address, row and stride allow it. */
+CHUNKFLOW_CUDA_API cf_result cf_padding_clear(void *data, int64_t rows, int64_t row_bytes, int64_t stride_bytes,
+                                              const int32_t *positions, cf_cuda_stream stream, cf_error *error);
+
+/* Keeps a stage's input for local replay: copies rows of row_bytes bytes. A stride of 0: row_bytes. Costs rows x
+   row_bytes bytes, the memory model's cf_token_bytes.boundary for each row. The executor below keeps the received
+   tensor itself and copies nothing. */
+CHUNKFLOW_CUDA_API cf_result cf_boundary_save(void *to, int64_t to_stride, const void *from, int64_t from_stride,
+                                              int64_t rows, int64_t row_bytes, cf_cuda_stream stream, cf_error *error);
+
+/* ================================================================================================================
+   Executor
+   ================================================================================================================ */
+
+/* Attention with blocks of a prefix, of one object: from block `first` on, up to those of the next entry. */
+typedef struct cf_cuda_block {
+    int64_t first;                /* as cf_state_block.index */
+    const cf_attention *attention;/* as cf_attention_block_prepare makes it */
+    const void *tiles;            /* on the device */
+} cf_cuda_block;
+
+/* What a pass callback gets. All addresses are on `device`, at multiples of 256 (a state: 16), and stay valid as said;
+   none may be freed. */
+typedef struct cf_cuda_step {
+    const cf_step *step;          /* plan, chunk, action (pass, virtual stage), seed */
+    cf_cuda_stream stream;        /* put all work of the pass here; do not wait for it */
+    int device;                   /* current while the callback runs */
+    const cf_metadata *metadata;  /* of the chunk; arrays in host memory */
+    const cf_attention *attention;/* prepared for the chunk; NULL if the executor has no attention. Use tiles below */
+    const void *tiles;
+    const int32_t *positions;     /* (chunk->padded): position_ids of the metadata, but -1 in padding */
+    cf_state state;               /* K and V, row 0 the group's first token; the chunk's own rows start at
+                                     chunk->prefix. A standalone chunk has one of its own, from F to its backward. W:
+                                     data is NULL, because rows are held until B or I. With state_block_rows: always
+                                     NULL, in `gradient`, too */
+    cf_state gradient;            /* of the same rows, fp32. B and I only: data is NULL elsewhere */
+    int overwrite;                /* 1: nothing was added to `gradient` yet, and it holds anything: overwrite it. With
+                                     state_block_rows: of a backward's own dK and dV, always 1 */
+    cf_state_stream *state_stream;/* with state_block_rows: a pass of it has begun, and ends after the callback, in
+                                     which each layer is walked through. NULL where nothing is to be read or sent: W,
+                                     standalone chunks, the R of a group's first chunk, a stage without layers.
+                                     The chunk's own K and V, of any chunk, are yours to keep, in `activations` until B
+                                     or I (`attention` has no other keys), and so are its dK and dV */
+    const cf_cuda_block *blocks;  /* attention with the blocks that the stream hands out: see cf_cuda_step_block */
+    int64_t n_blocks;             /* entries: one for all full ones, few more. 0: no prefix, or none that is seen */
+    int append;                   /* 1: later chunks of the group read this F's K and V, so that each layer's must be
+                                     given to cf_state_stream_append */
+    void *activations;            /* from this F or R to the chunk's B or W. NULL in an F that keeps nothing */
+    int64_t activation_bytes;
+    void *workspace;              /* this pass only */
+    int64_t workspace_bytes;
+    void *attention_workspace;    /* this pass only */
+    size_t attention_workspace_bytes;
+    const void *input;            /* F, R: from the previous virtual stage; B, I: the gradient from the next one. NULL
+                                     where there is none. Gone after the pass: copy what the backward needs */
+    void *output;                 /* F, R: for the next virtual stage; B, I: the gradient for the previous one. NULL
+                                     where nobody wants it */
+    int64_t boundary_bytes;       /* of each of the two */
+} cf_cuda_step;
+
+/* The entry of step->blocks for the block of this index; NULL where there is none. */
+CHUNKFLOW_CUDA_API const cf_cuda_block *cf_cuda_step_block(const cf_cuda_step *step, int64_t index);
+
+/* What one virtual stage needs. */
+typedef struct cf_cuda_stage {
+    int64_t n_layers;                 /* with attention: planes of the state */
+    int64_t activation_bytes;         /* for each kept chunk, without K and V ... */
+    int64_t activation_bytes_per_token;   /* ... and for each of its padded tokens */
+    int64_t forward_bytes;            /* of workspace, for the F or R that runs ... */
+    int64_t forward_bytes_per_token;
+    int64_t backward_bytes;           /* ... and for the B, I or W */
+    int64_t backward_bytes_per_token;
+} cf_cuda_stage;
+
+struct ncclComm;
+
+/* Who does the work, and where. Zero means default in every member. Callbacks must not throw, nor free the executor
+   that calls them; a load or run of it that they call is refused (CF_ERROR_ARGUMENT). */
+typedef struct cf_executor_desc {
+    void *user;                       /* handed to every callback */
+    int (*forward)(void *user, const cf_cuda_step *step);   /* F and R; 0, or any other number to stop the run */
+    int (*backward)(void *user, const cf_cuda_step *step);  /* B, I and W */
+    int (*progress)(void *user, int64_t stage, const cf_progress *progress); /* when an action has been put on its
+                                         stream; non-zero cancels. NULL: none */
+    int64_t n_stages;                 /* 0: 1 */
+    int64_t n_virtual;                /* 0: 1. On which stage each of them lies, the schedule says */
+    const cf_cuda_stage *stages;      /* (n_stages x n_virtual) by virtual stage; must be given */
+    const int *devices;               /* (n_stages) CUDA device of each stage; NULL: the current one for all */
+    cf_attention_desc attention;      /* heads, sizes, type, mask; the slices come from the plan. n_heads 0: no
+                                         attention objects, no tiles, and no state unless n_kv_heads and head_size
+                                         are given. arch 0: that of the least of the devices */
+    int64_t boundary_bytes_per_token; /* what goes from stage to stage; needed with more than one virtual stage */
+    int64_t memory_limit;             /* most bytes of device memory of one stage. 0: no limit */
+    int offload_gradients;            /* 1: OFFLOAD and PREFETCH move the rows of dK and dV too, where they exist */
+    int64_t state_block_rows;         /* the state of groups streams: see below. Most rows of a block. 0: it stays on
+                                         the device */
+    int64_t state_slots;              /* blocks of the ring, as cf_state_stream_desc.n_slots. 0: 3 */
+    int timeline;                     /* 1: measure start and end of every action */
+    int blocking;                     /* 1: wait after every action, so that an error of the device is found at the
+                                         action that made it. Slow */
+    double timeout;                   /* seconds without progress of the device after which a run gives up. 0: 600 */
+    uint64_t seed;
+    struct ncclComm *nccl;            /* one stage per process: this process runs the stage that is its rank in this
+                                         communicator, of n_stages ranks, and nobody else uses it during a run. NULL:
+                                         all stages in this process, which are 256 virtual ones at most */
+    const cf_allocator *allocator;    /* host memory; NULL: malloc */
+} cf_executor_desc;
+
+typedef struct cf_executor cf_executor;
+
+/* With state_block_rows K, V, dK and dV of all groups lie in pinned host memory. Each stage has two rings of
+   state_slots x state_block_rows rows of one layer, for K and V and for their gradients, and a pass walks through its
+   prefix as said above under "state that streams"; cf_memory_desc.state_window is that number of rows. Inputs that
+   local replay keeps, from an F to its R, lie in host memory, too, and come back through at most two slots: they
+   leave while the F runs, and come while the pass before the R does. So what a stage has on its device does not grow
+   with the longest sequence, but for 4 bytes of metadata for each token; tiles are shared by full chunks. A schedule
+   with OFFLOAD or PREFETCH is refused (CF_ERROR_ARGUMENT, field "state_block_rows", error->item: the first such
+   action). */
+
+/* Makes an executor: streams (compute, state out, state in, and one for each direction of transfers) on every stage's
+   device, where all kernels of chunkflow_cuda.cu are loaded too, so that none is loaded beside a waiting receive (do
+   likewise with your own). Device memory is taken by cf_executor_load. desc and its arrays are copied. *out: to be
+   given to cf_executor_free; untouched on failure. With peer access between two devices transfers are direct; CUDA
+   stages them otherwise. With nccl set in a build without CHUNKFLOW_NCCL: CF_ERROR_ARGUMENT. */
+CHUNKFLOW_CUDA_API cf_result cf_executor_create(const cf_executor_desc *desc, cf_executor **out, cf_error *error);
+
+/* Makes ready for a batch: lowers the schedule unless it is lowered, walks it once and gives every activation, state
+   range, boundary tensor and host buffer its place, so that nothing is allocated while it runs; copies the chunks'
+   metadata to the device. Memory from an earlier batch is used again and grows only where it must. plan and schedule
+   must live until the next load or the free. Whatever a load returns, the batch before it is gone; after a failure the
+   executor has none, but can load another. With NCCL a load may fail in one process alone: agree on its results before
+   anybody runs. Plan and schedule must be sound.
+
+   CF_ERROR_LIMIT: memory_limit (error->item: the stage, ->wanted: bytes that it needs, ->got: the limit), or an item
+   that is too large (the field names the member that makes it so). CF_ERROR_MEMORY: field "memory" for the device,
+   "host" for pinned memory, "allocator" for the application's own (error->item: the stage, ->wanted: bytes asked for,
+   ->got: bytes that the device has free, else 0). CF_ERROR_DEVICE, field "timeout": work on a stage's stream did not
+   end. CF_ERROR_ARGUMENT, CF_ERROR_PLAN, CF_ERROR_SCHEDULE, CF_ERROR_OVERFLOW. */
+CHUNKFLOW_CUDA_API cf_result cf_executor_load(cf_executor *executor, const cf_plan *plan, const cf_schedule *schedule,
+                                              cf_error *error);
+
+/* Runs the loaded batch once: puts the actions of all stages on their streams, in an order in which no stage waits for
+   one that is not issued, at most 4 passes for each stage ahead of the device, and waits for the end. (A stream takes
+   about a thousand launches. A callback that puts more than a few hundred on it may be held up in a launch by a device
+   that hangs, where no `timeout` helps.) Work that was put on cf_executor_stream before comes first there;
+   nothing waits for other streams, the default one included (a cudaMemcpy from pageable memory may still be under way
+   when it returns): synchronise with those first. May be called again for the same batch.
+
+   If a callback reports an error or CUDA does, nothing more is issued, what was issued is waited for, every slot is
+   released, and the error names action, chunk and stage: error->item is the position in the stage's list, ->got the
+   callback's or CUDA's number; but what a callback has written into step->step->error goes out as it does from cf_run.
+   CF_ERROR_CALLBACK, CF_ERROR_CANCELLED, CF_ERROR_DEVICE, CF_ERROR_SCHEDULE. An error of the device itself shows later
+   than the action that made it: it is put down to the first action that is not known to have ended; `blocking` finds it
+   exactly. After a `timeout` the executor can be used again once the device has come to an end.
+
+   An error that a callback leaves to cudaGetLastError is an error of its action; cudaErrorNotReady is none. One that is
+   there before the run is reported, and nothing of the stage starts (CF_ERROR_DEVICE, field "device", item -1). No
+   function of the executor leaves an error of its own there, nor takes away the application's, but for what CUDA itself
+   does: a look at a device that is busy puts cudaErrorNotReady in its place.
+
+   With NCCL every process must call it. The other stages go on with their transfers, so that no process hangs, and
+   report the lowest stage that failed (field "nccl", ->got the stage). Where a device or a process is gone, the others
+   find that out from NCCL or after `timeout`: the communicator is then aborted (ncclCommAbort), the executor of no more
+   use. */
+CHUNKFLOW_CUDA_API cf_result cf_executor_run(cf_executor *executor, cf_error *error);
+
+/* The compute stream of a stage, for what must come before or after its passes (zeroing gradients, the optimizer). NULL
+   where this process does not run the stage. */
+CHUNKFLOW_CUDA_API cf_cuda_stream cf_executor_stream(const cf_executor *executor, int64_t stage);
+
+/* The lowered schedule that is loaded; NULL if there is none. Lives until the next load. */
+CHUNKFLOW_CUDA_API const cf_schedule *cf_executor_schedule(const cf_executor *executor);
+
+/* Memory of one stage, in bytes of its device but for `host`. Rows of a group, and each item of the arena, must lie
+   together, so there are gaps: batches of real lengths took 1 to 8 % more than what is live at once, and 18 % where state
+   is offloaded. Tiny random batches, where one row is much, came to 1.7 times in the arena, 8 times in the state and 4
+   times in the gradient. memory_limit counts what is laid out. */
+typedef struct cf_executor_memory {
+    int64_t arena;                /* activations and boundary tensors: what was laid out ... */
+    int64_t arena_live;           /* ... and the most that is in use at once. arena / arena_live is the loss in gaps */
+    int64_t inputs;               /* of both, with state_block_rows: the slots through which kept inputs come back */
+    int64_t state;                /* K and V; with state_block_rows their ring ... */
+    int64_t state_live;
+    int64_t gradient;             /* dK and dV of groups; ... and theirs */
+    int64_t gradient_live;
+    int64_t forward_workspace;    /* what an F or R has to itself: yours and attention's */
+    int64_t backward_workspace;   /* what a B, I or W has: the same, and dK and dV of a standalone chunk, of one layer
+                                     at a time */
+    int64_t workspace;            /* the larger of the two: they use the same memory */
+    int64_t metadata;             /* positions and tiles of all chunks; of neighbours that are the same, once */
+    int64_t total;                /* arena, state, gradient, workspace and metadata: the high-water mark of the batch */
+    int64_t allocated;            /* what the executor holds on the device now, also for earlier, larger batches */
+    int64_t host;                 /* pinned host memory: what was moved out; with state_block_rows the state, its
+                                     gradient and kept inputs of all virtual stages */
+    cf_run_stats stats;           /* the interpreter's books */
+} cf_executor_memory;
+
+CHUNKFLOW_CUDA_API cf_result cf_executor_memory_of(const cf_executor *executor, int64_t stage, cf_executor_memory *out,
+                                                   cf_error *error);
+
+/* What cf_executor_memory_of would say of every stage after a load of this batch, without loading it: the batch that is
+   loaded stays, memory_limit refuses nothing, and the device is not asked. Takes as long as that part of a load, which
+   is all but the copies. out: (n_stages); zero where another process runs the stage. Errors as of cf_executor_load.
+   Plan and schedule must be sound. */
+CHUNKFLOW_CUDA_API cf_result cf_executor_memory_for(const cf_executor *executor, const cf_plan *plan,
+                                                    const cf_schedule *schedule, cf_executor_memory *out,
+                                                    cf_error *error);
+
+/* When each action of cf_executor_schedule ran in the last run, from events on the streams: passes on the compute
+   stream, transfers on theirs (a send and its receive have the same times), in the form of the simulator
+   (cf_timeline_measured). Clocks of different devices are put together at the start of the run, to a few microseconds.
+   *out: to be given to cf_timeline_free. CF_ERROR_ARGUMENT without desc.timeline or a run that ended well. With NCCL
+   every process must call it, and each gets the whole. */
+CHUNKFLOW_CUDA_API cf_result cf_executor_timeline(cf_executor *executor, const cf_allocator *allocator,
+                                                  cf_timeline **out, cf_error *error);
+
+/* Waits for the device, up to the timeout (a second where that has passed before), and frees everything. What a device
+   that does not come to an end may still use is left to it: freeing device and pinned memory would wait for ever. NULL
+   is allowed. */
+CHUNKFLOW_CUDA_API void cf_executor_free(cf_executor *executor);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* CHUNKFLOW_CUDA_H */
+
+/* ================================================================================================================
+   ================================================================================================================
+   IMPLEMENTATION. Stop here if you only want the API.
+   ================================================================================================================ */
+
+#ifndef CHUNKFLOW_CUDA_HEADER_ONLY
 
 #include <cublas_v2.h>
 #include <cuda.h>
@@ -7855,3 +8478,5 @@ void cf_executor_free(cf_executor *executor_) {
 }
 
 } /* extern "C" */
+
+#endif /* CHUNKFLOW_CUDA_HEADER_ONLY */

@@ -14,7 +14,8 @@
 #ifndef TRAIN_MODEL_CUDA_H
 #define TRAIN_MODEL_CUDA_H
 
-#include "../chunkflow.h"
+#define CHUNKFLOW_CUDA_HEADER_ONLY
+#include "../chunkflow_cuda.cu"
 #include "model.h"
 #include "text.h"
 

@@ -173,15 +173,14 @@ static_unused() { # compiler
         ok "$name"
 }
 
-# Names of the functions that a header declares.
 # What a user of the declarations alone is told: nothing, whatever is switched on.
 declarations() { # compiler
     name=declarations-$1
     wanted "$name" || return 0
     every="-Wall -Wextra -Wpedantic -Wold-style-cast -Wuseless-cast"
     case $1 in clang) every=-Weverything ;; esac
-    printf '#include "chunkflow.h"\n#include "tools/chunkflow_tune.h"\nint main() { return cf_result_name(CF_OK) == nullptr; }\n' \
-        >"$OUT/$name.cc"
+    printf '%s\n' '#include "chunkflow.h"' '#include "tools/chunkflow_tune.h"' '#define CHUNKFLOW_CUDA_HEADER_ONLY' \
+        '#include "chunkflow_cuda.cu"' 'int main() { return cf_result_name(CF_OK) == nullptr; }' >"$OUT/$name.cc"
     build "$name" $(driver "$1" c++11) -std=c++11 $every -Wno-c++98-compat -Werror -I"$TOP" -fsyntax-only \
         "$OUT/$name.cc" && ok "$name"
 }
@@ -213,6 +212,18 @@ refused_maths() { # compiler
     ok "$name"
 }
 
+# The same of CUDA's companion, in a program that has no CUDA: declarations and no more, as C and as C++.
+cuda_declarations() { # compiler, standard
+    name=cuda-declarations-$1-$2
+    wanted "$name" || return 0
+    build "$name" $(driver "$1" "$2") $(language_flags "$2") -O0 $WARN -I"$TOP" -c "$SOURCES/cuda_user.c" \
+        -o "$OUT/$name.o" || return 0
+    nm --defined-only "$OUT/$name.o" | awk '$3 != "attend" && $2 !~ /[rR]/' >"$OUT/$name.defined"
+    if [ -s "$OUT/$name.defined" ]; then fail "$name" "it defines more than its own function:" "$OUT/$name.defined"
+    else ok "$name"; fi
+}
+
+# Names of the functions that a header declares.
 declared() { # prefix of its macros, file
     sed -n "/^#endif \/\* $1_H \*\//q; s/^$1_API .*[ *]\(cf_[a-z0-9_]*\)(.*/\1/p" "$TOP/$2" | sort -u
 }
@@ -237,7 +248,7 @@ own_linkage() { # compiler
 # What every function that takes a plan, schedule or graph says of it in the comment before it: "FUNCTION must" or
 # "FUNCTION may". Functions one after the other share a comment; those that free want what was made.
 promises() {
-    awk '/^#endif \/\* CHUNKFLOW_H \*\// { exit }
+    for file in chunkflow.h chunkflow_cuda.cu; do sed '/^#endif .* CHUNKFLOW\(_CUDA\)\{0,1\}_H /q' "$TOP/$file"; done | awk '
         / \{$/ || /^\/\*/ { comment = "" }
         /^\/\*/, /\*\/$/ { comment = comment " " $0; next }
         /^CHUNKFLOW(_CUDA)?_API / { declaration = "" }
@@ -248,7 +259,7 @@ promises() {
             gsub(/ +/, " ", comment)
             print declaration, (comment ~ /must be sound/ ? "must" : ""), (comment ~ /may be unvalidated/ ? "may" : "")
             declaration = ""
-        }' "$TOP/chunkflow.h"
+        }'
 }
 
 # Each says so, and what may be unvalidated is damaged by the fuzzer, which `make test` replays.
@@ -451,6 +462,7 @@ for compiler in gcc clang; do
     if command -v "$(driver $compiler c++11)" >/dev/null 2>&1; then standards="$standards c++11"
     else skip "c++11-of-$compiler" "there is no $(driver $compiler c++11) here"; fi
     for standard in $standards; do
+        cuda_declarations $compiler $standard
         if [ $standard != c99 ] && ! full; then
             syntax $compiler $standard
             continue

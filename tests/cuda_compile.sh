@@ -154,7 +154,7 @@ if [ -n "$nccl" ]; then
     else fail "compiles with CHUNKFLOW_NCCL" "it calls no ncclSend"; fi
 fi
 
-# The object offers the functions of the header and nothing else (nvcc gives names without linkage a unique prefix), and
+# The object offers the functions that are declared and nothing else (nvcc gives names without linkage a unique prefix), and
 # its host part works in a C program with no device.
 others=$(nm -g --defined-only "$out/sm_80.o" 2>/dev/null | awk '$2 ~ /[TDBR]/ && $3 !~ /^cf_|_GLOBAL__N_/ { print $3 }')
 if [ -z "$others" ]; then ok "exports only cf_ names"; else fail "exports only cf_ names" "$others"; fi
@@ -162,6 +162,8 @@ if [ -z "$others" ]; then ok "exports only cf_ names"; else fail "exports only c
 cat >"$out/use.c" <<'END'
 #define CHUNKFLOW_IMPLEMENTATION
 #include "chunkflow.h"
+#define CHUNKFLOW_CUDA_HEADER_ONLY
+#include "chunkflow_cuda.cu"
 int main(void) {
     int32_t cu[2] = {0, 100};
     cf_attention_desc desc;

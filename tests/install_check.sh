@@ -16,8 +16,8 @@ esac
 workplace "$build/install_check.tmp"
 image=$work/image # what a package would be made of
 place=$image/usr/flow
-files='bin/chunkflow include/chunkflow.h include/chunkflow_tune.h share/bash-completion/completions/chunkflow
-share/chunkflow/chunkflow_cuda.cu share/fish/vendor_completions.d/chunkflow.fish share/man/man1/chunkflow.1
+files='bin/chunkflow include/chunkflow.h include/chunkflow_cuda.cu include/chunkflow_tune.h
+share/bash-completion/completions/chunkflow share/fish/vendor_completions.d/chunkflow.fish share/man/man1/chunkflow.1
 share/pkgconfig/chunkflow.pc'
 
 installed() { (cd "$place" && find . -type f | sed 's,^\./,,' | LC_ALL=C sort); }
@@ -42,7 +42,9 @@ cat >"$work/user.c" <<'C'
 #include <chunkflow.h>
 #define CHUNKFLOW_TUNE_IMPLEMENTATION
 #include <chunkflow_tune.h>
-int main(void) { return cf_model_find("qwen2.5-7b") && cf_gpu_find("h200") ? 0 : 1; }
+#define CHUNKFLOW_CUDA_HEADER_ONLY
+#include <chunkflow_cuda.cu>
+int main(void) { return cf_model_find("qwen2.5-7b") && cf_gpu_find("h200") && sizeof(cf_executor_desc) > 0 ? 0 : 1; }
 C
 
 if ! command -v pkg-config >/dev/null; then

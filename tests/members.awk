@@ -37,7 +37,7 @@ function arguments(text,    list, n, i, function_name) {
     sub(/\);.*/, "", text)
     n = split(text, list, ",")
     for (i = 1; i <= n; i++)
-        if (list[i] !~ /[*[]|void|cf_cuda_stream|cf_write_fn/)
+        if (list[i] !~ /[*[]|void|cf_write_fn/)
             print "ARGUMENT(" function_name ", " last_word(list[i]) ")"
 }
 

@@ -43,17 +43,13 @@ enum { N_MEMBERS = sizeof members / sizeof members[0], N_ARGUMENTS = sizeof argu
 static unsigned char visited[N_MEMBERS];
 
 /* What is not tried here. Objects are damaged by tests/fuzz/fuzz_hostile.c; an arena's and a block's numbers say how
-   much memory there is, which nobody can check; CUDA's descriptions are for tests/cuda. */
+   much memory there is, which nobody can check. */
 static const char *const objects[] = {"cf_plan", "cf_chunk", "cf_slice", "cf_group", "cf_schedule", "cf_action",
                                       "cf_graph", "cf_node", "cf_edge", "cf_arena", "cf_block"};
 static const char *const outputs[] = {
     "cf_error", "cf_plan_stats", "cf_metadata", "cf_parameters", "cf_shard", "cf_token_bytes", "cf_memory_report",
     "cf_critical", "cf_search_report", "cf_bound", "cf_timeline", "cf_step", "cf_slot", "cf_progress", "cf_run_stats",
     "cf_fit", "cf_tune_candidate", "cf_tune_progress", "cf_tuning"};
-static const char *const cuda[] = {
-    "cf_attention_desc", "cf_attention", "cf_tensor", "cf_attention_tensors", "cf_state", "cf_rope", "cf_append",
-    "cf_state_stream_desc", "cf_state_pass", "cf_state_block", "cf_cuda_block", "cf_cuda_step", "cf_cuda_stage",
-    "cf_executor_desc", "cf_executor_memory"};
 
 /* ---- documented limits ---- */
 
@@ -686,7 +682,7 @@ TEST(every_member_takes_any_number) {
 /* ---- arguments ----
 
    function, argument, the most that is there of what it counts (a count past that may only be tried where it is past
-   the limit, too), that limit, and the call with `number`. CUDA's functions are for tests/cuda. */
+   the limit, too), that limit, and the call with `number`. */
 
 static int64_t number;
 
@@ -908,24 +904,13 @@ TEST(every_argument_takes_any_number) {
     tear_down();
 }
 
-/* Functions of chunkflow_cuda.cu are declared in the same header. */
-static int is_cuda(const char *function) {
-    static const char *const names[] = {"cf_attention", "cf_state_", "cf_rope", "cf_padding", "cf_boundary",
-                                        "cf_executor", "cf_cuda_"};
-    size_t i;
-    for (i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (strncmp(function, names[i], strlen(names[i])) == 0) return 1;
-    return 0;
-}
-
 TEST(no_argument_is_forgotten) {
     int i, k, found;
     for (i = 0; i < N_ARGUMENTS; i++) {
         for (found = k = 0; k < N_TRIES; k++)
             found |= strcmp(tries[k].function, arguments[i].function) == 0 &&
                      strcmp(tries[k].argument, arguments[i].name) == 0;
-        if (!found && !is_cuda(arguments[i].function))
-            FAIL("%s: %s was not tried", arguments[i].function, arguments[i].name);
+        if (!found) FAIL("%s: %s was not tried", arguments[i].function, arguments[i].name);
     }
     CHECK((int)N_ARGUMENTS >= (int)N_TRIES);
 }
@@ -1057,7 +1042,7 @@ TEST(no_member_is_forgotten) {
     int i;
     for (i = 0; i < N_MEMBERS; i++) {
         const char *record = members[i].record;
-        if (IS_IN(record, objects) || IS_IN(record, outputs) || IS_IN(record, cuda)) continue;
+        if (IS_IN(record, objects) || IS_IN(record, outputs)) continue;
         if (!visited[i]) FAIL("%s.%s was not tried", record, members[i].member);
     }
     for (k = 0; k < sizeof bounds / sizeof bounds[0]; k++) {

@@ -6,7 +6,8 @@
 #ifndef REFERENCE_H
 #define REFERENCE_H
 
-#include "../../chunkflow.h"
+#define CHUNKFLOW_CUDA_HEADER_ONLY
+#include "../../chunkflow_cuda.cu"
 
 #include <cstdint>
 #include <vector>

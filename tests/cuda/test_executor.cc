@@ -6,7 +6,8 @@
 
 #include "../harness.h"
 
-#include "../../chunkflow.h"
+#define CHUNKFLOW_CUDA_HEADER_ONLY
+#include "../../chunkflow_cuda.cu"
 
 #include <cuda_runtime.h>
 #ifdef CHUNKFLOW_CUDA_EMULATION

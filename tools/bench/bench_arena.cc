@@ -9,6 +9,8 @@
 
 #define CHUNKFLOW_IMPLEMENTATION
 #include "../../chunkflow.h"
+#define CHUNKFLOW_CUDA_HEADER_ONLY
+#include "../../chunkflow_cuda.cu"
 
 #include <algorithm>
 #include <cmath>

@@ -25,6 +25,8 @@
 
 #define CHUNKFLOW_IMPLEMENTATION
 #include "../../chunkflow.h"
+#define CHUNKFLOW_CUDA_HEADER_ONLY
+#include "../../chunkflow_cuda.cu"
 
 #include <cublas_v2.h>
 #include <cuda_bf16.h>
