@@ -1,13 +1,17 @@
 /* checkpoint.h - save a training run and go on from it - MIT or public domain
 
    A checkpoint holds the settings that the run depends on, where it stands, and its arrays (parameters and both
-   moments). It is written to PATH.tmp, forced to the disk and renamed, so that PATH is at every moment either the old
-   checkpoint or the new one, whole. It is read completely and checked (kind, size, checksum, settings) before anything
-   is touched; one that does not fit is refused, and the file stays as it is.
+   moments). It is written to PATH.chunkflow-tmp0, forced to the disk and renamed, so that PATH is at every moment
+   either the old checkpoint or the new one, whole. It is read completely and checked (kind, size, checksum, settings)
+   before anything is touched; one that does not fit is refused, and the file stays as it is.
+
+   One trainer uses a checkpoint at a time: from start to end it holds a lock on PATH.chunkflow-lock, and a second one
+   ends at its start. The lock is the operating system's and goes with the process, however that ends. The empty file is
+   removed at an orderly end; one that a killed trainer has left locks nothing.
 
    Layout: magic, byte order, four counts; settings (name, value); progress; arrays; checksum of all that. Numbers are
-   in the byte order of the machine, which must be the reader's. Needs POSIX with realpath: define _XOPEN_SOURCE 700 before the first #include
-   of the program. */
+   in the byte order of the machine, which must be the reader's. Needs POSIX with realpath, and flock: define
+   _XOPEN_SOURCE 700 before the first #include of the program. */
 
 #ifndef TRAIN_CHECKPOINT_H
 #define TRAIN_CHECKPOINT_H
@@ -17,6 +21,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -88,6 +93,89 @@ static inline checkpoint_head checkpoint_head_of(const checkpoint *c) {
 static inline void image_read(const unsigned char **at, void *to, int64_t bytes) {
     memcpy(to, *at, (size_t)bytes);
     *at += bytes;
+}
+
+/* ================================================================================================================
+   >>lock
+   ================================================================================================================ */
+
+/* The two texts and a number as one name; a negative number is left out. The caller frees it. */
+static inline char *joined_name(const char *path, const char *suffix, int number) {
+    const size_t bytes = strlen(path) + strlen(suffix) + 12;
+    char *name = TAKE(char, (int64_t)bytes);
+    if (number < 0) snprintf(name, bytes, "%s%s", path, suffix);
+    else snprintf(name, bytes, "%s%s%d", path, suffix, number);
+    return name;
+}
+
+/* What a new file gets. */
+static inline int new_file_mode(void) {
+    const mode_t mask = umask(0);
+    umask(mask);
+    return (int)(0666 & ~mask);
+}
+
+/* The file that a checkpoint's path stands for: what a symbolic link leads to. *mode: the permissions that it has, or
+   will have. Returns NULL with errno for a link that leads nowhere. The caller frees it. */
+static inline char *file_behind(const char *path, int *mode) {
+    struct stat status;
+    *mode = new_file_mode();
+    if (stat(path, &status) == 0) {
+        *mode = (int)(status.st_mode & 0777);
+        return realpath(path, NULL);
+    }
+    if (lstat(path, &status) != 0) return joined_name(path, "", -1);
+    errno = ENOENT;
+    return NULL;
+}
+
+/* Whether a name leads to the regular file that is open. Between opening a file and locking it, the name may have been
+   given to another one. */
+static inline int leads_to(const char *name, int file) {
+    struct stat named, opened;
+    return lstat(name, &named) == 0 && fstat(file, &opened) == 0 && S_ISREG(opened.st_mode) &&
+           named.st_ino == opened.st_ino && named.st_dev == opened.st_dev;
+}
+
+static char *checkpoint_lock_name; /* the lock of this program, which has one checkpoint */
+static int checkpoint_lock_file;
+
+static inline void checkpoint_unlock(void) {
+    if (leads_to(checkpoint_lock_name, checkpoint_lock_file)) unlink(checkpoint_lock_name);
+    close(checkpoint_lock_file);
+    free(checkpoint_lock_name);
+}
+
+/* Opens the lock's file and takes the lock. Returns -1 with errno, EWOULDBLOCK where another process has it. A file
+   system without locks gives none, and the file is returned as if there were one. */
+static inline int open_lock(const char *name) {
+    for (;;) {
+        const int file = open(name, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+        if (file < 0) return -1;
+        if (flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+            close(file);
+            errno = EWOULDBLOCK;
+            return -1;
+        }
+        if (leads_to(name, file)) return file;
+        close(file); /* whoever had the lock has removed the file at its end: another one will be there */
+    }
+}
+
+/* Makes this program the only one to use the checkpoint, until it ends. Ends it with a message if another one does, or
+   if there can be no file. Call it once, before the checkpoint is read. */
+static inline void checkpoint_lock(const char *path) {
+    int mode;
+    char *target = file_behind(path, &mode);
+    if (!target) fail(EXIT_CHECK_FAILED, "%s: the checkpoint cannot be written: %s", path, strerror(errno));
+    checkpoint_lock_name = joined_name(target, ".chunkflow-lock", -1);
+    checkpoint_lock_file = open_lock(checkpoint_lock_name);
+    if (checkpoint_lock_file < 0 && errno == EWOULDBLOCK)
+        fail(EXIT_BAD_INPUT, "%s: another trainer is running with this checkpoint", path);
+    if (checkpoint_lock_file < 0)
+        fail(EXIT_CHECK_FAILED, "%s: the checkpoint cannot be written: %s", path, strerror(errno));
+    atexit(checkpoint_unlock);
+    free(target);
 }
 
 /* ================================================================================================================
@@ -187,27 +275,53 @@ static inline void release_signals(const held_signals *held) {
         if (ending_signal_came[i]) raise(ending_signals[i]);
 }
 
-/* Opens a file that was not there: what has its name by now, left by a run that was killed or put there by somebody, is
-   removed and not written to, since it may be a link or a pipe. Returns NULL with errno. */
-static inline FILE *open_new_file(const char *path) {
-    if (unlink(path) != 0 && errno != ENOENT) return NULL;
-    const int descriptor = open(path, O_WRONLY | O_CREAT | O_EXCL, 0666);
-    FILE *file = descriptor >= 0 ? fdopen(descriptor, "wb") : NULL;
-    if (descriptor >= 0 && !file) close(descriptor);
-    return file;
+/* Opens a temporary file that nobody writes to: a new one, or one that a killed trainer has left. Whoever writes to one
+   holds its lock until it has its final name. What has the name is taken over only if it is certainly a trainer's: a
+   file of this user's with no other name. Returns -1 with errno, EEXIST where it is not. */
+static inline int open_temporary(const char *name) {
+    struct stat status;
+    int file = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    const int fresh = file >= 0;
+    if (!fresh && errno != EEXIST) return -1;
+    if (!fresh) file = open(name, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    /* Not all file systems have locks: there, a name that is new is free, and no other is. */
+    if (file >= 0 && (flock(file, LOCK_EX | LOCK_NB) == 0 || (fresh && errno != EWOULDBLOCK)) &&
+        leads_to(name, file) && fstat(file, &status) == 0 &&
+        (fresh || (status.st_nlink == 1 && status.st_uid == geteuid())) && ftruncate(file, 0) == 0)
+        return file;
+    if (file >= 0) close(file);
+    errno = EEXIST;
+    return -1;
 }
 
-/* Writes it to a new file and forces that to the disk. mode: its permissions, -1 for those of any new file. Returns 0,
-   or errno. */
-static inline int write_whole_file(const char *path, const checkpoint *c, int mode) {
-    hashed_file f = {NULL, 0, {0}, 0, 1};
-    f.file = open_new_file(path);
-    if (!f.file) return errno;
-    f.ok = mode < 0 || fchmod(fileno(f.file), (mode_t)mode) == 0;
+/* Writes the checkpoint to an open file, forces that to the disk and gives it its name. Returns 0, or errno. */
+static inline int write_and_rename(FILE *file, const char *temporary, const char *target, const checkpoint *c,
+                                   int mode) {
+    hashed_file f = {file, 0, {0}, 0, 1};
+    errno = 0;
+    f.ok = fchmod(fileno(file), (mode_t)mode) == 0;
     if (f.ok) write_parts(&f, c);
-    f.ok = f.ok && fflush(f.file) == 0 && fsync(fileno(f.file)) == 0;
-    int code = f.ok ? 0 : (errno ? errno : EIO);
-    if (fclose(f.file) != 0 && code == 0) code = errno;
+    f.ok = f.ok && fflush(file) == 0 && fsync(fileno(file)) == 0 && rename(temporary, target) == 0;
+    return f.ok ? 0 : (errno ? errno : EIO);
+}
+
+/* Writes it beside the file that it replaces, under a name that no other trainer writes to, and puts it in its place.
+   Returns 0, or errno. */
+static inline int write_in_place_of(const char *target, const checkpoint *c, int mode) {
+    char *temporary = NULL;
+    int descriptor = -1;
+    for (int i = 0; i < 100 && descriptor < 0; i++) {
+        free(temporary);
+        temporary = joined_name(target, ".chunkflow-tmp", i);
+        descriptor = open_temporary(temporary);
+        if (descriptor < 0 && errno != EEXIST) break;
+    }
+    FILE *file = descriptor >= 0 ? fdopen(descriptor, "wb") : NULL;
+    int code = file ? write_and_rename(file, temporary, target, c, mode) : errno;
+    if (code != 0 && descriptor >= 0) unlink(temporary);
+    if (file) fclose(file); /* and with it goes the lock, after the name */
+    else if (descriptor >= 0) close(descriptor);
+    free(temporary);
     return code;
 }
 
@@ -215,22 +329,14 @@ static inline int write_whole_file(const char *path, const checkpoint *c, int mo
    place of what it leads to; one that leads nowhere is refused. What a signal interrupts is finished first, so no
    temporary file is left. Returns 0, or errno. */
 static inline int replace_file(const char *path, const checkpoint *c) {
-    struct stat status;
     held_signals held;
-    int found = stat(path, &status) == 0;
-    char *target = found ? realpath(path, NULL) : NULL;
-    if (found ? !target : lstat(path, &status) == 0) return found ? errno : ENOENT;
-    size_t name_bytes = strlen(found ? target : path) + 5;
-    char *temporary = TAKE(char, (int64_t)name_bytes);
-    snprintf(temporary, name_bytes, "%s.tmp", found ? target : path);
-
+    int mode;
+    char *target = file_behind(path, &mode);
+    if (!target) return errno;
     hold_signals(&held);
-    int code = write_whole_file(temporary, c, found ? (int)(status.st_mode & 0777) : -1);
-    if (code == 0 && rename(temporary, found ? target : path) != 0) code = errno;
-    if (code != 0) unlink(temporary);
-    else sync_directory_of(found ? target : path);
+    const int code = write_in_place_of(target, c, mode);
+    if (code == 0) sync_directory_of(target);
     release_signals(&held);
-    free(temporary);
     free(target);
     return code;
 }

@@ -262,6 +262,7 @@ static void train(training *t) {
 
 static int run_training(const options *o) {
     training t;
+    if (o->checkpoint) checkpoint_lock(o->checkpoint);
     training_begin(&t, o);
     print_data(&t.documents);
     printf("model: %lld parameters (" REAL_NAME "), %lld layers, hidden %lld; chunk size %lld, K %lld\n",

@@ -927,6 +927,7 @@ template <typename T> static int run(const settings *s) {
     trainer t = {};
     int ok = 1;
     t.settings = s;
+    if (s->checkpoint && !s->check) checkpoint_lock(s->checkpoint);
     trainer_begin<T>(&t);
     if (s->check) ok = check_batch<T>(&t);
     else train<T>(&t);

@@ -832,12 +832,12 @@ test_outputs() {
             $undo "$CHUNKFLOW" plan --chunk-size 1024 --k 1 --schedule paper --plan-json ended --json - many >pipe 2>err &
             writer=$!
             tries=0
-            while ! [ -e ended.tmp0 ] && [ $tries -lt 100 ]; do sleep 0.1; tries=$((tries + 1)); done
-            there=$([ -e ended.tmp0 ] && echo yes || echo no)
+            while ! [ -e ended.chunkflow-tmp0 ] && [ $tries -lt 100 ]; do sleep 0.1; tries=$((tries + 1)); done
+            there=$([ -e ended.chunkflow-tmp0 ] && echo yes || echo no)
             if [ $signal = KILL ]; then
                 # Another run while this one writes takes another name, and leaves this one's alone.
                 cf pack --chunk-size 1024 --json ended drawn
-                same outputs/signal/beside "0 yes" "$code $([ -e ended.tmp0 ] && echo yes || echo no)"
+                same outputs/signal/beside "0 yes" "$code $([ -e ended.chunkflow-tmp0 ] && echo yes || echo no)"
                 rm -f ended
             fi
             kill -$signal $writer
@@ -847,7 +847,7 @@ test_outputs() {
             wait $reader 2>/dev/null
             same "outputs/signal/$signal" "yes $((128 + $(number_of $signal))) no" \
                 "$there $code $([ -e ended ] && echo yes || echo no)"
-            same "outputs/signal/$signal/left" "$([ $signal = KILL ] && echo ended.tmp0)" "$(find . -name 'ended*' | sed 's,^./,,')"
+            same "outputs/signal/$signal/left" "$([ $signal = KILL ] && echo ended.chunkflow-tmp0)" "$(find . -name 'ended*' | sed 's,^./,,')"
         done
         cf pack --chunk-size 1024 --json ended drawn
         same outputs/signal/taken-over "0 ./ended" "$code $(find . -name 'ended*')"
@@ -868,11 +868,18 @@ test_outputs() {
 
     # A symbolic link at the temporary name is not followed.
     echo precious >aside
-    ln -s aside trap.tmp0
+    ln -s aside trap.chunkflow-tmp0
     cf pack --chunk-size 1024 --json trap drawn
     same outputs/trap "0 precious" "$code $(cat aside)"
     same_files outputs/trap/text on-stdout trap
-    rm trap.tmp0
+    rm trap.chunkflow-tmp0
+    # Nor is a file that has another name as well, and what is called .tmp0 is somebody's own.
+    ln aside trap.chunkflow-tmp0
+    cp aside trap.tmp0
+    cf pack --chunk-size 1024 --json trap drawn
+    same outputs/hard-link "0 precious precious precious" "$code $(cat aside trap.chunkflow-tmp0 trap.tmp0 | xargs)"
+    same_files outputs/hard-link/text on-stdout trap
+    rm trap.chunkflow-tmp0 trap.tmp0
 
     # A file that may not grow as far is an error as any other, and leaves nothing behind.
     said=$(ulimit -f 1 && "$CHUNKFLOW" pack --chunk-size 64 --json grown drawn 2>&1 >/dev/null; echo $?)
@@ -881,7 +888,7 @@ test_outputs() {
 
     cf pack --chunk-size 1024 --json /dev/null drawn
     same outputs/device "0 yes" "$code $([ -c /dev/null ] && echo yes || echo no)"
-    same outputs/leftovers 0 "$(find . -name '*.tmp*' | wc -l | tr -d ' ')"
+    same outputs/leftovers 0 "$(find . -name '*tmp[0-9]*' | wc -l | tr -d ' ')"
 }
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -9,11 +9,13 @@
 #   valgrind   the quick suites of BUILD/test/unit, which is built without sanitizers, and no leak
 #   threads    tests/threads.c under ThreadSanitizer: four threads share a plan
 #   trainer    examples/train_cpu.c under it, with OpenMP: Archer tells it what OpenMP orders
+#   checkpoint ROUNDS (100) times two and then three trainers at once with one checkpoint, killed at any moment: it is
+#              always there, whole
 #
 # A part whose tool is missing is skipped. What is known and no fault is in the function `known`, with the reason.
 build=$1
 shift
-[ $# -gt 0 ] || set -- clang tools threads trainer gcc valgrind
+[ $# -gt 0 ] || set -- clang tools threads trainer checkpoint gcc valgrind
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 passed=0
@@ -132,8 +134,38 @@ part_trainer() {
         grep -q 'ompt_start_tool in libarcher.so... Success' "$work/trainer"
 }
 
+# Two start together; one of them is killed, and a third one starts, all after times that are drawn from ROUNDS.
+part_checkpoint() {
+    mkdir "$work/point" && cp examples/hello.c "$work/text" &&
+        cc $flags -O2 examples/train_cpu.c -o "$work/trainer" -lm >"$work/checkpoint" 2>&1 || return 1
+    few="--layers 2 --hidden 128 --ffn 384 --batch 1 --chunk-size 16 --max-length 16 --steps 100000 --checkpoint-every 1"
+    few="$few --checkpoint $work/point/p $work/text"
+    "$work/trainer" --stop-after 1 $few >>"$work/checkpoint" 2>&1 || return 1
+    rounds=${ROUNDS:-100}
+    awk -v n="$rounds" 'BEGIN { srand(n); for (; n > 0; n--) print rand() / 4, rand() / 4 }' >"$work/times"
+    done=0
+    while read -r before after; do
+        "$work/trainer" $few >"$work/a" 2>&1 & one=$!
+        "$work/trainer" $few >"$work/b" 2>&1 & two=$!
+        sleep "$before"
+        kill -KILL $one 2>/dev/null
+        "$work/trainer" $few >"$work/c" 2>&1 & three=$!
+        sleep "$after"
+        kill -KILL $two $three 2>/dev/null
+        wait $one $two $three 2>/dev/null
+        if ! "$work/trainer" --stop-after 1 $few >"$work/d" 2>&1 || ! grep -q '^going on from' "$work/d"; then
+            echo "round $done lost the checkpoint" >>"$work/checkpoint"
+            cat "$work/d" >>"$work/checkpoint"
+            return 1
+        fi
+        done=$((done + 1))
+    done <"$work/times"
+    ls "$work/point" >>"$work/checkpoint"
+    [ $done -eq "$rounds" ] && [ "$(ls "$work/point" | wc -l)" -le 2 ] # with what the last one killed has left
+}
+
 tool_of() {
-    case $1 in clang | tools | threads | trainer) echo clang ;; *) echo "$1" ;; esac
+    case $1 in checkpoint) echo cc ;; clang | tools | threads | trainer) echo clang ;; *) echo "$1" ;; esac
 }
 
 for part in "$@"; do

@@ -175,14 +175,53 @@ for signal in 1 2 3 15; do # HUP INT QUIT TERM
     pack SHIM_SIGNAL=$signal
     same "signal/$signal/pack" "$((128 + signal)) precious kept" "$status $(kept)"
     for thread in same other; do # the one that saves, which may have blocked it, or one that has not
-        rm -f "$work/point"
+        rm -f "$work"/point*
         if [ $thread = same ]; then train 2 SHIM_SIGNAL=$signal
         else train 2 SHIM_SIGNAL=$signal SHIM_THREAD=1; fi
-        same_saved "signal/$signal/checkpoint/$thread"
+        name=signal/$signal/checkpoint/$thread
+        # It comes while the first checkpoint is written, before any step: that is finished, and then the program ends,
+        # by the signal or because it was asked to.
+        case $signal in
+            1 | 3) left="$((128 + signal)) 0 point point.chunkflow-lock" ;;
+            *) left="0 1 point" ;;
+        esac
+        same "$name" "$left" \
+            "$status $(grep -c 'stopped after step 0' "$work/out") $(cd "$work" && echo point*)"
+        same "$name/saved" "file synced renamed synced point directory synced" "$(xargs <"$log")"
+        same "$name/steps" 0 "$(grep -c '^step' "$work/out")"
     done
 done
 
-cp "$work/point" "$work/before" # of a run that a signal ended after its first step
+# ---- two trainers ----
+#
+# The first stands still with its checkpoint written and not yet named. Whoever comes meanwhile is refused; and where it
+# is not, because somebody has removed the lock, both write files of their own.
+
+options="--steps 3 --checkpoint-every 1 --checkpoint $work/point"
+rm -f "$work"/point* "$log"
+env SHIM_LOG="$log" SHIM_STOP=1 LD_PRELOAD="$PWD/$work/shim.so" "$build/train_cpu" $options --stop-after 2 "$work/text" \
+    >"$work/first" 2>&1 &
+first=$!
+tries=0
+while ! grep -q stopped "$log" 2>/dev/null && [ $tries -lt 200 ]; do sleep 0.05; tries=$((tries + 1)); done
+capture "$build/train_cpu" $options "$work/text"
+complained two/refused 2 "point: another trainer is running with this checkpoint$"
+same two/refused/kept "point.chunkflow-lock point.chunkflow-tmp0" "$(cd "$work" && echo point*)"
+rm -f "$work/point.chunkflow-lock"
+capture "$build/train_cpu" $options --stop-after 1 "$work/text"
+expect two/unlocked 0 '^weights after step 1'
+capture "$build/train_cpu" $options --stop-after 1 "$work/text"
+expect two/unlocked/whole 0 'going on from .*step 1'
+kill -CONT $first
+code=0
+wait $first || code=$?
+same two/continued "0 1 point" "$code $(grep -c '^weights after step 2' "$work/first") $(cd "$work" && echo point*)"
+capture "$build/train_cpu" $options "$work/text"
+expect two/continued/whole 0 'going on from .*step 2'
+
+rm -f "$work/point"
+train 2 SHIM_SIGNAL=15 # which ends it before any step
+cp "$work/point" "$work/before"
 train 2 SHIM_FAIL=1
 expect fails/checkpoint 1 'the checkpoint cannot be written: Input/output error'
 same fails/checkpoint/kept "0 point" "$(cmp "$work/point" "$work/before"; echo $?) $(cd "$work" && echo point*)"

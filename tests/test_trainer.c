@@ -1106,7 +1106,7 @@ TEST(checkpoint_comes_back_whole) {
     saved_run_init(&read, 2);
     CHECK_INT(checkpoint_load(path, &read.c, why), 0); /* none yet */
     checkpoint_save(path, &written.c);
-    CHECK(fopen(in_folder("point.tmp"), "rb") == NULL);
+    CHECK(fopen(in_folder("point.chunkflow-tmp0"), "rb") == NULL);
     CHECK_INT(checkpoint_load(path, &read.c, why), 1);
     CHECK(memcmp(written.progress, read.progress, sizeof read.progress) == 0);
     CHECK(memcmp(written.arrays, read.arrays, sizeof read.arrays) == 0);

@@ -220,6 +220,7 @@ long="$small --steps 100 --exact --checkpoint-every 1"
 run train_cpu $long $texts
 losses "$work/out" | tail -n 1 >"$work/whole"
 for signal in INT TERM KILL KILL; do
+    : >"$work/out.$signal"
     "$build/train_cpu" $long --checkpoint "$work/cut" $texts >"$work/out.$signal" 2>"$work/err" &
     pid=$!
     for wait in 1 2 3 4 5 6 7 8 9 10; do # until it has done a few steps
@@ -257,17 +258,50 @@ esac
 run train_cpu $small --steps 6 --checkpoint "$work/private" $texts
 expect "checkpoint: what went through the link is there" 0 'going on from .*step 4'
 
+# One trainer at a time: the second ends at its start, whatever it calls the file, and goes on after the first.
+own="$small --steps 1000 --checkpoint-every 1000"
+run train_cpu $own --stop-after 1 --checkpoint "$work/owned" $texts
+ln -s owned "$work/other-name"
+"$build/train_cpu" $own --checkpoint "$work/owned" $texts >"$work/first" 2>&1 &
+pid=$!
+for wait in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    if grep -q '^step' "$work/first"; then break; fi
+    sleep 0.1
+done
+cp "$work/owned" "$work/owned-before"
+capture timeout 20 "$build/train_cpu" $own --checkpoint "$work/other-name" $texts
+complained "checkpoint: a second trainer" 2 'other-name: another trainer is running with this checkpoint$'
+same_text "checkpoint: a second trainer changes nothing" "0 1" \
+    "$(cmp "$work/owned" "$work/owned-before"; echo $?) $(find "$work" -name 'owned.chunkflow*' | wc -l)"
+kill -KILL $pid
+wait $pid 2>"$work/kill"
+same_text "checkpoint: a killed trainer leaves an empty file" owned.chunkflow-lock \
+    "$(cd "$work" && find . -name 'owned.chunkflow*' -size 0 | sed 's,^./,,')"
+run train_cpu $own --stop-after 1 --checkpoint "$work/owned" $texts
+expect "checkpoint: a killed trainer locks nothing" 0 'going on from .*owned, step 1'
+same_text "checkpoint: the lock goes in the end" "owned owned-before" "$(cd "$work" && echo owned*)"
+
 # What lies where the new file is written is nobody's to write to: a link to another file, or a pipe that nobody reads.
 brief="timeout -k 1 20 $build/train_cpu $small --steps 2"
-for kind in link pipe; do
-    rm -f "$work/fresh" "$work/fresh.tmp"
+# Another name of a file, too, and whatever is called .tmp: it is somebody's own. Of a killed trainer's it is taken over.
+for kind in link pipe hard old; do
+    rm -f "$work"/fresh*
     echo precious >"$work/other"
-    if [ $kind = link ]; then ln -s other "$work/fresh.tmp"; else mkfifo "$work/fresh.tmp"; fi
+    first=fresh.chunkflow-tmp0
+    left=$first
+    case $kind in
+        link) ln -s other "$work/$first" ;;
+        pipe) mkfifo "$work/$first" ;;
+        hard) ln "$work/other" "$work/$first" ;;
+        old) cp "$work/other" "$work/$first"; left= ;;
+    esac
+    cp "$work/other" "$work/fresh.tmp"
     capture $brief --checkpoint "$work/fresh" $texts
     expect "checkpoint: a $kind of the temporary name" 0 '^weights after step 2'
-    same_text "checkpoint: a $kind of the temporary name is put aside" "precious fresh file" \
-        "$(cat "$work/other") $(cd "$work" && echo fresh*) $(
-            [ -f "$work/fresh" ] && ! [ -h "$work/fresh" ] && echo file)"
+    same_text "checkpoint: a $kind of the temporary name stays, or is taken over" \
+        "$(echo precious precious fresh $left fresh.tmp file)" \
+        "$(echo $(cat "$work/other" "$work/fresh.tmp") $(cd "$work" && echo fresh*) $(
+            [ -f "$work/fresh" ] && ! [ -h "$work/fresh" ] && echo file))"
 done
 ln -s nowhere "$work/dangling"
 capture $brief --checkpoint "$work/dangling" $texts
@@ -298,7 +332,7 @@ refused() {
     shift 3
     run train_cpu $small --steps 20 --dropout 0.1 --checkpoint "$work/bad" "$@" $texts
     if ! cmp -s "$work/bad" "$work/before"; then fail "$name" "the file was changed"
-    elif [ -e "$work/bad.tmp" ]; then fail "$name" "it left a temporary file"
+    elif [ "$(cd "$work" && echo bad*)" != bad ]; then fail "$name" "it left a temporary file"
     elif grep -q '^step' "$work/out"; then fail "$name" "it went on: $(tail -n 1 "$work/out")"
     else expect "$name" 2 "refused, and left as it is: .*$said"; fi
 }

@@ -347,8 +347,8 @@ static void note_temporary(const char *from, const char *to) {
 
 /* Opens a temporary file that no run is writing to: a new one, or one that a killed run has left behind. A run holds the
    lock until the file has its final name, so a file with that lock is in use; and after it was taken, the name must
-   still lead to the file, or another run has given it its final name meanwhile. Returns -1 with errno, EEXIST where it
-   is in use. */
+   still lead to the file, or another run has given it its final name meanwhile. A file that has another name, too, or
+   is another user's, is no run's and stays as it is. Returns -1 with errno, EEXIST where the name cannot be had. */
 static int open_temporary(const char *name) {
     struct stat named, opened;
     int file = open(name, O_WRONLY | O_CREAT | O_EXCL, 0666), fresh = file >= 0;
@@ -358,7 +358,8 @@ static int open_temporary(const char *name) {
     /* Not all file systems have locks: there, a name that is new is free, and no other is. */
     if (file >= 0 && (flock(file, LOCK_EX | LOCK_NB) == 0 || (fresh && errno != EWOULDBLOCK)) &&
         lstat(name, &named) == 0 && fstat(file, &opened) == 0 && named.st_ino == opened.st_ino &&
-        named.st_dev == opened.st_dev && S_ISREG(opened.st_mode) && ftruncate(file, 0) == 0)
+        named.st_dev == opened.st_dev && S_ISREG(opened.st_mode) &&
+        (fresh || (opened.st_nlink == 1 && opened.st_uid == geteuid())) && ftruncate(file, 0) == 0)
         return file;
     if (file >= 0) close(file);
     errno = EEXIST;
@@ -371,17 +372,17 @@ static mode_t new_file_mode(void) {
     return 0666 & ~mask;
 }
 
-/* Opens target.tmp0, or the first name after it that is not in use. It gets the permissions of the file that it will
-   replace. */
+/* Opens target.chunkflow-tmp0, which is what no user calls a file, or the first name after it that can be had. It gets the
+   permissions of the file that it will replace. */
 static int create_temporary(cli_output *output, const struct stat *existing) {
     mode_t mode = existing ? existing->st_mode & 0777 : new_file_mode();
-    size_t bytes = strlen(output->target) + 16;
+    size_t bytes = strlen(output->target) + sizeof ".chunkflow-tmp99";
     int attempt, file = -1, code;
 
     output->temporary = (char *)malloc(bytes);
     if (!output->temporary) return cli_failed("out of memory");
     for (attempt = 0; attempt < 100 && file < 0; attempt++) {
-        snprintf(output->temporary, bytes, "%s.tmp%d", output->target, attempt);
+        snprintf(output->temporary, bytes, "%s.chunkflow-tmp%d", output->target, attempt);
         file = open_temporary(output->temporary);
         if (file < 0 && errno != EEXIST) break;
     }

@@ -4,6 +4,7 @@
    "renamed unsynced NAME" where the file was written to after it was last forced to the disk, or never was.
    SHIM_SIGNAL=n raises that signal when a file is to be forced to the disk, with SHIM_THREAD=1 in another thread, which
    blocks none; SHIM_FAIL=1 lets that fail. SHIM_NO_MEMORY=1 leaves no memory for opening a file that is to be read.
+   SHIM_STOP=1 stops the program before a file gets its name for the first time, after the line "stopped".
    SHIM_LOCALE=1 puts the program into the locale of its environment before it starts. */
 
 #define _GNU_SOURCE /* RTLD_NEXT */
@@ -18,7 +19,7 @@
 #include <sys/stat.h>
 
 static struct stat synced[16]; /* the last ones */
-static int n_synced;
+static int n_synced, stopped;
 
 static void note(const char *what, const char *name) {
     const char *path = getenv("SHIM_LOG");
@@ -98,6 +99,10 @@ int rename(const char *from, const char *to) {
     struct stat status;
     int sound = stat(from, &status) == 0 && is_synced(&status);
     *(void **)&next = dlsym(RTLD_NEXT, "rename");
+    if (getenv("SHIM_STOP") && !stopped++) {
+        note("stopped", "");
+        raise(SIGSTOP);
+    }
     note(sound ? "renamed synced" : "renamed unsynced", name ? name + 1 : to);
     return next(from, to);
 }
