@@ -31,9 +31,7 @@
          one action at a time  cf_run_open, cf_run_peek, cf_run_next, cf_run_close
        check                   cf_plan_validate, cf_schedule_validate, cf_graph_validate (of any source)
        write                   cf_write_plan_json, cf_write_schedule_json
-       what waits for what     cf_graph_make, cf_graph_defaults, cf_graph_node, cf_graph_free
-         longest path, slack   cf_critical_make, cf_critical_free
-         with your executor    cf_graph_start, cf_graph_complete
+       what waits for what     cf_graph_make, cf_graph_free
        errors                  cf_result_name, cf_result_text, the cf_error record
          of your own           cf_fail, cf_fail_real, cf_fail_null, cf_refuse
        memory of yours         cf_allocator, cf_arena_allocator (carves everything from one block)
@@ -1432,8 +1430,20 @@ typedef struct cf_edge {
 } cf_edge;
 
 /* All passes of one rank's chunks, and what each of them waits for, in both directions. This is plain data in one
-   block of memory: read it as you like, and overwrite the seconds with measured ones. cf_graph_node leads from a
-   chunk, a pass and a virtual stage to the number of the node, and nodes[] leads back. */
+   block of memory: read it as you like, and overwrite the seconds with measured ones. The nodes of a chunk are its F on
+   all virtual stages, then its R on those that drop it, then its B, or its I and then its W, on all. Each of these rows
+   is in the order of the virtual stages.
+
+   An executor of your own needs one number for each node: how many passes it still waits for. Those at 0 can start.
+
+       for (i = 0; i < graph->n_nodes; i++) waiting[i] = graph->first_in[i + 1] - graph->first_in[i];
+
+   and when node i has ended:
+
+       for (j = graph->first_out[i]; j < graph->first_out[i + 1]; j++) {
+           const cf_edge *edge = &graph->edges[graph->out[j]];
+           if (--waiting[edge->to] == 0) start(edge->to);
+       } */
 typedef struct cf_graph {
     int64_t n_stages;
     int64_t n_virtual;
@@ -1463,7 +1473,6 @@ typedef struct cf_graph_desc {
     int64_t k;               /* chunks of a group that keep their activations: its last K; the others replay. 0: 1 */
     cf_replay replay;        /* 0: local */
     int split;               /* 1: I and W in place of B */
-    int no_slots;            /* 1: without the slot edges, so that the order of a group's replays is left open */
     int64_t rank;            /* which rank's chunks */
     const cf_timing *timing; /* NULL: unit costs, free transfers */
     const cf_allocator *allocator;
@@ -1487,49 +1496,13 @@ typedef struct cf_graph_desc {
    are those of cf_schedule_validate, too. */
 CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error);
 
-CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc);
 CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
-
-/* The node of a pass (F .. W) of a chunk (index into plan->chunks) on a virtual stage, or -1 if there is none. Takes
-   constant time, but for an R of a chunk that is dropped on some virtual stages and not on others. The graph must be
-   sound. */
-CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t chunk, int64_t stage);
 
 /* Checks a graph from any source: its counts, every index, the two directions against each other, the seconds, and
    that no node waits for itself. CF_ERROR_GRAPH names the member and the index; for a cycle the field is "edges" and
    the item is a node on the cycle. Takes 8 bytes a node from `allocator` (NULL: malloc) while it works. The graph may
    be unvalidated. */
 CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_allocator *allocator, cf_error *error);
-
-/* The longest path, and how much every node can be put off. */
-typedef struct cf_critical {
-    int64_t n_nodes;
-    double length;          /* seconds of the longest path. No order of the passes is faster, however many workers share
-                               them (with slot edges: none that replays each group from its last dropped chunk to its
-                               first). It is the bound "critical-path" of cf_simulate where K is 1 or no group is longer
-                               than K. Elsewhere K is only a cap to that bound, which leaves out all replays */
-    int64_t n_path;
-    int32_t *path;          /* (n_path) its nodes, first to last */
-    int32_t *order;         /* (n_nodes) all nodes, each after those that it waits for */
-    double *earliest;       /* (n_nodes) when a node can start at the earliest */
-    double *latest;         /* (n_nodes) and when it must, for `length` to hold; latest - earliest is its slack */
-    cf_block block;         /* the memory that it lies in */
-} cf_critical;
-
-/* Finds the longest path in linear time, after the checks of cf_graph_validate; the graph may be unvalidated. Errors:
-   CF_ERROR_GRAPH, CF_ERROR_OVERFLOW (the seconds of a path are not finite), CF_ERROR_ARGUMENT, CF_ERROR_MEMORY. */
-CHUNKFLOW_API cf_result cf_critical_make(const cf_graph *graph, const cf_allocator *allocator, cf_critical **out,
-                                         cf_error *error);
-CHUNKFLOW_API void cf_critical_free(cf_critical *critical);
-
-/* For an application with an executor of its own. cf_graph_start fills the caller's waiting[], of `count` numbers
-   (at least n_nodes), with how many edges each node waits for: those at 0 are ready. The graph may be unvalidated, and
-   if it is accepted may go on to cf_graph_complete. That notes that a node is done, and puts the nodes that are ready
-   because of it into ready[], at most CF_MAX_SUCCESSORS, by rising number. It is CF_ERROR_ARGUMENT, and changes
-   nothing, to complete a node twice or before it was ready. Calls on one waiting[] must not overlap. */
-CHUNKFLOW_API cf_result cf_graph_start(const cf_graph *graph, int32_t *waiting, int64_t count, cf_error *error);
-CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waiting, int64_t node,
-                                          int32_t ready[CF_MAX_SUCCESSORS], int64_t *n_ready, cf_error *error);
 
 #undef CF_ENUM_OF
 #undef CF_ENUM_ITEM
@@ -9674,22 +9647,9 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cons
 /* ================================================================================================================
    >>graph
 
-   A chunk has 2 to 4 passes on every virtual stage, so its nodes are numbered pass by pass and, within a pass, stage by
-   stage; R stands only for those stages that drop the chunk. What a node waits for follows from its number; only the
-   other direction needs to be sorted.
+   Nodes are numbered chunk by chunk, pass by pass and, within a pass, stage by stage. What a node waits for follows from
+   its number and from a map of what is dropped where; only the other direction needs to be sorted.
    ================================================================================================================ */
-
-CHUNKFLOW_API cf_graph_desc cf_graph_defaults(const cf_graph_desc *desc) {
-    cf_graph_desc full;
-    memset(&full, 0, sizeof full);
-    if (desc != NULL) full = *desc;
-    if (full.n_stages == 0) full.n_stages = 1;
-    if (full.n_virtual == 0) full.n_virtual = 1;
-    if (full.placement == CF_PLACEMENT_DEFAULT) full.placement = CF_PLACEMENT_LOOP;
-    if (full.k == 0) full.k = 1;
-    if (full.replay == CF_REPLAY_DEFAULT) full.replay = CF_REPLAY_LOCAL;
-    return full;
-}
 
 /* ---- building ---- */
 
@@ -9697,60 +9657,16 @@ typedef struct cf__graph_builder {
     cf_graph_desc desc; /* defaults filled in */
     cf__pipeline pipe;
     cf_error *error;
-    uint8_t *dropped;   /* (cells) 1: the schedule, if there is one, replays the chunk there */
-    int64_t *n_dropped; /* (n_v) and how many chunks of the group it drops there before the one at hand */
+    uint8_t *dropped;   /* (cells) 1: the chunk is dropped there, and replayed */
+    int64_t *n_dropped; /* (n_v) how many chunks of the group are dropped there before the one at hand */
     cf_graph header, *graph; /* header: what is known before there is memory */
 } cf__graph_builder;
 
-/* ---- which cells are dropped ---- */
+/* ---- what is dropped ---- */
 
 static int cf__graph_drops(const cf__graph_builder *g, int64_t chunk, int64_t v) {
-    if (g->dropped != NULL) return g->dropped[v * g->pipe.n + chunk];
-    return cf__pipe_chunks_after(&g->pipe, chunk) >= g->desc.k;
+    return g->dropped[v * g->pipe.n + chunk];
 }
-
-/* A unit in which the chunk is dropped or kept as it is on virtual stage v, which is all that the rules ask for, but
-   for those of slots. */
-static cf__pipe_unit cf__graph_unit(const cf__graph_builder *g, int64_t chunk, int64_t v) {
-    int64_t after = cf__pipe_chunks_after(&g->pipe, chunk);
-    if (g->dropped == NULL) return cf__pipe_unit_of(&g->pipe, chunk, g->desc.k);
-    return cf__pipe_unit_of(&g->pipe, chunk, cf__graph_drops(g, chunk, v) ? after : after + 1);
-}
-
-/* The slots that the R of a chunk waits for where a schedule says what is dropped. The K places of a group go first to
-   the chunks that are kept, and then in falling order to replays, as backwards give them back: when it is the turn of
-   this one, as many replays are to come as chunks were dropped before it. Returns how many. */
-static int cf__graph_slots(const cf__graph_builder *g, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
-                           cf__pipe_need *needs) {
-    int64_t end = unit->first + unit->n, next = chunk + 1;
-    int64_t freer = unit->first + g->n_dropped[v] + cf__min(g->desc.k, unit->n);
-    cf__pipe_need need = {0, 0, 0, CF_EDGE_SLOT};
-    int n = 0;
-    need.chunk = (int32_t)freer;
-    need.place = cf__pipe_resolve(CF__PIPE_FREER, g->header.split, 0);
-    if (freer < end) needs[n++] = need;
-    while (next < end && !cf__graph_drops(g, next, v)) next++;
-    need.chunk = (int32_t)next;
-    need.place = CF_R;
-    if (next < end) needs[n++] = need;
-    return n;
-}
-
-/* What the pass of a chunk at that place on virtual stage v waits for. Returns how many; the stage of each is relative,
-   and may lie outside. */
-static int cf__graph_needs(const cf__graph_builder *g, int64_t chunk, int place, int64_t v,
-                           cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
-    cf__pipe_unit unit = cf__graph_unit(g, chunk, v);
-    int found = cf__pipe_follow(&g->pipe.links[g->header.split][CF__PIPE_WAITS_FOR], place, &unit, chunk, needs), i, n;
-    int slots = !g->desc.no_slots && g->dropped == NULL;
-    for (i = n = 0; i < found; i++)
-        if (slots || needs[i].why != CF_EDGE_SLOT) needs[n++] = needs[i];
-    if (place == CF_R && g->dropped != NULL && !g->desc.no_slots)
-        n += cf__graph_slots(g, &unit, chunk, v, &needs[n]);
-    return n;
-}
-
-/* ---- a schedule's passes ---- */
 
 /* Takes what a sound schedule says of itself into desc. */
 static void cf__graph_adopt(cf_graph_desc *desc) {
@@ -9765,12 +9681,14 @@ static void cf__graph_adopt(cf_graph_desc *desc) {
     for (desc->split = 0, i = 0; i < s->n_actions; i++) desc->split |= s->actions[i].pass == CF_I;
 }
 
-/* Notes what it drops. */
-static cf_result cf__graph_note_drops(cf__graph_builder *g) {
+/* Fills the map: what the schedule replays is dropped or, without one, all but the last K chunks of every group. */
+static cf_result cf__graph_note_drops(const cf__graph_builder *g) {
     const cf_schedule *s = g->desc.schedule;
-    int64_t i;
-    memset(g->dropped, 0, (size_t)(g->pipe.n * g->pipe.n_v));
-    for (i = 0; i < s->n_actions; i++) {
+    int64_t i, v;
+    for (i = 0; i < g->pipe.n; i++)
+        for (v = 0; v < g->pipe.n_v; v++)
+            g->dropped[v * g->pipe.n + i] = s == NULL && cf__pipe_chunks_after(&g->pipe, i) >= g->desc.k;
+    for (i = 0; s != NULL && i < s->n_actions; i++) {
         const cf_action *a = &s->actions[i];
         if (a->pass == CF_R) g->dropped[a->stage * g->pipe.n + a->chunk - g->pipe.first_chunk] = 1;
         if (a->pass == CF_B && g->header.split)
@@ -9779,13 +9697,70 @@ static cf_result cf__graph_note_drops(cf__graph_builder *g) {
     return CF_OK;
 }
 
+/* ---- what a pass waits for ---- */
+
+/* Adds the slots that the R of a chunk waits for. A group has K of them on a virtual stage. Chunks that are kept take
+   theirs first; then the replays get theirs in falling order, each as a backward gives one back. So when it is this
+   R's turn, the replays that are still to come are those of the chunks that were dropped before it, and the slot is
+   that of the chunk K behind as many. Returns how many were added. */
+static int cf__graph_add_slots(const cf__graph_builder *g, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
+                               cf__pipe_need *needs) {
+    int64_t end = unit->first + unit->n, next = chunk + 1;
+    int64_t freer = unit->first + g->n_dropped[v] + cf__min(g->desc.k, unit->n);
+    cf__pipe_need need = {0, 0, 0, CF_EDGE_SLOT};
+    int n = 0;
+    need.chunk = (int32_t)freer;
+    need.place = cf__pipe_resolve(CF__PIPE_FREER, g->header.split, 0);
+    if (freer < end) needs[n++] = need;
+    while (next < end && !cf__graph_drops(g, next, v)) next++;
+    need.chunk = (int32_t)next;
+    need.place = CF_R;
+    if (next < end) needs[n++] = need;
+    return n;
+}
+
+/* Finds what the pass of a chunk at that place on virtual stage v waits for. Returns how many; the stage of each is
+   relative, and may lie outside. The rules of slots are for groups that keep their last chunks, so that they come last
+   and are replaced; all others ask only whether this chunk is dropped. */
+static int cf__graph_needs(const cf__graph_builder *g, int64_t chunk, int place, int64_t v,
+                           cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
+    int64_t kept = cf__pipe_chunks_after(&g->pipe, chunk) + !cf__graph_drops(g, chunk, v);
+    cf__pipe_unit unit = cf__pipe_unit_of(&g->pipe, chunk, kept);
+    int n = cf__pipe_follow(&g->pipe.links[g->header.split][CF__PIPE_WAITS_FOR], place, &unit, chunk, needs);
+    while (n > 0 && needs[n - 1].why == CF_EDGE_SLOT) n--;
+    return place == CF_R ? n + cf__graph_add_slots(g, &unit, chunk, v, &needs[n]) : n;
+}
+
 /* ---- counting and writing ---- */
 
-/* Nodes of a chunk, on all virtual stages: F, B or I and W, and R where it is dropped. */
-static int64_t cf__graph_chunk_nodes(const cf__graph_builder *g, int64_t chunk) {
-    int64_t n = (2 + g->header.split) * g->pipe.n_v, v;
-    if (g->dropped == NULL) return n + (cf__graph_drops(g, chunk, 0) ? g->pipe.n_v : 0);
-    for (v = 0; v < g->pipe.n_v; v++) n += cf__graph_drops(g, chunk, v);
+static int cf__graph_has(const cf__graph_builder *g, int64_t chunk, int place, int64_t v) {
+    return place != CF_R || cf__graph_drops(g, chunk, v);
+}
+
+static void cf__graph_put_node(const cf__graph_builder *g, int64_t at, int64_t chunk, int place, int64_t v) {
+    cf_node *node = &g->graph->nodes[at];
+    int pass = cf__pipe_pass_at(place, g->header.split);
+    node->seconds = cf__pipe_pass_seconds(&g->pipe, pass, chunk, v);
+    node->chunk = (int32_t)(g->pipe.first_chunk + chunk);
+    node->stage = (int32_t)v;
+    node->pass = (int32_t)pass;
+    node->keep = place == CF_R || (place == CF_F && !cf__graph_drops(g, chunk, v));
+}
+
+/* Goes through the nodes in their order and, once there is a graph, writes them. Returns how many there are. */
+static int64_t cf__graph_visit_nodes(const cf__graph_builder *g) {
+    int64_t n = 0, chunk, v;
+    int place;
+    for (chunk = 0; chunk < g->pipe.n; chunk++) {
+        if (g->graph != NULL) g->graph->first[chunk] = n;
+        for (place = 0; place < 3 + g->header.split; place++)
+            for (v = 0; v < g->pipe.n_v; v++) {
+                if (!cf__graph_has(g, chunk, place, v)) continue;
+                if (g->graph != NULL) cf__graph_put_node(g, n, chunk, place, v);
+                n++;
+            }
+    }
+    if (g->graph != NULL) g->graph->first[g->pipe.n] = n;
     return n;
 }
 
@@ -9804,16 +9779,6 @@ static inline int64_t cf__graph_at(const cf_graph *graph, int64_t i, int place, 
     return low < graph->first[i] + n_v + n_dropped && graph->nodes[low].stage == v ? low : -1;
 }
 
-CHUNKFLOW_API int64_t cf_graph_node(const cf_graph *graph, cf_pass pass, int64_t chunk, int64_t stage) {
-    int place = cf__pipe_place((int)pass);
-    int64_t i;
-    if (graph == NULL || (int)pass < 0 || pass > CF_W || cf__pipe_pass_at(place, graph->split) != (int)pass) return -1;
-    i = chunk - graph->rank * graph->n_steps;
-    if (chunk < 0 || i < 0 || i >= graph->n_steps) return -1;
-    if (stage < 0 || stage >= graph->n_stages * graph->n_virtual) return -1;
-    return cf__graph_at(graph, i, place, stage);
-}
-
 static void cf__graph_put_edge(const cf__graph_builder *g, int64_t at, int64_t to, int64_t v,
                                const cf__pipe_need *need) {
     cf_edge *edge = &g->graph->edges[at];
@@ -9825,79 +9790,45 @@ static void cf__graph_put_edge(const cf__graph_builder *g, int64_t at, int64_t t
     edge->why = (int32_t)need->why;
 }
 
-/* A chunk's turn comes: counts the dropped ones of its group before it. */
-static void cf__graph_take_turn(const cf__graph_builder *g, int64_t chunk) {
-    int64_t v;
-    for (v = 0; v < g->pipe.n_v && g->dropped != NULL; v++)
-        g->n_dropped[v] = g->pipe.chunks[chunk].index > 0 ? g->n_dropped[v] + cf__graph_drops(g, chunk - 1, v) : 0;
-}
-
-/* Goes through what the pass at a place of a chunk waits for on virtual stage v, in the order in which edges are
-   stored, and writes it once there is a graph. edge: the first of them. Returns the next. */
-static int64_t cf__graph_visit_node(const cf__graph_builder *g, int64_t v, const cf__pipe_need *need, int n,
-                                    int64_t node, int64_t edge) {
-    const cf__pipe_need *end = need + n;
+/* Goes through what a node waits for in the order in which edges are stored, and writes it once there is a graph. edge:
+   the number of the first of them. Returns the next. */
+static int64_t cf__graph_visit_node(const cf__graph_builder *g, int64_t chunk, int place, int64_t v, int64_t node,
+                                    int64_t edge) {
+    cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
+    int n = cf__graph_needs(g, chunk, place, v, needs), i;
     if (g->graph != NULL) g->graph->first_in[node] = edge;
-    for (; need < end; need++) {
-        if ((uint64_t)(v + need->stage) >= (uint64_t)g->pipe.n_v) continue;
-        if (g->graph != NULL) cf__graph_put_edge(g, edge, node, v, need);
+    for (i = 0; i < n; i++) {
+        if ((uint64_t)(v + needs[i].stage) >= (uint64_t)g->pipe.n_v) continue;
+        if (g->graph != NULL) cf__graph_put_edge(g, edge, node, v, &needs[i]);
         edge++;
     }
     return edge;
 }
 
-/* Edges into the passes at a place of a chunk that is dropped, or kept, on all virtual stages: where a rule leads to a
-   neighbour, the one at the end of the pipeline has none. */
-static int64_t cf__graph_count_place(const cf__graph_builder *g, int64_t chunk, int place) {
-    cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    int64_t edges = 0;
-    int i, n;
-    if (place == CF_R && !cf__graph_drops(g, chunk, 0)) return 0;
-    n = cf__graph_needs(g, chunk, place, 0, needs);
-    for (i = 0; i < n; i++) edges += g->pipe.n_v - (needs[i].stage != 0);
-    return edges;
-}
-
-/* Returns the number of edges. What is dropped may differ from stage to stage only where a schedule says so. */
-static int64_t cf__graph_visit(const cf__graph_builder *g) {
+/* The same for all nodes. Returns the number of edges. */
+static int64_t cf__graph_visit_edges(const cf__graph_builder *g) {
     int64_t node = 0, edge = 0, chunk, v;
-    cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    int place, n = 0, is_there = 1;
+    int place;
     for (chunk = 0; chunk < g->pipe.n; chunk++) {
-        cf__graph_take_turn(g, chunk);
+        for (v = 0; v < g->pipe.n_v; v++)
+            g->n_dropped[v] = g->pipe.chunks[chunk].index > 0 ? g->n_dropped[v] + cf__graph_drops(g, chunk - 1, v) : 0;
         for (place = 0; place < 3 + g->header.split; place++)
-            for (v = 0; v < g->pipe.n_v; v++) {
-                if (v == 0 || g->dropped != NULL) {
-                    is_there = place != CF_R || cf__graph_drops(g, chunk, v);
-                    n = is_there ? cf__graph_needs(g, chunk, place, v, needs) : 0;
-                }
-                if (is_there) edge = cf__graph_visit_node(g, v, needs, n, node++, edge);
-            }
+            for (v = 0; v < g->pipe.n_v; v++)
+                if (cf__graph_has(g, chunk, place, v)) edge = cf__graph_visit_node(g, chunk, place, v, node++, edge);
     }
+    if (g->graph != NULL) g->graph->first_in[node] = edge;
     return edge;
 }
 
-static void cf__graph_put_nodes(const cf__graph_builder *g) {
-    const cf__pipeline *pipe = &g->pipe;
-    cf_node *node = g->graph->nodes;
-    int64_t chunk, v;
-    int place, dropped = 0;
-    for (chunk = 0; chunk < pipe->n; chunk++)
-        for (place = 0; place < 3 + g->header.split; place++)
-            for (v = 0; v < pipe->n_v; v++) {
-                int pass = cf__pipe_pass_at(place, g->header.split);
-                if (v == 0 || g->dropped != NULL) dropped = cf__graph_drops(g, chunk, v);
-                if (place == CF_R && !dropped) continue;
-                node->seconds = cf__pipe_pass_seconds(pipe, pass, chunk, v);
-                node->chunk = (int32_t)(pipe->first_chunk + chunk);
-                node->stage = (int32_t)v;
-                node->pass = (int32_t)pass;
-                node->keep = place == CF_R || (place == CF_F && !dropped);
-                node++;
-            }
-}
-
 /* ---- the road ---- */
+
+static void cf__graph_fill_defaults(cf_graph_desc *desc) {
+    if (desc->n_stages == 0) desc->n_stages = 1;
+    if (desc->n_virtual == 0) desc->n_virtual = 1;
+    if (desc->placement == CF_PLACEMENT_DEFAULT) desc->placement = CF_PLACEMENT_LOOP;
+    if (desc->k == 0) desc->k = 1;
+    if (desc->replay == CF_REPLAY_DEFAULT) desc->replay = CF_REPLAY_LOCAL;
+}
 
 /* Everything but times that are not finite, and backwards that are not alike, is refused here. */
 static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, const cf_graph_desc *desc,
@@ -9912,7 +9843,7 @@ static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, cons
         CF__TRY(cf_schedule_validate(plan, desc->schedule, NULL, desc->allocator, error));
         cf__graph_adopt(&g->desc);
     }
-    g->desc = cf_graph_defaults(&g->desc);
+    cf__graph_fill_defaults(&g->desc);
     CF__TRY(cf__range(d->n_stages, 1, CF_MAX_STAGES, "n_stages", error));
     CF__TRY(cf__range(d->n_virtual, 1, CF_MAX_STAGES / d->n_stages, "n_virtual", error));
     CF__TRY(cf__choice((int)d->placement, CF_PLACEMENT_LOOP, CF_PLACEMENT_V, "placement", error));
@@ -9930,32 +9861,22 @@ static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, cons
     g->header.split = d->split != 0;
     g->header.rank = d->rank;
     g->header.n_steps = g->pipe.n;
-    return CF_OK;
+    return cf__range((2 + g->header.split) * g->pipe.n * g->pipe.n_v, 0, CF_MAX_NODES, "n_nodes", error);
 }
 
 static void cf__graph_scratch(void *job, cf__carver *carver) {
     cf__graph_builder *g = (cf__graph_builder *)job;
     cf__pipe_layout(&g->pipe, carver);
-    if (g->desc.schedule == NULL) return;
     g->dropped = (uint8_t *)cf__take(carver, g->pipe.n * g->pipe.n_v, sizeof(uint8_t));
     g->n_dropped = (int64_t *)cf__take(carver, g->pipe.n_v, sizeof(int64_t));
 }
 
-/* Counts the nodes and the edges. */
 static cf_result cf__graph_count(void *job) {
     cf__graph_builder *g = (cf__graph_builder *)job;
-    int64_t i;
-    int place;
-    if (g->dropped != NULL) CF__TRY(cf__graph_note_drops(g));
-    for (i = 0; i < g->pipe.n; i++) {
-        g->header.n_nodes += cf__graph_chunk_nodes(g, i);
-        CF__TRY(cf__range(g->header.n_nodes, 0, CF_MAX_NODES, "n_nodes", g->error));
-    }
-    if (g->dropped != NULL) g->header.n_edges = cf__graph_visit(g);
-    for (i = 0; g->dropped == NULL && i < g->pipe.n; i++)
-        for (place = 0; place < 3 + g->header.split; place++)
-            g->header.n_edges += cf__graph_count_place(g, i, place);
-    return CF_OK;
+    CF__TRY(cf__graph_note_drops(g));
+    g->header.n_nodes = cf__graph_visit_nodes(g);
+    g->header.n_edges = cf__graph_visit_edges(g);
+    return cf__range(g->header.n_nodes, 0, CF_MAX_NODES, "n_nodes", g->error);
 }
 
 static cf_block *cf__graph_object(void *job, cf__carver *carver) {
@@ -9985,15 +9906,11 @@ static void cf__graph_sort_out(cf_graph *graph) {
 
 static cf_result cf__graph_fill(void *job) {
     cf__graph_builder *g = (cf__graph_builder *)job;
-    cf_graph *graph = g->graph;
-    int64_t i;
     cf__pipe_fill(&g->pipe);
     CF__TRY(cf__pipe_check_total(&g->pipe, g->error));
-    graph->first[0] = 0;
-    for (i = 0; i < graph->n_steps; i++) graph->first[i + 1] = graph->first[i] + cf__graph_chunk_nodes(g, i);
-    cf__graph_put_nodes(g);
-    graph->first_in[graph->n_nodes] = cf__graph_visit(g);
-    cf__graph_sort_out(graph);
+    (void)cf__graph_visit_nodes(g);
+    (void)cf__graph_visit_edges(g);
+    cf__graph_sort_out(g->graph);
     return CF_OK;
 }
 
@@ -10041,13 +9958,16 @@ static cf_result cf__graph_check_counts(const cf_graph *graph, cf_error *error) 
     return null == NULL ? CF_OK : cf__refuse(error, CF_ERROR_GRAPH, null, -1, "must not be NULL");
 }
 
+/* A node stands where its chunk, pass and virtual stage lead to. */
 static cf_result cf__graph_check_node(const cf_graph *graph, int64_t i, cf_error *error) {
+    const char *wrong = "pass, chunk and stage of this node lead to another number";
     const cf_node *node = &graph->nodes[i];
-    int64_t id = -1;
-    if (node->pass >= 0 && node->pass <= CF_W)
-        id = cf_graph_node(graph, (cf_pass)node->pass, node->chunk, node->stage);
-    CF__TRY(cf__graph_within(id, i, i, "nodes", i, "pass, chunk and stage of this node lead to another number",
-                                   error));
+    int64_t chunk = node->chunk - graph->rank * graph->n_steps;
+    int place = cf__pipe_place((int)node->pass);
+    if (node->pass < 0 || node->pass > CF_W || cf__pipe_pass_at(place, graph->split) != node->pass || chunk < 0 ||
+        chunk >= graph->n_steps || node->stage < 0 || node->stage >= graph->n_stages * graph->n_virtual)
+        return cf__fail(error, CF_ERROR_GRAPH, "nodes", i, i, -1, wrong);
+    CF__TRY(cf__graph_within(cf__graph_at(graph, chunk, place, node->stage), i, i, "nodes", i, wrong, error));
     CF__TRY(cf__graph_within(node->keep, 0, node->pass <= CF_R, "nodes.keep", i, "is out of range", error));
     return cf__check_real(node->seconds, CF_ERROR_GRAPH, "nodes.seconds", i, error);
 }
@@ -10098,6 +10018,14 @@ static cf_result cf__graph_check_arrays(const cf_graph *g, cf_error *error) {
     return CF_OK;
 }
 
+/* A check of cycles at work. */
+typedef struct cf__graph_walk {
+    const cf_graph *graph;
+    cf_error *error;
+    int32_t *waiting; /* (n_nodes) how many nodes each still waits for; -1: it has run */
+    int32_t *order;   /* (n_nodes) those that can run */
+} cf__graph_walk;
+
 /* A node on a cycle. Every node that still waits has a predecessor that waits too, so walking backwards must come to a
    node for the second time. waiting[] is spent by this. */
 static int64_t cf__graph_node_on_cycle(const cf_graph *graph, int32_t *waiting) {
@@ -10111,31 +10039,23 @@ static int64_t cf__graph_node_on_cycle(const cf_graph *graph, int32_t *waiting) 
     return node;
 }
 
-/* How many edges each node waits for at the start. */
-static void cf__graph_count_waiting(const cf_graph *graph, int32_t *waiting) {
-    int64_t i;
-    for (i = 0; i < graph->n_nodes; i++) waiting[i] = (int32_t)(graph->first_in[i + 1] - graph->first_in[i]);
-}
-
-/* What works on a checked graph. */
-typedef struct cf__graph_walk {
-    const cf_graph *graph;
-    cf_error *error;
-    int32_t *waiting, *order; /* (n_nodes) */
-    cf_critical *critical;
-} cf__graph_walk;
-
-/* Fills order so that each node comes after those that it waits for. */
-static cf_result cf__graph_sort_nodes(void *job) {
+/* Runs every node once all that it waits for have run. Those that never can wait for themselves, or for such. */
+static cf_result cf__graph_check_cycles(void *job) {
     const cf__graph_walk *walk = (const cf__graph_walk *)job;
     const cf_graph *graph = walk->graph;
     int32_t *waiting = walk->waiting, *order = walk->order;
-    int64_t i, n = 0, n_ready = 0;
-    cf__graph_count_waiting(graph, waiting);
-    for (i = 0; i < graph->n_nodes; i++)
+    int64_t i, j, n = 0;
+    for (i = 0; i < graph->n_nodes; i++) {
+        waiting[i] = (int32_t)(graph->first_in[i + 1] - graph->first_in[i]);
         if (waiting[i] == 0) order[n++] = (int32_t)i;
-    for (i = 0; i < n; i++, n += n_ready)
-        (void)cf_graph_complete(graph, waiting, order[i], &order[n], &n_ready, NULL);
+    }
+    for (i = 0; i < n; i++) {
+        waiting[order[i]] = -1;
+        for (j = graph->first_out[order[i]]; j < graph->first_out[order[i] + 1]; j++) {
+            int32_t to = graph->edges[graph->out[j]].to;
+            if (--waiting[to] == 0) order[n++] = to;
+        }
+    }
     if (n == graph->n_nodes) return CF_OK;
     return cf__refuse(walk->error, CF_ERROR_GRAPH, "edges", cf__graph_node_on_cycle(graph, waiting),
                       "this node waits for itself, directly or through others");
@@ -10148,145 +10068,10 @@ static void cf__graph_scratch_of_walk(void *job, cf__carver *carver) {
 }
 
 CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_allocator *allocator, cf_error *error) {
-    static const cf__recipe recipe = {"n_nodes", 0, cf__graph_scratch_of_walk, NULL, NULL, cf__graph_sort_nodes};
-    cf__graph_walk walk = {graph, error, NULL, NULL, NULL};
+    static const cf__recipe recipe = {"n_nodes", 0, cf__graph_scratch_of_walk, NULL, NULL, cf__graph_check_cycles};
+    cf__graph_walk walk = {graph, error, NULL, NULL};
     CF__TRY(cf__graph_check_arrays(graph, error));
     return cf__make(&recipe, &walk, allocator, error);
-}
-
-/* ---- critical path ---- */
-
-static cf_block *cf__graph_critical_object(void *job, cf__carver *carver) {
-    cf__graph_walk *walk = (cf__graph_walk *)job;
-    cf_critical critical;
-    memset(&critical, 0, sizeof critical);
-    critical.n_nodes = walk->graph->n_nodes;
-    walk->critical = (cf_critical *)cf__take(carver, 1, sizeof(cf_critical));
-    walk->waiting = critical.path = (int32_t *)cf__take(carver, critical.n_nodes, sizeof(int32_t));
-    walk->order = critical.order = (int32_t *)cf__take(carver, critical.n_nodes, sizeof(int32_t));
-    critical.earliest = (double *)cf__take(carver, critical.n_nodes, sizeof(double));
-    critical.latest = (double *)cf__take(carver, critical.n_nodes, sizeof(double));
-    if (walk->critical == NULL) return NULL;
-    *walk->critical = critical;
-    return &walk->critical->block;
-}
-
-/* When an edge lets its target start. */
-static double cf__graph_release(const cf_graph *graph, const cf_critical *critical, const cf_edge *edge) {
-    return critical->earliest[edge->from] + graph->nodes[edge->from].seconds + edge->seconds;
-}
-
-/* Earliest starts, first to last. Returns the node that ends last, -1 if there is none. */
-static int64_t cf__graph_find_earliest(const cf_graph *graph, cf_critical *critical) {
-    int64_t i, j, last = -1;
-    critical->length = 0;
-    for (i = 0; i < graph->n_nodes; i++) {
-        int64_t node = critical->order[i];
-        double start = 0, end;
-        for (j = graph->first_in[node]; j < graph->first_in[node + 1]; j++) {
-            double after = cf__graph_release(graph, critical, &graph->edges[j]);
-            if (after > start) start = after;
-        }
-        critical->earliest[node] = start;
-        end = start + graph->nodes[node].seconds;
-        if (last < 0 || end > critical->length) {
-            critical->length = end;
-            last = node;
-        }
-    }
-    return last;
-}
-
-/* Latest starts, last to first. */
-static void cf__graph_find_latest(const cf_graph *graph, cf_critical *critical) {
-    int64_t i, j;
-    for (i = graph->n_nodes - 1; i >= 0; i--) {
-        int64_t node = critical->order[i];
-        double end = critical->length, start;
-        for (j = graph->first_out[node]; j < graph->first_out[node + 1]; j++) {
-            const cf_edge *edge = &graph->edges[graph->out[j]];
-            double before = critical->latest[edge->to] - edge->seconds;
-            if (before < end) end = before;
-        }
-        start = end - graph->nodes[node].seconds;
-        critical->latest[node] = start > critical->earliest[node] ? start : critical->earliest[node];
-    }
-}
-
-/* Walks back from the node that ends last, each time to a node that set the start. These have no slack. */
-static void cf__graph_find_path(const cf_graph *graph, cf_critical *critical, int64_t node) {
-    int64_t i, at = graph->n_nodes;
-    while (node >= 0) {
-        int64_t before = -1;
-        double start = critical->earliest[node];
-        critical->latest[node] = start;
-        critical->path[--at] = (int32_t)node;
-        for (i = graph->first_in[node]; i < graph->first_in[node + 1] && before < 0; i++)
-            if (!(cf__graph_release(graph, critical, &graph->edges[i]) < start)) before = graph->edges[i].from;
-        node = before;
-    }
-    critical->n_path = graph->n_nodes - at;
-    memmove(critical->path, &critical->path[at], (size_t)critical->n_path * sizeof *critical->path);
-}
-
-static cf_result cf__graph_critical_fill(void *job) {
-    cf__graph_walk *walk = (cf__graph_walk *)job;
-    int64_t last;
-    CF__TRY(cf__graph_sort_nodes(walk));
-    last = cf__graph_find_earliest(walk->graph, walk->critical);
-    if (!cf__is_cost(walk->critical->length))
-        return cf__fail_real(walk->error, CF_ERROR_OVERFLOW, "length", -1, walk->critical->length,
-                             "the seconds of a path do not add up to a finite number");
-    cf__graph_find_latest(walk->graph, walk->critical);
-    cf__graph_find_path(walk->graph, walk->critical, last);
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_critical_make(const cf_graph *graph, const cf_allocator *allocator, cf_critical **out,
-                                         cf_error *error) {
-    static const cf__recipe recipe = {"n_nodes", 0, NULL, NULL, cf__graph_critical_object, cf__graph_critical_fill};
-    cf__graph_walk walk = {graph, error, NULL, NULL, NULL};
-    CF__TRY(cf__graph_check_arrays(graph, error));
-    if (out == NULL) return cf__fail_null(error, "out");
-    CF__TRY(cf__make(&recipe, &walk, allocator, error));
-    *out = walk.critical;
-    return CF_OK;
-}
-
-CHUNKFLOW_API void cf_critical_free(cf_critical *critical) {
-    if (critical != NULL) cf__free_object(critical, &critical->block);
-}
-
-/* ---- for executors ---- */
-
-CHUNKFLOW_API cf_result cf_graph_start(const cf_graph *graph, int32_t *waiting, int64_t count, cf_error *error) {
-    CF__TRY(cf__graph_check_arrays(graph, error));
-    if (count < graph->n_nodes)
-        return cf__fail(error, CF_ERROR_SPACE, "count", -1, graph->n_nodes, count, "is too small");
-    if (waiting == NULL && graph->n_nodes > 0) return cf__fail_null(error, "waiting");
-    cf__graph_count_waiting(graph, waiting);
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_graph_complete(const cf_graph *graph, int32_t *waiting, int64_t node,
-                                          int32_t ready[CF_MAX_SUCCESSORS], int64_t *n_ready, cf_error *error) {
-    int64_t i, n = 0;
-    if (graph == NULL) return cf__fail_null(error, "graph");
-    if (waiting == NULL) return cf__fail_null(error, "waiting");
-    if (ready == NULL) return cf__fail_null(error, "ready");
-    if (n_ready == NULL) return cf__fail_null(error, "n_ready");
-    if (node < 0 || node >= graph->n_nodes)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "node", node, graph->n_nodes - 1, node, "there is no such node");
-    if (waiting[node] != 0)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "node", node, 0, waiting[node],
-                        waiting[node] < 0 ? "is complete already" : "is not ready, for it still waits for others");
-    waiting[node] = -1;
-    for (i = graph->first_out[node]; i < graph->first_out[node + 1]; i++) {
-        int32_t to = graph->edges[graph->out[i]].to;
-        if (--waiting[to] == 0) ready[n++] = to; /* edges rise by where they lead */
-    }
-    *n_ready = n;
-    return CF_OK;
 }
 
 #ifdef __cplusplus

@@ -512,3 +512,30 @@ int64_t naive_peak_bytes(const cf_plan *plan, const cf_schedule *s, int64_t stag
     }
     return most;
 }
+
+/* ---- graphs ---- */
+
+int64_t naive_node(const cf_graph *graph, int pass, int64_t chunk, int64_t v) {
+    int64_t i;
+    for (i = 0; i < graph->n_nodes; i++)
+        if (graph->nodes[i].pass == pass && graph->nodes[i].chunk == chunk && graph->nodes[i].stage == v) return i;
+    return -1;
+}
+
+double naive_longest(const cf_graph *graph, int slots, double *earliest) {
+    double length = 0;
+    int64_t i;
+    int changed = 1;
+    for (i = 0; i < graph->n_nodes; i++) earliest[i] = 0;
+    while (changed)
+        for (changed = 0, i = 0; i < graph->n_edges; i++) {
+            const cf_edge *e = &graph->edges[i];
+            double start = earliest[e->from] + graph->nodes[e->from].seconds + e->seconds;
+            if ((!slots && e->why == CF_EDGE_SLOT) || !(start > earliest[e->to])) continue;
+            earliest[e->to] = start;
+            changed = 1;
+        }
+    for (i = 0; i < graph->n_nodes; i++)
+        if (earliest[i] + graph->nodes[i].seconds > length) length = earliest[i] + graph->nodes[i].seconds;
+    return length;
+}

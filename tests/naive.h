@@ -45,6 +45,13 @@ const char *naive_fault(const cf_plan *plan, const cf_schedule *schedule);
    the tensors that it needs. */
 const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *schedule);
 
+/* The number of the node of a pass, -1: there is none. */
+int64_t naive_node(const cf_graph *graph, int pass, int64_t chunk, int64_t v);
+
+/* Seconds of the longest path, by going over all edges until nothing changes. earliest: (n_nodes) filled with when each
+   node can start. slots: 0: without the edges of slots. */
+double naive_longest(const cf_graph *graph, int slots, double *earliest);
+
 /* Most chunks, and most bytes, that a stage holds at once. */
 int64_t naive_peak_chunks(const cf_plan *plan, const cf_schedule *schedule, int64_t stage);
 int64_t naive_peak_bytes(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_bytes *bytes);

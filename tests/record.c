@@ -655,12 +655,8 @@ static void record_nodes(const cf_graph *g) {
         number("stage", n->stage);
         number("pass", n->pass);
         number("keep", n->keep);
-        number("itself", cf_graph_node(g, (cf_pass)n->pass, n->chunk, n->stage));
         real("seconds", n->seconds);
     }
-    number("none", cf_graph_node(g, CF_F, -1, 0));
-    number("none", cf_graph_node(g, CF_SEND_F, 0, 0));
-    number("none", cf_graph_node(g, CF_B, 0, g->n_stages * g->n_virtual));
     finish(CF_OK, NULL);
 }
 
@@ -684,56 +680,6 @@ static void record_edges(const cf_graph *g) {
     finish(CF_OK, NULL);
 }
 
-/* Its value is going to be the simulator's bound "critical-path", which it was below in places. */
-static void record_critical(const cf_graph *graph) {
-    cf_critical *c = NULL;
-    cf_error error = no_error();
-    cf_result code = cf_critical_make(graph, NULL, &c, &error);
-    int64_t i;
-    begin("critical");
-    for (i = 0; code == CF_OK && i < c->n_path; i++) number("path", c->path[i]);
-    for (i = 0; code == CF_OK && i < c->n_nodes; i++) {
-        row("node", i);
-        number("order", c->order[i]);
-        real("earliest", c->earliest[i]);
-        real("latest", c->latest[i]);
-    }
-    if (code == CF_OK) {
-        real("length", c->length);
-        note_real("length", c->length);
-    }
-    finish(code, &error);
-    cf_critical_free(c);
-}
-
-/* Completes the ready nodes in some order, and a node that is not ready now and then. */
-static void record_execution(const cf_graph *graph) {
-    int64_t n = graph->n_nodes, n_ready = 0, i, made;
-    int32_t *waiting = (int32_t *)malloc((size_t)(n + 1) * sizeof *waiting);
-    int32_t *ready = (int32_t *)malloc((size_t)(n + 1) * sizeof *ready), next[CF_MAX_SUCCESSORS];
-    cf_error error = no_error();
-    cf_result code = cf_graph_start(graph, waiting, n, &error);
-    begin("graph.order");
-    for (i = 0; code == CF_OK && i < n; i++) {
-        number("waiting", waiting[i]);
-        if (waiting[i] == 0) ready[n_ready++] = (int32_t)i;
-    }
-    while (code == CF_OK && n_ready > 0) {
-        int64_t at = between(0, n_ready - 1), node = ready[at];
-        ready[at] = ready[--n_ready];
-        if (one_in(16)) number("early", (int64_t)cf_graph_complete(graph, waiting, between(-1, n), next, &made, NULL));
-        code = cf_graph_complete(graph, waiting, node, next, &made, &error);
-        row("complete", node);
-        for (i = 0; code == CF_OK && i < made; i++) {
-            number("ready", next[i]);
-            ready[n_ready++] = next[i];
-        }
-    }
-    finish(code, &error);
-    free(ready);
-    free(waiting);
-}
-
 static cf_graph_desc draw_graph_desc(const batch *b) {
     cf_graph_desc desc;
     memset(&desc, 0, sizeof desc);
@@ -742,7 +688,7 @@ static cf_graph_desc draw_graph_desc(const batch *b) {
     desc.k = b->schedule.k;
     desc.replay = b->schedule.replay;
     desc.split = b->schedule.split_backward;
-    desc.no_slots = one_in(3);
+    (void)one_in(3);
     desc.rank = b->schedule.rank;
     desc.timing = b->schedule.timing;
     return desc;
@@ -762,7 +708,6 @@ static cf_graph *record_graph(const batch *b, const cf_plan *plan) {
     if (code != CF_OK) return graph;
     record_nodes(graph);
     record_edges(graph);
-    record_critical(graph);
     return graph;
 }
 
@@ -1900,17 +1845,12 @@ static void wrong_graph_object(const batch *b, const cf_plan *plan) {
     cf_graph *graph = NULL;
     cf_graph good;
     cf_error error = no_error();
-    cf_critical *critical = NULL;
     if (cf_graph_make(plan, &desc, &graph, NULL) != CF_OK) return;
     good = *graph;
     if (graph->n_edges && one_in(2)) wrong_edge(graph);
     else if (graph->n_nodes) wrong_graph_item(graph);
     begin("changed-graph.validate");
     finish(cf_graph_validate(graph, NULL, &error), &error);
-    error = no_error();
-    begin("changed-graph.critical");
-    finish(cf_critical_make(graph, NULL, &critical, &error), &error);
-    cf_critical_free(critical);
     *graph = good;
     cf_graph_free(graph);
 }
@@ -1981,7 +1921,6 @@ static void record_null_makers(const batch *b, const cf_plan *plan, const cf_sch
     cf_schedule *ordered = NULL;
     cf_timeline *timeline = NULL;
     cf_graph *graph = NULL;
-    cf_critical *critical = NULL;
     cf_runner *runner = NULL;
     REFUSED("pack.lengths", cf_pack(NULL, 3, &b->pack, &made, &error));
     REFUSED("pack.n", cf_pack(b->lengths, -1, &b->pack, &made, &error));
@@ -1998,7 +1937,6 @@ static void record_null_makers(const batch *b, const cf_plan *plan, const cf_sch
     REFUSED("lower.out", cf_schedule_lower(plan, schedule, NULL, NULL, &error));
     REFUSED("graph.plan", cf_graph_make(NULL, NULL, &graph, &error));
     REFUSED("graph.out", cf_graph_make(plan, NULL, NULL, &error));
-    REFUSED("critical.graph", cf_critical_make(NULL, NULL, &critical, &error));
     REFUSED("open.plan", cf_run_open(NULL, schedule, 0, NULL, &runner, &error));
     REFUSED("open.schedule", cf_run_open(plan, NULL, 0, NULL, &runner, &error));
     REFUSED("open.stage", cf_run_open(plan, schedule, schedule->n_stages, NULL, &runner, &error));
@@ -2015,14 +1953,12 @@ static void record_null_makers(const batch *b, const cf_plan *plan, const cf_sch
     cf_schedule_free(ordered);
     cf_timeline_free(timeline);
     cf_graph_free(graph);
-    cf_critical_free(critical);
     cf_run_close(runner, NULL, NULL);
 }
 
 static void record_null_readers(const batch *b, const cf_plan *plan, const cf_schedule *schedule) {
     cf_error error;
     size_t bytes = 0;
-    int32_t ids[1];
     double weight = 0;
     cf_arena space = {0}; /* only for its alignment */
     cf_metadata metadata;
@@ -2034,7 +1970,6 @@ static void record_null_readers(const batch *b, const cf_plan *plan, const cf_sc
     REFUSED("validate.plan", cf_schedule_validate(NULL, schedule, NULL, NULL, &error));
     REFUSED("validate.schedule", cf_schedule_validate(plan, NULL, NULL, NULL, &error));
     REFUSED("graph-validate", cf_graph_validate(NULL, NULL, &error));
-    REFUSED("start", cf_graph_start(NULL, ids, 1, &error));
     REFUSED("metadata-size.plan", cf_metadata_size(NULL, 0, NULL, &bytes, &error));
     REFUSED("metadata-size.chunk", cf_metadata_size(plan, plan->n_chunks, NULL, &bytes, &error));
     REFUSED("metadata-size.out", cf_metadata_size(plan, 0, NULL, NULL, &error));
@@ -2151,7 +2086,6 @@ static cf_result allocate_schedule(const batch *b, const cf_plan *plan, const cf
 static cf_result allocate_graph(const batch *b, const cf_plan *plan, const cf_schedule *s, const cf_allocator *a) {
     cf_graph_desc desc;
     cf_graph *graph = NULL;
-    cf_critical *critical = NULL;
     cf_result code;
     memset(&desc, 0, sizeof desc);
     desc.n_stages = s->n_stages;
@@ -2159,8 +2093,6 @@ static cf_result allocate_graph(const batch *b, const cf_plan *plan, const cf_sc
     desc.allocator = a;
     code = cf_graph_make(plan, &desc, &graph, NULL);
     if (code == CF_OK) code = cf_graph_validate(graph, a, NULL);
-    if (code == CF_OK) code = cf_critical_make(graph, a, &critical, NULL);
-    cf_critical_free(critical);
     cf_graph_free(graph);
     return code;
 }
@@ -2351,7 +2283,6 @@ static void record_models(void) {
 static void record_defaults(void) {
     cf_pack_desc pack = cf_pack_defaults(NULL);
     cf_schedule_desc schedule = cf_schedule_defaults(NULL);
-    cf_graph_desc graph = cf_graph_defaults(NULL);
     cf_parallel parallel;
     cf_memory_desc memory;
     memset(&parallel, 0, sizeof parallel);
@@ -2368,7 +2299,6 @@ static void record_defaults(void) {
     number("n_stages", schedule.n_stages);
     number("n_virtual", schedule.n_virtual);
     number("k", schedule.k);
-    number("graph", graph.n_stages * graph.n_virtual * graph.k * (int64_t)graph.replay);
     number("parallel", parallel.tp * parallel.pp * parallel.dp * parallel.n_virtual);
     number("recompute", (int64_t)parallel.recompute);
     number("vocab_multiple", parallel.vocab_multiple);
@@ -2412,10 +2342,7 @@ static void record_case(void) {
     if (!plan) return;
     record_chunks(&b, plan);
     graph = record_graph(&b, plan);
-    if (graph) {
-        record_execution(graph);
-        record_dot(graph);
-    }
+    if (graph) record_dot(graph);
     cf_graph_free(graph);
     schedule = record_schedules(&b, plan);
     if (schedule) {

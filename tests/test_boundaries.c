@@ -48,7 +48,7 @@ static const char *const objects[] = {"cf_plan", "cf_chunk", "cf_slice", "cf_gro
                                       "cf_graph", "cf_node", "cf_edge", "cf_arena", "cf_block"};
 static const char *const outputs[] = {
     "cf_error", "cf_plan_stats", "cf_metadata", "cf_parameters", "cf_shard", "cf_token_bytes", "cf_memory_report",
-    "cf_critical", "cf_search_report", "cf_bound", "cf_timeline", "cf_step", "cf_slot", "cf_progress", "cf_run_stats",
+    "cf_search_report", "cf_bound", "cf_timeline", "cf_step", "cf_slot", "cf_progress", "cf_run_stats",
     "cf_fit", "cf_tune_candidate", "cf_tune_progress", "cf_tuning"};
 
 /* ---- documented limits ---- */
@@ -751,14 +751,6 @@ static cf_result into_metadata(void *room, size_t n, cf_error *error) {
     return cf_metadata_fill(plan, 0, NULL, room, n, &unused, error);
 }
 
-static cf_result complete(cf_error *error) {
-    int32_t waiting[512], ready[CF_MAX_SUCCESSORS];
-    int64_t n;
-    if (!CHECK(graph->n_nodes <= 512)) return CF_OK;
-    (void)cf_graph_start(graph, waiting, 512, NULL);
-    return cf_graph_complete(graph, waiting, number, ready, &n, error);
-}
-
 static cf_timing scratch_timing;
 
 static cf_result untouched_by(cf_result result) {
@@ -826,11 +818,6 @@ static cf_result budget(int64_t got) {
     X(cf_pass_name, pass, INT32_MAX, 0, named(cf_pass_name(ENUM(cf_pass)))) \
     X(cf_replay_name, replay, INT32_MAX, 0, named(cf_replay_name(ENUM(cf_replay)))) \
     X(cf_edge_name, why, INT32_MAX, 0, named(cf_edge_name(ENUM(cf_edge_why)))) \
-    X(cf_graph_node, pass, INT32_MAX, 0, fine(cf_graph_node(graph, ENUM(cf_pass), 0, 0))) \
-    X(cf_graph_node, chunk, INT64_MAX, 0, fine(cf_graph_node(graph, CF_F, number, 0))) \
-    X(cf_graph_node, stage, INT64_MAX, 0, fine(cf_graph_node(graph, CF_F, 0, number))) \
-    X(cf_graph_start, count, INT64_MAX, 0, untouched_by(cf_graph_start(graph, ROOM, number, error))) \
-    X(cf_graph_complete, node, INT64_MAX, 0, complete(error)) \
     X(cf_schedule_kind_name, kind, INT32_MAX, 0, named(cf_schedule_kind_name(ENUM(cf_schedule_kind)))) \
     X(cf_schedule_into, bytes, INT64_MAX, 0, into(into_schedule, error)) \
     X(cf_schedule_loads, stage, INT64_MAX, 0, \

@@ -1,4 +1,4 @@
-/* >>graph: every edge against the definitions, the critical path against relaxation, ready counts against a recount. */
+/* >>graph: every node and edge against the definitions, and what an executor can do with them. */
 
 #include "chunkflow.h"
 #include "exact.h"
@@ -19,7 +19,6 @@ static cf_graph_desc draw_desc(harness_rng *rng, cf_timing *timing) {
     desc.k = harness_between(rng, 1, 4);
     desc.replay = harness_chance(rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
     desc.split = (int)harness_between(rng, 0, 1);
-    desc.no_slots = harness_chance(rng, 0.3);
     memset(timing, 0, sizeof *timing);
     if (harness_chance(rng, 0.5)) {
         timing->all.forward.constant = (double)harness_between(rng, 0, 3);
@@ -87,7 +86,7 @@ static int why(const cf_plan *plan, const cf_graph *g, const cf_graph_desc *desc
     if (same && a->pass == CF_F && b->pass == CF_R) return CF_EDGE_REPLAY;
     if (same && is_back(b) && a->pass == (replayed(plan, g, desc, a->chunk, a->stage) ? CF_R : CF_F)) return CF_EDGE_OWN;
     if (same && a->pass == CF_I && b->pass == CF_W) return CF_EDGE_OWN;
-    if (desc->no_slots || a->stage != b->stage || !together || b->pass != CF_R || a->chunk <= b->chunk) return -1;
+    if (a->stage != b->stage || !together || b->pass != CF_R || a->chunk <= b->chunk) return -1;
     if (frees_place_of(plan, g, desc, a, b)) return CF_EDGE_SLOT;
     if (a->pass == CF_R && n_replayed(plan, g, desc, b->chunk + 1, a->chunk, b->stage) == 0)
         return CF_EDGE_SLOT; /* places are given to replays in falling order */
@@ -115,7 +114,7 @@ TEST(nodes_are_the_passes) {
         cf_timing timing;
         cf_graph_desc desc = draw_desc(&rng, &timing);
         cf_graph *g;
-        int64_t chunk, v, n = 0;
+        int64_t chunk, v, id, n = 0;
         int pass;
         desc.rank = harness_between(&rng, 0, plan->n_ranks - 1);
         g = make(plan, &desc);
@@ -128,8 +127,8 @@ TEST(nodes_are_the_passes) {
                     int there = plan->chunks[chunk].rank == desc.rank &&
                                 (pass == CF_F || (pass == CF_R && again) || (pass == CF_B && !desc.split) ||
                                  (pass >= CF_I && desc.split));
-                    int64_t id = cf_graph_node(g, (cf_pass)pass, chunk, v);
                     const cf_node *node;
+                    id = naive_node(g, pass, chunk, v);
                     n += there;
                     CHECK_INT(id >= 0, there);
                     if (!there) continue;
@@ -139,10 +138,12 @@ TEST(nodes_are_the_passes) {
                     CHECK(node->seconds == seconds_of(plan, desc.timing, node));
                 }
         CHECK_INT(g->n_nodes, n);
-        CHECK_INT(cf_graph_node(g, CF_F, -1, 0), -1);
-        CHECK_INT(cf_graph_node(g, CF_F, plan->n_chunks, 0), -1);
-        CHECK_INT(cf_graph_node(g, CF_F, desc.rank * plan->n_steps, g->n_stages * g->n_virtual), -1);
-        CHECK_INT(cf_graph_node(g, CF_SEND_F, desc.rank * plan->n_steps, 0), -1);
+        for (chunk = 0; chunk < g->n_steps; chunk++) /* chunk by chunk, pass by pass, stage by stage */
+            for (id = g->first[chunk]; id < g->first[chunk + 1]; id++) {
+                const cf_node *node = &g->nodes[id], *before = node - (id > g->first[chunk]);
+                CHECK_INT(node->chunk, desc.rank * plan->n_steps + chunk);
+                CHECK(node->pass > before->pass || node->stage > before->stage || node == before);
+            }
         cf_graph_free(g);
         cf_plan_free(plan);
     }
@@ -221,11 +222,10 @@ static cf_schedule *draw_schedule(harness_rng *rng, const cf_plan *plan, cf_grap
     memset(desc, 0, sizeof *desc);
     desc->schedule = schedule;
     desc->timing = order.timing;
-    desc->no_slots = harness_chance(rng, 0.5);
     return schedule;
 }
 
-/* The longest path over the graph's edges and over the order of each stage's list, by relaxation. */
+/* The longest path over the graph's edges, but for those of slots, and over the order of each stage's list, by relaxation. */
 static double longest_with_order(const cf_graph *g, const cf_schedule *s) {
     double *end = (double *)harness_guard_new((size_t)(g->n_nodes + 1) * sizeof *end), length = 0;
     int64_t i, stage, before;
@@ -236,10 +236,10 @@ static double longest_with_order(const cf_graph *g, const cf_schedule *s) {
         for (stage = 0; stage < s->n_stages; stage++)
             for (i = s->first[stage], before = -1; i < s->first[stage + 1]; i++) {
                 const cf_action *a = &s->actions[i];
-                int64_t node = cf_graph_node(g, (cf_pass)a->pass, a->chunk, a->stage), e;
+                int64_t node = naive_node(g, a->pass, a->chunk, a->stage), e;
                 double start = before >= 0 ? end[before] : 0;
                 for (e = g->first_in[node]; e < g->first_in[node + 1]; e++)
-                    if (end[g->edges[e].from] + g->edges[e].seconds > start)
+                    if (g->edges[e].why != CF_EDGE_SLOT && end[g->edges[e].from] + g->edges[e].seconds > start)
                         start = end[g->edges[e].from] + g->edges[e].seconds;
                 before = node;
                 if (start + g->nodes[node].seconds > end[node]) end[node] = start + g->nodes[node].seconds, changed = 1;
@@ -273,7 +273,7 @@ TEST(a_schedules_graph_has_its_passes) {
         CHECK_INT(g->n_nodes, schedule->n_actions);
         for (i = 0; i < schedule->n_actions; i++) {
             const cf_action *a = &schedule->actions[i];
-            int64_t id = cf_graph_node(g, (cf_pass)a->pass, a->chunk, a->stage);
+            int64_t id = naive_node(g, a->pass, a->chunk, a->stage);
             REQUIRE(id >= 0);
             CHECK_INT(g->nodes[id].keep, a->keep);
             CHECK(g->nodes[id].seconds == pipeline_seconds(desc.timing, a->stage, &plan->chunks[a->chunk], a->pass));
@@ -284,7 +284,7 @@ TEST(a_schedules_graph_has_its_passes) {
             for (v = 0; v < n_v; v++) {
                 int has = replayed(plan, g, &desc, i, v);
                 there += has;
-                CHECK_INT(cf_graph_node(g, CF_R, i, v) >= 0, has);
+                CHECK_INT(naive_node(g, CF_R, i, v) >= 0, has);
             }
             n_partly += there > 0 && there < n_v;
             n_pipeline += n > 0 && g->replay == CF_REPLAY_PIPELINE && n_v > 1;
@@ -293,7 +293,7 @@ TEST(a_schedules_graph_has_its_passes) {
         memset(&simulate, 0, sizeof simulate);
         simulate.timing = desc.timing;
         REQUIRE(cf_simulate(plan, schedule, &simulate, &timeline, NULL) == CF_OK);
-        if (desc.no_slots && (desc.timing == NULL || (timing.latency == 0 && timing.seconds_per_token == 0))) {
+        if (desc.timing == NULL || (timing.latency == 0 && timing.seconds_per_token == 0)) {
             CHECK(longest_with_order(g, schedule) == timeline->makespan);
             n_timed++;
         }
@@ -318,7 +318,7 @@ TEST(schedules_keep_to_their_graphs) {
         cf_timeline *timeline = NULL;
         cf_graph_desc desc, plain;
         cf_graph *g, *without;
-        cf_critical *c = NULL;
+        double *earliest;
         int64_t i, j;
         pipeline_draw(&rng, &problem);
         problem.desc.budget = 40;
@@ -333,13 +333,14 @@ TEST(schedules_keep_to_their_graphs) {
         simulate.no_bounds = 1;
         desc.schedule = schedule;
         g = make(problem.plan, &desc);
-        REQUIRE(g != NULL && cf_critical_make(g, NULL, &c, NULL) == CF_OK);
+        REQUIRE(g != NULL);
+        earliest = (double *)harness_guard_new((size_t)(g->n_nodes + 1) * sizeof *earliest);
         REQUIRE(cf_simulate(problem.plan, schedule, &simulate, &timeline, NULL) == CF_OK);
-        CHECK(c->length <= timeline->makespan * (1 + 1e-12));
+        CHECK(naive_longest(g, 1, earliest) <= timeline->makespan * (1 + 1e-12));
         for (i = 0; i < schedule->n_actions; i++) {
             const cf_action *a = &schedule->actions[i];
-            int64_t id = cf_graph_node(g, (cf_pass)a->pass, a->chunk, a->stage), e;
-            CHECK(timeline->start[i] >= c->earliest[id] * (1 - 1e-12));
+            int64_t id = naive_node(g, a->pass, a->chunk, a->stage), e;
+            CHECK(timeline->start[i] >= earliest[id] * (1 - 1e-12));
             for (e = g->first_in[id]; e < g->first_in[id + 1]; e++) {
                 const cf_node *from = &g->nodes[g->edges[e].from];
                 for (j = 0; j < schedule->n_actions; j++)
@@ -367,7 +368,7 @@ TEST(schedules_keep_to_their_graphs) {
         }
         n_other += g->n_nodes != without->n_nodes;
         cf_graph_free(without);
-        cf_critical_free(c);
+        harness_guard_free(earliest);
         cf_timeline_free(timeline);
         cf_graph_free(g);
         cf_schedule_free(schedule);
@@ -378,83 +379,6 @@ TEST(schedules_keep_to_their_graphs) {
 }
 
 /* ---- critical path ---- */
-
-/* Earliest starts by relaxing all edges until nothing changes; all seconds are whole numbers here. */
-static double relax(const cf_graph *g, double *earliest, double *latest) {
-    double length = 0;
-    int64_t i;
-    int changed;
-    for (i = 0; i < g->n_nodes; i++) earliest[i] = 0;
-    do {
-        changed = 0;
-        for (i = 0; i < g->n_edges; i++) {
-            const cf_edge *e = &g->edges[i];
-            double t = earliest[e->from] + g->nodes[e->from].seconds + e->seconds;
-            if (t > earliest[e->to]) earliest[e->to] = t, changed = 1;
-        }
-    } while (changed);
-    for (i = 0; i < g->n_nodes; i++)
-        if (earliest[i] + g->nodes[i].seconds > length) length = earliest[i] + g->nodes[i].seconds;
-    for (i = 0; i < g->n_nodes; i++) latest[i] = length - g->nodes[i].seconds;
-    do {
-        changed = 0;
-        for (i = 0; i < g->n_edges; i++) {
-            const cf_edge *e = &g->edges[i];
-            double t = latest[e->to] - e->seconds - g->nodes[e->from].seconds;
-            if (t < latest[e->from]) latest[e->from] = t, changed = 1;
-        }
-    } while (changed);
-    return length;
-}
-
-TEST(critical_path_against_relaxation) {
-    harness_rng rng = {5};
-    int round;
-    for (round = 0; round < 300; round++) {
-        cf_plan *plan = naive_plan(&rng, 8, 1);
-        cf_timing timing;
-        cf_graph_desc desc = draw_desc(&rng, &timing);
-        cf_graph *g = make(plan, &desc);
-        cf_critical *c = NULL;
-        double *earliest, *latest, at = 0;
-        int64_t i, e, *place;
-        REQUIRE(g != NULL);
-        harness_note("round %d", round);
-        if (harness_chance(&rng, 0.5)) /* as if measured */
-            for (i = 0; i < g->n_nodes; i++) g->nodes[i].seconds = (double)harness_between(&rng, 0, 20);
-        REQUIRE(cf_critical_make(g, NULL, &c, NULL) == CF_OK);
-        earliest = (double *)harness_guard_new((size_t)(2 * g->n_nodes + 1) * sizeof *earliest);
-        place = (int64_t *)harness_guard_new((size_t)(g->n_nodes + 1) * sizeof *place);
-        latest = earliest + g->n_nodes;
-        CHECK(c->length == relax(g, earliest, latest));
-        CHECK_INT(c->n_nodes, g->n_nodes);
-        for (i = 0; i < g->n_nodes; i++) {
-            CHECK(c->earliest[i] == earliest[i]);
-            CHECK(c->latest[i] == latest[i]);
-            place[i] = -1;
-        }
-        for (i = 0; i < g->n_nodes; i++) place[c->order[i]] = i;
-        for (i = 0; i < g->n_nodes; i++) CHECK(place[i] >= 0);
-        for (i = 0; i < g->n_edges; i++) CHECK(place[g->edges[i].from] < place[g->edges[i].to]);
-        CHECK((c->n_path > 0) == (g->n_nodes > 0));
-        for (i = 0; i < c->n_path; i++) { /* a chain of edges without a pause, from 0 to the end */
-            double gap = -1;
-            for (e = g->first_in[c->path[i]]; i > 0 && e < g->first_in[c->path[i] + 1]; e++)
-                if (g->edges[e].from == c->path[i - 1]) gap = g->edges[e].seconds;
-            CHECK(i == 0 || gap >= 0);
-            at += (i > 0 ? gap : 0);
-            CHECK(c->earliest[c->path[i]] == at && c->latest[c->path[i]] == at);
-            at += g->nodes[c->path[i]].seconds;
-        }
-        CHECK(at == c->length);
-        harness_guard_free(earliest);
-        harness_guard_free(place);
-        cf_critical_free(c);
-        cf_graph_free(g);
-        cf_plan_free(plan);
-    }
-    harness_note("%s", "");
-}
 
 /* A stage's cost of which all sums are exact: multiples of 2^-10. */
 static cf_pass_cost draw_cost(harness_rng *rng) {
@@ -472,12 +396,12 @@ static int64_t longest_group(const cf_plan *plan) {
     return most;
 }
 
-/* The longest path of a graph and the simulator's bound of that name are one number, found in two ways, where K leaves
+/* The longest path of a graph is the simulator's bound "critical-path" where K leaves
    no choice of what is dropped; elsewhere the graph drops more than the bound does. The schedule is `paper` or, to split
    backwards or to have virtual stages, zero-bubble or interleaved. */
 TEST(critical_path_is_the_simulators_bound) {
     harness_rng rng = {15};
-    int round, with_replay_chain = 0, n_equal = 0, n_below = 0;
+    int round, n_slots = 0, n_equal = 0, n_below = 0;
     for (round = 0; round < 3000; round++) {
         cf_plan *plan = naive_plan(&rng, harness_between(&rng, 1, 12), 1);
         cf_stage_cost stages[12];
@@ -486,10 +410,10 @@ TEST(critical_path_is_the_simulators_bound) {
         cf_schedule_desc order;
         cf_simulate_desc simulate;
         cf_graph *g;
-        cf_critical *c = NULL;
         cf_schedule *schedule = NULL;
         cf_timeline *timeline = NULL;
-        int64_t v, i;
+        double *earliest, length;
+        int64_t v;
         memset(&timing, 0, sizeof timing);
         memset(&desc, 0, sizeof desc);
         memset(&order, 0, sizeof order);
@@ -517,28 +441,28 @@ TEST(critical_path_is_the_simulators_bound) {
         desc.split = order.kind == CF_SCHEDULE_ZERO_BUBBLE;
         harness_note("round %d", round);
         g = make(plan, &desc);
-        REQUIRE(g != NULL && cf_critical_make(g, NULL, &c, NULL) == CF_OK);
+        REQUIRE(g != NULL);
+        earliest = (double *)harness_guard_new((size_t)(g->n_nodes + 1) * sizeof *earliest);
+        n_slots += naive_longest(g, 0, earliest) < naive_longest(g, 1, earliest);
+        length = naive_longest(g, 1, earliest);
         REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
         REQUIRE(cf_simulate(plan, schedule, &simulate, &timeline, NULL) == CF_OK);
         CHECK_STR(timeline->bounds[0].name, "critical-path");
         if (plan->n_chunks > 0 && (order.k == 1 || order.k >= longest_group(plan))) {
-            CHECK(c->length == timeline->bounds[0].value); /* nobody can choose what is dropped */
+            CHECK(length == timeline->bounds[0].value); /* nobody can choose what is dropped */
             n_equal++;
         } else if (plan->n_chunks > 0) {
-            CHECK(timeline->bounds[0].value <= c->length);
-            n_below += timeline->bounds[0].value < c->length;
+            CHECK(timeline->bounds[0].value <= length);
+            n_below += timeline->bounds[0].value < length;
         }
-        for (i = 0; i + 1 < c->n_path; i++)
-            with_replay_chain += g->nodes[c->path[i]].pass == CF_R && g->nodes[c->path[i + 1]].pass == CF_R &&
-                                 g->nodes[c->path[i]].chunk != g->nodes[c->path[i + 1]].chunk;
         cf_timeline_free(timeline);
         cf_schedule_free(schedule);
-        cf_critical_free(c);
+        harness_guard_free(earliest);
         cf_graph_free(g);
         cf_plan_free(plan);
     }
     CHECK(n_equal > 1000 && n_below > 100);
-    CHECK(with_replay_chain > 50); /* the edge between the replays of neighbours decides in many of them */
+    CHECK(n_slots > 50); /* the edges of slots decide in many of them */
     harness_note("%s", "");
 }
 
@@ -552,44 +476,39 @@ static cf_plan *in_twos(const int64_t *lengths, int64_t n) {
     return plan;
 }
 
+static double longest_path(const cf_plan *plan, const cf_graph_desc *desc) {
+    cf_graph *g = make(plan, desc);
+    double *earliest = (double *)harness_guard_new((size_t)(g->n_nodes + 1) * sizeof *earliest);
+    double length = naive_longest(g, 1, earliest);
+    harness_guard_free(earliest);
+    cf_graph_free(g);
+    return length;
+}
+
 /* The paper's example cut into chunks of 2: {1, 1}, {2} and a group of two; F = tokens, B = 2 x tokens, 4 stages. */
 TEST(bounds_of_the_papers_example) {
     static const int64_t lengths[] = {1, 1, 2, 4};
     cf_graph_desc desc;
     cf_plan *plan;
-    cf_graph *g;
-    cf_critical *c = NULL;
     memset(&desc, 0, sizeof desc);
     plan = in_twos(lengths, 4);
     REQUIRE(plan != NULL);
     desc.n_stages = 4;
     desc.k = 1;
     desc.replay = CF_REPLAY_PIPELINE;
-    g = make(plan, &desc);
-    REQUIRE(g != NULL && cf_critical_make(g, NULL, &c, NULL) == CF_OK);
-    CHECK(c->length == 50); /* no order with K = 1 and pipeline replay is below 50 units */
-    CHECK_INT(g->n_nodes, (4 * 2 + 1) * 4);
-    cf_critical_free(c);
-    cf_graph_free(g);
+    CHECK(longest_path(plan, &desc) == 50); /* no order with K = 1 and pipeline replay is below 50 units */
     desc.replay = CF_REPLAY_LOCAL;
-    g = make(plan, &desc);
-    REQUIRE(g != NULL && cf_critical_make(g, NULL, &c, NULL) == CF_OK);
-    CHECK(c->length == 4 * 2 + 2 + 4 + 2 + 4 + 3 * 4); /* F1 down; F2 B2 R1 B1 on the last stage; B1 up */
-    cf_critical_free(c);
-    cf_graph_free(g);
+    CHECK(longest_path(plan, &desc) == 4 * 2 + 2 + 4 + 2 + 4 + 3 * 4); /* F1 down; F2 B2 R1 B1 on the last; B1 up */
     desc.k = 2;
-    g = make(plan, &desc);
-    REQUIRE(g != NULL && cf_critical_make(g, NULL, &c, NULL) == CF_OK);
-    CHECK(c->length == 4 * 2 + 2 + 4 + 4 * 4); /* F1 down, F2 and B2 on the last stage, B1 up */
-    cf_critical_free(c);
-    cf_graph_free(g);
+    CHECK(longest_path(plan, &desc) == 4 * 2 + 2 + 4 + 4 * 4); /* F1 down, F2 and B2 on the last stage, B1 up */
     cf_plan_free(plan);
 }
 
 /* ---- executors ---- */
 
-/* Runs nodes in random order by ready counts alone, and checks K by hand. */
-TEST(ready_counts_lead_through_the_graph) {
+/* Runs nodes in random order, as the comment of cf_graph has it, by how many each waits for alone; and checks K by
+   hand. */
+TEST(an_executor_of_your_own) {
     harness_rng rng = {6};
     int round;
     for (round = 0; round < 200; round++) {
@@ -598,11 +517,9 @@ TEST(ready_counts_lead_through_the_graph) {
         cf_graph_desc desc = draw_desc(&rng, &timing);
         cf_graph *g;
         cf_schedule *schedule = round % 2 ? draw_schedule(&rng, plan, &desc) : NULL;
-        int32_t *waiting, *pool, ready[CF_MAX_SUCCESSORS];
+        int32_t *waiting, *pool;
         unsigned char *done;
-        int64_t *held, n = 0, i, j, n_done = 0, n_ready;
-        cf_error error;
-        desc.no_slots = 0;
+        int64_t *held, n = 0, i, j, n_done = 0;
         g = make(plan, &desc);
         REQUIRE(g != NULL);
         harness_note("round %d", round);
@@ -611,11 +528,9 @@ TEST(ready_counts_lead_through_the_graph) {
         done = (unsigned char *)calloc((size_t)g->n_nodes + 1, 1);
         held = (int64_t *)calloc((size_t)(plan->n_chunks * g->n_stages * g->n_virtual) + 1, sizeof *held);
         if (!done || !held) abort();
-        CHECK_INT(cf_graph_start(g, waiting, g->n_nodes, &error), CF_OK);
         for (i = 0; i < g->n_nodes; i++) {
-            CHECK_INT(waiting[i], g->first_in[i + 1] - g->first_in[i]);
+            waiting[i] = (int32_t)(g->first_in[i + 1] - g->first_in[i]);
             if (waiting[i] == 0) pool[n++] = (int32_t)i;
-            else CHECK_INT(cf_graph_complete(g, waiting, i, ready, &n_ready, &error), CF_ERROR_ARGUMENT);
         }
         while (n > 0) {
             int64_t pick = harness_between(&rng, 0, n - 1), node = pool[pick];
@@ -628,19 +543,12 @@ TEST(ready_counts_lead_through_the_graph) {
             for (j = g->first_in[node]; j < g->first_in[node + 1]; j++) CHECK(done[g->edges[j].from]);
             done[node] = 1;
             n_done++;
-            n_ready = -1;
-            CHECK_INT(cf_graph_complete(g, waiting, node, ready, &n_ready, &error), CF_OK);
-            CHECK(n_ready >= 0 && n_ready <= CF_MAX_SUCCESSORS);
-            for (j = 0; j < n_ready; j++) {
-                CHECK(j == 0 || ready[j] > ready[j - 1]);
-                pool[n++] = ready[j];
+            for (j = g->first_out[node]; j < g->first_out[node + 1]; j++) {
+                const cf_edge *edge = &g->edges[g->out[j]];
+                if (--waiting[edge->to] == 0) pool[n++] = edge->to;
             }
-            CHECK_INT(cf_graph_complete(g, waiting, node, ready, &n_ready, &error), CF_ERROR_ARGUMENT);
         }
         CHECK_INT(n_done, g->n_nodes);
-        CHECK_INT(cf_graph_complete(g, waiting, g->n_nodes, ready, &n_ready, &error), CF_ERROR_ARGUMENT);
-        CHECK_INT(cf_graph_complete(g, waiting, -1, ready, &n_ready, &error), CF_ERROR_ARGUMENT);
-        if (g->n_nodes > 0) CHECK_INT(cf_graph_start(g, waiting, g->n_nodes - 1, &error), CF_ERROR_SPACE);
         free(done);
         free(held);
         harness_guard_free(waiting);
@@ -670,11 +578,9 @@ static cf_graph *example(cf_plan **plan) {
 
 static void refused(cf_graph *g, const char *field) {
     cf_error error;
-    cf_critical *c = NULL;
     memset(&error, 0, sizeof error);
     CHECK_INT(cf_graph_validate(g, NULL, &error), CF_ERROR_GRAPH);
     CHECK_STR(error.field, field);
-    CHECK(cf_critical_make(g, NULL, &c, &error) != CF_OK && c == NULL);
 }
 
 TEST(damaged_graphs_are_named) {
@@ -763,7 +669,6 @@ TEST(a_cycle_is_found_and_a_node_on_it_named) {
         int cyclic;
         cf_error error;
         cf_result result;
-        cf_critical *critical = NULL;
         memset(&error, 0, sizeof error);
         g->edges[e].from = (int32_t)harness_between(&rng, 0, g->n_nodes - 1);
         rebuild_out(g);
@@ -772,8 +677,6 @@ TEST(a_cycle_is_found_and_a_node_on_it_named) {
         cyclic = reaches(g, g->edges[e].to, g->edges[e].from) || g->edges[e].to == g->edges[e].from;
         result = cf_graph_validate(g, NULL, &error);
         CHECK_INT(result, cyclic || most > CF_MAX_SUCCESSORS ? CF_ERROR_GRAPH : CF_OK);
-        CHECK_INT(cf_critical_make(g, NULL, &critical, NULL), result);
-        cf_critical_free(critical);
         if (result != CF_OK && most <= CF_MAX_SUCCESSORS) {
             CHECK_STR(error.field, "edges");
             CHECK(error.item >= 0 && error.item < g->n_nodes && reaches(g, error.item, error.item));
@@ -857,8 +760,11 @@ TEST(graph_options_are_checked) {
     plan->chunks[1].index = 0;
     CHECK_INT(cf_graph_make(plan, &good, &g, &error), CF_ERROR_PLAN);
     CHECK(g == NULL);
-    desc = cf_graph_defaults(&good);
-    CHECK(desc.n_stages == 1 && desc.n_virtual == 1 && desc.k == 1 && desc.replay == CF_REPLAY_LOCAL);
+    plan->chunks[1].index = 1;
+    REQUIRE(cf_graph_make(plan, &good, &g, &error) == CF_OK);
+    CHECK(g->n_stages == 1 && g->n_virtual == 1 && g->placement == CF_PLACEMENT_LOOP && g->k == 1);
+    CHECK(g->replay == CF_REPLAY_LOCAL);
+    cf_graph_free(g);
     cf_plan_free(plan);
 }
 
@@ -925,7 +831,6 @@ TEST(a_wrong_schedule_makes_no_graph) {
     CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_ERROR_SCHEDULE);
     CHECK_STR(error.field, "actions.pass");
     CHECK(g == NULL);
-    CHECK_INT(cf_graph_node(NULL, CF_F, 0, 0), -1);
     cf_schedule_free(schedule);
     cf_plan_free(plan);
 }
@@ -964,7 +869,6 @@ TEST(a_graph_has_backwards_of_one_form) {
 TEST(graphs_lie_in_an_arena) {
     cf_plan *plan;
     cf_graph *own = example(&plan), *g = NULL;
-    cf_critical *c = NULL, *d = NULL;
     cf_graph_desc desc;
     cf_error error;
     cf_arena arena;
@@ -996,22 +900,7 @@ TEST(graphs_lie_in_an_arena) {
     REQUIRE(g != NULL);
     CHECK(memcmp(g->nodes, own->nodes, (size_t)g->n_nodes * sizeof *g->nodes) == 0);
     CHECK(memcmp(g->edges, own->edges, (size_t)g->n_edges * sizeof *g->edges) == 0);
-    CHECK_INT(cf_critical_make(g, &allocator, &c, &error), CF_ERROR_MEMORY);
-    CHECK(c == NULL);
     cf_graph_free(g);
-    CHECK_INT(arena.used, 0);
-    CHECK(harness_guard_ok(memory));
-    harness_guard_free(memory);
-    memset(&arena, 0, sizeof arena);
-    CHECK_INT(cf_critical_make(own, &allocator, &c, &error), CF_ERROR_MEMORY);
-    memory = harness_guard_new(arena.peak);
-    arena.memory = memory;
-    arena.bytes = arena.peak;
-    REQUIRE(cf_critical_make(own, &allocator, &c, &error) == CF_OK);
-    REQUIRE(cf_critical_make(own, NULL, &d, &error) == CF_OK);
-    CHECK(c->length == d->length && c->n_path == d->n_path);
-    cf_critical_free(d);
-    cf_critical_free(c);
     CHECK_INT(arena.used, 0);
     CHECK(harness_guard_ok(memory));
     harness_guard_free(memory);
@@ -1022,7 +911,6 @@ TEST(graphs_lie_in_an_arena) {
 TEST(graph_survives_every_failed_allocation) {
     cf_plan *plan;
     cf_graph *own = example(&plan), *g = NULL;
-    cf_critical *c = NULL;
     cf_graph_desc desc;
     cf_error error;
     harness_heap heap;
@@ -1036,15 +924,12 @@ TEST(graph_survives_every_failed_allocation) {
     desc.allocator = &allocator;
     heap.fail_at = 1;
     CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_ERROR_MEMORY);
-    CHECK_INT(cf_critical_make(own, &allocator, &c, &error), CF_ERROR_MEMORY);
     CHECK_INT(cf_graph_validate(own, &allocator, &error), CF_ERROR_MEMORY);
-    CHECK(g == NULL && c == NULL);
+    CHECK(g == NULL);
     heap.fail_at = 0;
     CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_OK);
-    CHECK_INT(cf_critical_make(g, &allocator, &c, &error), CF_OK);
-    cf_critical_free(c);
+    CHECK_INT(cf_graph_validate(g, &allocator, &error), CF_OK);
     cf_graph_free(g);
-    cf_critical_free(NULL);
     cf_graph_free(NULL);
     CHECK_INT(heap.live, 0);
     cf_graph_free(own);
@@ -1060,9 +945,9 @@ TEST(names_of_edges) {
     CHECK_STR(cf_edge_name(CF_EDGE_COUNT), "?");
 }
 
-SUITE(graph, CASE(nodes_are_the_passes), CASE(edges_are_those_of_the_definitions), CASE(critical_path_against_relaxation),
+SUITE(graph, CASE(nodes_are_the_passes), CASE(edges_are_those_of_the_definitions),
       CASE(critical_path_is_the_simulators_bound),
-      CASE(bounds_of_the_papers_example), CASE(ready_counts_lead_through_the_graph), CASE(damaged_graphs_are_named),
+      CASE(bounds_of_the_papers_example), CASE(an_executor_of_your_own), CASE(damaged_graphs_are_named),
       CASE(a_schedules_graph_has_its_passes), CASE(schedules_keep_to_their_graphs), CASE(a_wrong_schedule_makes_no_graph),
       CASE(a_graph_has_backwards_of_one_form),
       CASE(a_cycle_is_found_and_a_node_on_it_named), CASE(too_many_nodes_are_refused), CASE(graph_options_are_checked),
