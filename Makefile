@@ -9,10 +9,10 @@
 #   make check-deep what takes longer: two static analysers, valgrind, ThreadSanitizer
 #   make fuzz MINUTES=n   searches for inputs that break something (clang); n minutes in all, shared by the targets; default 9
 #   make test-cuda  the CUDA file and example under a host emulation, and a real compile where nvcc is; part of make test
-#   make test-torch the command's CSV in PyTorch's pipelining, in an environment under build/ that takes about 6 GB
+#   make test-torch the command's CSV in PyTorch's pipelining, and training chunk by chunk beside plain training, in an environment under build/ that takes about 6 GB
 #   make test-gpu   the CUDA tests on a device (skipped without one)
 #   make bench-gpu  attention speed on a device, beside PyTorch's where that is installed
-#   make shared     both libraries as one shared library, and their declarations, for tools/python/chunkflow.py and others
+#   make shared     both libraries as one shared library, and their declarations, for tools/python and others
 #   make gpu-record the first minutes on a device: all of that and more into a few files (tools/gpu_record.sh)
 #   make gpu-record-train  what chunks are worth in training, on a device: speed, memory, losses (tools/gpu_record_train.sh)
 #   make gpu-programs  what these run, built where nvcc is, for a device elsewhere
@@ -483,16 +483,18 @@ test-cuda: $(CUDA_BUILD)/tests $(CUDA_BUILD)/executor_cuda $(CUDA_BUILD)/bench_a
 # PyTorch from the package index that pip knows, with all that it asks for: the libraries of its GPU build are linked, so
 # it does not start without them. Once; part of no other target.
 PYTHON        ?= python3
-TORCH_PACKAGE ?= torch==2.15.0
+TORCH_PACKAGE ?= torch==2.15.0 transformers==5.23.0 trl==1.16.0 peft
 TORCH_PYTHON  := $(BUILD)/torch/bin/python
 
 $(BUILD)/torch/installed: | $(BUILD)
 	$(PYTHON) -m venv $(BUILD)/torch
-	$(TORCH_PYTHON) -m pip install $(TORCH_PACKAGE) numpy transformers cffi
+	$(TORCH_PYTHON) -m pip install $(TORCH_PACKAGE) numpy cffi
 	touch $@
 
 test-torch: $(BUILD)/chunkflow $(SHARED) $(BUILD)/torch/installed
 	OMP_NUM_THREADS=1 $(TORCH_PYTHON) -B tests/torch/check.py $(BUILD)/chunkflow
+	for test in families training; do \
+	    OMP_NUM_THREADS=1 CHUNKFLOW_BUILD=$(BUILD) $(TORCH_PYTHON) -B tests/torch/$$test.py || exit 1; done
 	PYTHON="$(abspath $(TORCH_PYTHON))" BUILD="$(BUILD)" sh tests/train_judge_check.sh rival
 
 test-gpu: $(TEST_BUILD)/chunkflow

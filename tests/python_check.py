@@ -1,4 +1,4 @@
-"""The tests of tests/python_check.sh: tools/python/chunkflow.py and tools/chunkflow.schema.json.
+"""The tests of tests/python_check.sh: tools/python/chunkflow and tools/chunkflow.schema.json.
 
 python_check.py COMMAND DIRECTORY, in the top directory: COMMAND is the chunkflow command, whose files are held to the
 schema as the library's own text is; they are written to DIRECTORY. Prints "ok NAME" or "FAIL NAME: why" for each test

@@ -4,7 +4,7 @@
     make shared
     tools/bench/bench_train_hf.py --model qwen2.5-0.5b --lengths FILE [--compile] [--checkpointing] [--liger]
 
-Documents are packed into rows as long as the longest one; attention is PyTorch's varlen_attn (train_hf.py), so no pair
+Documents are packed into rows as long as the longest one; attention is PyTorch's varlen_attn (chunkflow.torch), so no pair
 that is masked costs anything: a dense mask would be no rival. Parameters, gradients and moments are bf16, for which its
 fused AdamW is fastest; train_cuda keeps fp32 ones. --liger: with Liger's norm, rotary and SwiGLU kernels, where they
 are installed. Every step is a line as train_cuda prints it. Needs a device; --cpu tries it on any machine with a tiny
@@ -20,9 +20,10 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "examples"))
-import train_hf  # registers its attention as "chunkflow"
-from train_hf import chunkflow
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "python"))
+import chunkflow
+import chunkflow.huggingface  # registers its attention as "chunkflow"
+import chunkflow.torch
 
 
 def sizes_of(options):
@@ -52,18 +53,21 @@ def make_model(sizes, options):
     return model
 
 
-def packed_loss(model, inputs, target, weight):
+def packed_loss(model, inputs, targets, weights):
     hidden = model.base_model(use_cache=False, **inputs).last_hidden_state[0]
-    losses = F.cross_entropy(model.lm_head(hidden).float(), target, reduction="none")
-    return (losses * weight).sum()
+    losses = F.cross_entropy(model.lm_head(hidden).float(), targets, reduction="none")
+    return (losses * weights).sum()
 
 
 def step(run, batch, model, optimizer):
     """Loss of the batch; its gradients are summed over the rows, then clipped."""
     total = 0.0
     for chunk in range(batch.plan.n_chunks):
-        target, weight, inputs = batch.inputs(chunk)
-        loss = run(model, inputs, target, weight)
+        x = batch.inputs(chunk)
+        inputs = {"input_ids": x.tokens[None], "position_ids": x.positions[None],
+                  "cu_seq_lens_q": x.cu_seqlens_q, "max_length_q": x.max_seqlen_q,
+                  "cu_seq_lens_k": x.cu_seqlens_k, "max_length_k": x.max_seqlen_k}
+        loss = run(model, inputs, x.targets, x.weights)
         loss.backward()
         total += loss.detach()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -108,7 +112,7 @@ def main():
     for name in ("--compile", "--checkpointing", "--liger", "--cpu"):
         parser.add_argument(name, action="store_true")
     options = parser.parse_args()
-    if not options.cpu and (train_hf.varlen_attn is None or not torch.cuda.is_available()):
+    if not options.cpu and (chunkflow.torch.varlen_attn is None or not torch.cuda.is_available()):
         sys.exit("bench_train_hf: no device, or this PyTorch has no varlen_attn: a dense mask would be no rival")
     sizes, lengths = sizes_of(options), read_lengths(options.lengths)
     model = make_model(sizes, options)
@@ -118,7 +122,8 @@ def main():
     plan, flops = chunkflow.pack(lengths, int(lengths.max())), useful_flops(model, sizes, lengths)
     random = np.random.default_rng(1)
     for number in range(1, options.steps + 1):
-        batch = train_hf.Batch(model, plan, [random.integers(0, sizes["vocab"], n) for n in lengths])
+        sequences = [random.integers(0, sizes["vocab"], n) for n in lengths]
+        batch = chunkflow.torch.Batch(None, plan, sequences, model.device)
         synchronize(options)
         began = time.perf_counter()
         loss = step(run, batch, model, optimizer)

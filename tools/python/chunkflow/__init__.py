@@ -1,7 +1,11 @@
 """chunkflow from Python: pack a batch, order its passes, time them, feed an attention kernel.
 
-`make shared` builds build/libchunkflow.so and build/libchunkflow.h. This file needs both, cffi and NumPy, and nothing
-else; it looks for them in the folder that CHUNKFLOW_BUILD names, beside itself, and in ../../build.
+`pip install ./tools/python` builds the library and installs it inside this package. In a clone, `make shared` makes
+build/libchunkflow.so and build/libchunkflow.h, and this package finds them: it looks in the folder that CHUNKFLOW_BUILD
+names, beside itself, and in the clone's build/. This module needs cffi and NumPy, and nothing else.
+
+chunkflow.torch trains a PyTorch module chunk by chunk, chunkflow.huggingface a model of Transformers, and
+chunkflow.trainer is Transformers' Trainer with chunks.
 
     import chunkflow
 
@@ -32,8 +36,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-import cffi
-import numpy as np
+try:
+    import cffi
+    import numpy as np
+except ImportError as missing:
+    raise ImportError(f"chunkflow needs cffi and NumPy, and {missing.name} is not installed: "
+                      "pip install cffi numpy") from None
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -44,7 +52,7 @@ __all__ = ["Error", "Metadata", "PASSES", "Plan", "Schedule", "Timeline", "ffi",
 def _find() -> Path:
     here = Path(__file__).resolve().parent
     asked = os.environ.get("CHUNKFLOW_BUILD")
-    folders = [Path(asked)] if asked else [here, here.parents[1] / "build"]
+    folders = [Path(asked)] if asked else [here, here.parents[2] / "build"]
     for folder in folders:
         if (folder / "libchunkflow.so").exists() and (folder / "libchunkflow.h").exists():
             return folder

@@ -1,0 +1,241 @@
+"""Every family of Transformers' causal language models, tiny and with random weights: right, or refused by name.
+
+    python tests/torch/families.py [KIND...]
+
+Gradients of chunks are compared with those of the plain model, which sees each sequence alone, in float64. What a model
+casts to float32 (norms, rotary embedding, routers, softmax) stays in float64 under Float64 below.
+"""
+
+import pathlib
+import sys
+import time
+import warnings
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import transformers
+from torch.overrides import TorchFunctionMode
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "python"))
+import chunkflow.torch
+from chunkflow.huggingface import Causal, Unsupported, pin_rope
+
+TOLERANCE = 1e-10
+LENGTHS = (40, 7, 13, 1, 29, 0, 5)
+CHUNK = 16
+SECONDS = 2.0  # of a processor, for a family
+
+# What makes any model small, where its configuration has such a member.
+TINY = {name: value for names, value in (
+    ("vocab_size", 97), ("hidden_size n_embd d_model dim word_embed_proj_dim embedding_size", 32),
+    ("intermediate_size n_inner ffn_dim decoder_ffn_dim ffn_hidden_size ffn_size hidden_dim", 48),
+    ("num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers", 2),
+    ("num_attention_heads n_head n_heads decoder_attention_heads num_experts num_local_experts n_routed_experts", 4),
+    ("num_key_value_heads num_experts_per_tok moe_topk moe_num_experts_per_tok", 2), ("moe_num_experts", 4),
+    ("moe_intermediate_size shared_expert_intermediate_size expert_ffn_hidden_size q_lora_rank kv_lora_rank", 16),
+    ("head_dim kv_channels qk_nope_head_dim v_head_dim global_head_dim hidden_size_per_layer_input", 8),
+    ("max_position_embeddings n_positions", 512), ("qk_rope_head_dim rotary_dim", 4), ("qk_head_dim", 12),
+    ("n_group topk_group first_k_dense_replace num_shared_experts n_shared_experts zero_expert_num", 1),
+    ("attention_dropout attn_pdrop attention_probs_dropout_prob hidden_dropout hidden_dropout_prob resid_pdrop", 0.0),
+    ("embd_pdrop dropout residual_dropout activation_dropout embed_dropout layerdrop", 0.0),
+    ("router_jitter_noise input_jitter_noise", 0.0), ("sliding_window", 9), ("vocab_size_per_layer_input", 97),
+    ("pad_token_id", 0), ("bos_token_id", 1), ("eos_token_id", 2), ("is_decoder use_cache", True),
+) for name in names.split()}
+
+LLAMA_LIKE = "arcee cohere ernie4_5 exaone4 gemma glm glm4 granite helium hyperclovax internlm3 iquestcoder jais2 " \
+             "llama ministral3 nanochat nemotron olmo olmo2 phi phi3 persimmon qwen2 qwen3 seed_oss smollm3 stablelm " \
+             "starcoder2"
+OWN_WAYS = "apertus bert bert-generation biogpt bitnet ctrl diffllama electra ernie flint gpt2 gpt_bigcode gpt_neox " \
+           "hrm_text kolibri1 laguna modernbert-decoder opt vaultgemma"
+WINDOWED = "beam cohere2 cwm gemma2 gemma3_text gpt_oss granite_swa granitemoe_swa mimo_v2_flash mistral olmo3"
+MIXTURES = "aria_text cohere2_moe ernie4_5_moe exaone_moe flex_olmo glm4_moe granitemoe granitemoeshared hy_v3 " \
+           "mellum minimax_m2 mixtral olmoe qwen2_moe qwen3_moe solar_open"
+LATENT = "axk1 deepseek_v3 glm4_moe_lite longcat_flash minicpm3 youtu"
+RIGHT = f"{LLAMA_LIKE} {OWN_WAYS} {WINDOWED} {MIXTURES} {LATENT}".split()
+
+REFUSED = {kind: words for kinds, words in (
+    ("bloom codegen gpt_neox_japanese gptj megatron-bert openai-gpt mvp rembert roformer rwkv xlm big_bird",
+     "layers take their attention from ALL_ATTENTION_FUNCTIONS"),
+    ("falcon mpt", "a first pass of it ends in "),
+    ("mamba mamba2 falcon_mamba", "whose state is not carried"),
+    ("bamba falcon_h1 jamba lfm2 qwen3_next qwen3_5_text granitemoehybrid kimi_linear minimax bailing_hybrid zamba2 "
+     "nemotron_h olmo_hybrid", "whose state is not carried"),
+    ("deepseek_v32 deepseek_v4 hy_v4 llama4_text", "whose state is not carried"),
+    ("bart blenderbot marian mbart pegasus roberta camembert xlm-roberta data2vec-text", "its positions or a state"),
+    ("doge", "a mask or bias of its own"),
+    ("moshi", "sliding windows that attention is not told of"),
+) for kind in kinds.split()}
+
+# Where the common members are not enough.
+MORE = {
+    "bamba": {"mamba_n_heads": 4, "mamba_d_head": 16},
+    "granitemoehybrid": {"mamba_n_heads": 4, "mamba_d_head": 16},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "mamba2": {"num_heads": 8},
+    "nemotron": {"num_key_value_heads": 2},
+}
+
+
+class Float64(TorchFunctionMode):
+    """Casts to float32 become casts to float64."""
+
+    def __torch_function__(self, function, types, arguments=(), options=None):
+        def real(x):
+            return torch.float64 if x is torch.float32 else x
+        if function is torch.Tensor.float:
+            function, arguments = torch.Tensor.to, (arguments[0], torch.float64)
+        return function(*map(real, arguments), **{name: real(x) for name, x in (options or {}).items()})
+
+
+def tiny(kind, **more):
+    """A model of this family. Kinds of layers that it mixes are there once each, or twice one."""
+    make = transformers.CONFIG_MAPPING[kind]
+    whole = make()
+
+    def has(name):
+        return (getattr(whole, name, None) is not None
+                and not isinstance(getattr(make, make.attribute_map.get(name, name), None), property))
+
+    members = {name: value for name, value in TINY.items() if has(name)}
+    members["vocab_size"] = TINY["vocab_size"]
+    if getattr(whole, "kv_lora_rank", None):
+        members.update(num_key_value_heads=4, head_dim=4)
+    for name in ("layer_types", "mlp_layer_types"):
+        if has(name) and getattr(whole, name):
+            kinds = list(dict.fromkeys(getattr(whole, name)))
+            members[name] = (kinds * 2)[:max(2, len(kinds))]
+            members["num_hidden_layers"] = len(members[name])
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(make(**{**members, **MORE.get(kind, {}), **more}),
+                                                          experts_implementation="eager").double()
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module.register_buffer(name, buffer.double() if buffer.dtype == torch.float32 else buffer)
+    return model.train()
+
+
+def sequences_of(model, lengths=LENGTHS):
+    words = model.config.get_text_config().vocab_size
+    return [np.random.default_rng(i).integers(3, words, n) for i, n in enumerate(lengths)]
+
+
+def plain_step(model, sequences, ignored=None):
+    """What chunks are compared with: each sequence alone, the mean over all targets."""
+    wanted = [np.ones(len(s) - 1, bool) if ignored is None or ignored[i] is None else ~np.asarray(ignored[i], bool)[1:]
+              for i, s in enumerate(sequences) if len(s) > 1]
+    n_targets, total = sum(int(w.sum()) for w in wanted), 0.0
+    for s, w in zip((s for s in sequences if len(s) > 1), wanted):
+        tokens = torch.as_tensor(np.asarray(s))[None]
+        logits = model(input_ids=tokens, use_cache=False).logits[0, :-1]
+        losses = F.cross_entropy(logits, tokens[0, 1:], reduction="none")
+        loss = losses[torch.from_numpy(w)].sum() / n_targets
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def gradients(model):
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def differ(got, wanted):
+    """The largest relative difference of a tensor; one that is next to nothing is held to the largest of all."""
+    most = max(float(g.norm()) for g in wanted.values())
+    zero = torch.zeros(())
+    return max(float((got.get(name, zero) - wanted.get(name, zero)).norm())
+               / max(float(wanted.get(name, zero).norm()), 1e-6 * most) for name in {*got, *wanted})
+
+
+def chunked_against_plain(model, sequences=None, k=1, **options):
+    """How far loss and gradients are apart."""
+    sequences = sequences_of(model) if sequences is None else sequences
+    loss = chunkflow.torch.Step(model, Causal(model), chunk_size=CHUNK, k=k, **options)(sequences)
+    got = gradients(model)
+    wanted_loss = plain_step(model, sequences)
+    return max(abs(loss / wanted_loss - 1), differ(got, gradients(model)))
+
+
+passed = failed = 0
+
+
+def check(name, holds, what):
+    global passed, failed
+    passed, failed = passed + bool(holds), failed + (not holds)
+    print(f"{'ok  ' if holds else 'FAIL'} {name}: {what}", flush=True)
+
+
+def refused(call):
+    try:
+        call()
+    except Unsupported as why:
+        return str(why)
+    return "it was taken"
+
+
+def check_kind(kind):
+    began = time.process_time()
+    try:
+        with Float64():
+            if kind in RIGHT:
+                error = chunked_against_plain(tiny(kind))
+                holds, what = error <= TOLERANCE, f"gradients and loss differ by {error:.1e}"
+            else:
+                what = refused(lambda: Causal(tiny(kind)))
+                holds = REFUSED[kind] in what and what.startswith(kind)
+    except Exception as error:  # of Transformers, of any type: the others are still to be tried
+        holds, what = False, f"{type(error).__name__}: {error}"
+    seconds = time.process_time() - began
+    check(kind, holds and seconds <= SECONDS, f"{what[:140]} ({seconds:.2f} s)")
+
+
+def check_ropes():
+    """Frequencies that depend on the call are refused; pinned, they are right."""
+    dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    long = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4,
+            "original_max_position_embeddings": 16}
+    for kind, rope, more in (("llama", dynamic, {"max_position_embeddings": 16}), ("phi3", long, {})):
+        with Float64():
+            model = tiny(kind, rope_parameters=rope, **more)
+            check(f"{kind}, {rope['rope_type']}", "pin_rope" in refused(lambda: Causal(model)), "refused")
+            pin_rope(model, 40)
+            error = chunked_against_plain(model)
+        check(f"{kind}, {rope['rope_type']} pinned", error <= TOLERANCE, f"{error:.1e}")
+
+
+def check_set_up():
+    """What a user may ask of a model that chunks cannot give."""
+    with Float64():
+        mixture, llama = tiny("mixtral", output_router_logits=True), tiny("llama")
+        check("balance losses", "output_router_logits" in refused(lambda: Causal(mixture)), "refused")
+        step = chunkflow.torch.Step(llama, Causal(llama), chunk_size=CHUNK)
+        llama.gradient_checkpointing_enable()
+        check("gradient checkpointing", "replays" in refused(lambda: step(sequences_of(llama))), "refused")
+        llama.gradient_checkpointing_disable()
+        drops = tiny("llama", attention_dropout=0.1)
+        drops = chunkflow.torch.Step(drops, Causal(drops), chunk_size=CHUNK)
+        check("dropout in attention", "dropout" in refused(lambda: drops(sequences_of(llama))), "refused")
+        before = llama(input_ids=torch.arange(3, 9)[None]).logits
+        step(sequences_of(llama))
+        after = llama(input_ids=torch.arange(3, 9)[None]).logits
+        check("the model is as it was outside a step", torch.equal(before, after), "the same bits")
+
+
+def main(*kinds):
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}; float64, tolerance {TOLERANCE}")
+    for kind in kinds or (*RIGHT, *REFUSED):
+        check_kind(kind)
+    if not kinds:
+        check_ropes()
+        check_set_up()
+        print(f"{len(RIGHT)} families right, {len(REFUSED)} refused by name")
+    print(f"{passed} passed, {failed} failed")
+    return failed > 0 or passed == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

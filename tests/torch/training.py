@@ -1,0 +1,324 @@
+"""chunkflow.torch, .huggingface and .trainer beside plain training, in float64: python tests/torch/training.py [WORDS]
+
+Gradients and losses of chunks are those of the unpacked sequences, each alone through the same module: for a module of
+the test's own and for Transformers' models, with prompts that are no targets, other means, LoRA and dropout, on one rank,
+under DistributedDataParallel and under FSDP2 on two and three (gloo), where ranks have chunks to run and where they have
+none; and ten steps of Transformers' and TRL's trainers. WORDS choose the tests whose names hold them.
+"""
+
+import os
+import sys
+import tempfile
+import warnings
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+import transformers
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+import families
+from families import CHUNK, Float64, check, chunked_against_plain, differ, gradients, plain_step, sequences_of, tiny
+
+import chunkflow
+import chunkflow.torch
+from chunkflow.huggingface import Causal
+from chunkflow.torch import Step, attention
+
+TOLERANCE = 1e-12
+LONG = (150, 7, 33, 64, 1, 97, 12, 0, 61, 5, 130, 2)
+
+
+# ---- a module of one's own ----
+
+
+class Small(nn.Module):
+    """Two layers of attention with rotated keys and dropout; what a trainer that knows nothing of Transformers has."""
+
+    def __init__(self, drop=0.0):
+        super().__init__()
+        torch.manual_seed(2)
+        self.words, self.head = nn.Embedding(97, 16), nn.Linear(16, 97)
+        self.layers = nn.ModuleList(nn.ModuleDict({"qkv": nn.Linear(16, 32), "out": nn.Linear(16, 16)}) for _ in range(2))
+        self.drop = nn.Dropout(drop)
+
+    def forward(self, x):
+        """A pass, as chunkflow.torch asks for it."""
+        hidden, own = self.words(x.tokens), []
+        turn = x.positions.double()[:, None] / torch.tensor([1.0, 10.0], dtype=torch.float64)
+        for i, layer in enumerate(self.layers):
+            q, k, v = layer["qkv"](hidden).split([16, 8, 8], 1)
+            q, k, v = (y.reshape(len(x.tokens), -1, 4).transpose(0, 1)[None] for y in (q, k, v))
+            q, k = (torch.cat([y[..., :2] * turn.cos() - y[..., 2:] * turn.sin(),
+                               y[..., :2] * turn.sin() + y[..., 2:] * turn.cos()], -1) for y in (q, k))
+            own += [k, v]
+            if x.prefix:
+                k, v = torch.cat([x.prefix[2 * i], k], 2), torch.cat([x.prefix[2 * i + 1], v], 2)
+            rows = attention(q, k, v, x.cu_seqlens_q, x.cu_seqlens_k, x.max_seqlen_q, x.max_seqlen_k)
+            hidden = hidden + self.drop(layer["out"](rows[0].transpose(0, 1).reshape(len(x.tokens), 16)))
+        return self.head(hidden) if x.keep else None, own
+
+
+def small_alone(module, sequences, weights=None, ignored=None):
+    """Attention over whole sequences, one at a time, by scaled_dot_product_attention itself."""
+    total = 0.0
+    wanted = [np.ones(len(s), bool) if ignored is None or ignored[i] is None else ~np.asarray(ignored[i], bool)
+              for i, s in enumerate(sequences)]
+    n = sum(int(w[1:].sum()) for w in wanted)
+    for i, s in enumerate(sequences):
+        if len(s) < 2:
+            continue
+        tokens, turn = torch.as_tensor(s), torch.arange(len(s)).double()[:, None] / torch.tensor([1.0, 10.0]).double()
+        hidden = module.words(tokens)
+        for layer in module.layers:
+            q, k, v = (y.reshape(len(s), -1, 4).transpose(0, 1) for y in layer["qkv"](hidden).split([16, 8, 8], 1))
+            q, k = (torch.view_as_complex(torch.stack([y[..., :2], y[..., 2:]], -1)) for y in (q, k))
+            q, k = (torch.view_as_real(y * torch.polar(torch.ones_like(turn), turn)) for y in (q, k))
+            q, k = (torch.cat([y[..., 0], y[..., 1]], -1) for y in (q, k))
+            rows = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, enable_gqa=True)
+            hidden = hidden + layer["out"](rows[0].transpose(0, 1).reshape(len(s), 16))
+        losses = F.cross_entropy(module.head(hidden[:-1]), tokens[1:], reduction="none")
+        loss = losses[torch.from_numpy(wanted[i][1:])].sum() * (1 / n if weights is None else weights[i])
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def test_own_module():
+    module = Small().double()
+    sequences = [np.random.default_rng(i).integers(0, 97, n) for i, n in enumerate(LONG)]
+    wanted_loss = small_alone(module, sequences)
+    wanted, worst = gradients(module), 0.0
+    for split, align, k, no_tails in [(s, a, k, t) for s in ("full", "even", "cost") for a in (1, 8) for k in (1, 3)
+                                      for t in (0, 1)]:
+        step = Step(module, module, chunk_size=32, k=k, split=split, align=align, no_tails=no_tails)
+        loss = step(sequences)
+        worst = max(worst, abs(loss / wanted_loss - 1), differ(gradients(module), wanted))
+    check("a module of one's own", worst <= TOLERANCE, f"24 plans, worst {worst:.1e}")
+
+    ignored = [np.arange(n) < n // 2 if i % 3 else None for i, n in enumerate(LONG)]
+    wanted_loss = small_alone(module, sequences, ignored=ignored)
+    wanted = gradients(module)
+    loss = Step(module, module, chunk_size=32)(sequences, ignored=ignored)
+    worst = max(abs(loss / wanted_loss - 1), differ(gradients(module), wanted))
+    check("prompts that are no targets", worst <= TOLERANCE, f"{worst:.1e}")
+
+    weights = np.random.default_rng(1).random(len(LONG))
+    wanted_loss = small_alone(module, sequences, weights)
+    wanted = gradients(module)
+    loss = Step(module, module, chunk_size=32)(sequences, weights=weights)
+    worst = max(abs(loss / wanted_loss - 1), differ(gradients(module), wanted))
+    check("weights of sequences", worst <= TOLERANCE, f"{worst:.1e}")
+
+    def squares(logits, x):
+        return (logits.square().mean(1) * x.weights).sum()
+    loss = Step(module, module, chunk_size=32, loss=squares)(sequences)
+    first = gradients(module)
+    whole = Step(module, module, chunk_size=256, loss=squares)(sequences)
+    worst = max(abs(loss / whole - 1), differ(first, gradients(module)))
+    check("a loss of one's own", worst <= TOLERANCE, f"chunks of 32 beside whole sequences, {worst:.1e}")
+
+
+def test_dropout():
+    module = Small(drop=0.2).double()
+    sequences = [np.random.default_rng(i).integers(0, 97, n) for i, n in enumerate(LONG)]
+    made = []
+    for k in (1, 8):
+        Step(module, module, chunk_size=32, k=k, seed=5)(sequences)
+        made.append(gradients(module))
+    same = all(torch.allclose(made[0][name], made[1][name], rtol=1e-12, atol=1e-15) for name in made[0])
+    check("dropout, K 1 beside K 8", same, "a replay drops what its forward dropped")
+    Step(module, module, chunk_size=32, k=1, seed=6)(sequences)
+    check("dropout of another seed", differ(made[0], gradients(module)) > 1e-3, "differs")
+
+
+# ---- models of Transformers ----
+
+
+def test_models():
+    with Float64():
+        worst = max(chunked_against_plain(tiny("qwen2"), k=k, split=split) for k in (1, 2) for split in ("full", "even"))
+        check("Qwen2, K and splits", worst <= TOLERANCE, f"{worst:.1e}")
+        model = tiny("llama")
+        sequences = sequences_of(model)
+        ignored = [np.arange(len(s)) < 3 for s in sequences]
+        loss = Step(model, Causal(model), chunk_size=CHUNK)(sequences, ignored=ignored)
+        got = gradients(model)
+        wanted = plain_step(model, sequences, ignored)
+        worst = max(abs(loss / wanted - 1), differ(got, gradients(model)))
+        check("Llama, prompts that are no targets", worst <= TOLERANCE, f"{worst:.1e}")
+
+
+def test_lora():
+    import peft
+    with Float64():
+        model = peft.get_peft_model(tiny("llama"), peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj", "up_proj"],
+                                                                   lora_dropout=0.0, init_lora_weights=False)).double()
+        worst = chunked_against_plain(model)
+        n = sum(p.requires_grad for p in model.parameters())
+    check("LoRA", worst <= TOLERANCE and n == 12, f"{n} tensors, {worst:.1e}")
+
+
+# ---- several ranks ----
+
+
+def batches():
+    """Lengths with work for every rank, and with idle chunks."""
+    return {"work for all": (40, 7, 13, 1, 29, 0, 5, 16, 16, 14), "idle chunks": (60, 3, 3), "one chunk": (9,)}
+
+
+def work(rank, n_ranks, store, results):
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=n_ranks)
+    for name, lengths in batches().items():
+        for way in ("DDP", "FSDP2"):
+            with Float64():
+                plain, model = tiny("llama"), tiny("llama")
+                sequences = sequences_of(plain, lengths)
+                wanted_loss = plain_step(plain, sequences)
+                plain_step(plain, sequences)  # two batches without zero_grad between them
+                wanted = gradients(plain)
+                if way == "DDP":
+                    model = nn.parallel.DistributedDataParallel(model)
+                else:
+                    for layer in model.model.layers:
+                        fully_shard(layer)
+                    fully_shard(model)
+                step = Step(model, Causal(model), chunk_size=CHUNK, k=1)
+                loss = step(sequences)
+                loss = (loss + step(sequences)) / 2
+            got = {key.removeprefix("module."): g.full_tensor() if hasattr(g, "full_tensor") else g
+                   for key, g in gradients(model).items()}
+            results.put((rank, f"{way}, {n_ranks} ranks, {name}", max(abs(loss / wanted_loss - 1), differ(got, wanted))))
+    dist.destroy_process_group()
+
+
+def test_ranks():
+    for n_ranks in (2, 3):
+        with tempfile.TemporaryDirectory() as folder:
+            results = mp.get_context("fork").SimpleQueue()
+            mp.start_processes(work, (n_ranks, os.path.join(folder, "store"), results), nprocs=n_ranks,
+                               start_method="fork")
+            found = {}
+            while not results.empty():
+                _, name, error = results.get()
+                found.setdefault(name, []).append(error)
+        for name, errors in found.items():
+            check(name, len(errors) == n_ranks and max(errors) <= TOLERANCE, f"worst {max(errors):.1e}")
+        check(f"{n_ranks} ranks", len(found) == 2 * len(batches()), f"{len(found)} runs")
+
+
+# ---- trainers ----
+
+
+def trained(make, **options):
+    """Losses and weights after ten steps."""
+    with Float64(), tempfile.TemporaryDirectory() as folder:
+        model = tiny("llama")
+        trainer = make(model, folder, **options)
+        losses = []
+        trainer.remove_callback(transformers.PrinterCallback)
+        step = trainer.training_step
+        trainer.training_step = lambda *a, **o: losses.append(step(*a, **o)) or losses[-1]
+        trainer.train()
+        return [float(x) for x in losses], {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def data(prompts):
+    rows = []
+    for i in range(80):
+        tokens = np.random.default_rng(i).integers(3, 97, 3 + i % 37).tolist()
+        rows.append({"input_ids": tokens, "labels": [-100 if prompts and at < 2 else t for at, t in enumerate(tokens)]})
+    return rows
+
+
+def pad(rows):
+    most = max(len(r["input_ids"]) for r in rows)
+    return {name: torch.tensor([r.get(name, [1] * len(r["input_ids"])) + [fill] * (most - len(r["input_ids"]))
+                                for r in rows])
+            for name, fill in (("input_ids", 0), ("labels", -100), ("attention_mask", 0))}
+
+
+def options_of(folder):
+    return {"output_dir": folder, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 10,
+            "learning_rate": 1e-2, "logging_steps": 1, "report_to": [], "save_strategy": "no", "use_cpu": True,
+            "disable_tqdm": True, "optim": "sgd", "max_grad_norm": 0.0, "gradient_checkpointing": False}
+
+
+def summed(losses, n=2):
+    return [sum(losses[i:i + n]) for i in range(0, len(losses), n)]
+
+
+def compare_trainers(name, plain, ours, tolerance=1e-10):
+    (wanted, weights), (got, made) = plain, ours
+    worst = max(abs(a / b - 1) for a, b in zip(summed(got), summed(wanted)))
+    apart = max(float((made[key] - w).norm() / w.norm()) for key, w in weights.items())
+    check(name, len(summed(got)) == 10 and max(worst, apart) <= tolerance,
+          f"ten steps, losses {worst:.1e}, weights {apart:.1e}")
+
+
+def test_trainer():
+    from chunkflow.trainer import Trainer
+
+    for prompts in (False, True):
+        def make(model, folder, cls=transformers.Trainer, **more):
+            return cls(model=model, args=transformers.TrainingArguments(**options_of(folder)),
+                       train_dataset=data(prompts), data_collator=pad, **more)
+        ours = trained(make, cls=Trainer, chunk_size=CHUNK)
+        compare_trainers(f"Trainer{', prompts' if prompts else ''}", trained(make), ours)
+
+
+def test_trl():
+    import datasets
+    import trl
+    from chunkflow.trainer import Chunked
+
+    class SFTTrainer(Chunked, trl.SFTTrainer):
+        pass
+
+    datasets.disable_progress_bars()
+    words = transformers.PreTrainedTokenizerFast(tokenizer_object=word_level())
+    words.pad_token = words.eos_token = "w0"
+    rows = [{"prompt": "w3 w4 ", "completion": " ".join(f"w{t}" for t in r["input_ids"])} for r in data(False)]
+
+    seen = []
+
+    def make(model, folder, cls=trl.SFTTrainer, **more):
+        trainer = cls(model=model, args=trl.SFTConfig(**options_of(folder), loss_type="nll"),
+                      train_dataset=datasets.Dataset.from_list(rows), processing_class=words, **more)
+        seen[:] = trainer.train_dataset.to_list()
+        return trainer
+
+    def plain(model, folder):
+        return transformers.Trainer(model=model, args=transformers.TrainingArguments(**options_of(folder)),
+                                    train_dataset=seen, data_collator=pad)
+    ours = trained(make, cls=SFTTrainer, chunk_size=CHUNK)
+    compare_trainers("TRL's SFTTrainer, prompts, beside Trainer", trained(plain), ours)
+    compare_trainers("the same beside its own, whose backward is in float32", trained(make), ours, 1e-4)
+
+
+def word_level():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(97)}, unk_token="w1"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def main(words=""):
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}; float64, tolerance {TOLERANCE}")
+    for name, test in list(globals().items()):
+        if name.startswith("test_") and words in name:
+            test()
+    print(f"{families.passed} passed, {families.failed} failed")
+    return families.failed > 0 or families.passed == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,329 @@
+"""Trains a PyTorch module chunk by chunk: the gradients are those of the whole sequences, the memory that of K chunks.
+
+What it needs of a module is a function of one pass:
+
+    def forward(inputs):                    # Inputs, below: the rows of one chunk
+        logits, own = ...                   # own: K and V of these rows, layer by layer, in a list
+        return logits, own
+
+`inputs.prefix` is such a list for the tokens of the same sequence that came before (empty at its start), and
+`attention` computes what a layer's rows see. Each tensor of `own` has its rows in the last dimension but one, and the
+order of the list is the same in every pass. chunkflow.huggingface has such a function for the models of Transformers.
+
+    step = chunkflow.torch.Step(module, forward, chunk_size=4096, k=1)
+    loss = step(sequences)                  # lists, NumPy arrays or tensors of token numbers
+    optimizer.step(); optimizer.zero_grad()
+
+All of a batch, every step of what is elsewhere called gradient accumulation, is one call: it is planned as a whole.
+Under torch.distributed every rank gives the whole batch, and each trains its own chunks. Gradients and loss are then
+those of the batch on every rank. The module may be plain or in DistributedDataParallel (its gradients are summed once a
+step, without its hooks), or sharded by fully_shard (FSDP2), which is gathered once a step, its weights and gradients
+whole in between. Nothing here has run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import chunkflow
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:
+    varlen_attn = None
+try:
+    from torch.distributed.fsdp import FSDPModule
+except ImportError:
+    FSDPModule = ()
+
+__all__ = ["Batch", "Inputs", "Step", "attention", "cross_entropy", "microbatches"]
+
+Forward = Callable[["Inputs"], "tuple[Tensor | None, list[Tensor]]"]
+
+
+@dataclass
+class Inputs:
+    """The rows of one pass; tokens, positions, targets and weights have an entry for each."""
+
+    chunk: int
+    keep: bool  # a backward follows; without it nothing but the carried rows is wanted, and gradients are off
+    tokens: Tensor
+    positions: Tensor  # of each token in its sequence
+    targets: Tensor  # the token after it
+    weights: Tensor  # of its target in the loss; 0 where it has none
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor
+    max_seqlen_q: int
+    max_seqlen_k: int
+    prefix: list[Tensor]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Attention of packed rows
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, *,
+              scale: float | None = None, window: int | None = None, softcap: float | None = None,
+              sinks: Tensor | None = None) -> Tensor:
+    """Causal attention of (1, heads, rows, dim), slice by slice and bottom-right, so that the first slice sees its
+    prefix. A row sees the last `window` keys up to its own; scores are capped by softcap * tanh(scores / softcap);
+    sinks are a score for each head that takes part in the softmax and has no value. Heads of K and V may be fewer."""
+    if varlen_attn is not None and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) \
+            and softcap is None and sinks is None and query.shape[-1] == value.shape[-1]:
+        rows = (x[0].transpose(0, 1) for x in (query, key, value))
+        sees = (-1 if window is None else window - 1, 0)
+        return varlen_attn(*rows, cu_q, cu_k, max_q, max_k, scale=scale, window_size=sees,
+                           enable_gqa=True).transpose(0, 1)[None]
+    out, q, k = [], cu_q.tolist(), cu_k.tolist()
+    for q0, q1, k0, k1 in zip(q, q[1:], k, k[1:]):
+        ones = torch.ones(q1 - q0, k1 - k0, dtype=torch.bool, device=query.device)
+        last = k1 - k0 - (q1 - q0)
+        sees = ones.tril(last) if window is None else ones.tril(last).triu(last - window + 1)
+        rows = query[:, :, q0:q1], key[:, :, k0:k1], value[:, :, k0:k1]
+        out.append(F.scaled_dot_product_attention(*rows, attn_mask=sees, scale=scale, enable_gqa=True)
+                   if softcap is None and sinks is None else _by_hand(*rows, sees, scale, softcap, sinks))
+    return torch.cat(out, 2)
+
+
+def _by_hand(query: Tensor, key: Tensor, value: Tensor, sees: Tensor, scale: float | None, softcap: float | None,
+             sinks: Tensor | None) -> Tensor:
+    """What scaled_dot_product_attention has no words for."""
+    times = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    scores = scores.masked_fill(~sees, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.to(scores.dtype).reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)], 3)
+    real = torch.promote_types(scores.dtype, torch.float32)
+    return scores.softmax(3, dtype=real)[..., :key.shape[2]].to(value.dtype) @ value
+
+
+def cross_entropy(logits: Tensor, inputs: Inputs) -> Tensor:
+    """The loss unless another is given: a function of what the pass returned and its inputs, weighted and summed."""
+    real = torch.promote_types(logits.dtype, torch.float32)
+    return (F.cross_entropy(logits.to(real), inputs.targets, reduction="none") * inputs.weights).sum()
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The passes of a batch
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Batch:
+    """The passes of one batch on one stage. Gradients are added to the parameters', as backward() adds them."""
+
+    def __init__(self, forward: Forward, plan: chunkflow.Plan, sequences: Sequence[Any], device: Any = "cpu", *,
+                 weights: Any = None, ignored: Sequence[Any] | None = None, seed: int = 0,
+                 loss: Callable[[Tensor, Inputs], Tensor] = cross_entropy):
+        """weights: of each sequence that of its targets (chunkflow.loss_weights; default: the mean over all targets);
+        ignored: for each sequence None, or a mask that is not 0 at tokens that are no targets, such as a prompt's."""
+        sequences = [s.cpu().numpy() if isinstance(s, Tensor) else np.asarray(s) for s in sequences]
+        lengths = np.array([len(s) for s in sequences], np.int64)
+        self.forward, self.plan, self.device, self.seed, self.loss_of = forward, plan, device, seed, loss
+        self.ignored = ignored
+        self.starts = np.cumsum(lengths) - lengths
+        self.tokens = np.concatenate([*sequences, [0]]).astype(np.int64)  # one more, for padding to read
+        self.weights = chunkflow.loss_weights(lengths, ignored=ignored) if weights is None else weights
+        self.kept: dict[int, tuple[Tensor, list[Tensor], list[Tensor]]] = {}
+        self.loss = torch.zeros((), dtype=torch.float64)
+        self.rows: dict[int, list[Tensor]] = {}  # of each group: what its chunks so far have handed on
+        self.sums: dict[int, list[Tensor]] = {}  # and what later chunks found for its gradients
+
+    def inputs(self, chunk: int, keep: bool = True, prefix: Sequence[Tensor] = (),
+               capacity: dict[str, int] | None = None) -> Inputs:
+        """What the module is given for a chunk; an idle one has a row of padding. capacity: see cf_metadata_desc."""
+        if capacity is None and self.plan.chunks["n_slices"][chunk] == 0:
+            capacity = {"rows": 1, "n_seqs": 1}
+        about = self.plan.metadata(chunk, capacity=capacity, weights=self.weights, ignored=self.ignored)
+        first = self.starts[about.sequence_ids]
+        rows = (self.tokens[first + about.position_ids], about.position_ids.astype(np.int64),
+                self.tokens[first + np.maximum(about.target_positions, 0)], about.loss_weights,
+                about.cu_seqlens_q, about.cu_seqlens_k)
+        tokens, positions, targets, weights, cu_q, cu_k = (torch.from_numpy(x).to(self.device) for x in rows)
+        return Inputs(chunk, keep, tokens, positions, targets, weights, cu_q, cu_k, about.max_seqlen_q,
+                      about.max_seqlen_k, list(prefix))
+
+    def about(self, chunk: int) -> tuple[int, int, int, int]:
+        """Group of a chunk (-1: none), its place there, and which of the group's rows are the chunk's own."""
+        if self.plan.chunks["n_slices"][chunk] == 0:
+            return -1, 0, 0, 0
+        group, index, begin = (int(self.plan.chunks[name][chunk]) for name in ("group", "index", "prefix"))
+        return group, index, begin, begin + int(self.plan.slices_of(chunk)["length"][0])
+
+    def run_forward(self, chunk: int, keep: bool) -> None:
+        """F or R. Without keep it only hands on K and V: the loss belongs to the pass that is kept."""
+        group, index, begin, end = self.about(chunk)
+        held = self.rows.get(group, [])
+        prefix = [x[..., :begin, :].detach().requires_grad_(keep) for x in held] if index > 0 else []
+        inputs = self.inputs(chunk, keep, prefix)
+        with _seeded(self.device, chunkflow.lib.cf_chunk_seed(self.seed, chunk, 0)), torch.set_grad_enabled(keep):
+            output, own = self.forward(inputs)  # a replay drops out what F did
+        own = [x[..., :end - begin, :] for x in own] if group >= 0 else []  # its tail has other sequences
+        if own and (not held or held[0].shape[-2] == begin):  # a replay finds its rows there
+            new = [x.detach() for x in own]
+            self.rows[group] = [torch.cat(pair, -2) for pair in zip(held, new)] if held else new
+        if keep:
+            with torch.enable_grad():
+                loss = self.loss_of(output, inputs)
+            self.loss += loss.detach().to("cpu", torch.float64)
+            self.kept[chunk] = loss, prefix, own
+
+    def run_backward(self, chunk: int) -> None:
+        """B: from the loss, and from what later chunks found for this one's rows, to weights and to the prefix."""
+        group, index, begin, end = self.about(chunk)
+        loss, prefix, own = self.kept.pop(chunk)
+        if own and group not in self.sums:  # the group's first backward, which is that of its last chunk
+            self.sums[group] = [torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
+                                for x in self.rows[group]]
+        sums = self.sums.get(group, [])
+        roots = [(loss, None)] if loss.requires_grad else []
+        roots += [(x, total[..., begin:end, :].to(x.dtype)) for x, total in zip(own, sums) if x.requires_grad]
+        if roots:
+            torch.autograd.backward(*map(list, zip(*roots)))
+        for row, total in zip(prefix, sums):
+            if row.grad is not None:
+                total[..., :begin, :] += row.grad
+        if own and index == 0:
+            del self.rows[group], self.sums[group]
+
+    def run(self, schedule: chunkflow.Schedule, idle: bool = False, before_last: Callable[[], None] | None = None
+            ) -> Tensor:
+        """All passes of a schedule of one stage; the loss of its chunks. Idle chunks are left out unless asked for;
+        before_last is called before the last backward."""
+        if schedule.n_stages != 1 or schedule.n_virtual != 1:
+            raise ValueError(f"wanted a schedule of one stage, got {schedule.n_stages} of {schedule.n_virtual}")
+        passes = [(chunkflow.PASSES[action["pass"]], int(action["chunk"]), bool(action["keep"]))
+                  for action in schedule.stage(0)]
+        passes = [x for x in passes if idle or self.plan.chunks["n_slices"][x[1]] > 0]
+        for at, (name, chunk, keep) in enumerate(passes):
+            if name in "FR":
+                self.run_forward(chunk, keep)
+            elif name == "B":
+                if before_last is not None and at == len(passes) - 1:
+                    before_last()
+                self.run_backward(chunk)
+            else:
+                raise ValueError(f"a pass {name}: autograd runs whole backwards only; plan without split_backward")
+        return self.loss
+
+
+@contextlib.contextmanager
+def _seeded(device: Any, seed: int) -> Iterator[None]:
+    """Random numbers of this seed inside, and as if nothing had happened outside."""
+    device = torch.device(device)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A step, on one rank or several
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Step:
+    """A callable that adds a batch's gradients to those of a module's parameters, and returns the batch's loss."""
+
+    def __init__(self, module: nn.Module, forward: Forward, *, chunk_size: int, k: int = 1, seed: int = 0,
+                 loss: Callable[[Tensor, Inputs], Tensor] = cross_entropy, group: Any = None, **options: Any):
+        """group: the ranks among which chunks are dealt out (default: all of them); the other options are those of
+        chunkflow.pack."""
+        self.module, self.forward, self.chunk_size, self.k, self.seed = module, forward, chunk_size, k, seed
+        self.loss, self.group, self.options = loss, group, options
+        self.n_ranks, self.rank = 1, 0
+        if dist.is_initialized():
+            self.n_ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
+
+    def plan(self, lengths: Sequence[int]) -> tuple[chunkflow.Plan, chunkflow.Schedule]:
+        """The plan of a batch of these lengths, and this rank's order of it."""
+        plan = chunkflow.pack(lengths, self.chunk_size, n_ranks=self.n_ranks, **self.options)
+        return plan, plan.schedule(k=self.k, rank=self.rank)
+
+    def __call__(self, sequences: Sequence[Any], ignored: Sequence[Any] | None = None, weights: Any = None) -> float:
+        """ignored and weights: see Batch. The seed of dropout goes on by one for each batch."""
+        plan, schedule = self.plan([len(s) for s in sequences])
+        if plan.n_chunks == 0:
+            return 0.0
+        device = next(self.module.parameters()).device
+        batch = Batch(self.forward, plan, sequences, device, weights=weights, ignored=ignored, seed=self.seed,
+                      loss=self.loss)
+        self.seed += 1
+        sharded = [m for m in self.module.modules() if isinstance(m, FSDPModule)]
+        if sharded:
+            loss = self._run_sharded(batch, schedule, sharded)
+        elif self.n_ranks > 1:
+            loss = self._run_summed(batch, schedule)
+        else:
+            loss = batch.run(schedule)
+        if self.n_ranks > 1:
+            loss = loss.to(device)
+            dist.all_reduce(loss, group=self.group)
+        return float(loss)
+
+    def _run_summed(self, batch: Batch, schedule: chunkflow.Schedule) -> Tensor:
+        """One sum of gradients a step. A rank whose chunks are all idle has nothing to run, and adds nothing."""
+        trained = [p for p in self.module.parameters() if p.requires_grad]
+        before = [p.grad for p in trained]  # summed already, or of something else: not to be summed again
+        for p in trained:
+            p.grad = None
+        loss = batch.run(schedule)
+        for p in trained:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        for work in [dist.all_reduce(p.grad, group=self.group, async_op=True) for p in trained]:
+            work.wait()
+        for p, grad in zip(trained, before):
+            if grad is not None:
+                p.grad += grad
+        return loss
+
+    def _run_sharded(self, batch: Batch, schedule: chunkflow.Schedule, sharded: list[Any]) -> Tensor:
+        """Ranks run passes in other orders and numbers, so nothing is gathered or reduced between them: weights are
+        whole from the first forward on, and gradients are reduced in each rank's last backward."""
+        for m in sharded:
+            m.set_gradient_divide_factor(1.0)
+        root = sharded[0]
+        root.set_reshard_after_forward(False)
+        root.set_reshard_after_backward(False)
+        root.set_requires_gradient_sync(False)
+        loss = batch.run(schedule, idle=True, before_last=lambda: root.set_requires_gradient_sync(True))
+        for m in sharded:
+            m.reshard()
+        return loss
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# For PyTorch's pipelines
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def microbatches(batch: Batch, chunks: Sequence[int]) -> tuple[list[Any], list[Any], list[Any]]:
+    """arg_mbs, kwarg_mbs and target_mbs for the step() of PyTorch's schedules, for these chunks in this order: all of
+    one shape, so that any stage may be built with them. A microbatch is (1, ChunkSize) tokens, and for every stage
+    position_ids and cu_seqlens of constant length, whose last entries repeat; a target is (targets, weights). Split
+    sequences are refused: the K and V of their earlier chunks would have to be handed on, and PyTorch hands on nothing
+    between microbatches."""
+    plan = batch.plan
+    if plan.n_groups > 0:
+        at = int(plan.groups["first_chunk"][0])
+        raise ValueError(f"chunk {at} is part of a sequence that is split, whose keys and values PyTorch's pipelines "
+                         f"do not hand on: wanted a chunk_size that holds every sequence, got {plan.chunk_size}")
+    capacity = {**plan.capacity(), "rows": plan.chunk_size}
+    args, kwargs, targets = [], [], []
+    for chunk in chunks:
+        x = batch.inputs(chunk, capacity=capacity)
+        args.append((x.tokens[None],))
+        kwargs.append({"position_ids": x.positions[None], "cu_seqlens": x.cu_seqlens_q})
+        targets.append((x.targets[None], x.weights[None]))
+    return args, kwargs, targets

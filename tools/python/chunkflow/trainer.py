@@ -1,0 +1,84 @@
+"""Transformers' Trainer, and trainers made of it such as TRL's SFTTrainer, with chunks.
+
+    trainer = chunkflow.trainer.Trainer(model=model, args=args, train_dataset=data, chunk_size=4096)
+
+    class SFTTrainer(chunkflow.trainer.Chunked, trl.SFTTrainer):
+        pass
+
+All micro-batches of a step (gradient accumulation) and of all ranks are planned as one batch. Padding is taken off
+again, and tokens whose label is -100 are no targets; the loss is the mean over all targets, as the plain trainer's.
+Sequences are packed by the plan: packing and padding_free of the collator stay off.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+
+from .huggingface import Causal, Unsupported
+from .torch import Step
+
+__all__ = ["Chunked", "Trainer"]
+
+
+class Chunked:
+    """What is put before a trainer's class; chunk_size, k and the options of chunkflow.pack are keywords of its own."""
+
+    def __init__(self, *arguments: Any, chunk_size: int, k: int = 1, chunk_options: dict[str, Any] | None = None,
+                 **options: Any):
+        self._chunks = {"chunk_size": chunk_size, "k": k, **(chunk_options or {})}
+        self._step: Step | None = None
+        self._held: list[dict[str, Any]] = []
+        super().__init__(*arguments, **options)
+        if self.label_smoother is not None or self.compute_loss_func is not None:
+            raise Unsupported("label smoothing and compute_loss_func: the loss is the weighted cross entropy")
+        if getattr(self.args, "loss_type", None) not in (None, "nll", "chunked_nll"):
+            raise Unsupported(f"loss_type {self.args.loss_type}: the loss is the weighted cross entropy")
+        if getattr(self, "aux_loss_enabled", False):
+            raise Unsupported("a balance loss of routers, which is one over a whole batch")
+        if getattr(self.args, "packing", False) or getattr(self.args, "padding_free", False):
+            raise Unsupported("packing and padding_free: chunks pack sequences themselves")
+        if self.args.fp16:
+            raise Unsupported("fp16, whose losses are scaled: use bf16")
+
+    def training_step(self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
+                      ) -> torch.Tensor:
+        """The loss of the whole step at its last micro-batch, with all of its gradients; 0 before."""
+        model.train()
+        self._held.append(inputs)
+        if not self.accelerator.sync_gradients:
+            return torch.zeros((), device=self.args.device)
+        batch = [row for held in self._held for row in _rows(held)]
+        self._held.clear()
+        if self.args.world_size > 1:
+            everyone: list[Any] = [None] * self.args.world_size
+            dist.all_gather_object(everyone, batch)
+            batch = [row for of_rank in everyone for row in of_rank]
+        if self._step is None:
+            self._step = Step(model, Causal(model), seed=self.args.seed, **self._chunks)
+        with self.accelerator.autocast():
+            loss = self._step([tokens for tokens, _ in batch], [ignored for _, ignored in batch])
+        return torch.tensor(loss, dtype=torch.float64, device=self.args.device)
+
+
+def _rows(inputs: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """The sequences of a collated micro-batch, and which of their tokens are no targets."""
+    others = set(inputs) - {"input_ids", "labels", "attention_mask"}
+    if others:
+        raise Unsupported(f"micro-batches with {', '.join(sorted(others))}: chunks are made of tokens and labels alone")
+    made = []
+    for i, tokens in enumerate(inputs["input_ids"].cpu()):
+        mask = inputs["attention_mask"][i].cpu().bool() if "attention_mask" in inputs else torch.ones(len(tokens)).bool()
+        tokens, labels = tokens[mask], inputs["labels"][i].cpu()[mask]
+        ignored = labels == -100
+        if not torch.equal(tokens[~ignored], labels[~ignored]):
+            raise Unsupported("labels that are not the tokens themselves")
+        made.append((tokens.numpy(), ignored.numpy()))
+    return made
+
+
+class Trainer(Chunked, transformers.Trainer):
+    """transformers.Trainer, chunk by chunk."""
