@@ -142,7 +142,7 @@ part_checkpoint() {
     few="$few --checkpoint $work/point/p $work/text"
     "$work/trainer" --stop-after 1 $few >>"$work/checkpoint" 2>&1 || return 1
     rounds=${ROUNDS:-100}
-    awk -v n="$rounds" 'BEGIN { srand(n); for (; n > 0; n--) print rand() / 4, rand() / 4 }' >"$work/times"
+    awk -v n="$rounds" 'BEGIN { srand(n); for (; n > 0; n--) print 0.1 + rand() / 4, 0.1 + rand() / 4 }' >"$work/times"
     done=0
     while read -r before after; do
         "$work/trainer" $few >"$work/a" 2>&1 & one=$!
