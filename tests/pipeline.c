@@ -29,7 +29,7 @@ static void draw_timing(harness_rng *rng, pipeline_problem *problem) {
     memset(problem->stages, 0, sizeof problem->stages);
     if (harness_chance(rng, 0.3)) return;
     problem->desc.timing = &problem->timing;
-    problem->timing.latency = harness_chance(rng, 0.5) ? (double)harness_between(rng, 0, 12) / 4 : 0;
+    problem->timing.latency = harness_chance(rng, 0.5) ? (double)harness_between(rng, 0, harness_chance(rng, 0.25) ? 200 : 12) / 4 : 0;
     problem->timing.seconds_per_token = harness_chance(rng, 0.5) ? 0.125 : 0;
     problem->timing.no_overlap = harness_chance(rng, 0.3);
     problem->timing.all.forward.per_token = 1;
@@ -62,7 +62,7 @@ static void draw_limits(harness_rng *rng, pipeline_problem *problem) {
     desc->bytes.per_token_activations = harness_between(rng, 0, 9);
     desc->bytes.per_token_state = harness_between(rng, 0, 3);
     desc->bytes.per_token_state_gradient = harness_between(rng, 0, 3);
-    desc->bytes.per_token_boundary = harness_between(rng, 0, 2);
+    desc->bytes.per_token_boundary = harness_between(rng, 0, harness_chance(rng, 0.25) ? 20 : 2);
     if (harness_chance(rng, 0.2)) desc->limit_bytes = harness_between(rng, 1, 6000);
     if (harness_chance(rng, 0.2)) desc->limits_bytes = problem->limits_bytes;
     if (desc->limit == 0 && harness_chance(rng, 0.4)) desc->limit = CF_NO_LIMIT;

@@ -668,6 +668,32 @@ TEST(bad_text_is_refused_with_its_place) {
     cf_plan_free(plan);
 }
 
+/* Whatever number stands for a virtual stage or a microbatch, it is taken as what it is, or refused. */
+TEST(numbers_of_any_size) {
+    static const char *const numbers[] = {"1073741823", "1073741824", "2147483646", "2147483647", "2147483648",
+                                          "4294967295", "4294967296", "4294967297", "9223372036854775807",
+                                          "9223372036854775808", "18446744073709551615", "18446744073709551616"};
+    cf_plan *plan = plan_of(0, 2);
+    size_t i;
+    int microbatch;
+    for (i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        for (microbatch = 0; microbatch < 2; microbatch++) {
+            char text[80];
+            const char *why = microbatch ? "ends with the number" : "starts with the number";
+            cf_schedule *s = NULL;
+            cf_error error;
+            memset(&error, 0, sizeof error);
+            snprintf(text, sizeof text, microbatch ? "0F0,0B0,0F1,0B%s" : "0F0,0B0,0F1,%sB1", numbers[i]);
+            if (i < 4) why = microbatch ? "no chunk for this" : "";
+            harness_note("%s", text);
+            CHECK(schedule_csv_read(text, strlen(text), plan, NULL, &s, NULL, &error) != CF_OK);
+            if (!CHECK(strstr(error.text, why) != NULL)) FAIL("%s", error.text);
+            CHECK(s == NULL);
+        }
+    harness_note("%s", "");
+    cf_plan_free(plan);
+}
+
 TEST(sound_text_of_an_unsound_schedule_is_refused) {
     static const struct {
         const char *csv, *field;
@@ -981,6 +1007,6 @@ SUITE(csv, CASE(reads_and_writes_rows_in_a_v), CASE(reads_a_zero_bubble_file_of_
       CASE(microbatches_are_numbered_as_the_last_stage_runs_them), CASE(bad_microbatches_are_refused_with_their_place),
       CASE(transfers_are_written_for_a_version), CASE(what_is_no_pass_here_is_kept), CASE(what_pytorch_cannot_run_is_refused),
       CASE(dumps_of_pytorch_are_taken_and_written_back), CASE(dumps_of_pytorch_that_are_refused), CASE(line_ends_blanks_and_empty_cells),
-      CASE(an_empty_plan_has_empty_lines), CASE(bad_text_is_refused_with_its_place),
+      CASE(an_empty_plan_has_empty_lines), CASE(bad_text_is_refused_with_its_place), CASE(numbers_of_any_size),
       CASE(sound_text_of_an_unsound_schedule_is_refused), CASE(formats_are_enforced_when_asked_for),
       CASE(csv_arguments_are_checked), CASE(round_trips), CASE(damaged_text_is_survived));

@@ -476,6 +476,50 @@ static cf_plan *in_twos(const int64_t *lengths, int64_t n) {
     return plan;
 }
 
+/* K is a cap: a schedule that drops chunks though K would not is sound, and then no replay waits for a place that a
+   backward gives back. */
+TEST(a_k_beyond_any_group) {
+    static const int64_t lengths[] = {10, 3, 6}, caps[] = {5, 6, INT32_MAX, (int64_t)INT32_MAX + 1, INT64_MAX - 1, INT64_MAX};
+    int i, replay;
+    for (replay = CF_REPLAY_PIPELINE; replay <= CF_REPLAY_LOCAL; replay++) {
+        cf_plan *plan = in_twos(lengths, 3);
+        cf_schedule_desc order;
+        cf_schedule *schedule = NULL;
+        cf_graph_desc desc;
+        cf_graph *first = NULL;
+        memset(&order, 0, sizeof order);
+        memset(&desc, 0, sizeof desc);
+        order.kind = CF_SCHEDULE_PAPER;
+        order.replay = (cf_replay)replay;
+        order.n_stages = 2;
+        REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
+        desc.schedule = schedule;
+        for (i = 0; i < (int)(sizeof caps / sizeof caps[0]); i++) {
+            cf_graph *g;
+            int64_t e;
+            schedule->k = caps[i];
+            harness_note("K %lld", (long long)caps[i]);
+            REQUIRE(cf_schedule_validate(plan, schedule, NULL, NULL, NULL) == CF_OK);
+            g = make(plan, &desc);
+            REQUIRE(g != NULL);
+            for (e = 0; e < g->n_edges; e++)
+                CHECK(g->edges[e].why != CF_EDGE_SLOT || g->nodes[g->edges[e].from].pass == CF_R);
+            if (first != NULL) {
+                REQUIRE(g->n_nodes == first->n_nodes && g->n_edges == first->n_edges);
+                CHECK(memcmp(g->nodes, first->nodes, (size_t)g->n_nodes * sizeof *g->nodes) == 0);
+                CHECK(memcmp(g->edges, first->edges, (size_t)g->n_edges * sizeof *g->edges) == 0);
+                cf_graph_free(g);
+            } else {
+                first = g;
+            }
+        }
+        cf_graph_free(first);
+        cf_schedule_free(schedule);
+        cf_plan_free(plan);
+    }
+    harness_note("%s", "");
+}
+
 static double longest_path(const cf_plan *plan, const cf_graph_desc *desc) {
     cf_graph *g = make(plan, desc);
     double *earliest = (double *)harness_guard_new((size_t)(g->n_nodes + 1) * sizeof *earliest);
@@ -947,7 +991,7 @@ TEST(names_of_edges) {
 
 SUITE(graph, CASE(nodes_are_the_passes), CASE(edges_are_those_of_the_definitions),
       CASE(critical_path_is_the_simulators_bound),
-      CASE(bounds_of_the_papers_example), CASE(an_executor_of_your_own), CASE(damaged_graphs_are_named),
+      CASE(a_k_beyond_any_group), CASE(bounds_of_the_papers_example), CASE(an_executor_of_your_own), CASE(damaged_graphs_are_named),
       CASE(a_schedules_graph_has_its_passes), CASE(schedules_keep_to_their_graphs), CASE(a_wrong_schedule_makes_no_graph),
       CASE(a_graph_has_backwards_of_one_form),
       CASE(a_cycle_is_found_and_a_node_on_it_named), CASE(too_many_nodes_are_refused), CASE(graph_options_are_checked),

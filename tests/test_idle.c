@@ -241,6 +241,15 @@ TEST(causes_of_random_schedules) {
         cf_simulate_desc desc;
         book b;
         pipeline_draw(&rng, &p);
+        if (seed % 3 == 0) { /* slow links where rows turn, so that transfers wait for each other */
+            p.desc.kind = CF_SCHEDULE_BEST;
+            p.desc.n_virtual = harness_between(&rng, 2, 3);
+            p.desc.placement = CF_PLACEMENT_V;
+            p.timing.latency = (double)harness_between(&rng, 1, 40);
+            p.timing.all.forward.per_token = 1;
+            p.timing.no_overlap = 0;
+            p.desc.timing = &p.timing;
+        }
         pipeline_note(seed, &p);
         p.desc.budget = 5;
         memset(&desc, 0, sizeof desc);

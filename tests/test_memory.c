@@ -247,6 +247,29 @@ TEST(losses_keep_what_they_say) {
     CHECK_STR(cf_loss_name(CF_LOSS_COUNT), "?");
 }
 
+/* One row of hidden states for each neighbour and way: a stage in the middle receives and sends activations and
+   gradients, one at an end half of that, and one that has no neighbour nothing. With tensor parallelism the gathered rows
+   and their gradient come on top. */
+TEST(buffers_are_those_of_the_neighbours) {
+    static const int64_t depths[] = {1, 2, 4};
+    int64_t tp, virtual_stages;
+    int d;
+    for (d = 0; d < 3; d++)
+        for (tp = 1; tp <= 4; tp *= 4)
+            for (virtual_stages = 1; virtual_stages <= 2; virtual_stages++) {
+                cf_memory_desc desc = sizing("qwen2.5-7b", tp, depths[d]);
+                const int64_t row = 2 * 3584 / tp, n = depths[d] * virtual_stages, gathered = tp > 1 ? 2 * 2 * 3584 : 0;
+                int64_t v;
+                desc.parallel.n_virtual = virtual_stages;
+                for (v = 0; v < n; v++) {
+                    cf_token_bytes bytes;
+                    REQUIRE(cf_memory_token_bytes(&desc, v, &bytes, NULL) == CF_OK);
+                    CHECK_INT(bytes.boundary, row);
+                    CHECK_INT(bytes.buffers, ((v > 0) + (v + 1 < n)) * 2 * row + gathered);
+                }
+            }
+}
+
 /* ---- model states ---- */
 
 /* Bytes per parameter as the Megatron and ZeRO papers give them: 18; 6 + 12 / d; 2 + 16 / d; 18 / d. */
@@ -633,6 +656,7 @@ TEST(bad_loads_are_named) {
 
 SUITE(memory, CASE(bytes_per_token_by_hand), CASE(korthikanti_table_2), CASE(megatron_activation_formula),
       CASE(unfused_operations_keep_more), CASE(working_rows_by_hand), CASE(float_trainer), CASE(losses_keep_what_they_say),
+      CASE(buffers_are_those_of_the_neighbours),
       CASE(zero_divides_states), CASE(reports_add_up), CASE(offloaded_state_is_on_the_host),
       CASE(full_recompute_makes_all_of_a_layer), CASE(shares_are_rounded_up), CASE(zero_3_gathers_two_layers),
       CASE(a_window_is_there_for_state_on_the_host),

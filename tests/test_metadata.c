@@ -276,6 +276,40 @@ TEST(a_capacity_that_is_too_small_is_refused) {
     cf_plan_free(plan);
 }
 
+/* Prefix and rows of a capacity are added up in 32 bits, in cu_seqlens_k and max_seqlen_k. */
+TEST(a_capacity_up_to_32_bits) {
+    static const int64_t rows[] = {16, 17, 100, 4096};
+    const int64_t lengths[] = {21, 3, 2};
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    cf_error error;
+    int i;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = 16;
+    desc.align = 4;
+    REQUIRE(cf_pack(lengths, 3, &desc, &plan, NULL) == CF_OK);
+    for (i = 0; i < COUNT(rows); i++) {
+        cf_capacity most = {rows[i], INT32_MAX - rows[i], 6, 0, 0, 0, 0};
+        cf_metadata_desc how = {&most, NULL, NULL};
+        cf_metadata m;
+        size_t bytes = 0;
+        void *memory;
+        REQUIRE(cf_metadata_size(plan, 1, &how, &bytes, &error) == CF_OK);
+        memory = malloc(bytes);
+        REQUIRE(memory != NULL);
+        if (CHECK_INT(cf_metadata_fill(plan, 1, &how, memory, bytes, &m, &error), CF_OK)) {
+            CHECK_INT(m.max_seqlen_k, INT32_MAX);
+            CHECK_INT(m.max_seqlen_q, rows[i]);
+        }
+        free(memory);
+        most.prefix++;
+        CHECK_INT(cf_metadata_size(plan, 1, &how, &bytes, &error), CF_ERROR_LIMIT);
+        CHECK_STR(error.field, "capacity.prefix");
+        CHECK_INT(error.wanted, INT32_MAX - rows[i]);
+    }
+    cf_plan_free(plan);
+}
+
 /* ---- by hand ---- */
 
 /* Sequence 0 of 10 tokens in chunks of 4, its tail of 2 shares with sequence 1 of 2 tokens. */
@@ -747,7 +781,7 @@ TEST(state_tokens_of_no_chunk_are_none) {
 }
 
 SUITE(metadata, CASE(masks_rows_and_sizes_of_random_plans),
-      CASE(a_varlen_kernel_sees_what_it_should_for_every_alignment), CASE(a_capacity_that_is_too_small_is_refused), CASE(a_hybrid_chunk_by_hand), CASE(padding_by_hand),
+      CASE(a_varlen_kernel_sees_what_it_should_for_every_alignment), CASE(a_capacity_that_is_too_small_is_refused), CASE(a_capacity_up_to_32_bits), CASE(a_hybrid_chunk_by_hand), CASE(padding_by_hand),
       CASE(an_idle_chunk_has_empty_metadata), CASE(limits_of_32_bits), CASE(exactly_32_bits_are_enough),
       CASE(the_last_position_of_32_bits),
       CASE(ten_thousand_ways_to_run_a_batch_have_the_same_loss), CASE(weights_by_hand),

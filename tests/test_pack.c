@@ -1083,6 +1083,35 @@ TEST(pack_into_needs_what_pack_size_says) {
     }
 }
 
+/* Lists that open as many chunks as there can be: sequences of two lengths in turn, one of which may be split. */
+TEST(memory_for_the_most_chunks_there_can_be) {
+    static const int64_t small[] = {1, 3, 50, 51}, large[] = {1, 49, 50, 51, 99, 100, 101, 150, 200, 201};
+    static oracle_batch batch;
+    int64_t i;
+    int a, b, way;
+    for (a = 0; a < COUNT(small); a++)
+        for (b = 0; b < COUNT(large); b++)
+            for (way = 0; way < 3 * 2 * 2 * 2; way++) {
+                cf_plan *plan;
+                size_t need;
+                memset(&batch.desc, 0, sizeof batch.desc);
+                batch.desc.chunk_size = 100;
+                batch.desc.method = (cf_pack_method)(CF_PACK_BEST_FIT + way % 3);
+                batch.desc.no_tails = way / 3 % 2;
+                batch.desc.max_slices = way / 6 % 2 * 2;
+                batch.desc.n_ranks = 1 + way / 12 * 2;
+                batch.n = 40;
+                for (i = 0; i < batch.n; i++) batch.lengths[i] = i % 2 ? large[b] : small[a];
+                harness_note("%d and %d in turn, way %d", (int)small[a], (int)large[b], way);
+                plan = pack(batch.lengths, batch.n, &batch.desc);
+                REQUIRE(plan != NULL);
+                REQUIRE(cf_pack_size(batch.lengths, batch.n, &batch.desc, &need, NULL) == CF_OK);
+                CHECK_INT(pack_into(&batch, need, 1, plan), CF_OK);
+                cf_plan_free(plan);
+            }
+    harness_note("%s", "");
+}
+
 TEST(pack_into_refuses_bad_memory) {
     const int64_t lengths[] = {5, 20, 7};
     cf_pack_desc desc = with_chunk_size(8);
@@ -1462,7 +1491,7 @@ SUITE(pack, CASE(paper_example_of_16_sequences), CASE(paper_example_of_four_sequ
       CASE(chunks_are_exchanged_between_ranks), CASE(short_sequences_move_to_idle_ranks), CASE(more_ranks_than_chunks),
       CASE(as_many_ranks_as_there_can_be), CASE(too_many_idle_chunks_are_refused),
       CASE(stats_are_what_a_recount_gives), CASE(stats_of_a_giant_sequence), CASE(stats_of_an_empty_plan_are_finite),
-      CASE(stats_use_the_costs_they_are_given), CASE(pack_into_needs_what_pack_size_says),
+      CASE(stats_use_the_costs_they_are_given), CASE(pack_into_needs_what_pack_size_says), CASE(memory_for_the_most_chunks_there_can_be),
       CASE(pack_into_refuses_bad_memory), CASE(pack_survives_every_failed_allocation), CASE(free_takes_null),
       CASE(bad_options_are_named), CASE(errors_say_what_would_do), CASE(bad_costs_are_named),
       CASE(bad_lengths_are_named), CASE(missing_arguments_are_named), CASE(half_an_allocator_is_refused),

@@ -565,6 +565,7 @@ TEST(rows_that_cannot_be_added_up) {
     cf_schedule *schedule = paper_of(plan, 2);
     cf_timeline *timeline = NULL;
     cf_error error;
+    int64_t most;
     plan->chunks[1].padded = -1;
     REFUSED(cf_schedule_validate(plan, schedule, NULL, NULL, &error), CF_ERROR_PLAN, "chunks.tokens");
     REFUSED(cf_simulate(plan, schedule, NULL, &timeline, &error), CF_ERROR_PLAN, "chunks.tokens");
@@ -574,6 +575,14 @@ TEST(rows_that_cannot_be_added_up) {
     plan->chunks[1].padded = INT64_MAX / 2;
     REFUSED(cf_simulate(plan, schedule, NULL, &timeline, &error), CF_ERROR_PLAN, "chunks.tokens");
     CHECK(timeline == NULL);
+    plan->chunks[1].padded = 3;
+    for (most = INT64_MAX; most > INT64_MAX / 2; most -= most / 8) { /* of state, K and V and both gradients */
+        plan->groups[0].tokens = most;
+        refuse_everywhere(plan, schedule, CF_ERROR_PLAN, "chunks.tokens");
+        plan->slices[plan->chunks[0].first_slice].length = most - 6; /* and is the first chunk's, all of it */
+        refuse_everywhere(plan, schedule, CF_ERROR_PLAN, "chunks.tokens");
+        plan->slices[plan->chunks[0].first_slice].length = 3;
+    }
     cf_schedule_free(schedule);
     cf_plan_free(plan);
 }

@@ -241,6 +241,53 @@ TEST(refused_limits_say_what_would_do) {
     CHECK(refused > harness_rounds(20, 3));
 }
 
+/* Where a kept input costs more than the activations that it stands for, dropping a chunk saves nothing until it is
+   replayed: limits between what a group needs and what there is without one are kept to or refused. */
+TEST(inputs_that_cost_more_than_activations) {
+    uint64_t seed;
+    int64_t made = 0, dropped = 0;
+    for (seed = 1; seed <= (uint64_t)harness_rounds(600, 150); seed++) {
+        harness_rng rng = {seed};
+        pipeline_problem problem;
+        cf_schedule_desc desc;
+        cf_schedule *schedule = NULL;
+        cf_error error;
+        int64_t s, most = 0, i;
+        pipeline_draw(&rng, &problem);
+        pipeline_note(seed, &problem);
+        desc = problem.desc;
+        desc.replay = CF_REPLAY_LOCAL;
+        desc.limit = CF_NO_LIMIT;
+        desc.limit_bytes = 0;
+        desc.limits = desc.limits_bytes = NULL;
+        desc.bytes.per_token_activations = harness_between(&rng, 0, 3);
+        desc.bytes.per_token_boundary = harness_between(&rng, 4, 20);
+        REQUIRE(cf_schedule_make(problem.plan, &desc, &schedule, NULL) == CF_OK);
+        for (s = 0; s < schedule->n_stages; s++) {
+            int64_t peak = pipeline_peak_bytes(problem.plan, schedule, &desc.bytes, s);
+            most = peak > most ? peak : most;
+        }
+        cf_schedule_free(schedule);
+        schedule = NULL;
+        desc.limit_bytes = most * harness_between(&rng, 5, 20) / 20;
+        memset(&error, 0, sizeof error);
+        if (desc.limit_bytes > 0 && cf_schedule_make(problem.plan, &desc, &schedule, &error) == CF_ERROR_INFEASIBLE) {
+            desc.limit_bytes = error.wanted; /* the smallest that would do */
+            CHECK_INT(cf_schedule_make(problem.plan, &desc, &schedule, NULL), CF_OK);
+        }
+        if (schedule != NULL) {
+            const char *fault = pipeline_fault(problem.plan, schedule, &desc);
+            if (fault) FAIL("broken rule: %s", fault);
+            made++;
+            for (i = 0; i < schedule->n_actions; i++) dropped += schedule->actions[i].pass == CF_R;
+        }
+        cf_schedule_free(schedule);
+        cf_plan_free(problem.plan);
+    }
+    CHECK(made > harness_rounds(400, 100) && dropped > harness_rounds(400, 100));
+    harness_report("%d schedules, %d replays", (int)made, (int)dropped);
+}
+
 /* A byte limit that equals what the fixed schedule holds without one is kept to. */
 TEST(limits_at_the_peak_and_below) {
     uint64_t seed;
@@ -605,7 +652,8 @@ TEST(paper_takes_the_shorter_of_its_orders) {
 
 SUITE(schedule_pipeline, CASE(paper_example_of_1f1b), CASE(paper_example_of_state_aware_1f1b),
       CASE(closed_forms_for_equal_chunks), CASE(memory_of_equal_chunks), CASE(one_stage_is_algorithm_2),
-      CASE(rules_hold_for_all_kinds), CASE(refused_limits_say_what_would_do), CASE(limits_at_the_peak_and_below),
+      CASE(rules_hold_for_all_kinds), CASE(refused_limits_say_what_would_do), CASE(inputs_that_cost_more_than_activations),
+      CASE(limits_at_the_peak_and_below),
       CASE(names_and_defaults), CASE(bad_options_are_named), CASE(damaged_plans_are_refused),
       CASE(survives_failing_allocations), CASE(into_memory_of_the_size_asked), CASE(a_million_chunks),
       CASE(one_sequence_of_2_to_the_40_tokens), CASE(a_thousand_stages),

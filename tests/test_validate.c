@@ -341,6 +341,31 @@ TEST(a_chunk_over_its_size) {
     drop_copy(&plan);
 }
 
+/* Where no sequence is split, a plan is sound for any chunk_size that none of its chunks has more rows than, and for no
+   smaller one. */
+TEST(chunk_sizes_that_chunks_fit_in) {
+    harness_rng rng = {91};
+    int round;
+    for (round = 0; round < harness_rounds(200, 60); round++) {
+        int64_t lengths[20], n = harness_between(&rng, 1, 20), most = 0, i;
+        cf_pack_desc desc;
+        cf_plan *plan = NULL;
+        cf_error error;
+        memset(&desc, 0, sizeof desc);
+        desc.chunk_size = harness_between(&rng, 2, 60);
+        for (i = 0; i < n; i++) lengths[i] = harness_between(&rng, 1, desc.chunk_size);
+        REQUIRE(cf_pack(lengths, n, &desc, &plan, NULL) == CF_OK);
+        plan->lower_bound = 0; /* which another chunk_size would change */
+        for (i = 0; i < plan->n_chunks; i++) most = plan->chunks[i].tokens > most ? plan->chunks[i].tokens : most;
+        plan->chunk_size = most;
+        if (cf_plan_validate(plan, lengths, n, NULL, &error) != CF_OK) FAIL("%s", error.text);
+        plan->chunk_size = most - 1;
+        if (most > 1) CHECK_INT(cf_plan_validate(plan, lengths, n, NULL, &error), CF_ERROR_PLAN);
+        if (most > 1) CHECK(strcmp(error.field, "chunks.padded") == 0 || strcmp(error.field, "slices.length") == 0);
+        cf_plan_free(plan);
+    }
+}
+
 TEST(more_slices_than_allowed) {
     cf_plan plan = known_plan();
     plan.max_slices = 1;
@@ -584,7 +609,7 @@ TEST(validate_survives_every_failed_allocation) {
 SUITE(validate, CASE(a_plan_made_by_hand_is_accepted), CASE(each_kind_of_damage_is_named),
       CASE(missing_arrays_are_named), CASE(a_sequence_packed_twice), CASE(a_long_sequence_packed_twice),
       CASE(a_sequence_left_out), CASE(slices_of_a_group_out_of_order), CASE(a_chunk_over_its_size),
-      CASE(more_slices_than_allowed), CASE(a_group_cut_off_the_alignment), CASE(a_group_over_two_ranks),
+      CASE(chunk_sizes_that_chunks_fit_in), CASE(more_slices_than_allowed), CASE(a_group_cut_off_the_alignment), CASE(a_group_over_two_ranks),
       CASE(a_group_that_stops_short), CASE(a_group_without_slices), CASE(impossible_methods_are_named),
       CASE(random_damage_is_judged_as_by_the_oracle), CASE(other_lengths_are_noticed),
       CASE(validate_refuses_bad_arguments), CASE(validate_survives_every_failed_allocation));
