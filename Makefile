@@ -13,6 +13,7 @@
 #   make test-gpu   the CUDA tests on a device (skipped without one)
 #   make bench-gpu  attention speed on a device, beside PyTorch's where that is installed
 #   make shared     both libraries as one shared library, and their declarations, for tools/python and others
+#   make wheel      tools/python with the library inside, as pip installs it
 #   make gpu-record the first minutes on a device: all of that and more into a few files (tools/gpu_record.sh)
 #   make gpu-record-train  what chunks are worth in training, on a device: speed, memory, losses (tools/gpu_record_train.sh)
 #   make gpu-programs  what these run, built where nvcc is, for a device elsewhere
@@ -61,7 +62,7 @@ MPI_TESTS    := $(BUILD)/test/pipeline_mpi_f64
 PROGRAMS     += $(MPI_PROGRAMS)
 endif
 
-.PHONY: all demo test test-cuda test-gpu unit fuzz plain-unit coverage mutants check-deep bench bench-gpu install uninstall test-torch shared bench-record gpu-programs gpu-record gpu-record-train clean
+.PHONY: all wheel demo test test-cuda test-gpu unit fuzz plain-unit coverage mutants check-deep bench bench-gpu install uninstall test-torch shared bench-record gpu-programs gpu-record gpu-record-train clean
 all: $(PROGRAMS)
 
 $(BUILD):
@@ -97,6 +98,10 @@ $(BUILD)/libchunkflow.h: chunkflow.h tools/chunkflow_tune.h | $(BUILD)
 	    /^#define C[A-Z_]* \(?-?[0-9]+\)?( |$$)/ { if (ours) { gsub(/[()]/, "", $$3); print $$1, $$2, $$3 } next } \
 	    ours && !/^#/' $@.all >$@
 	rm $@.all
+
+# For pip, and for those who have no clone; CC=aarch64-linux-gnu-gcc makes one for arm64.
+wheel: | $(BUILD)
+	CC="$(CC)" $(PYTHON) -B tools/python/backend.py $(BUILD)
 
 # ---- the command ----
 
@@ -493,7 +498,7 @@ $(BUILD)/torch/installed: | $(BUILD)
 
 test-torch: $(BUILD)/chunkflow $(SHARED) $(BUILD)/torch/installed
 	OMP_NUM_THREADS=1 $(TORCH_PYTHON) -B tests/torch/check.py $(BUILD)/chunkflow
-	for test in families training; do \
+	for test in families training wheel; do \
 	    OMP_NUM_THREADS=1 CHUNKFLOW_BUILD=$(BUILD) $(TORCH_PYTHON) -B tests/torch/$$test.py || exit 1; done
 	PYTHON="$(abspath $(TORCH_PYTHON))" BUILD="$(BUILD)" sh tests/train_judge_check.sh rival
 
@@ -584,10 +589,13 @@ DESTDIR ?=
 PLACE   := $(DESTDIR)$(PREFIX)
 VERSION := $(shell sed -n 's/^.define CHUNKFLOW_VERSION "\(.*\)"/\1/p' chunkflow.h)
 INSTALL ?= install
+MODULE  := $(addprefix tools/python/chunkflow/,__init__.py torch.py huggingface.py trainer.py py.typed)
 
 INSTALLED := bin/chunkflow include/chunkflow.h include/chunkflow_tune.h include/chunkflow_cuda.cu \
              share/pkgconfig/chunkflow.pc share/man/man1/chunkflow.1 \
-             share/bash-completion/completions/chunkflow share/fish/vendor_completions.d/chunkflow.fish
+             share/bash-completion/completions/chunkflow share/fish/vendor_completions.d/chunkflow.fish \
+             $(addprefix share/chunkflow/,chunkflow.schema.json $(MODULE:tools/%=%) \
+                 $(SHARED:$(BUILD)/%=python/chunkflow/%))
 
 define PKG_CONFIG
 prefix=$(PREFIX)
@@ -602,11 +610,13 @@ Libs: -lm
 endef
 export PKG_CONFIG
 
-install: $(BUILD)/chunkflow
+install: $(BUILD)/chunkflow $(SHARED)
 	$(INSTALL) -d $(sort $(dir $(addprefix $(PLACE)/,$(INSTALLED))))
 	$(INSTALL) -m 755 $(BUILD)/chunkflow $(PLACE)/bin/chunkflow
 	$(INSTALL) -m 644 chunkflow.h tools/chunkflow_tune.h chunkflow_cuda.cu $(PLACE)/include
 	printf '%s\n' "$$PKG_CONFIG" >$(PLACE)/share/pkgconfig/chunkflow.pc
+	$(INSTALL) -m 644 tools/chunkflow.schema.json $(PLACE)/share/chunkflow
+	$(INSTALL) -m 644 $(MODULE) $(SHARED) $(PLACE)/share/chunkflow/python/chunkflow
 	$(BUILD)/chunkflow help man >$(PLACE)/share/man/man1/chunkflow.1
 	$(BUILD)/chunkflow help bash >$(PLACE)/share/bash-completion/completions/chunkflow
 	$(BUILD)/chunkflow help fish >$(PLACE)/share/fish/vendor_completions.d/chunkflow.fish

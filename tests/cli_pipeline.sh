@@ -588,6 +588,11 @@ test_files() {
         cf plan "$@" --csv made --torch "${torch#* }" --microbatch-order short
         cf plan "$@" --csv made2 --torch "${torch% *}" --microbatch-order short
         same_files "files/csv/torch/${torch% *}" made made2
+        case $torch in
+            '1.13 '*|'2.0.1 '*|'2.16 '*|'3.0 '*) said="chunkflow plan: PyTorch ${torch% *} has not been seen; the file is as ${torch#* } takes it" ;;
+            *) said= ;;
+        esac
+        same "files/csv/torch/${torch% *}/said" "$said" "$(cat err)"
     done
     refuses files/csv/order 2 'in another order: --microbatches' plan "$@" --csv made short
     # Where PyTorch puts receives off, its sends do not wait for them.

@@ -501,8 +501,9 @@ static cf_result check_numbering(const planned *made, cf_error *error) {
     return CF_ERROR_ARGUMENT;
 }
 
-/* MAJOR.MINOR, and what more there is of a version behind a point or a plus. Returns 0 if it is none. */
-static int take_torch(const char *text, schedule_csv_torch *out) {
+/* MAJOR.MINOR, and what more there is of a version behind a point or a plus. Returns 0 if it is none. *known is 0 for
+   versions before and behind those whose files we have read, which get what their neighbour does. */
+static int take_torch(const char *text, schedule_csv_torch *out, int *known) {
     size_t major = strspn(text, "0123456789"), minor = text[major] == '.' ? strspn(text + major + 1, "0123456789") : 0;
     char end = text[major + (minor > 0) + minor];
     int64_t numbers[2];
@@ -511,6 +512,7 @@ static int take_torch(const char *text, schedule_csv_torch *out) {
     if (!cli_parse_number(text, major, &numbers[0]) || !cli_parse_number(text + major + 1, minor, &numbers[1])) return 0;
     if (numbers[0] > 2 || (numbers[0] == 2 && numbers[1] >= 15)) *out = SCHEDULE_CSV_TORCH_2_15;
     else *out = numbers[0] == 2 && numbers[1] >= 10 ? SCHEDULE_CSV_TORCH_2_14 : SCHEDULE_CSV_TORCH_2_9;
+    *known = numbers[0] == 2 && numbers[1] >= 9 && numbers[1] <= 15;
     return 1;
 }
 
@@ -521,13 +523,17 @@ static cf_result write_csv(const planned *made, cli_output *to, cf_error *error)
     schedule_csv_desc desc;
     cf_result result;
     cf_error why;
+    int known;
 
     memset(&desc, 0, sizeof desc);
     desc.extensions = made->asked->csv_extensions;
     result = check_numbering(made, error);
     if (result == CF_OK && made->asked->torch) {
         desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
-        (void)take_torch(made->asked->torch, &desc.torch); /* check_outputs has looked at it */
+        (void)take_torch(made->asked->torch, &desc.torch, &known); /* check_outputs has looked at it */
+        if (!known)
+            fprintf(stderr, "chunkflow plan: PyTorch %s has not been seen; the file is as %s takes it\n",
+                    made->asked->torch, desc.torch == SCHEDULE_CSV_TORCH_2_15 ? "2.15" : "2.9");
         if (!schedule->lowered) result = cf_schedule_lower(plan, schedule, NULL, &lowered, error);
     }
     if (result != CF_OK) return result;
@@ -621,7 +627,7 @@ static int write_all(const planned *made) {
 
 static int check_outputs(const plan_options *asked) {
     schedule_csv_torch torch;
-    int i, j;
+    int i, j, known;
 
     for (i = 0; i < N_OUTPUTS; i++)
         if (table_check("plan", asked->tsv, output_options[i], asked->paths[i]) != CLI_OK) return CLI_WRONG;
@@ -636,7 +642,7 @@ static int check_outputs(const plan_options *asked) {
             if (asked->paths[i] && asked->paths[j] && strcmp(asked->paths[i], asked->paths[j]) == 0)
                 return cli_usage("plan", "%s and %s both name %s", output_options[i], output_options[j],
                                  asked->paths[i]);
-    if (asked->torch && !take_torch(asked->torch, &torch))
+    if (asked->torch && !take_torch(asked->torch, &torch, &known))
         return cli_usage("plan", "--torch: got '%s', wanted a version such as 2.14", asked->torch);
     if (asked->torch && !asked->paths[CSV]) return cli_usage("plan", "--torch needs --csv");
     return CLI_OK;

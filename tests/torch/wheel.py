@@ -1,0 +1,96 @@
+"""The wheel: what it needs of a machine, what is in it, and the pages' programs with nothing else installed.
+
+    python tests/torch/wheel.py
+
+This Python has torch, transformers, NumPy and cffi. The wheel is installed in a folder of its own, by pip as a user does
+it. An arm64 one is made and tried where there are aarch64-linux-gnu-gcc and qemu-aarch64.
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+CROSS, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
+passed = failed = 0
+
+
+def check(name, holds, what=""):
+    global passed, failed
+    passed, failed = passed + bool(holds), failed + (not holds)
+    print(f"{'ok  ' if holds else 'FAIL'} {name}: {what}", flush=True)
+
+
+def run(*command, **options):
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, **options)
+
+
+def check_symbols(name, library, objdump):
+    versions = re.findall(r"GLIBC_([0-9.]+)", run(objdump, "-T", library).stdout)
+    newest = max((tuple(map(int, v.split("."))) for v in versions), default=None)
+    check(f"{name}: symbols of glibc", newest and newest <= (2, 17), f"none above {newest}")
+
+
+def programs(page):
+    """The Python blocks of a page: those that import something."""
+    blocks = re.findall(r"(?:^(?:    .*)?\n)+", page.read_text(), re.MULTILINE)
+    texts = [re.sub(r"^    ", "", block, flags=re.MULTILINE) for block in blocks]
+    return [text for text in texts if text.lstrip().startswith("import ")]
+
+
+def check_installed(folder):
+    place = folder / "place"
+    made = run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", place,
+               TOP / "tools" / "python")
+    check("pip install ./tools/python", made.returncode == 0, made.stderr[-300:])
+    check("typed", (place / "chunkflow" / "py.typed").exists())
+    check_symbols("the library", place / "chunkflow" / "libchunkflow.so", "objdump")
+    environment = {**os.environ, "PYTHONPATH": str(place), "OMP_NUM_THREADS": "1"}
+    environment.pop("CHUNKFLOW_BUILD", None)
+    for page, n in (("tools/python/README.md", 2), ("tools/README.md", 1)):
+        found = programs(TOP / page)
+        check(page, len(found) == n, f"{len(found)} programs")
+        for number, program in enumerate(found):
+            ran = run(sys.executable, "-B", "-c", program, cwd=folder, env=environment)
+            check(f"{page}, program {number + 1}", ran.returncode == 0 and ran.stdout, ran.stderr[-300:] or ran.stdout[:60])
+    ran = run(sys.executable, "-B", TOP / "examples" / "train_hf.py", "--steps", "2", "--chunk-size", "256",
+              TOP / "LICENSE", cwd=folder, env=environment)
+    check("train_hf.py", ran.returncode == 0 and "step 1: loss" in ran.stdout, ran.stdout[-60:] + ran.stderr[-300:])
+    seconds = "import numpy, time; c = time.process_time(); import chunkflow; " \
+              "chunkflow.pack([900, 14000], 4096).schedule(k=2); print(time.process_time() - c)"
+    taken = min(float(run(sys.executable, "-c", seconds, env=environment).stdout) for _ in range(3))
+    check("import and a first plan", taken <= 0.3, f"{taken:.2f} s of a processor beyond NumPy")
+
+
+def check_arm(folder):
+    if not shutil.which(CROSS) or not shutil.which(EMULATOR):
+        print(f"skip arm64: there is no {CROSS} or {EMULATOR}")
+        return
+    made = run(sys.executable, "-B", TOP / "tools" / "python" / "backend.py", folder, env={**os.environ, "CC": CROSS})
+    wheel = made.stdout.strip()
+    check("a wheel for arm64", made.returncode == 0 and wheel.endswith("manylinux2014_aarch64.whl"), wheel or made.stderr)
+    shutil.unpack_archive(folder / wheel, folder / "arm", "zip")
+    library = folder / "arm" / "chunkflow" / "libchunkflow.so"
+    check_symbols("arm64's library", library, "aarch64-linux-gnu-objdump")
+    built = run(CROSS, "-std=c99", f"-I{TOP}", "-DCHUNKFLOW_IMPLEMENTED", "-DCHUNKFLOW_API=extern",
+                TOP / "examples" / "hello.c", library, "-lm", "-o", folder / "hello")
+    ran = run(EMULATOR, "-L", "/usr/aarch64-linux-gnu", "-E", f"LD_LIBRARY_PATH={library.parent}", folder / "hello")
+    native = run("cc", "-std=c99", f"-I{TOP}", TOP / "examples" / "hello.c", "-lm", "-o", folder / "native")
+    same = built.returncode == native.returncode == 0 and ran.stdout == run(folder / "native").stdout != ""
+    check("a C program on arm64 prints what it prints here", same, built.stderr[-300:] + ran.stderr[-300:])
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        check_installed(pathlib.Path(folder))
+        check_arm(pathlib.Path(folder))
+    print(f"{passed} passed, {failed} failed")
+    return failed > 0 or passed == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
