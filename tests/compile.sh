@@ -451,7 +451,24 @@ same_bits() { # compiler
     ok "$name"
 }
 
+# A third compiler takes both libraries and the command.
+tcc_reads_them() {
+    wanted tcc || return 0
+    if ! command -v tcc >/dev/null 2>&1; then
+        skip tcc "there is no tcc here"
+        return 0
+    fi
+    for file in "$SOURCES/implementation.c" "$SOURCES/tune_implementation.c"; do
+        build tcc tcc -std=c99 $TUNE -c "$file" -o "$OUT/tcc.o" || return 0
+    done
+    for file in "$TOP"/tools/*.c; do
+        build tcc tcc -std=c99 $LINKED $TUNE -c "$file" -o "$OUT/tcc.o" || return 0
+    done
+    ok tcc
+}
+
 promised
+tcc_reads_them
 rm -f "$OUT/same-bits.reference" "$OUT"/object-*.o
 for compiler in gcc clang; do
     if ! command -v $compiler >/dev/null 2>&1; then

@@ -255,6 +255,9 @@ def test_errors_carry_the_record():
     for n_limits in (1, 3):
         error = raised(chunkflow.Error, plan.schedule, k=1, n_stages=2, limits=[4] * n_limits)
         assert (error.code, error.field, error.wanted, error.got) == ("CF_ERROR_ARGUMENT", "limits", 2, n_limits)
+    for wrong in ({"n_stages": -3}, {"n_stages": 2, "n_virtual": -1}):
+        error = raised(chunkflow.Error, plan.schedule, limits=[4, 4], **wrong)
+        assert (error.field, error.wanted) == (list(wrong)[-1], 1) and error.got == list(wrong.values())[-1]
     error = raised(chunkflow.Error, plan.schedule, kind="interleaved", n_stages=2, timing={"stages": [{}] * 2})
     assert (error.field, error.wanted) == ("stages", 4)  # interleaved has two virtual stages of each by default
     assert raised(chunkflow.Error, plan.schedule().simulate, limits=[1, 1]).field == "limits"

@@ -107,8 +107,8 @@ static int fill_example(const reproduce_options *asked, sheet *s) {
         if (code == CLI_OK) code = example_bubble(e, CF_SCHEDULE_BEST, CF_REPLAY_LOCAL, &best);
         if (code != CLI_OK) return code;
         {
-            sheet_cell cells[] = {sheet_text(e->text), sheet_marked(e->paper, 2, e->mark), sheet_number(order),
-                                  sheet_number(order - e->paper), sheet_number(best)};
+            sheet_cell cells[5] = {sheet_text(e->text), sheet_marked(e->paper, 2, e->mark), sheet_number(order),
+                                   sheet_number(order - e->paper), sheet_number(best)};
             sheet_row(s, cells);
         }
     }
@@ -224,10 +224,10 @@ static int fill_peak_row(const measurement *at, sheet *s, double *worst) {
     residual = 100 * (modelling_gib(two.total) / at->gib - 1);
     if (residual * residual > *worst * *worst) *worst = residual;
     {
-        sheet_cell cells[] = {at->context > 0 ? sheet_count(at->chunk) : sheet_text("plain"),
-                              sheet_count(at->context > 0 ? at->context : at->chunk), sheet_number(at->gib),
-                              sheet_number(modelling_gib(two.total)), sheet_number(residual),
-                              sheet_number(modelling_gib(one.total))};
+        sheet_cell cells[6] = {at->context > 0 ? sheet_count(at->chunk) : sheet_text("plain"),
+                               sheet_count(at->context > 0 ? at->context : at->chunk), sheet_number(at->gib),
+                               sheet_number(modelling_gib(two.total)), sheet_number(residual),
+                               sheet_number(modelling_gib(one.total))};
         sheet_row(s, cells);
     }
     return CLI_OK;
@@ -382,10 +382,10 @@ static void fill_trade_off_rows(sheet *s, double sums[2][TRADE_OFFS]) {
 
     for (i = 0; i < TRADE_OFFS; i++) {
         const trade_off *at = &trade_offs[i];
-        sheet_cell cells[] = {sheet_count(at->chunk_size), sheet_count(at->k), sheet_number(at->paper),
-                              sheet_number(at->paper / trade_offs[1].paper),
-                              sheet_number(1e3 * sums[1][i] / TRADE_BATCHES), sheet_number(sums[1][i] / sums[1][1]),
-                              sheet_number(1e3 * sums[0][i] / TRADE_BATCHES), sheet_number(sums[0][i] / sums[0][1])};
+        sheet_cell cells[8] = {sheet_count(at->chunk_size), sheet_count(at->k), sheet_number(at->paper),
+                               sheet_number(at->paper / trade_offs[1].paper),
+                               sheet_number(1e3 * sums[1][i] / TRADE_BATCHES), sheet_number(sums[1][i] / sums[1][1]),
+                               sheet_number(1e3 * sums[0][i] / TRADE_BATCHES), sheet_number(sums[0][i] / sums[0][1])};
         sheet_row(s, cells);
     }
 }
@@ -462,9 +462,9 @@ static int fill_lengths(const reproduce_options *asked, sheet *s) {
         double share = j < N_SHARES ? 100 * (double)below[j] / N_DRAWS : 0, paper = j < N_SHARES ? shares[j].paper : 0;
         if (j < N_SHARES) snprintf(text, sizeof text, "below %7s", cli_commas(shares[j].below));
         {
-            sheet_cell cells[] = {sheet_text(text), j < N_SHARES ? sheet_number(paper) : sheet_text("303K"),
-                                  j < N_SHARES ? sheet_number(share) : sheet_count(longest),
-                                  j < N_SHARES ? sheet_number(share - paper) : sheet_text("")};
+            sheet_cell cells[4] = {sheet_text(text), j < N_SHARES ? sheet_number(paper) : sheet_text("303K"),
+                                   j < N_SHARES ? sheet_number(share) : sheet_count(longest),
+                                   j < N_SHARES ? sheet_number(share - paper) : sheet_text("")};
             sheet_row(s, cells);
         }
     }

@@ -176,10 +176,12 @@ def _number_of(enum: str, word: str, member: str) -> int:
 
 
 def _count(length: str, number: Callable[[str], int]) -> int:
-    """The value of "n_slices + 1" or "n_stages x n_virtual", where `number` knows what a name stands for."""
+    """The value of "n_slices + 1" or "n_stages x n_virtual", where `number` knows what a name stands for; -1 where a
+    factor is negative, which the library refuses by its own name before it reads the array."""
     def term(text: str) -> int:
         return int(text) if text.isdigit() else number(text)
-    return math.prod(sum(term(part) for part in factor.split(" + ")) for factor in length.split(" x "))
+    factors = [sum(term(part) for part in factor.split(" + ")) for factor in length.split(" x ")]
+    return math.prod(factors) if min(factors) >= 0 else -1
 
 
 def _callback(ctype: Any, function: Callable[..., Any], given: _Given) -> Any:
@@ -227,7 +229,7 @@ def _pointed(struct: str, member: str, value: Any, given: _Given, number: Callab
         elif ctype.item.kind != "struct":
             value = _integers(value, member)
         wanted = _count(length, number)
-        if len(value) != wanted:
+        if wanted >= 0 and len(value) != wanted:
             _refuse(member, wanted, len(value), f"has not ({length}) items")
         made = ffi.new(f"{ctype.item.cname.replace('const ', '')}[]", len(value))
         for i, item in enumerate(value):
