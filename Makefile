@@ -14,8 +14,8 @@
 #   make bench-gpu  attention speed on a device, beside PyTorch's where that is installed
 #   make shared     both libraries as one shared library, and their declarations, for tools/python and others
 #   make wheel      tools/python with the library inside, as pip installs it
-#   make gpu-record the first minutes on a device: all of that and more into a few files (tools/gpu_record.sh)
-#   make gpu-record-train  what chunks are worth in training, on a device: speed, memory, losses (tools/gpu_record_train.sh)
+#   make gpu-record the first minutes on a device: all of that and more into a few files (tools/device/gpu_record.sh)
+#   make gpu-record-train  what chunks are worth in training, on a device: speed, memory, losses (tools/device/gpu_record_train.sh)
 #   make gpu-programs  what these run, built where nvcc is, for a device elsewhere
 #   make bench      speed and quality against named rivals; prints tables, judges nothing
 #   make bench-record LENGTHS=FILE   the tables that README and tools/bench/results quote, made anew
@@ -71,7 +71,7 @@ $(BUILD):
 # ---- the libraries ----
 #
 # They take longest to compile, so this happens once for all programs: with LINKED, a file that asks for an
-# implementation, private to it or not, gets the declarations only and is linked with LIBRARY. tests/compile.sh compiles
+# implementation, private to it or not, gets the declarations only and is linked with LIBRARY. tests/meta/compile.sh compiles
 # them in every way that the headers offer.
 
 LIBRARY := $(BUILD)/implementation.o
@@ -105,8 +105,8 @@ wheel: | $(BUILD)
 
 # ---- the command ----
 
-TOOL_SOURCES := $(wildcard tools/*.c) $(BUILD)/report_page.c
-TOOL_HEADERS := chunkflow.h $(wildcard tools/*.h)
+TOOL_SOURCES := $(wildcard tools/command/*.c tools/report/*.c) $(BUILD)/report_page.c
+TOOL_HEADERS := chunkflow.h $(wildcard tools/*.h tools/command/*.h tools/report/*.h)
 
 $(BUILD)/report_page.c: $(wildcard tools/report/*) | $(BUILD)
 	awk -v at=tools/report -f tools/report/embed.awk tools/report/report.html.in >$@
@@ -150,7 +150,7 @@ $(BUILD)/executor_cuda: examples/executor_cuda.cu chunkflow_cuda.cu $(TRAIN_HEAD
 	    -lcublas $(if $(NCCL),-lnccl) -o $@
 
 # The trainer of real model shapes; Hugging Face's files are read with the command's own readers.
-TRAIN_CUDA_SOURCES := $(addprefix tools/,config_json.c json_read.c cli.c cli_files.c progress.c)
+TRAIN_CUDA_SOURCES := $(addprefix tools/command/,config_json.c json_read.c cli.c cli_files.c progress.c)
 
 $(BUILD)/train_cuda: examples/train_cuda.cu chunkflow_cuda.cu $(TRAIN_CUDA_SOURCES) $(TRAIN_HEADERS) $(TOOL_HEADERS) | $(BUILD)
 	$(NVCC) -O3 -std=c++17 $(CUDA_ARCH) -I. examples/train_cuda.cu chunkflow_cuda.cu $(TRAIN_CUDA_SOURCES) \
@@ -178,25 +178,31 @@ as_calls      = $(if $(SANITIZE),$(if $(call $(1),-Werror $(SANITIZE) --param $(
                 $(if $(call $(1),-Werror $(SANITIZE) -mllvm -$(THRESHOLD)),-mllvm -$(THRESHOLD))))
 AS_CALLS     := $(call as_calls,can)
 TEST_LIGHT    = -g1 $(if $(SANITIZE),-O0,-O1) $(AS_CALLS) -DCHUNKFLOW_TESTED $(SANITIZE)
-TEST_SOURCES := $(filter-out tests/test_trainer%.c tests/record.c tests/threads.c,$(wildcard tests/*.c)) # those are programs of their own
+TEST_SOURCES := $(wildcard tests/unit/*.c tests/reference/*.c) tests/implementation.c
 # What the tools have of the library's kind: tested as the library is.
-KIN_SOURCES  := $(addprefix tools/,graph_dot.c idle.c schedule_csv.c schedule_new.c text_out.c)
-KIN_OBJECTS  := $(KIN_SOURCES:tools/%.c=$(TEST_BUILD)/%.o)
-TEST_OBJECTS := $(TEST_SOURCES:tests/%.c=$(TEST_BUILD)/%.o) $(KIN_OBJECTS)
-TEST_HEADERS := chunkflow.h tools/chunkflow_tune.h $(KIN_SOURCES:.c=.h) $(wildcard tests/*.h)
+KIN_SOURCES  := $(addprefix tools/command/,graph_dot.c idle.c schedule_csv.c schedule_new.c text_out.c)
+KIN_OBJECTS  := $(KIN_SOURCES:tools/command/%.c=$(TEST_BUILD)/%.o)
+TEST_OBJECTS := $(addprefix $(TEST_BUILD)/,$(notdir $(TEST_SOURCES:.c=.o))) $(KIN_OBJECTS)
+TEST_HEADERS := chunkflow.h tools/chunkflow_tune.h $(KIN_SOURCES:.c=.h) $(wildcard tests/*.h tests/reference/*.h)
 
 $(TEST_BUILD):
 	mkdir -p $@
 
+$(TEST_BUILD)/%.o: tests/unit/%.c $(TEST_HEADERS) | $(TEST_BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) -c $< -o $@
+
+$(TEST_BUILD)/%.o: tests/reference/%.c $(TEST_HEADERS) | $(TEST_BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) -c $< -o $@
+
 $(TEST_BUILD)/%.o: tests/%.c $(TEST_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) -c $< -o $@
 
-$(KIN_OBJECTS): $(TEST_BUILD)/%.o: tools/%.c $(TEST_HEADERS) | $(TEST_BUILD)
+$(KIN_OBJECTS): $(TEST_BUILD)/%.o: tools/command/%.c $(TEST_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) -c $< -o $@
 
 # All members and arguments that the declarations have, for the test that tries each of them.
-$(TEST_BUILD)/members.h: $(BUILD)/libchunkflow.h tests/members.awk | $(TEST_BUILD)
-	awk -f tests/members.awk $< >$@
+$(TEST_BUILD)/members.h: $(BUILD)/libchunkflow.h tests/unit/members.awk | $(TEST_BUILD)
+	awk -f tests/unit/members.awk $< >$@
 
 $(TEST_BUILD)/test_boundaries.o: override CPPFLAGS += -I$(TEST_BUILD)
 $(TEST_BUILD)/test_boundaries.o: $(TEST_BUILD)/members.h
@@ -214,34 +220,34 @@ $(TEST_BUILD)/unit: $(TEST_OBJECTS)
 	$(CC) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
 $(TEST_BUILD)/trainer: private TEST_CFLAGS = -g1 -Og -DCHUNKFLOW_TESTED $(SANITIZE)
-$(TEST_BUILD)/trainer: tests/test_trainer.c $(TEST_LIBRARY) tests/harness.h $(TRAIN_HEADERS) | $(TEST_BUILD)
+$(TEST_BUILD)/trainer: tests/trainer/test_trainer.c $(TEST_LIBRARY) tests/harness.h $(TRAIN_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
 
 # In float32, what $(TEST_BUILD)/trainer runs in float64: it counts bytes, and has sanitizers only with FULL=1.
 TRAINER_MODEL := $(TEST_BUILD)/trainer_model$(if $(filter 1,$(FULL)),_watched)
 
-$(TEST_BUILD)/trainer_model: tests/test_trainer_model.c $(LIBRARY) tests/harness.h $(TRAIN_HEADERS) | $(TEST_BUILD)
+$(TEST_BUILD)/trainer_model: tests/trainer/test_trainer_model.c $(LIBRARY) tests/harness.h $(TRAIN_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) $< $(LIBRARY) -o $@ $(LDLIBS)
 
-$(TEST_BUILD)/trainer_model_watched: tests/test_trainer_model.c $(TEST_LIBRARY) tests/harness.h $(TRAIN_HEADERS)
+$(TEST_BUILD)/trainer_model_watched: tests/trainer/test_trainer_model.c $(TEST_LIBRARY) tests/harness.h $(TRAIN_HEADERS)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
 
 # The command's files and JSON, with which Hugging Face's are read.
-FILE_SOURCES := $(filter-out tools/config_json.c,$(TRAIN_CUDA_SOURCES))
+FILE_SOURCES := $(filter-out tools/command/config_json.c,$(TRAIN_CUDA_SOURCES))
 FILE_OBJECTS := $(addprefix $(TEST_BUILD)/,cli.o cli_files.o)
 
-$(FILE_OBJECTS): $(TEST_BUILD)/%.o: tools/%.c $(TOOL_HEADERS) | $(TEST_BUILD)
+$(FILE_OBJECTS): $(TEST_BUILD)/%.o: tools/command/%.c $(TOOL_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(TEST_CFLAGS) $(WARN) -c $< -o $@
 
-$(TEST_BUILD)/trainer_tensors: tests/test_trainer_tensors.c $(FILE_SOURCES:tools/%.c=$(TEST_BUILD)/%.o) \
+$(TEST_BUILD)/trainer_tensors: tests/trainer/test_trainer_tensors.c $(FILE_SOURCES:tools/command/%.c=$(TEST_BUILD)/%.o) \
                                $(TEST_LIBRARY) $(TRAIN_HEADERS) $(TOOL_HEADERS)
 	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c %.o,$^) -o $@ $(LDLIBS)
 
 # The command's readers of files, which the fuzz targets share.
-READER_SOURCES := $(addprefix tools/,config_json.c json_read.c progress.c saved.c)
-READER_OBJECTS := $(READER_SOURCES:tools/%.c=$(TEST_BUILD)/%.o)
+READER_SOURCES := $(addprefix tools/command/,config_json.c json_read.c progress.c saved.c)
+READER_OBJECTS := $(READER_SOURCES:tools/command/%.c=$(TEST_BUILD)/%.o)
 
-$(READER_OBJECTS): $(TEST_BUILD)/%.o: tools/%.c $(TOOL_HEADERS) | $(TEST_BUILD)
+$(READER_OBJECTS): $(TEST_BUILD)/%.o: tools/command/%.c $(TOOL_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) -c $< -o $@
 
 $(READER_OBJECTS) $(TEST_BUILD)/chunkflow $(TEST_BUILD)/pipeline_mpi_f64: private TEST_CFLAGS = $(TEST_LIGHT)
@@ -261,13 +267,13 @@ $(TEST_BUILD)/pipeline_mpi_f64: examples/pipeline_mpi.c $(TEST_LIBRARY) $(TRAIN_
 	    $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
 
 # What the library does with seeded inputs, written down: for comparing two versions of it. Part of no test run.
-$(BUILD)/record: tests/record.c $(KIN_SOURCES) $(TEST_HEADERS) | $(BUILD)
+$(BUILD)/record: tests/meta/record.c $(KIN_SOURCES) $(TEST_HEADERS) | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) -DRECORD_TUNE_HEADER $(CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c,$^) -o $@ $(LDLIBS)
 
 # Suites that do nothing but search for schedules and compare numbers take four times as long with sanitizers. They are
 # a program of their own, without; "best" and others run the same search with them.
-SEARCH_SOURCES := $(addprefix tests/,main.c test_best.c test_bounds.c test_known.c exact.c naive.c pipeline.c \
-                                    random_schedule.c suite.c)
+SEARCH_SOURCES := $(addprefix tests/unit/,main.c test_best.c test_bounds.c test_known.c) \
+                  $(addprefix tests/reference/,exact.c naive.c pipeline.c random_schedule.c suite.c)
 
 $(TEST_BUILD)/search: $(SEARCH_SOURCES) $(LIBRARY) $(TEST_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) '-DSUITES(X)=X(search) X(many_bounds) X(known)' $(CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c %.o,$^) -o $@ $(LDLIBS)
@@ -299,45 +305,45 @@ plain-unit:
 coverage: plain-unit
 	rm -f $(COVERAGE_BUILD)/test/implementation.gcda
 	$(COVERAGE_BUILD)/test/unit >$(COVERAGE_BUILD)/log || { cat $(COVERAGE_BUILD)/log; exit 1; }
-	$(PYTHON) tests/coverage.py $(COVERAGE_BUILD)/test/implementation.o --floor $(COVERAGE_FLOOR) $(if $(LIST),--list)
+	$(PYTHON) tests/meta/coverage.py $(COVERAGE_BUILD)/test/implementation.o --floor $(COVERAGE_FLOOR) $(if $(LIST),--list)
 
-# SECTIONS: other sections of the header than tests/mutants.py has; SEED: other mutants; SLOW: seconds of the slowest test.
+# SECTIONS: other sections of the header than tests/meta/mutants.py has; SEED: other mutants; SLOW: seconds of the slowest test.
 N    ?= 200
 SEED ?= 1
 SLOW ?= 1
 
 mutants: plain-unit
-	CC=gcc $(PYTHON) tests/mutants.py $(COVERAGE_BUILD) --n $(N) --seed $(SEED) --slow $(SLOW) \
+	CC=gcc $(PYTHON) tests/meta/mutants.py $(COVERAGE_BUILD) --n $(N) --seed $(SEED) --slow $(SLOW) \
 	    $(if $(SECTIONS),--sections $(SECTIONS))
 
-# PARTS: which of them, see tests/deep_check.sh.
+# PARTS: which of them, see tests/meta/deep_check.sh.
 check-deep: plain-unit
-	sh tests/deep_check.sh $(COVERAGE_BUILD) $(PARTS)
+	sh tests/meta/deep_check.sh $(COVERAGE_BUILD) $(PARTS)
 
 # Fuzz targets. Without libFuzzer the program replays the corpus, as part of `make test`; with it, it is a program of its
 # own, in which everything is compiled for it. What it finds is put into $(BUILD)/fuzz.
 FUZZ_SOURCES := $(wildcard tests/fuzz/*.c)
 FUZZ_HEADERS := $(TEST_HEADERS) $(TOOL_HEADERS) $(TRAIN_HEADERS) tests/fuzz/fuzz.h
-FUZZ_JUDGES  := $(addprefix tests/,exact.c naive.c oracle.c pipeline.c)
+FUZZ_JUDGES  := $(addprefix tests/reference/,exact.c naive.c oracle.c pipeline.c)
 FUZZ_FLAGS   := -g1 -O2 -DFUZZ_LIBFUZZER -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all
 MINUTES      ?= 9
 
 $(TEST_BUILD)/fuzz: $(FUZZ_SOURCES) $(KIN_OBJECTS) $(READER_OBJECTS) $(TEST_REFERENCES) $(TEST_LIBRARY) $(FUZZ_HEADERS)
-	$(CC) $(CSTD) $(CPPFLAGS) -Itests $(TEST_LIGHT) $(WARN) $(LDFLAGS) $(filter %.c %.o,$^) -o $@ $(LDLIBS)
+	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_LIGHT) $(WARN) $(LDFLAGS) $(filter %.c %.o,$^) -o $@ $(LDLIBS)
 
 # Without trace-cmp, which -fsanitize=fuzzer would add and with which the targets that draw their problems from bytes take
 # three times as long and find no more.
 $(BUILD)/fuzz/fuzz: $(FUZZ_SOURCES) $(FUZZ_JUDGES) $(KIN_SOURCES) $(READER_SOURCES) tests/implementation.c $(FUZZ_HEADERS)
 	mkdir -p $(@D)
-	clang $(CSTD) $(CPPFLAGS) -Itests $(FUZZ_FLAGS) -fsanitize=fuzzer -fno-sanitize-coverage=trace-cmp $(WARN) \
+	clang $(CSTD) $(CPPFLAGS) $(FUZZ_FLAGS) -fsanitize=fuzzer -fno-sanitize-coverage=trace-cmp $(WARN) \
 	    $(filter %.c,$^) -o $@ $(LDLIBS)
 
 fuzz: $(BUILD)/fuzz/fuzz
 	sh tests/fuzz/run.sh $(BUILD)/fuzz $(MINUTES)
 
-# The CUDA file as C++ against tests/cuda_emu: every kernel runs on the host. test_device.cu is for a device.
+# The CUDA file as C++ against tests/emulation: every kernel runs on the host. test_device.cu is for a device.
 CUDA_BUILD    := $(BUILD)/cuda
-CUDA_CXXFLAGS := -std=c++17 -DCHUNKFLOW_CUDA_EMULATION -DCHUNKFLOW_NCCL -Itests/cuda_emu $(CPPFLAGS) $(LINKED) $(WARN)
+CUDA_CXXFLAGS := -std=c++17 -DCHUNKFLOW_CUDA_EMULATION -DCHUNKFLOW_NCCL -Itests/emulation $(CPPFLAGS) $(LINKED) $(WARN)
 # What is compiled with the CUDA file to try it, tests and examples, looks for all undefined behaviour with FULL=1 only, else
 # for signed overflow alone, at which a program just stops: with all of it these take twice as long to compile. The CUDA file
 # itself always has all sanitizers.
@@ -362,8 +368,8 @@ $(CUDA_BUILD)/chunkflow_cuda.cu.o: TEST_CFLAGS = -g1 -Og -DCHUNKFLOW_TESTED $(SA
 # With other sanitizers these are made anew.
 $(CUDA_PROGRAMS) $(CUDA_TEST): $(CUDA_BUILD)/sanitizers
 CUDA_OBJECTS  := $(CUDA_BUILD)/chunkflow_cuda.cu.o $(CUDA_TEST) $(CUDA_WATCHED) $(CUDA_PLAIN) $(TEST_LIBRARY)
-CUDA_HEADERS  := chunkflow.h $(CUDA_BUILD)/declarations tests/harness.h $(wildcard tests/cuda/*.h tests/cuda_emu/*.h)
-vpath %.cc tests/cuda tests/cuda_emu
+CUDA_HEADERS  := chunkflow.h $(CUDA_BUILD)/declarations tests/harness.h $(wildcard tests/cuda/*.h tests/emulation/*.h)
+vpath %.cc tests/cuda tests/emulation
 
 $(CUDA_BUILD):
 	mkdir -p $@
@@ -377,8 +383,8 @@ $(CUDA_BUILD)/sanitizers: same_sanitizers | $(CUDA_BUILD)
 $(CUDA_BUILD)/declarations: chunkflow_cuda.cu | $(CUDA_BUILD)
 	@sed '/^#endif .* CHUNKFLOW_CUDA_H /q' $< | cmp -s - $@ || sed '/^#endif .* CHUNKFLOW_CUDA_H /q' $< >$@
 
-$(CUDA_BUILD)/device_section.h: chunkflow_cuda.cu tests/device_section.sh | $(CUDA_BUILD)
-	sh tests/device_section.sh >$@
+$(CUDA_BUILD)/device_section.h: chunkflow_cuda.cu tests/cuda/device_section.sh | $(CUDA_BUILD)
+	sh tests/cuda/device_section.sh >$@
 
 $(CUDA_BUILD)/test_primitives.cc.o: CUDA_CXXFLAGS += -I$(CUDA_BUILD) -Wno-unused-function
 $(CUDA_BUILD)/test_primitives.cc.o: $(CUDA_BUILD)/device_section.h
@@ -396,26 +402,26 @@ $(CUDA_BUILD)/tests: $(CUDA_OBJECTS)
 CUDA_EXAMPLE := $(addprefix $(CUDA_BUILD)/,executor_emulated.o chunkflow_cuda.cu.o nccl_emu.cc.o runtime_emu.cc.o \
                 cublas_emu.cc.o cuda_emu.cc.o) $(TEST_LIBRARY)
 
-$(CUDA_BUILD)/executor_emulated.o: tests/executor_emulated.cc examples/executor_cuda.cu $(TRAIN_HEADERS) \
-                                   $(CUDA_BUILD)/declarations $(wildcard tests/cuda_emu/*.h) | $(CUDA_BUILD)
+$(CUDA_BUILD)/executor_emulated.o: tests/cuda/executor_emulated.cc examples/executor_cuda.cu $(TRAIN_HEADERS) \
+                                   $(CUDA_BUILD)/declarations $(wildcard tests/emulation/*.h) | $(CUDA_BUILD)
 	$(CXX) $(CUDA_CXXFLAGS) $(TEST_CFLAGS) -c $< -o $@
 
 $(CUDA_BUILD)/executor_cuda: $(CUDA_EXAMPLE)
 	$(CXX) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
 # And the trainer of real model shapes, by train_cuda_emulated.cc; it multiplies with cuBLASLt.
-$(CUDA_BUILD)/train_cuda_emulated.o: tests/train_cuda_emulated.cc examples/train_cuda.cu $(TRAIN_HEADERS) \
-                                     $(TOOL_HEADERS) $(CUDA_BUILD)/declarations $(wildcard tests/cuda_emu/*.h) | $(CUDA_BUILD)
+$(CUDA_BUILD)/train_cuda_emulated.o: tests/cuda/train_cuda_emulated.cc examples/train_cuda.cu $(TRAIN_HEADERS) \
+                                     $(TOOL_HEADERS) $(CUDA_BUILD)/declarations $(wildcard tests/emulation/*.h) | $(CUDA_BUILD)
 	$(CXX) $(CUDA_CXXFLAGS) $(TEST_CFLAGS) -c $< -o $@
 
 $(CUDA_BUILD)/train_cuda: $(CUDA_BUILD)/train_cuda_emulated.o $(CUDA_BUILD)/cublaslt_emu.cc.o \
-                          $(TEST_BUILD)/config_json.o $(FILE_SOURCES:tools/%.c=$(TEST_BUILD)/%.o) \
+                          $(TEST_BUILD)/config_json.o $(FILE_SOURCES:tools/command/%.c=$(TEST_BUILD)/%.o) \
                           $(filter-out %/executor_emulated.o,$(CUDA_EXAMPLE))
 	$(CXX) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
-# So does bench_emulated.cc with the benchmark, for tests/cuda_record.sh.
-$(CUDA_BUILD)/bench_emulated.o: tests/bench_emulated.cc tools/bench/bench_attention.cu chunkflow.h \
-                                $(CUDA_BUILD)/declarations $(wildcard tests/cuda_emu/*.h) | $(CUDA_BUILD)
+# So does bench_emulated.cc with the benchmark, for tests/cuda/cuda_record.sh.
+$(CUDA_BUILD)/bench_emulated.o: tests/cuda/bench_emulated.cc tools/bench/bench_attention.cu chunkflow.h \
+                                $(CUDA_BUILD)/declarations $(wildcard tests/emulation/*.h) | $(CUDA_BUILD)
 	$(CXX) $(CUDA_CXXFLAGS) $(TEST_CFLAGS) -c $< -o $@
 
 $(CUDA_BUILD)/bench_attention: $(CUDA_BUILD)/bench_emulated.o $(filter-out %/executor_emulated.o,$(CUDA_EXAMPLE))
@@ -441,8 +447,8 @@ $(GPU_BUILD):
 $(GPU_BUILD)/chunkflow_cuda.o: chunkflow_cuda.cu chunkflow.h | $(GPU_BUILD)
 	$(GPU_COMPILE) -c $< -o $@
 
-$(GPU_BUILD)/device_section.h: chunkflow_cuda.cu tests/device_section.sh | $(GPU_BUILD)
-	sh tests/device_section.sh >$@
+$(GPU_BUILD)/device_section.h: chunkflow_cuda.cu tests/cuda/device_section.sh | $(GPU_BUILD)
+	sh tests/cuda/device_section.sh >$@
 
 $(GPU_BUILD)/%.o: tests/cuda/%.cc $(CUDA_HEADERS) $(GPU_BUILD)/device_section.h
 	$(GPU_COMPILE) -I$(GPU_BUILD) -x cu -c $< -o $@
@@ -482,8 +488,8 @@ CUDA_SUITE := "echo 'no C++ compiler: the CUDA file is not tested'; echo '0 pass
 endif
 
 test-cuda: $(CUDA_BUILD)/tests $(CUDA_BUILD)/executor_cuda $(CUDA_BUILD)/bench_attention $(CUDA_BUILD)/train_cuda $(TEST_BUILD)/make_tokens $(TEST_BUILD)/chunkflow
-	CC="$(CC)" BUILD="$(BUILD)" sh tests/run.sh "$(CUDA_BUILD)/tests" "sh tests/executor_check.sh" "sh tests/train_cuda_check.sh" \
-	    "sh tests/cuda_record.sh" "sh tests/cuda_compile.sh"
+	CC="$(CC)" BUILD="$(BUILD)" sh tests/run.sh "$(CUDA_BUILD)/tests" "sh tests/cuda/executor_check.sh" "sh tests/cuda/train_cuda_check.sh" \
+	    "sh tests/cuda/cuda_record.sh" "sh tests/cuda/cuda_compile.sh"
 
 # PyTorch from the package index that pip knows, with all that it asks for: the libraries of its GPU build are linked, so
 # it does not start without them. Once; part of no other target.
@@ -500,10 +506,10 @@ test-torch: $(BUILD)/chunkflow $(SHARED) $(BUILD)/torch/installed
 	OMP_NUM_THREADS=1 $(TORCH_PYTHON) -B tests/torch/check.py $(BUILD)/chunkflow
 	for test in families training wheel; do \
 	    OMP_NUM_THREADS=1 CHUNKFLOW_BUILD=$(BUILD) $(TORCH_PYTHON) -B tests/torch/$$test.py || exit 1; done
-	PYTHON="$(abspath $(TORCH_PYTHON))" BUILD="$(BUILD)" sh tests/train_judge_check.sh rival
+	PYTHON="$(abspath $(TORCH_PYTHON))" BUILD="$(BUILD)" sh tests/cuda/train_judge_check.sh rival
 
 test-gpu: $(TEST_BUILD)/chunkflow
-	BUILD="$(BUILD)" JOBS=1 sh tests/run.sh "sh tests/cuda_device.sh" "sh tests/executor_check.sh device"
+	BUILD="$(BUILD)" JOBS=1 sh tests/run.sh "sh tests/cuda/cuda_device.sh" "sh tests/cuda/executor_check.sh device"
 
 # What takes longest comes first, so that at the end no processor waits for the other one.
 test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
@@ -512,25 +518,25 @@ test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
 	@$(if $(SANITIZE),,echo "note: this compiler links no sanitizers; the tests run without them";) \
 	CC="$(CC)" CXX="$(CXX)" BUILD="$(BUILD)" sh tests/run.sh \
 	    $(CUDA_SUITE) \
-	    "env CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/train_cuda_check.sh" \
+	    "env CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/cuda/train_cuda_check.sh" \
 	    "$(TEST_BUILD)/unit" \
-	    "sh tests/compile.sh" \
-	    "sh tests/executor_check.sh" \
-	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/cli_pipeline.sh" \
+	    "sh tests/meta/compile.sh" \
+	    "sh tests/cuda/executor_check.sh" \
+	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/command/cli_pipeline.sh" \
 	    "$(TEST_BUILD)/search" \
-	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/report_check.sh" \
-	    "sh tests/cuda_compile.sh" \
-	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/cli_tune.sh" \
-	    "sh tests/cuda_record.sh" \
-	    "sh tests/train_judge_check.sh" \
-	    "sh tests/mpi_check.sh $(BUILD)" \
-	    "sh tests/train_check.sh $(BUILD)" \
-	    "env CHUNKFLOW=$(if $(filter 1,$(FULL)),$(TEST_BUILD),$(BUILD))/chunkflow sh tests/python_check.sh $(BUILD)" \
-	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/cli_models.sh" \
-	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/cli.sh" \
-	    "sh tests/install_check.sh $(BUILD)" \
-	    "sh tests/files_check.sh $(BUILD)" \
-	    "sh tests/tiny_check.sh $(BUILD)" \
+	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/command/report_check.sh" \
+	    "sh tests/cuda/cuda_compile.sh" \
+	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/command/cli_tune.sh" \
+	    "sh tests/cuda/cuda_record.sh" \
+	    "sh tests/cuda/train_judge_check.sh" \
+	    "sh tests/trainer/mpi_check.sh $(BUILD)" \
+	    "sh tests/trainer/train_check.sh $(BUILD)" \
+	    "env CHUNKFLOW=$(if $(filter 1,$(FULL)),$(TEST_BUILD),$(BUILD))/chunkflow sh tests/command/python_check.sh $(BUILD)" \
+	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/command/cli_models.sh" \
+	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/command/cli.sh" \
+	    "sh tests/command/install_check.sh $(BUILD)" \
+	    "sh tests/command/files_check.sh $(BUILD)" \
+	    "sh tests/trainer/tiny_check.sh $(BUILD)" \
 	    "$(TEST_BUILD)/trainer" \
 	    "$(TRAINER_MODEL)" \
 	    "$(TEST_BUILD)/trainer_tensors $(TEST_BUILD)" \
@@ -552,17 +558,17 @@ bench-record: $(BUILD)/bench_schedule $(BUILD)/bench_tune $(BUILD)/bench_fit $(B
 	CC="$(CC)" CFLAGS="$(CFLAGS)" BUILD="$(BUILD)" \
 	    sh tools/bench/record.sh $(if $(LENGTHS),--lengths "$(LENGTHS)") $(RECORD)
 
-BENCH_SCHEDULE_SOURCES := tools/bench/bench_schedule.c tools/bench/search_lists.c tests/suite.c
+BENCH_SCHEDULE_SOURCES := tools/bench/bench_schedule.c tools/bench/search_lists.c tests/reference/suite.c
 
-$(BUILD)/bench_schedule: $(BENCH_SCHEDULE_SOURCES) tools/bench/search_lists.h tests/suite.h chunkflow.h | $(BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) -Itests $(CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c,$^) -o $@ $(LDLIBS)
+$(BUILD)/bench_schedule: $(BENCH_SCHEDULE_SOURCES) tools/bench/search_lists.h tests/reference/suite.h chunkflow.h | $(BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c,$^) -o $@ $(LDLIBS)
 
-BENCH_TUNE_SOURCES := tools/bench/bench_tune.c tools/cli.c tools/cli_files.c tools/progress.c tools/draw.c
+BENCH_TUNE_SOURCES := tools/bench/bench_tune.c tools/command/cli.c tools/command/cli_files.c tools/command/progress.c tools/command/draw.c
 
 $(BUILD)/bench_tune: $(BENCH_TUNE_SOURCES) $(TOOL_HEADERS) | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) $(BENCH_TUNE_SOURCES) -o $@
 
-BENCH_BASELINE_SOURCES := tools/bench/bench_baseline.c tools/packing.c tools/cli.c tools/cli_files.c tools/progress.c tools/draw.c
+BENCH_BASELINE_SOURCES := tools/bench/bench_baseline.c tools/command/packing.c tools/command/cli.c tools/command/cli_files.c tools/command/progress.c tools/command/draw.c
 
 $(BUILD)/bench_baseline: $(BENCH_BASELINE_SOURCES) $(TOOL_HEADERS) | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) $(BENCH_BASELINE_SOURCES) -o $@ $(LDLIBS)
@@ -574,11 +580,11 @@ bench-gpu:
 	BUILD="$(BUILD)" sh tools/bench/bench_attention.sh
 
 gpu-record: gpu-programs
-	BUILD="$(BUILD)" sh tools/gpu_record.sh
+	BUILD="$(BUILD)" sh tools/device/gpu_record.sh
 
 # LENGTHS: a second list of lengths.
 gpu-record-train: gpu-programs $(GPU_BUILD)/train_cuda $(SHARED)
-	BUILD="$(BUILD)" PYTHON="$(PYTHON)" sh tools/gpu_record_train.sh $(if $(LENGTHS),--lengths "$(LENGTHS)")
+	BUILD="$(BUILD)" PYTHON="$(PYTHON)" sh tools/device/gpu_record_train.sh $(if $(LENGTHS),--lengths "$(LENGTHS)")
 
 # ---- installing ----
 #

@@ -54,7 +54,7 @@
    No number in this file was measured: it has not yet run on a device. Tile sizes follow the published tuning of such
    kernels on sm_80; what each kernel needs in registers and shared memory stands at its launch bounds.
 
-   The same file compiles as C++ against a host emulation of CUDA (tests/cuda_emu), which defines
+   The same file compiles as C++ against a host emulation of CUDA (tests/emulation), which defines
    CHUNKFLOW_CUDA_EMULATION. Only >>device knows of it, and launch(), which tells it the name of a kernel. */
 
 #ifndef CHUNKFLOW_CUDA_H

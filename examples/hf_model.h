@@ -14,7 +14,7 @@
 #include <errno.h>
 
 extern "C" {
-#include "../tools/config_json.h"
+#include "../tools/command/config_json.h"
 }
 
 #define HF_MAX_PARTS 256

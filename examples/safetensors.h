@@ -18,7 +18,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-#include "../tools/json_read.h"
+#include "../tools/command/json_read.h"
 #ifdef __cplusplus
 }
 #endif

@@ -1,6 +1,6 @@
 /* Each device function of chunkflow_cuda.cu's section >>device against known bits: what holds which number where. Other
    tests cannot tell all of it apart, and the emulation is only as good as this says. Runs under it, and on a device
-   first of all. device_section.h is that section, as it stands (tests/device_section.sh). */
+   first of all. device_section.h is that section, as it stands (tests/cuda/device_section.sh). */
 
 #include "../harness.h"
 

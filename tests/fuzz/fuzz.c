@@ -4,7 +4,7 @@
 #include "fuzz.h"
 
 #define HARNESS_IMPLEMENTATION /* for the tests' judges, which draw with it */
-#include "harness.h"
+#include "../harness.h"
 
 #include <dirent.h>
 #include <math.h>

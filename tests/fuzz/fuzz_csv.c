@@ -2,7 +2,7 @@
 
 #include "fuzz.h"
 
-#include "tools/schedule_csv.h"
+#include "tools/command/schedule_csv.h"
 
 #include <stdlib.h>
 #include <string.h>

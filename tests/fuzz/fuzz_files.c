@@ -50,5 +50,5 @@ int fuzz_exit(int code) {
 #define stderr messages
 #define fopen(path, mode) open_input(path, mode)
 #undef _DEFAULT_SOURCE /* the headers have given it a value, and the file defines it without one */
-#include "../../tools/cli.c"
-#include "../../tools/cli_files.c"
+#include "../../tools/command/cli.c"
+#include "../../tools/command/cli_files.c"

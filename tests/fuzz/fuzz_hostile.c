@@ -4,8 +4,8 @@
 
 #include "fuzz.h"
 
-#include "naive.h"
-#include "oracle.h"
+#include "../reference/naive.h"
+#include "../reference/oracle.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -9,7 +9,7 @@
 #define json_is_int reference_is_int
 #define json_is_string reference_is_string
 #define json_double reference_double
-#include "../json.c"
+#include "../reference/json.c"
 
 const char *fuzz_json_fault(const char *text, size_t bytes);
 

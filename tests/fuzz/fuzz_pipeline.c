@@ -3,11 +3,11 @@
 
 #include "fuzz.h"
 
-#include "naive.h"
-#include "oracle.h"
-#include "pipeline.h"
-#include "tools/graph_dot.h"
-#include "tools/schedule_csv.h"
+#include "../reference/naive.h"
+#include "../reference/oracle.h"
+#include "../reference/pipeline.h"
+#include "tools/command/graph_dot.h"
+#include "tools/command/schedule_csv.h"
 
 #include <stdlib.h>
 #include <string.h>

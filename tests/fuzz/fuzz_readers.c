@@ -2,9 +2,9 @@
 
 #include "fuzz.h"
 
-#include "oracle.h"
-#include "tools/config_json.h"
-#include "tools/saved.h"
+#include "../reference/oracle.h"
+#include "tools/command/config_json.h"
+#include "tools/command/saved.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -18,13 +18,13 @@
    reasons are printed. */
 
 #define CHUNKFLOW_IMPLEMENTATION
-#include "../cli.h"
+#include "../command/cli.h"
 
 #define CHUNKFLOW_TUNE_IMPLEMENTATION
 #include "../chunkflow_tune.h"
 
-#include "../draw.h"
-#include "../packing.h"
+#include "../command/draw.h"
+#include "../command/packing.h"
 
 #include <math.h>
 #include <stdlib.h>

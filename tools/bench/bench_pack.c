@@ -8,8 +8,8 @@
 #define _POSIX_C_SOURCE 200809L
 #define CHUNKFLOW_STATIC
 #define CHUNKFLOW_IMPLEMENTATION
-#include "../cli.h"
-#include "../draw.h"
+#include "../command/cli.h"
+#include "../command/draw.h"
 
 #include <stdlib.h>
 #include <string.h>

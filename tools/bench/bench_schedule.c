@@ -1,12 +1,12 @@
 /* Speed and quality of pipeline schedules. One thread.
 
-       cc -std=c99 -O2 -I. -Itests -o build/bench_schedule tools/bench/bench_schedule.c tools/bench/search_lists.c \
-          tests/suite.c -lm
+       cc -std=c99 -O2 -I. -o build/bench_schedule tools/bench/bench_schedule.c tools/bench/search_lists.c \
+          tests/reference/suite.c -lm
        build/bench_schedule            all tables but the last; or any of: speed best suite virtual limits[=FILE]
                                        replay[=FILE] longer=SECONDS[,FILE]
 
    speed: fixed schedules of 10^3 to 10^6 actions, made and simulated; time per action should be flat. best: the default
-   budget on 100 chunks and 8 stages. suite: 250 batches (tests/suite.h), makespan over the strongest lower bound and over
+   budget on 100 chunks and 8 stages. suite: 250 batches (tests/reference/suite.h), makespan over the strongest lower bound and over
    other kinds, by class; without a limit, and under the peaks of `paper` on each stage. limits: batches of realistic
    lengths (and the first lengths of FILE, one a line, `#` for comments) on 4, 8 and 16 stages with the costs of a 14B
    model, without a limit, with as many chunks as stages, and with half as many: `best` over the strongest bound. replay:
@@ -22,7 +22,7 @@
 #define CHUNKFLOW_IMPLEMENTATION
 #include "chunkflow.h"
 #include "search_lists.h"
-#include "suite.h"
+#include "../../tests/reference/suite.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -8,7 +8,7 @@
 # FILE: a list of lengths, one a line (the recorded tables have the Mooncake conversation trace); without it the batches
 # that need one are left out. Each table goes to DIR/DATE-NAME.txt (default tools/bench/results) behind its date, machine,
 # compiler and command; only the name of FILE is recorded. README quotes `pack` (milliseconds and distance from the
-# bound); its charts and its table of GiB are tested by tests/cli_pipeline.sh and tests/cli_models.sh.
+# bound); its charts and its table of GiB are tested by tests/command/cli_pipeline.sh and tests/command/cli_models.sh.
 set -eu
 
 CC=${CC:-cc}

@@ -23,7 +23,7 @@ function begin_piece() { print "static const char *const piece" pieces++ "[] = {
 
 BEGIN {
     print "/* Made by tools/report/embed.awk. */"
-    print "#include \"tools/report_page.h\"\n"
+    print "#include \"tools/report/report_page.h\"\n"
     begin_piece()
 }
 

@@ -1,5 +1,5 @@
 // schedules.js - the schedules of a report, unpacked when they are first looked at. Times are counted in ticks of a
-// schedule until they are shown; see tools/report.c for the form of the data.
+// schedule until they are shown; see tools/report/report.c for the form of the data.
 
 // A page without a report has an empty one here, which is never drawn.
 const data = readData("data") || {schedules: [], plans: [], causes: [], best: -1, measured: -1, unit: "s"};

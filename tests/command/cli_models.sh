@@ -1,0 +1,408 @@
+#!/bin/sh
+# cli_models.sh - tests of `chunkflow memory` and `chunkflow time`.
+#
+#     tests/command/cli_models.sh [FILTER]
+#
+# CHUNKFLOW names the program (default build/chunkflow). Prints "ok NAME" or "FAIL NAME: why" for each test and at the
+# end how many. What the command says is worked out again with awk, or in Python where there is one. CHUNKFLOW_PLAIN
+# names one without sanitizers, for a long simulation and a long list; FULL=1: with.
+set -u
+. "$(dirname "$0")/cli_harness.sh"
+
+# ----------------------------------------------------------------------------------------------------------------------
+# memory
+# ----------------------------------------------------------------------------------------------------------------------
+
+says memory_counts_parameters "7,615,616,512 parameters" memory --model Qwen2.5-7B --chunk-size 4K
+says memory_of_sizes "custom: 494,032,768 parameters" memory --layers 24 --hidden 896 --heads 14 --kv-heads 2 \
+    --head-dim 64 --ffn 4864 --vocab 151936 --tied --qkv-bias --chunk-size 4K
+says memory_overrides_a_model "tensor 2, pipeline 4" memory --model qwen3-32b --layers 6 --tp 2 --pp 4 --chunk-size 4K \
+    --stage-layers 1,2,2,1
+says memory_compares_with_a_gpu "too little" memory --model qwen2.5-7b --chunk-size 4K --gpu a100-80g
+
+# The terms of each stage add up, and 16 bytes a parameter are spread as ZeRO says.
+name=memory_json
+if wanted $name; then
+    if [ -z "$PYTHON" ]; then skip $name "no python3"
+    elif ! run memory --model llama-3-8b --chunk-size 2K --context 64K --k 2 --pp 4 --dp 8 --zero 1 \
+            --json report.json; then
+        fail $name "$(cat err)"
+    else
+        python - >why <<'END' && ok $name || fail $name "$(cat why)"
+import json, sys
+r = json.load(open("report.json"))
+assert r["format"] == "chunkflow-memory" and r["version"] == 1, "format"
+assert r["parameters"] == 8030261248, "parameters"
+assert len(r["stages"]) == 4, "stages"
+total = 0
+for s in r["stages"]:
+    terms = [v for k, v in s.items() if k not in ("total", "host", "at_loss")]
+    assert len(terms) == 11 and sum(terms) == s["total"], "terms"
+    assert s["runtime"] >= 2 << 30, "runtime"
+    assert 2 * s["parameters"] == s["gradients"], "gradients"
+    assert s["optimizer"] == -(-6 * s["parameters"] // 8), "optimizer"
+    total += s["parameters"]
+assert total == 2 * 8030261248, "sum of parameters"
+END
+    fi
+fi
+
+# The table in the README: GiB on the fullest GPU, whole sequences and chunks.
+name=memory_readme
+if wanted $name; then
+    row() { # CHUNK-SIZE, or nothing for a chunk of the whole context; OPTIONS...
+        size=${1-}
+        [ $# -eq 0 ] || shift
+        for context in 32K 64K 128K 256K; do
+            run memory --model qwen2.5-7b --tp 4 --pp 4 --recompute selective --k 1 --chunk-size "${size:-$context}" \
+                --context $context "$@"
+            sed -n 's/^peak .* = \([0-9.]*\) GiB.*/| \1 /p' out | tr -d '\n'
+        done
+    }
+    readme=$(dirname "$HEADER")/README.md
+    whole=$(row) chunks=$(row 8K) streamed=$(row 8K --stream 64M)
+    if grep -qF "\`--context\` $whole|" "$readme" && grep -qF "\`--chunk-size 8K\` $chunks|" "$readme" &&
+        grep -qF "\`--chunk-size 8K --stream 64M\` $streamed|" "$readme"; then ok $name
+    else fail $name "the command says: $whole; $chunks; $streamed"; fi
+fi
+
+# With the state streamed, a long context needs no more of the fullest GPU than a short one: at most 1 % from 32K to 256K
+# and 2 % to 1M, kept stage inputs included. Without, it grows by a twentieth and more, or there would be nothing to show.
+name=memory_stream_is_flat
+if wanted $name; then
+    total() { # CONTEXT MODEL TP PP OPTIONS...
+        run memory --context "$1" --model "$2" --tp "$3" --pp "$4" --chunk-size 8K --recompute selective --local-replay \
+            --tsv $5 && awk -F '\t' '$13 + 0 > most { most = $13 } END { printf "%.0f ", most }' out
+    }
+    why=
+    for setup in "qwen2.5-7b 4 1" "qwen2.5-7b 4 4" "qwen2.5-14b 4 4" "qwen2.5-32b 8 4" "qwen2.5-72b 8 8"; do
+        sizes=$(total 32K $setup "--stream 64M"; total 256K $setup "--stream 64M"; total 1M $setup "--stream 64M"
+                total 32K $setup ""; total 256K $setup "")
+        echo "$sizes" | awk '{ exit !(NF == 5 && $1 > 1e10 && $2 <= 1.01 * $1 && $3 <= 1.02 * $1 && $5 > 1.05 * $4) }' ||
+            why="$why$setup: $sizes; "
+    done
+    if [ -z "$why" ]; then ok $name; else fail $name "$why"; fi
+fi
+
+# 7B on four GPUs: a row of one layer has 512 bytes of K and V and 1024 of gradients, so 3 MiB are 3 x 682 rows.
+says memory_stream_rows "stream            3 blocks of 682 rows of one layer on each GPU" memory --model qwen2.5-7b --tp 4 \
+    --chunk-size 8K --context 256K --stream 3M
+name=memory_stream_json
+if wanted $name; then
+    if ! run memory --model qwen2.5-7b --tp 4 --chunk-size 8K --stream 3M --json -; then fail $name "$(cat err)"
+    elif grep -q '"state_window": 2046,' out; then ok $name
+    else fail $name "$(grep window out)"; fi
+fi
+says memory_stream_host "in host memory               10.281" memory --model qwen2.5-7b --tp 4 --chunk-size 8K \
+    --context 256K --stream 3M
+refused memory_stream_row 2 "--stream: 3 rows of one layer's K, V and their gradients have 4,608 bytes here" memory \
+    --model qwen2.5-7b --tp 4 --chunk-size 4K --stream 4607
+refused memory_stream_offload 2 "--stream leaves --offload nothing to move" memory --model qwen2.5-7b --chunk-size 4K \
+    --stream 1M --offload
+
+refused memory_without_chunk_size 2 "--chunk-size N is missing" memory --model qwen2.5-7b
+refused memory_without_model 2 "--layers is missing" memory --chunk-size 4K
+refused memory_unknown_model 2 "there is no 'gpt-5'" memory --model gpt-5 --chunk-size 4K
+refused memory_tp_not_dividing 2 "parallel.tp: must divide heads and ffn" memory --model qwen2.5-7b --tp 8 \
+    --chunk-size 4K
+refused memory_tp_nearest 2 "(wanted 4, got 8)" memory --model qwen2.5-7b --tp 8 --chunk-size 4K
+refused memory_too_many_stages 2 "parallel.pp: must not be more than layers (wanted 28, got 29)" memory --model qwen2.5-7b \
+    --pp 29 --chunk-size 4K
+refused memory_stage_layers_sum 2 "must add up to the model's layers (wanted 28, got 27)" memory --model qwen2.5-7b \
+    --pp 2 --stage-layers 14,13 --chunk-size 4K
+refused memory_stage_layers_text 2 "--stage-layers: got '14,x', wanted whole numbers" memory --model qwen2.5-7b --pp 2 \
+    --stage-layers 14,x --chunk-size 4K
+refused memory_stage_layers_count 2 "--stage-layers: got 3 numbers, wanted 2" memory --model qwen2.5-7b --pp 2 \
+    --stage-layers 14,7,7 --chunk-size 4K
+refused memory_overflow_live 2 "does not fit in 64 bits" memory --model qwen2.5-7b --chunk-size 2147483647 \
+    --live 2147483647
+refused memory_overflow_scores 2 "does not fit in 64 bits" memory --model qwen2.5-7b --chunk-size 2147483647 \
+    --context 281474976710656 --unfused-attention --recompute none
+refused memory_overflow_state 2 "does not fit in 64 bits" memory --model qwen2.5-72b --chunk-size 2147483647 \
+    --context 281474976710656
+refused memory_zero_chunk 2 "--chunk-size" memory --model qwen2.5-7b --chunk-size 0
+refused memory_negative_chunk 2 "--chunk-size" memory --model qwen2.5-7b --chunk-size -4096
+refused memory_unknown_gpu 2 "there is no 'b100'" memory --model qwen2.5-7b --chunk-size 4K --gpu b100
+
+# ----------------------------------------------------------------------------------------------------------------------
+# config.json
+# ----------------------------------------------------------------------------------------------------------------------
+
+qwen='"hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28, "num_hidden_layers": 28,
+      "num_key_value_heads": 4, "vocab_size": 152064, "tie_word_embeddings": false'
+printf '{"model_type": "qwen2", %s}\n' "$qwen" >qwen2.json
+says config_qwen2 "7,615,616,512 parameters" memory --config qwen2.json --chunk-size 4K
+"$CHUNKFLOW" memory --config - --chunk-size 4K <qwen2.json >stdin.out 2>err
+run memory --config qwen2.json --chunk-size 4K
+same_files config_standard_input out stdin.out
+printf '{"model_type": "llama", %s, "attention_bias": true}\n' "$qwen" >llama.json # one bias more: 28 x 3584
+says config_llama_biases "7,615,716,864 parameters" memory --config llama.json --chunk-size 4K
+printf '{"model_type": "qwen3", %s, "head_dim": 64}\n' "$qwen" >qwen3.json
+says config_head_dim "qwen3: " memory --config qwen3.json --chunk-size 4K
+refused config_no_file 2 "cannot open absent.json" memory --config absent.json --chunk-size 4K
+refused config_and_model 2 "exclude each other" memory --config qwen2.json --model qwen2.5-7b --chunk-size 4K
+
+# Null is the same as not given; what nobody asks for may be anything; escapes spell the same names and words.
+printf '{"\\u006dodel_type": "qwe\\u006e2", %s, "head_dim": null, "attention_bias": null, "num_experts": null,
+         "rope_scaling": {"type": "\\ud834\\udd1e \\"x\\"", "factor": [1e300, -0.5, 1E-400, true, null]},
+         "torch_dtype": "bfloat16", "label2id": {"caf\\u00e9": 0, "caf": 1}}\n' "$qwen" >rich.json
+says config_other_members "qwen2: 7,615,616,512 parameters" memory --config rich.json --chunk-size 4K
+printf '{"model_type": "llama", %s, "num_local_experts": 1, "zeros": %s}\n' "$qwen" 1.5"$(printf '%090d' 0)" >digits.json
+says config_many_digits "llama: " memory --config digits.json --chunk-size 4K
+
+# bad NAME MESSAGE MEMBERS: with these members, and those of $qwen behind them, the file is refused with this message,
+# on its first line.
+bad() {
+    printf '{%s, %s}\n' "$3" "$qwen" | tr '\n' ' ' >"config.$1"
+    refused "config_$1" 2 "config.$1:1: $2" memory --config "config.$1" --chunk-size 4K
+}
+llama='"model_type": "llama"'
+bad moe 'model_type: a mixture of experts' '"model_type": "qwen3_moe"'
+bad mixtral 'model_type: a mixture of experts' '"model_type": "mixtral"'
+for key in num_experts num_local_experts n_routed_experts moe_intermediate_size num_experts_per_tok; do
+    bad $key 'model_type: a mixture of experts' "$llama, \"$key\": 8"
+    bad ${key}_text "$key: wanted a whole number" "$llama, \"$key\": \"8\""
+done
+bad unknown_type 'model_type: unknown; wanted qwen2' '"model_type": "gemma2"'
+bad long_type 'model_type: unknown; wanted qwen2' "\"model_type\": \"$(printf '%0200d' 0)\""
+bad no_type 'model_type is missing' '"kind": "llama"'
+bad type_number 'model_type: wanted a string' '"model_type": 2'
+bad type_null 'model_type: wanted a string' '"model_type": null'
+bad flag_number 'attention_bias: wanted true or false' "$llama, \"attention_bias\": 1"
+bad flag_text 'mlp_bias: wanted true or false' "$llama, \"mlp_bias\": \"true\""
+for value in 2.5 2e0 '"128"' '[128]' '{}' true 9223372036854775808; do
+    bad "head_dim_$value" 'head_dim: wanted a whole number' "$llama, \"head_dim\": $value"
+done
+for value in 0 -0 -128 -9223372036854775808; do
+    bad "head_dim_$value" 'head_dim: wanted a whole number above 0' "$llama, \"head_dim\": $value"
+done
+bad head_dim_huge 'model.head_dim: is too large' "$llama, \"head_dim\": 9223372036854775807"
+bad huge_unread 'rope_theta: wanted a whole number' "$llama, \"rope_theta\": 99999999999999999999"
+bad huge_real 'eps: wanted a finite number' "$llama, \"rope\": {\"eps\": -1e999}"
+bad huge_element 'an element: wanted a finite number' "$llama, \"eos\": [1, [2, 1.0e309]]"
+bad twice 'hidden_size: given twice' "$llama, \"hidden_size\": 4096"
+bad twice_escaped 'hidden_size: given twice' "$llama, \"hidden_si\\u007ae\": 4096"
+bad twice_unread 'b: given twice' "$llama, \"a\": [{\"b\": 1}, {\"b\": 2, \"c\": {\"b\": 3}, \"\\u0062\": 4}]"
+bad deep 'the values are nested too deeply' "$llama, \"a\": $(printf '%017d' 0 | tr 0 '[')"
+bad name_nan 'wanted a JSON value' "$llama, \"a\": NaN"
+bad half_character 'a string has half a character' "$llama, \"a\": \"\\ud834\""
+bad half_pair 'a string has half a character' "$llama, \"a\": \"\\ud834\\u0041\""
+bad second_half 'a string has half a character' "$llama, \"a\": \"\\udd1e\""
+bad zero_character 'a string has a zero character' "$llama, \"a\": \"\\u0000\""
+bad short_escape 'wanted four hexadecimal digits' "$llama, \"a\": \"\\u12\""
+bad comma 'wanted the name of a member' "$llama, "
+
+printf '{"model_type": "llama", "hidden_size": 4096}\n' >short.json
+refused config_missing 2 "short.json:1: num_hidden_layers is missing" memory --config short.json --chunk-size 4K
+printf '{"model_type": "llama",\n "num_hidden_layers": 2.5}\n' >half.json
+refused config_not_whole 2 "half.json:2: num_hidden_layers: wanted a whole number" memory --config half.json \
+    --chunk-size 4K
+for key in hidden_size intermediate_size num_attention_heads num_hidden_layers vocab_size; do
+    printf '{"model_type": "llama", %s}\n' "$qwen" | sed "s/\"$key\": [0-9]*/\"$key\": null/" >null.json
+    refused config_null_$key 2 "$key: wanted a whole number" memory --config null.json --chunk-size 4K
+done
+printf '{"model_type": "llama", %s}\n' "$qwen" | sed 's/"hidden_size": 3584/"hidden_size": 3585/' >odd.json
+refused config_odd 2 "head_dim is missing" memory --config odd.json --chunk-size 4K
+printf '{"model_type": "llama",\n' >cut.json
+refused config_cut_off 2 "cut.json:2: wanted the name of a member" memory --config cut.json --chunk-size 4K
+printf '[]\n' >array.json
+refused config_no_object 2 "array.json:1: wanted an object" memory --config array.json --chunk-size 4K
+: >empty.json
+refused config_empty 2 "empty.json:1: wanted a JSON value" memory --config empty.json --chunk-size 4K
+printf '{"model_type": "llama", %s}\nx\n' "$qwen" >more.json
+refused config_more 2 "there is more behind the JSON value" memory --config more.json --chunk-size 4K
+awk 'BEGIN { for (i = 0; i < 1100000; i++) printf "%s", "                " }' >large.json
+refused config_large 2 "large.json has more than 16,777,216 bytes" memory --config large.json --chunk-size 4K
+
+# ----------------------------------------------------------------------------------------------------------------------
+# time
+# ----------------------------------------------------------------------------------------------------------------------
+
+says time_prints_stages "once a step" time --model qwen2.5-7b --gpu h100-80g --tp 4 --pp 4 --chunk-size 8K \
+    --context 256K
+
+# B = I + W, R = F, on every stage.
+name=time_json
+if wanted $name; then
+    if [ -z "$PYTHON" ]; then skip $name "no python3"
+    elif ! run time --model qwen3-14b --gpu h200 --tp 8 --pp 5 --chunk-size 4K --json time.json; then
+        fail $name "$(cat err)"
+    else
+        python - >why <<'END' && ok $name || fail $name "$(cat why)"
+import json
+r = json.load(open("time.json"))
+assert r["format"] == "chunkflow-time" and len(r["stages"]) == 5, "format"
+for s in r["stages"]:
+    assert s["F"] == s["R"], "R is F"
+    for term in ("constant", "per_token", "per_pair"):
+        assert abs(s["I"][term] + s["W"][term] - s["B"][term]) <= 1e-12 * s["B"][term], "B is I + W"
+    assert s["F"]["per_token"] > 0 and s["F"]["per_pair"] > 0, "positive"
+END
+    fi
+fi
+
+# For scripts: what the JSON has, a line for each stage and pass, and for each stage.
+name=models_tsv
+if wanted $name; then
+    shape="--model qwen3-14b --tp 8 --pp 5 --chunk-size 4K --context 64K"
+    # shellcheck disable=SC2086
+    if [ -z "$PYTHON" ]; then skip $name "no python3"
+    elif ! run time $shape --gpu h200 --json time.json --tsv; then fail $name "$(cat err)"
+    elif ! mv out time.tsv || ! run memory $shape --k 3 --virtual 2 --json memory.json --tsv; then fail $name "$(cat err)"
+    elif mv out memory.tsv && python - >why 2>&1 <<'END'
+import csv, json
+def table(name): return list(csv.DictReader(open(name), delimiter="\t", strict=True))
+stages, rows = json.load(open("time.json"))["stages"], table("time.tsv")
+assert [(int(r["stage"]), r["pass"]) for r in rows] == [(s, p) for s in range(5) for p in "FRBIW"]
+for r in rows:
+    c = stages[int(r["stage"])][r["pass"]]
+    assert [float(r[k]) for k in ("constant_s", "s_per_row", "s_per_pair")] == list(c.values()), r
+    for name, prefix in (("first_chunk_s", 0), ("last_chunk_s", 61440)):
+        pairs = 4096 * prefix + 4096 * 4097 // 2
+        want = c["constant"] + 4096 * c["per_token"] + pairs * c["per_pair"]
+        assert abs(float(r[name]) - want) <= 1e-12 * want, (r, want)
+stages, rows = json.load(open("memory.json"))["stages"], table("memory.tsv")
+assert len(rows) == len(stages) == 5
+for s, r in enumerate(rows):
+    names = {k + "_bytes" if k != "at_loss" else k: v for k, v in stages[s].items()}
+    assert {k: int(v) for k, v in r.items()} == dict(names, stage=s), (r, names)
+END
+    then ok $name; else fail $name "$(cat why)"; fi
+fi
+
+# Samples made of known terms, to six digits, give these terms back.
+awk 'BEGIN {
+    for (t = 512; t <= 16384; t *= 2)
+        for (p = 0; p <= 131072; p += 32768) {
+            pairs = t * p + t * (t + 1) / 2 # past 2^31, where some awks end with %d
+            printf "F %d %.0f %.9g\n", t, pairs, 0.001 + 2e-6 * t + 3e-11 * pairs
+            printf "B %d %.0f %.9g # twice\n\n", t, pairs, 0.002 + 4e-6 * t + 6e-11 * pairs
+        }
+}' >samples.txt
+name=time_fit
+if wanted $name; then
+    if ! run time --fit samples.txt; then fail $name "$(cat err)"
+    elif [ "$(awk '/^[FB] / { print $1, $2, $3, $4, $5 }' out)" = "F 30 0.001 2e-06 3e-11
+B 30 0.002 4e-06 6e-11" ]; then ok $name
+    else fail $name "$(cat out)"; fi
+fi
+name=time_fit_tsv
+if wanted $name; then
+    run time --fit samples.txt --tsv
+    same $name "pass F B; 30 30; ok ok" "pass $(awk -F '\t' 'NR > 1 { print $1 }' out | xargs); $(
+        awk -F '\t' 'NR > 1 { print $2 }' out | xargs); $(awk -F '\t' '
+        function near(x, want) { return x > want * (1 - 1e-4) && x < want * (1 + 1e-4) }
+        NR > 1 { f = $1 == "F" ? 1 : 2; print near($3, 0.001 * f) && near($4, 2e-6 * f) && near($5, 3e-11 * f) &&
+            $9 * $9 < 1e-6 ? "ok" : $0 }' out | xargs)"
+fi
+name=time_fit_from_standard_input
+if wanted $name; then
+    run time --fit samples.txt && cp out from_file && "$CHUNKFLOW" time --fit - <samples.txt >out &&
+        cmp -s out from_file &&
+        ok $name || fail $name "it differs from the file"
+fi
+printf 'F 1 1 1\nF 2 2\n' >short.txt
+refused time_fit_short_line 2 "short.txt:2: wanted PASS ROWS PAIRS SECONDS" time --fit short.txt
+printf 'F 1 1 1\nX 2 2 2\n' >pass.txt
+refused time_fit_unknown_pass 2 "pass.txt:2:" time --fit pass.txt
+printf 'F 1 1 1\nF 2 2 nan\n' >nan.txt
+refused time_fit_nan 2 "nan.txt:2:" time --fit nan.txt
+printf 'F 1 1 1\nF 2 3 1\n\nF 3 6 0\n' >zero.txt
+refused time_fit_zero_seconds 2 "zero.txt:4: samples.seconds" time --fit zero.txt
+printf 'F 5 5 1\nF 5 6 2\nF 5 7 3\n' >alike.txt
+refused time_fit_one_size 2 "alike.txt: F: samples.rows" time --fit alike.txt
+printf 'F 1 1 1\nF 2 3 1\nF 3 6 1\nB 1 1 1\n' >few.txt
+refused time_fit_too_few 2 "few.txt: B: samples" time --fit few.txt
+: >empty.txt
+refused time_fit_empty 2 "empty.txt: n: too few samples" time --fit empty.txt
+refused time_fit_no_file 2 "absent.txt" time --fit absent.txt
+refused time_without_gpu 2 "--gpu NAME or --fit FILE is missing" time --model qwen2.5-7b --chunk-size 4K
+refused time_without_chunk_size 2 "--chunk-size N is missing" time --model qwen2.5-7b --gpu h200
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The paper's numbers
+# ----------------------------------------------------------------------------------------------------------------------
+
+# Every line of the table: the residual is what measured and model give, and at most 10 %.
+name=reproduce_peaks
+if wanted $name; then
+    if ! run reproduce peaks; then fail $name "$(cat err)"
+    else
+        awk '$5 ~ /^[+-].*%$/ {
+                 n++
+                 residual = 100 * ($4 / $3 - 1)
+                 if (residual - $5 > 0.06 || $5 - residual > 0.06) { print "wrong residual: " $0; bad = 1 }
+                 if (residual > 10 || residual < -10) { print "past 10 %: " $0; bad = 1 }
+             }
+             END { if (n != 7) { print n " lines"; bad = 1 } exit bad }' out >why && ok $name || fail $name "$(cat why)"
+    fi
+fi
+
+# (8K,4) is the best of the three, and (2K,16) the worst, as in the paper.
+name=reproduce_trade_off
+if wanted $name; then
+    if ! run reproduce trade-off; then fail $name "$(cat err)"
+    else
+        awk '$1 == "2,048" { a = $5; pa = $3 } $1 == "8,192" { b = $5; pb = $3 } $1 == "32,768" { c = $5; pc = $3 }
+             END { if (!(pa > pc && pc > pb && pb > 0)) { print "the paper has another order"; exit 1 }
+                   if (!(a > c && c > b && b > 0)) { print a, b, c; exit 1 }
+                   if (a / b / (pa / pb) > 1.1 || a / b / (pa / pb) < 0.9) { print "ratio of 2K", a / b; exit 1 }
+                   if (c / b / (pc / pb) > 1.1 || c / b / (pc / pb) < 0.9) { print "ratio of 32K", c / b; exit 1 } }' out >why &&
+            grep -q '^assumptions' out && ok $name || fail $name "$(cat why)"
+    fi
+fi
+
+# A stage works 24 units of the example and 24 of the equal lengths; the makespans are known.
+name=reproduce_example
+if wanted $name; then
+    if ! run reproduce example; then fail $name "$(cat err)"
+    else
+        awk 'function off(value, wanted) { return value - wanted > 0.006 || wanted - value > 0.006 }
+             BEGIN { split("42 56 60 50 42", order); split("42 52 60 44 42", best) }
+             NF > 4 && $(NF - 1) ~ /^[+-]/ {
+                 n++
+                 if (off($(NF - 2), 100 * (1 - 24 / order[n])) || off($NF, 100 * (1 - 24 / best[n])) ||
+                     off($(NF - 1), $(NF - 2) - $(NF - 3))) { print; bad = 1 }
+             }
+             END { if (n != 5) { print n " lines"; bad = 1 } exit bad }' out >why && ok $name || fail $name "$(cat why)"
+    fi
+fi
+
+# The shares are those of the lengths that gen draws.
+name=reproduce_lengths
+if wanted $name; then
+    if ! quick run gen lmsys --n 1000000 --seed 1; then fail $name "$(cat err)"
+    else
+        mv out drawn
+        run reproduce lengths
+        awk 'NR == FNR { if ($1 > longest) longest = $1
+                         for (i = 1; i <= 5; i++) below[i] += $1 < split_at(i); next }
+             function split_at(i) { return i == 1 ? 1024 : i == 2 ? 4096 : i == 3 ? 8192 : i == 4 ? 32768 : 131072 }
+             $1 == "below" {
+                 n++
+                 share = below[n] / 1e4
+                 if ($4 - share > 0.0006 || share - $4 > 0.0006 || $4 - $3 - $5 > 0.0011 || $5 + $3 - $4 > 0.0011) { print; bad = 1 }
+             }
+             $1 == "longest" { gsub(/,/, "", $3); if ($3 != longest) { print; bad = 1 } }
+             END { if (n != 5) { print n " lines"; bad = 1 } exit bad }' drawn out >why && ok $name || fail $name "$(cat why)"
+    fi
+fi
+
+# Chunks win everywhere, more so the longer a launch takes; best is the schedule of the paper or a faster one.
+name=reproduce_speedup
+if wanted $name; then
+    if ! quick run reproduce speedup --batches 1; then fail $name "$(cat err)"
+    else
+        awk '$1 ~ /^qwen/ {
+                 n++
+                 for (i = 7; i <= 12; i++) if (!($i > 1)) { print "slower: " $0; bad = 1 }
+                 for (i = 8; i <= 12; i++) if (i != 10 && !($i >= $(i - 1))) { print "falls: " $0; bad = 1 }
+                 for (i = 7; i <= 9; i++) if (!($(i + 3) >= $i)) { print "best is worse: " $0; bad = 1 }
+             }
+             END { if (n != 5) { print n " lines"; bad = 1 } exit bad }' out >why && ok $name || fail $name "$(cat why)"
+    fi
+fi
+if run reproduce nosuch; then fail reproduce_unknown "was taken"
+elif grep -q "got 'nosuch', wanted example, peaks" err; then ok reproduce_unknown; else fail reproduce_unknown "$(cat err)"; fi
+
+finish

@@ -1,0 +1,302 @@
+#!/bin/sh
+# cli_tune.sh - tests of `chunkflow tune`.
+#
+#     tests/command/cli_tune.sh [FILTER]
+#
+# CHUNKFLOW names the program (default build/chunkflow). Prints "ok NAME" or "FAIL NAME: why" for each test and at the
+# end how many. What the command says is worked out again with awk, or in Python where there is one. CHUNKFLOW_PLAIN names
+# one without sanitizers, for two long searches; CHUNKFLOW makes the same searches in fewer settings.
+set -u
+. "$(dirname "$0")/cli_harness.sh"
+
+"$CHUNKFLOW" gen lmsys --n 3000 --seed 5 >lengths || exit 1
+"$CHUNKFLOW" gen lmsys --n 300 --seed 6 --max 32K >short || exit 1
+echo 262144 >>lengths
+echo 270000 >>lengths
+printf '1048576\n4000\n500\n' >long
+
+seven="--model qwen2.5-7b --gpu h100-80g"
+small="--chunk-sizes 4K,8K --ks 1,4 --batches 4 --batch 64"
+
+# ----------------------------------------------------------------------------------------------------------------------
+# what it finds
+# ----------------------------------------------------------------------------------------------------------------------
+
+# Word splitting is wanted in $seven and $small.
+# shellcheck disable=SC2086
+{
+says tune_prints_splits "  4 x 4 x 1    " tune lengths $seven --gpus 16 --context 256K $small
+plain says tune_prints_neighbours "one thing changed from the best" tune lengths $seven --tp 4 --pp 4 --context 256K --chunk-sizes 4K --ks 1,64
+says tune_prints_what_does_not_fit "ChunkSize 131,072, K  1 and more: needs" \
+    tune lengths $seven --tp 4 --pp 4 --context 256K --chunk-sizes 4K,128K --ks 1,4 --batches 4 --batch 64
+says tune_streams "stream            3 blocks of 14,563 rows of one layer on each GPU" tune short $seven --tp 4 --pp 4 $small --stream 64M
+says tune_streams_where_it_must ", state streamed" tune long $seven --tp 2 --pp 2 --batch 3 --batches 1 --chunk-sizes 8K --ks 1
+says tune_streams_say_how "stream            3 blocks of 4,096 rows of one layer; passes wait for it " tune long $seven --tp 2 --pp 2 \
+    --batch 3 --batches 1 --chunk-sizes 8K --ks 1
+says tune_streams_where_it_may "  state      streams       it fits without" tune short $seven --tp 4 --pp 4 $small
+says tune_reads_standard_input "sequences" tune - $seven --tp 4 --pp 4 --context 256K $small <lengths
+says tune_virtual_stages "interleaved" tune short $seven --tp 4 --pp 2 --virtual 2 $small --show 4
+says tune_one_replay "pipeline replay" tune short $seven --tp 4 --pp 4 $small --replay pipeline --no-offload --no-stream
+says tune_schedules "zero-bubble" tune short $seven --tp 4 --pp 4 $small --schedules paper,zero-bubble --split-backward
+}
+
+# Sequences past the context are left out, and it says how many and how much that is.
+name=tune_left_out
+if wanted $name; then
+    # shellcheck disable=SC2086
+    if ! run tune lengths $seven --tp 4 --pp 4 --context 8K $small; then fail $name "$(cat err)"
+    else
+        wanted_text=$(awk '{ all += $1 } $1 > 8192 { n++; sum += $1 }
+                           END { printf "left out: %d longer than 8,192, with %.2f %% of all tokens", n, 100 * sum / all }' lengths)
+        if grep -qF "$wanted_text" out; then ok $name; else fail $name "'$wanted_text' is not in its output"; fi
+    fi
+fi
+
+# The baseline is the tuner's own answer for chunks as long as the longest sequence, with as little recomputation as
+# fits. Where chunks do not help it is faster, and it says why; where one sequence is too long it does not fit.
+# shellcheck disable=SC2086
+{
+echo "4096 64" >alike
+few="--batches 2 --batch 32 --tp 4 --pp 2"
+name=tune_baseline
+run tune alike $seven $few --chunk-sizes 4K --ks 1 --schedules 1f1b --replay pipeline --no-offload --no-stream
+alone=$(sed -n 's/^time  *\([0-9.]*\) ms.*/\1/p' out)
+run tune alike $seven $few --chunk-sizes 1K --ks 1 --json base.json
+same $name "$alone 1 1" "$(sed -n 's/^baseline .*: \([0-9.]*\) ms an iteration, [0-9.]* GiB; 0[0-9.]* x.*/\1/p' out) $(
+    grep -c 'recompute none, tensor 4, pipeline 2, data 1' out) $(grep -c 'It is faster: ' out)"
+same ${name}_row "base unsplit 1f1b $alone" "$(awk '$1 == "base" { print $1, $2, $4, $7 }' out)"
+same ${name}_json "1 1" "$(grep -c '"baseline": {' base.json) $(grep -c '"fits": true' base.json)"
+run tune alike $seven $few --chunk-sizes 2K --ks 1 --schedules 1f1b --limit 22G # 22.83 GiB without recomputation
+same ${name}_recompute 1 "$(grep -c ' a micro-batch for each sequence, recompute full, tensor 4,' out)"
+echo 262144 | cat alike - >long
+run tune long $seven $few --chunk-sizes 8K --ks 1 --replay local
+same ${name}_too_long 1 "$(grep -c '^baseline .* does not fit: it needs 1[0-9][0-9]\.[0-9]* GiB at least$' out)"
+}
+
+# A list that is one batch has the same baseline everywhere, in memory to the byte: `compare` takes the list as it stands,
+# `tune` a shuffle of it. Its times have the optimizer's step on top.
+name=tune_baseline_of_compare
+if wanted $name; then
+    "$CHUNKFLOW" gen lognormal --n 64 --median 5000 --seed 3 >batch
+    if [ -z "$PYTHON" ]; then skip $name "no python3"
+    # shellcheck disable=SC2086
+    elif ! run compare --chunk-size 8K --k 1 --stages 4 $seven --tp 4 --json compared.json batch ||
+        ! run tune batch $seven --tp 4 --pp 4 --batches 1 --batch 64 --chunk-sizes 8K --ks 1 --json base.json; then
+        fail $name "$(cat err)"
+    elif python - >why 2>&1 <<'PYTHON'
+import json
+rows = [r for r in json.load(open("compared.json"))["rows"] if r["unsplit"] and r["fits"]]
+wanted = min(rows, key=lambda r: r["makespan"])
+got = json.load(open("base.json"))["baseline"]
+assert (got["bytes"], got["stage"], got["packed"], got["recompute"]) == (
+    wanted["memory"], wanted["memory_stage"], wanted["packed"], wanted["recompute"]), (got, wanted)
+assert 0 <= got["seconds"] - wanted["makespan"] < 0.1, (got["seconds"], wanted["makespan"])
+PYTHON
+    then ok $name
+    else fail $name "$(tail -n 1 why)"; fi
+fi
+
+# All defaults, and the file says the same as the library promises.
+# shellcheck disable=SC2086
+plain says tune_example "best              ChunkSize " tune lengths $seven --gpus 16 --context 256K --json tuning.json
+name=tune_json
+if wanted $name; then
+    # shellcheck disable=SC2086
+    if [ -z "$PYTHON" ]; then skip $name "no python3"
+    elif ! [ -s tuning.json ] && ! run tune lengths $seven --gpus 16 --context 256K --json tuning.json; then
+        fail $name "$(cat err)"
+    elif python - tuning.json out >why 2>&1 <<'END'
+import json, sys
+t = json.load(open(sys.argv[1]))
+c = t["candidates"]
+assert t["format"] == "chunkflow-tuning" and t["left_out"] == 1 and t["left_out_tokens"] == 270000
+assert all(x["id"] == i for i, x in enumerate(c))
+exact = [x for x in c if x["status"] == "ok"]
+assert t["winner"] == min(exact, key=lambda x: (x["seconds"], x["id"]))["id"] == t["ranking"][0]
+assert sorted(t["ranking"]) == [x["id"] for x in exact]
+best = c[t["winner"]]
+for x in exact:
+    n = len(x["batches"])
+    assert n == len(t["batch_tokens"]) == 16
+    assert abs(sum(x["batches"]) / n - x["seconds"]) < 1e-9 * x["seconds"]
+    assert abs(x["seconds"] - best["seconds"] - x["behind"]) < 1e-9
+    assert x["bound"] <= x["seconds"] * (1 + 1e-9)
+    assert x["bytes"] <= t["limit_bytes"] and sum(x["memory"].values()) == x["bytes"]
+for x in c:
+    if x["status"] == "infeasible":
+        assert x["bytes"] > t["limit_bytes"] and abs(sum(x["memory"].values()) - x["bytes"]) <= len(x["memory"])
+        fixed = [x["memory"][term] for term in ("parameters", "gradients", "optimizer", "runtime")]
+        assert x["memory"][x["breaks"]] >= max(fixed) or sum(fixed) <= t["limit_bytes"]
+assert {x["status"] for x in c} == {"ok", "dominated", "infeasible"}
+last = c[t["ranking"][9]]["seconds"]
+for x in c:
+    if x["status"] == "dominated" and x.get("same_as", -1) < 0 and "bound" in x["why"]:
+        assert x["bound"] <= last * 10
+for i in t["neighbours"]:
+    x = c[i]
+    assert sum(x[k] != best[k] for k in ("chunk_size", "k", "schedule", "replay", "offload", "state_window")) == 1
+    assert x["split"] == best["split"]
+assert all(s["tensor_parallel"] * s["pipeline_parallel"] * s["data_parallel"] == 16 for s in t["splits"])
+text = open(sys.argv[2]).read()
+assert "ChunkSize %s, K %d, schedule %s" % (format(best["chunk_size"], ","), best["k"], best["schedule"]) in text
+assert "%.1f ms an iteration" % (1e3 * best["seconds"]) in text
+END
+    then ok $name; else fail $name "$(cat why)"; fi
+fi
+
+name=tune_json_to_standard_output
+if wanted $name; then
+    # shellcheck disable=SC2086
+    run tune short $seven --tp 4 --pp 4 $small --json -
+    if [ -z "$PYTHON" ]; then skip $name "no python3"
+    elif python -c 'import json, sys; json.load(sys.stdin)' <out 2>why; then ok $name
+    else fail $name "$(cat why)"; fi
+fi
+
+# For scripts: all that was ranked, best first, and the baseline, with the numbers of the JSON.
+name=tune_tsv
+if wanted $name; then
+    # shellcheck disable=SC2086
+    if [ -z "$PYTHON" ]; then skip $name "no python3"
+    elif ! run tune short $seven --gpus 8 $small --json tuning2.json --tsv; then fail $name "$(cat err)"
+    elif python - tuning2.json out >why 2>&1 <<'END'
+import csv, json, sys
+t = json.load(open(sys.argv[1]))
+rows = list(csv.DictReader(open(sys.argv[2]), delimiter="\t", strict=True))
+assert [r["rank"] for r in rows] == [str(i + 1) for i in range(len(t["ranking"]))] + ["base"], len(rows)
+best = t["candidates"][t["winner"]]["seconds"]
+def split(r): return [int(r[k]) for k in ("tensor_parallel", "pipeline_parallel", "data_parallel")]
+def wants(s): return [s[k] for k in ("tensor_parallel", "pipeline_parallel", "data_parallel")]
+for r, i in zip(rows, t["ranking"]):
+    c = t["candidates"][i]
+    assert (int(r["chunk_size_tokens"]), int(r["k"])) == (c["chunk_size"], c["k"]), r
+    assert (r["schedule"], r["replay"]) == (c["schedule"], c["replay"]), r
+    assert r["state"] == ("leaves" if c["offload"] else "streams" if c["state_window"] else "stays"), r
+    assert (int(r["host_bytes"]), float(r["stream_waiting"])) == (c["host_bytes"], c["stream_waiting"]), r
+    assert (float(r["mean_s"]), float(r["mean_confidence_s"])) == (c["seconds"], c["confidence"]), r
+    assert abs(float(r["behind"]) - c["behind"] / best) < 1e-12 and float(r["bubble_useful"]) == c["bubble_useful"], r
+    assert int(r["memory_bytes"]) == c["bytes"] and split(r) == wants(t["splits"][c["split"]]), r
+base = t["baseline"]
+assert float(rows[-1]["mean_s"]) == base["seconds"] and split(rows[-1]) == wants(base), rows[-1]
+assert rows[-1]["chunk_size_tokens"] == "" and rows[-1]["micro_batches"] == ("packed" if base["packed"] else "unsplit")
+END
+    then ok $name; else fail $name "$(cat why)"; fi
+fi
+
+# The same seed gives the same bytes, another one others; nothing is said on a standard error that is no terminal.
+name=tune_same_seed
+if wanted $name; then
+    # shellcheck disable=SC2086
+    "$CHUNKFLOW" tune lengths $seven --tp 4 --pp 4 --context 256K $small --seed 7 >first 2>err
+    # shellcheck disable=SC2086
+    "$CHUNKFLOW" tune lengths $seven --tp 4 --pp 4 --context 256K $small --seed 7 >second 2>>err
+    # shellcheck disable=SC2086
+    "$CHUNKFLOW" tune lengths $seven --tp 4 --pp 4 --context 256K $small --seed 8 >third 2>>err
+    if ! [ -s first ] || ! cmp -s first second; then fail $name "two runs differ"
+    elif cmp -s first third; then fail $name "another seed changes nothing"
+    elif [ -s err ]; then fail $name "it wrote to standard error"
+    else ok $name; fi
+fi
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Ctrl-C and the bar
+# ----------------------------------------------------------------------------------------------------------------------
+
+name=tune_interrupted
+if wanted $name; then
+    # shellcheck disable=SC2086
+    "$CHUNKFLOW" tune lengths $seven --gpus 64 --batches 2000 --show 5000 --context 256K >out 2>err &
+    child=$!
+    sleep 2
+    if ! kill -INT $child 2>/dev/null; then
+        wait $child
+        fail $name "it was done before it could be interrupted"
+    else
+        wait $child
+        status=$?
+        if [ $status -ne 130 ]; then fail $name "exit code $status, wanted 130"
+        elif ! grep -q INTERRUPTED out; then fail $name "it does not say so"
+        elif ! grep -q '^best ' out; then fail $name "it does not print what it has"
+        else ok $name; fi
+    fi
+fi
+
+name=tune_bar_on_a_terminal
+if wanted $name; then
+    # shellcheck disable=SC2086
+    if [ -z "$PYTHON" ] || ! python -c 'import pty' 2>/dev/null; then skip $name "no python3 with pty"
+    elif python - "$CHUNKFLOW" tune lengths $seven --tp 4 --pp 4 --context 256K --batches 5 >why 2>&1 <<'END'
+import os, pty, subprocess, sys
+master, slave = pty.openpty()
+run = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=slave)
+os.close(slave)
+seen = b""
+while True:
+    try: piece = os.read(master, 4096)
+    except OSError: break
+    if not piece: break
+    seen += piece
+assert run.wait() == 0
+assert b"[" in seen and b"%" in seen and b"#" in seen, seen[:200]
+assert seen.endswith(b"\r\x1b[K"), seen[-40:]
+END
+    then ok $name; else fail $name "$(cat why)"; fi
+fi
+
+# ----------------------------------------------------------------------------------------------------------------------
+# what it refuses
+# ----------------------------------------------------------------------------------------------------------------------
+
+echo "# nothing" >empty
+# shellcheck disable=SC2086
+{
+refused tune_no_file 2 "FILE|- is missing" tune $seven
+refused tune_no_gpu 2 "--gpu NAME is missing" tune short --model qwen2.5-7b
+refused tune_wrong_gpu 2 "there is no 'b900'" tune short --model qwen2.5-7b --gpu b900
+refused tune_no_model 2 "wanted --model NAME" tune short --gpu h100-80g
+refused tune_missing_list 2 "nowhere" tune nowhere $seven --tp 4 --pp 4
+refused tune_empty_list 2 "there is no sequence" tune empty $seven --tp 4 --pp 4
+refused tune_all_left_out 2 "there is no sequence within --context" tune lengths $seven --tp 4 --pp 4 --context 1
+refused tune_tp 2 "parallel.tp: must divide heads" tune short $seven --tp 3 --pp 4
+refused tune_gpus 2 "n_gpus: there is no way to split the model over so many (wanted 8, got 7)" \
+    tune short $seven --gpus 7 --tp 2
+refused tune_falling_ks 2 "ks[1]: must be more than the one before (wanted 5, got 2)" tune short $seven --tp 4 --pp 4 --ks 4,2
+refused tune_zero_chunk_size 2 "chunk_sizes[0]: is too small (wanted 1, got 0)" tune short $seven --tp 4 --pp 4 --chunk-sizes 0
+refused tune_no_number 2 "--chunk-sizes: got '4K,8Q', wanted whole numbers" \
+    tune short $seven --tp 4 --pp 4 --chunk-sizes 4K,8Q
+refused tune_wrong_schedule 2 "--schedules: there is no 'fast'" tune short $seven --tp 4 --pp 4 --schedules best,fast
+refused tune_schedule_twice 2 "kinds[1]: is in the list already" tune short $seven --tp 4 --pp 4 --schedules best,best
+refused tune_schedule_without_virtual_stages 2 "kinds[0]: cannot use virtual stages" \
+    tune short $seven --tp 4 --pp 2 --virtual 2 --schedules paper
+refused tune_align 2 "align" tune short $seven --tp 4 --pp 4 --align 48
+refused tune_stream_or_not 2 "--stream is for all, --no-stream for none" tune short $seven --stream 64M --no-stream
+refused tune_negative 2 "--batch" tune short $seven --tp 4 --pp 4 --batch -5
+refused tune_zero_batches 2 "--batches" tune short $seven --tp 4 --pp 4 --batches 0
+refused tune_limit_below_the_parameters 2 "limit_bytes" tune short $seven --tp 4 --pp 4 --limit 1G
+}
+
+# The limit that the message names is one that works.
+name=tune_smallest_limit
+if wanted $name; then
+    # shellcheck disable=SC2086
+    run tune short $seven --tp 4 --pp 4 --limit 1G $small
+    least=$(sed -n 's/.*(wanted \([0-9]*\), got 1073741824).*/\1/p' err)
+    # shellcheck disable=SC2086
+    if [ -z "$least" ]; then fail $name "said: $(cat err)"
+    elif ! run tune short $seven --tp 4 --pp 4 --limit "$least" --chunk-sizes 4K --ks 1 --batches 2 --batch 1; then
+        if [ -s err ]; then fail $name "$(cat err)"; elif grep -q "nothing fits" out; then ok $name; else fail $name "$(cat out)"; fi
+    else ok $name; fi
+fi
+
+# Where nothing fits, it says what would and ends with 1.
+name=tune_nothing_fits
+if wanted $name; then
+    # shellcheck disable=SC2086
+    run tune lengths $seven --tp 4 --pp 4 --context 256K --chunk-sizes 128K --ks 1,2 --batches 2
+    status=$?
+    if [ $status -ne 1 ]; then fail $name "exit code $status, wanted 1"
+    elif ! grep -q "nothing fits into 79.65 GiB; the least that any of these needs is 10[0-9]\." out; then fail $name "$(cat out)"
+    else ok $name; fi
+fi
+
+finish

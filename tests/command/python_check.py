@@ -1,0 +1,466 @@
+"""The tests of tests/command/python_check.sh: tools/python/chunkflow and tools/chunkflow.schema.json.
+
+python_check.py COMMAND DIRECTORY, in the top directory: COMMAND is the chunkflow command, whose files are held to the
+schema as the library's own text is; they are written to DIRECTORY. Prints "ok NAME" or "FAIL NAME: why" for each test
+and "N passed, N failed" at the end.
+"""
+
+import copy
+import gc
+import json
+import pathlib
+import pickle
+import subprocess
+import sys
+import threading
+import traceback
+
+import jsonschema
+import numpy as np
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TOP / "tools" / "python"))
+import chunkflow
+
+COMMAND, WORK = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2])
+SCHEMA = json.loads((TOP / "tools" / "chunkflow.schema.json").read_text())
+STRUCTS = (chunkflow.Plan, chunkflow.Metadata, chunkflow.Schedule, chunkflow.Timeline)
+OPTIONS = {"cf_pass_cost": chunkflow.PassCost, "cf_stage_cost": chunkflow.StageCost, "cf_timing": chunkflow.Timing,
+           "cf_bytes": chunkflow.Bytes, "cf_pack_desc": chunkflow.PackOptions,
+           "cf_schedule_desc": chunkflow.ScheduleOptions, "cf_simulate_desc": chunkflow.SimulateOptions,
+           "cf_validate_desc": chunkflow.ValidateOptions, "cf_lower_desc": chunkflow.LowerOptions}
+
+
+def batches(n):
+    """Lengths and options of all kinds, seeded."""
+    rng = np.random.default_rng(7)
+    for _ in range(n):
+        align = int(rng.choice([1, 1, 4, 8]))
+        lengths = rng.integers(0, 90, rng.integers(1, 14))
+        yield lengths, {"chunk_size": 8 * int(rng.integers(1, 6)), "align": align,
+                        "method": str(rng.choice(["best-fit", "first-fit", "next-fit"])),
+                        "split": str(rng.choice(["full", "even", "cost"])), "n_ranks": int(rng.integers(1, 4))}
+
+
+def raised(kind, function, /, *arguments, **options):
+    """The exception of this very kind that a call raises."""
+    try:
+        result = function(*arguments, **options)
+    except Exception as error:
+        assert type(error) is kind, f"wanted {kind.__name__}, got {error!r}"
+        return error
+    raise AssertionError(f"wanted {kind.__name__}, got {result!r}")
+
+
+# ---- the module ----
+
+
+def test_members_are_the_declared_ones():
+    for cls in STRUCTS:
+        declared = dict(chunkflow.ffi.typeof(cls._struct).fields)
+        stale = set(cls.__annotations__) - set(declared)
+        assert not stale, f"{cls._struct} has no {stale}"
+        for name, field in declared.items():
+            if field.type.kind == "pointer":
+                assert (cls._struct, name) in chunkflow._LENGTHS, f"no comment says how long {cls._struct}.{name} is"
+    for struct, options in OPTIONS.items():
+        stale = set(options.__annotations__) - {name for name, _ in chunkflow.ffi.typeof(struct).fields}
+        assert not stale, f"{struct} has no {stale}"
+
+
+def test_members_have_the_types_that_they_are_said_to_have():
+    plan = chunkflow.pack([5, 30, 2], 8, n_ranks=2)
+    schedule = plan.schedule(k=1, n_stages=2, limit=3)
+    kinds = {"int": int, "float": float, "str": str, "np.ndarray": np.ndarray, "np.ndarray | None": np.ndarray}
+    for made in (plan, plan.metadata(0, weights=[1, 1, 1]), schedule, schedule.simulate()):
+        for name, kind in type(made).__annotations__.items():
+            assert type(getattr(made, name)) is kinds[kind], f"{made._struct}.{name}: {type(getattr(made, name))}"
+            assert name in dir(made) and (kind.startswith("np") or f"{name}=" in repr(made))
+    assert plan.method == "best-fit" and schedule.kind == "best" and schedule.placement == "loop"
+    assert plan.schedule(k=1, limit=chunkflow.lib.CF_NO_LIMIT).limits is None
+    raised(AttributeError, getattr, plan, "n_chunk")
+    raised(AttributeError, getattr, plan, "block")
+
+
+def test_arrays_are_the_library_s_memory():
+    plan = chunkflow.pack([900, 14000, 350, 2600], 4096)
+    for name in ("chunks", "slices", "groups"):
+        array = getattr(plan, name)
+        assert array.ctypes.data == int(chunkflow.ffi.cast("uintptr_t", getattr(plan.c, name)))
+        assert not array.flags.writeable and array is getattr(plan, name)
+        for i in range(len(array)):
+            for member in array.dtype.names:
+                assert array[member][i] == getattr(getattr(plan.c, name)[i], member)
+    schedule = plan.schedule(k=2, n_stages=3)
+    timeline = schedule.simulate()
+    assert schedule.actions.itemsize == 12 and len(schedule.actions) == schedule.n_actions == len(timeline.start)
+    assert all(timeline.end[i] == timeline.c.end[i] for i in range(schedule.n_actions))
+    raised(ValueError, plan.chunks.__setitem__, 0, 0)
+    assert plan.metadata(0).cu_seqlens_q.flags.writeable
+
+
+def test_arrays_keep_their_plan_alive_and_nothing_else_does():
+    class Counting:
+        freed = 0
+
+        def __getattr__(self, name):
+            if name != "cf_plan_free":
+                return getattr(real, name)
+
+            def free(plan):
+                Counting.freed += 1
+                real.cf_plan_free(plan)
+            return free
+    real = chunkflow.lib
+    chunkflow.lib = Counting()
+    try:
+        plan = chunkflow.pack([900, 14000, 350, 2600], 4096)
+        wanted = plan.chunks["tokens"].tolist()
+        tokens, schedule = plan.chunks["tokens"][1:], plan.schedule(k=1)
+        del plan
+        gc.collect()
+        assert Counting.freed == 0 and tokens.tolist() == wanted[1:]
+        assert schedule.simulate().makespan > 0 and schedule.plan.n_chunks == len(wanted)
+        del schedule
+        gc.collect()
+        for _ in range(100):  # what would lie there now if the plan had gone
+            chunkflow.pack([900, 14000, 350, 2600], 4096, split="even")
+        freed = Counting.freed
+        assert tokens.tolist() == wanted[1:]
+        del tokens
+        assert Counting.freed == freed + 1
+    finally:
+        chunkflow.lib = real
+
+
+def test_rows_are_those_of_the_slices():
+    for lengths, options in batches(60):
+        plan = chunkflow.pack(lengths, **options)
+        seen = [[] for _ in lengths]
+        for chunk in range(plan.n_chunks):
+            about, metadata = plan.chunks[chunk], plan.metadata(chunk)
+            sequence, position, target = metadata.sequence_ids, metadata.position_ids, metadata.target_positions
+            real = np.zeros(about["padded"], bool)
+            for s in plan.slices_of(chunk):
+                rows = np.arange(s["offset"], s["offset"] + s["length"])
+                assert (sequence[rows] == s["sequence"]).all() and not real[rows].any()
+                assert (position[rows] == s["begin"] + np.arange(s["length"])).all()
+                following = position[rows] + 1
+                assert (target[rows] == np.where(following < lengths[s["sequence"]], following, -1)).all()
+                real[rows] = True
+                seen[s["sequence"]] += position[rows].tolist()
+            assert (sequence[~real] == -1).all() and (target[~real] == -1).all()
+            assert real.sum() == about["tokens"] == metadata.tokens
+            assert metadata.prefix == about["prefix"] and metadata.pairs == about["pairs"]
+            steps = np.diff(metadata.cu_seqlens_k) - np.diff(metadata.cu_seqlens_q)
+            assert (steps == np.where(np.arange(len(steps)) == 0, about["prefix"], 0)).all()
+        assert seen == [list(range(n)) for n in lengths]
+        plan.validate(lengths)
+        stats = plan.stats()
+        assert stats["n_idle"] == plan.n_idle and stats["longest_sequence"] == max(lengths)
+
+
+def test_capacities_masks_and_weights():
+    lengths = [20, 5, 0, 7]
+    plan = chunkflow.pack(lengths, 8, align=4)
+    capacity = plan.schedule(k=2).capacity(so_far=plan.capacity({"rows": 11}))
+    assert capacity["rows"] == 11 and capacity["prefix"] == 16 and capacity["slots"] >= 2
+    ignored = [np.arange(20) < 6, None, None, [1, 1, 1, 0, 0, 0, 0]]
+    weights = chunkflow.loss_weights(lengths, ignored=ignored)
+    assert np.allclose(weights[[0, 1, 3]], 1 / (14 + 4 + 4))
+    seen = 0.0
+    for chunk in range(plan.n_chunks):
+        metadata = plan.metadata(chunk, capacity, ignored, weights)
+        assert len(metadata.sequence_ids) == 11 and len(metadata.cu_seqlens_q) == capacity["n_seqs"] + 1
+        for row in np.flatnonzero(metadata.target_positions >= 0):
+            sequence, target = metadata.sequence_ids[row], metadata.target_positions[row]
+            assert ignored[sequence] is None or not ignored[sequence][target]
+            assert target == metadata.position_ids[row] + 1
+        assert ((metadata.loss_weights > 0) == (metadata.target_positions >= 0)).all()
+        seen += metadata.loss_weights.sum()
+    assert abs(seen - 1) < 1e-12 and plan.metadata(0).loss_weights is None
+    assert raised(chunkflow.Error, plan.metadata, 0, {"rows": 3}).field == "capacity.rows"
+    assert raised(chunkflow.Error, plan.metadata, 0, weights=[1.0]).field == "weights"
+    assert raised(chunkflow.Error, plan.metadata, 0, ignored=[None]).field == "ignored"
+    assert raised(chunkflow.Error, plan.metadata, 0, ignored=[[True], None, None, None]).got == 1
+    assert raised(chunkflow.Error, chunkflow.loss_weights, lengths, "prompts", prompts=[0]).field == "prompts"
+    by_prompt = chunkflow.loss_weights(lengths, "prompts", prompts=[0, 0, 1, 1])
+    assert np.allclose(by_prompt[[0, 1, 3]], [0.5 / 23, 0.5 / 23, 0.5 / 6])
+
+
+def test_schedules_are_those_of_the_paper():
+    plan = chunkflow.pack([1, 1, 2, 4], 2)
+    for k, replay, makespan in ((1, "pipeline", 50), (2, "pipeline", 42), (1, "local", 44)):
+        timeline = plan.schedule(n_stages=4, k=k, replay=replay).simulate()
+        assert timeline.makespan == makespan and timeline.bound == max(timeline.bounds.values()) <= makespan
+    names = [chunkflow.PASSES[a["pass"]] + str(a["chunk"]) for a in plan.schedule(k=1).stage(0)]
+    assert names == ["F0", "F1", "B1", "R0", "B0", "F2", "B2", "F3", "B3"], names
+    report = plan.schedule(n_stages=4, k=2).report
+    assert report["best_fixed"] == "paper" and report["gap"] == 0 and report["makespan"] == 42
+    assert plan.schedule(kind="gpipe", k=2).report is None
+
+
+def test_options_reach_the_library():
+    plan = chunkflow.pack([8, 8], 8)
+    costs = [{"forward": {"constant": 1}, "backward": {"per_token": 0.5}},
+             {"forward": [2, 0, 0], "backward": (3, 0, 0)}]
+    schedule = plan.schedule(n_stages=2, kind="gpipe", k=1, timing={"stages": costs, "latency": 0.25}, limits=[2, 1])
+    timeline = schedule.simulate(timing={"stages": costs, "latency": 0.25}, no_bounds=True)
+    assert schedule.limits.tolist() == [2, 1] and timeline.bounds == {}
+    assert timeline.busy == 2 * (1 + 4 + 2 + 3) and timeline.start[schedule.first[1]] == 1.25
+    cost = {"constant": 3.0, "per_token": 1.0, "per_pair": 0.01}
+    lengths = [1000, 10, 333]
+    with_cost = chunkflow.pack(lengths, 128, split="cost", cost=cost)
+
+    def slice_cost(begin, length):
+        pairs = length * begin + length * (length + 1) // 2
+        return (cost["constant"] + cost["per_token"] * length) + cost["per_pair"] * pairs
+    called = chunkflow.pack(lengths, 128, split="cost", slice_cost=slice_cost)
+    assert called.slices.tolist() == with_cost.slices.tolist()
+    assert called.slices.tolist() != chunkflow.pack(lengths, 128, split="full").slices.tolist()
+    lowered = chunkflow.pack([40, 9], 8).schedule(n_stages=2, k=1).lower(timing={"latency": 1}, offload=0)
+    lowered.validate()
+    assert lowered.lowered == 1 and {"SEND_F", "RECV_F"} <= {chunkflow.PASSES[p] for p in lowered.actions["pass"]}
+    assert raised(chunkflow.Error, lowered.validate, limit=1).code == "CF_ERROR_SCHEDULE"
+    assert raised(chunkflow.Error, lowered.lower).code == "CF_ERROR_ARGUMENT"
+
+
+def test_lengths_of_every_kind():
+    wanted = chunkflow.pack([5, 9, 0], 4).slices.tolist()
+    rows = np.array([[5, 1], [9, 1], [0, 1]], np.int32)
+    for lengths in ((5, 9, 0), np.array([5, 9, 0], np.uint8), rows[:, 0], np.array([5, 9, 0], ">i8"),
+                    np.array([5, 9, 0], np.uint64)):
+        assert chunkflow.pack(lengths, 4).slices.tolist() == wanted
+    assert chunkflow.pack([], 4).n_chunks == 0 and chunkflow.pack([], 4).chunks.shape == (0,)
+    for bad in ([1.0], [[1]], [True], ["1"], [None], 3, [2**70]):
+        raised(TypeError, chunkflow.pack, bad, 4)
+    raised(OverflowError, chunkflow.pack, np.array([2**63], np.uint64), 4)
+
+
+def test_errors_carry_the_record():
+    error = raised(chunkflow.Error, chunkflow.pack, [3, -7], 4)
+    assert (error.code, error.field, error.item, error.wanted, error.got) == ("CF_ERROR_ARGUMENT", "lengths", 1, 0, -7)
+    assert str(error) == error.text == "lengths[1]: is negative (wanted 0, got -7)"
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is chunkflow.Error and vars(again) == vars(error)
+    error = raised(chunkflow.Error, chunkflow.pack, [3], 0)
+    assert (error.code, error.field) == ("CF_ERROR_ARGUMENT", "chunk_size")
+    plan = chunkflow.pack([9, 3], 4)
+    for chunk in (-1, plan.n_chunks, 2**40):
+        error = raised(chunkflow.Error, plan.metadata, chunk)
+        assert (error.code, error.field) == ("CF_ERROR_ARGUMENT", "chunk")
+        raised(IndexError, plan.slices_of, chunk)
+    error = raised(chunkflow.Error, plan.validate, [9, 4])
+    assert error.code == "CF_ERROR_PLAN" and error.field
+    for n_limits in (1, 3):
+        error = raised(chunkflow.Error, plan.schedule, k=1, n_stages=2, limits=[4] * n_limits)
+        assert (error.code, error.field, error.wanted, error.got) == ("CF_ERROR_ARGUMENT", "limits", 2, n_limits)
+    for wrong in ({"n_stages": -3}, {"n_stages": 2, "n_virtual": -1}):
+        error = raised(chunkflow.Error, plan.schedule, limits=[4, 4], **wrong)
+        assert (error.field, error.wanted) == (list(wrong)[-1], 1) and error.got == list(wrong.values())[-1]
+    error = raised(chunkflow.Error, plan.schedule, kind="interleaved", n_stages=2, timing={"stages": [{}] * 2})
+    assert (error.field, error.wanted) == ("stages", 4)  # interleaved has two virtual stages of each by default
+    assert raised(chunkflow.Error, plan.schedule().simulate, limits=[1, 1]).field == "limits"
+    assert raised(chunkflow.Error, plan.schedule, kind="best", rank=5).field == "rank"
+
+
+def test_mistakes_are_named():
+    plan = chunkflow.pack([9, 3], 4)
+    assert "chunksize" in str(raised(TypeError, chunkflow.pack, [1], 4, chunksize=3))
+    assert "best-fit" in str(raised(ValueError, chunkflow.pack, [1], 4, method="bestfit"))
+    raised(ValueError, chunkflow.pack, [1], 4, method="?")
+    raised(OverflowError, chunkflow.pack, [1], 2**64)
+    raised(TypeError, chunkflow.pack, [1], "4")
+    raised(TypeError, chunkflow.pack, [1], 4.0)
+    raised(TypeError, chunkflow.pack, [1], 4, slice_cost=7)
+    raised(TypeError, chunkflow.pack, [1], 4, allocator={})
+    raised(TypeError, plan.schedule, timing={"all": {"backwards": {}}})
+    raised(TypeError, plan.schedule, limits=[1.5])
+    raised(IndexError, plan.schedule().stage, 1)
+    raised(IndexError, plan.schedule().stage, -1)
+
+
+def test_what_a_callback_raises_comes_out():
+    class Mine(Exception):
+        pass
+
+    def cost(begin, length):
+        raise Mine(begin, length)
+    error = raised(Mine, chunkflow.pack, [40], 8, split="cost", slice_cost=cost)
+    assert error.__cause__.code == "CF_ERROR_CALLBACK" and error.__cause__.field == "slice_cost"
+    raised(TypeError, chunkflow.pack, [40], 8, split="cost", slice_cost=lambda begin, length: "dear")
+    raised(chunkflow.Error, chunkflow.pack, [40], 8, split="cost", slice_cost=lambda begin, length: float("nan"))
+
+
+def test_threads():
+    lengths = np.random.default_rng(3).integers(1, 4000, 500)
+    wanted, wrong = chunkflow.pack(lengths, 1024).json(), []
+
+    def work():
+        for _ in range(10):
+            if chunkflow.pack(lengths, 1024).json() != wanted:
+                wrong.append("another plan")
+            try:
+                chunkflow.pack([-1], 4)
+                wrong.append("no error")
+            except chunkflow.Error:
+                pass
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong
+
+
+# ---- JSON ----
+
+
+def validator(part=None):
+    """A validator of any document, or of one kind."""
+    return jsonschema.Draft202012Validator({**SCHEMA, "$ref": f"#/$defs/{part}"} if part else SCHEMA)
+
+
+def written(name, *arguments):
+    """What the command writes to a file, as a document."""
+    path = WORK / name
+    subprocess.run([COMMAND, *arguments, path, WORK / "lengths"], check=True, stdout=subprocess.DEVNULL)
+    return json.loads(path.read_text())
+
+
+def documents():
+    """One of each kind that the command writes, by name."""
+    (WORK / "lengths").write_text("9\n3\n21\n1\n0\n5\n14 3\n")
+    packing = ("--chunk-size", "8", "--align", "4")
+    plan = ("plan", *packing, "--k", "1", "--stages", "2", "--ranks", "2")
+    return {"plan": written("plan", "pack", *packing, "--json"),
+            "metadata": written("metadata", "pack", *packing, "--ranks", "3", "--metadata", "--json"),
+            "timeline": written("timeline", *plan, "--token-bytes", "1,1,1,1", "--json"),
+            "lowered": written("lowered", *plan, "--lower", "--offload", "--json"),
+            "stream": written("stream", *plan, "--model", "qwen2.5-0.5b", "--gpu", "h100-80g", "--stream", "1M", "--json"),
+            "zero-bubble": written("zero-bubble", *plan, "--schedule", "zero-bubble", "--virtual", "2", "--json"),
+            "schedules": written("schedules", *plan, "--all-ranks", "--json")}
+
+
+def test_the_schema_is_one():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+def test_what_is_written_is_valid():
+    for name, document in documents().items():
+        validator().validate(document)
+        part = "plan" if name in ("plan", "metadata") else "schedules" if name == "schedules" else "schedule"
+        validator(part).validate(document)
+        for other in {"plan", "schedule", "schedules"} - {part}:
+            assert not validator(other).is_valid(document), f"{name} is no {other}"
+        assert validator("timeline").is_valid(document) == ("makespan" in document), name
+
+
+def test_what_the_library_writes_is_valid_and_what_is_there():
+    for i, (lengths, options) in enumerate(batches(12)):
+        plan = chunkflow.pack(lengths, **options)
+        document = json.loads(plan.json(metadata=i % 2 == 0))
+        validator("plan").validate(document)
+        for about, chunk in zip(plan.chunks, document["chunks"]):
+            assert all(about[name] == chunk[name] for name in set(about.dtype.names) & set(chunk)) and "pairs" in chunk
+        metadata = [chunk["metadata"] for chunk in document["chunks"] if "metadata" in chunk]
+        assert len(metadata) == (plan.n_chunks if i % 2 == 0 else 0)
+        for chunk, said in enumerate(metadata):
+            of_library = plan.metadata(chunk)
+            assert said == {name: np.asarray(getattr(of_library, name)).tolist() for name in said}
+        schedule = plan.schedule(k=1 + i % 3, n_stages=1 + i % 2, rank=plan.n_ranks - 1)
+        for timeline in (None, schedule.simulate()):
+            document = json.loads(schedule.json(timeline))
+            validator("schedule").validate(document)
+            assert validator("timeline").is_valid(document) == (timeline is not None)
+            assert [len(row) for row in document["actions"]] == np.diff(schedule.first).tolist()
+            flat = [action for row in document["actions"] for action in row]
+            assert [chunkflow.PASSES[p] for p in schedule.actions["pass"]] == [action["pass"] for action in flat]
+            if timeline is not None:
+                assert [action["end"] for action in flat] == timeline.end.tolist()
+
+
+def test_all_ranks_are_in_one_file():
+    made = documents()["schedules"]
+    lengths = [9, 3, 21, 1, 0, 5, 14, 14, 14]
+    plan = chunkflow.pack(lengths, 8, align=4, n_ranks=2)
+    alone = [plan.schedule(k=1, n_stages=2, rank=rank) for rank in range(2)]
+    assert made["n_ranks"] == 2 and made["schedules"] == [json.loads(s.json(s.simulate())) for s in alone]
+    for name, arguments in (("plan.json", ["--plan-json"]), ("all.json", ["--all-ranks", "--json"])):
+        written(name, "plan", "--chunk-size", "8", "--k", "1", "--ranks", "2", *arguments)
+    checked = subprocess.run([COMMAND, "check", "--plan", WORK / "plan.json", WORK / "all.json"], capture_output=True,
+                             text=True)
+    assert checked.returncode == 0 and checked.stdout.count("sound schedule") == 2, checked
+    swapped = json.loads((WORK / "all.json").read_text())
+    swapped["schedules"].reverse()
+    (WORK / "all.json").write_text(json.dumps(swapped))
+    checked = subprocess.run([COMMAND, "check", "--plan", WORK / "plan.json", WORK / "all.json"], capture_output=True,
+                             text=True)
+    assert checked.returncode == 1 and "one schedule for each rank, in order" in checked.stderr, checked
+
+
+BROKEN = [  # document, the way to a member, what it becomes; DROP: it goes
+    ("plan", ["format"], "chunkflow-plans"), ("plan", ["format"], "chunkflow-schedule"), ("plan", ["format"], "DROP"),
+    ("plan", ["version"], 2), ("plan", ["chunk_size"], 0), ("plan", ["chunk_size"], 8.5), ("plan", ["chunk_size"], "8"),
+    ("plan", ["chunk_size"], 2**31), ("plan", ["method"], "worst-fit"), ("plan", ["n_ranks"], 0),
+    ("plan", ["n_tokens"], -1), ("plan", ["fill"], 1.5), ("plan", ["groups"], {}), ("plan", ["chunks"], "DROP"),
+    ("plan", ["extra"], 1), ("plan", ["groups", 0, "n_chunks"], 1), ("plan", ["groups", 0, "tokens"], "DROP"),
+    ("plan", ["chunks", 0, "group"], -2), ("plan", ["chunks", 0, "prefix"], None), ("plan", ["chunks", 0, "more"], 0),
+    ("plan", ["chunks", 0, "slices", 0, "length"], 0), ("plan", ["chunks", 0, "slices", 0, "offset"], "DROP"),
+    ("metadata", ["chunks", 0, "metadata", "cu_seqlens_q"], [1, 8]),
+    ("metadata", ["chunks", 0, "metadata", "cu_seqlens_k"], []),
+    ("metadata", ["chunks", 0, "metadata", "target_positions"], "DROP"),
+    ("metadata", ["chunks", 0, "metadata", "target_positions", 0], 0),
+    ("metadata", ["chunks", 0, "metadata", "sequence_ids", 0], -2),
+    ("metadata", ["chunks", 0, "metadata", "position_ids", 0], -1),
+    ("metadata", ["chunks", 0, "metadata", "max_seqlen_q"], 1.5),
+    ("timeline", ["kind"], "worst"), ("timeline", ["version"], 3), ("timeline", ["placement"], "DROP"),
+    ("timeline", ["placement"], "any"), ("timeline", ["lowered"], 2), ("timeline", ["lowered"], True),
+    ("timeline", ["limits", 0], -1), ("timeline", ["makespan"], "DROP"), ("timeline", ["busy"], "DROP"),
+    ("timeline", ["peak_live"], "DROP"), ("timeline", ["bubble_busy"], 1.5), ("timeline", ["bounds", "memory"], "low"),
+    ("stream", ["stream_waits"], -1), ("stream", ["stream_seconds"], "DROP"),
+    ("timeline", ["actions", 0], {}), ("timeline", ["actions", 0, 0, "start"], "DROP"),
+    ("timeline", ["actions", 0, 0, "start"], -1), ("timeline", ["actions", 0, 0, "keep"], "DROP"),
+    ("timeline", ["actions", 0, 0, "keep"], 1), ("timeline", ["actions", 0, 0, "pass"], "G"),
+    ("timeline", ["actions", 0, 0, "pass"], "B"), ("timeline", ["actions", 0, 0, "pass"], "SEND_F"),
+    ("timeline", ["actions", 0, 0, "chunk"], -1), ("timeline", ["actions", 0, 0, "live"], 0.5),
+    ("lowered", ["lowered"], 0), ("schedules", ["schedules"], []), ("schedules", ["n_ranks"], "DROP"),
+    ("schedules", ["schedules", 1, "kind"], "DROP"), ("schedules", ["schedules", 1, "actions", 0, 0, "chunk"], "0")]
+
+
+def test_what_is_broken_is_not_valid():
+    made = documents()
+    made["timeline"]["bounds"].setdefault("memory", 0.0)
+    for name, way, value in BROKEN:
+        broken = copy.deepcopy(made[name])
+        holder = broken
+        for step in way[:-1]:
+            holder = holder[step]
+        if value == "DROP":
+            del holder[way[-1]]
+        else:
+            assert not isinstance(holder, list) or type(value) is not type(holder[way[-1]]) or holder[way[-1]] != value
+            holder[way[-1]] = value
+        assert validator().is_valid(made[name]) and not validator().is_valid(broken), f"{name}: {way} = {value!r}"
+
+
+# ---- all of them ----
+
+
+def main():
+    failed = 0
+    tests = [(name[5:].replace("_", " "), test) for name, test in globals().items() if name.startswith("test_")]
+    for name, test in tests:
+        try:
+            test()
+            print(f"ok python: {name}")
+        except Exception as error:
+            failed += 1
+            print(f"FAIL python: {name}: {error!r}")
+            traceback.print_exc(file=sys.stdout)
+    print(f"{len(tests) - failed} passed, {failed} failed")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+/* Runs examples/train_cuda.cu under the emulation: its main, renamed, between what the environment asks of the
+   emulation and a look at what that has seen.
+
+       CUDA_EMU_SEED=N          the device's work in a random order with this seed
+       CUDA_EMU_FAIL_CALL=N     the N-th call fails
+       CUDA_EMU_MEMORY=N        bytes that the device has
+
+   A fault that was counted, or something that was not given back, turns success into failure. */
+
+#define main train_cuda_main
+#include "../../examples/train_cuda.cu"
+#undef main
+
+static int64_t asked(const char *name) {
+    const char *value = getenv(name);
+    return value ? atoll(value) : 0;
+}
+
+int main(int argc, char **argv) {
+    if (asked("CUDA_EMU_SEED") > 0) cuda_emu_set_policy(CUDA_EMU_RANDOM, (uint64_t)asked("CUDA_EMU_SEED"));
+    if (asked("CUDA_EMU_MEMORY") > 0) cuda_emu_set_memory((size_t)asked("CUDA_EMU_MEMORY"));
+    cuda_emu_fail_call(asked("CUDA_EMU_FAIL_CALL"), cudaErrorLaunchFailure);
+    const int code = train_cuda_main(argc, argv);
+    const cuda_emu_live live = cuda_emu_live_objects();
+    if (code == 0 && cuda_emu_faults() > 0) {
+        fprintf(stderr, "emulation: %lld faults; the first one: %s\n", (long long)cuda_emu_faults(),
+                cuda_emu_first_fault());
+        return 3;
+    }
+    const int64_t objects = live.streams + live.events + live.handles;
+    if (code == 0 && live.allocations + live.pinned + objects > 0) {
+        fprintf(stderr, "emulation: not given back: %lld blocks, %lld pinned, %lld streams, events and handles\n",
+                (long long)live.allocations, (long long)live.pinned, (long long)objects);
+        return 3;
+    }
+    return code;
+}

@@ -1,0 +1,443 @@
+#!/usr/bin/env python3
+"""Plants faults in chunkflow.h and asks whether the unit tests see each; `make mutants N=200` runs it.
+
+    python3 tests/meta/mutants.py BUILD [--n N] [--seed SEED] [--sections pack,check] [--slow SECONDS] [--only PART] [--list]
+
+BUILD is a folder with a build without sanitizers, made with `make`. A mutant is one small change in the
+implementation: a relational operator, + or -, && or ||, a constant, two arguments exchanged, a statement left out. The
+N mutants with the lowest hash of the seed and their key are drawn, so that edits elsewhere change few of them. One
+compilation does for all: each stands in the code behind a number that the environment gives. A first round runs every
+test by itself and notes which mutants it comes by; then each mutant meets those tests alone, the quickest first, until
+one fails, crashes, or takes far longer than it should. --slow: tests that take more seconds of processor time are left
+out.
+
+A mutant's key is "function: before => after". Those that survive and are in tests/meta/mutants_explained.txt, with a reason
+why no test can tell them apart, count as explained. The last line is "N passed, N failed": killed or explained, and
+others.
+"""
+
+import argparse
+import concurrent.futures
+import hashlib
+import os
+import re
+import subprocess
+import sys
+
+SECTIONS = "pack,schedule,search,clock,bounds,check,run,memory"
+EXPLAINED = "tests/meta/mutants_explained.txt"
+TOKEN = re.compile(
+    r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|^[ \t]*#(?:\\\n|/\*.*?\*/|[^\n])*|[A-Za-z_]\w*|'
+    r'0[xX][0-9a-fA-F]+\w*|\d+\.?\d*(?:[eE][-+]?\d+)?\w*|<<=|>>=|\.\.\.|->|\+\+|--|&&|\|\||<<|>>|'
+    r'[-+*/%&|^<>=!]=|\S|\s+',
+    re.S | re.M)
+SWAPS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "&&": "||", "||": "&&", "+": "-", "-": "+"}
+OPEN, CLOSE = {"(": ")", "[": "]", "{": "}"}, set(")]}")
+ASSIGN = {"=", "+=", "-=", "*=", "/=", "|=", "&=", "^=", "<<=", ">>=", "%="}
+COMMUTE = {"cf__add", "cf__mul", "cf__add_product", "cf__min", "cf__max", "cf__most", "cf__product", "cf__take"}
+WORDS = {"if", "while", "for", "switch", "return", "sizeof", "do", "else", "case", "goto", "default", "break",
+         "continue"}
+TYPES = {"const", "static", "struct", "enum", "union", "typedef", "int", "double", "char", "void", "unsigned",
+         "va_list", "uint8_t", "uint16_t", "uint32_t", "uint64_t", "int32_t", "int64_t", "size_t", "uintptr_t"}
+
+
+class Mutant:
+    """What stands between the tokens begin and end, and what stands there instead; None: nothing, it is a statement."""
+
+    def __init__(self, function, section, begin, end, before, after):
+        self.function, self.section, self.begin, self.end = function, section, begin, end
+        self.before, self.after = before, after
+        self.number = 0
+        self.key = f"{function}: {before} => {after if after is not None else '(left out)'}"
+
+    def widen(self, context):
+        """A lone constant is known by what stands before it."""
+        self.key = self.key.replace(": ", f": {context} ", 1)
+
+
+def squeeze(text):
+    return re.sub(r"\s+", " ", re.sub(r"/\*.*?\*/", " ", text, flags=re.S)).strip()
+
+
+class Source:
+    """The tokens of the header, what section and function each is in, and where brackets close."""
+
+    def __init__(self, path):
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+        self.tokens = TOKEN.findall(text)
+        assert "".join(self.tokens) == text
+        self.solid = [not (t.isspace() or t.startswith(("/*", "//"))) for t in self.tokens]
+        self.match, self.opened, self.inside, stack = {}, {}, [], []  # inside: the innermost bracket around each token
+        for i, token in enumerate(self.tokens):
+            if token in CLOSE:
+                self.opened[i] = stack.pop()
+                self.match[self.opened[i]] = i
+            self.inside.append(stack[-1] if stack else None)
+            if token in OPEN:
+                stack.append(i)
+        self.functions = self.find_functions()
+
+    def find_functions(self):
+        """(name, section, first token of the body, last one) of each function of the implementation."""
+        found, section, here, i = [], "", False, 0
+        while i < len(self.tokens):
+            token = self.tokens[i]
+            here = here or (token.lstrip().startswith("#") and "define CHUNKFLOW_IMPLEMENTED" in token)
+            tag = re.match(r"/\* =+\s+>>([a-z]+)", token)
+            if tag:
+                section = tag.group(1)
+            if token in OPEN:
+                before = self.back(i)
+                if here and token == "{" and self.tokens[before] == ")":
+                    found.append((self.tokens[self.back(self.opened[before])], section, i, self.match[i]))
+                if not (token == "{" and self.tokens[before] in ('"C"',)):
+                    i = self.match[i]
+            i += 1
+        return found
+
+    def back(self, i):
+        i -= 1
+        while i > 0 and not self.solid[i]:
+            i -= 1
+        return i
+
+    def ahead(self, i):
+        i += 1
+        while i < len(self.tokens) and not self.solid[i]:
+            i += 1
+        return i
+
+    def text(self, begin, end):
+        return squeeze("".join(self.tokens[begin:end]))
+
+    def region(self, at):
+        """The smallest whole expression around a token: what brackets, commas, semicolons and assignments cut off."""
+        begin, end = at, at
+        while True:
+            i = self.back(begin)
+            token = self.tokens[i]
+            if token in CLOSE and token != "}":
+                begin = self.opened[i]
+                continue
+            if token in OPEN or token in ASSIGN or token in (",", ";", "}", "return", "else", "do", "case", "?", ":"):
+                break
+            begin = i
+        while True:
+            i = self.ahead(end)
+            token = self.tokens[i]
+            if token in OPEN and token != "{":
+                end = self.match[i]
+                continue
+            if token in CLOSE or token in ASSIGN or token in (",", ";", "{", "?", ":"):
+                break
+            end = i
+        return begin, end + 1
+
+
+def is_type_or_label(source, begin, end):
+    words = [t for t, s in zip(source.tokens[begin:end], source.solid[begin:end]) if s]
+    if not words or words[0] in TYPES or any(w in ("case", "default") or w.lstrip().startswith("#") for w in words):
+        return True
+    return words[0].startswith("cf_") and len(words) > 1 and words[1] not in "(->[.,"
+
+
+def token_mutants(source, i):
+    """What may stand instead of a token."""
+    token = source.tokens[i]
+    if token in SWAPS:
+        before = source.tokens[source.back(i)]
+        binary = before in ")]" or re.match(r"\w", before) and before not in WORDS
+        if token in "+-":
+            follows = source.tokens[source.ahead(i)]
+            return [SWAPS[token]] if binary and follows else []
+        wider = {"<": ["<=", ">="], ">": [">=", "<="]}
+        return wider.get(token, [SWAPS[token]])
+    if re.fullmatch(r"\d+", token):
+        return [str(int(token) + 1)] + ([str(int(token) - 1)] if int(token) > 0 else [])
+    return []
+
+
+def context_of(source, begin, first):
+    """What stands before it in its statement, up to 8 tokens."""
+    start = begin
+    for _ in range(8):
+        before = source.back(start)
+        if before <= first or source.tokens[before] in (";", "{", "}"):
+            break
+        start = before
+    return source.text(start, begin)
+
+
+def mutants_of_function(source, name, section, first, last):
+    """All mutants in a function's body."""
+    found = []
+    for i in range(first + 1, last):
+        if not source.solid[i]:
+            continue
+        token = source.tokens[i]
+        for other in token_mutants(source, i):
+            begin, end = source.region(i)
+            if is_type_or_label(source, begin, end) or "CF__NEVER" in source.tokens[begin:end]:
+                continue
+            after = squeeze("".join(source.tokens[begin:i]) + " " + other + " " + "".join(source.tokens[i + 1:end]))
+            found.append(Mutant(name, section, begin, end, source.text(begin, end), after))
+            if end - begin <= 2:
+                found[-1].widen(context_of(source, begin, first))
+        if token == "(" and re.match(r"cf_|mem(cpy|move)", source.tokens[source.back(i)]):
+            found += swapped_arguments(source, name, section, i)
+        if token in ";{})" or token == "else":
+            found += left_out(source, name, section, i, last)
+    return found
+
+
+def swapped_arguments(source, name, section, at):
+    """Two neighbouring arguments of a call exchanged."""
+    end, cuts, i = source.match[at], [at], at + 1
+    while i < end:
+        if source.tokens[i] in OPEN:
+            i = source.match[i]
+        elif source.tokens[i] == ",":
+            cuts.append(i)
+        i += 1
+    cuts.append(end)
+    callee = source.back(at)
+    if source.tokens[callee] in COMMUTE:
+        return []
+    parts = [source.text(a + 1, b) for a, b in zip(cuts, cuts[1:])]
+    found = []
+    for j in range(len(parts) - 1):
+        if parts[j] == parts[j + 1] or not re.match(r"[-&*\w(]", parts[j]) or '"' in parts[j] + parts[j + 1]:
+            continue
+        other = parts[:j] + [parts[j + 1], parts[j]] + parts[j + 2:]
+        found.append(Mutant(name, section, callee, end + 1, source.text(callee, end + 1),
+                            source.tokens[callee] + "(" + ", ".join(other) + ")"))
+    return found
+
+
+def left_out(source, name, section, i, last):
+    """The statement after token i left out: an assignment, a call, a refusal."""
+    begin = source.ahead(i)
+    if begin >= last or source.tokens[source.inside[begin]] != "{" or \
+            not re.match(r"[A-Za-z_*(]|\+\+|--", source.tokens[begin]):
+        return []
+    if source.tokens[i] == ")":  # behind the head of an if or a loop
+        head = source.back(source.opened[i])
+        if source.tokens[head] not in ("if", "while", "for"):
+            return []
+    end = begin
+    while source.tokens[end] != ";":
+        if source.tokens[end] in CLOSE or source.tokens[end] == "{":
+            return []
+        end = source.match[end] + 1 if source.tokens[end] in OPEN else end + 1
+    text = source.text(begin, end + 1)
+    word = source.tokens[begin]
+    refusal = word == "return" and source.tokens[i] == ")" and \
+        re.match(r"return cf__?\w*(fail|refuse|bad|large|too)", text)
+    if not refusal and (word in WORDS or word in TYPES or is_type_or_label(source, begin, end)):
+        return []
+    return [Mutant(name, section, begin, end + 1, text, None)]
+
+
+def all_mutants(source, sections):
+    found = {}
+    for name, section, first, last in source.functions:
+        if section in sections:
+            for mutant in mutants_of_function(source, name, section, first, last):
+                found.setdefault(mutant.key, mutant)
+    return list(found.values())
+
+
+def draw(mutants, n, seed):
+    return sorted(mutants, key=lambda m: hashlib.sha256(f"{seed} {m.key}".encode()).hexdigest())[:n]
+
+
+def render(source, mutants):
+    """The header with all of them in it; lines stay where they are."""
+    regions = {}
+    for mutant in mutants:
+        regions.setdefault((mutant.begin, mutant.end), []).append(mutant)
+    order = sorted(regions, key=lambda r: (r[0], -r[1]))
+
+    def put(begin, end, inside):
+        out, i = [], begin
+        for at, region in enumerate(inside):
+            if region[0] < i:
+                continue
+            out.append("".join(source.tokens[i:region[0]]))
+            nested = [r for r in inside[at + 1:] if r[0] >= region[0] and r[1] <= region[1]]
+            body = put(region[0], region[1], nested)
+            for mutant in regions[region]:
+                if mutant.after is None:
+                    body = f"{{ if (!CF_MUTANT({mutant.number})) {body} }}"
+                else:
+                    body = f"(CF_MUTANT({mutant.number}) ? ({mutant.after}) : ({body}))"
+            out.append(body)
+            i = region[1]
+        out.append("".join(source.tokens[i:end]))
+        return "".join(out)
+
+    return put(0, len(source.tokens), order)
+
+
+PRELUDE = """#include <stdlib.h>
+#include <string.h>
+#include <stdio.h>
+enum { CF_MUTANTS = %d };
+static int cf_mutant = -1;
+static unsigned char cf_mutants_met[CF_MUTANTS + 1];
+#define CF_MUTANT(n) (cf_mutants_met[n] = 1, cf_mutant == (n))
+static void cf_mutants_end(void) {
+    FILE *file = fopen(getenv("CHUNKFLOW_MET"), "wb");
+    if (file == NULL) return;
+    fwrite(cf_mutants_met, 1, sizeof cf_mutants_met, file);
+    fclose(file);
+}
+static void __attribute__((constructor)) cf_mutants_start(void) {
+    if (getenv("CHUNKFLOW_MUTANT")) cf_mutant = atoi(getenv("CHUNKFLOW_MUTANT"));
+    if (getenv("CHUNKFLOW_MET")) atexit(cf_mutants_end);
+}
+#define CHUNKFLOW_IMPLEMENTATION
+#include "chunkflow.h"
+#define CHUNKFLOW_TUNE_IMPLEMENTATION
+#include "tools/chunkflow_tune.h"
+"""
+
+
+def compile_mutants(source, mutants, folder):
+    """Writes and compiles them, leaving out those that are no C. Returns those that are left."""
+    os.makedirs(folder, exist_ok=True)
+    cc = os.environ.get("CC", "cc")
+    flags = ["-std=gnu99", f"-I{folder}", "-I.", "-w", "-Werror=vla", "-Werror=int-conversion",
+             "-Werror=incompatible-pointer-types"]
+    while True:
+        for i, mutant in enumerate(mutants):
+            mutant.number = i + 1
+        text = render(source, mutants)
+        with open(f"{folder}/chunkflow.h", "w", encoding="utf-8") as file:
+            file.write(text)
+        with open(f"{folder}/mutants.c", "w", encoding="utf-8") as file:
+            file.write(PRELUDE % len(mutants))
+        check = subprocess.run([cc, *flags, "-fsyntax-only", "-fmax-errors=0", f"{folder}/mutants.c"],
+                               capture_output=True, text=True, check=False)
+        if check.returncode == 0:
+            break
+        starts, bad = [0], set()
+        for line in text.split("\n"):
+            starts.append(starts[-1] + len(line) + 1)
+        for line, column in re.findall(r"chunkflow\.h:(\d+):(\d+): error", check.stderr):
+            before = text[:starts[int(line)]]
+            numbers = re.findall(r"CF_MUTANT\((\d+)\)", before)
+            here = re.findall(r"CF_MUTANT\((\d+)\)", text[starts[int(line) - 1]:starts[int(line)]])
+            bad.update(here or numbers[-1:])
+        if not bad:
+            sys.exit(check.stderr)
+        mutants = [m for m in mutants if str(m.number) not in bad]
+    subprocess.run([cc, *flags, "-O1", "-c", f"{folder}/mutants.c", "-o", f"{folder}/mutants.o"], check=True)
+    return mutants
+
+
+def link(build, folder):
+    """The test programs, with the mutants in the place of the library. Returns their paths."""
+    objects = [f"{build}/test/{f}" for f in sorted(os.listdir(f"{build}/test"))
+               if f.endswith(".o") and f != "implementation.o"]
+    cc = os.environ.get("CC", "cc")
+    subprocess.run([cc, *objects, f"{folder}/mutants.o", "-lm", "-o", f"{folder}/unit"], check=True)
+    others = [f"{build}/test/{f}.o" for f in ("test_best", "test_bounds", "test_known", "exact", "naive",
+                                              "pipeline", "random_schedule", "suite")]
+    subprocess.run([cc, "-std=c99", "-I.", "-O1", "-DSUITES(X)=X(search) X(many_bounds) X(known)", "tests/unit/main.c",
+                    *others, f"{folder}/mutants.o", "-lm", "-o", f"{folder}/search"], check=True)
+    return [f"{folder}/unit", f"{folder}/search"]
+
+
+def run(program, test, variables, limit):
+    """Whether the test passes within `limit` seconds of processor time, and how many it took."""
+    command = ["prlimit", f"--cpu={int(limit) + 1}", "--core=0", f"--as={4 << 30}", program, test]
+    process = subprocess.Popen(command, env={**os.environ, **variables}, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = status
+    return status == 0, used.ru_utime + used.ru_stime
+
+
+def meet(programs, folder, slow, count):
+    """Runs each test once. Returns (seconds, program, test, mutants that it comes by), the quickest first."""
+    met = []
+    for program in programs:
+        names = subprocess.run([program, "--list"], check=True, capture_output=True, text=True).stdout.split()
+        for name in names:
+            if name.startswith("harness."):
+                continue
+            passed, seconds = run(program, name, {"CHUNKFLOW_MET": f"{folder}/met"}, slow)
+            if not passed or seconds > slow:
+                print(f"left out: {name}, which takes more than {slow} s")
+                continue
+            with open(f"{folder}/met", "rb") as file:
+                seen = file.read()
+            met.append((seconds, program, name, {i for i in range(1, count + 1) if seen[i]}))
+    return sorted(met, key=lambda m: m[:3])
+
+
+def read_explained():
+    """Key -> reason."""
+    explained = {}
+    if os.path.exists(EXPLAINED):
+        with open(EXPLAINED, encoding="utf-8") as file:
+            for line in file:
+                if line.strip() and not line.startswith("#"):
+                    key, _, reason = line.rstrip("\n").partition(" ## ")
+                    explained[key] = reason
+    return explained
+
+
+def judge(mutant, tests):
+    """The test that kills it, or None."""
+    for seconds, program, name, seen in tests:
+        variables = {"CHUNKFLOW_MUTANT": str(mutant.number)}
+        if mutant.number in seen and not run(program, name, variables, 2 + 4 * seconds)[0]:
+            return name
+    return None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("build")
+    parser.add_argument("--n", type=int, default=200)
+    parser.add_argument("--seed", default="1")
+    parser.add_argument("--sections", default=SECTIONS)
+    parser.add_argument("--slow", type=float, default=0.4)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", default="", help="only drawn mutants with this in their key")
+    parser.add_argument("--list", action="store_true", help="print what would be drawn")
+    options = parser.parse_args()
+    folder, explained = f"{options.build}/mutants", read_explained()
+    source = Source("chunkflow.h")
+    mutants = all_mutants(source, options.sections.split(","))
+    print(f"{len(mutants)} possible mutants in {options.sections}; seed {options.seed}")
+    mutants = [m for m in draw(mutants, 2 * options.n, options.seed) if options.only in m.key]  # some are no C
+    if options.list:
+        for mutant in mutants:
+            print(f"[{mutant.section}] {mutant.key}")
+        return
+    mutants = compile_mutants(source, mutants, folder)[:options.n]
+    tests = meet(link(options.build, folder), folder, options.slow, len(mutants))
+    print(f"{len(mutants)} mutants, {len(tests)} tests of {sum(t[0] for t in tests):.0f} s", flush=True)
+    counts, table = {"killed": 0, "explained": 0, "survived": 0}, {}
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        killers = pool.map(lambda m: judge(m, tests), mutants)
+        for mutant, killer in zip(mutants, killers):
+            verdict = "killed" if killer else "explained" if mutant.key in explained else "survived"
+            counts[verdict] += 1
+            table.setdefault(mutant.section, {"killed": 0, "explained": 0, "survived": 0})[verdict] += 1
+            reached = any(mutant.number in seen for *_, seen in tests)
+            print(f"{verdict if reached or killer else verdict + ' (never reached)'}: [{mutant.section}] {mutant.key}"
+                  + (f"  by {killer}" if killer else ""), flush=True)
+    for section, row in sorted(table.items()):
+        print(f"{section:<10} {row['killed']:>4} killed {row['explained']:>4} explained {row['survived']:>4} survived")
+    print(f"{100.0 * counts['survived'] / max(1, len(mutants)):.1f} % survive without a reason")
+    print(f"{counts['killed'] + counts['explained']} passed, {counts['survived']} failed")
+    sys.exit(counts["survived"] > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+/* naive.h - pipelines the slow way, for tests: a generator of sound schedules in random order, a judge, and a run in which
+   every transfer is a rendezvous. All of it is written from the definitions and shares nothing with chunkflow.h but the
+   structs (plans are packed by the library). Made for a few hundred passes: everything is quadratic or worse. */
+
+#ifndef NAIVE_H
+#define NAIVE_H
+
+#include "chunkflow.h"
+#include "../harness.h"
+
+/* A packed random batch: long and short sequences, hybrid and standalone chunks, on `n_ranks` ranks (then with idle ones). */
+cf_plan *naive_plan(harness_rng *rng, int64_t most_sequences, int64_t n_ranks);
+
+typedef struct naive_shape {
+    int64_t n_stages, n_virtual, k, rank;
+    cf_placement placement;
+    cf_replay replay;
+    int split;  /* 0: B; 1: I and W; 2: either, chunk by chunk and stage by stage */
+    int uneven; /* 1: some groups keep fewer than K chunks on some stages */
+} naive_shape;
+
+naive_shape naive_draw_shape(harness_rng *rng);
+
+/* The stage that a virtual stage of the schedule lies on. */
+int64_t naive_stage(const cf_schedule *schedule, int64_t v);
+
+/* A sound schedule: runs all passes in a random order that keeps to every rule, and notes which stage ran what. NULL, and a
+   failure of the test, where it gets stuck. To be given to naive_free. */
+cf_schedule *naive_schedule(harness_rng *rng, const cf_plan *plan, const naive_shape *shape);
+
+/* Room for a schedule with these counts; the arrays are separate blocks of exactly their size. */
+cf_schedule *naive_new(int64_t n_stages, int64_t n_actions);
+cf_schedule *naive_copy(const cf_schedule *schedule);
+void naive_free(cf_schedule *schedule);
+
+/* Puts an action in at a position of a stage's list, or takes one out. Returns a new schedule, the old one is freed. */
+cf_schedule *naive_insert(cf_schedule *schedule, int64_t stage, int64_t position, cf_action action);
+cf_schedule *naive_remove(cf_schedule *schedule, int64_t stage, int64_t position);
+
+/* NULL if the schedule keeps every rule, or what is broken. The counts and pointers of the schedule must be sound, its actions may
+   hold anything. */
+const char *naive_fault(const cf_plan *plan, const cf_schedule *schedule);
+
+/* Runs a lowered schedule: a send waits until the other stage stands at the receive. NULL if all lists end and every pass finds
+   the tensors that it needs. */
+const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *schedule);
+
+/* The number of the node of a pass, -1: there is none. */
+int64_t naive_node(const cf_graph *graph, int pass, int64_t chunk, int64_t v);
+
+/* Seconds of the longest path, by going over all edges until nothing changes. earliest: (n_nodes) filled with when each
+   node can start. slots: 0: without the edges of slots. */
+double naive_longest(const cf_graph *graph, int slots, double *earliest);
+
+/* Most chunks, and most bytes, that a stage holds at once. */
+int64_t naive_peak_chunks(const cf_plan *plan, const cf_schedule *schedule, int64_t stage);
+int64_t naive_peak_bytes(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, const cf_bytes *bytes);
+
+#endif

@@ -1,0 +1,87 @@
+/* oracle.h - what the tests compare chunkflow.h with: slow code written from the definitions, sharing nothing with
+   it.
+
+   Nothing here calls the library; it only reads its structs. Functions that judge return NULL for "sound" or the
+   text of the rule that is broken. */
+
+#ifndef ORACLE_H
+#define ORACLE_H
+
+#include "chunkflow.h"
+#include "../harness.h"
+
+/* ---- batches ---- */
+
+#define ORACLE_MOST_SEQUENCES 400
+
+typedef struct oracle_batch {
+    int64_t n;
+    int64_t lengths[ORACLE_MOST_SEQUENCES];
+    cf_pack_desc desc;
+} oracle_batch;
+
+/* A batch of a shape and with options that depend on the generator: all methods, splits, alignments, caps, ranks,
+   tails on and off; short, long, empty, equal, exact and ragged lengths. At most `most` sequences (>= 1). */
+void oracle_draw(harness_rng *rng, oracle_batch *batch, int64_t most);
+
+/* Sets the harness's note to the batch, so that a failure can be repeated from the output alone. */
+void oracle_note(uint64_t seed, const oracle_batch *batch);
+
+int64_t oracle_round_up(int64_t n, int64_t multiple);
+int64_t oracle_divide_up(int64_t n, int64_t divisor);
+
+/* (query, key) pairs of a slice, counted query by query. */
+int64_t oracle_pairs(int64_t prefix, int64_t length);
+
+/* ---- judging a plan ---- */
+
+/* Every rule that a plan of these lengths has to keep, whatever the options were. The counts of the plan must not
+   pass the sizes of its arrays; any other damage is survived. */
+const char *oracle_plan_fault(const cf_plan *plan, const int64_t *lengths, int64_t n);
+
+/* Whether a sound plan is what the options asked for: sizes, kinds, order, splits, hybrid chunks, ranks. */
+const char *oracle_option_fault(const cf_plan *plan, const int64_t *lengths, const cf_pack_desc *desc);
+
+/* ---- packing ---- */
+
+/* One-dimensional bin packing with given bins to start with: the tails, one per bin. Weights are padded lengths. */
+typedef struct oracle_packing {
+    int64_t capacity;
+    int64_t max_slices;                     /* 0: no cap */
+    int64_t n_tails, n_items;
+    int64_t tails[ORACLE_MOST_SEQUENCES];
+    int64_t items[ORACLE_MOST_SEQUENCES];   /* in input order */
+    int64_t n_bins;                         /* results; bins 0 .. n_tails - 1 are those of the tails */
+    int64_t used[2 * ORACLE_MOST_SEQUENCES];
+    int64_t count[2 * ORACLE_MOST_SEQUENCES];
+    int64_t bin_of[ORACLE_MOST_SEQUENCES];  /* of each item */
+} oracle_packing;
+
+/* The packing problem behind a plan: its tails (empty bins if the options keep tails alone) and its short sequences. */
+void oracle_packing_of(const cf_plan *plan, const int64_t *lengths, const cf_pack_desc *desc, oracle_packing *packing);
+
+void oracle_first_fit(oracle_packing *packing); /* decreasing; O(n^2) */
+void oracle_best_fit(oracle_packing *packing);  /* decreasing; O(n^2) */
+int64_t oracle_optimum(const oracle_packing *packing); /* fewest bins, by trying everything: at most 9 items */
+int64_t oracle_bound(const oracle_packing *packing);   /* the best of the textbook lower bounds, by direct sums */
+
+/* Chunks that next fit makes of a whole batch, walking it in input order. Only full slices. */
+int64_t oracle_next_fit(const int64_t *lengths, int64_t n, const cf_pack_desc *desc);
+
+/* ---- splitting ---- */
+
+typedef double (*oracle_cost)(int64_t begin, int64_t length, void *user);
+
+/* Cheapest possible dearest slice over all ways to cut `length` tokens into `parts` slices of 1 .. most tokens, cuts at
+   multiples of `unit`. Dynamic programming, O(parts x (length / unit)^2). Infinite if there is no way. */
+double oracle_best_split(int64_t length, int64_t parts, int64_t most, int64_t unit, oracle_cost cost, void *user);
+
+/* ---- ranks ---- */
+
+/* Units (a group, or one standalone chunk) to put on ranks: best[0] = fewest steps with which it can be done,
+   best[1] = smallest possible cost of the dearest rank, given at most `steps` chunks on each. Tries everything: at
+   most 9 units. */
+void oracle_best_ranks(const int64_t *chunks, const double *cost, int64_t n_units, int64_t n_ranks, int64_t steps,
+                       double best[2]);
+
+#endif /* ORACLE_H */

@@ -1,0 +1,47 @@
+/* pipeline.h - pipelines to test with, and what they are judged by: slow code written from the definitions.
+
+   Nothing here calls the library's schedules or its simulator; it only reads their structs. */
+
+#ifndef PIPELINE_H
+#define PIPELINE_H
+
+#include "chunkflow.h"
+#include "../harness.h"
+
+#define PIPELINE_MOST_STAGES 8
+
+/* A random plan and what to schedule of it. `desc` points into this struct. */
+typedef struct pipeline_problem {
+    cf_plan *plan;
+    cf_schedule_desc desc;
+    cf_timing timing;
+    cf_stage_cost stages[PIPELINE_MOST_STAGES * 3];
+    int64_t limits[PIPELINE_MOST_STAGES], limits_bytes[PIPELINE_MOST_STAGES];
+} pipeline_problem;
+
+/* All kinds, 1 .. 6 stages, groups of 1 .. 10 chunks, both replays, limits in chunks and bytes, uneven costs, transfers. The
+   caller frees the plan. */
+void pipeline_draw(harness_rng *rng, pipeline_problem *problem);
+
+/* Sets the harness's note to the problem. */
+void pipeline_note(uint64_t seed, const pipeline_problem *problem);
+
+/* 16 chunks of one token each, a forward of which takes half a second. The caller frees the plan. */
+cf_plan *pipeline_sixteen(cf_timing *timing);
+
+/* Every rule that the lists of a schedule must keep by themselves: each pass of each chunk once, on its stage, order in
+   groups, replays, at most K chunks of a group kept, limits in chunks and bytes. NULL, or the rule that is broken. */
+const char *pipeline_fault(const cf_plan *plan, const cf_schedule *schedule, const cf_schedule_desc *desc);
+
+/* Starts and ends of all actions by relaxing a list of edges until nothing changes; returns the makespan, or -1 if they grow
+   without end (a deadlock). start, end: (n_actions), or both NULL. */
+double pipeline_makespan(const cf_plan *plan, const cf_schedule *schedule, const cf_timing *timing, double *start,
+                         double *end);
+
+/* Seconds of a pass of a chunk on virtual stage v, by the words of cf_stage_cost. */
+double pipeline_seconds(const cf_timing *timing, int64_t v, const cf_chunk *chunk, int pass);
+
+/* Most bytes held at once on a stage, counted from scratch at each action. */
+int64_t pipeline_peak_bytes(const cf_plan *plan, const cf_schedule *schedule, const cf_bytes *bytes, int64_t stage);
+
+#endif /* PIPELINE_H */

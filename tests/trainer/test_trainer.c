@@ -1,0 +1,1277 @@
+/* test_trainer.c - the CPU trainer of examples/, in float64 - MIT or public domain
+
+       cc -std=c99 -O1 -g -fsanitize=address,undefined -DTRAIN_FLOAT64 tests/trainer/test_trainer.c \
+           tests/implementation.c -lm
+
+   What the gradients are checked against: finite differences of the loss, for every parameter tensor; and the loss, and
+   attention by itself, against plain loops written here from the definitions. train_check.sh tests the programs. */
+
+#define _XOPEN_SOURCE 700
+
+#ifndef TRAIN_FLOAT64
+#define TRAIN_FLOAT64
+#endif
+
+#include "../../chunkflow.h"
+
+#include "../../examples/model.h"
+
+/* What runs chunks calls this in the place of model_forward. */
+static int64_t rows_through_the_head;
+
+static double counted_forward(const pass *p) {
+    if (p->stage.has_head) rows_through_the_head += p->rows->rows;
+    return model_forward(p);
+}
+
+#define model_forward counted_forward
+#include "../../examples/chunked.h"
+#undef model_forward
+
+#include "../../examples/check.h"
+#include "../../examples/checkpoint.h"
+#include "../../examples/optimizer.h"
+
+#define HARNESS_IMPLEMENTATION
+#include "../harness.h"
+
+/* ================================================================================================================
+   >>fixtures
+   ================================================================================================================ */
+
+static model_config tiny_model(void) {
+    model_config c = {VOCABULARY, 2, 20, 2, 1, 34, 0, 0, 1e4, 1e-6, 0}; /* matrices of more than one GRADIENT_BLOCK */
+    return c;
+}
+
+typedef struct world {
+    model_config config;
+    documents documents;
+    batch batch;
+    weights weights, gradient;
+    memory_meter meter;
+    chunk_runner runner;
+    uint64_t seed;
+} world;
+
+static void world_begin(world *x, const model_config *c, const int64_t *lengths, int64_t n, int64_t chunk_size,
+                        int64_t k, int64_t prompt) {
+    memset(x, 0, sizeof *x);
+    x->config = *c;
+    x->seed = 77;
+    x->batch = batch_new(n);
+    for (int64_t i = 0; i < n; i++) add_synthetic(&x->documents, lengths[i], 5);
+    for (int64_t i = 0; i < n; i++) batch_put(&x->batch, i, &x->documents, i, prompt, 0);
+    x->weights = weights_new(c);
+    x->gradient = weights_new(c);
+    weights_init(&x->weights, c, 11, 0.1);
+    x->runner.config = &x->config;
+    x->runner.stage = stage_of(c, 0, 1);
+    x->runner.packing.chunk_size = chunk_size;
+    x->runner.order.k = k;
+    x->runner.meter = &x->meter;
+}
+
+static void world_end(world *x) {
+    chunk_runner_free(&x->runner);
+    for (int kind = 0; kind < MEMORY_KINDS; kind++) CHECK_INT(x->meter.held[kind], 0);
+    weights_free(&x->gradient);
+    weights_free(&x->weights);
+    batch_free(&x->batch);
+    documents_free(&x->documents);
+}
+
+static double chunked_loss(world *x, chunked_result *result) {
+    cf_error error;
+    memset(&error, 0, sizeof error);
+    memset(result, 0xFF, sizeof *result);
+    cf_result code =
+        chunked_gradients(&x->runner, &x->weights, &x->gradient, &x->batch, x->seed, result, &error);
+    if (code != CF_OK) FAIL("chunked_gradients: %s", error.text);
+    return result->loss;
+}
+
+static double plain_loss(world *x, weights *gradient) {
+    memory_meter meter = {{0}, {0}};
+    return unchunked_gradients(&x->config, &x->weights, gradient, &x->batch, x->seed, &meter);
+}
+
+/* Gradients of both ways agree, tensor by tensor. */
+static void check_same_gradients(world *x) {
+    chunked_result result;
+    weights plain = weights_new(&x->config);
+    double loss = chunked_loss(x, &result), wanted = plain_loss(x, &plain);
+    CHECK(is_rounding(relative_difference_of_losses(loss, wanted)));
+    for (int64_t i = 0; i < plain.n_tensors; i++) {
+        const tensor *t = &plain.tensors[i];
+        double d = relative_difference(x->gradient.flat + t->offset, plain.flat + t->offset, t->count);
+        if (!CHECK(is_rounding(d))) FAIL("%s differs by %g", t->name, d);
+    }
+    weights_free(&plain);
+}
+
+/* ================================================================================================================
+   >>comparator    the check of the checks
+   ================================================================================================================ */
+
+TEST(comparator_rejects_what_is_not_a_number) {
+    real good[3] = {1, -2, 3}, bad[3] = {1, -2, 3};
+    CHECK(relative_difference(good, bad, 3) == 0);
+    for (int i = 0; i < 3; i++) {
+        const real odd[] = {(real)NAN, (real)INFINITY, (real)-INFINITY};
+        for (int j = 0; j < 3; j++) {
+            bad[i] = odd[j];
+            CHECK(!is_rounding(relative_difference(good, bad, 3)));
+            CHECK(!is_rounding(relative_difference(bad, good, 3)));
+            CHECK(!is_rounding(relative_difference(bad, bad, 3)));
+            CHECK(!is_rounding(relative_difference_of_losses((double)odd[j], 1)));
+            CHECK(!is_rounding(relative_difference_of_losses(1, (double)odd[j])));
+            CHECK(!is_rounding(relative_difference_of_losses((double)odd[j], (double)odd[j])));
+        }
+        bad[i] = good[i];
+    }
+    CHECK(!is_rounding(NAN));
+    CHECK(!is_rounding(INFINITY));
+}
+
+TEST(comparator_sees_small_and_stale_differences) {
+    real good[4] = {1, -2, 3, 1e-12}, other[4] = {1, -2, 3, 1e-12}, zero[4] = {0, 0, 0, 0};
+    other[1] = -2 * (1 + 1e-9);
+    CHECK(!is_rounding(relative_difference(other, good, 4)));
+    other[1] = -2 * (1 + 1e-15);
+    CHECK(is_rounding(relative_difference(other, good, 4)));
+    CHECK(!is_rounding(relative_difference(zero, good, 4)));
+    CHECK(!is_rounding(relative_difference(good, zero, 4)));
+    CHECK(is_rounding(relative_difference(zero, zero, 4)));
+    CHECK(!is_rounding(relative_difference(good + 1, good, 3))); /* off by one */
+    CHECK(!is_rounding(relative_difference_of_losses(1, 0)));
+    CHECK(!is_rounding(relative_difference_of_losses(0, 1)));
+}
+
+/* ================================================================================================================
+   >>reference    the model once more, from the definitions: whole sequences, plain loops, the full matrix of scores
+   ================================================================================================================ */
+
+static void reference_linear(double *out, const double *x, const real *w, const real *bias, int64_t inputs,
+                             int64_t outputs) {
+    for (int64_t o = 0; o < outputs; o++) {
+        out[o] = bias ? bias[o] : 0;
+        for (int64_t i = 0; i < inputs; i++) out[o] += x[i] * w[i * outputs + o];
+    }
+}
+
+static void reference_norm(double *out, const double *x, const real *gain, int64_t n, double epsilon) {
+    double squares = 0;
+    for (int64_t i = 0; i < n; i++) squares += x[i] * x[i];
+    for (int64_t i = 0; i < n; i++) out[i] = x[i] / sqrt(squares / (double)n + epsilon) * gain[i];
+}
+
+static void reference_rope(double *x, int64_t n_heads, int64_t head_dim, int64_t position, double theta) {
+    for (int64_t head = 0; head < n_heads; head++) {
+        for (int64_t i = 0; i < head_dim / 2; i++) {
+            double angle = (double)position / pow(theta, 2.0 * (double)i / (double)head_dim);
+            double *a = &x[head * head_dim + i], *b = &x[head * head_dim + i + head_dim / 2], a0 = *a, b0 = *b;
+            *a = a0 * cos(angle) - b0 * sin(angle);
+            *b = a0 * sin(angle) + b0 * cos(angle);
+        }
+    }
+}
+
+/* Whether a query of a sequence sees a key of it. window 0: there is none. */
+static int is_seen(int64_t key, int64_t query, int64_t window) {
+    return key <= query && (window == 0 || query - key < window);
+}
+
+/* softmax(q k / sqrt(head_dim)) v for query n - 1. */
+static void reference_attention(double *out, const double *q, const double *k, const double *v, int64_t n,
+                                int64_t window, int64_t heads, int64_t kv_heads, int64_t hd) {
+    double *p = TAKE(double, n);
+    for (int64_t head = 0; head < heads; head++) {
+        int64_t kv = head * kv_heads / heads;
+        double highest = -INFINITY, total = 0;
+        for (int64_t j = 0; j < n; j++) {
+            p[j] = 0;
+            if (!is_seen(j, n - 1, window)) continue;
+            const double *key = k + (j * kv_heads + kv) * hd;
+            for (int64_t d = 0; d < hd; d++) p[j] += q[head * hd + d] * key[d] / sqrt((double)hd);
+            highest = fmax(highest, p[j]);
+        }
+        for (int64_t j = 0; j < n; j++) total += p[j] = is_seen(j, n - 1, window) ? exp(p[j] - highest) : 0;
+        for (int64_t d = 0; d < hd; d++) {
+            out[head * hd + d] = 0;
+            for (int64_t j = 0; j < n; j++) {
+                if (p[j] > 0) out[head * hd + d] += p[j] / total * v[(j * kv_heads + kv) * hd + d];
+            }
+        }
+    }
+    free(p);
+}
+
+static void reference_layer(double *stream, int64_t n, const model_config *c, const layer_weights *w) {
+    int64_t h = c->hidden, hd = h / c->heads, kv = c->kv_heads * hd, f = c->ffn;
+    double *q = TAKE(double, n * h), *k = TAKE(double, n * kv), *v = TAKE(double, n * kv), *x = TAKE(double, h);
+    double *attended = TAKE(double, h), *gate = TAKE(double, f), *up = TAKE(double, f);
+    for (int64_t t = 0; t < n; t++) {
+        reference_norm(x, stream + t * h, w->attention_norm, h, c->norm_epsilon);
+        reference_linear(q + t * h, x, w->wq, w->bq, h, h);
+        reference_linear(k + t * kv, x, w->wk, w->bk, h, kv);
+        reference_linear(v + t * kv, x, w->wv, w->bv, h, kv);
+        reference_rope(q + t * h, c->heads, hd, t, c->rope_theta);
+        reference_rope(k + t * kv, c->kv_heads, hd, t, c->rope_theta);
+    }
+    for (int64_t t = 0; t < n; t++) {
+        reference_attention(attended, q + t * h, k, v, t + 1, c->window, c->heads, c->kv_heads, hd);
+        reference_linear(x, attended, w->wo, NULL, h, h);
+        for (int64_t i = 0; i < h; i++) stream[t * h + i] += x[i];
+        reference_norm(x, stream + t * h, w->ffn_norm, h, c->norm_epsilon);
+        reference_linear(gate, x, w->w_gate, NULL, h, f);
+        reference_linear(up, x, w->w_up, NULL, h, f);
+        for (int64_t i = 0; i < f; i++) gate[i] = gate[i] / (1 + exp(-gate[i])) * up[i];
+        reference_linear(x, gate, w->w_down, NULL, f, h);
+        for (int64_t i = 0; i < h; i++) stream[t * h + i] += x[i];
+    }
+    free(q); free(k); free(v); free(x); free(attended); free(gate); free(up);
+}
+
+static double reference_loss(const world *x) {
+    const model_config *c = &x->config;
+    int64_t h = c->hidden, n_targets = 0;
+    double sum = 0, *logits = TAKE(double, c->vocabulary), *last = TAKE(double, h);
+    for (int64_t s = 0; s < x->batch.count; s++) {
+        int64_t n = x->batch.length[s];
+        double *stream = TAKE(double, n * h);
+        for (int64_t t = 0; t < n; t++) {
+            for (int64_t i = 0; i < h; i++) stream[t * h + i] = x->weights.embedding[x->batch.tokens[s][t] * h + i];
+        }
+        for (int64_t i = 0; i < c->layers; i++) reference_layer(stream, n, c, &x->weights.layers[i]);
+        for (int64_t t = 0; t + 1 < n; t++) {
+            if (x->batch.ignored[s][t + 1]) continue;
+            double total = 0;
+            reference_norm(last, stream + t * h, x->weights.final_norm, h, c->norm_epsilon);
+            for (int64_t v = 0; v < c->vocabulary; v++) {
+                logits[v] = 0;
+                for (int64_t i = 0; i < h; i++) logits[v] += last[i] * x->weights.head[v * h + i];
+                total += exp(logits[v]);
+            }
+            sum += log(total) - logits[x->batch.tokens[s][t + 1]];
+            n_targets++;
+        }
+        free(stream);
+    }
+    free(logits);
+    free(last);
+    return sum / (double)n_targets;
+}
+
+TEST(loss_equals_the_definition) {
+    const int64_t lengths[] = {40, 3, 1, 0, 71, 2, 17}, windows[] = {0, 1, 5, 0, 33, 70};
+    for (int untied = 0; untied < 2; untied++) {
+        for (int64_t kv_heads = 1; kv_heads <= 4; kv_heads *= 2) {
+            world x;
+            model_config c = tiny_model();
+            c.hidden = 24;
+            c.heads = 4;
+            c.kv_heads = kv_heads;
+            c.untied = untied;
+            c.window = windows[3 * untied + kv_heads / 2];
+            world_begin(&x, &c, lengths, 7, 16, 2, 0);
+            memset((void *)x.batch.ignored[0], 1, 9);
+            x.batch.n_targets -= 8;
+            chunked_result result;
+            double wanted = reference_loss(&x);
+            CHECK(fabs(chunked_loss(&x, &result) - wanted) <= 1e-13 * wanted);
+            CHECK(fabs(plain_loss(&x, NULL) - wanted) <= 1e-13 * wanted);
+            CHECK_INT(result.largest_group, 5);
+            CHECK(wanted > 3);
+            world_end(&x);
+        }
+    }
+}
+
+/* One tile after the other, each block of keys forward, or backward. */
+static void attention_over_block(const attention_problem *p, const key_block *keys, const attention_results *r,
+                                 const attention_gradients *g) {
+    for (int64_t t = 0; t < p->n_tiles; t++) {
+        if (p->tiles[t].slice > 0 && !keys->own) continue;
+        for (int64_t head = 0; head < p->heads; head++) {
+            if (!g) attention_forward_tile(p, keys, r, p->tiles[t], head);
+            else attention_backward_queries(p, keys, g, p->tiles[t], head);
+        }
+        for (int64_t head = 0; g && keys->own && head < p->kv_heads; head++) {
+            attention_backward_keys(p, keys, g, p->tiles[t], head);
+        }
+    }
+    for (int64_t first = 0; g && !keys->own && first < keys->count; first += LANES) {
+        attention_tile at = {0, first};
+        for (int64_t head = 0; head < p->kv_heads; head++) attention_backward_keys(p, keys, g, at, head);
+    }
+}
+
+/* The prefix, from the first key on that its window lets the first query see, `cut` keys at a time; then the chunk's
+   own, which follow it in the same arrays. */
+static void attention_over_blocks(const attention_problem *p, key_block all, int64_t prefix, int64_t cut,
+                                  const attention_results *r, const attention_gradients *g) {
+    int64_t width = p->kv_heads * p->head_dim, seen = 0;
+    while (seen < prefix && !is_seen(seen, prefix, p->window)) seen++;
+    for (int64_t first = seen; first <= prefix; first += cut) {
+        int64_t at = min_of(first, prefix), count = min_of(cut, prefix - at);
+        key_block part = {all.k + at * width, all.v + at * width, all.dk + at * width, all.dv + at * width,
+                          at, count, 0};
+        if (count > 0) attention_over_block(p, &part, r, g);
+    }
+    key_block own = {all.k + prefix * width, all.v + prefix * width, all.dk + prefix * width, all.dv + prefix * width,
+                     0, all.count - prefix, 1};
+    attention_over_block(p, &own, r, g);
+}
+
+/* Attention by itself, forward and backward, with lengths around the tile sizes and a prefix in the state, `cut` keys
+   at a time. The gradient of sum(weight * out) is compared with the derivative of the definition. Keys of the prefix
+   that the window hides from every query are not numbers, so that whoever looks at them is found out. */
+static void check_attention(int64_t prefix, const int64_t *lengths, int32_t n_slices, int64_t cut, int64_t window) {
+    enum { HEADS = 4, KV_HEADS = 2, HD = 6, MAX_SLICES = 4, WIDTH = HEADS * HD, KV = KV_HEADS * HD };
+    int32_t cu_q[MAX_SLICES + 1] = {0}, cu_k[MAX_SLICES + 1] = {0};
+    for (int32_t s = 0; s < n_slices; s++) {
+        cu_q[s + 1] = cu_q[s] + (int32_t)lengths[s];
+        cu_k[s + 1] = cu_k[s] + (int32_t)(lengths[s] + (s == 0 ? prefix : 0));
+    }
+    int64_t rows = cu_q[n_slices], keys = prefix + rows;
+    real *q = TAKE(real, rows * WIDTH), *k = TAKE(real, keys * KV), *v = TAKE(real, keys * KV);
+    real *out = TAKE(real, rows * WIDTH), *lse = TAKE(real, rows * HEADS), *dout = TAKE(real, rows * WIDTH);
+    real *slope = TAKE(real, rows * HEADS), *sum = TAKE(real, rows * HEADS);
+    real *dq = TAKE(real, rows * WIDTH), *dk = TAKE(real, keys * KV), *dv = TAKE(real, keys * KV);
+    double *rq = TAKE(double, rows * WIDTH), *rk = TAKE(double, keys * KV), *rv = TAKE(double, keys * KV);
+    double *row = TAKE(double, WIDTH);
+    for (int64_t i = 0; i < rows * WIDTH; i++) q[i] = normal_of(1, i), dout[i] = normal_of(2, i);
+    for (int64_t i = 0; i < keys * KV; i++) k[i] = normal_of(3, i), v[i] = normal_of(4, i);
+    for (int64_t i = 0; i < prefix * KV && !is_seen(i / KV, prefix, window); i++) k[i] = v[i] = (real)NAN;
+    memset(out, 0xFF, (size_t)(rows * WIDTH) * sizeof *out);
+    memset(lse, 0xFF, (size_t)(rows * HEADS) * sizeof *lse);
+    memset(dq, 0xFF, (size_t)(rows * WIDTH) * sizeof *dq);
+    memset(slope, 0xFF, (size_t)(rows * HEADS) * sizeof *slope);
+
+    attention_problem p;
+    memset(&p, 0, sizeof p);
+    p.heads = HEADS;
+    p.kv_heads = KV_HEADS;
+    p.head_dim = HD;
+    p.window = window;
+    p.cu_seqlens_q = cu_q;
+    p.cu_seqlens_k = cu_k;
+    p.q = q;
+    attention_tile *tiles = TAKE(attention_tile, rows);
+    for (int32_t i = 0; i < n_slices; i++) p.n_tiles = put_tiles(tiles, p.n_tiles, i, lengths[i]);
+    p.tiles = tiles;
+    const key_block all = {k, v, dk, dv, 0, keys, 0};
+    const attention_results r = {out, lse, sum};
+    const attention_gradients g = {out, dout, lse, slope, dq};
+    attention_forward_begin(&p, &r, rows);
+    attention_over_blocks(&p, all, prefix, cut, &r, NULL);
+    attention_forward_end(&p, &r, rows);
+    attention_backward_begin(&p, &g, rows);
+    attention_over_blocks(&p, all, prefix, cut, &r, &g);
+
+    /* the definition, and its derivative: d score = p (dout . v - sum p dout . v) */
+    double *prob = TAKE(double, keys);
+    double worst = 0;
+    for (int32_t s = 0; s < n_slices; s++) {
+        for (int64_t i = 0; i < lengths[s]; i++) {
+            int64_t query = cu_q[s] + i, n = (s == 0 ? prefix : 0) + i + 1;
+            const real *ks = k + (int64_t)cu_k[s] * KV, *vs = v + (int64_t)cu_k[s] * KV;
+            double *drk = rk + (int64_t)cu_k[s] * KV, *drv = rv + (int64_t)cu_k[s] * KV;
+            reference_attention(row, q + query * WIDTH, ks, vs, n, window, HEADS, KV_HEADS, HD);
+            for (int64_t d = 0; d < WIDTH; d++) {
+                double difference = fabs(row[d] - out[query * WIDTH + d]);
+                if (!(difference <= worst)) worst = difference;
+            }
+            for (int64_t head = 0; head < HEADS; head++) {
+                const real *qs = q + query * WIDTH + head * HD, *ds = dout + query * WIDTH + head * HD;
+                int64_t kv = head / (HEADS / KV_HEADS);
+                double total = 0, mean = 0;
+                for (int64_t j = 0; j < n; j++) {
+                    double score = 0;
+                    if (!is_seen(j, n - 1, window)) continue;
+                    for (int64_t d = 0; d < HD; d++) score += qs[d] * ks[j * KV + kv * HD + d];
+                    total += prob[j] = exp(score / sqrt((double)HD));
+                }
+                for (int64_t j = 0; j < n; j++) {
+                    if (!is_seen(j, n - 1, window)) continue;
+                    prob[j] /= total;
+                    for (int64_t d = 0; d < HD; d++) {
+                        mean += prob[j] * dout[query * WIDTH + head * HD + d] * vs[j * KV + kv * HD + d];
+                    }
+                }
+                for (int64_t j = 0; j < n; j++) {
+                    double along = 0;
+                    if (!is_seen(j, n - 1, window)) continue;
+                    for (int64_t d = 0; d < HD; d++) along += ds[d] * vs[j * KV + kv * HD + d];
+                    double dscore = prob[j] * (along - mean) / sqrt((double)HD);
+                    for (int64_t d = 0; d < HD; d++) {
+                        rq[query * WIDTH + head * HD + d] += dscore * ks[j * KV + kv * HD + d];
+                        drk[j * KV + kv * HD + d] += dscore * q[query * WIDTH + head * HD + d];
+                        drv[j * KV + kv * HD + d] += prob[j] * dout[query * WIDTH + head * HD + d];
+                    }
+                }
+            }
+        }
+    }
+    harness_note("prefix %d, cut %d, window %d, %d slices, first of %d", (int)prefix, (int)cut, (int)window,
+                 (int)n_slices, (int)lengths[0]);
+    CHECK(worst <= 1e-12);
+    CHECK(relative_difference(dq, rq, rows * WIDTH) <= 1e-12);
+    CHECK(relative_difference(dk, rk, keys * KV) <= 1e-12);
+    CHECK(relative_difference(dv, rv, keys * KV) <= 1e-12);
+    harness_note("%s", "");
+    free(q); free(k); free(v); free(out); free(lse); free(dout); free(slope); free(sum);
+    free(tiles); free(dq); free(dk); free(dv); free(rq); free(rk); free(rv); free(row); free(prob);
+}
+
+/* Of the prefixes below, each length meets every other one, unless FULL=1. */
+#define STRIDE ((size_t)harness_rounds(1, 2))
+
+TEST(attention_equals_the_definition) {
+    const int64_t lengths[] = {1, 2, 31, 32, 33, 64, 65}, prefixes[] = {0, 1, 31, 32, 33, 70};
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        for (size_t j = (size_t)harness_rounds(0, i % 2 != 0); j < sizeof prefixes / sizeof prefixes[0]; j += STRIDE) {
+            const int64_t slices[] = {lengths[i], 5, 1, 34};
+            check_attention(prefixes[j], slices, 1, 1000, 0);
+            check_attention(prefixes[j], slices, 4, 1000, 0);
+            check_attention(prefixes[j], slices, 4, 32, 0);
+            check_attention(prefixes[j], slices, 4, 7, 0);
+        }
+    }
+}
+
+/* Windows of one key, around a block and a tile, as long as the prefix, and longer than everything. */
+TEST(attention_with_a_window_equals_the_definition) {
+    const int64_t lengths[] = {1, 32, 33, 65}, prefixes[] = {0, 1, 32, 33, 70}, cuts[] = {1000, 32, 7};
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        for (size_t j = (size_t)harness_rounds(0, i % 2 != 0); j < sizeof prefixes / sizeof prefixes[0]; j += STRIDE) {
+            const int64_t slices[] = {lengths[i], 5, 1, 34};
+            const int64_t windows[] = {1, 2, 31, 32, 33, max_of(1, prefixes[j]), prefixes[j] + 1, 1000};
+            for (size_t w = 0; w < sizeof windows / sizeof windows[0]; w++) {
+                check_attention(prefixes[j], slices, 4, cuts[(i + j + w) % 3], windows[w]);
+            }
+        }
+    }
+}
+
+/* ================================================================================================================
+   >>finite differences
+   ================================================================================================================ */
+
+/* Loss along a line: weights of one tensor moved by `step` times a fixed direction. */
+static double loss_along(world *x, const tensor *t, uint64_t direction, double step) {
+    real *at = x->weights.flat + t->offset, *before = TAKE(real, t->count);
+    memcpy(before, at, (size_t)t->count * sizeof *at);
+    for (int64_t i = 0; i < t->count; i++) at[i] += step * normal_of(direction, i);
+    double loss = plain_loss(x, NULL);
+    memcpy(at, before, (size_t)t->count * sizeof *at);
+    free(before);
+    return loss;
+}
+
+static void check_finite_differences(int untied, double dropout, int64_t prompt, int64_t window) {
+    const int64_t lengths[] = {37, 9, 1, 0, 14, 5};
+    world x;
+    model_config c = tiny_model();
+    chunked_result result;
+    c.untied = untied;
+    c.dropout = dropout;
+    c.window = window;
+    world_begin(&x, &c, lengths, 6, 8, 2, prompt);
+    chunked_loss(&x, &result);
+    CHECK_INT(result.largest_group, 5);
+    CHECK(result.n_replays > 0);
+    for (int64_t i = 0; i < x.weights.n_tensors; i++) {
+        const tensor *t = &x.weights.tensors[i];
+        for (uint64_t direction = 100; direction < 100 + (uint64_t)harness_rounds(2, 1); direction++) {
+            double slope = 0, length = 0, step = 1e-4;
+            for (int64_t j = 0; j < t->count; j++) {
+                slope += x.gradient.flat[t->offset + j] * normal_of(direction, j);
+                length += x.gradient.flat[t->offset + j] * x.gradient.flat[t->offset + j];
+            }
+            /* Two central differences, put together so that the error is of the fourth order in the step. */
+            double near = (loss_along(&x, t, direction, step) - loss_along(&x, t, direction, -step)) / (2 * step);
+            double far = loss_along(&x, t, direction, 2 * step) - loss_along(&x, t, direction, -2 * step);
+            double measured = (4 * near - far / (4 * step)) / 3;
+            harness_note("%s: gradient gives %.12g, finite difference %.12g", t->name, slope, measured);
+            CHECK(length > 0);
+            CHECK(fabs(slope - measured) <= 1e-7 * sqrt(length) + 1e-11);
+        }
+    }
+    harness_note("%s", "");
+    world_end(&x);
+}
+
+TEST(gradients_equal_finite_differences) { check_finite_differences(0, 0, 0, 0); }
+TEST(gradients_equal_finite_differences_untied) { check_finite_differences(1, 0, 3, 0); }
+TEST(gradients_equal_finite_differences_with_dropout) { check_finite_differences(0, 0.3, 0, 0); }
+TEST(gradients_equal_finite_differences_with_a_window) { check_finite_differences(0, 0, 0, 11); }
+
+/* ================================================================================================================
+   >>chunks
+   ================================================================================================================ */
+
+TEST(any_chunking_gives_the_same_gradients) {
+    harness_rng rng = {2024};
+    for (int trial = 0; trial < harness_rounds(100, 12); trial++) {
+        int64_t lengths[12], n = harness_between(&rng, 1, 12), chunk_size = harness_between(&rng, 1, 40);
+        for (int64_t i = 0; i < n; i++) {
+            lengths[i] = harness_chance(&rng, 0.2) ? harness_between(&rng, 0, 160) : harness_between(&rng, 0, 30);
+        }
+        if (trial % 5 == 0) lengths[0] = chunk_size * harness_between(&rng, 1, 4); /* a whole number of chunks */
+        lengths[n - 1] = max_of(lengths[n - 1], 2);                               /* so that there is a target */
+        world x;
+        model_config c = tiny_model();
+        c.untied = harness_chance(&rng, 0.5);
+        c.dropout = harness_chance(&rng, 0.3) ? 0.2 : 0;
+        c.kv_heads = harness_between(&rng, 1, 2);
+        c.window = trial % 2 == 0 ? harness_between(&rng, 1, 70) : 0;
+        world_begin(&x, &c, lengths, n, chunk_size, harness_between(&rng, 1, 5), 0);
+        cf_pack_desc *p = &x.runner.packing;
+        p->align = chunk_size % 4 == 0 && harness_chance(&rng, 0.7) ? 4 : 1;
+        p->method = (cf_pack_method)harness_between(&rng, 0, 3);
+        p->split = (cf_split_method)harness_between(&rng, 0, 3);
+        p->no_tails = harness_chance(&rng, 0.5);
+        p->max_slices = harness_chance(&rng, 0.3) ? harness_between(&rng, 1, 3) : 0;
+        p->n_ranks = harness_chance(&rng, 0.3) ? harness_between(&rng, 2, 4) : 1;
+        harness_note("trial %d: window %d, chunks of %d, K %d, align %d, method %d, split %d, tails %d, slices %d, "
+                     "ranks %d", trial, (int)c.window, (int)chunk_size, (int)x.runner.order.k, (int)p->align, (int)p->method, (int)p->split,
+                     !p->no_tails, (int)p->max_slices, (int)p->n_ranks);
+        check_same_gradients(&x);
+        world_end(&x);
+        harness_note("%s", "");
+    }
+}
+
+/* Slots, scratch and state full of NaN before the passes: nothing stale is read, padding rows included. A second run
+   gives the same bits, so a replay repeats its forward. */
+TEST(nothing_stale_is_read_and_runs_repeat_bit_by_bit) {
+    const int64_t lengths[] = {90, 7, 3, 21, 5};
+    world x;
+    model_config c = tiny_model();
+    chunked_result first, second;
+    c.dropout = 0.25;
+    world_begin(&x, &c, lengths, 5, 20, 2, 2);
+    x.runner.packing.align = 4;
+    chunked_loss(&x, &first);
+    real *before = TAKE(real, x.gradient.count);
+    memcpy(before, x.gradient.flat, (size_t)x.gradient.count * sizeof *before);
+    weights_clear(&x.gradient);
+    for (int64_t i = 0; i < x.runner.n_slots; i++) {
+        memset(x.runner.slots[i].flat, 0xFF, (size_t)x.runner.slots[i].bytes);
+    }
+    memset(x.runner.passing.flat, 0xFF, (size_t)x.runner.passing.bytes);
+    carver all = {0};
+    workspace sizes = {0};
+    workspace_layout(&sizes, &all, &c, 20);
+    memset(x.runner.scratch.flat, 0xFF, (size_t)all.used * sizeof(real));
+    chunked_loss(&x, &second);
+    CHECK(first.loss == second.loss);
+    CHECK(memcmp(before, x.gradient.flat, (size_t)x.gradient.count * sizeof *before) == 0);
+    CHECK(first.n_replays > 0);
+    CHECK_INT(first.peak_slots, 2);
+    free(before);
+    world_end(&x);
+}
+
+/* A replay is the same forward: dropping more activations changes no bit of the gradients. And of a chunk's forwards only
+   one runs the head. */
+TEST(k_changes_no_bit) {
+    const int64_t lengths[] = {100, 30};
+    real *first = NULL;
+    double loss = 0;
+    for (int64_t k = 1; k <= 8; k++) {
+        world x;
+        model_config c = tiny_model();
+        chunked_result result;
+        c.dropout = 0.1;
+        world_begin(&x, &c, lengths, 2, 16, k, 0);
+        rows_through_the_head = 0;
+        chunked_loss(&x, &result);
+        CHECK_INT(rows_through_the_head, 130);
+        CHECK_INT(result.n_replays, max_of(0, 7 - k) + max_of(0, 2 - k));
+        CHECK_INT(result.peak_slots, min_of(k, 7));
+        CHECK(result.peak_activation_bytes == min_of(k, 7) * x.runner.slots[0].bytes);
+        if (!first) {
+            first = TAKE(real, x.gradient.count);
+            memcpy(first, x.gradient.flat, (size_t)x.gradient.count * sizeof *first);
+            loss = result.loss;
+        }
+        CHECK(result.loss == loss);
+        CHECK(memcmp(first, x.gradient.flat, (size_t)x.gradient.count * sizeof *first) == 0);
+        world_end(&x);
+    }
+    free(first);
+}
+
+/* A forward that keeps nothing needs the buffers of one layer; a state holds K, V, dK and dV and nothing else. */
+TEST(memory_is_what_it_should_be) {
+    const int64_t lengths[] = {64, 3};
+    world x;
+    model_config c = tiny_model();
+    chunked_result result;
+    c.layers = 10;
+    world_begin(&x, &c, lengths, 2, 16, 1, 0);
+    chunked_loss(&x, &result);
+    /* besides the layers: residual stream, final norm, probabilities */
+    int64_t ends = 16 * (2 * c.hidden + 1 + c.vocabulary) * (int64_t)sizeof(real);
+    CHECK_INT(result.peak_slots, 1);
+    CHECK_INT(x.runner.slots[0].bytes - ends, 10 * (x.runner.passing.bytes - ends));
+    CHECK_INT(x.meter.peak[MEMORY_STATE], 64 * 4 * kv_width_of(&c) * c.layers * (int64_t)sizeof(real));
+    CHECK_INT(x.meter.held[MEMORY_STATE], 0);
+    world_end(&x);
+}
+
+TEST(gradients_add_to_what_is_there) {
+    const int64_t lengths[] = {50, 8, 8};
+    world x;
+    model_config c = tiny_model();
+    chunked_result result;
+    world_begin(&x, &c, lengths, 3, 10, 2, 0);
+    chunked_loss(&x, &result);
+    real *once = TAKE(real, x.gradient.count);
+    for (int64_t i = 0; i < x.gradient.count; i++) once[i] = 2 * x.gradient.flat[i];
+    chunked_loss(&x, &result);
+    CHECK(is_rounding(relative_difference(x.gradient.flat, once, x.gradient.count)));
+    free(once);
+    world_end(&x);
+}
+
+/* ================================================================================================================
+   >>stream    states in host memory
+   ================================================================================================================ */
+
+/* Trains on the same batch with the state on the device and with a ring of two blocks of `block_rows` rows. */
+static void check_stream(const model_config *c, const int64_t *lengths, int64_t n, int64_t chunk_size, int64_t k,
+                         int64_t block_rows) {
+    world x, y;
+    chunked_result resident, streamed;
+    int64_t ring = STREAM_SLOTS * block_rows * 4 * kv_width_of(c) * (int64_t)sizeof(real);
+    world_begin(&x, c, lengths, n, chunk_size, k, 0);
+    world_begin(&y, c, lengths, n, chunk_size, k, 0);
+    y.runner.stream_bytes = ring + 7; /* which are no row */
+    chunked_loss(&x, &resident);
+    chunked_loss(&y, &streamed);
+    CHECK(streamed.loss == resident.loss);
+    CHECK(memcmp(x.gradient.flat, y.gradient.flat, (size_t)x.gradient.count * sizeof(real)) == 0);
+    CHECK_INT(y.meter.peak[MEMORY_STATE], x.meter.peak[MEMORY_STATE] > 0 ? ring : 0);
+    CHECK_INT(y.meter.peak[MEMORY_HOST], x.meter.peak[MEMORY_STATE]);
+    CHECK_INT(x.meter.peak[MEMORY_HOST], 0);
+    CHECK_INT(y.meter.peak[MEMORY_WORKSPACE], x.meter.peak[MEMORY_WORKSPACE]);
+    weights_clear(&y.gradient);
+    check_same_gradients(&y);
+    world_end(&x);
+    world_end(&y);
+}
+
+TEST(a_stream_changes_no_bit) {
+    harness_rng rng = {15};
+    model_config c = tiny_model();
+    c.layers = harness_rounds(6, 3);
+    for (int trial = 0; trial < harness_rounds(40, 6); trial++) {
+        int64_t lengths[4], chunk_size = harness_between(&rng, 1, 70), k = harness_between(&rng, 1, 4);
+        int64_t block_rows = KEY_BLOCK * harness_between(&rng, 1, 3);
+        for (int i = 0; i < 4; i++) lengths[i] = harness_between(&rng, 2, i == 0 ? 200 : 40);
+        if (chunk_size < 8) lengths[0] = harness_between(&rng, 2, 70); /* chunks enough */
+        if (trial % 4 == 0) lengths[0] = KEY_BLOCK * harness_between(&rng, 1, 7) + harness_between(&rng, -1, 1);
+        c.kv_heads = harness_between(&rng, 1, 2);
+        c.dropout = trial % 3 == 0 ? 0.2 : 0;
+        c.window = trial % 2 == 1 ? harness_between(&rng, 1, 150) : 0;
+        if (trial % 6 == 1) c.window = trial % 12 == 1 ? 1 : block_rows;
+        harness_note("trial %d: %d and others, window %d, chunks of %d, K %d, blocks of %d", trial, (int)lengths[0],
+                     (int)c.window, (int)chunk_size, (int)k, (int)block_rows);
+        check_stream(&c, lengths, 4, chunk_size, k, block_rows);
+        harness_note("%s", "");
+    }
+}
+
+/* What a training step has sent, against a count from the rules: F and R read K and V of the prefix, B reads those and
+   the gradients of all rows so far, and sends those of the prefix; F alone sends its own K and V. Of the prefix, only
+   what a query of the chunk sees counts. */
+static void check_what_a_stream_sends(int64_t window) {
+    enum { CHUNKS = 7, SIZE = 24, K = 2 };
+    const int64_t length = CHUNKS * SIZE, n_layers = harness_rounds(6, 3);
+    world x;
+    model_config c = tiny_model();
+    chunked_result result;
+    int64_t in = 0, out = 0;
+    c.layers = n_layers;
+    c.window = window;
+    world_begin(&x, &c, &length, 1, SIZE, K, 0);
+    x.runner.stream_bytes = stream_ring_bytes(kv_width_of(&c), KEY_BLOCK);
+    chunked_loss(&x, &result);
+    CHECK_INT(result.n_replays, CHUNKS - K);
+    for (int64_t chunk = 0; chunk < CHUNKS; chunk++) {
+        int64_t prefix = 0, forwards = chunk < CHUNKS - K ? 2 : 1;
+        for (int64_t row = 0; row < chunk * SIZE; row++) prefix += is_seen(row, chunk * SIZE, window);
+        in += 2 * prefix * forwards + 2 * prefix + 2 * (prefix + SIZE);
+        out += 2 * SIZE + 2 * prefix;
+    }
+    int64_t row = kv_width_of(&c) * n_layers * (int64_t)sizeof(real);
+    CHECK_INT(x.runner.stream.in.bytes, in * row);
+    CHECK_INT(x.runner.stream.out.bytes, out * row);
+    world_end(&x);
+}
+
+TEST(a_stream_sends_what_is_needed_and_no_more) {
+    const int64_t windows[] = {0, 1, 2, 24, 25, KEY_BLOCK, 61, 1000};
+    for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++) check_what_a_stream_sends(windows[i]);
+}
+
+/* With a stream, a sequence four times as long needs not one byte more on the device. */
+TEST(device_bytes_do_not_grow_with_the_sequence) {
+    int64_t device[3], host[3];
+    model_config c = tiny_model();
+    c.layers = 6;
+    for (int i = 0; i < 3; i++) {
+        const int64_t lengths[] = {(int64_t)harness_rounds(128, 64) << i, 20, 9};
+        world x;
+        chunked_result result;
+        world_begin(&x, &c, lengths, 3, 32, 2, 0);
+        x.runner.stream_bytes = stream_ring_bytes(kv_width_of(&c), KEY_BLOCK);
+        chunked_loss(&x, &result);
+        device[i] = x.meter.peak[MEMORY_ACTIVATIONS] + x.meter.peak[MEMORY_STATE] + x.meter.peak[MEMORY_WORKSPACE];
+        host[i] = x.meter.peak[MEMORY_HOST];
+        CHECK_INT(device[i], device[0]);
+        CHECK_INT(host[i], lengths[0] * 4 * kv_width_of(&c) * c.layers * (int64_t)sizeof(real));
+        world_end(&x);
+    }
+}
+
+/* Walks through a prefix of four blocks by hand, as a pass must and as it must not. tests/trainer/train_check.sh plants the
+   same faults in the trainer. */
+TEST(the_ring_shows_a_wrong_order) {
+    enum { WIDTH = 2, ROWS = 4 * KEY_BLOCK };
+    memory_meter meter = {{0}, {0}};
+    state_stream s = stream_new(WIDTH, stream_ring_bytes(WIDTH, KEY_BLOCK), &meter);
+    real *host = TAKE(real, 4 * ROWS * WIDTH);
+    key_block prefix = {host, host + ROWS * WIDTH, host + 2 * ROWS * WIDTH, host + 3 * ROWS * WIDTH, 0, ROWS, 0};
+    for (int64_t i = 0; i < 4 * ROWS * WIDTH; i++) host[i] = (real)i;
+    stream_begin(&s, &prefix, 1);
+    for (int64_t b = 0; b < 4; b++) {
+        key_block early = stream_block(&s, b * KEY_BLOCK);
+        CHECK(isnan((double)early.k[0]) && isnan((double)early.dv[KEY_BLOCK * WIDTH - 1])); /* not waited for */
+        key_block block = stream_next(&s);
+        CHECK_INT(block.first, b * KEY_BLOCK);
+        CHECK_INT(block.count, KEY_BLOCK);
+        CHECK(block.k[0] == prefix.k[block.first * WIDTH] && block.v[3] == prefix.v[block.first * WIDTH + 3]);
+        CHECK(block.dk[0] == prefix.dk[block.first * WIDTH] && block.dv[3] == prefix.dv[block.first * WIDTH + 3]);
+        block.dk[0] = -1 - (real)b;
+        stream_release(&s);
+        CHECK(isnan((double)block.k[0]) && isnan((double)block.v[3])); /* released */
+        CHECK(b >= 2 || isnan((double)block.dk[0]));                   /* loaded anew */
+        CHECK(b < 2 || isnan((double)prefix.dk[b * KEY_BLOCK * WIDTH])); /* on its way out */
+    }
+    stream_end(&s);
+    for (int64_t b = 0; b < 4; b++) CHECK(prefix.dk[b * KEY_BLOCK * WIDTH] == -1 - (real)b);
+    for (int64_t i = 0; i < ROWS * WIDTH; i++) CHECK(prefix.dv[i] == (real)(3 * ROWS * WIDTH + i));
+    stream_free(&s, &meter);
+    CHECK_INT(meter.held[MEMORY_STATE], 0);
+    free(host);
+}
+
+/* ================================================================================================================
+   >>stages
+   ================================================================================================================ */
+
+/* The model cut into stages, as a pipeline runs it: whole sequences, the boundary handed on by hand. split: backward as I
+   on all stages, and only then W, in another order of stages. */
+static void check_stages(int split) {
+    const int64_t n = 23;
+    model_config c = tiny_model();
+    world x;
+    c.layers = 3;
+    c.dropout = 0.1;
+    c.untied = 1;
+    world_begin(&x, &c, &n, 1, 64, 1, 0);
+    weights whole = weights_new(&c);
+    double wanted = plain_loss(&x, &whole);
+    for (int64_t n_stages = 1; n_stages <= 3; n_stages++) {
+        int32_t cu_seqlens[2] = {0, (int32_t)n}, position[23], sequence[23] = {0}, token[23], target[23];
+        double weight[23];
+        chunk_rows rows = {n, 1, 0, 0, cu_seqlens, cu_seqlens, position, sequence, weight, token, target};
+        for (int64_t t = 0; t < n; t++) {
+            weight[t] = batch_loss_weight(&x.batch);
+            position[t] = (int32_t)t;
+            token[t] = x.batch.tokens[0][t];
+            target[t] = batch_target(&x.batch, 0, t);
+        }
+        activations kept[3];
+        stage part[3];
+        workspace scratch = workspace_new(&c, n, &x.meter);
+        double loss = 0;
+        weights_clear(&x.gradient);
+        for (int64_t s = 0; s < n_stages; s++) {
+            part[s] = stage_of(&c, s, n_stages);
+            kept[s] = activations_new(&c, &part[s], n, 1, MEMORY_ACTIVATIONS, &x.meter);
+            if (s > 0) memcpy(stage_input(&kept[s]), stage_output(&kept[s - 1]), (size_t)(n * c.hidden) * sizeof(real));
+            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed, 0};
+            loss += model_forward(&p);
+        }
+        for (int64_t s = n_stages - 1; s >= 0; s--) {
+            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed, 0};
+            if (split) model_backward_input(&p, &x.gradient);
+            else model_backward(&p, &x.gradient);
+        }
+        if (split) { /* no weight has a gradient yet, except the gains of the norms */
+            CHECK(largest_of(x.gradient.layers[1].wq, c.hidden * c.hidden) == 0);
+            CHECK(largest_of(x.gradient.embedding, c.vocabulary * c.hidden) == 0);
+        }
+        for (int64_t s = 0; s < n_stages; s++) {
+            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed, 0};
+            /* W leans on nothing that I left in the scratch of rows */
+            memset(scratch.rows.stream, 0xff, (size_t)(scratch.transposed.wq - scratch.rows.stream) * sizeof(real));
+            if (split) model_backward_weights(&p, &x.gradient);
+            activations_free(&kept[s], &x.meter);
+        }
+        CHECK(loss == wanted);
+        CHECK(memcmp(x.gradient.flat, whole.flat, (size_t)whole.count * sizeof(real)) == 0);
+        workspace_free(&scratch, &x.meter);
+    }
+    weights_free(&whole);
+    world_end(&x);
+}
+
+TEST(stages_in_a_row_are_the_whole_model) { check_stages(0); }
+TEST(backward_in_two_passes_is_backward_in_one) { check_stages(1); }
+
+TEST(a_batch_without_targets_has_no_loss_and_no_gradient) {
+    const int64_t lengths[] = {1, 30, 0, 1};
+    world x;
+    model_config c = tiny_model();
+    chunked_result result;
+    world_begin(&x, &c, lengths, 4, 8, 1, 30);
+    CHECK_INT(x.batch.n_targets, 0);
+    CHECK(chunked_loss(&x, &result) == 0);
+    for (int64_t i = 0; i < x.gradient.count; i++) {
+        if (!(x.gradient.flat[i] == 0)) FAIL("gradient %d is %g", (int)i, (double)x.gradient.flat[i]);
+    }
+    world_end(&x);
+}
+
+/* The prompt has no loss, yet is seen: with it the loss is the mean over the rest only. */
+TEST(prompts_are_seen_but_not_learnt) {
+    const int64_t n = 40;
+    world x, y;
+    model_config c = tiny_model();
+    chunked_result result;
+    world_begin(&x, &c, &n, 1, 16, 1, 0);
+    world_begin(&y, &c, &n, 1, 16, 1, 25);
+    CHECK_INT(x.batch.n_targets, 39);
+    CHECK_INT(y.batch.n_targets, 15);
+    for (int32_t t = 0; t < 40; t++) {
+        CHECK_INT(batch_target(&y.batch, 0, t), t + 1 >= 25 && t + 1 < 40 ? y.batch.tokens[0][t + 1] : -1);
+    }
+    double all = chunked_loss(&x, &result), rest = chunked_loss(&y, &result);
+    CHECK(fabs(rest - reference_loss(&y)) < 1e-12);
+    x.batch.length[0] = 25; /* the targets of the prompt alone: causal, so the rest does not matter to them */
+    x.batch.n_targets = 24;
+    double prompt = plain_loss(&x, NULL);
+    CHECK(fabs(all * 39 - (prompt * 24 + rest * 15)) < 1e-11);
+    world_end(&x);
+    world_end(&y);
+}
+
+/* ================================================================================================================
+   >>dropout
+   ================================================================================================================ */
+
+TEST(dropout_drops_its_rate_and_keeps_the_mean) {
+    enum { ROWS = 200, WIDTH = 50 };
+    int32_t sequence[ROWS], position[ROWS];
+    double ones[ROWS * WIDTH], out[ROWS * WIDTH], other[ROWS * WIDTH];
+    for (int i = 0; i < ROWS; i++) sequence[i] = i / 50, position[i] = i % 50;
+    for (int i = 0; i < ROWS * WIDTH; i++) ones[i] = 1;
+    dropout_mask mask = {0.3, 9, sequence, position};
+    add_with_dropout(out, NULL, ones, &mask, ROWS, WIDTH);
+    int dropped = 0, same = 0;
+    for (int i = 0; i < ROWS * WIDTH; i++) {
+        if (!(out[i] == 0)) CHECK(out[i] == 1 / (1 - 0.3));
+        dropped += out[i] == 0;
+    }
+    CHECK(abs(dropped - 3000) < 5 * 46); /* 46: the standard deviation */
+    mask.seed = 10;
+    add_with_dropout(other, NULL, ones, &mask, ROWS, WIDTH);
+    for (int i = 0; i < ROWS * WIDTH; i++) same += out[i] == other[i];
+    CHECK(abs(same - 5800) < 5 * 50); /* 0.3 * 0.3 + 0.7 * 0.7: other seeds give independent masks */
+    mask.rate = 0;
+    add_with_dropout(out, ones, ones, &mask, ROWS, WIDTH);
+    for (int i = 0; i < ROWS * WIDTH; i++) CHECK(out[i] == 2);
+}
+
+TEST(dropout_differs_by_step_layer_site_and_position) {
+    model_config c = tiny_model();
+    int32_t sequence[2] = {0, 1}, position[2] = {0, 0};
+    chunk_rows rows = {2, 1, 0, 0, NULL, NULL, position, sequence, NULL, NULL, NULL};
+    workspace none = {0};
+    pass p = {&c, NULL, &rows, NULL, NULL, &none, stage_of(&c, 0, 1), 1, 0};
+    row_block b = {0, 2, none.rows};
+    uint64_t seen[40];
+    int n = 0;
+    for (uint64_t seed = 1; seed <= 2; seed++) {
+        p.seed = seed;
+        for (int64_t layer = -1; layer < 2; layer++) {
+            for (int site = 0; site < DROPOUT_SITES; site++) {
+                dropout_mask mask = dropout_of(&p, &b, layer, site);
+                for (int64_t row = 0; row < 2; row++) {
+                    seen[n] = dropout_key(&mask, row);
+                    for (int i = 0; i < n; i++) CHECK(seen[i] != seen[n]);
+                    n++;
+                }
+            }
+        }
+    }
+    CHECK_INT(n, 36);
+}
+
+/* ================================================================================================================
+   >>optimizer
+   ================================================================================================================ */
+
+TEST(learning_rate_warms_up_and_decays) {
+    optimizer_config c = {1e-2, 0.1, 4, 24, 0.9, 0.95, 1e-8, 0, 0};
+    CHECK(fabs(learning_rate_at(&c, 0) - 0.25e-2) < 1e-15);
+    CHECK(fabs(learning_rate_at(&c, 3) - 1e-2) < 1e-15);
+    CHECK(fabs(learning_rate_at(&c, 4) - 1e-2) < 1e-15);
+    CHECK(fabs(learning_rate_at(&c, 14) - 0.55e-2) < 1e-15);
+    CHECK(fabs(learning_rate_at(&c, 24) - 1e-3) < 1e-15);
+    CHECK(fabs(learning_rate_at(&c, 1000) - 1e-3) < 1e-15);
+    c.warmup = 0;
+    CHECK(fabs(learning_rate_at(&c, 0) - 1e-2) < 1e-15);
+    c.warmup = 100; /* longer than the run */
+    CHECK(fabs(learning_rate_at(&c, 23) - 0.24e-2) < 1e-15);
+}
+
+/* Three steps against AdamW as its authors wrote it down: moments, bias corrections, decay apart from them; after
+   clipping. */
+TEST(adamw_equals_the_definition) {
+    model_config c = tiny_model();
+    optimizer_config o = {1e-2, 1, 0, 10, 0.9, 0.95, 1e-8, 0.1, 0.5};
+    weights w = weights_new(&c), g = weights_new(&c);
+    optimizer state = optimizer_new(w.count);
+    weights_init(&w, &c, 3, 0.1);
+    double *wanted = TAKE(double, w.count), *m = TAKE(double, w.count), *v = TAKE(double, w.count);
+    for (int64_t i = 0; i < w.count; i++) wanted[i] = w.flat[i];
+    for (int64_t step = 0; step < 3; step++) {
+        double squares = 0;
+        for (int64_t i = 0; i < g.count; i++) g.flat[i] = normal_of((uint64_t)step, i);
+        for (int64_t i = 0; i < g.count; i++) squares += g.flat[i] * g.flat[i];
+        CHECK(fabs(gradient_length(&g) - sqrt(squares)) < 1e-9);
+        for (int64_t t = 0; t < w.n_tensors; t++) {
+            int is_vector = strstr(w.tensors[t].name, "norm") || strstr(w.tensors[t].name, ".b");
+            for (int64_t i = w.tensors[t].offset; i < w.tensors[t].offset + w.tensors[t].count; i++) {
+                double gradient = g.flat[i] * 0.5 / sqrt(squares);
+                m[i] = 0.9 * m[i] + 0.1 * gradient;
+                v[i] = 0.95 * v[i] + 0.05 * gradient * gradient;
+                double mh = m[i] / (1 - pow(0.9, (double)step + 1)), vh = v[i] / (1 - pow(0.95, (double)step + 1));
+                wanted[i] -= 1e-2 * (is_vector ? 0 : 0.1) * wanted[i];
+                wanted[i] -= 1e-2 * mh / (sqrt(vh) + 1e-8);
+            }
+        }
+        optimizer_step(&state, &o, &w, &g, gradient_length(&g), step);
+        CHECK(relative_difference(w.flat, wanted, w.count) < 1e-12);
+    }
+    free(wanted); free(m); free(v);
+    optimizer_free(&state);
+    weights_free(&w);
+    weights_free(&g);
+}
+
+/* ================================================================================================================
+   >>data
+   ================================================================================================================ */
+
+TEST(every_epoch_has_every_document_once_and_can_be_entered_anywhere) {
+    data_order o = data_order_new(13, 4, 0, 0);
+    int64_t drawn[39];
+    int moved = 0;
+    for (int epoch = 0; epoch < 3; epoch++) {
+        int seen[13] = {0};
+        for (int i = 0; i < 13; i++) seen[drawn[epoch * 13 + i] = data_order_next(&o)]++;
+        for (int i = 0; i < 13; i++) CHECK_INT(seen[i], 1);
+        for (int i = 0; i < 13; i++) moved += drawn[epoch * 13 + i] != drawn[i];
+    }
+    CHECK(moved > 0);
+    data_order_free(&o);
+    for (int start = 0; start < 38; start++) {
+        data_order again = data_order_new(13, 4, start / 13, start % 13);
+        for (int i = start; i < 39; i++) CHECK_INT(data_order_next(&again), drawn[i]);
+        data_order_free(&again);
+    }
+}
+
+static void write_file(const char *path, const void *bytes, size_t count) {
+    FILE *file = fopen(path, "wb");
+    REQUIRE(file != NULL);
+    CHECK(fwrite(bytes, 1, count, file) == count);
+    CHECK(fclose(file) == 0);
+}
+
+static char folder[200]; /* a new one below $BUILD */
+
+static const char *in_folder(const char *name) {
+    static char path[256];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return path;
+}
+
+/* A cut file loses no byte; each piece has its own BEGIN and END and none is longer than asked. */
+TEST(files_become_documents_and_no_byte_is_lost) {
+    unsigned char bytes[300];
+    for (int i = 0; i < 300; i++) bytes[i] = (unsigned char)(i * 7);
+    for (size_t size = 0; size <= 300; size += size < 20 ? 1 : 37) {
+        for (int64_t longest = 0; longest <= 20; longest += longest == 0 ? 3 : 1) {
+            documents d;
+            memset(&d, 0, sizeof d);
+            write_file(in_folder("text"), bytes, size);
+            add_path(&d, in_folder("text"), longest);
+            size_t at = 0;
+            for (int64_t i = 0; i < d.count; i++) {
+                const uint16_t *t = d.tokens + d.first[i];
+                int64_t n = document_length(&d, i);
+                CHECK(n >= 2 && (longest == 0 || n <= longest));
+                CHECK(i + 1 == d.count || n == longest);
+                CHECK_INT(t[0], TOKEN_BEGIN);
+                CHECK_INT(t[n - 1], TOKEN_END);
+                for (int64_t j = 1; j < n - 1; j++) {
+                    if (!(at < size && t[j] == bytes[at++])) FAIL("byte %d", (int)at);
+                }
+            }
+            CHECK_INT(at, size);
+            CHECK_INT(d.n_cut, d.count > 1);
+            documents_free(&d);
+        }
+    }
+    remove(in_folder("text"));
+}
+
+TEST(directories_are_read_in_order_and_some_entries_are_passed_over) {
+    const char *const names[] = {"b", "a", "c/z", "c/y", ".hidden", "build/x", "c/build/x"};
+    const char *const made[] = {"c", "build", "c/build"};
+    for (int i = 0; i < 3; i++) CHECK(mkdir(in_folder(made[i]), 0700) == 0);
+    for (int i = 0; i < 7; i++) write_file(in_folder(names[i]), names[i], strlen(names[i]));
+    char target[300];
+    snprintf(target, sizeof target, "%s", in_folder(""));
+    CHECK(symlink(target, in_folder("loop")) == 0);
+    documents d;
+    memset(&d, 0, sizeof d);
+    add_path(&d, folder, 0);
+    const char *const wanted[] = {"a", "b", "c/y", "c/z"};
+    CHECK_INT(d.count, 4);
+    for (int i = 0; i < 4 && i < d.count; i++) {
+        CHECK_INT(document_length(&d, i), (int64_t)strlen(wanted[i]) + 2);
+        for (size_t j = 0; j < strlen(wanted[i]); j++) CHECK_INT(d.tokens[d.first[i] + 1 + (int64_t)j], wanted[i][j]);
+    }
+    documents_free(&d);
+    remove(in_folder("loop"));
+    for (int i = 6; i >= 0; i--) remove(in_folder(names[i]));
+    for (int i = 2; i >= 0; i--) remove(in_folder(made[i]));
+}
+
+/* ================================================================================================================
+   >>checkpoint
+   ================================================================================================================ */
+
+typedef struct saved_run {
+    checkpoint_setting settings[3];
+    int64_t progress[2];
+    real arrays[CHECKPOINT_ARRAYS][5];
+    checkpoint c;
+} saved_run;
+
+static void saved_run_init(saved_run *r, int fill) {
+    memset(r, 0, sizeof *r);
+    r->settings[0] = setting_int("layers", 2);
+    r->settings[1] = setting_double("lr", 0.1);
+    r->settings[2] = setting_int("hash", -5);
+    for (int i = 0; i < 2; i++) r->progress[i] = fill * 10 + i;
+    for (int a = 0; a < CHECKPOINT_ARRAYS; a++) {
+        for (int i = 0; i < 5; i++) r->arrays[a][i] = fill * 100 + a * 10 + i;
+        r->c.arrays[a] = r->arrays[a];
+    }
+    r->c.settings = r->settings;
+    r->c.n_settings = 3;
+    r->c.progress = r->progress;
+    r->c.n_progress = 2;
+    r->c.count = 5;
+}
+
+/* The file is refused with a text that contains `reason`, nothing in memory changes and neither does the file. */
+static void check_refused(const char *path, const unsigned char *image, size_t bytes, const char *reason) {
+    saved_run mine, before;
+    char why[CHECKPOINT_WHY] = "";
+    int64_t bytes_after;
+    saved_run_init(&mine, 7);
+    saved_run_init(&before, 7);
+    write_file(path, image, bytes);
+    CHECK_INT(checkpoint_load(path, &mine.c, why), -1);
+    if (!CHECK(strstr(why, reason) != NULL)) FAIL("the reason was \"%s\", wanted \"%s\"", why, reason);
+    CHECK(memcmp(mine.progress, before.progress, sizeof mine.progress) == 0);
+    CHECK(memcmp(mine.arrays, before.arrays, sizeof mine.arrays) == 0);
+    unsigned char *after;
+    bytes_after = read_file(path, &after);
+    CHECK(bytes_after == (int64_t)bytes && memcmp(after, image, bytes) == 0);
+    free(after);
+}
+
+TEST(checkpoint_comes_back_whole) {
+    saved_run written, read;
+    char why[CHECKPOINT_WHY] = "", path[256];
+    snprintf(path, sizeof path, "%s", in_folder("point"));
+    saved_run_init(&written, 1);
+    saved_run_init(&read, 2);
+    CHECK_INT(checkpoint_load(path, &read.c, why), 0); /* none yet */
+    checkpoint_save(path, &written.c);
+    CHECK(fopen(in_folder("point.chunkflow-tmp0"), "rb") == NULL);
+    CHECK_INT(checkpoint_load(path, &read.c, why), 1);
+    CHECK(memcmp(written.progress, read.progress, sizeof read.progress) == 0);
+    CHECK(memcmp(written.arrays, read.arrays, sizeof read.arrays) == 0);
+    saved_run_init(&written, 3); /* the next one takes its place */
+    checkpoint_save(path, &written.c);
+    CHECK_INT(checkpoint_load(path, &read.c, why), 1);
+    CHECK(memcmp(written.arrays, read.arrays, sizeof read.arrays) == 0);
+    remove(path);
+}
+
+static void move_piece(void *user, int array, int64_t first, int64_t count, real *to, int out) {
+    saved_run *r = (saved_run *)user;
+    if (out) memcpy(to, r->arrays[array] + first, (size_t)count * sizeof *to);
+    else memcpy(r->arrays[array] + first, to, (size_t)count * sizeof *to);
+}
+
+static void fetch_numbers(void *user, int array, int64_t first, int64_t count, real *to) {
+    move_piece(user, array, first, count, to, 1);
+}
+
+static void store_numbers(void *user, int array, int64_t first, int64_t count, real *from) {
+    move_piece(user, array, first, count, from, 0);
+}
+
+static void make_piecewise(saved_run *r) {
+    for (int a = 0; a < CHECKPOINT_ARRAYS; a++) r->c.arrays[a] = NULL;
+    r->c.fetch = fetch_numbers;
+    r->c.store = store_numbers;
+    r->c.user = r;
+}
+
+/* Arrays that are not in memory as a whole make the same file. */
+TEST(checkpoint_piece_by_piece) {
+    saved_run written, read;
+    char why[CHECKPOINT_WHY] = "", path[256];
+    int64_t bytes[2] = {0, 0};
+    unsigned char *image[2];
+    snprintf(path, sizeof path, "%s", in_folder("pieces"));
+    saved_run_init(&written, 1);
+    saved_run_init(&read, 2);
+    for (int i = 0; i < 2; i++) {
+        if (i == 1) make_piecewise(&written);
+        checkpoint_save(path, &written.c);
+        bytes[i] = read_file(path, &image[i]);
+    }
+    CHECK(bytes[0] == bytes[1] && memcmp(image[0], image[1], (size_t)bytes[0]) == 0);
+    make_piecewise(&read);
+    CHECK_INT(checkpoint_load(path, &read.c, why), 1);
+    CHECK(memcmp(written.arrays, read.arrays, sizeof read.arrays) == 0);
+    for (int i = 0; i < 2; i++) free(image[i]);
+    remove(path);
+}
+
+TEST(checkpoint_damaged_anywhere_is_refused) {
+    saved_run run;
+    char path[256];
+    unsigned char *image;
+    snprintf(path, sizeof path, "%s", in_folder("point"));
+    saved_run_init(&run, 1);
+    checkpoint_save(path, &run.c);
+    const int64_t bytes = read_file(path, &image);
+    for (int64_t n = 0; n < bytes; n++) {
+        check_refused(path, image, (size_t)n, n < 48 ? "not a checkpoint" : "truncated");
+    }
+    unsigned char *longer = TAKE(unsigned char, bytes + 9);
+    memcpy(longer, image, (size_t)bytes);
+    for (int64_t n = 1; n <= 9; n++) check_refused(path, longer, (size_t)(bytes + n), "damaged");
+    for (int64_t i = 0; i < bytes; i++) {
+        longer[i] = (unsigned char)(image[i] ^ (1 << i % 8));
+        check_refused(path, longer, (size_t)bytes, "");
+        longer[i] = image[i];
+    }
+    const char text[] = "this is a text of another program, and longer than a head of a checkpoint would be";
+    check_refused(path, (const unsigned char *)text, sizeof text, "not a checkpoint");
+    free(longer);
+    free(image);
+    remove(path);
+}
+
+/* A file with a hole may be larger than all memory: what it begins with is enough to refuse it. */
+TEST(checkpoint_of_many_terabytes_is_refused) {
+    saved_run run;
+    char path[256], why[CHECKPOINT_WHY];
+    snprintf(path, sizeof path, "%s", in_folder("hole"));
+    for (int text = 0; text < 2; text++) {
+        saved_run_init(&run, 1);
+        checkpoint_save(path, &run.c);
+        if (text) write_file(path, (const unsigned char *)"a text", 6);
+        if (truncate(path, (off_t)1 << 43) != 0) SKIP("no such large files here");
+        CHECK_INT(checkpoint_load(path, &run.c, why), -1);
+        CHECK(strstr(why, text ? "not a checkpoint" : "damaged: 8796093022208 bytes") != NULL);
+        remove(path);
+    }
+}
+
+TEST(checkpoint_of_another_run_is_refused) {
+    saved_run run;
+    char path[256];
+    int64_t bytes;
+    unsigned char *image;
+    snprintf(path, sizeof path, "%s", in_folder("point"));
+    for (int what = 0; what < 6; what++) {
+        static const char *const reasons[] = {"its layers is 3, that of this run is 2", "its lr is 0.25",
+                                              "another version", "another version", "another version",
+                                              "4 parameters, this run 5"};
+        saved_run_init(&run, 1);
+        if (what == 0) run.settings[0] = setting_int("layers", 3);
+        if (what == 1) run.settings[1] = setting_double("lr", 0.25);
+        if (what == 2) run.settings[2] = setting_int("other", -5);
+        if (what == 3) run.c.n_settings = 2;
+        if (what == 4) run.c.n_progress = 1;
+        if (what == 5) run.c.count = 4;
+        checkpoint_save(path, &run.c);
+        bytes = read_file(path, &image);
+        check_refused(path, image, (size_t)bytes, reasons[what]);
+        free(image);
+    }
+    remove(path);
+}
+
+SUITE(trainer, CASE(comparator_rejects_what_is_not_a_number), CASE(comparator_sees_small_and_stale_differences),
+      CASE(loss_equals_the_definition), CASE(attention_equals_the_definition),
+      CASE(attention_with_a_window_equals_the_definition), CASE(gradients_equal_finite_differences),
+      CASE(gradients_equal_finite_differences_untied), CASE(gradients_equal_finite_differences_with_dropout),
+      CASE(gradients_equal_finite_differences_with_a_window),
+      CASE(any_chunking_gives_the_same_gradients), CASE(nothing_stale_is_read_and_runs_repeat_bit_by_bit),
+      CASE(k_changes_no_bit), CASE(a_stream_changes_no_bit), CASE(a_stream_sends_what_is_needed_and_no_more),
+      CASE(device_bytes_do_not_grow_with_the_sequence), CASE(the_ring_shows_a_wrong_order),
+      CASE(memory_is_what_it_should_be), CASE(gradients_add_to_what_is_there),
+      CASE(stages_in_a_row_are_the_whole_model), CASE(backward_in_two_passes_is_backward_in_one),
+      CASE(a_batch_without_targets_has_no_loss_and_no_gradient),
+      CASE(prompts_are_seen_but_not_learnt), CASE(dropout_drops_its_rate_and_keeps_the_mean),
+      CASE(dropout_differs_by_step_layer_site_and_position), CASE(learning_rate_warms_up_and_decays),
+      CASE(adamw_equals_the_definition), CASE(every_epoch_has_every_document_once_and_can_be_entered_anywhere),
+      CASE(files_become_documents_and_no_byte_is_lost),
+      CASE(directories_are_read_in_order_and_some_entries_are_passed_over), CASE(checkpoint_comes_back_whole), CASE(checkpoint_piece_by_piece),
+      CASE(checkpoint_damaged_anywhere_is_refused), CASE(checkpoint_of_many_terabytes_is_refused),
+      CASE(checkpoint_of_another_run_is_refused));
+
+int main(int argc, char **argv) {
+    static const harness_suite *const suites[] = {&suite_trainer};
+    const char *build = getenv("BUILD");
+    snprintf(folder, sizeof folder, "%s/test_trainer.XXXXXX", build && *build ? build : "build");
+    if (!mkdtemp(folder)) {
+        perror(folder);
+        return 1;
+    }
+    int code = harness_main(argc, argv, suites, 1);
+    rmdir(folder);
+    return code;
+}

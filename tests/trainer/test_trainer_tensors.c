@@ -1,0 +1,201 @@
+/* test_trainer_tensors.c - the reader and the writer of safetensors files: what is written comes back, files by another
+   writer are written again byte for byte, and damaged ones are refused or read within their bounds.
+
+       test_trainer_tensors DIRECTORY     for the files that it makes */
+
+#define _XOPEN_SOURCE 700
+
+#define CHUNKFLOW_IMPLEMENTATION
+#include "../../chunkflow.h"
+
+#include "../../examples/safetensors.h"
+
+static int passed = 0, failed = 0;
+
+static void expect(int holds, const char *what) {
+    if (holds) passed++;
+    else failed++;
+    if (!holds) printf("FAIL %s\n", what);
+}
+
+static char path[4096], again[4096];
+
+/* A file with this header and so many bytes of data: 0, 1, 2, ... */
+static void make_file(const char *header, int64_t claimed, int64_t data_bytes) {
+    FILE *file = fopen(path, "wb");
+    if (!file) fail(EXIT_CHECK_FAILED, "%s cannot be written", path);
+    for (int i = 0; i < 8; i++) fputc((int)((uint64_t)claimed >> 8 * i & 255), file);
+    fputs(header, file);
+    for (int64_t i = 0; i < data_bytes; i++) fputc((int)(i & 255), file);
+    fclose(file);
+}
+
+static int opens(const char *header, int64_t data_bytes) {
+    safetensors s;
+    make_file(header, (int64_t)strlen(header), data_bytes);
+    const int code = safetensors_open(path, &s);
+    if (code == CLI_OK) safetensors_close(&s);
+    return code;
+}
+
+/* ---- what is wrong, and where the message comes from: standard error, which the script looks at ---- */
+
+static void test_refusals(void) {
+    static const char *const bad[] = {
+        "", "{", "[]", "{} x", "{\"a\":1}", "{\"a\":{}}",
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4]}}",         /* less than the shape */
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,8]}}",         /* more */
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,0]}}",         /* backwards */
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,16]}}",        /* past the end */
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[-8,0]}}",
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[-2],\"data_offsets\":[0,8]}}",
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8,8]}}",
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0]}}",
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[2.5],\"data_offsets\":[0,8]}}",
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[9223372036854775807,4],\"data_offsets\":[0,8]}}",
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387905],\"data_offsets\":[0,8]}}", /* 4 times that is 4 */
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[99999999999999999999],\"data_offsets\":[0,8]}}",
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1,1,2],\"data_offsets\":[0,8]}}",
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}",         /* bytes of nobody at the end */
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}",         /* and at the beginning */
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"F32\",\"shape\":[1],"
+        "\"data_offsets\":[4,8]}}",                                                 /* overlapping */
+        "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},\"a\":{\"dtype\":\"F32\",\"shape\":[2],"
+        "\"data_offsets\":[0,8]}}",                                                 /* a name twice */
+        "{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}",
+        "{\"a\":{\"shape\":[2],\"data_offsets\":[0,8]}}", "{\"a\":{\"dtype\":3,\"shape\":[2],\"data_offsets\":[0,8]}}",
+    };
+    char what[64];
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        snprintf(what, sizeof what, "header %d is refused", (int)i);
+        expect(opens(bad[i], 8) == CLI_WRONG, what);
+    }
+    expect(opens("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8) == CLI_OK, "a whole file");
+    expect(opens("{\"a\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[0,8]}}", 8) == CLI_OK, "another type");
+    expect(opens("{\"a\":{\"dtype\":\"F32\",\"shape\":[0,7],\"data_offsets\":[0,0]},"
+                 "\"b\":{\"dtype\":\"BF16\",\"shape\":[],\"data_offsets\":[0,2]}}", 2) == CLI_OK, "an empty tensor and a number");
+    static const int64_t most = SAFETENSORS_MAX_HEADER;
+    const int64_t claims[] = {-1, INT64_MIN, INT64_MAX, most + 1, most, 3, 1, 0};
+    for (size_t i = 0; i < sizeof claims / sizeof claims[0]; i++) {
+        safetensors s;
+        make_file("{}", claims[i], 0);
+        expect(safetensors_open(path, &s) == CLI_WRONG && !s.file && !s.tensors, "a header of another length");
+    }
+}
+
+/* ---- asking for tensors ---- */
+
+static void test_wants(void) {
+    safetensors s;
+    static const char header[] = "{\"a\":{\"dtype\":\"F16\",\"shape\":[2,3],\"data_offsets\":[0,12]},"
+                                 "\"b\":{\"dtype\":\"I16\",\"shape\":[2],\"data_offsets\":[12,16]}}";
+    make_file(header, (int64_t)strlen(header), 16);
+    expect(safetensors_open(path, &s) == CLI_OK && s.count == 2, "two tensors");
+    expect(safetensors_want(&s, "a", 2, 3) == &s.tensors[0], "found");
+    expect(!safetensors_want(&s, "a", 3, 2), "another shape");
+    expect(!safetensors_want(&s, "a", 6, 0), "another number of dimensions");
+    expect(!safetensors_want(&s, "b", 2, 0), "another type");
+    expect(!safetensors_want(&s, "c", 2, 0), "no such tensor");
+    safetensors_close(&s);
+}
+
+/* ---- numbers there and back ---- */
+
+static void fetch_numbers(void *user, int64_t index, int64_t first, int64_t bytes, void *to) {
+    memcpy(to, ((const unsigned char **)user)[index] + first, (size_t)bytes);
+}
+
+static void test_numbers(void) {
+    static const float numbers[6] = {1, -2.5f, 0, 3.4e38f, 1e-40f, -1e-3f};
+    static const uint16_t halves[4] = {0x3C00, 0xC100, 0x7BFF, 0x0001}, shorts[4] = {0x3F80, 0xC020, 0x7F7F, 0x0001};
+    static const double of_halves[4] = {1, -2.5, 65504, 5.9604644775390625e-08};
+    const void *data[2] = {numbers, numbers};
+    tensor_source two[2] = {{"b", 2, 3, 0}, {"a", 6, 0, 1}};
+    float back[6];
+    safetensors s;
+    expect(safetensors_write(path, two, 2, TENSOR_F32, fetch_numbers, (void *)data) == CLI_OK, "written");
+    expect(safetensors_open(path, &s) == CLI_OK && s.data_at % 8 == 0, "opened");
+    expect(strcmp(s.tensors[0].name, "a") == 0 && s.tensors[1].begin == 24, "sorted by name");
+    expect(safetensors_read(&s, &s.tensors[1], 1, 5, back) == CLI_OK, "read");
+    expect(memcmp(back, numbers + 1, 20) == 0, "fp32 comes back");
+    safetensors_close(&s);
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        tensor_source one = {"x", 4, 0, 0};
+        data[0] = bf16 ? shorts : halves;
+        expect(safetensors_write(path, &one, 1, bf16 ? TENSOR_BF16 : TENSOR_F16, fetch_numbers, (void *)data) == CLI_OK,
+               "16-bit numbers are written");
+        expect(safetensors_open(path, &s) == CLI_OK && safetensors_read(&s, &s.tensors[0], 0, 4, back) == CLI_OK,
+               "and read");
+        for (int i = 0; i < 4; i++) {
+            const float wanted = bf16 ? float_of_bits((uint32_t)shorts[i] << 16) : (float)of_halves[i];
+            expect(memcmp(&back[i], &wanted, 4) == 0, "a 16-bit number comes back");
+        }
+        safetensors_close(&s);
+    }
+}
+
+/* ---- a good file, damaged in some hundred ways: read within its bounds or refused, never anything else ---- */
+
+static unsigned char *read_bytes(const char *from, int64_t *n) {
+    FILE *file = fopen(from, "rb");
+    unsigned char *bytes = TAKE(unsigned char, 1 << 16);
+    *n = file ? (int64_t)fread(bytes, 1, 1 << 16, file) : 0;
+    if (file) fclose(file);
+    return bytes;
+}
+
+static int try_bytes(const unsigned char *bytes, int64_t n) {
+    FILE *file = fopen(again, "wb");
+    safetensors s;
+    float numbers[64];
+    fwrite(bytes, 1, (size_t)n, file);
+    fclose(file);
+    if (safetensors_open(again, &s) != CLI_OK) return 0;
+    for (int64_t i = 0; i < s.count; i++) {
+        const safetensor *t = &s.tensors[i];
+        const int64_t count = t->dtype == TENSOR_OTHER ? 0 : (t->end - t->begin) / tensor_dtype_bytes(t->dtype);
+        expect(t->begin >= 0 && t->end <= s.data_bytes && s.data_at + s.data_bytes == n, "a tensor within the file");
+        expect(safetensors_read(&s, t, 0, min_of(count, 64), numbers) == CLI_OK, "a tensor can be read");
+    }
+    safetensors_close(&s);
+    return 1;
+}
+
+static void test_damage(void) {
+    static const float numbers[6] = {1, 2, 3, 4, 5, 6};
+    const void *data[3] = {numbers, numbers, numbers};
+    tensor_source three[3] = {{"model.a", 2, 3, 0}, {"model.b", 6, 0, 1}, {"model.c", 1, 2, 2}};
+    int64_t n = 0, n_refused = 0, n_read = 0;
+    expect(safetensors_write(path, three, 3, TENSOR_F32, fetch_numbers, (void *)data) == CLI_OK, "written");
+    unsigned char *good = read_bytes(path, &n), *bad = TAKE(unsigned char, n + 64);
+    expect(try_bytes(good, n), "the file as it was");
+    for (int64_t length = 0; length < n; length += 3) n_refused += !try_bytes(good, length);
+    expect(n_refused == (n + 2) / 3, "every shorter file is refused");
+    for (uint64_t i = 0; i < 600; i++) {
+        static const unsigned char likely[] = "0123456789[]{}\",:-. \\e";
+        memcpy(bad, good, (size_t)n);
+        for (uint64_t k = 0; k <= i % 3; k++) {
+            const uint64_t bits = mix64_pair(i, k);
+            const int64_t place = (int64_t)(bits % (uint64_t)(i % 5 == 0 ? 8 : n));
+            bad[place] = i % 2 ? likely[bits >> 32 & 15] : (unsigned char)(bits >> 40);
+        }
+        n_read += try_bytes(bad, n);
+    }
+    expect(n_read > 20 && n_read < 500, "of the damaged files some are refused, some read");
+    free(good);
+    free(bad);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 2) return EXIT_BAD_INPUT;
+    snprintf(path, sizeof path, "%s/tensors.safetensors", argv[1]);
+    snprintf(again, sizeof again, "%s/damaged.safetensors", argv[1]);
+    test_refusals();
+    test_wants();
+    test_numbers();
+    test_damage();
+    remove(path);
+    remove(again);
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed > 0;
+}

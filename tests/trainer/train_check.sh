@@ -1,0 +1,403 @@
+#!/bin/sh
+# train_check.sh - what the CPU trainer promises, tried on its programs - MIT or public domain
+#
+#     tests/trainer/train_check.sh [BUILD]      BUILD/train_cpu and BUILD/train_cpu_f64 are tested; default: build
+#
+# Run it in the top directory. Prints "ok NAME" or "FAIL NAME: why" for each case and "N passed, N failed" at the end.
+
+. "$(dirname "$0")/../helpers.sh"
+
+build=${1:-build}
+
+# Threads that spin while they wait are slow on a busy machine; results are the same either way.
+OMP_WAIT_POLICY=passive
+export OMP_WAIT_POLICY
+
+# run PROGRAM OPTIONS...: as capture
+run() {
+    program=$1
+    shift
+    capture "$build/$program" "$@"
+}
+
+# same_text NAME WANTED GOT
+same_text() {
+    if [ "$2" = "$3" ]; then ok "$1"
+    else fail "$1" "got '$3', wanted '$2'"; fi
+}
+
+for program in train_cpu train_cpu_f64; do
+    if [ ! -x "$build/$program" ]; then
+        fail "$build/$program" "there is no such program"
+        finish
+    fi
+done
+workplace "$build/train_check.tmp"
+
+tiny="--layers 2 --hidden 16 --heads 4 --kv-heads 2 --ffn 24"
+small="$tiny --batch 3 --max-length 100 --chunk-size 40 --k 2 --warmup 2 --lr 0.01"
+texts="examples/hello.c examples/base.h"
+
+# ---- chunked gradients equal unchunked ones, with groups of 1, 2, K, K + 1 and 20 chunks ----
+
+for k in 1 2 4; do
+    for chunks in $(printf '%s\n' 1 2 $k $((k + 1)) 20 | sort -n -u); do
+        for tails in hybrid no-tails; do
+            name="gradients: K $k, a group of $chunks chunks, $tails"
+            option=
+            group=$chunks
+            hybrids=1
+            replays=0
+            if [ $tails = no-tails ]; then option=--no-tails; hybrids=0; fi
+            if [ $chunks -eq 1 ]; then group=0; hybrids=0; fi
+            if [ $chunks -gt $k ] && [ $chunks -gt 1 ]; then replays=$((chunks - k)); fi
+            # the group's last chunk has 9 tokens of 16, so there is room for a short sequence
+            lengths=$((16 * chunks - 7)),5,2,0,1,16,11
+            run train_cpu_f64 --check $tiny --chunk-size 16 --k $k $option --synthetic $lengths
+            expect "$name" 0 "largest group $group, $hybrids hybrid, $replays replays"
+            if ! grep -q 'limit 1e-10: ok' "$work/out"; then fail "$name" "the limit is not 1e-10"; fi
+        done
+    done
+done
+
+check() {
+    name=$1
+    shift
+    run train_cpu_f64 --check $tiny --chunk-size 24 --k 2 --synthetic 100,24,48,7,3,0,1,31,12 "$@"
+    expect "gradients: $name" 0 'limit 1e-10: ok'
+}
+check "chunk size 1" --chunk-size 1
+check "one chunk for all" --chunk-size 4096
+check "K beyond any group" --k 1000000000
+check "first fit" --method first
+check "next fit" --method next
+check "even slices" --split even
+check "slices of equal cost" --split cost
+check "aligned slices" --align 8
+check "aligned even slices" --align 8 --split even
+check "two slices a chunk" --max-slices 2
+check "three ranks" --ranks 3
+check "ten ranks, some idle" --ranks 10
+check "untied embeddings" --untied
+check "one key head" --kv-heads 1
+check "as many key heads as query heads" --kv-heads 4
+check "dropout" --dropout 0.3
+check "dropout on three ranks" --dropout 0.3 --ranks 3
+check "prompts" --prompt 5
+check "prompts by fraction" --prompt-fraction 0.5
+check "four layers" --layers 4
+run train_cpu_f64 --check $tiny --synthetic 9,1,0,4 --prompt 9
+expect "gradients: a batch without targets is no check" 2 'nothing to check'
+run train_cpu_f64 --check $small $texts
+expect "gradients: real text" 0 'limit 1e-10: ok'
+run train_cpu --check $small $texts
+expect "gradients: float32" 0 'limit 1e-04: ok'
+
+# ---- states in host memory, streamed ----
+
+deep="--layers 6 --chunk-size 24 --k 2 --synthetic 300,24,130,7,3,0,1,31,12"
+ring=16384 # two blocks of 32 rows in float64
+for stream in $ring $((3 * ring)) 1000000; do
+    check "a stream of $stream bytes" $deep --stream $stream
+done
+check "a stream on three ranks, with dropout" $deep --stream $ring --ranks 3 --dropout 0.3
+for window in 1 32 50 1000; do
+    check "a window of $window" $deep --window $window
+    check "a window of $window, streamed" $deep --window $window --stream $ring
+done
+run train_cpu_f64 --check $tiny --stream $((ring - 1))
+expect "stream: two blocks at least" 2 "stream must be 0 or at least $ring: two blocks of 32 rows of one layer"
+if [ -s "$work/out" ]; then fail "stream: two blocks at least" "it printed: $(head -n 1 "$work/out")"; fi
+
+# planted NAME EDIT WHAT: the trainer with an edited state_stream.h has to see for itself that something is wrong
+mkdir -p "$work/planted/examples"
+cp chunkflow.h "$work/planted"
+cp examples/*.h examples/train_cpu.c "$work/planted/examples"
+planted() {
+    header=$work/planted/examples/state_stream.h
+    sed "$2" examples/state_stream.h >"$header"
+    if [ -n "$2" ] && cmp -s "$header" examples/state_stream.h; then
+        fail "stream: $1" "the fault is not there to be found: the edit changes nothing"
+    elif ! ${CC:-cc} -std=c99 -DTRAIN_FLOAT64 -DCHUNKFLOW_IMPLEMENTED -DCHUNKFLOW_API=extern \
+        -o "$work/planted/train_cpu" "$work/planted/examples/train_cpu.c" "$build/implementation.o" -lm \
+        2>"$work/err"; then
+        fail "stream: $1" "does not compile" "$work/err"
+    else
+        capture "$work/planted/train_cpu" --check $tiny $deep --stream $ring
+        if [ -n "$2" ]; then expect "stream: $1, is found" 1 "$3"
+        else expect "stream: $1" 0 'limit 1e-10: ok'; fi
+    fi
+}
+planted "without a fault" ""
+planted "no wait for a load" '/copy_wait(&s->in, s->loaded/d' 'NOT OK'
+planted "no wait for the chunk's own gradients" 's/copy_wait(&s->in, \(copy_issue.*)\));/\1;/' 'under way'
+planted "a slot filled while it is in use" \
+    '/^static inline key_block stream_next/,/^}/s/return/stream_load(s, s->first + STREAM_SLOTS * s->block_rows); &/' \
+    'NOT OK'
+planted "a slot filled before its gradients are out" '/copy_wait(&s->out, s->stored/d' 'NOT OK'
+planted "no wait for gradients on their way back" 's/copy_wait(&s->out, s->out.n_issued);/(void)s;/' 'under way'
+
+# ---- memory ----
+
+run train_cpu --memory-table $tiny --chunk-size 32 --k 1
+expect "memory: K 1" 0 'chunked activations stay at K x chunk size'
+run train_cpu --memory-table $tiny --chunk-size 32 --k 3
+expect "memory: K 3" 0 'chunked activations stay at K x chunk size'
+run train_cpu --memory-table $tiny --layers 6 --chunk-size 32 --k 2 --stream 30000
+expect "memory: with a stream only host memory grows" 0 'with a stream those lie in host memory'
+held=
+for length in 300 1200; do
+    run train_cpu $tiny --layers 6 --chunk-size 32 --k 1 --steps 1 --stream 10000 --synthetic $length
+    held="$held $(sed -n 's/^most held: \([0-9]*\) bytes on the device, \([0-9]*\) in host memory$/\1 \2/p' "$work/out")"
+done
+# 4 x 8 numbers a token in each of 6 layers
+if echo "$held" | awk '{ exit !($1 > 0 && $1 == $3 && $2 == 300 * 768 && $4 == 1200 * 768) }'; then
+    ok "memory: four times as long, not a byte more on the device"
+else fail "memory: four times as long, not a byte more on the device" "$held"; fi
+
+# 4K and 64K tokens; a window and two layers, so that it takes seconds
+held=
+for length in 4096 65536; do
+    run train_cpu $tiny --layers 2 --chunk-size 512 --k 1 --steps 1 --window 64 --stream 16384 --synthetic $length
+    held="$held $(sed -n 's/^most held: \([0-9]*\) bytes on the device, \([0-9]*\) in host memory$/\1 \2/p' "$work/out")"
+done
+if echo "$held" | awk '{ exit !($1 > 0 && $1 == $3 && $2 == 4096 * 256 && $4 == 65536 * 256) }'; then
+    ok "memory: 64K tokens with a window, not a byte more on the device than 4K"
+else fail "memory: 64K tokens with a window, not a byte more on the device than 4K" "$held"; fi
+
+# ---- training: the same losses and weights, bit by bit ----
+
+# losses FILE: step and loss of each progress line, and the weights' hash
+losses() {
+    sed -n -e 's/^step *\([0-9]*\).*loss \([^ ]*\) .*/\1 \2/p' -e 's/^weights/weights/p' "$1"
+}
+
+# same NAME FILE FILE
+same() {
+    if [ ! -s "$2" ] || ! grep -q weights "$2"; then
+        fail "$1" "there was no run to compare with"
+    elif cmp -s "$2" "$3"; then
+        ok "$1"
+    else
+        fail "$1" "$(diff "$2" "$3" | head -n 2 | tail -n 1)"
+    fi
+}
+
+for program in train_cpu train_cpu_f64; do
+    run $program $small --steps 6 --dropout 0.1 --exact --threads 1 $texts
+    losses "$work/out" >"$work/one"
+    for threads in 2 3 7; do
+        run $program $small --steps 6 --dropout 0.1 --exact --threads $threads $texts
+        losses "$work/out" >"$work/many"
+        same "threads: $program, $threads give what 1 gives" "$work/one" "$work/many"
+    done
+    for k in 1 5; do
+        run $program $small --k $k --steps 6 --dropout 0.1 --exact $texts
+        losses "$work/out" >"$work/many"
+        same "K: $program, K $k gives what K 2 gives" "$work/one" "$work/many"
+    done
+
+    run $program $small --stream 20000 --steps 6 --dropout 0.1 --exact $texts
+    losses "$work/out" >"$work/many"
+    same "stream: $program, a stream gives what the state on the device gives" "$work/one" "$work/many"
+
+    run $program $small --steps 9 --dropout 0.1 --exact $texts
+    losses "$work/out" >"$work/whole"
+    point=$work/point.$program
+    : >"$work/parts"
+    for part in 1 2 3; do
+        run $program $small --steps 9 --dropout 0.1 --exact --checkpoint "$point" --stop-after 3 $texts
+        losses "$work/out" | grep -v weights >>"$work/parts"
+    done
+    losses "$work/out" | grep weights >>"$work/parts"
+    same "resume: $program, three parts give what one run gives" "$work/whole" "$work/parts"
+done
+if [ "$(wc -l <"$work/whole")" -eq 10 ]; then ok "resume: nine losses and the weights were compared"
+else fail "resume: nine losses and the weights were compared" "$(wc -l <"$work/whole") lines"; fi
+
+# Interrupted and killed runs go on as if nothing had been.
+long="$small --steps 100 --exact --checkpoint-every 1"
+run train_cpu $long $texts
+losses "$work/out" | tail -n 1 >"$work/whole"
+for signal in INT TERM KILL KILL; do
+    : >"$work/out.$signal"
+    "$build/train_cpu" $long --checkpoint "$work/cut" $texts >"$work/out.$signal" 2>"$work/err" &
+    pid=$!
+    for wait in 1 2 3 4 5 6 7 8 9 10; do # until it has done a few steps
+        if [ "$(grep -c '^step' "$work/out.$signal")" -ge 5 ]; then break; fi
+        sleep 0.1
+    done
+    kill -$signal $pid 2>"$work/kill"
+    wait $pid 2>"$work/kill"
+done
+for signal in INT TERM; do
+    if grep -q 'stopped after step' "$work/out.$signal"; then ok "resume: $signal ends a run in order"
+    else fail "resume: $signal ends a run in order" "$(tail -n 1 "$work/out.$signal")"; fi
+done
+run train_cpu $long --checkpoint "$work/cut" $texts
+expect "resume: after INT, TERM and KILL" 0 'going on from .*step [0-9]'
+losses "$work/out" | tail -n 1 >"$work/parts"
+same "resume: after INT, TERM and KILL the weights are the same" "$work/whole" "$work/parts"
+run train_cpu $long --checkpoint "$work/cut" --chunk-size 50 $texts
+expect "resume: with other chunks it says so" 0 'note: the chunks are others than before'
+
+# ---- where a checkpoint lies ----
+
+# A link stays a link, and the file keeps its permissions.
+run train_cpu $small --steps 6 --stop-after 2 --checkpoint "$work/private" $texts
+chmod 600 "$work/private"
+ln -s private "$work/link"
+run train_cpu $small --steps 6 --stop-after 2 --checkpoint "$work/link" $texts
+expect "checkpoint: through a link" 0 'going on from .*step 2'
+if [ -h "$work/link" ] && ! [ -h "$work/private" ]; then ok "checkpoint: a link stays a link"
+else fail "checkpoint: a link stays a link" "$(ls -l "$work/link" "$work/private" | tr '\n' ' ')"; fi
+case $(ls -l "$work/private") in
+    -rw-------*) ok "checkpoint: a file keeps its permissions" ;;
+    *) fail "checkpoint: a file keeps its permissions" "$(ls -l "$work/private")" ;;
+esac
+run train_cpu $small --steps 6 --checkpoint "$work/private" $texts
+expect "checkpoint: what went through the link is there" 0 'going on from .*step 4'
+
+# One trainer at a time: the second ends at its start, whatever it calls the file, and goes on after the first.
+own="$small --steps 1000 --checkpoint-every 1000"
+run train_cpu $own --stop-after 1 --checkpoint "$work/owned" $texts
+ln -s owned "$work/other-name"
+"$build/train_cpu" $own --checkpoint "$work/owned" $texts >"$work/first" 2>&1 &
+pid=$!
+for wait in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    if grep -q '^step' "$work/first"; then break; fi
+    sleep 0.1
+done
+cp "$work/owned" "$work/owned-before"
+capture timeout 20 "$build/train_cpu" $own --checkpoint "$work/other-name" $texts
+complained "checkpoint: a second trainer" 2 'other-name: another trainer is running with this checkpoint$'
+same_text "checkpoint: a second trainer changes nothing" "0 1" \
+    "$(cmp "$work/owned" "$work/owned-before"; echo $?) $(find "$work" -name 'owned.chunkflow*' | wc -l)"
+kill -KILL $pid
+wait $pid 2>"$work/kill"
+same_text "checkpoint: a killed trainer leaves an empty file" owned.chunkflow-lock \
+    "$(cd "$work" && find . -name 'owned.chunkflow*' -size 0 | sed 's,^./,,')"
+run train_cpu $own --stop-after 1 --checkpoint "$work/owned" $texts
+expect "checkpoint: a killed trainer locks nothing" 0 'going on from .*owned, step 1'
+same_text "checkpoint: the lock goes in the end" "owned owned-before" "$(cd "$work" && echo owned*)"
+
+# What lies where the new file is written is nobody's to write to: a link to another file, or a pipe that nobody reads.
+brief="timeout -k 1 20 $build/train_cpu $small --steps 2"
+# Another name of a file, too, and whatever is called .tmp: it is somebody's own. Of a killed trainer's it is taken over.
+for kind in link pipe hard old; do
+    rm -f "$work"/fresh*
+    echo precious >"$work/other"
+    first=fresh.chunkflow-tmp0
+    left=$first
+    case $kind in
+        link) ln -s other "$work/$first" ;;
+        pipe) mkfifo "$work/$first" ;;
+        hard) ln "$work/other" "$work/$first" ;;
+        old) cp "$work/other" "$work/$first"; left= ;;
+    esac
+    cp "$work/other" "$work/fresh.tmp"
+    capture $brief --checkpoint "$work/fresh" $texts
+    expect "checkpoint: a $kind of the temporary name" 0 '^weights after step 2'
+    same_text "checkpoint: a $kind of the temporary name stays, or is taken over" \
+        "$(echo precious precious fresh $left fresh.tmp file)" \
+        "$(echo $(cat "$work/other" "$work/fresh.tmp") $(cd "$work" && echo fresh*) $(
+            [ -f "$work/fresh" ] && ! [ -h "$work/fresh" ] && echo file))"
+done
+ln -s nowhere "$work/dangling"
+capture $brief --checkpoint "$work/dangling" $texts
+expect "checkpoint: a link to nowhere" 1 'cannot be written'
+if [ -h "$work/dangling" ]; then ok "checkpoint: a link to nowhere stays"
+else fail "checkpoint: a link to nowhere stays" "it is no link any more"; fi
+mkfifo "$work/pipe"
+capture $brief --checkpoint "$work/pipe" $texts
+expect "checkpoint: a pipe" 2 'not a regular file'
+capture sh -c "ulimit -f 8; exec $brief --checkpoint '$work/large' $texts"
+expect "checkpoint: larger than a file may be" 1 'cannot be written: File too large'
+same_text "checkpoint: larger than a file may be leaves nothing" "large*" "$(cd "$work" && echo large*)"
+
+# shellcheck disable=SC2086
+full_output "output: train_cpu" $brief $texts
+
+# ---- checkpoints that do not fit ----
+
+point=$work/point.train_cpu
+cp "$point" "$work/good"
+bytes=$(wc -c <"$point")
+
+# refused NAME FILE STATUS TEXT OPTIONS...
+refused() {
+    name="checkpoint: $1"
+    cp "$2" "$work/bad"
+    said=$3
+    shift 3
+    run train_cpu $small --steps 20 --dropout 0.1 --checkpoint "$work/bad" "$@" $texts
+    if ! cmp -s "$work/bad" "$work/before"; then fail "$name" "the file was changed"
+    elif [ "$(cd "$work" && echo bad*)" != bad ]; then fail "$name" "it left a temporary file"
+    elif grep -q '^step' "$work/out"; then fail "$name" "it went on: $(tail -n 1 "$work/out")"
+    else expect "$name" 2 "refused, and left as it is: .*$said"; fi
+}
+for cut in 0 7 100 $((bytes / 2)) $((bytes - 1)); do
+    head -c $cut "$work/good" >"$work/before"
+    case $cut in 0 | 7) said='not a checkpoint' ;; *) said=truncated ;; esac
+    refused "truncated to $cut bytes" "$work/before" "$said" --steps 9
+done
+{ head -c $((bytes / 2)) "$work/good"; printf 'X'; tail -c $((bytes - bytes / 2 - 1)) "$work/good"; } >"$work/before"
+refused "one byte changed" "$work/before" damaged --steps 9
+{ cat "$work/good"; printf 'X'; } >"$work/before"
+refused "one byte too many" "$work/before" damaged --steps 9
+cp README.md "$work/before" 2>/dev/null || cp examples/model.h "$work/before"
+refused "a text" "$work/before" 'not a checkpoint' --steps 9
+cp "$work/good" "$work/before"
+refused "another model" "$work/before" 'its ffn is 24, that of this run is 32' --steps 9 --ffn 32
+refused "another learning rate" "$work/before" 'its lr is 0.01' --steps 9 --lr 0.02
+refused "another length of the run" "$work/before" 'its steps is 9, that of this run is 20'
+refused "another seed" "$work/before" 'its seed is 1, that of this run is 2' --steps 9 --seed 2
+refused "other documents" "$work/before" 'its hash of the documents' --steps 9 examples/model.h
+cp "$work/point.train_cpu_f64" "$work/before"
+refused "float64" "$work/before" 'its numbers have 8 bytes' --steps 9
+run train_cpu $small --checkpoint "$work" $texts
+expect "checkpoint: a directory" 2 'not a regular file'
+run train_cpu $small --checkpoint "$work/none/point" $texts
+expect "checkpoint: in no directory" 1 'cannot be written'
+
+# ---- bad input: a message, status 2, nothing done ----
+
+refuse() {
+    name="refused: $*"
+    run train_cpu --steps 1 --max-length 64 --chunk-size 64 "$@"
+    if [ -s "$work/out" ]; then fail "$name" "it printed: $(head -n 1 "$work/out")"
+    else expect "$name" 2 'train_cpu: '; fi
+}
+refuse --nonsense
+refuse --steps
+refuse --steps 0
+refuse --steps x
+refuse --steps 1.5
+refuse --steps nan
+refuse --lr -1
+refuse --lr nan
+refuse --heads 3
+refuse --kv-heads 3
+refuse --hidden 6 --heads 6
+refuse --dropout 1
+refuse --chunk-size 0
+refuse --chunk-size 9999999999
+refuse --method worst
+refuse --method best-
+refuse --synthetic 1,,2
+refuse --synthetic 1,-2
+refuse --synthetic 5 examples
+refuse --max-length 2
+refuse --prompt-fraction 1.5
+refuse "$work/nothing"
+run train_cpu --steps 1 --chunk-size 30 --align 7 --synthetic 9,8
+expect "refused: an alignment that does not divide the chunk" 2 'align'
+
+# A loss that is no longer a number ends the run, and the last good checkpoint stays.
+run train_cpu $small --steps 40 --lr 1e12 --clip 0 --checkpoint "$work/nan" --checkpoint-every 1 $texts
+expect "a loss that is not a number ends the run" 1 'not a finite number'
+
+run train_cpu --help
+expect "help" 0 'chunk-size N'
+
+finish

@@ -1,0 +1,365 @@
+/* >>base: result codes, their texts, version, the error record, memory. */
+
+#include "chunkflow.h"
+#include "../harness.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct named_code {
+    cf_result code;
+    const char *name;
+} named_code;
+
+static const named_code codes[] = {
+    {CF_OK, "CF_OK"},
+    {CF_ERROR_ARGUMENT, "CF_ERROR_ARGUMENT"},
+    {CF_ERROR_LIMIT, "CF_ERROR_LIMIT"},
+    {CF_ERROR_OVERFLOW, "CF_ERROR_OVERFLOW"},
+    {CF_ERROR_MEMORY, "CF_ERROR_MEMORY"},
+    {CF_ERROR_SPACE, "CF_ERROR_SPACE"},
+    {CF_ERROR_PLAN, "CF_ERROR_PLAN"},
+    {CF_ERROR_SCHEDULE, "CF_ERROR_SCHEDULE"},
+    {CF_ERROR_CALLBACK, "CF_ERROR_CALLBACK"},
+    {CF_ERROR_CANCELLED, "CF_ERROR_CANCELLED"},
+    {CF_ERROR_WRITE, "CF_ERROR_WRITE"},
+    {CF_ERROR_INFEASIBLE, "CF_ERROR_INFEASIBLE"},
+    {CF_ERROR_GRAPH, "CF_ERROR_GRAPH"},
+    {CF_ERROR_TEXT, "CF_ERROR_TEXT"},
+    {CF_ERROR_DEVICE, "CF_ERROR_DEVICE"},
+};
+#define N_CODES (sizeof codes / sizeof codes[0])
+
+TEST(every_code_has_a_name_and_a_text) {
+    size_t i, j;
+    CHECK_INT(CF_OK, 0);
+    CHECK_INT(N_CODES, CF_RESULT_COUNT); /* this table is whole */
+    for (i = 0; i < N_CODES; i++) {
+        const char *text = cf_result_text(codes[i].code);
+        CHECK_INT(codes[i].code, i); /* an ABI: codes may be added at the end, not moved */
+        CHECK_STR(cf_result_name(codes[i].code), codes[i].name);
+        REQUIRE(text != NULL && text[0] != 0);
+        CHECK(strchr(text, '\n') == NULL);
+        for (j = 0; j < i; j++) CHECK(strcmp(text, cf_result_text(codes[j].code)) != 0);
+    }
+}
+
+TEST(unknown_codes_have_a_name_and_a_text) {
+    const int unknown[] = {-1, CF_RESULT_COUNT, CF_RESULT_COUNT + 1, 9999, INT32_MAX, INT32_MIN};
+    size_t i, j;
+    for (i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
+        /* Through memory: a conversion of such a number to the enum may not be defined in every language mode. */
+        cf_result code;
+        const char *name, *text;
+        memset(&code, 0, sizeof code);
+        memcpy(&code, &unknown[i], sizeof code < sizeof unknown[i] ? sizeof code : sizeof unknown[i]);
+        name = cf_result_name(code);
+        text = cf_result_text(code);
+        REQUIRE(name != NULL && text != NULL && name[0] != 0 && text[0] != 0);
+        for (j = 0; j < N_CODES; j++) CHECK(strcmp(name, codes[j].name) != 0);
+    }
+}
+
+TEST(version_numbers_agree) {
+    char text[64];
+    snprintf(text, sizeof text, "%d.%d.%d", CHUNKFLOW_VERSION_MAJOR, CHUNKFLOW_VERSION_MINOR, CHUNKFLOW_VERSION_PATCH);
+    CHECK_STR(CHUNKFLOW_VERSION, text);
+}
+
+TEST(names_of_passes_kinds_and_replays) {
+    CHECK_STR(cf_pass_name(CF_F), "F");
+    CHECK_STR(cf_pass_name(CF_R), "R");
+    CHECK_STR(cf_pass_name(CF_B), "B");
+    CHECK_STR(cf_pass_name(CF_I), "I");
+    CHECK_STR(cf_pass_name(CF_W), "W");
+    CHECK_STR(cf_pass_name(CF_PASS_COUNT), "?");
+    CHECK_STR(cf_pass_name((cf_pass)255), "?");
+    CHECK_STR(cf_schedule_kind_name(CF_SCHEDULE_PAPER), "paper");
+    CHECK_STR(cf_schedule_kind_name(CF_SCHEDULE_COUNT), "?");
+    CHECK_STR(cf_replay_name(CF_REPLAY_PIPELINE), "pipeline");
+    CHECK_STR(cf_replay_name(CF_REPLAY_LOCAL), "local");
+    CHECK_STR(cf_replay_name(CF_REPLAY_COUNT), "?");
+}
+
+/* An action is written by the million; the header promises its size. */
+TEST(an_action_takes_12_bytes) {
+    CHECK_INT(sizeof(cf_action), 12);
+}
+
+/* ---- failing ---- */
+
+static void check_record(const cf_error *error, cf_result code, int64_t item, int64_t wanted, int64_t got,
+                         const char *text) {
+    CHECK_INT(error->code, code);
+    CHECK_STR(error->field, "layers");
+    CHECK_INT(error->item, item);
+    CHECK_INT(error->wanted, wanted);
+    CHECK_INT(error->got, got);
+    CHECK_STR(error->text, text);
+}
+
+TEST(a_failure_is_a_whole_record) {
+    cf_error error;
+    harness_poison(&error, sizeof error);
+    CHECK_INT(cf_fail(&error, CF_ERROR_LIMIT, "layers", 3, 7, INT64_MIN, "is wrong"), CF_ERROR_LIMIT);
+    check_record(&error, CF_ERROR_LIMIT, 3, 7, INT64_MIN,
+                 "layers[3]: is wrong (wanted 7, got -9223372036854775808)");
+    harness_poison(&error, sizeof error);
+    CHECK_INT(cf_fail(&error, CF_ERROR_PLAN, "layers", -1, 0, 9, "is wrong"), CF_ERROR_PLAN);
+    check_record(&error, CF_ERROR_PLAN, -1, 0, 9, "layers: is wrong (wanted 0, got 9)");
+    harness_poison(&error, sizeof error);
+    CHECK_INT(cf_refuse(&error, CF_ERROR_SCHEDULE, "layers", 0, "must rise"), CF_ERROR_SCHEDULE);
+    check_record(&error, CF_ERROR_SCHEDULE, 0, 0, 0, "layers[0]: must rise");
+    harness_poison(&error, sizeof error);
+    CHECK_INT(cf_fail_null(&error, "layers"), CF_ERROR_ARGUMENT);
+    check_record(&error, CF_ERROR_ARGUMENT, -1, 0, 0, "layers: must not be NULL");
+}
+
+TEST(a_real_number_is_called_what_it_is) {
+    static const struct {
+        double got;
+        const char *text;
+    } cases[] = {{-0.5, "layers[2]: is bad (got -0.5)"},
+                 {0.1, "layers[2]: is bad (got 0.10000000000000001)"},
+                 {1.7976931348623157e308, "layers[2]: is bad (got 1.7976931348623157e+308)"},
+                 {INFINITY, "layers[2]: is bad (got infinity)"},
+                 {-INFINITY, "layers[2]: is bad (got -infinity)"},
+                 {NAN, "layers[2]: is bad (got NaN)"}};
+    cf_error error;
+    size_t i;
+    for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        harness_poison(&error, sizeof error);
+        CHECK_INT(cf_fail_real(&error, CF_ERROR_OVERFLOW, "layers", 2, cases[i].got, "is bad"), CF_ERROR_OVERFLOW);
+        check_record(&error, CF_ERROR_OVERFLOW, 2, 0, 0, cases[i].text);
+    }
+}
+
+TEST(a_failure_needs_no_record_and_no_short_words) {
+    char why[1000];
+    cf_error error;
+    memset(why, 'w', sizeof why);
+    why[sizeof why - 1] = 0;
+    CHECK_INT(cf_fail(NULL, CF_ERROR_LIMIT, "layers", 3, 7, 8, why), CF_ERROR_LIMIT);
+    CHECK_INT(cf_fail_real(NULL, CF_ERROR_GRAPH, "layers", 3, NAN, why), CF_ERROR_GRAPH);
+    CHECK_INT(cf_fail_null(NULL, "layers"), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_refuse(NULL, CF_ERROR_TEXT, "layers", 3, why), CF_ERROR_TEXT);
+    CHECK_INT(cf_fail(&error, CF_ERROR_LIMIT, "layers", -1, 7, 8, why), CF_ERROR_LIMIT);
+    CHECK_INT(strlen(error.text), sizeof error.text - 1);
+    CHECK(strncmp(error.text, "layers: www", 11) == 0);
+}
+
+/* ---- memory ---- */
+
+TEST(an_allocator_is_whole_or_refused) {
+    const cf_allocator zero = {NULL, NULL, NULL}, no_release = {harness_alloc, NULL, NULL};
+    const cf_allocator no_alloc = {NULL, harness_release, NULL};
+    harness_heap heap;
+    const cf_allocator own = {harness_alloc, harness_release, &heap};
+    cf_allocator found;
+    cf_error error;
+    REQUIRE(cf_allocator_resolve(&own, &found, &error) == CF_OK);
+    CHECK(found.alloc == own.alloc && found.release == own.release && found.user == own.user);
+    REQUIRE(cf_allocator_resolve(NULL, &found, &error) == CF_OK);
+    CHECK(found.alloc != NULL && found.release != NULL);
+    REQUIRE(cf_allocator_resolve(&zero, &found, &error) == CF_OK);
+    CHECK(found.alloc != NULL && found.release != NULL);
+    harness_poison(&found, sizeof found);
+    CHECK_INT(cf_allocator_resolve(&no_release, &found, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "allocator.release");
+    CHECK_STR(error.text, "allocator.release: must not be NULL");
+    CHECK_INT(cf_allocator_resolve(&no_alloc, &found, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "allocator.alloc");
+    CHECK_INT(cf_allocator_resolve(&no_alloc, &found, NULL), CF_ERROR_ARGUMENT);
+    CHECK_POISON(&found, sizeof found);
+}
+
+TEST(memory_is_there_or_named) {
+    harness_heap heap;
+    const cf_allocator own = {harness_alloc, harness_release, &heap};
+    cf_allocator standard;
+    cf_error error;
+    void *memory = NULL, *none = NULL;
+    memset(&heap, 0, sizeof heap);
+    REQUIRE(cf_allocate(&own, 40, &memory, &error) == CF_OK);
+    REQUIRE(cf_allocate(&own, 0, &none, &error) == CF_OK);
+    memset(memory, 1, 40);
+    memset(none, 1, 1); /* a byte at least */
+    CHECK(none != memory);
+    own.release(none, own.user);
+    own.release(memory, own.user);
+    CHECK_INT(heap.live, 0);
+    CHECK_INT(heap.faults, 0);
+    heap.fail_at = heap.calls + 1;
+    harness_poison(&memory, sizeof memory);
+    CHECK_INT(cf_allocate(&own, 77, &memory, &error), CF_ERROR_MEMORY);
+    CHECK_INT(error.code, CF_ERROR_MEMORY);
+    CHECK_STR(error.field, "allocator");
+    CHECK_INT(error.item, -1);
+    CHECK_INT(error.wanted, 77);
+    CHECK_INT(error.got, 0);
+    CHECK_STR(error.text, "allocator: gave no memory (wanted 77 bytes)");
+    CHECK_INT(cf_allocate(&own, 77, &memory, NULL), CF_ERROR_MEMORY);
+    CHECK_POISON(&memory, sizeof memory);
+    REQUIRE(cf_allocator_resolve(NULL, &standard, NULL) == CF_OK);
+    REQUIRE(cf_allocate(&standard, 40, &memory, NULL) == CF_OK);
+    memset(memory, 1, 40);
+    standard.release(memory, standard.user);
+}
+
+TEST(an_arena_takes_back_what_comes_last) {
+    union {
+        uint64_t aligned[512 / 8];
+        unsigned char bytes[512];
+    } block;
+    cf_arena arena;
+    cf_allocator allocator;
+    void *a, *b, *c;
+    memset(&arena, 0, sizeof arena);
+    arena.memory = (unsigned char *)block.aligned + (16 - (uintptr_t)block.aligned % 16) % 16;
+    arena.bytes = 400;
+    allocator = cf_arena_allocator(&arena);
+    a = allocator.alloc(1, allocator.user);
+    b = allocator.alloc(100, allocator.user);
+    c = allocator.alloc(0, allocator.user);
+    REQUIRE(a != NULL && b != NULL && c != NULL);
+    CHECK_INT((uintptr_t)a % 16, 0);
+    CHECK_INT((uintptr_t)b % 16, 0);
+    CHECK((unsigned char *)b >= (unsigned char *)a + 1);
+    CHECK((unsigned char *)c >= (unsigned char *)b + 100);
+    memset(a, 1, 1);
+    memset(b, 2, 100);
+    CHECK_INT(((unsigned char *)a)[0], 1);
+    allocator.release(b, allocator.user); /* c is behind it */
+    CHECK(allocator.alloc(300, allocator.user) == NULL);
+    CHECK_INT(arena.peak >= 400, 1);
+    allocator.release(c, allocator.user); /* and now both are free */
+    CHECK(allocator.alloc(100, allocator.user) == b);
+    allocator.release(b, allocator.user);
+    allocator.release(a, allocator.user);
+    CHECK_INT(arena.used, 0);
+    CHECK(allocator.alloc(384, allocator.user) == a); /* 16 bytes stand before every piece */
+    CHECK(allocator.alloc(0, allocator.user) == NULL);
+    allocator.release(a, allocator.user);
+    CHECK(allocator.alloc(385, allocator.user) == NULL);
+    CHECK(allocator.alloc(SIZE_MAX, allocator.user) == NULL);
+    CHECK(allocator.alloc(SIZE_MAX / 2, allocator.user) == NULL);
+    CHECK_INT(arena.used, 0);
+}
+
+/* Makes one of everything, and gives it back in the order of its making. Returns the result of the first failure. */
+static cf_result make_everything(const cf_allocator *allocator, double *makespan, int64_t *n_edges) {
+    static const int64_t lengths[] = {900, 14000, 350, 2600, 70, 5000};
+    cf_pack_desc pack;
+    cf_graph_desc wiring;
+    cf_schedule_desc order;
+    cf_simulate_desc clock;
+    cf_lower_desc lowering;
+    cf_plan *plan = NULL;
+    cf_graph *graph = NULL;
+    cf_schedule *schedule = NULL, *lowered = NULL;
+    cf_timeline *timeline = NULL;
+    cf_result result;
+    memset(&pack, 0, sizeof pack);
+    memset(&wiring, 0, sizeof wiring);
+    memset(&order, 0, sizeof order);
+    memset(&clock, 0, sizeof clock);
+    memset(&lowering, 0, sizeof lowering);
+    pack.chunk_size = 2048;
+    wiring.n_stages = order.n_stages = 3;
+    wiring.k = order.k = 2;
+    order.kind = CF_SCHEDULE_BEST;
+    order.budget = 20;
+    pack.allocator = wiring.allocator = order.allocator = clock.allocator = lowering.allocator = allocator;
+    result = cf_pack(lengths, 6, &pack, &plan, NULL);
+    if (result == CF_OK) result = cf_plan_validate(plan, lengths, 6, allocator, NULL);
+    if (result == CF_OK) result = cf_graph_make(plan, &wiring, &graph, NULL);
+    if (result == CF_OK) result = cf_graph_validate(graph, allocator, NULL);
+    if (result == CF_OK) result = cf_schedule_make(plan, &order, &schedule, NULL);
+    if (result == CF_OK) result = cf_schedule_lower(plan, schedule, &lowering, &lowered, NULL);
+    if (result == CF_OK) result = cf_simulate(plan, lowered, &clock, &timeline, NULL);
+    if (result == CF_OK) *makespan = timeline->makespan, *n_edges = graph->n_edges;
+    cf_plan_free(plan);
+    cf_graph_free(graph);
+    cf_schedule_free(schedule);
+    cf_schedule_free(lowered);
+    cf_timeline_free(timeline);
+    return result;
+}
+
+TEST(everything_can_be_made_in_an_arena) {
+    double makespan = -1, same_makespan = -2;
+    int64_t n_edges = -1, same_n_edges = -2;
+    cf_arena arena;
+    cf_allocator allocator = cf_arena_allocator(&arena);
+    size_t needed = 0;
+    memset(&arena, 0, sizeof arena);
+    REQUIRE(make_everything(NULL, &makespan, &n_edges) == CF_OK);
+    CHECK_INT(make_everything(&allocator, &same_makespan, &same_n_edges), CF_ERROR_MEMORY);
+    CHECK_INT(arena.used, 0);
+    arena.bytes = 1 << 22;
+    arena.memory = malloc(arena.bytes);
+    REQUIRE(arena.memory != NULL);
+    CHECK_INT(make_everything(&allocator, &same_makespan, &same_n_edges), CF_OK);
+    CHECK(makespan <= same_makespan && same_makespan <= makespan);
+    CHECK_INT(same_n_edges, n_edges);
+    CHECK_INT(arena.used, 0);
+    needed = arena.peak;
+    arena.bytes = needed - 1; /* the peak is exact */
+    CHECK_INT(make_everything(&allocator, &same_makespan, &same_n_edges), CF_ERROR_MEMORY);
+    CHECK_INT(arena.used, 0);
+    arena.bytes = needed;
+    CHECK_INT(make_everything(&allocator, &same_makespan, &same_n_edges), CF_OK);
+    CHECK_INT(arena.used, 0);
+    free(arena.memory);
+}
+
+#if defined(__SANITIZE_ADDRESS__)
+#define WITH_ASAN
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define WITH_ASAN
+#endif
+#endif
+
+#ifdef WITH_ASAN
+int __asan_address_is_poisoned(void const volatile *address);
+void *__asan_region_is_poisoned(void *begin, size_t bytes);
+
+/* A write one past a carved array is caught, as it would be if the array were a block of its own. */
+TEST(sanitizers_see_the_end_of_every_array) {
+    static const int64_t lengths[] = {900, 14000, 350};
+    cf_pack_desc pack;
+    cf_plan *plan = NULL;
+    size_t bytes;
+    unsigned char *memory;
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = 2048;
+    REQUIRE(cf_pack(lengths, 3, &pack, &plan, NULL) == CF_OK);
+    CHECK(!__asan_address_is_poisoned(&plan->chunks[plan->n_chunks - 1]));
+    CHECK(__asan_address_is_poisoned(&plan->chunks[plan->n_chunks]));
+    CHECK(__asan_address_is_poisoned(&plan->slices[plan->n_slices]));
+    CHECK(__asan_address_is_poisoned(&plan->groups[plan->n_groups]));
+    CHECK(__asan_address_is_poisoned(plan + 1));
+    cf_plan_free(plan);
+    /* In the caller's memory the gaps are lifted when the object is given back, and when making it fails. */
+    REQUIRE(cf_pack_size(lengths, 3, &pack, &bytes, NULL) == CF_OK);
+    memory = (unsigned char *)malloc(bytes);
+    REQUIRE(memory != NULL);
+    REQUIRE(cf_pack_into(lengths, 3, &pack, memory, bytes, &plan, NULL) == CF_OK);
+    CHECK(__asan_region_is_poisoned(memory, bytes) != NULL);
+    cf_plan_free(plan);
+    CHECK(__asan_region_is_poisoned(memory, bytes) == NULL);
+    free(memory);
+}
+#define SANITIZED_CASES , CASE(sanitizers_see_the_end_of_every_array)
+#else
+#define SANITIZED_CASES
+#endif
+
+SUITE(base, CASE(every_code_has_a_name_and_a_text), CASE(unknown_codes_have_a_name_and_a_text),
+      CASE(version_numbers_agree), CASE(names_of_passes_kinds_and_replays), CASE(an_action_takes_12_bytes),
+      CASE(a_failure_is_a_whole_record), CASE(a_real_number_is_called_what_it_is),
+      CASE(a_failure_needs_no_record_and_no_short_words), CASE(an_allocator_is_whole_or_refused),
+      CASE(memory_is_there_or_named), CASE(an_arena_takes_back_what_comes_last),
+      CASE(everything_can_be_made_in_an_arena) SANITIZED_CASES);

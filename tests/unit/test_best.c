@@ -1,0 +1,490 @@
+/* best: against the exact solver, the fixed schedules and the bounds. */
+
+#include "chunkflow.h"
+#include "../reference/exact.h"
+#include "../harness.h"
+#include "../reference/naive.h"
+#include "../reference/pipeline.h"
+#include "../reference/suite.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Makes, judges and simulates; returns the makespan. */
+static double makespan_of(const cf_plan *plan, const cf_schedule_desc *desc, double *bound) {
+    cf_schedule *schedule = NULL;
+    cf_timeline *timeline = NULL;
+    cf_simulate_desc simulate;
+    cf_error error;
+    const char *fault;
+    double makespan;
+    memset(&simulate, 0, sizeof simulate);
+    memset(&error, 0, sizeof error);
+    simulate.timing = desc->timing;
+    simulate.limit = desc->limit;
+    simulate.limits = desc->limits;
+    simulate.no_bounds = bound == NULL;
+    if (cf_schedule_make(plan, desc, &schedule, &error) != CF_OK ||
+        cf_simulate(plan, schedule, &simulate, &timeline, &error) != CF_OK) {
+        FAIL("%s", error.text);
+        cf_schedule_free(schedule);
+        return -1;
+    }
+    fault = plan->n_steps <= 40 ? pipeline_fault(plan, schedule, desc) : NULL;
+    if (fault) FAIL("broken rule: %s", fault);
+    makespan = timeline->makespan;
+    if (bound) *bound = timeline->bound;
+    cf_timeline_free(timeline);
+    cf_schedule_free(schedule);
+    return makespan;
+}
+
+static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t chunk_size, int64_t max_slices) {
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = chunk_size;
+    desc.max_slices = max_slices;
+    CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
+    return plan;
+}
+
+TEST(paper_example) {
+    const int64_t lengths[] = {1, 1, 2, 4}, caps[] = {4, 4, 3, 2};
+    const struct {
+        int64_t k;
+        cf_replay replay;
+        double most;
+    } cases[] = {{2, CF_REPLAY_PIPELINE, 42}, {1, CF_REPLAY_PIPELINE, 50}, {1, CF_REPLAY_LOCAL, 46}, {2, CF_REPLAY_LOCAL, 42}};
+    cf_plan *plan = pack(lengths, 4, 2, 0);
+    cf_schedule_desc desc;
+    size_t i;
+    for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        double bound;
+        memset(&desc, 0, sizeof desc);
+        desc.kind = CF_SCHEDULE_BEST;
+        desc.n_stages = 4;
+        desc.k = cases[i].k;
+        desc.replay = cases[i].replay;
+        harness_note("K %d, %s", (int)desc.k, cf_replay_name(desc.replay));
+        CHECK(makespan_of(plan, &desc, &bound) <= cases[i].most);
+    }
+    memset(&desc, 0, sizeof desc);
+    desc.kind = CF_SCHEDULE_BEST;
+    desc.n_stages = 4;
+    desc.k = 2;
+    desc.limits = caps;
+    CHECK_INT(makespan_of(plan, &desc, NULL), 42); /* 42.86 %, with 4, 4, 3, 2 chunks */
+    cf_plan_free(plan);
+}
+
+/* ---- all small pipelines ---- */
+
+typedef struct tally {
+    int64_t solved, optimal;
+    double worst; /* makespan / optimum - 1 */
+} tally;
+
+static void compare(const cf_plan *plan, cf_schedule_desc *desc, tally *sum) {
+    cf_search_report report;
+    exact_answer exact;
+    double ratio;
+    desc->report = &report;
+    makespan_of(plan, desc, NULL);
+    exact = exact_makespan(plan, desc, report.makespan, 100000);
+    if (exact.makespan < 0) return;
+    ratio = report.makespan / exact.makespan - 1;
+    CHECK(report.bound <= exact.makespan * (1 + 1e-12));
+    sum->solved++;
+    sum->optimal += ratio < 1e-9;
+    if (ratio > sum->worst) sum->worst = ratio;
+}
+
+/* Every batch of up to 3 sequences of 1, 2, 3 or 5 tokens in chunks of 2, on 2 and 3 stages, K = 1 and 2, both replays;
+   quick: each batch on a third of these. */
+static void compare_all(int64_t limit, int split, tally *sum) {
+    static const int64_t sizes[] = {1, 2, 3, 5, 0}; /* 0: no sequence */
+    int a, b, c, combination;
+    for (a = 0; a < 4; a++)
+        for (b = a; b < 5; b++)
+            for (c = b; c < 5; c++) {
+                const int64_t lengths[3] = {sizes[a], sizes[b], sizes[c]};
+                cf_plan *plan = pack(lengths, 3, 2, 1);
+                combination = harness_rounds(0, (a + b + c) % 3);
+                for (; combination < 8 && plan->n_chunks <= 5; combination += harness_rounds(1, 3)) {
+                    cf_schedule_desc desc;
+                    memset(&desc, 0, sizeof desc);
+                    desc.kind = CF_SCHEDULE_BEST;
+                    desc.n_stages = 2 + combination % 2;
+                    desc.k = 1 + combination / 2 % 2;
+                    desc.replay = combination / 4 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+                    desc.limit = limit > 0 ? limit : CF_NO_LIMIT;
+                    desc.split_backward = split;
+                    harness_note("lengths %d %d %d, %d stages, K %d, %s, limit %d", (int)sizes[a], (int)sizes[b],
+                                 (int)sizes[c], (int)desc.n_stages, (int)desc.k, cf_replay_name(desc.replay), (int)limit);
+                    compare(plan, &desc, sum);
+                }
+                cf_plan_free(plan);
+            }
+}
+
+/* Nearly all are optimal, and none is far from it. */
+static void check_small_pipelines(int64_t limit, int split_backward) {
+    tally t = {0, 0, 0};
+    compare_all(limit, split_backward, &t);
+    CHECK(t.solved > harness_rounds(150, 50));
+    CHECK(t.optimal * 100 >= t.solved * 95);
+    CHECK(t.worst <= 0.03);
+    harness_report("%d of %d optimal, at worst %.1f %% off", (int)t.optimal, (int)t.solved, t.worst * 100);
+}
+
+TEST(optimal_on_small_pipelines) { check_small_pipelines(0, 0); }
+TEST(optimal_on_small_pipelines_under_limits) { check_small_pipelines(2, 0); }
+TEST(optimal_on_small_pipelines_with_split_backwards) { check_small_pipelines(0, 1); }
+
+/* ---- the suite of batches ---- */
+
+static const cf_schedule_kind fixed_kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_GPIPE, CF_SCHEDULE_1F1B};
+
+/* The longest path where the last K chunks of each group are kept, as the fixed kinds have it. No bound on other
+   schedules, as they may drop other chunks, but for long groups hardly any is shorter. */
+static double fixed_path(const cf_plan *plan, const cf_schedule_desc *desc) {
+    cf_graph_desc shape;
+    cf_graph *graph = NULL;
+    double *earliest, length;
+    memset(&shape, 0, sizeof shape);
+    shape.n_stages = desc->n_stages;
+    shape.k = desc->k;
+    shape.replay = desc->replay;
+    shape.timing = desc->timing;
+    CHECK_INT(cf_graph_make(plan, &shape, &graph, NULL), CF_OK);
+    if (graph == NULL) return 0;
+    earliest = (double *)harness_guard_new((size_t)(graph->n_nodes + 1) * sizeof *earliest);
+    length = naive_longest(graph, 1, earliest);
+    harness_guard_free(earliest);
+    cf_graph_free(graph);
+    return length;
+}
+
+/* The geometric mean of makespan / bound, by class, or over that path where it is longer; a small budget, so that the
+   test stays short. */
+TEST(suite_is_near_the_bound) {
+    double sum[SUITE_CLASSES] = {0};
+    char text[200] = "";
+    int i;
+    for (i = 0; i < SUITE_BATCHES; i++) {
+        static suite_batch batch;
+        cf_schedule_desc desc;
+        cf_plan *plan = NULL;
+        double makespan, bound = 0;
+        suite_draw(i, &batch);
+        CHECK_INT(cf_pack(batch.lengths, batch.n, &batch.pack, &plan, NULL), CF_OK);
+        REQUIRE(plan != NULL);
+        desc = batch.schedule;
+        desc.kind = CF_SCHEDULE_BEST;
+        desc.timing = &batch.timing;
+        desc.limit = CF_NO_LIMIT;
+        desc.budget = plan->n_chunks > 100 ? 12 : 40;
+        harness_note("batch %d, %s", i, suite_class_name(batch.class_id));
+        makespan = makespan_of(plan, &desc, &bound);
+        CHECK(makespan >= bound * (1 - 1e-12));
+        sum[batch.class_id] += log(makespan / fmax(bound, fixed_path(plan, &desc)));
+        cf_plan_free(plan);
+    }
+    for (i = 0; i < SUITE_CLASSES; i++) {
+        double mean = exp(sum[i] / SUITE_PER_CLASS);
+        harness_note("%s", suite_class_name(i));
+        CHECK(mean <= 1.05);
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s %.3f", i ? ", " : "", suite_class_name(i), mean);
+    }
+    harness_report("%s", text);
+}
+
+/* Under the limits that each fixed schedule gets along with. */
+TEST(suite_is_never_worse_than_a_fixed_schedule) {
+    int i;
+    for (i = 0; i < SUITE_BATCHES; i += harness_rounds(3, 11)) {
+        static suite_batch batch;
+        cf_schedule_desc desc;
+        cf_plan *plan = NULL;
+        int64_t limits[16], s;
+        double best;
+        size_t j;
+        suite_draw(i, &batch);
+        CHECK_INT(cf_pack(batch.lengths, batch.n, &batch.pack, &plan, NULL), CF_OK);
+        REQUIRE(plan != NULL);
+        desc = batch.schedule;
+        desc.timing = &batch.timing;
+        desc.budget = 6;
+        for (s = 0; s < desc.n_stages; s++) limits[s] = desc.n_stages - s + i % 4;
+        desc.limit = CF_NO_LIMIT;
+        desc.limits = i % 2 ? limits : NULL;
+        desc.kind = CF_SCHEDULE_BEST;
+        harness_note("batch %d, %s", i, suite_class_name(batch.class_id));
+        best = makespan_of(plan, &desc, NULL);
+        for (j = 0; j < 3; j++) {
+            desc.kind = fixed_kinds[j];
+            CHECK(best <= makespan_of(plan, &desc, NULL) * (1 + 1e-12));
+        }
+        desc.kind = CF_SCHEDULE_BEST;
+        desc.split_backward = 1;
+        best = makespan_of(plan, &desc, NULL);
+        desc.kind = CF_SCHEDULE_ZERO_BUBBLE;
+        CHECK(best <= makespan_of(plan, &desc, NULL) * (1 + 1e-12));
+        desc.split_backward = 0;
+        desc.limits = NULL;
+        desc.n_virtual = 2;
+        desc.limit = i % 2 ? 4 * desc.n_stages : CF_NO_LIMIT;
+        desc.kind = CF_SCHEDULE_BEST;
+        best = makespan_of(plan, &desc, NULL);
+        desc.kind = CF_SCHEDULE_INTERLEAVED;
+        CHECK(best <= makespan_of(plan, &desc, NULL) * (1 + 1e-12));
+        cf_plan_free(plan);
+    }
+}
+
+/* ---- limits ---- */
+
+/* 16 equal chunks of one token whose backwards are cut, in a V of two rows, each half of a stage: what Qi et al. (Pipeline
+   Parallelism with Controllable Memory, 2024) show to be possible when half or three eighths of 1F1B's memory is there. */
+TEST(a_v_under_tight_limits) {
+    static const struct {
+        int64_t n_stages, limit; /* in halves of a chunk */
+        double most;
+    } cases[] = {{4, 4, 54}, {8, 8, 60.5}, {8, 6, 69.5}};
+    cf_timing timing;
+    cf_plan *plan = pipeline_sixteen(&timing);
+    int i;
+    for (i = 0; i < 3; i++) {
+        cf_schedule_desc desc;
+        double bound;
+        memset(&desc, 0, sizeof desc);
+        desc.n_stages = cases[i].n_stages;
+        desc.limit = cases[i].limit;
+        desc.n_virtual = 2;
+        desc.placement = CF_PLACEMENT_V;
+        desc.split_backward = 1;
+        desc.timing = &timing;
+        harness_note("%d stages, limit %d", (int)desc.n_stages, (int)desc.limit);
+        CHECK(makespan_of(plan, &desc, &bound) <= cases[i].most);
+    }
+    cf_plan_free(plan);
+}
+
+/* By construction a larger limit never hurts at the same budget, where the smaller one is among those that are tried for it:
+   up to 16 all are. From there on luck plays its part: at all but one limit in thirty no smaller one does better by more
+   than half a percent. Every schedule is checked. */
+TEST(a_larger_limit_is_hardly_ever_worse) {
+    int64_t n_pairs = 0, n_worse = 0, n_much = 0, limit;
+    double worst = 1;
+    int i;
+    for (i = 3; i < SUITE_BATCHES; i += harness_rounds(10, 20)) {
+        static suite_batch batch;
+        cf_schedule_desc desc;
+        cf_plan *plan = NULL;
+        double least = 1e300;
+        suite_draw(i, &batch);
+        CHECK_INT(cf_pack(batch.lengths, batch.n, &batch.pack, &plan, NULL), CF_OK);
+        REQUIRE(plan != NULL);
+        desc = batch.schedule;
+        desc.timing = &batch.timing;
+        desc.budget = harness_rounds(0, 12); /* 0: as many as by default */
+        for (limit = 1; limit <= 16 && plan->n_chunks <= 64; limit++) {
+            double makespan;
+            desc.limit = limit;
+            harness_note("batch %d, %s, limit %d", i, suite_class_name(batch.class_id), (int)limit);
+            makespan = makespan_of(plan, &desc, NULL);
+            n_pairs++;
+            n_worse += makespan > least * (1 + 1e-12);
+            n_much += makespan > least * 1.005;
+            worst = fmax(worst, makespan / least);
+            CHECK(makespan <= least * 1.02);
+            least = fmin(least, makespan);
+        }
+        cf_plan_free(plan);
+    }
+    CHECK(n_pairs > harness_rounds(250, 160));
+    CHECK(n_much * harness_rounds(30, 20) <= n_pairs); /* fewer limits: one more counts for more */
+    harness_report("of %d limits %d are worse than one below, %d by more than 0.5 %%, at worst by %.2f %%", (int)n_pairs,
+                   (int)n_worse, (int)n_much, (worst - 1) * 100);
+}
+
+/* Whoever limits nothing gets what is best under the default limit, or better: with virtual stages by construction, too,
+   on one row almost. */
+TEST(no_limit_is_no_worse_than_the_default_one) {
+    static const int64_t found[] = {7, 42, 3, 25, 3, 6, 6, 2, 2, 3, 5, 5, 3, 3, 8, 1, 1, 5, 60, 6};
+    int64_t n_compared = 0, n_shorter = 0;
+    int i;
+    for (i = 0; i < harness_rounds(60, 12); i++) {
+        static suite_batch batch;
+        cf_schedule_desc desc;
+        cf_plan *plan = NULL;
+        suite_draw(7 * i + 1, &batch);
+        if (i > 0) CHECK_INT(cf_pack(batch.lengths, batch.n, &batch.pack, &plan, NULL), CF_OK);
+        else plan = pack(found, 20, 8, 0);
+        REQUIRE(plan != NULL);
+        memset(&desc, 0, sizeof desc);
+        desc.n_stages = i > 0 ? batch.schedule.n_stages : 4;
+        desc.k = i > 0 ? 1 + i % 4 : 6;
+        desc.n_virtual = i % 3 == 0 ? 3 : i % 2 + 1;
+        desc.placement = desc.n_virtual == 2 ? CF_PLACEMENT_ANY : CF_PLACEMENT_LOOP;
+        desc.timing = i > 0 ? &batch.timing : NULL;
+        desc.budget = i > 0 ? 12 : 0;
+        if (plan->n_chunks * desc.n_stages * desc.n_virtual <= 1000) {
+            double by_default, unlimited;
+            harness_note("batch %d", i);
+            by_default = makespan_of(plan, &desc, NULL);
+            desc.limit = CF_NO_LIMIT;
+            unlimited = makespan_of(plan, &desc, NULL);
+            CHECK(unlimited > 0 && unlimited <= by_default * (desc.n_virtual > 1 ? 1 + 1e-12 : 1.005));
+            n_compared++;
+            n_shorter += unlimited < by_default * (1 - 1e-12);
+        }
+        cf_plan_free(plan);
+    }
+    CHECK(n_compared >= harness_rounds(30, 6));
+    harness_report("%d of %d batches are shorter without a limit", (int)n_shorter, (int)n_compared);
+}
+
+/* A limit beyond anything that a stage could hold gives what the smallest such limit gives, for no more candidates. */
+TEST(a_limit_beyond_all_chunks) {
+    static const int64_t lengths[] = {7, 42, 3, 25, 3, 6};
+    cf_plan *plan = pack(lengths, 6, 8, 0);
+    cf_search_report reports[2];
+    cf_schedule *schedules[2] = {NULL, NULL};
+    int64_t n_virtual;
+    for (n_virtual = 1; n_virtual <= 2; n_virtual++) {
+        cf_schedule_desc desc;
+        int64_t i, enough = 1;
+        while (enough < 2 * plan->n_chunks * n_virtual) enough *= 2;
+        memset(&desc, 0, sizeof desc);
+        memset(reports, 0, sizeof reports);
+        desc.n_stages = 4;
+        desc.n_virtual = n_virtual;
+        desc.k = 3;
+        desc.budget = 40;
+        for (i = 0; i < 2; i++) {
+            desc.limit = i == 0 ? enough : enough << 40;
+            desc.report = &reports[i];
+            CHECK_INT(cf_schedule_make(plan, &desc, &schedules[i], NULL), CF_OK);
+            REQUIRE(schedules[i] != NULL);
+        }
+        CHECK_INT(reports[0].n_tried, reports[1].n_tried);
+        CHECK(reports[0].n_tried > 0);
+        CHECK_INT(schedules[0]->n_actions, schedules[1]->n_actions);
+        CHECK(memcmp(schedules[0]->actions, schedules[1]->actions,
+                     (size_t)schedules[0]->n_actions * sizeof(cf_action)) == 0);
+        for (i = 0; i < 2; i++) cf_schedule_free(schedules[i]);
+    }
+    cf_plan_free(plan);
+}
+
+/* On so many stages that one dispatch takes as long as the whole search should, `best` tries the fixed schedules and, as
+   there is a limit, one dispatch. */
+TEST(very_many_stages) {
+    const int64_t lengths[] = {1, 2, 3};
+    cf_plan *plan = pack(lengths, 3, 2, 1);
+    cf_schedule_desc desc;
+    cf_search_report report;
+    cf_schedule *schedule = NULL;
+    cf_validate_desc validate;
+    memset(&desc, 0, sizeof desc);
+    memset(&validate, 0, sizeof validate);
+    desc.n_stages = 65536;
+    desc.limit = 2;
+    desc.report = &report;
+    validate.limit = 2;
+    CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
+    REQUIRE(schedule != NULL);
+    CHECK_INT(cf_schedule_validate(plan, schedule, &validate, NULL, NULL), CF_OK);
+    CHECK(report.n_tried <= 2 * (4 + 1)); /* with limit 2 and 1 */
+    CHECK(report.makespan <= report.fixed_makespan);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* ---- the report, the budget, determinism ---- */
+
+static int64_t binary_digits(int64_t x) { return x > 0 ? 1 + binary_digits(x / 2) : 0; }
+
+/* The budget is for one search. There is one for K and for each power of two below, with these limits, with halves of them
+   and with each number up to 16, with whole backwards and with split ones. */
+static int64_t most_searches(const cf_schedule_desc *desc) {
+    int64_t limit = desc->limit > 0 ? desc->limit : 40, i;
+    for (i = 0; i < desc->n_stages; i++) {
+        if (desc->limits && desc->limits[i] > limit) limit = desc->limits[i];
+        if (desc->limits_bytes && desc->limits_bytes[i] > limit) limit = desc->limits_bytes[i];
+    }
+    if (desc->limit_bytes > limit) limit = desc->limit_bytes;
+    return (1 + binary_digits(desc->k)) * (17 + binary_digits(limit)) * (1 + desc->split_backward);
+}
+
+TEST(report_says_what_was_done) {
+    uint64_t seed;
+    for (seed = 1; seed <= (uint64_t)harness_rounds(300, 25); seed++) {
+        harness_rng rng = {seed};
+        pipeline_problem problem;
+        cf_search_report report;
+        cf_schedule *once = NULL, *twice = NULL;
+        cf_timeline *timeline = NULL;
+        cf_simulate_desc simulate;
+        pipeline_draw(&rng, &problem);
+        pipeline_note(seed, &problem);
+        problem.desc.kind = CF_SCHEDULE_BEST;
+        problem.desc.budget = 15 + (int64_t)seed % 40;
+        problem.desc.report = &report;
+        memset(&simulate, 0, sizeof simulate);
+        memset(&report, 0, sizeof report);
+        simulate.timing = problem.desc.timing;
+        if (cf_schedule_make(problem.plan, &problem.desc, &once, NULL) == CF_OK) {
+            CHECK_INT(cf_simulate(problem.plan, once, &simulate, &timeline, NULL), CF_OK);
+            REQUIRE(timeline != NULL);
+            CHECK(fabs(report.makespan - timeline->makespan) <= 1e-9 * timeline->makespan);
+            CHECK(report.bound <= report.makespan * (1 + 1e-12));
+            CHECK(report.makespan <= report.fixed_makespan);
+            CHECK(report.bound > 0 ? fabs(report.gap - (report.makespan / report.bound - 1)) < 1e-12 : report.gap <= 0);
+            CHECK_INT(report.budget, problem.desc.budget);
+            CHECK(report.n_tried <= report.budget * most_searches(&problem.desc) && report.n_tried > 0);
+            CHECK(report.best_fixed > CF_SCHEDULE_DEFAULT && report.best_fixed < CF_SCHEDULE_BEST);
+            CHECK_INT(cf_schedule_make(problem.plan, &problem.desc, &twice, NULL), CF_OK);
+            CHECK_INT(once->n_actions, twice->n_actions);
+            CHECK(memcmp(once->actions, twice->actions, (size_t)once->n_actions * sizeof(cf_action)) == 0);
+        }
+        cf_timeline_free(timeline);
+        cf_schedule_free(once);
+        cf_schedule_free(twice);
+        cf_plan_free(problem.plan);
+    }
+}
+
+/* More candidates never make it worse. */
+TEST(a_larger_budget_is_no_worse) {
+    int i;
+    for (i = 10; i < SUITE_BATCHES; i += harness_rounds(50, 130)) {
+        static suite_batch batch;
+        cf_schedule_desc desc;
+        cf_plan *plan = NULL;
+        double before = 1e300;
+        suite_draw(i, &batch);
+        CHECK_INT(cf_pack(batch.lengths, batch.n, &batch.pack, &plan, NULL), CF_OK);
+        REQUIRE(plan != NULL);
+        desc = batch.schedule;
+        desc.kind = CF_SCHEDULE_BEST;
+        desc.timing = &batch.timing;
+        for (desc.budget = 1; desc.budget <= 64; desc.budget *= 4) {
+            double makespan = makespan_of(plan, &desc, NULL);
+            CHECK(makespan <= before * (1 + 1e-12));
+            before = makespan;
+        }
+        cf_plan_free(plan);
+    }
+}
+
+SUITE(best, CASE(paper_example), CASE(report_says_what_was_done), CASE(a_larger_budget_is_no_worse));
+
+/* Searches long enough to be a program of its own, without sanitizers: see the Makefile. */
+SUITE(search, CASE(optimal_on_small_pipelines), CASE(optimal_on_small_pipelines_under_limits),
+      CASE(optimal_on_small_pipelines_with_split_backwards), CASE(suite_is_near_the_bound),
+      CASE(suite_is_never_worse_than_a_fixed_schedule), CASE(a_v_under_tight_limits),
+      CASE(a_larger_limit_is_hardly_ever_worse), CASE(no_limit_is_no_worse_than_the_default_one),
+      CASE(a_limit_beyond_all_chunks), CASE(very_many_stages));

@@ -1,0 +1,1048 @@
+/* Boundary values: every number of every description, and every number among the arguments, is set to 0, 1, -1, the
+   documented limit, one past it, the limits of its type, NaN, infinities and denormals, one at a time in a description
+   that is sound otherwise. Each call must end soon and ask for little memory; it goes well, or it says which member is
+   at fault and leaves its outputs alone.
+
+   Which members there are is not written here: members.h, which tests/unit/members.awk takes from the declarations, has all
+   of them, and the test fails for one that it does not come to. */
+
+#include "../harness.h"
+
+#include "tools/chunkflow_tune.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* ---- what the header declares ---- */
+
+typedef struct declared {
+    const char *record, *member, *type;
+    size_t offset;
+} declared;
+
+#define MEMBER(record, member, type) {#record, #member, type, offsetof(record, member)},
+#define ARGUMENT(function, argument)
+static const declared members[] = {
+#include "members.h"
+};
+#undef MEMBER
+#undef ARGUMENT
+#define MEMBER(record, member, type)
+#define ARGUMENT(function, argument) {#function, #argument},
+static const struct {
+    const char *function, *name;
+} arguments[] = {
+#include "members.h"
+};
+
+enum { N_MEMBERS = sizeof members / sizeof members[0], N_ARGUMENTS = sizeof arguments / sizeof arguments[0] };
+
+static unsigned char visited[N_MEMBERS];
+
+/* What is not tried here. Objects are damaged by tests/fuzz/fuzz_hostile.c; an arena's and a block's numbers say how
+   much memory there is, which nobody can check. */
+static const char *const objects[] = {"cf_plan", "cf_chunk", "cf_slice", "cf_group", "cf_schedule", "cf_action",
+                                      "cf_graph", "cf_node", "cf_edge", "cf_arena", "cf_block"};
+static const char *const outputs[] = {
+    "cf_error", "cf_plan_stats", "cf_metadata", "cf_parameters", "cf_shard", "cf_token_bytes", "cf_memory_report",
+    "cf_search_report", "cf_bound", "cf_timeline", "cf_step", "cf_slot", "cf_progress", "cf_run_stats",
+    "cf_fit", "cf_tune_candidate", "cf_tune_progress", "cf_tuning"};
+
+/* ---- documented limits ---- */
+
+typedef struct bound {
+    const char *record, *member; /* member NULL: all those of the record that have no row */
+    int64_t limit;               /* the most that is allowed, where that is less than what fits into the type */
+    int counts;                  /* 1: says how long an array is that the caller gives, which nobody can check; 2: asks
+                                    for so much work, so that a large number takes long, as it should */
+    const char *also;            /* other members that may be blamed for a value of this one, between blanks; or NULL */
+} bound;
+
+static const bound bounds[] = {
+    {"cf_pack_desc", "chunk_size", CF_MAX_CHUNK_SIZE, 0, " align lengths "},
+    {"cf_pack_desc", "n_ranks", CF_MAX_RANKS, 0, NULL},
+    {"cf_pass_cost", NULL, 0, 0, " timing cost "},
+    {"cf_timing", NULL, 0, 0, " timing "},
+    {"cf_capacity", "rows", INT32_MAX, 0, " prefix "},
+    {"cf_capacity", "prefix", INT32_MAX, 0, NULL},
+    {"cf_capacity", "n_seqs", INT32_MAX, 0, NULL},
+    {"cf_model", "layers", CF_MAX_LAYERS, 0, " pp limit_bytes "},
+    {"cf_model", "hidden", CF_MAX_WIDTH, 0, " head_dim limit_bytes "},
+    {"cf_model", "heads", CF_MAX_WIDTH, 0, " hidden kv_heads tp head_dim limit_bytes "},
+    {"cf_model", "kv_heads", CF_MAX_WIDTH, 0, " tp limit_bytes "},
+    {"cf_model", "head_dim", CF_MAX_WIDTH, 0, " limit_bytes "},
+    {"cf_model", "ffn", CF_MAX_FFN, 0, " tp limit_bytes "},
+    {"cf_model", "vocab", CF_MAX_VOCAB, 0, " limit_bytes "},
+    {"cf_parallel", "tp", CF_MAX_RANKS, 0, NULL},
+    {"cf_parallel", "pp", CF_MAX_LAYERS, 1, " n_virtual n_loads layers "},
+    {"cf_parallel", "n_virtual", CF_MAX_LAYERS, 1, " pp n_loads layers "},
+    {"cf_parallel", "dp", CF_MAX_RANKS, 1, NULL},
+    {"cf_parallel", "zero", 3, 0, NULL},
+    {"cf_memory_desc", NULL, 0, 0, " loads chunk_tokens "},
+    {"cf_memory_load", NULL, 0, 0, " loads "},
+    {"cf_graph_desc", "n_stages", CF_MAX_STAGES, 1, " n_virtual n_nodes "},
+    {"cf_graph_desc", "n_virtual", CF_MAX_STAGES, 1, " n_nodes "},
+    {"cf_schedule_desc", "n_stages", CF_MAX_STAGES, 1, " n_virtual n_actions "},
+    {"cf_schedule_desc", "n_virtual", CF_MAX_STAGES, 1, " n_stages n_actions "},
+    {"cf_schedule_desc", "budget", INT64_MAX, 2, NULL},
+    {"cf_schedule_desc", "limits_bytes", 0, 0, " limit_bytes "},
+    {"cf_schedule_desc", "limits", 0, 0, " limit "},
+    {"cf_bytes", NULL, 0, 0, " bytes limit_bytes limits_bytes "},
+    {"cf_sample", NULL, 0, 0, " samples "},
+    {"cf_gpu", NULL, 0, 0, " gpu timing limit_bytes "},
+    {"cf_stage_bytes", NULL, CF_MAX_STAGE_BYTES, 0, " limit_bytes "},
+    {"cf_stage_bytes", "fixed", CF_MAX_STAGE_BYTES, 0, " limit_bytes "},
+    {"cf_tune_desc", "budget", INT64_MAX, 2, NULL},
+    {"cf_tune_desc", "n_chunk_sizes", CF_MAX_CANDIDATES, 1, NULL},
+    {"cf_tune_desc", "n_ks", CF_MAX_CANDIDATES, 1, NULL},
+    {"cf_tune_desc", "n_kinds", CF_SCHEDULE_COUNT - 1, 1, NULL},
+    {"cf_tune_desc", "n_replays", CF_REPLAY_COUNT - 1, 1, NULL},
+    {"cf_tune_desc", "batch", CF_MAX_SEQUENCES, 2, NULL},
+    {"cf_tune_desc", "n_batches", CF_MAX_TUNE_BATCHES, 2, NULL},
+    {"cf_tune_desc", "n_exact", CF_MAX_CANDIDATES, 0, NULL},
+};
+
+static const bound *bound_of(const char *record, const char *member) {
+    const bound *of_record = NULL;
+    size_t i;
+    for (i = 0; i < sizeof bounds / sizeof bounds[0]; i++) {
+        if (strcmp(bounds[i].record, record) != 0) continue;
+        if (bounds[i].member == NULL) of_record = &bounds[i];
+        else if (strcmp(bounds[i].member, member) == 0) return &bounds[i];
+    }
+    return of_record;
+}
+
+/* ---- an allocator that refuses what nobody should ask for ---- */
+
+enum { MOST_BYTES = 1 << 28 };
+
+static int64_t live_blocks, refused;
+
+static void *small_alloc(size_t bytes, void *user) {
+    void *memory = bytes <= MOST_BYTES ? malloc(bytes) : NULL;
+    (void)user;
+    refused += memory == NULL;
+    live_blocks += memory != NULL;
+    return memory;
+}
+
+static void small_release(void *memory, void *user) {
+    (void)user;
+    live_blocks -= memory != NULL;
+    free(memory);
+}
+
+static const cf_allocator small = {small_alloc, small_release, NULL};
+
+/* ---- the descriptions, all of them sound, and what they are of ---- */
+
+enum { N = 5, STAGES = 2 };
+
+static int64_t lengths[N], prompts[N], limits[STAGES], limits_bytes[STAGES], layers[STAGES], chunk_sizes[2], ks[1];
+static cf_schedule_kind kinds[1];
+static cf_replay replays[1];
+static double weights[N];
+static cf_stage_cost stages[STAGES];
+static cf_stage_bytes stage_bytes[STAGES];
+static cf_memory_load loads[STAGES];
+static cf_sample samples[4];
+static cf_capacity capacity;
+static cf_model model;
+static cf_gpu gpu;
+static cf_timing timing, plain_timing;
+static cf_pass_cost cost;
+static cf_bytes bytes;
+static cf_pack_desc pack;
+static cf_metadata_desc metadata;
+static cf_loss_weights_desc loss;
+static cf_parallel parallel, plain_parallel;
+static cf_memory_desc memory;
+static cf_graph_desc graph_desc, plain_graph; /* plain: without arrays that its counts speak of */
+static cf_schedule_desc order, plain_order;
+static cf_validate_desc validate;
+static cf_simulate_desc simulate;
+static cf_lower_desc lower;
+static cf_run_desc run;
+static cf_write_desc writing;
+static cf_cost_desc estimate;
+static cf_tune_desc tune, tune_bytes;
+
+static cf_plan *plan;
+static cf_schedule *schedule;
+static cf_graph *graph;
+
+#define CLEAR(variable) memset(&variable, 0, sizeof variable)
+
+static void set_models(void) {
+    int i;
+    model = *cf_model_find("qwen2.5-7b");
+    gpu = *cf_gpu_find("h100-80g");
+    CLEAR(parallel);
+    parallel.tp = 2;
+    parallel.pp = STAGES;
+    parallel.dp = 2;
+    layers[0] = layers[1] = 14;
+    plain_parallel = parallel;
+    parallel.layers = layers;
+    CLEAR(memory);
+    memory.model = &model;
+    memory.parallel = parallel;
+    CLEAR(loads);
+    for (i = 0; i < STAGES; i++) loads[i].live_tokens = loads[i].chunk_tokens = 1000;
+    CLEAR(estimate);
+    estimate.model = &model;
+    estimate.gpu = &gpu;
+    estimate.parallel = parallel;
+    for (i = 0; i < 4; i++) {
+        samples[i].pass = CF_F;
+        samples[i].rows = 100 + 100 * i * i;
+        samples[i].pairs = 5000 * (i + 1);
+        samples[i].seconds = 1 + i;
+    }
+}
+
+static void set_tunes(void) {
+    CLEAR(tune);
+    chunk_sizes[0] = 4;
+    chunk_sizes[1] = 8;
+    ks[0] = 1;
+    kinds[0] = CF_SCHEDULE_1F1B;
+    replays[0] = CF_REPLAY_LOCAL;
+    tune.chunk_sizes = chunk_sizes;
+    tune.n_chunk_sizes = 2;
+    tune.ks = ks;
+    tune.kinds = kinds;
+    tune.replays = replays;
+    tune.n_ks = tune.n_kinds = tune.n_replays = tune.n_batches = 1;
+    tune.batch = N;
+    tune.allocator = &small;
+    tune_bytes = tune;
+    tune.model = &model;
+    tune.gpu = &gpu;
+    tune.parallel = parallel;
+    stage_bytes[0].held.per_token_activations = stage_bytes[1].held.per_token_activations = 10;
+    tune_bytes.bytes = stage_bytes;
+    tune_bytes.timing = &timing;
+    tune_bytes.limit_bytes = 100000;
+    tune_bytes.parallel.pp = STAGES;
+}
+
+static void set_orders(void) {
+    CLEAR(timing);
+    CLEAR(stages);
+    stages[0].forward.per_token = stages[1].forward.per_token = 1;
+    timing.stages = stages;
+    CLEAR(order);
+    order.n_stages = STAGES;
+    order.k = 2;
+    order.timing = &timing;
+    limits[0] = limits[1] = 9;
+    limits_bytes[0] = limits_bytes[1] = 100000;
+    order.limits = limits;
+    order.limits_bytes = limits_bytes;
+    order.bytes.per_token_activations = 1;
+    order.budget = 2;
+    order.allocator = &small;
+    CLEAR(graph_desc);
+    graph_desc.n_stages = STAGES;
+    graph_desc.timing = &timing;
+    graph_desc.allocator = &small;
+    CLEAR(plain_timing);
+    plain_timing.all.forward.per_token = 1;
+    plain_graph = graph_desc;
+    plain_order = order;
+    plain_graph.timing = plain_order.timing = &plain_timing;
+    plain_order.limits = plain_order.limits_bytes = NULL;
+    plain_order.kind = CF_SCHEDULE_1F1B; /* a search over 65,536 stages takes as long as it must */
+    CLEAR(validate);
+    validate.limits = limits;
+    validate.limits_bytes = limits_bytes;
+    CLEAR(simulate);
+    simulate.timing = &timing;
+    simulate.limits = limits;
+    simulate.allocator = &small;
+    CLEAR(lower);
+    lower.timing = &timing;
+    lower.allocator = &small;
+    CLEAR(run);
+    run.allocator = &small;
+}
+
+/* A group of three chunks, one of them hybrid, and standalone chunks. */
+static void set_up(void) {
+    static const int64_t given[N] = {10, 3, 1, 4, 0};
+    int i;
+    for (i = 0; i < N; i++) lengths[i] = given[i], prompts[i] = i / 2, weights[i] = 0.5;
+    CLEAR(pack);
+    pack.chunk_size = 4;
+    pack.cost.per_token = 1;
+    pack.allocator = &small;
+    CLEAR(capacity);
+    capacity.rows = capacity.n_seqs = 8;
+    capacity.prefix = 16;
+    metadata.capacity = &capacity;
+    metadata.weights = weights;
+    loss.mean = CF_MEAN_PROMPTS;
+    loss.prompts = prompts;
+    loss.allocator = &small;
+    writing.metadata = 1;
+    writing.allocator = &small;
+    set_models();
+    set_orders();
+    set_tunes();
+    if (plan == NULL) REQUIRE(cf_pack(lengths, N, &pack, &plan, NULL) == CF_OK);
+    if (schedule == NULL) REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
+    if (graph == NULL) REQUIRE(cf_graph_make(plan, &graph_desc, &graph, NULL) == CF_OK);
+}
+
+static void tear_down(void) {
+    cf_plan_free(plan);
+    cf_schedule_free(schedule);
+    cf_graph_free(graph);
+    plan = NULL;
+    schedule = NULL;
+    graph = NULL;
+    CHECK_INT(live_blocks, 0);
+}
+
+/* ---- the calls ----
+
+   Each returns what the library did, and has checked what came out if it went well. What a call writes is poisoned
+   before, and must be so after a failure. */
+
+static unsigned char out[4096];
+
+#define POISON() harness_poison(out, sizeof out)
+
+static int untouched(cf_result result) { return result == CF_OK || CHECK_POISON(out, sizeof out); }
+
+static cf_result call_pack(cf_error *error) {
+    cf_plan **made = (cf_plan **)(void *)out;
+    cf_result result = (POISON(), cf_pack(lengths, N, &pack, made, error));
+    size_t needed = 0;
+    CHECK_INT(cf_pack_size(lengths, N, &pack, &needed, NULL) == CF_OK, result == CF_OK || result == CF_ERROR_MEMORY);
+    if (!untouched(result) || result != CF_OK) return result;
+    CHECK_INT(cf_plan_validate(*made, lengths, N, NULL, NULL), CF_OK);
+    cf_plan_free(*made);
+    return result;
+}
+
+static cf_result call_measure(cf_error *error) {
+    cf_plan_stats stats;
+    (void)error;
+    (void)cf_cost_seconds(&cost, 7, 100);
+    cf_plan_measure(plan, &cost, &stats);
+    CHECK_INT(stats.largest_group, 3);
+    return CF_OK;
+}
+
+static cf_result call_metadata(cf_error *error) {
+    size_t needed = 0;
+    cf_result result = cf_metadata_size(plan, -1, &metadata, &needed, error);
+    void *room = result == CF_OK && needed < MOST_BYTES ? malloc(needed) : NULL;
+    POISON();
+    if (room != NULL) result = cf_metadata_fill(plan, 1, &metadata, room, needed, (cf_metadata *)(void *)out, error);
+    untouched(room != NULL ? result : CF_ERROR_SPACE);
+    free(room);
+    return result;
+}
+
+static cf_result call_loss(cf_error *error) {
+    cf_result result = (POISON(), cf_loss_weights(lengths, N, &loss, (double *)(void *)out, error));
+    untouched(result);
+    return result;
+}
+
+static cf_result call_model(cf_error *error) {
+    cf_result result = (POISON(), cf_model_parameters(&model, (cf_parameters *)(void *)out, error));
+    CHECK_INT(cf_model_validate(&model, NULL) == CF_OK, result == CF_OK);
+    untouched(result);
+    return result;
+}
+
+static cf_result split_with(const cf_parallel *split, cf_error *error) {
+    cf_result result = (POISON(), cf_stage_shard(&model, split, 0, (cf_shard *)(void *)out, error));
+    cf_parameters parameters;
+    CHECK_INT(cf_parallel_validate(&model, split, NULL), result);
+    CHECK_INT(cf_stage_parameters(&model, split, 0, &parameters, NULL), result);
+    untouched(result);
+    return result;
+}
+
+static cf_result call_parallel(cf_error *error) { return split_with(&parallel, error); }
+
+static cf_result call_plain_parallel(cf_error *error) { return split_with(&plain_parallel, error); }
+
+static cf_result call_memory(cf_error *error) {
+    cf_memory_report *reports = (cf_memory_report *)(void *)out;
+    cf_result result = (POISON(), cf_memory_estimate(&memory, loads, STAGES, reports, STAGES, error));
+    cf_token_bytes tokens;
+    (void)cf_memory_token_bytes(&memory, 0, &tokens, NULL);
+    untouched(result);
+    if (result == CF_OK) CHECK(reports[0].total >= 0);
+    return result;
+}
+
+static cf_result call_schedule_memory(cf_error *error) {
+    cf_memory_report *reports = (cf_memory_report *)(void *)out;
+    cf_result result = (POISON(), cf_schedule_memory(&memory, plan, schedule, reports, STAGES, &small, error));
+    untouched(result);
+    return result;
+}
+
+static cf_result graph_with(const cf_graph_desc *desc, cf_error *error) {
+    cf_graph **made = (cf_graph **)(void *)out;
+    cf_result result = (POISON(), cf_graph_make(plan, desc, made, error));
+    if (!untouched(result) || result != CF_OK) return result;
+    CHECK_INT(cf_graph_validate(*made, NULL, NULL), CF_OK);
+    cf_graph_free(*made);
+    return result;
+}
+
+static cf_result call_graph(cf_error *error) { return graph_with(&graph_desc, error); }
+
+static cf_result call_plain_graph(cf_error *error) { return graph_with(&plain_graph, error); }
+
+static cf_result order_with(const cf_schedule_desc *desc, cf_error *error) {
+    cf_schedule **made = (cf_schedule **)(void *)out;
+    cf_result result = (POISON(), cf_schedule_make(plan, desc, made, error));
+    cf_bound found[CF_MAX_BOUNDS];
+    int64_t n = -1;
+    size_t needed;
+    if (cf_schedule_bounds(plan, desc, found, &n, NULL) != CF_OK) CHECK(n == -1 && result != CF_OK);
+    if (cf_schedule_size(plan, desc, &needed, NULL) != CF_OK) CHECK(result != CF_OK);
+    if (!untouched(result) || result != CF_OK) return result;
+    CHECK_INT(cf_schedule_validate(plan, *made, NULL, NULL, NULL), CF_OK);
+    cf_schedule_free(*made);
+    return result;
+}
+
+static cf_result call_order(cf_error *error) { return order_with(&order, error); }
+
+static cf_result call_plain_order(cf_error *error) { return order_with(&plain_order, error); }
+
+static cf_result call_validate(cf_error *error) {
+    return cf_schedule_validate(plan, schedule, &validate, &small, error);
+}
+
+static cf_result call_simulate(cf_error *error) {
+    cf_timeline **made = (cf_timeline **)(void *)out;
+    cf_result result = (POISON(), cf_simulate(plan, schedule, &simulate, made, error));
+    if (!untouched(result) || result != CF_OK) return result;
+    CHECK((*made)->makespan >= 0 && (*made)->makespan <= DBL_MAX);
+    cf_timeline_free(*made);
+    return result;
+}
+
+static cf_result call_measured(cf_error *error) {
+    static double start[512], end[512];
+    cf_timeline **made = (cf_timeline **)(void *)out;
+    cf_result result = (POISON(), cf_timeline_measured(plan, schedule, start, end, &bytes, &small, made, error));
+    if (untouched(result) && result == CF_OK) cf_timeline_free(*made);
+    return result;
+}
+
+static cf_result call_lower(cf_error *error) {
+    cf_schedule **made = (cf_schedule **)(void *)out;
+    cf_result result = (POISON(), cf_schedule_lower(plan, schedule, &lower, made, error));
+    if (untouched(result) && result == CF_OK) cf_schedule_free(*made);
+    return result;
+}
+
+static cf_result call_run(cf_error *error) {
+    cf_run_stats *stats = (cf_run_stats *)(void *)out;
+    cf_result result;
+    run.memory = run.bytes != 0 ? (void *)stats : NULL; /* too few of them: nothing is written there */
+    if (run.bytes > sizeof out) run.memory = NULL; /* how many there are, nobody can check */
+    result = (POISON(), cf_run(plan, schedule, 0, &run, run.memory != NULL ? NULL : stats, error));
+    untouched(result);
+    return result;
+}
+
+static int swallow(const char *text, size_t n, void *user) {
+    (void)text, (void)n, (void)user;
+    return 0;
+}
+
+static cf_result call_write(cf_error *error) { return cf_write_plan_json(plan, &writing, swallow, NULL, error); }
+
+static cf_result call_fit(cf_error *error) {
+    cf_result result = (POISON(), cf_cost_fit(samples, 4, (cf_stage_cost *)(void *)out, NULL, error));
+    untouched(result);
+    return result;
+}
+
+static cf_result call_estimate(cf_error *error) {
+    cf_timing made;
+    cf_stage_cost *costs = (cf_stage_cost *)(void *)out;
+    double step;
+    cf_result result = (POISON(), cf_cost_estimate(&estimate, costs, STAGES, &made, &step, error));
+    untouched(result);
+    if (result != CF_OK) return result;
+    CHECK(costs[1].forward.constant + costs[1].backward.per_token + costs[1].weight.per_pair <= DBL_MAX);
+    CHECK(made.latency + made.seconds_per_token + made.offload_seconds_per_token <= DBL_MAX && step <= DBL_MAX);
+    return result;
+}
+
+static cf_result tune_with(const cf_tune_desc *desc, cf_error *error) {
+    cf_tuning **made = (cf_tuning **)(void *)out;
+    cf_result result = (POISON(), cf_tune(lengths, N, desc, made, error));
+    if (untouched(result) && result == CF_OK) cf_tuning_free(*made);
+    return result;
+}
+
+static cf_result call_tune(cf_error *error) { return tune_with(&tune, error); }
+
+static cf_result call_tune_bytes(cf_error *error) { return tune_with(&tune_bytes, error); }
+
+static const struct {
+    const char *name, *record;
+    void *root;
+    cf_result (*call)(cf_error *error);
+    int plain; /* 1: there are no arrays that its counts speak of, so that these may be anything */
+} calls[] = {
+    {"pack", "cf_pack_desc", &pack, call_pack, 1},
+    {"measure", "cf_pass_cost", &cost, call_measure, 1},
+    {"metadata", "cf_metadata_desc", &metadata, call_metadata, 1},
+    {"loss weights", "cf_loss_weights_desc", &loss, call_loss, 1},
+    {"model", "cf_model", &model, call_model, 1},
+    {"parallel", "cf_parallel", &parallel, call_parallel, 0},
+    {"parallel, even", "cf_parallel", &plain_parallel, call_plain_parallel, 1},
+    {"memory", "cf_memory_desc", &memory, call_memory, 0},
+    {"memory", "cf_memory_load", &loads[1], call_memory, 1},
+    {"memory of a schedule", "cf_memory_desc", &memory, call_schedule_memory, 0},
+    {"graph", "cf_graph_desc", &graph_desc, call_graph, 0},
+    {"graph, plain", "cf_graph_desc", &plain_graph, call_plain_graph, 1},
+    {"order", "cf_schedule_desc", &order, call_order, 0},
+    {"order, plain", "cf_schedule_desc", &plain_order, call_plain_order, 1},
+    {"validate", "cf_validate_desc", &validate, call_validate, 1},
+    {"simulate", "cf_simulate_desc", &simulate, call_simulate, 1},
+    {"measured", "cf_bytes", &bytes, call_measured, 1},
+    {"lower", "cf_lower_desc", &lower, call_lower, 1},
+    {"run", "cf_run_desc", &run, call_run, 1},
+    {"write", "cf_write_desc", &writing, call_write, 1},
+    {"fit", "cf_sample", &samples[2], call_fit, 1},
+    {"estimate", "cf_cost_desc", &estimate, call_estimate, 0},
+    {"tune", "cf_tune_desc", &tune, call_tune, 0},
+    {"tune by bytes", "cf_tune_desc", &tune_bytes, call_tune_bytes, 0},
+};
+
+/* ---- one value in one place ---- */
+
+typedef struct place {
+    cf_result (*call)(cf_error *error);
+    const char *call_name, *record, *member;
+    void *at;
+    int plain;
+} place;
+
+/* The last part of "timing.forward.constant". */
+static const char *last_part(const char *field) {
+    const char *dot = strrchr(field, '.');
+    return dot != NULL ? dot + 1 : field;
+}
+
+static int may_blame(const place *p, const char *field) {
+    const bound *b = bound_of(p->record, p->member);
+    char name[80];
+    if (strcmp(last_part(field), p->member) == 0) return 1;
+    snprintf(name, sizeof name, " %s ", last_part(field));
+    return b != NULL && b->also != NULL && strstr(b->also, name) != NULL;
+}
+
+/* `size` bytes go to the place, and the call is made. */
+static void try_value(const place *p, const void *value, size_t size, const char *text) {
+    unsigned char before[8];
+    cf_error error;
+    cf_result result;
+    clock_t start = clock();
+    harness_note("%s: %s.%s = %s", p->call_name, p->record, p->member, text);
+    memcpy(before, p->at, size);
+    memcpy(p->at, value, size);
+    harness_poison(&error, sizeof error);
+    refused = 0;
+    result = p->call(&error);
+    memcpy(p->at, before, size);
+    CHECK(clock() - start < 5 * CLOCKS_PER_SEC);
+    CHECK_INT(refused, 0);
+    if (result == CF_OK) return;
+    CHECK_INT(error.code, result);
+    CHECK(error.field != NULL && error.text[0] != '\0');
+    if (!may_blame(p, error.field)) FAIL("%s is blamed: %s", error.field, error.text);
+}
+
+static void try_whole(const place *p, size_t size) {
+    const bound *b = bound_of(p->record, p->member);
+    const int64_t limit = b != NULL ? b->limit : 0;
+    const int64_t past = limit < INT64_MAX ? limit + 1 : 0;
+    const int64_t values[] = {0, 1, -1, limit, past, INT32_MAX, INT32_MIN, (int64_t)INT32_MAX + 1, INT64_MAX,
+                              INT64_MAX - 1, INT64_MIN, INT64_MIN + 1};
+    char text[32];
+    size_t i;
+    for (i = 0; i < sizeof values / sizeof values[0]; i++) {
+        int32_t narrow = (int32_t)(uint32_t)(uint64_t)values[i];
+        int skips = b != NULL && (b->counts == 2 || (b->counts && !p->plain));
+        if (skips && values[i] > 1 && values[i] <= limit) continue;
+        snprintf(text, sizeof text, "%lld", (long long)values[i]);
+        if (size == sizeof values[i]) try_value(p, &values[i], size, text);
+        else if (narrow == values[i]) try_value(p, &narrow, size, text);
+    }
+}
+
+static void try_real(const place *p) {
+    const double values[] = {0, -0.0, 1, -1, 5e-324, -5e-324, DBL_MIN / 2, DBL_MIN, DBL_MAX, -DBL_MAX, 1e307, INFINITY,
+                             -INFINITY, NAN};
+    char text[32];
+    size_t i;
+    for (i = 0; i < sizeof values / sizeof values[0]; i++) {
+        snprintf(text, sizeof text, "%g", values[i]);
+        try_value(p, &values[i], sizeof values[i], text);
+    }
+}
+
+/* ---- all places ---- */
+
+static int is_in(const char *name, const char *const *list, size_t n) {
+    while (n-- > 0)
+        if (strcmp(list[n], name) == 0) return 1;
+    return 0;
+}
+
+#define IS_IN(name, list) is_in(name, list, sizeof list / sizeof list[0])
+
+/* The record, between blanks and stars, that a type names: "const cf_timing *". */
+static void plain_type(const char *type, char plain[64]) {
+    size_t n;
+    if (strncmp(type, "const ", 6) == 0) type += 6;
+    n = strcspn(type, " *");
+    snprintf(plain, 64, "%.*s", (int)n, type);
+}
+
+static int is_record(const char *name) {
+    int i;
+    for (i = 0; i < N_MEMBERS; i++)
+        if (strcmp(members[i].record, name) == 0) return 1;
+    return 0;
+}
+
+static void try_number(place *p, const char *type) {
+    int64_t none;
+    if (strcmp(type, "double") == 0) try_real(p);
+    else if (strcmp(type, "int64_t") == 0 || strcmp(type, "uint64_t") == 0 || strcmp(type, "size_t") == 0)
+        try_whole(p, sizeof none);
+    else try_whole(p, sizeof(int)); /* int, and enums */
+}
+
+/* Goes through the members of a record, into the records in it and those that it points to. */
+static void try_record(const char *record, unsigned char *at, place *p) {
+    int i;
+    for (i = 0; i < N_MEMBERS; i++) {
+        const declared *d = &members[i];
+        unsigned char *target = at + d->offset;
+        char type[64];
+        if (strcmp(d->record, record) != 0) continue;
+        visited[i] = 1;
+        plain_type(d->type, type);
+        if (strchr(d->type, '*') != NULL) memcpy(&target, at + d->offset, sizeof target);
+        if (target == NULL || strcmp(type, "cf_allocator") == 0 || strcmp(type, "cf_slice_cost_fn") == 0) continue;
+        if (IS_IN(type, objects) || IS_IN(type, outputs)) continue;
+        if (is_record(type)) {
+            try_record(type, target, p);
+            continue;
+        }
+        p->record = d->record;
+        p->member = d->member;
+        p->at = target;
+        try_number(p, type);
+    }
+}
+
+TEST(every_member_takes_any_number) {
+    size_t i;
+    set_up();
+    for (i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        place p = {0};
+        cf_error error;
+        p.call = calls[i].call;
+        p.call_name = calls[i].name;
+        p.plain = calls[i].plain;
+        harness_note("%s", calls[i].name);
+        harness_poison(&error, sizeof error);
+        if (p.call(&error) != CF_OK) FAIL("%s does not work as it is: %s", calls[i].name, error.text);
+        try_record(calls[i].record, (unsigned char *)calls[i].root, &p);
+    }
+    harness_note("%s", "");
+    tear_down();
+}
+
+/* ---- arguments ----
+
+   function, argument, the most that is there of what it counts (a count past that may only be tried where it is past
+   the limit, too), that limit, and the call with `number`. */
+
+static int64_t number;
+
+static cf_result fine(int64_t any) {
+    (void)any;
+    return CF_OK;
+}
+
+static cf_result named(const char *name) { return name != NULL && name[0] != '\0' ? CF_OK : CF_ERROR_TEXT; }
+
+/* For what makes an object. */
+static cf_result made(cf_result result, void (*release)(void)) {
+    if (untouched(result) && result == CF_OK) release();
+    return result;
+}
+
+static void release_plan(void) { cf_plan_free(*(cf_plan **)(void *)out); }
+static void release_tuning(void) { cf_tuning_free(*(cf_tuning **)(void *)out); }
+
+/* The schedule that a candidate stands for, of a plan for the first of them. */
+static cf_result tuned(int64_t candidate, int64_t rank, cf_error *error) {
+    cf_schedule **chosen = (cf_schedule **)(void *)out;
+    cf_tuning *tuning = NULL;
+    cf_plan *packed = NULL;
+    cf_pack_desc like;
+    cf_result result = cf_tune(lengths, N, &tune, &tuning, error);
+    CHECK_INT(result, CF_OK);
+    if (result != CF_OK) return result;
+    memset(&like, 0, sizeof like);
+    like.chunk_size = tuning->candidates[0].chunk_size;
+    like.n_ranks = tuning->splits[tuning->candidates[0].split].dp;
+    CHECK_INT(cf_pack(lengths, N, &like, &packed, NULL), CF_OK);
+    result = (POISON(), cf_tune_schedule(&tune, tuning, candidate, packed, rank, chosen, error));
+    if (untouched(result) && result == CF_OK) cf_schedule_free(*chosen);
+    cf_plan_free(packed);
+    cf_tuning_free(tuning);
+    return result;
+}
+static void release_runner(void) { (void)cf_run_close(*(cf_runner **)(void *)out, NULL, NULL); }
+
+static cf_result allocate(cf_error *error) {
+    void *block = NULL;
+    cf_result result = number < 0 || number > MOST_BYTES ? CF_OK : cf_allocate(&small, (size_t)number, &block, error);
+    small_release(block, NULL);
+    return result;
+}
+
+/* With so many bytes of those that there are. */
+static cf_result into(cf_result (*call)(void *room, size_t room_bytes, cf_error *error), cf_error *error) {
+    static double room[1 << 12];
+    return number >= 0 && number <= (int64_t)sizeof room ? call(room, (size_t)number, error) : CF_OK;
+}
+
+static cf_result into_plan(void *room, size_t n, cf_error *error) {
+    cf_plan *unused;
+    return cf_pack_into(lengths, N, &pack, room, n, &unused, error);
+}
+
+static cf_result into_schedule(void *room, size_t n, cf_error *error) {
+    cf_schedule *unused;
+    return cf_schedule_into(plan, &order, room, n, &unused, error);
+}
+
+static cf_result into_metadata(void *room, size_t n, cf_error *error) {
+    cf_metadata unused;
+    return cf_metadata_fill(plan, 0, NULL, room, n, &unused, error);
+}
+
+static cf_timing scratch_timing;
+
+static cf_result untouched_by(cf_result result) {
+    (void)untouched(result);
+    return result;
+}
+
+static cf_result budget(int64_t got) {
+    CHECK(got == (number < 1 ? 0 : got) && (got == 0 || (got >= 8 && got <= 64)));
+    return CF_OK;
+}
+
+#define ROOM ((void *)out)
+#define ENUM(type) ((type)(int)number)
+
+#define TRY_ARGUMENTS(X) \
+    X(cf_result_name, code, INT32_MAX, 0, named(cf_result_name(ENUM(cf_result)))) \
+    X(cf_result_text, code, INT32_MAX, 0, named(cf_result_text(ENUM(cf_result)))) \
+    X(cf_fail, code, INT32_MAX, 0, fine(cf_fail(NULL, ENUM(cf_result), "f", 0, 0, 0, "why"))) \
+    X(cf_fail, item, INT64_MAX, 0, fine(cf_fail(error, CF_ERROR_PLAN, "f", number, 0, 0, "why"))) \
+    X(cf_fail, wanted, INT64_MAX, 0, fine(cf_fail(error, CF_ERROR_PLAN, "f", 0, number, 0, "why"))) \
+    X(cf_fail, got, INT64_MAX, 0, fine(cf_fail(error, CF_ERROR_PLAN, "f", 0, 0, number, "why"))) \
+    X(cf_fail_real, code, INT32_MAX, 0, fine(cf_fail_real(NULL, ENUM(cf_result), "f", 0, 0, "why"))) \
+    X(cf_fail_real, item, INT64_MAX, 0, fine(cf_fail_real(error, CF_ERROR_PLAN, "f", number, 0, "why"))) \
+    X(cf_fail_real, got, INT64_MAX, 0, fine(cf_fail_real(error, CF_ERROR_PLAN, "f", 0, (double)number, "why"))) \
+    X(cf_refuse, code, INT32_MAX, 0, fine(cf_refuse(NULL, ENUM(cf_result), "f", 0, "why"))) \
+    X(cf_refuse, item, INT64_MAX, 0, fine(cf_refuse(error, CF_ERROR_PLAN, "f", number, "why"))) \
+    X(cf_allocate, bytes, INT64_MAX, 0, allocate(error)) \
+    X(cf_cost_seconds, rows, INT64_MAX, 0, fine(cf_cost_seconds(&cost, number, 1) > 0)) \
+    X(cf_cost_seconds, pairs, INT64_MAX, 0, fine(cf_cost_seconds(&cost, 1, number) > 0)) \
+    X(cf_slice_pairs, prefix, INT64_MAX, 0, cf_slice_pairs(number, 1) >= -1 ? CF_OK : CF_ERROR_TEXT) \
+    X(cf_slice_pairs, length, INT64_MAX, 0, cf_slice_pairs(1, number) >= -1 ? CF_OK : CF_ERROR_TEXT) \
+    X(cf_pack_method_name, method, INT32_MAX, 0, named(cf_pack_method_name(ENUM(cf_pack_method)))) \
+    X(cf_split_method_name, split, INT32_MAX, 0, named(cf_split_method_name(ENUM(cf_split_method)))) \
+    X(cf_pack, n, N, CF_MAX_SEQUENCES, made(cf_pack(lengths, number, &pack, ROOM, error), release_plan)) \
+    X(cf_pack_size, n, N, CF_MAX_SEQUENCES, untouched_by(cf_pack_size(lengths, number, &pack, ROOM, error))) \
+    X(cf_pack_into, n, N, CF_MAX_SEQUENCES, untouched_by(cf_pack_into(lengths, number, &pack, NULL, 0, ROOM, error))) \
+    X(cf_pack_into, bytes, INT64_MAX, 0, into(into_plan, error)) \
+    X(cf_plan_validate, n, N, CF_MAX_SEQUENCES, cf_plan_validate(plan, lengths, number, &small, error)) \
+    X(cf_chunk_state_tokens, chunk, INT64_MAX, 0, fine(cf_chunk_state_tokens(plan, number))) \
+    X(cf_metadata_size, chunk, INT64_MAX, 0, untouched_by(cf_metadata_size(plan, number, NULL, ROOM, error))) \
+    X(cf_metadata_fill, chunk, INT64_MAX, 0, untouched_by(cf_metadata_fill(plan, number, NULL, NULL, 0, ROOM, error))) \
+    X(cf_metadata_fill, bytes, INT64_MAX, 0, into(into_metadata, error)) \
+    X(cf_mean_name, mean, INT32_MAX, 0, named(cf_mean_name(ENUM(cf_mean)))) \
+    X(cf_loss_weights, n, N, CF_MAX_SEQUENCES, untouched_by(cf_loss_weights(lengths, number, NULL, ROOM, error))) \
+    X(cf_model_at, index, INT64_MAX, 0, fine(cf_model_at(number) != NULL)) \
+    X(cf_recompute_name, recompute, INT32_MAX, 0, named(cf_recompute_name(ENUM(cf_recompute)))) \
+    X(cf_placement_name, placement, INT32_MAX, 0, named(cf_placement_name(ENUM(cf_placement)))) \
+    X(cf_placement_stage, placement, INT32_MAX, 0, fine(cf_placement_stage(ENUM(cf_placement), 2, 3))) \
+    X(cf_placement_stage, n_stages, INT64_MAX, 0, fine(cf_placement_stage(CF_PLACEMENT_V, number, 3))) \
+    X(cf_placement_stage, v, INT64_MAX, 0, fine(cf_placement_stage(CF_PLACEMENT_V, 3, number))) \
+    X(cf_placement_at, placement, INT32_MAX, 0, fine(cf_placement_at(ENUM(cf_placement), 2, 1, 1))) \
+    X(cf_placement_at, n_stages, INT64_MAX, 0, fine(cf_placement_at(CF_PLACEMENT_V, number, 3, 1))) \
+    X(cf_placement_at, row, INT64_MAX, 0, fine(cf_placement_at(CF_PLACEMENT_V, 3, number, 1))) \
+    X(cf_placement_at, stage, INT64_MAX, 0, fine(cf_placement_at(CF_PLACEMENT_V, 3, 1, number))) \
+    X(cf_stage_parameters, stage, INT64_MAX, 0, \
+      untouched_by(cf_stage_parameters(&model, &parallel, number, ROOM, error))) \
+    X(cf_stage_shard, stage, INT64_MAX, 0, untouched_by(cf_stage_shard(&model, &parallel, number, ROOM, error))) \
+    X(cf_loss_name, loss, INT32_MAX, 0, named(cf_loss_name(ENUM(cf_loss)))) \
+    X(cf_memory_token_bytes, stage, INT64_MAX, 0, untouched_by(cf_memory_token_bytes(&memory, number, ROOM, error))) \
+    X(cf_memory_estimate, n_loads, INT64_MAX, 0, \
+      untouched_by(cf_memory_estimate(&memory, loads, number, ROOM, STAGES, error))) \
+    X(cf_memory_estimate, n_reports, INT64_MAX, 0, \
+      untouched_by(cf_memory_estimate(&memory, loads, STAGES, ROOM, number, error))) \
+    X(cf_pass_name, pass, INT32_MAX, 0, named(cf_pass_name(ENUM(cf_pass)))) \
+    X(cf_replay_name, replay, INT32_MAX, 0, named(cf_replay_name(ENUM(cf_replay)))) \
+    X(cf_edge_name, why, INT32_MAX, 0, named(cf_edge_name(ENUM(cf_edge_why)))) \
+    X(cf_schedule_kind_name, kind, INT32_MAX, 0, named(cf_schedule_kind_name(ENUM(cf_schedule_kind)))) \
+    X(cf_schedule_into, bytes, INT64_MAX, 0, into(into_schedule, error)) \
+    X(cf_schedule_loads, stage, INT64_MAX, 0, \
+      untouched_by(cf_schedule_loads(plan, schedule, number, ROOM, 60, error))) \
+    X(cf_schedule_loads, count, 60, 0, untouched_by(cf_schedule_loads(plan, schedule, 0, ROOM, number, error))) \
+    X(cf_run, stage, INT64_MAX, 0, untouched_by(cf_run(plan, schedule, number, &run, ROOM, error))) \
+    X(cf_run_open, stage, INT64_MAX, 0, \
+      made(cf_run_open(plan, schedule, number, &run, ROOM, error), release_runner)) \
+    X(cf_run_capacity, stage, INT64_MAX, 0, untouched_by(cf_run_capacity(plan, schedule, number, ROOM, error))) \
+    X(cf_chunk_seed, seed, INT64_MAX, 0, fine((int64_t)cf_chunk_seed((uint64_t)number, 0, 0))) \
+    X(cf_chunk_seed, chunk, INT64_MAX, 0, fine((int64_t)cf_chunk_seed(0, number, 0))) \
+    X(cf_chunk_seed, stage, INT64_MAX, 0, fine((int64_t)cf_chunk_seed(0, 0, number))) \
+    X(cf_cost_fit, n, 4, 0, untouched_by(cf_cost_fit(samples, number, ROOM, NULL, error))) \
+    X(cf_gpu_at, index, INT64_MAX, 0, fine(cf_gpu_at(number) != NULL)) \
+    X(cf_cost_estimate, count, INT64_MAX, 0, \
+      untouched_by(cf_cost_estimate(&estimate, ROOM, number, &scratch_timing, NULL, error))) \
+    X(cf_schedule_memory, n_reports, INT64_MAX, 0, \
+      untouched_by(cf_schedule_memory(&memory, plan, schedule, ROOM, number, &small, error))) \
+    X(cf_tune_status_name, status, INT32_MAX, 0, named(cf_tune_status_name(ENUM(cf_tune_status)))) \
+    X(cf_tune, n, N, CF_MAX_SEQUENCES, made(cf_tune(lengths, number, &tune, ROOM, error), release_tuning)) \
+    X(cf_tune_schedule, candidate, INT64_MAX, 0, tuned(number, 0, error)) \
+    X(cf_tune_schedule, rank, INT64_MAX, 0, tuned(0, number, error)) \
+    X(cf_tune_budget, n_stages, INT64_MAX, 0, budget(cf_tune_budget(plan, number, 1))) \
+    X(cf_tune_budget, n_virtual, INT64_MAX, 0, budget(cf_tune_budget(plan, 2, number)))
+
+#define DEFINE_TRY(function, argument, most, limit, expression)                  \
+    static cf_result try_##function##_##argument(cf_error *error) {              \
+        (void)error;                                                             \
+        return expression;                                                       \
+    }
+TRY_ARGUMENTS(DEFINE_TRY)
+
+static const struct {
+    const char *function, *argument;
+    int64_t most, limit;
+    cf_result (*call)(cf_error *error);
+} tries[] = {
+#define LIST_TRY(function, argument, most, limit, expression) \
+    {#function, #argument, most, limit, try_##function##_##argument},
+    TRY_ARGUMENTS(LIST_TRY)};
+
+enum { N_TRIES = sizeof tries / sizeof tries[0] };
+
+static void try_argument(int i, int64_t value) {
+    cf_error error;
+    cf_result result;
+    clock_t start = clock();
+    if (value > tries[i].most && (tries[i].limit == 0 || value <= tries[i].limit)) return;
+    harness_note("%s: %s = %lld", tries[i].function, tries[i].argument, (long long)value);
+    number = value;
+    POISON();
+    harness_poison(&error, sizeof error);
+    refused = 0;
+    result = tries[i].call(&error);
+    CHECK(clock() - start < 5 * CLOCKS_PER_SEC && refused == 0);
+    if (result == CF_OK) return;
+    CHECK_INT(error.code, result);
+    CHECK(error.field != NULL && error.text[0] != '\0');
+}
+
+TEST(every_argument_takes_any_number) {
+    int i;
+    size_t k;
+    set_up();
+    for (i = 0; i < N_TRIES; i++) {
+        const int64_t values[] = {0, 1, -1, 2, tries[i].limit, tries[i].limit + 1, INT32_MAX, INT32_MIN, INT64_MAX,
+                                  INT64_MAX - 1, INT64_MIN, INT64_MIN + 1, (int64_t)1 << 62};
+        for (k = 0; k < sizeof values / sizeof values[0]; k++) try_argument(i, values[k]);
+    }
+    harness_note("%s", "");
+    tear_down();
+}
+
+TEST(no_argument_is_forgotten) {
+    int i, k, found;
+    for (i = 0; i < N_ARGUMENTS; i++) {
+        for (found = k = 0; k < N_TRIES; k++)
+            found |= strcmp(tries[k].function, arguments[i].function) == 0 &&
+                     strcmp(tries[k].argument, arguments[i].name) == 0;
+        if (!found) FAIL("%s: %s was not tried", arguments[i].function, arguments[i].name);
+    }
+    CHECK((int)N_ARGUMENTS >= (int)N_TRIES);
+}
+
+/* Counts that a schedule only claims: what it takes to find that out is in proportion to what there is. */
+TEST(claims_take_no_memory) {
+    static int64_t first[2] = {0, 2};
+    static cf_action actions[2];
+    const int64_t one = 1;
+    cf_plan *single = NULL;
+    cf_schedule claims;
+    cf_error error;
+    size_t needed = 0;
+    set_up();
+    REQUIRE(cf_pack(&one, 1, &pack, &single, NULL) == CF_OK);
+    CLEAR(claims);
+    actions[1].pass = CF_B;
+    claims.replay = CF_REPLAY_LOCAL;
+    claims.n_stages = claims.k = claims.n_chunks = 1;
+    claims.n_virtual = 50000000;
+    claims.n_actions = 2;
+    claims.first = first;
+    claims.actions = actions;
+    refused = 0;
+    CHECK_INT(cf_run(single, &claims, 0, &run, NULL, &error), CF_ERROR_SCHEDULE);
+    CHECK_STR(error.field, "n_actions");
+    CHECK_INT(cf_run_size(single, &claims, &needed, &error), CF_ERROR_SCHEDULE);
+    CHECK_INT(cf_schedule_validate(single, &claims, NULL, &small, &error), CF_ERROR_SCHEDULE);
+    graph_desc.schedule = &claims;
+    CHECK_INT(graph_with(&graph_desc, &error), CF_ERROR_SCHEDULE);
+    CHECK_INT(refused, 0);
+    cf_plan_free(single);
+    tear_down();
+}
+
+/* A graph without nodes, whatever the number of stages that it is not on. */
+TEST(no_chunks_take_no_time) {
+    clock_t start = clock();
+    cf_plan *empty = NULL;
+    cf_graph *none = NULL;
+    set_up();
+    REQUIRE(cf_pack(NULL, 0, &pack, &empty, NULL) == CF_OK);
+    plain_graph.n_stages = CF_MAX_STAGES;
+    CHECK_INT(cf_graph_make(empty, &plain_graph, &none, NULL), CF_OK);
+    CHECK(clock() - start < CLOCKS_PER_SEC);
+    cf_graph_free(none);
+    cf_plan_free(empty);
+    tear_down();
+}
+
+/* Seconds that each fit into a double and together do not: graphs say so as schedules do. */
+TEST(seconds_that_do_not_add_up) {
+    cf_error error;
+    set_up();
+    plain_timing.latency = plain_timing.seconds_per_token = 1e307;
+    CHECK_INT(graph_with(&plain_graph, &error), CF_ERROR_OVERFLOW);
+    CHECK_STR(error.field, "timing");
+    CHECK_INT(order_with(&plain_order, &error), CF_ERROR_OVERFLOW);
+    CHECK_STR(error.field, "timing");
+    tear_down();
+}
+
+/* A standalone chunk has no place in a group; one that claims a far one would lead out of every array. */
+TEST(a_standalone_chunk_with_an_index) {
+    const int64_t places[] = {1, 1 << 20, INT64_MAX, -1, INT64_MIN};
+    cf_error error;
+    size_t i;
+    set_up();
+    for (i = 0; i < sizeof places / sizeof places[0]; i++) {
+        cf_chunk *last = &plan->chunks[plan->n_chunks - 1];
+        REQUIRE(last->group == -1);
+        last->index = places[i];
+        CHECK_INT(cf_schedule_validate(plan, schedule, NULL, NULL, &error), CF_ERROR_PLAN);
+        CHECK_STR(error.field, "chunks.group");
+        CHECK_INT(call_simulate(&error), CF_ERROR_PLAN);
+        CHECK_INT(call_run(&error), CF_ERROR_PLAN);
+        CHECK_INT(call_lower(&error), CF_ERROR_PLAN);
+        last->index = 0;
+    }
+    tear_down();
+}
+
+TEST(a_prefix_that_no_chunk_has) {
+    const int64_t prefixes[] = {-1, INT64_MIN, INT64_MAX};
+    cf_memory_load held[400];
+    cf_error error;
+    size_t i;
+    set_up();
+    for (i = 0; i < sizeof prefixes / sizeof prefixes[0]; i++) {
+        int64_t before = plan->chunks[1].prefix;
+        plan->chunks[1].prefix = prefixes[i];
+        CHECK_INT(cf_schedule_loads(plan, schedule, 0, held, 400, &error), CF_ERROR_PLAN);
+        CHECK_STR(error.field, "chunks.prefix");
+        CHECK_INT(call_run(&error), CF_ERROR_PLAN);
+        plan->chunks[1].prefix = before;
+    }
+    tear_down();
+}
+
+TEST(a_budget_for_no_plan) {
+    set_up();
+    CHECK_INT(cf_tune_budget(NULL, 1, 1), 0);
+    CHECK_INT(cf_tune_budget(plan, 0, 1), 0);
+    CHECK_INT(cf_tune_budget(plan, 1, 1), 64);
+    CHECK_INT(cf_tune_budget(plan, 100, 1), 10000 / (100 * plan->n_steps));
+    CHECK_INT(cf_tune_budget(plan, (int64_t)1 << 62, 4), 8);
+    tear_down();
+}
+
+/* A search that reaches the bound stops, whatever it may try. */
+TEST(a_budget_takes_any_number) {
+    const int64_t budgets[] = {INT32_MAX, INT64_MAX - 1, INT64_MAX};
+    size_t i;
+    set_up();
+    for (i = 0; i < 3; i++) {
+        cf_schedule *found = NULL;
+        plain_order.kind = CF_SCHEDULE_BEST;
+        plain_order.n_stages = 1;
+        plain_order.k = 3; /* nothing has to be replayed, so the bound is reached */
+        plain_order.budget = budgets[i];
+        CHECK_INT(cf_schedule_make(plan, &plain_order, &found, NULL), CF_OK);
+        cf_schedule_free(found);
+    }
+    tear_down();
+}
+
+TEST(no_member_is_forgotten) {
+    size_t k;
+    int i;
+    for (i = 0; i < N_MEMBERS; i++) {
+        const char *record = members[i].record;
+        if (IS_IN(record, objects) || IS_IN(record, outputs)) continue;
+        if (!visited[i]) FAIL("%s.%s was not tried", record, members[i].member);
+    }
+    for (k = 0; k < sizeof bounds / sizeof bounds[0]; k++) {
+        int found = 0;
+        for (i = 0; i < N_MEMBERS; i++)
+            found |= bounds[k].member && strcmp(members[i].record, bounds[k].record) == 0 &&
+                     strcmp(members[i].member, bounds[k].member) == 0;
+        if (!found && bounds[k].member) FAIL("there is no %s.%s any more", bounds[k].record, bounds[k].member);
+    }
+    CHECK(N_MEMBERS > 100);
+}
+
+SUITE(boundaries, CASE(every_member_takes_any_number), CASE(a_budget_takes_any_number), CASE(no_member_is_forgotten),
+      CASE(every_argument_takes_any_number), CASE(no_argument_is_forgotten), CASE(claims_take_no_memory),
+      CASE(no_chunks_take_no_time), CASE(seconds_that_do_not_add_up), CASE(a_standalone_chunk_with_an_index),
+      CASE(a_prefix_that_no_chunk_has), CASE(a_budget_for_no_plan));

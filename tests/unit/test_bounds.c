@@ -1,0 +1,422 @@
+/* Lower bounds, tried on schedules that no generator of the library would make, and on optima. */
+
+#include "chunkflow.h"
+#include "../reference/exact.h"
+#include "../harness.h"
+#include "../reference/naive.h"
+#include "../reference/random_schedule.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define MOST_STAGES 5
+
+/* A plan and what a schedule of it has to keep to. `desc` points into this struct. */
+typedef struct problem {
+    cf_plan *plan;
+    cf_schedule_desc desc;
+    cf_timing timing;
+    cf_stage_cost stages[2 * MOST_STAGES];
+    int64_t limits[MOST_STAGES];
+    uint64_t seed;
+} problem;
+
+/* ---- drawing ---- */
+
+/* Some tokens are dearer than others, so that slices of all lengths follow each other in a group. */
+static double slice_cost(int64_t begin, int64_t length, void *user) {
+    const uint64_t *seed = (const uint64_t *)user;
+    double sum = 0;
+    int64_t i;
+    for (i = begin; i < begin + length; i++) sum += *seed >> (i % 60) & 1 ? 8 : 1;
+    return sum;
+}
+
+static cf_plan *draw_plan(harness_rng *rng, int64_t most_sequences, int64_t most_chunks) {
+    int64_t lengths[8], n = harness_between(rng, 1, most_sequences), i;
+    uint64_t seed = harness_random(rng);
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    cf_error error;
+    memset(&desc, 0, sizeof desc);
+    memset(&error, 0, sizeof error);
+    desc.chunk_size = harness_between(rng, 1, 9);
+    desc.n_ranks = harness_between(rng, 1, 2);
+    desc.no_tails = harness_chance(rng, 0.3);
+    desc.split = (cf_split_method)harness_between(rng, CF_SPLIT_FULL, CF_SPLIT_COST);
+    if (harness_chance(rng, 0.7)) desc.slice_cost = slice_cost;
+    desc.slice_cost_user = &seed;
+    for (i = 0; i < n; i++)
+        lengths[i] = harness_between(rng, 0, (harness_chance(rng, 0.4) ? most_chunks : 1) * desc.chunk_size);
+    if (cf_pack(lengths, n, &desc, &plan, &error) != CF_OK) FAIL("cf_pack: %s", error.text);
+    return plan;
+}
+
+static void draw_timing(harness_rng *rng, problem *p) {
+    int i;
+    if (harness_chance(rng, 0.4)) return;
+    p->desc.timing = &p->timing;
+    if (harness_chance(rng, 0.4)) {
+        p->timing.latency = (double)harness_between(rng, 0, 8) / 4;
+        p->timing.seconds_per_token = harness_chance(rng, 0.5) ? 0.125 : 0;
+        p->timing.no_overlap = harness_chance(rng, 0.4);
+    }
+    p->timing.all.forward.per_token = 1;
+    p->timing.all.forward.per_pair = harness_chance(rng, 0.5) ? 0.0625 : 0;
+    if (harness_chance(rng, 0.3)) {
+        p->timing.stream_forward = (double)harness_between(rng, 0, 4) / 8;
+        p->timing.stream_backward = (double)harness_between(rng, 0, 8) / 8;
+        p->timing.stream_exposed = (double)harness_between(rng, 0, 4) / 4;
+    }
+    if (harness_chance(rng, 0.5)) return;
+    p->timing.stages = p->stages;
+    for (i = 0; i < 2 * MOST_STAGES; i++) {
+        cf_stage_cost *cost = &p->stages[i];
+        cost->forward.per_token = (double)harness_between(rng, 0, 3);
+        cost->forward.constant = (double)harness_between(rng, 0, 2);
+        if (harness_chance(rng, 0.3)) cost->input.per_token = cost->weight.per_token = 2;
+        if (harness_chance(rng, 0.2)) cost->backward.per_token = (double)harness_between(rng, 1, 6);
+        if (harness_chance(rng, 0.3)) cost->replay.per_token = 0.75;
+    }
+}
+
+/* With pipeline replay a chunk may have to be kept on all virtual stages of a stage at once. */
+static void draw_limits(harness_rng *rng, problem *p) {
+    int64_t least = p->desc.n_virtual, i;
+    for (i = 0; i < MOST_STAGES; i++)
+        p->limits[i] = harness_chance(rng, 0.2) ? 0 : harness_between(rng, least, 3 * least);
+    if (harness_chance(rng, 0.5)) p->desc.limit = harness_between(rng, least, 3 * least);
+    if (harness_chance(rng, 0.2)) p->desc.limits = p->limits;
+}
+
+/* some_split: backwards may be split one by one; otherwise all are, or none. */
+static void draw_options(harness_rng *rng, problem *p, int64_t most_stages, int some_split) {
+    memset(&p->desc, 0, sizeof p->desc);
+    memset(&p->timing, 0, sizeof p->timing);
+    memset(p->stages, 0, sizeof p->stages);
+    p->desc.kind = CF_SCHEDULE_BEST;
+    p->desc.n_stages = harness_between(rng, 1, most_stages);
+    p->desc.n_virtual = harness_chance(rng, 0.7) ? 1 : 2;
+    p->desc.placement = harness_chance(rng, 0.5) ? CF_PLACEMENT_LOOP : CF_PLACEMENT_V;
+    p->desc.k = harness_between(rng, 1, 4);
+    p->desc.replay = harness_chance(rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+    p->desc.rank = p->plan->n_ranks - 1;
+    p->desc.split_backward = some_split ? 2 : harness_chance(rng, 0.3);
+    draw_timing(rng, p);
+    draw_limits(rng, p);
+}
+
+/* ---- judging ---- */
+
+/* How often each bound was above a makespan: of a timeline, or of cf_schedule_bounds. */
+typedef struct tally {
+    int64_t n_schedules, n_problems, n_broken[2][CF_MAX_BOUNDS];
+    const char *names[CF_MAX_BOUNDS];
+    double worst[CF_MAX_BOUNDS], log_ratio;
+    char example[CF_MAX_BOUNDS][256]; /* the worst */
+} tally;
+
+static exact_placement placement_of(const problem *p) {
+    return p->desc.placement == CF_PLACEMENT_V ? exact_v : exact_loop;
+}
+
+/* The problem at hand, for a report at the end. */
+static void tell(char *text, size_t bytes, const problem *p) {
+    const cf_schedule_desc *d = &p->desc;
+    snprintf(text, bytes, "seed %d: %d chunks, %d stages x %d (%s), K %d, %s, limit %d%s, split %d, %s costs%s",
+             (int)p->seed, (int)p->plan->n_steps, (int)d->n_stages, (int)d->n_virtual,
+             cf_placement_name(d->placement), (int)d->k, cf_replay_name(d->replay), (int)d->limit,
+             d->limits ? " (by stage)" : "", d->split_backward,
+             d->timing == NULL ? "unit" : d->timing->stages ? "uneven" : "even",
+             d->timing != NULL && d->timing->latency + d->timing->seconds_per_token > 0 ? ", transfers" : "");
+}
+
+static void judge(tally *sum, const problem *p, const cf_bound *bounds, int64_t n, double makespan,
+                  int without_schedule) {
+    int64_t i;
+    for (i = 0; i < n; i++) {
+        char text[160];
+        if (CHECK(bounds[i].value <= DBL_MAX) && bounds[i].value <= makespan * (1 + 1e-12)) continue;
+        sum->n_broken[without_schedule][i]++;
+        sum->names[i] = bounds[i].name;
+        if (bounds[i].value / makespan <= sum->worst[i]) continue;
+        sum->worst[i] = bounds[i].value / makespan;
+        tell(text, sizeof text, p);
+        snprintf(sum->example[i], sizeof sum->example[i], "%g against %g, %s", bounds[i].value, makespan, text);
+    }
+}
+
+/* The makespan of a schedule that has to be sound, or -1. Each of its bounds is judged. */
+static double try_schedule(const problem *p, const cf_schedule *schedule, tally *sum) {
+    cf_validate_desc rules;
+    cf_simulate_desc simulate;
+    cf_timeline *timeline = NULL;
+    cf_error error;
+    double makespan;
+    memset(&rules, 0, sizeof rules);
+    memset(&simulate, 0, sizeof simulate);
+    memset(&error, 0, sizeof error);
+    rules.limit = simulate.limit = p->desc.limit;
+    rules.limits = simulate.limits = p->desc.limits;
+    simulate.timing = p->desc.timing;
+    if (cf_schedule_validate(p->plan, schedule, &rules, NULL, &error) != CF_OK ||
+        cf_simulate(p->plan, schedule, &simulate, &timeline, &error) != CF_OK) {
+        FAIL("%s", error.text);
+        return -1;
+    }
+    makespan = timeline->makespan;
+    judge(sum, p, timeline->bounds, timeline->n_bounds, makespan, 0);
+    sum->n_schedules++;
+    cf_timeline_free(timeline);
+    return makespan;
+}
+
+/* The shortest of n random schedules, of which at least half are greedy; -1: there is none. */
+static double try_random_schedules(harness_rng *rng, const problem *p, int n, tally *sum) {
+    double shortest = -1;
+    int i;
+    for (i = 0; i < n; i++) {
+        cf_schedule *schedule = random_schedule(rng, p->plan, &p->desc, placement_of(p), i % 3 != 2);
+        double makespan;
+        CHECK(schedule != NULL);
+        if (schedule == NULL) return -1;
+        makespan = try_schedule(p, schedule, sum);
+        if (shortest < 0 || makespan < shortest) shortest = makespan;
+        naive_free(schedule);
+    }
+    return shortest;
+}
+
+/* The bounds of the description alone, which hold for all schedules as well. */
+static double try_bounds(const problem *p, double makespan, tally *sum) {
+    cf_bound bounds[CF_MAX_BOUNDS];
+    cf_schedule_desc desc = p->desc;
+    double strongest = 0;
+    int64_t n = 0, i;
+    desc.split_backward = desc.split_backward != 0;
+    CHECK_INT(cf_schedule_bounds(p->plan, &desc, bounds, &n, NULL), CF_OK);
+    judge(sum, p, bounds, n, makespan, 1);
+    for (i = 0; i < n; i++)
+        if (bounds[i].value > strongest) strongest = bounds[i].value;
+    return strongest;
+}
+
+static void add_ratio(tally *sum, double makespan, double bound) {
+    if (makespan <= 0 || bound <= 0) return;
+    sum->n_problems++;
+    sum->log_ratio += log(makespan / bound);
+}
+
+static double mean_ratio(const tally *sum) {
+    return sum->n_problems > 0 ? exp(sum->log_ratio / (double)sum->n_problems) : 0;
+}
+
+static void report_broken(const tally *sum) {
+    int i;
+    harness_note("%s", "");
+    for (i = 0; i < CF_MAX_BOUNDS; i++)
+        if (sum->names[i] != NULL)
+            FAIL("\"%s\" is above %d of %d makespans, and %d times without a schedule; the worst: %s", sum->names[i],
+                 (int)sum->n_broken[0][i], (int)sum->n_schedules, (int)sum->n_broken[1][i], sum->example[i]);
+}
+
+/* ---- tests ---- */
+
+/* The exact solver finds the optimum, as a schedule that is sound and takes so long, and no bound is above it. */
+static void check_optimum(problem *p, double optimum) {
+    tally sum;
+    exact_answer exact = exact_optimum(p->plan, &p->desc, placement_of(p), EXACT_UNKNOWN, 100000);
+    cf_schedule *schedule = random_schedule_from(p->plan, &p->desc, placement_of(p), exact.actions, exact.n_actions);
+    memset(&sum, 0, sizeof sum);
+    CHECK_INT(exact.makespan, optimum);
+    CHECK_INT(try_schedule(p, schedule, &sum), optimum);
+    harness_report("optimum %g, bound %g", optimum, try_bounds(p, optimum, &sum));
+    report_broken(&sum);
+    naive_free(schedule);
+}
+
+/* Four chunks of one token on three stages with room for one chunk each. Dropping them is what makes it short. */
+TEST(four_standalone_chunks) {
+    const int64_t lengths[] = {1, 1, 1, 1};
+    cf_pack_desc pack;
+    problem p;
+    memset(&p, 0, sizeof p);
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = 1;
+    CHECK_INT(cf_pack(lengths, 4, &pack, &p.plan, NULL), CF_OK);
+    REQUIRE(p.plan != NULL);
+    p.desc.kind = CF_SCHEDULE_BEST;
+    p.desc.n_stages = 3;
+    p.desc.n_virtual = p.desc.k = p.desc.limit = 1;
+    p.desc.replay = CF_REPLAY_LOCAL;
+    check_optimum(&p, 18);
+    cf_plan_free(p.plan);
+}
+
+/* Slices of 3, 1 and 1 tokens of which K allows to keep two: the last, which is needed first, and the long one. */
+TEST(a_long_chunk_is_kept) {
+    const int64_t lengths[] = {5};
+    cf_pack_desc pack;
+    problem p;
+    memset(&p, 0, sizeof p);
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = 3;
+    pack.split = CF_SPLIT_COST;
+    pack.cost.per_pair = 1;
+    CHECK_INT(cf_pack(lengths, 1, &pack, &p.plan, NULL), CF_OK);
+    REQUIRE(p.plan != NULL && CHECK_INT(p.plan->n_chunks, 3));
+    p.desc.kind = CF_SCHEDULE_BEST;
+    p.desc.n_stages = p.desc.n_virtual = 1;
+    p.desc.k = 2;
+    check_optimum(&p, 16);
+    cf_plan_free(p.plan);
+}
+
+/* A chunk of eight tokens needs 3 x 24 to go through three stages and back. A chunk of one token holds it up for a
+   forward, wherever that runs, while no stage has more than 27 to do. */
+TEST(a_short_chunk_holds_up_a_long_one) {
+    const int64_t lengths[] = {8, 1};
+    cf_pack_desc pack;
+    problem p;
+    tally sum;
+    memset(&p, 0, sizeof p);
+    memset(&pack, 0, sizeof pack);
+    memset(&sum, 0, sizeof sum);
+    pack.chunk_size = 8;
+    pack.max_slices = 1;
+    CHECK_INT(cf_pack(lengths, 2, &pack, &p.plan, NULL), CF_OK);
+    REQUIRE(p.plan != NULL);
+    p.desc.kind = CF_SCHEDULE_BEST;
+    p.desc.n_stages = 3;
+    p.desc.n_virtual = p.desc.k = 1;
+    p.desc.limit = 2;
+    p.desc.replay = CF_REPLAY_LOCAL;
+    check_optimum(&p, 73);
+    CHECK_INT(try_bounds(&p, 73, &sum), 73);
+    cf_plan_free(p.plan);
+}
+
+/* Random schedules of problems drawn from these seeds. */
+static void try_problems(uint64_t first, uint64_t last, int some_split) {
+    tally sum;
+    uint64_t seed;
+    memset(&sum, 0, sizeof sum);
+    for (seed = first; seed <= last; seed++) {
+        harness_rng rng = {seed};
+        problem p;
+        char text[160];
+        double shortest;
+        p.plan = draw_plan(&rng, 6, 5);
+        REQUIRE(p.plan != NULL);
+        draw_options(&rng, &p, MOST_STAGES, some_split);
+        p.seed = seed;
+        tell(text, sizeof text, &p);
+        harness_note("%s", text);
+        shortest = try_random_schedules(&rng, &p, 6, &sum);
+        add_ratio(&sum, shortest, try_bounds(&p, shortest, &sum));
+        cf_plan_free(p.plan);
+    }
+    report_broken(&sum);
+    CHECK(sum.n_schedules >= 5 * (int64_t)(last - first));
+    harness_report("%d schedules; the shortest of each problem is %.3f x the bound", (int)sum.n_schedules,
+                   mean_ratio(&sum));
+}
+
+/* Tiny pipelines, where the optimum is known: it is not below a bound, sound as a schedule, and not beaten. */
+static void try_optima(uint64_t last, int some_split, int64_t most_nodes) {
+    tally sum;
+    uint64_t seed;
+    int64_t reached = 0;
+    memset(&sum, 0, sizeof sum);
+    for (seed = 1; seed <= last; seed++) {
+        harness_rng rng = {seed};
+        problem p;
+        exact_answer exact;
+        char text[160];
+        double shortest;
+        p.plan = draw_plan(&rng, 3, 3);
+        REQUIRE(p.plan != NULL);
+        draw_options(&rng, &p, 3, some_split);
+        p.seed = seed;
+        tell(text, sizeof text, &p);
+        harness_note("%s", text);
+        shortest = try_random_schedules(&rng, &p, 6, &sum);
+        exact = exact_optimum(p.plan, &p.desc, placement_of(&p), EXACT_UNKNOWN, most_nodes);
+        if (exact.makespan >= 0) {
+            cf_schedule *schedule =
+                random_schedule_from(p.plan, &p.desc, placement_of(&p), exact.actions, exact.n_actions);
+            double makespan = try_schedule(&p, schedule, &sum);
+            CHECK(fabs(makespan - exact.makespan) <= 1e-9 * makespan);
+            CHECK(exact.makespan <= shortest * (1 + 1e-9));
+            reached += shortest <= exact.makespan * (1 + 1e-9);
+            add_ratio(&sum, exact.makespan, try_bounds(&p, exact.makespan, &sum));
+            naive_free(schedule);
+        }
+        cf_plan_free(p.plan);
+    }
+    report_broken(&sum);
+    CHECK(2 * sum.n_problems > (int64_t)last);
+    harness_report("%d of %d solved, the optimum is %.3f x the bound; random schedules reach %d", (int)sum.n_problems,
+                   (int)last, mean_ratio(&sum), (int)reached);
+}
+
+/* A long sequence, and perhaps a short one. When the backwards of a group begin, its last chunk is kept: the replays are
+   those of other chunks, which are whole ones. A bound that counted a short last chunk among them would be below the
+   optimum, which the search finds here. */
+TEST(a_group_s_last_chunk_is_no_replay) {
+    int64_t lengths[2], k;
+    for (lengths[0] = 5; lengths[0] <= 24; lengths[0]++)
+        for (lengths[1] = 0; lengths[1] <= 8; lengths[1] += 4)
+            for (k = 2; k <= 3; k++) {
+                int64_t n = (lengths[0] + 3) / 4, n_stages;
+                for (n_stages = 1; n_stages <= 5; n_stages++) {
+                    cf_pack_desc pack;
+                    cf_schedule_desc desc;
+                    cf_search_report report;
+                    cf_schedule *schedule = NULL;
+                    cf_plan *plan = NULL;
+                    double work = (double)(3 * (lengths[0] + lengths[1]) + 4 * (n > k ? n - k : 0));
+                    memset(&pack, 0, sizeof pack);
+                    memset(&desc, 0, sizeof desc);
+                    pack.chunk_size = 4;
+                    pack.no_tails = 1;
+                    REQUIRE(cf_pack(lengths, 2, &pack, &plan, NULL) == CF_OK);
+                    desc.kind = CF_SCHEDULE_BEST;
+                    desc.replay = CF_REPLAY_LOCAL;
+                    desc.n_stages = n_stages;
+                    desc.k = k;
+                    desc.limit = CF_NO_LIMIT;
+                    desc.budget = 1000;
+                    desc.report = &report;
+                    REQUIRE(cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK);
+                    harness_note("%d and %d tokens, K %d, %d stages", (int)lengths[0], (int)lengths[1], (int)k,
+                                 (int)n_stages);
+                    CHECK(report.bound == report.makespan);
+                    if (n_stages == 1) CHECK(report.bound == work);
+                    cf_schedule_free(schedule);
+                    cf_plan_free(plan);
+                }
+            }
+    harness_note("%s", "");
+}
+
+TEST(no_random_schedule_beats_a_bound) { try_problems(1, (uint64_t)harness_rounds(250, 80), 0); }
+TEST(nor_with_some_backwards_split) { try_problems(1, (uint64_t)harness_rounds(100, 40), 1); }
+TEST(no_bound_is_above_an_optimum) { try_optima(60, 0, 500); }
+
+/* The same on far more of them. */
+TEST(no_random_schedule_of_thousands_beats_a_bound) { try_problems(251, (uint64_t)harness_rounds(4000, 1250), 0); }
+TEST(nor_of_thousands_with_some_backwards_split) { try_problems(101, (uint64_t)harness_rounds(2000, 600), 1); }
+TEST(no_bound_is_above_an_optimum_of_hundreds) { try_optima(600, 0, 4000); }
+TEST(nor_of_hundreds_with_some_backwards_split) { try_optima(300, 1, 4000); }
+
+SUITE(bounds, CASE(four_standalone_chunks), CASE(a_long_chunk_is_kept), CASE(a_short_chunk_holds_up_a_long_one),
+      CASE(a_group_s_last_chunk_is_no_replay), CASE(no_random_schedule_beats_a_bound),
+      CASE(nor_with_some_backwards_split), CASE(no_bound_is_above_an_optimum));
+
+/* Part of the program without sanitizers: see the Makefile. */
+SUITE(many_bounds, CASE(no_random_schedule_of_thousands_beats_a_bound),
+      CASE(nor_of_thousands_with_some_backwards_split), CASE(no_bound_is_above_an_optimum_of_hundreds),
+      CASE(nor_of_hundreds_with_some_backwards_split));

@@ -1,0 +1,671 @@
+/* >>check: cf_schedule_validate against a judge written from the definitions (naive.c). */
+
+#include "chunkflow.h"
+#include "../harness.h"
+#include "../reference/naive.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static cf_result validate(const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
+    memset(error, 0, sizeof *error);
+    return cf_schedule_validate(plan, schedule, NULL, NULL, error);
+}
+
+/* A plan of known chunks: one group of n full chunks of 2 tokens, then one-chunk sequences. */
+static cf_plan *plan_of(int64_t n_dependent, int64_t n_single) {
+    int64_t lengths[32], i;
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = 2;
+    lengths[0] = 2 * n_dependent;
+    for (i = 1; i <= n_single; i++) lengths[i] = 2;
+    CHECK_INT(cf_pack(lengths, 1 + n_single, &desc, &plan, NULL), CF_OK);
+    return plan;
+}
+
+/* Writes a list such as "F0 F1* R0" ("*": the activations are dropped, "@2": virtual stage 2) behind those before it. */
+static cf_schedule *schedule_of(const cf_plan *plan, int64_t n_virtual, int64_t k, cf_replay replay, const char *const *lists,
+                                int64_t n_lists) {
+    static const char *const names[CF_PASS_COUNT] = {"F",      "R",      "B",      "I",      "W",       "SEND_F",  "RECV_F",
+                                                     "SEND_R", "RECV_R", "SEND_B", "RECV_B", "OFFLOAD", "PREFETCH"};
+    cf_schedule *s = naive_new(n_lists, 400);
+    int64_t stage, n = 0;
+    s->kind = CF_SCHEDULE_PAPER;
+    s->replay = replay;
+    s->n_virtual = n_virtual;
+    s->k = k;
+    s->n_chunks = plan->n_chunks;
+    for (stage = 0; stage < n_lists; stage++) {
+        const char *at = lists[stage];
+        while (*at) {
+            cf_action *a = &s->actions[n++];
+            size_t word = strspn(at, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_");
+            char *end;
+            int pass;
+            for (pass = 0; pass < CF_PASS_COUNT; pass++)
+                if (strlen(names[pass]) == word && memcmp(names[pass], at, word) == 0) a->pass = (uint8_t)pass;
+            a->chunk = (int32_t)strtol(at + word, &end, 10);
+            a->stage = (int32_t)stage;
+            a->keep = a->pass <= CF_R;
+            if (*end == '*') a->keep = 0, end++;
+            if (*end == '@') a->stage = (int32_t)strtol(end + 1, &end, 10);
+            if (a->pass > CF_W) s->lowered = 1;
+            at = end + (*end == ' ');
+        }
+        s->first[stage + 1] = n;
+    }
+    s->n_actions = n;
+    return s;
+}
+
+/* What the validator says of such lists; NULL where it accepts them. */
+static const char *verdict(const cf_plan *plan, int64_t n_virtual, int64_t k, cf_replay replay, const char *const *lists,
+                           int64_t n_lists, cf_error *error) {
+    cf_schedule *s = schedule_of(plan, n_virtual, k, replay, lists, n_lists);
+    cf_result result = validate(plan, s, error);
+    const char *fault = naive_fault(plan, s);
+    if ((result == CF_OK) != (fault == NULL)) FAIL("validator: %s; judge: %s", error->text, fault ? fault : "sound");
+    naive_free(s);
+    return result == CF_OK ? NULL : error->field;
+}
+
+static void accepts(const cf_plan *plan, int64_t n_virtual, int64_t k, cf_replay replay, const char *const *lists, int64_t n) {
+    cf_error error;
+    if (verdict(plan, n_virtual, k, replay, lists, n, &error) != NULL) FAIL("refused: %s", error.text);
+}
+
+/* One list, one stage. */
+static void refuses(const cf_plan *plan, int64_t k, const char *list, const char *field, int64_t position, const char *words) {
+    cf_error error;
+    const char *lists[1], *got;
+    lists[0] = list;
+    got = verdict(plan, 1, k, CF_REPLAY_PIPELINE, lists, 1, &error);
+    harness_note("%s", list);
+    if (!CHECK_STR(got, field)) return;
+    CHECK_INT(error.code, CF_ERROR_SCHEDULE);
+    CHECK_INT(error.item, position);
+    if (!CHECK(strstr(error.text, words) != NULL)) FAIL("text: %s", error.text);
+    CHECK(strstr(error.text, "stage 0") != NULL);
+    harness_note("%s", "");
+}
+
+TEST(one_stage_rules) {
+    cf_plan *plan = plan_of(3, 1); /* chunks 0 1 2 are a group, 3 stands alone */
+    static const char *const good[] = {
+        "F0* F1* F2 B2 R1 B1 R0 B0 F3 B3", "F3 F0* F1* F2 B2 R1 B1 R0 B0 B3", "F0* F1* F2 I2 W2 R1 I1 W1 R0 B0 F3 I3 W3",
+        "F3* F0* F1* F2 B2 R3 R1 B1 B3 R0 B0"};
+    size_t i;
+    for (i = 0; i < sizeof good / sizeof good[0]; i++) accepts(plan, 1, 1, CF_REPLAY_PIPELINE, &good[i], 1);
+    refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0", "actions", -1, "F of chunk 3 on virtual stage 0 is missing");
+    refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 F3 F3", "actions.pass", 9, "F of chunk 3 on virtual stage 0 comes twice");
+    refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 F3 B3 B3", "actions.pass", 10, "second backward");
+    refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 F3 B3 W3", "actions.pass", 10, "before its I");
+    refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 F3 I3", "actions", -1, "W of chunk 3");
+    refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 F3 I3 W3 W3", "actions.pass", 11, "comes twice");
+    refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 F3 W3 I3", "actions.pass", 9, "before its I");
+    refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 B3 F3", "actions.pass", 8, "before its F");
+    refuses(plan, 1, "F1* F0* F2 B2 R1 B1 R0 B0 F3 B3", "actions.chunk", 0, "before F of the chunk before");
+    refuses(plan, 3, "F0 F1 F2 B1 B2 B0 F3 B3", "actions.chunk", 3, "next chunk");
+    refuses(plan, 1, "F0* F1* F2 B2 B1 R0 B0 F3 B3", "actions.pass", 4, "R is missing");
+    refuses(plan, 1, "F0* F1* R1 F2 B2 B1 R0 B0 F3 B3", "k", 3, "more than K");
+    refuses(plan, 2, "F0 F1 F2 B2 B1 B0 F3 B3", "k", 2, "more than K");
+    refuses(plan, 1, "R0 F0* F1* F2 B2 R1 B1 B0 F3 B3", "actions.pass", 0, "before its F");
+    refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 F3 R3 B3", "actions.pass", 9, "needless");
+    refuses(plan, 1, "F0* F1* F2 B2 R1* B1 R0 B0 F3 B3", "actions.keep", 4, "keeps nothing");
+    refuses(plan, 1, "F0* F1* F2 B2 R1 R1 B1 R0 B0 F3 B3", "actions.pass", 5, "comes twice");
+    cf_plan_free(plan);
+}
+
+TEST(rules_between_stages) {
+    cf_plan *plan = plan_of(2, 1); /* 0 1 and 2 */
+    static const char *const good[] = {"F0 F1 F2 B1 B0 B2", "F0 F1 B1 B0 F2 B2"};
+    static const char *const crossed[] = {"F0 F1 B1 B0 F2 B2", "F2 B2 F0 F1 B1 B0"};
+    static const char *const pipeline[] = {"F0* F1 B1 R0 B0 F2 B2", "F0* F1 B1 R0 B0 F2 B2"};
+    static const char *const first_only[] = {"F0* F1 B1 R0 B0 F2 B2", "F0 F1 B1 B0 F2 B2"};
+    static const char *const second_only[] = {"F0 F1 B1 B0 F2 B2", "F0* F1 B1 R0 B0 F2 B2"};
+    static const char *const foreign[] = {"F0 F1 F2 B1 B0 B2", "F0 F1 F2@0 B1 B0 B2"};
+    static const char *const loops[] = {"F0@0 F1@0 F2@0 F0@2 F1@2 F2@2 B1@2 B0@2 B2@2 B1@0 B0@0 B2@0",
+                                        "F0@1 F1@1 F2@1 F0@3 F1@3 F2@3 B1@3 B0@3 B2@3 B1@1 B0@1 B2@1"};
+    static const char *const own_deadlock[] = {"F0@1 F0@0 F1@0 F1@1 B1@1 B0@1 B1@0 B0@0 F2@0 F2@1 B2@1 B2@0"};
+    cf_error error;
+    accepts(plan, 1, 2, CF_REPLAY_PIPELINE, good, 2);
+    CHECK_STR(verdict(plan, 1, 2, CF_REPLAY_PIPELINE, crossed, 2, &error), "actions");
+    CHECK(strstr(error.text, "stage 0") != NULL && strstr(error.text, "B of chunk 1") != NULL);
+    CHECK(strstr(error.text, "deadlock") != NULL);
+    CHECK_INT(error.item, 2);
+    accepts(plan, 1, 1, CF_REPLAY_PIPELINE, pipeline, 2);
+    accepts(plan, 1, 2, CF_REPLAY_PIPELINE, first_only, 2);
+    CHECK_STR(verdict(plan, 1, 2, CF_REPLAY_PIPELINE, second_only, 2, &error), "actions");
+    CHECK(strstr(error.text, "R of chunk 0 on virtual stage 0 is missing") != NULL);
+    accepts(plan, 1, 2, CF_REPLAY_LOCAL, second_only, 2);
+    CHECK_STR(verdict(plan, 1, 2, CF_REPLAY_PIPELINE, foreign, 2, &error), "actions.stage");
+    CHECK(strstr(error.text, "stage 1: ") != NULL);
+    CHECK_INT(error.item, 2);
+    accepts(plan, 2, 2, CF_REPLAY_PIPELINE, loops, 2);
+    CHECK_STR(verdict(plan, 2, 2, CF_REPLAY_PIPELINE, own_deadlock, 1, &error), "actions");
+    CHECK_INT(error.item, 0);
+    cf_plan_free(plan);
+}
+
+/* What the validator says of two lists of two virtual stages each, in a V: 0 and 3 on one stage, 1 and 2 on the other. */
+static const char *verdict_of_v(const cf_plan *plan, cf_replay replay, const char *const *lists, cf_error *error) {
+    cf_schedule *s = schedule_of(plan, 2, 2, replay, lists, 2);
+    const char *fault;
+    cf_result result;
+    s->placement = CF_PLACEMENT_V;
+    result = validate(plan, s, error);
+    fault = naive_fault(plan, s);
+    if ((result == CF_OK) != (fault == NULL)) FAIL("validator: %s; judge: %s", error->text, fault ? fault : "sound");
+    naive_free(s);
+    return result == CF_OK ? NULL : error->field;
+}
+
+/* On one stage every virtual stage lies beside the next one. */
+TEST(rules_of_virtual_stages_on_one_stage) {
+    cf_plan *plan = plan_of(1, 0);
+    cf_schedule_desc desc = {0};
+    cf_schedule *s = NULL;
+    cf_error error;
+    cf_action first;
+    desc.k = 1;
+    desc.n_virtual = 2;
+    REQUIRE(cf_schedule_make(plan, &desc, &s, NULL) == CF_OK);
+    CHECK_INT(cf_schedule_validate(plan, s, NULL, NULL, &error), CF_OK);
+    first = s->actions[0];
+    s->actions[0] = s->actions[1];
+    s->actions[1] = first;
+    CHECK_INT(cf_schedule_validate(plan, s, NULL, NULL, &error), CF_ERROR_SCHEDULE);
+    CHECK(strstr(error.text, "F of chunk 0 on virtual stage 1 comes before that of the virtual stage before") != NULL);
+    CHECK_INT(error.item, 0);
+    cf_schedule_free(s);
+    cf_plan_free(plan);
+}
+
+TEST(rules_where_a_v_turns) {
+    cf_plan *plan = plan_of(2, 0);
+    static const char *const good[] = {"F0@0 F1@0 F0@3 F1@3 B1@3 B0@3 B1@0 B0@0", "F0@1 F0@2 F1@1 F1@2 B1@2 B1@1 B0@2 B0@1"};
+    static const char *const loops[] = {"F0@0 F1@0 F0@2 F1@2 B1@2 B0@2 B1@0 B0@0", "F0@1 F1@1 F0@3 F1@3 B1@3 B0@3 B1@1 B0@1"};
+    static const char *const early_f[] = {"F0@0 F1@0 F0@3 F1@3 B1@3 B0@3 B1@0 B0@0", "F0@2 F0@1 F1@1 F1@2 B1@2 B1@1 B0@2 B0@1"};
+    static const char *const early_b[] = {"F0@0 F1@0 F0@3 F1@3 B1@3 B0@3 B1@0 B0@0", "F0@1 F0@2 F1@1 F1@2 B1@1 B1@2 B0@2 B0@1"};
+    static const char *const replayed[] = {"F0*@0 F1@0 F0@3 F1@3 B1@3 B0@3 B1@0 R0@0 B0@0",
+                                           "F0*@1 F0*@2 F1@1 F1@2 B1@2 B1@1 R0@1 R0@2 B0@2 B0@1"};
+    static const char *const early_r[] = {"F0*@0 F1@0 F0@3 F1@3 B1@3 B0@3 B1@0 R0@0 B0@0",
+                                          "F0*@1 F0*@2 F1@1 F1@2 B1@2 B1@1 R0@2 R0@1 B0@2 B0@1"};
+    static const char *const lowered[] = {
+        "F0@0 SEND_F0@0 F1@0 SEND_F1@0 RECV_F0@3 F0@3 RECV_F1@3 F1@3 B1@3 SEND_B1@3 B0@3 SEND_B0@3 RECV_B1@0 B1@0 RECV_B0@0 B0@0",
+        "RECV_F0@1 F0@1 F0@2 RECV_F1@1 SEND_F0@2 F1@1 F1@2 SEND_F1@2 RECV_B1@2 B1@2 B1@1 RECV_B0@2 B0@2 SEND_B1@1 B0@1 SEND_B0@1"};
+    static const char *const sent[] = {
+        "F0@0 SEND_F0@0 F1@0 SEND_F1@0 RECV_F0@3 F0@3 RECV_F1@3 F1@3 B1@3 SEND_B1@3 B0@3 SEND_B0@3 RECV_B1@0 B1@0 RECV_B0@0 B0@0",
+        "RECV_F0@1 F0@1 SEND_F0@1 RECV_F0@2 F0@2 RECV_F1@1 SEND_F0@2 F1@1 F1@2 SEND_F1@2 RECV_B1@2 B1@2 B1@1 RECV_B0@2 B0@2 "
+        "SEND_B1@1 B0@1 SEND_B0@1"};
+    static const char *const unsent[] = {
+        "F0@0 SEND_F0@0 F1@0 SEND_F1@0 RECV_F0@3 F0@3 RECV_F1@3 F1@3 B1@3 SEND_B1@3 B0@3 RECV_B1@0 B1@0 RECV_B0@0 B0@0",
+        "RECV_F0@1 F0@1 F0@2 RECV_F1@1 SEND_F0@2 F1@1 F1@2 SEND_F1@2 RECV_B1@2 B1@2 B1@1 RECV_B0@2 B0@2 SEND_B1@1 B0@1 SEND_B0@1"};
+    cf_error error;
+    CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, good, &error), NULL);
+    CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, loops, &error), "actions.stage");
+    CHECK_INT(error.item, 2);
+    CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, early_f, &error), "actions");
+    CHECK(strstr(error.text, "stage 1: F of chunk 0 on virtual stage 2 comes before that of the virtual stage before") != NULL);
+    CHECK_INT(error.item, 0);
+    CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, early_b, &error), "actions");
+    CHECK(strstr(error.text, "stage 1: B of chunk 1 on virtual stage 1 comes before that of the virtual stage behind") != NULL);
+    CHECK_INT(error.item, 4);
+    CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, replayed, &error), NULL);
+    CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, early_r, &error), "actions");
+    CHECK(strstr(error.text, "R of chunk 0 on virtual stage 2 comes before") != NULL);
+    CHECK_STR(verdict_of_v(plan, CF_REPLAY_LOCAL, early_r, &error), NULL);
+    CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, lowered, &error), NULL);
+    CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, sent, &error), "actions.pass");
+    CHECK(strstr(error.text, "SEND_F of chunk 0 on virtual stage 1 has no other stage") != NULL);
+    CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, unsent, &error), "actions");
+    CHECK(strstr(error.text, "SEND_B of chunk 0 on virtual stage 3 is missing") != NULL);
+    cf_plan_free(plan);
+}
+
+TEST(rules_of_lowered_lists) {
+    cf_plan *plan = plan_of(1, 1); /* two chunks that stand alone */
+    static const char *const good[] = {"F0 SEND_F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1", "RECV_F0 F0 B0 RECV_F1 SEND_B0 F1 B1 SEND_B1"};
+    static const char *const order[] = {"F0 SEND_F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1",
+                                        "RECV_F0 F0 B0 SEND_B0 RECV_F1 F1 B1 SEND_B1"};
+    static const char *const early[] = {"SEND_F0 F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1", "RECV_F0 F0 RECV_F1 F1 B0 SEND_B0 B1 SEND_B1"};
+    static const char *const late[] = {"F0 SEND_F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1", "F0 RECV_F0 RECV_F1 F1 B0 SEND_B0 B1 SEND_B1"};
+    static const char *const lost[] = {"F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1", "RECV_F0 F0 RECV_F1 F1 B0 SEND_B0 B1 SEND_B1"};
+    static const char *const edge[] = {"F0 SEND_F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1 SEND_B1",
+                                       "RECV_F0 F0 RECV_F1 F1 B0 SEND_B0 B1 SEND_B1"};
+    static const char *const replays[] = {"F0* SEND_F0 F1 SEND_F1 RECV_B1 B1 R0 RECV_B0 B0",
+                                          "RECV_F0 F0 RECV_F1 F1 B1 SEND_B1 B0 SEND_B0"};
+    static const char *const needless[] = {"F0* SEND_F0 F1 SEND_F1 RECV_B1 B1 R0 SEND_R0 RECV_B0 B0",
+                                           "RECV_F0 F0 RECV_F1 F1 B1 SEND_B1 RECV_R0 B0 SEND_B0"};
+    cf_plan *group = plan_of(2, 0);
+    cf_error error;
+    accepts(group, 1, 2, CF_REPLAY_PIPELINE, replays, 2); /* stage 1 keeps both chunks, so nobody waits for R on stage 0 */
+    CHECK_STR(verdict(group, 1, 2, CF_REPLAY_PIPELINE, needless, 2, &error), "actions");
+    CHECK(strstr(error.text, "R of chunk 0 on virtual stage 1 is missing") != NULL);
+    cf_plan_free(group);
+    accepts(plan, 1, 1, CF_REPLAY_PIPELINE, good, 2);
+    CHECK_STR(verdict(plan, 1, 1, CF_REPLAY_PIPELINE, order, 2, &error), "transfers");
+    CHECK(strstr(error.text, "stage 0: SEND_F of chunk 1 on virtual stage 0 waits for ever") != NULL);
+    CHECK_INT(error.item, 3);
+    CHECK_STR(verdict(plan, 1, 1, CF_REPLAY_PIPELINE, early, 2, &error), "actions.pass");
+    CHECK_INT(error.item, 0);
+    CHECK_STR(verdict(plan, 1, 1, CF_REPLAY_PIPELINE, late, 2, &error), "actions.pass");
+    CHECK(strstr(error.text, "before its RECV_F") != NULL);
+    CHECK_STR(verdict(plan, 1, 1, CF_REPLAY_PIPELINE, lost, 2, &error), "actions");
+    CHECK(strstr(error.text, "SEND_F of chunk 0 on virtual stage 0 is missing") != NULL);
+    CHECK_STR(verdict(plan, 1, 1, CF_REPLAY_PIPELINE, edge, 2, &error), "actions.pass");
+    CHECK(strstr(error.text, "no other stage") != NULL);
+    cf_plan_free(plan);
+}
+
+TEST(rules_of_offload) {
+    cf_plan *plan = plan_of(3, 1);
+    static const char *good[] = {"F0* F1 OFFLOAD0 F3 OFFLOAD1 PREFETCH1 PREFETCH0 F2 B2 B1 OFFLOAD0 B3 PREFETCH0 R0 B0"};
+    accepts(plan, 1, 2, CF_REPLAY_PIPELINE, good, 1);
+    refuses(plan, 3, "F0 OFFLOAD0 F1 PREFETCH0 F2 B2 B1 B0 F3 B3", "actions.pass", 2, "rows of its state are away");
+    refuses(plan, 3, "F0 F1 F2 B2 B1 B0 OFFLOAD0 PREFETCH0 F3 B3", "actions.pass", 6, "no rows");
+    refuses(plan, 3, "F0 OFFLOAD1 PREFETCH1 F1 F2 B2 B1 B0 F3 B3", "actions.pass", 1, "no rows");
+    refuses(plan, 3, "F0 OFFLOAD0 OFFLOAD0 PREFETCH0 F1 F2 B2 B1 B0 F3 B3", "actions.pass", 2, "rows that are away");
+    refuses(plan, 3, "F0 PREFETCH0 F1 F2 B2 B1 B0 F3 B3", "actions.pass", 1, "rows that are here");
+    refuses(plan, 3, "F3 OFFLOAD3 PREFETCH3 F0 F1 F2 B2 B1 B0 B3", "actions.chunk", 1, "without state");
+    refuses(plan, 3, "F0 F1 F2 B2 B1 OFFLOAD0 F3 B3", "actions", -1, "B of chunk 0");
+    cf_plan_free(plan);
+}
+
+/* ---- limits ---- */
+
+TEST(limits_bind_exactly) {
+    harness_rng rng = {11};
+    int round;
+    for (round = 0; round < 150; round++) {
+        cf_plan *plan = naive_plan(&rng, 8, 1);
+        naive_shape shape = naive_draw_shape(&rng);
+        cf_schedule *s = naive_schedule(&rng, plan, &shape);
+        cf_validate_desc desc;
+        cf_error error;
+        int64_t stage, most = 0, most_bytes = 0, chunks[8], bytes[8];
+        REQUIRE(s != NULL);
+        harness_note("round %d", round);
+        memset(&desc, 0, sizeof desc);
+        desc.bytes.per_token_activations = harness_between(&rng, 0, 9);
+        desc.bytes.per_token_state = harness_between(&rng, 0, 5);
+        desc.bytes.per_token_state_gradient = harness_between(&rng, 0, 5);
+        desc.bytes.per_token_boundary = harness_between(&rng, 0, 3);
+        for (stage = 0; stage < s->n_stages; stage++) {
+            chunks[stage] = naive_peak_chunks(plan, s, stage);
+            bytes[stage] = naive_peak_bytes(plan, s, stage, &desc.bytes);
+            most = chunks[stage] > most ? chunks[stage] : most;
+            most_bytes = bytes[stage] > most_bytes ? bytes[stage] : most_bytes;
+        }
+        desc.limit = most;
+        desc.limit_bytes = most_bytes;
+        CHECK_INT(cf_schedule_validate(plan, s, &desc, NULL, &error), CF_OK);
+        desc.limit = 0;
+        desc.limit_bytes = 0;
+        desc.limits = chunks;
+        desc.limits_bytes = bytes;
+        CHECK_INT(cf_schedule_validate(plan, s, &desc, NULL, &error), CF_OK);
+        for (stage = 0; stage < s->n_stages; stage++) {
+            if (chunks[stage] > 1) {
+                chunks[stage]--;
+                CHECK_INT(cf_schedule_validate(plan, s, &desc, NULL, &error), CF_ERROR_SCHEDULE);
+                CHECK_STR(error.field, "limits");
+                CHECK_INT(error.got, chunks[stage] + 1);
+                chunks[stage]++;
+            }
+            if (bytes[stage] > 1) {
+                bytes[stage]--;
+                CHECK_INT(cf_schedule_validate(plan, s, &desc, NULL, &error), CF_ERROR_SCHEDULE);
+                CHECK_STR(error.field, "limits_bytes");
+                CHECK_INT(error.wanted, bytes[stage]);
+                bytes[stage]++;
+            }
+        }
+        desc.limits = NULL;
+        desc.limits_bytes = NULL;
+        if (most > 1) {
+            desc.limit = most - 1;
+            CHECK_INT(cf_schedule_validate(plan, s, &desc, NULL, &error), CF_ERROR_SCHEDULE);
+            CHECK_STR(error.field, "limit");
+        }
+        desc.limit = 0;
+        desc.limit_bytes = INT64_MAX;
+        desc.bytes.per_token_activations = INT64_MAX;
+        if (most_bytes > 0 && plan->n_idle < plan->n_chunks && plan->n_tokens > 1) {
+            cf_result result = cf_schedule_validate(plan, s, &desc, NULL, &error);
+            if (result != CF_OK) CHECK_STR(error.field, "limit_bytes");
+        }
+        naive_free(s);
+        cf_plan_free(plan);
+    }
+    harness_note("%s", "");
+}
+
+/* ---- every sound schedule, and every damaged one ---- */
+
+TEST(sound_schedules_are_accepted) {
+    harness_rng rng = {1};
+    int round;
+    for (round = 0; round < harness_rounds(2000, 700); round++) {
+        cf_plan *plan = naive_plan(&rng, 6, harness_between(&rng, 1, 3));
+        naive_shape shape = naive_draw_shape(&rng);
+        cf_schedule *s;
+        cf_error error;
+        shape.rank = harness_between(&rng, 0, plan->n_ranks - 1);
+        s = naive_schedule(&rng, plan, &shape);
+        REQUIRE(s != NULL);
+        if (validate(plan, s, &error) != CF_OK) FAIL("round %d: %s", round, error.text);
+        if (round < 100) CHECK_STR(naive_fault(plan, s), NULL);
+        CHECK(1);
+        naive_free(s);
+        cf_plan_free(plan);
+    }
+}
+
+/* Does one thing to a schedule, which it may replace. */
+static cf_schedule *damage(harness_rng *rng, const cf_plan *plan, cf_schedule *s) {
+    int64_t i = harness_between(rng, 0, s->n_actions - 1), j, stage = 0;
+    cf_action *a = &s->actions[i], swap;
+    while (s->first[stage + 1] <= i) stage++;
+    switch (harness_between(rng, 0, 9)) {
+        case 0: a->chunk += (int32_t)harness_between(rng, -2, 2); break;
+        case 1: a->stage += (int32_t)(harness_between(rng, -2, 2) * s->n_stages); break;
+        case 2: a->stage += (int32_t)harness_between(rng, -1, 1); break;
+        case 3: a->pass = (uint8_t)harness_between(rng, 0, CF_PASS_COUNT); break;
+        case 4: a->keep = (uint8_t)harness_between(rng, 0, 2); break;
+        case 5: a->reserved = (uint16_t)harness_between(rng, 0, 1); break;
+        case 6: return naive_remove(s, stage, i - s->first[stage]);
+        case 7: return naive_insert(s, stage, harness_between(rng, 0, s->first[stage + 1] - s->first[stage]), *a);
+        case 8:
+            j = harness_between(rng, s->first[stage], s->first[stage + 1] - 1);
+            swap = *a;
+            *a = s->actions[j];
+            s->actions[j] = swap;
+            break;
+        default:
+            if (i + 1 < s->first[stage + 1]) {
+                swap = *a;
+                *a = a[1];
+                a[1] = swap;
+            }
+            if (harness_chance(rng, 0.1)) s->k = harness_between(rng, 1, s->k);
+            break;
+    }
+    (void)plan;
+    return s;
+}
+
+static void mutate(uint64_t seed, int lowered, int rounds) {
+    harness_rng rng = {seed};
+    int round, refused = 0, accepted = 0;
+    for (round = 0; round < rounds; round++) {
+        cf_plan *plan = naive_plan(&rng, 5, harness_between(&rng, 1, 2));
+        naive_shape shape = naive_draw_shape(&rng);
+        cf_schedule *s, *low = NULL;
+        const char *fault;
+        cf_error error;
+        cf_result result;
+        shape.rank = harness_between(&rng, 0, plan->n_ranks - 1);
+        s = naive_schedule(&rng, plan, &shape);
+        REQUIRE(s != NULL);
+        harness_note("seed %d, round %d", (int)seed, round);
+        if (lowered) {
+            cf_lower_desc desc;
+            memset(&desc, 0, sizeof desc);
+            desc.offload = harness_chance(&rng, 0.5);
+            REQUIRE(cf_schedule_lower(plan, s, &desc, &low, &error) == CF_OK);
+            naive_free(s);
+            s = naive_copy(low);
+            cf_schedule_free(low);
+        }
+        if (s->n_actions > 0) {
+            s = damage(&rng, plan, s);
+            if (harness_chance(&rng, 0.2) && s->n_actions > 0) s = damage(&rng, plan, s);
+        }
+        fault = naive_fault(plan, s);
+        result = validate(plan, s, &error);
+        if ((result == CF_OK) != (fault == NULL)) FAIL("validator: %s; judge: %s", error.text, fault ? fault : "sound");
+        if (result != CF_OK) CHECK(error.code == CF_ERROR_SCHEDULE && error.field != NULL && error.text[0] != 0);
+        else CHECK(1);
+        refused += result != CF_OK;
+        accepted += result == CF_OK;
+        naive_free(s);
+        cf_plan_free(plan);
+    }
+    CHECK(refused > rounds / 4 && accepted > rounds / 20); /* both verdicts are tried */
+    harness_note("%s", "");
+    harness_report("%d refused, %d accepted", refused, accepted);
+}
+
+TEST(damaged_schedules_are_judged_rightly) { mutate(21, 0, harness_rounds(3000, 750)); }
+TEST(damaged_lowered_schedules_are_judged_rightly) { mutate(22, 1, harness_rounds(3000, 750)); }
+
+/* ---- members of the schedule ---- */
+
+static void expect_field(const cf_plan *plan, const cf_schedule *s, const char *field) {
+    cf_error error;
+    CHECK_INT(validate(plan, s, &error), CF_ERROR_SCHEDULE);
+    CHECK_STR(error.field, field);
+}
+
+TEST(damaged_members_are_named) {
+    harness_rng rng = {5};
+    cf_plan *plan = plan_of(3, 2);
+    naive_shape shape;
+    cf_schedule *s, *t;
+    memset(&shape, 0, sizeof shape);
+    shape.n_stages = 3;
+    shape.n_virtual = 1;
+    shape.k = 2;
+    shape.replay = CF_REPLAY_PIPELINE;
+    s = naive_schedule(&rng, plan, &shape);
+    REQUIRE(s != NULL);
+#define DAMAGE(change, field)          \
+    do {                               \
+        int64_t *first;                \
+        cf_action *actions;            \
+        t = naive_copy(s);             \
+        first = t->first;              \
+        actions = t->actions;          \
+        change;                        \
+        expect_field(plan, t, field);  \
+        t->first = first;              \
+        t->actions = actions;          \
+        naive_free(t);                 \
+    } while (0)
+    DAMAGE(t->kind = CF_SCHEDULE_COUNT, "kind");
+    DAMAGE(t->replay = CF_REPLAY_DEFAULT, "replay");
+    DAMAGE(t->replay = CF_REPLAY_COUNT, "replay");
+    DAMAGE(t->n_stages = 0, "n_stages");
+    DAMAGE(t->n_stages = INT64_MAX, "n_stages");
+    DAMAGE(t->n_stages = INT32_MAX, "n_actions");
+    DAMAGE(t->n_stages = 2, "first");
+    DAMAGE(t->n_virtual = 0, "n_virtual");
+    DAMAGE(t->n_virtual = INT32_MAX, "n_virtual");
+    DAMAGE(t->n_virtual = 2, "n_actions");
+    DAMAGE(t->placement = CF_PLACEMENT_ANY, "placement");
+    DAMAGE(t->placement = (cf_placement)-1, "placement");
+    DAMAGE(t->k = 0, "k");
+    DAMAGE(t->k = INT64_MIN, "k");
+    DAMAGE(t->rank = 1, "rank");
+    DAMAGE(t->rank = -1, "rank");
+    DAMAGE(t->n_chunks++, "n_chunks");
+    DAMAGE(t->n_actions = -1, "n_actions");
+    DAMAGE(t->n_actions = INT64_MAX, "n_actions");
+    DAMAGE(t->n_actions--, "first");
+    DAMAGE(t->n_actions++, "first");
+    DAMAGE(t->lowered = 2, "lowered");
+    DAMAGE(t->lowered = 1, "actions.pass");
+    DAMAGE(t->first = NULL, "first");
+    DAMAGE(t->actions = NULL, "actions");
+    DAMAGE(t->first[0] = 1, "first");
+    DAMAGE(t->first[1] = -1, "first");
+    DAMAGE(t->first[1] = INT64_MAX, "first");
+    DAMAGE(t->first[2] = t->first[1] - 1, "first");
+    DAMAGE(t->actions[0].reserved = 7, "actions.reserved");
+    DAMAGE(t->actions[0].pass = 255, "actions.pass");
+    DAMAGE(t->actions[0].chunk = INT32_MIN, "actions.chunk");
+    DAMAGE(t->actions[0].stage = INT32_MAX, "actions.stage");
+    naive_free(s);
+    cf_plan_free(plan);
+}
+
+TEST(missing_arguments_are_named_by_validate) {
+    cf_plan *plan = plan_of(1, 1);
+    cf_schedule *s = NULL;
+    cf_schedule_desc desc;
+    cf_validate_desc limits;
+    cf_error error;
+    int64_t minus = -2;
+    harness_heap heap;
+    cf_allocator allocator;
+    memset(&desc, 0, sizeof desc);
+    memset(&limits, 0, sizeof limits);
+    REQUIRE(cf_schedule_make(plan, &desc, &s, NULL) == CF_OK);
+    CHECK_INT(cf_schedule_validate(NULL, s, NULL, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "plan");
+    CHECK_INT(cf_schedule_validate(plan, NULL, NULL, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "schedule");
+    CHECK_INT(cf_schedule_validate(plan, s, NULL, NULL, NULL), CF_OK);
+    limits.limit = -2;
+    CHECK_INT(cf_schedule_validate(plan, s, &limits, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "limit");
+    limits.limit = 0;
+    limits.limits = &minus;
+    CHECK_INT(cf_schedule_validate(plan, s, &limits, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "limits");
+    limits.limits = NULL;
+    limits.bytes.per_token_boundary = -4;
+    CHECK_INT(cf_schedule_validate(plan, s, &limits, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "bytes.per_token_boundary");
+    memset(&heap, 0, sizeof heap);
+    heap.fail_at = 1;
+    allocator.alloc = harness_alloc;
+    allocator.release = harness_release;
+    allocator.user = &heap;
+    CHECK_INT(cf_schedule_validate(plan, s, NULL, &allocator, &error), CF_ERROR_MEMORY);
+    heap.fail_at = 0;
+    CHECK_INT(cf_schedule_validate(plan, s, NULL, &allocator, &error), CF_OK);
+    CHECK_INT(heap.live, 0);
+    plan->chunks[0].group = 5;
+    CHECK_INT(cf_schedule_validate(plan, s, NULL, NULL, &error), CF_ERROR_PLAN);
+    CHECK_STR(error.field, "chunks.group");
+    cf_schedule_free(s);
+    cf_plan_free(plan);
+}
+
+/* What the generators make is sound, within the limits that they were given, and stays sound when it is lowered. */
+TEST(generated_schedules_are_accepted) {
+    harness_rng rng = {9};
+    int round, made[CF_SCHEDULE_COUNT];
+    memset(made, 0, sizeof made);
+    for (round = 0; round < harness_rounds(3000, 750); round++) {
+        cf_plan *plan = naive_plan(&rng, 12, harness_between(&rng, 1, 2));
+        cf_schedule *s = NULL, *low = NULL;
+        cf_schedule_desc desc;
+        cf_validate_desc limits;
+        cf_error error;
+        cf_result result;
+        memset(&desc, 0, sizeof desc);
+        memset(&limits, 0, sizeof limits);
+        memset(&error, 0, sizeof error);
+        desc.kind = (cf_schedule_kind)harness_between(&rng, 1, CF_SCHEDULE_COUNT - 1);
+        desc.replay = harness_chance(&rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+        desc.n_stages = harness_between(&rng, 1, 5);
+        desc.k = harness_between(&rng, 1, 5);
+        desc.rank = harness_between(&rng, 0, plan->n_ranks - 1);
+        if (desc.kind >= CF_SCHEDULE_INTERLEAVED) desc.n_virtual = harness_between(&rng, 0, 3);
+        if (desc.kind > CF_SCHEDULE_INTERLEAVED && harness_chance(&rng, 0.5)) desc.placement = CF_PLACEMENT_V;
+        if (desc.kind == CF_SCHEDULE_BEST) {
+            desc.budget = 5;
+            desc.split_backward = harness_chance(&rng, 0.5);
+        }
+        if (harness_chance(&rng, 0.3)) desc.limit = limits.limit = harness_between(&rng, 1, 8);
+        if (harness_chance(&rng, 0.3)) {
+            desc.limit_bytes = limits.limit_bytes = harness_between(&rng, 1, 300);
+            desc.bytes.per_token_activations = harness_between(&rng, 0, 5);
+            desc.bytes.per_token_state = harness_between(&rng, 0, 2);
+            desc.bytes.per_token_state_gradient = harness_between(&rng, 0, 2);
+            desc.bytes.per_token_boundary = harness_between(&rng, 0, 2);
+            limits.bytes = desc.bytes;
+        }
+        result = cf_schedule_make(plan, &desc, &s, &error);
+        harness_note("round %d, kind %d", round, (int)desc.kind);
+        if (result == CF_ERROR_INFEASIBLE && (desc.limit > 0 || desc.limit_bytes > 0)) {
+            cf_plan_free(plan);
+            continue;
+        }
+        if (!CHECK_INT(result, CF_OK)) FAIL("%s", error.text);
+        if (s != NULL) {
+            made[desc.kind]++;
+            if (cf_schedule_validate(plan, s, &limits, NULL, &error) != CF_OK) FAIL("%s", error.text);
+            if (round % 10 == 0) CHECK_STR(naive_fault(plan, s), NULL);
+            if (!CHECK_INT(cf_schedule_lower(plan, s, NULL, &low, &error), CF_OK)) FAIL("%s", error.text);
+            if (low != NULL) CHECK_STR(naive_rendezvous(plan, low), NULL);
+            if (low != NULL && cf_schedule_validate(plan, low, &limits, NULL, &error) != CF_OK) FAIL("%s", error.text);
+            cf_schedule_free(low);
+        }
+        cf_schedule_free(s);
+        cf_plan_free(plan);
+    }
+    for (round = 1; round < CF_SCHEDULE_COUNT; round++) CHECK(made[round] > harness_rounds(100, 25));
+    harness_note("%s", "");
+}
+
+/* Three books of the same thing: the simulator's, the interpreter's on a dry run, and the validator's limits. */
+TEST(peaks_agree_with_simulator_and_interpreter) {
+    harness_rng rng = {10};
+    int round;
+    for (round = 0; round < 400; round++) {
+        cf_plan *plan = naive_plan(&rng, 8, 1);
+        naive_shape shape = naive_draw_shape(&rng);
+        cf_schedule *s = naive_schedule(&rng, plan, &shape);
+        cf_simulate_desc desc;
+        cf_validate_desc limits;
+        cf_run_desc run;
+        cf_timeline *timeline = NULL;
+        cf_error error;
+        int64_t stage;
+        REQUIRE(s != NULL);
+        memset(&desc, 0, sizeof desc);
+        memset(&limits, 0, sizeof limits);
+        memset(&run, 0, sizeof run);
+        memset(&error, 0, sizeof error);
+        harness_note("round %d", round);
+        desc.no_bounds = 1;
+        desc.bytes.per_token_activations = harness_between(&rng, 0, 5);
+        desc.bytes.per_token_state = harness_between(&rng, 0, 2);
+        desc.bytes.per_token_state_gradient = harness_between(&rng, 0, 2);
+        desc.bytes.per_token_boundary = harness_between(&rng, 0, 2);
+        if (!CHECK_INT(cf_simulate(plan, s, &desc, &timeline, &error), CF_OK)) FAIL("%s", error.text);
+        REQUIRE(timeline != NULL);
+        limits.bytes = desc.bytes;
+        limits.limits = timeline->peak_live;
+        limits.limits_bytes = timeline->peak_bytes;
+        CHECK_INT(cf_schedule_validate(plan, s, &limits, NULL, &error), CF_OK);
+        for (stage = 0; stage < s->n_stages; stage++) {
+            cf_run_stats stats;
+            CHECK_INT(cf_run(plan, s, stage, &run, &stats, &error), CF_OK);
+            CHECK_INT(stats.peak_slots, timeline->peak_live[stage]);
+            CHECK_INT(stats.peak_tokens, timeline->peak_tokens[stage]);
+            CHECK_INT(stats.peak_state_tokens, timeline->peak_state_tokens[stage]);
+            if (timeline->peak_live[stage] < 2) continue;
+            timeline->peak_live[stage]--;
+            CHECK_INT(cf_schedule_validate(plan, s, &limits, NULL, &error), CF_ERROR_SCHEDULE);
+            timeline->peak_live[stage]++;
+        }
+        cf_timeline_free(timeline);
+        naive_free(s);
+        cf_plan_free(plan);
+    }
+    harness_note("%s", "");
+}
+
+SUITE(check, CASE(one_stage_rules), CASE(rules_between_stages), CASE(rules_of_virtual_stages_on_one_stage),
+      CASE(rules_where_a_v_turns), CASE(rules_of_lowered_lists), CASE(rules_of_offload),
+      CASE(limits_bind_exactly), CASE(sound_schedules_are_accepted), CASE(damaged_schedules_are_judged_rightly),
+      CASE(damaged_lowered_schedules_are_judged_rightly), CASE(damaged_members_are_named),
+      CASE(missing_arguments_are_named_by_validate), CASE(generated_schedules_are_accepted),
+      CASE(peaks_agree_with_simulator_and_interpreter));

@@ -1,0 +1,136 @@
+/* tools/command/graph_dot.h: what a drawing holds, and what is refused before anything of it is written. */
+
+#include "chunkflow.h"
+#include "../harness.h"
+#include "tools/command/graph_dot.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int64_t count(const char *in, const char *word) {
+    int64_t n = 0;
+    for (; (in = strstr(in, word)) != NULL; in++) n++;
+    return n;
+}
+
+/* A long sequence and three short ones on three stages: all kinds of passes but B, and all kinds of edges. */
+static cf_graph *example(int64_t n_virtual) {
+    static const int64_t lengths[] = {9, 2, 5, 1};
+    cf_pack_desc pack;
+    cf_graph_desc desc;
+    cf_plan *plan = NULL;
+    cf_graph *graph = NULL;
+    memset(&pack, 0, sizeof pack);
+    memset(&desc, 0, sizeof desc);
+    pack.chunk_size = 3;
+    desc.n_stages = 3;
+    desc.n_virtual = n_virtual;
+    desc.split = 1;
+    CHECK_INT(cf_pack(lengths, 4, &pack, &plan, NULL), CF_OK);
+    CHECK_INT(cf_graph_make(plan, &desc, &graph, NULL), CF_OK);
+    cf_plan_free(plan);
+    return graph;
+}
+
+TEST(a_drawing_has_every_node_and_edge) {
+    cf_graph *g = example(1);
+    harness_text t = {NULL, 0, 0, 0, 0, 0};
+    cf_error error;
+    REQUIRE(g != NULL);
+    harness_poison(&error, sizeof error);
+    CHECK_INT(graph_dot_write(g, 0, NULL, harness_collect, &t, &error), CF_OK);
+    CHECK_POISON(&error, sizeof error);
+    REQUIRE(t.at != NULL);
+    CHECK_INT(count(t.at, "subgraph cluster_s"), 3);
+    CHECK_INT(count(t.at, " [label="), g->n_nodes);
+    CHECK_INT(count(t.at, " -> "), g->n_edges);
+    CHECK(strstr(t.at, "digraph chunkflow {\n  rankdir=LR;\n") != NULL);
+    CHECK(strstr(t.at, "    n0 [label=\"F 0\", tooltip=\"3 s\", fillcolor=\"#397af2\", fontcolor=white];\n") != NULL);
+    CHECK_INT(count(t.at, "style=dotted"), count(t.at, "tooltip=\"slot\""));
+    CHECK_INT(count(t.at, "style=dashed"),
+              count(t.at, "tooltip=\"state\"") + count(t.at, "tooltip=\"state gradient\""));
+    CHECK_INT(count(t.at, "{"), count(t.at, "}"));
+    CHECK_STR(t.at + t.n - 2, "}\n");
+    free(t.at);
+    cf_graph_free(g);
+}
+
+TEST(virtual_stages_are_named_and_share_a_cluster) {
+    cf_graph *g = example(2);
+    harness_text t = {NULL, 0, 0, 0, 0, 0};
+    REQUIRE(g != NULL);
+    CHECK_INT(graph_dot_write(g, 0, NULL, harness_collect, &t, NULL), CF_OK);
+    REQUIRE(t.at != NULL);
+    CHECK_INT(count(t.at, "subgraph cluster_s"), 3);
+    CHECK_INT(count(t.at, " @ "), g->n_nodes);
+    CHECK(count(t.at, " @ 5\"") > 0);
+    free(t.at);
+    cf_graph_free(g);
+}
+
+TEST(a_drawing_is_bounded) {
+    cf_graph *g = example(1);
+    harness_text t = {NULL, 0, 0, 0, 0, 0};
+    cf_error error;
+    REQUIRE(g != NULL);
+    CHECK_INT(graph_dot_write(g, g->n_nodes - 1, NULL, harness_collect, &t, &error), CF_ERROR_LIMIT);
+    CHECK_STR(error.field, "n_nodes");
+    CHECK_INT(error.wanted, g->n_nodes - 1);
+    CHECK_INT(error.got, g->n_nodes);
+    CHECK_INT(graph_dot_write(g, -1, NULL, harness_collect, &t, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "max_nodes");
+    CHECK_INT(t.calls, 0);
+    CHECK_INT(graph_dot_write(g, g->n_nodes, NULL, harness_collect, &t, &error), CF_OK);
+    free(t.at);
+    cf_graph_free(g);
+}
+
+TEST(dot_arguments_are_checked) {
+    cf_graph *g = example(1);
+    cf_allocator half;
+    harness_text t = {NULL, 0, 0, 0, 0, 0};
+    cf_error error;
+    int32_t from;
+    REQUIRE(g != NULL);
+    CHECK_INT(graph_dot_write(NULL, 0, NULL, harness_collect, &t, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "graph");
+    CHECK_INT(graph_dot_write(NULL, 0, NULL, harness_collect, &t, NULL), CF_ERROR_ARGUMENT);
+    CHECK_INT(graph_dot_write(g, 0, NULL, NULL, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "write");
+    half = cf_arena_allocator(NULL);
+    half.release = NULL;
+    CHECK_INT(graph_dot_write(g, 0, &half, harness_collect, &t, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "allocator.release");
+    from = g->edges[0].from;
+    g->edges[0].from = (int32_t)g->n_nodes;
+    CHECK_INT(graph_dot_write(g, 0, NULL, harness_collect, &t, &error), CF_ERROR_GRAPH);
+    CHECK_STR(error.field, "edges.from");
+    g->edges[0].from = from;
+    CHECK_INT(t.calls, 0);
+    cf_graph_free(g);
+}
+
+TEST(a_failing_callback_ends_a_drawing) {
+    cf_graph *g = example(1);
+    int64_t n, at;
+    harness_text t = {NULL, 0, 0, 0, 0, 0};
+    REQUIRE(g != NULL);
+    CHECK_INT(graph_dot_write(g, 0, NULL, harness_collect, &t, NULL), CF_OK);
+    n = t.calls;
+    CHECK(n >= 2); /* several pieces, or this shows little */
+    for (at = 1; at <= n; at++) {
+        cf_error error;
+        t.calls = 0;
+        t.fail_at = at;
+        harness_poison(&error, sizeof error);
+        CHECK_INT(graph_dot_write(g, 0, NULL, harness_collect, &t, &error), CF_ERROR_WRITE);
+        CHECK_STR(error.field, "write");
+        CHECK_INT(error.got, HARNESS_REFUSAL);
+        CHECK_INT(t.calls, at);
+    }
+    free(t.at);
+    cf_graph_free(g);
+}
+
+SUITE(dot, CASE(a_drawing_has_every_node_and_edge), CASE(virtual_stages_are_named_and_share_a_cluster),
+      CASE(a_drawing_is_bounded), CASE(dot_arguments_are_checked), CASE(a_failing_callback_ends_a_drawing));

@@ -1,0 +1,998 @@
+/* >>graph: every node and edge against the definitions, and what an executor can do with them. */
+
+#include "chunkflow.h"
+#include "../reference/exact.h"
+#include "../harness.h"
+#include "../reference/naive.h"
+#include "../reference/pipeline.h"
+#include "../reference/random_schedule.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static cf_graph_desc draw_desc(harness_rng *rng, cf_timing *timing) {
+    cf_graph_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.n_stages = harness_between(rng, 1, 4);
+    desc.n_virtual = harness_chance(rng, 0.6) ? 1 : harness_between(rng, 1, 3);
+    desc.placement = harness_chance(rng, 0.4) ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
+    desc.k = harness_between(rng, 1, 4);
+    desc.replay = harness_chance(rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+    desc.split = (int)harness_between(rng, 0, 1);
+    memset(timing, 0, sizeof *timing);
+    if (harness_chance(rng, 0.5)) {
+        timing->all.forward.constant = (double)harness_between(rng, 0, 3);
+        timing->all.forward.per_token = (double)harness_between(rng, 0, 3);
+        timing->all.backward.per_pair = (double)harness_between(rng, 0, 3);
+        timing->latency = (double)harness_between(rng, 0, 5);
+        timing->seconds_per_token = (double)harness_between(rng, 0, 2);
+        desc.timing = timing;
+    }
+    return desc;
+}
+
+static cf_graph *make(const cf_plan *plan, const cf_graph_desc *desc) {
+    cf_graph *graph = NULL;
+    cf_error error;
+    memset(&error, 0, sizeof error);
+    if (cf_graph_make(plan, desc, &graph, &error) != CF_OK) FAIL("cf_graph_make: %s", error.text);
+    return graph;
+}
+
+/* ---- the definitions ---- */
+
+static int64_t size_of_group(const cf_plan *plan, int64_t chunk) {
+    return plan->chunks[chunk].group < 0 ? 1 : plan->groups[plan->chunks[chunk].group].n_chunks;
+}
+
+/* Whether a chunk is replayed on a virtual stage: by the schedule, or by the fixed kinds' rule. */
+static int replayed(const cf_plan *plan, const cf_graph *g, const cf_graph_desc *desc, int64_t chunk, int64_t v) {
+    const cf_schedule *s = desc->schedule;
+    int64_t i;
+    for (i = 0; s != NULL && i < s->n_actions; i++)
+        if (s->actions[i].chunk == chunk && s->actions[i].stage == v && s->actions[i].pass == CF_R) return 1;
+    return s == NULL && plan->chunks[chunk].index + g->k < size_of_group(plan, chunk);
+}
+
+/* How many chunks from `first` up to `end` are replayed on a virtual stage. */
+static int64_t n_replayed(const cf_plan *plan, const cf_graph *g, const cf_graph_desc *desc, int64_t first, int64_t end,
+                          int64_t v) {
+    int64_t n = 0;
+    for (; first < end; first++) n += replayed(plan, g, desc, first, v);
+    return n;
+}
+
+/* Of a group's K places, those that its dropped chunks leave to kept ones are taken first. So the place of a replay is
+   given back by the K-th chunk, or by a later one if chunks before it are dropped. */
+static int frees_place_of(const cf_plan *plan, const cf_graph *g, const cf_graph_desc *desc, const cf_node *a,
+                          const cf_node *b) {
+    int64_t first = b->chunk - plan->chunks[b->chunk].index;
+    if (a->pass != (g->split ? CF_W : CF_B)) return 0;
+    return a->chunk - first - n_replayed(plan, g, desc, first, b->chunk, b->stage) == g->k;
+}
+
+static int is_back(const cf_node *n) { return n->pass == CF_B || n->pass == CF_I; }
+
+/* Why node b waits for node a; -1: it does not. */
+static int why(const cf_plan *plan, const cf_graph *g, const cf_graph_desc *desc, const cf_node *a, const cf_node *b) {
+    int same = a->chunk == b->chunk && a->stage == b->stage;
+    int together = plan->chunks[a->chunk].group >= 0 && plan->chunks[a->chunk].group == plan->chunks[b->chunk].group;
+    if (a->chunk == b->chunk && a->stage + 1 == b->stage && a->pass == b->pass &&
+        (a->pass == CF_F || (a->pass == CF_R && g->replay == CF_REPLAY_PIPELINE)))
+        return CF_EDGE_ACTIVATION;
+    if (a->chunk == b->chunk && a->stage == b->stage + 1 && is_back(a) && is_back(b)) return CF_EDGE_GRADIENT;
+    if (a->stage == b->stage && together && a->chunk + 1 == b->chunk && a->pass == CF_F && b->pass == CF_F) return CF_EDGE_STATE;
+    if (a->stage == b->stage && together && a->chunk == b->chunk + 1 && is_back(a) && is_back(b)) return CF_EDGE_STATE_GRADIENT;
+    if (same && a->pass == CF_F && b->pass == CF_R) return CF_EDGE_REPLAY;
+    if (same && is_back(b) && a->pass == (replayed(plan, g, desc, a->chunk, a->stage) ? CF_R : CF_F)) return CF_EDGE_OWN;
+    if (same && a->pass == CF_I && b->pass == CF_W) return CF_EDGE_OWN;
+    if (a->stage != b->stage || !together || b->pass != CF_R || a->chunk <= b->chunk) return -1;
+    if (frees_place_of(plan, g, desc, a, b)) return CF_EDGE_SLOT;
+    if (a->pass == CF_R && n_replayed(plan, g, desc, b->chunk + 1, a->chunk, b->stage) == 0)
+        return CF_EDGE_SLOT; /* places are given to replays in falling order */
+    return -1;
+}
+
+static double seconds_of(const cf_plan *plan, const cf_timing *timing, const cf_node *n) {
+    double rows = (double)plan->chunks[n->chunk].padded, pairs = (double)plan->chunks[n->chunk].pairs, forward, backward;
+    if (timing == NULL || (timing->all.forward.constant == 0 && timing->all.forward.per_token == 0 &&
+                           timing->all.backward.per_pair == 0)) {
+        forward = rows;
+        backward = 2 * rows;
+    } else {
+        forward = timing->all.forward.constant + timing->all.forward.per_token * rows;
+        backward = timing->all.backward.per_pair > 0 ? timing->all.backward.per_pair * pairs : 2 * forward;
+    }
+    return n->pass == CF_F || n->pass == CF_R ? forward : n->pass == CF_B ? backward : backward / 2;
+}
+
+TEST(nodes_are_the_passes) {
+    harness_rng rng = {3};
+    int round;
+    for (round = 0; round < 300; round++) {
+        cf_plan *plan = naive_plan(&rng, 6, harness_between(&rng, 1, 3));
+        cf_timing timing;
+        cf_graph_desc desc = draw_desc(&rng, &timing);
+        cf_graph *g;
+        int64_t chunk, v, id, n = 0;
+        int pass;
+        desc.rank = harness_between(&rng, 0, plan->n_ranks - 1);
+        g = make(plan, &desc);
+        REQUIRE(g != NULL);
+        harness_note("round %d", round);
+        for (chunk = 0; chunk < plan->n_chunks; chunk++)
+            for (v = 0; v < g->n_stages * g->n_virtual; v++)
+                for (pass = 0; pass <= CF_W; pass++) {
+                    int again = replayed(plan, g, &desc, chunk, v);
+                    int there = plan->chunks[chunk].rank == desc.rank &&
+                                (pass == CF_F || (pass == CF_R && again) || (pass == CF_B && !desc.split) ||
+                                 (pass >= CF_I && desc.split));
+                    const cf_node *node;
+                    id = naive_node(g, pass, chunk, v);
+                    n += there;
+                    CHECK_INT(id >= 0, there);
+                    if (!there) continue;
+                    node = &g->nodes[id];
+                    CHECK(id < g->n_nodes && node->chunk == chunk && node->stage == v && node->pass == pass);
+                    CHECK_INT(node->keep, pass == CF_R || (pass == CF_F && !again));
+                    CHECK(node->seconds == seconds_of(plan, desc.timing, node));
+                }
+        CHECK_INT(g->n_nodes, n);
+        for (chunk = 0; chunk < g->n_steps; chunk++) /* chunk by chunk, pass by pass, stage by stage */
+            for (id = g->first[chunk]; id < g->first[chunk + 1]; id++) {
+                const cf_node *node = &g->nodes[id], *before = node - (id > g->first[chunk]);
+                CHECK_INT(node->chunk, desc.rank * plan->n_steps + chunk);
+                CHECK(node->pass > before->pass || node->stage > before->stage || node == before);
+            }
+        cf_graph_free(g);
+        cf_plan_free(plan);
+    }
+    harness_note("%s", "");
+}
+
+/* The stage of a virtual stage. */
+static int64_t stage_of(const cf_graph *g, int64_t v) {
+    return g->placement == CF_PLACEMENT_V ? exact_v(v, g->n_stages) : exact_loop(v, g->n_stages);
+}
+
+static void check_edges(const cf_plan *plan, const cf_graph *g, const cf_graph_desc *desc) {
+    int64_t a, b, e, n = 0;
+    CHECK_INT(cf_graph_validate(g, NULL, NULL), CF_OK);
+    for (b = 0; b < g->n_nodes; b++) {
+        int64_t n_in = 0;
+        for (a = 0; a < g->n_nodes; a++) {
+            const cf_node *from = &g->nodes[a];
+            int wanted = why(plan, g, desc, from, &g->nodes[b]), found = 0;
+            int hops = stage_of(g, from->stage) != stage_of(g, g->nodes[b].stage);
+            double seconds = 0;
+            if (wanted < 0) continue;
+            n_in++;
+            if (hops && desc->timing)
+                seconds = desc->timing->latency +
+                          desc->timing->seconds_per_token * (double)plan->chunks[from->chunk].padded;
+            for (e = g->first_in[b]; e < g->first_in[b + 1]; e++) {
+                if (g->edges[e].from != a) continue;
+                CHECK_INT(g->edges[e].why, wanted);
+                CHECK(g->edges[e].seconds == seconds);
+                found++;
+            }
+            CHECK_INT(found, 1);
+            for (e = g->first_out[a], found = 0; e < g->first_out[a + 1]; e++) found += g->edges[g->out[e]].to == b;
+            CHECK_INT(found, 1);
+        }
+        CHECK_INT(g->first_in[b + 1] - g->first_in[b], n_in);
+        n += n_in;
+    }
+    CHECK_INT(g->n_edges, n);
+}
+
+TEST(edges_are_those_of_the_definitions) {
+    harness_rng rng = {4};
+    int round;
+    for (round = 0; round < 150; round++) {
+        cf_plan *plan = naive_plan(&rng, 4, 1);
+        cf_timing timing;
+        cf_graph_desc desc = draw_desc(&rng, &timing);
+        cf_graph *g = make(plan, &desc);
+        REQUIRE(g != NULL);
+        harness_note("round %d", round);
+        check_edges(plan, g, &desc);
+        cf_graph_free(g);
+        cf_plan_free(plan);
+    }
+    harness_note("%s", "");
+}
+
+/* ---- the graph of a schedule ---- */
+
+/* A sound schedule that drops whatever it likes, on any stage, and the options of its graph. */
+static cf_schedule *draw_schedule(harness_rng *rng, const cf_plan *plan, cf_graph_desc *desc) {
+    cf_schedule_desc order;
+    cf_schedule *schedule;
+    memset(&order, 0, sizeof order);
+    order.n_stages = desc->n_stages;
+    order.n_virtual = desc->n_virtual;
+    order.k = desc->k;
+    order.rank = desc->rank;
+    order.replay = desc->replay;
+    order.timing = desc->timing;
+    order.split_backward = desc->split;
+    schedule = random_schedule(rng, plan, &order, desc->placement == CF_PLACEMENT_V ? exact_v : exact_loop,
+                               harness_chance(rng, 0.5));
+    memset(desc, 0, sizeof *desc);
+    desc->schedule = schedule;
+    desc->timing = order.timing;
+    return schedule;
+}
+
+/* The longest path over the graph's edges, but for those of slots, and over the order of each stage's list, by relaxation. */
+static double longest_with_order(const cf_graph *g, const cf_schedule *s) {
+    double *end = (double *)harness_guard_new((size_t)(g->n_nodes + 1) * sizeof *end), length = 0;
+    int64_t i, stage, before;
+    int changed = 1;
+    for (i = 0; i < g->n_nodes; i++) end[i] = g->nodes[i].seconds;
+    while (changed) {
+        changed = 0;
+        for (stage = 0; stage < s->n_stages; stage++)
+            for (i = s->first[stage], before = -1; i < s->first[stage + 1]; i++) {
+                const cf_action *a = &s->actions[i];
+                int64_t node = naive_node(g, a->pass, a->chunk, a->stage), e;
+                double start = before >= 0 ? end[before] : 0;
+                for (e = g->first_in[node]; e < g->first_in[node + 1]; e++)
+                    if (g->edges[e].why != CF_EDGE_SLOT && end[g->edges[e].from] + g->edges[e].seconds > start)
+                        start = end[g->edges[e].from] + g->edges[e].seconds;
+                before = node;
+                if (start + g->nodes[node].seconds > end[node]) end[node] = start + g->nodes[node].seconds, changed = 1;
+                if (end[node] > length) length = end[node];
+            }
+    }
+    harness_guard_free(end);
+    return length;
+}
+
+/* Nodes are the schedule's passes and edges those of the definitions; what the simulator says of the schedule is the
+   longest path of graph and lists together, where transfers take no time and so do not queue. */
+TEST(a_schedules_graph_has_its_passes) {
+    harness_rng rng = {41};
+    int round, n_partly = 0, n_timed = 0, n_pipeline = 0;
+    for (round = 0; round < 250; round++) {
+        cf_plan *plan = naive_plan(&rng, 4, harness_between(&rng, 1, 2));
+        cf_timing timing;
+        cf_graph_desc desc = draw_desc(&rng, &timing);
+        cf_schedule *schedule;
+        cf_simulate_desc simulate;
+        cf_timeline *timeline = NULL;
+        cf_graph *g;
+        int64_t i, v, n_v;
+        desc.rank = harness_between(&rng, 0, plan->n_ranks - 1);
+        schedule = draw_schedule(&rng, plan, &desc);
+        REQUIRE(schedule != NULL);
+        g = make(plan, &desc);
+        REQUIRE(g != NULL);
+        harness_note("round %d", round);
+        CHECK_INT(g->n_nodes, schedule->n_actions);
+        for (i = 0; i < schedule->n_actions; i++) {
+            const cf_action *a = &schedule->actions[i];
+            int64_t id = naive_node(g, a->pass, a->chunk, a->stage);
+            REQUIRE(id >= 0);
+            CHECK_INT(g->nodes[id].keep, a->keep);
+            CHECK(g->nodes[id].seconds == pipeline_seconds(desc.timing, a->stage, &plan->chunks[a->chunk], a->pass));
+        }
+        n_v = g->n_stages * g->n_virtual;
+        for (i = g->rank * g->n_steps; i < (g->rank + 1) * g->n_steps; i++) {
+            int64_t n = n_replayed(plan, g, &desc, i, i + 1, 0), there = 0;
+            for (v = 0; v < n_v; v++) {
+                int has = replayed(plan, g, &desc, i, v);
+                there += has;
+                CHECK_INT(naive_node(g, CF_R, i, v) >= 0, has);
+            }
+            n_partly += there > 0 && there < n_v;
+            n_pipeline += n > 0 && g->replay == CF_REPLAY_PIPELINE && n_v > 1;
+        }
+        check_edges(plan, g, &desc);
+        memset(&simulate, 0, sizeof simulate);
+        simulate.timing = desc.timing;
+        REQUIRE(cf_simulate(plan, schedule, &simulate, &timeline, NULL) == CF_OK);
+        if (desc.timing == NULL || (timing.latency == 0 && timing.seconds_per_token == 0)) {
+            CHECK(longest_with_order(g, schedule) == timeline->makespan);
+            n_timed++;
+        }
+        cf_timeline_free(timeline);
+        cf_graph_free(g);
+        naive_free(schedule);
+        cf_plan_free(plan);
+    }
+    CHECK(n_partly > 50 && n_timed > 50 && n_pipeline > 50);
+    harness_note("%s", "");
+}
+
+/* What the library makes keeps to its own graph, slots and all: no pass starts before what it waits for. The longest
+   path is no longer than the schedule. Where K alone says what is dropped, it is the graph that there is without. */
+TEST(schedules_keep_to_their_graphs) {
+    harness_rng rng = {42};
+    int round, n_other = 0;
+    for (round = 0; round < harness_rounds(400, 120); round++) {
+        pipeline_problem problem;
+        cf_simulate_desc simulate;
+        cf_schedule *schedule = NULL;
+        cf_timeline *timeline = NULL;
+        cf_graph_desc desc, plain;
+        cf_graph *g, *without;
+        double *earliest;
+        int64_t i, j;
+        pipeline_draw(&rng, &problem);
+        problem.desc.budget = 40;
+        harness_note("round %d", round);
+        if (cf_schedule_make(problem.plan, &problem.desc, &schedule, NULL) != CF_OK) {
+            cf_plan_free(problem.plan);
+            continue;
+        }
+        memset(&simulate, 0, sizeof simulate);
+        memset(&desc, 0, sizeof desc);
+        simulate.timing = desc.timing = problem.desc.timing;
+        simulate.no_bounds = 1;
+        desc.schedule = schedule;
+        g = make(problem.plan, &desc);
+        REQUIRE(g != NULL);
+        earliest = (double *)harness_guard_new((size_t)(g->n_nodes + 1) * sizeof *earliest);
+        REQUIRE(cf_simulate(problem.plan, schedule, &simulate, &timeline, NULL) == CF_OK);
+        CHECK(naive_longest(g, 1, earliest) <= timeline->makespan * (1 + 1e-12));
+        for (i = 0; i < schedule->n_actions; i++) {
+            const cf_action *a = &schedule->actions[i];
+            int64_t id = naive_node(g, a->pass, a->chunk, a->stage), e;
+            CHECK(timeline->start[i] >= earliest[id] * (1 - 1e-12));
+            for (e = g->first_in[id]; e < g->first_in[id + 1]; e++) {
+                const cf_node *from = &g->nodes[g->edges[e].from];
+                for (j = 0; j < schedule->n_actions; j++)
+                    if (schedule->actions[j].chunk == from->chunk && schedule->actions[j].stage == from->stage &&
+                        schedule->actions[j].pass == from->pass)
+                        CHECK(timeline->start[i] >= (timeline->end[j] + g->edges[e].seconds) * (1 - 1e-12));
+            }
+        }
+        plain = desc;
+        plain.schedule = NULL;
+        plain.n_stages = g->n_stages;
+        plain.n_virtual = g->n_virtual;
+        plain.placement = g->placement;
+        plain.k = g->k;
+        plain.replay = g->replay;
+        plain.split = g->split;
+        plain.rank = g->rank;
+        without = make(problem.plan, &plain);
+        REQUIRE(without != NULL);
+        if (schedule->kind != CF_SCHEDULE_BEST && schedule->limits == NULL && problem.desc.limit_bytes <= 0 &&
+            problem.desc.limits_bytes == NULL) {
+            CHECK(g->n_nodes == without->n_nodes && g->n_edges == without->n_edges);
+            CHECK(memcmp(g->nodes, without->nodes, (size_t)g->n_nodes * sizeof *g->nodes) == 0);
+            CHECK(memcmp(g->edges, without->edges, (size_t)g->n_edges * sizeof *g->edges) == 0);
+        }
+        n_other += g->n_nodes != without->n_nodes;
+        cf_graph_free(without);
+        harness_guard_free(earliest);
+        cf_timeline_free(timeline);
+        cf_graph_free(g);
+        cf_schedule_free(schedule);
+        cf_plan_free(problem.plan);
+    }
+    CHECK(n_other > harness_rounds(20, 6)); /* `best`, and kinds under limits, drop what the plain graph does not */
+    harness_note("%s", "");
+}
+
+/* ---- critical path ---- */
+
+/* A stage's cost of which all sums are exact: multiples of 2^-10. */
+static cf_pass_cost draw_cost(harness_rng *rng) {
+    cf_pass_cost cost;
+    cost.constant = (double)harness_between(rng, 0, 4000) / 1024;
+    cost.per_token = (double)harness_between(rng, 0, 4000) / 1024;
+    cost.per_pair = (double)harness_between(rng, 0, 400) / 1024;
+    return cost;
+}
+
+static int64_t longest_group(const cf_plan *plan) {
+    int64_t most = 1, i;
+    for (i = 0; i < plan->n_chunks; i++)
+        if (plan->chunks[i].group >= 0 && plan->chunks[i].index >= most) most = plan->chunks[i].index + 1;
+    return most;
+}
+
+/* The longest path of a graph is the simulator's bound "critical-path" where K leaves
+   no choice of what is dropped; elsewhere the graph drops more than the bound does. The schedule is `paper` or, to split
+   backwards or to have virtual stages, zero-bubble or interleaved. */
+TEST(critical_path_is_the_simulators_bound) {
+    harness_rng rng = {15};
+    int round, n_slots = 0, n_equal = 0, n_below = 0;
+    for (round = 0; round < 3000; round++) {
+        cf_plan *plan = naive_plan(&rng, harness_between(&rng, 1, 12), 1);
+        cf_stage_cost stages[12];
+        cf_timing timing;
+        cf_graph_desc desc;
+        cf_schedule_desc order;
+        cf_simulate_desc simulate;
+        cf_graph *g;
+        cf_schedule *schedule = NULL;
+        cf_timeline *timeline = NULL;
+        double *earliest, length;
+        int64_t v;
+        memset(&timing, 0, sizeof timing);
+        memset(&desc, 0, sizeof desc);
+        memset(&order, 0, sizeof order);
+        memset(&simulate, 0, sizeof simulate);
+        memset(stages, 0, sizeof stages);
+        for (v = 0; v < 12; v++) {
+            stages[v].forward = draw_cost(&rng);
+            stages[v].backward = draw_cost(&rng);
+            if (harness_chance(&rng, 0.5)) stages[v].replay = draw_cost(&rng);
+        }
+        if (harness_chance(&rng, 0.8)) timing.stages = stages;
+        timing.latency = (double)harness_between(&rng, 0, 9000) / 1024;
+        timing.seconds_per_token = (double)harness_between(&rng, 0, 900) / 1024;
+        order.k = harness_between(&rng, 1, 4);
+        order.n_stages = harness_between(&rng, 1, 4);
+        order.n_virtual = harness_chance(&rng, 0.3) ? harness_between(&rng, 1, 3) : 1;
+        order.kind = order.n_virtual > 1 ? CF_SCHEDULE_INTERLEAVED : harness_chance(&rng, 0.4) ? CF_SCHEDULE_ZERO_BUBBLE
+                                                                                                 : CF_SCHEDULE_PAPER;
+        order.replay = harness_chance(&rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+        order.timing = simulate.timing = desc.timing = &timing;
+        desc.n_stages = order.n_stages;
+        desc.n_virtual = order.n_virtual;
+        desc.k = order.k;
+        desc.replay = order.replay;
+        desc.split = order.kind == CF_SCHEDULE_ZERO_BUBBLE;
+        harness_note("round %d", round);
+        g = make(plan, &desc);
+        REQUIRE(g != NULL);
+        earliest = (double *)harness_guard_new((size_t)(g->n_nodes + 1) * sizeof *earliest);
+        n_slots += naive_longest(g, 0, earliest) < naive_longest(g, 1, earliest);
+        length = naive_longest(g, 1, earliest);
+        REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
+        REQUIRE(cf_simulate(plan, schedule, &simulate, &timeline, NULL) == CF_OK);
+        CHECK_STR(timeline->bounds[0].name, "critical-path");
+        if (plan->n_chunks > 0 && (order.k == 1 || order.k >= longest_group(plan))) {
+            CHECK(length == timeline->bounds[0].value); /* nobody can choose what is dropped */
+            n_equal++;
+        } else if (plan->n_chunks > 0) {
+            CHECK(timeline->bounds[0].value <= length);
+            n_below += timeline->bounds[0].value < length;
+        }
+        cf_timeline_free(timeline);
+        cf_schedule_free(schedule);
+        harness_guard_free(earliest);
+        cf_graph_free(g);
+        cf_plan_free(plan);
+    }
+    CHECK(n_equal > 1000 && n_below > 100);
+    CHECK(n_slots > 50); /* the edges of slots decide in many of them */
+    harness_note("%s", "");
+}
+
+/* In chunks of two tokens. */
+static cf_plan *in_twos(const int64_t *lengths, int64_t n) {
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = 2;
+    CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
+    return plan;
+}
+
+/* K is a cap: a schedule that drops chunks though K would not is sound, and then no replay waits for a place that a
+   backward gives back. */
+TEST(a_k_beyond_any_group) {
+    static const int64_t lengths[] = {10, 3, 6}, caps[] = {5, 6, INT32_MAX, (int64_t)INT32_MAX + 1, INT64_MAX - 1, INT64_MAX};
+    int i, replay;
+    for (replay = CF_REPLAY_PIPELINE; replay <= CF_REPLAY_LOCAL; replay++) {
+        cf_plan *plan = in_twos(lengths, 3);
+        cf_schedule_desc order;
+        cf_schedule *schedule = NULL;
+        cf_graph_desc desc;
+        cf_graph *first = NULL;
+        memset(&order, 0, sizeof order);
+        memset(&desc, 0, sizeof desc);
+        order.kind = CF_SCHEDULE_PAPER;
+        order.replay = (cf_replay)replay;
+        order.n_stages = 2;
+        REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
+        desc.schedule = schedule;
+        for (i = 0; i < (int)(sizeof caps / sizeof caps[0]); i++) {
+            cf_graph *g;
+            int64_t e;
+            schedule->k = caps[i];
+            harness_note("K %lld", (long long)caps[i]);
+            REQUIRE(cf_schedule_validate(plan, schedule, NULL, NULL, NULL) == CF_OK);
+            g = make(plan, &desc);
+            REQUIRE(g != NULL);
+            for (e = 0; e < g->n_edges; e++)
+                CHECK(g->edges[e].why != CF_EDGE_SLOT || g->nodes[g->edges[e].from].pass == CF_R);
+            if (first != NULL) {
+                REQUIRE(g->n_nodes == first->n_nodes && g->n_edges == first->n_edges);
+                CHECK(memcmp(g->nodes, first->nodes, (size_t)g->n_nodes * sizeof *g->nodes) == 0);
+                CHECK(memcmp(g->edges, first->edges, (size_t)g->n_edges * sizeof *g->edges) == 0);
+                cf_graph_free(g);
+            } else {
+                first = g;
+            }
+        }
+        cf_graph_free(first);
+        cf_schedule_free(schedule);
+        cf_plan_free(plan);
+    }
+    harness_note("%s", "");
+}
+
+static double longest_path(const cf_plan *plan, const cf_graph_desc *desc) {
+    cf_graph *g = make(plan, desc);
+    double *earliest = (double *)harness_guard_new((size_t)(g->n_nodes + 1) * sizeof *earliest);
+    double length = naive_longest(g, 1, earliest);
+    harness_guard_free(earliest);
+    cf_graph_free(g);
+    return length;
+}
+
+/* The paper's example cut into chunks of 2: {1, 1}, {2} and a group of two; F = tokens, B = 2 x tokens, 4 stages. */
+TEST(bounds_of_the_papers_example) {
+    static const int64_t lengths[] = {1, 1, 2, 4};
+    cf_graph_desc desc;
+    cf_plan *plan;
+    memset(&desc, 0, sizeof desc);
+    plan = in_twos(lengths, 4);
+    REQUIRE(plan != NULL);
+    desc.n_stages = 4;
+    desc.k = 1;
+    desc.replay = CF_REPLAY_PIPELINE;
+    CHECK(longest_path(plan, &desc) == 50); /* no order with K = 1 and pipeline replay is below 50 units */
+    desc.replay = CF_REPLAY_LOCAL;
+    CHECK(longest_path(plan, &desc) == 4 * 2 + 2 + 4 + 2 + 4 + 3 * 4); /* F1 down; F2 B2 R1 B1 on the last; B1 up */
+    desc.k = 2;
+    CHECK(longest_path(plan, &desc) == 4 * 2 + 2 + 4 + 4 * 4); /* F1 down, F2 and B2 on the last stage, B1 up */
+    cf_plan_free(plan);
+}
+
+/* ---- executors ---- */
+
+/* Runs nodes in random order, as the comment of cf_graph has it, by how many each waits for alone; and checks K by
+   hand. */
+TEST(an_executor_of_your_own) {
+    harness_rng rng = {6};
+    int round;
+    for (round = 0; round < 200; round++) {
+        cf_plan *plan = naive_plan(&rng, 5, 1);
+        cf_timing timing;
+        cf_graph_desc desc = draw_desc(&rng, &timing);
+        cf_graph *g;
+        cf_schedule *schedule = round % 2 ? draw_schedule(&rng, plan, &desc) : NULL;
+        int32_t *waiting, *pool;
+        unsigned char *done;
+        int64_t *held, n = 0, i, j, n_done = 0;
+        g = make(plan, &desc);
+        REQUIRE(g != NULL);
+        harness_note("round %d", round);
+        waiting = (int32_t *)harness_guard_new((size_t)(g->n_nodes + 1) * sizeof *waiting);
+        pool = (int32_t *)harness_guard_new((size_t)(g->n_nodes + 1) * sizeof *pool);
+        done = (unsigned char *)calloc((size_t)g->n_nodes + 1, 1);
+        held = (int64_t *)calloc((size_t)(plan->n_chunks * g->n_stages * g->n_virtual) + 1, sizeof *held);
+        if (!done || !held) abort();
+        for (i = 0; i < g->n_nodes; i++) {
+            waiting[i] = (int32_t)(g->first_in[i + 1] - g->first_in[i]);
+            if (waiting[i] == 0) pool[n++] = (int32_t)i;
+        }
+        while (n > 0) {
+            int64_t pick = harness_between(&rng, 0, n - 1), node = pool[pick];
+            const cf_node *x = &g->nodes[node];
+            int64_t *h = &held[x->stage * plan->n_chunks + x->chunk - plan->chunks[x->chunk].index];
+            pool[pick] = pool[--n];
+            *h += x->keep;
+            CHECK(*h <= g->k);
+            *h -= x->pass == CF_B || x->pass == CF_W;
+            for (j = g->first_in[node]; j < g->first_in[node + 1]; j++) CHECK(done[g->edges[j].from]);
+            done[node] = 1;
+            n_done++;
+            for (j = g->first_out[node]; j < g->first_out[node + 1]; j++) {
+                const cf_edge *edge = &g->edges[g->out[j]];
+                if (--waiting[edge->to] == 0) pool[n++] = edge->to;
+            }
+        }
+        CHECK_INT(n_done, g->n_nodes);
+        free(done);
+        free(held);
+        harness_guard_free(waiting);
+        harness_guard_free(pool);
+        cf_graph_free(g);
+        if (schedule != NULL) naive_free(schedule);
+        cf_plan_free(plan);
+    }
+    harness_note("%s", "");
+}
+
+/* ---- damage ---- */
+
+static cf_graph *example(cf_plan **plan) {
+    static const int64_t lengths[] = {9, 2, 5, 1};
+    cf_pack_desc pack;
+    cf_graph_desc desc;
+    memset(&pack, 0, sizeof pack);
+    memset(&desc, 0, sizeof desc);
+    pack.chunk_size = 3;
+    desc.n_stages = 3;
+    desc.split = 1;
+    *plan = NULL;
+    CHECK_INT(cf_pack(lengths, 4, &pack, plan, NULL), CF_OK);
+    return make(*plan, &desc);
+}
+
+static void refused(cf_graph *g, const char *field) {
+    cf_error error;
+    memset(&error, 0, sizeof error);
+    CHECK_INT(cf_graph_validate(g, NULL, &error), CF_ERROR_GRAPH);
+    CHECK_STR(error.field, field);
+}
+
+TEST(damaged_graphs_are_named) {
+    cf_plan *plan;
+    cf_graph *g = example(&plan);
+    REQUIRE(g != NULL);
+#define DAMAGE(type, place, value, field) \
+    do {                                  \
+        type was = place;                 \
+        place = value;                    \
+        refused(g, field);                \
+        place = was;                      \
+    } while (0)
+    DAMAGE(int64_t, g->n_stages, 0, "n_stages");
+    DAMAGE(int64_t, g->n_stages, 4, "first");
+    DAMAGE(int64_t, g->n_virtual, INT64_MAX, "n_virtual");
+    DAMAGE(int64_t, g->n_virtual, INT32_MAX, "n_virtual");
+    DAMAGE(cf_replay, g->replay, CF_REPLAY_DEFAULT, "replay");
+    DAMAGE(int, g->split, 2, "split");
+    DAMAGE(int, g->split, 0, "first");
+    DAMAGE(int64_t, g->rank, -1, "rank");
+    DAMAGE(int64_t, g->n_steps, -1, "n_steps");
+    DAMAGE(int64_t, g->n_nodes, g->n_nodes - 1, "first");
+    DAMAGE(int64_t, g->n_nodes, -5, "n_nodes");
+    DAMAGE(int64_t, g->n_nodes, INT64_MAX, "n_nodes");
+    DAMAGE(int64_t, g->n_edges, g->n_edges - 1, "first_in");
+    DAMAGE(int64_t, g->first[0], 1, "first");
+    DAMAGE(int64_t, g->first[2], g->first[2] + 1, "first");
+    DAMAGE(int64_t, g->first_in[3], -1, "first_in");
+    DAMAGE(int64_t, g->first_in[3], INT64_MAX, "first_in");
+    DAMAGE(int64_t, g->first_out[1], g->first_out[1] - 1, "out");
+    DAMAGE(int64_t *, g->first_out, NULL, "first_out");
+    DAMAGE(cf_node *, g->nodes, NULL, "nodes");
+    DAMAGE(cf_edge *, g->edges, NULL, "edges");
+    DAMAGE(int32_t, g->nodes[2].chunk, 77, "nodes");
+    DAMAGE(int32_t, g->nodes[2].stage, 0, "nodes");
+    DAMAGE(int32_t, g->nodes[2].pass, INT32_MAX, "nodes");
+    DAMAGE(int32_t, g->nodes[2].keep, 2, "nodes.keep");
+    DAMAGE(double, g->nodes[2].seconds, -1.0, "nodes.seconds");
+    DAMAGE(int32_t, g->edges[5].from, -1, "edges.from");
+    DAMAGE(int32_t, g->edges[5].from, (int32_t)g->n_nodes, "edges.from");
+    DAMAGE(int32_t, g->edges[5].to, 0, "edges.to");
+    DAMAGE(int32_t, g->edges[5].why, CF_EDGE_COUNT, "edges.why");
+    DAMAGE(double, g->edges[5].seconds, -1.0, "edges.seconds");
+    DAMAGE(int32_t, g->out[0], (int32_t)g->n_edges, "out");
+    DAMAGE(int32_t, g->out[0], g->out[3], "out");
+    CHECK_INT(cf_graph_validate(g, NULL, NULL), CF_OK);
+    cf_graph_free(g);
+    cf_plan_free(plan);
+}
+
+/* Rebuilds the list of outgoing edges, so that a changed edge is seen only in the order of the nodes. */
+static void rebuild_out(cf_graph *g) {
+    int64_t i, e, n = 0;
+    for (i = 0; i < g->n_nodes; i++) {
+        g->first_out[i] = n;
+        for (e = 0; e < g->n_edges; e++)
+            if (g->edges[e].from == i) g->out[n++] = (int32_t)e;
+    }
+    g->first_out[i] = n;
+}
+
+/* Whether `to` can be reached from `from`, by marking. */
+static int reaches(const cf_graph *g, int64_t from, int64_t to) {
+    unsigned char *marked = (unsigned char *)calloc((size_t)g->n_nodes, 1);
+    int64_t e;
+    int changed = 1, result;
+    if (!marked) abort();
+    for (e = 0; e < g->n_edges; e++) if (g->edges[e].from == from) marked[g->edges[e].to] = 1;
+    while (changed)
+        for (e = 0, changed = 0; e < g->n_edges; e++)
+            if (marked[g->edges[e].from] && !marked[g->edges[e].to]) marked[g->edges[e].to] = 1, changed = 1;
+    result = marked[to];
+    free(marked);
+    return result;
+}
+
+TEST(a_cycle_is_found_and_a_node_on_it_named) {
+    harness_rng rng = {8};
+    cf_plan *plan;
+    cf_graph *g = example(&plan);
+    int round, found = 0;
+    REQUIRE(g != NULL);
+    for (round = 0; round < 400; round++) {
+        int64_t e = harness_between(&rng, 0, g->n_edges - 1), from = g->edges[e].from, i, most = 0;
+        int cyclic;
+        cf_error error;
+        cf_result result;
+        memset(&error, 0, sizeof error);
+        g->edges[e].from = (int32_t)harness_between(&rng, 0, g->n_nodes - 1);
+        rebuild_out(g);
+        for (i = 0; i < g->n_nodes; i++)
+            if (g->first_out[i + 1] - g->first_out[i] > most) most = g->first_out[i + 1] - g->first_out[i];
+        cyclic = reaches(g, g->edges[e].to, g->edges[e].from) || g->edges[e].to == g->edges[e].from;
+        result = cf_graph_validate(g, NULL, &error);
+        CHECK_INT(result, cyclic || most > CF_MAX_SUCCESSORS ? CF_ERROR_GRAPH : CF_OK);
+        if (result != CF_OK && most <= CF_MAX_SUCCESSORS) {
+            CHECK_STR(error.field, "edges");
+            CHECK(error.item >= 0 && error.item < g->n_nodes && reaches(g, error.item, error.item));
+            found++;
+        }
+        g->edges[e].from = (int32_t)from;
+    }
+    CHECK(found > 50);
+    rebuild_out(g);
+    CHECK_INT(cf_graph_validate(g, NULL, NULL), CF_OK);
+    cf_graph_free(g);
+    cf_plan_free(plan);
+}
+
+/* ---- options, memory, limits ---- */
+
+TEST(too_many_nodes_are_refused) {
+    enum { N = CF_MAX_NODES / (2 * (int64_t)CF_MAX_STAGES) + 1 }; /* chunks, each with F and B on every stage */
+    int64_t lengths[N], i;
+    cf_graph_desc desc;
+    cf_plan *plan;
+    cf_graph *g = NULL;
+    cf_error error;
+    memset(&desc, 0, sizeof desc);
+    for (i = 0; i < N; i++) lengths[i] = 2;
+    plan = in_twos(lengths, N);
+    REQUIRE(plan != NULL);
+    desc.n_stages = CF_MAX_STAGES;
+    CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_ERROR_LIMIT);
+    CHECK_STR(error.field, "n_nodes");
+    CHECK_INT(error.wanted, CF_MAX_NODES);
+    CHECK(g == NULL);
+    cf_plan_free(plan);
+}
+
+TEST(graph_options_are_checked) {
+    static const int64_t lengths[] = {5, 2};
+    cf_graph_desc desc, good;
+    cf_timing timing;
+    cf_plan *plan;
+    cf_graph *g = NULL;
+    cf_error error;
+    memset(&good, 0, sizeof good);
+    plan = in_twos(lengths, 2);
+    REQUIRE(plan != NULL);
+#define REFUSE(member, value, code, name)                         \
+    do {                                                          \
+        desc = good;                                              \
+        desc.member = value;                                      \
+        CHECK_INT(cf_graph_make(plan, &desc, &g, &error), code);  \
+        CHECK_STR(error.field, name);                             \
+    } while (0)
+    REFUSE(n_stages, -1, CF_ERROR_ARGUMENT, "n_stages");
+    REFUSE(n_stages, INT64_MAX, CF_ERROR_LIMIT, "n_stages");
+    REFUSE(n_stages, CF_MAX_STAGES + 1, CF_ERROR_LIMIT, "n_stages");
+    REFUSE(n_virtual, CF_MAX_STAGES + 1, CF_ERROR_LIMIT, "n_virtual");
+    REFUSE(n_virtual, -1, CF_ERROR_ARGUMENT, "n_virtual");
+    REFUSE(k, -1, CF_ERROR_ARGUMENT, "k");
+    REFUSE(replay, CF_REPLAY_COUNT, CF_ERROR_ARGUMENT, "replay");
+    REFUSE(replay, (cf_replay)-1, CF_ERROR_ARGUMENT, "replay");
+    CHECK_INT(error.got, -1); /* although the enum may be unsigned */
+    REFUSE(placement, CF_PLACEMENT_ANY, CF_ERROR_ARGUMENT, "placement");
+    REFUSE(rank, 1, CF_ERROR_ARGUMENT, "rank");
+    REFUSE(rank, -1, CF_ERROR_ARGUMENT, "rank");
+    memset(&timing, 0, sizeof timing);
+    timing.latency = -1;
+    REFUSE(timing, &timing, CF_ERROR_ARGUMENT, "timing.latency");
+    timing.latency = 0;
+    timing.all.weight.per_pair = -1;
+    REFUSE(timing, &timing, CF_ERROR_ARGUMENT, "timing.weight.per_pair");
+    timing.all.weight.per_pair = 0;
+    timing.all.forward.per_token = 1.7e308;
+    REFUSE(timing, &timing, CF_ERROR_OVERFLOW, "timing");
+    CHECK_INT(cf_graph_make(NULL, &good, &g, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_graph_make(plan, NULL, &g, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_graph_make(plan, &good, NULL, &error), CF_ERROR_ARGUMENT);
+    plan->chunks[1].group = -2;
+    CHECK_INT(cf_graph_make(plan, &good, &g, &error), CF_ERROR_PLAN);
+    CHECK_STR(error.field, "chunks.group");
+    plan->chunks[1].group = 0;
+    plan->chunks[1].index = 0;
+    CHECK_INT(cf_graph_make(plan, &good, &g, &error), CF_ERROR_PLAN);
+    CHECK(g == NULL);
+    plan->chunks[1].index = 1;
+    REQUIRE(cf_graph_make(plan, &good, &g, &error) == CF_OK);
+    CHECK(g->n_stages == 1 && g->n_virtual == 1 && g->placement == CF_PLACEMENT_LOOP && g->k == 1);
+    CHECK(g->replay == CF_REPLAY_LOCAL);
+    cf_graph_free(g);
+    cf_plan_free(plan);
+}
+
+/* A schedule that is not one of these chunks, one pass at a time. */
+TEST(a_wrong_schedule_makes_no_graph) {
+    static const int64_t lengths[] = {7, 2};
+    static const struct {
+        int action, pass, chunk, stage;
+        const char *field;
+    } wrong[] = {{0, CF_R, 0, 0, "actions.pass"},   {0, CF_F, 9, 0, "actions.chunk"}, {0, CF_F, -1, 0, "actions.chunk"},
+                 {0, CF_F, 0, 2, "actions.stage"}, {0, 77, 0, 0, "actions.pass"},    {0, CF_I, 0, 0, "actions.pass"},
+                 {0, CF_F, 1, 0, "actions.chunk"}, {0, CF_SEND_F, 0, 0, "actions.pass"}};
+    cf_schedule_desc order;
+    cf_graph_desc desc;
+    cf_plan *plan;
+    cf_schedule *schedule = NULL;
+    cf_graph *g = NULL;
+    cf_error error;
+    size_t i;
+    memset(&order, 0, sizeof order);
+    memset(&desc, 0, sizeof desc);
+    order.kind = CF_SCHEDULE_PAPER;
+    order.n_stages = 2;
+    order.k = 2;
+    order.replay = CF_REPLAY_PIPELINE;
+    plan = in_twos(lengths, 2);
+    REQUIRE(plan != NULL);
+    REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
+    desc.schedule = schedule;
+    for (i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        cf_action *a = &schedule->actions[wrong[i].action], was = *a;
+        a->pass = (uint8_t)wrong[i].pass;
+        a->chunk = wrong[i].chunk;
+        a->stage = wrong[i].stage;
+        CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_ERROR_SCHEDULE);
+        CHECK_STR(error.field, wrong[i].field);
+        *a = was;
+    }
+#define REFUSE_SCHEDULE(member, value, code, name)                \
+    do {                                                          \
+        cf_schedule copy = *schedule;                             \
+        copy.member = value;                                      \
+        desc.schedule = &copy;                                    \
+        CHECK_INT(cf_graph_make(plan, &desc, &g, &error), code);  \
+        CHECK_STR(error.field, name);                             \
+        desc.schedule = schedule;                                 \
+    } while (0)
+    REFUSE_SCHEDULE(n_stages, 0, CF_ERROR_SCHEDULE, "n_stages");
+    REFUSE_SCHEDULE(n_virtual, INT64_MAX, CF_ERROR_SCHEDULE, "n_virtual");
+    REFUSE_SCHEDULE(placement, CF_PLACEMENT_ANY, CF_ERROR_SCHEDULE, "placement");
+    REFUSE_SCHEDULE(k, 0, CF_ERROR_SCHEDULE, "k");
+    REFUSE_SCHEDULE(k, 1, CF_ERROR_SCHEDULE, "k"); /* it keeps two */
+    REFUSE_SCHEDULE(replay, CF_REPLAY_DEFAULT, CF_ERROR_SCHEDULE, "replay");
+    REFUSE_SCHEDULE(n_chunks, 1, CF_ERROR_SCHEDULE, "n_chunks");
+    REFUSE_SCHEDULE(n_actions, -1, CF_ERROR_SCHEDULE, "n_actions");
+    REFUSE_SCHEDULE(n_actions, 1, CF_ERROR_SCHEDULE, "n_actions");
+    REFUSE_SCHEDULE(n_actions, schedule->n_actions - 1, CF_ERROR_SCHEDULE, "first");
+    REFUSE_SCHEDULE(actions, NULL, CF_ERROR_SCHEDULE, "actions");
+    REFUSE_SCHEDULE(rank, 1, CF_ERROR_SCHEDULE, "rank");
+    REFUSE_SCHEDULE(n_stages, INT32_MAX, CF_ERROR_SCHEDULE, "n_actions");
+#undef REFUSE_SCHEDULE
+    for (i = 0; i < (size_t)schedule->n_actions; i++) /* replayed on the second stage only */
+        if (schedule->actions[i].pass == CF_R && schedule->actions[i].stage == 0) schedule->actions[i].pass = CF_SEND_F;
+    CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_ERROR_SCHEDULE);
+    CHECK_STR(error.field, "actions.pass");
+    CHECK(g == NULL);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* The validator takes whole and split backwards side by side; a graph has either. */
+TEST(a_graph_has_backwards_of_one_form) {
+    static const int64_t lengths[] = {2, 2};
+    cf_action actions[] = {
+        {0, 0, CF_F, 1, 0}, {0, 0, CF_B, 0, 0}, {1, 0, CF_F, 1, 0}, {1, 0, CF_I, 0, 0}, {1, 0, CF_W, 0, 0}};
+    int64_t first[] = {0, 5};
+    cf_graph_desc desc;
+    cf_schedule schedule;
+    cf_plan *plan;
+    cf_graph *g = NULL;
+    cf_error error;
+    memset(&desc, 0, sizeof desc);
+    memset(&schedule, 0, sizeof schedule);
+    plan = in_twos(lengths, 2);
+    REQUIRE(plan != NULL);
+    schedule.replay = CF_REPLAY_LOCAL;
+    schedule.n_stages = schedule.n_virtual = schedule.k = 1;
+    schedule.n_chunks = 2;
+    schedule.n_actions = 5;
+    schedule.first = first;
+    schedule.actions = actions;
+    desc.schedule = &schedule;
+    CHECK_INT(cf_schedule_validate(plan, &schedule, NULL, NULL, NULL), CF_OK);
+    CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_ERROR_SCHEDULE);
+    CHECK_STR(error.field, "actions");
+    CHECK_INT(error.item, 1);
+    CHECK(g == NULL);
+    cf_plan_free(plan);
+}
+
+/* In one block of the caller's memory, by way of an arena: the bytes that are asked for are enough, one less is not. */
+TEST(graphs_lie_in_an_arena) {
+    cf_plan *plan;
+    cf_graph *own = example(&plan), *g = NULL;
+    cf_graph_desc desc;
+    cf_error error;
+    cf_arena arena;
+    cf_allocator allocator = cf_arena_allocator(&arena);
+    void *memory;
+    int tries;
+    REQUIRE(own != NULL);
+    memory = harness_guard_new(1);
+    memset(&desc, 0, sizeof desc);
+    memset(&arena, 0, sizeof arena);
+    desc.n_stages = 3;
+    desc.split = 1;
+    desc.allocator = &allocator;
+    /* Each failure says how much would have been needed up to there; there are two pieces at most. */
+    CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_ERROR_MEMORY);
+    for (tries = 0; g == NULL && tries < 3; tries++) {
+        harness_guard_free(memory);
+        memory = harness_guard_new(arena.peak);
+        arena.memory = memory;
+        arena.bytes = arena.peak - 1;
+        CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_ERROR_MEMORY);
+        CHECK(g == NULL);
+        CHECK_INT(arena.used, 0);
+        CHECK(harness_guard_ok(memory));
+        if (arena.peak > arena.bytes + 1) continue;
+        arena.bytes = arena.peak;
+        (void)cf_graph_make(plan, &desc, &g, &error);
+    }
+    REQUIRE(g != NULL);
+    CHECK(memcmp(g->nodes, own->nodes, (size_t)g->n_nodes * sizeof *g->nodes) == 0);
+    CHECK(memcmp(g->edges, own->edges, (size_t)g->n_edges * sizeof *g->edges) == 0);
+    cf_graph_free(g);
+    CHECK_INT(arena.used, 0);
+    CHECK(harness_guard_ok(memory));
+    harness_guard_free(memory);
+    cf_graph_free(own);
+    cf_plan_free(plan);
+}
+
+TEST(graph_survives_every_failed_allocation) {
+    cf_plan *plan;
+    cf_graph *own = example(&plan), *g = NULL;
+    cf_graph_desc desc;
+    cf_error error;
+    harness_heap heap;
+    cf_allocator allocator;
+    REQUIRE(own != NULL);
+    memset(&heap, 0, sizeof heap);
+    memset(&desc, 0, sizeof desc);
+    allocator.alloc = harness_alloc;
+    allocator.release = harness_release;
+    allocator.user = &heap;
+    desc.allocator = &allocator;
+    heap.fail_at = 1;
+    CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_ERROR_MEMORY);
+    CHECK_INT(cf_graph_validate(own, &allocator, &error), CF_ERROR_MEMORY);
+    CHECK(g == NULL);
+    heap.fail_at = 0;
+    CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_OK);
+    CHECK_INT(cf_graph_validate(g, &allocator, &error), CF_OK);
+    cf_graph_free(g);
+    cf_graph_free(NULL);
+    CHECK_INT(heap.live, 0);
+    cf_graph_free(own);
+    cf_plan_free(plan);
+}
+
+/* ---- names ---- */
+
+TEST(names_of_edges) {
+    CHECK_STR(cf_edge_name(CF_EDGE_ACTIVATION), "activation");
+    CHECK_STR(cf_edge_name(CF_EDGE_STATE_GRADIENT), "state gradient");
+    CHECK_STR(cf_edge_name(CF_EDGE_SLOT), "slot");
+    CHECK_STR(cf_edge_name(CF_EDGE_COUNT), "?");
+}
+
+SUITE(graph, CASE(nodes_are_the_passes), CASE(edges_are_those_of_the_definitions),
+      CASE(critical_path_is_the_simulators_bound),
+      CASE(a_k_beyond_any_group), CASE(bounds_of_the_papers_example), CASE(an_executor_of_your_own), CASE(damaged_graphs_are_named),
+      CASE(a_schedules_graph_has_its_passes), CASE(schedules_keep_to_their_graphs), CASE(a_wrong_schedule_makes_no_graph),
+      CASE(a_graph_has_backwards_of_one_form),
+      CASE(a_cycle_is_found_and_a_node_on_it_named), CASE(too_many_nodes_are_refused), CASE(graph_options_are_checked),
+      CASE(graphs_lie_in_an_arena), CASE(graph_survives_every_failed_allocation), CASE(names_of_edges));

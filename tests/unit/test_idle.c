@@ -1,0 +1,420 @@
+/* tools/command/idle.h: the causes partition the idle time of every stage, each moment has the cause that the header's words
+   give it, and the critical path goes from the start to the end. */
+
+#include "chunkflow.h"
+#include "../harness.h"
+#include "../reference/pipeline.h"
+#include "tools/command/idle.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the causes once more: written from the words of idle.h, by looking at every pass for every moment ---- */
+
+typedef struct book {
+    const cf_plan *plan;
+    const cf_schedule *schedule;
+    const cf_timeline *timeline;
+    const cf_timing *timing;
+} book;
+
+static const cf_action *at(const book *b, int64_t id) { return &b->schedule->actions[id]; }
+
+static int64_t stage_of(const book *b, int64_t v) {
+    int64_t row = v / b->schedule->n_stages, column = v % b->schedule->n_stages;
+    if (b->schedule->placement == CF_PLACEMENT_V && row % 2 == 1) return b->schedule->n_stages - 1 - column;
+    return column;
+}
+
+static int64_t look_for(const book *b, int pass, int64_t chunk, int64_t v) {
+    int64_t i;
+    for (i = 0; i < b->schedule->n_actions; i++)
+        if (at(b, i)->pass == pass && at(b, i)->chunk == chunk && at(b, i)->stage == v) return i;
+    return -1;
+}
+
+static int64_t backward_of(const book *b, int64_t chunk, int64_t v) {
+    int64_t found = look_for(b, CF_B, chunk, v);
+    return found >= 0 ? found : look_for(b, CF_I, chunk, v);
+}
+
+/* When the queues of a stage have brought the result of `id` to its taker. */
+static double arrival_of(const book *b, int64_t id) {
+    int64_t s = stage_of(b, at(b, id)->stage), i;
+    double free_at[2] = {0, 0};
+    if (!b->timing || b->timing->no_overlap) return b->timeline->end[id];
+    for (i = b->schedule->first[s]; i <= id; i++) {
+        const cf_action *a = at(b, i);
+        int64_t to = a->pass >= CF_B ? a->stage - 1 : a->stage + 1;
+        int turned = b->schedule->placement == CF_PLACEMENT_V && a->stage / b->schedule->n_stages % 2;
+        int way = (a->pass < CF_B) != turned;
+        double seconds = b->timing->latency + b->timing->seconds_per_token * (double)b->plan->chunks[a->chunk].padded;
+        if (a->pass == CF_W || (a->pass == CF_R && b->schedule->replay == CF_REPLAY_LOCAL)) continue;
+        if (to < 0 || to >= b->schedule->n_stages * b->schedule->n_virtual || stage_of(b, to) == s) continue;
+        if (a->pass == CF_R && look_for(b, CF_R, a->chunk, to) < 0) continue;
+        free_at[way] = fmax(free_at[way], b->timeline->end[i]) + seconds;
+        if (i == id) return free_at[way];
+    }
+    return b->timeline->end[id];
+}
+
+/* Chunks that are kept on a stage just before an action: all of them, or those of one group on one virtual stage. */
+static int64_t kept_before(const book *b, int64_t stage, int64_t id, int64_t group, int64_t v) {
+    int64_t i, n = 0;
+    for (i = b->schedule->first[stage]; i < id; i++) {
+        const cf_action *a = at(b, i);
+        if (group >= 0 && (b->plan->chunks[a->chunk].group != group || a->stage != v)) continue;
+        n += (a->pass <= CF_R && a->keep) - (a->pass == CF_B || a->pass == CF_W);
+    }
+    return n;
+}
+
+/* When the place that a replay takes was given back; 0 if there were others. */
+static double place_of_replay(const book *b, int64_t stage, int64_t id) {
+    const cf_action *a = at(b, id);
+    int64_t group = b->plan->chunks[a->chunk].group, i;
+    if (a->pass != CF_R || group < 0) return 0;
+    if (kept_before(b, stage, id, group, a->stage) + 1 < b->schedule->k) return 0;
+    for (i = id - 1; i >= b->schedule->first[stage]; i--)
+        if (b->plan->chunks[at(b, i)->chunk].group == group && at(b, i)->stage == a->stage &&
+            (at(b, i)->pass == CF_B || at(b, i)->pass == CF_W))
+            return b->timeline->end[i];
+    return 0;
+}
+
+enum { WITH_ALL, WITHOUT_ROOM, WITHOUT_TRANSFERS, WITHOUT_STATE };
+
+static double raise(const book *b, double so_far, int64_t id) {
+    return id >= 0 ? fmax(so_far, b->timeline->end[id]) : so_far;
+}
+
+static double could_run(const book *b, int64_t stage, int64_t id, int how) {
+    const cf_action *a = at(b, id);
+    const cf_chunk *chunk = &b->plan->chunks[a->chunk];
+    int64_t maker = -1, state = -1, n_chunks = chunk->group >= 0 ? b->plan->groups[chunk->group].n_chunks : 1;
+    double when = how == WITHOUT_ROOM ? 0 : place_of_replay(b, stage, id);
+    if (a->pass == CF_F) {
+        maker = look_for(b, CF_F, a->chunk, a->stage - 1);
+        if (chunk->group >= 0 && chunk->index > 0) state = look_for(b, CF_F, a->chunk - 1, a->stage);
+    } else if (a->pass == CF_R) {
+        if (b->schedule->replay == CF_REPLAY_PIPELINE) maker = look_for(b, CF_R, a->chunk, a->stage - 1);
+        when = raise(b, when, look_for(b, CF_F, a->chunk, a->stage));
+    } else if (a->pass == CF_W) {
+        when = raise(b, when, look_for(b, CF_I, a->chunk, a->stage));
+    } else {
+        maker = backward_of(b, a->chunk, a->stage + 1);
+        if (chunk->group >= 0 && chunk->index + 1 < n_chunks) state = backward_of(b, a->chunk + 1, a->stage);
+        when = raise(b, when, look_for(b, CF_F, a->chunk, a->stage));
+        when = raise(b, when, look_for(b, CF_R, a->chunk, a->stage));
+    }
+    if (how != WITHOUT_STATE) when = raise(b, when, state);
+    if (maker >= 0) when = fmax(when, how == WITHOUT_TRANSFERS ? b->timeline->end[maker] : arrival_of(b, maker));
+    return when;
+}
+
+static int takes_room(const book *b, int64_t id) { return at(b, id)->pass <= CF_R && at(b, id)->keep; }
+
+static double mean_of(const book *b, int pass) {
+    double sum = 0;
+    int64_t i, n = 0;
+    for (i = 0; i < b->schedule->n_actions; i++)
+        if (at(b, i)->pass == pass) sum += b->timeline->end[i] - b->timeline->start[i], n++;
+    return sum / (double)n;
+}
+
+/* Whether any pass from `from` on could run at that moment in that way. */
+static int some_could(const book *b, int64_t stage, int64_t from, double moment, int how, int only_takers) {
+    int64_t i;
+    for (i = from; i < b->schedule->first[stage + 1]; i++)
+        if ((!only_takers || takes_room(b, i)) && could_run(b, stage, i, how) <= moment) return 1;
+    return 0;
+}
+
+static int order_is_to_blame(const book *b, int64_t stage, int64_t next, double moment) {
+    int64_t limit = b->schedule->limits ? b->schedule->limits[stage] : 0, i;
+    int full = limit > 0 && kept_before(b, stage, next, -1, 0) >= limit;
+    for (i = next + 1; i < b->schedule->first[stage + 1]; i++)
+        if (!(full && takes_room(b, i)) && could_run(b, stage, i, WITH_ALL) <= moment) return 1;
+    return 0;
+}
+
+static int is_uneven(const book *b, int64_t next, double moment) {
+    const cf_action *a = at(b, next);
+    int64_t maker = -1;
+    if (a->pass == CF_F || (a->pass == CF_R && b->schedule->replay == CF_REPLAY_PIPELINE))
+        maker = look_for(b, a->pass, a->chunk, a->stage - 1);
+    if (a->pass == CF_B || a->pass == CF_I) maker = backward_of(b, a->chunk, a->stage + 1);
+    if (maker < 0 || b->timeline->end[maker] <= moment) return 0;
+    return b->timeline->start[maker] + mean_of(b, at(b, maker)->pass) <= moment;
+}
+
+static idle_cause cause_of(const book *b, int64_t stage, double moment) {
+    int64_t first = b->schedule->first[stage], end = b->schedule->first[stage + 1], next = first;
+    while (next < end && b->timeline->start[next] < moment) next++;
+    if (next == first) return IDLE_WARM_UP;
+    if (next == end) return IDLE_DRAIN;
+    if (!(b->timing && b->timing->no_overlap) && could_run(b, stage, next, WITH_ALL) <= moment) return IDLE_OVERHEAD;
+    if (order_is_to_blame(b, stage, next, moment)) return IDLE_ORDER;
+    if (some_could(b, stage, next, moment, WITHOUT_ROOM, 1)) return IDLE_MEMORY;
+    if (some_could(b, stage, next, moment, WITHOUT_TRANSFERS, 0)) return IDLE_TRANSFER;
+    if (some_could(b, stage, next, moment, WITHOUT_STATE, 0)) return IDLE_STATE;
+    if (is_uneven(b, next, moment)) return IDLE_IMBALANCE;
+    return at(b, next)->pass <= CF_R ? IDLE_ACTIVATION : IDLE_GRADIENT;
+}
+
+/* ---- what every report must keep ---- */
+
+static double busy_of(const book *b, int64_t stage) {
+    double busy = 0;
+    int64_t i;
+    for (i = b->schedule->first[stage]; i < b->schedule->first[stage + 1]; i++)
+        busy += b->timeline->end[i] - b->timeline->start[i];
+    return busy;
+}
+
+/* By the pieces and by the causes, and no piece lies on a pass or on another piece. */
+static void check_sums(const book *b, const idle_report *r, int64_t stage) {
+    double by_piece = 0, by_cause = 0, idle = b->timeline->makespan - busy_of(b, stage), at_most = 0;
+    int64_t i, j = b->schedule->first[stage];
+    int cause;
+    for (i = r->first[stage]; i < r->first[stage + 1]; i++) {
+        const idle_piece *p = &r->pieces[i];
+        by_piece += p->end - p->start;
+        CHECK(p->end > p->start && p->start >= at_most && p->end <= b->timeline->makespan);
+        at_most = p->end;
+        while (j < b->schedule->first[stage + 1] && b->timeline->end[j] <= p->start) j++;
+        CHECK(j == b->schedule->first[stage + 1] || b->timeline->start[j] >= p->end);
+    }
+    for (cause = 0; cause < IDLE_CAUSE_COUNT; cause++) by_cause += r->stages[stage].seconds[cause];
+    CHECK(fabs(by_piece - idle) <= 1e-9 * b->timeline->makespan);
+    CHECK(fabs(by_cause - idle) <= 1e-9 * b->timeline->makespan);
+}
+
+static void check_causes(const book *b, const idle_report *r, int64_t stage, int64_t seen[IDLE_CAUSE_COUNT]) {
+    int64_t i;
+    for (i = r->first[stage]; i < r->first[stage + 1]; i++) {
+        const idle_piece *p = &r->pieces[i];
+        double middle = p->start + (p->end - p->start) / 2;
+        if (p->end - p->start < 1e-9 * b->timeline->makespan) continue; /* nothing but rounding */
+        CHECK_STR(idle_cause_name(p->cause), idle_cause_name(cause_of(b, stage, middle)));
+        seen[p->cause]++;
+    }
+}
+
+/* From 0 to the end, each pass bound by the one before it. */
+static void check_path(const book *b, const idle_report *r) {
+    int64_t i;
+    REQUIRE(r->n_path > 0);
+    CHECK(b->timeline->start[r->path[0]] == 0);
+    CHECK(b->timeline->end[r->path[r->n_path - 1]] == b->timeline->makespan);
+    for (i = 1; i < r->n_path; i++) {
+        CHECK_INT(r->waited_for[r->path[i]], r->path[i - 1]);
+        CHECK(b->timeline->start[r->path[i]] >= b->timeline->end[r->path[i - 1]]);
+        if (b->timing && b->timing->no_overlap) continue;
+        CHECK(b->timeline->start[r->path[i]] == r->arrived[r->path[i - 1]] ||
+              b->timeline->start[r->path[i]] == b->timeline->end[r->path[i - 1]]);
+    }
+}
+
+static void check_report(const book *b, int64_t seen[IDLE_CAUSE_COUNT]) {
+    idle_report r;
+    cf_error error;
+    int64_t stage;
+    REQUIRE(idle_make(b->plan, b->schedule, b->timeline, b->timing, &r, &error) == CF_OK);
+    for (stage = 0; stage < b->schedule->n_stages; stage++) {
+        check_sums(b, &r, stage);
+        check_causes(b, &r, stage, seen);
+    }
+    check_path(b, &r);
+    idle_free(&r);
+}
+
+TEST(causes_of_random_schedules) {
+    int64_t seen[IDLE_CAUSE_COUNT] = {0}, made = 0;
+    uint64_t seed;
+    int cause;
+    for (seed = 1; seed <= (uint64_t)harness_rounds(150, 30); seed++) {
+        harness_rng rng = {seed};
+        pipeline_problem p;
+        cf_schedule *schedule = NULL;
+        cf_simulate_desc desc;
+        book b;
+        pipeline_draw(&rng, &p);
+        if (seed % 3 == 0) { /* slow links where rows turn, so that transfers wait for each other */
+            p.desc.kind = CF_SCHEDULE_BEST;
+            p.desc.n_virtual = harness_between(&rng, 2, 3);
+            p.desc.placement = CF_PLACEMENT_V;
+            p.timing.latency = (double)harness_between(&rng, 1, 40);
+            p.timing.all.forward.per_token = 1;
+            p.timing.no_overlap = 0;
+            p.desc.timing = &p.timing;
+        }
+        pipeline_note(seed, &p);
+        p.desc.budget = 5;
+        memset(&desc, 0, sizeof desc);
+        desc.timing = p.desc.timing;
+        desc.no_bounds = 1;
+        if (cf_schedule_make(p.plan, &p.desc, &schedule, NULL) == CF_OK && schedule->n_actions < 400) {
+            cf_timeline *timeline = NULL;
+            CHECK_INT(cf_simulate(p.plan, schedule, &desc, &timeline, NULL), CF_OK);
+            b.plan = p.plan, b.schedule = schedule, b.timeline = timeline, b.timing = p.desc.timing;
+            if (timeline && timeline->makespan > 0) check_report(&b, seen);
+            made++;
+            cf_timeline_free(timeline);
+        }
+        cf_schedule_free(schedule);
+        cf_plan_free(p.plan);
+    }
+    harness_note("%s", "");
+    CHECK(made > harness_rounds(50, 10));
+    for (cause = 0; cause < IDLE_CAUSE_COUNT; cause++)
+        if (cause != IDLE_OVERHEAD) CHECK(seen[cause] > 0);
+    harness_report("%d schedules; pieces: order %d, memory %d, transfer %d, state %d, imbalance %d", (int)made,
+                   (int)seen[IDLE_ORDER], (int)seen[IDLE_MEMORY], (int)seen[IDLE_TRANSFER], (int)seen[IDLE_STATE],
+                   (int)seen[IDLE_IMBALANCE]);
+}
+
+/* ---- examples that can be counted on paper ---- */
+
+typedef struct example {
+    cf_plan *plan;
+    cf_schedule *schedule;
+    cf_timeline *timeline;
+    idle_report report;
+} example;
+
+static int example_make(const int64_t *lengths, int64_t n, int64_t chunk_size, const cf_schedule_desc *desc,
+                        example *e) {
+    cf_pack_desc pack;
+    cf_simulate_desc simulation;
+    memset(&pack, 0, sizeof pack);
+    memset(&simulation, 0, sizeof simulation);
+    memset(e, 0, sizeof *e);
+    pack.chunk_size = chunk_size;
+    pack.max_slices = 1;
+    simulation.timing = desc->timing;
+    return CHECK_INT(cf_pack(lengths, n, &pack, &e->plan, NULL), CF_OK) &&
+           CHECK_INT(cf_schedule_make(e->plan, desc, &e->schedule, NULL), CF_OK) &&
+           CHECK_INT(cf_simulate(e->plan, e->schedule, &simulation, &e->timeline, NULL), CF_OK) &&
+           CHECK_INT(idle_make(e->plan, e->schedule, e->timeline, desc->timing, &e->report, NULL), CF_OK);
+}
+
+static void example_free(example *e) {
+    idle_free(&e->report);
+    cf_timeline_free(e->timeline);
+    cf_schedule_free(e->schedule);
+    cf_plan_free(e->plan);
+}
+
+/* 1F1B, 4 stages, 4 equal chunks, F = 1 and B = 2: 21 long, of which 9 are idle on every stage. Stage s waits s before
+   its first forward and 2 s after its last backward; the rest lies in front of backwards. */
+TEST(equal_chunks_in_1f1b) {
+    static const int64_t lengths[] = {1, 1, 1, 1};
+    cf_schedule_desc desc;
+    example e;
+    int64_t s;
+    memset(&desc, 0, sizeof desc);
+    desc.n_stages = 4;
+    desc.kind = CF_SCHEDULE_1F1B;
+    if (example_make(lengths, 4, 1, &desc, &e)) {
+        CHECK(e.timeline->makespan == 21);
+        for (s = 0; s < 4; s++) {
+            const double *seconds = e.report.stages[s].seconds;
+            CHECK(seconds[IDLE_WARM_UP] == (double)s);
+            CHECK(seconds[IDLE_DRAIN] == 2 * (double)s);
+            CHECK(seconds[IDLE_WARM_UP] + seconds[IDLE_DRAIN] + seconds[IDLE_GRADIENT] + seconds[IDLE_ORDER] == 9);
+        }
+        CHECK(e.report.stages[0].seconds[IDLE_GRADIENT] == 9);
+    }
+    example_free(&e);
+}
+
+/* One chunk, two stages, a latency of 5: the first stage is idle from 1 to 14. The gradient is made at 9. */
+TEST(the_way_back_is_transfer) {
+    static const int64_t lengths[] = {1};
+    cf_schedule_desc desc;
+    cf_timing timing;
+    example e;
+    memset(&desc, 0, sizeof desc);
+    memset(&timing, 0, sizeof timing);
+    timing.latency = 5;
+    desc.n_stages = 2;
+    desc.timing = &timing;
+    desc.kind = CF_SCHEDULE_1F1B;
+    if (example_make(lengths, 1, 1, &desc, &e)) {
+        CHECK(e.report.stages[0].seconds[IDLE_TRANSFER] == 5);
+        CHECK(e.report.stages[0].seconds[IDLE_GRADIENT] == 8);
+        CHECK(e.report.stages[1].seconds[IDLE_WARM_UP] == 6);
+        CHECK(e.report.stages[1].seconds[IDLE_DRAIN] == 7);
+        CHECK_INT(e.report.n_path, 4);
+        CHECK(e.report.sent[e.report.path[0]] == 1 && e.report.arrived[e.report.path[0]] == 6);
+    }
+    example_free(&e);
+}
+
+/* Two chunks with room for one of them on each stage: the second forward waits for room while the first chunk is
+   away. */
+TEST(a_limit_is_memory) {
+    static const int64_t lengths[] = {1, 1};
+    cf_schedule_desc desc;
+    example e;
+    memset(&desc, 0, sizeof desc);
+    desc.n_stages = 2;
+    desc.kind = CF_SCHEDULE_1F1B;
+    desc.limit = 1;
+    if (example_make(lengths, 2, 1, &desc, &e)) {
+        CHECK(e.timeline->makespan == 12);
+        CHECK(e.report.stages[0].seconds[IDLE_MEMORY] == 3);
+        CHECK(e.report.stages[0].seconds[IDLE_GRADIENT] == 3);
+        CHECK(e.report.stages[1].seconds[IDLE_WARM_UP] == 1);
+    }
+    example_free(&e);
+}
+
+/* Two dependent chunks, the first stage three times as slow as the second: there the backward of the first chunk has
+   all that it needs but the gradients of K and V from the second, from 4 to 6. */
+TEST(a_group_is_state) {
+    static const int64_t lengths[] = {2};
+    cf_stage_cost stages[2];
+    cf_schedule_desc desc;
+    cf_timing timing;
+    example e;
+    memset(&desc, 0, sizeof desc);
+    memset(&timing, 0, sizeof timing);
+    memset(stages, 0, sizeof stages);
+    stages[0].forward.per_token = 3;
+    stages[1].forward.per_token = 1;
+    timing.stages = stages;
+    desc.n_stages = 2;
+    desc.k = 2;
+    desc.timing = &timing;
+    desc.kind = CF_SCHEDULE_1F1B;
+    if (example_make(lengths, 1, 1, &desc, &e)) {
+        CHECK(e.report.stages[1].seconds[IDLE_WARM_UP] == 3);
+        CHECK(e.report.stages[1].seconds[IDLE_STATE] == 2);
+    }
+    example_free(&e);
+}
+
+/* Measured times: a pass that begins 2 later than it could. */
+TEST(a_late_start_is_overhead) {
+    static const int64_t lengths[] = {1};
+    cf_schedule_desc desc;
+    idle_report late;
+    example e;
+    memset(&desc, 0, sizeof desc);
+    if (example_make(lengths, 1, 1, &desc, &e)) {
+        e.timeline->start[1] += 2;
+        e.timeline->end[1] += 2;
+        e.timeline->makespan += 2;
+        CHECK_INT(idle_make(e.plan, e.schedule, e.timeline, NULL, &late, NULL), CF_OK);
+        CHECK(late.stages[0].seconds[IDLE_OVERHEAD] == 2);
+        CHECK_INT(late.first[1], 1);
+        idle_free(&late);
+    }
+    example_free(&e);
+}
+
+SUITE(idle, CASE(causes_of_random_schedules), CASE(equal_chunks_in_1f1b), CASE(the_way_back_is_transfer),
+      CASE(a_limit_is_memory), CASE(a_group_is_state), CASE(a_late_start_is_overhead));

@@ -1,0 +1,274 @@
+/* Schedules that are known to be possible: `best` and the fixed kinds reach them, and no bound is above them. */
+
+#include "chunkflow.h"
+#include "../harness.h"
+#include "../reference/pipeline.h"
+#include "../reference/suite.h"
+
+#include <string.h>
+
+static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t chunk_size, int64_t max_slices) {
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = chunk_size;
+    desc.max_slices = max_slices;
+    CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
+    return plan;
+}
+
+/* Makes a schedule, has it judged by the rules and by the validator, and times it without the library's simulator. The
+   bound that the library has for it may not be above that. */
+static double makespan_of(const cf_plan *plan, const cf_schedule_desc *desc) {
+    cf_schedule *schedule = NULL;
+    cf_timeline *timeline = NULL;
+    cf_simulate_desc simulate;
+    cf_error error;
+    const char *fault;
+    double makespan = -1;
+    memset(&simulate, 0, sizeof simulate);
+    memset(&error, 0, sizeof error);
+    simulate.timing = desc->timing;
+    if (cf_schedule_make(plan, desc, &schedule, &error) != CF_OK ||
+        cf_schedule_validate(plan, schedule, NULL, NULL, &error) != CF_OK ||
+        cf_simulate(plan, schedule, &simulate, &timeline, &error) != CF_OK) {
+        FAIL("%s", error.text);
+    } else {
+        fault = pipeline_fault(plan, schedule, desc);
+        if (fault) FAIL("broken rule: %s", fault);
+        makespan = pipeline_makespan(plan, schedule, desc->timing, NULL, NULL);
+        CHECK(timeline->bound <= makespan * (1 + 1e-9));
+    }
+    cf_timeline_free(timeline);
+    cf_schedule_free(schedule);
+    return makespan;
+}
+
+/* `n` lengths like those of a chat service, from one of the suite's batches, and one of 256K in place of the first. */
+static void draw_chat(int batch, int64_t giant, int64_t *lengths) {
+    static suite_batch suite;
+    suite_draw(batch, &suite);
+    CHECK_STR(suite_class_name(suite.class_id), "lmsys");
+    memcpy(lengths, suite.lengths, sizeof suite.lengths);
+    if (giant > 0) lengths[0] = giant;
+}
+
+/* Seconds of a 7B model on one of so many stages. */
+static cf_timing costs_of_7b(int64_t n_stages) {
+    cf_timing timing;
+    memset(&timing, 0, sizeof timing);
+    timing.all.forward.constant = 1e-3;
+    timing.all.forward.per_token = 1.12e-4 / (double)n_stages;
+    timing.all.forward.per_pair = 3.9e-9 / (double)n_stages;
+    return timing;
+}
+
+/* A description that is all zero but for the stages, against 1F1B on unsplit sequences: with one long sequence among
+   short ones the latter waits for it on every stage in turn. */
+TEST(defaults_beat_unsplit_sequences) {
+    int64_t lengths[SUITE_MOST_SEQUENCES];
+    cf_timing timing = costs_of_7b(4);
+    double least = 1e300;
+    int batch;
+    for (batch = 0; batch < 6; batch++) {
+        cf_schedule_desc ours, theirs;
+        cf_plan *chunks, *whole;
+        double ratio;
+        draw_chat(batch, 262144, lengths);
+        chunks = pack(lengths, SUITE_MOST_SEQUENCES, 8192, 0);
+        whole = pack(lengths, SUITE_MOST_SEQUENCES, 303000, 1);
+        memset(&ours, 0, sizeof ours);
+        ours.n_stages = 4;
+        ours.timing = &timing;
+        theirs = ours;
+        theirs.kind = CF_SCHEDULE_1F1B;
+        harness_note("batch %d", batch);
+        ratio = makespan_of(whole, &theirs) / makespan_of(chunks, &ours);
+        CHECK(ratio > 2);
+        least = ratio < least ? ratio : least;
+        cf_plan_free(chunks);
+        cf_plan_free(whole);
+    }
+    harness_report("at least %.2f x as fast", least);
+}
+
+/* K is a cap, and not a quota: with room for four chunks on a stage more of it never makes a schedule longer. Nor does
+   being allowed to cut backwards. */
+TEST(more_k_is_no_longer) {
+    int64_t lengths[SUITE_MOST_SEQUENCES], k;
+    int i;
+    for (i = 0; i < 4; i++) {
+        cf_schedule_desc desc;
+        double before = 1e300, makespan;
+        cf_plan *plan;
+        draw_chat(i, i % 2 ? 65536 : 32768, lengths);
+        plan = pack(lengths, 96, 2048, 0);
+        memset(&desc, 0, sizeof desc);
+        desc.n_stages = 8;
+        desc.limit = 4;
+        desc.budget = 12;
+        for (k = 1; k <= 8; k *= 2) {
+            desc.k = k;
+            harness_note("batch %d, K %d", i, (int)k);
+            makespan = makespan_of(plan, &desc);
+            CHECK(makespan <= before * (1 + 1e-12));
+            before = makespan;
+        }
+        desc.split_backward = 1;
+        CHECK(makespan_of(plan, &desc) <= before * (1 + 1e-12));
+        cf_plan_free(plan);
+    }
+}
+
+/* Four chunks of one token on three stages with room for one: 18 takes replays of standalone chunks. A list that
+   replays all but the last stage's takes 19, and no bound may be above it. */
+TEST(standalone_chunks_are_dropped) {
+    const int64_t lengths[] = {1, 1, 1, 1};
+    cf_plan *plan = pack(lengths, 4, 1, 0);
+    cf_schedule_desc desc;
+    cf_search_report report;
+    memset(&desc, 0, sizeof desc);
+    desc.n_stages = 3;
+    desc.limit = 1;
+    desc.report = &report;
+    CHECK_INT(makespan_of(plan, &desc), 18);
+    CHECK(report.bound <= 18);
+    cf_plan_free(plan);
+}
+
+/* Lengths of a chat service in some 138 chunks on eight stages with room for four. A search that drops no standalone
+   chunk stays a quarter above what is possible on such a batch; `best` is within a tenth of a bound that holds whatever
+   is dropped. */
+TEST(a_chat_service_in_138_chunks) {
+    int64_t lengths[SUITE_MOST_SEQUENCES];
+    cf_plan *plan;
+    cf_schedule_desc desc;
+    cf_search_report report;
+    double makespan;
+    draw_chat(2, 0, lengths);
+    plan = pack(lengths, SUITE_MOST_SEQUENCES, 790, 0);
+    memset(&desc, 0, sizeof desc);
+    desc.n_stages = 8;
+    desc.limit = 4;
+    desc.report = &report;
+    makespan = makespan_of(plan, &desc);
+    CHECK(makespan <= 1.1 * report.bound);
+    harness_report("%d chunks: %.0f, bound %.0f", (int)plan->n_chunks, makespan, report.bound);
+    cf_plan_free(plan);
+}
+
+/* Seq1F1B (Sun et al., 2024) runs equal splits with n_stages - 1 + splits chunks kept on the first stage, and no idle
+   time but the pipeline's filling and emptying. `paper` and `best` do so, too. */
+TEST(equal_splits_of_seq1f1b) {
+    static const struct {
+        int64_t n_stages, sequences, splits, makespan;
+    } cases[] = {{4, 4, 4, 57}, {8, 8, 4, 117}, {4, 16, 4, 201}, {8, 16, 8, 405}};
+    int64_t lengths[16], i, s;
+    for (i = 0; i < 4; i++) {
+        int64_t limits[8];
+        cf_schedule_desc desc;
+        cf_plan *plan;
+        for (s = 0; s < cases[i].sequences; s++) lengths[s] = cases[i].splits;
+        for (s = 0; s < cases[i].n_stages; s++) limits[s] = cases[i].n_stages - 1 - s + cases[i].splits;
+        plan = pack(lengths, cases[i].sequences, 1, 0);
+        memset(&desc, 0, sizeof desc);
+        desc.n_stages = cases[i].n_stages;
+        desc.k = cases[i].splits;
+        desc.replay = CF_REPLAY_PIPELINE;
+        desc.limits = limits;
+        harness_note("%d stages, %d x %d", (int)desc.n_stages, (int)cases[i].sequences, (int)cases[i].splits);
+        CHECK_INT(makespan_of(plan, &desc), cases[i].makespan);
+        desc.kind = CF_SCHEDULE_PAPER;
+        CHECK_INT(makespan_of(plan, &desc), cases[i].makespan);
+        cf_plan_free(plan);
+    }
+}
+
+/* 16 equal chunks in two rows of half a stage each: 48 of work and (n_stages - 1) x 1.5 of filling and emptying. */
+TEST(interleaved_in_the_order_of_megatron) {
+    cf_schedule_desc desc;
+    cf_timing timing;
+    cf_plan *plan = pipeline_sixteen(&timing);
+    memset(&desc, 0, sizeof desc);
+    desc.kind = CF_SCHEDULE_INTERLEAVED;
+    desc.n_stages = 8;
+    desc.n_virtual = 2;
+    desc.timing = &timing;
+    CHECK(makespan_of(plan, &desc) == 58.5);
+    cf_plan_free(plan);
+}
+
+/* The same chunks with cut backwards, in loops, as a crude search has them; search.a_v_under_tight_limits has the V. */
+TEST(loops_under_tight_limits) {
+    static const struct {
+        int64_t n_stages, limit; /* in halves of a chunk */
+        double most;
+    } cases[] = {{4, 4, 67.5}, {8, 8, 66.5}, {8, 6, 80.5}};
+    cf_timing timing;
+    cf_plan *plan = pipeline_sixteen(&timing);
+    int i;
+    for (i = 0; i < 3; i++) {
+        cf_schedule_desc desc;
+        memset(&desc, 0, sizeof desc);
+        desc.n_stages = cases[i].n_stages;
+        desc.limit = cases[i].limit;
+        desc.n_virtual = 2;
+        desc.split_backward = 1;
+        desc.timing = &timing;
+        desc.budget = 200;
+        harness_note("%d stages, limit %d", (int)desc.n_stages, (int)desc.limit);
+        CHECK(makespan_of(plan, &desc) <= cases[i].most);
+    }
+    cf_plan_free(plan);
+}
+
+/* Small batches on virtual stages, and what 64 candidates find for them. The first takes replays that wait for the W of
+   their own group's chunk K behind them: of K before them, it is 174, and an array is read in front of its start. The
+   second takes the beat of whole backwards, which last twice as long as forwards: with that of cut ones it is 95. */
+TEST(virtual_stages_in_rhythm) {
+    static const struct {
+        int64_t lengths[5], n, chunk_size, n_stages, k;
+        int split;
+        double most;
+    } cases[] = {{{4, 10, 1, 4, 2}, 5, 2, 4, 1, 1, 167}, {{1, 4, 4, 2}, 4, 2, 3, 1, 0, 92}};
+    int i;
+    for (i = 0; i < 2; i++) {
+        cf_plan *plan = pack(cases[i].lengths, cases[i].n, cases[i].chunk_size, 0);
+        cf_schedule_desc desc;
+        memset(&desc, 0, sizeof desc);
+        desc.n_stages = cases[i].n_stages;
+        desc.n_virtual = 2;
+        desc.k = cases[i].k;
+        desc.split_backward = cases[i].split;
+        desc.budget = 64;
+        harness_note("case %d", i);
+        CHECK(makespan_of(plan, &desc) <= cases[i].most);
+        cf_plan_free(plan);
+    }
+}
+
+/* The largest K there is replays nothing, as K of the longest group does. */
+TEST(the_largest_k) {
+    const int64_t lengths[] = {100, 900, 300, 200};
+    static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_BEST};
+    cf_plan *plan = pack(lengths, 4, 100, 0);
+    int i;
+    for (i = 0; i < 3; i++) {
+        cf_schedule_desc desc;
+        double makespan;
+        memset(&desc, 0, sizeof desc);
+        desc.kind = kinds[i];
+        desc.n_stages = 4;
+        desc.limit = CF_NO_LIMIT;
+        desc.k = 9;
+        makespan = makespan_of(plan, &desc);
+        desc.k = INT64_MAX;
+        harness_note("%s", cf_schedule_kind_name(kinds[i]));
+        CHECK(makespan_of(plan, &desc) == makespan);
+    }
+    cf_plan_free(plan);
+}
+
+SUITE(known, CASE(defaults_beat_unsplit_sequences), CASE(more_k_is_no_longer), CASE(standalone_chunks_are_dropped),
+      CASE(a_chat_service_in_138_chunks), CASE(equal_splits_of_seq1f1b), CASE(interleaved_in_the_order_of_megatron),
+      CASE(loops_under_tight_limits), CASE(virtual_stages_in_rhythm), CASE(the_largest_k));

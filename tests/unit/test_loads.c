@@ -1,0 +1,371 @@
+/* What >>simulate says without a timeline: the load of every moment against counts made anew from the definitions, and
+   bounds against schedules. */
+
+#include "chunkflow.h"
+#include "../harness.h"
+#include "../reference/naive.h"
+#include "../reference/pipeline.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The load of virtual stage v while action `at` runs: every chunk is looked at anew, from its passes so far. */
+static cf_memory_load load_at(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, int64_t at, int64_t v) {
+    cf_memory_load load;
+    int64_t c, id;
+    memset(&load, 0, sizeof load);
+    for (c = schedule->rank * plan->n_steps; c < (schedule->rank + 1) * plan->n_steps; c++) {
+        const cf_chunk *chunk = &plan->chunks[c];
+        int64_t rows = cf_chunk_state_tokens(plan, c), scores = chunk->padded * (chunk->prefix + chunk->padded);
+        int kept = 0, saved = 0, state = 0, gradient = 0, away = 0;
+        for (id = schedule->first[stage]; id <= at; id++) {
+            const cf_action *a = &schedule->actions[id];
+            const cf_chunk *other = &plan->chunks[a->chunk];
+            int over = id < at, back = a->pass == CF_B || a->pass == CF_I;
+            int of_last = other->group >= 0 && other->index == plan->groups[other->group].n_chunks - 1;
+            if (a->stage != v) continue;
+            if (back && chunk->group >= 0 && other->group == chunk->group && of_last) gradient = 1;
+            if (a->chunk != c) continue;
+            if (a->pass == CF_F || a->pass == CF_R) kept = a->keep;
+            if (a->pass == CF_F) state = 1, saved = !a->keep && schedule->replay == CF_REPLAY_LOCAL;
+            if (a->pass == CF_R) saved = 0;
+            if (back && over) state = gradient = 0;
+            if ((a->pass == CF_B || a->pass == CF_W) && over) kept = 0;
+            if (a->pass == CF_OFFLOAD) away = 1, state = !over;
+            if (a->pass == CF_PREFETCH) state = 1, away = !over;
+        }
+        load.live_tokens += kept ? chunk->padded : 0;
+        load.live_scores += kept ? scores : 0;
+        load.input_tokens += saved ? chunk->padded : 0;
+        load.state_tokens += state ? rows : 0;
+        load.state_gradient_tokens += gradient ? rows : 0;
+        load.offloaded_tokens += away ? rows : 0;
+        if (schedule->actions[at].chunk == c && schedule->actions[at].stage == v &&
+            schedule->actions[at].pass < CF_COMPUTE_PASS_COUNT) {
+            load.chunk_tokens = chunk->padded;
+            load.chunk_scores = scores;
+        }
+    }
+    return load;
+}
+
+/* The virtual stage of a stage in row j: the one of n_stages that lies on it. */
+static int64_t in_row(const cf_schedule *schedule, int64_t j, int64_t stage) {
+    int64_t v = j * schedule->n_stages;
+    while (naive_stage(schedule, v) != stage) v++;
+    return v;
+}
+
+/* Compares all stages; returns how many loads had rows in host memory. */
+static int64_t check_loads(const cf_plan *plan, const cf_schedule *schedule) {
+    int64_t s, i, j, away = 0;
+    for (s = 0; s < schedule->n_stages; s++) {
+        int64_t n = schedule->first[s + 1] - schedule->first[s], count = n * schedule->n_virtual;
+        size_t bytes = (size_t)(count + 1) * sizeof(cf_memory_load);
+        cf_memory_load *loads = (cf_memory_load *)malloc(bytes);
+        cf_error error;
+        if (loads == NULL) return 0;
+        harness_poison(loads, bytes);
+        if (cf_schedule_loads(plan, schedule, s, loads, count, &error) != CF_OK) FAIL("%s", error.text);
+        for (i = 0; i < n; i++)
+            for (j = 0; j < schedule->n_virtual; j++) {
+                cf_memory_load wanted =
+                    load_at(plan, schedule, s, schedule->first[s] + i, in_row(schedule, j, s));
+                away += wanted.offloaded_tokens > 0;
+                if (memcmp(&loads[i * schedule->n_virtual + j], &wanted, sizeof wanted) != 0)
+                    FAIL("stage %d, action %d, virtual stage %d", (int)s, (int)i, (int)j);
+            }
+        CHECK_POISON(&loads[count], sizeof *loads);
+        free(loads);
+    }
+    return away;
+}
+
+/* Random sound schedules: whole, split and mixed backwards, virtual stages, both replays. */
+TEST(loads_are_those_of_the_definitions) {
+    uint64_t seed;
+    for (seed = 1; seed <= 60; seed++) {
+        harness_rng rng = {seed};
+        cf_plan *plan = naive_plan(&rng, 8, 1 + (int64_t)(seed % 2));
+        naive_shape shape = naive_draw_shape(&rng);
+        cf_schedule *schedule;
+        shape.rank = seed % 4 == 1 ? 1 : 0;
+        REQUIRE(plan != NULL);
+        schedule = naive_schedule(&rng, plan, &shape);
+        harness_note("seed %d", (int)seed);
+        if (schedule != NULL) (void)check_loads(plan, schedule);
+        naive_free(schedule);
+        cf_plan_free(plan);
+    }
+    harness_note("%s", "");
+}
+
+/* With transfers and copies: rows that leave count on both sides while they move. */
+TEST(loads_follow_rows_to_host_memory) {
+    const int64_t lengths[] = {9000, 300, 500, 7000, 200};
+    cf_pack_desc pack;
+    cf_schedule_desc order;
+    cf_lower_desc lower;
+    cf_plan *plan = NULL;
+    cf_schedule *schedule = NULL, *lowered = NULL;
+    memset(&pack, 0, sizeof pack);
+    memset(&order, 0, sizeof order);
+    memset(&lower, 0, sizeof lower);
+    pack.chunk_size = 1000;
+    order.kind = CF_SCHEDULE_PAPER;
+    order.replay = CF_REPLAY_PIPELINE;
+    order.n_stages = 3;
+    lower.offload = 1;
+    REQUIRE(cf_pack(lengths, 5, &pack, &plan, NULL) == CF_OK);
+    REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
+    REQUIRE(cf_schedule_lower(plan, schedule, &lower, &lowered, NULL) == CF_OK);
+    CHECK(check_loads(plan, lowered) > 10);
+    cf_schedule_free(lowered);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* The heaviest moment has the bytes that the simulator's tests count from scratch. */
+TEST(loads_have_the_peak_bytes) {
+    const cf_bytes bytes = {7, 3, 5, 2};
+    uint64_t seed;
+    for (seed = 1; seed <= 30; seed++) {
+        harness_rng rng = {seed};
+        cf_plan *plan = naive_plan(&rng, 8, 1);
+        naive_shape shape = naive_draw_shape(&rng);
+        cf_schedule *schedule;
+        int64_t s, i, j;
+        shape.rank = 0;
+        REQUIRE(plan != NULL);
+        schedule = naive_schedule(&rng, plan, &shape);
+        for (s = 0; schedule != NULL && s < schedule->n_stages; s++) {
+            int64_t n = schedule->first[s + 1] - schedule->first[s], most = 0, v = schedule->n_virtual;
+            cf_memory_load *loads = (cf_memory_load *)malloc((size_t)(n * v + 1) * sizeof *loads);
+            REQUIRE(loads != NULL && cf_schedule_loads(plan, schedule, s, loads, n * v, NULL) == CF_OK);
+            for (i = 0; i < n; i++) {
+                int64_t sum = 0;
+                for (j = 0; j < v; j++) {
+                    const cf_memory_load *l = &loads[i * v + j];
+                    sum += 7 * l->live_tokens + 3 * l->state_tokens + 5 * l->state_gradient_tokens +
+                           2 * l->input_tokens;
+                }
+                if (sum > most) most = sum;
+            }
+            CHECK_INT(most, naive_peak_bytes(plan, schedule, s, &bytes));
+            free(loads);
+        }
+        naive_free(schedule);
+        cf_plan_free(plan);
+    }
+}
+
+static void refuse_loads(const cf_plan *plan, const cf_schedule *schedule, int64_t stage, int64_t count, cf_result code,
+                         const char *field, int64_t item) {
+    static cf_memory_load loads[1000];
+    cf_error error;
+    harness_poison(loads, sizeof loads);
+    harness_note("%s", field);
+    CHECK_INT(cf_schedule_loads(plan, schedule, stage, loads, count, &error), code);
+    CHECK_INT(error.code, code);
+    CHECK_STR(error.field, field);
+    CHECK_INT(error.item, item);
+    CHECK_POISON(loads, sizeof loads);
+    harness_note("%s", "");
+}
+
+TEST(bad_loads_are_named) {
+    const int64_t lengths[] = {3500, 300};
+    cf_pack_desc pack;
+    cf_schedule_desc order;
+    cf_plan *plan = NULL;
+    cf_schedule *made = NULL, *s;
+    cf_error error;
+    int64_t n;
+    memset(&pack, 0, sizeof pack);
+    memset(&order, 0, sizeof order);
+    pack.chunk_size = 1000;
+    pack.n_ranks = 2;
+    order.kind = CF_SCHEDULE_PAPER;
+    order.replay = CF_REPLAY_PIPELINE;
+    order.n_stages = 2;
+    REQUIRE(cf_pack(lengths, 2, &pack, &plan, NULL) == CF_OK);
+    REQUIRE(cf_schedule_make(plan, &order, &made, NULL) == CF_OK);
+    s = naive_copy(made);
+    cf_schedule_free(made);
+    REQUIRE(s != NULL);
+    n = s->first[2] - s->first[1];
+    refuse_loads(NULL, s, 0, 1000, CF_ERROR_ARGUMENT, "plan", -1);
+    refuse_loads(plan, NULL, 0, 1000, CF_ERROR_ARGUMENT, "schedule", -1);
+    refuse_loads(plan, s, -1, 1000, CF_ERROR_ARGUMENT, "stage", -1);
+    refuse_loads(plan, s, 2, 1000, CF_ERROR_ARGUMENT, "stage", -1);
+    refuse_loads(plan, s, 1, n - 1, CF_ERROR_ARGUMENT, "count", -1);
+    CHECK_INT(cf_schedule_loads(plan, s, 1, NULL, n, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "loads");
+    s->actions[3].chunk += (int32_t)plan->n_steps; /* of the other rank */
+    refuse_loads(plan, s, 0, 1000, CF_ERROR_SCHEDULE, "actions.chunk", 3);
+    s->actions[3].chunk -= (int32_t)plan->n_steps;
+    s->actions[3].stage = 1;
+    refuse_loads(plan, s, 0, 1000, CF_ERROR_SCHEDULE, "actions.stage", 3);
+    s->actions[3].stage = 0;
+    s->actions[3].pass = 99;
+    refuse_loads(plan, s, 0, 1000, CF_ERROR_SCHEDULE, "actions.pass", 3);
+    s->actions[0].pass = CF_B; /* of what has had no forward */
+    s->actions[3].pass = CF_F;
+    refuse_loads(plan, s, 0, 1000, CF_ERROR_SCHEDULE, "actions", 0);
+    naive_free(s);
+    cf_plan_free(plan);
+}
+
+/* ---- bounds ---- */
+
+static double strongest(const cf_bound *bounds, int64_t n) {
+    double most = 0;
+    int64_t i;
+    for (i = 0; i < n; i++)
+        if (bounds[i].value > most) most = bounds[i].value;
+    return most;
+}
+
+/* The same numbers, bit by bit, as the simulator finds for a schedule of that description, and no schedule is faster by
+   a clock that shares nothing with the library's. */
+TEST(bounds_need_no_schedule) {
+    uint64_t seed;
+    int64_t made = 0, with_memory = 0;
+    for (seed = 1; seed <= 120; seed++) {
+        harness_rng rng = {seed};
+        pipeline_problem p;
+        cf_schedule *schedule = NULL;
+        cf_timeline *timeline = NULL;
+        cf_simulate_desc simulate;
+        cf_bound bounds[CF_MAX_BOUNDS];
+        cf_error error;
+        int64_t n = 0, i;
+        pipeline_draw(&rng, &p);
+        p.desc.split_backward = 0;
+        p.desc.budget = 3;
+        pipeline_note(seed, &p);
+        memset(&simulate, 0, sizeof simulate);
+        simulate.timing = p.desc.timing;
+        simulate.limit = p.desc.limit;
+        simulate.limits = p.desc.limits;
+        if (cf_schedule_make(p.plan, &p.desc, &schedule, NULL) == CF_OK) {
+            REQUIRE(cf_simulate(p.plan, schedule, &simulate, &timeline, NULL) == CF_OK);
+            if (cf_schedule_bounds(p.plan, &p.desc, bounds, &n, &error) != CF_OK) FAIL("%s", error.text);
+            REQUIRE(CHECK_INT(n, timeline->n_bounds));
+            for (i = 0; i < n; i++) {
+                CHECK_STR(bounds[i].name, timeline->bounds[i].name);
+                CHECK(memcmp(&bounds[i].value, &timeline->bounds[i].value, sizeof(double)) == 0);
+            }
+            CHECK(pipeline_makespan(p.plan, schedule, p.desc.timing, NULL, NULL) >= strongest(bounds, n) * (1 - 1e-12));
+            made++;
+            with_memory += n == 4;
+        }
+        cf_timeline_free(timeline);
+        cf_schedule_free(schedule);
+        cf_plan_free(p.plan);
+    }
+    harness_note("%s", "");
+    CHECK(made > 60 && with_memory > 10);
+}
+
+/* Where backwards may be split or not, the weaker of both claims is the one that holds; and a still weaker one where
+   passes stream their state, since then one chunk may take less time whole and another one split. */
+TEST(bounds_of_either_form) {
+    uint64_t seed;
+    for (seed = 1; seed <= 40; seed++) {
+        harness_rng rng = {seed};
+        pipeline_problem p;
+        cf_bound whole[CF_MAX_BOUNDS], split[CF_MAX_BOUNDS], either[CF_MAX_BOUNDS];
+        int64_t n_whole, n_split, n_either;
+        double least;
+        pipeline_draw(&rng, &p);
+        p.desc.limit = 0;
+        p.desc.limits = p.desc.limits_bytes = NULL;
+        p.desc.limit_bytes = 0;
+        p.desc.n_virtual = 1;
+        p.desc.placement = CF_PLACEMENT_LOOP;
+        p.desc.kind = CF_SCHEDULE_PAPER;
+        REQUIRE(cf_schedule_bounds(p.plan, &p.desc, whole, &n_whole, NULL) == CF_OK);
+        p.desc.kind = CF_SCHEDULE_ZERO_BUBBLE;
+        REQUIRE(cf_schedule_bounds(p.plan, &p.desc, split, &n_split, NULL) == CF_OK);
+        p.desc.kind = CF_SCHEDULE_BEST;
+        p.desc.split_backward = 1;
+        REQUIRE(cf_schedule_bounds(p.plan, &p.desc, either, &n_either, NULL) == CF_OK);
+        least = strongest(whole, n_whole) < strongest(split, n_split) ? strongest(whole, n_whole)
+                                                                        : strongest(split, n_split);
+        CHECK(strongest(either, n_either) <= least);
+        CHECK(p.timing.stream_backward > 0 || strongest(either, n_either) >= least);
+        cf_plan_free(p.plan);
+    }
+}
+
+/* Chunks of 1, 1, 2, 2, 4, 4 tokens, each alone, in four stages of which the first has room for one; F takes a second a
+   token, B two, R what is given. A chunk stays on the first stage for 12 seconds a token if it is kept, and for its R and
+   2 seconds a token if not. */
+static double bound_on_memory(double replay_constant, double replay_per_token) {
+    const int64_t lengths[] = {1, 1, 2, 2, 4, 4}, limits[] = {1, 0, 0, 0};
+    cf_pack_desc pack;
+    cf_schedule_desc desc;
+    cf_timing timing;
+    cf_plan *plan = NULL;
+    cf_bound bounds[CF_MAX_BOUNDS];
+    int64_t n = 0;
+    memset(&pack, 0, sizeof pack);
+    memset(&desc, 0, sizeof desc);
+    memset(&timing, 0, sizeof timing);
+    pack.chunk_size = 4;
+    pack.max_slices = 1;
+    pack.method = CF_PACK_NEXT_FIT;
+    timing.all.forward.per_token = 1;
+    timing.all.backward.per_token = 2;
+    timing.all.replay.constant = replay_constant;
+    timing.all.replay.per_token = replay_per_token;
+    desc.kind = CF_SCHEDULE_BEST;
+    desc.replay = CF_REPLAY_LOCAL;
+    desc.n_stages = 4;
+    desc.limits = limits;
+    desc.timing = &timing;
+    CHECK_INT(cf_pack(lengths, 6, &pack, &plan, NULL), CF_OK);
+    CHECK_INT(cf_schedule_bounds(plan, &desc, bounds, &n, NULL), CF_OK);
+    cf_plan_free(plan);
+    return CHECK_INT(n, 4) && CHECK_STR(bounds[3].name, "memory") ? bounds[3].value : -1;
+}
+
+/* All kept, they stay 168 seconds, and the work is 42. A replay of t tokens saves 10 t - R seconds of stay and is R of
+   work; those that save most for their work come first. With R = t: 168 - 9 x = 42 + x where 12.6 tokens are replayed.
+   With R = 3: 4 and 4 leave 94 against 48, 2 and 2 leave 60 against 54, and then a part of a chunk of 1, 60 - 7 x = 54
+   + 3 x. With R = 100 none is worth it. */
+TEST(bound_on_memory_by_hand) {
+    CHECK(fabs(bound_on_memory(0, 1) - 54.6) < 1e-9);
+    CHECK(fabs(bound_on_memory(3, 0) - 55.8) < 1e-9);
+    CHECK(fabs(bound_on_memory(100, 0) - 168) < 1e-9);
+}
+
+TEST(bad_bounds_are_named) {
+    harness_rng rng = {1};
+    pipeline_problem p;
+    cf_bound bounds[CF_MAX_BOUNDS];
+    cf_error error;
+    int64_t n = 77;
+    pipeline_draw(&rng, &p);
+    harness_poison(bounds, sizeof bounds);
+    CHECK_INT(cf_schedule_bounds(p.plan, &p.desc, NULL, &n, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "bounds");
+    CHECK_INT(cf_schedule_bounds(p.plan, &p.desc, bounds, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "n_bounds");
+    CHECK_INT(cf_schedule_bounds(NULL, &p.desc, bounds, &n, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "plan");
+    CHECK_INT(cf_schedule_bounds(p.plan, NULL, bounds, &n, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "desc");
+    p.desc.n_stages = -1;
+    CHECK_INT(cf_schedule_bounds(p.plan, &p.desc, bounds, &n, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "n_stages");
+    CHECK_POISON(bounds, sizeof bounds);
+    CHECK_INT(n, 77);
+    cf_plan_free(p.plan);
+}
+
+SUITE(loads, CASE(loads_are_those_of_the_definitions), CASE(loads_follow_rows_to_host_memory),
+      CASE(loads_have_the_peak_bytes), CASE(bad_loads_are_named), CASE(bounds_need_no_schedule),
+      CASE(bounds_of_either_form), CASE(bound_on_memory_by_hand), CASE(bad_bounds_are_named));

@@ -1,0 +1,274 @@
+/* >>check: cf_schedule_lower. What it makes is run by a rendezvous executor that shares nothing with it (naive.c). */
+
+#include "chunkflow.h"
+#include "../harness.h"
+#include "../reference/naive.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int64_t count_pass(const cf_schedule *s, int pass) {
+    int64_t i, n = 0;
+    for (i = 0; i < s->n_actions; i++) n += s->actions[i].pass == pass;
+    return n;
+}
+
+/* The passes of a lowered schedule, in their order, must be those of the original. */
+static void check_same_passes(const cf_schedule *s, const cf_schedule *low) {
+    int64_t stage, i, j;
+    for (stage = 0; stage < s->n_stages; stage++) {
+        for (i = s->first[stage], j = low->first[stage]; j < low->first[stage + 1]; j++) {
+            const cf_action *a = &low->actions[j];
+            if (a->pass > CF_W) continue;
+            if (i == s->first[stage + 1] || memcmp(a, &s->actions[i], sizeof *a) != 0) {
+                FAIL("stage %d, position %d: another pass than before", (int)stage, (int)(j - low->first[stage]));
+                return;
+            }
+            i++;
+        }
+        CHECK_INT(i, s->first[stage + 1]);
+    }
+}
+
+/* Whether a tensor that goes so many virtual stages on goes to another stage. */
+static int leaves(const cf_schedule *s, const cf_action *a, int way) {
+    int64_t to = a->stage + way;
+    return to >= 0 && to < s->n_stages * s->n_virtual && naive_stage(s, to) != naive_stage(s, a->stage);
+}
+
+/* As many transfers as tensors that cross stages, by the definitions. */
+static void check_transfers(const cf_schedule *s, const cf_schedule *low) {
+    int64_t i, j, forwards = 0, replays = 0, backwards = 0;
+    for (i = 0; i < s->n_actions; i++) {
+        const cf_action *a = &s->actions[i];
+        forwards += a->pass == CF_F && leaves(s, a, 1);
+        backwards += (a->pass == CF_B || a->pass == CF_I) && leaves(s, a, -1);
+        for (j = 0; j < s->n_actions && a->pass == CF_R && s->replay == CF_REPLAY_PIPELINE && leaves(s, a, 1); j++)
+            replays += s->actions[j].pass == CF_R && s->actions[j].chunk == a->chunk && s->actions[j].stage == a->stage + 1;
+    }
+    CHECK_INT(count_pass(low, CF_SEND_F), forwards);
+    CHECK_INT(count_pass(low, CF_RECV_F), forwards);
+    CHECK_INT(count_pass(low, CF_SEND_R), replays);
+    CHECK_INT(count_pass(low, CF_RECV_R), replays);
+    CHECK_INT(count_pass(low, CF_SEND_B), backwards);
+    CHECK_INT(count_pass(low, CF_RECV_B), backwards);
+}
+
+static void draw_timing(harness_rng *rng, cf_timing *timing) {
+    memset(timing, 0, sizeof *timing);
+    timing->all.forward.constant = (double)harness_between(rng, 0, 2);
+    timing->all.forward.per_token = harness_unit(rng);
+    if (harness_chance(rng, 0.3)) timing->all.backward.per_pair = harness_unit(rng);
+    if (harness_chance(rng, 0.5)) timing->latency = 3 * harness_unit(rng);
+    timing->seconds_per_token = harness_unit(rng);
+    if (harness_chance(rng, 0.5)) timing->offload_seconds_per_token = harness_unit(rng);
+}
+
+TEST(rendezvous_never_deadlocks) {
+    harness_rng rng = {77};
+    int round;
+    for (round = 0; round < harness_rounds(4000, 400); round++) {
+        cf_plan *plan = naive_plan(&rng, 6, harness_between(&rng, 1, 2));
+        naive_shape shape = naive_draw_shape(&rng);
+        cf_schedule *s, *low = NULL;
+        cf_lower_desc desc;
+        cf_timing timing;
+        cf_error error;
+        const char *fault;
+        shape.rank = harness_between(&rng, 0, plan->n_ranks - 1);
+        s = naive_schedule(&rng, plan, &shape);
+        REQUIRE(s != NULL);
+        harness_note("round %d", round);
+        memset(&desc, 0, sizeof desc);
+        draw_timing(&rng, &timing);
+        if (harness_chance(&rng, 0.7)) desc.timing = &timing;
+        desc.offload = harness_chance(&rng, 0.5);
+        if (!CHECK_INT(cf_schedule_lower(plan, s, &desc, &low, &error), CF_OK)) FAIL("%s", error.text);
+        REQUIRE(low != NULL);
+        CHECK_INT(low->lowered, 1);
+        CHECK_INT(s->lowered, 0);
+        CHECK(low->n_stages == s->n_stages && low->n_virtual == s->n_virtual && low->k == s->k && low->rank == s->rank);
+        if (!desc.offload) CHECK_INT(count_pass(low, CF_OFFLOAD) + count_pass(low, CF_PREFETCH), 0);
+        check_same_passes(s, low);
+        if (round % 20 == 0) check_transfers(s, low);
+        fault = naive_rendezvous(plan, low);
+        if (fault) FAIL("%s", fault);
+        if (round % 20 == 0) CHECK_STR(naive_fault(plan, low), NULL);
+        if (!CHECK_INT(cf_schedule_validate(plan, low, NULL, NULL, &error), CF_OK)) FAIL("%s", error.text);
+        cf_schedule_free(low);
+        naive_free(s);
+        cf_plan_free(plan);
+    }
+    harness_note("%s", "");
+}
+
+static void check_list(const cf_schedule *s, int64_t stage, const char *wanted) {
+    char text[600];
+    int64_t i, n = 0;
+    text[0] = 0;
+    for (i = s->first[stage]; i < s->first[stage + 1]; i++)
+        n += snprintf(text + n, sizeof text - (size_t)n, "%s%s%d", n ? " " : "", cf_pass_name((cf_pass)s->actions[i].pass),
+                      (int)s->actions[i].chunk);
+    CHECK_STR(text, wanted);
+}
+
+static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t chunk_size) {
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = chunk_size;
+    CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
+    return plan;
+}
+
+static cf_schedule *lists(const cf_plan *plan, int64_t n_stages, int64_t k, const int8_t (*actions)[3], int64_t n) {
+    cf_schedule *s = naive_new(n_stages, n);
+    int64_t i, stage = 0;
+    s->replay = CF_REPLAY_PIPELINE;
+    s->n_virtual = 1;
+    s->k = k;
+    s->n_chunks = plan->n_chunks;
+    for (i = 0; i < n; i++) {
+        while (stage < actions[i][0]) s->first[++stage] = i;
+        s->actions[i].stage = actions[i][0];
+        s->actions[i].pass = (uint8_t)actions[i][1];
+        s->actions[i].chunk = actions[i][2];
+        s->actions[i].keep = s->actions[i].pass <= CF_R;
+    }
+    while (stage < n_stages) s->first[++stage] = n;
+    return s;
+}
+
+/* Two chunks of one token on two stages, F = 1, B = 2. Worked out by hand. */
+TEST(a_small_example) {
+    static const int64_t lengths[] = {1, 1};
+    static const int8_t actions[][3] = {{0, CF_F, 0}, {0, CF_F, 1}, {0, CF_B, 0}, {0, CF_B, 1},
+                                        {1, CF_F, 0}, {1, CF_B, 0}, {1, CF_F, 1}, {1, CF_B, 1}};
+    cf_plan *plan = pack(lengths, 2, 1);
+    cf_schedule *s = lists(plan, 2, 1, actions, 8), *low = NULL;
+    REQUIRE(cf_schedule_lower(plan, s, NULL, &low, NULL) == CF_OK);
+    /* Chunk 1's activations are made at 2, while stage 1 runs B0 from 2 to 4; B1 starts at 5. */
+    check_list(low, 0, "F0 SEND_F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1");
+    check_list(low, 1, "RECV_F0 F0 RECV_F1 B0 SEND_B0 F1 B1 SEND_B1");
+    cf_schedule_free(low);
+    naive_free(s);
+    cf_plan_free(plan);
+}
+
+/* The gradient of chunk 0 is made at 4, when stage 0 begins F4: it is received first. */
+TEST(a_transfer_comes_before_a_pass_that_begins_at_the_same_time) {
+    static const int64_t lengths[] = {1, 1, 1, 1, 1};
+    static const int8_t actions[][3] = {{0, CF_F, 0}, {0, CF_F, 1}, {0, CF_F, 2}, {0, CF_F, 3}, {0, CF_F, 4},
+                                        {0, CF_B, 0}, {0, CF_B, 1}, {0, CF_B, 2}, {0, CF_B, 3}, {0, CF_B, 4},
+                                        {1, CF_F, 0}, {1, CF_B, 0}, {1, CF_F, 1}, {1, CF_B, 1}, {1, CF_F, 2},
+                                        {1, CF_B, 2}, {1, CF_F, 3}, {1, CF_B, 3}, {1, CF_F, 4}, {1, CF_B, 4}};
+    cf_plan *plan = pack(lengths, 5, 1);
+    cf_schedule *s = lists(plan, 2, 1, actions, 20), *low = NULL;
+    REQUIRE(cf_schedule_lower(plan, s, NULL, &low, NULL) == CF_OK);
+    check_list(low, 0, "F0 SEND_F0 F1 SEND_F1 F2 SEND_F2 F3 SEND_F3 RECV_B0 F4 SEND_F4 B0 RECV_B1 B1 RECV_B2 B2 RECV_B3 B3 "
+                       "RECV_B4 B4");
+    cf_schedule_free(low);
+    naive_free(s);
+    cf_plan_free(plan);
+}
+
+/* ---- offload ---- */
+
+/* A group of two chunks of 4 tokens with two short chunks between its forwards, two before its backward. F = tokens. */
+TEST(offload_fills_the_gaps_that_are_long_enough) {
+    static const int64_t lengths[] = {8, 4, 4, 4, 4};
+    static const int8_t actions[][3] = {{0, CF_F, 0}, {0, CF_F, 2}, {0, CF_B, 2}, {0, CF_F, 1}, {0, CF_F, 3}, {0, CF_F, 4},
+                                        {0, CF_B, 4}, {0, CF_B, 3}, {0, CF_B, 1}, {0, CF_F, 5}, {0, CF_B, 0}, {0, CF_B, 5}};
+    cf_plan *plan;
+    cf_schedule *s, *low = NULL;
+    cf_timing timing;
+    cf_lower_desc desc;
+    plan = pack(lengths, 5, 4);
+    REQUIRE(plan != NULL && plan->n_chunks == 6);
+    s = lists(plan, 1, 2, actions, 12);
+    memset(&timing, 0, sizeof timing);
+    memset(&desc, 0, sizeof desc);
+    desc.timing = &timing;
+    desc.offload = 1;
+    /* Gaps of the group: F0 to F1 12 s, F1 to B1 24 s, B1 to B0 4 s. Moving a chunk out and back takes 8 s at 1 s a token. */
+    timing.offload_seconds_per_token = 1;
+    REQUIRE(cf_schedule_lower(plan, s, &desc, &low, NULL) == CF_OK);
+    check_list(low, 0, "F0 OFFLOAD0 F2 PREFETCH0 B2 F1 OFFLOAD0 OFFLOAD1 F3 F4 B4 PREFETCH0 PREFETCH1 B3 B1 F5 B0 B5");
+    cf_schedule_free(low);
+    low = NULL;
+    timing.offload_seconds_per_token = 1.75; /* 14 s a chunk: too long for the first gap, and both are for the second */
+    REQUIRE(cf_schedule_lower(plan, s, &desc, &low, NULL) == CF_OK);
+    check_list(low, 0, "F0 F2 B2 F1 OFFLOAD0 F3 F4 B4 PREFETCH0 B3 B1 F5 B0 B5");
+    cf_schedule_free(low);
+    low = NULL;
+    timing.offload_seconds_per_token = 0.5; /* 4 s a chunk: fits into the last gap, too */
+    REQUIRE(cf_schedule_lower(plan, s, &desc, &low, NULL) == CF_OK);
+    CHECK_INT(count_pass(low, CF_OFFLOAD), 4);
+    cf_schedule_free(low);
+    low = NULL;
+    timing.offload_seconds_per_token = 100;
+    REQUIRE(cf_schedule_lower(plan, s, &desc, &low, NULL) == CF_OK);
+    CHECK_INT(count_pass(low, CF_OFFLOAD) + count_pass(low, CF_PREFETCH), 0);
+    cf_schedule_free(low);
+    naive_free(s);
+    cf_plan_free(plan);
+}
+
+/* ---- refusals ---- */
+
+TEST(lower_refuses_what_is_not_sound) {
+    static const int64_t lengths[] = {1, 1};
+    static const int8_t actions[][3] = {{0, CF_F, 0}, {0, CF_F, 1}, {0, CF_B, 0}, {0, CF_B, 1},
+                                        {1, CF_F, 0}, {1, CF_B, 0}, {1, CF_F, 1}, {1, CF_B, 1}};
+    cf_plan *plan = pack(lengths, 2, 1);
+    cf_schedule *s = lists(plan, 2, 1, actions, 8), *low = NULL, *twice = NULL;
+    cf_lower_desc desc;
+    cf_timing timing;
+    cf_error error;
+    harness_heap heap;
+    cf_allocator allocator;
+    int64_t fail;
+    memset(&desc, 0, sizeof desc);
+    memset(&timing, 0, sizeof timing);
+    memset(&heap, 0, sizeof heap);
+    CHECK_INT(cf_schedule_lower(NULL, s, &desc, &low, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_schedule_lower(plan, NULL, &desc, &low, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_schedule_lower(plan, s, &desc, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "out");
+    desc.timing = &timing;
+    timing.latency = -1;
+    CHECK_INT(cf_schedule_lower(plan, s, &desc, &low, &error), CF_ERROR_ARGUMENT);
+    timing.latency = 1.7e308;
+    timing.all.forward.constant = 1.7e308;
+    CHECK_INT(cf_schedule_lower(plan, s, &desc, &low, &error), CF_ERROR_OVERFLOW);
+    desc.timing = NULL;
+    s->actions[0].pass = CF_B;
+    CHECK_INT(cf_schedule_lower(plan, s, &desc, &low, &error), CF_ERROR_SCHEDULE);
+    s->actions[0].pass = CF_F;
+    CHECK(low == NULL);
+    allocator.alloc = harness_alloc;
+    allocator.release = harness_release;
+    allocator.user = &heap;
+    desc.allocator = &allocator;
+    for (fail = 1; fail <= 3; fail++) { /* the validator's scratch, its own, the result */
+        heap.calls = 0;
+        heap.fail_at = fail;
+        CHECK_INT(cf_schedule_lower(plan, s, &desc, &low, &error), CF_ERROR_MEMORY);
+        CHECK(low == NULL && heap.live == 0);
+    }
+    heap.fail_at = 0;
+    CHECK_INT(cf_schedule_lower(plan, s, &desc, &low, &error), CF_OK);
+    CHECK_INT(heap.live, 1);
+    CHECK_INT(cf_schedule_lower(plan, low, &desc, &twice, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "lowered");
+    CHECK(twice == NULL);
+    cf_schedule_free(low);
+    CHECK_INT(heap.live, 0);
+    naive_free(s);
+    cf_plan_free(plan);
+}
+
+SUITE(lower, CASE(rendezvous_never_deadlocks), CASE(a_small_example),
+      CASE(a_transfer_comes_before_a_pass_that_begins_at_the_same_time),
+      CASE(offload_fills_the_gaps_that_are_long_enough),
+      CASE(lower_refuses_what_is_not_sound));

@@ -1,0 +1,665 @@
+/* >>memory: bytes of a stage against published formulas and measurements. */
+
+#include "chunkflow.h"
+#include "../harness.h"
+
+#include <math.h>
+#include <string.h>
+
+#define COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
+#define GIB 1073741824.0
+
+static cf_memory_desc sizing(const char *model, int64_t tp, int64_t pp) {
+    cf_memory_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.model = cf_model_find(model);
+    desc.parallel.tp = tp;
+    desc.parallel.pp = pp;
+    return desc;
+}
+
+static cf_memory_load load_of(int64_t live, int64_t chunk, int64_t state, int64_t state_gradient) {
+    cf_memory_load load;
+    memset(&load, 0, sizeof load);
+    load.live_tokens = live;
+    load.chunk_tokens = chunk;
+    load.state_tokens = state;
+    load.state_gradient_tokens = state_gradient;
+    return load;
+}
+
+/* One stage, no failure expected. */
+static cf_memory_report report_of(const cf_memory_desc *desc, const cf_memory_load *load) {
+    cf_memory_report report;
+    cf_error error;
+    memset(&report, 0, sizeof report);
+    if (cf_memory_estimate(desc, load, 1, &report, 1, &error) != CF_OK) FAIL("%s", error.text);
+    return report;
+}
+
+static double total_gib(const cf_memory_desc *desc, const cf_memory_load *load) {
+    return (double)report_of(desc, load).total / GIB;
+}
+
+/* ---- activations ---- */
+
+/* Bytes of activations per token and layer of a middle stage, fused attention without its row statistics, and of K and
+   V in all layers. Worked out by hand from the models' shapes: 8 h + 4 q + 4 kv + 6 f and 4 kv L. */
+static const struct {
+    const char *name;
+    int64_t a_layer, state;
+} by_hand[] = {
+    {"qwen2.5-0.5b", 40448, 12288},    {"qwen2.5-1.5b", 73216, 28672},  {"qwen2.5-3b", 91648, 36864},
+    {"qwen2.5-7b", 158720, 57344},     {"qwen2.5-14b", 148480, 196608}, {"qwen2.5-32b", 231424, 262144},
+    {"qwen2.5-72b", 279808, 327680},   {"llama-3-8b", 139264, 131072},  {"llama-3-70b", 274432, 327680},
+    {"qwen3-8b", 126976, 147456},      {"qwen3-32b", 231424, 262144},
+};
+
+TEST(bytes_per_token_by_hand) {
+    int64_t i, s;
+    for (i = 0; i < COUNT(by_hand); i++) {
+        cf_memory_desc desc = sizing(by_hand[i].name, 1, 3);
+        cf_token_bytes bytes;
+        cf_shard shard;
+        int64_t state = 0;
+        harness_note("%s", by_hand[i].name);
+        desc.parallel.recompute = CF_RECOMPUTE_SELECTIVE;
+        for (s = 0; s < 3; s++) {
+            REQUIRE(cf_memory_token_bytes(&desc, s, &bytes, NULL) == CF_OK);
+            state += bytes.state;
+        }
+        CHECK_INT(state, by_hand[i].state);
+        REQUIRE(cf_memory_token_bytes(&desc, 1, &bytes, NULL) == CF_OK);
+        REQUIRE(cf_stage_shard(desc.model, &desc.parallel, 1, &shard, NULL) == CF_OK);
+        CHECK_INT(bytes.activations, shard.layers * by_hand[i].a_layer);
+        CHECK_INT(bytes.state_gradient, 2 * bytes.state); /* float by default */
+        CHECK_INT(bytes.boundary, 2 * desc.model->hidden);
+        CHECK_INT(bytes.logits, 0);
+        desc.parallel.recompute = CF_RECOMPUTE_NONE;
+        REQUIRE(cf_memory_token_bytes(&desc, 1, &bytes, NULL) == CF_OK);
+        CHECK_INT(bytes.activations, shard.layers * (by_hand[i].a_layer + 4 * desc.model->heads));
+        desc.parallel.recompute = CF_RECOMPUTE_FULL;
+        REQUIRE(cf_memory_token_bytes(&desc, 1, &bytes, NULL) == CF_OK);
+        CHECK_INT(bytes.activations, shard.layers * 2 * desc.model->hidden);
+    }
+}
+
+/* Table 2 of Korthikanti et al. (2022), bytes per token and layer without the scores, for Megatron's GPT layer: MHA, no
+   gate, two dropout masks. q = kv = h there. */
+static double korthikanti(double h, double f, double t, int sequence) {
+    return sequence ? h * (18 + 4 * f / h) / t : 10 * h + (8 * h + 4 * f) / t;
+}
+
+/* Ours on such a layer is the paper's less the masks. Then the terms that the formula does not know: a gate (2 f more),
+   grouped heads (K and V narrower: 4 (q - kv) less), heads that together are not the hidden size (4 (q - h) twice). */
+TEST(korthikanti_table_2) {
+    int64_t i, t;
+    int sequence;
+    for (i = 0; cf_model_at(i) != NULL; i++) {
+        cf_model plain = *cf_model_at(i);
+        for (t = 1; t <= 4; t *= 2) {
+            for (sequence = 0; sequence <= 1; sequence++) {
+                cf_memory_desc desc = sizing("qwen2.5-7b", t, 3);
+                double h = (double)plain.hidden, f = (double)plain.ffn, tp = (double)t, masks, theirs;
+                cf_token_bytes bytes;
+                cf_shard shard;
+                cf_error error;
+                desc.model = &plain;
+                desc.parallel.no_sequence = !sequence;
+                desc.parallel.recompute = CF_RECOMPUTE_SELECTIVE;
+                theirs = korthikanti(h, f, tp, sequence);
+                masks = sequence ? 2 * h / tp : 2 * h;
+                plain = *cf_model_at(i);
+                if (plain.heads % t != 0 || plain.kv_heads % t != 0) continue;
+                harness_note("%s tp %d sequence %d", plain.name, (int)t, sequence);
+                if (cf_memory_token_bytes(&desc, 1, &bytes, &error) != CF_OK) FAIL("%s", error.text);
+                REQUIRE(cf_stage_shard(&plain, &desc.parallel, 1, &shard, NULL) == CF_OK);
+                {
+                    double q = (double)(plain.heads * plain.head_dim), kv = (double)(plain.kv_heads * plain.head_dim);
+                    double terms = theirs - masks + 2 * f / tp - 4 * (q - kv) / tp + 8 * (q - h) / tp;
+                    CHECK(fabs((double)bytes.activations / (double)shard.layers - terms) < 1e-6);
+                }
+                plain.no_gate = 1; /* now the layer of the paper: nothing but the masks is left over */
+                plain.kv_heads = plain.heads;
+                plain.head_dim = 0;
+                if (plain.hidden % plain.heads != 0) continue;
+                REQUIRE(cf_memory_token_bytes(&desc, 1, &bytes, NULL) == CF_OK);
+                CHECK(fabs((double)bytes.activations / (double)shard.layers - (theirs - masks)) < 1e-6);
+            }
+        }
+    }
+}
+
+/* Megatron-LM's theoretical_memory_usage.py, compute_activation_memory (sequence parallelism, selective), one
+   micro-batch of s tokens without a pipeline, in bytes. Written from its formula. */
+static double megatron_activations(const cf_model *m, double s, double t) {
+    double h = (double)m->hidden, bytes = s * h * (18 + 4 * (double)m->ffn / h) * (double)m->layers;
+    bytes += 8 * s + s * h;                           /* token ids; dropout of the embedding */
+    bytes += s * h * 4 * (1 + (double)m->vocab / h);  /* input of head and loss */
+    return bytes / t;
+}
+
+TEST(megatron_activation_formula) {
+    int64_t i, t;
+    for (i = 0; cf_model_at(i) != NULL; i++) {
+        const cf_model *m = cf_model_at(i);
+        for (t = 1; t <= 4; t *= 2) {
+            cf_memory_desc desc = sizing(m->name, t, 1);
+            cf_memory_load load = load_of(4096, 4096, 0, 0);
+            double s = 4096, tp = (double)t, h = (double)m->hidden, q = (double)(m->heads * m->head_dim), ours, terms;
+            desc.parallel.recompute = CF_RECOMPUTE_SELECTIVE;
+            if (m->heads % t != 0 || m->kv_heads % t != 0) continue;
+            ours = (double)report_of(&desc, &load).activations;
+            terms = s * (double)m->layers / tp *
+                    (2 * (double)m->ffn - 2 * h - 4 * (q - (double)(m->kv_heads * m->head_dim)) + 8 * (q - h));
+            terms -= s * h / tp;           /* no dropout of the embedding */
+            terms += 8 * s - 8 * s / tp;   /* token ids are not divided */
+            harness_note("%s tp %d", m->name, (int)t);
+            CHECK(fabs(ours - (megatron_activations(m, s, tp) + terms)) < 1);
+        }
+    }
+}
+
+TEST(unfused_operations_keep_more) {
+    cf_memory_desc desc = sizing("qwen2.5-7b", 4, 1);
+    cf_memory_load load = load_of(1000, 1000, 0, 0);
+    int64_t fused = report_of(&desc, &load).activations, separate;
+    desc.unfused = 1;
+    CHECK_INT(report_of(&desc, &load).activations - fused, 1000 * 28 * (8 * 3584 + 2 * 18944) / 4);
+    desc.unfused = 0;
+    desc.unfused_attention = 1;
+    load.live_scores = 1000 * 33000;
+    load.chunk_scores = 1000 * 33000;
+    separate = report_of(&desc, &load).activations;
+    CHECK_INT(separate - fused, load.live_scores * 2 * 7 * 28 - 1000 * 28 * 4 * 7);
+    desc.parallel.recompute = CF_RECOMPUTE_SELECTIVE;
+    CHECK_INT(report_of(&desc, &load).activations, fused - 1000 * 28 * 4 * 7);
+    CHECK(report_of(&desc, &load).working >= load.chunk_scores * 4 * 7);
+}
+
+/* A row of one layer in backward, element by element: the residual and a norm's output, and the larger of the MLP (three
+   matrices) and attention (Q, output; K, V). */
+TEST(working_rows_by_hand) {
+    cf_memory_desc desc = sizing("qwen2.5-7b", 1, 2);
+    const cf_memory_load one = load_of(1000, 1000, 0, 0), two = load_of(1000, 2000, 0, 0);
+    cf_memory_report reports[2][2];
+    cf_memory_load loads[2];
+    const int64_t mlp = 3 * 18944, residual = 2 * 3584;
+    int i;
+    for (i = 0; i < 2; i++) {
+        loads[0] = loads[1] = i ? two : one;
+        REQUIRE(cf_memory_estimate(&desc, loads, 2, reports[i], 2, NULL) == CF_OK);
+        CHECK(!reports[i][0].at_loss);
+    }
+    CHECK_INT(reports[1][0].working - reports[0][0].working, 1000 * 2 * (mlp + residual));
+}
+
+/* Backward makes the activations of one layer again as a whole, with the row statistics of its attention's heads; by hand
+   as the table above has them. */
+TEST(full_recompute_makes_all_of_a_layer) {
+    cf_memory_desc desc = sizing("qwen2.5-7b", 1, 1);
+    cf_token_bytes kept, made_again;
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &kept, NULL) == CF_OK);
+    desc.parallel.recompute = CF_RECOMPUTE_FULL;
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &made_again, NULL) == CF_OK);
+    CHECK_INT(made_again.working - kept.working, 158720 + 4 * 28);
+}
+
+/* What a trainer without mixed precision keeps, tensor by tensor: all in float, a row statistic for each norm. */
+TEST(float_trainer) {
+    const int64_t h = 64, heads = 4, kv = 2 * 16, f = 176, vocab = 256, layers = 3;
+    cf_model small;
+    cf_memory_desc desc = sizing("qwen2.5-7b", 1, 1);
+    cf_token_bytes bytes;
+    int64_t a_layer = h + 1 + h + h + kv + kv + h + heads + h + 1 + h + f + f + f, row;
+    memset(&small, 0, sizeof small);
+    small.name = "small";
+    small.layers = layers;
+    small.hidden = h;
+    small.heads = heads;
+    small.kv_heads = 2;
+    small.ffn = f;
+    small.vocab = vocab;
+    small.tied = 1;
+    desc.model = &small;
+    desc.activation_bytes = desc.parameter_bytes = desc.state_bytes = 4;
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &bytes, NULL) == CF_OK);
+    row = layers * a_layer + h + 1 + h + vocab; /* output, norm, softmax */
+    CHECK(fabs((double)bytes.activations / (double)(4 * row) - 1) < 0.02);
+    CHECK_INT(bytes.state, layers * 2 * kv * 4);
+    CHECK_INT(bytes.boundary, 4 * h);
+}
+
+TEST(losses_keep_what_they_say) {
+    static const int64_t kept[] = {4, 4, 4, 2, 0}, more[] = {6, 6, 10, 0, 0};
+    cf_memory_desc desc = sizing("qwen2.5-7b", 4, 1);
+    cf_token_bytes bytes;
+    int64_t without = 28 * (158720 + 4 * 28) / 4 + 8 + 4 * 3584 / 4;
+    int loss;
+    for (loss = 0; loss < CF_LOSS_COUNT; loss++) {
+        desc.loss = (cf_loss)loss;
+        REQUIRE(cf_memory_token_bytes(&desc, 0, &bytes, NULL) == CF_OK);
+        CHECK_INT(bytes.logits, more[loss] * 152064 / 4);
+        CHECK_INT(bytes.activations - without,
+                  kept[loss] * 152064 / 4 + (loss == CF_LOSS_CHUNKED ? 2 * 3584 / 4 : 0));
+    }
+    CHECK_STR(cf_loss_name(CF_LOSS_CHUNKED), "chunked");
+    CHECK_STR(cf_loss_name(CF_LOSS_COUNT), "?");
+}
+
+/* One row of hidden states for each neighbour and way: a stage in the middle receives and sends activations and
+   gradients, one at an end half of that, and one that has no neighbour nothing. With tensor parallelism the gathered rows
+   and their gradient come on top. */
+TEST(buffers_are_those_of_the_neighbours) {
+    static const int64_t depths[] = {1, 2, 4};
+    int64_t tp, virtual_stages;
+    int d;
+    for (d = 0; d < 3; d++)
+        for (tp = 1; tp <= 4; tp *= 4)
+            for (virtual_stages = 1; virtual_stages <= 2; virtual_stages++) {
+                cf_memory_desc desc = sizing("qwen2.5-7b", tp, depths[d]);
+                const int64_t row = 2 * 3584 / tp, n = depths[d] * virtual_stages, gathered = tp > 1 ? 2 * 2 * 3584 : 0;
+                int64_t v;
+                desc.parallel.n_virtual = virtual_stages;
+                for (v = 0; v < n; v++) {
+                    cf_token_bytes bytes;
+                    REQUIRE(cf_memory_token_bytes(&desc, v, &bytes, NULL) == CF_OK);
+                    CHECK_INT(bytes.boundary, row);
+                    CHECK_INT(bytes.buffers, ((v > 0) + (v + 1 < n)) * 2 * row + gathered);
+                }
+            }
+}
+
+/* ---- model states ---- */
+
+/* Bytes per parameter as the Megatron and ZeRO papers give them: 18; 6 + 12 / d; 2 + 16 / d; 18 / d. */
+TEST(zero_divides_states) {
+    int64_t zero, d;
+    for (zero = 0; zero <= 3; zero++) {
+        for (d = 1; d <= 64; d *= 4) {
+            cf_memory_desc desc = sizing("llama-3-8b", 1, 1);
+            cf_memory_load load = load_of(0, 0, 0, 0);
+            double whole[] = {18, 6, 2, 0}, divided[] = {0, 12, 16, 18}, wanted, got;
+            cf_memory_report report;
+            desc.parallel.zero = zero;
+            desc.parallel.dp = d;
+            report = report_of(&desc, &load);
+            got = (double)(report.parameters + report.gradients + report.optimizer);
+            wanted = 8030261248.0 * (whole[zero] + divided[zero] / (double)d);
+            CHECK(fabs(got - wanted) <= 3); /* each term is rounded up */
+            CHECK_INT(report.buffers > 0, zero == 3 && d > 1);
+        }
+    }
+}
+
+/* A fifth of what is no multiple of five is too little on some rank if it is rounded down. */
+TEST(shares_are_rounded_up) {
+    cf_memory_desc desc = sizing("llama-3-8b", 1, 1);
+    cf_memory_load load = load_of(0, 0, 0, 0);
+    cf_memory_report report;
+    desc.parallel.zero = 3;
+    desc.parallel.dp = 5;
+    report = report_of(&desc, &load);
+    CHECK_INT(report.parameters, 3212104500);   /* 2 x 8,030,261,248 / 5 = 3,212,104,499.2 */
+    CHECK_INT(report.gradients, 6424208999);   /* 4 x: 6,424,208,998.4 */
+    CHECK_INT(report.optimizer, 19272626996);  /* 12 x: 19,272,626,995.2 */
+}
+
+/* Two layers are whole at a time, and no embedding or head is one. A layer of Llama 3 8B by hand: Q and output, K and V,
+   the MLP, two norms; the last norm may be spread over all layers. */
+TEST(zero_3_gathers_two_layers) {
+    const int64_t layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096;
+    cf_memory_desc desc = sizing("llama-3-8b", 1, 1);
+    cf_memory_load load = load_of(0, 0, 0, 0);
+    int64_t gathered;
+    desc.parallel.zero = 3;
+    desc.parallel.dp = 2;
+    gathered = report_of(&desc, &load).buffers;
+    CHECK(gathered >= 2 * 2 * layer && gathered <= 2 * 2 * (layer + 4096));
+}
+
+/* ---- the whole ---- */
+
+static int64_t sum_of_terms(const cf_memory_report *report) {
+    int64_t sum = 0;
+#define ADD(name, text) sum += report->name;
+    CF_MEMORY_TERMS(ADD)
+#undef ADD
+    return sum;
+}
+
+/* Twice the load is twice each term that depends on it; terms add up; the runtime line is never empty. */
+TEST(reports_add_up) {
+    harness_rng rng = {41};
+    int round;
+    for (round = 0; round < 300; round++) {
+        const cf_model *m = cf_model_at(harness_between(&rng, 0, 17));
+        cf_memory_desc desc = sizing(m->name, (int64_t)1 << harness_between(&rng, 0, 3), 1);
+        cf_memory_load load, twice;
+        cf_memory_report once, double_load;
+        desc.loss = (cf_loss)harness_between(&rng, 0, CF_LOSS_COUNT - 1);
+        desc.unfused = (int)harness_between(&rng, 0, 1);
+        desc.parallel.recompute = (cf_recompute)harness_between(&rng, 0, CF_RECOMPUTE_COUNT - 1);
+        desc.fragmentation = harness_between(&rng, -1, 30);
+        if (cf_parallel_validate(m, &desc.parallel, NULL) != CF_OK) continue;
+        load = load_of(harness_between(&rng, 0, 100000), harness_between(&rng, 0, 8192),
+                       harness_between(&rng, 0, 300000), harness_between(&rng, 0, 300000));
+        load.input_tokens = harness_between(&rng, 0, 100000);
+        load.offloaded_tokens = harness_between(&rng, 0, 100000);
+        twice = load;
+        twice.live_tokens *= 2;
+        twice.state_tokens *= 2;
+        twice.input_tokens *= 2;
+        twice.offloaded_tokens *= 2;
+        once = report_of(&desc, &load);
+        double_load = report_of(&desc, &twice);
+        CHECK_INT(sum_of_terms(&once), once.total);
+        CHECK_INT(double_load.activations, 2 * once.activations);
+        CHECK_INT(double_load.state, 2 * once.state);
+        CHECK_INT(double_load.inputs, 2 * once.inputs);
+        CHECK_INT(double_load.host, 2 * once.host);
+        CHECK_INT(double_load.state_gradient, once.state_gradient);
+        CHECK(once.runtime >= CF_RUNTIME_BYTES);
+        CHECK(once.at_loss ? once.working == 0 : once.logits == 0);
+    }
+}
+
+/* Moving the state to host memory takes it off the device, byte for byte. */
+TEST(offloaded_state_is_on_the_host) {
+    cf_memory_desc desc = sizing("qwen2.5-7b", 4, 1);
+    cf_memory_load kept = load_of(8192, 8192, 262144, 0), moved = load_of(8192, 8192, 8192, 0);
+    moved.offloaded_tokens = 262144 - 8192;
+    CHECK_INT(report_of(&desc, &kept).state, (int64_t)262144 * 57344 / 4);
+    CHECK_INT(report_of(&desc, &kept).host, 0);
+    CHECK_INT(report_of(&desc, &moved).state + report_of(&desc, &moved).host, report_of(&desc, &kept).state);
+    CHECK_INT(report_of(&desc, &moved).state, (int64_t)8192 * 57344 / 4);
+}
+
+/* A stage whose state is on the host alone has the ring, too: it comes back through it. */
+TEST(a_window_is_there_for_state_on_the_host) {
+    cf_memory_desc desc = sizing("qwen2.5-7b", 4, 1);
+    cf_memory_load load = load_of(8192, 8192, 0, 0);
+    desc.state_window = 5000;
+    CHECK_INT(report_of(&desc, &load).state, 0);
+    load.offloaded_tokens = 1000;
+    CHECK_INT(report_of(&desc, &load).state, 5000 * 512);
+    CHECK_INT(report_of(&desc, &load).state_gradient, 5000 * 1024);
+    CHECK_INT(report_of(&desc, &load).host, 28 * 1000 * 512);
+}
+
+/* With a window the device has `window` rows of one layer, whatever the state is; the host has all of it. By hand for
+   Qwen2.5 7B on four GPUs: 28 layers, one K head of 128 on each, so that a row of a layer's K and V is 512 bytes and that
+   of their gradients 1024, and 3584 x 2 bytes of a stage input over four GPUs are 1792. */
+TEST(a_window_of_the_state) {
+    const int64_t context[] = {32768, 262144, 1048576};
+    int64_t i, inputs;
+    for (i = 0; i < 6; i++) {
+        cf_memory_desc desc = sizing("qwen2.5-7b", 4, 1);
+        cf_memory_load load = load_of(8192, 8192, context[i / 2], context[i / 2] - 8192);
+        cf_memory_report all, streamed;
+        desc.loss = CF_LOSS_CHUNKED; /* the peak is in a layer */
+        all = report_of(&desc, &load);
+        inputs = i % 2 * context[i / 2];
+        load.input_tokens = inputs;
+        desc.state_window = 5000;
+        streamed = report_of(&desc, &load);
+        CHECK_INT(streamed.state, 5000 * 512);
+        CHECK_INT(streamed.state_gradient, 5000 * 1024);
+        CHECK_INT(streamed.inputs, inputs > 0 ? 2 * 8192 * 1792 : 0);
+        CHECK_INT(streamed.host, 28 * (context[i / 2] * 512 + (context[i / 2] - 8192) * 1024) + inputs * 1792);
+        CHECK_INT(streamed.host, all.state + all.state_gradient + inputs * 1792);
+        CHECK_INT(streamed.activations, all.activations);
+        CHECK_INT(streamed.working, all.working + 8192 * 7 * (128 + 2) * 4); /* 7 of 28 heads, see below */
+        CHECK_INT(streamed.parameters, all.parameters);
+        CHECK_INT(sum_of_terms(&streamed), streamed.total);
+    }
+}
+
+/* One ring for all virtual stages of a stage, and none where there is no state. Fewer inputs than two chunks stay as
+   they are. */
+TEST(a_window_is_a_stage_s) {
+    cf_memory_desc desc = sizing("qwen2.5-7b", 1, 2);
+    cf_memory_load loads[4];
+    cf_memory_report reports[2];
+    int64_t s;
+    desc.parallel.n_virtual = 2;
+    desc.state_window = 100;
+    for (s = 0; s < 4; s++) loads[s] = load_of(4096, 4096, 0, 0);
+    loads[0].state_tokens = 50; /* less than the ring has room for, which is there all the same */
+    loads[2].state_tokens = 10000;
+    loads[2].state_gradient_tokens = 7000;
+    loads[2].offloaded_tokens = 300;
+    loads[2].input_tokens = 5000;
+    loads[1].input_tokens = 30000;
+    REQUIRE(cf_memory_estimate(&desc, loads, 4, reports, 2, NULL) == CF_OK);
+    CHECK_INT(reports[0].state, 100 * 2 * 512 * 2); /* four K heads of 128, K and V, two bytes */
+    CHECK_INT(reports[0].state_gradient, 100 * 2 * 512 * 4);
+    CHECK_INT(reports[0].inputs, 5000 * 7168);
+    CHECK_INT(reports[0].host, (50 + 10000 + 300) * 7 * 2048 + 7000 * 7 * 4096 + 5000 * 7168);
+    CHECK_INT(reports[1].state, 0);
+    CHECK_INT(reports[1].state_gradient, 0);
+    CHECK_INT(reports[1].inputs, 2 * 4096 * 7168);
+    CHECK_INT(reports[1].host, 30000 * 7168);
+}
+
+/* What a row costs for each token is nothing on the device. But the chunk in a pass has the fp32 sums that attention
+   carries from block to block: of each query head a row of the output or of dQ, and two numbers. Counted one by one. */
+TEST(a_window_leaves_no_token_bytes_of_state) {
+    cf_memory_desc desc = sizing("qwen2.5-7b", 4, 1);
+    cf_token_bytes with, without;
+    int head, number;
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &without, NULL) == CF_OK);
+    desc.state_window = 1;
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &with, NULL) == CF_OK);
+    CHECK_INT(with.state, 0);
+    CHECK_INT(with.state_gradient, 0);
+    without.state = without.state_gradient = 0;
+    for (head = 0; head < 28 / 4; head++) {
+        for (number = 0; number < 128; number++) without.working += (int64_t)sizeof(float);
+        without.working += 2 * (int64_t)sizeof(float);
+    }
+    CHECK(memcmp(&with, &without, sizeof with) == 0);
+}
+
+/* Each GPU needs at least one K head: past kv_heads, tensor parallelism does not make the state smaller. */
+TEST(replicated_heads_keep_their_state) {
+    cf_token_bytes four, eight, sixteen;
+    cf_memory_desc desc = sizing("qwen2.5-3b", 2, 1); /* 16 heads, 2 K heads */
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &four, NULL) == CF_OK);
+    desc.parallel.tp = 8;
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &eight, NULL) == CF_OK);
+    desc.parallel.tp = 16;
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &sixteen, NULL) == CF_OK);
+    CHECK_INT(four.state, 36864 / 2);
+    CHECK_INT(eight.state, four.state);
+    CHECK_INT(sixteen.state, four.state);
+}
+
+/* A stage with two virtual stages holds what both hold, and works on one at a time. */
+TEST(virtual_stages_share_a_gpu) {
+    cf_memory_desc looped = sizing("qwen2.5-32b", 8, 4), flat = sizing("qwen2.5-32b", 8, 8);
+    cf_memory_load loads[8];
+    cf_memory_report four[4], eight[8];
+    int64_t s;
+    looped.parallel.n_virtual = 2;
+    for (s = 0; s < 8; s++) loads[s] = load_of(4096 * (8 - s), 4096, 100000 + s, 5000 * s);
+    REQUIRE(cf_memory_estimate(&looped, loads, 8, four, 4, NULL) == CF_OK);
+    REQUIRE(cf_memory_estimate(&flat, loads, 8, eight, 8, NULL) == CF_OK);
+    for (s = 0; s < 4; s++) {
+        const cf_memory_report *a = &eight[s], *b = &eight[s + 4];
+        CHECK_INT(four[s].parameters, a->parameters + b->parameters);
+        CHECK_INT(four[s].gradients, a->gradients + b->gradients);
+        CHECK_INT(four[s].optimizer, a->optimizer + b->optimizer);
+        CHECK_INT(four[s].activations, a->activations + b->activations);
+        CHECK_INT(four[s].state, a->state + b->state);
+        CHECK_INT(four[s].state_gradient, a->state_gradient + b->state_gradient);
+        CHECK_INT(four[s].buffers, a->buffers > b->buffers ? a->buffers : b->buffers);
+        CHECK_INT(four[s].logits, b->logits);
+        CHECK(four[s].runtime < a->runtime + b->runtime);
+    }
+    CHECK(four[3].at_loss && four[3].logits > 0 && !four[0].at_loss && four[0].working > 0);
+}
+
+/* ---- what the paper measured ---- */
+
+/* Peak memory of Qwen2.5-7B, in GiB, by ChunkSize and context (Yuan et al. 2025), <TP 4, SP 4, PP 1, selective>, K = 1,
+   on four GPUs, so without data parallelism; and the peak of plain training at 32K in the same set-up (its Figure 1),
+   75 GB.
+
+   One set of assumptions for all seven: every default of cf_memory_desc but the loss, which is fused. With the float
+   copies of CF_LOSS_PARALLEL the plain 32K sequence would not have fitted 80 GB, and with unfused operations even less.
+   Loads. Plain: the sequence. Chunked: the peak is the forward pass of the last chunk, where the state of the whole
+   sequence is there and its gradient is not yet, and where the chunk before it, whose forward is to be dropped, still
+   holds its activations until its loss variable is assigned again: so two chunks, not one. This is inferred, not
+   published: the table grows by 2.95 MiB a token, plain training by no more than 1.3, and one chunk's activations are
+   1.14 here. The model's own slope is 2.54 (two chunks, their gathered rows and 10 % lost in gaps), so its residuals
+   grow with ChunkSize. */
+static double paper_gib(int64_t chunk, int64_t context, int64_t live) {
+    cf_memory_desc desc = sizing("qwen2.5-7b", 4, 1);
+    cf_memory_load load = load_of(live, chunk, chunk < context ? context : 0, 0);
+    desc.parallel.recompute = CF_RECOMPUTE_SELECTIVE;
+    desc.loss = CF_LOSS_FUSED;
+    return total_gib(&desc, &load);
+}
+
+TEST(paper_peak_memory_table) {
+    static const struct {
+        int64_t chunk, context;
+        double gib;
+    } table[] = {{2048, 32768, 41.6},  {4096, 32768, 47.5},  {8192, 32768, 59.3},
+                 {2048, 262144, 45.6}, {4096, 262144, 50.8}, {8192, 262144, 63.8}};
+    double worst = 0;
+    int64_t i;
+    for (i = 0; i < COUNT(table); i++) {
+        double got = paper_gib(table[i].chunk, table[i].context, 2 * table[i].chunk), residual = got / table[i].gib - 1;
+        harness_note("%d tokens a chunk, context %d: %.2f GiB, measured %.1f (%+.1f %%)", (int)table[i].chunk,
+                     (int)table[i].context, got, table[i].gib, 100 * residual);
+        CHECK(fabs(residual) <= 0.10);
+        if (fabs(residual) > fabs(worst)) worst = residual;
+    }
+    harness_note("%s", "");
+    harness_report("worst residual %+.1f %%", 100 * worst);
+}
+
+/* 75 GB read either way. */
+TEST(paper_plain_training_peak) {
+    double got = paper_gib(32768, 32768, 32768);
+    CHECK(fabs(got / 75 - 1) <= 0.10);
+    CHECK(fabs(got / (75e9 / GIB) - 1) <= 0.10);
+    harness_report("%.1f GiB, measured 75", got);
+}
+
+/* ---- nonsense ---- */
+
+TEST(bad_sizings_are_named) {
+    static const struct {
+        size_t member;
+        int64_t value;
+        const char *field;
+        int64_t wanted;
+        cf_result code;
+    } cases[] = {
+        {offsetof(cf_memory_desc, activation_bytes), -2, "activation_bytes", 1, CF_ERROR_ARGUMENT},
+        {offsetof(cf_memory_desc, parameter_bytes), -2, "parameter_bytes", 1, CF_ERROR_ARGUMENT},
+        {offsetof(cf_memory_desc, gradient_bytes), -1, "gradient_bytes", 1, CF_ERROR_ARGUMENT},
+        {offsetof(cf_memory_desc, optimizer_bytes), INT64_MAX, "optimizer_bytes", 1024, CF_ERROR_LIMIT},
+        {offsetof(cf_memory_desc, state_bytes), -1, "state_bytes", 1, CF_ERROR_ARGUMENT},
+        {offsetof(cf_memory_desc, state_gradient_bytes), 1025, "state_gradient_bytes", 1024, CF_ERROR_LIMIT},
+        {offsetof(cf_memory_desc, runtime_bytes), -1, "runtime_bytes", 1, CF_ERROR_ARGUMENT},
+        {offsetof(cf_memory_desc, fragmentation), -2, "fragmentation", -1, CF_ERROR_ARGUMENT},
+        {offsetof(cf_memory_desc, state_window), -1, "state_window", 0, CF_ERROR_ARGUMENT},
+        {offsetof(cf_memory_desc, state_window), CF_MAX_LENGTH + 1, "state_window", CF_MAX_LENGTH, CF_ERROR_LIMIT},
+        {offsetof(cf_memory_desc, parallel) + offsetof(cf_parallel, tp), 3, "parallel.tp", 2, CF_ERROR_ARGUMENT},
+    };
+    cf_memory_load load = load_of(1, 1, 1, 1);
+    cf_memory_report report;
+    cf_token_bytes bytes;
+    cf_memory_desc desc;
+    cf_error error;
+    int64_t i;
+    harness_poison(&report, sizeof report);
+    harness_poison(&bytes, sizeof bytes);
+    for (i = 0; i < COUNT(cases); i++) {
+        desc = sizing("qwen2.5-7b", 1, 1);
+        memcpy((char *)&desc + cases[i].member, &cases[i].value, sizeof cases[i].value);
+        CHECK_INT(cf_memory_estimate(&desc, &load, 1, &report, 1, &error), cases[i].code);
+        CHECK_STR(error.field, cases[i].field);
+        CHECK_INT(error.wanted, cases[i].wanted);
+        CHECK_INT(cf_memory_token_bytes(&desc, 0, &bytes, &error), cases[i].code);
+        CHECK_STR(error.field, cases[i].field);
+    }
+    desc = sizing("qwen2.5-7b", 1, 1);
+    desc.loss = CF_LOSS_COUNT;
+    CHECK_INT(cf_memory_estimate(&desc, &load, 1, &report, 1, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "loss");
+    desc = sizing("no such model", 1, 1);
+    CHECK_INT(cf_memory_estimate(&desc, &load, 1, &report, 1, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "model");
+    desc = sizing("qwen2.5-7b", 1, 2);
+    CHECK_INT(cf_memory_estimate(&desc, &load, 1, &report, 2, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "n_loads");
+    CHECK_INT(error.wanted, 2);
+    CHECK_INT(cf_memory_token_bytes(&desc, 2, &bytes, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "stage");
+    desc = sizing("qwen2.5-7b", 1, 1);
+    CHECK_INT(cf_memory_estimate(&desc, &load, 1, &report, 2, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "n_reports");
+    CHECK_INT(error.wanted, 1);
+    CHECK_INT(error.got, 2);
+    CHECK_INT(cf_memory_estimate(NULL, &load, 1, &report, 1, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_memory_estimate(&desc, NULL, 1, &report, 1, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_memory_estimate(&desc, &load, 1, NULL, 1, &error), CF_ERROR_ARGUMENT);
+    CHECK_POISON(&report, sizeof report);
+    CHECK_POISON(&bytes, sizeof bytes);
+}
+
+TEST(bad_loads_are_named) {
+    static const struct {
+        size_t member;
+        const char *field;
+        int counted; /* its largest value overflows a sum of this model */
+    } members[] = {
+        {offsetof(cf_memory_load, live_tokens), "loads.live_tokens", 1},
+        {offsetof(cf_memory_load, chunk_tokens), "loads.chunk_tokens", 1},
+        {offsetof(cf_memory_load, state_tokens), "loads.state_tokens", 1},
+        {offsetof(cf_memory_load, state_gradient_tokens), "loads.state_gradient_tokens", 1},
+        {offsetof(cf_memory_load, offloaded_tokens), "loads.offloaded_tokens", 1},
+        {offsetof(cf_memory_load, input_tokens), "loads.input_tokens", 1},
+        {offsetof(cf_memory_load, live_scores), "loads.live_scores", 0},
+        {offsetof(cf_memory_load, chunk_scores), "loads.chunk_scores", 0},
+    };
+    const int64_t negative = -1, largest = INT64_MAX;
+    int64_t i;
+    for (i = 0; i < COUNT(members); i++) {
+        cf_memory_desc desc = sizing("qwen2.5-7b", 1, 2);
+        cf_memory_load loads[2];
+        cf_memory_report reports[2];
+        cf_error error;
+        memset(loads, 0, sizeof loads);
+        harness_poison(reports, sizeof reports);
+        memcpy((char *)&loads[1] + members[i].member, &negative, sizeof negative);
+        CHECK_INT(cf_memory_estimate(&desc, loads, 2, reports, 2, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, members[i].field);
+        CHECK_INT(error.item, 1);
+        CHECK_POISON(reports, sizeof reports);
+        memcpy((char *)&loads[1] + members[i].member, &largest, sizeof largest);
+        if (members[i].counted) {
+            CHECK_INT(cf_memory_estimate(&desc, loads, 2, reports, 2, &error), CF_ERROR_OVERFLOW);
+            CHECK_POISON(reports, sizeof reports);
+        } else {
+            CHECK_INT(cf_memory_estimate(&desc, loads, 2, reports, 2, &error), CF_OK);
+            desc.unfused_attention = 1; /* only now scores are counted */
+            CHECK_INT(cf_memory_estimate(&desc, loads, 2, reports, 2, &error), CF_ERROR_OVERFLOW);
+        }
+    }
+}
+
+SUITE(memory, CASE(bytes_per_token_by_hand), CASE(korthikanti_table_2), CASE(megatron_activation_formula),
+      CASE(unfused_operations_keep_more), CASE(working_rows_by_hand), CASE(float_trainer), CASE(losses_keep_what_they_say),
+      CASE(buffers_are_those_of_the_neighbours),
+      CASE(zero_divides_states), CASE(reports_add_up), CASE(offloaded_state_is_on_the_host),
+      CASE(full_recompute_makes_all_of_a_layer), CASE(shares_are_rounded_up), CASE(zero_3_gathers_two_layers),
+      CASE(a_window_is_there_for_state_on_the_host),
+      CASE(a_window_of_the_state), CASE(a_window_is_a_stage_s), CASE(a_window_leaves_no_token_bytes_of_state),
+      CASE(replicated_heads_keep_their_state), CASE(virtual_stages_share_a_gpu), CASE(paper_peak_memory_table),
+      CASE(paper_plain_training_peak), CASE(bad_sizings_are_named), CASE(bad_loads_are_named));

@@ -1,0 +1,789 @@
+/* >>metadata: what the kernels of a chunk and its loss are told. The mask that flash_attn_varlen_func builds from
+   cu_seqlens is simulated and compared with the mask that the definition gives: a token sees itself and all before it
+   in its sequence. Means of the loss are compared with plain sums over whole sequences. */
+
+#include "chunkflow.h"
+#include "../harness.h"
+#include "../reference/oracle.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
+
+typedef struct token {
+    int64_t sequence; /* -1: padding */
+    int64_t position;
+} token;
+
+#define MOST_ROWS 600
+#define MOST_KEYS 4000
+
+/* `n` rows of the chunk's tensors, written from its slices. */
+static void query_tokens(const cf_plan *plan, const cf_chunk *chunk, int64_t n, token *rows) {
+    int64_t i, t;
+    for (i = 0; i < n; i++) rows[i].sequence = -1, rows[i].position = 0;
+    for (i = 0; i < chunk->n_slices; i++) {
+        const cf_slice *slice = &plan->slices[chunk->first_slice + i];
+        for (t = 0; t < slice->length; t++) {
+            rows[slice->offset + t].sequence = slice->sequence;
+            rows[slice->offset + t].position = slice->begin + t;
+        }
+    }
+}
+
+/* Keys: the prefix of the group, then the chunk. */
+static void key_tokens(const cf_plan *plan, const cf_chunk *chunk, int64_t n, token *keys) {
+    int64_t i;
+    for (i = 0; i < chunk->prefix; i++) {
+        keys[i].sequence = plan->groups[chunk->group].sequence;
+        keys[i].position = i;
+    }
+    query_tokens(plan, chunk, n, keys + chunk->prefix);
+}
+
+/* What flash_attn_varlen_func does: sequence i has the rows from cu_seqlens[i] on, a grid as large as max_seqlen covers
+   all of them, and query a sees key b if b <= a + keys - queries. written: how often each row of the result is. */
+static void kernel_mask(unsigned char *mask, unsigned char *written, int64_t n_keys, const cf_metadata *m) {
+    int64_t i, a, b;
+    for (i = 0; i < m->n_seqs; i++) {
+        int64_t first_q = m->cu_seqlens_q[i], queries = m->cu_seqlens_q[i + 1] - first_q;
+        int64_t first_k = m->cu_seqlens_k[i], keys = m->cu_seqlens_k[i + 1] - first_k;
+        for (a = 0; a < queries && a < m->max_seqlen_q; a++) {
+            written[first_q + a]++;
+            for (b = 0; b < keys && b < m->max_seqlen_k; b++)
+                if (b <= a + keys - queries) mask[(first_q + a) * n_keys + first_k + b]++;
+        }
+    }
+}
+
+/* Entry by entry, for the tokens; padding must be written, and see no token. The entries of tokens must also add up to
+   the chunk's attention pairs. */
+static void check_mask(const cf_plan *plan, const cf_chunk *chunk, const cf_metadata *m) {
+    static unsigned char mask[MOST_ROWS * MOST_KEYS], written[MOST_ROWS];
+    static token rows[MOST_ROWS], keys[MOST_KEYS];
+    int64_t n_keys = chunk->prefix + m->rows, a, b, pairs = 0, wrong = 0, unwritten = 0;
+    REQUIRE(m->rows <= MOST_ROWS && n_keys <= MOST_KEYS);
+    memset(mask, 0, (size_t)(m->rows * n_keys));
+    memset(written, 0, sizeof written);
+    kernel_mask(mask, written, n_keys, m);
+    query_tokens(plan, chunk, m->rows, rows);
+    key_tokens(plan, chunk, m->rows, keys);
+    for (a = 0; a < m->rows; a++) {
+        unwritten += written[a] != 1;
+        for (b = 0; b < n_keys; b++) {
+            int both = rows[a].sequence >= 0 && keys[b].sequence >= 0;
+            int visible = both && rows[a].sequence == keys[b].sequence && keys[b].position <= rows[a].position;
+            if (rows[a].sequence >= 0 || keys[b].sequence >= 0) wrong += mask[a * n_keys + b] != visible;
+            pairs += visible;
+        }
+    }
+    CHECK_INT(wrong, 0);
+    CHECK_INT(unwritten, 0);
+    CHECK_INT(m->cu_seqlens_k[m->n_seqs], n_keys); /* dK and dV of every key are written, too */
+    CHECK_INT(pairs, chunk->pairs);
+    CHECK_INT(m->pairs, chunk->pairs);
+}
+
+/* Row by row, from the definition: the target of a token is the next one of its sequence. */
+static void check_rows(const cf_plan *plan, const cf_chunk *chunk, const cf_metadata *m, const int64_t *lengths) {
+    static token rows[MOST_ROWS];
+    int64_t i;
+    query_tokens(plan, chunk, m->rows, rows);
+    for (i = 0; i < m->rows; i++) {
+        int64_t sequence = rows[i].sequence, next = rows[i].position + 1;
+        CHECK_INT(m->sequence_ids[i], sequence);
+        CHECK_INT(m->position_ids[i], rows[i].position);
+        CHECK_INT(m->target_positions[i], sequence < 0 || next == lengths[sequence] ? -1 : next);
+    }
+}
+
+/* cu_seqlens do not fall, and max_seqlen is the longest of them: no larger, for a kernel's grid is made from it. */
+static void check_lengths(const cf_metadata *m) {
+    int64_t i, q = 0, k = 0;
+    CHECK(m->cu_seqlens_q[0] == 0 && m->cu_seqlens_k[0] == 0);
+    for (i = 0; i < m->n_seqs; i++) {
+        int64_t queries = m->cu_seqlens_q[i + 1] - m->cu_seqlens_q[i];
+        int64_t keys = m->cu_seqlens_k[i + 1] - m->cu_seqlens_k[i];
+        CHECK(queries > 0 && keys >= queries);
+        if (queries > q) q = queries;
+        if (keys > k) k = keys;
+    }
+    CHECK(m->max_seqlen_q == q && m->max_seqlen_k == k);
+}
+
+/* At need - 1 refused and untouched, at need and need + 1 the same arrays, inside guard bands. */
+static void check_chunk(const cf_plan *plan, int64_t id, const int64_t *lengths) {
+    const cf_chunk *chunk = &plan->chunks[id];
+    int64_t extra;
+    size_t need = 0;
+    cf_error error;
+    CHECK_INT(cf_metadata_size(plan, id, NULL, &need, &error), CF_OK);
+    for (extra = -1; extra <= 1; extra++) {
+        size_t bytes = (size_t)((int64_t)need + extra);
+        void *memory = harness_guard_new(bytes);
+        cf_metadata m;
+        harness_poison(&m, sizeof m);
+        harness_poison(&error, sizeof error);
+        if (extra < 0) {
+            CHECK_INT(cf_metadata_fill(plan, id, NULL, memory, bytes, &m, &error), CF_ERROR_SPACE);
+            CHECK_STR(error.field, "bytes");
+            CHECK_INT(error.wanted, need);
+            CHECK_INT(error.got, bytes);
+            CHECK_POISON(&m, sizeof m);
+            CHECK_POISON(memory, bytes);
+        } else if (CHECK_INT(cf_metadata_fill(plan, id, NULL, memory, bytes, &m, &error), CF_OK)) {
+            CHECK_POISON(&error, sizeof error);
+            CHECK(m.chunk == id && m.tokens == chunk->tokens && m.rows == chunk->padded && m.prefix == chunk->prefix);
+            CHECK(m.loss_weights == NULL);
+            if (plan->align == 1) CHECK_INT(m.n_seqs, chunk->n_slices);
+            check_lengths(&m);
+            check_rows(plan, chunk, &m, lengths);
+            check_mask(plan, chunk, &m);
+        }
+        harness_guard_free(memory);
+    }
+}
+
+TEST(masks_rows_and_sizes_of_random_plans) {
+    static oracle_batch batch;
+    int i;
+    for (i = 0; i < harness_rounds(700, 75); i++) {
+        uint64_t seed = 30000000 + (uint64_t)i;
+        harness_rng rng = {seed};
+        cf_plan *plan = NULL;
+        size_t any = 0, need, most = 0;
+        int64_t c;
+        oracle_draw(&rng, &batch, 14);
+        if (batch.desc.chunk_size > 256) continue;
+        oracle_note(seed, &batch);
+        REQUIRE(cf_pack(batch.lengths, batch.n, &batch.desc, &plan, NULL) == CF_OK);
+        for (c = 0; c < plan->n_chunks; c++) {
+            if (plan->chunks[c].prefix + plan->chunks[c].padded <= MOST_KEYS) check_chunk(plan, c, batch.lengths);
+            CHECK_INT(cf_metadata_size(plan, c, NULL, &need, NULL), CF_OK);
+            if (need > most) most = need;
+            CHECK_INT(cf_chunk_state_tokens(plan, c),
+                      plan->chunks[c].group < 0 ? 0 : plan->slices[plan->chunks[c].first_slice].length);
+        }
+        CHECK_INT(cf_metadata_size(plan, -1, NULL, &any, NULL), CF_OK);
+        CHECK_INT(any, most);
+        cf_plan_free(plan);
+    }
+}
+
+/* ---- alignment, and arrays of one size for all chunks ---- */
+
+/* A capacity for this plan, as tight as can be or with something to spare. */
+static cf_capacity some_capacity(harness_rng *rng, const cf_plan *plan) {
+    cf_capacity most = {0, 0, 0, 0, 0, 0, 0};
+    CHECK_INT(cf_run_capacity(plan, NULL, 0, &most, NULL), CF_OK);
+    if (harness_chance(rng, 0.5)) return most;
+    most.rows += harness_between(rng, 0, 20);
+    most.prefix += harness_between(rng, 0, 20);
+    most.n_seqs += harness_between(rng, 0, 5);
+    return most;
+}
+
+/* Everything that a graph of kernels was recorded with: addresses, counts, grids. */
+static void check_static(const cf_metadata *m, const cf_metadata *first, const cf_capacity *most) {
+    int64_t i;
+    CHECK(m->rows == most->rows && m->n_seqs == most->n_seqs);
+    CHECK(m->max_seqlen_q == most->rows && m->max_seqlen_k == most->prefix + most->rows);
+    CHECK(m->cu_seqlens_q == first->cu_seqlens_q && m->cu_seqlens_k == first->cu_seqlens_k);
+    CHECK(m->sequence_ids == first->sequence_ids && m->position_ids == first->position_ids);
+    CHECK(m->target_positions == first->target_positions && m->loss_weights == first->loss_weights);
+    for (i = 0; i < m->n_seqs; i++)
+        CHECK(m->cu_seqlens_q[i + 1] >= m->cu_seqlens_q[i] && m->cu_seqlens_k[i + 1] >= m->cu_seqlens_k[i]);
+    CHECK_INT(m->cu_seqlens_q[m->n_seqs], most->rows);
+}
+
+/* One block, with the capacity's sizes, takes every chunk of a plan in turn. */
+static void check_capacity(harness_rng *rng, const cf_plan *plan, const int64_t *lengths) {
+    const cf_capacity most = some_capacity(rng, plan);
+    cf_metadata_desc desc = {&most, NULL, NULL};
+    cf_metadata m, first;
+    size_t any = 0, one = 0;
+    int64_t c;
+    void *memory;
+    CHECK_INT(cf_metadata_size(plan, -1, &desc, &any, NULL), CF_OK);
+    memory = harness_guard_new(any);
+    for (c = 0; c < plan->n_chunks; c++) {
+        CHECK_INT(cf_metadata_size(plan, c, &desc, &one, NULL), CF_OK);
+        CHECK_INT(one, any);
+        if (!CHECK_INT(cf_metadata_fill(plan, c, &desc, memory, any, &m, NULL), CF_OK)) continue;
+        if (c == 0) first = m;
+        check_static(&m, &first, &most);
+        check_rows(plan, &plan->chunks[c], &m, lengths);
+        check_mask(plan, &plan->chunks[c], &m);
+    }
+    harness_guard_free(memory);
+}
+
+TEST(a_varlen_kernel_sees_what_it_should_for_every_alignment) {
+    static const int64_t aligns[] = {1, 8, 16, 64};
+    harness_rng rng = {17};
+    int64_t at, i, c;
+    int split, round;
+    for (at = 0; at < COUNT(aligns); at++)
+        for (split = CF_SPLIT_FULL; split <= CF_SPLIT_COST; split++)
+            for (round = 0; round < harness_rounds(8, 2); round++) {
+                int64_t lengths[12];
+                cf_pack_desc desc;
+                cf_plan *plan = NULL;
+                memset(&desc, 0, sizeof desc);
+                desc.chunk_size = 128;
+                desc.align = aligns[at];
+                desc.split = (cf_split_method)split;
+                desc.n_ranks = round % 2 + 1;
+                for (i = 0; i < 12; i++) lengths[i] = harness_between(&rng, 0, i < 3 ? 700 : 100);
+                REQUIRE(cf_pack(lengths, 12, &desc, &plan, NULL) == CF_OK);
+                harness_note("align %d, split %d, round %d", (int)aligns[at], split, round);
+                for (c = 0; c < plan->n_chunks; c++) check_chunk(plan, c, lengths);
+                check_capacity(&rng, plan, lengths);
+                cf_plan_free(plan);
+            }
+}
+
+TEST(a_capacity_that_is_too_small_is_refused) {
+    const int64_t lengths[] = {21, 3, 2};
+    const char *const fields[] = {"capacity.rows", "capacity.prefix", "capacity.n_seqs"};
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    cf_error error;
+    size_t bytes;
+    int i, huge;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = 16;
+    desc.align = 4;
+    REQUIRE(cf_pack(lengths, 3, &desc, &plan, NULL) == CF_OK);
+    harness_poison(&bytes, sizeof bytes);
+    for (i = 0; i < 3; i++)
+        for (huge = 0; huge < 4; huge++) {
+            cf_capacity most = {16, 16, 6, 0, 0, 0, 0};
+            const int64_t wrong[] = {(&most.rows)[i] - 1, -1, (int64_t)INT32_MAX + 1, INT64_MAX};
+            cf_metadata_desc how = {&most, NULL, NULL};
+            CHECK_INT(cf_metadata_size(plan, 1, &how, &bytes, NULL), CF_OK);
+            harness_poison(&bytes, sizeof bytes);
+            if (i == 0) most.rows = wrong[huge];
+            if (i == 1) most.prefix = wrong[huge];
+            if (i == 2) most.n_seqs = wrong[huge];
+            CHECK_INT(cf_metadata_size(plan, 1, &how, &bytes, &error), huge < 2 ? CF_ERROR_ARGUMENT : CF_ERROR_LIMIT);
+            CHECK_STR(error.field, fields[i]);
+            CHECK_INT(error.got, wrong[huge]);
+        }
+    CHECK_POISON(&bytes, sizeof bytes);
+    cf_plan_free(plan);
+}
+
+/* Prefix and rows of a capacity are added up in 32 bits, in cu_seqlens_k and max_seqlen_k. */
+TEST(a_capacity_up_to_32_bits) {
+    static const int64_t rows[] = {16, 17, 100, 4096};
+    const int64_t lengths[] = {21, 3, 2};
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    cf_error error;
+    int i;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = 16;
+    desc.align = 4;
+    REQUIRE(cf_pack(lengths, 3, &desc, &plan, NULL) == CF_OK);
+    for (i = 0; i < COUNT(rows); i++) {
+        cf_capacity most = {rows[i], INT32_MAX - rows[i], 6, 0, 0, 0, 0};
+        cf_metadata_desc how = {&most, NULL, NULL};
+        cf_metadata m;
+        size_t bytes = 0;
+        void *memory;
+        REQUIRE(cf_metadata_size(plan, 1, &how, &bytes, &error) == CF_OK);
+        memory = malloc(bytes);
+        REQUIRE(memory != NULL);
+        if (CHECK_INT(cf_metadata_fill(plan, 1, &how, memory, bytes, &m, &error), CF_OK)) {
+            CHECK_INT(m.max_seqlen_k, INT32_MAX);
+            CHECK_INT(m.max_seqlen_q, rows[i]);
+        }
+        free(memory);
+        most.prefix++;
+        CHECK_INT(cf_metadata_size(plan, 1, &how, &bytes, &error), CF_ERROR_LIMIT);
+        CHECK_STR(error.field, "capacity.prefix");
+        CHECK_INT(error.wanted, INT32_MAX - rows[i]);
+    }
+    cf_plan_free(plan);
+}
+
+/* ---- by hand ---- */
+
+/* Sequence 0 of 10 tokens in chunks of 4, its tail of 2 shares with sequence 1 of 2 tokens. */
+TEST(a_hybrid_chunk_by_hand) {
+    const int64_t lengths[] = {10, 2};
+    const int32_t q[] = {0, 2, 4}, k[] = {0, 10, 12}, positions[] = {8, 9, 0, 1}, sequences[] = {0, 0, 1, 1};
+    const int32_t targets[] = {9, -1, 1, -1}, targets_before[] = {5, 6, 7, 8};
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    cf_metadata m;
+    cf_arena memory[8];
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = 4;
+    REQUIRE(cf_pack(lengths, 2, &desc, &plan, NULL) == CF_OK);
+    CHECK_INT(plan->n_chunks, 3);
+    REQUIRE(cf_metadata_fill(plan, 2, NULL, memory, sizeof memory, &m, NULL) == CF_OK);
+    CHECK(memcmp(m.cu_seqlens_q, q, sizeof q) == 0);
+    CHECK(memcmp(m.cu_seqlens_k, k, sizeof k) == 0);
+    CHECK(m.n_seqs == 2 && m.max_seqlen_q == 2 && m.max_seqlen_k == 10 && m.prefix == 8);
+    CHECK_INT(m.pairs, 9 + 10 + 1 + 2);
+    CHECK(memcmp(m.position_ids, positions, sizeof positions) == 0);
+    CHECK(memcmp(m.sequence_ids, sequences, sizeof sequences) == 0);
+    CHECK(memcmp(m.target_positions, targets, sizeof targets) == 0);
+    REQUIRE(cf_metadata_fill(plan, 1, NULL, memory, sizeof memory, &m, NULL) == CF_OK);
+    CHECK(memcmp(m.target_positions, targets_before, sizeof targets_before) == 0); /* 8 is in the next chunk */
+    cf_plan_free(plan);
+}
+
+/* Padding behind the slices of 5, 3 and 2 tokens; then the same in arrays of 20 rows and 8 sequences, with a prefix of
+   up to 30. Weights of 2, 3 and 4; the token at position 18 of sequence 0 is no target. */
+TEST(padding_by_hand) {
+    const int64_t lengths[] = {21, 3, 2};
+    const int32_t q[] = {0, 5, 8, 11, 12, 14, 16, 16, 16}, k[] = {0, 21, 24, 27, 28, 30, 32};
+    const int32_t q_static[] = {0, 5, 8, 11, 12, 14, 20, 20, 20}, k_static[] = {0, 21, 24, 27, 28, 30, 36, 36, 36};
+    const int32_t positions[] = {16, 17, 18, 19, 20, 0, 0, 0, 0, 1, 2, 0, 0, 1, 0, 0, 0, 0, 0, 0};
+    const int32_t sequences[] = {0, 0, 0, 0, 0, -1, -1, -1, 1, 1, 1, -1, 2, 2, -1, -1, -1, -1, -1, -1};
+    const int32_t targets[] = {17, -1, 19, 20, -1, -1, -1, -1, 1, 2, -1, -1, 1, -1, -1, -1, -1, -1, -1, -1};
+    const double weights[] = {2, 3, 4}, row_weights[] = {2, 0, 2, 2, 0, 0, 0, 0, 3, 3, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0};
+    unsigned char ignored[21] = {0};
+    const unsigned char *const masks[] = {ignored, NULL, NULL};
+    const cf_capacity most = {20, 30, 8, 0, 0, 0, 0};
+    cf_metadata_desc how = {NULL, masks, weights};
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    cf_metadata m;
+    cf_arena memory[16];
+    int fixed;
+    ignored[18] = 1;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = 16;
+    desc.align = 4;
+    REQUIRE(cf_pack(lengths, 3, &desc, &plan, NULL) == CF_OK);
+    CHECK_INT(plan->n_chunks, 2);
+    for (fixed = 0; fixed < 2; fixed++) {
+        size_t rows = fixed ? 20 : 16;
+        if (fixed) how.capacity = &most;
+        REQUIRE(cf_metadata_fill(plan, 1, &how, memory, sizeof memory, &m, NULL) == CF_OK);
+        CHECK(m.rows == (int64_t)rows && m.n_seqs == (fixed ? 8 : 6) && m.tokens == 10);
+        CHECK(m.max_seqlen_q == (fixed ? 20 : 5) && m.max_seqlen_k == (fixed ? 50 : 21));
+        CHECK(memcmp(m.cu_seqlens_q, fixed ? q_static : q, (fixed ? 9 : 7) * sizeof *q) == 0);
+        CHECK(memcmp(m.cu_seqlens_k, fixed ? k_static : k, (fixed ? 9 : 7) * sizeof *k) == 0);
+        CHECK(memcmp(m.position_ids, positions, rows * sizeof *positions) == 0);
+        CHECK(memcmp(m.sequence_ids, sequences, rows * sizeof *sequences) == 0);
+        CHECK(memcmp(m.target_positions, targets, rows * sizeof *targets) == 0);
+        CHECK(memcmp(m.loss_weights, row_weights, rows * sizeof *row_weights) == 0);
+    }
+    cf_plan_free(plan);
+}
+
+TEST(an_idle_chunk_has_empty_metadata) {
+    const int64_t lengths[] = {3};
+    const double weight = 0.5;
+    cf_capacity most = {0, 0, 0, 0, 0, 0, 0};
+    cf_metadata_desc how = {&most, NULL, NULL};
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    cf_metadata m;
+    cf_arena memory[4];
+    size_t need;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = 4;
+    desc.n_ranks = 2;
+    REQUIRE(cf_pack(lengths, 1, &desc, &plan, NULL) == CF_OK);
+    CHECK_INT(plan->n_idle, 1);
+    CHECK_INT(cf_metadata_size(plan, 1, NULL, &need, NULL), CF_OK);
+    CHECK_INT(need, 2 * sizeof(int32_t));
+    CHECK_INT(cf_metadata_fill(plan, 1, NULL, memory, need, &m, NULL), CF_OK);
+    CHECK(m.n_seqs == 0 && m.tokens == 0 && m.rows == 0 && m.max_seqlen_q == 0 && m.max_seqlen_k == 0 && m.pairs == 0);
+    CHECK(m.cu_seqlens_q[0] == 0 && m.cu_seqlens_k[0] == 0 && m.loss_weights == NULL);
+    how.capacity = NULL;
+    how.weights = &weight;
+    CHECK_INT(cf_metadata_fill(plan, 1, &how, memory, need, &m, NULL), CF_OK);
+    CHECK(m.loss_weights != NULL); /* wanted, and none: not the same as not wanted */
+    how.capacity = &most;
+    how.weights = NULL;
+    CHECK_INT(cf_run_capacity(plan, NULL, 0, &most, NULL), CF_OK);
+    CHECK_INT(cf_metadata_fill(plan, 1, &how, memory, sizeof memory, &m, NULL), CF_OK);
+    CHECK(m.rows == 3 && m.tokens == 0 && m.cu_seqlens_q[1] == 3 && m.sequence_ids[2] == -1);
+    cf_plan_free(plan);
+}
+
+/* Keys and positions are 32 bits wide. The first chunk that does not fit. */
+TEST(limits_of_32_bits) {
+    const int64_t size = 1 << 30;
+    const int64_t lengths[] = {2 * ((int64_t)1 << 30) + 5};
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    cf_metadata m;
+    cf_error error;
+    cf_arena memory[8];
+    size_t bytes;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = size;
+    REQUIRE(cf_pack(lengths, 1, &desc, &plan, NULL) == CF_OK);
+    CHECK_INT(plan->n_chunks, 3);
+    CHECK_INT(cf_metadata_size(plan, 0, NULL, &bytes, &error), CF_OK);
+    CHECK_INT(bytes, (2 * 2 + 3 * size) * 4);
+    harness_poison(&m, sizeof m);
+    harness_poison(memory, sizeof memory);
+    CHECK_INT(cf_metadata_fill(plan, 1, NULL, memory, sizeof memory, &m, &error), CF_ERROR_LIMIT); /* 2^31 keys */
+    CHECK_INT(error.code, CF_ERROR_LIMIT);
+    CHECK_INT(error.got, 2 * size);
+    CHECK_INT(error.wanted, INT32_MAX);
+    CHECK_INT(cf_metadata_fill(plan, 2, NULL, memory, sizeof memory, &m, &error), CF_ERROR_LIMIT);
+    CHECK_INT(cf_metadata_size(plan, -1, NULL, &bytes, &error), CF_ERROR_LIMIT);
+    CHECK_POISON(&m, sizeof m);
+    CHECK_POISON(memory, sizeof memory);
+    cf_plan_free(plan);
+}
+
+/* INT32_MAX keys in all: the largest that is allowed. */
+TEST(exactly_32_bits_are_enough) {
+    const int64_t lengths[] = {(int64_t)INT32_MAX, (int64_t)INT32_MAX + 1};
+    int64_t i;
+    for (i = 0; i < 2; i++) {
+        cf_pack_desc desc;
+        cf_plan *plan = NULL;
+        cf_metadata m;
+        cf_arena memory[4];
+        int64_t last;
+        memset(&desc, 0, sizeof desc);
+        desc.chunk_size = INT32_MAX / 7; /* INT32_MAX = 7 x 306783378 + 1 */
+        REQUIRE(cf_pack(&lengths[i], 1, &desc, &plan, NULL) == CF_OK);
+        last = plan->n_chunks - 1;
+        CHECK_INT(plan->chunks[last].tokens, i + 1);
+        CHECK_INT(cf_metadata_fill(plan, last, NULL, memory, sizeof memory, &m, NULL), i == 0 ? CF_OK : CF_ERROR_LIMIT);
+        if (i == 0) CHECK(m.cu_seqlens_k[1] == INT32_MAX && m.position_ids[0] == INT32_MAX - 1);
+        cf_plan_free(plan);
+    }
+}
+
+/* The last row of chunk 2^15 - 1 has the largest position that its target can follow: nothing may step past it. */
+TEST(the_last_position_of_32_bits) {
+    const int64_t lengths[] = {2149580799}, chunk = 32767; /* 32,800 even chunks, of which 32,768 have 2^31 - 1 rows */
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    cf_metadata m;
+    size_t bytes;
+    void *memory;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = 65536;
+    desc.split = CF_SPLIT_EVEN;
+    REQUIRE(cf_pack(lengths, 1, &desc, &plan, NULL) == CF_OK);
+    REQUIRE(plan->chunks[chunk].prefix + plan->chunks[chunk].padded == INT32_MAX);
+    CHECK_INT(cf_metadata_size(plan, chunk, NULL, &bytes, NULL), CF_OK);
+    memory = malloc(bytes);
+    if (CHECK(memory != NULL)) {
+        CHECK_INT(cf_metadata_fill(plan, chunk, NULL, memory, bytes, &m, NULL), CF_OK);
+        CHECK_INT(m.position_ids[m.rows - 1], INT32_MAX - 1);
+        CHECK_INT(m.target_positions[m.rows - 1], INT32_MAX);
+    }
+    free(memory);
+    cf_plan_free(plan);
+}
+
+/* ---- the loss ---- */
+
+#define MOST_TOKENS 4000
+
+/* A batch with a mask and prompts, and its mean in the plain way. */
+typedef struct loss_batch {
+    const oracle_batch *batch;
+    unsigned char bytes[MOST_TOKENS];
+    const unsigned char *ignored[ORACLE_MOST_SEQUENCES];
+    int64_t prompts[ORACLE_MOST_SEQUENCES];
+    double weights[ORACLE_MOST_SEQUENCES];
+    cf_loss_weights_desc how;
+    cf_metadata_desc desc;
+    cf_capacity most;
+    void *memory;
+    size_t n_bytes;
+    /* found by the passes */
+    double sum;
+    int64_t n_targets, n_odd; /* targets; rows that are none and have a weight */
+} loss_batch;
+
+/* Any number for the loss of one target. */
+static double loss_of(int64_t sequence, int64_t position) {
+    harness_rng rng = {(uint64_t)(sequence * 100000 + position)};
+    return harness_unit(&rng);
+}
+
+static int is_target(const loss_batch *b, int64_t sequence, int64_t position) {
+    if (position < 1 || position >= b->batch->lengths[sequence]) return 0;
+    return b->how.ignored == NULL || b->ignored[sequence] == NULL || !b->ignored[sequence][position];
+}
+
+/* The mean of the losses of the sequences whose prompt is `prompt`, over targets; NaN if there is no target. */
+static double mean_of_prompt(const loss_batch *b, int64_t prompt) {
+    double sum = 0;
+    int64_t i, t, n = 0;
+    for (i = 0; i < b->batch->n; i++)
+        for (t = 0; t < b->batch->lengths[i] && b->prompts[i] == prompt; t++)
+            if (is_target(b, i, t)) sum += loss_of(i, t), n++;
+    return sum / (double)n;
+}
+
+/* The definition of each mean, sequence by sequence: over all tokens is over those of one prompt, and every sequence is
+   a prompt of its own. */
+static double plain_mean(loss_batch *b) {
+    int64_t i, n = 0, kept[ORACLE_MOST_SEQUENCES];
+    double sum = 0;
+    memcpy(kept, b->prompts, sizeof kept);
+    for (i = 0; i < b->batch->n; i++) {
+        if (b->how.mean <= CF_MEAN_TOKENS) b->prompts[i] = 0;
+        if (b->how.mean == CF_MEAN_SEQUENCES) b->prompts[i] = i;
+    }
+    for (i = 0; i < b->batch->n; i++) {
+        double mean = mean_of_prompt(b, i);
+        if (mean == mean) sum += mean, n++;
+    }
+    memcpy(b->prompts, kept, sizeof kept);
+    return n > 0 ? sum / (double)n : 0;
+}
+
+static int count_loss(void *user, const cf_step *step) {
+    loss_batch *b = (loss_batch *)user;
+    cf_metadata m;
+    int64_t row;
+    if (!step->wants_loss) return 0;
+    if (cf_metadata_fill(step->plan, step->action.chunk, &b->desc, b->memory, b->n_bytes, &m, step->error)) return 1;
+    for (row = 0; row < m.rows; row++) {
+        if (m.target_positions[row] < 0) {
+            b->n_odd += m.loss_weights[row] != 0;
+            continue;
+        }
+        b->n_targets++;
+        b->sum += m.loss_weights[row] * loss_of(m.sequence_ids[row], m.target_positions[row]);
+    }
+    return 0;
+}
+
+/* Draws a mask, prompts and a mean. 0 if the batch is too large for the arrays. */
+static int draw_loss(harness_rng *rng, const oracle_batch *batch, loss_batch *b) {
+    int64_t i, t, used = 0;
+    int masked = harness_chance(rng, 0.6);
+    b->batch = batch;
+    memset(&b->how, 0, sizeof b->how);
+    for (i = 0; i < batch->n; i++) {
+        double share = harness_chance(rng, 0.2) ? 1 : harness_unit(rng);
+        if (used + batch->lengths[i] > MOST_TOKENS) return 0;
+        b->ignored[i] = harness_chance(rng, 0.2) ? NULL : b->bytes + used;
+        for (t = 0; t < batch->lengths[i]; t++) b->bytes[used + t] = harness_chance(rng, share) ? 7 : 0;
+        b->prompts[i] = harness_between(rng, 0, harness_chance(rng, 0.5) ? batch->n - 1 : (batch->n - 1) / 3);
+        used += batch->lengths[i];
+    }
+    b->how.mean = (cf_mean)harness_between(rng, CF_MEAN_DEFAULT, CF_MEAN_PROMPTS);
+    b->how.ignored = masked ? b->ignored : NULL;
+    b->how.prompts = b->prompts;
+    return 1;
+}
+
+/* A schedule of any kind for one rank, run stage by stage. */
+static void run_loss(harness_rng *rng, const cf_plan *plan, int64_t rank, loss_batch *b) {
+    cf_schedule_desc order;
+    cf_schedule *schedule = NULL, *lowered = NULL;
+    cf_run_desc run;
+    int64_t stage;
+    memset(&order, 0, sizeof order);
+    memset(&run, 0, sizeof run);
+    order.rank = rank;
+    order.k = harness_between(rng, 1, 3);
+    order.kind = (cf_schedule_kind)harness_between(rng, CF_SCHEDULE_PAPER, CF_SCHEDULE_ZERO_BUBBLE);
+    if (harness_chance(rng, 0.004)) order.kind = CF_SCHEDULE_BEST;
+    order.replay = harness_chance(rng, 0.5) ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+    order.n_stages = order.kind == CF_SCHEDULE_INTERLEAVED ? 2 : harness_between(rng, 1, 3);
+    REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
+    REQUIRE(cf_schedule_lower(plan, schedule, NULL, &lowered, NULL) == CF_OK);
+    run.user = b;
+    run.forward = count_loss;
+    for (stage = 0; stage < order.n_stages; stage++)
+        CHECK_INT(cf_run(plan, lowered, stage, &run, NULL, NULL), CF_OK);
+    cf_schedule_free(lowered);
+    cf_schedule_free(schedule);
+}
+
+/* However a batch is packed, split, spread over ranks and scheduled: the weighted losses add up to the mean. */
+TEST(ten_thousand_ways_to_run_a_batch_have_the_same_loss) {
+    static oracle_batch batch;
+    static loss_batch b;
+    int64_t done = 0, i, t, rank, wanted;
+    uint64_t seed;
+    for (seed = 41000000; done < harness_rounds(10000, 1000); seed++) {
+        harness_rng rng = {seed};
+        cf_plan *plan = NULL;
+        double mean;
+        oracle_draw(&rng, &batch, 10);
+        if (batch.desc.chunk_size > 64 || !draw_loss(&rng, &batch, &b)) continue;
+        oracle_note(seed, &batch);
+        REQUIRE(cf_loss_weights(batch.lengths, batch.n, &b.how, b.weights, NULL) == CF_OK);
+        REQUIRE(cf_pack(batch.lengths, batch.n, &batch.desc, &plan, NULL) == CF_OK);
+        b.most = some_capacity(&rng, plan);
+        b.desc.capacity = harness_chance(&rng, 0.3) ? &b.most : NULL;
+        b.desc.ignored = b.how.ignored;
+        b.desc.weights = b.weights;
+        REQUIRE(cf_metadata_size(plan, -1, &b.desc, &b.n_bytes, NULL) == CF_OK);
+        b.memory = malloc(b.n_bytes + 1);
+        b.sum = 0;
+        b.n_targets = b.n_odd = wanted = 0;
+        for (rank = 0; rank < plan->n_ranks; rank++) run_loss(&rng, plan, rank, &b);
+        for (i = 0; i < batch.n; i++)
+            for (t = 0; t < batch.lengths[i]; t++) wanted += is_target(&b, i, t);
+        mean = plain_mean(&b);
+        CHECK_INT(b.n_targets, wanted);
+        CHECK_INT(b.n_odd, 0);
+        CHECK(fabs(b.sum - mean) <= 1e-13 * mean);
+        free(b.memory);
+        cf_plan_free(plan);
+        done++;
+    }
+}
+
+TEST(weights_by_hand) {
+    const int64_t lengths[] = {4, 1, 0, 3, 6}, prompts[] = {1, 1, 4, 1, 0};
+    const unsigned char none[6] = {0, 1, 1, 1, 1, 1};
+    const unsigned char *const ignored[] = {NULL, NULL, NULL, NULL, none};
+    const double by_token[] = {0.1, 0.1, 0.1, 0.1, 0.1}, by_sequence[] = {1.0 / 9, 0, 0, 1.0 / 6, 1.0 / 15};
+    const double by_prompt[] = {0.2, 0.2, 0, 0.2, 0};
+    cf_loss_weights_desc how;
+    double weights[5];
+    memset(&how, 0, sizeof how);
+    CHECK_INT(cf_loss_weights(lengths, 5, NULL, weights, NULL), CF_OK);
+    CHECK(memcmp(weights, by_token, sizeof weights) == 0);
+    how.mean = CF_MEAN_SEQUENCES;
+    CHECK_INT(cf_loss_weights(lengths, 5, &how, weights, NULL), CF_OK);
+    CHECK(memcmp(weights, by_sequence, sizeof weights) == 0);
+    how.mean = CF_MEAN_PROMPTS;
+    how.prompts = prompts;
+    how.ignored = ignored;
+    CHECK_INT(cf_loss_weights(lengths, 5, &how, weights, NULL), CF_OK);
+    CHECK(memcmp(weights, by_prompt, sizeof weights) == 0); /* prompt 0 has lost its only targets */
+    CHECK_INT(cf_loss_weights(NULL, 0, NULL, NULL, NULL), CF_OK);
+    CHECK_STR(cf_mean_name(CF_MEAN_PROMPTS), "prompts");
+}
+
+TEST(loss_weights_refuse_bad_arguments) {
+    const int64_t lengths[] = {4, 7}, prompts[] = {1, 2}, negative[] = {3, -1};
+    const int64_t large[] = {INT64_MAX, 1};
+    harness_heap heap = {0};
+    cf_allocator failing = {harness_alloc, harness_release, NULL};
+    cf_loss_weights_desc how;
+    double weights[2];
+    cf_error error;
+    failing.user = &heap;
+    heap.fail_at = 1;
+    memset(&how, 0, sizeof how);
+    harness_poison(weights, sizeof weights);
+    CHECK_INT(cf_loss_weights(lengths, -1, &how, weights, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "n");
+    CHECK_INT(cf_loss_weights(lengths, (int64_t)1 << 40, &how, weights, &error), CF_ERROR_LIMIT);
+    CHECK_INT(cf_loss_weights(NULL, 2, &how, weights, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "lengths");
+    CHECK_INT(cf_loss_weights(lengths, 2, &how, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "weights");
+    CHECK_INT(cf_loss_weights(negative, 2, &how, weights, &error), CF_ERROR_ARGUMENT);
+    CHECK(strcmp(error.field, "lengths") == 0 && error.item == 1 && error.got == -1);
+    CHECK_INT(cf_loss_weights(large, 2, &how, weights, &error), CF_ERROR_OVERFLOW);
+    how.mean = CF_MEAN_COUNT;
+    CHECK_INT(cf_loss_weights(lengths, 2, &how, weights, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "mean");
+    how.mean = CF_MEAN_PROMPTS;
+    CHECK_INT(cf_loss_weights(lengths, 2, &how, weights, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "prompts");
+    how.prompts = prompts;
+    CHECK_INT(cf_loss_weights(lengths, 2, &how, weights, &error), CF_ERROR_ARGUMENT);
+    CHECK(strcmp(error.field, "prompts") == 0 && error.item == 1 && error.got == 2 && error.wanted == 1);
+    how.mean = CF_MEAN_TOKENS;
+    how.allocator = &failing;
+    CHECK_INT(cf_loss_weights(lengths, 2, &how, weights, &error), CF_ERROR_MEMORY);
+    failing.release = NULL;
+    CHECK_INT(cf_loss_weights(lengths, 2, &how, weights, &error), CF_ERROR_ARGUMENT);
+    CHECK_POISON(weights, sizeof weights);
+}
+
+/* ---- arguments ---- */
+
+TEST(metadata_refuses_bad_arguments) {
+    const int64_t lengths[] = {10, 2};
+    const int64_t bad_chunks[] = {-1, -2, 3, 4, INT64_MAX, INT64_MIN};
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    cf_metadata m;
+    cf_error error;
+    cf_arena memory[8];
+    size_t bytes;
+    int64_t i;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = 4;
+    REQUIRE(cf_pack(lengths, 2, &desc, &plan, NULL) == CF_OK);
+    harness_poison(&m, sizeof m);
+    harness_poison(memory, sizeof memory);
+    harness_poison(&bytes, sizeof bytes);
+    for (i = 0; i < COUNT(bad_chunks); i++) {
+        harness_note("chunk %lld", (long long)bad_chunks[i]);
+        CHECK_INT(cf_metadata_fill(plan, bad_chunks[i], NULL, memory, sizeof memory, &m, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, "chunk");
+        CHECK_INT(error.got, bad_chunks[i]);
+        if (bad_chunks[i] == -1) continue; /* any chunk: a good argument for the size */
+        CHECK_INT(cf_metadata_size(plan, bad_chunks[i], NULL, &bytes, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, "chunk");
+        CHECK_INT(cf_metadata_size(plan, bad_chunks[i], NULL, &bytes, NULL), CF_ERROR_ARGUMENT);
+    }
+    harness_note("%s", "");
+    CHECK_INT(cf_metadata_size(NULL, 0, NULL, &bytes, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "plan");
+    CHECK_INT(cf_metadata_size(plan, 0, NULL, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "bytes");
+    CHECK_INT(cf_metadata_fill(NULL, 0, NULL, memory, sizeof memory, &m, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "plan");
+    CHECK_INT(cf_metadata_fill(plan, 0, NULL, NULL, sizeof memory, &m, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "memory");
+    CHECK_INT(cf_metadata_fill(plan, 0, NULL, memory, sizeof memory, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "out");
+    for (i = 1; i < CF_MEMORY_ALIGNMENT; i++) {
+        CHECK_INT(cf_metadata_fill(plan, 0, NULL, (char *)memory + i, sizeof memory - 16, &m, &error), CF_ERROR_SPACE);
+        CHECK_STR(error.field, "memory");
+    }
+    CHECK_POISON(&m, sizeof m);
+    CHECK_POISON(memory, sizeof memory);
+    CHECK_POISON(&bytes, sizeof bytes);
+    cf_plan_free(plan);
+}
+
+/* Whatever takes a pointer survives NULL. */
+TEST(questions_without_a_plan_have_answers) {
+    const unsigned char zero[sizeof(cf_plan_stats)] = {0};
+    cf_plan_stats stats;
+    harness_poison(&stats, sizeof stats);
+    cf_plan_measure(NULL, NULL, &stats);
+    CHECK(memcmp(&stats, zero, sizeof stats) == 0);
+    cf_plan_measure(NULL, NULL, NULL);
+    CHECK_INT(cf_chunk_state_tokens(NULL, 0), 0);
+    CHECK(cf_cost_seconds(NULL, 1, 1) == 0);
+    CHECK_INT(cf_pack_defaults(NULL).n_ranks, 1);
+    CHECK_INT(cf_schedule_defaults(NULL).k, 1);
+}
+
+TEST(state_tokens_of_no_chunk_are_none) {
+    const int64_t lengths[] = {10, 2};
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = 4;
+    REQUIRE(cf_pack(lengths, 2, &desc, &plan, NULL) == CF_OK);
+    CHECK_INT(cf_chunk_state_tokens(plan, 2), 2);
+    CHECK_INT(cf_chunk_state_tokens(plan, -1), 0);
+    CHECK_INT(cf_chunk_state_tokens(plan, 3), 0);
+    cf_plan_free(plan);
+}
+
+SUITE(metadata, CASE(masks_rows_and_sizes_of_random_plans),
+      CASE(a_varlen_kernel_sees_what_it_should_for_every_alignment), CASE(a_capacity_that_is_too_small_is_refused), CASE(a_capacity_up_to_32_bits), CASE(a_hybrid_chunk_by_hand), CASE(padding_by_hand),
+      CASE(an_idle_chunk_has_empty_metadata), CASE(limits_of_32_bits), CASE(exactly_32_bits_are_enough),
+      CASE(the_last_position_of_32_bits),
+      CASE(ten_thousand_ways_to_run_a_batch_have_the_same_loss), CASE(weights_by_hand),
+      CASE(loss_weights_refuse_bad_arguments), CASE(metadata_refuses_bad_arguments),
+      CASE(questions_without_a_plan_have_answers), CASE(state_tokens_of_no_chunk_are_none));

@@ -1,0 +1,863 @@
+/* >>cost: models, splits, GPUs, estimated and fitted costs. */
+
+#include "chunkflow.h"
+#include "../harness.h"
+#include "tools/chunkflow_tune.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
+
+static cf_parallel split(int64_t tp, int64_t pp, int64_t dp) {
+    cf_parallel parallel;
+    memset(&parallel, 0, sizeof parallel);
+    parallel.tp = tp;
+    parallel.pp = pp;
+    parallel.dp = dp;
+    return parallel;
+}
+
+/* ---- parameter counts ---- */
+
+/* As published with the models. */
+static const struct {
+    const char *name;
+    int64_t parameters;
+} published[] = {
+    {"qwen2.5-0.5b", 494032768},   {"qwen2.5-1.5b", 1543714304},  {"qwen2.5-3b", 3085938688},
+    {"qwen2.5-7b", 7615616512},    {"qwen2.5-14b", 14770033664},  {"qwen2.5-32b", 32763876352},
+    {"qwen2.5-72b", 72706203648},  {"qwen3-0.6b", 596049920},     {"qwen3-1.7b", 1720574976},
+    {"qwen3-4b", 4022468096},      {"qwen3-8b", 8190735360},      {"qwen3-14b", 14768307200},
+    {"qwen3-32b", 32762123264},    {"llama-3-8b", 8030261248},    {"llama-3-70b", 70553706496},
+    {"llama-3.1-405b", 405853388800}, {"llama-3.2-1b", 1235814400}, {"llama-3.2-3b", 3212749824},
+};
+
+TEST(counts_are_the_published_ones) {
+    int64_t i;
+    for (i = 0; i < COUNT(published); i++) {
+        const cf_model *model = cf_model_find(published[i].name);
+        cf_parameters counted;
+        REQUIRE(model != NULL);
+        harness_note("%s", published[i].name);
+        CHECK_INT(cf_model_parameters(model, &counted, NULL), CF_OK);
+        CHECK_INT(counted.total, published[i].parameters);
+        CHECK_INT(counted.embedding + counted.attention + counted.mlp + counted.norms + counted.head, counted.total);
+    }
+    CHECK(cf_model_at(COUNT(published)) == NULL); /* every model of the table has its published number here */
+}
+
+TEST(names_are_found_in_any_case) {
+    int64_t i, j;
+    CHECK(cf_model_find("Qwen2.5-7B") == cf_model_find("qwen2.5-7b"));
+    CHECK(cf_model_find("qwen2.5-7b") != NULL);
+    CHECK(cf_model_find("qwen2.5-7") == NULL && cf_model_find("qwen2.5-7bb") == NULL && cf_model_find("") == NULL);
+    CHECK(cf_model_find(NULL) == NULL && cf_gpu_find(NULL) == NULL);
+    CHECK(cf_gpu_find("H100-80G") != NULL && cf_gpu_find("h100-80g")->memory > (int64_t)79 << 30);
+    CHECK(cf_model_at(-1) == NULL && cf_gpu_at(-1) == NULL && cf_gpu_at(1000) == NULL);
+    for (i = 0; cf_model_at(i) != NULL; i++)
+        for (j = 0; j < i; j++) CHECK(strcmp(cf_model_at(i)->name, cf_model_at(j)->name) != 0);
+    for (i = 0; cf_gpu_at(i) != NULL; i++) CHECK(cf_gpu_find(cf_gpu_at(i)->name) == cf_gpu_at(i));
+}
+
+/* The tensors of a checkpoint, one after the other: the same count by another road. */
+static int64_t count_tensors(const cf_model *m) {
+    int64_t dim = m->head_dim ? m->head_dim : m->hidden / m->heads, sum = m->vocab * m->hidden, layer;
+    for (layer = 0; layer < m->layers; layer++) {
+        sum += m->hidden * m->heads * dim;                                    /* q_proj */
+        sum += m->hidden * m->kv_heads * dim + m->hidden * m->kv_heads * dim; /* k_proj, v_proj */
+        sum += m->heads * dim * m->hidden;                                    /* o_proj */
+        if (m->qkv_bias) sum += m->heads * dim + m->kv_heads * dim + m->kv_heads * dim;
+        if (m->out_bias) sum += m->hidden;
+        if (m->qk_norm) sum += dim + dim;
+        sum += m->hidden * m->ffn + m->ffn * m->hidden; /* up_proj, down_proj */
+        if (!m->no_gate) sum += m->hidden * m->ffn;     /* gate_proj */
+        if (m->mlp_bias) sum += m->ffn + m->hidden + (m->no_gate ? 0 : m->ffn);
+        sum += m->hidden + m->hidden; /* two norms */
+    }
+    sum += m->hidden;
+    if (!m->tied) sum += m->vocab * m->hidden;
+    return sum;
+}
+
+/* Sizes that split many ways. */
+static cf_model random_model(harness_rng *rng) {
+    cf_model m;
+    memset(&m, 0, sizeof m);
+    m.name = "random";
+    m.layers = harness_between(rng, 1, 40);
+    m.kv_heads = (int64_t)1 << harness_between(rng, 0, 3);
+    m.heads = m.kv_heads * harness_between(rng, 1, 6);
+    m.head_dim = harness_between(rng, 0, 1) ? 8 * harness_between(rng, 1, 16) : 0;
+    m.hidden = m.heads * 8 * harness_between(rng, 1, 20);
+    m.ffn = m.heads * harness_between(rng, 1, 300);
+    m.vocab = harness_between(rng, 1, 5000);
+    m.tied = (int)harness_between(rng, 0, 1);
+    m.qkv_bias = (int)harness_between(rng, 0, 1);
+    m.out_bias = (int)harness_between(rng, 0, 1);
+    m.mlp_bias = (int)harness_between(rng, 0, 1);
+    m.qk_norm = (int)harness_between(rng, 0, 1);
+    m.no_gate = (int)harness_between(rng, 0, 1);
+    return m;
+}
+
+TEST(counts_are_those_of_the_tensors) {
+    harness_rng rng = {21};
+    int i;
+    for (i = 0; i < 500; i++) {
+        cf_model model = random_model(&rng);
+        cf_parameters counted;
+        cf_error error;
+        if (cf_model_parameters(&model, &counted, &error) != CF_OK) FAIL("%s", error.text);
+        else CHECK_INT(counted.total, count_tensors(&model));
+    }
+}
+
+/* What the GPUs of all stages hold, less what is there more than once, is the model. */
+TEST(stages_add_up_to_the_model) {
+    harness_rng rng = {22};
+    int i, checked = 0;
+    for (i = 0; i < 3000; i++) {
+        cf_model m = random_model(&rng);
+        int64_t dim = m.head_dim ? m.head_dim : m.hidden / m.heads, s, sum = 0, layers = 0, least = INT64_MAX, most = 0;
+        int64_t tp = harness_between(&rng, 1, 8), replicas = tp > m.kv_heads ? tp / m.kv_heads : 1, stages;
+        cf_parallel p = split(tp, harness_between(&rng, 1, 6), 1);
+        cf_parameters counted;
+        cf_shard shard;
+        int together; /* embedding and head lie on one stage */
+        p.n_virtual = harness_between(&rng, 1, 3);
+        p.placement = harness_chance(&rng, 0.5) ? CF_PLACEMENT_LOOP : CF_PLACEMENT_V;
+        together = p.pp == 1 || (p.placement == CF_PLACEMENT_V && p.n_virtual == 2);
+        stages = p.pp * p.n_virtual;
+        if (cf_parallel_validate(&m, &p, NULL) != CF_OK) continue;
+        checked++;
+        for (s = 0; s < stages; s++) {
+            int64_t n;
+            REQUIRE(cf_stage_shard(&m, &p, s, &shard, NULL) == CF_OK && shard.layers >= 1);
+            n = shard.layers;
+            REQUIRE(cf_stage_parameters(&m, &p, s, &counted, NULL) == CF_OK);
+            layers += n;
+            least = n < least ? n : least;
+            most = n > most ? n : most;
+            sum += counted.total * tp;
+        }
+        CHECK_INT(layers, m.layers);
+        CHECK(most - least <= 1);
+        REQUIRE(cf_stage_shard(&m, &p, stages - 1, &shard, NULL) == CF_OK);
+        CHECK_INT(shard.layers, least); /* the stage with the head never has more */
+        /* replicated: norms, biases that are added once, K and V heads beyond one each, rounding of the vocabulary */
+        sum -= (tp - 1) * (m.layers * (2 * m.hidden + (m.qk_norm ? 2 * dim : 0)) + m.hidden);
+        if (m.out_bias) sum -= (tp - 1) * m.layers * m.hidden;
+        if (m.mlp_bias) sum -= (tp - 1) * m.layers * m.hidden;
+        sum -= (replicas - 1) * m.layers * 2 * m.kv_heads * dim * (m.hidden + (m.qkv_bias ? 1 : 0));
+        {
+            int64_t padded = (m.vocab + tp - 1) / tp * tp, copies = m.tied && together ? 1 : 2;
+            sum -= copies * (padded - m.vocab) * m.hidden;
+            if (m.tied && !together) sum -= m.vocab * m.hidden; /* the head's copy */
+        }
+        CHECK_INT(sum, count_tensors(&m));
+    }
+    CHECK(checked > 300);
+}
+
+/* Widths by hand: heads, vocabulary and MLP are cut, hidden is not, and K and V heads are never less than one. */
+TEST(shards_by_hand) {
+    const cf_model *model = cf_model_find("qwen2.5-7b");
+    cf_parallel p = split(4, 2, 1);
+    cf_shard shard;
+    cf_error error;
+    REQUIRE(cf_stage_shard(model, &p, 1, &shard, NULL) == CF_OK);
+    CHECK(!shard.first && shard.last && shard.layers == 14 && shard.hidden == 3584 && shard.mlp_matrices == 3);
+    CHECK(shard.heads == 7 && shard.q == 7 * 128 && shard.kv == 128 && shard.ffn == 4736);
+    CHECK(shard.vocab == 38016 && shard.sequence == 4);
+    p.no_sequence = 1;
+    p.vocab_multiple = 128;
+    REQUIRE(cf_stage_shard(model, &p, 0, &shard, NULL) == CF_OK);
+    CHECK(shard.first && !shard.last && shard.sequence == 1 && shard.vocab == 38016 && 38016 % 128 == 0);
+    p = split(8, 1, 1);
+    REQUIRE(cf_stage_shard(cf_model_find("qwen2.5-72b"), &p, 0, &shard, NULL) == CF_OK);
+    CHECK(shard.first && shard.last && shard.heads == 8 && shard.kv == 128 && shard.layers == 80);
+    p.tp = 16;
+    REQUIRE(cf_stage_shard(cf_model_find("qwen2.5-72b"), &p, 0, &shard, NULL) == CF_OK);
+    CHECK(shard.heads == 4 && shard.kv == 128); /* 8 heads of K and V on 16 GPUs */
+    harness_poison(&shard, sizeof shard);
+    CHECK_INT(cf_stage_shard(model, &p, 1, &shard, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "parallel.tp");
+    p = split(4, 2, 1);
+    CHECK_INT(cf_stage_shard(model, &p, 2, &shard, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "stage");
+    CHECK_POISON(&shard, sizeof shard);
+    CHECK_INT(cf_stage_shard(model, &p, 0, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "out");
+}
+
+TEST(layers_can_be_given_stage_by_stage) {
+    const cf_model *model = cf_model_find("llama-3-8b");
+    const int64_t good[] = {7, 9, 9, 7}, short_by_one[] = {7, 9, 9, 6}, empty[] = {0, 12, 12, 8};
+    cf_parallel p = split(2, 4, 1);
+    cf_shard shard;
+    cf_error error;
+    int64_t s;
+    p.layers = good;
+    for (s = 0; s < 4; s++) {
+        REQUIRE(cf_stage_shard(model, &p, s, &shard, NULL) == CF_OK);
+        CHECK_INT(shard.layers, good[s]);
+    }
+    p.layers = short_by_one;
+    CHECK_INT(cf_parallel_validate(model, &p, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "parallel.layers");
+    CHECK_INT(error.wanted, 32);
+    CHECK_INT(error.got, 31);
+    p.layers = empty;
+    CHECK_INT(cf_parallel_validate(model, &p, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(error.item, 0);
+    CHECK_INT(cf_stage_shard(model, &p, 4, &shard, &error), CF_ERROR_ARGUMENT);
+}
+
+TEST(vocabulary_is_padded_as_megatron_does) {
+    const cf_model *model = cf_model_find("qwen2.5-0.5b"); /* 151936 = 128 x 1187 */
+    cf_parallel p = split(2, 1, 1);
+    cf_parameters counted;
+    p.vocab_multiple = 128;
+    REQUIRE(cf_stage_parameters(model, &p, 0, &counted, NULL) == CF_OK);
+    CHECK_INT(counted.embedding, 152064 / 2 * 896);
+}
+
+/* Megatron-LM's theoretical_memory_usage.py (compute_weight_and_optimizer_memory) for a dense model with RMSNorm: the
+   most loaded shard, in parameters. Written from its formula. */
+static double megatron_shard(const cf_model *m, double tp, double pp) {
+    double h = (double)m->hidden, q = (double)(m->heads * (m->head_dim ? m->head_dim : m->hidden / m->heads));
+    double attention = 2 * h * h * ((1 + (double)m->kv_heads / (double)m->heads) * (q / h));
+    double layer = 2 * h * ((double)m->ffn * (m->no_gate ? 1.0 : 1.5) + 1) + attention;
+    double block = layer * (double)m->layers + h, embedding = h * (double)m->vocab;
+    double shard = (block / pp + embedding) / tp;
+    if (!m->tied && pp < 2) shard += embedding / tp;
+    return shard;
+}
+
+/* Ours is Megatron's plus what it leaves out, term by term: biases of Q, K and V, norms of Q and K; norms are not
+   divided over tp; and its block / pp spreads the final norm over the stages. */
+TEST(megatron_parameter_formula) {
+    int64_t i, tp, pp;
+    for (i = 0; cf_model_at(i) != NULL; i++) {
+        const cf_model *m = cf_model_at(i);
+        int64_t dim = m->head_dim, q = m->heads * dim, kv = m->kv_heads * dim;
+        for (tp = 1; tp <= 8; tp *= 2) {
+            for (pp = 1; pp <= 4; pp *= 2) {
+                cf_parallel p = split(tp, pp, 1);
+                cf_parameters first;
+                double layers = (double)m->layers / (double)pp, ours, left_out;
+                if (m->kv_heads % tp != 0 || m->layers % pp != 0 || m->heads % tp != 0 || m->vocab % tp != 0) continue;
+                REQUIRE(cf_stage_parameters(m, &p, 0, &first, NULL) == CF_OK);
+                ours = (double)first.total;
+                left_out = layers * (m->qkv_bias ? (double)(q + 2 * kv) / (double)tp : 0);
+                left_out += layers * (m->qk_norm ? 2 * (double)dim : 0);
+                left_out += layers * 2 * (double)m->hidden * (1 - 1 / (double)tp);
+                left_out += pp == 1 ? (double)m->hidden * (1 - 1 / (double)tp)
+                                    : -(double)m->hidden / (double)(pp * tp);
+                harness_note("%s tp %d pp %d", m->name, (int)tp, (int)pp);
+                CHECK(fabs(ours - left_out - megatron_shard(m, (double)tp, (double)pp)) < 0.01);
+            }
+        }
+    }
+}
+
+/* ---- nonsense ---- */
+
+typedef struct bad_model {
+    size_t member;
+    int64_t value;
+    const char *field;
+    int64_t wanted;
+    cf_result code;
+} bad_model;
+
+TEST(bad_models_are_named) {
+    static const bad_model cases[] = {
+        {offsetof(cf_model, layers), 0, "model.layers", 1, CF_ERROR_ARGUMENT},
+        {offsetof(cf_model, layers), -28, "model.layers", 1, CF_ERROR_ARGUMENT},
+        {offsetof(cf_model, layers), INT64_MAX, "model.layers", CF_MAX_LAYERS, CF_ERROR_LIMIT},
+        {offsetof(cf_model, hidden), 0, "model.hidden", 1, CF_ERROR_ARGUMENT},
+        {offsetof(cf_model, hidden), INT64_MAX, "model.hidden", CF_MAX_WIDTH, CF_ERROR_LIMIT},
+        {offsetof(cf_model, heads), 0, "model.heads", 1, CF_ERROR_ARGUMENT},
+        {offsetof(cf_model, heads), INT64_MIN, "model.heads", 1, CF_ERROR_ARGUMENT},
+        {offsetof(cf_model, kv_heads), 0, "model.kv_heads", 1, CF_ERROR_ARGUMENT},
+        {offsetof(cf_model, kv_heads), 29, "model.kv_heads", 28, CF_ERROR_ARGUMENT},
+        {offsetof(cf_model, kv_heads), 5, "model.kv_heads", 4, CF_ERROR_ARGUMENT},
+        {offsetof(cf_model, head_dim), -1, "model.head_dim", 0, CF_ERROR_ARGUMENT},
+        {offsetof(cf_model, head_dim), INT64_MAX, "model.head_dim", CF_MAX_WIDTH / 28, CF_ERROR_LIMIT},
+        {offsetof(cf_model, ffn), 0, "model.ffn", 1, CF_ERROR_ARGUMENT},
+        {offsetof(cf_model, ffn), INT64_MAX, "model.ffn", CF_MAX_FFN, CF_ERROR_LIMIT},
+        {offsetof(cf_model, vocab), -5, "model.vocab", 1, CF_ERROR_ARGUMENT},
+        {offsetof(cf_model, vocab), INT64_MAX, "model.vocab", CF_MAX_VOCAB, CF_ERROR_LIMIT},
+    };
+    int64_t i;
+    for (i = 0; i < COUNT(cases); i++) {
+        cf_model model = *cf_model_find("qwen2.5-7b");
+        cf_parameters out;
+        cf_error error;
+        memcpy((char *)&model + cases[i].member, &cases[i].value, sizeof cases[i].value);
+        harness_poison(&out, sizeof out);
+        CHECK_INT(cf_model_parameters(&model, &out, &error), cases[i].code);
+        CHECK_STR(error.field, cases[i].field);
+        CHECK_INT(error.wanted, cases[i].wanted);
+        CHECK_INT(error.got, cases[i].value);
+        CHECK_POISON(&out, sizeof out);
+    }
+    {
+        cf_model model = *cf_model_find("qwen2.5-7b");
+        cf_error error;
+        model.head_dim = 0;
+        CHECK_INT(cf_model_validate(&model, NULL), CF_OK); /* 3584 / 28 */
+        model.heads = 30;
+        model.kv_heads = 5;
+        CHECK_INT(cf_model_validate(&model, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, "model.heads");
+        CHECK_INT(error.wanted, 28);
+        CHECK_INT(cf_model_validate(NULL, &error), CF_ERROR_ARGUMENT);
+    }
+}
+
+/* The largest sizes that are allowed are counted without overflow, or refused. */
+TEST(huge_models_do_not_overflow) {
+    cf_model model = *cf_model_find("qwen2.5-7b");
+    cf_parameters out;
+    cf_error error;
+    model.layers = CF_MAX_LAYERS;
+    model.hidden = CF_MAX_WIDTH;
+    model.heads = model.kv_heads = CF_MAX_WIDTH;
+    model.head_dim = 1;
+    model.ffn = CF_MAX_FFN;
+    model.vocab = CF_MAX_VOCAB;
+    harness_poison(&out, sizeof out);
+    CHECK_INT(cf_model_parameters(&model, &out, &error), CF_ERROR_OVERFLOW);
+    CHECK_STR(error.field, "parameters");
+    CHECK_POISON(&out, sizeof out);
+    model.layers = 100;
+    REQUIRE(cf_model_parameters(&model, &out, NULL) == CF_OK);
+    CHECK_INT(out.mlp, 100 * 3 * CF_MAX_WIDTH * CF_MAX_FFN);
+}
+
+typedef struct bad_split {
+    size_t member;
+    int64_t value;
+    const char *field;
+    int64_t wanted;
+} bad_split;
+
+TEST(bad_splits_are_named) {
+    static const bad_split cases[] = { /* of qwen2.5-7b: 28 heads, 4 K heads, 28 layers, ffn 18944 */
+        {offsetof(cf_parallel, tp), -1, "parallel.tp", 1},
+        {offsetof(cf_parallel, tp), 3, "parallel.tp", 2},
+        {offsetof(cf_parallel, tp), 8, "parallel.tp", 4},
+        {offsetof(cf_parallel, tp), 27, "parallel.tp", 4},
+        {offsetof(cf_parallel, tp), 1000, "parallel.tp", 28},
+        {offsetof(cf_parallel, pp), -4, "parallel.pp", 1},
+        {offsetof(cf_parallel, pp), 29, "parallel.pp", 28},
+        {offsetof(cf_parallel, n_virtual), 29, "parallel.n_virtual", 28},
+        {offsetof(cf_parallel, dp), -2, "parallel.dp", 1},
+        {offsetof(cf_parallel, zero), 4, "parallel.zero", 3},
+        {offsetof(cf_parallel, zero), -1, "parallel.zero", 0},
+        {offsetof(cf_parallel, vocab_multiple), -128, "parallel.vocab_multiple", 1},
+    };
+    const cf_model *model = cf_model_find("qwen2.5-7b");
+    cf_error error;
+    int64_t i;
+    for (i = 0; i < COUNT(cases); i++) {
+        cf_parallel p = split(1, 1, 1);
+        memcpy((char *)&p + cases[i].member, &cases[i].value, sizeof cases[i].value);
+        CHECK_INT(cf_parallel_validate(model, &p, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, cases[i].field);
+        CHECK_INT(error.wanted, cases[i].wanted);
+        CHECK_INT(error.got, cases[i].value);
+        memcpy((char *)&p + cases[i].member, &cases[i].wanted, sizeof cases[i].wanted); /* the nearest one does work ...
+                                                                                           */
+        if (cases[i].value != 1000) CHECK_INT(cf_parallel_validate(model, &p, NULL), CF_OK); /* ... unless far off */
+    }
+    {
+        cf_parallel p = split(1, 1, 1);
+        p.recompute = CF_RECOMPUTE_COUNT;
+        CHECK_INT(cf_parallel_validate(model, &p, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, "parallel.recompute");
+        CHECK_INT(cf_parallel_validate(model, NULL, &error), CF_ERROR_ARGUMENT);
+        CHECK_INT(cf_parallel_validate(NULL, &p, &error), CF_ERROR_ARGUMENT);
+    }
+    CHECK_STR(cf_recompute_name(CF_RECOMPUTE_FULL), "full");
+    CHECK_STR(cf_recompute_name(CF_RECOMPUTE_COUNT), "?");
+}
+
+/* ---- estimates ---- */
+
+/* A GPU on which nothing costs time but the FLOPs: 1 FLOP/s. */
+static cf_gpu only_flops(void) {
+    cf_gpu gpu;
+    memset(&gpu, 0, sizeof gpu);
+    gpu.name = "flops";
+    gpu.flops = gpu.gemm = gpu.attention_forward = gpu.attention_backward = gpu.link = 1;
+    gpu.bandwidth = gpu.nvlink = gpu.network = gpu.pcie = 1e300;
+    gpu.processors = 1;
+    return gpu;
+}
+
+static int near(double got, double wanted, double relative) {
+    return fabs(got - wanted) <= relative * fabs(wanted);
+}
+
+/* Over all stages and GPUs the seconds of that GPU are the model's FLOPs: 2 a weight of the matrices forward, 4
+   backward; 4 q a pair and layer forward, 10 backward. */
+TEST(estimates_count_the_flops) {
+    cf_gpu gpu = only_flops();
+    int64_t i, tp, pp, s;
+    for (i = 0; cf_model_at(i) != NULL; i++) {
+        const cf_model *m = cf_model_at(i);
+        for (tp = 1; tp <= 4; tp *= 2) {
+            for (pp = 1; pp <= 3; pp++) {
+                cf_stage_cost stages[3];
+                cf_timing timing;
+                cf_cost_desc desc;
+                cf_pass_cost f = {0, 0, 0}, b = {0, 0, 0};
+                double weights, pairs, i_and_w;
+                memset(&desc, 0, sizeof desc);
+                desc.model = m;
+                desc.gpu = &gpu;
+                desc.parallel = split(tp, pp, 1);
+                if (cf_parallel_validate(m, &desc.parallel, NULL) != CF_OK) continue;
+                REQUIRE(cf_cost_estimate(&desc, stages, pp, &timing, NULL, NULL) == CF_OK);
+                for (s = 0; s < pp; s++) {
+                    f.per_token += stages[s].forward.per_token * (double)tp;
+                    f.per_pair += stages[s].forward.per_pair * (double)tp;
+                    b.per_token += stages[s].backward.per_token * (double)tp;
+                    b.per_pair += stages[s].backward.per_pair * (double)tp;
+                    CHECK(stages[s].forward.constant < 1e-200);
+                    i_and_w = stages[s].input.per_token + stages[s].weight.per_token;
+                    CHECK(near(i_and_w, stages[s].backward.per_token, 0));
+                    CHECK(near(stages[s].input.per_pair, stages[s].backward.per_pair, 0));
+                    CHECK(stages[s].weight.per_pair < 1e-200);
+                }
+                weights = (double)(m->layers * m->hidden * (2 * m->heads + 2 * m->kv_heads) * m->head_dim +
+                                   m->layers * 3 * m->hidden * m->ffn + m->hidden * m->vocab);
+                pairs = (double)(m->layers * m->heads * m->head_dim);
+                harness_note("%s tp %d pp %d", m->name, (int)tp, (int)pp);
+                CHECK(near(f.per_token, 2 * weights, 1e-12) || tp > m->kv_heads);
+                CHECK(near(b.per_token, 4 * weights, 1e-12) || tp > m->kv_heads);
+                CHECK(near(f.per_pair, 4 * pairs, 1e-12));
+                CHECK(near(b.per_pair, 10 * pairs, 1e-12));
+                CHECK(timing.stages == stages);
+            }
+        }
+    }
+}
+
+TEST(recompute_adds_a_forward) {
+    cf_gpu gpu = only_flops();
+    cf_stage_cost none[2], selective[2], full[2];
+    cf_timing timing;
+    cf_cost_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.model = cf_model_find("qwen3-8b");
+    desc.gpu = &gpu;
+    desc.parallel = split(2, 2, 1);
+    REQUIRE(cf_cost_estimate(&desc, none, 2, &timing, NULL, NULL) == CF_OK);
+    desc.parallel.recompute = CF_RECOMPUTE_SELECTIVE;
+    REQUIRE(cf_cost_estimate(&desc, selective, 2, &timing, NULL, NULL) == CF_OK);
+    desc.parallel.recompute = CF_RECOMPUTE_FULL;
+    REQUIRE(cf_cost_estimate(&desc, full, 2, &timing, NULL, NULL) == CF_OK);
+    CHECK(near(selective[0].backward.per_pair, none[0].backward.per_pair + none[0].forward.per_pair, 1e-12));
+    CHECK(near(selective[0].backward.per_token, none[0].backward.per_token, 0));
+    CHECK(near(full[0].backward.per_pair, none[0].backward.per_pair + none[0].forward.per_pair, 1e-12));
+    CHECK(near(full[0].backward.per_token, none[0].backward.per_token + none[0].forward.per_token, 1e-12));
+    /* the last stage does not run its head again */
+    CHECK(near(full[1].backward.per_token, none[1].backward.per_token + none[0].forward.per_token, 1e-12));
+    CHECK(near(full[1].forward.per_token, none[1].forward.per_token, 0));
+}
+
+/* Transfers, by hand: 7B in bf16, tp 4 with sequence parallelism. */
+TEST(transfers_use_the_right_link) {
+    const cf_gpu *gpu = cf_gpu_find("a100-80g");
+    cf_stage_cost stages[4];
+    cf_timing timing;
+    cf_cost_desc desc;
+    double step;
+    memset(&desc, 0, sizeof desc);
+    desc.model = cf_model_find("qwen2.5-7b");
+    desc.gpu = gpu;
+    desc.parallel = split(4, 4, 1);
+    REQUIRE(cf_cost_estimate(&desc, stages, 4, &timing, &step, NULL) == CF_OK);
+    CHECK(near(timing.seconds_per_token, 2 * 3584 / 4.0 / (25e9 * 0.75), 1e-12)); /* 16 GPUs: over the network */
+    CHECK(near(timing.offload_seconds_per_token, 4 * 128 * 7 / (32e9 * 0.75), 1e-12));
+    CHECK(near(timing.latency, gpu->latency, 0));
+    CHECK(step > 0);
+    desc.parallel.no_sequence = 1;
+    desc.gpus_per_node = 16;
+    REQUIRE(cf_cost_estimate(&desc, stages, 4, &timing, &step, NULL) == CF_OK);
+    CHECK(near(timing.seconds_per_token, 2 * 3584 / (300e9 * 0.75), 1e-12));
+}
+
+/* A token of the prefix, 7B on four GPUs and four stages: 128 numbers of K and as many of V in 7 layers, and in backward
+   four bytes of the gradient of each, there and back. */
+TEST(streams_cross_the_link_to_the_host) {
+    cf_gpu gpu = *cf_gpu_find("h100-80g");
+    cf_stage_cost stages[4], same[4];
+    cf_timing timing, without;
+    cf_cost_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.model = cf_model_find("qwen2.5-7b");
+    gpu.pcie = 55e9 / gpu.link;
+    desc.gpu = &gpu;
+    desc.parallel = split(4, 4, 1);
+    REQUIRE(cf_cost_estimate(&desc, same, 4, &without, NULL, NULL) == CF_OK);
+    desc.stream = 1;
+    REQUIRE(cf_cost_estimate(&desc, stages, 4, &timing, NULL, NULL) == CF_OK);
+    CHECK(near(timing.stream_forward, 7 * 512 / 55e9, 1e-12)); /* 17 ms for 248K tokens */
+    CHECK(near(timing.stream_backward, 7 * (512 + 2 * 1024) / 55e9, 1e-12));
+    CHECK(near(timing.stream_exposed, 1 / 7.0, 1e-12));
+    CHECK(near(without.stream_forward + without.stream_backward + without.stream_exposed, 0, 0));
+    CHECK(memcmp(stages, same, sizeof same) == 0);
+}
+
+/* Half a wave: 7 heads x 16 blocks of 128 queries on 112 processors are one wave, so one and a half are paid. */
+TEST(small_chunks_leave_processors_idle) {
+    cf_gpu gpu = only_flops();
+    cf_stage_cost many[4], small[4];
+    cf_timing timing;
+    cf_cost_desc desc;
+    memset(&desc, 0, sizeof desc);
+    gpu.processors = 112;
+    desc.model = cf_model_find("qwen2.5-7b");
+    desc.gpu = &gpu;
+    desc.parallel = split(4, 4, 1);
+    REQUIRE(cf_cost_estimate(&desc, many, 4, &timing, NULL, NULL) == CF_OK);
+    desc.chunk_size = 2048;
+    REQUIRE(cf_cost_estimate(&desc, small, 4, &timing, NULL, NULL) == CF_OK);
+    CHECK(near(small[0].forward.per_pair, 1.5 * many[0].forward.per_pair, 1e-12));
+    CHECK(near(small[0].replay.per_pair, 1.5 * many[0].replay.per_pair, 1e-12));
+    CHECK(near(small[0].backward.per_pair, many[0].backward.per_pair, 1e-12));
+    CHECK(near(small[0].forward.per_token, many[0].forward.per_token, 0));
+}
+
+/* A smaller chunk costs more for each token: constants, and state traffic. */
+TEST(small_chunks_cost_more_a_token) {
+    int64_t g, c;
+    for (g = 0; cf_gpu_at(g) != NULL; g++) {
+        double last = INFINITY;
+        for (c = 1024; c <= 65536; c *= 2) {
+            cf_stage_cost stages[4];
+            cf_timing timing;
+            cf_cost_desc desc;
+            double a_token;
+            memset(&desc, 0, sizeof desc);
+            desc.model = cf_model_find("qwen2.5-7b");
+            desc.gpu = cf_gpu_at(g);
+            desc.parallel = split(4, 4, 1);
+            desc.chunk_size = c;
+            REQUIRE(cf_cost_estimate(&desc, stages, 4, &timing, NULL, NULL) == CF_OK);
+            a_token = cf_cost_seconds(&stages[1].backward, c, c * 100000) / (double)c;
+            CHECK(a_token < last && a_token > 0);
+            last = a_token;
+        }
+    }
+}
+
+TEST(bad_estimates_are_named) {
+    cf_gpu gpu = *cf_gpu_find("h200");
+    cf_stage_cost stages[2];
+    cf_timing timing;
+    cf_cost_desc desc;
+    cf_error error;
+    memset(&desc, 0, sizeof desc);
+    desc.model = cf_model_find("qwen2.5-7b");
+    desc.gpu = &gpu;
+    desc.parallel = split(1, 2, 1);
+    harness_poison(stages, sizeof stages);
+    harness_poison(&timing, sizeof timing);
+    CHECK_INT(cf_cost_estimate(&desc, stages, 1, &timing, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "count");
+    CHECK_INT(error.wanted, 2);
+    gpu.bandwidth = NAN;
+    CHECK_INT(cf_cost_estimate(&desc, stages, 2, &timing, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "gpu.bandwidth");
+    gpu.bandwidth = 1;
+    gpu.gemm = 1.5;
+    CHECK_INT(cf_cost_estimate(&desc, stages, 2, &timing, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "gpu.gemm");
+    gpu.gemm = 1;
+    gpu.launch = -1;
+    CHECK_INT(cf_cost_estimate(&desc, stages, 2, &timing, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "gpu.launch");
+    gpu.launch = 0;
+    gpu.processors = 0;
+    CHECK_INT(cf_cost_estimate(&desc, stages, 2, &timing, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "gpu.processors");
+    gpu.processors = 1;
+    desc.chunk_size = -1;
+    CHECK_INT(cf_cost_estimate(&desc, stages, 2, &timing, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "chunk_size");
+    desc.chunk_size = 0;
+    desc.gpus_per_node = -8;
+    CHECK_INT(cf_cost_estimate(&desc, stages, 2, &timing, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "gpus_per_node");
+    desc.gpu = NULL;
+    CHECK_INT(cf_cost_estimate(&desc, stages, 2, &timing, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "gpu");
+    CHECK_INT(cf_cost_estimate(NULL, stages, 2, &timing, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_POISON(stages, sizeof stages);
+    CHECK_POISON(&timing, sizeof timing);
+}
+
+/* ---- state that leaves between passes, or streams ---- */
+
+typedef struct run_with_state {
+    double seconds;
+    int64_t bytes; /* of the fullest GPU */
+} run_with_state;
+
+/* Llama 2 7B, whose queries share no keys. */
+static const cf_model llama_2 = {"llama2-7b", 32, 4096, 32, 32, 128, 11008, 32000, 0, 0, 0, 0, 0, 0};
+
+static int64_t fullest_gpu(const cf_plan *plan, const cf_schedule *schedule, int64_t state_window) {
+    cf_memory_desc memory;
+    cf_memory_report reports[4];
+    int64_t most = 0, s;
+    memset(&memory, 0, sizeof memory);
+    memory.model = &llama_2;
+    memory.parallel = split(4, 4, 1);
+    memory.state_window = state_window;
+    if (!CHECK(cf_schedule_memory(&memory, plan, schedule, reports, 4, NULL, NULL) == CF_OK)) return 0;
+    for (s = 0; s < 4; s++) most = reports[s].total > most ? reports[s].total : most;
+    return most;
+}
+
+/* TP 4 and PP 4, on a host link of 25 GB/s. */
+static run_with_state run_with_state_of(const cf_plan *plan, int offload, int64_t state_window) {
+    cf_gpu gpu = *cf_gpu_find("h100-80g");
+    cf_stage_cost stages[4];
+    cf_timing timing;
+    cf_cost_desc cost;
+    cf_schedule_desc order;
+    cf_lower_desc lower;
+    cf_simulate_desc simulation;
+    cf_schedule *made = NULL, *schedule = NULL;
+    cf_timeline *timeline = NULL;
+    run_with_state out = {0, 0};
+    memset(&cost, 0, sizeof cost), memset(&order, 0, sizeof order), memset(&lower, 0, sizeof lower);
+    memset(&simulation, 0, sizeof simulation);
+    gpu.pcie = 25e9 / gpu.link;
+    cost.model = &llama_2;
+    cost.gpu = &gpu;
+    cost.parallel = split(4, 4, 1);
+    cost.chunk_size = plan->chunk_size;
+    cost.stream = state_window > 0;
+    order.n_stages = 4;
+    order.k = 2;
+    order.kind = CF_SCHEDULE_GPIPE; /* it is made without regard to transfers */
+    order.timing = lower.timing = simulation.timing = &timing;
+    lower.offload = offload;
+    if (CHECK(cf_cost_estimate(&cost, stages, 4, &timing, NULL, NULL) == CF_OK) &&
+        CHECK(cf_schedule_make(plan, &order, &made, NULL) == CF_OK) &&
+        CHECK(cf_schedule_lower(plan, made, &lower, &schedule, NULL) == CF_OK) &&
+        CHECK(cf_simulate(plan, schedule, &simulation, &timeline, NULL) == CF_OK)) {
+        out.bytes = fullest_gpu(plan, schedule, state_window);
+        out.seconds = timeline->makespan;
+    }
+    cf_timeline_free(timeline);
+    cf_schedule_free(schedule);
+    cf_schedule_free(made);
+    return out;
+}
+
+/* Why there is OFFLOAD beside streams. Of two long groups one waits for its gradients while the other runs. What leaves
+   meanwhile crosses the link once each way, and not in every pass. */
+TEST(offload_beats_streams_where_keys_are_many) {
+    int64_t lengths[34], i;
+    cf_pack_desc pack;
+    cf_plan *plan = NULL;
+    run_with_state stays, leaves, streams;
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = 8192;
+    for (i = 0; i < 34; i++) lengths[i] = i < 2 ? 131072 : 2048;
+    REQUIRE(cf_pack(lengths, 34, &pack, &plan, NULL) == CF_OK);
+    stays = run_with_state_of(plan, 0, 0);
+    leaves = run_with_state_of(plan, 1, 0);
+    streams = run_with_state_of(plan, 0, 3 * 2048);
+    harness_note("GiB %.2f %.2f %.2f, seconds %.3f %.3f %.3f", (double)stays.bytes / (1 << 30),
+                 (double)leaves.bytes / (1 << 30), (double)streams.bytes / (1 << 30), stays.seconds, leaves.seconds,
+                 streams.seconds);
+    CHECK(leaves.bytes < stays.bytes - stays.bytes / 20);
+    CHECK(streams.bytes <= leaves.bytes);
+    CHECK(1.01 * leaves.seconds < streams.seconds);
+    CHECK(leaves.seconds < 1.02 * stays.seconds);
+    cf_plan_free(plan);
+}
+
+/* ---- fits ---- */
+
+static cf_sample draw_sample(harness_rng *rng, int pass) {
+    cf_sample sample;
+    int64_t prefix = harness_between(rng, 0, 3) ? harness_between(rng, 0, 1 << 18) : 0;
+    sample.pass = pass;
+    sample.rows = harness_between(rng, 16, 1 << 15);
+    sample.pairs = cf_slice_pairs(prefix, sample.rows);
+    sample.seconds = 0;
+    return sample;
+}
+
+/* Samples without noise give back the terms they were made with, whichever of these are 0. */
+TEST(fits_return_exact_terms) {
+    harness_rng rng = {31};
+    int round, i;
+    for (round = 0; round < 200; round++) {
+        cf_pass_cost made;
+        cf_sample samples[12];
+        cf_stage_cost cost;
+        cf_fit fits[5];
+        cf_error error;
+        made.constant = harness_between(&rng, 0, 3) ? harness_unit(&rng) * 1e-2 : 0;
+        made.per_token = harness_between(&rng, 0, 3) ? harness_unit(&rng) * 1e-5 : 0;
+        made.per_pair = harness_between(&rng, 0, 3) ? harness_unit(&rng) * 1e-9 : 1e-12;
+        for (i = 0; i < 12; i++) {
+            samples[i] = draw_sample(&rng, CF_B);
+            samples[i].seconds = cf_cost_seconds(&made, samples[i].rows, samples[i].pairs);
+        }
+        if (cf_cost_fit(samples, 12, &cost, fits, &error) != CF_OK) {
+            FAIL("%s", error.text);
+            return;
+        }
+        for (i = 0; i < 20; i++) {
+            cf_sample other = draw_sample(&rng, CF_B);
+            CHECK(near(cf_cost_seconds(&cost.backward, other.rows, other.pairs),
+                       cf_cost_seconds(&made, other.rows, other.pairs), 1e-4));
+        }
+        CHECK(fits[CF_B].mean_absolute < 1e-6 && fabs(fits[CF_B].worst_error) < 1e-5);
+        CHECK_INT(fits[CF_B].n_samples, 12);
+        CHECK_INT(fits[CF_F].n_samples, 0);
+        CHECK_INT(fits[CF_F].worst_sample, -1);
+        CHECK(cost.forward.constant <= 0 && cost.forward.per_token <= 0 && cost.forward.per_pair <= 0);
+    }
+}
+
+/* The conditions that hold at the optimum and nowhere else: with r = 1 - predicted / measured, the slope of the sum of
+   squares along a term is 0 where the term is above 0, and not downhill where it is 0. */
+static void check_optimum(const cf_sample *samples, int n, int pass, const cf_pass_cost *cost) {
+    long double slope[3] = {0, 0, 0}, size[3] = {0, 0, 0};
+    double term[3];
+    int i, j;
+    term[0] = cost->constant;
+    term[1] = cost->per_token;
+    term[2] = cost->per_pair;
+    for (i = 0; i < n; i++) {
+        long double column[3], r = 1;
+        if (samples[i].pass != pass) continue;
+        column[0] = 1 / (long double)samples[i].seconds;
+        column[1] = (long double)samples[i].rows * column[0];
+        column[2] = (long double)samples[i].pairs * column[0];
+        for (j = 0; j < 3; j++) r -= column[j] * (long double)term[j];
+        for (j = 0; j < 3; j++) {
+            slope[j] += column[j] * r;
+            size[j] += column[j];
+        }
+    }
+    for (j = 0; j < 3; j++) {
+        CHECK(term[j] >= 0);
+        if (term[j] > 0) CHECK(fabsl(slope[j]) <= 1e-7L * size[j]);
+        else CHECK(slope[j] <= 1e-7L * size[j]);
+    }
+}
+
+TEST(fits_are_optimal) {
+    harness_rng rng = {32};
+    int round, i, zeros = 0;
+    for (round = 0; round < 500; round++) {
+        cf_sample samples[40];
+        cf_stage_cost cost, again;
+        cf_fit fits[5];
+        double mean[2] = {0, 0}, worst[2] = {0, 0};
+        int counts[2] = {0, 0};
+        for (i = 0; i < 40; i++) {
+            samples[i] = draw_sample(&rng, i % 2 ? CF_F : CF_W);
+            samples[i].seconds = (1e-3 + 1e-6 * (double)samples[i].rows + 1e-11 * (double)samples[i].pairs) *
+                                 (0.5 + harness_unit(&rng));
+        }
+        REQUIRE(cf_cost_fit(samples, 40, &cost, fits, NULL) == CF_OK);
+        check_optimum(samples, 40, CF_F, &cost.forward);
+        check_optimum(samples, 40, CF_W, &cost.weight);
+        zeros += cost.forward.constant <= 0;
+        REQUIRE(cf_cost_fit(samples, 40, &again, NULL, NULL) == CF_OK);
+        CHECK(memcmp(&cost, &again, sizeof cost) == 0);
+        for (i = 0; i < 40; i++) {
+            int w = samples[i].pass == CF_W;
+            double error = cf_cost_seconds(w ? &cost.weight : &cost.forward, samples[i].rows, samples[i].pairs) /
+                               samples[i].seconds - 1;
+            mean[w] += fabs(error);
+            worst[w] = fabs(error) > worst[w] ? fabs(error) : worst[w];
+            counts[w]++;
+        }
+        CHECK(near(fits[CF_F].mean_absolute, mean[0] / counts[0], 1e-12));
+        CHECK(near(fabs(fits[CF_W].worst_error), worst[1], 1e-12));
+        CHECK(samples[fits[CF_F].worst_sample].pass == CF_F);
+    }
+    CHECK(zeros > 10); /* the bound was at work */
+}
+
+static void check_bad_fit(const cf_sample *samples, int64_t n, cf_result code, const char *field, int64_t item) {
+    cf_stage_cost cost;
+    cf_fit fits[5];
+    cf_error error;
+    harness_poison(&cost, sizeof cost);
+    harness_poison(fits, sizeof fits);
+    CHECK_INT(cf_cost_fit(samples, n, &cost, fits, &error), code);
+    CHECK_STR(error.field, field);
+    CHECK_INT(error.item, item);
+    CHECK_POISON(&cost, sizeof cost);
+    CHECK_POISON(fits, sizeof fits);
+}
+
+TEST(bad_samples_are_named) {
+    cf_sample good[4] = {{CF_F, 1000, 500500, 0.01}, {CF_F, 2000, 2001000, 0.021}, {CF_F, 4000, 8002000, 0.045},
+                         {CF_F, 4000, 40000000, 0.06}};
+    cf_sample samples[4];
+    int64_t i;
+    check_bad_fit(good, 2, CF_ERROR_ARGUMENT, "n", -1);
+    check_bad_fit(good, -1, CF_ERROR_ARGUMENT, "n", -1);
+    check_bad_fit(NULL, 4, CF_ERROR_ARGUMENT, "samples", -1);
+    memcpy(samples, good, sizeof good);
+    samples[3].pass = CF_B; /* one sample of B */
+    check_bad_fit(samples, 4, CF_ERROR_ARGUMENT, "samples", CF_B);
+    samples[3].pass = 5;
+    check_bad_fit(samples, 4, CF_ERROR_ARGUMENT, "samples.pass", 3);
+    memcpy(samples, good, sizeof good);
+    samples[1].seconds = 0;
+    check_bad_fit(samples, 4, CF_ERROR_ARGUMENT, "samples.seconds", 1);
+    samples[1].seconds = INFINITY;
+    check_bad_fit(samples, 4, CF_ERROR_ARGUMENT, "samples.seconds", 1);
+    samples[1].seconds = NAN;
+    check_bad_fit(samples, 4, CF_ERROR_ARGUMENT, "samples.seconds", 1);
+    memcpy(samples, good, sizeof good);
+    samples[2].rows = -1;
+    check_bad_fit(samples, 4, CF_ERROR_ARGUMENT, "samples.rows", 2);
+    memcpy(samples, good, sizeof good);
+    samples[2].pairs = -1;
+    check_bad_fit(samples, 4, CF_ERROR_ARGUMENT, "samples.pairs", 2);
+    memcpy(samples, good, sizeof good);
+    samples[0].seconds = 5e-324; /* its inverse is infinite */
+    check_bad_fit(samples, 4, CF_ERROR_OVERFLOW, "samples.seconds", CF_F);
+    memcpy(samples, good, sizeof good);
+    for (i = 0; i < 4; i++) samples[i].rows = 4096; /* one chunk size cannot tell rows from the constant */
+    check_bad_fit(samples, 4, CF_ERROR_ARGUMENT, "samples.rows", CF_F);
+    memcpy(samples, good, sizeof good);
+    for (i = 0; i < 4; i++) samples[i].pairs = 7 * samples[i].rows + 3;
+    check_bad_fit(samples, 4, CF_ERROR_ARGUMENT, "samples.pairs", CF_F);
+    for (i = 0; i < 4; i++) samples[i].pairs = 0;
+    check_bad_fit(samples, 4, CF_ERROR_ARGUMENT, "samples.pairs", CF_F);
+}
+
+SUITE(models, CASE(counts_are_the_published_ones), CASE(names_are_found_in_any_case),
+      CASE(counts_are_those_of_the_tensors), CASE(stages_add_up_to_the_model), CASE(shards_by_hand),
+      CASE(layers_can_be_given_stage_by_stage),
+      CASE(vocabulary_is_padded_as_megatron_does), CASE(megatron_parameter_formula), CASE(bad_models_are_named),
+      CASE(huge_models_do_not_overflow), CASE(bad_splits_are_named), CASE(estimates_count_the_flops),
+      CASE(recompute_adds_a_forward), CASE(transfers_use_the_right_link),
+      CASE(streams_cross_the_link_to_the_host), CASE(offload_beats_streams_where_keys_are_many),
+      CASE(small_chunks_leave_processors_idle), CASE(small_chunks_cost_more_a_token),
+      CASE(bad_estimates_are_named), CASE(fits_return_exact_terms), CASE(fits_are_optimal),
+      CASE(bad_samples_are_named));

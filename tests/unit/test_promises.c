@@ -1,0 +1,133 @@
+/* What `best` promises of two searches: with less to choose from it finds nothing shorter. Small random problems. */
+
+#include "../harness.h"
+#include "../reference/pipeline.h"
+
+#include <math.h>
+#include <string.h>
+
+/* HUGE_VAL: there is no such schedule. */
+static double makespan_of(const cf_plan *plan, cf_schedule_desc desc) {
+    cf_search_report report;
+    cf_schedule *schedule = NULL;
+    memset(&report, 0, sizeof report);
+    desc.report = &report;
+    if (cf_schedule_make(plan, &desc, &schedule, NULL) != CF_OK) return HUGE_VAL;
+    cf_schedule_free(schedule);
+    return report.makespan;
+}
+
+/* Small enough a budget for a search to miss what another one finds, unless it looks there, too. */
+static void draw(uint64_t seed, pipeline_problem *problem) {
+    harness_rng rng = {seed};
+    pipeline_draw(&rng, problem);
+    pipeline_note(seed, problem);
+    problem->desc.kind = CF_SCHEDULE_BEST;
+    problem->desc.budget = 4;
+    problem->desc.split_backward = 0;
+    if (problem->desc.limit == 0 && problem->desc.limits == NULL) problem->desc.limit = CF_NO_LIMIT;
+}
+
+/* Counts where more is of use: a test in which the two never differ would show nothing. */
+static void compare(double with_more, double with_less, int *n_better) {
+    CHECK(with_more <= with_less * (1 + 1e-12));
+    *n_better += with_more < with_less * (1 - 1e-12) && with_less < HUGE_VAL;
+}
+
+TEST(never_longer_than_with_a_smaller_k) {
+    uint64_t seed;
+    int n_better = 0;
+    for (seed = 1; seed <= (uint64_t)harness_rounds(400, 60); seed++) {
+        pipeline_problem problem;
+        cf_schedule_desc less;
+        double best;
+        draw(seed, &problem);
+        less = problem.desc;
+        less.k = 1;
+        problem.desc.k = 5 + (int64_t)(seed % 4);
+        best = makespan_of(problem.plan, problem.desc);
+        for (; less.k < problem.desc.k; less.k *= 2) compare(best, makespan_of(problem.plan, less), &n_better);
+        cf_plan_free(problem.plan);
+    }
+    CHECK(n_better > 0);
+}
+
+/* Makes a problem roomier, or the description that it is compared with poorer. */
+typedef void vary_fn(uint64_t seed, cf_schedule_desc *more, cf_schedule_desc *less);
+
+static void compare_all(vary_fn *vary) {
+    uint64_t seed;
+    int n_better = 0;
+    for (seed = 1; seed <= (uint64_t)harness_rounds(400, 60); seed++) {
+        pipeline_problem problem;
+        cf_schedule_desc less;
+        draw(seed, &problem);
+        less = problem.desc;
+        vary(seed, &problem.desc, &less);
+        compare(makespan_of(problem.plan, problem.desc), makespan_of(problem.plan, less), &n_better);
+        cf_plan_free(problem.plan);
+    }
+    CHECK(n_better > 0);
+}
+
+static void split_more(uint64_t seed, cf_schedule_desc *more, cf_schedule_desc *less) {
+    (void)seed, (void)less;
+    more->split_backward = 1;
+}
+
+TEST(never_longer_than_with_whole_backwards) { compare_all(split_more); }
+
+static void limit_less(uint64_t seed, cf_schedule_desc *more, cf_schedule_desc *less) {
+    more->limits = more->limits_bytes = NULL;
+    more->limit_bytes = 0;
+    more->limit = 2 + (int64_t)(seed % 30);
+    *less = *more;
+    less->limit = more->limit <= 16 ? 1 + (int64_t)(seed / 30 % (uint64_t)(more->limit - 1)) : more->limit / 2;
+}
+
+TEST(never_longer_than_with_less_room) { compare_all(limit_less); }
+
+/* ---- how far interleaved runs ahead ---- */
+
+/* Most forwards that a stage is ahead of its backwards. */
+static int64_t most_ahead(const cf_schedule *s, int64_t stage) {
+    int64_t i, ahead = 0, most = 0;
+    for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
+        ahead += s->actions[i].pass == CF_F ? 1 : s->actions[i].pass == CF_B ? -1 : 0;
+        if (ahead > most) most = ahead;
+    }
+    return most;
+}
+
+/* Megatron's warm-up and the forward after it, where the chunks do not divide into rounds, too. A stage behind the
+   first whose backward is not there yet may take one more. */
+TEST(interleaved_runs_as_far_ahead_as_its_warm_up) {
+    int64_t lengths[13], i, s;
+    cf_schedule_desc desc;
+    cf_pack_desc packing;
+    cf_plan *plan = NULL;
+    memset(&packing, 0, sizeof packing);
+    packing.chunk_size = 1;
+    for (i = 0; i < 13; i++) lengths[i] = 1;
+    CHECK_INT(cf_pack(lengths, 13, &packing, &plan, NULL), CF_OK);
+    REQUIRE(plan != NULL);
+    memset(&desc, 0, sizeof desc);
+    desc.kind = CF_SCHEDULE_INTERLEAVED;
+    for (desc.n_stages = 2; desc.n_stages <= 4; desc.n_stages++) {
+        for (desc.n_virtual = 2; desc.n_virtual <= 3; desc.n_virtual++) {
+            cf_schedule *schedule = NULL;
+            CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
+            REQUIRE(schedule != NULL);
+            for (s = 0; s < desc.n_stages; s++) {
+                int64_t wanted = 2 * (desc.n_stages - 1 - s) + (desc.n_virtual - 1) * desc.n_stages + 1;
+                int64_t ahead = most_ahead(schedule, s);
+                CHECK(ahead == wanted || (s > 0 && ahead == wanted + 1));
+            }
+            cf_schedule_free(schedule);
+        }
+    }
+    cf_plan_free(plan);
+}
+
+SUITE(promises, CASE(never_longer_than_with_a_smaller_k), CASE(never_longer_than_with_whole_backwards),
+      CASE(never_longer_than_with_less_room), CASE(interleaved_runs_as_far_ahead_as_its_warm_up));

@@ -1,0 +1,1184 @@
+/* What each section refuses that no other suite brings about, and turns that ordinary batches do not take: found by
+   `make coverage`. Objects are made by the library and then damaged in one place. */
+
+#include "chunkflow.h"
+#include "../harness.h"
+#include "../reference/naive.h"
+#include "../reference/oracle.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define COUNT(array) ((int64_t)(sizeof(array) / sizeof(array)[0]))
+
+/* The call fails with this code, and names this field. `error` is the caller's record. */
+#define REFUSED(call, wanted, name)       \
+    do {                                  \
+        harness_poison(&error, sizeof error); \
+        if (!CHECK_INT(call, wanted)) break; \
+        CHECK_INT(error.code, wanted);    \
+        CHECK_STR(error.field, name);     \
+    } while (0)
+
+/* Sequences of 9, 2 and 5 tokens in chunks of 3: groups of three and two chunks. */
+static cf_plan *plan_of_groups(void) {
+    static const int64_t lengths[] = {9, 2, 5};
+    cf_pack_desc pack;
+    cf_plan *plan = NULL;
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = 3;
+    pack.no_tails = 1;
+    CHECK_INT(cf_pack(lengths, COUNT(lengths), &pack, &plan, NULL), CF_OK);
+    return plan;
+}
+
+static cf_plan *plan_of_nothing(void) {
+    cf_pack_desc pack;
+    cf_plan *plan = NULL;
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = 3;
+    CHECK_INT(cf_pack(NULL, 0, &pack, &plan, NULL), CF_OK);
+    return plan;
+}
+
+static cf_schedule *paper_of(const cf_plan *plan, int64_t n_stages) {
+    cf_schedule_desc desc;
+    cf_schedule *schedule = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.kind = CF_SCHEDULE_PAPER;
+    desc.replay = CF_REPLAY_PIPELINE;
+    desc.n_stages = n_stages;
+    CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
+    return schedule;
+}
+
+/* ---- names ---- */
+
+#define CHECK_NAMES(function, type, ...)                                            \
+    do {                                                                            \
+        static const char *const names[] = {"?", __VA_ARGS__, "?"};                 \
+        int item;                                                                   \
+        for (item = 0; item < (int)COUNT(names); item++) CHECK_STR(function((type)item), names[item]); \
+    } while (0)
+
+TEST(every_item_has_its_name) {
+    CHECK_NAMES(cf_pack_method_name, cf_pack_method, "best-fit", "first-fit", "next-fit");
+    CHECK_NAMES(cf_split_method_name, cf_split_method, "full", "even", "cost");
+    CHECK_NAMES(cf_mean_name, cf_mean, "tokens", "sequences", "prompts");
+    CHECK_NAMES(cf_recompute_name, cf_recompute, "none", "selective", "full");
+    CHECK_NAMES(cf_placement_name, cf_placement, "loop", "v", "any");
+    CHECK_NAMES(cf_loss_name, cf_loss, "parallel", "eager", "fused", "chunked");
+    CHECK_NAMES(cf_replay_name, cf_replay, "pipeline", "local");
+}
+
+/* ---- memory ---- */
+
+TEST(an_arena_needs_sound_memory) {
+    union {
+        uint64_t aligned[64];
+        unsigned char bytes[512];
+    } block;
+    cf_arena arena;
+    cf_allocator allocator = cf_arena_allocator(&arena);
+    memset(&arena, 0, sizeof arena);
+    arena.bytes = 400;
+    CHECK(allocator.alloc(1, allocator.user) == NULL);
+    CHECK_INT(arena.used, 0);
+    arena.memory = block.bytes + (16 - (uintptr_t)block.bytes % 16) % 16 + 8;
+    CHECK(allocator.alloc(1, allocator.user) == NULL);
+    CHECK_INT(arena.used, 0);
+    arena.memory = (unsigned char *)arena.memory + 8;
+    CHECK(allocator.alloc(1, allocator.user) == (unsigned char *)arena.memory + 16);
+}
+
+/* ---- packing ---- */
+
+/* Answers well until call number bad_at, and then with bad. */
+typedef struct moody {
+    int64_t calls, bad_at;
+    double bad;
+} moody;
+
+static double moody_cost(int64_t begin, int64_t length, void *user) {
+    moody *mood = (moody *)user;
+    return ++mood->calls == mood->bad_at ? mood->bad : (double)(length * (begin + length));
+}
+
+/* Wherever the callback goes wrong, that is what is reported, and of the memory given nothing is kept or lost. */
+TEST(a_cost_may_go_bad_at_any_call) {
+    static const int64_t lengths[] = {100, 5, 33, 7, 12, 31, 16};
+    harness_heap heap;
+    cf_allocator own = {harness_alloc, harness_release, NULL};
+    cf_pack_desc desc;
+    moody mood = {0, 0, 0};
+    int64_t refused = 0;
+    cf_result result;
+    memset(&heap, 0, sizeof heap);
+    memset(&desc, 0, sizeof desc);
+    own.user = &heap;
+    desc.chunk_size = 16;
+    desc.n_ranks = 3;
+    desc.split = CF_SPLIT_COST;
+    desc.slice_cost = moody_cost;
+    desc.slice_cost_user = &mood;
+    desc.allocator = &own;
+    mood.bad = -1;
+    do {
+        cf_plan *plan = NULL;
+        cf_error error;
+        mood.calls = 0;
+        mood.bad_at++;
+        result = cf_pack(lengths, COUNT(lengths), &desc, &plan, &error);
+        if (result != CF_OK) {
+            CHECK_INT(result, CF_ERROR_CALLBACK);
+            CHECK_STR(error.field, "slice_cost");
+            CHECK(error.item >= 0 && error.item < COUNT(lengths));
+            CHECK(plan == NULL);
+            CHECK_INT(mood.calls >= mood.bad_at, 1);
+            refused++;
+        }
+        cf_plan_free(plan);
+        CHECK_INT(heap.live, 0);
+    } while (mood.calls >= mood.bad_at);
+    CHECK_INT(result, CF_OK);
+    CHECK_INT(refused, mood.bad_at - 1);
+}
+
+static int64_t cheap_calls;
+static double cheap_then_dear(int64_t begin, int64_t length, void *user) {
+    int64_t *calls = (int64_t *)user;
+    if (++*calls <= cheap_calls) return (double)length;
+    return begin == 0 ? (double)length : (double)length * 1e6;
+}
+
+/* A callback that is no function: however often it has answered before it changes its mind, a plan that comes out is
+   sound, and what is refused is refused for that. In the caller's memory, too. */
+TEST(a_cost_may_change_its_mind_at_any_call) {
+    static const int64_t lengths[] = {100, 5, 33, 7};
+    static uint64_t memory[4096];
+    int64_t calls = 1, refused = 0;
+    cf_pack_desc desc;
+    size_t bytes;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = 16;
+    desc.split = CF_SPLIT_COST;
+    desc.slice_cost = cheap_then_dear;
+    desc.slice_cost_user = &calls;
+    for (cheap_calls = 0; calls > cheap_calls || cheap_calls == 0; cheap_calls += 5) {
+        cf_plan *plan = NULL;
+        cf_error error;
+        cf_result result;
+        unsigned char *aligned = (unsigned char *)memory + (16 - (uintptr_t)memory % 16) % 16;
+        calls = 0;
+        result = cf_pack(lengths, COUNT(lengths), &desc, &plan, &error);
+        CHECK(result == CF_OK || result == CF_ERROR_CALLBACK);
+        if (result == CF_OK) CHECK(oracle_plan_fault(plan, lengths, COUNT(lengths)) == NULL);
+        else CHECK_STR(error.field, "slice_cost");
+        refused += result != CF_OK;
+        cf_plan_free(plan);
+        plan = NULL;
+        calls = 0;
+        REQUIRE(cf_pack_size(lengths, COUNT(lengths), &desc, &bytes, NULL) == CF_OK && bytes <= sizeof memory - 16);
+        calls = 0;
+        CHECK_INT(cf_pack_into(lengths, COUNT(lengths), &desc, aligned, sizeof memory - 16, &plan, &error), result);
+        CHECK_INT(plan != NULL, result == CF_OK);
+        cf_plan_free(plan);
+    }
+    CHECK(refused > 5);
+}
+
+TEST(a_batch_of_too_many_chunks) {
+    const int64_t giants[] = {CF_MAX_CHUNKS, CF_MAX_CHUNKS}, one[] = {((int64_t)1 << 22) + 1};
+    const int64_t long_one[] = {65536};
+    cf_pack_desc desc;
+    cf_error error;
+    size_t bytes;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = 1;
+    harness_poison(&bytes, sizeof bytes);
+    REFUSED(cf_pack_size(giants, 2, &desc, &bytes, &error), CF_ERROR_LIMIT, "n_chunks");
+    CHECK_INT(error.wanted, CF_MAX_CHUNKS);
+    CHECK(error.got >= 2 * (int64_t)CF_MAX_CHUNKS);
+    /* A group that long on as many ranks might need more idle chunks than there may be: no memory is asked for them. */
+    desc.n_ranks = CF_MAX_RANKS;
+    REQUIRE(cf_pack_size(long_one, 1, &desc, &bytes, &error) == CF_OK);
+    CHECK(bytes < (size_t)CF_MAX_CHUNKS * sizeof(cf_chunk) + ((size_t)1 << 26));
+    desc.n_ranks = 1;
+    harness_poison(&bytes, sizeof bytes);
+    desc.split = CF_SPLIT_COST;
+    REFUSED(cf_pack_size(one, 1, &desc, &bytes, &error), CF_ERROR_LIMIT, "lengths");
+    CHECK_INT(error.item, 0);
+    CHECK_INT(error.got, one[0]);
+    CHECK_POISON(&bytes, sizeof bytes);
+}
+
+/* With a chunk this large, rooms that differ share a bucket. */
+TEST(best_fit_among_rooms_that_lie_close) {
+    static oracle_packing first, best;
+    static oracle_batch batch;
+    harness_rng rng = {5};
+    int round;
+    for (round = 0; round < 12; round++) {
+        cf_plan *plan = NULL;
+        int64_t i;
+        memset(&batch.desc, 0, sizeof batch.desc);
+        batch.desc.chunk_size = 1 << 18;
+        batch.desc.no_tails = round & 1;
+        batch.n = 60;
+        for (i = 0; i < batch.n; i++) /* in rungs, each of which leaves rooms within a few tokens */
+            batch.lengths[i] = (batch.desc.chunk_size >> harness_between(&rng, 1, 4)) + harness_between(&rng, -3, 3);
+        batch.lengths[7] = 3 * batch.desc.chunk_size + 5;
+        harness_note("round %d", round);
+        REQUIRE(cf_pack(batch.lengths, batch.n, &batch.desc, &plan, NULL) == CF_OK);
+        CHECK(oracle_plan_fault(plan, batch.lengths, batch.n) == NULL);
+        oracle_packing_of(plan, batch.lengths, &batch.desc, &first);
+        best = first;
+        oracle_first_fit(&first);
+        oracle_best_fit(&best);
+        CHECK_INT(plan->n_chunks, (best.n_bins < first.n_bins ? best.n_bins : first.n_bins) + 4 - first.n_tails);
+        cf_plan_free(plan);
+    }
+    harness_note("%s", "");
+}
+
+/* Where 3 tokens do not fit into the first room of their bucket, nor into any of it: 2 of the room left is too little, 4
+   in the next bucket are enough. */
+TEST(a_room_too_small_is_passed_by) {
+    static const struct {
+        int64_t n, lengths[3], n_chunks;
+    } batches[] = {{2, {199998, 3, 0}, 2}, {2, {199996, 3, 0}, 1}, {3, {199998, 199996, 3}, 2}};
+    int64_t i;
+    for (i = 0; i < COUNT(batches); i++) {
+        cf_pack_desc desc;
+        cf_plan *plan = NULL;
+        memset(&desc, 0, sizeof desc);
+        desc.chunk_size = 200000;
+        harness_note("batch %d", (int)i);
+        REQUIRE(cf_pack(batches[i].lengths, batches[i].n, &desc, &plan, NULL) == CF_OK);
+        CHECK(oracle_plan_fault(plan, batches[i].lengths, batches[i].n) == NULL);
+        CHECK_INT(plan->n_chunks, batches[i].n_chunks);
+        CHECK_INT(plan->method, CF_PACK_BEST_FIT); /* first fit has not had to help */
+        cf_plan_free(plan);
+    }
+    harness_note("%s", "");
+}
+
+/* Far more units than can be searched, up to more of them on a rank than an exchange looks at: placed longest first
+   they differ by up to a percent, and only the exchange of pairs brings the ranks this near to each other. */
+TEST(exchanges_even_out_many_units) {
+    static int64_t lengths[1280];
+    static const int64_t cases[][2] = {{2, 40}, {2, 80}, {2, 320}, {2, 1280}, {5, 160}, {5, 320}, {8, 160}, {8, 640}};
+    harness_rng rng = {7};
+    int64_t i, j;
+    for (i = 0; i < 2 * COUNT(cases); i++) {
+        int64_t n = cases[i / 2][1];
+        cf_pack_desc desc;
+        cf_plan_stats stats;
+        cf_plan *plan = NULL;
+        memset(&desc, 0, sizeof desc);
+        desc.chunk_size = 100;
+        desc.n_ranks = cases[i / 2][0];
+        desc.method = i % 2 == 0 ? CF_PACK_BEST_FIT : CF_PACK_NEXT_FIT; /* which moves no item */
+        desc.cost.per_pair = 1;
+        for (j = 0; j < n; j++)
+            lengths[j] = j % 7 == 3 ? harness_between(&rng, 100, 399) : harness_between(&rng, 51, 100);
+        harness_note("%d ranks, %d sequences", (int)desc.n_ranks, (int)n);
+        REQUIRE(cf_pack(lengths, n, &desc, &plan, NULL) == CF_OK);
+        CHECK(oracle_plan_fault(plan, lengths, n) == NULL);
+        cf_plan_measure(plan, &desc.cost, &stats);
+        CHECK(stats.unit_cost_spread < 0.7);
+        CHECK(stats.rank_cost_spread < 1.0003);
+        cf_plan_free(plan);
+    }
+    harness_note("%s", "");
+}
+
+/* ---- plans from elsewhere ---- */
+
+TEST(a_group_without_chunks) {
+    const int64_t lengths[] = {2, 0};
+    cf_group group = {1, 1, 1, 0};
+    cf_pack_desc pack;
+    cf_plan *plan = NULL, copy;
+    cf_error error;
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = 3;
+    REQUIRE(cf_pack(lengths, 2, &pack, &plan, NULL) == CF_OK);
+    copy = *plan;
+    copy.groups = &group;
+    copy.n_groups = 1;
+    REFUSED(cf_plan_validate(&copy, lengths, 2, NULL, &error), CF_ERROR_PLAN, "groups.first_chunk");
+    copy.n_groups = 0;
+    CHECK_INT(cf_plan_validate(&copy, lengths, 2, NULL, NULL), CF_OK);
+    cf_plan_free(plan);
+}
+
+TEST(a_sequence_left_out_needs_no_record) {
+    const int64_t lengths[] = {2, 3}, other[] = {2, 0};
+    cf_pack_desc pack;
+    cf_plan *plan = NULL, copy;
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = 3;
+    REQUIRE(cf_pack(other, 2, &pack, &plan, NULL) == CF_OK);
+    copy = *plan;
+    copy.n_tokens = 5;
+    copy.n_empty = 0;
+    CHECK_INT(cf_plan_validate(&copy, lengths, 2, NULL, NULL), CF_ERROR_PLAN);
+    CHECK_INT(cf_plan_validate(plan, other, 2, NULL, NULL), CF_OK);
+    cf_plan_free(plan);
+}
+
+/* One chunk late in a sequence so long that its pairs pass 64 bits. */
+TEST(pairs_that_do_not_fit) {
+    const int64_t lengths[] = {CF_MAX_LENGTH};
+    cf_slice slices[] = {{0, CF_MAX_LENGTH - CF_MAX_CHUNK_SIZE, CF_MAX_CHUNK_SIZE, 0}};
+    cf_chunk chunks[] = {{0, 1, CF_MAX_CHUNK_SIZE, CF_MAX_CHUNK_SIZE, 1, 0, 0, 0, 0}};
+    cf_group groups[] = {{0, 0, 1, CF_MAX_LENGTH}};
+    cf_plan plan;
+    cf_error error;
+    memset(&plan, 0, sizeof plan);
+    plan.chunk_size = CF_MAX_CHUNK_SIZE;
+    plan.align = plan.n_sequences = plan.n_ranks = plan.n_steps = plan.n_chunks = plan.n_groups = plan.n_slices = 1;
+    plan.n_tokens = CF_MAX_LENGTH;
+    plan.chunks = chunks;
+    plan.slices = slices;
+    plan.groups = groups;
+    CHECK_INT(cf_slice_pairs(slices[0].begin, slices[0].length), -1);
+    REFUSED(cf_plan_validate(&plan, lengths, 1, NULL, &error), CF_ERROR_PLAN, "chunks.pairs");
+    CHECK_INT(error.item, 0);
+}
+
+/* Each of two slices has pairs that fit, and together they do not. */
+TEST(pairs_that_do_not_fit_together) {
+    const int64_t most = 1 << 21, late = ((int64_t)1 << 43) - (1 << 20), lengths[] = {late + (1 << 20), most};
+    cf_slice slices[] = {{0, late, 1 << 20, 0}, {1, 0, most, 1 << 20}};
+    cf_chunk chunks[] = {{0, 2, 3 << 20, 3 << 20, 1, 0, 0, 0, 0}};
+    cf_group groups[] = {{0, 0, 1, late + (1 << 20)}};
+    cf_plan plan;
+    cf_error error;
+    memset(&plan, 0, sizeof plan);
+    plan.chunk_size = 1 << 22;
+    plan.align = plan.n_ranks = plan.n_steps = plan.n_chunks = plan.n_groups = 1;
+    plan.n_sequences = plan.n_slices = 2;
+    plan.n_tokens = lengths[0] + lengths[1];
+    plan.chunks = chunks;
+    plan.slices = slices;
+    plan.groups = groups;
+    CHECK(cf_slice_pairs(late, 1 << 20) > INT64_MAX - cf_slice_pairs(0, most));
+    REFUSED(cf_plan_validate(&plan, lengths, 2, NULL, &error), CF_ERROR_PLAN, "chunks.pairs");
+}
+
+/* ---- models and memory ---- */
+
+TEST(places_out_of_range) {
+    CHECK_INT(cf_placement_stage(CF_PLACEMENT_V, 0, 0), -1);
+    CHECK_INT(cf_placement_stage(CF_PLACEMENT_V, 2, -1), -1);
+    CHECK_INT(cf_placement_stage(CF_PLACEMENT_V, 2, 3), 0);
+    CHECK_INT(cf_placement_stage(CF_PLACEMENT_LOOP, 2, 3), 1);
+    CHECK_INT(cf_placement_at(CF_PLACEMENT_LOOP, 2, 0, -1), -1);
+    CHECK_INT(cf_placement_at(CF_PLACEMENT_LOOP, 2, 0, 2), -1);
+    CHECK_INT(cf_placement_at(CF_PLACEMENT_LOOP, 2, -1, 0), -1);
+    CHECK_INT(cf_placement_at(CF_PLACEMENT_LOOP, 2, INT64_MAX / 2, 0), -1);
+    CHECK_INT(cf_placement_at(CF_PLACEMENT_LOOP, 2, INT64_MAX / 2 - 1, 1), INT64_MAX - 2);
+    CHECK_INT(cf_placement_at(CF_PLACEMENT_V, 2, 1, 0), 3);
+}
+
+TEST(splits_and_outputs_of_models) {
+    const cf_model *model = cf_model_find("qwen2.5-7b");
+    const int64_t layers[] = {29, -1};
+    cf_parallel split;
+    cf_parameters counted;
+    cf_shard shard;
+    cf_memory_desc desc;
+    cf_error error;
+    REQUIRE(model != NULL && model->layers == 28);
+    memset(&split, 0, sizeof split);
+    memset(&desc, 0, sizeof desc);
+    desc.model = model;
+    CHECK_INT(cf_stage_shard(model, &split, 0, &shard, &error), CF_OK);
+    CHECK_INT(shard.layers, 28);
+    REFUSED(cf_stage_shard(model, &split, 0, NULL, &error), CF_ERROR_ARGUMENT, "out");
+    REFUSED(cf_stage_parameters(model, &split, 0, NULL, &error), CF_ERROR_ARGUMENT, "out");
+    REFUSED(cf_model_parameters(model, NULL, &error), CF_ERROR_ARGUMENT, "out");
+    REFUSED(cf_memory_token_bytes(&desc, 0, NULL, &error), CF_ERROR_ARGUMENT, "out");
+    split.placement = CF_PLACEMENT_ANY;
+    harness_poison(&counted, sizeof counted);
+    REFUSED(cf_stage_parameters(model, &split, 0, &counted, &error), CF_ERROR_ARGUMENT, "parallel.placement");
+    split.placement = CF_PLACEMENT_V;
+    split.pp = 2;
+    split.layers = layers;
+    REFUSED(cf_stage_parameters(model, &split, 0, &counted, &error), CF_ERROR_ARGUMENT, "parallel.layers");
+    CHECK_INT(error.item, 0);
+    CHECK_INT(error.got, 29);
+    CHECK_POISON(&counted, sizeof counted);
+}
+
+/* Bytes a layer and token, by the header's words: with no gate 4 f, and unfused operations add 8 h and 2 f only where
+   there is a gate whose activation is kept. */
+TEST(unfused_operations_without_a_gate) {
+    cf_model model = *cf_model_find("qwen2.5-7b");
+    cf_memory_desc desc;
+    cf_token_bytes fused, unfused;
+    memset(&desc, 0, sizeof desc);
+    desc.model = &model;
+    desc.parallel.pp = 28; /* a middle stage of one layer */
+    REQUIRE(cf_memory_token_bytes(&desc, 5, &fused, NULL) == CF_OK);
+    desc.unfused = 1;
+    REQUIRE(cf_memory_token_bytes(&desc, 5, &unfused, NULL) == CF_OK);
+    CHECK_INT(unfused.activations - fused.activations, 8 * model.hidden + 2 * model.ffn);
+    model.no_gate = 1;
+    REQUIRE(cf_memory_token_bytes(&desc, 5, &unfused, NULL) == CF_OK);
+    desc.unfused = 0;
+    REQUIRE(cf_memory_token_bytes(&desc, 5, &fused, NULL) == CF_OK);
+    CHECK_INT(unfused.activations - fused.activations, 8 * model.hidden);
+}
+
+/* A middle stage in bf16 sends and receives activations and gradients of 2 h / s bytes each. With sequence parallelism
+   it also gathers whole rows, and their gradient. */
+TEST(buffers_of_tensor_parallelism) {
+    cf_memory_desc desc;
+    cf_token_bytes bytes;
+    memset(&desc, 0, sizeof desc);
+    desc.model = cf_model_find("qwen2.5-7b");
+    desc.parallel.pp = 28;
+    REQUIRE(desc.model != NULL && desc.model->hidden == 3584);
+    REQUIRE(cf_memory_token_bytes(&desc, 5, &bytes, NULL) == CF_OK);
+    CHECK_INT(bytes.buffers, 4 * 2 * 3584);
+    desc.parallel.tp = 4;
+    REQUIRE(cf_memory_token_bytes(&desc, 5, &bytes, NULL) == CF_OK);
+    CHECK_INT(bytes.buffers, 4 * 2 * 3584 / 4 + 2 * 2 * 3584);
+    desc.parallel.no_sequence = 1;
+    REQUIRE(cf_memory_token_bytes(&desc, 5, &bytes, NULL) == CF_OK);
+    CHECK_INT(bytes.buffers, 4 * 2 * 3584);
+}
+
+TEST(sums_of_memory_that_do_not_fit) {
+    cf_model model = *cf_model_find("qwen2.5-7b");
+    cf_memory_desc desc;
+    cf_memory_load load;
+    cf_memory_report report;
+    cf_error error;
+    memset(&desc, 0, sizeof desc);
+    memset(&load, 0, sizeof load);
+    desc.model = &model;
+    harness_poison(&report, sizeof report);
+    desc.runtime_bytes = INT64_MAX; /* alone it fits */
+    REFUSED(cf_memory_estimate(&desc, &load, 1, &report, 1, &error), CF_ERROR_OVERFLOW, "loads");
+    desc.runtime_bytes = 0;
+    model.layers = CF_MAX_LAYERS;
+    model.hidden = model.heads = model.kv_heads = CF_MAX_WIDTH;
+    model.head_dim = 1;
+    model.ffn = CF_MAX_FFN;
+    REFUSED(cf_memory_estimate(&desc, &load, 1, &report, 1, &error), CF_ERROR_OVERFLOW, "loads");
+    CHECK_POISON(&report, sizeof report);
+}
+
+/* ---- costs, and plans whose groups are not sound ---- */
+
+TEST(each_cost_is_named) {
+    static const struct {
+        size_t member;
+        const char *field;
+    } members[] = {{offsetof(cf_timing, all.forward.constant), "timing.forward.constant"},
+                   {offsetof(cf_timing, all.replay.per_token), "timing.replay.per_token"},
+                   {offsetof(cf_timing, all.backward.per_pair), "timing.backward.per_pair"},
+                   {offsetof(cf_timing, all.input.constant), "timing.input.constant"},
+                   {offsetof(cf_timing, all.weight.per_token), "timing.weight.per_token"},
+                   {offsetof(cf_timing, latency), "timing.latency"},
+                   {offsetof(cf_timing, seconds_per_token), "timing.seconds_per_token"},
+                   {offsetof(cf_timing, offload_seconds_per_token), "timing.offload_seconds_per_token"},
+                   {offsetof(cf_timing, stream_forward), "timing.stream_forward"},
+                   {offsetof(cf_timing, stream_backward), "timing.stream_backward"},
+                   {offsetof(cf_timing, stream_exposed), "timing.stream_exposed"}};
+    const double bad[] = {-1, (double)NAN, (double)INFINITY};
+    cf_plan *plan = plan_of_groups();
+    cf_simulate_desc simulate;
+    cf_schedule_desc desc;
+    cf_schedule *made = paper_of(plan, 1), *schedule = NULL;
+    cf_timeline *timeline = NULL;
+    cf_error error;
+    int64_t i, j;
+    memset(&desc, 0, sizeof desc);
+    memset(&simulate, 0, sizeof simulate);
+    for (i = 0; i < COUNT(members) * COUNT(bad); i++) {
+        cf_timing timing;
+        memset(&timing, 0, sizeof timing);
+        desc.timing = simulate.timing = &timing;
+        j = i / COUNT(bad);
+        memcpy((char *)&timing + members[j].member, &bad[i % COUNT(bad)], sizeof(double));
+        REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_ARGUMENT, members[j].field);
+        REFUSED(cf_simulate(plan, made, &simulate, &timeline, &error), CF_ERROR_ARGUMENT, members[j].field);
+    }
+    CHECK(schedule == NULL && timeline == NULL);
+    cf_schedule_free(made);
+    cf_plan_free(plan);
+}
+
+/* Everything that is given the plan and a schedule of it. */
+static void refuse_everywhere(const cf_plan *plan, const cf_schedule *schedule, cf_result code, const char *field) {
+    cf_timeline *timeline = NULL;
+    cf_memory_load loads[64];
+    cf_error error;
+    size_t bytes;
+    harness_note("%s", field);
+    REFUSED(cf_schedule_validate(plan, schedule, NULL, NULL, &error), code, field);
+    REFUSED(cf_simulate(plan, schedule, NULL, &timeline, &error), code, field);
+    REFUSED(cf_schedule_loads(plan, schedule, 0, loads, COUNT(loads), &error), code, field);
+    REFUSED(cf_run_size(plan, schedule, &bytes, &error), code, field);
+    CHECK(timeline == NULL);
+    harness_note("%s", "");
+}
+
+TEST(plans_that_do_not_hold_together) {
+    cf_plan *plan = plan_of_groups();
+    cf_schedule *schedule = paper_of(plan, 2);
+    cf_chunk was;
+#define DAMAGE(i, change, code, field)                            \
+    do {                                                          \
+        was = plan->chunks[i];                                    \
+        plan->chunks[i].change;                                   \
+        refuse_everywhere(plan, schedule, code, field);           \
+        plan->chunks[i] = was;                                    \
+    } while (0)
+    CHECK_INT(plan->chunks[1].group, 0);
+    DAMAGE(1, n_slices = 0, CF_ERROR_PLAN, "chunks.first_slice");
+    DAMAGE(1, first_slice = -1, CF_ERROR_PLAN, "chunks.first_slice");
+    DAMAGE(1, first_slice = plan->n_slices, CF_ERROR_PLAN, "chunks.first_slice");
+    DAMAGE(1, group = 1, CF_ERROR_PLAN, "chunks.group");
+    DAMAGE(1, index = 2, CF_ERROR_PLAN, "chunks.group");
+    DAMAGE(1, tokens = -1, CF_ERROR_PLAN, "chunks.tokens");
+#undef DAMAGE
+    plan->slices[plan->chunks[2].first_slice].length = 4; /* more than the group has left */
+    refuse_everywhere(plan, schedule, CF_ERROR_PLAN, "chunks.tokens");
+    plan->slices[plan->chunks[2].first_slice].length = -3;
+    refuse_everywhere(plan, schedule, CF_ERROR_PLAN, "chunks.tokens");
+    plan->slices[plan->chunks[2].first_slice].length = 3;
+    CHECK_INT(cf_schedule_validate(plan, schedule, NULL, NULL, NULL), CF_OK);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* Padded rows that are none, or that cannot be added up. */
+TEST(rows_that_cannot_be_added_up) {
+    cf_plan *plan = plan_of_groups();
+    cf_schedule *schedule = paper_of(plan, 2);
+    cf_timeline *timeline = NULL;
+    cf_error error;
+    int64_t most;
+    plan->chunks[1].padded = -1;
+    REFUSED(cf_schedule_validate(plan, schedule, NULL, NULL, &error), CF_ERROR_PLAN, "chunks.tokens");
+    REFUSED(cf_simulate(plan, schedule, NULL, &timeline, &error), CF_ERROR_PLAN, "chunks.tokens");
+    plan->chunks[1].padded = INT64_MAX; /* with its prefix */
+    REFUSED(cf_schedule_validate(plan, schedule, NULL, NULL, &error), CF_ERROR_PLAN, "chunks.prefix");
+    REFUSED(cf_simulate(plan, schedule, NULL, &timeline, &error), CF_ERROR_PLAN, "chunks.prefix");
+    plan->chunks[1].padded = INT64_MAX / 2;
+    REFUSED(cf_simulate(plan, schedule, NULL, &timeline, &error), CF_ERROR_PLAN, "chunks.tokens");
+    CHECK(timeline == NULL);
+    plan->chunks[1].padded = 3;
+    for (most = INT64_MAX; most > INT64_MAX / 2; most -= most / 8) { /* of state, K and V and both gradients */
+        plan->groups[0].tokens = most;
+        refuse_everywhere(plan, schedule, CF_ERROR_PLAN, "chunks.tokens");
+        plan->slices[plan->chunks[0].first_slice].length = most - 6; /* and is the first chunk's, all of it */
+        refuse_everywhere(plan, schedule, CF_ERROR_PLAN, "chunks.tokens");
+        plan->slices[plan->chunks[0].first_slice].length = 3;
+    }
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* ---- graphs ---- */
+
+static cf_graph *graph_of(const cf_plan *plan, const cf_schedule *schedule) {
+    cf_graph_desc desc;
+    cf_graph *graph = NULL;
+    cf_error error;
+    memset(&desc, 0, sizeof desc);
+    desc.schedule = schedule;
+    desc.n_stages = 2;
+    if (cf_graph_make(plan, &desc, &graph, &error) != CF_OK) FAIL("cf_graph_make: %s", error.text);
+    return graph;
+}
+
+static void refuse_graph(const cf_graph *graph, cf_result code, const char *field) {
+    cf_error error;
+    harness_note("%s", field);
+    REFUSED(cf_graph_validate(graph, NULL, &error), code, field);
+    harness_note("%s", "");
+}
+
+TEST(graphs_with_missing_arrays) {
+    cf_plan *plan = plan_of_groups();
+    cf_graph *graph = graph_of(plan, NULL);
+    cf_graph copy;
+    REQUIRE(graph != NULL);
+#define DAMAGE(change, field)                             \
+    do {                                                  \
+        copy = *graph;                                    \
+        copy.change;                                      \
+        refuse_graph(&copy, CF_ERROR_GRAPH, field);       \
+    } while (0)
+    refuse_graph(NULL, CF_ERROR_ARGUMENT, "graph");
+    DAMAGE(first = NULL, "first");
+    DAMAGE(first_in = NULL, "first_in");
+    DAMAGE(first_out = NULL, "first_out");
+    DAMAGE(nodes = NULL, "nodes");
+    DAMAGE(edges = NULL, "edges");
+    DAMAGE(out = NULL, "out");
+    DAMAGE(n_edges++, "first_in");
+    graph->first_out[graph->n_nodes]--;
+    DAMAGE(rank = 0, "first_out");
+    graph->first_out[graph->n_nodes]++;
+    graph->nodes[3].pass = -1;
+    DAMAGE(rank = 0, "nodes");
+    graph->nodes[3].pass = CF_PASS_COUNT;
+    DAMAGE(rank = 0, "nodes");
+#undef DAMAGE
+    cf_graph_free(graph);
+    cf_plan_free(plan);
+}
+
+/* The list by source gives one node the edges of others: more than can leave a node. */
+TEST(a_node_that_too_many_edges_leave) {
+    cf_plan *plan = plan_of_groups();
+    cf_graph *graph = graph_of(plan, NULL);
+    cf_error error;
+    int64_t i;
+    REQUIRE(graph != NULL && graph->n_edges > CF_MAX_SUCCESSORS);
+    for (i = 1; i <= graph->n_nodes && graph->first_out[i] <= CF_MAX_SUCCESSORS; i++) graph->first_out[i] = 0;
+    REFUSED(cf_graph_validate(graph, NULL, &error), CF_ERROR_GRAPH, "first_out");
+    CHECK(error.got > CF_MAX_SUCCESSORS);
+    CHECK_INT(error.wanted, CF_MAX_SUCCESSORS);
+    cf_graph_free(graph);
+    cf_plan_free(plan);
+}
+
+TEST(graphs_without_anything) {
+    cf_plan *plan = plan_of_nothing();
+    cf_schedule *schedule = paper_of(plan, 2);
+    cf_schedule copy = *schedule;
+    cf_graph *graph, bare;
+    CHECK_INT(schedule->n_actions, 0);
+    copy.actions = NULL;
+    graph = graph_of(plan, &copy);
+    REQUIRE(graph != NULL);
+    CHECK_INT(graph->n_nodes, 0);
+    bare = *graph;
+    bare.nodes = NULL;
+    bare.edges = NULL;
+    bare.out = NULL;
+    CHECK_INT(cf_graph_validate(&bare, NULL, NULL), CF_OK);
+    CHECK_INT(cf_schedule_validate(plan, &copy, NULL, NULL, NULL), CF_OK);
+    cf_graph_free(graph);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* One chunk has B on one stage, where all others have I and W. It is sound, but no graph has nodes for both. */
+TEST(schedules_that_are_split_in_part) {
+    cf_plan *plan = plan_of_groups();
+    cf_schedule_desc order;
+    cf_schedule *schedule = NULL, *mixed;
+    cf_graph_desc desc;
+    cf_graph *graph = NULL;
+    cf_error error;
+    int64_t i = 0, w;
+    memset(&order, 0, sizeof order);
+    memset(&desc, 0, sizeof desc);
+    order.kind = CF_SCHEDULE_ZERO_BUBBLE;
+    order.n_stages = 2;
+    REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
+    mixed = naive_copy(schedule);
+    while (mixed->actions[i].pass != CF_I) i++;
+    mixed->actions[i].pass = CF_B;
+    for (w = i; mixed->actions[w].pass != CF_W || mixed->actions[w].chunk != mixed->actions[i].chunk;) w++;
+    mixed = naive_remove(mixed, 0, w);
+    CHECK_INT(cf_schedule_validate(plan, mixed, NULL, NULL, NULL), CF_OK);
+    desc.schedule = mixed;
+    REFUSED(cf_graph_make(plan, &desc, &graph, &error), CF_ERROR_SCHEDULE, "actions");
+    CHECK(strstr(error.text, "some backwards are split and some are not") != NULL);
+    CHECK(graph == NULL);
+    naive_free(mixed);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* ---- schedules ---- */
+
+/* Each member alone is no negative number, and what all tokens take together passes 64 bits. */
+TEST(bytes_that_cannot_be_added_up) {
+    static const cf_bytes many[] = {{INT64_MAX, 1, 0, 0}, {INT64_MAX, 0, 1, 0}, {INT64_MAX, 0, 0, 1},
+                                    {INT64_MAX, 0, 0, 0}, {INT64_MAX / 30, 0, 0, 0}};
+    cf_plan *plan = plan_of_groups();
+    cf_schedule *made = paper_of(plan, 2), *schedule = NULL;
+    cf_schedule_desc desc;
+    cf_simulate_desc simulate;
+    cf_timeline *timeline = NULL;
+    cf_error error;
+    int64_t i;
+    memset(&desc, 0, sizeof desc);
+    memset(&simulate, 0, sizeof simulate);
+    desc.n_stages = 2;
+    for (i = 0; i < COUNT(many); i++) {
+        cf_result wanted = i < COUNT(many) - 1 ? CF_ERROR_OVERFLOW : CF_OK; /* 16 tokens 30 times are too many */
+        desc.bytes = simulate.bytes = many[i];
+        CHECK_INT(cf_simulate(plan, made, &simulate, &timeline, &error), wanted);
+        if (wanted != CF_OK) CHECK_STR(error.field, "bytes");
+        cf_timeline_free(timeline);
+        timeline = NULL;
+        if (wanted != CF_OK) REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_OVERFLOW, "bytes");
+    }
+    desc.kind = CF_SCHEDULE_INTERLEAVED;
+    desc.n_virtual = 2;
+    REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_OVERFLOW, "bytes"); /* twice as many */
+    memset(&desc.bytes, 0, sizeof desc.bytes);
+    plan->chunks[0].padded = INT64_MAX - 100; /* and so would be the rows themselves */
+    REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_OVERFLOW, "bytes");
+    CHECK(schedule == NULL);
+    cf_schedule_free(made);
+    cf_plan_free(plan);
+}
+
+/* gpipe keeps all 16 tokens, unless bytes are limited: for all stages alike, for each of them, or in both ways. */
+TEST(limits_on_bytes_bind_in_either_form) {
+    const int64_t each[] = {6, 6};
+    const cf_bytes one_a_token = {1, 0, 0, 0};
+    cf_plan *plan = plan_of_groups();
+    int form;
+    for (form = 0; form < 4; form++) {
+        cf_schedule_desc desc;
+        cf_schedule *schedule = NULL;
+        memset(&desc, 0, sizeof desc);
+        desc.kind = CF_SCHEDULE_GPIPE;
+        desc.n_stages = 2;
+        desc.k = 3;
+        desc.bytes = one_a_token;
+        if (form & 1) desc.limit_bytes = 6;
+        if (form & 2) desc.limits_bytes = each;
+        harness_note("form %d", form);
+        REQUIRE(cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK);
+        CHECK(naive_fault(plan, schedule) == NULL);
+        CHECK_INT(naive_peak_bytes(plan, schedule, 1, &one_a_token) <= 6, form > 0);
+        cf_schedule_free(schedule);
+    }
+    harness_note("%s", "");
+    cf_plan_free(plan);
+}
+
+/* The first group's 9 tokens of state must all be held at once, and nothing else is counted. */
+TEST(the_state_of_the_first_group_needs_its_bytes) {
+    cf_plan *plan = plan_of_groups();
+    cf_schedule_desc desc;
+    cf_schedule *schedule = NULL;
+    cf_error error;
+    memset(&desc, 0, sizeof desc);
+    desc.kind = CF_SCHEDULE_1F1B;
+    desc.bytes.per_token_state = 1;
+    desc.limit_bytes = 8;
+    REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_INFEASIBLE, "limit_bytes");
+    CHECK_INT(error.wanted, 9);
+    desc.limit_bytes = 9;
+    CHECK_INT(cf_schedule_make(plan, &desc, &schedule, &error), CF_OK);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+TEST(placements_are_for_some_kinds) {
+    static const struct {
+        cf_schedule_kind kind;
+        int placement, allowed;
+    } cases[] = {{CF_SCHEDULE_1F1B, CF_PLACEMENT_V, 0},          {CF_SCHEDULE_INTERLEAVED, CF_PLACEMENT_V, 0},
+                 {CF_SCHEDULE_ZERO_BUBBLE, CF_PLACEMENT_V, 1},   {CF_SCHEDULE_ZERO_BUBBLE, CF_PLACEMENT_ANY, 0},
+                 {CF_SCHEDULE_BEST, CF_PLACEMENT_ANY, 1},        {CF_SCHEDULE_BEST, CF_PLACEMENT_COUNT, 0},
+                 {CF_SCHEDULE_BEST, -1, 0},                      {CF_SCHEDULE_PAPER, CF_PLACEMENT_LOOP, 1}};
+    cf_plan *plan = plan_of_groups();
+    int64_t i;
+    for (i = 0; i < COUNT(cases); i++) {
+        cf_schedule_desc desc;
+        cf_schedule *schedule = NULL;
+        cf_error error;
+        memset(&desc, 0, sizeof desc);
+        desc.kind = cases[i].kind;
+        desc.n_stages = 2;
+        desc.n_virtual = desc.kind >= CF_SCHEDULE_INTERLEAVED ? 2 : 1;
+        desc.placement = (cf_placement)cases[i].placement;
+        desc.budget = 3;
+        harness_note("case %d", (int)i);
+        CHECK_INT(cf_schedule_make(plan, &desc, &schedule, &error), cases[i].allowed ? CF_OK : CF_ERROR_ARGUMENT);
+        if (!cases[i].allowed) CHECK_STR(error.field, "placement");
+        cf_schedule_free(schedule);
+    }
+    harness_note("%s", "");
+    cf_plan_free(plan);
+}
+
+/* ---- the validator ---- */
+
+/* What is held passes 64 bits, by each of the four terms: that is more than any limit. */
+TEST(bytes_past_64_bits_are_past_the_limit) {
+    static const cf_bytes many[] = {{INT64_MAX, 0, 0, 0},         {0, INT64_MAX, 0, 0},
+                                    {0, 0, INT64_MAX, 0},         {0, 0, 0, INT64_MAX},
+                                    {INT64_MAX / 3, 1000, 0, 0},  {INT64_MAX / 3, 0, 1000, 0},
+                                    {INT64_MAX / 3, 0, 0, INT64_MAX / 9}};
+    const cf_bytes few = {1, 1, 1, 1};
+    cf_plan *plan = plan_of_groups();
+    cf_schedule_desc order;
+    cf_schedule *schedule = NULL;
+    cf_validate_desc desc;
+    cf_error error;
+    int64_t i;
+    memset(&order, 0, sizeof order);
+    memset(&desc, 0, sizeof desc);
+    order.kind = CF_SCHEDULE_PAPER; /* local replay, so that inputs are saved */
+    REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
+    desc.limit_bytes = INT64_MAX - 1;
+    for (i = 0; i < COUNT(many); i++) {
+        harness_note("case %d", (int)i);
+        desc.bytes = many[i];
+        REFUSED(cf_schedule_validate(plan, schedule, &desc, NULL, &error), CF_ERROR_SCHEDULE, "limit_bytes");
+        CHECK_INT(error.wanted, INT64_MAX - 1);
+        CHECK_INT(error.got, INT64_MAX);
+    }
+    harness_note("%s", "");
+    desc.bytes = few;
+    CHECK_INT(cf_schedule_validate(plan, schedule, &desc, NULL, &error), CF_OK);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+TEST(a_schedules_own_limits_bind) {
+    cf_plan *plan = plan_of_groups();
+    cf_schedule *schedule = paper_of(plan, 2);
+    int64_t limits[2];
+    cf_validate_desc desc;
+    cf_schedule copy = *schedule;
+    cf_error error;
+    memset(&desc, 0, sizeof desc);
+    copy.limits = limits;
+    limits[0] = naive_peak_chunks(plan, schedule, 0);
+    limits[1] = 0;
+    CHECK_INT(cf_schedule_validate(plan, &copy, NULL, NULL, &error), CF_OK);
+    REQUIRE(limits[0] > 1);
+    limits[0]--;
+    REFUSED(cf_schedule_validate(plan, &copy, NULL, NULL, &error), CF_ERROR_SCHEDULE, "limits");
+    CHECK_INT(error.wanted, limits[0]);
+    REFUSED(cf_schedule_validate(plan, &copy, &desc, NULL, &error), CF_ERROR_SCHEDULE, "limits");
+    desc.limit = CF_NO_LIMIT;
+    CHECK_INT(cf_schedule_validate(plan, &copy, &desc, NULL, &error), CF_OK);
+    desc.limit = limits[0];
+    REFUSED(cf_schedule_validate(plan, &copy, &desc, NULL, &error), CF_ERROR_SCHEDULE, "limit");
+    limits[1] = -1;
+    REFUSED(cf_schedule_validate(plan, &copy, NULL, NULL, &error), CF_ERROR_SCHEDULE, "limits");
+    CHECK_INT(error.item, 1);
+    CHECK_INT(error.got, -1);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* ---- transfers that meet nobody ---- */
+
+/* Chunks that stage 1 keeps after all, so that no R takes what it receives. */
+TEST(what_is_received_and_not_read) {
+    cf_plan *plan = plan_of_groups();
+    cf_schedule *schedule = paper_of(plan, 2), *lowered = NULL, *copy;
+    cf_timeline *timeline = NULL;
+    cf_error error;
+    int64_t i;
+    REQUIRE(cf_schedule_lower(plan, schedule, NULL, &lowered, NULL) == CF_OK);
+    copy = naive_copy(lowered);
+    copy->k = 3;
+    for (i = copy->first[1]; i < copy->n_actions; i++) copy->actions[i].keep |= copy->actions[i].pass == CF_F;
+    for (i = copy->first[1]; i < copy->n_actions; i++)
+        if (copy->actions[i].pass == CF_R) copy = naive_remove(copy, 1, i-- - copy->first[1]);
+    REQUIRE(naive_fault(plan, copy) != NULL);
+    REFUSED(cf_schedule_validate(plan, copy, NULL, NULL, &error), CF_ERROR_SCHEDULE, "actions");
+    CHECK_INT(error.item, -1);
+    CHECK(strstr(error.text, "R of chunk") != NULL && strstr(error.text, "is missing") != NULL);
+    REFUSED(cf_simulate(plan, copy, NULL, &timeline, &error), CF_ERROR_SCHEDULE, "actions");
+    CHECK(strstr(error.text, "R of chunk") != NULL && strstr(error.text, "is missing") != NULL);
+    CHECK(timeline == NULL);
+    naive_free(copy);
+    cf_schedule_free(lowered);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* A list that ends before another stage's transfers have met their other ends. */
+TEST(a_list_that_ends_too_early) {
+    cf_plan *plan = plan_of_groups();
+    cf_schedule *schedule = paper_of(plan, 2), *lowered = NULL, *copy;
+    int64_t left;
+    REQUIRE(cf_schedule_lower(plan, schedule, NULL, &lowered, NULL) == CF_OK);
+    for (left = 0; left < lowered->first[2] - lowered->first[1]; left++) {
+        cf_timeline *timeline = NULL;
+        cf_error error;
+        harness_note("%d left", (int)left);
+        copy = naive_copy(lowered);
+        copy->n_actions = copy->first[2] = copy->first[1] + left;
+        CHECK_INT(cf_schedule_validate(plan, copy, NULL, NULL, &error), CF_ERROR_SCHEDULE);
+        CHECK_INT(cf_simulate(plan, copy, NULL, &timeline, &error), CF_ERROR_SCHEDULE);
+        CHECK(naive_rendezvous(plan, copy) != NULL);
+        CHECK(timeline == NULL);
+        naive_free(copy);
+    }
+    harness_note("%s", "");
+    cf_schedule_free(lowered);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* ---- the simulator ---- */
+
+TEST(counts_for_the_simulator) {
+    cf_plan *plan = plan_of_groups();
+    cf_schedule *schedule = paper_of(plan, 2);
+    cf_schedule copy;
+    cf_timeline *timeline = NULL;
+    cf_error error;
+#define DAMAGE(change, code, field)                                                   \
+    do {                                                                              \
+        copy = *schedule;                                                             \
+        copy.change;                                                                  \
+        REFUSED(cf_simulate(plan, &copy, NULL, &timeline, &error), code, field);      \
+    } while (0)
+    DAMAGE(n_stages = 0, CF_ERROR_SCHEDULE, "n_stages");
+    DAMAGE(n_virtual = 0, CF_ERROR_SCHEDULE, "n_virtual");
+    DAMAGE(n_virtual = CF_MAX_STAGES, CF_ERROR_SCHEDULE, "n_actions"); /* too few for as many */
+    DAMAGE(n_actions = -1, CF_ERROR_SCHEDULE, "n_actions");
+    DAMAGE(n_actions = CF_MAX_ACTIONS + 1, CF_ERROR_SCHEDULE, "first");
+    DAMAGE(first = NULL, CF_ERROR_SCHEDULE, "first");
+#undef DAMAGE
+    REFUSED(cf_simulate(plan, schedule, NULL, NULL, &error), CF_ERROR_ARGUMENT, "out");
+    CHECK(timeline == NULL);
+    CHECK_INT(cf_simulate(plan, schedule, NULL, &timeline, NULL), CF_OK);
+    cf_timeline_free(timeline);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* Passes that are finite one by one, and not together. */
+TEST(times_that_cannot_be_added_up) {
+    cf_plan *plan = plan_of_groups();
+    cf_schedule *schedule = paper_of(plan, 2);
+    cf_schedule_desc order;
+    cf_simulate_desc simulate;
+    cf_timeline *timeline = NULL;
+    cf_timing timing;
+    cf_bound bounds[CF_MAX_BOUNDS];
+    int64_t n_bounds = 77;
+    cf_error error;
+    memset(&order, 0, sizeof order);
+    memset(&simulate, 0, sizeof simulate);
+    memset(&timing, 0, sizeof timing);
+    timing.all.forward.constant = 1e307;
+    order.timing = simulate.timing = &timing;
+    order.n_stages = 2;
+    harness_poison(bounds, sizeof bounds);
+    REFUSED(cf_simulate(plan, schedule, &simulate, &timeline, &error), CF_ERROR_OVERFLOW, "timing");
+    REFUSED(cf_schedule_bounds(plan, &order, bounds, &n_bounds, &error), CF_ERROR_OVERFLOW, "timing");
+    CHECK_POISON(bounds, sizeof bounds);
+    CHECK(timeline == NULL);
+    CHECK_INT(n_bounds, 77);
+    timing.all.forward.constant = 1;
+    CHECK_INT(cf_simulate(plan, schedule, &simulate, &timeline, &error), CF_OK);
+    cf_timeline_free(timeline);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+static cf_result measure(const cf_plan *plan, const cf_schedule *schedule, const double *start, const double *end,
+                         cf_timeline **timeline, cf_error *error) {
+    return cf_timeline_measured(plan, schedule, start, end, NULL, NULL, timeline, error);
+}
+
+TEST(measured_times_are_finite) {
+    cf_plan *plan = plan_of_groups();
+    cf_schedule *schedule = paper_of(plan, 1);
+    cf_timeline *timeline = NULL;
+    double start[100], end[100];
+    cf_error error;
+    int64_t i;
+    REQUIRE(schedule->n_actions < COUNT(start));
+    for (i = 0; i < schedule->n_actions; i++) start[i] = (double)i, end[i] = (double)i + 1;
+    start[2] = (double)INFINITY;
+    REFUSED(measure(plan, schedule, start, end, &timeline, &error), CF_ERROR_ARGUMENT, "start");
+    start[2] = -(double)INFINITY;
+    REFUSED(measure(plan, schedule, start, end, &timeline, &error), CF_ERROR_ARGUMENT, "start");
+    CHECK_INT(error.item, 2);
+    start[2] = 2;
+    end[3] = (double)INFINITY;
+    REFUSED(measure(plan, schedule, start, end, &timeline, &error), CF_ERROR_ARGUMENT, "end");
+    CHECK_INT(error.item, 3);
+    CHECK(timeline == NULL);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* ---- loads ---- */
+
+/* A plan of one rank made by hand whose chunks, far behind in their sequence, have scores past what can be counted. */
+TEST(scores_that_do_not_fit) {
+    cf_plan *plan = plan_of_groups();
+    cf_schedule_desc order;
+    cf_schedule *schedule = NULL;
+    cf_memory_load loads[64];
+    cf_error error;
+    memset(&order, 0, sizeof order);
+    order.kind = CF_SCHEDULE_PAPER;
+    order.k = 3;
+    REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
+    harness_poison(loads, sizeof loads);
+    plan->chunks[1].prefix = INT64_MAX;
+    REFUSED(cf_schedule_loads(plan, schedule, 0, loads, COUNT(loads), &error), CF_ERROR_PLAN, "chunks.prefix");
+    plan->chunks[1].prefix = INT64_MAX / 2;
+    REFUSED(cf_schedule_loads(plan, schedule, 0, loads, COUNT(loads), &error), CF_ERROR_OVERFLOW, "loads.live_scores");
+    plan->chunks[1].prefix = INT64_MAX / 4;
+    REFUSED(cf_schedule_loads(plan, schedule, 0, loads, COUNT(loads), &error), CF_ERROR_OVERFLOW, "loads.live_scores");
+    plan->chunks[0].prefix = plan->chunks[1].prefix = plan->chunks[2].prefix = INT64_MAX / 13; /* each fits */
+    REFUSED(cf_schedule_loads(plan, schedule, 0, loads, COUNT(loads), &error), CF_ERROR_OVERFLOW, "loads");
+    CHECK_POISON(loads, sizeof loads);
+    plan->chunks[0].prefix = plan->chunks[1].prefix = plan->chunks[2].prefix = 3;
+    CHECK_INT(cf_schedule_loads(plan, schedule, 0, loads, COUNT(loads), &error), CF_OK);
+    CHECK_INT(loads[0].live_scores, 3 * 6);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* A second backward gives back what the first one has given back already. */
+TEST(loads_of_what_is_given_back_twice) {
+    cf_plan *plan = plan_of_groups(), *nothing = plan_of_nothing();
+    cf_schedule *schedule = paper_of(plan, 1), *empty = paper_of(nothing, 1);
+    cf_memory_load loads[64];
+    cf_error error;
+    int64_t i = schedule->n_actions - 1;
+    harness_poison(loads, sizeof loads);
+    while (schedule->actions[i].pass != CF_F && schedule->actions[i].pass != CF_R) i--;
+    schedule->actions[i].keep = 0;
+    schedule->actions[i].pass = CF_B; /* of the chunk whose backward comes next */
+    REFUSED(cf_schedule_loads(plan, schedule, 0, loads, COUNT(loads), &error), CF_ERROR_SCHEDULE, "actions");
+    CHECK_POISON(loads, sizeof loads);
+    CHECK_INT(cf_schedule_loads(nothing, empty, 0, NULL, 0, &error), CF_OK);
+    cf_schedule_free(empty);
+    cf_schedule_free(schedule);
+    cf_plan_free(nothing);
+    cf_plan_free(plan);
+}
+
+/* ---- loss weights and writers ---- */
+
+TEST(prompts_below_zero) {
+    const int64_t lengths[] = {4, 7}, prompts[] = {1, -1};
+    cf_loss_weights_desc how;
+    double weights[2];
+    cf_error error;
+    memset(&how, 0, sizeof how);
+    how.mean = CF_MEAN_PROMPTS;
+    how.prompts = prompts;
+    harness_poison(weights, sizeof weights);
+    REFUSED(cf_loss_weights(lengths, 2, &how, weights, &error), CF_ERROR_ARGUMENT, "prompts");
+    CHECK(error.item == 1 && error.got == -1 && error.wanted == 0);
+    CHECK_POISON(weights, sizeof weights);
+}
+
+/* Counts what it is given, and stops at a call. */
+typedef struct stopper {
+    int64_t calls, stop_at, bytes;
+} stopper;
+
+static int stop_writing(const char *text, size_t bytes, void *user) {
+    stopper *s = (stopper *)user;
+    (void)text;
+    s->bytes += (int64_t)bytes;
+    return ++s->calls == s->stop_at ? 9 : 0;
+}
+
+/* Counts of many stages and rows of many tokens, which take more than one piece: after the call that failed there is no
+   other. */
+TEST(long_arrays_stop_where_they_are_told_to) {
+    const int64_t lengths[] = {3000};
+    const cf_write_desc with_rows = {1, NULL};
+    cf_pack_desc pack;
+    cf_plan *plan = NULL;
+    cf_schedule *schedule;
+    cf_timeline *timeline = NULL;
+    stopper s = {0, 0, 0};
+    int64_t i, n;
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = 3000;
+    REQUIRE(cf_pack(lengths, 1, &pack, &plan, NULL) == CF_OK);
+    schedule = paper_of(plan, 3000);
+    REQUIRE(cf_simulate(plan, schedule, NULL, &timeline, NULL) == CF_OK);
+    CHECK_INT(cf_write_plan_json(plan, &with_rows, stop_writing, &s, NULL), CF_OK);
+    n = s.calls;
+    CHECK(n > 5);
+    for (i = 1; i <= n; i++) {
+        s.calls = 0;
+        s.stop_at = i;
+        CHECK_INT(cf_write_plan_json(plan, &with_rows, stop_writing, &s, NULL), CF_ERROR_WRITE);
+        CHECK_INT(s.calls, i);
+    }
+    s.calls = s.stop_at = 0;
+    CHECK_INT(cf_write_schedule_json(schedule, timeline, stop_writing, &s, NULL), CF_OK);
+    for (i = 1; i <= 20; i++) {
+        s.calls = 0;
+        s.stop_at = i;
+        CHECK_INT(cf_write_schedule_json(schedule, timeline, stop_writing, &s, NULL), CF_ERROR_WRITE);
+        CHECK_INT(s.calls, i);
+    }
+    cf_timeline_free(timeline);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+TEST(writers_of_what_does_not_go_together) {
+    harness_heap heap;
+    cf_allocator half = {harness_alloc, NULL, NULL};
+    cf_write_desc desc = {0, NULL};
+    cf_plan *plan = plan_of_groups();
+    cf_schedule *one = paper_of(plan, 1), *two = paper_of(plan, 2);
+    cf_timeline *timeline = NULL, copy;
+    stopper s = {0, 0, 0};
+    int64_t plain;
+    cf_error error;
+    memset(&heap, 0, sizeof heap);
+    half.user = &heap;
+    REQUIRE(cf_simulate(plan, two, NULL, &timeline, NULL) == CF_OK);
+    REFUSED(cf_write_schedule_json(one, timeline, stop_writing, &s, &error), CF_ERROR_ARGUMENT, "timeline");
+    copy = *timeline;
+    copy.n_stages = 1;
+    REFUSED(cf_write_schedule_json(two, &copy, stop_writing, &s, &error), CF_ERROR_ARGUMENT, "timeline");
+    desc.metadata = 1;
+    desc.allocator = &half;
+    REFUSED(cf_write_plan_json(plan, &desc, stop_writing, &s, &error), CF_ERROR_ARGUMENT, "allocator.release");
+    desc.allocator = NULL;
+    plan->chunks[2].prefix = INT32_MAX;
+    REFUSED(cf_write_plan_json(plan, &desc, stop_writing, &s, &error), CF_ERROR_LIMIT, "cu_seqlens_k");
+    CHECK_INT(s.calls, 0);
+    CHECK_INT(cf_write_plan_json(plan, NULL, stop_writing, &s, &error), CF_OK);
+    plain = s.bytes;
+    desc.metadata = 0;
+    CHECK_INT(cf_write_plan_json(plan, &desc, stop_writing, &s, &error), CF_OK);
+    CHECK_INT(s.bytes, 2 * plain);
+    cf_timeline_free(timeline);
+    cf_schedule_free(two);
+    cf_schedule_free(one);
+    cf_plan_free(plan);
+}
+
+SUITE(refusals, CASE(every_item_has_its_name), CASE(an_arena_needs_sound_memory), CASE(a_cost_may_go_bad_at_any_call),
+      CASE(a_cost_may_change_its_mind_at_any_call), CASE(a_batch_of_too_many_chunks),
+      CASE(best_fit_among_rooms_that_lie_close), CASE(a_room_too_small_is_passed_by), CASE(exchanges_even_out_many_units),
+      CASE(a_group_without_chunks), CASE(a_sequence_left_out_needs_no_record), CASE(pairs_that_do_not_fit),
+      CASE(pairs_that_do_not_fit_together),
+      CASE(places_out_of_range), CASE(splits_and_outputs_of_models), CASE(unfused_operations_without_a_gate),
+      CASE(buffers_of_tensor_parallelism),
+      CASE(sums_of_memory_that_do_not_fit), CASE(each_cost_is_named), CASE(plans_that_do_not_hold_together),
+      CASE(rows_that_cannot_be_added_up), CASE(graphs_with_missing_arrays), CASE(a_node_that_too_many_edges_leave),
+      CASE(graphs_without_anything), CASE(schedules_that_are_split_in_part),
+      CASE(bytes_that_cannot_be_added_up), CASE(limits_on_bytes_bind_in_either_form), CASE(the_state_of_the_first_group_needs_its_bytes),
+      CASE(placements_are_for_some_kinds),
+      CASE(bytes_past_64_bits_are_past_the_limit), CASE(a_schedules_own_limits_bind),
+      CASE(what_is_received_and_not_read), CASE(a_list_that_ends_too_early), CASE(counts_for_the_simulator),
+      CASE(times_that_cannot_be_added_up), CASE(measured_times_are_finite), CASE(scores_that_do_not_fit),
+      CASE(loads_of_what_is_given_back_twice), CASE(prompts_below_zero),
+      CASE(long_arrays_stop_where_they_are_told_to), CASE(writers_of_what_does_not_go_together));

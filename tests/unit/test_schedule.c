@@ -1,0 +1,447 @@
+/* >>schedule: the order of passes on one stage, against Algorithm 2 written down a second time and against its
+   rules. */
+
+#include "chunkflow.h"
+#include "../harness.h"
+#include "../reference/oracle.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
+
+static cf_plan *plan_of(const int64_t *lengths, int64_t n, int64_t chunk_size, int64_t n_ranks) {
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = chunk_size;
+    desc.n_ranks = n_ranks;
+    CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
+    return plan;
+}
+
+static cf_schedule_desc with_k(int64_t k) {
+    cf_schedule_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.kind = CF_SCHEDULE_PAPER;
+    desc.replay = CF_REPLAY_PIPELINE;
+    desc.k = k;
+    return desc;
+}
+
+static cf_schedule *schedule_of(const cf_plan *plan, const cf_schedule_desc *desc) {
+    cf_schedule *schedule = NULL;
+    cf_error error;
+    if (cf_schedule_make(plan, desc, &schedule, &error) != CF_OK) FAIL("cf_schedule_make: %s", error.text);
+    return schedule;
+}
+
+/* "F0 F1+ B1 R0+ B0": + where the activations are kept. */
+static const char *schedule_text(const cf_schedule *schedule) {
+    static char text[4000];
+    size_t at = 0;
+    int64_t i;
+    text[0] = 0;
+    for (i = 0; i < schedule->n_actions && at + 40 < sizeof text; i++) {
+        const cf_action *a = &schedule->actions[i];
+        at += (size_t)snprintf(text + at, sizeof text - at, "%s%s%d%s", i ? " " : "", cf_pass_name((cf_pass)a->pass),
+                               (int)a->chunk, a->keep ? "+" : "");
+    }
+    return text;
+}
+
+static void check_text(const int64_t *lengths, int64_t n, int64_t chunk_size, int64_t k, const char *wanted) {
+    cf_plan *plan = plan_of(lengths, n, chunk_size, 1);
+    cf_schedule_desc desc = with_k(k);
+    cf_schedule *schedule = plan ? schedule_of(plan, &desc) : NULL;
+    if (schedule) CHECK_STR(schedule_text(schedule), wanted);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* ---- known answers ---- */
+
+TEST(groups_of_several_sizes) {
+    const int64_t four[] = {16}, one[] = {4}, two[] = {8};
+    check_text(one, 1, 4, 1, "F0+ B0");
+    check_text(two, 1, 4, 1, "F0 F1+ B1 R0+ B0");
+    check_text(two, 1, 4, 2, "F0+ F1+ B1 B0");
+    check_text(four, 1, 4, 1, "F0 F1 F2 F3+ B3 R2+ B2 R1+ B1 R0+ B0");
+    check_text(four, 1, 4, 2, "F0 F1 F2+ F3+ B3 B2 R1+ B1 R0+ B0");
+    check_text(four, 1, 4, 3, "F0 F1+ F2+ F3+ B3 B2 B1 R0+ B0");
+    check_text(four, 1, 4, 4, "F0+ F1+ F2+ F3+ B3 B2 B1 B0");
+    check_text(four, 1, 4, 5, "F0+ F1+ F2+ F3+ B3 B2 B1 B0");
+    check_text(four, 1, 4, INT64_MAX, "F0+ F1+ F2+ F3+ B3 B2 B1 B0");
+    check_text(four, 1, 4, 0, "F0 F1 F2 F3+ B3 R2+ B2 R1+ B1 R0+ B0"); /* 0: 1 */
+}
+
+TEST(paper_example_of_four_sequences) {
+    const int64_t lengths[] = {1, 1, 2, 4}; /* at ChunkSize 2: chunks 0, 1 are the long one, 2 and 3 standalone */
+    check_text(lengths, 4, 2, 1, "F0 F1+ B1 R0+ B0 F2+ B2 F3+ B3");
+    check_text(lengths, 4, 2, 2, "F0+ F1+ B1 B0 F2+ B2 F3+ B3");
+}
+
+TEST(an_empty_plan_has_an_empty_schedule) {
+    check_text(NULL, 0, 4, 3, "");
+}
+
+/* ---- random plans ---- */
+
+/* Algorithm 2 in the words of its description: forward all, then walk back from the last chunk to the first, and
+   where a chunk is not among the last K its activations are gone, so forward it again before its backward. */
+static int64_t naive_unit(int64_t first, int64_t n, int64_t k, cf_action *actions) {
+    int64_t i, count = 0;
+    for (i = 0; i < 2 * n; i++) {
+        int forward = i < n;
+        int64_t chunk = first + (forward ? i : 2 * n - 1 - i);
+        int among_last_k = first + n - chunk <= k;
+        cf_action action;
+        memset(&action, 0, sizeof action);
+        action.chunk = (int32_t)chunk;
+        action.pass = (uint8_t)(forward ? CF_F : CF_R);
+        action.keep = (uint8_t)(!forward || among_last_k);
+        if (forward || !among_last_k) actions[count++] = action;
+        if (forward) continue;
+        action.pass = CF_B;
+        action.keep = 0;
+        actions[count++] = action;
+    }
+    return count;
+}
+
+static int64_t naive_schedule(const cf_plan *plan, int64_t rank, int64_t k, cf_action *actions) {
+    int64_t c, count = 0;
+    for (c = 0; c < plan->n_chunks; c++) {
+        const cf_chunk *chunk = &plan->chunks[c];
+        if (chunk->rank != rank || (chunk->group >= 0 && chunk->index > 0)) continue;
+        count += naive_unit(c, chunk->group >= 0 ? plan->groups[chunk->group].n_chunks : 1, k, actions + count);
+    }
+    return count;
+}
+
+/* The rules of a schedule, counted action by action, without regard to how it was made. */
+static void check_rules(const cf_plan *plan, const cf_schedule *schedule, int64_t k) {
+    /* of each group: chunks that hold activations, forwards and backwards that have run */
+    int64_t *kept = (int64_t *)calloc((size_t)plan->n_groups + 1, sizeof *kept);
+    int64_t *forwards = (int64_t *)calloc((size_t)plan->n_groups + 1, sizeof *forwards);
+    int64_t *backwards = (int64_t *)calloc((size_t)plan->n_groups + 1, sizeof *backwards);
+    char *done = (char *)calloc((size_t)plan->n_chunks + 1, 4); /* F, R, B ran; activations held */
+    int64_t i, n_done = 0;
+    REQUIRE(kept && forwards && backwards && done);
+    for (i = 0; i < schedule->n_actions; i++) {
+        const cf_action *a = &schedule->actions[i];
+        const cf_chunk *chunk;
+        char *state;
+        REQUIRE(a->chunk >= 0 && a->chunk < plan->n_chunks);
+        chunk = &plan->chunks[a->chunk];
+        state = done + 4 * a->chunk;
+        CHECK_INT(chunk->rank, schedule->rank);
+        CHECK(a->stage == 0 && a->reserved == 0 && a->keep <= 1);
+        switch (a->pass) {
+            case CF_F:
+                CHECK(!state[0] && !state[1] && !state[2]);
+                if (chunk->group >= 0) CHECK_INT(chunk->index, forwards[chunk->group]++); /* ascending */
+                state[0] = 1;
+                state[3] = (char)a->keep;
+                break;
+            case CF_R:
+                CHECK(state[0] && !state[1] && !state[2] && !state[3] && a->keep); /* after F, before B, once */
+                state[1] = 1;
+                state[3] = 1;
+                break;
+            case CF_B:
+                CHECK(state[0] && !state[2] && state[3]);
+                if (chunk->group >= 0) /* descending, and only after every forward of the group */
+                    CHECK(chunk->index == plan->groups[chunk->group].n_chunks - 1 - backwards[chunk->group]++ &&
+                          forwards[chunk->group] == plan->groups[chunk->group].n_chunks);
+                state[2] = 1;
+                state[3] = 0;
+                n_done++;
+                break;
+            default: FAIL("pass %d", (int)a->pass);
+        }
+        if (chunk->group >= 0) {
+            kept[chunk->group] += a->keep;
+            kept[chunk->group] -= a->pass == CF_B;
+            CHECK(kept[chunk->group] >= 0 && kept[chunk->group] <= k);
+        }
+    }
+    CHECK_INT(n_done, plan->n_steps); /* each chunk of the rank, once */
+    free(kept);
+    free(forwards);
+    free(backwards);
+    free(done);
+}
+
+TEST(random_plans_follow_algorithm_2) {
+    static oracle_batch batch;
+    static cf_action actions[20000];
+    int i;
+    for (i = 0; i < 3000; i++) {
+        uint64_t seed = 40000000 + (uint64_t)i;
+        harness_rng rng = {seed};
+        cf_plan *plan = NULL;
+        int64_t rank, k = harness_chance(&rng, 0.1) ? INT64_MAX : harness_between(&rng, 1, 6);
+        oracle_draw(&rng, &batch, 20);
+        oracle_note(seed, &batch);
+        REQUIRE(cf_pack(batch.lengths, batch.n, &batch.desc, &plan, NULL) == CF_OK);
+        for (rank = 0; rank < plan->n_ranks; rank++) {
+            cf_schedule_desc desc = with_k(k);
+            cf_schedule *schedule;
+            int64_t count = naive_schedule(plan, rank, k, actions);
+            desc.rank = rank;
+            schedule = schedule_of(plan, &desc);
+            REQUIRE(schedule != NULL);
+            CHECK(schedule->kind == CF_SCHEDULE_PAPER && schedule->replay == CF_REPLAY_PIPELINE);
+            CHECK(schedule->n_stages == 1 && schedule->n_virtual == 1 && schedule->k == k && schedule->rank == rank);
+            CHECK_INT(schedule->n_chunks, plan->n_chunks);
+            CHECK_INT(schedule->first[0], 0);
+            CHECK_INT(schedule->first[1], schedule->n_actions);
+            if (CHECK_INT(schedule->n_actions, count) && count > 0)
+                CHECK(memcmp(schedule->actions, actions, (size_t)count * sizeof *actions) == 0);
+            check_rules(plan, schedule, k);
+            cf_schedule_free(schedule);
+        }
+        cf_plan_free(plan);
+    }
+}
+
+/* ---- memory ---- */
+
+TEST(schedule_into_needs_exactly_what_schedule_size_says) {
+    static oracle_batch batch;
+    int i;
+    for (i = 0; i < 300; i++) {
+        uint64_t seed = 41000000 + (uint64_t)i;
+        harness_rng rng = {seed};
+        cf_plan *plan = NULL;
+        cf_schedule_desc desc = with_k(harness_between(&rng, 1, 4));
+        cf_schedule *made;
+        size_t need = 0;
+        int64_t extra;
+        oracle_draw(&rng, &batch, 20);
+        oracle_note(seed, &batch);
+        REQUIRE(cf_pack(batch.lengths, batch.n, &batch.desc, &plan, NULL) == CF_OK);
+        made = schedule_of(plan, &desc);
+        REQUIRE(made != NULL);
+        REQUIRE(cf_schedule_size(plan, &desc, &need, NULL) == CF_OK);
+        for (extra = -1; extra <= 1; extra++) {
+            size_t bytes = (size_t)((int64_t)need + extra);
+            char *memory = (char *)(extra == 0 ? malloc(bytes) : harness_guard_new(bytes));
+            cf_schedule *schedule;
+            cf_error error;
+            harness_poison(&schedule, sizeof schedule);
+            harness_poison(&error, sizeof error);
+            if (extra < 0) {
+                CHECK_INT(cf_schedule_into(plan, &desc, memory, bytes, &schedule, &error), CF_ERROR_SPACE);
+                CHECK_STR(error.field, "bytes");
+                CHECK_INT(error.wanted, need);
+                CHECK_INT(error.got, bytes);
+                CHECK_POISON(&schedule, sizeof schedule);
+                CHECK_POISON(memory, bytes);
+            } else if (CHECK_INT(cf_schedule_into(plan, &desc, memory, bytes, &schedule, &error), CF_OK)) {
+                CHECK((char *)schedule == memory);
+                CHECK_POISON(&error, sizeof error);
+                CHECK_INT(schedule->n_actions, made->n_actions);
+                CHECK(memcmp(schedule->actions, made->actions, (size_t)made->n_actions * sizeof(cf_action)) == 0);
+                cf_schedule_free(schedule); /* does nothing */
+                CHECK_INT(schedule->n_actions, made->n_actions);
+            }
+            if (extra == 0) free(memory);
+            else harness_guard_free(memory);
+        }
+        cf_schedule_free(made);
+        cf_plan_free(plan);
+    }
+}
+
+TEST(schedule_survives_every_failed_allocation) {
+    const int64_t lengths[] = {40, 3, 3, 17};
+    cf_plan *plan = plan_of(lengths, 4, 8, 1);
+    int64_t fail_at;
+    REQUIRE(plan != NULL);
+    for (fail_at = 1;; fail_at++) {
+        harness_heap heap = {0};
+        cf_allocator allocator = {harness_alloc, harness_release, NULL};
+        cf_schedule_desc desc = with_k(2);
+        cf_schedule *schedule;
+        cf_error error;
+        cf_result result;
+        allocator.user = &heap;
+        heap.fail_at = fail_at;
+        desc.allocator = &allocator;
+        harness_poison(&schedule, sizeof schedule);
+        result = cf_schedule_make(plan, &desc, &schedule, &error);
+        if (result == CF_OK) {
+            CHECK_INT(heap.live, 1); /* one block */
+            cf_schedule_free(schedule);
+            CHECK_INT(heap.live, 0);
+            CHECK_INT(heap.faults, 0);
+            break;
+        }
+        CHECK_INT(result, CF_ERROR_MEMORY);
+        CHECK_INT(error.code, CF_ERROR_MEMORY);
+        CHECK_POISON(&schedule, sizeof schedule);
+        CHECK_INT(heap.live, 0);
+        REQUIRE(fail_at < 20);
+    }
+    CHECK(fail_at > 1);
+    cf_schedule_free(NULL);
+    cf_plan_free(plan);
+}
+
+/* ---- arguments ---- */
+
+static void check_refused(const cf_plan *plan, const cf_schedule_desc *desc, cf_result code, const char *field,
+                          int64_t got) {
+    cf_schedule *schedule;
+    size_t bytes;
+    cf_error error;
+    unsigned char *memory = (unsigned char *)harness_guard_new(4096);
+    harness_poison(&schedule, sizeof schedule);
+    harness_poison(&bytes, sizeof bytes);
+    harness_note("%s = %lld", field, (long long)got);
+    CHECK_INT(cf_schedule_make(plan, desc, &schedule, &error), code);
+    CHECK_INT(error.code, code);
+    CHECK_STR(error.field, field);
+    CHECK_INT(error.got, got);
+    CHECK_INT(error.item, -1);
+    CHECK(strstr(error.text, field) != NULL);
+    CHECK_INT(cf_schedule_size(plan, desc, &bytes, &error), code);
+    CHECK_STR(error.field, field);
+    CHECK_INT(cf_schedule_into(plan, desc, memory, 4096, &schedule, &error), code);
+    CHECK_STR(error.field, field);
+    CHECK_INT(cf_schedule_make(plan, desc, &schedule, NULL), code);
+    CHECK_INT(cf_schedule_size(plan, desc, &bytes, NULL), code);
+    CHECK_INT(cf_schedule_into(plan, desc, memory, 4096, &schedule, NULL), code);
+    CHECK_POISON(&schedule, sizeof schedule);
+    CHECK_POISON(&bytes, sizeof bytes);
+    CHECK_POISON(memory, 4096);
+    harness_guard_free(memory);
+}
+
+TEST(schedule_refuses_bad_arguments) {
+    const int64_t lengths[] = {40, 3, 3, 17};
+    const int64_t bad_counts[] = {-1, INT64_MIN};
+    const int64_t bad_ranks[] = {-1, 2, INT64_MAX, INT64_MIN};
+    const int bad_enums[] = {-1, 99, INT32_MAX};
+    cf_plan *plan = plan_of(lengths, 4, 8, 2);
+    harness_heap heap = {0};
+    cf_allocator half = {harness_alloc, NULL, NULL};
+    cf_schedule *schedule;
+    cf_schedule_desc desc;
+    cf_error error;
+    size_t bytes, need;
+    unsigned char *memory;
+    int64_t i;
+    REQUIRE(plan != NULL);
+    for (i = 0; i < COUNT(bad_counts); i++) {
+        desc = with_k(bad_counts[i]);
+        check_refused(plan, &desc, CF_ERROR_ARGUMENT, "k", bad_counts[i]);
+        desc = with_k(1);
+        desc.n_stages = bad_counts[i];
+        check_refused(plan, &desc, CF_ERROR_ARGUMENT, "n_stages", bad_counts[i]);
+    }
+    for (i = 0; i < COUNT(bad_ranks); i++) {
+        desc = with_k(1);
+        desc.rank = bad_ranks[i];
+        check_refused(plan, &desc, CF_ERROR_ARGUMENT, "rank", bad_ranks[i]);
+    }
+    for (i = 0; i < COUNT(bad_enums); i++) {
+        desc = with_k(1);
+        memcpy(&desc.kind, &bad_enums[i], sizeof desc.kind);
+        check_refused(plan, &desc, CF_ERROR_ARGUMENT, "kind", (int)desc.kind);
+        desc = with_k(1);
+        memcpy(&desc.replay, &bad_enums[i], sizeof desc.replay);
+        check_refused(plan, &desc, CF_ERROR_ARGUMENT, "replay", (int)desc.replay);
+    }
+    desc = with_k(1);
+    check_refused(NULL, &desc, CF_ERROR_ARGUMENT, "plan", 0);
+    check_refused(plan, NULL, CF_ERROR_ARGUMENT, "desc", 0);
+    harness_note("%s", "");
+    CHECK_INT(cf_schedule_make(plan, &desc, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "out");
+    CHECK_INT(cf_schedule_size(plan, &desc, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "bytes");
+    REQUIRE(cf_schedule_size(plan, &desc, &need, &error) == CF_OK);
+    memory = (unsigned char *)harness_guard_new(need + 16);
+    CHECK_INT(cf_schedule_into(plan, &desc, memory, need, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "out");
+    harness_poison(&schedule, sizeof schedule);
+    CHECK_INT(cf_schedule_into(plan, &desc, NULL, need, &schedule, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "memory");
+    for (bytes = 1; bytes < 16; bytes++) {
+        CHECK_INT(cf_schedule_into(plan, &desc, memory + bytes, need, &schedule, &error), CF_ERROR_SPACE);
+        CHECK_STR(error.field, "memory");
+    }
+    half.user = &heap;
+    desc.allocator = &half;
+    CHECK_INT(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "allocator.release");
+    CHECK_POISON(&schedule, sizeof schedule);
+    CHECK_POISON(memory, need + 16);
+    harness_guard_free(memory);
+    cf_plan_free(plan);
+}
+
+/* Counts that contradict each other, and groups that chunks do not know of. */
+TEST(schedule_refuses_unsound_plans) {
+    const int64_t lengths[] = {40, 3, 3, 17};
+    cf_plan *plan = plan_of(lengths, 4, 8, 1);
+    cf_schedule_desc desc = with_k(1);
+    int i;
+    REQUIRE(plan != NULL);
+    for (i = 0; i < 9; i++) {
+        cf_plan bad = *plan;
+        cf_chunk *chunks = (cf_chunk *)malloc((size_t)plan->n_chunks * sizeof *chunks);
+        cf_group *groups = (cf_group *)malloc((size_t)plan->n_groups * sizeof *groups);
+        cf_schedule *schedule;
+        cf_error error;
+        REQUIRE(chunks && groups);
+        memcpy(chunks, plan->chunks, (size_t)plan->n_chunks * sizeof *chunks);
+        memcpy(groups, plan->groups, (size_t)plan->n_groups * sizeof *groups);
+        bad.chunks = chunks;
+        bad.groups = groups;
+        switch (i) {
+            case 0: bad.n_chunks--; break;
+            case 1: bad.n_steps = -bad.n_steps, bad.n_chunks = -bad.n_chunks; break;
+            case 2: bad.n_ranks = 0; break;
+            case 3: bad.chunks = NULL; break;
+            case 4: chunks[0].group = plan->n_groups; break;
+            case 5: chunks[0].group = -2; break;
+            case 6: groups[0].n_chunks = plan->n_chunks + 1; break;
+            case 7: groups[0].first_chunk = 1; break;
+            default: groups[0].n_chunks = INT64_MIN; break;
+        }
+        harness_note("damage %d", i);
+        harness_poison(&schedule, sizeof schedule);
+        CHECK_INT(cf_schedule_make(&bad, &desc, &schedule, &error), CF_ERROR_PLAN);
+        CHECK_INT(error.code, CF_ERROR_PLAN);
+        CHECK(error.field != NULL && strstr(error.text, error.field) != NULL);
+        CHECK_POISON(&schedule, sizeof schedule);
+        free(chunks);
+        free(groups);
+    }
+    cf_plan_free(plan);
+}
+
+TEST(schedule_defaults_are_filled_in) {
+    cf_schedule_desc desc, full;
+    memset(&desc, 0, sizeof desc);
+    full = cf_schedule_defaults(&desc);
+    CHECK(full.kind == CF_SCHEDULE_BEST && full.replay == CF_REPLAY_LOCAL && full.n_stages == 1 && full.k == 1);
+    CHECK(full.rank == 0 && full.allocator == NULL);
+    desc.kind = CF_SCHEDULE_PAPER;
+    desc.replay = CF_REPLAY_PIPELINE;
+    desc.n_stages = 1;
+    desc.k = 7;
+    desc.rank = 3;
+    full = cf_schedule_defaults(&desc);
+    CHECK(full.kind == CF_SCHEDULE_PAPER && full.replay == CF_REPLAY_PIPELINE && full.k == 7 && full.rank == 3);
+}
+
+SUITE(schedule, CASE(groups_of_several_sizes), CASE(paper_example_of_four_sequences),
+      CASE(an_empty_plan_has_an_empty_schedule), CASE(random_plans_follow_algorithm_2),
+      CASE(schedule_into_needs_exactly_what_schedule_size_says), CASE(schedule_survives_every_failed_allocation),
+      CASE(schedule_refuses_bad_arguments), CASE(schedule_refuses_unsound_plans),
+      CASE(schedule_defaults_are_filled_in));

@@ -1,0 +1,661 @@
+/* >>schedule for several stages: the fixed kinds. Lists are judged by pipeline.c, makespans by published numbers. */
+
+#include "chunkflow.h"
+#include "../harness.h"
+#include "../reference/pipeline.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t chunk_size, int64_t max_slices, cf_pack_method method) {
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    cf_error error;
+    memset(&desc, 0, sizeof desc);
+    memset(&error, 0, sizeof error);
+    desc.chunk_size = chunk_size;
+    desc.max_slices = max_slices;
+    desc.method = method;
+    if (cf_pack(lengths, n, &desc, &plan, &error) != CF_OK) FAIL("cf_pack: %s", error.text);
+    return plan;
+}
+
+static cf_schedule_desc describe(cf_schedule_kind kind, int64_t n_stages, int64_t k) {
+    cf_schedule_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.kind = kind;
+    desc.replay = CF_REPLAY_PIPELINE;
+    desc.n_stages = n_stages;
+    desc.k = k;
+    return desc;
+}
+
+/* Makes and judges a schedule; NULL after a failure, which has been counted. */
+static cf_schedule *make(const cf_plan *plan, const cf_schedule_desc *desc) {
+    cf_schedule *schedule = NULL;
+    cf_error error;
+    const char *fault;
+    memset(&error, 0, sizeof error);
+    if (cf_schedule_make(plan, desc, &schedule, &error) != CF_OK) {
+        FAIL("cf_schedule_make: %s", error.text);
+        return NULL;
+    }
+    fault = pipeline_fault(plan, schedule, desc);
+    if (fault) FAIL("broken rule: %s", fault);
+    CHECK(fault == NULL);
+    return schedule;
+}
+
+static double makespan_of(const cf_plan *plan, const cf_schedule_desc *desc) {
+    cf_schedule *schedule = make(plan, desc);
+    double makespan = schedule ? pipeline_makespan(plan, schedule, desc->timing, NULL, NULL) : -1;
+    cf_schedule_free(schedule);
+    return makespan;
+}
+
+/* 1 - work / (stages x makespan), in hundredths of a percent, rounded. */
+static int64_t bubble(double work, int64_t n_stages, double makespan) {
+    return (int64_t)((1 - work / ((double)n_stages * makespan)) * 10000 + 0.5);
+}
+
+/* ---- published numbers ---- */
+
+/* Figures 2 and 6 of the paper: 4 stages, lengths 1, 1, 2, 4, F = length, B = 2 x length. */
+TEST(paper_example_of_1f1b) {
+    const int64_t lengths[] = {1, 1, 2, 4}, equal[] = {2, 2, 2, 2};
+    const cf_pack_method methods[] = {CF_PACK_BEST_FIT, CF_PACK_NEXT_FIT};
+    cf_schedule_desc desc = describe(CF_SCHEDULE_1F1B, 4, 1);
+    cf_plan *plan;
+    int i;
+    for (i = 0; i < 2; i++) { /* unsplit micro-batches, whatever order they come in */
+        plan = pack(lengths, 4, 4, 1, methods[i]);
+        CHECK_INT(bubble(4 * 24, 4, makespan_of(plan, &desc)), 5714);
+        cf_plan_free(plan);
+    }
+    plan = pack(equal, 4, 2, 1, CF_PACK_BEST_FIT);
+    CHECK_INT(bubble(4 * 24, 4, makespan_of(plan, &desc)), 4286);
+    cf_plan_free(plan);
+    plan = pack(lengths, 4, 4, 0, CF_PACK_BEST_FIT); /* ChunkSize 4: two chunks of 4 */
+    CHECK_INT(plan->n_chunks, 2);
+    CHECK_INT(bubble(4 * 24, 4, makespan_of(plan, &desc)), 6000);
+    cf_plan_free(plan);
+}
+
+TEST(paper_example_of_state_aware_1f1b) {
+    const int64_t lengths[] = {1, 1, 2, 4};
+    cf_plan *plan = pack(lengths, 4, 2, 0, CF_PACK_BEST_FIT);
+    cf_schedule_desc desc = describe(CF_SCHEDULE_PAPER, 4, 2);
+    CHECK_INT(plan->n_chunks, 4);
+    CHECK(bubble(4 * 24, 4, makespan_of(plan, &desc)) <= 4783); /* 47.8 % in the paper: makespan 46 */
+    desc.k = 1;
+    CHECK(bubble(4 * 24, 4, makespan_of(plan, &desc)) <= 5410);
+    CHECK(makespan_of(plan, &desc) >= 50); /* the path F1 F2 B2 R1 B1 */
+    desc.replay = CF_REPLAY_LOCAL;
+    CHECK(makespan_of(plan, &desc) <= 46);
+    cf_plan_free(plan);
+}
+
+/* With m equal chunks on p stages the textbook gives each kind a closed form. */
+TEST(closed_forms_for_equal_chunks) {
+    int64_t lengths[64], p, m, i;
+    for (i = 0; i < 64; i++) lengths[i] = 1;
+    for (p = 1; p <= 16; p = p < 4 ? p + 1 : 2 * p) {
+        for (m = p; m <= 4 * p; m += p) {
+            cf_plan *plan = pack(lengths, m, 1, 1, CF_PACK_BEST_FIT);
+            cf_schedule_desc desc = describe(CF_SCHEDULE_1F1B, p, 1);
+            harness_note("%d stages, %d chunks", (int)p, (int)m);
+            CHECK_INT(makespan_of(plan, &desc), 3 * (m + p - 1));
+            desc.kind = CF_SCHEDULE_GPIPE;
+            CHECK_INT(makespan_of(plan, &desc), 3 * (m + p - 1));
+            desc.kind = CF_SCHEDULE_PAPER;
+            CHECK_INT(makespan_of(plan, &desc), 3 * (m + p - 1));
+            desc.kind = CF_SCHEDULE_ZERO_BUBBLE; /* ZB-H1 with F = I = W: (p - 1) (F + I - W) more than the work */
+            CHECK_INT(makespan_of(plan, &desc), 3 * m + p - 1);
+            desc.kind = CF_SCHEDULE_INTERLEAVED; /* (p - 1) (F + B) of one virtual stage more than the work */
+            desc.n_virtual = 2;
+            if (p > 1 && p <= 4) CHECK_INT(makespan_of(plan, &desc), 2 * 3 * m + 3 * (p - 1));
+            if (p > 4) CHECK(makespan_of(plan, &desc) <= 1.05 * (double)(2 * 3 * m + 3 * (p - 1)));
+            cf_plan_free(plan);
+        }
+    }
+}
+
+/* What each kind keeps, with m equal chunks. */
+TEST(memory_of_equal_chunks) {
+    int64_t lengths[32], i, s;
+    const int64_t p = 4, m = 16;
+    cf_bytes one;
+    cf_plan *plan;
+    for (i = 0; i < 32; i++) lengths[i] = 1;
+    memset(&one, 0, sizeof one);
+    one.per_token_activations = 1;
+    plan = pack(lengths, m, 1, 1, CF_PACK_BEST_FIT);
+    for (i = CF_SCHEDULE_PAPER; i < CF_SCHEDULE_BEST; i++) {
+        cf_schedule_desc desc = describe((cf_schedule_kind)i, p, 1);
+        cf_schedule *schedule = make(plan, &desc);
+        REQUIRE(schedule != NULL);
+        for (s = 0; s < p; s++) {
+            int64_t peak = pipeline_peak_bytes(plan, schedule, &one, s);
+            harness_note("%s, stage %d", cf_schedule_kind_name((cf_schedule_kind)i), (int)s);
+            if (i == CF_SCHEDULE_PAPER || i == CF_SCHEDULE_1F1B) CHECK_INT(peak, p - s);
+            if (i == CF_SCHEDULE_GPIPE) CHECK_INT(peak, m);
+            /* Megatron's warm-up, and one for a pass of a later virtual stage that comes early */
+            if (i == CF_SCHEDULE_INTERLEAVED) CHECK(peak <= 2 * (p - 1 - s) + p + 2);
+            if (i == CF_SCHEDULE_ZERO_BUBBLE) CHECK(peak <= p);
+        }
+        cf_schedule_free(schedule);
+    }
+    cf_plan_free(plan);
+}
+
+/* Algorithm 2 with its two slips put right, as one stage always had it: 6 chunks of one group, K = 2. */
+TEST(one_stage_is_algorithm_2) {
+    const int64_t lengths[] = {12};
+    const char *wanted = "F0 F1 F2 F3 F4+ F5+ B5 B4 R3+ B3 R2+ B2 R1+ B1 R0+ B0 ";
+    cf_plan *plan = pack(lengths, 1, 2, 0, CF_PACK_BEST_FIT);
+    cf_schedule_desc desc = describe(CF_SCHEDULE_PAPER, 0, 2);
+    cf_schedule *schedule = make(plan, &desc);
+    char text[400] = "";
+    int64_t i;
+    REQUIRE(schedule != NULL);
+    for (i = 0; i < schedule->n_actions; i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%d%s ", cf_pass_name((cf_pass)schedule->actions[i].pass),
+                 (int)schedule->actions[i].chunk, schedule->actions[i].keep ? "+" : "");
+    CHECK_STR(text, wanted);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* ---- every rule, on random pipelines ---- */
+
+static int has_limit(const cf_schedule_desc *desc) {
+    return desc->limit > 0 || desc->limits != NULL || desc->limit_bytes > 0 || desc->limits_bytes != NULL;
+}
+
+TEST(rules_hold_for_all_kinds) {
+    uint64_t seed;
+    int64_t made = 0, refused = 0;
+    for (seed = 1; seed <= (uint64_t)harness_rounds(1500, 200); seed++) {
+        harness_rng rng = {seed};
+        pipeline_problem problem;
+        cf_schedule *schedule = NULL;
+        cf_error error;
+        cf_result result;
+        pipeline_draw(&rng, &problem);
+        pipeline_note(seed, &problem);
+        result = cf_schedule_make(problem.plan, &problem.desc, &schedule, &error);
+        if (result == CF_OK) {
+            const char *fault = pipeline_fault(problem.plan, schedule, &problem.desc);
+            if (fault) FAIL("broken rule: %s", fault);
+            CHECK(pipeline_makespan(problem.plan, schedule, problem.desc.timing, NULL, NULL) >= 0);
+            CHECK_INT(schedule->kind, problem.desc.kind);
+            made++;
+        } else {
+            CHECK_INT(result, CF_ERROR_INFEASIBLE);
+            CHECK(has_limit(&problem.desc));
+            refused++;
+        }
+        cf_schedule_free(schedule);
+        cf_plan_free(problem.plan);
+    }
+    CHECK(made > harness_rounds(1000, 130));
+    CHECK(refused > harness_rounds(20, 3));
+    harness_report("%d schedules, %d limits refused", (int)made, (int)refused);
+}
+
+/* A refused limit comes with the smallest that would do: that one works, one less does not. */
+TEST(refused_limits_say_what_would_do) {
+    uint64_t seed;
+    int64_t refused = 0;
+    for (seed = 1; seed <= (uint64_t)harness_rounds(1500, 200); seed++) {
+        harness_rng rng = {seed};
+        pipeline_problem problem;
+        cf_schedule *schedule = NULL;
+        cf_schedule_desc desc;
+        cf_error error;
+        int64_t *limit;
+        pipeline_draw(&rng, &problem);
+        pipeline_note(seed, &problem);
+        desc = problem.desc;
+        if (has_limit(&desc) && cf_schedule_make(problem.plan, &desc, &schedule, &error) == CF_ERROR_INFEASIBLE) {
+            int in_bytes = strcmp(error.field, "limit_bytes") == 0;
+            CHECK(in_bytes || strcmp(error.field, "limit") == 0);
+            CHECK(error.got < error.wanted);
+            desc.limits = in_bytes ? desc.limits : NULL;
+            desc.limits_bytes = in_bytes ? NULL : desc.limits_bytes;
+            limit = in_bytes ? &desc.limit_bytes : &desc.limit;
+            *limit = error.wanted;
+            if (cf_schedule_make(problem.plan, &desc, &schedule, &error) != CF_OK) {
+                CHECK_STR(error.field, in_bytes ? "limit" : "limit_bytes"); /* the other one is impossible, too */
+            } else if (*limit > 1) {
+                cf_schedule_free(schedule);
+                schedule = NULL;
+                --*limit;
+                CHECK_INT(cf_schedule_make(problem.plan, &desc, &schedule, &error), CF_ERROR_INFEASIBLE);
+            }
+            refused++;
+        }
+        cf_schedule_free(schedule);
+        cf_plan_free(problem.plan);
+    }
+    CHECK(refused > harness_rounds(20, 3));
+}
+
+/* Where a kept input costs more than the activations that it stands for, dropping a chunk saves nothing until it is
+   replayed: limits between what a group needs and what there is without one are kept to or refused. */
+TEST(inputs_that_cost_more_than_activations) {
+    uint64_t seed;
+    int64_t made = 0, dropped = 0;
+    for (seed = 1; seed <= (uint64_t)harness_rounds(600, 150); seed++) {
+        harness_rng rng = {seed};
+        pipeline_problem problem;
+        cf_schedule_desc desc;
+        cf_schedule *schedule = NULL;
+        cf_error error;
+        int64_t s, most = 0, i;
+        pipeline_draw(&rng, &problem);
+        pipeline_note(seed, &problem);
+        desc = problem.desc;
+        desc.replay = CF_REPLAY_LOCAL;
+        desc.limit = CF_NO_LIMIT;
+        desc.limit_bytes = 0;
+        desc.limits = desc.limits_bytes = NULL;
+        desc.bytes.per_token_activations = harness_between(&rng, 0, 3);
+        desc.bytes.per_token_boundary = harness_between(&rng, 4, 20);
+        REQUIRE(cf_schedule_make(problem.plan, &desc, &schedule, NULL) == CF_OK);
+        for (s = 0; s < schedule->n_stages; s++) {
+            int64_t peak = pipeline_peak_bytes(problem.plan, schedule, &desc.bytes, s);
+            most = peak > most ? peak : most;
+        }
+        cf_schedule_free(schedule);
+        schedule = NULL;
+        desc.limit_bytes = most * harness_between(&rng, 5, 20) / 20;
+        memset(&error, 0, sizeof error);
+        if (desc.limit_bytes > 0 && cf_schedule_make(problem.plan, &desc, &schedule, &error) == CF_ERROR_INFEASIBLE) {
+            desc.limit_bytes = error.wanted; /* the smallest that would do */
+            CHECK_INT(cf_schedule_make(problem.plan, &desc, &schedule, NULL), CF_OK);
+        }
+        if (schedule != NULL) {
+            const char *fault = pipeline_fault(problem.plan, schedule, &desc);
+            if (fault) FAIL("broken rule: %s", fault);
+            made++;
+            for (i = 0; i < schedule->n_actions; i++) dropped += schedule->actions[i].pass == CF_R;
+        }
+        cf_schedule_free(schedule);
+        cf_plan_free(problem.plan);
+    }
+    CHECK(made > harness_rounds(400, 100) && dropped > harness_rounds(400, 100));
+    harness_report("%d schedules, %d replays", (int)made, (int)dropped);
+}
+
+/* A byte limit that equals what the fixed schedule holds without one is kept to. */
+TEST(limits_at_the_peak_and_below) {
+    uint64_t seed;
+    for (seed = 1; seed <= 300; seed++) {
+        harness_rng rng = {seed};
+        pipeline_problem problem;
+        cf_schedule *schedule;
+        cf_schedule_desc desc;
+        int64_t s, step;
+        pipeline_draw(&rng, &problem);
+        pipeline_note(seed, &problem);
+        desc = problem.desc;
+        desc.limit = desc.limit_bytes = 0;
+        desc.limits = desc.limits_bytes = NULL;
+        desc.kind = (cf_schedule_kind)harness_between(&rng, CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B);
+        desc.n_virtual = 1;
+        desc.placement = CF_PLACEMENT_LOOP;
+        schedule = make(problem.plan, &desc);
+        REQUIRE(schedule != NULL);
+        for (step = 0; step < 3; step++) {
+            cf_schedule *tight;
+            for (s = 0; s < desc.n_stages; s++) {
+                int64_t live = pipeline_peak_bytes(problem.plan, schedule, &desc.bytes, s);
+                problem.limits_bytes[s] = live * (4 - step) / 4 + 1;
+            }
+            desc.limits_bytes = problem.limits_bytes;
+            if (cf_schedule_make(problem.plan, &desc, &tight, NULL) != CF_OK) break;
+            CHECK(pipeline_fault(problem.plan, tight, &desc) == NULL);
+            cf_schedule_free(tight);
+        }
+        cf_schedule_free(schedule);
+        cf_plan_free(problem.plan);
+    }
+}
+
+/* ---- options, memory, determinism ---- */
+
+TEST(names_and_defaults) {
+    const char *names[] = {"?", "paper", "gpipe", "1f1b", "interleaved", "zero-bubble", "best", "?"};
+    cf_schedule_desc desc, full;
+    int i;
+    memset(&desc, 0, sizeof desc);
+    full = cf_schedule_defaults(&desc);
+    for (i = 0; i < 8; i++) CHECK_STR(cf_schedule_kind_name((cf_schedule_kind)i), names[i]);
+    CHECK_INT(full.kind, CF_SCHEDULE_BEST);
+    CHECK_INT(full.replay, CF_REPLAY_LOCAL);
+    CHECK_INT(full.n_stages, 1);
+    CHECK_INT(full.n_virtual, 1);
+    CHECK_INT(full.k, 1);
+    desc.kind = CF_SCHEDULE_INTERLEAVED;
+    CHECK_INT(cf_schedule_defaults(&desc).n_virtual, 2);
+}
+
+static void check_refused(const cf_plan *plan, const cf_schedule_desc *desc, cf_result code, const char *field) {
+    cf_schedule *schedule = NULL;
+    cf_error error;
+    memset(&error, 0, sizeof error);
+    harness_note("field %s", field);
+    CHECK_INT(cf_schedule_make(plan, desc, &schedule, &error), code);
+    CHECK(schedule == NULL);
+    if (error.field) CHECK_STR(error.field, field);
+    CHECK(error.field != NULL);
+    cf_schedule_free(schedule);
+}
+
+TEST(bad_options_are_named) {
+    const int64_t lengths[] = {1, 1, 2, 4}, negative[] = {1, -2, 1, 1};
+    cf_plan *plan = pack(lengths, 4, 2, 0, CF_PACK_BEST_FIT);
+    const cf_schedule_desc good = describe(CF_SCHEDULE_PAPER, 4, 1);
+    cf_schedule_desc bad;
+    cf_timing timing;
+    cf_stage_cost stages[4];
+    memset(&timing, 0, sizeof timing);
+    memset(stages, 0, sizeof stages);
+#define REFUSED(change, code, field) \
+    do {                             \
+        bad = good;                  \
+        change;                      \
+        check_refused(plan, &bad, code, field); \
+    } while (0)
+    REFUSED(bad.kind = (cf_schedule_kind)99, CF_ERROR_ARGUMENT, "kind");
+    REFUSED(bad.replay = (cf_replay)9, CF_ERROR_ARGUMENT, "replay");
+    REFUSED(bad.n_stages = -1, CF_ERROR_ARGUMENT, "n_stages");
+    REFUSED(bad.n_stages = CF_MAX_STAGES + 1, CF_ERROR_LIMIT, "n_stages");
+    REFUSED(bad.n_virtual = 2, CF_ERROR_ARGUMENT, "n_virtual");
+    REFUSED(bad.kind = CF_SCHEDULE_BEST; bad.n_virtual = CF_MAX_STAGES / 4 + 1, CF_ERROR_LIMIT, "n_virtual");
+    REFUSED(bad.k = -1, CF_ERROR_ARGUMENT, "k");
+    REFUSED(bad.rank = 1, CF_ERROR_ARGUMENT, "rank");
+    REFUSED(bad.limit = -2, CF_ERROR_ARGUMENT, "limit");
+    REFUSED(bad.limits = negative, CF_ERROR_ARGUMENT, "limits");
+    REFUSED(bad.limit_bytes = -2, CF_ERROR_ARGUMENT, "limit_bytes");
+    REFUSED(bad.limits_bytes = negative, CF_ERROR_ARGUMENT, "limits_bytes");
+    REFUSED(bad.bytes.per_token_state = -1, CF_ERROR_ARGUMENT, "bytes.per_token_state");
+    REFUSED(bad.bytes.per_token_state = INT64_MAX / 2, CF_ERROR_OVERFLOW, "bytes");
+    REFUSED(bad.budget = -1, CF_ERROR_ARGUMENT, "budget");
+    bad = good;
+    bad.timing = &timing;
+    timing.latency = -1;
+    check_refused(plan, &bad, CF_ERROR_ARGUMENT, "timing.latency");
+    timing.latency = 1e308;
+    check_refused(plan, &bad, CF_ERROR_OVERFLOW, "timing");
+    timing.latency = 0;
+    timing.stages = stages;
+    stages[2].weight.per_pair = -2;
+    check_refused(plan, &bad, CF_ERROR_ARGUMENT, "timing.weight.per_pair");
+#undef REFUSED
+    cf_plan_free(plan);
+}
+
+TEST(damaged_plans_are_refused) {
+    const int64_t lengths[] = {1, 1, 2, 9};
+    cf_plan *plan = pack(lengths, 4, 2, 0, CF_PACK_BEST_FIT);
+    const cf_schedule_desc desc = describe(CF_SCHEDULE_PAPER, 4, 1);
+    plan->chunks[2].index = 7;
+    check_refused(plan, &desc, CF_ERROR_PLAN, "chunks.group");
+    plan->chunks[2].index = 2;
+    plan->chunks[2].first_slice = plan->n_slices;
+    check_refused(plan, &desc, CF_ERROR_PLAN, "chunks.first_slice");
+    cf_plan_free(plan);
+}
+
+TEST(survives_failing_allocations) {
+    const int64_t lengths[] = {1, 1, 2, 9};
+    cf_plan *plan = pack(lengths, 4, 2, 0, CF_PACK_BEST_FIT);
+    int kind, fail_at;
+    for (kind = CF_SCHEDULE_PAPER; kind <= CF_SCHEDULE_BEST; kind++) {
+        for (fail_at = 1;; fail_at++) {
+            harness_heap heap;
+            cf_allocator allocator = {harness_alloc, harness_release, NULL};
+            cf_schedule_desc desc = describe((cf_schedule_kind)kind, 3, 1);
+            cf_schedule *schedule = NULL;
+            cf_result result;
+            memset(&heap, 0, sizeof heap);
+            heap.fail_at = fail_at;
+            allocator.user = &heap;
+            desc.allocator = &allocator;
+            desc.budget = 10;
+            result = cf_schedule_make(plan, &desc, &schedule, NULL);
+            CHECK_INT(result, heap.failed ? CF_ERROR_MEMORY : CF_OK);
+            CHECK_INT(heap.live, result == CF_OK);
+            cf_schedule_free(schedule);
+            CHECK_INT(heap.live, 0);
+            CHECK_INT(heap.faults, 0);
+            if (!heap.failed) break;
+        }
+        CHECK(fail_at > 1);
+    }
+    cf_plan_free(plan);
+}
+
+/* In the caller's memory: one byte less than asked is refused, as much is enough, and the schedule is the same. */
+TEST(into_memory_of_the_size_asked) {
+    uint64_t seed;
+    for (seed = 1; seed <= (uint64_t)harness_rounds(200, 60); seed++) {
+        harness_rng rng = {seed};
+        pipeline_problem problem;
+        cf_schedule *made = NULL, *placed = NULL;
+        cf_error error;
+        size_t bytes;
+        void *memory;
+        pipeline_draw(&rng, &problem);
+        pipeline_note(seed, &problem);
+        if (cf_schedule_size(problem.plan, &problem.desc, &bytes, &error) == CF_OK) {
+            memory = harness_guard_new(bytes);
+            CHECK_INT(cf_schedule_into(problem.plan, &problem.desc, memory, bytes - 1, &placed, &error), CF_ERROR_SPACE);
+            CHECK_INT(error.wanted, bytes);
+            CHECK_POISON(memory, bytes);
+            CHECK_INT(cf_schedule_into(problem.plan, &problem.desc, memory, bytes, &placed, &error), CF_OK);
+            CHECK(harness_guard_ok(memory));
+            CHECK_INT(cf_schedule_make(problem.plan, &problem.desc, &made, &error), CF_OK);
+            REQUIRE(placed != NULL && made != NULL);
+            CHECK_INT(placed->n_actions, made->n_actions);
+            CHECK(memcmp(placed->actions, made->actions, (size_t)made->n_actions * sizeof(cf_action)) == 0);
+            CHECK(memcmp(placed->first, made->first, (size_t)(made->n_stages + 1) * sizeof(int64_t)) == 0);
+            cf_schedule_free(placed);
+            cf_schedule_free(made);
+            harness_guard_free(memory);
+        } else {
+            CHECK_INT(error.code, CF_ERROR_INFEASIBLE);
+        }
+        cf_plan_free(problem.plan);
+    }
+}
+
+/* ---- hostile sizes ---- */
+
+TEST(a_million_chunks) {
+    const int64_t n = 1000000;
+    int64_t *lengths = (int64_t *)malloc((size_t)n * sizeof *lengths), i;
+    cf_plan *plan;
+    int kind;
+    REQUIRE(lengths != NULL);
+    for (i = 0; i < n; i++) lengths[i] = 1;
+    plan = pack(lengths, n, 1, 0, CF_PACK_BEST_FIT);
+    REQUIRE(plan != NULL);
+    CHECK_INT(plan->n_chunks, n);
+    for (kind = CF_SCHEDULE_PAPER; kind <= CF_SCHEDULE_BEST; kind += harness_rounds(1, 9)) {
+        cf_schedule_desc desc = describe((cf_schedule_kind)kind, 1, 1);
+        cf_schedule *schedule = NULL;
+        if (kind == CF_SCHEDULE_INTERLEAVED || kind == CF_SCHEDULE_ZERO_BUBBLE) continue; /* longer, and nothing new */
+        CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
+        REQUIRE(schedule != NULL);
+        CHECK_INT(schedule->n_actions, 2 * n);
+        cf_schedule_free(schedule);
+        desc.n_stages = 1000;
+        check_refused(plan, &desc, CF_ERROR_LIMIT, "n_actions");
+    }
+    cf_plan_free(plan);
+    free(lengths);
+}
+
+TEST(one_sequence_of_2_to_the_40_tokens) {
+    const int64_t lengths[] = {(int64_t)1 << 40};
+    const int n = harness_rounds(20, 18); /* 2^n chunks */
+    cf_plan *plan = pack(lengths, 1, (int64_t)1 << (40 - n), 0, CF_PACK_BEST_FIT);
+    cf_schedule_desc desc = describe(CF_SCHEDULE_PAPER, 2, 1);
+    cf_schedule *schedule = NULL;
+    REQUIRE(plan != NULL);
+    CHECK_INT(plan->n_chunks, 1 << n);
+    CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
+    REQUIRE(schedule != NULL);
+    CHECK_INT(schedule->n_actions, 2 * (3 * ((int64_t)1 << n) - 1));
+    cf_schedule_free(schedule);
+    desc.bytes.per_token_activations = (int64_t)1 << 30;
+    check_refused(plan, &desc, CF_ERROR_OVERFLOW, "bytes");
+    cf_plan_free(plan);
+}
+
+TEST(a_thousand_stages) {
+    const int64_t n = harness_rounds(20, 8);
+    int64_t lengths[20], i;
+    cf_plan *plan;
+    int kind;
+    for (i = 0; i < n; i++) lengths[i] = 1 + i % 3 + (i == 7 ? 30 : 0);
+    plan = pack(lengths, n, 3, 1, CF_PACK_BEST_FIT);
+    for (kind = CF_SCHEDULE_PAPER; kind <= CF_SCHEDULE_BEST; kind++) {
+        cf_schedule_desc desc = describe((cf_schedule_kind)kind, 1000, 2);
+        cf_schedule *schedule = NULL;
+        desc.budget = harness_rounds(8, 2);
+        CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
+        REQUIRE(schedule != NULL);
+        CHECK_INT(schedule->n_stages, 1000);
+        CHECK_INT(schedule->first[1000], schedule->n_actions);
+        cf_schedule_free(schedule);
+    }
+    cf_plan_free(plan);
+}
+
+/* An order does not depend on the unit of time: all costs times a power of two, and the same passes come in the same
+   places, however small the seconds are. */
+TEST(order_is_that_of_any_unit_of_time) {
+    const int64_t lengths[] = {3, 7, 1, 5, 2, 8, 4, 6, 21, 2, 13};
+    cf_plan *plan = pack(lengths, 11, 8, 1, CF_PACK_NEXT_FIT);
+    int kind;
+    for (kind = CF_SCHEDULE_PAPER; kind <= CF_SCHEDULE_BEST; kind++) {
+        cf_schedule *schedules[2];
+        cf_timing timings[2];
+        int i;
+        for (i = 0; i < 2; i++) {
+            cf_schedule_desc desc = describe((cf_schedule_kind)kind, 3, 2);
+            memset(&timings[i], 0, sizeof timings[i]);
+            timings[i].all.forward.per_token = i ? 1.0 / ((int64_t)1 << 62) : 1;
+            timings[i].all.backward.per_token = 2 * timings[i].all.forward.per_token;
+            timings[i].latency = timings[i].all.forward.per_token / 4;
+            desc.timing = &timings[i];
+            desc.budget = 20;
+            schedules[i] = make(plan, &desc);
+        }
+        harness_note("%s", cf_schedule_kind_name((cf_schedule_kind)kind));
+        REQUIRE(schedules[0] != NULL && schedules[1] != NULL);
+        if (CHECK_INT(schedules[1]->n_actions, schedules[0]->n_actions))
+            CHECK(memcmp(schedules[1]->actions, schedules[0]->actions,
+                         (size_t)schedules[0]->n_actions * sizeof *schedules[0]->actions) == 0);
+        cf_schedule_free(schedules[0]);
+        cf_schedule_free(schedules[1]);
+    }
+    harness_note("%s", "");
+    cf_plan_free(plan);
+}
+
+/* CF_MAX_ACTIONS of them are allowed, and then there is no memory for so many; one stage more is refused before any is
+   asked for. */
+TEST(just_as_many_passes_as_there_may_be) {
+    enum { CHUNKS = 1 << 12 };
+    static int64_t lengths[CHUNKS];
+    cf_plan *plan;
+    int64_t i, more;
+    for (i = 0; i < CHUNKS; i++) lengths[i] = 1;
+    plan = pack(lengths, CHUNKS, 1, 0, CF_PACK_NEXT_FIT);
+    REQUIRE(plan != NULL && plan->n_chunks == CHUNKS);
+    for (more = 0; more < 2; more++) {
+        cf_schedule_desc desc = describe(CF_SCHEDULE_1F1B, CF_MAX_ACTIONS / 2 / CHUNKS + more, 1);
+        harness_heap heap;
+        cf_allocator allocator = {harness_alloc, harness_release, NULL};
+        cf_schedule *schedule = NULL;
+        memset(&heap, 0, sizeof heap);
+        heap.fail_at = 1;
+        allocator.user = &heap;
+        desc.allocator = &allocator;
+        CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), more ? CF_ERROR_LIMIT : CF_ERROR_MEMORY);
+        CHECK_INT(heap.failed, !more);
+    }
+    cf_plan_free(plan);
+}
+
+/* Of the last stage's list: how many passes stand before its first backward, and the most that any backward needs
+   before it, beyond those that earlier backwards have used up. In local replay an R belongs to its backward. */
+static void count_ahead(const cf_schedule *s, int64_t *first, int64_t *most) {
+    int64_t stage = s->n_stages - 1, i, j, n, need, n_back = 0, local = s->replay == CF_REPLAY_LOCAL;
+    *first = *most = 0;
+    for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
+        if (s->actions[i].pass != CF_B) {
+            *first += n_back == 0 && !(local && s->actions[i].pass == CF_R);
+            continue;
+        }
+        for (j = s->first[stage], n = need = 0; j < i; j++) {
+            if (s->actions[j].pass == CF_B || (local && s->actions[j].pass == CF_R)) continue;
+            n++;
+            if (s->actions[j].chunk == s->actions[i].chunk && (local || s->actions[j].keep)) need = n;
+        }
+        if (need - n_back > *most) *most = need - n_back;
+        n_back++;
+    }
+}
+
+/* Each of the two orders of `paper` is the shorter one somewhere. Where that is the one in which the last stage runs
+   ahead, it starts with as many passes as any backward needs, or fewer where K holds it back, but never more. */
+TEST(paper_takes_the_shorter_of_its_orders) {
+    uint64_t seed;
+    int64_t waits = 0, runs_ahead = 0, exactly = 0, first, most;
+    for (seed = 1; seed <= 200; seed++) {
+        harness_rng rng = {seed};
+        pipeline_problem p;
+        cf_search_report report;
+        cf_schedule *s = NULL;
+        pipeline_draw(&rng, &p);
+        p.desc.kind = CF_SCHEDULE_PAPER;
+        p.desc.n_virtual = 1;
+        p.desc.placement = CF_PLACEMENT_LOOP;
+        p.desc.replay = seed % 2 ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+        p.desc.limit = CF_NO_LIMIT;
+        p.desc.limits = p.desc.limits_bytes = NULL;
+        p.desc.limit_bytes = 0;
+        p.desc.split_backward = 0;
+        p.desc.report = &report;
+        pipeline_note(seed, &p);
+        REQUIRE(cf_schedule_make(p.plan, &p.desc, &s, NULL) == CF_OK);
+        if (report.runs_ahead) {
+            count_ahead(s, &first, &most);
+            CHECK(first <= most);
+            exactly += first == most;
+            runs_ahead++;
+        } else {
+            waits++;
+        }
+        cf_schedule_free(s);
+        cf_plan_free(p.plan);
+    }
+    harness_note("%s", "");
+    CHECK(waits > 20 && runs_ahead > 10 && 2 * exactly > runs_ahead);
+}
+
+SUITE(schedule_pipeline, CASE(paper_example_of_1f1b), CASE(paper_example_of_state_aware_1f1b),
+      CASE(closed_forms_for_equal_chunks), CASE(memory_of_equal_chunks), CASE(one_stage_is_algorithm_2),
+      CASE(rules_hold_for_all_kinds), CASE(refused_limits_say_what_would_do), CASE(inputs_that_cost_more_than_activations),
+      CASE(limits_at_the_peak_and_below),
+      CASE(names_and_defaults), CASE(bad_options_are_named), CASE(damaged_plans_are_refused),
+      CASE(survives_failing_allocations), CASE(into_memory_of_the_size_asked), CASE(a_million_chunks),
+      CASE(one_sequence_of_2_to_the_40_tokens), CASE(a_thousand_stages),
+      CASE(order_is_that_of_any_unit_of_time), CASE(just_as_many_passes_as_there_may_be),
+      CASE(paper_takes_the_shorter_of_its_orders));

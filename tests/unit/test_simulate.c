@@ -1,0 +1,599 @@
+/* >>simulate: times against a relaxation over an explicit list of edges, books against the interpreter, bounds against the
+   exact solver. */
+
+#include "chunkflow.h"
+#include "../reference/exact.h"
+#include "../harness.h"
+#include "../reference/pipeline.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static cf_simulate_desc simulation_of(const cf_schedule_desc *desc) {
+    cf_simulate_desc simulate;
+    memset(&simulate, 0, sizeof simulate);
+    simulate.timing = desc->timing;
+    simulate.bytes = desc->bytes;
+    simulate.limit = desc->limit;
+    simulate.limits = desc->limits;
+    return simulate;
+}
+
+/* The paper's example: lengths 1, 1, 2, 4 in chunks of 2. */
+static cf_plan *example(void) {
+    const int64_t lengths[] = {1, 1, 2, 4};
+    cf_pack_desc pack;
+    cf_plan *plan = NULL;
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = 2;
+    CHECK_INT(cf_pack(lengths, 4, &pack, &plan, NULL), CF_OK);
+    return plan;
+}
+
+static cf_schedule *schedule_of(const cf_plan *plan, cf_schedule_kind kind, int64_t n_stages, int64_t k) {
+    cf_schedule_desc desc;
+    cf_schedule *schedule = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.kind = kind;
+    desc.replay = CF_REPLAY_PIPELINE;
+    desc.n_stages = n_stages;
+    desc.k = k;
+    CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
+    return schedule;
+}
+
+/* ---- known answers ---- */
+
+/* 100, 37 and 61 tokens at multiples of 64 are 128 + 64 + 64 rows of one chunk, and 19 are 64 of another. A forward over
+   r rows takes 10 + 2 r and 1 / 16 for each pair, a backward twice as long. */
+TEST(padded_rows_take_time) {
+    const int64_t lengths[] = {100, 37, 61, 19};
+    const double pairs = 5050 + 703 + 1891, large = 10 + 2 * 256 + pairs / 16, small = 10 + 2 * 64 + 190.0 / 16;
+    cf_pack_desc pack;
+    cf_timing timing;
+    cf_simulate_desc simulate;
+    cf_plan *plan = NULL;
+    cf_schedule *schedule;
+    cf_timeline *timeline = NULL;
+    int64_t i;
+    memset(&pack, 0, sizeof pack);
+    memset(&timing, 0, sizeof timing);
+    memset(&simulate, 0, sizeof simulate);
+    pack.chunk_size = 256;
+    pack.align = 64;
+    timing.all.forward.constant = 10;
+    timing.all.forward.per_token = 2;
+    timing.all.forward.per_pair = 1.0 / 16;
+    simulate.timing = &timing;
+    CHECK_INT(cf_pack(lengths, 4, &pack, &plan, NULL), CF_OK);
+    REQUIRE(plan != NULL);
+    CHECK_INT(plan->n_chunks, 2);
+    CHECK_INT(plan->chunks[0].padded, 256);
+    CHECK_INT(plan->chunks[1].padded, 64);
+    schedule = schedule_of(plan, CF_SCHEDULE_GPIPE, 1, 1);
+    REQUIRE(schedule != NULL);
+    CHECK_INT(cf_simulate(plan, schedule, &simulate, &timeline, NULL), CF_OK);
+    REQUIRE(timeline != NULL);
+    for (i = 0; i < schedule->n_actions; i++) {
+        double wanted = (schedule->actions[i].chunk == 0 ? large : small) * (schedule->actions[i].pass == CF_B ? 2 : 1);
+        CHECK(timeline->end[i] - timeline->start[i] == wanted);
+    }
+    CHECK(timeline->makespan == 3 * (large + small));
+    CHECK(timeline->bound == timeline->makespan);
+    cf_timeline_free(timeline);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+TEST(the_paper_example_by_numbers) {
+    cf_plan *plan = example();
+    cf_schedule *schedule = schedule_of(plan, CF_SCHEDULE_PAPER, 4, 1);
+    cf_timeline *timeline = NULL;
+    int64_t i;
+    REQUIRE(schedule != NULL);
+    CHECK_INT(cf_simulate(plan, schedule, NULL, &timeline, NULL), CF_OK);
+    REQUIRE(timeline != NULL);
+    CHECK_INT(timeline->n_actions, schedule->n_actions);
+    CHECK_INT(timeline->n_stages, 4);
+    CHECK_INT(timeline->makespan, 50);
+    CHECK_INT(timeline->busy, 4 * 26); /* F 8, R 2, B 16 on each stage */
+    CHECK_INT(timeline->replayed, 4 * 2);
+    CHECK(fabs(timeline->bubble_useful - 0.52) < 1e-12);
+    CHECK(fabs(timeline->bubble_busy - 0.48) < 1e-12);
+    CHECK_INT(timeline->n_bounds, 3);
+    CHECK_STR(timeline->bounds[0].name, "critical-path");
+    CHECK_INT(timeline->bounds[0].value, 50); /* F1 F2 B2 R1 B1 */
+    CHECK_STR(timeline->bounds[1].name, "stage-load");
+    CHECK_INT(timeline->bounds[1].value, 44); /* 6 before and 12 after the last stage's 26 */
+    CHECK_STR(timeline->bounds[2].name, "one-machine");
+    CHECK_INT(timeline->bound, 50);
+    for (i = 0; i < 4; i++) CHECK(timeline->peak_live[i] >= 1 && timeline->peak_live[i] <= 4);
+    CHECK_INT(timeline->peak_bytes[0], 0);
+    cf_timeline_free(timeline);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* Two chunks on two stages, worked out by hand. F = 3, B = 6, transfers of 2. */
+TEST(transfers_by_hand) {
+    const int64_t lengths[] = {3, 3};
+    const struct {
+        double latency, per_token;
+        int no_overlap;
+        double makespan;
+    } cases[] = {
+        /* stage 1: F 3-6, B 6-12, F 12-15, B 15-21; stage 0: last B 21-27 */
+        {0, 0, 0, 27},
+        /* stage 1: F 5-8, B 8-14, F 14-17, B 17-23; stage 0: last B 25-31 */
+        {2, 0, 0, 31},
+        {0.5, 0.5, 0, 31},
+        /* stage 0: F 0-3, send -5, F 5-8, send -10. Stage 1: receive 3-5, F 5-8, B 8-14, send -16, receive -18, F 18-21,
+           B 21-27, send -29. Stage 0: receive 27-29, B 29-35 */
+        {2, 0, 1, 35},
+    };
+    cf_pack_desc pack;
+    cf_plan *plan = NULL;
+    cf_schedule *schedule;
+    size_t i;
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = 3;
+    CHECK_INT(cf_pack(lengths, 2, &pack, &plan, NULL), CF_OK);
+    schedule = schedule_of(plan, CF_SCHEDULE_1F1B, 2, 1);
+    REQUIRE(schedule != NULL);
+    for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cf_simulate_desc desc;
+        cf_timing timing;
+        cf_timeline *timeline = NULL;
+        memset(&desc, 0, sizeof desc);
+        memset(&timing, 0, sizeof timing);
+        harness_note("case %d", (int)i);
+        timing.latency = cases[i].latency;
+        timing.seconds_per_token = cases[i].per_token;
+        timing.no_overlap = cases[i].no_overlap;
+        desc.timing = &timing;
+        CHECK_INT(cf_simulate(plan, schedule, &desc, &timeline, NULL), CF_OK);
+        REQUIRE(timeline != NULL);
+        CHECK_INT(timeline->makespan, cases[i].makespan);
+        cf_timeline_free(timeline);
+    }
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* One sequence of four chunks of 4 tokens, K = 1, one stage: F F F F B, R B three times. F and R take 4, B 8. A token of
+   the prefix is on its way for 0.5 in F and 2 in B, a quarter of it exposed; prefixes are 0, 4, 8 and 12.
+
+     prefix   F: stream  exposed  pass      B: stream  exposed  pass
+     4              2     0.5    4.5              8      2      2 + 8 = 10
+     8              4     1      5               16      4      4 + 12 = 16
+     12             6     1.5    1.5 + 4.5 = 6   24      6      6 + 18 = 24 */
+TEST(streams_by_hand) {
+    const int64_t length = 16;
+    cf_pack_desc pack;
+    cf_simulate_desc desc;
+    cf_timing timing;
+    cf_plan *plan = NULL;
+    cf_timeline *timeline = NULL;
+    cf_schedule *schedule;
+    memset(&pack, 0, sizeof pack);
+    memset(&desc, 0, sizeof desc);
+    memset(&timing, 0, sizeof timing);
+    pack.chunk_size = 4;
+    CHECK_INT(cf_pack(&length, 1, &pack, &plan, NULL), CF_OK);
+    schedule = schedule_of(plan, CF_SCHEDULE_PAPER, 1, 1);
+    REQUIRE(schedule != NULL);
+    timing.stream_forward = 0.5;
+    timing.stream_backward = 2;
+    timing.stream_exposed = 0.25;
+    desc.timing = &timing;
+    CHECK_INT(cf_simulate(plan, schedule, &desc, &timeline, NULL), CF_OK);
+    REQUIRE(timeline != NULL);
+    CHECK(fabs(timeline->makespan - (4 + 4.5 + 5 + 6 + 24 + 5 + 16 + 4.5 + 10 + 4 + 8)) < 1e-12);
+    CHECK(fabs(timeline->busy - timeline->makespan) < 1e-12);
+    CHECK_INT(timeline->stream_waits, 8);
+    CHECK(fabs(timeline->stream_seconds - (timeline->makespan - 7 * 4 - 4 * 8)) < 1e-12);
+    CHECK(timeline->bound <= timeline->makespan * (1 + 1e-12));
+    cf_timeline_free(timeline);
+    timing.stream_forward = timing.stream_backward = 0;
+    timeline = NULL;
+    CHECK_INT(cf_simulate(plan, schedule, &desc, &timeline, NULL), CF_OK);
+    REQUIRE(timeline != NULL);
+    CHECK_INT(timeline->makespan, 7 * 4 + 4 * 8);
+    CHECK_INT(timeline->stream_waits, 0);
+    CHECK(!(timeline->stream_seconds > 0));
+    cf_timeline_free(timeline);
+    timing.stream_exposed = 1.5;
+    timeline = NULL;
+    CHECK_INT(cf_simulate(plan, schedule, &desc, &timeline, NULL), CF_ERROR_ARGUMENT);
+    CHECK(timeline == NULL);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* ---- against the relaxation, the interpreter and a count from scratch ---- */
+
+/* Against the same passes without a stream. */
+static void check_streams(const cf_plan *plan, const cf_schedule *schedule, const cf_timing *timing,
+                          const cf_timeline *timeline) {
+    cf_timing plain;
+    double seconds = 0;
+    int64_t i, waits = 0;
+    memset(&plain, 0, sizeof plain);
+    if (timing != NULL) plain = *timing;
+    plain.stream_forward = plain.stream_backward = 0;
+    for (i = 0; i < schedule->n_actions; i++) {
+        const cf_action *a = &schedule->actions[i];
+        const cf_chunk *c = &plan->chunks[a->chunk];
+        double more = pipeline_seconds(timing, a->stage, c, a->pass) - pipeline_seconds(&plain, a->stage, c, a->pass);
+        waits += more > 0;
+        seconds += more;
+    }
+    CHECK_INT(timeline->stream_waits, waits);
+    CHECK(fabs(timeline->stream_seconds - seconds) <= 1e-9 * seconds);
+}
+
+static void check_times(const cf_plan *plan, const cf_schedule *schedule, const cf_schedule_desc *desc,
+                        const cf_timeline *timeline) {
+    size_t n = (size_t)schedule->n_actions;
+    double *start = (double *)malloc((n + 1) * sizeof *start), *end = (double *)malloc((n + 1) * sizeof *end);
+    double makespan = pipeline_makespan(plan, schedule, desc->timing, start, end), busy = 0, replayed = 0;
+    size_t i;
+    CHECK(fabs(timeline->makespan - makespan) <= 1e-9 * makespan);
+    if (n > 0) CHECK_NEAR(harness_compare(timeline->start, n, start, n, 1e-9, 1e-9));
+    if (n > 0) CHECK_NEAR(harness_compare(timeline->end, n, end, n, 1e-9, 1e-9));
+    for (i = 0; i < n; i++) {
+        busy += end[i] - start[i];
+        if (schedule->actions[i].pass == CF_R) replayed += end[i] - start[i];
+    }
+    check_streams(plan, schedule, desc->timing, timeline);
+    CHECK(fabs(timeline->busy - busy) <= 1e-9 * busy + 1e-9);
+    CHECK(fabs(timeline->replayed - replayed) <= 1e-9 * busy + 1e-9);
+    if (makespan > 0) {
+        double capacity = makespan * (double)schedule->n_stages;
+        CHECK(fabs(timeline->bubble_busy - (1 - busy / capacity)) < 1e-9);
+        CHECK(fabs(timeline->bubble_useful - (1 - (busy - replayed) / capacity)) < 1e-9);
+    }
+    free(start);
+    free(end);
+}
+
+static void check_books(const cf_plan *plan, const cf_schedule *schedule, const cf_schedule_desc *desc,
+                        const cf_timeline *timeline) {
+    int64_t s, i, live;
+    for (s = 0; s < schedule->n_stages; s++) {
+        cf_run_desc run;
+        cf_run_stats stats;
+        memset(&run, 0, sizeof run);
+        CHECK_INT(cf_run(plan, schedule, s, &run, &stats, NULL), CF_OK);
+        CHECK_INT(timeline->peak_live[s], stats.peak_slots);
+        CHECK_INT(timeline->peak_tokens[s], stats.peak_tokens);
+        CHECK_INT(timeline->peak_state_tokens[s], stats.peak_state_tokens);
+        CHECK_INT(timeline->peak_bytes[s], pipeline_peak_bytes(plan, schedule, &desc->bytes, s));
+        for (i = schedule->first[s], live = 0; i < schedule->first[s + 1]; i++) {
+            live += schedule->actions[i].keep;
+            CHECK_INT(timeline->live[i], live);
+            live -= schedule->actions[i].pass == CF_B || schedule->actions[i].pass == CF_W;
+        }
+    }
+}
+
+static void check_bounds(const cf_schedule_desc *desc, const cf_schedule *schedule, const cf_timeline *timeline) {
+    double strongest = 0;
+    int64_t i, limited = desc->limits == NULL && desc->limit > 0;
+    for (i = 0; i < schedule->n_stages; i++)
+        limited |= desc->limits ? desc->limits[i] > 0 : schedule->limits && schedule->limits[i] > 0;
+    CHECK_INT(timeline->n_bounds, limited ? 4 : 3);
+    for (i = 0; i < timeline->n_bounds; i++) {
+        if (timeline->bounds[i].value > strongest) strongest = timeline->bounds[i].value;
+        CHECK(timeline->bounds[i].value <= timeline->makespan * (1 + 1e-12));
+    }
+    CHECK(timeline->bound >= strongest && timeline->bound <= strongest);
+    CHECK(timeline->bounds[2].value >= timeline->bounds[1].value * (1 - 1e-12)); /* one machine, load */
+}
+
+TEST(agrees_with_independent_counts) {
+    uint64_t seed;
+    int64_t simulated = 0;
+    for (seed = 1; seed <= (uint64_t)harness_rounds(1000, 100); seed++) {
+        harness_rng rng = {seed};
+        pipeline_problem problem;
+        cf_schedule *schedule = NULL;
+        cf_timeline *timeline = NULL;
+        cf_simulate_desc desc;
+        cf_error error;
+        pipeline_draw(&rng, &problem);
+        pipeline_note(seed, &problem);
+        desc = simulation_of(&problem.desc);
+        if (cf_schedule_make(problem.plan, &problem.desc, &schedule, &error) == CF_OK) {
+            if (cf_simulate(problem.plan, schedule, &desc, &timeline, &error) != CF_OK) FAIL("cf_simulate: %s", error.text);
+            REQUIRE(timeline != NULL);
+            check_times(problem.plan, schedule, &problem.desc, timeline);
+            check_books(problem.plan, schedule, &problem.desc, timeline);
+            check_bounds(&problem.desc, schedule, timeline);
+            simulated++;
+        }
+        cf_timeline_free(timeline);
+        cf_schedule_free(schedule);
+        cf_plan_free(problem.plan);
+    }
+    CHECK(simulated > harness_rounds(800, 80));
+}
+
+/* No bound passes the optimum, with and without split backwards and limits. */
+TEST(bounds_hold_against_the_exact_optimum) {
+    uint64_t seed;
+    int64_t solved = 0, tight = 0;
+    for (seed = 1; seed <= (uint64_t)harness_rounds(400, 60); seed++) {
+        harness_rng rng = {seed};
+        int64_t lengths[4], n = harness_between(&rng, 1, 3), i;
+        cf_pack_desc pack;
+        cf_schedule_desc desc;
+        cf_schedule *schedule = NULL;
+        cf_timeline *timeline = NULL;
+        cf_simulate_desc simulate;
+        cf_plan *plan = NULL;
+        exact_answer exact;
+        memset(&pack, 0, sizeof pack);
+        memset(&desc, 0, sizeof desc);
+        pack.chunk_size = 3;
+        pack.max_slices = 1;
+        for (i = 0; i < n; i++) lengths[i] = harness_between(&rng, 1, 7);
+        CHECK_INT(cf_pack(lengths, n, &pack, &plan, NULL), CF_OK);
+        REQUIRE(plan != NULL);
+        desc.n_stages = harness_between(&rng, 1, 3);
+        desc.k = harness_between(&rng, 1, 2);
+        desc.replay = (cf_replay)harness_between(&rng, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL);
+        desc.limit = harness_chance(&rng, 0.5) ? harness_between(&rng, 1, 3) : 0;
+        desc.kind = harness_chance(&rng, 0.3) ? CF_SCHEDULE_ZERO_BUBBLE : CF_SCHEDULE_PAPER;
+        desc.split_backward = desc.kind == CF_SCHEDULE_ZERO_BUBBLE;
+        harness_note("seed %d: %d chunks, %d stages, K %d, limit %d", (int)seed, (int)plan->n_chunks, (int)desc.n_stages,
+                     (int)desc.k, (int)desc.limit);
+        simulate = simulation_of(&desc);
+        CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
+        CHECK_INT(cf_simulate(plan, schedule, &simulate, &timeline, NULL), CF_OK);
+        REQUIRE(timeline != NULL);
+        exact = exact_makespan(plan, &desc, timeline->makespan, 20000);
+        if (exact.makespan >= 0) {
+            CHECK(timeline->bound <= exact.makespan * (1 + 1e-12));
+            CHECK(exact.makespan <= timeline->makespan);
+            tight += timeline->bound >= exact.makespan * (1 - 1e-12);
+            solved++;
+        }
+        cf_timeline_free(timeline);
+        cf_schedule_free(schedule);
+        cf_plan_free(plan);
+    }
+    CHECK(solved > harness_rounds(200, 30));
+    CHECK(2 * tight > solved);
+    harness_report("%d solved, the bound is the optimum in %d", (int)solved, (int)tight);
+}
+
+/* ---- what is refused ---- */
+
+static void check_refused(const cf_plan *plan, const cf_schedule *schedule, const char *field, int64_t item) {
+    cf_timeline *timeline = NULL;
+    cf_error error;
+    memset(&error, 0, sizeof error);
+    CHECK_INT(cf_simulate(plan, schedule, NULL, &timeline, &error), CF_ERROR_SCHEDULE);
+    CHECK(timeline == NULL);
+    CHECK(error.field != NULL);
+    if (error.field) CHECK_STR(error.field, field);
+    CHECK_INT(error.item, item);
+    cf_timeline_free(timeline);
+}
+
+/* On stage 0 the example runs F0 F1 F2 F3 B1 R0 ... with K = 1; groups: chunks 0 and 1. */
+TEST(broken_schedules_are_named) {
+    cf_plan *plan = example();
+    cf_schedule *schedule = schedule_of(plan, CF_SCHEDULE_PAPER, 4, 1);
+    cf_action *a, saved;
+    REQUIRE(schedule != NULL);
+    a = schedule->actions;
+    CHECK(a[0].pass == CF_F && a[0].chunk == 0 && a[1].chunk == 1);
+    saved = a[0];
+#define BROKEN(change, field, item)                  \
+    do {                                             \
+        change;                                      \
+        check_refused(plan, schedule, field, item);  \
+        a[0] = saved;                                \
+    } while (0)
+    BROKEN(a[0].chunk = 4, "actions.chunk", 0);
+    BROKEN(a[0].chunk = -1, "actions.chunk", 0);
+    BROKEN(a[0].stage = 1, "actions.stage", 0);
+    BROKEN(a[0].stage = 4, "actions.stage", 0);
+    BROKEN(a[0].pass = CF_SEND_F, "actions.pass", 0);
+    BROKEN(a[0].pass = CF_B, "actions.pass", 0);
+    BROKEN(a[0].pass = CF_W, "actions.pass", 0);
+    BROKEN(a[0].pass = CF_R, "actions.pass", 0);
+    BROKEN(a[0].chunk = 1, "actions.chunk", 0); /* F1 before F0 */
+    BROKEN(a[0].chunk = 2, "actions.chunk", 1); /* then F1 still misses F0 */
+    BROKEN(a[0].keep = 1, "actions.pass", 5); /* R of what was kept */
+#undef BROKEN
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* Two stages that wait for each other. */
+TEST(deadlocks_are_found) {
+    const int64_t lengths[] = {2, 2};
+    cf_pack_desc pack;
+    cf_plan *plan = NULL;
+    cf_schedule *schedule;
+    cf_action swap;
+    int64_t first;
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = 2;
+    CHECK_INT(cf_pack(lengths, 2, &pack, &plan, NULL), CF_OK);
+    schedule = schedule_of(plan, CF_SCHEDULE_GPIPE, 2, 1); /* F0 F1 B0 B1 on both */
+    REQUIRE(schedule != NULL);
+    swap = schedule->actions[1]; /* stage 0: F0 B0 F1 B1, while stage 1 wants F1 first */
+    schedule->actions[1] = schedule->actions[2];
+    schedule->actions[2] = swap;
+    first = schedule->first[0] + 1;
+    check_refused(plan, schedule, "actions", first);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+TEST(foreign_schedules_are_refused) {
+    cf_plan *plan = example();
+    cf_schedule *schedule = schedule_of(plan, CF_SCHEDULE_1F1B, 2, 1);
+    int64_t first;
+    REQUIRE(schedule != NULL);
+    schedule->n_chunks++;
+    check_refused(plan, schedule, "n_chunks", -1);
+    schedule->n_chunks--;
+    schedule->rank = 1;
+    check_refused(plan, schedule, "rank", -1);
+    schedule->rank = 0;
+    schedule->k = 0;
+    check_refused(plan, schedule, "k", -1);
+    schedule->k = 1;
+    first = schedule->first[1];
+    schedule->first[1] = schedule->n_actions + 1;
+    check_refused(plan, schedule, "first", 1);
+    schedule->first[1] = -1;
+    check_refused(plan, schedule, "first", 1);
+    schedule->first[1] = schedule->n_actions; /* stage 0 gets the list of stage 1 as well */
+    check_refused(plan, schedule, "actions.stage", first);
+    cf_schedule_free(schedule);
+    schedule = schedule_of(plan, CF_SCHEDULE_1F1B, 2, 2);
+    REQUIRE(schedule != NULL);
+    schedule->n_actions--; /* the last backward is missing */
+    schedule->first[2]--;
+    check_refused(plan, schedule, "n_actions", -1);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* ---- memory ---- */
+
+TEST(into_an_arena_of_the_size_needed) {
+    uint64_t seed;
+    for (seed = 1; seed <= (uint64_t)harness_rounds(100, 40); seed++) {
+        harness_rng rng = {seed};
+        pipeline_problem problem;
+        cf_schedule *schedule = NULL;
+        cf_timeline *made = NULL, *placed = NULL;
+        cf_simulate_desc desc;
+        cf_error error;
+        pipeline_draw(&rng, &problem);
+        pipeline_note(seed, &problem);
+        desc = simulation_of(&problem.desc);
+        desc.no_bounds = (int)(seed % 2);
+        if (cf_schedule_make(problem.plan, &problem.desc, &schedule, NULL) == CF_OK) {
+            cf_arena wide, narrow;
+            cf_allocator allocator;
+            memset(&wide, 0, sizeof wide);
+            wide.bytes = (size_t)1 << 22;
+            wide.memory = malloc(wide.bytes);
+            allocator = cf_arena_allocator(&wide);
+            desc.allocator = &allocator;
+            CHECK_INT(cf_simulate(problem.plan, schedule, &desc, &made, NULL), CF_OK);
+            REQUIRE(made != NULL);
+            memset(&narrow, 0, sizeof narrow);
+            narrow.memory = harness_guard_new(wide.peak);
+            narrow.bytes = wide.peak - 1;
+            allocator = cf_arena_allocator(&narrow);
+            CHECK_INT(cf_simulate(problem.plan, schedule, &desc, &placed, &error), CF_ERROR_MEMORY);
+            CHECK(placed == NULL && narrow.used == 0);
+            narrow.bytes++;
+            CHECK_INT(cf_simulate(problem.plan, schedule, &desc, &placed, NULL), CF_OK);
+            CHECK(harness_guard_ok(narrow.memory));
+            REQUIRE(placed != NULL);
+            CHECK_INT(made->n_bounds, placed->n_bounds);
+            CHECK(memcmp(made->end, placed->end, (size_t)made->n_actions * sizeof(double)) == 0);
+            CHECK(memcmp(made->peak_live, placed->peak_live, (size_t)made->n_stages * sizeof(int64_t)) == 0);
+            CHECK(memcmp(&made->bound, &placed->bound, sizeof(double)) == 0);
+            cf_timeline_free(placed);
+            CHECK(narrow.used == 0);
+            harness_guard_free(narrow.memory);
+            allocator = cf_arena_allocator(&wide);
+            cf_timeline_free(made);
+            CHECK(wide.used == 0);
+            free(wide.memory);
+        }
+        cf_schedule_free(schedule);
+        cf_plan_free(problem.plan);
+    }
+}
+
+TEST(survives_failing_allocations) {
+    cf_plan *plan = example();
+    cf_schedule *schedule = schedule_of(plan, CF_SCHEDULE_PAPER, 4, 1);
+    int fail_at;
+    REQUIRE(schedule != NULL);
+    for (fail_at = 1;; fail_at++) {
+        harness_heap heap;
+        cf_allocator allocator = {harness_alloc, harness_release, NULL};
+        cf_simulate_desc desc;
+        cf_timeline *timeline = NULL;
+        cf_result result;
+        memset(&desc, 0, sizeof desc);
+        memset(&heap, 0, sizeof heap);
+        heap.fail_at = fail_at;
+        allocator.user = &heap;
+        desc.allocator = &allocator;
+        result = cf_simulate(plan, schedule, &desc, &timeline, NULL);
+        CHECK_INT(result, heap.failed ? CF_ERROR_MEMORY : CF_OK);
+        CHECK_INT(heap.live, result == CF_OK);
+        cf_timeline_free(timeline);
+        CHECK_INT(heap.live, 0);
+        CHECK_INT(heap.faults, 0);
+        if (!heap.failed) break;
+    }
+    CHECK_INT(fail_at, 3);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* ---- the written form ---- */
+
+static int64_t count(const char *where, const char *what) {
+    int64_t n = 0;
+    for (; (where = strstr(where, what)) != NULL; where += strlen(what)) n++;
+    return n;
+}
+
+TEST(json_carries_the_timeline) {
+    const char *wanted[] = {"\"makespan\": 50", "\"bubble_useful\": 0.52", "\"bubble_busy\": 0.4", "\"busy\": 104",
+                            "\"replayed\": 8", "\"critical-path\": 50", "\"stage-load\": 44", "\"one-machine\": 50",
+                            "\"peak_live\": [", "\"peak_tokens\": [", "\"peak_state_tokens\": [4, 4, 4, 4]",
+                            "\"peak_bytes\": [0, 0, 0, 0]", "\"pass\": \"R\""};
+    cf_plan *plan = example();
+    cf_schedule *schedule = schedule_of(plan, CF_SCHEDULE_PAPER, 4, 1), *other = schedule_of(plan, CF_SCHEDULE_PAPER, 2, 1);
+    cf_timeline *timeline = NULL;
+    harness_text with = {NULL, 0, 0, 0, 0, 0}, without = {NULL, 0, 0, 0, 0, 0};
+    cf_error error;
+    size_t i;
+    REQUIRE(schedule != NULL && other != NULL);
+    CHECK_INT(cf_simulate(plan, schedule, NULL, &timeline, NULL), CF_OK);
+    CHECK_INT(cf_write_schedule_json(schedule, timeline, harness_collect, &with, NULL), CF_OK);
+    CHECK_INT(cf_write_schedule_json(schedule, NULL, harness_collect, &without, NULL), CF_OK);
+    REQUIRE(with.at != NULL && without.at != NULL);
+    for (i = 0; i < sizeof wanted / sizeof wanted[0]; i++) {
+        harness_note("%s", wanted[i]);
+        CHECK(strstr(with.at, wanted[i]) != NULL);
+    }
+    CHECK_INT(count(with.at, "\"start\": "), schedule->n_actions);
+    CHECK_INT(count(with.at, "\"end\": "), schedule->n_actions);
+    CHECK_INT(count(without.at, "\"pass\": "), schedule->n_actions);
+    CHECK_INT(count(without.at, "\"start\""), 0);
+    CHECK_INT(count(without.at, "makespan"), 0);
+    CHECK_INT(count(with.at, "{"), count(with.at, "}"));
+    CHECK_INT(cf_write_schedule_json(other, timeline, harness_collect, &with, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "timeline");
+    free(with.at);
+    free(without.at);
+    cf_timeline_free(timeline);
+    cf_schedule_free(schedule);
+    cf_schedule_free(other);
+    cf_plan_free(plan);
+}
+
+SUITE(simulate, CASE(padded_rows_take_time), CASE(the_paper_example_by_numbers), CASE(transfers_by_hand), CASE(streams_by_hand),
+      CASE(agrees_with_independent_counts),
+      CASE(bounds_hold_against_the_exact_optimum), CASE(broken_schedules_are_named), CASE(deadlocks_are_found),
+      CASE(foreign_schedules_are_refused), CASE(into_an_arena_of_the_size_needed), CASE(survives_failing_allocations),
+      CASE(json_carries_the_timeline));

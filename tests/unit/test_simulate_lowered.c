@@ -1,0 +1,814 @@
+/* >>simulate: lowered schedules and measured times. A second simulator goes over the lists again and again, until no
+   time changes any more; it shares nothing with the clock of the library, which goes over them once. */
+
+#include "chunkflow.h"
+#include "../harness.h"
+#include "../reference/naive.h"
+#include "../reference/pipeline.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the slow simulator ---- */
+
+static int is_send(int pass) { return pass == CF_SEND_F || pass == CF_SEND_R || pass == CF_SEND_B; }
+static int is_receive(int pass) { return pass == CF_RECV_F || pass == CF_RECV_R || pass == CF_RECV_B; }
+
+static int64_t find(const cf_schedule *s, int pass, int64_t chunk, int64_t v) {
+    int64_t i;
+    for (i = 0; i < s->n_actions; i++)
+        if (s->actions[i].pass == pass && s->actions[i].chunk == chunk && s->actions[i].stage == v) return i;
+    return -1;
+}
+
+/* The RECV that a pass needs, -1: none. */
+static int64_t receive_of(const cf_schedule *s, const cf_action *a) {
+    switch (a->pass) {
+        case CF_F: return find(s, CF_RECV_F, a->chunk, a->stage);
+        case CF_R: return find(s, CF_RECV_R, a->chunk, a->stage);
+        case CF_B: case CF_I: return find(s, CF_RECV_B, a->chunk, a->stage);
+        default: return -1;
+    }
+}
+
+/* The SEND of a RECV. */
+static int64_t send_of(const cf_schedule *s, const cf_action *a) {
+    return find(s, a->pass - 1, a->chunk, a->pass == CF_RECV_B ? a->stage + 1 : a->stage - 1);
+}
+
+/* The pass whose result a SEND sends. */
+static int64_t maker_of(const cf_schedule *s, const cf_action *a) {
+    int64_t b = find(s, CF_B, a->chunk, a->stage);
+    if (a->pass == CF_SEND_F) return find(s, CF_F, a->chunk, a->stage);
+    if (a->pass == CF_SEND_R) return find(s, CF_R, a->chunk, a->stage);
+    return b >= 0 ? b : find(s, CF_I, a->chunk, a->stage);
+}
+
+typedef struct slow {
+    const cf_plan *plan;
+    const cf_schedule *s;
+    const cf_timing *timing;
+    double *start, *end;
+    int changed;
+} slow;
+
+static void set(slow *c, int64_t i, double start, double seconds) {
+    c->changed |= c->start[i] < start || c->end[i] < start + seconds;
+    c->start[i] = start;
+    c->end[i] = start + seconds;
+}
+
+static double transfer_of(const slow *c, const cf_chunk *chunk) {
+    return c->timing == NULL ? 0 : c->timing->latency + c->timing->seconds_per_token * (double)chunk->padded;
+}
+
+/* Which way a SEND goes: to the stage above, or to the one below. In loops the stage above the last one is the first. */
+static int goes_up(const cf_schedule *s, const cf_action *a) {
+    int forward = a->pass != CF_SEND_B;
+    if (s->placement != CF_PLACEMENT_V) return forward;
+    return naive_stage(s, a->stage + (forward ? 1 : -1)) > naive_stage(s, a->stage);
+}
+
+/* One stage's list once more, with the times of all others as they are known now. */
+static void sweep(slow *c, int64_t stage) {
+    const cf_schedule *s = c->s;
+    double compute = 0, copies = 0, begin;
+    int64_t i, j;
+    for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
+        const cf_action *a = &s->actions[i];
+        const cf_chunk *chunk = &c->plan->chunks[a->chunk];
+        double transfer = transfer_of(c, chunk);
+        int blocks = c->timing != NULL && c->timing->no_overlap && transfer > 0;
+        if (is_send(a->pass)) {
+            begin = blocks ? compute : c->end[maker_of(s, a)];
+            for (j = s->first[stage]; j < i && !blocks; j++)
+                if (is_send(s->actions[j].pass) && goes_up(s, &s->actions[j]) == goes_up(s, a))
+                    begin = fmax(begin, c->end[j]);
+            set(c, i, begin, transfer);
+            if (blocks) compute = c->end[i];
+        } else if (is_receive(a->pass)) {
+            if (!blocks) set(c, i, c->start[send_of(s, a)], transfer);
+        } else if (a->pass >= CF_OFFLOAD) {
+            double rows = (double)c->plan->slices[chunk->first_slice].length;
+            set(c, i, fmax(compute, copies), c->timing != NULL ? c->timing->offload_seconds_per_token * rows : 0);
+            copies = c->end[i];
+        } else {
+            int64_t receive = receive_of(s, a);
+            begin = compute;
+            if (receive >= 0 && blocks) {
+                set(c, receive, fmax(begin, c->start[send_of(s, &s->actions[receive])]), transfer);
+                begin = c->end[receive];
+            }
+            if (receive >= 0) begin = fmax(begin, c->end[receive]);
+            for (j = s->first[stage]; j < i && a->pass != CF_W && chunk->group >= 0; j++)
+                if (s->actions[j].pass == CF_PREFETCH && s->actions[j].stage == a->stage &&
+                    c->plan->chunks[s->actions[j].chunk].group == chunk->group)
+                    begin = fmax(begin, c->end[j]);
+            set(c, i, begin, pipeline_seconds(c->timing, a->stage, chunk, a->pass));
+            compute = c->end[i];
+        }
+    }
+}
+
+static double slow_times(const cf_plan *plan, const cf_schedule *s, const cf_timing *timing, double *start,
+                         double *end) {
+    slow c = {plan, s, timing, start, end, 1};
+    double makespan = 0;
+    int64_t stage, i, round;
+    for (i = 0; i < s->n_actions; i++) start[i] = end[i] = 0;
+    for (round = 0; c.changed && round <= 2 * s->n_actions + 2; round++) {
+        c.changed = 0;
+        for (stage = 0; stage < s->n_stages; stage++) sweep(&c, stage);
+    }
+    CHECK(!c.changed);
+    for (i = 0; i < s->n_actions; i++) makespan = fmax(makespan, end[i]);
+    return makespan;
+}
+
+/* ---- what to simulate ---- */
+
+static cf_simulate_desc plain(const cf_timing *timing) {
+    cf_simulate_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.timing = timing;
+    desc.bytes.per_token_activations = 5;
+    desc.bytes.per_token_state = 3;
+    desc.bytes.per_token_state_gradient = 2;
+    desc.bytes.per_token_boundary = 1;
+    return desc;
+}
+
+static cf_schedule *lower(const cf_plan *plan, const cf_schedule *s, const cf_timing *timing, int offload) {
+    cf_lower_desc desc;
+    cf_schedule *low = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.timing = timing;
+    desc.offload = offload;
+    CHECK_INT(cf_schedule_lower(plan, s, &desc, &low, NULL), CF_OK);
+    return low;
+}
+
+/* Costs that are no short binary fractions, so that equal times are equal work in equal order. */
+static void draw_timing(harness_rng *rng, cf_timing *timing) {
+    memset(timing, 0, sizeof *timing);
+    timing->all.forward.constant = (double)harness_between(rng, 0, 2);
+    timing->all.forward.per_token = harness_unit(rng);
+    if (harness_chance(rng, 0.3)) timing->all.backward.per_pair = harness_unit(rng);
+    if (harness_chance(rng, 0.5)) timing->latency = 3 * harness_unit(rng);
+    if (harness_chance(rng, 0.7)) timing->seconds_per_token = harness_unit(rng);
+    if (harness_chance(rng, 0.7)) timing->offload_seconds_per_token = harness_unit(rng) / 2;
+    timing->no_overlap = harness_chance(rng, 0.4);
+}
+
+static int same(double a, double b) { return memcmp(&a, &b, sizeof a) == 0; }
+static int near(double a, double b) { return fabs(a - b) <= 1e-9 * (1 + fabs(b)); }
+
+/* The passes of a lowered schedule run when those of the unlowered one do, to the last bit. */
+static void check_same_times(const cf_schedule *s, const cf_timeline *t, const cf_schedule *low, const cf_timeline *u) {
+    int64_t stage, i, j;
+    for (stage = 0; stage < s->n_stages; stage++)
+        for (i = s->first[stage], j = low->first[stage]; j < low->first[stage + 1]; j++) {
+            if (low->actions[j].pass > CF_W) continue;
+            if (!CHECK(same(t->start[i], u->start[j]) && same(t->end[i], u->end[j]))) return;
+            i++;
+        }
+    CHECK(same(t->makespan, u->makespan) && same(t->busy, u->busy) && same(t->replayed, u->replayed));
+    CHECK(same(t->bubble_useful, u->bubble_useful) && same(t->bubble_busy, u->bubble_busy));
+    CHECK(t->n_bounds == u->n_bounds && same(t->bound, u->bound));
+}
+
+/* Both ends of a transfer have its times; without overlap the receiver has it right before the pass that reads it. */
+static void check_transfers(const cf_plan *plan, const cf_schedule *low, const cf_timing *timing,
+                            const cf_timeline *t) {
+    int64_t i, j;
+    for (i = 0; i < low->n_actions; i++) {
+        const cf_action *a = &low->actions[i];
+        slow c = {plan, low, timing, t->start, t->end, 0};
+        double transfer = transfer_of(&c, &plan->chunks[a->chunk]);
+        if (!is_receive(a->pass)) continue;
+        j = send_of(low, a);
+        CHECK(near(t->end[i], t->start[i] + transfer) && near(t->end[j], t->start[j] + transfer));
+        CHECK(t->start[j] >= t->end[maker_of(low, &low->actions[j])]);
+        if (timing == NULL || !timing->no_overlap) CHECK(same(t->start[i], t->start[j]) && same(t->end[i], t->end[j]));
+        else CHECK(t->start[i] >= t->start[j]);
+    }
+}
+
+/* ---- properties ---- */
+
+TEST(transfers_change_no_time) {
+    uint64_t seed;
+    int64_t judged = 0, crossing = 0;
+    for (seed = 1; seed <= (uint64_t)harness_rounds(700, 80); seed++) {
+        harness_rng rng = {seed};
+        pipeline_problem problem;
+        cf_schedule *s = NULL;
+        pipeline_draw(&rng, &problem);
+        pipeline_note(seed, &problem);
+        if (cf_schedule_make(problem.plan, &problem.desc, &s, NULL) == CF_OK) {
+            const cf_timing *timing = problem.desc.timing;
+            cf_schedule *low = lower(problem.plan, s, harness_chance(&rng, 0.5) ? timing : NULL, 0);
+            cf_simulate_desc desc = plain(timing);
+            cf_timeline *t = NULL, *u = NULL;
+            desc.limit = problem.desc.limit;
+            CHECK_INT(cf_simulate(problem.plan, s, &desc, &t, NULL), CF_OK);
+            CHECK_INT(cf_simulate(problem.plan, low, &desc, &u, NULL), CF_OK);
+            REQUIRE(t != NULL && u != NULL);
+            check_same_times(s, t, low, u);
+            if (seed % 8 == 0) check_transfers(problem.plan, low, timing, u);
+            judged++;
+            crossing += low->n_actions > s->n_actions;
+            cf_timeline_free(u);
+            cf_timeline_free(t);
+            cf_schedule_free(low);
+        }
+        cf_schedule_free(s);
+        cf_plan_free(problem.plan);
+    }
+    CHECK(judged > harness_rounds(500, 56) && crossing > harness_rounds(300, 34));
+    harness_note("%s", "");
+}
+
+/* A lowered schedule in some order that the rules allow: neighbours in the lists change places. */
+static cf_schedule *shuffle(harness_rng *rng, const cf_plan *plan, const cf_schedule *low, int64_t *moved) {
+    cf_schedule *s = naive_copy(low);
+    int64_t round;
+    for (round = harness_between(rng, 0, 12); round > 0 && s->n_actions > 1; round--) {
+        int64_t stage = harness_between(rng, 0, s->n_stages - 1), first = s->first[stage], end = s->first[stage + 1], i;
+        cf_action swap;
+        if (end - first < 2) continue;
+        i = harness_between(rng, first, end - 2);
+        swap = s->actions[i];
+        s->actions[i] = s->actions[i + 1];
+        s->actions[i + 1] = swap;
+        if (cf_schedule_validate(plan, s, NULL, NULL, NULL) == CF_OK) {
+            ++*moved;
+            continue;
+        }
+        s->actions[i + 1] = s->actions[i];
+        s->actions[i] = swap;
+    }
+    return s;
+}
+
+static void check_books(const cf_plan *plan, const cf_schedule *s, const cf_timeline *t) {
+    int64_t stage;
+    for (stage = 0; stage < s->n_stages; stage++) {
+        cf_run_desc run;
+        cf_run_stats stats;
+        memset(&run, 0, sizeof run);
+        CHECK_INT(cf_run(plan, s, stage, &run, &stats, NULL), CF_OK);
+        CHECK_INT(t->peak_live[stage], stats.peak_slots);
+        CHECK_INT(t->peak_tokens[stage], stats.peak_tokens);
+        CHECK_INT(t->peak_state_tokens[stage], stats.peak_state_tokens);
+    }
+}
+
+/* The validator's own count of bytes: the peak is the least limit that it lets pass. */
+static void check_bytes(const cf_plan *plan, const cf_schedule *s, const cf_timeline *t, const cf_bytes *bytes) {
+    int64_t limits[8], stage, i;
+    cf_validate_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.bytes = *bytes;
+    desc.limits_bytes = limits;
+    for (i = 0; i < s->n_stages; i++) limits[i] = t->peak_bytes[i];
+    CHECK_INT(cf_schedule_validate(plan, s, &desc, NULL, NULL), CF_OK);
+    for (stage = 0; stage < s->n_stages; stage++) {
+        for (i = 0; i < s->n_stages; i++) limits[i] = i == stage ? t->peak_bytes[i] - 1 : 0;
+        if (limits[stage] > 0) CHECK_INT(cf_schedule_validate(plan, s, &desc, NULL, NULL), CF_ERROR_SCHEDULE);
+    }
+}
+
+TEST(agrees_with_the_slow_simulator) {
+    harness_rng rng = {71};
+    int64_t moved = 0, copied = 0;
+    int round;
+    for (round = 0; round < harness_rounds(600, 75); round++) {
+        cf_plan *plan = naive_plan(&rng, 6, harness_between(&rng, 1, 2));
+        naive_shape shape = naive_draw_shape(&rng);
+        cf_timing drawn, *timing = harness_chance(&rng, 0.8) ? &drawn : NULL;
+        cf_simulate_desc desc;
+        cf_schedule *s, *low, *other;
+        cf_timeline *t = NULL, *u = NULL;
+        double *start, *end;
+        int64_t i;
+        shape.rank = harness_between(&rng, 0, plan->n_ranks - 1);
+        draw_timing(&rng, &drawn);
+        desc = plain(timing);
+        harness_note("round %d", round);
+        s = naive_schedule(&rng, plan, &shape);
+        REQUIRE(s != NULL);
+        low = lower(plan, s, timing, round % 2);
+        REQUIRE(low != NULL);
+        if (round % 2 == 0) { /* uneven ones, too, where a stage keeps what the one before it replays */
+            CHECK_INT(cf_simulate(plan, s, &desc, &t, NULL), CF_OK);
+            CHECK_INT(cf_simulate(plan, low, &desc, &u, NULL), CF_OK);
+            REQUIRE(t != NULL && u != NULL);
+            check_same_times(s, t, low, u);
+            cf_timeline_free(t);
+            cf_timeline_free(u);
+            t = NULL;
+        }
+        other = shuffle(&rng, plan, low, &moved);
+        if (!CHECK_INT(cf_simulate(plan, other, &desc, &t, NULL), CF_OK)) return;
+        start = (double *)calloc((size_t)other->n_actions + 1, sizeof *start);
+        end = (double *)calloc((size_t)other->n_actions + 1, sizeof *end);
+        REQUIRE(start != NULL && end != NULL);
+        CHECK(near(t->makespan, slow_times(plan, other, timing, start, end)));
+        for (i = 0; i < other->n_actions; i++) {
+            if (!CHECK(near(t->start[i], start[i]) && near(t->end[i], end[i]))) break;
+            copied += other->actions[i].pass == CF_PREFETCH;
+        }
+        check_books(plan, other, t);
+        check_bytes(plan, other, t, &desc.bytes);
+        if (round % 8 == 0) check_transfers(plan, other, timing, t);
+        free(start);
+        free(end);
+        cf_timeline_free(t);
+        naive_free(other);
+        cf_schedule_free(low);
+        naive_free(s);
+        cf_plan_free(plan);
+    }
+    CHECK(moved > harness_rounds(1000, 125) && copied > harness_rounds(300, 37));
+    harness_report("%d swaps, %d copies", (int)moved, (int)copied);
+    harness_note("%s", "");
+}
+
+/* Whether every copy is back before the unlowered run would begin the pass that needs it. */
+static int copies_fit(const cf_plan *plan, const cf_schedule *s, const cf_timeline *t, const cf_schedule *low,
+                      const cf_timeline *u) {
+    int64_t stage, i, j;
+    for (stage = 0; stage < s->n_stages; stage++)
+        for (i = low->first[stage]; i < low->first[stage + 1]; i++) {
+            const cf_action *a = &low->actions[i];
+            if (a->pass != CF_PREFETCH) continue;
+            for (j = i + 1;; j++) {
+                const cf_action *b = &low->actions[j];
+                if (b->pass > CF_I || b->stage != a->stage) continue;
+                if (plan->chunks[b->chunk].group != plan->chunks[a->chunk].group) continue;
+                if (u->end[i] > t->start[find(s, b->pass, b->chunk, b->stage)]) return 0;
+                break;
+            }
+        }
+    return 1;
+}
+
+TEST(offload_costs_time_only_where_copies_do_not_fit) {
+    harness_rng rng = {72};
+    int64_t fits = 0, late = 0, alone = 0;
+    int round;
+    for (round = 0; round < harness_rounds(900, 300); round++) {
+        cf_plan *plan = naive_plan(&rng, 6, 1);
+        naive_shape shape = naive_draw_shape(&rng);
+        cf_timing timing, other;
+        cf_simulate_desc desc;
+        cf_schedule *s, *low;
+        cf_timeline *t = NULL, *u = NULL;
+        draw_timing(&rng, &timing);
+        timing.no_overlap = round % 3 == 0;
+        if (round % 4 == 0) shape.n_stages = shape.n_virtual = 1;
+        desc = plain(&timing);
+        harness_note("round %d", round);
+        s = naive_schedule(&rng, plan, &shape);
+        REQUIRE(s != NULL);
+        other = timing;
+        if (round % 5 == 0) other.offload_seconds_per_token = 0.01; /* planned for a faster link than there is */
+        low = lower(plan, s, &other, 1);
+        REQUIRE(low != NULL);
+        CHECK_INT(cf_simulate(plan, s, &desc, &t, NULL), CF_OK);
+        CHECK_INT(cf_simulate(plan, low, &desc, &u, NULL), CF_OK);
+        REQUIRE(t != NULL && u != NULL);
+        CHECK(u->makespan >= t->makespan);
+        if (low->n_actions > s->n_actions) {
+            int64_t i, n_copies = 0;
+            for (i = 0; i < low->n_actions; i++) n_copies += low->actions[i].pass == CF_PREFETCH;
+            if (n_copies > 0 && copies_fit(plan, s, t, low, u)) {
+                check_same_times(s, t, low, u);
+                fits++;
+                alone += plan->n_groups == 1 && shape.n_stages == 1;
+            } else if (n_copies > 0) {
+                late++;
+                /* one group on one stage is what the gaps were planned for */
+                CHECK(plan->n_groups > 1 || shape.n_stages * shape.n_virtual > 1 || round % 5 == 0);
+            }
+        }
+        cf_timeline_free(u);
+        cf_timeline_free(t);
+        cf_schedule_free(low);
+        naive_free(s);
+        cf_plan_free(plan);
+    }
+    CHECK(fits > harness_rounds(100, 33) && late > harness_rounds(20, 6) && alone > harness_rounds(10, 3));
+    harness_report("%d fit, %d do not, %d of one group", (int)fits, (int)late, (int)alone);
+    harness_note("%s", "");
+}
+
+/* ---- by hand ---- */
+
+/* Two chunks of 2 tokens on two stages; F 2 s, B 4 s, a transfer 1 s + 0.5 s a token = 2 s. */
+static cf_plan *two_chunks(void) {
+    const int64_t lengths[] = {2, 2};
+    cf_pack_desc pack;
+    cf_plan *plan = NULL;
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = 2;
+    CHECK_INT(cf_pack(lengths, 2, &pack, &plan, NULL), CF_OK);
+    return plan;
+}
+
+static cf_schedule *lists(const cf_plan *plan, const char *const *text, int64_t n_stages) {
+    static const char *const names[] = {"F", "R", "B", "I", "W", "SF", "RF", "SR", "RR", "SB", "RB", "O", "P"};
+    cf_schedule *s = naive_new(n_stages, 256);
+    int64_t stage, n = 0;
+    s->replay = CF_REPLAY_PIPELINE;
+    s->n_virtual = 1;
+    s->k = 4;
+    s->n_chunks = plan->n_chunks;
+    s->lowered = 1;
+    for (stage = 0; stage < n_stages; stage++) {
+        const char *at = text[stage];
+        while (*at) {
+            size_t letters = strcspn(at, "0123456789");
+            int pass = 0;
+            while (strlen(names[pass]) != letters || strncmp(names[pass], at, letters) != 0) pass++;
+            s->actions[n].pass = (uint8_t)pass;
+            s->actions[n].stage = (int32_t)stage;
+            s->actions[n].chunk = at[letters] - '0';
+            s->actions[n++].keep = at[letters + 1] == '+';
+            at += letters + 1 + (at[letters + 1] == '+');
+            at += *at == ' ';
+        }
+        s->first[stage + 1] = n;
+    }
+    s->n_actions = n;
+    return s;
+}
+
+static void check_list_times(const cf_schedule *s, const cf_timeline *t, int64_t stage, const double (*wanted)[2]) {
+    int64_t i, n = s->first[stage + 1] - s->first[stage];
+    for (i = 0; i < n; i++) {
+        harness_note("stage %d, position %d", (int)stage, (int)i);
+        CHECK(same(t->start[s->first[stage] + i], wanted[i][0]));
+        CHECK(same(t->end[s->first[stage] + i], wanted[i][1]));
+    }
+    harness_note("%s", "");
+}
+
+TEST(times_by_hand) {
+    static const char *const text[] = {"F0+ SF0 F1+ SF1 RB0 B0 RB1 B1", "RF0 F0+ RF1 B0 SB0 F1+ B1 SB1"};
+    const double beside[2][8][2] = {{{0, 2}, {2, 4}, {2, 4}, {4, 6}, {10, 12}, {12, 16}, {16, 18}, {18, 22}},
+                                    {{2, 4}, {4, 6}, {4, 6}, {6, 10}, {10, 12}, {10, 12}, {12, 16}, {16, 18}}};
+    /* without overlap stage 1 receives chunk 0 while stage 0 sends it; both are busy with it. Chunk 1 is received right
+       before its F */
+    const double busy[2][8][2] = {{{0, 2}, {2, 4}, {4, 6}, {6, 8}, {10, 12}, {12, 16}, {20, 22}, {22, 26}},
+                                  {{2, 4}, {4, 6}, {12, 14}, {6, 10}, {10, 12}, {14, 16}, {16, 20}, {20, 22}}};
+    cf_plan *plan = two_chunks();
+    cf_schedule *s = lists(plan, text, 2);
+    cf_timeline *t = NULL;
+    cf_timing timing;
+    cf_simulate_desc desc;
+    memset(&timing, 0, sizeof timing);
+    timing.all.forward.per_token = 1;
+    timing.latency = 1;
+    timing.seconds_per_token = 0.5;
+    desc = plain(&timing);
+    CHECK_INT(cf_simulate(plan, s, &desc, &t, NULL), CF_OK);
+    REQUIRE(t != NULL);
+    check_list_times(s, t, 0, beside[0]);
+    check_list_times(s, t, 1, beside[1]);
+    CHECK(same(t->makespan, 22) && same(t->busy, 24));
+    cf_timeline_free(t);
+    t = NULL;
+    timing.no_overlap = 1;
+    CHECK_INT(cf_simulate(plan, s, &desc, &t, NULL), CF_OK);
+    REQUIRE(t != NULL);
+    check_list_times(s, t, 0, busy[0]);
+    check_list_times(s, t, 1, busy[1]);
+    CHECK(same(t->makespan, 26) && same(t->busy, 24));
+    cf_timeline_free(t);
+    naive_free(s);
+    cf_plan_free(plan);
+}
+
+/* A group of two chunks and two short ones, one stage; F = tokens, a copy 2 s a token. */
+TEST(copies_by_hand) {
+    static const char *const text[] = {"F0+ O0 F2+ P0 B2 F1+ B1 B0 F3+ B3"};
+    /* the rows of chunk 0 leave at 4 and are away until 12; they come back until 20, and F1 waits for them */
+    const double wanted[][2] = {{0, 4},   {4, 12},  {4, 8},   {12, 20}, {8, 16},
+                                {20, 24}, {24, 32}, {32, 40}, {40, 44}, {44, 52}};
+    static const int64_t lengths[] = {8, 4, 4};
+    cf_pack_desc pack;
+    cf_plan *plan = NULL;
+    cf_schedule *s;
+    cf_timeline *t = NULL;
+    cf_timing timing;
+    cf_simulate_desc desc;
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = 4;
+    REQUIRE(cf_pack(lengths, 3, &pack, &plan, NULL) == CF_OK && plan->n_chunks == 4);
+    s = lists(plan, text, 1);
+    memset(&timing, 0, sizeof timing);
+    timing.all.forward.per_token = 1;
+    timing.offload_seconds_per_token = 2;
+    desc = plain(&timing);
+    CHECK_INT(cf_simulate(plan, s, &desc, &t, NULL), CF_OK);
+    REQUIRE(t != NULL);
+    check_list_times(s, t, 0, wanted);
+    CHECK(same(t->makespan, 52) && same(t->busy, 48));
+    CHECK_INT(t->peak_state_tokens[0], 8);
+    cf_timeline_free(t);
+    t = NULL;
+    timing.offload_seconds_per_token = 1e308;
+    CHECK_INT(cf_simulate(plan, s, &desc, &t, NULL), CF_ERROR_OVERFLOW);
+    CHECK(t == NULL);
+    naive_free(s);
+    cf_plan_free(plan);
+}
+
+/* ---- what is refused ---- */
+
+static void check_refused(const cf_plan *plan, const char *first, const char *second, int64_t item, const char *why) {
+    const char *text[2];
+    cf_schedule *s;
+    cf_timeline *t = NULL;
+    cf_error error;
+    text[0] = first;
+    text[1] = second;
+    s = lists(plan, text, 2);
+    memset(&error, 0, sizeof error);
+    harness_note("%s | %s", first, second);
+    CHECK_INT(cf_simulate(plan, s, NULL, &t, &error), CF_ERROR_SCHEDULE);
+    CHECK(t == NULL);
+    CHECK_INT(error.item, item);
+    if (!CHECK(strstr(error.text, why) != NULL)) FAIL("%s", error.text);
+    harness_note("%s", "");
+    naive_free(s);
+}
+
+TEST(broken_lowered_lists_are_named) {
+    cf_plan *plan = two_chunks();
+    const char *first = "F0+ SF0 F1+ SF1 RB0 B0 RB1 B1", *second = "RF0 F0+ RF1 B0 SB0 F1+ B1 SB1";
+    check_refused(plan, "SF0 F0+ F1+ SF1 RB0 B0 RB1 B1", second, 0, "before the pass that makes its tensor");
+    check_refused(plan, "F0+ SF0 F1+ SF1 B0 RB0 RB1 B1", second, 4, "before its RECV_");
+    check_refused(plan, first, "F0+ RF0 RF1 B0 SB0 F1+ B1 SB1", 8, "before its RECV_");
+    check_refused(plan, "F0+ SF0 F1+ SF1 RF0 RB0 B0 RB1 B1", second, 4, "no other stage");
+    check_refused(plan, first, "RF0 F0+ SF0 RF1 B0 SB0 F1+ B1 SB1", 10, "no other stage");
+    check_refused(plan, "F0+ SF0 F1+ SF1 SF1 RB0 B0 RB1 B1", second, 4, "comes twice");
+    check_refused(plan, "F0+ SF0 F1+ SF1 O0 RB0 B0 RB1 B1", second, 4, "without state");
+    /* sends that wait for their receivers never end here, though each stage by itself is in order */
+    check_refused(plan, "F0+ F1+ SF1 SF0 RB0 B0 RB1 B1", second, 2, "deadlock");
+    check_refused(plan, first, "RF0 F0+ B0 SB0 RF1 F1+ B1 SB1", 3, "deadlock");
+    check_refused(plan, "F0+ SF0 F1+ SF1 RB0 B0 RB1 B1 SR0", second, 8, "before the pass that makes its tensor");
+    cf_plan_free(plan);
+}
+
+/* Whatever is in the lists: the simulation ends, accepts what the validator accepts, and what it accepts can be run. */
+TEST(damaged_lowered_lists_are_judged) {
+    harness_rng rng = {73};
+    int64_t round, refused = 0, accepted = 0;
+    for (round = 0; round < harness_rounds(2500, 625); round++) {
+        cf_plan *plan = naive_plan(&rng, 5, harness_between(&rng, 1, 2));
+        naive_shape shape = naive_draw_shape(&rng);
+        cf_schedule *drawn, *low, *s;
+        cf_timeline *t = NULL;
+        int64_t edits, i;
+        cf_result result;
+        shape.rank = harness_between(&rng, 0, plan->n_ranks - 1);
+        drawn = naive_schedule(&rng, plan, &shape);
+        REQUIRE(drawn != NULL);
+        harness_note("round %d", (int)round);
+        low = lower(plan, drawn, NULL, round % 2 == 0);
+        s = naive_copy(low);
+        for (edits = harness_between(&rng, 0, 2); edits > 0 && s->n_actions > 1; edits--) {
+            cf_action *a = &s->actions[harness_between(&rng, 0, s->n_actions - 1)], *b, swap;
+            switch (harness_between(&rng, 0, 5)) {
+                case 0: a->pass = (uint8_t)harness_between(&rng, 0, CF_PASS_COUNT); break;
+                case 1: a->chunk = (int32_t)harness_between(&rng, -1, plan->n_chunks); break;
+                case 2: a->stage = (int32_t)harness_between(&rng, -1, s->n_stages * s->n_virtual); break;
+                case 3: a->keep = (uint8_t)harness_between(&rng, 0, 2); break;
+                case 4: *a = s->actions[harness_between(&rng, 0, s->n_actions - 1)]; break;
+                default:
+                    b = &s->actions[harness_between(&rng, 0, s->n_actions - 1)];
+                    swap = *a;
+                    *a = *b;
+                    *b = swap;
+                    break;
+            }
+        }
+        result = cf_simulate(plan, s, NULL, &t, NULL);
+        CHECK(result == CF_OK || result == CF_ERROR_SCHEDULE);
+        if (cf_schedule_validate(plan, s, NULL, NULL, NULL) == CF_OK) CHECK_INT(result, CF_OK);
+        for (i = 0; i < s->n_stages && result == CF_OK; i++) {
+            cf_run_desc run;
+            cf_run_stats stats;
+            memset(&run, 0, sizeof run);
+            CHECK_INT(cf_run(plan, s, i, &run, &stats, NULL), CF_OK);
+            CHECK_INT(t->peak_state_tokens[i], stats.peak_state_tokens);
+            CHECK_INT(t->peak_live[i], stats.peak_slots);
+        }
+        refused += result != CF_OK;
+        accepted += result == CF_OK;
+        cf_timeline_free(t);
+        naive_free(s);
+        cf_schedule_free(low);
+        naive_free(drawn);
+        cf_plan_free(plan);
+    }
+    CHECK(refused > harness_rounds(800, 200) && accepted > harness_rounds(500, 125));
+    harness_report("%d refused, %d accepted", (int)refused, (int)accepted);
+    harness_note("%s", "");
+}
+
+/* ---- measured times ---- */
+
+/* Times that a clock might have shown: the simulated ones on another clock, and not quite so. */
+static void disturb(harness_rng *rng, const cf_timeline *t, double *start, double *end) {
+    int64_t i;
+    for (i = 0; i < t->n_actions; i++) {
+        start[i] = 1000 + t->start[i] + 0.25 * harness_unit(rng);
+        end[i] = start[i] + (t->end[i] - t->start[i]) * (1 + harness_unit(rng));
+    }
+}
+
+TEST(measured_times_are_added_up) {
+    harness_rng rng = {75};
+    int round;
+    for (round = 0; round < 300; round++) {
+        cf_plan *plan = naive_plan(&rng, 6, 1);
+        naive_shape shape = naive_draw_shape(&rng);
+        cf_schedule *drawn = naive_schedule(&rng, plan, &shape), *s;
+        cf_timeline *t = NULL, *m = NULL;
+        cf_simulate_desc desc = plain(NULL);
+        double *start, *end, first = 1e300, last = -1e300, busy = 0, replayed = 0, area;
+        int64_t i;
+        cf_error error;
+        REQUIRE(drawn != NULL);
+        harness_note("round %d", round);
+        s = lower(plan, drawn, NULL, round % 2);
+        s->lowered = 1;
+        CHECK_INT(cf_simulate(plan, s, &desc, &t, NULL), CF_OK);
+        start = (double *)calloc((size_t)s->n_actions + 1, sizeof *start);
+        end = (double *)calloc((size_t)s->n_actions + 1, sizeof *end);
+        REQUIRE(t != NULL && start != NULL && end != NULL);
+        disturb(&rng, t, start, end);
+        for (i = 0; i < s->n_actions; i++) {
+            first = fmin(first, start[i]);
+            last = fmax(last, end[i]);
+            if (s->actions[i].pass <= CF_W) busy += end[i] - start[i];
+            if (s->actions[i].pass == CF_R) replayed += end[i] - start[i];
+        }
+        if (s->n_actions == 0) first = last = 0;
+        harness_poison(&error, sizeof error);
+        CHECK_INT(cf_timeline_measured(plan, s, start, end, &desc.bytes, NULL, &m, &error), CF_OK);
+        REQUIRE(m != NULL);
+        CHECK_POISON(&error, sizeof error);
+        for (i = 0; i < s->n_actions; i++)
+            CHECK(same(m->start[i], start[i] - first) && same(m->end[i], end[i] - first));
+        CHECK(near(m->makespan, last - first) && near(m->busy, busy) && near(m->replayed, replayed));
+        area = (last - first) * (double)s->n_stages;
+        if (area > 0) CHECK(near(m->bubble_busy, 1 - busy / area));
+        if (area > 0) CHECK(near(m->bubble_useful, 1 - (busy - replayed) / area));
+        CHECK(m->n_bounds == 0 && same(m->bound, 0));
+        CHECK(m->n_actions == s->n_actions && m->n_stages == s->n_stages);
+        CHECK(memcmp(m->live, t->live, (size_t)s->n_actions * sizeof *m->live) == 0);
+        for (i = 0; i < s->n_stages; i++) {
+            CHECK_INT(m->peak_live[i], t->peak_live[i]);
+            CHECK_INT(m->peak_tokens[i], t->peak_tokens[i]);
+            CHECK_INT(m->peak_state_tokens[i], t->peak_state_tokens[i]);
+            CHECK_INT(m->peak_bytes[i], t->peak_bytes[i]);
+        }
+        free(start);
+        free(end);
+        cf_timeline_free(m);
+        cf_timeline_free(t);
+        cf_schedule_free(s);
+        naive_free(drawn);
+        cf_plan_free(plan);
+    }
+    harness_note("%s", "");
+}
+
+static void check_bad_times(const cf_plan *plan, const cf_schedule *s, const double *start, const double *end,
+                            const char *field, int64_t item) {
+    cf_timeline *t;
+    cf_error error;
+    harness_poison(&t, sizeof t);
+    memset(&error, 0, sizeof error);
+    CHECK_INT(cf_timeline_measured(plan, s, start, end, NULL, NULL, &t, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, field);
+    CHECK_INT(error.item, item);
+    CHECK_POISON(&t, sizeof t);
+}
+
+TEST(measured_times_that_cannot_be_are_refused) {
+    static const char *const text[] = {"F0+ SF0 F1+ SF1 RB0 B0 RB1 B1", "RF0 F0+ RF1 B0 SB0 F1+ B1 SB1"};
+    cf_plan *plan = two_chunks();
+    cf_schedule *s = lists(plan, text, 2);
+    double start[16], end[16];
+    cf_timeline *t = NULL;
+    cf_bytes bytes = {-1, 0, 0, 0};
+    int i;
+    for (i = 0; i < 16; i++) start[i] = end[i] = i;
+    check_bad_times(plan, s, NULL, end, "start", -1);
+    check_bad_times(plan, s, start, NULL, "end", -1);
+    start[3] = NAN;
+    check_bad_times(plan, s, start, end, "start", 3);
+    start[3] = -INFINITY;
+    check_bad_times(plan, s, start, end, "start", 3);
+    start[3] = 3;
+    end[5] = INFINITY;
+    check_bad_times(plan, s, start, end, "end", 5);
+    end[5] = NAN;
+    check_bad_times(plan, s, start, end, "end", 5);
+    end[5] = 4.5;
+    check_bad_times(plan, s, start, end, "end", 5);
+    end[5] = 1e308;
+    start[4] = -1e308;
+    check_bad_times(plan, s, start, end, "end", -1);
+    end[5] = 5;
+    start[4] = 4;
+    CHECK_INT(cf_timeline_measured(NULL, s, start, end, NULL, NULL, &t, NULL), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_timeline_measured(plan, NULL, start, end, NULL, NULL, &t, NULL), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_timeline_measured(plan, s, start, end, NULL, NULL, NULL, NULL), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_timeline_measured(plan, s, start, end, &bytes, NULL, &t, NULL), CF_ERROR_ARGUMENT);
+    s->actions[0].pass = CF_B;
+    CHECK_INT(cf_timeline_measured(plan, s, start, end, NULL, NULL, &t, NULL), CF_ERROR_SCHEDULE);
+    CHECK(t == NULL);
+    naive_free(s);
+    cf_plan_free(plan);
+}
+
+TEST(failing_allocations_are_survived) {
+    static const char *const text[] = {"F0+ SF0 F1+ SF1 RB0 B0 RB1 B1", "RF0 F0+ RF1 B0 SB0 F1+ B1 SB1"};
+    cf_plan *plan = two_chunks();
+    cf_schedule *s = lists(plan, text, 2);
+    double start[16], end[16];
+    int i, measured, fail_at;
+    for (i = 0; i < 16; i++) start[i] = end[i] = i;
+    for (measured = 0; measured < 2; measured++)
+        for (fail_at = 1;; fail_at++) {
+            harness_heap heap;
+            cf_allocator allocator = {harness_alloc, harness_release, NULL};
+            cf_simulate_desc desc;
+            cf_timeline *t = NULL;
+            cf_result result;
+            memset(&desc, 0, sizeof desc);
+            memset(&heap, 0, sizeof heap);
+            heap.fail_at = fail_at;
+            allocator.user = &heap;
+            desc.allocator = &allocator;
+            result = measured ? cf_timeline_measured(plan, s, start, end, NULL, &allocator, &t, NULL)
+                              : cf_simulate(plan, s, &desc, &t, NULL);
+            CHECK_INT(result, heap.failed ? CF_ERROR_MEMORY : CF_OK);
+            CHECK_INT(heap.live, result == CF_OK);
+            cf_timeline_free(t);
+            CHECK(heap.live == 0 && heap.faults == 0);
+            if (!heap.failed) break;
+            REQUIRE(fail_at < 10);
+        }
+    naive_free(s);
+    cf_plan_free(plan);
+}
+
+typedef struct text {
+    char bytes[8192];
+    size_t n;
+} text;
+
+static int append(const char *piece, size_t bytes, void *user) {
+    text *t = (text *)user;
+    if (t->n + bytes >= sizeof t->bytes) return 1;
+    memcpy(t->bytes + t->n, piece, bytes);
+    t->n += bytes;
+    t->bytes[t->n] = 0;
+    return 0;
+}
+
+TEST(a_measured_timeline_is_written) {
+    static const char *const lines[] = {"F0+ SF0 F1+ SF1 RB0 B0 RB1 B1", "RF0 F0+ RF1 B0 SB0 F1+ B1 SB1"};
+    static text written;
+    cf_plan *plan = two_chunks();
+    cf_schedule *s = lists(plan, lines, 2);
+    double start[16], end[16];
+    cf_timeline *t = NULL;
+    int i;
+    for (i = 0; i < 16; i++) start[i] = end[i] = 7 + i;
+    end[15] = 24;
+    CHECK_INT(cf_timeline_measured(plan, s, start, end, NULL, NULL, &t, NULL), CF_OK);
+    CHECK_INT(cf_write_schedule_json(s, t, append, &written, NULL), CF_OK);
+    CHECK(strstr(written.bytes, "\"makespan\": 17, \"busy\": 0, ") != NULL);
+    CHECK(strstr(written.bytes, "\"bounds\": {}") != NULL);
+    CHECK(strstr(written.bytes, "{\"pass\": \"SEND_B\", \"chunk\": 1, \"stage\": 1, "
+                                "\"start\": 15, \"end\": 17, \"live\": 0}") != NULL);
+    cf_timeline_free(t);
+    naive_free(s);
+    cf_plan_free(plan);
+}
+
+SUITE(simulate_lowered, CASE(transfers_change_no_time), CASE(agrees_with_the_slow_simulator),
+      CASE(offload_costs_time_only_where_copies_do_not_fit), CASE(times_by_hand), CASE(copies_by_hand),
+      CASE(broken_lowered_lists_are_named), CASE(damaged_lowered_lists_are_judged),
+      CASE(measured_times_are_added_up), CASE(measured_times_that_cannot_be_are_refused), CASE(failing_allocations_are_survived),
+      CASE(a_measured_timeline_is_written));

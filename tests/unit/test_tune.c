@@ -1,0 +1,1418 @@
+/* >>tune: the search against brute force over the same candidates, with a sampler and a memory walk of their own. */
+
+#include "chunkflow.h"
+#include "../harness.h"
+#include "../reference/naive.h"
+#include "tools/chunkflow_tune.h"
+
+#include <math.h>
+#include <string.h>
+
+#define COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
+#define MOST_BATCH 32
+#define MOST_BATCHES 6
+#define MOST_STAGES 16
+
+/* A small model, so that a GPU's memory is a matter of chunks. */
+static const cf_model small = {"small", 8, 256, 4, 2, 64, 512, 1000, 0, 0, 0, 0, 0, 0};
+
+static const int64_t sizes[] = {256, 512, 1024, 2048};
+static const int64_t ks[] = {1, 2, 4, 16};
+static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF_SCHEDULE_ZERO_BUBBLE,
+                                         CF_SCHEDULE_BEST};
+
+typedef struct fixture {
+    int64_t lengths[100];
+    cf_gpu gpu;
+    cf_tune_desc desc;
+} fixture;
+
+static void fixture_fill(fixture *f, uint64_t seed) {
+    harness_rng rng = {seed};
+    int64_t i;
+    memset(f, 0, sizeof *f);
+    for (i = 0; i < COUNT(f->lengths); i++)
+        f->lengths[i] = harness_between(&rng, 1, harness_chance(&rng, 0.05) ? 9000 : 500);
+    f->lengths[37] = 12345; /* the longest */
+    f->gpu = *cf_gpu_find("h100-80g");
+    f->desc.model = &small;
+    f->desc.gpu = &f->gpu;
+    f->desc.parallel.pp = 3;
+    f->desc.chunk_sizes = sizes;
+    f->desc.n_chunk_sizes = COUNT(sizes);
+    f->desc.ks = ks;
+    f->desc.n_ks = COUNT(ks);
+    f->desc.kinds = kinds;
+    f->desc.n_kinds = COUNT(kinds);
+    f->desc.memory.runtime_bytes = 1 << 20;
+    f->desc.limit_bytes = (int64_t)1 << 40;
+    f->desc.batch = 30;
+    f->desc.n_batches = 4;
+    f->desc.budget = 10;
+    f->desc.seed = seed;
+}
+
+static cf_tuning *tune(const fixture *f) {
+    cf_tuning *tuning = NULL;
+    cf_error error;
+    if (cf_tune(f->lengths, COUNT(f->lengths), &f->desc, &tuning, &error) != CF_OK) FAIL("%s", error.text);
+    return tuning;
+}
+
+/* ---- brute force ---- */
+
+/* Draws as cf_tune says that it does, from splitmix64, which is the harness's generator, too: a shuffled list, shuffled
+   again when it is through. Batch n_batches is the first one with the longest length of all in place of its own. */
+static void draw(const fixture *f, int64_t batches[MOST_BATCHES + 1][MOST_BATCH]) {
+    int64_t deck[100], n = COUNT(f->lengths), at = 0, b, i, longest = 0;
+    harness_rng rng = {f->desc.seed};
+    memcpy(deck, f->lengths, sizeof deck);
+    for (b = 0; b < f->desc.n_batches; b++)
+        for (i = 0; i < f->desc.batch; i++) {
+            int64_t pick = harness_between(&rng, at, n - 1), taken = deck[pick];
+            deck[pick] = deck[at];
+            deck[at] = taken;
+            batches[b][i] = taken;
+            if (++at == n) at = 0;
+        }
+    memcpy(batches[b], batches[0], sizeof batches[b]);
+    for (i = 0; i < f->desc.batch; i++)
+        if (batches[b][i] > batches[b][longest]) longest = i;
+    batches[b][longest] = 0;
+    for (i = 0; i < n; i++)
+        if (f->lengths[i] > batches[b][longest]) batches[b][longest] = f->lengths[i];
+}
+
+static int64_t group_after(const cf_plan *plan, const cf_chunk *c) {
+    return c->group < 0 ? 0 : plan->groups[c->group].n_chunks - 1 - c->index;
+}
+
+/* What one virtual stage holds while action `at` of the list runs, from the definitions: every chunk is looked at anew.
+   */
+static cf_memory_load held_at(const cf_plan *plan, const cf_schedule *schedule, int64_t first, int64_t at, int64_t v) {
+    cf_memory_load load;
+    int64_t c, id;
+    memset(&load, 0, sizeof load);
+    for (c = schedule->rank * plan->n_steps; c < (schedule->rank + 1) * plan->n_steps; c++) {
+        const cf_chunk *chunk = &plan->chunks[c];
+        int forward = 0, kept = 0, dropped = 0, replayed = 0, backward = 0, finished = 0, group_back = 0, own_back = 0;
+        for (id = first; id <= at; id++) {
+            const cf_action *a = &schedule->actions[id];
+            int now = id == at, back = a->pass == CF_B || a->pass == CF_I;
+            if (a->stage != v) continue;
+            if (chunk->group >= 0 && back && plan->chunks[a->chunk].group == chunk->group &&
+                group_after(plan, &plan->chunks[a->chunk]) == 0)
+                group_back = 1;
+            if (a->chunk != c) continue;
+            if (a->pass == CF_F) forward = 1, kept = a->keep, dropped = !a->keep;
+            if (a->pass == CF_R) replayed = 1, kept = 1;
+            if (back && !now) own_back = 1;
+            if ((a->pass == CF_B || a->pass == CF_W) && !now) finished = 1;
+            if (back) backward = 1;
+        }
+        (void)backward;
+        if (kept && !finished) load.live_tokens += chunk->padded;
+        if (chunk->group >= 0 && forward && !own_back) load.state_tokens += plan->slices[chunk->first_slice].length;
+        if (chunk->group >= 0 && group_back && !own_back)
+            load.state_gradient_tokens += plan->slices[chunk->first_slice].length;
+        if (schedule->replay == CF_REPLAY_LOCAL && dropped && !replayed) load.input_tokens += chunk->padded;
+    }
+    if (schedule->actions[at].stage == v) load.chunk_tokens = plan->chunks[schedule->actions[at].chunk].padded;
+    return load;
+}
+
+/* Most bytes on any stage at any action. */
+static int64_t peak_bytes(const fixture *f, const cf_parallel *split, const cf_plan *plan,
+                          const cf_schedule *schedule) {
+    cf_memory_desc memory = f->desc.memory;
+    cf_memory_load loads[MOST_STAGES];
+    cf_memory_report reports[MOST_STAGES];
+    int64_t n_v = schedule->n_stages * schedule->n_virtual, s, v, id, most = 0;
+    cf_error error;
+    memory.model = f->desc.model;
+    memory.parallel = *split;
+    for (s = 0; s < schedule->n_stages; s++)
+        for (id = schedule->first[s]; id < schedule->first[s + 1]; id++) {
+            memset(loads, 0, sizeof loads);
+            for (v = 0; v < n_v; v++)
+                if (naive_stage(schedule, v) == s) loads[v] = held_at(plan, schedule, schedule->first[s], id, v);
+            if (cf_memory_estimate(&memory, loads, n_v, reports, schedule->n_stages, &error) != CF_OK)
+                FAIL("%s", error.text);
+            if (reports[s].total > most) most = reports[s].total;
+        }
+    return most;
+}
+
+typedef struct outcome {
+    double seconds; /* mean */
+    double each[MOST_BATCHES];
+    int64_t bytes;
+} outcome;
+
+/* Pack, schedule, simulate, without a limit. with_memory: also the slow walk. */
+static outcome brute_force(const fixture *f, const cf_tuning *tuning, const cf_tune_candidate *c,
+                           int64_t batches[MOST_BATCHES + 1][MOST_BATCH], int with_memory) {
+    const cf_parallel *split = &tuning->splits[c->split];
+    outcome out;
+    double sum = 0;
+    int64_t b, rank;
+    memset(&out, 0, sizeof out);
+    for (b = 0; b <= f->desc.n_batches; b++) {
+        cf_pack_desc pack = f->desc.pack;
+        cf_cost_desc cost;
+        cf_stage_cost stages[MOST_STAGES];
+        cf_timing timing;
+        cf_plan *plan = NULL;
+        cf_error error;
+        double step, slowest = 0;
+        memset(&cost, 0, sizeof cost);
+        pack.chunk_size = c->chunk_size;
+        pack.n_ranks = split->dp;
+        cost.model = f->desc.model;
+        cost.gpu = f->desc.gpu;
+        cost.parallel = *split;
+        cost.chunk_size = c->chunk_size;
+        if (cf_pack(batches[b], f->desc.batch, &pack, &plan, &error) != CF_OK ||
+            cf_cost_estimate(&cost, stages, split->pp * split->n_virtual, &timing, &step, &error) != CF_OK) {
+            FAIL("%s", error.text);
+            cf_plan_free(plan);
+            return out;
+        }
+        for (rank = 0; rank < split->dp; rank++) {
+            cf_schedule_desc order;
+            cf_simulate_desc simulate;
+            cf_schedule *schedule = NULL;
+            cf_timeline *timeline = NULL;
+            memset(&order, 0, sizeof order);
+            memset(&simulate, 0, sizeof simulate);
+            order.kind = c->kind;
+            order.replay = c->replay;
+            order.k = c->k;
+            order.n_stages = split->pp;
+            order.n_virtual = split->n_virtual;
+            order.placement = split->placement;
+            order.rank = rank;
+            order.timing = simulate.timing = &timing;
+            order.limit = CF_NO_LIMIT;
+            order.split_backward = c->kind == CF_SCHEDULE_BEST && f->desc.split_backward;
+            order.budget = f->desc.budget;
+            simulate.no_bounds = 1;
+            if (cf_schedule_make(plan, &order, &schedule, &error) != CF_OK ||
+                cf_simulate(plan, schedule, &simulate, &timeline, &error) != CF_OK) {
+                FAIL("%s", error.text);
+            } else {
+                int64_t bytes = with_memory ? peak_bytes(f, split, plan, schedule) : 0;
+                if (timeline->makespan > slowest) slowest = timeline->makespan;
+                if (bytes > out.bytes) out.bytes = bytes;
+            }
+            cf_timeline_free(timeline);
+            cf_schedule_free(schedule);
+        }
+        cf_plan_free(plan);
+        if (b == f->desc.n_batches) continue;
+        out.each[b] = slowest + step;
+        sum += out.each[b];
+    }
+    out.seconds = sum / (double)f->desc.n_batches;
+    return out;
+}
+
+static int same(double a, double b) { return a >= b && a <= b; }
+
+/* Compares a whole search with all its candidates tried one by one; nothing is short of memory. */
+static void check_against_brute_force(const fixture *f) {
+    static int64_t batches[MOST_BATCHES + 1][MOST_BATCH];
+    cf_tuning *tuning = tune(f);
+    int64_t i, best = -1, n_dominated = 0;
+    double best_seconds = 0, last;
+    REQUIRE(tuning != NULL);
+    draw(f, batches);
+    CHECK(tuning->winner >= 0 && tuning->n_ranked > 0 && !tuning->interrupted);
+    last = tuning->candidates[tuning->ranking[tuning->n_ranked < f->desc.n_exact ? tuning->n_ranked - 1
+                                                                                : f->desc.n_exact - 1]].seconds;
+    for (i = 0; i < tuning->n_candidates; i++) {
+        const cf_tune_candidate *c = &tuning->candidates[i];
+        outcome o;
+        if (c->offload || c->state_window > 0) { /* it fits without, so it can be no better */
+            CHECK_INT(c->status, CF_TUNE_DOMINATED);
+            continue;
+        }
+        o = brute_force(f, tuning, c, batches, 0);
+        harness_note("candidate %d: ChunkSize %d K %d %s %s", (int)i, (int)c->chunk_size, (int)c->k,
+                     cf_schedule_kind_name(c->kind), cf_replay_name(c->replay));
+        if (best < 0 || o.seconds < best_seconds) {
+            best = i;
+            best_seconds = o.seconds;
+        }
+        CHECK(o.seconds >= c->bound * (1 - 1e-9));
+        if (c->status == CF_TUNE_OK) {
+            CHECK(same(o.seconds, c->seconds));
+            CHECK(memcmp(o.each, &tuning->seconds[i * tuning->n_batches], (size_t)tuning->n_batches * sizeof(double)) ==
+                  0);
+            CHECK(!c->limited);
+        } else if (CHECK_INT(c->status, CF_TUNE_DOMINATED)) {
+            n_dominated++;
+            if (c->same_as >= 0 && tuning->candidates[c->same_as].status == CF_TUNE_OK)
+                CHECK(same(o.seconds, tuning->candidates[c->same_as].seconds));
+            else CHECK(o.seconds >= last * (1 - 1e-8));
+            CHECK(c->why[0] != '\0');
+        }
+    }
+    harness_note("%s", "");
+    CHECK_INT(tuning->winner, best);
+    CHECK(same(tuning->candidates[tuning->winner].seconds, best_seconds));
+    CHECK(n_dominated > 0);
+    for (i = 0; i < tuning->n_ranked; i++)
+        CHECK(i == 0 ||
+              tuning->candidates[tuning->ranking[i]].seconds >= tuning->candidates[tuning->ranking[i - 1]].seconds);
+    cf_tuning_free(tuning);
+}
+
+TEST(equals_brute_force) {
+    uint64_t seed;
+    for (seed = (uint64_t)harness_rounds(1, 3); seed <= 3; seed++) {
+        fixture f;
+        fixture_fill(&f, seed);
+        f.desc.n_exact = (int64_t)seed;
+        check_against_brute_force(&f);
+    }
+}
+
+TEST(equals_brute_force_on_ranks) {
+    fixture f;
+    fixture_fill(&f, 7);
+    f.desc.n_exact = 1;
+    f.desc.parallel.pp = 2;
+    f.desc.parallel.dp = 3;
+    f.desc.batch = harness_rounds(30, 15);
+    check_against_brute_force(&f);
+}
+
+/* Where no ChunkSizes are given, the longest sequence is one of them, in its place and only once; with it nothing is
+   split, so the outcome is no slower than 1F1B on packed sequences. */
+TEST(the_longest_sequence_is_a_chunk_size) {
+    static const int64_t longest[] = {4096, 12345, 4097, 131073, 700}, one_k = 1;
+    static const int64_t wanted[] = {8, 9, 9, 9, 9}, place[] = {2, 4, 3, 8, 0};
+    static const cf_schedule_kind best = CF_SCHEDULE_BEST, plain = CF_SCHEDULE_1F1B;
+    int i;
+    for (i = 0; i < COUNT(longest); i++) {
+        int64_t align = i == 1 ? 128 : 0, size = i == 1 ? 12416 : longest[i], j;
+        cf_tuning *tuning, *unsplit;
+        fixture f;
+        fixture_fill(&f, 13);
+        for (j = 0; j < COUNT(f.lengths); j++) f.lengths[j] = f.lengths[j] % 700 + 1;
+        f.lengths[37] = longest[i];
+        f.desc.chunk_sizes = NULL;
+        f.desc.n_chunk_sizes = 0;
+        f.desc.ks = &one_k;
+        f.desc.kinds = &best;
+        f.desc.n_ks = f.desc.n_kinds = f.desc.no_offload = f.desc.no_stream = 1;
+        f.desc.pack.align = align;
+        tuning = tune(&f);
+        REQUIRE(tuning != NULL);
+        CHECK_INT(tuning->n_candidates, 2 * wanted[i]); /* two forms of replay */
+        CHECK_INT(tuning->candidates[2 * place[i]].chunk_size, size);
+        for (j = 2; j < tuning->n_candidates; j += 2)
+            CHECK(tuning->candidates[j].chunk_size > tuning->candidates[j - 2].chunk_size);
+        f.desc.chunk_sizes = &size;
+        f.desc.n_chunk_sizes = 1;
+        f.desc.kinds = &plain;
+        unsplit = tune(&f);
+        REQUIRE(unsplit != NULL);
+        CHECK(tuning->candidates[tuning->winner].seconds <= unsplit->candidates[unsplit->winner].seconds * (1 + 1e-12));
+        cf_tuning_free(unsplit);
+        cf_tuning_free(tuning);
+    }
+}
+
+TEST(equals_brute_force_on_splits) {
+    fixture f;
+    fixture_fill(&f, 9);
+    f.desc.n_exact = 2;
+    f.desc.parallel.pp = 0;
+    f.desc.n_gpus = 4;
+    f.desc.n_kinds = 2;
+    f.desc.n_chunk_sizes = 2;
+    check_against_brute_force(&f);
+}
+
+TEST(equals_brute_force_on_virtual_stages) {
+    static const cf_schedule_kind virtual_kinds[] = {CF_SCHEDULE_INTERLEAVED, CF_SCHEDULE_BEST};
+    static const cf_schedule_kind turning_kinds[] = {CF_SCHEDULE_ZERO_BUBBLE, CF_SCHEDULE_BEST};
+    fixture f;
+    fixture_fill(&f, 11);
+    f.desc.n_exact = 1;
+    f.desc.parallel.pp = 2;
+    f.desc.parallel.n_virtual = 2;
+    f.desc.kinds = virtual_kinds;
+    f.desc.n_kinds = 2;
+    f.desc.batch = harness_rounds(30, 15);
+    check_against_brute_force(&f);
+    f.desc.kinds = turning_kinds; /* in a V, where the first stage also has the head */
+    f.desc.parallel.placement = CF_PLACEMENT_V;
+    f.desc.split_backward = 1;
+    f.desc.n_chunk_sizes = 2;
+    check_against_brute_force(&f);
+}
+
+/* ---- memory ---- */
+
+/* The terms of a report add up to its total, which is the bytes of a candidate but for a byte that rounding may take from
+   each term. */
+static void check_terms(const cf_memory_report *memory, int64_t bytes) {
+    int64_t sum = 0, n = 0;
+#define ADD_TERM(name, text) sum += memory->name, n++;
+    CF_MEMORY_TERMS(ADD_TERM)
+#undef ADD_TERM
+    CHECK_INT(sum, memory->total);
+    CHECK(memory->total <= bytes + n && memory->total >= bytes - n);
+}
+
+/* Every exact candidate's peak is that of the slow walk. */
+static void check_peaks(const fixture *f) {
+    static int64_t batches[MOST_BATCHES + 1][MOST_BATCH];
+    cf_tuning *tuning = tune(f);
+    int64_t i, checked = 0;
+    REQUIRE(tuning != NULL);
+    draw(f, batches);
+    for (i = 0; i < tuning->n_candidates; i++) {
+        const cf_tune_candidate *c = &tuning->candidates[i];
+        if (c->status != CF_TUNE_OK || c->limited || c->offload || c->state_window > 0) continue;
+        harness_note("candidate %d: ChunkSize %d K %d %s %s", (int)i, (int)c->chunk_size, (int)c->k,
+                     cf_schedule_kind_name(c->kind), cf_replay_name(c->replay));
+        CHECK_INT(c->bytes, brute_force(f, tuning, c, batches, 1).bytes);
+        CHECK_INT(c->bytes, c->memory.total);
+        checked++;
+    }
+    harness_note("%s", "");
+    CHECK(checked > 3);
+    cf_tuning_free(tuning);
+}
+
+TEST(peak_is_the_walk_s) {
+    static const int64_t few_sizes[] = {512, 1024};
+    fixture f;
+    fixture_fill(&f, 5);
+    f.desc.chunk_sizes = few_sizes;
+    f.desc.n_chunk_sizes = 2;
+    f.desc.n_batches = 2;
+    f.desc.batch = harness_rounds(20, 5);
+    f.desc.n_exact = CF_MAX_CANDIDATES;
+    check_peaks(&f);
+    f.desc.parallel.pp = 2;
+    f.desc.parallel.n_virtual = 2;
+    f.desc.kinds = NULL;
+    f.desc.n_kinds = 0;
+    check_peaks(&f);
+    f.desc.parallel.placement = CF_PLACEMENT_V;
+    check_peaks(&f);
+}
+
+/* From a limit at which all is well to one at which nothing is: what is called exact fits, what is called infeasible
+   needs more than there is, and what was exact without a limit and fits one is still there, unchanged. */
+TEST(limit_is_kept) {
+    fixture f;
+    cf_tuning *free_of_it, *held;
+    int64_t most = 0, least = INT64_MAX, i, step, limited = 0, infeasible = 0;
+    fixture_fill(&f, 3);
+    f.desc.n_exact = CF_MAX_CANDIDATES;
+    f.desc.no_offload = f.desc.no_stream = 1;
+    f.desc.n_batches = 2;
+    f.desc.memory.fragmentation = -1;
+    free_of_it = tune(&f);
+    REQUIRE(free_of_it != NULL);
+    for (i = 0; i < free_of_it->n_candidates; i++) {
+        if (free_of_it->candidates[i].status != CF_TUNE_OK) continue;
+        if (free_of_it->candidates[i].bytes > most) most = free_of_it->candidates[i].bytes;
+        if (free_of_it->candidates[i].bytes < least) least = free_of_it->candidates[i].bytes;
+    }
+    for (step = 0; step < 8; step += harness_rounds(1, 3)) {
+        f.desc.limit_bytes = least / 2 + (most - least / 2) * step / 7;
+        held = NULL;
+        harness_note("limit %lld", (long long)f.desc.limit_bytes);
+        if (cf_tune(f.lengths, COUNT(f.lengths), &f.desc, &held, NULL) != CF_OK) continue;
+        for (i = 0; i < held->n_candidates; i++) {
+            const cf_tune_candidate *c = &held->candidates[i], *before = &free_of_it->candidates[i];
+            if (c->status == CF_TUNE_OK) CHECK(c->bytes <= f.desc.limit_bytes);
+            if (c->status == CF_TUNE_OK && c->limited)
+                CHECK(before->status != CF_TUNE_OK || before->bytes > f.desc.limit_bytes);
+            if (c->status == CF_TUNE_INFEASIBLE) {
+                CHECK(c->bytes > f.desc.limit_bytes);
+                check_terms(&c->memory, c->bytes);
+                infeasible++;
+            }
+            if (before->status == CF_TUNE_OK && before->bytes <= f.desc.limit_bytes) {
+                CHECK_INT(c->status, CF_TUNE_OK);
+                CHECK(same(c->seconds, before->seconds));
+                CHECK_INT(c->bytes, before->bytes);
+            }
+            limited += c->limited && c->status == CF_TUNE_OK;
+        }
+        if (held->winner < 0) CHECK(held->smallest_limit > f.desc.limit_bytes && held->smallest_limit <= least);
+        else CHECK_INT(held->smallest_limit, 0);
+        cf_tuning_free(held);
+    }
+    harness_note("%s", "");
+    CHECK(limited > 0 && infeasible > 0);
+    cf_tuning_free(free_of_it);
+}
+
+/* A limit below the model's states names the smallest that would do, and that one is accepted. */
+TEST(limit_below_the_parameters) {
+    fixture f;
+    cf_tuning *tuning = NULL;
+    cf_error error;
+    fixture_fill(&f, 3);
+    f.desc.limit_bytes = 1000;
+    memset(&error, 0, sizeof error);
+    CHECK_INT(cf_tune(f.lengths, COUNT(f.lengths), &f.desc, &tuning, &error), CF_ERROR_LIMIT);
+    CHECK(tuning == NULL);
+    CHECK_STR(error.field, "limit_bytes");
+    CHECK(error.wanted > (1 << 20) + 18 * 700000);
+    f.desc.limit_bytes = error.wanted;
+    CHECK_INT(cf_tune(f.lengths, COUNT(f.lengths), &f.desc, &tuning, &error), CF_OK);
+    cf_tuning_free(tuning);
+}
+
+/* Where state is the larger part, moving it to host memory must make room: on the way from a limit at which all is well
+   down to one at which nothing is, there are some at which only that helps. */
+TEST(offload_makes_room) {
+    static const cf_model heavy = {"heavy", 8, 64, 8, 8, 64, 128, 500, 0, 0, 0, 0, 0, 0};
+    static const int64_t one_size[] = {256}, one_k[] = {1};
+    static const cf_schedule_kind one_kind[] = {CF_SCHEDULE_PAPER};
+    fixture f;
+    int64_t i, c, room = 0, n = 0;
+    fixture_fill(&f, 4);
+    for (i = 0; i < 100; i++) f.lengths[i] = i % 3 == 0 ? 4000 : 100;
+    f.gpu.pcie *= 1000;
+    f.desc.model = &heavy;
+    f.desc.parallel.recompute = CF_RECOMPUTE_FULL;
+    f.desc.chunk_sizes = one_size;
+    f.desc.ks = one_k;
+    f.desc.kinds = one_kind;
+    f.desc.n_chunk_sizes = f.desc.n_ks = f.desc.n_kinds = 1;
+    f.desc.n_exact = CF_MAX_CANDIDATES;
+    f.desc.no_stream = 1;
+    for (i = harness_rounds(0, 2); i < 25; i += harness_rounds(1, 5)) {
+        cf_tuning *tuning = NULL;
+        f.desc.limit_bytes = 90000000 + i * 2000000;
+        tuning = tune(&f);
+        REQUIRE(tuning != NULL);
+        for (c = 0; c + 1 < tuning->n_candidates; c += 2) {
+            const cf_tune_candidate *plain = &tuning->candidates[c], *moved = &tuning->candidates[c + 1];
+            CHECK(!plain->offload && moved->offload);
+            if (moved->status != CF_TUNE_OK) continue;
+            CHECK(moved->bytes <= f.desc.limit_bytes);
+            n++;
+            room += plain->status != CF_TUNE_OK || moved->seconds < plain->seconds;
+        }
+        cf_tuning_free(tuning);
+    }
+    CHECK(room > 0);
+    harness_report("%d of %d limits at which moving state makes schedules possible or faster", (int)room, (int)n);
+}
+
+/* With a window every candidate holds the ring and no more of its state, however long the sequence (12,345 tokens); and
+   where memory forbids all candidates that keep it, there are some still. */
+TEST(a_window_makes_room) {
+    enum { WINDOW = 300 };
+    static const cf_model heavy = {"heavy", 8, 64, 8, 8, 64, 128, 500, 0, 0, 0, 0, 0, 0};
+    fixture f;
+    cf_tuning *plain, *streamed;
+    int64_t i, least = INT64_MAX, n = 0, gained = 0;
+    fixture_fill(&f, 9);
+    f.desc.model = &heavy; /* a row of one layer: 8 K heads of 64, so 2048 bytes of K and V, 4096 of gradients */
+    f.desc.parallel.recompute = CF_RECOMPUTE_FULL;
+    f.desc.n_exact = CF_MAX_CANDIDATES;
+    f.desc.n_batches = 2;
+    f.desc.memory.fragmentation = -1;
+    f.desc.no_offload = f.desc.no_stream = 1;
+    plain = tune(&f);
+    f.desc.memory.state_window = WINDOW;
+    streamed = tune(&f);
+    REQUIRE(plain != NULL && streamed != NULL);
+    CHECK_INT(streamed->n_candidates, plain->n_candidates);
+    for (i = 0; i < streamed->n_candidates; i++) {
+        const cf_tune_candidate *c = &streamed->candidates[i], *before = &plain->candidates[i];
+        if (before->status == CF_TUNE_OK && before->bytes < least) least = before->bytes;
+        if (c->status != CF_TUNE_OK || before->status != CF_TUNE_OK) continue;
+        CHECK(!c->offload);
+        CHECK_INT(c->memory.state, WINDOW * 2048);
+        CHECK_INT(c->memory.state_gradient, WINDOW * 4096);
+        CHECK(c->memory.host > 10 * (c->memory.state + c->memory.state_gradient));
+        CHECK(c->memory.inputs <= 2 * c->chunk_size * 128); /* two stage inputs */
+        check_terms(&c->memory, c->bytes);
+        n++;
+    }
+    CHECK(n > 3);
+    cf_tuning_free(streamed);
+    cf_tuning_free(plain);
+    f.desc.limit_bytes = least - 1; /* nothing fits without */
+    streamed = tune(&f);
+    REQUIRE(streamed != NULL);
+    for (i = 0; i < streamed->n_candidates; i++) {
+        if (streamed->candidates[i].status != CF_TUNE_OK) continue;
+        CHECK(streamed->candidates[i].bytes <= f.desc.limit_bytes);
+        gained++;
+    }
+    CHECK(gained > 0);
+    cf_tuning_free(streamed);
+}
+
+/* Qwen2.5 7B on four GPUs of 80 GB, TP 2 and PP 2, with sequences of up to `longest` tokens. */
+static cf_tuning *tune_7b(int64_t longest, int64_t state_window, int no_stream) {
+    static const int64_t two_sizes[] = {8192, 32768}, one_k[] = {1};
+    static const cf_schedule_kind one_kind[] = {CF_SCHEDULE_PAPER};
+    int64_t lengths[24], i;
+    cf_tune_desc desc;
+    cf_tuning *tuning = NULL;
+    cf_error error;
+    memset(&desc, 0, sizeof desc);
+    desc.model = cf_model_find("qwen2.5-7b");
+    desc.gpu = cf_gpu_find("h100-80g");
+    desc.parallel.tp = 2;
+    desc.parallel.pp = 2;
+    desc.chunk_sizes = two_sizes;
+    desc.n_chunk_sizes = COUNT(two_sizes);
+    desc.ks = one_k;
+    desc.kinds = one_kind;
+    desc.n_ks = desc.n_kinds = 1;
+    desc.batch = 12;
+    desc.n_batches = 2;
+    desc.n_exact = CF_MAX_CANDIDATES;
+    desc.memory.state_window = state_window;
+    desc.no_stream = no_stream;
+    for (i = 0; i < COUNT(lengths); i++) lengths[i] = i == 5 ? longest : 1000 + 100 * i;
+    if (!CHECK(cf_tune(lengths, COUNT(lengths), &desc, &tuning, &error) == CF_OK)) harness_note("%s", error.text);
+    return tuning;
+}
+
+/* A million tokens fit only streamed: without that nothing does, and what is found is what is found when all must
+   stream. At 32K everything fits, and nothing streams. */
+TEST(streams_where_memory_forbids_the_rest) {
+    cf_tuning *stays = tune_7b(1 << 20, 0, 1), *streams = tune_7b(1 << 20, CF_TUNE_WINDOW, 0);
+    cf_tuning *chosen = tune_7b(1 << 20, 0, 0), *shorter = tune_7b(1 << 15, 0, 0);
+    const cf_tune_candidate *best, *wanted;
+    int64_t i, n = 0;
+    REQUIRE(stays != NULL && streams != NULL && chosen != NULL && shorter != NULL);
+    CHECK_INT(stays->winner, -1);
+    REQUIRE(chosen->winner >= 0 && streams->winner >= 0 && shorter->winner >= 0);
+    best = &chosen->candidates[chosen->winner];
+    wanted = &streams->candidates[streams->winner];
+    CHECK_INT(best->state_window, CF_TUNE_WINDOW);
+    CHECK_INT(best->chunk_size, wanted->chunk_size);
+    CHECK(same(best->seconds, wanted->seconds));
+    CHECK_INT(best->bytes, wanted->bytes);
+    CHECK(best->bytes <= chosen->limit_bytes);
+    CHECK(best->waiting > 0 && best->waiting < 0.1);
+    CHECK(best->memory.host > (int64_t)30 << 30);
+    CHECK_INT(best->memory.state, CF_TUNE_WINDOW * 2 * 256 * 2); /* two K heads on each GPU */
+    for (i = 0; i < shorter->n_candidates; i++) {
+        const cf_tune_candidate *c = &shorter->candidates[i];
+        if (c->state_window == 0 || c->chunk_size > 8192) continue;
+        CHECK_INT(c->status, CF_TUNE_DOMINATED);
+        CHECK_STR(c->why, "it fits without");
+        n++;
+    }
+    CHECK_INT(n, 2); /* both forms of replay */
+    CHECK_INT(shorter->candidates[shorter->winner].state_window, 0);
+    CHECK(same(shorter->candidates[shorter->winner].waiting, 0));
+    cf_tuning_free(shorter);
+    cf_tuning_free(chosen);
+    cf_tuning_free(streams);
+    cf_tuning_free(stays);
+}
+
+/* ---- statistics ---- */
+
+TEST(intervals) {
+    static const struct {
+        int64_t n_batches;
+        double t;
+    } tabled[] = {{2, 12.706}, {4, 3.182}, {6, 2.571}, {31, 2.042}, {41, 2.021}, {101, 1.984}};
+    int64_t i, b, c;
+    for (i = 0; i < COUNT(tabled); i += harness_rounds(1, 2)) {
+        int64_t n = tabled[i].n_batches;
+        cf_tuning *tuning;
+        fixture f;
+        fixture_fill(&f, 8);
+        f.desc.n_batches = n;
+        f.desc.batch = 8;
+        f.desc.n_chunk_sizes = f.desc.n_ks = 2; /* the statistics are those of all candidates alike */
+        tuning = tune(&f);
+        REQUIRE(tuning != NULL);
+        for (c = 0; c < tuning->n_ranked; c++) {
+            const cf_tune_candidate *x = &tuning->candidates[tuning->ranking[c]];
+            const double *own = &tuning->seconds[tuning->ranking[c] * n], *best = &tuning->seconds[tuning->winner * n];
+            double mean = 0, off = 0, squares = 0, off_squares = 0, wanted[4], got[4];
+            for (b = 0; b < n; b++) {
+                mean += own[b] / (double)n;
+                off += (own[b] - best[b]) / (double)n;
+            }
+            for (b = 0; b < n; b++) {
+                squares += pow(own[b] - mean, 2);
+                off_squares += pow(own[b] - best[b] - off, 2);
+            }
+            wanted[0] = mean;
+            wanted[1] = tabled[i].t * sqrt(squares / (double)(n - 1) / (double)n);
+            wanted[2] = off;
+            wanted[3] = tabled[i].t * sqrt(off_squares / (double)(n - 1) / (double)n);
+            got[0] = x->seconds;
+            got[1] = x->confidence;
+            got[2] = x->behind;
+            got[3] = x->behind_confidence;
+            CHECK_NEAR(harness_compare(got, 4, wanted, 4, 1e-3, 1e-12));
+        }
+        cf_tuning_free(tuning);
+    }
+}
+
+/* ---- sameness ---- */
+
+static void check_same(const cf_tuning *a, const cf_tuning *b) {
+    int64_t i;
+    REQUIRE(a != NULL && b != NULL);
+    CHECK_INT(a->winner, b->winner);
+    REQUIRE(CHECK_INT(a->n_candidates, b->n_candidates) && CHECK_INT(a->n_ranked, b->n_ranked));
+    CHECK(memcmp(a->seconds, b->seconds, (size_t)(a->n_candidates * a->n_batches) * sizeof(double)) == 0);
+    CHECK(memcmp(a->ranking, b->ranking, (size_t)a->n_ranked * sizeof(int64_t)) == 0);
+    for (i = 0; i < a->n_candidates; i++) {
+        CHECK_INT(a->candidates[i].status, b->candidates[i].status);
+        CHECK_INT(a->candidates[i].bytes, b->candidates[i].bytes);
+    }
+}
+
+TEST(same_seed_same_answer) {
+    fixture f;
+    cf_tuning *a, *b, *c;
+    fixture_fill(&f, 6);
+    a = tune(&f);
+    b = tune(&f);
+    check_same(a, b);
+    f.desc.seed++;
+    c = tune(&f);
+    REQUIRE(a != NULL && c != NULL);
+    CHECK(memcmp(a->batch_tokens, c->batch_tokens, (size_t)a->n_batches * sizeof(int64_t)) != 0);
+    cf_tuning_free(a);
+    cf_tuning_free(b);
+    cf_tuning_free(c);
+}
+
+/* How many must be exact changes neither who wins nor any time. */
+TEST(pruning_changes_nothing) {
+    fixture f;
+    cf_tuning *all, *few;
+    int64_t i;
+    fixture_fill(&f, 12);
+    f.desc.n_exact = CF_MAX_CANDIDATES;
+    all = tune(&f);
+    f.desc.n_exact = 1;
+    few = tune(&f);
+    REQUIRE(all != NULL && few != NULL);
+    CHECK_INT(all->winner, few->winner);
+    CHECK(few->n_simulated < all->n_simulated);
+    for (i = 0; i < few->n_candidates; i++)
+        if (few->candidates[i].status == CF_TUNE_OK)
+            CHECK(same(few->candidates[i].seconds, all->candidates[i].seconds));
+    cf_tuning_free(all);
+    cf_tuning_free(few);
+}
+
+TEST(whole_list_as_a_batch) {
+    fixture f;
+    cf_tuning *tuning;
+    fixture_fill(&f, 2);
+    f.desc.batch = COUNT(f.lengths);
+    f.desc.n_batches = 1;
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL && tuning->winner >= 0);
+    CHECK(same(tuning->candidates[tuning->winner].confidence, 0));
+    cf_tuning_free(tuning);
+    f.desc.batch = 3 * COUNT(f.lengths) + 7; /* the list goes round */
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL && tuning->winner >= 0);
+    cf_tuning_free(tuning);
+}
+
+TEST(sequences_without_tokens) {
+    fixture f;
+    cf_tuning *tuning;
+    fixture_fill(&f, 2);
+    memset(f.lengths, 0, sizeof f.lengths);
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL);
+    CHECK(tuning->winner >= 0);
+    cf_tuning_free(tuning);
+}
+
+/* ---- neighbours ---- */
+
+TEST(neighbours_are_exact) {
+    fixture f;
+    cf_tuning *tuning;
+    int64_t i, others = 0;
+    fixture_fill(&f, 10);
+    f.desc.n_exact = 1;
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL && tuning->winner >= 0);
+    CHECK(tuning->n_neighbours >= 5);
+    for (i = 0; i < tuning->n_neighbours; i++) {
+        const cf_tune_candidate *w = &tuning->candidates[tuning->winner],
+                                *c = &tuning->candidates[tuning->neighbours[i]];
+        int differences = (c->chunk_size != w->chunk_size) + (c->k != w->k) + (c->kind != w->kind) +
+                          (c->replay != w->replay) + (c->offload != w->offload || c->state_window != w->state_window);
+        CHECK_INT(differences, 1);
+        others += c->kind != w->kind;
+        if (c->same_as >= 0) c = &tuning->candidates[c->same_as];
+        CHECK_INT(c->status, CF_TUNE_OK);
+        CHECK(c->behind >= 0);
+    }
+    CHECK_INT(others, COUNT(kinds) - 1);
+    cf_tuning_free(tuning);
+}
+
+/* ---- progress ---- */
+
+typedef struct watcher {
+    int64_t calls, stop_at, last, total;
+    int ordered;
+} watcher;
+
+static int watch(void *user, const cf_tune_progress *progress) {
+    watcher *w = (watcher *)user;
+    w->calls++;
+    w->ordered &= progress->done >= w->last && progress->done <= progress->total;
+    w->last = progress->done;
+    w->total = progress->total;
+    return w->calls == w->stop_at;
+}
+
+TEST(interruption) {
+    fixture f;
+    watcher w;
+    cf_tuning *full, *part;
+    int64_t calls, stop, i, with_winner = 0, without = 0;
+    fixture_fill(&f, 13);
+    f.desc.n_ks = 2;
+    memset(&w, 0, sizeof w);
+    w.ordered = 1;
+    f.desc.progress = watch;
+    f.desc.user = &w;
+    full = tune(&f);
+    REQUIRE(full != NULL);
+    CHECK(w.ordered && w.calls > 0);
+    CHECK_INT(w.last, w.total);
+    CHECK(!full->interrupted);
+    calls = w.calls;
+    for (stop = 1; stop <= calls; stop += 1 + calls / 23) {
+        memset(&w, 0, sizeof w);
+        w.ordered = 1;
+        w.stop_at = stop;
+        part = tune(&f);
+        REQUIRE(part != NULL);
+        CHECK_INT(w.calls, stop); /* never called again */
+        CHECK_INT(part->interrupted, 1);
+        CHECK(w.ordered);
+        for (i = 0; i < part->n_candidates; i++)
+            if (part->candidates[i].status == CF_TUNE_OK && full->candidates[i].status == CF_TUNE_OK)
+                CHECK(same(part->candidates[i].seconds, full->candidates[i].seconds));
+        if (part->winner >= 0) {
+            with_winner++;
+            CHECK_INT(part->candidates[part->winner].status, CF_TUNE_OK);
+            CHECK_INT(part->ranking[0], part->winner);
+        } else {
+            without++;
+            CHECK_INT(part->n_ranked, 0);
+        }
+        cf_tuning_free(part);
+    }
+    CHECK(with_winner > 0 && without > 0);
+    cf_tuning_free(full);
+}
+
+/* ---- splits ---- */
+
+TEST(splits_of_gpus) {
+    fixture f;
+    cf_tuning *tuning;
+    int64_t tp, pp, n = 0;
+    fixture_fill(&f, 1);
+    f.desc.parallel.pp = 0;
+    f.desc.n_gpus = 8;
+    f.desc.n_chunk_sizes = f.desc.n_ks = f.desc.n_kinds = 1;
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL);
+    for (tp = 1; tp <= 8; tp++)
+        for (pp = 1; pp <= 8; pp++) {
+            cf_parallel p;
+            memset(&p, 0, sizeof p);
+            if (8 % (tp * pp) != 0) continue;
+            p.tp = tp;
+            p.pp = pp;
+            p.dp = 8 / tp / pp;
+            if (cf_parallel_validate(&small, &p, NULL) != CF_OK) continue;
+            REQUIRE(n < tuning->n_splits);
+            CHECK_INT(tuning->splits[n].tp, tp);
+            CHECK_INT(tuning->splits[n].pp, pp);
+            CHECK_INT(tuning->splits[n].dp, p.dp);
+            n++;
+        }
+    CHECK_INT(tuning->n_splits, n);
+    CHECK(n >= 6);
+    cf_tuning_free(tuning);
+    f.desc.parallel.tp = 2;
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL);
+    CHECK_INT(tuning->n_splits, 3);
+    cf_tuning_free(tuning);
+}
+
+/* Measured costs take the place of a GPU's. */
+TEST(measured_costs) {
+    static const int64_t one_size[] = {1000000}, one_k[] = {1};
+    cf_timing timing;
+    fixture f;
+    cf_tuning *tuning;
+    int64_t i;
+    fixture_fill(&f, 1);
+    memset(&timing, 0, sizeof timing);
+    timing.all.forward.per_token = 1;
+    timing.all.backward.per_token = 2;
+    f.desc.gpu = NULL;
+    f.desc.timing = &timing;
+    f.desc.step_seconds = 5;
+    f.desc.parallel.pp = 1;
+    f.desc.chunk_sizes = one_size;
+    f.desc.ks = one_k;
+    f.desc.n_chunk_sizes = f.desc.n_ks = 1;
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL && tuning->winner >= 0);
+    for (i = 0; i < f.desc.n_batches; i++)
+        CHECK(same(tuning->seconds[tuning->winner * f.desc.n_batches + i], 3 * (double)tuning->batch_tokens[i] + 5));
+    cf_tuning_free(tuning);
+}
+
+/* ---- without a model ---- */
+
+/* The fixture's model as the bytes and seconds that a caller without a cf_model would have measured. */
+typedef struct measured {
+    cf_stage_cost stages[MOST_STAGES];
+    cf_stage_bytes bytes[MOST_STAGES];
+    cf_timing timing;
+    double step;
+} measured;
+
+static int measure(const fixture *f, measured *m) {
+    cf_cost_desc cost;
+    cf_memory_desc memory = f->desc.memory;
+    cf_memory_load none[MOST_STAGES];
+    cf_memory_report reports[MOST_STAGES];
+    int64_t pp = f->desc.parallel.pp, s;
+    memset(&cost, 0, sizeof cost);
+    memset(none, 0, sizeof none);
+    memset(m, 0, sizeof *m);
+    cost.model = memory.model = f->desc.model;
+    cost.gpu = f->desc.gpu;
+    cost.parallel = memory.parallel = f->desc.parallel;
+    if (cf_cost_estimate(&cost, m->stages, pp, &m->timing, &m->step, NULL) != CF_OK ||
+        cf_memory_estimate(&memory, none, pp, reports, pp, NULL) != CF_OK)
+        return 0;
+    for (s = 0; s < pp; s++) {
+        cf_token_bytes bytes;
+        if (cf_memory_token_bytes(&memory, s, &bytes, NULL) != CF_OK) return 0;
+        m->bytes[s].held.per_token_activations = bytes.activations;
+        m->bytes[s].held.per_token_state = bytes.state;
+        m->bytes[s].held.per_token_state_gradient = bytes.state_gradient;
+        m->bytes[s].held.per_token_boundary = bytes.boundary;
+        m->bytes[s].per_token_pass = (bytes.logits > bytes.working ? bytes.logits : bytes.working) + bytes.buffers;
+        m->bytes[s].fixed = reports[s].total;
+    }
+    return 1;
+}
+
+/* A search without a model comes to the same as one with a model that has the same bytes and seconds, at limits from
+   plenty to none. */
+TEST(own_bytes_are_as_good_as_a_model) {
+    int64_t step, i, limited = 0, infeasible = 0;
+    for (step = 0; step < 6; step += harness_rounds(1, 4)) {
+        fixture f;
+        measured m;
+        cf_tuning *with, *without;
+        fixture_fill(&f, 3);
+        f.desc.memory.fragmentation = -1;
+        f.desc.n_exact = CF_MAX_CANDIDATES;
+        f.desc.n_ks = f.desc.n_batches = 2;
+        f.desc.limit_bytes = (64 << 20) + (step << 24);
+        REQUIRE(measure(&f, &m));
+        f.desc.timing = &m.timing;
+        f.desc.step_seconds = m.step;
+        f.desc.gpu = NULL;
+        with = tune(&f);
+        f.desc.model = NULL;
+        f.desc.bytes = m.bytes;
+        memset(&f.desc.memory, 0xff, sizeof f.desc.memory); /* not looked at */
+        without = tune(&f);
+        REQUIRE(with != NULL && without != NULL);
+        check_same(with, without);
+        for (i = 0; i < with->n_candidates; i++) {
+            const cf_tune_candidate *a = &with->candidates[i], *b = &without->candidates[i];
+            const cf_memory_report *r = &b->memory;
+            CHECK_INT(b->stage, a->stage);
+            CHECK_INT(b->limited, a->limited);
+            CHECK_INT(r->host, a->memory.host);
+            CHECK_INT(r->activations, a->memory.activations);
+            CHECK_INT(r->state + r->state_gradient, a->memory.state + a->memory.state_gradient);
+            CHECK_INT(r->activations + r->state + r->state_gradient + r->inputs + r->working + r->runtime, r->total);
+            limited += b->limited && b->status == CF_TUNE_OK;
+            infeasible += b->status == CF_TUNE_INFEASIBLE;
+        }
+        cf_tuning_free(with);
+        cf_tuning_free(without);
+    }
+    CHECK(limited > 0 && infeasible > 0);
+}
+
+/* Stages that keep no state, several virtual ones on each, and a limit by hand: two chunks of 100 tokens of 10 bytes, 7
+   bytes a token for the one in the pass, and twice 1,000 bytes that are always there. */
+TEST(own_bytes_by_hand) {
+    static const int64_t one_size[] = {100}, one_k[] = {1};
+    static const cf_schedule_kind one_kind[] = {CF_SCHEDULE_INTERLEAVED};
+    cf_stage_bytes bytes[2];
+    cf_timing timing;
+    fixture f;
+    cf_tuning *tuning;
+    int64_t i;
+    fixture_fill(&f, 1);
+    for (i = 0; i < COUNT(f.lengths); i++) f.lengths[i] = 100;
+    memset(bytes, 0, sizeof bytes);
+    memset(&timing, 0, sizeof timing);
+    bytes[0].held.per_token_activations = bytes[1].held.per_token_activations = 10;
+    bytes[0].per_token_pass = 3;
+    bytes[1].per_token_pass = 7;
+    bytes[0].fixed = bytes[1].fixed = 1000;
+    timing.all.forward.per_token = 1;
+    f.desc.model = NULL;
+    f.desc.gpu = NULL;
+    f.desc.timing = &timing;
+    f.desc.bytes = bytes;
+    f.desc.parallel.pp = 1;
+    f.desc.parallel.n_virtual = 2;
+    f.desc.chunk_sizes = one_size;
+    f.desc.ks = one_k;
+    f.desc.kinds = one_kind;
+    f.desc.n_chunk_sizes = f.desc.n_ks = f.desc.n_kinds = 1;
+    f.desc.batch = 1;
+    f.desc.limit_bytes = 2 * 1000 + 2 * 1000 + 700;
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL && tuning->winner >= 0);
+    CHECK_INT(tuning->candidates[tuning->winner].bytes, 4700);
+    CHECK_INT(tuning->candidates[tuning->winner].memory.runtime, 2000);
+    CHECK_INT(tuning->candidates[tuning->winner].memory.working, 700);
+    CHECK(same(tuning->candidates[tuning->winner].seconds, 600)); /* forward 1, backward 2, on two virtual stages */
+    cf_tuning_free(tuning);
+    f.desc.limit_bytes--;
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL);
+    CHECK_INT(tuning->winner, -1);
+    CHECK_INT(tuning->smallest_limit, 4700);
+    cf_tuning_free(tuning);
+}
+
+/* ---- bad input ---- */
+
+static void refuse(fixture *f, cf_result code, const char *field, int64_t wanted) {
+    cf_tuning *tuning = (cf_tuning *)(void *)f;
+    cf_error error;
+    memset(&error, 0, sizeof error);
+    harness_note("%s", field);
+    CHECK_INT(cf_tune(f->lengths, COUNT(f->lengths), &f->desc, &tuning, &error), code);
+    CHECK(tuning == (cf_tuning *)(void *)f);
+    CHECK_STR(error.field, field);
+    CHECK_INT(error.code, code);
+    CHECK_INT(error.wanted, wanted);
+    harness_note("%s", "");
+    fixture_fill(f, 1);
+}
+
+TEST(bad_descriptions) {
+    static const int64_t falling[] = {256, 128}, zero[] = {0}, huge[] = {(int64_t)1 << 40};
+    static const cf_schedule_kind twice[] = {CF_SCHEDULE_BEST, CF_SCHEDULE_BEST}, wrong[] = {(cf_schedule_kind)99};
+    static const cf_replay replays[] = {CF_REPLAY_LOCAL, CF_REPLAY_LOCAL};
+    static const cf_timing unit = {{{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}}, NULL, 0, 0, 0, 0, 0, 0, 0};
+    fixture f;
+    fixture_fill(&f, 1);
+    f.desc.model = NULL;
+    refuse(&f, CF_ERROR_ARGUMENT, "model", 0);
+    f.desc.gpu = NULL;
+    refuse(&f, CF_ERROR_ARGUMENT, "gpu", 0);
+    f.desc.parallel.tp = 3;
+    refuse(&f, CF_ERROR_ARGUMENT, "parallel.tp", 2);
+    f.desc.parallel.pp = 9;
+    refuse(&f, CF_ERROR_ARGUMENT, "parallel.pp", 8);
+    f.desc.chunk_sizes = falling;
+    f.desc.n_chunk_sizes = 2;
+    refuse(&f, CF_ERROR_ARGUMENT, "chunk_sizes", 257);
+    f.desc.chunk_sizes = zero;
+    f.desc.n_chunk_sizes = 1;
+    refuse(&f, CF_ERROR_ARGUMENT, "chunk_sizes", 1);
+    f.desc.chunk_sizes = huge;
+    f.desc.n_chunk_sizes = 1;
+    refuse(&f, CF_ERROR_LIMIT, "chunk_sizes", CF_MAX_CHUNK_SIZE);
+    f.desc.n_chunk_sizes = 0;
+    refuse(&f, CF_ERROR_ARGUMENT, "n_chunk_sizes", 1);
+    f.desc.ks = zero;
+    f.desc.n_ks = 1;
+    refuse(&f, CF_ERROR_ARGUMENT, "ks", 1);
+    f.desc.kinds = twice;
+    f.desc.n_kinds = 2;
+    refuse(&f, CF_ERROR_ARGUMENT, "kinds", 0);
+    f.desc.kinds = wrong;
+    f.desc.n_kinds = 1;
+    refuse(&f, CF_ERROR_ARGUMENT, "kinds", CF_SCHEDULE_BEST);
+    f.desc.parallel.n_virtual = 2;
+    refuse(&f, CF_ERROR_ARGUMENT, "kinds", CF_SCHEDULE_BEST);
+    f.desc.replays = replays;
+    f.desc.n_replays = 2;
+    refuse(&f, CF_ERROR_ARGUMENT, "replays", 0);
+    f.desc.batch = -1;
+    refuse(&f, CF_ERROR_ARGUMENT, "batch", 1);
+    f.desc.n_batches = CF_MAX_TUNE_BATCHES + 1;
+    refuse(&f, CF_ERROR_LIMIT, "n_batches", CF_MAX_TUNE_BATCHES);
+    f.desc.n_exact = -1;
+    refuse(&f, CF_ERROR_ARGUMENT, "n_exact", 1);
+    f.desc.budget = -1;
+    refuse(&f, CF_ERROR_ARGUMENT, "budget", 0);
+    f.desc.limit_bytes = -5;
+    refuse(&f, CF_ERROR_ARGUMENT, "limit_bytes", 0);
+    f.desc.memory.unfused_attention = 1;
+    refuse(&f, CF_ERROR_ARGUMENT, "memory.unfused_attention", 0);
+    f.desc.memory.runtime_bytes = -1;
+    refuse(&f, CF_ERROR_ARGUMENT, "runtime_bytes", 1);
+    f.desc.n_gpus = 8; /* pp is 3 */
+    refuse(&f, CF_ERROR_ARGUMENT, "n_gpus", 9);
+    f.desc.n_gpus = 3;
+    f.desc.timing = &unit;
+    refuse(&f, CF_ERROR_ARGUMENT, "timing", 0);
+    f.desc.timing = &unit;
+    f.desc.step_seconds = -1;
+    refuse(&f, CF_ERROR_ARGUMENT, "step_seconds", 0);
+    f.desc.timing = &unit;
+    f.desc.gpu = NULL;
+    f.desc.limit_bytes = 0;
+    refuse(&f, CF_ERROR_ARGUMENT, "limit_bytes", 0);
+}
+
+TEST(bad_bytes) {
+    fixture f;
+    measured m;
+    cf_stage_bytes *second = &m.bytes[1];
+    int i;
+    for (i = 0; i < 12; i++) {
+        static const struct {
+            cf_result code;
+            const char *field;
+            int64_t wanted;
+        } cases[12] = {{CF_ERROR_ARGUMENT, "bytes", 0},
+                       {CF_ERROR_ARGUMENT, "timing", 0},
+                       {CF_ERROR_ARGUMENT, "n_gpus", 0},
+                       {CF_ERROR_ARGUMENT, "limit_bytes", 0},
+                       {CF_ERROR_ARGUMENT, "parallel.pp", 1},
+                       {CF_ERROR_LIMIT, "parallel.n_virtual", CF_MAX_STAGES / 3},
+                       {CF_ERROR_ARGUMENT, "parallel.dp", 1},
+                       {CF_ERROR_ARGUMENT, "bytes.held.per_token_activations", 1},
+                       {CF_ERROR_ARGUMENT, "bytes.held.per_token_state", 0},
+                       {CF_ERROR_LIMIT, "bytes.per_token_pass", CF_MAX_STAGE_BYTES},
+                       {CF_ERROR_ARGUMENT, "bytes.fixed", 0},
+                       {CF_ERROR_ARGUMENT, "timing.forward.per_token", 0}};
+        fixture_fill(&f, 1);
+        REQUIRE(measure(&f, &m));
+        f.desc.timing = &m.timing;
+        f.desc.bytes = m.bytes;
+        if (i > 0) f.desc.model = NULL;
+        if (i == 1) f.desc.timing = NULL;
+        if (i == 2) f.desc.n_gpus = 3;
+        if (i == 3) f.desc.gpu = NULL, f.desc.limit_bytes = 0;
+        if (i == 4) f.desc.parallel.pp = -1;
+        if (i == 5) f.desc.parallel.n_virtual = CF_MAX_STAGES;
+        if (i == 6) f.desc.parallel.dp = -3;
+        if (i == 7) second->held.per_token_activations = 0;
+        if (i == 8) second->held.per_token_state = -1;
+        if (i == 9) second->per_token_pass = CF_MAX_STAGE_BYTES + 1;
+        if (i == 10) second->fixed = -1;
+        if (i == 11) m.stages[2].forward.per_token = -1;
+        refuse(&f, cases[i].code, cases[i].field, cases[i].wanted);
+    }
+}
+
+TEST(bad_lengths) {
+    fixture f;
+    cf_tuning *tuning = NULL;
+    cf_error error;
+    fixture_fill(&f, 1);
+    f.lengths[50] = -1;
+    CHECK_INT(cf_tune(f.lengths, COUNT(f.lengths), &f.desc, &tuning, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "lengths");
+    CHECK_INT(error.item, 50);
+    f.lengths[50] = CF_MAX_LENGTH + 1;
+    CHECK_INT(cf_tune(f.lengths, COUNT(f.lengths), &f.desc, &tuning, &error), CF_ERROR_LIMIT);
+    CHECK_INT(error.wanted, CF_MAX_LENGTH);
+    CHECK_INT(cf_tune(f.lengths, 0, &f.desc, &tuning, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "n");
+    CHECK_INT(cf_tune(NULL, 1, &f.desc, &tuning, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "lengths");
+    CHECK_INT(cf_tune(f.lengths, 1, NULL, &tuning, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "desc");
+    CHECK_INT(cf_tune(f.lengths, 1, &f.desc, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "out");
+    CHECK(tuning == NULL);
+    CHECK_STR(cf_tune_status_name(CF_TUNE_INFEASIBLE), "infeasible");
+    CHECK_STR(cf_tune_status_name(CF_TUNE_STATUS_COUNT), "?");
+    cf_tuning_free(NULL);
+}
+
+/* A schedule that did not fit and was made again leaves no trace in the caller's error record. */
+/* ---- the schedule that a candidate stands for ---- */
+
+/* The seconds of a schedule of the fixture's stages, with the optimizer's step. */
+static double seconds_of(const fixture *f, const cf_plan *plan, const cf_schedule *schedule) {
+    cf_stage_cost costs[8];
+    cf_simulate_desc simulate;
+    cf_cost_desc cost;
+    cf_timeline *timeline = NULL;
+    cf_timing timing;
+    double seconds = -1;
+    memset(&cost, 0, sizeof cost);
+    memset(&simulate, 0, sizeof simulate);
+    cost.model = f->desc.model;
+    cost.gpu = f->desc.gpu;
+    cost.parallel = f->desc.parallel;
+    cost.chunk_size = plan->chunk_size;
+    simulate.timing = &timing;
+    if (cf_cost_estimate(&cost, costs, f->desc.parallel.pp, &timing, &seconds, NULL) == CF_OK &&
+        cf_simulate(plan, schedule, &simulate, &timeline, NULL) == CF_OK)
+        seconds += timeline->makespan;
+    cf_timeline_free(timeline);
+    return seconds;
+}
+
+/* The times that the search found, batch by batch, are those of the schedules that are made for the same batches. */
+static void check_choice(const fixture *f, const cf_tuning *tuning, int64_t id, int64_t batch, const int64_t *lengths) {
+    const cf_tune_candidate *c = &tuning->candidates[id];
+    cf_pack_desc pack = f->desc.pack;
+    cf_plan *plan = NULL;
+    cf_schedule *schedule = NULL;
+    cf_error error;
+    pack.chunk_size = c->chunk_size;
+    CHECK(memcmp(&tuning->batches[batch * tuning->batch], lengths, (size_t)tuning->batch * sizeof *lengths) == 0);
+    REQUIRE(cf_pack(lengths, f->desc.batch, &pack, &plan, NULL) == CF_OK);
+    if (cf_tune_schedule(&f->desc, tuning, id, plan, 0, &schedule, &error) != CF_OK) {
+        harness_note("%s", error.text);
+        CHECK(schedule != NULL);
+    } else {
+        CHECK_INT(schedule->lowered, c->offload);
+        if (batch < tuning->n_batches && !c->offload && c->state_window == 0)
+            CHECK(same(seconds_of(f, plan, schedule), tuning->seconds[id * tuning->n_batches + batch]));
+    }
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+/* Returns how many candidates were exact and under a limit. */
+static int64_t check_choices(const fixture *f) {
+    static int64_t batches[MOST_BATCHES + 1][MOST_BATCH];
+    cf_tuning *tuning = tune(f);
+    int64_t i, b, limited = 0;
+    if (tuning == NULL) return -1;
+    draw(f, batches);
+    for (i = 0; i < tuning->n_candidates; i++) {
+        if (tuning->candidates[i].status != CF_TUNE_OK) continue;
+        limited += tuning->candidates[i].limited;
+        for (b = 0; b <= tuning->n_batches; b++) check_choice(f, tuning, i, b, batches[b]);
+    }
+    CHECK(tuning->n_ranked > 3);
+    cf_tuning_free(tuning);
+    return limited;
+}
+
+TEST(schedule_of_a_candidate) {
+    fixture f;
+    cf_tuning *tuning;
+    fixture_fill(&f, 3);
+    CHECK_INT(check_choices(&f), 0);
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL);
+    f.desc.limit_bytes = tuning->candidates[tuning->winner].bytes / 10 * 9;
+    cf_tuning_free(tuning);
+    CHECK(check_choices(&f) > 0);
+}
+
+/* What does not belong together is refused by name, and the schedule is untouched. */
+TEST(schedule_of_no_candidate) {
+    fixture f;
+    cf_pack_desc pack;
+    cf_plan *plan = NULL, *other = NULL;
+    cf_schedule *schedule = NULL;
+    cf_tune_desc desc;
+    cf_tuning *tuning;
+    cf_error error;
+    fixture_fill(&f, 4);
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL);
+    memset(&pack, 0, sizeof pack);
+    pack.chunk_size = tuning->candidates[tuning->winner].chunk_size;
+    REQUIRE(cf_pack(f.lengths, f.desc.batch, &pack, &plan, NULL) == CF_OK);
+    pack.chunk_size++;
+    REQUIRE(cf_pack(f.lengths, f.desc.batch, &pack, &other, NULL) == CF_OK);
+#define REFUSED(call, result, name)                  \
+    do {                                             \
+        memset(&error, 0, sizeof error);             \
+        CHECK_INT(call, result);                     \
+        CHECK_STR(error.field, name);                \
+        CHECK(schedule == NULL);                     \
+    } while (0)
+    REFUSED(cf_tune_schedule(NULL, tuning, 0, plan, 0, &schedule, &error), CF_ERROR_ARGUMENT, "desc");
+    REFUSED(cf_tune_schedule(&f.desc, NULL, 0, plan, 0, &schedule, &error), CF_ERROR_ARGUMENT, "tuning");
+    REFUSED(cf_tune_schedule(&f.desc, tuning, 0, NULL, 0, &schedule, &error), CF_ERROR_ARGUMENT, "plan");
+    REFUSED(cf_tune_schedule(&f.desc, tuning, 0, plan, 0, NULL, &error), CF_ERROR_ARGUMENT, "out");
+    REFUSED(cf_tune_schedule(&f.desc, tuning, -1, plan, 0, &schedule, &error), CF_ERROR_ARGUMENT, "candidate");
+    REFUSED(cf_tune_schedule(&f.desc, tuning, tuning->n_candidates, plan, 0, &schedule, &error), CF_ERROR_ARGUMENT,
+            "candidate");
+    REFUSED(cf_tune_schedule(&f.desc, tuning, tuning->winner, other, 0, &schedule, &error), CF_ERROR_ARGUMENT,
+            "plan.chunk_size");
+    REFUSED(cf_tune_schedule(&f.desc, tuning, tuning->winner, plan, 1, &schedule, &error), CF_ERROR_ARGUMENT, "rank");
+    desc = f.desc;
+    desc.parallel.pp = 2;
+    REFUSED(cf_tune_schedule(&desc, tuning, tuning->winner, plan, 0, &schedule, &error), CF_ERROR_ARGUMENT,
+            "desc.parallel");
+    tuning->limit_bytes = 1;
+    REFUSED(cf_tune_schedule(&f.desc, tuning, tuning->winner, plan, 0, &schedule, &error), CF_ERROR_INFEASIBLE,
+            "limit_bytes");
+    CHECK(error.wanted > 1);
+#undef REFUSED
+    cf_plan_free(plan);
+    cf_plan_free(other);
+    cf_tuning_free(tuning);
+}
+
+TEST(error_record_untouched_on_success) {
+    fixture f;
+    cf_tuning *tuning = NULL;
+    cf_error error;
+    fixture_fill(&f, 3);
+    f.desc.limit_bytes = 40 << 20;
+    harness_poison(&error, sizeof error);
+    CHECK_INT(cf_tune(f.lengths, COUNT(f.lengths), &f.desc, &tuning, &error), CF_OK);
+    CHECK_POISON(&error, sizeof error);
+    cf_tuning_free(tuning);
+}
+
+TEST(no_memory) {
+    fixture f;
+    harness_heap heap;
+    cf_allocator allocator;
+    cf_tuning *tuning = NULL;
+    cf_error error;
+    int64_t at, only_once;
+    fixture_fill(&f, 3);
+    f.desc.n_chunk_sizes = 2;
+    f.desc.n_ks = 2;
+    f.desc.n_batches = 2;
+    f.desc.limit_bytes = 40 << 20; /* so that some candidates are tried with their state moved */
+    allocator.alloc = harness_alloc;
+    allocator.release = harness_release;
+    allocator.user = &heap;
+    f.desc.allocator = &allocator;
+    for (only_once = 0; only_once < 2; only_once++)
+        for (at = 1;; at++) {
+            cf_result r;
+            cf_tuning_free(tuning);
+            tuning = NULL;
+            memset(&heap, 0, sizeof heap);
+            heap.fail_at = at;
+            heap.only_once = (int)only_once;
+            r = cf_tune(f.lengths, COUNT(f.lengths), &f.desc, &tuning, &error);
+            CHECK_INT(heap.faults, 0);
+            if (heap.failed == 0) break;
+            CHECK_INT(r, CF_ERROR_MEMORY);
+            CHECK_INT(heap.live, 0);
+            REQUIRE(tuning == NULL && at < 100000);
+        }
+    REQUIRE(tuning != NULL);
+    CHECK(at > 4);
+    cf_tuning_free(tuning);
+    CHECK_INT(heap.faults, 0);
+}
+
+/* What cf_schedule_memory reports is the largest of the estimates of all moments, stage by stage. */
+TEST(memory_of_a_schedule_is_that_of_its_worst_moment) {
+    const int64_t lengths[] = {9000, 700, 4100, 300, 2500, 1200, 64};
+    const cf_schedule_kind orders[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_INTERLEAVED, CF_SCHEDULE_ZERO_BUBBLE,
+                                       CF_SCHEDULE_ZERO_BUBBLE};
+    int64_t which, stage, i, n;
+    for (which = 0; which < 4; which++) { /* the last one in a V */
+        cf_pack_desc pack;
+        cf_schedule_desc order;
+        cf_memory_desc memory;
+        cf_plan *plan = NULL;
+        cf_schedule *schedule = NULL;
+        cf_memory_report reports[2], moment[2];
+        cf_error error;
+        memset(&pack, 0, sizeof pack);
+        memset(&order, 0, sizeof order);
+        memset(&memory, 0, sizeof memory);
+        pack.chunk_size = 2048;
+        order.kind = orders[which];
+        order.n_stages = 2;
+        order.k = 2;
+        order.replay = which == 0 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+        memory.model = cf_model_find("qwen2.5-0.5b");
+        memory.parallel.pp = 2;
+        memory.parallel.n_virtual = order.n_virtual = which % 2 + 1;
+        memory.parallel.placement = order.placement = which == 3 ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
+        CHECK_INT(cf_pack(lengths, 7, &pack, &plan, NULL), CF_OK);
+        CHECK_INT(cf_schedule_make(plan, &order, &schedule, NULL), CF_OK);
+        REQUIRE(plan != NULL && schedule != NULL);
+        CHECK_INT(cf_schedule_memory(&memory, plan, schedule, reports, 2, NULL, &error), CF_OK);
+        for (stage = 0; stage < 2; stage++) {
+            cf_memory_load loads[400], all[4];
+            int64_t most = 0, n_virtual = schedule->n_virtual, v;
+            n = schedule->first[stage + 1] - schedule->first[stage];
+            CHECK_INT(cf_schedule_loads(plan, schedule, stage, loads, 400, NULL), CF_OK);
+            for (i = 0; i < n; i++) {
+                memset(all, 0, sizeof all);
+                for (v = 0; v < n_virtual; v++)
+                    all[which == 3 && v == 1 ? 3 - stage : v * 2 + stage] = loads[i * n_virtual + v];
+                CHECK_INT(cf_memory_estimate(&memory, all, 2 * n_virtual, moment, 2, NULL), CF_OK);
+                if (moment[stage].total > most) most = moment[stage].total;
+            }
+            CHECK_INT(reports[stage].total, most);
+        }
+        memory.parallel.pp = 3;
+        CHECK_INT(cf_schedule_memory(&memory, plan, schedule, reports, 2, NULL, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, "parallel.pp");
+        memory.parallel.pp = 2;
+        CHECK_INT(cf_schedule_memory(&memory, plan, schedule, reports, 1, NULL, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, "n_reports");
+        memory.parallel.placement = which == 3 ? CF_PLACEMENT_LOOP : CF_PLACEMENT_V;
+        CHECK_INT(cf_schedule_memory(&memory, plan, schedule, reports, 2, NULL, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, "parallel.placement");
+        memory.parallel.n_virtual = 3;
+        CHECK_INT(cf_schedule_memory(&memory, plan, schedule, reports, 2, NULL, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, "parallel.n_virtual");
+        CHECK_INT(cf_schedule_memory(NULL, plan, schedule, reports, 2, NULL, &error), CF_ERROR_ARGUMENT);
+        cf_schedule_free(schedule);
+        cf_plan_free(plan);
+    }
+}
+
+SUITE(tune, CASE(memory_of_a_schedule_is_that_of_its_worst_moment),
+      CASE(equals_brute_force), CASE(equals_brute_force_on_ranks), CASE(equals_brute_force_on_splits),
+      CASE(the_longest_sequence_is_a_chunk_size),
+      CASE(equals_brute_force_on_virtual_stages), CASE(peak_is_the_walk_s), CASE(limit_is_kept),
+      CASE(limit_below_the_parameters), CASE(offload_makes_room), CASE(a_window_makes_room),
+      CASE(streams_where_memory_forbids_the_rest), CASE(intervals), CASE(same_seed_same_answer),
+      CASE(pruning_changes_nothing), CASE(whole_list_as_a_batch), CASE(sequences_without_tokens),
+      CASE(neighbours_are_exact), CASE(interruption), CASE(splits_of_gpus), CASE(measured_costs),
+      CASE(own_bytes_are_as_good_as_a_model), CASE(own_bytes_by_hand), CASE(bad_descriptions), CASE(bad_bytes),
+      CASE(bad_lengths), CASE(error_record_untouched_on_success), CASE(no_memory), CASE(schedule_of_a_candidate),
+      CASE(schedule_of_no_candidate));

@@ -1,0 +1,615 @@
+/* >>pack: cf_plan_validate, against damaged plans. That it accepts sound ones is checked wherever a plan is made. */
+
+#include "chunkflow.h"
+#include "../harness.h"
+#include "../reference/oracle.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A plan that may be damaged: every array is an allocation of its own, with one zeroed item to spare, so that a
+   count may be raised by one and a read past that is seen. */
+static void *copy_array(const void *from, int64_t count, size_t bytes) {
+    char *copy = (char *)calloc((size_t)count + 1, bytes);
+    if (copy && count > 0) memcpy(copy, from, (size_t)count * bytes);
+    return copy;
+}
+
+static cf_plan copy_plan(const cf_plan *plan) {
+    cf_plan copy = *plan;
+    memset(&copy.block, 0, sizeof copy.block);
+    copy.chunks = (cf_chunk *)copy_array(plan->chunks, plan->n_chunks, sizeof *plan->chunks);
+    copy.slices = (cf_slice *)copy_array(plan->slices, plan->n_slices, sizeof *plan->slices);
+    copy.groups = (cf_group *)copy_array(plan->groups, plan->n_groups, sizeof *plan->groups);
+    CHECK(copy.chunks && copy.slices && copy.groups);
+    return copy;
+}
+
+static void drop_copy(cf_plan *copy) {
+    free(copy->chunks);
+    free(copy->slices);
+    free(copy->groups);
+}
+
+/* ---- one known plan: each kind of damage is named ---- */
+
+/* 2 ranks x 4 steps, found below:
+     rank 0: sequence 0 in chunks 0 .. 2 (16, 16, 8 tokens; chunk 2 is hybrid), chunk 3 standalone
+     rank 1: sequence 5 in chunks 4, 5 (hybrid), chunk 6 standalone, chunk 7 idle */
+static const int64_t known_lengths[] = {40, 5, 3, 16, 0, 21, 7};
+#define N_KNOWN ((int64_t)(sizeof known_lengths / sizeof known_lengths[0]))
+
+static const cf_slice known_slices[] = {
+    /* sequence, begin, length, offset */
+    {0, 0, 16, 0}, {0, 16, 16, 0}, {0, 32, 8, 0}, {6, 0, 7, 8}, {3, 0, 16, 0},
+    {5, 0, 16, 0}, {5, 16, 5, 0}, {1, 0, 5, 8},   {2, 0, 3, 0},
+};
+static const cf_chunk known_chunks[] = {
+    /* first_slice, n_slices, tokens, padded, pairs, group, index, prefix, rank */
+    {0, 1, 16, 16, 136, 0, 0, 0, 0},  {1, 1, 16, 16, 392, 0, 1, 16, 0}, {2, 2, 15, 16, 320, 0, 2, 32, 0},
+    {4, 1, 16, 16, 136, -1, 0, 0, 0}, {5, 1, 16, 16, 136, 1, 0, 0, 1},  {6, 2, 10, 16, 110, 1, 1, 16, 1},
+    {8, 1, 3, 4, 6, -1, 0, 0, 1},     {9, 0, 0, 0, 0, -1, 0, 0, 1},
+};
+static const cf_group known_groups[] = {{0, 0, 3, 40}, {5, 4, 2, 21}}; /* sequence, first_chunk, n_chunks, tokens */
+
+static cf_plan known_plan(void) {
+    cf_plan plan;
+    memset(&plan, 0, sizeof plan);
+    plan.chunk_size = 16;
+    plan.align = 4;
+    plan.max_slices = 3;
+    plan.method = CF_PACK_BEST_FIT;
+    plan.split = CF_SPLIT_FULL;
+    plan.n_sequences = N_KNOWN;
+    plan.n_empty = 1;
+    plan.n_tokens = 92;
+    plan.n_ranks = 2;
+    plan.n_steps = 4;
+    plan.n_chunks = 8;
+    plan.n_idle = 1;
+    plan.n_groups = 2;
+    plan.n_slices = 9;
+    plan.lower_bound = 6;
+    plan.chunks = (cf_chunk *)(uintptr_t)known_chunks;
+    plan.slices = (cf_slice *)(uintptr_t)known_slices;
+    plan.groups = (cf_group *)(uintptr_t)known_groups;
+    return copy_plan(&plan);
+}
+
+TEST(a_plan_made_by_hand_is_accepted) {
+    cf_plan plan = known_plan();
+    cf_error error;
+    CHECK(oracle_plan_fault(&plan, known_lengths, N_KNOWN) == NULL);
+    if (!CHECK_INT(cf_plan_validate(&plan, known_lengths, N_KNOWN, NULL, &error), CF_OK)) FAIL("%s", error.text);
+    drop_copy(&plan);
+}
+
+typedef enum where { HEADER, CHUNK, SLICE, GROUP } where;
+
+typedef struct damage {
+    where place;
+    int64_t index;      /* of the chunk, slice or group */
+    size_t member;      /* offsetof */
+    int64_t value;
+    const char *field;  /* what the error has to name */
+    int64_t item;
+} damage;
+
+#define IN_PLAN(member, value, field) {HEADER, 0, offsetof(cf_plan, member), value, field, -1}
+#define IN_CHUNK(i, member, value, field, item) {CHUNK, i, offsetof(cf_chunk, member), value, field, item}
+#define IN_SLICE(i, member, value, field, item) {SLICE, i, offsetof(cf_slice, member), value, field, item}
+#define IN_GROUP(i, member, value, field, item) {GROUP, i, offsetof(cf_group, member), value, field, item}
+
+static const damage damages[] = {
+    IN_PLAN(chunk_size, 0, "chunk_size"),
+    IN_PLAN(chunk_size, -16, "chunk_size"),
+    IN_PLAN(chunk_size, (int64_t)CF_MAX_CHUNK_SIZE + 1, "chunk_size"),
+    IN_PLAN(align, 0, "align"),
+    IN_PLAN(align, -4, "align"),
+    IN_PLAN(align, 17, "align"),
+    IN_PLAN(align, 3, "align"),
+    IN_PLAN(max_slices, -1, "max_slices"),
+    IN_PLAN(n_sequences, 6, "n_sequences"),
+    IN_PLAN(n_sequences, 8, "n_sequences"),
+    IN_PLAN(n_sequences, INT64_MAX, "n_sequences"),
+    IN_PLAN(n_empty, 0, "n_empty"),
+    IN_PLAN(n_empty, 2, "n_empty"),
+    IN_PLAN(n_tokens, 91, "n_tokens"),
+    IN_PLAN(n_tokens, INT64_MIN, "n_tokens"),
+    IN_PLAN(n_ranks, 0, "n_ranks"),
+    IN_PLAN(n_ranks, 1, "n_chunks"),
+    IN_PLAN(n_ranks, INT64_MAX, "n_ranks"),
+    IN_PLAN(n_steps, 3, "n_chunks"),
+    IN_PLAN(n_steps, -4, "n_steps"),
+    IN_PLAN(n_chunks, 7, "n_chunks"),
+    IN_PLAN(n_chunks, INT64_MAX, "n_chunks"),
+    IN_PLAN(n_idle, 0, "n_idle"),
+    IN_PLAN(n_idle, 2, "n_idle"),
+    IN_PLAN(n_groups, -1, "n_groups"),
+    IN_PLAN(n_groups, INT64_MAX, "n_groups"),
+    {HEADER, 0, offsetof(cf_plan, n_groups), 1, "chunks.group", 4},
+    {HEADER, 0, offsetof(cf_plan, n_groups), 3, "groups.n_chunks", 2},
+    {HEADER, 0, offsetof(cf_plan, n_slices), 8, "chunks.n_slices", 6},
+    IN_PLAN(n_slices, 10, "n_slices"),
+    IN_PLAN(n_slices, -1, "n_slices"),
+    IN_PLAN(lower_bound, -1, "lower_bound"),
+    IN_PLAN(lower_bound, 8, "lower_bound"),
+
+    IN_CHUNK(0, first_slice, 1, "chunks.first_slice", 0),
+    IN_CHUNK(3, first_slice, 3, "chunks.first_slice", 3),
+    IN_CHUNK(3, first_slice, INT64_MIN, "chunks.first_slice", 3),
+    IN_CHUNK(2, n_slices, 4, "chunks.n_slices", 2),
+    IN_CHUNK(2, n_slices, INT64_MAX, "chunks.n_slices", 2),
+    IN_CHUNK(1, n_slices, 0, "chunks.n_slices", 1),
+    IN_CHUNK(3, n_slices, -1, "chunks.n_slices", 3),
+    IN_CHUNK(1, n_slices, 2, "chunks.n_slices", 1), /* hybrid, but not the last of its group */
+    IN_CHUNK(2, tokens, 14, "chunks.tokens", 2),
+    IN_CHUNK(7, tokens, 1, "chunks.tokens", 7),
+    IN_CHUNK(5, padded, 12, "chunks.padded", 5),
+    IN_CHUNK(3, pairs, 137, "chunks.pairs", 3),
+    IN_CHUNK(1, pairs, 136, "chunks.pairs", 1), /* the prefix left out */
+    IN_CHUNK(3, group, 2, "chunks.group", 3),
+    IN_CHUNK(3, group, -2, "chunks.group", 3),
+    IN_CHUNK(3, group, 0, "chunks.group", 3),
+    IN_CHUNK(0, group, 1, "chunks.group", 0),
+    IN_CHUNK(1, index, 2, "chunks.index", 1),
+    IN_CHUNK(3, index, 1, "chunks.index", 3),
+    IN_CHUNK(1, prefix, 15, "chunks.prefix", 1),
+    IN_CHUNK(0, prefix, 16, "chunks.prefix", 0),
+    IN_CHUNK(6, prefix, 1, "chunks.prefix", 6),
+    IN_CHUNK(3, rank, 1, "chunks.rank", 3),
+    IN_CHUNK(7, rank, -1, "chunks.rank", 7),
+
+    IN_SLICE(4, sequence, 7, "slices.sequence", 4),
+    IN_SLICE(4, sequence, -1, "slices.sequence", 4),
+    IN_SLICE(4, sequence, INT64_MAX, "slices.sequence", 4),
+    IN_SLICE(8, begin, 1, "slices.length", 8),  /* then it runs past the end of its sequence */
+    IN_SLICE(8, begin, -1, "slices.begin", 8),
+    IN_SLICE(8, begin, 3, "slices.begin", 8),
+    IN_SLICE(1, begin, 15, "chunks.pairs", 1),  /* noticed first by the sum of the chunk */
+    IN_SLICE(8, length, 2, "slices.length", 8),
+    IN_SLICE(8, length, 4, "slices.length", 8),
+    IN_SLICE(8, length, 0, "slices.length", 8),
+    IN_SLICE(8, length, INT64_MIN, "slices.length", 8),
+    IN_SLICE(0, length, 17, "slices.length", 0), /* more than chunk_size */
+    IN_SLICE(3, offset, 7, "slices.offset", 3),
+    IN_SLICE(3, offset, 12, "slices.offset", 3),
+    IN_SLICE(0, offset, 4, "slices.offset", 0),
+
+    IN_GROUP(0, sequence, 7, "groups.sequence", 0),
+    IN_GROUP(0, sequence, -1, "groups.sequence", 0),
+    IN_GROUP(0, sequence, 5, "slices.sequence", 0), /* the first slice of the group is another sequence's */
+    IN_GROUP(1, first_chunk, 5, "chunks.group", 4),
+    IN_GROUP(1, first_chunk, -1, "chunks.group", 4),
+    IN_GROUP(1, first_chunk, INT64_MAX, "chunks.group", 4),
+    IN_GROUP(0, n_chunks, 2, "chunks.n_slices", -2), /* see below: a chunk too many or a sum too small */
+    IN_GROUP(0, n_chunks, 4, "chunks.n_slices", 2),
+    IN_GROUP(0, n_chunks, 0, "chunks.group", 0),
+    IN_GROUP(0, n_chunks, INT64_MIN, "chunks.group", 0),
+    IN_GROUP(0, tokens, 39, "groups.tokens", 0),
+    IN_GROUP(1, tokens, INT64_MAX, "groups.tokens", 1),
+};
+
+static void apply(cf_plan *plan, const damage *d) {
+    char *base = d->place == HEADER  ? (char *)plan
+                 : d->place == CHUNK ? (char *)&plan->chunks[d->index]
+                 : d->place == SLICE ? (char *)&plan->slices[d->index]
+                                     : (char *)&plan->groups[d->index];
+    memcpy(base + d->member, &d->value, sizeof d->value);
+}
+
+TEST(each_kind_of_damage_is_named) {
+    size_t i;
+    for (i = 0; i < sizeof damages / sizeof damages[0]; i++) {
+        const damage *d = &damages[i];
+        cf_plan plan = known_plan();
+        cf_error error;
+        apply(&plan, d);
+        harness_note("damage %d: value %lld, to be named %s[%lld]", (int)i, (long long)d->value, d->field,
+                     (long long)d->item);
+        harness_poison(&error, sizeof error);
+        if (!CHECK_INT(cf_plan_validate(&plan, known_lengths, N_KNOWN, NULL, &error), CF_ERROR_PLAN)) {
+            drop_copy(&plan);
+            continue;
+        }
+        CHECK_INT(error.code, CF_ERROR_PLAN);
+        if (d->item == -2) {
+            CHECK_STR(error.field, "chunks.group"); /* chunk 2 says group 0, which now ends before it */
+            CHECK_INT(error.item, 2);
+        } else {
+            CHECK_STR(error.field, d->field);
+            CHECK_INT(error.item, d->item);
+        }
+        CHECK(strstr(error.text, error.field) != NULL);
+        CHECK(strchr(error.text, '\n') == NULL);
+        CHECK_INT(cf_plan_validate(&plan, known_lengths, N_KNOWN, NULL, NULL), CF_ERROR_PLAN);
+        drop_copy(&plan);
+    }
+}
+
+TEST(missing_arrays_are_named) {
+    const char *const fields[] = {"chunks", "slices", "groups"};
+    int i;
+    for (i = 0; i < 3; i++) {
+        cf_plan plan = known_plan(), damaged = plan;
+        cf_error error;
+        if (i == 0) damaged.chunks = NULL;
+        if (i == 1) damaged.slices = NULL;
+        if (i == 2) damaged.groups = NULL;
+        CHECK_INT(cf_plan_validate(&damaged, known_lengths, N_KNOWN, NULL, &error), CF_ERROR_PLAN);
+        CHECK_STR(error.field, fields[i]);
+        drop_copy(&plan);
+    }
+}
+
+/* ---- damage that takes more than one number ---- */
+
+static void check_fault(const cf_plan *plan, const int64_t *lengths, int64_t n, const char *field, int64_t item) {
+    cf_error error;
+    harness_poison(&error, sizeof error);
+    CHECK(oracle_plan_fault(plan, lengths, n) != NULL);
+    if (!CHECK_INT(cf_plan_validate(plan, lengths, n, NULL, &error), CF_ERROR_PLAN)) return;
+    CHECK_STR(error.field, field);
+    CHECK_INT(error.item, item);
+}
+
+TEST(a_sequence_packed_twice) {
+    cf_plan plan = known_plan();
+    const int64_t lengths[] = {40, 5, 3, 16, 0, 21, 7, 3}; /* sequence 7 is missing, sequence 2 comes twice */
+    plan.n_sequences = 8;
+    plan.n_tokens = 95;
+    plan.n_slices = 10;
+    plan.n_idle = 0;
+    plan.slices[9].sequence = 2;
+    plan.slices[9].length = 3;
+    plan.chunks[7].n_slices = 1;
+    plan.chunks[7].tokens = 3;
+    plan.chunks[7].padded = 4;
+    plan.chunks[7].pairs = 6;
+    check_fault(&plan, lengths, 8, "slices.sequence", 9);
+    plan.slices[9].sequence = 7; /* put right */
+    CHECK_INT(cf_plan_validate(&plan, lengths, 8, NULL, NULL), CF_OK);
+    drop_copy(&plan);
+}
+
+/* Two groups of one sequence: each by itself is whole. */
+TEST(a_long_sequence_packed_twice) {
+    const int64_t lengths[] = {8, 0};
+    const cf_slice slices[] = {{0, 0, 4, 0}, {0, 4, 4, 0}, {0, 0, 4, 0}, {0, 4, 4, 0}};
+    const cf_chunk chunks[] = {{0, 1, 4, 4, 10, 0, 0, 0, 0}, {1, 1, 4, 4, 26, 0, 1, 4, 0},
+                               {2, 1, 4, 4, 10, 1, 0, 0, 0}, {3, 1, 4, 4, 26, 1, 1, 4, 0}};
+    const cf_group groups[] = {{0, 0, 2, 8}, {0, 2, 2, 8}};
+    cf_plan plan;
+    memset(&plan, 0, sizeof plan);
+    plan.chunk_size = 4;
+    plan.align = plan.n_ranks = plan.n_empty = 1;
+    plan.method = CF_PACK_BEST_FIT;
+    plan.split = CF_SPLIT_FULL;
+    plan.n_sequences = plan.n_groups = plan.lower_bound = 2;
+    plan.n_tokens = 8;
+    plan.n_steps = plan.n_chunks = plan.n_slices = 4;
+    plan.chunks = (cf_chunk *)(uintptr_t)chunks;
+    plan.slices = (cf_slice *)(uintptr_t)slices;
+    plan.groups = (cf_group *)(uintptr_t)groups;
+    check_fault(&plan, lengths, 2, "groups.sequence", 1);
+    plan.n_steps = plan.n_chunks = plan.n_slices = 2; /* without the second */
+    plan.n_groups = 1;
+    CHECK_INT(cf_plan_validate(&plan, lengths, 2, NULL, NULL), CF_OK);
+}
+
+TEST(a_sequence_left_out) {
+    cf_plan plan = known_plan();
+    plan.n_slices = 8;
+    plan.n_idle = 2;
+    plan.chunks[6].n_slices = plan.chunks[6].tokens = plan.chunks[6].padded = plan.chunks[6].pairs = 0;
+    plan.chunks[7].first_slice = 8;
+    CHECK(oracle_plan_fault(&plan, known_lengths, N_KNOWN) != NULL);
+    {
+        cf_error error;
+        CHECK_INT(cf_plan_validate(&plan, known_lengths, N_KNOWN, NULL, &error), CF_ERROR_PLAN);
+        CHECK_STR(error.field, "slices.sequence");
+        CHECK(error.wanted == 2 || error.item == 2); /* the sequence is named */
+    }
+    drop_copy(&plan);
+}
+
+TEST(slices_of_a_group_out_of_order) {
+    cf_plan plan = known_plan();
+    cf_slice first = plan.slices[0];
+    plan.slices[0] = plan.slices[1];
+    plan.slices[1] = first;
+    plan.chunks[0].pairs = 392;
+    plan.chunks[1].pairs = 136;
+    check_fault(&plan, known_lengths, N_KNOWN, "slices.begin", 0);
+    drop_copy(&plan);
+}
+
+TEST(a_chunk_over_its_size) {
+    cf_plan plan = known_plan();
+    plan.chunk_size = 12; /* still a multiple of align */
+    check_fault(&plan, known_lengths, N_KNOWN, "slices.length", 0);
+    drop_copy(&plan);
+    plan = known_plan();
+    plan.slices[2].length = 16; /* 16 + 7 tokens in chunk 2 */
+    {
+        const int64_t lengths[] = {48, 5, 3, 16, 0, 21, 7};
+        plan.n_tokens = 100;
+        plan.groups[0].tokens = 48;
+        plan.slices[3].offset = 16;
+        check_fault(&plan, lengths, N_KNOWN, "chunks.padded", 2);
+    }
+    drop_copy(&plan);
+}
+
+/* Where no sequence is split, a plan is sound for any chunk_size that none of its chunks has more rows than, and for no
+   smaller one. */
+TEST(chunk_sizes_that_chunks_fit_in) {
+    harness_rng rng = {91};
+    int round;
+    for (round = 0; round < harness_rounds(200, 60); round++) {
+        int64_t lengths[20], n = harness_between(&rng, 1, 20), most = 0, i;
+        cf_pack_desc desc;
+        cf_plan *plan = NULL;
+        cf_error error;
+        memset(&desc, 0, sizeof desc);
+        desc.chunk_size = harness_between(&rng, 2, 60);
+        for (i = 0; i < n; i++) lengths[i] = harness_between(&rng, 1, desc.chunk_size);
+        REQUIRE(cf_pack(lengths, n, &desc, &plan, NULL) == CF_OK);
+        plan->lower_bound = 0; /* which another chunk_size would change */
+        for (i = 0; i < plan->n_chunks; i++) most = plan->chunks[i].tokens > most ? plan->chunks[i].tokens : most;
+        plan->chunk_size = most;
+        if (cf_plan_validate(plan, lengths, n, NULL, &error) != CF_OK) FAIL("%s", error.text);
+        plan->chunk_size = most - 1;
+        if (most > 1) CHECK_INT(cf_plan_validate(plan, lengths, n, NULL, &error), CF_ERROR_PLAN);
+        if (most > 1) CHECK(strcmp(error.field, "chunks.padded") == 0 || strcmp(error.field, "slices.length") == 0);
+        cf_plan_free(plan);
+    }
+}
+
+TEST(more_slices_than_allowed) {
+    cf_plan plan = known_plan();
+    plan.max_slices = 1;
+    check_fault(&plan, known_lengths, N_KNOWN, "chunks.n_slices", 2);
+    drop_copy(&plan);
+}
+
+TEST(a_group_cut_off_the_alignment) {
+    cf_plan plan = known_plan();
+    plan.slices[0].length = 15;
+    plan.slices[1].begin = plan.chunks[1].prefix = 15;
+    plan.slices[1].length = 16;
+    plan.slices[2].begin = plan.chunks[2].prefix = 31;
+    plan.slices[2].length = 9;
+    plan.slices[3].offset = 12;
+    plan.chunks[0].tokens = 15;
+    plan.chunks[0].pairs = oracle_pairs(0, 15);
+    plan.chunks[1].pairs = oracle_pairs(15, 16);
+    plan.chunks[2].tokens = 16;
+    plan.chunks[2].padded = 20;
+    plan.chunks[2].pairs = oracle_pairs(31, 9) + oracle_pairs(0, 7);
+    plan.chunk_size = 20;
+    plan.align = 4;
+    check_fault(&plan, known_lengths, N_KNOWN, "slices.length", 0);
+    drop_copy(&plan);
+}
+
+TEST(a_group_over_two_ranks) {
+    cf_plan plan = known_plan();
+    int64_t i;
+    plan.n_ranks = 4;
+    plan.n_steps = 2;
+    for (i = 0; i < 8; i++) plan.chunks[i].rank = i / 2;
+    check_fault(&plan, known_lengths, N_KNOWN, "groups.n_chunks", 0);
+    drop_copy(&plan);
+}
+
+TEST(a_group_that_stops_short) {
+    cf_plan plan = known_plan();
+    const int64_t lengths[] = {41, 5, 3, 16, 0, 21, 7};
+    plan.n_tokens = 93;
+    check_fault(&plan, lengths, N_KNOWN, "groups.n_chunks", 0);
+    drop_copy(&plan);
+}
+
+/* A group where no slice exists at all: nothing to read. */
+TEST(a_group_without_slices) {
+    const int64_t lengths[] = {5};
+    cf_chunk chunk;
+    cf_group group = {0, 0, 1, 5};
+    cf_plan plan;
+    cf_error error;
+    memset(&plan, 0, sizeof plan);
+    memset(&chunk, 0, sizeof chunk);
+    chunk.group = -1;
+    plan.chunk_size = 8;
+    plan.align = 1;
+    plan.method = CF_PACK_BEST_FIT;
+    plan.split = CF_SPLIT_FULL;
+    plan.n_sequences = plan.n_ranks = plan.n_steps = plan.n_chunks = plan.n_idle = plan.n_groups = 1;
+    plan.n_tokens = 5;
+    plan.chunks = &chunk;
+    plan.groups = &group;
+    CHECK_INT(cf_plan_validate(&plan, lengths, 1, NULL, &error), CF_ERROR_PLAN);
+    CHECK_STR(error.field, "chunks.group");
+    CHECK_INT(error.item, 0);
+}
+
+/* 0 would be "default", which a plan made by hand may well say. */
+TEST(impossible_methods_are_named) {
+    const int bad[] = {-1, 4, 99};
+    size_t i;
+    for (i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        cf_plan plan = known_plan();
+        cf_error error;
+        memset(&error, 0, sizeof error);
+        memcpy(&plan.method, &bad[i], sizeof plan.method);
+        CHECK_INT(cf_plan_validate(&plan, known_lengths, N_KNOWN, NULL, &error), CF_ERROR_PLAN);
+        CHECK_STR(error.field, "method");
+        plan.method = CF_PACK_NEXT_FIT;
+        memcpy(&plan.split, &bad[i], sizeof plan.split);
+        CHECK_INT(cf_plan_validate(&plan, known_lengths, N_KNOWN, NULL, &error), CF_ERROR_PLAN);
+        CHECK_STR(error.field, "split");
+        drop_copy(&plan);
+    }
+}
+
+/* ---- random damage: the library and the oracle agree on what is sound ---- */
+
+static int64_t draw_value(harness_rng *rng, int64_t old, int64_t align) {
+    static const int64_t far_out[] = {INT64_MAX, INT64_MIN, INT32_MAX, -1000000007, (int64_t)1 << 48};
+    switch (harness_between(rng, 0, 7)) {
+        case 0: return (int64_t)((uint64_t)old + 1u); /* may wrap */
+        case 1: return (int64_t)((uint64_t)old - 1u);
+        case 2: return (int64_t)((uint64_t)old + (uint64_t)align);
+        case 3: return (int64_t)((uint64_t)old - (uint64_t)align);
+        case 4: return 0;
+        case 5: return -1;
+        case 6: return harness_between(rng, 0, 40);
+        default: return far_out[harness_between(rng, 0, 4)];
+    }
+}
+
+/* Sets one number, drawn from all numbers in the arrays, or exchanges two items. Every member of them is an int64_t. */
+static void damage_array(harness_rng *rng, void *items, int64_t count, size_t bytes, int64_t align) {
+    int64_t a = harness_between(rng, 0, count - 1), b = harness_between(rng, 0, count - 1), *numbers;
+    int64_t member = harness_between(rng, 0, (int64_t)(bytes / sizeof(int64_t)) - 1);
+    char *base = (char *)items, swap[256];
+    if (harness_chance(rng, 0.15)) {
+        memcpy(swap, base + (size_t)a * bytes, bytes);
+        memcpy(base + (size_t)a * bytes, base + (size_t)b * bytes, bytes);
+        memcpy(base + (size_t)b * bytes, swap, bytes);
+        return;
+    }
+    numbers = (int64_t *)(void *)(base + (size_t)a * bytes);
+    if (harness_chance(rng, 0.2)) numbers[member] = ((int64_t *)(void *)(base + (size_t)b * bytes))[member];
+    else numbers[member] = draw_value(rng, numbers[member], align);
+}
+
+static void damage_once(harness_rng *rng, cf_plan *plan) {
+    int64_t what = harness_between(rng, 0, 2);
+    if (what == 0 && plan->n_chunks > 0)
+        damage_array(rng, plan->chunks, plan->n_chunks, sizeof *plan->chunks, plan->align);
+    if (what == 1 && plan->n_slices > 0)
+        damage_array(rng, plan->slices, plan->n_slices, sizeof *plan->slices, plan->align);
+    if (what == 2 && plan->n_groups > 0)
+        damage_array(rng, plan->groups, plan->n_groups, sizeof *plan->groups, plan->align);
+}
+
+TEST(random_damage_is_judged_as_by_the_oracle) {
+    static oracle_batch batch;
+    int i, k, faults = 0, sound = 0;
+    for (i = 0; i < 1500; i++) {
+        uint64_t seed = 20000000 + (uint64_t)i;
+        harness_rng rng = {seed};
+        cf_plan *plan = NULL;
+        oracle_draw(&rng, &batch, 12);
+        oracle_note(seed, &batch);
+        REQUIRE(cf_pack(batch.lengths, batch.n, &batch.desc, &plan, NULL) == CF_OK);
+        for (k = 0; k < 12; k++) {
+            cf_plan copy = copy_plan(plan);
+            int64_t count = harness_between(&rng, 1, 3), j;
+            const char *fault;
+            cf_error error;
+            for (j = 0; j < count; j++) damage_once(&rng, &copy);
+            fault = oracle_plan_fault(&copy, batch.lengths, batch.n);
+            harness_poison(&error, sizeof error);
+            if (fault) {
+                if (!CHECK_INT(cf_plan_validate(&copy, batch.lengths, batch.n, NULL, &error), CF_ERROR_PLAN))
+                    FAIL("not noticed: %s", fault);
+                faults++;
+            } else {
+                if (!CHECK_INT(cf_plan_validate(&copy, batch.lengths, batch.n, NULL, &error), CF_OK))
+                    FAIL("a sound plan refused: %s", error.text);
+                sound++;
+            }
+            drop_copy(&copy);
+        }
+        cf_plan_free(plan);
+    }
+    harness_report("%d damaged, %d still sound", faults, sound);
+    CHECK(faults > 10000);
+}
+
+/* ---- arguments ---- */
+
+TEST(other_lengths_are_noticed) {
+    cf_plan plan = known_plan();
+    int64_t lengths[N_KNOWN], i;
+    cf_error error;
+    memcpy(lengths, known_lengths, sizeof lengths);
+    CHECK_INT(cf_plan_validate(&plan, lengths, N_KNOWN - 1, NULL, &error), CF_ERROR_PLAN);
+    CHECK_STR(error.field, "n_sequences");
+    CHECK_INT(error.got, N_KNOWN);
+    for (i = 0; i < N_KNOWN; i++) {
+        lengths[i]++;
+        CHECK_INT(cf_plan_validate(&plan, lengths, N_KNOWN, NULL, &error), CF_ERROR_PLAN);
+        lengths[i]--;
+    }
+    lengths[0]++, lengths[1]--; /* the same total */
+    CHECK_INT(cf_plan_validate(&plan, lengths, N_KNOWN, NULL, &error), CF_ERROR_PLAN);
+    lengths[0]--, lengths[1]++;
+    lengths[2] = -3;
+    CHECK_INT(cf_plan_validate(&plan, lengths, N_KNOWN, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "lengths");
+    CHECK_INT(error.item, 2);
+    CHECK_INT(error.got, -3);
+    lengths[2] = INT64_MAX, lengths[3] = INT64_MAX;
+    CHECK_INT(cf_plan_validate(&plan, lengths, N_KNOWN, NULL, &error), CF_ERROR_OVERFLOW);
+    CHECK_STR(error.field, "lengths");
+    drop_copy(&plan);
+}
+
+TEST(validate_refuses_bad_arguments) {
+    cf_plan plan = known_plan();
+    harness_heap heap = {0};
+    cf_allocator half = {harness_alloc, NULL, NULL};
+    cf_error error;
+    half.user = &heap;
+    CHECK_INT(cf_plan_validate(NULL, known_lengths, N_KNOWN, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "plan");
+    CHECK_INT(cf_plan_validate(&plan, NULL, N_KNOWN, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "lengths");
+    CHECK_INT(cf_plan_validate(&plan, known_lengths, N_KNOWN, &half, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "allocator.release");
+    CHECK_INT(heap.calls, 0);
+    drop_copy(&plan);
+}
+
+TEST(validate_survives_every_failed_allocation) {
+    cf_plan plan = known_plan();
+    int64_t fail_at;
+    for (fail_at = 1;; fail_at++) {
+        harness_heap heap = {0};
+        cf_allocator allocator = {harness_alloc, harness_release, NULL};
+        cf_error error;
+        cf_result result;
+        allocator.user = &heap;
+        heap.fail_at = fail_at;
+        result = cf_plan_validate(&plan, known_lengths, N_KNOWN, &allocator, &error);
+        CHECK_INT(heap.live, 0);
+        CHECK_INT(heap.faults, 0);
+        if (result == CF_OK) break;
+        CHECK_INT(result, CF_ERROR_MEMORY);
+        CHECK_INT(error.code, CF_ERROR_MEMORY);
+        REQUIRE(fail_at < 20);
+    }
+    CHECK(fail_at > 1);
+    plan.chunks[6].pairs++; /* a refusal must not leak either */
+    {
+        harness_heap heap = {0};
+        cf_allocator allocator = {harness_alloc, harness_release, NULL};
+        allocator.user = &heap;
+        CHECK_INT(cf_plan_validate(&plan, known_lengths, N_KNOWN, &allocator, NULL), CF_ERROR_PLAN);
+        CHECK(heap.calls > 0);
+        CHECK_INT(heap.live, 0);
+    }
+    drop_copy(&plan);
+}
+
+SUITE(validate, CASE(a_plan_made_by_hand_is_accepted), CASE(each_kind_of_damage_is_named),
+      CASE(missing_arrays_are_named), CASE(a_sequence_packed_twice), CASE(a_long_sequence_packed_twice),
+      CASE(a_sequence_left_out), CASE(slices_of_a_group_out_of_order), CASE(a_chunk_over_its_size),
+      CASE(chunk_sizes_that_chunks_fit_in), CASE(more_slices_than_allowed), CASE(a_group_cut_off_the_alignment), CASE(a_group_over_two_ranks),
+      CASE(a_group_that_stops_short), CASE(a_group_without_slices), CASE(impossible_methods_are_named),
+      CASE(random_damage_is_judged_as_by_the_oracle), CASE(other_lengths_are_noticed),
+      CASE(validate_refuses_bad_arguments), CASE(validate_survives_every_failed_allocation));

@@ -1,0 +1,267 @@
+/* cli.h - what the subcommands of the chunkflow command share: options, numbers, messages, length lists, output files.
+
+   A subcommand is a file cmd_NAME.c that defines one `const cli_command cmd_NAME`: its help, a table of options, a
+   struct with their defaults, and a function. To add one, write that file, declare the command at the end of this
+   header and list it in chunkflow.c. */
+
+#ifndef CHUNKFLOW_CLI_H
+#define CHUNKFLOW_CLI_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "../../chunkflow.h"
+
+/* Exit codes of the command. */
+enum {
+    CLI_OK = 0,
+    CLI_FAILED = 1,       /* it could not be done: no memory, a file cannot be written; check: the file breaks a rule */
+    CLI_WRONG = 2,        /* the command line or the input is wrong; nothing was written */
+    CLI_INTERRUPTED = 130 /* Ctrl-C, as shells say it */
+};
+
+/* What they mean, for the help and the manual; ends with an entry without a meaning. */
+typedef struct cli_exit_code {
+    int code;
+    const char *meaning;
+} cli_exit_code;
+
+extern const cli_exit_code cli_exit_codes[];
+
+/* What the command is for, in one sentence without its full stop. */
+#define CLI_SUMMARY "packs batches of long-tailed sequences into chunks of one size and orders their passes"
+
+/* Most sequences in one list: 800 MB of lengths. The library would take more; a count such as `5 99999999999` is far
+   more likely a slip than a batch. */
+#define CLI_MAX_SEQUENCES 100000000
+#ifndef CLI_MAX_LIST_BYTES /* of a list of lengths; fewer where that is tested */
+#define CLI_MAX_LIST_BYTES ((int64_t)1 << 30)
+#endif
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Messages
+   ---------------------------------------------------------------------------------------------------------------- */
+
+#if defined(__GNUC__) || defined(__clang__)
+#define CLI_FORMAT(text, first) __attribute__((format(printf, text, first)))
+#else
+#define CLI_FORMAT(text, first)
+#endif
+
+/* Print one line to standard error and return the exit code that goes with it.
+   cli_failed: "chunkflow: TEXT", for what could not be done.
+   cli_wrong: the same, for input that is wrong.
+   cli_usage: "chunkflow COMMAND: TEXT (see chunkflow COMMAND --help)"; command may be NULL.
+   cli_at_line: "PATH:LINE: TEXT", for input that is wrong at one place. */
+int cli_failed(const char *format, ...) CLI_FORMAT(1, 2);
+int cli_wrong(const char *format, ...) CLI_FORMAT(1, 2);
+int cli_usage(const char *command, const char *format, ...) CLI_FORMAT(2, 3);
+int cli_at_line(const char *path, int64_t line, const char *format, ...) CLI_FORMAT(3, 4);
+
+/* Prints a text that may come from anybody, such as a file's name, on one line: control characters become '?'. The
+   functions above do so with what they print. */
+void cli_put(const char *text, FILE *to);
+
+/* Whether a file descriptor is a terminal that can do more than print lines. */
+int cli_is_terminal(int fd);
+
+/* A file's name for people: "-" becomes "standard input". */
+const char *cli_input_name(const char *path);
+
+/* One of 32 buffers that take turns: a text in it lives until 32 more were asked for. */
+enum { CLI_SCRATCH_BYTES = 64 };
+char *cli_scratch(void);
+
+/* 1234567 -> "1,234,567", in a cli_scratch. */
+const char *cli_commas(int64_t value);
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Numbers
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Strict: decimal digits and at most one suffix K, M or G (times 1024, 1024^2, 1024^3; lower case as well). Returns 1,
+   or 0 where text[0 .. n) is anything else or does not fit in 63 bits; *out is then untouched. */
+int cli_parse_number(const char *text, size_t n, int64_t *out);
+
+/* Decimal digits, and a point with up to six more: "1.25" gives 1250000 (millionths). Independent of the locale. */
+int cli_parse_millionths(const char *text, size_t n, int64_t *out);
+
+/* Decimal digits with a point and an exponent if wanted ("0.5", "3e-9"); finite and not negative. The C locale is taken
+   for granted: the command never leaves it. */
+int cli_parse_real(const char *text, size_t n, double *out);
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Commands and options
+   ---------------------------------------------------------------------------------------------------------------- */
+
+typedef enum cli_kind {
+    CLI_FLAG,       /* int, set to 1 */
+    CLI_NUMBER,     /* int64_t, min .. max */
+    CLI_MILLIONTHS, /* int64_t, min .. max in millionths */
+    CLI_REALS,      /* cli_reals: min .. max numbers with commas between them */
+    CLI_CHOICE,     /* int64_t: 1, 2, ... for the first, second, ... word of `value`; so count chunkflow.h's enums */
+    CLI_TEXT        /* const char * into argv */
+} cli_kind;
+
+/* The value of a CLI_REALS option; n is 0 where it was not given. */
+typedef struct cli_reals {
+    double value[4];
+    int64_t n;
+} cli_reals;
+
+typedef struct cli_option {
+    const char *name;  /* with its dashes */
+    const char *value; /* how the help names the value: "N"; the words of a choice: "full|even|cost"; NULL for a flag */
+    cli_kind kind;
+    size_t offset;     /* of the member in the command's options struct; its type follows from the kind */
+    int64_t min, max;
+    int required;
+    const char *help;  /* a line end starts a new, indented line */
+} cli_option;
+
+typedef struct cli_command {
+    const char *name;
+    const char *operands;      /* for the usage line: "FILE|-" */
+    int min_operands;
+    int max_operands;          /* -1: no limit */
+    const char *summary;       /* one line, no full stop */
+    const char *details;       /* paragraphs below the options, or NULL */
+    const cli_option *options; /* ends with an entry without a name */
+    const void *defaults;      /* the options struct to start from */
+    size_t options_size;
+    int (*run)(const void *options, char **operands, int n_operands); /* returns an exit code */
+} cli_command;
+
+/* Takes the arguments behind the command's name. Options and operands may be mixed; "--" ends the options;
+   "--name=value" and "--name value" mean the same; of an option given twice the last one counts. Returns 1 to go
+   on, with the operands moved to the front of argv and counted in *n_operands, or 0 to leave with *code. */
+int cli_parse(const cli_command *command, int argc, char **argv, void *options, int *n_operands, int *code);
+
+void cli_print_help(const cli_command *command, FILE *to);
+
+/* Takes "N,N,..." from an option of the kind CLI_TEXT: each min .. max, as cli_parse_number reads them. *out is to be
+   freed; it is untouched on failure, which the message explains. Returns an exit code. */
+int cli_take_numbers(const char *command, const char *option, const char *text, int64_t min, int64_t max, int64_t **out,
+                     int64_t *n);
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Memory
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Room for twice as many elements of that size, at least 64, in a block from malloc; `array` may be NULL. Returns the
+   new block with *capacity as its elements, or NULL after a message: then `array` and *capacity are as they were. */
+void *cli_grow(void *array, size_t *capacity, size_t size);
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Input files
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Opens a file for reading, "-" as standard input. Returns an exit code, after a message where it is not CLI_OK. */
+int cli_input_open(const char *path, FILE **stream);
+
+/* Says why reading failed, which errno knows. Returns CLI_FAILED where there is no memory, else CLI_WRONG. */
+int cli_cannot_read(const char *path);
+
+/* Closes it, unless it is standard input. Where code is CLI_OK and reading had failed, says so. Returns an exit code. */
+int cli_input_close(FILE *stream, const char *path, int code);
+
+/* Reads a whole file, or standard input for "-"; *text is to be freed and has a zero byte behind its end. More than
+   max_bytes is refused. Returns an exit code. */
+int cli_file_read(const char *path, size_t max_bytes, char **text, size_t *bytes);
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Length lists
+   ---------------------------------------------------------------------------------------------------------------- */
+
+#define CLI_LIST_HELP                                                                                      \
+    "A list is text with one sequence a line: its length in tokens, or a length and a count (so many sequences of\n" \
+    "that length). Suffixes K, M, G mean 1024, 1024^2, 1024^3. '#' starts a comment; blank lines are skipped.\n"   \
+    "FILE may be - for standard input.\n"
+
+/* One line of a list. */
+typedef struct cli_entry {
+    int64_t length;
+    int64_t count;
+    int64_t line; /* from 1 */
+} cli_entry;
+
+typedef struct cli_list {
+    const char *path; /* as the user wrote it */
+    cli_entry *entries;
+    size_t n_entries;
+    int64_t n_sequences; /* sum of counts */
+} cli_list;
+
+/* Reads a list; max_sequences bounds the sum of its counts. Returns an exit code; on failure *list is untouched and the
+   message names the file and the line. */
+int cli_list_read(const char *path, int64_t max_sequences, cli_list *list);
+void cli_list_free(cli_list *list);
+
+/* One length per sequence, in order, to be freed; NULL if there is no memory. A list without sequences gives an array
+   of one unused number. */
+int64_t *cli_list_lengths(const cli_list *list);
+
+/* The line that a sequence came from; 0 if there is no such sequence. */
+int64_t cli_list_line(const cli_list *list, int64_t sequence);
+
+/* Reports an error of the library and returns the exit code for it. Where cf_pack finds fault with a sequence of `list`
+   (NULL for errors of other functions), the message names its line. */
+int cli_error(const cf_error *error, const cli_list *list);
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Output files
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* A file that appears whole or not at all: it is written under a temporary name beside its place, forced to the disk and
+   renamed at the end. Where INT, TERM, HUP or QUIT ends the program, the temporary file goes; one that a kill left
+   behind is taken over by the next run. Pipes and devices are written directly. Start with all zero. */
+typedef struct cli_output {
+    FILE *stream;     /* where to write; NULL: this output was not asked for */
+    const char *path; /* as the user wrote it; "-" is standard output */
+    char *target;     /* the name to rename to, symbolic links resolved; NULL: written directly */
+    char *temporary;  /* what it is called until then */
+    int lock;         /* a descriptor that says to other runs that the temporary file is in use */
+    int error;        /* the first errno that cli_write met */
+} cli_output;
+
+/* path NULL opens nothing. Returns an exit code. */
+int cli_output_open(cli_output *output, const char *path);
+
+/* Ends standard output and n outputs together. With code CLI_OK: flushes and closes all of them, and only when that
+   went well puts the files in their places. Otherwise, or where something fails, removes the temporary files.
+   Returns code, or CLI_FAILED after a message. */
+int cli_outputs_finish(cli_output *outputs, int n, int code);
+
+/* A cf_write_fn; user is the cli_output. What goes wrong is reported by cli_outputs_finish. */
+int cli_write(const char *text, size_t bytes, void *user);
+
+/* The exit code for what a function of the library that wrote to an output returned, after a message. */
+int cli_written(cf_result result, const cf_error *error);
+
+/* Whether writing to standard output has failed, for loops that print much: there is no use in going on. The reason is
+   kept for cli_outputs_finish. */
+int cli_stdout_failed(void);
+
+/* Lets INT, TERM, HUP and QUIT remove temporary files before they end the program: main calls it first. A signal that
+   the program was started without stays ignored. cli_signals_restore does so for INT again after one's own handler. */
+void cli_signals_catch(void);
+void cli_signals_restore(void);
+
+/* ----------------------------------------------------------------------------------------------------------------
+   The subcommands
+   ---------------------------------------------------------------------------------------------------------------- */
+
+extern const cli_command cmd_lengths;
+extern const cli_command cmd_gen;
+extern const cli_command cmd_pack;
+extern const cli_command cmd_plan;
+extern const cli_command cmd_compare;
+extern const cli_command cmd_check;
+extern const cli_command cmd_report;
+extern const cli_command cmd_memory;
+extern const cli_command cmd_time;
+extern const cli_command cmd_tune;
+extern const cli_command cmd_reproduce;
+
+#endif /* CHUNKFLOW_CLI_H */

@@ -1,0 +1,259 @@
+/* cmd_report.c - chunkflow report: a batch, its chunks and its schedules as one HTML file. */
+
+#include "progress.h"
+#include "../report/report.h"
+#include "saved.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct report_options {
+    packing_options packing;
+    pipeline_options pipeline;
+    int64_t k;
+    int64_t replay;
+    int64_t n_virtual;
+    int64_t placement;
+    const char *measured;
+    cli_reals skew;
+    const char *output;
+    const char *json;
+} report_options;
+
+#define PIPELINE_LIMIT_DEFAULT "for best what paper keeps with that K, else none"
+
+static const report_options defaults = {.pipeline = PIPELINE_DEFAULTS, .k = 1};
+
+static const cli_option options[] = {
+    {.name = "-o", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(report_options, output), .required = 1,
+     .help = "the HTML file to write; required"},
+    {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(report_options, json),
+     .help = "write the numbers of the page as JSON, too"},
+    PACKING_OPTIONS(report_options, packing),
+    {.name = "--k", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(report_options, k), .min = 1,
+     .max = INT32_MAX, .help = "most chunks of a group that keep their activations; default 1"},
+    {.name = "--replay", .value = "pipeline|local", .kind = CLI_CHOICE, .offset = offsetof(report_options, replay),
+     .help = "how dropped activations come back: through all stages again,\n"
+     "or on each stage alone (the default)"},
+    VIRTUAL_OPTIONS(report_options),
+    {.name = "--measured", .value = "FILE", .kind = CLI_TEXT, .offset = offsetof(report_options, measured),
+     .help = "a schedule of these chunks with times that were measured, to\n"
+     "be shown beside what the costs predict for it"},
+    {.name = "--clock-skew", .value = "S", .kind = CLI_REALS, .offset = offsetof(report_options, skew), .min = 1,
+     .max = 1, .help = "seconds by which the clocks of two of its stages may differ"},
+    PIPELINE_OPTIONS(report_options, pipeline),
+    {.name = NULL}};
+
+/* What is made for a report and has to be freed after it. */
+typedef struct maker {
+    const report_options *asked;
+    packing packed;
+    pipeline pipe;
+    saved_schedule saved;
+    char *text; /* of the file of --measured */
+    json_document document;
+    report out;
+} maker;
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Schedules and ranks
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static pipeline_case case_of(const maker *m, cf_schedule_kind kind, int split) {
+    pipeline_case what;
+
+    memset(&what, 0, sizeof what);
+    what.kind = kind;
+    what.replay = (cf_replay)m->asked->replay;
+    what.k = m->asked->k;
+    what.split_backward = split;
+    pipeline_place(&what, m->asked->n_virtual, (cf_placement)m->asked->placement);
+    return what;
+}
+
+static int add_case(maker *m, const char *name, cf_schedule_kind kind, int split) {
+    pipeline_case what = case_of(m, kind, split);
+    return report_add_case(&m->out, name, &what);
+}
+
+static int add_cases(maker *m) {
+    int pipelined = m->pipe.n_stages > 1, code;
+
+    code = add_case(m, "paper", CF_SCHEDULE_PAPER, 0);
+    if (code == CLI_OK && pipelined) code = add_case(m, "zero-bubble", CF_SCHEDULE_ZERO_BUBBLE, 0);
+    if (code == CLI_OK) code = add_case(m, "best", CF_SCHEDULE_BEST, 0);
+    if (code == CLI_OK && pipelined) code = add_case(m, "best, I + W", CF_SCHEDULE_BEST, 1);
+    return code;
+}
+
+/* A report_rank_fn: the schedule `best`. */
+static cf_result simulate_rank(void *user, const pipeline *rank, pipeline_run *out) {
+    const maker *m = (const maker *)user;
+    pipeline_case what = case_of(m, CF_SCHEDULE_BEST, 0);
+    cf_error error;
+
+    return pipeline_run_make(rank, m->packed.plan, &what, out, &error);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   A measured timeline
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static int read_measured(maker *m) {
+    const char *path = m->asked->measured;
+    saved_format format;
+    size_t bytes;
+    int code = cli_file_read(path, JSON_MAX_BYTES, &m->text, &bytes);
+
+    if (code == CLI_OK) code = json_parse(path, m->text, bytes, &m->document);
+    if (code == CLI_OK) code = saved_format_of(&m->document, &format);
+    if (code == CLI_OK && format != SAVED_SCHEDULE)
+        code = cli_usage("report", "--measured: %s is a plan", cli_input_name(path));
+    if (code == CLI_OK) code = saved_schedule_read(&m->document, 0, &m->saved);
+    return code;
+}
+
+/* It must be a sound schedule of these very chunks, with times. */
+static int check_measured(const maker *m) {
+    const char *path = cli_input_name(m->asked->measured);
+    cf_validate_desc desc;
+    cf_error error;
+    char why[200];
+    int holds;
+
+    memset(&desc, 0, sizeof desc);
+    if (!m->saved.has_times) return cli_wrong("%s: has no times", path);
+    if (m->saved.schedule->n_stages != m->pipe.n_stages || m->saved.schedule->rank != m->pipe.rank)
+        return cli_wrong("%s: is for %lld stages and rank %lld, wanted %lld and %lld", path,
+                         (long long)m->saved.schedule->n_stages, (long long)m->saved.schedule->rank,
+                         (long long)m->pipe.n_stages, (long long)m->pipe.rank);
+    if (cf_schedule_validate(m->packed.plan, m->saved.schedule, &desc, NULL, &error) != CF_OK)
+        return cli_wrong("%s: no schedule of these chunks: %s", path, error.text);
+    holds = saved_times_hold(m->packed.plan, &m->saved, m->asked->skew.value[0], NULL, why, sizeof why);
+    if (holds < 0) return cli_failed("out of memory for %s", path);
+    return holds ? CLI_OK : cli_wrong("%s: breaks a rule: %s", path, why);
+}
+
+static void compare_times(report *r, const cf_schedule *schedule, const cf_timeline *predicted,
+                          const cf_timeline *measured) {
+    int64_t i, timed[CF_COMPUTE_PASS_COUNT] = {0};
+    int pass;
+
+    for (i = 0; i < schedule->n_actions; i++) {
+        double wanted = measured->end[i] - measured->start[i], got = predicted->end[i] - predicted->start[i];
+        report_error *e = &r->errors[schedule->actions[i].pass % CF_COMPUTE_PASS_COUNT];
+        if (schedule->actions[i].pass >= CF_COMPUTE_PASS_COUNT) continue;
+        e->n++;
+        e->predicted += got;
+        e->measured += wanted;
+        if (!(wanted > 0)) continue;
+        e->off += fabs(got - wanted) / wanted;
+        timed[schedule->actions[i].pass]++;
+    }
+    for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++)
+        if (timed[pass] > 0) r->errors[pass].off /= (double)timed[pass];
+}
+
+static int add_measured(maker *m) {
+    report *r = &m->out;
+    pipeline_run run, none;
+    cf_error error;
+    int code;
+
+    if (!m->asked->measured) return CLI_OK;
+    if (m->pipe.unit_cost) return cli_usage("report", "--measured needs costs in seconds: --cost, --costs or --gpu");
+    code = read_measured(m);
+    if (code == CLI_OK) code = check_measured(m);
+    if (code != CLI_OK) return code;
+    if (pipeline_run_of(&m->pipe, m->packed.plan, m->saved.schedule, &run, &error) != CF_OK)
+        return cli_error(&error, NULL);
+    r->predicted = r->n_schedules;
+    code = report_add_run(r, "predicted", m->packed.plan, m->saved.schedule, &run, CF_RECOMPUTE_DEFAULT, NULL);
+    if (code != CLI_OK) return code;
+    none = run;
+    none.timeline = NULL;
+    none.memory = NULL;
+    r->measured = r->n_schedules;
+    compare_times(r, m->saved.schedule, run.timeline, &m->saved.timeline);
+    code = report_add_run(r, "measured", m->packed.plan, m->saved.schedule, &run, CF_RECOMPUTE_DEFAULT,
+                          &m->saved.timeline);
+    r->runs[r->measured] = none; /* the prediction owns them */
+    return code;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   The command
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static void free_all(maker *m) {
+    report_free(&m->out);
+    saved_schedule_free(&m->saved);
+    json_free(&m->document);
+    free(m->text);
+    packing_free(&m->packed);
+    pipeline_close(&m->pipe);
+}
+
+static int make(maker *m) {
+    pipeline_case best = case_of(m, CF_SCHEDULE_BEST, m->pipe.n_stages > 1);
+    int code;
+
+    report_start(&m->out, &m->packed, &m->pipe, m->asked->k);
+    code = report_add_baseline(&m->out, &m->asked->packing, NULL);
+    if (code == CLI_OK) code = add_cases(m);
+    if (code == CLI_OK) code = report_try_changes(&m->out, &best);
+    if (code == CLI_OK) code = add_measured(m);
+    if (code == CLI_OK) code = report_add_ranks(&m->out, "best", simulate_rank, m);
+    return code;
+}
+
+static int write_files(const maker *m) {
+    cli_output outputs[2] = {{0}, {0}};
+    char text[1024];
+    int code = cli_output_open(&outputs[0], m->asked->output), i;
+
+    if (code == CLI_OK) code = cli_output_open(&outputs[1], m->asked->json);
+    if (code == CLI_OK) report_write_report(&m->out, &outputs[0]);
+    if (code == CLI_OK && outputs[1].stream) report_write_json(&m->out, &outputs[1]);
+    if (code == CLI_OK && outputs[0].stream != stdout && outputs[1].stream != stdout) {
+        report_sentence(&m->out, text, sizeof text);
+        puts(text);
+        for (i = 0; report_advice(&m->out, i, text, sizeof text); i++) puts(text);
+    }
+    return cli_outputs_finish(outputs, 2, code);
+}
+
+static int run(const void *given, char **operands, int n_operands) {
+    maker m;
+    int code;
+
+    (void)n_operands;
+    memset(&m, 0, sizeof m);
+    m.asked = (const report_options *)given;
+    if (m.asked->json && strcmp(m.asked->json, m.asked->output) == 0)
+        return cli_usage("report", "-o and --json both name %s", m.asked->output);
+    code = pipeline_open("report", &m.asked->pipeline, m.asked->packing.ranks, &m.pipe);
+    if (code != CLI_OK) return code;
+    code = packing_make(&m.asked->packing, operands[0], &m.packed);
+    progress_begin("reporting");
+    if (code == CLI_OK) code = make(&m);
+    progress_end();
+    if (code == CLI_OK) code = write_files(&m);
+    free_all(&m);
+    return code;
+}
+
+const cli_command cmd_report = {
+    .name = "report", .operands = "FILE|-", .min_operands = 1, .max_operands = 1,
+    .summary = "a batch, its chunks and its schedules as one HTML file",
+    .details =
+    "The file needs no network and no other file. It shows what chunks gain against 1F1B on unsplit sequences, the\n"
+    "lengths and what packing made of them, the schedules on one time axis, memory over time, and why stages are\n"
+    "idle; for data-parallel ranks how even they are, and for a measured schedule how far the prediction was off. "
+    "With\n"
+    "--model and --gpu it tries other --k, --limit and --stage-layers on the best schedule and says what they "
+    "change.\n\n"
+    "    chunkflow report --chunk-size 8K --k 4 --stages 4 --model qwen2.5-7b --gpu h100-80g --tp 4 \\\n"
+    "        lengths.txt -o report.html\n\n" PIPELINE_HELP CLI_LIST_HELP,
+    .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

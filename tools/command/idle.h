@@ -1,0 +1,64 @@
+/* idle.h - why stages stand idle: every idle moment of a timeline has one cause. Also what each pass waited for last,
+   and the critical path that this makes. */
+
+#ifndef CHUNKFLOW_IDLE_H
+#define CHUNKFLOW_IDLE_H
+
+#include "../../chunkflow.h"
+
+/* The causes in their order of precedence: a moment has the first one that holds. "Could run" speaks of the passes that
+   the stage has still to run, with everything else as it was. */
+#define IDLE_CAUSES(X)                                                                                              \
+    X(IDLE_WARM_UP, "warm-up")       /* the stage has run nothing yet */                                            \
+    X(IDLE_DRAIN, "drain")           /* the stage has run everything */                                             \
+    X(IDLE_OVERHEAD, "overhead")     /* its next pass could run and has not begun: launches, clocks (measured only; \
+                                        with transfers that occupy the stage it is IDLE_TRANSFER) */                \
+    X(IDLE_ORDER, "order")           /* a later pass could run: the schedule puts it behind one that waits */       \
+    X(IDLE_MEMORY, "memory")         /* one could run if the stage, or K, left room for its activations */          \
+    X(IDLE_TRANSFER, "transfer")     /* one could run if transfers took no time */                                  \
+    X(IDLE_STATE, "state")           /* one could run if it did not need K and V, or their gradients, of its group */ \
+    X(IDLE_IMBALANCE, "imbalance")   /* the pass that the next one waits for runs longer than the mean of its kind */ \
+    X(IDLE_GRADIENT, "gradient")     /* the next pass is a backward, whose gradient is not there */                 \
+    X(IDLE_ACTIVATION, "activation") /* the next pass is a forward or replay, whose input is not there */
+
+#define IDLE_ITEM(name, text) name,
+typedef enum idle_cause { IDLE_CAUSES(IDLE_ITEM) IDLE_CAUSE_COUNT } idle_cause;
+#undef IDLE_ITEM
+
+const char *idle_cause_name(idle_cause cause);
+
+/* A piece of idle time on a stage, all of it with one cause. */
+typedef struct idle_piece {
+    double start, end;
+    int64_t before; /* the action that the stage runs next; -1: none, it has run everything */
+    idle_cause cause;
+} idle_piece;
+
+typedef struct idle_stage {
+    double seconds[IDLE_CAUSE_COUNT]; /* they add up to makespan - time of its passes */
+} idle_stage;
+
+/* All arrays lie in one block of memory. */
+typedef struct idle_report {
+    int64_t n_actions, n_stages;
+    int64_t *first;      /* (n_stages + 1) stage s has the pieces first[s] .. first[s + 1), by time */
+    idle_piece *pieces;
+    idle_stage *stages;  /* (n_stages) */
+    double *sent;        /* (n_actions) when what a pass makes begins to go to another stage; -1: it goes nowhere */
+    double *arrived;     /* (n_actions) and when it is there; the end of the pass where it stays on the stage */
+    int32_t *waited_for; /* (n_actions) what an action's start was bound by: the pass before it on its stage, or one
+                            whose result came later than that; -1: nothing, or the action is no pass */
+    int32_t *path;       /* (n_path) the critical path: back from the last pass to end along waited_for, in order of
+                            time */
+    int64_t n_path;
+    void *memory;
+} idle_report;
+
+/* For a schedule that cf_schedule_validate accepts, with a timeline of it, simulated or measured. Transfers of a
+   lowered schedule are left out: they are reckoned from `timing` (NULL: they take no time), as cf_simulate does. On
+   success idle_free is due; on failure *out is untouched. Errors: CF_ERROR_MEMORY. */
+cf_result idle_make(const cf_plan *plan, const cf_schedule *schedule, const cf_timeline *timeline,
+                    const cf_timing *timing, idle_report *out, cf_error *error);
+void idle_free(idle_report *report);
+
+#endif /* CHUNKFLOW_IDLE_H */

@@ -1,0 +1,187 @@
+/* modelling.h - a model, how it is split over GPUs, and how both are told: what memory, time and all commands that begin
+   with a model share. */
+
+#ifndef CHUNKFLOW_MODELLING_H
+#define CHUNKFLOW_MODELLING_H
+
+#include "../chunkflow_tune.h"
+#include "config_json.h"
+#include "json_write.h"
+
+typedef struct modelling_options {
+    const char *model;
+    const char *config;
+    int64_t layers, hidden, heads, kv_heads, head_dim, ffn, vocab; /* 0: not given */
+    int tied, qkv_bias, qk_norm, no_gate;
+    int64_t tp, pp, n_virtual, placement, dp, zero;
+    int no_sequence;
+    int64_t recompute;
+    const char *stage_layers;
+} modelling_options;
+
+/* The entries of an option table; `member` is the modelling_options in the command's options struct `type`. First what
+   describes a model, then how it is split, but for the stages and ranks, which a command with a plan has options for. */
+#define MODELLING_MODEL_OPTIONS(type, member)                                                                      \
+    {.name = "--model", .value = "NAME", .kind = CLI_TEXT, .offset = offsetof(type, member.model),                 \
+     .help = "one of the models below"},                                                                           \
+    {.name = "--config", .value = "FILE", .kind = CLI_TEXT, .offset = offsetof(type, member.config),               \
+     .help = "or a model's config.json"},                                                                          \
+    {.name = "--layers", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.layers), .min = 1,      \
+     .max = CF_MAX_LAYERS,                                                                                         \
+     .help = "these change what --model or --config gave, or give a model\n"                                       \
+     "of your own"},                                                                                               \
+    {.name = "--hidden", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.hidden), .min = 1,      \
+     .max = CF_MAX_WIDTH, .help = "hidden size"},                                                                  \
+    {.name = "--heads", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.heads), .min = 1,        \
+     .max = CF_MAX_WIDTH, .help = "query heads"},                                                                  \
+    {.name = "--kv-heads", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.kv_heads), .min = 1,  \
+     .max = CF_MAX_WIDTH, .help = "key and value heads; default as many as query heads"},                          \
+    {.name = "--head-dim", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.head_dim), .min = 1,  \
+     .max = CF_MAX_WIDTH, .help = "size of a head; default hidden / heads"},                                       \
+    {.name = "--ffn", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.ffn), .min = 1,            \
+     .max = CF_MAX_FFN, .help = "width of the MLP"},                                                               \
+    {.name = "--vocab", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.vocab), .min = 1,        \
+     .max = CF_MAX_VOCAB, .help = "vocabulary"},                                                                   \
+    {.name = "--tied", .kind = CLI_FLAG, .offset = offsetof(type, member.tied),                                    \
+     .help = "the output head is the embedding"},                                                                  \
+    {.name = "--qkv-bias", .kind = CLI_FLAG, .offset = offsetof(type, member.qkv_bias),                            \
+     .help = "biases on Q, K and V"},                                                                              \
+    {.name = "--qk-norm", .kind = CLI_FLAG, .offset = offsetof(type, member.qk_norm),                              \
+     .help = "norms over the heads of Q and K"},                                                                   \
+    {.name = "--no-gate", .kind = CLI_FLAG, .offset = offsetof(type, member.no_gate),                              \
+     .help = "two MLP matrices, not three"}
+
+#define MODELLING_SPLIT_OPTIONS(type, member)                                                                      \
+    {.name = "--tp", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.tp), .min = 1,              \
+     .max = CF_MAX_RANKS, .help = "tensor parallel; default 1"},                                                   \
+    {.name = "--zero", .value = "LEVEL", .kind = CLI_NUMBER, .offset = offsetof(type, member.zero), .max = 3,      \
+     .help = "what data-parallel ranks divide: 1 optimizer states (the\n"                                          \
+     "distributed optimizer), 2 gradients too, 3 parameters too;\n"                                                \
+     "default 0, nothing"},                                                                                        \
+    {.name = "--no-sp", .kind = CLI_FLAG, .offset = offsetof(type, member.no_sequence),                            \
+     .help = "no sequence parallelism beside tensor parallelism"},                                                 \
+    {.name = "--recompute", .value = "none|selective|full", .kind = CLI_CHOICE,                                    \
+     .offset = offsetof(type, member.recompute),                                                                   \
+     .help = "what backward makes again: nothing (the default), the inside\n"                                      \
+     "of attention, or whole layers"},                                                                             \
+    {.name = "--stage-layers", .value = "N,N,...", .kind = CLI_TEXT,                                               \
+     .offset = offsetof(type, member.stage_layers), .help = "layers of each (virtual) stage; default even"}
+
+#define MODELLING_OPTIONS(type, member)                                                                            \
+    MODELLING_MODEL_OPTIONS(type, member),                                                                         \
+    {.name = "--pp", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.pp), .min = 1,              \
+     .max = CF_MAX_LAYERS, .help = "pipeline stages; default 1"},                                                  \
+    {.name = "--virtual", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.n_virtual), .min = 1,  \
+     .max = CF_MAX_LAYERS, .help = "virtual stages of each stage; default 1"},                                     \
+    {.name = "--placement", .value = "loop|v", .kind = CLI_CHOICE, .offset = offsetof(type, member.placement),     \
+     .help = "where they lie: in loops (the default), or there and back in a\n"                                    \
+     "V, so that embedding and head share a stage"},                                                              \
+    {.name = "--dp", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.dp), .min = 1,              \
+     .max = CF_MAX_RANKS, .help = "data-parallel ranks; default 1"},                                               \
+    MODELLING_SPLIT_OPTIONS(type, member)
+
+/* A model and its split, checked. */
+typedef struct modelling {
+    config_json config; /* where --config was read */
+    cf_model model;
+    cf_parallel parallel;
+    int64_t *layers;    /* of --stage-layers */
+} modelling;
+
+/* `command` is named in messages. Returns an exit code; after CLI_OK modelling_free is due. */
+int modelling_make(const char *command, const modelling_options *asked, modelling *out);
+void modelling_free(modelling *m);
+
+/* The models and GPUs that have names, for the help. */
+#define MODELLING_NAMES                                                                                     \
+    "models\n"                                                                                              \
+    "  qwen2.5-0.5b 1.5b 3b 7b 14b 32b 72b, qwen3-0.6b 1.7b 4b 8b 14b 32b, llama-3-8b 70b, llama-3.1-405b,\n" \
+    "  llama-3.2-1b 3b. Dense models only: a mixture of experts is refused.\n"
+#define MODELLING_GPUS "GPUs\n  a100-40g, a100-80g, h100-80g, h200\n"
+
+/* A GPU whose numbers are asked for. */
+typedef struct gpu_options {
+    const char *name;
+    int64_t per_node; /* 0: not given */
+    int64_t launch;   /* in millionths; -1: not given */
+} gpu_options;
+
+#define GPU_DEFAULTS {.launch = -1}
+
+/* The entries of an option table; `needed` says when --gpu is. */
+#define GPU_OPTIONS(type, member, needed)                                                                          \
+    {.name = "--gpu", .value = "NAME", .kind = CLI_TEXT, .offset = offsetof(type, member.name),                    \
+     .help = "whose numbers; " needed},                                                                            \
+    {.name = "--gpus-per-node", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.per_node),       \
+     .min = 1, .max = CF_MAX_RANKS, .help = "default 8"},                                                          \
+    {.name = "--launch", .value = "S", .kind = CLI_MILLIONTHS, .offset = offsetof(type, member.launch),            \
+     .max = 1000000,                                                                                               \
+     .help = "seconds lost around each kernel; default 0.000005. Trainers in\n"                                    \
+     "Python are nearer to 0.00002 .. 0.00004"}
+
+/* Finds a GPU by name; NULL after a message. */
+const cf_gpu *modelling_gpu(const char *command, const char *name);
+
+/* The same, with --launch. Returns an exit code. */
+int modelling_take_gpu(const char *command, const gpu_options *asked, cf_gpu *out);
+
+/* How memory is counted. */
+typedef struct term_options {
+    int64_t loss;
+    int unfused;
+    int64_t state_gradient, runtime, fragmentation;
+} term_options;
+
+#define TERM_DEFAULTS {.fragmentation = CF_FRAGMENTATION}
+
+/* The entries of an option table. */
+#define TERM_OPTIONS(type, member)                                                                                 \
+    {.name = "--loss", .value = "parallel|eager|fused|chunked", .kind = CLI_CHOICE,                                \
+     .offset = offsetof(type, member.loss),                                                                        \
+     .help = "how the loss treats logits: as Megatron-LM (the default), as\n"                                      \
+     "plain PyTorch, in place, or never all at once"},                                                             \
+    {.name = "--unfused", .kind = CLI_FLAG, .offset = offsetof(type, member.unfused),                              \
+     .help = "norms and SwiGLU as separate operations"},                                                           \
+    {.name = "--state-gradient", .value = "bf16|float", .kind = CLI_CHOICE,                                        \
+     .offset = offsetof(type, member.state_gradient),                                                              \
+     .help = "type of the gradients of K and V; default float"},                                                   \
+    {.name = "--runtime", .value = "BYTES", .kind = CLI_NUMBER, .offset = offsetof(type, member.runtime),          \
+     .min = 1, .max = INT64_MAX / 1000,                                                                            \
+     .help = "what no formula covers: context, libraries, NCCL; default 2G"},                                      \
+    {.name = "--fragmentation", .value = "PERCENT", .kind = CLI_NUMBER,                                            \
+     .offset = offsetof(type, member.fragmentation), .max = 1000,                                                  \
+     .help = "of activations and the like, lost in gaps; default 10"}
+
+#define STREAM_OPTION(type, member)                                                                                \
+    {.name = "--stream", .value = "BYTES", .kind = CLI_NUMBER, .offset = offsetof(type, member), .min = 1,         \
+     .max = INT64_MAX / 1000,                                                                                      \
+     .help = "state is in host memory and passes through a ring of these bytes\n"                                  \
+     "on each GPU, one layer at a time, in three blocks of rows; default:\n"                                       \
+     "it stays on the GPUs"}
+
+/* Fills in the members that these options are about. */
+void modelling_take_terms(const term_options *asked, cf_memory_desc *out);
+
+/* The window of a ring of at most so many bytes on each GPU, cut into CF_STATE_SLOTS blocks of whole rows; 0: none.
+   Model and split are those of *out, whose other members are filled in. Returns an exit code. */
+int modelling_take_stream(const char *command, int64_t bytes, cf_memory_desc *out);
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Output
+   ---------------------------------------------------------------------------------------------------------------- */
+
+double modelling_gib(int64_t bytes);
+
+/* "model             qwen2.5-7b: 7,615,616,512 parameters", and with it the split and what is recomputed. */
+void modelling_print_model(const modelling *m);
+void modelling_print(const modelling *m);
+
+/* "stream            3 blocks of 682 rows of one layer on each GPU"; nothing without one. */
+void modelling_print_stream(const cf_memory_desc *desc);
+
+/* The members that describe a model and its split, a split alone, and the terms of a memory report. */
+void modelling_write(json_writer *w, const modelling *m);
+void modelling_write_split(json_writer *w, const cf_parallel *parallel);
+void modelling_write_terms(json_writer *w, const cf_memory_report *report);
+
+#endif /* CHUNKFLOW_MODELLING_H */

@@ -1,0 +1,133 @@
+/* schedule_csv.h - schedules as CSV in the form that PyTorch's pipelining reads and writes: a row per stage and no
+   header; a cell is <virtual stage><pass><microbatch>, as in "2B0" or "3SEND_F1"; an empty cell is a time step without
+   work. All functions are like the library's own: they print nothing, and what is wrong is a result code and a record.
+
+   PyTorch's runtime finds the loss of microbatch m in place m of the losses, in the order in which the last stage made
+   them. So a file numbers its microbatches in the order of the last virtual stage's forwards, which need not be that of
+   the chunks: schedule_csv_microbatches says which chunk is which. */
+
+#ifndef CHUNKFLOW_SCHEDULE_CSV_H
+#define CHUNKFLOW_SCHEDULE_CSV_H
+
+#include "../../chunkflow.h"
+
+typedef enum schedule_csv_format {
+    SCHEDULE_CSV_DEFAULT = 0,   /* writing: COMPUTE_ONLY. Reading: whichever the text is */
+    SCHEDULE_CSV_COMPUTE_ONLY,  /* no transfers; PyTorch adds them, whatever its version */
+    SCHEDULE_CSV_COMPUTE_COMMS, /* passes and transfers; no empty cells */
+    SCHEDULE_CSV_FORMAT_COUNT
+} schedule_csv_format;
+
+/* For which PyTorch a file with transfers is, which runs nothing but what stands in it. */
+typedef enum schedule_csv_torch {
+    SCHEDULE_CSV_TORCH_2_9 = 0, /* 2.9 and older: transfers only */
+    SCHEDULE_CSV_TORCH_2_14,    /* 2.10 to 2.14: REDUCE_GRAD behind a stage's last backward, without which gradients are
+                                   neither scaled nor exchanged */
+    SCHEDULE_CSV_TORCH_2_15,    /* 2.15: and a wait for each send and each REDUCE_GRAD, which 2.14 would read as W */
+    SCHEDULE_CSV_TORCH_COUNT
+} schedule_csv_torch;
+
+/* What PyTorch's files hold and a cf_schedule does not; the transfers are among them where `buffered` says so. */
+#define SCHEDULE_CSV_EXTRAS(X)                           \
+    X(SCHEDULE_CSV_EMPTY, "")                            \
+    X(SCHEDULE_CSV_UNSHARD, "UNSHARD")                   \
+    X(SCHEDULE_CSV_RESHARD, "RESHARD")                   \
+    X(SCHEDULE_CSV_REDUCE_GRAD, "REDUCE_GRAD")           \
+    X(SCHEDULE_CSV_WAIT_REDUCE_GRAD, "WAIT_REDUCE_GRAD") \
+    X(SCHEDULE_CSV_WAIT_SEND_F, "WAIT_SEND_F")           \
+    X(SCHEDULE_CSV_WAIT_SEND_B, "WAIT_SEND_B")           \
+    X(SCHEDULE_CSV_SEND_F, "SEND_F")                     \
+    X(SCHEDULE_CSV_RECV_F, "RECV_F")                     \
+    X(SCHEDULE_CSV_SEND_B, "SEND_B")                     \
+    X(SCHEDULE_CSV_RECV_B, "RECV_B")
+
+#define SCHEDULE_CSV_VALUE(value, name) value,
+typedef enum schedule_csv_extra_kind {
+    SCHEDULE_CSV_EXTRAS(SCHEDULE_CSV_VALUE) SCHEDULE_CSV_EXTRA_COUNT
+} schedule_csv_extra_kind;
+#undef SCHEDULE_CSV_VALUE
+
+typedef struct schedule_csv_extra {
+    int64_t before; /* it stands right before schedule->actions[before], or behind the row's last action */
+    int32_t row;    /* stage of the schedule */
+    int32_t stage;  /* virtual stage; 0 for EMPTY */
+    int32_t chunk;  /* of the last six kinds: index into plan->chunks; 0 for the others */
+    int32_t kind;   /* a schedule_csv_extra_kind */
+} schedule_csv_extra;
+
+/* Those of a file, in the order in which they stand there. */
+typedef struct schedule_csv_extras {
+    int64_t n;
+    schedule_csv_extra *items; /* (n) */
+    cf_block block;            /* the memory that it lies in */
+} schedule_csv_extras;
+
+/* Zero means default in every member. */
+typedef struct schedule_csv_desc {
+    int extensions;             /* writing: 1: what PyTorch cannot run may be written. Reading takes it always */
+    schedule_csv_format format; /* 0: the default */
+    schedule_csv_torch torch;   /* writing, COMPUTE_COMMS. 0: 2.9 and older */
+    int legacy;                 /* reading: 1: B is the gradient of the inputs only (now I), BW the whole backward (now
+                                   B) */
+    int buffered;               /* reading: 1: sends do not wait for their receivers, as PyTorch's do not. The schedule
+                                   has the passes only then, and the transfers are extras. 0: transfers are the
+                                   schedule's, and lists that deadlock without buffers are refused */
+    cf_schedule_kind kind;      /* reading: the label that the schedule gets; 0 says that it is nobody's */
+    cf_replay replay;           /* reading: how an R comes back. 0: pipeline */
+    int64_t k;                  /* reading: the schedule's K. 0: the least that allows what is in the text */
+    int64_t rank;               /* reading: which rank of the plan this is */
+    const int32_t *chunks;      /* reading: (n_steps) the chunk of each microbatch, as schedule_csv_microbatches has it.
+                                   NULL: they are numbered as the chunks are */
+    const schedule_csv_extras *extras; /* writing: what was read beside the schedule, to stand where it stood; then
+                                          nothing is added for `torch`. NULL: nothing */
+    const cf_allocator *allocator;
+} schedule_csv_desc;
+
+/* Writes a schedule that cf_schedule_validate accepts, with CRLF line ends. COMPUTE_ONLY leaves the transfers of a
+   lowered schedule and the waits for them out; COMPUTE_COMMS of one that is not lowered is CF_ERROR_ARGUMENT.
+
+   What PyTorch cannot run is CF_ERROR_ARGUMENT without `extensions`, with the reason in error->text: a dependent chunk
+   ("chunks" and its index), whose keys, values and their gradients no file of PyTorch's hands on, and R, SEND_R, RECV_R,
+   OFFLOAD and PREFETCH ("actions.pass" and the index), for which it has no name. Such a file is for this library, for
+   people, and for stages that keep the state themselves.
+
+   Other errors are those of cf_schedule_validate, CF_ERROR_MEMORY, and CF_ERROR_WRITE with the callback's number; with
+   any but that one, nothing was written. desc: NULL for all zero. */
+cf_result schedule_csv_write(const cf_plan *plan, const cf_schedule *schedule, const schedule_csv_desc *desc,
+                             cf_write_fn write, void *user, cf_error *error);
+
+/* Reads a schedule of the plan's chunks: `bytes` bytes of text, lines ended by LF or CRLF. Every cell must be one
+   action from its first character to its last, spaces and tabs around it apart. The number of rows is the number of
+   stages. The virtual stages lie on them in loops (v on row v mod rows) or in a V (0, 1, .. and back again), which the
+   rows show. An F keeps its activations unless R of that chunk is in the row. Everything that PyTorch writes is taken
+   but OVERLAP_F_B, two passes that run as one.
+
+   *out: a new schedule that cf_schedule_validate accepts, to be given to cf_schedule_free; *extras: what stands between
+   its actions, to be given to schedule_csv_extras_free (extras: NULL to leave that out). With both, schedule_csv_write
+   writes the text again, cell for cell. Untouched on failure. Errors: CF_ERROR_TEXT with the line (from 1) in
+   error->item and the column (in bytes, from 1) in error->got, those of cf_schedule_validate, CF_ERROR_ARGUMENT,
+   CF_ERROR_LIMIT, CF_ERROR_MEMORY. */
+cf_result schedule_csv_read(const char *text, size_t bytes, const cf_plan *plan, const schedule_csv_desc *desc,
+                            cf_schedule **out, schedule_csv_extras **extras, cf_error *error);
+
+/* extras: NULL does nothing. */
+void schedule_csv_extras_free(schedule_csv_extras *extras);
+
+/* The chunks (indices into plan->chunks) in the order of the last virtual stage's forwards: chunks[m] is microbatch m.
+   chunks: (plan->n_steps), untouched on failure. Errors: those of cf_schedule_validate. */
+cf_result schedule_csv_microbatches(const cf_plan *plan, const cf_schedule *schedule, int32_t *chunks,
+                                    cf_error *error);
+
+/* That as text, and back: the line "microbatch,chunk" and one of two numbers for each, counted up. Errors: as above. */
+cf_result schedule_csv_write_microbatches(const cf_plan *plan, const cf_schedule *schedule, cf_write_fn write,
+                                          void *user, cf_error *error);
+cf_result schedule_csv_read_microbatches(const char *text, size_t bytes, const cf_plan *plan, int64_t rank,
+                                         int32_t *chunks, cf_error *error);
+
+/* Numbers the chunks of the schedule's rank in that order, in the plan and in the schedule, so that microbatch m is the
+   rank's chunk m. The slices move with their chunks. Errors: CF_ERROR_ARGUMENT ("chunks" and the index) where the rank
+   has a dependent chunk, whose group must stay together; those of cf_schedule_validate; CF_ERROR_MEMORY. Both are
+   untouched on failure. allocator: of working space; NULL: malloc. */
+cf_result schedule_csv_renumber(cf_plan *plan, cf_schedule *schedule, const cf_allocator *allocator, cf_error *error);
+
+#endif /* CHUNKFLOW_SCHEDULE_CSV_H */

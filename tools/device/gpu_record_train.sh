@@ -1,0 +1,253 @@
+#!/bin/sh
+# gpu_record_train.sh - what chunks are worth in training, on one device: tokens/s, memory, losses, beside a rival
+#
+#     make gpu-record-train                            builds what is needed, then runs this
+#     sh tools/device/gpu_record_train.sh [options]           from the top of the tree
+#         --out DIR          where the files go (default BUILD/gpu_record_train)
+#         --resume RECORD    goes on where this record.jsonl of an earlier call ended
+#         --minutes M        of this call; what is left over is for the next one (default 8)
+#         --programs DIR     train_cuda and chunkflow, built here or elsewhere (default BUILD/gpu)
+#         --lengths FILE     its first 32 lengths in place of those drawn as a service's requests
+#         --small            tiny sizes, for a device that is emulated
+#
+# In this order, because the time on a device may end at any moment:
+#     1  are the gradients right?
+#     2  speed of the same batches in three ways, each without and with recomputation: one document a micro-batch
+#        (one), packed up to the longest document (packed), and chunkflow; and the rival where PyTorch is
+#     3  memory, as the longest document grows at one ChunkSize and the state streams
+#     4  losses of 200 steps, chunked and unchunked
+#     5  passes of a stage of the paper's pipeline, from which its setting is simulated (train_paper.sh)
+# What was predicted (train_predictions.csv) was written down before anything had run. train_judge.awk holds the record
+# against it and against what was promised: judgements.csv, which summary.txt shows, says met, not met or not measured.
+# record.jsonl, log.txt and summary.txt are as gpu_record.sh's. Not yet run on a device.
+
+set -u
+LC_ALL=C
+export LC_ALL
+
+BUILD=${BUILD:-build}
+PYTHON=${PYTHON:-python3}
+out=$BUILD/gpu_record_train
+programs=$BUILD/gpu
+resume=
+minutes=8
+limit=600
+small=
+lengths=
+NVCC=${NVCC:-nvcc}
+needed='train_cuda --help'
+targets="gpu-programs $BUILD/gpu/train_cuda"
+
+self=gpu_record_train
+. tools/device/gpu_record_lib.sh
+read_options 'out resume minutes programs lengths' "$@"
+need_numbers "$minutes"
+need_files "$resume" "$lengths"
+open_record
+
+# ---- what the trainer prints ----
+
+# step N/M loss X lr X |gradient| X N chunks X tokens/s [utilisation X %] memory X MiB left X s
+take_step() { # WORD...
+    said=$(printf '%s' "$*" | awk '{
+        for (i = 1; i < NF; i++) {
+            if ($i == "loss") loss = $(i + 1)
+            if ($(i + 1) == "tokens/s") speed = $i
+            if ($i == "utilisation") used = $(i + 1)
+            if ($i == "memory") memory = $(i + 1)
+        }
+        print loss, speed, used == "" ? "-" : used, memory }')
+    # shellcheck disable=SC2086
+    set -- $said
+    emit "\"loss\": $(number "$1"), \"tokens_per_s\": $(number "$2"), \"utilisation\": $(number "$3"), \
+\"memory_mib\": $(number "$4")" ""
+}
+
+take_line() { # LINE
+    case $1 in
+        'step '*) take_step "$1" ;;
+        '  batch, these together'*) emit "\"batch_mib\": $(number "$(printf '%s' "$1" | awk '{ print $(NF - 1) }')"), \
+\"measured_mib\": $(number "$(printf '%s' "$1" | awk '{ print $NF }')")" "" ;;
+        *': ok' | *': NOT OK') take_test "$(printf '%s' "${1%%:*}" | sed 's/^ *//')" \
+            "$(case $1 in *NOT*) echo false ;; *) echo true ;; esac)" "" ;;
+    esac
+}
+
+# ---- what runs ----
+
+# The trainer says so itself, in its first step.
+sees_none() { false; }
+
+describe_device
+if [ -z "$known" ]; then
+    printf 'gpu_record_train: there is no device\n'
+    exit 0
+fi
+prepare_programs
+trainer=$programs/train_cuda
+
+. tools/device/train_shapes.sh
+grows='32768 262144 524288'
+steps=6
+curve_steps=200
+curve_lengths='200 31 7 90 64 12 150 48'
+checked=300,20,64,1,130
+tiny='--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 160 --vocabulary 512'
+shape=
+if [ -n "$small" ]; then
+    models=qwen2.5-0.5b
+    chunk_size=32
+    documents=4
+    service_models=
+    slice_model=qwen2.5-0.5b
+    slice_chunks='32:16 64:8'
+    slice_lengths=100,40,20
+    whole_lengths=16,32,48,64
+    longest=64
+    grows='64 128'
+    steps=3
+    curve_steps=4
+    curve_lengths='70 31 7 48 64 12'
+    checked=150,20,64,1
+    tiny='--layers 1 --hidden 16 --heads 2 --kv-heads 1 --ffn 24 --vocabulary 48'
+    shape="$tiny --loss-rows 128"
+fi
+for list in chat service; do
+    draw_lengths "$programs/chunkflow" "$list" >"$out/$list.lengths" ||
+        usage "chunkflow in $programs does not start"
+done
+# shellcheck disable=SC2086
+printf '%s\n' $curve_lengths >"$out/curves.lengths"
+cp tools/device/train_predictions.csv "$out/predictions.csv" || exit 2
+if [ -n "$lengths" ]; then # predicted now, before anything has run
+    head -n "$requests" "$lengths" >"$out/service.lengths"
+    grep -v ' service ' tools/device/train_predictions.csv >"$out/predictions.csv"
+    CHUNKFLOW=$programs/chunkflow sh tools/device/train_predictions.sh service "$out/service.lengths" >"$out/service.csv" ||
+        usage "no predictions for $lengths"
+    sed 1d "$out/service.csv" >>"$out/predictions.csv"
+    rm "$out/service.csv"
+fi
+
+way_of() { # LIST one|packed|chunkflow RECOMPUTE
+    case $2 in
+        one) printf -- '--chunk-size 0 --max-slices 1' ;;
+        packed) printf -- '--chunk-size 0' ;;
+        chunkflow) chunks_of "$1" "$3" ;;
+    esac
+}
+
+# The same documents in every way, for the seed is the same: all of the list in each step.
+# shellcheck disable=SC2046,SC2086
+speed() { # MODEL LIST WAY RECOMPUTE
+    run_step 2 "speed $1 $2 $3 $4" 120 "$trainer" $(options_of "$1") $shape $(way_of "$2" "$3" "$4") --recompute "$4" \
+        --lengths "$out/$2.lengths" --batch "$(grep -c . "$out/$2.lengths")" --steps "$steps" --peak-tflops 989
+}
+
+{
+    printf '\nPredicted before anything has run (tools/device/train_predictions.sh):\n'
+    cat "$out/predictions.csv"
+} | tee -a "$log"
+
+# shellcheck disable=SC2086
+for type in fp32 bf16; do
+    run_step 1 "gradients $type" 120 "$trainer" --check --type $type $tiny --chunk-size 64 --k 2 \
+        --synthetic $checked
+done
+
+for model in $models; do
+    for list in $(lists_of "$model"); do
+        for way in $ways; do
+            for recompute in $recomputes; do speed "$model" "$list" "$way" "$recompute"; done
+        done
+        if [ -z "$small" ] && "$PYTHON" -c 'import torch, transformers, cffi' >/dev/null 2>&1; then
+            for compiled in '' --compile --liger; do
+                # shellcheck disable=SC2046,SC2086
+                run_step 2 "speed $model $list rival${compiled:+-${compiled#--}} none" 180 env \
+                    "CHUNKFLOW_BUILD=$BUILD" "$PYTHON" tools/bench/bench_train_hf.py $(options_of "$model") \
+                    --lengths "$out/$list.lengths" \
+                    --steps "$steps" --peak-tflops 989 $compiled
+            done
+        fi
+    done
+done
+
+# shellcheck disable=SC2046,SC2086
+for length in $grows; do
+    run_step 3 "memory $length" 180 "$trainer" $(options_of "${models%% *}") $shape --chunk-size "$chunk_size" --k 1 \
+        --stream $((chunk_size * 4096)) --synthetic "$length" --steps 1 --memory-table
+done
+
+whole_or_cut() { # one | chunkflow: short documents, so short chunks
+    if [ "$1" = one ]; then way_of chat one none; else printf -- '--chunk-size 32'; fi
+}
+
+# shellcheck disable=SC2046,SC2086
+for way in chunkflow one; do
+    run_step 4 "losses $way" 200 "$trainer" $tiny --seed 7 $(whole_or_cut $way) \
+        --lengths "$out/curves.lengths" --batch 4 --steps "$curve_steps"
+done
+
+# The same slice of layers with and without the head.
+slice() { # middle|last FILE RECOMPUTE OPTIONS...
+    headless=
+    [ "$1" = last ] || headless=--headless
+    file=$out/times/$1.$2
+    recompute=$3
+    shift 3
+    # shellcheck disable=SC2046,SC2086
+    run_step 5 "times ${file##*/}" 120 "$trainer" $(options_of "$slice_model") $shape $headless \
+        --recompute "$recompute" --times "$file" --steps 4 "$@"
+}
+
+mkdir -p "$out/times"
+if [ -n "$resume" ]; then # files of steps that do not run again
+    for file in "$(dirname "$resume")"/times/*; do
+        [ ! -e "$file" ] || [ -e "$out/times/${file##*/}" ] || cp "$file" "$out/times"
+    done
+fi
+for stage in middle last; do
+    for chunk in $slice_chunks; do
+        slice "$stage" "chunked.${chunk%:*}" none --chunk-size "${chunk%:*}" --k 1 --synthetic "$slice_lengths"
+    done
+    slice "$stage" whole full --chunk-size 0 --max-slices 1 --synthetic "$whole_lengths"
+done
+
+# ---- the summary ----
+
+# Each step's last speed and memory, then what that is worth: the table of judgements.
+summarize() {
+    awk '
+        function value(name,  text) {
+            if (!match($0, "\"" name "\": (\"([^\"\\\\]|\\\\.)*\"|[^,}]*)")) return ""
+            text = substr($0, RSTART + length(name) + 4, RLENGTH - length(name) - 4)
+            gsub(/^"|"$/, "", text)
+            return text
+        }
+        NR == 1 { printf "%s, driver %s, commit %s\n\n", value("device"), value("driver"), value("commit") }
+        { step = value("step") }
+        value("tokens_per_s") != "" && !(step in line) { steps[++n_steps] = step }
+        value("tokens_per_s") != "" {
+            line[step] = sprintf("%-44s %12s %10s %% %12s", step, value("tokens_per_s"), value("utilisation"),
+                value("memory_mib"))
+        }
+        value("done") == "true" && value("status") != 0 { bad[++n_bad] = step ": " value("error") }
+        END {
+            printf "%-44s %12s %12s %12s\n", "last step of", "tokens/s", "utilisation", "MiB"
+            for (i = 1; i <= n_steps; i++) print line[steps[i]]
+            for (i = 1; i <= n_bad; i++) print "    step " bad[i]
+        }' "$record"
+    printf '\n'
+    if [ -s "$out/paper.csv" ]; then cat "$out/paper.csv"
+    else printf 'the setting of the paper (7B, 256K, PP 4; 4.53): not simulated, for passes are missing\n'; fi
+    printf '\n'
+    awk -F, '{ printf "%-66s %12s  %-20s %s\n", $1, $2, $3, $4 }' "$out/judgements.csv"
+    if [ -n "$left_over" ]; then
+        printf '\nThe time of this call ended before some steps. Go on with --resume %s\n' "$record"
+    fi
+}
+awk -f tools/device/train_judge.awk -v grows="$grows" -v curve_steps="$curve_steps" "$out/predictions.csv" "$record" \
+    >"$out/judgements.csv"
+CHUNKFLOW=$programs/chunkflow sh tools/device/train_paper.sh "$out/times" >"$out/paper.csv" 2>>"$log" || : >"$out/paper.csv"
+summarize >"$out/summary.txt"
+printf '\n' && cat "$out/summary.txt"
+[ "$failures" -eq 0 ]

@@ -1,0 +1,100 @@
+/* tune_map.c - what came of a search, by ChunkSize and K. */
+
+#include "../command/tune.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Candidates are listed by split, ChunkSize, K and the rest: those of the first split have all ChunkSizes and Ks. */
+static void list_values(const cf_tuning *tuning, tune_map *map) {
+    int64_t i;
+
+    for (i = 0; i < tuning->n_candidates && tuning->candidates[i].split == 0; i++) {
+        const cf_tune_candidate *c = &tuning->candidates[i];
+        if (map->n_chunk_sizes == 0 || map->chunk_sizes[map->n_chunk_sizes - 1] < c->chunk_size)
+            map->chunk_sizes[map->n_chunk_sizes++] = c->chunk_size;
+        if (map->n_ks == 0 || map->ks[map->n_ks - 1] < c->k) map->ks[map->n_ks++] = c->k;
+    }
+}
+
+static int64_t origin_of(const cf_tuning *tuning, int64_t id) {
+    int64_t origin = tuning->candidates[id].same_as;
+    return origin >= 0 ? origin : id;
+}
+
+/* What kind of thing is known of a candidate's schedules: 0 is the most welcome. */
+static int rank_of(const cf_tuning *tuning, int64_t id) {
+    static const int ranks[CF_TUNE_STATUS_COUNT] = {2, 0, 1, 3}; /* untried, ok, dominated, infeasible */
+    return ranks[tuning->candidates[origin_of(tuning, id)].status];
+}
+
+/* Whether a candidate says more of its cell than the one that stands there. */
+static int is_better(const cf_tuning *tuning, int64_t id, int64_t than) {
+    const cf_tune_candidate *a, *b;
+    int rank = rank_of(tuning, id), other;
+
+    if (than < 0) return 1;
+    if (rank != (other = rank_of(tuning, than))) return rank < other;
+    a = &tuning->candidates[origin_of(tuning, id)];
+    b = &tuning->candidates[origin_of(tuning, than)];
+    if (a->status == CF_TUNE_OK) return a->seconds < b->seconds;
+    return a->status == CF_TUNE_INFEASIBLE ? a->bytes < b->bytes : a->bound < b->bound;
+}
+
+static void fill_cells(const cf_tuning *tuning, tune_map *map) {
+    int64_t i, n = map->n_chunk_sizes * map->n_ks, of_a_cell = tuning->n_candidates / tuning->n_splits / n;
+
+    for (i = 0; i < n; i++) {
+        tune_cell *cell = &map->cells[i];
+        cell->chunk_size = map->chunk_sizes[i / map->n_ks];
+        cell->k = map->ks[i % map->n_ks];
+        cell->candidate = cell->numbers = cell->nearest = -1;
+    }
+    for (i = 0; i < tuning->n_candidates; i++) {
+        tune_cell *cell = &map->cells[i / of_a_cell % n];
+        if (!is_better(tuning, i, cell->candidate)) continue;
+        cell->candidate = i;
+        cell->numbers = origin_of(tuning, i);
+    }
+}
+
+static int64_t distance(const tune_map *map, int64_t a, int64_t b) {
+    return llabs(a / map->n_ks - b / map->n_ks) + llabs(a % map->n_ks - b % map->n_ks);
+}
+
+/* The fewest steps away; of those at the same distance the fastest. */
+static int64_t nearest_that_fits(const cf_tuning *tuning, const tune_map *map, int64_t from) {
+    int64_t i, found = -1, n = map->n_chunk_sizes * map->n_ks;
+
+    for (i = 0; i < n; i++) {
+        const cf_tune_candidate *c = &tuning->candidates[map->cells[i].numbers];
+        int64_t far = distance(map, i, from), nearest = found < 0 ? INT64_MAX : distance(map, found, from);
+        if (c->status != CF_TUNE_OK || far > nearest) continue;
+        if (far < nearest || c->seconds < tuning->candidates[map->cells[found].numbers].seconds) found = i;
+    }
+    return found;
+}
+
+int tune_map_make(const cf_tuning *tuning, tune_map *out) {
+    int64_t i, n;
+
+    memset(out, 0, sizeof *out);
+    out->chunk_sizes = (int64_t *)malloc((size_t)tuning->n_candidates * sizeof(int64_t));
+    out->ks = (int64_t *)malloc((size_t)tuning->n_candidates * sizeof(int64_t));
+    out->cells = (tune_cell *)malloc((size_t)tuning->n_candidates * sizeof(tune_cell));
+    if (!out->chunk_sizes || !out->ks || !out->cells) return cli_failed("out of memory");
+    list_values(tuning, out);
+    fill_cells(tuning, out);
+    n = out->n_chunk_sizes * out->n_ks;
+    for (i = 0; i < n && n <= TUNE_MOST_CELLS; i++)
+        if (tuning->candidates[out->cells[i].numbers].status == CF_TUNE_INFEASIBLE)
+            out->cells[i].nearest = nearest_that_fits(tuning, out, i);
+    return CLI_OK;
+}
+
+void tune_map_free(tune_map *map) {
+    free(map->chunk_sizes);
+    free(map->ks);
+    free(map->cells);
+    memset(map, 0, sizeof *map);
+}

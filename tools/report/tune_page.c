@@ -1,0 +1,462 @@
+/* tune_page.c - what came of a search as JSON, and as a page with a report of the winner. */
+
+#include "report.h"
+#include "../command/tune.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Words
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static const char *gib_text(int64_t bytes) {
+    char *text = cli_scratch();
+    snprintf(text, CLI_SCRATCH_BYTES, "%.2f GiB", modelling_gib(bytes));
+    return text;
+}
+
+static const char *time_text(double seconds) {
+    char *text = cli_scratch();
+    if (seconds < 1) snprintf(text, CLI_SCRATCH_BYTES, "%.4g ms", 1e3 * seconds);
+    else snprintf(text, CLI_SCRATCH_BYTES, "%.4g s", seconds);
+    return text;
+}
+
+static void say_baseline(const baseline_tuned *base, double seconds, char *text, size_t size) {
+    const cf_tune_candidate *b = &base->best;
+
+    if (b->status != CF_TUNE_OK && base->least > 0)
+        snprintf(text, size, "; %s does not fit: it needs %s at least", baseline_name(0), gib_text(base->least));
+    else if (b->status != CF_TUNE_OK) snprintf(text, size, "; %s cannot be timed", baseline_name(0));
+    else
+        snprintf(text, size, ", %.2f times as fast as %s (%s, recompute %s, %s)", b->seconds / seconds,
+                 baseline_name(base->packed), time_text(b->seconds), cf_recompute_name(base->split.recompute),
+                 gib_text(b->bytes));
+}
+
+void tune_sentence(const tune_outcome *o, char *text, size_t size) {
+    const cf_tuning *tuning = o->tuning;
+    const cf_tune_candidate *c;
+    char base[256];
+
+    if (tuning->winner < 0) {
+        if (tuning->interrupted) snprintf(text, size, "The search was interrupted before anything was known.");
+        else
+            snprintf(text, size, "Nothing fits into %s: the least that any of these needs is %s.",
+                     gib_text(tuning->limit_bytes), gib_text(tuning->smallest_limit));
+        return;
+    }
+    c = &tuning->candidates[tuning->winner];
+    say_baseline(&o->base, c->seconds, base, sizeof base);
+    snprintf(text, size, "ChunkSize %s with K = %s takes %s an iteration and %s of the GPU's %s%s%s.",
+             cli_commas(c->chunk_size), cli_commas(c->k), time_text(c->seconds), gib_text(c->bytes),
+             gib_text(tuning->limit_bytes), base,
+             tuning->interrupted ? "; the search was interrupted, so there may be better ones" : "");
+}
+
+const char *tune_breaking_term(const cf_memory_report *m, int64_t limit) {
+    int fixed = m->parameters + m->gradients + m->optimizer + m->runtime > limit, is_fixed = 0;
+    const char *found = "";
+    int64_t most = -1;
+
+#define LARGER_TERM(name, words)                                                                                \
+    is_fixed = &m->name == &m->parameters || &m->name == &m->gradients || &m->name == &m->optimizer ||          \
+               &m->name == &m->runtime;                                                                         \
+    if (is_fixed == fixed && m->name > most) {                                                                  \
+        most = m->name;                                                                                         \
+        found = #name;                                                                                          \
+    }
+    CF_MEMORY_TERMS(LARGER_TERM)
+#undef LARGER_TERM
+    return found;
+}
+
+const char *tune_state_word(const cf_tune_candidate *c) {
+    return c->offload ? "leaves" : c->state_window > 0 ? "streams" : "stays";
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   JSON
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static void write_terms_of(json_writer *w, const cf_memory_report *memory) {
+    json_open(w, "memory", '{');
+    modelling_write_terms(w, memory);
+    json_close(w, '}');
+}
+
+static void write_exact(json_writer *w, const cf_tuning *tuning, int64_t id, int with_batches) {
+    const cf_tune_candidate *c = &tuning->candidates[id];
+    int64_t i;
+
+    json_integer_member(w, "limited", c->limited);
+    json_number_member(w, "seconds", c->seconds);
+    json_number_member(w, "confidence", c->confidence);
+    json_number_member(w, "behind", c->behind);
+    json_number_member(w, "behind_confidence", c->behind_confidence);
+    json_number_member(w, "bubble_useful", c->bubble);
+    json_number_member(w, "stream_waiting", c->waiting);
+    json_integer_member(w, "host_bytes", c->memory.host);
+    json_number_member(w, "chunks", c->chunks);
+    json_integer_member(w, "bytes", c->bytes);
+    json_integer_member(w, "stage", c->stage);
+    write_terms_of(w, &c->memory);
+    if (!with_batches) return;
+    json_open(w, "batches", '[');
+    for (i = 0; i < tuning->n_batches; i++) json_number_member(w, NULL, tuning->seconds[id * tuning->n_batches + i]);
+    json_close(w, ']');
+}
+
+static void write_candidate(json_writer *w, const cf_tuning *tuning, int64_t id, int with_batches) {
+    const cf_tune_candidate *c = &tuning->candidates[id];
+
+    json_open(w, NULL, '{');
+    json_integer_member(w, "id", id);
+    json_integer_member(w, "split", c->split);
+    json_integer_member(w, "chunk_size", c->chunk_size);
+    json_integer_member(w, "k", c->k);
+    json_text_member(w, "schedule", cf_schedule_kind_name(c->kind));
+    json_text_member(w, "replay", cf_replay_name(c->replay));
+    json_integer_member(w, "offload", c->offload);
+    json_integer_member(w, "state_window", c->state_window);
+    json_text_member(w, "status", cf_tune_status_name(c->status));
+    if (c->why[0]) json_text_member(w, "why", c->why);
+    if (c->same_as >= 0) json_integer_member(w, "same_as", c->same_as);
+    json_number_member(w, "bound", c->bound);
+    if (c->status == CF_TUNE_INFEASIBLE) {
+        json_integer_member(w, "bytes", c->bytes);
+        json_integer_member(w, "stage", c->stage);
+        json_text_member(w, "breaks", tune_breaking_term(&c->memory, tuning->limit_bytes));
+        write_terms_of(w, &c->memory);
+    }
+    if (c->status == CF_TUNE_OK) write_exact(w, tuning, id, with_batches);
+    json_close(w, '}');
+}
+
+static void write_ids(json_writer *w, const char *key, const int64_t *ids, int64_t n) {
+    int64_t i;
+
+    json_list_open(w, key);
+    for (i = 0; i < n; i++) json_list_integer(w, ids[i]);
+    json_list_close(w);
+}
+
+static void write_baseline(json_writer *w, const baseline_tuned *base) {
+    json_open(w, "baseline", '{');
+    json_bool_member(w, "fits", base->best.status == CF_TUNE_OK);
+    if (base->best.status != CF_TUNE_OK) {
+        json_integer_member(w, "bytes", base->least);
+        if (base->why[0]) json_text_member(w, "why", base->why);
+    } else {
+        json_bool_member(w, "packed", base->packed);
+        json_text_member(w, "recompute", cf_recompute_name(base->split.recompute));
+        modelling_write_split(w, &base->split);
+        json_number_member(w, "seconds", base->best.seconds);
+        json_number_member(w, "confidence", base->best.confidence);
+        json_number_member(w, "bubble_useful", base->best.bubble);
+        json_integer_member(w, "bytes", base->best.bytes);
+        json_integer_member(w, "stage", base->best.stage);
+    }
+    json_close(w, '}');
+}
+
+static void write_setting(json_writer *w, const tune_outcome *o) {
+    const cf_tuning *tuning = o->tuning;
+    const tune_job *job = o->job;
+    char text[768];
+
+    tune_sentence(o, text, sizeof text);
+    json_text_member(w, "sentence", text);
+    json_text_member(w, "source", cli_input_name(job->list.path));
+    json_text_member(w, "model", job->model.model.name);
+    json_text_member(w, "gpu", job->gpu.name);
+    json_integer_member(w, "seed", job->asked->seed);
+    json_integer_member(w, "sequences", job->n);
+    json_integer_member(w, "left_out", job->left_out);
+    json_integer_member(w, "left_out_tokens", job->left_out_tokens);
+    json_integer_member(w, "batch", tuning->batch);
+    json_integer_member(w, "limit_bytes", tuning->limit_bytes);
+    json_integer_member(w, "smallest_limit", tuning->smallest_limit);
+    json_integer_member(w, "simulated", tuning->n_simulated);
+    json_integer_member(w, "interrupted", tuning->interrupted);
+    json_integer_member(w, "winner", tuning->winner);
+    write_ids(w, "ranking", tuning->ranking, tuning->n_ranked);
+    write_ids(w, "neighbours", tuning->neighbours, tuning->n_neighbours);
+    write_ids(w, "batch_tokens", tuning->batch_tokens, tuning->n_batches);
+    report_write_term_names(w);
+    write_baseline(w, &o->base);
+}
+
+static void write_splits(json_writer *w, const cf_tuning *tuning) {
+    int64_t i;
+
+    json_open(w, "splits", '[');
+    for (i = 0; i < tuning->n_splits; i++) {
+        json_open(w, NULL, '{');
+        modelling_write_split(w, &tuning->splits[i]);
+        json_close(w, '}');
+    }
+    json_close(w, ']');
+}
+
+static void write_map(json_writer *w, const tune_map *map) {
+    int64_t i;
+
+    write_ids(w, "chunk_sizes", map->chunk_sizes, map->n_chunk_sizes);
+    write_ids(w, "ks", map->ks, map->n_ks);
+    json_open(w, "cells", '[');
+    for (i = 0; i < map->n_chunk_sizes * map->n_ks; i++) {
+        const tune_cell *cell = &map->cells[i];
+        json_open(w, NULL, '{');
+        json_integer_member(w, "chunk_size", cell->chunk_size);
+        json_integer_member(w, "k", cell->k);
+        json_integer_member(w, "candidate", cell->candidate);
+        json_integer_member(w, "numbers", cell->numbers);
+        if (cell->nearest >= 0) json_integer_member(w, "nearest", cell->nearest);
+        json_close(w, '}');
+    }
+    json_close(w, ']');
+}
+
+/* shown: the candidates that are written (n_candidates), without their times batch by batch. NULL: all, with them. */
+static void write_outcome(const tune_outcome *o, const char *shown, cli_output *to) {
+    json_writer w;
+    int64_t i;
+
+    json_write_begin(&w, to, "chunkflow-tuning");
+    write_setting(&w, o);
+    write_splits(&w, o->tuning);
+    write_map(&w, &o->map);
+    if (shown) {
+        json_integer_member(&w, "n_candidates", o->tuning->n_candidates);
+        json_integer_member(&w, "show", o->job->asked->show);
+    }
+    json_open(&w, "candidates", '[');
+    for (i = 0; i < o->tuning->n_candidates; i++)
+        if (!shown || shown[i]) write_candidate(&w, o->tuning, i, !shown);
+    json_close(&w, ']');
+    json_write_end(&w);
+}
+
+void tune_write_json(const tune_outcome *o, cli_output *to) { write_outcome(o, NULL, to); }
+
+/* ----------------------------------------------------------------------------------------------------------------
+   A report of the winner
+   ---------------------------------------------------------------------------------------------------------------- */
+
+typedef struct winner {
+    const tune_outcome *outcome;
+    const cf_tune_candidate *candidate;
+    packing_options packing;
+    pipeline_options pipeline;
+    packing packed;
+    pipeline pipe;
+    report out;
+} winner;
+
+/* The batch whose time is nearest to the mean: what is shown of it is what a batch is like. */
+static int64_t usual_batch(const cf_tuning *tuning) {
+    const double *seconds = &tuning->seconds[tuning->winner * tuning->n_batches];
+    double mean = tuning->candidates[tuning->winner].seconds;
+    int64_t i, found = 0;
+
+    for (i = 1; i < tuning->n_batches; i++)
+        if (fabs(seconds[i] - mean) < fabs(seconds[found] - mean)) found = i;
+    return found;
+}
+
+/* The schedule that the search has made of this batch, for a rank. */
+static cf_result make_run(const winner *w, const pipeline *rank, pipeline_run *out, cf_error *error) {
+    const tune_outcome *o = w->outcome;
+    cf_schedule *schedule = NULL;
+    cf_result result = cf_tune_schedule(&o->job->desc, o->tuning, o->tuning->winner, w->packed.plan, rank->rank,
+                                        &schedule, error);
+
+    if (result == CF_OK) result = pipeline_run_of(rank, w->packed.plan, schedule, out, error);
+    if (result == CF_OK) out->schedule = schedule;
+    else cf_schedule_free(schedule);
+    return result;
+}
+
+/* A report_rank_fn. */
+static cf_result make_rank(void *user, const pipeline *rank, pipeline_run *out) {
+    cf_error error;
+
+    return make_run((const winner *)user, rank, out, &error);
+}
+
+/* The rank that an iteration waits for, and its run. */
+static cf_result find_slowest(winner *w, pipeline_run *out, cf_error *error) {
+    pipeline pipe = w->pipe;
+    pipeline_run run;
+    cf_result result = CF_OK;
+
+    memset(out, 0, sizeof *out);
+    for (pipe.rank = 0; pipe.rank < w->packed.plan->n_ranks && result == CF_OK; pipe.rank++) {
+        result = make_run(w, &pipe, &run, error);
+        if (result != CF_OK) break;
+        if (out->timeline && !(run.timeline->makespan > out->timeline->makespan)) {
+            pipeline_run_free(&run);
+            continue;
+        }
+        pipeline_run_free(out);
+        *out = run;
+        w->pipe.rank = pipe.rank;
+    }
+    if (result != CF_OK) pipeline_run_free(out);
+    return result;
+}
+
+/* Costs and memory are those of the search: its split, its GPU with the limit for its memory. */
+static int open_winner(winner *w, int64_t batch) {
+    const cf_tuning *tuning = w->outcome->tuning;
+    const tune_job *job = w->outcome->job;
+    const cf_parallel *split = &tuning->splits[w->candidate->split];
+    int code;
+
+    w->packing.chunk_size = w->candidate->chunk_size;
+    w->packing.no_tails = job->asked->no_tails;
+    w->packing.align = job->asked->align;
+    w->packing.ranks = split->dp;
+    w->pipeline.stages = split->pp;
+    w->pipeline.limit = "none"; /* it is bytes that a GPU has */
+    w->pipeline.model = job->asked->modelling;
+    w->pipeline.model.tp = split->tp;
+    w->pipeline.gpu = job->asked->gpu;
+    w->pipeline.terms = job->asked->terms;
+    w->pipeline.budget = job->asked->budget;
+    code = pipeline_open("tune", &w->pipeline, split->dp, &w->pipe);
+    if (code != CLI_OK) return code;
+    w->pipe.model.parallel = *split;
+    w->pipe.gpu.memory = tuning->limit_bytes;
+    w->pipe.memory.state_window = w->candidate->state_window;
+    return packing_of_lengths(&w->packing, job->list.path, &tuning->batches[batch * tuning->batch], tuning->batch,
+                              &w->packed);
+}
+
+/* The baseline of the search, on this batch and in this split. Where it fits on no batch with the longest sequence, it
+   is none on another either. */
+static int add_baseline(winner *w) {
+    const tune_job *job = w->outcome->job;
+    const baseline_tuned *base = &w->outcome->base;
+    const cf_parallel *split = &w->pipe.model.parallel;
+    baseline_rule rule;
+    int64_t i;
+
+    if (base->best.status != CF_TUNE_OK) {
+        snprintf(w->out.no_baseline, sizeof w->out.no_baseline, "%s needs %s at least for the longest sequence of all",
+                 baseline_name(0), gib_text(base->least));
+        return CLI_OK;
+    }
+    memset(&rule, 0, sizeof rule);
+    for (i = 0; i < job->n; i++)
+        if (job->lengths[i] > rule.longest) rule.longest = job->lengths[i];
+    if (base->split.tp == split->tp && base->split.pp == split->pp && base->split.dp == split->dp)
+        rule.recompute = base->split.recompute;
+    return report_add_baseline(&w->out, &w->packing, &rule);
+}
+
+static int add_paper(winner *w) {
+    pipeline_case paper;
+
+    if (w->candidate->kind == CF_SCHEDULE_PAPER) return CLI_OK;
+    memset(&paper, 0, sizeof paper);
+    paper.kind = CF_SCHEDULE_PAPER;
+    paper.replay = w->candidate->replay;
+    paper.k = w->candidate->k;
+    return report_add_case(&w->out, "paper", &paper);
+}
+
+static int fill_winner(winner *w, int64_t batch) {
+    report *r = &w->out;
+    pipeline_run run;
+    cf_error error;
+    char name[48];
+    int code;
+
+    if (find_slowest(w, &run, &error) != CF_OK)
+        return cli_failed("the best schedule cannot be made again: %s", error.text);
+    report_start(r, &w->packed, &w->pipe, w->candidate->k);
+    r->tuned = 1;
+    snprintf(r->part, sizeof r->part, "batch %lld of %lld, drawn with seed %lld", (long long)batch,
+             (long long)w->outcome->tuning->n_batches, (long long)w->outcome->job->asked->seed);
+    code = add_baseline(w);
+    if (code == CLI_OK) code = add_paper(w);
+    r->best = r->n_schedules;
+    snprintf(name, sizeof name, "tuned: %s", cf_schedule_kind_name(w->candidate->kind));
+    if (code != CLI_OK) pipeline_run_free(&run);
+    else code = report_add_run(r, name, w->packed.plan, run.schedule, &run, CF_RECOMPUTE_DEFAULT, NULL);
+    if (code == CLI_OK) code = report_add_ranks(r, cf_schedule_kind_name(w->candidate->kind), make_rank, w);
+    return code;
+}
+
+static void free_winner(winner *w) {
+    report_free(&w->out);
+    packing_free(&w->packed);
+    pipeline_close(&w->pipe);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   The page
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Which candidates the page speaks of: there may be tens of thousands that it does not. */
+static char *mark_shown(const tune_outcome *o) {
+    const cf_tuning *tuning = o->tuning;
+    char *shown = (char *)calloc((size_t)tuning->n_candidates, 1);
+    int64_t i;
+
+    if (!shown) return NULL;
+    for (i = 0; i < o->map.n_chunk_sizes * o->map.n_ks; i++)
+        shown[o->map.cells[i].candidate] = shown[o->map.cells[i].numbers] = 1;
+    for (i = 0; i < tuning->n_ranked && i < o->job->asked->show; i++) shown[tuning->ranking[i]] = 1;
+    return shown;
+}
+
+typedef struct shown_part {
+    const tune_outcome *outcome;
+    char *shown; /* (n_candidates) */
+} shown_part;
+
+/* A report_data. */
+static void write_shown(const void *of, cli_output *to) {
+    const shown_part *part = (const shown_part *)of;
+    write_outcome(part->outcome, part->shown, to);
+}
+
+static void write_report(const void *of, cli_output *to) { report_write_json((const report *)of, to); }
+
+static int make_winner(const tune_outcome *o, winner *w) {
+    int64_t batch = usual_batch(o->tuning);
+    int code;
+
+    w->outcome = o;
+    w->candidate = &o->tuning->candidates[o->tuning->winner];
+    code = open_winner(w, batch);
+    return code == CLI_OK ? fill_winner(w, batch) : code;
+}
+
+int tune_write_page(const tune_outcome *o, cli_output *to) {
+    report_data parts[REPORT_PAGE_PARTS] = {{0}};
+    shown_part part;
+    winner w;
+    int code = CLI_OK;
+
+    memset(&w, 0, sizeof w);
+    part.outcome = o;
+    part.shown = mark_shown(o);
+    if (!part.shown) return cli_failed("out of memory");
+    parts[REPORT_PAGE_TUNING].write = write_shown;
+    parts[REPORT_PAGE_TUNING].of = &part;
+    if (o->tuning->winner >= 0) {
+        code = make_winner(o, &w);
+        parts[REPORT_PAGE_REPORT].write = write_report;
+        parts[REPORT_PAGE_REPORT].of = &w.out;
+    }
+    if (code == CLI_OK) report_write_page(parts, to);
+    free_winner(&w);
+    free(part.shown);
+    return code;
+}
