@@ -4,8 +4,18 @@
     python3 tests/meta/mutants.py BUILD [--n N] [--seed SEED] [--sections pack,check] [--slow SECONDS] [--only PART] [--list]
 
 BUILD is a folder with a build without sanitizers, made with `make`. A mutant is one small change in the
-implementation: a relational operator, + or -, && or ||, a constant, two arguments exchanged, a statement left out. The
-N mutants with the lowest hash of the seed and their key are drawn, so that edits elsewhere change few of them. One
+implementation, of one of these kinds:
+
+    token     a relational operator, + or -, && or ||, a constant
+    term      one side of a sum, a product, && or || alone: what a limit forgets to count, an overflow check without a part
+    guard     the condition before a return, break or continue never holds: a check that is not made
+    choice    one argument of a minimum or maximum, one side of ? and :
+    by-one    a count handed to what lays out memory, copies, or checks a range, one more or one less
+    member    another member of the same record: rows for tokens, stages for virtual stages, end for start
+    exchange  two arguments exchanged
+    left-out  a statement left out
+
+Of each kind as many are drawn, those with the lowest hash of the seed and their key, so that edits elsewhere change few. One
 compilation does for all: each stands in the code behind a number that the environment gives. A first round runs every
 test by itself and notes which mutants it comes by; then each mutant meets those tests alone, the quickest first, until
 one fails, crashes, or takes far longer than it should. --slow: tests that take more seconds of processor time are left
@@ -24,7 +34,7 @@ import re
 import subprocess
 import sys
 
-SECTIONS = "pack,schedule,search,clock,bounds,check,run,memory"
+SECTIONS = "base,pack,plan,metadata,model,memory,pipeline,schedule,clock,bounds,search,check,simulate,lower,run,write,graph"
 EXPLAINED = "tests/meta/mutants_explained.txt"
 TOKEN = re.compile(
     r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|^[ \t]*#(?:\\\n|/\*.*?\*/|[^\n])*|[A-Za-z_]\w*|'
@@ -35,16 +45,32 @@ SWAPS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "&&
 OPEN, CLOSE = {"(": ")", "[": "]", "{": "}"}, set(")]}")
 ASSIGN = {"=", "+=", "-=", "*=", "/=", "|=", "&=", "^=", "<<=", ">>=", "%="}
 COMMUTE = {"cf__add", "cf__mul", "cf__add_product", "cf__min", "cf__max", "cf__most", "cf__product", "cf__take"}
+LEVELS = [["||"], ["&&"], ["|"], ["^"], ["&"], ["==", "!="], ["<", "<=", ">", ">="], ["<<", ">>"], ["+", "-"],
+          ["*", "/", "%"]]
+LEVEL = {operator: level for level, operators in enumerate(LEVELS) for operator in operators}
+COUNTED = re.compile(r"cf__(take|bits_layout|range|\w*within|check_\w*|div_up|round_up|carve\w*)|mem(cpy|set|move)")
+COUNT = re.compile(r"\b(n|n_\w+|\w*(size|bytes|tokens|chunks|limit|most|rows|stages|ranks|MAX\w*))\b")
+SIBLINGS = [("forward", "input", "weight", "replay"), ("per_token", "per_pair", "constant"), ("n_stages", "n_virtual"),
+            ("per_token_activations", "per_token_state", "per_token_state_gradient", "per_token_boundary"),
+            ("tokens", "padded"), ("index", "prefix"), ("first_chunk", "n_chunks"), ("start", "end"), ("head", "tail"),
+            ("begin", "length", "offset"), ("latency", "seconds_per_token"), ("limit", "limit_bytes"), ("chunks", "bytes"),
+            ("limits", "limits_bytes"), ("n_steps", "n_chunks"), ("rank", "group"), ("n_slices", "n_groups"),
+            ("n_sequences", "n_slices"), ("first", "last"), ("activations", "state"), ("in", "out")]
 WORDS = {"if", "while", "for", "switch", "return", "sizeof", "do", "else", "case", "goto", "default", "break",
          "continue"}
 TYPES = {"const", "static", "struct", "enum", "union", "typedef", "int", "double", "char", "void", "unsigned",
          "va_list", "uint8_t", "uint16_t", "uint32_t", "uint64_t", "int32_t", "int64_t", "size_t", "uintptr_t"}
 
 
+# Of what every default test build watches, what the library itself does: a write past an array is a fault that is seen.
+WATCHED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+
+
 class Mutant:
     """What stands between the tokens begin and end, and what stands there instead; None: nothing, it is a statement."""
 
-    def __init__(self, function, section, begin, end, before, after):
+    def __init__(self, kind, function, section, begin, end, before, after):
+        self.kind = kind
         self.function, self.section, self.begin, self.end = function, section, begin, end
         self.before, self.after = before, after
         self.number = 0
@@ -158,6 +184,94 @@ def token_mutants(source, i):
     return []
 
 
+def operands(source, i):
+    """(begin, end) of what stands on both sides of a binary operator, as far as it holds them together."""
+    level, begin, end = LEVEL[source.tokens[i]], i, i
+    while True:
+        at = source.back(begin)
+        token = source.tokens[at]
+        if token in CLOSE and token != "}":
+            begin = source.opened[at]
+        elif token in OPEN or token in ASSIGN or token in (",", ";", "}", "?", ":") or token in WORDS or \
+                LEVEL.get(token, 99) < level and is_binary(source, at):
+            break
+        else:
+            begin = at
+    while True:
+        at = source.ahead(end)
+        token = source.tokens[at]
+        if token in OPEN and token != "{":
+            end = source.match[at]
+        elif token in CLOSE or token in ASSIGN or token in (",", ";", "{", "?", ":") or \
+                at != source.ahead(i) and LEVEL.get(token, 99) <= level and is_binary(source, at):
+            break
+        else:
+            end = at
+    return begin, end + 1
+
+
+def is_binary(source, i):
+    before = source.tokens[source.back(i)]
+    return before in ")]" or bool(re.match(r"\w", before)) and before not in WORDS
+
+
+def arguments(source, at):
+    """(begin, end) of each argument of the call whose bracket opens at a token."""
+    cuts, i = [at], at + 1
+    while i < source.match[at]:
+        if source.tokens[i] in OPEN:
+            i = source.match[i]
+        elif source.tokens[i] == ",":
+            cuts.append(i)
+        i += 1
+    cuts.append(source.match[at])
+    return [(a + 1, b) for a, b in zip(cuts, cuts[1:])]
+
+
+def trimmed(source, begin, end):
+    while begin < end and not source.solid[begin]:
+        begin += 1
+    while begin < end and not source.solid[end - 1]:
+        end -= 1
+    return begin, end
+
+
+def semantic_mutants(source, i):
+    """(kind, begin, end, what stands there instead) of what one would do wrong by thinking wrongly."""
+    token, found = source.tokens[i], []
+    behind, before = source.ahead(i), source.tokens[source.back(i)]
+    if token in ("+", "*", "&&", "||") and is_binary(source, i):
+        begin, end = operands(source, i)
+        if not re.fullmatch(r"sizeof.*", source.text(behind, end)):
+            found += [("term", begin, end, "".join(source.tokens[begin:i])),
+                      ("term", begin, end, "".join(source.tokens[behind:end]))]
+    if token == "(" and before == "if" and \
+            source.tokens[source.ahead(source.match[i])] in ("return", "break", "continue"):
+        begin, end = trimmed(source, i + 1, source.match[i])
+        found.append(("guard", begin, end, "0"))
+    if token == "(" and before in ("cf__min", "cf__max", "cf__most"):
+        for begin, end in arguments(source, i):
+            found.append(("choice", source.back(i), source.match[i] + 1, "".join(source.tokens[begin:end])))
+    if token == "?":
+        begin, end = source.region(source.back(i))
+        found += [("choice", begin, end, "1"), ("choice", begin, end, "0")]
+    if token == "(" and COUNTED.fullmatch(before):
+        for begin, end in (trimmed(source, *a) for a in arguments(source, i)):
+            text = source.text(begin, end)
+            if COUNT.search(text) and not re.search(r'^&|"|sizeof', text):
+                found.append(("by-one", begin, end, f"({text}) - 1"))
+                if before != "cf__take":  # more memory than is needed harms nobody
+                    found.append(("by-one", begin, end, f"({text}) + 1"))
+    if before in ("->", ".") and token not in ("", None):
+        for family in SIBLINGS:
+            for other in family if token in family else ():
+                if other != token:
+                    begin, end = source.region(i)
+                    found.append(("member", begin, end, "".join(source.tokens[begin:i]) + other +
+                                  "".join(source.tokens[i + 1:end])))
+    return found
+
+
 def context_of(source, begin, first):
     """What stands before it in its statement, up to 8 tokens."""
     start = begin
@@ -181,9 +295,14 @@ def mutants_of_function(source, name, section, first, last):
             if is_type_or_label(source, begin, end) or "CF__NEVER" in source.tokens[begin:end]:
                 continue
             after = squeeze("".join(source.tokens[begin:i]) + " " + other + " " + "".join(source.tokens[i + 1:end]))
-            found.append(Mutant(name, section, begin, end, source.text(begin, end), after))
+            found.append(Mutant("token", name, section, begin, end, source.text(begin, end), after))
             if end - begin <= 2:
                 found[-1].widen(context_of(source, begin, first))
+        for kind, begin, end, after in semantic_mutants(source, i):
+            if not is_type_or_label(source, begin, end) and "CF__NEVER" not in source.tokens[begin:end]:
+                found.append(Mutant(kind, name, section, begin, end, source.text(begin, end), squeeze(after)))
+                if end - begin <= 2:
+                    found[-1].widen(context_of(source, begin, first))
         if token == "(" and re.match(r"cf_|mem(cpy|move)", source.tokens[source.back(i)]):
             found += swapped_arguments(source, name, section, i)
         if token in ";{})" or token == "else":
@@ -210,7 +329,7 @@ def swapped_arguments(source, name, section, at):
         if parts[j] == parts[j + 1] or not re.match(r"[-&*\w(]", parts[j]) or '"' in parts[j] + parts[j + 1]:
             continue
         other = parts[:j] + [parts[j + 1], parts[j]] + parts[j + 2:]
-        found.append(Mutant(name, section, callee, end + 1, source.text(callee, end + 1),
+        found.append(Mutant("exchange", name, section, callee, end + 1, source.text(callee, end + 1),
                             source.tokens[callee] + "(" + ", ".join(other) + ")"))
     return found
 
@@ -236,7 +355,7 @@ def left_out(source, name, section, i, last):
         re.match(r"return cf__?\w*(fail|refuse|bad|large|too)", text)
     if not refusal and (word in WORDS or word in TYPES or is_type_or_label(source, begin, end)):
         return []
-    return [Mutant(name, section, begin, end + 1, text, None)]
+    return [Mutant("left-out", name, section, begin, end + 1, text, None)]
 
 
 def all_mutants(source, sections):
@@ -249,7 +368,12 @@ def all_mutants(source, sections):
 
 
 def draw(mutants, n, seed):
-    return sorted(mutants, key=lambda m: hashlib.sha256(f"{seed} {m.key}".encode()).hexdigest())[:n]
+    """The n first in an order that takes one of each kind in turn."""
+    turn, order = {}, []
+    for mutant in sorted(mutants, key=lambda m: hashlib.sha256(f"{seed} {m.key}".encode()).hexdigest()):
+        turn[mutant.kind] = turn.get(mutant.kind, 0) + 1
+        order.append((turn[mutant.kind], mutant.kind, mutant))
+    return [m for *_, m in sorted(order, key=lambda o: o[:2])][:n]
 
 
 def render(source, mutants):
@@ -333,7 +457,7 @@ def compile_mutants(source, mutants, folder):
         if not bad:
             sys.exit(check.stderr)
         mutants = [m for m in mutants if str(m.number) not in bad]
-    subprocess.run([cc, *flags, "-O1", "-c", f"{folder}/mutants.c", "-o", f"{folder}/mutants.o"], check=True)
+    subprocess.run([cc, *flags, "-O1", *WATCHED, "-c", f"{folder}/mutants.c", "-o", f"{folder}/mutants.o"], check=True)
     return mutants
 
 
@@ -342,18 +466,20 @@ def link(build, folder):
     objects = [f"{build}/test/{f}" for f in sorted(os.listdir(f"{build}/test"))
                if f.endswith(".o") and f != "implementation.o"]
     cc = os.environ.get("CC", "cc")
-    subprocess.run([cc, *objects, f"{folder}/mutants.o", "-lm", "-o", f"{folder}/unit"], check=True)
+    subprocess.run([cc, *WATCHED, *objects, f"{folder}/mutants.o", "-lm", "-o", f"{folder}/unit"], check=True)
     others = [f"{build}/test/{f}.o" for f in ("test_best", "test_bounds", "test_known", "exact", "naive",
                                               "pipeline", "random_schedule", "suite")]
-    subprocess.run([cc, "-std=c99", "-I.", "-O1", "-DSUITES(X)=X(search) X(many_bounds) X(known)", "tests/unit/main.c",
+    subprocess.run([cc, *WATCHED, "-std=c99", "-I.", "-O1", "-DSUITES(X)=X(search) X(many_bounds) X(known)",
+                    "tests/unit/main.c",
                     *others, f"{folder}/mutants.o", "-lm", "-o", f"{folder}/search"], check=True)
     return [f"{folder}/unit", f"{folder}/search"]
 
 
 def run(program, test, variables, limit):
     """Whether the test passes within `limit` seconds of processor time, and how many it took."""
-    command = ["prlimit", f"--cpu={int(limit) + 1}", "--core=0", f"--as={4 << 30}", program, test]
-    process = subprocess.Popen(command, env={**os.environ, **variables}, stdout=subprocess.DEVNULL,
+    command = ["prlimit", f"--cpu={int(limit) + 1}", "--core=0", program, test]
+    variables = {**os.environ, "ASAN_OPTIONS": "hard_rss_limit_mb=4096:detect_leaks=0", **variables}
+    process = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = status
@@ -417,7 +543,7 @@ def main():
     mutants = [m for m in draw(mutants, 2 * options.n, options.seed) if options.only in m.key]  # some are no C
     if options.list:
         for mutant in mutants:
-            print(f"[{mutant.section}] {mutant.key}")
+            print(f"[{mutant.section}] {mutant.kind}: {mutant.key}")
         return
     mutants = compile_mutants(source, mutants, folder)[:options.n]
     tests = meet(link(options.build, folder), folder, options.slow, len(mutants))
@@ -428,9 +554,10 @@ def main():
         for mutant, killer in zip(mutants, killers):
             verdict = "killed" if killer else "explained" if mutant.key in explained else "survived"
             counts[verdict] += 1
-            table.setdefault(mutant.section, {"killed": 0, "explained": 0, "survived": 0})[verdict] += 1
+            for row in (mutant.section, mutant.kind):
+                table.setdefault(row, {"killed": 0, "explained": 0, "survived": 0})[verdict] += 1
             reached = any(mutant.number in seen for *_, seen in tests)
-            print(f"{verdict if reached or killer else verdict + ' (never reached)'}: [{mutant.section}] {mutant.key}"
+            print(f"{verdict if reached or killer else verdict + ' (never reached)'}: [{mutant.section}] {mutant.kind}: {mutant.key}"
                   + (f"  by {killer}" if killer else ""), flush=True)
     for section, row in sorted(table.items()):
         print(f"{section:<10} {row['killed']:>4} killed {row['explained']:>4} explained {row['survived']:>4} survived")
