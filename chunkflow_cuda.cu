@@ -6405,7 +6405,7 @@ void start_placing(placing *p, int64_t at) {
 
    The first order has slots of equal height, one for each chunk that is kept at once, as the CPU trainer has: chunks
    that are nearly full leave no gaps there that are too low for the next one. On real lists that takes up to a fifth
-   less than the others (tools/bench/results/2026-11-22-arena.txt). Rows of groups have no such room: closer packing
+   less than the others (tools/bench/results/arena.txt). Rows of groups have no such room: closer packing
    is better for them.
 
    An order costs k log k for each rectangle that k others share time with, and a look at each block of those before it:

@@ -3,12 +3,12 @@
 #
 #     sh tools/bench/record.sh [--lengths FILE] [--out DIR] [NAME...]
 #
-# To be run in the top directory, through `make bench-record`, which builds the programs. NAME: pack, schedule, suite,
-# limits, replay, longer, baseline, tune or fit; all of them by default, which takes about an hour of processor time.
-# FILE: a list of lengths, one a line (the recorded tables have the Mooncake conversation trace); without it the batches
-# that need one are left out. Each table goes to DIR/DATE-NAME.txt (default tools/bench/results) behind its date, machine,
-# compiler and command; only the name of FILE is recorded. README quotes `pack` (milliseconds and distance from the
-# bound); its charts and its table of GiB are tested by tests/command/cli_pipeline.sh and tests/command/cli_models.sh.
+# To be run in the top directory, through `make bench-record`, which builds the programs. NAME: pack, schedule, baseline,
+# tune or fit; all of them by default, which takes about an hour of processor time. FILE: a list of lengths, one a line
+# (the recorded tables have the Mooncake conversation trace); without it the batches that need one are left out. Each
+# table replaces DIR/NAME.txt (default tools/bench/results) and begins with its date, machine, compiler and command; only
+# the name of FILE is recorded. README quotes `pack` (milliseconds and distance from the bound); its charts and its table
+# of GiB are tested by tests/command/cli_pipeline.sh and tests/command/cli_models.sh.
 set -eu
 
 CC=${CC:-cc}
@@ -23,7 +23,7 @@ while [ $# -gt 0 ]; do
         *) break ;;
     esac
 done
-[ $# -gt 0 ] || set -- pack schedule suite limits replay longer baseline tune fit
+[ $# -gt 0 ] || set -- pack schedule baseline tune fit
 
 header() {
     echo "date      $(date -u '+%Y-%m-%d %H:%M UTC')"
@@ -38,7 +38,7 @@ header() {
 
 # record NAME PROGRAM ARGUMENT...: an exit status of 1 is a judgement, and part of the record.
 record() {
-    file=$out/$(date -u +%Y-%m-%d)-$1.txt
+    file=$out/$1.txt
     shift
     { header "$(echo "$*" | sed "s|[^ =,]*/\([^/ ]*\)|\1|g")"; "$@" || [ $? -eq 1 ]; } >"$file.part"
     mv "$file.part" "$file"
@@ -48,14 +48,10 @@ record() {
 for name; do
     case $name in
         pack) CC="$CC" CFLAGS="$CFLAGS" BUILD="$BUILD" sh tools/bench/bench_pack.sh \
-            --out "$out/$(date -u +%Y-%m-%d)-pack.txt" ${lengths:+"$lengths"} ;;
-        schedule) record schedule "$BUILD/bench_schedule" speed best ;;
-        suite) record suite "$BUILD/bench_schedule" suite virtual ;;
-        limits) record limits "$BUILD/bench_schedule" "limits${lengths:+=$lengths}" ;;
-        replay) record replay "$BUILD/bench_schedule" "replay${lengths:+=$lengths}" ;;
-        longer) record longer "$BUILD/bench_schedule" "longer=60${lengths:+,$lengths}" ;;
-        baseline) record baseline "$BUILD/bench_baseline" ${lengths:+"$lengths"}
-            record baseline-own "$BUILD/bench_baseline" own ${lengths:+"$lengths"} ;;
+            --out "$out/pack.txt" ${lengths:+"$lengths"} ;;
+        schedule) record schedule "$BUILD/bench_schedule" speed best suite virtual "limits${lengths:+=$lengths}" \
+            "replay${lengths:+=$lengths}" "longer=60${lengths:+,$lengths}" ;;
+        baseline) record baseline "$BUILD/bench_baseline" ${lengths:+"$lengths"} ;;
         tune) record tune "$BUILD/bench_tune" ${lengths:+"$lengths"} ;;
         fit) record fit "$BUILD/bench_fit" ;;
         *) echo "record.sh: there is no '$name'" >&2; exit 2 ;;
