@@ -267,8 +267,8 @@ $(TEST_BUILD)/pipeline_mpi_f64: examples/pipeline_mpi.c $(TEST_LIBRARY) $(TRAIN_
 	    $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
 
 # What the library does with seeded inputs, written down: for comparing two versions of it. Part of no test run.
-$(BUILD)/record: tests/meta/record.c $(KIN_SOURCES) $(TEST_HEADERS) | $(BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) -DRECORD_TUNE_HEADER $(CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c,$^) -o $@ $(LDLIBS)
+$(BUILD)/record: tests/meta/record.c $(LIBRARY) chunkflow.h | $(BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c %.o,$^) -o $@ $(LDLIBS)
 
 # Suites that do nothing but search for schedules and compare numbers take four times as long with sanitizers. They are
 # a program of their own, without; "best" and others run the same search with them.
