@@ -229,7 +229,7 @@ typedef struct cf_block {
    returns a copy of a record of options with every default filled in; those for packing, graphs and schedules take NULL
    for a record of zeros.
 
-   Objects of anybody's. A plan, schedule or graph is sound if the library has made it or the validator of its kind
+   Objects from elsewhere. A plan, schedule or graph is sound if the library has made it or the validator of its kind
    accepts it. Every function that takes one says whether it must be sound or may be unvalidated. Of what may be
    unvalidated it reads nothing beyond the counts that the object states, and ends in time and memory in proportion to
    these. A free function wants an object that was made. */

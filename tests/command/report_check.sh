@@ -179,7 +179,7 @@ $(grep -c -e 'virtual stages (--virtual 2)' out)"
 $(grep -c '(--stage-layers)' out)"
 }
 
-# Pictures: plan --svg and --memory-svg, and the two in README.md, which its command makes again.
+# Pictures: plan --svg and --memory-svg, and the two in tools/README.md, which its command makes again.
 test_pictures() {
     root=$(dirname "$(dirname "$tests")")
     # shellcheck disable=SC2086
@@ -194,7 +194,7 @@ test_pictures() {
         plan --chunk-size 64 --k 1 --stages 8 --svg no.svg lengths
     printf '40K\n12K\n9K\n3K 4\n1K 12\n' >batch
     # shellcheck disable=SC2046
-    cf $(sed -n 's/^ *build.chunkflow \(plan .* --memory-svg .*\) batch$/\1/p' "$root/README.md" |
+    cf $(sed -n 's/^ *build.chunkflow \(plan .* --memory-svg .*\) batch$/\1/p' "$root/tools/README.md" |
         sed 's#tools/#./#g') --summary batch
     same report/svg/readme "0 " "$code $(head -n 1 err)"
     same_files report/svg/readme/schedule "$root/tools/schedule.svg" schedule.svg
