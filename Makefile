@@ -111,8 +111,27 @@ TOOL_HEADERS := chunkflow.h $(wildcard tools/*.h tools/command/*.h tools/report/
 $(BUILD)/report_page.c: $(wildcard tools/report/*) | $(BUILD)
 	awk -v at=tools/report -f tools/report/embed.awk tools/report/report.html.in >$@
 
-$(BUILD)/chunkflow: $(TOOL_SOURCES) $(LIBRARY) $(TOOL_HEADERS) | $(BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(CFLAGS) $(WARN) $(LDFLAGS) $(TOOL_SOURCES) $(LIBRARY) -o $@ $(LDLIBS)
+# Object by object, each with the headers that the compiler has seen it read.
+TOOL_NAMES   := $(notdir $(TOOL_SOURCES:.c=.o))
+TOOL_OBJECTS := $(addprefix $(BUILD)/command/,$(TOOL_NAMES))
+TOOL_COMPILE  = $(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(CFLAGS) $(WARN) -MMD -MP -c $< -o $@
+
+$(BUILD)/command:
+	mkdir -p $@
+
+$(BUILD)/command/%.o: tools/command/%.c | $(BUILD)/command
+	$(TOOL_COMPILE)
+
+$(BUILD)/command/%.o: tools/report/%.c | $(BUILD)/command
+	$(TOOL_COMPILE)
+
+$(BUILD)/command/report_page.o: $(BUILD)/report_page.c | $(BUILD)/command
+	$(TOOL_COMPILE)
+
+-include $(TOOL_OBJECTS:.o=.d)
+
+$(BUILD)/chunkflow: $(TOOL_OBJECTS) $(LIBRARY)
+	$(CC) $(CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
 # ---- examples ----
 
@@ -181,7 +200,7 @@ TEST_LIGHT    = -g1 $(if $(SANITIZE),-O0,-O1) $(AS_CALLS) -DCHUNKFLOW_TESTED $(S
 TEST_SOURCES := $(wildcard tests/unit/*.c tests/reference/*.c) tests/implementation.c
 # What the tools have of the library's kind: tested as the library is.
 KIN_SOURCES  := $(addprefix tools/command/,graph_dot.c idle.c schedule_csv.c schedule_new.c text_out.c)
-KIN_OBJECTS  := $(KIN_SOURCES:tools/command/%.c=$(TEST_BUILD)/%.o)
+KIN_OBJECTS  := $(KIN_SOURCES:tools/command/%.c=$(TEST_BUILD)/command/%.o)
 TEST_OBJECTS := $(addprefix $(TEST_BUILD)/,$(notdir $(TEST_SOURCES:.c=.o))) $(KIN_OBJECTS)
 TEST_HEADERS := chunkflow.h tools/chunkflow_tune.h $(KIN_SOURCES:.c=.h) $(wildcard tests/*.h tests/reference/*.h)
 
@@ -195,9 +214,6 @@ $(TEST_BUILD)/%.o: tests/reference/%.c $(TEST_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) -c $< -o $@
 
 $(TEST_BUILD)/%.o: tests/%.c $(TEST_HEADERS) | $(TEST_BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) -c $< -o $@
-
-$(KIN_OBJECTS): $(TEST_BUILD)/%.o: tools/command/%.c $(TEST_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) -c $< -o $@
 
 # All members and arguments that the declarations have, for the test that tries each of them.
@@ -232,28 +248,35 @@ $(TEST_BUILD)/trainer_model: tests/trainer/test_trainer_model.c $(LIBRARY) tests
 $(TEST_BUILD)/trainer_model_watched: tests/trainer/test_trainer_model.c $(TEST_LIBRARY) tests/harness.h $(TRAIN_HEADERS)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
 
-# The command's files and JSON, with which Hugging Face's are read.
-FILE_SOURCES := $(filter-out tools/command/config_json.c,$(TRAIN_CUDA_SOURCES))
-FILE_OBJECTS := $(addprefix $(TEST_BUILD)/,cli.o cli_files.o)
+# The command, object by object; what it has of the library's kind, as the library.
+TOOL_TEST_OBJECTS := $(addprefix $(TEST_BUILD)/command/,$(TOOL_NAMES))
+TOOL_TEST_COMPILE  = $(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(TEST_CFLAGS) $(WARN) -MMD -MP -c $< -o $@
+$(filter-out $(KIN_OBJECTS),$(TOOL_TEST_OBJECTS)): TEST_CFLAGS = $(TEST_LIGHT)
+$(TEST_BUILD)/pipeline_mpi_f64: private TEST_CFLAGS = $(TEST_LIGHT)
 
-$(FILE_OBJECTS): $(TEST_BUILD)/%.o: tools/command/%.c $(TOOL_HEADERS) | $(TEST_BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(TEST_CFLAGS) $(WARN) -c $< -o $@
+$(TEST_BUILD)/command:
+	mkdir -p $@
 
-$(TEST_BUILD)/trainer_tensors: tests/trainer/test_trainer_tensors.c $(FILE_SOURCES:tools/command/%.c=$(TEST_BUILD)/%.o) \
-                               $(TEST_LIBRARY) $(TRAIN_HEADERS) $(TOOL_HEADERS)
-	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c %.o,$^) -o $@ $(LDLIBS)
+$(TEST_BUILD)/command/%.o: tools/command/%.c | $(TEST_BUILD)/command
+	$(TOOL_TEST_COMPILE)
 
-# The command's readers of files, which the fuzz targets share.
+$(TEST_BUILD)/command/%.o: tools/report/%.c | $(TEST_BUILD)/command
+	$(TOOL_TEST_COMPILE)
+
+$(TEST_BUILD)/command/report_page.o: $(BUILD)/report_page.c | $(TEST_BUILD)/command
+	$(TOOL_TEST_COMPILE)
+
+-include $(TOOL_TEST_OBJECTS:.o=.d)
+
+$(TEST_BUILD)/chunkflow: $(TOOL_TEST_OBJECTS) $(TEST_LIBRARY)
+	$(CC) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
+
+# The command's readers, with which the trainers read Hugging Face's files and which the fuzz targets share.
+FILE_OBJECTS   := $(addprefix $(TEST_BUILD)/command/,json_read.o cli.o cli_files.o progress.o)
 READER_SOURCES := $(addprefix tools/command/,config_json.c json_read.c progress.c saved.c)
-READER_OBJECTS := $(READER_SOURCES:tools/command/%.c=$(TEST_BUILD)/%.o)
+READER_OBJECTS := $(READER_SOURCES:tools/command/%.c=$(TEST_BUILD)/command/%.o)
 
-$(READER_OBJECTS): $(TEST_BUILD)/%.o: tools/command/%.c $(TOOL_HEADERS) | $(TEST_BUILD)
-	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) -c $< -o $@
-
-$(READER_OBJECTS) $(TEST_BUILD)/chunkflow $(TEST_BUILD)/pipeline_mpi_f64: private TEST_CFLAGS = $(TEST_LIGHT)
-
-$(TEST_BUILD)/chunkflow: $(filter-out $(KIN_SOURCES) $(READER_SOURCES),$(TOOL_SOURCES)) $(KIN_OBJECTS) $(READER_OBJECTS) \
-                         $(TEST_LIBRARY) $(TOOL_HEADERS) | $(TEST_BUILD)
+$(TEST_BUILD)/trainer_tensors: tests/trainer/test_trainer_tensors.c $(FILE_OBJECTS) $(TEST_LIBRARY) $(TRAIN_HEADERS) $(TOOL_HEADERS)
 	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c %.o,$^) -o $@ $(LDLIBS)
 
 $(TEST_BUILD)/train_tiny: examples/train_tiny.c $(TEST_LIBRARY)
@@ -415,7 +438,7 @@ $(CUDA_BUILD)/train_cuda_emulated.o: tests/cuda/train_cuda_emulated.cc examples/
 	$(CXX) $(CUDA_CXXFLAGS) $(TEST_CFLAGS) -c $< -o $@
 
 $(CUDA_BUILD)/train_cuda: $(CUDA_BUILD)/train_cuda_emulated.o $(CUDA_BUILD)/cublaslt_emu.cc.o \
-                          $(TEST_BUILD)/config_json.o $(FILE_SOURCES:tools/command/%.c=$(TEST_BUILD)/%.o) \
+                          $(TEST_BUILD)/command/config_json.o $(FILE_OBJECTS) \
                           $(filter-out %/executor_emulated.o,$(CUDA_EXAMPLE))
 	$(CXX) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
