@@ -45,7 +45,7 @@ try:
 except ImportError:
     FSDPModule = ()
 
-__all__ = ["Batch", "Inputs", "Step", "attention", "cross_entropy", "microbatches"]
+__all__ = ["Batch", "Inputs", "Step", "attention", "cross_entropy", "microbatch_loss", "microbatches"]
 
 Forward = Callable[["Inputs"], "tuple[Tensor | None, list[Tensor]]"]
 
@@ -311,9 +311,9 @@ class Step:
 def microbatches(batch: Batch, chunks: Sequence[int]) -> tuple[list[Any], list[Any], list[Any]]:
     """arg_mbs, kwarg_mbs and target_mbs for the step() of PyTorch's schedules, for these chunks in this order: all of
     one shape, so that any stage may be built with them. A microbatch is (1, ChunkSize) tokens, and for every stage
-    position_ids and cu_seqlens of constant length, whose last entries repeat; a target is (targets, weights). Split
-    sequences are refused: the K and V of their earlier chunks would have to be handed on, and PyTorch hands on nothing
-    between microbatches."""
+    position_ids and cu_seqlens of constant length, whose last entries repeat. A target has targets and weights in one
+    tensor, which microbatch_loss takes apart; the schedule is made with scale_grads=False. Split sequences are refused:
+    the K and V of their earlier chunks would have to be handed on, and PyTorch hands on nothing between microbatches."""
     plan = batch.plan
     if plan.n_groups > 0:
         at = int(plan.groups["first_chunk"][0])
@@ -325,5 +325,12 @@ def microbatches(batch: Batch, chunks: Sequence[int]) -> tuple[list[Any], list[A
         x = batch.inputs(chunk, capacity=capacity)
         args.append((x.tokens[None],))
         kwargs.append({"position_ids": x.positions[None], "cu_seqlens": x.cu_seqlens_q})
-        targets.append((x.targets[None], x.weights[None]))
+        targets.append(torch.stack([x.targets.to(x.weights.dtype), x.weights]))
     return args, kwargs, targets
+
+
+def microbatch_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """The loss_fn of a schedule: cross_entropy of (1, ChunkSize, words), for a target of microbatches."""
+    losses = F.cross_entropy(logits[0].to(torch.promote_types(logits.dtype, torch.float32)), target[0].long(),
+                             reduction="none")
+    return (losses * target[1]).sum()
