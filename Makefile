@@ -531,8 +531,6 @@ test-torch: $(BUILD)/chunkflow $(SHARED) $(BUILD)/torch/installed
 	OMP_NUM_THREADS=1 $(TORCH_PYTHON) -B tests/torch/check.py $(BUILD)/chunkflow
 	for test in families training wheel; do \
 	    OMP_NUM_THREADS=1 CHUNKFLOW_BUILD=$(BUILD) $(TORCH_PYTHON) -B tests/torch/$$test.py || exit 1; done
-	for test in families training wheel; do \
-	    OMP_NUM_THREADS=1 CHUNKFLOW_BUILD=$(BUILD) $(TORCH_PYTHON) -B tests/torch/$$test.py || exit 1; done
 	for test in pipelines titan; do OMP_NUM_THREADS=1 CHUNKFLOW_BUILD=$(BUILD) \
 	    $(TORCH_PYTHON) -B tests/torch/$$test.py $(abspath $(BUILD))/chunkflow || exit 1; done
 	PYTHON="$(abspath $(TORCH_PYTHON))" BUILD="$(BUILD)" sh tests/cuda/train_judge_check.sh rival

@@ -1,8 +1,8 @@
 """Plans in PyTorch's own pipelines, by the step() that takes microbatches as they are: python pipelines.py CHUNKFLOW
 
 chunkflow.torch.microbatches makes arg_mbs, kwarg_mbs and target_mbs of a plan. PyTorch's schedules run them on two
-processes (gloo), and so does _PipelineScheduleRuntime with what `chunkflow plan --csv` wrote. Gradients are compared with
-those of the whole model on each sequence alone, in float64.
+processes (gloo), and so does _PipelineScheduleRuntime with what `chunkflow plan --csv` wrote. Gradients are compared
+with those of the whole model on each sequence alone, in float64.
 """
 
 import csv
@@ -30,7 +30,7 @@ import chunkflow.torch
 CHUNK, WIDTH, WORDS, RANKS = 24, 16, 31, 2
 TOLERANCE = 1e-12
 LENGTHS = (20, 3, 11, 24, 7, 8, 16, 1, 9, 13, 5, 22)
-OWN = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "InterleavedZeroBubble": 2, "ZBVZeroBubble": 2}  # and their stages a rank
+OWN = {"GPipe": 1, "1F1B": 1, "Interleaved1F1B": 2, "InterleavedZeroBubble": 2, "ZBVZeroBubble": 2}  # stages a rank
 
 
 class Stage(nn.Module):
@@ -125,8 +125,8 @@ def main(command):
         with open(os.path.join(folder, "lengths"), "w") as file:
             file.write("\n".join(map(str, LENGTHS)) + "\n")
         for name in ("1f1b", "best"):
-            subprocess.run([command, "plan", "--chunk-size", str(CHUNK), "--k", "1", "--stages", str(RANKS), "--summary",
-                            "--schedule", name, "--limit", "none", "--csv", os.path.join(folder, name + ".csv"),
+            subprocess.run([command, "plan", "--chunk-size", str(CHUNK), "--k", "1", "--stages", str(RANKS),
+                            "--summary", "--schedule", name, "--limit", "none", "--csv", os.path.join(folder, name + ".csv"),
                             "--microbatches", os.path.join(folder, name + ".map"), os.path.join(folder, "lengths")],
                            check=True, capture_output=True)
         results = mp.get_context("fork").SimpleQueue()

@@ -1,9 +1,9 @@
 """torchtitan's Llama 3 in a pipeline that runs the command's CSV: python titan.py CHUNKFLOW
 
 torchtitan 0.3.0 builds the model, cuts it into stages and makes the schedule (pipeline_llm, with
-pipeline_parallel_schedule_csv), on two processes (gloo). Its Trainer is left out, which wants an accelerator, and so is its
-attention, none of which has a backward for packed sequences on a CPU: the test brings its own, as a configuration of
-torchtitan's. Gradients are compared with those of the whole model on each sequence alone, in float64.
+pipeline_parallel_schedule_csv), on two processes (gloo). Its Trainer is left out, which wants an accelerator, and so is
+its attention, none of which has a backward for packed sequences on a CPU: the test brings its own, as a configuration
+of torchtitan's. Gradients are compared with those of the whole model on each sequence alone, in float64.
 """
 
 import logging
@@ -109,7 +109,8 @@ def run(rank, name, folder, mesh):
     kwargs = [{"positions": x["position_ids"],
                "attention_masks": VarlenMetadata(x["cu_seqlens"], x["cu_seqlens"], CHUNK, CHUNK)} for x in kwargs]
     losses = [] if last else None
-    schedule.step(arg_mbs=args if first else None, kwarg_mbs=kwargs, target_mbs=targets if last else None, losses=losses)
+    schedule.step(arg_mbs=args if first else None, kwarg_mbs=kwargs, target_mbs=targets if last else None,
+                  losses=losses)
     wanted, wanted_loss = reference()
     got = {}
     for part in parts:
@@ -141,7 +142,8 @@ def main(command):
         def plan(name, lengths):
             return subprocess.run([command, "plan", "--chunk-size", str(CHUNK), "--k", "1", "--stages", str(RANKS),
                                    "--summary", "--schedule", name, "--limit", "none", "--csv", name + ".csv",
-                                   "--microbatches", name + ".map", lengths], cwd=folder, capture_output=True, text=True)
+                                   "--microbatches", name + ".map", lengths], cwd=folder, capture_output=True,
+                                  text=True)
         for name in SCHEDULES:
             made = plan(name, "lengths")
             assert made.returncode == 0, made.stderr

@@ -1,9 +1,9 @@
 """chunkflow.torch, .huggingface and .trainer beside plain training, in float64: python tests/torch/training.py [WORDS]
 
 Gradients and losses of chunks are those of the unpacked sequences, each alone through the same module: for a module of
-the test's own and for Transformers' models, with prompts that are no targets, other means, LoRA and dropout, on one rank,
-under DistributedDataParallel and under FSDP2 on two and three (gloo), where ranks have chunks to run and where they have
-none; and ten steps of Transformers' and TRL's trainers. WORDS choose the tests whose names hold them.
+the test's own and for Transformers' models, with prompts that are no targets, other means, LoRA and dropout, on one
+rank, under DistributedDataParallel and under FSDP2 on two and three (gloo), where ranks have chunks to run and where
+they have none; and ten steps of Transformers' and TRL's trainers. WORDS choose the tests whose names hold them.
 """
 
 import os
@@ -42,7 +42,8 @@ class Small(nn.Module):
         super().__init__()
         torch.manual_seed(2)
         self.words, self.head = nn.Embedding(97, 16), nn.Linear(16, 97)
-        self.layers = nn.ModuleList(nn.ModuleDict({"qkv": nn.Linear(16, 32), "out": nn.Linear(16, 16)}) for _ in range(2))
+        self.layers = nn.ModuleList(nn.ModuleDict({"qkv": nn.Linear(16, 32), "out": nn.Linear(16, 16)})
+                                    for _ in range(2))
         self.drop = nn.Dropout(drop)
 
     def forward(self, x):
@@ -140,7 +141,7 @@ def test_dropout():
 
 def test_models():
     with Float64():
-        worst = max(chunked_against_plain(tiny("qwen2"), k=k, split=split) for k in (1, 2) for split in ("full", "even"))
+        worst = max(chunked_against_plain(tiny("qwen2"), k=k, split=s) for k in (1, 2) for s in ("full", "even"))
         check("Qwen2, K and splits", worst <= TOLERANCE, f"{worst:.1e}")
         model = tiny("llama")
         sequences = sequences_of(model)
@@ -194,7 +195,8 @@ def work(rank, n_ranks, store, results):
                 loss = (loss + step(sequences)) / 2
             got = {key.removeprefix("module."): g.full_tensor() if hasattr(g, "full_tensor") else g
                    for key, g in gradients(model).items()}
-            results.put((rank, f"{way}, {n_ranks} ranks, {name}", max(abs(loss / wanted_loss - 1), differ(got, wanted))))
+            error = max(abs(loss / wanted_loss - 1), differ(got, wanted))
+            results.put((rank, f"{way}, {n_ranks} ranks, {name}", error))
     dist.destroy_process_group()
 
 

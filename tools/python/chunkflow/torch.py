@@ -313,7 +313,7 @@ def microbatches(batch: Batch, chunks: Sequence[int]) -> tuple[list[Any], list[A
     one shape, so that any stage may be built with them. A microbatch is (1, ChunkSize) tokens, and for every stage
     position_ids and cu_seqlens of constant length, whose last entries repeat. A target has targets and weights in one
     tensor, which microbatch_loss takes apart; the schedule is made with scale_grads=False. Split sequences are refused:
-    the K and V of their earlier chunks would have to be handed on, and PyTorch hands on nothing between microbatches."""
+    K and V of their earlier chunks would have to be handed on, and PyTorch hands on nothing between microbatches."""
     plan = batch.plan
     if plan.n_groups > 0:
         at = int(plan.groups["first_chunk"][0])

@@ -71,7 +71,8 @@ def _rows(inputs: dict[str, Any]) -> list[tuple[Any, Any]]:
         raise Unsupported(f"micro-batches with {', '.join(sorted(others))}: chunks are made of tokens and labels alone")
     made = []
     for i, tokens in enumerate(inputs["input_ids"].cpu()):
-        mask = inputs["attention_mask"][i].cpu().bool() if "attention_mask" in inputs else torch.ones(len(tokens)).bool()
+        mask = torch.ones_like(tokens) if "attention_mask" not in inputs else inputs["attention_mask"][i].cpu()
+        mask = mask.bool()
         tokens, labels = tokens[mask], inputs["labels"][i].cpu()[mask]
         ignored = labels == -100
         if not torch.equal(tokens[~ignored], labels[~ignored]):
