@@ -126,9 +126,8 @@ def main(command):
             file.write("\n".join(map(str, LENGTHS)) + "\n")
         for name in ("1f1b", "best"):
             subprocess.run([command, "plan", "--chunk-size", str(CHUNK), "--k", "1", "--stages", str(RANKS),
-                            "--summary", "--schedule", name, "--limit", "none", "--csv", os.path.join(folder, name + ".csv"),
-                            "--microbatches", os.path.join(folder, name + ".map"), os.path.join(folder, "lengths")],
-                           check=True, capture_output=True)
+                            "--summary", "--schedule", name, "--limit", "none", "--csv", name + ".csv",
+                            "--microbatches", name + ".map", "lengths"], check=True, capture_output=True, cwd=folder)
         results = mp.get_context("fork").SimpleQueue()
         mp.start_processes(work, (os.path.join(folder, "store"), folder, results), nprocs=RANKS, start_method="fork")
         found = {}
