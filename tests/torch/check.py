@@ -331,8 +331,13 @@ def check_dumps():
         else:
             makespan = [line for line in result.stdout.splitlines() if line.startswith("makespan")]
             check(name, result.returncode == 0 and makespan, (makespan or [result.stderr])[0])
-    stored = [name for name in os.listdir(kept) if name.endswith(".csv")] if os.path.isdir(kept) else []
-    differ = [name for name in stored if not filecmp.cmp(os.path.join("dumps", name), os.path.join(kept, name), False)]
+    stored = {name: kept for name in os.listdir(kept)} if os.path.isdir(kept) else {}
+    if VERSION == "2.14":  # what both versions write alike is kept once, with the later one
+        later = os.path.join(HERE, "2.15")
+        for name in os.listdir(later):
+            if name.endswith(("_order.csv", "_mended.csv")): stored.setdefault(name, later)
+    differ = [name for name, folder in stored.items()
+              if not filecmp.cmp(os.path.join("dumps", name), os.path.join(folder, name), False)]
     check(f"the {len(stored)} stored dumps are what {torch.__version__} writes", not differ, " ".join(differ))
 
 

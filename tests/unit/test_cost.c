@@ -1,4 +1,4 @@
-/* >>cost: seconds of a pass, attention pairs of a slice. */
+/* >>pack: seconds of a pass, attention pairs of a slice. */
 
 #include "chunkflow.h"
 #include "../harness.h"

@@ -393,13 +393,14 @@ TEST(what_pytorch_cannot_run_is_refused) {
 
 /* ---- what PyTorch writes ---- */
 
-/* tests/torch/dump.py made these with the two versions. */
+/* tests/torch/dump.py made these with the two versions; what both write alike is kept once, with the later one. */
 static char *load_dump(const char *version, const char *kind, int ranks, int n, const char *what, size_t *bytes) {
     char path[160], *data;
     FILE *file;
     snprintf(path, sizeof path, "tests/torch/%s/%s_p%d_n%d_%s.csv", version, kind, ranks, n, what);
     harness_note("%s", path);
     file = fopen(path, "rb");
+    if (!file && strcmp(version, "2.15") != 0) return load_dump("2.15", kind, ranks, n, what, bytes);
     if (!file) {
         FAIL("%s is not there; run in the project's folder", path);
         return NULL;

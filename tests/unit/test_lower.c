@@ -1,4 +1,4 @@
-/* >>check: cf_schedule_lower. What it makes is run by a rendezvous executor that shares nothing with it (naive.c). */
+/* >>lower: cf_schedule_lower. What it makes is run by a rendezvous executor that shares nothing with it (naive.c). */
 
 #include "chunkflow.h"
 #include "../harness.h"

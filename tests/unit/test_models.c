@@ -1,4 +1,4 @@
-/* >>cost: models, splits, GPUs, estimated and fitted costs. */
+/* >>model, and the tuner's >>fit and >>estimate: models, splits, GPUs, estimated and fitted costs. */
 
 #include "chunkflow.h"
 #include "../harness.h"

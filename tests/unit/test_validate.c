@@ -1,4 +1,4 @@
-/* >>pack: cf_plan_validate, against damaged plans. That it accepts sound ones is checked wherever a plan is made. */
+/* >>plan: cf_plan_validate, against damaged plans. That it accepts sound ones is checked wherever a plan is made. */
 
 #include "chunkflow.h"
 #include "../harness.h"
