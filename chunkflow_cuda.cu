@@ -1022,6 +1022,11 @@ CF_DEVICE float warp_max(float x) {
 #endif
 #define CF_HOPPER_DEVICE [[maybe_unused]] CF_DEVICE
 
+/* A number that all threads of the warp have alike, which the compiler cannot know of what a thread's number tells. So
+   it is in a uniform register, and what follows from it is, too: wgmma takes its addresses from there alone, and each
+   that is elsewhere costs two moves. */
+CF_HOPPER_DEVICE int same_in_warp(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
+
 /* An mbarrier, 8 bytes of shared memory. Each of its phases ends when `arrivals` threads have arrived and as many bytes
    as they announced have been copied. A wait for parity 0 returns when the first phase is over, for parity 1 at once,
    then when the second is, ... */
@@ -1197,6 +1202,15 @@ template <int LEFT> CF_DEVICE void wgmma_wait() {
     cuda_emu_wgmma_wait(LEFT);
 #else
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+#endif
+}
+
+/* What stands before this in the source stands before it in the machine code, too. Without it ptxas moves a wait for
+   products up to the last branch, and arithmetic that was to run beside them comes after it. The instruction tells a
+   kernel that was launched to follow early that it may start; none here is, so it does nothing else. */
+CF_HOPPER_DEVICE void keep_order() {
+#if !defined(CHUNKFLOW_CUDA_EMULATION) && CF_HOPPER
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
@@ -2552,15 +2566,10 @@ const int HOPPER_THREADS = 384; /* a warpgroup that loads, of which one warp wor
 const int HOPPER_CONSUMERS = 256;
 const int HALF_TILE = 128 * 64 * 2; /* bytes of 64 columns of 128 rows */
 
-/* How a forward goes about its work, bit by bit. Which of these is fastest only a device can tell: until then all but
-   the plain one are for measuring (CHUNKFLOW_CUDA_VARIANTS). */
-enum hopper_forward_variant {
-    HOPPER_PLAIN = 0,
-    HOPPER_PING_PONG = 1,  /* the two warpgroups that compute start their products in turn, see hopper_wait_for_turn */
-    HOPPER_PERSISTENT = 2, /* a block a processor, which takes the next tile of the list when it has loaded its last:
-                              so the loads of a tile run under the end of the one before */
-    N_HOPPER_FORWARDS = 4
-};
+/* A forward is PERSISTENT or plain. PERSISTENT: there is a block a processor, which takes the next tile of the list
+   when it has loaded its last, so the loads of a tile run under the end of the one before; and its two warpgroups start
+   their products in turn (see hopper_wait_for_turn). The plain one, a block a tile, is for comparison alone
+   (CHUNKFLOW_CUDA_VARIANTS): only a device can tell what the other is worth. */
 
 struct hopper_params {
     fused_params fused;
@@ -2641,17 +2650,16 @@ CF_HOPPER_DEVICE int hopper_take_work(const hopper_params &p) {
 }
 
 /* Q of a block's tile number `turn`, and to a persistent block which tile that is; head -1: there is none. */
-template <int HEAD, int VARIANT>
+template <int HEAD, bool PERSISTENT>
 CF_HOPPER_DEVICE void hopper_load_q(const hopper_params &p, tile t, int head, shared_address start, int turn) {
     typedef hopper_forward_layout<HEAD> layout;
     const int rows = p.fused.forward_rows, bytes = head >= 0 && t.begin < t.end ? rows * HEAD * 2 : 0;
     const shared_address barriers = start + layout::BARRIERS;
-    if constexpr ((VARIANT & HOPPER_PERSISTENT) != 0) {
-        mbarrier_wait(barriers + TILE_EMPTY, (turn & 1) ^ 1);
-        if (threadIdx.x % 32 == 0) hopper_tell(start + layout::TOLD, t, head);
-        __syncwarp();
-    }
     if (threadIdx.x % 32 != 0) return;
+    if constexpr (PERSISTENT) {
+        mbarrier_wait(barriers + TILE_EMPTY, (turn & 1) ^ 1);
+        hopper_tell(start + layout::TOLD, t, head);
+    }
     mbarrier_arrive_expect(barriers + TILE_FULL, bytes);
     if (bytes > 0)
         copy_tile<128, HEAD>(start + layout::Q, &p.q, head * p.fused.group.by,
@@ -2666,8 +2674,8 @@ CF_HOPPER_DEVICE void hopper_load_k(const hopper_params &p, const tile &t, int h
     const int stage = at & 1;
     const shared_address barriers = start + layout::BARRIERS + (shared_address)(8 * stage);
     const shared_address to = start + (shared_address)(layout::K + stage * layout::TILE);
-    mbarrier_wait(barriers + K_EMPTY, (at >> 1 & 1) ^ 1);
     if (threadIdx.x % 32 != 0) return;
+    mbarrier_wait(barriers + K_EMPTY, (at >> 1 & 1) ^ 1);
     mbarrier_arrive_expect(barriers + K_FULL, layout::TILE);
     copy_tile<128, HEAD>(to, &p.k, head, key_block_row(t, i), barriers + K_FULL);
 }
@@ -2684,37 +2692,39 @@ CF_HOPPER_DEVICE void hopper_load_v(const hopper_params &p, const tile &t, int h
     const shared_address barriers = start + layout::BARRIERS + (shared_address)(8 * stage);
     const shared_address landed = part ? start + layout::BARRIERS + V_TAIL : barriers + V_FULL;
     const shared_address to = start + (shared_address)(layout::V + stage * layout::TILE);
-    mbarrier_wait(barriers + V_EMPTY, (at >> 1 & 1) ^ 1);
     if (lane == 0) {
+        mbarrier_wait(barriers + V_EMPTY, (at >> 1 & 1) ^ 1);
         mbarrier_arrive_expect(landed, layout::TILE);
         copy_tile<128, HEAD>(to, &p.v, head, key_block_row(t, i), landed);
     }
     if (!part) return;
+    __syncwarp();
     mbarrier_wait(landed, tails++ & 1);
     zero_rows<128, HEAD, 32>(to, valid, 128, lane);
     __syncwarp();
     if (lane == 0) mbarrier_arrive(barriers + V_FULL);
 }
 
-/* All that a block needs, by one warp, from its first tile on. K comes a block of keys ahead of V, and the first one of
-   a tile before there is room for its Q. */
-template <int HEAD, int VARIANT>
+/* All that a block needs, by one warp, from its first tile on: its first lane waits and copies, and the others help
+   only where rows are to become zeros. K comes a block of keys ahead of V, and the first one of a tile before there is room
+   for its Q. */
+template <int HEAD, bool PERSISTENT>
 CF_HOPPER_DEVICE void hopper_forward_loads(const hopper_params &p, tile t, int head, shared_address start) {
     int turn = 0, tails = 0;
     for (int at = 0; head >= 0; turn++) {
         const int n = t.end - t.begin;
         if (n > 0) hopper_load_k<HEAD>(p, t, head, start, 0, at);
-        hopper_load_q<HEAD, VARIANT>(p, t, head, start, turn);
+        hopper_load_q<HEAD, PERSISTENT>(p, t, head, start, turn);
         for (int i = 0; i < n; i++, at++) {
             if (i + 1 < n) hopper_load_k<HEAD>(p, t, head, start, i + 1, at + 1);
             hopper_load_v<HEAD>(p, t, head, start, i, at, tails);
         }
-        if constexpr ((VARIANT & HOPPER_PERSISTENT) == 0) return;
+        if constexpr (!PERSISTENT) return;
         const int work = hopper_take_work(p);
         if (work < p.fused.work.n_blocks) t = find_work(p.fused.work, work, &head);
         else head = -1;
     }
-    hopper_load_q<HEAD, VARIANT>(p, t, -1, start, turn);
+    hopper_load_q<HEAD, PERSISTENT>(p, t, -1, start, turn);
 }
 
 /* Scores of a warpgroup's 64 rows: q and k are at their first 16 columns. */
@@ -2749,12 +2759,12 @@ template <typename T, int N> CF_DEVICE void pack_sums(uint32_t (&to)[N][4], cons
    that before its steps, and not after its last one. */
 enum { HOPPER_TURN = 2 }; /* named barriers 2 and 3 */
 
-template <int VARIANT> CF_HOPPER_DEVICE void hopper_wait_for_turn(int consumer) {
-    if constexpr ((VARIANT & HOPPER_PING_PONG) != 0) named_barrier<HOPPER_CONSUMERS>(HOPPER_TURN + consumer);
+template <bool PERSISTENT> CF_HOPPER_DEVICE void hopper_wait_for_turn(int consumer) {
+    if constexpr (PERSISTENT) named_barrier<HOPPER_CONSUMERS>(HOPPER_TURN + consumer);
 }
 
-template <int VARIANT> CF_HOPPER_DEVICE void hopper_pass_turn(int consumer, bool wanted) {
-    if constexpr ((VARIANT & HOPPER_PING_PONG) != 0)
+template <bool PERSISTENT> CF_HOPPER_DEVICE void hopper_pass_turn(int consumer, bool wanted) {
+    if constexpr (PERSISTENT)
         if (wanted) named_barrier_arrive<HOPPER_CONSUMERS>(HOPPER_TURN + 1 - consumer);
 }
 
@@ -2785,13 +2795,14 @@ CF_HOPPER_DEVICE void hopper_soften(float (&s)[1][16][4], float (&shrink)[2], ru
 
 /* A warpgroup's 64 rows of a tile of 128. In each step the product with V of a block of keys runs while the scores of
    the next one become exponentials. */
-template <typename T, int HEAD, int VARIANT>
+template <typename T, int HEAD, bool PERSISTENT>
 CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &t, int head, shared_address start,
                                           hopper_place &at) {
     typedef hopper_forward_layout<HEAD> layout;
     const fused_params &p = all.fused;
     const int thread = (int)threadIdx.x - (HOPPER_THREADS - HOPPER_CONSUMERS);
-    const int consumer = thread / 128, group_row = consumer * 64; /* which of the two warpgroups, and its first row */
+    const int consumer = same_in_warp(thread / 128); /* which of the two warpgroups */
+    const int group_row = consumer * 64;             /* its first row */
     const int n_blocks = t.end - t.begin, n_rows = lesser(t.q_length * p.group.by, (t.block + 1) * p.forward_rows);
     const bool leader = thread % 32 == 0;
     const shared_address barriers = start + layout::BARRIERS;
@@ -2820,12 +2831,12 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
         if (leader) mbarrier_arrive(barriers + (shared_address)(K_EMPTY + 8 * stage));
         hopper_soften(s, shrink, r, p, t, rows, (t.end - 1) * HOPPER_KEYS);
         pack_sums<T>(probs, s[0]);
-        hopper_pass_turn<VARIANT>(consumer, consumer == 1 && n_blocks > 1);
+        hopper_pass_turn<PERSISTENT>(consumer, consumer == 1 && n_blocks > 1);
         for (int key = (t.end - 2) * HOPPER_KEYS; key >= t.begin * HOPPER_KEYS; key -= HOPPER_KEYS) {
             const shared_address here = barriers + (shared_address)(8 * stage);
             const shared_address next = barriers + (shared_address)(8 - 8 * stage);
             mbarrier_wait(next + K_FULL, parity ^ stage);
-            hopper_wait_for_turn<VARIANT>(consumer);
+            hopper_wait_for_turn<PERSISTENT>(consumer);
             hold_registers(s[0]);
             hold_registers(o[0]);
             hold_registers(probs);
@@ -2834,11 +2845,12 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
             mbarrier_wait(here + V_FULL, parity);
             wgmma_fence();
             hopper_add_values<T>(o[0], probs, matrix_step(v, stage * layout::TILE));
-            hopper_pass_turn<VARIANT>(consumer, consumer == 0 || key > t.begin * HOPPER_KEYS);
+            hopper_pass_turn<PERSISTENT>(consumer, consumer == 0 || key > t.begin * HOPPER_KEYS);
             wgmma_wait<1>();
             hold_registers(s[0]);
             if (leader) mbarrier_arrive(next + K_EMPTY);
             hopper_soften(s, shrink, r, p, t, rows, key);
+            keep_order();
             wgmma_wait<0>();
             hold_registers(o[0]);
             hold_registers(probs);
@@ -2859,7 +2871,7 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
         hopper_add_values<T>(o[0], probs, matrix_step(v, stage * layout::TILE));
         wgmma_wait<0>();
         hold_registers(o[0]);
-        if ((VARIANT & HOPPER_PERSISTENT) != 0 && leader)
+        if (PERSISTENT && leader)
             mbarrier_arrive(barriers + (shared_address)(V_EMPTY + 8 * stage));
         at.parity = parity ^ stage;
         at.stage = stage ^ 1;
@@ -2880,24 +2892,24 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
 
 /* The tiles of a block, its first one or as they are told, by a warpgroup. What it wrote over Q is fenced before the
    next Q is copied there. */
-template <typename T, int HEAD, int VARIANT>
+template <typename T, int HEAD, bool PERSISTENT>
 CF_HOPPER_DEVICE void hopper_forward_tiles(const hopper_params &p, tile t, int head, shared_address start) {
     typedef hopper_forward_layout<HEAD> layout;
     const shared_address barriers = start + layout::BARRIERS;
     hopper_place at = {0, 0};
     for (int turn = 0;; turn++) {
         mbarrier_wait(barriers + TILE_FULL, turn & 1);
-        if constexpr ((VARIANT & HOPPER_PERSISTENT) != 0) t = hopper_told(start + layout::TOLD, &head);
+        if constexpr (PERSISTENT) t = hopper_told(start + layout::TOLD, &head);
         if (head < 0) return;
-        hopper_forward_rows<T, HEAD, VARIANT>(p, t, head, start, at);
-        if constexpr ((VARIANT & HOPPER_PERSISTENT) == 0) return;
+        hopper_forward_rows<T, HEAD, PERSISTENT>(p, t, head, start, at);
+        if constexpr (!PERSISTENT) return;
         fence_proxy_async();
         __syncwarp();
         if (threadIdx.x % 32 == 0) mbarrier_arrive(barriers + TILE_EMPTY);
     }
 }
 
-template <typename T, int HEAD, int VARIANT> CF_DEVICE void hopper_forward_block(const hopper_params &p) {
+template <typename T, int HEAD, bool PERSISTENT> CF_DEVICE void hopper_forward_block(const hopper_params &p) {
     typedef hopper_forward_layout<HEAD> layout;
     int head;
     const tile t = find_work(p.fused.work, &head);
@@ -2915,20 +2927,20 @@ template <typename T, int HEAD, int VARIANT> CF_DEVICE void hopper_forward_block
     if (threadIdx.x < HOPPER_THREADS - HOPPER_CONSUMERS) {
         give_registers_back<40>();
         if (threadIdx.x >= 32) return;
-        hopper_forward_loads<HEAD, VARIANT>(p, t, head, start);
+        hopper_forward_loads<HEAD, PERSISTENT>(p, t, head, start);
     } else {
         take_registers<232>();
-        hopper_forward_tiles<T, HEAD, VARIANT>(p, t, head, start);
+        hopper_forward_tiles<T, HEAD, PERSISTENT>(p, t, head, start);
     }
 }
 
 /* One block: as many whole tokens as 128 packed rows hold, of one key head, against all keys that they see, or a part
    of these. 161 KB of shared memory (head size 64: 81), one block an SM. The warpgroup that loads needs few registers,
    and gives the others of its own: 40 and 232, where all have 168 at first. */
-template <typename T, int HEAD, int VARIANT>
+template <typename T, int HEAD, bool PERSISTENT>
 __global__ void __launch_bounds__(CF_HOPPER ? HOPPER_THREADS : 32, 1)
     attention_forward_hopper_kernel(const __grid_constant__ hopper_params p) {
-    if constexpr (CF_HOPPER) hopper_forward_block<T, HEAD, VARIANT>(p);
+    if constexpr (CF_HOPPER) hopper_forward_block<T, HEAD, PERSISTENT>(p);
 }
 
 /* ================================================================================================================
@@ -3412,6 +3424,7 @@ CF_DEVICE void hopper_load_rows(const hopper_params &all, const tile &t, int hea
         copy_tile<128, HEAD>(v, &all.v, head, first_key, landed);
     }
     if (n_keys < KEY_TILE) {
+        __syncwarp();
         mbarrier_wait(barriers + TAIL, parity);
         parity ^= 1;
         hopper_clear_ends<128, HEAD>(k, 0, n_keys, 128);
@@ -3430,16 +3443,16 @@ CF_DEVICE void hopper_load_rows(const hopper_params &all, const tile &t, int hea
             const shared_address landed = part ? barriers + TAIL : at;
             const shared_address to = start + (shared_address)((of_dout ? layout::DOUT : layout::Q) +
                                                                stage * layout::Q_STAGE);
-            mbarrier_wait(at + (Q_EMPTY - Q_FULL), empty_parity);
             if (lane == 0) {
+                mbarrier_wait(at + (Q_EMPTY - Q_FULL), empty_parity);
                 mbarrier_arrive_expect(landed, tile_bytes + (of_dout ? 0 : layout::STATS_STAGE));
                 copy_tile<layout::ROWS, HEAD>(to, of_dout ? &all.dout : &all.q, head * p.group.by, first_row, landed);
                 if (!of_dout)
                     copy_bulk(start + (shared_address)(layout::STATS + stage * layout::STATS_STAGE),
                               tile_stats(p, head, t.place + m), layout::STATS_STAGE, landed);
             }
-            __syncwarp();
             if (!part) continue;
+            __syncwarp();
             mbarrier_wait(landed, parity);
             parity ^= 1;
             hopper_clear_ends<layout::ROWS, HEAD>(to, begin, end, p.row_rows);
@@ -3509,6 +3522,15 @@ template <int N> CF_DEVICE void hopper_bend(float (&dp)[N][4], const float (&s)[
     }
 }
 
+/* dS from dP - D and P. */
+template <int N> CF_DEVICE void hopper_slope(float (&dp)[N][4], const float (&p)[N][4]) {
+    CF_UNROLL
+    for (int j = 0; j < N; j++) {
+        CF_UNROLL
+        for (int e = 0; e < 4; e++) dp[j][e] *= p[j][e];
+    }
+}
+
 /* c = A B^T, or += where `add`, both stored with their HEAD columns, which are k, along the rows; blocks of 64 columns
    are so many bytes apart. */
 template <typename T, int HEAD, int A_BLOCK, int B_BLOCK, int N>
@@ -3522,6 +3544,24 @@ CF_DEVICE void hopper_multiply(float (&c)[N][4], uint64_t a, uint64_t b, bool ad
     wgmma_commit();
 }
 
+/* This warpgroup's part of dQ of a row tile, from dS and K of all 128 keys. */
+template <typename T, int N>
+CF_DEVICE void hopper_multiply_slopes(float (&dq)[N][4], uint64_t slopes, uint64_t k_columns) {
+    hold_registers(dq);
+    wgmma_fence();
+    CF_UNROLL
+    for (int i = 0; i < 8; i++)
+        wgmma_shared<T, true, true>(dq, matrix_step(slopes, i * 2048), matrix_step(k_columns, i * 2048), i > 0);
+    wgmma_commit();
+}
+
+/* After the wait for it. */
+CF_HOPPER_DEVICE void hopper_add_dq(float *sums, float (&dq)[8][4], int thread) {
+    hold_registers(dq);
+    CF_UNROLL
+    for (int j = 0; j < 8; j++) global_add_quad(sums, j, thread, HOPPER_CONSUMERS, dq[j]);
+}
+
 /* A warp's rows of dS, whose columns are rows of a row tile, into shared memory for wgmma. */
 template <int K> CF_DEVICE void hopper_store_slopes(const uint32_t (&slopes)[K][4], shared_address to, int thread) {
     /* Key, and chunk of rows, as stmatrix_x4 wants them. */
@@ -3531,6 +3571,22 @@ template <int K> CF_DEVICE void hopper_store_slopes(const uint32_t (&slopes)[K][
     for (int i = 0; i < K; i++)
         stmatrix_x4((to ^ (shared_address)(i % 4 << 5)) + (shared_address)(i / 4 * HALF_TILE), slopes[i]);
     fence_proxy_async();
+}
+
+/* Likewise of keys that no row of the tile sees. */
+template <int K> CF_DEVICE void hopper_store_no_slopes(shared_address to, int thread) {
+    uint32_t slopes[K][4];
+    CF_UNROLL
+    for (int i = 0; i < K; i++) slopes[i][0] = slopes[i][1] = slopes[i][2] = slopes[i][3] = 0;
+    hopper_store_slopes(slopes, to, thread);
+}
+
+/* A warp is done with a row tile. */
+CF_HOPPER_DEVICE void hopper_release_rows(shared_address stage_barriers, bool leader) {
+    __syncwarp();
+    if (!leader) return;
+    mbarrier_arrive(stage_barriers + DOUT_EMPTY);
+    mbarrier_arrive(stage_barriers + Q_EMPTY);
 }
 
 /* A warpgroup's sums of dK and dV, to the caller's accumulators, or to the workspace if they are of a part. */
@@ -3554,14 +3610,16 @@ CF_DEVICE void hopper_finish_keys(const float (&dk)[1][HEAD / 8][4], const float
 
 /* A warpgroup's 64 keys of a key tile. Scores and dP are computed with keys along the rows, so that P and dS are A
    operands of the products for dV and dK as they lie in registers. dQ needs all 128 keys: dS goes through shared
-   memory, and each warpgroup computes 64 columns of 64 rows, or, head size 64, all columns of its 64 rows of 128. */
+   memory, and each warpgroup computes 64 columns of 64 rows, or, head size 64, all columns of its 64 rows of 128.
+   Where no row of the tile sees any of its keys, a warpgroup adds nothing but zeros to dQ's products. */
 template <typename T, int HEAD>
 CF_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int head, shared_address start) {
     typedef hopper_backward_layout<HEAD> layout;
     const int ROWS = layout::ROWS;
     const fused_params &p = all.fused;
     const int thread = (int)threadIdx.x - (HOPPER_THREADS - HOPPER_CONSUMERS), lane = thread % 32;
-    const int group = thread / 128, warp_key = thread / 32 * 16, first_key = t.block * KEY_TILE + group * 64;
+    const int group = same_in_warp(thread / 128), warp_key = thread / 32 * 16;
+    const int first_key = t.block * KEY_TILE + group * 64;
     const int first_tile = head * (int)p.n_row_tiles + t.place; /* of the slice, among those of all heads */
     const bool leader = lane == 0, with_dq = p.dq_sums != NULL;
     const shared_address barriers = start + layout::BARRIERS;
@@ -3586,7 +3644,25 @@ CF_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int
         const uint64_t dout_here = matrix_step(dout, stage * layout::Q_STAGE);
         float s[1][ROWS / 8][4], dp[ROWS / 8][4];
         uint32_t probs[ROWS / 16][4], slopes[ROWS / 16][4];
+        const int first_token = m * p.row_tokens, past_token = lesser(first_token + p.row_tokens, t.q_length);
+        float *sums = p.dq_sums + (int64_t)(first_tile + m) * (ROWS * HEAD);
+        const shared_address ds = start + (shared_address)(layout::DS + stage * layout::DS_STAGE);
+        const uint64_t ds_here = matrix_step(slopes_of_keys, stage * layout::DS_STAGE);
         mbarrier_wait(here + Q_FULL, parity);
+        if (key_end(p.visible, t, past_token - 1) <= first_key ||
+            key_begin(p.visible, t, first_token) >= first_key + 64) {
+            if (with_dq) {
+                float dq[8][4];
+                hopper_store_no_slopes<ROWS / 16>(ds, compute_here(thread));
+                named_barrier<1, HOPPER_CONSUMERS>();
+                hopper_multiply_slopes<T>(dq, ds_here, k_columns);
+                wgmma_wait<0>();
+                hopper_add_dq(sums, dq, thread);
+            }
+            mbarrier_wait(here + DOUT_FULL, parity); /* a wait that was left out would count for another turn's */
+            hopper_release_rows(here, leader);
+            continue;
+        }
         hopper_start_slopes(dp, stats + ROWS * 4);
         hold_registers(dp);
         hopper_multiply<T, HEAD, HALF_TILE, layout::ROW_BLOCK>(s[0], k, q_here, false);
@@ -3595,7 +3671,6 @@ CF_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int
         wgmma_wait<1>();
         hold_registers(s[0]);
         if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
-        const int first_token = m * p.row_tokens, past_token = lesser(first_token + p.row_tokens, t.q_length);
         if (key_end(p.visible, t, first_token) < first_key + 64 || key_begin(p.visible, t, past_token - 1) > first_key)
             hopper_hide_rows(s[0], p.visible, t, p.group, t.block * KEY_TILE + warp_key, m * p.row_rows);
         if (p.cap != 0.0f) { /* only then dP is needed before the scores are exponentials */
@@ -3604,18 +3679,13 @@ CF_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int
             hopper_bend(dp, s[0], p.inverse_cap);
         }
         hopper_exponentiate(s[0], stats, p.scale_log2);
+        keep_order();
         wgmma_wait<0>();
         hold_registers(dp);
-        CF_UNROLL
-        for (int j = 0; j < ROWS / 8; j++) {
-            CF_UNROLL
-            for (int e = 0; e < 4; e++) dp[j][e] *= s[0][j][e];
-        }
+        hopper_slope(dp, s[0]);
         pack_sums<T>(probs, s[0]);
         pack_sums<T>(slopes, dp);
-        if (with_dq)
-            hopper_store_slopes(slopes, start + (shared_address)(layout::DS + stage * layout::DS_STAGE),
-                                compute_here(thread));
+        if (with_dq) hopper_store_slopes(slopes, ds, compute_here(thread));
         hold_registers(probs);
         hold_registers(slopes);
         hold_registers(dv[0]);
@@ -3626,19 +3696,10 @@ CF_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int
             wgmma_fence();
             hopper_add_values<T>(dv[0], probs, dout_here);
             named_barrier<1, HOPPER_CONSUMERS>(); /* dS of all keys is there, and that of two tiles before was used */
-            hold_registers(dq);
-            wgmma_fence();
-            CF_UNROLL
-            for (int i = 0; i < 8; i++)
-                wgmma_shared<T, true, true>(dq, matrix_step(slopes_of_keys, stage * layout::DS_STAGE + i * 2048),
-                                            matrix_step(k_columns, i * 2048), i > 0);
-            wgmma_commit();
+            hopper_multiply_slopes<T>(dq, ds_here, k_columns);
             hopper_add_values<T>(dk[0], slopes, q_here);
             wgmma_wait<1>();
-            hold_registers(dq);
-            float *sums = p.dq_sums + (int64_t)(first_tile + m) * (ROWS * HEAD);
-            CF_UNROLL
-            for (int j = 0; j < 8; j++) global_add_quad(sums, j, thread, HOPPER_CONSUMERS, dq[j]);
+            hopper_add_dq(sums, dq, thread);
         } else {
             wgmma_fence();
             hopper_add_values<T>(dv[0], probs, dout_here);
@@ -3647,11 +3708,7 @@ CF_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int
         wgmma_wait<0>();
         hold_registers(dv[0]);
         hold_registers(dk[0]);
-        __syncwarp();
-        if (leader) {
-            mbarrier_arrive(here + DOUT_EMPTY);
-            mbarrier_arrive(here + Q_EMPTY);
-        }
+        hopper_release_rows(here, leader);
     }
     hopper_finish_keys<HEAD>(dk, dv, p, thread);
 }
@@ -3731,8 +3788,8 @@ CF_DEVICE void hopper_load_keys(const hopper_params &all, const tile &t, int hea
             const shared_address at = barriers + (shared_address)(of_v ? DQ_V_FULL : DQ_K_FULL);
             const shared_address landed = n_keys < HOPPER_KEYS ? start + layout::BARRIERS + DQ_TAIL : at;
             const shared_address to = start + (shared_address)((of_v ? layout::V : layout::K) + stage * layout::TILE);
-            mbarrier_wait(at + (DQ_K_EMPTY - DQ_K_FULL), (i >> 1 & 1) ^ 1);
             if (lane == 0) {
+                mbarrier_wait(at + (DQ_K_EMPTY - DQ_K_FULL), (i >> 1 & 1) ^ 1);
                 mbarrier_arrive_expect(landed, layout::TILE + (i == 0 ? rows_bytes : 0));
                 for (int j = 0; i == 0 && j < rows::TILES; j++)
                     copy_tile<rows::ROWS, HEAD>(
@@ -3741,8 +3798,8 @@ CF_DEVICE void hopper_load_keys(const hopper_params &all, const tile &t, int hea
                         t.q_start + (t.block * rows::TILES + j) * p.row_tokens, landed);
                 copy_tile<128, HEAD>(to, of_v ? &all.v : &all.k, head, t.k_start + key, landed);
             }
-            __syncwarp();
             if (n_keys >= HOPPER_KEYS) continue;
+            __syncwarp();
             mbarrier_wait(landed, of_v);
             zero_rows<128, HEAD, 32>(to, n_keys, 128, lane);
             __syncwarp();
@@ -3783,7 +3840,8 @@ CF_DEVICE void hopper_sum_dq(const hopper_params &all, const tile &t, int head, 
     const int full_begin = key_begin(p.visible, t, lesser(first_row + 15, last_row) / p.group);
     const int full_end = key_end(p.visible, t, lesser(first_row, last_row) / p.group);
     const shared_address barriers = start + layout::BARRIERS;
-    const uint64_t q = matrix_at(start + layout::Q + (shared_address)(thread / 128 * 64 * HEAD * 2));
+    const int group = same_in_warp(thread / 128);
+    const uint64_t q = matrix_at(start + layout::Q + (shared_address)(group * 64 * HEAD * 2));
     const uint64_t dout = matrix_step(q, layout::DOUT - layout::Q);
     const uint64_t k = matrix_at(start + layout::K, HALF_TILE); /* the distance is for k along the rows only */
     const uint64_t v = matrix_step(k, layout::V - layout::K);
@@ -3807,7 +3865,12 @@ CF_DEVICE void hopper_sum_dq(const hopper_params &all, const tile &t, int head, 
         hold_registers(slopes);
         if (leader && n > t.begin) mbarrier_arrive(barriers + (shared_address)(DQ_K_EMPTY + 8 - 8 * stage));
         mbarrier_wait(here + DQ_V_FULL, parity);
-        hopper_multiply<T, HEAD, ROW_BLOCK, HALF_TILE>(dp, dout, matrix_step(v, stage * layout::TILE), false);
+        CF_UNROLL
+        for (int j = 0; j < 16; j++) {
+            CF_UNROLL
+            for (int e = 0; e < 4; e++) dp[j][e] = -dot[e / 2];
+        }
+        hopper_multiply<T, HEAD, ROW_BLOCK, HALF_TILE>(dp, dout, matrix_step(v, stage * layout::TILE), true);
         wgmma_wait<1>();
         hold_registers(s[0]);
         if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
@@ -3816,12 +3879,21 @@ CF_DEVICE void hopper_sum_dq(const hopper_params &all, const tile &t, int head, 
             row_bounds(begins, ends, p.visible, t, p.group, first_row);
             hide_scores(s, begins, ends, n * HOPPER_KEYS + lane % 4 * 2);
         }
+        if (p.cap != 0.0f) { /* only then dP is needed before the scores are exponentials */
+            wgmma_wait<0>();
+            hold_registers(dp);
+            hopper_bend(dp, s[0], p.inverse_cap);
+        }
+        CF_UNROLL
+        for (int j = 0; j < 16; j++) {
+            CF_UNROLL
+            for (int e = 0; e < 4; e++) s[0][j][e] = exp2_fast(s[0][j][e] * p.scale_log2 - log_sum[e / 2]);
+        }
+        keep_order();
         wgmma_wait<0>();
         hold_registers(dp);
         if (leader) mbarrier_arrive(here + DQ_V_EMPTY);
-        CF_UNROLL
-        for (int half = 0; half < 2; half++)
-            differentiate(s[0], dp, half, log_sum[half], dot[half], p.scale_log2, p.inverse_cap);
+        hopper_slope(dp, s[0]);
         pack_sums<T>(slopes, dp);
         hold_registers(slopes);
         hold_registers(dq[0]);
@@ -4408,33 +4480,28 @@ cf_result make_maps(const call &c, int64_t box_rows, bool backward, hopper_param
     return code;
 }
 
-/* Which variant of the forward runs: one choice for all threads, for measurements and tests alone. */
+/* Whether the forward is the persistent one: one choice for all threads, for measurements and tests alone. */
 #ifdef CHUNKFLOW_CUDA_VARIANTS
-int chosen_forward = HOPPER_PLAIN;
+bool is_persistent = true;
 #else
-const int chosen_forward = HOPPER_PLAIN;
+const bool is_persistent = true;
 #endif
 
 template <typename T, int HEAD> hopper_kernel *forward_hopper_kernel() {
-    if constexpr (WITH_VARIANTS) {
-        hopper_kernel *const variants[N_HOPPER_FORWARDS] = {
-            attention_forward_hopper_kernel<T, HEAD, 0>, attention_forward_hopper_kernel<T, HEAD, 1>,
-            attention_forward_hopper_kernel<T, HEAD, 2>, attention_forward_hopper_kernel<T, HEAD, 3>};
-        return variants[chosen_forward];
-    }
-    return attention_forward_hopper_kernel<T, HEAD, HOPPER_PLAIN>;
+    if constexpr (WITH_VARIANTS)
+        if (!is_persistent) return attention_forward_hopper_kernel<T, HEAD, false>;
+    return attention_forward_hopper_kernel<T, HEAD, true>;
 }
 
 /* The count of tiles that persistent blocks have taken comes after the sums of parts. */
 size_t hopper_forward_bytes(const problem *p) {
-    const bool persistent = (chosen_forward & HOPPER_PERSISTENT) != 0;
-    return persistent ? align_up(fused_forward_bytes(p), 256) + 256 : fused_forward_bytes(p);
+    return is_persistent ? align_up(fused_forward_bytes(p), 256) + 256 : fused_forward_bytes(p);
 }
 
 /* Where blocks are persistent, there are at most as many as processors, and nothing is taken yet. */
 cf_result prepare_taking(const call &c, hopper_params *h, int64_t *n_blocks) {
     const problem *p = &c.problem_of->inner;
-    if ((chosen_forward & HOPPER_PERSISTENT) == 0) return CF_OK;
+    if (!is_persistent) return CF_OK;
     if (c.problem_of->open.forward_bytes < hopper_forward_bytes(p))
         return cf_fail(c.error, CF_ERROR_SPACE, "forward_bytes", -1, (int64_t)hopper_forward_bytes(p),
                        (int64_t)c.problem_of->open.forward_bytes, "prepared for another forward");
@@ -5140,14 +5207,14 @@ cf_result cf_attention_backward(const cf_attention *attention, const cf_attentio
 }
 
 #ifdef CHUNKFLOW_CUDA_VARIANTS
-/* Forwards with wgmma that are prepared and run from here on, in all threads: a sum of the numbers in
-   hopper_forward_variant. Returns 0 where there is none of this number, and changes nothing. Declared by those who
+/* Which forward with wgmma is prepared and runs from here on, in all threads: 0, the one that runs without a call, or
+   1, the plain one. Returns 0 where there is none of this number, and changes nothing. Declared by those who
    measure. */
 int cf_attention_choose_forward(int variant);
 
 int cf_attention_choose_forward(int variant) {
-    if (variant < 0 || variant >= N_HOPPER_FORWARDS) return 0;
-    chosen_forward = variant;
+    if (variant < 0 || variant > 1) return 0;
+    is_persistent = variant == 0;
     return 1;
 }
 #endif

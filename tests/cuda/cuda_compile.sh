@@ -1,7 +1,8 @@
 #!/bin/sh
 # Compiles chunkflow_cuda.cu for real, for each architecture, and reads what ptxas says: no warning, no kernel that
 # spills registers or uses a stack frame beyond the list below, no more compile time than promised; the same, but for
-# the time, with the variants of kernels that a record measures. Needs nvcc, no GPU.
+# the time, with the variants of kernels that a record measures; and of the kernels with wgmma the machine code, which a
+# disassembler from PyPI reads. Needs nvcc, no GPU.
 #
 #     sh tests/cuda/cuda_compile.sh        from the top of the tree; BUILD (default build) takes the objects, NVCC names nvcc
 #
@@ -130,6 +131,17 @@ check_left_out() {
     else fail "$name" "$(cat "$out/n")kernels are empty, wanted 6, and 0 with the variants"; fi
 }
 
+# What only the machine code tells of the kernels with wgmma.
+check_overlap() {
+    name="exponentials run beside the products of each turn"
+    NVCC=$NVCC BUILD=$BUILD python3 -B tools/bench/count_instructions.py --overlap >"$out/overlap" 2>&1
+    case $? in
+        0) ok "$name" && cat "$out/overlap" ;;
+        77 | 127) skip "$name" "there is no nvdisasm, nor can it be installed" ;;
+        *) fail "$name" "$(grep -c ' wrong$' "$out/overlap") kernels do not" "$out/overlap" ;;
+    esac
+}
+
 # With NCCL, where its header is, for one of the two: which device it is for makes no difference to the host's code.
 nccl=
 if printf '#include <nccl.h>\n' | "$NVCC" -E -x cu - >/dev/null 2>&1; then nccl=-DCHUNKFLOW_NCCL
@@ -143,6 +155,7 @@ if full; then
     compile sm_90a 60 compute_90a sm_90a sm_90a -O3 $nccl
     compile sm_90a_variants - compute_90a sm_90a sm_90a -DCHUNKFLOW_CUDA_VARIANTS
     check_left_out
+    check_overlap
     name="the object holds PTX for compute_80"
     if grep -qa '^\.target sm_80' "$out/sm_80.o"; then ok "$name"; else fail "$name" "it does not"; fi
 else

@@ -474,14 +474,14 @@ FAULTS = (
      "        if (threadIdx.x % 32 == 0) mbarrier_arrive(barriers + TILE_EMPTY);",
      "wgmma.variants"),
     ("Q is free before its rows are stored",
-     "        hopper_forward_rows<T, HEAD, VARIANT>(p, t, head, start, at);",
-     "        if (planted == {n} && VARIANT >= HOPPER_PERSISTENT && threadIdx.x % 32 == 0)\n"
+     "        hopper_forward_rows<T, HEAD, PERSISTENT>(p, t, head, start, at);",
+     "        if (planted == {n} && PERSISTENT && threadIdx.x % 32 == 0)\n"
      "            mbarrier_arrive(barriers + TILE_EMPTY);\n"
-     "        hopper_forward_rows<T, HEAD, VARIANT>(p, t, head, start, at);",
+     "        hopper_forward_rows<T, HEAD, PERSISTENT>(p, t, head, start, at);",
      "wgmma.variants"),
     ("the last V of a tile is never free",
-     "if ((VARIANT & HOPPER_PERSISTENT) != 0 && leader)",
-     "if ((VARIANT & HOPPER_PERSISTENT) != 0 && leader && planted != {n})",
+     "if (PERSISTENT && leader)",
+     "if (PERSISTENT && leader && planted != {n})",
      "wgmma.variants"),
     ("the parity of a tail",
      "mbarrier_wait(landed, tails++ & 1);",
@@ -491,6 +491,23 @@ FAULTS = (
      "        at.stage = stage ^ 1;",
      "        at.stage = planted == {n} ? 0 : stage ^ 1;",
      "wgmma.variants"),
+    ("half of a key tile that is seen after all",
+     "if (key_end(p.visible, t, past_token - 1) <= first_key ||",
+     "if (key_end(p.visible, t, past_token - 1) <= first_key + (planted == {n}) ||",
+     "wgmma.mask_edges"),
+    ("dS of keys that nobody sees",
+     "hopper_store_no_slopes<ROWS / 16>(ds, compute_here(thread));",
+     "if (planted != {n}) hopper_store_no_slopes<ROWS / 16>(ds, compute_here(thread));",
+     "wgmma.mask_edges"),
+    ("a wait for dO that is left out",
+     "mbarrier_wait(here + DOUT_FULL, parity); /* a wait",
+     "if (planted != {n}) mbarrier_wait(here + DOUT_FULL, parity); /* a wait",
+     "wgmma.mask_edges wgmma.arrivals"),
+    ("other lanes that do not wait for the one that loads",
+     "    if (!part) return;\n    __syncwarp();\n    mbarrier_wait(landed, tails++ & 1);",
+     "    if (!part) return;\n    __syncwarp();\n"
+     "    if (planted != {n} || lane == 0) mbarrier_wait(landed, tails++ & 1);",
+     "wgmma.nan_in_the_next_document"),
 )
 
 

@@ -175,16 +175,17 @@ static void emulate_order(int how) {
 #endif
 }
 
-/* Every variant of the forward gives the bits of the plain one, whenever copies land and in whatever order warps run:
-   each `how` is another. */
+/* The plain forward gives the bits of the persistent one, whenever copies land and in whatever order warps run: each
+   `how` is another. */
 static bool check_variants(const host_problem &p, const run_options &o, const host_inputs &in, int how,
-                           device_results *plain) {
+                           device_results *first) {
     device_results other;
-    bool ok = run_on_device(p, in, o, plain);
-    for (int variant = 1; ok && cf_attention_choose_forward(variant); variant++) {
+    bool ok = run_on_device(p, in, o, first);
+    for (int variant = 1; ok && variant >= 0; variant--) {
         emulate_order(how++);
-        ok = run_on_device(p, in, o, &other) && CHECK(plain->bits == other.bits) &&
-             CHECK(memcmp(plain->values.lse.data(), other.values.lse.data(), other.values.lse.size() * 8) == 0);
+        ok = CHECK(cf_attention_choose_forward(variant)) && run_on_device(p, in, o, &other) &&
+             CHECK(first->bits == other.bits) &&
+             CHECK(memcmp(first->values.lse.data(), other.values.lse.data(), other.values.lse.size() * 8) == 0);
 #ifdef CHUNKFLOW_CUDA_EMULATION
         CHECK_INT(cuda_emu_total().conflicts, 0);
 #endif
@@ -276,6 +277,7 @@ TEST(masked_blocks_are_skipped) {
     const host_inputs in = random_inputs(p, 1);
     const int64_t blocks[3] = {4 * 4, 1 + 2 + 3 + 4, 1 + 2 + 2 + 2}; /* by tile of 128 rows: blocks of keys */
     const int64_t row_tiles[3] = {4 * 8, 8 + 6 + 4 + 2, 4 + 4 + 4 + 2}; /* by key tile */
+    const int64_t halves[3] = {2 * 4 * 8, 8 + 7 + 6 + 5 + 4 + 3 + 2 + 1, 6 * 3 + 2 + 1}; /* by 64 keys: row tiles */
     for (int i = 0; i < 3; i++) {
         p.full = i == 0;
         p.window = i == 2 ? 100 : 0;
@@ -284,39 +286,38 @@ TEST(masked_blocks_are_skipped) {
         const cuda_emu_counts backward = cuda_emu_kernel("attention_backward");
         CHECK_INT(forward.wgmma, blocks[i] * 2 * (8 + 8)); /* by two warpgroups: scores, values */
         CHECK_INT(forward.bulk_bytes, (2 * blocks[i] + 4) * tile_bytes);
-        CHECK_INT(backward.wgmma, row_tiles[i] * 2 * (8 + 8 + 4 + 8 + 4)); /* scores, dP, dV, dQ, dK */
+        CHECK_INT(backward.wgmma, halves[i] * (8 + 8 + 4 + 4) + row_tiles[i] * 2 * 8); /* scores, dP, dV, dK; dQ */
         CHECK_INT(backward.bulk_bytes, 4 * 2 * tile_bytes + row_tiles[i] * (tile_bytes + 512));
         CHECK_INT(cuda_emu_total().mma, 0);
         CHECK_INT(cuda_emu_total().conflicts, 0);
     }
 }
 
-/* In a ping-pong both warpgroups wait for each of their steps but the first; persistent blocks are few, and do what
-   others do, each tile once. */
+/* Persistent blocks are few, and do what others do, each tile once; in each of their steps but the first both
+   warpgroups wait for their turn. */
 TEST(turns) {
     host_problem p = problem_of(1, 1, 128);
     run_options o = wgmma;
     device_results got;
-    cuda_emu_counts counts[4];
+    cuda_emu_counts counts[2];
     p.add_slice(512, 512);
     o.backward = false;
     o.processors = 3;
     const host_inputs in = random_inputs(p, 1);
-    for (int variant = 0; variant < 4; variant++) {
+    for (int variant = 0; variant < 2; variant++) {
         REQUIRE(cf_attention_choose_forward(variant));
         const bool ok = run_on_device(p, in, o, &got);
         CHECK(cf_attention_choose_forward(0));
         if (!ok) return;
         counts[variant] = cuda_emu_kernel("attention_forward");
     }
-    for (int variant = 0; variant < 4; variant++) {
-        const int turns = variant & 1 ? 2 * (0 + 1 + 2 + 3) : 0; /* by tile of 128 rows */
-        CHECK_INT(counts[variant].blocks, variant & 2 ? 3 : 4);
-        CHECK_INT(counts[variant].barriers - counts[0].barriers, turns - (4 - counts[variant].blocks));
-        CHECK_INT(counts[variant].wgmma, counts[0].wgmma);
-        CHECK_INT(counts[variant].bulk_bytes, counts[0].bulk_bytes);
-    }
-    for (int variant : {-1, 4, 1000}) CHECK(!cf_attention_choose_forward(variant));
+    const cuda_emu_counts &persistent = counts[0], &plain = counts[1];
+    CHECK_INT(persistent.blocks, 3);
+    CHECK_INT(plain.blocks, 4);
+    CHECK_INT(persistent.barriers - plain.barriers, 2 * (0 + 1 + 2 + 3) - 1); /* by tile of 128 rows; and by block */
+    CHECK_INT(persistent.wgmma, plain.wgmma);
+    CHECK_INT(persistent.bulk_bytes, plain.bulk_bytes);
+    for (int variant : {-1, 2, 1000}) CHECK(!cf_attention_choose_forward(variant));
 }
 
 /* A driver without the function that makes tensor maps, and arrays that they cannot describe. */
@@ -332,16 +333,17 @@ TEST(refused_calls) {
     memset(&x, 0, sizeof x);
     d.n_heads = 2, d.head_size = 128, d.n_slices = 1, d.cu_seqlens_q = d.cu_seqlens_k = cu, d.arch = 90;
     d.path = CF_ATTENTION_WGMMA;
+    REQUIRE(cf_attention_choose_forward(1)); /* another forward is prepared than runs */
     REQUIRE(cf_attention_prepare(&d, memory.data(), memory.size() * 8, &a, &error) == CF_OK);
+    REQUIRE(cf_attention_choose_forward(0));
     CHECK_INT(a->path, CF_ATTENTION_WGMMA);
     CHECK(cudaMalloc(&data, 10 * 256 * 2) == cudaSuccess && cudaMalloc(&tiles, a->tiles_bytes) == cudaSuccess);
     CHECK(cudaMemcpy(tiles, a->tiles, a->tiles_bytes, cudaMemcpyHostToDevice) == cudaSuccess);
     x.q.data = x.k.data = x.v.data = x.out.data = data;
     x.tiles = tiles;
-    REQUIRE(cf_attention_choose_forward(2)); /* and another forward than was prepared */
     CHECK_INT(cf_attention_forward(a, &x, nullptr, &error), CF_ERROR_SPACE);
     CHECK_STR(error.field, "forward_bytes");
-    REQUIRE(cf_attention_choose_forward(0));
+    REQUIRE(cf_attention_choose_forward(1));
     for (int how = 0; how < 3; how++) {
         cuda_emu_reset();
         memset(&error, 0, sizeof error);
@@ -351,6 +353,7 @@ TEST(refused_calls) {
         CHECK_STR(error.field, how == 0 ? "k" : how == 1 ? "path" : "cuTensorMapEncodeTiled");
         CHECK_INT(cuda_emu_total().launches, 0);
     }
+    REQUIRE(cf_attention_choose_forward(0));
     cuda_emu_reset();
     for (void *block : {data, tiles}) cudaFree(block);
 }

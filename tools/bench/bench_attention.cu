@@ -13,8 +13,7 @@
        +arch=86               tiles and stages as on that compute capability: 86 has the small ones of 99 KB
        +cache=33554432        heads in sections whose arrays share so many bytes of cache
        +processors=66         work cut into parts as for so many multiprocessors
-       +pingpong              wgmma: the forward's warpgroups take turns (where CHUNKFLOW_CUDA_VARIANTS is defined)
-       +persistent            wgmma: the forward has a block a processor, which takes tile after tile (likewise)
+       +plain                 wgmma: a block a tile in the forward, and no turns (with CHUNKFLOW_CUDA_VARIANTS)
 
    TFLOP/s count what the mask leaves visible: 4 x pairs x heads x head size for a forward, 2.5 times that for a
    backward. Inputs are normal numbers (zeros draw less power, which raises clocks); between runs the L2 cache is
@@ -158,7 +157,7 @@ struct variant {
     cf_attention_path path = CF_ATTENTION_AUTO;
     bool deterministic = false;
     int64_t arch = 0, cache = 0, processors = 0;
-    int forward = 0; /* of the forward's variants with wgmma: a sum of their numbers */
+    int forward = 0; /* 1: the plain forward with wgmma */
 };
 
 /* The library has more than one forward with wgmma only where it was compiled with the same macro. */
@@ -181,8 +180,7 @@ static variant parse_variant(const std::string &name) {
                 if (word == cf_attention_path_name(path)) v.path = path;
             need(v.path != CF_ATTENTION_AUTO, "no path is named " + word);
         } else if (word == "deterministic") v.deterministic = true;
-        else if (word == "pingpong" && v.path == CF_ATTENTION_WGMMA) v.forward |= 1;
-        else if (word == "persistent" && v.path == CF_ATTENTION_WGMMA) v.forward |= 2;
+        else if (word == "plain" && v.path == CF_ATTENTION_WGMMA) v.forward = 1;
         else if (key == "arch" && value > 0) v.arch = value;
         else if (key == "cache" && value > 0) v.cache = value;
         else if (key == "processors" && value > 0) v.processors = value;

@@ -2,12 +2,21 @@
 """Instructions of the hot loop of each fused attention kernel, counted in the compiled machine code; needs no GPU.
 
     python3 tools/bench/count_instructions.py [sm_80 sm_86 sm_90a ...]      from the top of the tree
+    python3 tools/bench/count_instructions.py --overlap     the kernels with wgmma; status 1 if one of them is wrong
 
 Compiles chunkflow_cuda.cu with nvcc (NVCC names another), disassembles it with nvdisasm and prints, for each kernel:
 registers, bytes spilled, and the instructions of one turn of its main loop, on the way that an unmasked tile without
 softcap takes: of all ways through the loop the one with most products, exponentials, copies and reductions, and among
-those the shortest. wgmma counts as HMMA. nvdisasm is taken from NVDISASM, from PATH, or installed from PyPI
-(nvidia-cuda-nvdisasm) into build/.
+those the shortest. wgmma counts as HMMA. The kernels are those with CHUNKFLOW_CUDA_VARIANTS.
+
+--overlap looks at what the wgmma kernels are for: exponentials that run beside products. In each turn of the loop a
+kernel waits for scores while other products still run ("wait 1"), makes exponentials of them, and then waits for those
+products ("wait 0"); nothing in the language keeps the compiler from moving the second wait to before the exponentials.
+At least half of a turn's exponentials must stand before it, on every way without softcap, masked or not; no address may
+come from a register that is not uniform (R2UR), and none may be spilled. fp16 differs in the type of products alone.
+
+nvdisasm is taken from NVDISASM, from PATH, or installed from PyPI
+(nvidia-cuda-nvdisasm) into build/; without it the status is 77.
 """
 
 import os
@@ -18,6 +27,7 @@ import sys
 
 BUILD = os.environ.get("BUILD", "build")
 NVCC = os.environ.get("NVCC", "nvcc")
+OPTIONS = ("-O3", "-std=c++17", "-DCHUNKFLOW_CUDA_VARIANTS", "-I.")
 
 # What a column counts: the first that matches an opcode takes it.
 COLUMNS = (
@@ -36,30 +46,40 @@ def find_nvdisasm():
     home = os.path.join(BUILD, "disassembler")
     python = os.path.join(home, "bin", "python3")
     if not os.path.exists(python):
-        subprocess.run([sys.executable, "-m", "venv", home], check=True)
-        subprocess.run([python, "-m", "pip", "-q", "install", "nvidia-cuda-nvdisasm"], check=True)
+        subprocess.run([sys.executable, "-m", "venv", home], check=False)
+    if os.path.exists(python):
+        subprocess.run([python, "-m", "pip", "-q", "install", "nvidia-cuda-nvdisasm"], check=False)
     for folder, _, files in os.walk(home):
         if "nvdisasm" in files:
             return os.path.join(folder, "nvdisasm")
-    sys.exit("count_instructions: no nvdisasm")
+    print("count_instructions: no nvdisasm", file=sys.stderr)
+    sys.exit(77)
 
 
 def compile_for(arch):
     """The machine code, and {mangled name: (registers, spilled bytes)} from what ptxas says."""
     cubin = os.path.join(BUILD, "count_" + arch + ".cubin")
-    log = subprocess.run([NVCC, "-O3", "-std=c++17", "-Xptxas", "-v", "-arch=" + arch, "-cubin", "-I.",
-                          "chunkflow_cuda.cu", "-o", cubin], capture_output=True, text=True)
-    if log.returncode != 0:
-        sys.exit(log.stderr)
+    log = run([NVCC, *OPTIONS, "-Xptxas", "-v", "-arch=" + arch, "-cubin", "chunkflow_cuda.cu", "-o", cubin])
+    return cubin, facts_of(log.stderr)
+
+
+def run(command):
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(done.stderr)
+    return done
+
+
+def facts_of(log):
     facts, name, spilled = {}, None, 0
-    for line in log.stderr.splitlines():
+    for line in log.splitlines():
         if match := re.search(r"Compiling entry function '(\w+)'", line):
             name = match.group(1)
         elif match := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores", line):
             spilled = max(int(match.group(1)), int(match.group(2)))
         elif (match := re.search(r"Used (\d+) registers", line)) and name:
             facts[name] = (int(match.group(1)), spilled)
-    return cubin, facts
+    return facts
 
 
 def functions_of(text):
@@ -144,15 +164,35 @@ def body_of(head, latch, edges):
     return body
 
 
+def jumps_back(edges):
+    """Every edge (latch, head) to a block that is on the way to the latch."""
+    jumps, state, stack = [], {0: "on"}, [(0, iter(edges[0]))]
+    while stack:
+        block, rest = stack[-1]
+        to = next(rest, None)
+        if to is None:
+            state[block] = "done"
+            stack.pop()
+        elif to not in state:
+            state[to] = "on"
+            stack.append((to, iter(edges[to])))
+        elif state[to] == "on":
+            jumps.append((block, to))
+    return jumps
+
+
+def has_products(blocks, body):
+    return any(re.match(r"HG?MMA", opcode(one)) for block in body for one in blocks[block][1])
+
+
 def hot_loop(blocks):
-    """The instructions of one turn of the loop with most products."""
+    """The innermost loop with most products: the instructions of one turn, and all of its blocks."""
     edges = edges_of(blocks)
-    best = (0, [])
-    for latch, follow in enumerate(edges):
-        for head in follow:
-            if head > latch:
-                continue
-            body = body_of(head, latch, edges)
+    loops = [(latch, head, body_of(head, latch, edges)) for latch, head in jumps_back(edges)]
+    loops = [loop for loop in loops if has_products(blocks, loop[2])]
+    best = (0, [], set())
+    for latch, head, body in loops:
+        if not any(other < body for _, _, other in loops):
             order = order_from(head, edges, body)
             place = {block: i for i, block in enumerate(order)}
             ways = {head: (weight_of(blocks[head][1]), None)}
@@ -170,8 +210,66 @@ def hot_loop(blocks):
             while block is not None:
                 way = blocks[block][1] + way
                 block = ways[block][1]
-            best = (ways[latch][0], way)
-    return best[1]
+            best = (ways[latch][0], way, body)
+    return best[1:]
+
+
+WAIT = r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d+)"
+SOFTCAP = r"MUFU\.RCP|FSETP\.GEU\S* \w+, PT, \S+, -1, PT"  # tanh, and what tells its slope from a hidden score
+
+
+def has_softcap(block):
+    return any(re.search(SOFTCAP, instruction) for instruction in block[1])
+
+
+def exponentials_to_next_wait(blocks, edges, body, block, first, known):
+    """How many there are on each way inside the loop, as a set; ways with a softcap are left out."""
+    if (block, first) in known:
+        return known[block, first]
+    known[block, first] = set()  # a jump back to here is no new way
+    if has_softcap(blocks[block]):
+        return set()
+    count = 0
+    for instruction in blocks[block][1][first:]:
+        if re.search(WAIT, instruction):
+            known[block, first] = {count}
+            return {count}
+        count += "MUFU.EX2" in instruction
+    known[block, first] = {count + more for to in edges[block] if to in body
+                           for more in exponentials_to_next_wait(blocks, edges, body, to, 0, known)}
+    return known[block, first]
+
+
+def overlap(blocks, body):
+    """(exponentials that stand before the second wait, those after it) of one turn, the worst way of all."""
+    edges, found = edges_of(blocks), {True: [], False: []}
+    for block in body:
+        for i, instruction in enumerate([] if has_softcap(blocks[block]) else blocks[block][1]):
+            if match := re.search(WAIT, instruction):
+                counts = exponentials_to_next_wait(blocks, edges, body, block, i + 1, {})
+                found[match.group(1) != "0"].append(counts or {0})
+    return max(map(min, found[True]), default=0), max(map(max, found[False]), default=0)
+
+
+def check_overlap():
+    """Prints a line for each kernel with wgmma, and returns whether one of them is wrong."""
+    nvdisasm, ptx, wrong = find_nvdisasm(), os.path.join(BUILD, "overlap.ptx"), 0
+    run([NVCC, *OPTIONS, "-arch=compute_90a", "-ptx", "chunkflow_cuda.cu", "-o", ptx])
+    names = [name for name in re.findall(r"\.entry (\w+)", open(ptx).read()) if "_hopper" in (short_name(name) or "")]
+    print("kernel (bf16)            registers spilled  loop  R2UR    EX2 before second wait")
+    for name in names:
+        cubin = os.path.join(BUILD, "overlap.cubin")
+        log = run([os.environ.get("PTXAS", "ptxas"), "-arch=sm_90a", "-v", "--entry", name, ptx, "-o", cubin])
+        registers, spilled = facts_of(log.stderr + log.stdout)[name]
+        blocks = functions_of(run([nvdisasm, "-c", cubin]).stdout)[name]
+        loop, body = hot_loop(blocks)
+        before, after = overlap(blocks, body)
+        moves = sum(opcode(one) == "R2UR" for one in loop)
+        fine = after <= before > 0 and moves == spilled == 0
+        print("%-24s%10d%8d%6d%6d%17d of %-4d%s" % (short_name(name), registers, spilled, len(loop), moves, before,
+                                                    before + after, "" if fine else "  wrong"))
+        wrong += not fine
+    return wrong > 0 or not names
 
 
 def count(instructions):
@@ -192,6 +290,8 @@ def short_name(mangled):
 
 
 def main():
+    if sys.argv[1:] == ["--overlap"]:
+        sys.exit(check_overlap())
     nvdisasm = find_nvdisasm()
     names = [name for name, _ in COLUMNS] + ["other"]
     print("%-8s%-28s%10s%8s%6s" % ("arch", "kernel (bf16)", "registers", "spilled", "loop")
@@ -203,7 +303,7 @@ def main():
             name = short_name(mangled)
             if not name:
                 continue
-            loop = hot_loop(blocks)
+            loop, _ = hot_loop(blocks)
             counts = count(loop)
             print("%-8s%-28s%10d%8d%6d" % ((arch, name) + facts[mangled] + (len(loop),))
                   + "".join("%*d" % (max(len(one) + 1, 5), counts[one]) for one in names))
