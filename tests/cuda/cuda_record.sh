@@ -204,7 +204,7 @@ END
 done
 for which in gpu_record gpu_record_train; do
     rm -f "$MAKE_SAID"
-    capture env "PATH=$(cd "$work/bin" && pwd):$PATH" "BUILD=$work/build" timeout 300 sh tools/$which.sh --small \
+    capture env "PATH=$(cd "$work/bin" && pwd):$PATH" "BUILD=$work/build" timeout 300 sh tools/device/$which.sh --small \
         --programs "$work/programs" --out "$work/none" --resume "$work/fourth/record.jsonl"
     expect "$which: no program starts" 1 "^$which: no program starts here"
     holds "$which: they were to be built here" grep -qx gpu-programs "$MAKE_SAID"
@@ -345,7 +345,7 @@ if [ -n "$PYTHON" ]; then compare; fi
 for wrong in "--nonsense" "--minutes" "--minutes many" "--resume $work/nowhere" "--" "minutes" "--limits 3"; do
     for which in gpu_record gpu_record_train; do
         # shellcheck disable=SC2086
-        capture sh tools/$which.sh $wrong
+        capture sh tools/device/$which.sh $wrong
         complained "refused by $which: $wrong" 2 "^$which: "
     done
 done

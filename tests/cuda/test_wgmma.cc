@@ -69,7 +69,8 @@ TEST(groups) {
     }
 }
 
-/* Whether a block of keys, or a warpgroup's keys, need their mask hangs on one key, at either end. */
+/* Whether a block of keys, or a warpgroup's keys, need their mask hangs on one key, at either end; and so does whether
+   a row tile sees any of a warpgroup's keys: the last tile of the second slice sees one, the first or the last of 64. */
 TEST(mask_edges) {
     NEEDS_WGMMA();
     for (int i = 0; i < 4; i++) {
@@ -78,6 +79,8 @@ TEST(mask_edges) {
         p.window = i % 2 ? 145 : 0;
         o.deterministic = i >= 2;
         p.add_slice(20, 146);
+        if (i % 2) p.add_slice(84, 84 + 145 - 2);
+        else p.add_slice(65, 65);
         check_problem(p, o, (uint64_t)(90 + i));
     }
 }
