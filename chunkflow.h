@@ -1107,8 +1107,7 @@ typedef struct cf_timeline {
    Bounds, by name. "critical-path": the longest path of dependent passes; replays lie on it only where K, or the limit
    of every stage, is 1, because elsewhere none of them must be. "stage-load": the work of a stage, the shortest way to
    it and the shortest way from it. "one-machine": each stage alone with the release time and tail of each of its
-   passes, preemption allowed (Jackson's schedule; at least as strong as stage-load), or one chunk on its way to the
-   last stage and back, which each of the others holds up for at least its shortest pass. "memory", where a stage has a
+   passes, preemption allowed (Jackson's schedule; at least as strong as stage-load). "memory", where a stage has a
    limit: a kept chunk stays on a stage for the passes of all later stages, and one that does not stay costs a replay,
    so a stage with room for few needs long.
 
@@ -5529,38 +5528,58 @@ static int64_t cf__clock_stuck(const cf__clock *clock) {
 }
 
 /* ================================================================================================================
-   >>bounds    heads, tails and lower bounds
+   >>bounds    how long a schedule must take
+
+   A bound is a time that no schedule can beat which cf_schedule_validate accepts, whatever it drops and in whichever
+   order its stages run. There are four. Each counts something that no schedule gets around.
+
+   Heads and tails. A pass waits for others, which wait for others again, and transfers take time, too. The longest such
+   chain that leads to a pass is its head: it cannot begin sooner. The longest one that leads on from its end is its
+   tail: the schedule ends no sooner after it. For one chunk on two stages, where F takes 1, B 2 and a transfer 1:
+
+       stage 0   F . . . . . B B        F: head 0, tail 7    B: head 6, tail 0
+       stage 1   . . F B B . . .        F: head 2, tail 5    B: head 3, tail 3
+
+   The critical path is the longest chain of all: the most that head, pass and tail of any pass come to.
+
+   The stage load is the work of a stage, which runs one pass at a time, between the least head and the least tail of
+   its passes: 0 + 3 + 0 for stage 0 above, and 2 + 3 + 3 for stage 1.
+
+   One machine: what holds for all passes of a stage holds for any part of them, and a part whose passes come late and
+   have much behind them may need longer than the whole. This is the longest that any part needs.
+
+   Memory: a stage with a limit has that many places. A chunk that is kept takes one of them from its F to the end of
+   its backward, in which it goes to the last stage and back; a chunk that is dropped takes one only from its R on, but
+   the R is work. All these stays take turns in the places.
+
+   Nothing may be counted that is a schedule's choice. K is the most chunks of a group that are kept, and a schedule may
+   keep fewer. So it is known which chunks are dropped only where no stage can keep two of a group: all but the last.
+   There their replays lie on the paths. Elsewhere the least number of replays is known, and they count as work.
    ================================================================================================================ */
 
 enum { CF__BOUNDS_EITHER = 2 };
 
-/* For each pass, by its place, the longest way to it (head) and from its end (tail) through passes that must come
-   before or after it, where every group keeps its last `kept` chunks. W has arrays only where backwards are split. */
+/* The heads and tails of all passes, by their place. Those of W are there only where backwards are split. */
 typedef struct cf__bounds_paths {
     const cf__pipeline *pipe;
     int split;    /* 1: backwards are I and W. CF__BOUNDS_EITHER: each is that or B, whichever takes less */
-    int64_t kept;
+    int64_t kept; /* a group keeps its last chunks, and so many of them */
     double *seconds[CF__PIPE_PLACES]; /* (cells) */
     double *head[CF__PIPE_PLACES];    /* (cells) */
     double *tail[CF__PIPE_PLACES];    /* (cells) */
+    double *stay;       /* (cells) how long a chunk that is kept takes a place, to the end of its B or I, at least: it
+                           goes to the last stage and back, and in a group waits until the next chunk has done so */
+    double *stay_again; /* (cells) and one that is dropped, from its R on. Where all stages replay it through the
+                           pipeline it goes there and back again; otherwise the next stage may have kept it */
 } cf__bounds_paths;
 
-static void cf__bounds_layout_paths(cf__bounds_paths *paths, int64_t n_cells, int split, cf__carver *carver) {
-    int place;
-    for (place = 0; place < 3 + (split != 0); place++) {
-        paths->seconds[place] = (double *)cf__take(carver, n_cells, sizeof(double));
-        paths->head[place] = (double *)cf__take(carver, n_cells, sizeof(double));
-        paths->tail[place] = (double *)cf__take(carver, n_cells, sizeof(double));
-    }
-}
-
-/* Seconds + tail of a pass: how long before the end it must have begun. */
+/* How long before the end a pass must have begun: its seconds and its tail. */
 static double cf__bounds_latest_start(const cf__bounds_paths *paths, int place, int64_t cell) {
     return paths->tail[place][cell] + paths->seconds[place][cell];
 }
 
-/* Seconds of B, or of I and W, of a chunk. Of either: as long as the shorter one takes in all, with the gradient of the
-   inputs as early as the earlier one has it. */
+/* Fills in the seconds of a chunk's B, or of its I and W. Of either they take in all as long as the cheaper form, and
+   the gradient of the inputs is there as early as in the earlier one. */
 static void cf__bounds_fill_backward(cf__bounds_paths *paths, int64_t v, int64_t i) {
     const cf__pipeline *pipe = paths->pipe;
     double whole = cf__pipe_pass_seconds(pipe, CF_B, i, v), *back = &paths->seconds[CF__PIPE_BACK][v * pipe->n + i];
@@ -5588,9 +5607,9 @@ static void cf__bounds_fill_seconds(cf__bounds_paths *paths) {
         }
 }
 
-/* Heads (CF__PIPE_WAITS_FOR) or tails (CF__PIPE_HOLDS_UP) of one pass of a chunk on all virtual stages, those of the
-   passes at the other ends of the rules being known. What crosses virtual stages comes last, as it goes on from
-   stage to stage. */
+/* Finds the heads (CF__PIPE_WAITS_FOR) or the tails (CF__PIPE_HOLDS_UP) of a chunk's passes at one place, one on each
+   virtual stage, from those of the passes at the other ends of the rules. The rule that leads to the next virtual stage
+   comes last, because it goes on from what that one has come to. */
 static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, int place, const cf__pipe_unit *unit,
                                   int64_t chunk) {
     const cf__pipeline *pipe = paths->pipe;
@@ -5614,8 +5633,8 @@ static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, int place, c
         }
 }
 
-/* All tails of a unit and the heads of its forwards, each after those that it follows from. A kept chunk has a tail of
-   R, too, since it may be dropped all the same. */
+/* Finds all tails of a unit and the heads of its forwards, each after those that it follows from. A kept chunk gets a
+   tail of R, too, since a schedule may drop it all the same. */
 static void cf__bounds_find_tails(cf__bounds_paths *paths, const cf__pipe_unit *unit) {
     cf__pipe_unit dropped = *unit;
     int64_t first = unit->first, last = first + unit->n - 1, i;
@@ -5629,7 +5648,7 @@ static void cf__bounds_find_tails(cf__bounds_paths *paths, const cf__pipe_unit *
     for (i = last; i >= first; i--) cf__bounds_find_reach(paths, CF__PIPE_HOLDS_UP, CF_F, unit, i);
 }
 
-/* The heads of its other passes. */
+/* Finds the heads of its other passes. */
 static void cf__bounds_find_heads(cf__bounds_paths *paths, const cf__pipe_unit *unit) {
     int64_t i;
     for (i = unit->first + unit->n - 1; i >= unit->first; i--) {
@@ -5651,28 +5670,18 @@ static void cf__bounds_each_unit(cf__bounds_paths *paths,
 
 /* ---- one stage by itself ---- */
 
-/* Working space of the bounds of one stage. A job is a pass there. */
+/* The passes of one stage, which are the jobs of a machine here, and room to work on them. */
 typedef struct cf__bounds_jobs {
     int64_t n;
-    double *head, *tail;      /* (most jobs) */
-    double *left;             /* (most jobs) seconds still to run */
-    uint64_t *by_head;        /* (most jobs) */
-    uint64_t *by_tail;        /* (most jobs) longest first */
-    uint64_t *place;          /* (most jobs) in by_tail */
-    cf__bits waiting;         /* by place in by_tail, the jobs that can run */
-    double work;              /* seconds of all passes but R */
-    double replays;           /* seconds of replays that no schedule does without */
+    double *head, *tail;         /* (most jobs) */
+    double *left;                /* (most jobs) seconds still to run */
+    uint64_t *by_head, *scratch; /* (most jobs) jobs in the order in which they can begin */
+    int32_t *waiting;            /* (most jobs) heap of those that can run, the longest tail first ... */
+    double *key;                 /* (most jobs) ... by this */
+    double around;               /* the least head and the least tail */
+    double work;                 /* seconds of all passes but R */
+    double replays;              /* seconds of the replays that no schedule does without */
 } cf__bounds_jobs;
-
-static void cf__bounds_layout_jobs(cf__bounds_jobs *jobs, int64_t most, cf__carver *carver) {
-    jobs->head = (double *)cf__take(carver, most, sizeof(double));
-    jobs->tail = (double *)cf__take(carver, most, sizeof(double));
-    jobs->left = (double *)cf__take(carver, most, sizeof(double));
-    jobs->by_head = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
-    jobs->by_tail = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
-    jobs->place = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
-    cf__bits_layout(&jobs->waiting, most, carver);
-}
 
 static void cf__bounds_add_job(cf__bounds_jobs *jobs, double head, double seconds, double tail) {
     jobs->head[jobs->n] = head;
@@ -5680,23 +5689,25 @@ static void cf__bounds_add_job(cf__bounds_jobs *jobs, double head, double second
     jobs->left[jobs->n++] = seconds;
 }
 
-/* Whether a chunk is dropped in every schedule: where a group keeps one chunk at a time, that is its last one when the
-   first backward begins, and then the next one before it. */
+/* Whether every schedule drops the chunk: no group keeps two, and this is not the last one of its group. */
 static int cf__bounds_must_drop(const cf__bounds_paths *paths, int64_t chunk) {
     return paths->kept == 1 && cf__pipe_chunks_after(paths->pipe, chunk) > 0;
 }
 
-/* Replays that a group cannot do without on virtual stage v, if it keeps at most k > 1 chunks at once; of which chunks
-   is left open, but for the last one. When the backward of its j-th chunk begins, that chunk is kept, and so are at most
-   k - 1 of those before it: at least j - k of them are replayed later. Counted from the last one back, replay t
-   therefore follows the backward of chunk k + t, and the last t of them take at least as long as the t cheapest. All
-   precede the backward of the first chunk, so that one tail serves for all, and the one-machine bound below, which is
-   one of sums over all jobs past a head and a tail, holds with the t-th cheapest in place of replay t. */
+/* Adds the replays that a group cannot do without on virtual stage v, where it keeps at most k > 1 chunks at once. When
+   the backward of its chunk j begins (counted from 1), that chunk is kept and at most k - 1 before it, so that j - k or
+   more of them are still to be replayed. With five chunks and k = 2:
+
+       B5  three are to come  B4  two  B3  one  B2 B1
+
+   So one replay comes after B of chunk k + 1, another one after that of k + 2, and so on. Which chunks they are of is
+   open, but all are before B1, and the last t of them take no less than the t cheapest. In every sum over jobs behind
+   some head, the cheapest replays therefore stand for those that there are. */
 static void cf__bounds_add_replays(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t v,
                                    const cf__pipe_unit *unit, int64_t k) {
     int64_t first = v * paths->pipe->n + unit->first, t;
     for (t = 0; t < unit->n - 1; t++) jobs->by_head[t] = (uint64_t)t;
-    cf__sort(&jobs->by_head, &jobs->place, unit->n - 1, paths->seconds[CF_R] + first, 0);
+    cf__sort(&jobs->by_head, &jobs->scratch, unit->n - 1, paths->seconds[CF_R] + first, 0);
     for (t = 0; t < unit->n - k; t++) {
         int64_t cell = first + k + t;
         double seconds = paths->seconds[CF_R][first + (int64_t)jobs->by_head[t]];
@@ -5706,7 +5717,7 @@ static void cf__bounds_add_replays(cf__bounds_jobs *jobs, const cf__bounds_paths
     }
 }
 
-/* The jobs of one virtual stage; k: most chunks of a group that it keeps. */
+/* Adds the jobs of one virtual stage, which keeps at most k chunks of a group. */
 static void cf__bounds_add_stage(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t v, int64_t k) {
     const cf__pipeline *pipe = paths->pipe;
     int64_t i;
@@ -5725,72 +5736,53 @@ static void cf__bounds_add_stage(cf__bounds_jobs *jobs, const cf__bounds_paths *
     }
 }
 
+/* Collects the jobs of a stage, which keeps at most k chunks of a group. */
 static void cf__bounds_collect_jobs(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t stage, int64_t k) {
-    int64_t row;
-    jobs->n = 0;
-    jobs->work = jobs->replays = 0;
-    for (row = 0; row < paths->pipe->n_v / paths->pipe->n_stages; row++)
-        cf__bounds_add_stage(jobs, paths, cf__pipe_at(paths->pipe, row, stage), k);
-}
-
-/* Least head + all work + least tail. */
-static double cf__bounds_load(const cf__bounds_jobs *jobs) {
     double head = DBL_MAX, tail = DBL_MAX;
     int64_t i;
+    jobs->n = 0;
+    jobs->work = jobs->replays = jobs->around = 0;
+    for (i = 0; i < paths->pipe->n_v / paths->pipe->n_stages; i++)
+        cf__bounds_add_stage(jobs, paths, cf__pipe_at(paths->pipe, i, stage), k);
     for (i = 0; i < jobs->n; i++) {
         if (jobs->head[i] < head) head = jobs->head[i];
         if (jobs->tail[i] < tail) tail = jobs->tail[i];
     }
-    return jobs->n > 0 ? head + jobs->work + jobs->replays + tail : 0;
+    if (jobs->n > 0) jobs->around = head + tail;
 }
 
-/* By head, and by tail with the longest first; of equal tails the lower job is first. */
-static void cf__bounds_sort_jobs(cf__bounds_jobs *jobs) {
-    int64_t i;
-    for (i = 0; i < jobs->n; i++) jobs->by_tail[i] = jobs->by_head[i] = (uint64_t)i;
-    cf__sort(&jobs->by_tail, &jobs->place, jobs->n, jobs->tail, ~(uint64_t)0);
-    cf__sort(&jobs->by_head, &jobs->place, jobs->n, jobs->head, 0);
-    for (i = 0; i < jobs->n; i++) jobs->place[jobs->by_tail[i]] = (uint64_t)i;
-    cf__bits_clear(&jobs->waiting);
-}
-
-/* Jackson's preemptive schedule: always run the released job with the longest tail. Its longest completion + tail is
-   the maximum of the load bound over all subsets of the jobs (Carlier, 1982), and the maximum is reached by a subset of
-   all jobs past some head and some tail. */
+/* The one-machine bound, without a look at every part of the jobs: the machine always runs the job with the longest
+   tail of those that can run, and leaves one for another whose tail is longer. The longest end + tail of any job is the
+   largest load of any part (Jackson's preemptive schedule; Carlier, 1982). Uses up the jobs. */
 static double cf__bounds_one_machine(cf__bounds_jobs *jobs) {
-    int64_t i = 0, place, job;
+    int64_t next = 0, n_waiting = 0, i;
     double now = 0, bound = 0;
-    cf__bounds_sort_jobs(jobs);
-    for (;;) {
-        double release = i < jobs->n ? jobs->head[jobs->by_head[i]] : DBL_MAX;
-        place = release <= now ? -1 : cf__bits_next(&jobs->waiting, 0);
-        if (place < 0 && i == jobs->n) return bound;
-        job = place < 0 ? -1 : (int64_t)jobs->by_tail[place];
-        if (job < 0) {
+    for (i = 0; i < jobs->n; i++) {
+        jobs->by_head[i] = (uint64_t)i;
+        jobs->key[i] = -jobs->tail[i];
+    }
+    cf__sort(&jobs->by_head, &jobs->scratch, jobs->n, jobs->head, 0);
+    while (next < jobs->n || n_waiting > 0) {
+        double release = next < jobs->n ? jobs->head[jobs->by_head[next]] : DBL_MAX;
+        if (n_waiting == 0 || release <= now) {
             now = cf__most(now, release);
-            cf__bits_put(&jobs->waiting, (int64_t)jobs->place[jobs->by_head[i++]], 1);
-        } else if (now + jobs->left[job] > release) {
-            jobs->left[job] -= release - now;
+            cf__heap_push(jobs->waiting, n_waiting++, (int32_t)jobs->by_head[next++], jobs->key);
+        } else if (now + jobs->left[jobs->waiting[0]] > release) {
+            jobs->left[jobs->waiting[0]] -= release - now;
             now = release;
         } else {
+            int32_t job = cf__heap_pop(jobs->waiting, n_waiting--, jobs->key);
             now += jobs->left[job];
             bound = cf__most(bound, now + jobs->tail[job]);
-            cf__bits_put(&jobs->waiting, place, 0);
         }
     }
+    return bound;
 }
 
 /* ---- memory ---- */
 
-/* How long a chunk takes a place on each virtual stage, to the end of its B or I, at least. */
-typedef struct cf__bounds_stays {
-    double *kept;  /* (cells) from its F on: there and back through the stages behind, and for a chunk of a group not
-                      before the next one has been there and back */
-    double *again; /* (cells) from its R on. Where all of its stages replay it through the pipeline, that goes there and
-                      back, too; otherwise the next stage may have kept it */
-} cf__bounds_stays;
-
-static void cf__bounds_find_stays(const cf__bounds_paths *paths, cf__bounds_stays *stays) {
+/* Finds how long a chunk takes a place, each virtual stage from the one behind it. */
+static void cf__bounds_find_stays(cf__bounds_paths *paths) {
     const cf__pipeline *pipe = paths->pipe;
     int64_t v, i;
     for (v = pipe->n_v - 1; v >= 0; v--)
@@ -5798,219 +5790,56 @@ static void cf__bounds_find_stays(const cf__bounds_paths *paths, cf__bounds_stay
             int64_t cell = v * pipe->n + i;
             double away = 0, replayed = 0, back = paths->seconds[CF__PIPE_BACK][cell];
             if (v + 1 < pipe->n_v) {
+                int64_t behind = cell + pipe->n;
                 double transfers = 2 * cf__pipe_hop_seconds(pipe, i, v, v + 1);
-                away = stays->kept[cell + pipe->n] + transfers;
-                if (!pipe->local && cf__bounds_must_drop(paths, i)) replayed = stays->again[cell + pipe->n] + transfers;
+                away = paths->stay[behind] + transfers;
+                if (!pipe->local && cf__bounds_must_drop(paths, i)) replayed = paths->stay_again[behind] + transfers;
             }
-            if (cf__pipe_chunks_after(pipe, i) > 0) away = cf__most(away, stays->kept[cell + 1]);
-            stays->kept[cell] = paths->seconds[CF_F][cell] + away + back;
-            stays->again[cell] = paths->seconds[CF_R][cell] + replayed + back;
+            if (cf__pipe_chunks_after(pipe, i) > 0) away = cf__most(away, paths->stay[cell + 1]);
+            paths->stay[cell] = paths->seconds[CF_F][cell] + away + back;
+            paths->stay_again[cell] = paths->seconds[CF_R][cell] + replayed + back;
         }
 }
 
-/* What the chunks of a stage take of its places, and what a replay of each would save: an item of a knapsack. */
-typedef struct cf__bounds_knapsack {
-    double head, tail; /* no place is taken sooner, or later before the end */
-    double stay;       /* seconds of all chunks together, nothing replayed that need not be */
-    int64_t n;         /* items, in jobs->head (seconds saved), ->tail (seconds of R) and ->left (R for each saved) */
-} cf__bounds_knapsack;
+/* Seconds of a stage for some choice of what it drops: of all stays in its places, and of all work. */
+typedef struct cf__bounds_choice {
+    double stays, work;
+} cf__bounds_choice;
 
-static void cf__bounds_fill_knapsack(cf__bounds_knapsack *sack, const cf__bounds_paths *paths,
-                                     const cf__bounds_stays *stays, cf__bounds_jobs *jobs, int64_t v) {
+/* The choice for which the mean of the two is least, with the stays counting `part`. A mean adds up chunk by chunk, so
+   each of them is dropped, where there is a choice, if that adds less to it. */
+static cf__bounds_choice cf__bounds_choose(const cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t stage,
+                                           int64_t limit, double part) {
     const cf__pipeline *pipe = paths->pipe;
-    const double *tails = paths->tail[paths->split ? CF__PIPE_W : CF__PIPE_BACK];
-    int64_t i;
-    for (i = 0; i < pipe->n; i++) {
-        int64_t cell = v * pipe->n + i;
-        int must_drop = cf__bounds_must_drop(paths, i);
-        double again = paths->seconds[CF_R][cell], saved = stays->kept[cell] - stays->again[cell];
-        if (paths->head[CF_F][cell] < sack->head) sack->head = paths->head[CF_F][cell];
-        if (tails[cell] < sack->tail) sack->tail = tails[cell];
-        sack->stay += must_drop ? stays->again[cell] : stays->kept[cell];
-        if (paths->split) sack->stay += paths->seconds[CF__PIPE_W][cell];
-        if (must_drop || !(saved > 0)) continue;
-        jobs->head[sack->n] = saved;
-        jobs->tail[sack->n] = again;
-        jobs->left[sack->n] = again / saved;
-        jobs->by_head[sack->n] = (uint64_t)sack->n;
-        sack->n++;
-    }
-}
-
-/* A stage has at most `limit` chunks at once, so that what they stay there takes at least stay / limit. Replays save
-   some of that, and are work themselves. The least makespan weighs one against the other; cutting chunks in parts, the
-   ones that save most for their replay are replayed until the stage's work takes as long as the stays do. load: the
-   bound on the work with the replays that must be. Uses up the jobs. */
-static double cf__bounds_memory(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, const cf__bounds_stays *stays,
-                                int64_t stage, int64_t limit, double load) {
-    const cf__pipeline *pipe = paths->pipe;
-    cf__bounds_knapsack sack = {DBL_MAX, DBL_MAX, 0, 0};
-    double slots = (double)limit, work = load - (paths->kept > 1 ? jobs->replays : 0), bound;
-    int64_t i;
-    for (i = 0; i < pipe->n_v / pipe->n_stages; i++)
-        cf__bounds_fill_knapsack(&sack, paths, stays, jobs, cf__pipe_at(pipe, i, stage));
-    if (pipe->n == 0) return 0;
-    cf__sort(&jobs->by_head, &jobs->place, sack.n, jobs->left, 0);
-    bound = sack.head + sack.tail + sack.stay / slots;
-    for (i = 0; i < sack.n && bound > cf__most(load, work); i++) {
-        double saved = jobs->head[jobs->by_head[i]] / slots, again = jobs->tail[jobs->by_head[i]], part = 1;
-        if (bound - saved < load) part = (bound - load) / saved;
-        if (bound - cf__product(part, saved) < work + cf__product(part, again)) part = (bound - work) / (saved + again);
-        bound -= cf__product(part, saved);
-        work += cf__product(part, again);
-    }
-    return bound;
-}
-
-/* ---- round trips ---- */
-
-/* Two chains of spans of time that follow each other, for any chunk c. Out and home: what the first virtual stage runs
-   up to F of c, F of c on all others, B of c on all, and what the first runs after that. Home: what the last virtual
-   stage runs up to B of c, B of c on all others, and what the first runs after that. Of any other chunk, both hold
-   something:
-   - If its B precedes that of c on the last virtual stage, its F precedes that of c on the first one, or overtakes c on
-     the way, or lies between both passes of c on the last: "out and home" holds an F of it, and "home" holds its F and
-     its B on the last virtual stage.
-   - Otherwise its B overtakes c on the way back, or follows that of c on the first virtual stage: both hold a B of it.
-   Who overtakes on a stage set out from the one before later than c, and links keep their order: it runs while c could.
-   (Where a list of transfers has it cross first, its pass on the stage before held up c.) A group may do both, first the
-   one with its last chunks, while all of its F come before. Replays are on the chain wherever backwards of one group
-   follow each other on one stage, as far as there are more of these than it keeps. A mean of both chains is a bound,
-   whatever their weights. */
-typedef struct cf__bounds_trips {
-    double *forward, *back; /* (n) the least seconds of a chunk's F, of its B or I */
-    double *before;         /* (n) of replays that come after a chunk's backward on the first virtual stage */
-    double *until;          /* (n) of replays for the chunk and those behind it on the last one */
-    double *units;          /* (n) by first chunk: what the chains hold of a unit that c does not belong to */
-    int32_t *heap;          /* (n) */
-    double head;            /* the shortest way to the last virtual stage */
-} cf__bounds_trips;
-
-static void cf__bounds_layout_trips(cf__bounds_trips *trips, int64_t n, cf__carver *carver) {
-    trips->forward = (double *)cf__take(carver, n, sizeof(double));
-    trips->back = (double *)cf__take(carver, n, sizeof(double));
-    trips->before = (double *)cf__take(carver, n, sizeof(double));
-    trips->until = (double *)cf__take(carver, n, sizeof(double));
-    trips->units = (double *)cf__take(carver, n, sizeof(double));
-    trips->heap = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-}
-
-static void cf__bounds_find_least(const cf__bounds_paths *paths, cf__bounds_trips *trips) {
-    const cf__pipeline *pipe = paths->pipe;
-    const double *forward = paths->seconds[CF_F], *back = paths->seconds[CF__PIPE_BACK];
-    int64_t v, i;
-    trips->head = DBL_MAX;
-    for (i = 0; i < pipe->n; i++) {
-        double head = paths->head[CF_F][(pipe->n_v - 1) * pipe->n + i];
-        if (head < trips->head) trips->head = head;
-        trips->forward[i] = trips->back[i] = DBL_MAX;
-    }
-    for (v = 0; v < pipe->n_v; v++, forward += pipe->n, back += pipe->n)
+    cf__bounds_choice sum = {0, jobs->work + (paths->kept == 1 ? jobs->replays : 0)};
+    double places = (double)limit;
+    int64_t row, i;
+    for (row = 0; row < pipe->n_v / pipe->n_stages; row++)
         for (i = 0; i < pipe->n; i++) {
-            if (forward[i] < trips->forward[i]) trips->forward[i] = forward[i];
-            if (back[i] < trips->back[i]) trips->back[i] = back[i];
+            int64_t cell = cf__pipe_at(pipe, row, stage) * pipe->n + i;
+            int must_drop = cf__bounds_must_drop(paths, i); /* the work has its replay, then */
+            double kept = paths->stay[cell] / places, again = paths->stay_again[cell] / places;
+            double replay = paths->seconds[CF_R][cell];
+            int drops = must_drop || cf__product(1 - part, replay) < cf__product(part, kept - again);
+            sum.stays += drops ? again : kept;
+            if (drops && !must_drop) sum.work += replay;
+            if (paths->split) sum.stays += paths->seconds[CF__PIPE_W][cell] / places;
         }
+    return sum;
 }
 
-/* Sums of the replays of n chunks, from `first` on in steps of 1 or -1, but for the dearest, of which there are `kept`:
-   at each chunk of those up to it, or of those before it. */
-static void cf__bounds_sum_replays(const cf__bounds_trips *trips, const double *seconds, int64_t first, int64_t n,
-                                   int step, int64_t kept, int up_to, double *sums) {
-    double sum = 0;
-    int64_t n_kept = 0, chunk = first, i;
-    for (i = 0; i < n; i++, chunk += step) {
-        if (!up_to) sums[chunk] = sum;
-        cf__heap_push(trips->heap, n_kept++, (int32_t)chunk, seconds);
-        if (n_kept > kept) sum += seconds[cf__heap_pop(trips->heap, n_kept--, seconds)];
-        if (up_to) sums[chunk] = sum;
+/* The memory bound of a stage whose jobs were collected. Whatever it drops, it needs as long as the stays in so many
+   places take, and as long as the work, so that every mean of the two is a bound. The best one is where they are equal,
+   and is found by halves. */
+static double cf__bounds_memory(const cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t stage,
+                                int64_t limit) {
+    double bound = 0, part = 0.5, step = 0.25;
+    for (; step > 1e-3; step /= 2) {
+        cf__bounds_choice least = cf__bounds_choose(jobs, paths, stage, limit, part);
+        bound = cf__most(bound, cf__product(part, least.stays) + cf__product(1 - part, least.work));
+        part += least.stays > least.work ? step : -step;
     }
-}
-
-/* The least that the chains hold of a unit, with the first chain weighted by `part`. */
-static double cf__bounds_weigh_unit(const cf__bounds_paths *paths, const cf__bounds_trips *trips,
-                                    const cf__pipe_unit *unit, double part) {
-    int64_t last = (paths->pipe->n_v - 1) * paths->pipe->n, i;
-    const double *forward = paths->seconds[CF_F] + last, *back = paths->seconds[CF__PIPE_BACK] + last;
-    double out = 0, home = 0, follow = 0, least;
-    for (i = unit->first; i < unit->first + unit->n; i++) {
-        out += trips->forward[i];
-        home += forward[i];
-        follow += trips->back[i];
-    }
-    least = follow;
-    for (i = unit->first + unit->n - 1; i >= unit->first; i--) {
-        double held;
-        follow -= trips->back[i];
-        home += back[i];
-        held = follow + cf__product(part, out) + cf__product(1 - part, home + trips->until[i]);
-        if (held < least) least = held;
-    }
-    return least;
-}
-
-/* The longest of both chains through a chunk of the unit, which hold `others` besides. */
-static double cf__bounds_unit_trip(const cf__bounds_paths *paths, const cf__bounds_trips *trips,
-                                   const cf__pipe_unit *unit, double part, double others) {
-    const cf__pipeline *pipe = paths->pipe;
-    const double *forward = paths->seconds[CF_F], *back = paths->seconds[CF__PIPE_BACK];
-    int64_t last = (pipe->n_v - 1) * pipe->n, v, i;
-    double out = 0, home = trips->head, bound = 0;
-    for (i = unit->first; i < unit->first + unit->n; i++) others += forward[last + i] + back[last + i];
-    for (i = unit->first; i < unit->first + unit->n; i++) {
-        double there = 0, again = 0, trip;
-        for (v = 0; v < pipe->n_v; v++) {
-            double hop = v > 0 ? cf__pipe_hop_seconds(pipe, i, v - 1, v) : 0;
-            there += forward[v * pipe->n + i] + hop;
-            again += back[v * pipe->n + i] + hop;
-        }
-        others -= forward[last + i] + back[last + i];
-        trip = cf__product(part, out + there) + cf__product(1 - part, home + forward[last + i]);
-        bound = cf__most(bound, others + trip + again + trips->before[i]);
-        out += forward[i];
-        home += forward[last + i];
-        others += back[i];
-    }
-    return bound;
-}
-
-static double cf__bounds_weigh_trips(const cf__bounds_paths *paths, const cf__bounds_trips *trips, double part) {
-    const cf__pipeline *pipe = paths->pipe;
-    double all = 0, bound = 0;
-    cf__pipe_unit unit;
-    int64_t i;
-    for (i = 0; i < pipe->n; i += unit.n) {
-        unit = cf__pipe_unit_of(pipe, i, 0);
-        all += trips->units[i] = cf__bounds_weigh_unit(paths, trips, &unit, part);
-    }
-    for (i = 0; i < pipe->n; i += unit.n) {
-        unit = cf__pipe_unit_of(pipe, i, 0);
-        bound = cf__most(bound, cf__bounds_unit_trip(paths, trips, &unit, part, all - trips->units[i]));
-    }
-    return bound;
-}
-
-/* The first chain alone, and weights that make it equal on the whole what other chunks do. first, last: how many chunks
-   of a group the first and the last virtual stage keep. */
-static double cf__bounds_trip(const cf__bounds_paths *paths, cf__bounds_trips *trips, int64_t first, int64_t last) {
-    const cf__pipeline *pipe = paths->pipe;
-    const double *again = paths->seconds[CF_R];
-    double forward = 0, back = 0, bound;
-    cf__pipe_unit unit;
-    int64_t i;
-    cf__bounds_find_least(paths, trips);
-    for (i = 0; i < pipe->n; i += unit.n) {
-        unit = cf__pipe_unit_of(pipe, i, 0);
-        cf__bounds_sum_replays(trips, again, i, unit.n, 1, first - 1, 0, trips->before);
-        cf__bounds_sum_replays(trips, again + (pipe->n_v - 1) * pipe->n, i + unit.n - 1, unit.n, -1, last, 1,
-                               trips->until);
-    }
-    for (i = 0; i < pipe->n; i++) {
-        forward += trips->forward[i];
-        back += trips->back[i];
-    }
-    bound = cf__bounds_weigh_trips(paths, trips, 1);
-    if (forward < back) bound = cf__most(bound, cf__bounds_weigh_trips(paths, trips, forward / back));
-    return bound;
+    return jobs->around + bound;
 }
 
 /* ---- all bounds together ---- */
@@ -6018,24 +5847,34 @@ static double cf__bounds_trip(const cf__bounds_paths *paths, cf__bounds_trips *t
 typedef struct cf__bounds {
     cf__bounds_paths paths;
     cf__bounds_jobs jobs;
-    cf__bounds_stays stays;
-    cf__bounds_trips trips;
     int64_t *limits; /* (n_stages) the caller's: most chunks on each stage; INT64_MAX: any number */
     double critical_path, stage_load, one_machine, memory;
 } cf__bounds;
 
 static void cf__bounds_layout(cf__bounds *bounds, const cf__pipeline *pipe, int split, cf__carver *carver) {
-    int64_t cells = pipe->n * pipe->n_v;
-    cf__bounds_layout_paths(&bounds->paths, cells, split, carver);
-    cf__bounds_layout_jobs(&bounds->jobs, pipe->n * (pipe->n_v / pipe->n_stages) * (split ? 4 : 3), carver);
-    cf__bounds_layout_trips(&bounds->trips, pipe->n, carver);
-    bounds->stays.kept = (double *)cf__take(carver, cells, sizeof(double));
-    bounds->stays.again = (double *)cf__take(carver, cells, sizeof(double));
+    int64_t places = split ? 4 : 3, cells = pipe->n * pipe->n_v, most = pipe->n * (pipe->n_v / pipe->n_stages) * places;
+    cf__bounds_paths *paths = &bounds->paths;
+    cf__bounds_jobs *jobs = &bounds->jobs;
+    int64_t i;
+    for (i = 0; i < places; i++) {
+        paths->seconds[i] = (double *)cf__take(carver, cells, sizeof(double));
+        paths->head[i] = (double *)cf__take(carver, cells, sizeof(double));
+        paths->tail[i] = (double *)cf__take(carver, cells, sizeof(double));
+    }
+    paths->stay = (double *)cf__take(carver, cells, sizeof(double));
+    paths->stay_again = (double *)cf__take(carver, cells, sizeof(double));
+    jobs->head = (double *)cf__take(carver, most, sizeof(double));
+    jobs->tail = (double *)cf__take(carver, most, sizeof(double));
+    jobs->left = (double *)cf__take(carver, most, sizeof(double));
+    jobs->key = (double *)cf__take(carver, most, sizeof(double));
+    jobs->by_head = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
+    jobs->scratch = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
+    jobs->waiting = (int32_t *)cf__take(carver, most, sizeof(int32_t));
     bounds->limits = (int64_t *)cf__take(carver, pipe->n_stages, sizeof(int64_t));
 }
 
-/* Tails and the critical path alone, for schedules that keep the last `kept` chunks of every group; unit by unit, in
-   time linear in the passes. Every longest path begins with an F. */
+/* Finds the tails and the critical path alone, of schedules that keep the last `kept` chunks of every group, in time
+   linear in the passes. Every longest path begins with an F. */
 static void cf__bounds_find_paths(cf__bounds *bounds, const cf__pipeline *pipe, int split, int64_t kept) {
     cf__bounds_paths *paths = &bounds->paths;
     int64_t i;
@@ -6050,27 +5889,23 @@ static void cf__bounds_find_paths(cf__bounds *bounds, const cf__pipeline *pipe, 
             cf__most(bounds->critical_path, paths->head[CF_F][i] + cf__bounds_latest_start(paths, CF_F, i));
 }
 
-/* Where no group can keep two chunks, those that are dropped are known, and their replays lie on the paths; otherwise
-   these go through forwards and backwards alone. */
+/* Finds all four. */
 static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int split) {
-    int64_t last = cf__pipe_stage(pipe, pipe->n_v - 1), s, most = 1;
-    bounds->stage_load = bounds->memory = 0;
+    int64_t s, most = 1;
+    bounds->stage_load = bounds->one_machine = bounds->memory = 0;
     for (s = 0; s < pipe->n_stages; s++) most = cf__max(most, bounds->limits[s]);
     cf__bounds_find_paths(bounds, pipe, split, cf__min(pipe->k, most) == 1 ? 1 : INT64_MAX);
     cf__bounds_each_unit(&bounds->paths, cf__bounds_find_heads);
-    cf__bounds_find_stays(&bounds->paths, &bounds->stays);
-    bounds->one_machine = cf__bounds_trip(&bounds->paths, &bounds->trips, cf__min(pipe->k, bounds->limits[0]),
-                                          cf__min(pipe->k, bounds->limits[last]));
+    cf__bounds_find_stays(&bounds->paths);
     for (s = 0; s < pipe->n_stages; s++) {
         cf__bounds_jobs *jobs = &bounds->jobs;
-        double load;
-        cf__bounds_collect_jobs(jobs, &bounds->paths, s, cf__min(pipe->k, bounds->limits[s]));
-        load = cf__bounds_load(jobs);
-        bounds->stage_load = cf__most(bounds->stage_load, load);
+        int64_t limit = bounds->limits[s];
+        double memory;
+        cf__bounds_collect_jobs(jobs, &bounds->paths, s, cf__min(pipe->k, limit));
+        memory = limit < INT64_MAX ? cf__bounds_memory(jobs, &bounds->paths, s, limit) : 0;
+        bounds->memory = cf__most(bounds->memory, memory);
+        bounds->stage_load = cf__most(bounds->stage_load, jobs->around + jobs->work + jobs->replays);
         bounds->one_machine = cf__most(bounds->one_machine, cf__bounds_one_machine(jobs));
-        if (bounds->limits[s] == INT64_MAX) continue;
-        bounds->memory = cf__most(bounds->memory,
-                                  cf__bounds_memory(jobs, &bounds->paths, &bounds->stays, s, bounds->limits[s], load));
     }
 }
 
