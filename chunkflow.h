@@ -5675,9 +5675,9 @@ typedef struct cf__bounds_jobs {
     int64_t n;
     double *head, *tail;         /* (most jobs) */
     double *left;                /* (most jobs) seconds still to run */
-    uint64_t *by_head, *scratch; /* (most jobs) jobs in the order in which they can begin */
-    int32_t *waiting;            /* (most jobs) heap of those that can run, the longest tail first ... */
-    double *key;                 /* (most jobs) ... by this */
+    uint64_t *by_head, *by_tail; /* (most jobs) jobs in the order in which they can begin; the longest tail first */
+    uint64_t *place;             /* (most jobs) where in by_tail a job stands */
+    cf__bits waiting;            /* those that can run, by that place */
     double around;               /* the least head and the least tail */
     double work;                 /* seconds of all passes but R */
     double replays;              /* seconds of the replays that no schedule does without */
@@ -5707,7 +5707,7 @@ static void cf__bounds_add_replays(cf__bounds_jobs *jobs, const cf__bounds_paths
                                    const cf__pipe_unit *unit, int64_t k) {
     int64_t first = v * paths->pipe->n + unit->first, t;
     for (t = 0; t < unit->n - 1; t++) jobs->by_head[t] = (uint64_t)t;
-    cf__sort(&jobs->by_head, &jobs->scratch, unit->n - 1, paths->seconds[CF_R] + first, 0);
+    cf__sort(&jobs->by_head, &jobs->place, unit->n - 1, paths->seconds[CF_R] + first, 0);
     for (t = 0; t < unit->n - k; t++) {
         int64_t cell = first + k + t;
         double seconds = paths->seconds[CF_R][first + (int64_t)jobs->by_head[t]];
@@ -5755,28 +5755,30 @@ static void cf__bounds_collect_jobs(cf__bounds_jobs *jobs, const cf__bounds_path
    tail of those that can run, and leaves one for another whose tail is longer. The longest end + tail of any job is the
    largest load of any part (Jackson's preemptive schedule; Carlier, 1982). Uses up the jobs. */
 static double cf__bounds_one_machine(cf__bounds_jobs *jobs) {
-    int64_t next = 0, n_waiting = 0, i;
+    int64_t next = 0, i;
     double now = 0, bound = 0;
-    for (i = 0; i < jobs->n; i++) {
-        jobs->by_head[i] = (uint64_t)i;
-        jobs->key[i] = -jobs->tail[i];
-    }
-    cf__sort(&jobs->by_head, &jobs->scratch, jobs->n, jobs->head, 0);
-    while (next < jobs->n || n_waiting > 0) {
+    for (i = 0; i < jobs->n; i++) jobs->by_tail[i] = jobs->by_head[i] = (uint64_t)i;
+    cf__sort(&jobs->by_tail, &jobs->place, jobs->n, jobs->tail, ~(uint64_t)0);
+    cf__sort(&jobs->by_head, &jobs->place, jobs->n, jobs->head, 0);
+    for (i = 0; i < jobs->n; i++) jobs->place[jobs->by_tail[i]] = (uint64_t)i;
+    cf__bits_clear(&jobs->waiting);
+    for (;;) {
         double release = next < jobs->n ? jobs->head[jobs->by_head[next]] : DBL_MAX;
-        if (n_waiting == 0 || release <= now) {
+        int64_t place = release <= now ? -1 : cf__bits_next(&jobs->waiting, 0);
+        uint64_t job = place < 0 ? 0 : jobs->by_tail[place];
+        if (place < 0 && next == jobs->n) return bound;
+        if (place < 0) {
             now = cf__most(now, release);
-            cf__heap_push(jobs->waiting, n_waiting++, (int32_t)jobs->by_head[next++], jobs->key);
-        } else if (now + jobs->left[jobs->waiting[0]] > release) {
-            jobs->left[jobs->waiting[0]] -= release - now;
+            cf__bits_put(&jobs->waiting, (int64_t)jobs->place[jobs->by_head[next++]], 1);
+        } else if (now + jobs->left[job] > release) {
+            jobs->left[job] -= release - now;
             now = release;
         } else {
-            int32_t job = cf__heap_pop(jobs->waiting, n_waiting--, jobs->key);
             now += jobs->left[job];
             bound = cf__most(bound, now + jobs->tail[job]);
+            cf__bits_put(&jobs->waiting, place, 0);
         }
     }
-    return bound;
 }
 
 /* ---- memory ---- */
@@ -5812,19 +5814,19 @@ static cf__bounds_choice cf__bounds_choose(const cf__bounds_jobs *jobs, const cf
                                            int64_t limit, double part) {
     const cf__pipeline *pipe = paths->pipe;
     cf__bounds_choice sum = {0, jobs->work + (paths->kept == 1 ? jobs->replays : 0)};
-    double places = (double)limit;
+    double places = (double)limit, price = cf__product(1 - part, places);
     int64_t row, i;
     for (row = 0; row < pipe->n_v / pipe->n_stages; row++)
         for (i = 0; i < pipe->n; i++) {
             int64_t cell = cf__pipe_at(pipe, row, stage) * pipe->n + i;
             int must_drop = cf__bounds_must_drop(paths, i); /* the work has its replay, then */
-            double kept = paths->stay[cell] / places, again = paths->stay_again[cell] / places;
-            double replay = paths->seconds[CF_R][cell];
-            int drops = must_drop || cf__product(1 - part, replay) < cf__product(part, kept - again);
+            double kept = paths->stay[cell], again = paths->stay_again[cell], replay = paths->seconds[CF_R][cell];
+            int drops = must_drop || cf__product(price, replay) < cf__product(part, kept - again);
             sum.stays += drops ? again : kept;
             if (drops && !must_drop) sum.work += replay;
-            if (paths->split) sum.stays += paths->seconds[CF__PIPE_W][cell] / places;
+            if (paths->split) sum.stays += paths->seconds[CF__PIPE_W][cell];
         }
+    sum.stays /= places;
     return sum;
 }
 
@@ -5866,10 +5868,10 @@ static void cf__bounds_layout(cf__bounds *bounds, const cf__pipeline *pipe, int 
     jobs->head = (double *)cf__take(carver, most, sizeof(double));
     jobs->tail = (double *)cf__take(carver, most, sizeof(double));
     jobs->left = (double *)cf__take(carver, most, sizeof(double));
-    jobs->key = (double *)cf__take(carver, most, sizeof(double));
     jobs->by_head = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
-    jobs->scratch = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
-    jobs->waiting = (int32_t *)cf__take(carver, most, sizeof(int32_t));
+    jobs->by_tail = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
+    jobs->place = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
+    cf__bits_layout(&jobs->waiting, most, carver);
     bounds->limits = (int64_t *)cf__take(carver, pipe->n_stages, sizeof(int64_t));
 }
 
