@@ -748,7 +748,6 @@ typedef struct cf_memory_load {
     int64_t chunk_tokens;          /* padded tokens of the largest chunk that may be in a pass */
     int64_t state_tokens;          /* tokens whose K and V are in device memory, or streamed (state_window) */
     int64_t state_gradient_tokens; /* tokens that have gradients of K and V there */
-    int64_t offloaded_tokens;      /* tokens whose K and V are in host memory */
     int64_t input_tokens;          /* padded tokens of kept stage inputs (local replay) */
     int64_t live_scores;           /* unfused attention: sum over live chunks of tokens x (prefix + tokens) */
     int64_t chunk_scores;          /* the same of the largest chunk in a pass */
@@ -773,7 +772,7 @@ typedef struct cf_memory_report {
     CF_MEMORY_TERMS(CF_MEMBER_ITEM)
 #undef CF_MEMBER_ITEM
     int64_t total;    /* sum of all above */
-    int64_t host;     /* offloaded or streamed state, in host memory; not part of total */
+    int64_t host;     /* streamed state, in host memory; not part of total */
     int at_loss;      /* 1: the peak is at the loss, where logits exist and no layer is in backward (working is 0); 0:
                          in a layer's backward, where logits are gone (logits is 0) */
 } cf_memory_report;
@@ -807,9 +806,7 @@ CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_
     X(CF_SEND_R, "SEND_R")      /* boundary activations of R (pipeline replay) to the next virtual stage */       \
     X(CF_RECV_R, "RECV_R")                                                                                        \
     X(CF_SEND_B, "SEND_B")      /* gradient of the boundary activations (of B or I) to the previous stage */      \
-    X(CF_RECV_B, "RECV_B")      /* the same, from the next virtual stage */                                       \
-    X(CF_OFFLOAD, "OFFLOAD")    /* the chunk's rows of the state go to host memory */                             \
-    X(CF_PREFETCH, "PREFETCH")  /* and come back */
+    X(CF_RECV_B, "RECV_B")      /* the same, from the next virtual stage */
 
 CF_ENUM_OF(cf_pass, CF_PASSES, CF_PASS_COUNT);
 
@@ -850,13 +847,12 @@ typedef struct cf_stage_cost {
 } cf_stage_cost;
 
 /* What a pipeline costs. Zero means default in every member: unit costs, transfers that take no time. Passes and
-   transfers between stages take time for all rows of a chunk, padding included; copies of state have none. */
+   transfers between stages take time for all rows of a chunk, padding included. */
 typedef struct cf_timing {
     cf_stage_cost all;            /* every virtual stage, unless `stages` is given */
     const cf_stage_cost *stages;  /* (n_stages x n_virtual), by virtual stage; NULL: all alike */
     double latency;               /* seconds of any transfer between stages */
     double seconds_per_token;     /* more per row of boundary activations or their gradient (bytes / bandwidth) */
-    double offload_seconds_per_token; /* per token of state moved to host memory, or back */
     double stream_forward;        /* a state in host memory that passes stream by layer (cf_memory_desc.state_window):
                                      seconds that a token of the prefix is on its way in F and R, in all layers of a
                                      virtual stage; 0: no stream */
@@ -915,7 +911,7 @@ typedef struct cf_schedule {
     int64_t rank;           /* the rank of the plan whose chunks these are */
     int64_t n_chunks;       /* chunks of the plan */
     int64_t n_actions;
-    int lowered;            /* 1: the lists hold SEND_*, RECV_*, OFFLOAD and PREFETCH actions too (cf_schedule_lower) */
+    int lowered;            /* 1: the lists hold SEND_* and RECV_* actions too (cf_schedule_lower) */
     int64_t *first;         /* (n_stages + 1) */
     cf_action *actions;     /* (n_actions) */
     int64_t *limits;        /* (n_stages) most chunks that each stage may keep, as cf_schedule_desc has it: what the
@@ -1038,9 +1034,8 @@ typedef struct cf_validate_desc {
      at most K chunks of a group may keep their activations at once, and no stage may pass a limit;
      with pipeline replay, a chunk that a virtual stage replays must be replayed on the one before it, too.
    The lists must run to their end, so that no stage waits for ever for another. In a lowered schedule every tensor that
-   crosses stages must be sent once and received once, after it was made and before it is used; the lists must end even
-   if every send waits for its receiver, with no buffer anywhere; and no pass of a group may run while some of its state
-   is in host memory.
+   crosses stages must be sent once and received once, after it was made and before it is used, and the lists must end
+   even if every send waits for its receiver, with no buffer anywhere.
 
    The rules are not taken from the generators, but stated a second time. Returns CF_OK, or CF_ERROR_SCHEDULE for the
    first violation: error->field names the member, and error->item is the position in the list of the stage that
@@ -1094,7 +1089,7 @@ typedef struct cf_timeline {
     int32_t *live;               /* (n_actions) chunks kept on that stage while the action runs */
     int64_t *peak_live;          /* (n_stages) most chunks kept at once */
     int64_t *peak_tokens;        /* (n_stages) most tokens, padding included, whose activations were kept at once */
-    int64_t *peak_state_tokens;  /* (n_stages) most tokens whose K and V were held at once; none in host memory */
+    int64_t *peak_state_tokens;  /* (n_stages) most tokens whose K and V were held at once */
     int64_t *peak_bytes;         /* (n_stages) zeros if no bytes were given */
     cf_block block;              /* the memory that it lies in */
 } cf_timeline;
@@ -1114,9 +1109,7 @@ typedef struct cf_timeline {
    Lowered schedules: a SEND begins when its tensor is made and the way is free, wherever it stands behind that pass,
    and its RECV has the same times; with no_overlap the sender is busy with it where it stands, and the receiver, who
    has times of its own then, right before the pass that needs it. So transfers take the time that they take in the
-   schedule that was lowered, and all passes keep theirs. OFFLOAD and PREFETCH run on a copy engine of each stage, one
-   after the other beside the passes, each from the end of the pass before it in the list; a pass that reads a group's
-   state waits until all rows that were to come back are there. Neither transfers nor copies count as busy.
+   schedule that was lowered, and all passes keep theirs. Transfers do not count as busy.
 
    A schedule that deadlocks (lowered: where a send waits for its receiver), repeats or leaves out a pass, or breaks a
    dependency is CF_ERROR_SCHEDULE with the index of the action in error->item. Time is linear in the actions; the
@@ -1127,8 +1120,8 @@ CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *sche
 /* A timeline of times that were measured and not simulated, in the same form, so that both are checked and drawn alike.
    start, end: (n_actions) seconds parallel to schedule->actions, on one clock; they are moved so that the earliest
    start is 0. live and the peaks are counted along the lists, which is what happened as long as each stage ran its
-   passes in order. Transfers and copies of a lowered schedule are in start, end and makespan, but neither in busy nor
-   in the bubbles. No bounds (n_bounds 0). bytes: as in cf_simulate_desc, NULL for none. CF_ERROR_ARGUMENT where a time
+   passes in order. Transfers of a lowered schedule are in start, end and makespan, but neither in busy nor in the
+   bubbles. No bounds (n_bounds 0). bytes: as in cf_simulate_desc, NULL for none. CF_ERROR_ARGUMENT where a time
    is not finite or an action ends before it starts; CF_ERROR_SCHEDULE as cf_simulate reports it. Plan and schedule may
    be unvalidated. */
 CHUNKFLOW_API cf_result cf_timeline_measured(const cf_plan *plan, const cf_schedule *schedule, const double *start,
@@ -1154,8 +1147,7 @@ CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedul
    loads: (n x n_virtual) with room for `count` records. loads[i x n_virtual + j] is what the
    stage's virtual stage in row j (cf_placement_at) holds while action first[stage] + i runs. chunk_tokens and
    chunk_scores are those of the chunk in the pass, on the virtual stage that the pass is for; they are 0 on the others,
-   and in transfers and copies. While rows of state move to host memory or back, they count in both places. Only the
-   order of the list decides, so the loads hold for simulated and for measured times alike:
+   and in transfers. Only the order of the list decides, so the loads hold for simulated and for measured times alike:
    timeline->start[first[stage] + i] says when the moment begins.
 
    loads are untouched on failure. Errors: CF_ERROR_ARGUMENT ("stage", or "count" with the number of records that are
@@ -1169,10 +1161,9 @@ CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule
    >>lower    schedule -> the same with its transfers
    ================================================================================================================ */
 
-/* How to lower. Zero means default in every member. */
+/* How to lower. Zero means default in every member; NULL is all zeros. */
 typedef struct cf_lower_desc {
     const cf_timing *timing; /* NULL: unit costs, free transfers */
-    int offload;             /* 1: OFFLOAD and PREFETCH as well */
     const cf_allocator *allocator;
 } cf_lower_desc;
 
@@ -1181,20 +1172,9 @@ typedef struct cf_lower_desc {
    transfers are put into one order, by the time at which `timing` lets them begin (a transfer: when its tensor is
    made), and every stage runs its part of that one order.
 
-   offload: later chunks attend to the whole prefix, so a group's state can leave a stage only between two passes of the
-   group, while the stage runs other units or waits. Where such a gap lasts at least as long as moving rows out and
-   back, with the bandwidth of `timing`, the rows of the group's first chunks leave right after the pass before it (as
-   many chunks as there is time for) and come back just early enough for the next pass, beside compute. Copies of two
-   groups at once are taken to be as fast as one.
-   A row crosses the link twice then, where a state that streams (cf_memory_desc.state_window) crosses it in every pass.
-   So this is what pays in a pipeline of several long groups, one of which waits while another runs, with many key heads
-   or a slow link. By the models, for Llama 2 7B (32 key heads, TP 4, PP 4), two sequences of 128K, chunks of 8K, K 2 and
-   25 GB/s: 34.5 GiB in place of 38.9, and not slower, where streaming needs 20.8 GiB and 2.6 times as long. A single
-   group gains nothing: at its peak all of it is back. tools/bench/results/ has the table.
-
    Plan and schedule may be unvalidated. The schedule is validated first, under its own limits, so the errors are those
    of cf_schedule_validate; CF_ERROR_ARGUMENT if it is lowered already; and CF_ERROR_LIMIT if the lists grow past
-   CF_MAX_ACTIONS, as they can when many chunks leave in many gaps. */
+   CF_MAX_ACTIONS. */
 CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule *schedule, const cf_lower_desc *desc,
                                           cf_schedule **out, cf_error *error);
 
@@ -1269,9 +1249,7 @@ typedef struct cf_progress {
     int64_t done, total;       /* actions */
     const cf_step *step;       /* the one just done */
     int64_t live_slots;        /* activation slots now in use */
-    int64_t live_states;       /* state slots now in use */
-    int64_t live_state_tokens; /* tokens whose K and V are held now, over all groups; without those in host memory */
-    int64_t live_boundaries;   /* boundary slots now in use */
+    int64_t live_state_tokens; /* tokens whose K and V are held now, over all groups */
 } cf_progress;
 
 /* Who does the work. All callbacks are optional; pass callbacks return 0, or any other number to stop the run. Zero
@@ -1282,9 +1260,6 @@ typedef struct cf_run_desc {
     int (*backward)(void *user, const cf_step *step);    /* B, I and W */
     int (*send)(void *user, const cf_step *step);        /* SEND_*: from slot step->output to stage step->peer */
     int (*receive)(void *user, const cf_step *step);     /* RECV_*: from stage step->peer into slot step->input */
-    int (*offload)(void *user, const cf_step *step);     /* OFFLOAD: the chunk's rows of the state, which start at row
-                                                            chunk->prefix, go to host memory */
-    int (*prefetch)(void *user, const cf_step *step);    /* PREFETCH: and come back */
     int (*acquire)(void *user, const cf_slot *slot);     /* a slot comes into use, with whatever its last user left */
     void (*release)(void *user, const cf_slot *slot);    /* and goes out of use; called for every slot that was
                                                             acquired, also after an error */
@@ -1300,7 +1275,6 @@ typedef struct cf_run_stats {
     int64_t peak_slots;        /* most activation slots in use at once */
     int64_t peak_tokens;       /* most tokens (padding included) whose activations were kept at once */
     int64_t peak_scratch;      /* most tokens of an F that keeps nothing: the rows of the scratch that it works in */
-    int64_t peak_rows;         /* most of both at once */
     int64_t peak_states;       /* most state slots in use at once */
     int64_t peak_state_tokens; /* most tokens whose K and V were held at once */
     int64_t peak_boundaries;   /* most boundary slots in use at once */
@@ -1315,9 +1289,8 @@ typedef struct cf_run_stats {
    that reads it (local replay: of R, where F keeps nothing), or from the start of the pass that makes it until the end
    of its SEND. Where a V turns, a tensor stays on the stage: its slot is the output of the pass that makes it and the
    input of the one that reads it, and in use from the start of the first to the end of the second. Both ends of every
-   transfer come in one order for which even sends that block are enough; transfers need no numbers of their own. Of
-   rows in host memory, the books count the tokens only while they are on the stage. A schedule of several stages that
-   is not lowered can only be run dry, because nothing would cross between the stages.
+   transfer come in one order for which even sends that block are enough; transfers need no numbers of their own. A
+   schedule of several stages that is not lowered can only be run dry, because nothing would cross between the stages.
 
    stats: filled in however the run ends, and untouched if it cannot start (bad arguments, no memory, no list of actions
    where the schedule says that it is). NULL is allowed.
@@ -4043,7 +4016,6 @@ static cf_result cf__memory_check_load(const cf_memory_load *load, int64_t item,
                    {"loads.chunk_tokens", load->chunk_tokens},
                    {"loads.state_tokens", load->state_tokens},
                    {"loads.state_gradient_tokens", load->state_gradient_tokens},
-                   {"loads.offloaded_tokens", load->offloaded_tokens},
                    {"loads.input_tokens", load->input_tokens},
                    {"loads.live_scores", load->live_scores},
                    {"loads.chunk_scores", load->chunk_scores}};
@@ -4085,7 +4057,6 @@ static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t sta
     cf__add_product(&terms->state, load->state_tokens, bytes.state, overflow);
     cf__add_product(&terms->state_gradient, load->state_gradient_tokens, bytes.state_gradient, overflow);
     cf__add_product(&terms->inputs, load->input_tokens, bytes.boundary, overflow);
-    cf__add_product(&terms->host, load->offloaded_tokens, bytes.state, overflow);
     cf__add_product(&working, load->chunk_tokens, bytes.working, overflow);
     /* The gradient of the scores, and their softmax where it is made again. */
     cf__add_product(&working, load->chunk_scores, keeps ? score : 2 * score, overflow);
@@ -4103,7 +4074,7 @@ static void cf__memory_stream(cf__memory_sums *sums, int64_t window) {
     cf_memory_report *terms = &sums->terms;
     int *overflow = &sums->overflow;
     int64_t state = terms->state, gradient = terms->state_gradient;
-    if (state > 0 || gradient > 0 || terms->host > 0) {
+    if (state > 0 || gradient > 0) {
         terms->state = terms->state_gradient = 0;
         cf__add_product(&terms->state, window, sums->layer_row, overflow);
         cf__add_product(&terms->state_gradient, window, sums->layer_gradient_row, overflow);
@@ -4259,8 +4230,6 @@ static cf_result cf__pipe_check_timing(const cf_timing *timing, int64_t n_v, cf_
     if (timing == NULL) return CF_OK;
     CF__TRY(cf__check_real(timing->latency, CF_ERROR_ARGUMENT, "timing.latency", -1, error));
     CF__TRY(cf__check_real(timing->seconds_per_token, CF_ERROR_ARGUMENT, "timing.seconds_per_token", -1, error));
-    CF__TRY(cf__check_real(timing->offload_seconds_per_token, CF_ERROR_ARGUMENT, "timing.offload_seconds_per_token", -1,
-                           error));
     CF__TRY(cf__check_real(timing->stream_forward, CF_ERROR_ARGUMENT, "timing.stream_forward", -1, error));
     CF__TRY(cf__check_real(timing->stream_backward, CF_ERROR_ARGUMENT, "timing.stream_backward", -1, error));
     CF__TRY(cf__check_real(timing->stream_exposed, CF_ERROR_ARGUMENT, "timing.stream_exposed", -1, error));
@@ -4639,7 +4608,7 @@ typedef struct cf__pipe_transfer {
 static const cf__pipe_transfer cf__pipe_transfers[] = {{CF_F, 1, 1}, {CF_F, 0, 1},  {CF_R, 1, 1},
                                                        {CF_R, 0, 1}, {CF_B, 1, -1}, {CF_B, 0, -1}};
 
-static int cf__pipe_is_transfer(int pass) { return pass >= CF_SEND_F && pass <= CF_RECV_B; }
+static int cf__pipe_is_transfer(int pass) { return pass >= CF_COMPUTE_PASS_COUNT; }
 
 static const cf__pipe_transfer *cf__pipe_transfer_of(const cf_action *a) {
     return &cf__pipe_transfers[a->pass - CF_SEND_F];
@@ -5335,9 +5304,6 @@ typedef struct cf__clock {
     /* lowered schedules only */
     int crosses;                   /* transfers between stages are in the lists */
     int32_t *receive[CF__PIPE_TENSORS]; /* (cells) the RECV that has brought a tensor */
-    double *rows_at;               /* (cells) of a group's first chunk: when the last rows that were fetched are back */
-    double *copies_end;            /* (n_stages) when the copies to and from host memory that were begun have ended */
-    int64_t endless;               /* the first copy whose end is too far from 0; -1: none */
 } cf__clock;
 
 static void cf__clock_layout(cf__clock *clock, const cf__pipeline *pipe, int lowered, cf__carver *carver) {
@@ -5352,8 +5318,6 @@ static void cf__clock_layout(cf__clock *clock, const cf__pipeline *pipe, int low
     clock->is_waiting = (uint8_t *)cf__take(carver, n_stages, sizeof(uint8_t));
     if (!lowered) return;
     for (i = 0; i < CF__PIPE_TENSORS; i++) clock->receive[i] = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
-    clock->rows_at = (double *)cf__take(carver, cells, sizeof(double));
-    clock->copies_end = (double *)cf__take(carver, n_stages, sizeof(double));
 }
 
 static void cf__clock_look_at(cf__clock *clock, int64_t stage) {
@@ -5407,12 +5371,6 @@ static double cf__clock_take(cf__clock *clock, int tensor, int64_t chunk, int64_
     return begin + transfer;
 }
 
-/* When the rows of the state that a pass reads are on the stage. */
-static double cf__clock_rows(const cf__clock *clock, int pass, int64_t chunk, int64_t cell) {
-    const cf_chunk *c = &clock->pipe->chunks[chunk];
-    return c->group >= 0 && pass != CF_W ? clock->rows_at[cell - c->index] : 0;
-}
-
 /* Runs a pass, unless its input has not been handed on yet. */
 static int cf__clock_pass(cf__clock *clock, int64_t stage, int64_t id, int64_t chunk, int64_t cell) {
     const cf__pipeline *pipe = clock->pipe;
@@ -5425,7 +5383,6 @@ static int cf__clock_pass(cf__clock *clock, int64_t stage, int64_t id, int64_t c
         if (!is_received && !(clock->done[cell + way * pipe->n] >> place & 1)) return 0;
         start = cf__clock_take(clock, place, chunk, cell, clock->blocks && cf__pipe_stage(pipe, from) != stage, start);
     }
-    if (clock->schedule->lowered) start = cf__most(start, cf__clock_rows(clock, a->pass, chunk, cell));
     end = start + cf__pipe_pass_seconds(pipe, a->pass, chunk, a->stage);
     clock->start[id] = start;
     clock->end[id] = clock->free_at[stage] = end;
@@ -5458,29 +5415,12 @@ static int cf__clock_meet(cf__clock *clock, int64_t stage, int64_t id, int64_t c
     return 1;
 }
 
-/* OFFLOAD and PREFETCH: the stage's copies run one after the other beside its passes, each from the point where the
-   list has come to it. */
-static void cf__clock_copy(cf__clock *clock, int64_t stage, int64_t id, int64_t cell) {
-    const cf__pipeline *pipe = clock->pipe;
-    const cf_action *a = &clock->schedule->actions[id];
-    double rate = pipe->timing != NULL ? pipe->timing->offload_seconds_per_token : 0;
-    double start = clock->free_at[stage], end;
-    if (clock->copies_end[stage] > start) start = clock->copies_end[stage];
-    end = start + cf__product(rate, (double)cf_chunk_state_tokens(pipe->plan, a->chunk));
-    if (!(end <= DBL_MAX / 1e6) && clock->endless < 0) clock->endless = id;
-    clock->start[id] = start;
-    clock->end[id] = clock->copies_end[stage] = end;
-    if (a->pass == CF_PREFETCH) clock->rows_at[cell - pipe->plan->chunks[a->chunk].index] = end;
-}
-
 /* Runs one action; 0: it has to wait for another stage. */
 static int cf__clock_action(cf__clock *clock, int64_t stage, int64_t id) {
     const cf_action *a = &clock->schedule->actions[id];
     int64_t chunk = a->chunk - clock->pipe->first_chunk, cell = a->stage * clock->pipe->n + chunk;
-    if (a->pass < CF_COMPUTE_PASS_COUNT) return cf__clock_pass(clock, stage, id, chunk, cell);
     if (cf__pipe_is_transfer(a->pass)) return cf__clock_meet(clock, stage, id, chunk);
-    cf__clock_copy(clock, stage, id, cell);
-    return 1;
+    return cf__clock_pass(clock, stage, id, chunk, cell);
 }
 
 /* Runs a stage until it has to wait. */
@@ -5495,7 +5435,6 @@ static void cf__clock_start(cf__clock *clock) {
     int64_t cells = pipe->n * pipe->n_v, s;
     clock->blocks = pipe->timing != NULL && pipe->timing->no_overlap;
     clock->crosses = clock->schedule->lowered && pipe->n_stages > 1;
-    clock->endless = -1;
     clock->n_waiting = 0;
     clock->makespan = 0;
     memset(clock->done, 0, (size_t)cells);
@@ -5503,10 +5442,8 @@ static void cf__clock_start(cf__clock *clock) {
     for (s = pipe->n_stages - 1; s >= 0; s--) {
         clock->next[s] = clock->schedule->first[s];
         clock->free_at[s] = clock->link_free[0][s] = clock->link_free[1][s] = 0;
-        if (clock->schedule->lowered) clock->copies_end[s] = 0;
         cf__clock_look_at(clock, s);
     }
-    for (s = 0; s < cells && clock->schedule->lowered; s++) clock->rows_at[s] = 0;
 }
 
 /* Fills start and end. Passes over each action once. */
@@ -7604,7 +7541,7 @@ static inline void cf__check_hold(const cf__pipeline *pipe, cf__check_held *held
     if (pipe->local && a->pass == CF_F && !a->keep) held->saved += c->padded;
     if (pipe->local && a->pass == CF_R) held->saved -= c->padded;
     if (c->group < 0) return;
-    if (a->pass == CF_F || a->pass == CF_PREFETCH) held->state += cf__check_rows(pipe, c);
+    if (a->pass == CF_F) held->state += cf__check_rows(pipe, c);
     if ((a->pass == CF_B || a->pass == CF_I) && cf__pipe_after(pipe->plan, c) == 0)
         held->gradient += pipe->plan->groups[c->group].tokens;
 }
@@ -7617,9 +7554,9 @@ static inline void cf__check_let_go(const cf__pipeline *pipe, cf__check_held *he
         held->live--;
         held->tokens -= c->padded;
     }
-    if (c->group < 0) return;
-    if (backward || a->pass == CF_OFFLOAD) held->state -= cf__check_rows(pipe, c);
-    if (backward) held->gradient -= cf__check_rows(pipe, c);
+    if (c->group < 0 || !backward) return;
+    held->state -= cf__check_rows(pipe, c);
+    held->gradient -= cf__check_rows(pipe, c);
 }
 
 /* ---- the walk ---- */
@@ -7632,14 +7569,8 @@ enum {
     CF__CHECK_BACKWARDS = 1 << CF_B | 1 << CF_I,
     CF__CHECK_ENDS = 1 << CF_B | 1 << CF_W,  /* activations are given back */
     CF__CHECK_KEPT_BIT = CF_PASS_COUNT,
-    CF__CHECK_KEPT = 1 << CF__CHECK_KEPT_BIT, /* a forward has kept the activations */
-    CF__CHECK_AWAY = CF__CHECK_KEPT << 1      /* the rows of the state are in host memory */
+    CF__CHECK_KEPT = 1 << CF__CHECK_KEPT_BIT /* a forward has kept the activations */
 };
-
-/* How many chunks of a group have live activations, and how many have rows in host memory. */
-typedef struct cf__check_tally {
-    int32_t live, away;
-} cf__check_tally;
 
 typedef struct cf__checker {
     const cf__pipeline *pipe;     /* for its counts, not for its rules */
@@ -7653,11 +7584,11 @@ typedef struct cf__checker {
     uint8_t n_passes;             /* that may be in them */
     int32_t turn;                 /* virtual stages lie on one stage across borders at its multiples; 0: across none */
     int64_t stage, action;        /* where the walk is; action -1: nowhere in particular */
-    int64_t n_away;               /* chunks with rows in host memory, on any virtual stage */
     cf__check_held held;
     uint16_t *cells;              /* (cells) the bits above */
-    cf__check_tally *groups;      /* (cells) in the cell of a group's first chunk; a standalone chunk has its own */
     /* cf_schedule_validate only */
+    int32_t *kept;                /* (cells) in the cell of a group's first chunk: how many of its chunks have live
+                                     activations; a standalone chunk has its own */
     uint16_t *run;                /* (cells) a bit for each pass that has run when all lists run together */
     int64_t *cursor;              /* (n_stages) the next action of each stage, an index into actions */
     int32_t *stack;               /* (n_stages) stages that may be able to go on */
@@ -7671,13 +7602,6 @@ static void cf__check_take_up(cf__checker *k, const cf_schedule *schedule, cf_er
     k->crosses = schedule->lowered && schedule->n_stages > 1; /* where there are others to send to */
     k->n_passes = (uint8_t)(schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT);
     k->turn = schedule->placement == CF_PLACEMENT_V ? (int32_t)schedule->n_stages : schedule->n_stages == 1;
-}
-
-static void cf__check_layout_walk(cf__checker *k, cf__carver *carver) {
-    int64_t cells = k->pipe->n * k->pipe->n_v;
-    k->cells = (uint16_t *)cf__take(carver, cells, sizeof(uint16_t));
-    if (k->desc == NULL && !k->schedule->lowered) cells = 0;
-    k->groups = (cf__check_tally *)cf__take(carver, cells, sizeof(cf__check_tally));
 }
 
 /* Where the walk is, and what is wrong there; a: the action to name, or NULL. */
@@ -7711,8 +7635,8 @@ static uint16_t *cf__check_cell(const cf__checker *k, int64_t chunk, int64_t sta
     return &k->cells[stage * k->pipe->n + chunk - k->pipe->first_chunk];
 }
 
-static cf__check_tally *cf__check_tally_of(const cf__checker *k, const cf_chunk *c, const uint16_t *cell) {
-    return &k->groups[cell - k->cells - c->index];
+static int32_t *cf__check_kept(const cf__checker *k, const cf_chunk *c, const uint16_t *cell) {
+    return &k->kept[cell - k->cells - c->index];
 }
 
 static int cf__check_has(const uint16_t *cell, int pass) { return *cell >> pass & 1; }
@@ -7818,33 +7742,11 @@ static inline cf_result cf__check_transfer(const cf__checker *k, const cf_action
     return CF_OK;
 }
 
-/* OFFLOAD and PREFETCH. */
-static cf_result cf__check_move(cf__checker *k, const cf_action *a, const cf_chunk *c, uint16_t *cell) {
-    int leaves = a->pass == CF_OFFLOAD, away = (*cell & CF__CHECK_AWAY) != 0;
-    if (c->group < 0) return cf__check_refuse(k, a, "actions.chunk", "is of a chunk without state");
-    if (leaves && (!cf__check_has(cell, CF_F) || (*cell & CF__CHECK_BACKWARDS)))
-        return cf__check_refuse(k, a, "actions.pass", "finds no rows: they live from F to the backward");
-    if (leaves == away)
-        return cf__check_refuse(k, a, "actions.pass", away ? "moves rows that are away" : "moves rows that are here");
-    *cell ^= CF__CHECK_AWAY;
-    cf__check_tally_of(k, c, cell)->away += leaves ? 1 : -1;
-    k->n_away += leaves ? 1 : -1;
-    return CF_OK;
-}
-
-static cf_result cf__check_state(const cf__checker *k, const cf_action *a, const cf_chunk *c, const uint16_t *cell) {
-    int32_t away = cf__check_tally_of(k, c, cell)->away;
-    if (away == 0 || a->pass == CF_W || a->pass >= CF_COMPUTE_PASS_COUNT) return CF_OK;
-    return cf__check_fail(k, a, "actions.pass", 0, away, "runs while rows of its state are away");
-}
-
 /* An action whose fields are good. Cells of one virtual stage lie side by side, and those of two neighbours on one
    stage n chunks apart; no others are looked at here. */
 static inline cf_result cf__check_action(cf__checker *k, const cf_action *a, const cf_chunk *c, uint16_t *cell) {
-    int moves = a->pass == CF_OFFLOAD || a->pass == CF_PREFETCH;
     int backward = (1 << a->pass & CF__CHECK_BACKWARDS) != 0;
-    if (k->n_away > 0) CF__TRY(cf__check_state(k, a, c, cell));
-    if (*cell & (backward ? (int)CF__CHECK_BACKWARDS : 1 << a->pass) && !moves)
+    if (*cell & (backward ? (int)CF__CHECK_BACKWARDS : 1 << a->pass))
         return cf__check_refuse(k, a, "actions.pass", backward ? "is a second backward" : "comes twice");
     switch ((cf_pass)a->pass) {
         case CF_F: CF__TRY(cf__check_forward(k, a, c, cell)); break;
@@ -7853,7 +7755,6 @@ static inline cf_result cf__check_action(cf__checker *k, const cf_action *a, con
         case CF_W:
             if (!cf__check_has(cell, CF_I)) return cf__check_refuse(k, a, "actions.pass", "comes before its I");
             break;
-        case CF_OFFLOAD: case CF_PREFETCH: CF__TRY(cf__check_move(k, a, c, cell)); break;
         default: CF__TRY(cf__check_transfer(k, a, cell)); break;
     }
     *cell |= (uint16_t)(1 << a->pass | a->keep << CF__CHECK_KEPT_BIT);
@@ -7867,14 +7768,14 @@ static inline cf_result cf__check_room(const cf__checker *k, const cf_action *a,
     int64_t bytes, limit_bytes = cf__pipe_limit(d->limit_bytes, d->limits_bytes, NULL, k->stage);
     if (a->keep) {
         int64_t limit = cf__pipe_limit(d->limit, d->limits, k->schedule, k->stage);
-        cf__check_tally *group = cf__check_tally_of(k, c, cell);
-        if (++group->live > k->schedule->k)
-            return cf__check_fail(k, a, "k", k->schedule->k, group->live, "keeps more than K chunks of its group");
+        int32_t kept = ++*cf__check_kept(k, c, cell);
+        if (kept > k->schedule->k)
+            return cf__check_fail(k, a, "k", k->schedule->k, kept, "keeps more than K chunks of its group");
         if (k->held.live > limit)
             return cf__check_fail(k, a, d->limits != NULL || d->limit == 0 ? "limits" : "limit", limit, k->held.live,
                                   "keeps more chunks than the limit");
     }
-    if (1 << a->pass & CF__CHECK_ENDS) cf__check_tally_of(k, c, cell)->live--; /* it takes nothing itself */
+    if (1 << a->pass & CF__CHECK_ENDS) --*cf__check_kept(k, c, cell); /* it takes nothing itself */
     if (limit_bytes == INT64_MAX) return CF_OK;
     bytes = cf__check_held_bytes(&k->held, &d->bytes);
     if (bytes <= limit_bytes) return CF_OK;
@@ -7917,7 +7818,7 @@ static cf_result cf__check_list(cf__checker *k) {
     return CF_OK;
 }
 
-/* Cells and groups are zero at the start. */
+/* The cells are zero at the start, and so are the counts of kept chunks. */
 static cf_result cf__check_lists(cf__checker *k) {
     for (k->stage = 0; k->stage < k->schedule->n_stages; k->stage++) CF__TRY(cf__check_list(k));
     return CF_OK;
@@ -8046,8 +7947,10 @@ static cf_result cf__check_end(cf__checker *k) {
 
 static void cf__check_layout(void *job, cf__carver *carver) {
     cf__checker *k = (cf__checker *)job;
-    cf__check_layout_walk(k, carver);
-    k->run = (uint16_t *)cf__take(carver, k->pipe->n * k->pipe->n_v, sizeof(uint16_t));
+    int64_t cells = k->pipe->n * k->pipe->n_v;
+    k->cells = (uint16_t *)cf__take(carver, cells, sizeof(uint16_t));
+    k->kept = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
+    k->run = (uint16_t *)cf__take(carver, cells, sizeof(uint16_t));
     k->cursor = (int64_t *)cf__take(carver, k->pipe->n_stages, sizeof(int64_t));
     k->stack = (int32_t *)cf__take(carver, k->pipe->n_stages, sizeof(int32_t));
     k->queued = (unsigned char *)cf__take(carver, k->pipe->n_stages, 1);
@@ -8114,7 +8017,7 @@ static cf_block *cf__simulate_object(void *job, cf__carver *carver) {
 static void cf__simulate_scratch(void *job, cf__carver *carver) {
     cf__simulation *sim = (cf__simulation *)job;
     cf__pipe_layout(&sim->pipe, carver);
-    cf__check_layout_walk(&sim->check, carver);
+    sim->check.cells = (uint16_t *)cf__take(carver, sim->pipe.n * sim->pipe.n_v, sizeof(uint16_t));
     cf__clock_layout(&sim->clock, &sim->pipe, sim->schedule->lowered, carver);
     if (!sim->desc.no_bounds) cf__bounds_layout(&sim->bounds, &sim->pipe, sim->splits, carver);
 }
@@ -8157,8 +8060,6 @@ static cf_result cf__simulate_times(cf__simulation *sim) {
     clock->start = sim->timeline->start;
     clock->end = sim->timeline->end;
     cf__clock_run(clock);
-    if (clock->endless >= 0)
-        return cf__refuse(sim->error, CF_ERROR_OVERFLOW, "timing", clock->endless, "the total time is not finite");
     stuck = cf__clock_stuck(clock);
     if (stuck >= 0) return cf__check_deadlock(&sim->check, stuck, "actions");
     sim->timeline->makespan = clock->makespan;
@@ -8223,7 +8124,6 @@ static cf_result cf__simulate_fill(void *job) {
     cf__pipe_fill(&sim->pipe);
     CF__TRY(cf__pipe_check_total(&sim->pipe, sim->error));
     memset(sim->check.cells, 0, cells * sizeof *sim->check.cells);
-    if (sim->schedule->lowered) memset(sim->check.groups, 0, cells * sizeof *sim->check.groups);
     sim->check.timeline = sim->timeline;
     CF__TRY(cf__check_lists(&sim->check));
     CF__TRY(cf__simulate_times(sim));
@@ -8368,8 +8268,8 @@ static int cf__simulate_scores(const cf_chunk *c, int64_t *scores) {
 
 /* The counts after something was taken or given back. One action adds less than half of what fits. */
 static cf_result cf__simulate_check_load(const cf_memory_load *load, int64_t action, cf_error *error) {
-    const int64_t counts[] = {load->live_tokens,           load->live_scores,      load->state_tokens,
-                              load->state_gradient_tokens, load->offloaded_tokens, load->input_tokens};
+    const int64_t counts[] = {load->live_tokens, load->live_scores, load->state_tokens, load->state_gradient_tokens,
+                              load->input_tokens};
     int64_t i;
     for (i = 0; i < CF__COUNT(counts); i++)
         if (counts[i] < 0)
@@ -8395,8 +8295,6 @@ static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id,
     load->state_gradient_tokens = walk->held.gradient;
     load->input_tokens = walk->held.saved;
     if (way > 0 ? a->keep : 1 << a->pass & CF__CHECK_ENDS) load->live_scores += way * scores;
-    if (a->pass == (way > 0 ? CF_OFFLOAD : CF_PREFETCH))
-        load->offloaded_tokens += way * cf_chunk_state_tokens(sim->pipe.plan, a->chunk);
     load->chunk_tokens = runs ? c->padded : 0;
     load->chunk_scores = runs ? scores : 0;
     return cf__simulate_check_load(load, id, error);
@@ -8465,18 +8363,11 @@ typedef struct cf__lowerer {
     double *free_at;         /* (n_stages) when its last pass ends */
     unsigned char *queued;   /* (n_stages) 1: its next pass is in the heap */
     int32_t *heap;           /* (2 x n_stages) events, earliest first: each stage's pass, and what its last one made */
-    /* offload only */
-    int64_t *last_use;       /* (n_cells) in the cell of a group's first chunk: the last pass with its state, -1 */
-    int32_t *held;           /* (n_cells) there too: chunks that have rows now */
-    int32_t *moved;          /* (n_actions) after this pass the rows of so many chunks of its group leave */
-    int64_t *back;           /* (n_actions) and before this pass those that left after pass back[] return; -1: none */
-    int64_t *next_back;      /* (n_actions) and those that left after next_back[back[]], and so on */
 } cf__lowerer;
 
 static void cf__lower_scratch(void *job, cf__carver *carver) {
     cf__lowerer *l = (cf__lowerer *)job;
     int64_t n = l->schedule->n_actions, n_stages = l->pipe.n_stages, i;
-    int64_t cells = l->desc.offload ? l->n_cells : 0, actions = l->desc.offload ? n : 0;
     cf__pipe_layout(&l->pipe, carver);
     l->times = (double *)cf__take(carver, 2 * n, sizeof(double));
     l->end = l->times;
@@ -8488,11 +8379,6 @@ static void cf__lower_scratch(void *job, cf__carver *carver) {
     l->free_at = (double *)cf__take(carver, n_stages, sizeof(double));
     l->queued = (unsigned char *)cf__take(carver, n_stages, 1);
     l->heap = (int32_t *)cf__take(carver, 2 * n_stages, sizeof(int32_t));
-    l->last_use = (int64_t *)cf__take(carver, cells, sizeof(int64_t));
-    l->held = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
-    l->moved = (int32_t *)cf__take(carver, actions, sizeof(int32_t));
-    l->back = (int64_t *)cf__take(carver, actions, sizeof(int64_t));
-    l->next_back = (int64_t *)cf__take(carver, actions, sizeof(int64_t));
 }
 
 static int64_t cf__lower_cell(const cf__lowerer *l, int64_t chunk, int64_t stage) {
@@ -8572,58 +8458,6 @@ static cf_result cf__lower_order(cf__lowerer *l) {
     return CF_OK;
 }
 
-/* ---- state in host memory ---- */
-
-/* The last pass of a list that begins early enough for rows to come back before pass `use`; later than pass `left`. */
-static int64_t cf__lower_return(const cf__lowerer *l, int64_t left, int64_t use, double seconds) {
-    int64_t low = left + 1, high = use;
-    while (low < high) { /* starts do not fall along a list */
-        int64_t middle = low + (high - low + 1) / 2;
-        if (l->start[middle] <= l->start[use] - seconds) low = middle;
-        else high = middle - 1;
-    }
-    return low;
-}
-
-/* The gap between two uses of a group's state, by the passes `left` and `use`, with `held` chunks' rows on the
-   stage. */
-static void cf__lower_use_gap(cf__lowerer *l, int64_t left, int64_t use, int32_t held) {
-    const cf_plan *plan = l->pipe.plan;
-    int64_t first = plan->groups[plan->chunks[l->schedule->actions[use].chunk].group].first_chunk, back;
-    double rate = l->desc.timing != NULL ? l->desc.timing->offload_seconds_per_token : 0;
-    double gap = l->start[use] - l->end[left], seconds = 0;
-    int32_t n = 0;
-    if (use == left + 1) return; /* nothing else runs in between */
-    while (n < held) {
-        double more = seconds + cf__product(rate, (double)cf_chunk_state_tokens(plan, first + n));
-        if (2 * more > gap) break;
-        seconds = more;
-        n++;
-    }
-    if (n == 0) return;
-    back = cf__lower_return(l, left, use, seconds);
-    l->moved[left] = n;
-    l->next_back[left] = l->back[back];
-    l->back[back] = left;
-}
-
-static void cf__lower_find_moves(cf__lowerer *l) {
-    const cf_schedule *s = l->schedule;
-    int64_t i;
-    for (i = 0; i < l->n_cells; i++) l->last_use[i] = -1;
-    for (i = 0; i < s->n_actions; i++) l->back[i] = -1;
-    for (i = 0; i < s->n_actions; i++) { /* list after list; a group's cell on a virtual stage belongs to one list */
-        const cf_action *a = &s->actions[i];
-        const cf_chunk *c = &l->pipe.plan->chunks[a->chunk];
-        int64_t cell = cf__lower_cell(l, a->chunk - c->index, a->stage);
-        if (c->group < 0 || a->pass == CF_W) continue;
-        if (l->last_use[cell] >= 0) cf__lower_use_gap(l, l->last_use[cell], i, l->held[cell]);
-        l->last_use[cell] = i;
-        if (a->pass == CF_F) l->held[cell] = (int32_t)c->index + 1;
-        if (a->pass == CF_B || a->pass == CF_I) l->held[cell] = (int32_t)c->index;
-    }
-}
-
 /* ---- writing the lists ---- */
 
 /* Until there are lists, cursor[] only counts. */
@@ -8633,25 +8467,6 @@ static void cf__lower_put(cf__lowerer *l, const cf_action *a) {
     ++*cursor;
 }
 
-/* Rows of the chunks that leave after pass `left`: `pass` is OFFLOAD or PREFETCH. */
-static void cf__lower_put_moves(cf__lowerer *l, cf_pass pass, int64_t left) {
-    cf_action move = l->schedule->actions[left];
-    int32_t i;
-    move.chunk -= (int32_t)l->pipe.plan->chunks[move.chunk].index;
-    move.pass = (uint8_t)pass;
-    move.keep = 0;
-    for (i = 0; i < l->moved[left]; i++, move.chunk++) cf__lower_put(l, &move);
-}
-
-/* A pass, with the rows that come back before it and those that leave after it. */
-static void cf__lower_put_pass(cf__lowerer *l, int64_t action) {
-    int64_t left;
-    for (left = l->desc.offload ? l->back[action] : -1; left >= 0; left = l->next_back[left])
-        cf__lower_put_moves(l, CF_PREFETCH, left);
-    cf__lower_put(l, &l->schedule->actions[action]);
-    if (l->desc.offload) cf__lower_put_moves(l, CF_OFFLOAD, action);
-}
-
 /* Everything, in the one order of all stages. */
 static void cf__lower_put_events(cf__lowerer *l) {
     int64_t i, n = l->schedule->n_actions;
@@ -8659,7 +8474,7 @@ static void cf__lower_put_events(cf__lowerer *l) {
     for (i = 0; i < l->n_events; i++) {
         const cf_action *a = &l->schedule->actions[l->events[i] < n ? l->events[i] : l->events[i] - n];
         if (l->events[i] >= n) {
-            cf__lower_put_pass(l, l->events[i] - n);
+            cf__lower_put(l, a);
             continue;
         }
         send.chunk = a->chunk;
@@ -8677,7 +8492,6 @@ static cf_result cf__lower_prepare(void *job) {
     int64_t i;
     cf__pipe_fill(&l->pipe);
     CF__TRY(cf__lower_order(l));
-    if (l->desc.offload) cf__lower_find_moves(l);
     memset(l->cursor, 0, (size_t)l->pipe.n_stages * sizeof *l->cursor);
     cf__lower_put_events(l);
     for (l->header.n_actions = 0, i = 0; i < l->pipe.n_stages; i++) l->header.n_actions += l->cursor[i];
@@ -8765,7 +8579,7 @@ struct cf_runner {
     cf__pipeline pipe;
     cf__checker check;
     int64_t n_cells;
-    int64_t *tokens;          /* (n_cells) whose K and V a group has, here or in host memory */
+    int64_t *tokens;          /* (n_cells) whose K and V a group has */
     cf__run_pool pools[CF__RUN_RESOURCES]; /* activations (n_cells), states (n_cells), boundaries (n_cells x
                                               CF__RUN_TENSORS; none where nothing crosses stages) */
     int64_t n_finished; /* chunks, counted on each virtual stage, whose backward is complete */
@@ -8877,7 +8691,7 @@ static inline int64_t cf__run_read(const cf_runner *r, const cf_action *a, int64
 static inline cf__run_places cf__run_places_of(const cf_runner *r, const cf_action *a) {
     cf__run_places at = {cf__run_cell(r, a), -1, -1, -1, -1};
     int64_t first = at.cell * CF__RUN_TENSORS;
-    if (!r->check.crosses || a->pass == CF_W || a->pass > CF_RECV_B) return at;
+    if (!r->check.crosses || a->pass == CF_W) return at;
     if (cf__pipe_is_transfer(a->pass)) {
         const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
         if (t->sends) at.out = at.given = first + CF__PIPE_TENSORS + t->tensor;
@@ -8956,8 +8770,6 @@ static cf_result cf__run_work(cf_runner *r, const cf_step *step) {
     int pass = step->action.pass;
     if (1 << pass & CF__CHECK_FORWARDS) return cf__run_call(r, step, "forward", d->forward);
     if (pass < CF_COMPUTE_PASS_COUNT) return cf__run_call(r, step, "backward", d->backward);
-    if (pass == CF_OFFLOAD) return cf__run_call(r, step, "offload", d->offload);
-    if (pass == CF_PREFETCH) return cf__run_call(r, step, "prefetch", d->prefetch);
     if (cf__pipe_transfer_of(&step->action)->sends) return cf__run_call(r, step, "send", d->send);
     return cf__run_call(r, step, "receive", d->receive);
 }
@@ -8970,9 +8782,7 @@ static cf_result cf__run_report(cf_runner *r, const cf_step *step) {
     progress.total = r->n_actions;
     progress.step = step;
     progress.live_slots = cf__run_n_live(r, CF_RESOURCE_ACTIVATIONS);
-    progress.live_states = cf__run_n_live(r, CF_RESOURCE_STATE);
     progress.live_state_tokens = r->check.held.state;
-    progress.live_boundaries = cf__run_n_live(r, CF_RESOURCE_BOUNDARY);
     code = r->desc.progress(r->desc.user, &progress);
     if (code == 0) return CF_OK;
     (void)cf__refuse(&r->failure, CF_ERROR_CANCELLED, "progress", step->position, "the callback asked to stop");
@@ -8980,13 +8790,11 @@ static cf_result cf__run_report(cf_runner *r, const cf_step *step) {
     return CF_ERROR_CANCELLED;
 }
 
-/* What is kept while an action runs, and what it works in where it keeps nothing. */
+/* Notes the rows that are kept while an action runs, and the scratch of an F that keeps nothing. */
 static void cf__run_count_rows(cf_runner *r, const cf_action *a) {
-    int64_t kept = r->check.held.tokens;
     int64_t scratch = a->pass == CF_F && !a->keep ? r->pipe.plan->chunks[a->chunk].padded : 0;
-    r->stats.peak_tokens = cf__max(r->stats.peak_tokens, kept);
+    r->stats.peak_tokens = cf__max(r->stats.peak_tokens, r->check.held.tokens);
     r->stats.peak_scratch = cf__max(r->stats.peak_scratch, scratch);
-    r->stats.peak_rows = cf__max(r->stats.peak_rows, kept + scratch);
 }
 
 static cf_result cf__run_action(cf_runner *r) {
@@ -9026,7 +8834,6 @@ static cf_block *cf__run_object(void *job, cf__carver *carver) {
     int what;
     opening->runner = (cf_runner *)cf__take(carver, 1, sizeof(cf_runner));
     r->check.cells = (uint16_t *)cf__take(carver, r->n_cells, sizeof(uint16_t));
-    r->check.groups = (cf__check_tally *)cf__take(carver, r->n_cells, sizeof(cf__check_tally));
     r->tokens = (int64_t *)cf__take(carver, r->n_cells, sizeof(int64_t));
     for (what = 0; what < CF__RUN_RESOURCES; what++) {
         r->pools[what].slots = (int32_t *)cf__take(carver, r->pools[what].n, sizeof(int32_t));
@@ -9084,7 +8891,6 @@ static cf_result cf__run_fill(void *job) {
     int what;
     r->check.pipe = &r->pipe;
     memset(r->check.cells, 0, (size_t)r->n_cells * sizeof *r->check.cells);
-    memset(r->check.groups, 0, (size_t)r->n_cells * sizeof *r->check.groups);
     memset(r->tokens, 0, (size_t)r->n_cells * sizeof *r->tokens);
     for (what = 0; what < CF__RUN_RESOURCES; what++)
         for (i = 0; i < r->pools[what].n; i++) r->pools[what].slots[i] = CF__RUN_NONE;

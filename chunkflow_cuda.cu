@@ -18,9 +18,8 @@
        attend                  cf_attention_size + cf_attention_prepare, cf_attention_forward, cf_attention_backward,
                                cf_attention_path_name
          by blocks of keys     cf_attention_block_size + cf_attention_block_prepare
-       carry state             cf_rope_size + cf_rope_fill, cf_append_forward, cf_append_backward, cf_state_bytes,
-                               cf_state_k, cf_state_v, cf_state_clear, cf_state_offload, cf_state_prefetch,
-                               cf_padding_clear, cf_boundary_save
+       carry state             cf_rope_size + cf_rope_fill, cf_append_forward, cf_append_backward, cf_padding_clear,
+                               cf_state_bytes, cf_state_k, cf_state_v
          from host memory      cf_state_stream_size, cf_state_stream_create, cf_state_stream_free,
                                cf_state_stream_block, cf_state_stream_begin, cf_state_stream_next,
                                cf_state_stream_add, cf_state_stream_append, cf_state_stream_end
@@ -256,22 +255,6 @@ CHUNKFLOW_CUDA_API cf_result cf_state_bytes(const cf_state *state, int64_t n_row
 CHUNKFLOW_CUDA_API cf_tensor cf_state_k(const cf_state *state, int64_t layer, int64_t row);
 CHUNKFLOW_CUDA_API cf_tensor cf_state_v(const cf_state *state, int64_t layer, int64_t row);
 
-/* Sets rows to 0 in every plane: gradients before the first backward of a group, if that does not overwrite them
-   (cf_attention_tensors.overwrite, which costs nothing), and rows that a new group takes over. Writes
-   cf_state_bytes. */
-CHUNKFLOW_CUDA_API cf_result cf_state_clear(const cf_state *state, int64_t first_row, int64_t n_rows,
-                                            cf_cuda_stream stream, cf_error *error);
-
-/* Copies rows to host memory and back. host: cf_state_bytes(n_rows) bytes, planes one after the other without gaps;
-   pinned (cudaMallocHost), or the copy is no longer asynchronous. Moves cf_state_bytes each way: in one call of CUDA
-   that copies all planes, or in one for each plane where they are 2 GB or more apart. Whoever runs them on a stream of
-   its own makes it wait for the last pass that used the rows, and the next pass wait for the prefetch; other rows may
-   be in use meanwhile. */
-CHUNKFLOW_CUDA_API cf_result cf_state_offload(const cf_state *state, int64_t first_row, int64_t n_rows, void *host,
-                                              cf_cuda_stream stream, cf_error *error);
-CHUNKFLOW_CUDA_API cf_result cf_state_prefetch(const cf_state *state, int64_t first_row, int64_t n_rows,
-                                               const void *host, cf_cuda_stream stream, cf_error *error);
-
 /* ================================================================================================================
    State that streams
    ================================================================================================================ */
@@ -428,12 +411,6 @@ CHUNKFLOW_CUDA_API cf_result cf_append_backward(const cf_append *append, cf_cuda
 CHUNKFLOW_CUDA_API cf_result cf_padding_clear(void *data, int64_t rows, int64_t row_bytes, int64_t stride_bytes,
                                               const int32_t *positions, cf_cuda_stream stream, cf_error *error);
 
-/* Keeps a stage's input for local replay: copies rows of row_bytes bytes. A stride of 0: row_bytes. Costs rows x
-   row_bytes bytes, the memory model's cf_token_bytes.boundary for each row. The executor below keeps the received
-   tensor itself and copies nothing. */
-CHUNKFLOW_CUDA_API cf_result cf_boundary_save(void *to, int64_t to_stride, const void *from, int64_t from_stride,
-                                              int64_t rows, int64_t row_bytes, cf_cuda_stream stream, cf_error *error);
-
 /* ================================================================================================================
    Executor
    ================================================================================================================ */
@@ -517,7 +494,6 @@ typedef struct cf_executor_desc {
                                          are given. arch 0: that of the least of the devices */
     int64_t boundary_bytes_per_token; /* what goes from stage to stage; needed with more than one virtual stage */
     int64_t memory_limit;             /* most bytes of device memory of one stage. 0: no limit */
-    int offload_gradients;            /* 1: OFFLOAD and PREFETCH move the rows of dK and dV too, where they exist */
     int64_t state_block_rows;         /* the state of groups streams: see below. Most rows of a block. 0: it stays on
                                          the device */
     int64_t state_slots;              /* blocks of the ring, as cf_state_stream_desc.n_slots. 0: 3 */
@@ -539,9 +515,7 @@ typedef struct cf_executor cf_executor;
    prefix as said above under "state that streams"; cf_memory_desc.state_window is that number of rows. Inputs that
    local replay keeps, from an F to its R, lie in host memory, too, and come back through at most two slots: they
    leave while the F runs, and come while the pass before the R does. So what a stage has on its device does not grow
-   with the longest sequence, but for 4 bytes of metadata for each token; tiles are shared by full chunks. A schedule
-   with OFFLOAD or PREFETCH is refused (CF_ERROR_ARGUMENT, field "state_block_rows", error->item: the first such
-   action). */
+   with the longest sequence, but for 4 bytes of metadata for each token; tiles are shared by full chunks. */
 
 /* Makes an executor: streams (compute, state out, state in, and one for each direction of transfers) on every stage's
    device, where all kernels of chunkflow_cuda.cu are loaded too, so that none is loaded beside a waiting receive (do
@@ -598,9 +572,9 @@ CHUNKFLOW_CUDA_API cf_cuda_stream cf_executor_stream(const cf_executor *executor
 CHUNKFLOW_CUDA_API const cf_schedule *cf_executor_schedule(const cf_executor *executor);
 
 /* Memory of one stage, in bytes of its device but for `host`. Rows of a group, and each item of the arena, must lie
-   together, so there are gaps: batches of real lengths took 1 to 8 % more than what is live at once, and 18 % where state
-   is offloaded. Tiny random batches, where one row is much, came to 1.7 times in the arena, 8 times in the state and 4
-   times in the gradient. memory_limit counts what is laid out. */
+   together, so there are gaps: batches of real lengths took 1 to 8 % more than what is live at once. Tiny random
+   batches, where one row is much, came to 1.7 times in the arena, 8 times in the state and 4 times in the gradient.
+   memory_limit counts what is laid out. */
 typedef struct cf_executor_memory {
     int64_t arena;                /* activations and boundary tensors: what was laid out ... */
     int64_t arena_live;           /* ... and the most that is in use at once. arena / arena_live is the loss in gaps */
@@ -616,8 +590,8 @@ typedef struct cf_executor_memory {
     int64_t metadata;             /* positions and tiles of all chunks; of neighbours that are the same, once */
     int64_t total;                /* arena, state, gradient, workspace and metadata: the high-water mark of the batch */
     int64_t allocated;            /* what the executor holds on the device now, also for earlier, larger batches */
-    int64_t host;                 /* pinned host memory: what was moved out; with state_block_rows the state, its
-                                     gradient and kept inputs of all virtual stages */
+    int64_t host;                 /* pinned host memory, with state_block_rows: the state, its gradient and kept inputs
+                                     of all virtual stages */
     cf_run_stats stats;           /* the interpreter's books */
 } cf_executor_memory;
 
@@ -5456,13 +5430,11 @@ cf_result check_state(const cf_state *s, int64_t n_rows, planes *to, cf_error *e
 }
 
 /* The same for rows that will be touched. */
-cf_result check_rows(const cf_state *s, int64_t first_row, int64_t n_rows, planes *to, cf_error *error) {
+cf_result check_rows(const cf_state *s, int64_t n_rows, planes *to, cf_error *error) {
     const cf_result code = check_state(s, n_rows, to, error);
     if (code != CF_OK) return code;
-    if (first_row < 0 || first_row > s->rows)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "first_row", -1, s->rows, first_row, "out of range");
-    if (n_rows > s->rows - first_row)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "n_rows", -1, s->rows - first_row, n_rows, "past the last row");
+    if (n_rows > s->rows)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "n_rows", -1, s->rows, n_rows, "past the last row");
     if (s->data == NULL && n_rows > 0 && to->n > 0) return cf_fail_null(error, "data");
     if (reinterpret_cast<uintptr_t>(s->data) % 16 != 0)
         return cf_fail(error, CF_ERROR_ARGUMENT, "data", -1, 0, (int64_t)(reinterpret_cast<uintptr_t>(s->data) % 16),
@@ -5593,7 +5565,7 @@ cf_result check_host_rows(const state_stream *s, const cf_state *host, cf_dtype 
                           cf_error *error) {
     const cf_state *own = &s->desc.state;
     planes unused = {};
-    const cf_result code = check_rows(host, 0, rows, &unused, error);
+    const cf_result code = check_rows(host, rows, &unused, error);
     if (code != CF_OK) return code;
     const int got = number_of(host->dtype) == CF_DTYPE_DEFAULT ? (int)CF_DTYPE_BF16 : number_of(host->dtype);
     if (host->n_layers > own->n_layers || host->n_kv_heads != own->n_kv_heads || host->head_size != own->head_size ||
@@ -5939,17 +5911,16 @@ cf_result append(const cf_append *a, int backward, cf_cuda_stream stream, cf_err
 }
 
 /* Rows of bytes; a stride of 0 means no gaps. */
-cf_result check_byte_rows(const void *data, const char *name, int64_t *stride, const char *stride_name, int64_t rows,
-                          int64_t row_bytes, cf_error *error) {
+cf_result check_byte_rows(const void *data, int64_t *stride, int64_t rows, int64_t row_bytes, cf_error *error) {
     if (rows < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "rows", -1, 0, rows, "must not be negative");
     if (row_bytes < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "row_bytes", -1, 0, row_bytes, "must not be negative");
     if (*stride == 0) *stride = row_bytes;
     if (*stride < row_bytes)
-        return cf_fail(error, CF_ERROR_ARGUMENT, stride_name, -1, row_bytes, *stride,
+        return cf_fail(error, CF_ERROR_ARGUMENT, "stride_bytes", -1, row_bytes, *stride,
                        "must not be less than row_bytes");
     if (product_above(rows, *stride, INT64_MAX))
-        return cf_fail(error, CF_ERROR_OVERFLOW, stride_name, -1, INT64_MAX / rows, *stride, "too many bytes");
-    if (data == NULL && rows > 0 && row_bytes > 0) return cf_fail_null(error, name);
+        return cf_fail(error, CF_ERROR_OVERFLOW, "stride_bytes", -1, INT64_MAX / rows, *stride, "too many bytes");
+    if (data == NULL && rows > 0 && row_bytes > 0) return cf_fail_null(error, "data");
     return CF_OK;
 }
 
@@ -5981,49 +5952,6 @@ cf_result cf_state_bytes(const cf_state *state, int64_t n_rows, int64_t *bytes, 
 
 cf_tensor cf_state_k(const cf_state *state, int64_t layer, int64_t row) { return plane_tensor(state, layer, row, 0); }
 cf_tensor cf_state_v(const cf_state *state, int64_t layer, int64_t row) { return plane_tensor(state, layer, row, 1); }
-
-cf_result cf_state_clear(const cf_state *state, int64_t first_row, int64_t n_rows, cf_cuda_stream stream,
-                         cf_error *error) {
-    planes p = {};
-    const cf_result code = check_rows(state, first_row, n_rows, &p, error);
-    if (code != CF_OK || p.n == 0 || n_rows == 0) return code;
-    char *to = static_cast<char *>(state->data) + first_row * p.row_bytes;
-    const size_t width = (size_t)(n_rows * p.row_bytes);
-    cudaError_t status = cudaSuccess;
-    if (n_rows == state->rows) {
-        status = cudaMemsetAsync(to, 0, (size_t)p.n * width, stream);
-    } else if (p.stride <= MOST_PITCH) {
-        status = cudaMemset2DAsync(to, (size_t)p.stride, 0, width, (size_t)p.n, stream);
-    } else {
-        for (int64_t i = 0; i < p.n && status == cudaSuccess; i++)
-            status = cudaMemsetAsync(to + i * p.stride, 0, width, stream);
-    }
-    return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "state");
-}
-
-cf_result cf_state_offload(const cf_state *state, int64_t first_row, int64_t n_rows, void *host, cf_cuda_stream stream,
-                           cf_error *error) {
-    planes p = {};
-    const cf_result code = check_rows(state, first_row, n_rows, &p, error);
-    if (code != CF_OK || p.n == 0 || n_rows == 0) return code;
-    if (host == NULL) return cf_fail_null(error, "host");
-    const int64_t width = n_rows * p.row_bytes;
-    return copy_pieces(static_cast<char *>(host), width,
-                       static_cast<const char *>(state->data) + first_row * p.row_bytes, p.stride, width, p.n,
-                       cudaMemcpyDeviceToHost, stream, "state", error);
-}
-
-cf_result cf_state_prefetch(const cf_state *state, int64_t first_row, int64_t n_rows, const void *host,
-                            cf_cuda_stream stream, cf_error *error) {
-    planes p = {};
-    const cf_result code = check_rows(state, first_row, n_rows, &p, error);
-    if (code != CF_OK || p.n == 0 || n_rows == 0) return code;
-    if (host == NULL) return cf_fail_null(error, "host");
-    const int64_t width = n_rows * p.row_bytes;
-    return copy_pieces(static_cast<char *>(state->data) + first_row * p.row_bytes, p.stride,
-                       static_cast<const char *>(host), width, width, p.n, cudaMemcpyHostToDevice, stream, "state",
-                       error);
-}
 
 cf_result cf_state_stream_size(const cf_state_stream_desc *desc, int64_t *ring_bytes, int64_t *gradient_ring_bytes,
                                cf_error *error) {
@@ -6218,7 +6146,7 @@ cf_result cf_append_backward(const cf_append *rows, cf_cuda_stream stream, cf_er
 cf_result cf_padding_clear(void *data, int64_t rows, int64_t row_bytes, int64_t stride_bytes, const int32_t *positions,
                            cf_cuda_stream stream, cf_error *error) {
     padding_params p = {};
-    const cf_result code = check_byte_rows(data, "data", &stride_bytes, "stride_bytes", rows, row_bytes, error);
+    const cf_result code = check_byte_rows(data, &stride_bytes, rows, row_bytes, error);
     if (code != CF_OK || rows == 0 || row_bytes == 0) return code;
     if (rows > MOST_ROWS) return cf_fail(error, CF_ERROR_LIMIT, "rows", -1, MOST_ROWS, rows, "too many rows");
     if (positions == NULL || reinterpret_cast<uintptr_t>(positions) % sizeof(int32_t) != 0)
@@ -6230,15 +6158,6 @@ cf_result cf_padding_clear(void *data, int64_t rows, int64_t row_bytes, int64_t 
     p.stride_bytes = stride_bytes;
     p.wide = (reinterpret_cast<uintptr_t>(data) | (uintptr_t)row_bytes | (uintptr_t)stride_bytes) % 16 == 0;
     return launch("padding", padding_kernel, div_up(rows, STATE_THREADS / 32), STATE_THREADS, 0, stream, error, p);
-}
-
-cf_result cf_boundary_save(void *to, int64_t to_stride, const void *from, int64_t from_stride, int64_t rows,
-                           int64_t row_bytes, cf_cuda_stream stream, cf_error *error) {
-    cf_result code = check_byte_rows(to, "to", &to_stride, "to_stride", rows, row_bytes, error);
-    if (code == CF_OK) code = check_byte_rows(from, "from", &from_stride, "from_stride", rows, row_bytes, error);
-    if (code != CF_OK) return code;
-    return copy_pieces(static_cast<char *>(to), to_stride, static_cast<const char *>(from), from_stride, row_bytes,
-                       rows, cudaMemcpyDefault, stream, "boundary", error);
 }
 
 } /* extern "C" */
@@ -6544,9 +6463,7 @@ void set_owner(heap *home, array<owned> *owners, int64_t low, int64_t high, int6
    device has fewer queues than there are streams and puts several into one.
 
        action         stream       waits for, and then records its own event
-       F R B I W      COMPUTE      the RECV of its input, the latest PREFETCH of its group
-       OFFLOAD        OUT          what put the rows there (F or PREFETCH), the latest pass of the group
-       PREFETCH       IN           nothing: its rows are taken over from its OFFLOAD, or from who came after that
+       F R B I W      COMPUTE      the RECV of its input
        RECV           its link     the pass that makes the tensor, on the peer's stage. It copies; the SEND does nothing
        with NCCL:
        SEND           the link     the pass that makes the tensor
@@ -6560,26 +6477,24 @@ void set_owner(heap *home, array<owned> *owners, int64_t low, int64_t high, int6
 
 namespace {
 
-const int COMPUTE = 0, OUT = 1, IN = 2, FIRST_LINK = 3; /* streams of a stage: passes, state to host memory, state
-                                                           from there; then the links, see stream_of */
+const int COMPUTE = 0, OUT = 1, IN = 2, FIRST_LINK = 3; /* streams of a stage: passes, what goes to host memory, what
+                                                           comes back; then the links, see stream_of */
 const int64_t MOST_LOCAL_STAGES = 256;           /* virtual stages in one process */
 const int64_t MOST_BYTES = (int64_t)1 << 46;     /* of one item: beyond any device, and sums stay in 64 bits */
 const int64_t PASSES_AHEAD = 4; /* of each stage: no stream runs dry, unless stages differ by more than that */
 
-/* What was worked out for one action. Places are bytes in the arena (host: in the stage's pinned memory, of moved rows
-   or of a kept input), -1: none. While they are being found, the numbers of the bodies stand there. */
+/* What was worked out for one action. Places are bytes in the arena (host: in the stage's pinned memory, of a kept
+   input), -1: none. While they are being found, the numbers of the bodies stand there. */
 struct planned {
     int64_t activations = -1, input = -1, output = -1, host = -1;
     int64_t first_wait = 0, n_waits = 0;
     int32_t stream = 0;
     int64_t event = -1;    /* index of its end event, its start event is the next one; -1: its RECV has it */
-    int64_t partner = -1;  /* SEND: position of the RECV. RECV: of the pass that makes the tensor. In the peer's list.
-                              OFFLOAD: of what put the rows there, F or an earlier PREFETCH */
+    int64_t partner = -1;  /* SEND: position of the RECV. RECV: of the pass that makes the tensor. In the peer's list */
     int32_t peer = -1;     /* index of the stage at the other end among the local ones, or its number with NCCL */
     int64_t fetch = -1;    /* position of an R whose kept input comes back behind this pass */
     int64_t slot_user = -1; /* such an R: position of the one that used its slot before */
     int32_t overwrite = 0; /* the first backward that touches these rows of gradient */
-    int32_t with_gradient = 0; /* a move takes rows of gradient along */
 };
 
 struct wait {
@@ -6696,7 +6611,7 @@ cf_result check_range(int64_t got, int64_t least, int64_t most, const char *fiel
 }
 
 bool is_pass(int pass) { return pass < CF_COMPUTE_PASS_COUNT; }
-bool is_transfer(int pass) { return pass >= CF_SEND_F && pass <= CF_RECV_B; }
+bool is_transfer(int pass) { return !is_pass(pass); }
 bool is_send(int pass) { return pass == CF_SEND_F || pass == CF_SEND_R || pass == CF_SEND_B; }
 bool is_forward(int pass) { return pass == CF_F || pass == CF_R; }
 bool is_backward(int pass) { return pass == CF_B || pass == CF_I; }
@@ -6775,7 +6690,6 @@ int64_t virtual_stage_at(const stage_plan *s, int64_t row) {
    because only in the order of the list can no transfer wait for ever for its other end. */
 int32_t stream_of(const executor *e, const cf_action &a) {
     if (is_pass(a.pass)) return COMPUTE;
-    if (!is_transfer(a.pass)) return a.pass == CF_OFFLOAD ? OUT : IN;
     if (has_nccl(e)) return FIRST_LINK;
     return (int32_t)(FIRST_LINK + 2 * (a.stage / e->desc.n_stages) + (a.pass == CF_RECV_B));
 }
@@ -6800,7 +6714,6 @@ bool find_positions(batch *b) {
     for (int64_t i = 0; i < s->n_stages; i++)
         for (int64_t j = s->first[i]; j < s->first[i + 1]; j++) {
             const cf_action &a = s->actions[j];
-            if (!is_pass(a.pass) && !is_transfer(a.pass)) continue;
             const int what = is_pass(a.pass) ? AT_PASS : is_send(a.pass) ? AT_SEND : AT_RECV;
             const int at = a.pass == CF_W ? AT_W : what + kind_of(a.pass);
             b->at[at * n + cell_of(b, a.stage, a.chunk)] = j - s->first[i];
@@ -6868,19 +6781,11 @@ cf_result find_order(batch *b, cf_error *error) {
 
 enum { ARENA, HOST, FIRST_STATE }; /* spaces; then, for each virtual stage of the stage, rows and rows of gradient */
 
-/* Rows of one chunk on one virtual stage; positions in the list, -1: not yet. */
-struct held_rows {
-    int64_t from = -1, gradient_from = -1; /* since when they are there */
-    int64_t left = -1;           /* the OFFLOAD that took them away */
-    int64_t first_backward = -1; /* of a group's first chunk, here and below: the first of the group; */
-    int64_t last_pass = -1, last_fetch = -1; /* its latest pass and PREFETCH, when waits are looked for */
-};
-
 struct recording {
     stage_plan *s;
     layout l;
     array<int64_t> next_pass; /* (n_actions + 1) position of the next pass behind an action */
-    array<held_rows> rows;    /* by cell */
+    array<int64_t> first_backward; /* by cell, of a group's first chunk: the group's first backward; -1: not yet */
     array<array<owned>> owners; /* by space: who used it last, while waits are looked for ... */
     array<int64_t> seen;      /* ... and, by own stream, local stage and its stream, the latest position waited for */
 };
@@ -6981,54 +6886,25 @@ void record_tensors(recording *r, int64_t at) {
     }
 }
 
-/* A chunk's rows of K and V have been there since an action and go with this one, and those of its gradient too, which
-   exist from the first backward of its group on. Who takes them over next waits for the copy: who moves state out is
-   short of memory. */
-void end_rows(recording *r, int64_t at, bool with_gradient) {
-    const stage_plan *s = r->s;
-    const cf_action &a = s->actions[at];
-    const cf_chunk &c = s->b->plan->chunks[a.chunk];
-    const int64_t cell = local_cell(s->b, a), n = kept_rows_of(s->b, a.chunk);
-    const int64_t since = std::max(r->rows[cell].gradient_from, r->rows[group_cell(s->b, a)].first_backward);
-    if (!s->b->e->has_state) return;
-    add_rect(&r->l, s->row_at[0][cell], c.prefix, n, 0, r->rows[cell].from, at + 1, at + 1);
-    if (with_gradient && c.group >= 0)
-        add_rect(&r->l, s->row_at[1][cell], c.prefix, n, 0, since, at + 1, at + 1);
-}
-
 /* A group, or a chunk without one, has a body of rows on each virtual stage. A chunk's come with its F and go with its
-   backward; in between they may be in host memory, and with them those of the gradient where it exists. */
+   backward; those of the gradient are there from the group's first backward on. */
 void record_rows(recording *r, int64_t at) {
     const stage_plan *s = r->s;
-    const cf_executor_desc &d = s->b->e->desc;
+    const batch *b = s->b;
     const cf_action &a = s->actions[at];
-    const int64_t cell = local_cell(s->b, a), group = group_cell(s->b, a), local = a.stage / d.n_stages;
-    const int64_t n = rows_of(s->b->plan, a.chunk);
-    int64_t *first_backward = &r->rows[group].first_backward;
-    held_rows *rows = &r->rows[cell];
-    planned *p = &s->plan[at];
+    const cf_chunk &c = b->plan->chunks[a.chunk];
+    const int64_t cell = local_cell(b, a), group = group_cell(b, a), local = a.stage / b->e->desc.n_stages;
+    const int64_t n = kept_rows_of(b, a.chunk), forward = position_of(b, AT_PASS + FORWARD, a.stage, a.chunk);
+    int64_t *first_backward = &r->first_backward[group];
     if (a.pass == CF_F) {
         for (int i = 0; i < 2; i++)
             s->row_at[i][cell] = cell == group ? add_body(&r->l, FIRST_STATE + 2 * local + i) : s->row_at[i][group];
-        rows->from = at;
     } else if (is_backward(a.pass)) {
-        p->overwrite = *first_backward < 0;
-        if (p->overwrite) *first_backward = at;
-        end_rows(r, at, true);
-    } else if (a.pass == CF_OFFLOAD) {
-        p->partner = rows->from;
-        p->with_gradient = d.offload_gradients && *first_backward >= 0;
-        p->host = add_body(&r->l, HOST);
-        end_rows(r, at, p->with_gradient);
-        rows->left = at;
-    } else if (a.pass == CF_PREFETCH) {
-        p->with_gradient = s->plan[rows->left].with_gradient;
-        p->host = s->plan[rows->left].host;
-        const plane_set *planes = &s->planes[2 * local];
-        const int64_t gradient = p->with_gradient ? plane_bytes(planes[1], n) : 0;
-        add_rect(&r->l, p->host, 0, align_256(plane_bytes(planes[0], n) + gradient), 0, rows->left, at + 1, at + 1);
-        rows->from = at;
-        if (p->with_gradient) rows->gradient_from = at;
+        s->plan[at].overwrite = *first_backward < 0;
+        if (*first_backward < 0) *first_backward = at;
+        if (!b->e->has_state) return;
+        add_rect(&r->l, s->row_at[0][cell], c.prefix, n, 0, forward, at + 1, at + 1);
+        if (c.group >= 0) add_rect(&r->l, s->row_at[1][cell], c.prefix, n, 0, *first_backward, at + 1, at + 1);
     }
 }
 
@@ -7046,7 +6922,7 @@ bool start_recording(recording *r, stage_plan *s) {
     r->l.n_times = n;
     if (!r->l.spaces.fill(&e->home, FIRST_STATE + 2 * e->desc.n_virtual, bytes) ||
         !s->planes.fill(&e->home, 2 * e->desc.n_virtual) || !r->next_pass.fill(&e->home, n + 1, n) ||
-        !r->rows.fill(&e->home, s->row_at[0].n))
+        !r->first_backward.fill(&e->home, s->row_at[0].n, -1))
         return false;
     for (int64_t i = n - 1, next = n; i >= 0; i--) {
         r->next_pass[i] = next;
@@ -7183,25 +7059,15 @@ void add_wait(recording *r, int64_t at, int64_t other, int64_t position) {
 
 /* What must be there before action `at`: the table at the top. */
 void wait_for_data(recording *r, int64_t at, int64_t self) {
-    const stage_plan *s = r->s;
-    const batch *b = s->b;
-    const cf_action &a = s->actions[at];
-    const planned &p = s->plan[at];
-    held_rows *group = &r->rows[group_cell(b, a)];
-    const auto wait_for = [&](int64_t position) {
-        if (position >= 0) add_wait(r, at, self, position);
-    };
+    const batch *b = r->s->b;
+    const cf_action &a = r->s->actions[at];
+    const planned &p = r->s->plan[at];
     if (is_transfer(a.pass) && !is_send(a.pass)) {
         if (!has_nccl(b->e)) add_wait(r, at, p.peer, p.partner);
         return;
     }
-    wait_for(is_pass(a.pass)   ? source_of(b, a)
-             : is_send(a.pass) ? position_of(b, AT_PASS + kind_of(a.pass), a.stage, a.chunk)
-                               : p.partner);
-    if (is_pass(a.pass)) wait_for(group->last_fetch);
-    if (is_pass(a.pass)) group->last_pass = at;
-    if (a.pass == CF_OFFLOAD) wait_for(group->last_pass);
-    if (a.pass == CF_PREFETCH) group->last_fetch = at;
+    const int64_t made = is_pass(a.pass) ? source_of(b, a) : position_of(b, AT_PASS + kind_of(a.pass), a.stage, a.chunk);
+    if (made >= 0) add_wait(r, at, self, made);
 }
 
 /* Memory is taken over from its last users: rectangles come into use and go in the order of the list. */
@@ -7242,7 +7108,7 @@ cf_result plan_stage(stage_plan *s, cf_error *error) {
     if (code == CF_OK && !start_recording(&r, s)) code = no_memory(error);
     if (code != CF_OK) return code;
     for (int64_t at = 0; at < s->n_actions && !e->home.failed; at++) {
-        if (is_pass(s->actions[at].pass) || is_transfer(s->actions[at].pass)) record_tensors(&r, at);
+        record_tensors(&r, at);
         record_rows(&r, at);
     }
     code = e->home.failed ? no_memory(error) : place_spaces(&r, error);
@@ -7570,10 +7436,6 @@ cf_result take_schedule(batch *b, const cf_plan *plan, const cf_schedule *schedu
     else
         code = cf_schedule_lower(plan, schedule, &lower, &b->lowered, error);
     if (code != CF_OK) return code;
-    for (int64_t i = 0; i < schedule->n_actions && streams_state(e); i++)
-        if (schedule->actions[i].pass == CF_OFFLOAD || schedule->actions[i].pass == CF_PREFETCH)
-            return cf_fail(error, CF_ERROR_ARGUMENT, "state_block_rows", i, 0, e->desc.state_block_rows,
-                           "the schedule moves state itself");
     b->plan = plan;
     b->schedule = b->lowered != NULL ? b->lowered : schedule;
     b->first_chunk = schedule->rank * plan->n_steps;
@@ -7954,31 +7816,6 @@ int run_pass(void *user, const cf_step *step) {
     return 0;
 }
 
-/* Rows of the state, and behind them in host memory those of its gradient. */
-int run_move(void *user, const cf_step *step) {
-    const stage_plan *s = static_cast<const stage_plan *>(user);
-    const executor *e = s->b->e;
-    const cf_action &a = step->action;
-    const planned &p = s->plan[step->position];
-    const int64_t row = step->chunk->prefix, rows = rows_of(s->b->plan, a.chunk);
-    char *host = s->on->host.data + p.host;
-    if (e->failure.code != CF_OK) return 0;
-    (void)issue(s, step->position, [&] {
-        cf_error why = {};
-        for (int i = 0; i < 1 + p.with_gradient && why.code == CF_OK; i++) {
-            const cf_state state = state_of(s, a, i == 1);
-            if (state.n_layers == 0) break;
-            (void)(a.pass == CF_OFFLOAD ? cf_state_offload(&state, row, rows, host, own_stream(s, p), &why)
-                                        : cf_state_prefetch(&state, row, rows, host, own_stream(s, p), &why));
-            host += plane_bytes(s->planes[2 * (a.stage / e->desc.n_stages)], rows);
-        }
-        if (why.code != CF_OK)
-            note_failure(s, step->position, why.code, why.field, "copying", why.got, cf_result_name(why.code));
-        return why.code == CF_OK;
-    });
-    return 0;
-}
-
 int run_progress(void *user, const cf_progress *progress) {
     const stage_plan *s = static_cast<const stage_plan *>(user);
     const cf_executor_desc &d = s->b->e->desc;
@@ -8090,7 +7927,6 @@ cf_result open_runners(batch *b, cf_error *error) {
     cf_result code = CF_OK;
     run.forward = run.backward = run_pass;
     run.send = run.receive = run_transfer;
-    run.offload = run.prefetch = run_move;
     run.progress = run_progress;
     run.seed = b->e->desc.seed;
     run.allocator = &b->e->home.from;

@@ -65,7 +65,6 @@ typedef struct settings {
     cf_attention_path path;
     int64_t devices, ranks, batch, prompt, longest, seed;
     int64_t window;          /* keys that a query sees; 0: all */
-    double offload;          /* units per token of state moved to host memory, or back; 0: it stays */
     int64_t stream;          /* bytes of the ring of states in host memory; 0: they are on the device */
     int64_t stream_rows;     /* of a block of it */
     length_list synthetic;
@@ -96,7 +95,6 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"placement", CHOICE, &s->order.placement, 0, 0, "loop v", "in which order those parts lie on the stages"},
         {"limit", INTEGER, &s->order.limit, 0, MANY, NULL, "most chunks that a stage keeps at once, 0: the default"},
         {"split-backward", FLAG, &s->order.split_backward, 0, 0, NULL, "best may cut backward into I and W"},
-        {"offload", NUMBER, &s->offload, 0, MANY, NULL, "time to move a token of state to host memory, 0: it stays"},
         {"stream", INTEGER, &s->stream, 0, MANY, NULL, "bytes of a ring for states in host memory, 0: they stay"},
         {"window", INTEGER, &s->window, 0, MANY, NULL, "keys that a query sees, its own included, 0: all before it"},
         {"devices", INTEGER, &s->devices, 1, 1024, NULL, "devices that the stages are spread over"},
@@ -126,11 +124,6 @@ static cf_attention_desc attention_of(const settings *s, int deterministic) {
     return a;
 }
 
-static void take_stream(settings *s) {
-    s->stream_rows = block_rows_of(&s->model, s->type, s->stream);
-    if (s->stream > 0 && s->offload > 0) fail(EXIT_BAD_INPUT, "give --stream or --offload, not both");
-}
-
 static settings parse_settings(int argc, char **argv) {
     settings s;
     option list[MAX_OPTIONS];
@@ -155,7 +148,7 @@ static settings parse_settings(int argc, char **argv) {
     }
     const char *fault = model_config_fault(&s.model);
     if (fault) fail(EXIT_BAD_INPUT, "%s", fault);
-    take_stream(&s);
+    s.stream_rows = block_rows_of(&s.model, s.type, s.stream);
     if (s.reference && !s.check) fail(EXIT_BAD_INPUT, "--reference is for --check");
     if (s.reference && s.window > 0) fail(EXIT_BAD_INPUT, "--reference knows no --window");
     if (s.synthetic.count > 0 && s.n_paths > 0) fail(EXIT_BAD_INPUT, "give --synthetic or files, not both");
@@ -229,7 +222,6 @@ template <typename T> static void executor_make(trainer *t, int64_t slots) {
     desc.devices = t->devices;
     desc.attention = attention_of(s, 1);
     desc.boundary_bytes_per_token = s->model.hidden * (int64_t)sizeof(T);
-    desc.offload_gradients = s->offload > 0;
     desc.state_block_rows = s->stream_rows;
     desc.state_slots = slots;
     desc.timeline = s->timeline != NULL;
@@ -286,23 +278,14 @@ static void upload_rows(trainer *t) {
 static void load_batch(trainer *t) {
     const settings *s = t->settings;
     cf_plan *old_plan = t->plan; /* the executor has these until the next load */
-    cf_schedule *schedule = NULL, *old_schedule = t->schedule;
-    cf_timing timing;
-    cf_lower_desc lower;
-    memset(&timing, 0, sizeof timing);
-    memset(&lower, 0, sizeof lower);
-    timing.offload_seconds_per_token = s->offload;
-    lower.timing = &timing;
-    lower.offload = s->offload > 0;
+    cf_schedule *old_schedule = t->schedule;
     batch_free(&t->batch);
     t->batch = batch_new(s->synthetic.count > 0 ? t->documents.count : s->batch);
     for (int64_t i = 0; i < t->batch.count; i++)
         batch_put(&t->batch, i, &t->documents, s->synthetic.count > 0 ? i : data_order_next(&t->order), s->prompt, 0);
     if (t->batch.n_targets == 0) fail(EXIT_BAD_INPUT, "the batch has no target tokens, so there is nothing to learn");
     MUST(cf_pack(t->batch.length, t->batch.count, &s->packing, &t->plan, &error));
-    MUST(cf_schedule_make(t->plan, &s->order, &schedule, &error));
-    MUST(cf_schedule_lower(t->plan, schedule, &lower, &t->schedule, &error));
-    cf_schedule_free(schedule);
+    MUST(cf_schedule_make(t->plan, &s->order, &t->schedule, &error));
     free(t->first_row);
     t->first_row = TAKE(int64_t, t->plan->n_chunks + 1);
     for (int64_t i = 0; i < t->plan->n_chunks; i++)
@@ -488,13 +471,12 @@ template <typename T> static int check_batch(trainer *t) {
     cf_plan_stats stats;
     cf_plan_measure(t->plan, NULL, &stats);
     printf("check %s: %lld sequences, %lld tokens in %lld chunks of %lld (%lld hybrid), largest group %lld, K %lld; "
-           "%s, %lld stages x %lld (%s); %lld replays, %lld split backwards, %lld offloads\n",
+           "%s, %lld stages x %lld (%s); %lld replays, %lld split backwards\n",
            types[s->type], (long long)t->batch.count, (long long)t->batch.n_tokens, (long long)t->plan->n_chunks,
            (long long)s->packing.chunk_size, (long long)stats.n_hybrid, (long long)stats.largest_group,
            (long long)s->order.k, cf_schedule_kind_name(t->schedule->kind), (long long)t->n_stages,
            (long long)s->order.n_virtual, cf_placement_name(t->schedule->placement),
-           (long long)count_passes(t->schedule, CF_R),
-           (long long)count_passes(t->schedule, CF_W), (long long)count_passes(t->schedule, CF_OFFLOAD));
+           (long long)count_passes(t->schedule, CF_R), (long long)count_passes(t->schedule, CF_W));
     int ok = compare_gradients("a second run, bit by bit:", &again, &own, owned, losses[1], losses[0], 0);
     ok &= check_rings<T>(t, &own, &again, owned, losses[0]);
     const int device = t->devices[max_of(t->rank, 0)];

@@ -10,7 +10,6 @@
                         a V turns, the part behind reads what the part before it has made, on the same stage. With
                         local replay the stage's input stays in its buffer from F to R; with a stream it goes to host
                         memory, and comes back through one of two slots while the R before it runs
-       host             rows of a state that are away from it, from OFFLOAD to PREFETCH
 
    The program brings the two callbacks that send and receive. Between the first action and the last, only boundaries
    are allocated, when there is none to use again, and what differs in size or lies in host memory. */
@@ -51,14 +50,12 @@ typedef struct stage_runner {
     real **kept_inputs;          /* (n_virtual x chunks) in host memory; NULL where there is none */
     input_slot input_slots[INPUT_SLOTS];
     copy_engine inputs_in, inputs_out;
-    real **host;                 /* (n_virtual x chunks) rows of a state that are away; NULL where they are not */
     int64_t n_slots, n_states, n_boundaries;
     int64_t boundary_count;      /* numbers in a boundary */
     workspace scratch;
     chunk_feed feed;
 
     int64_t live_slots;          /* activation slots in use now */
-    int64_t n_offloads;
     double loss;                 /* only where the head is */
 } stage_runner;
 
@@ -111,7 +108,6 @@ static inline cf_result stage_runner_begin(stage_runner *r, const model_config *
     r->kept_inputs = TAKE(real *, schedule->n_virtual * plan->n_chunks);
     for (int i = 0; i < INPUT_SLOTS; i++) r->input_slots[i].owner = -1;
     if (stream_bytes > 0 && r->n_states > 0) r->stream = stream_new(kv_width_of(config), stream_bytes, &r->meter);
-    r->host = TAKE(real *, schedule->n_virtual * plan->n_chunks);
     for (int64_t i = 0; i < r->n_slots; i++) {
         r->slots[i] = activations_new(config, &largest, plan->chunk_size, 1, MEMORY_ACTIVATIONS, &r->meter);
     }
@@ -132,7 +128,6 @@ static inline void stage_runner_end(stage_runner *r) {
     free(r->boundaries);
     free(r->spare);
     free(r->kept_inputs);
-    free(r->host);
     chunk_feed_free(&r->feed, &r->meter);
     memset(r, 0, sizeof *r);
 }
@@ -256,39 +251,6 @@ static inline int stage_backward(void *user, const cf_step *step) {
     else if (step->action.pass == CF_I) model_backward_input(&p, r->gradient);
     else model_backward_weights(&p, r->gradient);
     if (step->output >= 0) copy_rows(r->boundaries[step->output], stream, p.rows->rows, r->config->hidden);
-    return 0;
-}
-
-/* The chunk's rows of one array of a state, and the same rows in host memory. A row that has left is worth nothing, and
-   NaN makes sure that whoever reads it learns of it. */
-static inline void move_rows(real *here, real *there, int64_t count, int leaves) {
-    if (!leaves) memcpy(here, there, (size_t)count * sizeof(real));
-    if (leaves) memcpy(there, here, (size_t)count * sizeof(real));
-    for (int64_t i = 0; i < count && leaves; i++) here[i] = (real)NAN;
-}
-
-/* OFFLOAD and PREFETCH. */
-static inline int stage_move_state(void *user, const cf_step *step) {
-    stage_runner *r = (stage_runner *)user;
-    int64_t row = step->action.stage / r->schedule->n_stages, kv = kv_width_of(r->config);
-    int64_t first = step->chunk->prefix * kv, count = cf_chunk_state_tokens(r->plan, step->action.chunk) * kv;
-    real **host = &r->host[row * r->plan->n_chunks + step->action.chunk];
-    stage s = part_of(r->config, r->schedule, step->action.stage);
-    int64_t n_layers = s.end_layer - s.first_layer;
-    int leaves = step->action.pass == CF_OFFLOAD;
-    if (leaves) *host = TAKE(real, 4 * count * n_layers);
-    for (int64_t i = 0; i < n_layers; i++) {
-        const layer_state *layer = &r->states[step->state].layers[i];
-        real *there = *host + 4 * count * i;
-        move_rows(layer->k + first, there, count, leaves);
-        move_rows(layer->v + first, there + count, count, leaves);
-        move_rows(layer->dk + first, there + 2 * count, count, leaves);
-        move_rows(layer->dv + first, there + 3 * count, count, leaves);
-    }
-    r->n_offloads += leaves;
-    if (leaves) return 0;
-    free(*host);
-    *host = NULL;
     return 0;
 }
 

@@ -131,7 +131,6 @@ typedef struct settings {
     int64_t stages;            /* processes that there must be; 0: any number */
     int64_t prompt, seed, repeat;
     int64_t stream;            /* bytes of the ring of states in host memory, 0: they are on the device */
-    double offload;            /* units per token of state moved to host memory, or back; 0: it stays */
     int rendezvous, sweep, help;
     const char *timeline, *simulated, *fail;
     fault fault;
@@ -160,7 +159,6 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"placement", CHOICE, &s->order.placement, 0, 0, "loop v any", "in which order those parts lie on the stages"},
         {"limit", INTEGER, &s->order.limit, 0, MANY, NULL, "most chunks that a stage keeps at once, 0: the default"},
         {"split-backward", FLAG, &s->order.split_backward, 0, 0, NULL, "best may cut backward into I and W"},
-        {"offload", NUMBER, &s->offload, 0, MANY, NULL, "time to move a token of state to host memory, 0: it stays"},
         {"stream", INTEGER, &s->stream, 0, MANY, NULL,
          "keep states and kept stage inputs in host memory, and stream states through a ring of these bytes, 0: no"},
         {"stages", INTEGER, &s->stages, 0, MANY, NULL, "processes that there must be, 0: any number"},
@@ -267,7 +265,6 @@ static settings parse_settings(int argc, char **argv) {
         fail(EXIT_BAD_INPUT, "chunk-size x hidden is more than one message can hold");
     }
     check_stream_bytes(s.stream, &s.model);
-    if (s.stream > 0 && s.offload > 0) fail(EXIT_BAD_INPUT, "give --stream or --offload, not both");
     check_processes(&s);
     return s;
 }
@@ -437,12 +434,6 @@ static int on_backward(void *user, const cf_step *step) {
     return timed_pass((stage_process *)user, step, stage_backward);
 }
 
-/* OFFLOAD and PREFETCH: on a CPU, host memory is just other memory. */
-static int on_move_state(void *user, const cf_step *step) {
-    stage_process *p = (stage_process *)user;
-    return meet_fault(p, step) != 0 ? 1 : stage_move_state(&p->runner, step);
-}
-
 static int on_send(void *user, const cf_step *step) {
     stage_process *p = (stage_process *)user;
     double begin = seconds_now();
@@ -473,13 +464,11 @@ static cf_run_stats run_stage(stage_process *p) {
     run.backward = on_backward;
     run.send = on_send;
     run.receive = on_receive;
-    run.offload = run.prefetch = on_move_state;
     run.acquire = stage_acquire;
     run.release = stage_release;
     p->n_timed = 0;
     p->waited = 0;
     p->runner.loss = 0;
-    p->runner.n_offloads = 0;
     p->transport.n_sent = 0;
     MPI_Barrier(MPI_COMM_WORLD);
     in_step = 0;
@@ -743,7 +732,6 @@ static verdict judge(const stage_process *p, const reference *right, const cf_ru
     } own = {0, process}, worst;
     verdict v = {p->runner.loss, 0, -1, 0, 0, 0, 0};
     int64_t n_wanted = gradient->n_tensors + (!config->untied && head_process(p->schedule) > 0);
-    int moves = count_actions(p->runner.schedule, CF_OFFLOAD) > 0; /* the simulation leaves the state where it is */
     MPI_Bcast(&v.loss, 1, MPI_DOUBLE, head_process(p->schedule), MPI_COMM_WORLD);
     own.difference = relative_difference_of_losses(v.loss, right->loss);
     for (int64_t i = 0; i < gradient->n_tensors; i++) {
@@ -762,8 +750,7 @@ static verdict judge(const stage_process *p, const reference *right, const cf_ru
     MPI_Allreduce(MPI_IN_PLACE, &v.n_compared, 1, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
     v.peaks_agree = stats->peak_slots == simulated->peak_live[process] &&
                     stats->peak_tokens == simulated->peak_tokens[process] &&
-                    stats->peak_state_tokens <= simulated->peak_state_tokens[process] &&
-                    (moves || stats->peak_state_tokens == simulated->peak_state_tokens[process]);
+                    stats->peak_state_tokens == simulated->peak_state_tokens[process];
     MPI_Allreduce(MPI_IN_PLACE, &v.peaks_agree, 1, MPI_INT, MPI_LAND, MPI_COMM_WORLD);
     v.bytes_agree = streamed_bytes_agree(p);
     MPI_Allreduce(MPI_IN_PLACE, &v.bytes_agree, 1, MPI_INT, MPI_LAND, MPI_COMM_WORLD);
@@ -789,11 +776,10 @@ static void print_schedule(const cf_schedule *schedule, const cf_schedule *lower
     int64_t n_sends = count_actions(lowered, CF_SEND_F) + count_actions(lowered, CF_SEND_R) +
                       count_actions(lowered, CF_SEND_B);
     printf("schedule %s, %s replay, K %lld, %lld virtual stages on each%s: %lld passes, %lld replays, %lld tensors "
-           "sent, %lld times rows of state leave and return\n",
+           "sent\n",
            cf_schedule_kind_name(schedule->kind), cf_replay_name(schedule->replay), (long long)schedule->k,
            (long long)schedule->n_virtual, schedule->placement == CF_PLACEMENT_V ? " in a V" : "",
-           (long long)schedule->n_actions, (long long)count_actions(schedule, CF_R), (long long)n_sends,
-           (long long)count_actions(lowered, CF_OFFLOAD));
+           (long long)schedule->n_actions, (long long)count_actions(schedule, CF_R), (long long)n_sends);
 }
 
 static void print_timeline(const char *name, const cf_timeline *t, const char *unit) {
@@ -844,12 +830,11 @@ static void print_verdict(const verdict *v, const reference *right) {
 /* A schedule of a sweep. */
 static void print_line(const stage_process *p, const verdict *v, const timelines *t) {
     const cf_schedule *schedule = p->schedule;
-    printf("%-6s %-11s %-8s K %lld  virtual %lld %s  %3lld replays  %3lld offloads  difference %.1e  peaks %s  "
+    printf("%-6s %-11s %-8s K %lld  virtual %lld %s  %3lld replays  difference %.1e  peaks %s  "
            "bubble: unit costs %5.1f %%, costs as measured %5.1f %%, measured %5.1f %% (%.3f ms)\n",
            v->ok ? "ok" : "NOT OK", cf_schedule_kind_name(schedule->kind), cf_replay_name(schedule->replay),
            (long long)schedule->k, (long long)schedule->n_virtual, cf_placement_name(schedule->placement),
-           (long long)count_actions(schedule, CF_R),
-           (long long)count_actions(p->runner.schedule, CF_OFFLOAD), v->difference, v->peaks_agree ? "agree" : "DIFFER",
+           (long long)count_actions(schedule, CF_R), v->difference, v->peaks_agree ? "agree" : "DIFFER",
            100 * t->unit->bubble_useful, 100 * t->fitted->bubble_useful, 100 * t->measured->bubble_useful,
            1e3 * t->measured->makespan);
     fflush(stdout);
@@ -980,15 +965,10 @@ static int run_schedule(task *t, const cf_schedule *schedule, const cf_schedule 
 /* Makes one schedule, adds its transfers, checks it and runs it. CF_OK: it ran, and *ok says how. */
 static cf_result try_schedule(task *t, const cf_schedule_desc *order, int *ok, cf_error *error) {
     cf_schedule *schedule = NULL, *lowered = NULL;
-    cf_timing timing = {0};
-    cf_lower_desc lower = {0};
     cf_schedule_desc desc = *order;
     desc.n_stages = n_processes;
-    timing.offload_seconds_per_token = t->settings->offload;
-    lower.timing = &timing;
-    lower.offload = t->settings->offload > 0;
     cf_result result = cf_schedule_make(t->plan, &desc, &schedule, error);
-    if (result == CF_OK) result = cf_schedule_lower(t->plan, schedule, &lower, &lowered, error);
+    if (result == CF_OK) result = cf_schedule_lower(t->plan, schedule, NULL, &lowered, error);
     if (result == CF_OK) result = cf_schedule_validate(t->plan, lowered, NULL, NULL, error);
     if (result == CF_OK) *ok = run_schedule(t, schedule, lowered);
     cf_schedule_free(lowered);

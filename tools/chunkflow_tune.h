@@ -237,7 +237,6 @@ typedef struct cf_tune_candidate {
     int64_t k;
     cf_schedule_kind kind;
     cf_replay replay;
-    int offload;            /* 1: state goes to host memory where the schedule leaves the time */
     int64_t state_window;   /* state streams from host memory through a ring of so many rows (cf_memory_desc); 0: no.
                                memory.host says how much lies there */
     cf_tune_status status;
@@ -295,10 +294,10 @@ typedef struct cf_tune_desc {
     int64_t n_kinds;
     const cf_replay *replays;       /* (n_replays) NULL: pipeline, local */
     int64_t n_replays;
-    int no_offload;                 /* 1: leave out candidates that move state to host memory between passes */
-    int no_stream;                  /* 1: leave out those that stream it by layer. They are there for a model with a
-                                       gpu, and are tried where its state does not fit otherwise or schedules had to be
-                                       held down to fit. A memory.state_window is for all candidates: all stream */
+    int no_stream;                  /* 1: leave out candidates whose state streams from host memory, layer by layer. They
+                                       are there for a model with a gpu, and are tried where its state does not fit
+                                       otherwise or schedules had to be held down to fit. A memory.state_window is for
+                                       all candidates: all stream */
     int split_backward;             /* as in cf_schedule_desc, for best */
     int64_t budget;                 /* of best, for each schedule. 0: what cf_tune_budget says of its plan */
     int64_t batch;                  /* sequences of a batch. 0: 256 */
@@ -315,8 +314,8 @@ typedef struct cf_tune_desc {
 typedef struct cf_tuning {
     int64_t n_splits, n_candidates, n_batches;
     cf_parallel *splits;            /* (n_splits) */
-    cf_tune_candidate *candidates;  /* (n_candidates) by split, chunk_size, k, kind, replay and, fastest, what
-                                       is done with state: it stays, leaves (offload), streams */
+    cf_tune_candidate *candidates;  /* (n_candidates) by split, chunk_size, k, kind, replay and, fastest, whether
+                                       state stays or streams */
     double *seconds;                /* (n_candidates x n_batches) of each batch; -1: not simulated */
     int64_t *batch_tokens;          /* (n_batches) */
     int64_t batch;                  /* sequences of a batch */
@@ -354,8 +353,8 @@ CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf
                                      cf_error *error);
 
 /* The schedule that a candidate stands for, of one rank of a plan, which need not be one of the batches: made as
-   cf_tune makes it, without a limit or, where that does not fit, under one; and lowered where state is offloaded. So a trainer
-   gets for every batch what the search has chosen.
+   cf_tune makes it, without a limit or, where that does not fit, under one. So a trainer gets for every batch what the
+   search has chosen.
 
    desc: as it was given to cf_tune; tuning: what came of it. plan: packed to the candidate's chunk_size for the dp of
    its split. On success cf_schedule_free is due; *out is untouched on failure. Errors: CF_ERROR_ARGUMENT with what does
@@ -832,8 +831,8 @@ static cf_result cft__step_seconds(const cf_cost_desc *desc, double *seconds, cf
     return CF_OK;
 }
 
-/* All else that a schedule needs: transfers between stages, and of state to host memory from the stage with the most
-   layers. shard: of the first stage. */
+/* All else that a schedule needs: transfers between stages, and the stream of state of the stage with the most layers.
+   shard: of the first stage. */
 static cf_timing cft__transfer_timing(const cf_cost_desc *desc, const cf_shard *shard, int64_t most_layers) {
     const cf_parallel *parallel = &desc->parallel;
     double rate = cft__link_rate(desc, parallel->tp * parallel->dp * parallel->pp);
@@ -841,11 +840,10 @@ static cf_timing cft__transfer_timing(const cf_cost_desc *desc, const cf_shard *
     memset(&timing, 0, sizeof timing);
     timing.latency = desc->gpu->latency;
     timing.seconds_per_token = (double)cft__div_up(2 * shard->hidden, shard->sequence) / rate;
-    timing.offload_seconds_per_token =
-        cft__product(4 * (double)shard->kv, (double)most_layers) / cft__product(desc->gpu->pcie, desc->gpu->link);
     if (!desc->stream) return timing;
-    timing.stream_forward = timing.offload_seconds_per_token;      /* 4 kv bytes a layer */
-    timing.stream_backward = 5 * timing.offload_seconds_per_token; /* and 8 kv twice */
+    timing.stream_forward = /* 4 kv bytes a layer */
+        cft__product(4 * (double)shard->kv, (double)most_layers) / cft__product(desc->gpu->pcie, desc->gpu->link);
+    timing.stream_backward = 5 * timing.stream_forward; /* and 8 kv twice */
     timing.stream_exposed = 1 / (double)most_layers;
     return timing;
 }
@@ -856,7 +854,7 @@ static cf_result cft__check_estimate(const cf_cost_desc *full, int64_t count, co
     double of[sizeof(cf_stage_cost) / sizeof(double)];
     int64_t s, i;
     int finite = cft__is_time(step) && cft__is_time(timing->latency) && cft__is_time(timing->seconds_per_token) &&
-                 cft__is_time(timing->offload_seconds_per_token) && cft__is_time(timing->stream_backward);
+                 cft__is_time(timing->stream_backward);
     for (s = 0; s < count && finite; s++) {
         cf_shard shard;
         cf_stage_cost cost;
@@ -1009,10 +1007,7 @@ typedef struct cft__weights {
 
 /* The lists of what is tried, the one that changes slowest first. A "point" is a candidate without its kind and state:
    what bounds of time are found for, and, where it streams and where not, of memory. */
-enum { CFT__SPLIT, CFT__SIZE, CFT__K, CFT__KIND, CFT__REPLAY, CFT__STATE_WAY, CFT__LISTS };
-
-/* What is done with state, in the order in which it is tried. */
-enum { CFT__STAYS, CFT__LEAVES, CFT__STREAMS, CFT__WAYS };
+enum { CFT__SPLIT, CFT__SIZE, CFT__K, CFT__KIND, CFT__REPLAY, CFT__WINDOW, CFT__LISTS };
 
 /* A stage of the split at hand. */
 typedef struct cft__stage {
@@ -1035,7 +1030,7 @@ typedef struct cft__tuner {
     cf_tuning header;        /* what `tuning` starts as */
     cf_tuning *tuning;
     int64_t counts[CFT__LISTS];  /* what there is in each list */
-    int ways[CFT__WAYS];         /* of the last list */
+    int64_t windows[2];          /* the last list: rows of the ring through which state streams; 0: it stays */
     int64_t strides[CFT__LISTS]; /* how far a candidate is from the one with the next of that list, all else equal */
     int64_t most_virtual;    /* virtual stages of the deepest split */
 
@@ -1060,7 +1055,7 @@ typedef struct cft__tuner {
 
     /* of the batch and schedule at hand; each lives until the next one is made */
     cf_plan *plan;
-    cf_schedule *schedule, *lowered;
+    cf_schedule *schedule;
     cf_timeline *timeline;
 
     int64_t done, total;     /* batches of candidates */
@@ -1245,17 +1240,14 @@ static cf_result cft__check_memory(const cf_tune_desc *desc, cf_error *error) {
     return cft__range(desc->limit_bytes, 0, INT64_MAX / 1000, CF_ERROR_LIMIT, "limit_bytes", -1, error);
 }
 
-/* What can be done with state. Where only its caller knows what passes take, nobody knows what a stream takes. */
-static void cft__list_ways(cft__tuner *t) {
+/* State stays where it fits, and streams otherwise. Where only its caller knows what passes take, nobody knows what a
+   stream takes. */
+static void cft__list_windows(cft__tuner *t) {
     const cf_tune_desc *desc = &t->desc;
-    int64_t n = 0;
-    if (desc->model != NULL && desc->memory.state_window > 0) t->ways[n++] = CFT__STREAMS;
-    if (n == 0) {
-        t->ways[n++] = CFT__STAYS;
-        if (!desc->no_offload) t->ways[n++] = CFT__LEAVES;
-        if (!desc->no_stream && desc->model != NULL && desc->timing == NULL) t->ways[n++] = CFT__STREAMS;
-    }
-    t->counts[CFT__STATE_WAY] = n;
+    t->windows[0] = desc->model != NULL ? desc->memory.state_window : 0;
+    t->windows[1] = CF_TUNE_WINDOW;
+    t->counts[CFT__WINDOW] = 1;
+    if (t->windows[0] == 0 && !desc->no_stream && desc->model != NULL && desc->timing == NULL) t->counts[CFT__WINDOW] = 2;
 }
 
 /* Counts the candidates. */
@@ -1275,9 +1267,9 @@ static cf_result cft__count_candidates(cft__tuner *t) {
     t->counts[CFT__K] = desc->n_ks;
     t->counts[CFT__KIND] = desc->n_kinds;
     t->counts[CFT__REPLAY] = desc->n_replays;
-    cft__list_ways(t);
-    t->strides[CFT__STATE_WAY] = 1;
-    for (i = CFT__STATE_WAY; i > 0; i--) t->strides[i - 1] = t->strides[i] * t->counts[i];
+    cft__list_windows(t);
+    t->strides[CFT__WINDOW] = 1;
+    for (i = CFT__WINDOW; i > 0; i--) t->strides[i - 1] = t->strides[i] * t->counts[i];
     of_a_size = header->n_splits * t->strides[CFT__SIZE];
     if (desc->n_chunk_sizes > CF_MAX_CANDIDATES / of_a_size)
         return cf_fail(t->error, CF_ERROR_LIMIT, "n_chunk_sizes", -1, CF_MAX_CANDIDATES / of_a_size,
@@ -1443,7 +1435,6 @@ static int cft__add_bytes(const cft__tuner *t, int64_t stage, cf_memory_report *
         cft__add_product(&out->state, load->state_tokens, b->held.per_token_state);
         cft__add_product(&out->state_gradient, load->state_gradient_tokens, b->held.per_token_state_gradient);
         cft__add_product(&out->inputs, load->input_tokens, b->held.per_token_boundary);
-        cft__add_product(&out->host, load->offloaded_tokens, b->held.per_token_state);
         cft__add_product(&out->runtime, b->fixed, 1);
         cft__add_product(&working, load->chunk_tokens, b->per_token_pass);
         out->working = cft__max(out->working, working);
@@ -1818,10 +1809,9 @@ static cf_result cft__set_up(cft__tuner *t, const cf_tune_candidate *c) {
 }
 
 static void cft__free_schedule(cft__tuner *t) {
-    cf_schedule_free(t->lowered);
     cf_timeline_free(t->timeline);
     cf_schedule_free(t->schedule);
-    t->schedule = t->lowered = NULL;
+    t->schedule = NULL;
     t->timeline = NULL;
 }
 
@@ -1844,25 +1834,19 @@ static cf_schedule_desc cft__rank_desc(const cft__tuner *t, const cf_tune_candid
 }
 
 /* Makes a schedule of the plan at hand, times it, and reports every stage at its heaviest moment. */
-static cf_result cft__try_schedule(cft__tuner *t, const cf_schedule_desc *desc, int offload) {
+static cf_result cft__try_schedule(cft__tuner *t, const cf_schedule_desc *desc) {
     cf_simulate_desc simulate;
-    cf_lower_desc lower;
     cft__scale scale;
     int64_t s;
     memset(&simulate, 0, sizeof simulate);
     simulate.timing = &t->timing;
     simulate.no_bounds = 1;
     simulate.allocator = &t->allocator;
-    memset(&lower, 0, sizeof lower);
-    lower.timing = &t->timing;
-    lower.offload = 1;
-    lower.allocator = &t->allocator;
     cft__free_schedule(t);
     CFT__TRY(cf_schedule_make(t->plan, desc, &t->schedule, t->error));
     CFT__TRY(cf_simulate(t->plan, t->schedule, &simulate, &t->timeline, t->error));
-    if (offload) CFT__TRY(cf_schedule_lower(t->plan, t->schedule, &lower, &t->lowered, t->error));
     scale.plan = t->plan;
-    scale.schedule = offload ? t->lowered : t->schedule;
+    scale.schedule = t->schedule;
     scale.weights = t->weights;
     scale.loads = t->loads;
     scale.allocator = &t->allocator;
@@ -1909,7 +1893,7 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
         if (way > 0) cft__limit_bytes(t, &desc, way == 1 ? cft__min(c->k, cft__largest_group(t->plan)) : 1);
         c->limited |= way > 0;
         t->tuning->n_simulated++;
-        result = cft__try_schedule(t, &desc, c->offload);
+        result = cft__try_schedule(t, &desc);
         if (result == CF_ERROR_INFEASIBLE) continue;
         if (result != CF_OK) return result;
         total = t->reports[t->fullest].total;
@@ -2012,13 +1996,11 @@ static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t replay, 
 /* All points of one split and ChunkSize, of whose candidates `first` is the first, on one batch. */
 static cf_result cft__bound_batch(cft__tuner *t, int64_t first, int64_t batch) {
     const cf_tune_candidate *c = &t->tuning->candidates[first];
-    int64_t *most = cft__most_chunks(t, first), window = -1, way, replay, k;
+    int64_t *most = cft__most_chunks(t, first), way, replay, k;
     CFT__TRY(cft__pack_batch(t, c->chunk_size, batch));
     *most = cft__max(*most, cft__largest_group(t->plan));
-    for (way = 0; way < t->counts[CFT__STATE_WAY]; way++) {
-        if (c[way].state_window == window) continue; /* what leaves between passes is there at the worst moment */
-        window = c[way].state_window;
-        cft__set_memory(t, t->split, window);
+    for (way = 0; way < t->counts[CFT__WINDOW]; way++) {
+        cft__set_memory(t, t->split, c[way].state_window);
         CFT__TRY(cft__set_weights(t, c->chunk_size));
         CFT__TRY(cft__check_weights(t));
         for (replay = 0; replay < t->desc.n_replays; replay++)
@@ -2047,7 +2029,7 @@ static cf_result cft__check_least_limit(cft__tuner *t) {
     int64_t i, bytes, wanted = INT64_MAX, item = -1, longest = t->lengths[cft__longest_of(t->lengths, t->n)];
     int64_t tokens = cft__max(1, cft__min(longest, t->desc.chunk_sizes[0])), state = longest > tokens ? longest : 0;
     for (i = 0; i < t->tuning->n_splits; i++) {
-        cft__set_memory(t, &t->tuning->splits[i], t->tuning->candidates[t->counts[CFT__STATE_WAY] - 1].state_window);
+        cft__set_memory(t, &t->tuning->splits[i], t->tuning->candidates[t->counts[CFT__WINDOW] - 1].state_window);
         CFT__TRY(cft__chunk_bytes(t, 1, 0, &bytes));
         if (bytes <= t->tuning->limit_bytes) return CF_OK;
         if (cft__chunk_bytes(t, tokens, state, &bytes) != CF_OK || bytes >= wanted) continue;
@@ -2059,8 +2041,7 @@ static cf_result cft__check_least_limit(cft__tuner *t) {
 }
 
 static void cft__fill_candidates(cft__tuner *t) {
-    int64_t id, window = t->desc.memory.state_window;
-    int way;
+    int64_t id;
     for (id = 0; id < t->tuning->n_candidates; id++) {
         cf_tune_candidate *c = &t->tuning->candidates[id];
         memset(c, 0, sizeof *c);
@@ -2069,9 +2050,7 @@ static void cft__fill_candidates(cft__tuner *t) {
         c->k = t->desc.ks[cft__index(t, id, CFT__K)];
         c->kind = t->desc.kinds[cft__index(t, id, CFT__KIND)];
         c->replay = t->desc.replays[cft__index(t, id, CFT__REPLAY)];
-        way = t->ways[cft__index(t, id, CFT__STATE_WAY)];
-        c->offload = way == CFT__LEAVES;
-        if (way == CFT__STREAMS) c->state_window = window > 0 ? window : CF_TUNE_WINDOW;
+        c->state_window = t->windows[cft__index(t, id, CFT__WINDOW)];
         c->why = "";
         c->same_as = -1;
     }
@@ -2174,7 +2153,6 @@ static int cft__give_up_for(const cft__tuner *t, cf_tune_candidate *c, const cf_
 static int cft__is_needless(cft__tuner *t, int64_t id) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t most = *cft__most_chunks(t, id), k = cft__index(t, id, CFT__K), replay = cft__index(t, id, CFT__REPLAY);
-    int64_t way = cft__index(t, id, CFT__STATE_WAY), i;
     if (k > 0 && t->desc.ks[k - 1] >= most) {
         cft__give_up(c, "no group has so many chunks: the same as a smaller K");
         c->same_as = id - t->strides[CFT__K];
@@ -2184,9 +2162,7 @@ static int cft__is_needless(cft__tuner *t, int64_t id) {
         cft__give_up_for(t, c, c - replay * t->strides[CFT__REPLAY],
                          "nothing is replayed: the same as the other form"))
         return 1;
-    for (i = 1; i <= way; i++)
-        if (cft__give_up_for(t, c, &c[-i], "it fits without")) return 1;
-    return 0;
+    return cft__index(t, id, CFT__WINDOW) > 0 && cft__give_up_for(t, c, &c[-1], "it fits without");
 }
 
 /* By rising bound, then by number: what a candidate may be given up for has the same bound and a smaller number. */
@@ -2273,7 +2249,7 @@ static cf_result cft__tune_all(cft__tuner *t) {
     cf_tuning *tuning = t->tuning;
     cft__fill_candidates(t);
     t->total = tuning->n_candidates * t->desc.n_batches; /* and as many for each point as bounds are found for */
-    t->total += t->total / (t->counts[CFT__KIND] * t->counts[CFT__STATE_WAY]);
+    t->total += t->total / (t->counts[CFT__KIND] * t->counts[CFT__WINDOW]);
     CFT__TRY(cft__draw_batches(t));
     CFT__TRY(cft__check_least_limit(t));
     CFT__TRY(cft__find_all_bounds(t));
@@ -2333,7 +2309,7 @@ static cf_result cft__check_choice_of(const cf_tune_desc *desc, const cf_tuning 
     return cft__range(rank, 0, plan->n_ranks - 1, CF_ERROR_ARGUMENT, "rank", -1, error);
 }
 
-/* In t->schedule, and lowered in t->lowered where state is offloaded. */
+/* Leaves the schedule in t->schedule. */
 static cf_result cft__make_choice(cft__tuner *t, const cf_tune_candidate *chosen, int64_t rank) {
     cf_tune_candidate c = *chosen;
     CFT__TRY(cft__set_up(t, &c));
@@ -2368,10 +2344,12 @@ CHUNKFLOW_TUNE_API cf_result cf_tune_schedule(const cf_tune_desc *desc, const cf
     t.error = &t.record;
     t.plan = (cf_plan *)plan; /* only read */
     result = cft__make_choice(&t, c, rank);
-    if (result == CF_OK) *out = c->offload ? t.lowered : t.schedule;
-    else if (error != NULL) *error = t.record;
-    if (result == CF_OK && c->offload) t.lowered = NULL;
-    else if (result == CF_OK) t.schedule = NULL;
+    if (result == CF_OK) {
+        *out = t.schedule;
+        t.schedule = NULL;
+    } else if (error != NULL) {
+        *error = t.record;
+    }
     cft__free_schedule(&t);
     t.allocator.release(scratch, t.allocator.user);
     return result;

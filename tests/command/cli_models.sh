@@ -97,8 +97,6 @@ says memory_stream_host "in host memory               10.281" memory --model qwe
     --context 256K --stream 3M
 refused memory_stream_row 2 "--stream: 3 rows of one layer's K, V and their gradients have 4,608 bytes here" memory \
     --model qwen2.5-7b --tp 4 --chunk-size 4K --stream 4607
-refused memory_stream_offload 2 "--stream leaves --offload nothing to move" memory --model qwen2.5-7b --chunk-size 4K \
-    --stream 1M --offload
 
 refused memory_without_chunk_size 2 "--chunk-size N is missing" memory --model qwen2.5-7b
 refused memory_without_model 2 "--layers is missing" memory --chunk-size 4K

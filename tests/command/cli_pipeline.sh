@@ -32,7 +32,7 @@ test_help() {
             same "pipeline/help/$command/$option" 1 "$(grep -Ec "^  $option( |\$)" help.$command)"
         done
     done
-    for option in --schedule --virtual --split-backward --lower --offload --width --color --no-list --csv \
+    for option in --schedule --virtual --split-backward --lower --width --color --no-list --csv \
         --csv-extensions --torch --microbatches --microbatch-order --dot --max-nodes --trace --metadata --all-ranks --tsv; do
         same "pipeline/help/plan/$option" 1 "$(grep -Ec "^  $option( |\$)" help.plan)"
     done
@@ -625,14 +625,12 @@ test_files() {
                 print $2, (n["SEND_" what] > 0 && n["SEND_" what] == n["RECV_" what]) ? "yes" : "no" }' out)"
     done
     same files/lowered/comms yes "$(grep -q SEND_F0 l.csv && echo yes)"
-    cf plan "$@" --offload --summary drawn
-    same files/offload yes "$(grep -Eq '^actions .* ([0-9,]+) OFFLOAD, \1 PREFETCH' out && echo yes)"
     cf check --plan p.json --replay pipeline --microbatches lm.csv l.csv
     same files/lowered/check 0 "$code"
     succeeds files/lowered/check/json check --plan p.json l.json
     same files/lowered/check/times 1 "$(grep -c ' its times hold$' out)"
 
-    # Transfers change no time, and a trace has them on threads of their own. Copies that come late cost time.
+    # Transfers change no time, and a trace has them on threads of their own.
     cf plan "$@" --latency 7 --summary drawn
     cp out table
     cf plan "$@" --latency 7 --lower --trace l.trace --json l.json --summary drawn
@@ -641,9 +639,6 @@ test_files() {
         "$(grep -c '"name": "[a-z]* the [a-z]* stage"' l.trace) $(grep -c '"name": "compute"' l.trace)"
     same files/lowered/sends "$(grep -c '"pass": "SEND_F"' l.json)" "$(grep -c '"cat": "SEND_F"' l.trace)"
     succeeds files/lowered/check/latency check --plan p.json l.json
-    cf plan "$@" --offload --offload-seconds-per-token 0.5 --json l.json --trace l.trace --summary drawn
-    succeeds files/offload/check check --plan p.json l.json
-    same files/offload/threads 3 "$(grep -c '"name": "host memory"' l.trace)"
 }
 
 # State streamed by layer: less on the GPU, more in host memory, and passes that wait say so. The makespan is that of the
@@ -677,7 +672,6 @@ test_stream() {
                           /"stream_seconds"/ && paper { print n + 0, $2 + 0; exit }' OFMT=%.17g rows.json)"
     refuses stream/model 2 '--stream needs --model NAME' plan --chunk-size 8K --k 1 --stream 64M long
     refuses stream/row 2 '--stream: 3 rows of one layer.* have 4,608 bytes' plan "$@" --stream 1K long
-    refuses stream/offload 2 '--stream leaves --offload nothing to move' plan "$@" --stream 64M --offload long
 }
 
 trace_holds() { # NAME MICROSECONDS [TABLE]: t.json, of p.json and s.json
@@ -786,7 +780,6 @@ EOF
 1e6 --schedule zero-bubble --model qwen2.5-0.5b --gpu h100-80g
 1e6 --schedule interleaved --virtual 2 --model qwen2.5-0.5b --gpu h100-80g --lower
 1e6 --schedule paper --replay pipeline --cost 1e-3,3e-7,0 --latency 1e-5 --lower
-1e6 --schedule paper --cost 1e-3,3e-7,0 --offload --offload-seconds-per-token 1e-7
 1e6 --schedule paper --cost 1e-9,0,0
 EOF
     # What is rounded to nanoseconds does not add up, over many passes that are no whole number of them: 100,000 in full.
@@ -1289,8 +1282,7 @@ test_check() {
 
     # A saved schedule is drawn, and traced, as plan draws and traces it.
     for drawn in "--schedule 1f1b" "--schedule interleaved --replay local" \
-        "--schedule zero-bubble --lower --latency 3" \
-        "--cost 0.1,1e-3,0 --latency 1e-3 --offload --offload-seconds-per-token 1e-4"; do
+        "--schedule zero-bubble --lower --latency 3" "--cost 0.1,1e-3,0 --latency 1e-3 --lower"; do
         name=check/draw/${drawn#--schedule }
         # shellcheck disable=SC2086
         cf plan "$@" $drawn --no-list --width 77 --color always --json d.json --trace wanted.json lengths

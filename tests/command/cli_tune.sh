@@ -36,7 +36,7 @@ says tune_streams_say_how "stream            3 blocks of 4,096 rows of one layer
 says tune_streams_where_it_may "  state      streams       it fits without" tune short $seven --tp 4 --pp 4 $small
 says tune_reads_standard_input "sequences" tune - $seven --tp 4 --pp 4 --context 256K $small <lengths
 says tune_virtual_stages "interleaved" tune short $seven --tp 4 --pp 2 --virtual 2 $small --show 4
-says tune_one_replay "pipeline replay" tune short $seven --tp 4 --pp 4 $small --replay pipeline --no-offload --no-stream
+says tune_one_replay "pipeline replay" tune short $seven --tp 4 --pp 4 $small --replay pipeline --no-stream
 says tune_schedules "zero-bubble" tune short $seven --tp 4 --pp 4 $small --schedules paper,zero-bubble --split-backward
 }
 
@@ -59,7 +59,7 @@ fi
 echo "4096 64" >alike
 few="--batches 2 --batch 32 --tp 4 --pp 2"
 name=tune_baseline
-run tune alike $seven $few --chunk-sizes 4K --ks 1 --schedules 1f1b --replay pipeline --no-offload --no-stream
+run tune alike $seven $few --chunk-sizes 4K --ks 1 --schedules 1f1b --replay pipeline --no-stream
 alone=$(sed -n 's/^time  *\([0-9.]*\) ms.*/\1/p' out)
 run tune alike $seven $few --chunk-sizes 1K --ks 1 --json base.json
 same $name "$alone 1 1" "$(sed -n 's/^baseline .*: \([0-9.]*\) ms an iteration, [0-9.]* GiB; 0[0-9.]* x.*/\1/p' out) $(
@@ -134,7 +134,7 @@ for x in c:
         assert x["bound"] <= last * 10
 for i in t["neighbours"]:
     x = c[i]
-    assert sum(x[k] != best[k] for k in ("chunk_size", "k", "schedule", "replay", "offload", "state_window")) == 1
+    assert sum(x[k] != best[k] for k in ("chunk_size", "k", "schedule", "replay", "state_window")) == 1
     assert x["split"] == best["split"]
 assert all(s["tensor_parallel"] * s["pipeline_parallel"] * s["data_parallel"] == 16 for s in t["splits"])
 text = open(sys.argv[2]).read()
@@ -171,7 +171,7 @@ for r, i in zip(rows, t["ranking"]):
     c = t["candidates"][i]
     assert (int(r["chunk_size_tokens"]), int(r["k"])) == (c["chunk_size"], c["k"]), r
     assert (r["schedule"], r["replay"]) == (c["schedule"], c["replay"]), r
-    assert r["state"] == ("leaves" if c["offload"] else "streams" if c["state_window"] else "stays"), r
+    assert r["state"] == ("streams" if c["state_window"] else "stays"), r
     assert (int(r["host_bytes"]), float(r["stream_waiting"])) == (c["host_bytes"], c["stream_waiting"]), r
     assert (float(r["mean_s"]), float(r["mean_confidence_s"])) == (c["seconds"], c["confidence"]), r
     assert abs(float(r["behind"]) - c["behind"] / best) < 1e-12 and float(r["bubble_useful"]) == c["bubble_useful"], r

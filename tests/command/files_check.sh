@@ -157,7 +157,7 @@ chunkflow() {
     starved "starved/$command" "$build/chunkflow" "$command" "$@"
 }
 chunkflow pack --chunk-size 4K --align 2 --ranks 2 --metadata --json "$w/json" "$work/few"
-chunkflow plan --chunk-size 4K --k 2 --stages 2 --lower --offload --plan-json "$w/plan" --json "$w/json" --svg "$w/svg" \
+chunkflow plan --chunk-size 4K --k 2 --stages 2 --lower --plan-json "$w/plan" --json "$w/json" --svg "$w/svg" \
     --memory-svg "$w/memory" --trace "$w/trace" --dot "$w/dot" $cost "$work/few"
 chunkflow compare --chunk-size 4K --k 1,2 --stages 2 --json "$w/json" $cost "$work/few"
 chunkflow report --chunk-size 4K --k 1 --stages 2 --ranks 2 -o "$w/page" --json "$w/json" $cost "$work/few"

@@ -218,7 +218,7 @@ def test_options_reach_the_library():
     called = chunkflow.pack(lengths, 128, split="cost", slice_cost=slice_cost)
     assert called.slices.tolist() == with_cost.slices.tolist()
     assert called.slices.tolist() != chunkflow.pack(lengths, 128, split="full").slices.tolist()
-    lowered = chunkflow.pack([40, 9], 8).schedule(n_stages=2, k=1).lower(timing={"latency": 1}, offload=0)
+    lowered = chunkflow.pack([40, 9], 8).schedule(n_stages=2, k=1).lower(timing={"latency": 1})
     lowered.validate()
     assert lowered.lowered == 1 and {"SEND_F", "RECV_F"} <= {chunkflow.PASSES[p] for p in lowered.actions["pass"]}
     assert raised(chunkflow.Error, lowered.validate, limit=1).code == "CF_ERROR_SCHEDULE"
@@ -336,7 +336,7 @@ def documents():
     return {"plan": written("plan", "pack", *packing, "--json"),
             "metadata": written("metadata", "pack", *packing, "--ranks", "3", "--metadata", "--json"),
             "timeline": written("timeline", *plan, "--token-bytes", "1,1,1,1", "--json"),
-            "lowered": written("lowered", *plan, "--lower", "--offload", "--json"),
+            "lowered": written("lowered", *plan, "--lower", "--json"),
             "stream": written("stream", *plan, "--model", "qwen2.5-0.5b", "--gpu", "h100-80g", "--stream", "1M", "--json"),
             "zero-bubble": written("zero-bubble", *plan, "--schedule", "zero-bubble", "--virtual", "2", "--json"),
             "schedules": written("schedules", *plan, "--all-ranks", "--json")}

@@ -278,7 +278,7 @@ test_large_tuning() {
     "$CHUNKFLOW" gen lmsys --n 200000 --seed 2 --max 32K >many
     # shellcheck disable=SC2046
     cf tune many --model qwen2.5-7b --gpu h100-80g --gpus 64 --batch 64 --batches 1 --json large.json --html large_tuned.html \
-        --chunk-sizes "$(seq -s , 4096 1024 16384)" --ks 1,2 --schedules paper --replay local --no-offload
+        --chunk-sizes "$(seq -s , 4096 1024 16384)" --ks 1,2 --schedules paper --replay local
     same tune/page/large "0 yes" "$code $(python -c '
 import os; print("yes" if os.path.getsize("large_tuned.html") < 1e6 else os.path.getsize("large_tuned.html"))')"
 }

@@ -45,7 +45,7 @@ check(len([e for e in events if e["ph"] == "M" and e["name"] == "process_name"])
 # is how slices nest that hold no others. A run of passes without a gap is as long as its slices together: what is rounded
 # does not add up.
 
-PLACE = {"SEND_F": 0, "SEND_R": 0, "RECV_F": 1, "RECV_R": 1, "SEND_B": 2, "RECV_B": 3, "OFFLOAD": 4, "PREFETCH": 4}
+PLACE = {"SEND_F": 0, "SEND_R": 0, "RECV_F": 1, "RECV_R": 1, "SEND_B": 2, "RECV_B": 3}
 slices = {s: [] for s in range(stages)}
 for e in events:
     if e["ph"] == "X":

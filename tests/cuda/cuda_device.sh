@@ -28,8 +28,7 @@ if [ -z "$tests" ]; then
 fi
 workplace "$BUILD/cuda_device.tmp"
 # What compute-sanitizer runs: every kind of kernel, with sizes that it gets through.
-watched='attention.prefixes attention.empty attention.groups attention.split attention.wgmma wgmma. state.clears_rows
-    state.offload_and_prefetch state.appends_without_a_table state.backward_is_the_transpose
+watched='attention.prefixes attention.empty attention.groups attention.split attention.wgmma wgmma. state.appends_without_a_table state.backward_is_the_transpose
     blocks.fused_sums blocks.wgmma blocks.types
     executor.one_chunk executor.places'
 if command -v compute-sanitizer >/dev/null 2>&1; then

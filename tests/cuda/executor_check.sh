@@ -114,7 +114,6 @@ if [ "$mode" = device ]; then
                 --replay $replay --stages 2 --k 2
         done
     done
-    gradients "state in host memory" ' [1-9][0-9]* offloads' --type fp32 --stages 2 --k 2 --offload 0.01
     for replay in pipeline local; do
         rings "$replay replay" --type fp32 --layers 4 --stages 2 --replay $replay --k 1 --stream 100000
     done
@@ -123,7 +122,6 @@ if [ "$mode" = device ]; then
     model="$model --synthetic 60000,20000,300,4096,1000,7000,2000,1,77,12000"
     gradients "full size, one stage" "check bf16" --k 2
     gradients "full size, split backwards" 'zero-bubble' --k 1 --stages 4 --schedule zero-bubble
-    gradients "full size, state in host memory" ' [1-9][0-9]* offloads' --stages 2 --k 1 --offload 0.01
     rings "full size" --stages 2 --k 1 --replay local --stream 50000000
     timeline "full size" --stages 4 --k 2 --schedule 1f1b
     learns "full size" --k 2 --stages 2 --steps 12 --lr 0.001
@@ -205,15 +203,11 @@ model="$tiny --synthetic 131"
 in_full gradients "one group of 9" 'largest group 9' --stages 2 --k 3 --schedule zero-bubble
 model="$tiny --synthetic 56,5,16,3,1,0,33"
 
-# ---- state in host memory, two devices ----
+# ---- two devices ----
 
-for replay in pipeline local; do
-    in_full gradients "state in host memory, $replay replay" ' [1-9][0-9]* offloads' --stages 2 --k 2 --offload 0.01 \
-        --replay $replay
-done
 in_full gradients "2 devices" '2 stages' --stages 2 --devices 2 --k 2
-gradients "4 stages on 2 devices, interleaved, offload" ' [1-9][0-9]* offloads' --layers 8 --stages 4 --devices 2 \
-    --k 2 --schedule interleaved --offload 0.01
+gradients "4 stages on 2 devices, interleaved" '4 stages x 2' --layers 8 --stages 4 --devices 2 --k 2 \
+    --schedule interleaved
 
 # ---- a state that streams: blocks of 5 to 40 rows of a prefix of up to 48 ----
 
@@ -250,7 +244,7 @@ orders() {
     done
     unset CUDA_EMU_POLICY CUDA_EMU_CHOICE
 }
-orders "2 devices" --layers 4 --stages 2 --devices 2 --k 2 --offload 0.01 --replay local --schedule interleaved
+orders "2 devices" --layers 4 --stages 2 --devices 2 --k 2 --replay local --schedule interleaved
 if ! full; then model="$tiny --synthetic 40,5,16"; fi
 orders "streamed" --layers 4 --stages 2 --devices 2 --k 1 --stream 3000 --replay local --schedule interleaved
 model="$tiny --synthetic 56,5,16,3,1,0,33"
@@ -271,8 +265,7 @@ learns "text, a batch of other chunks each time" --stages 2 --schedule zero-bubb
 model="$tiny --synthetic 56,5,16,3,1,0,33"
 in_full timeline "paper, one stage" --k 2
 timeline "1f1b on 2 devices" --stages 2 --devices 2 --schedule 1f1b --k 2
-in_full timeline "zero-bubble, local replay, offload" --stages 2 --schedule zero-bubble --replay local --k 2 \
-    --offload 0.01
+in_full timeline "zero-bubble, local replay" --stages 2 --schedule zero-bubble --replay local --k 2
 in_full timeline "interleaved on 2 devices" --layers 4 --stages 2 --devices 2 --schedule interleaved --k 1
 
 # ---- memory: activations follow K x chunk size, and not the longest sequence; its state grows ----
@@ -312,8 +305,8 @@ for sends in rendezvous buffered; do
     export CUDA_EMU_NCCL
     in_full gradients "2 ranks, $sends" '2 stages' --ranks 2 --devices 2 --k 2
     in_full gradients "3 ranks, split backwards, $sends" '3 stages' --layers 3 --ranks 3 --schedule zero-bubble
-    gradients "2 ranks, 2 virtual stages each, offload, $sends" '2 stages x 2' --layers 4 --ranks 2 --k 2 \
-        --schedule interleaved --replay local --offload 0.01
+    gradients "2 ranks, 2 virtual stages each, $sends" '2 stages x 2' --layers 4 --ranks 2 --k 2 \
+        --schedule interleaved --replay local
 done
 unset CUDA_EMU_NCCL
 for policy in lazy newest-first "random 3"; do
@@ -364,7 +357,6 @@ refuse 'want as many layers' --stages 5
 refuse '--reference is for --check' --reference
 refuse '--reference knows no --window' --check --reference --window 9
 refuse '--stream must be 0 or at least 768' --stream 767
-refuse 'give --stream or --offload' --stream 5000 --offload 0.1
 refuse 'no target tokens' --synthetic 1,0,1
 refuse 'give --synthetic or files' examples/hello.c
 refuse 'head_size' --heads 8

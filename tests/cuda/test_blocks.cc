@@ -883,6 +883,10 @@ TEST(passes_that_are_refused) {
     REFUSED(cf_state_stream_begin(stream, &p, &error), CF_ERROR_ARGUMENT, "own");
     p = good, p.window = -1;
     REFUSED(cf_state_stream_begin(stream, &p, &error), CF_ERROR_ARGUMENT, "window");
+    p = good, p.state.data = NULL;
+    REFUSED(cf_state_stream_begin(stream, &p, &error), CF_ERROR_ARGUMENT, "data");
+    p = good, p.state.data = host + 8;
+    REFUSED(cf_state_stream_begin(stream, &p, &error), CF_ERROR_ARGUMENT, "data");
     p = good, p.state.rows = 29;
     REFUSED(cf_state_stream_begin(stream, &p, &error), CF_ERROR_ARGUMENT, "n_rows");
     p = good, p.state.n_layers = 3;

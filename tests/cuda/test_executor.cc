@@ -236,8 +236,7 @@ struct setting {
     std::vector<int> devices;
     int64_t boundary_words = 2;
     int row_words = ROW;
-    int offload = 0; /* 1: random moves; 2: all rows that can be away are */
-    int offload_gradients = 0, timeline = 0, blocking = 0;
+    int is_lowered = 0, timeline = 0, blocking = 0; /* is_lowered: before it is loaded */
     int64_t block_rows = 0, slots = 0, window = 0; /* the state streams */
     uint64_t seed = 0;
     std::string name;
@@ -251,12 +250,8 @@ static int64_t first_seen(const setting &x, int64_t prefix) {
 struct batch {
     cf_plan *plan = nullptr;
     cf_schedule *made = nullptr, *lowered = nullptr;
-    cf_schedule moved = {}; /* with moves added; its arrays are below */
-    std::vector<int64_t> first;
-    std::vector<cf_action> actions;
-    int64_t n_moves = 0;
 
-    const cf_schedule *schedule() const { return moved.actions ? &moved : lowered ? lowered : made; }
+    const cf_schedule *schedule() const { return lowered ? lowered : made; }
     ~batch() {
         cf_schedule_free(lowered);
         cf_schedule_free(made);
@@ -264,69 +259,15 @@ struct batch {
     }
 };
 
-/* Puts moves of random chunks of a group into each gap between two of its passes. */
-static void add_moves(batch *b, bool all_of_them, harness_rng *rng) {
-    const cf_schedule *s = b->lowered ? b->lowered : b->made;
-    b->moved = *s;
-    b->moved.lowered = 1;
-    memset(&b->moved.block, 0, sizeof b->moved.block);
-    b->first.assign(1, 0);
-    for (int64_t stage = 0; stage < s->n_stages; stage++) {
-        const cf_action *list = s->actions + s->first[stage];
-        const int64_t n = s->first[stage + 1] - s->first[stage];
-        std::vector<std::vector<cf_action>> before((size_t)n + 1); /* moves to be put before each action */
-        std::map<std::pair<int32_t, int64_t>, int64_t> last;       /* latest pass of a group on a virtual stage */
-        std::map<std::pair<int32_t, int64_t>, int64_t> held;       /* chunks of it that have rows */
-        for (int64_t i = 0; i < n; i++) {
-            const cf_chunk *c = &b->plan->chunks[list[i].chunk];
-            const auto key = std::make_pair(list[i].stage, c->group);
-            if (c->group < 0 || list[i].pass > CF_I) continue;
-            const int64_t left = last.count(key) ? last[key] : -1;
-            for (int64_t j = 0; left >= 0 && j < held[key]; j++) {
-                if (!all_of_them && !harness_chance(rng, 0.3)) continue;
-                cf_action a = {};
-                a.stage = list[i].stage;
-                a.chunk = (int32_t)(b->plan->groups[c->group].first_chunk + j);
-                const int64_t out = all_of_them ? left + 1 : harness_between(rng, left + 1, i);
-                const int64_t in = all_of_them ? i : harness_between(rng, out, i);
-                a.pass = CF_OFFLOAD;
-                before[(size_t)out].push_back(a);
-                a.pass = CF_PREFETCH;
-                before[(size_t)in].push_back(a);
-                b->n_moves++;
-            }
-            last[key] = i;
-            if (list[i].pass == CF_F) held[key] = c->index + 1;
-            if (list[i].pass == CF_B || list[i].pass == CF_I) held[key] = c->index;
-        }
-        for (int64_t i = 0; i <= n; i++) {
-            b->actions.insert(b->actions.end(), before[(size_t)i].begin(), before[(size_t)i].end());
-            if (i < n) b->actions.push_back(list[i]);
-        }
-        b->first.push_back((int64_t)b->actions.size());
-    }
-    b->moved.n_actions = (int64_t)b->actions.size();
-    b->moved.first = b->first.data();
-    b->moved.actions = b->actions.data();
-}
-
 static bool make_batch(const setting &x, batch *b) {
     cf_error error = {};
-    harness_rng rng = {x.seed + 1};
     if (cf_pack(x.lengths.data(), (int64_t)x.lengths.size(), &x.pack, &b->plan, &error) != CF_OK ||
-        cf_schedule_make(b->plan, &x.order, &b->made, &error) != CF_OK) {
+        cf_schedule_make(b->plan, &x.order, &b->made, &error) != CF_OK ||
+        (x.is_lowered && cf_schedule_lower(b->plan, b->made, nullptr, &b->lowered, &error) != CF_OK)) {
         FAIL("%s: %s", x.name.c_str(), error.text);
         return false;
     }
-    if (!x.offload) return true;
-    if (b->made->n_stages > 1 && cf_schedule_lower(b->plan, b->made, nullptr, &b->lowered, &error) != CF_OK) {
-        FAIL("%s: %s", x.name.c_str(), error.text);
-        return false;
-    }
-    add_moves(b, x.offload == 2, &rng);
-    if (cf_schedule_validate(b->plan, &b->moved, nullptr, nullptr, &error) == CF_OK) return true;
-    FAIL("%s: moves: %s", x.name.c_str(), error.text);
-    return false;
+    return true;
 }
 
 /* ---- the same on the host, one pass after the other ---- */
@@ -640,7 +581,6 @@ struct device_model {
         d.attention.head_size = x.row_words;
         d.attention.dtype = CF_DTYPE_FP32;
         d.boundary_bytes_per_token = 4 * x.boundary_words;
-        d.offload_gradients = x.offload_gradients;
         d.timeline = x.timeline;
         d.blocking = x.blocking;
         d.seed = seed;
@@ -713,12 +653,12 @@ static bool same_results(const std::vector<word> &got, const host_model &host, i
 static const char *describe(setting *x) {
     char text[400];
     (void)snprintf(text, sizeof text,
-                   "seed %llu: %s, %s, %d x %d stages (%s), k %d, align %d, ranks %d, offload %d/%d, "
+                   "seed %llu: %s, %s, %d x %d stages (%s), k %d, align %d, ranks %d, lowered %d, "
                    "blocks %d x %d, window %d, devices %d, n %d",
                    (unsigned long long)x->seed, cf_schedule_kind_name(x->order.kind), cf_replay_name(x->order.replay),
                    (int)x->order.n_stages, (int)x->order.n_virtual, cf_placement_name(x->order.placement),
                    (int)x->order.k, (int)x->pack.align,
-                   (int)x->pack.n_ranks, x->offload, x->offload_gradients, (int)x->slots, (int)x->block_rows,
+                   (int)x->pack.n_ranks, x->is_lowered, (int)x->slots, (int)x->block_rows,
                    (int)x->window,
                    x->devices.empty() ? 1 : 1 + *std::max_element(x->devices.begin(), x->devices.end()),
                    (int)x->lengths.size());
@@ -768,9 +708,7 @@ static setting random_setting(uint64_t seed, int n_devices) {
     x.order.rank = x.pack.n_ranks - 1;
     x.order.split_backward = harness_chance(&rng, 0.5);
     x.order.budget = 2;
-    x.offload = (int)harness_between(&rng, -2, 2);
-    x.offload = std::max(x.offload, 0);
-    x.offload_gradients = x.offload && harness_chance(&rng, 0.6);
+    x.is_lowered = harness_chance(&rng, 0.4);
     x.boundary_words = harness_between(&rng, 1, 3);
     x.row_words = harness_chance(&rng, 0.4) ? WIDTH : ROW;
     if (n_devices > 1 && harness_chance(&rng, 0.7))
@@ -784,7 +722,6 @@ static setting random_setting(uint64_t seed, int n_devices) {
 /* The same with a state that streams. */
 static setting streamed(setting x) {
     harness_rng rng = {x.seed * 31 + 7};
-    x.offload = x.offload_gradients = 0;
     x.block_rows = harness_between(&rng, 1, 12);
     x.slots = harness_between(&rng, 1, 4);
     if (x.slots == 1) x.slots = 0;
@@ -834,7 +771,6 @@ TEST(one_chunk) {
     x.order.n_stages = x.order.n_virtual = 1;
     x.pack = cf_pack_desc();
     x.pack.chunk_size = 4;
-    x.offload = 0;
     harness_rng rng = {1};
     set_stages(&x, &rng);
     (void)describe(&x);
@@ -908,28 +844,19 @@ static void claim_rows(claims *to, const cf_state &s, int64_t first, int64_t n, 
         to->add((const char *)s.data + (plane * s.rows + first) * row, n * row, begin, end, what, chunk);
 }
 
-/* A chunk's rows from its F, or of its gradient from its group's first backward, to its own; less the moves. */
-static void claim_chunk_rows(claims *to, const device_model &m, const positions &p, const std::vector<int64_t> &moves,
-                             const seen_pass &s) {
+/* A chunk's rows from its F, or of its gradient from its group's first backward, to its own. */
+static void claim_chunk_rows(claims *to, const device_model &m, const positions &p, const seen_pass &s) {
     const cf_chunk &c = m.b.plan->chunks[s.action.chunk];
     const int64_t v = s.action.stage, chunk = s.action.chunk;
     const int64_t rows = c.group < 0 || c.n_slices > 1 ? c.padded : cf_chunk_state_tokens(m.b.plan, chunk);
     const int64_t own = first_of(at(p, CF_B, v, chunk), at(p, CF_I, v, chunk));
-    int64_t held = at(p, CF_F, v, chunk), held_gradient = own;
+    int64_t held_gradient = own;
     if (c.group >= 0) {
         const cf_group &g = m.b.plan->groups[c.group];
         const int64_t last = g.first_chunk + g.n_chunks - 1;
         held_gradient = first_of(at(p, CF_B, v, last), at(p, CF_I, v, last));
     }
-    const int64_t first_backward = held_gradient;
-    for (size_t i = 0; i + 1 < moves.size(); i += 2) {
-        claim_rows(to, s.step.state, c.prefix, rows, held, moves[i] + 1, "state", chunk);
-        held = moves[i + 1];
-        if (!m.x.offload_gradients || moves[i] < first_backward) continue;
-        claim_rows(to, s.step.gradient, c.prefix, rows, held_gradient, moves[i] + 1, "gradient", chunk);
-        held_gradient = moves[i + 1];
-    }
-    claim_rows(to, s.step.state, c.prefix, rows, held, own + 1, "state", chunk);
+    claim_rows(to, s.step.state, c.prefix, rows, at(p, CF_F, v, chunk), own + 1, "state", chunk);
     claim_rows(to, s.step.gradient, c.prefix, rows, held_gradient, own + 1, c.group < 0 ? "shared" : "gradient", chunk);
 }
 
@@ -994,22 +921,19 @@ struct losses {
 static bool check_stage_places(const device_model &m, int64_t stage, losses *worst) {
     const cf_schedule *s = cf_executor_schedule(m.executor);
     const int64_t n = s->first[stage + 1] - s->first[stage];
-    std::map<std::pair<int64_t, int64_t>, std::vector<int64_t>> moves;
     std::map<const void *, int64_t> made; /* which action made what lies there now */
     positions p;
     claims all;
     for (int64_t i = 0; i < n; i++) {
         const cf_action &a = s->actions[s->first[stage] + i];
         p[{a.pass, a.stage, a.chunk}] = i;
-        if (a.pass == CF_OFFLOAD || a.pass == CF_PREFETCH) moves[{a.stage, a.chunk}].push_back(i);
     }
     for (const seen_pass &x : m.seen) {
         if (x.stage != stage) continue;
         claim_pass(&all, m, p, x);
         claim_input(&all, m, p, x, made);
         if (x.step.output) made[x.step.output] = x.position;
-        if (x.action.pass == CF_B || x.action.pass == CF_I)
-            claim_chunk_rows(&all, m, p, moves[{x.action.stage, x.action.chunk}], x);
+        if (x.action.pass == CF_B || x.action.pass == CF_I) claim_chunk_rows(&all, m, p, x);
         if (x.action.pass == CF_F && x.action.stage == stage) /* its other virtual stages use the same */
             all.add(x.step.positions, 4 * x.step.metadata->rows, 0, n, "positions", x.action.chunk);
     }
@@ -1056,7 +980,6 @@ static bool check_books(const device_model &m, int64_t stage) {
 
 TEST(places) {
     const int n_devices = devices_at_hand();
-    int64_t n_moves = 0;
     losses worst;
     for (uint64_t seed = 1000; seed < (uint64_t)harness_rounds(1150, 1020); seed++) {
         const setting x = random_setting(seed, n_devices);
@@ -1064,7 +987,6 @@ TEST(places) {
         cf_error error = {};
         harness_note("%s", x.name.c_str());
         REQUIRE(make_batch(x, &b));
-        n_moves += b.n_moves;
         device_model m(x, b, seed);
         m.note = true;
         REQUIRE(m.start(&error));
@@ -1073,7 +995,6 @@ TEST(places) {
         for (int64_t stage = 0; stage < m.n_stages(); stage++)
             REQUIRE(check_stage_places(m, stage, &worst) && check_books(m, stage));
     }
-    CHECK(n_moves > harness_rounds(300, 40)); /* the settings are not trivial */
     worst.report();
 }
 
@@ -1087,7 +1008,6 @@ TEST(state_is_what_the_books_say) {
     x.order = cf_schedule_desc();
     x.order.n_stages = 3;
     x.order.n_virtual = 1;
-    x.offload = 1;
     x.devices.clear();
     harness_rng rng = {5};
     set_stages(&x, &rng);
@@ -1237,7 +1157,7 @@ TEST(gaps_are_small) {
 
 /* ---- a batch for all that follows ---- */
 
-/* Two groups, one of them with a hybrid chunk, and standalone chunks; two stages, moves. */
+/* Two groups, one of them with a hybrid chunk, and standalone chunks; two stages. */
 static setting small_setting() {
     setting x;
     harness_rng rng = {3};
@@ -1247,8 +1167,6 @@ static setting small_setting() {
     x.order.n_stages = 2;
     x.order.n_virtual = 1;
     x.order.k = 1;
-    x.offload = 1;
-    x.offload_gradients = 1;
     set_stages(&x, &rng);
     (void)describe(&x);
     return x;
@@ -1256,7 +1174,6 @@ static setting small_setting() {
 
 static setting small_streamed_setting() {
     setting x = small_setting();
-    x.offload = x.offload_gradients = 0;
     x.block_rows = 3;
     x.slots = 2;
     x.order.replay = CF_REPLAY_LOCAL;
@@ -1455,7 +1372,7 @@ TEST(cancelled) {
     REQUIRE(m.start(&error));
     REQUIRE(run_and_compare(&m, host));
     const int64_t n = m.n_progress;
-    CHECK_INT(n, b.schedule()->n_actions); /* every action of every stage is reported */
+    CHECK_INT(n, cf_executor_schedule(m.executor)->n_actions); /* every action of every stage is reported */
     for (int64_t i = 0; i < n; i += 3) {
         m.clear_results();
         m.cancel_at = i;
@@ -1585,7 +1502,6 @@ TEST(calls_from_callbacks) {
 TEST(names_of_virtual_stages) {
     setting x = small_setting();
     harness_rng rng = {8};
-    x.offload = 0;
     x.order.kind = CF_SCHEDULE_INTERLEAVED;
     x.order.n_virtual = 2;
     set_stages(&x, &rng);
@@ -1727,7 +1643,6 @@ TEST(items_that_are_too_large) {
     REFUSE_LOAD(d.boundary_bytes_per_token = most, "boundary_bytes_per_token", -1);
     setting y = x;
     y.order.n_stages = 1;
-    y.offload = 0;
     y.pack.chunk_size = 1;
     y.lengths.assign(16400, 1);
     y.stages.resize(1);
@@ -1807,8 +1722,8 @@ TEST(bad_loads) {
     CHECK(cf_executor_load(e, short_one.plan, b.schedule(), &error) != CF_OK);
     batch broken;
     REQUIRE(make_batch(x, &broken));
-    std::swap(broken.actions[0], broken.actions[1]);
-    std::swap(broken.actions[2], broken.actions[3]);
+    std::swap(broken.made->actions[0], broken.made->actions[1]);
+    std::swap(broken.made->actions[2], broken.made->actions[3]);
     CHECK_INT(cf_executor_load(e, broken.plan, broken.schedule(), &error), CF_ERROR_SCHEDULE);
     CHECK_INT(cf_executor_run(e, &error), CF_ERROR_ARGUMENT);
     CHECK(cf_executor_schedule(e) == nullptr);
@@ -1850,34 +1765,15 @@ static int count_pass(void *user, const cf_cuda_step *step) {
     return 0;
 }
 
-/* A model that keeps its state itself: a schedule may have moves, for which the executor has nothing to do. */
-TEST(moves_of_a_state_that_streams) {
-    const setting x = small_setting(), y = small_streamed_setting();
-    batch moves, none;
-    cf_error error = {};
-    REQUIRE(make_batch(x, &moves) && make_batch(y, &none));
-    host_model host(y, none, 1);
-    host.run();
-    device_model m(y, none, 1);
-    const cf_executor_desc d = m.desc();
-    REQUIRE(m.take_results() && cf_executor_create(&d, &m.executor, &error) == CF_OK);
-    CHECK_INT(cf_executor_load(m.executor, moves.plan, moves.schedule(), &error), CF_ERROR_ARGUMENT);
-    CHECK_STR(error.field, "state_block_rows");
-    CHECK(error.item >= 0 && moves.schedule()->actions[error.item].pass == CF_OFFLOAD);
-    cf_executor_memory memory[2];
-    CHECK_INT(cf_executor_memory_for(m.executor, moves.plan, moves.schedule(), memory, &error), CF_ERROR_ARGUMENT);
-    CHECK_INT(cf_executor_load(m.executor, none.plan, none.schedule(), &error), CF_OK);
-    CHECK(run_and_compare(&m, host));
-}
-
-TEST(moves_without_state) {
+/* A model that keeps its state itself. */
+TEST(no_state) {
     setting x = small_setting();
     x.timeline = 1;
     batch b;
     cf_error error = {};
     cf_timeline *measured = nullptr;
     int64_t n_passes = 0;
-    REQUIRE(make_batch(x, &b) && CHECK(b.n_moves > 0));
+    REQUIRE(make_batch(x, &b));
     device_model m(x, b, 1);
     cf_executor_desc d = m.desc();
     d.attention = cf_attention_desc();
@@ -1902,7 +1798,6 @@ TEST(moves_without_state) {
 
 TEST(loads_reuse_memory) {
     setting x = small_setting();
-    x.offload = 0;
     setting y = x;
     y.lengths = {30, 3, 2, 29, 6, 7, 8, 1};
     batch small, large;
@@ -2094,7 +1989,7 @@ TEST(attention_of_each_block) {
     for (const int64_t window : {0, 1, 7, 23, 1000}) {
         setting x = small_setting();
         x.lengths = {61, 30, 5, 3};
-        x.offload = 0, x.pack.align = 2;
+        x.pack.align = 2;
         batch b;
         cf_error error = {};
         REQUIRE(make_batch(x, &b));
@@ -2187,7 +2082,7 @@ TEST(every_order_streamed) {
 }
 
 TEST(every_order) {
-    const int n_devices = devices_at_hand(); /* the first setting moves state on two of them */
+    const int n_devices = devices_at_hand();
     for (uint64_t seed = 2008; seed < (uint64_t)harness_rounds(2024, 2010); seed++) {
         const setting x = random_setting(seed, n_devices);
         bool ok = true;
@@ -2623,46 +2518,6 @@ TEST(timelines_are_the_simulated_ones) {
             }
 }
 
-/* State leaves and arrives on streams of their own: where moves take long, one of each is under way at a time, and the
-   host memory that a chunk leaves is not written before it was read. */
-TEST(state_leaves_and_arrives_at_once) {
-    int64_t n_together = 0;
-    for (uint64_t seed = 1; seed <= 6; seed++) {
-        setting x;
-        harness_rng rng = {seed};
-        x.lengths = {64, 40, 48, 24};
-        x.pack.chunk_size = 8;
-        x.order.kind = CF_SCHEDULE_GPIPE;
-        x.order.n_stages = x.order.n_virtual = 1;
-        x.offload = 1;
-        x.timeline = 1;
-        x.seed = seed;
-        set_stages(&x, &rng);
-        batch b;
-        cf_error error = {};
-        cf_timeline *measured = nullptr;
-        REQUIRE(make_batch(x, &b));
-        host_model host(x, b, 1);
-        host.run();
-        device_model m(x, b, 1);
-        cuda_emu_set_host_time(0.0);
-        cuda_emu_set_rule([](const cuda_emu_work &w) { return w.kind == CUDA_EMU_WORK_COPY ? 1.0 : 0.0; });
-        m.before = [](const cf_cuda_step *step) { cuda_emu_delay(step->stream, 0.25); };
-        REQUIRE(m.start(&error));
-        REQUIRE(run_and_compare(&m, host));
-        REQUIRE(CHECK_INT(cf_executor_timeline(m.executor, nullptr, &measured, &error), CF_OK));
-        const cf_schedule *s = cf_executor_schedule(m.executor);
-        for (int64_t i = 0; i < s->n_actions; i++)
-            for (int64_t j = 0; j < s->n_actions; j++)
-                n_together += s->actions[i].pass == CF_OFFLOAD && s->actions[j].pass == CF_PREFETCH &&
-                              measured->start[i] < measured->end[j] && measured->start[j] < measured->end[i];
-        cf_timeline_free(measured);
-        cuda_emu_defaults();
-    }
-    harness_note("%d pairs of moves at once", (int)n_together);
-    CHECK(n_together > 0);
-}
-
 /* CUDA loads a kernel where it is first launched, and may wait for the device then. Of all that the tests before this
    one have launched, a new executor has loaded every kernel of the library. */
 TEST(kernels_are_loaded) {
@@ -2822,7 +2677,6 @@ static bool failing_late(const rank_context &c) {
     setting x = small_setting();
     batch b;
     harness_rng rng = {4};
-    x.offload = 0;
     x.lengths.assign(90, 8);
     x.order.n_stages = c.n;
     set_stages(&x, &rng);
@@ -3017,19 +2871,19 @@ TEST(timelines_of_processes) {
         CASE(a_kernel_fails), CASE(a_device_that_hangs), CASE(a_device_that_hangs_while_a_state_streams),             \
         CASE(what_a_call_leaves), CASE(too_little_device_memory),                                                      \
         CASE(timelines_are_the_simulated_ones), CASE(processes), CASE(a_process_fails), CASE(a_process_dies),          \
-        CASE(a_process_stumbles), CASE(timelines_of_processes), CASE(state_leaves_and_arrives_at_once),                \
+        CASE(a_process_stumbles), CASE(timelines_of_processes), \
         CASE(kernels_are_loaded)
 #else
 #define EMULATED_CASES
 #endif
 
 SUITE(executor, CASE(one_chunk), CASE(random_batches), CASE(random_batches_streamed), CASE(windows_are_the_models),
-      CASE(places), CASE(a_callback_fails_between_blocks), CASE(moves_of_a_state_that_streams),
+      CASE(places), CASE(a_callback_fails_between_blocks),
       CASE(loads_stream_anew), CASE(attention_of_each_block), CASE(device_bytes_of_any_length),
       CASE(memory_before_loading),
       CASE(asking_for_memory_fails), CASE(state_is_what_the_books_say), CASE(gaps_are_small), CASE(a_failing_callback), CASE(cancelled),
       CASE(errors_that_callbacks_leave), CASE(errors_from_before), CASE(calls_from_callbacks),
       CASE(names_of_virtual_stages),
       CASE(blocking_changes_nothing), CASE(bad_descriptors), CASE(items_that_are_too_large), CASE(damaged_plans),
-      CASE(bad_loads), CASE(moves_without_state), CASE(loads_reuse_memory),
+      CASE(bad_loads), CASE(no_state), CASE(loads_reuse_memory),
       CASE(attention_of_each_chunk) EMULATED_CASES);

@@ -1,4 +1,4 @@
-/* The rows of K and V between projections and state, against float64: rotary positions, padding, planes, host copies.
+/* The rows of K and V between projections and state, against float64: rotary positions, padding, planes.
    And what all of it is for: a sequence that goes chunk by chunk through append, attention, its backward and back to
    the projections gives what it gives in one piece. Runs under the emulation, and as it is on a device. */
 
@@ -7,6 +7,9 @@
 
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
+#ifdef CHUNKFLOW_CUDA_EMULATION
+#include <sys/mman.h>
+#endif
 
 #include <algorithm>
 #include <cmath>
@@ -707,122 +710,6 @@ struct plane_memory {
     }
 };
 
-TEST(clears_rows) {
-    const int ranges[][2] = {{0, 1}, {3, 5}, {0, 17}, {16, 1}, {17, 0}, {4, 0}};
-    for (int one_layer = 0; one_layer < 2; one_layer++)
-        for (const auto &range : ranges) {
-            plane_memory m(3, 2, 20, one_layer ? CF_DTYPE_FP32 : CF_DTYPE_FP16, 17, one_layer != 0, 4);
-            CHECK_INT(cf_state_clear(&m.state, range[0], range[1], nullptr, nullptr), CF_OK);
-            for (size_t plane = 0; plane < m.n_planes; plane++)
-                memset(m.row(&m.host, plane, (size_t)range[0]), 0, (size_t)range[1] * m.row_bytes);
-            CHECK(m.now() == m.host);
-        }
-}
-
-/* A pinned copy of the rows of one chunk, guarded. */
-struct pinned_rows {
-    unsigned char *data = nullptr;
-    size_t bytes;
-
-    explicit pinned_rows(size_t bytes_) : bytes(bytes_) {
-        CHECK(cudaMallocHost((void **)&data, bytes + BAND) == cudaSuccess);
-        memset(data, 0xA5, bytes + BAND);
-    }
-    pinned_rows(const pinned_rows &) = delete;
-    pinned_rows &operator=(const pinned_rows &) = delete;
-    ~pinned_rows() { cudaFreeHost(data); }
-    bool guarded() const {
-        for (size_t i = 0; i < BAND; i++)
-            if (data[bytes + i] != 0xA5) return false;
-        return true;
-    }
-};
-
-static void make_wait(cudaStream_t waiting, cudaStream_t first, cudaEvent_t event) {
-    CHECK(cudaEventRecord(event, first) == cudaSuccess);
-    CHECK(cudaStreamWaitEvent(waiting, event, 0) == cudaSuccess);
-}
-
-/* Chunk after chunk is written on one stream, goes to pinned memory on another while the next one is written, and its
-   rows are used for something else; in the end the chunks come back, last one first. */
-static void check_round_trip(cf_dtype dtype) {
-    const int cuts[] = {0, 5, 6, 19, 19, 32}; /* chunks of 5, 1, 13, 0 and 13 rows, and 5 rows that belong to nobody */
-    const int n_chunks = 5;
-    plane_memory m(2, 3, 16, dtype, 37, false, 9);
-    std::vector<pinned_rows *> written, kept, seen;
-    std::vector<cudaEvent_t> events((size_t)(4 * n_chunks));
-    cudaStream_t compute, copy;
-    cf_error error;
-    harness_rng rng = {4};
-    memset(&error, 0, sizeof error);
-    CHECK(cudaStreamCreateWithFlags(&compute, cudaStreamNonBlocking) == cudaSuccess);
-    CHECK(cudaStreamCreateWithFlags(&copy, cudaStreamNonBlocking) == cudaSuccess);
-    for (cudaEvent_t &one : events) CHECK(cudaEventCreateWithFlags(&one, cudaEventDisableTiming) == cudaSuccess);
-    for (int i = 0; i < n_chunks; i++) {
-        int64_t bytes = 0;
-        CHECK_INT(cf_state_bytes(&m.state, cuts[i + 1] - cuts[i], &bytes, nullptr), CF_OK);
-        CHECK_INT(bytes, (int64_t)(m.n_planes * m.row_bytes) * (cuts[i + 1] - cuts[i]));
-        for (std::vector<pinned_rows *> *one : {&written, &kept, &seen}) one->push_back(new pinned_rows((size_t)bytes));
-        for (int64_t j = 0; j < bytes; j++) written.back()->data[j] = (unsigned char)harness_random(&rng);
-    }
-    start_clean();
-    for (int i = 0; i <= n_chunks; i++) {
-        const size_t at = (size_t)i, event = 2 * at;
-        if (i < n_chunks) { /* the pass that writes the rows, and the copy that waits for it */
-            const int64_t n = cuts[i + 1] - cuts[i];
-            call_ok(cf_state_prefetch(&m.state, cuts[i], n, written[at]->data, compute, &error), error);
-            make_wait(copy, compute, events[event]);
-            call_ok(cf_state_offload(&m.state, cuts[i], n, kept[at]->data, copy, &error), error);
-            CHECK(cudaEventRecord(events[event + 1], copy) == cudaSuccess);
-        }
-        if (i > 0) { /* the next user of the rows before, who waits for their copy, but not for this one */
-            CHECK(cudaStreamWaitEvent(compute, events[event - 1], 0) == cudaSuccess);
-            call_ok(cf_state_clear(&m.state, cuts[i - 1], cuts[i] - cuts[i - 1], compute, &error), error);
-        }
-    }
-    CHECK(cudaStreamSynchronize(compute) == cudaSuccess);
-    for (size_t plane = 0; plane < m.n_planes; plane++) memset(m.row(&m.host, plane, 0), 0, 32 * m.row_bytes);
-    CHECK(m.now() == m.host); /* the five rows after them, and the bands, are as they were */
-    for (int i = n_chunks - 1; i >= 0; i--) {
-        const size_t at = (size_t)i, event = (size_t)(2 * n_chunks) + 2 * at;
-        const int64_t n = cuts[i + 1] - cuts[i];
-        make_wait(copy, compute, events[event]);
-        call_ok(cf_state_prefetch(&m.state, cuts[i], n, kept[at]->data, copy, &error), error);
-        make_wait(compute, copy, events[event + 1]);
-        call_ok(cf_state_offload(&m.state, cuts[i], n, seen[at]->data, compute, &error), error);
-    }
-    CHECK(cudaStreamSynchronize(compute) == cudaSuccess);
-    for (size_t i = 0; i < (size_t)n_chunks; i++) {
-        const size_t width = (size_t)(cuts[i + 1] - cuts[i]) * m.row_bytes;
-        for (const pinned_rows *one : {kept[i], seen[i]}) {
-            CHECK(one->bytes == 0 || memcmp(one->data, written[i]->data, one->bytes) == 0);
-            CHECK(one->guarded());
-        }
-        for (size_t plane = 0; plane < m.n_planes; plane++) /* planes one after the other, without gaps */
-            memcpy(m.row(&m.host, plane, (size_t)cuts[i]), written[i]->data + plane * width, width);
-    }
-    CHECK(m.now() == m.host);
-    check_faults();
-    for (std::vector<pinned_rows *> *all : {&written, &kept, &seen})
-        for (pinned_rows *one : *all) delete one;
-    for (cudaEvent_t one : events) cudaEventDestroy(one);
-    cudaStreamDestroy(compute);
-    cudaStreamDestroy(copy);
-}
-
-static void check_round_trips() {
-    check_round_trip(CF_DTYPE_BF16);
-    check_round_trip(CF_DTYPE_FP32);
-}
-
-TEST(offload_and_prefetch) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_each_policy(5, check_round_trips);
-#else
-    check_round_trips();
-#endif
-}
-
 TEST(padding_rows_are_cleared) {
     /* Width, gap and address, each a multiple of 16 or not whatever the others are: wide accesses need all three. */
     const int widths[] = {16, 1040, 6, 33, 16, 1040, 48, 8, 24, 16, 32},
@@ -848,36 +735,6 @@ TEST(padding_rows_are_cleared) {
             CHECK(got == host);
             cudaFree(device);
         }
-}
-
-TEST(boundary_is_saved) {
-    /* Rows, width, strides, and how far the addresses are from multiples of 256; each out of line alone, too. */
-    const int64_t cases[][6] = {{13, 48, 48, 48, 0, 0}, {13, 48, 64, 48, 0, 0}, {1, 7, 9, 7, 0, 0},
-                                {5, 33, 33, 100, 0, 0}, {0, 16, 16, 16, 0, 0},  {4, 0, 0, 0, 0, 0},
-                                {13, 48, 49, 48, 0, 0}, {13, 48, 48, 56, 0, 0}, {13, 48, 48, 48, 1, 0},
-                                {13, 48, 48, 48, 0, 8}, {13, 48, 64, 80, 4, 2}, {1, 48, 48, 48, 3, 5}};
-    for (const auto &one : cases) {
-        const int64_t rows = one[0], width = one[1], to_stride = one[2], from_stride = one[3];
-        const size_t to_first = (size_t)one[4], from_first = (size_t)one[5];
-        std::vector<unsigned char> from((size_t)(rows * from_stride) + BAND),
-            to((size_t)(rows * to_stride) + BAND, 0xFF), got(to);
-        unsigned char *device_from = nullptr, *device_to = nullptr;
-        for (size_t i = 0; i < from.size(); i++) from[i] = (unsigned char)(i * 37 + 11);
-        CHECK(cudaMalloc((void **)&device_from, from.size()) == cudaSuccess);
-        CHECK(cudaMalloc((void **)&device_to, to.size()) == cudaSuccess);
-        copy_in(device_from, from.data(), from.size());
-        copy_in(device_to, to.data(), to.size());
-        CHECK_INT(cf_boundary_save(device_to + to_first, to_stride == width ? 0 : to_stride, device_from + from_first,
-                                   from_stride, rows, width, nullptr, nullptr),
-                  CF_OK);
-        CHECK(cudaDeviceSynchronize() == cudaSuccess);
-        CHECK(cudaMemcpy(got.data(), device_to, got.size(), cudaMemcpyDeviceToHost) == cudaSuccess);
-        for (int64_t r = 0; r < rows; r++)
-            memcpy(to.data() + to_first + r * to_stride, from.data() + from_first + r * from_stride, (size_t)width);
-        CHECK(got == to);
-        cudaFree(device_from);
-        cudaFree(device_to);
-    }
 }
 
 /* ---- chunk by chunk ---- */
@@ -1477,36 +1334,63 @@ TEST(rows_past_32_bits) {
     cudaFree(far);
 }
 
+/* Planes of host memory so far apart that CUDA refuses to copy them in one call: a block of the prefix comes in, and the
+   chunk's own rows go out. */
 TEST(planes_past_the_pitch) {
-    const int64_t rows = (int64_t)1 << 26; /* planes of 8 GiB */
+    const int64_t rows = (int64_t)1 << 26, own = 4, prefix = rows - own; /* planes of 8 GiB */
     cf_state s = state_of(nullptr, 2, 1, 64, CF_DTYPE_BF16, rows);
+    cf_state_stream_desc d = {};
+    cf_state_stream *stream = nullptr;
+    cf_state_pass pass = {};
+    cf_error error = {};
     int64_t bytes = 0;
     CHECK_INT(cf_state_bytes(&s, rows, &bytes, nullptr), CF_OK);
     CHECK_INT(bytes, (int64_t)4 << 33);
-    unsigned char *memory = (unsigned char *)cuda_emu_sparse_malloc((size_t)bytes), host[4 * 3 * 128];
-    if (!memory) SKIP("no address space for sparse arrays");
+    void *mapped = mmap(nullptr, (size_t)bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapped == MAP_FAILED) SKIP("no address space for sparse arrays");
+    unsigned char *memory = static_cast<unsigned char *>(mapped);
     s.data = memory;
-    const int64_t first = rows - 4;
     for (int64_t plane = 0; plane < 4; plane++)
-        for (int64_t i = 0; i < 4 * 128; i++)
-            memory[(plane * rows + first) * 128 + i] = (unsigned char)(plane * 50 + i % 47 + 1);
+        for (int64_t i = 0; i < own * 128; i++)
+            memory[(plane * rows + prefix - own) * 128 + i] = (unsigned char)(plane * 50 + i % 47 + 1);
+    array kv(CF_DTYPE_BF16, (int)own, 2, 64);
+    harness_rng rng = {1};
+    fill_normal(&kv, &rng);
+    d.state = s;
+    d.block_rows = own;
+    CHECK_INT(cf_state_stream_size(&d, &d.ring_bytes, &bytes, &error), CF_OK);
+    CHECK(cudaMalloc(&d.ring, (size_t)d.ring_bytes) == cudaSuccess);
+    CHECK(cudaStreamCreate(&d.in) == cudaSuccess && cudaStreamCreate(&d.out) == cudaSuccess);
+    CHECK_INT(cf_state_stream_create(&d, &stream, &error), CF_OK);
+    pass.state = s, pass.prefix = prefix, pass.own = own, pass.window = own + 1;
     start_clean();
-    CHECK_INT(cf_state_offload(&s, first, 3, host, nullptr, nullptr), CF_OK);
-    CHECK_INT(cf_state_clear(&s, first, 3, nullptr, nullptr), CF_OK);
+    CHECK_INT(cf_state_stream_begin(stream, &pass, &error), CF_OK);
+    for (int64_t layer = 0; layer < 2; layer++) {
+        cf_state_block block = {};
+        const cf_tensor k = kv.tensor(0, 0), v = kv.tensor(0, 1);
+        CHECK_INT(cf_state_stream_next(stream, nullptr, &block, &error), CF_OK);
+        CHECK(block.first_row == prefix - own && block.n_rows == own);
+        CHECK(cudaDeviceSynchronize() == cudaSuccess);
+        const void *got[] = {cf_state_k(&block.state, 0, 0).data, cf_state_v(&block.state, 0, 0).data};
+        for (int64_t i = 0; i < 2; i++)
+            CHECK(memcmp(got[i], memory + ((2 * layer + i) * rows + prefix - own) * 128, (size_t)own * 128) == 0);
+        CHECK_INT(cf_state_stream_next(stream, nullptr, &block, &error), CF_OK);
+        CHECK_INT(block.n_rows, 0);
+        CHECK_INT(cf_state_stream_append(stream, nullptr, layer, &k, &v, &error), CF_OK);
+    }
+    CHECK_INT(cf_state_stream_end(stream, nullptr, &error), CF_OK);
     CHECK(cudaDeviceSynchronize() == cudaSuccess);
-    for (int64_t plane = 0; plane < 4; plane++)
-        for (int64_t i = 0; i < 4 * 128; i++) {
-            const unsigned char was = (unsigned char)(plane * 50 + i % 47 + 1),
-                                now = memory[(plane * rows + first) * 128 + i];
-            if (!CHECK(now == (i < 3 * 128 ? 0 : was)) || (i < 3 * 128 && !CHECK(host[plane * 3 * 128 + i] == was)))
-                return;
-        }
-    CHECK_INT(cf_state_prefetch(&s, first, 3, host, nullptr, nullptr), CF_OK);
-    CHECK(cudaDeviceSynchronize() == cudaSuccess);
-    for (int64_t plane = 0; plane < 4; plane++)
-        CHECK(memory[(plane * rows + first) * 128 + 46] == (unsigned char)(plane * 50 + 47));
     CHECK_STR(cuda_emu_first_fault(), "");
-    cudaFree(memory);
+    for (int64_t plane = 0; plane < 4; plane++)
+        for (int64_t row = 0; row < own; row++)
+            CHECK(memcmp(memory + (plane * rows + prefix + row) * 128, &kv.host[kv.at((int)row, (int)(plane % 2), 0)],
+                         128) == 0);
+    cf_state_stream_free(stream);
+    cudaStreamDestroy(d.in);
+    cudaStreamDestroy(d.out);
+    cudaFree(d.ring);
+    munmap(mapped, (size_t)bytes);
 }
 #endif
 
@@ -1531,7 +1415,6 @@ TEST(bad_states) {
     cf_error error;
     int64_t bytes = 777;
 #define BYTES cf_state_bytes(&x, 5, &bytes, &error)
-#define CLEAR(first, n) cf_state_clear(&x, first, n, nullptr, &error)
     REFUSED((void)0, cf_state_bytes(nullptr, 1, &bytes, &error), CF_ERROR_ARGUMENT, "state");
     REFUSED((void)0, cf_state_bytes(&x, 1, nullptr, &error), CF_ERROR_ARGUMENT, "bytes");
     REFUSED((void)0, cf_state_bytes(&x, -1, &bytes, &error), CF_ERROR_ARGUMENT, "n_rows");
@@ -1547,27 +1430,12 @@ TEST(bad_states) {
     REFUSED(set_bytes(&x.dtype, -1), BYTES, CF_ERROR_ARGUMENT, "dtype");
     REFUSED(x.rows = -1, BYTES, CF_ERROR_ARGUMENT, "rows");
     REFUSED(x.rows = INT64_MAX / 4, BYTES, CF_ERROR_OVERFLOW, "rows");
-    REFUSED((void)0, CLEAR(-1, 1), CF_ERROR_ARGUMENT, "first_row");
-    REFUSED((void)0, CLEAR(101, 0), CF_ERROR_ARGUMENT, "first_row");
-    REFUSED((void)0, CLEAR(50, 51), CF_ERROR_ARGUMENT, "n_rows");
-    REFUSED((void)0, CLEAR(INT64_MAX, INT64_MAX / 4096), CF_ERROR_ARGUMENT, "first_row");
-    REFUSED(x.data = nullptr, CLEAR(0, 1), CF_ERROR_ARGUMENT, "data");
-    REFUSED(x.data = (void *)(uintptr_t)4104, CLEAR(0, 1), CF_ERROR_ARGUMENT, "data");
-    REFUSED((void)0, cf_state_offload(&x, 0, 1, nullptr, nullptr, &error), CF_ERROR_ARGUMENT, "host");
-    REFUSED((void)0, cf_state_prefetch(&x, 0, 1, nullptr, nullptr, &error), CF_ERROR_ARGUMENT, "host");
-    REFUSED((void)0, cf_state_offload(&x, 99, 2, &bytes, nullptr, &error), CF_ERROR_ARGUMENT, "n_rows");
 #undef BYTES
-#undef CLEAR
     CHECK_INT(bytes, 777);
-    CHECK_INT(cf_state_clear(&good, 100, 0, nullptr, nullptr), CF_OK);
-    CHECK_INT(cf_state_clear(&good, -1, 0, nullptr, nullptr), CF_ERROR_ARGUMENT);
-    CHECK_INT(cf_state_offload(&good, 3, 0, nullptr, nullptr, nullptr), CF_OK);
     x = good;
     x.n_layers = 0; /* a stage of embeddings alone */
     CHECK_INT(cf_state_bytes(&x, 5, &bytes, nullptr), CF_OK);
     CHECK_INT(bytes, 0);
-    x.data = nullptr;
-    CHECK_INT(cf_state_prefetch(&x, 0, 5, nullptr, nullptr, nullptr), CF_OK);
 }
 
 TEST(bad_ropes) {
@@ -1685,15 +1553,6 @@ TEST(bad_copies) {
     REFUSED((void)0, PADDING(nullptr, 1, 8, 8, positions), CF_ERROR_ARGUMENT, "data");
     REFUSED((void)0, PADDING(a, 1, 8, 8, nullptr), CF_ERROR_ARGUMENT, "positions");
     CHECK_INT(cf_padding_clear(nullptr, 0, 8, 8, nullptr, nullptr, nullptr), CF_OK);
-#define SAVE(to, to_stride, from, from_stride, rows, width)                                                            \
-    cf_boundary_save(to, to_stride, from, from_stride, rows, width, nullptr, &error)
-    REFUSED((void)0, SAVE(nullptr, 0, a, 0, 1, 8), CF_ERROR_ARGUMENT, "to");
-    REFUSED((void)0, SAVE(a, 0, nullptr, 0, 1, 8), CF_ERROR_ARGUMENT, "from");
-    REFUSED((void)0, SAVE(a, 7, a, 0, 1, 8), CF_ERROR_ARGUMENT, "to_stride");
-    REFUSED((void)0, SAVE(a, 8, a, -8, 1, 8), CF_ERROR_ARGUMENT, "from_stride");
-    REFUSED((void)0, SAVE(a, 8, a, INT64_MAX, 2, 8), CF_ERROR_OVERFLOW, "from_stride");
-    REFUSED((void)0, SAVE(a, 8, a, 8, -2, 8), CF_ERROR_ARGUMENT, "rows");
-    REFUSED((void)0, SAVE(a, 8, a, 8, 2, -8), CF_ERROR_ARGUMENT, "row_bytes");
     CHECK_INT(x, good);
 }
 
@@ -1704,8 +1563,8 @@ TEST(bad_copies) {
 #endif
 
 SUITE(state, EMULATED_CASES CASE(bad_states), CASE(bad_ropes), CASE(bad_appends), CASE(bad_copies),
-      CASE(bytes_are_the_models), CASE(planes_of_layers), CASE(clears_rows), CASE(offload_and_prefetch),
-      CASE(padding_rows_are_cleared), CASE(boundary_is_saved), CASE(appends), CASE(appends_any_number_of_pairs),
+      CASE(bytes_are_the_models), CASE(planes_of_layers),
+      CASE(padding_rows_are_cleared), CASE(appends), CASE(appends_any_number_of_pairs),
       CASE(appends_without_a_table), CASE(appends_many_rows), CASE(backward_is_the_transpose), CASE(rope_accuracy),
       CASE(positions_past_the_table), CASE(chunks_bf16), CASE(chunks_fp16), CASE(chunks_hybrid_padded),
       CASE(chunks_head_128), CASE(chunks_unfused));

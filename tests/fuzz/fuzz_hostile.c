@@ -102,8 +102,7 @@ static void make(hostile *h) {
     if (cf_schedule_make(plan, &order, &schedule, NULL) != CF_OK) abort();
     desc.schedule = schedule;
     if (cf_graph_make(plan, &desc, &graph, NULL) != CF_OK) abort();
-    lower.offload = fuzz_chance(&h->in, 2);
-    if (fuzz_chance(&h->in, 2) && cf_schedule_lower(plan, schedule, &lower, &lowered, NULL) != CF_OK) abort();
+    if (fuzz_chance(&h->in, 2) && cf_schedule_lower(plan, schedule, NULL, &lowered, NULL) != CF_OK) abort();
     copy_plan(h, plan);
     copy_schedule(h, lowered ? lowered : schedule);
     copy_graph(h, graph);

@@ -102,7 +102,6 @@ static void draw_search(problem *p) {
     d->n_ks = draw_list(p, p->ks, 1, 3);
     d->kinds = &kinds[fuzz_between(in, 0, 2)];
     d->n_kinds = 1;
-    d->no_offload = fuzz_chance(in, 2);
     d->split_backward = fuzz_chance(in, 3);
     d->budget = fuzz_between(in, 1, 3);
     d->batch = fuzz_mostly(in, 1, 6, p->wild);

@@ -326,36 +326,6 @@ static const char *k_fault(const cf_plan *plan, const cf_schedule *s) {
     return NULL;
 }
 
-/* Rows of a group may be away only while none of its F, R, B, I runs; out and back in turns. */
-static const char *rows_fault(const cf_plan *plan, const cf_schedule *s) {
-    int64_t stage, i, j;
-    for (stage = 0; stage < s->n_stages; stage++)
-        for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
-            const cf_action *a = &s->actions[i];
-            places p = find(s, a->chunk, a->stage);
-            int moved = 0;
-            if (a->pass != CF_OFFLOAD && a->pass != CF_PREFETCH) continue;
-            if (plan->chunks[a->chunk].group < 0) return "rows of no group";
-            for (j = s->first[stage]; j < i; j++) {
-                const cf_action *b = &s->actions[j];
-                if (b->chunk != a->chunk || b->stage != a->stage) continue;
-                if (b->pass == CF_OFFLOAD) moved = 1;
-                if (b->pass == CF_PREFETCH) moved = 0;
-            }
-            if (moved == (a->pass == CF_OFFLOAD)) return "rows twice";
-            if (a->pass != CF_OFFLOAD) continue;
-            if (i < p.at[CF_F] || i > backward_at(&p)) return "no rows";
-            for (j = i + 1;; j++) {
-                const cf_action *b = &s->actions[j];
-                if (j == s->first[stage + 1]) return "rows never come back";
-                if (b->stage != a->stage || plan->chunks[b->chunk].group != plan->chunks[a->chunk].group) continue;
-                if (b->pass == CF_PREFETCH && b->chunk == a->chunk) break;
-                if (b->pass == CF_F || b->pass == CF_R || b->pass == CF_B || b->pass == CF_I) return "rows away in use";
-            }
-        }
-    return NULL;
-}
-
 static int done_on(const cf_schedule *s, const int64_t *pc, int64_t chunk, int64_t v, int pass) {
     places p = find(s, chunk, v);
     return p.at[pass] >= 0 && p.at[pass] < pc[naive_stage(s, v)];
@@ -394,7 +364,6 @@ const char *naive_fault(const cf_plan *plan, const cf_schedule *s) {
             fault = cell_fault(plan, s, chunk, v);
     if (!fault) fault = k_fault(plan, s);
     if (!fault) fault = progress_fault(s);
-    if (!fault && s->lowered) fault = rows_fault(plan, s);
     if (!fault && s->lowered) fault = naive_rendezvous(plan, s);
     return fault;
 }

@@ -104,8 +104,6 @@ for replay in local pipeline; do
         fail "gradients: standalone chunks replayed, $replay replay" "no standalone chunk was"
     fi
 done
-sweep "state that waits in host memory" "$exact" 4 5 --offload 0.01 --synthetic 70,41,16,9,66
-if grep -q ' 0 offloads' "$work/out"; then fail "state that waits in host memory" "not in every schedule"; fi
 
 # ---- states and kept inputs in host memory, streamed: a ring and two slots, as the memory model has them ----
 
@@ -214,7 +212,6 @@ refuse '--fail: there is no stage 2' --fail 2:0
 refuse '--fail: stage 0 has .* actions' --fail 0:9999
 refuse '--fail: wanted STAGE:ACTION' --fail 0:2:explode
 refuse 'stream must be 0 or at least 16384' --stream 16383
-refuse 'give --stream or --offload, not both' --stream 16384 --offload 1
 refuse 'are for one schedule' --sweep --timeline x
 # shellcheck disable=SC2086
 run 2 "$exact" $common --stages 3

@@ -484,7 +484,7 @@ static cf_result call_estimate(cf_error *error) {
     untouched(result);
     if (result != CF_OK) return result;
     CHECK(costs[1].forward.constant + costs[1].backward.per_token + costs[1].weight.per_pair <= DBL_MAX);
-    CHECK(made.latency + made.seconds_per_token + made.offload_seconds_per_token <= DBL_MAX && step <= DBL_MAX);
+    CHECK(made.latency + made.seconds_per_token <= DBL_MAX && step <= DBL_MAX);
     return result;
 }
 

@@ -28,8 +28,8 @@ static cf_plan *plan_of(int64_t n_dependent, int64_t n_single) {
 /* Writes a list such as "F0 F1* R0" ("*": the activations are dropped, "@2": virtual stage 2) behind those before it. */
 static cf_schedule *schedule_of(const cf_plan *plan, int64_t n_virtual, int64_t k, cf_replay replay, const char *const *lists,
                                 int64_t n_lists) {
-    static const char *const names[CF_PASS_COUNT] = {"F",      "R",      "B",      "I",      "W",       "SEND_F",  "RECV_F",
-                                                     "SEND_R", "RECV_R", "SEND_B", "RECV_B", "OFFLOAD", "PREFETCH"};
+    static const char *const names[CF_PASS_COUNT] = {"F",      "R",      "B",      "I",      "W",     "SEND_F",
+                                                     "RECV_F", "SEND_R", "RECV_R", "SEND_B", "RECV_B"};
     cf_schedule *s = naive_new(n_lists, 400);
     int64_t stage, n = 0;
     s->kind = CF_SCHEDULE_PAPER;
@@ -260,20 +260,6 @@ TEST(rules_of_lowered_lists) {
     cf_plan_free(plan);
 }
 
-TEST(rules_of_offload) {
-    cf_plan *plan = plan_of(3, 1);
-    static const char *good[] = {"F0* F1 OFFLOAD0 F3 OFFLOAD1 PREFETCH1 PREFETCH0 F2 B2 B1 OFFLOAD0 B3 PREFETCH0 R0 B0"};
-    accepts(plan, 1, 2, CF_REPLAY_PIPELINE, good, 1);
-    refuses(plan, 3, "F0 OFFLOAD0 F1 PREFETCH0 F2 B2 B1 B0 F3 B3", "actions.pass", 2, "rows of its state are away");
-    refuses(plan, 3, "F0 F1 F2 B2 B1 B0 OFFLOAD0 PREFETCH0 F3 B3", "actions.pass", 6, "no rows");
-    refuses(plan, 3, "F0 OFFLOAD1 PREFETCH1 F1 F2 B2 B1 B0 F3 B3", "actions.pass", 1, "no rows");
-    refuses(plan, 3, "F0 OFFLOAD0 OFFLOAD0 PREFETCH0 F1 F2 B2 B1 B0 F3 B3", "actions.pass", 2, "rows that are away");
-    refuses(plan, 3, "F0 PREFETCH0 F1 F2 B2 B1 B0 F3 B3", "actions.pass", 1, "rows that are here");
-    refuses(plan, 3, "F3 OFFLOAD3 PREFETCH3 F0 F1 F2 B2 B1 B0 B3", "actions.chunk", 1, "without state");
-    refuses(plan, 3, "F0 F1 F2 B2 B1 OFFLOAD0 F3 B3", "actions", -1, "B of chunk 0");
-    cf_plan_free(plan);
-}
-
 /* ---- limits ---- */
 
 TEST(limits_bind_exactly) {
@@ -412,10 +398,7 @@ static void mutate(uint64_t seed, int lowered, int rounds) {
         REQUIRE(s != NULL);
         harness_note("seed %d, round %d", (int)seed, round);
         if (lowered) {
-            cf_lower_desc desc;
-            memset(&desc, 0, sizeof desc);
-            desc.offload = harness_chance(&rng, 0.5);
-            REQUIRE(cf_schedule_lower(plan, s, &desc, &low, &error) == CF_OK);
+            REQUIRE(cf_schedule_lower(plan, s, NULL, &low, &error) == CF_OK);
             naive_free(s);
             s = naive_copy(low);
             cf_schedule_free(low);
@@ -664,7 +647,7 @@ TEST(peaks_agree_with_simulator_and_interpreter) {
 }
 
 SUITE(check, CASE(one_stage_rules), CASE(rules_between_stages), CASE(rules_of_virtual_stages_on_one_stage),
-      CASE(rules_where_a_v_turns), CASE(rules_of_lowered_lists), CASE(rules_of_offload),
+      CASE(rules_where_a_v_turns), CASE(rules_of_lowered_lists),
       CASE(limits_bind_exactly), CASE(sound_schedules_are_accepted), CASE(damaged_schedules_are_judged_rightly),
       CASE(damaged_lowered_schedules_are_judged_rightly), CASE(damaged_members_are_named),
       CASE(missing_arguments_are_named_by_validate), CASE(generated_schedules_are_accepted),

@@ -61,7 +61,6 @@ static void draw_timing(harness_rng *rng, cf_timing *timing) {
     if (harness_chance(rng, 0.3)) timing->all.backward.per_pair = harness_unit(rng);
     if (harness_chance(rng, 0.5)) timing->latency = 3 * harness_unit(rng);
     timing->seconds_per_token = harness_unit(rng);
-    if (harness_chance(rng, 0.5)) timing->offload_seconds_per_token = harness_unit(rng);
 }
 
 TEST(rendezvous_never_deadlocks) {
@@ -82,13 +81,11 @@ TEST(rendezvous_never_deadlocks) {
         memset(&desc, 0, sizeof desc);
         draw_timing(&rng, &timing);
         if (harness_chance(&rng, 0.7)) desc.timing = &timing;
-        desc.offload = harness_chance(&rng, 0.5);
         if (!CHECK_INT(cf_schedule_lower(plan, s, &desc, &low, &error), CF_OK)) FAIL("%s", error.text);
         REQUIRE(low != NULL);
         CHECK_INT(low->lowered, 1);
         CHECK_INT(s->lowered, 0);
         CHECK(low->n_stages == s->n_stages && low->n_virtual == s->n_virtual && low->k == s->k && low->rank == s->rank);
-        if (!desc.offload) CHECK_INT(count_pass(low, CF_OFFLOAD) + count_pass(low, CF_PREFETCH), 0);
         check_same_passes(s, low);
         if (round % 20 == 0) check_transfers(s, low);
         fault = naive_rendezvous(plan, low);
@@ -172,48 +169,6 @@ TEST(a_transfer_comes_before_a_pass_that_begins_at_the_same_time) {
     cf_plan_free(plan);
 }
 
-/* ---- offload ---- */
-
-/* A group of two chunks of 4 tokens with two short chunks between its forwards, two before its backward. F = tokens. */
-TEST(offload_fills_the_gaps_that_are_long_enough) {
-    static const int64_t lengths[] = {8, 4, 4, 4, 4};
-    static const int8_t actions[][3] = {{0, CF_F, 0}, {0, CF_F, 2}, {0, CF_B, 2}, {0, CF_F, 1}, {0, CF_F, 3}, {0, CF_F, 4},
-                                        {0, CF_B, 4}, {0, CF_B, 3}, {0, CF_B, 1}, {0, CF_F, 5}, {0, CF_B, 0}, {0, CF_B, 5}};
-    cf_plan *plan;
-    cf_schedule *s, *low = NULL;
-    cf_timing timing;
-    cf_lower_desc desc;
-    plan = pack(lengths, 5, 4);
-    REQUIRE(plan != NULL && plan->n_chunks == 6);
-    s = lists(plan, 1, 2, actions, 12);
-    memset(&timing, 0, sizeof timing);
-    memset(&desc, 0, sizeof desc);
-    desc.timing = &timing;
-    desc.offload = 1;
-    /* Gaps of the group: F0 to F1 12 s, F1 to B1 24 s, B1 to B0 4 s. Moving a chunk out and back takes 8 s at 1 s a token. */
-    timing.offload_seconds_per_token = 1;
-    REQUIRE(cf_schedule_lower(plan, s, &desc, &low, NULL) == CF_OK);
-    check_list(low, 0, "F0 OFFLOAD0 F2 PREFETCH0 B2 F1 OFFLOAD0 OFFLOAD1 F3 F4 B4 PREFETCH0 PREFETCH1 B3 B1 F5 B0 B5");
-    cf_schedule_free(low);
-    low = NULL;
-    timing.offload_seconds_per_token = 1.75; /* 14 s a chunk: too long for the first gap, and both are for the second */
-    REQUIRE(cf_schedule_lower(plan, s, &desc, &low, NULL) == CF_OK);
-    check_list(low, 0, "F0 F2 B2 F1 OFFLOAD0 F3 F4 B4 PREFETCH0 B3 B1 F5 B0 B5");
-    cf_schedule_free(low);
-    low = NULL;
-    timing.offload_seconds_per_token = 0.5; /* 4 s a chunk: fits into the last gap, too */
-    REQUIRE(cf_schedule_lower(plan, s, &desc, &low, NULL) == CF_OK);
-    CHECK_INT(count_pass(low, CF_OFFLOAD), 4);
-    cf_schedule_free(low);
-    low = NULL;
-    timing.offload_seconds_per_token = 100;
-    REQUIRE(cf_schedule_lower(plan, s, &desc, &low, NULL) == CF_OK);
-    CHECK_INT(count_pass(low, CF_OFFLOAD) + count_pass(low, CF_PREFETCH), 0);
-    cf_schedule_free(low);
-    naive_free(s);
-    cf_plan_free(plan);
-}
-
 /* ---- refusals ---- */
 
 TEST(lower_refuses_what_is_not_sound) {
@@ -270,5 +225,4 @@ TEST(lower_refuses_what_is_not_sound) {
 
 SUITE(lower, CASE(rendezvous_never_deadlocks), CASE(a_small_example),
       CASE(a_transfer_comes_before_a_pass_that_begins_at_the_same_time),
-      CASE(offload_fills_the_gaps_that_are_long_enough),
       CASE(lower_refuses_what_is_not_sound));

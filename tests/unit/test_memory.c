@@ -345,46 +345,21 @@ TEST(reports_add_up) {
         load = load_of(harness_between(&rng, 0, 100000), harness_between(&rng, 0, 8192),
                        harness_between(&rng, 0, 300000), harness_between(&rng, 0, 300000));
         load.input_tokens = harness_between(&rng, 0, 100000);
-        load.offloaded_tokens = harness_between(&rng, 0, 100000);
         twice = load;
         twice.live_tokens *= 2;
         twice.state_tokens *= 2;
         twice.input_tokens *= 2;
-        twice.offloaded_tokens *= 2;
         once = report_of(&desc, &load);
         double_load = report_of(&desc, &twice);
         CHECK_INT(sum_of_terms(&once), once.total);
         CHECK_INT(double_load.activations, 2 * once.activations);
         CHECK_INT(double_load.state, 2 * once.state);
         CHECK_INT(double_load.inputs, 2 * once.inputs);
-        CHECK_INT(double_load.host, 2 * once.host);
+        CHECK(once.host == 0 && double_load.host == 0);
         CHECK_INT(double_load.state_gradient, once.state_gradient);
         CHECK(once.runtime >= CF_RUNTIME_BYTES);
         CHECK(once.at_loss ? once.working == 0 : once.logits == 0);
     }
-}
-
-/* Moving the state to host memory takes it off the device, byte for byte. */
-TEST(offloaded_state_is_on_the_host) {
-    cf_memory_desc desc = sizing("qwen2.5-7b", 4, 1);
-    cf_memory_load kept = load_of(8192, 8192, 262144, 0), moved = load_of(8192, 8192, 8192, 0);
-    moved.offloaded_tokens = 262144 - 8192;
-    CHECK_INT(report_of(&desc, &kept).state, (int64_t)262144 * 57344 / 4);
-    CHECK_INT(report_of(&desc, &kept).host, 0);
-    CHECK_INT(report_of(&desc, &moved).state + report_of(&desc, &moved).host, report_of(&desc, &kept).state);
-    CHECK_INT(report_of(&desc, &moved).state, (int64_t)8192 * 57344 / 4);
-}
-
-/* A stage whose state is on the host alone has the ring, too: it comes back through it. */
-TEST(a_window_is_there_for_state_on_the_host) {
-    cf_memory_desc desc = sizing("qwen2.5-7b", 4, 1);
-    cf_memory_load load = load_of(8192, 8192, 0, 0);
-    desc.state_window = 5000;
-    CHECK_INT(report_of(&desc, &load).state, 0);
-    load.offloaded_tokens = 1000;
-    CHECK_INT(report_of(&desc, &load).state, 5000 * 512);
-    CHECK_INT(report_of(&desc, &load).state_gradient, 5000 * 1024);
-    CHECK_INT(report_of(&desc, &load).host, 28 * 1000 * 512);
 }
 
 /* With a window the device has `window` rows of one layer, whatever the state is; the host has all of it. By hand for
@@ -428,14 +403,13 @@ TEST(a_window_is_a_stage_s) {
     loads[0].state_tokens = 50; /* less than the ring has room for, which is there all the same */
     loads[2].state_tokens = 10000;
     loads[2].state_gradient_tokens = 7000;
-    loads[2].offloaded_tokens = 300;
     loads[2].input_tokens = 5000;
     loads[1].input_tokens = 30000;
     REQUIRE(cf_memory_estimate(&desc, loads, 4, reports, 2, NULL) == CF_OK);
     CHECK_INT(reports[0].state, 100 * 2 * 512 * 2); /* four K heads of 128, K and V, two bytes */
     CHECK_INT(reports[0].state_gradient, 100 * 2 * 512 * 4);
     CHECK_INT(reports[0].inputs, 5000 * 7168);
-    CHECK_INT(reports[0].host, (50 + 10000 + 300) * 7 * 2048 + 7000 * 7 * 4096 + 5000 * 7168);
+    CHECK_INT(reports[0].host, (50 + 10000) * 7 * 2048 + 7000 * 7 * 4096 + 5000 * 7168);
     CHECK_INT(reports[1].state, 0);
     CHECK_INT(reports[1].state_gradient, 0);
     CHECK_INT(reports[1].inputs, 2 * 4096 * 7168);
@@ -623,7 +597,6 @@ TEST(bad_loads_are_named) {
         {offsetof(cf_memory_load, chunk_tokens), "loads.chunk_tokens", 1},
         {offsetof(cf_memory_load, state_tokens), "loads.state_tokens", 1},
         {offsetof(cf_memory_load, state_gradient_tokens), "loads.state_gradient_tokens", 1},
-        {offsetof(cf_memory_load, offloaded_tokens), "loads.offloaded_tokens", 1},
         {offsetof(cf_memory_load, input_tokens), "loads.input_tokens", 1},
         {offsetof(cf_memory_load, live_scores), "loads.live_scores", 0},
         {offsetof(cf_memory_load, chunk_scores), "loads.chunk_scores", 0},
@@ -656,10 +629,8 @@ TEST(bad_loads_are_named) {
 
 SUITE(memory, CASE(bytes_per_token_by_hand), CASE(korthikanti_table_2), CASE(megatron_activation_formula),
       CASE(unfused_operations_keep_more), CASE(working_rows_by_hand), CASE(float_trainer), CASE(losses_keep_what_they_say),
-      CASE(buffers_are_those_of_the_neighbours),
-      CASE(zero_divides_states), CASE(reports_add_up), CASE(offloaded_state_is_on_the_host),
+      CASE(buffers_are_those_of_the_neighbours), CASE(zero_divides_states), CASE(reports_add_up),
       CASE(full_recompute_makes_all_of_a_layer), CASE(shares_are_rounded_up), CASE(zero_3_gathers_two_layers),
-      CASE(a_window_is_there_for_state_on_the_host),
       CASE(a_window_of_the_state), CASE(a_window_is_a_stage_s), CASE(a_window_leaves_no_token_bytes_of_state),
       CASE(replicated_heads_keep_their_state), CASE(virtual_stages_share_a_gpu), CASE(paper_peak_memory_table),
       CASE(paper_plain_training_peak), CASE(bad_sizings_are_named), CASE(bad_loads_are_named));

@@ -485,7 +485,6 @@ TEST(transfers_use_the_right_link) {
     desc.parallel = split(4, 4, 1);
     REQUIRE(cf_cost_estimate(&desc, stages, 4, &timing, &step, NULL) == CF_OK);
     CHECK(near(timing.seconds_per_token, 2 * 3584 / 4.0 / (25e9 * 0.75), 1e-12)); /* 16 GPUs: over the network */
-    CHECK(near(timing.offload_seconds_per_token, 4 * 128 * 7 / (32e9 * 0.75), 1e-12));
     CHECK(near(timing.latency, gpu->latency, 0));
     CHECK(step > 0);
     desc.parallel.no_sequence = 1;
@@ -606,89 +605,6 @@ TEST(bad_estimates_are_named) {
 }
 
 /* ---- state that leaves between passes, or streams ---- */
-
-typedef struct run_with_state {
-    double seconds;
-    int64_t bytes; /* of the fullest GPU */
-} run_with_state;
-
-/* Llama 2 7B, whose queries share no keys. */
-static const cf_model llama_2 = {"llama2-7b", 32, 4096, 32, 32, 128, 11008, 32000, 0, 0, 0, 0, 0, 0};
-
-static int64_t fullest_gpu(const cf_plan *plan, const cf_schedule *schedule, int64_t state_window) {
-    cf_memory_desc memory;
-    cf_memory_report reports[4];
-    int64_t most = 0, s;
-    memset(&memory, 0, sizeof memory);
-    memory.model = &llama_2;
-    memory.parallel = split(4, 4, 1);
-    memory.state_window = state_window;
-    if (!CHECK(cf_schedule_memory(&memory, plan, schedule, reports, 4, NULL, NULL) == CF_OK)) return 0;
-    for (s = 0; s < 4; s++) most = reports[s].total > most ? reports[s].total : most;
-    return most;
-}
-
-/* TP 4 and PP 4, on a host link of 25 GB/s. */
-static run_with_state run_with_state_of(const cf_plan *plan, int offload, int64_t state_window) {
-    cf_gpu gpu = *cf_gpu_find("h100-80g");
-    cf_stage_cost stages[4];
-    cf_timing timing;
-    cf_cost_desc cost;
-    cf_schedule_desc order;
-    cf_lower_desc lower;
-    cf_simulate_desc simulation;
-    cf_schedule *made = NULL, *schedule = NULL;
-    cf_timeline *timeline = NULL;
-    run_with_state out = {0, 0};
-    memset(&cost, 0, sizeof cost), memset(&order, 0, sizeof order), memset(&lower, 0, sizeof lower);
-    memset(&simulation, 0, sizeof simulation);
-    gpu.pcie = 25e9 / gpu.link;
-    cost.model = &llama_2;
-    cost.gpu = &gpu;
-    cost.parallel = split(4, 4, 1);
-    cost.chunk_size = plan->chunk_size;
-    cost.stream = state_window > 0;
-    order.n_stages = 4;
-    order.k = 2;
-    order.kind = CF_SCHEDULE_GPIPE; /* it is made without regard to transfers */
-    order.timing = lower.timing = simulation.timing = &timing;
-    lower.offload = offload;
-    if (CHECK(cf_cost_estimate(&cost, stages, 4, &timing, NULL, NULL) == CF_OK) &&
-        CHECK(cf_schedule_make(plan, &order, &made, NULL) == CF_OK) &&
-        CHECK(cf_schedule_lower(plan, made, &lower, &schedule, NULL) == CF_OK) &&
-        CHECK(cf_simulate(plan, schedule, &simulation, &timeline, NULL) == CF_OK)) {
-        out.bytes = fullest_gpu(plan, schedule, state_window);
-        out.seconds = timeline->makespan;
-    }
-    cf_timeline_free(timeline);
-    cf_schedule_free(schedule);
-    cf_schedule_free(made);
-    return out;
-}
-
-/* Why there is OFFLOAD beside streams. Of two long groups one waits for its gradients while the other runs. What leaves
-   meanwhile crosses the link once each way, and not in every pass. */
-TEST(offload_beats_streams_where_keys_are_many) {
-    int64_t lengths[34], i;
-    cf_pack_desc pack;
-    cf_plan *plan = NULL;
-    run_with_state stays, leaves, streams;
-    memset(&pack, 0, sizeof pack);
-    pack.chunk_size = 8192;
-    for (i = 0; i < 34; i++) lengths[i] = i < 2 ? 131072 : 2048;
-    REQUIRE(cf_pack(lengths, 34, &pack, &plan, NULL) == CF_OK);
-    stays = run_with_state_of(plan, 0, 0);
-    leaves = run_with_state_of(plan, 1, 0);
-    streams = run_with_state_of(plan, 0, 3 * 2048);
-    harness_note("GiB %.2f %.2f %.2f, seconds %.3f %.3f %.3f", (double)stays.bytes / (1 << 30),
-                 (double)leaves.bytes / (1 << 30), (double)streams.bytes / (1 << 30), stays.seconds, leaves.seconds,
-                 streams.seconds);
-    CHECK(leaves.bytes < stays.bytes - stays.bytes / 20);
-    CHECK(streams.bytes <= leaves.bytes);
-    CHECK(1.01 * leaves.seconds < streams.seconds);
-    CHECK(leaves.seconds < 1.02 * stays.seconds);
-    cf_plan_free(plan);
-}
 
 /* ---- fits ---- */
 
@@ -857,7 +773,7 @@ SUITE(models, CASE(counts_are_the_published_ones), CASE(names_are_found_in_any_c
       CASE(vocabulary_is_padded_as_megatron_does), CASE(megatron_parameter_formula), CASE(bad_models_are_named),
       CASE(huge_models_do_not_overflow), CASE(bad_splits_are_named), CASE(estimates_count_the_flops),
       CASE(recompute_adds_a_forward), CASE(transfers_use_the_right_link),
-      CASE(streams_cross_the_link_to_the_host), CASE(offload_beats_streams_where_keys_are_many),
+      CASE(streams_cross_the_link_to_the_host),
       CASE(small_chunks_leave_processors_idle), CASE(small_chunks_cost_more_a_token),
       CASE(bad_estimates_are_named), CASE(fits_return_exact_terms), CASE(fits_are_optimal),
       CASE(bad_samples_are_named));

@@ -487,7 +487,6 @@ TEST(each_cost_is_named) {
                    {offsetof(cf_timing, all.weight.per_token), "timing.weight.per_token"},
                    {offsetof(cf_timing, latency), "timing.latency"},
                    {offsetof(cf_timing, seconds_per_token), "timing.seconds_per_token"},
-                   {offsetof(cf_timing, offload_seconds_per_token), "timing.offload_seconds_per_token"},
                    {offsetof(cf_timing, stream_forward), "timing.stream_forward"},
                    {offsetof(cf_timing, stream_backward), "timing.stream_backward"},
                    {offsetof(cf_timing, stream_exposed), "timing.stream_exposed"}};

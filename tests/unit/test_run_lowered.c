@@ -19,7 +19,6 @@ typedef struct notes {
     int64_t calls;
     const cf_error *raised; /* what it says of its failure; all callbacks before it say so too, but do not fail */
     int bad;           /* a slot was taken twice, or freed twice */
-    int kind_seen[4];  /* calls of send, receive, offload, prefetch */
 } notes;
 
 static void notes_start(notes *all) {
@@ -64,26 +63,6 @@ static int note(notes *all, const cf_step *step) {
 
 static int on_pass(void *user, const cf_step *step) { return note((notes *)user, step); }
 
-static int on_send(void *user, const cf_step *step) {
-    ((notes *)user)->kind_seen[0]++;
-    return note((notes *)user, step);
-}
-
-static int on_receive(void *user, const cf_step *step) {
-    ((notes *)user)->kind_seen[1]++;
-    return note((notes *)user, step);
-}
-
-static int on_offload(void *user, const cf_step *step) {
-    ((notes *)user)->kind_seen[2]++;
-    return note((notes *)user, step);
-}
-
-static int on_prefetch(void *user, const cf_step *step) {
-    ((notes *)user)->kind_seen[3]++;
-    return note((notes *)user, step);
-}
-
 static int on_acquire(void *user, const cf_slot *taken) {
     notes *all = (notes *)user;
     const cf_resource what = taken->what;
@@ -120,10 +99,8 @@ static cf_run_desc callbacks(notes *all) {
     desc.user = all;
     desc.forward = on_pass;
     desc.backward = on_pass;
-    desc.send = on_send;
-    desc.receive = on_receive;
-    desc.offload = on_offload;
-    desc.prefetch = on_prefetch;
+    desc.send = on_pass;
+    desc.receive = on_pass;
     desc.acquire = on_acquire;
     desc.release = on_release;
     return desc;
@@ -179,8 +156,8 @@ static const char *play(const cf_schedule *s, const notes *all) {
             const char *fault;
             if (at[stage] == all[stage].n) continue;
             a = &all[stage].steps[at[stage]];
-            if (a->action.pass <= CF_W || a->action.pass >= CF_OFFLOAD) {
-                if (a->action.pass <= CF_W && (fault = play_pass(s, a, buffers[stage])) != NULL) return fault;
+            if (a->action.pass <= CF_W) {
+                if ((fault = play_pass(s, a, buffers[stage])) != NULL) return fault;
                 at[stage]++;
                 moved = 1;
                 continue;
@@ -210,22 +187,19 @@ static int64_t peak_state(const cf_plan *plan, const cf_schedule *s, int64_t sta
     for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
         const cf_action *a = &s->actions[i];
         int64_t rows = plan->chunks[a->chunk].group < 0 ? 0 : plan->slices[plan->chunks[a->chunk].first_slice].length;
-        if (a->pass == CF_F || a->pass == CF_PREFETCH) now += rows;
+        if (a->pass == CF_F) now += rows;
         if (now > most) most = now;
-        if (a->pass == CF_B || a->pass == CF_I || a->pass == CF_OFFLOAD) now -= rows;
+        if (a->pass == CF_B || a->pass == CF_I) now -= rows;
     }
     return most;
 }
 
-static cf_schedule *draw(harness_rng *rng, const cf_plan *plan, int offload) {
+static cf_schedule *draw(harness_rng *rng, const cf_plan *plan) {
     naive_shape shape = naive_draw_shape(rng);
     cf_schedule *s, *low = NULL;
-    cf_lower_desc desc;
     shape.rank = harness_between(rng, 0, plan->n_ranks - 1);
     s = naive_schedule(rng, plan, &shape);
-    memset(&desc, 0, sizeof desc);
-    desc.offload = offload;
-    if (s != NULL) CHECK_INT(cf_schedule_lower(plan, s, &desc, &low, NULL), CF_OK);
+    if (s != NULL) CHECK_INT(cf_schedule_lower(plan, s, NULL, &low, NULL), CF_OK);
     naive_free(s);
     return low;
 }
@@ -262,7 +236,7 @@ TEST(every_tensor_is_where_it_is_read) {
     int round;
     for (round = 0; round < harness_rounds(1500, 200); round++) {
         cf_plan *plan = naive_plan(&rng, 6, harness_between(&rng, 1, 2));
-        cf_schedule *s = draw(&rng, plan, round % 2);
+        cf_schedule *s = draw(&rng, plan);
         static notes all[MOST_STAGES];
         cf_capacity most = {0, 0, 0, 0, 0, 0, 0}, wanted = {0, 0, 0, 0, 0, 0, 0};
         const char *fault;
@@ -299,34 +273,31 @@ TEST(every_tensor_is_where_it_is_read) {
     harness_note("%s", "");
 }
 
-/* A group that is replayed and moved to host memory, on two stages. */
+/* A group that is replayed, on two stages. */
 static cf_schedule *small_lowered(cf_plan **plan) {
     static const int64_t lengths[] = {8, 4, 4, 4, 4};
     cf_pack_desc pack;
     cf_schedule_desc order;
-    cf_lower_desc lower;
     cf_schedule *s = NULL, *low = NULL;
     memset(&pack, 0, sizeof pack);
     memset(&order, 0, sizeof order);
-    memset(&lower, 0, sizeof lower);
     pack.chunk_size = 4;
     order.kind = CF_SCHEDULE_PAPER;
     order.replay = CF_REPLAY_PIPELINE;
     order.n_stages = 2;
-    lower.offload = 1;
     CHECK_INT(cf_pack(lengths, 5, &pack, plan, NULL), CF_OK);
     CHECK_INT(cf_schedule_make(*plan, &order, &s, NULL), CF_OK);
-    CHECK_INT(cf_schedule_lower(*plan, s, &lower, &low, NULL), CF_OK);
+    CHECK_INT(cf_schedule_lower(*plan, s, NULL, &low, NULL), CF_OK);
     cf_schedule_free(s);
     return low;
 }
 
 /* Every callback of a small run fails once; nothing stays acquired, and the one that failed is named. */
 TEST(a_failing_callback_ends_the_stage_cleanly) {
-    static const char *const names[] = {"forward", "backward", "send", "receive", "offload", "prefetch", "acquire"};
+    static const char *const names[] = {"forward", "backward", "send", "receive", "acquire"};
     cf_plan *plan = NULL;
     cf_schedule *low = small_lowered(&plan);
-    int64_t stage, seen[7];
+    int64_t stage, seen[5];
     memset(seen, 0, sizeof seen);
     REQUIRE(low != NULL);
     for (stage = 0; stage < 2; stage++) {
@@ -346,11 +317,11 @@ TEST(a_failing_callback_ends_the_stage_cleanly) {
             if (result == CF_OK) break;
             CHECK_INT(result, CF_ERROR_CALLBACK);
             CHECK_INT(error.got, 41);
-            for (i = 0; i < 7; i++) seen[i] += strcmp(error.field, names[i]) == 0;
+            for (i = 0; i < 5; i++) seen[i] += strcmp(error.field, names[i]) == 0;
             REQUIRE(fail < 1000);
         }
     }
-    CHECK(seen[0] && seen[1] && seen[2] && seen[3] && seen[4] && seen[5] && seen[6]);
+    CHECK(seen[0] && seen[1] && seen[2] && seen[3] && seen[4]);
     cf_schedule_free(low);
     cf_plan_free(plan);
 }
@@ -397,7 +368,7 @@ TEST(damaged_lowered_lists_are_survived) {
     int round, refused = 0;
     for (round = 0; round < harness_rounds(3000, 750); round++) {
         cf_plan *plan = naive_plan(&rng, 5, harness_between(&rng, 1, 2));
-        cf_schedule *low = draw(&rng, plan, round % 2), *s;
+        cf_schedule *low = draw(&rng, plan), *s;
         int64_t stage, edits;
         int sound;
         REQUIRE(low != NULL);
@@ -468,7 +439,6 @@ TEST(impossible_transfers_are_named) {
     static const uint8_t late[] = {CF_F, CF_SEND_F, CF_B, CF_RECV_B};
     static const uint8_t edge[] = {CF_RECV_F, CF_F, CF_SEND_F, CF_RECV_B, CF_B};
     static const uint8_t unread[] = {CF_F, CF_SEND_F, CF_RECV_B, CF_B, CF_RECV_R};
-    static const uint8_t rows[] = {CF_F, CF_OFFLOAD, CF_SEND_F, CF_RECV_B, CF_B};
     static const int64_t lengths[] = {2};
     cf_pack_desc pack;
     cf_plan *plan = NULL;
@@ -489,15 +459,13 @@ TEST(impossible_transfers_are_named) {
     CHECK(error.item == 0 && strstr(error.text, "no other stage") != NULL);
     CHECK_INT(run_lists(plan, unread, 5, 0, &error), CF_ERROR_SCHEDULE);
     CHECK_INT(error.item, 4);
-    CHECK_INT(run_lists(plan, rows, 5, 0, &error), CF_ERROR_SCHEDULE);
-    CHECK(error.item == 1 && strstr(error.text, "of a chunk without state") != NULL);
     cf_plan_free(plan);
 }
 
 TEST(lowered_runs_need_what_run_size_says) {
     harness_rng rng = {53};
     cf_plan *plan = naive_plan(&rng, 6, 1);
-    cf_schedule *s = draw(&rng, plan, 1);
+    cf_schedule *s = draw(&rng, plan);
     cf_run_desc desc;
     cf_error error;
     size_t bytes = 0;
@@ -539,7 +507,7 @@ TEST(runners_side_by_side_do_what_run_does) {
     int round;
     for (round = 0; round < 500; round++) {
         cf_plan *plan = naive_plan(&rng, 6, harness_between(&rng, 1, 2));
-        cf_schedule *s = draw(&rng, plan, round % 2);
+        cf_schedule *s = draw(&rng, plan);
         static notes all[MOST_STAGES], whole[MOST_STAGES];
         cf_runner *runners[MOST_STAGES];
         cf_run_stats wanted[MOST_STAGES], stats;

@@ -233,7 +233,7 @@ static void check_against_brute_force(const fixture *f) {
     for (i = 0; i < tuning->n_candidates; i++) {
         const cf_tune_candidate *c = &tuning->candidates[i];
         outcome o;
-        if (c->offload || c->state_window > 0) { /* it fits without, so it can be no better */
+        if (c->state_window > 0) { /* it fits without, so it can be no better */
             CHECK_INT(c->status, CF_TUNE_DOMINATED);
             continue;
         }
@@ -306,7 +306,7 @@ TEST(the_longest_sequence_is_a_chunk_size) {
         f.desc.n_chunk_sizes = 0;
         f.desc.ks = &one_k;
         f.desc.kinds = &best;
-        f.desc.n_ks = f.desc.n_kinds = f.desc.no_offload = f.desc.no_stream = 1;
+        f.desc.n_ks = f.desc.n_kinds = f.desc.no_stream = 1;
         f.desc.pack.align = align;
         tuning = tune(&f);
         REQUIRE(tuning != NULL);
@@ -377,7 +377,7 @@ static void check_peaks(const fixture *f) {
     draw(f, batches);
     for (i = 0; i < tuning->n_candidates; i++) {
         const cf_tune_candidate *c = &tuning->candidates[i];
-        if (c->status != CF_TUNE_OK || c->limited || c->offload || c->state_window > 0) continue;
+        if (c->status != CF_TUNE_OK || c->limited || c->state_window > 0) continue;
         harness_note("candidate %d: ChunkSize %d K %d %s %s", (int)i, (int)c->chunk_size, (int)c->k,
                      cf_schedule_kind_name(c->kind), cf_replay_name(c->replay));
         CHECK_INT(c->bytes, brute_force(f, tuning, c, batches, 1).bytes);
@@ -416,7 +416,7 @@ TEST(limit_is_kept) {
     int64_t most = 0, least = INT64_MAX, i, step, limited = 0, infeasible = 0;
     fixture_fill(&f, 3);
     f.desc.n_exact = CF_MAX_CANDIDATES;
-    f.desc.no_offload = f.desc.no_stream = 1;
+    f.desc.no_stream = 1;
     f.desc.n_batches = 2;
     f.desc.memory.fragmentation = -1;
     free_of_it = tune(&f);
@@ -474,44 +474,6 @@ TEST(limit_below_the_parameters) {
     cf_tuning_free(tuning);
 }
 
-/* Where state is the larger part, moving it to host memory must make room: on the way from a limit at which all is well
-   down to one at which nothing is, there are some at which only that helps. */
-TEST(offload_makes_room) {
-    static const cf_model heavy = {"heavy", 8, 64, 8, 8, 64, 128, 500, 0, 0, 0, 0, 0, 0};
-    static const int64_t one_size[] = {256}, one_k[] = {1};
-    static const cf_schedule_kind one_kind[] = {CF_SCHEDULE_PAPER};
-    fixture f;
-    int64_t i, c, room = 0, n = 0;
-    fixture_fill(&f, 4);
-    for (i = 0; i < 100; i++) f.lengths[i] = i % 3 == 0 ? 4000 : 100;
-    f.gpu.pcie *= 1000;
-    f.desc.model = &heavy;
-    f.desc.parallel.recompute = CF_RECOMPUTE_FULL;
-    f.desc.chunk_sizes = one_size;
-    f.desc.ks = one_k;
-    f.desc.kinds = one_kind;
-    f.desc.n_chunk_sizes = f.desc.n_ks = f.desc.n_kinds = 1;
-    f.desc.n_exact = CF_MAX_CANDIDATES;
-    f.desc.no_stream = 1;
-    for (i = harness_rounds(0, 2); i < 25; i += harness_rounds(1, 5)) {
-        cf_tuning *tuning = NULL;
-        f.desc.limit_bytes = 90000000 + i * 2000000;
-        tuning = tune(&f);
-        REQUIRE(tuning != NULL);
-        for (c = 0; c + 1 < tuning->n_candidates; c += 2) {
-            const cf_tune_candidate *plain = &tuning->candidates[c], *moved = &tuning->candidates[c + 1];
-            CHECK(!plain->offload && moved->offload);
-            if (moved->status != CF_TUNE_OK) continue;
-            CHECK(moved->bytes <= f.desc.limit_bytes);
-            n++;
-            room += plain->status != CF_TUNE_OK || moved->seconds < plain->seconds;
-        }
-        cf_tuning_free(tuning);
-    }
-    CHECK(room > 0);
-    harness_report("%d of %d limits at which moving state makes schedules possible or faster", (int)room, (int)n);
-}
-
 /* With a window every candidate holds the ring and no more of its state, however long the sequence (12,345 tokens); and
    where memory forbids all candidates that keep it, there are some still. */
 TEST(a_window_makes_room) {
@@ -526,7 +488,7 @@ TEST(a_window_makes_room) {
     f.desc.n_exact = CF_MAX_CANDIDATES;
     f.desc.n_batches = 2;
     f.desc.memory.fragmentation = -1;
-    f.desc.no_offload = f.desc.no_stream = 1;
+    f.desc.no_stream = 1;
     plain = tune(&f);
     f.desc.memory.state_window = WINDOW;
     streamed = tune(&f);
@@ -536,7 +498,6 @@ TEST(a_window_makes_room) {
         const cf_tune_candidate *c = &streamed->candidates[i], *before = &plain->candidates[i];
         if (before->status == CF_TUNE_OK && before->bytes < least) least = before->bytes;
         if (c->status != CF_TUNE_OK || before->status != CF_TUNE_OK) continue;
-        CHECK(!c->offload);
         CHECK_INT(c->memory.state, WINDOW * 2048);
         CHECK_INT(c->memory.state_gradient, WINDOW * 4096);
         CHECK(c->memory.host > 10 * (c->memory.state + c->memory.state_gradient));
@@ -760,7 +721,7 @@ TEST(neighbours_are_exact) {
         const cf_tune_candidate *w = &tuning->candidates[tuning->winner],
                                 *c = &tuning->candidates[tuning->neighbours[i]];
         int differences = (c->chunk_size != w->chunk_size) + (c->k != w->k) + (c->kind != w->kind) +
-                          (c->replay != w->replay) + (c->offload != w->offload || c->state_window != w->state_window);
+                          (c->replay != w->replay) + (c->state_window != w->state_window);
         CHECK_INT(differences, 1);
         others += c->kind != w->kind;
         if (c->same_as >= 0) c = &tuning->candidates[c->same_as];
@@ -1038,7 +999,7 @@ TEST(bad_descriptions) {
     static const int64_t falling[] = {256, 128}, zero[] = {0}, huge[] = {(int64_t)1 << 40};
     static const cf_schedule_kind twice[] = {CF_SCHEDULE_BEST, CF_SCHEDULE_BEST}, wrong[] = {(cf_schedule_kind)99};
     static const cf_replay replays[] = {CF_REPLAY_LOCAL, CF_REPLAY_LOCAL};
-    static const cf_timing unit = {{{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}}, NULL, 0, 0, 0, 0, 0, 0, 0};
+    static const cf_timing unit = {{{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}}, NULL, 0, 0, 0, 0, 0, 0};
     fixture f;
     fixture_fill(&f, 1);
     f.desc.model = NULL;
@@ -1209,8 +1170,8 @@ static void check_choice(const fixture *f, const cf_tuning *tuning, int64_t id, 
         harness_note("%s", error.text);
         CHECK(schedule != NULL);
     } else {
-        CHECK_INT(schedule->lowered, c->offload);
-        if (batch < tuning->n_batches && !c->offload && c->state_window == 0)
+        CHECK_INT(schedule->lowered, 0);
+        if (batch < tuning->n_batches && c->state_window == 0)
             CHECK(same(seconds_of(f, plan, schedule), tuning->seconds[id * tuning->n_batches + batch]));
     }
     cf_schedule_free(schedule);
@@ -1409,7 +1370,7 @@ SUITE(tune, CASE(memory_of_a_schedule_is_that_of_its_worst_moment),
       CASE(equals_brute_force), CASE(equals_brute_force_on_ranks), CASE(equals_brute_force_on_splits),
       CASE(the_longest_sequence_is_a_chunk_size),
       CASE(equals_brute_force_on_virtual_stages), CASE(peak_is_the_walk_s), CASE(limit_is_kept),
-      CASE(limit_below_the_parameters), CASE(offload_makes_room), CASE(a_window_makes_room),
+      CASE(limit_below_the_parameters), CASE(a_window_makes_room),
       CASE(streams_where_memory_forbids_the_rest), CASE(intervals), CASE(same_seed_same_answer),
       CASE(pruning_changes_nothing), CASE(whole_list_as_a_batch), CASE(sequences_without_tokens),
       CASE(neighbours_are_exact), CASE(interruption), CASE(splits_of_gpus), CASE(measured_costs),

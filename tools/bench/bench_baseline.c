@@ -220,7 +220,7 @@ static cf_tune_desc tune_desc(const batches *of, const cf_parallel *parallel, in
     desc.kinds = &best;
     desc.replays = &local;
     desc.n_ks = desc.n_kinds = desc.n_replays = 1;
-    desc.no_offload = desc.no_stream = 1;
+    desc.no_stream = 1;
     return desc;
 }
 

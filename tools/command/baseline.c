@@ -138,7 +138,7 @@ static cf_result tune_form(const int64_t *lengths, int64_t n, cf_tune_desc desc,
     desc.kinds = &kind;
     desc.replays = &replay;
     desc.n_chunk_sizes = desc.n_ks = desc.n_kinds = desc.n_replays = desc.n_exact = 1;
-    desc.no_offload = desc.no_stream = 1;
+    desc.no_stream = 1;
     desc.split_backward = 0;
     result = cf_tune(lengths, n, &desc, &tuning, error);
     if (result == CF_OK) note_form(tuning, packed, base);

@@ -9,7 +9,7 @@
 typedef struct memory_options {
     modelling_options modelling;
     int64_t chunk_size, k, context, live;
-    int local_replay, offload;
+    int local_replay;
     int64_t stream;
     term_options terms;
     int unfused_attention;
@@ -34,8 +34,6 @@ static const cli_option options[] = {
      "or as many as 1F1B has in flight there, if more"},
     {.name = "--local-replay", .kind = CLI_FLAG, .offset = offsetof(memory_options, local_replay),
      .help = "stages keep the inputs of dropped chunks"},
-    {.name = "--offload", .kind = CLI_FLAG, .offset = offsetof(memory_options, offload),
-     .help = "all but two chunks' state is in host memory"},
     STREAM_OPTION(memory_options, stream),
     TERM_OPTIONS(memory_options, terms),
     {.name = "--unfused-attention", .kind = CLI_FLAG, .offset = offsetof(memory_options, unfused_attention),
@@ -68,10 +66,6 @@ static cf_memory_load guess_load(const memory_options *asked, int64_t depth) {
         load.state_gradient_tokens = context - c;
         if (asked->local_replay) load.input_tokens = context;
     }
-    if (asked->offload && load.state_tokens > 2 * c) {
-        load.offloaded_tokens = load.state_tokens - 2 * c;
-        load.state_tokens = 2 * c;
-    }
     if (asked->unfused_attention) {
         load.chunk_scores = context < INT64_MAX / c ? c * context : INT64_MAX; /* the library refuses sums past that */
         load.live_scores = load.chunk_scores < INT64_MAX / kept ? kept * load.chunk_scores : INT64_MAX;
@@ -87,7 +81,6 @@ static int fill_desc(const memory_options *asked, const modelling *m, cf_memory_
     desc->unfused_attention = asked->unfused_attention;
     if (asked->context / asked->chunk_size >= INT32_MAX)
         return cli_usage("memory", "--context: more than %d chunks of --chunk-size", INT32_MAX);
-    if (asked->stream > 0 && asked->offload) return cli_usage("memory", "--stream leaves --offload nothing to move");
     return modelling_take_stream("memory", asked->stream, desc);
 }
 

@@ -28,7 +28,6 @@ typedef struct plan_options {
     int64_t replay;
     int split_backward;
     int lower;
-    int offload;
     int no_list;
     int summary;
     int tsv;
@@ -67,11 +66,6 @@ static const cli_option options[] = {
     {.name = "--lower", .kind = CLI_FLAG, .offset = offsetof(plan_options, lower),
      .help = "list and write the transfers between stages too (in --json\n"
      "there are no times then)"},
-    {.name = "--offload", .kind = CLI_FLAG, .offset = offsetof(plan_options, offload),
-     .help = "and moves of state to host memory and back"},
-    {.name = "--offload-seconds-per-token", .value = "S", .kind = CLI_REALS,
-     .offset = offsetof(plan_options, pipeline.offload_seconds_per_token), .min = 1, .max = 1,
-     .help = "that one way of such a move takes; default 0"},
     CHART_OPTIONS(plan_options, chart),
     {.name = "--no-list", .kind = CLI_FLAG, .offset = offsetof(plan_options, no_list),
      .help = "print the chart and the summary, not the passes"},
@@ -96,7 +90,7 @@ static const cli_option options[] = {
      "version of PyTorch, as in 2.14: not all read the same"},
     {.name = "--csv-extensions", .kind = CLI_FLAG, .offset = offsetof(plan_options, csv_extensions),
      .help = "allow in --csv what PyTorch cannot run: split sequences,\n"
-     "replays, offloads"},
+     "replays"},
     {.name = "--microbatches", .value = "FILE|-", .kind = CLI_TEXT,
      .offset = offsetof(plan_options, paths[MICROBATCHES]),
      .help = "write which chunk each microbatch of --csv is; they are\n"
@@ -140,7 +134,6 @@ static int make_run(const plan_options *asked, const pipeline *pipe, const cf_pl
     what.k = asked->k;
     what.split_backward = asked->split_backward;
     what.lower = asked->lower;
-    what.offload = asked->offload;
     return pipeline_run_make(pipe, plan, &what, run, &error) == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }
 
@@ -631,8 +624,6 @@ static int check_outputs(const plan_options *asked) {
 
     for (i = 0; i < N_OUTPUTS; i++)
         if (table_check("plan", asked->tsv, output_options[i], asked->paths[i]) != CLI_OK) return CLI_WRONG;
-    if (asked->offload && asked->pipeline.stream > 0)
-        return cli_usage("plan", "--stream leaves --offload nothing to move");
     if (asked->metadata && !asked->paths[PLAN_JSON]) return cli_usage("plan", "--metadata wants --plan-json");
     if (asked->all_ranks && !asked->paths[JSON]) return cli_usage("plan", "--all-ranks wants --json");
     if (asked->all_ranks && asked->microbatch_order)

@@ -310,7 +310,7 @@ static cf_tune_desc tune_desc(const char *model, const cf_gpu *gpu, int64_t tp, 
     desc.parallel.recompute = recompute;
     desc.limit_bytes = (int64_t)1 << 40;
     desc.pack.no_tails = 1;
-    desc.no_offload = desc.no_stream = 1;
+    desc.no_stream = 1;
     desc.batch = BATCH;
     desc.n_batches = 1;
     return desc;

@@ -307,7 +307,6 @@ static int print_estimate(const time_options *asked, const modelling *m, const c
     printf("GPU               %s\n\n", gpu->name);
     code = print_costs(asked, timing, n);
     printf("\nstage to stage    %.1f us and %.5f us a row\n", 1e6 * timing->latency, 1e6 * timing->seconds_per_token);
-    printf("state to host     %.5f us a token\n", 1e6 * timing->offload_seconds_per_token);
     printf("once a step       %.3f ms: gradient exchange and optimizer\n", 1e3 * step);
     return code;
 }
@@ -324,7 +323,6 @@ static void write_estimate(cli_output *to, const time_options *asked, const mode
     json_integer_member(&w, "chunk_size", asked->chunk_size);
     json_number_member(&w, "latency", timing->latency);
     json_number_member(&w, "seconds_per_token", timing->seconds_per_token);
-    json_number_member(&w, "offload_seconds_per_token", timing->offload_seconds_per_token);
     json_number_member(&w, "step_seconds", step);
     json_open(&w, "stages", '[');
     for (s = 0; s < m->parallel.pp * m->parallel.n_virtual; s++) {

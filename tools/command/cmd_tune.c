@@ -39,10 +39,8 @@ static const cli_option options[] = {
      "interleaved, best; default paper,1f1b,best or interleaved,best"},
     {.name = "--replay", .value = "pipeline|local|both", .kind = CLI_CHOICE, .offset = offsetof(tune_options, replay),
      .help = "how dropped forwards come back; default both are tried"},
-    {.name = "--no-offload", .kind = CLI_FLAG, .offset = offsetof(tune_options, no_offload),
-     .help = "never move state to host memory between passes"},
     {.name = "--no-stream", .kind = CLI_FLAG, .offset = offsetof(tune_options, no_stream),
-     .help = "never stream it by layer either, not even where nothing else fits"},
+     .help = "never stream state from host memory, not even where\nnothing else fits"},
     {.name = "--split-backward", .kind = CLI_FLAG, .offset = offsetof(tune_options, split_backward),
      .help = "best may cut backwards into input and weight gradients"},
     {.name = "--budget", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, budget), .min = 1,
@@ -137,7 +135,6 @@ static int fill_desc(tune_job *job) {
     desc->memory.state_window = memory.state_window;
     desc->pack.no_tails = asked->no_tails;
     desc->pack.align = asked->align;
-    desc->no_offload = asked->no_offload;
     desc->no_stream = asked->no_stream;
     desc->split_backward = asked->split_backward;
     desc->budget = asked->budget;
@@ -263,7 +260,7 @@ static void print_winner(const cf_tuning *tuning) {
 
     printf("best              ChunkSize %s, K %s, schedule %s, %s replay%s\n", cli_commas(c->chunk_size),
            cli_commas(c->k), cf_schedule_kind_name(c->kind), cf_replay_name(c->replay),
-           c->offload ? ", state offloaded" : c->state_window > 0 ? ", state streamed" : "");
+           c->state_window > 0 ? ", state streamed" : "");
     printf("split             tensor %s, pipeline %s, data %s\n", cli_commas(p->tp), cli_commas(p->pp),
            cli_commas(p->dp));
     printf("time              %.1f ms an iteration, +- %.1f (95 %%); lower bound %.1f\n", 1e3 * c->seconds,

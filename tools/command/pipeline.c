@@ -48,7 +48,6 @@ static int take_timing(const char *command, const pipeline_options *asked, pipel
     p->unit_cost = asked->forward.n == 0 && !asked->gpu.name && !asked->costs;
     p->timing.latency = asked->latency.value[0];
     p->timing.seconds_per_token = asked->seconds_per_token.value[0];
-    p->timing.offload_seconds_per_token = asked->offload_seconds_per_token.value[0];
     p->timing.no_overlap = asked->no_overlap;
     return code;
 }
@@ -124,7 +123,7 @@ static const json_field stage_fields[] = {
 
 typedef struct file_costs {
     uint32_t format, stages;
-    double latency, seconds_per_token, offload_seconds_per_token;
+    double latency, seconds_per_token;
 } file_costs;
 
 static const json_field file_fields[] = {
@@ -132,8 +131,6 @@ static const json_field file_fields[] = {
     {.name = "stages", .type = JSON_ARRAY_OF, .offset = offsetof(file_costs, stages), .optional = 1},
     {.name = "latency", .type = JSON_REAL, .offset = offsetof(file_costs, latency), .optional = 1},
     {.name = "seconds_per_token", .type = JSON_REAL, .offset = offsetof(file_costs, seconds_per_token), .optional = 1},
-    {.name = "offload_seconds_per_token", .type = JSON_REAL,
-     .offset = offsetof(file_costs, offload_seconds_per_token), .optional = 1},
     {.name = NULL}};
 
 static int read_stage(const json_document *document, uint32_t node, cf_stage_cost *out) {
@@ -196,12 +193,10 @@ static int take_costs(const char *command, const pipeline_options *asked, pipeli
         json_free(&document);
     }
     free(text);
-    if (code == CLI_OK && (file.latency < 0 || file.seconds_per_token < 0 || file.offload_seconds_per_token < 0))
+    if (code == CLI_OK && (file.latency < 0 || file.seconds_per_token < 0))
         return cli_wrong("%s: a cost is negative", cli_input_name(asked->costs));
     if (asked->latency.n == 0) p->timing.latency = file.latency;
     if (asked->seconds_per_token.n == 0) p->timing.seconds_per_token = file.seconds_per_token;
-    if (asked->offload_seconds_per_token.n == 0)
-        p->timing.offload_seconds_per_token = file.offload_seconds_per_token;
     return code;
 }
 
@@ -305,7 +300,6 @@ static void share_costs(const pipeline *p, int64_t n_virtual, pipeline_costs *ou
         out->timing.all.backward.per_token = 2;
     }
     divide_stage(&out->timing.all, n_virtual);
-    out->timing.offload_seconds_per_token /= (double)n_virtual;
     for (v = 0; p->stages && v < p->n_stages * n_virtual; v++) {
         out->stages[v] = p->stages[v % p->n_stages];
         divide_stage(&out->stages[v], n_virtual);
@@ -328,8 +322,6 @@ static cf_result estimate_costs(const pipeline *p, int64_t n_virtual, int64_t ch
     result = cf_cost_estimate(&desc, out->stages, p->n_stages * n_virtual, &out->timing, NULL, error);
     if (asked->latency.n > 0) out->timing.latency = p->timing.latency;
     if (asked->seconds_per_token.n > 0) out->timing.seconds_per_token = p->timing.seconds_per_token;
-    if (asked->offload_seconds_per_token.n > 0)
-        out->timing.offload_seconds_per_token = p->timing.offload_seconds_per_token;
     out->timing.no_overlap = p->timing.no_overlap;
     return result;
 }
@@ -396,15 +388,13 @@ void pipeline_place(pipeline_case *what, int64_t n_virtual, cf_placement placeme
 }
 
 /* In place of a schedule, the same with its transfers. */
-static cf_result lower(const cf_plan *plan, const cf_timing *timing, int offload, cf_schedule **schedule,
-                       cf_error *error) {
+static cf_result lower(const cf_plan *plan, const cf_timing *timing, cf_schedule **schedule, cf_error *error) {
     cf_lower_desc desc;
     cf_schedule *lowered = NULL;
     cf_result result;
 
     memset(&desc, 0, sizeof desc);
     desc.timing = timing;
-    desc.offload = offload;
     result = cf_schedule_lower(plan, *schedule, &desc, &lowered, error);
     if (result != CF_OK) return result;
     cf_schedule_free(*schedule);
@@ -453,8 +443,7 @@ static cf_result make(const pipeline *p, const cf_plan *plan, const pipeline_cas
                       pipeline_run *run, cf_error *error) {
     cf_result result = cf_schedule_make(plan, desc, &run->schedule, error);
 
-    if (result == CF_OK && (what->lower || what->offload))
-        result = lower(plan, desc->timing, what->offload, &run->schedule, error);
+    if (result == CF_OK && what->lower) result = lower(plan, desc->timing, &run->schedule, error);
     if (result == CF_OK) result = simulate(p, plan, run->schedule, desc, run, error);
     if (result == CF_OK) result = weigh(p, plan, run->schedule, what->recompute, run, error);
     return result;

@@ -17,7 +17,6 @@ typedef struct pipeline_options {
     cli_reals forward, replay, backward, input, weight;
     cli_reals latency;
     cli_reals seconds_per_token;
-    cli_reals offload_seconds_per_token;
     int no_overlap;
     int64_t budget;
     modelling_options model; /* its stages and ranks are those above and of the packing */
@@ -154,7 +153,6 @@ typedef struct pipeline_case {
     int64_t k;
     int split_backward; /* best may cut backwards into I and W */
     int lower;          /* add the transfers between stages */
-    int offload;        /* and the copies of state to host memory and back */
     int unlimited;      /* no limits of chunks; bytes still count */
     cf_recompute recompute; /* in place of what the options say */
 } pipeline_case;

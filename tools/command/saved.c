@@ -563,13 +563,12 @@ static int times_wrong(const time_check *c, int64_t stage, int64_t id, const cha
     return 0;
 }
 
-/* A transfer or copy runs beside the passes. A RECV may begin to wait long before there is something to receive. A
+/* A transfer runs beside the passes. A RECV may begin to wait long before there is something to receive. A
    transfer's times may be of the clock at either end. */
 static int transfer_holds(const time_check *c, int64_t stage, int64_t id) {
     const cf_action *a = &c->schedule->actions[id];
     double start = c->timeline->start[id], end = c->timeline->end[id], made;
 
-    if (a->pass == CF_OFFLOAD || a->pass == CF_PREFETCH) return 1;
     made = is_send(a->pass) ? *ended_at(c, kind_of(a->pass), a->stage, a->chunk) : waits_until(c, a);
     if (is_send(a->pass) && start + c->skew < made)
         return times_wrong(c, stage, id, "starts before what it sends is made", start, made);

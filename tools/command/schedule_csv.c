@@ -135,8 +135,7 @@ cf_result schedule_csv_renumber(cf_plan *plan, cf_schedule *schedule, const cf_a
    ---------------------------------------------------------------------------------------------------------------- */
 
 static int is_extension(const cf_action *a) {
-    return a->pass == CF_R || a->pass == CF_SEND_R || a->pass == CF_RECV_R || a->pass == CF_OFFLOAD ||
-           a->pass == CF_PREFETCH;
+    return a->pass == CF_R || a->pass == CF_SEND_R || a->pass == CF_RECV_R;
 }
 
 static int with_transfers(const schedule_csv_desc *desc) { return desc->format == SCHEDULE_CSV_COMPUTE_COMMS; }

@@ -87,9 +87,9 @@ typedef struct schedule_csv_desc {
    lowered schedule and the waits for them out; COMPUTE_COMMS of one that is not lowered is CF_ERROR_ARGUMENT.
 
    What PyTorch cannot run is CF_ERROR_ARGUMENT without `extensions`, with the reason in error->text: a dependent chunk
-   ("chunks" and its index), whose keys, values and their gradients no file of PyTorch's hands on, and R, SEND_R, RECV_R,
-   OFFLOAD and PREFETCH ("actions.pass" and the index), for which it has no name. Such a file is for this library, for
-   people, and for stages that keep the state themselves.
+   ("chunks" and its index), whose keys, values and their gradients no file of PyTorch's hands on, and R, SEND_R and
+   RECV_R ("actions.pass" and the index), for which it has no name. Such a file is for this library, for people, and for
+   stages that keep the state themselves.
 
    Other errors are those of cf_schedule_validate, CF_ERROR_MEMORY, and CF_ERROR_WRITE with the callback's number; with
    any but that one, nothing was written. desc: NULL for all zero. */

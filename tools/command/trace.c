@@ -28,20 +28,19 @@ static void print_microseconds(const trace *t, const char *name, int64_t nanosec
 
 /* A thread is a stream: what is on one of them runs one after the other. */
 static const char *const streams[] = {"compute", "to the next stage", "from the previous stage", "to the previous stage",
-                                      "from the next stage", "host memory"};
-#define N_STREAMS 6
+                                      "from the next stage"};
+#define N_STREAMS 5
 
 /* The place in streams[] of an action. Where a V leads back, activations go to the previous stage. */
 static int stream_of(const trace *t, const cf_action *a) {
     int back = t->schedule->placement == CF_PLACEMENT_V && a->stage / t->schedule->n_stages % 2 == 1 ? 2 : 0;
 
-    if (a->pass < CF_COMPUTE_PASS_COUNT) return 0;
     switch (a->pass) {
     case CF_SEND_F: case CF_SEND_R: return 1 + back;
     case CF_RECV_F: case CF_RECV_R: return 2 + back;
     case CF_SEND_B: return 3 - back;
     case CF_RECV_B: return 4 - back;
-    default: return 5;
+    default: return 0;
     }
 }
 

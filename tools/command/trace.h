@@ -6,7 +6,7 @@
 #include "held.h"
 
 /* A process per stage with a thread for each stream: compute and, of a lowered schedule, one for each way that tensors
-   take to and from the stages beside it and one for the copies of state. Counters of the chunks that the stage keeps
+   take to and from the stages beside it. Counters of the chunks that the stage keeps
    and of what it holds: bytes, or tokens where nobody said what a token weighs. Both count every virtual stage's copy,
    except for bytes of a GPU. Flows lead a chunk through the stages and back, its state from chunk to chunk, and from a
    replay to its backward. held: (n_actions), of held_make. microseconds: what a unit of the timeline's time lasts in

@@ -12,7 +12,7 @@ typedef struct tune_options {
     int64_t context, batch, batches, seed;
     const char *chunk_sizes, *ks, *schedules;
     int64_t replay; /* of the choice pipeline|local|both */
-    int no_offload, no_stream, split_backward;
+    int no_stream, split_backward;
     int64_t stream;
     int64_t budget;
     int64_t limit;
@@ -72,7 +72,7 @@ typedef struct tune_outcome {
    it is the largest of the other terms. The name of a member of cf_memory_report. */
 const char *tune_breaking_term(const cf_memory_report *memory, int64_t limit);
 
-/* What is done with state: "stays", "leaves" (between passes) or "streams". */
+/* What is done with state: "stays" or "streams". */
 const char *tune_state_word(const cf_tune_candidate *c);
 
 /* The outcome in one sentence. */

@@ -74,7 +74,7 @@ const char *tune_breaking_term(const cf_memory_report *m, int64_t limit) {
 }
 
 const char *tune_state_word(const cf_tune_candidate *c) {
-    return c->offload ? "leaves" : c->state_window > 0 ? "streams" : "stays";
+    return c->state_window > 0 ? "streams" : "stays";
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -119,7 +119,6 @@ static void write_candidate(json_writer *w, const cf_tuning *tuning, int64_t id,
     json_integer_member(w, "k", c->k);
     json_text_member(w, "schedule", cf_schedule_kind_name(c->kind));
     json_text_member(w, "replay", cf_replay_name(c->replay));
-    json_integer_member(w, "offload", c->offload);
     json_integer_member(w, "state_window", c->state_window);
     json_text_member(w, "status", cf_tune_status_name(c->status));
     if (c->why[0]) json_text_member(w, "why", c->why);

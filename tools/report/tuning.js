@@ -55,7 +55,7 @@ function makeTuningPage(tuning) {
   const shortSplit = of => `${of.tensor_parallel} \u00d7 ${of.pipeline_parallel} \u00d7 ${of.data_parallel}`;
 
   function waysOf(c) {
-    const state = c.offload ? ", state offloaded" : c.state_window ? ", state streamed" : "";
+    const state = c.state_window ? ", state streamed" : "";
     return `${c.schedule}, ${c.replay} replay${state}; ${splitWords(c.split)}`;
   }
 
@@ -221,7 +221,7 @@ function makeTuningPage(tuning) {
 
   // ---- the best of them ----
 
-  const stateWord = c => c.offload ? "leaves" : c.state_window ? "streams" : "stays";
+  const stateWord = c => c.state_window ? "streams" : "stays";
 
   // Of those that take the same time with the same ChunkSize and split, one is enough.
   function repeatsEarlier(c, before) {

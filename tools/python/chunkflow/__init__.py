@@ -599,7 +599,6 @@ class Timing(TypedDict, total=False):
     stages: Sequence[StageCost]
     latency: float
     seconds_per_token: float
-    offload_seconds_per_token: float
     stream_forward: float
     stream_backward: float
     stream_exposed: float
@@ -666,4 +665,3 @@ class ValidateOptions(TypedDict, total=False):
 class LowerOptions(TypedDict, total=False):
     """cf_lower_desc"""
     timing: Timing
-    offload: int
