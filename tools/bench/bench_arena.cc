@@ -4,8 +4,8 @@
        bench_arena BATCH FILE ...      FILE: lengths, one a line; BATCH of them are one batch
 
    Needs no device, but a chunkflow_cuda.cu to ask (cf_executor_memory_for): `make build/cuda/bench_arena` links the one
-   for the emulation. Sizes are those of a 7B model in 16 bits, activations kept whole; state stays on the device, or
-   goes to host memory where there is time. Prints a line for each batch and setting, and sums up. */
+   for the emulation. Sizes are those of a 7B model in 16 bits, activations kept whole; state stays on the device.
+   Prints a line for each batch and setting, and sums up. */
 
 #define CHUNKFLOW_IMPLEMENTATION
 #include "../../chunkflow.h"
@@ -38,15 +38,13 @@ struct parts {
     double laid_out[3] = {0.0, 0.0, 0.0}, live[3] = {0.0, 0.0, 0.0};
 };
 
-static parts ask(const cf_plan *plan, const cf_schedule_desc &order, bool offload) {
+static parts ask(const cf_plan *plan, const cf_schedule_desc &order) {
     const int64_t n = order.n_stages;
     std::vector<cf_cuda_stage> stages((size_t)n);
     std::vector<cf_executor_memory> memory((size_t)n);
-    cf_schedule *made = nullptr, *lowered = nullptr;
+    cf_schedule *made = nullptr;
     cf_executor *executor = nullptr;
     cf_executor_desc d = {};
-    cf_timing timing = {};
-    cf_lower_desc lower = {};
     cf_error error = {};
     parts all;
     for (cf_cuda_stage &one : stages) {
@@ -54,20 +52,16 @@ static parts ask(const cf_plan *plan, const cf_schedule_desc &order, bool offloa
         one.n_layers = LAYERS / n;
         one.activation_bytes_per_token = one.n_layers * ACTIVATIONS_PER_LAYER * HIDDEN;
     }
-    d.n_stages = n, d.stages = stages.data(), d.boundary_bytes_per_token = HIDDEN * 2, d.offload_gradients = offload;
+    d.n_stages = n, d.stages = stages.data(), d.boundary_bytes_per_token = HIDDEN * 2;
     d.attention.n_kv_heads = KV_HEADS, d.attention.head_size = HEAD_SIZE;
-    timing.offload_seconds_per_token = 0.01;
-    lower.timing = &timing, lower.offload = offload;
     need(cf_executor_create(&d, &executor, &error), error);
     need(cf_schedule_make(plan, &order, &made, &error), error);
-    need(cf_schedule_lower(plan, made, &lower, &lowered, &error), error);
-    need(cf_executor_memory_for(executor, plan, lowered, memory.data(), &error), error);
+    need(cf_executor_memory_for(executor, plan, made, memory.data(), &error), error);
     for (const cf_executor_memory &m : memory) {
         const int64_t laid_out[] = {m.arena, m.state, m.gradient};
         const int64_t live[] = {m.arena_live, m.state_live, m.gradient_live};
         for (int i = 0; i < 3; i++) all.laid_out[i] += (double)laid_out[i], all.live[i] += (double)live[i];
     }
-    cf_schedule_free(lowered);
     cf_schedule_free(made);
     cf_executor_free(executor);
     return all;
@@ -103,21 +97,20 @@ static std::vector<int64_t> read_lengths(const char *path) {
 static void try_settings(const std::string &name, const int64_t *lengths, size_t n, std::map<std::string, sums> *all) {
     for (int64_t chunk_size : {4096, 8192, 32768})
         for (int64_t n_stages : {1, 4})
-            for (int64_t k : {1, 4})
-                for (bool offload : {false, true}) {
-                    cf_pack_desc pack = {};
-                    cf_schedule_desc order = {};
-                    cf_plan *plan = nullptr;
-                    cf_error error = {};
-                    pack.chunk_size = chunk_size;
-                    order.n_stages = n_stages, order.k = k;
-                    need(cf_pack(lengths, (int64_t)n, &pack, &plan, &error), error);
-                    char setting[80];
-                    (void)snprintf(setting, sizeof setting, "%2dK, %d stages, K %d%s", (int)(chunk_size / 1024),
-                                   (int)n_stages, (int)k, offload ? ", offload" : "");
-                    report(name + ", " + setting, ask(plan, order, offload), &(*all)[setting]);
-                    cf_plan_free(plan);
-                }
+            for (int64_t k : {1, 4}) {
+                cf_pack_desc pack = {};
+                cf_schedule_desc order = {};
+                cf_plan *plan = nullptr;
+                cf_error error = {};
+                pack.chunk_size = chunk_size;
+                order.n_stages = n_stages, order.k = k;
+                need(cf_pack(lengths, (int64_t)n, &pack, &plan, &error), error);
+                char setting[80];
+                (void)snprintf(setting, sizeof setting, "%2dK, %d stages, K %d", (int)(chunk_size / 1024),
+                               (int)n_stages, (int)k);
+                report(name + ", " + setting, ask(plan, order), &(*all)[setting]);
+                cf_plan_free(plan);
+            }
 }
 
 int main(int argc, char **argv) {
