@@ -11,11 +11,13 @@
 #   trainer    examples/train_cpu.c under it, with OpenMP: Archer tells it what OpenMP orders
 #   checkpoint ROUNDS (100) times two and then three trainers at once with one checkpoint, killed at any moment: it is
 #              always there, whole
+#   foreign    suites of BUILD/test/unit compiled for arm64, s390x and 32-bit x86, in an emulator: other byte order, other
+#              alignment, other compilers' habits
 #
 # A part whose tool is missing is skipped. What is known and no fault is in the function `known`, with the reason.
 build=$1
 shift
-[ $# -gt 0 ] || set -- clang tools threads trainer checkpoint gcc valgrind
+[ $# -gt 0 ] || set -- clang tools threads trainer checkpoint foreign gcc valgrind
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 passed=0
@@ -164,8 +166,38 @@ part_checkpoint() {
     [ $done -eq "$rounds" ] && [ "$(ls "$work/point" | wc -l)" -le 2 ] # with what the last one killed has left
 }
 
+# foreign COMPILER EMULATOR OPTION...: statically, so that nothing of that machine need be installed but its C library.
+foreign() {
+    compiler=$1 emulator=$2
+    shift 2
+    names= files=
+    for suite in pack metadata schedule check run $([ "$emulator" = qemu-i386 ] && echo boundaries); do
+        names="$names X($suite)"
+        files="$files tests/unit/test_$suite.c"
+    done
+    for file in exact naive oracle pipeline random_schedule; do files="$files tests/reference/$file.c"; done
+    if ! has "$compiler" || ! has "$emulator"; then
+        echo "there is no $compiler or no $emulator here"
+        return 1
+    fi
+    "$compiler" -std=c99 -I. -I"$build/test" -O1 -static "$@" "-DSUITES(X)=$names" tests/unit/main.c $files \
+        tests/implementation.c -o "$work/program" -lm || return 1
+    if "$work/program" --list >"$work/said" 2>&1; then emulator=env; fi # an x86-64 may run 32-bit programs itself
+    env FULL= timeout "$seconds" "$emulator" "$work/program" >"$work/said" || {
+        grep -v ' ok' "$work/said"
+        return 1
+    }
+}
+
+part_foreign() {
+    {
+        foreign aarch64-linux-gnu-gcc qemu-aarch64 && foreign s390x-linux-gnu-gcc qemu-s390x &&
+            foreign i686-linux-gnu-gcc qemu-i386 -msse2 -mfpmath=sse
+    } >"$work/foreign" 2>&1
+}
+
 tool_of() {
-    case $1 in checkpoint) echo cc ;; clang | tools | threads | trainer) echo clang ;; *) echo "$1" ;; esac
+    case $1 in foreign) echo qemu-s390x ;; checkpoint) echo cc ;; clang | tools | threads | trainer) echo clang ;; *) echo "$1" ;; esac
 }
 
 for part in "$@"; do

@@ -68,7 +68,7 @@ static const bound bounds[] = {
     {"cf_timing", NULL, 0, 0, " timing "},
     {"cf_capacity", "rows", INT32_MAX, 0, " prefix "},
     {"cf_capacity", "prefix", INT32_MAX, 0, NULL},
-    {"cf_capacity", "n_seqs", INT32_MAX, 0, NULL},
+    {"cf_capacity", "n_seqs", INT32_MAX, 0, " rows "}, /* which may not fit in memory, where that has 32 bits */
     {"cf_model", "layers", CF_MAX_LAYERS, 0, " pp limit_bytes "},
     {"cf_model", "hidden", CF_MAX_WIDTH, 0, " head_dim limit_bytes "},
     {"cf_model", "heads", CF_MAX_WIDTH, 0, " hidden kv_heads tp head_dim limit_bytes "},
@@ -455,9 +455,10 @@ static cf_result call_lower(cf_error *error) {
 
 static cf_result call_run(cf_error *error) {
     cf_run_stats *stats = (cf_run_stats *)(void *)out;
+    unsigned char *aligned = (unsigned char *)out + (CF_MEMORY_ALIGNMENT - (uintptr_t)out % CF_MEMORY_ALIGNMENT);
     cf_result result;
-    run.memory = run.bytes != 0 ? (void *)stats : NULL; /* too few of them: nothing is written there */
-    if (run.bytes > sizeof out) run.memory = NULL; /* how many there are, nobody can check */
+    run.memory = run.bytes != 0 ? aligned : NULL; /* too few of them: nothing is written there */
+    if (run.bytes > sizeof out - CF_MEMORY_ALIGNMENT) run.memory = NULL; /* how many there are, nobody can check */
     result = (POISON(), cf_run(plan, schedule, 0, &run, run.memory != NULL ? NULL : stats, error));
     untouched(result);
     return result;
@@ -630,10 +631,9 @@ static int is_record(const char *name) {
 }
 
 static void try_number(place *p, const char *type) {
-    int64_t none;
     if (strcmp(type, "double") == 0) try_real(p);
-    else if (strcmp(type, "int64_t") == 0 || strcmp(type, "uint64_t") == 0 || strcmp(type, "size_t") == 0)
-        try_whole(p, sizeof none);
+    else if (strcmp(type, "size_t") == 0) try_whole(p, sizeof(size_t));
+    else if (strcmp(type, "int64_t") == 0 || strcmp(type, "uint64_t") == 0) try_whole(p, sizeof(int64_t));
     else try_whole(p, sizeof(int)); /* int, and enums */
 }
 

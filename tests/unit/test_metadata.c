@@ -12,6 +12,16 @@
 
 #define COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
 
+/* Memory on the stack, aligned as the library wants it, which few types are on every machine. */
+enum { MEMORY_BYTES = 512 };
+typedef struct stack_memory {
+    unsigned char bytes[MEMORY_BYTES + CF_MEMORY_ALIGNMENT];
+} stack_memory;
+
+static void *aligned(stack_memory *room) {
+    return room->bytes + (CF_MEMORY_ALIGNMENT - (uintptr_t)room->bytes % CF_MEMORY_ALIGNMENT) % CF_MEMORY_ALIGNMENT;
+}
+
 typedef struct token {
     int64_t sequence; /* -1: padding */
     int64_t position;
@@ -320,12 +330,13 @@ TEST(a_hybrid_chunk_by_hand) {
     cf_pack_desc desc;
     cf_plan *plan = NULL;
     cf_metadata m;
-    cf_arena memory[8];
+    stack_memory room;
+    void *const memory = aligned(&room);
     memset(&desc, 0, sizeof desc);
     desc.chunk_size = 4;
     REQUIRE(cf_pack(lengths, 2, &desc, &plan, NULL) == CF_OK);
     CHECK_INT(plan->n_chunks, 3);
-    REQUIRE(cf_metadata_fill(plan, 2, NULL, memory, sizeof memory, &m, NULL) == CF_OK);
+    REQUIRE(cf_metadata_fill(plan, 2, NULL, memory, MEMORY_BYTES, &m, NULL) == CF_OK);
     CHECK(memcmp(m.cu_seqlens_q, q, sizeof q) == 0);
     CHECK(memcmp(m.cu_seqlens_k, k, sizeof k) == 0);
     CHECK(m.n_seqs == 2 && m.max_seqlen_q == 2 && m.max_seqlen_k == 10 && m.prefix == 8);
@@ -333,7 +344,7 @@ TEST(a_hybrid_chunk_by_hand) {
     CHECK(memcmp(m.position_ids, positions, sizeof positions) == 0);
     CHECK(memcmp(m.sequence_ids, sequences, sizeof sequences) == 0);
     CHECK(memcmp(m.target_positions, targets, sizeof targets) == 0);
-    REQUIRE(cf_metadata_fill(plan, 1, NULL, memory, sizeof memory, &m, NULL) == CF_OK);
+    REQUIRE(cf_metadata_fill(plan, 1, NULL, memory, MEMORY_BYTES, &m, NULL) == CF_OK);
     CHECK(memcmp(m.target_positions, targets_before, sizeof targets_before) == 0); /* 8 is in the next chunk */
     cf_plan_free(plan);
 }
@@ -355,7 +366,8 @@ TEST(padding_by_hand) {
     cf_pack_desc desc;
     cf_plan *plan = NULL;
     cf_metadata m;
-    cf_arena memory[16];
+    stack_memory room;
+    void *const memory = aligned(&room);
     int fixed;
     ignored[18] = 1;
     memset(&desc, 0, sizeof desc);
@@ -366,7 +378,7 @@ TEST(padding_by_hand) {
     for (fixed = 0; fixed < 2; fixed++) {
         size_t rows = fixed ? 20 : 16;
         if (fixed) how.capacity = &most;
-        REQUIRE(cf_metadata_fill(plan, 1, &how, memory, sizeof memory, &m, NULL) == CF_OK);
+        REQUIRE(cf_metadata_fill(plan, 1, &how, memory, MEMORY_BYTES, &m, NULL) == CF_OK);
         CHECK(m.rows == (int64_t)rows && m.n_seqs == (fixed ? 8 : 6) && m.tokens == 10);
         CHECK(m.max_seqlen_q == (fixed ? 20 : 5) && m.max_seqlen_k == (fixed ? 50 : 21));
         CHECK(memcmp(m.cu_seqlens_q, fixed ? q_static : q, (fixed ? 9 : 7) * sizeof *q) == 0);
@@ -387,7 +399,8 @@ TEST(an_idle_chunk_has_empty_metadata) {
     cf_pack_desc desc;
     cf_plan *plan = NULL;
     cf_metadata m;
-    cf_arena memory[4];
+    stack_memory room;
+    void *const memory = aligned(&room);
     size_t need;
     memset(&desc, 0, sizeof desc);
     desc.chunk_size = 4;
@@ -406,7 +419,7 @@ TEST(an_idle_chunk_has_empty_metadata) {
     how.capacity = &most;
     how.weights = NULL;
     CHECK_INT(cf_run_capacity(plan, NULL, 0, &most, NULL), CF_OK);
-    CHECK_INT(cf_metadata_fill(plan, 1, &how, memory, sizeof memory, &m, NULL), CF_OK);
+    CHECK_INT(cf_metadata_fill(plan, 1, &how, memory, MEMORY_BYTES, &m, NULL), CF_OK);
     CHECK(m.rows == 3 && m.tokens == 0 && m.cu_seqlens_q[1] == 3 && m.sequence_ids[2] == -1);
     cf_plan_free(plan);
 }
@@ -419,24 +432,29 @@ TEST(limits_of_32_bits) {
     cf_plan *plan = NULL;
     cf_metadata m;
     cf_error error;
-    cf_arena memory[8];
+    stack_memory room;
+    void *const memory = aligned(&room);
     size_t bytes;
     memset(&desc, 0, sizeof desc);
     desc.chunk_size = size;
     REQUIRE(cf_pack(lengths, 1, &desc, &plan, NULL) == CF_OK);
     CHECK_INT(plan->n_chunks, 3);
-    CHECK_INT(cf_metadata_size(plan, 0, NULL, &bytes, &error), CF_OK);
-    CHECK_INT(bytes, (2 * 2 + 3 * size) * 4);
+    if (sizeof(size_t) > 4) {
+        CHECK_INT(cf_metadata_size(plan, 0, NULL, &bytes, &error), CF_OK);
+        CHECK_INT(bytes, (2 * 2 + 3 * size) * 4);
+        CHECK_INT(cf_metadata_size(plan, -1, NULL, &bytes, &error), CF_ERROR_LIMIT);
+    } else { /* not even the first has room in memory */
+        CHECK_INT(cf_metadata_size(plan, 0, NULL, &bytes, &error), CF_ERROR_OVERFLOW);
+    }
     harness_poison(&m, sizeof m);
-    harness_poison(memory, sizeof memory);
-    CHECK_INT(cf_metadata_fill(plan, 1, NULL, memory, sizeof memory, &m, &error), CF_ERROR_LIMIT); /* 2^31 keys */
+    harness_poison(memory, MEMORY_BYTES);
+    CHECK_INT(cf_metadata_fill(plan, 1, NULL, memory, MEMORY_BYTES, &m, &error), CF_ERROR_LIMIT); /* 2^31 keys */
     CHECK_INT(error.code, CF_ERROR_LIMIT);
     CHECK_INT(error.got, 2 * size);
     CHECK_INT(error.wanted, INT32_MAX);
-    CHECK_INT(cf_metadata_fill(plan, 2, NULL, memory, sizeof memory, &m, &error), CF_ERROR_LIMIT);
-    CHECK_INT(cf_metadata_size(plan, -1, NULL, &bytes, &error), CF_ERROR_LIMIT);
+    CHECK_INT(cf_metadata_fill(plan, 2, NULL, memory, MEMORY_BYTES, &m, &error), CF_ERROR_LIMIT);
     CHECK_POISON(&m, sizeof m);
-    CHECK_POISON(memory, sizeof memory);
+    CHECK_POISON(memory, MEMORY_BYTES);
     cf_plan_free(plan);
 }
 
@@ -448,14 +466,15 @@ TEST(exactly_32_bits_are_enough) {
         cf_pack_desc desc;
         cf_plan *plan = NULL;
         cf_metadata m;
-        cf_arena memory[4];
+        stack_memory room;
+        void *const memory = aligned(&room);
         int64_t last;
         memset(&desc, 0, sizeof desc);
         desc.chunk_size = INT32_MAX / 7; /* INT32_MAX = 7 x 306783378 + 1 */
         REQUIRE(cf_pack(&lengths[i], 1, &desc, &plan, NULL) == CF_OK);
         last = plan->n_chunks - 1;
         CHECK_INT(plan->chunks[last].tokens, i + 1);
-        CHECK_INT(cf_metadata_fill(plan, last, NULL, memory, sizeof memory, &m, NULL), i == 0 ? CF_OK : CF_ERROR_LIMIT);
+        CHECK_INT(cf_metadata_fill(plan, last, NULL, memory, MEMORY_BYTES, &m, NULL), i == 0 ? CF_OK : CF_ERROR_LIMIT);
         if (i == 0) CHECK(m.cu_seqlens_k[1] == INT32_MAX && m.position_ids[0] == INT32_MAX - 1);
         cf_plan_free(plan);
     }
@@ -713,18 +732,19 @@ TEST(metadata_refuses_bad_arguments) {
     cf_plan *plan = NULL;
     cf_metadata m;
     cf_error error;
-    cf_arena memory[8];
+    stack_memory room;
+    void *const memory = aligned(&room);
     size_t bytes;
     int64_t i;
     memset(&desc, 0, sizeof desc);
     desc.chunk_size = 4;
     REQUIRE(cf_pack(lengths, 2, &desc, &plan, NULL) == CF_OK);
     harness_poison(&m, sizeof m);
-    harness_poison(memory, sizeof memory);
+    harness_poison(memory, MEMORY_BYTES);
     harness_poison(&bytes, sizeof bytes);
     for (i = 0; i < COUNT(bad_chunks); i++) {
         harness_note("chunk %lld", (long long)bad_chunks[i]);
-        CHECK_INT(cf_metadata_fill(plan, bad_chunks[i], NULL, memory, sizeof memory, &m, &error), CF_ERROR_ARGUMENT);
+        CHECK_INT(cf_metadata_fill(plan, bad_chunks[i], NULL, memory, MEMORY_BYTES, &m, &error), CF_ERROR_ARGUMENT);
         CHECK_STR(error.field, "chunk");
         CHECK_INT(error.got, bad_chunks[i]);
         if (bad_chunks[i] == -1) continue; /* any chunk: a good argument for the size */
@@ -737,18 +757,18 @@ TEST(metadata_refuses_bad_arguments) {
     CHECK_STR(error.field, "plan");
     CHECK_INT(cf_metadata_size(plan, 0, NULL, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "bytes");
-    CHECK_INT(cf_metadata_fill(NULL, 0, NULL, memory, sizeof memory, &m, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_metadata_fill(NULL, 0, NULL, memory, MEMORY_BYTES, &m, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "plan");
-    CHECK_INT(cf_metadata_fill(plan, 0, NULL, NULL, sizeof memory, &m, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_metadata_fill(plan, 0, NULL, NULL, MEMORY_BYTES, &m, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "memory");
-    CHECK_INT(cf_metadata_fill(plan, 0, NULL, memory, sizeof memory, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_metadata_fill(plan, 0, NULL, memory, MEMORY_BYTES, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "out");
     for (i = 1; i < CF_MEMORY_ALIGNMENT; i++) {
-        CHECK_INT(cf_metadata_fill(plan, 0, NULL, (char *)memory + i, sizeof memory - 16, &m, &error), CF_ERROR_SPACE);
+        CHECK_INT(cf_metadata_fill(plan, 0, NULL, (char *)memory + i, MEMORY_BYTES - 16, &m, &error), CF_ERROR_SPACE);
         CHECK_STR(error.field, "memory");
     }
     CHECK_POISON(&m, sizeof m);
-    CHECK_POISON(memory, sizeof memory);
+    CHECK_POISON(memory, MEMORY_BYTES);
     CHECK_POISON(&bytes, sizeof bytes);
     cf_plan_free(plan);
 }
