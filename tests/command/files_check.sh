@@ -116,6 +116,8 @@ starved() {
     mv "$work/w" "$work/sound"
     cp "$work/out" "$work/said"
     last=$(cat "$work/count")
+    every=$((last / places + 1)) # commands with thousands of allocations are starved at so many places
+    if [ $every -lt $step ]; then every=$step; fi
     at=1
     while [ "$at" -le "$last" ] && [ ! -s "$work/why" ]; do
         for to in $at 1000000; do
@@ -133,13 +135,14 @@ starved() {
             rm -rf "$work/w"
             if [ -s "$work/why" ]; then echo "allocations $at to $to of $last: $(cat "$work/why")" >"$work/why"; break; fi
         done
-        at=$((at + step))
+        at=$((at + every))
     done
     if [ -s "$work/why" ]; then fail "$name" "$(cat "$work/why")" "$work/err"
     else ok "$name"; fi
 }
 
 step=7
+places=1000000
 if full; then step=1; fi
 left_out "all allocations that can fail, not every seventh"
 if ! ${CC:-cc} -shared -fPIC tests/meta/preload/memory.c -o "$work/memory.so" -ldl >"$work/out" 2>&1; then
@@ -167,6 +170,12 @@ chunkflow tune --chunk-sizes 4K,8K --ks 1 --schedules 1f1b,paper --pp 2 --batch 
 chunkflow memory --chunk-size 8K --json "$w/json" $cost
 chunkflow time --chunk-size 8K --pp 2 --json "$w/json" $cost
 chunkflow gen lognormal --n 100
+chunkflow reproduce --json "$w/json" --html "$w/page" example
+if full; then places=30; else places=4; fi
+for table in peaks trade-off lengths speedup; do
+    starved "starved/reproduce/$table" "$build/chunkflow" reproduce --batches 1 --json "$w/json" --html "$w/page" $table
+done
+places=1000000
 chunkflow lengths --names tests/meta/preload
 
 # ---- signals between the two ----
