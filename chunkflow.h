@@ -4738,6 +4738,11 @@ CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc
     return full;
 }
 
+/* tools/bench/bench_schedule.c switches policies of the search off by name, to see what each is worth. */
+#if !defined(CF__USES)
+#define CF__USES(policy) 1
+#endif
+
 /* What a stage may hold, of two kinds: chunks and bytes. INT64_MAX: any number. */
 typedef struct cf__schedule_limits {
     int64_t chunks, bytes;
@@ -4833,7 +4838,8 @@ static int cf__schedule_is_limited(const cf_schedule_desc *desc) {
 
 /* A limit some steps down: halves as long as these are above 16, then 16 and each smaller number of chunks. */
 static int64_t cf__schedule_lower(int64_t limit, int steps) {
-    while (steps-- > 0 && limit > 1) limit = limit > 16 ? cf__max(limit / 2, 16) : limit - 1;
+    int64_t fine = CF__USES(steps_of_one) ? 16 : 1;
+    while (steps-- > 0 && limit > 1) limit = limit > fine ? cf__max(limit / 2, fine) : limit - 1;
     return limit > 0 ? limit : INT64_MAX;
 }
 
@@ -6554,6 +6560,7 @@ static double cf__dispatch_take_in(const cf__dispatch *d, int place, int64_t v, 
 /* Whether a pass that ends at `end` is too late for a makespan of give_up_at: what must come after it takes too long, or
    what is left for its stage, with a margin for sums that were rounded differently. */
 static int cf__dispatch_is_late(const cf__dispatch *d, const cf__dispatch_worker *worker, double end, double tail) {
+    if (!CF__USES(giving_up)) return 0;
     return end + tail > d->give_up_at || (end + worker->left + worker->drain) * (1 - 1e-9) > d->give_up_at;
 }
 
@@ -6597,7 +6604,7 @@ static double cf__dispatch_worth_waiting(const cf__dispatch *d, int64_t stage, i
     int32_t coming = cf__dispatch_top(&d->workers[stage], CF__DISPATCH_COMING);
     int place = cf__dispatch_place(at_hand);
     double seconds;
-    if (coming < 0 || !(d->policy.patience > 0)) return -1;
+    if (coming < 0 || !(d->policy.patience > 0) || !CF__USES(patience)) return -1;
     seconds = d->paths->seconds[place][cf__dispatch_cell(at_hand)];
     if (d->ready_at[coming] - now >= cf__product(seconds, d->policy.patience)) return -1;
     if (place != CF__PIPE_W && d->urgency[coming] >= d->urgency[at_hand]) return -1;
@@ -6704,6 +6711,7 @@ static int32_t cf__dispatch_replay_early(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int32_t cell;
     if (!d->policy.evicts || !d->pipe->local || worker->room.chunks < 1) return -1;
+    if (!CF__USES(early_replays)) return -1;
     while ((cell = cf__dispatch_top(worker, CF__DISPATCH_DROPPED)) >= 0 &&
            d->missing[cf__dispatch_id(cell, CF_R)] <= 0)
         cf__dispatch_pop(worker, CF__DISPATCH_DROPPED, d->far);
@@ -6978,7 +6986,7 @@ static void cf__search_try_orders(cf__search *search) {
     static const int orders[CF__SEARCH_ORDERS] = {CF__SEARCH_DEAREST, CF__SEARCH_PLANNED, CF__SEARCH_CHEAP_ENDS};
     double slack = cf__schedule_is_limited(&search->maker.desc) ? 1 : 1 + 1e-9;
     int best = CF__SEARCH_DEAREST, i;
-    for (i = 0; i < CF__SEARCH_ORDERS && !cf__search_is_over(search); i++) {
+    for (i = 0; i < (CF__USES(orders) ? CF__SEARCH_ORDERS : 1) && !cf__search_is_over(search); i++) {
         double before = search->makespan;
         int equals;
         if (orders[i] == best && before < DBL_MAX) continue; /* it has been tried */
@@ -7000,12 +7008,15 @@ static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy
 /* What a unit is promised in bytes counts on a kept chunk taking more than its saved input would. */
 static int cf__search_evicts(const cf__schedule_maker *m) {
     const cf_bytes *bytes = &m->desc.bytes;
+    if (!CF__USES(eviction) || (!CF__USES(pipeline_eviction) && !m->pipe.local)) return 0;
     return cf__schedule_is_limited(&m->desc) &&
            !(m->needs != NULL && bytes->per_token_boundary > bytes->per_token_activations);
 }
 
 /* Whether leads are tried. Through the pipeline, replays that are called would overtake those that follow each other. */
-static int cf__search_leads(const cf__schedule_maker *m) { return m->pipe.local && m->desc.n_virtual == 1; }
+static int cf__search_leads(const cf__schedule_maker *m) {
+    return CF__USES(leads) && m->pipe.local && m->desc.n_virtual == 1;
+}
 
 /* Where units wait for a place: nowhere, on the later half of the virtual stages, on all but the first quarter,
    everywhere. */
@@ -7021,6 +7032,7 @@ static void cf__search_try_evictions(cf__search *search) {
     policy.lead = cf__search_leads(&search->maker) ? cf__search_lead : 0;
     for (i = 0; i < 4; i++) {
         if (i > 0 && n_eager[i] == n_eager[i - 1]) continue; /* it has been tried */
+        if (i > 0 && (!CF__USES(n_eager) || !CF__USES(starting_evictions))) continue;
         policy.n_eager = n_eager[i];
         cf__search_try_policy(search, policy);
     }
@@ -7033,7 +7045,7 @@ static void cf__search_try_rhythms(cf__search *search) {
     static const double slower[] = {1, 1.2, 1.5, 2};
     cf__dispatch_policy policy = search->dispatch.policy;
     int i;
-    for (i = 0; i < 2 * CF__COUNT(slower) && search->maker.desc.n_virtual > 1; i++) {
+    for (i = 0; i < 2 * CF__COUNT(slower) && search->maker.desc.n_virtual > 1 && CF__USES(rhythms); i++) {
         policy.rhythm = slower[i / 2] / (double)(3 * search->maker.desc.n_virtual);
         policy.evicts = i % 2 && cf__search_evicts(&search->maker);
         policy.n_eager = search->maker.pipe.n_v;
@@ -7047,7 +7059,7 @@ static void cf__search_try_lead(cf__search *search) {
     cf__dispatch_policy policy = search->best_policy;
     policy.bias = search->bounds.critical_path;
     policy.lead = cf__search_lead;
-    if (cf__search_leads(&search->maker)) cf__search_try_policy(search, policy);
+    if (cf__search_leads(&search->maker) && CF__USES(lead_without_limit)) cf__search_try_policy(search, policy);
 }
 
 static void cf__search_try_patiences(cf__search *search) {
@@ -7089,8 +7101,9 @@ static void cf__search_shift(cf__pipe_unit *units, int64_t from, int64_t to) {
 /* Another way to deal with room. */
 static void cf__search_change_way(cf__search *search) {
     cf__dispatch_policy *policy = &search->dispatch.policy;
-    policy->evicts = cf__search_below(search, 3) > 0;
+    policy->evicts = cf__search_below(search, 3) > 0 || !CF__USES(promises_beside);
     policy->n_eager = cf__search_below(search, search->maker.pipe.n_v + 1);
+    if (!CF__USES(n_eager)) policy->n_eager = search->maker.pipe.n_v;
     if (cf__search_leads(&search->maker)) policy->lead = cf__search_lead / 2 * (double)cf__search_below(search, 4);
 }
 
@@ -7103,7 +7116,7 @@ static void cf__search_change_policy(cf__search *search) {
     }
     if (cf__search_evicts(&search->maker) && cf__search_below(search, 3) == 0) cf__search_change_way(search);
     else if (cf__search_below(search, 2))
-        policy->bias = cf__search_below(search, 2) ? cf__product(much, cf__search_random(search)) : 0;
+        policy->bias = cf__search_below(search, 2) && CF__USES(bias) ? cf__product(much, cf__search_random(search)) : 0;
     else policy->patience = cf__search_below(search, 2) ? cf__most(0, cf__search_random(search)) : 0;
 }
 
@@ -7133,6 +7146,9 @@ static cf__search_move_kind cf__search_draw_kind(cf__search *search) {
     int kind = CF__SEARCH_SWAP, row = cf__search_evicts(&search->maker);
     if (search->maker.desc.n_virtual > 1) row = 2;
     while (kind < CF__SEARCH_POLICY && of_16 >= up_to[row][kind]) kind++;
+    if ((kind == CF__SEARCH_SWAP && !CF__USES(swaps)) || (kind == CF__SEARCH_SHIFT && !CF__USES(shifts)))
+        kind = CF__SEARCH_NUDGE;
+    if (kind == CF__SEARCH_NUDGE && !CF__USES(nudges)) kind = CF__SEARCH_POLICY;
     return (cf__search_move_kind)kind;
 }
 
@@ -7145,7 +7161,7 @@ static cf__search_move cf__search_make_move(cf__search *search) {
     if (move.kind <= CF__SEARCH_SHIFT) {
         move.from = cf__search_below(search, m->n_units);
         move.to = (move.from + 1 + cf__search_below(search, cf__max(m->n_units - 1, 1))) % m->n_units;
-        if (cf__search_alike(m, &m->units[move.from], &m->units[move.to])) move.kind = CF__SEARCH_NUDGE;
+        if (cf__search_alike(m, &m->units[move.from], &m->units[move.to])) move.kind = CF__USES(nudges) ? CF__SEARCH_NUDGE : CF__SEARCH_POLICY;
     }
     switch (move.kind) {
         case CF__SEARCH_SWAP: cf__search_swap(m->units, move.from, move.to); break;
@@ -7183,7 +7199,7 @@ static void cf__search_walk(cf__search *search) {
         cf__search_move move = cf__search_make_move(search);
         if (cf__search_try_dispatch(search, current)) current = search->dispatch.makespan;
         else cf__search_undo_move(search, &move);
-        if (n % CF__SEARCH_WALK != 0) continue;
+        if (n % CF__SEARCH_WALK != 0 || !CF__USES(jumps)) continue;
         cf__search_jump(search);
         current = DBL_MAX;
     }
@@ -7280,7 +7296,7 @@ static void cf__search_core(cf__search *search, int split) {
     if (!policy.evicts) cf__search_try_lead(search);
     if (!(search->best_policy.rhythm > 0) && !(policy.evicts && m->pipe.local)) cf__search_try_patiences(search);
     search->dispatch.policy = search->best_policy;
-    cf__search_walk(search);
+    if (CF__USES(walk)) cf__search_walk(search);
 }
 
 /* Core searches for K, or for the longest group if that is shorter, and for all powers of two below. */
@@ -7292,6 +7308,7 @@ static void cf__search_each_k(cf__search *search, int split) {
         m->desc.k = m->pipe.k = k;
         cf__search_core(search, split);
         power /= 2;
+        if (!CF__USES(lower_k)) break;
     }
     m->desc.k = m->pipe.k = given;
 }
@@ -7335,7 +7352,7 @@ static int cf__search_lower_limits(cf__search *search) {
 static void cf__search_each_limit(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
     do cf__search_each_k(search, split);
-    while (cf__search_lower_limits(search));
+    while (CF__USES(lower_limits) && cf__search_lower_limits(search));
     m->steps = 0;
     m->tightest = cf__schedule_tightest(m);
 }

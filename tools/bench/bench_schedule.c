@@ -1,9 +1,9 @@
 /* Speed and quality of pipeline schedules. One thread.
 
        cc -std=c99 -O2 -I. -o build/bench_schedule tools/bench/bench_schedule.c tools/bench/search_lists.c \
-          tests/reference/suite.c -lm
-       build/bench_schedule            all tables but the last; or any of: speed best suite virtual limits[=FILE]
-                                       replay[=FILE] longer=SECONDS[,FILE]
+          tests/reference/exact.c tests/reference/suite.c -lm
+       build/bench_schedule            all tables but the last two; or any of: speed best suite virtual limits[=FILE]
+                                       replay[=FILE] longer=SECONDS[,FILE] ablate=FILE[,NAME[+NAME]...]...
 
    speed: fixed schedules of 10^3 to 10^6 actions, made and simulated; time per action should be flat. best: the default
    budget on 100 chunks and 8 stages. suite: 250 batches (tests/reference/suite.h), makespan over the strongest lower bound and over
@@ -13,14 +13,28 @@
    `best` with room for half as many chunks as stages, for several K; to see what free replay gains, build it with another
    header. longer: named cases, those where bounds are weakest without a limit and with as many chunks as stages: default
    `best` against the best schedule that is found in so many seconds of processor time for each, half of them by `best`
-   with larger budgets and half by changing lists (search_lists.h). Exit status 1 if `best` is worse than a fixed schedule
-   anywhere. */
+   with larger budgets and half by changing lists (search_lists.h). ablate: what the search loses, as means of makespans and
+   as small instances solved (by the solver tests/reference/exact.c), where policies of it are switched off: each by
+   itself, or those that are named. Exit status 1 if `best` is worse than a fixed schedule anywhere. */
 
 #if !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 199309L
 #endif
+#define POLICIES(X)                                                                                                \
+    X(eviction) X(pipeline_eviction) X(promises_beside) X(n_eager) X(starting_evictions) X(leads)                  \
+    X(lead_without_limit) X(early_replays) X(patience) X(giving_up) X(rhythms) X(orders) X(walk) X(swaps) X(shifts) \
+    X(nudges) X(bias) X(jumps) X(lower_k) X(lower_limits) X(steps_of_one)
+
+#define AS_ITEM(name) OFF_##name,
+#define AS_NAME(name) #name,
+enum { POLICIES(AS_ITEM) N_POLICIES };
+static const char *const policy_names[] = {POLICIES(AS_NAME)};
+static int is_off[N_POLICIES];
+
+#define CF__USES(policy) (!is_off[OFF_##policy])
 #define CHUNKFLOW_IMPLEMENTATION
 #include "chunkflow.h"
+#include "../../tests/reference/exact.h"
 #include "search_lists.h"
 #include "../../tests/reference/suite.h"
 
@@ -408,6 +422,201 @@ static void bench_replay(const char *path) {
     }
 }
 
+/* ---- means of makespans, and ablations ---- */
+
+enum { N_CELLS = 4, N_ROOMS = 4, N_SMALL = 152, SMALL_KINDS = 4, N_COLUMNS = N_ROOMS * N_CELLS + 2 + SMALL_KINDS };
+
+static const char *const column_names[N_COLUMNS] = {
+    "none K1p",  "none K1",  "none K4",  "none K2",  "default K1p", "default K1", "default K4",  "default K2",
+    "P K1p",     "P K1",     "P K4",     "P K2",     "P/2 K1p",     "P/2 K1",     "P/2 K4",      "P/2 K2",
+    "virtual",   "split",    "small p",  "small",    "small P p",   "small P"};
+
+/* Sums of logarithms of makespans, and how many small instances are solved. */
+typedef struct ablation {
+    double sums[N_COLUMNS];
+    int runs[N_COLUMNS];
+    double seconds;
+} ablation;
+
+static void add_makespan(ablation *a, int column, const cf_plan *plan, const cf_schedule_desc *desc) {
+    cf_schedule *schedule = NULL;
+    cf_schedule_desc full = *desc;
+    cf_search_report report;
+    cf_error error;
+    full.report = &report;
+    must(cf_schedule_make(plan, &full, &schedule, &error), &error);
+    a->sums[column] += log(report.makespan);
+    a->runs[column]++;
+    cf_schedule_free(schedule);
+}
+
+static void ablate_rooms(ablation *a, const cf_plan *plan, int64_t n_stages) {
+    static const int64_t ks[N_CELLS] = {1, 1, 4, 2};
+    const int64_t rooms[N_ROOMS] = {CF_NO_LIMIT, 0, n_stages, n_stages / 2};
+    cf_timing timing = timing_of(n_stages);
+    int l, c;
+    for (l = 0; l < N_ROOMS; l++)
+        for (c = 0; c < N_CELLS; c++) {
+            cf_schedule_desc desc;
+            memset(&desc, 0, sizeof desc);
+            desc.n_stages = n_stages;
+            desc.k = ks[c];
+            desc.replay = c == 0 ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+            desc.limit = rooms[l];
+            desc.timing = &timing;
+            add_makespan(a, l * N_CELLS + c, plan, &desc);
+        }
+}
+
+static void ablate_suite(ablation *a) {
+    static suite_batch batch;
+    int i;
+    for (i = 0; i < SUITE_BATCHES; i += 2) {
+        cf_schedule_desc desc;
+        cf_plan *plan = NULL;
+        cf_error error;
+        suite_draw(i, &batch);
+        must(cf_pack(batch.lengths, batch.n, &batch.pack, &plan, &error), &error);
+        desc = batch.schedule;
+        desc.timing = &batch.timing;
+        desc.kind = CF_SCHEDULE_BEST;
+        desc.limit = CF_NO_LIMIT;
+        desc.n_virtual = 2;
+        add_makespan(a, N_ROOMS * N_CELLS, plan, &desc);
+        desc.n_virtual = 1;
+        desc.split_backward = 1;
+        if (i % 5 == 0) add_makespan(a, N_ROOMS * N_CELLS + 1, plan, &desc);
+        cf_plan_free(plan);
+    }
+}
+
+/* A problem that exact.c solves: a few chunks on two or three stages, unit costs. */
+static cf_plan *draw_small(int id, cf_schedule_desc *desc) {
+    int64_t lengths[6], n = 0, chunks = 0, most;
+    cf_pack_desc pack;
+    cf_plan *plan = NULL;
+    cf_error error;
+    memset(desc, 0, sizeof *desc);
+    memset(&pack, 0, sizeof pack);
+    draws = (uint64_t)id * 1000 + 17;
+    (void)draw();
+    desc->replay = id % 2 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+    desc->n_stages = 2 + (int64_t)(draw() * 2);
+    desc->n_virtual = draw() < 0.2 ? 2 : 1;
+    desc->k = 1 + (int64_t)(draw() * 3);
+    desc->limit = id % 4 < 2 ? CF_NO_LIMIT : desc->n_stages * desc->n_virtual;
+    pack.chunk_size = 4;
+    pack.max_slices = 1;
+    most = desc->n_virtual > 1 ? 3 : desc->n_stages == 2 ? 5 : 4;
+    while (chunks < most && n < 6) {
+        lengths[n] = 1 + (int64_t)(draw() * 12);
+        if (chunks + (lengths[n] + 3) / 4 > most) lengths[n] = 4 * (most - chunks);
+        chunks += (lengths[n++] + 3) / 4;
+    }
+    must(cf_pack(lengths, n, &pack, &plan, &error), &error);
+    return plan;
+}
+
+/* An optimum of 0 is not known yet, and a negative one is not to be had. */
+static void ablate_small(ablation *a, double *optima) {
+    int id;
+    for (id = 0; id < N_SMALL; id++) {
+        cf_schedule_desc desc;
+        cf_plan *plan = draw_small(id, &desc);
+        int column = N_ROOMS * N_CELLS + 2 + id % SMALL_KINDS;
+        double makespan = makespan_of(plan, &desc, NULL);
+        if (!(optima[id] < 0 || optima[id] > 0))
+            optima[id] = exact_optimum(plan, &desc, exact_loop, makespan, 300000).makespan;
+        a->sums[column] += makespan <= optima[id] * (1 + 1e-9);
+        a->runs[column] += optima[id] > 0;
+        cf_plan_free(plan);
+    }
+}
+
+static ablation ablate(const char *path, double *optima) {
+    int64_t lengths[MOST_LENGTHS], n_stages;
+    clock_t start = clock();
+    ablation a;
+    int id;
+    memset(&a, 0, sizeof a);
+    for (id = 0; id < N_BATCHES; id++) {
+        cf_pack_desc pack;
+        cf_plan *plan = NULL;
+        cf_error error;
+        int64_t n = draw_lengths(id, path, lengths);
+        if (n == 0) continue;
+        memset(&pack, 0, sizeof pack);
+        pack.chunk_size = 8192;
+        must(cf_pack(lengths, n, &pack, &plan, &error), &error);
+        for (n_stages = 4; n_stages <= 16; n_stages *= 2) ablate_rooms(&a, plan, n_stages);
+        cf_plan_free(plan);
+    }
+    ablate_suite(&a);
+    a.seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
+    ablate_small(&a, optima);
+    return a;
+}
+
+static ablation without(const char *path, const char *names, double *optima) {
+    ablation a;
+    int i;
+    for (i = 0; i < N_POLICIES; i++) {
+        size_t n = strlen(policy_names[i]);
+        const char *at = strstr(names, policy_names[i]);
+        is_off[i] = at != NULL && (at[n] == '+' || at[n] == '\0') && (at == names || at[-1] == '+');
+    }
+    a = ablate(path, optima);
+    memset(is_off, 0, sizeof is_off);
+    return a;
+}
+
+static double mean_of(const ablation *a, int column) {
+    double mean = a->sums[column] / (a->runs[column] > 0 ? a->runs[column] : 1);
+    return column < N_COLUMNS - SMALL_KINDS ? exp(mean) : 100 * mean;
+}
+
+/* One line: what becomes of the means where the named policies are switched off. Columns of makespans in per cent of
+   what they are with all policies, the others in per cent of the instances. */
+static void print_without(const char *names, const ablation *all, const ablation *a) {
+    int i, lines = 0;
+    printf("%s\n", names);
+    for (i = 0; i < N_COLUMNS; i++) {
+        double was = mean_of(all, i), is = mean_of(a, i);
+        int small = i >= N_COLUMNS - SMALL_KINDS;
+        printf("%s%8.2f", i % 8 == 0 ? "   " : "", small ? is - was : 100 * (is / was - 1));
+        if (i % 8 == 7 || i + 1 == N_COLUMNS) lines += printf("%s", i + 1 == N_COLUMNS ? "" : "\n");
+    }
+    printf("%8.2f\n", a->seconds / all->seconds);
+    fflush(stdout);
+}
+
+/* text: "FILE[,NAME[+NAME]...]...". Without a name each policy is switched off by itself. */
+static void bench_ablate(const char *text) {
+    static double optima[N_SMALL];
+    char path[512], names[512];
+    const char *comma = strchr(text, ',');
+    ablation all, a;
+    int i;
+    (void)snprintf(path, sizeof path, "%.*s", comma != NULL ? (int)(comma - text) : (int)strlen(text), text);
+    all = without(path[0] != '\0' ? path : NULL, "", optima);
+    printf("means of makespans in seconds, and per cent of small instances solved\n");
+    for (i = 0; i < N_COLUMNS; i++) printf("%-12s %12.5f %4d runs\n", column_names[i], mean_of(&all, i), all.runs[i]);
+    printf("%-12s %12.3f\n\n", "seconds", all.seconds);
+    fflush(stdout);
+    for (i = 0; comma == NULL && i < N_POLICIES; i++) {
+        a = without(path[0] != '\0' ? path : NULL, policy_names[i], optima);
+        print_without(policy_names[i], &all, &a);
+    }
+    while (comma != NULL) {
+        const char *name = comma + 1;
+        comma = strchr(name, ',');
+        (void)snprintf(names, sizeof names, "%.*s", comma != NULL ? (int)(comma - name) : (int)strlen(name), name);
+        if (names[0] == '\0') continue;
+        a = without(path[0] != '\0' ? path : NULL, names, optima);
+        print_without(names, &all, &a);
+    }
+}
+
 /* ---- longer searches ---- */
 
 /* Where `limits` is farthest from its bound with K of 2 and 4: the five worst without a limit, and the eight worst with
@@ -537,6 +746,7 @@ int main(int argc, char **argv) {
     if (wanted(argc, argv, "virtual")) worse += bench_suite(SPLIT) + bench_suite(VIRTUAL);
     for (i = 1; i < argc; i++) {
         if (strncmp(argv[i], "limits=", 7) == 0) worse += bench_limits(argv[i] + 7);
+        if (strncmp(argv[i], "ablate=", 7) == 0) bench_ablate(argv[i] + 7);
         if (strncmp(argv[i], "replay=", 7) == 0) bench_replay(argv[i] + 7);
         if (strncmp(argv[i], "longer=", 7) == 0) bench_longer(argv[i] + 7);
     }
