@@ -94,8 +94,9 @@
    data-parallel copy.
 
    Sections, each found by its tag, first declared and then implemented in this order: >>base >>pack >>plan >>metadata
-   >>model >>memory >>pipeline >>schedule >>clock >>bounds >>search >>check >>simulate >>lower >>run >>write >>graph. A
-   section calls only those above it. >>plan, >>clock, >>bounds and >>search declare nothing of their own. */
+   >>model >>memory >>pipeline >>schedule >>clock >>bounds >>dispatch >>search >>check >>simulate >>lower >>run >>write
+   >>graph. A section calls only those above it. >>plan, >>clock, >>bounds, >>dispatch and >>search declare nothing of
+   their own. */
 
 #ifndef CHUNKFLOW_H
 #define CHUNKFLOW_H
@@ -984,18 +985,24 @@ typedef struct cf_schedule_desc {
    memory limits; where a limit is below K, fewer chunks of a group are kept and more are replayed. No kind can
    deadlock. `1f1b` takes the dearest units first, the other fixed kinds take them in plan order.
 
-   `best` searches further. K is a cap to it: a group keeps as many of its last chunks as pays, and a standalone chunk
-   is dropped and replayed where that pays, on any stages with local replay, on the first ones with pipeline replay.
-   Where no limit of either kind is given, each virtual stage adds to the limit of its stage min(K, chunks of the
-   longest group), and 1 for each stage after it in its row, which is the most that `paper` keeps when it runs a
-   constant number ahead. So stage s keeps at most (min(K, longest) + n_stages - 1 - s) x n_virtual chunks, and in a V
-   with two rows every stage 2 x min(K, longest) + n_stages - 1. CF_NO_LIMIT as `limit` asks for the shortest schedule,
-   whatever it keeps. `best` is never longer than a fixed schedule of as many virtual stages under the same limits (than
-   `interleaved` only with n_virtual above 1, than `zero-bubble` only with split_backward). Under the same limits it is
-   never longer than with a smaller budget; at the same budget, neither than with a K that is a power of two below this
-   one nor than without split_backward; and where chunks or bytes are limited, but not both, neither than under limits
-   half as large nor, up to 16 chunks, than under any smaller `limit`. With no limit at all and n_virtual above 1 it is
-   never longer than under the default one. The same budget gives the same schedule.
+   `best` searches further. K is a cap to it: a group keeps as many of its last chunks as pays. With local replay any
+   chunk may be dropped on any stage, a standalone one too; each stage keeps the inputs of at most 2 x n_stages x
+   n_virtual dropped standalone chunks, and those of dropped chunks of groups are no more tokens than the state.
+
+   By default memory does not grow with the batch. Where no limit of chunks or bytes is given, each virtual stage adds
+   to the limit of its stage min(K, chunks of the longest group), and 1 for each stage after it in its row, which is the
+   most that `paper` keeps when it runs a constant number ahead. So stage s keeps at most (min(K, longest) + n_stages -
+   1 - s) x n_virtual chunks, and in a V with two rows every stage 2 x min(K, longest) + n_stages - 1. Where bytes are
+   not limited either, stage s holds on each virtual stage at most 2 x (tokens of the longest group) + (n_stages - 1 - s) x
+   chunk_size tokens of state. CF_NO_LIMIT as `limit` asks for the shortest schedule, whatever it holds.
+
+   Within the same limits `best` is never longer than
+   - a fixed kind of as many virtual stages (`interleaved` with n_virtual above 1, `zero-bubble` with split_backward),
+     whether that was made within the limits or happens to keep to them,
+   - itself with a smaller budget, with half the K, or without split_backward, and
+   - itself under limits half as large, where chunks or bytes are limited but not both.
+   A limit that all chunks of the rank fit into is no limit, and changes nothing. With CF_NO_LIMIT and n_virtual above 1
+   it is never longer than by default. The same budget gives the same schedule.
 
    The plan must be sound. Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (its counts are not sound), CF_ERROR_LIMIT
    (CF_MAX_ACTIONS, CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind under which one
@@ -4743,14 +4750,11 @@ CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc
 #define CF__USES(policy) 1
 #endif
 
-/* What a stage may hold, of two kinds: chunks and bytes. INT64_MAX: any number. */
+/* What a stage may hold: chunks and bytes on all of its virtual stages together, and tokens of state on each of them.
+   INT64_MAX: any number. */
 typedef struct cf__schedule_limits {
-    int64_t chunks, bytes;
+    int64_t chunks, bytes, state;
 } cf__schedule_limits;
-
-static int cf__schedule_counts_bytes(const cf_schedule_desc *desc) {
-    return desc->limit_bytes > 0 || desc->limits_bytes != NULL;
-}
 
 /* Whether there may be I and W in the schedule. */
 static int cf__schedule_splits(const cf_schedule_desc *desc) {
@@ -4804,10 +4808,18 @@ typedef struct cf__schedule_maker {
     cf_schedule_desc desc; /* defaults filled in */
     cf__pipeline pipe;
     cf_error *error;
-    cf__schedule_limits tightest;
-    int steps;                  /* `best` looks at lower limits, too: how many steps down */
     int64_t most_bytes;         /* that a unit needs if it keeps one chunk; where bytes are counted */
     int64_t most_kept;          /* chunks of one group that may be kept at once: K, or the longest group */
+    int64_t most_state;         /* tokens of the longest group */
+    cf__schedule_limits all;    /* what a stage holds that holds everything */
+    int counts_chunks, counts_bytes; /* whether some stage could hold more of them than it may */
+    /* the limits as they now are */
+    int is_default;             /* they hold because the caller gave none */
+    int is_lifted;              /* nothing is limited for the time being */
+    int halvings;               /* `best` looks at halves of the limits, and at halves of these, too */
+    int is_limited;             /* some stage could keep more chunks or bytes than it may */
+    int is_bounded;             /* or more state */
+    cf__schedule_limits tightest; /* what the tightest stage may hold, for one of its virtual stages */
     int64_t n_units, n_replays; /* n_replays: on one virtual stage */
     int64_t n_actions;          /* at most */
     /* working space, only for more than one virtual stage */
@@ -4822,47 +4834,58 @@ typedef struct cf__schedule_maker {
 
 /* ---- units under limits ---- */
 
-/* Whether the limit of `best` holds because the caller gave none. */
-static int cf__schedule_is_default(const cf_schedule_desc *desc) {
-    return desc->kind == CF_SCHEDULE_BEST && desc->limit == 0 && desc->limits == NULL && desc->limit_bytes == 0 &&
-           desc->limits_bytes == NULL;
+static int cf__schedule_has_bytes(const cf_schedule_desc *desc) {
+    return desc->limit_bytes > 0 || desc->limits_bytes != NULL;
 }
 
-static int cf__schedule_limits_chunks(const cf_schedule_desc *desc) {
-    return desc->limit > 0 || desc->limits != NULL || cf__schedule_is_default(desc);
+static int cf__schedule_has_chunks(const cf__schedule_maker *m) {
+    return m->desc.limit > 0 || m->desc.limits != NULL || m->is_default;
 }
 
-static int cf__schedule_is_limited(const cf_schedule_desc *desc) {
-    return cf__schedule_limits_chunks(desc) || cf__schedule_counts_bytes(desc);
+/* Chunks that stage s keeps by default, as many as `paper` does: on each virtual stage the longest group and one chunk
+   for each stage that comes after it in its row. In a V every other row goes the other way. */
+static int64_t cf__schedule_default_chunks(const cf__schedule_maker *m, int64_t stage) {
+    int64_t n_virtual = m->desc.n_virtual, back = m->pipe.placement == CF_PLACEMENT_V ? n_virtual / 2 : 0;
+    return m->most_kept * n_virtual + stage * back + (m->desc.n_stages - 1 - stage) * (n_virtual - back);
 }
 
-/* A limit some steps down: halves as long as these are above 16, then 16 and each smaller number of chunks. */
-static int64_t cf__schedule_lower(int64_t limit, int steps) {
-    int64_t fine = CF__USES(steps_of_one) ? 16 : 1;
-    while (steps-- > 0 && limit > 1) limit = limit > fine ? cf__max(limit / 2, fine) : limit - 1;
-    return limit > 0 ? limit : INT64_MAX;
+/* Tokens of state that it holds by default on each virtual stage: two of the longest group, so that one can come while
+   another one goes, and a chunk for each stage after it. */
+static int64_t cf__schedule_default_state(const cf__schedule_maker *m, int64_t stage) {
+    int64_t state = 0;
+    int overflow = 0;
+    cf__add_product(&state, 2, m->most_state, &overflow);
+    cf__add_product(&state, m->desc.n_stages - 1 - stage, m->pipe.plan->chunk_size, &overflow);
+    return overflow ? INT64_MAX : state;
 }
 
-/* Bytes, and limits that differ from stage to stage, are halved together. */
-static int64_t cf__schedule_halve(int64_t limit, int steps) {
-    return limit > 0 ? cf__max(limit >> cf__min(steps, 62), 1) : INT64_MAX;
-}
-
-/* What stage s may hold. By default as much as `paper` keeps: on each virtual stage the longest group and one chunk for
-   each stage that comes after it in its row. In a V every other row goes the other way. */
-static cf__schedule_limits cf__schedule_limits_of(const cf__schedule_maker *m, int64_t stage) {
+/* What stage s may hold as it is asked for, 0 for any number. Where chunks are limited and bytes are not, state has its
+   default. */
+static cf__schedule_limits cf__schedule_asked(const cf__schedule_maker *m, int64_t stage) {
     const cf_schedule_desc *desc = &m->desc;
-    int64_t chunks = desc->limits != NULL ? desc->limits[stage] : desc->limit;
-    cf__schedule_limits limits;
-    if (cf__schedule_is_default(desc)) {
-        int64_t back = m->pipe.placement == CF_PLACEMENT_V ? desc->n_virtual / 2 : 0;
-        chunks = m->most_kept * desc->n_virtual + stage * back +
-                 (desc->n_stages - 1 - stage) * (desc->n_virtual - back);
-    }
-    limits.chunks =
-        desc->limits != NULL ? cf__schedule_halve(chunks, m->steps) : cf__schedule_lower(chunks, m->steps);
-    limits.bytes = cf__schedule_halve(desc->limits_bytes != NULL ? desc->limits_bytes[stage] : desc->limit_bytes,
-                                      m->steps);
+    cf__schedule_limits asked = {0, 0, 0};
+    if (m->is_default) asked.chunks = cf__schedule_default_chunks(m, stage);
+    else asked.chunks = desc->limits != NULL ? desc->limits[stage] : desc->limit;
+    if (!m->is_default) asked.bytes = desc->limits_bytes != NULL ? desc->limits_bytes[stage] : desc->limit_bytes;
+    if (desc->kind == CF_SCHEDULE_BEST && (m->is_default || (m->counts_chunks && !cf__schedule_has_bytes(desc))))
+        asked.state = cf__schedule_default_state(m, stage);
+    return asked;
+}
+
+/* A limit that has been halved so many times. One that everything fits into is none. */
+static int64_t cf__schedule_halve(int64_t limit, int halvings, int64_t all) {
+    if (limit > 0) limit = cf__max(limit >> halvings, 1);
+    return limit > 0 && limit < all ? limit : INT64_MAX;
+}
+
+/* What stage s may hold now. */
+static cf__schedule_limits cf__schedule_limits_of(const cf__schedule_maker *m, int64_t stage) {
+    cf__schedule_limits limits = {INT64_MAX, INT64_MAX, INT64_MAX}, asked;
+    if (m->is_lifted) return limits;
+    asked = cf__schedule_asked(m, stage);
+    limits.chunks = cf__schedule_halve(asked.chunks, m->halvings, m->all.chunks);
+    limits.state = cf__schedule_halve(asked.state, 0, m->all.state);
+    if (m->counts_bytes) limits.bytes = cf__schedule_halve(asked.bytes, m->halvings, m->all.bytes);
     return limits;
 }
 
@@ -4871,16 +4894,29 @@ static void cf__schedule_tighten(cf__schedule_limits *limits, const cf__schedule
     cf__schedule_limits own = cf__schedule_limits_of(m, stage);
     limits->chunks = cf__min(limits->chunks, own.chunks);
     limits->bytes = cf__min(limits->bytes, own.bytes);
+    limits->state = cf__min(limits->state, own.state);
 }
 
-/* What the tightest stage may hold, for one of its virtual stages. */
-static cf__schedule_limits cf__schedule_tightest(const cf__schedule_maker *m) {
-    cf__schedule_limits least = {INT64_MAX, INT64_MAX};
+/* The limits, or the placement on which they may depend, have changed. */
+static void cf__schedule_settle(cf__schedule_maker *m) {
+    cf__schedule_limits least = {INT64_MAX, INT64_MAX, INT64_MAX};
     int64_t s;
     for (s = 0; s < m->desc.n_stages; s++) cf__schedule_tighten(&least, m, s);
+    m->is_limited = least.chunks < INT64_MAX || least.bytes < INT64_MAX;
+    m->is_bounded = m->is_limited || least.state < INT64_MAX;
     if (least.chunks < INT64_MAX) least.chunks /= m->desc.n_virtual;
     if (least.bytes < INT64_MAX) least.bytes /= m->desc.n_virtual;
-    return least;
+    m->tightest = least;
+}
+
+/* Tokens that the state grows by with a chunk, and with all of a unit. */
+static int64_t cf__schedule_state(const cf__schedule_maker *m, int64_t chunk) {
+    return cf_chunk_state_tokens(m->pipe.plan, m->pipe.first_chunk + chunk);
+}
+
+static int64_t cf__schedule_unit_state(const cf__schedule_maker *m, const cf__pipe_unit *unit) {
+    int64_t last = unit->first + unit->n - 1;
+    return unit->n > 1 ? m->pipe.chunks[last].prefix + cf__schedule_state(m, last) : cf__schedule_state(m, last);
 }
 
 /* Most bytes that a unit holds on a virtual stage from the moment on at which the backward of its chunk i is the
@@ -4919,7 +4955,7 @@ static void cf__schedule_set_k(cf__schedule_maker *m, cf__pipe_unit *unit, int64
 static int64_t cf__schedule_fitting_k(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t *bytes) {
     cf__pipe_unit probe = *unit;
     int32_t low = 1, high = (int32_t)cf__min(cf__min(m->desc.k, unit->n), m->tightest.chunks);
-    if (!cf__schedule_counts_bytes(&m->desc) || high == 0) return high;
+    if (!m->counts_bytes || high == 0) return high;
     probe.k = 1;
     *bytes = cf__schedule_unit_bytes(m, &probe, NULL);
     if (*bytes > m->tightest.bytes) return 0;
@@ -4985,8 +5021,8 @@ static void cf__schedule_layout_maker(cf__schedule_maker *m, cf__carver *carver)
     m->unit_seconds = (double *)cf__take(carver, m->n_units, sizeof(double));
     m->sorted = (int32_t *)cf__take(carver, m->n_units, sizeof(int32_t));
     m->unit_of = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
-    m->needs = (int64_t *)cf__take(carver, cf__schedule_counts_bytes(&m->desc) ? m->pipe.n : 0, sizeof(int64_t));
-    if (!cf__schedule_counts_bytes(&m->desc)) m->needs = NULL;
+    m->needs = (int64_t *)cf__take(carver, m->counts_bytes ? m->pipe.n : 0, sizeof(int64_t));
+    if (!m->counts_bytes) m->needs = NULL;
     pattern->items = (cf__pattern_item *)cf__take(carver, m->pipe.n + m->n_replays, sizeof(cf__pattern_item));
     pattern->backwards = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
     pattern->need = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
@@ -5048,19 +5084,21 @@ static void cf__pattern_end_round(cf__schedule_maker *m, int64_t begin) {
 static void cf__pattern_build(cf__schedule_maker *m) {
     cf__pattern *pattern = &m->pattern;
     int gpipe = pattern->kind == CF_SCHEDULE_GPIPE;
-    int64_t limit = m->needs != NULL ? m->tightest.bytes : m->tightest.chunks, i, used = 0, begin = 0;
-    /* With bytes, a unit's room is given back only as a whole, so nothing may wait for it between unit and replays. */
-    pattern->ahead = gpipe ? INT32_MAX : m->needs != NULL ? 0 : m->desc.n_stages - 1;
+    int64_t limit = m->needs != NULL ? m->tightest.bytes : m->tightest.chunks, i, used = 0, state = 0, begin = 0;
+    /* A unit that waits for bytes or state waits for units before it, none of whose replays may come after it. */
+    int waits = m->needs != NULL || m->tightest.state < INT64_MAX;
+    pattern->ahead = gpipe ? INT32_MAX : waits ? 0 : m->desc.n_stages - 1;
     pattern->n_items = pattern->n_backwards = pattern->n_followed = 0;
     cf__schedule_number_units(m);
     for (i = 0; i < m->n_units; i++) {
-        int64_t room = cf__pattern_room(m, &m->units[i]);
-        if (gpipe && used > limit - room) {
+        int64_t room = cf__pattern_room(m, &m->units[i]), tokens = cf__schedule_unit_state(m, &m->units[i]);
+        if (gpipe && (used > limit - room || state > m->tightest.state - tokens)) {
             cf__pattern_end_round(m, begin);
             begin = pattern->n_backwards;
-            used = 0;
+            used = state = 0;
         }
         used += room;
+        state += tokens;
         cf__pattern_add_unit(m, &m->units[i]);
         cf__pattern_add_due(m, 0);
     }
@@ -5074,17 +5112,18 @@ typedef struct cf__pattern_merge {
     int64_t stage;
     cf__schedule_limits limits;     /* of this stage and all before it: no stage may run further ahead than those */
     int64_t i, j;          /* next item, next backward */
-    int64_t chunks, bytes; /* held, or promised to a unit */
+    cf__schedule_limits held; /* or promised to a unit */
     cf_action *next;
 } cf__pattern_merge;
 
 /* Whether the stage has room for its next item. */
 static int cf__pattern_has_room(const cf__schedule_maker *m, const cf__pattern_merge *merge) {
     const cf__pattern_item *item = &m->pattern.items[merge->i];
-    if (m->needs != NULL && item->opens &&
-        merge->bytes > merge->limits.bytes - cf__pattern_room(m, cf__schedule_unit(m, item->chunk)))
-        return 0;
-    return !item->keep || merge->chunks < merge->limits.chunks;
+    const cf__pipe_unit *unit = cf__schedule_unit(m, item->chunk);
+    const cf__schedule_limits *limits = &merge->limits, *held = &merge->held;
+    if (m->needs != NULL && item->opens && held->bytes > limits->bytes - cf__pattern_room(m, unit)) return 0;
+    if (item->opens && held->state > limits->state - cf__schedule_unit_state(m, unit)) return 0;
+    return !item->keep || merge->held.chunks < merge->limits.chunks;
 }
 
 /* Whether a stage takes its next forward item: its next backward needs it, or the stage may run ahead. */
@@ -5094,9 +5133,9 @@ static int cf__pattern_takes_forward(const cf__schedule_maker *m, const cf__patt
     int64_t further_down = m->desc.n_stages - 1 - merge->stage, need = pattern->need[merge->j];
     if (merge->i == pattern->n_items || item->after > merge->j || !cf__pattern_has_room(m, merge)) return 0;
     if (merge->i < need || pattern->kind == CF_SCHEDULE_GPIPE) return merge->i < need;
-    if (pattern->kind == CF_SCHEDULE_1F1B && item->keep) return merge->chunks <= further_down;
+    if (pattern->kind == CF_SCHEDULE_1F1B && item->keep) return merge->held.chunks <= further_down;
     if (!pattern->runs_ahead) return merge->i < need + further_down;
-    if (item->keep && merge->chunks >= cf__min(m->desc.k, m->most_kept) + further_down) return 0;
+    if (item->keep && merge->held.chunks >= cf__min(m->desc.k, m->most_kept) + further_down) return 0;
     return merge->i < merge->j + pattern->distance + further_down;
 }
 
@@ -5111,8 +5150,10 @@ static void cf__schedule_put(cf_action **next, cf_pass pass, int64_t chunk, int6
 
 static void cf__pattern_put_forward(const cf__schedule_maker *m, cf__pattern_merge *merge) {
     const cf__pattern_item *item = &m->pattern.items[merge->i++];
-    if (m->needs != NULL && item->opens) merge->bytes += cf__pattern_room(m, cf__schedule_unit(m, item->chunk));
-    merge->chunks += item->keep;
+    const cf__pipe_unit *unit = cf__schedule_unit(m, item->chunk);
+    if (m->needs != NULL && item->opens) merge->held.bytes += cf__pattern_room(m, unit);
+    if (item->opens) merge->held.state += cf__schedule_unit_state(m, unit);
+    merge->held.chunks += item->keep;
     cf__schedule_put(&merge->next, (cf_pass)item->pass, m->pipe.first_chunk + item->chunk, merge->stage, item->keep);
 }
 
@@ -5123,8 +5164,9 @@ static void cf__pattern_put_backward(const cf__schedule_maker *m, cf__pattern_me
     int64_t i = chunk - unit->first;
     if (m->pipe.local && cf__pipe_is_dropped(unit, i)) cf__schedule_put(&merge->next, CF_R, id, merge->stage, 1);
     cf__schedule_put(&merge->next, CF_B, id, merge->stage, 0);
-    merge->chunks -= !(m->pipe.local && i >= unit->k);
-    if (m->needs != NULL) merge->bytes -= m->needs[chunk] - (i > 0 ? m->needs[chunk - 1] : 0);
+    merge->held.chunks -= !(m->pipe.local && i >= unit->k);
+    merge->held.state -= cf__schedule_state(m, chunk);
+    if (m->needs != NULL) merge->held.bytes -= m->needs[chunk] - (i > 0 ? m->needs[chunk - 1] : 0);
 }
 
 /* Writes the lists of all stages; returns the number of actions. */
@@ -5132,7 +5174,7 @@ static int64_t cf__pattern_write(const cf__schedule_maker *m, cf_schedule *sched
     cf__pattern_merge merge;
     int64_t s;
     memset(&merge, 0, sizeof merge);
-    merge.limits.chunks = merge.limits.bytes = INT64_MAX;
+    merge.limits.chunks = merge.limits.bytes = merge.limits.state = INT64_MAX;
     merge.next = schedule->actions;
     for (s = 0; s < m->desc.n_stages; s++) {
         cf__schedule_tighten(&merge.limits, m, s);
@@ -5202,6 +5244,26 @@ static cf_result cf__schedule_fail_limit(const cf__schedule_maker *m) {
                     "no schedule can keep to it");
 }
 
+/* Notes what the limits are measured by: the longest group, and everything at once. */
+static void cf__schedule_measure(cf__schedule_maker *m) {
+    const cf_bytes *bytes = &m->desc.bytes;
+    int64_t i, s;
+    m->all.chunks = m->pipe.n * m->desc.n_virtual;
+    for (i = 0; i < m->pipe.n; i++) {
+        const cf_chunk *c = &m->pipe.chunks[i];
+        m->all.state += c->padded;
+        if (c->group >= 0) m->most_state = cf__max(m->most_state, c->prefix + cf__schedule_state(m, i));
+    }
+    m->all.bytes = m->all.state * m->desc.n_virtual *
+                   (bytes->per_token_activations + bytes->per_token_state + bytes->per_token_state_gradient +
+                    bytes->per_token_boundary);
+    for (s = 0; s < m->desc.n_stages; s++) {
+        cf__schedule_limits asked = cf__schedule_asked(m, s);
+        m->counts_chunks |= m->is_default || (asked.chunks > 0 && asked.chunks < m->all.chunks);
+        m->counts_bytes |= asked.bytes > 0 && asked.bytes < m->all.bytes;
+    }
+}
+
 /* Chunks of the longest group. */
 static int64_t cf__schedule_longest(const cf__pipeline *pipe) {
     int64_t i, most = 1;
@@ -5239,9 +5301,10 @@ static cf_schedule *cf__schedule_layout(cf_schedule *header, cf__carver *carver)
 }
 
 /* Whether the chunks can be taken in rounds of as many as there are stages: they divide by them, none is in a group,
-   and no limit stands in the way. */
+   no limit stands in the way, and virtual stages lie in loops. */
 static int cf__schedule_has_rounds(const cf__schedule_maker *m) {
-    return m->pipe.n % m->desc.n_stages == 0 && m->n_units == m->pipe.n && !cf__schedule_is_limited(&m->desc);
+    return m->pipe.n % m->desc.n_stages == 0 && m->n_units == m->pipe.n && !m->is_limited &&
+           m->pipe.placement == CF_PLACEMENT_LOOP;
 }
 
 /* Megatron-LM's interleaved 1F1B (Narayanan et al., 2021): each round goes through all virtual stages of a stage before
@@ -5859,56 +5922,58 @@ static double cf__bounds_strongest(const cf__bounds *b) {
 }
 
 /* ================================================================================================================
-   >>search    dispatch, and the search for the best
+   >>dispatch    schedules by simulated time
+
+   Time goes by, and whenever a stage is free it takes, of the passes that are ready there, the one that its policy
+   likes best. So every choice is made with the knowledge of that moment, and what follows from it is seen at once.
+
+   A pass is ready when everything that the rules of >>pipeline name has been made and has arrived. How many of these
+   things a pass still waits for is counted in `missing`; each pass that is taken supplies those that wait for it. A
+   ready pass lies in one of the queues of its stage, most of them sorted by urgency, which is the longest way from the
+   start of the pass to the end of all.
+
+   Room is dealt with in one of two ways, each of which is a table of functions (cf__dispatch_room).
+
+   Promises: a unit starts on a virtual stage when the stage has room for all that the unit will ever keep there, and
+   the room comes back as its chunks end. This cannot deadlock. A unit that has started waits only for virtual stages
+   further down, since its own room is promised. One that starts in a row of virtual stages leaves as much as a unit
+   needs in each later row, so that the first rows never fill the places of the last one, which waits for nobody.
+
+   Eviction, for local replay: forwards run whether there is a place for their activations or not. Where there is none,
+   the chunk whose backward is furthest off gives up its own place after the fact (Belady's rule): its forward has taken
+   no longer than one that drops the activations, and all that changes is a replay before its backward. A replay is
+   called just in time for its backward, or sooner where the stage would stand idle. With one row of virtual stages
+   nobody waits but replays, and they only for gradients that are on their way. With several rows it may end in a
+   deadlock; then the search has tried one candidate in vain.
+
+   State is bounded the same way in both. A group starts on a virtual stage when there is room for the state of all its
+   tokens, which comes back as its backwards end. No stage has room for less state than the stages after it need for
+   one group, so the last virtual stage at which a group waits always holds one that goes on. The inputs of a
+   group's dropped chunks are no more tokens than its state. Those of standalone chunks are counted: a stage that keeps
+   twice as many as the pipeline has virtual stages drops no other.
    ================================================================================================================ */
 
-/* ---- dispatch: schedules by simulated time ----
-
-   Whenever a stage is free it takes, of the passes that are ready, the one that its policy likes best. There are two
-   ways to deal with room.
-
-   Promises: before a unit keeps its first chunk on a virtual stage, the stage must have room for all that the unit
-   keeps there; the room comes back as the chunks end. This cannot deadlock. Whoever holds a place waits only for stages
-   behind, or for places there, since the rest of its unit has its places already. A unit that is about to take places
-   in one row of virtual stages leaves as many as a unit needs in each later row, so that those in front never fill the
-   places of those behind, and the last row waits for nobody.
-
-   Eviction: on the first `n_eager` virtual stages forwards run whether there is a place or not. Where there is none,
-   the kept chunk whose backward is furthest off gives up its own after the fact (Belady's rule): its forward takes as
-   long if it drops the activations, and all that changes is a replay before the backward. In local replay that is
-   called just in time, or sooner where the stage has a place and would stand idle, and nobody waits for a place but
-   replays, which in turn wait for nothing but gradients that are on their way. Through the pipeline a chunk that is
-   evicted on one stage is dropped on all before it; so are the last chunks of groups, while the replays of the others
-   follow each other. On later virtual stages units wait for a place, since enough chunks are kept there for the stages
-   behind them to be busy.
-
-   Eviction may end in a deadlock if replays come through the pipeline or virtual stages share a stage; then the search
-   has tried one candidate in vain. */
-
 typedef struct cf__dispatch_policy {
-    int split;             /* I and W in place of B */
-    int evicts;            /* how to deal with room */
-    int64_t n_eager;       /* on that many virtual stages units start whether there is a place or not */
-    double bias;           /* seconds by which backwards (and replays) are preferred to forwards */
-    double deep;           /* seconds by which a later row of virtual stages is preferred in forwards */
+    int split;             /* backwards are cut into I and W */
+    int evicts;            /* how room is dealt with */
+    double bias;           /* backwards (and replays) are preferred to forwards by so many seconds */
+    double deep;           /* a later row of virtual stages is preferred in forwards by so many seconds */
     double lead;           /* forwards go first while the next stage has less to run than this many times what this one
-                              has at hand, so that it need not wait while backwards keep this one busy. 0: never */
-    double patience;       /* waits for a better pass if that costs less than this part of the one at hand */
+                              has at hand, so that the next one need not wait. 0: never */
     int64_t depth;         /* most chunks that a stage keeps, if it can do with that. 0: any number */
     double rhythm;         /* 0: passes go by urgency. Otherwise forwards and backwards go strictly by their beats, in
                               which each virtual stage comes so many chunks later than the one before */
-    const int64_t *ahead;  /* (n_stages) starts no unit while this many kept forwards have no backward yet; then units
-                              start in order everywhere. NULL: any number */
+    const int64_t *ahead;  /* (n_stages) no unit starts while this many kept forwards have no backward yet, and units
+                              start in the same order everywhere. NULL: any number */
 } cf__dispatch_policy;
 
-/* In place of the number of chunks that a unit keeps: it has not started, or it has dropped some and will say later. */
-enum { CF__DISPATCH_NOT_STARTED = -2, CF__DISPATCH_OPEN = -1 };
-
-/* In place of what a pass still waits for. */
-enum { CF__DISPATCH_TAKEN = -1 };
-
-/* By so many forwards a stage may be ahead of the next one while it has backwards to run. */
-enum { CF__DISPATCH_AHEAD = 2 };
+enum {
+    CF__DISPATCH_NOT_STARTED = -1, /* stands for the number of chunks that a unit keeps, before it has started */
+    CF__DISPATCH_TAKEN = -1,       /* stands for what a pass waits for, once it has been taken */
+    CF__DISPATCH_AHEAD = 2,        /* a stage gets so many forwards ahead of the next one while it has backwards */
+    CF__DISPATCH_INPUTS = 2        /* a stage keeps the inputs of so many times as many dropped standalone chunks as the
+                                      pipeline has virtual stages */
+};
 
 /* Passes are numbered cell by cell, and in a cell by their place. */
 static int32_t cf__dispatch_id(int64_t cell, int place) { return (int32_t)(cell * CF__PIPE_PLACES + place); }
@@ -5917,23 +5982,22 @@ static int64_t cf__dispatch_cell(int32_t id) { return (int64_t)((uint32_t)id / C
 
 static int cf__dispatch_place(int32_t id) { return (int)((uint32_t)id % CF__PIPE_PLACES); }
 
-/* Where passes wait on a stage: those that are not ready yet, by the time at which they are; by urgency, those of each
-   place by themselves: forwards that need no leave, replays, backwards, W; and forwards that start a unit or may take
-   places, those of each row of virtual stages by themselves: in the first row by the order of units, in the others by
-   urgency. */
+/* The queues of a stage. */
 enum {
-    CF__DISPATCH_COMING = 0,
-    CF__DISPATCH_PLAN, /* in a rhythm: all forwards and backwards by their beats, ready or not */
-    CF__DISPATCH_KEPT, /* cells that were kept, the one whose backward is furthest off first */
-    CF__DISPATCH_DROPPED, /* cells that wait for their replay to be called, the one whose backward comes next first */
-    CF__DISPATCH_BEGUN, /* the first of four, by place */
+    CF__DISPATCH_COMING = 0, /* passes that will be ready, by the time at which they are */
+    CF__DISPATCH_PLAN,       /* in a rhythm: all forwards and backwards by their beats, ready or not */
+    CF__DISPATCH_KEPT,       /* cells that are kept, the one whose backward is furthest off first */
+    CF__DISPATCH_DROPPED,    /* cells whose replay has not been called, the one whose backward comes next first */
+    CF__DISPATCH_BEGUN,      /* the first of four queues of ready passes, one for each place, by urgency */
     CF__DISPATCH_REPLAYS,
     CF__DISPATCH_RETURNING,
     CF__DISPATCH_WEIGHTS,
-    CF__DISPATCH_FRESH /* the first of n_virtual, by row */
+    CF__DISPATCH_FRESH       /* the first of n_virtual queues, one for each row: forwards that are the first of their
+                                unit, or with promises, the first that is kept; in the first row in the order of units,
+                                in the others by urgency */
 };
 
-/* A heap of passes, or of units. */
+/* A heap of passes, of cells, or in the first queue of fresh forwards, of chunks. */
 typedef struct cf__dispatch_queue {
     int32_t *heap;
     int64_t n;
@@ -5942,32 +6006,50 @@ typedef struct cf__dispatch_queue {
 /* One stage at work. */
 typedef struct cf__dispatch_worker {
     double free_at;
-    double left;                     /* seconds of all passes that it has not taken, as far as they are known */
-    double drain;                    /* the shortest way from its last pass to the end of all */
-    double ready;                    /* seconds of the passes that it could take, or that are on their way to it */
+    double ready;               /* seconds of the passes that it could take, or that are on their way to it */
     double link_free[2];
-    cf__schedule_limits room;        /* not yet promised */
-    int64_t next_unit;               /* the first unit that has not started here */
-    int64_t n_forwards;              /* taken */
-    int64_t n_ahead;                 /* forwards minus backwards, of chunks that are not dropped */
-    int64_t n_dropped;               /* standalone chunks between their forward and their backward that were dropped */
-    cf__dispatch_queue *queues;      /* (CF__DISPATCH_FRESH + n_virtual) */
-    int32_t *done;                   /* passes in the order in which they were taken */
+    cf__schedule_limits room;   /* what is left of its chunks and bytes */
+    int64_t next_unit;          /* the first unit that has not started here */
+    int64_t n_forwards;         /* taken */
+    int64_t n_ahead;            /* forwards minus backwards, of chunks that are not dropped */
+    int64_t n_dropped;          /* standalone chunks that were dropped and have had no backward yet */
+    cf__dispatch_queue *queues; /* (CF__DISPATCH_FRESH + n_virtual) */
+    int32_t *done;              /* passes in the order in which they were taken */
     int64_t n_done;
 } cf__dispatch_worker;
+
+struct cf__dispatch;
+
+/* What is asked and told where room matters, by each way of dealing with it in its own words. */
+typedef struct cf__dispatch_room {
+    /* how many chunks a unit keeps on virtual stage v if it starts there now, or CF__DISPATCH_NOT_STARTED: it waits */
+    int64_t (*offer)(struct cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v);
+    /* a unit starts, and keeps unit->k chunks */
+    void (*start)(struct cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v);
+    /* whether a ready pass of a unit that has started may run */
+    int (*allows)(struct cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int place, int64_t chunk,
+                  int64_t v);
+    /* a pass has been taken */
+    void (*take)(struct cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int place, int64_t chunk, int64_t v);
+    /* a chunk has had its last pass, which ends at `end` */
+    void (*finish)(struct cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
+                   double end);
+} cf__dispatch_room;
 
 typedef struct cf__dispatch {
     cf__schedule_maker *maker;
     const cf__pipeline *pipe;
     const cf__bounds_paths *paths;
     cf__dispatch_policy policy;
-    int32_t *kept;        /* (n_units x n_v) chunks that a unit keeps on a virtual stage, or one of these two */
-    cf__schedule_limits most; /* that a unit keeps on one virtual stage */
-    int64_t replay_bytes; /* most that the replay of a dropped standalone chunk takes */
-    double *place;        /* (n) chunks of the units before that of a chunk: keys of the heaps of fresh chunks */
+    const cf__dispatch_room *room;
+    int32_t *kept;        /* (n_units x n_v) chunks that a unit keeps on a virtual stage */
+    int64_t *state;       /* (n_v) tokens of state for which there is room */
+    cf__schedule_limits most; /* what any unit takes of a stage's room on one virtual stage, at most */
+    int64_t replay_bytes; /* what the replay of a dropped standalone chunk takes, at most */
+    double *place;        /* (n) chunks of the units before that of a chunk: keys of the first fresh queue */
     int64_t longest;      /* chunks of the longest unit */
-    int8_t *missing;      /* (passes) how much of what must come before has not been taken; what does not depend on how
-                             many chunks the unit keeps there is counted from the start */
+    int8_t *missing;      /* (passes) how many things a pass waits for, counted once that is known: of passes but F
+                             when the unit starts */
     double *ready_at;     /* (passes) */
     double *urgency;      /* (passes) the lower the more urgent: minus the time from its start to the end of all */
     const double *nudges; /* (passes) added to that; or NULL */
@@ -6010,6 +6092,7 @@ static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf
     int64_t passes = cf__dispatch_passes(&m->pipe), s;
     for (d->n_leaves = 1; d->n_leaves < m->desc.n_stages;) d->n_leaves *= 2;
     d->kept = (int32_t *)cf__take(carver, m->n_units * m->pipe.n_v, sizeof(int32_t));
+    d->state = (int64_t *)cf__take(carver, m->pipe.n_v, sizeof(int64_t));
     d->place = (double *)cf__take(carver, m->pipe.n, sizeof(double));
     d->near = (double *)cf__take(carver, m->pipe.n * m->pipe.n_v, sizeof(double));
     d->far = (double *)cf__take(carver, m->pipe.n * m->pipe.n_v, sizeof(double));
@@ -6065,24 +6148,27 @@ static int32_t cf__dispatch_top(const cf__dispatch_worker *worker, int64_t queue
     return worker->queues[queue].n > 0 ? worker->queues[queue].heap[0] : -1;
 }
 
-/* Where the unit of a chunk says how many it keeps on virtual stage v. */
+/* Where it says how many chunks the unit of a chunk keeps on virtual stage v. */
 static int32_t *cf__dispatch_kept(const cf__dispatch *d, int64_t chunk, int64_t v) {
     return &d->kept[d->maker->unit_of[chunk] * d->pipe->n_v + v];
 }
 
-/* The unit of a chunk as it is on virtual stage v. As long as it is open, all chunks so far have been dropped. */
+/* The unit of a chunk as it is on virtual stage v. */
 static cf__pipe_unit cf__dispatch_unit(const cf__dispatch *d, int64_t chunk, int64_t v) {
     cf__pipe_unit unit = *cf__schedule_unit(d->maker, chunk);
-    int32_t kept = *cf__dispatch_kept(d, chunk, v), behind = unit.first + unit.n - 1 - (int32_t)chunk;
-    unit.k = kept >= 0 ? kept : (int32_t)cf__min(unit.k, behind);
+    int32_t kept = *cf__dispatch_kept(d, chunk, v);
+    if (kept >= 0) unit.k = kept;
     return unit;
 }
 
-/* Whether a forward starts its unit on virtual stage v, or is the one with which it may begin to keep chunks. */
-static int cf__dispatch_asks(const cf__dispatch *d, int64_t chunk, int64_t v) {
+static int cf__dispatch_is_taken(const cf__dispatch *d, int64_t cell, int place) {
+    return d->missing[cf__dispatch_id(cell, place)] == CF__DISPATCH_TAKEN;
+}
+
+/* Whether a forward is the first of its unit, or the first that is kept. */
+static int cf__dispatch_is_fresh(const cf__dispatch *d, int64_t chunk) {
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    return chunk == unit->first ||
-           (*cf__dispatch_kept(d, chunk, v) < 0 && !cf__pipe_is_dropped(unit, chunk - unit->first));
+    return chunk == unit->first || (chunk == unit->first + unit->n - unit->k && !d->policy.evicts);
 }
 
 /* A pass becomes a choice of its stage. */
@@ -6090,39 +6176,27 @@ static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk);
     int place = cf__dispatch_place(id);
-    if (place == CF_F && cf__dispatch_asks(d, chunk, v) && v < d->pipe->n_stages)
-        cf__dispatch_push(worker, CF__DISPATCH_FRESH, (int32_t)chunk, d->place);
-    else if (place == CF_F && cf__dispatch_asks(d, chunk, v))
-        cf__dispatch_push(worker, CF__DISPATCH_FRESH + d->row_of[v], id, d->urgency);
-    else cf__dispatch_push(worker, CF__DISPATCH_BEGUN + place, id, d->urgency);
+    if (place != CF_F || !cf__dispatch_is_fresh(d, chunk))
+        cf__dispatch_push(worker, CF__DISPATCH_BEGUN + place, id, d->urgency);
+    else if (d->row_of[v] == 0) cf__dispatch_push(worker, CF__DISPATCH_FRESH, (int32_t)chunk, d->place);
+    else cf__dispatch_push(worker, CF__DISPATCH_FRESH + d->row_of[v], id, d->urgency);
 }
 
-static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double when);
-
-/* A backward waits for one more thing. If that is a local replay, it is called now, to end when all else is there. */
-static void cf__dispatch_call_local(cf__dispatch *d, int32_t id, int64_t v) {
-    int64_t cell = cf__dispatch_cell(id), chunk = cell - v * d->pipe->n;
-    const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
-    int32_t replay = cf__dispatch_id(cell, CF_R);
-    if (*cf__dispatch_kept(d, chunk, v) < 0 || !cf__pipe_is_dropped(&unit, chunk - unit.first)) return;
-    if (d->missing[replay] <= 0) return; /* it was called sooner */
-    cf__dispatch_supply(d, replay, v, cf__most(d->now, d->ready_at[id] - d->paths->seconds[CF_R][cell]));
-}
-
-/* One thing less that a pass of virtual stage v waits for; `when` it is there. A ready pass goes to its stage: it is a
-   choice at once if the stage cannot look at it any sooner. Until its unit has said what it keeps there, only F can be
-   ready. */
+/* One thing fewer that a pass of virtual stage v waits for: it is there at `when`. A pass that is ready now goes to its
+   stage, and is a choice at once if the stage cannot look at it any sooner. With eviction, a backward that waits only
+   for the replay of its chunk calls that, to end when everything else is there. */
 static void cf__dispatch_supply(cf__dispatch *d, int32_t id, int64_t v, double when) {
-    int64_t stage = d->stage_of[v];
+    int64_t stage = d->stage_of[v], cell = cf__dispatch_cell(id);
     cf__dispatch_worker *worker = &d->workers[stage];
+    int place = cf__dispatch_place(id);
     if (when > d->ready_at[id]) d->ready_at[id] = when;
-    if (--d->missing[id] > 0) {
-        if (d->missing[id] == 1 && d->policy.evicts && d->pipe->local && cf__dispatch_place(id) == CF__PIPE_BACK)
-            cf__dispatch_call_local(d, id, v);
-        return;
+    if (--d->missing[id] == 1 && place == CF__PIPE_BACK && d->policy.evicts) {
+        int32_t replay = cf__dispatch_id(cell, CF_R);
+        double start = cf__most(d->now, d->ready_at[id] - d->paths->seconds[CF_R][cell]);
+        if (d->missing[replay] > 0) cf__dispatch_supply(d, replay, v, start);
     }
-    if (cf__dispatch_place(id) != CF_F && *cf__dispatch_kept(d, cf__dispatch_cell(id) - v * d->pipe->n, v) < 0) return;
-    worker->ready += d->paths->seconds[cf__dispatch_place(id)][cf__dispatch_cell(id)];
+    if (d->missing[id] > 0) return;
+    worker->ready += d->paths->seconds[place][cell];
     if (d->ready_at[id] <= worker->free_at) cf__dispatch_admit(d, stage, id);
     else cf__dispatch_push(worker, CF__DISPATCH_COMING, id, d->ready_at);
     when = cf__most(d->ready_at[id], worker->free_at);
@@ -6137,7 +6211,16 @@ static void cf__dispatch_count(cf__dispatch *d, int place, const cf__pipe_unit *
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
     int n = cf__pipe_follow(links, place, unit, chunk, needs), i, n_there = 0;
     for (i = 0; i < n; i++) n_there += (uint64_t)(v + needs[i].stage) < (uint64_t)d->pipe->n_v;
-    d->missing[cf__dispatch_id(v * d->pipe->n + chunk, place)] += (int8_t)n_there;
+    d->missing[cf__dispatch_id(v * d->pipe->n + chunk, place)] = (int8_t)n_there;
+}
+
+/* Counts it for every pass but F of a unit that starts on virtual stage v. */
+static void cf__dispatch_count_unit(cf__dispatch *d, const cf__pipe_unit *unit, int64_t v) {
+    int64_t i;
+    int place;
+    for (i = unit->first; i < unit->first + unit->n; i++)
+        for (place = CF_R; place < 3 + d->policy.split; place++)
+            if (cf__pipe_occurs(unit, place, i)) cf__dispatch_count(d, place, unit, i, v);
 }
 
 /* The beat of a pass. Chunks begin one step after the other, a unit in order on its way there and in reverse on its way
@@ -6154,33 +6237,17 @@ static double cf__dispatch_beat(const cf__dispatch *d, int place, int64_t chunk,
                        d->place[chunk] + (double)step + cf__product(d->policy.rhythm, (double)way));
 }
 
-/* Where a chunk stands in the order of units, in seconds, so that nudges move it. */
-static double cf__dispatch_turn(const cf__dispatch *d, int64_t chunk) {
-    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    return cf__product(cf__bounds_latest_start(d->paths, CF_F, 0) / (double)d->pipe->n,
-                       d->place[chunk] + (double)(chunk - unit->first));
-}
-
-/* A W that nothing waits for is the least urgent of all. */
+/* How urgent a pass is. With eviction, forwards go in the order of units, in seconds, so that nudges move them. A W
+   that nothing waits for is the least urgent of all. */
 static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
     int64_t cell = v * d->pipe->n + chunk;
     double urgency = -cf__bounds_latest_start(d->paths, place, cell);
     if (d->policy.rhythm > 0) return cf__dispatch_beat(d, place, chunk, v);
-    if (place == CF_F && d->policy.evicts) return cf__dispatch_turn(d, chunk);
+    if (place == CF_F && d->policy.evicts)
+        return cf__product(cf__bounds_latest_start(d->paths, CF_F, 0) / (double)d->pipe->n,
+                           d->place[chunk] + (double)(chunk - cf__schedule_unit(d->maker, chunk)->first));
     if (place == CF_F) return urgency - cf__product(d->policy.deep, (double)d->row_of[v]);
     return place == CF__PIPE_W && !(d->paths->tail[place][cell] > 0) ? 0 : urgency - d->policy.bias;
-}
-
-/* What a stage has before it because of a chunk. More replays come to light as chunks are dropped. */
-static void cf__dispatch_expect(cf__dispatch *d, int64_t v, int64_t chunk) {
-    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    cf__dispatch_worker *worker = &d->workers[d->stage_of[v]];
-    int64_t cell = v * d->pipe->n + chunk;
-    int place, last = d->policy.split ? CF__PIPE_W : CF__PIPE_BACK;
-    for (place = 0; place <= last; place++)
-        if (place != CF_R || cf__pipe_is_dropped(unit, chunk - unit->first))
-            worker->left += d->paths->seconds[place][cell];
-    if (d->paths->tail[last][cell] < worker->drain) worker->drain = d->paths->tail[last][cell];
 }
 
 static void cf__dispatch_start_passes(cf__dispatch *d) {
@@ -6191,7 +6258,6 @@ static void cf__dispatch_start_passes(cf__dispatch *d) {
     for (v = 0; v < d->pipe->n_v; v++)
         for (i = 0; i < d->pipe->n; i++) {
             cf__dispatch_count(d, CF_F, cf__schedule_unit(d->maker, i), i, v);
-            cf__dispatch_expect(d, v, i);
             for (place = 0; place < 3 + d->policy.split; place++) {
                 int32_t id = cf__dispatch_id(v * d->pipe->n + i, place);
                 d->urgency[id] = cf__dispatch_urgency(d, place, i, v);
@@ -6202,55 +6268,57 @@ static void cf__dispatch_start_passes(cf__dispatch *d) {
         }
 }
 
-/* What a unit may ever hold on a virtual stage, if it keeps all that it may. */
-static cf__schedule_limits cf__dispatch_room(const cf__dispatch *d, int64_t id) {
-    const cf__pipe_unit *unit = &d->maker->units[id];
-    cf__schedule_limits room;
-    room.chunks = unit->k;
-    room.bytes = d->maker->needs != NULL ? cf__pattern_room(d->maker, unit) : 0;
-    return room;
+/* What a unit takes of a stage's room for one virtual stage, if it keeps all that it may. */
+static cf__schedule_limits cf__dispatch_needs(const cf__dispatch *d, const cf__pipe_unit *unit) {
+    cf__schedule_limits needs;
+    needs.chunks = unit->k;
+    needs.bytes = d->maker->needs != NULL ? cf__pattern_room(d->maker, unit) : 0;
+    needs.state = cf__schedule_unit_state(d->maker, unit);
+    return needs;
 }
 
 static void cf__dispatch_start_workers(cf__dispatch *d) {
-    int64_t least = d->most.chunks * d->maker->desc.n_virtual, s, q;
+    int64_t least = d->most.chunks * d->maker->desc.n_virtual, s, q, v;
     int64_t depth = d->policy.depth > 0 ? cf__max(d->policy.depth, least) : INT64_MAX;
     for (s = 0; s < d->pipe->n_stages; s++) {
         cf__dispatch_worker *worker = &d->workers[s];
-        worker->free_at = worker->left = worker->ready = worker->link_free[0] = worker->link_free[1] = 0;
-        worker->drain = DBL_MAX;
+        worker->free_at = worker->ready = worker->link_free[0] = worker->link_free[1] = 0;
         worker->room = cf__schedule_limits_of(d->maker, s);
         worker->room.chunks = cf__min(worker->room.chunks, depth);
         worker->next_unit = worker->n_forwards = worker->n_ahead = worker->n_done = worker->n_dropped = 0;
         for (q = 0; q < cf__dispatch_queues(d->maker); q++) worker->queues[q].n = 0;
     }
+    for (v = 0; v < d->pipe->n_v; v++) {
+        d->stage_of[v] = (int32_t)cf__pipe_stage(d->pipe, v);
+        d->row_of[v] = (int32_t)(v / d->pipe->n_stages);
+        d->state[v] = d->workers[d->stage_of[v]].room.state;
+    }
+}
+
+/* Notes where the chunks of unit u stand in the order, after the `before` chunks of the units before it. The backwards
+   of a later row come a round of stages sooner. */
+static void cf__dispatch_start_unit(cf__dispatch *d, const cf__pipe_unit *unit, int64_t before) {
+    cf__schedule_limits needs = cf__dispatch_needs(d, unit);
+    int64_t p = d->pipe->n_stages, i, v;
+    for (i = 0; i < unit->n; i++)
+        for (d->place[unit->first + i] = (double)before, v = 0; v < d->pipe->n_v; v++) {
+            int64_t cell = v * d->pipe->n + unit->first + i;
+            d->near[cell] = (double)(v / p * p + i - unit->n - before);
+            d->far[cell] = -d->near[cell];
+        }
+    d->most.chunks = cf__max(d->most.chunks, needs.chunks);
+    d->most.bytes = cf__max(d->most.bytes, needs.bytes);
+    if (unit->n == 1) d->replay_bytes = cf__max(d->replay_bytes, needs.bytes);
 }
 
 static void cf__dispatch_start(cf__dispatch *d) {
     cf__schedule_maker *m = d->maker;
-    int64_t u, i, n = 0;
+    int64_t u, n = 0;
     cf__schedule_number_units(m);
     d->longest = cf__schedule_longest(d->pipe);
     d->most.chunks = d->most.bytes = d->replay_bytes = 0;
-    for (u = 0; u < m->n_units; u++) {
-        cf__schedule_limits room = cf__dispatch_room(d, u);
-        for (i = 0; i < m->units[u].n; i++) {
-            int64_t chunk = m->units[u].first + i, v, turn = i - m->units[u].n - n;
-            d->place[chunk] = (double)n;
-            for (v = 0; v < m->pipe.n_v; v++) { /* the backwards of a later row come a round of stages sooner */
-                d->near[v * m->pipe.n + chunk] = (double)(v / m->pipe.n_stages * m->pipe.n_stages + turn);
-                d->far[v * m->pipe.n + chunk] = -d->near[v * m->pipe.n + chunk];
-            }
-        }
-        n += m->units[u].n;
-        d->most.chunks = cf__max(d->most.chunks, room.chunks);
-        d->most.bytes = cf__max(d->most.bytes, room.bytes);
-        if (m->units[u].n == 1) d->replay_bytes = cf__max(d->replay_bytes, room.bytes);
-    }
-    for (i = 0; i < m->n_units * m->pipe.n_v; i++) d->kept[i] = CF__DISPATCH_NOT_STARTED;
-    for (i = 0; i < m->pipe.n_v; i++) {
-        d->stage_of[i] = (int32_t)cf__pipe_stage(&m->pipe, i);
-        d->row_of[i] = (int32_t)(i / m->pipe.n_stages);
-    }
+    for (u = 0; u < m->n_units; n += m->units[u++].n) cf__dispatch_start_unit(d, &m->units[u], n);
+    for (u = 0; u < m->n_units * m->pipe.n_v; u++) d->kept[u] = CF__DISPATCH_NOT_STARTED;
     d->makespan = d->now = 0;
     d->n_left = m->pipe.n * m->pipe.n_v * (d->policy.split ? 3 : 2);
     cf__dispatch_start_workers(d);
@@ -6262,240 +6330,215 @@ static void cf__dispatch_start(cf__dispatch *d) {
     }
 }
 
-/* ---- room ---- */
+/* ---- room by promises ---- */
 
-/* Bytes of the input that a chunk which is dropped in local replay leaves behind. */
-static int64_t cf__dispatch_saved_bytes(const cf__dispatch *d, int64_t chunk) {
-    return d->pipe->local ? d->maker->desc.bytes.per_token_boundary * d->pipe->chunks[chunk].padded : 0;
+/* Counts the rows of a stage after that of virtual stage v, for each of which the stage sets aside what a unit needs.
+   In a rhythm it sets nothing aside, as it is settled what comes first. */
+static int64_t cf__dispatch_rows_behind(const cf__dispatch *d, int64_t v) {
+    return d->policy.rhythm > 0 ? 0 : d->maker->desc.n_virtual - 1 - d->row_of[v];
 }
 
-/* Whether a unit may start on a stage as far as the policy is concerned. */
-static int cf__dispatch_may_start(const cf__dispatch *d, int64_t stage, int64_t id, int64_t v) {
-    const cf__dispatch_worker *worker = &d->workers[stage];
-    return d->policy.ahead == NULL || v >= d->pipe->n_stages ||
-           (id == worker->next_unit && worker->n_ahead < d->policy.ahead[stage]);
+static int64_t cf__promise_offer(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
+    const cf__schedule_limits needs = cf__dispatch_needs(d, unit), *room = &d->workers[stage].room;
+    int64_t behind = cf__dispatch_rows_behind(d, v);
+    int fits = room->chunks - behind * d->most.chunks >= needs.chunks &&
+               room->bytes - behind * d->most.bytes >= needs.bytes;
+    return fits ? unit->k : (int64_t)CF__DISPATCH_NOT_STARTED;
 }
 
-/* What a stage can promise a unit that is about to keep chunks on virtual stage v: later rows need their share, and so
-   do replays that will come without having been promised anything. These wait for nothing but a place, except for that
-   of their own chunk on the last virtual stage. */
-static cf__schedule_limits cf__dispatch_free(const cf__dispatch *d, int64_t stage, int64_t v) {
-    const cf__dispatch_worker *worker = &d->workers[stage];
-    int waits = worker->n_dropped > 0 && v < d->pipe->n_v - 1;
-    int64_t behind = d->maker->desc.n_virtual - 1 - d->row_of[v];
-    cf__schedule_limits room = worker->room;
-    if (d->policy.rhythm > 0) behind = 0; /* what comes first is settled */
-    room.chunks -= behind * d->most.chunks + waits;
-    room.bytes -= behind * d->most.bytes + (waits ? d->replay_bytes : 0);
-    return room;
+static void cf__promise_start(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
+    cf__schedule_limits needs = cf__dispatch_needs(d, unit);
+    d->workers[stage].room.chunks -= needs.chunks;
+    d->workers[stage].room.bytes -= needs.bytes;
+    cf__dispatch_count_unit(d, unit, v);
 }
+
+static int cf__promise_allows(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int place, int64_t chunk,
+                              int64_t v) {
+    (void)d, (void)stage, (void)unit, (void)place, (void)chunk, (void)v;
+    return 1;
+}
+
+static void cf__promise_take(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int place, int64_t chunk,
+                             int64_t v) {
+    (void)d, (void)stage, (void)unit, (void)place, (void)chunk, (void)v;
+}
+
+/* The bytes come back by which the rest of a unit needs less. */
+static int64_t cf__dispatch_freed_bytes(const cf__dispatch *d, const cf__pipe_unit *unit, int64_t chunk) {
+    const int64_t *needs = d->maker->needs;
+    return needs == NULL ? 0 : needs[chunk] - (chunk > unit->first ? needs[chunk - 1] : 0);
+}
+
+/* The place of a chunk goes to the one k before it, if that was dropped, or back to the stage. */
+static void cf__promise_finish(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
+                               double end) {
+    d->workers[stage].room.chunks += chunk - unit->first < unit->k;
+    d->workers[stage].room.bytes += cf__dispatch_freed_bytes(d, unit, chunk);
+    (void)v, (void)end;
+}
+
+static const cf__dispatch_room cf__dispatch_promises = {cf__promise_offer, cf__promise_start, cf__promise_allows,
+                                                        cf__promise_take, cf__promise_finish};
+
+/* ---- room by eviction ---- */
 
 /* Whether it is a standalone chunk that is dropped. */
 static int cf__dispatch_is_lone(const cf__pipe_unit *unit) { return unit->n == 1 && unit->k == 0; }
 
-/* Whether a chunk may be evicted, with a replay that is called when it is needed. Through the pipeline that is so for
-   those that its unit may keep; the replays of the others follow each other. */
-static int cf__dispatch_is_loose(const cf__dispatch *d, int64_t chunk) {
-    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    return d->policy.evicts && (d->pipe->local || !cf__pipe_is_dropped(unit, chunk - unit->first));
+/* Bytes, and tokens, of the input that a dropped chunk leaves behind. */
+static int64_t cf__evict_saved_bytes(const cf__dispatch *d, int64_t chunk) {
+    return d->maker->desc.bytes.per_token_boundary * d->pipe->chunks[chunk].padded;
 }
 
-/* A unit as the rules of its passes at a place have it: replays that are called follow no rule but that they go on from
-   stage to stage. */
-static cf__pipe_unit cf__dispatch_shape(const cf__dispatch *d, const cf__pipe_unit *unit, int place) {
-    cf__pipe_unit shape = *unit;
-    if (!d->policy.evicts) return shape;
-    shape.k = d->pipe->local ? shape.n : cf__schedule_unit(d->maker, unit->first)->k;
-    if (place == CF_R) shape.k = 0;
-    return shape;
+/* The replay of a standalone chunk takes bytes in place of those of its saved input. */
+static int64_t cf__evict_replay_bytes(const cf__dispatch *d, int64_t chunk) {
+    return d->maker->needs == NULL ? 0 : d->maker->needs[chunk] - cf__evict_saved_bytes(d, chunk);
 }
 
-/* Whether a pass takes a place that its unit was not promised. */
-static int cf__dispatch_takes_place(const cf__dispatch *d, const cf__pipe_unit *unit, int place, int64_t chunk) {
-    return d->policy.evicts && cf__pipe_keeps(unit, place, chunk);
+/* Whether a stage may drop another chunk, of which it has to keep the input. */
+static int cf__evict_can_drop(const cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit) {
+    return unit->n > 1 || d->workers[stage].n_dropped < CF__DISPATCH_INPUTS * d->pipe->n_v;
 }
 
-/* Such a pass begins (sign 1), or its backward has ended (-1). A chunk that was dropped by itself takes its bytes as
-   well, in place of those of its saved input. */
-static void cf__dispatch_take_place(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int sign) {
-    cf__dispatch_worker *worker = &d->workers[stage];
-    worker->room.chunks -= sign;
-    if (!cf__dispatch_is_lone(unit) || d->maker->needs == NULL) return;
-    worker->room.bytes -= sign * d->maker->needs[unit->first];
-    if (sign > 0) worker->room.bytes += cf__dispatch_saved_bytes(d, unit->first);
-}
-
-/* The virtual stage whose backward calls the replays of a chunk that is dropped on the first n_dropped ones, if they
-   come through the pipeline: a row of replays takes half as long as one of backwards. */
-static int64_t cf__dispatch_caller(const cf__dispatch *d, int64_t n_dropped) {
-    return cf__min(2 * n_dropped, d->pipe->n_v - 1);
-}
-
-/* Whether a cell still keeps its activations, and no replay of it would come too late. */
-static int cf__dispatch_may_evict(const cf__dispatch *d, int32_t cell) {
-    int64_t n = d->pipe->n, chunk, v = cf__dispatch_stage(d, cf__dispatch_id(cell, CF_F), &chunk), caller;
-    const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
-    if (cf__pipe_is_dropped(&unit, chunk - unit.first)) return 0;
-    if (d->pipe->local) return d->missing[cf__dispatch_id(cell, CF__PIPE_BACK)] > 0;
-    if (chunk > unit.first && d->missing[cf__dispatch_id(chunk - 1, CF_R)] == CF__DISPATCH_TAKEN) return 0;
-    caller = cf__dispatch_caller(d, v + 1);
-    return v < caller && d->missing[cf__dispatch_id(caller * n + chunk, CF__PIPE_BACK)] != CF__DISPATCH_TAKEN;
-}
-
-/* The cell to evict next; -1: there is none. */
-static int32_t cf__dispatch_victim(cf__dispatch *d, int64_t stage) {
+/* The cell to evict next; -1: there is none. A cell whose backward could begin is not evicted any more. */
+static int32_t cf__evict_victim(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int32_t cell;
-    while ((cell = cf__dispatch_top(worker, CF__DISPATCH_KEPT)) >= 0 && !cf__dispatch_may_evict(d, cell))
-        cf__dispatch_pop(worker, CF__DISPATCH_KEPT, d->near);
-    return cell;
+    for (; (cell = cf__dispatch_top(worker, CF__DISPATCH_KEPT)) >= 0;
+         cf__dispatch_pop(worker, CF__DISPATCH_KEPT, d->near)) {
+        int64_t chunk, v = cf__dispatch_stage(d, cf__dispatch_id(cell, CF_F), &chunk);
+        const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
+        if (cf__pipe_is_dropped(&unit, chunk - unit.first)) continue;
+        if (d->missing[cf__dispatch_id(cell, CF__PIPE_BACK)] <= 0) continue;
+        return cf__evict_can_drop(d, stage, &unit) ? cell : -1;
+    }
+    return -1;
 }
 
-/* The backward of a dropped cell waits for a replay, too, which somebody has to call or to hand on to. Where backwards
-   are cut, the replay also waits for the W with which its group keeps less than it may: I alone gives no place back. */
-static void cf__dispatch_await_replay(cf__dispatch *d, int64_t cell) {
-    int64_t chunk = cell % d->pipe->n;
-    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    int waits = d->policy.split && chunk + unit->k < unit->first + unit->n;
-    if (waits) waits = d->missing[cf__dispatch_id(cell + unit->k, CF__PIPE_W)] != CF__DISPATCH_TAKEN;
+/* The backward of a dropped cell waits for a replay, which waits to be called. Where backwards are cut, the replay also
+   waits for the W with which its group keeps fewer chunks than it may, for I alone gives no place back. */
+static void cf__evict_await_replay(cf__dispatch *d, int64_t stage, int64_t cell) {
+    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, cell % d->pipe->n);
+    int waits = d->policy.split && cell % d->pipe->n + unit->k < unit->first + unit->n &&
+                !cf__dispatch_is_taken(d, cell + unit->k, CF__PIPE_W);
     d->missing[cf__dispatch_id(cell, CF_R)] = (int8_t)(1 + waits);
     d->missing[cf__dispatch_id(cell, CF__PIPE_BACK)]++;
-    if (d->pipe->local)
-        cf__dispatch_push(&d->workers[d->stage_of[cell / d->pipe->n]], CF__DISPATCH_DROPPED, (int32_t)cell, d->far);
+    cf__dispatch_push(&d->workers[stage], CF__DISPATCH_DROPPED, (int32_t)cell, d->far);
 }
 
-/* That W has run. */
-static void cf__dispatch_release_replay(cf__dispatch *d, int64_t v, int64_t chunk, double end) {
-    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    int32_t replay;
-    if (!d->policy.evicts || !d->pipe->local || chunk - unit->k < unit->first) return;
-    replay = cf__dispatch_id(v * d->pipe->n + chunk - unit->k, CF_R);
-    if (d->missing[replay] > 0) cf__dispatch_supply(d, replay, v, end);
-}
-
-/* A kept cell turns out to have been dropped; if replays come through the pipeline, on all virtual stages before, too.
-   */
-static void cf__dispatch_evict(cf__dispatch *d, int64_t stage) {
-    int32_t cell = cf__dispatch_victim(d, stage);
+/* A kept cell turns out to have been dropped. */
+static void cf__evict_one(cf__dispatch *d, int64_t stage) {
+    cf__dispatch_worker *worker = &d->workers[stage];
+    int32_t cell = cf__evict_victim(d, stage);
     int64_t chunk, v;
     if (cell < 0) return;
     v = cf__dispatch_stage(d, cf__dispatch_id(cell, CF_F), &chunk);
-    for (; v >= 0; v--) {
-        int32_t *kept = cf__dispatch_kept(d, chunk, v);
-        int64_t at = d->stage_of[v];
-        cf__dispatch_worker *worker = &d->workers[at];
-        cf__pipe_unit unit;
-        unit = cf__dispatch_unit(d, chunk, v);
-        if (cf__pipe_is_dropped(&unit, chunk - unit.first)) return;
-        unit.k = --*kept;
-        cf__dispatch_take_place(d, at, &unit, -1);
-        if (cf__dispatch_is_lone(&unit)) {
-            worker->n_dropped++;
-            if (d->maker->needs != NULL) worker->room.bytes -= cf__dispatch_saved_bytes(d, chunk);
-        }
-        cf__dispatch_await_replay(d, v * d->pipe->n + chunk);
-        worker->left += d->paths->seconds[CF_R][v * d->pipe->n + chunk];
-        if (d->pipe->local) return;
-        if (d->wake[at] > cf__most(d->now, worker->free_at))
-            cf__dispatch_set_wake(d, at, cf__most(d->now, worker->free_at));
+    worker->room.chunks++;
+    if (--*cf__dispatch_kept(d, chunk, v) == 0 && cf__schedule_unit(d->maker, chunk)->n == 1) {
+        worker->n_dropped++;
+        worker->room.bytes += cf__evict_replay_bytes(d, chunk);
     }
+    cf__evict_await_replay(d, stage, cell);
 }
 
-/* The same of bytes and, for a unit that waits for its places, chunks. Where units start at once, a standalone chunk
-   waits for a place on the last virtual stage alone, where its backward follows. So does a group that is replayed
-   through the pipeline, for that stage cannot evict what it has just kept. */
-static int cf__dispatch_fits(cf__dispatch *d, int64_t stage, int64_t chunk, int64_t v, int64_t left) {
-    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    cf__schedule_limits own = cf__dispatch_room(d, d->maker->unit_of[chunk]), room = cf__dispatch_free(d, stage, v);
-    if (room.bytes < own.bytes) return 0;
-    if (!d->policy.evicts) return room.chunks >= left;
-    if (v < d->policy.n_eager && (v < d->pipe->n_v - 1 || (d->pipe->local && unit->n > 1))) return 1;
-    return room.chunks >= 1 || (v < d->policy.n_eager && cf__dispatch_victim(d, stage) >= 0);
+/* A unit starts where there are bytes for all that it may keep; a standalone chunk on the last virtual stage, where its
+   backward follows at once, also needs a place. Where there are bytes for nothing but the input of a standalone chunk
+   and the replay of another one, the chunk starts by being dropped. */
+static int64_t cf__evict_offer(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
+    const cf__dispatch_worker *worker = &d->workers[stage];
+    int last = v == d->pipe->n_v - 1, waits = worker->n_dropped > 0 && !last;
+    int drops = cf__evict_can_drop(d, stage, unit);
+    int64_t bytes = worker->room.bytes;
+    int has_place = worker->room.chunks >= 1 || unit->n > 1 || (!last && drops) || cf__evict_victim(d, stage) >= 0;
+    if (!has_place) return CF__DISPATCH_NOT_STARTED;
+    if (d->maker->needs == NULL) return unit->k;
+    if (bytes - cf__dispatch_rows_behind(d, v) * d->most.bytes - (waits ? d->replay_bytes : 0) >=
+        cf__pattern_room(d->maker, unit))
+        return unit->k;
+    if (unit->n > 1 || last || !drops) return CF__DISPATCH_NOT_STARTED;
+    return bytes >= cf__evict_saved_bytes(d, unit->first) + d->replay_bytes ? 0 : (int64_t)CF__DISPATCH_NOT_STARTED;
 }
 
-/* Whether a standalone chunk starts by being dropped, since there are bytes for nothing but that and the replay of
-   another. */
-static int cf__dispatch_starts_dropped(const cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
-    int64_t bytes = cf__dispatch_saved_bytes(d, unit->first) + d->replay_bytes;
-    if (!d->policy.evicts || d->maker->needs == NULL) return 0;
-    if (unit->n > 1 || v == d->pipe->n_v - 1) return 0;
-    if (!d->pipe->local && v > 0 && *cf__dispatch_kept(d, unit->first, v - 1) > 0) return 0;
-    return d->workers[stage].room.bytes >= bytes;
-}
-
-/* What the unit of a forward that asks keeps on virtual stage v if the forward runs now: a number of chunks, or
-   CF__DISPATCH_OPEN if this one is dropped and the next one asks again. CF__DISPATCH_NOT_STARTED: it has to wait. */
-static int64_t cf__dispatch_fit(cf__dispatch *d, int64_t stage, int64_t chunk, int64_t v) {
-    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    int64_t left = unit->first + unit->n - chunk;
-    if (chunk == unit->first && !cf__dispatch_may_start(d, stage, d->maker->unit_of[chunk], v))
-        return CF__DISPATCH_NOT_STARTED;
-    if (d->maker->needs != NULL || d->policy.evicts) left = unit->k; /* promised to the whole unit */
-    if (left > unit->k) return CF__DISPATCH_OPEN;
-    if (cf__dispatch_fits(d, stage, chunk, v, left)) return left;
-    return cf__dispatch_starts_dropped(d, stage, unit, v) ? 0 : (int64_t)CF__DISPATCH_NOT_STARTED;
-}
-
-/* A forward that asks runs: with it a unit starts, or says what it keeps. */
-static void cf__dispatch_grant(cf__dispatch *d, int64_t stage, int64_t chunk, int64_t v) {
+/* All passes are counted as if the unit kept everything, and then each chunk that it drops awaits its replay. */
+static void cf__evict_start(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    int64_t id = d->maker->unit_of[chunk], kept = cf__dispatch_fit(d, stage, chunk, v), i;
-    cf__pipe_unit unit = d->maker->units[id], shape;
-    int place;
-    d->kept[id * d->pipe->n_v + v] = (int32_t)kept;
-    while (worker->next_unit < d->maker->n_units &&
-           d->kept[worker->next_unit * d->pipe->n_v + stage] != CF__DISPATCH_NOT_STARTED)
-        worker->next_unit++;
-    if (kept < 0) return;
-    unit.k = (int32_t)kept;
-    if (!d->policy.evicts) worker->room.chunks -= kept;
-    worker->room.bytes -= kept > 0 ? cf__dispatch_room(d, id).bytes : cf__dispatch_saved_bytes(d, unit.first);
-    worker->n_dropped += kept == 0;
-    shape = cf__dispatch_shape(d, &unit, CF_F);
-    for (i = unit.first; i < unit.first + unit.n; i++) {
-        for (place = CF_R; place < 3 + d->policy.split; place++)
-            if (cf__pipe_occurs(&shape, place, i)) cf__dispatch_count(d, place, &shape, i, v);
-        if (cf__pipe_is_dropped(&unit, i - unit.first) && !cf__pipe_is_dropped(&shape, i - unit.first))
-            cf__dispatch_await_replay(d, v * d->pipe->n + i);
-        if (cf__pipe_is_dropped(&unit, i - unit.first) && !cf__pipe_is_dropped(&d->maker->units[id], i - unit.first))
-            worker->left += d->paths->seconds[CF_R][v * d->pipe->n + i];
-    }
-}
-
-/* A chunk has ended on a stage: its place goes to the chunk k before it, if that was dropped, or back to the stage. */
-static void cf__dispatch_free_room(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk) {
-    const int64_t *needs = d->maker->needs;
-    cf__dispatch_worker *worker = &d->workers[stage];
-    worker->n_dropped -= cf__dispatch_is_lone(unit);
-    if (d->policy.evicts) cf__dispatch_take_place(d, stage, unit, -1);
-    else worker->room.chunks += chunk - unit->first < unit->k;
-    if (cf__dispatch_is_lone(unit)) return;
-    if (needs != NULL) worker->room.bytes += needs[chunk] - (chunk > unit->first ? needs[chunk - 1] : 0);
+    cf__pipe_unit all = *unit;
+    int64_t i;
+    all.k = all.n;
+    cf__dispatch_count_unit(d, &all, v);
+    for (i = 0; i < unit->n - unit->k; i++) cf__evict_await_replay(d, stage, v * d->pipe->n + unit->first + i);
+    if (cf__dispatch_is_lone(unit)) {
+        worker->n_dropped++;
+        worker->room.bytes -= cf__evict_saved_bytes(d, unit->first);
+    } else if (d->maker->needs != NULL) worker->room.bytes -= cf__pattern_room(d->maker, unit);
 }
 
 /* Whether a replay would come before that of the next chunk of its group: they take their places in falling order. */
-static int cf__dispatch_overtakes(const cf__dispatch *d, const cf__pipe_unit *unit, int place, int64_t chunk,
-                                  int64_t v) {
-    return place == CF_R && cf__pipe_is_dropped(unit, chunk + 1 - unit->first) &&
-           d->missing[cf__dispatch_id(v * d->pipe->n + chunk + 1, CF_R)] != CF__DISPATCH_TAKEN;
+static int cf__evict_overtakes(const cf__dispatch *d, const cf__pipe_unit *unit, int64_t chunk, int64_t v) {
+    return cf__pipe_is_dropped(unit, chunk + 1 - unit->first) &&
+           !cf__dispatch_is_taken(d, v * d->pipe->n + chunk + 1, CF_R);
 }
 
-/* A pass, or -1 if it takes a place and there is none, or would overtake another. */
-static int32_t cf__dispatch_with_place(cf__dispatch *d, int64_t stage, int32_t id) {
+/* Forwards of a group run in any case; replays wait for a place, and for their turn. */
+static int cf__evict_allows(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int place, int64_t chunk,
+                            int64_t v) {
     const cf__dispatch_worker *worker = &d->workers[stage];
-    cf__pipe_unit unit;
-    int64_t chunk, v;
-    int is_forward;
-    if (id < 0 || !d->policy.evicts) return id;
-    v = cf__dispatch_stage(d, id, &chunk);
-    unit = cf__dispatch_unit(d, chunk, v);
-    if (!cf__dispatch_takes_place(d, &unit, cf__dispatch_place(id), chunk)) return id;
-    if (cf__dispatch_overtakes(d, &unit, cf__dispatch_place(id), chunk, v)) return -1;
-    is_forward = cf__dispatch_place(id) == CF_F;
-    if (is_forward && (d->pipe->local || v < cf__min(d->policy.n_eager, d->pipe->n_v - 1))) return id;
-    if (worker->room.chunks < 1 && (is_forward || cf__dispatch_victim(d, stage) < 0)) return -1;
-    if (d->maker->needs == NULL || !cf__dispatch_is_lone(&unit)) return id;
-    return worker->room.bytes >= d->maker->needs[chunk] - cf__dispatch_saved_bytes(d, chunk) ? id : -1;
+    if (place != CF_R) return 1;
+    if (cf__evict_overtakes(d, unit, chunk, v)) return 0;
+    if (worker->room.chunks < 1 && cf__evict_victim(d, stage) < 0) return 0;
+    return unit->n > 1 || worker->room.bytes >= cf__evict_replay_bytes(d, chunk);
+}
+
+static void cf__evict_take(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int place, int64_t chunk,
+                           int64_t v) {
+    cf__dispatch_worker *worker = &d->workers[stage];
+    if (!cf__pipe_keeps(unit, place, chunk)) return;
+    worker->room.chunks--;
+    if (place == CF_F) cf__dispatch_push(worker, CF__DISPATCH_KEPT, (int32_t)(v * d->pipe->n + chunk), d->near);
+    if (cf__dispatch_is_lone(unit)) worker->room.bytes -= cf__evict_replay_bytes(d, chunk);
+    if (worker->room.chunks < 0) cf__evict_one(d, stage);
+}
+
+/* Where backwards are cut, a replay may have waited for this chunk. */
+static void cf__evict_finish(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
+                             double end) {
+    cf__dispatch_worker *worker = &d->workers[stage];
+    int64_t before = chunk - cf__schedule_unit(d->maker, chunk)->k;
+    worker->room.chunks++;
+    worker->n_dropped -= cf__dispatch_is_lone(unit);
+    worker->room.bytes += cf__dispatch_freed_bytes(d, unit, chunk);
+    if (!d->policy.split || before < unit->first) return;
+    if (d->missing[cf__dispatch_id(v * d->pipe->n + before, CF_R)] > 0)
+        cf__dispatch_supply(d, cf__dispatch_id(v * d->pipe->n + before, CF_R), v, end);
+}
+
+static const cf__dispatch_room cf__dispatch_eviction = {cf__evict_offer, cf__evict_start, cf__evict_allows,
+                                                        cf__evict_take, cf__evict_finish};
+
+/* Whether the replay of a dropped cell could run now: all of its unit has been forward and keeps fewer chunks than it
+   may. */
+static int cf__evict_may_replay(cf__dispatch *d, int64_t stage, int32_t cell) {
+    int64_t chunk, v = cf__dispatch_stage(d, cf__dispatch_id(cell, CF_F), &chunk), first_cell = v * d->pipe->n;
+    const cf__pipe_unit *most = cf__schedule_unit(d->maker, chunk), unit = cf__dispatch_unit(d, chunk, v);
+    int64_t last = most->first + most->n - 1, behind = chunk + most->k;
+    if (!cf__dispatch_is_taken(d, first_cell + last, CF_F)) return 0;
+    if (behind <= last && !cf__dispatch_is_taken(d, first_cell + behind, CF__PIPE_BACK)) return 0;
+    return d->missing[cf__dispatch_id(cell, CF_R)] == 1 && cf__evict_allows(d, stage, &unit, CF_R, chunk, v);
+}
+
+/* Rather than stand idle, a stage with a place to spare calls the replay whose backward comes next. Returns whether
+   it has. */
+static int cf__evict_replays_early(cf__dispatch *d, int64_t stage) {
+    cf__dispatch_worker *worker = &d->workers[stage];
+    int32_t cell;
+    if (!d->policy.evicts || worker->room.chunks < 1 || !CF__USES(early_replays)) return 0;
+    while ((cell = cf__dispatch_top(worker, CF__DISPATCH_DROPPED)) >= 0 &&
+           d->missing[cf__dispatch_id(cell, CF_R)] <= 0)
+        cf__dispatch_pop(worker, CF__DISPATCH_DROPPED, d->far);
+    if (cell < 0 || !cf__evict_may_replay(d, stage, cell)) return 0;
+    cf__dispatch_supply(d, cf__dispatch_id(cell, CF_R), cell / d->pipe->n, worker->free_at);
+    return 1;
 }
 
 /* ---- taking a pass ---- */
@@ -6514,38 +6557,19 @@ static void cf__dispatch_pass_on(cf__dispatch *d, int64_t stage, int32_t id, int
     cf__dispatch_supply(d, id, to, begin + transfer);
 }
 
-/* The backward of an evicted chunk on virtual stage v calls its replays, if they come through the pipeline. */
-static void cf__dispatch_call(cf__dispatch *d, int64_t v, int64_t chunk, double now) {
-    const int32_t *kept = cf__dispatch_kept(d, chunk, 0);
-    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    int64_t n_dropped = 0, behind = unit->first + unit->n - 1 - chunk;
-    if (!cf__dispatch_is_loose(d, chunk)) return;
-    while (n_dropped < d->pipe->n_v && kept[n_dropped] <= behind) n_dropped++;
-    if (n_dropped > 0 && v == cf__dispatch_caller(d, n_dropped))
-        cf__dispatch_supply(d, cf__dispatch_id(chunk, CF_R), 0, now);
-}
-
-/* What comes after a pass that ends at `end`. */
-static void cf__dispatch_conclude(cf__dispatch *d, int64_t stage, int place, int64_t v, int64_t chunk, double end) {
-    const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v), shape = cf__dispatch_shape(d, &unit, place);
-    cf__dispatch_worker *worker = &d->workers[stage];
+/* Supplies the passes that wait for one that ends at `end`. With eviction, the rules are followed as if everything were
+   kept; what waits for a replay is its backward alone, and replays wait to be called. */
+static void cf__dispatch_supply_all(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int place,
+                                    int64_t chunk, int64_t v, double end) {
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
+    cf__pipe_unit shape = *unit;
     int n, i;
-    int way = place == CF_F ? 1 : place == CF__PIPE_BACK ? -1 : 0;
-    worker->n_forwards += place == CF_F;
-    worker->n_ahead += way * cf__pipe_keeps(&unit, CF_F, chunk);
-    if (place == (d->policy.split ? CF__PIPE_W : CF__PIPE_BACK)) cf__dispatch_free_room(d, stage, &unit, chunk);
-    if (place == CF__PIPE_W) cf__dispatch_release_replay(d, v, chunk, end);
+    if (d->policy.evicts) shape.k = place == CF_R ? 0 : shape.n;
     n = cf__pipe_follow(&d->pipe->links[d->policy.split][CF__PIPE_HOLDS_UP], place, &shape, chunk, needs);
     for (i = 0; i < n; i++) {
         int64_t to = v + needs[i].stage;
         int32_t id = cf__dispatch_id(to * d->pipe->n + needs[i].chunk, needs[i].place);
-        if (to < 0 || to >= d->pipe->n_v) continue;
-        if (to == v && needs[i].place == CF_R &&
-            (cf__dispatch_is_loose(d, needs[i].chunk) || (place == CF_R && cf__dispatch_is_loose(d, chunk))))
-            continue;
-        if (to != v && place == CF_R && chunk - unit.first >= unit.n - *cf__dispatch_kept(d, chunk, to))
-            continue; /* it was kept there */
+        if (to < 0 || to >= d->pipe->n_v || (d->policy.evicts && needs[i].place == CF_R)) continue;
         if (d->stage_of[to] == stage) cf__dispatch_supply(d, id, to, end);
         else cf__dispatch_pass_on(d, stage, id, v, to, end, cf__pipe_transfer_seconds(d->pipe, chunk));
     }
@@ -6557,35 +6581,27 @@ static double cf__dispatch_take_in(const cf__dispatch *d, int place, int64_t v, 
     return blocks && cf__pipe_leads(d->pipe, way, v) ? cf__pipe_hop_seconds(d->pipe, chunk, v, v + way) : 0;
 }
 
-/* Whether a pass that ends at `end` is too late for a makespan of give_up_at: what must come after it takes too long, or
-   what is left for its stage, with a margin for sums that were rounded differently. */
-static int cf__dispatch_is_late(const cf__dispatch *d, const cf__dispatch_worker *worker, double end, double tail) {
-    if (!CF__USES(giving_up)) return 0;
-    return end + tail > d->give_up_at || (end + worker->left + worker->drain) * (1 - 1e-9) > d->give_up_at;
-}
-
 /* Runs a pass on a free stage. */
 static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double now) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk), cell = v * d->pipe->n + chunk;
-    int place = cf__dispatch_place(id);
+    int place = cf__dispatch_place(id), way = place == CF_F ? 1 : place == CF__PIPE_BACK ? -1 : 0;
     double end = now + d->paths->seconds[place][cell] + cf__dispatch_take_in(d, place, v, chunk);
-    cf__pipe_unit unit;
-    unit = cf__dispatch_unit(d, chunk, v);
-    if (cf__dispatch_takes_place(d, &unit, place, chunk)) cf__dispatch_take_place(d, stage, &unit, 1);
-    if (place == CF_F && cf__dispatch_is_loose(d, chunk) && cf__pipe_keeps(&unit, place, chunk))
-        cf__dispatch_push(worker, CF__DISPATCH_KEPT, (int32_t)cell, d->near);
-    if (worker->room.chunks < 0) cf__dispatch_evict(d, stage);
+    cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
+    d->room->take(d, stage, &unit, place, chunk, v);
+    unit = cf__dispatch_unit(d, chunk, v); /* it may have lost a chunk */
     worker->done[worker->n_done++] = id;
     d->missing[id] = CF__DISPATCH_TAKEN;
     d->n_left -= place != CF_R; /* these hold up a backward each */
     worker->free_at = end;
-    worker->left -= d->paths->seconds[place][cell];
     worker->ready -= d->paths->seconds[place][cell];
+    worker->n_forwards += place == CF_F;
+    worker->n_ahead += way * cf__pipe_keeps(&unit, CF_F, chunk);
     d->makespan = cf__most(d->makespan, end);
-    if (cf__dispatch_is_late(d, worker, end, d->paths->tail[place][cell])) d->makespan = DBL_MAX;
-    cf__dispatch_conclude(d, stage, place, v, chunk, end);
-    if (place == CF__PIPE_BACK && d->policy.evicts && !d->pipe->local) cf__dispatch_call(d, v, chunk, now);
+    if (end + d->paths->tail[place][cell] > d->give_up_at) d->makespan = DBL_MAX; /* too late */
+    if (place == CF__PIPE_BACK) d->state[v] += cf__schedule_state(d->maker, chunk);
+    if (place == (d->policy.split ? CF__PIPE_W : CF__PIPE_BACK)) d->room->finish(d, stage, &unit, chunk, v, end);
+    cf__dispatch_supply_all(d, stage, &unit, place, chunk, v, end);
     cf__dispatch_set_wake(d, stage, worker->free_at);
 }
 
@@ -6599,28 +6615,49 @@ static void cf__dispatch_receive(cf__dispatch *d, int64_t stage, double now) {
         cf__dispatch_admit(d, stage, cf__dispatch_pop(worker, CF__DISPATCH_COMING, d->ready_at));
 }
 
-/* The time at which a pass on its way here is worth waiting for although there is another to run; -1: none is. */
-static double cf__dispatch_worth_waiting(const cf__dispatch *d, int64_t stage, int32_t at_hand, double now) {
-    int32_t coming = cf__dispatch_top(&d->workers[stage], CF__DISPATCH_COMING);
-    int place = cf__dispatch_place(at_hand);
-    double seconds;
-    if (coming < 0 || !(d->policy.patience > 0) || !CF__USES(patience)) return -1;
-    seconds = d->paths->seconds[place][cf__dispatch_cell(at_hand)];
-    if (d->ready_at[coming] - now >= cf__product(seconds, d->policy.patience)) return -1;
-    if (place != CF__PIPE_W && d->urgency[coming] >= d->urgency[at_hand]) return -1;
-    return d->ready_at[coming];
-}
-
 /* The more urgent of two passes, and of equal ones the first; -1 stands for none. */
 static int32_t cf__dispatch_prefer(const cf__dispatch *d, int32_t a, int32_t b) {
     if (a < 0 || b < 0) return a < 0 ? b : a;
     return d->urgency[a] <= d->urgency[b] ? a : b;
 }
 
-/* The forward to take next: one that need not ask, or the first of a row of those that do; -1: none. */
+/* How many chunks a unit keeps on virtual stage v if it starts there now; CF__DISPATCH_NOT_STARTED: it has to wait. */
+static int64_t cf__dispatch_offer(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
+    const cf__dispatch_worker *worker = &d->workers[stage];
+    int64_t id = d->maker->unit_of[unit->first];
+    int is_turn = d->policy.ahead == NULL || v >= d->pipe->n_stages ||
+                  (id == worker->next_unit && worker->n_ahead < d->policy.ahead[stage]);
+    if (!is_turn || d->state[v] < cf__schedule_unit_state(d->maker, unit)) return CF__DISPATCH_NOT_STARTED;
+    return d->room->offer(d, stage, unit, v);
+}
+
+/* With the first forward of a unit on virtual stage v the unit starts there. */
+static void cf__dispatch_start_on(cf__dispatch *d, int64_t stage, int64_t chunk, int64_t v) {
+    cf__dispatch_worker *worker = &d->workers[stage];
+    cf__pipe_unit unit = *cf__schedule_unit(d->maker, chunk);
+    unit.k = (int32_t)cf__dispatch_offer(d, stage, &unit, v);
+    *cf__dispatch_kept(d, chunk, v) = unit.k;
+    while (worker->next_unit < d->maker->n_units &&
+           d->kept[worker->next_unit * d->pipe->n_v + stage] != CF__DISPATCH_NOT_STARTED)
+        worker->next_unit++;
+    d->state[v] -= cf__schedule_unit_state(d->maker, &unit);
+    d->room->start(d, stage, &unit, v);
+}
+
+/* A pass, or -1 if there is no room for it. */
+static int32_t cf__dispatch_if_allowed(cf__dispatch *d, int64_t stage, int32_t id) {
+    cf__pipe_unit unit;
+    int64_t chunk, v;
+    if (id < 0) return -1;
+    v = cf__dispatch_stage(d, id, &chunk);
+    unit = cf__dispatch_unit(d, chunk, v);
+    return d->room->allows(d, stage, &unit, cf__dispatch_place(id), chunk, v) ? id : -1;
+}
+
+/* The forward to take next: one of a unit that has started, or the first of a row that may start; -1: none. */
 static int32_t cf__dispatch_best_forward(cf__dispatch *d, int64_t stage) {
     const cf__dispatch_worker *worker = &d->workers[stage];
-    int32_t best = cf__dispatch_with_place(d, stage, cf__dispatch_top(worker, CF__DISPATCH_BEGUN));
+    int32_t best = cf__dispatch_if_allowed(d, stage, cf__dispatch_top(worker, CF__DISPATCH_BEGUN));
     int64_t row;
     for (row = 0; row < d->maker->desc.n_virtual; row++) {
         int32_t id = cf__dispatch_top(worker, CF__DISPATCH_FRESH + row);
@@ -6628,7 +6665,9 @@ static int32_t cf__dispatch_best_forward(cf__dispatch *d, int64_t stage) {
         if (id < 0) continue;
         if (row == 0) id = cf__dispatch_id(stage * d->pipe->n + id, CF_F); /* in the first row chunks stand for it */
         v = cf__dispatch_stage(d, id, &chunk);
-        if (cf__dispatch_fit(d, stage, chunk, v) != CF__DISPATCH_NOT_STARTED) best = cf__dispatch_prefer(d, best, id);
+        if (*cf__dispatch_kept(d, chunk, v) >= 0 ||
+            cf__dispatch_offer(d, stage, cf__schedule_unit(d->maker, chunk), v) >= 0)
+            best = cf__dispatch_prefer(d, best, id);
     }
     return best;
 }
@@ -6653,7 +6692,7 @@ static int cf__dispatch_feeds(cf__dispatch *d, int64_t stage, int32_t back, int3
     const cf__dispatch_worker *worker = &d->workers[stage], *next = worker + 1;
     int64_t chunk, v = cf__dispatch_stage(d, forward, &chunk);
     const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
-    int evicts = worker->room.chunks < 1 && cf__dispatch_takes_place(d, &unit, CF_F, chunk);
+    int evicts = worker->room.chunks < 1 && cf__pipe_keeps(&unit, CF_F, chunk);
     double at_hand = d->paths->seconds[cf__dispatch_place(back)][cf__dispatch_cell(back)] +
                      d->paths->seconds[CF_F][cf__dispatch_cell(forward)];
     if (worker->n_forwards - next->n_forwards >= CF__DISPATCH_AHEAD) return 0;
@@ -6661,94 +6700,65 @@ static int cf__dispatch_feeds(cf__dispatch *d, int64_t stage, int32_t back, int3
            cf__product(evicts ? d->policy.lead / 3 : d->policy.lead, at_hand);
 }
 
-/* The pass that a free stage likes best; -1: none is ready. Local replays that were called go behind all backwards that
-   are ready, which give places back. */
+/* The pass that a free stage likes best; -1: none is ready. With eviction, replays go behind all backwards that are
+   ready, which give places back. */
 static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    int32_t replay = cf__dispatch_with_place(d, stage, cf__dispatch_top(worker, CF__DISPATCH_REPLAYS));
+    int32_t replay = cf__dispatch_if_allowed(d, stage, cf__dispatch_top(worker, CF__DISPATCH_REPLAYS));
     int32_t back = cf__dispatch_top(worker, CF__DISPATCH_RETURNING);
-    int32_t returning = d->policy.evicts && d->pipe->local && back >= 0 ? back : cf__dispatch_prefer(d, replay, back);
+    int32_t returning = d->policy.evicts && back >= 0 ? back : cf__dispatch_prefer(d, replay, back);
     int32_t forward = cf__dispatch_best_forward(d, stage), best = cf__dispatch_prefer(d, returning, forward);
-    if (d->policy.evicts && !(d->policy.rhythm > 0) && forward >= 0 && returning >= 0)
-        best = cf__dispatch_goes_first(d, returning, forward) ? returning : forward;
-    if (d->policy.lead > 0 && forward >= 0 && returning >= 0 && stage + 1 < d->pipe->n_stages)
-        best = cf__dispatch_feeds(d, stage, returning, forward) ? forward : returning;
-    if (d->policy.ahead != NULL && forward >= 0 && returning >= 0)
-        best = worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
+    if (forward >= 0 && returning >= 0) {
+        if (d->policy.evicts && !(d->policy.rhythm > 0))
+            best = cf__dispatch_goes_first(d, returning, forward) ? returning : forward;
+        if (d->policy.lead > 0 && stage + 1 < d->pipe->n_stages)
+            best = cf__dispatch_feeds(d, stage, returning, forward) ? forward : returning;
+        if (d->policy.ahead != NULL) best = worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
+    }
     if (best != replay && !cf__dispatch_is_due(d, worker, best)) best = replay;
     return cf__dispatch_prefer(d, best, cf__dispatch_top(worker, CF__DISPATCH_WEIGHTS));
 }
 
-/* Takes a chosen pass out of where it waited. */
+/* Takes a chosen pass out of its queue. */
 static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int queue = CF__DISPATCH_BEGUN + cf__dispatch_place(id);
-    int64_t chunk, v;
+    int64_t chunk, v = cf__dispatch_stage(d, id, &chunk);
     if (cf__dispatch_top(worker, queue) == id) {
         cf__dispatch_pop(worker, queue, d->urgency);
         return;
     }
-    v = cf__dispatch_stage(d, id, &chunk);
     cf__dispatch_pop(worker, CF__DISPATCH_FRESH + d->row_of[v], d->row_of[v] == 0 ? d->place : d->urgency);
-    cf__dispatch_grant(d, stage, chunk, v);
+    if (*cf__dispatch_kept(d, chunk, v) < 0) cf__dispatch_start_on(d, stage, chunk, v);
 }
 
-/* Whether the replay of a dropped cell could run: all of its unit has been forward, which keeps fewer chunks than it
-   may, and there is a place. */
-static int cf__dispatch_may_replay(cf__dispatch *d, int64_t stage, int32_t cell) {
-    int64_t n = d->pipe->n, chunk, v = cf__dispatch_stage(d, cf__dispatch_id(cell, CF_F), &chunk);
-    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    int64_t last = unit->first + unit->n - 1, behind = chunk + unit->k;
-    if (d->missing[cf__dispatch_id(v * n + last, CF_F)] != CF__DISPATCH_TAKEN) return 0;
-    if (behind <= last && d->missing[cf__dispatch_id(v * n + behind, CF__PIPE_BACK)] != CF__DISPATCH_TAKEN) return 0;
-    return d->missing[cf__dispatch_id(cell, CF_R)] == 1 &&
-           cf__dispatch_with_place(d, stage, cf__dispatch_id(cell, CF_R)) >= 0;
-}
-
-/* Rather than stand idle, a stage with a place to spare replays the chunk whose backward comes next. Returns its
-   replay, or -1. */
-static int32_t cf__dispatch_replay_early(cf__dispatch *d, int64_t stage) {
-    cf__dispatch_worker *worker = &d->workers[stage];
-    int32_t cell;
-    if (!d->policy.evicts || !d->pipe->local || worker->room.chunks < 1) return -1;
-    if (!CF__USES(early_replays)) return -1;
-    while ((cell = cf__dispatch_top(worker, CF__DISPATCH_DROPPED)) >= 0 &&
-           d->missing[cf__dispatch_id(cell, CF_R)] <= 0)
-        cf__dispatch_pop(worker, CF__DISPATCH_DROPPED, d->far);
-    if (cell < 0 || !cf__dispatch_may_replay(d, stage, cell)) return -1;
-    cf__dispatch_supply(d, cf__dispatch_id(cell, CF_R), cell / d->pipe->n, worker->free_at);
-    return cf__dispatch_best(d, stage);
-}
-
-/* A stage that is free at `now` takes a pass, or waits. */
+/* A stage that is free at `now` takes a pass, or waits for the next one to come. */
 static void cf__dispatch_decide(cf__dispatch *d, int64_t stage, double now) {
     int32_t id, coming;
-    double wait;
     cf__dispatch_receive(d, stage, now);
     id = cf__dispatch_best(d, stage);
-    if (id < 0) id = cf__dispatch_replay_early(d, stage);
-    coming = cf__dispatch_top(&d->workers[stage], CF__DISPATCH_COMING);
-    if (id < 0) {
-        cf__dispatch_set_wake(d, stage, coming >= 0 ? d->ready_at[coming] : DBL_MAX);
-    } else if ((wait = cf__dispatch_worth_waiting(d, stage, id, now)) >= 0) {
-        cf__dispatch_set_wake(d, stage, wait);
-    } else {
+    if (id < 0 && cf__evict_replays_early(d, stage)) id = cf__dispatch_best(d, stage);
+    if (id >= 0) {
         cf__dispatch_claim(d, stage, id);
         cf__dispatch_take(d, stage, id, now);
+        return;
     }
+    coming = cf__dispatch_top(&d->workers[stage], CF__DISPATCH_COMING);
+    cf__dispatch_set_wake(d, stage, coming >= 0 ? d->ready_at[coming] : DBL_MAX);
 }
 
 /* ---- the whole dispatch ---- */
 
 /* Returns whether it went to the end. It gives up as soon as a pass comes too late for a makespan of `give_up_at`. */
 static int cf__dispatch_run(cf__dispatch *d, double give_up_at) {
+    d->room = d->policy.evicts ? &cf__dispatch_eviction : &cf__dispatch_promises;
     cf__dispatch_start(d);
     d->give_up_at = give_up_at;
     for (;;) {
         int64_t stage = d->winners[1];
-        double now = d->now = d->wake[stage];
-        if (now >= DBL_MAX) return d->n_left == 0;
-        cf__dispatch_decide(d, stage, now);
+        d->now = d->wake[stage];
+        if (d->now >= DBL_MAX) return d->n_left == 0;
+        cf__dispatch_decide(d, stage, d->now);
         if (d->makespan > d->give_up_at) return 0;
     }
 }
@@ -6773,19 +6783,25 @@ static int64_t cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) 
     return next - schedule->actions;
 }
 
-/* ---- best: search ----
+/* ================================================================================================================
+   >>search    the best of many schedules
 
-   A core search looks for a schedule with one K, one set of limits, whole or split backwards, and one placement: first
-   the fixed schedules, then dispatch with one thing about it changed after the other, then a walk: change one thing at
-   random (two units change places, one moves, the policy, the urgency of one pass) and keep it if the makespan does not
-   grow. It tries the same candidates in the same order whatever the budget, which only says when to stop. A walk that
-   has taken long goes on from another point.
+   A core search looks for a schedule with one K, one set of limits, whole or cut backwards, and one placement. It tries
+   the fixed schedules first, each as if nothing were limited and then within the limits; then dispatch with a few
+   policies and orders of units that are good to begin with; and then it walks: it changes one thing at random (a unit
+   moves to another place in the order, the policy changes, or the urgency of one pass), and keeps the change if the
+   makespan does not grow. It tries the same candidates in the same order whatever the budget, which only says when to
+   stop. That is why a larger budget never gives a longer schedule.
 
-   The whole search makes core searches for K and for smaller ones, for the limits and for lower ones (halves, and each
-   number up to 16 chunks; with virtual stages and no limit, those of the default), whole before split, and takes the
-   best of all. So a schedule for more (budget, K, limits, splitting, placements) is never longer, along these steps. A
-   core search that its own lower bound already rules out is left out, and so is one under limits that the search cannot
-   tell from those before. */
+   The whole search makes core searches for K and for each power of two below it, for the limits and for halves of them,
+   and for whole backwards before cut ones, and takes the best of all. That is why more room, a larger K or leave to cut
+   backwards never gives a longer schedule either. A core search is left out where its own lower bound says that it
+   cannot win.
+
+   Every candidate that is about to become the best is counted through (cf__search_keeps), whoever has made it, and is
+   not taken if it holds more than the limits allow on any stage. So what is said here of room has to be good, but the
+   limits do not depend on its being right.
+   ================================================================================================================ */
 
 typedef struct cf__search {
     cf__schedule_maker maker;
@@ -6793,6 +6809,7 @@ typedef struct cf__search {
     cf_schedule trial;      /* the candidate */
     cf__clock clock;        /* times it */
     uint16_t *listed;       /* (cells) for the clock */
+    int64_t *state;         /* (n_v) tokens of state that a candidate holds */
     cf__bounds bounds;
     cf__dispatch dispatch;
     double *nudges;         /* (passes) */
@@ -6805,10 +6822,7 @@ typedef struct cf__search {
     cf_search_report report;
 } cf__search;
 
-enum {
-    CF__SEARCH_FIXED = 4,
-    CF__SEARCH_WALK = 500 /* candidates of one walk */
-};
+enum { CF__SEARCH_FIXED = 4 };
 
 /* The lead to begin with. In the mean of the recorded batches schedules take 0.3 to 2 % more without it, and up to
    0.4 % more with twice as much. */
@@ -6827,23 +6841,22 @@ static int64_t cf__search_room(const cf__schedule_maker *m) {
 
 /* Candidates of one core search by default; dispatch takes some 150 ns for each pass. Under limits there are many core
    searches. Those for K = 1 serve every K and get most; without limits bounds often rule them out, so that the others
-   get more. Those for fewer chunks than there are stages get less, in proportion: so the searches for tighter limits,
-   which rarely win, cost little, and still a search for more tries all that one for less does. Large problems get the
-   fixed schedules alone, and one dispatch where the caller gives a limit: with fewer chunks than stages the fixed ones
-   may take three times as long. */
+   get more. Where fewer chunks fit than there are stages, the number falls in proportion: a search under half the
+   limits rarely wins, so it should cost little, and the search under the given limits still makes all of it. Large
+   problems get the fixed schedules alone, and one dispatch where the caller gives a limit: with fewer chunks than
+   stages the fixed ones may take three times as long. */
 static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split) {
     int64_t passes = m->pipe.n * m->pipe.n_v * (3 + split), stages = m->desc.n_stages, budget;
     int64_t room = cf__min(cf__search_room(m), stages);
-    int limited = cf__schedule_is_limited(&m->desc);
-    if (passes > 1 << 18) return CF__SEARCH_FIXED + (limited && !cf__schedule_is_default(&m->desc));
+    if (passes > 1 << 18) return CF__SEARCH_FIXED + (m->is_limited && !m->is_default);
     if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
-    budget = limited ? cf__max(40, 125000 / passes) : cf__max(32, 600000 / passes);
+    budget = m->is_limited ? cf__max(40, 125000 / passes) : cf__max(32, 500000 / passes);
     budget = cf__min(10000, budget);
     if (m->desc.k > 1) budget -= budget / 4;
     return cf__max(8, budget * room / stages);
 }
 
-/* Virtual stages and split backwards have no fixed pattern; a search that is only allowed the patterns needs no
+/* Virtual stages and cut backwards have no fixed pattern; a search that is only allowed the patterns needs no
    dispatch. */
 static int cf__search_dispatches(const cf__schedule_maker *m) {
     int64_t budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m, 0);
@@ -6870,6 +6883,7 @@ static void cf__search_scratch(void *job, cf__carver *carver) {
         search->clock.start = (double *)cf__take(carver, m->n_actions, sizeof(double));
         search->clock.end = (double *)cf__take(carver, m->n_actions, sizeof(double));
         search->listed = (uint16_t *)cf__take(carver, m->pipe.n * m->pipe.n_v, sizeof(uint16_t));
+        search->state = (int64_t *)cf__take(carver, m->pipe.n_v, sizeof(int64_t));
         cf__clock_layout(&search->clock, &m->pipe, 0, carver);
     }
     if (best || cf__search_dispatches(m))
@@ -6898,23 +6912,48 @@ static int cf__search_is_over(const cf__search *search) {
 
 /* ---- candidates ---- */
 
-static void cf__search_write_fixed(cf__search *search, cf_schedule_kind kind, int runs_ahead, cf_schedule *schedule) {
-    cf__schedule_maker *m = &search->maker;
-    m->pattern.kind = kind;
-    m->pattern.runs_ahead = runs_ahead;
-    cf__schedule_collect_units(m);
-    if (kind == CF_SCHEDULE_1F1B) cf__schedule_sort_units(m);
-    cf__pattern_build(m);
-    schedule->n_actions = cf__pattern_write(m, schedule);
+/* Counts what a pass of the candidate adds to what its stage holds, or with sign -1, what it gives back. */
+static void cf__search_hold(const cf__search *search, const cf_action *a, int sign, cf__schedule_limits *held) {
+    const cf__schedule_maker *m = &search->maker;
+    const cf_bytes *bytes = &m->desc.bytes;
+    int64_t chunk = a->chunk - m->pipe.first_chunk, state = cf__schedule_state(m, chunk), saved = 0, kept, grows;
+    const cf_chunk *c = &m->pipe.chunks[chunk];
+    int begins = sign > 0, is_back = a->pass == CF_B || a->pass == CF_I;
+    kept = begins ? a->pass == CF_R || (a->pass == CF_F && a->keep) : a->pass == CF_B || a->pass == CF_W;
+    if (begins && m->pipe.local) saved = a->pass == CF_F ? !a->keep : -(a->pass == CF_R);
+    grows = begins ? a->pass == CF_F : is_back;
+    held->chunks += sign * kept;
+    held->bytes += sign * kept * c->padded * bytes->per_token_activations;
+    held->bytes += saved * c->padded * bytes->per_token_boundary + sign * grows * state * bytes->per_token_state;
+    if (begins && is_back && c->group >= 0 && cf__pipe_chunks_after(&m->pipe, chunk) == 0)
+        held->bytes += (c->prefix + state) * bytes->per_token_state_gradient;
+    if (!begins && is_back) held->bytes -= state * bytes->per_token_state_gradient;
+    search->state[a->stage] += sign * grows * state;
 }
 
-/* Times the candidate, and keeps it if it is the best so far. Run by itself it may take less time than dispatch needed,
-   which waits in places. */
-static void cf__search_judge(cf__search *search, cf_schedule_kind kind) {
-    const cf__pipeline *pipe = &search->maker.pipe;
-    cf_search_report *report = &search->report;
+/* Whether the candidate never holds more than the limits allow. */
+static int cf__search_keeps(const cf__search *search) {
     const cf_schedule *trial = &search->trial;
-    double makespan;
+    int64_t s, i;
+    memset(search->state, 0, (size_t)search->maker.pipe.n_v * sizeof *search->state);
+    for (s = 0; s < search->maker.pipe.n_stages; s++) {
+        const cf__schedule_limits limits = cf__schedule_limits_of(&search->maker, s);
+        cf__schedule_limits held = {0, 0, 0};
+        for (i = trial->first[s]; i < trial->first[s + 1]; i++) {
+            const cf_action *a = &trial->actions[i];
+            cf__search_hold(search, a, 1, &held);
+            if (held.chunks > limits.chunks || held.bytes > limits.bytes || search->state[a->stage] > limits.state)
+                return 0;
+            cf__search_hold(search, a, -1, &held);
+        }
+    }
+    return 1;
+}
+
+/* Times the candidate. */
+static double cf__search_time(cf__search *search) {
+    const cf__pipeline *pipe = &search->maker.pipe;
+    const cf_schedule *trial = &search->trial;
     int64_t i;
     memset(search->listed, 0, (size_t)(pipe->n * pipe->n_v) * sizeof *search->listed);
     for (i = 0; i < trial->n_actions; i++) {
@@ -6922,8 +6961,19 @@ static void cf__search_judge(cf__search *search, cf_schedule_kind kind) {
         search->listed[a->stage * pipe->n + a->chunk - pipe->first_chunk] |= (uint16_t)(1 << a->pass);
     }
     cf__clock_run(&search->clock);
-    makespan = search->clock.makespan;
-    if (kind != CF_SCHEDULE_BEST && makespan < report->fixed_makespan) {
+    return search->clock.makespan;
+}
+
+/* Keeps the candidate if it is the best so far. Run by itself it may take less time than dispatch needed, which waits
+   in places. */
+static void cf__search_judge(cf__search *search, cf_schedule_kind kind) {
+    const cf__pipeline *pipe = &search->maker.pipe;
+    cf_search_report *report = &search->report;
+    const cf_schedule *trial = &search->trial;
+    double makespan = cf__search_time(search);
+    int is_fixed = kind != CF_SCHEDULE_BEST && makespan < report->fixed_makespan;
+    if ((!is_fixed && !(makespan < report->makespan)) || !cf__search_keeps(search)) return;
+    if (is_fixed) {
         report->best_fixed = kind;
         report->fixed_makespan = makespan;
         report->runs_ahead = search->maker.pattern.runs_ahead;
@@ -6935,13 +6985,6 @@ static void cf__search_judge(cf__search *search, cf_schedule_kind kind) {
     search->schedule->n_actions = trial->n_actions;
     memcpy(search->schedule->first, trial->first, (size_t)(pipe->n_stages + 1) * sizeof *trial->first);
     memcpy(search->schedule->actions, trial->actions, (size_t)trial->n_actions * sizeof *trial->actions);
-}
-
-static void cf__search_try_fixed(cf__search *search, cf_schedule_kind kind, int runs_ahead) {
-    search->n_tried++;
-    search->report.n_tried++;
-    cf__search_write_fixed(search, kind, runs_ahead, &search->trial);
-    cf__search_judge(search, kind);
 }
 
 /* Runs dispatch as units, policy and nudges now are; returns whether it takes no longer than `most`. */
@@ -6958,13 +7001,86 @@ static int cf__search_try_dispatch(cf__search *search, double most) {
     return 1;
 }
 
-/* ---- one thing after the other ---- */
+/* ---- the fixed kinds ---- */
 
-static void cf__search_swap(cf__pipe_unit *units, int64_t a, int64_t b) {
-    cf__pipe_unit swap = units[a];
-    units[a] = units[b];
-    units[b] = swap;
+static void cf__search_write_pattern(cf__search *search, cf_schedule_kind kind, int runs_ahead, cf_schedule *schedule) {
+    cf__schedule_maker *m = &search->maker;
+    m->pattern.kind = kind;
+    m->pattern.runs_ahead = runs_ahead;
+    cf__schedule_collect_units(m);
+    if (kind == CF_SCHEDULE_1F1B) cf__schedule_sort_units(m);
+    cf__pattern_build(m);
+    schedule->n_actions = cf__pattern_write(m, schedule);
 }
+
+/* interleaved, where it has no rounds: forwards, those of later virtual stages first, until Megatron's warm-up of
+   2 x (n_stages - 1 - s) + (n_virtual - 1) x n_stages and one more are ahead, then a backward. zero-bubble: forwards
+   and backwards of 1F1B, and on each stage no more chunks than its first stage has, which are as many W as may be put
+   off. In a V that number alone limits both. Returns whether it finds an end. */
+static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) {
+    cf__schedule_maker *m = &search->maker;
+    int64_t p = m->desc.n_stages, n = m->desc.n_virtual, s;
+    double much = 4 * search->bounds.critical_path;
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, NULL};
+    policy.split = kind == CF_SCHEDULE_ZERO_BUBBLE;
+    policy.bias = cf__product(much, (double)(n + 1));
+    policy.deep = much;
+    policy.depth = policy.split ? p * n : 0;
+    policy.ahead = search->ahead;
+    for (s = 0; s < p; s++) {
+        search->ahead[s] = n == 1 ? p - s : 2 * (p - 1 - s) + (n - 1) * p + 1;
+        if (m->pipe.placement == CF_PLACEMENT_V) search->ahead[s] = p * n;
+    }
+    search->dispatch.policy = policy;
+    search->dispatch.nudges = NULL;
+    cf__schedule_collect_units(m);
+    return cf__dispatch_run(&search->dispatch, DBL_MAX);
+}
+
+/* Writes a fixed schedule; returns 0 if it finds no end. */
+static int cf__search_write_fixed(cf__search *search, cf_schedule_kind kind, int runs_ahead, cf_schedule *schedule) {
+    const cf__schedule_maker *m = &search->maker;
+    if (kind != CF_SCHEDULE_INTERLEAVED && kind != CF_SCHEDULE_ZERO_BUBBLE) {
+        cf__search_write_pattern(search, kind, runs_ahead, schedule);
+    } else if (kind == CF_SCHEDULE_INTERLEAVED && cf__schedule_has_rounds(m)) {
+        schedule->n_actions = cf__schedule_write_rounds(m, schedule);
+    } else {
+        if (!cf__search_dispatch_fixed(search, kind)) return 0;
+        schedule->n_actions = cf__dispatch_write(&search->dispatch, schedule);
+    }
+    return 1;
+}
+
+/* A fixed schedule as a candidate: as if nothing were limited, and if that holds too much, within the limits. */
+static void cf__search_try_fixed(cf__search *search, cf_schedule_kind kind, int runs_ahead) {
+    cf__schedule_maker *m = &search->maker;
+    int64_t *needs = m->needs;
+    int lifts = m->desc.kind == CF_SCHEDULE_BEST && m->is_limited;
+    search->n_tried++;
+    search->report.n_tried++;
+    for (; lifts >= 0; lifts--) {
+        m->is_lifted = lifts;
+        m->needs = lifts ? NULL : needs;
+        cf__schedule_settle(m);
+        if (cf__search_write_fixed(search, kind, runs_ahead, &search->trial)) {
+            m->is_lifted = 0;
+            cf__search_judge(search, kind);
+        }
+    }
+}
+
+static void cf__search_try_all_fixed(cf__search *search, int split) {
+    int i;
+    for (i = 0; i < 2 && search->maker.desc.n_virtual == 1 && !split; i++) {
+        cf__search_try_fixed(search, CF_SCHEDULE_PAPER, i);
+        if (search->maker.desc.kind == CF_SCHEDULE_BEST)
+            cf__search_try_fixed(search, i == 0 ? CF_SCHEDULE_1F1B : CF_SCHEDULE_GPIPE, 0);
+    }
+    if (split) cf__search_try_fixed(search, CF_SCHEDULE_ZERO_BUBBLE, 0);
+    else if (search->maker.desc.n_virtual > 1) cf__search_try_fixed(search, CF_SCHEDULE_INTERLEAVED, 0);
+}
+
+/* ---- where a walk begins ---- */
 
 /* Starting orders: plan order, dearest first, and cheap ones at both ends. A short chunk fills the pipeline sooner, and
    empties it sooner. */
@@ -6979,12 +7095,12 @@ static void cf__search_set_order(cf__schedule_maker *m, int order) {
     memcpy(m->units, m->spare, (size_t)n * sizeof *m->units);
 }
 
-/* Tries the orders in turn; the best one stays, and of equal ones the last where nothing limits them. There all forwards
-   may run before the first backward, so that orders take equally long, and the walk leads further from one that has its
-   dearest units in the middle. */
+/* Tries the orders in turn; the best one stays, and of equal ones the last where nothing limits them. There all
+   forwards may run before the first backward, so that orders take equally long, and the walk leads further from one
+   that has its dearest units in the middle. */
 static void cf__search_try_orders(cf__search *search) {
     static const int orders[CF__SEARCH_ORDERS] = {CF__SEARCH_DEAREST, CF__SEARCH_PLANNED, CF__SEARCH_CHEAP_ENDS};
-    double slack = cf__schedule_is_limited(&search->maker.desc) ? 1 : 1 + 1e-9;
+    double slack = search->maker.is_limited ? 1 : 1 + 1e-9;
     int best = CF__SEARCH_DEAREST, i;
     for (i = 0; i < (CF__USES(orders) ? CF__SEARCH_ORDERS : 1) && !cf__search_is_over(search); i++) {
         double before = search->makespan;
@@ -7005,79 +7121,38 @@ static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy
     search->dispatch.policy = search->best_policy;
 }
 
-/* What a unit is promised in bytes counts on a kept chunk taking more than its saved input would. */
+/* Whether chunks are evicted. In bytes that counts on a kept chunk taking more than its saved input would. */
 static int cf__search_evicts(const cf__schedule_maker *m) {
     const cf_bytes *bytes = &m->desc.bytes;
-    if (!CF__USES(eviction) || (!CF__USES(pipeline_eviction) && !m->pipe.local)) return 0;
-    return cf__schedule_is_limited(&m->desc) &&
+    return CF__USES(eviction) && m->is_limited && m->pipe.local &&
            !(m->needs != NULL && bytes->per_token_boundary > bytes->per_token_activations);
-}
-
-/* Whether leads are tried. Through the pipeline, replays that are called would overtake those that follow each other. */
-static int cf__search_leads(const cf__schedule_maker *m) {
-    return CF__USES(leads) && m->pipe.local && m->desc.n_virtual == 1;
-}
-
-/* Where units wait for a place: nowhere, on the later half of the virtual stages, on all but the first quarter,
-   everywhere. */
-static void cf__search_try_evictions(cf__search *search) {
-    int64_t n_v = search->maker.pipe.n_v, n_eager[4];
-    cf__dispatch_policy policy = search->dispatch.policy;
-    int i;
-    n_eager[0] = n_v;
-    n_eager[1] = n_v / 2;
-    n_eager[2] = n_v / 4;
-    n_eager[3] = 0;
-    policy.bias = search->bounds.critical_path;
-    policy.lead = cf__search_leads(&search->maker) ? cf__search_lead : 0;
-    for (i = 0; i < 4; i++) {
-        if (i > 0 && n_eager[i] == n_eager[i - 1]) continue; /* it has been tried */
-        if (i > 0 && (!CF__USES(n_eager) || !CF__USES(starting_evictions))) continue;
-        policy.n_eager = n_eager[i];
-        cf__search_try_policy(search, policy);
-    }
 }
 
 /* Virtual stages follow each other as soon as a stage that is always busy allows, or somewhat later, which keeps more.
    In a V the former keeps a third of what 1F1B does (Qi et al., Pipeline Parallelism with Controllable Memory, 2024).
-   */
+   Each is tried with promises, and with eviction where there is any. */
 static void cf__search_try_rhythms(cf__search *search) {
     static const double slower[] = {1, 1.2, 1.5, 2};
     cf__dispatch_policy policy = search->dispatch.policy;
-    int i;
-    for (i = 0; i < 2 * CF__COUNT(slower) && search->maker.desc.n_virtual > 1 && CF__USES(rhythms); i++) {
-        policy.rhythm = slower[i / 2] / (double)(3 * search->maker.desc.n_virtual);
-        policy.evicts = i % 2 && cf__search_evicts(&search->maker);
-        policy.n_eager = search->maker.pipe.n_v;
-        cf__search_try_policy(search, policy);
+    int evicts = cf__search_evicts(&search->maker), i;
+    for (i = 0; i < CF__COUNT(slower) && search->maker.desc.n_virtual > 1 && CF__USES(rhythms); i++) {
+        policy.rhythm = slower[i] / (double)(3 * search->maker.desc.n_virtual);
+        for (policy.evicts = 0; policy.evicts <= evicts; policy.evicts++) cf__search_try_policy(search, policy);
     }
 }
 
-/* Backwards first, and forwards by what waits on the next stage: with few chunks on many stages that is often shorter
-   than going by urgency alone. */
+/* Backwards first, and forwards by what waits on the next stage. */
 static void cf__search_try_lead(cf__search *search) {
-    cf__dispatch_policy policy = search->best_policy;
+    cf__dispatch_policy policy = search->dispatch.policy;
     policy.bias = search->bounds.critical_path;
-    policy.lead = cf__search_lead;
-    if (cf__search_leads(&search->maker) && CF__USES(lead_without_limit)) cf__search_try_policy(search, policy);
-}
-
-static void cf__search_try_patiences(cf__search *search) {
-    static const double patiences[] = {0.5, 1, 0.25};
-    cf__dispatch_policy policy = search->best_policy;
-    int i;
-    for (i = 0; i < CF__COUNT(patiences); i++) {
-        policy = search->best_policy;
-        policy.patience = patiences[i];
-        cf__search_try_policy(search, policy);
-    }
+    policy.lead = search->maker.desc.n_virtual == 1 && CF__USES(leads) ? cf__search_lead : 0;
+    cf__search_try_policy(search, policy);
 }
 
 /* ---- the walk ---- */
 
 typedef enum cf__search_move_kind {
-    CF__SEARCH_SWAP = 0,
-    CF__SEARCH_SHIFT,
+    CF__SEARCH_SHIFT = 0,
     CF__SEARCH_NUDGE,
     CF__SEARCH_POLICY
 } cf__search_move_kind;
@@ -7098,26 +7173,16 @@ static void cf__search_shift(cf__pipe_unit *units, int64_t from, int64_t to) {
     units[to] = unit;
 }
 
-/* Another way to deal with room. */
-static void cf__search_change_way(cf__search *search) {
-    cf__dispatch_policy *policy = &search->dispatch.policy;
-    policy->evicts = cf__search_below(search, 3) > 0 || !CF__USES(promises_beside);
-    policy->n_eager = cf__search_below(search, search->maker.pipe.n_v + 1);
-    if (!CF__USES(n_eager)) policy->n_eager = search->maker.pipe.n_v;
-    if (cf__search_leads(&search->maker)) policy->lead = cf__search_lead / 2 * (double)cf__search_below(search, 4);
-}
-
+/* The rhythm, the lead or the preference of backwards changes. */
 static void cf__search_change_policy(cf__search *search) {
     cf__dispatch_policy *policy = &search->dispatch.policy;
     double much = search->bounds.critical_path;
-    if (policy->rhythm > 0) {
-        policy->rhythm *= 1 + cf__search_random(search) / 4;
-        return;
-    }
-    if (cf__search_evicts(&search->maker) && cf__search_below(search, 3) == 0) cf__search_change_way(search);
-    else if (cf__search_below(search, 2))
-        policy->bias = cf__search_below(search, 2) && CF__USES(bias) ? cf__product(much, cf__search_random(search)) : 0;
-    else policy->patience = cf__search_below(search, 2) ? cf__most(0, cf__search_random(search)) : 0;
+    if (policy->rhythm > 0) policy->rhythm *= 1 + cf__search_random(search) / 4;
+    else if (CF__USES(leads) && policy->evicts && search->maker.desc.n_virtual == 1 && cf__search_below(search, 3) == 0)
+        policy->lead = cf__search_lead / 2 * (double)cf__search_below(search, 4);
+    else if (cf__search_below(search, 2) && CF__USES(bias))
+        policy->bias = cf__product(much, cf__search_random(search));
+    else policy->bias = 0;
 }
 
 /* One pass becomes more or less urgent. The draws stand in lines of their own, since in one expression compilers differ
@@ -7132,22 +7197,15 @@ static void cf__search_nudge(cf__search *search, cf__search_move *move) {
     search->nudges[move->pass] += cf__product(search->bounds.critical_path / (double)(1 << halvings), part);
 }
 
-/* Whether two units are the same to the search. */
-static int cf__search_alike(const cf__schedule_maker *m, const cf__pipe_unit *a, const cf__pipe_unit *b) {
-    const cf_chunk *x = &m->pipe.chunks[a->first], *y = &m->pipe.chunks[b->first];
-    return a->n == 1 && b->n == 1 && x->padded == y->padded && x->pairs == y->pairs;
-}
-
 /* Shifts gain most for each candidate. With virtual stages, where rhythms leave less to the order, so do nudges, and
    where chunks are evicted, other policies. The numbers are of moves in 16, up to and with each kind. */
 static cf__search_move_kind cf__search_draw_kind(cf__search *search) {
-    static const uint8_t up_to[3][CF__SEARCH_POLICY] = {{1, 13, 14}, {2, 9, 10}, {3, 8, 12}};
+    static const uint8_t up_to[3][CF__SEARCH_POLICY] = {{13, 14}, {9, 10}, {8, 12}};
     int64_t of_16 = cf__search_below(search, 16);
-    int kind = CF__SEARCH_SWAP, row = cf__search_evicts(&search->maker);
+    int kind = CF__SEARCH_SHIFT, row = cf__search_evicts(&search->maker);
     if (search->maker.desc.n_virtual > 1) row = 2;
     while (kind < CF__SEARCH_POLICY && of_16 >= up_to[row][kind]) kind++;
-    if ((kind == CF__SEARCH_SWAP && !CF__USES(swaps)) || (kind == CF__SEARCH_SHIFT && !CF__USES(shifts)))
-        kind = CF__SEARCH_NUDGE;
+    if (kind == CF__SEARCH_SHIFT && (!CF__USES(shifts) || search->maker.n_units == 1)) kind = CF__SEARCH_NUDGE;
     if (kind == CF__SEARCH_NUDGE && !CF__USES(nudges)) kind = CF__SEARCH_POLICY;
     return (cf__search_move_kind)kind;
 }
@@ -7158,96 +7216,32 @@ static cf__search_move cf__search_make_move(cf__search *search) {
     memset(&move, 0, sizeof move);
     move.policy = search->dispatch.policy;
     move.kind = cf__search_draw_kind(search);
-    if (move.kind <= CF__SEARCH_SHIFT) {
-        move.from = cf__search_below(search, m->n_units);
-        move.to = (move.from + 1 + cf__search_below(search, cf__max(m->n_units - 1, 1))) % m->n_units;
-        if (cf__search_alike(m, &m->units[move.from], &m->units[move.to])) move.kind = CF__USES(nudges) ? CF__SEARCH_NUDGE : CF__SEARCH_POLICY;
-    }
-    switch (move.kind) {
-        case CF__SEARCH_SWAP: cf__search_swap(m->units, move.from, move.to); break;
-        case CF__SEARCH_SHIFT: cf__search_shift(m->units, move.from, move.to); break;
-        case CF__SEARCH_NUDGE: cf__search_nudge(search, &move); break;
-        default: cf__search_change_policy(search); break;
-    }
+    if (move.kind == CF__SEARCH_NUDGE) cf__search_nudge(search, &move);
+    if (move.kind == CF__SEARCH_POLICY) cf__search_change_policy(search);
+    if (move.kind != CF__SEARCH_SHIFT) return move;
+    move.from = cf__search_below(search, m->n_units);
+    move.to = (move.from + 1 + cf__search_below(search, m->n_units - 1)) % m->n_units;
+    cf__search_shift(m->units, move.from, move.to);
     return move;
 }
 
 static void cf__search_undo_move(cf__search *search, const cf__search_move *move) {
-    cf__schedule_maker *m = &search->maker;
-    if (move->kind == CF__SEARCH_SWAP) cf__search_swap(m->units, move->from, move->to);
-    if (move->kind == CF__SEARCH_SHIFT) cf__search_shift(m->units, move->to, move->from);
+    if (move->kind == CF__SEARCH_SHIFT) cf__search_shift(search->maker.units, move->to, move->from);
     if (move->kind == CF__SEARCH_NUDGE) search->nudges[move->pass] = move->nudge;
     search->dispatch.policy = move->policy;
 }
 
-/* Another point to walk from, far from the best. */
-static void cf__search_jump(cf__search *search) {
-    cf__dispatch_policy *policy = &search->dispatch.policy;
-    *policy = search->best_policy;
-    policy->bias = cf__product(search->bounds.critical_path, cf__search_random(search));
-    policy->patience = cf__most(0, cf__search_random(search));
-    if (cf__search_evicts(&search->maker)) cf__search_change_way(search);
-    cf__search_set_order(&search->maker, (int)cf__search_below(search, CF__SEARCH_ORDERS));
-    memset(search->nudges, 0, (size_t)cf__dispatch_passes(&search->maker.pipe) * sizeof(double));
-}
-
-/* Walks from where the search stands, and after a while from somewhere else. */
+/* Walks from where the search stands. */
 static void cf__search_walk(cf__search *search) {
     double current = search->makespan;
-    int64_t n;
-    for (n = 1; !cf__search_is_over(search); n++) {
+    while (!cf__search_is_over(search) && CF__USES(walk)) {
         cf__search_move move = cf__search_make_move(search);
         if (cf__search_try_dispatch(search, current)) current = search->dispatch.makespan;
         else cf__search_undo_move(search, &move);
-        if (n % CF__SEARCH_WALK != 0 || !CF__USES(jumps)) continue;
-        cf__search_jump(search);
-        current = DBL_MAX;
     }
 }
 
-/* ---- the fixed kinds that are dispatched ---- */
-
-/* interleaved, where it has no rounds: forwards, those of later virtual stages first, until Megatron's warm-up of
-   2 x (n_stages - 1 - s) + (n_virtual - 1) x n_stages and one more are ahead, then a backward. zero-bubble: forwards
-   and backwards of 1F1B, and on each stage no more chunks than its first stage has, which are as many W as may be put
-   off. In a V that number alone limits both. */
-static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) {
-    cf__schedule_maker *m = &search->maker;
-    int64_t p = m->desc.n_stages, n = m->desc.n_virtual, s;
-    int split = kind == CF_SCHEDULE_ZERO_BUBBLE;
-    double much = 4 * search->bounds.critical_path;
-    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, 0, 0, NULL};
-    policy.split = split;
-    policy.bias = cf__product(much, (double)(n + 1));
-    policy.deep = much;
-    policy.depth = split ? p * n : 0;
-    policy.ahead = search->ahead;
-    for (s = 0; s < p; s++) search->ahead[s] = n == 1 ? p - s : 2 * (p - 1 - s) + (n - 1) * p + 1;
-    if (m->pipe.placement == CF_PLACEMENT_V)
-        for (s = 0; s < p; s++) search->ahead[s] = p * n;
-    search->dispatch.policy = policy;
-    search->dispatch.nudges = NULL;
-    cf__schedule_collect_units(m);
-    return cf__dispatch_run(&search->dispatch, DBL_MAX);
-}
-
-/* Writes one of these two kinds; returns 0 if it finds no end. */
-static int cf__search_write_dispatched(cf__search *search, cf_schedule_kind kind, cf_schedule *schedule) {
-    const cf__schedule_maker *m = &search->maker;
-    int rounds =
-        kind == CF_SCHEDULE_INTERLEAVED && m->pipe.placement == CF_PLACEMENT_LOOP && cf__schedule_has_rounds(m);
-    if (!rounds && !cf__search_dispatch_fixed(search, kind)) return 0;
-    schedule->n_actions =
-        rounds ? cf__schedule_write_rounds(m, schedule) : cf__dispatch_write(&search->dispatch, schedule);
-    return 1;
-}
-
-/* The same as a candidate. */
-static void cf__search_try_kind(cf__search *search, cf_schedule_kind kind) {
-    search->n_tried++;
-    search->report.n_tried++;
-    if (cf__search_write_dispatched(search, kind, &search->trial)) cf__search_judge(search, kind);
-}
+/* ---- core searches, and all of them ---- */
 
 /* The bounds of what is asked for now. */
 static void cf__search_find_bounds(cf__search *search, int split) {
@@ -7257,22 +7251,9 @@ static void cf__search_find_bounds(cf__search *search, int split) {
     cf__bounds_find(&search->bounds, &m->pipe, split);
 }
 
-/* ---- the whole search ---- */
-
-static void cf__search_try_all_fixed(cf__search *search, int split) {
-    int i;
-    for (i = 0; i < 2 && search->maker.desc.n_virtual == 1 && !split; i++) {
-        cf__search_try_fixed(search, CF_SCHEDULE_PAPER, i);
-        if (search->maker.desc.kind == CF_SCHEDULE_BEST)
-            cf__search_try_fixed(search, i == 0 ? CF_SCHEDULE_1F1B : CF_SCHEDULE_GPIPE, 0);
-    }
-    if (split) cf__search_try_kind(search, CF_SCHEDULE_ZERO_BUBBLE);
-    else if (search->maker.desc.n_virtual > 1) cf__search_try_kind(search, CF_SCHEDULE_INTERLEAVED);
-}
-
 static void cf__search_core(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
-    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, 0, 0, NULL};
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, NULL};
     if (cf__search_dispatches(m)) {
         cf__search_find_bounds(search, split);
         if (cf__search_reaches(search->report.makespan, cf__bounds_strongest(&search->bounds))) return;
@@ -7290,13 +7271,12 @@ static void cf__search_core(cf__search *search, int split) {
     memset(search->nudges, 0, (size_t)cf__dispatch_passes(&m->pipe) * sizeof(double));
     search->dispatch.nudges = search->nudges;
     cf__search_set_order(m, CF__SEARCH_DEAREST);
-    if (policy.evicts) cf__search_try_evictions(search);
+    if (policy.evicts) cf__search_try_lead(search);
     cf__search_try_rhythms(search);
     cf__search_try_orders(search);
-    if (!policy.evicts) cf__search_try_lead(search);
-    if (!(search->best_policy.rhythm > 0) && !(policy.evicts && m->pipe.local)) cf__search_try_patiences(search);
+    if (!policy.evicts && m->pipe.local && m->desc.n_virtual == 1) cf__search_try_lead(search);
     search->dispatch.policy = search->best_policy;
-    if (CF__USES(walk)) cf__search_walk(search);
+    cf__search_walk(search);
 }
 
 /* Core searches for K, or for the longest group if that is shorter, and for all powers of two below. */
@@ -7313,48 +7293,32 @@ static void cf__search_each_k(cf__search *search, int split) {
     m->desc.k = m->pipe.k = given;
 }
 
-/* Goes a step down in the limits. Returns whether that is less on any stage; *matters: whether the search can tell. What
-   a stage holds and has promised is never more than two copies of every chunk on each of its virtual stages, and the
-   search compares limits with nothing else that is larger but the number of stages. */
-static int cf__search_step_down(cf__schedule_maker *m, int *matters) {
-    int64_t n_virtual = m->desc.n_virtual, i;
-    int64_t most = cf__max(2 * m->pipe.n * n_virtual, m->desc.n_stages);
-    int is_less = 0;
-    *matters = 0;
-    for (i = 0; i < m->desc.n_stages; i++) {
-        cf__schedule_limits before = cf__schedule_limits_of(m, i), after;
-        m->steps++;
-        after = cf__schedule_limits_of(m, i);
-        m->steps--;
-        is_less |= after.chunks < before.chunks || after.bytes < before.bytes;
-        *matters |= cf__min(after.chunks, most) < cf__min(before.chunks, most) || after.bytes < before.bytes;
-    }
-    m->steps++;
-    return is_less;
-}
-
-/* Whether limits some steps down make a difference, and every unit still finds room: then these are the limits. */
-static int cf__search_lower_limits(cf__search *search) {
-    cf__schedule_maker *m = &search->maker;
-    int64_t i, bytes = 0;
-    int matters;
-    do {
-        if (!cf__search_step_down(m, &matters)) return 0;
-    } while (!matters);
-    m->tightest = cf__schedule_tightest(m);
-    if (m->tightest.chunks == 0) return 0;
+/* Halves the limits, again if that makes no difference on any stage. Returns whether every unit still finds room. */
+static int cf__search_halve_limits(cf__schedule_maker *m) {
+    int64_t s, i, bytes = 0;
+    int differs = 0;
+    for (; !differs && m->halvings < 63; m->halvings++)
+        for (s = 0; s < m->desc.n_stages; s++) {
+            cf__schedule_limits before = cf__schedule_limits_of(m, s), after;
+            m->halvings++;
+            after = cf__schedule_limits_of(m, s);
+            m->halvings--;
+            differs |= after.chunks < before.chunks || after.bytes < before.bytes || after.state < before.state;
+        }
+    cf__schedule_settle(m);
+    if (!differs || m->tightest.chunks == 0) return 0;
     for (i = 0; i < m->pipe.n; i++)
         if (cf__schedule_unit_at(m, i, &bytes).k == 0) return 0;
     return 1;
 }
 
-/* The same for the limits, and for lower ones as long as that leads anywhere. */
+/* The same for the limits, and for halves of them as long as there is any room. */
 static void cf__search_each_limit(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
     do cf__search_each_k(search, split);
-    while (CF__USES(lower_limits) && cf__search_lower_limits(search));
-    m->steps = 0;
-    m->tightest = cf__schedule_tightest(m);
+    while (CF__USES(lower_limits) && m->is_limited && cf__search_halve_limits(m));
+    m->halvings = 0;
+    cf__schedule_settle(m);
 }
 
 /* The same, and with virtual stages where nothing is limited, under the default limit, too: candidates that heed limits
@@ -7362,15 +7326,13 @@ static void cf__search_each_limit(cf__search *search, int split) {
    time. */
 static void cf__search_with_and_without(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
-    cf_schedule_desc given = m->desc;
     cf__search_each_limit(search, split);
-    if (m->desc.n_virtual == 1 || cf__schedule_counts_bytes(&given) || m->tightest.chunks < INT64_MAX) return;
-    m->desc.limit = m->desc.limit_bytes = 0;
-    m->desc.limits = NULL;
-    m->tightest = cf__schedule_tightest(m);
+    if (m->desc.n_virtual == 1 || m->is_limited || m->is_default || m->counts_bytes) return;
+    m->is_default = 1;
+    cf__schedule_settle(m);
     cf__search_each_limit(search, split);
-    m->desc = given;
-    m->tightest = cf__schedule_tightest(m);
+    m->is_default = 0;
+    cf__schedule_settle(m);
 }
 
 static void cf__search_best(cf__search *search) {
@@ -7382,13 +7344,14 @@ static void cf__search_best(cf__search *search) {
     for (placement = CF_PLACEMENT_LOOP; placement <= CF_PLACEMENT_V; placement++) {
         if (!cf__schedule_allows(&m->desc, placement)) continue;
         m->pipe.placement = (cf_placement)placement;
+        cf__schedule_settle(m);
         cf__search_find_bounds(search, splits ? CF__BOUNDS_EITHER : 0);
         if (cf__bounds_strongest(&search->bounds) < search->goal) search->goal = cf__bounds_strongest(&search->bounds);
     }
     for (placement = CF_PLACEMENT_LOOP; placement <= CF_PLACEMENT_V; placement++) {
         if (!cf__schedule_allows(&m->desc, placement)) continue;
         m->pipe.placement = (cf_placement)placement;
-        m->tightest = cf__schedule_tightest(m);
+        cf__schedule_settle(m);
         for (split = 0; split <= splits; split++) cf__search_with_and_without(search, split);
     }
     report->bound = search->goal;
@@ -7411,7 +7374,10 @@ static cf_result cf__search_open(cf__search *search, const cf_plan *plan, const 
     m->pipe = cf__pipe_of(plan, m->desc.rank, m->desc.n_stages, m->desc.n_virtual, m->desc.placement, m->desc.k,
                           m->desc.replay, m->desc.timing);
     m->most_kept = cf__min(m->desc.k, cf__schedule_longest(&m->pipe));
-    m->tightest = cf__schedule_tightest(m);
+    m->is_default = m->desc.kind == CF_SCHEDULE_BEST && m->desc.limit == 0 && m->desc.limits == NULL &&
+                    m->desc.limit_bytes == 0 && m->desc.limits_bytes == NULL;
+    cf__schedule_measure(m);
+    cf__schedule_settle(m);
     return cf__schedule_count(m);
 }
 
@@ -7429,7 +7395,7 @@ static cf_block *cf__search_object(void *job, cf__carver *carver) {
     schedule.n_chunks = m->pipe.plan->n_chunks;
     schedule.n_actions = m->n_actions;
     schedule.placement = m->desc.placement;
-    schedule.limits = cf__schedule_limits_chunks(&m->desc) ? &m->most_kept : NULL; /* for its layout */
+    schedule.limits = cf__schedule_has_chunks(m) ? &m->most_kept : NULL; /* for its layout */
     search->schedule = cf__schedule_layout(&schedule, carver);
     if (search->schedule == NULL) return NULL;
     *search->schedule = schedule;
@@ -7442,8 +7408,7 @@ static void cf__search_write_limits(cf__search *search) {
     int64_t s;
     m->pipe.placement = search->schedule->placement;
     for (s = 0; search->schedule->limits != NULL && s < m->desc.n_stages; s++) {
-        int64_t chunks = cf__schedule_limits_of(m, s).chunks;
-        search->schedule->limits[s] = chunks < INT64_MAX ? chunks : 0;
+        search->schedule->limits[s] = cf__max(cf__schedule_asked(m, s).chunks, 0);
     }
 }
 
@@ -7475,9 +7440,9 @@ static cf_result cf__search_fill(void *job) {
         cf__search_try_all_fixed(search, 0);
     } else if (cf__search_dispatches(m)) {
         cf__bounds_find_paths(&search->bounds, &m->pipe, cf__schedule_splits(&m->desc), m->desc.k);
-        (void)cf__search_write_dispatched(search, m->desc.kind, search->schedule);
+        (void)cf__search_write_fixed(search, m->desc.kind, 0, search->schedule);
     } else {
-        cf__search_write_fixed(search, m->desc.kind, 0, search->schedule);
+        (void)cf__search_write_fixed(search, m->desc.kind, 0, search->schedule);
     }
     if (m->desc.report != NULL && cf__search_compares(m)) *m->desc.report = search->report;
     cf__search_write_limits(search);
@@ -8238,7 +8203,10 @@ static cf_result cf__simulate_fill_bounds(void *job) {
     memset(&found, 0, sizeof found);
     cf__pipe_fill(&sim->pipe);
     CF__TRY(cf__pipe_check_total(&sim->pipe, sim->error));
-    for (s = 0; s < sim->pipe.n_stages; s++) sim->bounds.limits[s] = cf__schedule_limits_of(sim->maker, s).chunks;
+    for (s = 0; s < sim->pipe.n_stages; s++) {
+        int64_t chunks = cf__schedule_asked(sim->maker, s).chunks;
+        sim->bounds.limits[s] = chunks > 0 ? chunks : INT64_MAX;
+    }
     cf__simulate_add_bounds(sim, &found);
     if (sim->header.n_bounds == 0 || found.bound < sim->header.bound) sim->header = found;
     return CF_OK;

@@ -52,8 +52,8 @@ TEST(never_longer_than_with_a_smaller_k) {
     CHECK(n_better > 0);
 }
 
-/* Makes a problem roomier, or the description that it is compared with poorer. */
-typedef void vary_fn(uint64_t seed, cf_schedule_desc *more, cf_schedule_desc *less);
+/* Makes a problem roomier, or the description that it is compared with poorer. 0: the two cannot be compared. */
+typedef int vary_fn(uint64_t seed, const cf_plan *plan, cf_schedule_desc *more, cf_schedule_desc *less);
 
 static void compare_all(vary_fn *vary) {
     uint64_t seed;
@@ -63,29 +63,58 @@ static void compare_all(vary_fn *vary) {
         cf_schedule_desc less;
         draw(seed, &problem);
         less = problem.desc;
-        vary(seed, &problem.desc, &less);
-        compare(makespan_of(problem.plan, problem.desc), makespan_of(problem.plan, less), &n_better);
+        if (vary(seed, problem.plan, &problem.desc, &less))
+            compare(makespan_of(problem.plan, problem.desc), makespan_of(problem.plan, less), &n_better);
         cf_plan_free(problem.plan);
     }
     CHECK(n_better > 0);
 }
 
-static void split_more(uint64_t seed, cf_schedule_desc *more, cf_schedule_desc *less) {
-    (void)seed, (void)less;
+static int split_more(uint64_t seed, const cf_plan *plan, cf_schedule_desc *more, cf_schedule_desc *less) {
+    (void)seed, (void)plan, (void)less;
     more->split_backward = 1;
+    return 1;
 }
 
 TEST(never_longer_than_with_whole_backwards) { compare_all(split_more); }
 
-static void limit_less(uint64_t seed, cf_schedule_desc *more, cf_schedule_desc *less) {
+/* A limit that all chunks fit into is none, of which nothing is promised here. */
+static int limit_less(uint64_t seed, const cf_plan *plan, cf_schedule_desc *more, cf_schedule_desc *less) {
     more->limits = more->limits_bytes = NULL;
     more->limit_bytes = 0;
     more->limit = 2 + (int64_t)(seed % 30);
     *less = *more;
-    less->limit = more->limit <= 16 ? 1 + (int64_t)(seed / 30 % (uint64_t)(more->limit - 1)) : more->limit / 2;
+    less->limit = more->limit / 2;
+    return more->limit < plan->n_steps * (more->n_virtual > 1 ? more->n_virtual : 1);
 }
 
 TEST(never_longer_than_with_less_room) { compare_all(limit_less); }
+
+/* A limit that everything fits into changes nothing: the schedule is the one without. */
+TEST(a_limit_that_binds_nothing_changes_nothing) {
+    uint64_t seed;
+    for (seed = 1; seed <= (uint64_t)harness_rounds(200, 40); seed++) {
+        pipeline_problem problem;
+        cf_schedule *without = NULL, *with = NULL;
+        cf_schedule_desc desc;
+        draw(seed, &problem);
+        desc = problem.desc;
+        desc.limits = desc.limits_bytes = NULL;
+        desc.limit = CF_NO_LIMIT;
+        desc.limit_bytes = 0;
+        CHECK_INT(cf_schedule_make(problem.plan, &desc, &without, NULL), CF_OK);
+        if (seed % 2) desc.limit = 1000000;
+        desc.bytes.per_token_state = seed % 3 != 0;
+        desc.limit_bytes = seed % 2 ? 0 : (int64_t)1 << 40;
+        CHECK_INT(cf_schedule_make(problem.plan, &desc, &with, NULL), CF_OK);
+        REQUIRE(with != NULL && without != NULL);
+        CHECK_INT(with->n_actions, without->n_actions);
+        CHECK(memcmp(with->actions, without->actions, (size_t)with->n_actions * sizeof *with->actions) == 0);
+        cf_schedule_free(with);
+        cf_schedule_free(without);
+        cf_plan_free(problem.plan);
+    }
+}
 
 /* ---- how far interleaved runs ahead ---- */
 
@@ -130,4 +159,5 @@ TEST(interleaved_runs_as_far_ahead_as_its_warm_up) {
 }
 
 SUITE(promises, CASE(never_longer_than_with_a_smaller_k), CASE(never_longer_than_with_whole_backwards),
-      CASE(never_longer_than_with_less_room), CASE(interleaved_runs_as_far_ahead_as_its_warm_up));
+      CASE(never_longer_than_with_less_room), CASE(a_limit_that_binds_nothing_changes_nothing),
+      CASE(interleaved_runs_as_far_ahead_as_its_warm_up));

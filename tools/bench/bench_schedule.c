@@ -20,10 +20,9 @@
 #if !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 199309L
 #endif
-#define POLICIES(X)                                                                                                \
-    X(eviction) X(pipeline_eviction) X(promises_beside) X(n_eager) X(starting_evictions) X(leads)                  \
-    X(lead_without_limit) X(early_replays) X(patience) X(giving_up) X(rhythms) X(orders) X(walk) X(swaps) X(shifts) \
-    X(nudges) X(bias) X(jumps) X(lower_k) X(lower_limits) X(steps_of_one)
+#define POLICIES(X)                                                                                                   \
+    X(eviction) X(leads) X(early_replays) X(rhythms) X(orders) X(walk) X(shifts) X(nudges) X(bias) X(lower_k)         \
+    X(lower_limits)
 
 #define AS_ITEM(name) OFF_##name,
 #define AS_NAME(name) #name,
