@@ -1100,7 +1100,7 @@ TEST(memory_for_the_most_chunks_there_can_be) {
                 batch.desc.no_tails = way / 3 % 2;
                 batch.desc.max_slices = way / 6 % 2 * 2;
                 batch.desc.n_ranks = 1 + way / 12 * 2;
-                batch.n = 40;
+                batch.n = harness_rounds(40, 24);
                 for (i = 0; i < batch.n; i++) batch.lengths[i] = i % 2 ? large[b] : small[a];
                 harness_note("%d and %d in turn, way %d", (int)small[a], (int)large[b], way);
                 plan = pack(batch.lengths, batch.n, &batch.desc);
