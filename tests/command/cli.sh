@@ -5,7 +5,8 @@
 #
 # CHUNKFLOW names the program (default build/chunkflow). Prints "ok NAME" or "FAIL NAME: why" for each test and at the
 # end how many; with FILTER only the tests whose name contains it. What the command says is compared with what awk, wc
-# and the like find from the same input; where python3 is there, it reads the JSON and draws the same random numbers again.
+# and the like find from the same input; where python3 is there, it reads the JSON and draws the same random numbers
+# again.
 set -u
 . "$(dirname "$0")/cli_harness.sh"
 
@@ -132,7 +133,8 @@ test_usage() {
 # lengths
 # ----------------------------------------------------------------------------------------------------------------------
 
-# What a message says of a name with an escape sequence, a line end and U+009B, which starts one too: '?' is there instead.
+# What a message says of a name with an escape sequence, a line end and U+009B, which starts one too: '?' is there
+# instead.
 plain_message() { # NAME ARGUMENT...
     name=$1
     shift
@@ -819,7 +821,8 @@ test_outputs() {
         # Nor does one whose reader goes.
         "$CHUNKFLOW" plan --chunk-size 1024 --k 1 --plan-json ended --json - many 2>err | head -n 1 >/dev/null
         same outputs/signal/PIPE/left "" "$(find . -name 'ended*')"
-        # A shell lets what runs in the background ignore INT, and nohup lets all ignore HUP; env undoes both where it can.
+        # A shell lets what runs in the background ignore INT, and nohup lets all ignore HUP; env undoes both where it
+        # can.
         undo='env --default-signal=INT,HUP'
         signals='INT TERM HUP KILL'
         if ! $undo true 2>/dev/null; then

@@ -1,7 +1,7 @@
 # cli_harness.sh - what the tests of the chunkflow command share; to be sourced. It moves to an empty directory.
 #
-# CHUNKFLOW names the program (default build/chunkflow), the first argument a filter on the names of tests. CHUNKFLOW_PLAIN
-# names one without sanitizers, for long searches; CHUNKFLOW makes the same searches in fewer settings.
+# CHUNKFLOW names the program (default build/chunkflow), the first argument a filter on the names of tests.
+# CHUNKFLOW_PLAIN names one without sanitizers, for long searches; CHUNKFLOW makes the same searches in fewer settings.
 
 . "$(dirname "$0")/../helpers.sh"
 
@@ -82,8 +82,8 @@ refused() { # NAME CODE TEXT ARGUMENTS...
     complained "$name" "$want_code" "$pattern" -F
 }
 
-# The command succeeds and says nothing on standard error. It runs in any case: tests that are wanted may look at what it
-# leaves.
+# The command succeeds and says nothing on standard error. It runs in any case: tests that are wanted may look at what
+# it leaves.
 succeeds() { # NAME ARGUMENTS...
     name=$1
     shift

@@ -66,8 +66,9 @@ if wanted $name; then
     else fail $name "the command says: $whole; $chunks; $streamed"; fi
 fi
 
-# With the state streamed, a long context needs no more of the fullest GPU than a short one: at most 1 % from 32K to 256K
-# and 2 % to 1M, kept stage inputs included. Without, it grows by a twentieth and more, or there would be nothing to show.
+# With the state streamed, a long context needs no more of the fullest GPU than a short one: at most 1 % from 32K to
+# 256K and 2 % to 1M, kept stage inputs included. Without, it grows by a twentieth and more, or there would be nothing
+# to show.
 name=memory_stream_is_flat
 if wanted $name; then
     total() { # CONTEXT MODEL TP PP OPTIONS...

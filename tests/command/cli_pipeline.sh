@@ -3,9 +3,9 @@
 #
 #     tests/command/cli_pipeline.sh [FILTER]
 #
-# As tests/command/cli.sh. The numbers of the paper's example are checked as published; other makespans, idle shares and peaks
-# are worked out again by awk from the list of passes alone, and where python3 is there, from the files that were written.
-# FULL=1: that also with sanitizers, where CHUNKFLOW_PLAIN names a program without, and for a longer trace.
+# As tests/command/cli.sh. The numbers of the paper's example are checked as published; other makespans, idle shares and
+# peaks are worked out again by awk from the list of passes alone, and where python3 is there, from the files that were
+# written. FULL=1: that also with sanitizers, where CHUNKFLOW_PLAIN names a program without, and for a longer trace.
 set -u
 . "$(dirname "$0")/cli_harness.sh"
 
@@ -52,8 +52,9 @@ test_padded_rows() {
     between pipeline/padded-rows/none "$(summary makespan)" 1 9215
 }
 
-# With more than 2^18 passes `best` has no time for a search. Under a limit below the stages it must not end with the fixed
-# kinds all the same: they take twice as long as what was found for a few chunks less (325,128, 1.07 times the bound).
+# With more than 2^18 passes `best` has no time for a search. Under a limit below the stages it must not end with the
+# fixed kinds all the same: they take twice as long as what was found for a few chunks less (325,128, 1.07 times the
+# bound).
 test_large_and_limited() {
     printf '8 10950\n' >equal_ones
     cf plan --chunk-size 8 --k 1 --stages 8 --limit 4 --summary equal_ones
@@ -137,8 +138,8 @@ test_paper() {
 # ----------------------------------------------------------------------------------------------------------------------
 
 # Runs the passes that `plan` lists (file list) over the chunks that `pack` lists (file chunks): each as soon as its
-# stage is free and what it waits for is there. F and R take a chunk's tokens / V, B twice that, I and W half of B. Prints
-# makespan, both bubbles, and for each stage its idle share, chunks and tokens kept at most.
+# stage is free and what it waits for is there. F and R take a chunk's tokens / V, B twice that, I and W half of B.
+# Prints makespan, both bubbles, and for each stage its idle share, chunks and tokens kept at most.
 cat >again.awk <<'EOF'
 FNR == NR { tokens[$1] = $7; padded[$1] = $8; next }
 $1 == "stage" { s = $2; stages = s + 1; from = 3 }
@@ -282,8 +283,8 @@ EOF
     between chart/list "$(cut -d ' ' -f 1 widest)" 50 60
     between chart/list/wrapped "$(cut -d ' ' -f 2 widest)" 3 1000
 
-    # Below it what each stage keeps, one column per unit of time: the most of the passes that the column sees, in eighths
-    # of the most of all stages, drawn again from the JSON.
+    # Below it what each stage keeps, one column per unit of time: the most of the passes that the column sees, in
+    # eighths of the most of all stages, drawn again from the JSON.
     for kind in gpipe best; do
         cf plan --chunk-size 2 --k 2 --stages 4 --schedule $kind --width 52 --no-list --json s.json example
         same chart/memory/$kind/makespan 42 "$(summary makespan)"
@@ -641,8 +642,8 @@ test_files() {
     succeeds files/lowered/check/latency check --plan p.json l.json
 }
 
-# State streamed by layer: less on the GPU, more in host memory, and passes that wait say so. The makespan is that of the
-# plain costs plus what lies on the critical path, so at one stage all of the wait.
+# State streamed by layer: less on the GPU, more in host memory, and passes that wait say so. The makespan is that of
+# the plain costs plus what lies on the critical path, so at one stage all of the wait.
 test_stream() {
     set -- --chunk-size 8K --k 1 --schedule paper --model qwen2.5-7b --tp 4 --gpu h100-80g --recompute selective
     printf '131072\n4000\n500\n' >long
@@ -782,7 +783,8 @@ EOF
 1e6 --schedule paper --replay pipeline --cost 1e-3,3e-7,0 --latency 1e-5 --lower
 1e6 --schedule paper --cost 1e-9,0,0
 EOF
-    # What is rounded to nanoseconds does not add up, over many passes that are no whole number of them: 100,000 in full.
+    # What is rounded to nanoseconds does not add up, over many passes that are no whole number of them: 100,000 in
+    # full.
     sequences=2500
     if full; then sequences=12500; fi
     echo 700 $sequences >many
@@ -1056,8 +1058,8 @@ EOF
     same progress/compare "-2 lines erased" "$(python terminal.py "$comparing" "$CHUNKFLOW" compare "$@" --k 2 long_list)"
     same progress/compare/says yes "$(grep -q "$comparing" seen && echo yes)"
     same progress/dumb "-2 0 left" "$(TERM=dumb "$PYTHON" -S terminal.py 2 "$CHUNKFLOW" plan "$@" --k 2 long_list)"
-    # What is printed comes behind it, and work that is done at once says nothing. How much work takes more than a second
-    # is the machine's matter.
+    # What is printed comes behind it, and work that is done at once says nothing. How much work takes more than a
+    # second is the machine's matter.
     for budget in 3000 12000 48000 192000; do
         ended=$(python terminal.py 0 "$CHUNKFLOW" plan --chunk-size 1024 --stages 4 --k 2 --budget $budget long_list)
         case $ended in '0 lines '*) break ;; esac

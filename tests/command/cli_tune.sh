@@ -4,8 +4,8 @@
 #     tests/command/cli_tune.sh [FILTER]
 #
 # CHUNKFLOW names the program (default build/chunkflow). Prints "ok NAME" or "FAIL NAME: why" for each test and at the
-# end how many. What the command says is worked out again with awk, or in Python where there is one. CHUNKFLOW_PLAIN names
-# one without sanitizers, for two long searches; CHUNKFLOW makes the same searches in fewer settings.
+# end how many. What the command says is worked out again with awk, or in Python where there is one. CHUNKFLOW_PLAIN
+# names one without sanitizers, for two long searches; CHUNKFLOW makes the same searches in fewer settings.
 set -u
 . "$(dirname "$0")/cli_harness.sh"
 
@@ -73,8 +73,8 @@ run tune long $seven $few --chunk-sizes 8K --ks 1 --replay local
 same ${name}_too_long 1 "$(grep -c '^baseline .* does not fit: it needs 1[0-9][0-9]\.[0-9]* GiB at least$' out)"
 }
 
-# A list that is one batch has the same baseline everywhere, in memory to the byte: `compare` takes the list as it stands,
-# `tune` a shuffle of it. Its times have the optimizer's step on top.
+# A list that is one batch has the same baseline everywhere, in memory to the byte: `compare` takes the list as it
+# stands, `tune` a shuffle of it. Its times have the optimizer's step on top.
 name=tune_baseline_of_compare
 if wanted $name; then
     "$CHUNKFLOW" gen lognormal --n 64 --median 5000 --seed 3 >batch

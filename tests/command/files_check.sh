@@ -3,9 +3,9 @@
 #
 #     tests/command/files_check.sh [BUILD]      BUILD/chunkflow and BUILD/train_cpu are tested; default: build
 #
-# Run it in the top directory. tests/meta/preload/files.c is preloaded into them: it sees in which order a file is forced to
-# the disk and gets its name, and ends a program, or lets it fail, just between the two. tests/meta/preload/memory.c lets them
-# run out of memory.
+# Run it in the top directory. tests/meta/preload/files.c is preloaded into them: it sees in which order a file is
+# forced to the disk and gets its name, and ends a program, or lets it fail, just between the two.
+# tests/meta/preload/memory.c lets them run out of memory.
 
 . "$(dirname "$0")/../helpers.sh"
 

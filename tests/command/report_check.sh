@@ -1,5 +1,5 @@
 #!/bin/sh
-# report_check.sh - chunkflow report, tune --html and reproduce --html: numbers, and pages in a browser - MIT or public domain
+# report_check.sh - report, tune --html, reproduce --html: numbers, and pages in a browser - MIT or public domain
 #
 #     CHUNKFLOW=build/chunkflow tests/command/report_check.sh [FILTER]
 #
@@ -201,7 +201,8 @@ test_pictures() {
     same_files report/svg/readme/memory "$root/tools/memory.svg" memory.svg
 }
 
-# tried LIST OPTION: what was tried for it, that option among it, takes what plan says that it takes, with the same options
+# tried LIST OPTION: what was tried for it, that option among it, takes what plan says that it takes, with the same
+# options
 tried() {
     # shellcheck disable=SC2086
     cf report --chunk-size 8K --k 1 --stages 4 $model -o page.html --json data.json "$1"
@@ -308,7 +309,8 @@ test_hostile() {
     python "$tests/command/report_hostile.py" hostile_tuned paper
 }
 
-# in_browser NAME...: the tests of report_browser.py, of NAME.html and NAME.json. One browser is started for all of them.
+# in_browser NAME...: the tests of report_browser.py, of NAME.html and NAME.json. One browser is started for all of
+# them.
 in_browser() {
     pages=
     for name in "$@"; do

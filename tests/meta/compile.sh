@@ -7,8 +7,8 @@
 # C99, C11 and C++11 with gcc and clang, with all warnings as errors, with and without NDEBUG; several files in one
 # program, C and C++ mixed; static mode; linkage by the program; exported symbols and writable data; the program in the
 # header's own comment and the loop in the README; the same bits from every compiler, plain or optimised; what comments
-# promise of unvalidated objects. Builds under ${BUILD:-build}/compile. Prints "ok NAME", "FAIL NAME: why" or "skip NAME:
-# why" for each test, then the counts; with FILTER only the tests whose name contains it.
+# promise of unvalidated objects. Builds under ${BUILD:-build}/compile. Prints "ok NAME", "FAIL NAME: why" or "skip
+# NAME: why" for each test, then the counts; with FILTER only the tests whose name contains it.
 #
 # FULL=1: all of that. Otherwise each compiler compiles and runs C99, checks the syntax of C11 and C++11, and is
 # compared bit for bit plain and optimised for this machine, which is also where its optimiser may warn.
@@ -36,8 +36,8 @@ build() {
 }
 
 # object NAME COMPILER FLAG... FILE: compiles a file, and leaves where in $object. What is the same text once it is
-# preprocessed (with NDEBUG and without, say) is compiled once by a compiler with the same flags. Text that is C99 and C11
-# is translated once as well; what a compiler says about it is asked under each of the two.
+# preprocessed (with NDEBUG and without, say) is compiled once by a compiler with the same flags. Text that is C99 and
+# C11 is translated once as well; what a compiler says about it is asked under each of the two.
 object() {
     name=$1
     shift
@@ -84,7 +84,8 @@ HIGHEST="-O2 -march=native -ffp-contract=fast"
 if full; then HIGHEST="-O3 -march=native -ffp-contract=fast"; fi
 
 # Optimised code, with the warnings that only gcc's optimiser gives (clang gives all of its own before), once for each
-# library: C99, C11 and C++ are the same to it. Elsewhere NDEBUG is compiled without; same_bits runs what clang optimises.
+# library: C99, C11 and C++ are the same to it. Elsewhere NDEBUG is compiled without; same_bits runs what clang
+# optimises.
 mode_flags() { # mode, compiler and standard, or "plain"
     case $1-$2 in
         debug-*) printf '%s' "$PLAIN" ;;
@@ -122,8 +123,8 @@ one_file() { # compiler, standard, mode
 }
 
 # A file that has an implementation in its text, linked with the one of the other tests: with this, the header and the
-# tuner's give it their declarations only, so that a program from a comment need not compile them once more. one_file and
-# tune_one_file show that it could.
+# tuner's give it their declarations only, so that a program from a comment need not compile them once more. one_file
+# and tune_one_file show that it could.
 LINKED="-DCHUNKFLOW_IMPLEMENTED -DCHUNKFLOW_API=extern -DCHUNKFLOW_TUNE_IMPLEMENTED -DCHUNKFLOW_TUNE_API=extern"
 
 # library NAME COMPILER LEVEL: that implementation as an object, in $library
@@ -185,8 +186,8 @@ declarations() { # compiler
         "$OUT/$name.cc" && ok "$name"
 }
 
-# Other arithmetic than IEEE 754's: options that let a NaN pass for a cost or another order of passes come out are refused
-# by name, of both libraries. Those that change nothing are not.
+# Other arithmetic than IEEE 754's: options that let a NaN pass for a cost or another order of passes come out are
+# refused by name, of both libraries. Those that change nothing are not.
 refused_maths() { # compiler
     name=maths-$1
     wanted "$name" || return 0

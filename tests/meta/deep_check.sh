@@ -26,8 +26,8 @@ skipped=0
 flags="-std=c99 -D_XOPEN_SOURCE=700 -I. -g"
 seconds=${DEEP_SECONDS:-3600} # for each part
 
-# Warnings that were looked at and are no faults, as fixed strings that a warning with its line of source has in it, each
-# under its reason. A line that changes is looked at again.
+# Warnings that were looked at and are no faults, as fixed strings that a warning with its line of source has in it,
+# each under its reason. A line that changes is looked at again.
 known() {
     sed '/^#/d' <<'KNOWN'
 # A sequence that is split has cuts, and the search is asked for a number below one that a unit keeps.

@@ -1,5 +1,5 @@
-/* record.c - writes down the plans, schedules and timelines that the library makes of seeded inputs, so that two builds or
-   two versions of it can be compared.
+/* record.c - writes down the plans, schedules and timelines that the library makes of seeded inputs, so that two builds
+   or two versions of it can be compared.
 
        make build/record
        record [FIRST COUNT]    cases FIRST .. FIRST + COUNT - 1 (0 2000), one line for each thing made

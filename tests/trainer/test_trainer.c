@@ -575,8 +575,8 @@ TEST(nothing_stale_is_read_and_runs_repeat_bit_by_bit) {
     world_end(&x);
 }
 
-/* A replay is the same forward: dropping more activations changes no bit of the gradients. And of a chunk's forwards only
-   one runs the head. */
+/* A replay is the same forward: dropping more activations changes no bit of the gradients. And of a chunk's forwards
+   only one runs the head. */
 TEST(k_changes_no_bit) {
     const int64_t lengths[] = {100, 30};
     real *first = NULL;
@@ -739,8 +739,8 @@ TEST(device_bytes_do_not_grow_with_the_sequence) {
     }
 }
 
-/* Walks through a prefix of four blocks by hand, as a pass must and as it must not. tests/trainer/train_check.sh plants the
-   same faults in the trainer. */
+/* Walks through a prefix of four blocks by hand, as a pass must and as it must not. tests/trainer/train_check.sh plants
+   the same faults in the trainer. */
 TEST(the_ring_shows_a_wrong_order) {
     enum { WIDTH = 2, ROWS = 4 * KEY_BLOCK };
     memory_meter meter = {{0}, {0}};
@@ -775,8 +775,8 @@ TEST(the_ring_shows_a_wrong_order) {
    >>stages
    ================================================================================================================ */
 
-/* The model cut into stages, as a pipeline runs it: whole sequences, the boundary handed on by hand. split: backward as I
-   on all stages, and only then W, in another order of stages. */
+/* The model cut into stages, as a pipeline runs it: whole sequences, the boundary handed on by hand. split: backward as
+   I on all stages, and only then W, in another order of stages. */
 static void check_stages(int split) {
     const int64_t n = 23;
     model_config c = tiny_model();

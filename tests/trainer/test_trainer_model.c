@@ -16,8 +16,8 @@
      nothing                                            2 scales a layer and a last one: 4 bytes each
 
    so that the two differ by 8 - 4 (2 layers + 1) bytes a token, known beforehand. State is K, V and their gradients,
-   all in float32: 4 kv numbers a token and layer. With a stream those lie in host memory, and on the device there is the
-   ring: state_window rows of one layer. */
+   all in float32: 4 kv numbers a token and layer. With a stream those lie in host memory, and on the device there is
+   the ring: state_window rows of one layer. */
 
 #define _POSIX_C_SOURCE 200809L
 

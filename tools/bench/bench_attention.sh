@@ -1,6 +1,6 @@
 #!/bin/sh
-# Speed of attention on a device, beside PyTorch's where python3 has it. Without nvcc or a device it says so. Not yet run
-# on a device.
+# Speed of attention on a device, beside PyTorch's where python3 has it. Without nvcc or a device it says so. Not yet
+# run on a device.
 #
 #     sh tools/bench/bench_attention.sh [options and part of a shape's name, as bench_attention takes them]
 #

@@ -3,12 +3,12 @@
 #
 #     sh tools/bench/record.sh [--lengths FILE] [--out DIR] [NAME...]
 #
-# To be run in the top directory, through `make bench-record`, which builds the programs. NAME: pack, schedule, baseline,
-# tune or fit; all of them by default, which takes about an hour of processor time. FILE: a list of lengths, one a line
-# (the recorded tables have the Mooncake conversation trace); without it the batches that need one are left out. Each
-# table replaces DIR/NAME.txt (default tools/bench/results) and begins with its date, machine, compiler and command; only
-# the name of FILE is recorded. README quotes `pack` (milliseconds and distance from the bound); its charts and its table
-# of GiB are tested by tests/command/cli_pipeline.sh and tests/command/cli_models.sh.
+# To be run in the top directory, through `make bench-record`, which builds the programs. NAME: pack, schedule,
+# baseline, tune or fit; all of them by default, which takes about an hour of processor time. FILE: a list of lengths,
+# one a line (the recorded tables have the Mooncake conversation trace); without it the batches that need one are left
+# out. Each table replaces DIR/NAME.txt (default tools/bench/results) and begins with its date, machine, compiler and
+# command; only the name of FILE is recorded. README quotes `pack` (milliseconds and distance from the bound); its
+# charts and its table of GiB are tested by tests/command/cli_pipeline.sh and tests/command/cli_models.sh.
 set -eu
 
 CC=${CC:-cc}

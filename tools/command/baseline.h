@@ -6,11 +6,12 @@
    one that needs the least memory says how far away that is.
 
    Memory is counted on the very batches that are timed: `compare` and `report` have one, which is their list, and
-   `tune` the ones that it draws and the one with the longest sequence of all, because a run that is tuned for will meet that.
-   The order within a batch makes no difference: longest first is what the list and a shuffle of it both come to. So a
-   list that is a single batch of `tune` has the same baseline, in memory to the byte, as in `compare`. Where there are
-   many batches, micro-batches are packed to the longest sequence of all, and recomputation is what the worst batch
-   needs, because a trainer has one setting for all of them; so it is too where one of these batches is shown by itself. */
+   `tune` the ones that it draws and the one with the longest sequence of all, because a run that is tuned for will meet
+   that. The order within a batch makes no difference: longest first is what the list and a shuffle of it both come to.
+   So a list that is a single batch of `tune` has the same baseline, in memory to the byte, as in `compare`. Where there
+   are many batches, micro-batches are packed to the longest sequence of all, and recomputation is what the worst batch
+   needs, because a trainer has one setting for all of them; so it is too where one of these batches is shown by
+   itself. */
 
 #ifndef CHUNKFLOW_BASELINE_H
 #define CHUNKFLOW_BASELINE_H

@@ -36,8 +36,8 @@ void chart_list(const cf_schedule *schedule, const chart_options *options);
 
    Below it, on the same axis, how much each stage holds, in whole stages' worth: the most that a column sees, with the
    stage's peak in front (of its limit, if it has one). Block elements where the locale has UTF-8, '.' to '@' elsewhere.
-   What is above the limit is red, or '!'. Bytes are counted where `pipe` knows any, chunks elsewhere; then `held`, which
-   is of held_make, may be NULL. Returns an exit code. */
+   What is above the limit is red, or '!'. Bytes are counted where `pipe` knows any, chunks elsewhere; then `held`,
+   which is of held_make, may be NULL. Returns an exit code. */
 int chart_draw(const pipeline *pipe, const cf_schedule *schedule, const cf_timeline *timeline, const int64_t *held,
                const chart_options *options);
 

@@ -163,7 +163,8 @@ int cli_input_open(const char *path, FILE **stream);
 /* Says why reading failed, which errno knows. Returns CLI_FAILED where there is no memory, else CLI_WRONG. */
 int cli_cannot_read(const char *path);
 
-/* Closes it, unless it is standard input. Where code is CLI_OK and reading had failed, says so. Returns an exit code. */
+/* Closes it, unless it is standard input. Where code is CLI_OK and reading had failed, says so. Returns an exit
+   code. */
 int cli_input_close(FILE *stream, const char *path, int code);
 
 /* Reads a whole file, or standard input for "-"; *text is to be freed and has a zero byte behind its end. More than
@@ -213,8 +214,8 @@ int cli_error(const cf_error *error, const cli_list *list);
    Output files
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* A file that appears whole or not at all: it is written under a temporary name beside its place, forced to the disk and
-   renamed at the end. Where INT, TERM, HUP or QUIT ends the program, the temporary file goes; one that a kill left
+/* A file that appears whole or not at all: it is written under a temporary name beside its place, forced to the disk
+   and renamed at the end. Where INT, TERM, HUP or QUIT ends the program, the temporary file goes; one that a kill left
    behind is taken over by the next run. Pipes and devices are written directly. Start with all zero. */
 typedef struct cli_output {
     FILE *stream;     /* where to write; NULL: this output was not asked for */

@@ -345,8 +345,8 @@ static void note_temporary(const char *from, const char *to) {
     }
 }
 
-/* Opens a temporary file that no run is writing to: a new one, or one that a killed run has left behind. A run holds the
-   lock until the file has its final name, so a file with that lock is in use; and after it was taken, the name must
+/* Opens a temporary file that no run is writing to: a new one, or one that a killed run has left behind. A run holds
+   the lock until the file has its final name, so a file with that lock is in use; and after it was taken, the name must
    still lead to the file, or another run has given it its final name meanwhile. A file that has another name, too, or
    is another user's, is no run's and stays as it is. Returns -1 with errno, EEXIST where the name cannot be had. */
 static int open_temporary(const char *name) {
@@ -372,8 +372,8 @@ static mode_t new_file_mode(void) {
     return 0666 & ~mask;
 }
 
-/* Opens target.chunkflow-tmp0, which is what no user calls a file, or the first name after it that can be had. It gets the
-   permissions of the file that it will replace. */
+/* Opens target.chunkflow-tmp0, which is what no user calls a file, or the first name after it that can be had. It gets
+   the permissions of the file that it will replace. */
 static int create_temporary(cli_output *output, const struct stat *existing) {
     mode_t mode = existing ? existing->st_mode & 0777 : new_file_mode();
     size_t bytes = strlen(output->target) + sizeof ".chunkflow-tmp99";

@@ -1,5 +1,5 @@
-/* modelling.h - a model, how it is split over GPUs, and how both are told: what memory, time and all commands that begin
-   with a model share. */
+/* modelling.h - a model, how it is split over GPUs, and how both are told: what memory, time and all commands that
+   begin with a model share. */
 
 #ifndef CHUNKFLOW_MODELLING_H
 #define CHUNKFLOW_MODELLING_H
@@ -20,7 +20,8 @@ typedef struct modelling_options {
 } modelling_options;
 
 /* The entries of an option table; `member` is the modelling_options in the command's options struct `type`. First what
-   describes a model, then how it is split, but for the stages and ranks, which a command with a plan has options for. */
+   describes a model, then how it is split, but for the stages and ranks, which a command with a plan has options
+   for. */
 #define MODELLING_MODEL_OPTIONS(type, member)                                                                      \
     {.name = "--model", .value = "NAME", .kind = CLI_TEXT, .offset = offsetof(type, member.model),                 \
      .help = "one of the models below"},                                                                           \

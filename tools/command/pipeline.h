@@ -157,8 +157,8 @@ typedef struct pipeline_case {
     cf_recompute recompute; /* in place of what the options say */
 } pipeline_case;
 
-/* The virtual stages that --virtual and --placement give it, if its kind can have any. Of zero-bubble's own choice there
-   is none: with `any` it takes the V that it was made for. */
+/* The virtual stages that --virtual and --placement give it, if its kind can have any. Of zero-bubble's own choice
+   there is none: with `any` it takes the V that it was made for. */
 void pipeline_place(pipeline_case *what, int64_t n_virtual, cf_placement placement);
 
 /* A schedule, made and simulated. */

@@ -217,8 +217,8 @@ static void flush(table *t) {
     t->n_cells = t->n_text = 0;
 }
 
-/* The next cell, or NULL where there is no memory for it. A row is printed when the next one begins: until then its last
-   cell may grow. */
+/* The next cell, or NULL where there is no memory for it. A row is printed when the next one begins: until then its
+   last cell may grow. */
 static table_cell *add(table *t, cell_kind kind) {
     table_cell *cell;
 

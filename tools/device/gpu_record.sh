@@ -157,8 +157,8 @@ fi
 
 # shellcheck disable=SC2086
 for variant in $variants; do run_step 3 "check $variant" 20 "$bench" --check $size --variant "$variant"; done
-# What is wrong, or hangs, is not timed: it would take the others' time, and PyTorch's. Where nothing is right, the plain
-# path is what PyTorch runs beside.
+# What is wrong, or hangs, is not timed: it would take the others' time, and PyTorch's. Where nothing is right, the
+# plain path is what PyTorch runs beside.
 is_wrong() { grep -F "\"step\": \"check $1\", \"done\": true" "$record" | grep -qvF '"status": 0'; }
 asked=
 for variant in $first; do is_wrong "$variant" || asked="$asked --variant $variant"; done
