@@ -109,44 +109,7 @@ void pipeline_note(uint64_t seed, const pipeline_problem *problem) {
                  d->limits_bytes ? " (by stage)" : "", (int)problem->plan->n_chunks, (int)problem->plan->n_groups);
 }
 
-/* ---- judging the lists ---- */
-
-static const cf_action *find(const cf_schedule *s, int64_t chunk, int64_t v, int pass, int64_t *count) {
-    const cf_action *found = NULL;
-    int64_t i;
-    *count = 0;
-    for (i = 0; i < s->n_actions; i++) {
-        const cf_action *a = &s->actions[i];
-        if (a->chunk != chunk || a->stage != v || a->pass != pass) continue;
-        found = a;
-        ++*count;
-    }
-    return found;
-}
-
-/* Whether `a` comes before `b` on their stage; a missing pass comes before nothing. */
-static int precedes(const cf_action *a, const cf_action *b) { return a != NULL && b != NULL && a < b; }
-
-/* The passes of one chunk on one virtual stage. */
-static const char *cell_fault(const cf_plan *plan, const cf_schedule *s, int64_t chunk, int64_t v) {
-    const cf_chunk *c = &plan->chunks[chunk];
-    int64_t n_f, n_r, n_b, n_i, n_w, n;
-    const cf_action *f = find(s, chunk, v, CF_F, &n_f), *r = find(s, chunk, v, CF_R, &n_r);
-    const cf_action *b = find(s, chunk, v, CF_B, &n_b), *i = find(s, chunk, v, CF_I, &n_i);
-    const cf_action *w = find(s, chunk, v, CF_W, &n_w), *back = b != NULL ? b : i;
-    if (n_f != 1) return "not one F";
-    if (n_b + n_i != 1 || n_w != n_i) return "not one backward";
-    if (n_r != !f->keep) return "a replay too many or too few";
-    if (r != NULL && (!r->keep || !precedes(f, r) || !precedes(r, back))) return "a replay out of place";
-    if (!precedes(f, back) || (w != NULL && !precedes(i, w))) return "passes of a chunk out of order";
-    if (c->group >= 0 && c->index > 0) {
-        const cf_action *before = find(s, chunk - 1, v, CF_F, &n), *after = find(s, chunk - 1, v, CF_B, &n);
-        if (after == NULL) after = find(s, chunk - 1, v, CF_I, &n);
-        if (!precedes(before, f)) return "forwards of a group out of order";
-        if (!precedes(back, after)) return "backwards of a group out of order";
-    }
-    return NULL;
-}
+/* ---- what a schedule was asked for ---- */
 
 /* Most chunks that a stage may keep, by the words of cf_schedule_desc; 0: any number. */
 static int64_t limit_of(const cf_plan *plan, const cf_schedule *s, const cf_schedule_desc *desc, int64_t stage) {
@@ -163,38 +126,27 @@ static int64_t limit_of(const cf_plan *plan, const cf_schedule *s, const cf_sche
 
 /* Counts what is kept along one stage's list. */
 static const char *kept_fault(const cf_plan *plan, const cf_schedule *s, const cf_schedule_desc *desc, int64_t stage) {
-    int64_t limit = limit_of(plan, s, desc, stage), live = 0, i, j;
+    int64_t limit = limit_of(plan, s, desc, stage), live = 0, i;
     if ((s->limits ? s->limits[stage] : 0) != limit) return "another limit is written in the schedule";
     for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
         const cf_action *a = &s->actions[i];
-        int64_t of_group = 0, group = plan->chunks[a->chunk].group;
-        if (naive_stage(s, a->stage) != stage) return "an action on the wrong stage";
         live += a->keep;
         if (limit > 0 && live > limit) return "more chunks than the limit";
-        for (j = s->first[stage]; j <= i && a->keep && group >= 0; j++) {
-            const cf_action *b = &s->actions[j];
-            if (plan->chunks[b->chunk].group != group || b->stage != a->stage) continue;
-            of_group += b->keep - (b->pass == CF_B || b->pass == CF_W);
-        }
-        if (of_group > s->k) return "more than K chunks of a group";
         live -= a->pass == CF_B || a->pass == CF_W;
     }
     return live == 0 ? NULL : "chunks still kept at the end";
 }
 
 const char *pipeline_fault(const cf_plan *plan, const cf_schedule *s, const cf_schedule_desc *desc) {
-    int64_t chunk, v, stage, n_v = s->n_stages * s->n_virtual;
-    const char *fault;
-    if (s->first[0] != 0 || s->first[s->n_stages] != s->n_actions) return "lists do not cover the actions";
-    for (chunk = s->rank * plan->n_steps; chunk < (s->rank + 1) * plan->n_steps; chunk++)
-        for (v = 0; v < n_v; v++)
-            if ((fault = cell_fault(plan, s, chunk, v)) != NULL) return fault;
-    for (stage = 0; stage < s->n_stages; stage++) {
+    const char *fault = naive_fault(plan, s);
+    int64_t stage;
+    for (stage = 0; !fault && stage < s->n_stages; stage++) {
         int64_t bytes = desc->limits_bytes ? desc->limits_bytes[stage] : desc->limit_bytes;
-        if ((fault = kept_fault(plan, s, desc, stage)) != NULL) return fault;
-        if (bytes > 0 && pipeline_peak_bytes(plan, s, &desc->bytes, stage) > bytes) return "more bytes than the limit";
+        fault = kept_fault(plan, s, desc, stage);
+        if (!fault && bytes > 0 && pipeline_peak_bytes(plan, s, &desc->bytes, stage) > bytes)
+            fault = "more bytes than the limit";
     }
-    return NULL;
+    return fault;
 }
 
 /* Whether an action of that pass, chunk and virtual stage lies in actions[from .. to). */
