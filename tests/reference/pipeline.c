@@ -2,6 +2,7 @@
 
 #include "naive.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -229,103 +230,135 @@ double pipeline_seconds(const cf_timing *timing, int64_t v, const cf_chunk *c, i
     return compute > stream - alone ? alone + compute : stream;
 }
 
-/* A node starts no earlier than `from`'s start + lag. */
-typedef struct edge {
-    int64_t from, to;
-    double lag;
-} edge;
+/* When everything runs, as far as is known: a pass makes a result, which is sent if the pass that reads it is on another
+   stage. In a lowered schedule a SEND says when; in any other it follows its pass. */
+typedef struct relaxation {
+    const cf_plan *plan;
+    const cf_schedule *s;
+    const cf_timing *timing;
+    double *start, *end, *sent, *received; /* by action; of a pass: when its result leaves, and its input comes in */
+    int64_t *input, *reader;               /* of a pass: whose result it reads, and who reads its own; -1: none */
+    int changed;
+} relaxation;
 
-typedef struct edges {
-    edge *list;
-    int64_t n;
-} edges;
-
-static void add_edge(edges *e, int64_t from, int64_t to, double lag) {
-    e->list[e->n].from = from;
-    e->list[e->n].to = to;
-    e->list[e->n++].lag = lag;
-}
-
-/* The action that needs what action `id` sends on; -1: none. */
-static int64_t receiver_of(const cf_schedule *s, int64_t id, int *direction) {
-    const cf_action *a = &s->actions[id];
-    int pipeline = s->replay != CF_REPLAY_LOCAL;
-    int64_t i, to;
-    *direction = a->pass == CF_B || a->pass == CF_I ? 1 : 0;
-    if (a->pass == CF_W || (a->pass == CF_R && !pipeline)) return -1;
-    to = a->stage + (*direction ? -1 : 1);
-    for (i = 0; i < s->n_actions; i++) {
-        const cf_action *b = &s->actions[i];
-        int backward = b->pass == CF_B || b->pass == CF_I;
-        if (b->chunk != a->chunk || b->stage != to) continue;
-        if (*direction ? backward : b->pass == a->pass) return i;
-    }
+int64_t pipeline_find(const cf_schedule *s, int pass, int64_t chunk, int64_t v) {
+    int64_t i;
+    for (i = 0; i < s->n_actions; i++)
+        if (s->actions[i].pass == pass && s->actions[i].chunk == chunk && s->actions[i].stage == v) return i;
     return -1;
 }
 
-/* Seconds of what an action sends on to action `to`. */
-static double transfer_of(const cf_plan *plan, const cf_schedule *s, const cf_timing *timing, int64_t id, int64_t to) {
-    const cf_action *a = &s->actions[id];
-    if (timing == NULL || to < 0 || naive_stage(s, a->stage) == naive_stage(s, s->actions[to].stage)) return 0;
-    return timing->latency + timing->seconds_per_token * (double)plan->chunks[a->chunk].padded;
+static int is_send(int pass) { return pass == CF_SEND_F || pass == CF_SEND_R || pass == CF_SEND_B; }
+
+static int64_t backward_of(const cf_schedule *s, int64_t chunk, int64_t v) {
+    int64_t b = pipeline_find(s, CF_B, chunk, v);
+    return b >= 0 ? b : pipeline_find(s, CF_I, chunk, v);
 }
 
-/* Nodes: n actions, then a transfer for each. Without overlap a receiver's node begins with the receiving. */
-double pipeline_makespan(const cf_plan *plan, const cf_schedule *s, const cf_timing *timing, double *start, double *end) {
-    int64_t n = s->n_actions, i, j, stage, round;
-    double *at = (double *)calloc((size_t)(2 * n + 1), sizeof *at), *own = (double *)calloc((size_t)(n + 1), sizeof *own);
-    double *wait = (double *)calloc((size_t)(n + 1), sizeof *wait), makespan = 0;
-    edges e = {(edge *)calloc((size_t)(5 * n + 1), sizeof(edge)), 0};
-    int block = timing != NULL && timing->no_overlap, changed = 1, d;
-    for (i = 0; i < n; i++) {
-        const cf_chunk *c = &plan->chunks[s->actions[i].chunk];
-        int64_t to = receiver_of(s, i, &d);
-        double transfer = transfer_of(plan, s, timing, i, to);
-        own[i] += pipeline_seconds(timing, s->actions[i].stage, c, s->actions[i].pass);
-        if (to < 0) continue;
-        if (block && transfer > 0) {
-            wait[to] = transfer;
-        } else {
-            add_edge(&e, n + i, to, transfer);
+int64_t pipeline_maker(const cf_schedule *s, const cf_action *send) {
+    if (send->pass == CF_SEND_B) return backward_of(s, send->chunk, send->stage);
+    return pipeline_find(s, send->pass == CF_SEND_F ? CF_F : CF_R, send->chunk, send->stage);
+}
+
+static int64_t reader_of(const cf_schedule *s, const cf_action *a) {
+    switch (a->pass) {
+        case CF_F: return pipeline_find(s, CF_F, a->chunk, a->stage + 1);
+        case CF_R: return s->replay == CF_REPLAY_LOCAL ? -1 : pipeline_find(s, CF_R, a->chunk, a->stage + 1);
+        case CF_B: case CF_I: return backward_of(s, a->chunk, a->stage - 1);
+        default: return -1;
+    }
+}
+
+double pipeline_transfer(const cf_plan *plan, const cf_timing *timing, int64_t chunk) {
+    return timing == NULL ? 0 : timing->latency + timing->seconds_per_token * (double)plan->chunks[chunk].padded;
+}
+
+static int64_t stage_of(const relaxation *r, int64_t i) { return naive_stage(r->s, r->s->actions[i].stage); }
+
+/* Whether a transfer keeps both stages from computing. */
+static int blocks(const relaxation *r, double transfer) {
+    return r->timing != NULL && r->timing->no_overlap && transfer > 0;
+}
+
+static void set(relaxation *r, double *at, double value) {
+    r->changed |= *at < value;
+    *at = value;
+}
+
+/* Sends what pass `maker` has made; free_at: when the stage's processor, and its ways down and up, are free. */
+static void send_on(relaxation *r, int64_t maker, double *free_at) {
+    const cf_schedule *s = r->s;
+    int64_t to = r->reader[maker];
+    double transfer = pipeline_transfer(r->plan, r->timing, s->actions[maker].chunk);
+    /* In loops the stage above the last one is the first. */
+    int up = s->placement == CF_PLACEMENT_V ? stage_of(r, to) > stage_of(r, maker)
+                                            : s->actions[to].stage > s->actions[maker].stage;
+    double *way = blocks(r, transfer) ? &free_at[0] : &free_at[1 + up];
+    double begin = blocks(r, transfer) ? *way : fmax(r->end[maker], *way);
+    set(r, &r->sent[maker], begin);
+    *way = begin + transfer;
+}
+
+/* One stage's list once more, with the times of all others as they are known now. */
+static void sweep(relaxation *r, int64_t stage) {
+    const cf_schedule *s = r->s;
+    double free_at[3] = {0, 0, 0}, transfer;
+    int64_t i;
+    for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
+        const cf_action *a = &s->actions[i];
+        int64_t input = r->input[i];
+        double begin = free_at[0];
+        if (is_send(a->pass)) send_on(r, pipeline_maker(s, a), free_at);
+        if (a->pass >= CF_COMPUTE_PASS_COUNT) continue;
+        transfer = pipeline_transfer(r->plan, r->timing, a->chunk);
+        if (input >= 0 && stage_of(r, input) == stage) begin = fmax(begin, r->end[input]);
+        else if (input >= 0) {
+            r->received[i] = blocks(r, transfer) ? fmax(begin, r->sent[input]) : r->sent[input];
+            begin = fmax(begin, r->received[i] + transfer);
         }
+        set(r, &r->start[i], begin);
+        set(r, &r->end[i], begin + pipeline_seconds(r->timing, a->stage, &r->plan->chunks[a->chunk], a->pass));
+        free_at[0] = r->end[i];
+        if (!s->lowered && r->reader[i] >= 0 && stage_of(r, r->reader[i]) != stage) send_on(r, i, free_at);
     }
-    for (stage = 0; stage < s->n_stages; stage++) {
-        int64_t last[2] = {-1, -1};
-        double last_transfer[2] = {0, 0};
-        for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
-            int64_t to = receiver_of(s, i, &d);
-            double transfer = transfer_of(plan, s, timing, i, to);
-            double sending = to >= 0 && block ? transfer : 0;
-            if (i + 1 < s->first[stage + 1]) add_edge(&e, i, i + 1, wait[i] + own[i] + sending);
-            if (to < 0) continue;
-            add_edge(&e, i, n + i, wait[i] + own[i]); /* the transfer begins when the pass has ended */
-            if (block && transfer > 0) {
-                add_edge(&e, i, to, wait[i] + own[i]);
-                continue;
-            }
-            if (naive_stage(s, s->actions[i].stage) == naive_stage(s, s->actions[to].stage)) continue; /* no way */
-            if (s->placement == CF_PLACEMENT_V) d = naive_stage(s, s->actions[to].stage) < stage;
-            if (last[d] >= 0) add_edge(&e, n + last[d], n + i, last_transfer[d]);
-            last[d] = i;
-            last_transfer[d] = transfer;
-        }
+}
+
+/* Both ends of every transfer, of the pass that makes what it carries and of the one that reads it. */
+static void set_transfers(relaxation *r) {
+    int64_t i;
+    for (i = 0; i < r->s->n_actions; i++) {
+        const cf_action *a = &r->s->actions[i];
+        int64_t maker, other = a->pass == CF_RECV_B ? a->stage + 1 : a->stage - 1;
+        if (is_send(a->pass)) r->start[i] = r->sent[pipeline_maker(r->s, a)];
+        else if (a->pass == CF_RECV_F || a->pass == CF_RECV_R || a->pass == CF_RECV_B) {
+            maker = pipeline_maker(r->s, &r->s->actions[pipeline_find(r->s, a->pass - 1, a->chunk, other)]);
+            r->start[i] = r->received[r->reader[maker]];
+        } else continue;
+        r->end[i] = r->start[i] + pipeline_transfer(r->plan, r->timing, a->chunk);
     }
-    for (round = 0; changed && round <= 2 * n + 1; round++) {
-        changed = 0;
-        for (j = 0; j < e.n; j++)
-            if (at[e.list[j].to] < at[e.list[j].from] + e.list[j].lag) {
-                at[e.list[j].to] = at[e.list[j].from] + e.list[j].lag;
-                changed = 1;
-            }
+}
+
+double pipeline_makespan(const cf_plan *plan, const cf_schedule *s, const cf_timing *timing, double *start,
+                         double *end) {
+    int64_t n = s->n_actions, i, stage, round;
+    double *times = (double *)calloc((size_t)(4 * n + 1), sizeof *times), makespan = 0;
+    int64_t *others = (int64_t *)calloc((size_t)(2 * n + 1), sizeof *others);
+    relaxation r = {plan, s, timing, times, times + n, times + 2 * n, times + 3 * n, others, others + n, 1};
+    if (!times || !others) abort();
+    for (i = 0; i < n; i++) r.input[i] = -1;
+    for (i = 0; i < n; i++)
+        if ((r.reader[i] = reader_of(s, &s->actions[i])) >= 0) r.input[r.reader[i]] = i;
+    for (round = 0; r.changed && round <= 2 * n + 2; round++) {
+        r.changed = 0;
+        for (stage = 0; stage < s->n_stages; stage++) sweep(&r, stage);
     }
+    if (s->lowered) set_transfers(&r);
     for (i = 0; i < n; i++) {
-        if (start) start[i] = at[i] + wait[i];
-        if (end) end[i] = at[i] + wait[i] + own[i];
-        if (at[i] + wait[i] + own[i] > makespan) makespan = at[i] + wait[i] + own[i];
+        if (start) start[i] = r.start[i];
+        if (end) end[i] = r.end[i];
+        makespan = fmax(makespan, r.end[i]);
     }
-    free(at);
-    free(own);
-    free(wait);
-    free(e.list);
-    return changed ? -1 : makespan;
+    free(times);
+    free(others);
+    return r.changed ? -1 : makespan;
 }

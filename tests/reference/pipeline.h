@@ -33,10 +33,15 @@ cf_plan *pipeline_sixteen(cf_timing *timing);
    groups, replays, at most K chunks of a group kept, limits in chunks and bytes. NULL, or the rule that is broken. */
 const char *pipeline_fault(const cf_plan *plan, const cf_schedule *schedule, const cf_schedule_desc *desc);
 
-/* Starts and ends of all actions by relaxing a list of edges until nothing changes; returns the makespan, or -1 if they grow
-   without end (a deadlock). start, end: (n_actions), or both NULL. */
+/* Starts and ends of all actions, of lowered schedules too, by going over the lists again and again until no time changes;
+   returns the makespan, or -1 if times grow without end (a deadlock). start, end: (n_actions), or both NULL. */
 double pipeline_makespan(const cf_plan *plan, const cf_schedule *schedule, const cf_timing *timing, double *start,
                          double *end);
+
+/* An action's number, -1: there is none. The pass whose result a SEND sends. Seconds that a chunk's transfer takes. */
+int64_t pipeline_find(const cf_schedule *schedule, int pass, int64_t chunk, int64_t v);
+int64_t pipeline_maker(const cf_schedule *schedule, const cf_action *send);
+double pipeline_transfer(const cf_plan *plan, const cf_timing *timing, int64_t chunk);
 
 /* Seconds of a pass of a chunk on virtual stage v, by the words of cf_stage_cost. */
 double pipeline_seconds(const cf_timing *timing, int64_t v, const cf_chunk *chunk, int pass);

@@ -3,6 +3,7 @@
 #include "chunkflow.h"
 #include "../harness.h"
 #include "../reference/naive.h"
+#include "../reference/pipeline.h"
 #include "tools/command/schedule_csv.h"
 
 #include <stdlib.h>
@@ -413,46 +414,6 @@ static char *load_dump(const char *version, const char *kind, int ranks, int n, 
     return data;
 }
 
-/* When the pass of chunk and virtual stage ends, so far; 0: there is none in the lists. B and I both answer for 'B'. */
-static double end_of(const cf_schedule *s, const double *end, int pass, int64_t chunk, int64_t stage) {
-    int64_t i;
-    for (i = 0; i < s->n_actions; i++) {
-        const cf_action *a = &s->actions[i];
-        int same = a->pass == pass || (pass == CF_B && a->pass == CF_I);
-        if (same && a->chunk == chunk && a->stage == stage) return end[i];
-    }
-    return 0;
-}
-
-/* The makespan of passes of 1 (F, I, W) and 2 (B), worked out by going over the lists until nothing moves any more. */
-static double relaxed_makespan(const cf_schedule *s) {
-    double *end = (double *)calloc((size_t)s->n_actions, sizeof *end), most = 0;
-    int64_t stage, i, last = s->n_stages * s->n_virtual - 1;
-    int moved = 1;
-    if (!end) abort();
-    while (moved) {
-        moved = 0;
-        for (stage = 0; stage < s->n_stages; stage++) {
-            double free_at = 0;
-            for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
-                const cf_action *a = &s->actions[i];
-                double start = free_at, ready = 0;
-                if (a->pass >= CF_COMPUTE_PASS_COUNT) continue;
-                if (a->pass == CF_F && a->stage > 0) ready = end_of(s, end, CF_F, a->chunk, a->stage - 1);
-                if ((a->pass == CF_B || a->pass == CF_I) && a->stage < last)
-                    ready = end_of(s, end, CF_B, a->chunk, a->stage + 1);
-                if (ready > start) start = ready;
-                free_at = start + (a->pass == CF_B ? 2 : 1);
-                moved |= free_at > end[i];
-                end[i] = free_at;
-                if (free_at > most) most = free_at;
-            }
-        }
-    }
-    free(end);
-    return most;
-}
-
 /* Cells that only sharded parameters need, which are none of the writer's, and receives, beside which PyTorch puts the
    rest as it comes. */
 static void drop_others(char *csv) {
@@ -492,7 +453,7 @@ static void replay_dump(const char *version, const char *kind, int ranks, int n,
     CHECK(s->n_stages == ranks && s->lowered == (strstr(data, "SEND") != NULL && !desc.buffered));
     CHECK_INT(s->placement, strcmp(kind, "zbv") == 0 ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP);
     if (CHECK_INT(cf_simulate(plan, s, NULL, &timeline, &error), CF_OK))
-        CHECK(timeline->makespan == 2 * relaxed_makespan(s));
+        CHECK(timeline->makespan == pipeline_makespan(plan, s, NULL, NULL, NULL));
     desc.extras = extras;
     if (strstr(data, "SEND") != NULL) desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
     CHECK_INT(schedule_csv_write(plan, s, &desc, harness_collect, &t, &error), CF_OK);

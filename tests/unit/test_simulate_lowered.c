@@ -1,5 +1,4 @@
-/* >>simulate: lowered schedules and measured times. A second simulator goes over the lists again and again, until no
-   time changes any more; it shares nothing with the clock of the library, which goes over them once. */
+/* >>simulate: lowered schedules and measured times, against the slow simulator of pipeline.c. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -9,114 +8,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- the slow simulator ---- */
-
-static int is_send(int pass) { return pass == CF_SEND_F || pass == CF_SEND_R || pass == CF_SEND_B; }
-static int is_receive(int pass) { return pass == CF_RECV_F || pass == CF_RECV_R || pass == CF_RECV_B; }
-
-static int64_t find(const cf_schedule *s, int pass, int64_t chunk, int64_t v) {
-    int64_t i;
-    for (i = 0; i < s->n_actions; i++)
-        if (s->actions[i].pass == pass && s->actions[i].chunk == chunk && s->actions[i].stage == v) return i;
-    return -1;
-}
-
-/* The RECV that a pass needs, -1: none. */
-static int64_t receive_of(const cf_schedule *s, const cf_action *a) {
-    switch (a->pass) {
-        case CF_F: return find(s, CF_RECV_F, a->chunk, a->stage);
-        case CF_R: return find(s, CF_RECV_R, a->chunk, a->stage);
-        case CF_B: case CF_I: return find(s, CF_RECV_B, a->chunk, a->stage);
-        default: return -1;
-    }
-}
-
-/* The SEND of a RECV. */
-static int64_t send_of(const cf_schedule *s, const cf_action *a) {
-    return find(s, a->pass - 1, a->chunk, a->pass == CF_RECV_B ? a->stage + 1 : a->stage - 1);
-}
-
-/* The pass whose result a SEND sends. */
-static int64_t maker_of(const cf_schedule *s, const cf_action *a) {
-    int64_t b = find(s, CF_B, a->chunk, a->stage);
-    if (a->pass == CF_SEND_F) return find(s, CF_F, a->chunk, a->stage);
-    if (a->pass == CF_SEND_R) return find(s, CF_R, a->chunk, a->stage);
-    return b >= 0 ? b : find(s, CF_I, a->chunk, a->stage);
-}
-
-typedef struct slow {
-    const cf_plan *plan;
-    const cf_schedule *s;
-    const cf_timing *timing;
-    double *start, *end;
-    int changed;
-} slow;
-
-static void set(slow *c, int64_t i, double start, double seconds) {
-    c->changed |= c->start[i] < start || c->end[i] < start + seconds;
-    c->start[i] = start;
-    c->end[i] = start + seconds;
-}
-
-static double transfer_of(const slow *c, const cf_chunk *chunk) {
-    return c->timing == NULL ? 0 : c->timing->latency + c->timing->seconds_per_token * (double)chunk->padded;
-}
-
-/* Which way a SEND goes: to the stage above, or to the one below. In loops the stage above the last one is the first. */
-static int goes_up(const cf_schedule *s, const cf_action *a) {
-    int forward = a->pass != CF_SEND_B;
-    if (s->placement != CF_PLACEMENT_V) return forward;
-    return naive_stage(s, a->stage + (forward ? 1 : -1)) > naive_stage(s, a->stage);
-}
-
-/* One stage's list once more, with the times of all others as they are known now. */
-static void sweep(slow *c, int64_t stage) {
-    const cf_schedule *s = c->s;
-    double compute = 0, begin;
-    int64_t i, j;
-    for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
-        const cf_action *a = &s->actions[i];
-        const cf_chunk *chunk = &c->plan->chunks[a->chunk];
-        double transfer = transfer_of(c, chunk);
-        int blocks = c->timing != NULL && c->timing->no_overlap && transfer > 0;
-        if (is_send(a->pass)) {
-            begin = blocks ? compute : c->end[maker_of(s, a)];
-            for (j = s->first[stage]; j < i && !blocks; j++)
-                if (is_send(s->actions[j].pass) && goes_up(s, &s->actions[j]) == goes_up(s, a))
-                    begin = fmax(begin, c->end[j]);
-            set(c, i, begin, transfer);
-            if (blocks) compute = c->end[i];
-        } else if (is_receive(a->pass)) {
-            if (!blocks) set(c, i, c->start[send_of(s, a)], transfer);
-        } else {
-            int64_t receive = receive_of(s, a);
-            begin = compute;
-            if (receive >= 0 && blocks) {
-                set(c, receive, fmax(begin, c->start[send_of(s, &s->actions[receive])]), transfer);
-                begin = c->end[receive];
-            }
-            if (receive >= 0) begin = fmax(begin, c->end[receive]);
-            set(c, i, begin, pipeline_seconds(c->timing, a->stage, chunk, a->pass));
-            compute = c->end[i];
-        }
-    }
-}
-
-static double slow_times(const cf_plan *plan, const cf_schedule *s, const cf_timing *timing, double *start,
-                         double *end) {
-    slow c = {plan, s, timing, start, end, 1};
-    double makespan = 0;
-    int64_t stage, i, round;
-    for (i = 0; i < s->n_actions; i++) start[i] = end[i] = 0;
-    for (round = 0; c.changed && round <= 2 * s->n_actions + 2; round++) {
-        c.changed = 0;
-        for (stage = 0; stage < s->n_stages; stage++) sweep(&c, stage);
-    }
-    CHECK(!c.changed);
-    for (i = 0; i < s->n_actions; i++) makespan = fmax(makespan, end[i]);
-    return makespan;
-}
 
 /* ---- what to simulate ---- */
 
@@ -174,12 +65,11 @@ static void check_transfers(const cf_plan *plan, const cf_schedule *low, const c
     int64_t i, j;
     for (i = 0; i < low->n_actions; i++) {
         const cf_action *a = &low->actions[i];
-        slow c = {plan, low, timing, t->start, t->end, 0};
-        double transfer = transfer_of(&c, &plan->chunks[a->chunk]);
-        if (!is_receive(a->pass)) continue;
-        j = send_of(low, a);
+        double transfer = pipeline_transfer(plan, timing, a->chunk);
+        if (a->pass != CF_RECV_F && a->pass != CF_RECV_R && a->pass != CF_RECV_B) continue;
+        j = pipeline_find(low, a->pass - 1, a->chunk, a->pass == CF_RECV_B ? a->stage + 1 : a->stage - 1);
         CHECK(near(t->end[i], t->start[i] + transfer) && near(t->end[j], t->start[j] + transfer));
-        CHECK(t->start[j] >= t->end[maker_of(low, &low->actions[j])]);
+        CHECK(t->start[j] >= t->end[pipeline_maker(low, &low->actions[j])]);
         if (timing == NULL || !timing->no_overlap) CHECK(same(t->start[i], t->start[j]) && same(t->end[i], t->end[j]));
         else CHECK(t->start[i] >= t->start[j]);
     }
@@ -305,7 +195,7 @@ TEST(agrees_with_the_slow_simulator) {
         start = (double *)calloc((size_t)other->n_actions + 1, sizeof *start);
         end = (double *)calloc((size_t)other->n_actions + 1, sizeof *end);
         REQUIRE(start != NULL && end != NULL);
-        CHECK(near(t->makespan, slow_times(plan, other, timing, start, end)));
+        CHECK(near(t->makespan, pipeline_makespan(plan, other, timing, start, end)));
         for (i = 0; i < other->n_actions; i++)
             if (!CHECK(near(t->start[i], start[i]) && near(t->end[i], end[i]))) break;
         check_books(plan, other, t);
