@@ -454,10 +454,11 @@ $(CUDA_BUILD)/bench_attention: $(CUDA_BUILD)/bench_emulated.o $(filter-out %/exe
 $(CUDA_BUILD)/bench_arena: tools/bench/bench_arena.cc $(filter-out %/executor_emulated.o,$(CUDA_EXAMPLE))
 	$(CXX) $(CUDA_CXXFLAGS) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
-# What runs on a device: tests, benchmark, example and command, in one folder that can be carried to it. The library is
-# compiled once, with the variants of its kernels that are there to be measured.
+# What runs on a device: tests, benchmark, examples and command, and the library that the rival's Python loads, in one
+# folder that can be carried to it. chunkflow_cuda.cu is compiled once, with the variants of its kernels that are there to be measured.
 GPU_BUILD    := $(BUILD)/gpu
-GPU_PROGRAMS := $(addprefix $(GPU_BUILD)/,cuda_tests bench_attention executor_cuda chunkflow commit)
+GPU_PROGRAMS := $(addprefix $(GPU_BUILD)/,cuda_tests bench_attention executor_cuda train_cuda chunkflow commit) \
+                $(SHARED:$(BUILD)/%=$(GPU_BUILD)/%)
 GPU_COMPILE   = $(NVCC) -O3 -std=c++17 $(CUDA_ARCH) -DCHUNKFLOW_CUDA_VARIANTS -I.
 GPU_TESTS    := $(addprefix $(GPU_BUILD)/,main.o test_primitives.o device.o reference.o test_attention.o test_wgmma.o \
                 test_state.o test_blocks.o test_executor.o test_device.o)
@@ -491,7 +492,7 @@ $(GPU_BUILD)/executor_cuda: examples/executor_cuda.cu $(GPU_BUILD)/chunkflow_cud
 $(GPU_BUILD)/train_cuda: examples/train_cuda.cu $(GPU_BUILD)/chunkflow_cuda.o $(TRAIN_CUDA_SOURCES) $(TRAIN_HEADERS) $(TOOL_HEADERS)
 	$(GPU_COMPILE) $< $(GPU_BUILD)/chunkflow_cuda.o $(TRAIN_CUDA_SOURCES) -lcublas -lcublasLt -o $@
 
-$(GPU_BUILD)/chunkflow: $(BUILD)/chunkflow | $(GPU_BUILD)
+$(GPU_BUILD)/chunkflow $(SHARED:$(BUILD)/%=$(GPU_BUILD)/%): $(GPU_BUILD)/%: $(BUILD)/% | $(GPU_BUILD)
 	cp $< $@
 
 .PHONY: $(GPU_BUILD)/commit
@@ -610,7 +611,7 @@ gpu-record: gpu-programs
 	BUILD="$(BUILD)" sh tools/device/gpu_record.sh
 
 # LENGTHS: a second list of lengths.
-gpu-record-train: gpu-programs $(GPU_BUILD)/train_cuda $(SHARED)
+gpu-record-train: gpu-programs
 	BUILD="$(BUILD)" PYTHON="$(PYTHON)" sh tools/device/gpu_record_train.sh $(if $(LENGTHS),--lengths "$(LENGTHS)")
 
 # ---- installing ----

@@ -6,7 +6,8 @@
        #define CHUNKFLOW_CUDA_HEADER_ONLY
        #include "chunkflow_cuda.cu"
 
-   The functions themselves need the CUDA Toolkit and cuBLAS, and NCCL only where CHUNKFLOW_NCCL is defined:
+   The functions themselves need the CUDA Toolkit, 12.1 at least (compiled with 13.0 so far), and cuBLAS, and NCCL only
+   where CHUNKFLOW_NCCL is defined:
 
        nvcc -O3 -std=c++17 -c chunkflow_cuda.cu \
            -gencode arch=compute_80,code=[sm_80,compute_80] -gencode arch=compute_90a,code=sm_90a
@@ -86,7 +87,7 @@ typedef enum cf_dtype {
 } cf_dtype;
 
 typedef enum cf_attention_path {
-    CF_ATTENTION_AUTO = 0,        /* the fastest path that can do the problem on the device */
+    CF_ATTENTION_AUTO = 0,        /* CF_ATTENTION_MMA where that can do the problem on the device, else the unfused */
     CF_ATTENTION_UNFUSED,         /* cuBLAS products around a masked softmax: any type and head size; needs `cublas` */
     CF_ATTENTION_MMA,             /* fused, mma.sync: 16-bit types, head sizes to 128, compute capability 8.0 and up, at
                                      most 64 query heads for each key head */
@@ -120,7 +121,8 @@ typedef struct cf_attention_desc {
     double softcap;               /* c: scores become c x tanh(score / c). 0: off */
     int deterministic;            /* 1: dq has the same bits in every run, on the fused paths for seven products instead
                                      of five; everything else always has, for the same n_processors */
-    cf_attention_path path;       /* CF_ERROR_ARGUMENT if it cannot do the problem: never another one in silence */
+    cf_attention_path path;       /* CF_ERROR_ARGUMENT if it cannot do the problem: never another one in silence. The
+                                     error says for which architecture, head size or group (wanted, got) */
     int64_t arch;                 /* compute capability x 10 (50 to 999) of the device that will run it; 0: the current
                                      device's */
     int64_t n_processors;         /* its multiprocessors: says how finely work is cut. 0: the current device's; if arch
@@ -195,7 +197,13 @@ typedef struct cf_attention_tensors {
 
 /* Errors: CF_ERROR_ARGUMENT (a missing or misaligned array), CF_ERROR_SPACE (workspace), CF_ERROR_DEVICE (CUDA or
    cuBLAS refused a launch; error->got is its number). A kernel's own failure shows where the caller next asks the
-   device. */
+   device.
+
+   CUDA graphs: a stream that is captured may be given to these two on the fused paths, to cf_append_forward and
+   _backward, cf_state_clear, _offload and _prefetch, whose work is on that stream alone; what is captured is the
+   addresses of this call. Run each once before, because a kernel cannot be loaded during a capture. On the unfused path
+   that is cuBLAS's to say. State that streams and the executor cannot be captured: they record and await events of
+   their own on several streams. (This follows from the calls that are made; no device has shown it yet.) */
 CHUNKFLOW_CUDA_API cf_result cf_attention_forward(const cf_attention *attention, const cf_attention_tensors *tensors,
                                                   cf_cuda_stream stream, cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_attention_backward(const cf_attention *attention, const cf_attention_tensors *tensors,
@@ -289,8 +297,8 @@ typedef struct cf_state_stream_desc {
     const cf_allocator *allocator;/* host memory; NULL: malloc */
 } cf_state_stream_desc;
 
-/* One pass of one chunk. The arrays are in host memory, pinned, and stay until the copies are done: a group has the
-   same rows in every pass. Rows that a sliding window hides from every query of the pass are not sent. */
+/* One pass of one chunk. The arrays are in pinned host memory (pageable memory, whose copies would wait for the device,
+   is refused), and stay until the copies are done: a group has the same rows in every pass. Rows that a sliding window hides from every query of the pass are not sent. */
 typedef struct cf_state_pass {
     cf_state state;               /* K and V of the group: row 0 is its first token, `rows` as in any state, n_layers
                                      those of this pass */
@@ -1678,7 +1686,34 @@ void choose_parts(const problem *p, const block_costs &costs, int64_t least, pro
 }
 
 /* Chosen by name only, as long as it has not been checked on a device. */
-bool is_hopper(const problem *p) { return number_of(p->desc.path) == CF_ATTENTION_WGMMA; }
+/* Whether AUTO takes path 3 where it can. This is the line to change once a record of a device (tools/device) shows it
+   faster than path 2. */
+const bool AUTO_TAKES_WGMMA = false;
+
+/* What the fused paths cannot do; the error names it. */
+cf_result check_fused(const problem *p, cf_error *error) {
+    const cf_attention_desc *d = &p->desc;
+    if (d->dtype == CF_DTYPE_FP32)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "path", -1, CF_DTYPE_BF16, d->dtype, "is for 16-bit types");
+    if (d->head_size > 128)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "path", -1, 128, d->head_size, "cannot do this head size");
+    if (d->arch < 80)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "path", -1, 80, d->arch, "is not for this architecture");
+    if (p->group > MOST_GROUP)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "path", -1, MOST_GROUP, p->group,
+                       "cannot do so many query heads for each key head");
+    return CF_OK;
+}
+
+cf_result check_hopper(const problem *p, cf_error *error) {
+    if (p->desc.arch == 90) return check_fused(p, error);
+    return cf_fail(error, CF_ERROR_ARGUMENT, "path", -1, 90, p->desc.arch, "is not for this architecture");
+}
+
+bool is_hopper(const problem *p) {
+    if (number_of(p->desc.path) != CF_ATTENTION_AUTO) return number_of(p->desc.path) == CF_ATTENTION_WGMMA;
+    return AUTO_TAKES_WGMMA && check_hopper(p, NULL) == CF_OK;
+}
 
 /* Packed rows of a tile of the kernel with wgmma that computes dQ by itself: as many row tiles as 128 places hold. */
 int32_t dq_rows(const problem *p) { return LARGE_ROW_TILE / p->row_tile * p->row_rows; }
@@ -4161,10 +4196,6 @@ view view_of(const cf_tensor &t, int64_t heads, int64_t head_size) {
 
 int fused_head(const problem *p) { return p->desc.head_size <= 64 ? 64 : 128; }
 
-int can_fused(const problem *p) {
-    return p->desc.dtype != CF_DTYPE_FP32 && p->desc.head_size <= 128 && p->desc.arch >= 80 && p->group <= MOST_GROUP;
-}
-
 int64_t fused_n_tiles(const problem *p) {
     return p->n_forward_tiles + p->n_row_tiles + p->n_key_tiles + p->backward.n_split + p->forward.n_split +
            p->n_dq_tiles + p->dq.n_split;
@@ -4392,8 +4423,6 @@ cf_result fused_backward(const call &c) {
 
 /* ---- hopper ---- */
 
-int can_hopper(const problem *p) { return is_hopper(p) && p->desc.arch == 90 && can_fused(p); }
-
 /* The driver's function that makes tensor maps, which the runtime finds, so that nobody links the driver. */
 typedef decltype(&cuTensorMapEncodeTiled) encode_fn;
 
@@ -4567,7 +4596,7 @@ cf_result hopper_backward(const call &c) {
 
 /* ---- unfused ---- */
 
-int can_unfused(const problem *) { return 1; }
+cf_result check_unfused(const problem *, cf_error *) { return CF_OK; }
 int64_t unfused_n_tiles(const problem *) { return 0; }
 
 int64_t number_bytes(const problem *p) { return p->desc.dtype == CF_DTYPE_FP32 ? 4 : 2; }
@@ -4902,7 +4931,7 @@ cf_result unfused_backward(const call &c) { return unfused_of(c, true); }
 struct path_entry {
     cf_attention_path path;
     const char *name;
-    int (*can)(const problem *p);
+    cf_result (*check)(const problem *p, cf_error *error); /* whether it can do the problem */
     int64_t (*n_tiles)(const problem *p);
     size_t (*forward_bytes)(const problem *p);
     size_t (*backward_bytes)(const problem *p);
@@ -4911,11 +4940,11 @@ struct path_entry {
 };
 
 const path_entry paths[] = {
-    {CF_ATTENTION_WGMMA, "wgmma", can_hopper, fused_n_tiles, hopper_forward_bytes, fused_backward_bytes, hopper_forward,
+    {CF_ATTENTION_WGMMA, "wgmma", check_hopper, fused_n_tiles, hopper_forward_bytes, fused_backward_bytes, hopper_forward,
      hopper_backward},
-    {CF_ATTENTION_MMA, "mma", can_fused, fused_n_tiles, fused_forward_bytes, fused_backward_bytes, fused_forward,
+    {CF_ATTENTION_MMA, "mma", check_fused, fused_n_tiles, fused_forward_bytes, fused_backward_bytes, fused_forward,
      fused_backward},
-    {CF_ATTENTION_UNFUSED, "unfused", can_unfused, unfused_n_tiles, unfused_forward_bytes, unfused_backward_bytes,
+    {CF_ATTENTION_UNFUSED, "unfused", check_unfused, unfused_n_tiles, unfused_forward_bytes, unfused_backward_bytes,
      unfused_forward, unfused_backward},
 };
 const int N_PATHS = (int)(sizeof paths / sizeof paths[0]);
@@ -4929,15 +4958,15 @@ const path_entry *find_path(cf_attention_path path) {
 cf_result choose_path(const problem *p, const path_entry **out, cf_error *error) {
     const cf_attention_path wanted = p->desc.path;
     if (wanted == CF_ATTENTION_AUTO) {
-        int i = 0;
-        while (!paths[i].can(p)) i++; /* the last one can do everything */
+        int i = is_hopper(p) ? 0 : 1;
+        while (paths[i].check(p, NULL) != CF_OK) i++; /* the last one can do everything */
         *out = &paths[i];
         return CF_OK;
     }
     *out = find_path(wanted);
-    if (*out == NULL || !(*out)->can(p))
-        return cf_fail(error, CF_ERROR_ARGUMENT, "path", -1, CF_ATTENTION_UNFUSED, wanted, "cannot do this problem");
-    return CF_OK;
+    if (*out == NULL)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "path", -1, CF_ATTENTION_WGMMA, number_of(wanted), "there is no such path");
+    return (*out)->check(p, error);
 }
 
 /* Where the parts of a prepared problem lie. */
@@ -5572,6 +5601,11 @@ cf_result check_host_rows(const state_stream *s, const cf_state *host, cf_dtype 
         got != number_of(dtype) || host->one_layer)
         return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, own->n_layers, host->n_layers,
                        "layers, heads, head size or type are not those of the stream");
+    cudaPointerAttributes memory = {};
+    const cudaError_t status = rows > 0 ? cudaPointerGetAttributes(&memory, host->data) : cudaSuccess;
+    if (status != cudaSuccess) return fail_cuda(error, status, name);
+    if (rows > 0 && memory.type == cudaMemoryTypeUnregistered)
+        return cf_refuse(error, CF_ERROR_ARGUMENT, name, -1, "must be in pinned memory");
     return CF_OK;
 }
 

@@ -155,6 +155,12 @@ gradients "fp16 with the unfused attention" 'check fp16' --type fp16 --attention
 if ! full; then model="$tiny --synthetic 40,5,16"; fi # bf16 takes longest by far
 gradients "bf16 with the fused attention, I and W" 'check bf16.* [1-9][0-9]* split backwards' --type bf16 \
     --attention mma --schedule zero-bubble --stages 2 --k 2 --reference
+CUDA_EMU_ARCH=90 CUDA_EMU_WGMMA=1
+export CUDA_EMU_ARCH CUDA_EMU_WGMMA
+gradients "bf16 with wgmma, I and W" 'check bf16.* [1-9][0-9]* split backwards' --type bf16 --attention wgmma \
+    --schedule zero-bubble --stages 2 --k 2 --reference
+LIMIT=300 in_full rings "bf16 with wgmma" --type bf16 --attention wgmma --stages 2 --k 1 --replay local --stream 3000
+unset CUDA_EMU_ARCH CUDA_EMU_WGMMA
 model="$tiny --synthetic 56,5,16,3,1,0,33"
 in_full gradients "fp32 on 4 stages" '4 stages' --layers 4 --stages 4 --k 2 --reference
 in_full gradients "bf16, head size 64, one key head" 'check bf16' --type bf16 --hidden 128 --heads 2 --kv-heads 1 \

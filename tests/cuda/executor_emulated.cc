@@ -6,6 +6,8 @@
                                 random
        CUDA_EMU_CHOICE=N        the policy's stream or seed
        CUDA_EMU_BACKWARDS=1     warps and blocks in descending order
+       CUDA_EMU_ARCH=90         another architecture
+       CUDA_EMU_WGMMA=1         a run without a product of wgmma fails
        CUDA_EMU_FAIL_CALL=N     the N-th call fails
        CUDA_EMU_FAIL_KERNEL=N   the N-th kernel fails
 
@@ -82,6 +84,7 @@ int main(int argc, char **argv) {
     }
     cuda_emu_set_devices((int)asked("CUDA_EMU_DEVICES", 1));
     cuda_emu_set_order((int)asked("CUDA_EMU_BACKWARDS", 0));
+    if (asked("CUDA_EMU_ARCH", 0)) cuda_emu_set_arch((int)asked("CUDA_EMU_ARCH", 0));
     cuda_emu_fail_call(asked("CUDA_EMU_FAIL_CALL", 0), (cudaError_t)719);
     if (asked("CUDA_EMU_FAIL_KERNEL", 0) > 0) cuda_emu_fail_kernel(asked("CUDA_EMU_FAIL_KERNEL", 0), (cudaError_t)719);
     const int code = executor_cuda_main(argc, argv);
@@ -89,6 +92,10 @@ int main(int argc, char **argv) {
     if (code == 0 && cuda_emu_faults() > 0) {
         fprintf(stderr, "emulation: %lld faults; the first one: %s\n", (long long)cuda_emu_faults(),
                 cuda_emu_first_fault());
+        return 3;
+    }
+    if (code == 0 && asked("CUDA_EMU_WGMMA", 0) && cuda_emu_total().wgmma == 0) {
+        fprintf(stderr, "emulation: nothing was multiplied by wgmma\n");
         return 3;
     }
     const int64_t objects = live.streams + live.events + live.handles + live.communicators;

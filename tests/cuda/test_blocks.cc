@@ -895,6 +895,10 @@ TEST(passes_that_are_refused) {
     REFUSED(cf_state_stream_begin(stream, &p, &error), CF_ERROR_ARGUMENT, "state");
     p = good, p.gradient = p.state, p.gradient.dtype = CF_DTYPE_FP32;
     REFUSED(cf_state_stream_begin(stream, &p, &error), CF_ERROR_ARGUMENT, "gradient_ring");
+    std::vector<unsigned char> pageable(65536);
+    p = good, p.state.data = pageable.data();
+    REFUSED(cf_state_stream_begin(stream, &p, &error), CF_ERROR_ARGUMENT, "state");
+    CHECK(strstr(error.text, "pinned") != NULL);
     p = good;
     CHECK_INT(cf_state_stream_begin(stream, &p, &error), CF_OK);
     REFUSED(cf_state_stream_begin(stream, &p, &error), CF_ERROR_ARGUMENT, "stream");

@@ -367,11 +367,14 @@ TEST(choice) {
     const struct {
         cf_dtype dtype;
         int n_heads, head_size, arch;
-        bool possible;
-    } cases[] = {{CF_DTYPE_BF16, 4, 128, 90, true},   {CF_DTYPE_FP16, 64, 72, 90, true},
-                 {CF_DTYPE_FP32, 4, 128, 90, false},  {CF_DTYPE_BF16, 4, 136, 90, false},
-                 {CF_DTYPE_BF16, 65, 128, 90, false}, {CF_DTYPE_BF16, 4, 128, 80, false},
-                 {CF_DTYPE_BF16, 4, 128, 100, false}};
+        const char *refusal; /* NULL: none */
+    } cases[] = {{CF_DTYPE_BF16, 4, 128, 90, nullptr},
+                 {CF_DTYPE_FP16, 64, 72, 90, nullptr},
+                 {CF_DTYPE_FP32, 4, 128, 90, "16-bit types"},
+                 {CF_DTYPE_BF16, 4, 136, 90, "head size (wanted 128, got 136)"},
+                 {CF_DTYPE_BF16, 65, 128, 90, "heads for each key head (wanted 64, got 65)"},
+                 {CF_DTYPE_BF16, 4, 128, 80, "architecture (wanted 90, got 80)"},
+                 {CF_DTYPE_BF16, 4, 128, 100, "architecture (wanted 90, got 100)"}};
     const int32_t cu[2] = {0, 10};
     for (const auto &one : cases) {
         cf_attention_desc d;
@@ -386,9 +389,13 @@ TEST(choice) {
         CHECK(a->path != CF_ATTENTION_WGMMA);
         d.path = CF_ATTENTION_WGMMA;
         const cf_result code = cf_attention_prepare(&d, memory.data(), memory.size() * 8, &a, &error);
-        CHECK_INT(code, one.possible ? CF_OK : CF_ERROR_ARGUMENT);
-        if (one.possible) CHECK_INT(a->path, CF_ATTENTION_WGMMA);
-        else CHECK_STR(error.field, "path");
+        CHECK_INT(code, one.refusal ? CF_ERROR_ARGUMENT : CF_OK);
+        if (!one.refusal) {
+            CHECK_INT(a->path, CF_ATTENTION_WGMMA);
+            continue;
+        }
+        CHECK_STR(error.field, "path");
+        if (!CHECK(strstr(error.text, one.refusal) != nullptr)) printf("    %s\n", error.text);
     }
 }
 

@@ -55,6 +55,12 @@ gradients "recomputed, bf16" --recompute full --chunk-size 48 --synthetic $batch
 gradients "cut by cost" --type fp32 --split cost --chunk-size 64 --synthetic $longest,20,64
 gradients "the state streams" --type fp32 --chunk-size 64 --stream 24576 --synthetic $longest,20,33,1,0
 if full; then gradients "the state streams, bf16, K 2" --chunk-size 64 --k 2 --stream 18432 --synthetic $longest,20,33; fi
+if [ "$mode" = emulated ]; then
+    CUDA_EMU_ARCH=90 CUDA_EMU_WGMMA=1
+    export CUDA_EMU_ARCH CUDA_EMU_WGMMA
+    gradients "bf16 with wgmma" --attention wgmma --layers 1 --chunk-size 64 --k 2 --synthetic $batch
+    unset CUDA_EMU_ARCH CUDA_EMU_WGMMA
+fi
 gradients "one document a chunk" --type fp32 --max-slices 1 --chunk-size 0 --synthetic 80,20,64
 if [ "$mode" = emulated ]; then
     orders=1
@@ -483,12 +489,24 @@ record_train() {
     chunkflow=$built/test/chunkflow # it starts sixty times, with what other tests try with sanitizers, too
     if ! full && [ -n "${CHUNKFLOW_PLAIN:-}" ]; then chunkflow=$built/chunkflow; fi
     ln -s "$built/cuda/train_cuda" "$chunkflow" "$work/programs"
-    capture env "PATH=$(cd "$work/bin" && pwd):$PATH" timeout 600 sh tools/device/gpu_record_train.sh --small --minutes 9 \
+    capture env "PATH=$(cd "$work/bin" && pwd):$PATH" CUDA_EMU_ARCH=90 timeout 600 sh tools/device/gpu_record_train.sh --small --minutes 9 \
         --programs "$work/programs" --out "$work/record"
     expect "make gpu-record-train on the emulated device" 0 "^losses: most that a step is off in %  .* met$"
     name="its record: a line for each step"
     n=$(grep -c '"tokens_per_s": [0-9]' "$work/record/record.jsonl")
-    if [ "$n" -eq $((6 * 3 + 2 + 2 * 4 + 6 * 4)) ]; then ok "$name"; else fail "$name" "$n lines"; fi
+    if [ "$n" -eq $((6 * 3 + 3 * 3 + 2 + 2 * 4 + 6 * 4)) ]; then ok "$name"; else fail "$name" "$n lines"; fi
+    name="its record: both paths of attention, with and without atomic sums"
+    n=$(grep -cE '"step": "speed [^"]* chunkflow(-wgmma|-exact|-wgmma-exact)? none", "done": true.*"status": 0,' \
+        "$work/record/record.jsonl")
+    if [ "$n" -eq 4 ] && grep -q "AUTO_TAKES_WGMMA" "$work/record/summary.txt"; then ok "$name"
+    else fail "$name" "$n of 4"; fi
+    name="its record: what is left out says so"
+    if [ "$(grep -c '"skipped": "not where a device is emulated"' "$work/record/record.jsonl")" -eq 3 ]; then ok "$name"
+    else fail "$name" "the rival is not there, and nothing says so"; fi
+    name="its record: at most 8 files, and its samples are whole"
+    n=$(find "$work/record" -type f | wc -l)
+    if [ "$n" -le 8 ] && [ "$(cut -d ' ' -f 1 "$work/record/samples.txt" | sort -u | wc -l)" -eq 9 ]; then ok "$name"
+    else fail "$name" "$n files; $(cut -d ' ' -f 1 "$work/record/samples.txt" | sort -u | tr '\n' ' ')"; fi
     name="its paper's setting: passes of slices, fitted and simulated"
     if grep -q '^7B 256K .* not measured,8,[0-9.e-]*,[0-9.e-]*,[0-9.]*,4.53$' "$work/record/summary.txt"; then
         ok "$name"

@@ -2,6 +2,8 @@
    emulation and a look at what that has seen.
 
        CUDA_EMU_SEED=N          the device's work in a random order with this seed
+       CUDA_EMU_ARCH=90         another architecture
+       CUDA_EMU_WGMMA=1         a run without a product of wgmma fails
        CUDA_EMU_FAIL_CALL=N     the N-th call fails
        CUDA_EMU_MEMORY=N        bytes that the device has
 
@@ -20,11 +22,16 @@ int main(int argc, char **argv) {
     if (asked("CUDA_EMU_SEED") > 0) cuda_emu_set_policy(CUDA_EMU_RANDOM, (uint64_t)asked("CUDA_EMU_SEED"));
     if (asked("CUDA_EMU_MEMORY") > 0) cuda_emu_set_memory((size_t)asked("CUDA_EMU_MEMORY"));
     cuda_emu_fail_call(asked("CUDA_EMU_FAIL_CALL"), cudaErrorLaunchFailure);
+    if (asked("CUDA_EMU_ARCH")) cuda_emu_set_arch((int)asked("CUDA_EMU_ARCH"));
     const int code = train_cuda_main(argc, argv);
     const cuda_emu_live live = cuda_emu_live_objects();
     if (code == 0 && cuda_emu_faults() > 0) {
         fprintf(stderr, "emulation: %lld faults; the first one: %s\n", (long long)cuda_emu_faults(),
                 cuda_emu_first_fault());
+        return 3;
+    }
+    if (code == 0 && asked("CUDA_EMU_WGMMA") && cuda_emu_total().wgmma == 0) {
+        fprintf(stderr, "emulation: nothing was multiplied by wgmma\n");
         return 3;
     }
     const int64_t objects = live.streams + live.events + live.handles;

@@ -4,10 +4,10 @@
 #
 #     sh tools/bench/bench_executor.sh PROGRAMS DIR BATCH[:BATCH ...] OPTIONS...
 #
-# PROGRAMS has executor_cuda and chunkflow; plan.json, measured.json (the last batch's) and costs.json go to DIR. A
-# batch is a list of lengths: 60000,300,4096. OPTIONS are executor_cuda's. Prints the fitted terms of each pass, and
-# for each batch "executor N measured X ms simulated Y ms ratio Y/X". On one device several stages share it, which the
-# simulator does not know. Not yet run on a device.
+# PROGRAMS has executor_cuda and chunkflow; plan.json, measured.json (the last batch's) and costs.json go to DIR, and
+# nothing else does. A batch is a list of lengths: 60000,300,4096. OPTIONS are executor_cuda's. Prints the fitted terms
+# of each pass, and for each batch "executor N measured X ms simulated Y ms ratio Y/X". On one device several stages
+# share it, which the simulator does not know. Not yet run on a device.
 
 set -u
 programs=$1
@@ -41,15 +41,17 @@ samples() {
 }
 
 makespan() { # OPTIONS OF check...
-    "$programs/chunkflow" check --plan "$out/plan.json" "$out/measured.json" --chart "$@" >"$out/said.tmp" || {
-        tail -n 1 "$out/said.tmp" >&2
+    "$programs/chunkflow" check --plan "$out/plan.json" "$out/measured.json" --chart "$@" >"$work/said" || {
+        tail -n 1 "$work/said" >&2
         exit 1
     }
-    awk '$1 == "makespan" { print 1e3 * $2 }' "$out/said.tmp"
+    awk '$1 == "makespan" { print 1e3 * $2 }' "$work/said"
 }
 
 mkdir -p "$out" || exit 1
-trap 'rm -f "$out/said.tmp" "$out/samples.tmp"' EXIT
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+trap 'exit 143' TERM # without it dash would leave $work behind
 n=0
 for batch in $(printf '%s' "$batches" | tr : ' '); do
     n=$((n + 1))
@@ -58,9 +60,9 @@ for batch in $(printf '%s' "$batches" | tr : ' '); do
         --plan "$out/plan.json" || exit 1
     measured=$(makespan) || exit 1
     if [ "$n" -eq 1 ]; then
-        samples >"$out/samples.tmp"
-        "$programs/chunkflow" time --fit "$out/samples.tmp" || exit 1
-        "$programs/chunkflow" time --fit "$out/samples.tmp" --json "$out/costs.json" >/dev/null || exit 1
+        samples >"$work/samples"
+        "$programs/chunkflow" time --fit "$work/samples" || exit 1
+        "$programs/chunkflow" time --fit "$work/samples" --json "$out/costs.json" >/dev/null || exit 1
     fi
     simulated=$(makespan --time --costs "$out/costs.json") || exit 1
     awk -v n="$n" -v measured="$measured" -v simulated="$simulated" 'BEGIN {

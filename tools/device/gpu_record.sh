@@ -110,10 +110,10 @@ fi
 
 # What each part runs. The first variants are timed beside PyTorch, all of them in the sweep.
 bench=$programs/bench_attention
-first='mma wgmma'
-variants='mma wgmma mma+deterministic wgmma+deterministic mma+arch=86 mma+cache=16777216 mma+cache=67108864
+first='mma wgmma mma+deterministic wgmma+deterministic'
+variants='mma wgmma mma+deterministic wgmma+deterministic wgmma+plain mma+arch=86 mma+cache=16777216 mma+cache=67108864
     wgmma+cache=16777216 wgmma+cache=67108864 mma+processors=66 wgmma+processors=66 mma+processors=264
-    wgmma+processors=264 wgmma+plain'
+    wgmma+processors=264'
 shapes='causal-4k-hd128 causal-16k-hd128 packed-32k-hd128 causal-16k-hd64 packed-8k-hd128 prefix-8k-over-56k-hd128
     causal-8k-one-key-head packed-8k-one-key-head'
 suites='attention. wgmma. state. blocks. executor. device.'
@@ -124,6 +124,7 @@ other_batch='33000,500,41000,900,2500,64,15000,8000,120'
 stages=4
 size=
 if [ -n "$small" ]; then
+    first='mma wgmma'
     variants='mma wgmma mma+arch=86'
     stages=2
     shapes='small-packed'
@@ -137,7 +138,7 @@ if [ -n "$small" ]; then
     export WATCHED
 fi
 if [ -n "$capability" ] && [ "$capability" != 90 ]; then # none of it but a refusal to be had there
-    first=mma
+    first='mma mma+deterministic'
     variants=$(printf '%s' "$variants" | tr -s ' \n' '\n\n' | grep -v wgmma)
 fi
 
@@ -187,12 +188,20 @@ executor() { # PART NAME BATCHES OPTIONS...
 }
 executor 4 "executor, four stages that share the device" "$one_batch" --stages "$stages" --k 2 --schedule 1f1b
 executor 4 "executor, one stage" "$one_batch" --k 1
+if [ "$capability" = 90 ]; then
+    its_model=$model
+    model="$model --type bf16"
+    executor 4 "executor, one stage, with wgmma" "$one_batch" --k 1 --attention wgmma
+    model=$its_model
+else skip_step 4 "executor, one stage, with wgmma" "this device has compute capability ${capability:-unknown}"; fi
 executor 5 "one batch predicts another" "$one_batch:$other_batch" --k 2
 
 # ---- part 6: profiles ----
 
-if has ncu; then
-    for variant in $first; do
+if ! has ncu; then skip_step 6 "profiles" "there is no ncu"
+else
+    for variant in mma wgmma; do
+        if [ "$variant" = wgmma ] && [ "$capability" != 90 ]; then continue; fi
         for pass in forward backward; do
             run_step 6 "profile $pass $variant" 90 ncu --clock-control none --set full \
                 --kernel-name "regex:attention_$pass" --launch-skip 1 --launch-count 1 --log-file "$work/profile" \
@@ -205,7 +214,8 @@ fi
 
 # ---- part 7: sanitizers ----
 
-if has compute-sanitizer; then
+if ! has compute-sanitizer; then skip_step 7 "sanitizers" "there is no compute-sanitizer"
+else
     for tool in memcheck racecheck; do
         run_step 7 "$tool" 240 env "CUDA_TESTS=$programs/cuda_tests" sh tests/cuda/cuda_device.sh --tool "$tool"
     done
@@ -251,6 +261,7 @@ summarize() {
                 value("pass"), value("constant"), value("per_token"), value("per_pair"),
                 value("mean_absolute_percent"))
         }
+        value("skipped") != "" { skipped[++n_skipped] = value("step") ": " value("skipped") }
         value("done") == "true" {
             steps++
             seconds += value("seconds")
@@ -270,10 +281,13 @@ summarize() {
                     if ((names[r], variants[i]) in speed) printf "  %s %s", variants[i], speed[names[r], variants[i]]
                 printf "\n"
             }
+            for (i = 1; i <= n_skipped; i++) print "    left out: " skipped[i]
             printf "\nexecutor\n"
             for (i = 1; i <= n_fit; i++) print "    " fit[i]
             for (i = 1; i <= n_executor; i++) print "    " executor[i]
         }' "$record"
+    grep -n '^const bool AUTO_TAKES_WGMMA' chunkflow_cuda.cu 2>/dev/null | sed 's/^\([0-9]*\):.*/\
+mma and wgmma: which path AUTO takes is line \1 of chunkflow_cuda.cu (AUTO_TAKES_WGMMA)/'
     if [ -n "$left_over" ]; then
         printf '\nThe time of this call ended before some steps. Go on with --resume %s\n' "$record"
     fi

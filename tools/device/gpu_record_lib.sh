@@ -46,13 +46,15 @@ need_files() { # FILE...: those that are named can be read
 
 # ---- the record ----
 
+at_exit() { :; } # who reads this may have another
+
 # Goes on from the record of an earlier call, if one is named, and begins the time of this one.
 open_record() {
     mkdir -p "$out" || exit 2
     work=$(mktemp -d) || exit 2
     sampler=
     running=
-    trap '[ -z "$sampler" ] || kill "$sampler" 2>/dev/null; rm -rf "$work"' EXIT
+    trap '[ -z "$sampler" ] || kill "$sampler" 2>/dev/null; at_exit; cut_files; rm -rf "$work"' EXIT
     trap 'stop 129' HUP
     trap 'stop 130' INT
     trap 'stop 143' TERM
@@ -133,6 +135,28 @@ emit() { # MEMBERS ERROR
 
 take_test() { # NAME true|false WHY
     emit "\"test\": \"$(quoted "$1")\", \"ok\": $2" "$3"
+}
+
+# A step that cannot run here: the record says so, and why.
+skip_step() { # PART NAME WHY
+    part=$1
+    step=$2
+    command=
+    ! has_ended "$step" || return 0
+    printf '\n==== part %s, %s: left out: %s\n' "$part" "$step" "$3" | tee -a "$log"
+    emit "\"skipped\": \"$(quoted "$3")\"" ""
+    emit "\"done\": true, \"seconds\": 0, \"status\": 0" ""
+}
+
+# A record is carried away as files of 16 MiB at most: what is longer loses its last lines, and the log says so.
+most_bytes=16777216
+cut_files() {
+    for file in "$out"/*; do
+        bytes=$(wc -c <"$file" 2>/dev/null || echo 0)
+        [ "$bytes" -gt $most_bytes ] || continue
+        head -c $((most_bytes - 4096)) "$file" | sed '$d' >"$work/cut" && cat "$work/cut" >"$file"
+        printf '%s: %s had %s bytes; its end is cut off\n' "$self" "${file##*/}" "$bytes" | tee -a "$log"
+    done
 }
 
 # ---- steps ----

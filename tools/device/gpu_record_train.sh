@@ -6,20 +6,23 @@
 #         --out DIR          where the files go (default BUILD/gpu_record_train)
 #         --resume RECORD    goes on where this record.jsonl of an earlier call ended
 #         --minutes M        of this call; what is left over is for the next one (default 8)
-#         --programs DIR     train_cuda and chunkflow, built here or elsewhere (default BUILD/gpu)
+#         --programs DIR     what `make gpu-programs` has built, here or elsewhere (default BUILD/gpu); the rival's
+#                            packages may lie in DIR/python
 #         --lengths FILE     its first 32 lengths in place of those drawn as a service's requests
 #         --small            tiny sizes, for a device that is emulated
 #
 # In this order, because the time on a device may end at any moment:
 #     1  are the gradients right?
 #     2  speed of the same batches in three ways, each without and with recomputation: one document a micro-batch
-#        (one), packed up to the longest document (packed), and chunkflow; and the rival where PyTorch is
+#        (one), packed up to the longest document (packed), and chunkflow; chunkflow also with the other path of
+#        attention, and on both with gradients that have the same bits in every run; and the rival where PyTorch is
 #     3  memory, as the longest document grows at one ChunkSize and the state streams
 #     4  losses of 200 steps, chunked and unchunked
 #     5  passes of a stage of the paper's pipeline, from which its setting is simulated (train_paper.sh)
 # What was predicted (train_predictions.csv) was written down before anything had run. train_judge.awk holds the record
 # against it and against what was promised: judgements.csv, which summary.txt shows, says met, not met or not measured.
-# record.jsonl, log.txt and summary.txt are as gpu_record.sh's. Not yet run on a device.
+# record.jsonl, log.txt and summary.txt are as gpu_record.sh's; samples.txt has the lengths of batches and the times of
+# passes, a line each after the name of its list. Not yet run on a device.
 
 set -u
 LC_ALL=C
@@ -36,7 +39,7 @@ small=
 lengths=
 NVCC=${NVCC:-nvcc}
 needed='train_cuda --help'
-targets="gpu-programs $BUILD/gpu/train_cuda"
+targets=gpu-programs
 
 self=gpu_record_train
 . tools/device/gpu_record_lib.sh
@@ -113,21 +116,32 @@ if [ -n "$small" ]; then
     shape="$tiny --loss-rows 128"
 fi
 for list in chat service; do
-    draw_lengths "$programs/chunkflow" "$list" >"$out/$list.lengths" ||
+    draw_lengths "$programs/chunkflow" "$list" >"$work/$list.lengths" ||
         usage "chunkflow in $programs does not start"
 done
 # shellcheck disable=SC2086
-printf '%s\n' $curve_lengths >"$out/curves.lengths"
+printf '%s\n' $curve_lengths >"$work/curves.lengths"
 cp tools/device/train_predictions.csv "$out/predictions.csv" || exit 2
 if [ -n "$lengths" ]; then # predicted now, before anything has run
-    head -n "$requests" "$lengths" >"$out/service.lengths"
+    head -n "$requests" "$lengths" >"$work/service.lengths"
     grep -v ' service ' tools/device/train_predictions.csv >"$out/predictions.csv"
-    CHUNKFLOW=$programs/chunkflow sh tools/device/train_predictions.sh service "$out/service.lengths" >"$out/service.csv" ||
-        usage "no predictions for $lengths"
-    sed 1d "$out/service.csv" >>"$out/predictions.csv"
-    rm "$out/service.csv"
+    CHUNKFLOW=$programs/chunkflow sh tools/device/train_predictions.sh service "$work/service.lengths" \
+        >"$work/service.csv" || usage "no predictions for $lengths"
+    sed 1d "$work/service.csv" >>"$out/predictions.csv"
 fi
 
+# Lengths and times lie elsewhere until this ends, however it ends, and then in one file. Times of steps that do not run
+# again come from the record before.
+mkdir -p "$work/times"
+if [ -n "$resume" ] && [ -r "$(dirname "$resume")/samples.txt" ]; then
+    awk -v to="$work/" '$1 ~ /^times\/[a-z0-9.]+$/ { file = to $1; sub(/^[^ ]* /, ""); print >file }' \
+        "$(dirname "$resume")/samples.txt"
+fi
+at_exit() {
+    (cd "$work" && for file in *.lengths times/*; do
+        [ ! -e "$file" ] || sed "s|^|$file |" "$file"
+    done) >"$out/samples.txt"
+}
 way_of() { # LIST one|packed|chunkflow RECOMPUTE
     case $2 in
         one) printf -- '--chunk-size 0 --max-slices 1' ;;
@@ -138,10 +152,48 @@ way_of() { # LIST one|packed|chunkflow RECOMPUTE
 
 # The same documents in every way, for the seed is the same: all of the list in each step.
 # shellcheck disable=SC2046,SC2086
-speed() { # MODEL LIST WAY RECOMPUTE
-    run_step 2 "speed $1 $2 $3 $4" 120 "$trainer" $(options_of "$1") $shape $(way_of "$2" "$3" "$4") --recompute "$4" \
-        --lengths "$out/$2.lengths" --batch "$(grep -c . "$out/$2.lengths")" --steps "$steps" --peak-tflops 989
+speed() { # MODEL LIST WAY RECOMPUTE [VARIANT OPTIONS...]
+    of="$1 $2 $3${5:+-$5} $4"
+    set -- "$1" "$2" "$3" "$4" "$of" "${6:-}" "${7:-}" "${8:-}"
+    run_step 2 "speed $5" 120 "$trainer" $(options_of "$1") $shape $(way_of "$2" "$3" "$4") --recompute "$4" \
+        --lengths "$work/$2.lengths" --batch "$(grep -c . "$work/$2.lengths")" --steps "$steps" --peak-tflops 989 \
+        $6 $7 $8
 }
+
+# The two fused paths, and each without atomic sums: what AUTO should take is decided by these (AUTO_TAKES_WGMMA).
+both_paths() { # MODEL LIST
+    speed "$1" "$2" chunkflow none exact --exact
+    if [ "$capability" = 90 ]; then
+        speed "$1" "$2" chunkflow none wgmma --attention wgmma
+        speed "$1" "$2" chunkflow none wgmma-exact --attention wgmma --exact
+    else
+        for variant in wgmma wgmma-exact; do
+            skip_step 2 "speed $1 $2 chunkflow-$variant none" "wgmma is for compute capability 9.0, not $capability"
+        done
+    fi
+}
+
+# The rival: its packages lie beside the programs (programs/python), or Python has them.
+rival_says=
+PYTHONPATH=$programs/python${PYTHONPATH:+:$PYTHONPATH}
+export PYTHONPATH
+rival() { # MODEL LIST
+    for compiled in '' --compile --liger; do
+        name="speed $1 $2 rival${compiled:+-${compiled#--}} none"
+        if [ -n "$small" ]; then skip_step 2 "$name" "not where a device is emulated"
+        elif [ -n "$rival_says" ]; then skip_step 2 "$name" "$rival_says"
+        else
+            # shellcheck disable=SC2046,SC2086
+            run_step 2 "$name" 180 env "CHUNKFLOW_BUILD=$library" "$PYTHON" tools/bench/bench_train_hf.py \
+                $(options_of "$1") --lengths "$work/$2.lengths" --steps "$steps" --peak-tflops 989 $compiled
+        fi
+    done
+}
+library=$BUILD
+[ ! -e "$programs/libchunkflow.so" ] || library=$programs
+"$PYTHON" -c 'import torch, transformers, cffi' >"$work/imports" 2>&1 </dev/null ||
+    rival_says="$PYTHON: $(tail -n 1 "$work/imports")"
+[ -e "$library/libchunkflow.so" ] || rival_says="${rival_says:-no libchunkflow.so in $programs or $BUILD}"
 
 {
     printf '\nPredicted before anything has run (tools/device/train_predictions.sh):\n'
@@ -159,15 +211,8 @@ for model in $models; do
         for way in $ways; do
             for recompute in $recomputes; do speed "$model" "$list" "$way" "$recompute"; done
         done
-        if [ -z "$small" ] && "$PYTHON" -c 'import torch, transformers, cffi' >/dev/null 2>&1; then
-            for compiled in '' --compile --liger; do
-                # shellcheck disable=SC2046,SC2086
-                run_step 2 "speed $model $list rival${compiled:+-${compiled#--}} none" 180 env \
-                    "CHUNKFLOW_BUILD=$BUILD" "$PYTHON" tools/bench/bench_train_hf.py $(options_of "$model") \
-                    --lengths "$out/$list.lengths" \
-                    --steps "$steps" --peak-tflops 989 $compiled
-            done
-        fi
+        both_paths "$model" "$list"
+        rival "$model" "$list"
     done
 done
 
@@ -184,14 +229,14 @@ whole_or_cut() { # one | chunkflow: short documents, so short chunks
 # shellcheck disable=SC2046,SC2086
 for way in chunkflow one; do
     run_step 4 "losses $way" 200 "$trainer" $tiny --seed 7 $(whole_or_cut $way) \
-        --lengths "$out/curves.lengths" --batch 4 --steps "$curve_steps"
+        --lengths "$work/curves.lengths" --batch 4 --steps "$curve_steps"
 done
 
 # The same slice of layers with and without the head.
 slice() { # middle|last FILE RECOMPUTE OPTIONS...
     headless=
     [ "$1" = last ] || headless=--headless
-    file=$out/times/$1.$2
+    file=$work/times/$1.$2
     recompute=$3
     shift 3
     # shellcheck disable=SC2046,SC2086
@@ -199,12 +244,6 @@ slice() { # middle|last FILE RECOMPUTE OPTIONS...
         --recompute "$recompute" --times "$file" --steps 4 "$@"
 }
 
-mkdir -p "$out/times"
-if [ -n "$resume" ]; then # files of steps that do not run again
-    for file in "$(dirname "$resume")"/times/*; do
-        [ ! -e "$file" ] || [ -e "$out/times/${file##*/}" ] || cp "$file" "$out/times"
-    done
-fi
 for stage in middle last; do
     for chunk in $slice_chunks; do
         slice "$stage" "chunked.${chunk%:*}" none --chunk-size "${chunk%:*}" --k 1 --synthetic "$slice_lengths"
@@ -230,12 +269,16 @@ summarize() {
             line[step] = sprintf("%-44s %12s %10s %% %12s", step, value("tokens_per_s"), value("utilisation"),
                 value("memory_mib"))
         }
+        value("skipped") != "" { skipped[++n_skipped] = step ": " value("skipped") }
         value("done") == "true" && value("status") != 0 { bad[++n_bad] = step ": " value("error") }
         END {
             printf "%-44s %12s %12s %12s\n", "last step of", "tokens/s", "utilisation", "MiB"
             for (i = 1; i <= n_steps; i++) print line[steps[i]]
             for (i = 1; i <= n_bad; i++) print "    step " bad[i]
+            for (i = 1; i <= n_skipped; i++) print "    left out: " skipped[i]
         }' "$record"
+    grep -n '^const bool AUTO_TAKES_WGMMA' chunkflow_cuda.cu 2>/dev/null | sed 's/^\([0-9]*\):.*/\
+chunkflow and chunkflow-wgmma: which path AUTO takes is line \1 of chunkflow_cuda.cu (AUTO_TAKES_WGMMA)/'
     printf '\n'
     if [ -s "$out/paper.csv" ]; then cat "$out/paper.csv"
     else printf 'the setting of the paper (7B, 256K, PP 4; 4.53): not simulated, for passes are missing\n'; fi
@@ -247,7 +290,7 @@ summarize() {
 }
 awk -f tools/device/train_judge.awk -v grows="$grows" -v curve_steps="$curve_steps" "$out/predictions.csv" "$record" \
     >"$out/judgements.csv"
-CHUNKFLOW=$programs/chunkflow sh tools/device/train_paper.sh "$out/times" >"$out/paper.csv" 2>>"$log" || : >"$out/paper.csv"
+CHUNKFLOW=$programs/chunkflow sh tools/device/train_paper.sh "$work/times" >"$out/paper.csv" 2>>"$log" || : >"$out/paper.csv"
 summarize >"$out/summary.txt"
 printf '\n' && cat "$out/summary.txt"
 [ "$failures" -eq 0 ]
