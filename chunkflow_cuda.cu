@@ -343,14 +343,14 @@ CHUNKFLOW_CUDA_API int64_t cf_state_stream_block(int64_t block_rows, int64_t pre
                                                  int64_t *first_row);
 
 /* Begins a pass: rows that earlier passes sent out are read after that, whatever streams they were computed on. One
-   pass at a time. */
+   pass at a time. A `next` that CUDA failed may be called again. */
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_begin(cf_state_stream *stream, const cf_state_pass *pass,
                                                    cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_next(cf_state_stream *stream, cf_cuda_stream compute, cf_state_block *out,
                                                   cf_error *error);
 
-/* Adds the gradients of an own block to the chunk's dK and dV of that layer (fp32, (own, n_kv_heads, head_size), row 0
-   the chunk's first token), which its attention has written. */
+/* Adds the gradients of the own block that was handed out last to the chunk's dK and dV of that layer (fp32, (own,
+   n_kv_heads, head_size), row 0 the chunk's first token), which its attention has written. Any other block is refused. */
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_add(const cf_state_stream *stream, const cf_state_block *block,
                                                  const cf_tensor *dk, const cf_tensor *dv, cf_cuda_stream compute,
                                                  cf_error *error);
@@ -5699,7 +5699,6 @@ cf_result release_block(state_stream *s, cudaStream_t compute, bool refill, cf_e
     const stream_item i = item_at(s, s->taken - 1);
     const int64_t number = (s->taken - 1) % s->desc.n_slots;
     const stream_slot &slot = s->slots[number];
-    s->holds = false;
     cf_result code = record(slot.used, compute, error);
     if (code == CF_OK && s->backward && !i.own) {
         code = hold(s->desc.out, slot.used, error);
@@ -5709,14 +5708,17 @@ cf_result release_block(state_stream *s, cudaStream_t compute, bool refill, cf_e
                               error);
         if (code == CF_OK) code = record(slot.written, s->desc.out, error);
     }
+    s->holds = code != CF_OK; /* so that who calls again loses no gradients */
     return code == CF_OK && refill && s->issued < n_items(s) ? issue_block(s, error) : code;
 }
 
-/* Hands out the block that comes next. */
+/* Hands out the block that comes next. One that could not set out does so now. */
 cf_result take_block(state_stream *s, cudaStream_t compute, cf_state_block *to, cf_error *error) {
     const int64_t number = s->taken % s->desc.n_slots;
     const stream_item i = item_at(s, s->taken);
-    const cf_result code = hold(compute, s->slots[number].loaded, error);
+    cf_result code = CF_OK;
+    while (code == CF_OK && s->issued <= s->taken) code = issue_block(s, error);
+    if (code == CF_OK) code = hold(compute, s->slots[number].loaded, error);
     if (code != CF_OK) return code;
     to->layer = i.layer, to->first_row = i.first, to->n_rows = i.n, to->own = i.own;
     to->index = i.own ? -1 : i.index;
@@ -5783,6 +5785,14 @@ cf_result send_rows(const state_stream *s, int64_t layer, const cf_tensor *tenso
                            static_cast<const char *>(tensors[i]->data) + (first - p->prefix) * strides[i], strides[i],
                            bytes, end - first, cudaMemcpyDeviceToHost, s->desc.out, "state", error);
     return code;
+}
+
+/* Whether that is the block of own rows that was handed out last: the slot of an older one has been filled again. */
+bool is_own_in_use(const state_stream *s, const cf_state_block *block) {
+    if (!s->holds) return false;
+    const stream_item i = item_at(s, s->taken - 1);
+    return i.own && block->own && block->layer == i.layer && block->first_row == i.first && block->n_rows == i.n &&
+           block->gradient.data == slot_data(s->desc.gradient_ring, s->gradient, (s->taken - 1) % s->desc.n_slots);
 }
 
 state_stream *opened_stream(cf_state_stream *s) { return reinterpret_cast<state_stream *>(s); }
@@ -6093,7 +6103,7 @@ cf_result cf_state_stream_add(const cf_state_stream *stream, const cf_state_bloc
     cf_result code = check_open(s, error);
     if (code != CF_OK) return code;
     if (block == NULL) return cf_fail_null(error, "block");
-    if (!s->holds || !block->own || block->gradient.data == NULL)
+    if (!is_own_in_use(s, block))
         return cf_fail(error, CF_ERROR_ARGUMENT, "block", -1, 1, block->own, "not the own block that is in use");
     code = check_whole_rows(dk, "dk", s->gradient, s->pass.own, &s->desc.state, &p.to_row, error);
     if (code == CF_OK) code = check_whole_rows(dv, "dv", s->gradient, s->pass.own, &s->desc.state, &p.to_v_row, error);

@@ -792,6 +792,191 @@ TEST(copies_hide) {
 }
 #endif
 
+/* ---- any order of calls ---- */
+
+#ifdef CHUNKFLOW_CUDA_EMULATION
+/* Two layers of 30 rows of 2 heads of 8 numbers, of which a pass has `prefix` and `own`, in blocks of 10; and what must be
+   in host memory. */
+struct any_order {
+    enum { LAYERS = 2, ROWS = 30, WIDTH = 16 };
+    cf_state_stream *stream = nullptr;
+    unsigned char *device = nullptr;
+    uint16_t *host = nullptr;
+    float *gradient = nullptr, *own_gradient = nullptr;
+    std::vector<float> wanted = std::vector<float>(LAYERS * 2 * ROWS * WIDTH);
+    cf_state_pass pass = {};
+    bool open = false, backward = false, may_add = false;
+    int64_t layer = 0, place = 0; /* layers done, blocks of this one that were handed out */
+    cf_state_block held = {}, stale = {};
+    cf_error error = {};
+
+    any_order() {
+        cf_state_stream_desc d = {};
+        d.state.n_layers = LAYERS, d.state.n_kv_heads = 2, d.state.head_size = 8;
+        d.block_rows = 10, d.n_slots = 2, d.ring_bytes = 1280, d.gradient_ring_bytes = 2560;
+        OK(cudaMalloc((void **)&device, 3840));
+        OK(cudaMalloc((void **)&own_gradient, 2 * ROWS * WIDTH * sizeof(float)));
+        OK(cudaMallocHost((void **)&host, wanted.size() * 2));
+        OK(cudaMallocHost((void **)&gradient, wanted.size() * 4));
+        for (size_t i = 0; i < wanted.size(); i++) host[i] = (uint16_t)i, gradient[i] = wanted[i] = 0;
+        d.ring = device, d.gradient_ring = device + 1280;
+        CHECK_INT(cf_state_stream_create(&d, &stream, &error), CF_OK);
+        pass.state = d.state, pass.state.data = host, pass.state.rows = ROWS;
+    }
+    ~any_order() {
+        OK(cudaDeviceSynchronize());
+        cf_state_stream_free(stream);
+        cudaFree(device), cudaFree(own_gradient);
+        cudaFreeHost(host), cudaFreeHost(gradient);
+    }
+
+    size_t at(int64_t l, int plane, int64_t row) const { return (size_t)(((2 * l + plane) * ROWS + row) * WIDTH); }
+    int64_t n_own() const { return backward && !pass.overwrite ? (pass.prefix + pass.own + 9) / 10 - pass.prefix / 10 : 0; }
+    int64_t n_blocks() const { return (pass.own > 0 ? n_own() : 0) + (pass.prefix + 9) / 10; }
+
+    void begin(harness_rng *rng) {
+        cf_state_pass p = pass;
+        p.prefix = harness_between(rng, 0, 20), p.own = harness_between(rng, 0, 10);
+        p.overwrite = harness_chance(rng, 0.3);
+        p.gradient = cf_state();
+        if (harness_chance(rng, 0.6))
+            p.gradient = p.state, p.gradient.data = gradient, p.gradient.dtype = CF_DTYPE_FP32;
+        const int wrong = harness_chance(rng, 0.2);
+        if (wrong) p.own = ROWS + 1 - p.prefix;
+        CHECK_INT(cf_state_stream_begin(stream, &p, &error), open || wrong ? CF_ERROR_ARGUMENT : CF_OK);
+        if (open || wrong) return;
+        pass = p;
+        open = true, backward = p.gradient.data != NULL;
+        layer = place = 0;
+        held = cf_state_block();
+    }
+
+    /* What is in the ring is the host's; and one is added to each gradient of a block of the prefix. */
+    void use_held() {
+        OK(cudaDeviceSynchronize());
+        for (int plane = 0; plane < 2; plane++)
+            for (int64_t row = 0; row < held.n_rows; row++) {
+                const size_t from = at(held.layer, plane, held.first_row + row);
+                uint16_t state[WIDTH];
+                float sum[WIDTH];
+                if (!held.own) {
+                    const cf_tensor t = plane ? cf_state_v(&held.state, 0, row) : cf_state_k(&held.state, 0, row);
+                    OK(cudaMemcpy(state, t.data, sizeof state, cudaMemcpyDeviceToHost));
+                    CHECK(memcmp(state, host + from, sizeof state) == 0);
+                }
+                if (!backward) continue;
+                const cf_tensor t = plane ? cf_state_v(&held.gradient, 0, row) : cf_state_k(&held.gradient, 0, row);
+                OK(cudaMemcpy(sum, t.data, sizeof sum, cudaMemcpyDeviceToHost));
+                for (int i = 0; i < WIDTH; i++) {
+                    CHECK(sum[i] == (pass.overwrite ? 0 : wanted[from + (size_t)i]));
+                    sum[i]++;
+                }
+                if (!held.own) OK(cudaMemcpy(t.data, sum, sizeof sum, cudaMemcpyHostToDevice));
+            }
+    }
+
+    void note_release() {
+        for (int plane = 0; plane < 2 && backward && held.n_rows > 0 && !held.own; plane++)
+            for (int64_t row = 0; row < held.n_rows; row++)
+                for (size_t i = 0; i < WIDTH; i++) {
+                    float *sum = &wanted[at(held.layer, plane, held.first_row + row) + i];
+                    *sum = (pass.overwrite ? 0 : *sum) + 1;
+                }
+        if (held.n_rows > 0) stale = held;
+        held = cf_state_block();
+    }
+
+    void next(harness_rng *rng) {
+        cf_state_block block = {};
+        const bool done = layer == LAYERS, fails = open && !done && harness_chance(rng, 0.3);
+        if (fails) {
+            cuda_emu_fail_call(harness_between(rng, 1, 12), cudaErrorInvalidValue);
+            const cf_result code = cf_state_stream_next(stream, nullptr, &block, &error);
+            const bool failed = cuda_emu_failed();
+            cuda_emu_fail_call(0, cudaSuccess);
+            (void)cudaGetLastError();
+            CHECK_INT(code, failed ? CF_ERROR_DEVICE : CF_OK);
+            may_add = may_add && !failed; /* the block may have been given back before */
+            if (failed) return;
+        } else {
+            CHECK_INT(cf_state_stream_next(stream, nullptr, &block, &error), open && !done ? CF_OK : CF_ERROR_ARGUMENT);
+            if (!open || done) return;
+        }
+        note_release();
+        CHECK_INT(block.layer, backward ? LAYERS - 1 - layer : layer);
+        CHECK_INT(block.n_rows > 0, place < n_blocks());
+        place = block.n_rows > 0 ? place + 1 : 0;
+        layer += block.n_rows == 0;
+        held = block;
+        may_add = true;
+        if (held.n_rows > 0) use_held();
+    }
+
+    void add(harness_rng *rng) {
+        const bool old = harness_chance(rng, 0.5);
+        cf_state_block block = old ? stale : held;
+        const bool same = held.n_rows > 0 && block.layer == held.layer && block.first_row == held.first_row &&
+                          block.n_rows == held.n_rows && block.gradient.data == held.gradient.data;
+        cf_tensor dk = {}, dv = {};
+        if (same && !may_add) return;
+        dk.data = own_gradient, dv.data = own_gradient + ROWS * WIDTH;
+        if (harness_chance(rng, 0.2)) block.n_rows++;
+        else if (harness_chance(rng, 0.2)) block.first_row -= 10;
+        else if (open && same && held.own && block.own) {
+            CHECK_INT(cf_state_stream_add(stream, &block, &dk, &dv, nullptr, &error), CF_OK);
+            return;
+        }
+        CHECK_INT(cf_state_stream_add(stream, &block, &dk, &dv, nullptr, &error), CF_ERROR_ARGUMENT);
+    }
+
+    void append(harness_rng *rng) {
+        const int64_t l = harness_between(rng, -1, LAYERS);
+        cf_tensor k = {}, v = {};
+        std::vector<uint16_t> rows(ROWS * WIDTH, (uint16_t)harness_between(rng, 0, 60000));
+        k.data = v.data = own_gradient;
+        OK(cudaMemcpy(own_gradient, rows.data(), rows.size() * 2, cudaMemcpyHostToDevice));
+        const bool good = open && l >= 0 && l < LAYERS;
+        std::vector<uint16_t> before(host, host + wanted.size());
+        CHECK_INT(cf_state_stream_append(stream, nullptr, l, &k, &v, &error), good ? CF_OK : CF_ERROR_ARGUMENT);
+        OK(cudaDeviceSynchronize());
+        for (int plane = 0; plane < 2 && good; plane++)
+            for (int64_t row = pass.prefix; row < pass.prefix + pass.own; row++)
+                for (size_t i = 0; i < WIDTH; i++) before[at(l, plane, row) + i] = rows[0];
+        CHECK(memcmp(host, before.data(), before.size() * 2) == 0);
+    }
+
+    void end() {
+        CHECK_INT(cf_state_stream_end(stream, nullptr, &error), open ? CF_OK : CF_ERROR_ARGUMENT);
+        if (open) note_release();
+        open = false;
+        OK(cudaDeviceSynchronize());
+        CHECK(memcmp(gradient, wanted.data(), wanted.size() * 4) == 0);
+    }
+};
+
+/* Calls in an order that nobody would choose, with blocks of long ago and CUDA failing now and then: each does what it
+   says or is refused, and host memory holds what the blocks say. */
+TEST(any_order_of_calls) {
+    int64_t n = 0;
+    for (uint64_t seed = 1; seed <= (uint64_t)harness_rounds(200, 40); seed++) {
+        harness_rng rng = {seed};
+        any_order a;
+        for (int i = 0; i < 60; i++) {
+            const int64_t what = harness_between(&rng, 0, 9);
+            harness_note("seed %llu, call %d", (unsigned long long)seed, i);
+            if (what < 2) a.begin(&rng);
+            else if (what < 6) a.next(&rng);
+            else if (what < 8) a.add(&rng);
+            else if (what < 9) a.append(&rng);
+            else a.end();
+            n += a.layer == any_order::LAYERS;
+        }
+    }
+    harness_note("%s", "");
+    CHECK(n > 20); /* some passes come to their end */
+}
+#endif
+
 /* ---- what is refused ---- */
 
 static cf_state_stream_desc small_stream() {
@@ -1007,7 +1192,7 @@ TEST(pairs) {
 #ifdef CHUNKFLOW_CUDA_EMULATION
 #define EMULATED_CASES \
     , CASE(every_order), CASE(passes_that_are_given_up), CASE(passes_allocate_nothing), CASE(every_call_fails_once), \
-        CASE(copies_hide)
+        CASE(copies_hide), CASE(any_order_of_calls)
 #else
 #define EMULATED_CASES
 #endif
