@@ -7444,6 +7444,8 @@ static cf_result cf__search_fill(void *job) {
     } else {
         (void)cf__search_write_fixed(search, m->desc.kind, 0, search->schedule);
     }
+    if (CF__NEVER(cf__search_compares(m) && !(search->report.makespan < DBL_MAX)))
+        return cf__refuse(m->error, CF_ERROR_INFEASIBLE, "limit", -1, "no schedule was found that keeps to it");
     if (m->desc.report != NULL && cf__search_compares(m)) *m->desc.report = search->report;
     cf__search_write_limits(search);
     return CF_OK;

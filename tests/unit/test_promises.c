@@ -116,6 +116,71 @@ TEST(a_limit_that_binds_nothing_changes_nothing) {
     }
 }
 
+/* ---- state ---- */
+
+/* The most tokens of state that any virtual stage of a stage holds at once, over what it may hold by default: two of the
+   longest group, and a chunk for each stage behind. */
+static double state_over_default(const cf_plan *plan, const cf_schedule *s) {
+    int64_t longest = 0, g, stage, v, i;
+    double most = 0;
+    for (g = 0; g < plan->n_groups; g++)
+        if (plan->groups[g].tokens > longest) longest = plan->groups[g].tokens;
+    for (stage = 0; stage < s->n_stages; stage++)
+        for (v = 0; v < s->n_stages * s->n_virtual; v++) {
+            double limit = 2.0 * (double)longest + (double)(s->n_stages - 1 - stage) * (double)plan->chunk_size, held = 0;
+            for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
+                const cf_action *a = &s->actions[i];
+                double tokens = (double)cf_chunk_state_tokens(plan, a->chunk);
+                if (a->stage != v) continue;
+                held += a->pass == CF_F ? tokens : a->pass == CF_B || a->pass == CF_I ? -tokens : 0;
+                if (held > most * limit) most = held / limit;
+            }
+        }
+    return most;
+}
+
+/* Batches of many groups, with and without virtual stages, and with so few candidates, too, that only fixed schedules
+   are tried. Without the limit of state some of them must hold more, or the test would show nothing. */
+TEST(state_does_not_grow_with_the_batch) {
+    uint64_t seed;
+    int n_more = 0;
+    for (seed = 1; seed <= (uint64_t)harness_rounds(240, 60); seed++) {
+        harness_rng rng = {seed};
+        int64_t lengths[64], n = harness_between(&rng, 8, 64), i;
+        cf_schedule *bounded = NULL, *free_of_it = NULL;
+        cf_schedule_desc desc;
+        cf_pack_desc packing;
+        cf_plan *plan = NULL;
+        memset(&desc, 0, sizeof desc);
+        memset(&packing, 0, sizeof packing);
+        packing.chunk_size = 4;
+        for (i = 0; i < n; i++) lengths[i] = harness_between(&rng, 1, seed % 3 ? 24 : 12);
+        CHECK_INT(cf_pack(lengths, n, &packing, &plan, NULL), CF_OK);
+        REQUIRE(plan != NULL);
+        desc.n_stages = harness_between(&rng, 1, 6);
+        desc.n_virtual = 1 + (int64_t)(seed % 4 == 0);
+        desc.placement = seed % 8 == 0 ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
+        desc.k = harness_between(&rng, 1, 4);
+        desc.replay = seed % 5 == 0 ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+        desc.split_backward = seed % 7 == 0;
+        desc.budget = harness_between(&rng, 1, 24);
+        if (seed % 6 == 0) desc.limit = 3 * desc.n_stages * desc.n_virtual;
+        harness_note("seed %d", (int)seed);
+        CHECK_INT(cf_schedule_make(plan, &desc, &bounded, NULL), CF_OK);
+        desc.limit = CF_NO_LIMIT;
+        CHECK_INT(cf_schedule_make(plan, &desc, &free_of_it, NULL), CF_OK);
+        REQUIRE(bounded != NULL && free_of_it != NULL);
+        CHECK_INT(cf_schedule_validate(plan, bounded, NULL, NULL, NULL), CF_OK);
+        CHECK(state_over_default(plan, bounded) <= 1);
+        n_more += state_over_default(plan, free_of_it) > 1;
+        cf_schedule_free(bounded);
+        cf_schedule_free(free_of_it);
+        cf_plan_free(plan);
+    }
+    CHECK(n_more > 0);
+    harness_report("%d of them would hold more", n_more);
+}
+
 /* ---- how far interleaved runs ahead ---- */
 
 /* Most forwards that a stage is ahead of its backwards. */
@@ -160,4 +225,4 @@ TEST(interleaved_runs_as_far_ahead_as_its_warm_up) {
 
 SUITE(promises, CASE(never_longer_than_with_a_smaller_k), CASE(never_longer_than_with_whole_backwards),
       CASE(never_longer_than_with_less_room), CASE(a_limit_that_binds_nothing_changes_nothing),
-      CASE(interleaved_runs_as_far_ahead_as_its_warm_up));
+      CASE(state_does_not_grow_with_the_batch), CASE(interleaved_runs_as_far_ahead_as_its_warm_up));
