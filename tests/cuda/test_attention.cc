@@ -1357,6 +1357,12 @@ struct refusal {
     }
 };
 
+static void refused(void (*damage)(refusal &), cf_result code, const char *field) {
+    refusal x;
+    damage(x);
+    x.expect(code, field);
+}
+
 TEST(bad_descriptors) {
     refusal r;
     size_t bytes = 0;
@@ -1364,41 +1370,13 @@ TEST(bad_descriptors) {
     CHECK(bytes > 0);
     CHECK_INT(cf_attention_size(NULL, &bytes, NULL), CF_ERROR_ARGUMENT);
     CHECK_INT(cf_attention_size(&r.desc, NULL, NULL), CF_ERROR_ARGUMENT);
-    {
-        refusal x;
-        x.desc.n_heads = 0;
-        x.expect(CF_ERROR_ARGUMENT, "n_heads");
-    }
-    {
-        refusal x;
-        x.desc.n_kv_heads = 3;
-        x.expect(CF_ERROR_ARGUMENT, "n_kv_heads");
-    }
-    {
-        refusal x;
-        x.desc.n_kv_heads = -1;
-        x.expect(CF_ERROR_ARGUMENT, "n_kv_heads");
-    }
-    {
-        refusal x;
-        x.desc.head_size = 20;
-        x.expect(CF_ERROR_ARGUMENT, "head_size");
-    }
-    {
-        refusal x;
-        x.desc.head_size = 264;
-        x.expect(CF_ERROR_ARGUMENT, "head_size");
-    }
-    {
-        refusal x;
-        x.set(&x.desc.dtype, 9);
-        x.expect(CF_ERROR_ARGUMENT, "dtype");
-    }
-    {
-        refusal x;
-        x.desc.window = -1;
-        x.expect(CF_ERROR_ARGUMENT, "window");
-    }
+    refused([](refusal &x) { x.desc.n_heads = 0; }, CF_ERROR_ARGUMENT, "n_heads");
+    refused([](refusal &x) { x.desc.n_kv_heads = 3; }, CF_ERROR_ARGUMENT, "n_kv_heads");
+    refused([](refusal &x) { x.desc.n_kv_heads = -1; }, CF_ERROR_ARGUMENT, "n_kv_heads");
+    refused([](refusal &x) { x.desc.head_size = 20; }, CF_ERROR_ARGUMENT, "head_size");
+    refused([](refusal &x) { x.desc.head_size = 264; }, CF_ERROR_ARGUMENT, "head_size");
+    refused([](refusal &x) { x.set(&x.desc.dtype, 9); }, CF_ERROR_ARGUMENT, "dtype");
+    refused([](refusal &x) { x.desc.window = -1; }, CF_ERROR_ARGUMENT, "window");
     {
         refusal x;
         x.desc.scale = -1.0;
@@ -1427,36 +1405,12 @@ TEST(bad_descriptors) {
         x.expect(CF_ERROR_ARGUMENT, "arch");
         CHECK_INT(x.error.got, arch);
     }
-    {
-        refusal x;
-        x.desc.n_processors = -1;
-        x.expect(CF_ERROR_ARGUMENT, "n_processors");
-    }
-    {
-        refusal x;
-        x.desc.cache_bytes = -1;
-        x.expect(CF_ERROR_ARGUMENT, "cache_bytes");
-    }
-    {
-        refusal x;
-        x.desc.n_processors = 1025;
-        x.expect(CF_ERROR_ARGUMENT, "n_processors");
-    }
-    {
-        refusal x;
-        x.desc.n_slices = -1;
-        x.expect(CF_ERROR_ARGUMENT, "n_slices");
-    }
-    {
-        refusal x;
-        x.desc.cu_seqlens_k = NULL;
-        x.expect(CF_ERROR_ARGUMENT, "cu_seqlens_k");
-    }
-    {
-        refusal x;
-        x.cu[0] = 1;
-        x.expect(CF_ERROR_ARGUMENT, "cu_seqlens_q");
-    }
+    refused([](refusal &x) { x.desc.n_processors = -1; }, CF_ERROR_ARGUMENT, "n_processors");
+    refused([](refusal &x) { x.desc.cache_bytes = -1; }, CF_ERROR_ARGUMENT, "cache_bytes");
+    refused([](refusal &x) { x.desc.n_processors = 1025; }, CF_ERROR_ARGUMENT, "n_processors");
+    refused([](refusal &x) { x.desc.n_slices = -1; }, CF_ERROR_ARGUMENT, "n_slices");
+    refused([](refusal &x) { x.desc.cu_seqlens_k = NULL; }, CF_ERROR_ARGUMENT, "cu_seqlens_k");
+    refused([](refusal &x) { x.cu[0] = 1; }, CF_ERROR_ARGUMENT, "cu_seqlens_q");
     {
         refusal x;
         x.cu[2] = 5;
@@ -1479,34 +1433,16 @@ TEST(bad_descriptors) {
         x.desc.starts_k = starts;
         x.expect(CF_ERROR_ARGUMENT, "starts_k");
     }
-    {
-        refusal x;
-        x.cu[2] = INT32_MAX;
-        x.expect(CF_ERROR_LIMIT, "cu_seqlens_q");
-    }
-    {
-        refusal x;
-        x.set(&x.desc.path, 77);
-        x.expect(CF_ERROR_ARGUMENT, "path");
-    }
+    refused([](refusal &x) { x.cu[2] = INT32_MAX; }, CF_ERROR_LIMIT, "cu_seqlens_q");
+    refused([](refusal &x) { x.set(&x.desc.path, 77); }, CF_ERROR_ARGUMENT, "path");
     {
         refusal x;
         x.desc.path = CF_ATTENTION_MMA;
         x.desc.dtype = CF_DTYPE_FP32;
         x.expect(CF_ERROR_ARGUMENT, "path");
     }
-    {
-        refusal x;
-        x.desc.path = CF_ATTENTION_MMA;
-        x.desc.head_size = 136;
-        x.expect(CF_ERROR_ARGUMENT, "path");
-    }
-    {
-        refusal x;
-        x.desc.path = CF_ATTENTION_MMA;
-        x.desc.arch = 75;
-        x.expect(CF_ERROR_ARGUMENT, "path");
-    }
+    refused([](refusal &x) { x.desc.path = CF_ATTENTION_MMA; x.desc.head_size = 136; }, CF_ERROR_ARGUMENT, "path");
+    refused([](refusal &x) { x.desc.path = CF_ATTENTION_MMA; x.desc.arch = 75; }, CF_ERROR_ARGUMENT, "path");
 }
 
 TEST(sizes_are_exact) {
