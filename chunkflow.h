@@ -28,16 +28,16 @@
          no faster than        cf_schedule_bounds
        add the transfers       cf_schedule_lower
        run them                cf_run, cf_run_capacity (how large the buffers must be), cf_run_size, cf_chunk_seed
-         one action at a time  cf_run_open, cf_run_peek, cf_run_next, cf_run_close
+         one action at a time  cf_run_open, cf_run_next, cf_run_close
        check                   cf_plan_validate, cf_schedule_validate, cf_graph_validate (of any source)
        write                   cf_write_plan_json, cf_write_schedule_json
        what waits for what     cf_graph_make, cf_graph_free
-       errors                  cf_result_name, cf_result_text, the cf_error record
+       errors                  cf_result_name, the cf_error record
          of your own           cf_fail, cf_fail_real, cf_fail_null, cf_refuse
-       memory of yours         cf_allocator, cf_arena_allocator (carves everything from one block)
+       memory of yours         cf_allocator
          for your functions    cf_allocator_resolve, cf_allocate
        cost numbers            cf_cost_seconds
-       describe a model        cf_model_find, cf_model_at, cf_model_validate, cf_model_parameters, cf_stage_parameters,
+       describe a model        cf_model_find, cf_model_validate, cf_model_parameters, cf_stage_parameters,
          and its split         cf_stage_shard, cf_parallel_validate
        size its memory         cf_memory_estimate, cf_memory_token_bytes
          moment by moment      cf_schedule_loads
@@ -134,22 +134,22 @@ extern "C" {
    ================================================================================================================ */
 
 /* Every function that can fail returns one of these. CF_OK is 0, all others are positive. */
-#define CF_RESULTS(X)                                                                 \
-    X(CF_OK, "ok")                                                                    \
-    X(CF_ERROR_ARGUMENT, "an argument or option is missing or out of range")          \
-    X(CF_ERROR_LIMIT, "the request goes past a documented limit")                     \
-    X(CF_ERROR_OVERFLOW, "a size or sum does not fit in 64 bits")                     \
-    X(CF_ERROR_MEMORY, "the allocator returned no memory")                            \
-    X(CF_ERROR_SPACE, "the caller's memory is too small or misaligned")               \
-    X(CF_ERROR_PLAN, "the plan breaks a rule")                                        \
-    X(CF_ERROR_SCHEDULE, "the schedule breaks a rule")                                \
-    X(CF_ERROR_CALLBACK, "a callback reported an error")                              \
-    X(CF_ERROR_CANCELLED, "the progress callback asked to stop")                      \
-    X(CF_ERROR_WRITE, "the write callback reported an error")                         \
-    X(CF_ERROR_INFEASIBLE, "no schedule can keep to the memory limit")                \
-    X(CF_ERROR_GRAPH, "the graph breaks a rule")                                      \
-    X(CF_ERROR_TEXT, "the text breaks its format")                                    \
-    X(CF_ERROR_DEVICE, "the device reported an error")
+#define CF_RESULTS(X)                                                                                    \
+    X(CF_OK, "CF_OK")                             /* ok */                                               \
+    X(CF_ERROR_ARGUMENT, "CF_ERROR_ARGUMENT")     /* an argument or option is missing or out of range */ \
+    X(CF_ERROR_LIMIT, "CF_ERROR_LIMIT")           /* the request goes past a documented limit */         \
+    X(CF_ERROR_OVERFLOW, "CF_ERROR_OVERFLOW")     /* a size or sum does not fit in 64 bits */            \
+    X(CF_ERROR_MEMORY, "CF_ERROR_MEMORY")         /* the allocator returned no memory */                 \
+    X(CF_ERROR_SPACE, "CF_ERROR_SPACE")           /* the caller's memory is too small or misaligned */   \
+    X(CF_ERROR_PLAN, "CF_ERROR_PLAN")             /* the plan breaks a rule */                           \
+    X(CF_ERROR_SCHEDULE, "CF_ERROR_SCHEDULE")     /* the schedule breaks a rule */                       \
+    X(CF_ERROR_CALLBACK, "CF_ERROR_CALLBACK")     /* a callback reported an error */                     \
+    X(CF_ERROR_CANCELLED, "CF_ERROR_CANCELLED")   /* the progress callback asked to stop */              \
+    X(CF_ERROR_WRITE, "CF_ERROR_WRITE")           /* the write callback reported an error */             \
+    X(CF_ERROR_INFEASIBLE, "CF_ERROR_INFEASIBLE") /* no schedule can keep to the memory limit */         \
+    X(CF_ERROR_GRAPH, "CF_ERROR_GRAPH")           /* the graph breaks a rule */                          \
+    X(CF_ERROR_TEXT, "CF_ERROR_TEXT")             /* the text breaks its format */                       \
+    X(CF_ERROR_DEVICE, "CF_ERROR_DEVICE")         /* the device reported an error */
 
 /* An enum from a table with a row for each item; `count` is how many there are, and no item itself. A function returns
    the name of an item, which is the string in its row ("?" for any other value). Undefined below the declarations. */
@@ -169,9 +169,8 @@ typedef struct cf_error {
     char text[256];    /* where, why and what was found as one line, without a line end */
 } cf_error;
 
-/* "CF_ERROR_PLAN", and "the plan breaks a rule". Both return a static string for every value, also an unknown one. */
+/* The name of a code, as in "CF_ERROR_PLAN". */
 CHUNKFLOW_API const char *cf_result_name(cf_result code);
-CHUNKFLOW_API const char *cf_result_text(cf_result code);
 
 /* For functions of your own that fail as the library's do: each fills in the record (NULL: there is none) and returns
    the code. The text is "field[item]: why (wanted 1, got 0)", without the brackets where item is -1; `field` must be a
@@ -201,22 +200,6 @@ CHUNKFLOW_API cf_result cf_allocate(const cf_allocator *allocator, size_t bytes,
 
 /* Alignment, in bytes, of all memory that the library works in. */
 #define CF_MEMORY_ALIGNMENT 16
-
-/* For callers who want no malloc: an allocator that carves from one block of memory. Set `memory` (aligned to
-   CF_MEMORY_ALIGNMENT) and `bytes`, leave the rest zero, and hand cf_arena_allocator(&arena) to as many calls as you
-   like, from one thread at a time. What is given back is used again once everything that was made after it is given
-   back, too; setting `used` and `last` to 0 forgets everything at once. A call that finds too little room fails with
-   CF_ERROR_MEMORY, and leaves in `peak` how many bytes it would have needed up to there. The arena must stay where it
-   is while it is in use. */
-typedef struct cf_arena {
-    void *memory;
-    size_t bytes;
-    size_t used; /* bytes in use now */
-    size_t peak; /* the most that was ever in use, or asked for */
-    size_t last; /* private: where the newest piece begins */
-} cf_arena;
-
-CHUNKFLOW_API cf_allocator cf_arena_allocator(cf_arena *arena);
 
 /* The block of memory that an object lies at the start of, which its free function gives back. All zero: the memory is
    the caller's, and nothing is given back. Fill it in if you make an object yourself, say from a file. */
@@ -503,15 +486,14 @@ CHUNKFLOW_API cf_result cf_metadata_size(const cf_plan *plan, int64_t chunk, con
 CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, const cf_metadata_desc *desc, void *memory,
                                          size_t bytes, cf_metadata *out, cf_error *error);
 
-#define CF_MEANS(X)                                                                                       \
-    X(CF_MEAN_DEFAULT, "?")           /* CF_MEAN_TOKENS */                                                \
-    X(CF_MEAN_TOKENS, "tokens")       /* every target of the batch counts the same */                     \
-    X(CF_MEAN_SEQUENCES, "sequences") /* every sequence with a target does, and in it every target */     \
-    X(CF_MEAN_PROMPTS, "prompts")     /* The same, with all sequences that answer a prompt together: what \
-                                         reinforcement learning calls a group (a word that is taken here). */
-
-CF_ENUM_OF(cf_mean, CF_MEANS, CF_MEAN_COUNT);
-CHUNKFLOW_API const char *cf_mean_name(cf_mean mean);
+typedef enum cf_mean {
+    CF_MEAN_DEFAULT = 0, /* CF_MEAN_TOKENS */
+    CF_MEAN_TOKENS,      /* every target of the batch counts the same */
+    CF_MEAN_SEQUENCES,   /* every sequence with a target does, and in it every target */
+    CF_MEAN_PROMPTS,     /* the same, with all sequences that answer a prompt together: what reinforcement learning
+                            calls a group (a word that is taken here) */
+    CF_MEAN_COUNT
+} cf_mean;
 
 /* What the loss is the mean of. Zero means default in every member; NULL is all zeros. */
 typedef struct cf_loss_weights_desc {
@@ -558,10 +540,8 @@ typedef struct cf_model {
     int no_gate;      /* 1: two MLP matrices; 0: three (SwiGLU) */
 } cf_model;
 
-/* The model of this name ("qwen2.5-7b"; letter case does not matter), or NULL. cf_model_at: number `index` of the
-   table, NULL past its end. Both return static data. */
+/* The model of this name ("qwen2.5-7b"; letter case does not matter), as static data, or NULL. */
 CHUNKFLOW_API const cf_model *cf_model_find(const char *name);
-CHUNKFLOW_API const cf_model *cf_model_at(int64_t index);
 
 /* Checks a description. Errors: CF_ERROR_ARGUMENT or CF_ERROR_LIMIT with the member ("model.kv_heads") and, in wanted,
    the nearest value that works. */
@@ -667,20 +647,17 @@ CHUNKFLOW_API cf_result cf_stage_shard(const cf_model *model, const cf_parallel 
    ================================================================================================================ */
 
 /* How the loss is computed: what it keeps for backward and how much it needs at its peak, in bytes per logit. */
-#define CF_LOSSES(X)                                                                                              \
-    X(CF_LOSS_DEFAULT, "?")         /* CF_LOSS_PARALLEL */                                                        \
-    X(CF_LOSS_PARALLEL, "parallel") /* Vocabulary-parallel, as in Megatron-LM: bf16 logits, a float copy, a float \
-                                       softmax that stays. Keeps 4, peak 10. */                                   \
-    X(CF_LOSS_EAGER, "eager")       /* Separate operations, as in plain PyTorch: a float log-softmax stays, and   \
-                                       backward makes two float gradients beside it and the bf16 logits. Keeps 4, \
-                                       peak 14. */                                                                \
-    X(CF_LOSS_FUSED, "fused")       /* One kernel that turns the bf16 logits into their gradient in place. Keeps  \
-                                       2, peak 2. */                                                              \
-    X(CF_LOSS_CHUNKED, "chunked")   /* Head and loss together, a few rows at a time; only the gradient of the     \
-                                       head's input stays (2 bytes x hidden). There are no logits at all. */
-
-CF_ENUM_OF(cf_loss, CF_LOSSES, CF_LOSS_COUNT);
-CHUNKFLOW_API const char *cf_loss_name(cf_loss loss);
+typedef enum cf_loss {
+    CF_LOSS_DEFAULT = 0, /* CF_LOSS_PARALLEL */
+    CF_LOSS_PARALLEL,    /* vocabulary-parallel, as in Megatron-LM: bf16 logits, a float copy, a float softmax that
+                            stays. Keeps 4, peak 10 */
+    CF_LOSS_EAGER,       /* separate operations, as in plain PyTorch: a float log-softmax stays, and backward makes two
+                            float gradients beside it and the bf16 logits. Keeps 4, peak 14 */
+    CF_LOSS_FUSED,       /* one kernel that turns the bf16 logits into their gradient in place. Keeps 2, peak 2 */
+    CF_LOSS_CHUNKED,     /* head and loss together, a few rows at a time; only the gradient of the head's input stays
+                            (2 bytes x hidden). There are no logits at all */
+    CF_LOSS_COUNT
+} cf_loss;
 
 #define CF_RUNTIME_BYTES ((int64_t)2 << 30) /* context, loaded kernels, buffers of libraries and of NCCL */
 #define CF_FRAGMENTATION 10                 /* percent */
@@ -1327,10 +1304,7 @@ typedef struct cf_runner cf_runner;
 CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                     const cf_run_desc *desc, cf_runner **out, cf_error *error);
 
-/* The action that cf_run_next would run, or NULL at the end of the list and after an error. */
-CHUNKFLOW_API const cf_action *cf_run_peek(const cf_runner *runner);
-
-/* Runs that action. At the end of the list it does nothing and returns CF_OK; after an error it returns that result
+/* Runs the next action. At the end of the list it does nothing and returns CF_OK; after an error it returns that result
    again and does nothing else. */
 CHUNKFLOW_API cf_result cf_run_next(cf_runner *runner, cf_error *error);
 
@@ -1563,14 +1537,7 @@ extern "C" {
         return unknown;                           \
     }
 
-CHUNKFLOW_API const char *cf_result_name(cf_result code) {
-#define CF__SPELL(name, text) case name: return #name;
-    switch ((int)code) { CF_RESULTS(CF__SPELL) }
-#undef CF__SPELL
-    return "?";
-}
-
-CF__NAMES(cf_result_text, cf_result, CF_RESULTS, "unknown result code")
+CF__NAMES(cf_result_name, cf_result, CF_RESULTS, "?")
 
 /* ---- failing ---- */
 
@@ -1960,46 +1927,6 @@ static void cf__free_object(void *object, const cf_block *block) {
     cf_block own = *block;
     cf__unpoison(object, own.bytes);
     if (own.allocator.release != NULL) own.allocator.release(object, own.allocator.user);
-}
-
-/* ---- an allocator that carves from one block ---- */
-
-/* Stands before every piece of an arena. */
-typedef struct cf__piece {
-    size_t before; /* where the piece before this one begins */
-    size_t freed;  /* 1: given back, but pieces behind it are still in use */
-} cf__piece;
-
-static void *cf__arena_alloc(size_t bytes, void *user) {
-    cf_arena *arena = (cf_arena *)user;
-    cf__piece *piece;
-    size_t start = arena->used, end;
-    if (bytes > SIZE_MAX / 2 - start) return NULL;
-    end = start + CF_MEMORY_ALIGNMENT + (bytes + CF_MEMORY_ALIGNMENT - 1) / CF_MEMORY_ALIGNMENT * CF_MEMORY_ALIGNMENT;
-    if (end > arena->peak) arena->peak = end;
-    if (end > arena->bytes || arena->memory == NULL || (uintptr_t)arena->memory % CF_MEMORY_ALIGNMENT != 0) return NULL;
-    piece = (cf__piece *)(void *)((unsigned char *)arena->memory + start);
-    cf__unpoison(piece, end - start);
-    piece->before = arena->last;
-    piece->freed = 0;
-    arena->last = start;
-    arena->used = end;
-    return (unsigned char *)arena->memory + start + CF_MEMORY_ALIGNMENT;
-}
-
-static void cf__arena_release(void *memory, void *user) {
-    cf_arena *arena = (cf_arena *)user;
-    cf__piece *piece = (cf__piece *)(void *)((unsigned char *)memory - CF_MEMORY_ALIGNMENT);
-    for (piece->freed = 1; arena->used > 0; arena->last = piece->before) {
-        piece = (cf__piece *)(void *)((unsigned char *)arena->memory + arena->last);
-        if (!piece->freed) return;
-        arena->used = arena->last;
-    }
-}
-
-CHUNKFLOW_API cf_allocator cf_arena_allocator(cf_arena *arena) {
-    const cf_allocator allocator = {cf__arena_alloc, cf__arena_release, arena};
-    return allocator;
 }
 
 /* Adds a x b, sizes that are not negative, to a sum. *overflow is set, and stays set, once something does not fit. */
@@ -3623,8 +3550,6 @@ CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, con
 
 /* ---- weights of the loss ---- */
 
-CF__NAMES(cf_mean_name, cf_mean, CF_MEANS, "?")
-
 /* Which set a sequence belongs to. All targets of a set weigh the same, and so do all sets. */
 static int64_t cf__metadata_set(const cf_loss_weights_desc *d, int64_t sequence) {
     if (d->mean == CF_MEAN_SEQUENCES) return sequence;
@@ -3712,15 +3637,10 @@ static int cf__model_has_name(const char *own, const char *name) { /* ASCII lett
     }
 }
 
-CHUNKFLOW_API const cf_model *cf_model_at(int64_t index) {
-    return index >= 0 && index < CF__COUNT(cf__model_table) ? &cf__model_table[index] : NULL;
-}
-
 CHUNKFLOW_API const cf_model *cf_model_find(const char *name) {
-    const cf_model *model;
     int64_t i;
-    for (i = 0; name != NULL && (model = cf_model_at(i)) != NULL; i++)
-        if (cf__model_has_name(model->name, name)) return model;
+    for (i = 0; name != NULL && i < CF__COUNT(cf__model_table); i++)
+        if (cf__model_has_name(cf__model_table[i].name, name)) return &cf__model_table[i];
     return NULL;
 }
 
@@ -3906,8 +3826,6 @@ CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters
 /* ================================================================================================================
    >>memory
    ================================================================================================================ */
-
-CF__NAMES(cf_loss_name, cf_loss, CF_LOSSES, "?")
 
 /* Bytes of one element of each kind, and how many they are unless the caller says so. */
 #define CF__MEMORY_ELEMENTS(X)                                     \
@@ -8915,13 +8833,11 @@ CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *sche
     return CF_OK;
 }
 
-CHUNKFLOW_API const cf_action *cf_run_peek(const cf_runner *r) {
-    return r != NULL && r->failure.code == CF_OK && r->stats.done < r->n_actions ? &r->actions[r->stats.done] : NULL;
-}
+static int cf__run_goes_on(const cf_runner *r) { return r->failure.code == CF_OK && r->stats.done < r->n_actions; }
 
 CHUNKFLOW_API cf_result cf_run_next(cf_runner *r, cf_error *error) {
     if (r == NULL) return cf__fail_null(error, "runner");
-    if (cf_run_peek(r) != NULL) (void)cf__run_action(r);
+    if (cf__run_goes_on(r)) (void)cf__run_action(r);
     return cf__run_tell_failure(r, error);
 }
 
@@ -8957,7 +8873,7 @@ CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule,
                                cf_run_stats *stats, cf_error *error) {
     cf_runner *runner = NULL;
     CF__TRY(cf_run_open(plan, schedule, stage, desc, &runner, error));
-    while (cf_run_peek(runner) != NULL) (void)cf_run_next(runner, NULL); /* the close says how it went */
+    while (cf__run_goes_on(runner)) (void)cf__run_action(runner); /* the close says how it went */
     return cf_run_close(runner, stats, error);
 }
 

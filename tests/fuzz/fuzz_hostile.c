@@ -277,12 +277,13 @@ static cf_result run_by_hand(const hostile *h, int64_t stage) {
     cf_run_desc desc;
     cf_runner *runner = NULL;
     cf_result result = CF_ERROR_MEMORY;
+    int64_t i;
     memset(&desc, 0, sizeof desc);
     if (cf_run_size(&h->plan, &h->schedule, &desc.bytes, NULL) != CF_OK) return result;
     desc.memory = malloc(desc.bytes);
     if (desc.memory != NULL) result = cf_run_open(&h->plan, &h->schedule, stage, &desc, &runner, NULL);
     if (result == CF_OK) {
-        while (cf_run_peek(runner) != NULL) (void)cf_run_next(runner, NULL);
+        for (i = h->schedule.first[stage]; i < h->schedule.first[stage + 1]; i++) (void)cf_run_next(runner, NULL);
         result = cf_run_close(runner, NULL, NULL);
     }
     free(desc.memory);

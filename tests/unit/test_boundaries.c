@@ -42,10 +42,10 @@ enum { N_MEMBERS = sizeof members / sizeof members[0], N_ARGUMENTS = sizeof argu
 
 static unsigned char visited[N_MEMBERS];
 
-/* What is not tried here. Objects are damaged by tests/fuzz/fuzz_hostile.c; an arena's and a block's numbers say how
-   much memory there is, which nobody can check. */
+/* What is not tried here. Objects are damaged by tests/fuzz/fuzz_hostile.c; a block's numbers say how much memory
+   there is, which nobody can check. */
 static const char *const objects[] = {"cf_plan", "cf_chunk", "cf_slice", "cf_group", "cf_schedule", "cf_action",
-                                      "cf_graph", "cf_node", "cf_edge", "cf_arena", "cf_block"};
+                                      "cf_graph", "cf_node", "cf_edge", "cf_block"};
 static const char *const outputs[] = {
     "cf_error", "cf_plan_stats", "cf_metadata", "cf_parameters", "cf_shard", "cf_token_bytes", "cf_memory_report",
     "cf_search_report", "cf_bound", "cf_timeline", "cf_step", "cf_slot", "cf_progress", "cf_run_stats",
@@ -768,7 +768,6 @@ static cf_result budget(int64_t got) {
 
 #define TRY_ARGUMENTS(X) \
     X(cf_result_name, code, INT32_MAX, 0, named(cf_result_name(ENUM(cf_result)))) \
-    X(cf_result_text, code, INT32_MAX, 0, named(cf_result_text(ENUM(cf_result)))) \
     X(cf_fail, code, INT32_MAX, 0, fine(cf_fail(NULL, ENUM(cf_result), "f", 0, 0, 0, "why"))) \
     X(cf_fail, item, INT64_MAX, 0, fine(cf_fail(error, CF_ERROR_PLAN, "f", number, 0, 0, "why"))) \
     X(cf_fail, wanted, INT64_MAX, 0, fine(cf_fail(error, CF_ERROR_PLAN, "f", 0, number, 0, "why"))) \
@@ -794,9 +793,7 @@ static cf_result budget(int64_t got) {
     X(cf_metadata_size, chunk, INT64_MAX, 0, untouched_by(cf_metadata_size(plan, number, NULL, ROOM, error))) \
     X(cf_metadata_fill, chunk, INT64_MAX, 0, untouched_by(cf_metadata_fill(plan, number, NULL, NULL, 0, ROOM, error))) \
     X(cf_metadata_fill, bytes, INT64_MAX, 0, into(into_metadata, error)) \
-    X(cf_mean_name, mean, INT32_MAX, 0, named(cf_mean_name(ENUM(cf_mean)))) \
     X(cf_loss_weights, n, N, CF_MAX_SEQUENCES, untouched_by(cf_loss_weights(lengths, number, NULL, ROOM, error))) \
-    X(cf_model_at, index, INT64_MAX, 0, fine(cf_model_at(number) != NULL)) \
     X(cf_recompute_name, recompute, INT32_MAX, 0, named(cf_recompute_name(ENUM(cf_recompute)))) \
     X(cf_placement_name, placement, INT32_MAX, 0, named(cf_placement_name(ENUM(cf_placement)))) \
     X(cf_placement_stage, placement, INT32_MAX, 0, fine(cf_placement_stage(ENUM(cf_placement), 2, 3))) \
@@ -809,7 +806,6 @@ static cf_result budget(int64_t got) {
     X(cf_stage_parameters, stage, INT64_MAX, 0, \
       untouched_by(cf_stage_parameters(&model, &parallel, number, ROOM, error))) \
     X(cf_stage_shard, stage, INT64_MAX, 0, untouched_by(cf_stage_shard(&model, &parallel, number, ROOM, error))) \
-    X(cf_loss_name, loss, INT32_MAX, 0, named(cf_loss_name(ENUM(cf_loss)))) \
     X(cf_memory_token_bytes, stage, INT64_MAX, 0, untouched_by(cf_memory_token_bytes(&memory, number, ROOM, error))) \
     X(cf_memory_estimate, n_loads, INT64_MAX, 0, \
       untouched_by(cf_memory_estimate(&memory, loads, number, ROOM, STAGES, error))) \

@@ -97,8 +97,9 @@ TEST(dot_arguments_are_checked) {
     CHECK_INT(graph_dot_write(NULL, 0, NULL, harness_collect, &t, NULL), CF_ERROR_ARGUMENT);
     CHECK_INT(graph_dot_write(g, 0, NULL, NULL, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "write");
-    half = cf_arena_allocator(NULL);
+    half.alloc = harness_alloc;
     half.release = NULL;
+    half.user = NULL;
     CHECK_INT(graph_dot_write(g, 0, &half, harness_collect, &t, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "allocator.release");
     from = g->edges[0].from;

@@ -909,49 +909,6 @@ TEST(a_graph_has_backwards_of_one_form) {
     cf_plan_free(plan);
 }
 
-/* In one block of the caller's memory, by way of an arena: the bytes that are asked for are enough, one less is not. */
-TEST(graphs_lie_in_an_arena) {
-    cf_plan *plan;
-    cf_graph *own = example(&plan), *g = NULL;
-    cf_graph_desc desc;
-    cf_error error;
-    cf_arena arena;
-    cf_allocator allocator = cf_arena_allocator(&arena);
-    void *memory;
-    int tries;
-    REQUIRE(own != NULL);
-    memory = harness_guard_new(1);
-    memset(&desc, 0, sizeof desc);
-    memset(&arena, 0, sizeof arena);
-    desc.n_stages = 3;
-    desc.split = 1;
-    desc.allocator = &allocator;
-    /* Each failure says how much would have been needed up to there; there are two pieces at most. */
-    CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_ERROR_MEMORY);
-    for (tries = 0; g == NULL && tries < 3; tries++) {
-        harness_guard_free(memory);
-        memory = harness_guard_new(arena.peak);
-        arena.memory = memory;
-        arena.bytes = arena.peak - 1;
-        CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_ERROR_MEMORY);
-        CHECK(g == NULL);
-        CHECK_INT(arena.used, 0);
-        CHECK(harness_guard_ok(memory));
-        if (arena.peak > arena.bytes + 1) continue;
-        arena.bytes = arena.peak;
-        (void)cf_graph_make(plan, &desc, &g, &error);
-    }
-    REQUIRE(g != NULL);
-    CHECK(memcmp(g->nodes, own->nodes, (size_t)g->n_nodes * sizeof *g->nodes) == 0);
-    CHECK(memcmp(g->edges, own->edges, (size_t)g->n_edges * sizeof *g->edges) == 0);
-    cf_graph_free(g);
-    CHECK_INT(arena.used, 0);
-    CHECK(harness_guard_ok(memory));
-    harness_guard_free(memory);
-    cf_graph_free(own);
-    cf_plan_free(plan);
-}
-
 TEST(graph_survives_every_failed_allocation) {
     cf_plan *plan;
     cf_graph *own = example(&plan), *g = NULL;
@@ -995,4 +952,4 @@ SUITE(graph, CASE(nodes_are_the_passes), CASE(edges_are_those_of_the_definitions
       CASE(a_schedules_graph_has_its_passes), CASE(schedules_keep_to_their_graphs), CASE(a_wrong_schedule_makes_no_graph),
       CASE(a_graph_has_backwards_of_one_form),
       CASE(a_cycle_is_found_and_a_node_on_it_named), CASE(too_many_nodes_are_refused), CASE(graph_options_are_checked),
-      CASE(graphs_lie_in_an_arena), CASE(graph_survives_every_failed_allocation), CASE(names_of_edges));
+      CASE(graph_survives_every_failed_allocation), CASE(names_of_edges));

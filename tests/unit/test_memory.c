@@ -9,6 +9,12 @@
 #define COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
 #define GIB 1073741824.0
 
+/* Heads, widths and switches of every kind that the table has. */
+static const char *const models[] = {"qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b",   "qwen2.5-7b",  "qwen2.5-14b",
+                                     "qwen2.5-32b",  "qwen2.5-72b",  "qwen3-0.6b",   "qwen3-1.7b",  "qwen3-4b",
+                                     "qwen3-8b",     "qwen3-14b",    "qwen3-32b",    "llama-3-8b",  "llama-3-70b",
+                                     "llama-3.1-405b", "llama-3.2-1b", "llama-3.2-3b"};
+
 static cf_memory_desc sizing(const char *model, int64_t tp, int64_t pp) {
     cf_memory_desc desc;
     memset(&desc, 0, sizeof desc);
@@ -95,8 +101,8 @@ static double korthikanti(double h, double f, double t, int sequence) {
 TEST(korthikanti_table_2) {
     int64_t i, t;
     int sequence;
-    for (i = 0; cf_model_at(i) != NULL; i++) {
-        cf_model plain = *cf_model_at(i);
+    for (i = 0; i < COUNT(models); i++) {
+        cf_model plain = *cf_model_find(models[i]);
         for (t = 1; t <= 4; t *= 2) {
             for (sequence = 0; sequence <= 1; sequence++) {
                 cf_memory_desc desc = sizing("qwen2.5-7b", t, 3);
@@ -109,7 +115,7 @@ TEST(korthikanti_table_2) {
                 desc.parallel.recompute = CF_RECOMPUTE_SELECTIVE;
                 theirs = korthikanti(h, f, tp, sequence);
                 masks = sequence ? 2 * h / tp : 2 * h;
-                plain = *cf_model_at(i);
+                plain = *cf_model_find(models[i]);
                 if (plain.heads % t != 0 || plain.kv_heads % t != 0) continue;
                 harness_note("%s tp %d sequence %d", plain.name, (int)t, sequence);
                 if (cf_memory_token_bytes(&desc, 1, &bytes, &error) != CF_OK) FAIL("%s", error.text);
@@ -141,8 +147,8 @@ static double megatron_activations(const cf_model *m, double s, double t) {
 
 TEST(megatron_activation_formula) {
     int64_t i, t;
-    for (i = 0; cf_model_at(i) != NULL; i++) {
-        const cf_model *m = cf_model_at(i);
+    for (i = 0; i < COUNT(models); i++) {
+        const cf_model *m = cf_model_find(models[i]);
         for (t = 1; t <= 4; t *= 2) {
             cf_memory_desc desc = sizing(m->name, t, 1);
             cf_memory_load load = load_of(4096, 4096, 0, 0);
@@ -243,8 +249,6 @@ TEST(losses_keep_what_they_say) {
         CHECK_INT(bytes.activations - without,
                   kept[loss] * 152064 / 4 + (loss == CF_LOSS_CHUNKED ? 2 * 3584 / 4 : 0));
     }
-    CHECK_STR(cf_loss_name(CF_LOSS_CHUNKED), "chunked");
-    CHECK_STR(cf_loss_name(CF_LOSS_COUNT), "?");
 }
 
 /* One row of hidden states for each neighbour and way: a stage in the middle receives and sends activations and
@@ -333,7 +337,7 @@ TEST(reports_add_up) {
     harness_rng rng = {41};
     int round;
     for (round = 0; round < 300; round++) {
-        const cf_model *m = cf_model_at(harness_between(&rng, 0, 17));
+        const cf_model *m = cf_model_find(models[harness_between(&rng, 0, COUNT(models) - 1)]);
         cf_memory_desc desc = sizing(m->name, (int64_t)1 << harness_between(&rng, 0, 3), 1);
         cf_memory_load load, twice;
         cf_memory_report once, double_load;

@@ -681,7 +681,6 @@ TEST(weights_by_hand) {
     CHECK_INT(cf_loss_weights(lengths, 5, &how, weights, NULL), CF_OK);
     CHECK(memcmp(weights, by_prompt, sizeof weights) == 0); /* prompt 0 has lost its only targets */
     CHECK_INT(cf_loss_weights(NULL, 0, NULL, NULL, NULL), CF_OK);
-    CHECK_STR(cf_mean_name(CF_MEAN_PROMPTS), "prompts");
 }
 
 TEST(loss_weights_refuse_bad_arguments) {

@@ -469,56 +469,6 @@ TEST(foreign_schedules_are_refused) {
 
 /* ---- memory ---- */
 
-TEST(into_an_arena_of_the_size_needed) {
-    uint64_t seed;
-    for (seed = 1; seed <= (uint64_t)harness_rounds(100, 40); seed++) {
-        harness_rng rng = {seed};
-        pipeline_problem problem;
-        cf_schedule *schedule = NULL;
-        cf_timeline *made = NULL, *placed = NULL;
-        cf_simulate_desc desc;
-        cf_error error;
-        pipeline_draw(&rng, &problem);
-        pipeline_note(seed, &problem);
-        desc = simulation_of(&problem.desc);
-        desc.no_bounds = (int)(seed % 2);
-        if (cf_schedule_make(problem.plan, &problem.desc, &schedule, NULL) == CF_OK) {
-            cf_arena wide, narrow;
-            cf_allocator allocator;
-            memset(&wide, 0, sizeof wide);
-            wide.bytes = (size_t)1 << 22;
-            wide.memory = malloc(wide.bytes);
-            allocator = cf_arena_allocator(&wide);
-            desc.allocator = &allocator;
-            CHECK_INT(cf_simulate(problem.plan, schedule, &desc, &made, NULL), CF_OK);
-            REQUIRE(made != NULL);
-            memset(&narrow, 0, sizeof narrow);
-            narrow.memory = harness_guard_new(wide.peak);
-            narrow.bytes = wide.peak - 1;
-            allocator = cf_arena_allocator(&narrow);
-            CHECK_INT(cf_simulate(problem.plan, schedule, &desc, &placed, &error), CF_ERROR_MEMORY);
-            CHECK(placed == NULL && narrow.used == 0);
-            narrow.bytes++;
-            CHECK_INT(cf_simulate(problem.plan, schedule, &desc, &placed, NULL), CF_OK);
-            CHECK(harness_guard_ok(narrow.memory));
-            REQUIRE(placed != NULL);
-            CHECK_INT(made->n_bounds, placed->n_bounds);
-            CHECK(memcmp(made->end, placed->end, (size_t)made->n_actions * sizeof(double)) == 0);
-            CHECK(memcmp(made->peak_live, placed->peak_live, (size_t)made->n_stages * sizeof(int64_t)) == 0);
-            CHECK(memcmp(&made->bound, &placed->bound, sizeof(double)) == 0);
-            cf_timeline_free(placed);
-            CHECK(narrow.used == 0);
-            harness_guard_free(narrow.memory);
-            allocator = cf_arena_allocator(&wide);
-            cf_timeline_free(made);
-            CHECK(wide.used == 0);
-            free(wide.memory);
-        }
-        cf_schedule_free(schedule);
-        cf_plan_free(problem.plan);
-    }
-}
-
 TEST(survives_failing_allocations) {
     cf_plan *plan = example();
     cf_schedule *schedule = schedule_of(plan, CF_SCHEDULE_PAPER, 4, 1);
@@ -595,5 +545,5 @@ TEST(json_carries_the_timeline) {
 SUITE(simulate, CASE(padded_rows_take_time), CASE(the_paper_example_by_numbers), CASE(transfers_by_hand), CASE(streams_by_hand),
       CASE(agrees_with_independent_counts),
       CASE(bounds_hold_against_the_exact_optimum), CASE(broken_schedules_are_named), CASE(deadlocks_are_found),
-      CASE(foreign_schedules_are_refused), CASE(into_an_arena_of_the_size_needed), CASE(survives_failing_allocations),
+      CASE(foreign_schedules_are_refused), CASE(survives_failing_allocations),
       CASE(json_carries_the_timeline));
