@@ -7279,10 +7279,9 @@ static void cf__search_best(cf__search *search) {
 /* ---- the road, and the public functions ---- */
 
 /* Everything that can be refused without working space is refused here. */
-static cf_result cf__search_open(cf__search *search, const cf_plan *plan, const cf_schedule_desc *desc,
-                                    cf_error *error) {
-    cf__schedule_maker *m = &search->maker;
-    memset(search, 0, sizeof *search);
+static cf_result cf__schedule_open(cf__schedule_maker *m, const cf_plan *plan, const cf_schedule_desc *desc,
+                                   cf_error *error) {
+    memset(m, 0, sizeof *m);
     CF__TRY(cf__plan_check_counts(plan, error));
     if (desc == NULL) return cf__fail_null(error, "desc");
     m->desc = cf_schedule_defaults(desc);
@@ -7371,6 +7370,12 @@ static cf_result cf__search_fill(void *job) {
 
 static const cf__recipe cf__search_recipe = {"n_actions", 0, cf__search_scratch, NULL, cf__search_object,
                                                cf__search_fill};
+
+static cf_result cf__search_open(cf__search *search, const cf_plan *plan, const cf_schedule_desc *desc,
+                                 cf_error *error) {
+    memset(search, 0, sizeof *search);
+    return cf__schedule_open(&search->maker, plan, desc, error);
+}
 
 CHUNKFLOW_API cf_result cf_schedule_size(const cf_plan *plan, const cf_schedule_desc *desc, size_t *bytes,
                                          cf_error *error) {
@@ -8135,21 +8140,21 @@ static cf_result cf__simulate_fill_bounds(void *job) {
 CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedule_desc *desc,
                                            cf_bound bounds[CF_MAX_BOUNDS], int64_t *n_bounds, cf_error *error) {
     static const cf__recipe recipe = {"bounds", 0, cf__simulate_layout_bounds, NULL, NULL, cf__simulate_fill_bounds};
-    cf__search search;
+    cf__schedule_maker maker;
     cf__simulation sim;
     int placement;
     if (bounds == NULL) return cf__fail_null(error, "bounds");
     if (n_bounds == NULL) return cf__fail_null(error, "n_bounds");
-    CF__TRY(cf__search_open(&search, plan, desc, error));
+    CF__TRY(cf__schedule_open(&maker, plan, desc, error));
     memset(&sim, 0, sizeof sim);
-    sim.maker = &search.maker;
-    sim.pipe = search.maker.pipe;
+    sim.maker = &maker;
+    sim.pipe = maker.pipe;
     sim.error = error;
-    sim.splits = cf__schedule_splits(&search.maker.desc);
-    if (sim.splits && search.maker.desc.kind == CF_SCHEDULE_BEST) sim.splits = CF__BOUNDS_EITHER;
+    sim.splits = cf__schedule_splits(&maker.desc);
+    if (sim.splits && maker.desc.kind == CF_SCHEDULE_BEST) sim.splits = CF__BOUNDS_EITHER;
     for (placement = CF_PLACEMENT_LOOP; placement <= CF_PLACEMENT_V; placement++) {
-        if (!cf__schedule_allows(&search.maker.desc, placement)) continue;
-        search.maker.pipe.placement = sim.pipe.placement = (cf_placement)placement; /* the default limit follows it */
+        if (!cf__schedule_allows(&maker.desc, placement)) continue;
+        maker.pipe.placement = sim.pipe.placement = (cf_placement)placement; /* the default limit follows it */
         CF__TRY(cf__make(&recipe, &sim, desc->allocator, error));
     }
     memcpy(bounds, sim.header.bounds, (size_t)sim.header.n_bounds * sizeof *bounds);
