@@ -1153,12 +1153,12 @@ typedef struct cf_lower_desc {
 
 /* Adds the transfers to a schedule: a copy whose lists hold SEND_* and RECV_* actions, none between virtual stages on
    one stage, and whose `lowered` is 1. It cannot deadlock even where a send blocks until it is received: passes and
-   transfers are put into one order, by the time at which `timing` lets them begin (a transfer: when its tensor is
-   made), and every stage runs its part of that one order.
+   transfers are put into one order, by the time at which they begin in cf_simulate with this `timing`, and every stage
+   runs its part of that one order.
 
    Plan and schedule may be unvalidated. The schedule is validated first, under its own limits, so the errors are those
-   of cf_schedule_validate; CF_ERROR_ARGUMENT if it is lowered already; and CF_ERROR_LIMIT if the lists grow past
-   CF_MAX_ACTIONS. */
+   of cf_schedule_validate; CF_ERROR_ARGUMENT if it is lowered already; CF_ERROR_OVERFLOW if the passes take too
+   long to be added up; and CF_ERROR_LIMIT if the lists grow past CF_MAX_ACTIONS. */
 CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule *schedule, const cf_lower_desc *desc,
                                           cf_schedule **out, cf_error *error);
 
@@ -5291,6 +5291,10 @@ typedef struct cf__clock {
     /* lowered schedules only */
     int crosses;                   /* transfers between stages are in the lists */
     int32_t *receive[CF__PIPE_TENSORS]; /* (cells) the RECV that has brought a tensor */
+    /* for >>lower, or NULL */
+    double *sent;                  /* (n_actions) when what a pass has made begins to cross to another stage; or -1 */
+    int32_t *order;                /* (n_actions) passes in the order in which they were run ... */
+    int64_t n_run;                 /* ... and how many have */
 } cf__clock;
 
 static void cf__clock_layout(cf__clock *clock, const cf__pipeline *pipe, int lowered, cf__carver *carver) {
@@ -5340,7 +5344,8 @@ static void cf__clock_hand_on(cf__clock *clock, int64_t stage, const cf_action *
     taker = cf__pipe_stage(clock->pipe, a->stage + way);
     if (taker == stage || clock->crosses) return; /* a SEND will know more */
     if (place == CF_R && !(clock->listed[cell] >> CF_R & 1)) return;
-    (void)cf__clock_send(clock, stage, a->stage, place, made, cf__pipe_transfer_seconds(clock->pipe, chunk), arrival);
+    made = cf__clock_send(clock, stage, a->stage, place, made, cf__pipe_transfer_seconds(clock->pipe, chunk), arrival);
+    if (clock->sent != NULL) clock->sent[a - clock->schedule->actions] = made;
     cf__clock_look_at(clock, taker);
 }
 
@@ -5375,6 +5380,10 @@ static int cf__clock_pass(cf__clock *clock, int64_t stage, int64_t id, int64_t c
     clock->end[id] = clock->free_at[stage] = end;
     if (end > clock->makespan) clock->makespan = end;
     clock->done[cell] |= (uint8_t)(1 << place);
+    if (clock->sent != NULL) {
+        clock->sent[id] = -1;
+        clock->order[clock->n_run++] = (int32_t)id;
+    }
     cf__clock_hand_on(clock, stage, a, chunk, cell, end);
     return 1;
 }
@@ -5422,7 +5431,7 @@ static void cf__clock_start(cf__clock *clock) {
     int64_t cells = pipe->n * pipe->n_v, s;
     clock->blocks = pipe->timing != NULL && pipe->timing->no_overlap;
     clock->crosses = clock->schedule->lowered && pipe->n_stages > 1;
-    clock->n_waiting = 0;
+    clock->n_waiting = clock->n_run = 0;
     clock->makespan = 0;
     memset(clock->done, 0, (size_t)cells);
     memset(clock->is_waiting, 0, (size_t)pipe->n_stages);
@@ -8250,10 +8259,15 @@ CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule
 /* ================================================================================================================
    >>lower
 
-   The lists are run once more in simulated time, in which every transfer has a link to itself. What begins, a pass or
-   the transfer of what a pass has made, is an event: `action` for a transfer, n_actions + action for a pass. So of
-   events at the same time the transfers come first, because a stage hands on what it has made before it begins the next
-   pass.
+   The clock runs the lists, and says when each pass begins and when what it has made begins to cross to another stage.
+   Both are events; put into one order by these times they are what every stage does, of which each takes its part. So
+   two stages never wait for each other: whichever of their events comes first in that order can go on.
+
+   In the order, a transfer must come after the pass that makes its tensor and before the one that takes it, and passes
+   must stay as their stage's list has them. The times see to that, but for events at the same time. Of these, transfers
+   come first, since a stage hands on what it has made before it begins the next pass. Only passes that take no time
+   need more care: they and their transfers stand between other transfers and passes that take time, as the clock has
+   run them.
    ================================================================================================================ */
 
 typedef struct cf__lowerer {
@@ -8261,111 +8275,66 @@ typedef struct cf__lowerer {
     const cf_schedule *schedule;
     cf_error *error;
     cf__pipeline pipe;
-    int64_t n_cells;         /* chunks of the rank x virtual stages */
-    int64_t n_events, n_heap;
+    cf__clock clock;
     cf_schedule header, *lowered;
-    double *times;           /* (2 x n_actions) by event, when it begins */
-    double *start, *end;     /* (n_actions) the two halves of it: a transfer begins at the end of its pass */
-    int32_t *events;         /* (2 x n_actions) in order */
-    unsigned char *replayed; /* (n_cells) 1: the chunk has R on that virtual stage */
-    double *arrived[CF__PIPE_TENSORS]; /* (n_cells) when the input of a pass is there; -1: it is not yet */
-    int64_t *cursor;         /* (n_stages) the next action of each stage */
-    double *free_at;         /* (n_stages) when its last pass ends */
-    unsigned char *queued;   /* (n_stages) 1: its next pass is in the heap */
-    int32_t *heap;           /* (2 x n_stages) events, earliest first: each stage's pass, and what its last one made */
+    uint16_t *listed;          /* (cells) of the clock */
+    double *times;             /* (2 x n_actions) when an event begins: the transfer of what action i makes is number i,
+                                  the pass itself is n_actions + i. The two halves are the clock's `sent` and `start` */
+    uint64_t *events, *spare;  /* (2 x n_actions) in order */
+    int64_t n_events;
+    int64_t *cursor;           /* (n_stages) where the next action of each stage is put */
 } cf__lowerer;
 
 static void cf__lower_scratch(void *job, cf__carver *carver) {
     cf__lowerer *l = (cf__lowerer *)job;
-    int64_t n = l->schedule->n_actions, n_stages = l->pipe.n_stages, i;
+    int64_t n = l->schedule->n_actions;
     cf__pipe_layout(&l->pipe, carver);
+    cf__clock_layout(&l->clock, &l->pipe, 0, carver);
+    l->listed = (uint16_t *)cf__take(carver, l->pipe.n * l->pipe.n_v, sizeof(uint16_t));
     l->times = (double *)cf__take(carver, 2 * n, sizeof(double));
-    l->end = l->times;
-    l->start = l->times != NULL ? l->times + n : NULL;
-    l->events = (int32_t *)cf__take(carver, 2 * n, sizeof(int32_t));
-    l->replayed = (unsigned char *)cf__take(carver, l->n_cells, 1);
-    for (i = 0; i < CF__PIPE_TENSORS; i++) l->arrived[i] = (double *)cf__take(carver, l->n_cells, sizeof(double));
-    l->cursor = (int64_t *)cf__take(carver, n_stages, sizeof(int64_t));
-    l->free_at = (double *)cf__take(carver, n_stages, sizeof(double));
-    l->queued = (unsigned char *)cf__take(carver, n_stages, 1);
-    l->heap = (int32_t *)cf__take(carver, 2 * n_stages, sizeof(int32_t));
-}
-
-static int64_t cf__lower_cell(const cf__lowerer *l, int64_t chunk, int64_t stage) {
-    return stage * l->pipe.n + chunk - l->pipe.first_chunk;
-}
-
-/* The virtual stage that uses the result of a pass, -1: none does. An R is used only by an R. */
-static int64_t cf__lower_taker(const cf__lowerer *l, const cf_action *a) {
-    int way = l->pipe.gives[cf__pipe_place(a->pass)];
-    if (!cf__pipe_leads(&l->pipe, way, a->stage)) return -1;
-    if (a->pass == CF_R && !l->replayed[cf__lower_cell(l, a->chunk, a->stage + way)]) return -1;
-    return a->stage + way;
+    l->clock.end = (double *)cf__take(carver, n, sizeof(double));
+    l->clock.order = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    l->events = (uint64_t *)cf__take(carver, 2 * n, sizeof(uint64_t));
+    l->spare = (uint64_t *)cf__take(carver, 2 * n, sizeof(uint64_t));
+    l->cursor = (int64_t *)cf__take(carver, l->pipe.n_stages, sizeof(int64_t));
 }
 
 /* ---- the order of passes and transfers ---- */
 
-static void cf__lower_push(cf__lowerer *l, int64_t event, double time) {
-    l->times[event] = time;
-    cf__heap_push(l->heap, l->n_heap++, (int32_t)event, l->times);
-}
-
-/* Puts a stage's next pass into the heap, if its input is there. */
-static void cf__lower_push_pass(cf__lowerer *l, int64_t stage) {
-    const cf_action *a = &l->schedule->actions[l->cursor[stage]];
-    double ready = 0; /* when the input is there; -1: it is not yet */
-    int place;
-    if (l->queued[stage] || l->cursor[stage] == l->schedule->first[stage + 1]) return;
-    place = cf__pipe_place(a->pass);
-    if (cf__pipe_leads(&l->pipe, l->pipe.takes[place], a->stage))
-        ready = l->arrived[place][cf__lower_cell(l, a->chunk, a->stage)];
-    if (ready < 0) return;
-    l->queued[stage] = 1;
-    cf__lower_push(l, l->schedule->n_actions + l->cursor[stage], cf__most(ready, l->free_at[stage]));
-}
-
-/* What a pass has made reaches the stage that uses it. */
-static void cf__lower_arrive(cf__lowerer *l, int64_t action, double time) {
-    const cf_action *a = &l->schedule->actions[action];
-    int64_t to = cf__lower_taker(l, a);
-    l->arrived[cf__pipe_place(a->pass)][cf__lower_cell(l, a->chunk, to)] = time;
-    cf__lower_push_pass(l, cf__pipe_stage(&l->pipe, to));
-}
-
-static void cf__lower_begin_pass(cf__lowerer *l, int64_t action) {
-    const cf_action *a = &l->schedule->actions[action];
-    int64_t stage = cf__pipe_stage(&l->pipe, a->stage), to = cf__lower_taker(l, a);
-    double end = l->start[action] + cf__pipe_pass_seconds(&l->pipe, a->pass, a->chunk - l->pipe.first_chunk, a->stage);
-    l->end[action] = l->free_at[stage] = end;
-    l->cursor[stage]++;
-    l->queued[stage] = 0;
-    if (to >= 0 && cf__pipe_hops(&l->pipe, a->stage, to)) cf__lower_push(l, action, end);
-    else if (to >= 0) cf__lower_arrive(l, action, end);
-    cf__lower_push_pass(l, stage);
-}
-
-/* Runs the lists in simulated time and notes what begins when. The order in which events leave the heap is the one
-   order that all stages keep to: a transfer is in it behind the pass that makes the tensor and before the one that uses
-   it. */
-static cf_result cf__lower_order(cf__lowerer *l) {
+static void cf__lower_run_clock(cf__lowerer *l) {
     const cf_schedule *s = l->schedule;
-    int64_t n = s->n_actions, i, j;
+    int64_t i;
+    memset(l->listed, 0, (size_t)(l->pipe.n * l->pipe.n_v) * sizeof *l->listed);
+    for (i = 0; i < s->n_actions; i++)
+        l->listed[s->actions[i].stage * l->pipe.n + s->actions[i].chunk - l->pipe.first_chunk] |=
+            (uint16_t)(1 << s->actions[i].pass);
+    l->clock.pipe = &l->pipe;
+    l->clock.schedule = s;
+    l->clock.listed = l->listed;
+    l->clock.sent = l->times;
+    l->clock.start = l->times + s->n_actions;
+    cf__clock_run(&l->clock);
+}
+
+static int cf__lower_takes_time(const cf__lowerer *l, int64_t action) {
+    return l->clock.end[action] > l->clock.start[action];
+}
+
+/* Of events at the same time, those that are noted first come first. */
+static void cf__lower_note(cf__lowerer *l, int64_t action, int transfer, int pass) {
+    if (pass) l->events[l->n_events++] = (uint64_t)(l->schedule->n_actions + action);
+    if (transfer && l->clock.sent[action] >= 0) l->events[l->n_events++] = (uint64_t)action;
+}
+
+static void cf__lower_order(cf__lowerer *l) {
+    int64_t n = l->schedule->n_actions, i;
     for (i = 0; i < n; i++)
-        if (s->actions[i].pass == CF_R) l->replayed[cf__lower_cell(l, s->actions[i].chunk, s->actions[i].stage)] = 1;
-    for (i = 0; i < CF__PIPE_TENSORS; i++)
-        for (j = 0; j < l->n_cells; j++) l->arrived[i][j] = -1;
-    for (i = 0; i < s->n_stages; i++) l->cursor[i] = s->first[i];
-    for (i = 0; i < s->n_stages; i++) cf__lower_push_pass(l, i);
-    while (l->n_heap > 0) {
-        int32_t event = cf__heap_pop(l->heap, l->n_heap--, l->times);
-        int64_t action = event < n ? event : event - n, chunk = s->actions[action].chunk - l->pipe.first_chunk;
-        if (!cf__is_cost(l->times[event]))
-            return cf__refuse(l->error, CF_ERROR_OVERFLOW, "timing", action, "the total time is not finite");
-        l->events[l->n_events++] = event;
-        if (event >= n) cf__lower_begin_pass(l, action);
-        else cf__lower_arrive(l, action, l->times[event] + cf__pipe_transfer_seconds(&l->pipe, chunk));
-    }
-    return CF_OK;
+        if (cf__lower_takes_time(l, i)) cf__lower_note(l, i, 1, 0);
+    for (i = 0; i < n; i++)
+        if (!cf__lower_takes_time(l, l->clock.order[i])) cf__lower_note(l, l->clock.order[i], 1, 1);
+    for (i = 0; i < n; i++)
+        if (cf__lower_takes_time(l, i)) cf__lower_note(l, i, 0, 1);
+    cf__sort(&l->events, &l->spare, l->n_events, l->times, 0);
 }
 
 /* ---- writing the lists ---- */
@@ -8379,29 +8348,28 @@ static void cf__lower_put(cf__lowerer *l, const cf_action *a) {
 
 /* Everything, in the one order of all stages. */
 static void cf__lower_put_events(cf__lowerer *l) {
-    int64_t i, n = l->schedule->n_actions;
-    cf_action send = {0, 0, 0, 0, 0}, receive;
+    int64_t n = l->schedule->n_actions, i;
     for (i = 0; i < l->n_events; i++) {
-        const cf_action *a = &l->schedule->actions[l->events[i] < n ? l->events[i] : l->events[i] - n];
-        if (l->events[i] >= n) {
-            cf__lower_put(l, a);
-            continue;
+        int64_t event = (int64_t)l->events[i];
+        cf_action a = l->schedule->actions[event < n ? event : event - n], receive;
+        if (event < n) {
+            a.pass = (uint8_t)(CF_SEND_F + 2 * cf__pipe_place(a.pass));
+            a.keep = 0;
+            receive = cf__pipe_other_end(&a);
         }
-        send.chunk = a->chunk;
-        send.stage = a->stage;
-        send.pass = (uint8_t)(CF_SEND_F + 2 * cf__pipe_place(a->pass));
-        receive = cf__pipe_other_end(&send);
-        cf__lower_put(l, &send);
-        cf__lower_put(l, &receive);
+        cf__lower_put(l, &a);
+        if (event < n) cf__lower_put(l, &receive);
     }
 }
 
-/* Decides what is added where, and so how long the lists get. */
+/* Finds the order, and so how long the lists get. */
 static cf_result cf__lower_prepare(void *job) {
     cf__lowerer *l = (cf__lowerer *)job;
     int64_t i;
     cf__pipe_fill(&l->pipe);
-    CF__TRY(cf__lower_order(l));
+    CF__TRY(cf__pipe_check_total(&l->pipe, l->error));
+    cf__lower_run_clock(l);
+    cf__lower_order(l);
     memset(l->cursor, 0, (size_t)l->pipe.n_stages * sizeof *l->cursor);
     cf__lower_put_events(l);
     for (l->header.n_actions = 0, i = 0; i < l->pipe.n_stages; i++) l->header.n_actions += l->cursor[i];
@@ -8447,7 +8415,6 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
     l.schedule = schedule;
     l.error = error;
     l.pipe = cf__pipe_of_schedule(plan, schedule, l.desc.timing);
-    l.n_cells = l.pipe.n * l.pipe.n_v;
     l.header = *schedule;
     l.header.lowered = 1;
     CF__TRY(cf__make(&recipe, &l, l.desc.allocator, error));
@@ -9198,8 +9165,8 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cons
 /* ================================================================================================================
    >>graph
 
-   Nodes are numbered chunk by chunk, pass by pass and, within a pass, stage by stage. What a node waits for follows from
-   its number and from a map of what is dropped where; only the other direction needs to be sorted.
+   Nodes are numbered chunk by chunk, pass by pass and, within a pass, stage by stage. What a node waits for follows
+   from its number and from a map of what is dropped where; only the other direction needs to be sorted.
    ================================================================================================================ */
 
 /* ---- building ---- */
