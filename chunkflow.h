@@ -5764,15 +5764,25 @@ static cf__bounds_choice cf__bounds_choose(const cf__bounds_jobs *jobs, const cf
 }
 
 /* The memory bound of a stage whose jobs were collected. Whatever it drops, it needs as long as the stays in so many
-   places take, and as long as the work, so that every mean of the two is a bound. The best one is where they are equal,
-   and is found by halves. */
+   places take, and as long as the work; so every mean of the two is a bound, at the choice for which it is least. The
+   best one lies between two choices: one drops few chunks, so that the stays are longer, and one many, so that the work
+   is. It is looked for where both come to the same mean. A choice that comes to less there takes the place of one of
+   them; if there is none, this is it. */
 static double cf__bounds_memory(const cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t stage,
                                 int64_t limit) {
-    double bound = 0, part = 0.5, step = 0.25;
-    for (; step > 1e-3; step /= 2) {
-        cf__bounds_choice least = cf__bounds_choose(jobs, paths, stage, limit, part);
-        bound = cf__most(bound, cf__product(part, least.stays) + cf__product(1 - part, least.work));
-        part += least.stays > least.work ? step : -step;
+    cf__bounds_choice few = cf__bounds_choose(jobs, paths, stage, limit, 0);
+    cf__bounds_choice many = cf__bounds_choose(jobs, paths, stage, limit, 1), least;
+    double bound = cf__most(few.work, many.stays);
+    int round;
+    for (round = 0; round < 16 && few.stays > few.work && many.work > many.stays; round++) {
+        double saved = few.stays - many.stays, spent = many.work - few.work, part = spent / (saved + spent);
+        double same = cf__product(part, few.stays) + cf__product(1 - part, few.work), mean;
+        least = cf__bounds_choose(jobs, paths, stage, limit, part);
+        mean = cf__product(part, least.stays) + cf__product(1 - part, least.work);
+        bound = cf__most(bound, mean);
+        if (!(mean < same)) break;
+        if (least.stays > least.work) few = least;
+        else many = least;
     }
     return jobs->around + bound;
 }
