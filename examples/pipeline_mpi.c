@@ -132,7 +132,7 @@ typedef struct settings {
     int64_t prompt, seed, repeat;
     int64_t stream;            /* bytes of the ring of states in host memory, 0: they are on the device */
     int rendezvous, sweep, help;
-    const char *timeline, *simulated, *fail;
+    const char *plan, *timeline, *simulated, *fail;
     fault fault;
 } settings;
 
@@ -165,6 +165,7 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"rendezvous", FLAG, &s->rendezvous, 0, 0, NULL, "sends that block until they are received, with no buffer"},
         {"sweep", FLAG, &s->sweep, 0, 0, NULL, "every schedule, both replays, K from 1 to --k; one line for each"},
         {"repeat", INTEGER, &s->repeat, 1, 1e6, NULL, "times to run; the last one is checked and measured"},
+        {"plan", TEXT, &s->plan, 0, 0, NULL, "write its plan (JSON), which `chunkflow check` wants"},
         {"timeline", TEXT, &s->timeline, 0, 0, NULL, "write the measured schedule (JSON)"},
         {"simulated", TEXT, &s->simulated, 0, 0, NULL, "write the schedule simulated with this run's costs (JSON)"},
         {"seed", INTEGER, &s->seed, 0, MANY, NULL, "of weights, tokens and dropout"},
@@ -258,8 +259,8 @@ static settings parse_settings(int argc, char **argv) {
     if (s.fail && s.fault.stage >= n_processes) {
         fail(EXIT_BAD_INPUT, "--fail: there is no stage %lld", (long long)s.fault.stage);
     }
-    if (s.sweep && (s.timeline || s.simulated || s.fail)) {
-        fail(EXIT_BAD_INPUT, "--timeline, --simulated and --fail are for one schedule, not for --sweep");
+    if (s.sweep && (s.plan || s.timeline || s.simulated || s.fail)) {
+        fail(EXIT_BAD_INPUT, "--plan, --timeline, --simulated and --fail are for one schedule, not for --sweep");
     }
     if (s.packing.chunk_size > INT_MAX / s.model.hidden) {
         fail(EXIT_BAD_INPUT, "chunk-size x hidden is more than one message can hold");
@@ -632,12 +633,14 @@ static int write_piece(const char *text, size_t bytes, void *user) {
     return fwrite(text, 1, bytes, (FILE *)user) != bytes;
 }
 
-/* On process 0 only. Returns whether there is nothing to write or it is written. It does not fail(): all other
-   processes may be in MPI_Finalize by now, and an Open MPI that is told to abort then crashes or hangs at times. */
-static int write_timeline(const char *path, const cf_schedule *schedule, const cf_timeline *timeline) {
+/* On process 0 only: the plan, or else a schedule with its times. Returns whether there is nothing to write or it is
+   written. It does not fail(): all other processes may be in MPI_Finalize by now, and an Open MPI that is told to abort
+   then crashes or hangs at times. */
+static int write_json(const char *path, const cf_plan *plan, const cf_schedule *schedule, const cf_timeline *timeline) {
     if (!path) return 1;
     FILE *file = fopen(path, "wb");
-    int ok = file && cf_write_schedule_json(schedule, timeline, write_piece, file, NULL) == CF_OK;
+    int ok = file && (plan ? cf_write_plan_json(plan, NULL, write_piece, file, NULL)
+                           : cf_write_schedule_json(schedule, timeline, write_piece, file, NULL)) == CF_OK;
     if (file && fclose(file) != 0) ok = 0;
     if (!ok) fprintf(stderr, "pipeline_mpi: %s cannot be written\n", path);
     return ok;
@@ -932,8 +935,8 @@ static int report(const task *t, const stage_process *p, const timelines *lines,
     print_timeline("simulated, costs as measured", lines->fitted, "s");
     print_timeline("measured", lines->measured, "s");
     print_verdict(v, &t->reference);
-    return write_timeline(s->timeline, p->schedule, lines->measured) &
-           write_timeline(s->simulated, p->schedule, lines->fitted);
+    return write_json(s->plan, t->plan, NULL, NULL) & write_json(s->timeline, NULL, p->schedule, lines->measured) &
+           write_json(s->simulated, NULL, p->schedule, lines->fitted);
 }
 
 /* Runs one schedule and reports. Returns whether all was well. */
@@ -1057,7 +1060,7 @@ int main(int argc, char **argv) {
     if (!s.help) code = run(&s);
     else if (process == 0) print_help(&s);
     free(s.lengths.lengths);
-    if (fflush(stdout) != 0 || ferror(stdout)) { /* in order, as write_timeline does */
+    if (fflush(stdout) != 0 || ferror(stdout)) { /* in order, as write_json does */
         fprintf(stderr, "pipeline_mpi: standard output cannot be written\n");
         code = EXIT_CHECK_FAILED;
     }

@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Every command of README.md and tools/README.md, as it stands there, in order, in a fresh clone.
+
+    tests/meta/pages.py [BUILD]         BUILD (default: build) has the programs, and stands in the clone as build/
+
+A block is indented by four spaces. Where its commands have a "$" before them, what stands below is what they print. The
+figures of README's table of memory are asked for again. `make` itself, Python (tests/torch/wheel.py runs it), and what
+needs a device are left out.
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+ELSEWHERE = ("make ", "import ", "pip ", "$(", "#")
+passed = failed = skipped = 0
+
+
+def check(name, holds, what=""):
+    global passed, failed
+    passed, failed = passed + bool(holds), failed + (not holds)
+    print(f"ok {name}" if holds else f"FAIL {name}: {what}", flush=True)
+
+
+def blocks(page):
+    """Runs of lines that are indented by four spaces, outside fences."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    found = re.findall(r"(?:^\n)((?:^    .*\n)+)", text, flags=re.MULTILINE)
+    return [[line[4:] for line in block.splitlines()] for block in found]
+
+
+def run(command, folder):
+    environment = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "COLUMNS": "120"}
+    return subprocess.run(["bash", "-o", "pipefail", "-c", command], cwd=folder, env=environment, capture_output=True,
+                          text=True, stdin=subprocess.DEVNULL)
+
+
+def check_block(page, block, folder):
+    """Commands with their output, or commands alone."""
+    global skipped
+    if block[0].startswith("$ "):
+        printed = ""
+        for line in block:
+            if line.startswith("$ "):
+                ran = run(line[2:], folder)
+                check(f"{page}: {line[2:]}", ran.returncode == 0, ran.stderr)
+                printed += ran.stdout
+            else:
+                check(f"{page}: prints {line}", line in printed.splitlines(), "it is not printed")
+    elif block[0].startswith(ELSEWHERE):
+        return
+    else:
+        for line in block:
+            if line.startswith("mpirun") and not (shutil.which("mpirun") and (folder / "build" / "pipeline_mpi").exists()):
+                print(f"skip {page}: {line}: there is no MPI")
+                skipped += 1
+                break  # what follows reads its files
+            ran = run(line, folder)
+            check(f"{page}: {line}", ran.returncode == 0, ran.stderr.strip().split("\n")[-1])
+
+
+def check_memory(folder):
+    """The table says which options each row has, and gives GiB by the longest sequence."""
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    common = re.search(r"`(build/chunkflow memory --model [^`]*?)(?: --chunk-size [^`]*)?`", text)[1]
+    lengths = re.findall(r"\| longest sequence ((?:\| \d+K )+)", text)[0].replace("|", " ").split()
+    rows = re.findall(r"^\| [^|]*: `(--chunk-size[^|]*) ((?:\| [0-9.]+ )+)\|$", text, flags=re.MULTILINE)
+    check("README.md: the rows of the table of memory", len(rows) == 3, f"{len(rows)}")
+    for options, figures in rows:
+        options = options.replace("`", "").replace("as --context", "CONTEXT")
+        for length, figure in zip(lengths, figures.replace("|", " ").split()):
+            command = f"{common} {options.replace('CONTEXT', length)} --context {length}"
+            ran = run(command, folder)
+            check(f"README.md: {figure} of {command}", re.search(rf"\b{figure}\b", ran.stdout), ran.stdout + ran.stderr)
+
+
+def main(build="build"):
+    with tempfile.TemporaryDirectory() as work:
+        folder = pathlib.Path(work) / "clone"
+        subprocess.run(["git", "clone", "-q", "--local", "--no-hardlinks", TOP, folder], check=True)
+        for page in ("README.md", "tools/README.md"):  # as they are now
+            shutil.copy(TOP / page, folder / page)
+        (folder / "build").symlink_to(pathlib.Path(build).resolve())
+        n = 0
+        for page in ("README.md", "tools/README.md"):
+            for block in blocks(folder / page):
+                check_block(page, block, folder)
+                n += 1
+        check("the pages have blocks", n > 10, f"{n}")
+        check_memory(folder)
+    print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
