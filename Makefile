@@ -564,6 +564,7 @@ test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/command/cli_models.sh" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/command/cli.sh" \
 	    "sh tests/command/install_check.sh $(BUILD)" \
+	    $(if $(filter 1,$(FULL)),"$(PYTHON) -B tests/meta/pages.py $(BUILD)") \
 	    "sh tests/command/files_check.sh $(BUILD)" \
 	    "sh tests/trainer/tiny_check.sh $(BUILD)" \
 	    "$(TEST_BUILD)/trainer" \

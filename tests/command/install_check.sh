@@ -149,6 +149,13 @@ else
     else fail fish_completes "got '$got'" "$work/log"; fi
 fi
 
+# ---- what people vendor ----
+
+if make -s release BUILD="$work/release" CC="${CC:-cc}" CXX="${CXX:-c++}" >"$work/log" 2>&1 &&
+    (cd "$work" && tar xzf release/chunkflow-*.tar.gz && cd chunkflow-* && sha256sum -c --quiet SHA256SUMS &&
+        ls chunkflow.h chunkflow_tune.h chunkflow_cuda.cu LICENSE) >>"$work/log" 2>&1
+then ok release; else fail release "see the log" "$work/log"; fi
+
 # ---- and away again ----
 
 make -s uninstall BUILD="$build" DESTDIR="$image" PREFIX=/usr/flow >"$work/log" 2>&1

@@ -80,6 +80,9 @@ def check_memory(folder):
 
 
 def main(build="build"):
+    if not (TOP / ".git").exists() or not shutil.which("git"):
+        print("skip pages: this is no clone\n0 passed, 0 failed, 1 skipped")
+        return 0
     with tempfile.TemporaryDirectory() as work:
         folder = pathlib.Path(work) / "clone"
         subprocess.run(["git", "clone", "-q", "--local", "--no-hardlinks", TOP, folder], check=True)

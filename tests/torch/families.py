@@ -48,19 +48,20 @@ LLAMA_LIKE = "arcee cohere ernie4_5 exaone4 gemma glm glm4 granite helium hyperc
              "starcoder2"
 OWN_WAYS = "apertus bert bert-generation biogpt bitnet ctrl diffllama electra ernie flint gpt2 gpt_bigcode gpt_neox " \
            "hrm_text kolibri1 laguna modernbert-decoder opt vaultgemma"
-WINDOWED = "beam cohere2 cwm gemma2 gemma3_text gpt_oss granite_swa granitemoe_swa mimo_v2_flash mistral olmo3"
+WINDOWED = "beam cohere2 cwm gemma2 gemma3_text gemma3n_text gemma4_text gpt_oss granite_swa granitemoe_swa " \
+           "mimo_v2_flash mistral olmo3"
 MIXTURES = "aria_text cohere2_moe ernie4_5_moe exaone_moe flex_olmo glm4_moe granitemoe granitemoeshared hy_v3 " \
            "mellum minimax_m2 mixtral olmoe qwen2_moe qwen3_moe solar_open"
-LATENT = "axk1 deepseek_v3 glm4_moe_lite longcat_flash minicpm3 youtu"
+LATENT = "axk1 deepseek_v2 deepseek_v3 glm4_moe_lite longcat_flash minicpm3 youtu"
 RIGHT = f"{LLAMA_LIKE} {OWN_WAYS} {WINDOWED} {MIXTURES} {LATENT}".split()
 
 REFUSED = {kind: words for kinds, words in (
-    ("bloom codegen gpt_neox_japanese gptj megatron-bert openai-gpt mvp rembert roformer rwkv xlm big_bird",
+    ("bloom codegen gpt_neo gpt_neox_japanese gptj megatron-bert openai-gpt mvp rembert roformer rwkv xlm big_bird",
      "layers take their attention from ALL_ATTENTION_FUNCTIONS"),
     ("falcon mpt", "a first pass of it ends in "),
     ("mamba mamba2 falcon_mamba", "whose state is not carried"),
     ("bamba falcon_h1 jamba lfm2 qwen3_next qwen3_5_text granitemoehybrid kimi_linear minimax bailing_hybrid zamba2 "
-     "nemotron_h olmo_hybrid", "whose state is not carried"),
+     "nemotron_h olmo_hybrid recurrent_gemma", "whose state is not carried"),
     ("deepseek_v32 deepseek_v4 hy_v4 llama4_text", "whose state is not carried"),
     ("bart blenderbot marian mbart pegasus roberta camembert xlm-roberta data2vec-text", "its positions or a state"),
     ("doge", "a mask or bias of its own"),
@@ -74,6 +75,24 @@ MORE = {
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8},
     "nemotron": {"num_key_value_heads": 2},
+}
+
+# Where they are wrong, these are all.
+BASE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 8, "num_hidden_layers": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+GEMMA = {**BASE, "sliding_window": 9, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97,
+         "layer_types": ["sliding_attention", "full_attention"]}
+WHOLE = {
+    "deepseek_v2": {**BASE, "num_key_value_heads": 4, "head_dim": 4, "num_experts_per_tok": 2, "n_routed_experts": 4,
+                    "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8,
+                    "moe_intermediate_size": 16, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+                    "n_shared_experts": 1},
+    "gemma3n_text": {**GEMMA, "num_hidden_layers": 4, "layer_types": 2 * GEMMA["layer_types"], "laurel_rank": 4,
+                     "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.0] * 4, "altup_num_inputs": 2},
+    "gemma4_text": {**GEMMA, "global_head_dim": 8, "num_kv_shared_layers": 0},
+    "gpt_neo": {"vocab_size": 97, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 9,
+                "attention_types": [[["global", "local"], 1]]},
+    "recurrent_gemma": {**BASE, "num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 9},
 }
 
 
@@ -91,6 +110,18 @@ class Float64(TorchFunctionMode):
 def tiny(kind, **more):
     """A model of this family. Kinds of layers that it mixes are there once each, or twice one."""
     make = transformers.CONFIG_MAPPING[kind]
+    members = WHOLE.get(kind) or common_members(make)
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(make(**{**members, **MORE.get(kind, {}), **more}),
+                                                          experts_implementation="eager").double()
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module.register_buffer(name, buffer.double() if buffer.dtype == torch.float32 else buffer)
+    return model.train()
+
+
+def common_members(make):
+    """Of TINY what a configuration has."""
     whole = make()
 
     def has(name):
@@ -106,13 +137,7 @@ def tiny(kind, **more):
             kinds = list(dict.fromkeys(getattr(whole, name)))
             members[name] = (kinds * 2)[:max(2, len(kinds))]
             members["num_hidden_layers"] = len(members[name])
-    torch.manual_seed(1)
-    model = transformers.AutoModelForCausalLM.from_config(make(**{**members, **MORE.get(kind, {}), **more}),
-                                                          experts_implementation="eager").double()
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            module.register_buffer(name, buffer.double() if buffer.dtype == torch.float32 else buffer)
-    return model.train()
+    return members
 
 
 def sequences_of(model, lengths=LENGTHS):
