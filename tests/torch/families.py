@@ -78,15 +78,16 @@ MORE = {
 }
 
 # Where they are wrong, these are all.
-BASE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "head_dim": 8, "num_hidden_layers": 2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+BASE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 8, "num_hidden_layers": 2, "pad_token_id": 0, "bos_token_id": 1,
+        "eos_token_id": 2}
 GEMMA = {**BASE, "sliding_window": 9, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97,
          "layer_types": ["sliding_attention", "full_attention"]}
 WHOLE = {
     "deepseek_v2": {**BASE, "num_key_value_heads": 4, "head_dim": 4, "num_experts_per_tok": 2, "n_routed_experts": 4,
-                    "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8,
-                    "moe_intermediate_size": 16, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
-                    "n_shared_experts": 1},
+                    "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 4,
+                    "qk_nope_head_dim": 8, "v_head_dim": 8, "moe_intermediate_size": 16, "first_k_dense_replace": 1, "n_group": 1,
+                    "topk_group": 1, "n_shared_experts": 1},
     "gemma3n_text": {**GEMMA, "num_hidden_layers": 4, "layer_types": 2 * GEMMA["layer_types"], "laurel_rank": 4,
                      "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.0] * 4, "altup_num_inputs": 2},
     "gemma4_text": {**GEMMA, "global_head_dim": 8, "num_kv_shared_layers": 0},
