@@ -163,9 +163,13 @@ def _fields(struct: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=None)
 def _words(enum: str) -> tuple[str, ...]:
-    """The words of an enumeration by number; its default is no word."""
-    name_of = getattr(lib, f"{enum}_name")
-    return tuple(_text(name_of(number)) for number in range(len(ffi.typeof(enum).elements) - 1))
+    """The words of an enumeration by number; its default is no word. Those that nothing prints have no function, and
+    words of their constants: CF_MEAN_TOKENS is "tokens"."""
+    numbers, name_of = ffi.typeof(enum).elements, getattr(lib, f"{enum}_name", None)
+    if name_of is not None:
+        return tuple(_text(name_of(number)) for number in range(len(numbers) - 1))
+    return ("?", *(numbers[i].removeprefix(f"{enum}_".upper()).lower().replace("_", "-")
+                   for i in range(1, len(numbers) - 1)))
 
 
 def _number_of(enum: str, word: str, member: str) -> int:
