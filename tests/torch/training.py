@@ -7,6 +7,7 @@ they have none; and ten steps of Transformers' and TRL's trainers. WORDS choose 
 """
 
 import os
+import socket
 import sys
 import tempfile
 import warnings
@@ -273,6 +274,38 @@ def test_trainer():
                        train_dataset=data(prompts), data_collator=pad, **more)
         ours = trained(make, cls=Trainer, chunk_size=CHUNK)
         compare_trainers(f"Trainer{', prompts' if prompts else ''}", trained(make), ours)
+
+
+def train_as_rank(rank, n_ranks, port, folder, results):
+    """A Trainer on each of two ranks: the sampler deals out the batch, the plan takes all of it."""
+    from chunkflow.trainer import Trainer
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(n_ranks), MASTER_ADDR="127.0.0.1",
+                      MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+
+    def make(model, folder, cls, **more):
+        options = {**options_of(folder), "per_device_train_batch_size": 2, "ddp_backend": "gloo"}
+        return cls(model=model, args=transformers.TrainingArguments(**options), train_dataset=data(True),
+                   data_collator=pad, **more)
+    for cls, more in ((transformers.Trainer, {}), (Trainer, {"chunk_size": CHUNK})):
+        losses, weights = trained(lambda model, folder: make(model, folder, cls, **more))
+        torch.save((losses, weights), os.path.join(folder, f"{cls.__module__}-{rank}"))
+    results.put(rank)
+
+
+def test_trainer_ranks():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        results = mp.get_context("fork").SimpleQueue()
+        mp.start_processes(train_as_rank, (2, port, folder, results), nprocs=2, start_method="fork")
+        plain, ours = ([torch.load(os.path.join(folder, f"{name}-{rank}")) for rank in range(2)]
+                       for name in ("transformers.trainer", "chunkflow.trainer"))
+    mean = [sum(x) / 2 for x in zip(*(losses for losses, _ in plain))]
+    for rank in range(2):
+        compare_trainers(f"Trainer, rank {rank} of 2", (mean, plain[rank][1]), ours[rank])
 
 
 def test_trl():

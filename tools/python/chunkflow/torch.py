@@ -77,7 +77,9 @@ def attention(query: Tensor, key: Tensor, value: Tensor, cu_q: Tensor, cu_k: Ten
               sinks: Tensor | None = None) -> Tensor:
     """Causal attention of (1, heads, rows, dim), slice by slice and bottom-right, so that the first slice sees its
     prefix. A row sees the last `window` keys up to its own; scores are capped by softcap * tanh(scores / softcap);
-    sinks are a score for each head that takes part in the softmax and has no value. Heads of K and V may be fewer."""
+    sinks are a score for each head that takes part in the softmax and has no value. Heads of K and V may be fewer.
+    On a GPU, float16 and bfloat16 go through PyTorch's varlen_attn; soft caps, sinks, values of another width and other
+    types take a mask of rows by keys for each slice, whose memory grows with the prefix."""
     if varlen_attn is not None and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) \
             and softcap is None and sinks is None and query.shape[-1] == value.shape[-1]:
         rows = (x[0].transpose(0, 1) for x in (query, key, value))
