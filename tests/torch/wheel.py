@@ -36,10 +36,10 @@ def check_symbols(name, library, objdump):
 
 
 def programs(page):
-    """The Python blocks of a page: those that import something."""
+    """The Python blocks of a page that use the package."""
     blocks = re.findall(r"(?:^(?:    .*)?\n)+", page.read_text(), re.MULTILINE)
     texts = [re.sub(r"^    ", "", block, flags=re.MULTILINE) for block in blocks]
-    return [text for text in texts if text.lstrip().startswith("import ")]
+    return [text for text in texts if text.lstrip().startswith("import ") and "import chunkflow" in text]
 
 
 def check_installed(folder):

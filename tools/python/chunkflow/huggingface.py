@@ -107,8 +107,8 @@ class Causal:
         """check: compares two small chunks with the model as it is, which finds what the other checks do not. Under
         FSDP2 every rank makes one of these at the same time."""
         if type(model).__name__ in ("FullyShardedDataParallel", "DeepSpeedEngine", "DataParallel"):
-            raise Unsupported("weights are gathered or copied for each forward, and ranks run forwards in other numbers: "
-                              "use DistributedDataParallel or fully_shard", type(model).__name__)
+            raise Unsupported("weights are gathered or copied for each forward, and ranks run forwards in other "
+                              "numbers: use DistributedDataParallel or fully_shard", type(model).__name__)
         self.outer = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
         self.model = self.outer.get_base_model() if hasattr(self.outer, "get_base_model") else self.outer
         self.config = self.model.config.get_text_config()
