@@ -73,7 +73,7 @@
        int main(void) {
            int64_t lengths[] = {900, 14000, 350, 2600};   // tokens of each sequence of the batch
            cf_pack_desc pack = {0}; pack.chunk_size = 4096;
-           cf_schedule_desc order = {0}; order.k = 1;
+           cf_schedule_desc order = {0}; order.shape.k = 1;
            cf_run_desc run = {0}; run.forward = pass; run.backward = pass;
            cf_plan *plan = NULL; cf_schedule *schedule = NULL; cf_error error = {0};
            if (cf_pack(lengths, 4, &pack, &plan, &error) == CF_OK &&
@@ -789,8 +789,6 @@ CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_
 CF_ENUM_OF(cf_pass, CF_PASSES, CF_PASS_COUNT);
 
 #define CF_COMPUTE_PASS_COUNT 5 /* F .. W */
-#define CF_NO_LIMIT (-1)        /* as a limit in any description: none, not even one that would hold by default or is
-                                   written in a schedule */
 
 CHUNKFLOW_API const char *cf_pass_name(cf_pass pass);
 
@@ -802,6 +800,39 @@ CHUNKFLOW_API const char *cf_pass_name(cf_pass pass);
 
 CF_ENUM_OF(cf_replay, CF_REPLAYS, CF_REPLAY_COUNT);
 CHUNKFLOW_API const char *cf_replay_name(cf_replay replay);
+
+/* The shape of a pipeline: what is asked for and what a schedule or graph has. In a description, zero means default in
+   every member. */
+typedef struct cf_shape {
+    int64_t n_stages;       /* 0: 1 */
+    int64_t n_virtual;      /* virtual stages of each stage. 0: 1, and 2 for interleaved schedules */
+    cf_placement placement; /* on which stage each of them lies. 0: loop */
+    cf_replay replay;       /* 0: local */
+    int64_t k;              /* most chunks of one group that keep activations at once on a virtual stage. 0: 1 */
+    int64_t rank;           /* the rank of the plan whose chunks run */
+} cf_shape;
+
+/* Bytes that a stage holds for each token of ... All zero: bytes are not counted. */
+typedef struct cf_bytes {
+    int64_t activations;    /* a chunk whose activations are kept, padding included */
+    int64_t state;          /* a group: its K and V, from the start of the token's F to the end of its B (or I) */
+    int64_t state_gradient; /* the same: its dK and dV, from the start of the group's first backward to that end */
+    int64_t boundary;       /* a chunk dropped in local replay: its saved input, from the start of its F to that of its
+                               R */
+} cf_bytes;
+
+#define CF_NO_LIMIT (-1) /* as a limit: none, not even one that would hold by default or is written in a schedule */
+
+/* The most that a stage may hold at once. In every member and in every entry of an array, 0 means "not given" and
+   CF_NO_LIMIT means "none". Where nothing is given there is a default, which whoever takes the limits names. An entry
+   that is given goes before the member for all stages. */
+typedef struct cf_limits {
+    int64_t chunks;     /* chunks whose activations a stage keeps, all of its virtual stages together */
+    int64_t state;      /* tokens whose K and V are held, on each virtual stage of a stage */
+    int64_t bytes;      /* bytes of all that a stage holds */
+    const int64_t *chunks_by_stage, *state_by_stage, *bytes_by_stage; /* (n_stages) the same stage by stage, or NULL */
+    cf_bytes per_token; /* what `bytes` counts */
+} cf_limits;
 
 /* Why a pass waits for another one. */
 #define CF_EDGES(X)                                                                                               \
@@ -880,33 +911,16 @@ typedef struct cf_action {
 
 /* The order in which each stage runs its passes. Stage s runs actions[first[s] .. first[s + 1]) one after the other. */
 typedef struct cf_schedule {
-    cf_schedule_kind kind;  /* who made it; 0: none of the generators */
-    cf_replay replay;
-    int64_t n_stages;
-    int64_t n_virtual;      /* virtual stages of each stage */
-    cf_placement placement; /* on which stage each of them lies: CF_PLACEMENT_LOOP or CF_PLACEMENT_V */
-    int64_t k;              /* most chunks of one group that keep activations at once, on one stage */
-    int64_t rank;           /* the rank of the plan whose chunks these are */
-    int64_t n_chunks;       /* chunks of the plan */
+    cf_schedule_kind kind; /* who made it; 0: none of the generators */
+    cf_shape shape;        /* no member of it is 0 but `rank`; placement is CF_PLACEMENT_LOOP or CF_PLACEMENT_V */
+    int64_t n_chunks;      /* chunks of the plan */
     int64_t n_actions;
-    int lowered;            /* 1: the lists hold SEND_* and RECV_* actions too (cf_schedule_lower) */
-    int64_t *first;         /* (n_stages + 1) */
-    cf_action *actions;     /* (n_actions) */
-    int64_t *limits;        /* (n_stages) most chunks that each stage may keep, as cf_schedule_desc has it: what the
-                               schedule was made under, given or by default. 0: any number. NULL: no limit on any
-                               stage */
-    cf_block block;         /* the memory that it lies in */
+    int lowered;           /* 1: the lists hold SEND_* and RECV_* actions too (cf_schedule_lower) */
+    int64_t *first;        /* (n_stages + 1) */
+    cf_action *actions;    /* (n_actions) */
+    cf_limits limits;      /* what it was made under, given or by default; not given: none */
+    cf_block block;        /* the memory that it lies in */
 } cf_schedule;
-
-/* Bytes that a stage holds for each token. All zero: bytes are not counted. */
-typedef struct cf_bytes {
-    int64_t per_token_activations;    /* of a chunk whose activations are kept, padding included */
-    int64_t per_token_state;          /* K and V of a group's token, from the start of its F to the end of B (or I) */
-    int64_t per_token_state_gradient; /* dK and dV of the same, from the start of the group's first backward to that
-                                         end */
-    int64_t per_token_boundary;       /* local replay: the saved input of a dropped chunk, from the start of its F to
-                                         that of its R */
-} cf_bytes;
 
 /* What CF_SCHEDULE_BEST tried; the fixed schedules are always among the candidates, and a search that reaches the bound
    stops there. Of CF_SCHEDULE_PAPER, what its two orders are: budget, n_improved, bound and gap say nothing then. */
@@ -925,23 +939,11 @@ typedef struct cf_search_report {
 
 /* What to schedule. Zero means default in every member. */
 typedef struct cf_schedule_desc {
-    int64_t n_stages;            /* 0: 1 */
+    cf_shape shape;              /* more than one virtual stage only for interleaved, zero-bubble and best; placement v
+                                    only for zero-bubble and best, any only for best */
     cf_schedule_kind kind;       /* 0: best */
-    cf_replay replay;            /* 0: local */
-    int64_t n_virtual;           /* virtual stages of each stage. 0: 1, and 2 for interleaved. More than 1 only for
-                                    interleaved, zero-bubble and best */
-    cf_placement placement;      /* where virtual stages lie. 0: loop. v only for zero-bubble and best, any only for
-                                    best */
-    int64_t k;                   /* most chunks of a group that keep their activations at once. 0: 1 */
-    int64_t rank;                /* which rank's chunks */
     const cf_timing *timing;     /* NULL: unit costs */
-    int64_t limit;               /* most chunks whose activations one stage keeps at once, a copy on each of its virtual
-                                    stages counted by itself. 0: not given. CF_NO_LIMIT: any number */
-    const int64_t *limits;       /* (n_stages) the same stage by stage, where 0 is any number, too; NULL: `limit` for
-                                    all */
-    cf_bytes bytes;              /* what limit_bytes counts */
-    int64_t limit_bytes;         /* most bytes that one stage holds at once. 0: not given. CF_NO_LIMIT: any number */
-    const int64_t *limits_bytes; /* (n_stages) as limits */
+    cf_limits limits;            /* not given: none, but for `best`, as said below */
     int split_backward;          /* only for best. 1: it may cut backwards into I and W */
     int64_t budget;              /* only for best: candidates to try in each search, of which there is one for each
                                     smaller K, for tighter limits and so on. 0: some tenths of a second in all, with
@@ -966,12 +968,13 @@ typedef struct cf_schedule_desc {
    chunk may be dropped on any stage, a standalone one too; each stage keeps the inputs of at most 2 x n_stages x
    n_virtual dropped standalone chunks, and those of dropped chunks of groups are no more tokens than the state.
 
-   By default memory does not grow with the batch. Where no limit of chunks or bytes is given, each virtual stage adds
-   to the limit of its stage min(K, chunks of the longest group), and 1 for each stage after it in its row, which is the
-   most that `paper` keeps when it runs a constant number ahead. So stage s keeps at most (min(K, longest) + n_stages -
-   1 - s) x n_virtual chunks, and in a V with two rows every stage 2 x min(K, longest) + n_stages - 1. Where bytes are
-   not limited either, stage s holds on each virtual stage at most 2 x (tokens of the longest group) + (n_stages - 1 - s) x
-   chunk_size tokens of state. CF_NO_LIMIT as `limit` asks for the shortest schedule, whatever it holds.
+   By default memory does not grow with the batch, unless bytes are limited, which replaces both of these limits. Of
+   chunks, each virtual stage adds to the limit of its stage min(K, chunks of the longest group), and 1 for each stage
+   after it in its row, which is the most that `paper` keeps when it runs a constant number ahead. So stage s keeps at
+   most (min(K, longest) + n_stages - 1 - s) x n_virtual chunks, and in a V with two rows every stage 2 x min(K,
+   longest) + n_stages - 1. Of state, stage s holds on each virtual stage at most 2 x (tokens of the longest group) + (n_stages -
+   1 - s) x chunk_size tokens. CF_NO_LIMIT as limits.state lifts the second, and as limits.chunks both: it asks for the
+   shortest schedule, whatever that holds.
 
    Within the same limits `best` is never longer than
    - a fixed kind of as many virtual stages (`interleaved` with n_virtual above 1, `zero-bubble` with split_backward),
@@ -1001,15 +1004,9 @@ CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule);
    >>check    is a schedule sound?
    ================================================================================================================ */
 
-/* What a schedule must hold besides the rules. Zero means default in every member. */
+/* What a schedule must keep to besides the rules. Zero means default in every member. */
 typedef struct cf_validate_desc {
-    int64_t limit;               /* most chunks whose activations one stage keeps at once. 0: the schedule's own limits.
-                                    CF_NO_LIMIT: any number */
-    const int64_t *limits;       /* (n_stages) the same stage by stage, where 0 is any number, too; NULL: `limit` for
-                                    all */
-    cf_bytes bytes;              /* what limit_bytes counts */
-    int64_t limit_bytes;         /* most bytes that one stage holds at once. 0 or CF_NO_LIMIT: any number */
-    const int64_t *limits_bytes; /* (n_stages) as limits */
+    cf_limits limits; /* not given: the schedule's own */
 } cf_validate_desc;
 
 /* Checks a schedule from any source, lowered or not. On every virtual stage of the rank
@@ -1047,10 +1044,8 @@ typedef struct cf_bound {
 /* What to simulate. Zero means default in every member. */
 typedef struct cf_simulate_desc {
     const cf_timing *timing;  /* NULL: unit costs */
-    cf_bytes bytes;           /* all zero: no peak_bytes */
-    int64_t limit;            /* most chunks that a stage may keep, for the bounds. 0: the schedule's own limits.
-                                 CF_NO_LIMIT: any number */
-    const int64_t *limits;    /* (n_stages) the same stage by stage, where 0 is any number; NULL: `limit` for all */
+    cf_limits limits;         /* of chunks, for the bounds; not given: the schedule's own. per_token is what peak_bytes
+                                 counts; all zero: nothing */
     int no_bounds;            /* 1: leave out the bounds, which take longer than all the rest */
     const cf_allocator *allocator;
 } cf_simulate_desc;
@@ -1398,13 +1393,8 @@ typedef struct cf_edge {
            if (--waiting[edge->to] == 0) start(edge->to);
        } */
 typedef struct cf_graph {
-    int64_t n_stages;
-    int64_t n_virtual;
-    cf_placement placement; /* CF_PLACEMENT_LOOP or CF_PLACEMENT_V */
-    int64_t k;
-    cf_replay replay;
+    cf_shape shape;         /* as in a schedule */
     int split;              /* 1: I and W in place of B */
-    int64_t rank;
     int64_t n_steps;        /* chunks of the rank; they start at rank x n_steps */
     int64_t n_nodes;
     int64_t n_edges;
@@ -1420,13 +1410,8 @@ typedef struct cf_graph {
 /* Which graph. Zero means default in every member. */
 typedef struct cf_graph_desc {
     const cf_schedule *schedule; /* the graph of this schedule, as said below. NULL: that of the members that follow */
-    int64_t n_stages;        /* 0: 1 */
-    int64_t n_virtual;       /* virtual stages of each stage. 0: 1 */
-    cf_placement placement;  /* where they lie. 0: loop */
-    int64_t k;               /* chunks of a group that keep their activations: its last K; the others replay. 0: 1 */
-    cf_replay replay;        /* 0: local */
+    cf_shape shape;          /* k: a group's last K chunks keep their activations, the others replay */
     int split;               /* 1: I and W in place of B */
-    int64_t rank;            /* which rank's chunks */
     const cf_timing *timing; /* NULL: unit costs, free transfers */
     const cf_allocator *allocator;
 } cf_graph_desc;
@@ -4166,37 +4151,84 @@ static cf_result cf__pipe_check_timing(const cf_timing *timing, int64_t n_v, cf_
     return CF_OK;
 }
 
-static cf_result cf__pipe_check_by_stage(const int64_t *limits, int64_t n_stages, int64_t least, cf_result code,
-                                         const char *field, cf_error *error) {
+/* ---- shapes and limits ---- */
+
+static cf_shape cf__pipe_shape_defaults(cf_shape shape, int64_t n_virtual) {
+    if (shape.n_stages == 0) shape.n_stages = 1;
+    if (shape.n_virtual == 0) shape.n_virtual = n_virtual;
+    if (shape.placement == CF_PLACEMENT_DEFAULT) shape.placement = CF_PLACEMENT_LOOP;
+    if (shape.replay == CF_REPLAY_DEFAULT) shape.replay = CF_REPLAY_LOCAL;
+    if (shape.k == 0) shape.k = 1;
+    return shape;
+}
+
+/* A shape whose defaults are filled in, with the placements up to the last one that is allowed. */
+static cf_result cf__pipe_check_shape(const cf_plan *plan, const cf_shape *shape, cf_placement last, cf_error *error) {
+    CF__TRY(cf__range(shape->n_stages, 1, CF_MAX_STAGES, "shape.n_stages", error));
+    CF__TRY(cf__range(shape->n_virtual, 1, CF_MAX_STAGES / shape->n_stages, "shape.n_virtual", error));
+    CF__TRY(cf__choice((int)shape->placement, CF_PLACEMENT_LOOP, (int)last, "shape.placement", error));
+    CF__TRY(cf__choice((int)shape->replay, CF_REPLAY_PIPELINE, CF_REPLAY_COUNT - 1, "shape.replay", error));
+    CF__TRY(cf__range(shape->k, 1, INT64_MAX, "shape.k", error));
+    return cf__choice(shape->rank, 0, plan->n_ranks - 1, "shape.rank", error);
+}
+
+static cf_result cf__pipe_check_by_stage(const int64_t *limits, int64_t n_stages, cf_result code, const char *field,
+                                         cf_error *error) {
     int64_t s;
     for (s = 0; limits != NULL && s < n_stages; s++)
-        if (limits[s] < least) return cf__fail(error, code, field, s, 0, limits[s], "must not be negative");
+        if (limits[s] < CF_NO_LIMIT)
+            return cf__fail(error, code, field, s, 0, limits[s], "must not be negative, unless it is CF_NO_LIMIT");
     return CF_OK;
 }
 
-/* Limits of chunks and of bytes, the same for all stages or one for each (NULL: the same for all), and the bytes of a
-   token that the latter count. */
-static cf_result cf__pipe_check_limits(int64_t limit, const int64_t *limits, int64_t limit_bytes,
-                                       const int64_t *limits_bytes, const cf_bytes *bytes, int64_t n_stages,
-                                       cf_error *error) {
+/* No number may be negative, but for CF_NO_LIMIT. code: that of a limit; bytes of a token are no more than 2^63. */
+static cf_result cf__pipe_check_limits(const cf_limits *limits, int64_t n_stages, cf_result code, cf_error *error) {
+    const cf_bytes *bytes = &limits->per_token;
     const cf__member members[] = {
-        {"limit", limit, CF_NO_LIMIT, INT64_MAX, CF_ERROR_LIMIT},
-        {"limit_bytes", limit_bytes, CF_NO_LIMIT, INT64_MAX, CF_ERROR_LIMIT},
-        {"bytes.per_token_activations", bytes->per_token_activations, 0, INT64_MAX, CF_ERROR_LIMIT},
-        {"bytes.per_token_state", bytes->per_token_state, 0, INT64_MAX, CF_ERROR_LIMIT},
-        {"bytes.per_token_state_gradient", bytes->per_token_state_gradient, 0, INT64_MAX, CF_ERROR_LIMIT},
-        {"bytes.per_token_boundary", bytes->per_token_boundary, 0, INT64_MAX, CF_ERROR_LIMIT}};
-    CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_ARGUMENT, error));
-    CF__TRY(cf__pipe_check_by_stage(limits, n_stages, CF_NO_LIMIT, CF_ERROR_ARGUMENT, "limits", error));
-    return cf__pipe_check_by_stage(limits_bytes, n_stages, CF_NO_LIMIT, CF_ERROR_ARGUMENT, "limits_bytes", error);
+        {"limits.chunks", limits->chunks, CF_NO_LIMIT, INT64_MAX, CF_ERROR_LIMIT},
+        {"limits.state", limits->state, CF_NO_LIMIT, INT64_MAX, CF_ERROR_LIMIT},
+        {"limits.bytes", limits->bytes, CF_NO_LIMIT, INT64_MAX, CF_ERROR_LIMIT},
+        {"limits.per_token.activations", bytes->activations, 0, INT64_MAX, CF_ERROR_LIMIT},
+        {"limits.per_token.state", bytes->state, 0, INT64_MAX, CF_ERROR_LIMIT},
+        {"limits.per_token.state_gradient", bytes->state_gradient, 0, INT64_MAX, CF_ERROR_LIMIT},
+        {"limits.per_token.boundary", bytes->boundary, 0, INT64_MAX, CF_ERROR_LIMIT}};
+    CF__TRY(cf__check_members(members, CF__COUNT(members), code, error));
+    CF__TRY(cf__pipe_check_by_stage(limits->chunks_by_stage, n_stages, code, "limits.chunks_by_stage", error));
+    CF__TRY(cf__pipe_check_by_stage(limits->state_by_stage, n_stages, code, "limits.state_by_stage", error));
+    return cf__pipe_check_by_stage(limits->bytes_by_stage, n_stages, code, "limits.bytes_by_stage", error);
 }
 
-/* Most chunks that a stage may keep, as a description has it; where that says nothing, as the schedule does. INT64_MAX:
-   any number. */
-static int64_t cf__pipe_limit(int64_t limit, const int64_t *limits, const cf_schedule *schedule, int64_t stage) {
-    int64_t own = limits != NULL ? limits[stage] : limit;
-    if (own == 0 && limits == NULL && schedule != NULL && schedule->limits != NULL) own = schedule->limits[stage];
-    return own > 0 ? own : INT64_MAX;
+/* What one stage may hold. In the end there is a number everywhere, INT64_MAX where there is no limit. */
+typedef struct cf__pipe_room {
+    int64_t chunks, state, bytes;
+} cf__pipe_room;
+
+static int64_t cf__pipe_given(int64_t all, const int64_t *by_stage, int64_t stage) {
+    return by_stage != NULL && by_stage[stage] != 0 ? by_stage[stage] : all;
+}
+
+/* What is given for a stage; 0: nothing is. */
+static cf__pipe_room cf__pipe_given_room(const cf_limits *limits, int64_t stage) {
+    cf__pipe_room room;
+    room.chunks = cf__pipe_given(limits->chunks, limits->chunks_by_stage, stage);
+    room.state = cf__pipe_given(limits->state, limits->state_by_stage, stage);
+    room.bytes = cf__pipe_given(limits->bytes, limits->bytes_by_stage, stage);
+    return room;
+}
+
+/* That limit if it is one, or else the other, which may be none either. */
+static int64_t cf__pipe_limit(int64_t given, int64_t otherwise) {
+    int64_t limit = given != 0 ? given : otherwise;
+    return limit > 0 ? limit : INT64_MAX;
+}
+
+/* What a stage may hold where a description is silent about what the schedule says. */
+static cf__pipe_room cf__pipe_room_of(const cf_limits *limits, const cf_schedule *schedule, int64_t stage) {
+    cf__pipe_room room = cf__pipe_given_room(limits, stage), own = cf__pipe_given_room(&schedule->limits, stage);
+    room.chunks = cf__pipe_limit(room.chunks, own.chunks);
+    room.state = cf__pipe_limit(room.state, own.state);
+    room.bytes = cf__pipe_limit(room.bytes, own.bytes);
+    return room;
 }
 
 /* ---- the rules: what a pass waits for ----
@@ -4277,10 +4309,8 @@ typedef struct cf__pipeline {
     const cf_chunk *chunks;
     int64_t first_chunk;
     int64_t n;          /* chunks */
-    int64_t n_stages;
+    cf_shape shape;
     int64_t n_v;        /* virtual stages */
-    cf_placement placement;
-    int64_t k;
     int local;          /* local replay */
     cf__pipe_costs all;      /* of every virtual stage, unless there are: */
     cf__pipe_costs *by_stage; /* (n_v) or NULL */
@@ -4327,38 +4357,31 @@ static void cf__pipe_sort_rules(cf__pipeline *pipe) {
     }
 }
 
-static cf__pipeline cf__pipe_of(const cf_plan *plan, int64_t rank, int64_t n_stages, int64_t n_virtual,
-                                cf_placement placement, int64_t k, cf_replay replay, const cf_timing *timing) {
+static cf__pipeline cf__pipe_of(const cf_plan *plan, const cf_shape *shape, const cf_timing *timing) {
     cf__pipeline pipe;
     memset(&pipe, 0, sizeof pipe);
     pipe.plan = plan;
-    pipe.first_chunk = rank * plan->n_steps;
+    pipe.first_chunk = shape->rank * plan->n_steps;
     pipe.chunks = plan->n_chunks > 0 ? &plan->chunks[pipe.first_chunk] : NULL;
     pipe.n = plan->n_steps;
-    pipe.n_stages = n_stages;
-    pipe.n_v = n_stages * n_virtual;
-    pipe.placement = placement;
-    pipe.k = k;
-    pipe.local = replay == CF_REPLAY_LOCAL;
+    pipe.shape = *shape;
+    pipe.n_v = shape->n_stages * shape->n_virtual;
+    pipe.local = shape->replay == CF_REPLAY_LOCAL;
     pipe.timing = timing;
     cf__pipe_sort_rules(&pipe);
     return pipe;
 }
 
-static cf__pipeline cf__pipe_of_schedule(const cf_plan *plan, const cf_schedule *s, const cf_timing *timing) {
-    return cf__pipe_of(plan, s->rank, s->n_stages, s->n_virtual, s->placement, s->k, s->replay, timing);
-}
-
 /* The stage of a virtual stage that there is. In the first row, where most are, it takes no division, and in loops one of
    32 bits, which takes a fraction of the time of 64. */
 static inline int64_t cf__pipe_stage(const cf__pipeline *pipe, int64_t v) {
-    if (v < pipe->n_stages) return v;
-    if (pipe->placement != CF_PLACEMENT_V) return (uint32_t)v % (uint32_t)pipe->n_stages;
-    return cf_placement_stage(pipe->placement, pipe->n_stages, v);
+    if (v < pipe->shape.n_stages) return v;
+    if (pipe->shape.placement != CF_PLACEMENT_V) return (uint32_t)v % (uint32_t)pipe->shape.n_stages;
+    return cf_placement_stage(pipe->shape.placement, pipe->shape.n_stages, v);
 }
 
 static int64_t cf__pipe_at(const cf__pipeline *pipe, int64_t row, int64_t stage) {
-    return cf_placement_at(pipe->placement, pipe->n_stages, row, stage);
+    return cf_placement_at(pipe->shape.placement, pipe->shape.n_stages, row, stage);
 }
 
 static const cf__pipe_costs *cf__pipe_costs_of(const cf__pipeline *pipe, int64_t v) {
@@ -4387,7 +4410,7 @@ static int cf__pipe_hops(const cf__pipeline *pipe, int64_t v, int64_t to) {
 
 /* Which of its two queues of transfers a stage uses for what virtual stage v sends that way: 0 towards later stages. */
 static int cf__pipe_queue(const cf__pipeline *pipe, int64_t v, int way) {
-    return (way < 0) != (pipe->placement == CF_PLACEMENT_V && v / pipe->n_stages % 2 == 1);
+    return (way < 0) != (pipe->shape.placement == CF_PLACEMENT_V && v / pipe->shape.n_stages % 2 == 1);
 }
 
 /* Seconds that the boundary activations of a chunk, or their gradient, take from one stage to the next. */
@@ -4623,25 +4646,25 @@ static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule 
     if (s == NULL) return cf__fail_null(error, "schedule");
     const cf__member members[] = {
         {"kind", (int)s->kind, 0, CF_SCHEDULE_COUNT - 1, bad},
-        {"replay", (int)s->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, bad},
+        {"shape.replay", (int)s->shape.replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, bad},
         {"lowered", s->lowered, 0, 1, bad},
-        {"n_stages", s->n_stages, 1, INT32_MAX, bad},
-        {"n_virtual", s->n_virtual, 1, INT32_MAX / cf__max(1, s->n_stages), bad},
-        {"placement", (int)s->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, bad},
-        {"k", s->k, 1, INT64_MAX, bad},
-        {"rank", s->rank, 0, plan->n_ranks - 1, bad},
+        {"shape.n_stages", s->shape.n_stages, 1, INT32_MAX, bad},
+        {"shape.n_virtual", s->shape.n_virtual, 1, INT32_MAX / cf__max(1, s->shape.n_stages), bad},
+        {"shape.placement", (int)s->shape.placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, bad},
+        {"shape.k", s->shape.k, 1, INT64_MAX, bad},
+        {"shape.rank", s->shape.rank, 0, plan->n_ranks - 1, bad},
         {"n_chunks", s->n_chunks, plan->n_chunks, plan->n_chunks, bad},
         {"n_actions", s->n_actions, 0, INT64_MAX / (int64_t)sizeof(cf_action), bad}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), bad, error));
-    needed = passes * s->n_stages * s->n_virtual * plan->n_steps; /* at most 2 x 2^31 x 2^31 */
+    needed = passes * s->shape.n_stages * s->shape.n_virtual * plan->n_steps; /* at most 2 x 2^31 x 2^31 */
     if (s->n_actions < needed)
         return cf__fail(error, bad, "n_actions", -1, needed, s->n_actions,
                         "every chunk needs two passes on every virtual stage");
     if (s->first == NULL) return cf__refuse(error, bad, "first", -1, "is NULL");
     if (s->actions == NULL && s->n_actions > 0) return cf__refuse(error, bad, "actions", -1, "is NULL");
-    CF__TRY(cf__pipe_check_first(s->first, s->n_stages, s->n_actions, "first", bad, error));
-    CF__TRY(cf__pipe_check_units(plan, s->rank, error));
-    return cf__pipe_check_tokens(plan, s->rank, s->n_virtual, error);
+    CF__TRY(cf__pipe_check_first(s->first, s->shape.n_stages, s->n_actions, "first", bad, error));
+    CF__TRY(cf__pipe_check_units(plan, s->shape.rank, error));
+    return cf__pipe_check_tokens(plan, s->shape.rank, s->shape.n_virtual, error);
 }
 
 /* ================================================================================================================
@@ -4655,11 +4678,7 @@ CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc
     memset(&full, 0, sizeof full);
     if (desc != NULL) full = *desc;
     if (full.kind == CF_SCHEDULE_DEFAULT) full.kind = CF_SCHEDULE_BEST;
-    if (full.placement == CF_PLACEMENT_DEFAULT) full.placement = CF_PLACEMENT_LOOP;
-    if (full.replay == CF_REPLAY_DEFAULT) full.replay = CF_REPLAY_LOCAL;
-    if (full.n_stages == 0) full.n_stages = 1;
-    if (full.n_virtual == 0) full.n_virtual = full.kind == CF_SCHEDULE_INTERLEAVED ? 2 : 1;
-    if (full.k == 0) full.k = 1;
+    full.shape = cf__pipe_shape_defaults(full.shape, full.kind == CF_SCHEDULE_INTERLEAVED ? 2 : 1);
     return full;
 }
 
@@ -4668,11 +4687,6 @@ CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc
 #define CF__USES(policy) 1
 #endif
 
-/* What a stage may hold: chunks and bytes on all of its virtual stages together, and tokens of state on each of them.
-   INT64_MAX: any number. */
-typedef struct cf__schedule_limits {
-    int64_t chunks, bytes, state;
-} cf__schedule_limits;
 
 /* Whether there may be I and W in the schedule. */
 static int cf__schedule_splits(const cf_schedule_desc *desc) {
@@ -4681,12 +4695,12 @@ static int cf__schedule_splits(const cf_schedule_desc *desc) {
 
 /* Whether virtual stages may lie like this. */
 static int cf__schedule_allows(const cf_schedule_desc *desc, int placement) {
-    return desc->placement == CF_PLACEMENT_ANY || (int)desc->placement == placement;
+    return desc->shape.placement == CF_PLACEMENT_ANY || (int)desc->shape.placement == placement;
 }
 
 /* One stage needs no search: Algorithm 2 as it stands, unit by unit. */
 static int cf__schedule_is_plain(const cf_schedule_desc *desc) {
-    return desc->n_stages == 1 && desc->n_virtual == 1 && desc->kind == CF_SCHEDULE_PAPER;
+    return desc->shape.n_stages == 1 && desc->shape.n_virtual == 1 && desc->kind == CF_SCHEDULE_PAPER;
 }
 
 /* ---- fixed patterns ----
@@ -4729,7 +4743,7 @@ typedef struct cf__schedule_maker {
     int64_t most_bytes;         /* that a unit needs if it keeps one chunk; where bytes are counted */
     int64_t most_kept;          /* chunks of one group that may be kept at once: K, or the longest group */
     int64_t most_state;         /* tokens of the longest group */
-    cf__schedule_limits all;    /* what a stage holds that holds everything */
+    cf__pipe_room all;    /* what a stage holds that holds everything */
     int counts_chunks, counts_bytes; /* whether some stage could hold more of them than it may */
     /* the limits as they now are */
     int is_default;             /* they hold because the caller gave none */
@@ -4737,7 +4751,7 @@ typedef struct cf__schedule_maker {
     int halvings;               /* `best` looks at halves of the limits, and at halves of these, too */
     int is_limited;             /* some stage could keep more chunks or bytes than it may */
     int is_bounded;             /* or more state */
-    cf__schedule_limits tightest; /* what the tightest stage may hold, for one of its virtual stages */
+    cf__pipe_room tightest; /* what the tightest stage may hold, for one of its virtual stages */
     int64_t n_units, n_replays; /* n_replays: on one virtual stage */
     int64_t n_actions;          /* at most */
     /* working space, only for more than one virtual stage */
@@ -4753,18 +4767,14 @@ typedef struct cf__schedule_maker {
 /* ---- units under limits ---- */
 
 static int cf__schedule_has_bytes(const cf_schedule_desc *desc) {
-    return desc->limit_bytes > 0 || desc->limits_bytes != NULL;
-}
-
-static int cf__schedule_has_chunks(const cf__schedule_maker *m) {
-    return m->desc.limit > 0 || m->desc.limits != NULL || m->is_default;
+    return desc->limits.bytes > 0 || desc->limits.bytes_by_stage != NULL;
 }
 
 /* Chunks that stage s keeps by default, as many as `paper` does: on each virtual stage the longest group and one chunk
    for each stage that comes after it in its row. In a V every other row goes the other way. */
 static int64_t cf__schedule_default_chunks(const cf__schedule_maker *m, int64_t stage) {
-    int64_t n_virtual = m->desc.n_virtual, back = m->pipe.placement == CF_PLACEMENT_V ? n_virtual / 2 : 0;
-    return m->most_kept * n_virtual + stage * back + (m->desc.n_stages - 1 - stage) * (n_virtual - back);
+    int64_t n_virtual = m->desc.shape.n_virtual, back = m->pipe.shape.placement == CF_PLACEMENT_V ? n_virtual / 2 : 0;
+    return m->most_kept * n_virtual + stage * back + (m->desc.shape.n_stages - 1 - stage) * (n_virtual - back);
 }
 
 /* Tokens of state that it holds by default on each virtual stage: two of the longest group, so that one can come while
@@ -4773,19 +4783,17 @@ static int64_t cf__schedule_default_state(const cf__schedule_maker *m, int64_t s
     int64_t state = 0;
     int overflow = 0;
     cf__add_product(&state, 2, m->most_state, &overflow);
-    cf__add_product(&state, m->desc.n_stages - 1 - stage, m->pipe.plan->chunk_size, &overflow);
-    return overflow ? INT64_MAX : state;
+    cf__add_product(&state, m->desc.shape.n_stages - 1 - stage, m->pipe.plan->chunk_size, &overflow);
+    return overflow ? INT64_MAX : m->most_state > 0 ? state : 0;
 }
 
-/* What stage s may hold as it is asked for, 0 for any number. Where chunks are limited and bytes are not, state has its
-   default. */
-static cf__schedule_limits cf__schedule_asked(const cf__schedule_maker *m, int64_t stage) {
-    const cf_schedule_desc *desc = &m->desc;
-    cf__schedule_limits asked = {0, 0, 0};
-    if (m->is_default) asked.chunks = cf__schedule_default_chunks(m, stage);
-    else asked.chunks = desc->limits != NULL ? desc->limits[stage] : desc->limit;
-    if (!m->is_default) asked.bytes = desc->limits_bytes != NULL ? desc->limits_bytes[stage] : desc->limit_bytes;
-    if (desc->kind == CF_SCHEDULE_BEST && (m->is_default || (m->counts_chunks && !cf__schedule_has_bytes(desc))))
+/* What stage s may hold as it is asked for; not above 0: any number. This is where defaults are filled in: chunks have
+   one where bytes are not limited, and state has one where chunks are limited and bytes are not. */
+static cf__pipe_room cf__schedule_asked(const cf__schedule_maker *m, int64_t stage) {
+    cf__pipe_room asked = cf__pipe_given_room(&m->desc.limits, stage);
+    int has_defaults = m->desc.kind == CF_SCHEDULE_BEST && !cf__schedule_has_bytes(&m->desc);
+    if (m->is_default || (has_defaults && asked.chunks == 0)) asked.chunks = cf__schedule_default_chunks(m, stage);
+    if (has_defaults && asked.state == 0 && (m->is_default || m->counts_chunks))
         asked.state = cf__schedule_default_state(m, stage);
     return asked;
 }
@@ -4797,8 +4805,8 @@ static int64_t cf__schedule_halve(int64_t limit, int halvings, int64_t all) {
 }
 
 /* What stage s may hold now. */
-static cf__schedule_limits cf__schedule_limits_of(const cf__schedule_maker *m, int64_t stage) {
-    cf__schedule_limits limits = {INT64_MAX, INT64_MAX, INT64_MAX}, asked;
+static cf__pipe_room cf__schedule_limits_of(const cf__schedule_maker *m, int64_t stage) {
+    cf__pipe_room limits = {INT64_MAX, INT64_MAX, INT64_MAX}, asked;
     if (m->is_lifted) return limits;
     asked = cf__schedule_asked(m, stage);
     limits.chunks = cf__schedule_halve(asked.chunks, m->halvings, m->all.chunks);
@@ -4808,22 +4816,22 @@ static cf__schedule_limits cf__schedule_limits_of(const cf__schedule_maker *m, i
 }
 
 /* Lowers limits to those of a stage. */
-static void cf__schedule_tighten(cf__schedule_limits *limits, const cf__schedule_maker *m, int64_t stage) {
-    cf__schedule_limits own = cf__schedule_limits_of(m, stage);
+static void cf__schedule_tighten(cf__pipe_room *limits, const cf__schedule_maker *m, int64_t stage) {
+    cf__pipe_room own = cf__schedule_limits_of(m, stage);
     limits->chunks = cf__min(limits->chunks, own.chunks);
-    limits->bytes = cf__min(limits->bytes, own.bytes);
     limits->state = cf__min(limits->state, own.state);
+    limits->bytes = cf__min(limits->bytes, own.bytes);
 }
 
 /* The limits, or the placement on which they may depend, have changed. */
 static void cf__schedule_settle(cf__schedule_maker *m) {
-    cf__schedule_limits least = {INT64_MAX, INT64_MAX, INT64_MAX};
+    cf__pipe_room least = {INT64_MAX, INT64_MAX, INT64_MAX};
     int64_t s;
-    for (s = 0; s < m->desc.n_stages; s++) cf__schedule_tighten(&least, m, s);
+    for (s = 0; s < m->desc.shape.n_stages; s++) cf__schedule_tighten(&least, m, s);
     m->is_limited = least.chunks < INT64_MAX || least.bytes < INT64_MAX;
     m->is_bounded = m->is_limited || least.state < INT64_MAX;
-    if (least.chunks < INT64_MAX) least.chunks /= m->desc.n_virtual;
-    if (least.bytes < INT64_MAX) least.bytes /= m->desc.n_virtual;
+    if (least.chunks < INT64_MAX) least.chunks /= m->desc.shape.n_virtual;
+    if (least.bytes < INT64_MAX) least.bytes /= m->desc.shape.n_virtual;
     m->tightest = least;
 }
 
@@ -4841,10 +4849,10 @@ static int64_t cf__schedule_unit_state(const cf__schedule_maker *m, const cf__pi
    next to come: the state of the chunks so far, the activations of the last k of them, and in local replay the
    inputs of the rest. Fills needs[i] for every chunk where `needs` is given, and returns the last. */
 static int64_t cf__schedule_unit_bytes(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t *needs) {
-    const cf_bytes *bytes = &m->desc.bytes;
+    const cf_bytes *bytes = &m->desc.limits.per_token;
     const cf_chunk *chunks = &m->pipe.chunks[unit->first];
-    int64_t i, window = 0, saved = 0, most = 0, per_slot = bytes->per_token_activations;
-    if (m->pipe.local && unit->n > unit->k) per_slot = cf__max(per_slot, bytes->per_token_boundary); /* before its R */
+    int64_t i, window = 0, saved = 0, most = 0, per_slot = bytes->activations;
+    if (m->pipe.local && unit->n > unit->k) per_slot = cf__max(per_slot, bytes->boundary); /* before its R */
     for (i = 0; i < unit->n; i++) {
         const cf_chunk *c = &chunks[i];
         int64_t state = 0, held;
@@ -4854,8 +4862,8 @@ static int64_t cf__schedule_unit_bytes(const cf__schedule_maker *m, const cf__pi
             saved += chunks[i - unit->k].padded;
         }
         if (c->group >= 0) state = c->prefix + m->pipe.plan->slices[c->first_slice].length;
-        held = window * per_slot + state * (bytes->per_token_state + bytes->per_token_state_gradient);
-        if (m->pipe.local) held += saved * bytes->per_token_boundary;
+        held = window * per_slot + state * (bytes->state + bytes->state_gradient);
+        if (m->pipe.local) held += saved * bytes->boundary;
         most = cf__max(most, held);
         if (needs != NULL) needs[i] = most;
     }
@@ -4872,7 +4880,7 @@ static void cf__schedule_set_k(cf__schedule_maker *m, cf__pipe_unit *unit, int64
    needs, where bytes are counted. */
 static int64_t cf__schedule_fitting_k(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t *bytes) {
     cf__pipe_unit probe = *unit;
-    int32_t low = 1, high = (int32_t)cf__min(cf__min(m->desc.k, unit->n), m->tightest.chunks);
+    int32_t low = 1, high = (int32_t)cf__min(cf__min(m->desc.shape.k, unit->n), m->tightest.chunks);
     if (!m->counts_bytes || high == 0) return high;
     probe.k = 1;
     *bytes = cf__schedule_unit_bytes(m, &probe, NULL);
@@ -5005,7 +5013,7 @@ static void cf__pattern_build(cf__schedule_maker *m) {
     int64_t limit = m->needs != NULL ? m->tightest.bytes : m->tightest.chunks, i, used = 0, state = 0, begin = 0;
     /* A unit that waits for bytes or state waits for units before it, none of whose replays may come after it. */
     int waits = m->needs != NULL || m->tightest.state < INT64_MAX;
-    pattern->ahead = gpipe ? INT32_MAX : waits ? 0 : m->desc.n_stages - 1;
+    pattern->ahead = gpipe ? INT32_MAX : waits ? 0 : m->desc.shape.n_stages - 1;
     pattern->n_items = pattern->n_backwards = pattern->n_followed = 0;
     cf__schedule_number_units(m);
     for (i = 0; i < m->n_units; i++) {
@@ -5028,9 +5036,9 @@ static void cf__pattern_build(cf__schedule_maker *m) {
 /* One stage on its way through the pattern. */
 typedef struct cf__pattern_merge {
     int64_t stage;
-    cf__schedule_limits limits;     /* of this stage and all before it: no stage may run further ahead than those */
+    cf__pipe_room limits;  /* of this stage and all before it: no stage may run further ahead than those */
     int64_t i, j;          /* next item, next backward */
-    cf__schedule_limits held; /* or promised to a unit */
+    cf__pipe_room held; /* or promised to a unit */
     cf_action *next;
 } cf__pattern_merge;
 
@@ -5038,7 +5046,7 @@ typedef struct cf__pattern_merge {
 static int cf__pattern_has_room(const cf__schedule_maker *m, const cf__pattern_merge *merge) {
     const cf__pattern_item *item = &m->pattern.items[merge->i];
     const cf__pipe_unit *unit = cf__schedule_unit(m, item->chunk);
-    const cf__schedule_limits *limits = &merge->limits, *held = &merge->held;
+    const cf__pipe_room *limits = &merge->limits, *held = &merge->held;
     if (m->needs != NULL && item->opens && held->bytes > limits->bytes - cf__pattern_room(m, unit)) return 0;
     if (item->opens && held->state > limits->state - cf__schedule_unit_state(m, unit)) return 0;
     return !item->keep || merge->held.chunks < merge->limits.chunks;
@@ -5048,12 +5056,12 @@ static int cf__pattern_has_room(const cf__schedule_maker *m, const cf__pattern_m
 static int cf__pattern_takes_forward(const cf__schedule_maker *m, const cf__pattern_merge *merge) {
     const cf__pattern *pattern = &m->pattern;
     const cf__pattern_item *item = &pattern->items[merge->i];
-    int64_t further_down = m->desc.n_stages - 1 - merge->stage, need = pattern->need[merge->j];
+    int64_t further_down = m->desc.shape.n_stages - 1 - merge->stage, need = pattern->need[merge->j];
     if (merge->i == pattern->n_items || item->after > merge->j || !cf__pattern_has_room(m, merge)) return 0;
     if (merge->i < need || pattern->kind == CF_SCHEDULE_GPIPE) return merge->i < need;
     if (pattern->kind == CF_SCHEDULE_1F1B && item->keep) return merge->held.chunks <= further_down;
     if (!pattern->runs_ahead) return merge->i < need + further_down;
-    if (item->keep && merge->held.chunks >= cf__min(m->desc.k, m->most_kept) + further_down) return 0;
+    if (item->keep && merge->held.chunks >= cf__min(m->desc.shape.k, m->most_kept) + further_down) return 0;
     return merge->i < merge->j + pattern->distance + further_down;
 }
 
@@ -5094,7 +5102,7 @@ static int64_t cf__pattern_write(const cf__schedule_maker *m, cf_schedule *sched
     memset(&merge, 0, sizeof merge);
     merge.limits.chunks = merge.limits.bytes = merge.limits.state = INT64_MAX;
     merge.next = schedule->actions;
-    for (s = 0; s < m->desc.n_stages; s++) {
+    for (s = 0; s < m->desc.shape.n_stages; s++) {
         cf__schedule_tighten(&merge.limits, m, s);
         merge.stage = s;
         merge.i = merge.j = 0;
@@ -5104,23 +5112,24 @@ static int64_t cf__pattern_write(const cf__schedule_maker *m, cf_schedule *sched
             else cf__pattern_put_backward(m, &merge);
         }
     }
-    schedule->first[m->desc.n_stages] = merge.next - schedule->actions;
+    schedule->first[m->desc.shape.n_stages] = merge.next - schedule->actions;
     return merge.next - schedule->actions;
 }
 
 /* ---- what is asked for ---- */
 
 /* The bytes of all tokens at once must fit into 64 bits, on all virtual stages of a stage. */
-static cf_result cf__schedule_check_bytes(const cf_plan *plan, int64_t rank, const cf_bytes *bytes, int64_t n_virtual,
-                                 cf_error *error) {
+static cf_result cf__schedule_check_bytes(const cf_plan *plan, const cf_shape *shape, const cf_bytes *bytes,
+                                          cf_error *error) {
     int64_t i, tokens = 0, per_token = 0, sum;
-    int fits = cf__add(bytes->per_token_activations, bytes->per_token_state, &per_token) &&
-               cf__add(per_token, bytes->per_token_state_gradient, &per_token) &&
-               cf__add(per_token, bytes->per_token_boundary, &per_token);
-    for (i = rank * plan->n_steps; i < (rank + 1) * plan->n_steps && fits; i++)
+    int fits = cf__add(bytes->activations, bytes->state, &per_token) &&
+               cf__add(per_token, bytes->state_gradient, &per_token) &&
+               cf__add(per_token, bytes->boundary, &per_token);
+    for (i = shape->rank * plan->n_steps; i < (shape->rank + 1) * plan->n_steps && fits; i++)
         fits = plan->chunks[i].padded >= 0 && cf__add(tokens, plan->chunks[i].padded, &tokens);
-    if (fits && cf__mul(tokens, n_virtual, &sum) && cf__mul(sum, per_token, &sum)) return CF_OK;
-    return cf__refuse(error, CF_ERROR_OVERFLOW, "bytes", -1, "the bytes of all tokens together do not fit in 64 bits");
+    if (fits && cf__mul(tokens, shape->n_virtual, &sum) && cf__mul(sum, per_token, &sum)) return CF_OK;
+    return cf__refuse(error, CF_ERROR_OVERFLOW, "limits.per_token", -1,
+                      "the bytes of all tokens together do not fit in 64 bits");
 }
 
 static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
@@ -5129,54 +5138,55 @@ static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_
                          : desc->kind == CF_SCHEDULE_ZERO_BUBBLE ? CF_PLACEMENT_V
                                                                  : CF_PLACEMENT_LOOP;
     CF__TRY(cf__choice((int)desc->kind, 0, CF_SCHEDULE_COUNT - 1, "kind", error));
-    CF__TRY(cf__choice((int)desc->replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
-    CF__TRY(cf__range(desc->n_stages, 1, CF_MAX_STAGES, "n_stages", error));
-    CF__TRY(cf__range(desc->n_virtual, 1, CF_MAX_STAGES / desc->n_stages, "n_virtual", error));
-    if (desc->n_virtual > 1 && !many)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "n_virtual", -1, 1, desc->n_virtual,
+    CF__TRY(cf__pipe_check_shape(plan, &desc->shape, CF_PLACEMENT_ANY, error));
+    if (desc->shape.n_virtual > 1 && !many)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "shape.n_virtual", -1, 1, desc->shape.n_virtual,
                         "only interleaved, zero-bubble and best have virtual stages");
-    CF__TRY(cf__choice((int)desc->placement, CF_PLACEMENT_LOOP, CF_PLACEMENT_COUNT - 1, "placement", error));
-    if ((int)desc->placement > placements)
-        return cf__fail(error, CF_ERROR_ARGUMENT, "placement", -1, placements, (int)desc->placement,
+    if ((int)desc->shape.placement > placements)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "shape.placement", -1, placements, (int)desc->shape.placement,
                         "only zero-bubble and best lay virtual stages in a V, and only best chooses");
-    CF__TRY(cf__range(desc->k, 1, INT64_MAX, "k", error));
-    CF__TRY(cf__choice(desc->rank, 0, plan->n_ranks - 1, "rank", error));
     CF__TRY(cf__range(desc->budget, 0, INT64_MAX, "budget", error));
-    CF__TRY(cf__pipe_check_limits(desc->limit, desc->limits, desc->limit_bytes, desc->limits_bytes, &desc->bytes,
-                                  desc->n_stages, error));
-    CF__TRY(cf__pipe_check_timing(desc->timing, desc->n_stages * desc->n_virtual, error));
-    return cf__schedule_check_bytes(plan, desc->rank, &desc->bytes, desc->n_virtual, error);
+    CF__TRY(cf__pipe_check_limits(&desc->limits, desc->shape.n_stages, CF_ERROR_ARGUMENT, error));
+    CF__TRY(cf__pipe_check_timing(desc->timing, desc->shape.n_stages * desc->shape.n_virtual, error));
+    return cf__schedule_check_bytes(plan, &desc->shape, &desc->limits.per_token, error);
 }
 
-/* Not even one chunk of some unit finds room: says how much is needed at least, and on which stage it is missing. */
+/* Some unit finds no room, not even with one chunk: says how much is needed at least, and where it is missing. */
 static cf_result cf__schedule_fail_limit(const cf__schedule_maker *m) {
-    const cf_schedule_desc *desc = &m->desc;
-    int counts_bytes = m->tightest.chunks > 0;
-    int64_t wanted = (counts_bytes ? m->most_bytes : 1) * desc->n_virtual, s, got = 0;
-    for (s = 0; s < desc->n_stages; s++) {
-        cf__schedule_limits limits = cf__schedule_limits_of(m, s);
-        got = counts_bytes ? limits.bytes : limits.chunks;
-        if (got < wanted) break;
+    int64_t n_virtual = m->desc.shape.n_virtual, s = 0;
+    cf__pipe_room needs, room;
+    needs.chunks = n_virtual;
+    needs.state = m->most_state;
+    needs.bytes = m->most_bytes * n_virtual;
+    for (;; s++) { /* it ends: some stage has less */
+        room = cf__schedule_limits_of(m, s);
+        if (m->tightest.chunks == 0 && room.chunks < needs.chunks)
+            return cf__fail(m->error, CF_ERROR_INFEASIBLE, "limits.chunks", s, needs.chunks, room.chunks,
+                            "no schedule can keep to it");
+        if (m->tightest.chunks > 0 && room.state < needs.state)
+            return cf__fail(m->error, CF_ERROR_INFEASIBLE, "limits.state", s, needs.state, room.state,
+                            "no schedule can keep to it: the longest group needs more");
+        if (m->tightest.chunks > 0 && m->tightest.state >= needs.state && room.bytes < needs.bytes)
+            return cf__fail(m->error, CF_ERROR_INFEASIBLE, "limits.bytes", s, needs.bytes, room.bytes,
+                            "no schedule can keep to it");
     }
-    return cf__fail(m->error, CF_ERROR_INFEASIBLE, counts_bytes ? "limit_bytes" : "limit", s, wanted, got,
-                    "no schedule can keep to it");
 }
 
 /* Notes what the limits are measured by: the longest group, and everything at once. */
 static void cf__schedule_measure(cf__schedule_maker *m) {
-    const cf_bytes *bytes = &m->desc.bytes;
+    const cf_bytes *bytes = &m->desc.limits.per_token;
     int64_t i, s;
-    m->all.chunks = m->pipe.n * m->desc.n_virtual;
+    m->all.chunks = m->pipe.n * m->desc.shape.n_virtual;
     for (i = 0; i < m->pipe.n; i++) {
         const cf_chunk *c = &m->pipe.chunks[i];
         m->all.state += c->padded;
         if (c->group >= 0) m->most_state = cf__max(m->most_state, c->prefix + cf__schedule_state(m, i));
     }
-    m->all.bytes = m->all.state * m->desc.n_virtual *
-                   (bytes->per_token_activations + bytes->per_token_state + bytes->per_token_state_gradient +
-                    bytes->per_token_boundary);
-    for (s = 0; s < m->desc.n_stages; s++) {
-        cf__schedule_limits asked = cf__schedule_asked(m, s);
+    m->all.bytes = m->all.state * m->desc.shape.n_virtual *
+                   (bytes->activations + bytes->state + bytes->state_gradient +
+                    bytes->boundary);
+    for (s = 0; s < m->desc.shape.n_stages; s++) {
+        cf__pipe_room asked = cf__schedule_asked(m, s);
         m->counts_chunks |= m->is_default || (asked.chunks > 0 && asked.chunks < m->all.chunks);
         m->counts_bytes |= asked.bytes > 0 && asked.bytes < m->all.bytes;
     }
@@ -5201,7 +5211,7 @@ static cf_result cf__schedule_count(cf__schedule_maker *m) {
         m->n_replays += unit.n - (best ? 0 : cf__max(unit.k, 1));
         i += unit.n;
     }
-    if (!fits) return cf__schedule_fail_limit(m);
+    if (!fits || m->most_state > m->tightest.state) return cf__schedule_fail_limit(m);
     per_stage = (cf__schedule_splits(&m->desc) ? 3 : 2) * m->pipe.n + m->n_replays;
     if (per_stage > 0 && m->pipe.n_v > CF_MAX_ACTIONS / per_stage)
         return cf__refuse(m->error, CF_ERROR_LIMIT, "n_actions", -1, "it would have more than CF_MAX_ACTIONS passes");
@@ -5209,27 +5219,58 @@ static cf_result cf__schedule_count(cf__schedule_maker *m) {
     return CF_OK;
 }
 
-/* The arrays of a schedule; the counts are the caller's. limits: not NULL if there are to be any. */
+/* One array of limits, if the header says with any pointer but NULL that there is one. */
+static void cf__schedule_take_limits(const int64_t **limits, int64_t n_stages, cf__carver *carver) {
+    if (*limits != NULL) *limits = (const int64_t *)cf__take(carver, n_stages, sizeof(int64_t));
+}
+
+/* The arrays of a schedule; the counts are the caller's. */
 static cf_schedule *cf__schedule_layout(cf_schedule *header, cf__carver *carver) {
     cf_schedule *schedule = (cf_schedule *)cf__take(carver, 1, sizeof(cf_schedule));
-    header->first = (int64_t *)cf__take(carver, header->n_stages + 1, sizeof(int64_t));
+    header->first = (int64_t *)cf__take(carver, header->shape.n_stages + 1, sizeof(int64_t));
     header->actions = (cf_action *)cf__take(carver, header->n_actions, sizeof(cf_action));
-    if (header->limits != NULL) header->limits = (int64_t *)cf__take(carver, header->n_stages, sizeof(int64_t));
+    cf__schedule_take_limits(&header->limits.chunks_by_stage, header->shape.n_stages, carver);
+    cf__schedule_take_limits(&header->limits.state_by_stage, header->shape.n_stages, carver);
+    cf__schedule_take_limits(&header->limits.bytes_by_stage, header->shape.n_stages, carver);
     return schedule;
+}
+
+/* Notes of which limits there are to be arrays. */
+static void cf__schedule_mark_limits(const cf__schedule_maker *m, cf_limits *limits) {
+    int64_t s;
+    for (s = 0; s < m->desc.shape.n_stages; s++) {
+        cf__pipe_room asked = cf__schedule_asked(m, s);
+        if (asked.chunks > 0) limits->chunks_by_stage = &m->most_kept; /* any pointer but NULL */
+        if (asked.state > 0) limits->state_by_stage = &m->most_kept;
+        if (asked.bytes > 0) limits->bytes_by_stage = &m->most_kept;
+        if (asked.bytes > 0) limits->per_token = m->desc.limits.per_token;
+    }
+}
+
+/* Writes one number into an array of limits of a schedule that is being made. */
+static void cf__schedule_put_limit(const int64_t *limits, int64_t stage, int64_t limit) {
+    if (limits != NULL) ((int64_t *)limits)[stage] = limit > 0 && limit < INT64_MAX ? limit : 0;
+}
+
+/* Writes what a stage may hold into the arrays that there are. */
+static void cf__schedule_put_room(cf_schedule *schedule, int64_t stage, const cf__pipe_room *room) {
+    cf__schedule_put_limit(schedule->limits.chunks_by_stage, stage, room->chunks);
+    cf__schedule_put_limit(schedule->limits.state_by_stage, stage, room->state);
+    cf__schedule_put_limit(schedule->limits.bytes_by_stage, stage, room->bytes);
 }
 
 /* Whether the chunks can be taken in rounds of as many as there are stages: they divide by them, none is in a group,
    no limit stands in the way, and virtual stages lie in loops. */
 static int cf__schedule_has_rounds(const cf__schedule_maker *m) {
-    return m->pipe.n % m->desc.n_stages == 0 && m->n_units == m->pipe.n && !m->is_limited &&
-           m->pipe.placement == CF_PLACEMENT_LOOP;
+    return m->pipe.n % m->desc.shape.n_stages == 0 && m->n_units == m->pipe.n && !m->is_limited &&
+           m->pipe.shape.placement == CF_PLACEMENT_LOOP;
 }
 
 /* Megatron-LM's interleaved 1F1B (Narayanan et al., 2021): each round goes through all virtual stages of a stage before
    the next begins, forwards from the first row to the last, backwards from the last to the first, and stage s runs
    2 x (n_stages - 1 - s) + (n_virtual - 1) x n_stages forwards ahead. Returns the number of actions. */
 static int64_t cf__schedule_write_rounds(const cf__schedule_maker *m, cf_schedule *schedule) {
-    int64_t p = m->desc.n_stages, rows = m->desc.n_virtual, total = m->pipe.n * rows, s, i;
+    int64_t p = m->desc.shape.n_stages, rows = m->desc.shape.n_virtual, total = m->pipe.n * rows, s, i;
     cf_action *next = schedule->actions;
     for (s = 0; s < p; s++) {
         int64_t ahead = cf__min(total, 2 * (p - 1 - s) + (rows - 1) * p);
@@ -5298,7 +5339,7 @@ typedef struct cf__clock {
 } cf__clock;
 
 static void cf__clock_layout(cf__clock *clock, const cf__pipeline *pipe, int lowered, cf__carver *carver) {
-    int64_t cells = pipe->n * pipe->n_v, n_stages = pipe->n_stages;
+    int64_t cells = pipe->n * pipe->n_v, n_stages = pipe->shape.n_stages;
     int i;
     for (i = 0; i < CF__PIPE_TENSORS; i++) clock->arrival[i] = (double *)cf__take(carver, cells, sizeof(double));
     clock->done = (uint8_t *)cf__take(carver, cells, sizeof(uint8_t));
@@ -5430,12 +5471,12 @@ static void cf__clock_start(cf__clock *clock) {
     const cf__pipeline *pipe = clock->pipe;
     int64_t cells = pipe->n * pipe->n_v, s;
     clock->blocks = pipe->timing != NULL && pipe->timing->no_overlap;
-    clock->crosses = clock->schedule->lowered && pipe->n_stages > 1;
+    clock->crosses = clock->schedule->lowered && pipe->shape.n_stages > 1;
     clock->n_waiting = clock->n_run = 0;
     clock->makespan = 0;
     memset(clock->done, 0, (size_t)cells);
-    memset(clock->is_waiting, 0, (size_t)pipe->n_stages);
-    for (s = pipe->n_stages - 1; s >= 0; s--) {
+    memset(clock->is_waiting, 0, (size_t)pipe->shape.n_stages);
+    for (s = pipe->shape.n_stages - 1; s >= 0; s--) {
         clock->next[s] = clock->schedule->first[s];
         clock->free_at[s] = clock->link_free[0][s] = clock->link_free[1][s] = 0;
         cf__clock_look_at(clock, s);
@@ -5455,7 +5496,7 @@ static void cf__clock_run(cf__clock *clock) {
 /* The action that waits for ever on the first stage which has not come to the end of its list; -1: all have. */
 static int64_t cf__clock_stuck(const cf__clock *clock) {
     int64_t s;
-    for (s = 0; s < clock->pipe->n_stages; s++)
+    for (s = 0; s < clock->pipe->shape.n_stages; s++)
         if (clock->next[s] < clock->schedule->first[s + 1]) return clock->next[s];
     return -1;
 }
@@ -5675,7 +5716,7 @@ static void cf__bounds_collect_jobs(cf__bounds_jobs *jobs, const cf__bounds_path
     int64_t i;
     jobs->n = 0;
     jobs->work = jobs->replays = jobs->around = 0;
-    for (i = 0; i < paths->pipe->n_v / paths->pipe->n_stages; i++)
+    for (i = 0; i < paths->pipe->n_v / paths->pipe->shape.n_stages; i++)
         cf__bounds_add_stage(jobs, paths, cf__pipe_at(paths->pipe, i, stage), k);
     for (i = 0; i < jobs->n; i++) {
         if (jobs->head[i] < head) head = jobs->head[i];
@@ -5749,7 +5790,7 @@ static cf__bounds_choice cf__bounds_choose(const cf__bounds_jobs *jobs, const cf
     cf__bounds_choice sum = {0, jobs->work + (paths->kept == 1 ? jobs->replays : 0)};
     double places = (double)limit, price = cf__product(1 - part, places);
     int64_t row, i;
-    for (row = 0; row < pipe->n_v / pipe->n_stages; row++)
+    for (row = 0; row < pipe->n_v / pipe->shape.n_stages; row++)
         for (i = 0; i < pipe->n; i++) {
             int64_t cell = cf__pipe_at(pipe, row, stage) * pipe->n + i;
             int must_drop = cf__bounds_must_drop(paths, i); /* the work has its replay, then */
@@ -5797,7 +5838,7 @@ typedef struct cf__bounds {
 } cf__bounds;
 
 static void cf__bounds_layout(cf__bounds *bounds, const cf__pipeline *pipe, int split, cf__carver *carver) {
-    int64_t places = split ? 4 : 3, cells = pipe->n * pipe->n_v, most = pipe->n * (pipe->n_v / pipe->n_stages) * places;
+    int64_t places = split ? 4 : 3, cells = pipe->n * pipe->n_v, most = pipe->n * pipe->shape.n_virtual * places;
     cf__bounds_paths *paths = &bounds->paths;
     cf__bounds_jobs *jobs = &bounds->jobs;
     int64_t i;
@@ -5815,7 +5856,7 @@ static void cf__bounds_layout(cf__bounds *bounds, const cf__pipeline *pipe, int 
     jobs->by_tail = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
     jobs->place = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
     cf__bits_layout(&jobs->waiting, most, carver);
-    bounds->limits = (int64_t *)cf__take(carver, pipe->n_stages, sizeof(int64_t));
+    bounds->limits = (int64_t *)cf__take(carver, pipe->shape.n_stages, sizeof(int64_t));
 }
 
 /* Finds the tails and the critical path alone, of schedules that keep the last `kept` chunks of every group, in time
@@ -5838,15 +5879,15 @@ static void cf__bounds_find_paths(cf__bounds *bounds, const cf__pipeline *pipe, 
 static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int split) {
     int64_t s, most = 1;
     bounds->stage_load = bounds->one_machine = bounds->memory = 0;
-    for (s = 0; s < pipe->n_stages; s++) most = cf__max(most, bounds->limits[s]);
-    cf__bounds_find_paths(bounds, pipe, split, cf__min(pipe->k, most) == 1 ? 1 : INT64_MAX);
+    for (s = 0; s < pipe->shape.n_stages; s++) most = cf__max(most, bounds->limits[s]);
+    cf__bounds_find_paths(bounds, pipe, split, cf__min(pipe->shape.k, most) == 1 ? 1 : INT64_MAX);
     cf__bounds_each_unit(&bounds->paths, cf__bounds_find_heads);
     cf__bounds_find_stays(&bounds->paths);
-    for (s = 0; s < pipe->n_stages; s++) {
+    for (s = 0; s < pipe->shape.n_stages; s++) {
         cf__bounds_jobs *jobs = &bounds->jobs;
         int64_t limit = bounds->limits[s];
         double memory;
-        cf__bounds_collect_jobs(jobs, &bounds->paths, s, cf__min(pipe->k, limit));
+        cf__bounds_collect_jobs(jobs, &bounds->paths, s, cf__min(pipe->shape.k, limit));
         memory = limit < INT64_MAX ? cf__bounds_memory(jobs, &bounds->paths, s, limit) : 0;
         bounds->memory = cf__most(bounds->memory, memory);
         bounds->stage_load = cf__most(bounds->stage_load, jobs->around + jobs->work + jobs->replays);
@@ -5945,7 +5986,7 @@ typedef struct cf__dispatch_worker {
     double free_at;
     double ready;               /* seconds of the passes that it could take, or that are on their way to it */
     double link_free[2];
-    cf__schedule_limits room;   /* what is left of its chunks and bytes */
+    cf__pipe_room room;   /* what is left of its chunks and bytes */
     int64_t next_unit;          /* the first unit that has not started here */
     int64_t n_forwards;         /* taken */
     int64_t n_ahead;            /* forwards minus backwards, of chunks that are not dropped */
@@ -5981,7 +6022,7 @@ typedef struct cf__dispatch {
     const cf__dispatch_room *room;
     int32_t *kept;        /* (n_units x n_v) chunks that a unit keeps on a virtual stage */
     int64_t *state;       /* (n_v) tokens of state for which there is room */
-    cf__schedule_limits most; /* what any unit takes of a stage's room on one virtual stage, at most */
+    cf__pipe_room most; /* what any unit takes of a stage's room on one virtual stage, at most */
     int64_t replay_bytes; /* what the replay of a dropped standalone chunk takes, at most */
     double *place;        /* (n) chunks of the units before that of a chunk: keys of the first fresh queue */
     int64_t longest;      /* chunks of the longest unit */
@@ -6012,10 +6053,10 @@ static int64_t cf__dispatch_stage(const cf__dispatch *d, int32_t id, int64_t *ch
 
 static int64_t cf__dispatch_passes(const cf__pipeline *pipe) { return pipe->n * pipe->n_v * CF__PIPE_PLACES; }
 
-static int64_t cf__dispatch_queues(const cf__schedule_maker *m) { return CF__DISPATCH_FRESH + m->desc.n_virtual; }
+static int64_t cf__dispatch_queues(const cf__schedule_maker *m) { return CF__DISPATCH_FRESH + m->desc.shape.n_virtual; }
 
 static void cf__dispatch_layout_worker(cf__dispatch_worker *worker, const cf__schedule_maker *m, cf__carver *carver) {
-    int64_t cells = m->pipe.n * m->desc.n_virtual, n_queues = cf__dispatch_queues(m), q;
+    int64_t cells = m->pipe.n * m->desc.shape.n_virtual, n_queues = cf__dispatch_queues(m), q;
     worker->queues = (cf__dispatch_queue *)cf__take(carver, n_queues, sizeof(cf__dispatch_queue));
     worker->done = (int32_t *)cf__take(carver, cells * CF__PIPE_PLACES, sizeof(int32_t));
     for (q = 0; q < n_queues; q++) {
@@ -6027,7 +6068,7 @@ static void cf__dispatch_layout_worker(cf__dispatch_worker *worker, const cf__sc
 
 static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf__carver *carver) {
     int64_t passes = cf__dispatch_passes(&m->pipe), s;
-    for (d->n_leaves = 1; d->n_leaves < m->desc.n_stages;) d->n_leaves *= 2;
+    for (d->n_leaves = 1; d->n_leaves < m->desc.shape.n_stages;) d->n_leaves *= 2;
     d->kept = (int32_t *)cf__take(carver, m->n_units * m->pipe.n_v, sizeof(int32_t));
     d->state = (int64_t *)cf__take(carver, m->pipe.n_v, sizeof(int64_t));
     d->place = (double *)cf__take(carver, m->pipe.n, sizeof(double));
@@ -6036,12 +6077,12 @@ static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf
     d->missing = (int8_t *)cf__take(carver, passes, sizeof(int8_t));
     d->ready_at = (double *)cf__take(carver, passes, sizeof(double));
     d->urgency = (double *)cf__take(carver, passes, sizeof(double));
-    d->workers = (cf__dispatch_worker *)cf__take(carver, m->desc.n_stages, sizeof(cf__dispatch_worker));
+    d->workers = (cf__dispatch_worker *)cf__take(carver, m->desc.shape.n_stages, sizeof(cf__dispatch_worker));
     d->stage_of = (int32_t *)cf__take(carver, m->pipe.n_v, sizeof(int32_t));
     d->row_of = (int32_t *)cf__take(carver, m->pipe.n_v, sizeof(int32_t));
     d->wake = (double *)cf__take(carver, d->n_leaves, sizeof(double));
     d->winners = (int32_t *)cf__take(carver, 2 * d->n_leaves, sizeof(int32_t));
-    for (s = 0; s < m->desc.n_stages; s++) {
+    for (s = 0; s < m->desc.shape.n_stages; s++) {
         cf__dispatch_worker none;
         cf__dispatch_layout_worker(carver->base != NULL ? &d->workers[s] : &none, m, carver);
     }
@@ -6206,8 +6247,8 @@ static void cf__dispatch_start_passes(cf__dispatch *d) {
 }
 
 /* What a unit takes of a stage's room for one virtual stage, if it keeps all that it may. */
-static cf__schedule_limits cf__dispatch_needs(const cf__dispatch *d, const cf__pipe_unit *unit) {
-    cf__schedule_limits needs;
+static cf__pipe_room cf__dispatch_needs(const cf__dispatch *d, const cf__pipe_unit *unit) {
+    cf__pipe_room needs;
     needs.chunks = unit->k;
     needs.bytes = d->maker->needs != NULL ? cf__pattern_room(d->maker, unit) : 0;
     needs.state = cf__schedule_unit_state(d->maker, unit);
@@ -6215,9 +6256,9 @@ static cf__schedule_limits cf__dispatch_needs(const cf__dispatch *d, const cf__p
 }
 
 static void cf__dispatch_start_workers(cf__dispatch *d) {
-    int64_t least = d->most.chunks * d->maker->desc.n_virtual, s, q, v;
+    int64_t least = d->most.chunks * d->maker->desc.shape.n_virtual, s, q, v;
     int64_t depth = d->policy.depth > 0 ? cf__max(d->policy.depth, least) : INT64_MAX;
-    for (s = 0; s < d->pipe->n_stages; s++) {
+    for (s = 0; s < d->pipe->shape.n_stages; s++) {
         cf__dispatch_worker *worker = &d->workers[s];
         worker->free_at = worker->ready = worker->link_free[0] = worker->link_free[1] = 0;
         worker->room = cf__schedule_limits_of(d->maker, s);
@@ -6227,7 +6268,7 @@ static void cf__dispatch_start_workers(cf__dispatch *d) {
     }
     for (v = 0; v < d->pipe->n_v; v++) {
         d->stage_of[v] = (int32_t)cf__pipe_stage(d->pipe, v);
-        d->row_of[v] = (int32_t)(v / d->pipe->n_stages);
+        d->row_of[v] = (int32_t)(v / d->pipe->shape.n_stages);
         d->state[v] = d->workers[d->stage_of[v]].room.state;
     }
 }
@@ -6235,8 +6276,8 @@ static void cf__dispatch_start_workers(cf__dispatch *d) {
 /* Notes where the chunks of unit u stand in the order, after the `before` chunks of the units before it. The backwards
    of a later row come a round of stages sooner. */
 static void cf__dispatch_start_unit(cf__dispatch *d, const cf__pipe_unit *unit, int64_t before) {
-    cf__schedule_limits needs = cf__dispatch_needs(d, unit);
-    int64_t p = d->pipe->n_stages, i, v;
+    cf__pipe_room needs = cf__dispatch_needs(d, unit);
+    int64_t p = d->pipe->shape.n_stages, i, v;
     for (i = 0; i < unit->n; i++)
         for (d->place[unit->first + i] = (double)before, v = 0; v < d->pipe->n_v; v++) {
             int64_t cell = v * d->pipe->n + unit->first + i;
@@ -6272,11 +6313,11 @@ static void cf__dispatch_start(cf__dispatch *d) {
 /* Counts the rows of a stage after that of virtual stage v, for each of which the stage sets aside what a unit needs.
    In a rhythm it sets nothing aside, as it is settled what comes first. */
 static int64_t cf__dispatch_rows_behind(const cf__dispatch *d, int64_t v) {
-    return d->policy.rhythm > 0 ? 0 : d->maker->desc.n_virtual - 1 - d->row_of[v];
+    return d->policy.rhythm > 0 ? 0 : d->maker->desc.shape.n_virtual - 1 - d->row_of[v];
 }
 
 static int64_t cf__promise_offer(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
-    const cf__schedule_limits needs = cf__dispatch_needs(d, unit), *room = &d->workers[stage].room;
+    const cf__pipe_room needs = cf__dispatch_needs(d, unit), *room = &d->workers[stage].room;
     int64_t behind = cf__dispatch_rows_behind(d, v);
     int fits = room->chunks - behind * d->most.chunks >= needs.chunks &&
                room->bytes - behind * d->most.bytes >= needs.bytes;
@@ -6284,7 +6325,7 @@ static int64_t cf__promise_offer(cf__dispatch *d, int64_t stage, const cf__pipe_
 }
 
 static void cf__promise_start(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
-    cf__schedule_limits needs = cf__dispatch_needs(d, unit);
+    cf__pipe_room needs = cf__dispatch_needs(d, unit);
     d->workers[stage].room.chunks -= needs.chunks;
     d->workers[stage].room.bytes -= needs.bytes;
     cf__dispatch_count_unit(d, unit, v);
@@ -6325,7 +6366,7 @@ static int cf__dispatch_is_lone(const cf__pipe_unit *unit) { return unit->n == 1
 
 /* Bytes, and tokens, of the input that a dropped chunk leaves behind. */
 static int64_t cf__evict_saved_bytes(const cf__dispatch *d, int64_t chunk) {
-    return d->maker->desc.bytes.per_token_boundary * d->pipe->chunks[chunk].padded;
+    return d->maker->desc.limits.per_token.boundary * d->pipe->chunks[chunk].padded;
 }
 
 /* The replay of a standalone chunk takes bytes in place of those of its saved input. */
@@ -6562,7 +6603,7 @@ static int32_t cf__dispatch_prefer(const cf__dispatch *d, int32_t a, int32_t b) 
 static int64_t cf__dispatch_offer(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
     const cf__dispatch_worker *worker = &d->workers[stage];
     int64_t id = d->maker->unit_of[unit->first];
-    int is_turn = d->policy.ahead == NULL || v >= d->pipe->n_stages ||
+    int is_turn = d->policy.ahead == NULL || v >= d->pipe->shape.n_stages ||
                   (id == worker->next_unit && worker->n_ahead < d->policy.ahead[stage]);
     if (!is_turn || d->state[v] < cf__schedule_unit_state(d->maker, unit)) return CF__DISPATCH_NOT_STARTED;
     return d->room->offer(d, stage, unit, v);
@@ -6596,7 +6637,7 @@ static int32_t cf__dispatch_best_forward(cf__dispatch *d, int64_t stage) {
     const cf__dispatch_worker *worker = &d->workers[stage];
     int32_t best = cf__dispatch_if_allowed(d, stage, cf__dispatch_top(worker, CF__DISPATCH_BEGUN));
     int64_t row;
-    for (row = 0; row < d->maker->desc.n_virtual; row++) {
+    for (row = 0; row < d->maker->desc.shape.n_virtual; row++) {
         int32_t id = cf__dispatch_top(worker, CF__DISPATCH_FRESH + row);
         int64_t v, chunk;
         if (id < 0) continue;
@@ -6648,7 +6689,7 @@ static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
     if (forward >= 0 && returning >= 0) {
         if (d->policy.evicts && !(d->policy.rhythm > 0))
             best = cf__dispatch_goes_first(d, returning, forward) ? returning : forward;
-        if (d->policy.lead > 0 && stage + 1 < d->pipe->n_stages)
+        if (d->policy.lead > 0 && stage + 1 < d->pipe->shape.n_stages)
             best = cf__dispatch_feeds(d, stage, returning, forward) ? forward : returning;
         if (d->policy.ahead != NULL) best = worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
     }
@@ -6705,7 +6746,7 @@ static int64_t cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) 
     const cf__pipeline *pipe = d->pipe;
     cf_action *next = schedule->actions;
     int64_t s, i;
-    for (s = 0; s < pipe->n_stages; s++) {
+    for (s = 0; s < pipe->shape.n_stages; s++) {
         const cf__dispatch_worker *worker = &d->workers[s];
         schedule->first[s] = next - schedule->actions;
         for (i = 0; i < worker->n_done; i++) {
@@ -6716,7 +6757,7 @@ static int64_t cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) 
                              cf__pipe_keeps(&unit, place, chunk));
         }
     }
-    schedule->first[pipe->n_stages] = next - schedule->actions;
+    schedule->first[pipe->shape.n_stages] = next - schedule->actions;
     return next - schedule->actions;
 }
 
@@ -6768,8 +6809,8 @@ static const double cf__search_lead = 1.5;
 /* Chunks that fit on the roomiest stage at once. */
 static int64_t cf__search_room(const cf__schedule_maker *m) {
     int64_t room = 0, s;
-    for (s = 0; s < m->desc.n_stages; s++) {
-        cf__schedule_limits limits = cf__schedule_limits_of(m, s);
+    for (s = 0; s < m->desc.shape.n_stages; s++) {
+        cf__pipe_room limits = cf__schedule_limits_of(m, s);
         if (limits.bytes < INT64_MAX) limits.chunks = cf__min(limits.chunks, limits.bytes / cf__max(m->most_bytes, 1));
         room = cf__max(room, limits.chunks);
     }
@@ -6783,13 +6824,13 @@ static int64_t cf__search_room(const cf__schedule_maker *m) {
    problems get the fixed schedules alone, and one dispatch where the caller gives a limit: with fewer chunks than
    stages the fixed ones may take three times as long. */
 static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split) {
-    int64_t passes = m->pipe.n * m->pipe.n_v * (3 + split), stages = m->desc.n_stages, budget;
+    int64_t passes = m->pipe.n * m->pipe.n_v * (3 + split), stages = m->desc.shape.n_stages, budget;
     int64_t room = cf__min(cf__search_room(m), stages);
     if (passes > 1 << 18) return CF__SEARCH_FIXED + (m->is_limited && !m->is_default);
     if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
     budget = m->is_limited ? cf__max(40, 125000 / passes) : cf__max(32, 500000 / passes);
     budget = cf__min(10000, budget);
-    if (m->desc.k > 1) budget -= budget / 4;
+    if (m->desc.shape.k > 1) budget -= budget / 4;
     return cf__max(8, budget * room / stages);
 }
 
@@ -6799,7 +6840,7 @@ static int cf__search_dispatches(const cf__schedule_maker *m) {
     int64_t budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m, 0);
     if (m->desc.kind == CF_SCHEDULE_INTERLEAVED || m->desc.kind == CF_SCHEDULE_ZERO_BUBBLE) return 1;
     if (m->desc.kind != CF_SCHEDULE_BEST) return 0;
-    return m->desc.n_virtual > 1 || m->desc.split_backward || budget > CF__SEARCH_FIXED;
+    return m->desc.shape.n_virtual > 1 || m->desc.split_backward || budget > CF__SEARCH_FIXED;
 }
 
 /* Whether candidates are timed and compared. */
@@ -6815,7 +6856,7 @@ static void cf__search_scratch(void *job, cf__carver *carver) {
     if (cf__schedule_is_plain(&m->desc)) return;
     cf__schedule_layout_maker(m, carver);
     if (cf__search_compares(m)) {
-        search->trial.first = (int64_t *)cf__take(carver, m->desc.n_stages + 1, sizeof(int64_t));
+        search->trial.first = (int64_t *)cf__take(carver, m->desc.shape.n_stages + 1, sizeof(int64_t));
         search->trial.actions = (cf_action *)cf__take(carver, m->n_actions, sizeof(cf_action));
         search->clock.start = (double *)cf__take(carver, m->n_actions, sizeof(double));
         search->clock.end = (double *)cf__take(carver, m->n_actions, sizeof(double));
@@ -6828,7 +6869,7 @@ static void cf__search_scratch(void *job, cf__carver *carver) {
     if (!cf__search_dispatches(m)) return;
     cf__dispatch_layout(&search->dispatch, m, carver);
     search->nudges = best ? (double *)cf__take(carver, cf__dispatch_passes(&m->pipe), sizeof(double)) : NULL;
-    search->ahead = (int64_t *)cf__take(carver, m->pipe.n_stages, sizeof(int64_t));
+    search->ahead = (int64_t *)cf__take(carver, m->pipe.shape.n_stages, sizeof(int64_t));
 }
 
 static int64_t cf__search_below(cf__search *search, int64_t n) {
@@ -6850,9 +6891,9 @@ static int cf__search_is_over(const cf__search *search) {
 /* ---- candidates ---- */
 
 /* Counts what a pass of the candidate adds to what its stage holds, or with sign -1, what it gives back. */
-static void cf__search_hold(const cf__search *search, const cf_action *a, int sign, cf__schedule_limits *held) {
+static void cf__search_hold(const cf__search *search, const cf_action *a, int sign, cf__pipe_room *held) {
     const cf__schedule_maker *m = &search->maker;
-    const cf_bytes *bytes = &m->desc.bytes;
+    const cf_bytes *bytes = &m->desc.limits.per_token;
     int64_t chunk = a->chunk - m->pipe.first_chunk, state = cf__schedule_state(m, chunk), saved = 0, kept, grows;
     const cf_chunk *c = &m->pipe.chunks[chunk];
     int begins = sign > 0, is_back = a->pass == CF_B || a->pass == CF_I;
@@ -6860,11 +6901,11 @@ static void cf__search_hold(const cf__search *search, const cf_action *a, int si
     if (begins && m->pipe.local) saved = a->pass == CF_F ? !a->keep : -(a->pass == CF_R);
     grows = begins ? a->pass == CF_F : is_back;
     held->chunks += sign * kept;
-    held->bytes += sign * kept * c->padded * bytes->per_token_activations;
-    held->bytes += saved * c->padded * bytes->per_token_boundary + sign * grows * state * bytes->per_token_state;
+    held->bytes += sign * kept * c->padded * bytes->activations;
+    held->bytes += saved * c->padded * bytes->boundary + sign * grows * state * bytes->state;
     if (begins && is_back && c->group >= 0 && cf__pipe_chunks_after(&m->pipe, chunk) == 0)
-        held->bytes += (c->prefix + state) * bytes->per_token_state_gradient;
-    if (!begins && is_back) held->bytes -= state * bytes->per_token_state_gradient;
+        held->bytes += (c->prefix + state) * bytes->state_gradient;
+    if (!begins && is_back) held->bytes -= state * bytes->state_gradient;
     search->state[a->stage] += sign * grows * state;
 }
 
@@ -6873,9 +6914,9 @@ static int cf__search_keeps(const cf__search *search) {
     const cf_schedule *trial = &search->trial;
     int64_t s, i;
     memset(search->state, 0, (size_t)search->maker.pipe.n_v * sizeof *search->state);
-    for (s = 0; s < search->maker.pipe.n_stages; s++) {
-        const cf__schedule_limits limits = cf__schedule_limits_of(&search->maker, s);
-        cf__schedule_limits held = {0, 0, 0};
+    for (s = 0; s < search->maker.pipe.shape.n_stages; s++) {
+        const cf__pipe_room limits = cf__schedule_limits_of(&search->maker, s);
+        cf__pipe_room held = {0, 0, 0};
         for (i = trial->first[s]; i < trial->first[s + 1]; i++) {
             const cf_action *a = &trial->actions[i];
             cf__search_hold(search, a, 1, &held);
@@ -6918,9 +6959,9 @@ static void cf__search_judge(cf__search *search, cf_schedule_kind kind) {
     if (!(makespan < report->makespan)) return;
     report->makespan = makespan;
     report->n_improved++;
-    search->schedule->placement = pipe->placement;
+    search->schedule->shape.placement = pipe->shape.placement;
     search->schedule->n_actions = trial->n_actions;
-    memcpy(search->schedule->first, trial->first, (size_t)(pipe->n_stages + 1) * sizeof *trial->first);
+    memcpy(search->schedule->first, trial->first, (size_t)(pipe->shape.n_stages + 1) * sizeof *trial->first);
     memcpy(search->schedule->actions, trial->actions, (size_t)trial->n_actions * sizeof *trial->actions);
 }
 
@@ -6956,7 +6997,7 @@ static void cf__search_write_pattern(cf__search *search, cf_schedule_kind kind, 
    off. In a V that number alone limits both. Returns whether it finds an end. */
 static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) {
     cf__schedule_maker *m = &search->maker;
-    int64_t p = m->desc.n_stages, n = m->desc.n_virtual, s;
+    int64_t p = m->desc.shape.n_stages, n = m->desc.shape.n_virtual, s;
     double much = 4 * search->bounds.critical_path;
     cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, NULL};
     policy.split = kind == CF_SCHEDULE_ZERO_BUBBLE;
@@ -6966,7 +7007,7 @@ static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) 
     policy.ahead = search->ahead;
     for (s = 0; s < p; s++) {
         search->ahead[s] = n == 1 ? p - s : 2 * (p - 1 - s) + (n - 1) * p + 1;
-        if (m->pipe.placement == CF_PLACEMENT_V) search->ahead[s] = p * n;
+        if (m->pipe.shape.placement == CF_PLACEMENT_V) search->ahead[s] = p * n;
     }
     search->dispatch.policy = policy;
     search->dispatch.nudges = NULL;
@@ -7008,13 +7049,13 @@ static void cf__search_try_fixed(cf__search *search, cf_schedule_kind kind, int 
 
 static void cf__search_try_all_fixed(cf__search *search, int split) {
     int i;
-    for (i = 0; i < 2 && search->maker.desc.n_virtual == 1 && !split; i++) {
+    for (i = 0; i < 2 && search->maker.desc.shape.n_virtual == 1 && !split; i++) {
         cf__search_try_fixed(search, CF_SCHEDULE_PAPER, i);
         if (search->maker.desc.kind == CF_SCHEDULE_BEST)
             cf__search_try_fixed(search, i == 0 ? CF_SCHEDULE_1F1B : CF_SCHEDULE_GPIPE, 0);
     }
     if (split) cf__search_try_fixed(search, CF_SCHEDULE_ZERO_BUBBLE, 0);
-    else if (search->maker.desc.n_virtual > 1) cf__search_try_fixed(search, CF_SCHEDULE_INTERLEAVED, 0);
+    else if (search->maker.desc.shape.n_virtual > 1) cf__search_try_fixed(search, CF_SCHEDULE_INTERLEAVED, 0);
 }
 
 /* ---- where a walk begins ---- */
@@ -7060,9 +7101,9 @@ static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy
 
 /* Whether chunks are evicted. In bytes that counts on a kept chunk taking more than its saved input would. */
 static int cf__search_evicts(const cf__schedule_maker *m) {
-    const cf_bytes *bytes = &m->desc.bytes;
+    const cf_bytes *bytes = &m->desc.limits.per_token;
     return CF__USES(eviction) && m->is_limited && m->pipe.local &&
-           !(m->needs != NULL && bytes->per_token_boundary > bytes->per_token_activations);
+           !(m->needs != NULL && bytes->boundary > bytes->activations);
 }
 
 /* Virtual stages follow each other as soon as a stage that is always busy allows, or somewhat later, which keeps more.
@@ -7072,8 +7113,8 @@ static void cf__search_try_rhythms(cf__search *search) {
     static const double slower[] = {1, 1.2, 1.5, 2};
     cf__dispatch_policy policy = search->dispatch.policy;
     int evicts = cf__search_evicts(&search->maker), i;
-    for (i = 0; i < CF__COUNT(slower) && search->maker.desc.n_virtual > 1 && CF__USES(rhythms); i++) {
-        policy.rhythm = slower[i] / (double)(3 * search->maker.desc.n_virtual);
+    for (i = 0; i < CF__COUNT(slower) && search->maker.desc.shape.n_virtual > 1 && CF__USES(rhythms); i++) {
+        policy.rhythm = slower[i] / (double)(3 * search->maker.desc.shape.n_virtual);
         for (policy.evicts = 0; policy.evicts <= evicts; policy.evicts++) cf__search_try_policy(search, policy);
     }
 }
@@ -7082,7 +7123,7 @@ static void cf__search_try_rhythms(cf__search *search) {
 static void cf__search_try_lead(cf__search *search) {
     cf__dispatch_policy policy = search->dispatch.policy;
     policy.bias = search->bounds.critical_path;
-    policy.lead = search->maker.desc.n_virtual == 1 && CF__USES(leads) ? cf__search_lead : 0;
+    policy.lead = search->maker.desc.shape.n_virtual == 1 && CF__USES(leads) ? cf__search_lead : 0;
     cf__search_try_policy(search, policy);
 }
 
@@ -7115,7 +7156,8 @@ static void cf__search_change_policy(cf__search *search) {
     cf__dispatch_policy *policy = &search->dispatch.policy;
     double much = search->bounds.critical_path;
     if (policy->rhythm > 0) policy->rhythm *= 1 + cf__search_random(search) / 4;
-    else if (CF__USES(leads) && policy->evicts && search->maker.desc.n_virtual == 1 && cf__search_below(search, 3) == 0)
+    else if (CF__USES(leads) && policy->evicts && search->maker.desc.shape.n_virtual == 1 &&
+             cf__search_below(search, 3) == 0)
         policy->lead = cf__search_lead / 2 * (double)cf__search_below(search, 4);
     else if (cf__search_below(search, 2) && CF__USES(bias))
         policy->bias = cf__product(much, cf__search_random(search));
@@ -7140,7 +7182,7 @@ static cf__search_move_kind cf__search_draw_kind(cf__search *search) {
     static const uint8_t up_to[3][CF__SEARCH_POLICY] = {{13, 14}, {9, 10}, {8, 12}};
     int64_t of_16 = cf__search_below(search, 16);
     int kind = CF__SEARCH_SHIFT, row = cf__search_evicts(&search->maker);
-    if (search->maker.desc.n_virtual > 1) row = 2;
+    if (search->maker.desc.shape.n_virtual > 1) row = 2;
     while (kind < CF__SEARCH_POLICY && of_16 >= up_to[row][kind]) kind++;
     if (kind == CF__SEARCH_SHIFT && (!CF__USES(shifts) || search->maker.n_units == 1)) kind = CF__SEARCH_NUDGE;
     if (kind == CF__SEARCH_NUDGE && !CF__USES(nudges)) kind = CF__SEARCH_POLICY;
@@ -7184,7 +7226,7 @@ static void cf__search_walk(cf__search *search) {
 static void cf__search_find_bounds(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
     int64_t s;
-    for (s = 0; s < m->desc.n_stages; s++) search->bounds.limits[s] = cf__schedule_limits_of(m, s).chunks;
+    for (s = 0; s < m->desc.shape.n_stages; s++) search->bounds.limits[s] = cf__schedule_limits_of(m, s).chunks;
     cf__bounds_find(&search->bounds, &m->pipe, split);
 }
 
@@ -7194,7 +7236,7 @@ static void cf__search_core(cf__search *search, int split) {
     if (cf__search_dispatches(m)) {
         cf__search_find_bounds(search, split);
         if (cf__search_reaches(search->report.makespan, cf__bounds_strongest(&search->bounds))) return;
-        cf__bounds_find_paths(&search->bounds, &m->pipe, split, m->desc.k);
+        cf__bounds_find_paths(&search->bounds, &m->pipe, split, m->desc.shape.k);
     }
     search->budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m, split);
     search->n_tried = 0;
@@ -7211,7 +7253,7 @@ static void cf__search_core(cf__search *search, int split) {
     if (policy.evicts) cf__search_try_lead(search);
     cf__search_try_rhythms(search);
     cf__search_try_orders(search);
-    if (!policy.evicts && m->pipe.local && m->desc.n_virtual == 1) cf__search_try_lead(search);
+    if (!policy.evicts && m->pipe.local && m->desc.shape.n_virtual == 1) cf__search_try_lead(search);
     search->dispatch.policy = search->best_policy;
     cf__search_walk(search);
 }
@@ -7219,15 +7261,15 @@ static void cf__search_core(cf__search *search, int split) {
 /* Core searches for K, or for the longest group if that is shorter, and for all powers of two below. */
 static void cf__search_each_k(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
-    int64_t given = m->desc.k, k = m->most_kept, power = 1;
+    int64_t given = m->desc.shape.k, k = m->most_kept, power = 1;
     while (power < k) power *= 2;
     for (; k >= 1; k = power) {
-        m->desc.k = m->pipe.k = k;
+        m->desc.shape.k = m->pipe.shape.k = k;
         cf__search_core(search, split);
         power /= 2;
         if (!CF__USES(lower_k)) break;
     }
-    m->desc.k = m->pipe.k = given;
+    m->desc.shape.k = m->pipe.shape.k = given;
 }
 
 /* Halves the limits, again if that makes no difference on any stage. Returns whether every unit still finds room. */
@@ -7235,8 +7277,8 @@ static int cf__search_halve_limits(cf__schedule_maker *m) {
     int64_t s, i, bytes = 0;
     int differs = 0;
     for (; !differs && m->halvings < 63; m->halvings++)
-        for (s = 0; s < m->desc.n_stages; s++) {
-            cf__schedule_limits before = cf__schedule_limits_of(m, s), after;
+        for (s = 0; s < m->desc.shape.n_stages; s++) {
+            cf__pipe_room before = cf__schedule_limits_of(m, s), after;
             m->halvings++;
             after = cf__schedule_limits_of(m, s);
             m->halvings--;
@@ -7264,7 +7306,7 @@ static void cf__search_each_limit(cf__search *search, int split) {
 static void cf__search_with_and_without(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
     cf__search_each_limit(search, split);
-    if (m->desc.n_virtual == 1 || m->is_limited || m->is_default || m->counts_bytes) return;
+    if (m->desc.shape.n_virtual == 1 || m->is_limited || m->is_default || m->counts_bytes) return;
     m->is_default = 1;
     cf__schedule_settle(m);
     cf__search_each_limit(search, split);
@@ -7280,14 +7322,14 @@ static void cf__search_best(cf__search *search) {
     search->goal = DBL_MAX;
     for (placement = CF_PLACEMENT_LOOP; placement <= CF_PLACEMENT_V; placement++) {
         if (!cf__schedule_allows(&m->desc, placement)) continue;
-        m->pipe.placement = (cf_placement)placement;
+        m->pipe.shape.placement = (cf_placement)placement;
         cf__schedule_settle(m);
         cf__search_find_bounds(search, splits ? CF__BOUNDS_EITHER : 0);
         if (cf__bounds_strongest(&search->bounds) < search->goal) search->goal = cf__bounds_strongest(&search->bounds);
     }
     for (placement = CF_PLACEMENT_LOOP; placement <= CF_PLACEMENT_V; placement++) {
         if (!cf__schedule_allows(&m->desc, placement)) continue;
-        m->pipe.placement = (cf_placement)placement;
+        m->pipe.shape.placement = (cf_placement)placement;
         cf__schedule_settle(m);
         for (split = 0; split <= splits; split++) cf__search_with_and_without(search, split);
     }
@@ -7306,12 +7348,11 @@ static cf_result cf__schedule_open(cf__schedule_maker *m, const cf_plan *plan, c
     m->desc = cf_schedule_defaults(desc);
     m->error = error;
     CF__TRY(cf__schedule_check_desc(plan, &m->desc, error));
-    CF__TRY(cf__pipe_check_units(plan, m->desc.rank, error));
-    m->pipe = cf__pipe_of(plan, m->desc.rank, m->desc.n_stages, m->desc.n_virtual, m->desc.placement, m->desc.k,
-                          m->desc.replay, m->desc.timing);
-    m->most_kept = cf__min(m->desc.k, cf__schedule_longest(&m->pipe));
-    m->is_default = m->desc.kind == CF_SCHEDULE_BEST && m->desc.limit == 0 && m->desc.limits == NULL &&
-                    m->desc.limit_bytes == 0 && m->desc.limits_bytes == NULL;
+    CF__TRY(cf__pipe_check_units(plan, m->desc.shape.rank, error));
+    m->pipe = cf__pipe_of(plan, &m->desc.shape, m->desc.timing);
+    m->most_kept = cf__min(m->desc.shape.k, cf__schedule_longest(&m->pipe));
+    m->is_default = m->desc.kind == CF_SCHEDULE_BEST && m->desc.limits.chunks == 0 &&
+                    m->desc.limits.chunks_by_stage == NULL && !cf__schedule_has_bytes(&m->desc);
     cf__schedule_measure(m);
     cf__schedule_settle(m);
     return cf__schedule_count(m);
@@ -7323,15 +7364,10 @@ static cf_block *cf__search_object(void *job, cf__carver *carver) {
     cf_schedule schedule;
     memset(&schedule, 0, sizeof schedule);
     schedule.kind = m->desc.kind;
-    schedule.replay = m->desc.replay;
-    schedule.n_stages = m->desc.n_stages;
-    schedule.n_virtual = m->desc.n_virtual;
-    schedule.k = m->desc.k;
-    schedule.rank = m->desc.rank;
+    schedule.shape = m->desc.shape;
     schedule.n_chunks = m->pipe.plan->n_chunks;
     schedule.n_actions = m->n_actions;
-    schedule.placement = m->desc.placement;
-    schedule.limits = cf__schedule_has_chunks(m) ? &m->most_kept : NULL; /* for its layout */
+    cf__schedule_mark_limits(m, &schedule.limits);
     search->schedule = cf__schedule_layout(&schedule, carver);
     if (search->schedule == NULL) return NULL;
     *search->schedule = schedule;
@@ -7342,9 +7378,10 @@ static cf_block *cf__search_object(void *job, cf__carver *carver) {
 static void cf__search_write_limits(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
     int64_t s;
-    m->pipe.placement = search->schedule->placement;
-    for (s = 0; search->schedule->limits != NULL && s < m->desc.n_stages; s++) {
-        search->schedule->limits[s] = cf__max(cf__schedule_asked(m, s).chunks, 0);
+    m->pipe.shape.placement = search->schedule->shape.placement;
+    for (s = 0; s < m->desc.shape.n_stages; s++) {
+        cf__pipe_room asked = cf__schedule_asked(m, s);
+        cf__schedule_put_room(search->schedule, s, &asked);
     }
 }
 
@@ -7375,7 +7412,7 @@ static cf_result cf__search_fill(void *job) {
     } else if (m->desc.kind == CF_SCHEDULE_PAPER) {
         cf__search_try_all_fixed(search, 0);
     } else if (cf__search_dispatches(m)) {
-        cf__bounds_find_paths(&search->bounds, &m->pipe, cf__schedule_splits(&m->desc), m->desc.k);
+        cf__bounds_find_paths(&search->bounds, &m->pipe, cf__schedule_splits(&m->desc), m->desc.shape.k);
         (void)cf__search_write_fixed(search, m->desc.kind, 0, search->schedule);
     } else {
         (void)cf__search_write_fixed(search, m->desc.kind, 0, search->schedule);
@@ -7445,10 +7482,10 @@ typedef struct cf__check_held {
 /* INT64_MAX where that many do not fit in 64 bits. */
 static int64_t cf__check_held_bytes(const cf__check_held *held, const cf_bytes *bytes) {
     int64_t sum, state, gradient, saved;
-    int fits = cf__mul(held->tokens, bytes->per_token_activations, &sum) &&
-               cf__mul(held->state, bytes->per_token_state, &state) && cf__add(sum, state, &sum) &&
-               cf__mul(held->gradient, bytes->per_token_state_gradient, &gradient) && cf__add(sum, gradient, &sum) &&
-               cf__mul(held->saved, bytes->per_token_boundary, &saved) && cf__add(sum, saved, &sum);
+    int fits = cf__mul(held->tokens, bytes->activations, &sum) &&
+               cf__mul(held->state, bytes->state, &state) && cf__add(sum, state, &sum) &&
+               cf__mul(held->gradient, bytes->state_gradient, &gradient) && cf__add(sum, gradient, &sum) &&
+               cf__mul(held->saved, bytes->boundary, &saved) && cf__add(sum, saved, &sum);
     return fits ? sum : INT64_MAX;
 }
 
@@ -7487,8 +7524,6 @@ static inline void cf__check_let_go(const cf__pipeline *pipe, cf__check_held *he
 
 /* ---- the walk ---- */
 
-static const cf_validate_desc cf__check_no_limits = {0, NULL, {0, 0, 0, 0}, 0, NULL};
-
 /* Of a chunk on one virtual stage: a bit for each pass that is in the list so far, and these. */
 enum {
     CF__CHECK_FORWARDS = 1 << CF_F | 1 << CF_R,
@@ -7501,20 +7536,22 @@ enum {
 typedef struct cf__checker {
     const cf__pipeline *pipe;     /* for its counts, not for its rules */
     const cf_schedule *schedule;
-    const cf_validate_desc *desc; /* K and these limits hold, and positions count from the start of a list; NULL for
+    const cf_limits *limits;      /* K and these limits hold, and positions count from the start of a list; NULL for
                                      cf_simulate, where any K and any memory do, and positions are indices of actions */
     cf_timeline *timeline;        /* gets live and the peaks, if there is one */
-    const cf_bytes *bytes;        /* what its peak_bytes counts; NULL: nothing */
+    const cf_bytes *bytes;        /* what its peak_bytes, or the limit of bytes, counts; NULL: nothing */
     cf_error *error;
     uint8_t crosses;              /* transfers between stages are in the lists */
     uint8_t n_passes;             /* that may be in them */
     int32_t turn;                 /* virtual stages lie on one stage across borders at its multiples; 0: across none */
     int64_t stage, action;        /* where the walk is; action -1: nowhere in particular */
     cf__check_held held;
+    cf__pipe_room room;           /* what the stage may hold */
     uint16_t *cells;              /* (cells) the bits above */
     /* cf_schedule_validate only */
     int32_t *kept;                /* (cells) in the cell of a group's first chunk: how many of its chunks have live
                                      activations; a standalone chunk has its own */
+    int64_t *state;               /* (virtual stages) tokens of state that each holds */
     uint16_t *run;                /* (cells) a bit for each pass that has run when all lists run together */
     int64_t *cursor;              /* (n_stages) the next action of each stage, an index into actions */
     int32_t *stack;               /* (n_stages) stages that may be able to go on */
@@ -7525,9 +7562,10 @@ typedef struct cf__checker {
 static void cf__check_take_up(cf__checker *k, const cf_schedule *schedule, cf_error *error) {
     k->schedule = schedule;
     k->error = error;
-    k->crosses = schedule->lowered && schedule->n_stages > 1; /* where there are others to send to */
+    k->crosses = schedule->lowered && schedule->shape.n_stages > 1; /* where there are others to send to */
     k->n_passes = (uint8_t)(schedule->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT);
-    k->turn = schedule->placement == CF_PLACEMENT_V ? (int32_t)schedule->n_stages : schedule->n_stages == 1;
+    k->turn = schedule->shape.n_stages == 1;
+    if (schedule->shape.placement == CF_PLACEMENT_V) k->turn = (int32_t)schedule->shape.n_stages;
 }
 
 /* Where the walk is, and what is wrong there; a: the action to name, or NULL. */
@@ -7539,7 +7577,7 @@ static void cf__check_tell(const cf__checker *k, const cf_action *a, const char 
 }
 
 static int64_t cf__check_item(const cf__checker *k) {
-    return k->desc != NULL && k->action >= 0 ? k->action - k->schedule->first[k->stage] : k->action;
+    return k->limits != NULL && k->action >= 0 ? k->action - k->schedule->first[k->stage] : k->action;
 }
 
 /* A violation, with numbers or without. */
@@ -7569,8 +7607,8 @@ static int cf__check_has(const uint16_t *cell, int pass) { return *cell >> pass 
 
 /* The stage of a virtual stage: in loops they start over after the last stage, in a V they turn and come back. */
 static int64_t cf__check_stage(const cf__checker *k, int64_t v) {
-    uint32_t n = (uint32_t)k->schedule->n_stages, at = (uint32_t)v;
-    if (k->schedule->placement != CF_PLACEMENT_V) return (int64_t)(at % n);
+    uint32_t n = (uint32_t)k->schedule->shape.n_stages, at = (uint32_t)v;
+    if (k->schedule->shape.placement != CF_PLACEMENT_V) return (int64_t)(at % n);
     at %= 2 * n;
     return (int64_t)(at < n ? at : 2 * n - 1 - at);
 }
@@ -7687,26 +7725,41 @@ static inline cf_result cf__check_action(cf__checker *k, const cf_action *a, con
     return CF_OK;
 }
 
+/* The activations that the action keeps, with which its group keeps so many chunks. */
+static inline cf_result cf__check_keeps(const cf__checker *k, const cf_action *a, int32_t kept) {
+    if (kept > k->schedule->shape.k)
+        return cf__check_fail(k, a, "shape.k", k->schedule->shape.k, kept, "keeps more than K chunks of its group");
+    if (k->held.live <= k->room.chunks) return CF_OK;
+    return cf__check_fail(k, a, "limits.chunks", k->room.chunks, k->held.live, "keeps more chunks than the limit");
+}
+
+/* The state of its virtual stage. */
+static inline cf_result cf__check_rows_held(const cf__checker *k, const cf_action *a, const cf_chunk *c) {
+    int64_t *held = &k->state[a->stage], rows = cf__check_rows(k->pipe, c);
+    if (1 << a->pass & CF__CHECK_BACKWARDS) *held -= rows;
+    if (a->pass == CF_F) *held += rows;
+    if (*held <= k->room.state) return CF_OK;
+    return cf__check_fail(k, a, "limits.state", k->room.state, *held, "holds more tokens of state than the limit");
+}
+
 /* K and the limits, while the action runs. */
 static inline cf_result cf__check_room(const cf__checker *k, const cf_action *a, const cf_chunk *c,
                                        const uint16_t *cell) {
-    const cf_validate_desc *d = k->desc;
-    int64_t bytes, limit_bytes = cf__pipe_limit(d->limit_bytes, d->limits_bytes, NULL, k->stage);
-    if (a->keep) {
-        int64_t limit = cf__pipe_limit(d->limit, d->limits, k->schedule, k->stage);
-        int32_t kept = ++*cf__check_kept(k, c, cell);
-        if (kept > k->schedule->k)
-            return cf__check_fail(k, a, "k", k->schedule->k, kept, "keeps more than K chunks of its group");
-        if (k->held.live > limit)
-            return cf__check_fail(k, a, d->limits != NULL || d->limit == 0 ? "limits" : "limit", limit, k->held.live,
-                                  "keeps more chunks than the limit");
-    }
+    int64_t bytes;
+    if (a->keep) CF__TRY(cf__check_keeps(k, a, ++*cf__check_kept(k, c, cell)));
     if (1 << a->pass & CF__CHECK_ENDS) --*cf__check_kept(k, c, cell); /* it takes nothing itself */
-    if (limit_bytes == INT64_MAX) return CF_OK;
-    bytes = cf__check_held_bytes(&k->held, &d->bytes);
-    if (bytes <= limit_bytes) return CF_OK;
-    return cf__check_fail(k, a, d->limits_bytes != NULL ? "limits_bytes" : "limit_bytes", limit_bytes, bytes,
-                          "needs more bytes than the limit");
+    if (c->group >= 0 && k->room.state < INT64_MAX) CF__TRY(cf__check_rows_held(k, a, c));
+    if (k->room.bytes == INT64_MAX) return CF_OK;
+    bytes = cf__check_held_bytes(&k->held, k->bytes);
+    if (bytes <= k->room.bytes) return CF_OK;
+    return cf__check_fail(k, a, "limits.bytes", k->room.bytes, bytes, "needs more bytes than the limit");
+}
+
+/* The limits of the stage, and what those of bytes count. */
+static void cf__check_take_limits(cf__checker *k) {
+    int own = cf__pipe_given_room(k->limits, k->stage).bytes == 0;
+    k->room = cf__pipe_room_of(k->limits, k->schedule, k->stage);
+    k->bytes = own ? &k->schedule->limits.per_token : &k->limits->per_token;
 }
 
 static inline void cf__check_note(const cf__checker *k, cf__check_held *peak, int64_t *peak_bytes) {
@@ -7720,6 +7773,7 @@ static cf_result cf__check_list(cf__checker *k) {
     int64_t end = k->schedule->first[k->stage + 1], peak_bytes = 0;
     cf__check_held peak = {0, 0, 0, 0, 0};
     memset(&k->held, 0, sizeof k->held);
+    if (k->limits != NULL) cf__check_take_limits(k);
     for (k->action = k->schedule->first[k->stage]; k->action < end; k->action++) {
         const cf_action *a = &k->schedule->actions[k->action];
         int transfer = cf__pipe_is_transfer(a->pass); /* changes nothing of what is held */
@@ -7733,7 +7787,7 @@ static cf_result cf__check_list(cf__checker *k) {
         if (k->timeline != NULL) k->timeline->live[k->action] = (int32_t)k->held.live;
         if (transfer) continue;
         if (k->timeline != NULL) cf__check_note(k, &peak, &peak_bytes);
-        if (k->desc != NULL) CF__TRY(cf__check_room(k, a, c, cell));
+        if (k->limits != NULL) CF__TRY(cf__check_room(k, a, c, cell));
         cf__check_let_go(k->pipe, &k->held, a, c);
     }
     if (k->timeline == NULL) return CF_OK;
@@ -7746,7 +7800,7 @@ static cf_result cf__check_list(cf__checker *k) {
 
 /* The cells are zero at the start, and so are the counts of kept chunks. */
 static cf_result cf__check_lists(cf__checker *k) {
-    for (k->stage = 0; k->stage < k->schedule->n_stages; k->stage++) CF__TRY(cf__check_list(k));
+    for (k->stage = 0; k->stage < k->schedule->shape.n_stages; k->stage++) CF__TRY(cf__check_list(k));
     return CF_OK;
 }
 
@@ -7842,7 +7896,7 @@ static cf_result cf__check_deadlock(cf__checker *k, int64_t action, const char *
 static int64_t cf__check_run(cf__checker *k, int meeting) {
     const cf_schedule *s = k->schedule;
     int64_t stage, id, n = 0;
-    for (stage = s->n_stages - 1; stage >= 0; stage--) {
+    for (stage = s->shape.n_stages - 1; stage >= 0; stage--) {
         k->cursor[stage] = s->first[stage];
         cf__check_wake(k, stage, &n);
     }
@@ -7855,7 +7909,7 @@ static int64_t cf__check_run(cf__checker *k, int meeting) {
         }
         k->cursor[stage] = id;
     }
-    for (stage = 0; stage < s->n_stages; stage++)
+    for (stage = 0; stage < s->shape.n_stages; stage++)
         if (k->cursor[stage] < s->first[stage + 1]) return k->cursor[stage];
     return -1;
 }
@@ -7876,10 +7930,11 @@ static void cf__check_layout(void *job, cf__carver *carver) {
     int64_t cells = k->pipe->n * k->pipe->n_v;
     k->cells = (uint16_t *)cf__take(carver, cells, sizeof(uint16_t));
     k->kept = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
+    k->state = (int64_t *)cf__take(carver, k->pipe->n_v, sizeof(int64_t));
     k->run = (uint16_t *)cf__take(carver, cells, sizeof(uint16_t));
-    k->cursor = (int64_t *)cf__take(carver, k->pipe->n_stages, sizeof(int64_t));
-    k->stack = (int32_t *)cf__take(carver, k->pipe->n_stages, sizeof(int32_t));
-    k->queued = (unsigned char *)cf__take(carver, k->pipe->n_stages, 1);
+    k->cursor = (int64_t *)cf__take(carver, k->pipe->shape.n_stages, sizeof(int64_t));
+    k->stack = (int32_t *)cf__take(carver, k->pipe->shape.n_stages, sizeof(int32_t));
+    k->queued = (unsigned char *)cf__take(carver, k->pipe->shape.n_stages, 1);
 }
 
 static cf_result cf__check_everything(void *job) {
@@ -7892,18 +7947,18 @@ static cf_result cf__check_everything(void *job) {
 CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
                                              const cf_validate_desc *desc, const cf_allocator *allocator,
                                              cf_error *error) {
-    static const cf__recipe recipe = {"n_stages", 1, cf__check_layout, NULL, NULL, cf__check_everything};
+    static const cf__recipe recipe = {"shape.n_stages", 1, cf__check_layout, NULL, NULL, cf__check_everything};
+    const cf_validate_desc none = {{0, 0, 0, NULL, NULL, NULL, {0, 0, 0, 0}}};
     cf__pipeline pipe;
     cf__checker k;
     CF__TRY(cf__pipe_check_schedule(plan, schedule, 2, error));
-    CF__TRY(cf__pipe_check_by_stage(schedule->limits, schedule->n_stages, 0, CF_ERROR_SCHEDULE, "limits", error));
-    pipe = cf__pipe_of_schedule(plan, schedule, NULL);
+    CF__TRY(cf__pipe_check_limits(&schedule->limits, schedule->shape.n_stages, CF_ERROR_SCHEDULE, error));
+    pipe = cf__pipe_of(plan, &schedule->shape, NULL);
     memset(&k, 0, sizeof k);
     cf__check_take_up(&k, schedule, error);
     k.pipe = &pipe;
-    k.desc = desc != NULL ? desc : &cf__check_no_limits;
-    CF__TRY(cf__pipe_check_limits(k.desc->limit, k.desc->limits, k.desc->limit_bytes, k.desc->limits_bytes,
-                                  &k.desc->bytes, schedule->n_stages, error));
+    k.limits = desc != NULL ? &desc->limits : &none.limits;
+    CF__TRY(cf__pipe_check_limits(k.limits, schedule->shape.n_stages, CF_ERROR_ARGUMENT, error));
     return cf__make(&recipe, &k, allocator, error);
 }
 
@@ -7950,26 +8005,26 @@ static void cf__simulate_scratch(void *job, cf__carver *carver) {
 
 static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, const cf_schedule *schedule,
                                     const cf_simulate_desc *desc, cf_error *error) {
-    const cf_bytes *b = &sim->desc.bytes;
+    const cf_bytes *b = &sim->desc.limits.per_token;
     int64_t i;
     int whole = 0;
     memset(sim, 0, sizeof *sim);
     CF__TRY(cf__pipe_check_schedule(plan, schedule, 2, error));
-    CF__TRY(cf__range(schedule->n_stages * schedule->n_virtual, 1, CF_MAX_STAGES, "n_stages", error));
+    CF__TRY(cf__range(schedule->shape.n_stages * schedule->shape.n_virtual, 1, CF_MAX_STAGES, "shape.n_stages", error));
     CF__TRY(cf__range(schedule->n_actions, 0, CF_MAX_ACTIONS, "n_actions", error));
     if (desc != NULL) sim->desc = *desc;
-    CF__TRY(cf__pipe_check_limits(sim->desc.limit, sim->desc.limits, 0, NULL, b, schedule->n_stages, error));
-    CF__TRY(cf__pipe_check_timing(sim->desc.timing, schedule->n_stages * schedule->n_virtual, error));
-    CF__TRY(cf__schedule_check_bytes(plan, schedule->rank, b, schedule->n_virtual, error));
+    CF__TRY(cf__pipe_check_limits(&sim->desc.limits, schedule->shape.n_stages, CF_ERROR_ARGUMENT, error));
+    CF__TRY(cf__pipe_check_timing(sim->desc.timing, schedule->shape.n_stages * schedule->shape.n_virtual, error));
+    CF__TRY(cf__schedule_check_bytes(plan, &schedule->shape, b, error));
     cf__check_take_up(&sim->check, schedule, error);
     sim->schedule = sim->clock.schedule = schedule;
     sim->error = error;
-    sim->pipe = cf__pipe_of_schedule(plan, schedule, sim->desc.timing);
+    sim->pipe = cf__pipe_of(plan, &schedule->shape, sim->desc.timing);
     sim->check.pipe = sim->clock.pipe = &sim->pipe;
-    if ((b->per_token_activations | b->per_token_state | b->per_token_state_gradient | b->per_token_boundary) != 0)
+    if ((b->activations | b->state | b->state_gradient | b->boundary) != 0)
         sim->check.bytes = b;
     sim->header.n_actions = schedule->n_actions;
-    sim->header.n_stages = schedule->n_stages;
+    sim->header.n_stages = schedule->shape.n_stages;
     for (i = 0; i < schedule->n_actions && !sim->desc.no_bounds; i++) {
         whole |= schedule->actions[i].pass == CF_B;
         sim->splits |= schedule->actions[i].pass == CF_I;
@@ -8039,8 +8094,8 @@ static void cf__simulate_add_bounds(cf__simulation *sim, cf_timeline *timeline) 
     cf__simulate_add_bound(timeline, "critical-path", bounds->critical_path);
     cf__simulate_add_bound(timeline, "stage-load", bounds->stage_load);
     cf__simulate_add_bound(timeline, "one-machine", bounds->one_machine);
-    while (s < sim->pipe.n_stages && bounds->limits[s] == INT64_MAX) s++;
-    if (s < sim->pipe.n_stages) cf__simulate_add_bound(timeline, "memory", bounds->memory);
+    while (s < sim->pipe.shape.n_stages && bounds->limits[s] == INT64_MAX) s++;
+    if (s < sim->pipe.shape.n_stages) cf__simulate_add_bound(timeline, "memory", bounds->memory);
 }
 
 static cf_result cf__simulate_fill(void *job) {
@@ -8055,8 +8110,8 @@ static cf_result cf__simulate_fill(void *job) {
     CF__TRY(cf__simulate_times(sim));
     cf__simulate_count(sim->timeline, sim->schedule->actions, sim->timeline->start, sim->timeline->end);
     cf__simulate_count_streams(sim);
-    for (s = 0; s < sim->pipe.n_stages && !sim->desc.no_bounds; s++)
-        sim->bounds.limits[s] = cf__pipe_limit(sim->desc.limit, sim->desc.limits, sim->schedule, s);
+    for (s = 0; s < sim->pipe.shape.n_stages && !sim->desc.no_bounds; s++)
+        sim->bounds.limits[s] = cf__pipe_room_of(&sim->desc.limits, sim->schedule, s).chunks;
     if (!sim->desc.no_bounds) cf__simulate_add_bounds(sim, sim->timeline);
     return CF_OK;
 }
@@ -8117,7 +8172,7 @@ CHUNKFLOW_API cf_result cf_timeline_measured(const cf_plan *plan, const cf_sched
     cf_result result;
     if (out == NULL) return cf__fail_null(error, "out");
     memset(&desc, 0, sizeof desc);
-    if (bytes != NULL) desc.bytes = *bytes;
+    if (bytes != NULL) desc.limits.per_token = *bytes;
     desc.no_bounds = 1;
     desc.allocator = allocator;
     CF__TRY(cf_simulate(plan, schedule, &desc, &timeline, error)); /* checks the lists and counts what is held */
@@ -8147,7 +8202,7 @@ static cf_result cf__simulate_fill_bounds(void *job) {
     memset(&found, 0, sizeof found);
     cf__pipe_fill(&sim->pipe);
     CF__TRY(cf__pipe_check_total(&sim->pipe, sim->error));
-    for (s = 0; s < sim->pipe.n_stages; s++) {
+    for (s = 0; s < sim->pipe.shape.n_stages; s++) {
         int64_t chunks = cf__schedule_asked(sim->maker, s).chunks;
         sim->bounds.limits[s] = chunks > 0 ? chunks : INT64_MAX;
     }
@@ -8173,7 +8228,8 @@ CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedul
     if (sim.splits && maker.desc.kind == CF_SCHEDULE_BEST) sim.splits = CF__BOUNDS_EITHER;
     for (placement = CF_PLACEMENT_LOOP; placement <= CF_PLACEMENT_V; placement++) {
         if (!cf__schedule_allows(&maker.desc, placement)) continue;
-        maker.pipe.placement = sim.pipe.placement = (cf_placement)placement; /* the default limit follows it */
+        sim.pipe.shape.placement = (cf_placement)placement;
+        maker.pipe.shape.placement = sim.pipe.shape.placement; /* the default limit follows it */
         CF__TRY(cf__make(&recipe, &sim, desc->allocator, error));
     }
     memcpy(bounds, sim.header.bounds, (size_t)sim.header.n_bounds * sizeof *bounds);
@@ -8240,7 +8296,7 @@ static cf_result cf__simulate_walk_loads(const cf__simulation *sim, int64_t stag
     for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++) {
         int own = schedule->actions[id].stage == v;
         if (own) CF__TRY(cf__simulate_change_load(sim, id, 1, &walk, error));
-        if (loads != NULL) loads[(id - schedule->first[stage]) * schedule->n_virtual] = walk.load;
+        if (loads != NULL) loads[(id - schedule->first[stage]) * schedule->shape.n_virtual] = walk.load;
         if (own) CF__TRY(cf__simulate_change_load(sim, id, -1, &walk, error));
     }
     return CF_OK;
@@ -8252,16 +8308,16 @@ CHUNKFLOW_API cf_result cf_schedule_loads(const cf_plan *plan, const cf_schedule
     cf__checker *k = &sim.check;
     int64_t n, j;
     CF__TRY(cf__simulate_start(&sim, plan, schedule, NULL, error));
-    CF__TRY(cf__choice(stage, 0, schedule->n_stages - 1, "stage", error));
+    CF__TRY(cf__choice(stage, 0, schedule->shape.n_stages - 1, "stage", error));
     n = schedule->first[stage + 1] - schedule->first[stage];
-    CF__TRY(cf__range(count, n * schedule->n_virtual, INT64_MAX, "count", error));
+    CF__TRY(cf__range(count, n * schedule->shape.n_virtual, INT64_MAX, "count", error));
     if (loads == NULL && n > 0) return cf__fail_null(error, "loads");
     k->stage = stage;
     for (k->action = schedule->first[stage]; k->action < schedule->first[stage + 1]; k->action++)
         CF__TRY(cf__check_fields(k, &schedule->actions[k->action]));
-    for (j = 0; j < schedule->n_virtual; j++) /* nothing is written unless all of it can be */
+    for (j = 0; j < schedule->shape.n_virtual; j++) /* nothing is written unless all of it can be */
         CF__TRY(cf__simulate_walk_loads(&sim, stage, cf__pipe_at(&sim.pipe, j, stage), NULL, error));
-    for (j = 0; j < schedule->n_virtual && n > 0; j++)
+    for (j = 0; j < schedule->shape.n_virtual && n > 0; j++)
         (void)cf__simulate_walk_loads(&sim, stage, cf__pipe_at(&sim.pipe, j, stage), &loads[j], error);
     return CF_OK;
 }
@@ -8306,7 +8362,7 @@ static void cf__lower_scratch(void *job, cf__carver *carver) {
     l->clock.order = (int32_t *)cf__take(carver, n, sizeof(int32_t));
     l->events = (uint64_t *)cf__take(carver, 2 * n, sizeof(uint64_t));
     l->spare = (uint64_t *)cf__take(carver, 2 * n, sizeof(uint64_t));
-    l->cursor = (int64_t *)cf__take(carver, l->pipe.n_stages, sizeof(int64_t));
+    l->cursor = (int64_t *)cf__take(carver, l->pipe.shape.n_stages, sizeof(int64_t));
 }
 
 /* ---- the order of passes and transfers ---- */
@@ -8380,16 +8436,16 @@ static cf_result cf__lower_prepare(void *job) {
     CF__TRY(cf__pipe_check_total(&l->pipe, l->error));
     cf__lower_run_clock(l);
     cf__lower_order(l);
-    memset(l->cursor, 0, (size_t)l->pipe.n_stages * sizeof *l->cursor);
+    memset(l->cursor, 0, (size_t)l->pipe.shape.n_stages * sizeof *l->cursor);
     cf__lower_put_events(l);
-    for (l->header.n_actions = 0, i = 0; i < l->pipe.n_stages; i++) l->header.n_actions += l->cursor[i];
+    for (l->header.n_actions = 0, i = 0; i < l->pipe.shape.n_stages; i++) l->header.n_actions += l->cursor[i];
     return cf__range(l->header.n_actions, 0, CF_MAX_ACTIONS, "n_actions", l->error);
 }
 
 static cf_result cf__lower_fill(void *job) {
     cf__lowerer *l = (cf__lowerer *)job;
     int64_t i, *first = l->lowered->first;
-    for (first[0] = 0, i = 0; i < l->pipe.n_stages; i++) {
+    for (first[0] = 0, i = 0; i < l->pipe.shape.n_stages; i++) {
         first[i + 1] = first[i] + l->cursor[i];
         l->cursor[i] = first[i];
     }
@@ -8401,12 +8457,15 @@ static cf_result cf__lower_fill(void *job) {
 
 static cf_block *cf__lower_object(void *job, cf__carver *carver) {
     cf__lowerer *l = (cf__lowerer *)job;
-    l->header.limits = l->schedule->limits; /* whether there are any, for the layout */
+    int64_t s;
+    l->header.limits = l->schedule->limits; /* whether there are arrays, for the layout */
     l->lowered = cf__schedule_layout(&l->header, carver);
     if (l->lowered == NULL) return NULL;
     *l->lowered = l->header;
-    if (l->schedule->limits != NULL)
-        memcpy(l->lowered->limits, l->schedule->limits, (size_t)l->pipe.n_stages * sizeof *l->lowered->limits);
+    for (s = 0; s < l->pipe.shape.n_stages; s++) {
+        cf__pipe_room room = cf__pipe_room_of(&l->schedule->limits, l->schedule, s);
+        cf__schedule_put_room(l->lowered, s, &room);
+    }
     return &l->lowered->block;
 }
 
@@ -8420,11 +8479,11 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf_schedule_validate(plan, schedule, NULL, l.desc.allocator, error));
     if (schedule->lowered) return cf__fail(error, CF_ERROR_ARGUMENT, "lowered", -1, 0, 1, "is lowered already");
-    CF__TRY(cf__pipe_check_timing(l.desc.timing, schedule->n_stages * schedule->n_virtual, error));
+    CF__TRY(cf__pipe_check_timing(l.desc.timing, schedule->shape.n_stages * schedule->shape.n_virtual, error));
     CF__TRY(cf__range(schedule->n_actions, 0, CF_MAX_ACTIONS, "n_actions", error));
     l.schedule = schedule;
     l.error = error;
-    l.pipe = cf__pipe_of_schedule(plan, schedule, l.desc.timing);
+    l.pipe = cf__pipe_of(plan, &schedule->shape, l.desc.timing);
     l.header = *schedule;
     l.header.lowered = 1;
     CF__TRY(cf__make(&recipe, &l, l.desc.allocator, error));
@@ -8481,7 +8540,8 @@ CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage
 /* ---- slots ---- */
 
 static inline int64_t cf__run_cell(const cf_runner *r, const cf_action *a) {
-    int64_t row = a->stage < r->pipe.n_stages ? 0 : a->stage / r->pipe.n_stages; /* mostly there is one: no division */
+    int64_t n_stages = r->pipe.shape.n_stages;
+    int64_t row = a->stage < n_stages ? 0 : a->stage / n_stages; /* mostly there is one: no division */
     return row * r->pipe.n + a->chunk - r->pipe.first_chunk;
 }
 
@@ -8735,15 +8795,16 @@ static cf_block *cf__run_object(void *job, cf__carver *carver) {
 static cf_result cf__run_start(cf_runner *r, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
     memset(r, 0, sizeof *r);
     CF__TRY(cf__pipe_check_schedule(plan, schedule, 0, error));
-    if (!cf__mul(plan->n_steps, schedule->n_virtual, &r->n_cells) || r->n_cells > INT32_MAX / CF__RUN_TENSORS)
-        return cf__refuse(error, CF_ERROR_LIMIT, "n_virtual", -1, "a stage has too many chunks on its virtual stages");
+    if (!cf__mul(plan->n_steps, schedule->shape.n_virtual, &r->n_cells) || r->n_cells > INT32_MAX / CF__RUN_TENSORS)
+        return cf__refuse(error, CF_ERROR_LIMIT, "shape.n_virtual", -1,
+                          "a stage has too many chunks on its virtual stages");
     /* What is taken is in proportion to what there is: chunks, and actions. */
-    if (schedule->n_virtual > 1 && schedule->n_actions / schedule->n_stages < r->n_cells)
+    if (schedule->shape.n_virtual > 1 && schedule->n_actions / schedule->shape.n_stages < r->n_cells)
         return cf__fail(error, CF_ERROR_SCHEDULE, "n_actions", -1, r->n_cells, schedule->n_actions,
                         "every chunk needs two passes on every virtual stage");
-    r->pipe = cf__pipe_of_schedule(plan, schedule, NULL);
+    r->pipe = cf__pipe_of(plan, &schedule->shape, NULL);
     cf__check_take_up(&r->check, schedule, error);
-    r->check.desc = &cf__check_no_limits;
+    r->check.limits = &schedule->limits; /* so that positions count from the start of the list */
     r->pools[CF_RESOURCE_ACTIVATIONS].n = r->pools[CF_RESOURCE_STATE].n = r->n_cells;
     r->pools[CF_RESOURCE_BOUNDARY].n = r->check.crosses ? r->n_cells * CF__RUN_TENSORS : 0;
     return CF_OK;
@@ -8803,7 +8864,7 @@ CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *sche
     memset(&dry, 0, sizeof dry);
     if (desc == NULL) desc = &dry;
     if (out == NULL) return cf__fail_null(error, "out");
-    CF__TRY(cf__choice(stage, 0, schedule->n_stages - 1, "stage", error));
+    CF__TRY(cf__choice(stage, 0, schedule->shape.n_stages - 1, "stage", error));
     opening.header.check.stage = stage;
     opening.header.n_actions = schedule->first[stage + 1] - schedule->first[stage];
     if (opening.header.n_actions > 0) opening.header.actions = &schedule->actions[schedule->first[stage]];
@@ -9134,17 +9195,41 @@ static void cf__write_action_json(cf__writer *w, const cf_action *a, const cf_ti
     cf__write_text(w, "}");
 }
 
+/* A limit for each stage, if one of them has any; 0: none. */
+static void cf__write_limit(cf__writer *w, const char *name, int64_t all, const int64_t *by_stage, int64_t n_stages) {
+    int64_t s, any = 0;
+    for (s = 0; s < n_stages; s++) any |= cf__pipe_given(all, by_stage, s) > 0;
+    if (!any) return;
+    cf__write_text(w, ",\n  \"%s\": [", name);
+    for (s = 0; s < n_stages; s++)
+        cf__write_text(w, "%s%lld", s > 0 ? ", " : "", (long long)cf__max(cf__pipe_given(all, by_stage, s), 0));
+    cf__write_text(w, "]");
+}
+
+static void cf__write_limits(cf__writer *w, const cf_schedule *s) {
+    const cf_limits *limits = &s->limits;
+    const cf__write_member members[] = {{"activations", limits->per_token.activations},
+                                        {"state", limits->per_token.state},
+                                        {"state_gradient", limits->per_token.state_gradient},
+                                        {"boundary", limits->per_token.boundary}};
+    cf__write_limit(w, "limits", limits->chunks, limits->chunks_by_stage, s->shape.n_stages);
+    cf__write_limit(w, "state_limits", limits->state, limits->state_by_stage, s->shape.n_stages);
+    if (limits->bytes <= 0 && limits->bytes_by_stage == NULL) return;
+    cf__write_limit(w, "byte_limits", limits->bytes, limits->bytes_by_stage, s->shape.n_stages);
+    cf__write_members(w, ",\n  \"token_bytes\": {", members, CF__COUNT(members), "}");
+}
+
 static void cf__write_schedule_counts(cf__writer *w, const cf_schedule *s) {
-    const cf__write_member members[] = {{"stages", s->n_stages},    {"virtual_stages", s->n_virtual},
-                                        {"k", s->k},                {"rank", s->rank},
+    const cf__write_member members[] = {{"stages", s->shape.n_stages},    {"virtual_stages", s->shape.n_virtual},
+                                        {"k", s->shape.k},                {"rank", s->shape.rank},
                                         {"n_chunks", s->n_chunks},  {"n_actions", s->n_actions},
                                         {"lowered", s->lowered}};
     cf__write_text(w, "{\n  \"format\": \"chunkflow-schedule\", \"version\": 2,\n  ");
     cf__write_text(w, "\"kind\": \"%s\", \"replay\": \"%s\", \"placement\": \"%s\"", cf_schedule_kind_name(s->kind),
-                   cf_replay_name(s->replay),
-                   cf_placement_name(s->placement == CF_PLACEMENT_V ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP));
+                   cf_replay_name(s->shape.replay),
+                   cf_placement_name(s->shape.placement == CF_PLACEMENT_V ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP));
     cf__write_members(w, ",\n  ", members, CF__COUNT(members), "");
-    if (s->limits != NULL) cf__write_counts(w, "limits", s->limits, s->n_stages);
+    cf__write_limits(w, s);
     cf__write_text(w, ", ");
 }
 
@@ -9154,13 +9239,14 @@ CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, cons
     int64_t stage, i;
     if (schedule == NULL) return cf__fail_null(error, "schedule");
     CF__TRY(cf__write_start(&w, write, user, error));
-    if (timeline != NULL && (timeline->n_actions != schedule->n_actions || timeline->n_stages != schedule->n_stages))
+    if (timeline != NULL &&
+        (timeline->n_actions != schedule->n_actions || timeline->n_stages != schedule->shape.n_stages))
         return cf__fail(error, CF_ERROR_ARGUMENT, "timeline", -1, schedule->n_actions, timeline->n_actions,
                         "has another number of actions or stages than the schedule");
     cf__write_schedule_counts(&w, schedule);
     if (timeline != NULL) cf__write_timeline(&w, timeline);
     cf__write_text(&w, "\n  \"actions\": [");
-    for (stage = 0; stage < schedule->n_stages; stage++) {
+    for (stage = 0; stage < schedule->shape.n_stages; stage++) {
         cf__write_text(&w, "%s\n   [", stage > 0 ? "," : "");
         for (i = schedule->first[stage]; i < schedule->first[stage + 1] && w.code == 0; i++) {
             cf__write_text(&w, "%s\n    ", i > schedule->first[stage] ? "," : "");
@@ -9200,12 +9286,7 @@ static int cf__graph_drops(const cf__graph_builder *g, int64_t chunk, int64_t v)
 static void cf__graph_adopt(cf_graph_desc *desc) {
     const cf_schedule *s = desc->schedule;
     int64_t i;
-    desc->n_stages = s->n_stages;
-    desc->n_virtual = s->n_virtual;
-    desc->placement = s->placement;
-    desc->k = s->k;
-    desc->replay = s->replay;
-    desc->rank = s->rank;
+    desc->shape = s->shape;
     for (desc->split = 0, i = 0; i < s->n_actions; i++) desc->split |= s->actions[i].pass == CF_I;
 }
 
@@ -9215,7 +9296,7 @@ static cf_result cf__graph_note_drops(const cf__graph_builder *g) {
     int64_t i, v;
     for (i = 0; i < g->pipe.n; i++)
         for (v = 0; v < g->pipe.n_v; v++)
-            g->dropped[v * g->pipe.n + i] = s == NULL && cf__pipe_chunks_after(&g->pipe, i) >= g->desc.k;
+            g->dropped[v * g->pipe.n + i] = s == NULL && cf__pipe_chunks_after(&g->pipe, i) >= g->desc.shape.k;
     for (i = 0; s != NULL && i < s->n_actions; i++) {
         const cf_action *a = &s->actions[i];
         if (a->pass == CF_R) g->dropped[a->stage * g->pipe.n + a->chunk - g->pipe.first_chunk] = 1;
@@ -9234,7 +9315,7 @@ static cf_result cf__graph_note_drops(const cf__graph_builder *g) {
 static int cf__graph_add_slots(const cf__graph_builder *g, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
                                cf__pipe_need *needs) {
     int64_t end = unit->first + unit->n, next = chunk + 1;
-    int64_t freer = unit->first + g->n_dropped[v] + cf__min(g->desc.k, unit->n);
+    int64_t freer = unit->first + g->n_dropped[v] + cf__min(g->desc.shape.k, unit->n);
     cf__pipe_need need = {0, 0, 0, CF_EDGE_SLOT};
     int n = 0;
     need.chunk = (int32_t)freer;
@@ -9294,7 +9375,7 @@ static int64_t cf__graph_visit_nodes(const cf__graph_builder *g) {
 
 /* The node at a place of a chunk, counted from the rank's first, on a virtual stage; -1: there is none. */
 static inline int64_t cf__graph_at(const cf_graph *graph, int64_t i, int place, int64_t v) {
-    int64_t n_v = graph->n_stages * graph->n_virtual, low = graph->first[i] + n_v, high;
+    int64_t n_v = graph->shape.n_stages * graph->shape.n_virtual, low = graph->first[i] + n_v, high;
     int64_t n_dropped = graph->first[i + 1] - graph->first[i] - (2 + graph->split) * n_v;
     if (place == CF_F) return graph->first[i] + v;
     if (place > CF_R) return low + n_dropped + (place - 1 - CF_R) * n_v + v;
@@ -9350,14 +9431,6 @@ static int64_t cf__graph_visit_edges(const cf__graph_builder *g) {
 
 /* ---- the road ---- */
 
-static void cf__graph_fill_defaults(cf_graph_desc *desc) {
-    if (desc->n_stages == 0) desc->n_stages = 1;
-    if (desc->n_virtual == 0) desc->n_virtual = 1;
-    if (desc->placement == CF_PLACEMENT_DEFAULT) desc->placement = CF_PLACEMENT_LOOP;
-    if (desc->k == 0) desc->k = 1;
-    if (desc->replay == CF_REPLAY_DEFAULT) desc->replay = CF_REPLAY_LOCAL;
-}
-
 /* Everything but times that are not finite, and backwards that are not alike, is refused here. */
 static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, const cf_graph_desc *desc,
                                  cf_error *error) {
@@ -9371,23 +9444,13 @@ static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, cons
         CF__TRY(cf_schedule_validate(plan, desc->schedule, NULL, desc->allocator, error));
         cf__graph_adopt(&g->desc);
     }
-    cf__graph_fill_defaults(&g->desc);
-    CF__TRY(cf__range(d->n_stages, 1, CF_MAX_STAGES, "n_stages", error));
-    CF__TRY(cf__range(d->n_virtual, 1, CF_MAX_STAGES / d->n_stages, "n_virtual", error));
-    CF__TRY(cf__choice((int)d->placement, CF_PLACEMENT_LOOP, CF_PLACEMENT_V, "placement", error));
-    CF__TRY(cf__range(d->k, 1, INT64_MAX, "k", error));
-    CF__TRY(cf__choice((int)d->replay, 0, CF_REPLAY_COUNT - 1, "replay", error));
-    CF__TRY(cf__choice(d->rank, 0, plan->n_ranks - 1, "rank", error));
-    CF__TRY(cf__pipe_check_timing(d->timing, d->n_stages * d->n_virtual, error));
-    CF__TRY(cf__pipe_check_units(plan, d->rank, error));
-    g->pipe = cf__pipe_of(plan, d->rank, d->n_stages, d->n_virtual, d->placement, d->k, d->replay, d->timing);
-    g->header.n_stages = d->n_stages;
-    g->header.n_virtual = d->n_virtual;
-    g->header.placement = d->placement;
-    g->header.k = d->k;
-    g->header.replay = d->replay;
+    g->desc.shape = cf__pipe_shape_defaults(d->shape, 1);
+    CF__TRY(cf__pipe_check_shape(plan, &d->shape, CF_PLACEMENT_V, error));
+    CF__TRY(cf__pipe_check_timing(d->timing, d->shape.n_stages * d->shape.n_virtual, error));
+    CF__TRY(cf__pipe_check_units(plan, d->shape.rank, error));
+    g->pipe = cf__pipe_of(plan, &d->shape, d->timing);
+    g->header.shape = d->shape;
     g->header.split = d->split != 0;
-    g->header.rank = d->rank;
     g->header.n_steps = g->pipe.n;
     return cf__range((2 + g->header.split) * g->pipe.n * g->pipe.n_v, 0, CF_MAX_NODES, "n_nodes", error);
 }
@@ -9466,12 +9529,12 @@ static inline cf_result cf__graph_within(int64_t got, int64_t least, int64_t mos
 
 static cf_result cf__graph_check_counts(const cf_graph *graph, cf_error *error) {
     const cf__member counts[] = {
-        {"n_stages", graph->n_stages, 1, INT32_MAX, CF_ERROR_GRAPH},
-        {"n_virtual", graph->n_virtual, 1, INT32_MAX / cf__max(graph->n_stages, 1), CF_ERROR_GRAPH},
-        {"placement", (int)graph->placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, CF_ERROR_GRAPH},
-        {"replay", (int)graph->replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, CF_ERROR_GRAPH},
+        {"shape.n_stages", graph->shape.n_stages, 1, INT32_MAX, CF_ERROR_GRAPH},
+        {"shape.n_virtual", graph->shape.n_virtual, 1, INT32_MAX / cf__max(graph->shape.n_stages, 1), CF_ERROR_GRAPH},
+        {"shape.placement", (int)graph->shape.placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, CF_ERROR_GRAPH},
+        {"shape.replay", (int)graph->shape.replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, CF_ERROR_GRAPH},
         {"split", graph->split, 0, 1, CF_ERROR_GRAPH},
-        {"rank", graph->rank, 0, CF_MAX_RANKS - 1, CF_ERROR_GRAPH},
+        {"shape.rank", graph->shape.rank, 0, CF_MAX_RANKS - 1, CF_ERROR_GRAPH},
         {"n_steps", graph->n_steps, 0, CF_MAX_CHUNKS, CF_ERROR_GRAPH},
         {"n_nodes", graph->n_nodes, 0, CF_MAX_NODES, CF_ERROR_GRAPH},
         {"n_edges", graph->n_edges, 0, CF_MAX_SUCCESSORS * CF_MAX_NODES - 1, CF_ERROR_GRAPH}};
@@ -9490,10 +9553,10 @@ static cf_result cf__graph_check_counts(const cf_graph *graph, cf_error *error) 
 static cf_result cf__graph_check_node(const cf_graph *graph, int64_t i, cf_error *error) {
     const char *wrong = "pass, chunk and stage of this node lead to another number";
     const cf_node *node = &graph->nodes[i];
-    int64_t chunk = node->chunk - graph->rank * graph->n_steps;
+    int64_t chunk = node->chunk - graph->shape.rank * graph->n_steps;
     int place = cf__pipe_place((int)node->pass);
     if (node->pass < 0 || node->pass > CF_W || cf__pipe_pass_at(place, graph->split) != node->pass || chunk < 0 ||
-        chunk >= graph->n_steps || node->stage < 0 || node->stage >= graph->n_stages * graph->n_virtual)
+        chunk >= graph->n_steps || node->stage < 0 || node->stage >= graph->shape.n_stages * graph->shape.n_virtual)
         return cf__fail(error, CF_ERROR_GRAPH, "nodes", i, i, -1, wrong);
     CF__TRY(cf__graph_within(cf__graph_at(graph, chunk, place, node->stage), i, i, "nodes", i, wrong, error));
     CF__TRY(cf__graph_within(node->keep, 0, node->pass <= CF_R, "nodes.keep", i, "is out of range", error));
@@ -9531,7 +9594,7 @@ static cf_result cf__graph_check_arrays(const cf_graph *g, cf_error *error) {
     CF__TRY(cf__pipe_check_first(g->first, g->n_steps, g->n_nodes, "first", CF_ERROR_GRAPH, error));
     CF__TRY(cf__pipe_check_first(g->first_in, g->n_nodes, g->n_edges, "first_in", CF_ERROR_GRAPH, error));
     CF__TRY(cf__pipe_check_first(g->first_out, g->n_nodes, g->n_edges, "first_out", CF_ERROR_GRAPH, error));
-    n_stages = g->n_stages * g->n_virtual;
+    n_stages = g->shape.n_stages * g->shape.n_virtual;
     least = (2 + g->split) * n_stages;
     for (i = 0; i < g->n_steps; i++) {
         int64_t n = g->first[i + 1] - g->first[i];

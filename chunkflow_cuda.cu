@@ -6703,7 +6703,7 @@ int64_t cell_of(const batch *b, int64_t virtual_stage, int64_t chunk) {
 }
 
 bool has_nccl(const executor *e) { return e->desc.nccl != NULL; }
-bool is_local_replay(const batch *b) { return b->schedule->replay == CF_REPLAY_LOCAL; }
+bool is_local_replay(const batch *b) { return b->schedule->shape.replay == CF_REPLAY_LOCAL; }
 
 /* The state of groups lies in host memory, and so do inputs that local replay keeps. */
 bool streams_state(const executor *e) { return e->desc.state_block_rows > 0; }
@@ -6722,12 +6722,12 @@ int64_t position_of(const batch *b, int what, int64_t virtual_stage, int64_t chu
 }
 
 int64_t stage_of(const batch *b, int64_t virtual_stage) {
-    return cf_placement_stage(b->schedule->placement, b->e->desc.n_stages, virtual_stage);
+    return cf_placement_stage(b->schedule->shape.placement, b->e->desc.n_stages, virtual_stage);
 }
 
 /* The virtual stage of a stage in one row of them. */
 int64_t virtual_stage_at(const stage_plan *s, int64_t row) {
-    return cf_placement_at(s->b->schedule->placement, s->b->e->desc.n_stages, row, s->on->number);
+    return cf_placement_at(s->b->schedule->shape.placement, s->b->e->desc.n_stages, row, s->on->number);
 }
 
 /* In one process each link between neighbouring virtual stages has a stream for each direction. NCCL has one for all,
@@ -6755,7 +6755,7 @@ bool find_positions(batch *b) {
     const cf_schedule *s = b->schedule;
     const int64_t n = b->e->n_virtual_stages * b->n_chunks;
     if (!b->at.fill(&b->e->home, AT_KINDS * n, -1)) return false;
-    for (int64_t i = 0; i < s->n_stages; i++)
+    for (int64_t i = 0; i < s->shape.n_stages; i++)
         for (int64_t j = s->first[i]; j < s->first[i + 1]; j++) {
             const cf_action &a = s->actions[j];
             const int what = is_pass(a.pass) ? AT_PASS : is_send(a.pass) ? AT_SEND : AT_RECV;
@@ -7471,8 +7471,8 @@ cf_result take_schedule(batch *b, const cf_plan *plan, const cf_schedule *schedu
     executor *e = b->e;
     const int64_t n_stages = e->desc.n_stages, n_virtual = e->desc.n_virtual;
     cf_lower_desc lower = {};
-    cf_result code = check_range(schedule->n_stages, n_stages, n_stages, "n_stages", -1, error);
-    if (code == CF_OK) code = check_range(schedule->n_virtual, n_virtual, n_virtual, "n_virtual", -1, error);
+    cf_result code = check_range(schedule->shape.n_stages, n_stages, n_stages, "n_stages", -1, error);
+    if (code == CF_OK) code = check_range(schedule->shape.n_virtual, n_virtual, n_virtual, "n_virtual", -1, error);
     if (code != CF_OK) return code;
     lower.allocator = &e->home.from;
     if (schedule->lowered || e->desc.n_stages == 1)
@@ -7482,7 +7482,7 @@ cf_result take_schedule(batch *b, const cf_plan *plan, const cf_schedule *schedu
     if (code != CF_OK) return code;
     b->plan = plan;
     b->schedule = b->lowered != NULL ? b->lowered : schedule;
-    b->first_chunk = schedule->rank * plan->n_steps;
+    b->first_chunk = schedule->shape.rank * plan->n_steps;
     b->n_chunks = plan->n_steps;
     return CF_OK;
 }

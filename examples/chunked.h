@@ -263,7 +263,7 @@ static inline cf_result run_rank(chunk_runner *r, const cf_plan *plan, int64_t r
     cf_schedule_desc order = r->order;
     cf_run_desc run = {0};
     cf_run_stats stats = {0};
-    order.rank = rank;
+    order.shape.rank = rank;
     cf_result result = cf_schedule_make(plan, &order, &schedule, error);
     if (result == CF_OK) result = chunk_runner_reserve(r, plan, schedule, error);
     if (result == CF_OK) {

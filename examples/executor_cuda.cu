@@ -88,13 +88,13 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"split", CHOICE, &s->packing.split, 0, 0, "full even cost", "how to cut long sequences"},
         {"no-tails", FLAG, &s->packing.no_tails, 0, 0, NULL, "no hybrid chunks: a group's last chunk stays alone"},
         {"align", INTEGER, &s->packing.align, 1, CF_MAX_CHUNK_SIZE, NULL, "slices start at multiples of this"},
-        {"k", INTEGER, &s->order.k, 1, MANY, NULL, "chunks of a group that keep their activations at once"},
+        {"k", INTEGER, &s->order.shape.k, 1, MANY, NULL, "chunks of a group that keep their activations at once"},
         {"schedule", CHOICE, &s->order.kind, 0, 0, "paper gpipe 1f1b interleaved zero-bubble best", "which schedule"},
-        {"replay", CHOICE, &s->order.replay, 0, 0, "pipeline local", "how dropped activations come back"},
-        {"stages", INTEGER, &s->order.n_stages, 1, CF_MAX_STAGES, NULL, "stages of the pipeline"},
-        {"virtual", INTEGER, &s->order.n_virtual, 0, CF_MAX_STAGES, NULL, "parts of the model a stage, 0: as is usual"},
-        {"placement", CHOICE, &s->order.placement, 0, 0, "loop v", "in which order those parts lie on the stages"},
-        {"limit", INTEGER, &s->order.limit, 0, MANY, NULL, "most chunks that a stage keeps at once, 0: the default"},
+        {"replay", CHOICE, &s->order.shape.replay, 0, 0, "pipeline local", "how dropped activations come back"},
+        {"stages", INTEGER, &s->order.shape.n_stages, 1, CF_MAX_STAGES, NULL, "stages of the pipeline"},
+        {"virtual", INTEGER, &s->order.shape.n_virtual, 0, CF_MAX_STAGES, NULL, "parts of the model a stage, 0: as is usual"},
+        {"placement", CHOICE, &s->order.shape.placement, 0, 0, "loop v", "in which order those parts lie on the stages"},
+        {"limit", INTEGER, &s->order.limits.chunks, 0, MANY, NULL, "most chunks that a stage keeps at once, 0: the default"},
         {"split-backward", FLAG, &s->order.split_backward, 0, 0, NULL, "best may cut backward into I and W"},
         {"stream", INTEGER, &s->stream, 0, MANY, NULL, "bytes of a ring for states in host memory, 0: they stay"},
         {"window", INTEGER, &s->window, 0, MANY, NULL, "keys that a query sees, its own included, 0: all before it"},
@@ -133,7 +133,7 @@ static settings parse_settings(int argc, char **argv) {
     s.optimizer = {1e-3, 0.1, 5, 20, 0.9, 0.95, 1e-8, 0, 0};
     s.type = CF_DTYPE_BF16;
     s.packing.chunk_size = 1024;
-    s.order.k = s.order.n_stages = s.devices = s.seed = 1;
+    s.order.shape.k = s.order.shape.n_stages = s.devices = s.seed = 1;
     s.batch = 8;
     s.longest = 16384;
     s.paths = TAKE(const char *, argc);
@@ -154,13 +154,13 @@ static settings parse_settings(int argc, char **argv) {
     if (s.reference && s.window > 0) fail(EXIT_BAD_INPUT, "--reference knows no --window");
     if (s.synthetic.count > 0 && s.n_paths > 0) fail(EXIT_BAD_INPUT, "give --synthetic or files, not both");
     if (s.longest > 0 && s.longest < 3) fail(EXIT_BAD_INPUT, "--max-length must be 0 or at least 3");
-    if (s.ranks > 0 && s.order.n_stages > 1 && s.order.n_stages != s.ranks)
+    if (s.ranks > 0 && s.order.shape.n_stages > 1 && s.order.shape.n_stages != s.ranks)
         fail(EXIT_BAD_INPUT, "--ranks %lld wants as many stages", (long long)s.ranks);
-    if (s.ranks > 0) s.order.n_stages = s.ranks;
+    if (s.ranks > 0) s.order.shape.n_stages = s.ranks;
     s.order = cf_schedule_defaults(&s.order);
-    if (s.model.layers / s.order.n_stages < s.order.n_virtual)
+    if (s.model.layers / s.order.shape.n_stages < s.order.shape.n_virtual)
         fail(EXIT_BAD_INPUT, "%lld stages x %lld virtual ones want as many layers, the model has %lld",
-             (long long)s.order.n_stages, (long long)s.order.n_virtual, (long long)s.model.layers);
+             (long long)s.order.shape.n_stages, (long long)s.order.shape.n_virtual, (long long)s.model.layers);
     if (s.synthetic.count == 0 && s.n_paths == 0) parse_lengths(&s.synthetic, "3000,120,90,533,64,1700,300,45,11");
     return s;
 }
@@ -192,7 +192,7 @@ typedef struct trainer {
 static int runs_here(const trainer *t, int64_t stage_index) { return t->rank < 0 || t->rank == stage_index; }
 static part *part_here(const trainer *t, int64_t v) { return t->parts[v].config ? &t->parts[v] : NULL; }
 static int64_t stage_of_part(const trainer *t, int64_t v) {
-    return cf_placement_stage(t->settings->order.placement, t->n_stages, v);
+    return cf_placement_stage(t->settings->order.shape.placement, t->n_stages, v);
 }
 static cudaStream_t stream_of(const trainer *t, int64_t v) {
     return cf_executor_stream(t->executor, stage_of_part(t, v));
@@ -218,7 +218,7 @@ template <typename T> static void executor_make(trainer *t, int64_t slots) {
     desc.forward = on_forward<T>;
     desc.backward = on_backward<T>;
     desc.n_stages = t->n_stages;
-    desc.n_virtual = s->order.n_virtual;
+    desc.n_virtual = s->order.shape.n_virtual;
     desc.stages = t->needs;
     desc.devices = t->devices;
     desc.attention = attention_of(s, 1);
@@ -475,8 +475,8 @@ template <typename T> static int check_batch(trainer *t) {
            "%s, %lld stages x %lld (%s); %lld replays, %lld split backwards\n",
            types[s->type], (long long)t->batch.count, (long long)t->batch.n_tokens, (long long)t->plan->n_chunks,
            (long long)s->packing.chunk_size, (long long)stats.n_hybrid, (long long)stats.largest_group,
-           (long long)s->order.k, cf_schedule_kind_name(t->schedule->kind), (long long)t->n_stages,
-           (long long)s->order.n_virtual, cf_placement_name(t->schedule->placement),
+           (long long)s->order.shape.k, cf_schedule_kind_name(t->schedule->kind), (long long)t->n_stages,
+           (long long)s->order.shape.n_virtual, cf_placement_name(t->schedule->shape.placement),
            (long long)count_passes(t->schedule, CF_R), (long long)count_passes(t->schedule, CF_W));
     int ok = compare_gradients("a second run, bit by bit:", &again, &own, owned, losses[1], losses[0], 0);
     ok &= check_rings<T>(t, &own, &again, owned, losses[0]);
@@ -530,8 +530,8 @@ template <typename T> static void trainer_begin(trainer *t) {
         fail(EXIT_BAD_INPUT, "--devices %lld: there %s %d", (long long)s->devices, n_devices == 1 ? "is" : "are",
              n_devices);
     for (int64_t i = 0; i < t->documents.count; i++) longest = max_of(longest, document_length(&t->documents, i));
-    t->n_stages = s->order.n_stages;
-    t->n_parts = t->n_stages * s->order.n_virtual;
+    t->n_stages = s->order.shape.n_stages;
+    t->n_parts = t->n_stages * s->order.shape.n_virtual;
     t->devices = TAKE(int, t->n_stages);
     t->cublas = TAKE(cublasHandle_t, t->n_stages);
     t->parts = TAKE(part, t->n_parts);

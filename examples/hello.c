@@ -17,7 +17,7 @@ static int one_pass(void *user, const cf_step *step) { /* your forward or backwa
 int main(void) {
     const int64_t lengths[] = {900, 14000, 350, 2600}; /* tokens of each sequence of the batch */
     cf_pack_desc packing = {.chunk_size = 4096};
-    cf_schedule_desc order = {.k = 1}; /* most chunks of one sequence kept at once; else the best order, local replay */
+    cf_schedule_desc order = {.shape.k = 1}; /* most chunks of one sequence kept at once; else the best order, local replay */
     cf_run_desc run = {.forward = one_pass, .backward = one_pass};
     cf_plan *plan = NULL;
     cf_schedule *schedule = NULL;

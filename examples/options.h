@@ -39,7 +39,7 @@ static inline int64_t list_options(options *o, option list[MAX_OPTIONS]) {
         {"dropout", NUMBER, &o->model.dropout, 0, 1, NULL, "rate of dropout, less than 1"},
         {"window", INTEGER, &o->model.window, 0, INT32_MAX, NULL, "keys that a query sees, its own included, 0: all"},
         {"chunk-size", INTEGER, &o->packing.chunk_size, 1, CF_MAX_CHUNK_SIZE, NULL, "most tokens of a chunk"},
-        {"k", INTEGER, &o->order.k, 1, MANY, NULL, "chunks of a group that keep their activations at once"},
+        {"k", INTEGER, &o->order.shape.k, 1, MANY, NULL, "chunks of a group that keep their activations at once"},
         {"stream", INTEGER, &o->stream, 0, MANY, NULL,
          "keep states in host memory and stream them through a ring of these bytes, 0: no"},
         {"method", CHOICE, &o->packing.method, 0, 0, "best first next", "how to fit sequences into chunks"},
@@ -93,7 +93,7 @@ static inline options options_default(void) {
     o.optimizer.clip = 1;
     o.packing.chunk_size = 256;
     o.packing = cf_pack_defaults(&o.packing);
-    o.order.k = 1;
+    o.order.shape.k = 1;
     o.batch = 8;
     o.seed = 1;
     o.longest = 4096;

@@ -61,18 +61,18 @@ typedef struct stage_runner {
 
 /* The part of the model that a virtual stage has. */
 static inline stage part_of(const model_config *config, const cf_schedule *schedule, int64_t virtual_stage) {
-    return stage_of(config, virtual_stage, schedule->n_stages * schedule->n_virtual);
+    return stage_of(config, virtual_stage, schedule->shape.n_stages * schedule->shape.n_virtual);
 }
 
 /* The part that a stage has in one row of virtual stages. */
 static inline stage part_at(const model_config *config, const cf_schedule *schedule, int64_t row, int64_t stage_index) {
-    return part_of(config, schedule, cf_placement_at(schedule->placement, schedule->n_stages, row, stage_index));
+    return part_of(config, schedule, cf_placement_at(schedule->shape.placement, schedule->shape.n_stages, row, stage_index));
 }
 
 /* A part that is as large as any of those on this stage, for buffers which all of them use in turn. */
 static inline stage largest_part(const model_config *config, const cf_schedule *schedule, int64_t stage_index) {
     stage largest = {0, 0, 0, 0};
-    for (int64_t row = 0; row < schedule->n_virtual; row++) {
+    for (int64_t row = 0; row < schedule->shape.n_virtual; row++) {
         stage part = part_at(config, schedule, row, stage_index);
         largest.end_layer = max_of(largest.end_layer, part.end_layer - part.first_layer);
         largest.has_embedding |= part.has_embedding;
@@ -105,7 +105,7 @@ static inline cf_result stage_runner_begin(stage_runner *r, const model_config *
     r->boundaries = TAKE(real *, r->n_boundaries);
     r->spare = TAKE(real *, r->n_boundaries);
     r->stream_bytes = stream_bytes;
-    r->kept_inputs = TAKE(real *, schedule->n_virtual * plan->n_chunks);
+    r->kept_inputs = TAKE(real *, schedule->shape.n_virtual * plan->n_chunks);
     for (int i = 0; i < INPUT_SLOTS; i++) r->input_slots[i].owner = -1;
     if (stream_bytes > 0 && r->n_states > 0) r->stream = stream_new(kv_width_of(config), stream_bytes, &r->meter);
     for (int64_t i = 0; i < r->n_slots; i++) {
@@ -158,7 +158,7 @@ static inline cf_result prepare_pass(stage_runner *r, const cf_step *step, pass 
 
 /* Place of a chunk on a virtual stage in lists of all of them. */
 static inline int64_t cell_of(const stage_runner *r, const cf_action *a) {
-    return a->stage / r->schedule->n_stages * r->plan->n_chunks + a->chunk;
+    return a->stage / r->schedule->shape.n_stages * r->plan->n_chunks + a->chunk;
 }
 
 /* Begins to send an F's input, which its R will want again, to host memory. */
@@ -220,7 +220,7 @@ static inline int stage_forward(void *user, const cf_step *step) {
     if (step->chunk->n_slices == 0) return 0; /* an idle chunk: it only keeps the ranks in step */
     cf_result result = prepare_pass(r, step, &p);
     if (result != CF_OK) return (int)result;
-    int streams = step->input >= 0 && r->stream_bytes > 0 && r->schedule->replay == CF_REPLAY_LOCAL;
+    int streams = step->input >= 0 && r->stream_bytes > 0 && r->schedule->shape.replay == CF_REPLAY_LOCAL;
     int leaves = streams && step->action.pass == CF_F && !step->action.keep;
     input_slot *slot = streams && step->action.pass == CF_R ? input_load(r, &step->action) : NULL;
     const real *input = slot ? slot->rows : step->input >= 0 ? r->boundaries[step->input] : NULL;
@@ -296,7 +296,7 @@ static inline int part_has_tensor(const model_config *c, const stage *part, cons
 
 static inline int stage_has_tensor(const model_config *c, const cf_schedule *schedule, int64_t stage_index,
                                    const weights *w, const tensor *t) {
-    for (int64_t row = 0; row < schedule->n_virtual; row++) {
+    for (int64_t row = 0; row < schedule->shape.n_virtual; row++) {
         stage part = part_at(c, schedule, row, stage_index);
         if (part_has_tensor(c, &part, w, t)) return 1;
     }

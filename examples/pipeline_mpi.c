@@ -152,12 +152,12 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"split", CHOICE, &s->packing.split, 0, 0, "full even cost", "how to cut long sequences"},
         {"no-tails", FLAG, &s->packing.no_tails, 0, 0, NULL, "no hybrid chunks: a group's last chunk stays alone"},
         {"align", INTEGER, &s->packing.align, 1, CF_MAX_CHUNK_SIZE, NULL, "slices start at multiples of this"},
-        {"k", INTEGER, &s->order.k, 1, MANY, NULL, "chunks of a group that keep their activations at once"},
+        {"k", INTEGER, &s->order.shape.k, 1, MANY, NULL, "chunks of a group that keep their activations at once"},
         {"schedule", CHOICE, &s->order.kind, 0, 0, "paper gpipe 1f1b interleaved zero-bubble best", "which schedule"},
-        {"replay", CHOICE, &s->order.replay, 0, 0, "pipeline local", "how dropped activations come back"},
-        {"virtual", INTEGER, &s->order.n_virtual, 0, MANY, NULL, "parts of the model on each stage, 0: as is usual"},
-        {"placement", CHOICE, &s->order.placement, 0, 0, "loop v any", "in which order those parts lie on the stages"},
-        {"limit", INTEGER, &s->order.limit, 0, MANY, NULL, "most chunks that a stage keeps at once, 0: the default"},
+        {"replay", CHOICE, &s->order.shape.replay, 0, 0, "pipeline local", "how dropped activations come back"},
+        {"virtual", INTEGER, &s->order.shape.n_virtual, 0, MANY, NULL, "parts of the model on each stage, 0: as is usual"},
+        {"placement", CHOICE, &s->order.shape.placement, 0, 0, "loop v any", "in which order those parts lie on the stages"},
+        {"limit", INTEGER, &s->order.limits.chunks, 0, MANY, NULL, "most chunks that a stage keeps at once, 0: the default"},
         {"split-backward", FLAG, &s->order.split_backward, 0, 0, NULL, "best may cut backward into I and W"},
         {"stream", INTEGER, &s->stream, 0, MANY, NULL,
          "keep states and kept stage inputs in host memory, and stream states through a ring of these bytes, 0: no"},
@@ -189,7 +189,7 @@ static settings settings_default(void) {
     s.model.norm_epsilon = 1e-6;
     s.packing.chunk_size = 128;
     s.packing = cf_pack_defaults(&s.packing);
-    s.order.k = 1;
+    s.order.shape.k = 1;
     s.seed = 1;
     s.repeat = 1;
     return s;
@@ -228,7 +228,7 @@ static fault parse_fault(const char *text) {
 static int64_t virtual_stages(const settings *s, cf_schedule_kind kind) {
     cf_schedule_desc order = s->order;
     order.kind = kind;
-    return cf_schedule_defaults(&order).n_virtual;
+    return cf_schedule_defaults(&order).shape.n_virtual;
 }
 
 static void check_processes(const settings *s) {
@@ -295,7 +295,7 @@ static void transport_begin(transport *t, const cf_schedule *schedule, int64_t b
     memset(t, 0, sizeof *t);
     MPI_Comm_dup(MPI_COMM_WORLD, &t->comm);
     t->rendezvous = rendezvous;
-    t->n_virtual_stages = schedule->n_stages * schedule->n_virtual;
+    t->n_virtual_stages = schedule->shape.n_stages * schedule->shape.n_virtual;
     for (int i = 0; i < N_SENDS; i++) {
         t->requests[i] = MPI_REQUEST_NULL;
         t->buffers[i] = TAKE(real, boundary_count);
@@ -483,8 +483,8 @@ static cf_run_stats run_stage(stage_process *p) {
 
 /* The process that has the head. In a V there and back it is the one that has the embedding, too. */
 static int head_process(const cf_schedule *schedule) {
-    int64_t last = schedule->n_stages * schedule->n_virtual - 1;
-    return (int)cf_placement_stage(schedule->placement, schedule->n_stages, last);
+    int64_t last = schedule->shape.n_stages * schedule->shape.n_virtual - 1;
+    return (int)cf_placement_stage(schedule->shape.placement, schedule->shape.n_stages, last);
 }
 
 /* A tied embedding is the table of one process and the head of another: both need the sum of the two gradients. */
@@ -607,18 +607,18 @@ static cf_stage_cost measured_cost(const stage_process *p, int64_t virtual_stage
 /* The schedule simulated with the costs that this run has measured, stage by stage, and transfers that take no time. */
 static cf_timeline *simulate_as_measured(const stage_process *p) {
     const cf_schedule *schedule = p->schedule;
-    int64_t n_virtual = schedule->n_virtual;
+    int64_t n_virtual = schedule->shape.n_virtual;
     cf_stage_cost *own = TAKE(cf_stage_cost, n_virtual), *all = TAKE(cf_stage_cost, n_virtual * n_processes);
     cf_stage_cost *ordered = TAKE(cf_stage_cost, n_virtual * n_processes);
     cf_timing timing = {0};
     for (int64_t row = 0; row < n_virtual; row++) {
-        own[row] = measured_cost(p, cf_placement_at(schedule->placement, n_processes, row, process));
+        own[row] = measured_cost(p, cf_placement_at(schedule->shape.placement, n_processes, row, process));
     }
     int bytes = (int)((size_t)n_virtual * sizeof *own);
     MPI_Allgather(own, bytes, MPI_BYTE, all, bytes, MPI_BYTE, MPI_COMM_WORLD);
     for (int64_t s = 0; s < n_processes; s++) {
         for (int64_t row = 0; row < n_virtual; row++) {
-            ordered[cf_placement_at(schedule->placement, n_processes, row, s)] = all[s * n_virtual + row];
+            ordered[cf_placement_at(schedule->shape.placement, n_processes, row, s)] = all[s * n_virtual + row];
         }
     }
     timing.stages = ordered;
@@ -690,7 +690,7 @@ static int64_t most_kept_inputs(const stage_process *p) {
     int64_t kept = 0, most = 0;
     for (int64_t i = p->schedule->first[process]; i < p->schedule->first[process + 1]; i++) {
         const cf_action *a = &p->schedule->actions[i];
-        if (a->stage == 0 || p->schedule->replay != CF_REPLAY_LOCAL) continue;
+        if (a->stage == 0 || p->schedule->shape.replay != CF_REPLAY_LOCAL) continue;
         kept += (a->pass == CF_F && !a->keep) - (a->pass == CF_R);
         most = max_of(most, kept);
     }
@@ -780,8 +780,8 @@ static void print_schedule(const cf_schedule *schedule, const cf_schedule *lower
                       count_actions(lowered, CF_SEND_B);
     printf("schedule %s, %s replay, K %lld, %lld virtual stages on each%s: %lld passes, %lld replays, %lld tensors "
            "sent\n",
-           cf_schedule_kind_name(schedule->kind), cf_replay_name(schedule->replay), (long long)schedule->k,
-           (long long)schedule->n_virtual, schedule->placement == CF_PLACEMENT_V ? " in a V" : "",
+           cf_schedule_kind_name(schedule->kind), cf_replay_name(schedule->shape.replay), (long long)schedule->shape.k,
+           (long long)schedule->shape.n_virtual, schedule->shape.placement == CF_PLACEMENT_V ? " in a V" : "",
            (long long)schedule->n_actions, (long long)count_actions(schedule, CF_R), (long long)n_sends);
 }
 
@@ -835,8 +835,8 @@ static void print_line(const stage_process *p, const verdict *v, const timelines
     const cf_schedule *schedule = p->schedule;
     printf("%-6s %-11s %-8s K %lld  virtual %lld %s  %3lld replays  difference %.1e  peaks %s  "
            "bubble: unit costs %5.1f %%, costs as measured %5.1f %%, measured %5.1f %% (%.3f ms)\n",
-           v->ok ? "ok" : "NOT OK", cf_schedule_kind_name(schedule->kind), cf_replay_name(schedule->replay),
-           (long long)schedule->k, (long long)schedule->n_virtual, cf_placement_name(schedule->placement),
+           v->ok ? "ok" : "NOT OK", cf_schedule_kind_name(schedule->kind), cf_replay_name(schedule->shape.replay),
+           (long long)schedule->shape.k, (long long)schedule->shape.n_virtual, cf_placement_name(schedule->shape.placement),
            (long long)count_actions(schedule, CF_R), v->difference, v->peaks_agree ? "agree" : "DIFFER",
            100 * t->unit->bubble_useful, 100 * t->fitted->bubble_useful, 100 * t->measured->bubble_useful,
            1e3 * t->measured->makespan);
@@ -969,7 +969,7 @@ static int run_schedule(task *t, const cf_schedule *schedule, const cf_schedule 
 static cf_result try_schedule(task *t, const cf_schedule_desc *order, int *ok, cf_error *error) {
     cf_schedule *schedule = NULL, *lowered = NULL;
     cf_schedule_desc desc = *order;
-    desc.n_stages = n_processes;
+    desc.shape.n_stages = n_processes;
     cf_result result = cf_schedule_make(t->plan, &desc, &schedule, error);
     if (result == CF_OK) result = cf_schedule_lower(t->plan, schedule, NULL, &lowered, error);
     if (result == CF_OK) result = cf_schedule_validate(t->plan, lowered, NULL, NULL, error);
@@ -987,8 +987,8 @@ static int run_sweep_item(task *t, const cf_schedule_desc *order) {
     cf_result result = try_schedule(t, order, &ok, &error);
     if (result == CF_ERROR_MEMORY) fail(EXIT_CHECK_FAILED, "%s", error.text);
     if (result != CF_OK && process == 0) {
-        printf("skipped %s %s K %lld: %s\n", cf_schedule_kind_name(order->kind), cf_replay_name(order->replay),
-               (long long)order->k, error.text);
+        printf("skipped %s %s K %lld: %s\n", cf_schedule_kind_name(order->kind), cf_replay_name(order->shape.replay),
+               (long long)order->shape.k, error.text);
     }
     return ok;
 }
@@ -999,15 +999,15 @@ static int run_sweep_of(task *t, cf_schedule_kind kind, int64_t n_virtual, cf_pl
     cf_schedule_desc order = s->order;
     int ok = 1;
     order.kind = kind;
-    order.n_virtual = n_virtual;
-    order.placement = placement;
+    order.shape.n_virtual = n_virtual;
+    order.shape.placement = placement;
     if (n_virtual > 1 && (n_processes == 1 || n_virtual > s->model.layers / n_processes)) {
         if (process == 0) printf("skipped %s: too few processes or layers\n", cf_schedule_kind_name(kind));
         return 1;
     }
     for (int replay = CF_REPLAY_PIPELINE; replay < CF_REPLAY_COUNT; replay++) {
-        order.replay = (cf_replay)replay;
-        for (order.k = 1; order.k <= s->order.k; order.k++) ok = run_sweep_item(t, &order) && ok;
+        order.shape.replay = (cf_replay)replay;
+        for (order.shape.k = 1; order.shape.k <= s->order.shape.k; order.shape.k++) ok = run_sweep_item(t, &order) && ok;
     }
     return ok;
 }

@@ -137,7 +137,7 @@ enum { PROGRESS_STEP, PROGRESS_EPOCH, PROGRESS_CURSOR, PROGRESS_CHUNKING, PROGRE
 static int64_t chunking_hash(const options *o) {
     const cf_pack_desc *p = &o->packing;
     int64_t all[] = {p->chunk_size, (int64_t)p->method, (int64_t)p->split, p->no_tails,
-                     p->align,      p->max_slices,      p->n_ranks,        o->order.k};
+                     p->align,      p->max_slices,      p->n_ranks,        o->order.shape.k};
     return (int64_t)(hash_bytes(0, all, sizeof all) >> 1);
 }
 
@@ -267,7 +267,7 @@ static int run_training(const options *o) {
     print_data(&t.documents);
     printf("model: %lld parameters (" REAL_NAME "), %lld layers, hidden %lld; chunk size %lld, K %lld\n",
            (long long)t.weights.count, (long long)o->model.layers, (long long)o->model.hidden,
-           (long long)o->packing.chunk_size, (long long)o->order.k);
+           (long long)o->packing.chunk_size, (long long)o->order.shape.k);
     train(&t);
     printf("weights after step %lld: %016llx\n",
            (long long)t.step, /* tells at a glance whether two runs are the same */
@@ -393,7 +393,7 @@ static int run_memory_table(const options *o) {
     int64_t half_a_chunk = max_of(1, o->packing.chunk_size / (2 * KEY_BLOCK)) * KEY_BLOCK;
     int64_t stream = o->stream > 0 ? o->stream : stream_ring_bytes(kv_width_of(&o->model), half_a_chunk);
     printf("peak memory held (MiB) as the longest document of a batch grows; %lld layers, chunk size %lld, K %lld, "
-           "stream of %.2f MiB\n", (long long)o->model.layers, (long long)o->packing.chunk_size, (long long)o->order.k,
+           "stream of %.2f MiB\n", (long long)o->model.layers, (long long)o->packing.chunk_size, (long long)o->order.shape.k,
            mebibytes(stream));
     printf("  %8s %7s | %-31s | %-39s | %-16s | %s\n", "longest", "", "unchunked", "chunked", "with the stream",
            "losses");
@@ -404,7 +404,7 @@ static int run_memory_table(const options *o) {
         rows[i] = measure_memory(o, growth[i] * o->packing.chunk_size, stream);
         print_memory_row(&rows[i]);
         ok = ok && is_rounding(rows[i].difference) && rows[i].same_bits;
-        ok = ok && (i == 0 || memory_row_is_right(rows, i, min_of(o->order.k, growth[i])));
+        ok = ok && (i == 0 || memory_row_is_right(rows, i, min_of(o->order.shape.k, growth[i])));
     }
     printf("%s\n", ok ? "chunked activations stay at K x chunk size; with the document grow only its K and V and their "
                         "gradients, and with a stream those lie in host memory"
@@ -427,7 +427,7 @@ static int run_demo(options *o) {
     o->longest = 4096;
     o->batch = 8;
     o->packing.chunk_size = 256;
-    o->order.k = 2;
+    o->order.shape.k = 2;
     printf("1. Training on the files of this directory, in chunks\n");
     training_begin(&t, o);
     print_data(&t.documents);

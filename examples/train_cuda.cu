@@ -91,7 +91,7 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"chunk-size", INTEGER, &s->chunk_size, 0, CF_MAX_CHUNK_SIZE, NULL, "most tokens of a chunk, 0: none is split"},
         {"max-slices", INTEGER, &s->packing.max_slices, 0, MANY, NULL, "most slices of a chunk, 0: any"},
         {"split", CHOICE, &s->packing.split, 0, 0, "full even cost", "how to cut long documents"},
-        {"k", INTEGER, &s->order.k, 1, MANY, NULL, "chunks of a group that keep their activations at once"},
+        {"k", INTEGER, &s->order.shape.k, 1, MANY, NULL, "chunks of a group that keep their activations at once"},
         {"data", TEXT, &s->data, 0, 0, NULL, "token file to train on (make_tokens writes such)"},
         {"lengths", TEXT, &s->lengths, 0, 0, NULL, "list of lengths: random documents, --batch of them each step"},
         {"synthetic", LENGTHS, &s->synthetic, 0, 0, NULL, "LEN,LEN,...: one batch of random documents, each step"},
@@ -170,7 +170,7 @@ static settings parse_settings(int argc, char **argv, hf_model *from) {
     s.chunk_size = 8192;
     s.loss_rows = 2048;
     s.part_bytes = 5000000000; /* as Hugging Face has it */
-    s.order.k = s.seed = 1;
+    s.order.shape.k = s.seed = 1;
     s.checkpoint_every = 50;
     s.batch = 8;
     const int64_t n = list_settings(&s, list);
@@ -337,7 +337,7 @@ static void plan_batch(const trainer *t, int64_t chunk_size, int64_t k, cf_plan 
     int64_t longest = 1;
     for (int64_t i = 0; i < t->batch.count; i++) longest = max_of(longest, t->batch.length[i]);
     packing.chunk_size = chunk_size > 0 ? chunk_size : longest;
-    order.k = k;
+    order.shape.k = k;
     MUST(cf_pack(t->batch.length, t->batch.count, &packing, plan, &error));
     MUST(cf_schedule_make(*plan, &order, schedule, &error));
 }
@@ -406,10 +406,10 @@ static void explain_memory(const trainer *t, const char *why) {
     const settings *s = t->settings;
     double room;
     device_bytes_used(&room);
-    const cf_executor_memory whole = memory_of_plan(t, s->chunk_size, s->order.k);
+    const cf_executor_memory whole = memory_of_plan(t, s->chunk_size, s->order.shape.k);
     print_memory_table(t, &whole, 0);
     for (int64_t size = t->plan->chunk_size; size >= SMALLEST_CHUNK; size /= 2) {
-        for (int64_t k = s->order.k; k >= 1; k /= 2) {
+        for (int64_t k = s->order.shape.k; k >= 1; k /= 2) {
             const cf_executor_memory m = memory_of_plan(t, size, k);
             if ((double)m.total > room) continue;
             fail(EXIT_CHECK_FAILED, "%s; --chunk-size %lld --k %lld would fit: %.3f of %.3f MiB", why, (long long)size,
@@ -441,7 +441,7 @@ static void load_batch(trainer *t) {
     if (t->batch.n_targets == 0) fail(EXIT_BAD_INPUT, "the batch has no target tokens, so there is nothing to learn");
     free(t->first_row);
     free(t->first_run);
-    plan_batch(t, s->chunk_size, s->order.k, &t->plan, &t->schedule);
+    plan_batch(t, s->chunk_size, s->order.shape.k, &t->plan, &t->schedule);
     upload_rows(t);
     const cf_result result = cf_executor_load(t->executor, t->plan, t->schedule, &error);
     if (result == CF_ERROR_MEMORY) explain_memory(t, error.text);
@@ -603,7 +603,7 @@ static uint64_t token_set_hash(const token_set *s) {
 
 /* How batches are chunked does not change what is computed, only how it is rounded. */
 static int64_t chunking_hash(const settings *s) {
-    const int64_t all[] = {s->chunk_size, s->packing.max_slices, (int64_t)s->packing.split, s->order.k, s->loss_rows};
+    const int64_t all[] = {s->chunk_size, s->packing.max_slices, (int64_t)s->packing.split, s->order.shape.k, s->loss_rows};
     return (int64_t)(hash_bytes(0, all, sizeof all) >> 1);
 }
 
@@ -801,7 +801,7 @@ template <typename T> static void fill_checked(trainer *t, checked *of, weights 
     load_batch(t);
     printf("check: %lld documents, %lld tokens in %lld chunks of %lld, K %lld, %lld groups\n",
            (long long)t->batch.count, (long long)t->batch.n_tokens, (long long)t->plan->n_chunks,
-           (long long)t->plan->chunk_size, (long long)chunked->order.k, (long long)t->plan->n_groups);
+           (long long)t->plan->chunk_size, (long long)chunked->order.shape.k, (long long)t->plan->n_groups);
     of->loss = take_gradients(t, &of->chunked).loss;
     of->loss_again = take_gradients(t, &of->again).loss;
     unchunked.chunk_size = 0;

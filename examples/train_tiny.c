@@ -346,7 +346,7 @@ static cf_result run_passes(trainer *t, const cf_plan *plan, const cf_schedule *
 static cf_result chunked(const weights *w, weights *gradient, const batch *b, int verbose, double *loss,
                          cf_error *error) {
     cf_pack_desc packing = {.chunk_size = CHUNK_SIZE};
-    cf_schedule_desc order = {.k = K};
+    cf_schedule_desc order = {.shape.k = K};
     cf_plan *plan = NULL;
     cf_schedule *schedule = NULL;
     cf_run_stats stats = {0};

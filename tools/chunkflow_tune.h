@@ -1209,10 +1209,10 @@ static cf_result cft__check_bytes(const cf_tune_desc *desc, cf_error *error) {
         const struct {
             const char *field;
             int64_t value, least;
-        } members[] = {{"bytes.held.per_token_activations", b->held.per_token_activations, 1},
-                       {"bytes.held.per_token_state", b->held.per_token_state, 0},
-                       {"bytes.held.per_token_state_gradient", b->held.per_token_state_gradient, 0},
-                       {"bytes.held.per_token_boundary", b->held.per_token_boundary, 0},
+        } members[] = {{"bytes.held.activations", b->held.activations, 1},
+                       {"bytes.held.state", b->held.state, 0},
+                       {"bytes.held.state_gradient", b->held.state_gradient, 0},
+                       {"bytes.held.boundary", b->held.boundary, 0},
                        {"bytes.per_token_pass", b->per_token_pass, 0},
                        {"bytes.fixed", b->fixed, 0}};
         int64_t i;
@@ -1431,10 +1431,10 @@ static int cft__add_bytes(const cft__tuner *t, int64_t stage, cf_memory_report *
         const cf_stage_bytes *b = &t->desc.bytes[v];
         const cf_memory_load *load = &t->loads[v];
         int64_t working = 0;
-        cft__add_product(&out->activations, load->live_tokens, b->held.per_token_activations);
-        cft__add_product(&out->state, load->state_tokens, b->held.per_token_state);
-        cft__add_product(&out->state_gradient, load->state_gradient_tokens, b->held.per_token_state_gradient);
-        cft__add_product(&out->inputs, load->input_tokens, b->held.per_token_boundary);
+        cft__add_product(&out->activations, load->live_tokens, b->held.activations);
+        cft__add_product(&out->state, load->state_tokens, b->held.state);
+        cft__add_product(&out->state_gradient, load->state_gradient_tokens, b->held.state_gradient);
+        cft__add_product(&out->inputs, load->input_tokens, b->held.boundary);
         cft__add_product(&out->runtime, b->fixed, 1);
         cft__add_product(&working, load->chunk_tokens, b->per_token_pass);
         out->working = cft__max(out->working, working);
@@ -1475,10 +1475,10 @@ static cf_result cft__weigh_model(const cf_memory_desc *memory, int64_t v, cft__
 static cf_result cft__weigh_tokens(cft__tuner *t, int64_t v, cft__weights *w) {
     if (t->desc.model == NULL) {
         const cf_stage_bytes *own = &t->desc.bytes[v];
-        w->of[CFT__ACTIVATIONS] = own->held.per_token_activations * 100;
-        w->of[CFT__STATE] = own->held.per_token_state * 100;
-        w->of[CFT__GRADIENT] = own->held.per_token_state_gradient * 100;
-        w->of[CFT__INPUT] = own->held.per_token_boundary * 100;
+        w->of[CFT__ACTIVATIONS] = own->held.activations * 100;
+        w->of[CFT__STATE] = own->held.state * 100;
+        w->of[CFT__GRADIENT] = own->held.state_gradient * 100;
+        w->of[CFT__INPUT] = own->held.boundary * 100;
         w->of[CFT__CHUNK] = own->per_token_pass * 100;
         return CF_OK;
     }
@@ -1632,7 +1632,7 @@ static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc, int64_t kept
     const cf_plan *plan = t->plan;
     const cft__weights *tightest = NULL;
     int64_t s, i, tokens = 0, fewest = INT64_MAX, state, least;
-    int local = desc->replay == CF_REPLAY_LOCAL;
+    int local = desc->shape.replay == CF_REPLAY_LOCAL;
     for (i = 0; i < plan->n_groups; i++) tokens = cft__max(tokens, plan->groups[i].tokens);
     for (s = 0; s < t->split->pp; s++) {
         const cft__weights *w = &t->stages[s].most;
@@ -1648,11 +1648,11 @@ static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc, int64_t kept
         double left = cft__product((double)t->limits[s] * (1 - 1e-9), scale);
         t->limits[s] = cft__max(least, left < 1e18 ? (int64_t)left + state : INT64_MAX);
     }
-    desc->bytes.per_token_activations = tightest->of[CFT__ACTIVATIONS];
-    desc->bytes.per_token_state = tightest->of[CFT__STATE];
-    desc->bytes.per_token_state_gradient = tightest->of[CFT__GRADIENT];
-    desc->bytes.per_token_boundary = tightest->of[CFT__INPUT];
-    desc->limits_bytes = t->limits;
+    desc->limits.per_token.activations = tightest->of[CFT__ACTIVATIONS];
+    desc->limits.per_token.state = tightest->of[CFT__STATE];
+    desc->limits.per_token.state_gradient = tightest->of[CFT__GRADIENT];
+    desc->limits.per_token.boundary = tightest->of[CFT__INPUT];
+    desc->limits.bytes_by_stage = t->limits;
 }
 
 /* ---- one plan: schedule, time, memory ---- */
@@ -1673,16 +1673,16 @@ typedef struct cft__scale {
 static void cft__note_heaviest(const cft__scale *scale, int64_t stage, const cf_memory_load *moments,
                                cft__stage *own) {
     const cf_schedule *schedule = scale->schedule;
-    int64_t n_virtual = schedule->n_virtual, n_stages = schedule->n_stages, most = -1, passes = 0, id, j;
+    int64_t n_virtual = schedule->shape.n_virtual, n_stages = schedule->shape.n_stages, most = -1, passes = 0, id, j;
     memset(&own->peak, 0, sizeof own->peak);
     own->before = 0;
     for (j = 0; j < n_virtual; j++)
-        memset(&scale->loads[cf_placement_at(schedule->placement, n_stages, j, stage)], 0, sizeof *scale->loads);
+        memset(&scale->loads[cf_placement_at(schedule->shape.placement, n_stages, j, stage)], 0, sizeof *scale->loads);
     for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++, moments += n_virtual) {
         int64_t weight = 0;
         if (schedule->actions[id].pass >= CF_COMPUTE_PASS_COUNT) continue;
         for (j = 0; j < n_virtual; j++) {
-            const cft__weights *w = &scale->weights[cf_placement_at(schedule->placement, n_stages, j, stage)];
+            const cft__weights *w = &scale->weights[cf_placement_at(schedule->shape.placement, n_stages, j, stage)];
             cft__add_product(&weight, cft__weigh(w, &moments[j]), 1);
             cft__add_product(&weight, moments[j].chunk_tokens, w->of[CFT__CHUNK]);
         }
@@ -1691,7 +1691,7 @@ static void cft__note_heaviest(const cft__scale *scale, int64_t stage, const cf_
             own->before = passes;
             own->peak = schedule->actions[id];
             for (j = 0; j < n_virtual; j++)
-                scale->loads[cf_placement_at(schedule->placement, n_stages, j, stage)] = moments[j];
+                scale->loads[cf_placement_at(schedule->shape.placement, n_stages, j, stage)] = moments[j];
         }
         passes++;
     }
@@ -1702,7 +1702,7 @@ static void cft__note_streamed(const cft__scale *scale, int64_t stage, const cf_
     const cf_schedule *schedule = scale->schedule;
     int64_t i;
     for (i = 0; i < count && scale->streams; i++) {
-        int64_t v = cf_placement_at(schedule->placement, schedule->n_stages, i % schedule->n_virtual, stage);
+        int64_t v = cf_placement_at(schedule->shape.placement, schedule->shape.n_stages, i % schedule->shape.n_virtual, stage);
         cf_memory_load *load = &scale->loads[v];
         load->state_tokens = cft__max(load->state_tokens, moments[i].state_tokens);
         load->state_gradient_tokens = cft__max(load->state_gradient_tokens, moments[i].state_gradient_tokens);
@@ -1712,7 +1712,7 @@ static void cft__note_streamed(const cft__scale *scale, int64_t stage, const cf_
 
 static cf_result cft__find_heaviest(const cft__scale *scale, int64_t stage, cft__stage *own) {
     const cf_schedule *schedule = scale->schedule;
-    int64_t count = (schedule->first[stage + 1] - schedule->first[stage]) * schedule->n_virtual;
+    int64_t count = (schedule->first[stage + 1] - schedule->first[stage]) * schedule->shape.n_virtual;
     void *moments;
     cf_result result;
     CFT__TRY(cf_allocate(scale->allocator, (size_t)count * sizeof(cf_memory_load), &moments, scale->error));
@@ -1726,26 +1726,26 @@ static cf_result cft__find_heaviest(const cft__scale *scale, int64_t stage, cft_
 /* Weights first, then the heaviest pass of each stage, then its report. weights, loads: room for all virtual stages. */
 static cf_result cft__report_schedule(const cf_memory_desc *desc, const cft__scale *scale, cft__weights *weights,
                                       cf_memory_report *reports) {
-    int64_t n_v = scale->schedule->n_stages * scale->schedule->n_virtual, v, s;
+    int64_t n_v = scale->schedule->shape.n_stages * scale->schedule->shape.n_virtual, v, s;
     for (v = 0; v < n_v; v++) CFT__TRY(cft__weigh_model(desc, v, &weights[v], scale->error));
-    for (s = 0; s < scale->schedule->n_stages; s++) {
+    for (s = 0; s < scale->schedule->shape.n_stages; s++) {
         cft__stage unused;
         CFT__TRY(cft__find_heaviest(scale, s, &unused));
     }
-    return cf_memory_estimate(desc, scale->loads, n_v, reports, scale->schedule->n_stages, scale->error);
+    return cf_memory_estimate(desc, scale->loads, n_v, reports, scale->schedule->shape.n_stages, scale->error);
 }
 
 static cf_result cft__check_memory_of(const cf_memory_desc *desc, const cf_schedule *schedule, int64_t n_reports,
                                       cf_error *error) {
     const cf_parallel parallel = cf_parallel_defaults(&desc->parallel);
-    const cf_placement placement = schedule->placement == CF_PLACEMENT_V ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
+    const cf_placement placement = schedule->shape.placement == CF_PLACEMENT_V ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
     const struct {
         const char *field;
         int64_t wanted, got;
-    } members[] = {{"parallel.pp", schedule->n_stages, parallel.pp},
-                   {"parallel.n_virtual", schedule->n_virtual, parallel.n_virtual},
+    } members[] = {{"parallel.pp", schedule->shape.n_stages, parallel.pp},
+                   {"parallel.n_virtual", schedule->shape.n_virtual, parallel.n_virtual},
                    {"parallel.placement", (int64_t)placement, (int64_t)parallel.placement},
-                   {"n_reports", schedule->n_stages, n_reports}};
+                   {"n_reports", schedule->shape.n_stages, n_reports}};
     int64_t i;
     if (desc->unfused_attention != 0)
         return cf_fail(error, CF_ERROR_ARGUMENT, "unfused_attention", -1, 0, 1, "is not supported here");
@@ -1757,7 +1757,7 @@ static cf_result cft__check_memory_of(const cf_memory_desc *desc, const cf_sched
 }
 
 static cft__weights *cft__lay_out_scale(cft__scale *scale, cft__carver *carver) {
-    int64_t n_v = scale->schedule->n_stages * scale->schedule->n_virtual;
+    int64_t n_v = scale->schedule->shape.n_stages * scale->schedule->shape.n_virtual;
     scale->loads = (cf_memory_load *)cft__take(carver, n_v, sizeof *scale->loads);
     return (cft__weights *)cft__take(carver, n_v, sizeof(cft__weights));
 }
@@ -1820,14 +1820,14 @@ static cf_schedule_desc cft__rank_desc(const cft__tuner *t, const cf_tune_candid
     cf_schedule_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.kind = kind;
-    desc.replay = c->replay;
-    desc.n_stages = t->split->pp;
-    desc.n_virtual = t->split->n_virtual;
-    desc.placement = t->split->placement;
-    desc.k = c->k;
-    desc.rank = rank;
+    desc.shape.replay = c->replay;
+    desc.shape.n_stages = t->split->pp;
+    desc.shape.n_virtual = t->split->n_virtual;
+    desc.shape.placement = t->split->placement;
+    desc.shape.k = c->k;
+    desc.shape.rank = rank;
     desc.timing = &t->timing;
-    desc.limit = CF_NO_LIMIT; /* on chunks: it is bytes that a GPU has */
+    desc.limits.chunks = CF_NO_LIMIT; /* on chunks: it is bytes that a GPU has */
     desc.split_backward = t->desc.split_backward;
     desc.allocator = &t->allocator;
     return desc;

@@ -26,7 +26,7 @@ COMMAND, WORK = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2])
 SCHEMA = json.loads((TOP / "tools" / "chunkflow.schema.json").read_text())
 STRUCTS = (chunkflow.Plan, chunkflow.Metadata, chunkflow.Schedule, chunkflow.Timeline)
 OPTIONS = {"cf_pass_cost": chunkflow.PassCost, "cf_stage_cost": chunkflow.StageCost, "cf_timing": chunkflow.Timing,
-           "cf_bytes": chunkflow.Bytes, "cf_pack_desc": chunkflow.PackOptions,
+           "cf_bytes": chunkflow.Bytes, "cf_limits": chunkflow.Limits, "cf_pack_desc": chunkflow.PackOptions,
            "cf_schedule_desc": chunkflow.ScheduleOptions, "cf_simulate_desc": chunkflow.SimulateOptions,
            "cf_validate_desc": chunkflow.ValidateOptions, "cf_lower_desc": chunkflow.LowerOptions}
 
@@ -55,29 +55,35 @@ def raised(kind, function, /, *arguments, **options):
 # ---- the module ----
 
 
+def members_of(struct):
+    """Those of its shape stand among them."""
+    members = {name for name, _ in chunkflow.ffi.typeof(struct).fields}
+    return members | {name for name, _ in chunkflow.ffi.typeof("cf_shape").fields} if "shape" in members else members
+
+
 def test_members_are_the_declared_ones():
     for cls in STRUCTS:
         declared = dict(chunkflow.ffi.typeof(cls._struct).fields)
-        stale = set(cls.__annotations__) - set(declared)
+        stale = set(cls.__annotations__) - members_of(cls._struct)
         assert not stale, f"{cls._struct} has no {stale}"
         for name, field in declared.items():
             if field.type.kind == "pointer":
                 assert (cls._struct, name) in chunkflow._LENGTHS, f"no comment says how long {cls._struct}.{name} is"
     for struct, options in OPTIONS.items():
-        stale = set(options.__annotations__) - {name for name, _ in chunkflow.ffi.typeof(struct).fields}
+        stale = set(options.__annotations__) - members_of(struct)
         assert not stale, f"{struct} has no {stale}"
 
 
 def test_members_have_the_types_that_they_are_said_to_have():
     plan = chunkflow.pack([5, 30, 2], 8, n_ranks=2)
-    schedule = plan.schedule(k=1, n_stages=2, limit=3)
+    schedule = plan.schedule(k=1, n_stages=2, limits={"chunks": 3})
     kinds = {"int": int, "float": float, "str": str, "np.ndarray": np.ndarray, "np.ndarray | None": np.ndarray}
     for made in (plan, plan.metadata(0, weights=[1, 1, 1]), schedule, schedule.simulate()):
         for name, kind in type(made).__annotations__.items():
             assert type(getattr(made, name)) is kinds[kind], f"{made._struct}.{name}: {type(getattr(made, name))}"
             assert name in dir(made) and (kind.startswith("np") or f"{name}=" in repr(made))
     assert plan.method == "best-fit" and schedule.kind == "best" and schedule.placement == "loop"
-    assert plan.schedule(k=1, limit=chunkflow.lib.CF_NO_LIMIT).limits is None
+    assert plan.schedule(k=1, limits={"chunks": chunkflow.lib.CF_NO_LIMIT}).limits.chunks_by_stage is None
     raised(AttributeError, getattr, plan, "n_chunk")
     raised(AttributeError, getattr, plan, "block")
 
@@ -204,9 +210,10 @@ def test_options_reach_the_library():
     plan = chunkflow.pack([8, 8], 8)
     costs = [{"forward": {"constant": 1}, "backward": {"per_token": 0.5}},
              {"forward": [2, 0, 0], "backward": (3, 0, 0)}]
-    schedule = plan.schedule(n_stages=2, kind="gpipe", k=1, timing={"stages": costs, "latency": 0.25}, limits=[2, 1])
+    schedule = plan.schedule(n_stages=2, kind="gpipe", k=1, timing={"stages": costs, "latency": 0.25},
+                             limits={"chunks_by_stage": [2, 1]})
     timeline = schedule.simulate(timing={"stages": costs, "latency": 0.25}, no_bounds=True)
-    assert schedule.limits.tolist() == [2, 1] and timeline.bounds == {}
+    assert schedule.limits.chunks_by_stage.tolist() == [2, 1] and timeline.bounds == {}
     assert timeline.busy == 2 * (1 + 4 + 2 + 3) and timeline.start[schedule.first[1]] == 1.25
     cost = {"constant": 3.0, "per_token": 1.0, "per_pair": 0.01}
     lengths = [1000, 10, 333]
@@ -221,7 +228,7 @@ def test_options_reach_the_library():
     lowered = chunkflow.pack([40, 9], 8).schedule(n_stages=2, k=1).lower(timing={"latency": 1})
     lowered.validate()
     assert lowered.lowered == 1 and {"SEND_F", "RECV_F"} <= {chunkflow.PASSES[p] for p in lowered.actions["pass"]}
-    assert raised(chunkflow.Error, lowered.validate, limit=1).code == "CF_ERROR_SCHEDULE"
+    assert raised(chunkflow.Error, lowered.validate, limits={"chunks": 1}).code == "CF_ERROR_SCHEDULE"
     assert raised(chunkflow.Error, lowered.lower).code == "CF_ERROR_ARGUMENT"
 
 
@@ -253,15 +260,16 @@ def test_errors_carry_the_record():
     error = raised(chunkflow.Error, plan.validate, [9, 4])
     assert error.code == "CF_ERROR_PLAN" and error.field
     for n_limits in (1, 3):
-        error = raised(chunkflow.Error, plan.schedule, k=1, n_stages=2, limits=[4] * n_limits)
-        assert (error.code, error.field, error.wanted, error.got) == ("CF_ERROR_ARGUMENT", "limits", 2, n_limits)
+        error = raised(chunkflow.Error, plan.schedule, k=1, n_stages=2,
+                       limits={"chunks_by_stage": [4] * n_limits})
+        assert (error.code, error.field, error.wanted, error.got) == ("CF_ERROR_ARGUMENT", "chunks_by_stage", 2, n_limits)
     for wrong in ({"n_stages": -3}, {"n_stages": 2, "n_virtual": -1}):
-        error = raised(chunkflow.Error, plan.schedule, limits=[4, 4], **wrong)
-        assert (error.field, error.wanted) == (list(wrong)[-1], 1) and error.got == list(wrong.values())[-1]
+        error = raised(chunkflow.Error, plan.schedule, limits={"chunks_by_stage": [4, 4]}, **wrong)
+        assert (error.field, error.wanted) == ("shape." + list(wrong)[-1], 1) and error.got == list(wrong.values())[-1]
     error = raised(chunkflow.Error, plan.schedule, kind="interleaved", n_stages=2, timing={"stages": [{}] * 2})
     assert (error.field, error.wanted) == ("stages", 4)  # interleaved has two virtual stages of each by default
-    assert raised(chunkflow.Error, plan.schedule().simulate, limits=[1, 1]).field == "limits"
-    assert raised(chunkflow.Error, plan.schedule, kind="best", rank=5).field == "rank"
+    assert raised(chunkflow.Error, plan.schedule().simulate, limits={"bytes_by_stage": [1, 1]}).field == "bytes_by_stage"
+    assert raised(chunkflow.Error, plan.schedule, kind="best", rank=5).field == "shape.rank"
 
 
 def test_mistakes_are_named():
@@ -275,7 +283,7 @@ def test_mistakes_are_named():
     raised(TypeError, chunkflow.pack, [1], 4, slice_cost=7)
     raised(TypeError, chunkflow.pack, [1], 4, allocator={})
     raised(TypeError, plan.schedule, timing={"all": {"backwards": {}}})
-    raised(TypeError, plan.schedule, limits=[1.5])
+    raised(TypeError, plan.schedule, limits={"chunks_by_stage": [1.5]})
     raised(IndexError, plan.schedule().stage, 1)
     raised(IndexError, plan.schedule().stage, -1)
 

@@ -279,9 +279,9 @@ static int64_t workspace_of(const cf_cuda_stage &d, int pass, int64_t rows) {
 }
 
 static int64_t stage_of(const cf_schedule *s, int64_t v) {
-    const int64_t at = v % s->n_stages;
-    const bool back = s->placement == CF_PLACEMENT_V && v / s->n_stages % 2 == 1;
-    return back ? s->n_stages - 1 - at : at;
+    const int64_t at = v % s->shape.n_stages;
+    const bool back = s->shape.placement == CF_PLACEMENT_V && v / s->shape.n_stages % 2 == 1;
+    return back ? s->shape.n_stages - 1 - at : at;
 }
 
 struct host_model {
@@ -296,8 +296,8 @@ struct host_model {
     std::vector<word> work;
 
     host_model(const setting &x_, const batch &b, uint64_t seed_)
-        : x(x_), plan(b.plan), made(b.made), seed(seed_), first(b.made->rank * plan->n_steps), n(plan->n_steps),
-          n_virtual_stages(b.made->n_stages * b.made->n_virtual) {
+        : x(x_), plan(b.plan), made(b.made), seed(seed_), first(b.made->shape.rank * plan->n_steps), n(plan->n_steps),
+          n_virtual_stages(b.made->shape.n_stages * b.made->shape.n_virtual) {
         results.assign((size_t)(n_virtual_stages * n * RESULTS), 0);
         for (int64_t i = first; i < first + n; i++) {
             const cf_chunk &c = plan->chunks[i];
@@ -415,8 +415,8 @@ struct device_model {
             if (r) cudaFree(r);
     }
 
-    int64_t n_stages() const { return b.made->n_stages; }
-    int64_t n_virtual_stages() const { return b.made->n_stages * b.made->n_virtual; }
+    int64_t n_stages() const { return b.made->shape.n_stages; }
+    int64_t n_virtual_stages() const { return b.made->shape.n_stages * b.made->shape.n_virtual; }
     size_t result_words() const { return (size_t)(n_virtual_stages() * b.plan->n_steps * RESULTS); }
     int device(int64_t stage) const { return x.devices.empty() ? 0 : x.devices[(size_t)stage]; }
 
@@ -431,7 +431,7 @@ struct device_model {
         const cf_action a = step->step->action;
         const cf_chunk &c = *step->step->chunk;
         const cf_cuda_stage &d = x.stages[(size_t)a.stage];
-        const int64_t first = b.made->rank * b.plan->n_steps, last = n_virtual_stages() - 1;
+        const int64_t first = b.made->shape.rank * b.plan->n_steps, last = n_virtual_stages() - 1;
         const int64_t stage = stage_of(b.made, a.stage);
         int current = -1;
         if (note) seen.push_back({stage, step->step->position, a, *step});
@@ -453,7 +453,7 @@ struct device_model {
         p.first = a.stage == 0;
         p.last = a.stage == last;
         p.first_seen = first_seen(x, c.prefix);
-        p.keep_input = a.pass == CF_F && !a.keep && b.made->replay == CF_REPLAY_LOCAL;
+        p.keep_input = a.pass == CF_F && !a.keep && b.made->shape.replay == CF_REPLAY_LOCAL;
         p.overwrite = step->overwrite;
         p.one_layer = step->gradient.one_layer;
         p.state_rows = step->state.rows;
@@ -571,7 +571,7 @@ struct device_model {
         d.forward = d.backward = pass;
         d.progress = progress;
         d.n_stages = n_stages();
-        d.n_virtual = b.made->n_virtual;
+        d.n_virtual = b.made->shape.n_virtual;
         d.stages = own_stages.data();
         d.devices = x.devices.empty() ? nullptr : x.devices.data();
         d.state_block_rows = x.block_rows;
@@ -655,9 +655,9 @@ static const char *describe(setting *x) {
     (void)snprintf(text, sizeof text,
                    "seed %llu: %s, %s, %d x %d stages (%s), k %d, align %d, ranks %d, lowered %d, "
                    "blocks %d x %d, window %d, devices %d, n %d",
-                   (unsigned long long)x->seed, cf_schedule_kind_name(x->order.kind), cf_replay_name(x->order.replay),
-                   (int)x->order.n_stages, (int)x->order.n_virtual, cf_placement_name(x->order.placement),
-                   (int)x->order.k, (int)x->pack.align,
+                   (unsigned long long)x->seed, cf_schedule_kind_name(x->order.kind), cf_replay_name(x->order.shape.replay),
+                   (int)x->order.shape.n_stages, (int)x->order.shape.n_virtual, cf_placement_name(x->order.shape.placement),
+                   (int)x->order.shape.k, (int)x->pack.align,
                    (int)x->pack.n_ranks, x->is_lowered, (int)x->slots, (int)x->block_rows,
                    (int)x->window,
                    x->devices.empty() ? 1 : 1 + *std::max_element(x->devices.begin(), x->devices.end()),
@@ -668,7 +668,7 @@ static const char *describe(setting *x) {
 
 static void set_stages(setting *x, harness_rng *rng) {
     x->stages.clear();
-    for (int64_t i = 0; i < x->order.n_stages * x->order.n_virtual; i++) {
+    for (int64_t i = 0; i < x->order.shape.n_stages * x->order.shape.n_virtual; i++) {
         cf_cuda_stage d = {};
         d.n_layers = harness_between(rng, 1, 2);
         d.activation_bytes = 4 * harness_between(rng, 0, 3);
@@ -695,24 +695,24 @@ static setting random_setting(uint64_t seed, int n_devices) {
     x.pack.n_ranks = harness_chance(&rng, 0.2) ? 2 : 1;
     for (int64_t i = harness_between(&rng, 1, 8); i > 0; i--)
         x.lengths.push_back(harness_chance(&rng, 0.3) ? harness_between(&rng, 10, 40) : harness_between(&rng, 0, 9));
-    x.order.n_stages = harness_between(&rng, 1, 4);
+    x.order.shape.n_stages = harness_between(&rng, 1, 4);
     x.order.kind = kinds[harness_between(&rng, 0, 5)];
-    x.order.replay = harness_chance(&rng, 0.5) ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
-    x.order.n_virtual = x.order.kind == CF_SCHEDULE_INTERLEAVED ? 2 : 1;
-    if (x.order.kind == CF_SCHEDULE_INTERLEAVED && harness_chance(&rng, 0.2)) x.order.n_virtual = 3;
+    x.order.shape.replay = harness_chance(&rng, 0.5) ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+    x.order.shape.n_virtual = x.order.kind == CF_SCHEDULE_INTERLEAVED ? 2 : 1;
+    if (x.order.kind == CF_SCHEDULE_INTERLEAVED && harness_chance(&rng, 0.2)) x.order.shape.n_virtual = 3;
     if (x.order.kind > CF_SCHEDULE_INTERLEAVED && harness_chance(&rng, 0.5)) {
-        x.order.n_virtual = harness_between(&rng, 2, 3);
-        x.order.placement = CF_PLACEMENT_V;
+        x.order.shape.n_virtual = harness_between(&rng, 2, 3);
+        x.order.shape.placement = CF_PLACEMENT_V;
     }
-    x.order.k = harness_between(&rng, 1, 3);
-    x.order.rank = x.pack.n_ranks - 1;
+    x.order.shape.k = harness_between(&rng, 1, 3);
+    x.order.shape.rank = x.pack.n_ranks - 1;
     x.order.split_backward = harness_chance(&rng, 0.5);
     x.order.budget = 2;
     x.is_lowered = harness_chance(&rng, 0.4);
     x.boundary_words = harness_between(&rng, 1, 3);
     x.row_words = harness_chance(&rng, 0.4) ? WIDTH : ROW;
     if (n_devices > 1 && harness_chance(&rng, 0.7))
-        for (int64_t i = 0; i < x.order.n_stages; i++)
+        for (int64_t i = 0; i < x.order.shape.n_stages; i++)
             x.devices.push_back((int)harness_between(&rng, 0, n_devices - 1));
     set_stages(&x, &rng);
     (void)describe(&x);
@@ -768,7 +768,7 @@ TEST(one_chunk) {
     setting x = random_setting(1, 1);
     x.lengths = {3};
     x.order = cf_schedule_desc();
-    x.order.n_stages = x.order.n_virtual = 1;
+    x.order.shape.n_stages = x.order.shape.n_virtual = 1;
     x.pack = cf_pack_desc();
     x.pack.chunk_size = 4;
     harness_rng rng = {1};
@@ -869,7 +869,7 @@ static bool on_one_stage(const device_model &m, int64_t v, int64_t other) {
 static void claim_input(claims *to, const device_model &m, const positions &p, const seen_pass &s,
                         const std::map<const void *, int64_t> &made) {
     const cf_action &a = s.action;
-    const bool local = m.b.made->replay == CF_REPLAY_LOCAL;
+    const bool local = m.b.made->shape.replay == CF_REPLAY_LOCAL;
     const int receive = a.pass == CF_B || a.pass == CF_I ? CF_RECV_B : a.pass == CF_R && !local ? CF_RECV_R : CF_RECV_F;
     int64_t begin = at(p, receive, a.stage, a.chunk), end = s.position + 1;
     if (!s.step.input) return;
@@ -1006,8 +1006,8 @@ TEST(state_is_what_the_books_say) {
     x.lengths = {40, 25, 32, 17};
     x.pack.no_tails = 1;
     x.order = cf_schedule_desc();
-    x.order.n_stages = 3;
-    x.order.n_virtual = 1;
+    x.order.shape.n_stages = 3;
+    x.order.shape.n_virtual = 1;
     x.devices.clear();
     harness_rng rng = {5};
     set_stages(&x, &rng);
@@ -1031,22 +1031,22 @@ TEST(state_is_what_the_books_say) {
 /* What a state that streams takes is what the memory model says, to the byte, by the most of each count that a virtual
    stage has at any moment; but what the first one reads are tokens, which are the application's. */
 static bool check_window(const setting &x, const batch &b, const cf_model &model, cf_executor *e, int64_t *inputs) {
-    const int64_t n = b.made->n_stages * b.made->n_virtual;
+    const int64_t n = b.made->shape.n_stages * b.made->shape.n_virtual;
     cf_memory_desc d = {};
     cf_error error = {};
     std::vector<cf_memory_load> most((size_t)n);
-    std::vector<cf_memory_report> reports((size_t)b.made->n_stages);
+    std::vector<cf_memory_report> reports((size_t)b.made->shape.n_stages);
     std::vector<int64_t> layers;
     for (const cf_cuda_stage &stage : x.stages) layers.push_back(stage.n_layers);
     const cf_schedule *s = cf_executor_schedule(e);
-    for (int64_t stage = 0; stage < s->n_stages; stage++) {
+    for (int64_t stage = 0; stage < s->shape.n_stages; stage++) {
         const int64_t count = s->first[stage + 1] - s->first[stage];
-        std::vector<cf_memory_load> loads((size_t)(count * s->n_virtual));
-        if (!CHECK_INT(cf_schedule_loads(b.plan, s, stage, loads.data(), count * s->n_virtual, &error), CF_OK))
+        std::vector<cf_memory_load> loads((size_t)(count * s->shape.n_virtual));
+        if (!CHECK_INT(cf_schedule_loads(b.plan, s, stage, loads.data(), count * s->shape.n_virtual, &error), CF_OK))
             return false;
         for (size_t i = 0; i < loads.size(); i++) {
-            const int64_t row = (int64_t)i % s->n_virtual;
-            cf_memory_load *to = &most[(size_t)cf_placement_at(s->placement, s->n_stages, row, stage)];
+            const int64_t row = (int64_t)i % s->shape.n_virtual;
+            cf_memory_load *to = &most[(size_t)cf_placement_at(s->shape.placement, s->shape.n_stages, row, stage)];
             to->state_tokens = std::max(to->state_tokens, loads[i].state_tokens);
             to->state_gradient_tokens = std::max(to->state_gradient_tokens, loads[i].state_gradient_tokens);
             if (to > most.data()) to->input_tokens = std::max(to->input_tokens, loads[i].input_tokens);
@@ -1054,11 +1054,11 @@ static bool check_window(const setting &x, const batch &b, const cf_model &model
         }
     }
     d.model = &model;
-    d.parallel.pp = s->n_stages, d.parallel.n_virtual = s->n_virtual, d.parallel.placement = s->placement;
+    d.parallel.pp = s->shape.n_stages, d.parallel.n_virtual = s->shape.n_virtual, d.parallel.placement = s->shape.placement;
     d.parallel.layers = layers.data();
     d.state_window = (x.slots ? x.slots : 3) * x.block_rows;
-    if (!CHECK_INT(cf_memory_estimate(&d, most.data(), n, reports.data(), s->n_stages, &error), CF_OK)) return false;
-    for (int64_t stage = 0; stage < s->n_stages; stage++) {
+    if (!CHECK_INT(cf_memory_estimate(&d, most.data(), n, reports.data(), s->shape.n_stages, &error), CF_OK)) return false;
+    for (int64_t stage = 0; stage < s->shape.n_stages; stage++) {
         const cf_memory_report &r = reports[(size_t)stage];
         cf_executor_memory m = {};
         if (!CHECK_INT(cf_executor_memory_of(e, stage, &m, &error), CF_OK) || !CHECK_INT(m.state, r.state) ||
@@ -1080,18 +1080,18 @@ TEST(windows_are_the_models) {
         cf_error error = {};
         x.lengths = {16 * (4 + round % 3), 16};
         x.pack.chunk_size = 16, x.pack.no_tails = 1;
-        x.order.n_stages = 1 + round % 3, x.order.n_virtual = round % 4 == 3 ? 2 : 1;
-        x.order.kind = x.order.n_virtual == 2 ? CF_SCHEDULE_INTERLEAVED : CF_SCHEDULE_PAPER;
-        x.order.k = 1 + round % 2, x.order.replay = round % 5 == 4 ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+        x.order.shape.n_stages = 1 + round % 3, x.order.shape.n_virtual = round % 4 == 3 ? 2 : 1;
+        x.order.kind = x.order.shape.n_virtual == 2 ? CF_SCHEDULE_INTERLEAVED : CF_SCHEDULE_PAPER;
+        x.order.shape.k = 1 + round % 2, x.order.shape.replay = round % 5 == 4 ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
         x.block_rows = 5 + 3 * round, x.slots = round % 4 == 0 ? 0 : 2 + round % 3;
-        x.stages.resize((size_t)(x.order.n_stages * x.order.n_virtual));
+        x.stages.resize((size_t)(x.order.shape.n_stages * x.order.shape.n_virtual));
         for (cf_cuda_stage &d : x.stages) d.n_layers = 12 / (int64_t)x.stages.size();
         (void)describe(&x);
         harness_note("%s", x.name.c_str());
         batch b;
         REQUIRE(make_batch(x, &b));
         cf_executor_desc d = {};
-        d.n_stages = x.order.n_stages, d.n_virtual = x.order.n_virtual, d.stages = x.stages.data();
+        d.n_stages = x.order.shape.n_stages, d.n_virtual = x.order.shape.n_virtual, d.stages = x.stages.data();
         d.attention.n_kv_heads = 2, d.attention.head_size = 8, d.boundary_bytes_per_token = 64;
         d.state_block_rows = x.block_rows, d.state_slots = x.slots;
         cf_executor *e = nullptr;
@@ -1125,11 +1125,11 @@ TEST(gaps_are_small) {
         setting x;
         x.lengths = long_tailed(harness_rounds(400, 200), 65536, &rng);
         x.pack.chunk_size = 2048;
-        x.order.n_stages = 4;
+        x.order.shape.n_stages = 4;
         x.order.kind = kinds[i % 4];
-        x.order.k = 1 + i % 3;
-        x.order.n_virtual = x.order.kind == CF_SCHEDULE_INTERLEAVED ? 2 : 1;
-        x.order.replay = i % 2 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+        x.order.shape.k = 1 + i % 3;
+        x.order.shape.n_virtual = x.order.kind == CF_SCHEDULE_INTERLEAVED ? 2 : 1;
+        x.order.shape.replay = i % 2 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
         x.boundary_words = 1;
         set_stages(&x, &rng);
         (void)describe(&x);
@@ -1164,9 +1164,9 @@ static setting small_setting() {
     x.seed = 3;
     x.lengths = {18, 3, 2, 11, 6};
     x.pack.chunk_size = 8;
-    x.order.n_stages = 2;
-    x.order.n_virtual = 1;
-    x.order.k = 1;
+    x.order.shape.n_stages = 2;
+    x.order.shape.n_virtual = 1;
+    x.order.shape.k = 1;
     set_stages(&x, &rng);
     (void)describe(&x);
     return x;
@@ -1176,7 +1176,7 @@ static setting small_streamed_setting() {
     setting x = small_setting();
     x.block_rows = 3;
     x.slots = 2;
-    x.order.replay = CF_REPLAY_LOCAL;
+    x.order.shape.replay = CF_REPLAY_LOCAL;
     (void)describe(&x);
     return x;
 }
@@ -1503,7 +1503,7 @@ TEST(names_of_virtual_stages) {
     setting x = small_setting();
     harness_rng rng = {8};
     x.order.kind = CF_SCHEDULE_INTERLEAVED;
-    x.order.n_virtual = 2;
+    x.order.shape.n_virtual = 2;
     set_stages(&x, &rng);
     batch b;
     cf_error error = {};
@@ -1642,7 +1642,7 @@ TEST(items_that_are_too_large) {
                 "stages.backward_bytes", 0);
     REFUSE_LOAD(d.boundary_bytes_per_token = most, "boundary_bytes_per_token", -1);
     setting y = x;
-    y.order.n_stages = 1;
+    y.order.shape.n_stages = 1;
     y.pack.chunk_size = 1;
     y.lengths.assign(16400, 1);
     y.stages.resize(1);
@@ -1709,7 +1709,7 @@ TEST(bad_loads) {
 
     /* Of other numbers of stages, of another plan, and one whose lists are out of order. */
     setting y = x;
-    y.order.n_stages = 3;
+    y.order.shape.n_stages = 3;
     y.stages.push_back(y.stages[0]);
     batch other;
     REQUIRE(make_batch(y, &other));
@@ -2019,7 +2019,7 @@ static bool lay_out_sequence(int64_t tokens, int64_t chunk_size, int64_t block_r
     cf_executor *e = nullptr;
     x.lengths = {tokens};
     x.pack.chunk_size = chunk_size;
-    x.order.n_stages = 4, x.order.n_virtual = 1, x.order.k = 1, x.order.replay = CF_REPLAY_LOCAL;
+    x.order.shape.n_stages = 4, x.order.shape.n_virtual = 1, x.order.shape.k = 1, x.order.shape.replay = CF_REPLAY_LOCAL;
     x.order.kind = CF_SCHEDULE_1F1B;
     x.stages.resize(4);
     for (cf_cuda_stage &s : x.stages)
@@ -2069,7 +2069,7 @@ TEST(every_order_streamed) {
     const int n_devices = devices_at_hand();
     for (uint64_t seed = 3500; seed < (uint64_t)harness_rounds(3530, 3502); seed++) {
         setting x = streamed(random_setting(seed, n_devices));
-        if (seed % 2 == 0) x.order.replay = CF_REPLAY_LOCAL, (void)describe(&x);
+        if (seed % 2 == 0) x.order.shape.replay = CF_REPLAY_LOCAL, (void)describe(&x);
         bool ok = true;
         cuda_emu_each_policy(3, [&] {
             if (ok) ok = check_setting(x) && CHECK_INT(cuda_emu_faults(), 0);
@@ -2101,9 +2101,9 @@ TEST(every_order) {
 TEST(inputs_come_back) {
     setting x = small_streamed_setting();
     x.lengths = {36, 7, 30, 5, 3, 27};
-    x.order.n_stages = 3;
+    x.order.shape.n_stages = 3;
     x.boundary_words = 64;
-    x.order.k = 1;
+    x.order.shape.k = 1;
     harness_rng rng = {9};
     set_stages(&x, &rng);
     x.stages[1].n_layers = x.stages[2].n_layers = 0;
@@ -2122,7 +2122,7 @@ TEST(without_peer_access) {
     cuda_emu_set_peer_access(false);
     for (uint64_t seed = 2500; seed < 2520; seed++) {
         setting x = random_setting(seed, 1);
-        for (int64_t i = 0; i < x.order.n_stages; i++) x.devices.push_back((int)(i % 3));
+        for (int64_t i = 0; i < x.order.shape.n_stages; i++) x.devices.push_back((int)(i % 3));
         (void)describe(&x);
         if (!check_setting(x)) break;
     }
@@ -2455,10 +2455,10 @@ static void check_timeline(cf_schedule_kind kind, cf_replay replay, int64_t n_st
     x.lengths = {24, 8, 8, 16, 8, 32, 8, 8};
     x.pack.chunk_size = 8;
     x.order.kind = kind;
-    x.order.replay = replay;
-    x.order.n_stages = n_stages;
-    x.order.n_virtual = n_virtual;
-    x.order.placement = placement;
+    x.order.shape.replay = replay;
+    x.order.shape.n_stages = n_stages;
+    x.order.shape.n_virtual = n_virtual;
+    x.order.shape.placement = placement;
     x.order.timing = lower.timing = simulate.timing = &timing;
     x.order.budget = 2;
     x.order.split_backward = 1;
@@ -2597,7 +2597,7 @@ static bool run_rank(const rank_context &c, device_model *m, const host_model &h
 static setting rank_setting(uint64_t seed, int n) {
     setting x = random_setting(seed, 1);
     harness_rng rng = {seed};
-    x.order.n_stages = n;
+    x.order.shape.n_stages = n;
     set_stages(&x, &rng);
     (void)describe(&x);
     return x;
@@ -2635,7 +2635,7 @@ struct small_run {
 
     explicit small_run(const rank_context &c) {
         harness_rng rng = {4};
-        x.order.n_stages = c.n;
+        x.order.shape.n_stages = c.n;
         set_stages(&x, &rng);
         if (!make_batch(x, &b)) return;
         host.reset(new host_model(x, b, 6));
@@ -2678,7 +2678,7 @@ static bool failing_late(const rank_context &c) {
     batch b;
     harness_rng rng = {4};
     x.lengths.assign(90, 8);
-    x.order.n_stages = c.n;
+    x.order.shape.n_stages = c.n;
     set_stages(&x, &rng);
     if (!make_batch(x, &b)) return false;
     device_model m(x, b, 6);
@@ -2818,10 +2818,10 @@ static bool timed_rank(const rank_context &c) {
     harness_rng rng = {17};
     x.lengths = {24, 8, 8, 16, 8, 32, 8, 8};
     x.pack.chunk_size = 8;
-    x.order.n_stages = c.n;
-    x.order.n_virtual = c.n > 2 ? 2 : 1;
+    x.order.shape.n_stages = c.n;
+    x.order.shape.n_virtual = c.n > 2 ? 2 : 1;
     x.order.kind = c.n > 2 ? CF_SCHEDULE_ZERO_BUBBLE : CF_SCHEDULE_PAPER;
-    x.order.placement = c.n > 2 ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
+    x.order.shape.placement = c.n > 2 ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
     x.timeline = 1;
     set_stages(&x, &rng);
     (void)describe(&x);

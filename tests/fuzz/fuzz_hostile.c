@@ -39,9 +39,9 @@ static void copy_plan(hostile *h, const cf_plan *plan) {
 
 static void copy_schedule(hostile *h, const cf_schedule *s) {
     h->schedule = *s;
-    h->schedule.first = (int64_t *)copy_of(s->first, s->n_stages + 1, sizeof *s->first);
+    h->schedule.first = (int64_t *)copy_of(s->first, s->shape.n_stages + 1, sizeof *s->first);
     h->schedule.actions = (cf_action *)copy_of(s->actions, s->n_actions, sizeof *s->actions);
-    h->schedule.limits = s->limits ? (int64_t *)copy_of(s->limits, s->n_stages, sizeof *s->limits) : NULL;
+    h->schedule.limits.chunks_by_stage = s->limits.chunks_by_stage ? (int64_t *)copy_of(s->limits.chunks_by_stage, s->shape.n_stages, sizeof *s->limits.chunks_by_stage) : NULL;
 }
 
 static void copy_graph(hostile *h, const cf_graph *g) {
@@ -60,7 +60,7 @@ static void forget(hostile *h) {
     free(h->plan.groups);
     free(h->schedule.first);
     free(h->schedule.actions);
-    free(h->schedule.limits);
+    free((void *)h->schedule.limits.chunks_by_stage);
     free(h->graph.first);
     free(h->graph.nodes);
     free(h->graph.first_in);
@@ -93,12 +93,12 @@ static void make(hostile *h) {
     widen_chunks(&h->batch);
     if (cf_pack(h->batch.lengths, h->batch.n, &h->batch.pack, &plan, NULL) != CF_OK) abort();
     order.kind = (cf_schedule_kind)fuzz_between(&h->in, CF_SCHEDULE_PAPER, CF_SCHEDULE_ZERO_BUBBLE);
-    order.replay = (cf_replay)fuzz_between(&h->in, 0, CF_REPLAY_LOCAL);
-    order.n_stages = fuzz_between(&h->in, 1, 3);
-    if (order.kind >= CF_SCHEDULE_INTERLEAVED) order.n_virtual = fuzz_between(&h->in, 1, 2);
-    if (order.kind == CF_SCHEDULE_ZERO_BUBBLE) order.placement = (cf_placement)fuzz_between(&h->in, 0, CF_PLACEMENT_V);
-    order.k = fuzz_between(&h->in, 1, 3);
-    order.rank = fuzz_between(&h->in, 0, plan->n_ranks - 1);
+    order.shape.replay = (cf_replay)fuzz_between(&h->in, 0, CF_REPLAY_LOCAL);
+    order.shape.n_stages = fuzz_between(&h->in, 1, 3);
+    if (order.kind >= CF_SCHEDULE_INTERLEAVED) order.shape.n_virtual = fuzz_between(&h->in, 1, 2);
+    if (order.kind == CF_SCHEDULE_ZERO_BUBBLE) order.shape.placement = (cf_placement)fuzz_between(&h->in, 0, CF_PLACEMENT_V);
+    order.shape.k = fuzz_between(&h->in, 1, 3);
+    order.shape.rank = fuzz_between(&h->in, 0, plan->n_ranks - 1);
     if (cf_schedule_make(plan, &order, &schedule, NULL) != CF_OK) abort();
     desc.schedule = schedule;
     if (cf_graph_make(plan, &desc, &graph, NULL) != CF_OK) abort();
@@ -175,20 +175,23 @@ static void damage_action(hostile *h) {
 
 static void damage_schedule(hostile *h) {
     cf_schedule *s = &h->schedule;
-    int64_t *members[] = {&s->n_virtual, &s->k, &s->rank, &s->n_chunks};
+    int64_t *members[] = {&s->shape.n_virtual, &s->shape.k, &s->shape.rank, &s->n_chunks};
     int64_t which = fuzz_between(&h->in, 0, 10);
     h->only_actions = 0;
     if (which < 4) *members[which] = damaged(h, *members[which]);
-    else if (which == 4) s->n_stages = damaged_count(h, s->n_stages);
+    else if (which == 4) s->shape.n_stages = damaged_count(h, s->shape.n_stages);
     else if (which == 5) s->n_actions = damaged_count(h, s->n_actions);
     else if (which == 6) s->kind = (cf_schedule_kind)damaged_32(h, (int32_t)s->kind);
-    else if (which == 7) s->replay = (cf_replay)damaged_32(h, (int32_t)s->replay);
-    else if (which == 8) s->placement = (cf_placement)damaged_32(h, (int32_t)s->placement);
+    else if (which == 7) s->shape.replay = (cf_replay)damaged_32(h, (int32_t)s->shape.replay);
+    else if (which == 8) s->shape.placement = (cf_placement)damaged_32(h, (int32_t)s->shape.placement);
     else if (which == 9) s->lowered = damaged_32(h, s->lowered);
-    else if (s->n_stages > 0) {
-        int64_t i = fuzz_between(&h->in, 0, s->n_stages);
+    else if (s->shape.n_stages > 0) {
+        int64_t i = fuzz_between(&h->in, 0, s->shape.n_stages);
         s->first[i] = damaged(h, s->first[i]);
-        if (s->limits && i < s->n_stages) s->limits[i] = damaged(h, s->limits[i]);
+        if (s->limits.chunks_by_stage && i < s->shape.n_stages) {
+            int64_t *limit = (int64_t *)&s->limits.chunks_by_stage[i];
+            *limit = damaged(h, *limit);
+        }
     }
 }
 
@@ -213,7 +216,7 @@ static void damage_node(hostile *h) {
 
 static void damage_graph(hostile *h) {
     cf_graph *g = &h->graph;
-    int64_t *members[] = {&g->n_stages, &g->n_virtual, &g->k, &g->rank};
+    int64_t *members[] = {&g->shape.n_stages, &g->shape.n_virtual, &g->shape.k, &g->shape.rank};
     int64_t *counts[] = {&g->n_steps, &g->n_nodes, &g->n_edges};
     struct {
         int64_t *array, n;
@@ -222,8 +225,8 @@ static void damage_graph(hostile *h) {
     if (which < 4) *members[which] = damaged(h, *members[which]);
     else if (which < 7) *counts[which - 4] = damaged_count(h, *counts[which - 4]);
     else if (which == 7) g->split = damaged_32(h, g->split);
-    else if (which == 8) g->replay = (cf_replay)damaged_32(h, (int32_t)g->replay);
-    else if (which == 9) g->placement = (cf_placement)damaged_32(h, (int32_t)g->placement);
+    else if (which == 8) g->shape.replay = (cf_replay)damaged_32(h, (int32_t)g->shape.replay);
+    else if (which == 9) g->shape.placement = (cf_placement)damaged_32(h, (int32_t)g->shape.placement);
     else if (which < 13 && firsts[which - 10].n >= 0) {
         i = fuzz_between(&h->in, 0, firsts[which - 10].n);
         firsts[which - 10].array[i] = damaged(h, firsts[which - 10].array[i]);
@@ -296,8 +299,8 @@ static void run_stands(const hostile *h, int sound) {
     int64_t stage;
     memset(&needed, 0, sizeof needed);
     (void)fuzz_result(cf_run_capacity(&h->plan, NULL, 0, &needed, &refused), &refused);
-    for (stage = -1; stage <= (h->schedule.n_stages < 4 ? h->schedule.n_stages : 4); stage++) {
-        int there = stage >= 0 && stage < h->schedule.n_stages;
+    for (stage = -1; stage <= (h->schedule.shape.n_stages < 4 ? h->schedule.shape.n_stages : 4); stage++) {
+        int there = stage >= 0 && stage < h->schedule.shape.n_stages;
         cf_memory_load loads[1024];
         cf_capacity capacity;
         cf_error error = fuzz_error();
@@ -324,7 +327,7 @@ static void times_stand(hostile *h, int sound) {
         cf_timeline_free(timeline);
         fuzz_text_free(&text);
     } else if (sound) { /* an empty schedule may claim more virtual stages than a simulation takes */
-        FUZZ_CHECK(error.code == CF_ERROR_LIMIT && h->schedule.n_stages * h->schedule.n_virtual > CF_MAX_STAGES,
+        FUZZ_CHECK(error.code == CF_ERROR_LIMIT && h->schedule.shape.n_stages * h->schedule.shape.n_virtual > CF_MAX_STAGES,
                    "cf_simulate of a sound schedule: %s", error.text);
     }
     for (i = 0; i < 2 * n; i++) times[i] = fuzz_real(&h->in);

@@ -107,18 +107,18 @@ static int pack(road *r) {
 static void draw_limits(road *r) {
     cf_schedule_desc *d = &r->order;
     int i;
-    if (fuzz_chance(&r->in, 4)) d->limit = fuzz_mostly(&r->in, -1, 8, r->wild);
-    if (fuzz_chance(&r->in, 4)) d->bytes.per_token_activations = fuzz_mostly(&r->in, 0, 9, r->wild);
-    if (fuzz_chance(&r->in, 4)) d->bytes.per_token_state = fuzz_mostly(&r->in, 0, 3, r->wild);
-    if (fuzz_chance(&r->in, 4)) d->bytes.per_token_state_gradient = fuzz_mostly(&r->in, 0, 3, r->wild);
-    if (fuzz_chance(&r->in, 4)) d->bytes.per_token_boundary = fuzz_mostly(&r->in, 0, 3, r->wild);
-    if (fuzz_chance(&r->in, 4)) d->limit_bytes = fuzz_mostly(&r->in, -1, 6000, r->wild);
+    if (fuzz_chance(&r->in, 4)) d->limits.chunks = fuzz_mostly(&r->in, -1, 8, r->wild);
+    if (fuzz_chance(&r->in, 4)) d->limits.per_token.activations = fuzz_mostly(&r->in, 0, 9, r->wild);
+    if (fuzz_chance(&r->in, 4)) d->limits.per_token.state = fuzz_mostly(&r->in, 0, 3, r->wild);
+    if (fuzz_chance(&r->in, 4)) d->limits.per_token.state_gradient = fuzz_mostly(&r->in, 0, 3, r->wild);
+    if (fuzz_chance(&r->in, 4)) d->limits.per_token.boundary = fuzz_mostly(&r->in, 0, 3, r->wild);
+    if (fuzz_chance(&r->in, 4)) d->limits.bytes = fuzz_mostly(&r->in, -1, 6000, r->wild);
     for (i = 0; i < MOST_STAGES; i++) {
         r->limits[i] = fuzz_mostly(&r->in, 0, 8, r->wild);
         r->limits_bytes[i] = fuzz_mostly(&r->in, 0, 6000, r->wild);
     }
-    if (fuzz_chance(&r->in, 5)) d->limits = r->limits;
-    if (fuzz_chance(&r->in, 5)) d->limits_bytes = r->limits_bytes;
+    if (fuzz_chance(&r->in, 5)) d->limits.chunks_by_stage = r->limits;
+    if (fuzz_chance(&r->in, 5)) d->limits.bytes_by_stage = r->limits_bytes;
 }
 
 static void draw_order(road *r) {
@@ -126,14 +126,14 @@ static void draw_order(road *r) {
     fuzz_input *in = &r->in;
     int past = r->wild > 0; /* one past the last item of an enum */
     d->kind = (cf_schedule_kind)fuzz_between(in, 0, CF_SCHEDULE_COUNT - 1 + past);
-    d->replay = (cf_replay)fuzz_between(in, 0, CF_REPLAY_COUNT - 1 + past);
-    d->n_stages = fuzz_between(in, 0, MOST_STAGES);
-    if (d->kind >= CF_SCHEDULE_INTERLEAVED || past) d->n_virtual = fuzz_between(in, 0, MOST_VIRTUAL);
+    d->shape.replay = (cf_replay)fuzz_between(in, 0, CF_REPLAY_COUNT - 1 + past);
+    d->shape.n_stages = fuzz_between(in, 0, MOST_STAGES);
+    if (d->kind >= CF_SCHEDULE_INTERLEAVED || past) d->shape.n_virtual = fuzz_between(in, 0, MOST_VIRTUAL);
     if (d->kind >= CF_SCHEDULE_ZERO_BUBBLE || past)
-        d->placement = (cf_placement)fuzz_between(in, 0, CF_PLACEMENT_COUNT - 1 + past);
-    if (d->placement == CF_PLACEMENT_ANY && !past && d->kind != CF_SCHEDULE_BEST) d->placement = CF_PLACEMENT_V;
-    d->k = fuzz_mostly(in, 0, 5, r->wild);
-    d->rank = fuzz_mostly(in, 0, r->plan->n_ranks - 1, r->wild);
+        d->shape.placement = (cf_placement)fuzz_between(in, 0, CF_PLACEMENT_COUNT - 1 + past);
+    if (d->shape.placement == CF_PLACEMENT_ANY && !past && d->kind != CF_SCHEDULE_BEST) d->shape.placement = CF_PLACEMENT_V;
+    d->shape.k = fuzz_mostly(in, 0, 5, r->wild);
+    d->shape.rank = fuzz_mostly(in, 0, r->plan->n_ranks - 1, r->wild);
     d->split_backward = fuzz_chance(in, 3);
     d->budget = fuzz_between(in, 1, 6); /* without one, a search takes tenths of a second */
     d->timing = fuzz_draw_timing(in, &r->timing, r->stages, MOST_STAGES * MOST_VIRTUAL, r->wild);
@@ -146,14 +146,14 @@ static void check_order(road *r) {
     cf_error error = fuzz_error();
     const char *fault;
     memset(&limits, 0, sizeof limits);
-    limits.limit = r->order.limit;
-    limits.limits = r->order.limits;
-    limits.bytes = r->order.bytes;
-    limits.limit_bytes = r->order.limit_bytes;
-    limits.limits_bytes = r->order.limits_bytes;
+    limits.limits.chunks = r->order.limits.chunks;
+    limits.limits.chunks_by_stage = r->order.limits.chunks_by_stage;
+    limits.limits.per_token = r->order.limits.per_token;
+    limits.limits.bytes = r->order.limits.bytes;
+    limits.limits.bytes_by_stage = r->order.limits.bytes_by_stage;
     FUZZ_CHECK(fuzz_result(cf_schedule_validate(r->plan, r->schedule, &limits, NULL, &error), &error),
                "cf_schedule_validate: %s", error.text);
-    FUZZ_CHECK(r->schedule->k == (r->order.k > 0 ? r->order.k : 1), "K is %lld", (long long)r->schedule->k);
+    FUZZ_CHECK(r->schedule->shape.k == (r->order.shape.k > 0 ? r->order.shape.k : 1), "K is %lld", (long long)r->schedule->shape.k);
     if (r->wild > 0 || r->schedule->n_actions > MOST_JUDGED) return; /* the judge is cubic, and adds up without care */
     fault = pipeline_fault(r->plan, r->schedule, &r->order);
     FUZZ_CHECK(fault == NULL, "the schedule: %s", fault);
@@ -165,8 +165,8 @@ static void keep_short(road *r) {
     cf_schedule_desc *d = &r->order;
     int64_t most = MOST_JUDGED / (d->kind == CF_SCHEDULE_DEFAULT || d->kind == CF_SCHEDULE_BEST ? 10 : 4);
     if (fuzz_chance(&r->in, 64)) return;
-    while (d->n_stages > 1 && r->plan->n_steps * d->n_stages * (d->n_virtual > 0 ? d->n_virtual : 1) > most)
-        --*(d->n_virtual > 1 ? &d->n_virtual : &d->n_stages);
+    while (d->shape.n_stages > 1 && r->plan->n_steps * d->shape.n_stages * (d->shape.n_virtual > 0 ? d->shape.n_virtual : 1) > most)
+        --*(d->shape.n_virtual > 1 ? &d->shape.n_virtual : &d->shape.n_stages);
 }
 
 static int order(road *r) {
@@ -205,7 +205,7 @@ static void time_it(road *r) {
     double wanted;
     memset(&desc, 0, sizeof desc);
     desc.timing = r->order.timing;
-    desc.bytes = r->order.bytes;
+    desc.limits.per_token = r->order.limits.per_token;
     FUZZ_CHECK(fuzz_result(cf_simulate(r->plan, r->schedule, &desc, &r->timeline, &error), &error),
                "cf_simulate: %s", error.text);
     FUZZ_CHECK(near_or_more(r->timeline->makespan, r->timeline->bound), "makespan %.17g, bound %.17g",
@@ -272,7 +272,7 @@ static void run_it(road *r) {
     desc.forward = desc.backward = desc.send = desc.receive = host_pass;
     desc.acquire = host_acquire;
     desc.release = host_release;
-    for (stage = 0; stage < r->lowered->n_stages; stage++) {
+    for (stage = 0; stage < r->lowered->shape.n_stages; stage++) {
         host h = {0, 0, 0};
         cf_error error = fuzz_error();
         cf_run_stats stats;
@@ -332,9 +332,9 @@ static void write_it(const road *r) {
     FUZZ_CHECK(cf_write_schedule_json(r->schedule, r->timeline, fuzz_write, &text, NULL) == CF_OK, "nor the schedule");
     text.bytes = 0;
     csv.extensions = 1;
-    csv.replay = r->lowered->replay;
-    csv.k = r->lowered->k;
-    csv.rank = r->lowered->rank;
+    csv.replay = r->lowered->shape.replay;
+    csv.k = r->lowered->shape.k;
+    csv.rank = r->lowered->shape.rank;
     csv.format = SCHEDULE_CSV_COMPUTE_COMMS;
     FUZZ_CHECK(fuzz_result(schedule_csv_write(r->plan, r->lowered, &csv, fuzz_write, &text, &error), &error),
                "as CSV: %s", error.text);

@@ -208,7 +208,7 @@ static void check_schedule(const saved_schedule *saved) {
     FUZZ_CHECK(cf_write_schedule_json(schedule, NULL, fuzz_write, &text, NULL) == CF_OK, "cannot be written");
     document = parse_again(&text);
     FUZZ_CHECK(fuzz_exit(saved_schedule_read(&document, 0, &again)), "what was written cannot be read");
-    FUZZ_CHECK(again.schedule->n_actions == schedule->n_actions && again.schedule->k == schedule->k &&
+    FUZZ_CHECK(again.schedule->n_actions == schedule->n_actions && again.schedule->shape.k == schedule->shape.k &&
                    memcmp(again.schedule->actions, schedule->actions,
                           (size_t)schedule->n_actions * sizeof *schedule->actions) == 0,
                "another schedule");

@@ -88,8 +88,8 @@ static void draw_search(problem *p) {
     if (p->wild > 0 && fuzz_chance(in, 5)) d->step_seconds = fuzz_real(in);
     for (i = 0; i < MOST_STAGES; i++) {
         memset(&p->bytes[i], 0, sizeof p->bytes[i]);
-        p->bytes[i].held.per_token_activations = fuzz_mostly(in, 1, 100, p->wild);
-        p->bytes[i].held.per_token_state = fuzz_mostly(in, 0, 100, p->wild);
+        p->bytes[i].held.activations = fuzz_mostly(in, 1, 100, p->wild);
+        p->bytes[i].held.state = fuzz_mostly(in, 0, 100, p->wild);
         p->bytes[i].per_token_pass = fuzz_mostly(in, 0, 100, p->wild);
         p->bytes[i].fixed = fuzz_mostly(in, 0, 1000, p->wild);
     }

@@ -235,29 +235,29 @@ static void draw_limits(batch *b) {
     cf_schedule_desc *desc = &b->schedule;
     int64_t style = between(0, 7), size = b->pack.chunk_size, i;
     if (style >= 6 || one_in(4)) {
-        desc->bytes.per_token_activations = between(1, 40);
-        desc->bytes.per_token_state = between(0, 10);
-        desc->bytes.per_token_state_gradient = between(0, 10);
-        desc->bytes.per_token_boundary = between(0, 4);
+        desc->limits.per_token.activations = between(1, 40);
+        desc->limits.per_token.state = between(0, 10);
+        desc->limits.per_token.state_gradient = between(0, 10);
+        desc->limits.per_token.boundary = between(0, 4);
     }
     for (i = 0; i < MOST_STAGES; i++) {
         b->limits[i] = between(1, 9);
         b->limits_bytes[i] = between(10, 500) * size;
     }
-    if (style == 0) desc->limit = CF_NO_LIMIT; /* 1 and 2: what holds by default */
-    if (style == 3 || style == 4) desc->limit = between(1, 9);
-    if (style == 5) desc->limits = b->limits;
-    if (style == 6) desc->limit_bytes = between(10, 500) * size;
-    if (style == 7) desc->limits_bytes = b->limits_bytes;
+    if (style == 0) desc->limits.chunks = CF_NO_LIMIT; /* 1 and 2: what holds by default */
+    if (style == 3 || style == 4) desc->limits.chunks = between(1, 9);
+    if (style == 5) desc->limits.chunks_by_stage = b->limits;
+    if (style == 6) desc->limits.bytes = between(10, 500) * size;
+    if (style == 7) desc->limits.bytes_by_stage = b->limits_bytes;
 }
 
 static void draw_schedule(batch *b) {
     cf_schedule_desc *desc = &b->schedule;
     memset(desc, 0, sizeof *desc);
-    desc->n_stages = one_in(8) ? between(6, 8) : between(0, 5);
-    desc->replay = one_in(3) ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
-    desc->k = between(0, 5);
-    desc->rank = between(0, (b->pack.n_ranks ? b->pack.n_ranks : 1) - 1);
+    desc->shape.n_stages = one_in(8) ? between(6, 8) : between(0, 5);
+    desc->shape.replay = one_in(3) ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+    desc->shape.k = between(0, 5);
+    desc->shape.rank = between(0, (b->pack.n_ranks ? b->pack.n_ranks : 1) - 1);
     desc->split_backward = one_in(2);
     desc->budget = one_in(6) ? between(40, 120) : between(1, 30);
     if (!one_in(4)) desc->timing = &b->timing;
@@ -338,21 +338,21 @@ static void add_action(const cf_action *a) {
 static void add_schedule(const cf_schedule *s) {
     int64_t i;
     row("schedule", (int64_t)s->kind);
-    number("replay", (int64_t)s->replay);
-    number("n_stages", s->n_stages);
-    number("n_virtual", s->n_virtual);
-    number("k", s->k);
-    number("rank", s->rank);
+    number("replay", (int64_t)s->shape.replay);
+    number("n_stages", s->shape.n_stages);
+    number("n_virtual", s->shape.n_virtual);
+    number("k", s->shape.k);
+    number("rank", s->shape.rank);
     number("n_chunks", s->n_chunks);
     number("n_actions", s->n_actions);
     number("lowered", s->lowered);
-    for (i = 0; i <= s->n_stages; i++) {
+    for (i = 0; i <= s->shape.n_stages; i++) {
         row("first", i);
         number("at", s->first[i]);
     }
-    for (i = 0; s->limits && i < s->n_stages; i++) {
+    for (i = 0; s->limits.chunks_by_stage && i < s->shape.n_stages; i++) {
         row("limit", i);
-        number("chunks", s->limits[i]);
+        number("chunks", s->limits.chunks_by_stage[i]);
     }
     for (i = 0; i < s->n_actions; i++) {
         row("action", i);
@@ -434,9 +434,9 @@ static void record_timeline(const batch *b, const cf_plan *plan, const cf_schedu
     cf_result code;
     memset(&desc, 0, sizeof desc);
     desc.timing = b->schedule.timing;
-    desc.bytes = b->schedule.bytes;
-    desc.limit = b->schedule.limit;
-    desc.limits = b->schedule.limits;
+    desc.limits.per_token = b->schedule.limits.per_token;
+    desc.limits.chunks = b->schedule.limits.chunks;
+    desc.limits.chunks_by_stage = b->schedule.limits.chunks_by_stage;
     code = cf_simulate(plan, schedule, &desc, &timeline, &error);
     begin("timeline.%s", name);
     if (code == CF_OK) {
@@ -460,14 +460,14 @@ static cf_schedule *record_schedule(const batch *b, const cf_plan *plan, cf_sche
     cf_result code;
     desc.kind = kind;
     desc.report = &report;
-    if (kind == CF_SCHEDULE_INTERLEAVED || kind == CF_SCHEDULE_BEST) desc.n_virtual = b->n_virtual;
+    if (kind == CF_SCHEDULE_INTERLEAVED || kind == CF_SCHEDULE_BEST) desc.shape.n_virtual = b->n_virtual;
     memset(&report, 0, sizeof report);
     code = cf_schedule_make(plan, &desc, &schedule, &error);
     begin("schedule.%s", name);
     if (code == CF_OK) add_schedule(schedule);
     if (code == CF_OK && (kind == CF_SCHEDULE_BEST || kind == CF_SCHEDULE_PAPER)) add_report(&report);
     finish(code, &error);
-    if (wanted) *wanted = code == CF_ERROR_INFEASIBLE && b->schedule.limit > 0 ? error.wanted : 0;
+    if (wanted) *wanted = code == CF_ERROR_INFEASIBLE && b->schedule.limits.chunks > 0 ? error.wanted : 0;
     return schedule;
 }
 
@@ -480,7 +480,7 @@ static void record_kind(const batch *b, const cf_plan *plan, cf_schedule_kind ki
     schedule = record_schedule(b, plan, kind, name, &wanted);
     if (!schedule && wanted > 0) {
         batch wider = *b;
-        wider.schedule.limit = wanted;
+        wider.schedule.limits.chunks = wanted;
         snprintf(name, sizeof name, "%s-least", cf_schedule_kind_name(kind));
         schedule = record_schedule(&wider, plan, kind, name, NULL);
     }

@@ -51,7 +51,7 @@ static void run_stages(findings *f, const cf_plan *plan, const cf_schedule *sche
     memset(&desc, 0, sizeof desc);
     desc.user = f;
     desc.forward = desc.backward = count_pass;
-    for (stage = 0; stage < schedule->n_stages; stage++) expect(f, cf_run(plan, schedule, stage, &desc, NULL, NULL));
+    for (stage = 0; stage < schedule->shape.n_stages; stage++) expect(f, cf_run(plan, schedule, stage, &desc, NULL, NULL));
 }
 
 static void once(findings *f) {
@@ -61,8 +61,8 @@ static void once(findings *f) {
     cf_schedule *own = NULL;
     cf_timeline *timeline = NULL;
     memset(&order, 0, sizeof order);
-    order.n_stages = 3;
-    order.k = 2;
+    order.shape.n_stages = 3;
+    order.shape.k = 2;
     order.budget = 20;
     expect(f, cf_plan_validate(shared->plan, lengths, N_LENGTHS, NULL, NULL));
     expect(f, cf_write_plan_json(shared->plan, &with_rows, add_text, f, NULL));
@@ -93,8 +93,8 @@ static int share(common *shared) {
     memset(&wiring, 0, sizeof wiring);
     pack.chunk_size = 2048;
     order.kind = CF_SCHEDULE_PAPER;
-    order.n_stages = 3;
-    order.k = 2;
+    order.shape.n_stages = 3;
+    order.shape.k = 2;
     return cf_pack(lengths, N_LENGTHS, &pack, &shared->plan, NULL) == CF_OK &&
            cf_schedule_make(shared->plan, &order, &shared->schedule, NULL) == CF_OK &&
            (wiring.schedule = shared->schedule, cf_graph_make(shared->plan, &wiring, &shared->graph, NULL)) == CF_OK;

@@ -150,7 +150,7 @@ static int twin_of(const solver *s, const cf_chunk *chunks, int first) {
 }
 
 static void add_cell(solver *s, exact_placement placement, int v, int i) {
-    int64_t id = s->desc->rank * s->plan->n_steps + i;
+    int64_t id = s->desc->shape.rank * s->plan->n_steps + i;
     const cf_chunk *chunk = &s->plan->chunks[id];
     const cf_timing *timing = s->desc->timing;
     cell *c = &s->cells[v * s->n + i];
@@ -174,7 +174,7 @@ static void add_cell(solver *s, exact_placement placement, int v, int i) {
 
 /* Returns 0 if there is too much of it. */
 static int set_up(solver *s, const cf_plan *plan, const cf_schedule_desc *desc, exact_placement placement) {
-    int64_t n_virtual = desc->n_virtual > 0 ? desc->n_virtual : 1, n_stages = desc->n_stages > 0 ? desc->n_stages : 1;
+    int64_t n_virtual = desc->shape.n_virtual > 0 ? desc->shape.n_virtual : 1, n_stages = desc->shape.n_stages > 0 ? desc->shape.n_stages : 1;
     int i, v;
     s->plan = plan;
     s->desc = desc;
@@ -183,15 +183,18 @@ static int set_up(solver *s, const cf_plan *plan, const cf_schedule_desc *desc, 
     s->n_machines = (int)n_stages;
     s->n_v = (int)(n_stages * n_virtual);
     s->n_cells = s->n * s->n_v;
-    s->k = desc->k > 0 ? desc->k : 1;
-    s->local = desc->replay == CF_REPLAY_LOCAL;
+    s->k = desc->shape.k > 0 ? desc->shape.k : 1;
+    s->local = desc->shape.replay == CF_REPLAY_LOCAL;
     s->no_overlap = desc->timing != NULL && desc->timing->no_overlap;
     s->split = desc->split_backward;
-    for (i = 0; i < s->n_machines; i++) s->slots[i] = desc->limits != NULL ? desc->limits[i] : desc->limit;
+    for (i = 0; i < s->n_machines; i++) {
+        const int64_t *by_stage = desc->limits.chunks_by_stage;
+        s->slots[i] = by_stage != NULL && by_stage[i] != 0 ? by_stage[i] : desc->limits.chunks;
+    }
     for (v = s->n_v - 1; v >= 0; v--)
         for (i = 0; i < s->n; i++) add_cell(s, placement, v, i);
     for (i = 0; i < s->n; i++)
-        if (s->cells[i].index == 0) s->cells[i].twin = twin_of(s, &plan->chunks[desc->rank * plan->n_steps], i);
+        if (s->cells[i].index == 0) s->cells[i].twin = twin_of(s, &plan->chunks[desc->shape.rank * plan->n_steps], i);
     find_tails(s);
     return 1;
 }
@@ -532,7 +535,7 @@ static int leave_out_late(const solver *s, move *moves, int n) {
 
 static void note_schedule(solver *s) {
     exact_answer *a = s->answer;
-    int64_t first = s->desc->rank * s->plan->n_steps;
+    int64_t first = s->desc->shape.rank * s->plan->n_steps;
     int i;
     a->n_actions = s->n_path;
     for (i = 0; i < s->n_path; i++) {
@@ -629,7 +632,7 @@ static exact_answer solve(const cf_plan *plan, const cf_schedule_desc *desc, exa
                           double known, int64_t most_nodes) {
     static solver s;
     static exact_answer answer;
-    int limited = desc->limit > 0 || desc->limits != NULL, i;
+    int limited = desc->limits.chunks > 0 || desc->limits.chunks_by_stage != NULL, i;
     memset(&s, 0, sizeof s);
     memset(&answer, 0, sizeof answer);
     answer.makespan = -1;

@@ -29,7 +29,7 @@ cf_plan *naive_plan(harness_rng *rng, int64_t most_sequences, int64_t n_ranks) {
 cf_schedule *naive_new(int64_t n_stages, int64_t n_actions) {
     cf_schedule *s = (cf_schedule *)calloc(1, sizeof *s);
     if (!s) abort();
-    s->n_stages = n_stages;
+    s->shape.n_stages = n_stages;
     s->n_actions = n_actions;
     s->first = (int64_t *)calloc((size_t)n_stages + 1, sizeof *s->first);
     s->actions = (cf_action *)calloc(n_actions > 0 ? (size_t)n_actions : 1, sizeof *s->actions);
@@ -38,15 +38,15 @@ cf_schedule *naive_new(int64_t n_stages, int64_t n_actions) {
 }
 
 cf_schedule *naive_copy(const cf_schedule *schedule) {
-    cf_schedule *s = naive_new(schedule->n_stages, schedule->n_actions);
+    cf_schedule *s = naive_new(schedule->shape.n_stages, schedule->n_actions);
     int64_t *first = s->first;
     cf_action *actions = s->actions;
     *s = *schedule;
     s->first = first;
     s->actions = actions;
-    s->limits = NULL; /* they lie in the other's block, and no rule reads them */
+    s->limits.chunks_by_stage = NULL; /* they lie in the other's block, and no rule reads them */
     memset(&s->block, 0, sizeof s->block);
-    memcpy(first, schedule->first, ((size_t)schedule->n_stages + 1) * sizeof *first);
+    memcpy(first, schedule->first, ((size_t)schedule->shape.n_stages + 1) * sizeof *first);
     if (schedule->n_actions > 0) memcpy(actions, schedule->actions, (size_t)schedule->n_actions * sizeof *actions);
     return s;
 }
@@ -71,13 +71,13 @@ cf_schedule *naive_insert(cf_schedule *schedule, int64_t stage, int64_t position
     free(s->actions);
     s->actions = grown;
     s->n_actions++;
-    for (i = stage + 1; i <= s->n_stages; i++) s->first[i]++;
+    for (i = stage + 1; i <= s->shape.n_stages; i++) s->first[i]++;
     return s;
 }
 
 cf_schedule *naive_remove(cf_schedule *schedule, int64_t stage, int64_t position) {
     int64_t at = schedule->first[stage] + position, i;
-    cf_schedule *s = naive_new(schedule->n_stages, schedule->n_actions - 1);
+    cf_schedule *s = naive_new(schedule->shape.n_stages, schedule->n_actions - 1);
     int64_t *first = s->first;
     cf_action *actions = s->actions;
     *s = *schedule;
@@ -85,7 +85,7 @@ cf_schedule *naive_remove(cf_schedule *schedule, int64_t stage, int64_t position
     s->first = first;
     s->actions = actions;
     for (i = 0; i < s->n_actions; i++) actions[i] = schedule->actions[i < at ? i : i + 1];
-    for (i = 0; i <= s->n_stages; i++) first[i] = schedule->first[i] - (i > stage);
+    for (i = 0; i <= s->shape.n_stages; i++) first[i] = schedule->first[i] - (i > stage);
     naive_free(schedule);
     return s;
 }
@@ -175,7 +175,7 @@ naive_shape naive_draw_shape(harness_rng *rng) {
 }
 
 int64_t naive_stage(const cf_schedule *schedule, int64_t v) {
-    return (schedule->placement == CF_PLACEMENT_V ? exact_v : exact_loop)(v, schedule->n_stages);
+    return (schedule->shape.placement == CF_PLACEMENT_V ? exact_v : exact_loop)(v, schedule->shape.n_stages);
 }
 
 cf_schedule *naive_schedule(harness_rng *rng, const cf_plan *plan, const naive_shape *shape) {
@@ -217,11 +217,11 @@ cf_schedule *naive_schedule(harness_rng *rng, const cf_plan *plan, const naive_s
     }
     schedule = naive_new(shape->n_stages, n);
     schedule->kind = CF_SCHEDULE_PAPER;
-    schedule->replay = shape->replay;
-    schedule->n_virtual = shape->n_virtual;
-    schedule->placement = shape->placement;
-    schedule->k = shape->k;
-    schedule->rank = shape->rank;
+    schedule->shape.replay = shape->replay;
+    schedule->shape.n_virtual = shape->n_virtual;
+    schedule->shape.placement = shape->placement;
+    schedule->shape.k = shape->k;
+    schedule->shape.rank = shape->rank;
     schedule->n_chunks = plan->n_chunks;
     for (s = 0, n = 0; s < shape->n_stages; s++) {
         for (i = 0; i < schedule->n_actions; i++)
@@ -265,13 +265,13 @@ static int64_t backward_at(const places *p) { return p->at[CF_B] >= 0 ? p->at[CF
 
 static const char *fields_fault(const cf_plan *plan, const cf_schedule *s) {
     int64_t stage, i;
-    for (stage = 0; stage < s->n_stages; stage++)
+    for (stage = 0; stage < s->shape.n_stages; stage++)
         for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
             const cf_action *a = &s->actions[i];
             if (a->reserved) return "reserved";
             if (a->pass >= (s->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT)) return "pass";
-            if (a->chunk < 0 || a->chunk >= plan->n_chunks || a->chunk / plan->n_steps != s->rank) return "chunk";
-            if (a->stage < 0 || a->stage >= s->n_stages * s->n_virtual) return "stage";
+            if (a->chunk < 0 || a->chunk >= plan->n_chunks || a->chunk / plan->n_steps != s->shape.rank) return "chunk";
+            if (a->stage < 0 || a->stage >= s->shape.n_stages * s->shape.n_virtual) return "stage";
             if (naive_stage(s, a->stage) != stage) return "stage";
             if (a->keep > 1 || (a->keep && a->pass != CF_F && a->pass != CF_R)) return "keep";
             if (a->pass == CF_R && !a->keep) return "R that keeps nothing";
@@ -295,7 +295,7 @@ static const char *cell_fault(const cf_plan *plan, const cf_schedule *s, int64_t
         if (q.at[CF_F] < 0 || q.at[CF_F] > p.at[CF_F]) return "order of F";
         if (backward_at(&q) < back) return "order of B";
     }
-    if (s->replay == CF_REPLAY_PIPELINE && p.at[CF_R] >= 0 && v > 0) {
+    if (s->shape.replay == CF_REPLAY_PIPELINE && p.at[CF_R] >= 0 && v > 0) {
         q = find(s, chunk, v - 1);
         if (q.at[CF_R] < 0) return "R without R before it";
     }
@@ -316,12 +316,12 @@ static int64_t held_at(const cf_plan *plan, const cf_schedule *s, int64_t v, int
 
 static const char *k_fault(const cf_plan *plan, const cf_schedule *s) {
     int64_t stage, i;
-    for (stage = 0; stage < s->n_stages; stage++)
+    for (stage = 0; stage < s->shape.n_stages; stage++)
         for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
             const cf_action *a = &s->actions[i];
             int64_t first = a->chunk - plan->chunks[a->chunk].index;
             if (!a->keep) continue;
-            if (held_at(plan, s, a->stage, first, first + group_size(plan, a->chunk), i) > s->k) return "K";
+            if (held_at(plan, s, a->stage, first, first + group_size(plan, a->chunk), i) > s->shape.k) return "K";
         }
     return NULL;
 }
@@ -333,17 +333,17 @@ static int done_on(const cf_schedule *s, const int64_t *pc, int64_t chunk, int64
 
 /* Runs the lists with every finished pass visible everywhere, sweep after sweep. */
 static const char *progress_fault(const cf_schedule *s) {
-    int64_t pc[64], stage, last = s->n_stages * s->n_virtual - 1;
+    int64_t pc[64], stage, last = s->shape.n_stages * s->shape.n_virtual - 1;
     int moved = 1;
-    for (stage = 0; stage < s->n_stages; stage++) pc[stage] = s->first[stage];
+    for (stage = 0; stage < s->shape.n_stages; stage++) pc[stage] = s->first[stage];
     while (moved) {
         moved = 0;
-        for (stage = 0; stage < s->n_stages; stage++) {
+        for (stage = 0; stage < s->shape.n_stages; stage++) {
             const cf_action *a = &s->actions[pc[stage]];
             int ok = 1;
             if (pc[stage] == s->first[stage + 1]) continue;
             if (a->pass == CF_F && a->stage > 0) ok = done_on(s, pc, a->chunk, a->stage - 1, CF_F);
-            if (a->pass == CF_R && a->stage > 0 && s->replay == CF_REPLAY_PIPELINE)
+            if (a->pass == CF_R && a->stage > 0 && s->shape.replay == CF_REPLAY_PIPELINE)
                 ok = done_on(s, pc, a->chunk, a->stage - 1, CF_R);
             if ((a->pass == CF_B || a->pass == CF_I) && a->stage < last)
                 ok = done_on(s, pc, a->chunk, a->stage + 1, CF_B) || done_on(s, pc, a->chunk, a->stage + 1, CF_I);
@@ -351,7 +351,7 @@ static const char *progress_fault(const cf_schedule *s) {
             moved |= ok;
         }
     }
-    for (stage = 0; stage < s->n_stages; stage++)
+    for (stage = 0; stage < s->shape.n_stages; stage++)
         if (pc[stage] < s->first[stage + 1]) return "deadlock";
     return NULL;
 }
@@ -359,8 +359,8 @@ static const char *progress_fault(const cf_schedule *s) {
 const char *naive_fault(const cf_plan *plan, const cf_schedule *s) {
     const char *fault = fields_fault(plan, s);
     int64_t chunk, v;
-    for (v = 0; !fault && v < s->n_stages * s->n_virtual; v++)
-        for (chunk = s->rank * plan->n_steps; !fault && chunk < (s->rank + 1) * plan->n_steps; chunk++)
+    for (v = 0; !fault && v < s->shape.n_stages * s->shape.n_virtual; v++)
+        for (chunk = s->shape.rank * plan->n_steps; !fault && chunk < (s->shape.rank + 1) * plan->n_steps; chunk++)
             fault = cell_fault(plan, s, chunk, v);
     if (!fault) fault = k_fault(plan, s);
     if (!fault) fault = progress_fault(s);
@@ -382,7 +382,7 @@ static int kind_of(int pass) {
 
 /* Whether there is another virtual stage next to v, and on another stage. */
 static int leads_away(const cf_schedule *s, int64_t v, int64_t next) {
-    return next >= 0 && next < s->n_stages * s->n_virtual && naive_stage(s, v) != naive_stage(s, next);
+    return next >= 0 && next < s->shape.n_stages * s->shape.n_virtual && naive_stage(s, v) != naive_stage(s, next);
 }
 
 static int is_send(int pass) { return pass == CF_SEND_F || pass == CF_SEND_R || pass == CF_SEND_B; }
@@ -390,14 +390,14 @@ static int is_receive(int pass) { return pass == CF_RECV_F || pass == CF_RECV_R 
 
 const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *s) {
     int64_t pc[64], stage, n = plan->n_steps, i;
-    tensors *all = (tensors *)calloc((size_t)(s->n_stages * s->n_virtual * n) + 1, sizeof *all);
+    tensors *all = (tensors *)calloc((size_t)(s->shape.n_stages * s->shape.n_virtual * n) + 1, sizeof *all);
     const char *fault = NULL;
     int moved = 1;
     if (!all) abort();
-    for (stage = 0; stage < s->n_stages; stage++) pc[stage] = s->first[stage];
+    for (stage = 0; stage < s->shape.n_stages; stage++) pc[stage] = s->first[stage];
     while (moved && !fault) {
         moved = 0;
-        for (stage = 0; stage < s->n_stages && !fault; stage++) {
+        for (stage = 0; stage < s->shape.n_stages && !fault; stage++) {
             const cf_action *a = &s->actions[pc[stage]], *b;
             int64_t to, other;
             tensors *t, *u;
@@ -411,7 +411,7 @@ const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *s) {
                 int backward = a->pass == CF_B || a->pass == CF_I;
                 int reads = (forward && leads_away(s, a->stage, a->stage - 1)) ||
                             (backward && leads_away(s, a->stage, a->stage + 1));
-                if (a->pass == CF_R && s->replay == CF_REPLAY_LOCAL) reads = 0;
+                if (a->pass == CF_R && s->shape.replay == CF_REPLAY_LOCAL) reads = 0;
                 if (reads && !t->there[kind]) fault = "a pass without its input";
                 if (a->pass < CF_COMPUTE_PASS_COUNT && a->pass != CF_W) t->made[kind] = 1;
                 pc[stage]++;
@@ -436,11 +436,11 @@ const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *s) {
             moved = 1;
         }
     }
-    for (stage = 0; stage < s->n_stages && !fault; stage++)
+    for (stage = 0; stage < s->shape.n_stages && !fault; stage++)
         if (pc[stage] < s->first[stage + 1]) fault = "rendezvous deadlock";
     for (i = 0; i < s->n_actions && !fault; i++) { /* nothing is received for a pass that does not exist */
         const cf_action *a = &s->actions[i];
-        if (a->pass == CF_RECV_R && (s->replay == CF_REPLAY_LOCAL || find(s, a->chunk, a->stage).at[CF_R] < 0))
+        if (a->pass == CF_RECV_R && (s->shape.replay == CF_REPLAY_LOCAL || find(s, a->chunk, a->stage).at[CF_R] < 0))
             fault = "RECV_R without R";
     }
     free(all);
@@ -450,10 +450,10 @@ const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *s) {
 /* ---- memory ---- */
 
 int64_t naive_peak_chunks(const cf_plan *plan, const cf_schedule *s, int64_t stage) {
-    int64_t i, j, most = 0, first = s->rank * plan->n_steps;
+    int64_t i, j, most = 0, first = s->shape.rank * plan->n_steps;
     for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
         int64_t held = 0;
-        for (j = 0; j < s->n_stages * s->n_virtual; j++)
+        for (j = 0; j < s->shape.n_stages * s->shape.n_virtual; j++)
             if (naive_stage(s, j) == stage) held += held_at(plan, s, j, first, first + plan->n_steps, i);
         most = held > most ? held : most;
     }
@@ -461,20 +461,20 @@ int64_t naive_peak_chunks(const cf_plan *plan, const cf_schedule *s, int64_t sta
 }
 
 int64_t naive_peak_bytes(const cf_plan *plan, const cf_schedule *s, int64_t stage, const cf_bytes *bytes) {
-    int64_t i, v, chunk, most = 0, first = s->rank * plan->n_steps;
+    int64_t i, v, chunk, most = 0, first = s->shape.rank * plan->n_steps;
     for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
         int64_t sum = 0;
-        for (v = 0; v < s->n_stages * s->n_virtual; v++) {
+        for (v = 0; v < s->shape.n_stages * s->shape.n_virtual; v++) {
             for (chunk = first; chunk < first + plan->n_steps && naive_stage(s, v) == stage; chunk++) {
                 int64_t size = group_size(plan, chunk);
                 const cf_chunk *c = &plan->chunks[chunk];
                 places p = find(s, chunk, v), last = find(s, chunk - c->index + size - 1, v);
                 int64_t rows = c->group < 0 ? 0 : plan->slices[c->first_slice].length;
-                sum += bytes->per_token_activations * c->padded * held_at(plan, s, v, chunk, chunk + 1, i);
-                if (p.at[CF_F] <= i && i <= backward_at(&p)) sum += bytes->per_token_state * rows;
-                if (backward_at(&last) <= i && i <= backward_at(&p)) sum += bytes->per_token_state_gradient * rows;
-                if (s->replay == CF_REPLAY_LOCAL && !p.keep && p.at[CF_F] <= i && i < p.at[CF_R])
-                    sum += bytes->per_token_boundary * c->padded;
+                sum += bytes->activations * c->padded * held_at(plan, s, v, chunk, chunk + 1, i);
+                if (p.at[CF_F] <= i && i <= backward_at(&p)) sum += bytes->state * rows;
+                if (backward_at(&last) <= i && i <= backward_at(&p)) sum += bytes->state_gradient * rows;
+                if (s->shape.replay == CF_REPLAY_LOCAL && !p.keep && p.at[CF_F] <= i && i < p.at[CF_R])
+                    sum += bytes->boundary * c->padded;
             }
         }
         most = sum > most ? sum : most;

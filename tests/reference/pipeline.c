@@ -58,15 +58,15 @@ static void draw_limits(harness_rng *rng, pipeline_problem *problem) {
         problem->limits[i] = harness_between(rng, 0, 8);
         problem->limits_bytes[i] = harness_between(rng, 0, 6000);
     }
-    if (harness_chance(rng, 0.3)) desc->limit = harness_between(rng, 1, 8);
-    if (harness_chance(rng, 0.2)) desc->limits = problem->limits;
-    desc->bytes.per_token_activations = harness_between(rng, 0, 9);
-    desc->bytes.per_token_state = harness_between(rng, 0, 3);
-    desc->bytes.per_token_state_gradient = harness_between(rng, 0, 3);
-    desc->bytes.per_token_boundary = harness_between(rng, 0, harness_chance(rng, 0.25) ? 20 : 2);
-    if (harness_chance(rng, 0.2)) desc->limit_bytes = harness_between(rng, 1, 6000);
-    if (harness_chance(rng, 0.2)) desc->limits_bytes = problem->limits_bytes;
-    if (desc->limit == 0 && harness_chance(rng, 0.4)) desc->limit = CF_NO_LIMIT;
+    if (harness_chance(rng, 0.3)) desc->limits.chunks = harness_between(rng, 1, 8);
+    if (harness_chance(rng, 0.2)) desc->limits.chunks_by_stage = problem->limits;
+    desc->limits.per_token.activations = harness_between(rng, 0, 9);
+    desc->limits.per_token.state = harness_between(rng, 0, 3);
+    desc->limits.per_token.state_gradient = harness_between(rng, 0, 3);
+    desc->limits.per_token.boundary = harness_between(rng, 0, harness_chance(rng, 0.25) ? 20 : 2);
+    if (harness_chance(rng, 0.2)) desc->limits.bytes = harness_between(rng, 1, 6000);
+    if (harness_chance(rng, 0.2)) desc->limits.bytes_by_stage = problem->limits_bytes;
+    if (desc->limits.chunks == 0 && harness_chance(rng, 0.4)) desc->limits.chunks = CF_NO_LIMIT;
 }
 
 void pipeline_draw(harness_rng *rng, pipeline_problem *problem) {
@@ -74,14 +74,14 @@ void pipeline_draw(harness_rng *rng, pipeline_problem *problem) {
     memset(desc, 0, sizeof *desc);
     draw_plan(rng, problem);
     desc->kind = (cf_schedule_kind)harness_between(rng, CF_SCHEDULE_PAPER, CF_SCHEDULE_BEST);
-    desc->replay = (cf_replay)harness_between(rng, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL);
-    desc->n_stages = harness_between(rng, 1, 6);
+    desc->shape.replay = (cf_replay)harness_between(rng, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL);
+    desc->shape.n_stages = harness_between(rng, 1, 6);
     if (desc->kind == CF_SCHEDULE_INTERLEAVED || (desc->kind > CF_SCHEDULE_INTERLEAVED && harness_chance(rng, 0.3)))
-        desc->n_virtual = harness_between(rng, 1, 3);
-    if (desc->kind == CF_SCHEDULE_ZERO_BUBBLE) desc->placement = (cf_placement)harness_between(rng, 0, CF_PLACEMENT_V);
-    if (desc->kind == CF_SCHEDULE_BEST) desc->placement = (cf_placement)harness_between(rng, 0, CF_PLACEMENT_ANY);
-    desc->k = harness_between(rng, 1, 5);
-    desc->rank = problem->plan->n_ranks - 1;
+        desc->shape.n_virtual = harness_between(rng, 1, 3);
+    if (desc->kind == CF_SCHEDULE_ZERO_BUBBLE) desc->shape.placement = (cf_placement)harness_between(rng, 0, CF_PLACEMENT_V);
+    if (desc->kind == CF_SCHEDULE_BEST) desc->shape.placement = (cf_placement)harness_between(rng, 0, CF_PLACEMENT_ANY);
+    desc->shape.k = harness_between(rng, 1, 5);
+    desc->shape.rank = problem->plan->n_ranks - 1;
     desc->split_backward = harness_chance(rng, 0.3);
     desc->budget = 20;
     draw_timing(rng, problem);
@@ -104,31 +104,36 @@ cf_plan *pipeline_sixteen(cf_timing *timing) {
 void pipeline_note(uint64_t seed, const pipeline_problem *problem) {
     const cf_schedule_desc *d = &problem->desc;
     harness_note("seed %llu: %s, %d stages x %d (%s), K %d, %s replay, limit %d%s, bytes %d%s, %d chunks, %d groups",
-                 (unsigned long long)seed, cf_schedule_kind_name(d->kind), (int)d->n_stages, (int)d->n_virtual,
-                 cf_placement_name(d->placement), (int)d->k, cf_replay_name(d->replay), (int)d->limit,
-                 d->limits ? " (by stage)" : "", (int)d->limit_bytes,
-                 d->limits_bytes ? " (by stage)" : "", (int)problem->plan->n_chunks, (int)problem->plan->n_groups);
+                 (unsigned long long)seed, cf_schedule_kind_name(d->kind), (int)d->shape.n_stages, (int)d->shape.n_virtual,
+                 cf_placement_name(d->shape.placement), (int)d->shape.k, cf_replay_name(d->shape.replay),
+                 (int)d->limits.chunks,
+                 d->limits.chunks_by_stage ? " (by stage)" : "", (int)d->limits.bytes,
+                 d->limits.bytes_by_stage ? " (by stage)" : "", (int)problem->plan->n_chunks,
+                 (int)problem->plan->n_groups);
 }
 
 /* ---- what a schedule was asked for ---- */
 
 /* Most chunks that a stage may keep, by the words of cf_schedule_desc; 0: any number. */
 static int64_t limit_of(const cf_plan *plan, const cf_schedule *s, const cf_schedule_desc *desc, int64_t stage) {
-    int64_t limit = desc->limits ? desc->limits[stage] : desc->limit, longest = 1, i, v;
-    int given = desc->limit != 0 || desc->limit_bytes != 0 || desc->limits || desc->limits_bytes;
-    if (given || s->kind != CF_SCHEDULE_BEST) return limit > 0 ? limit : 0;
-    for (i = s->rank * plan->n_steps; i < (s->rank + 1) * plan->n_steps; i++)
+    int64_t limit = desc->limits.chunks, longest = 1, i, v;
+    int by_bytes = desc->limits.bytes > 0 || desc->limits.bytes_by_stage;
+    if (desc->limits.chunks_by_stage && desc->limits.chunks_by_stage[stage] != 0)
+        limit = desc->limits.chunks_by_stage[stage];
+    if (limit != 0 || by_bytes || s->kind != CF_SCHEDULE_BEST) return limit > 0 ? limit : 0;
+    for (i = s->shape.rank * plan->n_steps; i < (s->shape.rank + 1) * plan->n_steps; i++)
         if (plan->chunks[i].group >= 0 && plan->chunks[i].index >= longest) longest = plan->chunks[i].index + 1;
-    for (v = 0, limit = 0; v < s->n_stages * s->n_virtual; v++)
+    for (v = 0, limit = 0; v < s->shape.n_stages * s->shape.n_virtual; v++)
         if (naive_stage(s, v) == stage)
-            limit += (s->k < longest ? s->k : longest) + s->n_stages - 1 - v % s->n_stages;
+            limit += (s->shape.k < longest ? s->shape.k : longest) + s->shape.n_stages - 1 - v % s->shape.n_stages;
     return limit;
 }
 
 /* Counts what is kept along one stage's list. */
 static const char *kept_fault(const cf_plan *plan, const cf_schedule *s, const cf_schedule_desc *desc, int64_t stage) {
     int64_t limit = limit_of(plan, s, desc, stage), live = 0, i;
-    if ((s->limits ? s->limits[stage] : 0) != limit) return "another limit is written in the schedule";
+    if ((s->limits.chunks_by_stage ? s->limits.chunks_by_stage[stage] : 0) != limit)
+        return "another limit is written in the schedule";
     for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
         const cf_action *a = &s->actions[i];
         live += a->keep;
@@ -138,13 +143,29 @@ static const char *kept_fault(const cf_plan *plan, const cf_schedule *s, const c
     return live == 0 ? NULL : "chunks still kept at the end";
 }
 
+int64_t pipeline_peak_state(const cf_plan *plan, const cf_schedule *s, int64_t v) {
+    int64_t i, stage = naive_stage(s, v), held = 0, most = 0;
+    for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
+        const cf_action *a = &s->actions[i];
+        int64_t rows = cf_chunk_state_tokens(plan, a->chunk);
+        if (a->stage != v) continue;
+        held += a->pass == CF_F ? rows : 0;
+        if (held > most) most = held;
+        held -= a->pass == CF_B || a->pass == CF_I ? rows : 0;
+    }
+    return most;
+}
+
 const char *pipeline_fault(const cf_plan *plan, const cf_schedule *s, const cf_schedule_desc *desc) {
     const char *fault = naive_fault(plan, s);
     int64_t stage;
-    for (stage = 0; !fault && stage < s->n_stages; stage++) {
-        int64_t bytes = desc->limits_bytes ? desc->limits_bytes[stage] : desc->limit_bytes;
+    for (stage = 0; !fault && stage < s->shape.n_stages; stage++) {
+        int64_t bytes = desc->limits.bytes_by_stage ? desc->limits.bytes_by_stage[stage] : 0;
+        if (bytes == 0) bytes = desc->limits.bytes;
         fault = kept_fault(plan, s, desc, stage);
-        if (!fault && bytes > 0 && pipeline_peak_bytes(plan, s, &desc->bytes, stage) > bytes)
+        if (!fault && (s->limits.bytes_by_stage ? s->limits.bytes_by_stage[stage] : 0) != (bytes > 0 ? bytes : 0))
+            fault = "another limit of bytes is written in the schedule";
+        if (!fault && bytes > 0 && pipeline_peak_bytes(plan, s, &desc->limits.per_token, stage) > bytes)
             fault = "more bytes than the limit";
     }
     return fault;
@@ -167,13 +188,13 @@ static int64_t cell_bytes(const cf_plan *plan, const cf_schedule *s, const cf_by
     int ended = happened(s, first, now, chunk, v, CF_B) || happened(s, first, now, chunk, v, CF_I);
     int freed = happened(s, first, now, chunk, v, CF_B) || happened(s, first, now, chunk, v, CF_W);
     int dropped = happened(s, first, s->first[naive_stage(s, v) + 1], chunk, v, CF_R);
-    if ((dropped ? started_r : started_f) && !freed) sum += c->padded * bytes->per_token_activations;
-    if (dropped && started_f && !started_r && s->replay == CF_REPLAY_LOCAL) sum += c->padded * bytes->per_token_boundary;
+    if ((dropped ? started_r : started_f) && !freed) sum += c->padded * bytes->activations;
+    if (dropped && started_f && !started_r && s->shape.replay == CF_REPLAY_LOCAL) sum += c->padded * bytes->boundary;
     if (c->group >= 0 && started_f && !ended) {
         int64_t last = plan->groups[c->group].first_chunk + plan->groups[c->group].n_chunks - 1;
-        sum += tokens * bytes->per_token_state;
+        sum += tokens * bytes->state;
         if (happened(s, first, now + 1, last, v, CF_B) || happened(s, first, now + 1, last, v, CF_I))
-            sum += tokens * bytes->per_token_state_gradient;
+            sum += tokens * bytes->state_gradient;
     }
     return sum;
 }
@@ -182,8 +203,8 @@ int64_t pipeline_peak_bytes(const cf_plan *plan, const cf_schedule *s, const cf_
     int64_t peak = 0, now, chunk, v;
     for (now = s->first[stage]; now < s->first[stage + 1]; now++) {
         int64_t sum = 0;
-        for (chunk = s->rank * plan->n_steps; chunk < (s->rank + 1) * plan->n_steps; chunk++)
-            for (v = 0; v < s->n_stages * s->n_virtual; v++)
+        for (chunk = s->shape.rank * plan->n_steps; chunk < (s->shape.rank + 1) * plan->n_steps; chunk++)
+            for (v = 0; v < s->shape.n_stages * s->shape.n_virtual; v++)
                 if (naive_stage(s, v) == stage) sum += cell_bytes(plan, s, bytes, s->first[stage], now, chunk, v);
         if (sum > peak) peak = sum;
     }
@@ -263,7 +284,7 @@ int64_t pipeline_maker(const cf_schedule *s, const cf_action *send) {
 static int64_t reader_of(const cf_schedule *s, const cf_action *a) {
     switch (a->pass) {
         case CF_F: return pipeline_find(s, CF_F, a->chunk, a->stage + 1);
-        case CF_R: return s->replay == CF_REPLAY_LOCAL ? -1 : pipeline_find(s, CF_R, a->chunk, a->stage + 1);
+        case CF_R: return s->shape.replay == CF_REPLAY_LOCAL ? -1 : pipeline_find(s, CF_R, a->chunk, a->stage + 1);
         case CF_B: case CF_I: return backward_of(s, a->chunk, a->stage - 1);
         default: return -1;
     }
@@ -291,7 +312,7 @@ static void send_on(relaxation *r, int64_t maker, double *free_at) {
     int64_t to = r->reader[maker];
     double transfer = pipeline_transfer(r->plan, r->timing, s->actions[maker].chunk);
     /* In loops the stage above the last one is the first. */
-    int up = s->placement == CF_PLACEMENT_V ? stage_of(r, to) > stage_of(r, maker)
+    int up = s->shape.placement == CF_PLACEMENT_V ? stage_of(r, to) > stage_of(r, maker)
                                             : s->actions[to].stage > s->actions[maker].stage;
     double *way = blocks(r, transfer) ? &free_at[0] : &free_at[1 + up];
     double begin = blocks(r, transfer) ? *way : fmax(r->end[maker], *way);
@@ -350,7 +371,7 @@ double pipeline_makespan(const cf_plan *plan, const cf_schedule *s, const cf_tim
         if ((r.reader[i] = reader_of(s, &s->actions[i])) >= 0) r.input[r.reader[i]] = i;
     for (round = 0; r.changed && round <= 2 * n + 2; round++) {
         r.changed = 0;
-        for (stage = 0; stage < s->n_stages; stage++) sweep(&r, stage);
+        for (stage = 0; stage < s->shape.n_stages; stage++) sweep(&r, stage);
     }
     if (s->lowered) set_transfers(&r);
     for (i = 0; i < n; i++) {

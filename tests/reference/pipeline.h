@@ -49,4 +49,7 @@ double pipeline_seconds(const cf_timing *timing, int64_t v, const cf_chunk *chun
 /* Most bytes held at once on a stage, counted from scratch at each action. */
 int64_t pipeline_peak_bytes(const cf_plan *plan, const cf_schedule *schedule, const cf_bytes *bytes, int64_t stage);
 
+/* Most tokens of state that a virtual stage holds at once. */
+int64_t pipeline_peak_state(const cf_plan *plan, const cf_schedule *s, int64_t v);
+
 #endif /* PIPELINE_H */

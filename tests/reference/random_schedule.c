@@ -80,7 +80,8 @@ static double transfer_of(const maker *m, int64_t cell, int64_t other) {
 /* ---- room ---- */
 
 static int64_t limit_of(const maker *m, int64_t stage) {
-    return m->desc->limits != NULL ? m->desc->limits[stage] : m->desc->limit;
+    const cf_limits *limits = &m->desc->limits;
+    return limits->chunks_by_stage && limits->chunks_by_stage[stage] != 0 ? limits->chunks_by_stage[stage] : limits->chunks;
 }
 
 static int64_t held_of_group(const maker *m, int64_t cell) {
@@ -323,13 +324,13 @@ static void clean_up(maker *m) {
 
 cf_schedule *random_schedule_from(const cf_plan *plan, const cf_schedule_desc *desc, exact_placement placement,
                                   const cf_action *order, int64_t n) {
-    int64_t n_stages = desc->n_stages > 0 ? desc->n_stages : 1, s, i, at = 0;
+    int64_t n_stages = desc->shape.n_stages > 0 ? desc->shape.n_stages : 1, s, i, at = 0;
     cf_schedule *schedule = naive_new(n_stages, n);
-    schedule->replay = desc->replay == CF_REPLAY_LOCAL ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
-    schedule->n_virtual = desc->n_virtual > 0 ? desc->n_virtual : 1;
-    schedule->placement = placement == exact_v ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
-    schedule->k = desc->k > 0 ? desc->k : 1;
-    schedule->rank = desc->rank;
+    schedule->shape.replay = desc->shape.replay == CF_REPLAY_LOCAL ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+    schedule->shape.n_virtual = desc->shape.n_virtual > 0 ? desc->shape.n_virtual : 1;
+    schedule->shape.placement = placement == exact_v ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
+    schedule->shape.k = desc->shape.k > 0 ? desc->shape.k : 1;
+    schedule->shape.rank = desc->shape.rank;
     schedule->n_chunks = plan->n_chunks;
     for (s = 0; s < n_stages; s++) {
         for (i = 0; i < n; i++)
@@ -350,12 +351,12 @@ cf_schedule *random_schedule(harness_rng *rng, const cf_plan *plan, const cf_sch
     m.plan = plan;
     m.desc = desc;
     m.placement = placement;
-    m.n_stages = desc->n_stages > 0 ? desc->n_stages : 1;
-    m.n_v = m.n_stages * (desc->n_virtual > 0 ? desc->n_virtual : 1);
+    m.n_stages = desc->shape.n_stages > 0 ? desc->shape.n_stages : 1;
+    m.n_v = m.n_stages * (desc->shape.n_virtual > 0 ? desc->shape.n_virtual : 1);
     m.n = plan->n_steps;
-    m.first = desc->rank * plan->n_steps;
-    m.k = desc->k > 0 ? desc->k : 1;
-    m.local = desc->replay == CF_REPLAY_LOCAL;
+    m.first = desc->shape.rank * plan->n_steps;
+    m.k = desc->shape.k > 0 ? desc->shape.k : 1;
+    m.local = desc->shape.replay == CF_REPLAY_LOCAL;
     prepare(&m);
     for (try = 0; try <= MOST_TRIES && schedule == NULL; try++) {
         draw_style(&m, greedy, try);

@@ -100,9 +100,9 @@ void suite_draw(int index, suite_batch *batch) {
     random.state = (uint64_t)index + 1;
     batch->class_id = index / SUITE_PER_CLASS;
     batch->pack.chunk_size = sizes[between(&random, 0, 2)];
-    batch->schedule.n_stages = stages[between(&random, 0, 7)];
-    batch->schedule.k = ks[between(&random, 0, 6)];
-    batch->schedule.replay = between(&random, 0, 1) ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+    batch->schedule.shape.n_stages = stages[between(&random, 0, 7)];
+    batch->schedule.shape.k = ks[between(&random, 0, 6)];
+    batch->schedule.shape.replay = between(&random, 0, 1) ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
     draw_lengths(batch, &random);
     draw_costs(batch, index);
 }

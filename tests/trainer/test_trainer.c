@@ -68,7 +68,7 @@ static void world_begin(world *x, const model_config *c, const int64_t *lengths,
     x->runner.config = &x->config;
     x->runner.stage = stage_of(c, 0, 1);
     x->runner.packing.chunk_size = chunk_size;
-    x->runner.order.k = k;
+    x->runner.order.shape.k = k;
     x->runner.meter = &x->meter;
 }
 
@@ -536,7 +536,7 @@ TEST(any_chunking_gives_the_same_gradients) {
         p->max_slices = harness_chance(&rng, 0.3) ? harness_between(&rng, 1, 3) : 0;
         p->n_ranks = harness_chance(&rng, 0.3) ? harness_between(&rng, 2, 4) : 1;
         harness_note("trial %d: window %d, chunks of %d, K %d, align %d, method %d, split %d, tails %d, slices %d, "
-                     "ranks %d", trial, (int)c.window, (int)chunk_size, (int)x.runner.order.k, (int)p->align, (int)p->method, (int)p->split,
+                     "ranks %d", trial, (int)c.window, (int)chunk_size, (int)x.runner.order.shape.k, (int)p->align, (int)p->method, (int)p->split,
                      !p->no_tails, (int)p->max_slices, (int)p->n_ranks);
         check_same_gradients(&x);
         world_end(&x);

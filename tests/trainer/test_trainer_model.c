@@ -102,7 +102,7 @@ static counted train_batch(const shape *s, int64_t window) {
     runner.config = &s->config;
     runner.stage = stage_of(&s->config, 0, 1);
     runner.packing.chunk_size = s->chunk_size;
-    runner.order.k = s->k;
+    runner.order.shape.k = s->k;
     runner.stream_bytes = window * 4 * kv_width_of(&s->config) * (int64_t)sizeof(real);
     runner.meter = &meter;
     if (chunked_gradients(&runner, &w, &gradient, &b, 3, &c.result, &error) != CF_OK) FAIL("%s", error.text);
@@ -134,9 +134,9 @@ static cf_memory_load simulate_batch(const shape *s) {
     memset(&load, 0, sizeof load);
     pack.chunk_size = s->chunk_size;
     order.kind = CF_SCHEDULE_PAPER;
-    order.replay = CF_REPLAY_PIPELINE;
-    order.k = s->k;
-    simulate.bytes.per_token_state_gradient = 1; /* peak_bytes then is tokens that have a gradient of state */
+    order.shape.replay = CF_REPLAY_PIPELINE;
+    order.shape.k = s->k;
+    simulate.limits.per_token.state_gradient = 1; /* peak_bytes then is tokens that have a gradient of state */
     if (cf_pack(s->lengths, N_LENGTHS, &pack, &plan, &error) == CF_OK &&
         cf_schedule_make(plan, &order, &schedule, &error) == CF_OK &&
         cf_simulate(plan, schedule, &simulate, &timeline, &error) == CF_OK) {

@@ -221,8 +221,8 @@ static cf_result make_everything(const cf_allocator *allocator, double *makespan
     memset(&clock, 0, sizeof clock);
     memset(&lowering, 0, sizeof lowering);
     pack.chunk_size = 2048;
-    wiring.n_stages = order.n_stages = 3;
-    wiring.k = order.k = 2;
+    wiring.shape.n_stages = order.shape.n_stages = 3;
+    wiring.shape.k = order.shape.k = 2;
     order.kind = CF_SCHEDULE_BEST;
     order.budget = 20;
     pack.allocator = wiring.allocator = order.allocator = clock.allocator = lowering.allocator = allocator;

@@ -21,8 +21,8 @@ static double makespan_of(const cf_plan *plan, const cf_schedule_desc *desc, dou
     memset(&simulate, 0, sizeof simulate);
     memset(&error, 0, sizeof error);
     simulate.timing = desc->timing;
-    simulate.limit = desc->limit;
-    simulate.limits = desc->limits;
+    simulate.limits.chunks = desc->limits.chunks;
+    simulate.limits.chunks_by_stage = desc->limits.chunks_by_stage;
     simulate.no_bounds = bound == NULL;
     if (cf_schedule_make(plan, desc, &schedule, &error) != CF_OK ||
         cf_simulate(plan, schedule, &simulate, &timeline, &error) != CF_OK) {
@@ -63,17 +63,17 @@ TEST(paper_example) {
         double bound;
         memset(&desc, 0, sizeof desc);
         desc.kind = CF_SCHEDULE_BEST;
-        desc.n_stages = 4;
-        desc.k = cases[i].k;
-        desc.replay = cases[i].replay;
-        harness_note("K %d, %s", (int)desc.k, cf_replay_name(desc.replay));
+        desc.shape.n_stages = 4;
+        desc.shape.k = cases[i].k;
+        desc.shape.replay = cases[i].replay;
+        harness_note("K %d, %s", (int)desc.shape.k, cf_replay_name(desc.shape.replay));
         CHECK(makespan_of(plan, &desc, &bound) <= cases[i].most);
     }
     memset(&desc, 0, sizeof desc);
     desc.kind = CF_SCHEDULE_BEST;
-    desc.n_stages = 4;
-    desc.k = 2;
-    desc.limits = caps;
+    desc.shape.n_stages = 4;
+    desc.shape.k = 2;
+    desc.limits.chunks_by_stage = caps;
     CHECK_INT(makespan_of(plan, &desc, NULL), 42); /* 42.86 %, with 4, 4, 3, 2 chunks */
     cf_plan_free(plan);
 }
@@ -115,13 +115,13 @@ static void compare_all(int64_t limit, int split, tally *sum) {
                     cf_schedule_desc desc;
                     memset(&desc, 0, sizeof desc);
                     desc.kind = CF_SCHEDULE_BEST;
-                    desc.n_stages = 2 + combination % 2;
-                    desc.k = 1 + combination / 2 % 2;
-                    desc.replay = combination / 4 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
-                    desc.limit = limit > 0 ? limit : CF_NO_LIMIT;
+                    desc.shape.n_stages = 2 + combination % 2;
+                    desc.shape.k = 1 + combination / 2 % 2;
+                    desc.shape.replay = combination / 4 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+                    desc.limits.chunks = limit > 0 ? limit : CF_NO_LIMIT;
                     desc.split_backward = split;
                     harness_note("lengths %d %d %d, %d stages, K %d, %s, limit %d", (int)sizes[a], (int)sizes[b],
-                                 (int)sizes[c], (int)desc.n_stages, (int)desc.k, cf_replay_name(desc.replay), (int)limit);
+                                 (int)sizes[c], (int)desc.shape.n_stages, (int)desc.shape.k, cf_replay_name(desc.shape.replay), (int)limit);
                     compare(plan, &desc, sum);
                 }
                 cf_plan_free(plan);
@@ -153,9 +153,9 @@ static double fixed_path(const cf_plan *plan, const cf_schedule_desc *desc) {
     cf_graph *graph = NULL;
     double *earliest, length;
     memset(&shape, 0, sizeof shape);
-    shape.n_stages = desc->n_stages;
-    shape.k = desc->k;
-    shape.replay = desc->replay;
+    shape.shape.n_stages = desc->shape.n_stages;
+    shape.shape.k = desc->shape.k;
+    shape.shape.replay = desc->shape.replay;
     shape.timing = desc->timing;
     CHECK_INT(cf_graph_make(plan, &shape, &graph, NULL), CF_OK);
     if (graph == NULL) return 0;
@@ -183,7 +183,7 @@ TEST(suite_is_near_the_bound) {
         desc = batch.schedule;
         desc.kind = CF_SCHEDULE_BEST;
         desc.timing = &batch.timing;
-        desc.limit = CF_NO_LIMIT;
+        desc.limits.chunks = CF_NO_LIMIT;
         desc.budget = plan->n_chunks > 100 ? 12 : 40;
         harness_note("batch %d, %s", i, suite_class_name(batch.class_id));
         makespan = makespan_of(plan, &desc, &bound);
@@ -216,9 +216,9 @@ TEST(suite_is_never_worse_than_a_fixed_schedule) {
         desc = batch.schedule;
         desc.timing = &batch.timing;
         desc.budget = 6;
-        for (s = 0; s < desc.n_stages; s++) limits[s] = desc.n_stages - s + i % 4;
-        desc.limit = CF_NO_LIMIT;
-        desc.limits = i % 2 ? limits : NULL;
+        for (s = 0; s < desc.shape.n_stages; s++) limits[s] = desc.shape.n_stages - s + i % 4;
+        desc.limits.chunks = CF_NO_LIMIT;
+        desc.limits.chunks_by_stage = i % 2 ? limits : NULL;
         desc.kind = CF_SCHEDULE_BEST;
         harness_note("batch %d, %s", i, suite_class_name(batch.class_id));
         best = makespan_of(plan, &desc, NULL);
@@ -232,9 +232,9 @@ TEST(suite_is_never_worse_than_a_fixed_schedule) {
         desc.kind = CF_SCHEDULE_ZERO_BUBBLE;
         CHECK(best <= makespan_of(plan, &desc, NULL) * (1 + 1e-12));
         desc.split_backward = 0;
-        desc.limits = NULL;
-        desc.n_virtual = 2;
-        desc.limit = i % 2 ? 4 * desc.n_stages : CF_NO_LIMIT;
+        desc.limits.chunks_by_stage = NULL;
+        desc.shape.n_virtual = 2;
+        desc.limits.chunks = i % 2 ? 4 * desc.shape.n_stages : CF_NO_LIMIT;
         desc.kind = CF_SCHEDULE_BEST;
         best = makespan_of(plan, &desc, NULL);
         desc.kind = CF_SCHEDULE_INTERLEAVED;
@@ -259,13 +259,13 @@ TEST(a_v_under_tight_limits) {
         cf_schedule_desc desc;
         double bound;
         memset(&desc, 0, sizeof desc);
-        desc.n_stages = cases[i].n_stages;
-        desc.limit = cases[i].limit;
-        desc.n_virtual = 2;
-        desc.placement = CF_PLACEMENT_V;
+        desc.shape.n_stages = cases[i].n_stages;
+        desc.limits.chunks = cases[i].limit;
+        desc.shape.n_virtual = 2;
+        desc.shape.placement = CF_PLACEMENT_V;
         desc.split_backward = 1;
         desc.timing = &timing;
-        harness_note("%d stages, limit %d", (int)desc.n_stages, (int)desc.limit);
+        harness_note("%d stages, limit %d", (int)desc.shape.n_stages, (int)desc.limits.chunks);
         CHECK(makespan_of(plan, &desc, &bound) <= cases[i].most);
     }
     cf_plan_free(plan);
@@ -291,7 +291,7 @@ TEST(a_larger_limit_is_hardly_ever_worse) {
         desc.budget = harness_rounds(0, 12); /* 0: as many as by default */
         for (limit = 1; limit <= 16 && plan->n_chunks <= 64; limit++) {
             double makespan;
-            desc.limit = limit;
+            desc.limits.chunks = limit;
             harness_note("batch %d, %s, limit %d", i, suite_class_name(batch.class_id), (int)limit);
             makespan = makespan_of(plan, &desc, NULL);
             n_pairs++;
@@ -324,19 +324,19 @@ TEST(no_limit_is_no_worse_than_the_default_one) {
         else plan = pack(found, 20, 8, 0);
         REQUIRE(plan != NULL);
         memset(&desc, 0, sizeof desc);
-        desc.n_stages = i > 0 ? batch.schedule.n_stages : 4;
-        desc.k = i > 0 ? 1 + i % 4 : 6;
-        desc.n_virtual = i % 3 == 0 ? 3 : i % 2 + 1;
-        desc.placement = desc.n_virtual == 2 ? CF_PLACEMENT_ANY : CF_PLACEMENT_LOOP;
+        desc.shape.n_stages = i > 0 ? batch.schedule.shape.n_stages : 4;
+        desc.shape.k = i > 0 ? 1 + i % 4 : 6;
+        desc.shape.n_virtual = i % 3 == 0 ? 3 : i % 2 + 1;
+        desc.shape.placement = desc.shape.n_virtual == 2 ? CF_PLACEMENT_ANY : CF_PLACEMENT_LOOP;
         desc.timing = i > 0 ? &batch.timing : NULL;
         desc.budget = i > 0 ? 12 : 0;
-        if (plan->n_chunks * desc.n_stages * desc.n_virtual <= 1000) {
+        if (plan->n_chunks * desc.shape.n_stages * desc.shape.n_virtual <= 1000) {
             double by_default, unlimited;
             harness_note("batch %d", i);
             by_default = makespan_of(plan, &desc, NULL);
-            desc.limit = CF_NO_LIMIT;
+            desc.limits.chunks = CF_NO_LIMIT;
             unlimited = makespan_of(plan, &desc, NULL);
-            CHECK(unlimited > 0 && unlimited <= by_default * (desc.n_virtual > 1 ? 1 + 1e-12 : 1.005));
+            CHECK(unlimited > 0 && unlimited <= by_default * (desc.shape.n_virtual > 1 ? 1 + 1e-12 : 1.005));
             n_compared++;
             n_shorter += unlimited < by_default * (1 - 1e-12);
         }
@@ -359,12 +359,12 @@ TEST(a_limit_beyond_all_chunks) {
         while (enough < 2 * plan->n_chunks * n_virtual) enough *= 2;
         memset(&desc, 0, sizeof desc);
         memset(reports, 0, sizeof reports);
-        desc.n_stages = 4;
-        desc.n_virtual = n_virtual;
-        desc.k = 3;
+        desc.shape.n_stages = 4;
+        desc.shape.n_virtual = n_virtual;
+        desc.shape.k = 3;
         desc.budget = 40;
         for (i = 0; i < 2; i++) {
-            desc.limit = i == 0 ? enough : enough << 40;
+            desc.limits.chunks = i == 0 ? enough : enough << 40;
             desc.report = &reports[i];
             CHECK_INT(cf_schedule_make(plan, &desc, &schedules[i], NULL), CF_OK);
             REQUIRE(schedules[i] != NULL);
@@ -390,10 +390,10 @@ TEST(very_many_stages) {
     cf_validate_desc validate;
     memset(&desc, 0, sizeof desc);
     memset(&validate, 0, sizeof validate);
-    desc.n_stages = 65536;
-    desc.limit = 2;
+    desc.shape.n_stages = 65536;
+    desc.limits.chunks = 2;
     desc.report = &report;
-    validate.limit = 2;
+    validate.limits.chunks = 2;
     CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
     REQUIRE(schedule != NULL);
     CHECK_INT(cf_schedule_validate(plan, schedule, &validate, NULL, NULL), CF_OK);
@@ -410,13 +410,13 @@ static int64_t binary_digits(int64_t x) { return x > 0 ? 1 + binary_digits(x / 2
 /* The budget is for one search. There is one for K and for each power of two below, with these limits, with halves of them
    and with each number up to 16, with whole backwards and with split ones. */
 static int64_t most_searches(const cf_schedule_desc *desc) {
-    int64_t limit = desc->limit > 0 ? desc->limit : 40, i;
-    for (i = 0; i < desc->n_stages; i++) {
-        if (desc->limits && desc->limits[i] > limit) limit = desc->limits[i];
-        if (desc->limits_bytes && desc->limits_bytes[i] > limit) limit = desc->limits_bytes[i];
+    int64_t limit = desc->limits.chunks > 0 ? desc->limits.chunks : 40, i;
+    for (i = 0; i < desc->shape.n_stages; i++) {
+        if (desc->limits.chunks_by_stage && desc->limits.chunks_by_stage[i] > limit) limit = desc->limits.chunks_by_stage[i];
+        if (desc->limits.bytes_by_stage && desc->limits.bytes_by_stage[i] > limit) limit = desc->limits.bytes_by_stage[i];
     }
-    if (desc->limit_bytes > limit) limit = desc->limit_bytes;
-    return (1 + binary_digits(desc->k)) * (17 + binary_digits(limit)) * (1 + desc->split_backward);
+    if (desc->limits.bytes > limit) limit = desc->limits.bytes;
+    return (1 + binary_digits(desc->shape.k)) * (17 + binary_digits(limit)) * (1 + desc->split_backward);
 }
 
 TEST(report_says_what_was_done) {

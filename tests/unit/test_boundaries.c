@@ -83,14 +83,12 @@ static const bound bounds[] = {
     {"cf_parallel", "zero", 3, 0, NULL},
     {"cf_memory_desc", NULL, 0, 0, " loads chunk_tokens "},
     {"cf_memory_load", NULL, 0, 0, " loads "},
-    {"cf_graph_desc", "n_stages", CF_MAX_STAGES, 1, " n_virtual n_nodes "},
-    {"cf_graph_desc", "n_virtual", CF_MAX_STAGES, 1, " n_nodes "},
-    {"cf_schedule_desc", "n_stages", CF_MAX_STAGES, 1, " n_virtual n_actions "},
-    {"cf_schedule_desc", "n_virtual", CF_MAX_STAGES, 1, " n_stages n_actions "},
+    {"cf_shape", "n_stages", CF_MAX_STAGES, 1, " n_virtual n_nodes n_actions "},
+    {"cf_shape", "n_virtual", CF_MAX_STAGES, 1, " n_stages n_nodes n_actions "},
     {"cf_schedule_desc", "budget", INT64_MAX, 2, NULL},
-    {"cf_schedule_desc", "limits_bytes", 0, 0, " limit_bytes "},
-    {"cf_schedule_desc", "limits", 0, 0, " limit "},
-    {"cf_bytes", NULL, 0, 0, " bytes limit_bytes limits_bytes "},
+    {"cf_limits", "bytes_by_stage", 0, 0, " bytes "},
+    {"cf_limits", "chunks_by_stage", 0, 0, " chunks "},
+    {"cf_bytes", NULL, 0, 0, " bytes per_token limit_bytes "},
     {"cf_sample", NULL, 0, 0, " samples "},
     {"cf_gpu", NULL, 0, 0, " gpu timing limit_bytes "},
     {"cf_stage_bytes", NULL, CF_MAX_STAGE_BYTES, 0, " limit_bytes "},
@@ -224,7 +222,7 @@ static void set_tunes(void) {
     tune.model = &model;
     tune.gpu = &gpu;
     tune.parallel = parallel;
-    stage_bytes[0].held.per_token_activations = stage_bytes[1].held.per_token_activations = 10;
+    stage_bytes[0].held.activations = stage_bytes[1].held.activations = 10;
     tune_bytes.bytes = stage_bytes;
     tune_bytes.timing = &timing;
     tune_bytes.limit_bytes = 100000;
@@ -237,18 +235,18 @@ static void set_orders(void) {
     stages[0].forward.per_token = stages[1].forward.per_token = 1;
     timing.stages = stages;
     CLEAR(order);
-    order.n_stages = STAGES;
-    order.k = 2;
+    order.shape.n_stages = STAGES;
+    order.shape.k = 2;
     order.timing = &timing;
     limits[0] = limits[1] = 9;
     limits_bytes[0] = limits_bytes[1] = 100000;
-    order.limits = limits;
-    order.limits_bytes = limits_bytes;
-    order.bytes.per_token_activations = 1;
+    order.limits.chunks_by_stage = limits;
+    order.limits.bytes_by_stage = limits_bytes;
+    order.limits.per_token.activations = 1;
     order.budget = 2;
     order.allocator = &small;
     CLEAR(graph_desc);
-    graph_desc.n_stages = STAGES;
+    graph_desc.shape.n_stages = STAGES;
     graph_desc.timing = &timing;
     graph_desc.allocator = &small;
     CLEAR(plain_timing);
@@ -256,14 +254,14 @@ static void set_orders(void) {
     plain_graph = graph_desc;
     plain_order = order;
     plain_graph.timing = plain_order.timing = &plain_timing;
-    plain_order.limits = plain_order.limits_bytes = NULL;
+    plain_order.limits.chunks_by_stage = plain_order.limits.bytes_by_stage = NULL;
     plain_order.kind = CF_SCHEDULE_1F1B; /* a search over 65,536 stages takes as long as it must */
     CLEAR(validate);
-    validate.limits = limits;
-    validate.limits_bytes = limits_bytes;
+    validate.limits.chunks_by_stage = limits;
+    validate.limits.bytes_by_stage = limits_bytes;
     CLEAR(simulate);
     simulate.timing = &timing;
-    simulate.limits = limits;
+    simulate.limits.chunks_by_stage = limits;
     simulate.allocator = &small;
     CLEAR(lower);
     lower.timing = &timing;
@@ -911,9 +909,9 @@ TEST(claims_take_no_memory) {
     REQUIRE(cf_pack(&one, 1, &pack, &single, NULL) == CF_OK);
     CLEAR(claims);
     actions[1].pass = CF_B;
-    claims.replay = CF_REPLAY_LOCAL;
-    claims.n_stages = claims.k = claims.n_chunks = 1;
-    claims.n_virtual = 50000000;
+    claims.shape.replay = CF_REPLAY_LOCAL;
+    claims.shape.n_stages = claims.shape.k = claims.n_chunks = 1;
+    claims.shape.n_virtual = 50000000;
     claims.n_actions = 2;
     claims.first = first;
     claims.actions = actions;
@@ -936,7 +934,7 @@ TEST(no_chunks_take_no_time) {
     cf_graph *none = NULL;
     set_up();
     REQUIRE(cf_pack(NULL, 0, &pack, &empty, NULL) == CF_OK);
-    plain_graph.n_stages = CF_MAX_STAGES;
+    plain_graph.shape.n_stages = CF_MAX_STAGES;
     CHECK_INT(cf_graph_make(empty, &plain_graph, &none, NULL), CF_OK);
     CHECK(clock() - start < CLOCKS_PER_SEC);
     cf_graph_free(none);
@@ -1011,8 +1009,8 @@ TEST(a_budget_takes_any_number) {
     for (i = 0; i < 3; i++) {
         cf_schedule *found = NULL;
         plain_order.kind = CF_SCHEDULE_BEST;
-        plain_order.n_stages = 1;
-        plain_order.k = 3; /* nothing has to be replayed, so the bound is reached */
+        plain_order.shape.n_stages = 1;
+        plain_order.shape.k = 3; /* nothing has to be replayed, so the bound is reached */
         plain_order.budget = budgets[i];
         CHECK_INT(cf_schedule_make(plan, &plain_order, &found, NULL), CF_OK);
         cf_schedule_free(found);

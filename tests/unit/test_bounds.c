@@ -84,11 +84,11 @@ static void draw_timing(harness_rng *rng, problem *p) {
 
 /* With pipeline replay a chunk may have to be kept on all virtual stages of a stage at once. */
 static void draw_limits(harness_rng *rng, problem *p) {
-    int64_t least = p->desc.n_virtual, i;
+    int64_t least = p->desc.shape.n_virtual, i;
     for (i = 0; i < MOST_STAGES; i++)
         p->limits[i] = harness_chance(rng, 0.2) ? 0 : harness_between(rng, least, 3 * least);
-    if (harness_chance(rng, 0.5)) p->desc.limit = harness_between(rng, least, 3 * least);
-    if (harness_chance(rng, 0.2)) p->desc.limits = p->limits;
+    if (harness_chance(rng, 0.5)) p->desc.limits.chunks = harness_between(rng, least, 3 * least);
+    if (harness_chance(rng, 0.2)) p->desc.limits.chunks_by_stage = p->limits;
 }
 
 /* some_split: backwards may be split one by one; otherwise all are, or none. */
@@ -97,12 +97,12 @@ static void draw_options(harness_rng *rng, problem *p, int64_t most_stages, int 
     memset(&p->timing, 0, sizeof p->timing);
     memset(p->stages, 0, sizeof p->stages);
     p->desc.kind = CF_SCHEDULE_BEST;
-    p->desc.n_stages = harness_between(rng, 1, most_stages);
-    p->desc.n_virtual = harness_chance(rng, 0.7) ? 1 : 2;
-    p->desc.placement = harness_chance(rng, 0.5) ? CF_PLACEMENT_LOOP : CF_PLACEMENT_V;
-    p->desc.k = harness_between(rng, 1, 4);
-    p->desc.replay = harness_chance(rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
-    p->desc.rank = p->plan->n_ranks - 1;
+    p->desc.shape.n_stages = harness_between(rng, 1, most_stages);
+    p->desc.shape.n_virtual = harness_chance(rng, 0.7) ? 1 : 2;
+    p->desc.shape.placement = harness_chance(rng, 0.5) ? CF_PLACEMENT_LOOP : CF_PLACEMENT_V;
+    p->desc.shape.k = harness_between(rng, 1, 4);
+    p->desc.shape.replay = harness_chance(rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+    p->desc.shape.rank = p->plan->n_ranks - 1;
     p->desc.split_backward = some_split ? 2 : harness_chance(rng, 0.3);
     draw_timing(rng, p);
     draw_limits(rng, p);
@@ -119,16 +119,16 @@ typedef struct tally {
 } tally;
 
 static exact_placement placement_of(const problem *p) {
-    return p->desc.placement == CF_PLACEMENT_V ? exact_v : exact_loop;
+    return p->desc.shape.placement == CF_PLACEMENT_V ? exact_v : exact_loop;
 }
 
 /* The problem at hand, for a report at the end. */
 static void tell(char *text, size_t bytes, const problem *p) {
     const cf_schedule_desc *d = &p->desc;
     snprintf(text, bytes, "seed %d: %d chunks, %d stages x %d (%s), K %d, %s, limit %d%s, split %d, %s costs%s",
-             (int)p->seed, (int)p->plan->n_steps, (int)d->n_stages, (int)d->n_virtual,
-             cf_placement_name(d->placement), (int)d->k, cf_replay_name(d->replay), (int)d->limit,
-             d->limits ? " (by stage)" : "", d->split_backward,
+             (int)p->seed, (int)p->plan->n_steps, (int)d->shape.n_stages, (int)d->shape.n_virtual,
+             cf_placement_name(d->shape.placement), (int)d->shape.k, cf_replay_name(d->shape.replay), (int)d->limits.chunks,
+             d->limits.chunks_by_stage ? " (by stage)" : "", d->split_backward,
              d->timing == NULL ? "unit" : d->timing->stages ? "uneven" : "even",
              d->timing != NULL && d->timing->latency + d->timing->seconds_per_token > 0 ? ", transfers" : "");
 }
@@ -158,8 +158,8 @@ static double try_schedule(const problem *p, const cf_schedule *schedule, tally 
     memset(&rules, 0, sizeof rules);
     memset(&simulate, 0, sizeof simulate);
     memset(&error, 0, sizeof error);
-    rules.limit = simulate.limit = p->desc.limit;
-    rules.limits = simulate.limits = p->desc.limits;
+    rules.limits.chunks = simulate.limits.chunks = p->desc.limits.chunks;
+    rules.limits.chunks_by_stage = simulate.limits.chunks_by_stage = p->desc.limits.chunks_by_stage;
     simulate.timing = p->desc.timing;
     if (cf_schedule_validate(p->plan, schedule, &rules, NULL, &error) != CF_OK ||
         cf_simulate(p->plan, schedule, &simulate, &timeline, &error) != CF_OK) {
@@ -248,9 +248,9 @@ TEST(four_standalone_chunks) {
     CHECK_INT(cf_pack(lengths, 4, &pack, &p.plan, NULL), CF_OK);
     REQUIRE(p.plan != NULL);
     p.desc.kind = CF_SCHEDULE_BEST;
-    p.desc.n_stages = 3;
-    p.desc.n_virtual = p.desc.k = p.desc.limit = 1;
-    p.desc.replay = CF_REPLAY_LOCAL;
+    p.desc.shape.n_stages = 3;
+    p.desc.shape.n_virtual = p.desc.shape.k = p.desc.limits.chunks = 1;
+    p.desc.shape.replay = CF_REPLAY_LOCAL;
     check_optimum(&p, 18);
     cf_plan_free(p.plan);
 }
@@ -268,8 +268,8 @@ TEST(a_long_chunk_is_kept) {
     CHECK_INT(cf_pack(lengths, 1, &pack, &p.plan, NULL), CF_OK);
     REQUIRE(p.plan != NULL && CHECK_INT(p.plan->n_chunks, 3));
     p.desc.kind = CF_SCHEDULE_BEST;
-    p.desc.n_stages = p.desc.n_virtual = 1;
-    p.desc.k = 2;
+    p.desc.shape.n_stages = p.desc.shape.n_virtual = 1;
+    p.desc.shape.k = 2;
     check_optimum(&p, 16);
     cf_plan_free(p.plan);
 }
@@ -287,10 +287,10 @@ TEST(a_short_chunk_holds_up_a_long_one) {
     CHECK_INT(cf_pack(lengths, 2, &pack, &p.plan, NULL), CF_OK);
     REQUIRE(p.plan != NULL);
     p.desc.kind = CF_SCHEDULE_BEST;
-    p.desc.n_stages = 3;
-    p.desc.n_virtual = p.desc.k = 1;
-    p.desc.limit = 2;
-    p.desc.replay = CF_REPLAY_LOCAL;
+    p.desc.shape.n_stages = 3;
+    p.desc.shape.n_virtual = p.desc.shape.k = 1;
+    p.desc.limits.chunks = 2;
+    p.desc.shape.replay = CF_REPLAY_LOCAL;
     check_optimum(&p, 73);
     cf_plan_free(p.plan);
 }
@@ -381,10 +381,10 @@ TEST(a_group_s_last_chunk_is_no_replay) {
                     pack.no_tails = 1;
                     REQUIRE(cf_pack(lengths, 2, &pack, &plan, NULL) == CF_OK);
                     desc.kind = CF_SCHEDULE_BEST;
-                    desc.replay = CF_REPLAY_LOCAL;
-                    desc.n_stages = n_stages;
-                    desc.k = k;
-                    desc.limit = CF_NO_LIMIT;
+                    desc.shape.replay = CF_REPLAY_LOCAL;
+                    desc.shape.n_stages = n_stages;
+                    desc.shape.k = k;
+                    desc.limits.chunks = CF_NO_LIMIT;
                     desc.budget = 1000;
                     desc.report = &report;
                     REQUIRE(cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK);

@@ -33,9 +33,9 @@ static cf_schedule *schedule_of(const cf_plan *plan, int64_t n_virtual, int64_t 
     cf_schedule *s = naive_new(n_lists, 400);
     int64_t stage, n = 0;
     s->kind = CF_SCHEDULE_PAPER;
-    s->replay = replay;
-    s->n_virtual = n_virtual;
-    s->k = k;
+    s->shape.replay = replay;
+    s->shape.n_virtual = n_virtual;
+    s->shape.k = k;
     s->n_chunks = plan->n_chunks;
     for (stage = 0; stage < n_lists; stage++) {
         const char *at = lists[stage];
@@ -109,8 +109,8 @@ TEST(one_stage_rules) {
     refuses(plan, 1, "F1* F0* F2 B2 R1 B1 R0 B0 F3 B3", "actions.chunk", 0, "before F of the chunk before");
     refuses(plan, 3, "F0 F1 F2 B1 B2 B0 F3 B3", "actions.chunk", 3, "next chunk");
     refuses(plan, 1, "F0* F1* F2 B2 B1 R0 B0 F3 B3", "actions.pass", 4, "R is missing");
-    refuses(plan, 1, "F0* F1* R1 F2 B2 B1 R0 B0 F3 B3", "k", 3, "more than K");
-    refuses(plan, 2, "F0 F1 F2 B2 B1 B0 F3 B3", "k", 2, "more than K");
+    refuses(plan, 1, "F0* F1* R1 F2 B2 B1 R0 B0 F3 B3", "shape.k", 3, "more than K");
+    refuses(plan, 2, "F0 F1 F2 B2 B1 B0 F3 B3", "shape.k", 2, "more than K");
     refuses(plan, 1, "R0 F0* F1* F2 B2 R1 B1 B0 F3 B3", "actions.pass", 0, "before its F");
     refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 F3 R3 B3", "actions.pass", 9, "needless");
     refuses(plan, 1, "F0* F1* F2 B2 R1* B1 R0 B0 F3 B3", "actions.keep", 4, "keeps nothing");
@@ -154,7 +154,7 @@ static const char *verdict_of_v(const cf_plan *plan, cf_replay replay, const cha
     cf_schedule *s = schedule_of(plan, 2, 2, replay, lists, 2);
     const char *fault;
     cf_result result;
-    s->placement = CF_PLACEMENT_V;
+    s->shape.placement = CF_PLACEMENT_V;
     result = validate(plan, s, error);
     fault = naive_fault(plan, s);
     if ((result == CF_OK) != (fault == NULL)) FAIL("validator: %s; judge: %s", error->text, fault ? fault : "sound");
@@ -169,8 +169,8 @@ TEST(rules_of_virtual_stages_on_one_stage) {
     cf_schedule *s = NULL;
     cf_error error;
     cf_action first;
-    desc.k = 1;
-    desc.n_virtual = 2;
+    desc.shape.k = 1;
+    desc.shape.n_virtual = 2;
     REQUIRE(cf_schedule_make(plan, &desc, &s, NULL) == CF_OK);
     CHECK_INT(cf_schedule_validate(plan, s, NULL, NULL, &error), CF_OK);
     first = s->actions[0];
@@ -275,53 +275,53 @@ TEST(limits_bind_exactly) {
         REQUIRE(s != NULL);
         harness_note("round %d", round);
         memset(&desc, 0, sizeof desc);
-        desc.bytes.per_token_activations = harness_between(&rng, 0, 9);
-        desc.bytes.per_token_state = harness_between(&rng, 0, 5);
-        desc.bytes.per_token_state_gradient = harness_between(&rng, 0, 5);
-        desc.bytes.per_token_boundary = harness_between(&rng, 0, 3);
-        for (stage = 0; stage < s->n_stages; stage++) {
+        desc.limits.per_token.activations = harness_between(&rng, 0, 9);
+        desc.limits.per_token.state = harness_between(&rng, 0, 5);
+        desc.limits.per_token.state_gradient = harness_between(&rng, 0, 5);
+        desc.limits.per_token.boundary = harness_between(&rng, 0, 3);
+        for (stage = 0; stage < s->shape.n_stages; stage++) {
             chunks[stage] = naive_peak_chunks(plan, s, stage);
-            bytes[stage] = naive_peak_bytes(plan, s, stage, &desc.bytes);
+            bytes[stage] = naive_peak_bytes(plan, s, stage, &desc.limits.per_token);
             most = chunks[stage] > most ? chunks[stage] : most;
             most_bytes = bytes[stage] > most_bytes ? bytes[stage] : most_bytes;
         }
-        desc.limit = most;
-        desc.limit_bytes = most_bytes;
+        desc.limits.chunks = most;
+        desc.limits.bytes = most_bytes;
         CHECK_INT(cf_schedule_validate(plan, s, &desc, NULL, &error), CF_OK);
-        desc.limit = 0;
-        desc.limit_bytes = 0;
-        desc.limits = chunks;
-        desc.limits_bytes = bytes;
+        desc.limits.chunks = 0;
+        desc.limits.bytes = 0;
+        desc.limits.chunks_by_stage = chunks;
+        desc.limits.bytes_by_stage = bytes;
         CHECK_INT(cf_schedule_validate(plan, s, &desc, NULL, &error), CF_OK);
-        for (stage = 0; stage < s->n_stages; stage++) {
+        for (stage = 0; stage < s->shape.n_stages; stage++) {
             if (chunks[stage] > 1) {
                 chunks[stage]--;
                 CHECK_INT(cf_schedule_validate(plan, s, &desc, NULL, &error), CF_ERROR_SCHEDULE);
-                CHECK_STR(error.field, "limits");
+                CHECK_STR(error.field, "limits.chunks");
                 CHECK_INT(error.got, chunks[stage] + 1);
                 chunks[stage]++;
             }
             if (bytes[stage] > 1) {
                 bytes[stage]--;
                 CHECK_INT(cf_schedule_validate(plan, s, &desc, NULL, &error), CF_ERROR_SCHEDULE);
-                CHECK_STR(error.field, "limits_bytes");
+                CHECK_STR(error.field, "limits.bytes");
                 CHECK_INT(error.wanted, bytes[stage]);
                 bytes[stage]++;
             }
         }
-        desc.limits = NULL;
-        desc.limits_bytes = NULL;
+        desc.limits.chunks_by_stage = NULL;
+        desc.limits.bytes_by_stage = NULL;
         if (most > 1) {
-            desc.limit = most - 1;
+            desc.limits.chunks = most - 1;
             CHECK_INT(cf_schedule_validate(plan, s, &desc, NULL, &error), CF_ERROR_SCHEDULE);
-            CHECK_STR(error.field, "limit");
+            CHECK_STR(error.field, "limits.chunks");
         }
-        desc.limit = 0;
-        desc.limit_bytes = INT64_MAX;
-        desc.bytes.per_token_activations = INT64_MAX;
+        desc.limits.chunks = 0;
+        desc.limits.bytes = INT64_MAX;
+        desc.limits.per_token.activations = INT64_MAX;
         if (most_bytes > 0 && plan->n_idle < plan->n_chunks && plan->n_tokens > 1) {
             cf_result result = cf_schedule_validate(plan, s, &desc, NULL, &error);
-            if (result != CF_OK) CHECK_STR(error.field, "limit_bytes");
+            if (result != CF_OK) CHECK_STR(error.field, "limits.bytes");
         }
         naive_free(s);
         cf_plan_free(plan);
@@ -357,7 +357,7 @@ static cf_schedule *damage(harness_rng *rng, const cf_plan *plan, cf_schedule *s
     while (s->first[stage + 1] <= i) stage++;
     switch (harness_between(rng, 0, 9)) {
         case 0: a->chunk += (int32_t)harness_between(rng, -2, 2); break;
-        case 1: a->stage += (int32_t)(harness_between(rng, -2, 2) * s->n_stages); break;
+        case 1: a->stage += (int32_t)(harness_between(rng, -2, 2) * s->shape.n_stages); break;
         case 2: a->stage += (int32_t)harness_between(rng, -1, 1); break;
         case 3: a->pass = (uint8_t)harness_between(rng, 0, CF_PASS_COUNT); break;
         case 4: a->keep = (uint8_t)harness_between(rng, 0, 2); break;
@@ -376,7 +376,7 @@ static cf_schedule *damage(harness_rng *rng, const cf_plan *plan, cf_schedule *s
                 *a = a[1];
                 a[1] = swap;
             }
-            if (harness_chance(rng, 0.1)) s->k = harness_between(rng, 1, s->k);
+            if (harness_chance(rng, 0.1)) s->shape.k = harness_between(rng, 1, s->shape.k);
             break;
     }
     (void)plan;
@@ -459,21 +459,21 @@ TEST(damaged_members_are_named) {
         naive_free(t);                 \
     } while (0)
     DAMAGE(t->kind = CF_SCHEDULE_COUNT, "kind");
-    DAMAGE(t->replay = CF_REPLAY_DEFAULT, "replay");
-    DAMAGE(t->replay = CF_REPLAY_COUNT, "replay");
-    DAMAGE(t->n_stages = 0, "n_stages");
-    DAMAGE(t->n_stages = INT64_MAX, "n_stages");
-    DAMAGE(t->n_stages = INT32_MAX, "n_actions");
-    DAMAGE(t->n_stages = 2, "first");
-    DAMAGE(t->n_virtual = 0, "n_virtual");
-    DAMAGE(t->n_virtual = INT32_MAX, "n_virtual");
-    DAMAGE(t->n_virtual = 2, "n_actions");
-    DAMAGE(t->placement = CF_PLACEMENT_ANY, "placement");
-    DAMAGE(t->placement = (cf_placement)-1, "placement");
-    DAMAGE(t->k = 0, "k");
-    DAMAGE(t->k = INT64_MIN, "k");
-    DAMAGE(t->rank = 1, "rank");
-    DAMAGE(t->rank = -1, "rank");
+    DAMAGE(t->shape.replay = CF_REPLAY_DEFAULT, "shape.replay");
+    DAMAGE(t->shape.replay = CF_REPLAY_COUNT, "shape.replay");
+    DAMAGE(t->shape.n_stages = 0, "shape.n_stages");
+    DAMAGE(t->shape.n_stages = INT64_MAX, "shape.n_stages");
+    DAMAGE(t->shape.n_stages = INT32_MAX, "n_actions");
+    DAMAGE(t->shape.n_stages = 2, "first");
+    DAMAGE(t->shape.n_virtual = 0, "shape.n_virtual");
+    DAMAGE(t->shape.n_virtual = INT32_MAX, "shape.n_virtual");
+    DAMAGE(t->shape.n_virtual = 2, "n_actions");
+    DAMAGE(t->shape.placement = CF_PLACEMENT_ANY, "shape.placement");
+    DAMAGE(t->shape.placement = (cf_placement)-1, "shape.placement");
+    DAMAGE(t->shape.k = 0, "shape.k");
+    DAMAGE(t->shape.k = INT64_MIN, "shape.k");
+    DAMAGE(t->shape.rank = 1, "shape.rank");
+    DAMAGE(t->shape.rank = -1, "shape.rank");
     DAMAGE(t->n_chunks++, "n_chunks");
     DAMAGE(t->n_actions = -1, "n_actions");
     DAMAGE(t->n_actions = INT64_MAX, "n_actions");
@@ -512,17 +512,17 @@ TEST(missing_arguments_are_named_by_validate) {
     CHECK_INT(cf_schedule_validate(plan, NULL, NULL, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "schedule");
     CHECK_INT(cf_schedule_validate(plan, s, NULL, NULL, NULL), CF_OK);
-    limits.limit = -2;
+    limits.limits.chunks = -2;
     CHECK_INT(cf_schedule_validate(plan, s, &limits, NULL, &error), CF_ERROR_ARGUMENT);
-    CHECK_STR(error.field, "limit");
-    limits.limit = 0;
-    limits.limits = &minus;
+    CHECK_STR(error.field, "limits.chunks");
+    limits.limits.chunks = 0;
+    limits.limits.chunks_by_stage = &minus;
     CHECK_INT(cf_schedule_validate(plan, s, &limits, NULL, &error), CF_ERROR_ARGUMENT);
-    CHECK_STR(error.field, "limits");
-    limits.limits = NULL;
-    limits.bytes.per_token_boundary = -4;
+    CHECK_STR(error.field, "limits.chunks_by_stage");
+    limits.limits.chunks_by_stage = NULL;
+    limits.limits.per_token.boundary = -4;
     CHECK_INT(cf_schedule_validate(plan, s, &limits, NULL, &error), CF_ERROR_ARGUMENT);
-    CHECK_STR(error.field, "bytes.per_token_boundary");
+    CHECK_STR(error.field, "limits.per_token.boundary");
     memset(&heap, 0, sizeof heap);
     heap.fail_at = 1;
     allocator.alloc = harness_alloc;
@@ -555,28 +555,28 @@ TEST(generated_schedules_are_accepted) {
         memset(&limits, 0, sizeof limits);
         memset(&error, 0, sizeof error);
         desc.kind = (cf_schedule_kind)harness_between(&rng, 1, CF_SCHEDULE_COUNT - 1);
-        desc.replay = harness_chance(&rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
-        desc.n_stages = harness_between(&rng, 1, 5);
-        desc.k = harness_between(&rng, 1, 5);
-        desc.rank = harness_between(&rng, 0, plan->n_ranks - 1);
-        if (desc.kind >= CF_SCHEDULE_INTERLEAVED) desc.n_virtual = harness_between(&rng, 0, 3);
-        if (desc.kind > CF_SCHEDULE_INTERLEAVED && harness_chance(&rng, 0.5)) desc.placement = CF_PLACEMENT_V;
+        desc.shape.replay = harness_chance(&rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+        desc.shape.n_stages = harness_between(&rng, 1, 5);
+        desc.shape.k = harness_between(&rng, 1, 5);
+        desc.shape.rank = harness_between(&rng, 0, plan->n_ranks - 1);
+        if (desc.kind >= CF_SCHEDULE_INTERLEAVED) desc.shape.n_virtual = harness_between(&rng, 0, 3);
+        if (desc.kind > CF_SCHEDULE_INTERLEAVED && harness_chance(&rng, 0.5)) desc.shape.placement = CF_PLACEMENT_V;
         if (desc.kind == CF_SCHEDULE_BEST) {
             desc.budget = 5;
             desc.split_backward = harness_chance(&rng, 0.5);
         }
-        if (harness_chance(&rng, 0.3)) desc.limit = limits.limit = harness_between(&rng, 1, 8);
+        if (harness_chance(&rng, 0.3)) desc.limits.chunks = limits.limits.chunks = harness_between(&rng, 1, 8);
         if (harness_chance(&rng, 0.3)) {
-            desc.limit_bytes = limits.limit_bytes = harness_between(&rng, 1, 300);
-            desc.bytes.per_token_activations = harness_between(&rng, 0, 5);
-            desc.bytes.per_token_state = harness_between(&rng, 0, 2);
-            desc.bytes.per_token_state_gradient = harness_between(&rng, 0, 2);
-            desc.bytes.per_token_boundary = harness_between(&rng, 0, 2);
-            limits.bytes = desc.bytes;
+            desc.limits.bytes = limits.limits.bytes = harness_between(&rng, 1, 300);
+            desc.limits.per_token.activations = harness_between(&rng, 0, 5);
+            desc.limits.per_token.state = harness_between(&rng, 0, 2);
+            desc.limits.per_token.state_gradient = harness_between(&rng, 0, 2);
+            desc.limits.per_token.boundary = harness_between(&rng, 0, 2);
+            limits.limits.per_token = desc.limits.per_token;
         }
         result = cf_schedule_make(plan, &desc, &s, &error);
         harness_note("round %d, kind %d", round, (int)desc.kind);
-        if (result == CF_ERROR_INFEASIBLE && (desc.limit > 0 || desc.limit_bytes > 0)) {
+        if (result == CF_ERROR_INFEASIBLE && (desc.limits.chunks > 0 || desc.limits.bytes > 0)) {
             cf_plan_free(plan);
             continue;
         }
@@ -618,17 +618,17 @@ TEST(peaks_agree_with_simulator_and_interpreter) {
         memset(&error, 0, sizeof error);
         harness_note("round %d", round);
         desc.no_bounds = 1;
-        desc.bytes.per_token_activations = harness_between(&rng, 0, 5);
-        desc.bytes.per_token_state = harness_between(&rng, 0, 2);
-        desc.bytes.per_token_state_gradient = harness_between(&rng, 0, 2);
-        desc.bytes.per_token_boundary = harness_between(&rng, 0, 2);
+        desc.limits.per_token.activations = harness_between(&rng, 0, 5);
+        desc.limits.per_token.state = harness_between(&rng, 0, 2);
+        desc.limits.per_token.state_gradient = harness_between(&rng, 0, 2);
+        desc.limits.per_token.boundary = harness_between(&rng, 0, 2);
         if (!CHECK_INT(cf_simulate(plan, s, &desc, &timeline, &error), CF_OK)) FAIL("%s", error.text);
         REQUIRE(timeline != NULL);
-        limits.bytes = desc.bytes;
-        limits.limits = timeline->peak_live;
-        limits.limits_bytes = timeline->peak_bytes;
+        limits.limits.per_token = desc.limits.per_token;
+        limits.limits.chunks_by_stage = timeline->peak_live;
+        limits.limits.bytes_by_stage = timeline->peak_bytes;
         CHECK_INT(cf_schedule_validate(plan, s, &limits, NULL, &error), CF_OK);
-        for (stage = 0; stage < s->n_stages; stage++) {
+        for (stage = 0; stage < s->shape.n_stages; stage++) {
             cf_run_stats stats;
             CHECK_INT(cf_run(plan, s, stage, &run, &stats, &error), CF_OK);
             CHECK_INT(stats.peak_slots, timeline->peak_live[stage]);

@@ -62,7 +62,7 @@ TEST(reads_and_writes_rows_in_a_v) {
     REQUIRE(s != NULL);
     memset(&desc, 0, sizeof desc);
     desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
-    CHECK(s->n_stages == 2 && s->n_virtual == 2 && s->placement == CF_PLACEMENT_V && s->lowered == 0);
+    CHECK(s->shape.n_stages == 2 && s->shape.n_virtual == 2 && s->shape.placement == CF_PLACEMENT_V && s->lowered == 0);
     check_list(s, 0, "F0@0 F1@0 F0@3 I0@3 F1@3 I1@3 I0@0 W0@3 W1@3 I1@0 W0@0 W1@0");
     check_list(s, 1, "F0@1 F0@2 F1@1 F1@2 I0@2 I0@1 I1@2 I1@1 W0@2 W0@1 W1@2 W1@1");
     CHECK_INT(schedule_csv_write(plan, s, NULL, harness_collect, &t, &error), CF_OK);
@@ -73,7 +73,7 @@ TEST(reads_and_writes_rows_in_a_v) {
     CHECK(strstr(t.at, "0SEND_F") != NULL && strstr(t.at, "1SEND_F") == NULL && strstr(t.at, "2RECV_F") == NULL && strstr(t.at, "2SEND_B") == NULL);
     again = read(plan, t.at, NULL);
     REQUIRE(again != NULL);
-    CHECK(again->placement == CF_PLACEMENT_V && again->lowered == 1 && again->n_actions == low->n_actions);
+    CHECK(again->shape.placement == CF_PLACEMENT_V && again->lowered == 1 && again->n_actions == low->n_actions);
     CHECK(memcmp(again->actions, low->actions, (size_t)low->n_actions * sizeof *low->actions) == 0);
     cf_schedule_free(again);
     again = NULL;
@@ -100,7 +100,7 @@ TEST(reads_a_zero_bubble_file_of_the_older_kind) {
     desc.legacy = 1;
     s = read(plan, csv, &desc);
     REQUIRE(s != NULL);
-    CHECK(s->n_stages == 2 && s->n_virtual == 2 && s->k == 1 && s->lowered == 0 && s->kind == CF_SCHEDULE_DEFAULT);
+    CHECK(s->shape.n_stages == 2 && s->shape.n_virtual == 2 && s->shape.k == 1 && s->lowered == 0 && s->kind == CF_SCHEDULE_DEFAULT);
     check_list(s, 0, "F0@0 F1@0 F0@2 F1@2 I0@2 W0@2 I1@2 I0@0 W0@0 W1@2 I1@0 W1@0");
     check_list(s, 1, "F0@1 F1@1 F0@3 I0@3 F1@3 I1@3 W0@3 I0@1 W0@1 W1@3 I1@1 W1@1");
     cf_schedule_free(s);
@@ -177,7 +177,7 @@ TEST(replay_is_an_extension) {
     memset(&order, 0, sizeof order);
     memset(&desc, 0, sizeof desc);
     order.kind = CF_SCHEDULE_PAPER;
-    order.replay = CF_REPLAY_PIPELINE;
+    order.shape.replay = CF_REPLAY_PIPELINE;
     REQUIRE(cf_schedule_make(plan, &order, &s, &error) == CF_OK);
     CHECK_INT(schedule_csv_write(plan, s, &desc, harness_collect, &t, &error), CF_ERROR_ARGUMENT);
     CHECK(strcmp(error.field, "chunks") == 0 && error.item == 0 && strstr(error.text, "split sequence") != NULL);
@@ -190,7 +190,7 @@ TEST(replay_is_an_extension) {
     again = read(plan, csv, &desc);
     REQUIRE(again != NULL);
     check_list(again, 0, "F0*@0 F1@0 B1@0 R0@0 B0@0 F2@0 B2@0");
-    CHECK(again->replay == CF_REPLAY_LOCAL && again->kind == CF_SCHEDULE_PAPER);
+    CHECK(again->shape.replay == CF_REPLAY_LOCAL && again->kind == CF_SCHEDULE_PAPER);
     free(t.at);
     cf_schedule_free(again);
     cf_schedule_free(s);
@@ -450,8 +450,8 @@ static void replay_dump(const char *version, const char *kind, int ranks, int n,
     desc.buffered = strcmp(what, "deferred-recv") == 0;
     if (!CHECK_INT(schedule_csv_read(data, bytes, plan, &desc, &s, &extras, &error), CF_OK)) FAIL("%s", error.text);
     if (!s) goto done;
-    CHECK(s->n_stages == ranks && s->lowered == (strstr(data, "SEND") != NULL && !desc.buffered));
-    CHECK_INT(s->placement, strcmp(kind, "zbv") == 0 ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP);
+    CHECK(s->shape.n_stages == ranks && s->lowered == (strstr(data, "SEND") != NULL && !desc.buffered));
+    CHECK_INT(s->shape.placement, strcmp(kind, "zbv") == 0 ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP);
     if (CHECK_INT(cf_simulate(plan, s, NULL, &timeline, &error), CF_OK))
         CHECK(timeline->makespan == pipeline_makespan(plan, s, NULL, NULL, NULL));
     desc.extras = extras;
@@ -557,7 +557,7 @@ TEST(an_empty_plan_has_empty_lines) {
     REQUIRE(cf_pack(NULL, 0, &pack, &plan, NULL) == CF_OK);
     s = read(plan, "\r\n\r\n", NULL);
     REQUIRE(s != NULL);
-    CHECK(s->n_stages == 2 && s->n_actions == 0 && s->n_virtual == 1);
+    CHECK(s->shape.n_stages == 2 && s->n_actions == 0 && s->shape.n_virtual == 1);
     CHECK_INT(schedule_csv_write(plan, s, NULL, harness_collect, &t, NULL), CF_OK);
     CHECK_STR(t.at, "\r\n\r\n");
     free(t.at);
@@ -736,10 +736,10 @@ TEST(csv_arguments_are_checked) {
     } while (0)
     REFUSE(format, SCHEDULE_CSV_FORMAT_COUNT, "format");
     REFUSE(kind, CF_SCHEDULE_COUNT, "kind");
-    REFUSE(replay, CF_REPLAY_COUNT, "replay");
+    REFUSE(replay, CF_REPLAY_COUNT, "shape.replay");
     REFUSE(k, -1, "k");
-    REFUSE(rank, 1, "rank");
-    REFUSE(rank, -1, "rank");
+    REFUSE(rank, 1, "shape.rank");
+    REFUSE(rank, -1, "shape.rank");
     REFUSE(chunks, beside, "chunks");
     CHECK_INT(schedule_csv_microbatches(plan, good, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_INT(schedule_csv_read_microbatches("", 0, plan, 1, beside, &error), CF_ERROR_ARGUMENT);
@@ -805,7 +805,7 @@ static cf_schedule *draw(harness_rng *rng, const cf_plan *plan) {
 
 /* Where PyTorch could run it: the plan in the order of the microbatches is sound, and gives the same text. */
 static int renumber(cf_plan *plan, cf_schedule *s, const schedule_csv_desc *desc, const char *wanted) {
-    int64_t lengths[8] = {0}, i, first = s->rank * plan->n_steps;
+    int64_t lengths[8] = {0}, i, first = s->shape.rank * plan->n_steps;
     int32_t chunks[64];
     harness_text t = {NULL, 0, 0, 0, 0, 0};
     cf_error error;
@@ -841,9 +841,9 @@ TEST(round_trips) {
         desc.chunks = chunks;
         desc.torch = (schedule_csv_torch)harness_between(&rng, 0, SCHEDULE_CSV_TORCH_COUNT - 1);
         desc.extensions = 1;
-        desc.k = s->k;
-        desc.rank = s->rank;
-        desc.replay = s->replay;
+        desc.k = s->shape.k;
+        desc.rank = s->shape.rank;
+        desc.replay = s->shape.replay;
         desc.kind = s->kind;
         if (s->lowered) desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
         CHECK_INT(schedule_csv_write(plan, s, &desc, harness_collect, &t, &error), CF_OK);
@@ -859,22 +859,22 @@ TEST(round_trips) {
             free(twice.at);
             schedule_csv_extras_free(extras);
         }
-        CHECK(again->n_stages == s->n_stages && again->n_actions == s->n_actions && again->k == s->k && again->rank == s->rank);
-        CHECK(again->replay == s->replay && again->kind == s->kind && again->lowered == s->lowered);
-        if (s->n_actions > 0) CHECK_INT(again->n_virtual, s->n_virtual);
-        if (s->n_actions > 0 && s->n_stages > 1 && s->n_virtual > 1) CHECK_INT(again->placement, s->placement);
-        CHECK(memcmp(again->first, s->first, ((size_t)s->n_stages + 1) * sizeof *s->first) == 0);
+        CHECK(again->shape.n_stages == s->shape.n_stages && again->n_actions == s->n_actions && again->shape.k == s->shape.k && again->shape.rank == s->shape.rank);
+        CHECK(again->shape.replay == s->shape.replay && again->kind == s->kind && again->lowered == s->lowered);
+        if (s->n_actions > 0) CHECK_INT(again->shape.n_virtual, s->shape.n_virtual);
+        if (s->n_actions > 0 && s->shape.n_stages > 1 && s->shape.n_virtual > 1) CHECK_INT(again->shape.placement, s->shape.placement);
+        CHECK(memcmp(again->first, s->first, ((size_t)s->shape.n_stages + 1) * sizeof *s->first) == 0);
         CHECK(s->n_actions == 0 || memcmp(again->actions, s->actions, (size_t)s->n_actions * sizeof *s->actions) == 0);
         cf_schedule_free(again);
         again = NULL;
         desc.k = 0; /* the least K that will do */
         CHECK_INT(schedule_csv_read(t.at, t.n, plan, &desc, &again, NULL, &error), CF_OK);
         REQUIRE(again != NULL);
-        CHECK(again->k >= 1 && again->k <= s->k);
-        if (again->k > 1) {
-            again->k--;
+        CHECK(again->shape.k >= 1 && again->shape.k <= s->shape.k);
+        if (again->shape.k > 1) {
+            again->shape.k--;
             CHECK_INT(cf_schedule_validate(plan, again, NULL, NULL, &error), CF_ERROR_SCHEDULE);
-            CHECK_STR(error.field, "k");
+            CHECK_STR(error.field, "shape.k");
         }
         cf_schedule_free(again);
         renumbered += renumber(plan, s, &desc, t.at);
@@ -907,7 +907,7 @@ TEST(damaged_text_is_survived) {
         harness_note("round %d", round);
         memset(&desc, 0, sizeof desc);
         desc.extensions = 1;
-        desc.replay = s->replay;
+        desc.replay = s->shape.replay;
         if (s->lowered && harness_chance(&rng, 0.7)) desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
         desc.torch = (schedule_csv_torch)harness_between(&rng, 0, SCHEDULE_CSV_TORCH_COUNT - 1);
         REQUIRE(plan->n_steps <= 64);
@@ -941,7 +941,7 @@ TEST(damaged_text_is_survived) {
         if (result == CF_OK) {
             accepted++;
             for (i = 0; i < (size_t)again->n_actions; i++) CHECK(again->actions[i].reserved == 0);
-            if (again->n_stages <= 60) CHECK_STR(naive_fault(plan, again), NULL);
+            if (again->shape.n_stages <= 60) CHECK_STR(naive_fault(plan, again), NULL);
             desc.extras = extras;
             desc.format = again->lowered ? SCHEDULE_CSV_COMPUTE_COMMS : SCHEDULE_CSV_COMPUTE_ONLY;
             CHECK_INT(schedule_csv_write(plan, again, &desc, harness_collect, &t, &error), CF_OK);

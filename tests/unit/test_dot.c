@@ -23,8 +23,8 @@ static cf_graph *example(int64_t n_virtual) {
     memset(&pack, 0, sizeof pack);
     memset(&desc, 0, sizeof desc);
     pack.chunk_size = 3;
-    desc.n_stages = 3;
-    desc.n_virtual = n_virtual;
+    desc.shape.n_stages = 3;
+    desc.shape.n_virtual = n_virtual;
     desc.split = 1;
     CHECK_INT(cf_pack(lengths, 4, &pack, &plan, NULL), CF_OK);
     CHECK_INT(cf_graph_make(plan, &desc, &graph, NULL), CF_OK);

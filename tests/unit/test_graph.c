@@ -13,11 +13,11 @@
 static cf_graph_desc draw_desc(harness_rng *rng, cf_timing *timing) {
     cf_graph_desc desc;
     memset(&desc, 0, sizeof desc);
-    desc.n_stages = harness_between(rng, 1, 4);
-    desc.n_virtual = harness_chance(rng, 0.6) ? 1 : harness_between(rng, 1, 3);
-    desc.placement = harness_chance(rng, 0.4) ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
-    desc.k = harness_between(rng, 1, 4);
-    desc.replay = harness_chance(rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+    desc.shape.n_stages = harness_between(rng, 1, 4);
+    desc.shape.n_virtual = harness_chance(rng, 0.6) ? 1 : harness_between(rng, 1, 3);
+    desc.shape.placement = harness_chance(rng, 0.4) ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
+    desc.shape.k = harness_between(rng, 1, 4);
+    desc.shape.replay = harness_chance(rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
     desc.split = (int)harness_between(rng, 0, 1);
     memset(timing, 0, sizeof *timing);
     if (harness_chance(rng, 0.5)) {
@@ -51,7 +51,7 @@ static int replayed(const cf_plan *plan, const cf_graph *g, const cf_graph_desc 
     int64_t i;
     for (i = 0; s != NULL && i < s->n_actions; i++)
         if (s->actions[i].chunk == chunk && s->actions[i].stage == v && s->actions[i].pass == CF_R) return 1;
-    return s == NULL && plan->chunks[chunk].index + g->k < size_of_group(plan, chunk);
+    return s == NULL && plan->chunks[chunk].index + g->shape.k < size_of_group(plan, chunk);
 }
 
 /* How many chunks from `first` up to `end` are replayed on a virtual stage. */
@@ -68,7 +68,7 @@ static int frees_place_of(const cf_plan *plan, const cf_graph *g, const cf_graph
                           const cf_node *b) {
     int64_t first = b->chunk - plan->chunks[b->chunk].index;
     if (a->pass != (g->split ? CF_W : CF_B)) return 0;
-    return a->chunk - first - n_replayed(plan, g, desc, first, b->chunk, b->stage) == g->k;
+    return a->chunk - first - n_replayed(plan, g, desc, first, b->chunk, b->stage) == g->shape.k;
 }
 
 static int is_back(const cf_node *n) { return n->pass == CF_B || n->pass == CF_I; }
@@ -78,7 +78,7 @@ static int why(const cf_plan *plan, const cf_graph *g, const cf_graph_desc *desc
     int same = a->chunk == b->chunk && a->stage == b->stage;
     int together = plan->chunks[a->chunk].group >= 0 && plan->chunks[a->chunk].group == plan->chunks[b->chunk].group;
     if (a->chunk == b->chunk && a->stage + 1 == b->stage && a->pass == b->pass &&
-        (a->pass == CF_F || (a->pass == CF_R && g->replay == CF_REPLAY_PIPELINE)))
+        (a->pass == CF_F || (a->pass == CF_R && g->shape.replay == CF_REPLAY_PIPELINE)))
         return CF_EDGE_ACTIVATION;
     if (a->chunk == b->chunk && a->stage == b->stage + 1 && is_back(a) && is_back(b)) return CF_EDGE_GRADIENT;
     if (a->stage == b->stage && together && a->chunk + 1 == b->chunk && a->pass == CF_F && b->pass == CF_F) return CF_EDGE_STATE;
@@ -116,15 +116,15 @@ TEST(nodes_are_the_passes) {
         cf_graph *g;
         int64_t chunk, v, id, n = 0;
         int pass;
-        desc.rank = harness_between(&rng, 0, plan->n_ranks - 1);
+        desc.shape.rank = harness_between(&rng, 0, plan->n_ranks - 1);
         g = make(plan, &desc);
         REQUIRE(g != NULL);
         harness_note("round %d", round);
         for (chunk = 0; chunk < plan->n_chunks; chunk++)
-            for (v = 0; v < g->n_stages * g->n_virtual; v++)
+            for (v = 0; v < g->shape.n_stages * g->shape.n_virtual; v++)
                 for (pass = 0; pass <= CF_W; pass++) {
                     int again = replayed(plan, g, &desc, chunk, v);
-                    int there = plan->chunks[chunk].rank == desc.rank &&
+                    int there = plan->chunks[chunk].rank == desc.shape.rank &&
                                 (pass == CF_F || (pass == CF_R && again) || (pass == CF_B && !desc.split) ||
                                  (pass >= CF_I && desc.split));
                     const cf_node *node;
@@ -141,7 +141,7 @@ TEST(nodes_are_the_passes) {
         for (chunk = 0; chunk < g->n_steps; chunk++) /* chunk by chunk, pass by pass, stage by stage */
             for (id = g->first[chunk]; id < g->first[chunk + 1]; id++) {
                 const cf_node *node = &g->nodes[id], *before = node - (id > g->first[chunk]);
-                CHECK_INT(node->chunk, desc.rank * plan->n_steps + chunk);
+                CHECK_INT(node->chunk, desc.shape.rank * plan->n_steps + chunk);
                 CHECK(node->pass > before->pass || node->stage > before->stage || node == before);
             }
         cf_graph_free(g);
@@ -152,7 +152,7 @@ TEST(nodes_are_the_passes) {
 
 /* The stage of a virtual stage. */
 static int64_t stage_of(const cf_graph *g, int64_t v) {
-    return g->placement == CF_PLACEMENT_V ? exact_v(v, g->n_stages) : exact_loop(v, g->n_stages);
+    return g->shape.placement == CF_PLACEMENT_V ? exact_v(v, g->shape.n_stages) : exact_loop(v, g->shape.n_stages);
 }
 
 static void check_edges(const cf_plan *plan, const cf_graph *g, const cf_graph_desc *desc) {
@@ -210,14 +210,14 @@ static cf_schedule *draw_schedule(harness_rng *rng, const cf_plan *plan, cf_grap
     cf_schedule_desc order;
     cf_schedule *schedule;
     memset(&order, 0, sizeof order);
-    order.n_stages = desc->n_stages;
-    order.n_virtual = desc->n_virtual;
-    order.k = desc->k;
-    order.rank = desc->rank;
-    order.replay = desc->replay;
+    order.shape.n_stages = desc->shape.n_stages;
+    order.shape.n_virtual = desc->shape.n_virtual;
+    order.shape.k = desc->shape.k;
+    order.shape.rank = desc->shape.rank;
+    order.shape.replay = desc->shape.replay;
     order.timing = desc->timing;
     order.split_backward = desc->split;
-    schedule = random_schedule(rng, plan, &order, desc->placement == CF_PLACEMENT_V ? exact_v : exact_loop,
+    schedule = random_schedule(rng, plan, &order, desc->shape.placement == CF_PLACEMENT_V ? exact_v : exact_loop,
                                harness_chance(rng, 0.5));
     memset(desc, 0, sizeof *desc);
     desc->schedule = schedule;
@@ -233,7 +233,7 @@ static double longest_with_order(const cf_graph *g, const cf_schedule *s) {
     for (i = 0; i < g->n_nodes; i++) end[i] = g->nodes[i].seconds;
     while (changed) {
         changed = 0;
-        for (stage = 0; stage < s->n_stages; stage++)
+        for (stage = 0; stage < s->shape.n_stages; stage++)
             for (i = s->first[stage], before = -1; i < s->first[stage + 1]; i++) {
                 const cf_action *a = &s->actions[i];
                 int64_t node = naive_node(g, a->pass, a->chunk, a->stage), e;
@@ -264,7 +264,7 @@ TEST(a_schedules_graph_has_its_passes) {
         cf_timeline *timeline = NULL;
         cf_graph *g;
         int64_t i, v, n_v;
-        desc.rank = harness_between(&rng, 0, plan->n_ranks - 1);
+        desc.shape.rank = harness_between(&rng, 0, plan->n_ranks - 1);
         schedule = draw_schedule(&rng, plan, &desc);
         REQUIRE(schedule != NULL);
         g = make(plan, &desc);
@@ -278,8 +278,8 @@ TEST(a_schedules_graph_has_its_passes) {
             CHECK_INT(g->nodes[id].keep, a->keep);
             CHECK(g->nodes[id].seconds == pipeline_seconds(desc.timing, a->stage, &plan->chunks[a->chunk], a->pass));
         }
-        n_v = g->n_stages * g->n_virtual;
-        for (i = g->rank * g->n_steps; i < (g->rank + 1) * g->n_steps; i++) {
+        n_v = g->shape.n_stages * g->shape.n_virtual;
+        for (i = g->shape.rank * g->n_steps; i < (g->shape.rank + 1) * g->n_steps; i++) {
             int64_t n = n_replayed(plan, g, &desc, i, i + 1, 0), there = 0;
             for (v = 0; v < n_v; v++) {
                 int has = replayed(plan, g, &desc, i, v);
@@ -287,7 +287,7 @@ TEST(a_schedules_graph_has_its_passes) {
                 CHECK_INT(naive_node(g, CF_R, i, v) >= 0, has);
             }
             n_partly += there > 0 && there < n_v;
-            n_pipeline += n > 0 && g->replay == CF_REPLAY_PIPELINE && n_v > 1;
+            n_pipeline += n > 0 && g->shape.replay == CF_REPLAY_PIPELINE && n_v > 1;
         }
         check_edges(plan, g, &desc);
         memset(&simulate, 0, sizeof simulate);
@@ -351,17 +351,17 @@ TEST(schedules_keep_to_their_graphs) {
         }
         plain = desc;
         plain.schedule = NULL;
-        plain.n_stages = g->n_stages;
-        plain.n_virtual = g->n_virtual;
-        plain.placement = g->placement;
-        plain.k = g->k;
-        plain.replay = g->replay;
+        plain.shape.n_stages = g->shape.n_stages;
+        plain.shape.n_virtual = g->shape.n_virtual;
+        plain.shape.placement = g->shape.placement;
+        plain.shape.k = g->shape.k;
+        plain.shape.replay = g->shape.replay;
         plain.split = g->split;
-        plain.rank = g->rank;
+        plain.shape.rank = g->shape.rank;
         without = make(problem.plan, &plain);
         REQUIRE(without != NULL);
-        if (schedule->kind != CF_SCHEDULE_BEST && schedule->limits == NULL && problem.desc.limit_bytes <= 0 &&
-            problem.desc.limits_bytes == NULL) {
+        if (schedule->kind != CF_SCHEDULE_BEST && schedule->limits.chunks_by_stage == NULL && problem.desc.limits.bytes <= 0 &&
+            problem.desc.limits.bytes_by_stage == NULL) {
             CHECK(g->n_nodes == without->n_nodes && g->n_edges == without->n_edges);
             CHECK(memcmp(g->nodes, without->nodes, (size_t)g->n_nodes * sizeof *g->nodes) == 0);
             CHECK(memcmp(g->edges, without->edges, (size_t)g->n_edges * sizeof *g->edges) == 0);
@@ -427,17 +427,17 @@ TEST(critical_path_is_the_simulators_bound) {
         if (harness_chance(&rng, 0.8)) timing.stages = stages;
         timing.latency = (double)harness_between(&rng, 0, 9000) / 1024;
         timing.seconds_per_token = (double)harness_between(&rng, 0, 900) / 1024;
-        order.k = harness_between(&rng, 1, 4);
-        order.n_stages = harness_between(&rng, 1, 4);
-        order.n_virtual = harness_chance(&rng, 0.3) ? harness_between(&rng, 1, 3) : 1;
-        order.kind = order.n_virtual > 1 ? CF_SCHEDULE_INTERLEAVED : harness_chance(&rng, 0.4) ? CF_SCHEDULE_ZERO_BUBBLE
+        order.shape.k = harness_between(&rng, 1, 4);
+        order.shape.n_stages = harness_between(&rng, 1, 4);
+        order.shape.n_virtual = harness_chance(&rng, 0.3) ? harness_between(&rng, 1, 3) : 1;
+        order.kind = order.shape.n_virtual > 1 ? CF_SCHEDULE_INTERLEAVED : harness_chance(&rng, 0.4) ? CF_SCHEDULE_ZERO_BUBBLE
                                                                                                  : CF_SCHEDULE_PAPER;
-        order.replay = harness_chance(&rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+        order.shape.replay = harness_chance(&rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
         order.timing = simulate.timing = desc.timing = &timing;
-        desc.n_stages = order.n_stages;
-        desc.n_virtual = order.n_virtual;
-        desc.k = order.k;
-        desc.replay = order.replay;
+        desc.shape.n_stages = order.shape.n_stages;
+        desc.shape.n_virtual = order.shape.n_virtual;
+        desc.shape.k = order.shape.k;
+        desc.shape.replay = order.shape.replay;
         desc.split = order.kind == CF_SCHEDULE_ZERO_BUBBLE;
         harness_note("round %d", round);
         g = make(plan, &desc);
@@ -448,7 +448,7 @@ TEST(critical_path_is_the_simulators_bound) {
         REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
         REQUIRE(cf_simulate(plan, schedule, &simulate, &timeline, NULL) == CF_OK);
         CHECK_STR(timeline->bounds[0].name, "critical-path");
-        if (plan->n_chunks > 0 && (order.k == 1 || order.k >= longest_group(plan))) {
+        if (plan->n_chunks > 0 && (order.shape.k == 1 || order.shape.k >= longest_group(plan))) {
             CHECK(length == timeline->bounds[0].value); /* nobody can choose what is dropped */
             n_equal++;
         } else if (plan->n_chunks > 0) {
@@ -490,14 +490,14 @@ TEST(a_k_beyond_any_group) {
         memset(&order, 0, sizeof order);
         memset(&desc, 0, sizeof desc);
         order.kind = CF_SCHEDULE_PAPER;
-        order.replay = (cf_replay)replay;
-        order.n_stages = 2;
+        order.shape.replay = (cf_replay)replay;
+        order.shape.n_stages = 2;
         REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
         desc.schedule = schedule;
         for (i = 0; i < (int)(sizeof caps / sizeof caps[0]); i++) {
             cf_graph *g;
             int64_t e;
-            schedule->k = caps[i];
+            schedule->shape.k = caps[i];
             harness_note("K %lld", (long long)caps[i]);
             REQUIRE(cf_schedule_validate(plan, schedule, NULL, NULL, NULL) == CF_OK);
             g = make(plan, &desc);
@@ -537,13 +537,13 @@ TEST(bounds_of_the_papers_example) {
     memset(&desc, 0, sizeof desc);
     plan = in_twos(lengths, 4);
     REQUIRE(plan != NULL);
-    desc.n_stages = 4;
-    desc.k = 1;
-    desc.replay = CF_REPLAY_PIPELINE;
+    desc.shape.n_stages = 4;
+    desc.shape.k = 1;
+    desc.shape.replay = CF_REPLAY_PIPELINE;
     CHECK(longest_path(plan, &desc) == 50); /* no order with K = 1 and pipeline replay is below 50 units */
-    desc.replay = CF_REPLAY_LOCAL;
+    desc.shape.replay = CF_REPLAY_LOCAL;
     CHECK(longest_path(plan, &desc) == 4 * 2 + 2 + 4 + 2 + 4 + 3 * 4); /* F1 down; F2 B2 R1 B1 on the last; B1 up */
-    desc.k = 2;
+    desc.shape.k = 2;
     CHECK(longest_path(plan, &desc) == 4 * 2 + 2 + 4 + 4 * 4); /* F1 down, F2 and B2 on the last stage, B1 up */
     cf_plan_free(plan);
 }
@@ -570,7 +570,7 @@ TEST(an_executor_of_your_own) {
         waiting = (int32_t *)harness_guard_new((size_t)(g->n_nodes + 1) * sizeof *waiting);
         pool = (int32_t *)harness_guard_new((size_t)(g->n_nodes + 1) * sizeof *pool);
         done = (unsigned char *)calloc((size_t)g->n_nodes + 1, 1);
-        held = (int64_t *)calloc((size_t)(plan->n_chunks * g->n_stages * g->n_virtual) + 1, sizeof *held);
+        held = (int64_t *)calloc((size_t)(plan->n_chunks * g->shape.n_stages * g->shape.n_virtual) + 1, sizeof *held);
         if (!done || !held) abort();
         for (i = 0; i < g->n_nodes; i++) {
             waiting[i] = (int32_t)(g->first_in[i + 1] - g->first_in[i]);
@@ -582,7 +582,7 @@ TEST(an_executor_of_your_own) {
             int64_t *h = &held[x->stage * plan->n_chunks + x->chunk - plan->chunks[x->chunk].index];
             pool[pick] = pool[--n];
             *h += x->keep;
-            CHECK(*h <= g->k);
+            CHECK(*h <= g->shape.k);
             *h -= x->pass == CF_B || x->pass == CF_W;
             for (j = g->first_in[node]; j < g->first_in[node + 1]; j++) CHECK(done[g->edges[j].from]);
             done[node] = 1;
@@ -613,7 +613,7 @@ static cf_graph *example(cf_plan **plan) {
     memset(&pack, 0, sizeof pack);
     memset(&desc, 0, sizeof desc);
     pack.chunk_size = 3;
-    desc.n_stages = 3;
+    desc.shape.n_stages = 3;
     desc.split = 1;
     *plan = NULL;
     CHECK_INT(cf_pack(lengths, 4, &pack, plan, NULL), CF_OK);
@@ -638,14 +638,14 @@ TEST(damaged_graphs_are_named) {
         refused(g, field);                \
         place = was;                      \
     } while (0)
-    DAMAGE(int64_t, g->n_stages, 0, "n_stages");
-    DAMAGE(int64_t, g->n_stages, 4, "first");
-    DAMAGE(int64_t, g->n_virtual, INT64_MAX, "n_virtual");
-    DAMAGE(int64_t, g->n_virtual, INT32_MAX, "n_virtual");
-    DAMAGE(cf_replay, g->replay, CF_REPLAY_DEFAULT, "replay");
+    DAMAGE(int64_t, g->shape.n_stages, 0, "shape.n_stages");
+    DAMAGE(int64_t, g->shape.n_stages, 4, "first");
+    DAMAGE(int64_t, g->shape.n_virtual, INT64_MAX, "shape.n_virtual");
+    DAMAGE(int64_t, g->shape.n_virtual, INT32_MAX, "shape.n_virtual");
+    DAMAGE(cf_replay, g->shape.replay, CF_REPLAY_DEFAULT, "shape.replay");
     DAMAGE(int, g->split, 2, "split");
     DAMAGE(int, g->split, 0, "first");
-    DAMAGE(int64_t, g->rank, -1, "rank");
+    DAMAGE(int64_t, g->shape.rank, -1, "shape.rank");
     DAMAGE(int64_t, g->n_steps, -1, "n_steps");
     DAMAGE(int64_t, g->n_nodes, g->n_nodes - 1, "first");
     DAMAGE(int64_t, g->n_nodes, -5, "n_nodes");
@@ -748,7 +748,7 @@ TEST(too_many_nodes_are_refused) {
     for (i = 0; i < N; i++) lengths[i] = 2;
     plan = in_twos(lengths, N);
     REQUIRE(plan != NULL);
-    desc.n_stages = CF_MAX_STAGES;
+    desc.shape.n_stages = CF_MAX_STAGES;
     CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_ERROR_LIMIT);
     CHECK_STR(error.field, "n_nodes");
     CHECK_INT(error.wanted, CF_MAX_NODES);
@@ -773,18 +773,18 @@ TEST(graph_options_are_checked) {
         CHECK_INT(cf_graph_make(plan, &desc, &g, &error), code);  \
         CHECK_STR(error.field, name);                             \
     } while (0)
-    REFUSE(n_stages, -1, CF_ERROR_ARGUMENT, "n_stages");
-    REFUSE(n_stages, INT64_MAX, CF_ERROR_LIMIT, "n_stages");
-    REFUSE(n_stages, CF_MAX_STAGES + 1, CF_ERROR_LIMIT, "n_stages");
-    REFUSE(n_virtual, CF_MAX_STAGES + 1, CF_ERROR_LIMIT, "n_virtual");
-    REFUSE(n_virtual, -1, CF_ERROR_ARGUMENT, "n_virtual");
-    REFUSE(k, -1, CF_ERROR_ARGUMENT, "k");
-    REFUSE(replay, CF_REPLAY_COUNT, CF_ERROR_ARGUMENT, "replay");
-    REFUSE(replay, (cf_replay)-1, CF_ERROR_ARGUMENT, "replay");
+    REFUSE(shape.n_stages, -1, CF_ERROR_ARGUMENT, "shape.n_stages");
+    REFUSE(shape.n_stages, INT64_MAX, CF_ERROR_LIMIT, "shape.n_stages");
+    REFUSE(shape.n_stages, CF_MAX_STAGES + 1, CF_ERROR_LIMIT, "shape.n_stages");
+    REFUSE(shape.n_virtual, CF_MAX_STAGES + 1, CF_ERROR_LIMIT, "shape.n_virtual");
+    REFUSE(shape.n_virtual, -1, CF_ERROR_ARGUMENT, "shape.n_virtual");
+    REFUSE(shape.k, -1, CF_ERROR_ARGUMENT, "shape.k");
+    REFUSE(shape.replay, CF_REPLAY_COUNT, CF_ERROR_ARGUMENT, "shape.replay");
+    REFUSE(shape.replay, (cf_replay)-1, CF_ERROR_ARGUMENT, "shape.replay");
     CHECK_INT(error.got, -1); /* although the enum may be unsigned */
-    REFUSE(placement, CF_PLACEMENT_ANY, CF_ERROR_ARGUMENT, "placement");
-    REFUSE(rank, 1, CF_ERROR_ARGUMENT, "rank");
-    REFUSE(rank, -1, CF_ERROR_ARGUMENT, "rank");
+    REFUSE(shape.placement, CF_PLACEMENT_ANY, CF_ERROR_ARGUMENT, "shape.placement");
+    REFUSE(shape.rank, 1, CF_ERROR_ARGUMENT, "shape.rank");
+    REFUSE(shape.rank, -1, CF_ERROR_ARGUMENT, "shape.rank");
     memset(&timing, 0, sizeof timing);
     timing.latency = -1;
     REFUSE(timing, &timing, CF_ERROR_ARGUMENT, "timing.latency");
@@ -806,8 +806,8 @@ TEST(graph_options_are_checked) {
     CHECK(g == NULL);
     plan->chunks[1].index = 1;
     REQUIRE(cf_graph_make(plan, &good, &g, &error) == CF_OK);
-    CHECK(g->n_stages == 1 && g->n_virtual == 1 && g->placement == CF_PLACEMENT_LOOP && g->k == 1);
-    CHECK(g->replay == CF_REPLAY_LOCAL);
+    CHECK(g->shape.n_stages == 1 && g->shape.n_virtual == 1 && g->shape.placement == CF_PLACEMENT_LOOP && g->shape.k == 1);
+    CHECK(g->shape.replay == CF_REPLAY_LOCAL);
     cf_graph_free(g);
     cf_plan_free(plan);
 }
@@ -831,9 +831,9 @@ TEST(a_wrong_schedule_makes_no_graph) {
     memset(&order, 0, sizeof order);
     memset(&desc, 0, sizeof desc);
     order.kind = CF_SCHEDULE_PAPER;
-    order.n_stages = 2;
-    order.k = 2;
-    order.replay = CF_REPLAY_PIPELINE;
+    order.shape.n_stages = 2;
+    order.shape.k = 2;
+    order.shape.replay = CF_REPLAY_PIPELINE;
     plan = in_twos(lengths, 2);
     REQUIRE(plan != NULL);
     REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
@@ -856,19 +856,19 @@ TEST(a_wrong_schedule_makes_no_graph) {
         CHECK_STR(error.field, name);                             \
         desc.schedule = schedule;                                 \
     } while (0)
-    REFUSE_SCHEDULE(n_stages, 0, CF_ERROR_SCHEDULE, "n_stages");
-    REFUSE_SCHEDULE(n_virtual, INT64_MAX, CF_ERROR_SCHEDULE, "n_virtual");
-    REFUSE_SCHEDULE(placement, CF_PLACEMENT_ANY, CF_ERROR_SCHEDULE, "placement");
-    REFUSE_SCHEDULE(k, 0, CF_ERROR_SCHEDULE, "k");
-    REFUSE_SCHEDULE(k, 1, CF_ERROR_SCHEDULE, "k"); /* it keeps two */
-    REFUSE_SCHEDULE(replay, CF_REPLAY_DEFAULT, CF_ERROR_SCHEDULE, "replay");
+    REFUSE_SCHEDULE(shape.n_stages, 0, CF_ERROR_SCHEDULE, "shape.n_stages");
+    REFUSE_SCHEDULE(shape.n_virtual, INT64_MAX, CF_ERROR_SCHEDULE, "shape.n_virtual");
+    REFUSE_SCHEDULE(shape.placement, CF_PLACEMENT_ANY, CF_ERROR_SCHEDULE, "shape.placement");
+    REFUSE_SCHEDULE(shape.k, 0, CF_ERROR_SCHEDULE, "shape.k");
+    REFUSE_SCHEDULE(shape.k, 1, CF_ERROR_SCHEDULE, "shape.k"); /* it keeps two */
+    REFUSE_SCHEDULE(shape.replay, CF_REPLAY_DEFAULT, CF_ERROR_SCHEDULE, "shape.replay");
     REFUSE_SCHEDULE(n_chunks, 1, CF_ERROR_SCHEDULE, "n_chunks");
     REFUSE_SCHEDULE(n_actions, -1, CF_ERROR_SCHEDULE, "n_actions");
     REFUSE_SCHEDULE(n_actions, 1, CF_ERROR_SCHEDULE, "n_actions");
     REFUSE_SCHEDULE(n_actions, schedule->n_actions - 1, CF_ERROR_SCHEDULE, "first");
     REFUSE_SCHEDULE(actions, NULL, CF_ERROR_SCHEDULE, "actions");
-    REFUSE_SCHEDULE(rank, 1, CF_ERROR_SCHEDULE, "rank");
-    REFUSE_SCHEDULE(n_stages, INT32_MAX, CF_ERROR_SCHEDULE, "n_actions");
+    REFUSE_SCHEDULE(shape.rank, 1, CF_ERROR_SCHEDULE, "shape.rank");
+    REFUSE_SCHEDULE(shape.n_stages, INT32_MAX, CF_ERROR_SCHEDULE, "n_actions");
 #undef REFUSE_SCHEDULE
     for (i = 0; i < (size_t)schedule->n_actions; i++) /* replayed on the second stage only */
         if (schedule->actions[i].pass == CF_R && schedule->actions[i].stage == 0) schedule->actions[i].pass = CF_SEND_F;
@@ -894,8 +894,8 @@ TEST(a_graph_has_backwards_of_one_form) {
     memset(&schedule, 0, sizeof schedule);
     plan = in_twos(lengths, 2);
     REQUIRE(plan != NULL);
-    schedule.replay = CF_REPLAY_LOCAL;
-    schedule.n_stages = schedule.n_virtual = schedule.k = 1;
+    schedule.shape.replay = CF_REPLAY_LOCAL;
+    schedule.shape.n_stages = schedule.shape.n_virtual = schedule.shape.k = 1;
     schedule.n_chunks = 2;
     schedule.n_actions = 5;
     schedule.first = first;

@@ -22,8 +22,8 @@ typedef struct book {
 static const cf_action *at(const book *b, int64_t id) { return &b->schedule->actions[id]; }
 
 static int64_t stage_of(const book *b, int64_t v) {
-    int64_t row = v / b->schedule->n_stages, column = v % b->schedule->n_stages;
-    if (b->schedule->placement == CF_PLACEMENT_V && row % 2 == 1) return b->schedule->n_stages - 1 - column;
+    int64_t row = v / b->schedule->shape.n_stages, column = v % b->schedule->shape.n_stages;
+    if (b->schedule->shape.placement == CF_PLACEMENT_V && row % 2 == 1) return b->schedule->shape.n_stages - 1 - column;
     return column;
 }
 
@@ -47,11 +47,11 @@ static double arrival_of(const book *b, int64_t id) {
     for (i = b->schedule->first[s]; i <= id; i++) {
         const cf_action *a = at(b, i);
         int64_t to = a->pass >= CF_B ? a->stage - 1 : a->stage + 1;
-        int turned = b->schedule->placement == CF_PLACEMENT_V && a->stage / b->schedule->n_stages % 2;
+        int turned = b->schedule->shape.placement == CF_PLACEMENT_V && a->stage / b->schedule->shape.n_stages % 2;
         int way = (a->pass < CF_B) != turned;
         double seconds = b->timing->latency + b->timing->seconds_per_token * (double)b->plan->chunks[a->chunk].padded;
-        if (a->pass == CF_W || (a->pass == CF_R && b->schedule->replay == CF_REPLAY_LOCAL)) continue;
-        if (to < 0 || to >= b->schedule->n_stages * b->schedule->n_virtual || stage_of(b, to) == s) continue;
+        if (a->pass == CF_W || (a->pass == CF_R && b->schedule->shape.replay == CF_REPLAY_LOCAL)) continue;
+        if (to < 0 || to >= b->schedule->shape.n_stages * b->schedule->shape.n_virtual || stage_of(b, to) == s) continue;
         if (a->pass == CF_R && look_for(b, CF_R, a->chunk, to) < 0) continue;
         free_at[way] = fmax(free_at[way], b->timeline->end[i]) + seconds;
         if (i == id) return free_at[way];
@@ -75,7 +75,7 @@ static double place_of_replay(const book *b, int64_t stage, int64_t id) {
     const cf_action *a = at(b, id);
     int64_t group = b->plan->chunks[a->chunk].group, i;
     if (a->pass != CF_R || group < 0) return 0;
-    if (kept_before(b, stage, id, group, a->stage) + 1 < b->schedule->k) return 0;
+    if (kept_before(b, stage, id, group, a->stage) + 1 < b->schedule->shape.k) return 0;
     for (i = id - 1; i >= b->schedule->first[stage]; i--)
         if (b->plan->chunks[at(b, i)->chunk].group == group && at(b, i)->stage == a->stage &&
             (at(b, i)->pass == CF_B || at(b, i)->pass == CF_W))
@@ -98,7 +98,7 @@ static double could_run(const book *b, int64_t stage, int64_t id, int how) {
         maker = look_for(b, CF_F, a->chunk, a->stage - 1);
         if (chunk->group >= 0 && chunk->index > 0) state = look_for(b, CF_F, a->chunk - 1, a->stage);
     } else if (a->pass == CF_R) {
-        if (b->schedule->replay == CF_REPLAY_PIPELINE) maker = look_for(b, CF_R, a->chunk, a->stage - 1);
+        if (b->schedule->shape.replay == CF_REPLAY_PIPELINE) maker = look_for(b, CF_R, a->chunk, a->stage - 1);
         when = raise(b, when, look_for(b, CF_F, a->chunk, a->stage));
     } else if (a->pass == CF_W) {
         when = raise(b, when, look_for(b, CF_I, a->chunk, a->stage));
@@ -132,7 +132,7 @@ static int some_could(const book *b, int64_t stage, int64_t from, double moment,
 }
 
 static int order_is_to_blame(const book *b, int64_t stage, int64_t next, double moment) {
-    int64_t limit = b->schedule->limits ? b->schedule->limits[stage] : 0, i;
+    int64_t limit = b->schedule->limits.chunks_by_stage ? b->schedule->limits.chunks_by_stage[stage] : 0, i;
     int full = limit > 0 && kept_before(b, stage, next, -1, 0) >= limit;
     for (i = next + 1; i < b->schedule->first[stage + 1]; i++)
         if (!(full && takes_room(b, i)) && could_run(b, stage, i, WITH_ALL) <= moment) return 1;
@@ -142,7 +142,7 @@ static int order_is_to_blame(const book *b, int64_t stage, int64_t next, double 
 static int is_uneven(const book *b, int64_t next, double moment) {
     const cf_action *a = at(b, next);
     int64_t maker = -1;
-    if (a->pass == CF_F || (a->pass == CF_R && b->schedule->replay == CF_REPLAY_PIPELINE))
+    if (a->pass == CF_F || (a->pass == CF_R && b->schedule->shape.replay == CF_REPLAY_PIPELINE))
         maker = look_for(b, a->pass, a->chunk, a->stage - 1);
     if (a->pass == CF_B || a->pass == CF_I) maker = backward_of(b, a->chunk, a->stage + 1);
     if (maker < 0 || b->timeline->end[maker] <= moment) return 0;
@@ -222,7 +222,7 @@ static void check_report(const book *b, int64_t seen[IDLE_CAUSE_COUNT]) {
     cf_error error;
     int64_t stage;
     REQUIRE(idle_make(b->plan, b->schedule, b->timeline, b->timing, &r, &error) == CF_OK);
-    for (stage = 0; stage < b->schedule->n_stages; stage++) {
+    for (stage = 0; stage < b->schedule->shape.n_stages; stage++) {
         check_sums(b, &r, stage);
         check_causes(b, &r, stage, seen);
     }
@@ -243,8 +243,8 @@ TEST(causes_of_random_schedules) {
         pipeline_draw(&rng, &p);
         if (seed % 3 == 0) { /* slow links where rows turn, so that transfers wait for each other */
             p.desc.kind = CF_SCHEDULE_BEST;
-            p.desc.n_virtual = harness_between(&rng, 2, 3);
-            p.desc.placement = CF_PLACEMENT_V;
+            p.desc.shape.n_virtual = harness_between(&rng, 2, 3);
+            p.desc.shape.placement = CF_PLACEMENT_V;
             p.timing.latency = (double)harness_between(&rng, 1, 40);
             p.timing.all.forward.per_token = 1;
             p.timing.no_overlap = 0;
@@ -315,7 +315,7 @@ TEST(equal_chunks_in_1f1b) {
     example e;
     int64_t s;
     memset(&desc, 0, sizeof desc);
-    desc.n_stages = 4;
+    desc.shape.n_stages = 4;
     desc.kind = CF_SCHEDULE_1F1B;
     if (example_make(lengths, 4, 1, &desc, &e)) {
         CHECK(e.timeline->makespan == 21);
@@ -339,7 +339,7 @@ TEST(the_way_back_is_transfer) {
     memset(&desc, 0, sizeof desc);
     memset(&timing, 0, sizeof timing);
     timing.latency = 5;
-    desc.n_stages = 2;
+    desc.shape.n_stages = 2;
     desc.timing = &timing;
     desc.kind = CF_SCHEDULE_1F1B;
     if (example_make(lengths, 1, 1, &desc, &e)) {
@@ -360,9 +360,9 @@ TEST(a_limit_is_memory) {
     cf_schedule_desc desc;
     example e;
     memset(&desc, 0, sizeof desc);
-    desc.n_stages = 2;
+    desc.shape.n_stages = 2;
     desc.kind = CF_SCHEDULE_1F1B;
-    desc.limit = 1;
+    desc.limits.chunks = 1;
     if (example_make(lengths, 2, 1, &desc, &e)) {
         CHECK(e.timeline->makespan == 12);
         CHECK(e.report.stages[0].seconds[IDLE_MEMORY] == 3);
@@ -386,8 +386,8 @@ TEST(a_group_is_state) {
     stages[0].forward.per_token = 3;
     stages[1].forward.per_token = 1;
     timing.stages = stages;
-    desc.n_stages = 2;
-    desc.k = 2;
+    desc.shape.n_stages = 2;
+    desc.shape.k = 2;
     desc.timing = &timing;
     desc.kind = CF_SCHEDULE_1F1B;
     if (example_make(lengths, 1, 1, &desc, &e)) {

@@ -78,7 +78,7 @@ TEST(defaults_beat_unsplit_sequences) {
         chunks = pack(lengths, SUITE_MOST_SEQUENCES, 8192, 0);
         whole = pack(lengths, SUITE_MOST_SEQUENCES, 303000, 1);
         memset(&ours, 0, sizeof ours);
-        ours.n_stages = 4;
+        ours.shape.n_stages = 4;
         ours.timing = &timing;
         theirs = ours;
         theirs.kind = CF_SCHEDULE_1F1B;
@@ -104,11 +104,11 @@ TEST(more_k_is_no_longer) {
         draw_chat(i, i % 2 ? 65536 : 32768, lengths);
         plan = pack(lengths, 96, 2048, 0);
         memset(&desc, 0, sizeof desc);
-        desc.n_stages = 8;
-        desc.limit = 4;
+        desc.shape.n_stages = 8;
+        desc.limits.chunks = 4;
         desc.budget = 12;
         for (k = 1; k <= 8; k *= 2) {
-            desc.k = k;
+            desc.shape.k = k;
             harness_note("batch %d, K %d", i, (int)k);
             makespan = makespan_of(plan, &desc);
             CHECK(makespan <= before * (1 + 1e-12));
@@ -128,8 +128,8 @@ TEST(standalone_chunks_are_dropped) {
     cf_schedule_desc desc;
     cf_search_report report;
     memset(&desc, 0, sizeof desc);
-    desc.n_stages = 3;
-    desc.limit = 1;
+    desc.shape.n_stages = 3;
+    desc.limits.chunks = 1;
     desc.report = &report;
     CHECK_INT(makespan_of(plan, &desc), 18);
     CHECK(report.bound <= 18);
@@ -148,8 +148,8 @@ TEST(a_chat_service_in_138_chunks) {
     draw_chat(2, 0, lengths);
     plan = pack(lengths, SUITE_MOST_SEQUENCES, 790, 0);
     memset(&desc, 0, sizeof desc);
-    desc.n_stages = 8;
-    desc.limit = 4;
+    desc.shape.n_stages = 8;
+    desc.limits.chunks = 4;
     desc.report = &report;
     makespan = makespan_of(plan, &desc);
     CHECK(makespan <= 1.1 * report.bound);
@@ -172,11 +172,11 @@ TEST(equal_splits_of_seq1f1b) {
         for (s = 0; s < cases[i].n_stages; s++) limits[s] = cases[i].n_stages - 1 - s + cases[i].splits;
         plan = pack(lengths, cases[i].sequences, 1, 0);
         memset(&desc, 0, sizeof desc);
-        desc.n_stages = cases[i].n_stages;
-        desc.k = cases[i].splits;
-        desc.replay = CF_REPLAY_PIPELINE;
-        desc.limits = limits;
-        harness_note("%d stages, %d x %d", (int)desc.n_stages, (int)cases[i].sequences, (int)cases[i].splits);
+        desc.shape.n_stages = cases[i].n_stages;
+        desc.shape.k = cases[i].splits;
+        desc.shape.replay = CF_REPLAY_PIPELINE;
+        desc.limits.chunks_by_stage = limits;
+        harness_note("%d stages, %d x %d", (int)desc.shape.n_stages, (int)cases[i].sequences, (int)cases[i].splits);
         CHECK_INT(makespan_of(plan, &desc), cases[i].makespan);
         desc.kind = CF_SCHEDULE_PAPER;
         CHECK_INT(makespan_of(plan, &desc), cases[i].makespan);
@@ -191,8 +191,8 @@ TEST(interleaved_in_the_order_of_megatron) {
     cf_plan *plan = pipeline_sixteen(&timing);
     memset(&desc, 0, sizeof desc);
     desc.kind = CF_SCHEDULE_INTERLEAVED;
-    desc.n_stages = 8;
-    desc.n_virtual = 2;
+    desc.shape.n_stages = 8;
+    desc.shape.n_virtual = 2;
     desc.timing = &timing;
     CHECK(makespan_of(plan, &desc) == 58.5);
     cf_plan_free(plan);
@@ -210,13 +210,13 @@ TEST(loops_under_tight_limits) {
     for (i = 0; i < 3; i++) {
         cf_schedule_desc desc;
         memset(&desc, 0, sizeof desc);
-        desc.n_stages = cases[i].n_stages;
-        desc.limit = cases[i].limit;
-        desc.n_virtual = 2;
+        desc.shape.n_stages = cases[i].n_stages;
+        desc.limits.chunks = cases[i].limit;
+        desc.shape.n_virtual = 2;
         desc.split_backward = 1;
         desc.timing = &timing;
         desc.budget = 200;
-        harness_note("%d stages, limit %d", (int)desc.n_stages, (int)desc.limit);
+        harness_note("%d stages, limit %d", (int)desc.shape.n_stages, (int)desc.limits.chunks);
         CHECK(makespan_of(plan, &desc) <= cases[i].most);
     }
     cf_plan_free(plan);
@@ -236,9 +236,9 @@ TEST(virtual_stages_in_rhythm) {
         cf_plan *plan = pack(cases[i].lengths, cases[i].n, cases[i].chunk_size, 0);
         cf_schedule_desc desc;
         memset(&desc, 0, sizeof desc);
-        desc.n_stages = cases[i].n_stages;
-        desc.n_virtual = 2;
-        desc.k = cases[i].k;
+        desc.shape.n_stages = cases[i].n_stages;
+        desc.shape.n_virtual = 2;
+        desc.shape.k = cases[i].k;
         desc.split_backward = cases[i].split;
         desc.budget = 64;
         harness_note("case %d", i);
@@ -258,11 +258,11 @@ TEST(the_largest_k) {
         double makespan;
         memset(&desc, 0, sizeof desc);
         desc.kind = kinds[i];
-        desc.n_stages = 4;
-        desc.limit = CF_NO_LIMIT;
-        desc.k = 9;
+        desc.shape.n_stages = 4;
+        desc.limits.chunks = CF_NO_LIMIT;
+        desc.shape.k = 9;
         makespan = makespan_of(plan, &desc);
-        desc.k = INT64_MAX;
+        desc.shape.k = INT64_MAX;
         harness_note("%s", cf_schedule_kind_name(kinds[i]));
         CHECK(makespan_of(plan, &desc) == makespan);
     }

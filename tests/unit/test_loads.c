@@ -15,7 +15,7 @@ static cf_memory_load load_at(const cf_plan *plan, const cf_schedule *schedule, 
     cf_memory_load load;
     int64_t c, id;
     memset(&load, 0, sizeof load);
-    for (c = schedule->rank * plan->n_steps; c < (schedule->rank + 1) * plan->n_steps; c++) {
+    for (c = schedule->shape.rank * plan->n_steps; c < (schedule->shape.rank + 1) * plan->n_steps; c++) {
         const cf_chunk *chunk = &plan->chunks[c];
         int64_t rows = cf_chunk_state_tokens(plan, c), scores = chunk->padded * (chunk->prefix + chunk->padded);
         int kept = 0, saved = 0, state = 0, gradient = 0;
@@ -28,7 +28,7 @@ static cf_memory_load load_at(const cf_plan *plan, const cf_schedule *schedule, 
             if (back && chunk->group >= 0 && other->group == chunk->group && of_last) gradient = 1;
             if (a->chunk != c) continue;
             if (a->pass == CF_F || a->pass == CF_R) kept = a->keep;
-            if (a->pass == CF_F) state = 1, saved = !a->keep && schedule->replay == CF_REPLAY_LOCAL;
+            if (a->pass == CF_F) state = 1, saved = !a->keep && schedule->shape.replay == CF_REPLAY_LOCAL;
             if (a->pass == CF_R) saved = 0;
             if (back && over) state = gradient = 0;
             if ((a->pass == CF_B || a->pass == CF_W) && over) kept = 0;
@@ -49,7 +49,7 @@ static cf_memory_load load_at(const cf_plan *plan, const cf_schedule *schedule, 
 
 /* The virtual stage of a stage in row j: the one of n_stages that lies on it. */
 static int64_t in_row(const cf_schedule *schedule, int64_t j, int64_t stage) {
-    int64_t v = j * schedule->n_stages;
+    int64_t v = j * schedule->shape.n_stages;
     while (naive_stage(schedule, v) != stage) v++;
     return v;
 }
@@ -57,8 +57,8 @@ static int64_t in_row(const cf_schedule *schedule, int64_t j, int64_t stage) {
 /* Compares all stages. */
 static void check_loads(const cf_plan *plan, const cf_schedule *schedule) {
     int64_t s, i, j;
-    for (s = 0; s < schedule->n_stages; s++) {
-        int64_t n = schedule->first[s + 1] - schedule->first[s], count = n * schedule->n_virtual;
+    for (s = 0; s < schedule->shape.n_stages; s++) {
+        int64_t n = schedule->first[s + 1] - schedule->first[s], count = n * schedule->shape.n_virtual;
         size_t bytes = (size_t)(count + 1) * sizeof(cf_memory_load);
         cf_memory_load *loads = (cf_memory_load *)malloc(bytes);
         cf_error error;
@@ -66,10 +66,10 @@ static void check_loads(const cf_plan *plan, const cf_schedule *schedule) {
         harness_poison(loads, bytes);
         if (cf_schedule_loads(plan, schedule, s, loads, count, &error) != CF_OK) FAIL("%s", error.text);
         for (i = 0; i < n; i++)
-            for (j = 0; j < schedule->n_virtual; j++) {
+            for (j = 0; j < schedule->shape.n_virtual; j++) {
                 cf_memory_load wanted =
                     load_at(plan, schedule, s, schedule->first[s] + i, in_row(schedule, j, s));
-                if (memcmp(&loads[i * schedule->n_virtual + j], &wanted, sizeof wanted) != 0)
+                if (memcmp(&loads[i * schedule->shape.n_virtual + j], &wanted, sizeof wanted) != 0)
                     FAIL("stage %d, action %d, virtual stage %d", (int)s, (int)i, (int)j);
             }
         CHECK_POISON(&loads[count], sizeof *loads);
@@ -107,8 +107,8 @@ TEST(loads_of_lowered_schedules) {
     memset(&order, 0, sizeof order);
     pack.chunk_size = 1000;
     order.kind = CF_SCHEDULE_PAPER;
-    order.replay = CF_REPLAY_PIPELINE;
-    order.n_stages = 3;
+    order.shape.replay = CF_REPLAY_PIPELINE;
+    order.shape.n_stages = 3;
     REQUIRE(cf_pack(lengths, 5, &pack, &plan, NULL) == CF_OK);
     REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
     REQUIRE(cf_schedule_lower(plan, schedule, NULL, &lowered, NULL) == CF_OK);
@@ -131,8 +131,8 @@ TEST(loads_have_the_peak_bytes) {
         shape.rank = 0;
         REQUIRE(plan != NULL);
         schedule = naive_schedule(&rng, plan, &shape);
-        for (s = 0; schedule != NULL && s < schedule->n_stages; s++) {
-            int64_t n = schedule->first[s + 1] - schedule->first[s], most = 0, v = schedule->n_virtual;
+        for (s = 0; schedule != NULL && s < schedule->shape.n_stages; s++) {
+            int64_t n = schedule->first[s + 1] - schedule->first[s], most = 0, v = schedule->shape.n_virtual;
             cf_memory_load *loads = (cf_memory_load *)malloc((size_t)(n * v + 1) * sizeof *loads);
             REQUIRE(loads != NULL && cf_schedule_loads(plan, schedule, s, loads, n * v, NULL) == CF_OK);
             for (i = 0; i < n; i++) {
@@ -179,8 +179,8 @@ TEST(bad_loads_are_named) {
     pack.chunk_size = 1000;
     pack.n_ranks = 2;
     order.kind = CF_SCHEDULE_PAPER;
-    order.replay = CF_REPLAY_PIPELINE;
-    order.n_stages = 2;
+    order.shape.replay = CF_REPLAY_PIPELINE;
+    order.shape.n_stages = 2;
     REQUIRE(cf_pack(lengths, 2, &pack, &plan, NULL) == CF_OK);
     REQUIRE(cf_schedule_make(plan, &order, &made, NULL) == CF_OK);
     s = naive_copy(made);
@@ -239,8 +239,8 @@ TEST(bounds_need_no_schedule) {
         pipeline_note(seed, &p);
         memset(&simulate, 0, sizeof simulate);
         simulate.timing = p.desc.timing;
-        simulate.limit = p.desc.limit;
-        simulate.limits = p.desc.limits;
+        simulate.limits.chunks = p.desc.limits.chunks;
+        simulate.limits.chunks_by_stage = p.desc.limits.chunks_by_stage;
         if (cf_schedule_make(p.plan, &p.desc, &schedule, NULL) == CF_OK) {
             REQUIRE(cf_simulate(p.plan, schedule, &simulate, &timeline, NULL) == CF_OK);
             if (cf_schedule_bounds(p.plan, &p.desc, bounds, &n, &error) != CF_OK) FAIL("%s", error.text);
@@ -272,11 +272,11 @@ TEST(bounds_of_either_form) {
         int64_t n_whole, n_split, n_either;
         double least;
         pipeline_draw(&rng, &p);
-        p.desc.limit = 0;
-        p.desc.limits = p.desc.limits_bytes = NULL;
-        p.desc.limit_bytes = 0;
-        p.desc.n_virtual = 1;
-        p.desc.placement = CF_PLACEMENT_LOOP;
+        p.desc.limits.chunks = 0;
+        p.desc.limits.chunks_by_stage = p.desc.limits.bytes_by_stage = NULL;
+        p.desc.limits.bytes = 0;
+        p.desc.shape.n_virtual = 1;
+        p.desc.shape.placement = CF_PLACEMENT_LOOP;
         p.desc.kind = CF_SCHEDULE_PAPER;
         REQUIRE(cf_schedule_bounds(p.plan, &p.desc, whole, &n_whole, NULL) == CF_OK);
         p.desc.kind = CF_SCHEDULE_ZERO_BUBBLE;
@@ -296,7 +296,7 @@ TEST(bounds_of_either_form) {
    token, B two, R what is given. A chunk stays on the first stage for 12 seconds a token if it is kept, and for its R and
    2 seconds a token if not. */
 static double bound_on_memory(double replay_constant, double replay_per_token) {
-    const int64_t lengths[] = {1, 1, 2, 2, 4, 4}, limits[] = {1, 0, 0, 0};
+    const int64_t lengths[] = {1, 1, 2, 2, 4, 4}, limits[] = {1, CF_NO_LIMIT, CF_NO_LIMIT, CF_NO_LIMIT};
     cf_pack_desc pack;
     cf_schedule_desc desc;
     cf_timing timing;
@@ -314,9 +314,9 @@ static double bound_on_memory(double replay_constant, double replay_per_token) {
     timing.all.replay.constant = replay_constant;
     timing.all.replay.per_token = replay_per_token;
     desc.kind = CF_SCHEDULE_BEST;
-    desc.replay = CF_REPLAY_LOCAL;
-    desc.n_stages = 4;
-    desc.limits = limits;
+    desc.shape.replay = CF_REPLAY_LOCAL;
+    desc.shape.n_stages = 4;
+    desc.limits.chunks_by_stage = limits;
     desc.timing = &timing;
     CHECK_INT(cf_pack(lengths, 6, &pack, &plan, NULL), CF_OK);
     CHECK_INT(cf_schedule_bounds(plan, &desc, bounds, &n, NULL), CF_OK);
@@ -350,9 +350,9 @@ TEST(bad_bounds_are_named) {
     CHECK_STR(error.field, "plan");
     CHECK_INT(cf_schedule_bounds(p.plan, NULL, bounds, &n, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "desc");
-    p.desc.n_stages = -1;
+    p.desc.shape.n_stages = -1;
     CHECK_INT(cf_schedule_bounds(p.plan, &p.desc, bounds, &n, &error), CF_ERROR_ARGUMENT);
-    CHECK_STR(error.field, "n_stages");
+    CHECK_STR(error.field, "shape.n_stages");
     CHECK_POISON(bounds, sizeof bounds);
     CHECK_INT(n, 77);
     cf_plan_free(p.plan);

@@ -16,7 +16,7 @@ static int64_t count_pass(const cf_schedule *s, int pass) {
 /* The passes of a lowered schedule, in their order, must be those of the original. */
 static void check_same_passes(const cf_schedule *s, const cf_schedule *low) {
     int64_t stage, i, j;
-    for (stage = 0; stage < s->n_stages; stage++) {
+    for (stage = 0; stage < s->shape.n_stages; stage++) {
         for (i = s->first[stage], j = low->first[stage]; j < low->first[stage + 1]; j++) {
             const cf_action *a = &low->actions[j];
             if (a->pass > CF_W) continue;
@@ -33,7 +33,7 @@ static void check_same_passes(const cf_schedule *s, const cf_schedule *low) {
 /* Whether a tensor that goes so many virtual stages on goes to another stage. */
 static int leaves(const cf_schedule *s, const cf_action *a, int way) {
     int64_t to = a->stage + way;
-    return to >= 0 && to < s->n_stages * s->n_virtual && naive_stage(s, to) != naive_stage(s, a->stage);
+    return to >= 0 && to < s->shape.n_stages * s->shape.n_virtual && naive_stage(s, to) != naive_stage(s, a->stage);
 }
 
 /* As many transfers as tensors that cross stages, by the definitions. */
@@ -43,7 +43,7 @@ static void check_transfers(const cf_schedule *s, const cf_schedule *low) {
         const cf_action *a = &s->actions[i];
         forwards += a->pass == CF_F && leaves(s, a, 1);
         backwards += (a->pass == CF_B || a->pass == CF_I) && leaves(s, a, -1);
-        for (j = 0; j < s->n_actions && a->pass == CF_R && s->replay == CF_REPLAY_PIPELINE && leaves(s, a, 1); j++)
+        for (j = 0; j < s->n_actions && a->pass == CF_R && s->shape.replay == CF_REPLAY_PIPELINE && leaves(s, a, 1); j++)
             replays += s->actions[j].pass == CF_R && s->actions[j].chunk == a->chunk && s->actions[j].stage == a->stage + 1;
     }
     CHECK_INT(count_pass(low, CF_SEND_F), forwards);
@@ -85,7 +85,7 @@ TEST(rendezvous_never_deadlocks) {
         REQUIRE(low != NULL);
         CHECK_INT(low->lowered, 1);
         CHECK_INT(s->lowered, 0);
-        CHECK(low->n_stages == s->n_stages && low->n_virtual == s->n_virtual && low->k == s->k && low->rank == s->rank);
+        CHECK(low->shape.n_stages == s->shape.n_stages && low->shape.n_virtual == s->shape.n_virtual && low->shape.k == s->shape.k && low->shape.rank == s->shape.rank);
         check_same_passes(s, low);
         if (round % 20 == 0) check_transfers(s, low);
         fault = naive_rendezvous(plan, low);
@@ -121,9 +121,9 @@ static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t chunk_size) {
 static cf_schedule *lists(const cf_plan *plan, int64_t n_stages, int64_t k, const int8_t (*actions)[3], int64_t n) {
     cf_schedule *s = naive_new(n_stages, n);
     int64_t i, stage = 0;
-    s->replay = CF_REPLAY_PIPELINE;
-    s->n_virtual = 1;
-    s->k = k;
+    s->shape.replay = CF_REPLAY_PIPELINE;
+    s->shape.n_virtual = 1;
+    s->shape.k = k;
     s->n_chunks = plan->n_chunks;
     for (i = 0; i < n; i++) {
         while (stage < actions[i][0]) s->first[++stage] = i;

@@ -609,17 +609,17 @@ static void run_loss(harness_rng *rng, const cf_plan *plan, int64_t rank, loss_b
     int64_t stage;
     memset(&order, 0, sizeof order);
     memset(&run, 0, sizeof run);
-    order.rank = rank;
-    order.k = harness_between(rng, 1, 3);
+    order.shape.rank = rank;
+    order.shape.k = harness_between(rng, 1, 3);
     order.kind = (cf_schedule_kind)harness_between(rng, CF_SCHEDULE_PAPER, CF_SCHEDULE_ZERO_BUBBLE);
     if (harness_chance(rng, 0.004)) order.kind = CF_SCHEDULE_BEST;
-    order.replay = harness_chance(rng, 0.5) ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
-    order.n_stages = order.kind == CF_SCHEDULE_INTERLEAVED ? 2 : harness_between(rng, 1, 3);
+    order.shape.replay = harness_chance(rng, 0.5) ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+    order.shape.n_stages = order.kind == CF_SCHEDULE_INTERLEAVED ? 2 : harness_between(rng, 1, 3);
     REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
     REQUIRE(cf_schedule_lower(plan, schedule, NULL, &lowered, NULL) == CF_OK);
     run.user = b;
     run.forward = count_loss;
-    for (stage = 0; stage < order.n_stages; stage++)
+    for (stage = 0; stage < order.shape.n_stages; stage++)
         CHECK_INT(cf_run(plan, lowered, stage, &run, NULL, NULL), CF_OK);
     cf_schedule_free(lowered);
     cf_schedule_free(schedule);
@@ -783,7 +783,7 @@ TEST(questions_without_a_plan_have_answers) {
     CHECK_INT(cf_chunk_state_tokens(NULL, 0), 0);
     CHECK(cf_cost_seconds(NULL, 1, 1) == 0);
     CHECK_INT(cf_pack_defaults(NULL).n_ranks, 1);
-    CHECK_INT(cf_schedule_defaults(NULL).k, 1);
+    CHECK_INT(cf_schedule_defaults(NULL).shape.k, 1);
 }
 
 TEST(state_tokens_of_no_chunk_are_none) {

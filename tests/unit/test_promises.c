@@ -25,7 +25,8 @@ static void draw(uint64_t seed, pipeline_problem *problem) {
     problem->desc.kind = CF_SCHEDULE_BEST;
     problem->desc.budget = 4;
     problem->desc.split_backward = 0;
-    if (problem->desc.limit == 0 && problem->desc.limits == NULL) problem->desc.limit = CF_NO_LIMIT;
+    if (problem->desc.limits.chunks == 0 && problem->desc.limits.chunks_by_stage == NULL)
+        problem->desc.limits.chunks = CF_NO_LIMIT;
 }
 
 /* Counts where more is of use: a test in which the two never differ would show nothing. */
@@ -43,10 +44,10 @@ TEST(never_longer_than_with_a_smaller_k) {
         double best;
         draw(seed, &problem);
         less = problem.desc;
-        less.k = 1;
-        problem.desc.k = 5 + (int64_t)(seed % 4);
+        less.shape.k = 1;
+        problem.desc.shape.k = 5 + (int64_t)(seed % 4);
         best = makespan_of(problem.plan, problem.desc);
-        for (; less.k < problem.desc.k; less.k *= 2) compare(best, makespan_of(problem.plan, less), &n_better);
+        for (; less.shape.k < problem.desc.shape.k; less.shape.k *= 2) compare(best, makespan_of(problem.plan, less), &n_better);
         cf_plan_free(problem.plan);
     }
     CHECK(n_better > 0);
@@ -80,12 +81,12 @@ TEST(never_longer_than_with_whole_backwards) { compare_all(split_more); }
 
 /* A limit that all chunks fit into is none, of which nothing is promised here. */
 static int limit_less(uint64_t seed, const cf_plan *plan, cf_schedule_desc *more, cf_schedule_desc *less) {
-    more->limits = more->limits_bytes = NULL;
-    more->limit_bytes = 0;
-    more->limit = 2 + (int64_t)(seed % 30);
+    more->limits.chunks_by_stage = more->limits.bytes_by_stage = NULL;
+    more->limits.bytes = 0;
+    more->limits.chunks = 2 + (int64_t)(seed % 30);
     *less = *more;
-    less->limit = more->limit / 2;
-    return more->limit < plan->n_steps * (more->n_virtual > 1 ? more->n_virtual : 1);
+    less->limits.chunks = more->limits.chunks / 2;
+    return more->limits.chunks < plan->n_steps * (more->shape.n_virtual > 1 ? more->shape.n_virtual : 1);
 }
 
 TEST(never_longer_than_with_less_room) { compare_all(limit_less); }
@@ -99,13 +100,13 @@ TEST(a_limit_that_binds_nothing_changes_nothing) {
         cf_schedule_desc desc;
         draw(seed, &problem);
         desc = problem.desc;
-        desc.limits = desc.limits_bytes = NULL;
-        desc.limit = CF_NO_LIMIT;
-        desc.limit_bytes = 0;
+        desc.limits.chunks_by_stage = desc.limits.bytes_by_stage = NULL;
+        desc.limits.chunks = CF_NO_LIMIT;
+        desc.limits.bytes = 0;
         CHECK_INT(cf_schedule_make(problem.plan, &desc, &without, NULL), CF_OK);
-        if (seed % 2) desc.limit = 1000000;
-        desc.bytes.per_token_state = seed % 3 != 0;
-        desc.limit_bytes = seed % 2 ? 0 : (int64_t)1 << 40;
+        if (seed % 2) desc.limits.chunks = 1000000;
+        desc.limits.per_token.state = seed % 3 != 0;
+        desc.limits.bytes = seed % 2 ? 0 : (int64_t)1 << 40;
         CHECK_INT(cf_schedule_make(problem.plan, &desc, &with, NULL), CF_OK);
         REQUIRE(with != NULL && without != NULL);
         CHECK_INT(with->n_actions, without->n_actions);
@@ -125,9 +126,9 @@ static double state_over_default(const cf_plan *plan, const cf_schedule *s) {
     double most = 0;
     for (g = 0; g < plan->n_groups; g++)
         if (plan->groups[g].tokens > longest) longest = plan->groups[g].tokens;
-    for (stage = 0; stage < s->n_stages; stage++)
-        for (v = 0; v < s->n_stages * s->n_virtual; v++) {
-            double limit = 2.0 * (double)longest + (double)(s->n_stages - 1 - stage) * (double)plan->chunk_size, held = 0;
+    for (stage = 0; stage < s->shape.n_stages; stage++)
+        for (v = 0; v < s->shape.n_stages * s->shape.n_virtual; v++) {
+            double limit = 2.0 * (double)longest + (double)(s->shape.n_stages - 1 - stage) * (double)plan->chunk_size, held = 0;
             for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
                 const cf_action *a = &s->actions[i];
                 double tokens = (double)cf_chunk_state_tokens(plan, a->chunk);
@@ -157,17 +158,17 @@ TEST(state_does_not_grow_with_the_batch) {
         for (i = 0; i < n; i++) lengths[i] = harness_between(&rng, 1, seed % 3 ? 24 : 12);
         CHECK_INT(cf_pack(lengths, n, &packing, &plan, NULL), CF_OK);
         REQUIRE(plan != NULL);
-        desc.n_stages = harness_between(&rng, 1, 6);
-        desc.n_virtual = 1 + (int64_t)(seed % 4 == 0);
-        desc.placement = seed % 8 == 0 ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
-        desc.k = harness_between(&rng, 1, 4);
-        desc.replay = seed % 5 == 0 ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+        desc.shape.n_stages = harness_between(&rng, 1, 6);
+        desc.shape.n_virtual = 1 + (int64_t)(seed % 4 == 0);
+        desc.shape.placement = seed % 8 == 0 ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
+        desc.shape.k = harness_between(&rng, 1, 4);
+        desc.shape.replay = seed % 5 == 0 ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
         desc.split_backward = seed % 7 == 0;
         desc.budget = harness_between(&rng, 1, 24);
-        if (seed % 6 == 0) desc.limit = 3 * desc.n_stages * desc.n_virtual;
+        if (seed % 6 == 0) desc.limits.chunks = 3 * desc.shape.n_stages * desc.shape.n_virtual;
         harness_note("seed %d", (int)seed);
         CHECK_INT(cf_schedule_make(plan, &desc, &bounded, NULL), CF_OK);
-        desc.limit = CF_NO_LIMIT;
+        desc.limits.chunks = CF_NO_LIMIT;
         CHECK_INT(cf_schedule_make(plan, &desc, &free_of_it, NULL), CF_OK);
         REQUIRE(bounded != NULL && free_of_it != NULL);
         CHECK_INT(cf_schedule_validate(plan, bounded, NULL, NULL, NULL), CF_OK);
@@ -207,13 +208,13 @@ TEST(interleaved_runs_as_far_ahead_as_its_warm_up) {
     REQUIRE(plan != NULL);
     memset(&desc, 0, sizeof desc);
     desc.kind = CF_SCHEDULE_INTERLEAVED;
-    for (desc.n_stages = 2; desc.n_stages <= 4; desc.n_stages++) {
-        for (desc.n_virtual = 2; desc.n_virtual <= 3; desc.n_virtual++) {
+    for (desc.shape.n_stages = 2; desc.shape.n_stages <= 4; desc.shape.n_stages++) {
+        for (desc.shape.n_virtual = 2; desc.shape.n_virtual <= 3; desc.shape.n_virtual++) {
             cf_schedule *schedule = NULL;
             CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
             REQUIRE(schedule != NULL);
-            for (s = 0; s < desc.n_stages; s++) {
-                int64_t wanted = 2 * (desc.n_stages - 1 - s) + (desc.n_virtual - 1) * desc.n_stages + 1;
+            for (s = 0; s < desc.shape.n_stages; s++) {
+                int64_t wanted = 2 * (desc.shape.n_stages - 1 - s) + (desc.shape.n_virtual - 1) * desc.shape.n_stages + 1;
                 int64_t ahead = most_ahead(schedule, s);
                 CHECK(ahead == wanted || (s > 0 && ahead == wanted + 1));
             }

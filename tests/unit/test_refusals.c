@@ -47,8 +47,8 @@ static cf_schedule *paper_of(const cf_plan *plan, int64_t n_stages) {
     cf_schedule *schedule = NULL;
     memset(&desc, 0, sizeof desc);
     desc.kind = CF_SCHEDULE_PAPER;
-    desc.replay = CF_REPLAY_PIPELINE;
-    desc.n_stages = n_stages;
+    desc.shape.replay = CF_REPLAY_PIPELINE;
+    desc.shape.n_stages = n_stages;
     CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
     return schedule;
 }
@@ -572,7 +572,7 @@ static cf_graph *graph_of(const cf_plan *plan, const cf_schedule *schedule) {
     cf_error error;
     memset(&desc, 0, sizeof desc);
     desc.schedule = schedule;
-    desc.n_stages = 2;
+    desc.shape.n_stages = 2;
     if (cf_graph_make(plan, &desc, &graph, &error) != CF_OK) FAIL("cf_graph_make: %s", error.text);
     return graph;
 }
@@ -604,12 +604,12 @@ TEST(graphs_with_missing_arrays) {
     DAMAGE(out = NULL, "out");
     DAMAGE(n_edges++, "first_in");
     graph->first_out[graph->n_nodes]--;
-    DAMAGE(rank = 0, "first_out");
+    DAMAGE(shape.rank = 0, "first_out");
     graph->first_out[graph->n_nodes]++;
     graph->nodes[3].pass = -1;
-    DAMAGE(rank = 0, "nodes");
+    DAMAGE(shape.rank = 0, "nodes");
     graph->nodes[3].pass = CF_PASS_COUNT;
-    DAMAGE(rank = 0, "nodes");
+    DAMAGE(shape.rank = 0, "nodes");
 #undef DAMAGE
     cf_graph_free(graph);
     cf_plan_free(plan);
@@ -663,7 +663,7 @@ TEST(schedules_that_are_split_in_part) {
     memset(&order, 0, sizeof order);
     memset(&desc, 0, sizeof desc);
     order.kind = CF_SCHEDULE_ZERO_BUBBLE;
-    order.n_stages = 2;
+    order.shape.n_stages = 2;
     REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
     mixed = naive_copy(schedule);
     while (mixed->actions[i].pass != CF_I) i++;
@@ -695,22 +695,22 @@ TEST(bytes_that_cannot_be_added_up) {
     int64_t i;
     memset(&desc, 0, sizeof desc);
     memset(&simulate, 0, sizeof simulate);
-    desc.n_stages = 2;
+    desc.shape.n_stages = 2;
     for (i = 0; i < COUNT(many); i++) {
         cf_result wanted = i < COUNT(many) - 1 ? CF_ERROR_OVERFLOW : CF_OK; /* 16 tokens 30 times are too many */
-        desc.bytes = simulate.bytes = many[i];
+        desc.limits.per_token = simulate.limits.per_token = many[i];
         CHECK_INT(cf_simulate(plan, made, &simulate, &timeline, &error), wanted);
-        if (wanted != CF_OK) CHECK_STR(error.field, "bytes");
+        if (wanted != CF_OK) CHECK_STR(error.field, "limits.per_token");
         cf_timeline_free(timeline);
         timeline = NULL;
-        if (wanted != CF_OK) REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_OVERFLOW, "bytes");
+        if (wanted != CF_OK) REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_OVERFLOW, "limits.per_token");
     }
     desc.kind = CF_SCHEDULE_INTERLEAVED;
-    desc.n_virtual = 2;
-    REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_OVERFLOW, "bytes"); /* twice as many */
-    memset(&desc.bytes, 0, sizeof desc.bytes);
+    desc.shape.n_virtual = 2;
+    REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_OVERFLOW, "limits.per_token"); /* twice as many */
+    memset(&desc.limits.per_token, 0, sizeof desc.limits.per_token);
     plan->chunks[0].padded = INT64_MAX - 100; /* and so would be the rows themselves */
-    REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_OVERFLOW, "bytes");
+    REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_OVERFLOW, "limits.per_token");
     CHECK(schedule == NULL);
     cf_schedule_free(made);
     cf_plan_free(plan);
@@ -727,11 +727,11 @@ TEST(limits_on_bytes_bind_in_either_form) {
         cf_schedule *schedule = NULL;
         memset(&desc, 0, sizeof desc);
         desc.kind = CF_SCHEDULE_GPIPE;
-        desc.n_stages = 2;
-        desc.k = 3;
-        desc.bytes = one_a_token;
-        if (form & 1) desc.limit_bytes = 6;
-        if (form & 2) desc.limits_bytes = each;
+        desc.shape.n_stages = 2;
+        desc.shape.k = 3;
+        desc.limits.per_token = one_a_token;
+        if (form & 1) desc.limits.bytes = 6;
+        if (form & 2) desc.limits.bytes_by_stage = each;
         harness_note("form %d", form);
         REQUIRE(cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK);
         CHECK(naive_fault(plan, schedule) == NULL);
@@ -750,11 +750,11 @@ TEST(the_state_of_the_first_group_needs_its_bytes) {
     cf_error error;
     memset(&desc, 0, sizeof desc);
     desc.kind = CF_SCHEDULE_1F1B;
-    desc.bytes.per_token_state = 1;
-    desc.limit_bytes = 8;
-    REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_INFEASIBLE, "limit_bytes");
+    desc.limits.per_token.state = 1;
+    desc.limits.bytes = 8;
+    REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_INFEASIBLE, "limits.bytes");
     CHECK_INT(error.wanted, 9);
-    desc.limit_bytes = 9;
+    desc.limits.bytes = 9;
     CHECK_INT(cf_schedule_make(plan, &desc, &schedule, &error), CF_OK);
     cf_schedule_free(schedule);
     cf_plan_free(plan);
@@ -776,13 +776,13 @@ TEST(placements_are_for_some_kinds) {
         cf_error error;
         memset(&desc, 0, sizeof desc);
         desc.kind = cases[i].kind;
-        desc.n_stages = 2;
-        desc.n_virtual = desc.kind >= CF_SCHEDULE_INTERLEAVED ? 2 : 1;
-        desc.placement = (cf_placement)cases[i].placement;
+        desc.shape.n_stages = 2;
+        desc.shape.n_virtual = desc.kind >= CF_SCHEDULE_INTERLEAVED ? 2 : 1;
+        desc.shape.placement = (cf_placement)cases[i].placement;
         desc.budget = 3;
         harness_note("case %d", (int)i);
         CHECK_INT(cf_schedule_make(plan, &desc, &schedule, &error), cases[i].allowed ? CF_OK : CF_ERROR_ARGUMENT);
-        if (!cases[i].allowed) CHECK_STR(error.field, "placement");
+        if (!cases[i].allowed) CHECK_STR(error.field, "shape.placement");
         cf_schedule_free(schedule);
     }
     harness_note("%s", "");
@@ -808,16 +808,16 @@ TEST(bytes_past_64_bits_are_past_the_limit) {
     memset(&desc, 0, sizeof desc);
     order.kind = CF_SCHEDULE_PAPER; /* local replay, so that inputs are saved */
     REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
-    desc.limit_bytes = INT64_MAX - 1;
+    desc.limits.bytes = INT64_MAX - 1;
     for (i = 0; i < COUNT(many); i++) {
         harness_note("case %d", (int)i);
-        desc.bytes = many[i];
-        REFUSED(cf_schedule_validate(plan, schedule, &desc, NULL, &error), CF_ERROR_SCHEDULE, "limit_bytes");
+        desc.limits.per_token = many[i];
+        REFUSED(cf_schedule_validate(plan, schedule, &desc, NULL, &error), CF_ERROR_SCHEDULE, "limits.bytes");
         CHECK_INT(error.wanted, INT64_MAX - 1);
         CHECK_INT(error.got, INT64_MAX);
     }
     harness_note("%s", "");
-    desc.bytes = few;
+    desc.limits.per_token = few;
     CHECK_INT(cf_schedule_validate(plan, schedule, &desc, NULL, &error), CF_OK);
     cf_schedule_free(schedule);
     cf_plan_free(plan);
@@ -831,23 +831,23 @@ TEST(a_schedules_own_limits_bind) {
     cf_schedule copy = *schedule;
     cf_error error;
     memset(&desc, 0, sizeof desc);
-    copy.limits = limits;
+    copy.limits.chunks_by_stage = limits;
     limits[0] = naive_peak_chunks(plan, schedule, 0);
     limits[1] = 0;
     CHECK_INT(cf_schedule_validate(plan, &copy, NULL, NULL, &error), CF_OK);
     REQUIRE(limits[0] > 1);
     limits[0]--;
-    REFUSED(cf_schedule_validate(plan, &copy, NULL, NULL, &error), CF_ERROR_SCHEDULE, "limits");
+    REFUSED(cf_schedule_validate(plan, &copy, NULL, NULL, &error), CF_ERROR_SCHEDULE, "limits.chunks");
     CHECK_INT(error.wanted, limits[0]);
-    REFUSED(cf_schedule_validate(plan, &copy, &desc, NULL, &error), CF_ERROR_SCHEDULE, "limits");
-    desc.limit = CF_NO_LIMIT;
+    REFUSED(cf_schedule_validate(plan, &copy, &desc, NULL, &error), CF_ERROR_SCHEDULE, "limits.chunks");
+    desc.limits.chunks = CF_NO_LIMIT;
     CHECK_INT(cf_schedule_validate(plan, &copy, &desc, NULL, &error), CF_OK);
-    desc.limit = limits[0];
-    REFUSED(cf_schedule_validate(plan, &copy, &desc, NULL, &error), CF_ERROR_SCHEDULE, "limit");
-    limits[1] = -1;
-    REFUSED(cf_schedule_validate(plan, &copy, NULL, NULL, &error), CF_ERROR_SCHEDULE, "limits");
+    desc.limits.chunks = limits[0];
+    REFUSED(cf_schedule_validate(plan, &copy, &desc, NULL, &error), CF_ERROR_SCHEDULE, "limits.chunks");
+    limits[1] = -2;
+    REFUSED(cf_schedule_validate(plan, &copy, NULL, NULL, &error), CF_ERROR_SCHEDULE, "limits.chunks_by_stage");
     CHECK_INT(error.item, 1);
-    CHECK_INT(error.got, -1);
+    CHECK_INT(error.got, -2);
     cf_schedule_free(schedule);
     cf_plan_free(plan);
 }
@@ -863,7 +863,7 @@ TEST(what_is_received_and_not_read) {
     int64_t i;
     REQUIRE(cf_schedule_lower(plan, schedule, NULL, &lowered, NULL) == CF_OK);
     copy = naive_copy(lowered);
-    copy->k = 3;
+    copy->shape.k = 3;
     for (i = copy->first[1]; i < copy->n_actions; i++) copy->actions[i].keep |= copy->actions[i].pass == CF_F;
     for (i = copy->first[1]; i < copy->n_actions; i++)
         if (copy->actions[i].pass == CF_R) copy = naive_remove(copy, 1, i-- - copy->first[1]);
@@ -918,9 +918,9 @@ TEST(counts_for_the_simulator) {
         copy.change;                                                                  \
         REFUSED(cf_simulate(plan, &copy, NULL, &timeline, &error), code, field);      \
     } while (0)
-    DAMAGE(n_stages = 0, CF_ERROR_SCHEDULE, "n_stages");
-    DAMAGE(n_virtual = 0, CF_ERROR_SCHEDULE, "n_virtual");
-    DAMAGE(n_virtual = CF_MAX_STAGES, CF_ERROR_SCHEDULE, "n_actions"); /* too few for as many */
+    DAMAGE(shape.n_stages = 0, CF_ERROR_SCHEDULE, "shape.n_stages");
+    DAMAGE(shape.n_virtual = 0, CF_ERROR_SCHEDULE, "shape.n_virtual");
+    DAMAGE(shape.n_virtual = CF_MAX_STAGES, CF_ERROR_SCHEDULE, "n_actions"); /* too few for as many */
     DAMAGE(n_actions = -1, CF_ERROR_SCHEDULE, "n_actions");
     DAMAGE(n_actions = CF_MAX_ACTIONS + 1, CF_ERROR_SCHEDULE, "first");
     DAMAGE(first = NULL, CF_ERROR_SCHEDULE, "first");
@@ -949,7 +949,7 @@ TEST(times_that_cannot_be_added_up) {
     memset(&timing, 0, sizeof timing);
     timing.all.forward.constant = 1e307;
     order.timing = simulate.timing = &timing;
-    order.n_stages = 2;
+    order.shape.n_stages = 2;
     harness_poison(bounds, sizeof bounds);
     REFUSED(cf_simulate(plan, schedule, &simulate, &timeline, &error), CF_ERROR_OVERFLOW, "timing");
     REFUSED(cf_schedule_bounds(plan, &order, bounds, &n_bounds, &error), CF_ERROR_OVERFLOW, "timing");
@@ -1002,7 +1002,7 @@ TEST(scores_that_do_not_fit) {
     cf_error error;
     memset(&order, 0, sizeof order);
     order.kind = CF_SCHEDULE_PAPER;
-    order.k = 3;
+    order.shape.k = 3;
     REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
     harness_poison(loads, sizeof loads);
     plan->chunks[1].prefix = INT64_MAX;

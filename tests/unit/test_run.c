@@ -358,9 +358,9 @@ static fixture draw_fixture(uint64_t seed, int64_t most_sequences) {
         return f;
     }
     desc.kind = CF_SCHEDULE_PAPER;
-    desc.replay = CF_REPLAY_PIPELINE;
-    desc.k = harness_between(&rng, 1, 5);
-    desc.rank = harness_between(&rng, 0, f.plan->n_ranks - 1);
+    desc.shape.replay = CF_REPLAY_PIPELINE;
+    desc.shape.k = harness_between(&rng, 1, 5);
+    desc.shape.rank = harness_between(&rng, 0, f.plan->n_ranks - 1);
     CHECK_INT(cf_schedule_make(f.plan, &desc, &f.schedule, NULL), CF_OK);
     if (!f.schedule) drop_fixture(&f);
     return f;
@@ -376,8 +376,8 @@ static fixture known_fixture(int64_t k) {
     memset(&order, 0, sizeof order);
     pack.chunk_size = 8;
     order.kind = CF_SCHEDULE_PAPER;
-    order.replay = CF_REPLAY_PIPELINE;
-    order.k = k;
+    order.shape.replay = CF_REPLAY_PIPELINE;
+    order.shape.k = k;
     CHECK_INT(cf_pack(lengths, COUNT(lengths), &pack, &f.plan, NULL), CF_OK);
     CHECK_INT(cf_schedule_make(f.plan, &order, &f.schedule, NULL), CF_OK);
     return f;
@@ -395,7 +395,7 @@ TEST(callbacks_and_counts_of_random_schedules) {
         books *b;
         host *h;
         if (!f.plan) continue;
-        b = new_books(f.plan, f.schedule->rank);
+        b = new_books(f.plan, f.schedule->shape.rank);
         h = new_host(b, f.schedule);
         REQUIRE(b && h);
         h->seed = 1234567 + (uint64_t)i;
@@ -412,8 +412,8 @@ TEST(callbacks_and_counts_of_random_schedules) {
         /* slots are small numbers: the highest is the peak */
         if (stats.peak_slots > 0) CHECK_INT(h->highest[CF_RESOURCE_ACTIVATIONS], stats.peak_slots - 1);
         if (stats.peak_states > 0) CHECK_INT(h->highest[CF_RESOURCE_STATE], stats.peak_states - 1);
-        CHECK(stats.peak_slots <= f.schedule->k);
-        CHECK(stats.peak_tokens <= f.schedule->k * f.plan->chunk_size);
+        CHECK(stats.peak_slots <= f.schedule->shape.k);
+        CHECK(stats.peak_tokens <= f.schedule->shape.k * f.plan->chunk_size);
         /* a dry run counts the same */
         harness_poison(&dry, sizeof dry);
         CHECK_INT(cf_run(f.plan, f.schedule, 0, NULL, &dry, NULL), CF_OK);
@@ -481,7 +481,7 @@ TEST(capacities_are_high_water_marks) {
         oracle_draw(&rng, &batch, 12);
         memset(&order, 0, sizeof order);
         order.kind = CF_SCHEDULE_PAPER;
-        order.k = harness_between(&rng, 1, 3);
+        order.shape.k = harness_between(&rng, 1, 3);
         REQUIRE(cf_pack(batch.lengths, batch.n, &batch.desc, &plan, NULL) == CF_OK);
         REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
         REQUIRE(cf_run(plan, schedule, 0, NULL, &stats, NULL) == CF_OK);
@@ -742,10 +742,10 @@ static cf_schedule wrap_actions(const cf_plan *plan, int64_t rank, cf_action *ac
     cf_schedule schedule;
     memset(&schedule, 0, sizeof schedule);
     schedule.kind = CF_SCHEDULE_PAPER;
-    schedule.replay = CF_REPLAY_PIPELINE;
-    schedule.n_stages = schedule.n_virtual = 1;
-    schedule.k = 1;
-    schedule.rank = rank;
+    schedule.shape.replay = CF_REPLAY_PIPELINE;
+    schedule.shape.n_stages = schedule.shape.n_virtual = 1;
+    schedule.shape.k = 1;
+    schedule.shape.rank = rank;
     schedule.n_chunks = plan->n_chunks;
     schedule.n_actions = n;
     first[0] = 0;
@@ -935,13 +935,13 @@ TEST(damaged_schedules_are_judged_as_by_the_books) {
         memcpy(actions, f.schedule->actions, (size_t)n * sizeof *actions);
         for (; count > 0 && n > 0; count--) damage_actions(&rng, f.plan, actions, &n);
         exact = (cf_action *)malloc((size_t)n * sizeof *exact + 1); /* so that a read past the end is seen */
-        judge = new_books(f.plan, f.schedule->rank);
-        b = new_books(f.plan, f.schedule->rank);
+        judge = new_books(f.plan, f.schedule->shape.rank);
+        b = new_books(f.plan, f.schedule->shape.rank);
         h = new_host(b, &schedule);
         REQUIRE(judge && b && h && exact);
         memcpy(exact, actions, (size_t)n * sizeof *exact);
         wanted = book_all(judge, exact, n);
-        schedule = wrap_actions(f.plan, f.schedule->rank, exact, n, first);
+        schedule = wrap_actions(f.plan, f.schedule->shape.rank, exact, n, first);
         desc = desc_of(h);
         harness_poison(&error, sizeof error);
         result = cf_run(f.plan, &schedule, 0, &desc, &stats, &error);
@@ -987,12 +987,12 @@ TEST(damaged_schedule_headers_are_refused) {
         switch (i) {
             case 0: bad.n_chunks++; break;
             case 1: bad.n_chunks = INT64_MAX; break;
-            case 2: bad.rank = 1; break;
-            case 3: bad.rank = -1; break;
-            case 4: bad.n_stages = 0; break;
-            case 5: bad.n_stages = INT64_MIN; break;
-            case 6: bad.n_virtual = 0; break;
-            case 7: bad.n_virtual = INT64_MAX; break;
+            case 2: bad.shape.rank = 1; break;
+            case 3: bad.shape.rank = -1; break;
+            case 4: bad.shape.n_stages = 0; break;
+            case 5: bad.shape.n_stages = INT64_MIN; break;
+            case 6: bad.shape.n_virtual = 0; break;
+            case 7: bad.shape.n_virtual = INT64_MAX; break;
             case 8: bad.first = NULL; break;
             case 9: first[1] = f.schedule->n_actions + 1; break;
             case 10: first[0] = -1; break;
@@ -1020,8 +1020,8 @@ TEST(huge_stage_counts_do_not_overflow) {
     REQUIRE(f.plan && f.schedule);
     memset(&desc, 0, sizeof desc);
     bad = *f.schedule;
-    bad.n_stages = INT64_MAX / 2 + 1;
-    bad.n_virtual = 2;
+    bad.shape.n_stages = INT64_MAX / 2 + 1;
+    bad.shape.n_virtual = 2;
     CHECK(cf_run(f.plan, &bad, 0, &desc, NULL, &error) != CF_ERROR_CALLBACK); /* any answer, but no undefined one */
     drop_fixture(&f);
 }
@@ -1234,9 +1234,9 @@ static void check_drops(int64_t n_stages, int64_t limit, cf_replay replay) {
     memset(&pack, 0, sizeof pack);
     memset(&order, 0, sizeof order);
     pack.chunk_size = 16;
-    order.n_stages = n_stages;
-    order.limit = limit;
-    order.replay = replay;
+    order.shape.n_stages = n_stages;
+    order.limits.chunks = limit;
+    order.shape.replay = replay;
     harness_note("%d stages, limit %d, %s replay", (int)n_stages, (int)limit, cf_replay_name(replay));
     CHECK_INT(cf_pack(lengths, COUNT(lengths), &pack, &f.plan, NULL), CF_OK);
     CHECK_INT(f.plan->n_groups, 0);

@@ -128,10 +128,10 @@ static int is_tensor(const tensor *t, int64_t chunk, int64_t stage, int kind) {
 /* What a pass must find in its input slot, or -1 in place of a slot. */
 static const char *play_pass(const cf_schedule *s, const cf_step *step, tensor *buffers) {
     const cf_action *a = &step->action;
-    int64_t last = s->n_stages * s->n_virtual - 1;
+    int64_t last = s->shape.n_stages * s->shape.n_virtual - 1;
     int forward = a->pass == CF_F || a->pass == CF_R, back = a->pass == CF_B || a->pass == CF_I, kind = kind_of(a->pass);
-    int reads = s->n_stages > 1 && ((forward && a->stage > 0) || (back && a->stage < last));
-    if (a->pass == CF_R && s->replay == CF_REPLAY_LOCAL) kind = 0; /* it reads the input of F again */
+    int reads = s->shape.n_stages > 1 && ((forward && a->stage > 0) || (back && a->stage < last));
+    if (a->pass == CF_R && s->shape.replay == CF_REPLAY_LOCAL) kind = 0; /* it reads the input of F again */
     if (reads != (step->input >= 0)) return "an input slot where there is none, or none where there is one";
     if (reads && !is_tensor(&buffers[step->input], a->chunk, forward ? a->stage - 1 : a->stage + 1, kind)) return "a wrong input";
     if (step->output >= 0) {
@@ -146,12 +146,12 @@ static const char *play(const cf_schedule *s, const notes *all) {
     static tensor buffers[MOST_STAGES][MOST_SLOTS];
     int64_t at[MOST_STAGES], stage, i;
     int moved = 1;
-    for (stage = 0; stage < s->n_stages; stage++) {
+    for (stage = 0; stage < s->shape.n_stages; stage++) {
         at[stage] = 0;
         for (i = 0; i < MOST_SLOTS; i++) buffers[stage][i].kind = -1;
     }
     while (moved) {
-        for (stage = 0, moved = 0; stage < s->n_stages; stage++) {
+        for (stage = 0, moved = 0; stage < s->shape.n_stages; stage++) {
             const cf_step *a, *b;
             const char *fault;
             if (at[stage] == all[stage].n) continue;
@@ -163,7 +163,7 @@ static const char *play(const cf_schedule *s, const notes *all) {
                 continue;
             }
             if (a->action.pass == CF_RECV_F || a->action.pass == CF_RECV_R || a->action.pass == CF_RECV_B) continue;
-            if (a->peer < 0 || a->peer >= s->n_stages || a->peer == stage) return "a send to no other stage";
+            if (a->peer < 0 || a->peer >= s->shape.n_stages || a->peer == stage) return "a send to no other stage";
             if (at[a->peer] == all[a->peer].n) continue;
             b = &all[a->peer].steps[at[a->peer]];
             if (b->action.pass != a->action.pass + 1 || b->action.chunk != a->action.chunk || b->peer != stage) continue;
@@ -176,7 +176,7 @@ static const char *play(const cf_schedule *s, const notes *all) {
             moved = 1;
         }
     }
-    for (stage = 0; stage < s->n_stages; stage++)
+    for (stage = 0; stage < s->shape.n_stages; stage++)
         if (at[stage] < all[stage].n) return "the stages wait for each other";
     return NULL;
 }
@@ -207,9 +207,9 @@ static cf_schedule *draw(harness_rng *rng, const cf_plan *plan) {
 /* Of every chunk with tokens, one forward on all stages takes the loss: on the last virtual stage, and what it computes
    is kept. On each virtual stage the first backward of a group, and no other, clears the gradient of the state. */
 static void check_flags(const cf_plan *plan, const cf_schedule *s, const notes *all) {
-    int64_t losses[512] = {0}, cleared[512 * 32] = {0}, stage, i, last = s->n_stages * s->n_virtual - 1;
+    int64_t losses[512] = {0}, cleared[512 * 32] = {0}, stage, i, last = s->shape.n_stages * s->shape.n_virtual - 1;
     REQUIRE(plan->n_chunks <= 512 && plan->n_groups <= 512 && last < 32);
-    for (stage = 0; stage < s->n_stages; stage++)
+    for (stage = 0; stage < s->shape.n_stages; stage++)
         for (i = 0; i < all[stage].n; i++) {
             const cf_step *step = &all[stage].steps[i];
             int back = step->action.pass == CF_B || step->action.pass == CF_I;
@@ -221,7 +221,7 @@ static void check_flags(const cf_plan *plan, const cf_schedule *s, const notes *
             cleared[step->chunk->group * 32 + step->action.stage] = 1;
         }
     for (i = 0; i < plan->n_chunks; i++)
-        CHECK_INT(losses[i], plan->chunks[i].rank == s->rank && plan->chunks[i].tokens > 0);
+        CHECK_INT(losses[i], plan->chunks[i].rank == s->shape.rank && plan->chunks[i].tokens > 0);
 }
 
 /* The largest of what each stage needs. */
@@ -243,7 +243,7 @@ TEST(every_tensor_is_where_it_is_read) {
         int64_t stage;
         REQUIRE(s != NULL);
         harness_note("round %d", round);
-        for (stage = 0; stage < s->n_stages; stage++) {
+        for (stage = 0; stage < s->shape.n_stages; stage++) {
             cf_run_desc desc;
             cf_run_stats stats;
             cf_error error;
@@ -258,7 +258,7 @@ TEST(every_tensor_is_where_it_is_read) {
             CHECK_INT(stats.peak_slots, naive_peak_chunks(plan, s, stage));
             CHECK_INT(stats.peak_state_tokens, peak_state(plan, s, stage));
             CHECK_INT(stats.done, all[stage].n);
-            if (s->n_stages == 1) CHECK_INT(stats.peak_boundaries, 0);
+            if (s->shape.n_stages == 1) CHECK_INT(stats.peak_boundaries, 0);
             raise_capacity(&wanted, &stats);
             CHECK_INT(cf_run_capacity(plan, s, stage, &most, NULL), CF_OK);
         }
@@ -266,7 +266,7 @@ TEST(every_tensor_is_where_it_is_read) {
         check_flags(plan, s, all);
         fault = play(s, all);
         if (fault) FAIL("%s", fault);
-        for (stage = 0; stage < s->n_stages; stage++) free(all[stage].steps);
+        for (stage = 0; stage < s->shape.n_stages; stage++) free(all[stage].steps);
         cf_schedule_free(s);
         cf_plan_free(plan);
     }
@@ -283,8 +283,8 @@ static cf_schedule *small_lowered(cf_plan **plan) {
     memset(&order, 0, sizeof order);
     pack.chunk_size = 4;
     order.kind = CF_SCHEDULE_PAPER;
-    order.replay = CF_REPLAY_PIPELINE;
-    order.n_stages = 2;
+    order.shape.replay = CF_REPLAY_PIPELINE;
+    order.shape.n_stages = 2;
     CHECK_INT(cf_pack(lengths, 5, &pack, plan, NULL), CF_OK);
     CHECK_INT(cf_schedule_make(*plan, &order, &s, NULL), CF_OK);
     CHECK_INT(cf_schedule_lower(*plan, s, NULL, &low, NULL), CF_OK);
@@ -380,13 +380,13 @@ TEST(damaged_lowered_lists_are_survived) {
             switch (harness_between(&rng, 0, 4)) {
                 case 0: a->pass = (uint8_t)harness_between(&rng, 0, CF_PASS_COUNT); break;
                 case 1: a->chunk = (int32_t)harness_between(&rng, -1, plan->n_chunks); break;
-                case 2: a->stage = (int32_t)harness_between(&rng, -1, s->n_stages * s->n_virtual); break;
+                case 2: a->stage = (int32_t)harness_between(&rng, -1, s->shape.n_stages * s->shape.n_virtual); break;
                 case 3: a->keep ^= 1; break;
                 default: *a = s->actions[harness_between(&rng, 0, s->n_actions - 1)]; break;
             }
         }
         sound = cf_schedule_validate(plan, s, NULL, NULL, NULL) == CF_OK;
-        for (stage = 0; stage < s->n_stages; stage++) {
+        for (stage = 0; stage < s->shape.n_stages; stage++) {
             static notes all;
             cf_run_desc desc;
             cf_error error;
@@ -412,9 +412,9 @@ static cf_result run_lists(const cf_plan *plan, const uint8_t *passes, int64_t n
     cf_run_desc desc;
     cf_result result;
     int64_t i;
-    s->replay = CF_REPLAY_PIPELINE;
-    s->n_virtual = 1;
-    s->k = 1;
+    s->shape.replay = CF_REPLAY_PIPELINE;
+    s->shape.n_virtual = 1;
+    s->shape.k = 1;
     s->n_chunks = plan->n_chunks;
     s->lowered = 1;
     for (i = 0; i < n; i++) {
@@ -518,7 +518,7 @@ TEST(runners_side_by_side_do_what_run_does) {
         REQUIRE(s != NULL);
         harness_note("round %d", round);
         REQUIRE(cf_run_size(plan, s, &bytes, NULL) == CF_OK);
-        for (stage = 0; stage < s->n_stages; stage++) {
+        for (stage = 0; stage < s->shape.n_stages; stage++) {
             cf_run_desc desc;
             notes_start(&whole[stage]);
             desc = callbacks(&whole[stage]);
@@ -534,14 +534,14 @@ TEST(runners_side_by_side_do_what_run_does) {
         harness_poison(&error, sizeof error);
         for (left = s->n_actions; left > 0;) {
             int64_t before, goes_on;
-            stage = harness_between(&rng, 0, s->n_stages - 1);
+            stage = harness_between(&rng, 0, s->shape.n_stages - 1);
             before = all[stage].n;
             goes_on = before < s->first[stage + 1] - s->first[stage];
             CHECK_INT(cf_run_next(runners[stage], &error), CF_OK); /* at the end of a list it does nothing */
             if (!CHECK_INT(all[stage].n, before + goes_on)) break;
             left -= goes_on;
         }
-        for (stage = 0; stage < s->n_stages; stage++) {
+        for (stage = 0; stage < s->shape.n_stages; stage++) {
             harness_poison(&stats, sizeof stats);
             CHECK_INT(cf_run_close(runners[stage], &stats, &error), CF_OK);
             check_same_run(&all[stage], &whole[stage], &stats, &wanted[stage]);

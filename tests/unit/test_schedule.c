@@ -24,8 +24,8 @@ static cf_schedule_desc with_k(int64_t k) {
     cf_schedule_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.kind = CF_SCHEDULE_PAPER;
-    desc.replay = CF_REPLAY_PIPELINE;
-    desc.k = k;
+    desc.shape.replay = CF_REPLAY_PIPELINE;
+    desc.shape.k = k;
     return desc;
 }
 
@@ -135,7 +135,7 @@ static void check_rules(const cf_plan *plan, const cf_schedule *schedule, int64_
         REQUIRE(a->chunk >= 0 && a->chunk < plan->n_chunks);
         chunk = &plan->chunks[a->chunk];
         state = done + 4 * a->chunk;
-        CHECK_INT(chunk->rank, schedule->rank);
+        CHECK_INT(chunk->rank, schedule->shape.rank);
         CHECK(a->stage == 0 && a->reserved == 0 && a->keep <= 1);
         switch (a->pass) {
             case CF_F:
@@ -189,11 +189,11 @@ TEST(random_plans_follow_algorithm_2) {
             cf_schedule_desc desc = with_k(k);
             cf_schedule *schedule;
             int64_t count = naive_schedule(plan, rank, k, actions);
-            desc.rank = rank;
+            desc.shape.rank = rank;
             schedule = schedule_of(plan, &desc);
             REQUIRE(schedule != NULL);
-            CHECK(schedule->kind == CF_SCHEDULE_PAPER && schedule->replay == CF_REPLAY_PIPELINE);
-            CHECK(schedule->n_stages == 1 && schedule->n_virtual == 1 && schedule->k == k && schedule->rank == rank);
+            CHECK(schedule->kind == CF_SCHEDULE_PAPER && schedule->shape.replay == CF_REPLAY_PIPELINE);
+            CHECK(schedule->shape.n_stages == 1 && schedule->shape.n_virtual == 1 && schedule->shape.k == k && schedule->shape.rank == rank);
             CHECK_INT(schedule->n_chunks, plan->n_chunks);
             CHECK_INT(schedule->first[0], 0);
             CHECK_INT(schedule->first[1], schedule->n_actions);
@@ -337,23 +337,23 @@ TEST(schedule_refuses_bad_arguments) {
     REQUIRE(plan != NULL);
     for (i = 0; i < COUNT(bad_counts); i++) {
         desc = with_k(bad_counts[i]);
-        check_refused(plan, &desc, CF_ERROR_ARGUMENT, "k", bad_counts[i]);
+        check_refused(plan, &desc, CF_ERROR_ARGUMENT, "shape.k", bad_counts[i]);
         desc = with_k(1);
-        desc.n_stages = bad_counts[i];
-        check_refused(plan, &desc, CF_ERROR_ARGUMENT, "n_stages", bad_counts[i]);
+        desc.shape.n_stages = bad_counts[i];
+        check_refused(plan, &desc, CF_ERROR_ARGUMENT, "shape.n_stages", bad_counts[i]);
     }
     for (i = 0; i < COUNT(bad_ranks); i++) {
         desc = with_k(1);
-        desc.rank = bad_ranks[i];
-        check_refused(plan, &desc, CF_ERROR_ARGUMENT, "rank", bad_ranks[i]);
+        desc.shape.rank = bad_ranks[i];
+        check_refused(plan, &desc, CF_ERROR_ARGUMENT, "shape.rank", bad_ranks[i]);
     }
     for (i = 0; i < COUNT(bad_enums); i++) {
         desc = with_k(1);
         memcpy(&desc.kind, &bad_enums[i], sizeof desc.kind);
         check_refused(plan, &desc, CF_ERROR_ARGUMENT, "kind", (int)desc.kind);
         desc = with_k(1);
-        memcpy(&desc.replay, &bad_enums[i], sizeof desc.replay);
-        check_refused(plan, &desc, CF_ERROR_ARGUMENT, "replay", (int)desc.replay);
+        memcpy(&desc.shape.replay, &bad_enums[i], sizeof desc.shape.replay);
+        check_refused(plan, &desc, CF_ERROR_ARGUMENT, "shape.replay", (int)desc.shape.replay);
     }
     desc = with_k(1);
     check_refused(NULL, &desc, CF_ERROR_ARGUMENT, "plan", 0);
@@ -429,15 +429,15 @@ TEST(schedule_defaults_are_filled_in) {
     cf_schedule_desc desc, full;
     memset(&desc, 0, sizeof desc);
     full = cf_schedule_defaults(&desc);
-    CHECK(full.kind == CF_SCHEDULE_BEST && full.replay == CF_REPLAY_LOCAL && full.n_stages == 1 && full.k == 1);
-    CHECK(full.rank == 0 && full.allocator == NULL);
+    CHECK(full.kind == CF_SCHEDULE_BEST && full.shape.replay == CF_REPLAY_LOCAL && full.shape.n_stages == 1 && full.shape.k == 1);
+    CHECK(full.shape.rank == 0 && full.allocator == NULL);
     desc.kind = CF_SCHEDULE_PAPER;
-    desc.replay = CF_REPLAY_PIPELINE;
-    desc.n_stages = 1;
-    desc.k = 7;
-    desc.rank = 3;
+    desc.shape.replay = CF_REPLAY_PIPELINE;
+    desc.shape.n_stages = 1;
+    desc.shape.k = 7;
+    desc.shape.rank = 3;
     full = cf_schedule_defaults(&desc);
-    CHECK(full.kind == CF_SCHEDULE_PAPER && full.replay == CF_REPLAY_PIPELINE && full.k == 7 && full.rank == 3);
+    CHECK(full.kind == CF_SCHEDULE_PAPER && full.shape.replay == CF_REPLAY_PIPELINE && full.shape.k == 7 && full.shape.rank == 3);
 }
 
 SUITE(schedule, CASE(groups_of_several_sizes), CASE(paper_example_of_four_sequences),

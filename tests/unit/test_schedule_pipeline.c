@@ -24,9 +24,9 @@ static cf_schedule_desc describe(cf_schedule_kind kind, int64_t n_stages, int64_
     cf_schedule_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.kind = kind;
-    desc.replay = CF_REPLAY_PIPELINE;
-    desc.n_stages = n_stages;
-    desc.k = k;
+    desc.shape.replay = CF_REPLAY_PIPELINE;
+    desc.shape.n_stages = n_stages;
+    desc.shape.k = k;
     return desc;
 }
 
@@ -87,10 +87,10 @@ TEST(paper_example_of_state_aware_1f1b) {
     cf_schedule_desc desc = describe(CF_SCHEDULE_PAPER, 4, 2);
     CHECK_INT(plan->n_chunks, 4);
     CHECK(bubble(4 * 24, 4, makespan_of(plan, &desc)) <= 4783); /* 47.8 % in the paper: makespan 46 */
-    desc.k = 1;
+    desc.shape.k = 1;
     CHECK(bubble(4 * 24, 4, makespan_of(plan, &desc)) <= 5410);
     CHECK(makespan_of(plan, &desc) >= 50); /* the path F1 F2 B2 R1 B1 */
-    desc.replay = CF_REPLAY_LOCAL;
+    desc.shape.replay = CF_REPLAY_LOCAL;
     CHECK(makespan_of(plan, &desc) <= 46);
     cf_plan_free(plan);
 }
@@ -112,7 +112,7 @@ TEST(closed_forms_for_equal_chunks) {
             desc.kind = CF_SCHEDULE_ZERO_BUBBLE; /* ZB-H1 with F = I = W: (p - 1) (F + I - W) more than the work */
             CHECK_INT(makespan_of(plan, &desc), 3 * m + p - 1);
             desc.kind = CF_SCHEDULE_INTERLEAVED; /* (p - 1) (F + B) of one virtual stage more than the work */
-            desc.n_virtual = 2;
+            desc.shape.n_virtual = 2;
             if (p > 1 && p <= 4) CHECK_INT(makespan_of(plan, &desc), 2 * 3 * m + 3 * (p - 1));
             if (p > 4) CHECK(makespan_of(plan, &desc) <= 1.05 * (double)(2 * 3 * m + 3 * (p - 1)));
             cf_plan_free(plan);
@@ -128,7 +128,7 @@ TEST(memory_of_equal_chunks) {
     cf_plan *plan;
     for (i = 0; i < 32; i++) lengths[i] = 1;
     memset(&one, 0, sizeof one);
-    one.per_token_activations = 1;
+    one.activations = 1;
     plan = pack(lengths, m, 1, 1, CF_PACK_BEST_FIT);
     for (i = CF_SCHEDULE_PAPER; i < CF_SCHEDULE_BEST; i++) {
         cf_schedule_desc desc = describe((cf_schedule_kind)i, p, 1);
@@ -169,7 +169,7 @@ TEST(one_stage_is_algorithm_2) {
 /* ---- every rule, on random pipelines ---- */
 
 static int has_limit(const cf_schedule_desc *desc) {
-    return desc->limit > 0 || desc->limits != NULL || desc->limit_bytes > 0 || desc->limits_bytes != NULL;
+    return desc->limits.chunks > 0 || desc->limits.chunks_by_stage != NULL || desc->limits.bytes > 0 || desc->limits.bytes_by_stage != NULL;
 }
 
 TEST(rules_hold_for_all_kinds) {
@@ -218,15 +218,15 @@ TEST(refused_limits_say_what_would_do) {
         pipeline_note(seed, &problem);
         desc = problem.desc;
         if (has_limit(&desc) && cf_schedule_make(problem.plan, &desc, &schedule, &error) == CF_ERROR_INFEASIBLE) {
-            int in_bytes = strcmp(error.field, "limit_bytes") == 0;
-            CHECK(in_bytes || strcmp(error.field, "limit") == 0);
+            int in_bytes = strcmp(error.field, "limits.bytes") == 0;
+            CHECK(in_bytes || strcmp(error.field, "limits.chunks") == 0);
             CHECK(error.got < error.wanted);
-            desc.limits = in_bytes ? desc.limits : NULL;
-            desc.limits_bytes = in_bytes ? NULL : desc.limits_bytes;
-            limit = in_bytes ? &desc.limit_bytes : &desc.limit;
+            desc.limits.chunks_by_stage = in_bytes ? desc.limits.chunks_by_stage : NULL;
+            desc.limits.bytes_by_stage = in_bytes ? NULL : desc.limits.bytes_by_stage;
+            limit = in_bytes ? &desc.limits.bytes : &desc.limits.chunks;
             *limit = error.wanted;
             if (cf_schedule_make(problem.plan, &desc, &schedule, &error) != CF_OK) {
-                CHECK_STR(error.field, in_bytes ? "limit" : "limit_bytes"); /* the other one is impossible, too */
+                CHECK_STR(error.field, in_bytes ? "limits.chunks" : "limits.bytes"); /* the other one is impossible, too */
             } else if (*limit > 1) {
                 cf_schedule_free(schedule);
                 schedule = NULL;
@@ -256,23 +256,23 @@ TEST(inputs_that_cost_more_than_activations) {
         pipeline_draw(&rng, &problem);
         pipeline_note(seed, &problem);
         desc = problem.desc;
-        desc.replay = CF_REPLAY_LOCAL;
-        desc.limit = CF_NO_LIMIT;
-        desc.limit_bytes = 0;
-        desc.limits = desc.limits_bytes = NULL;
-        desc.bytes.per_token_activations = harness_between(&rng, 0, 3);
-        desc.bytes.per_token_boundary = harness_between(&rng, 4, 20);
+        desc.shape.replay = CF_REPLAY_LOCAL;
+        desc.limits.chunks = CF_NO_LIMIT;
+        desc.limits.bytes = 0;
+        desc.limits.chunks_by_stage = desc.limits.bytes_by_stage = NULL;
+        desc.limits.per_token.activations = harness_between(&rng, 0, 3);
+        desc.limits.per_token.boundary = harness_between(&rng, 4, 20);
         REQUIRE(cf_schedule_make(problem.plan, &desc, &schedule, NULL) == CF_OK);
-        for (s = 0; s < schedule->n_stages; s++) {
-            int64_t peak = pipeline_peak_bytes(problem.plan, schedule, &desc.bytes, s);
+        for (s = 0; s < schedule->shape.n_stages; s++) {
+            int64_t peak = pipeline_peak_bytes(problem.plan, schedule, &desc.limits.per_token, s);
             most = peak > most ? peak : most;
         }
         cf_schedule_free(schedule);
         schedule = NULL;
-        desc.limit_bytes = most * harness_between(&rng, 5, 20) / 20;
+        desc.limits.bytes = most * harness_between(&rng, 5, 20) / 20;
         memset(&error, 0, sizeof error);
-        if (desc.limit_bytes > 0 && cf_schedule_make(problem.plan, &desc, &schedule, &error) == CF_ERROR_INFEASIBLE) {
-            desc.limit_bytes = error.wanted; /* the smallest that would do */
+        if (desc.limits.bytes > 0 && cf_schedule_make(problem.plan, &desc, &schedule, &error) == CF_ERROR_INFEASIBLE) {
+            desc.limits.bytes = error.wanted; /* the smallest that would do */
             CHECK_INT(cf_schedule_make(problem.plan, &desc, &schedule, NULL), CF_OK);
         }
         if (schedule != NULL) {
@@ -288,6 +288,61 @@ TEST(inputs_that_cost_more_than_activations) {
     harness_report("%d schedules, %d replays", (int)made, (int)dropped);
 }
 
+/* Every kind keeps to a limit of state, given for all stages or one by one, writes it down, and refuses one that the
+   longest group does not fit into. The validator finds what a virtual stage holds beyond a limit, and nothing sooner. */
+TEST(limits_of_state) {
+    int64_t n_made = 0, n_refused = 0;
+    uint64_t seed;
+    for (seed = 1; seed <= 300; seed++) {
+        harness_rng rng = {seed};
+        int64_t by_stage[PIPELINE_MOST_STAGES], longest = 0, peak = 0, given, v, g;
+        pipeline_problem problem;
+        cf_schedule *schedule = NULL;
+        cf_schedule_desc desc;
+        cf_validate_desc rules;
+        cf_error error;
+        cf_result result;
+        pipeline_draw(&rng, &problem);
+        pipeline_note(seed, &problem);
+        desc = problem.desc;
+        for (g = 0; g < problem.plan->n_groups; g++)
+            if (problem.plan->chunks[problem.plan->groups[g].first_chunk].rank == desc.shape.rank &&
+                problem.plan->groups[g].tokens > longest)
+                longest = problem.plan->groups[g].tokens;
+        desc.limits.state = given = longest > 0 ? harness_between(&rng, longest / 2, 2 * longest) : 7;
+        for (v = 0; v < PIPELINE_MOST_STAGES; v++) by_stage[v] = v % 2 ? 0 : given;
+        if (harness_chance(&rng, 0.3)) desc.limits.state_by_stage = by_stage;
+        result = cf_schedule_make(problem.plan, &desc, &schedule, &error);
+        if (result != CF_OK) {
+            CHECK_INT(result, CF_ERROR_INFEASIBLE);
+            if (strcmp(error.field, "limits.state") == 0) CHECK(given < longest && error.wanted == longest);
+            n_refused += given < longest;
+        } else {
+            memset(&rules, 0, sizeof rules);
+            CHECK(given >= longest);
+            CHECK_INT(cf_schedule_validate(problem.plan, schedule, NULL, NULL, &error), CF_OK);
+            for (v = 0; v < schedule->shape.n_stages; v++)
+                CHECK_INT(schedule->limits.state_by_stage[v], given);
+            for (v = 0; v < schedule->shape.n_stages * schedule->shape.n_virtual; v++)
+                if (pipeline_peak_state(problem.plan, schedule, v) > peak)
+                    peak = pipeline_peak_state(problem.plan, schedule, v);
+            CHECK(peak <= given);
+            rules.limits.state = peak;
+            CHECK(peak == 0 || cf_schedule_validate(problem.plan, schedule, &rules, NULL, &error) == CF_OK);
+            rules.limits.state = peak - 1;
+            if (peak > 1) {
+                CHECK_INT(cf_schedule_validate(problem.plan, schedule, &rules, NULL, &error), CF_ERROR_SCHEDULE);
+                CHECK_STR(error.field, "limits.state");
+                CHECK_INT(error.wanted, peak - 1);
+            }
+            n_made++;
+        }
+        cf_schedule_free(schedule);
+        cf_plan_free(problem.plan);
+    }
+    CHECK(n_made > 100 && n_refused > 10);
+}
+
 /* A byte limit that equals what the fixed schedule holds without one is kept to. */
 TEST(limits_at_the_peak_and_below) {
     uint64_t seed;
@@ -300,20 +355,20 @@ TEST(limits_at_the_peak_and_below) {
         pipeline_draw(&rng, &problem);
         pipeline_note(seed, &problem);
         desc = problem.desc;
-        desc.limit = desc.limit_bytes = 0;
-        desc.limits = desc.limits_bytes = NULL;
+        desc.limits.chunks = desc.limits.bytes = 0;
+        desc.limits.chunks_by_stage = desc.limits.bytes_by_stage = NULL;
         desc.kind = (cf_schedule_kind)harness_between(&rng, CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B);
-        desc.n_virtual = 1;
-        desc.placement = CF_PLACEMENT_LOOP;
+        desc.shape.n_virtual = 1;
+        desc.shape.placement = CF_PLACEMENT_LOOP;
         schedule = make(problem.plan, &desc);
         REQUIRE(schedule != NULL);
         for (step = 0; step < 3; step++) {
             cf_schedule *tight;
-            for (s = 0; s < desc.n_stages; s++) {
-                int64_t live = pipeline_peak_bytes(problem.plan, schedule, &desc.bytes, s);
+            for (s = 0; s < desc.shape.n_stages; s++) {
+                int64_t live = pipeline_peak_bytes(problem.plan, schedule, &desc.limits.per_token, s);
                 problem.limits_bytes[s] = live * (4 - step) / 4 + 1;
             }
-            desc.limits_bytes = problem.limits_bytes;
+            desc.limits.bytes_by_stage = problem.limits_bytes;
             if (cf_schedule_make(problem.plan, &desc, &tight, NULL) != CF_OK) break;
             CHECK(pipeline_fault(problem.plan, tight, &desc) == NULL);
             cf_schedule_free(tight);
@@ -333,12 +388,12 @@ TEST(names_and_defaults) {
     full = cf_schedule_defaults(&desc);
     for (i = 0; i < 8; i++) CHECK_STR(cf_schedule_kind_name((cf_schedule_kind)i), names[i]);
     CHECK_INT(full.kind, CF_SCHEDULE_BEST);
-    CHECK_INT(full.replay, CF_REPLAY_LOCAL);
-    CHECK_INT(full.n_stages, 1);
-    CHECK_INT(full.n_virtual, 1);
-    CHECK_INT(full.k, 1);
+    CHECK_INT(full.shape.replay, CF_REPLAY_LOCAL);
+    CHECK_INT(full.shape.n_stages, 1);
+    CHECK_INT(full.shape.n_virtual, 1);
+    CHECK_INT(full.shape.k, 1);
     desc.kind = CF_SCHEDULE_INTERLEAVED;
-    CHECK_INT(cf_schedule_defaults(&desc).n_virtual, 2);
+    CHECK_INT(cf_schedule_defaults(&desc).shape.n_virtual, 2);
 }
 
 static void check_refused(const cf_plan *plan, const cf_schedule_desc *desc, cf_result code, const char *field) {
@@ -369,19 +424,19 @@ TEST(bad_options_are_named) {
         check_refused(plan, &bad, code, field); \
     } while (0)
     REFUSED(bad.kind = (cf_schedule_kind)99, CF_ERROR_ARGUMENT, "kind");
-    REFUSED(bad.replay = (cf_replay)9, CF_ERROR_ARGUMENT, "replay");
-    REFUSED(bad.n_stages = -1, CF_ERROR_ARGUMENT, "n_stages");
-    REFUSED(bad.n_stages = CF_MAX_STAGES + 1, CF_ERROR_LIMIT, "n_stages");
-    REFUSED(bad.n_virtual = 2, CF_ERROR_ARGUMENT, "n_virtual");
-    REFUSED(bad.kind = CF_SCHEDULE_BEST; bad.n_virtual = CF_MAX_STAGES / 4 + 1, CF_ERROR_LIMIT, "n_virtual");
-    REFUSED(bad.k = -1, CF_ERROR_ARGUMENT, "k");
-    REFUSED(bad.rank = 1, CF_ERROR_ARGUMENT, "rank");
-    REFUSED(bad.limit = -2, CF_ERROR_ARGUMENT, "limit");
-    REFUSED(bad.limits = negative, CF_ERROR_ARGUMENT, "limits");
-    REFUSED(bad.limit_bytes = -2, CF_ERROR_ARGUMENT, "limit_bytes");
-    REFUSED(bad.limits_bytes = negative, CF_ERROR_ARGUMENT, "limits_bytes");
-    REFUSED(bad.bytes.per_token_state = -1, CF_ERROR_ARGUMENT, "bytes.per_token_state");
-    REFUSED(bad.bytes.per_token_state = INT64_MAX / 2, CF_ERROR_OVERFLOW, "bytes");
+    REFUSED(bad.shape.replay = (cf_replay)9, CF_ERROR_ARGUMENT, "shape.replay");
+    REFUSED(bad.shape.n_stages = -1, CF_ERROR_ARGUMENT, "shape.n_stages");
+    REFUSED(bad.shape.n_stages = CF_MAX_STAGES + 1, CF_ERROR_LIMIT, "shape.n_stages");
+    REFUSED(bad.shape.n_virtual = 2, CF_ERROR_ARGUMENT, "shape.n_virtual");
+    REFUSED(bad.kind = CF_SCHEDULE_BEST; bad.shape.n_virtual = CF_MAX_STAGES / 4 + 1, CF_ERROR_LIMIT, "shape.n_virtual");
+    REFUSED(bad.shape.k = -1, CF_ERROR_ARGUMENT, "shape.k");
+    REFUSED(bad.shape.rank = 1, CF_ERROR_ARGUMENT, "shape.rank");
+    REFUSED(bad.limits.chunks = -2, CF_ERROR_ARGUMENT, "limits.chunks");
+    REFUSED(bad.limits.chunks_by_stage = negative, CF_ERROR_ARGUMENT, "limits.chunks_by_stage");
+    REFUSED(bad.limits.bytes = -2, CF_ERROR_ARGUMENT, "limits.bytes");
+    REFUSED(bad.limits.bytes_by_stage = negative, CF_ERROR_ARGUMENT, "limits.bytes_by_stage");
+    REFUSED(bad.limits.per_token.state = -1, CF_ERROR_ARGUMENT, "limits.per_token.state");
+    REFUSED(bad.limits.per_token.state = INT64_MAX / 2, CF_ERROR_OVERFLOW, "limits.per_token");
     REFUSED(bad.budget = -1, CF_ERROR_ARGUMENT, "budget");
     bad = good;
     bad.timing = &timing;
@@ -461,7 +516,7 @@ TEST(into_memory_of_the_size_asked) {
             REQUIRE(placed != NULL && made != NULL);
             CHECK_INT(placed->n_actions, made->n_actions);
             CHECK(memcmp(placed->actions, made->actions, (size_t)made->n_actions * sizeof(cf_action)) == 0);
-            CHECK(memcmp(placed->first, made->first, (size_t)(made->n_stages + 1) * sizeof(int64_t)) == 0);
+            CHECK(memcmp(placed->first, made->first, (size_t)(made->shape.n_stages + 1) * sizeof(int64_t)) == 0);
             cf_schedule_free(placed);
             cf_schedule_free(made);
             harness_guard_free(memory);
@@ -492,7 +547,7 @@ TEST(a_million_chunks) {
         REQUIRE(schedule != NULL);
         CHECK_INT(schedule->n_actions, 2 * n);
         cf_schedule_free(schedule);
-        desc.n_stages = 1000;
+        desc.shape.n_stages = 1000;
         check_refused(plan, &desc, CF_ERROR_LIMIT, "n_actions");
     }
     cf_plan_free(plan);
@@ -511,8 +566,8 @@ TEST(one_sequence_of_2_to_the_40_tokens) {
     REQUIRE(schedule != NULL);
     CHECK_INT(schedule->n_actions, 2 * (3 * ((int64_t)1 << n) - 1));
     cf_schedule_free(schedule);
-    desc.bytes.per_token_activations = (int64_t)1 << 30;
-    check_refused(plan, &desc, CF_ERROR_OVERFLOW, "bytes");
+    desc.limits.per_token.activations = (int64_t)1 << 30;
+    check_refused(plan, &desc, CF_ERROR_OVERFLOW, "limits.per_token");
     cf_plan_free(plan);
 }
 
@@ -529,7 +584,7 @@ TEST(a_thousand_stages) {
         desc.budget = harness_rounds(8, 2);
         CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
         REQUIRE(schedule != NULL);
-        CHECK_INT(schedule->n_stages, 1000);
+        CHECK_INT(schedule->shape.n_stages, 1000);
         CHECK_INT(schedule->first[1000], schedule->n_actions);
         cf_schedule_free(schedule);
     }
@@ -596,7 +651,7 @@ TEST(just_as_many_passes_as_there_may_be) {
 /* Of the last stage's list: how many passes stand before its first backward, and the most that any backward needs
    before it, beyond those that earlier backwards have used up. In local replay an R belongs to its backward. */
 static void count_ahead(const cf_schedule *s, int64_t *first, int64_t *most) {
-    int64_t stage = s->n_stages - 1, i, j, n, need, n_back = 0, local = s->replay == CF_REPLAY_LOCAL;
+    int64_t stage = s->shape.n_stages - 1, i, j, n, need, n_back = 0, local = s->shape.replay == CF_REPLAY_LOCAL;
     *first = *most = 0;
     for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
         if (s->actions[i].pass != CF_B) {
@@ -625,12 +680,12 @@ TEST(paper_takes_the_shorter_of_its_orders) {
         cf_schedule *s = NULL;
         pipeline_draw(&rng, &p);
         p.desc.kind = CF_SCHEDULE_PAPER;
-        p.desc.n_virtual = 1;
-        p.desc.placement = CF_PLACEMENT_LOOP;
-        p.desc.replay = seed % 2 ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
-        p.desc.limit = CF_NO_LIMIT;
-        p.desc.limits = p.desc.limits_bytes = NULL;
-        p.desc.limit_bytes = 0;
+        p.desc.shape.n_virtual = 1;
+        p.desc.shape.placement = CF_PLACEMENT_LOOP;
+        p.desc.shape.replay = seed % 2 ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+        p.desc.limits.chunks = CF_NO_LIMIT;
+        p.desc.limits.chunks_by_stage = p.desc.limits.bytes_by_stage = NULL;
+        p.desc.limits.bytes = 0;
         p.desc.split_backward = 0;
         p.desc.report = &report;
         pipeline_note(seed, &p);
@@ -653,7 +708,7 @@ TEST(paper_takes_the_shorter_of_its_orders) {
 SUITE(schedule_pipeline, CASE(paper_example_of_1f1b), CASE(paper_example_of_state_aware_1f1b),
       CASE(closed_forms_for_equal_chunks), CASE(memory_of_equal_chunks), CASE(one_stage_is_algorithm_2),
       CASE(rules_hold_for_all_kinds), CASE(refused_limits_say_what_would_do), CASE(inputs_that_cost_more_than_activations),
-      CASE(limits_at_the_peak_and_below),
+      CASE(limits_at_the_peak_and_below), CASE(limits_of_state),
       CASE(names_and_defaults), CASE(bad_options_are_named), CASE(damaged_plans_are_refused),
       CASE(survives_failing_allocations), CASE(into_memory_of_the_size_asked), CASE(a_million_chunks),
       CASE(one_sequence_of_2_to_the_40_tokens), CASE(a_thousand_stages),

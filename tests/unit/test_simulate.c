@@ -14,9 +14,9 @@ static cf_simulate_desc simulation_of(const cf_schedule_desc *desc) {
     cf_simulate_desc simulate;
     memset(&simulate, 0, sizeof simulate);
     simulate.timing = desc->timing;
-    simulate.bytes = desc->bytes;
-    simulate.limit = desc->limit;
-    simulate.limits = desc->limits;
+    simulate.limits.per_token = desc->limits.per_token;
+    simulate.limits.chunks = desc->limits.chunks;
+    simulate.limits.chunks_by_stage = desc->limits.chunks_by_stage;
     return simulate;
 }
 
@@ -36,9 +36,9 @@ static cf_schedule *schedule_of(const cf_plan *plan, cf_schedule_kind kind, int6
     cf_schedule *schedule = NULL;
     memset(&desc, 0, sizeof desc);
     desc.kind = kind;
-    desc.replay = CF_REPLAY_PIPELINE;
-    desc.n_stages = n_stages;
-    desc.k = k;
+    desc.shape.replay = CF_REPLAY_PIPELINE;
+    desc.shape.n_stages = n_stages;
+    desc.shape.k = k;
     CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
     return schedule;
 }
@@ -250,7 +250,7 @@ static void check_times(const cf_plan *plan, const cf_schedule *schedule, const 
     CHECK(fabs(timeline->busy - busy) <= 1e-9 * busy + 1e-9);
     CHECK(fabs(timeline->replayed - replayed) <= 1e-9 * busy + 1e-9);
     if (makespan > 0) {
-        double capacity = makespan * (double)schedule->n_stages;
+        double capacity = makespan * (double)schedule->shape.n_stages;
         CHECK(fabs(timeline->bubble_busy - (1 - busy / capacity)) < 1e-9);
         CHECK(fabs(timeline->bubble_useful - (1 - (busy - replayed) / capacity)) < 1e-9);
     }
@@ -261,7 +261,7 @@ static void check_times(const cf_plan *plan, const cf_schedule *schedule, const 
 static void check_books(const cf_plan *plan, const cf_schedule *schedule, const cf_schedule_desc *desc,
                         const cf_timeline *timeline) {
     int64_t s, i, live;
-    for (s = 0; s < schedule->n_stages; s++) {
+    for (s = 0; s < schedule->shape.n_stages; s++) {
         cf_run_desc run;
         cf_run_stats stats;
         memset(&run, 0, sizeof run);
@@ -269,7 +269,7 @@ static void check_books(const cf_plan *plan, const cf_schedule *schedule, const 
         CHECK_INT(timeline->peak_live[s], stats.peak_slots);
         CHECK_INT(timeline->peak_tokens[s], stats.peak_tokens);
         CHECK_INT(timeline->peak_state_tokens[s], stats.peak_state_tokens);
-        CHECK_INT(timeline->peak_bytes[s], pipeline_peak_bytes(plan, schedule, &desc->bytes, s));
+        CHECK_INT(timeline->peak_bytes[s], pipeline_peak_bytes(plan, schedule, &desc->limits.per_token, s));
         for (i = schedule->first[s], live = 0; i < schedule->first[s + 1]; i++) {
             live += schedule->actions[i].keep;
             CHECK_INT(timeline->live[i], live);
@@ -280,9 +280,9 @@ static void check_books(const cf_plan *plan, const cf_schedule *schedule, const 
 
 static void check_bounds(const cf_schedule_desc *desc, const cf_schedule *schedule, const cf_timeline *timeline) {
     double strongest = 0;
-    int64_t i, limited = desc->limits == NULL && desc->limit > 0;
-    for (i = 0; i < schedule->n_stages; i++)
-        limited |= desc->limits ? desc->limits[i] > 0 : schedule->limits && schedule->limits[i] > 0;
+    int64_t i, limited = desc->limits.chunks_by_stage == NULL && desc->limits.chunks > 0;
+    for (i = 0; i < schedule->shape.n_stages; i++)
+        limited |= desc->limits.chunks_by_stage ? desc->limits.chunks_by_stage[i] > 0 : schedule->limits.chunks_by_stage && schedule->limits.chunks_by_stage[i] > 0;
     CHECK_INT(timeline->n_bounds, limited ? 4 : 3);
     for (i = 0; i < timeline->n_bounds; i++) {
         if (timeline->bounds[i].value > strongest) strongest = timeline->bounds[i].value;
@@ -341,14 +341,14 @@ TEST(bounds_hold_against_the_exact_optimum) {
         for (i = 0; i < n; i++) lengths[i] = harness_between(&rng, 1, 7);
         CHECK_INT(cf_pack(lengths, n, &pack, &plan, NULL), CF_OK);
         REQUIRE(plan != NULL);
-        desc.n_stages = harness_between(&rng, 1, 3);
-        desc.k = harness_between(&rng, 1, 2);
-        desc.replay = (cf_replay)harness_between(&rng, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL);
-        desc.limit = harness_chance(&rng, 0.5) ? harness_between(&rng, 1, 3) : 0;
+        desc.shape.n_stages = harness_between(&rng, 1, 3);
+        desc.shape.k = harness_between(&rng, 1, 2);
+        desc.shape.replay = (cf_replay)harness_between(&rng, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL);
+        desc.limits.chunks = harness_chance(&rng, 0.5) ? harness_between(&rng, 1, 3) : 0;
         desc.kind = harness_chance(&rng, 0.3) ? CF_SCHEDULE_ZERO_BUBBLE : CF_SCHEDULE_PAPER;
         desc.split_backward = desc.kind == CF_SCHEDULE_ZERO_BUBBLE;
-        harness_note("seed %d: %d chunks, %d stages, K %d, limit %d", (int)seed, (int)plan->n_chunks, (int)desc.n_stages,
-                     (int)desc.k, (int)desc.limit);
+        harness_note("seed %d: %d chunks, %d stages, K %d, limit %d", (int)seed, (int)plan->n_chunks, (int)desc.shape.n_stages,
+                     (int)desc.shape.k, (int)desc.limits.chunks);
         simulate = simulation_of(&desc);
         CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
         CHECK_INT(cf_simulate(plan, schedule, &simulate, &timeline, NULL), CF_OK);
@@ -444,12 +444,12 @@ TEST(foreign_schedules_are_refused) {
     schedule->n_chunks++;
     check_refused(plan, schedule, "n_chunks", -1);
     schedule->n_chunks--;
-    schedule->rank = 1;
-    check_refused(plan, schedule, "rank", -1);
-    schedule->rank = 0;
-    schedule->k = 0;
-    check_refused(plan, schedule, "k", -1);
-    schedule->k = 1;
+    schedule->shape.rank = 1;
+    check_refused(plan, schedule, "shape.rank", -1);
+    schedule->shape.rank = 0;
+    schedule->shape.k = 0;
+    check_refused(plan, schedule, "shape.k", -1);
+    schedule->shape.k = 1;
     first = schedule->first[1];
     schedule->first[1] = schedule->n_actions + 1;
     check_refused(plan, schedule, "first", 1);

@@ -15,10 +15,10 @@ static cf_simulate_desc plain(const cf_timing *timing) {
     cf_simulate_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.timing = timing;
-    desc.bytes.per_token_activations = 5;
-    desc.bytes.per_token_state = 3;
-    desc.bytes.per_token_state_gradient = 2;
-    desc.bytes.per_token_boundary = 1;
+    desc.limits.per_token.activations = 5;
+    desc.limits.per_token.state = 3;
+    desc.limits.per_token.state_gradient = 2;
+    desc.limits.per_token.boundary = 1;
     return desc;
 }
 
@@ -48,7 +48,7 @@ static int near(double a, double b) { return fabs(a - b) <= 1e-9 * (1 + fabs(b))
 /* The passes of a lowered schedule run when those of the unlowered one do, to the last bit. */
 static void check_same_times(const cf_schedule *s, const cf_timeline *t, const cf_schedule *low, const cf_timeline *u) {
     int64_t stage, i, j;
-    for (stage = 0; stage < s->n_stages; stage++)
+    for (stage = 0; stage < s->shape.n_stages; stage++)
         for (i = s->first[stage], j = low->first[stage]; j < low->first[stage + 1]; j++) {
             if (low->actions[j].pass > CF_W) continue;
             if (!CHECK(same(t->start[i], u->start[j]) && same(t->end[i], u->end[j]))) return;
@@ -91,7 +91,7 @@ TEST(transfers_change_no_time) {
             cf_schedule *low = lower(problem.plan, s, harness_chance(&rng, 0.5) ? timing : NULL);
             cf_simulate_desc desc = plain(timing);
             cf_timeline *t = NULL, *u = NULL;
-            desc.limit = problem.desc.limit;
+            desc.limits.chunks = problem.desc.limits.chunks;
             CHECK_INT(cf_simulate(problem.plan, s, &desc, &t, NULL), CF_OK);
             CHECK_INT(cf_simulate(problem.plan, low, &desc, &u, NULL), CF_OK);
             REQUIRE(t != NULL && u != NULL);
@@ -115,7 +115,7 @@ static cf_schedule *shuffle(harness_rng *rng, const cf_plan *plan, const cf_sche
     cf_schedule *s = naive_copy(low);
     int64_t round;
     for (round = harness_between(rng, 0, 12); round > 0 && s->n_actions > 1; round--) {
-        int64_t stage = harness_between(rng, 0, s->n_stages - 1), first = s->first[stage], end = s->first[stage + 1], i;
+        int64_t stage = harness_between(rng, 0, s->shape.n_stages - 1), first = s->first[stage], end = s->first[stage + 1], i;
         cf_action swap;
         if (end - first < 2) continue;
         i = harness_between(rng, first, end - 2);
@@ -134,7 +134,7 @@ static cf_schedule *shuffle(harness_rng *rng, const cf_plan *plan, const cf_sche
 
 static void check_books(const cf_plan *plan, const cf_schedule *s, const cf_timeline *t) {
     int64_t stage;
-    for (stage = 0; stage < s->n_stages; stage++) {
+    for (stage = 0; stage < s->shape.n_stages; stage++) {
         cf_run_desc run;
         cf_run_stats stats;
         memset(&run, 0, sizeof run);
@@ -150,12 +150,12 @@ static void check_bytes(const cf_plan *plan, const cf_schedule *s, const cf_time
     int64_t limits[8], stage, i;
     cf_validate_desc desc;
     memset(&desc, 0, sizeof desc);
-    desc.bytes = *bytes;
-    desc.limits_bytes = limits;
-    for (i = 0; i < s->n_stages; i++) limits[i] = t->peak_bytes[i];
+    desc.limits.per_token = *bytes;
+    desc.limits.bytes_by_stage = limits;
+    for (i = 0; i < s->shape.n_stages; i++) limits[i] = t->peak_bytes[i];
     CHECK_INT(cf_schedule_validate(plan, s, &desc, NULL, NULL), CF_OK);
-    for (stage = 0; stage < s->n_stages; stage++) {
-        for (i = 0; i < s->n_stages; i++) limits[i] = i == stage ? t->peak_bytes[i] - 1 : 0;
+    for (stage = 0; stage < s->shape.n_stages; stage++) {
+        for (i = 0; i < s->shape.n_stages; i++) limits[i] = i == stage ? t->peak_bytes[i] - 1 : 0;
         if (limits[stage] > 0) CHECK_INT(cf_schedule_validate(plan, s, &desc, NULL, NULL), CF_ERROR_SCHEDULE);
     }
 }
@@ -199,7 +199,7 @@ TEST(agrees_with_the_slow_simulator) {
         for (i = 0; i < other->n_actions; i++)
             if (!CHECK(near(t->start[i], start[i]) && near(t->end[i], end[i]))) break;
         check_books(plan, other, t);
-        check_bytes(plan, other, t, &desc.bytes);
+        check_bytes(plan, other, t, &desc.limits.per_token);
         if (round % 8 == 0) check_transfers(plan, other, timing, t);
         free(start);
         free(end);
@@ -231,9 +231,9 @@ static cf_schedule *lists(const cf_plan *plan, const char *const *text, int64_t 
     static const char *const names[] = {"F", "R", "B", "I", "W", "SF", "RF", "SR", "RR", "SB", "RB", "?"};
     cf_schedule *s = naive_new(n_stages, 256);
     int64_t stage, n = 0;
-    s->replay = CF_REPLAY_PIPELINE;
-    s->n_virtual = 1;
-    s->k = 4;
+    s->shape.replay = CF_REPLAY_PIPELINE;
+    s->shape.n_virtual = 1;
+    s->shape.k = 4;
     s->n_chunks = plan->n_chunks;
     s->lowered = 1;
     for (stage = 0; stage < n_stages; stage++) {
@@ -360,7 +360,7 @@ TEST(damaged_lowered_lists_are_judged) {
             switch (harness_between(&rng, 0, 5)) {
                 case 0: a->pass = (uint8_t)harness_between(&rng, 0, CF_PASS_COUNT); break;
                 case 1: a->chunk = (int32_t)harness_between(&rng, -1, plan->n_chunks); break;
-                case 2: a->stage = (int32_t)harness_between(&rng, -1, s->n_stages * s->n_virtual); break;
+                case 2: a->stage = (int32_t)harness_between(&rng, -1, s->shape.n_stages * s->shape.n_virtual); break;
                 case 3: a->keep = (uint8_t)harness_between(&rng, 0, 2); break;
                 case 4: *a = s->actions[harness_between(&rng, 0, s->n_actions - 1)]; break;
                 default:
@@ -374,7 +374,7 @@ TEST(damaged_lowered_lists_are_judged) {
         result = cf_simulate(plan, s, NULL, &t, NULL);
         CHECK(result == CF_OK || result == CF_ERROR_SCHEDULE);
         if (cf_schedule_validate(plan, s, NULL, NULL, NULL) == CF_OK) CHECK_INT(result, CF_OK);
-        for (i = 0; i < s->n_stages && result == CF_OK; i++) {
+        for (i = 0; i < s->shape.n_stages && result == CF_OK; i++) {
             cf_run_desc run;
             cf_run_stats stats;
             memset(&run, 0, sizeof run);
@@ -435,19 +435,19 @@ TEST(measured_times_are_added_up) {
         }
         if (s->n_actions == 0) first = last = 0;
         harness_poison(&error, sizeof error);
-        CHECK_INT(cf_timeline_measured(plan, s, start, end, &desc.bytes, NULL, &m, &error), CF_OK);
+        CHECK_INT(cf_timeline_measured(plan, s, start, end, &desc.limits.per_token, NULL, &m, &error), CF_OK);
         REQUIRE(m != NULL);
         CHECK_POISON(&error, sizeof error);
         for (i = 0; i < s->n_actions; i++)
             CHECK(same(m->start[i], start[i] - first) && same(m->end[i], end[i] - first));
         CHECK(near(m->makespan, last - first) && near(m->busy, busy) && near(m->replayed, replayed));
-        area = (last - first) * (double)s->n_stages;
+        area = (last - first) * (double)s->shape.n_stages;
         if (area > 0) CHECK(near(m->bubble_busy, 1 - busy / area));
         if (area > 0) CHECK(near(m->bubble_useful, 1 - (busy - replayed) / area));
         CHECK(m->n_bounds == 0 && same(m->bound, 0));
-        CHECK(m->n_actions == s->n_actions && m->n_stages == s->n_stages);
+        CHECK(m->n_actions == s->n_actions && m->n_stages == s->shape.n_stages);
         CHECK(memcmp(m->live, t->live, (size_t)s->n_actions * sizeof *m->live) == 0);
-        for (i = 0; i < s->n_stages; i++) {
+        for (i = 0; i < s->shape.n_stages; i++) {
             CHECK_INT(m->peak_live[i], t->peak_live[i]);
             CHECK_INT(m->peak_tokens[i], t->peak_tokens[i]);
             CHECK_INT(m->peak_state_tokens[i], t->peak_state_tokens[i]);

@@ -93,7 +93,7 @@ static cf_memory_load held_at(const cf_plan *plan, const cf_schedule *schedule, 
     cf_memory_load load;
     int64_t c, id;
     memset(&load, 0, sizeof load);
-    for (c = schedule->rank * plan->n_steps; c < (schedule->rank + 1) * plan->n_steps; c++) {
+    for (c = schedule->shape.rank * plan->n_steps; c < (schedule->shape.rank + 1) * plan->n_steps; c++) {
         const cf_chunk *chunk = &plan->chunks[c];
         int forward = 0, kept = 0, dropped = 0, replayed = 0, backward = 0, finished = 0, group_back = 0, own_back = 0;
         for (id = first; id <= at; id++) {
@@ -115,7 +115,7 @@ static cf_memory_load held_at(const cf_plan *plan, const cf_schedule *schedule, 
         if (chunk->group >= 0 && forward && !own_back) load.state_tokens += plan->slices[chunk->first_slice].length;
         if (chunk->group >= 0 && group_back && !own_back)
             load.state_gradient_tokens += plan->slices[chunk->first_slice].length;
-        if (schedule->replay == CF_REPLAY_LOCAL && dropped && !replayed) load.input_tokens += chunk->padded;
+        if (schedule->shape.replay == CF_REPLAY_LOCAL && dropped && !replayed) load.input_tokens += chunk->padded;
     }
     if (schedule->actions[at].stage == v) load.chunk_tokens = plan->chunks[schedule->actions[at].chunk].padded;
     return load;
@@ -127,16 +127,16 @@ static int64_t peak_bytes(const fixture *f, const cf_parallel *split, const cf_p
     cf_memory_desc memory = f->desc.memory;
     cf_memory_load loads[MOST_STAGES];
     cf_memory_report reports[MOST_STAGES];
-    int64_t n_v = schedule->n_stages * schedule->n_virtual, s, v, id, most = 0;
+    int64_t n_v = schedule->shape.n_stages * schedule->shape.n_virtual, s, v, id, most = 0;
     cf_error error;
     memory.model = f->desc.model;
     memory.parallel = *split;
-    for (s = 0; s < schedule->n_stages; s++)
+    for (s = 0; s < schedule->shape.n_stages; s++)
         for (id = schedule->first[s]; id < schedule->first[s + 1]; id++) {
             memset(loads, 0, sizeof loads);
             for (v = 0; v < n_v; v++)
                 if (naive_stage(schedule, v) == s) loads[v] = held_at(plan, schedule, schedule->first[s], id, v);
-            if (cf_memory_estimate(&memory, loads, n_v, reports, schedule->n_stages, &error) != CF_OK)
+            if (cf_memory_estimate(&memory, loads, n_v, reports, schedule->shape.n_stages, &error) != CF_OK)
                 FAIL("%s", error.text);
             if (reports[s].total > most) most = reports[s].total;
         }
@@ -186,14 +186,14 @@ static outcome brute_force(const fixture *f, const cf_tuning *tuning, const cf_t
             memset(&order, 0, sizeof order);
             memset(&simulate, 0, sizeof simulate);
             order.kind = c->kind;
-            order.replay = c->replay;
-            order.k = c->k;
-            order.n_stages = split->pp;
-            order.n_virtual = split->n_virtual;
-            order.placement = split->placement;
-            order.rank = rank;
+            order.shape.replay = c->replay;
+            order.shape.k = c->k;
+            order.shape.n_stages = split->pp;
+            order.shape.n_virtual = split->n_virtual;
+            order.shape.placement = split->placement;
+            order.shape.rank = rank;
             order.timing = simulate.timing = &timing;
-            order.limit = CF_NO_LIMIT;
+            order.limits.chunks = CF_NO_LIMIT;
             order.split_backward = c->kind == CF_SCHEDULE_BEST && f->desc.split_backward;
             order.budget = f->desc.budget;
             simulate.no_bounds = 1;
@@ -881,10 +881,10 @@ static int measure(const fixture *f, measured *m) {
     for (s = 0; s < pp; s++) {
         cf_token_bytes bytes;
         if (cf_memory_token_bytes(&memory, s, &bytes, NULL) != CF_OK) return 0;
-        m->bytes[s].held.per_token_activations = bytes.activations;
-        m->bytes[s].held.per_token_state = bytes.state;
-        m->bytes[s].held.per_token_state_gradient = bytes.state_gradient;
-        m->bytes[s].held.per_token_boundary = bytes.boundary;
+        m->bytes[s].held.activations = bytes.activations;
+        m->bytes[s].held.state = bytes.state;
+        m->bytes[s].held.state_gradient = bytes.state_gradient;
+        m->bytes[s].held.boundary = bytes.boundary;
         m->bytes[s].per_token_pass = (bytes.logits > bytes.working ? bytes.logits : bytes.working) + bytes.buffers;
         m->bytes[s].fixed = reports[s].total;
     }
@@ -947,7 +947,7 @@ TEST(own_bytes_by_hand) {
     for (i = 0; i < COUNT(f.lengths); i++) f.lengths[i] = 100;
     memset(bytes, 0, sizeof bytes);
     memset(&timing, 0, sizeof timing);
-    bytes[0].held.per_token_activations = bytes[1].held.per_token_activations = 10;
+    bytes[0].held.activations = bytes[1].held.activations = 10;
     bytes[0].per_token_pass = 3;
     bytes[1].per_token_pass = 7;
     bytes[0].fixed = bytes[1].fixed = 1000;
@@ -1080,8 +1080,8 @@ TEST(bad_bytes) {
                        {CF_ERROR_ARGUMENT, "parallel.pp", 1},
                        {CF_ERROR_LIMIT, "parallel.n_virtual", CF_MAX_STAGES / 3},
                        {CF_ERROR_ARGUMENT, "parallel.dp", 1},
-                       {CF_ERROR_ARGUMENT, "bytes.held.per_token_activations", 1},
-                       {CF_ERROR_ARGUMENT, "bytes.held.per_token_state", 0},
+                       {CF_ERROR_ARGUMENT, "bytes.held.activations", 1},
+                       {CF_ERROR_ARGUMENT, "bytes.held.state", 0},
                        {CF_ERROR_LIMIT, "bytes.per_token_pass", CF_MAX_STAGE_BYTES},
                        {CF_ERROR_ARGUMENT, "bytes.fixed", 0},
                        {CF_ERROR_ARGUMENT, "timing.forward.per_token", 0}};
@@ -1096,8 +1096,8 @@ TEST(bad_bytes) {
         if (i == 4) f.desc.parallel.pp = -1;
         if (i == 5) f.desc.parallel.n_virtual = CF_MAX_STAGES;
         if (i == 6) f.desc.parallel.dp = -3;
-        if (i == 7) second->held.per_token_activations = 0;
-        if (i == 8) second->held.per_token_state = -1;
+        if (i == 7) second->held.activations = 0;
+        if (i == 8) second->held.state = -1;
         if (i == 9) second->per_token_pass = CF_MAX_STAGE_BYTES + 1;
         if (i == 10) second->fixed = -1;
         if (i == 11) m.stages[2].forward.per_token = -1;
@@ -1323,20 +1323,20 @@ TEST(memory_of_a_schedule_is_that_of_its_worst_moment) {
         memset(&memory, 0, sizeof memory);
         pack.chunk_size = 2048;
         order.kind = orders[which];
-        order.n_stages = 2;
-        order.k = 2;
-        order.replay = which == 0 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+        order.shape.n_stages = 2;
+        order.shape.k = 2;
+        order.shape.replay = which == 0 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
         memory.model = cf_model_find("qwen2.5-0.5b");
         memory.parallel.pp = 2;
-        memory.parallel.n_virtual = order.n_virtual = which % 2 + 1;
-        memory.parallel.placement = order.placement = which == 3 ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
+        memory.parallel.n_virtual = order.shape.n_virtual = which % 2 + 1;
+        memory.parallel.placement = order.shape.placement = which == 3 ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
         CHECK_INT(cf_pack(lengths, 7, &pack, &plan, NULL), CF_OK);
         CHECK_INT(cf_schedule_make(plan, &order, &schedule, NULL), CF_OK);
         REQUIRE(plan != NULL && schedule != NULL);
         CHECK_INT(cf_schedule_memory(&memory, plan, schedule, reports, 2, NULL, &error), CF_OK);
         for (stage = 0; stage < 2; stage++) {
             cf_memory_load loads[400], all[4];
-            int64_t most = 0, n_virtual = schedule->n_virtual, v;
+            int64_t most = 0, n_virtual = schedule->shape.n_virtual, v;
             n = schedule->first[stage + 1] - schedule->first[stage];
             CHECK_INT(cf_schedule_loads(plan, schedule, stage, loads, 400, NULL), CF_OK);
             for (i = 0; i < n; i++) {

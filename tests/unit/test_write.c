@@ -148,19 +148,19 @@ static void check_schedule_json(const json_document *j, const cf_schedule *sched
     CHECK(json_is_string(j, json_get(j, 0, "format"), "chunkflow-schedule"));
     check_int_member(j, 0, "version", 2);
     CHECK(json_is_string(j, json_get(j, 0, "kind"), cf_schedule_kind_name(schedule->kind)));
-    CHECK(json_is_string(j, json_get(j, 0, "replay"), cf_replay_name(schedule->replay)));
-    CHECK(json_is_string(j, json_get(j, 0, "placement"), schedule->placement == CF_PLACEMENT_V ? "v" : "loop"));
-    CHECK_INT(json_size(j, json_get(j, 0, "limits")), schedule->limits != NULL ? schedule->n_stages : -1);
-    for (i = 0; schedule->limits != NULL && i < schedule->n_stages; i++)
-        CHECK(json_is_int(j, json_at(j, json_get(j, 0, "limits"), i), schedule->limits[i]));
-    check_int_member(j, 0, "stages", schedule->n_stages);
-    check_int_member(j, 0, "virtual_stages", schedule->n_virtual);
-    check_int_member(j, 0, "k", schedule->k);
-    check_int_member(j, 0, "rank", schedule->rank);
+    CHECK(json_is_string(j, json_get(j, 0, "replay"), cf_replay_name(schedule->shape.replay)));
+    CHECK(json_is_string(j, json_get(j, 0, "placement"), schedule->shape.placement == CF_PLACEMENT_V ? "v" : "loop"));
+    CHECK_INT(json_size(j, json_get(j, 0, "limits")), schedule->limits.chunks_by_stage != NULL ? schedule->shape.n_stages : -1);
+    for (i = 0; schedule->limits.chunks_by_stage != NULL && i < schedule->shape.n_stages; i++)
+        CHECK(json_is_int(j, json_at(j, json_get(j, 0, "limits"), i), schedule->limits.chunks_by_stage[i]));
+    check_int_member(j, 0, "stages", schedule->shape.n_stages);
+    check_int_member(j, 0, "virtual_stages", schedule->shape.n_virtual);
+    check_int_member(j, 0, "k", schedule->shape.k);
+    check_int_member(j, 0, "rank", schedule->shape.rank);
     check_int_member(j, 0, "n_chunks", schedule->n_chunks);
     check_int_member(j, 0, "n_actions", schedule->n_actions);
-    CHECK_INT(json_size(j, actions), schedule->n_stages);
-    for (stage = 0; stage < schedule->n_stages; stage++) {
+    CHECK_INT(json_size(j, actions), schedule->shape.n_stages);
+    for (stage = 0; stage < schedule->shape.n_stages; stage++) {
         int64_t list = json_at(j, actions, stage), count = schedule->first[stage + 1] - schedule->first[stage];
         CHECK_INT(json_type_of(j, list), JSON_ARRAY);
         CHECK_INT(json_size(j, list), count);
@@ -194,14 +194,14 @@ TEST(what_is_written_is_what_is_there) {
         oracle_draw(&rng, &batch, 15);
         oracle_note(seed, &batch);
         REQUIRE(cf_pack(batch.lengths, batch.n, &batch.desc, &plan, NULL) == CF_OK);
-        order.k = harness_between(&rng, 1, 4);
-        order.rank = harness_between(&rng, 0, plan->n_ranks - 1);
-        order.replay = harness_chance(&rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
-        order.n_stages = harness_between(&rng, 1, 3);
+        order.shape.k = harness_between(&rng, 1, 4);
+        order.shape.rank = harness_between(&rng, 0, plan->n_ranks - 1);
+        order.shape.replay = harness_chance(&rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+        order.shape.n_stages = harness_between(&rng, 1, 3);
         order.kind = CF_SCHEDULE_ZERO_BUBBLE;
-        order.n_virtual = harness_between(&rng, 1, 2);
-        order.placement = harness_chance(&rng, 0.5) ? CF_PLACEMENT_LOOP : CF_PLACEMENT_V;
-        if (harness_chance(&rng, 0.5)) order.limit = 2 * harness_between(&rng, 1, 3);
+        order.shape.n_virtual = harness_between(&rng, 1, 2);
+        order.shape.placement = harness_chance(&rng, 0.5) ? CF_PLACEMENT_LOOP : CF_PLACEMENT_V;
+        if (harness_chance(&rng, 0.5)) order.limits.chunks = 2 * harness_between(&rng, 1, 3);
         REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
         harness_poison(&error, sizeof error);
         memset(&s, 0, sizeof s);

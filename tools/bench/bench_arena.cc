@@ -39,7 +39,7 @@ struct parts {
 };
 
 static parts ask(const cf_plan *plan, const cf_schedule_desc &order) {
-    const int64_t n = order.n_stages;
+    const int64_t n = order.shape.n_stages;
     std::vector<cf_cuda_stage> stages((size_t)n);
     std::vector<cf_executor_memory> memory((size_t)n);
     cf_schedule *made = nullptr;
@@ -103,7 +103,7 @@ static void try_settings(const std::string &name, const int64_t *lengths, size_t
                 cf_plan *plan = nullptr;
                 cf_error error = {};
                 pack.chunk_size = chunk_size;
-                order.n_stages = n_stages, order.k = k;
+                order.shape.n_stages = n_stages, order.shape.k = k;
                 need(cf_pack(lengths, (int64_t)n, &pack, &plan, &error), error);
                 char setting[80];
                 (void)snprintf(setting, sizeof setting, "%2dK, %d stages, K %d", (int)(chunk_size / 1024),

@@ -125,7 +125,7 @@ static outcome run_way(const way *w, const int64_t *lengths, int64_t n) {
     memory.loss = CF_LOSS_CHUNKED;
     cost.chunk_size = w->pack.chunk_size;
     must(cf_cost_estimate(&cost, stages, w->parallel.pp, &timing, NULL, &error), &error);
-    order.n_stages = w->parallel.pp;
+    order.shape.n_stages = w->parallel.pp;
     order.timing = w->told ? &timing : NULL;
     simulate.timing = &timing;
     simulate.no_bounds = 1;
@@ -189,7 +189,7 @@ static int find_base(const batches *of, const cf_parallel *parallel, way *w, out
             trial.pack.chunk_size = longest_of(of->lengths, of->n * of->size);
             trial.pack.max_slices = single;
             trial.order.kind = CF_SCHEDULE_1F1B;
-            trial.order.limit = CF_NO_LIMIT;
+            trial.order.limits.chunks = CF_NO_LIMIT;
             trial.told = 1;
             seconds = run_all(&trial, of, found, &most);
             if (most < least) least = most;

@@ -108,7 +108,7 @@ static void time_chunk_size(int64_t chunk_size, timed (*shapes)[PASSES]) {
     runner.config = &config;
     runner.stage = stage_of(&config, 0, 1);
     runner.packing.chunk_size = chunk_size;
-    runner.order.k = 1;
+    runner.order.shape.k = 1;
     runner.meter = &meter;
     for (int warm = 0; warm < 2; warm++) {
         int before = shapes[0][CF_F].n;

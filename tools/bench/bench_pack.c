@@ -435,7 +435,7 @@ static double compare_batches(const sample *s, int64_t batch, int64_t chunk_size
     memset(&desc, 0, sizeof desc);
     memset(&order, 0, sizeof order);
     desc.chunk_size = chunk_size;
-    order.k = 2;
+    order.shape.k = 2;
     l = make_loader(s, batch, &desc, &order);
     for (how = PACK_ONLY; how <= WITH_METADATA; how++)
         seconds[how] = time_batches(&l, s, batch, &desc, &order, (depth)how, repeats);

@@ -86,9 +86,9 @@ static void run_lowered(void) {
 static void make_graph(void) {
     cf_graph_desc desc;
     memset(&desc, 0, sizeof desc);
-    desc.n_stages = STAGES;
-    desc.k = order.k;
-    desc.replay = order.replay;
+    desc.shape.n_stages = STAGES;
+    desc.shape.k = order.shape.k;
+    desc.shape.replay = order.shape.replay;
     must(cf_graph_make(plan, &desc, &graph, &error));
 }
 
@@ -149,9 +149,9 @@ int main(int argc, char **argv) {
     size_t i;
     lengths = (int64_t *)malloc((size_t)(actions + STAGES) * sizeof *lengths);
     if (lengths == NULL || repeats < 1) return 2;
-    order.n_stages = STAGES;
-    order.k = 4;
-    order.replay = CF_REPLAY_PIPELINE;
+    order.shape.n_stages = STAGES;
+    order.shape.k = 4;
+    order.shape.replay = CF_REPLAY_PIPELINE;
     for (i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         const char *name = kinds[i].name;
         draw_lengths(actions / kinds[i].per_chunk / STAGES * STAGES, kinds[i].groups);

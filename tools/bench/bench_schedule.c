@@ -115,8 +115,8 @@ static void bench_speed(void) {
                 memset(&desc, 0, sizeof desc);
                 memset(&simulate, 0, sizeof simulate);
                 desc.kind = kinds[kind];
-                desc.n_stages = 8;
-                desc.k = 4;
+                desc.shape.n_stages = 8;
+                desc.shape.k = 4;
                 start = now();
                 must(cf_schedule_make(plan, &desc, &schedule, &error), &error);
                 make[i] = now() - start;
@@ -154,9 +154,9 @@ static void bench_best(void) {
         int i;
         memset(&desc, 0, sizeof desc);
         desc.kind = CF_SCHEDULE_BEST;
-        desc.n_stages = 8;
-        desc.k = 4;
-        desc.limit = variant < 2 ? CF_NO_LIMIT : 8;
+        desc.shape.n_stages = 8;
+        desc.shape.k = 4;
+        desc.limits.chunks = variant < 2 ? CF_NO_LIMIT : 8;
         desc.report = &report;
         for (i = 0; i < REPEATS; i++) {
             cf_schedule *schedule = NULL;
@@ -166,7 +166,7 @@ static void bench_best(void) {
             cf_schedule_free(schedule);
         }
         printf("%-10s %-17s %8.1f %10lld %12.4f %12.4f\n", variant % 2 ? "groups," : "no groups,",
-               desc.limit > 0 ? "limit 8 chunks" : "no limit", median(seconds, REPEATS) * 1e3, (long long)report.n_tried,
+               desc.limits.chunks > 0 ? "limit 8 chunks" : "no limit", median(seconds, REPEATS) * 1e3, (long long)report.n_tried,
                report.makespan / report.bound, report.fixed_makespan / report.makespan);
         cf_plan_free(plan);
     }
@@ -215,10 +215,10 @@ static int compare_batch(int index, suite_mode mode, class_sums *sums) {
     desc.timing = &batch.timing;
     desc.kind = CF_SCHEDULE_PAPER;
     paper = makespan_of(plan, &desc, peaks);
-    if (mode == PEAKS_OF_PAPER) desc.limits = peaks;
-    else desc.limit = CF_NO_LIMIT;
+    if (mode == PEAKS_OF_PAPER) desc.limits.chunks_by_stage = peaks;
+    else desc.limits.chunks = CF_NO_LIMIT;
     if (mode == SPLIT) desc.split_backward = 1;
-    if (mode == VIRTUAL) desc.n_virtual = 2;
+    if (mode == VIRTUAL) desc.shape.n_virtual = 2;
     for (i = 0; i < n_kinds; i++) {
         double makespan;
         desc.kind = mode == VIRTUAL ? CF_SCHEDULE_INTERLEAVED : plain[i];
@@ -339,10 +339,10 @@ static int bench_one(const cf_plan *plan, int64_t n_stages, double sums[N_LIMITS
             cf_error error;
             memset(&desc, 0, sizeof desc);
             desc.kind = CF_SCHEDULE_BEST;
-            desc.n_stages = n_stages;
-            desc.k = configs[c].k;
-            desc.replay = configs[c].replay;
-            desc.limit = limits[l];
+            desc.shape.n_stages = n_stages;
+            desc.shape.k = configs[c].k;
+            desc.shape.replay = configs[c].replay;
+            desc.limits.chunks = limits[l];
             desc.timing = &timing;
             desc.report = &report;
             must(cf_schedule_make(plan, &desc, &schedule, &error), &error);
@@ -397,12 +397,12 @@ static void print_replay(const char *name, const int64_t *lengths, int64_t n) {
     pack.chunk_size = 8192;
     must(cf_pack(lengths, n, &pack, &plan, &error), &error);
     desc.kind = CF_SCHEDULE_BEST;
-    desc.replay = CF_REPLAY_LOCAL;
-    desc.n_stages = 8;
-    desc.limit = 4;
+    desc.shape.replay = CF_REPLAY_LOCAL;
+    desc.shape.n_stages = 8;
+    desc.limits.chunks = 4;
     desc.report = &report;
     printf("%-16s %6lld", name, (long long)plan->n_chunks);
-    for (desc.k = 1; desc.k <= 8; desc.k *= 2) printf(" %9.4f", makespan_of(plan, &desc, NULL) / 1e6);
+    for (desc.shape.k = 1; desc.shape.k <= 8; desc.shape.k *= 2) printf(" %9.4f", makespan_of(plan, &desc, NULL) / 1e6);
     printf(" %9.4f\n", report.bound / 1e6);
     fflush(stdout);
     cf_plan_free(plan);
@@ -458,10 +458,10 @@ static void ablate_rooms(ablation *a, const cf_plan *plan, int64_t n_stages) {
         for (c = 0; c < N_CELLS; c++) {
             cf_schedule_desc desc;
             memset(&desc, 0, sizeof desc);
-            desc.n_stages = n_stages;
-            desc.k = ks[c];
-            desc.replay = c == 0 ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
-            desc.limit = rooms[l];
+            desc.shape.n_stages = n_stages;
+            desc.shape.k = ks[c];
+            desc.shape.replay = c == 0 ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+            desc.limits.chunks = rooms[l];
             desc.timing = &timing;
             add_makespan(a, l * N_CELLS + c, plan, &desc);
         }
@@ -479,10 +479,10 @@ static void ablate_suite(ablation *a) {
         desc = batch.schedule;
         desc.timing = &batch.timing;
         desc.kind = CF_SCHEDULE_BEST;
-        desc.limit = CF_NO_LIMIT;
-        desc.n_virtual = 2;
+        desc.limits.chunks = CF_NO_LIMIT;
+        desc.shape.n_virtual = 2;
         add_makespan(a, N_ROOMS * N_CELLS, plan, &desc);
-        desc.n_virtual = 1;
+        desc.shape.n_virtual = 1;
         desc.split_backward = 1;
         if (i % 5 == 0) add_makespan(a, N_ROOMS * N_CELLS + 1, plan, &desc);
         cf_plan_free(plan);
@@ -499,14 +499,14 @@ static cf_plan *draw_small(int id, cf_schedule_desc *desc) {
     memset(&pack, 0, sizeof pack);
     draws = (uint64_t)id * 1000 + 17;
     (void)draw();
-    desc->replay = id % 2 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
-    desc->n_stages = 2 + (int64_t)(draw() * 2);
-    desc->n_virtual = draw() < 0.2 ? 2 : 1;
-    desc->k = 1 + (int64_t)(draw() * 3);
-    desc->limit = id % 4 < 2 ? CF_NO_LIMIT : desc->n_stages * desc->n_virtual;
+    desc->shape.replay = id % 2 ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+    desc->shape.n_stages = 2 + (int64_t)(draw() * 2);
+    desc->shape.n_virtual = draw() < 0.2 ? 2 : 1;
+    desc->shape.k = 1 + (int64_t)(draw() * 3);
+    desc->limits.chunks = id % 4 < 2 ? CF_NO_LIMIT : desc->shape.n_stages * desc->shape.n_virtual;
     pack.chunk_size = 4;
     pack.max_slices = 1;
-    most = desc->n_virtual > 1 ? 3 : desc->n_stages == 2 ? 5 : 4;
+    most = desc->shape.n_virtual > 1 ? 3 : desc->shape.n_stages == 2 ? 5 : 4;
     while (chunks < most && n < 6) {
         lengths[n] = 1 + (int64_t)(draw() * 12);
         if (chunks + (lengths[n] + 3) / 4 > most) lengths[n] = 4 * (most - chunks);
@@ -640,7 +640,7 @@ static double checked_makespan(const cf_plan *plan, const cf_schedule_desc *desc
     double makespan;
     memset(&validate, 0, sizeof validate);
     memset(&simulate, 0, sizeof simulate);
-    validate.limit = desc->limit;
+    validate.limits.chunks = desc->limits.chunks;
     simulate.timing = desc->timing;
     simulate.no_bounds = 1;
     must(cf_schedule_validate(plan, schedule, &validate, NULL, &error), &error);
@@ -677,9 +677,9 @@ static double search_longer(const struct longer_case *what, const cf_plan *plan,
     cf_error error;
     double makespan, by_budget, by_lists, least, start, ms;
     memset(&desc, 0, sizeof desc);
-    desc.n_stages = what->n_stages;
-    desc.k = what->k;
-    desc.limit = what->limited ? what->n_stages : CF_NO_LIMIT;
+    desc.shape.n_stages = what->n_stages;
+    desc.shape.k = what->k;
+    desc.limits.chunks = what->limited ? what->n_stages : CF_NO_LIMIT;
     desc.timing = &timing;
     desc.report = &report;
     start = processor_seconds();

@@ -50,9 +50,9 @@ static cf_timeline *simulate(const setup *s, const cf_plan *plan, double link) {
     if (link > 0) gpu.pcie = link / gpu.link;
     if (cf_cost_estimate(&cost, stages, s->pp, &timing, NULL, &error) != CF_OK) give_up(&error);
     order.kind = CF_SCHEDULE_PAPER;
-    order.replay = CF_REPLAY_LOCAL;
-    order.n_stages = s->pp;
-    order.k = 1;
+    order.shape.replay = CF_REPLAY_LOCAL;
+    order.shape.n_stages = s->pp;
+    order.shape.k = 1;
     order.timing = simulation.timing = &timing;
     simulation.no_bounds = 1;
     if (cf_schedule_make(plan, &order, &schedule, &error) != CF_OK) give_up(&error);

@@ -62,8 +62,8 @@ static void plan_batch(const int64_t *lengths, int64_t chunk_size, int64_t k, do
     cost.chunk_size = pack.chunk_size = chunk_size;
     if (cf_cost_estimate(&cost, stages, 4, &timing, NULL, &error) != CF_OK) stop(&error);
     order.kind = CF_SCHEDULE_BEST;
-    order.n_stages = 4;
-    order.k = k;
+    order.shape.n_stages = 4;
+    order.shape.k = k;
     order.timing = &timing;
     order.report = &report;
     begin = seconds_now();

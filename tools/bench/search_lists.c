@@ -394,8 +394,8 @@ static void fill_in(searcher *s, const cf_schedule *start, const cf_schedule_des
     for (i = 0; i < s->n && desc->timing != NULL; i++)
         s->transfer[i] = desc->timing->latency + desc->timing->seconds_per_token * (double)s->chunks[i].padded;
     for (stage = 0; stage < s->n_stages; stage++) {
-        int64_t limit = desc->limits != NULL ? desc->limits[stage] : desc->limit;
-        if (desc->limits == NULL && limit == 0 && start->limits != NULL) limit = start->limits[stage];
+        int64_t limit = desc->limits.chunks_by_stage != NULL ? desc->limits.chunks_by_stage[stage] : desc->limits.chunks;
+        if (desc->limits.chunks_by_stage == NULL && limit == 0 && start->limits.chunks_by_stage != NULL) limit = start->limits.chunks_by_stage[stage];
         s->limits[stage] = limit > 0 ? limit : INT64_MAX;
         for (pass = CF_F; pass <= CF_B; pass++) {
             cf_pass_cost cost = cost_of(desc, stage, pass);
@@ -405,14 +405,14 @@ static void fill_in(searcher *s, const cf_schedule *start, const cf_schedule_des
         }
         for (i = start->first[stage]; i < start->first[stage + 1]; i++)
             list_of(s, &s->best, stage)[s->best.count[stage]++] =
-                item_of(start->actions[i].chunk - s->plan->n_steps * start->rank, start->actions[i].pass);
+                item_of(start->actions[i].chunk - s->plan->n_steps * start->shape.rank, start->actions[i].pass);
     }
 }
 
 /* The best lists as a schedule. */
 static cf_schedule *write_down(const searcher *s, const cf_schedule *start) {
     cf_schedule *out = (cf_schedule *)malloc(sizeof *out);
-    int64_t *first = (int64_t *)malloc((size_t)(2 * s->n_stages + 1) * sizeof *first), stage, i, at = 0;
+    int64_t *first = (int64_t *)malloc((size_t)(2 * s->n_stages + 1) * sizeof *first), *limits, stage, i, at = 0;
     cf_action *actions = (cf_action *)calloc((size_t)(3 * s->n_stages * s->n + 1), sizeof *actions);
     if (out != NULL) *out = *start;
     if (out == NULL || first == NULL || actions == NULL) {
@@ -425,15 +425,16 @@ static cf_schedule *write_down(const searcher *s, const cf_schedule *start) {
     out->kind = CF_SCHEDULE_DEFAULT;
     out->first = first;
     out->actions = actions;
-    out->limits = &first[s->n_stages + 1];
+    limits = &first[s->n_stages + 1];
+    out->limits.chunks_by_stage = limits;
     for (stage = 0; stage < s->n_stages; stage++) {
         const item *list = list_of(s, &s->best, stage);
         first[stage] = at;
-        out->limits[stage] = s->limits[stage] < INT64_MAX ? s->limits[stage] : 0;
+        limits[stage] = s->limits[stage] < INT64_MAX ? s->limits[stage] : 0;
         for (i = 0; i < s->best.count[stage]; i++, at++) {
             int pass = pass_of(list[i]);
             int dropped = find(list, s->best.count[stage], item_of(chunk_of(list[i]), CF_R)) >= 0;
-            actions[at].chunk = (int32_t)(chunk_of(list[i]) + s->plan->n_steps * start->rank);
+            actions[at].chunk = (int32_t)(chunk_of(list[i]) + s->plan->n_steps * start->shape.rank);
             actions[at].stage = (int32_t)stage;
             actions[at].pass = (uint8_t)pass;
             actions[at].keep = (uint8_t)(pass == CF_R || (pass == CF_F && !dropped));
@@ -451,10 +452,10 @@ cf_schedule *search_lists(const cf_plan *plan, const cf_schedule *start, const c
     void *memory;
     memset(&s, 0, sizeof s);
     s.plan = plan;
-    s.chunks = &plan->chunks[start->rank * plan->n_steps];
+    s.chunks = &plan->chunks[start->shape.rank * plan->n_steps];
     s.n = plan->n_steps;
-    s.n_stages = start->n_stages;
-    s.k = desc->k > 0 ? desc->k : 1;
+    s.n_stages = start->shape.n_stages;
+    s.k = desc->shape.k > 0 ? desc->shape.k : 1;
     s.state = seed;
     bytes = lay_out(&s, NULL);
     memory = calloc(1, bytes);

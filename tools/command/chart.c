@@ -42,7 +42,7 @@ static int has_blocks(void) {
 
 /* Columns of "stage 12 " for the largest stage number. */
 static int label_width(const cf_schedule *schedule) {
-    return snprintf(NULL, 0, "stage %lld ", (long long)(schedule->n_stages - 1));
+    return snprintf(NULL, 0, "stage %lld ", (long long)(schedule->shape.n_stages - 1));
 }
 
 static void print_label(const cf_schedule *schedule, int64_t stage) {
@@ -57,7 +57,7 @@ static int name_action(const cf_schedule *schedule, const cf_action *a, char *te
     const char *dropped = a->pass <= CF_R && !a->keep ? "-" : "";
     const char *pass = cf_pass_name((cf_pass)a->pass);
 
-    if (schedule->n_virtual > 1) return snprintf(text, size, "%d%s%d%s", (int)a->stage, pass, (int)a->chunk, dropped);
+    if (schedule->shape.n_virtual > 1) return snprintf(text, size, "%d%s%d%s", (int)a->stage, pass, (int)a->chunk, dropped);
     return snprintf(text, size, "%s%d%s", pass, (int)a->chunk, dropped);
 }
 
@@ -65,7 +65,7 @@ void chart_list(const cf_schedule *schedule, const chart_options *options) {
     int64_t width = choose_width(options), stage, i;
     int indent = label_width(schedule);
 
-    for (stage = 0; stage < schedule->n_stages && !cli_stdout_failed(); stage++) {
+    for (stage = 0; stage < schedule->shape.n_stages && !cli_stdout_failed(); stage++) {
         int64_t at = indent;
         print_label(schedule, stage);
         for (i = schedule->first[stage]; i < schedule->first[stage + 1]; i++) {
@@ -152,7 +152,7 @@ static const char *colour_of(int pass) {
    pass begins. */
 static void draw_pass(const canvas *c, const cf_action *a, int64_t n) {
     char text[32];
-    int later = a->stage >= c->schedule->n_stages;
+    int later = a->stage >= c->schedule->shape.n_stages;
     char letter = *cf_pass_name((cf_pass)a->pass);
     int used = snprintf(text, sizeof text, "%c%d", later ? tolower((unsigned char)letter) : letter, (int)a->chunk);
 
@@ -259,7 +259,7 @@ static void draw_legend(canvas *c) {
         put_words(c, meanings[pass]);
     }
     put_words(c, c->colour ? "blank idle" : ". idle");
-    if (c->schedule->n_virtual > 1) put_words(c, "; lower case: the stage's later virtual stages");
+    if (c->schedule->shape.n_virtual > 1) put_words(c, "; lower case: the stage's later virtual stages");
     putchar('\n');
 }
 
@@ -275,8 +275,8 @@ static double held_by(const canvas *c, int64_t action) {
 /* 0: none. */
 static double limit_of(const canvas *c, int64_t stage) {
     if (c->held) return (double)c->limit;
-    if (!c->schedule->limits || c->schedule->limits[stage] <= 0) return 0;
-    return (double)c->schedule->limits[stage] / (double)c->copies;
+    if (!c->schedule->limits.chunks_by_stage || c->schedule->limits.chunks_by_stage[stage] <= 0) return 0;
+    return (double)c->schedule->limits.chunks_by_stage[stage] / (double)c->copies;
 }
 
 static double peak_of(const canvas *c, int64_t stage) {
@@ -358,17 +358,17 @@ static void draw_memory(canvas *c) {
     char text[160];
     int64_t stage;
 
-    for (stage = 0; stage < c->schedule->n_stages; stage++)
+    for (stage = 0; stage < c->schedule->shape.n_stages; stage++)
         if (peak_of(c, stage) > top) top = peak_of(c, stage);
     if (!(top > 0) || !(c->timeline->makespan > 0)) return;
     begin_words(c);
     snprintf(text, sizeof text, "%s that each stage holds: the most%s, and over time; a full column is %s%s%s", unit,
-             c->held || !c->schedule->limits ? "" : "/limit", compact(top),
+             c->held || !c->schedule->limits.chunks_by_stage ? "" : "/limit", compact(top),
              c->held && c->limit > 0 ? ", the limit " : "",
              c->held && c->limit > 0 ? compact((double)c->limit) : "");
     put_words(c, text);
     putchar('\n');
-    for (stage = 0; stage < c->schedule->n_stages && !cli_stdout_failed(); stage++) draw_memory_of(c, stage, top);
+    for (stage = 0; stage < c->schedule->shape.n_stages && !cli_stdout_failed(); stage++) draw_memory_of(c, stage, top);
 }
 
 int chart_draw(const pipeline *pipe, const cf_schedule *schedule, const cf_timeline *timeline, const int64_t *held,
@@ -381,14 +381,14 @@ int chart_draw(const pipeline *pipe, const cf_schedule *schedule, const cf_timel
     c.schedule = schedule;
     c.timeline = timeline;
     c.held = unit == HELD_TOKENS ? NULL : held;
-    c.copies = unit == HELD_GPU_BYTES ? 1 : schedule->n_virtual;
+    c.copies = unit == HELD_GPU_BYTES ? 1 : schedule->shape.n_virtual;
     c.limit = pipe->estimates ? pipe->gpu.memory : pipe->limit_bytes;
     c.colour = choose_colour(options);
     c.width = choose_width(options) - label_width(schedule) - 2; /* two bars */
     if (c.width < 1) c.width = 1;
     c.columns = (column *)malloc((size_t)c.width * sizeof *c.columns);
     if (!c.columns) return cli_failed("out of memory");
-    for (stage = 0; stage < schedule->n_stages && !cli_stdout_failed(); stage++) {
+    for (stage = 0; stage < schedule->shape.n_stages && !cli_stdout_failed(); stage++) {
         fill_columns(&c, stage);
         draw_stage(&c, stage);
     }

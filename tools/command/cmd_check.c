@@ -173,7 +173,7 @@ static int validate_schedule(const check_options *asked, const pipeline *pipe, c
     cf_error error;
     cf_result result;
     int64_t *scaled;
-    int code = pipeline_limits(pipe, schedule->n_virtual > 0 ? schedule->n_virtual : 1, &desc, &scaled);
+    int code = pipeline_limits(pipe, schedule->shape.n_virtual > 0 ? schedule->shape.n_virtual : 1, &desc, &scaled);
 
     progress_begin("checking");
     if (code == CLI_OK) {
@@ -193,8 +193,8 @@ static int say_schedule(const source *file, const cf_schedule *s, const char *ti
 
     cli_put(cli_input_name(file->path), stdout);
     printf(": sound schedule: %s, K = %s, %s replay, rank %s, %s stages of %s virtual stages%s, %s actions%s\n", kind,
-           cli_commas(s->k), cf_replay_name(s->replay), cli_commas(s->rank), cli_commas(s->n_stages),
-           cli_commas(s->n_virtual), s->placement == CF_PLACEMENT_V ? " in a V" : "", cli_commas(s->n_actions), times);
+           cli_commas(s->shape.k), cf_replay_name(s->shape.replay), cli_commas(s->shape.rank), cli_commas(s->shape.n_stages),
+           cli_commas(s->shape.n_virtual), s->shape.placement == CF_PLACEMENT_V ? " in a V" : "", cli_commas(s->n_actions), times);
     return CLI_OK;
 }
 
@@ -221,7 +221,7 @@ static int has_unit_costs(const cf_plan *plan, const cf_schedule *s, const cf_ti
     int64_t i;
 
     for (i = 0; i < s->n_actions; i++) {
-        double rows = (double)plan->chunks[s->actions[i].chunk].padded / (double)s->n_virtual;
+        double rows = (double)plan->chunks[s->actions[i].chunk].padded / (double)s->shape.n_virtual;
         double unit = s->actions[i].pass == CF_B ? 2 * rows : rows, seconds = timeline->end[i] - timeline->start[i];
         if (s->actions[i].pass >= CF_COMPUTE_PASS_COUNT) continue;
         if (seconds < unit * (1 - 1e-6) || seconds > unit * (1 + 1e-6)) return 0;
@@ -290,7 +290,7 @@ static int check_one(const check_options *asked, const source *file, const cf_pl
 
     if (asked->time) saved = NULL;
     if (wants_drawing(asked) && !asked->time && !(saved && saved->has_times)) return nothing_to_draw(file);
-    wanted.stages = schedule->n_stages;
+    wanted.stages = schedule->shape.n_stages;
     code = pipeline_open("check", &wanted, plan->n_ranks, &pipe);
     if (code != CLI_OK) return code;
     t.pipe = &pipe;
@@ -311,9 +311,9 @@ static int check_json_node(const check_options *asked, const source *file, const
     int code = saved_schedule_read(&file->document, node, &saved);
 
     if (code != CLI_OK) return code;
-    if (rank >= 0 && saved.schedule->rank != rank) {
+    if (rank >= 0 && saved.schedule->shape.rank != rank) {
         json_wrong(&file->document, node, "rank: got %lld, wanted %lld: there is one schedule for each rank, in order",
-                   (long long)saved.schedule->rank, (long long)rank);
+                   (long long)saved.schedule->shape.rank, (long long)rank);
         saved_schedule_free(&saved);
         return CLI_FAILED;
     }

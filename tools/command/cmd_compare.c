@@ -81,8 +81,8 @@ static void measure(const comparison *t, const pipeline_run *run, row *r) {
     const cf_timeline *timeline = run->timeline;
     int64_t i;
 
-    r->n_virtual = run->schedule->n_virtual;
-    r->placement = run->schedule->placement;
+    r->n_virtual = run->schedule->shape.n_virtual;
+    r->placement = run->schedule->shape.placement;
     r->makespan = timeline->makespan;
     r->bubble_useful = timeline->bubble_useful;
     r->bubble_busy = timeline->bubble_busy;

@@ -245,7 +245,7 @@ static int print_actions(const planned *made) {
     table_begin(&list.table, action_columns, (int)(sizeof action_columns / sizeof action_columns[0]), made->asked->tsv,
                 made->pipe.unit_cost);
     list.timeline = made->run.timeline;
-    for (stage = 0; stage < made->run.schedule->n_stages && code == CLI_OK && !cli_stdout_failed(); stage++)
+    for (stage = 0; stage < made->run.schedule->shape.n_stages && code == CLI_OK && !cli_stdout_failed(); stage++)
         code = dry_run(made, stage, &list, &stats);
     ended = table_end(&list.table);
     return code == CLI_OK ? ended : code;
@@ -255,7 +255,7 @@ static int print_actions(const planned *made) {
 static int print_list(const planned *made) {
     int code = CLI_OK;
 
-    if (made->run.schedule->n_stages == 1 && made->run.schedule->n_virtual == 1) code = print_actions(made);
+    if (made->run.schedule->shape.n_stages == 1 && made->run.schedule->shape.n_virtual == 1) code = print_actions(made);
     else chart_list(made->run.schedule, &made->asked->chart);
     putchar('\n');
     return code;
@@ -283,15 +283,15 @@ static void print_counts(const cf_schedule *schedule) {
 /* The limits on chunks that the schedule was made under, if there are any; equal ones once. */
 static void print_limits(const planned *made) {
     const cf_schedule *schedule = made->run.schedule;
-    const int64_t *limits = schedule->limits;
+    const int64_t *limits = schedule->limits.chunks_by_stage;
     int64_t n = 1, i;
 
     if (!limits) return;
-    for (i = 1; i < schedule->n_stages; i++)
-        if (limits[i] != limits[0]) n = schedule->n_stages;
+    for (i = 1; i < schedule->shape.n_stages; i++)
+        if (limits[i] != limits[0]) n = schedule->shape.n_stages;
     printf("limit             ");
     for (i = 0; i < n; i++)
-        printf("%s%s", i > 0 ? ", " : "", limits[i] > 0 ? pipeline_share(limits[i], schedule->n_virtual) : "none");
+        printf("%s%s", i > 0 ? ", " : "", limits[i] > 0 ? pipeline_share(limits[i], schedule->shape.n_virtual) : "none");
     printf(" chunks%s\n", made->asked->pipeline.limit || made->asked->pipeline.limits
                               ? "" : ", which is the default; --limit none for the shortest schedule");
 }
@@ -306,11 +306,11 @@ static void print_input(const planned *made) {
            cli_commas(plan->n_chunks), cli_commas(plan->chunk_size), cli_commas(plan->n_groups),
            cli_commas(plan->n_ranks), cli_commas(plan->n_steps));
     printf("schedule          %s, K = %s, %s replay, rank %s, %s stage%s", cf_schedule_kind_name(schedule->kind),
-           cli_commas(schedule->k), cf_replay_name(schedule->replay), cli_commas(schedule->rank),
-           cli_commas(schedule->n_stages), schedule->n_stages == 1 ? "" : "s");
-    if (schedule->n_virtual > 1)
-        printf(" of %s virtual stages%s", cli_commas(schedule->n_virtual),
-               schedule->placement == CF_PLACEMENT_V ? " in a V" : "");
+           cli_commas(schedule->shape.k), cf_replay_name(schedule->shape.replay), cli_commas(schedule->shape.rank),
+           cli_commas(schedule->shape.n_stages), schedule->shape.n_stages == 1 ? "" : "s");
+    if (schedule->shape.n_virtual > 1)
+        printf(" of %s virtual stages%s", cli_commas(schedule->shape.n_virtual),
+               schedule->shape.placement == CF_PLACEMENT_V ? " in a V" : "");
     putchar('\n');
     print_limits(made);
     print_counts(schedule);
@@ -361,13 +361,13 @@ enum { STAGE_BYTES = 7, STAGE_GIB, STAGE_COLUMNS };
 
 static void add_stage(table *t, const planned *made, int64_t stage, const cf_run_stats *stats) {
     const cf_schedule *schedule = made->run.schedule;
-    int64_t n_virtual = schedule->n_virtual;
+    int64_t n_virtual = schedule->shape.n_virtual;
 
     table_integer(t, stage);
     table_real(t, 1 - stage_busy(made, stage));
     table_integer(t, n_virtual);
     table_share(t, stats->peak_slots, n_virtual);
-    add_integer_or_none(t, schedule->limits && schedule->limits[stage] > 0 ? schedule->limits[stage] : -1);
+    add_integer_or_none(t, schedule->limits.chunks_by_stage && schedule->limits.chunks_by_stage[stage] > 0 ? schedule->limits.chunks_by_stage[stage] : -1);
     table_share(t, stats->peak_tokens, n_virtual);
     table_share(t, stats->peak_state_tokens, n_virtual);
     if (made->pipe.counts_bytes) table_share(t, made->run.timeline->peak_bytes[stage], n_virtual);
@@ -381,7 +381,7 @@ static int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
 static int print_stages(const planned *made, cf_run_stats *most, int64_t *bytes) {
     table t;
     cf_run_stats stats;
-    int64_t stage, n_stages = made->run.schedule->n_stages;
+    int64_t stage, n_stages = made->run.schedule->shape.n_stages;
     int code = CLI_OK, shown = n_stages > 1 || made->asked->tsv, ended = CLI_OK;
 
     table_begin(&t, stage_columns, STAGE_COLUMNS, made->asked->tsv, made->pipe.unit_cost);
@@ -402,15 +402,15 @@ static int print_stages(const planned *made, cf_run_stats *most, int64_t *bytes)
 
 /* What each stage holds at most, and after it the most of them. */
 static int print_peaks(const planned *made) {
-    int64_t n_virtual = made->run.schedule->n_virtual, bytes = 0;
+    int64_t n_virtual = made->run.schedule->shape.n_virtual, bytes = 0;
     cf_run_stats most;
     int code;
 
     memset(&most, 0, sizeof most);
-    if (made->run.schedule->n_stages > 1) putchar('\n');
+    if (made->run.schedule->shape.n_stages > 1) putchar('\n');
     code = print_stages(made, &most, &bytes);
     if (code != CLI_OK) return code;
-    if (made->run.schedule->n_stages > 1) putchar('\n');
+    if (made->run.schedule->shape.n_stages > 1) putchar('\n');
     printf("peak activations  %s chunks, %s tokens\n", pipeline_share(most.peak_slots, n_virtual),
            pipeline_share(most.peak_tokens, n_virtual));
     printf("peak state        %s groups, %s tokens\n", pipeline_share(most.peak_states, n_virtual),
@@ -459,7 +459,7 @@ static cf_result write_dot(const planned *made, cli_output *to, cf_error *error)
     cf_graph *graph = NULL;
     cf_result result;
 
-    result = pipeline_costs_make(&made->pipe, schedule->n_virtual, made->packed.plan->chunk_size, CF_RECOMPUTE_DEFAULT,
+    result = pipeline_costs_make(&made->pipe, schedule->shape.n_virtual, made->packed.plan->chunk_size, CF_RECOMPUTE_DEFAULT,
                                  &costs, error);
     if (result != CF_OK) return result;
     memset(&desc, 0, sizeof desc);
@@ -478,7 +478,7 @@ static cf_result write_dot(const planned *made, cli_output *to, cf_error *error)
 /* Whoever reads the file must know which chunk a microbatch is. */
 static cf_result check_numbering(const planned *made, cf_error *error) {
     const cf_plan *plan = made->packed.plan;
-    int64_t first = made->run.schedule->rank * plan->n_steps, m = 0;
+    int64_t first = made->run.schedule->shape.rank * plan->n_steps, m = 0;
     int32_t *chunks = (int32_t *)malloc(((size_t)plan->n_steps + 1) * sizeof *chunks);
     cf_result result;
 
@@ -566,7 +566,7 @@ static int write_schedules(const planned *made, cli_output *to) {
 /* Where each virtual stage has its copy, a limit allows as many times the bytes. */
 static cf_result write_memory_svg(const planned *made, cli_output *to, cf_error *error) {
     const pipeline *pipe = &made->pipe;
-    int64_t n_virtual = made->run.schedule->n_virtual, limit = pipe->gpu.memory;
+    int64_t n_virtual = made->run.schedule->shape.n_virtual, limit = pipe->gpu.memory;
 
     if (!pipe->has_model) limit = pipe->limit_bytes < INT64_MAX / n_virtual ? pipe->limit_bytes * n_virtual : INT64_MAX;
     return svg_memory_write(made->run.schedule, made->run.timeline, made->held, held_unit_of(pipe), limit,

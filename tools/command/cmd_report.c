@@ -124,9 +124,9 @@ static int check_measured(const maker *m) {
 
     memset(&desc, 0, sizeof desc);
     if (!m->saved.has_times) return cli_wrong("%s: has no times", path);
-    if (m->saved.schedule->n_stages != m->pipe.n_stages || m->saved.schedule->rank != m->pipe.rank)
+    if (m->saved.schedule->shape.n_stages != m->pipe.n_stages || m->saved.schedule->shape.rank != m->pipe.rank)
         return cli_wrong("%s: is for %lld stages and rank %lld, wanted %lld and %lld", path,
-                         (long long)m->saved.schedule->n_stages, (long long)m->saved.schedule->rank,
+                         (long long)m->saved.schedule->shape.n_stages, (long long)m->saved.schedule->shape.rank,
                          (long long)m->pipe.n_stages, (long long)m->pipe.rank);
     if (cf_schedule_validate(m->packed.plan, m->saved.schedule, &desc, NULL, &error) != CF_OK)
         return cli_wrong("%s: no schedule of these chunks: %s", path, error.text);

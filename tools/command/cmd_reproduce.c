@@ -74,10 +74,10 @@ static int example_bubble(const example *e, cf_schedule_kind kind, cf_replay rep
     pack.chunk_size = e->chunk_size;
     pack.max_slices = e->unsplit;
     pack.no_tails = 1;
-    order.n_stages = 4;
+    order.shape.n_stages = 4;
     order.kind = kind;
-    order.replay = replay;
-    order.k = e->k;
+    order.shape.replay = replay;
+    order.shape.k = e->k;
     result = cf_pack(e->lengths, 4, &pack, &plan, &error);
     if (result == CF_OK) result = cf_schedule_make(plan, &order, &schedule, &error);
     if (result == CF_OK) result = cf_simulate(plan, schedule, NULL, &timeline, &error);

@@ -31,7 +31,7 @@ static void write_node(text_out *to, const cf_graph *graph, int64_t id) {
     const cf_node *node = &graph->nodes[id];
 
     text_out_put(to, "    n%lld [label=\"%s %d", (long long)id, cf_pass_name((cf_pass)node->pass), (int)node->chunk);
-    if (graph->n_virtual > 1) text_out_put(to, " @ %d", (int)node->stage);
+    if (graph->shape.n_virtual > 1) text_out_put(to, " @ %d", (int)node->stage);
     text_out_put(to, "\", tooltip=\"");
     write_real(to, node->seconds);
     text_out_put(to, " s\", %s];\n", looks[node->pass]);
@@ -55,7 +55,7 @@ static void write_stage(text_out *to, const cf_graph *graph, int64_t stage) {
 
     text_out_put(to, "  subgraph cluster_s%lld {\n    label=\"stage %lld\";\n", (long long)stage, (long long)stage);
     for (i = 0; i < graph->n_nodes; i++)
-        if (cf_placement_stage(graph->placement, graph->n_stages, graph->nodes[i].stage) == stage)
+        if (cf_placement_stage(graph->shape.placement, graph->shape.n_stages, graph->nodes[i].stage) == stage)
             write_node(to, graph, i);
     text_out_put(to, "  }\n");
 }
@@ -73,7 +73,7 @@ cf_result graph_dot_write(const cf_graph *graph, int64_t max_nodes, const cf_all
                        "is too many to draw; raise max_nodes, or draw fewer chunks");
     text_out_put(&to, "// solid: activation, gradient, replay, own; dashed: state, state gradient; dotted: slot\n");
     text_out_put(&to, "digraph chunkflow {\n  rankdir=LR;\n  node [shape=box, style=filled];\n");
-    for (i = 0; i < graph->n_stages && graph->n_nodes > 0; i++) write_stage(&to, graph, i);
+    for (i = 0; i < graph->shape.n_stages && graph->n_nodes > 0; i++) write_stage(&to, graph, i);
     for (i = 0; i < graph->n_edges; i++) write_edge(&to, &graph->edges[i]);
     text_out_put(&to, "}\n");
     return text_out_end(&to, error);

@@ -30,13 +30,13 @@ static int64_t weigh(const counter *c, const cf_memory_load *load) {
     const cf_bytes *bytes = &c->pipe->bytes;
 
     if (!c->pipe->counts_bytes) return load->live_tokens;
-    return bytes->per_token_activations * load->live_tokens + bytes->per_token_state * load->state_tokens +
-           bytes->per_token_state_gradient * load->state_gradient_tokens +
-           bytes->per_token_boundary * load->input_tokens;
+    return bytes->activations * load->live_tokens + bytes->state * load->state_tokens +
+           bytes->state_gradient * load->state_gradient_tokens +
+           bytes->boundary * load->input_tokens;
 }
 
 static void count_tokens(counter *c, int64_t stage) {
-    int64_t n_virtual = c->schedule->n_virtual, n = length_of(c->schedule, stage) * n_virtual, i;
+    int64_t n_virtual = c->schedule->shape.n_virtual, n = length_of(c->schedule, stage) * n_virtual, i;
 
     for (i = 0; i < n; i++)
         c->held[c->schedule->first[stage] + i / n_virtual] += weigh(c, &c->moments[stage][i]);
@@ -46,7 +46,7 @@ static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* A ring and two kept inputs, and what they make room for in host memory, are there from the first pass to the last. */
 static void hold_stream(counter *c, int64_t stage) {
-    int64_t n_virtual = c->schedule->n_virtual, n = length_of(c->schedule, stage) * n_virtual, i, row;
+    int64_t n_virtual = c->schedule->shape.n_virtual, n = length_of(c->schedule, stage) * n_virtual, i, row;
 
     for (row = 0; row < n_virtual; row++) {
         int64_t state = 0, gradient = 0, inputs = 0;
@@ -66,16 +66,16 @@ static void hold_stream(counter *c, int64_t stage) {
 /* The moment number i of every stage that has so many. */
 static cf_result count_moment(counter *c, int64_t i, cf_error *error) {
     const cf_schedule *s = c->schedule;
-    int64_t stage, row, n_v = s->n_stages * s->n_virtual;
+    int64_t stage, row, n_v = s->shape.n_stages * s->shape.n_virtual;
     cf_result result;
 
     memset(c->loads, 0, (size_t)n_v * sizeof *c->loads);
-    for (stage = 0; stage < s->n_stages; stage++)
-        for (row = 0; row < s->n_virtual && i < length_of(s, stage); row++)
-            c->loads[cf_placement_at(s->placement, s->n_stages, row, stage)] =
-                c->moments[stage][i * s->n_virtual + row];
-    result = cf_memory_estimate(&c->desc, c->loads, n_v, c->reports, s->n_stages, error);
-    for (stage = 0; stage < s->n_stages && result == CF_OK; stage++)
+    for (stage = 0; stage < s->shape.n_stages; stage++)
+        for (row = 0; row < s->shape.n_virtual && i < length_of(s, stage); row++)
+            c->loads[cf_placement_at(s->shape.placement, s->shape.n_stages, row, stage)] =
+                c->moments[stage][i * s->shape.n_virtual + row];
+    result = cf_memory_estimate(&c->desc, c->loads, n_v, c->reports, s->shape.n_stages, error);
+    for (stage = 0; stage < s->shape.n_stages && result == CF_OK; stage++)
         if (i < length_of(s, stage)) c->held[s->first[stage] + i] = c->reports[stage].total;
     return result;
 }
@@ -84,12 +84,12 @@ static cf_result count(counter *c, cf_error *error) {
     int64_t stage, i, most = 0;
     cf_result result = CF_OK;
 
-    for (stage = 0; stage < c->schedule->n_stages && result == CF_OK; stage++) {
+    for (stage = 0; stage < c->schedule->shape.n_stages && result == CF_OK; stage++) {
         int64_t n = length_of(c->schedule, stage);
         if (n > most) most = n;
-        c->moments[stage] = (cf_memory_load *)calloc((size_t)(n * c->schedule->n_virtual + 1), sizeof **c->moments);
+        c->moments[stage] = (cf_memory_load *)calloc((size_t)(n * c->schedule->shape.n_virtual + 1), sizeof **c->moments);
         if (!c->moments[stage]) return cf_refuse(error, CF_ERROR_MEMORY, "memory", -1, "out of memory");
-        result = cf_schedule_loads(c->plan, c->schedule, stage, c->moments[stage], n * c->schedule->n_virtual, error);
+        result = cf_schedule_loads(c->plan, c->schedule, stage, c->moments[stage], n * c->schedule->shape.n_virtual, error);
         if (result == CF_OK && !c->pipe->has_model) count_tokens(c, stage);
         if (result == CF_OK && c->desc.state_window > 0) hold_stream(c, stage);
     }
@@ -100,7 +100,7 @@ static cf_result count(counter *c, cf_error *error) {
 static void close_counter(counter *c) {
     int64_t stage;
 
-    for (stage = 0; c->moments && stage < c->schedule->n_stages; stage++) free(c->moments[stage]);
+    for (stage = 0; c->moments && stage < c->schedule->shape.n_stages; stage++) free(c->moments[stage]);
     free(c->moments);
     free(c->loads);
     free(c->reports);
@@ -108,7 +108,7 @@ static void close_counter(counter *c) {
 
 cf_result held_make(const pipeline *p, const cf_plan *plan, const cf_schedule *schedule, cf_recompute recompute,
                     int64_t **out, cf_error *error) {
-    size_t n_stages = (size_t)schedule->n_stages;
+    size_t n_stages = (size_t)schedule->shape.n_stages;
     counter c;
     cf_result result;
 
@@ -118,7 +118,7 @@ cf_result held_make(const pipeline *p, const cf_plan *plan, const cf_schedule *s
     c.schedule = schedule;
     if (p->has_model) c.desc = pipeline_memory_of(p, schedule, recompute);
     c.moments = (cf_memory_load **)calloc(n_stages, sizeof *c.moments);
-    c.loads = (cf_memory_load *)calloc(n_stages * (size_t)schedule->n_virtual, sizeof *c.loads);
+    c.loads = (cf_memory_load *)calloc(n_stages * (size_t)schedule->shape.n_virtual, sizeof *c.loads);
     c.reports = (cf_memory_report *)calloc(n_stages, sizeof *c.reports);
     c.held = (int64_t *)calloc((size_t)schedule->n_actions + 1, sizeof *c.held);
     progress_begin("counting memory");

@@ -62,12 +62,12 @@ static int gives_room(const finder *f, int64_t id) {
 }
 
 static int64_t physical(const finder *f, int64_t v) {
-    return cf_placement_stage(f->schedule->placement, f->schedule->n_stages, v);
+    return cf_placement_stage(f->schedule->shape.placement, f->schedule->shape.n_stages, v);
 }
 
 /* Where the action of a pass is noted; NULL where there is no such chunk of the rank, or no such virtual stage. */
 static int32_t *place_of(const finder *f, int pass, int64_t chunk, int64_t v) {
-    int64_t i = chunk - f->schedule->rank * f->n;
+    int64_t i = chunk - f->schedule->shape.rank * f->n;
     if (i < 0 || i >= f->n || v < 0 || v >= f->n_v) return NULL;
     return &f->at[(v * f->n + i) * PLACES + pass - (pass > CF_B)];
 }
@@ -105,7 +105,7 @@ static needs needs_of(const finder *f, int64_t id) {
         n.state = find(f, CF_F, in_group(f, a, -1), a->stage);
         break;
     case CF_R:
-        if (f->schedule->replay == CF_REPLAY_PIPELINE) n.from_stage = find(f, CF_R, a->chunk, a->stage - 1);
+        if (f->schedule->shape.replay == CF_REPLAY_PIPELINE) n.from_stage = find(f, CF_R, a->chunk, a->stage - 1);
         n.own = find(f, CF_F, a->chunk, a->stage);
         break;
     case CF_W: n.own = find(f, CF_B, a->chunk, a->stage); break;
@@ -127,7 +127,7 @@ static int64_t taker_of(const finder *f, int64_t id) {
     const cf_action *a = action_of(f, id);
 
     if (a->pass == CF_W) return -1;
-    if (a->pass == CF_R && f->schedule->replay != CF_REPLAY_PIPELINE) return -1;
+    if (a->pass == CF_R && f->schedule->shape.replay != CF_REPLAY_PIPELINE) return -1;
     if (a->pass == CF_B || a->pass == CF_I) return a->stage - 1;
     return find(f, a->pass, a->chunk, a->stage + 1) >= 0 ? a->stage + 1 : -1;
 }
@@ -136,8 +136,8 @@ static int64_t taker_of(const finder *f, int64_t id) {
    result is there at once, and both stages are busy with it afterwards. */
 static void note_arrival(finder *f, int64_t id, double free_at[2]) {
     const cf_action *a = action_of(f, id);
-    int64_t to = taker_of(f, id), row = a->stage / f->schedule->n_stages;
-    int turned = f->schedule->placement == CF_PLACEMENT_V && row % 2 == 1, queue = (to < a->stage) != turned;
+    int64_t to = taker_of(f, id), row = a->stage / f->schedule->shape.n_stages;
+    int turned = f->schedule->shape.placement == CF_PLACEMENT_V && row % 2 == 1, queue = (to < a->stage) != turned;
     double end = f->timeline->end[id], seconds;
 
     f->out.sent[id] = -1;
@@ -153,7 +153,7 @@ static void note_arrival(finder *f, int64_t id, double free_at[2]) {
 static void note_arrivals(finder *f) {
     int64_t s, i;
 
-    for (s = 0; s < f->schedule->n_stages; s++) {
+    for (s = 0; s < f->schedule->shape.n_stages; s++) {
         double free_at[2] = {0, 0};
         for (i = f->schedule->first[s]; i < f->schedule->first[s + 1]; i++)
             if (is_pass(f, i)) note_arrival(f, i, free_at);
@@ -170,7 +170,7 @@ static double slot_of(const finder *f, int64_t id) {
     int64_t cell = chunk->group * f->n_v + action_of(f, id)->stage;
 
     if (action_of(f, id)->pass != CF_R || chunk->group < 0) return 0;
-    return f->in_group[cell] + 1 >= f->schedule->k ? f->slot[cell] : 0;
+    return f->in_group[cell] + 1 >= f->schedule->shape.k ? f->slot[cell] : 0;
 }
 
 static void note_moments(finder *f, int64_t id) {
@@ -254,7 +254,7 @@ typedef struct span {
 } span;
 
 static void fill_spans(const finder *f, int64_t stage, int64_t id, span spans[IDLE_CAUSE_COUNT]) {
-    int64_t limit = f->schedule->limits ? f->schedule->limits[stage] : 0, last = f->schedule->first[stage + 1] - 1;
+    int64_t limit = f->schedule->limits.chunks_by_stage ? f->schedule->limits.chunks_by_stage[stage] : 0, last = f->schedule->first[stage + 1] - 1;
     int64_t maker = needs_of(f, id).from_stage;
     int blocks = f->timing && f->timing->no_overlap, pass = action_of(f, id)->pass;
 
@@ -389,9 +389,9 @@ static size_t lay_out(finder *f, char *memory) {
     int64_t cells = f->n_v * f->n, groups = f->plan->n_groups * f->n_v;
     size_t used = 0;
 
-    f->out.first = (int64_t *)take(memory, &used, s->n_stages + 1, sizeof *f->out.first);
-    f->out.stages = (idle_stage *)take(memory, &used, s->n_stages, sizeof *f->out.stages);
-    f->out.pieces = (idle_piece *)take(memory, &used, MOST_PIECES * s->n_actions + s->n_stages, sizeof *f->out.pieces);
+    f->out.first = (int64_t *)take(memory, &used, s->shape.n_stages + 1, sizeof *f->out.first);
+    f->out.stages = (idle_stage *)take(memory, &used, s->shape.n_stages, sizeof *f->out.stages);
+    f->out.pieces = (idle_piece *)take(memory, &used, MOST_PIECES * s->n_actions + s->shape.n_stages, sizeof *f->out.pieces);
     f->out.sent = (double *)take(memory, &used, s->n_actions, sizeof(double));
     f->out.arrived = (double *)take(memory, &used, s->n_actions, sizeof(double));
     f->out.waited_for = (int32_t *)take(memory, &used, s->n_actions, sizeof(int32_t));
@@ -416,7 +416,7 @@ static void fill(finder *f) {
             *place_of(f, action_of(f, i)->pass, action_of(f, i)->chunk, action_of(f, i)->stage) = (int32_t)i;
     note_means(f);
     note_arrivals(f);
-    for (s = 0; s < f->schedule->n_stages; s++) {
+    for (s = 0; s < f->schedule->shape.n_stages; s++) {
         walk_forwards(f, s);
         walk_backwards(f, s);
         find_pieces(f, s);
@@ -435,9 +435,9 @@ cf_result idle_make(const cf_plan *plan, const cf_schedule *schedule, const cf_t
     f.timeline = timeline;
     f.timing = timing;
     f.n = plan->n_steps;
-    f.n_v = schedule->n_stages * schedule->n_virtual;
+    f.n_v = schedule->shape.n_stages * schedule->shape.n_virtual;
     f.out.n_actions = schedule->n_actions;
-    f.out.n_stages = schedule->n_stages;
+    f.out.n_stages = schedule->shape.n_stages;
     f.out.memory = calloc(1, lay_out(&f, NULL) + 16);
     if (!f.out.memory) return cf_refuse(error, CF_ERROR_MEMORY, "memory", -1, "out of memory");
     (void)lay_out(&f, (char *)f.out.memory);

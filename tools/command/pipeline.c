@@ -61,10 +61,10 @@ static int take_token_bytes(const char *command, const pipeline_options *asked, 
     code = cli_take_numbers(command, "--token-bytes", asked->token_bytes, 0, INT64_MAX, &numbers, &n);
     if (code != CLI_OK) return code;
     if (n == 4) {
-        p->bytes.per_token_activations = numbers[0];
-        p->bytes.per_token_state = numbers[1];
-        p->bytes.per_token_state_gradient = numbers[2];
-        p->bytes.per_token_boundary = numbers[3];
+        p->bytes.activations = numbers[0];
+        p->bytes.state = numbers[1];
+        p->bytes.state_gradient = numbers[2];
+        p->bytes.boundary = numbers[3];
         p->counts_bytes = 1;
     } else {
         code = cli_usage(command, "--token-bytes: got %lld numbers, wanted 4", (long long)n);
@@ -367,10 +367,10 @@ int pipeline_limits(const pipeline *p, int64_t n_virtual, cf_validate_desc *out,
     *limits = NULL;
     memset(out, 0, sizeof *out);
     if (p->limits && !(*limits = scale_limits(p, n_virtual))) return cli_failed("out of memory");
-    out->limit = scale_limit(p->limit, n_virtual);
-    out->limits = *limits;
-    out->bytes = p->bytes;
-    out->limit_bytes = scale_limit(p->limit_bytes, n_virtual);
+    out->limits.chunks = scale_limit(p->limit, n_virtual);
+    out->limits.chunks_by_stage = *limits;
+    out->limits.per_token = p->bytes;
+    out->limits.bytes = scale_limit(p->limit_bytes, n_virtual);
     return CLI_OK;
 }
 
@@ -408,9 +408,9 @@ static cf_result simulate(const pipeline *p, const cf_plan *plan, const cf_sched
 
     memset(&simulation, 0, sizeof simulation);
     simulation.timing = desc->timing;
-    simulation.bytes = p->bytes;
-    simulation.limit = desc->limit;
-    simulation.limits = desc->limits;
+    simulation.limits.per_token = p->bytes;
+    simulation.limits.chunks = desc->limits.chunks;
+    simulation.limits.chunks_by_stage = desc->limits.chunks_by_stage;
     return cf_simulate(plan, schedule, &simulation, &run->timeline, error);
 }
 
@@ -418,8 +418,8 @@ cf_memory_desc pipeline_memory_of(const pipeline *p, const cf_schedule *schedule
     cf_memory_desc desc = p->memory;
 
     desc.model = &p->model.model;
-    desc.parallel = parallel_of(p, schedule->n_virtual, recompute);
-    desc.parallel.placement = schedule->placement;
+    desc.parallel = parallel_of(p, schedule->shape.n_virtual, recompute);
+    desc.parallel.placement = schedule->shape.placement;
     return desc;
 }
 
@@ -458,7 +458,7 @@ cf_result pipeline_run_of(const pipeline *p, const cf_plan *plan, const cf_sched
 
     memset(&fresh, 0, sizeof fresh);
     memset(&desc, 0, sizeof desc);
-    result = pipeline_costs_make(p, schedule->n_virtual, plan->chunk_size, CF_RECOMPUTE_DEFAULT, &costs, error);
+    result = pipeline_costs_make(p, schedule->shape.n_virtual, plan->chunk_size, CF_RECOMPUTE_DEFAULT, &costs, error);
     if (result != CF_OK) return result;
     desc.timing = &costs.timing;
     result = simulate(p, plan, schedule, &desc, &fresh, error);
@@ -471,7 +471,7 @@ cf_result pipeline_run_of(const pipeline *p, const cf_plan *plan, const cf_sched
 
 /* The library counts virtual stages one by one. */
 static void explain_limit(cf_error *error, int64_t n_virtual) {
-    int about_bytes = strcmp(error->field, "limit_bytes") == 0;
+    int about_bytes = strcmp(error->field, "limits.bytes") == 0;
 
     snprintf(error->text, sizeof error->text, "%s: stage %lld may keep %s, and needs %s at least",
              about_bytes ? "--limit-bytes" : "--limit", (long long)error->item, pipeline_share(error->got, n_virtual),
@@ -489,14 +489,14 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
     memset(&fresh, 0, sizeof fresh);
     memset(&desc, 0, sizeof desc);
     desc.kind = what->kind;
-    desc.replay = what->replay;
-    desc.n_stages = p->n_stages;
-    desc.n_virtual = what->n_virtual;
-    desc.placement = what->placement;
-    desc.k = what->k;
-    desc.rank = p->rank;
+    desc.shape.replay = what->replay;
+    desc.shape.n_stages = p->n_stages;
+    desc.shape.n_virtual = what->n_virtual;
+    desc.shape.placement = what->placement;
+    desc.shape.k = what->k;
+    desc.shape.rank = p->rank;
     desc = cf_schedule_defaults(&desc);
-    n_virtual = desc.n_virtual;
+    n_virtual = desc.shape.n_virtual;
 
     result = pipeline_costs_make(p, n_virtual, plan->chunk_size, what->recompute, &costs, error);
     if (result != CF_OK) return result;
@@ -505,10 +505,10 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
         return no_memory(error);
     }
     desc.timing = &costs.timing;
-    desc.limit = what->unlimited ? 0 : scale_limit(p->limit, n_virtual);
-    desc.limits = limits;
-    desc.bytes = p->bytes;
-    desc.limit_bytes = scale_limit(p->limit_bytes, n_virtual);
+    desc.limits.chunks = what->unlimited ? 0 : scale_limit(p->limit, n_virtual);
+    desc.limits.chunks_by_stage = limits;
+    desc.limits.per_token = p->bytes;
+    desc.limits.bytes = scale_limit(p->limit_bytes, n_virtual);
     desc.split_backward = what->split_backward;
     desc.budget = p->budget;
     desc.report = &fresh.report;

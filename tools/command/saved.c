@@ -245,7 +245,8 @@ typedef struct schedule_object {
     cf_schedule schedule;
     cf_timeline timeline;
     int64_t version, kind, replay, placement, lowered; /* placement: 0 where the file has none */
-    uint32_t actions, limits, peak_live, bounds, peak_tokens, peak_state_tokens, peak_bytes; /* nodes; 0: not there */
+    uint32_t actions, bounds, peak_live, peak_tokens, peak_state_tokens, peak_bytes; /* nodes; 0: not there */
+    uint32_t limits, state_limits, byte_limits, token_bytes;
 } schedule_object;
 
 #define SCHEDULE_COUNT(key, member) {.name = key, .type = JSON_INT, .offset = offsetof(schedule_object, member)}
@@ -262,13 +263,14 @@ static const json_field schedule_fields[] = {
     {.name = "replay", .type = JSON_WORD, .offset = offsetof(schedule_object, replay), .word = replay_word},
     {.name = "placement", .type = JSON_WORD, .offset = offsetof(schedule_object, placement), .word = placement_word,
      .optional = 1},
-    SCHEDULE_COUNT("version", version), SCHEDULE_COUNT("stages", schedule.n_stages),
-    SCHEDULE_COUNT("virtual_stages", schedule.n_virtual),
-    SCHEDULE_COUNT("k", schedule.k), SCHEDULE_COUNT("rank", schedule.rank),
+    SCHEDULE_COUNT("version", version), SCHEDULE_COUNT("stages", schedule.shape.n_stages),
+    SCHEDULE_COUNT("virtual_stages", schedule.shape.n_virtual),
+    SCHEDULE_COUNT("k", schedule.shape.k), SCHEDULE_COUNT("rank", schedule.shape.rank),
     SCHEDULE_COUNT("n_chunks", schedule.n_chunks), SCHEDULE_COUNT("n_actions", schedule.n_actions),
     SCHEDULE_COUNT("lowered", lowered),
     {.name = "actions", .type = JSON_ARRAY_OF, .offset = offsetof(schedule_object, actions)},
-    {.name = "limits", .type = JSON_ARRAY_OF, .offset = offsetof(schedule_object, limits), .optional = 1},
+    SCHEDULE_PEAK(limits), SCHEDULE_PEAK(state_limits), SCHEDULE_PEAK(byte_limits),
+    {.name = "token_bytes", .type = JSON_OBJECT_OF, .offset = offsetof(schedule_object, token_bytes), .optional = 1},
     {.name = "bounds", .type = JSON_OBJECT_OF, .offset = offsetof(schedule_object, bounds), .optional = 1},
     SCHEDULE_PEAK(peak_tokens), SCHEDULE_PEAK(peak_state_tokens), SCHEDULE_PEAK(peak_bytes),
     SCHEDULE_TIME(stream_seconds),
@@ -395,7 +397,7 @@ static int read_summary(const json_document *document, const schedule_object *ob
     int code = read_bounds(document, object->bounds, timeline), i;
 
     for (i = 0; i < 4 && code == CLI_OK; i++)
-        code = read_counts(document, peaks[i].array, peaks[i].name, saved->schedule->n_stages, peaks[i].out);
+        code = read_counts(document, peaks[i].array, peaks[i].name, saved->schedule->shape.n_stages, peaks[i].out);
     return code;
 }
 
@@ -404,8 +406,8 @@ static int check_lists(const json_document *document, const schedule_object *obj
     uint32_t list;
     int64_t n_stages = json_count(document, object->actions), n = 0;
 
-    if (n_stages != object->schedule.n_stages)
-        return contradicts(document, object->actions, "stages", object->schedule.n_stages, n_stages);
+    if (n_stages != object->schedule.shape.n_stages)
+        return contradicts(document, object->actions, "stages", object->schedule.shape.n_stages, n_stages);
     for (list = object->actions + 1; list < document->nodes[object->actions].next; list = document->nodes[list].next) {
         if (document->nodes[list].kind != JSON_ARRAY)
             return json_wrong(document, list, "actions: wanted an array for each stage");
@@ -416,17 +418,43 @@ static int check_lists(const json_document *document, const schedule_object *obj
     return CLI_OK;
 }
 
+static const json_field bytes_fields[] = {
+    {.name = "activations", .type = JSON_INT, .offset = offsetof(cf_bytes, activations)},
+    {.name = "state", .type = JSON_INT, .offset = offsetof(cf_bytes, state)},
+    {.name = "state_gradient", .type = JSON_INT, .offset = offsetof(cf_bytes, state_gradient)},
+    {.name = "boundary", .type = JSON_INT, .offset = offsetof(cf_bytes, boundary)},
+    {.name = NULL}};
+
+/* Limits by stage, in the order of the members of cf_limits. */
+enum { LIMIT_KINDS = 3 };
+
+static int read_limits(const json_document *document, const schedule_object *object, int64_t *by_stage[LIMIT_KINDS],
+                       cf_limits *out) {
+    int64_t n = object->schedule.shape.n_stages;
+    int code = read_counts(document, object->limits, "limits", n, &by_stage[0]);
+
+    if (code == CLI_OK) code = read_counts(document, object->state_limits, "state_limits", n, &by_stage[1]);
+    if (code == CLI_OK) code = read_counts(document, object->byte_limits, "byte_limits", n, &by_stage[2]);
+    if (code == CLI_OK && object->token_bytes != 0)
+        code = json_read_object(document, object->token_bytes, bytes_fields, &out->per_token, NULL);
+    out->chunks_by_stage = by_stage[0];
+    out->state_by_stage = by_stage[1];
+    out->bytes_by_stage = by_stage[2];
+    return code;
+}
+
 /* The schedule without its lists. */
 static int make_schedule(const json_document *document, const schedule_object *object, cf_schedule **out) {
     cf_schedule bare = object->schedule;
-    int code = read_counts(document, object->limits, "limits", bare.n_stages, &bare.limits);
+    int64_t *by_stage[LIMIT_KINDS] = {NULL, NULL, NULL};
+    int code = read_limits(document, object, by_stage, &bare.limits), i;
 
     bare.kind = (cf_schedule_kind)object->kind;
-    bare.replay = (cf_replay)object->replay;
-    bare.placement = object->version == 1 ? CF_PLACEMENT_LOOP : (cf_placement)object->placement;
+    bare.shape.replay = (cf_replay)object->replay;
+    bare.shape.placement = object->version == 1 ? CF_PLACEMENT_LOOP : (cf_placement)object->placement;
     bare.lowered = (int)object->lowered;
     if (code == CLI_OK && schedule_new(&bare, NULL, out, NULL) != CF_OK) code = no_memory(document);
-    free(bare.limits);
+    for (i = 0; i < LIMIT_KINDS; i++) free(by_stage[i]);
     return code;
 }
 
@@ -435,7 +463,7 @@ static int make_timeline(const json_document *document, const cf_schedule *sched
 
     if (!saved->has_times) return CLI_OK;
     timeline->n_actions = schedule->n_actions;
-    timeline->n_stages = schedule->n_stages;
+    timeline->n_stages = schedule->shape.n_stages;
     timeline->start = (double *)new_array(schedule->n_actions, sizeof *timeline->start);
     timeline->end = (double *)new_array(schedule->n_actions, sizeof *timeline->end);
     timeline->live = (int32_t *)new_array(schedule->n_actions, sizeof *timeline->live);
@@ -529,8 +557,8 @@ typedef struct time_check {
 } time_check;
 
 static double *ended_at(const time_check *c, int64_t kind, int64_t stage, int32_t chunk) {
-    int64_t n_v = c->schedule->n_stages * c->schedule->n_virtual, n_steps = c->plan->n_steps;
-    return &c->ended[(kind * n_v + stage) * n_steps + (chunk - c->schedule->rank * n_steps)];
+    int64_t n_v = c->schedule->shape.n_stages * c->schedule->shape.n_virtual, n_steps = c->plan->n_steps;
+    return &c->ended[(kind * n_v + stage) * n_steps + (chunk - c->schedule->shape.rank * n_steps)];
 }
 
 /* 0: F, 1: R, 2: B or I; -1: none of those that others wait for on another stage. A transfer is of what it carries. */
@@ -547,11 +575,11 @@ static int is_send(int pass) { return pass == CF_SEND_F || pass == CF_SEND_R || 
 
 /* When the pass on another virtual stage ended that this one waits for; 0: it waits for none. */
 static double waits_until(const time_check *c, const cf_action *a) {
-    int64_t n = c->schedule->n_stages * c->schedule->n_virtual;
+    int64_t n = c->schedule->shape.n_stages * c->schedule->shape.n_virtual;
     int kind = kind_of(a->pass);
 
     if (kind == 2) return a->stage + 1 < n ? *ended_at(c, 2, a->stage + 1, a->chunk) : 0;
-    if (kind < 0 || a->stage == 0 || (kind == 1 && c->schedule->replay == CF_REPLAY_LOCAL)) return 0;
+    if (kind < 0 || a->stage == 0 || (kind == 1 && c->schedule->shape.replay == CF_REPLAY_LOCAL)) return 0;
     /* A limit can keep a chunk on the stage before: then the first forward is the input of the replay. */
     if (kind == 1 && *ended_at(c, 1, a->stage - 1, a->chunk) == 0) kind = 0;
     return *ended_at(c, kind, a->stage - 1, a->chunk);
@@ -653,7 +681,7 @@ static int bounds_hold(const time_check *c) {
 static int peaks_agree(const time_check *c, const char *name, const int64_t *got, const int64_t *wanted) {
     int64_t stage;
 
-    for (stage = 0; got && stage < c->schedule->n_stages; stage++)
+    for (stage = 0; got && stage < c->schedule->shape.n_stages; stage++)
         if (got[stage] != wanted[stage]) {
             snprintf(c->why, c->size, "%s: got %lld on stage %lld, the list gives %lld", name, (long long)got[stage],
                      (long long)stage, (long long)wanted[stage]);
@@ -665,7 +693,7 @@ static int peaks_agree(const time_check *c, const char *name, const int64_t *got
 static int live_agrees(const time_check *c, const int32_t *wanted) {
     int64_t stage, i;
 
-    for (stage = 0; stage < c->schedule->n_stages; stage++)
+    for (stage = 0; stage < c->schedule->shape.n_stages; stage++)
         for (i = c->schedule->first[stage]; i < c->schedule->first[stage + 1]; i++)
             if (c->timeline->live[i] != wanted[i]) {
                 snprintf(c->why, c->size, "stage %lld, position %lld: live: got %d, the list gives %d",
@@ -686,7 +714,7 @@ static int peaks_hold(const time_check *c, const cf_bytes *bytes) {
 
     memset(&desc, 0, sizeof desc);
     desc.no_bounds = 1;
-    if (bytes) desc.bytes = *bytes;
+    if (bytes) desc.limits.per_token = *bytes;
     if (cf_simulate(c->plan, c->schedule, &desc, &lists, &error) != CF_OK) {
         snprintf(c->why, c->size, "%s", error.text);
         return error.code == CF_ERROR_MEMORY ? -1 : 0;
@@ -713,14 +741,14 @@ int saved_times_hold(const cf_plan *plan, const saved_schedule *saved, double sk
     c.why = why;
     c.size = size;
     /* Every chunk has a pass on every virtual stage, so this is no more than three numbers for each action. */
-    c.ended = (double *)new_array(3 * schedule->n_stages * schedule->n_virtual * plan->n_steps, sizeof *c.ended);
+    c.ended = (double *)new_array(3 * schedule->shape.n_stages * schedule->shape.n_virtual * plan->n_steps, sizeof *c.ended);
     if (!c.ended) return -1;
     for (i = 0; i < schedule->n_actions; i++) {
         const cf_action *a = &schedule->actions[i];
         int kind = a->pass < CF_COMPUTE_PASS_COUNT ? kind_of(a->pass) : -1;
         if (kind >= 0) *ended_at(&c, kind, a->stage, a->chunk) = saved->timeline.end[i];
     }
-    for (i = 0; i < schedule->n_stages && holds; i++) holds = stage_times_hold(&c, i);
+    for (i = 0; i < schedule->shape.n_stages && holds; i++) holds = stage_times_hold(&c, i);
     free(c.ended);
     if (holds) holds = sums_hold(&c) && bounds_hold(&c);
     return holds ? peaks_hold(&c, bytes) : 0;

@@ -35,8 +35,8 @@ static int is_of_transfers(int kind) { return kind >= SCHEDULE_CSV_WAIT_SEND_F; 
 
 /* Of a schedule that is known to be sound, which has one F of each chunk on every virtual stage. */
 static void find_microbatches(const cf_schedule *schedule, int32_t *chunks) {
-    int64_t last = schedule->n_stages * schedule->n_virtual - 1, i, m = 0;
-    int64_t row = cf_placement_stage(schedule->placement, schedule->n_stages, last);
+    int64_t last = schedule->shape.n_stages * schedule->shape.n_virtual - 1, i, m = 0;
+    int64_t row = cf_placement_stage(schedule->shape.placement, schedule->shape.n_stages, last);
 
     for (i = schedule->first[row]; i < schedule->first[row + 1]; i++)
         if (schedule->actions[i].pass == CF_F && schedule->actions[i].stage == last)
@@ -112,7 +112,7 @@ cf_result schedule_csv_renumber(cf_plan *plan, cf_schedule *schedule, const cf_a
     int64_t i, first;
 
     TRY(cf_schedule_validate(plan, schedule, NULL, allocator, error));
-    TRY(check_no_groups(plan, schedule->rank, "is a dependent chunk, which stays with its group", error));
+    TRY(check_no_groups(plan, schedule->shape.rank, "is a dependent chunk, which stays with its group", error));
     TRY(cf_allocator_resolve(allocator, &used, error));
     n = (size_t)plan->n_steps;
     bytes = (size_t)plan->n_slices * sizeof *slices + n * sizeof *old + 2 * n * sizeof *chunks;
@@ -120,10 +120,10 @@ cf_result schedule_csv_renumber(cf_plan *plan, cf_schedule *schedule, const cf_a
     slices = (cf_slice *)memory;
     old = (cf_chunk *)(slices + plan->n_slices);
     chunks = (int32_t *)(old + n);
-    first = schedule->rank * plan->n_steps;
+    first = schedule->shape.rank * plan->n_steps;
     find_microbatches(schedule, chunks);
     invert(chunks, first, plan->n_steps, chunks + n);
-    reorder_chunks(plan, schedule->rank, chunks, old, slices);
+    reorder_chunks(plan, schedule->shape.rank, chunks, old, slices);
     for (i = 0; i < schedule->n_actions; i++)
         schedule->actions[i].chunk = (int32_t)first + (chunks + n)[schedule->actions[i].chunk - first];
     used.release(memory, used.user);
@@ -149,7 +149,7 @@ static cf_result check_runnable(const cf_plan *plan, const cf_schedule *schedule
                                 cf_error *error) {
     int64_t i;
 
-    TRY(check_no_groups(plan, schedule->rank,
+    TRY(check_no_groups(plan, schedule->shape.rank,
                         "is part of a split sequence, whose keys and values PyTorch's files do not hand on", error));
     for (i = 0; i < schedule->n_actions; i++)
         if (is_extension(&schedule->actions[i]) && !is_left_out(&schedule->actions[i], desc))
@@ -160,10 +160,10 @@ static cf_result check_runnable(const cf_plan *plan, const cf_schedule *schedule
 
 static cf_result check_extra(const cf_plan *plan, const cf_schedule *schedule, const schedule_csv_extra *extra,
                              const schedule_csv_extra *previous) {
-    int64_t first = schedule->rank * plan->n_steps;
+    int64_t first = schedule->shape.rank * plan->n_steps;
 
     if (extra->kind < 0 || extra->kind >= SCHEDULE_CSV_EXTRA_COUNT) return CF_ERROR_ARGUMENT;
-    if (extra->row < 0 || extra->row >= schedule->n_stages || extra->stage < 0) return CF_ERROR_ARGUMENT;
+    if (extra->row < 0 || extra->row >= schedule->shape.n_stages || extra->stage < 0) return CF_ERROR_ARGUMENT;
     if (extra->before < schedule->first[extra->row] || extra->before > schedule->first[extra->row + 1])
         return CF_ERROR_ARGUMENT;
     if (previous && (extra->row < previous->row || extra->before < previous->before)) return CF_ERROR_ARGUMENT;
@@ -187,7 +187,7 @@ static cf_result check_writable(const cf_plan *plan, const cf_schedule *schedule
     TRY(cf_schedule_validate(plan, schedule, NULL, desc->allocator, error));
     TRY(check_choice("format", desc->format, SCHEDULE_CSV_FORMAT_COUNT, error));
     TRY(check_choice("torch", desc->torch, SCHEDULE_CSV_TORCH_COUNT, error));
-    if (with_transfers(desc) && !schedule->lowered && schedule->n_stages > 1 && !desc->extras)
+    if (with_transfers(desc) && !schedule->lowered && schedule->shape.n_stages > 1 && !desc->extras)
         return cf_refuse(error, CF_ERROR_ARGUMENT, "format", -1,
                          "the schedule has no transfers to write; lower it first");
     TRY(check_extras(plan, schedule, desc->extras, error));
@@ -209,7 +209,7 @@ typedef struct writer {
 static void put_cell(writer *w, int32_t stage, const char *word, int64_t chunk) {
     text_out_put(&w->to, "%s%d%s", w->comma, (int)stage, word);
     if (chunk >= 0)
-        text_out_put(&w->to, "%d", (int)w->microbatch_of[chunk - w->schedule->rank * w->plan->n_steps]);
+        text_out_put(&w->to, "%d", (int)w->microbatch_of[chunk - w->schedule->shape.rank * w->plan->n_steps]);
     w->comma = ",";
 }
 
@@ -237,8 +237,8 @@ static int adds_for_torch(const writer *w, schedule_csv_torch since) {
 }
 
 static int sends_forwards(const cf_schedule *s, int64_t v) {
-    return v + 1 < s->n_stages * s->n_virtual && cf_placement_stage(s->placement, s->n_stages, v + 1) !=
-                                                     cf_placement_stage(s->placement, s->n_stages, v);
+    return v + 1 < s->shape.n_stages * s->shape.n_virtual && cf_placement_stage(s->shape.placement, s->shape.n_stages, v + 1) !=
+                                                     cf_placement_stage(s->shape.placement, s->shape.n_stages, v);
 }
 
 /* What stands behind an action where PyTorch lowers schedules itself. Once the gradient of what was sent forward is
@@ -281,13 +281,13 @@ static void write_row(writer *w, int64_t row) {
 
 /* memory: room for the chunk and the microbatch of each other, and for the count of each virtual stage. */
 static void write_rows(writer *w, int32_t *memory) {
-    int64_t n_steps = w->plan->n_steps, n_all = w->schedule->n_stages * w->schedule->n_virtual, row;
+    int64_t n_steps = w->plan->n_steps, n_all = w->schedule->shape.n_stages * w->schedule->shape.n_virtual, row;
 
     find_microbatches(w->schedule, memory);
     w->microbatch_of = memory + n_steps;
-    invert(memory, w->schedule->rank * n_steps, n_steps, w->microbatch_of);
+    invert(memory, w->schedule->shape.rank * n_steps, n_steps, w->microbatch_of);
     w->done = (int32_t *)memset(memory + 2 * n_steps, 0, (size_t)n_all * sizeof(int32_t));
-    for (row = 0; row < w->schedule->n_stages && w->to.code == 0; row++) write_row(w, row);
+    for (row = 0; row < w->schedule->shape.n_stages && w->to.code == 0; row++) write_row(w, row);
 }
 
 cf_result schedule_csv_write(const cf_plan *plan, const cf_schedule *schedule, const schedule_csv_desc *desc,
@@ -305,7 +305,7 @@ cf_result schedule_csv_write(const cf_plan *plan, const cf_schedule *schedule, c
     TRY(cf_allocator_resolve(w.desc->allocator, &allocator, error));
     TRY(text_out_begin(&w.to, write, user, error));
     TRY(cf_allocate(&allocator,
-                    (size_t)(2 * plan->n_steps + schedule->n_stages * schedule->n_virtual) * sizeof(int32_t), &memory,
+                    (size_t)(2 * plan->n_steps + schedule->shape.n_stages * schedule->shape.n_virtual) * sizeof(int32_t), &memory,
                     error));
     write_rows(&w, (int32_t *)memory);
     allocator.release(memory, allocator.user);
@@ -485,8 +485,8 @@ static cf_result check_arguments(const reader *r, const char *text) {
     TRY(check_choice("format", r->desc.format, SCHEDULE_CSV_FORMAT_COUNT, r->error));
     memset(&order, 0, sizeof order);
     order.kind = r->desc.kind;
-    order.replay = r->desc.replay;
-    order.rank = r->desc.rank;
+    order.shape.replay = r->desc.replay;
+    order.shape.rank = r->desc.rank;
     TRY(cf_schedule_size(r->plan, &order, &bytes, r->error));
     first = r->desc.rank * r->plan->n_steps;
     for (m = 0; r->desc.chunks && m < r->plan->n_steps; m++)
@@ -507,7 +507,7 @@ static cf_result count_action(reader *r, const cf_action *action, cf_schedule *h
     ++*count;
     if (needs_transfers(action)) header->lowered = 1;
     if (is_empty && r->empty.line == 0) r->empty = r->cell;
-    if (!is_empty && action->stage >= header->n_virtual) header->n_virtual = (int64_t)action->stage + 1;
+    if (!is_empty && action->stage >= header->shape.n_virtual) header->shape.n_virtual = (int64_t)action->stage + 1;
     return CF_OK;
 }
 
@@ -523,9 +523,9 @@ static cf_result count_actions(reader *r, cf_schedule *header) {
         if (!more) break;
         TRY(count_action(r, &action, header));
     }
-    header->n_stages = r->cell.line;
+    header->shape.n_stages = r->cell.line;
     if (r->desc.format == SCHEDULE_CSV_COMPUTE_COMMS) header->lowered = 1;
-    if (header->n_stages == 0) {
+    if (header->shape.n_stages == 0) {
         const cell start = {"", 0, 1, 1};
         return bad_cell(r, &start, "there are no rows");
     }
@@ -538,17 +538,17 @@ static cf_result count_actions(reader *r, cf_schedule *header) {
 /* What follows from the counts. A text with fewer than two actions for each chunk and stage is refused here, before any
    memory is asked for. */
 static cf_result finish_header(const reader *r, cf_schedule *header) {
-    int64_t all = header->n_actions > 0 ? header->n_virtual : header->n_stages, n_steps = r->plan->n_steps;
+    int64_t all = header->n_actions > 0 ? header->shape.n_virtual : header->shape.n_stages, n_steps = r->plan->n_steps;
     int64_t needed = n_steps > INT64_MAX / (2 * all) ? INT64_MAX : 2 * all * n_steps;
 
     header->kind = r->desc.kind;
-    header->replay = r->desc.replay == CF_REPLAY_DEFAULT ? CF_REPLAY_PIPELINE : r->desc.replay;
-    header->n_virtual = all / header->n_stages;
-    header->k = r->desc.k > 0 ? r->desc.k : 1;
-    header->rank = r->desc.rank;
+    header->shape.replay = r->desc.replay == CF_REPLAY_DEFAULT ? CF_REPLAY_PIPELINE : r->desc.replay;
+    header->shape.n_virtual = all / header->shape.n_stages;
+    header->shape.k = r->desc.k > 0 ? r->desc.k : 1;
+    header->shape.rank = r->desc.rank;
     header->n_chunks = r->plan->n_chunks;
-    if (all % header->n_stages != 0)
-        return cf_fail(r->error, CF_ERROR_SCHEDULE, "n_virtual", -1, header->n_stages, all,
+    if (all % header->shape.n_stages != 0)
+        return cf_fail(r->error, CF_ERROR_SCHEDULE, "n_virtual", -1, header->shape.n_stages, all,
                        "the number of virtual stages is no multiple of the number of rows");
     if (header->n_actions < needed)
         return cf_fail(r->error, CF_ERROR_SCHEDULE, "n_actions", -1, needed, header->n_actions,
@@ -570,7 +570,7 @@ static schedule_csv_extra extra_of(const cf_action *a, int64_t before, int64_t r
 /* Second time: the cells, which could be read the first time. Rows that loops and a V explain alike are loops. extras:
    NULL if they are not wanted. */
 static cf_result fill_actions(reader *r, cf_schedule *schedule, schedule_csv_extra *extras) {
-    int64_t n = 0, cells, stage, n_stages = schedule->n_stages;
+    int64_t n = 0, cells, stage, n_stages = schedule->shape.n_stages;
     int more, loops = 1, turns = 1;
     cf_action action;
 
@@ -591,13 +591,13 @@ static cf_result fill_actions(reader *r, cf_schedule *schedule, schedule_csv_ext
         }
     }
     for (stage = 0; stage < n_stages; stage++) schedule->first[stage + 1] += schedule->first[stage];
-    schedule->placement = loops ? CF_PLACEMENT_LOOP : CF_PLACEMENT_V;
+    schedule->shape.placement = loops ? CF_PLACEMENT_LOOP : CF_PLACEMENT_V;
     return CF_OK;
 }
 
 /* R keeps, and so does F unless there is an R. live: a zero for each chunk and virtual stage. */
 static void find_keeps(const cf_plan *plan, cf_schedule *schedule, int32_t *live) {
-    int64_t i, first = schedule->rank * plan->n_steps;
+    int64_t i, first = schedule->shape.rank * plan->n_steps;
 
     for (i = 0; i < schedule->n_actions; i++) {
         cf_action *a = &schedule->actions[i];
@@ -612,19 +612,19 @@ static void find_keeps(const cf_plan *plan, cf_schedule *schedule, int32_t *live
 
 /* The most chunks of a group that are kept at once, counted at the group's first chunk. live: as above. */
 static void find_k(const cf_plan *plan, cf_schedule *schedule, int32_t *live) {
-    int64_t i, first = schedule->rank * plan->n_steps;
+    int64_t i, first = schedule->shape.rank * plan->n_steps;
 
     for (i = 0; i < schedule->n_actions; i++) {
         const cf_action *a = &schedule->actions[i];
         int32_t *count = &live[a->stage * plan->n_steps + a->chunk - plan->chunks[a->chunk].index - first];
         *count += a->keep - (a->pass == CF_B || a->pass == CF_W);
-        if (*count > schedule->k) schedule->k = *count;
+        if (*count > schedule->shape.k) schedule->shape.k = *count;
     }
 }
 
 static cf_result find_keeps_and_k(const reader *r, cf_schedule *schedule) {
     const cf_allocator *allocator = &schedule->block.allocator;
-    size_t bytes = (size_t)(schedule->n_stages * schedule->n_virtual * r->plan->n_steps) * sizeof(int32_t);
+    size_t bytes = (size_t)(schedule->shape.n_stages * schedule->shape.n_virtual * r->plan->n_steps) * sizeof(int32_t);
     void *live;
 
     TRY(cf_allocate(allocator, bytes, &live, r->error));

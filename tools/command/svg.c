@@ -144,10 +144,10 @@ cf_result svg_chart_write(const cf_plan *plan, const cf_schedule *schedule, cons
     p.schedule = schedule;
     p.timeline = timeline;
     p.unit = unit;
-    bottom = TOP + (int)(schedule->n_stages < most ? schedule->n_stages : most) * LANE;
+    bottom = TOP + (int)(schedule->shape.n_stages < most ? schedule->shape.n_stages : most) * LANE;
     result = begin(&p, bottom + AXIS, "Passes of every stage over time", write, user, error);
     if (result != CF_OK) return result;
-    for (stage = 0; stage < schedule->n_stages; stage++) put_lane(&p, stage);
+    for (stage = 0; stage < schedule->shape.n_stages; stage++) put_lane(&p, stage);
     put_axis(&p, bottom);
     put_legend(&p, bottom + 32);
     return end(&p, error);
@@ -239,11 +239,11 @@ cf_result svg_memory_write(const cf_schedule *schedule, const cf_timeline *timel
     if (result != CF_OK) return result;
     s = scale_of(&p, held, what, limit);
     put_heights(&p, &s);
-    for (stage = 0; stage < schedule->n_stages; stage++) put_line(&p, held, &s, stage);
+    for (stage = 0; stage < schedule->shape.n_stages; stage++) put_line(&p, held, &s, stage);
     put_limit(&p, &s, limit);
     put_axis(&p, TOP + PLOT);
     text_out_put(&p.to, "<g class=\"legend\" fill=\"#333\">\n");
-    for (stage = 0; stage < schedule->n_stages && stage < 11; stage++)
+    for (stage = 0; stage < schedule->shape.n_stages && stage < 11; stage++)
         text_out_put(&p.to, "<path d=\"M%d %dh10\" stroke=\"%s\" stroke-width=\"2\"%s/>"
                             "<text x=\"%d\" y=\"%d\">stage %lld</text>\n",
                      LEFT + (int)stage * 60, TOP + PLOT + 28, hues[stage % N_HUES],

@@ -33,7 +33,7 @@ static const char *const streams[] = {"compute", "to the next stage", "from the 
 
 /* The place in streams[] of an action. Where a V leads back, activations go to the previous stage. */
 static int stream_of(const trace *t, const cf_action *a) {
-    int back = t->schedule->placement == CF_PLACEMENT_V && a->stage / t->schedule->n_stages % 2 == 1 ? 2 : 0;
+    int back = t->schedule->shape.placement == CF_PLACEMENT_V && a->stage / t->schedule->shape.n_stages % 2 == 1 ? 2 : 0;
 
     switch (a->pass) {
     case CF_SEND_F: case CF_SEND_R: return 1 + back;
@@ -148,7 +148,7 @@ static int64_t *flow_cell(const flows *f, int64_t chunk, int64_t row, int pass) 
 /* An arrow binds to the slice that is under it, so a step stands where its pass starts. */
 static void print_flow_step(const flows *f, char phase, int64_t action) {
     const cf_schedule *schedule = f->t->schedule;
-    int64_t stage = cf_placement_stage(schedule->placement, schedule->n_stages, schedule->actions[action].stage);
+    int64_t stage = cf_placement_stage(schedule->shape.placement, schedule->shape.n_stages, schedule->actions[action].stage);
 
     fprintf(f->t->to,
             ",\n  {\"name\": \"%s\", \"cat\": \"flow\", \"ph\": \"%c\", \"bp\": \"e\", \"id\": %lld, \"pid\": %lld, "
@@ -224,7 +224,7 @@ static int print_flows(const trace *t) {
 
     memset(&f, 0, sizeof f);
     f.t = t;
-    f.n_rows = t->schedule->n_stages * t->schedule->n_virtual;
+    f.n_rows = t->schedule->shape.n_stages * t->schedule->shape.n_virtual;
     f.at = (int64_t *)malloc((size_t)(t->plan->n_chunks * f.n_rows * AT_COUNT + 1) * sizeof *f.at);
     if (!f.at) return cli_failed("out of memory for --trace");
     find_passes(&f);
@@ -252,7 +252,7 @@ int trace_write(const cf_plan *plan, const cf_schedule *schedule, const cf_timel
         return cli_wrong("--trace: the run would last longer than 9e18 nanoseconds");
     errno = 0;
     fputs("{\"displayTimeUnit\": \"ms\", \"traceEvents\": [", t.to);
-    for (stage = 0; stage < schedule->n_stages && !ferror(t.to); stage++) print_stage(&t, stage);
+    for (stage = 0; stage < schedule->shape.n_stages && !ferror(t.to); stage++) print_stage(&t, stage);
     code = print_flows(&t);
     fputs("\n]}\n", t.to);
     if (ferror(t.to) && to->error == 0) to->error = errno;

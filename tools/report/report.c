@@ -170,10 +170,10 @@ static void write_members(const stream *t, int64_t stage) {
         before = s->actions[i].chunk;
     }
     json_list_close(t->w);
-    if (s->n_virtual > 1) {
+    if (s->shape.n_virtual > 1) {
         json_list_open(t->w, "row");
         for (i = s->first[stage]; i < s->first[stage + 1]; i++)
-            if (is_pass(t, i)) json_list_integer(t->w, s->actions[i].stage / s->n_stages);
+            if (is_pass(t, i)) json_list_integer(t->w, s->actions[i].stage / s->shape.n_stages);
         json_list_close(t->w);
     }
     json_list_open(t->w, "ticks");
@@ -245,7 +245,7 @@ static void write_path(const stream *t) {
     json_list_open(t->w, "path");
     for (i = 0; i < t->s->idle.n_path; i++) {
         int64_t id = t->s->idle.path[i], n = 0, j;
-        int64_t stage = cf_placement_stage(s->placement, s->n_stages, s->actions[id].stage);
+        int64_t stage = cf_placement_stage(s->shape.placement, s->shape.n_stages, s->actions[id].stage);
         if (!s->lowered) n = id - s->first[stage];
         else
             for (j = s->first[stage]; j < id; j++) n += is_pass(t, j);
@@ -261,7 +261,7 @@ static void write_passes(const stream *t) {
     json_number_member(t->w, "tick", t->tick);
     json_integer_member(t->w, "held_unit", t->unit);
     json_open(t->w, "stages", '[');
-    for (stage = 0; stage < t->s->schedule->n_stages; stage++) {
+    for (stage = 0; stage < t->s->schedule->shape.n_stages; stage++) {
         json_open(t->w, NULL, '{');
         write_letters(t, stage);
         write_bindings(t, stage);
@@ -286,10 +286,10 @@ static void write_kind(json_writer *w, const report_schedule *s) {
     json_bool_member(w, "unsplit", s->unsplit);
     json_bool_member(w, "measured", s->measured);
     json_bool_member(w, "fits", s->fits);
-    json_integer_member(w, "k", s->schedule->k);
-    json_text_member(w, "replay", cf_replay_name(s->schedule->replay));
-    json_integer_member(w, "virtual_stages", s->schedule->n_virtual);
-    json_text_member(w, "placement", cf_placement_name(s->schedule->placement));
+    json_integer_member(w, "k", s->schedule->shape.k);
+    json_text_member(w, "replay", cf_replay_name(s->schedule->shape.replay));
+    json_integer_member(w, "virtual_stages", s->schedule->shape.n_virtual);
+    json_text_member(w, "placement", cf_placement_name(s->schedule->shape.placement));
     json_number_member(w, "latency", s->timing.latency);
     json_number_member(w, "seconds_per_token", s->timing.seconds_per_token);
     json_bool_member(w, "no_overlap", s->timing.no_overlap);
@@ -315,7 +315,7 @@ static void write_times(json_writer *w, const cf_timeline *timeline) {
     do {                                                                                     \
         int64_t stage_;                                                                      \
         json_list_open(w, key);                                                              \
-        for (stage_ = 0; stage_ < (schedule)->n_stages; stage_++)                            \
+        for (stage_ = 0; stage_ < (schedule)->shape.n_stages; stage_++)                            \
             json_list_integer(w, (value)[stage_]);                                           \
         json_list_close(w);                                                                  \
     } while (0)
@@ -326,7 +326,7 @@ static void write_memory(json_writer *w, const report_schedule *s) {
     json_text_member(w, "recompute", cf_recompute_name(s->recompute));
     json_integer_member(w, "fullest", s->fullest);
     json_open(w, "memory", '[');
-    for (stage = 0; stage < s->schedule->n_stages; stage++) {
+    for (stage = 0; stage < s->schedule->shape.n_stages; stage++) {
         json_open(w, NULL, '{');
         modelling_write_terms(w, &s->memory[stage]);
         json_integer_member(w, "total", s->memory[stage].total);
@@ -341,7 +341,7 @@ static void write_causes(json_writer *w, const report_schedule *s) {
     int cause;
 
     json_open(w, "idle", '[');
-    for (stage = 0; stage < s->schedule->n_stages; stage++) {
+    for (stage = 0; stage < s->schedule->shape.n_stages; stage++) {
         json_list_open(w, NULL);
         for (cause = 0; cause < IDLE_CAUSE_COUNT; cause++) json_list_number(w, s->idle.stages[stage].seconds[cause]);
         json_list_close(w);
@@ -365,7 +365,8 @@ static void write_schedule(json_writer *w, const report *r, const report_schedul
     json_integer_member(w, "n_passes", n_passes);
     WRITE_STAGE_LIST(w, "peak_live", s->schedule, s->timeline->peak_live);
     if (s->timeline->peak_tokens) WRITE_STAGE_LIST(w, "peak_tokens", s->schedule, s->timeline->peak_tokens);
-    if (s->schedule->limits) WRITE_STAGE_LIST(w, "limits", s->schedule, s->schedule->limits);
+    if (s->schedule->limits.chunks_by_stage)
+        WRITE_STAGE_LIST(w, "limits", s->schedule, s->schedule->limits.chunks_by_stage);
     if (s->memory) write_memory(w, s);
     write_causes(w, s);
     if (n_passes <= REPORT_MOST_PASSES) {

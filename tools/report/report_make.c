@@ -35,7 +35,7 @@ void report_free(report *r) {
 static int transfers_of(const report *r, const report_schedule *s, cf_timing *out, cf_error *error) {
     pipeline_costs costs;
 
-    if (pipeline_costs_make(r->pipe, s->schedule->n_virtual, r->packed->plan->chunk_size, s->recompute, &costs,
+    if (pipeline_costs_make(r->pipe, s->schedule->shape.n_virtual, r->packed->plan->chunk_size, s->recompute, &costs,
                             error) != CF_OK)
         return cli_error(error, NULL);
     *out = costs.timing;

@@ -75,7 +75,7 @@ static void try_k(trial *t) {
 
 int64_t report_room(const report *r, const cf_schedule *schedule, const cf_timeline *timeline,
                     const cf_memory_report *at_peak, int64_t stage, int64_t *live) {
-    *live = timeline->peak_live[stage] / schedule->n_virtual;
+    *live = timeline->peak_live[stage] / schedule->shape.n_virtual;
     if (*live < 1 || at_peak->activations < *live || at_peak->total >= r->pipe->gpu.memory) return 0;
     return (r->pipe->gpu.memory - at_peak->total) / (at_peak->activations / *live);
 }
@@ -89,7 +89,7 @@ static void try_limit(trial *t) {
     int64_t live, room = report_room(t->r, run->schedule, run->timeline, at_peak, run->fullest, &live);
     char option[32];
 
-    if (room < 1 || pipe.limits || pipe.limit == CF_NO_LIMIT || best->schedule->n_virtual > 1) return;
+    if (room < 1 || pipe.limits || pipe.limit == CF_NO_LIMIT || best->schedule->shape.n_virtual > 1) return;
     pipe.limit = live + room;
     snprintf(option, sizeof option, "--limit %lld", (long long)pipe.limit);
     (void)try_change(t, &pipe, &t->what, option);

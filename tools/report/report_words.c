@@ -19,7 +19,7 @@ static void say_held(const report_schedule *s, char *text, size_t size) {
     for (stage = 0; s->timeline->peak_tokens && stage < s->timeline->n_stages; stage++)
         if (s->timeline->peak_tokens[stage] > most) most = s->timeline->peak_tokens[stage];
     if (s->memory) snprintf(text, size, "%.2f GiB on the fullest GPU", modelling_gib(s->memory[s->fullest].total));
-    else snprintf(text, size, "%s kept tokens on the fullest stage", pipeline_share(most, s->schedule->n_virtual));
+    else snprintf(text, size, "%s kept tokens on the fullest stage", pipeline_share(most, s->schedule->shape.n_virtual));
 }
 
 static void say_alone(const report *r, const report_schedule *ours, char *text, size_t size) {
@@ -121,7 +121,7 @@ static void add_causes(const report_schedule *s, double sum[IDLE_CAUSE_COUNT]) {
     int64_t stage;
     int cause;
 
-    for (stage = 0; stage < s->schedule->n_stages; stage++)
+    for (stage = 0; stage < s->schedule->shape.n_stages; stage++)
         for (cause = 0; cause < IDLE_CAUSE_COUNT; cause++) sum[cause] += s->idle.stages[stage].seconds[cause];
 }
 
@@ -152,7 +152,7 @@ static int keeps_all(const report *r, const report_schedule *s) {
 
     for (stage = 0; stage < s->timeline->n_stages; stage++)
         if (s->timeline->peak_live[stage] > most) most = s->timeline->peak_live[stage];
-    return most >= r->packed->plan->n_steps * s->schedule->n_virtual;
+    return most >= r->packed->plan->n_steps * s->schedule->shape.n_virtual;
 }
 
 /* Whether evener stages may pay: layers to move want a model, and where this was tried it is known. */
@@ -165,7 +165,7 @@ static int may_move_layers(const report *r) {
 
 /* What may be done besides, where it can be. */
 static const char *also(const report *r, const report_schedule *s, int cause) {
-    if ((cause == IDLE_WARM_UP || cause == IDLE_DRAIN) && s->schedule->n_virtual == 1)
+    if ((cause == IDLE_WARM_UP || cause == IDLE_DRAIN) && s->schedule->shape.n_virtual == 1)
         return ", and so do virtual stages (--virtual 2)";
     if ((cause == IDLE_IMBALANCE || cause == IDLE_ACTIVATION) && may_move_layers(r))
         return "; even out the stages (--stage-layers)";
@@ -191,7 +191,7 @@ static void say_remedy(const report *r, const report_schedule *s, int cause, cha
 }
 
 static int say_cause(const report *r, const report_schedule *s, int rank, char *text, size_t size) {
-    double sum[IDLE_CAUSE_COUNT] = {0}, whole = (double)s->schedule->n_stages * s->timeline->makespan;
+    double sum[IDLE_CAUSE_COUNT] = {0}, whole = (double)s->schedule->shape.n_stages * s->timeline->makespan;
     char remedy[512];
     int cause;
 
@@ -206,7 +206,7 @@ static int say_cause(const report *r, const report_schedule *s, int rank, char *
 
 /* Where all of the time goes, and how much of it an order of the passes could win back at all. */
 static int say_whole(const report *r, const report_schedule *s, char *text, size_t size) {
-    double whole = (double)s->schedule->n_stages * s->timeline->makespan, replays, idle;
+    double whole = (double)s->schedule->shape.n_stages * s->timeline->makespan, replays, idle;
     char bound[128] = "";
 
     if (!(whole > 0)) return 0;
@@ -293,10 +293,10 @@ static double stage_work(const report_schedule *s, int64_t stage) {
 
 /* Where a stage has more work than others: however the passes are ordered, all wait for it. */
 static int say_uneven(const report *r, const report_schedule *s, char *text, size_t size) {
-    double most = 0, mean = s->timeline->busy / (double)s->schedule->n_stages;
+    double most = 0, mean = s->timeline->busy / (double)s->schedule->shape.n_stages;
     int64_t stage, busiest = 0;
 
-    for (stage = 0; stage < s->schedule->n_stages; stage++) {
+    for (stage = 0; stage < s->schedule->shape.n_stages; stage++) {
         double work = stage_work(s, stage);
         if (work <= most) continue;
         most = work;

@@ -162,6 +162,13 @@ def _fields(struct: str) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=None)
+def _members(struct: str) -> dict[str, Any]:
+    """The same, with those of a shape in it."""
+    fields = _fields(struct)
+    return {**(_fields("cf_shape") if "shape" in fields else {}), **fields}
+
+
+@functools.lru_cache(maxsize=None)
 def _words(enum: str) -> tuple[str, ...]:
     """The words of an enumeration by number; its default is no word. Those that nothing prints have no function, and
     words of their constants: CF_MEAN_TOKENS is "tokens"."""
@@ -186,6 +193,11 @@ def _count(length: str, number: Callable[[str], int]) -> int:
         return int(text) if text.isdigit() else number(text)
     factors = [sum(term(part) for part in factor.split(" + ")) for factor in length.split(" x ")]
     return math.prod(factors) if min(factors) >= 0 else -1
+
+
+def _member(c: Any, name: str) -> Any:
+    """A member of a record, or of the shape in it."""
+    return getattr(c if hasattr(c, name) else c.shape, name)
 
 
 def _callback(ctype: Any, function: Callable[..., Any], given: _Given) -> Any:
@@ -249,13 +261,18 @@ _POINTERS = ("pointer", "function")
 
 
 def _fill(c: Any, options: Mapping[str, Any], given: _Given, number: Callable[[str], int]) -> None:
+    """The members of a record; those of its shape, if it has one, stand among them."""
     struct = ffi.typeof(c).item.cname
     fields = _fields(struct)
     for name in options:
-        if name not in fields:
-            raise TypeError(f"{struct} has no member '{name}'; it has {', '.join(fields)}")
+        if name not in _members(struct):
+            raise TypeError(f"{struct} has no member '{name}'; it has {', '.join(_members(struct))}")
+    rest = {name: value for name, value in options.items() if name in fields}
+    if len(rest) < len(options):
+        of_shape = {name: value for name, value in options.items() if name not in rest}
+        _fill(ffi.addressof(c[0], "shape"), of_shape, given, number)
     # Numbers first: they say how long arrays are.
-    for name, value in sorted(options.items(), key=lambda item: fields[item[0]].kind in _POINTERS):
+    for name, value in sorted(rest.items(), key=lambda item: fields[item[0]].kind in ("struct", *_POINTERS)):
         ctype = fields[name]
         if value is None:
             continue
@@ -275,7 +292,7 @@ def _describe(struct: str, options: Mapping[str, Any],
     c, given = ffi.new(f"{struct} *"), _Given()
     if number is None:
         defaults = getattr(lib, struct.replace("_desc", "_defaults"))
-        _fill(c, options, given, lambda name: int(getattr(defaults(c), name)))
+        _fill(c, options, given, lambda name: int(_member(defaults(c), name)))
     else:
         _fill(c, options, given, number)
     return c, given
@@ -317,11 +334,15 @@ class _Object:
 
     def __getattr__(self, name: str) -> Any:
         fields = _fields(self._struct)
+        if name not in fields and name in _members(self._struct):
+            return getattr(self.shape, name)
         if name not in fields:
             raise AttributeError(f"{self._struct} has no member '{name}'")
         value, ctype = getattr(self.c, name), fields[name]
         if ctype.kind == "primitive":
             return value
+        if ctype.cname in ("cf_shape", "cf_limits", "cf_bytes"):
+            return _Record(ctype.cname, ffi.addressof(self.c[0], name), self)
         if ctype.kind == "enum":
             return _words(ctype.cname)[int(ffi.cast("int", value))]
         if ctype.kind != "pointer" or (self._struct, name) not in _LENGTHS:
@@ -332,16 +353,31 @@ class _Object:
     def _array(self, name: str, pointer: Any, item: Any) -> np.ndarray | None:
         if not pointer:
             return None
-        n_bytes = _count(_LENGTHS[self._struct, name], lambda member: int(getattr(self.c, member))) * ffi.sizeof(item)
+        n_bytes = _count(_LENGTHS[self._struct, name], self._size) * ffi.sizeof(item)
         memory = _Memory(int(ffi.cast("uintptr_t", pointer)), n_bytes, self._writable, (self.c, self._keep))
         return np.asarray(memory).view(_dtype(item))
 
+    def _size(self, name: str) -> int:
+        """A number that says how long an array is."""
+        return int(_member(self.c, name))
+
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *_fields(self._struct)]
+        return [*super().__dir__(), *_members(self._struct)]
 
     def __repr__(self) -> str:
-        numbers = (name for name, ctype in _fields(self._struct).items() if ctype.kind in ("primitive", "enum"))
+        numbers = (name for name, ctype in _members(self._struct).items() if ctype.kind in ("primitive", "enum"))
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in numbers)})"
+
+
+class _Record(_Object):
+    """A record in an object, which says how long the record's arrays are."""
+
+    def __init__(self, struct: str, c: Any, owner: _Object):
+        super().__init__(c, owner)
+        self._struct = struct
+
+    def _size(self, name: str) -> int:
+        return self._keep._size(name)
 
 
 def _json(function: Any, *arguments: Any) -> str:
@@ -404,14 +440,15 @@ class Timeline(_Object):
 
 
 class Schedule(_Object):
-    """cf_schedule: the order in which each stage runs its passes. `plan` is what it was made of."""
+    """cf_schedule: the order in which each stage runs its passes. `plan` is what it was made of. The members of its
+    shape are among its own; `limits` has those of cf_limits."""
 
     _struct = "cf_schedule"
     kind: str
-    replay: str
     n_stages: int
     n_virtual: int
     placement: str
+    replay: str
     k: int
     rank: int
     n_chunks: int
@@ -419,7 +456,6 @@ class Schedule(_Object):
     lowered: int
     first: np.ndarray
     actions: np.ndarray
-    limits: np.ndarray | None
 
     def __init__(self, c: Any, plan: Plan, report: dict[str, Any] | None = None):
         super().__init__(c)
@@ -432,9 +468,6 @@ class Schedule(_Object):
         if not 0 <= stage < self.n_stages:
             raise IndexError(f"stage: got {stage}, wanted 0 .. {self.n_stages - 1}")
         return self.actions[self.first[stage]:self.first[stage + 1]]
-
-    def _size(self, name: str) -> int:
-        return int(getattr(self.c, name))
 
     def simulate(self, **options: Unpack[SimulateOptions]) -> Timeline:
         """cf_simulate; the options are the members of cf_simulate_desc."""
@@ -524,7 +557,7 @@ class Plan(_Object):
         return {name: getattr(stats, name) for name in _fields("cf_plan_stats")}
 
     def schedule(self, **options: Unpack[ScheduleOptions]) -> Schedule:
-        """cf_schedule_make; the options are the members of cf_schedule_desc."""
+        """cf_schedule_make; the options are the members of cf_schedule_desc, and those of its shape."""
         desc, given = _describe("cf_schedule_desc", options)
         searches = lib.cf_schedule_defaults(desc).kind in (lib.CF_SCHEDULE_BEST, lib.CF_SCHEDULE_PAPER)
         report = Report(ffi.new("cf_search_report *"))
@@ -611,10 +644,21 @@ class Timing(TypedDict, total=False):
 
 class Bytes(TypedDict, total=False):
     """cf_bytes"""
-    per_token_activations: int
-    per_token_state: int
-    per_token_state_gradient: int
-    per_token_boundary: int
+    activations: int
+    state: int
+    state_gradient: int
+    boundary: int
+
+
+class Limits(TypedDict, total=False):
+    """cf_limits"""
+    chunks: int
+    state: int
+    bytes: int
+    chunks_by_stage: Sequence[int]
+    state_by_stage: Sequence[int]
+    bytes_by_stage: Sequence[int]
+    per_token: Bytes
 
 
 class PackOptions(TypedDict, total=False):
@@ -630,20 +674,16 @@ class PackOptions(TypedDict, total=False):
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """cf_schedule_desc"""
+    """cf_schedule_desc, with the members of its shape"""
     n_stages: int
-    kind: str
-    replay: str
     n_virtual: int
     placement: str
+    replay: str
     k: int
     rank: int
+    kind: str
     timing: Timing
-    limit: int
-    limits: Sequence[int]
-    bytes: Bytes
-    limit_bytes: int
-    limits_bytes: Sequence[int]
+    limits: Limits
     split_backward: int
     budget: int
 
@@ -651,19 +691,13 @@ class ScheduleOptions(TypedDict, total=False):
 class SimulateOptions(TypedDict, total=False):
     """cf_simulate_desc"""
     timing: Timing
-    bytes: Bytes
-    limit: int
-    limits: Sequence[int]
+    limits: Limits
     no_bounds: int
 
 
 class ValidateOptions(TypedDict, total=False):
     """cf_validate_desc"""
-    limit: int
-    limits: Sequence[int]
-    bytes: Bytes
-    limit_bytes: int
-    limits_bytes: Sequence[int]
+    limits: Limits
 
 
 class LowerOptions(TypedDict, total=False):
