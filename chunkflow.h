@@ -30,6 +30,8 @@
        run them                cf_run, cf_run_capacity (how large the buffers must be), cf_run_size, cf_chunk_seed
          one action at a time  cf_run_open, cf_run_next, cf_run_close
        check                   cf_plan_validate, cf_schedule_validate, cf_graph_validate (of any source)
+       ask a schedule          cf_schedule_index_make, cf_schedule_index_free, cf_schedule_find (where a pass stands),
+                               cf_schedule_needs (what it waits for)
        write                   cf_write_plan_json, cf_write_schedule_json
        what waits for what     cf_graph_make, cf_graph_free
        errors                  cf_result_name, the cf_error record
@@ -972,8 +974,8 @@ typedef struct cf_schedule_desc {
    chunks, each virtual stage adds to the limit of its stage min(K, chunks of the longest group), and 1 for each stage
    after it in its row, which is the most that `paper` keeps when it runs a constant number ahead. So stage s keeps at
    most (min(K, longest) + n_stages - 1 - s) x n_virtual chunks, and in a V with two rows every stage 2 x min(K,
-   longest) + n_stages - 1. Of state, stage s holds on each virtual stage at most 2 x (tokens of the longest group) + (n_stages -
-   1 - s) x chunk_size tokens. CF_NO_LIMIT as limits.state lifts the second, and as limits.chunks both: it asks for the
+   longest) + n_stages - 1. Of state, stage s holds on each virtual stage at most 2 x (tokens of the longest group) +
+   (n_stages - 1 - s) x chunk_size tokens. CF_NO_LIMIT as limits.state lifts the second, and as limits.chunks both: it asks for the
    shortest schedule, whatever that holds.
 
    Within the same limits `best` is never longer than
@@ -1026,6 +1028,36 @@ typedef struct cf_validate_desc {
 CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
                                              const cf_validate_desc *desc, const cf_allocator *allocator,
                                              cf_error *error);
+
+/* Where each action of a schedule stands, and so which passes each of them waits for. */
+typedef struct cf_schedule_index cf_schedule_index;
+
+/* An action that another one waits for. */
+typedef struct cf_need {
+    int64_t action;   /* index into schedule->actions of a pass */
+    int64_t received; /* that of the RECV which brings its result to the stage that waits; -1: nothing has to come, or
+                         the schedule is not lowered */
+    cf_edge_why why;
+} cf_need;
+
+#define CF_MAX_NEEDS 4 /* passes that one action waits for */
+
+/* Makes an index. Plan and schedule may be unvalidated: the schedule is validated first, under its own limits, so the
+   errors are those of cf_schedule_validate. Both must stay as they are while the index lives. Takes 20 bytes for each
+   chunk and virtual stage, and 24 more if the schedule is lowered. */
+CHUNKFLOW_API cf_result cf_schedule_index_make(const cf_plan *plan, const cf_schedule *schedule,
+                                               const cf_allocator *allocator, cf_schedule_index **out, cf_error *error);
+CHUNKFLOW_API void cf_schedule_index_free(cf_schedule_index *index);
+
+/* The index into schedule->actions of a pass, or of a SEND or RECV, of a chunk (index into plan->chunks) on a virtual
+   stage; -1 if there is none. A chunk's backward is found as CF_B and as CF_I, whichever of them it is. */
+CHUNKFLOW_API int64_t cf_schedule_find(const cf_schedule_index *index, cf_pass pass, int64_t chunk, int64_t stage);
+
+/* The passes that an action, an index into schedule->actions, waits for, whatever the order of its stage is. A SEND and
+   a RECV wait for the pass that makes what they move. An R has a need of CF_EDGE_SLOT where its group keeps K chunks
+   until shortly before: the pass that gave a place back last. Returns how many needs there are; 0 also for an action
+   that does not exist. */
+CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t action, cf_need needs[CF_MAX_NEEDS]);
 
 /* ================================================================================================================
    >>simulate    schedule -> when each pass runs, and what is held meanwhile
@@ -7960,6 +7992,150 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
     k.limits = desc != NULL ? &desc->limits : &none.limits;
     CF__TRY(cf__pipe_check_limits(k.limits, schedule->shape.n_stages, CF_ERROR_ARGUMENT, error));
     return cf__make(&recipe, &k, allocator, error);
+}
+
+/* ---- where actions stand ----
+
+   A cell of the index has a place for each pass and then, in lowered schedules, one for each SEND and RECV. The rules
+   say what a pass waits for but for slots: these follow from the order of the list, in which any backward of the group
+   may have given back what an R takes. */
+
+struct cf_schedule_index {
+    const cf_schedule *schedule;
+    cf__pipeline pipe;
+    int64_t n_places;
+    int32_t *at;            /* (cells x n_places) the action that stands there; -1: none */
+    int32_t *slot;          /* (cells) the action that gave back the slot which an R takes; -1: one was free */
+    int32_t *live, *freed;  /* (cells) while it is made, in the cell of a group's first chunk: how many chunks are kept,
+                               and which action gave back a slot last */
+    struct cf_schedule_index *made;
+    cf_block block;
+};
+
+static int64_t cf__index_place(int pass) {
+    return pass < CF_COMPUTE_PASS_COUNT ? cf__pipe_place(pass) : pass - CF_SEND_F + CF__PIPE_PLACES;
+}
+
+static int32_t *cf__index_at(const cf_schedule_index *index, int64_t place, int64_t chunk, int64_t v) {
+    return &index->at[(v * index->pipe.n + chunk) * index->n_places + place];
+}
+
+static void cf__index_scratch(void *job, cf__carver *carver) {
+    cf_schedule_index *index = (cf_schedule_index *)job;
+    index->live = (int32_t *)cf__take(carver, index->pipe.n * index->pipe.n_v, sizeof(int32_t));
+    index->freed = (int32_t *)cf__take(carver, index->pipe.n * index->pipe.n_v, sizeof(int32_t));
+}
+
+static cf_block *cf__index_object(void *job, cf__carver *carver) {
+    cf_schedule_index *index = (cf_schedule_index *)job;
+    int64_t cells = index->pipe.n * index->pipe.n_v;
+    index->made = (cf_schedule_index *)cf__take(carver, 1, sizeof(cf_schedule_index));
+    index->at = (int32_t *)cf__take(carver, cells * index->n_places, sizeof(int32_t));
+    index->slot = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
+    if (index->made == NULL) return NULL;
+    *index->made = *index;
+    return &index->made->block;
+}
+
+/* Notes an action, and what it does to the slots of its group, which its stage runs in the order of its list. */
+static void cf__index_note(cf_schedule_index *index, int64_t action) {
+    const cf_action *a = &index->schedule->actions[action];
+    int64_t chunk = a->chunk - index->pipe.first_chunk, cell = a->stage * index->pipe.n + chunk;
+    int64_t first = cell - index->pipe.chunks[chunk].index;
+    *cf__index_at(index, cf__index_place(a->pass), chunk, a->stage) = (int32_t)action;
+    if (a->pass == CF_R && index->live[first] + 1 >= index->pipe.shape.k) index->slot[cell] = index->freed[first];
+    index->live[first] += a->keep;
+    if (a->pass != CF_B && a->pass != CF_W) return;
+    index->live[first]--;
+    index->freed[first] = (int32_t)action;
+}
+
+static cf_result cf__index_fill(void *job) {
+    cf_schedule_index *index = (cf_schedule_index *)job;
+    size_t cells = (size_t)(index->pipe.n * index->pipe.n_v);
+    int64_t i;
+    memset(index->at, 0xff, cells * (size_t)index->n_places * sizeof *index->at);
+    memset(index->slot, 0xff, cells * sizeof *index->slot);
+    memset(index->freed, 0xff, cells * sizeof *index->freed);
+    memset(index->live, 0, cells * sizeof *index->live);
+    for (i = 0; i < index->schedule->n_actions; i++) cf__index_note(index, i);
+    index->made->live = index->made->freed = NULL;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_schedule_index_make(const cf_plan *plan, const cf_schedule *schedule,
+                                               const cf_allocator *allocator, cf_schedule_index **out,
+                                               cf_error *error) {
+    static const cf__recipe recipe = {"n_actions", 0, cf__index_scratch, NULL, cf__index_object, cf__index_fill};
+    cf_schedule_index index;
+    if (out == NULL) return cf__fail_null(error, "out");
+    CF__TRY(cf_schedule_validate(plan, schedule, NULL, allocator, error));
+    CF__TRY(cf__range(schedule->n_actions, 0, INT32_MAX, "n_actions", error));
+    memset(&index, 0, sizeof index);
+    index.schedule = schedule;
+    index.pipe = cf__pipe_of(plan, &schedule->shape, NULL);
+    index.n_places = schedule->lowered ? cf__index_place(CF_PASS_COUNT) : CF__PIPE_PLACES;
+    CF__TRY(cf__make(&recipe, &index, allocator, error));
+    *out = index.made;
+    return CF_OK;
+}
+
+CHUNKFLOW_API void cf_schedule_index_free(cf_schedule_index *index) {
+    if (index != NULL) cf__free_object(index, &index->block);
+}
+
+CHUNKFLOW_API int64_t cf_schedule_find(const cf_schedule_index *index, cf_pass pass, int64_t chunk, int64_t stage) {
+    int64_t place = (int)pass >= 0 && pass < CF_PASS_COUNT ? cf__index_place((int)pass) : INT64_MAX, i;
+    if (index == NULL || place >= index->n_places || chunk < index->pipe.first_chunk) return -1;
+    i = chunk - index->pipe.first_chunk;
+    if (i >= index->pipe.n || stage < 0 || stage >= index->pipe.n_v) return -1;
+    return *cf__index_at(index, place, i, stage);
+}
+
+/* One need, of the pass at a place of a chunk on virtual stage `from`; 0 if there is no such pass. */
+static int cf__index_need(const cf_schedule_index *index, int64_t place, int64_t chunk, int64_t from, int64_t v,
+                          cf_edge_why why, cf_need *need) {
+    if (from < 0 || from >= index->pipe.n_v) return 0;
+    need->action = *cf__index_at(index, place, chunk, from);
+    need->received = -1;
+    need->why = why;
+    if (from != v && index->n_places > CF__PIPE_PLACES)
+        need->received = *cf__index_at(index, CF__PIPE_PLACES + 2 * place + 1, chunk, v);
+    return need->action >= 0;
+}
+
+/* The one need of a SEND or RECV. */
+static int cf__index_transfer_need(const cf_schedule_index *index, const cf_action *a, cf_need *need) {
+    const cf__pipe_transfer *t = cf__pipe_transfer_of(a);
+    int64_t from = t->sends ? a->stage : a->stage - t->way;
+    return cf__index_need(index, t->tensor, a->chunk - index->pipe.first_chunk, from, from,
+                          t->way > 0 ? CF_EDGE_ACTIVATION : CF_EDGE_GRADIENT, need);
+}
+
+CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t action, cf_need needs[CF_MAX_NEEDS]) {
+    cf__pipe_need found[CF__PIPE_MOST_NEEDS];
+    cf__pipe_unit unit;
+    const cf_action *a;
+    int64_t chunk;
+    int n_found, split, i, n = 0;
+    if (index == NULL || action < 0 || action >= index->schedule->n_actions) return 0;
+    a = &index->schedule->actions[action];
+    chunk = a->chunk - index->pipe.first_chunk;
+    if (cf__pipe_is_transfer(a->pass)) return cf__index_transfer_need(index, a, needs);
+    split = *cf__index_at(index, CF__PIPE_W, chunk, a->stage) >= 0;
+    unit = cf__pipe_unit_of(&index->pipe, chunk, cf__pipe_chunks_after(&index->pipe, chunk) +
+                                                     (*cf__index_at(index, CF_R, chunk, a->stage) < 0));
+    n_found = cf__pipe_follow(&index->pipe.links[split][CF__PIPE_WAITS_FOR], cf__pipe_place(a->pass), &unit, chunk,
+                              found);
+    for (i = 0; i < n_found; i++)
+        if (found[i].why != CF_EDGE_SLOT)
+            n += cf__index_need(index, found[i].place, found[i].chunk, a->stage + found[i].stage, a->stage,
+                                found[i].why, &needs[n]);
+    if (a->pass != CF_R || index->slot[a->stage * index->pipe.n + chunk] < 0) return n;
+    needs[n].action = index->slot[a->stage * index->pipe.n + chunk];
+    needs[n].received = -1;
+    needs[n].why = CF_EDGE_SLOT;
+    return n + 1;
 }
 
 /* ================================================================================================================

@@ -48,7 +48,7 @@ static const char *const objects[] = {"cf_plan", "cf_chunk", "cf_slice", "cf_gro
                                       "cf_graph", "cf_node", "cf_edge", "cf_block"};
 static const char *const outputs[] = {
     "cf_error", "cf_plan_stats", "cf_metadata", "cf_parameters", "cf_shard", "cf_token_bytes", "cf_memory_report",
-    "cf_search_report", "cf_bound", "cf_timeline", "cf_step", "cf_slot", "cf_progress", "cf_run_stats",
+    "cf_search_report", "cf_bound", "cf_need", "cf_timeline", "cf_step", "cf_slot", "cf_progress", "cf_run_stats",
     "cf_fit", "cf_tune_candidate", "cf_tune_progress", "cf_tuning"};
 
 /* ---- documented limits ---- */
@@ -761,6 +761,20 @@ static cf_result budget(int64_t got) {
     return CF_OK;
 }
 
+/* An index is asked for a pass and for an action. */
+static cf_result asked(int64_t pass, int64_t chunk, int64_t stage, int64_t action) {
+    cf_schedule_index *index = NULL;
+    cf_need needs[CF_MAX_NEEDS];
+    int64_t at;
+    int n;
+    if (!CHECK_INT(cf_schedule_index_make(plan, schedule, NULL, &index, NULL), CF_OK)) return CF_OK;
+    at = cf_schedule_find(index, (cf_pass)(int)pass, chunk, stage);
+    n = cf_schedule_needs(index, action, needs);
+    CHECK(at >= -1 && at < schedule->n_actions && n >= 0 && n <= CF_MAX_NEEDS);
+    cf_schedule_index_free(index);
+    return CF_OK;
+}
+
 #define ROOM ((void *)out)
 #define ENUM(type) ((type)(int)number)
 
@@ -818,6 +832,10 @@ static cf_result budget(int64_t got) {
       untouched_by(cf_schedule_loads(plan, schedule, number, ROOM, 60, error))) \
     X(cf_schedule_loads, count, 60, 0, untouched_by(cf_schedule_loads(plan, schedule, 0, ROOM, number, error))) \
     X(cf_run, stage, INT64_MAX, 0, untouched_by(cf_run(plan, schedule, number, &run, ROOM, error))) \
+    X(cf_schedule_find, pass, INT32_MAX, 0, asked(number, 0, 0, 0)) \
+    X(cf_schedule_find, chunk, INT64_MAX, 0, asked(0, number, 0, 0)) \
+    X(cf_schedule_find, stage, INT64_MAX, 0, asked(0, 0, number, 0)) \
+    X(cf_schedule_needs, action, INT64_MAX, 0, asked(0, 0, 0, number)) \
     X(cf_run_open, stage, INT64_MAX, 0, \
       made(cf_run_open(plan, schedule, number, &run, ROOM, error), release_runner)) \
     X(cf_run_capacity, stage, INT64_MAX, 0, untouched_by(cf_run_capacity(plan, schedule, number, ROOM, error))) \

@@ -3,6 +3,7 @@
 #include "chunkflow.h"
 #include "../harness.h"
 #include "../reference/naive.h"
+#include "../reference/pipeline.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -646,7 +647,181 @@ TEST(peaks_agree_with_simulator_and_interpreter) {
     harness_note("%s", "");
 }
 
-SUITE(check, CASE(one_stage_rules), CASE(rules_between_stages), CASE(rules_of_virtual_stages_on_one_stage),
+/* ---- where passes stand, and what they wait for ---- */
+
+static int64_t linear_find(const cf_schedule *s, int pass, int64_t chunk, int64_t stage) {
+    int64_t i;
+    for (i = 0; i < s->n_actions; i++) {
+        const cf_action *a = &s->actions[i];
+        int same = a->pass == pass || (pass == CF_B && a->pass == CF_I) || (pass == CF_I && a->pass == CF_B);
+        if (same && a->chunk == chunk && a->stage == stage) return i;
+    }
+    return -1;
+}
+
+/* The place that an R takes: where K chunks of its group were kept until a backward before it, the last such one. */
+static int64_t slot_by_hand(const cf_plan *plan, const cf_schedule *s, int64_t id) {
+    const cf_action *a = &s->actions[id];
+    const cf_chunk *c = &plan->chunks[a->chunk];
+    int64_t i, live = 0, last = -1;
+    for (i = s->first[naive_stage(s, a->stage)]; i < id; i++) {
+        const cf_action *b = &s->actions[i];
+        if (b->stage != a->stage || (b->chunk != a->chunk && (c->group < 0 || plan->chunks[b->chunk].group != c->group)))
+            continue;
+        live += b->keep;
+        if (b->pass == CF_B || b->pass == CF_W) live--, last = i;
+    }
+    return a->pass == CF_R && live + 1 >= s->shape.k ? last : -1;
+}
+
+/* What one action waits for, by the words of cf_edge_why. Returns how many there are. */
+static int needs_by_hand(const cf_plan *plan, const cf_schedule *s, int64_t id, cf_need *needs) {
+    const cf_action *a = &s->actions[id];
+    const cf_chunk *c = &plan->chunks[a->chunk];
+    int64_t next = c->group >= 0 && c->index + 1 < plan->groups[c->group].n_chunks ? a->chunk + 1 : -1;
+    int64_t replay = linear_find(s, CF_R, a->chunk, a->stage), from[4] = {-1, -1, -1, -1}, slot = slot_by_hand(plan, s, id);
+    int whys[4] = {0, 0, 0, CF_EDGE_SLOT}, i, n = 0, way = a->pass == CF_F || a->pass == CF_R ? -1 : 1;
+    switch (a->pass) {
+        case CF_F:
+            from[0] = linear_find(s, CF_F, a->chunk, a->stage - 1), whys[0] = CF_EDGE_ACTIVATION;
+            if (c->group >= 0 && c->index > 0) from[1] = linear_find(s, CF_F, a->chunk - 1, a->stage);
+            whys[1] = CF_EDGE_STATE;
+            break;
+        case CF_R:
+            if (s->shape.replay == CF_REPLAY_PIPELINE) from[0] = linear_find(s, CF_R, a->chunk, a->stage - 1);
+            whys[0] = CF_EDGE_ACTIVATION;
+            from[1] = linear_find(s, CF_F, a->chunk, a->stage), whys[1] = CF_EDGE_REPLAY;
+            break;
+        case CF_B: case CF_I:
+            from[0] = linear_find(s, CF_B, a->chunk, a->stage + 1), whys[0] = CF_EDGE_GRADIENT;
+            if (next >= 0) from[1] = linear_find(s, CF_B, next, a->stage);
+            whys[1] = CF_EDGE_STATE_GRADIENT;
+            from[2] = replay >= 0 ? replay : linear_find(s, CF_F, a->chunk, a->stage), whys[2] = CF_EDGE_OWN;
+            break;
+        case CF_W: from[0] = linear_find(s, CF_I, a->chunk, a->stage), whys[0] = CF_EDGE_OWN; break;
+        case CF_SEND_F: case CF_SEND_R: case CF_SEND_B: case CF_RECV_F: case CF_RECV_R: case CF_RECV_B: {
+            int back = a->pass == CF_SEND_B || a->pass == CF_RECV_B, sends = (a->pass - CF_SEND_F) % 2 == 0;
+            int pass = back ? CF_B : a->pass == CF_SEND_R || a->pass == CF_RECV_R ? CF_R : CF_F;
+            from[0] = linear_find(s, pass, a->chunk, sends ? a->stage : a->stage + (back ? 1 : -1));
+            whys[0] = back ? CF_EDGE_GRADIENT : CF_EDGE_ACTIVATION;
+            break;
+        }
+        default: break;
+    }
+    from[3] = slot;
+    for (i = 0; i < 4; i++) {
+        if (from[i] < 0) continue;
+        needs[n].action = from[i];
+        needs[n].why = (cf_edge_why)whys[i];
+        needs[n].received = -1;
+        if (a->pass < CF_COMPUTE_PASS_COUNT && (whys[i] == CF_EDGE_ACTIVATION || whys[i] == CF_EDGE_GRADIENT) &&
+            s->lowered && naive_stage(s, a->stage) != naive_stage(s, a->stage + way))
+            needs[n].received =
+                linear_find(s, way > 0 ? CF_RECV_B : a->pass == CF_F ? CF_RECV_F : CF_RECV_R, a->chunk, a->stage);
+        n++;
+    }
+    return n;
+}
+
+static void check_needs(const cf_plan *plan, const cf_schedule *s) {
+    cf_schedule_index *index = NULL;
+    int64_t i;
+    int j, k, pass;
+    CHECK_INT(cf_schedule_index_make(plan, s, NULL, &index, NULL), CF_OK);
+    REQUIRE(index != NULL);
+    for (i = 0; i < s->n_actions; i++) {
+        const cf_action *a = &s->actions[i];
+        cf_need needs[CF_MAX_NEEDS], wanted[CF_MAX_NEEDS];
+        int n = cf_schedule_needs(index, i, needs), n_wanted = needs_by_hand(plan, s, i, wanted), found = 0;
+        for (pass = 0; pass < CF_PASS_COUNT; pass++)
+            if (cf_schedule_find(index, (cf_pass)pass, a->chunk, a->stage) != linear_find(s, pass, a->chunk, a->stage))
+                FAIL("%s of chunk %d on %d stands elsewhere", cf_pass_name((cf_pass)pass), (int)a->chunk, (int)a->stage);
+        for (j = 0; j < n; j++)
+            for (k = 0; k < n_wanted; k++)
+                found += needs[j].action == wanted[k].action && needs[j].why == wanted[k].why &&
+                         needs[j].received == wanted[k].received;
+        if (n != n_wanted || found != n) FAIL("%s of chunk %d on %d has other needs", cf_pass_name((cf_pass)a->pass),
+                                              (int)a->chunk, (int)a->stage);
+    }
+    CHECK_INT(cf_schedule_find(index, CF_F, -1, 0), -1);
+    CHECK_INT(cf_schedule_find(index, CF_F, s->n_chunks, 0), -1);
+    CHECK_INT(cf_schedule_find(index, CF_F, s->shape.rank * plan->n_steps, -1), -1);
+    CHECK_INT(cf_schedule_find(index, CF_F, 0, s->shape.n_stages * s->shape.n_virtual), -1);
+    cf_schedule_index_free(index);
+}
+
+TEST(needs_are_those_of_the_rules) {
+    uint64_t seed;
+    int n = 0;
+    for (seed = 1; seed <= (uint64_t)harness_rounds(60, 600); seed++) {
+        harness_rng rng = {seed};
+        pipeline_problem problem;
+        cf_schedule *s = NULL, *lowered = NULL;
+        pipeline_draw(&rng, &problem);
+        pipeline_note(seed, &problem);
+        problem.desc.budget = 2;
+        if (cf_schedule_make(problem.plan, &problem.desc, &s, NULL) == CF_OK && s->n_actions < 900) {
+            check_needs(problem.plan, s);
+            CHECK_INT(cf_schedule_lower(problem.plan, s, NULL, &lowered, NULL), CF_OK);
+            check_needs(problem.plan, lowered);
+            n++;
+        }
+        cf_schedule_free(lowered);
+        cf_schedule_free(s);
+        cf_plan_free(problem.plan);
+    }
+    harness_note("%s", "");
+    CHECK(n > 30);
+}
+
+/* An index is refused, and nothing leaks, whatever allocation fails and whatever is wrong with the schedule. */
+TEST(an_index_that_cannot_be_made) {
+    harness_rng rng = {7};
+    pipeline_problem problem;
+    cf_schedule *s = NULL;
+    cf_schedule_index *index = (cf_schedule_index *)&rng, *before = index;
+    harness_heap heap;
+    cf_allocator allocator;
+    cf_need needs[CF_MAX_NEEDS];
+    cf_error error;
+    int64_t fail;
+    int again = 1;
+    pipeline_draw(&rng, &problem);
+    problem.desc.limits.chunks = problem.desc.limits.bytes = 0;
+    problem.desc.limits.chunks_by_stage = problem.desc.limits.bytes_by_stage = NULL;
+    REQUIRE(cf_schedule_make(problem.plan, &problem.desc, &s, NULL) == CF_OK);
+    allocator.alloc = harness_alloc;
+    allocator.release = harness_release;
+    allocator.user = &heap;
+    for (fail = 1; again; fail++) {
+        memset(&heap, 0, sizeof heap);
+        heap.fail_at = fail;
+        again = cf_schedule_index_make(problem.plan, s, &allocator, &index, &error) != CF_OK;
+        if (!again) break;
+        CHECK_INT(error.code, CF_ERROR_MEMORY);
+        CHECK(index == before && heap.live == 0);
+    }
+    CHECK(fail > 2);
+    CHECK_INT(cf_schedule_needs(index, -1, needs), 0);
+    CHECK_INT(cf_schedule_needs(index, s->n_actions, needs), 0);
+    CHECK_INT(cf_schedule_needs(NULL, 0, needs), 0);
+    CHECK_INT(cf_schedule_find(NULL, CF_F, 0, 0), -1);
+    cf_schedule_index_free(index);
+    cf_schedule_index_free(NULL);
+    CHECK_INT(heap.live, 0);
+    CHECK_INT(cf_schedule_index_make(problem.plan, s, NULL, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "out");
+    index = before;
+    s->shape.k = 0;
+    CHECK_INT(cf_schedule_index_make(problem.plan, s, NULL, &index, &error), CF_ERROR_SCHEDULE);
+    CHECK_STR(error.field, "shape.k");
+    CHECK(index == before);
+    cf_schedule_free(s);
+    cf_plan_free(problem.plan);
+}
+
+SUITE(check, CASE(needs_are_those_of_the_rules), CASE(an_index_that_cannot_be_made),
+      CASE(one_stage_rules), CASE(rules_between_stages), CASE(rules_of_virtual_stages_on_one_stage),
       CASE(rules_where_a_v_turns), CASE(rules_of_lowered_lists),
       CASE(limits_bind_exactly), CASE(sound_schedules_are_accepted), CASE(damaged_schedules_are_judged_rightly),
       CASE(damaged_lowered_schedules_are_judged_rightly), CASE(damaged_members_are_named),

@@ -33,21 +33,16 @@ typedef struct finder {
     const cf_schedule *schedule;
     const cf_timeline *timeline;
     const cf_timing *timing;
-    int64_t n, n_v;          /* chunks of the rank, virtual stages */
-    int32_t *at;             /* (n_v x n x PLACES) the action of a pass of a chunk on a virtual stage; -1: none */
+    cf_schedule_index *index; /* what each pass waits for */
+    int32_t *taker;          /* (n_actions) the pass on another virtual stage that takes what a pass makes; -1: none */
     moments *own;            /* (n_actions) */
     moments *behind;         /* (n_actions) the earliest of this pass and those behind it on its stage */
     double *takers;          /* (n_actions) the earliest `ready` of those that take room, in the same way */
     double *others;          /* (n_actions) and of those that do not */
-    int32_t *kept;           /* (n_actions) chunks that the stage keeps before the action */
-    double *slot;            /* (n_groups x n_v) when a place among the K of a group was last given back */
-    int32_t *in_group;       /* (n_groups x n_v) chunks of the group that are kept */
     double mean[CF_COMPUTE_PASS_COUNT]; /* seconds of a pass of that kind */
     idle_report out;
     int64_t n_pieces;
 } finder;
-
-enum { PLACES = 4 }; /* F, R, B or I, W */
 
 static double later(double a, double b) { return a > b ? a : b; }
 static double sooner(double a, double b) { return a < b ? a : b; }
@@ -57,24 +52,8 @@ static const cf_chunk *chunk_of(const finder *f, int64_t id) { return &f->plan->
 static int is_pass(const finder *f, int64_t id) { return action_of(f, id)->pass < CF_COMPUTE_PASS_COUNT; }
 static int takes_room(const finder *f, int64_t id) { return action_of(f, id)->pass <= CF_R && action_of(f, id)->keep; }
 
-static int gives_room(const finder *f, int64_t id) {
-    return action_of(f, id)->pass == CF_B || action_of(f, id)->pass == CF_W;
-}
-
 static int64_t physical(const finder *f, int64_t v) {
     return cf_placement_stage(f->schedule->shape.placement, f->schedule->shape.n_stages, v);
-}
-
-/* Where the action of a pass is noted; NULL where there is no such chunk of the rank, or no such virtual stage. */
-static int32_t *place_of(const finder *f, int pass, int64_t chunk, int64_t v) {
-    int64_t i = chunk - f->schedule->shape.rank * f->n;
-    if (i < 0 || i >= f->n || v < 0 || v >= f->n_v) return NULL;
-    return &f->at[(v * f->n + i) * PLACES + pass - (pass > CF_B)];
-}
-
-static int64_t find(const finder *f, int pass, int64_t chunk, int64_t v) {
-    const int32_t *place = place_of(f, pass, chunk, v);
-    return place ? *place : -1;
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -86,57 +65,44 @@ typedef struct needs {
     int64_t from_stage; /* the neighbour's pass whose result it takes */
     int64_t state;      /* the pass of its group on its own virtual stage */
     int64_t own;        /* the pass of its own chunk there */
+    int64_t slot;       /* the pass that gave back the place among the K of its group which it takes */
 } needs;
 
-/* The chunk so many on in the group; -1 if there is none. */
-static int64_t in_group(const finder *f, const cf_action *a, int64_t on) {
-    const cf_chunk *chunk = &f->plan->chunks[a->chunk];
-    if (chunk->group < 0 || chunk->index + on < 0) return -1;
-    return chunk->index + on < f->plan->groups[chunk->group].n_chunks ? a->chunk + on : -1;
+static needs needs_of(const finder *f, int64_t id) {
+    cf_need found[CF_MAX_NEEDS];
+    needs n = {-1, -1, -1, -1};
+    int i, n_found = cf_schedule_needs(f->index, id, found);
+
+    for (i = 0; i < n_found; i++)
+        switch (found[i].why) {
+        case CF_EDGE_ACTIVATION: case CF_EDGE_GRADIENT: n.from_stage = found[i].action; break;
+        case CF_EDGE_STATE: case CF_EDGE_STATE_GRADIENT: n.state = found[i].action; break;
+        case CF_EDGE_SLOT: n.slot = found[i].action; break;
+        default: n.own = found[i].action;
+        }
+    return n;
 }
 
-static needs needs_of(const finder *f, int64_t id) {
-    const cf_action *a = action_of(f, id);
-    needs n = {-1, -1, -1};
+static void note_takers(finder *f) {
+    int64_t i;
 
-    switch (a->pass) {
-    case CF_F:
-        n.from_stage = find(f, CF_F, a->chunk, a->stage - 1);
-        n.state = find(f, CF_F, in_group(f, a, -1), a->stage);
-        break;
-    case CF_R:
-        if (f->schedule->shape.replay == CF_REPLAY_PIPELINE) n.from_stage = find(f, CF_R, a->chunk, a->stage - 1);
-        n.own = find(f, CF_F, a->chunk, a->stage);
-        break;
-    case CF_W: n.own = find(f, CF_B, a->chunk, a->stage); break;
-    default:
-        n.from_stage = find(f, CF_B, a->chunk, a->stage + 1);
-        n.state = find(f, CF_B, in_group(f, a, 1), a->stage);
-        n.own = find(f, CF_R, a->chunk, a->stage);
-        if (n.own < 0) n.own = find(f, CF_F, a->chunk, a->stage);
+    for (i = 0; i < f->schedule->n_actions; i++) f->taker[i] = -1;
+    for (i = 0; i < f->schedule->n_actions; i++) {
+        int64_t maker = is_pass(f, i) ? needs_of(f, i).from_stage : -1;
+        if (maker >= 0) f->taker[maker] = (int32_t)i;
     }
-    return n;
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
    When results arrive
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* The virtual stage that takes what a pass makes; -1: none. */
-static int64_t taker_of(const finder *f, int64_t id) {
-    const cf_action *a = action_of(f, id);
-
-    if (a->pass == CF_W) return -1;
-    if (a->pass == CF_R && f->schedule->shape.replay != CF_REPLAY_PIPELINE) return -1;
-    if (a->pass == CF_B || a->pass == CF_I) return a->stage - 1;
-    return find(f, a->pass, a->chunk, a->stage + 1) >= 0 ? a->stage + 1 : -1;
-}
-
 /* A stage sends what it makes in the order in which it is made, with a queue for each direction. With no_overlap the
    result is there at once, and both stages are busy with it afterwards. */
 static void note_arrival(finder *f, int64_t id, double free_at[2]) {
     const cf_action *a = action_of(f, id);
-    int64_t to = taker_of(f, id), row = a->stage / f->schedule->shape.n_stages;
+    int64_t to = f->taker[id] >= 0 ? action_of(f, f->taker[id])->stage : -1;
+    int64_t row = a->stage / f->schedule->shape.n_stages;
     int turned = f->schedule->shape.placement == CF_PLACEMENT_V && row % 2 == 1, queue = (to < a->stage) != turned;
     double end = f->timeline->end[id], seconds;
 
@@ -164,22 +130,13 @@ static void note_arrivals(finder *f) {
    When passes could have run
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Where a replay's group has K chunks kept at its turn in the list, it had to wait for the one given back last. */
-static double slot_of(const finder *f, int64_t id) {
-    const cf_chunk *chunk = chunk_of(f, id);
-    int64_t cell = chunk->group * f->n_v + action_of(f, id)->stage;
-
-    if (action_of(f, id)->pass != CF_R || chunk->group < 0) return 0;
-    return f->in_group[cell] + 1 >= f->schedule->shape.k ? f->slot[cell] : 0;
-}
-
 static void note_moments(finder *f, int64_t id) {
     needs n = needs_of(f, id);
     moments *m = &f->own[id];
     double own = n.own >= 0 ? f->timeline->end[n.own] : 0, state = n.state >= 0 ? f->timeline->end[n.state] : 0;
     double made = n.from_stage >= 0 ? f->timeline->end[n.from_stage] : 0;
     double arrived = n.from_stage >= 0 ? f->out.arrived[n.from_stage] : 0;
-    double slot = slot_of(f, id);
+    double slot = n.slot >= 0 ? f->timeline->end[n.slot] : 0;
 
     m->ready = later(later(own, state), later(arrived, slot));
     m->roomy = takes_room(f, id) ? later(later(own, state), arrived) : NEVER;
@@ -187,28 +144,11 @@ static void note_moments(finder *f, int64_t id) {
     m->stateless = later(later(own, arrived), slot);
 }
 
-/* The books of a stage: chunks kept, and by group when places were given back. */
-static void keep_books(finder *f, int64_t id, int32_t *kept) {
-    const cf_chunk *chunk = chunk_of(f, id);
-    int64_t cell = chunk->group * f->n_v + action_of(f, id)->stage;
-    int32_t change = takes_room(f, id) - gives_room(f, id);
-
-    *kept += change;
-    if (chunk->group < 0) return;
-    f->in_group[cell] += change;
-    if (change < 0) f->slot[cell] = f->timeline->end[id];
-}
-
 static void walk_forwards(finder *f, int64_t stage) {
     int64_t i;
-    int32_t kept = 0;
 
-    for (i = f->schedule->first[stage]; i < f->schedule->first[stage + 1]; i++) {
-        f->kept[i] = kept;
-        if (!is_pass(f, i)) continue;
-        note_moments(f, i);
-        keep_books(f, i, &kept);
-    }
+    for (i = f->schedule->first[stage]; i < f->schedule->first[stage + 1]; i++)
+        if (is_pass(f, i)) note_moments(f, i);
 }
 
 static void walk_backwards(finder *f, int64_t stage) {
@@ -254,14 +194,15 @@ typedef struct span {
 } span;
 
 static void fill_spans(const finder *f, int64_t stage, int64_t id, span spans[IDLE_CAUSE_COUNT]) {
-    int64_t limit = f->schedule->limits.chunks_by_stage ? f->schedule->limits.chunks_by_stage[stage] : 0, last = f->schedule->first[stage + 1] - 1;
+    const int64_t *limits = f->schedule->limits.chunks_by_stage;
+    int64_t limit = limits ? limits[stage] : 0, last = f->schedule->first[stage + 1] - 1;
     int64_t maker = needs_of(f, id).from_stage;
     int blocks = f->timing && f->timing->no_overlap, pass = action_of(f, id)->pass;
 
     spans[blocks ? IDLE_TRANSFER : IDLE_OVERHEAD].from = f->own[id].ready;
     if (id < last) {
         spans[IDLE_ORDER].from = f->others[id + 1];
-        if (limit <= 0 || f->kept[id] < limit)
+        if (limit <= 0 || f->timeline->live[id] - takes_room(f, id) < limit)
             spans[IDLE_ORDER].from = sooner(spans[IDLE_ORDER].from, f->takers[id + 1]);
     }
     spans[IDLE_MEMORY].from = f->behind[id].roomy;
@@ -386,34 +327,28 @@ enum { MOST_PIECES = IDLE_CAUSE_COUNT };
 
 static size_t lay_out(finder *f, char *memory) {
     const cf_schedule *s = f->schedule;
-    int64_t cells = f->n_v * f->n, groups = f->plan->n_groups * f->n_v;
     size_t used = 0;
 
     f->out.first = (int64_t *)take(memory, &used, s->shape.n_stages + 1, sizeof *f->out.first);
     f->out.stages = (idle_stage *)take(memory, &used, s->shape.n_stages, sizeof *f->out.stages);
-    f->out.pieces = (idle_piece *)take(memory, &used, MOST_PIECES * s->n_actions + s->shape.n_stages, sizeof *f->out.pieces);
+    f->out.pieces =
+        (idle_piece *)take(memory, &used, MOST_PIECES * s->n_actions + s->shape.n_stages, sizeof *f->out.pieces);
     f->out.sent = (double *)take(memory, &used, s->n_actions, sizeof(double));
     f->out.arrived = (double *)take(memory, &used, s->n_actions, sizeof(double));
     f->out.waited_for = (int32_t *)take(memory, &used, s->n_actions, sizeof(int32_t));
     f->out.path = (int32_t *)take(memory, &used, s->n_actions, sizeof(int32_t));
-    f->at = (int32_t *)take(memory, &used, cells * PLACES, sizeof(int32_t));
+    f->taker = (int32_t *)take(memory, &used, s->n_actions, sizeof(int32_t));
     f->own = (moments *)take(memory, &used, s->n_actions, sizeof *f->own);
     f->behind = (moments *)take(memory, &used, s->n_actions, sizeof *f->behind);
     f->takers = (double *)take(memory, &used, s->n_actions, sizeof(double));
     f->others = (double *)take(memory, &used, s->n_actions, sizeof(double));
-    f->kept = (int32_t *)take(memory, &used, s->n_actions, sizeof(int32_t));
-    f->slot = (double *)take(memory, &used, groups, sizeof(double));
-    f->in_group = (int32_t *)take(memory, &used, groups, sizeof(int32_t));
     return used;
 }
 
 static void fill(finder *f) {
-    int64_t i, s;
+    int64_t s;
 
-    memset(f->at, 0xff, (size_t)(f->n_v * f->n * PLACES) * sizeof *f->at);
-    for (i = 0; i < f->schedule->n_actions; i++)
-        if (is_pass(f, i))
-            *place_of(f, action_of(f, i)->pass, action_of(f, i)->chunk, action_of(f, i)->stage) = (int32_t)i;
+    note_takers(f);
     note_means(f);
     note_arrivals(f);
     for (s = 0; s < f->schedule->shape.n_stages; s++) {
@@ -427,6 +362,7 @@ static void fill(finder *f) {
 
 cf_result idle_make(const cf_plan *plan, const cf_schedule *schedule, const cf_timeline *timeline,
                     const cf_timing *timing, idle_report *out, cf_error *error) {
+    cf_result result;
     finder f;
 
     memset(&f, 0, sizeof f);
@@ -434,14 +370,17 @@ cf_result idle_make(const cf_plan *plan, const cf_schedule *schedule, const cf_t
     f.schedule = schedule;
     f.timeline = timeline;
     f.timing = timing;
-    f.n = plan->n_steps;
-    f.n_v = schedule->shape.n_stages * schedule->shape.n_virtual;
     f.out.n_actions = schedule->n_actions;
     f.out.n_stages = schedule->shape.n_stages;
+    result = cf_schedule_index_make(plan, schedule, NULL, &f.index, error);
+    if (result != CF_OK) return result;
     f.out.memory = calloc(1, lay_out(&f, NULL) + 16);
+    if (f.out.memory) {
+        (void)lay_out(&f, (char *)f.out.memory);
+        fill(&f);
+    }
+    cf_schedule_index_free(f.index);
     if (!f.out.memory) return cf_refuse(error, CF_ERROR_MEMORY, "memory", -1, "out of memory");
-    (void)lay_out(&f, (char *)f.out.memory);
-    fill(&f);
     *out = f.out;
     return CF_OK;
 }

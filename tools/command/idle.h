@@ -56,7 +56,8 @@ typedef struct idle_report {
 
 /* For a schedule that cf_schedule_validate accepts, with a timeline of it, simulated or measured. Transfers of a
    lowered schedule are left out: they are reckoned from `timing` (NULL: they take no time), as cf_simulate does. On
-   success idle_free is due; on failure *out is untouched. Errors: CF_ERROR_MEMORY. */
+   success idle_free is due; on failure *out is untouched. Errors: those of
+   cf_schedule_index_make. */
 cf_result idle_make(const cf_plan *plan, const cf_schedule *schedule, const cf_timeline *timeline,
                     const cf_timing *timing, idle_report *out, cf_error *error);
 void idle_free(idle_report *report);

@@ -551,39 +551,23 @@ typedef struct time_check {
     const cf_schedule *schedule;
     const cf_timeline *timeline;
     double skew;   /* of the clocks of two stages */
-    double *ended; /* (3 x virtual stages x steps) when F, R, and B or I of a chunk ended */
+    const cf_schedule_index *index;
     char *why;
     size_t size;
 } time_check;
 
-static double *ended_at(const time_check *c, int64_t kind, int64_t stage, int32_t chunk) {
-    int64_t n_v = c->schedule->shape.n_stages * c->schedule->shape.n_virtual, n_steps = c->plan->n_steps;
-    return &c->ended[(kind * n_v + stage) * n_steps + (chunk - c->schedule->shape.rank * n_steps)];
-}
+/* When the pass ended whose result an action takes from another virtual stage, or moves; 0: there is none. */
+static double waits_until(const time_check *c, int64_t id) {
+    cf_need needs[CF_MAX_NEEDS];
+    int i, n = cf_schedule_needs(c->index, id, needs);
 
-/* 0: F, 1: R, 2: B or I; -1: none of those that others wait for on another stage. A transfer is of what it carries. */
-static int kind_of(int pass) {
-    switch (pass) {
-    case CF_F: case CF_SEND_F: case CF_RECV_F: return 0;
-    case CF_R: case CF_SEND_R: case CF_RECV_R: return 1;
-    case CF_B: case CF_I: case CF_SEND_B: case CF_RECV_B: return 2;
-    default: return -1;
-    }
+    for (i = 0; i < n; i++)
+        if (needs[i].why == CF_EDGE_ACTIVATION || needs[i].why == CF_EDGE_GRADIENT)
+            return c->timeline->end[needs[i].action];
+    return 0;
 }
 
 static int is_send(int pass) { return pass == CF_SEND_F || pass == CF_SEND_R || pass == CF_SEND_B; }
-
-/* When the pass on another virtual stage ended that this one waits for; 0: it waits for none. */
-static double waits_until(const time_check *c, const cf_action *a) {
-    int64_t n = c->schedule->shape.n_stages * c->schedule->shape.n_virtual;
-    int kind = kind_of(a->pass);
-
-    if (kind == 2) return a->stage + 1 < n ? *ended_at(c, 2, a->stage + 1, a->chunk) : 0;
-    if (kind < 0 || a->stage == 0 || (kind == 1 && c->schedule->shape.replay == CF_REPLAY_LOCAL)) return 0;
-    /* A limit can keep a chunk on the stage before: then the first forward is the input of the replay. */
-    if (kind == 1 && *ended_at(c, 1, a->stage - 1, a->chunk) == 0) kind = 0;
-    return *ended_at(c, kind, a->stage - 1, a->chunk);
-}
 
 static int times_wrong(const time_check *c, int64_t stage, int64_t id, const char *what, double got, double wanted) {
     snprintf(c->why, c->size, "stage %lld, position %lld: %s: %.9g, wanted %.9g or later", (long long)stage,
@@ -595,9 +579,8 @@ static int times_wrong(const time_check *c, int64_t stage, int64_t id, const cha
    transfer's times may be of the clock at either end. */
 static int transfer_holds(const time_check *c, int64_t stage, int64_t id) {
     const cf_action *a = &c->schedule->actions[id];
-    double start = c->timeline->start[id], end = c->timeline->end[id], made;
+    double start = c->timeline->start[id], end = c->timeline->end[id], made = waits_until(c, id);
 
-    made = is_send(a->pass) ? *ended_at(c, kind_of(a->pass), a->stage, a->chunk) : waits_until(c, a);
     if (is_send(a->pass) && start + c->skew < made)
         return times_wrong(c, stage, id, "starts before what it sends is made", start, made);
     if (end + c->skew < made) return times_wrong(c, stage, id, "ends before what it receives is made", end, made);
@@ -605,7 +588,7 @@ static int transfer_holds(const time_check *c, int64_t stage, int64_t id) {
 }
 
 static int pass_holds(const time_check *c, int64_t stage, int64_t id, double before) {
-    double start = c->timeline->start[id], awaited = waits_until(c, &c->schedule->actions[id]);
+    double start = c->timeline->start[id], awaited = waits_until(c, id);
 
     if (start < before) return times_wrong(c, stage, id, "starts before the pass ahead of it ends", start, before);
     if (start + c->skew < awaited)
@@ -730,26 +713,21 @@ static int peaks_hold(const time_check *c, const cf_bytes *bytes) {
 int saved_times_hold(const cf_plan *plan, const saved_schedule *saved, double skew, const cf_bytes *bytes, char *why,
                      size_t size) {
     const cf_schedule *schedule = saved->schedule;
+    cf_schedule_index *index = NULL;
     time_check c;
     int64_t i;
     int holds = 1;
 
+    if (cf_schedule_index_make(plan, schedule, NULL, &index, NULL) != CF_OK) return -1;
     c.plan = plan;
     c.schedule = schedule;
     c.timeline = &saved->timeline;
     c.skew = skew;
     c.why = why;
     c.size = size;
-    /* Every chunk has a pass on every virtual stage, so this is no more than three numbers for each action. */
-    c.ended = (double *)new_array(3 * schedule->shape.n_stages * schedule->shape.n_virtual * plan->n_steps, sizeof *c.ended);
-    if (!c.ended) return -1;
-    for (i = 0; i < schedule->n_actions; i++) {
-        const cf_action *a = &schedule->actions[i];
-        int kind = a->pass < CF_COMPUTE_PASS_COUNT ? kind_of(a->pass) : -1;
-        if (kind >= 0) *ended_at(&c, kind, a->stage, a->chunk) = saved->timeline.end[i];
-    }
+    c.index = index;
     for (i = 0; i < schedule->shape.n_stages && holds; i++) holds = stage_times_hold(&c, i);
-    free(c.ended);
+    cf_schedule_index_free(index);
     if (holds) holds = sums_hold(&c) && bounds_hold(&c);
     return holds ? peaks_hold(&c, bytes) : 0;
 }

@@ -128,22 +128,16 @@ static void print_stage(const trace *t, int64_t stage) {
    Flows: arrows from pass to pass
    ---------------------------------------------------------------------------------------------------------------- */
 
-enum { AT_F, AT_R, AT_B, AT_COUNT }; /* of two halves of a backward, I is the one that others wait for */
-
-/* Where each pass of a chunk on a virtual stage is in the schedule, -1 for none; and the arrow that is being drawn. */
+/* Where the passes are, and the arrow that is being drawn. */
 typedef struct flows {
     const trace *t;
-    int64_t *at;    /* (n_chunks, virtual stages, AT_COUNT) */
+    cf_schedule_index *index;
     int64_t n_rows; /* virtual stages of the whole pipeline */
     int64_t id;     /* of this arrow; they count up */
     int64_t last;   /* the action where it stands, -1 before its first */
     int n_steps;
     const char *name;
 } flows;
-
-static int64_t *flow_cell(const flows *f, int64_t chunk, int64_t row, int pass) {
-    return &f->at[(chunk * f->n_rows + row) * AT_COUNT + pass];
-}
 
 /* An arrow binds to the slice that is under it, so a step stands where its pass starts. */
 static void print_flow_step(const flows *f, char phase, int64_t action) {
@@ -165,8 +159,8 @@ static void begin_flow(flows *f, const char *name) {
 }
 
 /* A step is printed once the next one is known: a lone one is no arrow. */
-static void add_flow_step(flows *f, int64_t chunk, int64_t row, int pass) {
-    int64_t action = *flow_cell(f, chunk, row, pass);
+static void add_flow_step(flows *f, int64_t chunk, int64_t row, cf_pass pass) {
+    int64_t action = cf_schedule_find(f->index, pass, chunk, row);
 
     if (action < 0) return;
     if (f->last >= 0) print_flow_step(f, f->n_steps++ == 0 ? 's' : 't', f->last);
@@ -183,14 +177,14 @@ static void print_chunk_flows(flows *f, int64_t chunk) {
     int64_t row;
 
     begin_flow(f, "activations and gradients");
-    for (row = 0; row < f->n_rows; row++) add_flow_step(f, chunk, row, AT_F);
-    for (row = f->n_rows - 1; row >= 0; row--) add_flow_step(f, chunk, row, AT_B);
+    for (row = 0; row < f->n_rows; row++) add_flow_step(f, chunk, row, CF_F);
+    for (row = f->n_rows - 1; row >= 0; row--) add_flow_step(f, chunk, row, CF_B);
     end_flow(f);
     for (row = 0; row < f->n_rows; row++) {
-        if (*flow_cell(f, chunk, row, AT_R) < 0) continue;
+        if (cf_schedule_find(f->index, CF_R, chunk, row) < 0) continue;
         begin_flow(f, "replay");
-        add_flow_step(f, chunk, row, AT_R);
-        add_flow_step(f, chunk, row, AT_B);
+        add_flow_step(f, chunk, row, CF_R);
+        add_flow_step(f, chunk, row, CF_B);
         end_flow(f);
     }
 }
@@ -200,38 +194,25 @@ static void print_state_flow(flows *f, const cf_group *group, int64_t row) {
     int64_t i;
 
     begin_flow(f, "state and its gradient");
-    for (i = 0; i < group->n_chunks; i++) add_flow_step(f, group->first_chunk + i, row, AT_F);
-    for (i = group->n_chunks - 1; i >= 0; i--) add_flow_step(f, group->first_chunk + i, row, AT_B);
+    for (i = 0; i < group->n_chunks; i++) add_flow_step(f, group->first_chunk + i, row, CF_F);
+    for (i = group->n_chunks - 1; i >= 0; i--) add_flow_step(f, group->first_chunk + i, row, CF_B);
     end_flow(f);
 }
 
-static void find_passes(flows *f) {
-    const cf_schedule *schedule = f->t->schedule;
-    int64_t i;
-
-    for (i = 0; i < f->t->plan->n_chunks * f->n_rows * AT_COUNT; i++) f->at[i] = -1;
-    for (i = 0; i < schedule->n_actions; i++) {
-        const cf_action *a = &schedule->actions[i];
-        if (a->pass == CF_F) *flow_cell(f, a->chunk, a->stage, AT_F) = i;
-        else if (a->pass == CF_R) *flow_cell(f, a->chunk, a->stage, AT_R) = i;
-        else if (a->pass == CF_B || a->pass == CF_I) *flow_cell(f, a->chunk, a->stage, AT_B) = i;
-    }
-}
-
 static int print_flows(const trace *t) {
+    cf_error error;
     flows f;
     int64_t i, row;
 
     memset(&f, 0, sizeof f);
     f.t = t;
     f.n_rows = t->schedule->shape.n_stages * t->schedule->shape.n_virtual;
-    f.at = (int64_t *)malloc((size_t)(t->plan->n_chunks * f.n_rows * AT_COUNT + 1) * sizeof *f.at);
-    if (!f.at) return cli_failed("out of memory for --trace");
-    find_passes(&f);
+    if (cf_schedule_index_make(t->plan, t->schedule, NULL, &f.index, &error) != CF_OK)
+        return cli_failed("--trace: %s", error.text);
     for (i = 0; i < t->plan->n_chunks && !ferror(t->to); i++) print_chunk_flows(&f, i);
     for (i = 0; i < t->plan->n_groups && !ferror(t->to); i++)
         for (row = 0; row < f.n_rows; row++) print_state_flow(&f, &t->plan->groups[i], row);
-    free(f.at);
+    cf_schedule_index_free(f.index);
     return CLI_OK;
 }
 
