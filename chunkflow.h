@@ -8074,7 +8074,7 @@ CHUNKFLOW_API cf_result cf_schedule_index_make(const cf_plan *plan, const cf_sch
     memset(&index, 0, sizeof index);
     index.schedule = schedule;
     index.pipe = cf__pipe_of(plan, &schedule->shape, NULL);
-    index.n_places = schedule->lowered ? cf__index_place(CF_PASS_COUNT) : CF__PIPE_PLACES;
+    index.n_places = cf__index_place(schedule->lowered ? CF_PASS_COUNT : CF_SEND_F);
     CF__TRY(cf__make(&recipe, &index, allocator, error));
     *out = index.made;
     return CF_OK;
