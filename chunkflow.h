@@ -7221,6 +7221,12 @@ static cf__search_move_kind cf__search_draw_kind(cf__search *search) {
     return (cf__search_move_kind)kind;
 }
 
+/* Whether it makes no difference to a schedule which of two units comes first. */
+static int cf__search_alike(const cf__schedule_maker *m, const cf__pipe_unit *a, const cf__pipe_unit *b) {
+    const cf_chunk *x = &m->pipe.chunks[a->first], *y = &m->pipe.chunks[b->first];
+    return a->n == 1 && b->n == 1 && x->padded == y->padded && x->pairs == y->pairs;
+}
+
 static cf__search_move cf__search_make_move(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
     cf__search_move move;
@@ -7232,7 +7238,12 @@ static cf__search_move cf__search_make_move(cf__search *search) {
     if (move.kind != CF__SEARCH_SHIFT) return move;
     move.from = cf__search_below(search, m->n_units);
     move.to = (move.from + 1 + cf__search_below(search, m->n_units - 1)) % m->n_units;
-    cf__search_shift(m->units, move.from, move.to);
+    if (cf__search_alike(m, &m->units[move.from], &m->units[move.to])) {
+        move.kind = CF__SEARCH_NUDGE;
+        cf__search_nudge(search, &move);
+    } else {
+        cf__search_shift(m->units, move.from, move.to);
+    }
     return move;
 }
 

@@ -383,3 +383,22 @@ double pipeline_makespan(const cf_plan *plan, const cf_schedule *s, const cf_tim
     free(others);
     return r.changed ? -1 : makespan;
 }
+
+double pipeline_state_over_default(const cf_plan *plan, const cf_schedule *s) {
+    int64_t longest = 0, g, stage, v, i;
+    double most = 0;
+    for (g = 0; g < plan->n_groups; g++)
+        if (plan->groups[g].tokens > longest) longest = plan->groups[g].tokens;
+    for (stage = 0; stage < s->shape.n_stages; stage++)
+        for (v = 0; v < s->shape.n_stages * s->shape.n_virtual; v++) {
+            double limit = 2.0 * (double)longest + (double)(s->shape.n_stages - 1 - stage) * (double)plan->chunk_size, held = 0;
+            for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
+                const cf_action *a = &s->actions[i];
+                double tokens = (double)cf_chunk_state_tokens(plan, a->chunk);
+                if (a->stage != v) continue;
+                held += a->pass == CF_F ? tokens : a->pass == CF_B || a->pass == CF_I ? -tokens : 0;
+                if (held > most * limit) most = held / limit;
+            }
+        }
+    return most;
+}

@@ -102,7 +102,7 @@ static void compare(const cf_plan *plan, cf_schedule_desc *desc, tally *sum) {
 
 /* Every batch of up to 3 sequences of 1, 2, 3 or 5 tokens in chunks of 2, on 2 and 3 stages, K = 1 and 2, both replays;
    quick: each batch on a third of these. */
-static void compare_all(int64_t limit, int split, tally *sum) {
+static void compare_all(int64_t limit, int split, tally *local, tally *pipeline) {
     static const int64_t sizes[] = {1, 2, 3, 5, 0}; /* 0: no sequence */
     int a, b, c, combination;
     for (a = 0; a < 4; a++)
@@ -122,20 +122,24 @@ static void compare_all(int64_t limit, int split, tally *sum) {
                     desc.split_backward = split;
                     harness_note("lengths %d %d %d, %d stages, K %d, %s, limit %d", (int)sizes[a], (int)sizes[b],
                                  (int)sizes[c], (int)desc.shape.n_stages, (int)desc.shape.k, cf_replay_name(desc.shape.replay), (int)limit);
-                    compare(plan, &desc, sum);
+                    compare(plan, &desc, desc.shape.replay == CF_REPLAY_LOCAL ? local : pipeline);
                 }
                 cf_plan_free(plan);
             }
 }
 
-/* Nearly all are optimal, and none is far from it. */
+/* Nearly all are optimal, and none is far from it. Under a limit that holds for local replay; through the pipeline no
+   chunk is dropped that K would keep, which costs some of them a tenth. */
 static void check_small_pipelines(int64_t limit, int split_backward) {
-    tally t = {0, 0, 0};
-    compare_all(limit, split_backward, &t);
-    CHECK(t.solved > harness_rounds(150, 50));
-    CHECK(t.optimal * 100 >= t.solved * 95);
-    CHECK(t.worst <= 0.03);
-    harness_report("%d of %d optimal, at worst %.1f %% off", (int)t.optimal, (int)t.solved, t.worst * 100);
+    tally local = {0, 0, 0}, pipeline = {0, 0, 0};
+    compare_all(limit, split_backward, &local, &pipeline);
+    CHECK(local.solved + pipeline.solved > harness_rounds(150, 50));
+    CHECK(local.optimal * 100 >= local.solved * 95);
+    CHECK(local.worst <= 0.03);
+    CHECK(pipeline.optimal * 100 >= pipeline.solved * (limit > 0 ? 80 : 95));
+    CHECK(pipeline.worst <= (limit > 0 ? 0.15 : 0.03));
+    harness_report("%d of %d and %d of %d optimal, at worst %.1f and %.1f %% off", (int)local.optimal, (int)local.solved,
+                   (int)pipeline.optimal, (int)pipeline.solved, local.worst * 100, pipeline.worst * 100);
 }
 
 TEST(optimal_on_small_pipelines) { check_small_pipelines(0, 0); }
@@ -200,6 +204,17 @@ TEST(suite_is_near_the_bound) {
     harness_report("%s", text);
 }
 
+/* Whether a fixed schedule keeps to what `best` keeps to where chunks are limited: as much state as by default. */
+static int keeps_to_state(const cf_plan *plan, const cf_schedule_desc *desc) {
+    cf_schedule *schedule = NULL;
+    int keeps;
+    if (desc->limits.chunks <= 0 && desc->limits.chunks_by_stage == NULL) return 1;
+    CHECK_INT(cf_schedule_make(plan, desc, &schedule, NULL), CF_OK);
+    keeps = schedule != NULL && pipeline_state_over_default(plan, schedule) <= 1;
+    cf_schedule_free(schedule);
+    return keeps;
+}
+
 /* Under the limits that each fixed schedule gets along with. */
 TEST(suite_is_never_worse_than_a_fixed_schedule) {
     int i;
@@ -224,13 +239,13 @@ TEST(suite_is_never_worse_than_a_fixed_schedule) {
         best = makespan_of(plan, &desc, NULL);
         for (j = 0; j < 3; j++) {
             desc.kind = fixed_kinds[j];
-            CHECK(best <= makespan_of(plan, &desc, NULL) * (1 + 1e-12));
+            if (keeps_to_state(plan, &desc)) CHECK(best <= makespan_of(plan, &desc, NULL) * (1 + 1e-12));
         }
         desc.kind = CF_SCHEDULE_BEST;
         desc.split_backward = 1;
         best = makespan_of(plan, &desc, NULL);
         desc.kind = CF_SCHEDULE_ZERO_BUBBLE;
-        CHECK(best <= makespan_of(plan, &desc, NULL) * (1 + 1e-12));
+        if (keeps_to_state(plan, &desc)) CHECK(best <= makespan_of(plan, &desc, NULL) * (1 + 1e-12));
         desc.split_backward = 0;
         desc.limits.chunks_by_stage = NULL;
         desc.shape.n_virtual = 2;
@@ -238,7 +253,7 @@ TEST(suite_is_never_worse_than_a_fixed_schedule) {
         desc.kind = CF_SCHEDULE_BEST;
         best = makespan_of(plan, &desc, NULL);
         desc.kind = CF_SCHEDULE_INTERLEAVED;
-        CHECK(best <= makespan_of(plan, &desc, NULL) * (1 + 1e-12));
+        if (keeps_to_state(plan, &desc)) CHECK(best <= makespan_of(plan, &desc, NULL) * (1 + 1e-12));
         cf_plan_free(plan);
     }
 }
