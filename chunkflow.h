@@ -6003,8 +6003,8 @@ enum {
     CF__DISPATCH_RETURNING,
     CF__DISPATCH_WEIGHTS,
     CF__DISPATCH_FRESH       /* the first of n_virtual queues, one for each row: forwards that are the first of their
-                                unit, or with promises, the first that is kept; in the first row in the order of units,
-                                in the others by urgency */
+                                unit, and some others; in the first row in the order of units, in the others by
+                                urgency */
 };
 
 /* A heap of passes, of cells, or in the first queue of fresh forwards, of chunks. */
@@ -6175,10 +6175,12 @@ static int cf__dispatch_is_taken(const cf__dispatch *d, int64_t cell, int place)
     return d->missing[cf__dispatch_id(cell, place)] == CF__DISPATCH_TAKEN;
 }
 
-/* Whether a forward is the first of its unit, or the first that is kept. */
+/* Whether a forward is the first of its unit or, where no unit ever has to wait, the first that is kept. Where units
+   wait, one of them could hold up another that has started. */
 static int cf__dispatch_is_fresh(const cf__dispatch *d, int64_t chunk) {
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    return chunk == unit->first || (chunk == unit->first + unit->n - unit->k && !d->policy.evicts);
+    int waits = d->maker->is_bounded || d->policy.ahead != NULL;
+    return chunk == unit->first || (!waits && chunk == unit->first + unit->n - unit->k);
 }
 
 /* A pass becomes a choice of its stage. */
