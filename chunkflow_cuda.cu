@@ -25,8 +25,8 @@
                                cf_state_stream_block, cf_state_stream_begin, cf_state_stream_next,
                                cf_state_stream_add, cf_state_stream_append, cf_state_stream_end
        run a pipeline          cf_executor_create, cf_executor_load, cf_executor_run, cf_executor_stream,
-                               cf_executor_schedule, cf_executor_memory_of, cf_executor_memory_for,
-                               cf_executor_timeline, cf_executor_free, cf_cuda_step_block
+                               cf_executor_schedule, cf_executor_memory_of, cf_executor_timeline, cf_executor_free,
+                               cf_cuda_step_block
 
    All work is put on the stream that the caller names, last but for the error in every signature; nothing is allocated
    and nothing waits for the device, but in the executor and where a comment says so.
@@ -119,8 +119,8 @@ typedef struct cf_attention_desc {
                                      j > i + Sk - Sq - window). 0: no limit */
     double scale;                 /* of q . k before the softmax. 0: 1 / sqrt(head_size) */
     double softcap;               /* c: scores become c x tanh(score / c). 0: off */
-    int deterministic;            /* 1: dq has the same bits in every run, on the fused paths for seven products instead
-                                     of five; everything else always has, for the same n_processors */
+    int deterministic;            /* 1: dq has the same bits in every run, too, which costs seven products in place of
+                                     five on the fused paths. Everything else always has, with the same n_processors */
     cf_attention_path path;       /* CF_ERROR_ARGUMENT if it cannot do the problem: never another one in silence. The
                                      error says for which architecture, head size or group (wanted, got) */
     int64_t arch;                 /* compute capability x 10 (50 to 999) of the device that will run it; 0: the current
@@ -298,7 +298,8 @@ typedef struct cf_state_stream_desc {
 } cf_state_stream_desc;
 
 /* One pass of one chunk. The arrays are in pinned host memory (pageable memory, whose copies would wait for the device,
-   is refused), and stay until the copies are done: a group has the same rows in every pass. Rows that a sliding window hides from every query of the pass are not sent. */
+   is refused), and stay until the copies are done: a group has the same rows in every pass. Rows that a sliding window
+   hides from every query of the pass are not sent. */
 typedef struct cf_state_pass {
     cf_state state;               /* K and V of the group: row 0 is its first token, `rows` as in any state, n_layers
                                      those of this pass */
@@ -350,7 +351,8 @@ CHUNKFLOW_CUDA_API cf_result cf_state_stream_next(cf_state_stream *stream, cf_cu
                                                   cf_error *error);
 
 /* Adds the gradients of the own block that was handed out last to the chunk's dK and dV of that layer (fp32, (own,
-   n_kv_heads, head_size), row 0 the chunk's first token), which its attention has written. Any other block is refused. */
+   n_kv_heads, head_size), row 0 the chunk's first token), which its attention has written. Any other block is refused.
+   */
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_add(const cf_state_stream *stream, const cf_state_block *block,
                                                  const cf_tensor *dk, const cf_tensor *dv, cf_cuda_stream compute,
                                                  cf_error *error);
@@ -603,16 +605,14 @@ typedef struct cf_executor_memory {
     cf_run_stats stats;           /* the interpreter's books */
 } cf_executor_memory;
 
-CHUNKFLOW_CUDA_API cf_result cf_executor_memory_of(const cf_executor *executor, int64_t stage, cf_executor_memory *out,
+/* Says what every stage takes for the batch that is loaded (plan and schedule NULL; zeros where there is none), or
+   what it would take after a load of this one. Nothing is loaded by that: the batch that is there stays,
+   memory_limit refuses nothing, and the device is not asked. It takes as long as that part of a load, which is all
+   but the copies. out: (n_stages); zero where another process runs the stage; untouched on failure. Errors as of
+   cf_executor_load. Plan and schedule must be sound. */
+CHUNKFLOW_CUDA_API cf_result cf_executor_memory_of(const cf_executor *executor, const cf_plan *plan,
+                                                   const cf_schedule *schedule, cf_executor_memory *out,
                                                    cf_error *error);
-
-/* What cf_executor_memory_of would say of every stage after a load of this batch, without loading it: the batch that is
-   loaded stays, memory_limit refuses nothing, and the device is not asked. Takes as long as that part of a load, which
-   is all but the copies. out: (n_stages); zero where another process runs the stage. Errors as of cf_executor_load.
-   Plan and schedule must be sound. */
-CHUNKFLOW_CUDA_API cf_result cf_executor_memory_for(const cf_executor *executor, const cf_plan *plan,
-                                                    const cf_schedule *schedule, cf_executor_memory *out,
-                                                    cf_error *error);
 
 /* When each action of cf_executor_schedule ran in the last run, from events on the streams: passes on the compute
    stream, transfers on theirs (a send and its receive have the same times), in the form of the simulator
@@ -2658,7 +2658,7 @@ CF_HOPPER_DEVICE int hopper_take_work(const hopper_params &p) {
     return (int)gridDim.x + __shfl_sync(0xFFFFFFFFu, taken, 0);
 }
 
-/* Q of a block's tile number `turn`, and to a persistent block which tile that is; head -1: there is none. */
+/* Loads Q of the block's tile number `turn`. A persistent block learns which tile that is; head -1: there is none. */
 template <int HEAD, bool PERSISTENT>
 CF_HOPPER_DEVICE void hopper_load_q(const hopper_params &p, tile t, int head, shared_address start, int turn) {
     typedef hopper_forward_layout<HEAD> layout;
@@ -2715,8 +2715,8 @@ CF_HOPPER_DEVICE void hopper_load_v(const hopper_params &p, const tile &t, int h
 }
 
 /* All that a block needs, by one warp, from its first tile on: its first lane waits and copies, and the others help
-   only where rows are to become zeros. K comes a block of keys ahead of V, and the first one of a tile before there is room
-   for its Q. */
+   only where rows are to become zeros. K comes a block of keys ahead of V, and the first one of a tile before there is
+   room for its Q. */
 template <int HEAD, bool PERSISTENT>
 CF_HOPPER_DEVICE void hopper_forward_loads(const hopper_params &p, tile t, int head, shared_address start) {
     int turn = 0, tails = 0;
@@ -3110,11 +3110,11 @@ template <int HEAD, int KEYS> CF_DEVICE float *part_address(const fused_params &
 /* One block: KEYS keys of one key head against all packed rows that see any of them, so dK and dV of a whole group of
    query heads are summed in registers and reach memory once. Eight warps: ROWS / 32 parts of the rows, and as many
    parts of the keys as that leaves, over the scores and likewise over rows and columns of dQ; 4 x 2 over dK and dV. Per
-   row tile: scores and dP, then P and dS go through shared memory to the three other products. dQ is added to fp32 sums in
-   memory, unless p.dq_sums is NULL (then another kernel computes it). A part of a split key tile has some of these
+   row tile: scores and dP, then P and dS go through shared memory to the three other products. dQ is added to fp32 sums
+   in memory, unless p.dq_sums is NULL (then another kernel computes it). A part of a split key tile has some of these
    rows, and leaves its dK and dV to attention_join_kernel. Head size 128 with 64 rows, 128 keys and 2 stages: 161 KB,
-   one block per SM, up to 255 registers. With 64 keys and one stage it fits the 99 KB parts. Head size 64: 128 rows and 128
-   keys take 163 KB and give each product in shared memory as much work as head size 128 has; 64 rows take 98 KB. */
+   one block per SM, up to 255 registers. With 64 keys and one stage it fits the 99 KB parts. Head size 64: 128 rows and
+   128 keys take 163 KB and give each product in shared memory as much work as head size 128 has; 64 rows take 98 KB. */
 template <typename T, int HEAD, int ROWS, int KEYS, int STAGES>
 __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEYS> ? BACKWARD_THREADS : 32, 1)
     attention_backward_kernel(const __grid_constant__ fused_params p) {
@@ -3765,7 +3765,8 @@ template <int HEAD> struct hopper_dq_layout { /* of shared memory, in bytes; two
     static const int BARRIERS = V + 2 * TILE, BYTES = BARRIERS + 128;
 };
 
-/* As in the forward; the barriers of stage s are 8 s bytes on. Q arrives with the first K, and dout with the first V. */
+/* As in the forward; the barriers of stage s are 8 s bytes on. Q arrives with the first K, and dout with the first V.
+   */
 enum hopper_dq_barrier { DQ_K_FULL = 0, DQ_K_EMPTY = 16, DQ_V_FULL = 32, DQ_V_EMPTY = 48, DQ_TAIL = 64 };
 
 /* Where a warp's 16 rows are: row tile and place in it. */
@@ -4940,8 +4941,8 @@ struct path_entry {
 };
 
 const path_entry paths[] = {
-    {CF_ATTENTION_WGMMA, "wgmma", check_hopper, fused_n_tiles, hopper_forward_bytes, fused_backward_bytes, hopper_forward,
-     hopper_backward},
+    {CF_ATTENTION_WGMMA, "wgmma", check_hopper, fused_n_tiles, hopper_forward_bytes, fused_backward_bytes,
+     hopper_forward, hopper_backward},
     {CF_ATTENTION_MMA, "mma", check_fused, fused_n_tiles, fused_forward_bytes, fused_backward_bytes, fused_forward,
      fused_backward},
     {CF_ATTENTION_UNFUSED, "unfused", check_unfused, unfused_n_tiles, unfused_forward_bytes, unfused_backward_bytes,
@@ -4965,7 +4966,8 @@ cf_result choose_path(const problem *p, const path_entry **out, cf_error *error)
     }
     *out = find_path(wanted);
     if (*out == NULL)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "path", -1, CF_ATTENTION_WGMMA, number_of(wanted), "there is no such path");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "path", -1, CF_ATTENTION_WGMMA, number_of(wanted),
+                       "there is no such path");
     return (*out)->check(p, error);
 }
 
@@ -6104,7 +6106,8 @@ cf_result cf_state_stream_add(const cf_state_stream *stream, const cf_state_bloc
     if (code != CF_OK) return code;
     if (block == NULL) return cf_fail_null(error, "block");
     if (!is_own_in_use(s, block))
-        return cf_fail(error, CF_ERROR_ARGUMENT, "block", -1, 1, block->own, "not the own block that is in use");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "block", -1, 1, block->own,
+                       "is not the own block that cf_state_stream_next handed out last");
     code = check_whole_rows(dk, "dk", s->gradient, s->pass.own, &s->desc.state, &p.to_row, error);
     if (code == CF_OK) code = check_whole_rows(dv, "dv", s->gradient, s->pass.own, &s->desc.state, &p.to_v_row, error);
     if (code != CF_OK) return code;
@@ -6214,13 +6217,13 @@ namespace {
 
 /* ---- host memory ---- */
 
-/* Where host memory comes from: the application's allocator. Nothing throws; `failed` stays set once there was none. */
+/* Host memory comes from the application's allocator. Nothing throws; `failed` stays set once there was none. */
 struct heap {
     cf_allocator from;
     bool failed;
 };
 
-/* Items in such memory, given back with the array. What could not grow stays as it was. */
+/* An array of items in such memory, which gives it back at its end. One that could not grow stays as it was. */
 template <typename T> struct array {
     T *data = NULL;
     int64_t n = 0, room = 0;
@@ -6295,14 +6298,14 @@ struct body {
     int64_t place; /* found by place_space; -1: not yet */
 };
 
-/* A stretch of memory, in bytes or rows. */
+/* A space is a stretch of memory, in bytes or rows. */
 struct space {
     int64_t unit;   /* places are multiples of it */
     int64_t bytes;  /* of one of its numbers: 1, or those that a row takes */
     int64_t height; /* found by place_space: end of the highest body, a multiple of the unit */
 };
 
-/* All that a stage holds. */
+/* A layout is all that a stage holds. */
 struct layout {
     heap *home;
     int64_t n_times;
@@ -6311,13 +6314,13 @@ struct layout {
     array<rect> rects;
 };
 
-/* A body without rectangles, of no size. */
+/* Adds a body without rectangles, of no size. */
 int64_t add_body(layout *l, int64_t space) {
     const body empty = {space, 0, 0, 0, 0, 0, INT64_MAX, 0};
     return l->bodies.push(l->home, empty) ? l->bodies.n - 1 : -1;
 }
 
-/* One without size takes no place. */
+/* Adds a rectangle to a body. One without size takes no place. */
 void add_rect(layout *l, int64_t id, int64_t offset, int64_t size, int64_t room, int64_t begin, int64_t gone,
               int64_t end) {
     const rect r = {id, offset, size, std::max(size, room), begin, end, gone};
@@ -6330,7 +6333,8 @@ void add_rect(layout *l, int64_t id, int64_t offset, int64_t size, int64_t room,
     b->area += (double)size * (double)(end - begin);
 }
 
-/* The most bytes in use at once, by what is really used, in all spaces that `counts` says yes to; -1: no memory. */
+/* Counts the most bytes in use at once, by what is really used, in all spaces that `counts` says yes to; -1: there was
+   no memory to count in. */
 template <typename F> int64_t most_live(const layout &l, F counts) {
     int64_t most = 0, now = 0;
     array<int64_t> change;
@@ -6350,7 +6354,7 @@ const int64_t BLOCK = 64;
 const int64_t MOST_SIZE = (int64_t)1 << 60; /* so that sums of places and sizes stay in range */
 const int64_t MOST_WORK = 500000; /* hundredths of a second; after that no further order is tried */
 
-/* One search for the places of a space: what it has tried and the best so far. */
+/* This is one search for the places of a space: what it has tried, and the best so far. */
 struct placing {
     layout *l;
     int64_t unit;
@@ -6435,12 +6439,12 @@ void start_placing(placing *p, int64_t at) {
 
    The first order has slots of equal height, one for each chunk that is kept at once, as the CPU trainer has: chunks
    that are nearly full leave no gaps there that are too low for the next one. On real lists that takes up to a fifth
-   less than the others (tools/bench/results/arena.txt). Rows of groups have no such room: closer packing
-   is better for them.
+   less than the others (tools/bench/results/arena.txt). Rows of groups have no such room: closer packing is better for
+   them.
 
    An order costs k log k for each rectangle that k others share time with, and a look at each block of those before it:
-   hardly more than linear in the schedule times what is held at once, quadratic only where all is held at once. The more
-   there is, the fewer orders are tried, at least one. */
+   hardly more than linear in the schedule times what is held at once, quadratic only where all is held at once. The
+   more there is, the fewer orders are tried, at least one. */
 void place_space(layout *l, int64_t at) {
     const int64_t live = most_live(*l, [&](int64_t other) { return other == at; });
     const int64_t least = live / std::max<int64_t>(l->spaces[at].bytes, 1);
@@ -6468,8 +6472,8 @@ void place_space(layout *l, int64_t at) {
 
 /* ---- who used a place last ---- */
 
-/* Neighbouring ranges of a space, in order, each with the action that used it last. Whoever takes a range over must
-   come after all of its last users; what was there before them came before them already. */
+/* A space is kept as neighbouring ranges, in order, each with the action that used it last. Whoever takes a range over
+   must come after all of its last users; what was there before them came before them already. */
 struct owned {
     int64_t low, high;
     int64_t user; /* position in the stage's list */
@@ -6527,7 +6531,7 @@ const int64_t MOST_LOCAL_STAGES = 256;           /* virtual stages in one proces
 const int64_t MOST_BYTES = (int64_t)1 << 46;     /* of one item: beyond any device, and sums stay in 64 bits */
 const int64_t PASSES_AHEAD = 4; /* of each stage: no stream runs dry, unless stages differ by more than that */
 
-/* What was worked out for one action. Places are bytes in the arena (host: in the stage's pinned memory, of a kept
+/* Load works this out for each action. Places are bytes in the arena (host: in the stage's pinned memory, of a kept
    input), -1: none. While they are being found, the numbers of the bodies stand there. */
 struct planned {
     int64_t activations = -1, input = -1, output = -1, host = -1;
@@ -6546,7 +6550,7 @@ struct wait {
     int64_t event; /* of that stage */
 };
 
-/* K and V, or their gradients, of one virtual stage. */
+/* The planes of one virtual stage hold K and V, or their gradients. */
 struct plane_set {
     int64_t rows, row_bytes, n_layers;
     int64_t at; /* in the stage's memory; in pinned memory where the state streams */
@@ -6561,7 +6565,7 @@ struct block {
     bool pinned; /* in host memory */
 };
 
-/* A stage of this process. */
+/* This is a stage of this process ... */
 struct stage {
     int64_t number; /* in the pipeline */
     int device;
@@ -6573,7 +6577,7 @@ struct stage {
     cf_state_stream *state_stream; /* of the batch that was loaded last; NULL: it needs none */
 };
 
-/* What it does in a batch. */
+/* ... and this is what it does in a batch. */
 struct stage_plan {
     batch *b;
     stage *on;
@@ -6593,7 +6597,7 @@ struct stage_plan {
     int64_t n_done; /* actions of its list, while the order is found; in a run, that are known to have ended */
 };
 
-/* What passes are told of a chunk, and where it lies in the device's copy: positions, then tiles. */
+/* Passes are told this of a chunk. It lies in the device's copy, too: positions, then tiles. */
 struct chunk_data {
     cf_metadata metadata;
     const cf_attention *attention;
@@ -6665,9 +6669,9 @@ void forget(cudaError_t own) {
     if (own != cudaSuccess && cudaPeekAtLastError() == own) (void)cudaGetLastError();
 }
 
-/* What a public function leaves as it was: the caller's current device, and the last error of the thread. One that is
-   there at the start is the application's. Else what is there at the end is this file's own, has been reported, and
-   goes. "Not ready" is kept as if it were an error, and is none. */
+/* A public function leaves the caller's current device and the last error of the thread as they were. An error that is
+   there at the start is the application's. Where there was none, one that is there at the end is this file's own, has
+   been reported, and goes. "Not ready" is kept as if it were an error, and is none. */
 struct keep_thread {
     cudaError_t before;
     int device = 0;
@@ -6685,8 +6689,8 @@ struct keep_thread {
 
 /* ---- who is where ---- */
 
-/* Kinds of passes, and of the tensors that they make for a neighbouring virtual stage; and where such a pass, its SEND
-   and its RECV stand in their lists. */
+/* Passes, and the tensors that they make for a neighbouring virtual stage, are of three kinds. The second list numbers
+   what is noted of each chunk: where its pass, its SEND and its RECV of each kind stand in their lists. */
 enum { FORWARD, REPLAY, BACKWARD };
 enum { AT_PASS = 0, AT_W = 3, AT_SEND = 4, AT_RECV = 7, AT_KINDS = 10 };
 
@@ -6695,7 +6699,7 @@ int kind_of(int pass) {
     return pass == CF_F ? FORWARD : pass == CF_R ? REPLAY : BACKWARD;
 }
 
-/* From the virtual stage that makes a tensor to the one that reads it. */
+/* Returns the way from the virtual stage that makes a tensor to the one that reads it. */
 int step_of_kind(int kind) { return kind == BACKWARD ? -1 : 1; }
 
 int64_t cell_of(const batch *b, int64_t virtual_stage, int64_t chunk) {
@@ -6705,16 +6709,16 @@ int64_t cell_of(const batch *b, int64_t virtual_stage, int64_t chunk) {
 bool has_nccl(const executor *e) { return e->desc.nccl != NULL; }
 bool is_local_replay(const batch *b) { return b->schedule->shape.replay == CF_REPLAY_LOCAL; }
 
-/* The state of groups lies in host memory, and so do inputs that local replay keeps. */
+/* Then the state of groups lies in host memory, and so do inputs that local replay keeps. */
 bool streams_state(const executor *e) { return e->desc.state_block_rows > 0; }
 
-/* By the virtual stages of one stage. */
+/* Counts cells over the virtual stages of one stage only. */
 int64_t local_cell(const batch *b, const cf_action &a) { return cell_of(b, a.stage / b->e->desc.n_stages, a.chunk); }
 
-/* The same of the first chunk of its group. */
+/* Returns the cell of the first chunk of the group. */
 int64_t group_cell(const batch *b, const cf_action &a) { return local_cell(b, a) - b->plan->chunks[a.chunk].index; }
 
-/* -1: not there. */
+/* Looks up where a pass or transfer stands in its stage's list; -1: there is none. */
 int64_t position_of(const batch *b, int what, int64_t virtual_stage, int64_t chunk) {
     const int64_t n = b->e->n_virtual_stages;
     if (virtual_stage < 0 || virtual_stage >= n) return -1;
@@ -6725,7 +6729,7 @@ int64_t stage_of(const batch *b, int64_t virtual_stage) {
     return cf_placement_stage(b->schedule->shape.placement, b->e->desc.n_stages, virtual_stage);
 }
 
-/* The virtual stage of a stage in one row of them. */
+/* Finds the virtual stage that a stage has in one row of them. */
 int64_t virtual_stage_at(const stage_plan *s, int64_t row) {
     return cf_placement_at(s->b->schedule->shape.placement, s->b->e->desc.n_stages, row, s->on->number);
 }
@@ -6738,19 +6742,19 @@ int32_t stream_of(const executor *e, const cf_action &a) {
     return (int32_t)(FIRST_LINK + 2 * (a.stage / e->desc.n_stages) + (a.pass == CF_RECV_B));
 }
 
-/* Rows that a chunk takes in the state: its own tokens, or all of its rows where it has other slices behind them (a
-   hybrid chunk) or no group. */
+/* A chunk takes as many rows of the state as it has tokens of its group; or as it has rows, where it has other slices
+   behind them (a hybrid chunk) or no group. */
 int64_t rows_of(const cf_plan *plan, int64_t chunk) {
     const cf_chunk *c = &plan->chunks[chunk];
     return c->group >= 0 && c->n_slices == 1 ? cf_chunk_state_tokens(plan, chunk) : c->padded;
 }
 
-/* Rows that are kept of a chunk: in host memory only those that later chunks may read. */
+/* In host memory only those rows of a chunk are kept that later chunks may read. */
 int64_t kept_rows_of(const batch *b, int64_t chunk) {
     return streams_state(b->e) ? cf_chunk_state_tokens(b->plan, chunk) : rows_of(b->plan, chunk);
 }
 
-/* Where each pass and each transfer of a chunk stands in its list. */
+/* Notes where each pass and each transfer of a chunk stands in its list. */
 bool find_positions(batch *b) {
     const cf_schedule *s = b->schedule;
     const int64_t n = b->e->n_virtual_stages * b->n_chunks;
@@ -6765,10 +6769,11 @@ bool find_positions(batch *b) {
     return true;
 }
 
-/* Events for kept inputs, one of each a stage: they are recorded anew before anything else waits for them. */
+/* A stage has one of each of these events for kept inputs: they are recorded anew before anything else waits for
+   them. */
 enum { INPUT_THERE, INPUT_LEFT, INPUT_BACK, N_INPUT_EVENTS };
 
-/* The entries of a stage's list, before anything is known of its memory. */
+/* Makes the entries of a stage's list, before anything is known of its memory. */
 bool start_plan(batch *b, stage_plan *s, stage *on) {
     executor *e = b->e;
     const int64_t n_cells = e->desc.n_virtual * b->n_chunks;
@@ -6799,9 +6804,9 @@ bool start_plan(batch *b, stage_plan *s, stage *on) {
     return true;
 }
 
-/* One action of each stage in turn, if all that it waits for is issued: a RECV after the pass that makes the tensor, a
-   SEND after its RECV; all else comes earlier in the same list. Lists that end where every send waits for its receiver
-   end here too. */
+/* Takes one action of each stage in turn, if all that it waits for is issued: a RECV comes after the pass that makes
+   the tensor, a SEND after its RECV; all else comes earlier in the same list. Lists that end where every send waits for
+   its receiver end here too. */
 cf_result find_order(batch *b, cf_error *error) {
     int64_t total = 0, before;
     for (const stage_plan &s : b->stages) total += s.n_actions;
@@ -6834,7 +6839,7 @@ struct recording {
     array<int64_t> seen;      /* ... and, by own stream, local stage and its stream, the latest position waited for */
 };
 
-/* What a virtual stage asks for: so many bytes, and so many for each row of a chunk. */
+/* A virtual stage asks for so many bytes of each, and for so many more for each row of a chunk. */
 enum { ACTIVATIONS, FORWARD_WORK, BACKWARD_WORK, N_WANTED };
 
 using stage_bytes = int64_t cf_cuda_stage::*;
@@ -6856,11 +6861,11 @@ int64_t wanted_bytes(const cf_cuda_stage &d, int what, int64_t rows) {
 
 int64_t align_256(int64_t bytes) { return (int64_t)align_up((size_t)bytes, 256); }
 
-/* Bytes of n rows in all planes. */
+/* Counts the bytes of n rows in all planes. */
 int64_t plane_bytes(const plane_set &p, int64_t n) { return n * p.n_layers * 2 * p.row_bytes; }
 
-/* An item of the arena with as much room as the largest chunk takes, from an action to the pass or SEND that uses it
-   last. Transfers may take its place only when the next pass starts, because before that they would wait for a pass
+/* Adds an item of the arena with as much room as the largest chunk takes, from an action to the pass or SEND that uses
+   it last. Transfers may take its place only when the next pass starts, because before that they would wait for a pass
    that is still running. What is sent is given the time of one whole pass more, so that the pass after that is not held
    up by the transfer. */
 int64_t add_item(recording *r, int64_t bytes, int64_t room, int64_t begin, int64_t last) {
@@ -6870,16 +6875,16 @@ int64_t add_item(recording *r, int64_t bytes, int64_t room, int64_t begin, int64
     return id;
 }
 
-/* The last pass of a virtual stage that reads the tensor of a kind: with local replay, R reads that of F again, or a
-   copy of it. */
+/* Finds the last pass of a virtual stage that reads the tensor of a kind. With local replay, R reads that of F again;
+   or a copy of it, where the state streams. */
 int64_t last_reader(const batch *b, int kind, int64_t virtual_stage, int64_t chunk) {
     const int64_t replay = position_of(b, AT_PASS + REPLAY, virtual_stage, chunk);
     if (kind == FORWARD && is_local_replay(b) && replay >= 0 && !streams_state(b->e)) return replay;
     return position_of(b, AT_PASS + kind, virtual_stage, chunk);
 }
 
-/* What brings the tensor that a pass reads: its RECV, or the pass of a neighbouring virtual stage on the same stage.
-   -1: it reads none. */
+/* Finds what brings the tensor that a pass reads: its RECV, or the pass of a neighbouring virtual stage on the same
+   stage. -1: it reads none. */
 int64_t source_of(const batch *b, const cf_action &a) {
     const int kind = a.pass == CF_R && is_local_replay(b) ? FORWARD : kind_of(a.pass);
     const int64_t from = a.stage - step_of_kind(kind);
@@ -6888,7 +6893,8 @@ int64_t source_of(const batch *b, const cf_action &a) {
     return position_of(b, AT_RECV + kind, a.stage, a.chunk);
 }
 
-/* What ends the need for what a pass makes: its SEND, or its last reader on the same stage. -1: nobody wants it. */
+/* Finds what ends the need for what a pass makes: its SEND, or its last reader on the same stage. -1: nobody wants
+   it. */
 int64_t output_until(const batch *b, const cf_action &a) {
     const int kind = kind_of(a.pass);
     const int64_t to = a.stage + step_of_kind(kind);
@@ -6897,7 +6903,7 @@ int64_t output_until(const batch *b, const cf_action &a) {
     return position_of(b, AT_SEND + kind, a.stage, a.chunk);
 }
 
-/* Activations, from the pass that keeps them to B or W; and the tensors that a pass reads and makes. */
+/* Records activations, from the pass that keeps them to B or W, and the tensors that a pass reads and makes. */
 void record_tensors(recording *r, int64_t at) {
     const stage_plan *s = r->s;
     const batch *b = s->b;
@@ -7002,7 +7008,7 @@ cf_result place_spaces(recording *r, cf_error *error) {
     return l->home->failed ? no_memory(error) : CF_OK;
 }
 
-/* From bodies to places. */
+/* Writes places where the numbers of bodies stood. */
 void write_places(recording *r) {
     stage_plan *s = r->s;
     const layout &l = r->l;
@@ -7024,7 +7030,8 @@ void write_places(recording *r) {
 
 /* ---- what streams ---- */
 
-/* One ring for all virtual stages of the stage, where any group has rows there: those of the memory model. */
+/* All virtual stages of the stage share one ring, which is there if any group has rows: with the bytes of the memory
+   model. */
 void size_rings(stage_plan *s) {
     const executor *e = s->b->e;
     const cf_attention_desc &a = e->desc.attention;
@@ -7038,12 +7045,13 @@ void size_rings(stage_plan *s) {
     m->gradient_live = m->gradient;
 }
 
-/* Bytes of a kept input, as they are laid out. */
+/* Counts the bytes of a kept input, as they are laid out. */
 int64_t input_bytes(const stage_plan *s, int64_t at) {
     return align_256(s->b->e->desc.boundary_bytes_per_token * s->b->plan->chunks[s->actions[at].chunk].padded);
 }
 
-/* The most kept inputs at once, but no more than two of the largest chunk: one in use, one on its way. */
+/* Finds the most bytes of kept inputs at once, but no more than two of the largest chunk: one is in use then, one on
+   its way. */
 int64_t slots_for_inputs(const stage_plan *s) {
     int64_t kept = 0, most = 0;
     for (int64_t at = 0; at < s->n_actions; at++) {
@@ -7101,7 +7109,7 @@ void add_wait(recording *r, int64_t at, int64_t other, int64_t position) {
     p->n_waits += s->waits.push(&b->e->home, {other, from->event});
 }
 
-/* What must be there before action `at`: the table at the top. */
+/* Finds what must be there before action `at`, by the table at the top. */
 void wait_for_data(recording *r, int64_t at, int64_t self) {
     const batch *b = r->s->b;
     const cf_action &a = r->s->actions[at];
@@ -7110,11 +7118,12 @@ void wait_for_data(recording *r, int64_t at, int64_t self) {
         if (!has_nccl(b->e)) add_wait(r, at, p.peer, p.partner);
         return;
     }
-    const int64_t made = is_pass(a.pass) ? source_of(b, a) : position_of(b, AT_PASS + kind_of(a.pass), a.stage, a.chunk);
+    const int64_t made = is_pass(a.pass) ? source_of(b, a)
+                                         : position_of(b, AT_PASS + kind_of(a.pass), a.stage, a.chunk);
     if (made >= 0) add_wait(r, at, self, made);
 }
 
-/* Memory is taken over from its last users: rectangles come into use and go in the order of the list. */
+/* Memory is taken over from its last users, while rectangles come into use and go in the order of the list. */
 bool find_waits(recording *r) {
     stage_plan *s = r->s;
     heap *home = r->l.home;
@@ -7168,8 +7177,9 @@ cf_result plan_stage(stage_plan *s, cf_error *error) {
 
 /* ---- chunks ---- */
 
-/* What the code above relies on, of one chunk; that groups are as their chunks say, the schedule's check has seen. Only
-   the last chunk of a group may have other slices behind the group's: their rows would be the next chunk's. */
+/* Checks of one chunk what the code above relies on. The check of the schedule has seen that groups and their chunks
+   agree. Only the last chunk of a group may have other slices behind the group's: in any other one, their rows would be
+   the next chunk's. */
 cf_result check_chunk(const cf_plan *plan, int64_t chunk, cf_error *error) {
     const cf_chunk *c = &plan->chunks[chunk];
     const bool goes_on = c->group >= 0 && c->index + 1 < plan->groups[c->group].n_chunks;
@@ -7225,8 +7235,8 @@ cf_result prepare_attention(batch *b, const cf_chunk &c, chunk_data *data, cf_er
     return cf_attention_prepare(&d, data->attention_memory.data, bytes, &data->attention, error);
 }
 
-/* Which blocks of a prefix have an object of their own: they are of another length than the one before, or not all of
-   their keys are seen by all of the chunk's `own` tokens. */
+/* Lists the blocks of a prefix that need an object of their own, because they are of another length than the one
+   before, or because not all of their keys are seen by all of the chunk's `own` tokens. */
 bool list_blocks(batch *b, int64_t prefix, int64_t own, chunk_data *data) {
     const cf_executor_desc &d = b->e->desc;
     const int64_t seen_by_all = first_seen_row(prefix + own - 1, d.attention.window);
@@ -7243,8 +7253,8 @@ bool list_blocks(batch *b, int64_t prefix, int64_t own, chunk_data *data) {
     return data->block_memory.fill(&b->e->home, data->n_blocks);
 }
 
-/* Where tiles go: to those before them, if they are the same, as they are of a group's full chunks whose prefix comes
-   in blocks. */
+/* Finds a place for tiles. If those of the chunk before are the same, they share theirs, as the full chunks of a group
+   do whose prefix comes in blocks. */
 int64_t place_tiles(batch *b, const cf_attention *a, const cf_attention *before, int64_t before_at) {
     const int64_t at = b->metadata_bytes;
     if (before != NULL && before->tiles_bytes == a->tiles_bytes && a->tiles_bytes > 0 &&
@@ -7260,7 +7270,7 @@ void take_workspace(batch *b, const cf_attention *a) {
         b->attention_bytes[i] = std::max(b->attention_bytes[i], align_256((int64_t)workspace[i]));
 }
 
-/* before: the chunk before, or NULL. */
+/* Prepares attention with the blocks of the prefix. before: the chunk before, or NULL. */
 cf_result prepare_blocks(batch *b, const cf_chunk &c, const chunk_data *before, chunk_data *data, cf_error *error) {
     const cf_executor_desc &d = b->e->desc;
     if (!streams_state(b->e) || c.prefix == 0) return CF_OK;
@@ -7311,7 +7321,7 @@ void put_tiles(const array<unsigned char> &image, int64_t at, const cf_attention
     if (a->tiles_bytes > 0) memcpy(image.data + at, a->tiles, a->tiles_bytes);
 }
 
-/* The device's copy. Padding has position -1. */
+/* Makes the device's copy, in which padding has position -1. */
 cf_result upload_chunks(stage_plan *s, cf_error *error) {
     const batch *b = s->b;
     array<unsigned char> image;
@@ -7338,7 +7348,7 @@ cf_result upload_chunks(stage_plan *s, cf_error *error) {
 
 /* ---- memory ---- */
 
-/* No item of the largest chunk passes MOST_BYTES. */
+/* Makes sure that no item of the largest chunk passes MOST_BYTES. */
 cf_result check_items(const batch *b, cf_error *error) {
     const int64_t rows = b->most_rows, boundary = b->e->desc.boundary_bytes_per_token;
     if (boundary > 0 && rows > MOST_BYTES / boundary)
@@ -7392,8 +7402,8 @@ void free_block(block *b) {
     b->bytes = 0;
 }
 
-/* Grows what there is too little of. The old block goes first, so that both need not fit at once. `got` of the error:
-   bytes that the device has free. */
+/* Grows a block that is too small. The old one goes first, so that both need not fit at once. The error's `got` says
+   how many bytes the device has free. */
 cf_result take_block(block *b, int64_t bytes, int64_t stage_number, cf_error *error) {
     const char *const field = b->pinned ? "host" : "memory";
     void *data = NULL;
@@ -7439,8 +7449,8 @@ cf_result make_state_stream(stage_plan *s, cf_error *error) {
     return cf_state_stream_create(&d, &s->on->state_stream, error);
 }
 
-/* What a planned batch needs of a device. There is always some memory, so that addresses of nothing are not NULL; what
-   processes exchange lies behind what is loaded. */
+/* Takes what a planned batch needs of a device. There is always some memory, so that addresses of nothing are not NULL;
+   what processes exchange lies behind what is loaded. */
 cf_result take_stage(stage_plan *s, cf_error *error) {
     executor *e = s->b->e;
     const int64_t exchanged = has_nccl(e) ? 16 * s->b->schedule->n_actions + 256 : 0;
@@ -7487,7 +7497,7 @@ cf_result take_schedule(batch *b, const cf_plan *plan, const cf_schedule *schedu
     return CF_OK;
 }
 
-/* All of a load that needs no device. */
+/* Does all of a load that needs no device. */
 cf_result plan_batch(batch *b, const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
     executor *e = b->e;
     e->home.failed = false;
@@ -7508,7 +7518,7 @@ cf_result plan_batch(batch *b, const cf_plan *plan, const cf_schedule *schedule,
 
 /* ---- what is asked of NCCL ---- */
 
-/* Seconds on a clock that only runs forwards. */
+/* Reads a clock that only runs forwards, in seconds. */
 double seconds_now() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -7542,7 +7552,7 @@ cf_result find_rank(executor *e, cf_error *error) {
     return CF_OK;
 }
 
-/* A peer is gone: what it was to send or take will never end. */
+/* Asks whether a peer is gone, for what it was to send or take will never end. */
 bool peers_lost(const executor *e) {
     ncclResult_t state = ncclSuccess;
     if (!has_nccl(e) || e->aborted) return false;
@@ -7562,7 +7572,7 @@ cf_result reduce(const executor *e, bool sum, double *numbers, int64_t n, cudaSt
     return check_nccl(e, ncclAllReduce(numbers, numbers, (size_t)n, ncclFloat64, op, e->desc.nccl, stream), error);
 }
 
-/* What waits for a peer ends then. */
+/* Aborts the communicator, which ends what waits for a peer. */
 void give_up(executor *e) {
     if (!e->aborted) (void)ncclCommAbort(e->desc.nccl);
     e->aborted = true;
@@ -7646,7 +7656,7 @@ void note_failure(const stage_plan *s, int64_t position, cf_result code, const c
     note_error(s->b, s->first + position, error);
 }
 
-/* Whether all is well. */
+/* Notes a failure of CUDA. Returns whether all is well. */
 bool check_cuda(const stage_plan *s, int64_t position, cudaError_t status, const char *what) {
     executor *e = s->b->e;
     const bool late = status == cudaErrorNotReady;
@@ -7657,8 +7667,8 @@ bool check_cuda(const stage_plan *s, int64_t position, cudaError_t status, const
     return false;
 }
 
-/* What a callback has left behind: a launch that failed and that it did not look after. One that only asked whether
-   something is ready has not failed. */
+/* A callback may have left an error behind, of a launch that failed and that it did not look after. One that only asked
+   whether something is ready has not failed. */
 bool check_left_behind(const stage_plan *s, int64_t position, const char *callback) {
     const cudaError_t status = cudaGetLastError();
     char what[32];
@@ -7689,8 +7699,8 @@ void *in_arena(const stage_plan *s, int64_t place) {
     return place < 0 ? NULL : s->on->memory.data + s->arena_at + place;
 }
 
-/* The chunk's state, or its gradient; where the state streams, in host memory, of a chunk with a group. Chunks without
-   one share the planes of one layer for their gradient. */
+/* Describes the chunk's state, or its gradient. Where the state streams, that is in host memory, and only of a chunk
+   with a group. Chunks without one share the planes of one layer for their gradient. */
 cf_state state_of(const stage_plan *s, const cf_action &a, bool gradient) {
     const batch *b = s->b;
     const cf_attention_desc &d = b->e->desc.attention;
@@ -7709,7 +7719,7 @@ cf_state state_of(const stage_plan *s, const cf_action &a, bool gradient) {
     return state;
 }
 
-/* Whether a pass walks through its prefix, or sends its own rows out, or adds what came back for them. */
+/* A pass needs the stream if it walks through its prefix, sends its own rows out, or adds what came back for them. */
 bool needs_stream(const stage_plan *s, const cf_action &a) {
     const batch *b = s->b;
     const cf_chunk &c = b->plan->chunks[a.chunk];
@@ -7719,7 +7729,7 @@ bool needs_stream(const stage_plan *s, const cf_action &a) {
 
 bool is_last_of_group(const cf_plan *plan, const cf_chunk &c) { return c.index + 1 == plan->groups[c.group].n_chunks; }
 
-/* What the callback of a pass is told. */
+/* Fills in what the callback of a pass is told. */
 cf_cuda_step step_of(const stage_plan *s, const cf_step *step) {
     const batch *b = s->b;
     const executor *e = b->e;
@@ -7789,7 +7799,7 @@ bool wait_for_input(const stage_plan *s, int64_t position, size_t bytes) {
     return check_cuda(s, position, cudaStreamWaitEvent(own_stream(s, p), input_event(s, INPUT_LEFT), 0), "waiting");
 }
 
-/* Behind a pass: the kept input of the R that comes next sets out for its slot, once that is free. */
+/* Behind a pass, the kept input of the R that comes next sets out for its slot, once that is free. */
 bool fetch_input(const stage_plan *s, int64_t position) {
     const int64_t at = s->plan[position].fetch;
     if (at < 0) return true;
@@ -7826,7 +7836,7 @@ bool begin_stream(const stage_plan *s, const cf_step *step) {
     return note_stream(s, step->position, cf_state_stream_begin(s->on->state_stream, &pass, &why), why);
 }
 
-/* Also after a callback that failed, or the next run could not begin a pass. */
+/* Ends the pass of the stream also after a callback that failed, or the next run could not begin one. */
 bool end_stream(const stage_plan *s, const cf_step *step) {
     cf_error why = {};
     if (!needs_stream(s, step->action)) return true;
@@ -7908,8 +7918,8 @@ double *exchange_memory(const executor *e) {
     return reinterpret_cast<double *>(e->stages[0].memory.data + e->loaded[0].stages[0].memory_used.total);
 }
 
-/* As reduce, of numbers in host memory, at most two for each action of the schedule. Nothing else may be on the stream,
-   or the first copy could wait for it for ever. */
+/* Does what reduce does with numbers in host memory, at most two for each action of the schedule. Nothing else may be
+   on the stream, or the first copy could wait for it for ever. */
 cf_result exchange(const executor *e, bool sum, double *numbers, int64_t n, cf_error *error) {
     const cudaStream_t stream = exchange_stream(e->stages[0]);
     const size_t bytes = (size_t)n * sizeof(double);
@@ -7924,7 +7934,7 @@ cf_result exchange(const executor *e, bool sum, double *numbers, int64_t n, cf_e
     return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "nccl");
 }
 
-/* The end of a run: all processes learn of the failure that comes first in the schedule, as its action and code. One
+/* At the end of a run all processes learn of the failure that comes first in the schedule, as its action and code. One
    that could not go on gives the communicator up, and the others find a peer gone, or run out of time. */
 void agree(executor *e) {
     const batch *b = e->loaded.data;
@@ -7965,7 +7975,7 @@ cf_result gather_times(executor *e, double *times, int64_t n, cf_error *error) {
 
 /* ---- running ---- */
 
-/* The interpreters of all stages, in memory that load has taken. */
+/* Opens the interpreters of all stages, in memory that load has taken. */
 cf_result open_runners(batch *b, cf_error *error) {
     cf_run_desc run = {};
     cf_result code = CF_OK;
@@ -7984,7 +7994,7 @@ cf_result open_runners(batch *b, cf_error *error) {
     return code;
 }
 
-/* Time 0: a moment at which nothing runs, the same for all stages of a device; with NCCL, when the last process has
+/* Time 0 is a moment at which nothing runs, the same for all stages of a device; with NCCL, when the last process has
    come. */
 cf_result start_clocks(executor *e, cf_error *error) {
     cf_result code = drain(e, error);
@@ -8091,8 +8101,8 @@ cf_result run_batch(executor *e, cudaError_t before, cf_error *error) {
 
 /* ---- the timeline ---- */
 
-/* When each action of a stage began and ended. A SEND lasts as long as its RECV. Stages on one device share its clock,
-   to the last bit. */
+/* Reads when each action of a stage began and ended. A SEND lasts as long as its RECV. Stages on one device share its
+   clock, to the last bit. */
 cf_result read_times(const stage_plan *s, double *start, double *end, cf_error *error) {
     const batch *b = s->b;
     for (int64_t i = 0; i < s->n_actions; i++) {
@@ -8243,7 +8253,7 @@ cf_result make_stages(executor *e, cf_error *error) {
     return check_attention(e, error);
 }
 
-/* What a device may still use that does not come to an end is left to it: to free it would wait for ever. */
+/* A device that does not come to an end keeps what it may still use: to free that would wait for ever. */
 void free_executor(executor *e) {
     const cf_allocator from = e->home.from;
     (void)drain(e, NULL);
@@ -8363,37 +8373,24 @@ const cf_schedule *cf_executor_schedule(const cf_executor *executor_) {
     return e != NULL && e->loaded.n > 0 ? e->loaded[0].schedule : NULL;
 }
 
-cf_result cf_executor_memory_of(const cf_executor *executor_, int64_t number, cf_executor_memory *out,
-                                cf_error *error) {
-    if (executor_ == NULL) return cf_fail_null(error, "executor");
-    if (out == NULL) return cf_fail_null(error, "out");
-    const executor *e = opened(executor_);
-    const stage *on = stage_here(e, number);
-    if (on == NULL)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "stage", number, e->first_stage + e->stages.n - 1, number,
-                       "not in this process");
-    *out = cf_executor_memory(); /* zeros where no batch is loaded */
-    if (e->loaded.n > 0) *out = e->loaded[0].stages[number - e->first_stage].memory_used;
-    out->allocated = on->memory.bytes;
-    return CF_OK;
-}
-
-cf_result cf_executor_memory_for(const cf_executor *executor_, const cf_plan *plan, const cf_schedule *schedule,
-                                 cf_executor_memory *out, cf_error *error) {
+cf_result cf_executor_memory_of(const cf_executor *executor_, const cf_plan *plan, const cf_schedule *schedule,
+                                cf_executor_memory *out, cf_error *error) {
     const keep_thread kept;
     if (executor_ == NULL) return cf_fail_null(error, "executor");
-    if (plan == NULL) return cf_fail_null(error, "plan");
-    if (schedule == NULL) return cf_fail_null(error, "schedule");
+    if (plan == NULL && schedule != NULL) return cf_fail_null(error, "plan");
+    if (schedule == NULL && plan != NULL) return cf_fail_null(error, "schedule");
     if (out == NULL) return cf_fail_null(error, "out");
     executor *e = opened(executor_);
-    batch b(e);
-    const cf_result code = plan_batch(&b, plan, schedule, error);
-    for (int64_t i = 0; i < e->desc.n_stages && code == CF_OK; i++) {
+    batch asked(e);
+    const cf_result code = plan != NULL ? plan_batch(&asked, plan, schedule, error) : CF_OK;
+    if (code != CF_OK) return code;
+    const batch *b = plan != NULL ? &asked : e->loaded.n > 0 ? e->loaded.data : NULL;
+    for (int64_t i = 0; i < e->desc.n_stages; i++) {
         const stage *on = stage_here(e, i);
-        out[i] = on != NULL ? b.stages[i - e->first_stage].memory_used : cf_executor_memory();
+        out[i] = on != NULL && b != NULL ? b->stages[i - e->first_stage].memory_used : cf_executor_memory();
         if (on != NULL) out[i].allocated = on->memory.bytes;
     }
-    return code;
+    return CF_OK;
 }
 
 cf_result cf_executor_timeline(cf_executor *executor_, const cf_allocator *allocator, cf_timeline **out,

@@ -363,16 +363,18 @@ template <typename T> static void train_step(trainer *t, int64_t step) {
 static double mebibytes(int64_t bytes) { return (double)bytes / 1048576.0; }
 
 static void print_memory(const trainer *t) {
+    cf_executor_memory *all = TAKE(cf_executor_memory, t->n_stages);
+    MUST(cf_executor_memory_of(t->executor, NULL, NULL, all, &error));
     for (int64_t stage_index = 0; stage_index < t->n_stages; stage_index++) {
-        cf_executor_memory m;
+        const cf_executor_memory &m = all[stage_index];
         if (!runs_here(t, stage_index)) continue;
-        MUST(cf_executor_memory_of(t->executor, stage_index, &m, &error));
         printf("stage %lld on device %d: %.3f MiB = activations and boundaries %.3f (in use %.3f), state %.3f, its "
                "gradient in groups %.3f, workspace %.3f, metadata %.3f; host %.3f; %lld chunks kept at most\n",
                (long long)stage_index, t->devices[stage_index], mebibytes(m.total), mebibytes(m.arena),
                mebibytes(m.arena_live), mebibytes(m.state), mebibytes(m.gradient), mebibytes(m.workspace),
                mebibytes(m.metadata), mebibytes(m.host), (long long)m.stats.peak_slots);
     }
+    free(all);
     fflush(stdout);
 }
 
@@ -657,7 +659,7 @@ static int run_ranks(const settings *s) {
                 if (write(pipes[other][1], &id, sizeof id) != (ssize_t)sizeof id)
                     fail(EXIT_CHECK_FAILED, "pipe: %s", strerror(errno));
         } else if (close(pipes[i][1]) != 0 || read(pipes[i][0], &id, sizeof id) != (ssize_t)sizeof id) {
-            fail(EXIT_CHECK_FAILED, "there came no id from rank 0");
+            fail(EXIT_CHECK_FAILED, "rank 0 sent no NCCL id");
         }
         code = run_type(s, i, &id);
     }

@@ -392,7 +392,7 @@ static cf_executor_memory memory_of_plan(const trainer *t, int64_t chunk_size, i
     cf_plan *plan = NULL;
     cf_schedule *schedule = NULL;
     plan_batch(t, chunk_size, k, &plan, &schedule);
-    MUST(cf_executor_memory_for(t->executor, plan, schedule, &m, &error));
+    MUST(cf_executor_memory_of(t->executor, plan, schedule, &m, &error));
     cf_schedule_free(schedule);
     cf_plan_free(plan);
     return m;
@@ -934,7 +934,7 @@ template <typename T> static int run(const settings *s) {
     else train<T>(&t);
     if (s->memory_table && t.plan) {
         cf_executor_memory m;
-        MUST(cf_executor_memory_of(t.executor, 0, &m, &error));
+        MUST(cf_executor_memory_of(t.executor, NULL, NULL, &m, &error));
         print_memory_table(&t, &m, 1);
     }
     if (s->save) hf_save<T>(s->from, &t.model, s->save, s->part_bytes);

@@ -904,6 +904,14 @@ static void claim_pass(claims *to, const device_model &m, const positions &p, co
             "attention workspace", a.chunk);
 }
 
+/* What one stage takes for the batch that is loaded. */
+static cf_result loaded_memory(const cf_executor *e, int64_t stage, cf_executor_memory *out, cf_error *error) {
+    cf_executor_memory all[64];
+    const cf_result code = cf_executor_memory_of(e, nullptr, nullptr, all, error);
+    if (code == CF_OK) *out = all[stage];
+    return code;
+}
+
 /* The worst so far of what is laid out / live at most. */
 struct losses {
     double arena = 1.0, state = 1.0, gradient = 1.0;
@@ -939,7 +947,7 @@ static bool check_stage_places(const device_model &m, int64_t stage, losses *wor
     }
     cf_executor_memory memory = {};
     cf_error error = {};
-    bool ok = check_disjoint(all) && CHECK_INT(cf_executor_memory_of(m.executor, stage, &memory, &error), CF_OK);
+    bool ok = check_disjoint(all) && CHECK_INT(loaded_memory(m.executor, stage, &memory, &error), CF_OK);
     worst->add(memory);
     uintptr_t low = UINTPTR_MAX, high = 0;
     for (const claim &c : all.all) {
@@ -970,7 +978,7 @@ static bool check_books(const device_model &m, int64_t stage) {
     cf_executor_memory memory = {};
     cf_error error = {};
     return CHECK_INT(cf_run(m.b.plan, cf_executor_schedule(m.executor), stage, nullptr, &stats, &error), CF_OK) &&
-           CHECK_INT(cf_executor_memory_of(m.executor, stage, &memory, &error), CF_OK) &&
+           CHECK_INT(loaded_memory(m.executor, stage, &memory, &error), CF_OK) &&
            CHECK_INT(memory.stats.done, stats.done) && CHECK_INT(memory.stats.peak_slots, stats.peak_slots) &&
            CHECK_INT(memory.stats.peak_tokens, stats.peak_tokens) &&
            CHECK_INT(memory.stats.peak_states, stats.peak_states) &&
@@ -1021,7 +1029,7 @@ TEST(state_is_what_the_books_say) {
         cf_executor_memory memory = {};
         cf_state state = {nullptr, x.stages[(size_t)stage].n_layers, 1, x.row_words, 0, CF_DTYPE_FP32, 0};
         int64_t bytes = 0;
-        REQUIRE(cf_executor_memory_of(m.executor, stage, &memory, &error) == CF_OK);
+        REQUIRE(loaded_memory(m.executor, stage, &memory, &error) == CF_OK);
         state.rows = memory.stats.peak_state_tokens;
         CHECK_INT(cf_state_bytes(&state, memory.stats.peak_state_tokens, &bytes, &error), CF_OK);
         CHECK_INT(memory.state_live, bytes);
@@ -1061,7 +1069,7 @@ static bool check_window(const setting &x, const batch &b, const cf_model &model
     for (int64_t stage = 0; stage < s->shape.n_stages; stage++) {
         const cf_memory_report &r = reports[(size_t)stage];
         cf_executor_memory m = {};
-        if (!CHECK_INT(cf_executor_memory_of(e, stage, &m, &error), CF_OK) || !CHECK_INT(m.state, r.state) ||
+        if (!CHECK_INT(loaded_memory(e, stage, &m, &error), CF_OK) || !CHECK_INT(m.state, r.state) ||
             !CHECK_INT(m.gradient, r.state_gradient) || !CHECK_INT(m.inputs, r.inputs) || !CHECK_INT(m.host, r.host) ||
             !CHECK_INT(m.state_live + m.gradient_live, m.state + m.gradient) ||
             !CHECK_INT(m.total, m.arena + m.state + m.gradient + m.workspace + m.metadata))
@@ -1145,7 +1153,7 @@ TEST(gaps_are_small) {
         REQUIRE(CHECK_INT(cf_executor_load(m.executor, b.plan, b.schedule(), &error), CF_OK));
         for (int64_t stage = 0; stage < 4; stage++) {
             cf_executor_memory memory = {};
-            REQUIRE(cf_executor_memory_of(m.executor, stage, &memory, &error) == CF_OK);
+            REQUIRE(loaded_memory(m.executor, stage, &memory, &error) == CF_OK);
             worst.add(memory);
         }
     }
@@ -1218,16 +1226,16 @@ TEST(memory_before_loading) {
         d.memory_limit = 1 << 30;
         std::vector<cf_executor_memory> asked((size_t)m.n_stages()), then((size_t)m.n_stages());
         REQUIRE(cf_executor_create(&d, &m.executor, &error) == CF_OK && m.take_results());
-        REQUIRE(CHECK_INT(cf_executor_memory_for(m.executor, b.plan, b.schedule(), asked.data(), &error), CF_OK));
+        REQUIRE(CHECK_INT(cf_executor_memory_of(m.executor, b.plan, b.schedule(), asked.data(), &error), CF_OK));
         CHECK(cf_executor_schedule(m.executor) == nullptr);
         CHECK_INT(asked[0].allocated, 0);
         REQUIRE(CHECK_INT(cf_executor_load(m.executor, b.plan, b.schedule(), &error), CF_OK));
         const cf_schedule *loaded = cf_executor_schedule(m.executor);
-        REQUIRE(CHECK_INT(cf_executor_memory_for(m.executor, more.plan, more.schedule(), then.data(), &error), CF_OK));
+        REQUIRE(CHECK_INT(cf_executor_memory_of(m.executor, more.plan, more.schedule(), then.data(), &error), CF_OK));
         CHECK(cf_executor_schedule(m.executor) == loaded);
         for (int64_t stage = 0; stage < m.n_stages(); stage++) {
             cf_executor_memory memory = {};
-            REQUIRE(cf_executor_memory_of(m.executor, stage, &memory, &error) == CF_OK);
+            REQUIRE(loaded_memory(m.executor, stage, &memory, &error) == CF_OK);
             REQUIRE(same_memory(asked[(size_t)stage], memory));
             CHECK_INT(then[(size_t)stage].allocated, memory.allocated);
         }
@@ -1235,7 +1243,7 @@ TEST(memory_before_loading) {
         REQUIRE(CHECK_INT(cf_executor_load(m.executor, more.plan, more.schedule(), &error), CF_OK));
         for (int64_t stage = 0; stage < m.n_stages(); stage++) {
             cf_executor_memory memory = {};
-            REQUIRE(cf_executor_memory_of(m.executor, stage, &memory, &error) == CF_OK);
+            REQUIRE(loaded_memory(m.executor, stage, &memory, &error) == CF_OK);
             REQUIRE(same_memory(then[(size_t)stage], memory));
         }
     }
@@ -1257,23 +1265,23 @@ TEST(asking_for_memory_fails) {
     REQUIRE(cf_executor_create(&d, &m.executor, &error) == CF_OK);
     memset(out, 0x5A, sizeof out);
     memcpy(untouched, out, sizeof out);
-    CHECK_INT(cf_executor_memory_for(nullptr, b.plan, b.schedule(), out, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_executor_memory_of(nullptr, b.plan, b.schedule(), out, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "executor");
-    CHECK_INT(cf_executor_memory_for(m.executor, nullptr, b.schedule(), out, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_executor_memory_of(m.executor, nullptr, b.schedule(), out, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "plan");
-    CHECK_INT(cf_executor_memory_for(m.executor, b.plan, nullptr, out, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_executor_memory_of(m.executor, b.plan, nullptr, out, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "schedule");
-    CHECK_INT(cf_executor_memory_for(m.executor, b.plan, b.schedule(), nullptr, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_executor_memory_of(m.executor, b.plan, b.schedule(), nullptr, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "out");
     CHECK(memcmp(out, untouched, sizeof out) == 0);
-    CHECK_INT(cf_executor_memory_for(m.executor, b.plan, b.schedule(), out, &error), CF_OK);
+    CHECK_INT(cf_executor_memory_of(m.executor, b.plan, b.schedule(), out, &error), CF_OK);
     CHECK(out[0].total > 1 && out[1].total > 1);
     memcpy(out, untouched, sizeof out);
     const int64_t live = (int64_t)heap.live;
     int64_t n_refused = 0;
     for (heap.fail_at = 1;; heap.fail_at++) {
         heap.calls = 0;
-        const cf_result code = cf_executor_memory_for(m.executor, b.plan, b.schedule(), out, &error);
+        const cf_result code = cf_executor_memory_of(m.executor, b.plan, b.schedule(), out, &error);
         CHECK_INT(heap.live, live);
         if (code == CF_OK) break;
         REQUIRE(CHECK_INT(code, CF_ERROR_MEMORY) && CHECK(memcmp(out, untouched, sizeof out) == 0));
@@ -1692,15 +1700,14 @@ TEST(bad_loads) {
     cf_executor *e = m.executor;
     CHECK_INT(cf_executor_run(e, &error), CF_ERROR_ARGUMENT); /* before a load */
     CHECK(cf_executor_schedule(e) == nullptr);
-    CHECK_INT(cf_executor_memory_of(e, 0, &memory, &error), CF_OK);
+    CHECK_INT(loaded_memory(e, 0, &memory, &error), CF_OK);
     CHECK_INT(memory.total + memory.allocated, 0);
     CHECK_INT(cf_executor_load(nullptr, b.plan, b.schedule(), &error), CF_ERROR_ARGUMENT);
     CHECK_INT(cf_executor_load(e, nullptr, b.schedule(), &error), CF_ERROR_ARGUMENT);
     CHECK_INT(cf_executor_load(e, b.plan, nullptr, &error), CF_ERROR_ARGUMENT);
     CHECK_INT(cf_executor_run(nullptr, &error), CF_ERROR_ARGUMENT);
-    CHECK_INT(cf_executor_memory_of(nullptr, 0, &memory, &error), CF_ERROR_ARGUMENT);
-    CHECK_INT(cf_executor_memory_of(e, 0, nullptr, &error), CF_ERROR_ARGUMENT);
-    CHECK_INT(cf_executor_memory_of(e, 2, &memory, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_executor_memory_of(nullptr, nullptr, nullptr, &memory, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_executor_memory_of(e, nullptr, nullptr, nullptr, &error), CF_ERROR_ARGUMENT);
     CHECK_INT(cf_executor_timeline(e, nullptr, &timeline, &error), CF_ERROR_ARGUMENT);
     CHECK_INT(cf_executor_timeline(nullptr, nullptr, &timeline, &error), CF_ERROR_ARGUMENT);
     CHECK(timeline == nullptr);
@@ -1786,7 +1793,7 @@ TEST(no_state) {
     CHECK_INT(n_passes, b.made->n_actions);
     for (int64_t stage = 0; stage < m.n_stages(); stage++) {
         cf_executor_memory memory = {};
-        REQUIRE(cf_executor_memory_of(m.executor, stage, &memory, &error) == CF_OK);
+        REQUIRE(loaded_memory(m.executor, stage, &memory, &error) == CF_OK);
         CHECK(memory.arena > 0);
         CHECK_INT(memory.state + memory.state_live + memory.gradient + memory.gradient_live + memory.host, 0);
     }
@@ -1821,7 +1828,7 @@ TEST(loads_reuse_memory) {
         CHECK_INT(cf_executor_load(e, now->b.plan, now->b.schedule(), &error), CF_OK);
         CHECK(run_and_compare(now, is_large ? large_host : small_host));
         cf_executor_memory memory = {};
-        CHECK(cf_executor_memory_of(e, 0, &memory, &error) == CF_OK);
+        CHECK(loaded_memory(e, 0, &memory, &error) == CF_OK);
         most = std::max(most, memory.total);
         CHECK_INT(memory.allocated, most); /* never shrinks, never grows past the largest */
         now->executor = nullptr;
@@ -1832,7 +1839,7 @@ TEST(loads_reuse_memory) {
     CHECK(cf_executor_load(e, small.plan, small.schedule(), &error) == CF_OK);
     int64_t limit = 0;
     for (int64_t stage = 0; stage < 2; stage++) {
-        CHECK(cf_executor_memory_of(e, stage, &memory, &error) == CF_OK);
+        CHECK(loaded_memory(e, stage, &memory, &error) == CF_OK);
         limit = std::max(limit, memory.total);
     }
     cf_executor_free(e);
@@ -1877,7 +1884,7 @@ TEST(loads_stream_anew) {
         now = models[which].get();
         now->executor = e;
         CHECK_INT(cf_executor_load(e, now->b.plan, now->b.schedule(), &error), CF_OK);
-        CHECK(cf_executor_memory_of(e, 1, &memory, &error) == CF_OK);
+        CHECK(loaded_memory(e, 1, &memory, &error) == CF_OK);
         CHECK_INT(memory.state, which == 2 ? 0 : 2 * 3 * 2 * 4 * ROW); /* the same for all lengths */
         CHECK((memory.host > 0) == (which != 2));
         CHECK(run_and_compare(now, *hosts[which]));
@@ -2030,7 +2037,7 @@ static bool lay_out_sequence(int64_t tokens, int64_t chunk_size, int64_t block_r
     d.attention.n_heads = 7, d.attention.n_kv_heads = 1, d.attention.head_size = 128, d.attention.arch = 80;
     d.state_block_rows = block_rows;
     const bool ok = CHECK_INT(cf_executor_create(&d, &e, &error), CF_OK) &&
-                    CHECK_INT(cf_executor_memory_for(e, b.plan, b.schedule(), stages, &error), CF_OK);
+                    CHECK_INT(cf_executor_memory_of(e, b.plan, b.schedule(), stages, &error), CF_OK);
     cf_executor_free(e);
     return ok;
 }

@@ -7,9 +7,6 @@
 
 #include <cublas_v2.h>
 #include <cuda_runtime.h>
-#ifdef CHUNKFLOW_CUDA_EMULATION
-#include <sys/mman.h>
-#endif
 
 #include <algorithm>
 #include <cmath>
@@ -1346,10 +1343,8 @@ TEST(planes_past_the_pitch) {
     int64_t bytes = 0;
     CHECK_INT(cf_state_bytes(&s, rows, &bytes, nullptr), CF_OK);
     CHECK_INT(bytes, (int64_t)4 << 33);
-    void *mapped = mmap(nullptr, (size_t)bytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (mapped == MAP_FAILED) SKIP("no address space for sparse arrays");
-    unsigned char *memory = static_cast<unsigned char *>(mapped);
+    unsigned char *memory = (unsigned char *)cuda_emu_sparse_malloc((size_t)bytes, true);
+    if (!memory) SKIP("no address space for sparse arrays");
     s.data = memory;
     for (int64_t plane = 0; plane < 4; plane++)
         for (int64_t i = 0; i < own * 128; i++)
@@ -1390,7 +1385,7 @@ TEST(planes_past_the_pitch) {
     cudaStreamDestroy(d.in);
     cudaStreamDestroy(d.out);
     cudaFree(d.ring);
-    munmap(mapped, (size_t)bytes);
+    cudaFreeHost(memory);
 }
 #endif
 

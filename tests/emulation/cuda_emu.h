@@ -135,8 +135,9 @@ int cuda_emu_arch();
 void cuda_emu_set_devices(int n);             /* 1 to 16; 1 at first. The current device becomes 0 */
 void cuda_emu_set_peer_access(bool possible); /* between any two devices; true at first */
 void cuda_emu_set_memory(size_t bytes);       /* of each device; 80 GiB at first */
-/* As cudaMalloc, but zeros, only what is touched takes memory, and no limit counts it; or NULL. */
-void *cuda_emu_sparse_malloc(size_t bytes);
+/* As cudaMalloc or, if pinned, cudaMallocHost, but zeros, only what is touched takes memory, and no limit counts it; or
+   NULL. */
+void *cuda_emu_sparse_malloc(size_t bytes, bool pinned = false);
 
 /* ---- the order of the device's work ---- */
 

@@ -591,10 +591,10 @@ cudaError_t cudaHostAlloc(void **memory, size_t bytes, unsigned flags) {
     return allocate(memory, bytes, PINNED);
 }
 
-void *cuda_emu_sparse_malloc(size_t bytes) {
+void *cuda_emu_sparse_malloc(size_t bytes, bool pinned) {
     void *block = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (block == MAP_FAILED) return nullptr;
-    add_block(block, bytes, current_device, true);
+    add_block(block, bytes, pinned ? (int)PINNED : current_device, true);
     return block;
 }
 

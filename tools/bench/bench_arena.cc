@@ -3,7 +3,7 @@
 
        bench_arena BATCH FILE ...      FILE: lengths, one a line; BATCH of them are one batch
 
-   Needs no device, but a chunkflow_cuda.cu to ask (cf_executor_memory_for): `make build/cuda/bench_arena` links the one
+   Needs no device, but a chunkflow_cuda.cu to ask (cf_executor_memory_of): `make build/cuda/bench_arena` links the one
    for the emulation. Sizes are those of a 7B model in 16 bits, activations kept whole; state stays on the device.
    Prints a line for each batch and setting, and sums up. */
 
@@ -56,7 +56,7 @@ static parts ask(const cf_plan *plan, const cf_schedule_desc &order) {
     d.attention.n_kv_heads = KV_HEADS, d.attention.head_size = HEAD_SIZE;
     need(cf_executor_create(&d, &executor, &error), error);
     need(cf_schedule_make(plan, &order, &made, &error), error);
-    need(cf_executor_memory_for(executor, plan, made, memory.data(), &error), error);
+    need(cf_executor_memory_of(executor, plan, made, memory.data(), &error), error);
     for (const cf_executor_memory &m : memory) {
         const int64_t laid_out[] = {m.arena, m.state, m.gradient};
         const int64_t live[] = {m.arena_live, m.state_live, m.gradient_live};
