@@ -564,6 +564,36 @@ TEST(rows_that_cannot_be_added_up) {
     cf_plan_free(plan);
 }
 
+/* A schedule is of one rank, and so are the chunks that it is checked against. */
+TEST(rows_of_another_rank) {
+    static const int64_t lengths[] = {9, 9};
+    cf_pack_desc pack;
+    cf_schedule_desc desc;
+    cf_plan *plan = NULL;
+    int64_t rank, i;
+    memset(&pack, 0, sizeof pack);
+    memset(&desc, 0, sizeof desc);
+    pack.chunk_size = 3;
+    pack.n_ranks = 2;
+    REQUIRE(cf_pack(lengths, 2, &pack, &plan, NULL) == CF_OK);
+    for (rank = 0; rank < 2; rank++) {
+        cf_schedule *schedule = NULL;
+        desc.kind = CF_SCHEDULE_PAPER;
+        desc.n_stages = 2;
+        desc.rank = rank;
+        REQUIRE(cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK);
+        for (i = 0; i < plan->n_chunks; i++) {
+            const int64_t was = plan->chunks[i].padded;
+            plan->chunks[i].padded = -1;
+            if (plan->chunks[i].rank == rank) refuse_everywhere(plan, schedule, CF_ERROR_PLAN, "chunks.tokens");
+            else CHECK_INT(cf_schedule_validate(plan, schedule, NULL, NULL, NULL), CF_OK);
+            plan->chunks[i].padded = was;
+        }
+        cf_schedule_free(schedule);
+    }
+    cf_plan_free(plan);
+}
+
 /* ---- graphs ---- */
 
 static cf_graph *graph_of(const cf_plan *plan, const cf_schedule *schedule) {
@@ -1150,7 +1180,8 @@ SUITE(refusals, CASE(every_item_has_its_name), CASE(a_cost_may_go_bad_at_any_cal
       CASE(places_out_of_range), CASE(splits_and_outputs_of_models), CASE(unfused_operations_without_a_gate),
       CASE(buffers_of_tensor_parallelism),
       CASE(sums_of_memory_that_do_not_fit), CASE(each_cost_is_named), CASE(plans_that_do_not_hold_together),
-      CASE(rows_that_cannot_be_added_up), CASE(graphs_with_missing_arrays), CASE(a_node_that_too_many_edges_leave),
+      CASE(rows_that_cannot_be_added_up), CASE(rows_of_another_rank), CASE(graphs_with_missing_arrays),
+      CASE(a_node_that_too_many_edges_leave),
       CASE(graphs_without_anything), CASE(schedules_that_are_split_in_part),
       CASE(bytes_that_cannot_be_added_up), CASE(limits_on_bytes_bind_in_either_form), CASE(the_state_of_the_first_group_needs_its_bytes),
       CASE(placements_are_for_some_kinds),

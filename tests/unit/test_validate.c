@@ -93,12 +93,13 @@ typedef struct damage {
     int64_t value;
     const char *field;  /* what the error has to name */
     int64_t item;
+    const char *name;   /* of the member */
 } damage;
 
-#define IN_PLAN(member, value, field) {HEADER, 0, offsetof(cf_plan, member), value, field, -1}
-#define IN_CHUNK(i, member, value, field, item) {CHUNK, i, offsetof(cf_chunk, member), value, field, item}
-#define IN_SLICE(i, member, value, field, item) {SLICE, i, offsetof(cf_slice, member), value, field, item}
-#define IN_GROUP(i, member, value, field, item) {GROUP, i, offsetof(cf_group, member), value, field, item}
+#define IN_PLAN(member, value, field) {HEADER, 0, offsetof(cf_plan, member), value, field, -1, #member}
+#define IN_CHUNK(i, member, value, field, item) {CHUNK, i, offsetof(cf_chunk, member), value, field, item, #member}
+#define IN_SLICE(i, member, value, field, item) {SLICE, i, offsetof(cf_slice, member), value, field, item, #member}
+#define IN_GROUP(i, member, value, field, item) {GROUP, i, offsetof(cf_group, member), value, field, item, #member}
 
 static const damage damages[] = {
     IN_PLAN(chunk_size, 0, "chunk_size"),
@@ -127,9 +128,9 @@ static const damage damages[] = {
     IN_PLAN(n_idle, 2, "n_idle"),
     IN_PLAN(n_groups, -1, "n_groups"),
     IN_PLAN(n_groups, INT64_MAX, "n_groups"),
-    {HEADER, 0, offsetof(cf_plan, n_groups), 1, "chunks.group", 4},
-    {HEADER, 0, offsetof(cf_plan, n_groups), 3, "groups.n_chunks", 2},
-    {HEADER, 0, offsetof(cf_plan, n_slices), 8, "chunks.n_slices", 6},
+    {HEADER, 0, offsetof(cf_plan, n_groups), 1, "chunks.group", 4, NULL},
+    {HEADER, 0, offsetof(cf_plan, n_groups), 3, "groups.n_chunks", 2, NULL},
+    {HEADER, 0, offsetof(cf_plan, n_slices), 8, "chunks.n_slices", 6, NULL},
     IN_PLAN(n_slices, 10, "n_slices"),
     IN_PLAN(n_slices, -1, "n_slices"),
     IN_PLAN(lower_bound, -1, "lower_bound"),
@@ -198,6 +199,15 @@ static void apply(cf_plan *plan, const damage *d) {
     memcpy(base + d->member, &d->value, sizeof d->value);
 }
 
+/* Whether the member that was damaged is the one that the error names, and so the value that it has found. A group, a
+   sequence or an alignment that does not go with the rest is told by what it does not go with. */
+static int blames_member(const damage *d) {
+    const char *dot = strchr(d->field, '.');
+    if (strcmp(d->field, "chunks.group") == 0 || strcmp(d->field, "slices.sequence") == 0) return 0;
+    if (strcmp(d->field, "align") == 0 && d->value == 3) return 0;
+    return d->name != NULL && strcmp(dot ? dot + 1 : d->field, d->name) == 0;
+}
+
 TEST(each_kind_of_damage_is_named) {
     size_t i;
     for (i = 0; i < sizeof damages / sizeof damages[0]; i++) {
@@ -219,6 +229,7 @@ TEST(each_kind_of_damage_is_named) {
         } else {
             CHECK_STR(error.field, d->field);
             CHECK_INT(error.item, d->item);
+            if (blames_member(d)) CHECK(error.got == d->value && error.wanted != d->value);
         }
         CHECK(strstr(error.text, error.field) != NULL);
         CHECK(strchr(error.text, '\n') == NULL);

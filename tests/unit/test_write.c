@@ -359,8 +359,11 @@ static void check_every_failure(write_any write, const void *object) {
         } else {
             CHECK_INT(result, CF_ERROR_WRITE);
             CHECK_INT(error.code, CF_ERROR_WRITE);
+            CHECK_INT(error.item, -1);
+            CHECK_INT(error.wanted, 0);
             CHECK_INT(error.got, HARNESS_REFUSAL);
             CHECK_STR(error.field, "write");
+            CHECK(strchr(error.text, '[') == NULL);
             CHECK_INT(s.calls_after_failure, 0);
             s.calls = 0;
             CHECK_INT(write(object, &s, NULL), CF_ERROR_WRITE); /* the record is optional */
