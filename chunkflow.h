@@ -6188,7 +6188,7 @@ static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk);
     int place = cf__dispatch_place(id);
-    if (place != CF_F || !cf__dispatch_is_fresh(d, chunk))
+    if (place != CF_F || !cf__dispatch_is_fresh(d, chunk) || *cf__dispatch_kept(d, chunk, v) >= 0)
         cf__dispatch_push(worker, CF__DISPATCH_BEGUN + place, id, d->urgency);
     else if (d->row_of[v] == 0) cf__dispatch_push(worker, CF__DISPATCH_FRESH, (int32_t)chunk, d->place);
     else cf__dispatch_push(worker, CF__DISPATCH_FRESH + d->row_of[v], id, d->urgency);
@@ -7456,11 +7456,11 @@ static cf_result cf__search_fill(void *job) {
         cf__search_best(search);
     } else if (m->desc.kind == CF_SCHEDULE_PAPER) {
         cf__search_try_all_fixed(search, 0);
-    } else if (cf__search_dispatches(m)) {
-        cf__bounds_find_paths(&search->bounds, &m->pipe, cf__schedule_splits(&m->desc), m->desc.shape.k);
-        (void)cf__search_write_fixed(search, m->desc.kind, 0, search->schedule);
     } else {
-        (void)cf__search_write_fixed(search, m->desc.kind, 0, search->schedule);
+        if (cf__search_dispatches(m))
+            cf__bounds_find_paths(&search->bounds, &m->pipe, cf__schedule_splits(&m->desc), m->desc.shape.k);
+        if (CF__NEVER(!cf__search_write_fixed(search, m->desc.kind, 0, search->schedule)))
+            return cf__refuse(m->error, CF_ERROR_INFEASIBLE, "kind", -1, "its rules come to no end for this batch");
     }
     if (CF__NEVER(cf__search_compares(m) && !(search->report.makespan < DBL_MAX)))
         return cf__refuse(m->error, CF_ERROR_INFEASIBLE, "limit", -1, "no schedule was found that keeps to it");
