@@ -676,6 +676,32 @@ TEST(damaged_graphs_are_named) {
     cf_plan_free(plan);
 }
 
+/* No other pass, chunk or stage leads to the number of a node, whether in range or one beyond it. */
+TEST(nodes_of_another_pass) {
+    cf_plan *plan;
+    cf_graph *g = example(&plan);
+    int64_t i;
+    REQUIRE(g != NULL);
+    for (i = 0; i < g->n_nodes; i++) {
+        const cf_node was = g->nodes[i];
+        int32_t value;
+#define EACH(member, most)                                  \
+    for (value = -1; value <= (int32_t)(most); value++) {   \
+        g->nodes[i].member = value;                         \
+        harness_note("node %d: " #member " %d", (int)i, (int)value); \
+        if (value != was.member) refused(g, "nodes");       \
+        g->nodes[i] = was;                                  \
+    }
+        EACH(pass, CF_W + 2)
+        EACH(chunk, g->n_steps)
+        EACH(stage, g->n_stages * g->n_virtual)
+#undef EACH
+    }
+    harness_note("%s", "");
+    cf_graph_free(g);
+    cf_plan_free(plan);
+}
+
 /* Rebuilds the list of outgoing edges, so that a changed edge is seen only in the order of the nodes. */
 static void rebuild_out(cf_graph *g) {
     int64_t i, e, n = 0;
@@ -948,7 +974,7 @@ TEST(names_of_edges) {
 
 SUITE(graph, CASE(nodes_are_the_passes), CASE(edges_are_those_of_the_definitions),
       CASE(critical_path_is_the_simulators_bound),
-      CASE(a_k_beyond_any_group), CASE(bounds_of_the_papers_example), CASE(an_executor_of_your_own), CASE(damaged_graphs_are_named),
+      CASE(a_k_beyond_any_group), CASE(bounds_of_the_papers_example), CASE(an_executor_of_your_own), CASE(damaged_graphs_are_named), CASE(nodes_of_another_pass),
       CASE(a_schedules_graph_has_its_passes), CASE(schedules_keep_to_their_graphs), CASE(a_wrong_schedule_makes_no_graph),
       CASE(a_graph_has_backwards_of_one_form),
       CASE(a_cycle_is_found_and_a_node_on_it_named), CASE(too_many_nodes_are_refused), CASE(graph_options_are_checked),
