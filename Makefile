@@ -5,7 +5,7 @@
 #   make test       all CPU tests, with AddressSanitizer and UBSan; FULL=1 repeats the longest ones more often
 #   make unit       only the unit tests, UNIT=substring chooses
 #   make coverage   branches of chunkflow.h that the unit tests take, by section; LIST=1 prints those that they do not
-#   make mutants    which of N=200 faults in chunkflow.h the unit tests see
+#   make mutants    which of N=200 faults in chunkflow.h (OF=tools, OF=examples: in those) the tests see
 #   make check-deep what takes longer: two static analysers, valgrind, ThreadSanitizer
 #   make fuzz MINUTES=n   searches for inputs that break something (clang); n minutes in all, shared by the targets; default 9
 #   make test-cuda  the CUDA file and example under a host emulation, and a real compile where nvcc is; part of make test
@@ -331,14 +331,15 @@ coverage: plain-unit
 	$(COVERAGE_BUILD)/test/unit >$(COVERAGE_BUILD)/log || { cat $(COVERAGE_BUILD)/log; exit 1; }
 	$(PYTHON) tests/meta/coverage.py $(COVERAGE_BUILD)/test/implementation.o --floor $(COVERAGE_FLOOR) $(if $(LIST),--list)
 
-# SECTIONS: other sections of the header than tests/meta/mutants.py has; SEED: other mutants; SLOW: seconds of the slowest test.
+# SECTIONS: other sections of the header than tests/meta/mutants.py has; OF: tools or examples; SEED: other mutants; SLOW:
+# seconds of the slowest test.
 N    ?= 200
 SEED ?= 1
 SLOW ?= 1
 
 mutants: plain-unit
 	CC=gcc $(PYTHON) tests/meta/mutants.py $(COVERAGE_BUILD) --n $(N) --seed $(SEED) --slow $(SLOW) \
-	    $(if $(SECTIONS),--sections $(SECTIONS))
+	    $(if $(SECTIONS),--sections $(SECTIONS)) $(if $(OF),--of $(OF))
 
 # PARTS: which of them, see tests/meta/deep_check.sh.
 check-deep: plain-unit

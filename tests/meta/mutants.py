@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Plants faults in chunkflow.h and asks whether the unit tests see each; `make mutants N=200` runs it.
+"""Plants faults in chunkflow.h, tools or examples, and asks whether the tests see each; `make mutants N=200` runs it.
 
-    python3 tests/meta/mutants.py BUILD [--n N] [--seed SEED] [--sections pack,check] [--slow SECONDS] [--only PART] [--list]
+    python3 tests/meta/mutants.py BUILD [--of tools] [--n N] [--seed SEED] [--sections pack,check] [--slow SECONDS]
+                                  [--only PART] [--list]
 
 BUILD is a folder with a build without sanitizers, made with `make`. A mutant is one small change in the
 implementation, of one of these kinds:
 
     token     a relational operator, + or -, && or ||, a constant
-    term      one side of a sum, a product, && or || alone: what a limit forgets to count, an overflow check without a part
+    term      one side of a sum, a product, && or || alone: what a limit forgets, an overflow check without a part
     guard     the condition before a return, break or continue never holds: a check that is not made
     choice    one argument of a minimum or maximum, one side of ? and :
     by-one    a count handed to what lays out memory, copies, or checks a range, one more or one less
@@ -15,7 +16,8 @@ implementation, of one of these kinds:
     exchange  two arguments exchanged
     left-out  a statement left out
 
-Of each kind as many are drawn, those with the lowest hash of the seed and their key, so that edits elsewhere change few. One
+Of each kind as many are drawn, those with the lowest hash of the seed and their key, so that edits elsewhere change few.
+One
 compilation does for all: each stands in the code behind a number that the environment gives. A first round runs every
 test by itself and notes which mutants it comes by; then each mutant meets those tests alone, the quickest first, until
 one fails, crashes, or takes far longer than it should. --slow: tests that take more seconds of processor time are left
@@ -28,13 +30,16 @@ others.
 
 import argparse
 import concurrent.futures
+import glob
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 
-SECTIONS = "base,pack,plan,metadata,model,memory,pipeline,schedule,clock,bounds,search,check,simulate,lower,run,write,graph"
+SECTIONS = ("base,pack,plan,metadata,model,memory,pipeline,schedule,clock,bounds,search,check,simulate,lower,run,write,"
+            "graph")
 EXPLAINED = "tests/meta/mutants_explained.txt"
 TOKEN = re.compile(
     r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|^[ \t]*#(?:\\\n|/\*.*?\*/|[^\n])*|[A-Za-z_]\w*|'
@@ -70,7 +75,7 @@ class Mutant:
     """What stands between the tokens begin and end, and what stands there instead; None: nothing, it is a statement."""
 
     def __init__(self, kind, function, section, begin, end, before, after):
-        self.kind = kind
+        self.kind, self.path = kind, ""
         self.function, self.section, self.begin, self.end = function, section, begin, end
         self.before, self.after = before, after
         self.number = 0
@@ -89,6 +94,7 @@ class Source:
     """The tokens of the header, what section and function each is in, and where brackets close."""
 
     def __init__(self, path):
+        self.path = path
         with open(path, encoding="utf-8") as file:
             text = file.read()
         self.tokens = TOKEN.findall(text)
@@ -106,12 +112,13 @@ class Source:
 
     def find_functions(self):
         """(name, section, first token of the body, last one) of each function of the implementation."""
-        found, section, here, i = [], "", False, 0
+        found, section, i = [], os.path.splitext(os.path.basename(self.path))[0], 0
+        here = self.path != "chunkflow.h"
         while i < len(self.tokens):
             token = self.tokens[i]
             here = here or (token.lstrip().startswith("#") and "define CHUNKFLOW_IMPLEMENTED" in token)
             tag = re.match(r"/\* =+\s+>>([a-z]+)", token)
-            if tag:
+            if tag and self.path == "chunkflow.h":
                 section = tag.group(1)
             if token in OPEN:
                 before = self.back(i)
@@ -361,8 +368,9 @@ def left_out(source, name, section, i, last):
 def all_mutants(source, sections):
     found = {}
     for name, section, first, last in source.functions:
-        if section in sections:
+        if section in sections or source.path != "chunkflow.h":
             for mutant in mutants_of_function(source, name, section, first, last):
+                mutant.path = source.path
                 found.setdefault(mutant.key, mutant)
     return list(found.values())
 
@@ -412,7 +420,7 @@ static int cf_mutant = -1;
 static unsigned char cf_mutants_met[CF_MUTANTS + 1];
 #define CF_MUTANT(n) (cf_mutants_met[n] = 1, cf_mutant == (n))
 static void cf_mutants_end(void) {
-    FILE *file = fopen(getenv("CHUNKFLOW_MET"), "wb");
+    FILE *file = fopen(getenv("CHUNKFLOW_MET"), "ab");
     if (file == NULL) return;
     fwrite(cf_mutants_met, 1, sizeof cf_mutants_met, file);
     fclose(file);
@@ -421,57 +429,97 @@ static void __attribute__((constructor)) cf_mutants_start(void) {
     if (getenv("CHUNKFLOW_MUTANT")) cf_mutant = atoi(getenv("CHUNKFLOW_MUTANT"));
     if (getenv("CHUNKFLOW_MET")) atexit(cf_mutants_end);
 }
-#define CHUNKFLOW_IMPLEMENTATION
+"""
+LIBRARY = """#define CHUNKFLOW_IMPLEMENTATION
 #include "chunkflow.h"
 #define CHUNKFLOW_TUNE_IMPLEMENTATION
 #include "tools/chunkflow_tune.h"
 """
+KIN = ["graph_dot", "idle", "schedule_csv", "schedule_new", "text_out"]  # tools that are tested as the library is
+TRAINER = "tests/trainer/test_trainer.c"
+
+# What faults are planted in, and what is compiled then.
+PARTS = {
+    "header": (["chunkflow.h"], ["library.c"]),
+    "examples": ([f"examples/{f}.h" for f in ("base", "check", "checkpoint", "chunked", "kernels", "model", "optimizer",
+                                             "state_stream", "text", "unchunked")], [TRAINER]),
+    "tools": ([f"tools/command/{f}.c" for f in KIN], [f"tools/command/{f}.c" for f in KIN]),
+}
 
 
-def compile_mutants(source, mutants, folder):
+def write(path, text):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def flags_of(folder):
+    return ["-std=gnu99", "-D_XOPEN_SOURCE=700", "-DTRAIN_FLOAT64", f"-I{folder}", "-I.", "-include",
+            f"{folder}/mutants.h", "-w", "-Werror=vla", "-Werror=int-conversion", "-Werror=incompatible-pointer-types", "-fmax-errors=0"]
+
+
+def copy_neighbours(folder):
+    """What the texts with mutants include by their own place."""
+    for pattern in ("chunkflow.h", "tests/harness.h", TRAINER, "examples/*.h", "tools/command/*.h", "tools/*.h"):
+        for path in glob.glob(pattern):
+            os.makedirs(os.path.dirname(f"{folder}/{path}") or ".", exist_ok=True)
+            shutil.copy(path, f"{folder}/{path}")
+    write(f"{folder}/library.c", LIBRARY)
+
+
+def compile_mutants(sources, mutants, folder, units):
     """Writes and compiles them, leaving out those that are no C. Returns those that are left."""
-    os.makedirs(folder, exist_ok=True)
     cc = os.environ.get("CC", "cc")
-    flags = ["-std=gnu99", f"-I{folder}", "-I.", "-w", "-Werror=vla", "-Werror=int-conversion",
-             "-Werror=incompatible-pointer-types"]
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    copy_neighbours(folder)
     while True:
         for i, mutant in enumerate(mutants):
             mutant.number = i + 1
-        text = render(source, mutants)
-        with open(f"{folder}/chunkflow.h", "w", encoding="utf-8") as file:
-            file.write(text)
-        with open(f"{folder}/mutants.c", "w", encoding="utf-8") as file:
-            file.write(PRELUDE % len(mutants))
-        check = subprocess.run([cc, *flags, "-fsyntax-only", "-fmax-errors=0", f"{folder}/mutants.c"],
-                               capture_output=True, text=True, check=False)
-        if check.returncode == 0:
+        texts = {path: render(source, [m for m in mutants if m.path == path]) for path, source in sources.items()}
+        for path, text in texts.items():
+            write(f"{folder}/{path}", text)
+        write(f"{folder}/mutants.h", PRELUDE % len(mutants))
+        errors = "".join(subprocess.run([cc, *flags_of(folder), "-fsyntax-only", f"{folder}/{unit}"], check=False,
+                                        capture_output=True, text=True).stderr for unit in units)
+        bad = set()
+        for path, line in set(re.findall(r"^(\S+?):(\d+):\d+: error", errors, re.M)):
+            path = os.path.relpath(os.path.normpath(path), folder)
+            if path not in texts:
+                continue
+            lines = texts[path].split("\n")
+            here = re.findall(r"CF_MUTANT\((\d+)\)", lines[int(line) - 1])
+            bad.update(here or re.findall(r"CF_MUTANT\((\d+)\)", "\n".join(lines[:int(line)]))[-1:])
+        if not errors or (": error" not in errors):
             break
-        starts, bad = [0], set()
-        for line in text.split("\n"):
-            starts.append(starts[-1] + len(line) + 1)
-        for line, column in re.findall(r"chunkflow\.h:(\d+):(\d+): error", check.stderr):
-            before = text[:starts[int(line)]]
-            numbers = re.findall(r"CF_MUTANT\((\d+)\)", before)
-            here = re.findall(r"CF_MUTANT\((\d+)\)", text[starts[int(line) - 1]:starts[int(line)]])
-            bad.update(here or numbers[-1:])
         if not bad:
-            sys.exit(check.stderr)
+            sys.exit(errors)
         mutants = [m for m in mutants if str(m.number) not in bad]
-    subprocess.run([cc, *flags, "-O1", *WATCHED, "-c", f"{folder}/mutants.c", "-o", f"{folder}/mutants.o"], check=True)
+    for unit in units:
+        subprocess.run([cc, *flags_of(folder), "-O1", *WATCHED, "-c", f"{folder}/{unit}", "-o",
+                        f"{folder}/{os.path.basename(unit)}.o"], check=True)
     return mutants
 
 
-def link(build, folder):
-    """The test programs, with the mutants in the place of the library. Returns their paths."""
-    objects = [f"{build}/test/{f}" for f in sorted(os.listdir(f"{build}/test"))
-               if f.endswith(".o") and f != "implementation.o"]
-    cc = os.environ.get("CC", "cc")
-    subprocess.run([cc, *WATCHED, *objects, f"{folder}/mutants.o", "-lm", "-o", f"{folder}/unit"], check=True)
+def link(build, folder, part, units):
+    """The test programs, with the mutants in the place of what they are of. Returns their paths."""
+    cc = [os.environ.get("CC", "cc"), *WATCHED]
+    mutants = [f"{folder}/{os.path.basename(unit)}.o" for unit in units]
+    library = [] if part == "header" else [f"{folder}/implementation.o"]
+    if library:
+        subprocess.run([*cc, "-std=c99", "-I.", "-O1", "-c", "tests/implementation.c", "-o", *library], check=True)
+    if part == "examples":
+        subprocess.run([*cc, *mutants, *library, "-lm", "-o", f"{folder}/trainer"], check=True)
+        return [f"{folder}/trainer"]
+    objects = [f for f in sorted(glob.glob(f"{build}/test/*.o")) if not f.endswith("/implementation.o")]
+    kin = [] if part == "tools" else [f"{build}/test/command/{f}.o" for f in KIN]
+    subprocess.run([*cc, *objects, *kin, *mutants, *library, "-lm", "-o", f"{folder}/unit"], check=True)
+    if part == "tools":
+        return [f"{folder}/unit"]
     others = [f"{build}/test/{f}.o" for f in ("test_best", "test_bounds", "test_known", "exact", "naive",
                                               "pipeline", "random_schedule", "suite")]
-    subprocess.run([cc, *WATCHED, "-std=c99", "-I.", "-O1", "-DSUITES(X)=X(search) X(many_bounds) X(known)",
-                    "tests/unit/main.c",
-                    *others, f"{folder}/mutants.o", "-lm", "-o", f"{folder}/search"], check=True)
+    subprocess.run([*cc, "-std=c99", "-I.", "-O1", "-DSUITES(X)=X(search) X(many_bounds) X(known)",
+                    "tests/unit/main.c", *others, *mutants, "-lm", "-o", f"{folder}/search"], check=True)
     return [f"{folder}/unit", f"{folder}/search"]
 
 
@@ -494,13 +542,16 @@ def meet(programs, folder, slow, count):
         for name in names:
             if name.startswith("harness."):
                 continue
+            if os.path.exists(f"{folder}/met"):
+                os.remove(f"{folder}/met")
             passed, seconds = run(program, name, {"CHUNKFLOW_MET": f"{folder}/met"}, slow)
             if not passed or seconds > slow:
                 print(f"left out: {name}, which takes more than {slow} s")
                 continue
             with open(f"{folder}/met", "rb") as file:
                 seen = file.read()
-            met.append((seconds, program, name, {i for i in range(1, count + 1) if seen[i]}))
+            here = {i % (count + 1) for i in range(len(seen)) if seen[i]}  # there is a record of each file
+            met.append((seconds, program, name, here))
     return sorted(met, key=lambda m: m[:3])
 
 
@@ -530,23 +581,27 @@ def main():
     parser.add_argument("build")
     parser.add_argument("--n", type=int, default=200)
     parser.add_argument("--seed", default="1")
-    parser.add_argument("--sections", default=SECTIONS)
+    parser.add_argument("--of", choices=sorted(PARTS), default="header", help="what faults are planted in")
+    parser.add_argument("--sections", default=SECTIONS, help="of the header")
     parser.add_argument("--slow", type=float, default=0.4)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="", help="only drawn mutants with this in their key")
     parser.add_argument("--list", action="store_true", help="print what would be drawn")
     options = parser.parse_args()
     folder, explained = f"{options.build}/mutants", read_explained()
-    source = Source("chunkflow.h")
-    mutants = all_mutants(source, options.sections.split(","))
-    print(f"{len(mutants)} possible mutants in {options.sections}; seed {options.seed}")
+    files, units = PARTS[options.of]
+    sources = {path: Source(path) for path in files}
+    mutants = [m for source in sources.values() for m in all_mutants(source, options.sections.split(","))]
+    print(f"{len(mutants)} possible mutants in {options.sections if options.of == 'header' else options.of}; "
+          f"seed {options.seed}")
     mutants = [m for m in draw(mutants, 2 * options.n, options.seed) if options.only in m.key]  # some are no C
     if options.list:
         for mutant in mutants:
             print(f"[{mutant.section}] {mutant.kind}: {mutant.key}")
         return
-    mutants = compile_mutants(source, mutants, folder)[:options.n]
-    tests = meet(link(options.build, folder), folder, options.slow, len(mutants))
+    compiled = compile_mutants(sources, mutants, folder, units)
+    tests = meet(link(options.build, folder, options.of, units), folder, options.slow, len(compiled))
+    mutants = compiled[:options.n]
     print(f"{len(mutants)} mutants, {len(tests)} tests of {sum(t[0] for t in tests):.0f} s", flush=True)
     counts, table = {"killed": 0, "explained": 0, "survived": 0}, {}
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
@@ -557,8 +612,8 @@ def main():
             for row in (mutant.section, mutant.kind):
                 table.setdefault(row, {"killed": 0, "explained": 0, "survived": 0})[verdict] += 1
             reached = any(mutant.number in seen for *_, seen in tests)
-            print(f"{verdict if reached or killer else verdict + ' (never reached)'}: [{mutant.section}] {mutant.kind}: {mutant.key}"
-                  + (f"  by {killer}" if killer else ""), flush=True)
+            verdict += "" if reached or killer else " (never reached)"
+            print(f"{verdict}: [{mutant.section}] {mutant.kind}: {mutant.key}" + (f"  by {killer}" if killer else ""), flush=True)
     for section, row in sorted(table.items()):
         print(f"{section:<10} {row['killed']:>4} killed {row['explained']:>4} explained {row['survived']:>4} survived")
     print(f"{100.0 * counts['survived'] / max(1, len(mutants)):.1f} % survive without a reason")
