@@ -16,16 +16,15 @@ implementation, of one of these kinds:
     exchange  two arguments exchanged
     left-out  a statement left out
 
-Of each kind as many are drawn, those with the lowest hash of the seed and their key, so that edits elsewhere change few.
-One
-compilation does for all: each stands in the code behind a number that the environment gives. A first round runs every
-test by itself and notes which mutants it comes by; then each mutant meets those tests alone, the quickest first, until
-one fails, crashes, or takes far longer than it should. --slow: tests that take more seconds of processor time are left
-out.
+Of each kind as many are drawn, those with the lowest hash of the seed and their key, so that edits elsewhere change
+few. One compilation does for all: each stands in the code behind a number that the environment gives. A first round
+runs every test by itself and notes which mutants it comes by; then each mutant meets those tests alone, the quickest
+first, until one fails, crashes, or takes far longer than it should. --slow: tests that take more seconds of processor
+time are left out.
 
-A mutant's key is "function: before => after". Those that survive and are in tests/meta/mutants_explained.txt, with a reason
-why no test can tell them apart, count as explained. The last line is "N passed, N failed": killed or explained, and
-others.
+A mutant's key is "function: before => after". Those that survive and are in tests/meta/mutants_explained.txt, with a
+reason why no test can tell them apart, count as explained. The last line is "N passed, N failed": killed or explained,
+and others.
 """
 
 import argparse

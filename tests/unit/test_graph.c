@@ -694,7 +694,7 @@ TEST(nodes_of_another_pass) {
     }
         EACH(pass, CF_W + 2)
         EACH(chunk, g->n_steps)
-        EACH(stage, g->n_stages * g->n_virtual)
+        EACH(stage, g->shape.n_stages * g->shape.n_virtual)
 #undef EACH
     }
     harness_note("%s", "");

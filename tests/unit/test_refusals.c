@@ -579,8 +579,8 @@ TEST(rows_of_another_rank) {
     for (rank = 0; rank < 2; rank++) {
         cf_schedule *schedule = NULL;
         desc.kind = CF_SCHEDULE_PAPER;
-        desc.n_stages = 2;
-        desc.rank = rank;
+        desc.shape.n_stages = 2;
+        desc.shape.rank = rank;
         REQUIRE(cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK);
         for (i = 0; i < plan->n_chunks; i++) {
             const int64_t was = plan->chunks[i].padded;
