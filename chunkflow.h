@@ -212,7 +212,7 @@ typedef struct cf_block {
 
 /* Objects and options, in all sections. A function that makes an object puts its address into *out, to be given to the
    free function of its kind (which also takes NULL); *out is untouched on failure. A function ending in _defaults
-   returns a copy of a record of options with every default filled in; those for packing, graphs and schedules take NULL
+   returns a copy of a record of options with every default filled in; those for packing and schedules take NULL
    for a record of zeros.
 
    Objects from elsewhere. A plan, schedule or graph is sound if the library has made it or the validator of its kind
@@ -9497,10 +9497,10 @@ static cf_result cf__graph_note_drops(const cf__graph_builder *g) {
 
 /* ---- what a pass waits for ---- */
 
-/* Adds the slots that the R of a chunk waits for. A group has K of them on a virtual stage. Chunks that are kept take
-   theirs first; then the replays get theirs in falling order, each as a backward gives one back. So when it is this
-   R's turn, the replays that are still to come are those of the chunks that were dropped before it, and the slot is
-   that of the chunk K behind as many. Returns how many were added. */
+/* Adds what the R of a chunk waits for to have a slot. A group has K of them on a virtual stage. Chunks that are kept
+   take theirs first; then the replays get theirs in falling order, each as a backward gives one back. So a replay after
+   which d others come waits for the backward of chunk K + d + 1. With K = 2 and five chunks, of which 3 and 5 are kept,
+   R4 waits for B5, R2 for B4 and R1 for B3. Returns how many were added. */
 static int cf__graph_add_slots(const cf__graph_builder *g, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
                                cf__pipe_need *needs) {
     int64_t end = unit->first + unit->n, next = chunk + 1;
