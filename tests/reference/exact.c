@@ -609,8 +609,7 @@ static void forget(solver *s) {
 }
 
 static void search(solver *s) {
-    state root;
-    memset(&root, 0, sizeof root);
+    state root = {0};
     branch(s, &root);
     forget(s);
 }

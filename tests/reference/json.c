@@ -189,10 +189,8 @@ static int read_value(reader *r, int depth) {
 }
 
 json_document json_parse(const char *text, size_t bytes) {
-    json_document document;
-    reader r;
-    memset(&document, 0, sizeof document);
-    memset(&r, 0, sizeof r);
+    json_document document = {0};
+    reader r = {0};
     r.text = text;
     r.bytes = bytes;
     r.document = &document;

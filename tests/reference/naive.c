@@ -7,12 +7,19 @@
 
 /* ---- plans ---- */
 
+cf_plan *naive_pack(const int64_t *lengths, int64_t n, int64_t chunk_size) {
+    cf_pack_desc desc = {0};
+    cf_plan *plan = NULL;
+    desc.chunk_size = chunk_size;
+    CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
+    return plan;
+}
+
 cf_plan *naive_plan(harness_rng *rng, int64_t most_sequences, int64_t n_ranks) {
     int64_t lengths[64], n = harness_between(rng, 1, most_sequences < 64 ? most_sequences : 64), i;
-    cf_pack_desc desc;
+    cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
     cf_error error;
-    memset(&desc, 0, sizeof desc);
     desc.chunk_size = harness_between(rng, 1, 12);
     desc.n_ranks = n_ranks;
     desc.no_tails = harness_chance(rng, 0.3);
@@ -162,8 +169,7 @@ static void choose(harness_rng *rng, maker *m) {
 }
 
 naive_shape naive_draw_shape(harness_rng *rng) {
-    naive_shape shape;
-    memset(&shape, 0, sizeof shape);
+    naive_shape shape = {0};
     shape.n_stages = harness_between(rng, 1, 5);
     shape.n_virtual = harness_chance(rng, 0.6) ? 1 : harness_between(rng, 1, 3);
     shape.placement = harness_chance(rng, 0.5) ? CF_PLACEMENT_LOOP : CF_PLACEMENT_V;
@@ -199,9 +205,8 @@ cf_schedule *naive_schedule(harness_rng *rng, const cf_plan *plan, const naive_s
     order = (cf_action *)calloc((size_t)most + 1, sizeof *order);
     if (!order) abort();
     for (;;) { /* the last of all passes that may run now, each with the chance that makes them equal */
-        cf_action next;
+        cf_action next = {0};
         int64_t ready = 0;
-        memset(&next, 0, sizeof next);
         for (pass = CF_F; pass <= CF_W; pass++)
             for (v = 0; v < m.v; v++)
                 for (chunk = m.first; chunk < m.first + m.n; chunk++)
@@ -249,8 +254,7 @@ typedef struct places {
 
 static places find(const cf_schedule *s, int64_t chunk, int64_t v) {
     int64_t stage = naive_stage(s, v), i;
-    places p;
-    memset(&p, 0, sizeof p);
+    places p = {0};
     for (i = 0; i < CF_PASS_COUNT; i++) p.at[i] = -1;
     for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
         const cf_action *a = &s->actions[i];

@@ -8,6 +8,9 @@
 #include "chunkflow.h"
 #include "../harness.h"
 
+/* n sequences packed into chunks of that size, with the defaults. NULL, and a failure of the test, where that fails. */
+cf_plan *naive_pack(const int64_t *lengths, int64_t n, int64_t chunk_size);
+
 /* A packed random batch: long and short sequences, hybrid and standalone chunks, on `n_ranks` ranks (then with idle ones). */
 cf_plan *naive_plan(harness_rng *rng, int64_t most_sequences, int64_t n_ranks);
 

@@ -525,8 +525,7 @@ static void try_all_ranks(rank_search *s, int64_t unit) {
 
 void oracle_best_ranks(const int64_t *chunks, const double *cost, int64_t n_units, int64_t n_ranks, int64_t steps,
                        double best[2]) {
-    rank_search search;
-    memset(&search, 0, sizeof search);
+    rank_search search = {0};
     search.chunks = chunks;
     search.cost = cost;
     search.n_units = n_units;

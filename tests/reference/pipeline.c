@@ -10,10 +10,8 @@
 
 static void draw_plan(harness_rng *rng, pipeline_problem *problem) {
     int64_t lengths[24], n = harness_between(rng, 0, 16), i;
-    cf_pack_desc pack;
-    cf_error error;
-    memset(&pack, 0, sizeof pack);
-    memset(&error, 0, sizeof error);
+    cf_pack_desc pack = {0};
+    cf_error error = {0};
     pack.chunk_size = harness_between(rng, 3, 20);
     pack.n_ranks = harness_between(rng, 1, 2);
     pack.method = harness_chance(rng, 0.3) ? CF_PACK_NEXT_FIT : CF_PACK_BEST_FIT;
@@ -90,9 +88,8 @@ void pipeline_draw(harness_rng *rng, pipeline_problem *problem) {
 
 cf_plan *pipeline_sixteen(cf_timing *timing) {
     int64_t lengths[16], i;
-    cf_pack_desc desc;
+    cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
-    memset(&desc, 0, sizeof desc);
     memset(timing, 0, sizeof *timing);
     desc.chunk_size = 1;
     timing->all.forward.per_token = 0.5;

@@ -344,9 +344,8 @@ cf_schedule *random_schedule(harness_rng *rng, const cf_plan *plan, const cf_sch
                              exact_placement placement, int greedy) {
     enum { MOST_TRIES = 20 };
     cf_schedule *schedule = NULL;
-    maker m;
+    maker m = {0};
     int try;
-    memset(&m, 0, sizeof m);
     m.rng = rng;
     m.plan = plan;
     m.desc = desc;

@@ -46,9 +46,8 @@ TEST(unknown_codes_have_a_name) {
     size_t i, j;
     for (i = 0; i < sizeof unknown / sizeof unknown[0]; i++) {
         /* Through memory: a conversion of such a number to the enum may not be defined in every language mode. */
-        cf_result code;
+        cf_result code = {0};
         const char *name;
-        memset(&code, 0, sizeof code);
         memcpy(&code, &unknown[i], sizeof code < sizeof unknown[i] ? sizeof code : sizeof unknown[i]);
         name = cf_result_name(code);
         REQUIRE(name != NULL && name[0] != 0);
@@ -170,12 +169,11 @@ TEST(an_allocator_is_whole_or_refused) {
 }
 
 TEST(memory_is_there_or_named) {
-    harness_heap heap;
+    harness_heap heap = {0};
     const cf_allocator own = {harness_alloc, harness_release, &heap};
     cf_allocator standard;
     cf_error error;
     void *memory = NULL, *none = NULL;
-    memset(&heap, 0, sizeof heap);
     REQUIRE(cf_allocate(&own, 40, &memory, &error) == CF_OK);
     REQUIRE(cf_allocate(&own, 0, &none, &error) == CF_OK);
     memset(memory, 1, 40);
@@ -205,21 +203,16 @@ TEST(memory_is_there_or_named) {
 /* Makes one of everything, and gives it back in the order of its making. Returns the result of the first failure. */
 static cf_result make_everything(const cf_allocator *allocator, double *makespan, int64_t *n_edges) {
     static const int64_t lengths[] = {900, 14000, 350, 2600, 70, 5000};
-    cf_pack_desc pack;
-    cf_graph_desc wiring;
-    cf_schedule_desc order;
-    cf_simulate_desc clock;
-    cf_lower_desc lowering;
+    cf_pack_desc pack = {0};
+    cf_graph_desc wiring = {0};
+    cf_schedule_desc order = {0};
+    cf_simulate_desc clock = {0};
+    cf_lower_desc lowering = {0};
     cf_plan *plan = NULL;
     cf_graph *graph = NULL;
     cf_schedule *schedule = NULL, *lowered = NULL;
     cf_timeline *timeline = NULL;
     cf_result result;
-    memset(&pack, 0, sizeof pack);
-    memset(&wiring, 0, sizeof wiring);
-    memset(&order, 0, sizeof order);
-    memset(&clock, 0, sizeof clock);
-    memset(&lowering, 0, sizeof lowering);
     pack.chunk_size = 2048;
     wiring.shape.n_stages = order.shape.n_stages = 3;
     wiring.shape.k = order.shape.k = 2;

@@ -14,12 +14,10 @@
 static double makespan_of(const cf_plan *plan, const cf_schedule_desc *desc, double *bound) {
     cf_schedule *schedule = NULL;
     cf_timeline *timeline = NULL;
-    cf_simulate_desc simulate;
-    cf_error error;
+    cf_simulate_desc simulate = {0};
+    cf_error error = {0};
     const char *fault;
     double makespan;
-    memset(&simulate, 0, sizeof simulate);
-    memset(&error, 0, sizeof error);
     simulate.timing = desc->timing;
     simulate.limits.chunks = desc->limits.chunks;
     simulate.limits.chunks_by_stage = desc->limits.chunks_by_stage;
@@ -40,9 +38,8 @@ static double makespan_of(const cf_plan *plan, const cf_schedule_desc *desc, dou
 }
 
 static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t chunk_size, int64_t max_slices) {
-    cf_pack_desc desc;
+    cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
-    memset(&desc, 0, sizeof desc);
     desc.chunk_size = chunk_size;
     desc.max_slices = max_slices;
     CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
@@ -112,8 +109,7 @@ static void compare_all(int64_t limit, int split, tally *local, tally *pipeline)
                 cf_plan *plan = pack(lengths, 3, 2, 1);
                 combination = harness_rounds(0, (a + b + c) % 3);
                 for (; combination < 8 && plan->n_chunks <= 5; combination += harness_rounds(1, 3)) {
-                    cf_schedule_desc desc;
-                    memset(&desc, 0, sizeof desc);
+                    cf_schedule_desc desc = {0};
                     desc.kind = CF_SCHEDULE_BEST;
                     desc.shape.n_stages = 2 + combination % 2;
                     desc.shape.k = 1 + combination / 2 % 2;
@@ -153,10 +149,9 @@ static const cf_schedule_kind fixed_kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_GP
 /* The longest path where the last K chunks of each group are kept, as the fixed kinds have it. No bound on other
    schedules, as they may drop other chunks, but for long groups hardly any is shorter. */
 static double fixed_path(const cf_plan *plan, const cf_schedule_desc *desc) {
-    cf_graph_desc shape;
+    cf_graph_desc shape = {0};
     cf_graph *graph = NULL;
     double *earliest, length;
-    memset(&shape, 0, sizeof shape);
     shape.shape.n_stages = desc->shape.n_stages;
     shape.shape.k = desc->shape.k;
     shape.shape.replay = desc->shape.replay;
@@ -271,9 +266,8 @@ TEST(a_v_under_tight_limits) {
     cf_plan *plan = pipeline_sixteen(&timing);
     int i;
     for (i = 0; i < 3; i++) {
-        cf_schedule_desc desc;
+        cf_schedule_desc desc = {0};
         double bound;
-        memset(&desc, 0, sizeof desc);
         desc.shape.n_stages = cases[i].n_stages;
         desc.limits.chunks = cases[i].limit;
         desc.shape.n_virtual = 2;
@@ -399,12 +393,10 @@ TEST(a_limit_beyond_all_chunks) {
 TEST(very_many_stages) {
     const int64_t lengths[] = {1, 2, 3};
     cf_plan *plan = pack(lengths, 3, 2, 1);
-    cf_schedule_desc desc;
+    cf_schedule_desc desc = {0};
     cf_search_report report;
     cf_schedule *schedule = NULL;
-    cf_validate_desc validate;
-    memset(&desc, 0, sizeof desc);
-    memset(&validate, 0, sizeof validate);
+    cf_validate_desc validate = {0};
     desc.shape.n_stages = 65536;
     desc.limits.chunks = 2;
     desc.report = &report;

@@ -37,11 +37,9 @@ static double slice_cost(int64_t begin, int64_t length, void *user) {
 static cf_plan *draw_plan(harness_rng *rng, int64_t most_sequences, int64_t most_chunks) {
     int64_t lengths[8], n = harness_between(rng, 1, most_sequences), i;
     uint64_t seed = harness_random(rng);
-    cf_pack_desc desc;
+    cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
-    cf_error error;
-    memset(&desc, 0, sizeof desc);
-    memset(&error, 0, sizeof error);
+    cf_error error = {0};
     desc.chunk_size = harness_between(rng, 1, 9);
     desc.n_ranks = harness_between(rng, 1, 2);
     desc.no_tails = harness_chance(rng, 0.3);
@@ -150,14 +148,11 @@ static void judge(tally *sum, const problem *p, const cf_bound *bounds, int64_t 
 
 /* The makespan of a schedule that has to be sound, or -1. Each of its bounds is judged. */
 static double try_schedule(const problem *p, const cf_schedule *schedule, tally *sum) {
-    cf_validate_desc rules;
-    cf_simulate_desc simulate;
+    cf_validate_desc rules = {0};
+    cf_simulate_desc simulate = {0};
     cf_timeline *timeline = NULL;
-    cf_error error;
+    cf_error error = {0};
     double makespan;
-    memset(&rules, 0, sizeof rules);
-    memset(&simulate, 0, sizeof simulate);
-    memset(&error, 0, sizeof error);
     rules.limits.chunks = simulate.limits.chunks = p->desc.limits.chunks;
     rules.limits.chunks_by_stage = simulate.limits.chunks_by_stage = p->desc.limits.chunks_by_stage;
     simulate.timing = p->desc.timing;
@@ -226,10 +221,9 @@ static void report_broken(const tally *sum) {
 
 /* The exact solver finds the optimum, as a schedule that is sound and takes so long, and no bound is above it. */
 static void check_optimum(problem *p, double optimum) {
-    tally sum;
+    tally sum = {0};
     exact_answer exact = exact_optimum(p->plan, &p->desc, placement_of(p), EXACT_UNKNOWN, 100000);
     cf_schedule *schedule = random_schedule_from(p->plan, &p->desc, placement_of(p), exact.actions, exact.n_actions);
-    memset(&sum, 0, sizeof sum);
     CHECK_INT(exact.makespan, optimum);
     CHECK_INT(try_schedule(p, schedule, &sum), optimum);
     harness_report("optimum %g, bound %g", optimum, try_bounds(p, optimum, &sum));
@@ -240,10 +234,8 @@ static void check_optimum(problem *p, double optimum) {
 /* Four chunks of one token on three stages with room for one chunk each. Dropping them is what makes it short. */
 TEST(four_standalone_chunks) {
     const int64_t lengths[] = {1, 1, 1, 1};
-    cf_pack_desc pack;
-    problem p;
-    memset(&p, 0, sizeof p);
-    memset(&pack, 0, sizeof pack);
+    cf_pack_desc pack = {0};
+    problem p = {0};
     pack.chunk_size = 1;
     CHECK_INT(cf_pack(lengths, 4, &pack, &p.plan, NULL), CF_OK);
     REQUIRE(p.plan != NULL);
@@ -258,10 +250,8 @@ TEST(four_standalone_chunks) {
 /* Slices of 3, 1 and 1 tokens of which K allows to keep two: the last, which is needed first, and the long one. */
 TEST(a_long_chunk_is_kept) {
     const int64_t lengths[] = {5};
-    cf_pack_desc pack;
-    problem p;
-    memset(&p, 0, sizeof p);
-    memset(&pack, 0, sizeof pack);
+    cf_pack_desc pack = {0};
+    problem p = {0};
     pack.chunk_size = 3;
     pack.split = CF_SPLIT_COST;
     pack.cost.per_pair = 1;
@@ -278,10 +268,8 @@ TEST(a_long_chunk_is_kept) {
    forward, wherever that runs, while no stage has more than 27 to do. */
 TEST(a_short_chunk_holds_up_a_long_one) {
     const int64_t lengths[] = {8, 1};
-    cf_pack_desc pack;
-    problem p;
-    memset(&p, 0, sizeof p);
-    memset(&pack, 0, sizeof pack);
+    cf_pack_desc pack = {0};
+    problem p = {0};
     pack.chunk_size = 8;
     pack.max_slices = 1;
     CHECK_INT(cf_pack(lengths, 2, &pack, &p.plan, NULL), CF_OK);
@@ -297,9 +285,8 @@ TEST(a_short_chunk_holds_up_a_long_one) {
 
 /* Random schedules of problems drawn from these seeds. */
 static void try_problems(uint64_t first, uint64_t last, int some_split) {
-    tally sum;
+    tally sum = {0};
     uint64_t seed;
-    memset(&sum, 0, sizeof sum);
     for (seed = first; seed <= last; seed++) {
         harness_rng rng = {seed};
         problem p;
@@ -323,10 +310,9 @@ static void try_problems(uint64_t first, uint64_t last, int some_split) {
 
 /* Tiny pipelines, where the optimum is known: it is not below a bound, sound as a schedule, and not beaten. */
 static void try_optima(uint64_t last, int some_split, int64_t most_nodes) {
-    tally sum;
+    tally sum = {0};
     uint64_t seed;
     int64_t reached = 0;
-    memset(&sum, 0, sizeof sum);
     for (seed = 1; seed <= last; seed++) {
         harness_rng rng = {seed};
         problem p;
@@ -369,14 +355,12 @@ TEST(a_group_s_last_chunk_is_no_replay) {
             for (k = 2; k <= 3; k++) {
                 int64_t n = (lengths[0] + 3) / 4, n_stages;
                 for (n_stages = 1; n_stages <= 5; n_stages++) {
-                    cf_pack_desc pack;
-                    cf_schedule_desc desc;
+                    cf_pack_desc pack = {0};
+                    cf_schedule_desc desc = {0};
                     cf_search_report report;
                     cf_schedule *schedule = NULL;
                     cf_plan *plan = NULL;
                     double work = (double)(3 * (lengths[0] + lengths[1]) + 4 * (n > k ? n - k : 0));
-                    memset(&pack, 0, sizeof pack);
-                    memset(&desc, 0, sizeof desc);
                     pack.chunk_size = 4;
                     pack.no_tails = 1;
                     REQUIRE(cf_pack(lengths, 2, &pack, &plan, NULL) == CF_OK);

@@ -16,13 +16,10 @@ static cf_result validate(const cf_plan *plan, const cf_schedule *schedule, cf_e
 /* A plan of known chunks: one group of n full chunks of 2 tokens, then one-chunk sequences. */
 static cf_plan *plan_of(int64_t n_dependent, int64_t n_single) {
     int64_t lengths[32], i;
-    cf_pack_desc desc;
     cf_plan *plan = NULL;
-    memset(&desc, 0, sizeof desc);
-    desc.chunk_size = 2;
     lengths[0] = 2 * n_dependent;
     for (i = 1; i <= n_single; i++) lengths[i] = 2;
-    CHECK_INT(cf_pack(lengths, 1 + n_single, &desc, &plan, NULL), CF_OK);
+    plan = naive_pack(lengths, 1 + n_single, 2);
     return plan;
 }
 
@@ -437,9 +434,8 @@ static void expect_field(const cf_plan *plan, const cf_schedule *s, const char *
 TEST(damaged_members_are_named) {
     harness_rng rng = {5};
     cf_plan *plan = plan_of(3, 2);
-    naive_shape shape;
+    naive_shape shape = {0};
     cf_schedule *s, *t;
-    memset(&shape, 0, sizeof shape);
     shape.n_stages = 3;
     shape.n_virtual = 1;
     shape.k = 2;
@@ -499,14 +495,12 @@ TEST(damaged_members_are_named) {
 TEST(missing_arguments_are_named_by_validate) {
     cf_plan *plan = plan_of(1, 1);
     cf_schedule *s = NULL;
-    cf_schedule_desc desc;
-    cf_validate_desc limits;
+    cf_schedule_desc desc = {0};
+    cf_validate_desc limits = {0};
     cf_error error;
     int64_t minus = -2;
     harness_heap heap;
     cf_allocator allocator;
-    memset(&desc, 0, sizeof desc);
-    memset(&limits, 0, sizeof limits);
     REQUIRE(cf_schedule_make(plan, &desc, &s, NULL) == CF_OK);
     CHECK_INT(cf_schedule_validate(NULL, s, NULL, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "plan");
@@ -548,13 +542,10 @@ TEST(generated_schedules_are_accepted) {
     for (round = 0; round < harness_rounds(3000, 750); round++) {
         cf_plan *plan = naive_plan(&rng, 12, harness_between(&rng, 1, 2));
         cf_schedule *s = NULL, *low = NULL;
-        cf_schedule_desc desc;
-        cf_validate_desc limits;
-        cf_error error;
+        cf_schedule_desc desc = {0};
+        cf_validate_desc limits = {0};
+        cf_error error = {0};
         cf_result result;
-        memset(&desc, 0, sizeof desc);
-        memset(&limits, 0, sizeof limits);
-        memset(&error, 0, sizeof error);
         desc.kind = (cf_schedule_kind)harness_between(&rng, 1, CF_SCHEDULE_COUNT - 1);
         desc.shape.replay = harness_chance(&rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
         desc.shape.n_stages = harness_between(&rng, 1, 5);

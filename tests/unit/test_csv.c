@@ -12,20 +12,16 @@
 /* n sequences that fill a chunk each, and before them a group of n_dependent chunks (0: none). */
 static cf_plan *plan_of(int64_t n_dependent, int64_t n) {
     int64_t lengths[40], i;
-    cf_pack_desc desc;
     cf_plan *plan = NULL;
-    memset(&desc, 0, sizeof desc);
-    desc.chunk_size = 2;
     lengths[0] = 2 * n_dependent;
     for (i = 1; i <= n; i++) lengths[i] = 2;
-    CHECK_INT(cf_pack(lengths, n + 1, &desc, &plan, NULL), CF_OK);
+    plan = naive_pack(lengths, n + 1, 2);
     return plan;
 }
 
 static cf_schedule *read(const cf_plan *plan, const char *csv, const schedule_csv_desc *desc) {
     cf_schedule *s = NULL;
-    cf_error error;
-    memset(&error, 0, sizeof error);
+    cf_error error = {0};
     if (schedule_csv_read(csv, strlen(csv), plan, desc, &s, NULL, &error) != CF_OK) FAIL("%s", error.text);
     return s;
 }
@@ -93,10 +89,9 @@ TEST(reads_a_zero_bubble_file_of_the_older_kind) {
     static const char csv[] = "0F0,0F1,2F0,,2F1,2B0,2W0,2B1,0B0,0W0,2W1,0B1,0W1\r\n"
                               ",1F0,1F1,3F0,3B0,3F1,3B1,3W0,1B0,1W0,3W1,1B1,1W1\r\n";
     cf_plan *plan = plan_of(0, 2);
-    schedule_csv_desc desc;
+    schedule_csv_desc desc = {0};
     cf_schedule *s;
     cf_error error;
-    memset(&desc, 0, sizeof desc);
     desc.legacy = 1;
     s = read(plan, csv, &desc);
     REQUIRE(s != NULL);
@@ -115,10 +110,9 @@ TEST(reads_a_zero_bubble_file_of_the_older_kind) {
 TEST(bw_is_the_whole_backward_of_older_files) {
     static const char csv[] = "0F0,0BW0,0F1,0B1,0W1\n";
     cf_plan *plan = plan_of(0, 2);
-    schedule_csv_desc desc;
+    schedule_csv_desc desc = {0};
     cf_schedule *s = NULL;
     cf_error error;
-    memset(&desc, 0, sizeof desc);
     CHECK_INT(schedule_csv_read(csv, strlen(csv), plan, &desc, &s, NULL, &error), CF_ERROR_TEXT);
     CHECK(error.item == 1 && error.got == 5 && strstr(error.text, "\"0BW0\"") != NULL && strstr(error.text, "legacy") != NULL);
     desc.legacy = 1;
@@ -169,13 +163,11 @@ TEST(reads_and_writes_both_dialects) {
 TEST(replay_is_an_extension) {
     static const char csv[] = "0F0,0F1,0B1,0R0,0B0,0F2,0B2\r\n";
     cf_plan *plan = plan_of(2, 1);
-    cf_schedule_desc order;
+    cf_schedule_desc order = {0};
     cf_schedule *s = NULL, *again;
-    schedule_csv_desc desc;
+    schedule_csv_desc desc = {0};
     harness_text t = {NULL, 0, 0, 0, 0, 0};
     cf_error error;
-    memset(&order, 0, sizeof order);
-    memset(&desc, 0, sizeof desc);
     order.kind = CF_SCHEDULE_PAPER;
     order.shape.replay = CF_REPLAY_PIPELINE;
     REQUIRE(cf_schedule_make(plan, &order, &s, &error) == CF_OK);
@@ -203,15 +195,13 @@ TEST(microbatches_are_numbered_as_the_last_stage_runs_them) {
     static const char mapping[] = "microbatch,chunk\r\n0,2\r\n1,0\r\n2,1\r\n";
     static const int32_t order[] = {2, 0, 1};
     const int64_t lengths[] = {5, 3, 4};
-    cf_pack_desc pack;
+    cf_pack_desc pack = {0};
     cf_plan *plan = NULL;
-    schedule_csv_desc desc;
+    schedule_csv_desc desc = {0};
     cf_schedule *s;
     harness_text t = {NULL, 0, 0, 0, 0, 0};
     int32_t chunks[3] = {9, 9, 9};
     cf_error error;
-    memset(&pack, 0, sizeof pack);
-    memset(&desc, 0, sizeof desc);
     pack.chunk_size = 6;
     pack.max_slices = 1;
     REQUIRE(cf_pack(lengths, 3, &pack, &plan, NULL) == CF_OK && plan->n_chunks == 3);
@@ -265,8 +255,7 @@ TEST(bad_microbatches_are_refused_with_their_place) {
     size_t i;
     for (i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         int32_t chunks[2] = {7, 7};
-        cf_error error;
-        memset(&error, 0, sizeof error);
+        cf_error error = {0};
         harness_note("%s", bad[i].csv);
         CHECK_INT(schedule_csv_read_microbatches(bad[i].csv, strlen(bad[i].csv), plan, 0, chunks, &error), CF_ERROR_TEXT);
         if (bad[i].line > 0) CHECK(error.item == bad[i].line && error.got == bad[i].column);
@@ -440,12 +429,10 @@ static void replay_dump(const char *version, const char *kind, int ranks, int n,
     cf_plan *plan = plan_of(0, n);
     cf_schedule *s = NULL;
     schedule_csv_extras *extras = NULL;
-    schedule_csv_desc desc;
+    schedule_csv_desc desc = {0};
     cf_timeline *timeline = NULL;
     harness_text t = {NULL, 0, 0, 0, 0, 0};
-    cf_error error;
-    memset(&desc, 0, sizeof desc);
-    memset(&error, 0, sizeof error);
+    cf_error error = {0};
     if (!data) goto done;
     desc.buffered = strcmp(what, "deferred-recv") == 0;
     if (!CHECK_INT(schedule_csv_read(data, bytes, plan, &desc, &s, &extras, &error), CF_OK)) FAIL("%s", error.text);
@@ -511,8 +498,7 @@ TEST(dumps_of_pytorch_that_are_refused) {
                 char *data = load_dump(versions[v], bad[i].kind, ranks, 2 * ranks, bad[i].what, &bytes);
                 cf_plan *plan = plan_of(0, 2 * ranks);
                 cf_schedule *s = NULL;
-                cf_error error;
-                memset(&error, 0, sizeof error);
+                cf_error error = {0};
                 if (data) CHECK_INT(schedule_csv_read(data, bytes, plan, NULL, &s, NULL, &error),
                                     i < 3 ? CF_ERROR_TEXT : CF_ERROR_SCHEDULE);
                 if (!CHECK(strstr(error.text, bad[i].words) != NULL)) FAIL("%s", error.text);
@@ -549,12 +535,9 @@ TEST(line_ends_blanks_and_empty_cells) {
 
 TEST(an_empty_plan_has_empty_lines) {
     cf_plan *plan = NULL;
-    cf_pack_desc pack;
     cf_schedule *s;
     harness_text t = {NULL, 0, 0, 0, 0, 0};
-    memset(&pack, 0, sizeof pack);
-    pack.chunk_size = 2;
-    REQUIRE(cf_pack(NULL, 0, &pack, &plan, NULL) == CF_OK);
+    REQUIRE((plan = naive_pack(NULL, 0, 2)) != NULL);
     s = read(plan, "\r\n\r\n", NULL);
     REQUIRE(s != NULL);
     CHECK(s->shape.n_stages == 2 && s->n_actions == 0 && s->shape.n_virtual == 1);
@@ -643,8 +626,7 @@ TEST(numbers_of_any_size) {
             char text[80];
             const char *why = microbatch ? "ends with the number" : "starts with the number";
             cf_schedule *s = NULL;
-            cf_error error;
-            memset(&error, 0, sizeof error);
+            cf_error error = {0};
             snprintf(text, sizeof text, microbatch ? "0F0,0B0,0F1,0B%s" : "0F0,0B0,0F1,%sB1", numbers[i]);
             if (i < 4) why = microbatch ? "no chunk for this" : "";
             harness_note("%s", text);
@@ -672,9 +654,8 @@ TEST(sound_text_of_an_unsound_schedule_is_refused) {
     size_t i;
     for (i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         cf_schedule *s = NULL;
-        cf_error error;
+        cf_error error = {0};
         cf_result result;
-        memset(&error, 0, sizeof error);
         harness_note("%s", bad[i].csv);
         result = schedule_csv_read(bad[i].csv, strlen(bad[i].csv), plan, NULL, &s, NULL, &error);
         if (bad[i].field == NULL) {
@@ -695,10 +676,9 @@ TEST(formats_are_enforced_when_asked_for) {
     static const char comms[] = "0F0,0SEND_F0,0RECV_B0,0B0,0F1,0SEND_F1,0RECV_B1,0B1\n"
                                 "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n";
     cf_plan *plan = plan_of(0, 2);
-    schedule_csv_desc desc;
+    schedule_csv_desc desc = {0};
     cf_schedule *s = NULL;
     cf_error error;
-    memset(&desc, 0, sizeof desc);
     desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
     CHECK_INT(schedule_csv_read(compute, strlen(compute), plan, &desc, &s, NULL, &error), CF_ERROR_TEXT);
     CHECK(error.item == 1 && error.got == 5 && strstr(error.text, "empty cell") != NULL);

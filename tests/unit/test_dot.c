@@ -2,6 +2,7 @@
 
 #include "chunkflow.h"
 #include "../harness.h"
+#include "../reference/naive.h"
 #include "tools/command/graph_dot.h"
 
 #include <stdlib.h>
@@ -16,17 +17,13 @@ static int64_t count(const char *in, const char *word) {
 /* A long sequence and three short ones on three stages: all kinds of passes but B, and all kinds of edges. */
 static cf_graph *example(int64_t n_virtual) {
     static const int64_t lengths[] = {9, 2, 5, 1};
-    cf_pack_desc pack;
-    cf_graph_desc desc;
+    cf_graph_desc desc = {0};
     cf_plan *plan = NULL;
     cf_graph *graph = NULL;
-    memset(&pack, 0, sizeof pack);
-    memset(&desc, 0, sizeof desc);
-    pack.chunk_size = 3;
     desc.shape.n_stages = 3;
     desc.shape.n_virtual = n_virtual;
     desc.split = 1;
-    CHECK_INT(cf_pack(lengths, 4, &pack, &plan, NULL), CF_OK);
+    plan = naive_pack(lengths, 4, 3);
     CHECK_INT(cf_graph_make(plan, &desc, &graph, NULL), CF_OK);
     cf_plan_free(plan);
     return graph;

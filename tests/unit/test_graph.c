@@ -11,8 +11,7 @@
 #include <string.h>
 
 static cf_graph_desc draw_desc(harness_rng *rng, cf_timing *timing) {
-    cf_graph_desc desc;
-    memset(&desc, 0, sizeof desc);
+    cf_graph_desc desc = {0};
     desc.shape.n_stages = harness_between(rng, 1, 4);
     desc.shape.n_virtual = harness_chance(rng, 0.6) ? 1 : harness_between(rng, 1, 3);
     desc.shape.placement = harness_chance(rng, 0.4) ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
@@ -33,8 +32,7 @@ static cf_graph_desc draw_desc(harness_rng *rng, cf_timing *timing) {
 
 static cf_graph *make(const cf_plan *plan, const cf_graph_desc *desc) {
     cf_graph *graph = NULL;
-    cf_error error;
-    memset(&error, 0, sizeof error);
+    cf_error error = {0};
     if (cf_graph_make(plan, desc, &graph, &error) != CF_OK) FAIL("cf_graph_make: %s", error.text);
     return graph;
 }
@@ -207,9 +205,8 @@ TEST(edges_are_those_of_the_definitions) {
 
 /* A sound schedule that drops whatever it likes, on any stage, and the options of its graph. */
 static cf_schedule *draw_schedule(harness_rng *rng, const cf_plan *plan, cf_graph_desc *desc) {
-    cf_schedule_desc order;
+    cf_schedule_desc order = {0};
     cf_schedule *schedule;
-    memset(&order, 0, sizeof order);
     order.shape.n_stages = desc->shape.n_stages;
     order.shape.n_virtual = desc->shape.n_virtual;
     order.shape.k = desc->shape.k;
@@ -405,19 +402,15 @@ TEST(critical_path_is_the_simulators_bound) {
     for (round = 0; round < 3000; round++) {
         cf_plan *plan = naive_plan(&rng, harness_between(&rng, 1, 12), 1);
         cf_stage_cost stages[12];
-        cf_timing timing;
-        cf_graph_desc desc;
-        cf_schedule_desc order;
-        cf_simulate_desc simulate;
+        cf_timing timing = {0};
+        cf_graph_desc desc = {0};
+        cf_schedule_desc order = {0};
+        cf_simulate_desc simulate = {0};
         cf_graph *g;
         cf_schedule *schedule = NULL;
         cf_timeline *timeline = NULL;
         double *earliest, length;
         int64_t v;
-        memset(&timing, 0, sizeof timing);
-        memset(&desc, 0, sizeof desc);
-        memset(&order, 0, sizeof order);
-        memset(&simulate, 0, sizeof simulate);
         memset(stages, 0, sizeof stages);
         for (v = 0; v < 12; v++) {
             stages[v].forward = draw_cost(&rng);
@@ -468,11 +461,7 @@ TEST(critical_path_is_the_simulators_bound) {
 
 /* In chunks of two tokens. */
 static cf_plan *in_twos(const int64_t *lengths, int64_t n) {
-    cf_pack_desc desc;
-    cf_plan *plan = NULL;
-    memset(&desc, 0, sizeof desc);
-    desc.chunk_size = 2;
-    CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
+    cf_plan *plan = naive_pack(lengths, n, 2);
     return plan;
 }
 
@@ -483,12 +472,10 @@ TEST(a_k_beyond_any_group) {
     int i, replay;
     for (replay = CF_REPLAY_PIPELINE; replay <= CF_REPLAY_LOCAL; replay++) {
         cf_plan *plan = in_twos(lengths, 3);
-        cf_schedule_desc order;
+        cf_schedule_desc order = {0};
         cf_schedule *schedule = NULL;
-        cf_graph_desc desc;
+        cf_graph_desc desc = {0};
         cf_graph *first = NULL;
-        memset(&order, 0, sizeof order);
-        memset(&desc, 0, sizeof desc);
         order.kind = CF_SCHEDULE_PAPER;
         order.shape.replay = (cf_replay)replay;
         order.shape.n_stages = 2;
@@ -532,9 +519,8 @@ static double longest_path(const cf_plan *plan, const cf_graph_desc *desc) {
 /* The paper's example cut into chunks of 2: {1, 1}, {2} and a group of two; F = tokens, B = 2 x tokens, 4 stages. */
 TEST(bounds_of_the_papers_example) {
     static const int64_t lengths[] = {1, 1, 2, 4};
-    cf_graph_desc desc;
+    cf_graph_desc desc = {0};
     cf_plan *plan;
-    memset(&desc, 0, sizeof desc);
     plan = in_twos(lengths, 4);
     REQUIRE(plan != NULL);
     desc.shape.n_stages = 4;
@@ -608,10 +594,8 @@ TEST(an_executor_of_your_own) {
 
 static cf_graph *example(cf_plan **plan) {
     static const int64_t lengths[] = {9, 2, 5, 1};
-    cf_pack_desc pack;
-    cf_graph_desc desc;
-    memset(&pack, 0, sizeof pack);
-    memset(&desc, 0, sizeof desc);
+    cf_pack_desc pack = {0};
+    cf_graph_desc desc = {0};
     pack.chunk_size = 3;
     desc.shape.n_stages = 3;
     desc.split = 1;
@@ -621,8 +605,7 @@ static cf_graph *example(cf_plan **plan) {
 }
 
 static void refused(cf_graph *g, const char *field) {
-    cf_error error;
-    memset(&error, 0, sizeof error);
+    cf_error error = {0};
     CHECK_INT(cf_graph_validate(g, NULL, &error), CF_ERROR_GRAPH);
     CHECK_STR(error.field, field);
 }
@@ -737,9 +720,8 @@ TEST(a_cycle_is_found_and_a_node_on_it_named) {
     for (round = 0; round < 400; round++) {
         int64_t e = harness_between(&rng, 0, g->n_edges - 1), from = g->edges[e].from, i, most = 0;
         int cyclic;
-        cf_error error;
+        cf_error error = {0};
         cf_result result;
-        memset(&error, 0, sizeof error);
         g->edges[e].from = (int32_t)harness_between(&rng, 0, g->n_nodes - 1);
         rebuild_out(g);
         for (i = 0; i < g->n_nodes; i++)
@@ -766,11 +748,10 @@ TEST(a_cycle_is_found_and_a_node_on_it_named) {
 TEST(too_many_nodes_are_refused) {
     enum { N = CF_MAX_NODES / (2 * (int64_t)CF_MAX_STAGES) + 1 }; /* chunks, each with F and B on every stage */
     int64_t lengths[N], i;
-    cf_graph_desc desc;
+    cf_graph_desc desc = {0};
     cf_plan *plan;
     cf_graph *g = NULL;
     cf_error error;
-    memset(&desc, 0, sizeof desc);
     for (i = 0; i < N; i++) lengths[i] = 2;
     plan = in_twos(lengths, N);
     REQUIRE(plan != NULL);
@@ -847,15 +828,13 @@ TEST(a_wrong_schedule_makes_no_graph) {
     } wrong[] = {{0, CF_R, 0, 0, "actions.pass"},   {0, CF_F, 9, 0, "actions.chunk"}, {0, CF_F, -1, 0, "actions.chunk"},
                  {0, CF_F, 0, 2, "actions.stage"}, {0, 77, 0, 0, "actions.pass"},    {0, CF_I, 0, 0, "actions.pass"},
                  {0, CF_F, 1, 0, "actions.chunk"}, {0, CF_SEND_F, 0, 0, "actions.pass"}};
-    cf_schedule_desc order;
-    cf_graph_desc desc;
+    cf_schedule_desc order = {0};
+    cf_graph_desc desc = {0};
     cf_plan *plan;
     cf_schedule *schedule = NULL;
     cf_graph *g = NULL;
     cf_error error;
     size_t i;
-    memset(&order, 0, sizeof order);
-    memset(&desc, 0, sizeof desc);
     order.kind = CF_SCHEDULE_PAPER;
     order.shape.n_stages = 2;
     order.shape.k = 2;
@@ -911,13 +890,11 @@ TEST(a_graph_has_backwards_of_one_form) {
     cf_action actions[] = {
         {0, 0, CF_F, 1, 0}, {0, 0, CF_B, 0, 0}, {1, 0, CF_F, 1, 0}, {1, 0, CF_I, 0, 0}, {1, 0, CF_W, 0, 0}};
     int64_t first[] = {0, 5};
-    cf_graph_desc desc;
-    cf_schedule schedule;
+    cf_graph_desc desc = {0};
+    cf_schedule schedule = {0};
     cf_plan *plan;
     cf_graph *g = NULL;
     cf_error error;
-    memset(&desc, 0, sizeof desc);
-    memset(&schedule, 0, sizeof schedule);
     plan = in_twos(lengths, 2);
     REQUIRE(plan != NULL);
     schedule.shape.replay = CF_REPLAY_LOCAL;

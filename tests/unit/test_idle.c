@@ -286,10 +286,8 @@ typedef struct example {
 
 static int example_make(const int64_t *lengths, int64_t n, int64_t chunk_size, const cf_schedule_desc *desc,
                         example *e) {
-    cf_pack_desc pack;
-    cf_simulate_desc simulation;
-    memset(&pack, 0, sizeof pack);
-    memset(&simulation, 0, sizeof simulation);
+    cf_pack_desc pack = {0};
+    cf_simulate_desc simulation = {0};
     memset(e, 0, sizeof *e);
     pack.chunk_size = chunk_size;
     pack.max_slices = 1;
@@ -311,10 +309,9 @@ static void example_free(example *e) {
    its first forward and 2 s after its last backward; the rest lies in front of backwards. */
 TEST(equal_chunks_in_1f1b) {
     static const int64_t lengths[] = {1, 1, 1, 1};
-    cf_schedule_desc desc;
+    cf_schedule_desc desc = {0};
     example e;
     int64_t s;
-    memset(&desc, 0, sizeof desc);
     desc.shape.n_stages = 4;
     desc.kind = CF_SCHEDULE_1F1B;
     if (example_make(lengths, 4, 1, &desc, &e)) {
@@ -333,11 +330,9 @@ TEST(equal_chunks_in_1f1b) {
 /* One chunk, two stages, a latency of 5: the first stage is idle from 1 to 14. The gradient is made at 9. */
 TEST(the_way_back_is_transfer) {
     static const int64_t lengths[] = {1};
-    cf_schedule_desc desc;
-    cf_timing timing;
+    cf_schedule_desc desc = {0};
+    cf_timing timing = {0};
     example e;
-    memset(&desc, 0, sizeof desc);
-    memset(&timing, 0, sizeof timing);
     timing.latency = 5;
     desc.shape.n_stages = 2;
     desc.timing = &timing;
@@ -357,9 +352,8 @@ TEST(the_way_back_is_transfer) {
    away. */
 TEST(a_limit_is_memory) {
     static const int64_t lengths[] = {1, 1};
-    cf_schedule_desc desc;
+    cf_schedule_desc desc = {0};
     example e;
-    memset(&desc, 0, sizeof desc);
     desc.shape.n_stages = 2;
     desc.kind = CF_SCHEDULE_1F1B;
     desc.limits.chunks = 1;
@@ -377,11 +371,9 @@ TEST(a_limit_is_memory) {
 TEST(a_group_is_state) {
     static const int64_t lengths[] = {2};
     cf_stage_cost stages[2];
-    cf_schedule_desc desc;
-    cf_timing timing;
+    cf_schedule_desc desc = {0};
+    cf_timing timing = {0};
     example e;
-    memset(&desc, 0, sizeof desc);
-    memset(&timing, 0, sizeof timing);
     memset(stages, 0, sizeof stages);
     stages[0].forward.per_token = 3;
     stages[1].forward.per_token = 1;
@@ -400,10 +392,9 @@ TEST(a_group_is_state) {
 /* Measured times: a pass that begins 2 later than it could. */
 TEST(a_late_start_is_overhead) {
     static const int64_t lengths[] = {1};
-    cf_schedule_desc desc;
+    cf_schedule_desc desc = {0};
     idle_report late;
     example e;
-    memset(&desc, 0, sizeof desc);
     if (example_make(lengths, 1, 1, &desc, &e)) {
         e.timeline->start[1] += 2;
         e.timeline->end[1] += 2;

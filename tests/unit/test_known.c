@@ -8,9 +8,8 @@
 #include <string.h>
 
 static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t chunk_size, int64_t max_slices) {
-    cf_pack_desc desc;
+    cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
-    memset(&desc, 0, sizeof desc);
     desc.chunk_size = chunk_size;
     desc.max_slices = max_slices;
     CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
@@ -22,12 +21,10 @@ static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t chunk_size, int6
 static double makespan_of(const cf_plan *plan, const cf_schedule_desc *desc) {
     cf_schedule *schedule = NULL;
     cf_timeline *timeline = NULL;
-    cf_simulate_desc simulate;
-    cf_error error;
+    cf_simulate_desc simulate = {0};
+    cf_error error = {0};
     const char *fault;
     double makespan = -1;
-    memset(&simulate, 0, sizeof simulate);
-    memset(&error, 0, sizeof error);
     simulate.timing = desc->timing;
     if (cf_schedule_make(plan, desc, &schedule, &error) != CF_OK ||
         cf_schedule_validate(plan, schedule, NULL, NULL, &error) != CF_OK ||
@@ -55,8 +52,7 @@ static void draw_chat(int batch, int64_t giant, int64_t *lengths) {
 
 /* Seconds of a 7B model on one of so many stages. */
 static cf_timing costs_of_7b(int64_t n_stages) {
-    cf_timing timing;
-    memset(&timing, 0, sizeof timing);
+    cf_timing timing = {0};
     timing.all.forward.constant = 1e-3;
     timing.all.forward.per_token = 1.12e-4 / (double)n_stages;
     timing.all.forward.per_pair = 3.9e-9 / (double)n_stages;
@@ -125,9 +121,8 @@ TEST(more_k_is_no_longer) {
 TEST(standalone_chunks_are_dropped) {
     const int64_t lengths[] = {1, 1, 1, 1};
     cf_plan *plan = pack(lengths, 4, 1, 0);
-    cf_schedule_desc desc;
+    cf_schedule_desc desc = {0};
     cf_search_report report;
-    memset(&desc, 0, sizeof desc);
     desc.shape.n_stages = 3;
     desc.limits.chunks = 1;
     desc.report = &report;
@@ -186,10 +181,9 @@ TEST(equal_splits_of_seq1f1b) {
 
 /* 16 equal chunks in two rows of half a stage each: 48 of work and (n_stages - 1) x 1.5 of filling and emptying. */
 TEST(interleaved_in_the_order_of_megatron) {
-    cf_schedule_desc desc;
+    cf_schedule_desc desc = {0};
     cf_timing timing;
     cf_plan *plan = pipeline_sixteen(&timing);
-    memset(&desc, 0, sizeof desc);
     desc.kind = CF_SCHEDULE_INTERLEAVED;
     desc.shape.n_stages = 8;
     desc.shape.n_virtual = 2;
@@ -208,8 +202,7 @@ TEST(loops_under_tight_limits) {
     cf_plan *plan = pipeline_sixteen(&timing);
     int i;
     for (i = 0; i < 3; i++) {
-        cf_schedule_desc desc;
-        memset(&desc, 0, sizeof desc);
+        cf_schedule_desc desc = {0};
         desc.shape.n_stages = cases[i].n_stages;
         desc.limits.chunks = cases[i].limit;
         desc.shape.n_virtual = 2;
@@ -234,8 +227,7 @@ TEST(virtual_stages_in_rhythm) {
     int i;
     for (i = 0; i < 2; i++) {
         cf_plan *plan = pack(cases[i].lengths, cases[i].n, cases[i].chunk_size, 0);
-        cf_schedule_desc desc;
-        memset(&desc, 0, sizeof desc);
+        cf_schedule_desc desc = {0};
         desc.shape.n_stages = cases[i].n_stages;
         desc.shape.n_virtual = 2;
         desc.shape.k = cases[i].k;
@@ -254,9 +246,8 @@ TEST(the_largest_k) {
     cf_plan *plan = pack(lengths, 4, 100, 0);
     int i;
     for (i = 0; i < 3; i++) {
-        cf_schedule_desc desc;
+        cf_schedule_desc desc = {0};
         double makespan;
-        memset(&desc, 0, sizeof desc);
         desc.kind = kinds[i];
         desc.shape.n_stages = 4;
         desc.limits.chunks = CF_NO_LIMIT;

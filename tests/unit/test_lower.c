@@ -118,11 +118,7 @@ static void check_list(const cf_schedule *s, int64_t stage, const char *wanted) 
 }
 
 static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t chunk_size) {
-    cf_pack_desc desc;
-    cf_plan *plan = NULL;
-    memset(&desc, 0, sizeof desc);
-    desc.chunk_size = chunk_size;
-    CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
+    cf_plan *plan = naive_pack(lengths, n, chunk_size);
     return plan;
 }
 
@@ -185,15 +181,12 @@ TEST(lower_refuses_what_is_not_sound) {
                                         {1, CF_F, 0}, {1, CF_B, 0}, {1, CF_F, 1}, {1, CF_B, 1}};
     cf_plan *plan = pack(lengths, 2, 1);
     cf_schedule *s = lists(plan, 2, 1, actions, 8), *low = NULL, *twice = NULL;
-    cf_lower_desc desc;
-    cf_timing timing;
+    cf_lower_desc desc = {0};
+    cf_timing timing = {0};
     cf_error error;
-    harness_heap heap;
+    harness_heap heap = {0};
     cf_allocator allocator;
     int64_t fail;
-    memset(&desc, 0, sizeof desc);
-    memset(&timing, 0, sizeof timing);
-    memset(&heap, 0, sizeof heap);
     CHECK_INT(cf_schedule_lower(NULL, s, &desc, &low, &error), CF_ERROR_ARGUMENT);
     CHECK_INT(cf_schedule_lower(plan, NULL, &desc, &low, &error), CF_ERROR_ARGUMENT);
     CHECK_INT(cf_schedule_lower(plan, s, &desc, NULL, &error), CF_ERROR_ARGUMENT);

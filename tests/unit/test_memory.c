@@ -16,8 +16,7 @@ static const char *const models[] = {"qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b
                                      "llama-3.1-405b", "llama-3.2-1b", "llama-3.2-3b"};
 
 static cf_memory_desc sizing(const char *model, int64_t tp, int64_t pp) {
-    cf_memory_desc desc;
-    memset(&desc, 0, sizeof desc);
+    cf_memory_desc desc = {0};
     desc.model = cf_model_find(model);
     desc.parallel.tp = tp;
     desc.parallel.pp = pp;
@@ -25,8 +24,7 @@ static cf_memory_desc sizing(const char *model, int64_t tp, int64_t pp) {
 }
 
 static cf_memory_load load_of(int64_t live, int64_t chunk, int64_t state, int64_t state_gradient) {
-    cf_memory_load load;
-    memset(&load, 0, sizeof load);
+    cf_memory_load load = {0};
     load.live_tokens = live;
     load.chunk_tokens = chunk;
     load.state_tokens = state;
@@ -36,9 +34,8 @@ static cf_memory_load load_of(int64_t live, int64_t chunk, int64_t state, int64_
 
 /* One stage, no failure expected. */
 static cf_memory_report report_of(const cf_memory_desc *desc, const cf_memory_load *load) {
-    cf_memory_report report;
+    cf_memory_report report = {0};
     cf_error error;
-    memset(&report, 0, sizeof report);
     if (cf_memory_estimate(desc, load, 1, &report, 1, &error) != CF_OK) FAIL("%s", error.text);
     return report;
 }
@@ -214,11 +211,10 @@ TEST(full_recompute_makes_all_of_a_layer) {
 /* What a trainer without mixed precision keeps, tensor by tensor: all in float, a row statistic for each norm. */
 TEST(float_trainer) {
     const int64_t h = 64, heads = 4, kv = 2 * 16, f = 176, vocab = 256, layers = 3;
-    cf_model small;
+    cf_model small = {0};
     cf_memory_desc desc = sizing("qwen2.5-7b", 1, 1);
     cf_token_bytes bytes;
     int64_t a_layer = h + 1 + h + h + kv + kv + h + heads + h + 1 + h + f + f + f, row;
-    memset(&small, 0, sizeof small);
     small.name = "small";
     small.layers = layers;
     small.hidden = h;

@@ -4,6 +4,7 @@
 
 #include "chunkflow.h"
 #include "../harness.h"
+#include "../reference/naive.h"
 #include "../reference/oracle.h"
 
 #include <math.h>
@@ -239,9 +240,8 @@ TEST(a_varlen_kernel_sees_what_it_should_for_every_alignment) {
         for (split = CF_SPLIT_FULL; split <= CF_SPLIT_COST; split++)
             for (round = 0; round < harness_rounds(8, 2); round++) {
                 int64_t lengths[12];
-                cf_pack_desc desc;
+                cf_pack_desc desc = {0};
                 cf_plan *plan = NULL;
-                memset(&desc, 0, sizeof desc);
                 desc.chunk_size = 128;
                 desc.align = aligns[at];
                 desc.split = (cf_split_method)split;
@@ -258,12 +258,11 @@ TEST(a_varlen_kernel_sees_what_it_should_for_every_alignment) {
 TEST(a_capacity_that_is_too_small_is_refused) {
     const int64_t lengths[] = {21, 3, 2};
     const char *const fields[] = {"capacity.rows", "capacity.prefix", "capacity.n_seqs"};
-    cf_pack_desc desc;
+    cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
     cf_error error;
     size_t bytes;
     int i, huge;
-    memset(&desc, 0, sizeof desc);
     desc.chunk_size = 16;
     desc.align = 4;
     REQUIRE(cf_pack(lengths, 3, &desc, &plan, NULL) == CF_OK);
@@ -290,11 +289,10 @@ TEST(a_capacity_that_is_too_small_is_refused) {
 TEST(a_capacity_up_to_32_bits) {
     static const int64_t rows[] = {16, 17, 100, 4096};
     const int64_t lengths[] = {21, 3, 2};
-    cf_pack_desc desc;
+    cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
     cf_error error;
     int i;
-    memset(&desc, 0, sizeof desc);
     desc.chunk_size = 16;
     desc.align = 4;
     REQUIRE(cf_pack(lengths, 3, &desc, &plan, NULL) == CF_OK);
@@ -327,14 +325,11 @@ TEST(a_hybrid_chunk_by_hand) {
     const int64_t lengths[] = {10, 2};
     const int32_t q[] = {0, 2, 4}, k[] = {0, 10, 12}, positions[] = {8, 9, 0, 1}, sequences[] = {0, 0, 1, 1};
     const int32_t targets[] = {9, -1, 1, -1}, targets_before[] = {5, 6, 7, 8};
-    cf_pack_desc desc;
     cf_plan *plan = NULL;
     cf_metadata m;
     stack_memory room;
     void *const memory = aligned(&room);
-    memset(&desc, 0, sizeof desc);
-    desc.chunk_size = 4;
-    REQUIRE(cf_pack(lengths, 2, &desc, &plan, NULL) == CF_OK);
+    REQUIRE((plan = naive_pack(lengths, 2, 4)) != NULL);
     CHECK_INT(plan->n_chunks, 3);
     REQUIRE(cf_metadata_fill(plan, 2, NULL, memory, MEMORY_BYTES, &m, NULL) == CF_OK);
     CHECK(memcmp(m.cu_seqlens_q, q, sizeof q) == 0);
@@ -396,13 +391,12 @@ TEST(an_idle_chunk_has_empty_metadata) {
     const double weight = 0.5;
     cf_capacity most = {0, 0, 0, 0, 0, 0, 0};
     cf_metadata_desc how = {&most, NULL, NULL};
-    cf_pack_desc desc;
+    cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
     cf_metadata m;
     stack_memory room;
     void *const memory = aligned(&room);
     size_t need;
-    memset(&desc, 0, sizeof desc);
     desc.chunk_size = 4;
     desc.n_ranks = 2;
     REQUIRE(cf_pack(lengths, 1, &desc, &plan, NULL) == CF_OK);
@@ -428,16 +422,13 @@ TEST(an_idle_chunk_has_empty_metadata) {
 TEST(limits_of_32_bits) {
     const int64_t size = 1 << 30;
     const int64_t lengths[] = {2 * ((int64_t)1 << 30) + 5};
-    cf_pack_desc desc;
     cf_plan *plan = NULL;
     cf_metadata m;
     cf_error error;
     stack_memory room;
     void *const memory = aligned(&room);
     size_t bytes;
-    memset(&desc, 0, sizeof desc);
-    desc.chunk_size = size;
-    REQUIRE(cf_pack(lengths, 1, &desc, &plan, NULL) == CF_OK);
+    REQUIRE((plan = naive_pack(lengths, 1, size)) != NULL);
     CHECK_INT(plan->n_chunks, 3);
     if (sizeof(size_t) > 4) {
         CHECK_INT(cf_metadata_size(plan, 0, NULL, &bytes, &error), CF_OK);
@@ -463,13 +454,12 @@ TEST(exactly_32_bits_are_enough) {
     const int64_t lengths[] = {(int64_t)INT32_MAX, (int64_t)INT32_MAX + 1};
     int64_t i;
     for (i = 0; i < 2; i++) {
-        cf_pack_desc desc;
+        cf_pack_desc desc = {0};
         cf_plan *plan = NULL;
         cf_metadata m;
         stack_memory room;
         void *const memory = aligned(&room);
         int64_t last;
-        memset(&desc, 0, sizeof desc);
         desc.chunk_size = INT32_MAX / 7; /* INT32_MAX = 7 x 306783378 + 1 */
         REQUIRE(cf_pack(&lengths[i], 1, &desc, &plan, NULL) == CF_OK);
         last = plan->n_chunks - 1;
@@ -483,12 +473,11 @@ TEST(exactly_32_bits_are_enough) {
 /* The last row of chunk 2^15 - 1 has the largest position that its target can follow: nothing may step past it. */
 TEST(the_last_position_of_32_bits) {
     const int64_t lengths[] = {2149580799}, chunk = 32767; /* 32,800 even chunks, of which 32,768 have 2^31 - 1 rows */
-    cf_pack_desc desc;
+    cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
     cf_metadata m;
     size_t bytes;
     void *memory;
-    memset(&desc, 0, sizeof desc);
     desc.chunk_size = 65536;
     desc.split = CF_SPLIT_EVEN;
     REQUIRE(cf_pack(lengths, 1, &desc, &plan, NULL) == CF_OK);
@@ -603,12 +592,10 @@ static int draw_loss(harness_rng *rng, const oracle_batch *batch, loss_batch *b)
 
 /* A schedule of any kind for one rank, run stage by stage. */
 static void run_loss(harness_rng *rng, const cf_plan *plan, int64_t rank, loss_batch *b) {
-    cf_schedule_desc order;
+    cf_schedule_desc order = {0};
     cf_schedule *schedule = NULL, *lowered = NULL;
-    cf_run_desc run;
+    cf_run_desc run = {0};
     int64_t stage;
-    memset(&order, 0, sizeof order);
-    memset(&run, 0, sizeof run);
     order.shape.rank = rank;
     order.shape.k = harness_between(rng, 1, 3);
     order.kind = (cf_schedule_kind)harness_between(rng, CF_SCHEDULE_PAPER, CF_SCHEDULE_ZERO_BUBBLE);
@@ -667,9 +654,8 @@ TEST(weights_by_hand) {
     const unsigned char *const ignored[] = {NULL, NULL, NULL, NULL, none};
     const double by_token[] = {0.1, 0.1, 0.1, 0.1, 0.1}, by_sequence[] = {1.0 / 9, 0, 0, 1.0 / 6, 1.0 / 15};
     const double by_prompt[] = {0.2, 0.2, 0, 0.2, 0};
-    cf_loss_weights_desc how;
+    cf_loss_weights_desc how = {0};
     double weights[5];
-    memset(&how, 0, sizeof how);
     CHECK_INT(cf_loss_weights(lengths, 5, NULL, weights, NULL), CF_OK);
     CHECK(memcmp(weights, by_token, sizeof weights) == 0);
     how.mean = CF_MEAN_SEQUENCES;
@@ -727,7 +713,6 @@ TEST(loss_weights_refuse_bad_arguments) {
 TEST(metadata_refuses_bad_arguments) {
     const int64_t lengths[] = {10, 2};
     const int64_t bad_chunks[] = {-1, -2, 3, 4, INT64_MAX, INT64_MIN};
-    cf_pack_desc desc;
     cf_plan *plan = NULL;
     cf_metadata m;
     cf_error error;
@@ -735,9 +720,7 @@ TEST(metadata_refuses_bad_arguments) {
     void *const memory = aligned(&room);
     size_t bytes;
     int64_t i;
-    memset(&desc, 0, sizeof desc);
-    desc.chunk_size = 4;
-    REQUIRE(cf_pack(lengths, 2, &desc, &plan, NULL) == CF_OK);
+    REQUIRE((plan = naive_pack(lengths, 2, 4)) != NULL);
     harness_poison(&m, sizeof m);
     harness_poison(memory, MEMORY_BYTES);
     harness_poison(&bytes, sizeof bytes);
@@ -788,11 +771,8 @@ TEST(questions_without_a_plan_have_answers) {
 
 TEST(state_tokens_of_no_chunk_are_none) {
     const int64_t lengths[] = {10, 2};
-    cf_pack_desc desc;
     cf_plan *plan = NULL;
-    memset(&desc, 0, sizeof desc);
-    desc.chunk_size = 4;
-    REQUIRE(cf_pack(lengths, 2, &desc, &plan, NULL) == CF_OK);
+    REQUIRE((plan = naive_pack(lengths, 2, 4)) != NULL);
     CHECK_INT(cf_chunk_state_tokens(plan, 2), 2);
     CHECK_INT(cf_chunk_state_tokens(plan, -1), 0);
     CHECK_INT(cf_chunk_state_tokens(plan, 3), 0);

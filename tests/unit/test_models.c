@@ -11,8 +11,7 @@
 #define COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
 
 static cf_parallel split(int64_t tp, int64_t pp, int64_t dp) {
-    cf_parallel parallel;
-    memset(&parallel, 0, sizeof parallel);
+    cf_parallel parallel = {0};
     parallel.tp = tp;
     parallel.pp = pp;
     parallel.dp = dp;
@@ -82,8 +81,7 @@ static int64_t count_tensors(const cf_model *m) {
 
 /* Sizes that split many ways. */
 static cf_model random_model(harness_rng *rng) {
-    cf_model m;
-    memset(&m, 0, sizeof m);
+    cf_model m = {0};
     m.name = "random";
     m.layers = harness_between(rng, 1, 40);
     m.kv_heads = (int64_t)1 << harness_between(rng, 0, 3);
@@ -390,8 +388,7 @@ TEST(bad_splits_are_named) {
 
 /* A GPU on which nothing costs time but the FLOPs: 1 FLOP/s. */
 static cf_gpu only_flops(void) {
-    cf_gpu gpu;
-    memset(&gpu, 0, sizeof gpu);
+    cf_gpu gpu = {0};
     gpu.name = "flops";
     gpu.flops = gpu.gemm = gpu.attention_forward = gpu.attention_backward = gpu.link = 1;
     gpu.bandwidth = gpu.nvlink = gpu.network = gpu.pcie = 1e300;
@@ -414,10 +411,9 @@ TEST(estimates_count_the_flops) {
             for (pp = 1; pp <= 3; pp++) {
                 cf_stage_cost stages[3];
                 cf_timing timing;
-                cf_cost_desc desc;
+                cf_cost_desc desc = {0};
                 cf_pass_cost f = {0, 0, 0}, b = {0, 0, 0};
                 double weights, pairs, i_and_w;
-                memset(&desc, 0, sizeof desc);
                 desc.model = m;
                 desc.gpu = &gpu;
                 desc.parallel = split(tp, pp, 1);
@@ -452,8 +448,7 @@ TEST(recompute_adds_a_forward) {
     cf_gpu gpu = only_flops();
     cf_stage_cost none[2], selective[2], full[2];
     cf_timing timing;
-    cf_cost_desc desc;
-    memset(&desc, 0, sizeof desc);
+    cf_cost_desc desc = {0};
     desc.model = cf_model_find("qwen3-8b");
     desc.gpu = &gpu;
     desc.parallel = split(2, 2, 1);
@@ -476,9 +471,8 @@ TEST(transfers_use_the_right_link) {
     const cf_gpu *gpu = cf_gpu_find("a100-80g");
     cf_stage_cost stages[4];
     cf_timing timing;
-    cf_cost_desc desc;
+    cf_cost_desc desc = {0};
     double step;
-    memset(&desc, 0, sizeof desc);
     desc.model = cf_model_find("qwen2.5-7b");
     desc.gpu = gpu;
     desc.parallel = split(4, 4, 1);
@@ -498,8 +492,7 @@ TEST(streams_cross_the_link_to_the_host) {
     cf_gpu gpu = *cf_gpu_find("h100-80g");
     cf_stage_cost stages[4], same[4];
     cf_timing timing, without;
-    cf_cost_desc desc;
-    memset(&desc, 0, sizeof desc);
+    cf_cost_desc desc = {0};
     desc.model = cf_model_find("qwen2.5-7b");
     gpu.pcie = 55e9 / gpu.link;
     desc.gpu = &gpu;
@@ -519,8 +512,7 @@ TEST(small_chunks_leave_processors_idle) {
     cf_gpu gpu = only_flops();
     cf_stage_cost many[4], small[4];
     cf_timing timing;
-    cf_cost_desc desc;
-    memset(&desc, 0, sizeof desc);
+    cf_cost_desc desc = {0};
     gpu.processors = 112;
     desc.model = cf_model_find("qwen2.5-7b");
     desc.gpu = &gpu;
@@ -542,9 +534,8 @@ TEST(small_chunks_cost_more_a_token) {
         for (c = 1024; c <= 65536; c *= 2) {
             cf_stage_cost stages[4];
             cf_timing timing;
-            cf_cost_desc desc;
+            cf_cost_desc desc = {0};
             double a_token;
-            memset(&desc, 0, sizeof desc);
             desc.model = cf_model_find("qwen2.5-7b");
             desc.gpu = cf_gpu_at(g);
             desc.parallel = split(4, 4, 1);
@@ -561,9 +552,8 @@ TEST(bad_estimates_are_named) {
     cf_gpu gpu = *cf_gpu_find("h200");
     cf_stage_cost stages[2];
     cf_timing timing;
-    cf_cost_desc desc;
+    cf_cost_desc desc = {0};
     cf_error error;
-    memset(&desc, 0, sizeof desc);
     desc.model = cf_model_find("qwen2.5-7b");
     desc.gpu = &gpu;
     desc.parallel = split(1, 2, 1);

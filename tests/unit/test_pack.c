@@ -11,8 +11,7 @@
 #define COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
 
 static cf_pack_desc with_chunk_size(int64_t chunk_size) {
-    cf_pack_desc desc;
-    memset(&desc, 0, sizeof desc);
+    cf_pack_desc desc = {0};
     desc.chunk_size = chunk_size;
     return desc;
 }
@@ -20,9 +19,8 @@ static cf_pack_desc with_chunk_size(int64_t chunk_size) {
 /* Packs, and checks all that can be said of any plan. NULL after a failure, which has been counted. */
 static cf_plan *pack(const int64_t *lengths, int64_t n, const cf_pack_desc *desc) {
     cf_plan *plan = NULL;
-    cf_error error;
+    cf_error error = {0};
     const char *fault;
-    memset(&error, 0, sizeof error);
     if (cf_pack(lengths, n, desc, &plan, &error) != CF_OK) {
         FAIL("cf_pack: %s", error.text);
         return NULL;
@@ -1357,11 +1355,10 @@ TEST(missing_arguments_are_named) {
 TEST(half_an_allocator_is_refused) {
     const int64_t lengths[] = {5, 20};
     harness_heap heap = {0};
-    cf_allocator allocator;
+    cf_allocator allocator = {0};
     cf_pack_desc desc = with_chunk_size(8);
     cf_plan *plan;
     cf_error error;
-    memset(&allocator, 0, sizeof allocator);
     desc.allocator = &allocator;
     plan = pack(lengths, 2, &desc); /* all zero: malloc */
     cf_plan_free(plan);

@@ -1,6 +1,7 @@
 /* What `best` promises of two searches: with less to choose from it finds nothing shorter. Small random problems. */
 
 #include "../harness.h"
+#include "../reference/naive.h"
 #include "../reference/pipeline.h"
 
 #include <math.h>
@@ -8,9 +9,8 @@
 
 /* HUGE_VAL: there is no such schedule. */
 static double makespan_of(const cf_plan *plan, cf_schedule_desc desc) {
-    cf_search_report report;
+    cf_search_report report = {0};
     cf_schedule *schedule = NULL;
-    memset(&report, 0, sizeof report);
     desc.report = &report;
     if (cf_schedule_make(plan, &desc, &schedule, NULL) != CF_OK) return HUGE_VAL;
     cf_schedule_free(schedule);
@@ -128,14 +128,10 @@ TEST(state_does_not_grow_with_the_batch) {
         harness_rng rng = {seed};
         int64_t lengths[64], n = harness_between(&rng, 8, 64), i;
         cf_schedule *bounded = NULL, *free_of_it = NULL;
-        cf_schedule_desc desc;
-        cf_pack_desc packing;
+        cf_schedule_desc desc = {0};
         cf_plan *plan = NULL;
-        memset(&desc, 0, sizeof desc);
-        memset(&packing, 0, sizeof packing);
-        packing.chunk_size = 4;
         for (i = 0; i < n; i++) lengths[i] = harness_between(&rng, 1, seed % 3 ? 24 : 12);
-        CHECK_INT(cf_pack(lengths, n, &packing, &plan, NULL), CF_OK);
+        plan = naive_pack(lengths, n, 4);
         REQUIRE(plan != NULL);
         desc.shape.n_stages = harness_between(&rng, 1, 6);
         desc.shape.n_virtual = 1 + (int64_t)(seed % 4 == 0);
@@ -178,12 +174,9 @@ static int64_t most_ahead(const cf_schedule *s, int64_t stage) {
 TEST(interleaved_runs_as_far_ahead_as_its_warm_up) {
     int64_t lengths[13], i, s;
     cf_schedule_desc desc;
-    cf_pack_desc packing;
     cf_plan *plan = NULL;
-    memset(&packing, 0, sizeof packing);
-    packing.chunk_size = 1;
     for (i = 0; i < 13; i++) lengths[i] = 1;
-    CHECK_INT(cf_pack(lengths, 13, &packing, &plan, NULL), CF_OK);
+    plan = naive_pack(lengths, 13, 1);
     REQUIRE(plan != NULL);
     memset(&desc, 0, sizeof desc);
     desc.kind = CF_SCHEDULE_INTERLEAVED;

@@ -4,6 +4,7 @@
 
 #include "chunkflow.h"
 #include "../harness.h"
+#include "../reference/naive.h"
 #include "../reference/oracle.h"
 
 #include <stddef.h>
@@ -311,8 +312,7 @@ static int host_progress(void *user, const cf_progress *progress) {
 }
 
 static cf_run_desc desc_of(host *h) {
-    cf_run_desc desc;
-    memset(&desc, 0, sizeof desc);
+    cf_run_desc desc = {0};
     desc.user = h;
     desc.forward = host_forward;
     desc.backward = host_backward;
@@ -348,8 +348,7 @@ static fixture draw_fixture(uint64_t seed, int64_t most_sequences) {
     static oracle_batch batch;
     harness_rng rng = {seed};
     fixture f = {NULL, NULL};
-    cf_schedule_desc desc;
-    memset(&desc, 0, sizeof desc);
+    cf_schedule_desc desc = {0};
     oracle_draw(&rng, &batch, most_sequences);
     oracle_note(seed, &batch);
     CHECK_INT(cf_pack(batch.lengths, batch.n, &batch.desc, &f.plan, NULL), CF_OK);
@@ -369,11 +368,9 @@ static fixture draw_fixture(uint64_t seed, int64_t most_sequences) {
 /* A group of five chunks and two standalone ones. */
 static fixture known_fixture(int64_t k) {
     const int64_t lengths[] = {38, 8, 7, 2, 5};
-    cf_pack_desc pack;
-    cf_schedule_desc order;
+    cf_pack_desc pack = {0};
+    cf_schedule_desc order = {0};
     fixture f = {NULL, NULL};
-    memset(&pack, 0, sizeof pack);
-    memset(&order, 0, sizeof order);
     pack.chunk_size = 8;
     order.kind = CF_SCHEDULE_PAPER;
     order.shape.replay = CF_REPLAY_PIPELINE;
@@ -739,8 +736,7 @@ static int64_t read_actions(const char *text, cf_action *actions) {
 }
 
 static cf_schedule wrap_actions(const cf_plan *plan, int64_t rank, cf_action *actions, int64_t n, int64_t first[2]) {
-    cf_schedule schedule;
-    memset(&schedule, 0, sizeof schedule);
+    cf_schedule schedule = {0};
     schedule.kind = CF_SCHEDULE_PAPER;
     schedule.shape.replay = CF_REPLAY_PIPELINE;
     schedule.shape.n_stages = schedule.shape.n_virtual = 1;
@@ -759,7 +755,6 @@ static cf_schedule wrap_actions(const cf_plan *plan, int64_t rank, cf_action *ac
    the end, else the position of the action that is refused. */
 static void check_by_hand(const char *text, int64_t wanted_at) {
     const int64_t lengths[] = {12, 4};
-    cf_pack_desc pack;
     cf_plan *plan = NULL;
     cf_action actions[40];
     cf_schedule schedule;
@@ -769,9 +764,7 @@ static void check_by_hand(const char *text, int64_t wanted_at) {
     books *b;
     host *h;
     int64_t first[2];
-    memset(&pack, 0, sizeof pack);
-    pack.chunk_size = 4;
-    REQUIRE(cf_pack(lengths, 2, &pack, &plan, NULL) == CF_OK);
+    REQUIRE((plan = naive_pack(lengths, 2, 4)) != NULL);
     schedule = wrap_actions(plan, 0, actions, read_actions(text, actions), first);
     b = new_books(plan, 0);
     h = new_host(b, &schedule);
@@ -801,15 +794,12 @@ TEST(other_orders_run) {
 /* Rows that are worked in count beside those that are kept at that moment: chunk 3 keeps its 4 while chunk 0 runs. */
 TEST(scratch_comes_on_top_of_what_is_kept) {
     const int64_t lengths[] = {9, 4}; /* chunks of 4, 4 and 1 rows, and one of 4 */
-    cf_pack_desc pack;
     cf_plan *plan = NULL;
     cf_action actions[40];
     cf_schedule schedule;
     cf_run_stats stats;
     int64_t first[2];
-    memset(&pack, 0, sizeof pack);
-    pack.chunk_size = 4;
-    REQUIRE(cf_pack(lengths, 2, &pack, &plan, NULL) == CF_OK);
+    REQUIRE((plan = naive_pack(lengths, 2, 4)) != NULL);
     schedule = wrap_actions(plan, 0, actions, read_actions("F3+ F0 F1 F2+ B2 B3 R1+ B1 R0+ B0", actions), first);
     REQUIRE(cf_run(plan, &schedule, 0, NULL, &stats, NULL) == CF_OK);
     CHECK_INT(stats.peak_tokens, 5);
@@ -859,15 +849,12 @@ TEST(slots_left_in_use_are_an_error) {
 /* The record counts them: two chunks, and the state of the group that one of them belongs to. */
 TEST(slots_left_in_use_are_counted) {
     const int64_t lengths[] = {12, 4};
-    cf_pack_desc pack;
     cf_plan *plan = NULL;
     cf_action actions[40];
     cf_schedule schedule;
     cf_error error;
     int64_t first[2];
-    memset(&pack, 0, sizeof pack);
-    pack.chunk_size = 4;
-    REQUIRE(cf_pack(lengths, 2, &pack, &plan, NULL) == CF_OK);
+    REQUIRE((plan = naive_pack(lengths, 2, 4)) != NULL);
     schedule = wrap_actions(plan, 0, actions, read_actions("F3+ F0+", actions), first);
     harness_poison(&error, sizeof error);
     CHECK_INT(cf_run(plan, &schedule, 0, NULL, NULL, &error), CF_ERROR_SCHEDULE);
@@ -977,10 +964,9 @@ TEST(damaged_schedule_headers_are_refused) {
     for (i = 0; i < 16; i++) {
         cf_schedule bad = *f.schedule;
         int64_t first[2];
-        cf_run_desc desc;
+        cf_run_desc desc = {0};
         cf_error error;
         size_t bytes;
-        memset(&desc, 0, sizeof desc);
         first[0] = 0;
         first[1] = f.schedule->n_actions;
         bad.first = first;
@@ -1181,15 +1167,12 @@ TEST(run_refuses_bad_arguments) {
 TEST(run_refuses_another_plans_schedule) {
     fixture a = known_fixture(2);
     const int64_t lengths[] = {5};
-    cf_pack_desc pack;
     cf_plan *other = NULL;
     cf_run_desc desc;
     cf_error error;
     REQUIRE(a.plan && a.schedule);
-    memset(&pack, 0, sizeof pack);
     memset(&desc, 0, sizeof desc);
-    pack.chunk_size = 8;
-    REQUIRE(cf_pack(lengths, 1, &pack, &other, NULL) == CF_OK);
+    REQUIRE((other = naive_pack(lengths, 1, 8)) != NULL);
     CHECK_INT(cf_run(other, a.schedule, 0, &desc, NULL, &error), CF_ERROR_SCHEDULE);
     CHECK_STR(error.field, "n_chunks");
     cf_plan_free(other);
@@ -1227,12 +1210,10 @@ static int drops_backward(void *user, const cf_step *step) {
    what is dropped on a stage is dropped on those before it. */
 static void check_drops(int64_t n_stages, int64_t limit, cf_replay replay) {
     const int64_t lengths[] = {16, 9, 7, 16, 12, 15, 16, 14};
-    cf_pack_desc pack;
-    cf_schedule_desc order;
+    cf_pack_desc pack = {0};
+    cf_schedule_desc order = {0};
     fixture f = {NULL, NULL};
     int64_t s, all = 0, before = INT64_MAX;
-    memset(&pack, 0, sizeof pack);
-    memset(&order, 0, sizeof order);
     pack.chunk_size = 16;
     order.shape.n_stages = n_stages;
     order.limits.chunks = limit;
@@ -1244,11 +1225,9 @@ static void check_drops(int64_t n_stages, int64_t limit, cf_replay replay) {
     REQUIRE(f.schedule != NULL);
     CHECK_INT(cf_schedule_validate(f.plan, f.schedule, NULL, NULL, NULL), CF_OK);
     for (s = 0; s < n_stages; s++) {
-        drops d;
-        cf_run_desc desc;
+        drops d = {0};
+        cf_run_desc desc = {0};
         cf_run_stats stats;
-        memset(&d, 0, sizeof d);
-        memset(&desc, 0, sizeof desc);
         desc.user = &d;
         desc.forward = drops_forward;
         desc.backward = drops_backward;
@@ -1276,14 +1255,11 @@ TEST(standalone_chunks_are_replayed) {
 }
 
 TEST(an_empty_plan_runs) {
-    cf_pack_desc pack;
-    cf_schedule_desc order;
+    cf_pack_desc pack = {0};
+    cf_schedule_desc order = {0};
     fixture f = {NULL, NULL};
-    cf_run_desc desc;
+    cf_run_desc desc = {0};
     cf_run_stats stats;
-    memset(&pack, 0, sizeof pack);
-    memset(&order, 0, sizeof order);
-    memset(&desc, 0, sizeof desc);
     pack.chunk_size = 8;
     REQUIRE(cf_pack(NULL, 0, &pack, &f.plan, NULL) == CF_OK);
     REQUIRE(cf_schedule_make(f.plan, &order, &f.schedule, NULL) == CF_OK);

@@ -11,9 +11,8 @@
 #define COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
 
 static cf_plan *plan_of(const int64_t *lengths, int64_t n, int64_t chunk_size, int64_t n_ranks) {
-    cf_pack_desc desc;
+    cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
-    memset(&desc, 0, sizeof desc);
     desc.chunk_size = chunk_size;
     desc.n_ranks = n_ranks;
     CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
@@ -21,8 +20,7 @@ static cf_plan *plan_of(const int64_t *lengths, int64_t n, int64_t chunk_size, i
 }
 
 static cf_schedule_desc with_k(int64_t k) {
-    cf_schedule_desc desc;
-    memset(&desc, 0, sizeof desc);
+    cf_schedule_desc desc = {0};
     desc.kind = CF_SCHEDULE_PAPER;
     desc.shape.replay = CF_REPLAY_PIPELINE;
     desc.shape.k = k;
@@ -95,8 +93,7 @@ static int64_t naive_unit(int64_t first, int64_t n, int64_t k, cf_action *action
         int forward = i < n;
         int64_t chunk = first + (forward ? i : 2 * n - 1 - i);
         int among_last_k = first + n - chunk <= k;
-        cf_action action;
-        memset(&action, 0, sizeof action);
+        cf_action action = {0};
         action.chunk = (int32_t)chunk;
         action.pass = (uint8_t)(forward ? CF_F : CF_R);
         action.keep = (uint8_t)(!forward || among_last_k);

@@ -8,11 +8,9 @@
 #include <string.h>
 
 static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t chunk_size, int64_t max_slices, cf_pack_method method) {
-    cf_pack_desc desc;
+    cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
-    cf_error error;
-    memset(&desc, 0, sizeof desc);
-    memset(&error, 0, sizeof error);
+    cf_error error = {0};
     desc.chunk_size = chunk_size;
     desc.max_slices = max_slices;
     desc.method = method;
@@ -21,8 +19,7 @@ static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t chunk_size, int6
 }
 
 static cf_schedule_desc describe(cf_schedule_kind kind, int64_t n_stages, int64_t k) {
-    cf_schedule_desc desc;
-    memset(&desc, 0, sizeof desc);
+    cf_schedule_desc desc = {0};
     desc.kind = kind;
     desc.shape.replay = CF_REPLAY_PIPELINE;
     desc.shape.n_stages = n_stages;
@@ -33,9 +30,8 @@ static cf_schedule_desc describe(cf_schedule_kind kind, int64_t n_stages, int64_
 /* Makes and judges a schedule; NULL after a failure, which has been counted. */
 static cf_schedule *make(const cf_plan *plan, const cf_schedule_desc *desc) {
     cf_schedule *schedule = NULL;
-    cf_error error;
+    cf_error error = {0};
     const char *fault;
-    memset(&error, 0, sizeof error);
     if (cf_schedule_make(plan, desc, &schedule, &error) != CF_OK) {
         FAIL("cf_schedule_make: %s", error.text);
         return NULL;
@@ -398,8 +394,7 @@ TEST(names_and_defaults) {
 
 static void check_refused(const cf_plan *plan, const cf_schedule_desc *desc, cf_result code, const char *field) {
     cf_schedule *schedule = NULL;
-    cf_error error;
-    memset(&error, 0, sizeof error);
+    cf_error error = {0};
     harness_note("field %s", field);
     CHECK_INT(cf_schedule_make(plan, desc, &schedule, &error), code);
     CHECK(schedule == NULL);
@@ -413,9 +408,8 @@ TEST(bad_options_are_named) {
     cf_plan *plan = pack(lengths, 4, 2, 0, CF_PACK_BEST_FIT);
     const cf_schedule_desc good = describe(CF_SCHEDULE_PAPER, 4, 1);
     cf_schedule_desc bad;
-    cf_timing timing;
+    cf_timing timing = {0};
     cf_stage_cost stages[4];
-    memset(&timing, 0, sizeof timing);
     memset(stages, 0, sizeof stages);
 #define REFUSED(change, code, field) \
     do {                             \
@@ -470,12 +464,11 @@ TEST(survives_failing_allocations) {
     int kind, fail_at;
     for (kind = CF_SCHEDULE_PAPER; kind <= CF_SCHEDULE_BEST; kind++) {
         for (fail_at = 1;; fail_at++) {
-            harness_heap heap;
+            harness_heap heap = {0};
             cf_allocator allocator = {harness_alloc, harness_release, NULL};
             cf_schedule_desc desc = describe((cf_schedule_kind)kind, 3, 1);
             cf_schedule *schedule = NULL;
             cf_result result;
-            memset(&heap, 0, sizeof heap);
             heap.fail_at = fail_at;
             allocator.user = &heap;
             desc.allocator = &allocator;
@@ -635,10 +628,9 @@ TEST(just_as_many_passes_as_there_may_be) {
     REQUIRE(plan != NULL && plan->n_chunks == CHUNKS);
     for (more = 0; more < 2; more++) {
         cf_schedule_desc desc = describe(CF_SCHEDULE_1F1B, CF_MAX_ACTIONS / 2 / CHUNKS + more, 1);
-        harness_heap heap;
+        harness_heap heap = {0};
         cf_allocator allocator = {harness_alloc, harness_release, NULL};
         cf_schedule *schedule = NULL;
-        memset(&heap, 0, sizeof heap);
         heap.fail_at = 1;
         allocator.user = &heap;
         desc.allocator = &allocator;

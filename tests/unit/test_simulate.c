@@ -4,6 +4,7 @@
 #include "chunkflow.h"
 #include "../reference/exact.h"
 #include "../harness.h"
+#include "../reference/naive.h"
 #include "../reference/pipeline.h"
 
 #include <math.h>
@@ -11,8 +12,7 @@
 #include <string.h>
 
 static cf_simulate_desc simulation_of(const cf_schedule_desc *desc) {
-    cf_simulate_desc simulate;
-    memset(&simulate, 0, sizeof simulate);
+    cf_simulate_desc simulate = {0};
     simulate.timing = desc->timing;
     simulate.limits.per_token = desc->limits.per_token;
     simulate.limits.chunks = desc->limits.chunks;
@@ -23,18 +23,13 @@ static cf_simulate_desc simulation_of(const cf_schedule_desc *desc) {
 /* The paper's example: lengths 1, 1, 2, 4 in chunks of 2. */
 static cf_plan *example(void) {
     const int64_t lengths[] = {1, 1, 2, 4};
-    cf_pack_desc pack;
-    cf_plan *plan = NULL;
-    memset(&pack, 0, sizeof pack);
-    pack.chunk_size = 2;
-    CHECK_INT(cf_pack(lengths, 4, &pack, &plan, NULL), CF_OK);
+    cf_plan *plan = naive_pack(lengths, 4, 2);
     return plan;
 }
 
 static cf_schedule *schedule_of(const cf_plan *plan, cf_schedule_kind kind, int64_t n_stages, int64_t k) {
-    cf_schedule_desc desc;
+    cf_schedule_desc desc = {0};
     cf_schedule *schedule = NULL;
-    memset(&desc, 0, sizeof desc);
     desc.kind = kind;
     desc.shape.replay = CF_REPLAY_PIPELINE;
     desc.shape.n_stages = n_stages;
@@ -50,16 +45,13 @@ static cf_schedule *schedule_of(const cf_plan *plan, cf_schedule_kind kind, int6
 TEST(padded_rows_take_time) {
     const int64_t lengths[] = {100, 37, 61, 19};
     const double pairs = 5050 + 703 + 1891, large = 10 + 2 * 256 + pairs / 16, small = 10 + 2 * 64 + 190.0 / 16;
-    cf_pack_desc pack;
-    cf_timing timing;
-    cf_simulate_desc simulate;
+    cf_pack_desc pack = {0};
+    cf_timing timing = {0};
+    cf_simulate_desc simulate = {0};
     cf_plan *plan = NULL;
     cf_schedule *schedule;
     cf_timeline *timeline = NULL;
     int64_t i;
-    memset(&pack, 0, sizeof pack);
-    memset(&timing, 0, sizeof timing);
-    memset(&simulate, 0, sizeof simulate);
     pack.chunk_size = 256;
     pack.align = 64;
     timing.all.forward.constant = 10;
@@ -132,21 +124,16 @@ TEST(transfers_by_hand) {
            B 21-27, send -29. Stage 0: receive 27-29, B 29-35 */
         {2, 0, 1, 35},
     };
-    cf_pack_desc pack;
     cf_plan *plan = NULL;
     cf_schedule *schedule;
     size_t i;
-    memset(&pack, 0, sizeof pack);
-    pack.chunk_size = 3;
-    CHECK_INT(cf_pack(lengths, 2, &pack, &plan, NULL), CF_OK);
+    plan = naive_pack(lengths, 2, 3);
     schedule = schedule_of(plan, CF_SCHEDULE_1F1B, 2, 1);
     REQUIRE(schedule != NULL);
     for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        cf_simulate_desc desc;
-        cf_timing timing;
+        cf_simulate_desc desc = {0};
+        cf_timing timing = {0};
         cf_timeline *timeline = NULL;
-        memset(&desc, 0, sizeof desc);
-        memset(&timing, 0, sizeof timing);
         harness_note("case %d", (int)i);
         timing.latency = cases[i].latency;
         timing.seconds_per_token = cases[i].per_token;
@@ -170,17 +157,12 @@ TEST(transfers_by_hand) {
      12             6     1.5    1.5 + 4.5 = 6   24      6      6 + 18 = 24 */
 TEST(streams_by_hand) {
     const int64_t length = 16;
-    cf_pack_desc pack;
-    cf_simulate_desc desc;
-    cf_timing timing;
+    cf_simulate_desc desc = {0};
+    cf_timing timing = {0};
     cf_plan *plan = NULL;
     cf_timeline *timeline = NULL;
     cf_schedule *schedule;
-    memset(&pack, 0, sizeof pack);
-    memset(&desc, 0, sizeof desc);
-    memset(&timing, 0, sizeof timing);
-    pack.chunk_size = 4;
-    CHECK_INT(cf_pack(&length, 1, &pack, &plan, NULL), CF_OK);
+    plan = naive_pack(&length, 1, 4);
     schedule = schedule_of(plan, CF_SCHEDULE_PAPER, 1, 1);
     REQUIRE(schedule != NULL);
     timing.stream_forward = 0.5;
@@ -216,10 +198,9 @@ TEST(streams_by_hand) {
 /* Against the same passes without a stream. */
 static void check_streams(const cf_plan *plan, const cf_schedule *schedule, const cf_timing *timing,
                           const cf_timeline *timeline) {
-    cf_timing plain;
+    cf_timing plain = {0};
     double seconds = 0;
     int64_t i, waits = 0;
-    memset(&plain, 0, sizeof plain);
     if (timing != NULL) plain = *timing;
     plain.stream_forward = plain.stream_backward = 0;
     for (i = 0; i < schedule->n_actions; i++) {
@@ -262,9 +243,8 @@ static void check_books(const cf_plan *plan, const cf_schedule *schedule, const 
                         const cf_timeline *timeline) {
     int64_t s, i, live;
     for (s = 0; s < schedule->shape.n_stages; s++) {
-        cf_run_desc run;
+        cf_run_desc run = {0};
         cf_run_stats stats;
-        memset(&run, 0, sizeof run);
         CHECK_INT(cf_run(plan, schedule, s, &run, &stats, NULL), CF_OK);
         CHECK_INT(timeline->peak_live[s], stats.peak_slots);
         CHECK_INT(timeline->peak_tokens[s], stats.peak_tokens);
@@ -327,15 +307,13 @@ TEST(bounds_hold_against_the_exact_optimum) {
     for (seed = 1; seed <= (uint64_t)harness_rounds(400, 60); seed++) {
         harness_rng rng = {seed};
         int64_t lengths[4], n = harness_between(&rng, 1, 3), i;
-        cf_pack_desc pack;
-        cf_schedule_desc desc;
+        cf_pack_desc pack = {0};
+        cf_schedule_desc desc = {0};
         cf_schedule *schedule = NULL;
         cf_timeline *timeline = NULL;
         cf_simulate_desc simulate;
         cf_plan *plan = NULL;
         exact_answer exact;
-        memset(&pack, 0, sizeof pack);
-        memset(&desc, 0, sizeof desc);
         pack.chunk_size = 3;
         pack.max_slices = 1;
         for (i = 0; i < n; i++) lengths[i] = harness_between(&rng, 1, 7);
@@ -373,8 +351,7 @@ TEST(bounds_hold_against_the_exact_optimum) {
 
 static void check_refused(const cf_plan *plan, const cf_schedule *schedule, const char *field, int64_t item) {
     cf_timeline *timeline = NULL;
-    cf_error error;
-    memset(&error, 0, sizeof error);
+    cf_error error = {0};
     CHECK_INT(cf_simulate(plan, schedule, NULL, &timeline, &error), CF_ERROR_SCHEDULE);
     CHECK(timeline == NULL);
     CHECK(error.field != NULL);
@@ -417,14 +394,11 @@ TEST(broken_schedules_are_named) {
 /* Two stages that wait for each other. */
 TEST(deadlocks_are_found) {
     const int64_t lengths[] = {2, 2};
-    cf_pack_desc pack;
     cf_plan *plan = NULL;
     cf_schedule *schedule;
     cf_action swap;
     int64_t first;
-    memset(&pack, 0, sizeof pack);
-    pack.chunk_size = 2;
-    CHECK_INT(cf_pack(lengths, 2, &pack, &plan, NULL), CF_OK);
+    plan = naive_pack(lengths, 2, 2);
     schedule = schedule_of(plan, CF_SCHEDULE_GPIPE, 2, 1); /* F0 F1 B0 B1 on both */
     REQUIRE(schedule != NULL);
     swap = schedule->actions[1]; /* stage 0: F0 B0 F1 B1, while stage 1 wants F1 first */
@@ -475,13 +449,11 @@ TEST(survives_failing_allocations) {
     int fail_at;
     REQUIRE(schedule != NULL);
     for (fail_at = 1;; fail_at++) {
-        harness_heap heap;
+        harness_heap heap = {0};
         cf_allocator allocator = {harness_alloc, harness_release, NULL};
-        cf_simulate_desc desc;
+        cf_simulate_desc desc = {0};
         cf_timeline *timeline = NULL;
         cf_result result;
-        memset(&desc, 0, sizeof desc);
-        memset(&heap, 0, sizeof heap);
         heap.fail_at = fail_at;
         allocator.user = &heap;
         desc.allocator = &allocator;

@@ -12,8 +12,7 @@
 /* ---- what to simulate ---- */
 
 static cf_simulate_desc plain(const cf_timing *timing) {
-    cf_simulate_desc desc;
-    memset(&desc, 0, sizeof desc);
+    cf_simulate_desc desc = {0};
     desc.timing = timing;
     desc.limits.per_token.activations = 5;
     desc.limits.per_token.state = 3;
@@ -23,9 +22,8 @@ static cf_simulate_desc plain(const cf_timing *timing) {
 }
 
 static cf_schedule *lower(const cf_plan *plan, const cf_schedule *s, const cf_timing *timing) {
-    cf_lower_desc desc;
+    cf_lower_desc desc = {0};
     cf_schedule *low = NULL;
-    memset(&desc, 0, sizeof desc);
     desc.timing = timing;
     CHECK_INT(cf_schedule_lower(plan, s, &desc, &low, NULL), CF_OK);
     return low;
@@ -135,9 +133,8 @@ static cf_schedule *shuffle(harness_rng *rng, const cf_plan *plan, const cf_sche
 static void check_books(const cf_plan *plan, const cf_schedule *s, const cf_timeline *t) {
     int64_t stage;
     for (stage = 0; stage < s->shape.n_stages; stage++) {
-        cf_run_desc run;
+        cf_run_desc run = {0};
         cf_run_stats stats;
-        memset(&run, 0, sizeof run);
         CHECK_INT(cf_run(plan, s, stage, &run, &stats, NULL), CF_OK);
         CHECK_INT(t->peak_live[stage], stats.peak_slots);
         CHECK_INT(t->peak_tokens[stage], stats.peak_tokens);
@@ -148,8 +145,7 @@ static void check_books(const cf_plan *plan, const cf_schedule *s, const cf_time
 /* The validator's own count of bytes: the peak is the least limit that it lets pass. */
 static void check_bytes(const cf_plan *plan, const cf_schedule *s, const cf_timeline *t, const cf_bytes *bytes) {
     int64_t limits[8], stage, i;
-    cf_validate_desc desc;
-    memset(&desc, 0, sizeof desc);
+    cf_validate_desc desc = {0};
     desc.limits.per_token = *bytes;
     desc.limits.bytes_by_stage = limits;
     for (i = 0; i < s->shape.n_stages; i++) limits[i] = t->peak_bytes[i];
@@ -219,11 +215,7 @@ TEST(agrees_with_the_slow_simulator) {
 /* Two chunks of 2 tokens on two stages; F 2 s, B 4 s, a transfer 1 s + 0.5 s a token = 2 s. */
 static cf_plan *two_chunks(void) {
     const int64_t lengths[] = {2, 2};
-    cf_pack_desc pack;
-    cf_plan *plan = NULL;
-    memset(&pack, 0, sizeof pack);
-    pack.chunk_size = 2;
-    CHECK_INT(cf_pack(lengths, 2, &pack, &plan, NULL), CF_OK);
+    cf_plan *plan = naive_pack(lengths, 2, 2);
     return plan;
 }
 
@@ -276,9 +268,8 @@ TEST(times_by_hand) {
     cf_plan *plan = two_chunks();
     cf_schedule *s = lists(plan, text, 2);
     cf_timeline *t = NULL;
-    cf_timing timing;
+    cf_timing timing = {0};
     cf_simulate_desc desc;
-    memset(&timing, 0, sizeof timing);
     timing.all.forward.per_token = 1;
     timing.latency = 1;
     timing.seconds_per_token = 0.5;
@@ -375,9 +366,8 @@ TEST(damaged_lowered_lists_are_judged) {
         CHECK(result == CF_OK || result == CF_ERROR_SCHEDULE);
         if (cf_schedule_validate(plan, s, NULL, NULL, NULL) == CF_OK) CHECK_INT(result, CF_OK);
         for (i = 0; i < s->shape.n_stages && result == CF_OK; i++) {
-            cf_run_desc run;
+            cf_run_desc run = {0};
             cf_run_stats stats;
-            memset(&run, 0, sizeof run);
             CHECK_INT(cf_run(plan, s, i, &run, &stats, NULL), CF_OK);
             CHECK_INT(t->peak_state_tokens[i], stats.peak_state_tokens);
             CHECK_INT(t->peak_live[i], stats.peak_slots);
@@ -523,13 +513,11 @@ TEST(failing_allocations_are_survived) {
     for (i = 0; i < 16; i++) start[i] = end[i] = i;
     for (measured = 0; measured < 2; measured++)
         for (fail_at = 1;; fail_at++) {
-            harness_heap heap;
+            harness_heap heap = {0};
             cf_allocator allocator = {harness_alloc, harness_release, NULL};
-            cf_simulate_desc desc;
+            cf_simulate_desc desc = {0};
             cf_timeline *t = NULL;
             cf_result result;
-            memset(&desc, 0, sizeof desc);
-            memset(&heap, 0, sizeof heap);
             heap.fail_at = fail_at;
             allocator.user = &heap;
             desc.allocator = &allocator;

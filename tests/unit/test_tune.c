@@ -90,9 +90,8 @@ static int64_t group_after(const cf_plan *plan, const cf_chunk *c) {
 /* What one virtual stage holds while action `at` of the list runs, from the definitions: every chunk is looked at anew.
    */
 static cf_memory_load held_at(const cf_plan *plan, const cf_schedule *schedule, int64_t first, int64_t at, int64_t v) {
-    cf_memory_load load;
+    cf_memory_load load = {0};
     int64_t c, id;
-    memset(&load, 0, sizeof load);
     for (c = schedule->shape.rank * plan->n_steps; c < (schedule->shape.rank + 1) * plan->n_steps; c++) {
         const cf_chunk *chunk = &plan->chunks[c];
         int forward = 0, kept = 0, dropped = 0, replayed = 0, backward = 0, finished = 0, group_back = 0, own_back = 0;
@@ -153,19 +152,17 @@ typedef struct outcome {
 static outcome brute_force(const fixture *f, const cf_tuning *tuning, const cf_tune_candidate *c,
                            int64_t batches[MOST_BATCHES + 1][MOST_BATCH], int with_memory) {
     const cf_parallel *split = &tuning->splits[c->split];
-    outcome out;
+    outcome out = {0};
     double sum = 0;
     int64_t b, rank;
-    memset(&out, 0, sizeof out);
     for (b = 0; b <= f->desc.n_batches; b++) {
         cf_pack_desc pack = f->desc.pack;
-        cf_cost_desc cost;
+        cf_cost_desc cost = {0};
         cf_stage_cost stages[MOST_STAGES];
         cf_timing timing;
         cf_plan *plan = NULL;
         cf_error error;
         double step, slowest = 0;
-        memset(&cost, 0, sizeof cost);
         pack.chunk_size = c->chunk_size;
         pack.n_ranks = split->dp;
         cost.model = f->desc.model;
@@ -179,12 +176,10 @@ static outcome brute_force(const fixture *f, const cf_tuning *tuning, const cf_t
             return out;
         }
         for (rank = 0; rank < split->dp; rank++) {
-            cf_schedule_desc order;
-            cf_simulate_desc simulate;
+            cf_schedule_desc order = {0};
+            cf_simulate_desc simulate = {0};
             cf_schedule *schedule = NULL;
             cf_timeline *timeline = NULL;
-            memset(&order, 0, sizeof order);
-            memset(&simulate, 0, sizeof simulate);
             order.kind = c->kind;
             order.shape.replay = c->replay;
             order.shape.k = c->k;
@@ -525,10 +520,9 @@ static cf_tuning *tune_7b(int64_t longest, int64_t state_window, int no_stream) 
     static const int64_t two_sizes[] = {8192, 32768}, one_k[] = {1};
     static const cf_schedule_kind one_kind[] = {CF_SCHEDULE_PAPER};
     int64_t lengths[24], i;
-    cf_tune_desc desc;
+    cf_tune_desc desc = {0};
     cf_tuning *tuning = NULL;
     cf_error error;
-    memset(&desc, 0, sizeof desc);
     desc.model = cf_model_find("qwen2.5-7b");
     desc.gpu = cf_gpu_find("h100-80g");
     desc.parallel.tp = 2;
@@ -805,8 +799,7 @@ TEST(splits_of_gpus) {
     REQUIRE(tuning != NULL);
     for (tp = 1; tp <= 8; tp++)
         for (pp = 1; pp <= 8; pp++) {
-            cf_parallel p;
-            memset(&p, 0, sizeof p);
+            cf_parallel p = {0};
             if (8 % (tp * pp) != 0) continue;
             p.tp = tp;
             p.pp = pp;
@@ -864,12 +857,11 @@ typedef struct measured {
 } measured;
 
 static int measure(const fixture *f, measured *m) {
-    cf_cost_desc cost;
+    cf_cost_desc cost = {0};
     cf_memory_desc memory = f->desc.memory;
     cf_memory_load none[MOST_STAGES];
     cf_memory_report reports[MOST_STAGES];
     int64_t pp = f->desc.parallel.pp, s;
-    memset(&cost, 0, sizeof cost);
     memset(none, 0, sizeof none);
     memset(m, 0, sizeof *m);
     cost.model = memory.model = f->desc.model;
@@ -983,8 +975,7 @@ TEST(own_bytes_by_hand) {
 
 static void refuse(fixture *f, cf_result code, const char *field, int64_t wanted) {
     cf_tuning *tuning = (cf_tuning *)(void *)f;
-    cf_error error;
-    memset(&error, 0, sizeof error);
+    cf_error error = {0};
     harness_note("%s", field);
     CHECK_INT(cf_tune(f->lengths, COUNT(f->lengths), &f->desc, &tuning, &error), code);
     CHECK(tuning == (cf_tuning *)(void *)f);
@@ -1137,13 +1128,11 @@ TEST(bad_lengths) {
 /* The seconds of a schedule of the fixture's stages, with the optimizer's step. */
 static double seconds_of(const fixture *f, const cf_plan *plan, const cf_schedule *schedule) {
     cf_stage_cost costs[8];
-    cf_simulate_desc simulate;
-    cf_cost_desc cost;
+    cf_simulate_desc simulate = {0};
+    cf_cost_desc cost = {0};
     cf_timeline *timeline = NULL;
     cf_timing timing;
     double seconds = -1;
-    memset(&cost, 0, sizeof cost);
-    memset(&simulate, 0, sizeof simulate);
     cost.model = f->desc.model;
     cost.gpu = f->desc.gpu;
     cost.parallel = f->desc.parallel;
@@ -1311,17 +1300,12 @@ TEST(memory_of_a_schedule_is_that_of_its_worst_moment) {
                                        CF_SCHEDULE_ZERO_BUBBLE};
     int64_t which, stage, i, n;
     for (which = 0; which < 4; which++) { /* the last one in a V */
-        cf_pack_desc pack;
-        cf_schedule_desc order;
-        cf_memory_desc memory;
+        cf_schedule_desc order = {0};
+        cf_memory_desc memory = {0};
         cf_plan *plan = NULL;
         cf_schedule *schedule = NULL;
         cf_memory_report reports[2], moment[2];
         cf_error error;
-        memset(&pack, 0, sizeof pack);
-        memset(&order, 0, sizeof order);
-        memset(&memory, 0, sizeof memory);
-        pack.chunk_size = 2048;
         order.kind = orders[which];
         order.shape.n_stages = 2;
         order.shape.k = 2;
@@ -1330,7 +1314,7 @@ TEST(memory_of_a_schedule_is_that_of_its_worst_moment) {
         memory.parallel.pp = 2;
         memory.parallel.n_virtual = order.shape.n_virtual = which % 2 + 1;
         memory.parallel.placement = order.shape.placement = which == 3 ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
-        CHECK_INT(cf_pack(lengths, 7, &pack, &plan, NULL), CF_OK);
+        plan = naive_pack(lengths, 7, 2048);
         CHECK_INT(cf_schedule_make(plan, &order, &schedule, NULL), CF_OK);
         REQUIRE(plan != NULL && schedule != NULL);
         CHECK_INT(cf_schedule_memory(&memory, plan, schedule, reports, 2, NULL, &error), CF_OK);

@@ -53,8 +53,7 @@ static const cf_chunk known_chunks[] = {
 static const cf_group known_groups[] = {{0, 0, 3, 40}, {5, 4, 2, 21}}; /* sequence, first_chunk, n_chunks, tokens */
 
 static cf_plan known_plan(void) {
-    cf_plan plan;
-    memset(&plan, 0, sizeof plan);
+    cf_plan plan = {0};
     plan.chunk_size = 16;
     plan.align = 4;
     plan.max_slices = 3;
@@ -290,8 +289,7 @@ TEST(a_long_sequence_packed_twice) {
     const cf_chunk chunks[] = {{0, 1, 4, 4, 10, 0, 0, 0, 0}, {1, 1, 4, 4, 26, 0, 1, 4, 0},
                                {2, 1, 4, 4, 10, 1, 0, 0, 0}, {3, 1, 4, 4, 26, 1, 1, 4, 0}};
     const cf_group groups[] = {{0, 0, 2, 8}, {0, 2, 2, 8}};
-    cf_plan plan;
-    memset(&plan, 0, sizeof plan);
+    cf_plan plan = {0};
     plan.chunk_size = 4;
     plan.align = plan.n_ranks = plan.n_empty = 1;
     plan.method = CF_PACK_BEST_FIT;
@@ -359,10 +357,9 @@ TEST(chunk_sizes_that_chunks_fit_in) {
     int round;
     for (round = 0; round < harness_rounds(200, 60); round++) {
         int64_t lengths[20], n = harness_between(&rng, 1, 20), most = 0, i;
-        cf_pack_desc desc;
+        cf_pack_desc desc = {0};
         cf_plan *plan = NULL;
         cf_error error;
-        memset(&desc, 0, sizeof desc);
         desc.chunk_size = harness_between(&rng, 2, 60);
         for (i = 0; i < n; i++) lengths[i] = harness_between(&rng, 1, desc.chunk_size);
         REQUIRE(cf_pack(lengths, n, &desc, &plan, NULL) == CF_OK);
@@ -425,12 +422,10 @@ TEST(a_group_that_stops_short) {
 /* A group where no slice exists at all: nothing to read. */
 TEST(a_group_without_slices) {
     const int64_t lengths[] = {5};
-    cf_chunk chunk;
+    cf_chunk chunk = {0};
     cf_group group = {0, 0, 1, 5};
-    cf_plan plan;
+    cf_plan plan = {0};
     cf_error error;
-    memset(&plan, 0, sizeof plan);
-    memset(&chunk, 0, sizeof chunk);
     chunk.group = -1;
     plan.chunk_size = 8;
     plan.align = 1;
@@ -451,8 +446,7 @@ TEST(impossible_methods_are_named) {
     size_t i;
     for (i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         cf_plan plan = known_plan();
-        cf_error error;
-        memset(&error, 0, sizeof error);
+        cf_error error = {0};
         memcpy(&plan.method, &bad[i], sizeof plan.method);
         CHECK_INT(cf_plan_validate(&plan, known_lengths, N_KNOWN, NULL, &error), CF_ERROR_PLAN);
         CHECK_STR(error.field, "method");

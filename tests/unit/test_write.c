@@ -3,6 +3,7 @@
 #include "chunkflow.h"
 #include "../harness.h"
 #include "../reference/json.h"
+#include "../reference/naive.h"
 #include "../reference/oracle.h"
 
 #include <stdlib.h>
@@ -184,13 +185,12 @@ TEST(what_is_written_is_what_is_there) {
     for (i = 0; i < 400; i++) {
         uint64_t seed = 80000000 + (uint64_t)i;
         harness_rng rng = {seed};
-        cf_schedule_desc order;
+        cf_schedule_desc order = {0};
         cf_plan *plan = NULL;
         cf_schedule *schedule = NULL;
         harness_text s;
         json_document j;
         cf_error error;
-        memset(&order, 0, sizeof order);
         oracle_draw(&rng, &batch, 15);
         oracle_note(seed, &batch);
         REQUIRE(cf_pack(batch.lengths, batch.n, &batch.desc, &plan, NULL) == CF_OK);
@@ -223,13 +223,11 @@ TEST(what_is_written_is_what_is_there) {
 /* Numbers near the limits of 64 bits, in a document of many pieces. */
 TEST(large_numbers_are_written_whole) {
     const int64_t lengths[] = {((int64_t)1 << 36) + 12345};
-    cf_pack_desc pack;
+    cf_pack_desc pack = {0};
     cf_plan *plan = NULL;
-    harness_text s;
+    harness_text s = {0};
     json_document j;
     int64_t last, object;
-    memset(&pack, 0, sizeof pack);
-    memset(&s, 0, sizeof s);
     pack.chunk_size = (int64_t)1 << 26; /* 1025 chunks; the pairs of a late one are near 2^62 */
     pack.max_slices = INT64_MAX;
     REQUIRE(cf_pack(lengths, 1, &pack, &plan, NULL) == CF_OK);
@@ -305,10 +303,9 @@ TEST(metadata_is_written_row_by_row) {
         harness_rng rng = {seed};
         oracle_batch batch;
         cf_plan *plan = NULL;
-        harness_text s;
+        harness_text s = {0};
         json_document j;
         int64_t i, chunks;
-        memset(&s, 0, sizeof s);
         oracle_draw(&rng, &batch, 12);
         oracle_note(seed, &batch);
         REQUIRE(cf_pack(batch.lengths, batch.n, &batch.desc, &plan, NULL) == CF_OK);
@@ -346,10 +343,9 @@ static cf_result write_schedule(const void *object, harness_text *s, cf_error *e
 static void check_every_failure(write_any write, const void *object) {
     int64_t at, n_calls = 0;
     for (at = 0; at <= n_calls; at++) { /* 0: no failure, to count the calls */
-        harness_text s;
+        harness_text s = {0};
         cf_error error;
         cf_result result;
-        memset(&s, 0, sizeof s);
         s.fail_at = at;
         harness_poison(&error, sizeof error);
         result = write(object, &s, &error);
@@ -375,18 +371,15 @@ static void check_every_failure(write_any write, const void *object) {
 
 TEST(a_failing_callback_is_reported_at_every_call) {
     static int64_t lengths[300];
-    cf_pack_desc pack;
     cf_schedule_desc order;
     cf_plan *plan = NULL;
     cf_schedule *schedule = NULL;
     harness_rng rng = {9};
     int i;
     for (i = 0; i < 300; i++) lengths[i] = harness_between(&rng, 1, 40);
-    memset(&pack, 0, sizeof pack);
     memset(&order, 0, sizeof order);
-    pack.chunk_size = 16;
     order.kind = CF_SCHEDULE_PAPER;
-    REQUIRE(cf_pack(lengths, 300, &pack, &plan, NULL) == CF_OK);
+    REQUIRE((plan = naive_pack(lengths, 300, 16)) != NULL);
     REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
     check_every_failure(write_plan, plan);
     check_every_failure(write_schedule, schedule);
@@ -396,17 +389,12 @@ TEST(a_failing_callback_is_reported_at_every_call) {
 
 TEST(write_refuses_bad_arguments) {
     const int64_t lengths[] = {5};
-    cf_pack_desc pack;
-    cf_schedule_desc order;
+    cf_schedule_desc order = {0};
     cf_plan *plan = NULL, bad;
     cf_schedule *schedule = NULL;
     cf_error error;
-    harness_text s;
-    memset(&pack, 0, sizeof pack);
-    memset(&order, 0, sizeof order);
-    memset(&s, 0, sizeof s);
-    pack.chunk_size = 4;
-    REQUIRE(cf_pack(lengths, 1, &pack, &plan, NULL) == CF_OK);
+    harness_text s = {0};
+    REQUIRE((plan = naive_pack(lengths, 1, 4)) != NULL);
     REQUIRE(cf_schedule_make(plan, &order, &schedule, NULL) == CF_OK);
     CHECK_INT(cf_write_plan_json(NULL, NULL, harness_collect, &s, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "plan");
