@@ -64,6 +64,7 @@ test_large_and_limited() {
 test_usage() {
     set -- --chunk-size 2 --k 1 --stages 4
     refuses pipeline/usage/schedule 2 "--schedule: got '2f2b', wanted paper\|gpipe" plan "$@" --schedule 2f2b example
+    refuses pipeline/usage/limit-state 2 "--limit-state: got '0', wanted a whole number 1 \.\. [0-9]*, or none" plan "$@" --limit-state 0 example
     refuses pipeline/usage/stages 2 "--stages: got '0', wanted a whole number 1 \.\. 65536" plan "$@" --stages 0 example
     refuses pipeline/usage/virtual 2 'n_virtual: only interleaved, zero-bubble and best' plan "$@" --schedule paper --virtual 2 example
     refuses pipeline/usage/virtual/many 2 'n_virtual' plan "$@" --virtual 65536 --schedule interleaved example
@@ -129,6 +130,12 @@ test_paper() {
     same_files paper/defaults default out
     same paper/defaults/limit "4, 3, 2, 1 chunks, which is the default; --limit none for the shortest schedule" \
         "$(sed -n 's/^limit  *//p' out)"
+    same paper/defaults/state "14, 12, 10, 8 tokens, which is the default" "$(sed -n 's/^state limit  *//p' out)"
+    cf plan --chunk-size 2 --k 1 --stages 4 --summary --limit-state 9 --json state.json example
+    same paper/defaults/state/given "9 tokens" "$(sed -n 's/^state limit  *//p' out)"
+    same paper/defaults/state/file '"state_limits": [9, 9, 9, 9]' "$(grep -o '"state_limits": .*]' state.json)"
+    refuses paper/defaults/state/small 2 '--limit-state: stage 0 may hold 3, and needs 4 at least' \
+        plan --chunk-size 2 --k 1 --stages 4 --limit-state 3 example
     cf plan --chunk-size 2 --k 1 --stages 4 --summary --limit none example
     same paper/defaults/limit/none 0 "$(grep -c -e '^limit ' -e ' memory ' out)"
 }

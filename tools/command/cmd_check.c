@@ -30,6 +30,7 @@ typedef struct check_options {
 } check_options;
 
 #define PIPELINE_LIMIT_DEFAULT "what is written in the schedule, if anything is"
+#define PIPELINE_STATE_DEFAULT "what is written in the schedule, if anything is"
 
 static const check_options defaults = {.pipeline = PIPELINE_DEFAULTS, .rank = -1};
 

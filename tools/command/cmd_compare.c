@@ -22,6 +22,7 @@ typedef struct compare_options {
 } compare_options;
 
 #define PIPELINE_LIMIT_DEFAULT "for best what paper keeps with that K, else none"
+#define PIPELINE_STATE_DEFAULT "for best two of the longest group and a chunk\nfor each stage behind, else none"
 
 static const compare_options defaults = {.pipeline = PIPELINE_DEFAULTS, .k = "1"};
 
@@ -59,7 +60,7 @@ typedef struct row {
     double makespan, bubble_useful, bubble_busy, stream_seconds, bound;
     int64_t stream_waits;
     const char *strongest;
-    int64_t peak_live, peak_tokens, peak_bytes; /* the most of all stages */
+    int64_t peak_live, peak_tokens, peak_state, peak_bytes; /* the most of all stages */
     cf_recompute recompute; /* with a model, as what follows */
     int64_t memory, stage;  /* bytes of the fullest GPU */
     int too_large;          /* 1: more than it has */
@@ -93,6 +94,7 @@ static void measure(const comparison *t, const pipeline_run *run, row *r) {
     for (i = 0; i < timeline->n_stages; i++) {
         if (timeline->peak_live[i] > r->peak_live) r->peak_live = timeline->peak_live[i];
         if (timeline->peak_tokens[i] > r->peak_tokens) r->peak_tokens = timeline->peak_tokens[i];
+        if (timeline->peak_state_tokens[i] > r->peak_state) r->peak_state = timeline->peak_state_tokens[i];
         if (timeline->peak_bytes[i] > r->peak_bytes) r->peak_bytes = timeline->peak_bytes[i];
     }
     r->replays = timeline->replayed > 0;
@@ -237,6 +239,7 @@ static const table_column columns[] = {
     {.heading = "busy %", .name = "bubble_busy", .width = 7, .decimals = 2, .scale = 100},
     {.heading = "kept", .name = "peak_chunk_copies", .width = 9},
     {.heading = "kept tokens", .name = "peak_token_copies", .width = 14},
+    {.heading = "state tokens", .name = "peak_state_token_copies", .width = 14},
     {.heading = "bytes", .name = "peak_byte_copies", .width = 20},
     {.heading = "recompute", .name = "recompute", .width = -9},
     {.heading = "GiB", .name = "memory_bytes", .width = 8, .decimals = 2, .scale = 1 / 1073741824.0},
@@ -248,7 +251,7 @@ static const table_column columns[] = {
     {.heading = "gap %", .width = 8, .decimals = 2, .scale = 100},
     {.heading = "by", .name = "bound_name", .width = -2},
     {.name = "why"}};
-enum { COLUMN_BYTES = 15, COLUMN_RECOMPUTE, COLUMN_GIB, COLUMN_WAITS = 21, N_COLUMNS = sizeof columns / sizeof columns[0] };
+enum { COLUMN_BYTES = 16, COLUMN_RECOMPUTE, COLUMN_GIB, COLUMN_WAITS = 22, N_COLUMNS = sizeof columns / sizeof columns[0] };
 
 /* Which case it is. */
 static void add_case(table *to, const row *r) {
@@ -290,6 +293,7 @@ static void add_result(table *to, const comparison *t, const row *r) {
     table_real(to, r->bubble_busy);
     table_share(to, r->peak_live, r->n_virtual);
     table_share(to, r->peak_tokens, r->n_virtual);
+    table_share(to, r->peak_state, r->n_virtual);
     add_memory(to, t, r);
     table_integer(to, r->stream_waits);
     table_real(to, r->makespan > 0 ? r->stream_seconds / (r->makespan * (double)t->pipe.n_stages) : 0);
@@ -431,6 +435,7 @@ static void write_row(json_writer *w, const comparison *t, const row *r) {
         json_number_member(w, "stream_seconds", r->stream_seconds);
         json_integer_member(w, "peak_live", r->peak_live);
         json_integer_member(w, "peak_tokens", r->peak_tokens);
+        json_integer_member(w, "peak_state_tokens", r->peak_state);
         json_integer_member(w, "peak_bytes", r->peak_bytes);
         if (t->pipe.has_model) {
             json_text_member(w, "recompute", cf_recompute_name(r->recompute));

@@ -41,6 +41,7 @@ typedef struct plan_options {
 } plan_options;
 
 #define PIPELINE_LIMIT_DEFAULT "for best what paper keeps with that K, else none"
+#define PIPELINE_STATE_DEFAULT "for best two of the longest group and a chunk\nfor each stage behind, else none"
 
 static const plan_options defaults = {.pipeline = PIPELINE_DEFAULTS};
 
@@ -280,20 +281,31 @@ static void print_counts(const cf_schedule *schedule) {
     putchar('\n');
 }
 
-/* The limits on chunks that the schedule was made under, if there are any; equal ones once. */
-static void print_limits(const planned *made) {
-    const cf_schedule *schedule = made->run.schedule;
-    const int64_t *limits = schedule->limits.chunks_by_stage;
+/* A limit of each stage in shares of n_virtual, if there is any; equal ones once. Returns whether there was one. */
+static int print_limit(const char *name, const int64_t *limits, int64_t n_stages, int64_t n_virtual) {
     int64_t n = 1, i;
 
-    if (!limits) return;
-    for (i = 1; i < schedule->shape.n_stages; i++)
-        if (limits[i] != limits[0]) n = schedule->shape.n_stages;
-    printf("limit             ");
+    if (!limits) return 0;
+    for (i = 1; i < n_stages; i++)
+        if (limits[i] != limits[0]) n = n_stages;
+    printf("%-18s", name);
     for (i = 0; i < n; i++)
-        printf("%s%s", i > 0 ? ", " : "", limits[i] > 0 ? pipeline_share(limits[i], schedule->shape.n_virtual) : "none");
-    printf(" chunks%s\n", made->asked->pipeline.limit || made->asked->pipeline.limits
-                              ? "" : ", which is the default; --limit none for the shortest schedule");
+        printf("%s%s", i > 0 ? ", " : "", limits[i] > 0 ? pipeline_share(limits[i], n_virtual) : "none");
+    return 1;
+}
+
+/* The limits on chunks and on state that the schedule was made under. */
+static void print_limits(const planned *made) {
+    const cf_schedule *schedule = made->run.schedule;
+    const pipeline_options *asked = &made->asked->pipeline;
+    int64_t n_stages = schedule->shape.n_stages;
+
+    if (print_limit("limit", schedule->limits.chunks_by_stage, n_stages, schedule->shape.n_virtual))
+        printf(" chunks%s\n", asked->limit || asked->limits
+                                  ? "" : ", which is the default; --limit none for the shortest schedule");
+    if (print_limit("state limit", schedule->limits.state_by_stage, n_stages, 1))
+        printf(" tokens%s%s\n", schedule->shape.n_virtual > 1 ? " on each virtual stage" : "",
+               asked->limit_state ? "" : ", which is the default");
 }
 
 static void print_input(const planned *made) {
@@ -355,9 +367,14 @@ static const table_column stage_columns[] = {
     {.name = "limit_chunk_copies"},
     {.heading = "kept tokens", .name = "peak_token_copies", .width = 16},
     {.heading = "state tokens", .name = "peak_state_token_copies", .width = 16},
+    {.name = "limit_state_tokens"},
     {.heading = "bytes", .name = "peak_byte_copies", .width = 20},
     {.heading = "GiB", .name = "memory_bytes", .width = 8, .decimals = 2, .scale = 1 / 1073741824.0}};
-enum { STAGE_BYTES = 7, STAGE_GIB, STAGE_COLUMNS };
+enum { STAGE_BYTES = 8, STAGE_GIB, STAGE_COLUMNS };
+
+static void add_limit(table *t, const int64_t *limits, int64_t stage) {
+    add_integer_or_none(t, limits && limits[stage] > 0 ? limits[stage] : -1);
+}
 
 static void add_stage(table *t, const planned *made, int64_t stage, const cf_run_stats *stats) {
     const cf_schedule *schedule = made->run.schedule;
@@ -367,9 +384,10 @@ static void add_stage(table *t, const planned *made, int64_t stage, const cf_run
     table_real(t, 1 - stage_busy(made, stage));
     table_integer(t, n_virtual);
     table_share(t, stats->peak_slots, n_virtual);
-    add_integer_or_none(t, schedule->limits.chunks_by_stage && schedule->limits.chunks_by_stage[stage] > 0 ? schedule->limits.chunks_by_stage[stage] : -1);
+    add_limit(t, schedule->limits.chunks_by_stage, stage);
     table_share(t, stats->peak_tokens, n_virtual);
     table_share(t, stats->peak_state_tokens, n_virtual);
+    add_limit(t, schedule->limits.state_by_stage, stage);
     if (made->pipe.counts_bytes) table_share(t, made->run.timeline->peak_bytes[stage], n_virtual);
     else table_none(t);
     add_integer_or_none(t, made->run.memory ? made->run.memory[stage].total : -1);

@@ -73,23 +73,24 @@ static int take_token_bytes(const char *command, const pipeline_options *asked, 
     return code;
 }
 
-static int take_limit(const char *command, const pipeline_options *asked, pipeline *p) {
+static int take_limit(const char *command, const char *option, const char *text, int64_t most, int64_t *out) {
     int64_t limit;
 
-    if (!asked->limit) return CLI_OK;
-    p->limit = CF_NO_LIMIT;
-    if (strcmp(asked->limit, "none") == 0) return CLI_OK;
-    if (!cli_parse_number(asked->limit, strlen(asked->limit), &limit) || limit < 1 || limit > INT32_MAX)
-        return cli_usage(command, "--limit: got '%s', wanted a whole number 1 .. %lld, or none", asked->limit,
-                         (long long)INT32_MAX);
-    p->limit = limit;
+    if (!text) return CLI_OK;
+    *out = CF_NO_LIMIT;
+    if (strcmp(text, "none") == 0) return CLI_OK;
+    if (!cli_parse_number(text, strlen(text), &limit) || limit < 1 || limit > most)
+        return cli_usage(command, "%s: got '%s', wanted a whole number 1 .. %lld, or none", option, text,
+                         (long long)most);
+    *out = limit;
     return CLI_OK;
 }
 
 static int take_limits(const char *command, const pipeline_options *asked, pipeline *p) {
     int64_t n;
-    int code = take_limit(command, asked, p);
+    int code = take_limit(command, "--limit", asked->limit, INT32_MAX, &p->limit);
 
+    if (code == CLI_OK) code = take_limit(command, "--limit-state", asked->limit_state, CF_MAX_LENGTH, &p->limit_state);
     p->limit_bytes = asked->limit_bytes;
     if (!asked->limits || code != CLI_OK) return code;
     if (asked->limit) return cli_usage(command, "--limit and --limits exclude each other");
@@ -369,6 +370,7 @@ int pipeline_limits(const pipeline *p, int64_t n_virtual, cf_validate_desc *out,
     if (p->limits && !(*limits = scale_limits(p, n_virtual))) return cli_failed("out of memory");
     out->limits.chunks = scale_limit(p->limit, n_virtual);
     out->limits.chunks_by_stage = *limits;
+    out->limits.state = p->limit_state;
     out->limits.per_token = p->bytes;
     out->limits.bytes = scale_limit(p->limit_bytes, n_virtual);
     return CLI_OK;
@@ -473,6 +475,11 @@ cf_result pipeline_run_of(const pipeline *p, const cf_plan *plan, const cf_sched
 static void explain_limit(cf_error *error, int64_t n_virtual) {
     int about_bytes = strcmp(error->field, "limits.bytes") == 0;
 
+    if (strcmp(error->field, "limits.state") == 0) {
+        snprintf(error->text, sizeof error->text, "--limit-state: stage %lld may hold %s, and needs %s at least",
+                 (long long)error->item, cli_commas(error->got), cli_commas(error->wanted));
+        return;
+    }
     snprintf(error->text, sizeof error->text, "%s: stage %lld may keep %s, and needs %s at least",
              about_bytes ? "--limit-bytes" : "--limit", (long long)error->item, pipeline_share(error->got, n_virtual),
              cli_commas((error->wanted + n_virtual - 1) / n_virtual));
@@ -507,6 +514,7 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
     desc.timing = &costs.timing;
     desc.limits.chunks = what->unlimited ? 0 : scale_limit(p->limit, n_virtual);
     desc.limits.chunks_by_stage = limits;
+    desc.limits.state = p->limit_state;
     desc.limits.per_token = p->bytes;
     desc.limits.bytes = scale_limit(p->limit_bytes, n_virtual);
     desc.split_backward = what->split_backward;

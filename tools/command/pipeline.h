@@ -11,6 +11,7 @@ typedef struct pipeline_options {
     int64_t rank;
     const char *limit;
     const char *limits;
+    const char *limit_state;
     const char *token_bytes;
     int64_t limit_bytes;
     int unit_cost;
@@ -38,6 +39,9 @@ typedef struct pipeline_options {
      "default " PIPELINE_LIMIT_DEFAULT},                                                                           \
     {.name = "--limits", .value = "L0,L1,...", .kind = CLI_TEXT, .offset = offsetof(type, member.limits),          \
      .help = "the same, stage by stage"},                                                                          \
+    {.name = "--limit-state", .value = "N|none", .kind = CLI_TEXT, .offset = offsetof(type, member.limit_state),   \
+     .help = "most tokens whose K and V each virtual stage holds at once;\n"                                       \
+     "default " PIPELINE_STATE_DEFAULT},                                                                           \
     {.name = "--token-bytes", .value = "A,S,G,I", .kind = CLI_TEXT, .offset = offsetof(type, member.token_bytes),  \
      .help = "bytes that a stage holds for a token: activations, state,\n"                                         \
      "state gradient, saved input (local replay)"},                                                                \
@@ -114,6 +118,7 @@ typedef struct pipeline {
     int64_t rank;
     int64_t limit;   /* as in cf_schedule_desc: 0 if none was given, CF_NO_LIMIT for `none` */
     int64_t *limits; /* (n_stages), or NULL */
+    int64_t limit_state; /* as limit */
     int64_t limit_bytes;
     cf_bytes bytes;
     int counts_bytes;
