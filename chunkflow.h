@@ -6188,7 +6188,7 @@ static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk);
     int place = cf__dispatch_place(id);
-    if (place != CF_F || !cf__dispatch_is_fresh(d, chunk) || *cf__dispatch_kept(d, chunk, v) >= 0)
+    if (place != CF_F || !cf__dispatch_is_fresh(d, chunk))
         cf__dispatch_push(worker, CF__DISPATCH_BEGUN + place, id, d->urgency);
     else if (d->row_of[v] == 0) cf__dispatch_push(worker, CF__DISPATCH_FRESH, (int32_t)chunk, d->place);
     else cf__dispatch_push(worker, CF__DISPATCH_FRESH + d->row_of[v], id, d->urgency);
