@@ -195,6 +195,7 @@ typedef struct harness_suite {
     size_t n_cases;
 } harness_suite;
 
+#define COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0]))) /* entries of an array */
 #define TEST(name) static void test_##name(void)
 #define CASE(name) {#name, test_##name}
 #define SUITE(name, ...)                                            \

@@ -307,6 +307,7 @@ struct host_model {
                     ids[(size_t)(plan->slices[s].offset + t)] = (int32_t)(plan->slices[s].begin + t);
             positions.push_back(ids);
         }
+        run();
     }
 
     pass_data pass_of(int pass, int64_t v, int64_t chunk) {
@@ -747,7 +748,6 @@ static bool check_setting(const setting &x) {
     harness_note("%s", x.name.c_str());
     if (!make_batch(x, &b)) return false;
     host_model host(x, b, 77 + x.seed);
-    host.run();
     device_model device(x, b, 77 + x.seed);
     if (!device.start(&error)) {
         FAIL("%s", error.text);
@@ -1221,7 +1221,6 @@ TEST(memory_before_loading) {
         REQUIRE(make_batch(x, &b) && make_batch(other, &more));
         device_model m(x, b, seed);
         host_model host(x, b, seed);
-        host.run();
         cf_executor_desc d = m.desc();
         d.memory_limit = 1 << 30;
         std::vector<cf_executor_memory> asked((size_t)m.n_stages()), then((size_t)m.n_stages());
@@ -1311,7 +1310,6 @@ TEST(a_failing_callback) {
     cf_error error = {};
     REQUIRE(make_batch(x, &b));
     host_model host(x, b, 5);
-    host.run();
     device_model m(x, b, 5);
     m.note = true;
     REQUIRE(m.start(&error));
@@ -1354,7 +1352,6 @@ TEST(a_callback_fails_between_blocks) {
     cf_error error = {};
     REQUIRE(make_batch(x, &b));
     host_model host(x, b, 5);
-    host.run();
     device_model m(x, b, 5);
     REQUIRE(m.start(&error));
     REQUIRE(run_and_compare(&m, host));
@@ -1375,7 +1372,6 @@ TEST(cancelled) {
     cf_error error = {};
     REQUIRE(make_batch(x, &b));
     host_model host(x, b, 5);
-    host.run();
     device_model m(x, b, 5);
     REQUIRE(m.start(&error));
     REQUIRE(run_and_compare(&m, host));
@@ -1402,7 +1398,6 @@ TEST(errors_that_callbacks_leave) {
     int64_t n_busy = 0;
     REQUIRE(make_batch(x, &b));
     host_model host(x, b, 5);
-    host.run();
     device_model m(x, b, 5);
     REQUIRE(m.start(&error));
     m.before = [&](const cf_cuda_step *step) { n_busy += cudaStreamQuery(step->stream) == cudaErrorNotReady; };
@@ -1464,7 +1459,6 @@ TEST(errors_from_before) {
     cf_error error = {};
     REQUIRE(make_batch(x, &b));
     host_model host(x, b, 5);
-    host.run();
     device_model m(x, b, 5);
     REQUIRE(m.start(&error));
     m.clear_results();
@@ -1492,7 +1486,6 @@ TEST(calls_from_callbacks) {
     int64_t n_refused = 0;
     REQUIRE(make_batch(x, &b));
     host_model host(x, b, 5);
-    host.run();
     device_model m(x, b, 5);
     REQUIRE(m.start(&error));
     m.before = [&](const cf_cuda_step *) {
@@ -1747,7 +1740,6 @@ TEST(bad_loads) {
 
     /* And then a good one. */
     host_model host(x, b, 1);
-    host.run();
     CHECK_INT(cf_executor_load(e, b.plan, b.schedule(), &error), CF_OK);
     REQUIRE(run_and_compare(&m, host));
 
@@ -1811,8 +1803,6 @@ TEST(loads_reuse_memory) {
     cf_error error = {};
     REQUIRE(make_batch(x, &small) && make_batch(y, &large));
     host_model small_host(x, small, 4), large_host(y, large, 4);
-    small_host.run();
-    large_host.run();
     int64_t most = 0;
     device_model *models[2] = {new device_model(x, small, 4), new device_model(y, large, 4)};
     cf_executor_desc d = models[0]->desc();
@@ -2227,7 +2217,6 @@ static void check_every_cuda_call_fails_once(setting x) {
     int64_t n = 0;
     REQUIRE(make_batch(x, &b));
     host_model host(x, b, 5);
-    host.run();
     device_model m(x, b, 5);
     m.may_fail = true;
     REQUIRE(m.take_results());
@@ -2262,7 +2251,6 @@ static void check_every_allocation_fails(setting x) {
     int64_t n = 0;
     REQUIRE(make_batch(x, &b));
     host_model host(x, b, 5);
-    host.run();
     device_model m(x, b, 5);
     REQUIRE(m.take_results());
     const cuda_emu_live before = cuda_emu_live_objects();
@@ -2342,7 +2330,6 @@ static void check_a_device_that_hangs(const setting &x, int64_t at) {
     cf_error error = {};
     REQUIRE(make_batch(x, &b));
     host_model host(x, b, 5);
-    host.run();
     device_model m(x, b, 5);
     cf_executor_desc d = m.desc();
     d.timeout = 0.05;
@@ -2430,7 +2417,6 @@ TEST(too_little_device_memory) {
     cf_error error = {};
     REQUIRE(make_batch(x, &small) && make_batch(y, &large));
     host_model host(x, small, 4);
-    host.run();
     device_model m(x, small, 4);
     REQUIRE(m.start(&error));
     cuda_emu_set_memory((size_t)cuda_emu_memory_used(0) + 8192);
@@ -2617,7 +2603,6 @@ static bool random_batches_of_rank(const rank_context &c) {
         batch b;
         if (!make_batch(x, &b)) return false;
         host_model host(x, b, seed);
-        host.run();
         cuda_emu_each_policy(1, [&] {
             device_model m(x, b, seed);
             ok = ok && start_rank(c, &m) && run_rank(c, &m, host) && run_rank(c, &m, host);

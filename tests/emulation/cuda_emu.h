@@ -125,7 +125,6 @@ struct cuda_emu_live {
     int64_t communicators; /* of NCCL */
 };
 cuda_emu_live cuda_emu_live_objects();
-int64_t cuda_emu_live_allocations();
 int64_t cuda_emu_memory_used(int device); /* bytes of live blocks */
 
 /* ---- the machine ---- */

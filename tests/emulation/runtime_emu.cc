@@ -1178,7 +1178,6 @@ cuda_emu_live cuda_emu_live_objects() {
     return live;
 }
 
-int64_t cuda_emu_live_allocations() { return cuda_emu_live_objects().allocations; }
 int64_t cuda_emu_memory_used(int device) { return (int64_t)devices[device].used; }
 
 void cuda_emu_set_devices(int n) {

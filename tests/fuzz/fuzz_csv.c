@@ -14,8 +14,7 @@ static const cf_plan *plan_of(int which) {
         int64_t n, n_ranks;
     } batches[] = {{3, 1}, {5, 1}, {7, 2}};
     static cf_plan *plans[3];
-    cf_pack_desc pack;
-    memset(&pack, 0, sizeof pack);
+    cf_pack_desc pack = {0};
     pack.chunk_size = 4;
     pack.n_ranks = batches[which].n_ranks;
     if (plans[which] == NULL && cf_pack(lengths, batches[which].n, &pack, &plans[which], NULL) != CF_OK) abort();
@@ -23,8 +22,7 @@ static const cf_plan *plan_of(int which) {
 }
 
 static schedule_csv_desc desc_of(int bits, const cf_plan *plan) {
-    schedule_csv_desc desc;
-    memset(&desc, 0, sizeof desc);
+    schedule_csv_desc desc = {0};
     desc.extensions = 1;
     desc.legacy = bits & 1;
     desc.buffered = bits >> 1 & 1;

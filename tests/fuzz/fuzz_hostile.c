@@ -83,12 +83,8 @@ static void make(hostile *h) {
     cf_plan *plan = NULL;
     cf_schedule *schedule = NULL, *lowered = NULL;
     cf_graph *graph = NULL;
-    cf_schedule_desc order;
-    cf_graph_desc desc;
-    cf_lower_desc lower;
-    memset(&order, 0, sizeof order);
-    memset(&desc, 0, sizeof desc);
-    memset(&lower, 0, sizeof lower);
+    cf_schedule_desc order = {0};
+    cf_graph_desc desc = {0};
     fuzz_draw_batch(&h->in, &h->batch, 6, 0);
     widen_chunks(&h->batch);
     if (cf_pack(h->batch.lengths, h->batch.n, &h->batch.pack, &plan, NULL) != CF_OK) abort();
@@ -277,11 +273,10 @@ static void graph_stands(hostile *h) {
 
 /* The same as cf_run, in memory of our own. */
 static cf_result run_by_hand(const hostile *h, int64_t stage) {
-    cf_run_desc desc;
+    cf_run_desc desc = {0};
     cf_runner *runner = NULL;
     cf_result result = CF_ERROR_MEMORY;
     int64_t i;
-    memset(&desc, 0, sizeof desc);
     if (cf_run_size(&h->plan, &h->schedule, &desc.bytes, NULL) != CF_OK) return result;
     desc.memory = malloc(desc.bytes);
     if (desc.memory != NULL) result = cf_run_open(&h->plan, &h->schedule, stage, &desc, &runner, NULL);
@@ -294,10 +289,9 @@ static cf_result run_by_hand(const hostile *h, int64_t stage) {
 }
 
 static void run_stands(const hostile *h, int sound) {
-    cf_capacity needed;
+    cf_capacity needed = {0};
     cf_error refused = fuzz_error();
     int64_t stage;
-    memset(&needed, 0, sizeof needed);
     (void)fuzz_result(cf_run_capacity(&h->plan, NULL, 0, &needed, &refused), &refused);
     for (stage = -1; stage <= (h->schedule.shape.n_stages < 4 ? h->schedule.shape.n_stages : 4); stage++) {
         int there = stage >= 0 && stage < h->schedule.shape.n_stages;
@@ -365,9 +359,8 @@ static void schedule_stands(hostile *h) {
 }
 
 static void run_hostile(const uint8_t *data, size_t size) {
-    hostile h;
+    hostile h = {0};
     int64_t n;
-    memset(&h, 0, sizeof h);
     h.in = fuzz_input_of(data, size);
     h.plan_is_sound = h.only_actions = 1;
     make(&h);

@@ -50,10 +50,9 @@ static void pack_into(const road *r) {
 }
 
 static void fill_metadata(road *r) {
-    cf_metadata_desc desc;
+    cf_metadata_desc desc = {0};
     cf_metadata metadata;
     int64_t chunk;
-    memset(&desc, 0, sizeof desc);
     for (chunk = 0; chunk < r->plan->n_chunks; chunk++) {
         size_t bytes = 0;
         void *memory;
@@ -142,10 +141,9 @@ static void draw_order(road *r) {
 }
 
 static void check_order(road *r) {
-    cf_validate_desc limits;
+    cf_validate_desc limits = {0};
     cf_error error = fuzz_error();
     const char *fault;
-    memset(&limits, 0, sizeof limits);
     limits.limits.chunks = r->order.limits.chunks;
     limits.limits.chunks_by_stage = r->order.limits.chunks_by_stage;
     limits.limits.per_token = r->order.limits.per_token;
@@ -200,10 +198,9 @@ static void check_bounds(const road *r) {
 }
 
 static void time_it(road *r) {
-    cf_simulate_desc desc;
+    cf_simulate_desc desc = {0};
     cf_error error = fuzz_error();
     double wanted;
-    memset(&desc, 0, sizeof desc);
     desc.timing = r->order.timing;
     desc.limits.per_token = r->order.limits.per_token;
     FUZZ_CHECK(fuzz_result(cf_simulate(r->plan, r->schedule, &desc, &r->timeline, &error), &error),
@@ -219,12 +216,10 @@ static void time_it(road *r) {
 
 /* Without transfers, the passes keep their times. */
 static void lower_it(road *r) {
-    cf_lower_desc desc;
-    cf_simulate_desc times;
+    cf_lower_desc desc = {0};
+    cf_simulate_desc times = {0};
     cf_timeline *timeline = NULL;
     cf_error error = fuzz_error();
-    memset(&desc, 0, sizeof desc);
-    memset(&times, 0, sizeof times);
     desc.timing = times.timing = r->order.timing;
     FUZZ_CHECK(fuzz_result(cf_schedule_lower(r->plan, r->schedule, &desc, &r->lowered, &error), &error),
                "cf_schedule_lower: %s", error.text);
@@ -264,11 +259,9 @@ static void host_release(void *user, const cf_slot *slot) {
 }
 
 static void run_it(road *r) {
-    cf_run_desc desc;
-    cf_capacity capacity;
+    cf_run_desc desc = {0};
+    cf_capacity capacity = {0};
     int64_t stage;
-    memset(&desc, 0, sizeof desc);
-    memset(&capacity, 0, sizeof capacity);
     desc.forward = desc.backward = desc.send = desc.receive = host_pass;
     desc.acquire = host_acquire;
     desc.release = host_release;
@@ -292,12 +285,11 @@ static void run_it(road *r) {
 /* ---- the graph ---- */
 
 static void draw_graph(road *r) {
-    cf_graph_desc desc;
+    cf_graph_desc desc = {0};
     cf_graph *graph = NULL;
     double *earliest, length;
     fuzz_text text = {NULL, 0, 0};
     cf_error error = fuzz_error();
-    memset(&desc, 0, sizeof desc);
     desc.schedule = r->schedule;
     desc.timing = r->order.timing;
     /* `best` and zero-bubble may split some backwards and not others, which no graph has. */
@@ -321,12 +313,10 @@ static void draw_graph(road *r) {
 /* ---- writing ---- */
 
 static void write_it(const road *r) {
-    cf_write_desc desc;
-    schedule_csv_desc csv;
+    cf_write_desc desc = {0};
+    schedule_csv_desc csv = {0};
     cf_error error = fuzz_error();
     fuzz_text text = {NULL, 0, 0};
-    memset(&desc, 0, sizeof desc);
-    memset(&csv, 0, sizeof csv);
     desc.metadata = r->wild == 0;
     FUZZ_CHECK(cf_write_plan_json(r->plan, &desc, fuzz_write, &text, NULL) == CF_OK, "the plan cannot be written");
     FUZZ_CHECK(cf_write_schedule_json(r->schedule, r->timeline, fuzz_write, &text, NULL) == CF_OK, "nor the schedule");
@@ -342,8 +332,7 @@ static void write_it(const road *r) {
 }
 
 static void run_pipeline(const uint8_t *data, size_t size) {
-    road r;
-    memset(&r, 0, sizeof r);
+    road r = {0};
     r.in = fuzz_input_of(data, size);
     r.wild = fuzz_chance(&r.in, 4) ? 12 : 0;
     if (pack(&r) && order(&r)) {

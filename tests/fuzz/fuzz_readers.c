@@ -185,8 +185,7 @@ static void check_plan(const saved_plan *saved) {
 static const cf_plan *judging_plan(void) {
     static const int64_t lengths[] = {7, 2, 10, 3, 4};
     static cf_plan *plan;
-    cf_pack_desc pack;
-    memset(&pack, 0, sizeof pack);
+    cf_pack_desc pack = {0};
     pack.chunk_size = 4;
     if (plan == NULL && cf_pack(lengths, 5, &pack, &plan, NULL) != CF_OK) abort();
     return plan;

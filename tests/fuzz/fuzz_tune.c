@@ -187,14 +187,13 @@ static void estimate(problem *p) {
     cf_memory_load loads[MOST_STAGES];
     cf_memory_report reports[MOST_STAGES];
     cf_stage_cost stages[MOST_STAGES];
-    cf_cost_desc desc;
+    cf_cost_desc desc = {0};
     cf_timing timing;
     double step = 0;
     cf_error error = fuzz_error();
     cf_parallel full = cf_parallel_defaults(&p->desc.parallel);
     int small = full.pp >= 1 && full.pp <= 3 && full.n_virtual >= 1 && full.n_virtual <= 2;
     int64_t n_v = small ? full.pp * full.n_virtual : 1, i;
-    memset(&desc, 0, sizeof desc);
     desc.model = &p->model;
     desc.gpu = &p->gpu;
     desc.parallel = p->desc.parallel;
@@ -217,11 +216,9 @@ static void estimate(problem *p) {
 }
 
 static void run_tune(const uint8_t *data, size_t size) {
-    problem p;
-    cf_plan plan;
+    problem p = {0};
+    cf_plan plan = {0};
     int64_t kind, budget;
-    memset(&p, 0, sizeof p);
-    memset(&plan, 0, sizeof plan);
     p.in = fuzz_input_of(data, size);
     p.wild = fuzz_chance(&p.in, 3) ? WILD : 0;
     kind = fuzz_between(&p.in, 0, 5);

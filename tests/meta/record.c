@@ -104,8 +104,7 @@ static void note_real(const char *label, double value) {
 }
 
 static cf_error no_error(void) {
-    cf_error error;
-    memset(&error, 0, sizeof error);
+    cf_error error = {0};
     error.got = UNTOUCHED;
     return error;
 }
@@ -148,8 +147,7 @@ static double slice_cost(int64_t begin_at, int64_t length, void *user) {
 }
 
 static cf_pass_cost draw_cost(void) {
-    cf_pass_cost cost;
-    memset(&cost, 0, sizeof cost);
+    cf_pass_cost cost = {0};
     if (!one_in(3)) cost.per_token = real_below(0.0078125);
     if (one_in(2)) cost.constant = real_below(2);
     if (one_in(2)) cost.per_pair = real_below(0.0000152587890625);
@@ -158,8 +156,7 @@ static cf_pass_cost draw_cost(void) {
 }
 
 static cf_stage_cost draw_stage_cost(void) {
-    cf_stage_cost cost;
-    memset(&cost, 0, sizeof cost);
+    cf_stage_cost cost = {0};
     cost.forward = draw_cost();
     if (cost.forward.constant + cost.forward.per_token + cost.forward.per_pair <= 0) cost.forward.per_token = 1;
     if (one_in(2)) cost.backward = draw_cost();
@@ -428,11 +425,10 @@ static cf_plan *record_plan(const batch *b) {
 
 /* The timeline of a schedule, in two lines: what happens, and the bounds. */
 static void record_timeline(const batch *b, const cf_plan *plan, const cf_schedule *schedule, const char *name) {
-    cf_simulate_desc desc;
+    cf_simulate_desc desc = {0};
     cf_timeline *timeline = NULL;
     cf_error error = no_error();
     cf_result code;
-    memset(&desc, 0, sizeof desc);
     desc.timing = b->schedule.timing;
     desc.limits.per_token = b->schedule.limits.per_token;
     desc.limits.chunks = b->schedule.limits.chunks;

@@ -46,9 +46,8 @@ static int count_pass(void *user, const cf_step *step) {
 }
 
 static void run_stages(findings *f, const cf_plan *plan, const cf_schedule *schedule) {
-    cf_run_desc desc;
+    cf_run_desc desc = {0};
     int64_t stage;
-    memset(&desc, 0, sizeof desc);
     desc.user = f;
     desc.forward = desc.backward = count_pass;
     for (stage = 0; stage < schedule->shape.n_stages; stage++) expect(f, cf_run(plan, schedule, stage, &desc, NULL, NULL));
@@ -57,10 +56,9 @@ static void run_stages(findings *f, const cf_plan *plan, const cf_schedule *sche
 static void once(findings *f) {
     const common *shared = f->shared;
     const cf_write_desc with_rows = {1, NULL};
-    cf_schedule_desc order;
+    cf_schedule_desc order = {0};
     cf_schedule *own = NULL;
     cf_timeline *timeline = NULL;
-    memset(&order, 0, sizeof order);
     order.shape.n_stages = 3;
     order.shape.k = 2;
     order.budget = 20;
@@ -102,10 +100,9 @@ static int share(common *shared) {
 
 int main(void) {
     common shared;
-    findings found[THREADS + 1];
+    findings found[THREADS + 1] = {0};
     pthread_t threads[THREADS];
     int i, failed = 0;
-    memset(found, 0, sizeof found);
     if (!share(&shared)) return puts("0 passed, 1 failed"), 1;
     for (i = 0; i <= THREADS; i++) found[i].shared = &shared;
     for (i = 0; i < THREADS; i++)

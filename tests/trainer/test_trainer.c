@@ -82,8 +82,7 @@ static void world_end(world *x) {
 }
 
 static double chunked_loss(world *x, chunked_result *result) {
-    cf_error error;
-    memset(&error, 0, sizeof error);
+    cf_error error = {0};
     memset(result, 0xFF, sizeof *result);
     cf_result code =
         chunked_gradients(&x->runner, &x->weights, &x->gradient, &x->batch, x->seed, result, &error);
@@ -349,8 +348,7 @@ static void check_attention(int64_t prefix, const int64_t *lengths, int32_t n_sl
     memset(dq, 0xFF, (size_t)(rows * WIDTH) * sizeof *dq);
     memset(slope, 0xFF, (size_t)(rows * HEADS) * sizeof *slope);
 
-    attention_problem p;
-    memset(&p, 0, sizeof p);
+    attention_problem p = {0};
     p.heads = HEADS;
     p.kv_heads = KV_HEADS;
     p.head_dim = HD;
@@ -1022,8 +1020,7 @@ TEST(files_become_documents_and_no_byte_is_lost) {
     for (int i = 0; i < 300; i++) bytes[i] = (unsigned char)(i * 7);
     for (size_t size = 0; size <= 300; size += size < 20 ? 1 : 37) {
         for (int64_t longest = 0; longest <= 20; longest += longest == 0 ? 3 : 1) {
-            documents d;
-            memset(&d, 0, sizeof d);
+            documents d = {0};
             write_file(in_folder("text"), bytes, size);
             add_path(&d, in_folder("text"), longest);
             size_t at = 0;
@@ -1054,8 +1051,7 @@ TEST(directories_are_read_in_order_and_some_entries_are_passed_over) {
     char target[300];
     snprintf(target, sizeof target, "%s", in_folder(""));
     CHECK(symlink(target, in_folder("loop")) == 0);
-    documents d;
-    memset(&d, 0, sizeof d);
+    documents d = {0};
     add_path(&d, folder, 0);
     const char *const wanted[] = {"a", "b", "c/y", "c/z"};
     CHECK_INT(d.count, 4);

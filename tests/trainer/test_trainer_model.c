@@ -52,8 +52,7 @@ static const shape shapes[] = {
 #define N_LENGTHS 6
 
 static cf_model model_of(const model_config *c) {
-    cf_model m;
-    memset(&m, 0, sizeof m);
+    cf_model m = {0};
     m.name = "trainer";
     m.layers = c->layers;
     m.hidden = c->hidden;
@@ -67,8 +66,7 @@ static cf_model model_of(const model_config *c) {
 }
 
 static cf_memory_desc sizing_of(const cf_model *model) {
-    cf_memory_desc d;
-    memset(&d, 0, sizeof d);
+    cf_memory_desc d = {0};
     d.model = model;
     d.activation_bytes = d.parameter_bytes = d.gradient_bytes = d.state_bytes = d.state_gradient_bytes = 4;
     d.optimizer_bytes = 8; /* two Adam moments; the parameters are their own master copy */
@@ -85,17 +83,13 @@ typedef struct counted {
 
 /* window: rows of the ring of a stream; 0: there is none. */
 static counted train_batch(const shape *s, int64_t window) {
-    counted c;
-    documents d;
-    memory_meter meter;
-    chunk_runner runner;
+    counted c = {0};
+    documents d = {0};
+    memory_meter meter = {0};
+    chunk_runner runner = {0};
     cf_error error;
     batch b = batch_new(N_LENGTHS);
     weights w = weights_new(&s->config), gradient = weights_new(&s->config);
-    memset(&c, 0, sizeof c);
-    memset(&d, 0, sizeof d);
-    memset(&meter, 0, sizeof meter);
-    memset(&runner, 0, sizeof runner);
     for (int64_t i = 0; i < N_LENGTHS; i++) add_synthetic(&d, s->lengths[i], 5);
     for (int64_t i = 0; i < N_LENGTHS; i++) batch_put(&b, i, &d, i, 0, 0);
     weights_init(&w, &s->config, 11, 0.1);
@@ -120,18 +114,14 @@ static counted train_batch(const shape *s, int64_t window) {
 /* The same batch on paper: the load of the one stage, from the simulated timeline. A slot of the trainer has room for a
    whole chunk, so kept chunks count with ChunkSize tokens each. */
 static cf_memory_load simulate_batch(const shape *s) {
-    cf_pack_desc pack;
-    cf_schedule_desc order;
-    cf_simulate_desc simulate;
+    cf_pack_desc pack = {0};
+    cf_schedule_desc order = {0};
+    cf_simulate_desc simulate = {0};
     cf_plan *plan = NULL;
     cf_schedule *schedule = NULL;
     cf_timeline *timeline = NULL;
     cf_error error;
-    cf_memory_load load;
-    memset(&pack, 0, sizeof pack);
-    memset(&order, 0, sizeof order);
-    memset(&simulate, 0, sizeof simulate);
-    memset(&load, 0, sizeof load);
+    cf_memory_load load = {0};
     pack.chunk_size = s->chunk_size;
     order.kind = CF_SCHEDULE_PAPER;
     order.shape.replay = CF_REPLAY_PIPELINE;

@@ -401,7 +401,7 @@ TEST(critical_path_is_the_simulators_bound) {
     int round, n_slots = 0, n_equal = 0, n_below = 0;
     for (round = 0; round < 3000; round++) {
         cf_plan *plan = naive_plan(&rng, harness_between(&rng, 1, 12), 1);
-        cf_stage_cost stages[12];
+        cf_stage_cost stages[12] = {0};
         cf_timing timing = {0};
         cf_graph_desc desc = {0};
         cf_schedule_desc order = {0};
@@ -411,7 +411,6 @@ TEST(critical_path_is_the_simulators_bound) {
         cf_timeline *timeline = NULL;
         double *earliest, length;
         int64_t v;
-        memset(stages, 0, sizeof stages);
         for (v = 0; v < 12; v++) {
             stages[v].forward = draw_cost(&rng);
             stages[v].backward = draw_cost(&rng);

@@ -370,11 +370,10 @@ TEST(a_limit_is_memory) {
    all that it needs but the gradients of K and V from the second, from 4 to 6. */
 TEST(a_group_is_state) {
     static const int64_t lengths[] = {2};
-    cf_stage_cost stages[2];
+    cf_stage_cost stages[2] = {0};
     cf_schedule_desc desc = {0};
     cf_timing timing = {0};
     example e;
-    memset(stages, 0, sizeof stages);
     stages[0].forward.per_token = 3;
     stages[1].forward.per_token = 1;
     timing.stages = stages;

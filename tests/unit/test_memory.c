@@ -6,7 +6,6 @@
 #include <math.h>
 #include <string.h>
 
-#define COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
 #define GIB 1073741824.0
 
 /* Heads, widths and switches of every kind that the table has. */
@@ -605,10 +604,9 @@ TEST(bad_loads_are_named) {
     int64_t i;
     for (i = 0; i < COUNT(members); i++) {
         cf_memory_desc desc = sizing("qwen2.5-7b", 1, 2);
-        cf_memory_load loads[2];
+        cf_memory_load loads[2] = {0};
         cf_memory_report reports[2];
         cf_error error;
-        memset(loads, 0, sizeof loads);
         harness_poison(reports, sizeof reports);
         memcpy((char *)&loads[1] + members[i].member, &negative, sizeof negative);
         CHECK_INT(cf_memory_estimate(&desc, loads, 2, reports, 2, &error), CF_ERROR_ARGUMENT);

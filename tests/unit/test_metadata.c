@@ -11,8 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
-
 /* Memory on the stack, aligned as the library wants it, which few types are on every machine. */
 enum { MEMORY_BYTES = 512 };
 typedef struct stack_memory {

@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
-
 static cf_parallel split(int64_t tp, int64_t pp, int64_t dp) {
     cf_parallel parallel = {0};
     parallel.tp = tp;

@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
-
 static cf_pack_desc with_chunk_size(int64_t chunk_size) {
     cf_pack_desc desc = {0};
     desc.chunk_size = chunk_size;

@@ -10,8 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define COUNT(array) ((int64_t)(sizeof(array) / sizeof(array)[0]))
-
 /* The call fails with this code, and names this field. `error` is the caller's record. */
 #define REFUSED(call, wanted, name)       \
     do {                                  \
@@ -538,12 +536,10 @@ TEST(rows_that_cannot_be_added_up) {
 /* A schedule is of one rank, and so are the chunks that it is checked against. */
 TEST(rows_of_another_rank) {
     static const int64_t lengths[] = {9, 9};
-    cf_pack_desc pack;
-    cf_schedule_desc desc;
+    cf_pack_desc pack = {0};
+    cf_schedule_desc desc = {0};
     cf_plan *plan = NULL;
     int64_t rank, i;
-    memset(&pack, 0, sizeof pack);
-    memset(&desc, 0, sizeof desc);
     pack.chunk_size = 3;
     pack.n_ranks = 2;
     REQUIRE(cf_pack(lengths, 2, &pack, &plan, NULL) == CF_OK);

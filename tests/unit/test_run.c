@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
 #define MOST_CHUNKS 400
 #define MOST_ACTIONS (3 * MOST_CHUNKS + 10)
 

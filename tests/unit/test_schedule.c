@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
-
 static cf_plan *plan_of(const int64_t *lengths, int64_t n, int64_t chunk_size, int64_t n_ranks) {
     cf_pack_desc desc = {0};
     cf_plan *plan = NULL;

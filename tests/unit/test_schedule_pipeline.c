@@ -409,8 +409,7 @@ TEST(bad_options_are_named) {
     const cf_schedule_desc good = describe(CF_SCHEDULE_PAPER, 4, 1);
     cf_schedule_desc bad;
     cf_timing timing = {0};
-    cf_stage_cost stages[4];
-    memset(stages, 0, sizeof stages);
+    cf_stage_cost stages[4] = {0};
 #define REFUSED(change, code, field) \
     do {                             \
         bad = good;                  \

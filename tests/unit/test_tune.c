@@ -8,7 +8,6 @@
 #include <math.h>
 #include <string.h>
 
-#define COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
 #define MOST_BATCH 32
 #define MOST_BATCHES 6
 #define MOST_STAGES 16
@@ -859,10 +858,9 @@ typedef struct measured {
 static int measure(const fixture *f, measured *m) {
     cf_cost_desc cost = {0};
     cf_memory_desc memory = f->desc.memory;
-    cf_memory_load none[MOST_STAGES];
+    cf_memory_load none[MOST_STAGES] = {0};
     cf_memory_report reports[MOST_STAGES];
     int64_t pp = f->desc.parallel.pp, s;
-    memset(none, 0, sizeof none);
     memset(m, 0, sizeof *m);
     cost.model = memory.model = f->desc.model;
     cost.gpu = f->desc.gpu;
