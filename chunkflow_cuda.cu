@@ -89,10 +89,11 @@ typedef enum cf_dtype {
 typedef enum cf_attention_path {
     CF_ATTENTION_AUTO = 0,        /* CF_ATTENTION_MMA where that can do the problem on the device, else the unfused */
     CF_ATTENTION_UNFUSED,         /* cuBLAS products around a masked softmax: any type and head size; needs `cublas` */
-    CF_ATTENTION_MMA,             /* fused, mma.sync: 16-bit types, head sizes to 128, compute capability 8.0 and up, at
-                                     most 64 query heads for each key head */
-    CF_ATTENTION_WGMMA            /* the same with wgmma, for compute capability 9.0 and code for sm_90a: not yet run on
-                                     a device, so never chosen but by name */
+    CF_ATTENTION_MMA,             /* fused, mma.sync: 16-bit types, head sizes to 256 (128 where a block has 99 KB of
+                                     shared memory: 8.6, 8.9, 12.0), compute capability 8.0 and up, at most 64 query
+                                     heads for each key head */
+    CF_ATTENTION_WGMMA            /* the same with wgmma, head sizes to 128, for compute capability 9.0 and code for
+                                     sm_90a: not yet run on a device, so never chosen but by name */
 } cf_attention_path;
 
 /* "auto", "unfused", "mma", "wgmma"; "?" for anything else. */
@@ -1690,23 +1691,28 @@ void choose_parts(const problem *p, const block_costs &costs, int64_t least, pro
    faster than path 2. */
 const bool AUTO_TAKES_WGMMA = false;
 
-/* What the fused paths cannot do; the error names it. */
-cf_result check_fused(const problem *p, cf_error *error) {
+/* What a fused path cannot do, for head sizes to `most`; the error names it. */
+cf_result check_16_bit(const problem *p, int64_t most, cf_error *error) {
     const cf_attention_desc *d = &p->desc;
     if (d->dtype == CF_DTYPE_FP32)
         return cf_fail(error, CF_ERROR_ARGUMENT, "path", -1, CF_DTYPE_BF16, d->dtype, "is for 16-bit types");
-    if (d->head_size > 128)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "path", -1, 128, d->head_size, "cannot do this head size");
     if (d->arch < 80)
         return cf_fail(error, CF_ERROR_ARGUMENT, "path", -1, 80, d->arch, "is not for this architecture");
+    if (d->head_size > most)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "path", -1, most, d->head_size,
+                       "cannot do this head size on this architecture");
     if (p->group > MOST_GROUP)
         return cf_fail(error, CF_ERROR_ARGUMENT, "path", -1, MOST_GROUP, p->group,
                        "cannot do so many query heads for each key head");
     return CF_OK;
 }
 
+cf_result check_fused(const problem *p, cf_error *error) {
+    return check_16_bit(p, block_memory(p->desc.arch) >= 166912 ? 256 : 128, error);
+}
+
 cf_result check_hopper(const problem *p, cf_error *error) {
-    if (p->desc.arch == 90) return check_fused(p, error);
+    if (p->desc.arch == 90) return check_16_bit(p, 128, error);
     return cf_fail(error, CF_ERROR_ARGUMENT, "path", -1, 90, p->desc.arch, "is not for this architecture");
 }
 
@@ -1726,7 +1732,7 @@ bool has_dq_tiles(const problem *p) { return is_hopper(p) && p->desc.determinist
    follows from their launch bounds and memory. */
 void split_tiles(problem *p) {
     const bool large = p->desc.head_size > 64, roomy = block_memory(p->desc.arch) >= 166912;
-    const int64_t n = p->desc.n_processors, blocks = (large ? 1 : 2) + (roomy ? 1 : 0);
+    const int64_t n = p->desc.n_processors, blocks = p->desc.head_size > 128 ? 1 : (large ? 1 : 2) + (roomy ? 1 : 0);
     const block_costs forward = {1, 3, 16, n * blocks}, hopper = {1, 2, 8, n}; /* in steps of 64 and of 128 keys */
     const block_costs backward = p->row_tile == ROW_TILE ? block_costs{2, 3, 16, n} : block_costs{1, 2, 8, n};
     p->forward.carries = p->dq.carries = p->in_blocks;
@@ -1759,7 +1765,7 @@ void choose_sections(problem *p) {
 /* The shapes of tiles follow from what fits into registers and shared memory, and into bulk copies: whole tokens. */
 void choose_tiles(problem *p) {
     const bool large = p->desc.head_size > 64, roomy = block_memory(p->desc.arch) >= 166912;
-    p->key_tile = large && !roomy ? SMALL_KEY_TILE : KEY_TILE;
+    p->key_tile = p->desc.head_size > 128 || (large && !roomy) ? SMALL_KEY_TILE : KEY_TILE;
     p->row_tile = large || !roomy ? ROW_TILE : LARGE_ROW_TILE;
     p->row_tokens = (int32_t)std::max<int64_t>(1, p->row_tile / p->group);
     p->row_rows = p->row_tokens * (int32_t)p->group;
@@ -1932,7 +1938,7 @@ struct view {
     int64_t row, head;
 };
 
-/* A tile of 16-bit numbers lies row by row, ROW bytes each (128 or 256), in chunks of 16 bytes; chunk c of row r is
+/* A tile of 16-bit numbers lies row by row, ROW bytes each (128, 256 or 512), in chunks of 16 bytes; chunk c of row r is
    stored as chunk c ^ (r & 7), so that the 8 rows of an ldmatrix fall into different banks. Tiles start at multiples of
    1024. */
 template <int ROW> CF_DEVICE shared_address chunk_address(shared_address base, int row, int chunk) {
@@ -2075,6 +2081,13 @@ template <int HEAD, int THREADS> CF_DEVICE const char *thread_rows(const char *f
     return first + (int)threadIdx.x / CHUNKS * row_bytes + (int)threadIdx.x % CHUNKS * 16;
 }
 
+/* The address of a chunk that is so many rows on from one at `first`, in steps of STEP rows. */
+template <int ROW, int STEP> CF_DEVICE shared_address steps_on(shared_address first, int steps) {
+    static_assert(STEP % 4 == 0, "other steps change more of a chunk's place");
+    const shared_address at = first + (shared_address)(steps * STEP * ROW);
+    return STEP % 8 == 0 ? at : at ^ (shared_address)(steps % 2 << 6);
+}
+
 /* Starts the copy of ROWS rows of one head. Rows from n_rows on, and chunks from n_chunks on, become zeros: what lies
    there may be another document, or anything; it is not read. */
 template <int ROWS, int HEAD, int THREADS>
@@ -2085,7 +2098,7 @@ CF_DEVICE void load_rows(shared_address to, const char *thread_first, int64_t ro
     if (chunk >= n_chunks) n_rows = 0;
     CF_UNROLL
     for (int i = 0; i < ROWS / STEP; i++) {
-        copy_async_16(to + (shared_address)(i * STEP * 2 * HEAD), thread_first, row + i * STEP < n_rows);
+        copy_async_16(steps_on<2 * HEAD, STEP>(to, i), thread_first, row + i * STEP < n_rows);
         thread_first += STEP * row_bytes;
     }
 }
@@ -2102,7 +2115,7 @@ CF_DEVICE void load_packed_rows(shared_address to, const char *first, int64_t to
     CF_UNROLL
     for (int i = 0; i < ROWS / STEP; i++) {
         const int packed = first_row + row + i * STEP, token = packed / group;
-        copy_async_16(to + (shared_address)(i * STEP * 2 * HEAD),
+        copy_async_16(steps_on<2 * HEAD, STEP>(to, i),
                       first + token * token_bytes + (packed - token * group.by) * head_bytes + chunk * 16,
                       packed >= begin && packed < end);
     }
@@ -2288,6 +2301,9 @@ template <int THREADS> CF_DEVICE void load_quad(float (&x)[4], const float *part
 
 const int FORWARD_THREADS = 128;
 
+/* Threads of a forward block: head size 256 has sums that two threads hold. */
+template <int HEAD> constexpr int FORWARD_THREADS_OF = HEAD == 256 ? 2 * FORWARD_THREADS : FORWARD_THREADS;
+
 template <int HEAD> struct forward_layout { /* of shared memory, in bytes */
     static const int Q = 0, K = FORWARD_ROWS * HEAD * 2, V = K + 2 * FORWARD_KEYS * HEAD * 2;
     static const int BYTES = V + FORWARD_KEYS * HEAD * 2;
@@ -2377,6 +2393,23 @@ template <int HEAD> CF_DEVICE float *forward_part(const fused_params &p, int hea
     return p.part_sums + (head * p.n_parts + part) * forward_part_size<HEAD>::FLOATS;
 }
 
+/* The sums of a forward tile, as a part has them. */
+template <int HEAD, int THREADS, int M>
+CF_DEVICE void store_sums(const float (&o)[M][HEAD / 8][4], const running<M> &r, float *to, int thread) {
+    float softmax[1][M][4];
+    CF_UNROLL
+    for (int i = 0; i < M; i++) {
+        CF_UNROLL
+        for (int half = 0; half < 2; half++) {
+            const int at = 2 * i + half, sum_at = at + 2 * M;
+            softmax[0][at / 4][at % 4] = r.top[i][half];
+            softmax[0][sum_at / 4][sum_at % 4] = r.sum[i][half];
+        }
+    }
+    store_part<THREADS>(o, to, thread);
+    store_part<THREADS>(softmax, to + FORWARD_ROWS * HEAD, thread);
+}
+
 /* What the blocks of keys before this one left of a carried tile. */
 template <int HEAD> CF_DEVICE float *carried_part(const fused_params &p, int head, int carried) {
     return p.carried + (head * p.n_carried + carried - 1) * forward_part_size<HEAD>::FLOATS;
@@ -2384,18 +2417,19 @@ template <int HEAD> CF_DEVICE float *carried_part(const fused_params &p, int hea
 
 /* One block: 128 packed rows of one key head against all keys that they see (a part of a split tile: some of these, and
    the rest is attention_combine_kernel's), last keys first. Four warps of 32 rows
-   each, so that a K or V fragment from shared memory serves two products. K has two stages and V one: while the scores
+   each, so that a K or V fragment from shared memory serves two products (head size 256: eight of 16). K has two stages and V one: while the scores
    of keys n are computed, V of n and K of n - 1 arrive. Head size 128: 80 KB of shared memory, so two blocks fit on an
    sm_80 (164 KB) and a block on the 99 KB parts; up to 255 registers with two blocks. Head size 64: 40 KB, four blocks
-   by memory, and three by registers (168). */
+   by memory, and three by registers (168). Head size 256: 160 KB, one block, up to 255 registers. */
 template <typename T, int HEAD>
-__global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
+__global__ void __launch_bounds__(FORWARD_THREADS_OF<HEAD>, HEAD == 256 ? 1 : HEAD == 128 ? 2 : 3)
     attention_forward_kernel(const __grid_constant__ fused_params p) {
+    const int THREADS = FORWARD_THREADS_OF<HEAD>, M = 2 * FORWARD_THREADS / THREADS;
     const int KEYS = FORWARD_KEYS, ROW = 2 * HEAD, STAGE = KEYS * ROW;
     typedef forward_layout<HEAD> layout;
     int head;
     const tile t = find_work(p.work, &head);
-    const int warp_row = (int)threadIdx.x / 32 * 32;
+    const int warp_row = (int)threadIdx.x / 32 * (16 * M);
     const int first_row = t.block * FORWARD_ROWS, n_rows = t.q_length * p.group.by;
     const int last_row = lesser(n_rows, first_row + FORWARD_ROWS) - 1;
     const shared_address start = shared_start(), q = start + layout::Q, k = start + layout::K, v = start + layout::V;
@@ -2407,56 +2441,56 @@ __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
 
     const int64_t last_key = t.k_start + (int64_t)(end - 1) * KEYS;
     const char *k_from =
-        thread_rows<HEAD, FORWARD_THREADS>(p.k.data + (last_key * p.k.row + head * p.k.head) * 2, p.k.row * 2);
+        thread_rows<HEAD, THREADS>(p.k.data + (last_key * p.k.row + head * p.k.head) * 2, p.k.row * 2);
     const char *v_from =
-        thread_rows<HEAD, FORWARD_THREADS>(p.v.data + (last_key * p.v.row + head * p.v.head) * 2, p.v.row * 2);
+        thread_rows<HEAD, THREADS>(p.v.data + (last_key * p.v.row + head * p.v.head) * 2, p.v.row * 2);
 
-    float o[2][HEAD / 8][4];
-    running<2> r;
+    float o[M][HEAD / 8][4];
+    running<M> r;
     clear(o);
     CF_UNROLL
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < M; i++) {
         r.top[i][0] = r.top[i][1] = -INFINITY;
         r.sum[i][0] = r.sum[i][1] = 0.0f;
     }
     if (first < end) {
-        load_packed_rows<FORWARD_ROWS, HEAD, FORWARD_THREADS>(
+        load_packed_rows<FORWARD_ROWS, HEAD, THREADS>(
             q, p.q.data + (t.q_start * p.q.row + head * p.group.by * p.q.head) * 2, p.q.row * 2, p.q.head * 2, p.group,
             first_row, 0, n_rows, p.n_chunks);
-        load_rows<KEYS, HEAD, FORWARD_THREADS>(k, k_from, p.k.row * 2, t.k_length - (end - 1) * KEYS, p.n_chunks);
+        load_rows<KEYS, HEAD, THREADS>(k, k_from, p.k.row * 2, t.k_length - (end - 1) * KEYS, p.n_chunks);
         copy_async_commit();
     }
     for (int n = end - 1, stage = 0; n >= first; n--, stage ^= 1) {
         copy_async_wait<0>(); /* K of n is here, and ... */
         __syncthreads();      /* ... everyone is done with V of n + 1 and K of n + 1 */
-        load_rows<KEYS, HEAD, FORWARD_THREADS>(v, v_from, p.v.row * 2, t.k_length - n * KEYS, p.n_chunks);
+        load_rows<KEYS, HEAD, THREADS>(v, v_from, p.v.row * 2, t.k_length - n * KEYS, p.n_chunks);
         copy_async_commit();
         k_from -= KEYS * p.k.row * 2;
         v_from -= KEYS * p.v.row * 2;
         if (n > first)
-            load_rows<KEYS, HEAD, FORWARD_THREADS>(k + (shared_address)((stage ^ 1) * STAGE), k_from, p.k.row * 2, KEYS,
-                                                   p.n_chunks);
+            load_rows<KEYS, HEAD, THREADS>(k + (shared_address)((stage ^ 1) * STAGE), k_from, p.k.row * 2, KEYS,
+                                           p.n_chunks);
         copy_async_commit();
 
-        float s[2][KEYS / 8][4];
+        float s[M][KEYS / 8][4];
         clear(s);
         /* For head size 64 there are too few registers to keep a lane's addresses and columns: they are worked out in
            each turn, from a number that ptxas cannot take out of the loop. */
         const int thread = HEAD == 64 ? compute_here((int)threadIdx.x) : (int)threadIdx.x;
         multiply_by_transposed<T, HEAD / 16, ROW>(
-            s, lane_as_rows<ROW>(q, thread / 32 * 32, 0, thread),
+            s, lane_as_rows<ROW>(q, thread / 32 * (16 * M), 0, thread),
             lane_as_columns<ROW>(k + (shared_address)(stage * STAGE), 0, 0, thread));
         if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
         if (n >= full_end || n < full_begin) {
-            int begins[2][2], ends[2][2];
-            const int again = compute_here((int)threadIdx.x), here = again / 32 * 32;
+            int begins[M][2], ends[M][2];
+            const int again = compute_here((int)threadIdx.x), here = again / 32 * (16 * M);
             row_bounds(begins, ends, p.visible, t, p.group, first_row + here);
             hide_scores(s, begins, ends, n * KEYS + again % 4 * 2);
         }
         /* After the first blocks few rows meet a greater score than before. The branch also ends a block of code: ptxas
            mixed exponentials into the products after it, for which it had too few registers. */
-        float shrink[2][2];
-        uint32_t probs[KEYS / 16][2][4];
+        float shrink[M][2];
+        uint32_t probs[KEYS / 16][M][4];
         const bool shrinks = soften(s, shrink, r, p.scale_log2);
         pack_tiles<T>(probs, s);
         if (shrinks) scale_rows(o, shrink);
@@ -2466,18 +2500,14 @@ __global__ void __launch_bounds__(FORWARD_THREADS, HEAD == 128 ? 2 : 3)
     }
     const tile done = HEAD == 64 ? find_work(p.work, &head) : t;
     if (done.part >= 0) {
-        float *part = forward_part<HEAD>(p, head, done.part);
-        const float softmax[1][2][4] = {{{r.top[0][0], r.top[0][1], r.top[1][0], r.top[1][1]},
-                                         {r.sum[0][0], r.sum[0][1], r.sum[1][0], r.sum[1][1]}}};
-        store_part<FORWARD_THREADS>(o, part, (int)threadIdx.x);
-        store_part<FORWARD_THREADS>(softmax, part + FORWARD_ROWS * HEAD, (int)threadIdx.x);
+        store_sums<HEAD, THREADS>(o, r, forward_part<HEAD>(p, head, done.part), (int)threadIdx.x);
         return;
     }
     /* A warp's rows of Q are its own by now. */
     finish_rows<T, HEAD>(o, r, p, done, head, done.block * FORWARD_ROWS, done.q_length * p.group.by, warp_row, q);
     __syncwarp();
-    store_rows<HEAD, 32>(p.out, p.group, p.n_chunks, done, head, done.block * FORWARD_ROWS,
-                         done.q_length * p.group.by, warp_row, q);
+    store_rows<HEAD, 16 * M>(p.out, p.group, p.n_chunks, done, head, done.block * FORWARD_ROWS,
+                             done.q_length * p.group.by, warp_row, q);
 }
 
 /* Adds a part of a forward tile to what is there, both scaled down to the greatest score of the two. Threads have what
@@ -2512,23 +2542,6 @@ CF_DEVICE void join_part(float (&o)[M][HEAD / 8][4], running<M> &r, const float 
     }
 }
 
-/* The sums of a forward tile, as a part has them. */
-template <int HEAD, int THREADS, int M>
-CF_DEVICE void store_carried(const float (&o)[M][HEAD / 8][4], const running<M> &r, float *to, int thread) {
-    float softmax[1][M][4];
-    CF_UNROLL
-    for (int i = 0; i < M; i++) {
-        CF_UNROLL
-        for (int half = 0; half < 2; half++) {
-            const int at = 2 * i + half, sum_at = at + 2 * M;
-            softmax[0][at / 4][at % 4] = r.top[i][half];
-            softmax[0][sum_at / 4][sum_at % 4] = r.sum[i][half];
-        }
-    }
-    store_part<THREADS>(o, to, thread);
-    store_part<THREADS>(softmax, to + FORWARD_ROWS * HEAD, thread);
-}
-
 /* The rows of a split forward tile: the outputs of its parts, each scaled down to the greatest score of all of them.
    The order is always the same: what earlier blocks of keys left comes first. Threads have what they had in the kernel
    that computed the parts: those of attention_forward_kernel two tiles of 16 rows each, others one. */
@@ -2559,7 +2572,7 @@ __global__ void __launch_bounds__(THREADS, 256 / THREADS)
             o, r, part < t.begin ? carried_part<HEAD>(p, head, t.carried) : forward_part<HEAD>(p, head, part),
             p.scale_log2, thread);
     if (carry & CARRY_STORE) {
-        store_carried<HEAD, THREADS>(o, r, carried_part<HEAD>(p, head, t.carried), thread);
+        store_sums<HEAD, THREADS>(o, r, carried_part<HEAD>(p, head, t.carried), thread);
         return;
     }
     finish_rows<T, HEAD>(o, r, p, t, head, first_row, n_rows, warp_row, rows);
@@ -2886,10 +2899,7 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
         at.stage = stage ^ 1;
     }
     if (t.part >= 0) {
-        float *part = forward_part<HEAD>(p, head, t.part);
-        const float softmax[1][1][4] = {{{r.top[0][0], r.top[0][1], r.sum[0][0], r.sum[0][1]}}};
-        store_part<HOPPER_CONSUMERS>(o, part, thread);
-        store_part<HOPPER_CONSUMERS>(softmax, part + FORWARD_ROWS * HEAD, thread);
+        store_sums<HEAD, HOPPER_CONSUMERS>(o, r, forward_part<HEAD>(p, head, t.part), thread);
         return;
     }
     named_barrier<1, HOPPER_CONSUMERS>(); /* nobody reads Q any more */
@@ -2964,7 +2974,7 @@ const int JOIN_THREADS = 2 * BACKWARD_THREADS;
    take long to compile are empty for them, with launch bounds that say so (see check_code), except where variants are
    measured. */
 template <int HEAD, int ROWS, int KEYS>
-constexpr bool IS_SMALL = HEAD == 64 ? ROWS == ROW_TILE : KEYS == SMALL_KEY_TILE;
+constexpr bool IS_SMALL = HEAD == 64 ? ROWS == ROW_TILE : HEAD == 128 && KEYS == SMALL_KEY_TILE;
 const bool HAS_SMALL = !CF_HOPPER || WITH_VARIANTS;
 
 /* Before the backward, for each row tile: D = dout . out and log2 of the sum of exponentials of each row, in the order
@@ -2982,12 +2992,11 @@ __global__ void __launch_bounds__(STATS_THREADS)
         const int packed = t.block * p.row_rows + row, token = packed / p.group;
         const int q_head = (head - token) * p.group.by + packed;
         const bool seeing = row < p.row_rows && packed >= begin && packed < n_rows;
+        const char *out = p.out.data + ((t.q_start + token) * p.out.row + q_head * p.out.head) * 2;
+        const char *dout = p.dout.data + ((t.q_start + token) * p.dout.row + q_head * p.dout.head) * 2;
         float dot = 0.0f;
-        if (seeing && lane < p.n_chunks)
-            dot = dot_8<T>(
-                global_load_16(p.out.data + ((t.q_start + token) * p.out.row + q_head * p.out.head) * 2 + lane * 16),
-                global_load_16(p.dout.data + ((t.q_start + token) * p.dout.row + q_head * p.dout.head) * 2 +
-                               lane * 16));
+        for (int chunk = lane; seeing && chunk < p.n_chunks; chunk += 16)
+            dot += dot_8<T>(global_load_16(out + chunk * 16), global_load_16(dout + chunk * 16));
         for (int lanes = 8; lanes > 0; lanes /= 2) dot += __shfl_xor_sync(0xFFFFFFFFu, dot, lanes);
         if (lane == 0) {
             stats[row] = seeing ? p.lse[q_head * p.lse_stride + t.q_start + token] * LOG2_E : INFINITY;
@@ -3113,8 +3122,9 @@ template <int HEAD, int KEYS> CF_DEVICE float *part_address(const fused_params &
    row tile: scores and dP, then P and dS go through shared memory to the three other products. dQ is added to fp32 sums
    in memory, unless p.dq_sums is NULL (then another kernel computes it). A part of a split key tile has some of these
    rows, and leaves its dK and dV to attention_join_kernel. Head size 128 with 64 rows, 128 keys and 2 stages: 161 KB,
-   one block per SM, up to 255 registers. With 64 keys and one stage it fits the 99 KB parts. Head size 64: 128 rows and
-   128 keys take 163 KB and give each product in shared memory as much work as head size 128 has; 64 rows take 98 KB. */
+   one block per SM, up to 255 registers. With 64 keys and one stage it fits the 99 KB parts, and head size 256 with
+   them takes 145 KB. Head size 64: 128 rows and 128 keys take 163 KB and give each product in shared memory as much
+   work as head size 128 has; 64 rows take 98 KB. */
 template <typename T, int HEAD, int ROWS, int KEYS, int STAGES>
 __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEYS> ? BACKWARD_THREADS : 32, 1)
     attention_backward_kernel(const __grid_constant__ fused_params p) {
@@ -3293,20 +3303,21 @@ __global__ void __launch_bounds__(BACKWARD_THREADS) attention_round_dq_kernel(co
 }
 
 template <int HEAD, int ROWS> struct dq_layout { /* of shared memory, in bytes */
-    static const int TILE = ROWS * HEAD * 2, KEYS = FORWARD_KEYS * HEAD * 2;
+    static const int N_KEYS = HEAD == 256 ? FORWARD_KEYS / 2 : FORWARD_KEYS; /* of a block */
+    static const int TILE = ROWS * HEAD * 2, KEYS = N_KEYS * HEAD * 2;
     static const int Q = 0, DOUT = TILE, K = 2 * TILE, V = K + 2 * KEYS, BYTES = V + 2 * KEYS;
 };
 
 /* dQ by itself, for the deterministic backward: one block has a row tile and walks over the keys that they see, so
    every sum has one order; its tiles are not cut into parts. By blocks of keys all row tiles are carried. Warps of 16
-   rows. Head size 128: 96 KB, two blocks on
-   sm_90. */
+   rows. Head size 128: 96 KB, two blocks on sm_90. Head size 256: 128 KB, with 32 keys at a time; its
+   255 registers are 6 too few, which are spilled. */
 template <typename T, int HEAD, int ROWS>
-__global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ? 2 * ROWS : 32, 128 / ROWS)
+__global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ? 2 * ROWS : 32, HEAD == 256 ? 1 : 128 / ROWS)
     attention_dq_kernel(const __grid_constant__ fused_params p) {
     if constexpr (!HAS_SMALL && IS_SMALL<HEAD, ROWS, KEY_TILE>) return;
     typedef dq_layout<HEAD, ROWS> layout;
-    const int KEYS = FORWARD_KEYS, ROW = 2 * HEAD, THREADS = 2 * ROWS;
+    const int KEYS = layout::N_KEYS, PER = FORWARD_KEYS / KEYS, ROW = 2 * HEAD, THREADS = 2 * ROWS;
     int head;
     const tile t = find_work(p.work, &head);
     const int lane = (int)threadIdx.x % 32, warp_row = (int)threadIdx.x / 32 * 16;
@@ -3315,7 +3326,7 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ?
     const shared_address start = shared_start(), q = start + layout::Q, dout = start + layout::DOUT;
     const shared_address k = start + layout::K, v = start + layout::V;
     const int first_token = first_row / p.group, last_token = (past_row - 1) / p.group;
-    const int first = t.begin, end = p.carry == CARRY_LOAD ? first : t.end; /* at the end all keys were there */
+    const int first = t.begin * PER, end = p.carry == CARRY_LOAD ? first : t.end * PER; /* then all keys were there */
     const int full_end = key_end(p.visible, t, first_token) / KEYS;
     const int full_begin = (key_begin(p.visible, t, last_token) + KEYS - 1) / KEYS;
 
@@ -4195,7 +4206,7 @@ view view_of(const cf_tensor &t, int64_t heads, int64_t head_size) {
 
 /* ---- fused ---- */
 
-int fused_head(const problem *p) { return p->desc.head_size <= 64 ? 64 : 128; }
+int fused_head(const problem *p) { return p->desc.head_size <= 64 ? 64 : p->desc.head_size <= 128 ? 128 : 256; }
 
 int64_t fused_n_tiles(const problem *p) {
     return p->n_forward_tiles + p->n_row_tiles + p->n_key_tiles + p->backward.n_split + p->forward.n_split +
@@ -4210,7 +4221,7 @@ int64_t carried_tiles(const problem *p, int64_t rows) {
 /* Device workspace of the forward: carried sums, which lie at the same place for a chunk and all of its blocks, then
    the sums of parts of its tiles. */
 size_t forward_sums_bytes(const problem *p, int64_t n_tiles) {
-    const int floats = fused_head(p) == 64 ? forward_part_size<64>::FLOATS : forward_part_size<128>::FLOATS;
+    const int floats = FORWARD_ROWS * fused_head(p) + 8 * FORWARD_THREADS; /* as forward_part_size */
     return (size_t)p->desc.n_kv_heads * (size_t)n_tiles * (size_t)floats * sizeof(float);
 }
 
@@ -4237,11 +4248,9 @@ size_t fused_dq_bytes(const problem *p) {
     return (size_t)(p->desc.n_kv_heads * p->dq.n_parts * DQ_ROWS * fused_head(p)) * sizeof(float);
 }
 
-int fused_key_head(const problem *p) { return p->key_tile == KEY_TILE ? fused_head(p) : 128; }
-
 size_t fused_part_bytes(const problem *p) {
     return (size_t)p->desc.n_kv_heads * (size_t)p->backward.n_parts * 2 * (size_t)p->key_tile *
-           (size_t)fused_key_head(p) * sizeof(float);
+           (size_t)fused_head(p) * sizeof(float);
 }
 
 size_t fused_backward_bytes(const problem *p) {
@@ -4322,16 +4331,16 @@ cf_result launch_tiles(const char *name, void (*kernel)(fused_params), const wor
 }
 
 template <typename T, int HEAD> cf_result fused_forward_as(const call &c) {
+    const int THREADS = FORWARD_THREADS_OF<HEAD>;
     const tile_lists lists = lists_of(c);
     const fused_params f = fused_forward_of(c);
     cf_result code = CF_OK;
     if (f.carry != CARRY_LOAD)
-        code = launch_tiles("attention_forward", attention_forward_kernel<T, HEAD>, lists.forward, FORWARD_THREADS,
+        code = launch_tiles("attention_forward", attention_forward_kernel<T, HEAD>, lists.forward, THREADS,
                             forward_layout<HEAD>::BYTES, c, f);
     return code != CF_OK ? code
-                         : launch_tiles("attention_combine", attention_combine_kernel<T, HEAD, FORWARD_THREADS>,
-                                        lists.split_forward,
-                                        FORWARD_THREADS, FORWARD_ROWS * HEAD * 2, c, f);
+                         : launch_tiles("attention_combine", attention_combine_kernel<T, HEAD, THREADS>,
+                                        lists.split_forward, THREADS, FORWARD_ROWS * HEAD * 2, c, f);
 }
 
 /* All kernels of a backward, for one shape of its tiles. Of several blocks of keys the first needs the rows' numbers,
@@ -4406,15 +4415,18 @@ template <typename T> cf_result fused_backward_as(const call &c) {
     if (fused_head(p) == 64)
         return p->row_tile == LARGE_ROW_TILE ? launch_backward<T, 64, LARGE_ROW_TILE, KEY_TILE, 2>(c, f)
                                              : launch_backward<T, 64, ROW_TILE, KEY_TILE, 2>(c, f);
+    if (fused_head(p) == 256) return launch_backward<T, 256, ROW_TILE, SMALL_KEY_TILE, 1>(c, f);
     return p->key_tile == KEY_TILE ? launch_backward<T, 128, ROW_TILE, KEY_TILE, 2>(c, f)
                                    : launch_backward<T, 128, ROW_TILE, SMALL_KEY_TILE, 1>(c, f);
 }
 
 cf_result fused_forward(const call &c) {
-    const problem *p = &c.problem_of->inner;
-    if (p->desc.dtype == CF_DTYPE_BF16)
-        return fused_head(p) == 64 ? fused_forward_as<__nv_bfloat16, 64>(c) : fused_forward_as<__nv_bfloat16, 128>(c);
-    return fused_head(p) == 64 ? fused_forward_as<__half, 64>(c) : fused_forward_as<__half, 128>(c);
+    const bool bf16 = c.problem_of->inner.desc.dtype == CF_DTYPE_BF16;
+    switch (fused_head(&c.problem_of->inner)) {
+        case 64: return bf16 ? fused_forward_as<__nv_bfloat16, 64>(c) : fused_forward_as<__half, 64>(c);
+        case 128: return bf16 ? fused_forward_as<__nv_bfloat16, 128>(c) : fused_forward_as<__half, 128>(c);
+        default: return bf16 ? fused_forward_as<__nv_bfloat16, 256>(c) : fused_forward_as<__half, 256>(c);
+    }
 }
 
 cf_result fused_backward(const call &c) {
@@ -5125,6 +5137,7 @@ template <typename T, int HEAD> cudaError_t load_hopper_backward() {
 
 template <typename T> cudaError_t load_16_bit() {
     cudaError_t status = load_kernels(attention_forward_kernel<T, 64>, attention_forward_kernel<T, 128>,
+                                      attention_forward_kernel<T, 256>, attention_combine_kernel<T, 256, 256>,
                                       attention_combine_kernel<T, 64, FORWARD_THREADS>,
                                       attention_combine_kernel<T, 128, FORWARD_THREADS>,
                                       forward_hopper_kernel<T, 64>(), forward_hopper_kernel<T, 128>(),
@@ -5136,6 +5149,7 @@ template <typename T> cudaError_t load_16_bit() {
     if (status == cudaSuccess) status = load_backward<T, 64, ROW_TILE, KEY_TILE, 2>();
     if (status == cudaSuccess) status = load_backward<T, 128, ROW_TILE, KEY_TILE, 2>();
     if (status == cudaSuccess) status = load_backward<T, 128, ROW_TILE, SMALL_KEY_TILE, 1>();
+    if (status == cudaSuccess) status = load_backward<T, 256, ROW_TILE, SMALL_KEY_TILE, 1>();
     if (status == cudaSuccess) status = load_hopper_backward<T, 64>();
     return status == cudaSuccess ? load_hopper_backward<T, 128>() : status;
 }

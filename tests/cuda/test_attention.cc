@@ -118,7 +118,38 @@ TEST(head_sizes) {
         run_options o = mma;
         o.deterministic = size % 24 == 0;
         o.strided = size % 40 == 0;
-        if (size <= 128) check_problem(p, o, (uint64_t)size);
+        o.by_name = size > 128; /* which wgmma has not */
+        check_problem(p, o, (uint64_t)size);
+    }
+}
+
+/* Larger ones have tiles of their own: lengths around them, a window and a softcap, tiles in parts in both directions,
+   what a NaN in the next document reaches, both ways to dQ. */
+TEST(head_256) {
+    for (int i = 0; i < 4; i += harness_rounds(1, 2)) {
+        const bool parts = i % 2 == 0;
+        host_problem p = problem_of(parts ? 8 : 6, parts ? 1 : 2, i == 1 ? 200 : 256);
+        run_options o = mma;
+        device_results got;
+        o.by_name = true;
+        p.dtype = i % 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
+        p.window = i == 1 ? 75 : 0;
+        p.softcap = i == 2 ? 3.0 : 0.0;
+        o.arch = i == 3 ? 90 : 80;
+        o.deterministic = i >= 2;
+        o.strided = i == 1;
+        o.processors = parts ? 100 : 1;
+        p.add_slice(parts ? 4 : 65, parts ? 1100 : 129);
+        p.add_slice(1, 64);
+        p.add_slice(0, 30);
+        p.add_slice(parts ? 140 : 70, parts ? 140 : 70);
+        if (!check_problem(p, o, (uint64_t)(700 + i), &got)) return;
+        CHECK_INT(got.attention.path, CF_ATTENTION_MMA);
+        CHECK_INT(got.attention.n_split_forward_tiles > 0, parts);
+        CHECK_INT(got.attention.n_split_key_tiles > 0, parts);
+#ifdef CHUNKFLOW_CUDA_EMULATION
+        CHECK_INT(cuda_emu_total().conflicts, 0);
+#endif
     }
 }
 
@@ -1441,7 +1472,9 @@ TEST(bad_descriptors) {
         x.desc.dtype = CF_DTYPE_FP32;
         x.expect(CF_ERROR_ARGUMENT, "path");
     }
-    refused([](refusal &x) { x.desc.path = CF_ATTENTION_MMA; x.desc.head_size = 136; }, CF_ERROR_ARGUMENT, "path");
+    /* 99 KB of shared memory */
+    refused([](refusal &x) { x.desc.path = CF_ATTENTION_MMA; x.desc.head_size = 136; x.desc.arch = 89; },
+            CF_ERROR_ARGUMENT, "path");
     refused([](refusal &x) { x.desc.path = CF_ATTENTION_MMA; x.desc.arch = 75; }, CF_ERROR_ARGUMENT, "path");
 }
 
@@ -1475,7 +1508,8 @@ TEST(automatic_choice) {
         cf_attention_path path;
     } cases[] = {{CF_DTYPE_DEFAULT, 64, 80, CF_ATTENTION_MMA},   {CF_DTYPE_FP16, 128, 90, CF_ATTENTION_MMA},
                  {CF_DTYPE_BF16, 40, 86, CF_ATTENTION_MMA},      {CF_DTYPE_FP32, 64, 90, CF_ATTENTION_UNFUSED},
-                 {CF_DTYPE_BF16, 136, 90, CF_ATTENTION_UNFUSED}, {CF_DTYPE_BF16, 64, 75, CF_ATTENTION_UNFUSED}};
+                 {CF_DTYPE_BF16, 136, 90, CF_ATTENTION_MMA},     {CF_DTYPE_BF16, 136, 86, CF_ATTENTION_UNFUSED},
+                 {CF_DTYPE_BF16, 64, 75, CF_ATTENTION_UNFUSED}};
     for (const auto &one : cases) {
         refusal r;
         const cf_attention *a = NULL;
@@ -1619,7 +1653,7 @@ SUITE(attention, EMULATED_CASES CASE(accuracy_rule_rejects), CASE(bad_descriptor
       CASE(automatic_choice), CASE(bad_calls), CASE(shapes_causal), CASE(shapes_full), CASE(shapes_long),
       CASE(groups_of_heads), CASE(groups_that_do_not_fill_tiles), CASE(sections_of_heads),
       CASE(backward_keeps_the_device_busy),
-      CASE(head_sizes), CASE(head_128), CASE(little_shared_memory), CASE(split_key_tiles),
+      CASE(head_sizes), CASE(head_256), CASE(head_128), CASE(little_shared_memory), CASE(split_key_tiles),
       CASE(split_forward_tiles), CASE(many_parts), CASE(pairs_are_counted), CASE(longest_tiles_first),
       CASE(workspace_is_what_it_holds), CASE(when_tiles_are_split), CASE(prefixes), CASE(documents_of_1_to_130_tokens),
       CASE(documents_packed_heads), CASE(padded_slices), CASE(masks), CASE(window_edges),

@@ -563,7 +563,7 @@ TEST(fused) {
         g.dtype = i % 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
         g.n_layers = 1;
         g.n_heads = i == 2 ? 7 : 4, g.n_kv_heads = i == 2 ? 1 : 2;
-        g.head_size = i % 3 == 2 ? 128 : i == 4 ? 40 : 64;
+        g.head_size = i == 3 && g.path == CF_ATTENTION_MMA ? 256 : i % 3 == 2 ? 128 : i == 4 ? 40 : 64;
         g.own = i % 2 ? std::vector<int>{70, 1, 65} : std::vector<int>{90, 60};
         g.documents = {20, 33};
         g.block_rows = i % 2 ? 40 : 64;

@@ -371,7 +371,7 @@ TEST(choice) {
     } cases[] = {{CF_DTYPE_BF16, 4, 128, 90, nullptr},
                  {CF_DTYPE_FP16, 64, 72, 90, nullptr},
                  {CF_DTYPE_FP32, 4, 128, 90, "16-bit types"},
-                 {CF_DTYPE_BF16, 4, 136, 90, "head size (wanted 128, got 136)"},
+                 {CF_DTYPE_BF16, 4, 136, 90, "head size on this architecture (wanted 128, got 136)"},
                  {CF_DTYPE_BF16, 65, 128, 90, "heads for each key head (wanted 64, got 65)"},
                  {CF_DTYPE_BF16, 4, 128, 80, "architecture (wanted 90, got 80)"},
                  {CF_DTYPE_BF16, 4, 128, 100, "architecture (wanted 90, got 100)"}};
