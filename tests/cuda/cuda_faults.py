@@ -45,10 +45,8 @@ FAULTS = (
      None,
      "attention.prefixes"),
     ("conditional commit of copies",
-     "                                                   p.n_chunks);\n        copy_async_commit();\n\n "
-     "       float s[2][KEYS / 8][4];",
-     "                                                   p.n_chunks);\n        if (planted != {n} || "
-     "n > first) copy_async_commit();\n\n        float s[2][KEYS / 8][4];",
+     "        copy_async_commit();\n\n        float s[M][KEYS / 8][4];",
+     "        if (planted != {n} || n > first) copy_async_commit();\n\n        float s[M][KEYS / 8][4];",
      "attention.prefixes"),
     ("a dropped partial tile",
      "n_blocks = div_up(n_rows, rows);",
@@ -158,8 +156,8 @@ FAULTS = (
      "    if (code == CF_OK && planted != {n}) code = hold(s->desc.in, s->sent, error);\n",
      "blocks.every_order"),
     ("no wait for a block's copy",
-     "const cf_result code = hold(compute, s->slots[number].loaded, error);",
-     "const cf_result code = planted == {n} ? CF_OK : hold(compute, s->slots[number].loaded, error);",
+     "if (code == CF_OK) code = hold(compute, s->slots[number].loaded, error);",
+     "if (code == CF_OK && planted != {n}) code = hold(compute, s->slots[number].loaded, error);",
      "blocks.every_order"),
     ("gradients that leave before they are done",
      "        code = hold(s->desc.out, slot.used, error);\n",
