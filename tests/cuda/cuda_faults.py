@@ -471,6 +471,17 @@ FAULTS = (
      "        at.stage = stage ^ 1;",
      "        at.stage = planted == {n} ? 0 : stage ^ 1;",
      "wgmma.variants"),
+    ("sums that are scaled while their products run",
+     "            keep_order();\n            wgmma_wait<0>();\n            hold_registers(o[0]);",
+     "            keep_order();\n            if (planted == {n}) {\n"
+     "                const float by[1][2] = {{shrink[0], shrink[1]}};\n                scale_rows(o, by);\n"
+     "            }\n"
+     "            wgmma_wait<0>();\n            hold_registers(o[0]);",
+     "wgmma.masked_blocks_are_skipped"),
+    ("a begin that records nothing sent",
+     "    code = record(s->sent, s->desc.out, error);",
+     "    if (planted != {n}) code = record(s->sent, s->desc.out, error);",
+     "blocks.what_was_sent_is_there"),
     ("half of a key tile that is seen after all",
      "if (key_end(p.visible, t, past_token - 1) <= first_key ||",
      "if (key_end(p.visible, t, past_token - 1) <= first_key + (planted == {n}) ||",

@@ -645,6 +645,28 @@ TEST(every_order) {
     cuda_emu_defaults();
 }
 
+/* A pass reads what the pass before sent out, however late that stream is: one layer and one block, so that nothing
+   else makes it wait. */
+TEST(what_was_sent_is_there) {
+    group_setting g = unfused(CF_DTYPE_FP32);
+    g.head_size = 8;
+    g.own = {5, 4, 6};
+    g.block_rows = 5;
+    g.n_layers = 1;
+    g.n_slots = 2;
+    const std::vector<host_inputs> inputs = group_inputs(g, 250);
+    group_results in_order, late;
+    note_group(g);
+    cuda_emu_reset();
+    if (!run_group(g, inputs, &in_order)) return;
+    for (uint64_t stream = 1; stream <= 3; stream++) {
+        cuda_emu_reset();
+        cuda_emu_set_policy(CUDA_EMU_STREAM_LATE, stream);
+        if (!run_group(g, inputs, &late) || !CHECK(late.bits == in_order.bits)) break;
+    }
+    cuda_emu_defaults();
+}
+
 /* A pass that is given up wherever it is, and then another one: nothing that was on its way does harm. */
 TEST(passes_that_are_given_up) {
     group_setting g = unfused(CF_DTYPE_FP32);
@@ -1191,8 +1213,8 @@ TEST(pairs) {
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
 #define EMULATED_CASES \
-    , CASE(every_order), CASE(passes_that_are_given_up), CASE(passes_allocate_nothing), CASE(every_call_fails_once), \
-        CASE(copies_hide), CASE(any_order_of_calls)
+    , CASE(every_order), CASE(what_was_sent_is_there), CASE(passes_that_are_given_up), CASE(passes_allocate_nothing), \
+        CASE(every_call_fails_once), CASE(copies_hide), CASE(any_order_of_calls)
 #else
 #define EMULATED_CASES
 #endif

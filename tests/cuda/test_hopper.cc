@@ -20,6 +20,7 @@ enum mistake {
     NO_MISTAKE,
     SUMS_READ_EARLY,      /* before the wait for their group */
     SUMS_CHANGED,         /* likewise */
+    SUMS_SCALED,          /* likewise, by a factor that changes nothing */
     OPERAND_WRITTEN,      /* while the products read it */
     REGISTERS_CHANGED,    /* of an A operand in flight */
     NO_REGISTER_FENCE,    /* before the first product */
@@ -123,6 +124,8 @@ static void consume(const product_maps &p) {
         }
         cuda_emu_wgmma_commit();
         if (m == SUMS_CHANGED && step == 1) c[5] = 1.0f;
+        volatile const float factor = 1.0f;
+        if (m == SUMS_SCALED && step == 1) c[5] *= factor;
         if (m == SUMS_READ_EARLY && last)
             for (int i = 0; i < 64; i++) p.c[i] = (float)__float2bfloat16_rn(c[i]).bits;
         if (m == OPERAND_WRITTEN && step == 1 && threadIdx.x == 77) cuda_emu_shared_store(OTHER + 64, &one, 4);
@@ -233,6 +236,7 @@ TEST(mistakes) {
     } cases[] = {
         {SUMS_READ_EARLY, CUDA_EMU_IN_FLIGHT, "sums read before the wait"},
         {SUMS_CHANGED, CUDA_EMU_IN_FLIGHT, "sums changed before the wait"},
+        {SUMS_SCALED, CUDA_EMU_IN_FLIGHT, "sums scaled before the wait"},
         {OPERAND_WRITTEN, CUDA_EMU_IN_FLIGHT, "operand written in flight"},
         {REGISTERS_CHANGED, CUDA_EMU_IN_FLIGHT, "registers changed in flight"},
         {NO_REGISTER_FENCE, CUDA_EMU_IN_FLIGHT, "no wgmma.fence"},

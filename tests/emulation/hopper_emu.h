@@ -453,10 +453,14 @@ void cuda_emu_setmaxnreg(int n, bool increase) {
    >>wgmma
    ================================================================================================================ */
 
-static const uint32_t IN_FLIGHT_BITS = 0x7FC0DEAD; /* what registers hold of sums in flight: a NaN */
+/* What registers hold of sums in flight: a signalling NaN. Arithmetic makes it a quiet one, so that even sums that are
+   only scaled where they lie are seen to have changed. */
+static const uint32_t IN_FLIGHT_BITS = 0x7F80DEAD, QUIET_BIT = 0x00400000;
+
+static bool was_in_flight(uint32_t bits) { return (bits & 0x7FFFFFFFu & ~QUIET_BIT) == IN_FLIGHT_BITS; }
 
 void cuda_emu_note_nan(uint32_t bits) {
-    if (running && (bits & 0x7FFFFFFFu) == IN_FLIGHT_BITS)
+    if (running && was_in_flight(bits))
         cuda_emu_add_fault(CUDA_EMU_IN_FLIGHT, "sums of a wgmma are used before the wait for them");
 }
 
@@ -464,7 +468,7 @@ void cuda_emu_check_words(const void *words, int bytes) {
     uint32_t word;
     for (int i = 0; i + 4 <= bytes; i += 4) {
         memcpy(&word, (const unsigned char *)words + i, 4);
-        if ((word & 0x7FFFFFFFu) == IN_FLIGHT_BITS) cuda_emu_note_nan(word);
+        if (was_in_flight(word)) cuda_emu_note_nan(word);
     }
 }
 
