@@ -1055,9 +1055,9 @@ CHUNKFLOW_API int64_t cf_schedule_find(const cf_schedule_index *index, cf_pass p
 
 /* The passes that an action, an index into schedule->actions, waits for, whatever the order of its stage is. A SEND and
    a RECV wait for the pass that makes what they move. An R has a need of CF_EDGE_SLOT where its group keeps K chunks
-   until shortly before: the pass that gave a place back last. Returns how many needs there are; 0 also for an action
-   that does not exist. */
-CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t action, cf_need needs[CF_MAX_NEEDS]);
+   until shortly before: the pass that gave a place back last. needs: room for CF_MAX_NEEDS. Returns how many there are;
+   0 also for an action that does not exist. */
+CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t action, cf_need *needs);
 
 /* ================================================================================================================
    >>simulate    schedule -> when each pass runs, and what is held meanwhile
@@ -8125,7 +8125,7 @@ static int cf__index_transfer_need(const cf_schedule_index *index, const cf_acti
                           t->way > 0 ? CF_EDGE_ACTIVATION : CF_EDGE_GRADIENT, need);
 }
 
-CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t action, cf_need needs[CF_MAX_NEEDS]) {
+CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t action, cf_need *needs) {
     cf__pipe_need found[CF__PIPE_MOST_NEEDS];
     cf__pipe_unit unit;
     const cf_action *a;

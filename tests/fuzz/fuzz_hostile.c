@@ -288,6 +288,23 @@ static cf_result run_by_hand(const hostile *h, int64_t stage) {
     return result;
 }
 
+/* There is an index of a sound schedule alone, and what an action waits for is there. */
+static void index_stands(const hostile *h, int sound) {
+    cf_schedule_index *index = NULL;
+    cf_error error = fuzz_error();
+    int64_t i;
+    int n, made = fuzz_result(cf_schedule_index_make(&h->plan, &h->schedule, NULL, &index, &error), &error);
+    FUZZ_CHECK(made == sound, "an index, or none: %s", error.text);
+    for (i = 0; made && i < h->schedule.n_actions; i++) {
+        cf_need needs[CF_MAX_NEEDS];
+        for (n = cf_schedule_needs(index, i, needs); n > 0; n--)
+            FUZZ_CHECK(needs[n - 1].action >= 0 && needs[n - 1].action < h->schedule.n_actions &&
+                           needs[n - 1].action != i,
+                       "action %lld waits for action %lld", (long long)i, (long long)needs[n - 1].action);
+    }
+    cf_schedule_index_free(index);
+}
+
 static void run_stands(const hostile *h, int sound) {
     cf_capacity needed = {0};
     cf_error refused = fuzz_error();
@@ -345,6 +362,7 @@ static void schedule_stands(hostile *h) {
                    sound ? "sound" : error.text, fault ? fault : "sound");
     }
     times_stand(h, sound);
+    index_stands(h, sound);
     run_stands(h, sound);
     error = fuzz_error();
     (void)fuzz_result(cf_run_size(&h->plan, &h->schedule, &bytes, &error), &error);
