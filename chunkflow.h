@@ -34,14 +34,17 @@
                                cf_schedule_needs (what it waits for)
        write                   cf_write_plan_json, cf_write_schedule_json
        what waits for what     cf_graph_make, cf_graph_free
+       words of enumerations   cf_pass_name, cf_edge_name, cf_placement_name, cf_replay_name, cf_schedule_kind_name,
+                               cf_pack_method_name, cf_split_method_name, cf_recompute_name
        errors                  cf_result_name, the cf_error record
          of your own           cf_fail, cf_fail_real, cf_fail_null, cf_refuse
        memory of yours         cf_allocator
          for your functions    cf_allocator_resolve, cf_allocate
        cost numbers            cf_cost_seconds
        describe a model        cf_model_find, cf_model_validate, cf_model_parameters, cf_stage_parameters,
-         and its split         cf_stage_shard, cf_parallel_validate
-       size its memory         cf_memory_estimate, cf_memory_token_bytes
+         and its split         cf_stage_shard, cf_parallel_validate, cf_parallel_defaults
+         and where stages lie  cf_placement_stage, cf_placement_at
+       size its memory         cf_memory_estimate, cf_memory_token_bytes, cf_memory_defaults
          moment by moment      cf_schedule_loads
 
    Attention, carried state and a pipeline on GPUs are in a companion with its own declarations, chunkflow_cuda.cu.
@@ -216,9 +219,9 @@ typedef struct cf_block {
    for a record of zeros.
 
    Objects from elsewhere. A plan, schedule or graph is sound if the library has made it or the validator of its kind
-   accepts it. Every function that takes one says whether it must be sound or may be unvalidated. Of what may be
-   unvalidated it reads nothing beyond the counts that the object states, and ends in time and memory in proportion to
-   these. A free function wants an object that was made. */
+   accepts it. Every function that takes one says whether it must be sound or may be unvalidated. A function that takes
+   unvalidated objects never reads past the counts that they state, and its time and memory are in proportion to these
+   counts. A free function takes only what the library has made. */
 
 /* ================================================================================================================
    >>pack    lengths -> plan
@@ -975,8 +978,8 @@ typedef struct cf_schedule_desc {
    after it in its row, which is the most that `paper` keeps when it runs a constant number ahead. So stage s keeps at
    most (min(K, longest) + n_stages - 1 - s) x n_virtual chunks, and in a V with two rows every stage 2 x min(K,
    longest) + n_stages - 1. Of state, stage s holds on each virtual stage at most 2 x (tokens of the longest group) +
-   (n_stages - 1 - s) x chunk_size tokens. CF_NO_LIMIT as limits.state lifts the second, and as limits.chunks both: it asks for the
-   shortest schedule, whatever that holds.
+   (n_stages - 1 - s) x chunk_size tokens. CF_NO_LIMIT as limits.state lifts the second, and as limits.chunks both: it
+   asks for the shortest schedule, whatever that holds.
 
    Within the same limits `best` is never longer than
    - a fixed kind of as many virtual stages (`interleaved` with n_virtual above 1, `zero-bubble` with split_backward),
@@ -1014,7 +1017,8 @@ typedef struct cf_validate_desc {
 /* Checks a schedule from any source, lowered or not. On every virtual stage of the rank
      every chunk must have one F, one B (or one I and then one W), and one R exactly where its F kept nothing;
      a group's forwards must run upwards and its backwards downwards, R after F, and each backward with activations;
-     at most K chunks of a group may keep their activations at once, and no stage may pass a limit;
+     at most K chunks of a group may keep their activations at once;
+     no stage may hold more chunks, state or bytes than its limits allow;
      with pipeline replay, a chunk that a virtual stage replays must be replayed on the one before it, too.
    The lists must run to their end, so that no stage waits for ever for another. In a lowered schedule every tensor that
    crosses stages must be sent once and received once, after it was made and before it is used, and the lists must end
@@ -1661,12 +1665,12 @@ CF__APART static cf_result cf__within(int64_t value, int64_t least, int64_t most
     return CF_OK;
 }
 
-/* What lies above a documented limit is CF_ERROR_LIMIT. */
+/* A number above a documented limit is refused with CF_ERROR_LIMIT. */
 CF__APART static cf_result cf__range(int64_t value, int64_t least, int64_t most, const char *field, cf_error *error) {
     return cf__within(value, least, most, field, CF_ERROR_ARGUMENT, CF_ERROR_LIMIT, "is too large", error);
 }
 
-/* What lies above a bound that something else sets, which `why` names, is CF_ERROR_ARGUMENT. */
+/* A number above a bound that follows from another argument is refused with CF_ERROR_ARGUMENT; `why` names it. */
 CF__APART static cf_result cf__bounded(int64_t value, int64_t least, int64_t most, const char *field, const char *why,
                                        cf_error *error) {
     return cf__within(value, least, most, field, CF_ERROR_ARGUMENT, CF_ERROR_ARGUMENT, why, error);
@@ -4265,11 +4269,11 @@ static cf__pipe_room cf__pipe_room_of(const cf_limits *limits, const cf_schedule
 
 /* ---- the rules: what a pass waits for ----
 
-   This is the one place where they are written down; graph, bounds, search and lowering read them here. (The validator
-   states them again in its own words, so that a mistake here does not go unseen.) A rule says: the pass at this place
-   waits for the one at that place of the chunk so many on in its group, so many virtual stages on. It holds where
-   both passes exist: every chunk has an F and a backward, and an R if its activations were dropped, which is so for
-   all but the last `kept` chunks of its group. */
+   The rules are written down here and nowhere else; graph, bounds, search, clock and cf_schedule_needs read them. (The
+   validator states them again in its own words, so that a mistake here does not go unseen.) A rule names two passes:
+   {CF_F, CF_F, -1, 0, CF_EDGE_STATE} says that F of a chunk waits for F of the chunk before it in its group, on the
+   same virtual stage. It holds where both passes exist. Every chunk has an F and a backward, and it has an R if its
+   activations were dropped, which is so for all but the last `kept` chunks of its group. */
 enum {
     CF__PIPE_KEEPER = CF__PIPE_PLACES, /* leaves the activations: R if the chunk was dropped, otherwise F */
     CF__PIPE_FREER,                    /* gives their slot back: B, or W where backwards are split */
@@ -4404,8 +4408,8 @@ static cf__pipeline cf__pipe_of(const cf_plan *plan, const cf_shape *shape, cons
     return pipe;
 }
 
-/* The stage of a virtual stage that there is. In the first row, where most are, it takes no division, and in loops one of
-   32 bits, which takes a fraction of the time of 64. */
+/* The stage on which a virtual stage lies. It takes no division in the first row, where most virtual stages are, and in
+   loops one of 32 bits, which takes a fraction of the time of 64. */
 static inline int64_t cf__pipe_stage(const cf__pipeline *pipe, int64_t v) {
     if (v < pipe->shape.n_stages) return v;
     if (pipe->shape.placement != CF_PLACEMENT_V) return (uint32_t)v % (uint32_t)pipe->shape.n_stages;
