@@ -9,7 +9,7 @@
 # FULL=1 adds a page of more than 400,000 passes.
 
 tests=$(cd "$(dirname "$0")" && pwd)
-. "$tests/command/cli_harness.sh"
+. "$tests/cli_harness.sh"
 
 if [ -z "$PYTHON" ]; then skip_all report "there is no python3"; fi
 CHROMIUM=${CHROMIUM:-$(command -v chromium || command -v chromium-browser || true)}
@@ -30,7 +30,7 @@ numbers() {
     if [ "$code" = 0 ]; then pairs="$pairs paper=paper.json"; fi
     cf plan "$@" --json best.json --summary
     # shellcheck disable=SC2086
-    if python "$tests/command/report_data.py" data.json page.html $pairs >why 2>&1; then ok "$name"
+    if python "$tests/report_data.py" data.json page.html $pairs >why 2>&1; then ok "$name"
     else fail "$name" "$(head -n 3 why | tr '\n' ' ')"; fi
 }
 
@@ -122,7 +122,7 @@ test_measured() {
 import json
 d = json.load(open("data.json"))
 print(*[round(e["off"], 9) for e in d["errors"]])')"
-        same report/measured/numbers "" "$(python "$tests/command/report_data.py" data.json page.html)"
+        same report/measured/numbers "" "$(python "$tests/report_data.py" data.json page.html)"
         mv data.json measured.json
         mv page.html measured.html
         refuses report/measured/unit 2 'needs costs in seconds' report --chunk-size 8K --k 2 --stages 3 \
@@ -135,7 +135,7 @@ print(*[round(e["off"], 9) for e in d["errors"]])')"
             --summary lengths
         cf report --chunk-size 8K --k 2 --stages 3 $costs --latency 0.1 --measured lowered.json -o page.html \
             --json data.json lengths
-        same report/measured/lowered "0 " "$code $(python "$tests/command/report_data.py" data.json page.html)"
+        same report/measured/lowered "0 " "$code $(python "$tests/report_data.py" data.json page.html)"
         refuses report/measured/plan 2 'is a plan' report --chunk-size 8K --stages 3 $costs --measured p.json \
             -o no.html lengths
         grep -Ev '"(makespan|bounds|peak_[a-z_]*)": ' s.json | sed 's/, "start": .*}/}/' >untimed.json
@@ -188,7 +188,7 @@ test_pictures() {
         cf plan $options --json s.json --svg chart.svg --memory-svg memory.svg --summary
         cf report $options -o page.html --json data.json
         same "report/svg/$options" "0 " \
-            "$code $(python "$tests/command/svg_check.py" s.json chart.svg memory.svg data.json best 2>&1 | head -n 3)"
+            "$code $(python "$tests/svg_check.py" s.json chart.svg memory.svg data.json best 2>&1 | head -n 3)"
     done
     refuses report/svg/many 2 'n_passes: is too large for a picture [(]wanted 20000' \
         plan --chunk-size 64 --k 1 --stages 8 --svg no.svg lengths
@@ -235,7 +235,7 @@ test_pages() {
     python -c '
 import re
 print(re.search("id=\"data\">(.*?)</script>", open("tuned.html").read(), re.S).group(1))' >tuned_report.json
-    same tune/page/report "" "$(python "$tests/command/report_data.py" tuned_report.json tuned.html 2>&1 | head -n 3)"
+    same tune/page/report "" "$(python "$tests/report_data.py" tuned_report.json tuned.html 2>&1 | head -n 3)"
     same tune/page/ranks "2 2" "$(python -c '
 import json
 t, r = json.load(open("tuned.json")), json.load(open("tuned_report.json"))
@@ -306,7 +306,7 @@ test_hostile() {
     same tune/page/hostile "0 $hostile" "$code $(python -c "$source" hostile_tuned.json)"
     same tune/page/hostile/scripts "8 0" \
         "$(grep -o '</*script' hostile_tuned.html | wc -l) $(grep -c '<img' hostile_tuned.html)"
-    python "$tests/command/report_hostile.py" hostile_tuned paper
+    python "$tests/report_hostile.py" hostile_tuned paper
 }
 
 # in_browser NAME...: the tests of report_browser.py, of NAME.html and NAME.json. One browser is started for all of
@@ -318,7 +318,7 @@ in_browser() {
     done
     if [ -z "$pages" ]; then return 0; fi
     # shellcheck disable=SC2086
-    timeout -k 5 600 "$PYTHON" -S "$tests/command/report_browser.py" check "$CHROMIUM" $pages >log 2>&1
+    timeout -k 5 600 "$PYTHON" -S "$tests/report_browser.py" check "$CHROMIUM" $pages >log 2>&1
     status=$?
     cat log
     passed=$((passed + $(grep -c '^ok ' log)))

@@ -4,7 +4,7 @@
 #     sh tools/bench/record.sh [--lengths FILE] [--out DIR] [NAME...]
 #
 # To be run in the top directory, through `make bench-record`, which builds the programs. NAME: pack, schedule,
-# ablate, baseline, tune or fit; all of them by default, which takes about an hour of processor time. FILE: a list of
+# ablate, baseline, tune or fit; all of them by default, which takes some ten minutes of processor time. FILE: a list of
 # lengths, one a line (the recorded tables have the Mooncake conversation trace); without it the batches that need one,
 # and ablate, are left out. Each table replaces DIR/NAME.txt (default tools/bench/results) and begins with its date,
 # machine, compiler and command; only the name of FILE is recorded. README quotes `pack` (milliseconds and distance from
@@ -51,7 +51,7 @@ for name; do
         pack) CC="$CC" CFLAGS="$CFLAGS" BUILD="$BUILD" sh tools/bench/bench_pack.sh \
             --out "$out/pack.txt" ${lengths:+"$lengths"} ;;
         schedule) record schedule "$BUILD/bench_schedule" speed best suite virtual "limits${lengths:+=$lengths}" \
-            "replay${lengths:+=$lengths}" "longer=60${lengths:+,$lengths}" ;;
+            "replay${lengths:+=$lengths}" ;;
         ablate) [ -z "$lengths" ] || record ablate "$BUILD/bench_schedule" "ablate=$lengths" ;;
         baseline) record baseline "$BUILD/bench_baseline" ${lengths:+"$lengths"} ;;
         tune) record tune "$BUILD/bench_tune" ${lengths:+"$lengths"} ;;
