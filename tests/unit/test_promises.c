@@ -168,11 +168,9 @@ TEST(dispatched_kinds_come_to_an_end) {
         harness_rng rng = {seed};
         int64_t lengths[12], n = harness_between(&rng, 1, 12), i;
         cf_schedule *schedule = NULL;
-        cf_schedule_desc desc;
-        cf_pack_desc packing;
+        cf_schedule_desc desc = {0};
+        cf_pack_desc packing = {0};
         cf_plan *plan = NULL;
-        memset(&desc, 0, sizeof desc);
-        memset(&packing, 0, sizeof packing);
         packing.chunk_size = 2;
         packing.max_slices = 1;
         for (i = 0; i < n; i++) lengths[i] = harness_between(&rng, 1, 12);
