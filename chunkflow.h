@@ -6859,12 +6859,12 @@ static int64_t cf__search_room(const cf__schedule_maker *m) {
    searches. Those for K = 1 serve every K and get most; without limits bounds often rule them out, so that the others
    get more. Where fewer chunks fit than there are stages, the number falls in proportion: a search under half the
    limits rarely wins, so it should cost little, and the search under the given limits still makes all of it. Large
-   problems get the fixed schedules alone, and one dispatch where the caller gives a limit: with fewer chunks than
+   problems get the fixed schedules alone, and two dispatches where the caller gives a limit: with fewer chunks than
    stages the fixed ones may take three times as long. */
 static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split) {
     int64_t passes = m->pipe.n * m->pipe.n_v * (3 + split), stages = m->desc.shape.n_stages, budget;
     int64_t room = cf__min(cf__search_room(m), stages);
-    if (passes > 1 << 18) return CF__SEARCH_FIXED + (m->is_limited && !m->is_default);
+    if (passes > 1 << 18) return CF__SEARCH_FIXED + (m->is_limited && !m->is_default ? 2 : 0);
     if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
     budget = m->is_limited ? cf__max(40, 125000 / passes) : cf__max(32, 500000 / passes);
     budget = cf__min(10000, budget);
@@ -7157,11 +7157,15 @@ static void cf__search_try_rhythms(cf__search *search) {
     }
 }
 
-/* Backwards first, and forwards by what waits on the next stage. */
+/* Backwards first, and forwards by what waits on the next stage. Equal chunks of which fewer fit on a stage than there
+   are stages take up to 1.6 times as long with a lead, so it is tried without as well there. */
 static void cf__search_try_lead(cf__search *search) {
     cf__dispatch_policy policy = search->dispatch.policy;
     policy.bias = search->bounds.critical_path;
     policy.lead = search->maker.desc.shape.n_virtual == 1 && CF__USES(leads) ? cf__search_lead : 0;
+    cf__search_try_policy(search, policy);
+    if (!(policy.lead > 0) || cf__search_room(&search->maker) >= search->maker.desc.shape.n_stages) return;
+    policy.lead = 0;
     cf__search_try_policy(search, policy);
 }
 

@@ -53,7 +53,7 @@ test_padded_rows() {
 }
 
 # With more than 2^18 passes `best` has no time for a search. Under a limit below the stages it must not end with the
-# fixed kinds all the same: they take twice as long as what was found for a few chunks less (325,128, 1.07 times the
+# fixed kinds all the same: they take twice as long as what was found for a few chunks less (321,288, 1.05 times the
 # bound).
 test_large_and_limited() {
     printf '8 10950\n' >equal_ones
