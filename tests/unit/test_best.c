@@ -389,7 +389,7 @@ TEST(a_limit_beyond_all_chunks) {
 }
 
 /* On so many stages that one dispatch takes as long as the whole search should, `best` tries the fixed schedules and, as
-   there is a limit, one dispatch. */
+   there is a limit, two dispatches. */
 TEST(very_many_stages) {
     const int64_t lengths[] = {1, 2, 3};
     cf_plan *plan = pack(lengths, 3, 2, 1);
