@@ -4829,7 +4829,7 @@ static cf__pipe_room cf__schedule_asked(const cf__schedule_maker *m, int64_t sta
     cf__pipe_room asked = cf__pipe_given_room(&m->desc.limits, stage);
     int has_defaults = m->desc.kind == CF_SCHEDULE_BEST && !cf__schedule_has_bytes(&m->desc);
     if (m->is_default || (has_defaults && asked.chunks == 0)) asked.chunks = cf__schedule_default_chunks(m, stage);
-    if (has_defaults && asked.state == 0 && (m->is_default || m->counts_chunks))
+    if (asked.state == 0 && (m->is_default || (has_defaults && m->counts_chunks)))
         asked.state = cf__schedule_default_state(m, stage);
     return asked;
 }

@@ -200,11 +200,9 @@ gradients "no hybrid chunks" '(0 hybrid)' --no-tails --stages 2
 gradients "even slices, prompts" 'largest group 4' --split even --prompt 7 --stages 2 --k 2 --reference
 model="$tiny --synthetic 16,9,3,0,1,16,12,5"
 in_full gradients "standalone chunks only" 'largest group 0' --stages 2 --schedule 1f1b --align 4
-for replay in local pipeline; do # best drops some of them on some stages, where there is little room
-    if [ $replay = pipeline ] && ! full; then continue; fi
-    gradients "standalone chunks replayed, $replay replay" 'largest group 0.* [1-9][0-9]* replays' --layers 3 \
-        --stages 3 --schedule best --replay $replay --limit 1
-done
+# best drops some of them on some stages, where there is little room
+gradients "standalone chunks replayed" 'largest group 0.* [1-9][0-9]* replays' --layers 3 --stages 3 --schedule best \
+    --replay local --limit 1
 model="$tiny --synthetic 131"
 in_full gradients "one group of 9" 'largest group 9' --stages 2 --k 3 --schedule zero-bubble
 model="$tiny --synthetic 56,5,16,3,1,0,33"

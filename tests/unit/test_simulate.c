@@ -260,9 +260,13 @@ static void check_books(const cf_plan *plan, const cf_schedule *schedule, const 
 
 static void check_bounds(const cf_schedule_desc *desc, const cf_schedule *schedule, const cf_timeline *timeline) {
     double strongest = 0;
-    int64_t i, limited = desc->limits.chunks_by_stage == NULL && desc->limits.chunks > 0;
-    for (i = 0; i < schedule->shape.n_stages; i++)
-        limited |= desc->limits.chunks_by_stage ? desc->limits.chunks_by_stage[i] > 0 : schedule->limits.chunks_by_stage && schedule->limits.chunks_by_stage[i] > 0;
+    int64_t i, limited = 0;
+    for (i = 0; i < schedule->shape.n_stages; i++) {
+        int64_t limit = desc->limits.chunks_by_stage ? desc->limits.chunks_by_stage[i] : 0;
+        if (limit == 0) limit = desc->limits.chunks;
+        if (limit == 0 && schedule->limits.chunks_by_stage) limit = schedule->limits.chunks_by_stage[i];
+        limited |= limit > 0;
+    }
     CHECK_INT(timeline->n_bounds, limited ? 4 : 3);
     for (i = 0; i < timeline->n_bounds; i++) {
         if (timeline->bounds[i].value > strongest) strongest = timeline->bounds[i].value;
