@@ -7467,7 +7467,7 @@ static cf_result cf__search_fill(void *job) {
     } else {
         if (cf__search_dispatches(m))
             cf__bounds_find_paths(&search->bounds, &m->pipe, cf__schedule_splits(&m->desc), m->desc.shape.k);
-        if (CF__NEVER(!cf__search_write_fixed(search, m->desc.kind, 0, search->schedule)))
+        if (!cf__search_write_fixed(search, m->desc.kind, 0, search->schedule))
             return cf__refuse(m->error, CF_ERROR_INFEASIBLE, "kind", -1, "its rules come to no end for this batch");
     }
     if (CF__NEVER(cf__search_compares(m) && !(search->report.makespan < DBL_MAX)))
