@@ -17,6 +17,7 @@
        fit costs to measured passes     cf_cost_fit
        estimate them from numbers       cf_cost_estimate, cf_gpu_find, cf_gpu_at
        bytes that a schedule needs      cf_schedule_memory
+       limits that leave it those       cf_memory_limits
        choose ChunkSize and K           cf_tune, cf_tune_schedule, cf_tune_defaults, cf_tune_budget, cf_tuning_free,
                                         cf_tune_status_name
 
@@ -191,6 +192,22 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
 CHUNKFLOW_TUNE_API cf_result cf_schedule_memory(const cf_memory_desc *desc, const cf_plan *plan,
                                                 const cf_schedule *schedule, cf_memory_report *reports,
                                                 int64_t n_reports, const cf_allocator *allocator, cf_error *error);
+
+/* The limits under which a schedule of a plan fits into so many bytes of every GPU, for cf_schedule_desc: per_token and
+   bytes_by_stage of *limits; its other members stay as they are. A schedule counts the tokens of all stages by the same
+   bytes, and here stages differ, so both speak of the tightest stage, in hundredths of a byte; what a stage holds always
+   and what a pass works in is left out of them. They leave room for `kept` chunks of any group beside its state, even
+   where that does not fit: cf_schedule_memory of what comes out has the last word. cf_tune makes a schedule without
+   these limits first, where that does not fit under those of kept = K, and then under those of kept = 1. More than the
+   chunks of the largest group count as that many.
+
+   shape: of the schedule, as cf_schedule_defaults gives it; desc: as in cf_schedule_memory. by_stage: (shape->n_stages),
+   the caller's, where limits->bytes_by_stage then points. Working space comes from `allocator` (NULL: malloc). Errors: as in
+   cf_schedule_memory, CF_ERROR_ARGUMENT with what is not positive, CF_ERROR_OVERFLOW where bytes do not fit in 64
+   bits. */
+CHUNKFLOW_TUNE_API cf_result cf_memory_limits(const cf_memory_desc *desc, const cf_plan *plan, const cf_shape *shape,
+                                              int64_t limit_bytes, int64_t kept, int64_t *by_stage, cf_limits *limits,
+                                              const cf_allocator *allocator, cf_error *error);
 
 /* ================================================================================================================
    >>tune    lengths, costs and bytes -> ChunkSize, K and schedule
@@ -1784,6 +1801,68 @@ CHUNKFLOW_TUNE_API cf_result cf_schedule_memory(const cf_memory_desc *desc, cons
     scale.weights = weights = cft__lay_out_scale(&scale, &carver);
     result = cft__report_schedule(desc, &scale, weights, reports);
     own.release(memory, own.user);
+    return result;
+}
+
+static void cft__lay_out_limits(cft__tuner *t, cft__carver *carver) {
+    int64_t v = t->most_virtual;
+    t->weights = (cft__weights *)cft__take(carver, v, sizeof(cft__weights));
+    t->stages = (cft__stage *)cft__take(carver, v, sizeof(cft__stage));
+    t->loads = (cf_memory_load *)cft__take(carver, v, sizeof(cf_memory_load));
+    t->reports = (cf_memory_report *)cft__take(carver, v, sizeof(cf_memory_report));
+}
+
+static cf_result cft__check_limits_of(const cf_memory_desc *desc, const cf_plan *plan, const cf_shape *shape,
+                                      int64_t limit_bytes, int64_t kept, cf_error *error) {
+    cf_schedule schedule;
+    if (desc == NULL) return cf_fail_null(error, "desc");
+    if (plan == NULL) return cf_fail_null(error, "plan");
+    if (shape == NULL) return cf_fail_null(error, "shape");
+    CFT__TRY(cft__range(shape->n_stages, 1, CF_MAX_STAGES, CF_ERROR_ARGUMENT, "shape.n_stages", -1, error));
+    CFT__TRY(cft__range(shape->n_virtual, 1, CF_MAX_STAGES / shape->n_stages, CF_ERROR_ARGUMENT, "shape.n_virtual", -1,
+                        error));
+    CFT__TRY(cft__range(limit_bytes, 1, CF_MAX_STAGE_BYTES, CF_ERROR_ARGUMENT, "limit_bytes", -1, error));
+    CFT__TRY(cft__range(kept, 1, INT64_MAX, CF_ERROR_ARGUMENT, "kept", -1, error));
+    CFT__TRY(cft__range(plan->chunk_size, 1, CF_MAX_CHUNK_SIZE, CF_ERROR_ARGUMENT, "plan.chunk_size", -1, error));
+    memset(&schedule, 0, sizeof schedule);
+    schedule.shape = *shape;
+    return cft__check_memory_of(desc, &schedule, shape->n_stages, error);
+}
+
+CHUNKFLOW_TUNE_API cf_result cf_memory_limits(const cf_memory_desc *desc, const cf_plan *plan, const cf_shape *shape,
+                                              int64_t limit_bytes, int64_t kept, int64_t *by_stage, cf_limits *limits,
+                                              const cf_allocator *allocator, cf_error *error) {
+    cf_schedule_desc made;
+    cf_parallel split;
+    cft__tuner t;
+    void *scratch = NULL;
+    cf_result result;
+    CFT__TRY(cft__check_limits_of(desc, plan, shape, limit_bytes, kept, error));
+    if (by_stage == NULL) return cf_fail_null(error, "by_stage");
+    if (limits == NULL) return cf_fail_null(error, "limits");
+    memset(&t, 0, sizeof t);
+    memset(&made, 0, sizeof made);
+    CFT__TRY(cf_allocator_resolve(allocator, &t.allocator, error));
+    split = cf_parallel_defaults(&desc->parallel);
+    t.error = error;
+    t.desc.model = desc->model;
+    t.desc.memory = *desc;
+    t.header.limit_bytes = limit_bytes;
+    t.tuning = &t.header;
+    t.most_virtual = shape->n_stages * shape->n_virtual;
+    t.limits = by_stage;
+    t.plan = (cf_plan *)plan; /* only read */
+    CFT__TRY(cft__carve(&t, cft__lay_out_limits, "plan", &scratch));
+    cft__set_memory(&t, &split, desc->state_window);
+    made.shape.replay = shape->replay;
+    result = cft__set_weights(&t, plan->chunk_size);
+    if (result == CF_OK) result = cft__check_weights(&t);
+    if (result == CF_OK) {
+        cft__limit_bytes(&t, &made, cft__min(kept, cft__largest_group(plan)));
+        limits->per_token = made.limits.per_token;
+        limits->bytes_by_stage = by_stage;
+    }
+    t.allocator.release(scratch, t.allocator.user);
     return result;
 }
 

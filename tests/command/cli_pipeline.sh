@@ -80,7 +80,7 @@ test_usage() {
         refuses "pipeline/usage/limits/$text" 2 "--limits: got '$text', wanted whole numbers" \
             plan "$@" --limits "$text" example
     done
-    refuses pipeline/usage/bytes 2 '--limit-bytes needs --token-bytes' plan "$@" --limit-bytes 9 example
+    refuses pipeline/usage/bytes 2 '--limit-bytes needs --model or --token-bytes' plan "$@" --limit-bytes 9 example
     refuses pipeline/usage/bytes/count 2 '--token-bytes: got 2 numbers, wanted 4' plan "$@" --token-bytes 1,2 example
     for text in 1,2 1,2,3,4 x,1,1 1,1e,1 1,1.,1 -1,1,1 nan,1,1 inf,1,1 1e999,1,1 0x1,1,1 ' 1,1,1' 1,1,1, ''; do
         refuses "pipeline/usage/cost/$text" 2 "--cost: got '$text', wanted CONST,PER_TOKEN,PER_PAIR: decimal numbers" \
@@ -405,6 +405,37 @@ test_limits() {
     same limits/bytes/least "0 $least" "$code $(summary 'peak bytes')"
     refuses limits/bytes/less 2 'at least$' \
         plan --chunk-size 1024 --k 1 --stages 2 --token-bytes 4,2,4,1 --limit-bytes $((least - 1)) drawn
+}
+
+# best is held to what a GPU has, or may hold, whatever limit of chunks and K it was given; so are others where that was
+# given. What cannot be held to it says so.
+test_memory_limit() {
+    wanted limits/memory || return 0
+    at="--chunk-size 8K --stages 4 --model qwen2.5-7b --tp 1 --gpu h100-80g --recompute selective"
+    "$CHUNKFLOW" gen lognormal --n 120 --median 5000 --max 64K --seed 3 >long
+    gib() { sed -n 's/^peak memory  *\([0-9.]*\) GiB.*/\1/p' out; }
+    for options in "--k 4 --limit none" "--k 8 --limit 60" "--k 32 --limit none --split-backward" \
+        "--k 4 --limit none --limit-bytes 70G" "--k 4 --limit none --limit-bytes 75G --schedule gpipe"; do
+        # shellcheck disable=SC2086
+        quick cf plan $at $options --plan-json held_plan.json --json held.json --summary long
+        most=$(sed -n 's/^memory limit  *\([0-9.]*\) GiB.*/\1/p' out)
+        same "limits/memory/$options" "0 yes 1" "$code $(gib | awk -v most="$most" '{ print $1 <= most ? "yes" : $1 }'
+            ) $(grep -c '^peak memory .*; the schedule is held down to fit$' out)"
+        cf check --plan held_plan.json held.json
+        same "limits/memory/valid/$options" 0 "$code"
+    done
+    # shellcheck disable=SC2086
+    cf plan $at --k 4 --limit none --schedule gpipe --summary long
+    same limits/memory/others "0 1" "$code $(grep -c "^peak memory .*, MORE THAN the GPU's 79.65 GiB$" out)"
+    # shellcheck disable=SC2086
+    cf plan $at --k 4 --limit none --limit-bytes 30G --summary long
+    same limits/memory/too-little "0 1" "$code $(grep -c "^peak memory .*, MORE THAN the limit's 30.00 GiB$" out)"
+    # shellcheck disable=SC2086
+    quick cf compare $at --k 4 --limit none --tsv long
+    same limits/memory/compare "best" "$(column out held_down >held; column out schedule | paste held - | awk '
+        $1 == 1 { print $2 }' | sort -u)"
+    same limits/memory/compare/fits 0 "$(column out fits | paste held - | awk '$1 == 1 && $2 != 1 { n++ } END {
+        print n + 0 }')"
 }
 
 test_costs() {
@@ -1444,6 +1475,7 @@ test_paper
 quick test_again
 test_chart
 test_limits
+test_memory_limit
 test_costs
 test_models
 test_times

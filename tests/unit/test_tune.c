@@ -1194,6 +1194,119 @@ TEST(schedule_of_a_candidate) {
     CHECK(check_choices(&f) > 0);
 }
 
+/* ---- the limits that make a schedule fit ---- */
+
+/* Makes a candidate's schedule by the public functions alone: without limits, and where that does not fit, under those
+   of cf_memory_limits. NULL: none fits. */
+static cf_schedule *make_fitting(const fixture *f, const cf_tune_candidate *c, const cf_plan *plan, int64_t limit) {
+    int64_t kept[3] = {0, 0, 1}, by_stage[8];
+    cf_memory_desc memory = f->desc.memory;
+    cf_memory_report reports[8];
+    cf_stage_cost costs[8];
+    cf_cost_desc cost = {0};
+    cf_timing timing;
+    int way;
+    memory.model = cost.model = f->desc.model;
+    memory.parallel = cost.parallel = f->desc.parallel;
+    cost.gpu = f->desc.gpu;
+    cost.chunk_size = plan->chunk_size;
+    kept[1] = c->k;
+    if (cf_cost_estimate(&cost, costs, f->desc.parallel.pp, &timing, NULL, NULL) != CF_OK) return NULL;
+    for (way = 0; way < 3; way++) {
+        cf_schedule_desc desc = {0};
+        cf_schedule *schedule = NULL;
+        int64_t s, most = 0;
+        desc.kind = c->kind;
+        desc.shape.replay = c->replay;
+        desc.shape.n_stages = f->desc.parallel.pp;
+        desc.shape.k = c->k;
+        desc.timing = &timing;
+        desc.budget = f->desc.budget;
+        desc = cf_schedule_defaults(&desc);
+        desc.limits.chunks = CF_NO_LIMIT;
+        if (way > 0)
+            CHECK_INT(cf_memory_limits(&memory, plan, &desc.shape, limit, kept[way], by_stage, &desc.limits, NULL, NULL),
+                      CF_OK);
+        if (cf_schedule_make(plan, &desc, &schedule, NULL) != CF_OK) continue;
+        CHECK_INT(cf_schedule_memory(&memory, plan, schedule, reports, f->desc.parallel.pp, NULL, NULL), CF_OK);
+        for (s = 0; s < f->desc.parallel.pp; s++)
+            if (reports[s].total > most) most = reports[s].total;
+        if (most <= limit) return schedule;
+        cf_schedule_free(schedule);
+    }
+    return NULL;
+}
+
+/* What cf_tune_schedule makes within a limit can be made by public functions alone, action for action. */
+TEST(limits_of_memory_are_those_of_the_search) {
+    static int64_t batches[MOST_BATCHES + 1][MOST_BATCH];
+    fixture f;
+    cf_tuning *tuning;
+    int64_t i, b, limited = 0;
+    fixture_fill(&f, 3);
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL);
+    f.desc.limit_bytes = tuning->candidates[tuning->winner].bytes / 10 * 9;
+    cf_tuning_free(tuning);
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL);
+    draw(&f, batches);
+    for (i = 0; i < tuning->n_candidates; i++)
+        for (b = 0; b <= tuning->n_batches && tuning->candidates[i].status == CF_TUNE_OK; b++) {
+            const cf_tune_candidate *c = &tuning->candidates[i];
+            cf_pack_desc pack = f.desc.pack;
+            cf_plan *plan = NULL;
+            cf_schedule *ours, *theirs = NULL;
+            if (c->state_window > 0) continue;
+            pack.chunk_size = c->chunk_size;
+            REQUIRE(cf_pack(batches[b], f.desc.batch, &pack, &plan, NULL) == CF_OK);
+            CHECK_INT(cf_tune_schedule(&f.desc, tuning, i, plan, 0, &theirs, NULL), CF_OK);
+            ours = make_fitting(&f, c, plan, f.desc.limit_bytes);
+            CHECK(ours != NULL && ours->n_actions == theirs->n_actions &&
+                  memcmp(ours->actions, theirs->actions, (size_t)ours->n_actions * sizeof *ours->actions) == 0);
+            limited += theirs->limits.bytes_by_stage != NULL;
+            cf_schedule_free(ours);
+            cf_schedule_free(theirs);
+            cf_plan_free(plan);
+        }
+    CHECK(limited > 0);
+    cf_tuning_free(tuning);
+}
+
+TEST(limits_of_memory_refuse) {
+    const int64_t lengths[] = {9000, 700};
+    cf_plan *plan = naive_pack(lengths, 2, 2048);
+    int64_t by_stage[2] = {-7, -7};
+    cf_memory_desc memory = {0};
+    cf_shape shape = {0};
+    cf_limits limits = {0};
+    cf_error error;
+    REQUIRE(plan != NULL);
+    memory.model = &small;
+    shape.n_stages = 2;
+    shape.n_virtual = 1;
+#define REFUSED(call, name)                          \
+    do {                                             \
+        memset(&error, 0, sizeof error);             \
+        CHECK_INT(call, CF_ERROR_ARGUMENT);          \
+        CHECK_STR(error.field, name);                \
+        CHECK(by_stage[0] == -7 && limits.bytes_by_stage == NULL); \
+    } while (0)
+    REFUSED(cf_memory_limits(&memory, plan, &shape, 1, 1, by_stage, &limits, NULL, &error), "parallel.pp");
+    memory.parallel.pp = 2;
+    REFUSED(cf_memory_limits(NULL, plan, &shape, 1, 1, by_stage, &limits, NULL, &error), "desc");
+    REFUSED(cf_memory_limits(&memory, NULL, &shape, 1, 1, by_stage, &limits, NULL, &error), "plan");
+    REFUSED(cf_memory_limits(&memory, plan, NULL, 1, 1, by_stage, &limits, NULL, &error), "shape");
+    REFUSED(cf_memory_limits(&memory, plan, &shape, 0, 1, by_stage, &limits, NULL, &error), "limit_bytes");
+    REFUSED(cf_memory_limits(&memory, plan, &shape, 1, 0, by_stage, &limits, NULL, &error), "kept");
+    REFUSED(cf_memory_limits(&memory, plan, &shape, 1, 1, NULL, &limits, NULL, &error), "by_stage");
+    REFUSED(cf_memory_limits(&memory, plan, &shape, 1, 1, by_stage, NULL, NULL, &error), "limits");
+    shape.n_stages = 0;
+    REFUSED(cf_memory_limits(&memory, plan, &shape, 1, 1, by_stage, &limits, NULL, &error), "shape.n_stages");
+#undef REFUSED
+    cf_plan_free(plan);
+}
+
 /* What does not belong together is refused by name, and the schedule is untouched. */
 TEST(schedule_of_no_candidate) {
     fixture f;
@@ -1349,6 +1462,7 @@ TEST(memory_of_a_schedule_is_that_of_its_worst_moment) {
 }
 
 SUITE(tune, CASE(memory_of_a_schedule_is_that_of_its_worst_moment),
+      CASE(limits_of_memory_are_those_of_the_search), CASE(limits_of_memory_refuse),
       CASE(equals_brute_force), CASE(equals_brute_force_on_ranks), CASE(equals_brute_force_on_splits),
       CASE(the_longest_sequence_is_a_chunk_size),
       CASE(equals_brute_force_on_virtual_stages), CASE(peak_is_the_walk_s), CASE(limit_is_kept),

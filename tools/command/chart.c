@@ -382,7 +382,7 @@ int chart_draw(const pipeline *pipe, const cf_schedule *schedule, const cf_timel
     c.timeline = timeline;
     c.held = unit == HELD_TOKENS ? NULL : held;
     c.copies = unit == HELD_GPU_BYTES ? 1 : schedule->shape.n_virtual;
-    c.limit = pipe->estimates ? pipe->gpu.memory : pipe->limit_bytes;
+    c.limit = pipe->gpu_bytes > 0 ? pipe->gpu_bytes : pipe->limit_bytes;
     c.colour = choose_colour(options);
     c.width = choose_width(options) - label_width(schedule) - 2; /* two bars */
     if (c.width < 1) c.width = 1;

@@ -64,6 +64,7 @@ typedef struct row {
     cf_recompute recompute; /* with a model, as what follows */
     int64_t memory, stage;  /* bytes of the fullest GPU */
     int too_large;          /* 1: more than it has */
+    int held_down;          /* 1: it was made again to fit */
     int replays;
 } row;
 
@@ -98,6 +99,7 @@ static void measure(const comparison *t, const pipeline_run *run, row *r) {
         if (timeline->peak_bytes[i] > r->peak_bytes) r->peak_bytes = timeline->peak_bytes[i];
     }
     r->replays = timeline->replayed > 0;
+    r->held_down = run->held_down;
     if (!run->memory) return;
     r->recompute = r->what.recompute ? r->what.recompute : t->pipe.model.parallel.recompute;
     r->stage = run->fullest;
@@ -245,13 +247,14 @@ static const table_column columns[] = {
     {.heading = "GiB", .name = "memory_bytes", .width = 8, .decimals = 2, .scale = 1 / 1073741824.0},
     {.name = "memory_stage"},
     {.name = "fits"},
+    {.name = "held_down"},
     {.name = "stream_waits"},
     {.heading = "waits %", .name = "stream_waiting", .width = 7, .decimals = 2, .scale = 100},
     {.heading = "bound", .name = "bound_", .width = 14},
     {.heading = "gap %", .width = 8, .decimals = 2, .scale = 100},
     {.heading = "by", .name = "bound_name", .width = -2},
     {.name = "why"}};
-enum { COLUMN_BYTES = 16, COLUMN_RECOMPUTE, COLUMN_GIB, COLUMN_WAITS = 22, N_COLUMNS = sizeof columns / sizeof columns[0] };
+enum { COLUMN_BYTES = 16, COLUMN_RECOMPUTE, COLUMN_GIB, COLUMN_WAITS = 23, N_COLUMNS = sizeof columns / sizeof columns[0] };
 
 /* Which case it is. */
 static void add_case(table *to, const row *r) {
@@ -274,13 +277,14 @@ static void add_memory(table *to, const comparison *t, const row *r) {
 
     if (t->pipe.counts_bytes) table_share(to, r->peak_bytes, r->n_virtual);
     else table_none(to);
-    for (i = 0; i < 4 && !t->pipe.has_model; i++) table_none(to);
+    for (i = 0; i < 5 && !t->pipe.has_model; i++) table_none(to);
     if (!t->pipe.has_model) return;
     table_text(to, cf_recompute_name(r->recompute));
     table_integer(to, r->memory);
-    table_mark(to, r->too_large ? '!' : ' ');
+    table_mark(to, r->too_large ? '!' : r->held_down ? '*' : ' ');
     table_integer(to, r->stage);
     table_integer(to, !r->too_large);
+    table_integer(to, r->held_down);
 }
 
 /* add_case has the first cells. */
@@ -396,8 +400,9 @@ static int print_table(const comparison *t) {
     printf("times             in %s. Idle time: waste %%, with replays; busy %%, without them. kept: the most chunks\n"
            "                  and tokens on a stage. bound: the strongest lower bound for that row. best as paper:\n"
            "                  best, each stage held to the chunks that paper keeps there%s\n",
-           pipeline_unit(t->pipe.unit_cost), t->pipe.estimates ? ". GiB: of the fullest GPU; with !\n"
-                                                                 "                  more than it has" : "");
+           pipeline_unit(t->pipe.unit_cost), t->pipe.gpu_bytes > 0 ? ". GiB: of the fullest GPU; with !\n"
+                                                                     "                  more than it may hold, with * "
+                                                                     "best is held down to that" : "");
     if (t->pipe.memory.state_window > 0)
         puts("                  waits: the part of all stages' time in which passes wait for their stream of state");
     putchar('\n');
@@ -442,6 +447,7 @@ static void write_row(json_writer *w, const comparison *t, const row *r) {
             json_integer_member(w, "memory", r->memory);
             json_integer_member(w, "memory_stage", r->stage);
             json_bool_member(w, "fits", !r->too_large);
+            json_bool_member(w, "held_down", r->held_down);
         }
         json_number_member(w, "bound", r->bound);
         json_text_member(w, "bound_name", r->strongest);

@@ -306,6 +306,9 @@ static void print_limits(const planned *made) {
     if (print_limit("state limit", schedule->limits.state_by_stage, n_stages, 1))
         printf(" tokens%s%s\n", schedule->shape.n_virtual > 1 ? " on each virtual stage" : "",
                asked->limit_state ? "" : ", which is the default");
+    if (made->pipe.gpu_bytes > 0 && (schedule->kind == CF_SCHEDULE_BEST || asked->limit_bytes > 0))
+        printf("memory limit      %.2f GiB on each GPU%s\n", modelling_gib(made->pipe.gpu_bytes),
+               asked->limit_bytes > 0 ? "" : ", which is all that it has; --limit-bytes holds it to less");
 }
 
 static void print_input(const planned *made) {
@@ -584,7 +587,7 @@ static int write_schedules(const planned *made, cli_output *to) {
 /* Where each virtual stage has its copy, a limit allows as many times the bytes. */
 static cf_result write_memory_svg(const planned *made, cli_output *to, cf_error *error) {
     const pipeline *pipe = &made->pipe;
-    int64_t n_virtual = made->run.schedule->shape.n_virtual, limit = pipe->gpu.memory;
+    int64_t n_virtual = made->run.schedule->shape.n_virtual, limit = pipe->gpu_bytes;
 
     if (!pipe->has_model) limit = pipe->limit_bytes < INT64_MAX / n_virtual ? pipe->limit_bytes * n_virtual : INT64_MAX;
     return svg_memory_write(made->run.schedule, made->run.timeline, made->held, held_unit_of(pipe), limit,

@@ -52,12 +52,17 @@ static int take_timing(const char *command, const pipeline_options *asked, pipel
     return code;
 }
 
+static int names_model(const modelling_options *model) {
+    return model->model || model->config || model->layers > 0 || model->hidden > 0 || model->heads > 0;
+}
+
 static int take_token_bytes(const char *command, const pipeline_options *asked, pipeline *p) {
     int64_t *numbers, n;
     int code;
 
     if (!asked->token_bytes)
-        return asked->limit_bytes > 0 ? cli_usage(command, "--limit-bytes needs --token-bytes") : CLI_OK;
+        return asked->limit_bytes > 0 && !names_model(&asked->model)
+               ? cli_usage(command, "--limit-bytes needs --model or --token-bytes") : CLI_OK;
     code = cli_take_numbers(command, "--token-bytes", asked->token_bytes, 0, INT64_MAX, &numbers, &n);
     if (code != CLI_OK) return code;
     if (n == 4) {
@@ -91,7 +96,7 @@ static int take_limits(const char *command, const pipeline_options *asked, pipel
     int code = take_limit(command, "--limit", asked->limit, INT32_MAX, &p->limit);
 
     if (code == CLI_OK) code = take_limit(command, "--limit-state", asked->limit_state, CF_MAX_LENGTH, &p->limit_state);
-    p->limit_bytes = asked->limit_bytes;
+    if (asked->token_bytes) p->limit_bytes = asked->limit_bytes;
     if (!asked->limits || code != CLI_OK) return code;
     if (asked->limit) return cli_usage(command, "--limit and --limits exclude each other");
     code = cli_take_numbers(command, "--limits", asked->limits, 1, INT32_MAX, &p->limits, &n);
@@ -203,10 +208,6 @@ static int take_costs(const char *command, const pipeline_options *asked, pipeli
 
 /* ---- costs from a model and a GPU ---- */
 
-static int names_model(const modelling_options *model) {
-    return model->model || model->config || model->layers > 0 || model->hidden > 0 || model->heads > 0;
-}
-
 static int take_model(const char *command, const pipeline_options *asked, int64_t n_ranks, pipeline *p) {
     modelling_options model = asked->model;
     int code;
@@ -226,10 +227,13 @@ static int take_model(const char *command, const pipeline_options *asked, int64_
     p->memory.model = &p->model.model;
     modelling_take_terms(&asked->terms, &p->memory);
     p->memory.parallel = p->model.parallel;
+    if (!asked->token_bytes) p->gpu_bytes = asked->limit_bytes;
     if ((code = modelling_take_stream(command, asked->stream, &p->memory)) != CLI_OK) return code;
     if (!asked->gpu.name) return CLI_OK;
     p->estimates = 1;
-    return modelling_take_gpu(command, &asked->gpu, &p->gpu);
+    code = modelling_take_gpu(command, &asked->gpu, &p->gpu);
+    if (code == CLI_OK && p->gpu_bytes == 0) p->gpu_bytes = p->gpu.memory;
+    return code;
 }
 
 int pipeline_open(const char *command, const pipeline_options *asked, int64_t n_ranks, pipeline *out) {
@@ -416,13 +420,17 @@ static cf_result simulate(const pipeline *p, const cf_plan *plan, const cf_sched
     return cf_simulate(plan, schedule, &simulation, &run->timeline, error);
 }
 
-cf_memory_desc pipeline_memory_of(const pipeline *p, const cf_schedule *schedule, cf_recompute recompute) {
+static cf_memory_desc memory_of(const pipeline *p, int64_t n_virtual, cf_placement placement, cf_recompute recompute) {
     cf_memory_desc desc = p->memory;
 
     desc.model = &p->model.model;
-    desc.parallel = parallel_of(p, schedule->shape.n_virtual, recompute);
-    desc.parallel.placement = schedule->shape.placement;
+    desc.parallel = parallel_of(p, n_virtual, recompute);
+    desc.parallel.placement = placement;
     return desc;
+}
+
+cf_memory_desc pipeline_memory_of(const pipeline *p, const cf_schedule *schedule, cf_recompute recompute) {
+    return memory_of(p, schedule->shape.n_virtual, schedule->shape.placement, recompute);
 }
 
 static cf_result weigh(const pipeline *p, const cf_plan *plan, const cf_schedule *schedule, cf_recompute recompute,
@@ -485,15 +493,63 @@ static void explain_limit(cf_error *error, int64_t n_virtual) {
              cli_commas((error->wanted + n_virtual - 1) / n_virtual));
 }
 
-cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeline_case *what, pipeline_run *out,
-                            cf_error *error) {
+/* ---- within the memory of a GPU ---- */
+
+static int64_t largest_group(const cf_plan *plan) {
+    int64_t i, most = 1;
+
+    for (i = 0; i < plan->n_groups; i++)
+        if (plan->groups[i].n_chunks > most) most = plan->groups[i].n_chunks;
+    return most;
+}
+
+/* Makes the schedule once more under the limits that leave room for `kept` chunks of a group. CF_ERROR_INFEASIBLE where
+   there is none, or it does not fit either. */
+static cf_result make_within(const pipeline *p, const cf_plan *plan, const pipeline_case *what, cf_schedule_desc desc,
+                             int64_t kept, pipeline_run *out, cf_error *error) {
+    cf_placement placement = desc.shape.placement == CF_PLACEMENT_V ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
+    cf_memory_desc memory = memory_of(p, desc.shape.n_virtual, placement, what->recompute);
+    int64_t *by_stage = (int64_t *)malloc((size_t)p->n_stages * sizeof *by_stage);
     pipeline_run fresh;
-    cf_schedule_desc desc;
-    pipeline_costs costs;
-    int64_t *limits = NULL, n_virtual;
     cf_result result;
 
+    if (!by_stage) return no_memory(error);
     memset(&fresh, 0, sizeof fresh);
+    desc.report = &fresh.report;
+    result = cf_memory_limits(&memory, plan, &desc.shape, p->gpu_bytes, kept, by_stage, &desc.limits, NULL, error);
+    if (result == CF_OK) result = make(p, plan, what, &desc, &fresh, error);
+    free(by_stage);
+    if (result == CF_OK && !pipeline_fits(p, &fresh)) result = CF_ERROR_INFEASIBLE;
+    fresh.held_down = 1;
+    if (result == CF_OK) *out = fresh;
+    else pipeline_run_free(&fresh);
+    return result;
+}
+
+/* A run that fits in place of one that does not, where there is one: the two ways of cf_tune. */
+static cf_result hold_down(const pipeline *p, const cf_plan *plan, const pipeline_case *what,
+                           const cf_schedule_desc *desc, pipeline_run *run, cf_error *error) {
+    int64_t most = largest_group(plan), kept = desc->shape.k < most ? desc->shape.k : most;
+    pipeline_run other;
+    cf_result result = make_within(p, plan, what, *desc, kept, &other, error);
+
+    if (result == CF_ERROR_INFEASIBLE && kept > 1) result = make_within(p, plan, what, *desc, 1, &other, error);
+    if (result == CF_ERROR_INFEASIBLE) return CF_OK;
+    if (result != CF_OK) return result;
+    pipeline_run_free(run);
+    *run = other;
+    return CF_OK;
+}
+
+/* Whether a run must be held down, and may be. */
+static int is_too_large(const pipeline *p, const pipeline_case *what, const pipeline_run *run) {
+    int holds = run->schedule->kind == CF_SCHEDULE_BEST || p->asked->limit_bytes > 0;
+    return holds && !what->unlimited && p->limit_bytes == 0 && !pipeline_fits(p, run);
+}
+
+static cf_schedule_desc describe(const pipeline *p, const pipeline_case *what) {
+    cf_schedule_desc desc;
+
     memset(&desc, 0, sizeof desc);
     desc.kind = what->kind;
     desc.shape.replay = what->replay;
@@ -503,8 +559,24 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
     desc.shape.k = what->k;
     desc.shape.rank = p->rank;
     desc = cf_schedule_defaults(&desc);
-    n_virtual = desc.shape.n_virtual;
+    desc.limits.chunks = what->unlimited ? 0 : scale_limit(p->limit, desc.shape.n_virtual);
+    desc.limits.state = p->limit_state;
+    desc.limits.per_token = p->bytes;
+    desc.limits.bytes = scale_limit(p->limit_bytes, desc.shape.n_virtual);
+    desc.split_backward = what->split_backward;
+    desc.budget = p->budget;
+    return desc;
+}
 
+cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeline_case *what, pipeline_run *out,
+                            cf_error *error) {
+    cf_schedule_desc desc = describe(p, what);
+    pipeline_run fresh;
+    pipeline_costs costs;
+    int64_t *limits = NULL, n_virtual = desc.shape.n_virtual;
+    cf_result result;
+
+    memset(&fresh, 0, sizeof fresh);
     result = pipeline_costs_make(p, n_virtual, plan->chunk_size, what->recompute, &costs, error);
     if (result != CF_OK) return result;
     if (p->limits && !what->unlimited && !(limits = scale_limits(p, n_virtual))) {
@@ -512,16 +584,11 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
         return no_memory(error);
     }
     desc.timing = &costs.timing;
-    desc.limits.chunks = what->unlimited ? 0 : scale_limit(p->limit, n_virtual);
     desc.limits.chunks_by_stage = limits;
-    desc.limits.state = p->limit_state;
-    desc.limits.per_token = p->bytes;
-    desc.limits.bytes = scale_limit(p->limit_bytes, n_virtual);
-    desc.split_backward = what->split_backward;
-    desc.budget = p->budget;
     desc.report = &fresh.report;
     progress_begin("scheduling");
     result = make(p, plan, what, &desc, &fresh, error);
+    if (result == CF_OK && is_too_large(p, what, &fresh)) result = hold_down(p, plan, what, &desc, &fresh, error);
     progress_end();
     free(limits);
     pipeline_costs_free(&costs);
@@ -532,7 +599,7 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
 }
 
 int pipeline_fits(const pipeline *p, const pipeline_run *run) {
-    return !p->estimates || run->memory[run->fullest].total <= p->gpu.memory;
+    return p->gpu_bytes == 0 || !run->memory || run->memory[run->fullest].total <= p->gpu_bytes;
 }
 
 void pipeline_run_free(pipeline_run *run) {
@@ -584,9 +651,10 @@ void pipeline_print_memory(const pipeline *p, const pipeline_run *run) {
     if (!run->memory) return;
     printf("peak memory       %.2f GiB on stage %lld", modelling_gib(run->memory[run->fullest].total),
            (long long)run->fullest);
-    if (p->estimates)
-        printf(", %s %.2f GiB", run->memory[run->fullest].total > p->gpu.memory ? "MORE THAN the GPU's" : "of the GPU's",
-               modelling_gib(p->gpu.memory));
+    if (p->gpu_bytes > 0)
+        printf(", %s %s %.2f GiB", pipeline_fits(p, run) ? "of" : "MORE THAN",
+               p->asked->limit_bytes > 0 ? "the limit's" : "the GPU's", modelling_gib(p->gpu_bytes));
+    if (run->held_down) printf("; the schedule is held down to fit");
     if (p->memory.state_window > 0)
         printf(", %.2f GiB in host memory", modelling_gib(most_in_host(run, p->n_stages)));
     putchar('\n');

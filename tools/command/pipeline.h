@@ -46,7 +46,9 @@ typedef struct pipeline_options {
      .help = "bytes that a stage holds for a token: activations, state,\n"                                         \
      "state gradient, saved input (local replay)"},                                                                \
     {.name = "--limit-bytes", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.limit_bytes),      \
-     .min = 1, .max = INT64_MAX, .help = "most of these bytes that a stage holds at once"}
+     .min = 1, .max = INT64_MAX / 1000,                                                                            \
+     .help = "most of these bytes that a stage holds at once; with --model in\n"                                   \
+     "their place, all that a GPU may hold: default the GPU's"}
 
 /* For commands that make schedules of several kinds; members n_virtual and placement. */
 #define VIRTUAL_OPTIONS(type)                                                                                      \
@@ -119,7 +121,8 @@ typedef struct pipeline {
     int64_t limit;   /* as in cf_schedule_desc: 0 if none was given, CF_NO_LIMIT for `none` */
     int64_t *limits; /* (n_stages), or NULL */
     int64_t limit_state; /* as limit */
-    int64_t limit_bytes;
+    int64_t limit_bytes; /* of those below; 0: not given */
+    int64_t gpu_bytes;   /* with a model: all that a GPU may hold; 0: not known */
     cf_bytes bytes;
     int counts_bytes;
     int unit_cost;
@@ -173,10 +176,13 @@ typedef struct pipeline_run {
     cf_search_report report; /* of best */
     cf_memory_report *memory; /* (n_stages) with a model; or NULL */
     int64_t fullest;          /* the stage whose total is the most */
+    int held_down;            /* 1: without a limit of bytes it would not fit */
 } pipeline_run;
 
-/* On success pipeline_run_free is due; on failure *out is untouched. Where a limit is to blame, error->text speaks of
-   whole stages, as the options do. */
+/* Where it is known what a GPU may hold, `best` is held to that, and so are other kinds where it was given as an option:
+   what does not fit as asked is made again under the limits of cf_memory_limits, and stays as it is where that does not
+   help. On success pipeline_run_free is due; on failure *out is untouched. Where a limit is to blame, error->text speaks
+   of whole stages, as the options do. */
 cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeline_case *what, pipeline_run *out,
                             cf_error *error);
 void pipeline_run_free(pipeline_run *run);
@@ -184,7 +190,7 @@ void pipeline_run_free(pipeline_run *run);
 /* What the memory of such a schedule is counted with, where there is a model. recompute: 0 for what the options say. */
 cf_memory_desc pipeline_memory_of(const pipeline *p, const cf_schedule *schedule, cf_recompute recompute);
 
-/* Whether it fits on the GPU; 1 where nothing is known of one. */
+/* Whether it fits into p->gpu_bytes; 1 where nothing is known of them. */
 int pipeline_fits(const pipeline *p, const pipeline_run *run);
 
 /* Times and weighs a schedule that was made elsewhere. On success pipeline_run_free is due for all but out->schedule,

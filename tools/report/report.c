@@ -286,6 +286,7 @@ static void write_kind(json_writer *w, const report_schedule *s) {
     json_bool_member(w, "unsplit", s->unsplit);
     json_bool_member(w, "measured", s->measured);
     json_bool_member(w, "fits", s->fits);
+    json_bool_member(w, "held_down", s->held_down);
     json_integer_member(w, "k", s->schedule->shape.k);
     json_text_member(w, "replay", cf_replay_name(s->schedule->shape.replay));
     json_integer_member(w, "virtual_stages", s->schedule->shape.n_virtual);

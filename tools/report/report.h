@@ -29,7 +29,7 @@ typedef struct report_schedule {
     int plan;                 /* index of its plan */
     int unsplit;              /* 1: the baseline */
     int measured;             /* 1: its times were measured */
-    int fits;                 /* 0: more memory than the GPU has */
+    int fits, held_down;      /* whether it does on the GPU, and whether it had to be made again for that */
     cf_recompute recompute;   /* with a model */
     const cf_schedule *schedule;
     const cf_timeline *timeline;

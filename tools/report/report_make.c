@@ -55,6 +55,7 @@ int report_add_run(report *r, const char *name, const cf_plan *plan, const cf_sc
     s->plan = plan != r->packed->plan;
     s->measured = measured != NULL;
     s->fits = pipeline_fits(r->pipe, run);
+    s->held_down = run->held_down;
     s->recompute = recompute ? recompute : r->pipe->model.parallel.recompute;
     s->schedule = schedule;
     s->timeline = measured ? measured : run->timeline;
