@@ -80,7 +80,6 @@ test_usage() {
     refuses usage/unknown/prefix 2 'unknown option --chunk ' pack --chunk 8 list
     refuses usage/unknown/single 2 'unknown option -c ' pack -c 8 list
     refuses usage/missing/chunk-size 2 -- '--chunk-size N is missing' pack list
-    refuses usage/missing/k 2 '--k K is missing' plan --chunk-size 8 list
     refuses usage/missing/file 2 'FILE.* is missing' pack --chunk-size 8
     refuses usage/missing/value 2 '--chunk-size needs a value' pack list --chunk-size
     refuses usage/missing/value/option 2 '--json needs a value' pack --chunk-size 8 list --json --no-tails

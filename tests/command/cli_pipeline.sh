@@ -438,6 +438,35 @@ test_memory_limit() {
         print n + 0 }')"
 }
 
+# Where no K is given: the largest of 1, 2 and 4 with which paper fits as it is, for plan, compare and report alike.
+test_default_k() {
+    wanted limits/k || return 0
+    echo 200000 | cat drawn - >long_one
+    at="--chunk-size 8K --stages 4 --model qwen2.5-7b --tp 4 --gpu h100-80g"
+    for bytes in 14G 20G 25G 60G; do
+        # shellcheck disable=SC2086
+        cf compare $at --k 1,2,4 --limit-bytes $bytes --budget 1 --tsv long_one
+        k=$(awk -F '\t' -v k=1 'NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i; next }
+            $at["schedule"] == "paper" && $at["fits"] && !$at["held_down"] && $at["k"] > k { k = $at["k"] }
+            END { print k }' out)
+        # shellcheck disable=SC2086
+        cf plan $at --limit-bytes $bytes --budget 1 --summary long_one
+        said="$(sed -n 's/^schedule  *best, K = \([0-9]*\),.*/\1/p' out) $(grep -c \
+            '^  *K is the largest of 1, 2 and 4 that memory allows; --k for another$' out)"
+        # shellcheck disable=SC2086
+        cf compare $at --limit-bytes $bytes --budget 1 long_one
+        said="$said $(sed -n 's/^K  *\([0-9]*\), the largest of 1, 2 and 4 that memory allows; .*/\1/p' out)"
+        # shellcheck disable=SC2086
+        cf report $at --limit-bytes $bytes --budget 1 -o /dev/null --json default_k.json long_one
+        same "limits/k/$bytes" "$k 1 $k $k" "$said $(sed -n 's/^ *"k": \([0-9]*\),$/\1/p' default_k.json | head -n 1)"
+        printf '%s ' "$k" >>default_ks
+    done
+    same limits/k/all "1 1 2 4 " "$(cat default_ks)"
+    cf plan --chunk-size 1024 --stages 2 --summary drawn
+    same limits/k/unknown 1 \
+        "$(grep -c '^  *K is the default where nothing says what memory allows; --k for another$' out)"
+}
+
 test_costs() {
     # Constant costs on two chunks and two stages, by hand: F F on stage 0; with a latency of 0.5 the last B ends at
     # F 1, 0.5, F 1, B 3, (second F is there) F 1, B 3, 0.5, B 3 or in 1f1b's order alike.
@@ -919,7 +948,7 @@ for r in json.load(open("c.json"))["rows"]:
     same compare/verdict/faster "1 1" \
         "$(grep -c 'The baseline is faster:' out) $(grep -c 'no sequence is longer than a chunk, so nothing is' out)"
     printf '9\n' >few
-    cf compare --chunk-size 8 --stages 4 --cost 1,0,0 few
+    cf compare --chunk-size 8 --k 1 --stages 4 --cost 1,0,0 few
     same compare/verdict/few 1 "$(grep -c 'ChunkSize is too large for the batch' out)"
     printf '9 9\n' >many
     cf compare --chunk-size 8 --stages 4 --cost 1,0,0 many
@@ -1476,6 +1505,7 @@ quick test_again
 test_chart
 test_limits
 test_memory_limit
+quick test_default_k
 test_costs
 test_models
 test_times

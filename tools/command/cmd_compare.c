@@ -24,13 +24,13 @@ typedef struct compare_options {
 #define PIPELINE_LIMIT_DEFAULT "for best what paper keeps with that K, else none"
 #define PIPELINE_STATE_DEFAULT "for best two of the longest group and a chunk\nfor each stage behind, else none"
 
-static const compare_options defaults = {.pipeline = PIPELINE_DEFAULTS, .k = "1"};
+static const compare_options defaults = {.pipeline = PIPELINE_DEFAULTS};
 
 static const cli_option options[] = {
     PACKING_OPTIONS(compare_options, packing),
     {.name = "--k", .value = "K,...", .kind = CLI_TEXT, .offset = offsetof(compare_options, k),
-     .help = "most chunks of a group that keep their activations;\n"
-     "default 1. More than one number: a row for each"},
+     .help = "most chunks of a group that keep their activations; more\n"
+     "than one number: a row for each;\n" PIPELINE_K_DEFAULT},
     VIRTUAL_OPTIONS(compare_options),
     {.name = "--replay", .value = "pipeline|local|both", .kind = CLI_CHOICE,
      .offset = offsetof(compare_options, replay),
@@ -199,11 +199,14 @@ static const char *row_name(const row *r) {
 }
 
 static int fill_table(comparison *t) {
-    int64_t *k = NULL, n_k, i;
-    int code = cli_take_numbers("compare", "--k", t->asked->k, 1, INT32_MAX, &k, &n_k);
+    int64_t *given = NULL, n_k = 1, k = 1, i;
+    cf_replay replay = t->asked->replay == REPLAY_PIPELINE ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+    int code = CLI_OK;
 
-    if (code == CLI_OK) code = add_rows(t, k, n_k);
-    free(k);
+    if (t->asked->k) code = cli_take_numbers("compare", "--k", t->asked->k, 1, INT32_MAX, &given, &n_k);
+    else k = pipeline_default_k(&t->pipe, t->packed.plan, replay);
+    if (code == CLI_OK) code = add_rows(t, given ? given : &k, n_k);
+    free(given);
     progress_begin("comparing");
     for (i = 0; code == CLI_OK && i < t->n_rows; i++) {
         row *r = &t->rows[i];
@@ -397,6 +400,9 @@ static int print_table(const comparison *t) {
     printf("plan              %s chunks of at most %s tokens, %s groups; rank %s of %s, %s stages\n",
            cli_commas(plan->n_chunks), cli_commas(plan->chunk_size), cli_commas(plan->n_groups),
            cli_commas(t->pipe.rank), cli_commas(plan->n_ranks), cli_commas(t->pipe.n_stages));
+    if (!t->asked->k)
+        printf("K                 %s, %s; --k for another\n", cli_commas(t->rows[t->n_rows - 1].what.k),
+               pipeline_default_k_words(&t->pipe));
     printf("times             in %s. Idle time: waste %%, with replays; busy %%, without them. kept: the most chunks\n"
            "                  and tokens on a stage. bound: the strongest lower bound for that row. best as paper:\n"
            "                  best, each stage held to the chunks that paper keeps there%s\n",

@@ -48,7 +48,7 @@ static const plan_options defaults = {.pipeline = PIPELINE_DEFAULTS};
 static const cli_option options[] = {
     PACKING_OPTIONS(plan_options, packing),
     {.name = "--k", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(plan_options, k), .min = 1, .max = INT32_MAX,
-     .required = 1, .help = "most chunks of a group that keep their activations; required"},
+     .help = "most chunks of a group that keep their activations;\n" PIPELINE_K_DEFAULT},
     {.name = "--schedule", .value = "paper|gpipe|1f1b|interleaved|zero-bubble|best", .kind = CLI_CHOICE,
      .offset = offsetof(plan_options, kind), .help = "the order of the passes; default best"},
     {.name = "--virtual", .value = "V", .kind = CLI_NUMBER, .offset = offsetof(plan_options, n_virtual), .min = 1,
@@ -116,6 +116,7 @@ static const cli_option options[] = {
 /* What is printed and written. */
 typedef struct planned {
     const plan_options *asked;
+    int64_t k;
     packing packed;
     pipeline pipe;
     pipeline_run run;
@@ -123,7 +124,8 @@ typedef struct planned {
 } planned;
 
 /* The schedule of pipe->rank. */
-static int make_run(const plan_options *asked, const pipeline *pipe, const cf_plan *plan, pipeline_run *run) {
+static int make_run(const plan_options *asked, int64_t k, const pipeline *pipe, const cf_plan *plan,
+                    pipeline_run *run) {
     pipeline_case what;
     cf_error error;
 
@@ -132,7 +134,7 @@ static int make_run(const plan_options *asked, const pipeline *pipe, const cf_pl
     what.replay = (cf_replay)asked->replay;
     what.n_virtual = asked->n_virtual;
     what.placement = (cf_placement)asked->placement;
-    what.k = asked->k;
+    what.k = k;
     what.split_backward = asked->split_backward;
     what.lower = asked->lower;
     return pipeline_run_make(pipe, plan, &what, run, &error) == CF_OK ? CLI_OK : cli_error(&error, NULL);
@@ -327,6 +329,7 @@ static void print_input(const planned *made) {
         printf(" of %s virtual stages%s", cli_commas(schedule->shape.n_virtual),
                schedule->shape.placement == CF_PLACEMENT_V ? " in a V" : "");
     putchar('\n');
+    if (made->asked->k == 0) printf("                  K is %s; --k for another\n", pipeline_default_k_words(&made->pipe));
     print_limits(made);
     print_counts(schedule);
 }
@@ -575,7 +578,7 @@ static int write_schedules(const planned *made, cli_output *to) {
         pipeline_run run = {0};
         cf_error error;
         if (pipe.rank > 0) (void)cli_write(",\n", 2, to);
-        code = make_run(made->asked, &pipe, made->packed.plan, &run);
+        code = make_run(made->asked, made->k, &pipe, made->packed.plan, &run);
         if (code == CLI_OK)
             code = cli_written(cf_write_schedule_json(run.schedule, run.timeline, cli_write, to, &error), &error);
         pipeline_run_free(&run);
@@ -696,7 +699,9 @@ static int run(const void *given, char **operands, int n_operands) {
     if (code != CLI_OK) return code;
     code = packing_make(&asked->packing, operands[0], &made.packed);
     if (code == CLI_OK) {
-        code = make_run(asked, &made.pipe, made.packed.plan, &made.run);
+        made.k = asked->k > 0 ? asked->k
+                 : pipeline_default_k(&made.pipe, made.packed.plan, (cf_replay)asked->replay);
+        code = make_run(asked, made.k, &made.pipe, made.packed.plan, &made.run);
         if (code == CLI_OK && asked->microbatch_order) code = order_microbatches(&made);
         if (code == CLI_OK) code = make_held(&made);
         if (code == CLI_OK) code = write_all(&made);

@@ -24,7 +24,7 @@ typedef struct report_options {
 #define PIPELINE_LIMIT_DEFAULT "for best what paper keeps with that K, else none"
 #define PIPELINE_STATE_DEFAULT "for best two of the longest group and a chunk\nfor each stage behind, else none"
 
-static const report_options defaults = {.pipeline = PIPELINE_DEFAULTS, .k = 1};
+static const report_options defaults = {.pipeline = PIPELINE_DEFAULTS};
 
 static const cli_option options[] = {
     {.name = "-o", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(report_options, output), .required = 1,
@@ -33,7 +33,7 @@ static const cli_option options[] = {
      .help = "write the numbers of the page as JSON, too"},
     PACKING_OPTIONS(report_options, packing),
     {.name = "--k", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(report_options, k), .min = 1,
-     .max = INT32_MAX, .help = "most chunks of a group that keep their activations; default 1"},
+     .max = INT32_MAX, .help = "most chunks of a group that keep their activations;\n" PIPELINE_K_DEFAULT},
     {.name = "--replay", .value = "pipeline|local", .kind = CLI_CHOICE, .offset = offsetof(report_options, replay),
      .help = "how dropped activations come back: through all stages again,\n"
      "or on each stage alone (the default)"},
@@ -49,6 +49,7 @@ static const cli_option options[] = {
 /* What is made for a report and has to be freed after it. */
 typedef struct maker {
     const report_options *asked;
+    int64_t k;
     packing packed;
     pipeline pipe;
     saved_schedule saved;
@@ -67,7 +68,7 @@ static pipeline_case case_of(const maker *m, cf_schedule_kind kind, int split) {
     memset(&what, 0, sizeof what);
     what.kind = kind;
     what.replay = (cf_replay)m->asked->replay;
-    what.k = m->asked->k;
+    what.k = m->k;
     what.split_backward = split;
     pipeline_place(&what, m->asked->n_virtual, (cf_placement)m->asked->placement);
     return what;
@@ -197,10 +198,14 @@ static void free_all(maker *m) {
 }
 
 static int make(maker *m) {
-    pipeline_case best = case_of(m, CF_SCHEDULE_BEST, m->pipe.n_stages > 1);
+    pipeline_case best;
     int code;
 
-    report_start(&m->out, &m->packed, &m->pipe, m->asked->k);
+    m->k = m->asked->k > 0 ? m->asked->k
+           : pipeline_default_k(&m->pipe, m->packed.plan, (cf_replay)m->asked->replay);
+    best = case_of(m, CF_SCHEDULE_BEST, m->pipe.n_stages > 1);
+    report_start(&m->out, &m->packed, &m->pipe, m->k);
+    m->out.k_words = m->asked->k > 0 ? NULL : pipeline_default_k_words(&m->pipe);
     code = report_add_baseline(&m->out, &m->asked->packing, NULL);
     if (code == CLI_OK) code = add_cases(m);
     if (code == CLI_OK) code = report_try_changes(&m->out, &best);

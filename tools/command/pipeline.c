@@ -598,6 +598,34 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
     return result;
 }
 
+static int knows_memory(const pipeline *p) { return p->gpu_bytes > 0 || p->limit_bytes > 0 || p->limit > 0 || p->limits; }
+
+int64_t pipeline_default_k(const pipeline *p, const cf_plan *plan, cf_replay replay) {
+    pipeline_case what;
+    int64_t k;
+
+    memset(&what, 0, sizeof what);
+    what.kind = CF_SCHEDULE_PAPER;
+    what.replay = replay;
+    for (k = 4; k > 1 && knows_memory(p); k /= 2) {
+        pipeline_run run;
+        cf_error error;
+        int fits;
+
+        what.k = k;
+        if (pipeline_run_make(p, plan, &what, &run, &error) != CF_OK) continue;
+        fits = pipeline_fits(p, &run) && !run.held_down;
+        pipeline_run_free(&run);
+        if (fits) break;
+    }
+    return k;
+}
+
+const char *pipeline_default_k_words(const pipeline *p) {
+    return knows_memory(p) ? "the largest of 1, 2 and 4 that memory allows"
+                           : "the default where nothing says what memory allows";
+}
+
 int pipeline_fits(const pipeline *p, const pipeline_run *run) {
     return p->gpu_bytes == 0 || !run->memory || run->memory[run->fullest].total <= p->gpu_bytes;
 }

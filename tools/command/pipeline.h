@@ -29,6 +29,8 @@ typedef struct pipeline_options {
 
 #define PIPELINE_DEFAULTS {.stages = 1, .gpu = GPU_DEFAULTS, .terms = TERM_DEFAULTS}
 
+#define PIPELINE_K_DEFAULT "default: the largest of 1, 2 and 4\nthat memory allows, which is said"
+
 #define PIPELINE_COST "CONST,PER_TOKEN,PER_PAIR"
 
 /* The entries of an option table; `member` is the pipeline_options in the command's options struct `type`. What --limit
@@ -186,6 +188,13 @@ typedef struct pipeline_run {
 cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeline_case *what, pipeline_run *out,
                             cf_error *error);
 void pipeline_run_free(pipeline_run *run);
+
+/* The K where none was given: the largest of 4, 2 and 1 with which `paper`, which keeps what K says, fits or keeps to its
+   limits, and 1 where none does; 4 where nothing is known of memory. */
+int64_t pipeline_default_k(const pipeline *p, const cf_plan *plan, cf_replay replay);
+
+/* "the largest of 1, 2 and 4 that memory allows" or the like, in words after that K. */
+const char *pipeline_default_k_words(const pipeline *p);
 
 /* What the memory of such a schedule is counted with, where there is a model. recompute: 0 for what the options say. */
 cf_memory_desc pipeline_memory_of(const pipeline *p, const cf_schedule *schedule, cf_recompute recompute);

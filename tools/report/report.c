@@ -398,6 +398,7 @@ static void write_setting(json_writer *w, const report *r) {
     json_integer_member(w, "longest_sequence", stats.longest_sequence);
     json_integer_member(w, "chunk_size", plan->chunk_size);
     json_integer_member(w, "k", r->k);
+    if (r->k_words) json_text_member(w, "k_default", r->k_words);
     json_integer_member(w, "n_stages", r->pipe->n_stages);
     json_integer_member(w, "rank", r->pipe->rank);
     json_integer_member(w, "n_ranks", plan->n_ranks);

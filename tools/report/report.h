@@ -75,6 +75,7 @@ typedef struct report {
     int baseline, best;       /* unsplit, and the one of chunks that the page is about; -1: none fits */
     char no_baseline[256];    /* why there is none */
     int64_t k;
+    const char *k_words;      /* why that K, where nobody gave it; or NULL */
     report_try tries[REPORT_MOST_TRIES];
     int n_tries;
     report_rank *ranks;       /* (n_ranks) or NULL */

@@ -8,7 +8,7 @@ function settingWords() {
   if (data.model)
     words.push(data.model + (data.gpu ? " on " + data.gpu : "") + ", tensor parallel " + data.tensor_parallel);
   words.push(count(data.n_sequences) + " sequences", count(data.n_tokens) + " tokens",
-    "the longest " + count(data.longest_sequence), "ChunkSize " + count(data.chunk_size), "K " + count(data.k),
+    "the longest " + count(data.longest_sequence), "ChunkSize " + count(data.chunk_size), "K " + count(data.k) + (data.k_default ? ` (${data.k_default})` : ""),
     count(data.n_stages) + (data.n_stages === 1 ? " stage" : " stages"));
   if (data.n_ranks > 1) words.push(`rank ${data.rank} of ${count(data.n_ranks)}`);
   return words;
