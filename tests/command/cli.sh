@@ -61,7 +61,7 @@ test_help() {
     done
     for option in --chunk-size --method --split --no-tails --align --max-slices --ranks --json; do
         for command in pack plan compare; do
-            same "help/$command/$option" 1 "$("$CHUNKFLOW" $command --help | grep -Ec "^  $option( |\$)")"
+            same "help/$command/$option" 1 "$("$CHUNKFLOW" $command --help | grep -Ec "^  $option([, ]|\$)")"
         done
     done
     for command in lengths pack plan compare memory time tune; do
@@ -77,7 +77,16 @@ test_usage() {
     echo 5 >list
     refuses usage/unknown 2 'pack: unknown option --nosuch .*pack --help' pack --chunk-size 8 --nosuch list
     refuses usage/unknown/value 2 'unknown option --nosuch ' pack --chunk-size 8 --nosuch=7 list
-    refuses usage/unknown/prefix 2 'unknown option --chunk ' pack --chunk 8 list
+    refuses usage/unknown/prefix 2 'unknown option --chunk; did you mean --chunks[?] ' pack --chunk 8 list
+    refuses usage/unknown/near 2 'unknown option --stagse; did you mean --stages[?] ' plan --stagse 4 list
+    refuses usage/unknown/far 2 'unknown option --ratio [(]see' plan --ratio 4 list
+    refuses usage/unknown/command 2 "unknown command 'comprae'; did you mean compare[?] " comprae list
+    refuses usage/limit/bytes 2 "--limit: got .80G.*; for bytes there is --limit-bytes" \
+        plan --chunk-size 8 --limit 80G list
+    printf '9\n5\n7\n30\n' >aliased
+    cf plan --chunk-size 8 --k 2 --stages 2 --ranks 3 --json main.json --summary aliased
+    cf plan --chunk-sizes 8 --ks 2 --pp 2 --dp 3 --json alias.json --summary aliased
+    same_files usage/alias main.json alias.json
     refuses usage/unknown/single 2 'unknown option -c ' pack -c 8 list
     refuses usage/missing/chunk-size 2 -- '--chunk-size N is missing' pack list
     refuses usage/missing/file 2 'FILE.* is missing' pack --chunk-size 8

@@ -101,11 +101,21 @@ refused memory_stream_row 2 "--stream: 3 rows of one layer's K, V and their grad
 
 refused memory_without_chunk_size 2 "--chunk-size N is missing" memory --model qwen2.5-7b
 refused memory_without_model 2 "--layers is missing" memory --chunk-size 4K
+# An organisation, case and what trained variants end in say nothing of a model's sizes; anything else does.
+for name in Qwen/Qwen2.5-7B-Instruct org/team/QWEN2.5-7B-Base qwen2.5-7b-chat-hf; do
+    says "memory_name_$name" "qwen2.5-7b: 7,615,616,512 parameters" memory --model $name --chunk-size 4K
+done
+refused memory_name_near 2 "there is no 'Qwen2.5-7B-1M'; did you mean qwen2.5-7b? There are: qwen2.5-0.5b, " memory \
+    --model Qwen2.5-7B-1M --chunk-size 4K
+refused memory_name_suffix 2 "there is no '-instruct'. There are: " memory --model=-instruct --chunk-size 4K
+for name in $("$CHUNKFLOW" memory --model none --chunk-size 4K 2>&1 | sed 's/.*There are: \(.*\)[.] Any.*/\1/' | tr -d ,); do
+    says "memory_named_$name" "$name: " memory --model "$name" --chunk-size 4K
+done
 refused memory_unknown_model 2 "there is no 'gpt-5'" memory --model gpt-5 --chunk-size 4K
-refused memory_tp_not_dividing 2 "parallel.tp: must divide heads and ffn" memory --model qwen2.5-7b --tp 8 \
+refused memory_tp_not_dividing 2 "--tp: must divide heads and ffn" memory --model qwen2.5-7b --tp 8 \
     --chunk-size 4K
 refused memory_tp_nearest 2 "(wanted 4, got 8)" memory --model qwen2.5-7b --tp 8 --chunk-size 4K
-refused memory_too_many_stages 2 "parallel.pp: must not be more than layers (wanted 28, got 29)" memory --model qwen2.5-7b \
+refused memory_too_many_stages 2 "--stages: must not be more than layers (wanted 28, got 29)" memory --model qwen2.5-7b \
     --pp 29 --chunk-size 4K
 refused memory_stage_layers_sum 2 "must add up to the model's layers (wanted 28, got 27)" memory --model qwen2.5-7b \
     --pp 2 --stage-layers 14,13 --chunk-size 4K

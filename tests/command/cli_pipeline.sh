@@ -29,16 +29,16 @@ test_help() {
         --backward-cost --input-cost --weight-cost --latency --seconds-per-token --no-overlap --budget --costs --model \
         --config --gpu --tp --recompute --loss; do
         for command in plan compare; do
-            same "pipeline/help/$command/$option" 1 "$(grep -Ec "^  $option( |\$)" help.$command)"
+            same "pipeline/help/$command/$option" 1 "$(grep -Ec "^  $option([, ]|\$)" help.$command)"
         done
     done
     for option in --schedule --virtual --split-backward --lower --width --color --no-list --csv \
         --csv-extensions --torch --microbatches --microbatch-order --dot --max-nodes --trace --metadata --all-ranks --tsv; do
-        same "pipeline/help/plan/$option" 1 "$(grep -Ec "^  $option( |\$)" help.plan)"
+        same "pipeline/help/plan/$option" 1 "$(grep -Ec "^  $option([, ]|\$)" help.plan)"
     done
     for option in --plan --lengths --limit --limits --k --rank --replay --legacy --microbatches --csv --buffered --chart --width --color --trace \
         --unit-cost --time --cost --costs --model --gpu --tp; do
-        same "pipeline/help/check/$option" 1 "$(grep -Ec "^  $option( |\$)" help.check)"
+        same "pipeline/help/check/$option" 1 "$(grep -Ec "^  $option([, ]|\$)" help.check)"
     done
 }
 
@@ -618,6 +618,9 @@ test_files() {
     done >each
     sed '1,3d; s/^\]}$//' all.json | sed '$d' >between
     same_files files/all-ranks each between
+    cf plan --chunk-size 1024 --k 2 --stages 3 --cost 1,0,0 --budget 20 --dot seconds.dot --max-nodes 5000 --summary drawn
+    same files/dot/units "0 3 1 s" "$(grep -c 'tooltip="[0-9.]* s"' b.dot) $(grep -c 'F 0".*tooltip="[0-9]* token times"' b.dot) \
+$(sed -n 's/.*"F 0.*tooltip="\([^"]*\)".*/\1/p' seconds.dot | sort -u)"
     refuses files/dot/many 2 '^chunkflow: --dot: got [0-9]+ passes, wanted at most 10: raise --max-nodes' \
         plan "$@" --dot made --max-nodes 10 drawn
     refuses files/csv/split 2 'PyTorch cannot run this schedule: .* part of a split sequence' \

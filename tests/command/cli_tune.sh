@@ -257,12 +257,12 @@ refused tune_no_model 2 "wanted --model NAME" tune short --gpu h100-80g
 refused tune_missing_list 2 "nowhere" tune nowhere $seven --tp 4 --pp 4
 refused tune_empty_list 2 "there is no sequence" tune empty $seven --tp 4 --pp 4
 refused tune_all_left_out 2 "there is no sequence within --context" tune lengths $seven --tp 4 --pp 4 --context 1
-refused tune_tp 2 "parallel.tp: must divide heads" tune short $seven --tp 3 --pp 4
+refused tune_tp 2 "--tp: must divide heads" tune short $seven --tp 3 --pp 4
 refused tune_gpus 2 "n_gpus: there is no way to split the model over so many (wanted 8, got 7)" \
     tune short $seven --gpus 7 --tp 2
 refused tune_falling_ks 2 "ks[1]: must be more than the one before (wanted 5, got 2)" tune short $seven --tp 4 --pp 4 --ks 4,2
 refused tune_zero_chunk_size 2 "chunk_sizes[0]: is too small (wanted 1, got 0)" tune short $seven --tp 4 --pp 4 --chunk-sizes 0
-refused tune_no_number 2 "--chunk-sizes: got '4K,8Q', wanted whole numbers" \
+refused tune_no_number 2 "--chunk-size: got '4K,8Q', wanted whole numbers" \
     tune short $seven --tp 4 --pp 4 --chunk-sizes 4K,8Q
 refused tune_wrong_schedule 2 "--schedules: there is no 'fast'" tune short $seven --tp 4 --pp 4 --schedules best,fast
 refused tune_schedule_twice 2 "kinds[1]: is in the list already" tune short $seven --tp 4 --pp 4 --schedules best,best

@@ -304,7 +304,7 @@ static void draw_graph(road *r) {
     free(earliest);
     FUZZ_CHECK(near_or_more(r->timeline->makespan, length), "makespan %.17g, longest path %.17g",
                r->timeline->makespan, length);
-    FUZZ_CHECK(fuzz_result(graph_dot_write(graph, 1000000, NULL, fuzz_write, &text, &error), &error), "as DOT: %s",
+    FUZZ_CHECK(fuzz_result(graph_dot_write(graph, "s", 1000000, NULL, fuzz_write, &text, &error), &error), "as DOT: %s",
                error.text);
     fuzz_text_free(&text);
     cf_graph_free(graph);

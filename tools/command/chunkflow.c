@@ -25,6 +25,15 @@ static const cli_command *find_command(const char *name) {
     return NULL;
 }
 
+static int refuse_command(const char *name) {
+    cli_guess guess = {NULL, NULL, 0};
+    const cli_command *const *command;
+
+    guess.word = name;
+    for (command = commands; *command; command++) cli_guess_offer(&guess, (*command)->name);
+    return cli_usage(NULL, "unknown %s '%s'%s", name[0] == '-' ? "option" : "command", name, cli_guess_text(&guess));
+}
+
 static void print_overview(FILE *to) {
     const cli_command *const *command;
     int i;
@@ -69,7 +78,7 @@ static int run_help(int argc, char **argv) {
     else if (strcmp(topic, "man") == 0) manual_write_page(commands, stdout);
     else if (strcmp(topic, "bash") == 0) manual_write_completion(commands, MANUAL_BASH, stdout);
     else if (strcmp(topic, "fish") == 0) manual_write_completion(commands, MANUAL_FISH, stdout);
-    else if (*topic) return cli_usage(NULL, "unknown command '%s'", topic);
+    else if (*topic) return refuse_command(topic);
     else print_overview(stdout);
     return CLI_OK;
 }
@@ -85,7 +94,7 @@ static int dispatch(int argc, char **argv) {
         return CLI_OK;
     }
     command = find_command(name);
-    if (!command) return cli_usage(NULL, "unknown %s '%s'", name[0] == '-' ? "option" : "command", name);
+    if (!command) return refuse_command(name);
     return run_command(command, argc - 2, argv + 2);
 }
 

@@ -205,14 +205,73 @@ int cli_parse_real(const char *text, size_t n, double *out) {
    Options
    ---------------------------------------------------------------------------------------------------------------- */
 
-#define MAX_OPTIONS 64
+static int is_name(const char *name, const char *text, size_t n) {
+    return name && strlen(name) == n && memcmp(name, text, n) == 0;
+}
 
-/* The entry whose name is text[0 .. n), or -1. */
+/* The entry that has the name text[0 .. n), or -1. */
 static int find_option(const cli_command *command, const char *text, size_t n) {
     int i;
     for (i = 0; command->options[i].name; i++)
-        if (strlen(command->options[i].name) == n && memcmp(command->options[i].name, text, n) == 0) return i;
+        if (is_name(command->options[i].name, text, n) || is_name(command->options[i].alias, text, n)) return i;
     return -1;
+}
+
+enum { GUESS_BYTES = 40 }; /* longer words are nobody's slip */
+
+static int least_of(int a, int b, int c) {
+    int least = a < b ? a : b;
+    return least < c ? least : c;
+}
+
+/* Letters to put in, take out or change, case aside, to make one word of the other (Levenshtein's distance). */
+static int distance_between(const char *a, const char *b) {
+    int row[GUESS_BYTES + 1], n = (int)strlen(b), i, j;
+
+    for (j = 0; j <= n; j++) row[j] = j;
+    for (i = 1; a[i - 1]; i++) {
+        int corner = row[0];
+        row[0] = i;
+        for (j = 1; j <= n; j++) {
+            int change = corner + (tolower((unsigned char)a[i - 1]) != tolower((unsigned char)b[j - 1]));
+            corner = row[j];
+            row[j] = least_of(row[j] + 1, row[j - 1] + 1, change);
+        }
+    }
+    return row[n];
+}
+
+void cli_guess_offer(cli_guess *guess, const char *name) {
+    int distance;
+
+    if (!name || strlen(name) > GUESS_BYTES || strlen(guess->word) > GUESS_BYTES) return;
+    distance = distance_between(guess->word, name);
+    if (guess->nearest && distance >= guess->distance) return;
+    guess->nearest = name;
+    guess->distance = distance;
+}
+
+const char *cli_guess_text(const cli_guess *guess) {
+    char *out = cli_scratch();
+
+    out[0] = '\0';
+    if (guess->nearest && 3 * guess->distance <= (int)strlen(guess->word))
+        snprintf(out, CLI_SCRATCH_BYTES, "; did you mean %s?", guess->nearest);
+    return out;
+}
+
+static int refuse_option(const cli_command *command, const char *text, size_t n) {
+    char word[GUESS_BYTES + 2];
+    cli_guess guess = {NULL, NULL, 0};
+    int i;
+
+    snprintf(word, sizeof word, "%.*s", (int)(n < 100 ? n : 100), text);
+    guess.word = word;
+    for (i = 0; command->options[i].name; i++) {
+        cli_guess_offer(&guess, command->options[i].name);
+        cli_guess_offer(&guess, command->options[i].alias);
+    }
+    return cli_usage(command->name, "unknown option %.*s%s", (int)(n < 100 ? n : 100), text, cli_guess_text(&guess));
 }
 
 /* The place of `word` in "one|two|three", from 1; 0 if it is not there. */
@@ -338,7 +397,7 @@ static int take_option(const cli_command *command, int argc, char **argv, int at
 
     *code = CLI_WRONG;
     if (!option) {
-        cli_usage(command->name, "unknown option %.*s", (int)(n < 100 ? n : 100), text);
+        (void)refuse_option(command, text, n);
         return 0;
     }
     if (option->kind == CLI_FLAG) {
@@ -415,8 +474,9 @@ int cli_parse(const cli_command *command, int argc, char **argv, void *options, 
 #define HELP_COLUMN 26
 
 /* One option: its name and value, and its help from HELP_COLUMN on, on the next line if the name is too long. */
-static void print_option(const char *name, const char *value, const char *help, FILE *to) {
-    int used = fprintf(to, "  %s%s%s", name, value ? " " : "", value ? value : "");
+static void print_option(const char *name, const char *alias, const char *value, const char *help, FILE *to) {
+    int used = fprintf(to, "  %s%s%s%s%s", name, alias ? ", " : "", alias ? alias : "", value ? " " : "",
+                       value ? value : "");
 
     if (used >= HELP_COLUMN) {
         fputc('\n', to);
@@ -438,7 +498,7 @@ void cli_print_help(const cli_command *command, FILE *to) {
         if (option->required) fprintf(to, " %s %s", option->name, option->value);
     fprintf(to, " [options]%s%s\n\n%c%s.\n\noptions\n", *command->operands ? " " : "", command->operands,
             toupper((unsigned char)command->summary[0]), command->summary + 1);
-    for (option = command->options; option->name; option++) print_option(option->name, option->value, option->help, to);
-    print_option("--help", NULL, "this text", to);
+    for (option = command->options; option->name; option++) print_option(option->name, option->alias, option->value, option->help, to);
+    print_option("--help", NULL, NULL, "this text", to);
     if (command->details) fprintf(to, "\n%s", command->details);
 }

@@ -118,6 +118,7 @@ typedef struct cli_option {
     int64_t min, max;
     int required;
     const char *help;  /* a line end starts a new, indented line */
+    const char *alias; /* another name for it, which others use; or NULL */
 } cli_option;
 
 typedef struct cli_command {
@@ -139,6 +140,16 @@ typedef struct cli_command {
 int cli_parse(const cli_command *command, int argc, char **argv, void *options, int *n_operands, int *code);
 
 void cli_print_help(const cli_command *command, FILE *to);
+
+/* "; did you mean --stages?" after a word that is none of those that were wanted, or "" where none of them is near. Start
+   with {word}, offer it each of those, and take the text, which is in a cli_scratch. */
+typedef struct cli_guess {
+    const char *word, *nearest;
+    int distance;
+} cli_guess;
+
+void cli_guess_offer(cli_guess *guess, const char *name);
+const char *cli_guess_text(const cli_guess *guess);
 
 /* Takes "N,N,..." from an option of the kind CLI_TEXT: each min .. max, as cli_parse_number reads them. *out is to be
    freed; it is untouched on failure, which the message explains. Returns an exit code. */

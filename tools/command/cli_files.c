@@ -219,6 +219,23 @@ int64_t cli_list_line(const cli_list *list, int64_t sequence) {
     return 0;
 }
 
+/* What the library calls a member of a split has an option, whose name people know. */
+static const char *say_option(const cf_error *error) {
+    static const char *const names[][2] = {{"parallel.tp", "--tp"}, {"parallel.pp", "--stages"},
+                                           {"parallel.dp", "--ranks"}, {"parallel.zero", "--zero"},
+                                           {"parallel.n_virtual", "--virtual"},
+                                           {"parallel.layers", "--stage-layers"}};
+    static char text[sizeof error->text + 32];
+    size_t i, n = strlen(error->field);
+
+    for (i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (strcmp(error->field, names[i][0]) == 0 && strncmp(error->text, error->field, n) == 0) {
+            (void)snprintf(text, sizeof text, "%s%s", names[i][1], error->text + n);
+            return text;
+        }
+    return error->text;
+}
+
 int cli_error(const cf_error *error, const cli_list *list) {
     int about_sequence = strcmp(error->field, "lengths") == 0 || strcmp(error->field, "pairs") == 0;
     int64_t line = list && about_sequence ? cli_list_line(list, error->item) : 0;
@@ -226,7 +243,7 @@ int cli_error(const cf_error *error, const cli_list *list) {
     if (line > 0) return cli_at_line(list->path, line, "%s", error->text);
     switch (error->code) {
     case CF_ERROR_ARGUMENT: case CF_ERROR_LIMIT: case CF_ERROR_OVERFLOW: case CF_ERROR_INFEASIBLE:
-        return cli_wrong("%s", error->text);
+        return cli_wrong("%s", say_option(error));
     default: return cli_failed("%s", error->text);
     }
 }

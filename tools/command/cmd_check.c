@@ -45,7 +45,7 @@ static const cli_option options[] = {
      .max = 1,
      .help = "seconds by which the clocks of two stages may differ, for times\n"
      "that were measured on several devices or processes"},
-    {.name = "--k", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(check_options, k), .min = 1,
+    {.name = "--k", .alias = "--ks", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(check_options, k), .min = 1,
      .max = INT32_MAX,
      .help = "of a schedule in CSV: how many chunks of a group keep their\n"
      "activations; default: as many as it takes"},

@@ -28,7 +28,7 @@ static const compare_options defaults = {.pipeline = PIPELINE_DEFAULTS};
 
 static const cli_option options[] = {
     PACKING_OPTIONS(compare_options, packing),
-    {.name = "--k", .value = "K,...", .kind = CLI_TEXT, .offset = offsetof(compare_options, k),
+    {.name = "--k", .alias = "--ks", .value = "K,...", .kind = CLI_TEXT, .offset = offsetof(compare_options, k),
      .help = "most chunks of a group that keep their activations; more\n"
      "than one number: a row for each;\n" PIPELINE_K_DEFAULT},
     VIRTUAL_OPTIONS(compare_options),

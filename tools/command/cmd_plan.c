@@ -47,7 +47,7 @@ static const plan_options defaults = {.pipeline = PIPELINE_DEFAULTS};
 
 static const cli_option options[] = {
     PACKING_OPTIONS(plan_options, packing),
-    {.name = "--k", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(plan_options, k), .min = 1, .max = INT32_MAX,
+    {.name = "--k", .alias = "--ks", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(plan_options, k), .min = 1, .max = INT32_MAX,
      .help = "most chunks of a group that keep their activations;\n" PIPELINE_K_DEFAULT},
     {.name = "--schedule", .value = "paper|gpipe|1f1b|interleaved|zero-bubble|best", .kind = CLI_CHOICE,
      .offset = offsetof(plan_options, kind), .help = "the order of the passes; default best"},
@@ -490,7 +490,8 @@ static cf_result write_dot(const planned *made, cli_output *to, cf_error *error)
     desc.schedule = schedule;
     desc.timing = &costs.timing;
     result = cf_graph_make(made->packed.plan, &desc, &graph, error);
-    if (result == CF_OK) result = graph_dot_write(graph, made->asked->max_nodes, NULL, cli_write, to, error);
+    if (result == CF_OK) result = graph_dot_write(graph, pipeline_unit(made->pipe.unit_cost), made->asked->max_nodes, NULL, cli_write, to,
+                                 error);
     if (result == CF_ERROR_LIMIT && strcmp(error->field, "n_nodes") == 0)
         snprintf(error->text, sizeof error->text, "--dot: got %lld passes, wanted at most %lld: raise --max-nodes",
                  (long long)error->got, (long long)error->wanted);

@@ -32,7 +32,7 @@ static const cli_option options[] = {
     {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(report_options, json),
      .help = "write the numbers of the page as JSON, too"},
     PACKING_OPTIONS(report_options, packing),
-    {.name = "--k", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(report_options, k), .min = 1,
+    {.name = "--k", .alias = "--ks", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(report_options, k), .min = 1,
      .max = INT32_MAX, .help = "most chunks of a group that keep their activations;\n" PIPELINE_K_DEFAULT},
     {.name = "--replay", .value = "pipeline|local", .kind = CLI_CHOICE, .offset = offsetof(report_options, replay),
      .help = "how dropped activations come back: through all stages again,\n"

@@ -29,10 +29,10 @@ static const cli_option options[] = {
      .max = CF_MAX_TUNE_BATCHES, .help = "batches to draw from the list; default 16"},
     {.name = "--seed", .value = "S", .kind = CLI_NUMBER, .offset = offsetof(tune_options, seed), .max = INT64_MAX,
      .help = "another seed, other batches; default 1"},
-    {.name = "--chunk-sizes", .value = "N,N,...", .kind = CLI_TEXT, .offset = offsetof(tune_options, chunk_sizes),
+    {.name = "--chunk-size", .alias = "--chunk-sizes", .value = "N,N,...", .kind = CLI_TEXT, .offset = offsetof(tune_options, chunk_sizes),
      .help = "ChunkSizes to try, rising; default 1K,2K,...,128K and the\n"
      "longest sequence, which splits nothing"},
-    {.name = "--ks", .value = "K,K,...", .kind = CLI_TEXT, .offset = offsetof(tune_options, ks),
+    {.name = "--k", .alias = "--ks", .value = "K,K,...", .kind = CLI_TEXT, .offset = offsetof(tune_options, ks),
      .help = "K to try, rising; default 1,2,4,8,16,32"},
     {.name = "--schedules", .value = "NAME,...", .kind = CLI_TEXT, .offset = offsetof(tune_options, schedules),
      .help = "of paper, gpipe, 1f1b, zero-bubble, best, and with --virtual\n"
@@ -89,12 +89,12 @@ static int fill_lists(tune_job *job) {
     int code = CLI_OK;
 
     if (asked->chunk_sizes) {
-        code = cli_take_numbers("tune", "--chunk-sizes", asked->chunk_sizes, 0, INT64_MAX, &job->chunk_sizes,
+        code = cli_take_numbers("tune", "--chunk-size", asked->chunk_sizes, 0, INT64_MAX, &job->chunk_sizes,
                                 &desc->n_chunk_sizes);
         desc->chunk_sizes = job->chunk_sizes;
     }
     if (code == CLI_OK && asked->ks) {
-        code = cli_take_numbers("tune", "--ks", asked->ks, 0, INT64_MAX, &job->ks, &desc->n_ks);
+        code = cli_take_numbers("tune", "--k", asked->ks, 0, INT64_MAX, &job->ks, &desc->n_ks);
         desc->ks = job->ks;
     }
     if (code == CLI_OK && asked->schedules) {

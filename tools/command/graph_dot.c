@@ -12,7 +12,7 @@
         if (tried != CF_OK) return tried; \
     } while (0)
 
-/* Seconds, whatever the locale's decimal point is; it may have several bytes. */
+/* A time, whatever the locale's decimal point is; it may have several bytes. */
 static void write_real(text_out *to, double value) {
     char text[40], *c, *end = text;
 
@@ -24,7 +24,7 @@ static void write_real(text_out *to, double value) {
     text_out_put(to, "%s", text);
 }
 
-static void write_node(text_out *to, const cf_graph *graph, int64_t id) {
+static void write_node(text_out *to, const cf_graph *graph, int64_t id, const char *unit) {
     static const char *const looks[CF_COMPUTE_PASS_COUNT] = {
         "fillcolor=\"#397af2\", fontcolor=white", "fillcolor=\"#a9c6fb\"", "fillcolor=\"#f2a154\"",
         "fillcolor=\"#44d3da\"", "fillcolor=\"#e0f0e7\""};
@@ -34,7 +34,7 @@ static void write_node(text_out *to, const cf_graph *graph, int64_t id) {
     if (graph->shape.n_virtual > 1) text_out_put(to, " @ %d", (int)node->stage);
     text_out_put(to, "\", tooltip=\"");
     write_real(to, node->seconds);
-    text_out_put(to, " s\", %s];\n", looks[node->pass]);
+    text_out_put(to, " %s\", %s];\n", unit, looks[node->pass]);
 }
 
 static void write_edge(text_out *to, const cf_edge *edge) {
@@ -50,18 +50,18 @@ static void write_edge(text_out *to, const cf_edge *edge) {
                  cf_edge_name((cf_edge_why)edge->why));
 }
 
-static void write_stage(text_out *to, const cf_graph *graph, int64_t stage) {
+static void write_stage(text_out *to, const cf_graph *graph, int64_t stage, const char *unit) {
     int64_t i;
 
     text_out_put(to, "  subgraph cluster_s%lld {\n    label=\"stage %lld\";\n", (long long)stage, (long long)stage);
     for (i = 0; i < graph->n_nodes; i++)
         if (cf_placement_stage(graph->shape.placement, graph->shape.n_stages, graph->nodes[i].stage) == stage)
-            write_node(to, graph, i);
+            write_node(to, graph, i, unit);
     text_out_put(to, "  }\n");
 }
 
-cf_result graph_dot_write(const cf_graph *graph, int64_t max_nodes, const cf_allocator *allocator, cf_write_fn write,
-                          void *user, cf_error *error) {
+cf_result graph_dot_write(const cf_graph *graph, const char *unit, int64_t max_nodes, const cf_allocator *allocator,
+                          cf_write_fn write, void *user, cf_error *error) {
     int64_t most = max_nodes == 0 ? 500 : max_nodes, i;
     text_out to;
 
@@ -73,7 +73,7 @@ cf_result graph_dot_write(const cf_graph *graph, int64_t max_nodes, const cf_all
                        "is too many to draw; raise max_nodes, or draw fewer chunks");
     text_out_put(&to, "// solid: activation, gradient, replay, own; dashed: state, state gradient; dotted: slot\n");
     text_out_put(&to, "digraph chunkflow {\n  rankdir=LR;\n  node [shape=box, style=filled];\n");
-    for (i = 0; i < graph->shape.n_stages && graph->n_nodes > 0; i++) write_stage(&to, graph, i);
+    for (i = 0; i < graph->shape.n_stages && graph->n_nodes > 0; i++) write_stage(&to, graph, i, unit);
     for (i = 0; i < graph->n_edges; i++) write_edge(&to, &graph->edges[i]);
     text_out_put(&to, "}\n");
     return text_out_end(&to, error);

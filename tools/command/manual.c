@@ -58,6 +58,10 @@ static void put_option(const cli_option *option, FILE *to) {
 
     fputs(".TP\n", to);
     put_bold(option->name, to);
+    if (option->alias) {
+        fputs(", ", to);
+        put_bold(option->alias, to);
+    }
     if (option->value) {
         fputc(' ', to);
         put_italic(option->value, to);

@@ -2,6 +2,7 @@
 
 #include "modelling.h"
 
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,6 +24,60 @@ static const char *missing_size(const cf_model *model) {
     return NULL;
 }
 
+/* ---- names of models ---- */
+
+static const char *const model_names[] = {
+    "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "qwen2.5-7b", "qwen2.5-14b", "qwen2.5-32b", "qwen2.5-72b",
+    "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "qwen3-14b", "qwen3-32b",
+    "llama-3-8b", "llama-3-70b", "llama-3.1-405b", "llama-3.2-1b", "llama-3.2-3b", NULL};
+
+/* What the names of trained variants of one architecture end in, in any case. */
+static const char *const variants[] = {"-instruct", "-base", "-chat", "-hf", NULL};
+
+static int ends_in(const char *text, size_t n, const char *end) {
+    size_t length = strlen(end), i;
+
+    if (n <= length) return 0;
+    for (i = 0; i < length; i++)
+        if (tolower((unsigned char)text[n - length + i]) != end[i]) return 0;
+    return 1;
+}
+
+/* "Qwen/Qwen2.5-7B-Instruct" is qwen2.5-7b: an organisation, letter case and those endings say nothing of its sizes. */
+static const cf_model *find_model(const char *name) {
+    const char *slash = strrchr(name, '/'), *own = slash ? slash + 1 : name;
+    size_t n = strlen(own);
+    char text[CLI_SCRATCH_BYTES];
+    int i;
+
+    for (i = 0; variants[i]; i++) {
+        if (!ends_in(own, n, variants[i])) continue;
+        n -= strlen(variants[i]);
+        i = -1; /* another one may stand before it */
+    }
+    if (n >= sizeof text) return NULL;
+    memcpy(text, own, n);
+    text[n] = '\0';
+    return cf_model_find(text);
+}
+
+static int refuse_model(const char *command, const char *name) {
+    const char *slash = strrchr(name, '/');
+    char list[512] = "";
+    const char *guessed;
+    cli_guess guess = {NULL, NULL, 0};
+    int i;
+
+    guess.word = slash ? slash + 1 : name;
+    for (i = 0; model_names[i]; i++) {
+        cli_guess_offer(&guess, model_names[i]);
+        snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i > 0 ? ", " : "", model_names[i]);
+    }
+    guessed = cli_guess_text(&guess);
+    return cli_usage(command, "--model: there is no '%s'%s There are: %s. Any other dense model: --config FILE", name,
+                     *guessed ? guessed : ".", list);
+}
+
 static int make_model(const char *command, const modelling_options *asked, modelling *out) {
     const char *missing;
     int code;
@@ -30,8 +85,8 @@ static int make_model(const char *command, const modelling_options *asked, model
     if (asked->model && asked->config) return cli_usage(command, "--model and --config exclude each other");
     out->model.name = "custom";
     if (asked->model) {
-        const cf_model *named = cf_model_find(asked->model);
-        if (!named) return cli_usage(command, "--model: there is no '%s'", asked->model);
+        const cf_model *named = find_model(asked->model);
+        if (!named) return refuse_model(command, asked->model);
         out->model = *named;
     }
     if (asked->config) {

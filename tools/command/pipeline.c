@@ -85,8 +85,8 @@ static int take_limit(const char *command, const char *option, const char *text,
     *out = CF_NO_LIMIT;
     if (strcmp(text, "none") == 0) return CLI_OK;
     if (!cli_parse_number(text, strlen(text), &limit) || limit < 1 || limit > most)
-        return cli_usage(command, "%s: got '%s', wanted a whole number 1 .. %lld, or none", option, text,
-                         (long long)most);
+        return cli_usage(command, "%s: got '%s', wanted a whole number 1 .. %lld, or none%s", option, text,
+                         (long long)most, strcmp(option, "--limit") == 0 ? "; for bytes there is --limit-bytes" : "");
     *out = limit;
     return CLI_OK;
 }

@@ -63,7 +63,7 @@ typedef struct pipeline_options {
      "in a V, or (best) in whichever is faster"}
 
 #define PIPELINE_OPTIONS(type, member)                                                                             \
-    {.name = "--stages", .value = "P", .kind = CLI_NUMBER, .offset = offsetof(type, member.stages), .min = 1,      \
+    {.name = "--stages", .alias = "--pp", .value = "P", .kind = CLI_NUMBER, .offset = offsetof(type, member.stages), .min = 1,      \
      .max = CF_MAX_STAGES, .help = "pipeline stages; default 1"},                                                  \
     {.name = "--rank", .value = "R", .kind = CLI_NUMBER, .offset = offsetof(type, member.rank),                    \
      .max = CF_MAX_RANKS - 1, .help = "whose passes, of the D ranks; default 0"},                                  \
