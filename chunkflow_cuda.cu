@@ -43,7 +43,7 @@
        >>unfused    the same with cuBLAS: any type and head size, and the oracle for the others
        >>attention  the public functions and the choice of a path
        >>state      rows of K and V between projections, state and host memory; state that streams block by block
-       >>arena      where everything that a stage holds lies, worked out before it runs
+       >>arena      host memory, and slots of a stage's memory, worked out before it runs
        >>executor   streams, events and transfers under the interpreter of chunkflow.h
 
    One problem covers packed documents and carried state: a slice with more keys than queries is a slice with a prefix,
@@ -444,7 +444,8 @@ typedef struct cf_cuda_step {
     const void *tiles;
     const int32_t *positions;     /* (chunk->padded): position_ids of the metadata, but -1 in padding */
     cf_state state;               /* K and V, row 0 the group's first token; the chunk's own rows start at
-                                     chunk->prefix. A standalone chunk has one of its own, from F to its backward. W:
+                                     chunk->prefix. A standalone chunk has one of its own, from the pass that keeps
+                                     its activations to its backward; an F that keeps nothing has one for itself. W:
                                      data is NULL, because rows are held until B or I. With state_block_rows: always
                                      NULL, in `gradient`, too */
     cf_state gradient;            /* of the same rows, fp32. B and I only: data is NULL elsewhere */
@@ -582,10 +583,10 @@ CHUNKFLOW_CUDA_API cf_cuda_stream cf_executor_stream(const cf_executor *executor
 /* The lowered schedule that is loaded; NULL if there is none. Lives until the next load. */
 CHUNKFLOW_CUDA_API const cf_schedule *cf_executor_schedule(const cf_executor *executor);
 
-/* Memory of one stage, in bytes of its device but for `host`. Rows of a group, and each item of the arena, must lie
-   together, so there are gaps: batches of real lengths took 1 to 8 % more than what is live at once. Tiny random
-   batches, where one row is much, came to 1.7 times in the arena, 8 times in the state and 4 times in the gradient.
-   memory_limit counts what is laid out. */
+/* Memory of one stage, in bytes of its device but for `host`. Everything lies in slots that are as large as the largest
+   that ever lies in them, and a group has all of its rows from its first pass to its last. So batches of real lengths
+   took 1 to 12 % more than what is live at once (tools/bench/results/arena.txt); where state is much beside activations
+   that may be half as much again. memory_limit counts what is laid out. */
 typedef struct cf_executor_memory {
     int64_t arena;                /* activations and boundary tensors: what was laid out ... */
     int64_t arena_live;           /* ... and the most that is in use at once. arena / arena_live is the loss in gaps */
@@ -1938,9 +1939,9 @@ struct view {
     int64_t row, head;
 };
 
-/* A tile of 16-bit numbers lies row by row, ROW bytes each (128, 256 or 512), in chunks of 16 bytes; chunk c of row r is
-   stored as chunk c ^ (r & 7), so that the 8 rows of an ldmatrix fall into different banks. Tiles start at multiples of
-   1024. */
+/* A tile of 16-bit numbers lies row by row, ROW bytes each (128, 256 or 512), in chunks of 16 bytes; chunk c of row r
+   is stored as chunk c ^ (r & 7), so that the 8 rows of an ldmatrix fall into different banks. Tiles start at multiples
+   of 1024. */
 template <int ROW> CF_DEVICE shared_address chunk_address(shared_address base, int row, int chunk) {
     return base + (shared_address)(row * ROW) + (shared_address)((chunk ^ (row & 7)) << 4);
 }
@@ -2416,11 +2417,11 @@ template <int HEAD> CF_DEVICE float *carried_part(const fused_params &p, int hea
 }
 
 /* One block: 128 packed rows of one key head against all keys that they see (a part of a split tile: some of these, and
-   the rest is attention_combine_kernel's), last keys first. Four warps of 32 rows
-   each, so that a K or V fragment from shared memory serves two products (head size 256: eight of 16). K has two stages and V one: while the scores
-   of keys n are computed, V of n and K of n - 1 arrive. Head size 128: 80 KB of shared memory, so two blocks fit on an
-   sm_80 (164 KB) and a block on the 99 KB parts; up to 255 registers with two blocks. Head size 64: 40 KB, four blocks
-   by memory, and three by registers (168). Head size 256: 160 KB, one block, up to 255 registers. */
+   the rest is attention_combine_kernel's), last keys first. Four warps of 32 rows each, so that a K or V fragment from
+   shared memory serves two products (head size 256: eight of 16). K has two stages and V one: while the scores of keys
+   n are computed, V of n and K of n - 1 arrive. Head size 128: 80 KB of shared memory, so two blocks fit on an sm_80
+   (164 KB) and a block on the 99 KB parts; up to 255 registers with two blocks. Head size 64: 40 KB, four blocks by
+   memory, and three by registers (168). Head size 256: 160 KB, one block, up to 255 registers. */
 template <typename T, int HEAD>
 __global__ void __launch_bounds__(FORWARD_THREADS_OF<HEAD>, HEAD == 256 ? 1 : HEAD == 128 ? 2 : 3)
     attention_forward_kernel(const __grid_constant__ fused_params p) {
@@ -3313,7 +3314,8 @@ template <int HEAD, int ROWS> struct dq_layout { /* of shared memory, in bytes *
    rows. Head size 128: 96 KB, two blocks on sm_90. Head size 256: 128 KB, with 32 keys at a time; its
    255 registers are 6 too few, which are spilled. */
 template <typename T, int HEAD, int ROWS>
-__global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ? 2 * ROWS : 32, HEAD == 256 ? 1 : 128 / ROWS)
+__global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ? 2 * ROWS : 32,
+                                  HEAD == 256 ? 1 : 128 / ROWS)
     attention_dq_kernel(const __grid_constant__ fused_params p) {
     if constexpr (!HAS_SMALL && IS_SMALL<HEAD, ROWS, KEY_TILE>) return;
     typedef dq_layout<HEAD, ROWS> layout;
@@ -6224,7 +6226,7 @@ cf_result cf_padding_clear(void *data, int64_t rows, int64_t row_bytes, int64_t 
 } /* extern "C" */
 
 /* ================================================================================================================
-   >>arena    where everything that a stage holds lies, worked out before it runs
+   >>arena    host memory, and slots of a stage's memory, worked out before it runs
    ================================================================================================================ */
 
 namespace {
@@ -6288,228 +6290,66 @@ template <typename T> struct array {
     }
 };
 
-/* ---- what is placed ---- */
+/* ---- slots ---- */
 
-/* A stage runs its actions in a known order, so the place of an action in the list serves as time, and everything that
-   the stage holds is a rectangle: a range of memory from one action to another. The rectangles of one body keep their
-   distances, as the rows of a group's chunks do, which lie one behind the other but do not live equally long; all
-   others are bodies of their own. */
-struct rect {
-    int64_t body;
-    int64_t offset, size; /* in the body */
-    int64_t room;         /* what it is given in a slot: as much as the largest of its kind takes, not less than size */
-    int64_t begin, end;   /* nothing else may use the memory in actions begin .. end - 1 ... */
-    int64_t gone;         /* ... of which gone - 1 is the last that uses it. What lies between is so that transfers need
-                             not wait for a pass that is still running */
+/* A region of memory is one slot's, and as large as the largest that ever lies in the slot. Each lies behind the one
+   before. */
+struct region {
+    int64_t bytes, at;
+    int64_t free_from, user; /* in a pool, positions: from which on it can be taken again; of its last user */
 };
 
-struct body {
-    int64_t space;
-    int64_t first, n;     /* its rectangles */
-    int64_t height, room; /* by size and by room */
-    double area;
-    int64_t begin;
-    int64_t place; /* found by place_space; -1: not yet */
-};
-
-/* A space is a stretch of memory, in bytes or rows. */
-struct space {
-    int64_t unit;   /* places are multiples of it */
-    int64_t bytes;  /* of one of its numbers: 1, or those that a row takes */
-    int64_t height; /* found by place_space: end of the highest body, a multiple of the unit */
-};
-
-/* A layout is all that a stage holds. */
-struct layout {
-    heap *home;
-    int64_t n_times;
-    array<space> spaces;
-    array<body> bodies;
-    array<rect> rects;
-};
-
-/* Adds a body without rectangles, of no size. */
-int64_t add_body(layout *l, int64_t space) {
-    const body empty = {space, 0, 0, 0, 0, 0, INT64_MAX, 0};
-    return l->bodies.push(l->home, empty) ? l->bodies.n - 1 : -1;
+bool raise_region(heap *home, array<region> *regions, int64_t slot, int64_t bytes) {
+    while (regions->n <= slot)
+        if (!regions->push(home, {0, 0, 0, -1})) return false;
+    (*regions)[slot].bytes = std::max((*regions)[slot].bytes, bytes);
+    return true;
 }
 
-/* Adds a rectangle to a body. One without size takes no place. */
-void add_rect(layout *l, int64_t id, int64_t offset, int64_t size, int64_t room, int64_t begin, int64_t gone,
-              int64_t end) {
-    const rect r = {id, offset, size, std::max(size, room), begin, end, gone};
-    if (id < 0 || size == 0 || !l->rects.push(l->home, r)) return;
-    body *b = &l->bodies[id];
-    b->n++;
-    b->height = std::max(b->height, offset + size);
-    b->room = std::max(b->room, offset + r.room);
-    b->begin = std::min(b->begin, begin);
-    b->area += (double)size * (double)(end - begin);
-}
+/* Takes a slot of a pool from position `begin` on, and until `end`: the smallest free one that is large enough, else
+   the largest, which grows. *before is its last user so far, -1 if there is none. Returns -1 where there is no memory.
 
-/* Counts the most bytes in use at once, by what is really used, in all spaces that `counts` says yes to; -1: there was
-   no memory to count in. */
-template <typename F> int64_t most_live(const layout &l, F counts) {
-    int64_t most = 0, now = 0;
-    array<int64_t> change;
-    if (!change.fill(l.home, l.n_times + 1, 0)) return -1;
-    for (const rect &r : l.rects) {
-        const int64_t at = l.bodies[r.body].space, bytes = counts(at) ? r.size * l.spaces[at].bytes : 0;
-        change[r.begin] += bytes;
-        change[r.gone] -= bytes;
+   The interpreter numbers slots, too, but hands out the one that was freed last: a transfer would wait for the pass
+   that has just begun, which takes a tenth of the makespan on four stages (tools/bench/results/arena.txt). */
+int64_t take_slot(heap *home, array<region> *pool, int64_t bytes, int64_t begin, int64_t end, int64_t user,
+                  int64_t *before) {
+    int64_t best = pool->n;
+    for (int64_t i = 0; i < pool->n; i++) {
+        const region &r = (*pool)[i];
+        if (r.free_from > begin) continue;
+        const bool fits = r.bytes >= bytes, is_first = best == pool->n;
+        const int64_t other = is_first ? 0 : (*pool)[best].bytes;
+        if (is_first || (other >= bytes ? fits && r.bytes < other : r.bytes > other)) best = i;
     }
+    if (!raise_region(home, pool, best, bytes)) return -1;
+    region *r = &(*pool)[best];
+    *before = r->user;
+    r->free_from = end;
+    r->user = user;
+    return best;
+}
+
+double bytes_in(const array<region> &regions) {
+    double sum = 0.0;
+    for (const region &r : regions) sum += (double)r.bytes;
+    return sum;
+}
+
+/* Gives each region its place from *at on. Returns the bytes of all. */
+int64_t place_regions(const array<region> &regions, int64_t *at) {
+    const int64_t before = *at;
+    for (region &r : regions) {
+        r.at = *at;
+        *at += r.bytes;
+    }
+    return *at - before;
+}
+
+/* Counts the most bytes in use at once. change: what each position adds. */
+int64_t most_live(const array<int64_t> &change) {
+    int64_t most = 0, now = 0;
     for (const int64_t by : change) most = std::max(most, now += by);
     return most;
-}
-
-/* ---- the places ---- */
-
-const int64_t BLOCK = 64;
-const int64_t MOST_SIZE = (int64_t)1 << 60; /* so that sums of places and sizes stay in range */
-const int64_t MOST_WORK = 500000; /* hundredths of a second; after that no further order is tried */
-
-/* This is one search for the places of a space: what it has tried, and the best so far. */
-struct placing {
-    layout *l;
-    int64_t unit;
-    array<rect> by_begin;
-    array<int64_t> last_end; /* of each BLOCK of them */
-    array<std::pair<int64_t, int64_t>> taken; /* no place lies strictly between the two */
-    array<int64_t> order, best; /* bodies, and their places */
-    int64_t best_height;
-    bool in_slots;  /* the order at hand gives every rectangle its room, not its size */
-    bool narrowest; /* it takes the narrowest gap, not the lowest */
-    int64_t work;   /* pairs of rectangles that share time, looked at so far */
-};
-
-/* Puts one body at the lowest or narrowest place that is free for all of its time: not where those are that were placed
-   before it and live at a time of one of its rectangles. Most live shortly, so whole blocks have ended before. Returns
-   its end. */
-int64_t place_body(placing *p, body *b) {
-    int64_t place = 0, best = -1, width = INT64_MAX;
-    p->taken.n = 0;
-    for (int64_t i = b->first; i < b->first + b->n; i++) {
-        const rect &r = p->l->rects[i];
-        for (int64_t j = 0; j < p->by_begin.n && p->by_begin[j].begin < r.end; j++) {
-            const rect &other = p->by_begin[j];
-            const int64_t bottom = p->l->bodies[other.body].place;
-            if (j % BLOCK == 0 && p->last_end[j / BLOCK] <= r.begin) j += BLOCK - 1;
-            else if (other.end > r.begin && bottom >= 0)
-                (void)p->taken.push(p->l->home,
-                                    {bottom + other.offset - r.offset - (p->in_slots ? r.room : r.size),
-                                     bottom + other.offset - r.offset + (p->in_slots ? other.room : other.size)});
-        }
-    }
-    p->work += p->taken.n;
-    std::sort(p->taken.begin(), p->taken.end());
-    for (const auto &range : p->taken) {
-        if (range.first >= place && range.first - place < width) {
-            best = place;
-            width = range.first - place;
-            if (!p->narrowest) break;
-        }
-        if (range.second > place) place = (range.second + p->unit - 1) / p->unit * p->unit;
-    }
-    b->place = best >= 0 ? best : place;
-    return b->place + b->height;
-}
-
-enum { BY_ROOM, BY_HEIGHT, BY_LATEST, NARROWEST, BY_AREA, PROMOTED, N_ORDERS = PROMOTED + 50 };
-
-/* The largest first, in one sense or another, or the latest; or, after another order, what reached highest there. */
-void next_order(placing *p, int64_t by) {
-    const array<body> &bodies = p->l->bodies;
-    const auto key = [&](int64_t i) {
-        const body &b = bodies[i];
-        const int64_t size = by == BY_ROOM ? b.room : by == BY_LATEST ? b.begin : b.height;
-        return std::make_tuple(by == BY_AREA ? -b.area : -(double)size, b.begin, -b.height, i);
-    };
-    if (by < PROMOTED)
-        return std::sort(p->order.begin(), p->order.end(), [&](int64_t i, int64_t j) { return key(i) < key(j); });
-    int64_t *highest = std::max_element(p->order.begin(), p->order.end(), [&](int64_t i, int64_t j) {
-        return bodies[i].place + bodies[i].height < bodies[j].place + bodies[j].height;
-    });
-    std::rotate(p->order.begin(), highest, highest + 1);
-}
-
-/* Finds the bodies and rectangles of a space. */
-void start_placing(placing *p, int64_t at) {
-    layout *l = p->l;
-    p->unit = l->spaces[at].unit;
-    p->best_height = INT64_MAX;
-    for (int64_t i = 0; i < l->bodies.n; i++)
-        if (l->bodies[i].space == at && l->bodies[i].n > 0) (void)p->order.push(l->home, i);
-    for (const rect &r : l->rects)
-        if (l->bodies[r.body].space == at) (void)p->by_begin.push(l->home, r);
-    std::sort(p->by_begin.begin(), p->by_begin.end(), [](const rect &a, const rect &b) { return a.begin < b.begin; });
-    if (!p->last_end.fill(l->home, p->by_begin.n / BLOCK + 1, 0)) return;
-    for (int64_t i = 0; i < p->by_begin.n; i++)
-        p->last_end[i / BLOCK] = std::max(p->last_end[i / BLOCK], p->by_begin[i].end);
-}
-
-/* Finds the places of a space by first fit in a few orders, then in some that put first what stood out at the top, and
-   keeps the best (dynamic storage allocation is NP-hard; "greedy by size" of Pisarchyk and Lee, 2020, is one of these
-   orders). What needs no more than what is live is perfect, and ends the search.
-
-   The first order has slots of equal height, one for each chunk that is kept at once, as the CPU trainer has: chunks
-   that are nearly full leave no gaps there that are too low for the next one. On real lists that takes up to a fifth
-   less than the others (tools/bench/results/arena.txt). Rows of groups have no such room: closer packing is better for
-   them.
-
-   An order costs k log k for each rectangle that k others share time with, and a look at each block of those before it:
-   hardly more than linear in the schedule times what is held at once, quadratic only where all is held at once. The
-   more there is, the fewer orders are tried, at least one. */
-void place_space(layout *l, int64_t at) {
-    const int64_t live = most_live(*l, [&](int64_t other) { return other == at; });
-    const int64_t least = live / std::max<int64_t>(l->spaces[at].bytes, 1);
-    placing p = {};
-    p.l = l;
-    start_placing(&p, at);
-    for (int64_t i = 0; i < N_ORDERS && !l->home->failed; i++) {
-        if (p.best_height < least + p.unit || p.work > MOST_WORK) break;
-        p.in_slots = i == BY_ROOM;
-        p.narrowest = i == NARROWEST;
-        next_order(&p, i);
-        int64_t height = 0;
-        for (const int64_t id : p.order) l->bodies[id].place = -1;
-        for (const int64_t id : p.order) height = std::max(height, place_body(&p, &l->bodies[id]));
-        height = (height + p.unit - 1) / p.unit * p.unit;
-        if (height >= p.best_height) continue;
-        p.best_height = height;
-        p.best.n = 0;
-        for (const body &b : l->bodies) (void)p.best.push(l->home, b.place);
-    }
-    for (const int64_t id : p.order)
-        if (!l->home->failed) l->bodies[id].place = p.best[id];
-    l->spaces[at].height = p.best_height;
-}
-
-/* ---- who used a place last ---- */
-
-/* A space is kept as neighbouring ranges, in order, each with the action that used it last. Whoever takes a range over
-   must come after all of its last users; what was there before them came before them already. */
-struct owned {
-    int64_t low, high;
-    int64_t user; /* position in the stage's list */
-};
-
-owned *find_owned(const array<owned> &owners, int64_t low) {
-    return std::partition_point(owners.begin(), owners.end(), [&](const owned &o) { return o.high <= low; });
-}
-
-void set_owner(heap *home, array<owned> *owners, int64_t low, int64_t high, int64_t user) {
-    const int64_t first = find_owned(*owners, low) - owners->begin();
-    int64_t last = first, n = 0;
-    owned pieces[3];
-    while (last < owners->n && (*owners)[last].low < high) last++;
-    if (first < last && (*owners)[first].low < low) pieces[n++] = {(*owners)[first].low, low, (*owners)[first].user};
-    pieces[n++] = {low, high, user};
-    if (first < last && (*owners)[last - 1].high > high)
-        pieces[n++] = {high, (*owners)[last - 1].high, (*owners)[last - 1].user};
-    if (owners->n + 2 > owners->room && !owners->reserve(home, 2 * owners->room + 16)) return;
-    memmove(owners->data + first + n, owners->data + last, (size_t)(owners->n - last) * sizeof(owned));
-    memcpy(owners->data + first, pieces, (size_t)n * sizeof(owned));
-    owners->n += n - (last - first);
 }
 
 } /* namespace */
@@ -6518,11 +6358,11 @@ void set_owner(heap *home, array<owned> *owners, int64_t low, int64_t high, int6
    >>executor    streams, events and transfers under the interpreter of chunkflow.h
    ================================================================================================================ */
 
-/* Load goes over each stage's list and works out, for each action: where its memory lies, which earlier actions its
-   stream must wait for, and in which order one host thread can put the actions of all stages on their streams so that
-   nothing waits for what is not issued yet. Run walks the lists in that order, through the interpreter, and only looks
-   these up. Waits go only to actions that were issued before, so streams cannot deadlock, also where the
-   device has fewer queues than there are streams and puts several into one.
+/* Load goes over each stage's list in a dry run of the interpreter, and works out which slots of memory each action uses,
+   which earlier actions its stream must wait for, and in which order one host thread can put the actions of all stages
+   on their streams so that nothing waits for what is not issued yet. Run walks the lists in that order, through the
+   interpreter, and only looks these up. Waits go only to actions that were issued before, so streams cannot deadlock,
+   also where the device has fewer queues than there are streams and puts several into one.
 
        action         stream       waits for, and then records its own event
        F R B I W      COMPUTE      the RECV of its input
@@ -6531,7 +6371,8 @@ void set_owner(heap *home, array<owned> *owners, int64_t low, int64_t high, int6
        SEND           the link     the pass that makes the tensor
        RECV           the link     nothing: NCCL waits for the peer
 
-   Besides, each waits for whoever used last what it is the first to use of some memory.
+   Besides, what begins a tensor waits for the last user of its slot. All else that has slots is used by passes alone,
+   in the order of one stream.
 
    With state_block_rows a pass has copies of its own on OUT and IN: its blocks, by the state's stream; the input that
    an F keeps, out while it runs, and no later than its end; and behind the pass before an R what that R reads, back
@@ -6542,32 +6383,34 @@ namespace {
 const int COMPUTE = 0, OUT = 1, IN = 2, FIRST_LINK = 3; /* streams of a stage: passes, what goes to host memory, what
                                                            comes back; then the links, see stream_of */
 const int64_t MOST_LOCAL_STAGES = 256;           /* virtual stages in one process */
+const int64_t MOST_SIZE = (int64_t)1 << 60;      /* of all that a stage holds */
 const int64_t MOST_BYTES = (int64_t)1 << 46;     /* of one item: beyond any device, and sums stay in 64 bits */
 const int64_t PASSES_AHEAD = 4; /* of each stage: no stream runs dry, unless stages differ by more than that */
 
-/* Load works this out for each action. Places are bytes in the arena (host: in the stage's pinned memory, of a kept
-   input), -1: none. While they are being found, the numbers of the bodies stand there. */
-struct planned {
-    int64_t activations = -1, input = -1, output = -1, host = -1;
-    int64_t first_wait = 0, n_waits = 0;
-    int32_t stream = 0;
-    int64_t event = -1;    /* index of its end event, its start event is the next one; -1: its RECV has it */
-    int64_t partner = -1;  /* SEND: position of the RECV. RECV: of the pass that makes the tensor. In the peer's list */
-    int32_t peer = -1;     /* index of the stage at the other end among the local ones, or its number with NCCL */
-    int64_t fetch = -1;    /* position of an R whose kept input comes back behind this pass */
-    int64_t slot_user = -1; /* such an R: position of the one that used its slot before */
-    int32_t overwrite = 0; /* the first backward that touches these rows of gradient */
-};
-
+/* An end event that an action's stream waits for. */
 struct wait {
     int64_t stage; /* local */
     int64_t event; /* of that stage */
 };
 
-/* The planes of one virtual stage hold K and V, or their gradients. */
-struct plane_set {
-    int64_t rows, row_bytes, n_layers;
-    int64_t at; /* in the stage's memory; in pinned memory where the state streams */
+/* Load works this out for each action. A tensor goes from virtual stage to virtual stage; in a list it begins with the
+   pass that makes it or the RECV that brings it, and lies in a slot of `tensors`. */
+struct planned {
+    int64_t source = -1;          /* position of what makes or brings the tensor that this reads or sends; -1: none */
+    int64_t last = -1;            /* of the tensor that begins here: position of its last reader or SEND; -1: none */
+    int64_t input = -1, output = -1;    /* slots */
+    int64_t rows[2] = {-1, -1};   /* slots of K and V, and of their gradients */
+    int64_t host = -1;            /* F that keeps an input for its R in host memory, and that R: slot there ... */
+    int64_t kept = -1;            /* ... and of the R the position of the F, and where the input comes back: bytes */
+    int64_t fetched_at = -1;      /* in the arena */
+    int64_t fetch = -1;           /* position of an R whose kept input comes back behind this pass */
+    int64_t fetch_after = -1;     /* such an R: position of the one that used its place before */
+    wait waits[2];
+    int32_t n_waits = 0;
+    int32_t stream = 0;
+    int64_t event = -1;    /* index of its end event, its start event is the next one; -1: its RECV has it */
+    int64_t partner = -1;  /* SEND: position of the RECV. RECV: of the pass that makes the tensor. In the peer's list */
+    int32_t peer = -1;     /* index of the stage at the other end among the local ones, or its number with NCCL */
 };
 
 struct executor;
@@ -6598,10 +6441,12 @@ struct stage_plan {
     const cf_action *actions;
     int64_t first, n_actions; /* of the schedule's */
     array<planned> plan;
-    array<wait> waits;
-    array<int64_t> row_at[2];  /* by cell: row 0 of the chunk's group; of the state, and of the gradient */
-    array<plane_set> planes;   /* by local virtual stage: of the state, then of the gradient */
-    int64_t arena_at, workspace_at, attention_at[2], standalone_at, ring_at;
+    array<region> activations; /* by the interpreter's slots */
+    array<region> rows[2];     /* pools: K and V of groups and standalone chunks; dK and dV of groups. In host memory
+                                  where the state streams */
+    array<region> tensors;     /* a pool: between virtual stages */
+    array<region> kept;        /* a pool: inputs in host memory */
+    int64_t inputs_at, workspace_at, attention_at[2], standalone_at, ring_at;
     int64_t n_events;
     int64_t input_events; /* the first of N_INPUT_EVENTS */
     array<cf_cuda_block> blocks; /* the batch's, with addresses on this device */
@@ -6628,7 +6473,7 @@ struct batch {
     cf_schedule *lowered = NULL;        /* where this object made it */
     int64_t first_chunk = 0, n_chunks = 0;         /* of the rank */
     int64_t most_rows = 0, standalone_rows = 0; /* of the largest chunk, and of the largest without a group */
-    array<int64_t> at;           /* AT_KINDS x virtual stages x chunks of the rank */
+    cf_schedule_index *index = NULL;
     array<stage_plan> stages;    /* the local ones */
     array<int32_t> order;        /* these, in the order in which their actions are issued */
     array<chunk_data> chunks;
@@ -6639,7 +6484,10 @@ struct batch {
     bool timed = false;          /* the last run ended well, so its events tell times */
 
     explicit batch(executor *owner) : e(owner) {}
-    ~batch() { cf_schedule_free(lowered); }
+    ~batch() {
+        cf_schedule_index_free(index);
+        cf_schedule_free(lowered);
+    }
 };
 
 struct executor {
@@ -6675,6 +6523,7 @@ cf_result check_range(int64_t got, int64_t least, int64_t most, const char *fiel
 bool is_pass(int pass) { return pass < CF_COMPUTE_PASS_COUNT; }
 bool is_transfer(int pass) { return !is_pass(pass); }
 bool is_send(int pass) { return pass == CF_SEND_F || pass == CF_SEND_R || pass == CF_SEND_B; }
+bool is_receive(int pass) { return is_transfer(pass) && !is_send(pass); }
 bool is_forward(int pass) { return pass == CF_F || pass == CF_R; }
 bool is_backward(int pass) { return pass == CF_B || pass == CF_I; }
 
@@ -6703,41 +6552,11 @@ struct keep_thread {
 
 /* ---- who is where ---- */
 
-/* Passes, and the tensors that they make for a neighbouring virtual stage, are of three kinds. The second list numbers
-   what is noted of each chunk: where its pass, its SEND and its RECV of each kind stand in their lists. */
-enum { FORWARD, REPLAY, BACKWARD };
-enum { AT_PASS = 0, AT_W = 3, AT_SEND = 4, AT_RECV = 7, AT_KINDS = 10 };
-
-int kind_of(int pass) {
-    if (is_transfer(pass)) return (pass - CF_SEND_F) / 2;
-    return pass == CF_F ? FORWARD : pass == CF_R ? REPLAY : BACKWARD;
-}
-
-/* Returns the way from the virtual stage that makes a tensor to the one that reads it. */
-int step_of_kind(int kind) { return kind == BACKWARD ? -1 : 1; }
-
-int64_t cell_of(const batch *b, int64_t virtual_stage, int64_t chunk) {
-    return virtual_stage * b->n_chunks + chunk - b->first_chunk;
-}
-
 bool has_nccl(const executor *e) { return e->desc.nccl != NULL; }
 bool is_local_replay(const batch *b) { return b->schedule->shape.replay == CF_REPLAY_LOCAL; }
 
 /* Then the state of groups lies in host memory, and so do inputs that local replay keeps. */
 bool streams_state(const executor *e) { return e->desc.state_block_rows > 0; }
-
-/* Counts cells over the virtual stages of one stage only. */
-int64_t local_cell(const batch *b, const cf_action &a) { return cell_of(b, a.stage / b->e->desc.n_stages, a.chunk); }
-
-/* Returns the cell of the first chunk of the group. */
-int64_t group_cell(const batch *b, const cf_action &a) { return local_cell(b, a) - b->plan->chunks[a.chunk].index; }
-
-/* Looks up where a pass or transfer stands in its stage's list; -1: there is none. */
-int64_t position_of(const batch *b, int what, int64_t virtual_stage, int64_t chunk) {
-    const int64_t n = b->e->n_virtual_stages;
-    if (virtual_stage < 0 || virtual_stage >= n) return -1;
-    return b->at[what * n * b->n_chunks + cell_of(b, virtual_stage, chunk)];
-}
 
 int64_t stage_of(const batch *b, int64_t virtual_stage) {
     return cf_placement_stage(b->schedule->shape.placement, b->e->desc.n_stages, virtual_stage);
@@ -6746,6 +6565,18 @@ int64_t stage_of(const batch *b, int64_t virtual_stage) {
 /* Finds the virtual stage that a stage has in one row of them. */
 int64_t virtual_stage_at(const stage_plan *s, int64_t row) {
     return cf_placement_at(s->b->schedule->shape.placement, s->b->e->desc.n_stages, row, s->on->number);
+}
+
+/* Looks up where a pass or transfer stands in the list of its stage; -1: there is none. */
+int64_t position_of(const batch *b, int pass, int64_t chunk, int64_t virtual_stage) {
+    const int64_t action = cf_schedule_find(b->index, static_cast<cf_pass>(pass), chunk, virtual_stage);
+    return action < 0 ? -1 : action - b->schedule->first[stage_of(b, virtual_stage)];
+}
+
+/* Returns the virtual stage at the other end of a transfer. Gradients go down. */
+int64_t other_end(const cf_action &a) {
+    const bool gradient = a.pass == CF_SEND_B || a.pass == CF_RECV_B;
+    return a.stage + (is_send(a.pass) == gradient ? -1 : 1);
 }
 
 /* In one process each link between neighbouring virtual stages has a stream for each direction. NCCL has one for all,
@@ -6768,50 +6599,77 @@ int64_t kept_rows_of(const batch *b, int64_t chunk) {
     return streams_state(b->e) ? cf_chunk_state_tokens(b->plan, chunk) : rows_of(b->plan, chunk);
 }
 
-/* Notes where each pass and each transfer of a chunk stands in its list. */
-bool find_positions(batch *b) {
-    const cf_schedule *s = b->schedule;
-    const int64_t n = b->e->n_virtual_stages * b->n_chunks;
-    if (!b->at.fill(&b->e->home, AT_KINDS * n, -1)) return false;
-    for (int64_t i = 0; i < s->shape.n_stages; i++)
-        for (int64_t j = s->first[i]; j < s->first[i + 1]; j++) {
-            const cf_action &a = s->actions[j];
-            const int what = is_pass(a.pass) ? AT_PASS : is_send(a.pass) ? AT_SEND : AT_RECV;
-            const int at = a.pass == CF_W ? AT_W : what + kind_of(a.pass);
-            b->at[at * n + cell_of(b, a.stage, a.chunk)] = j - s->first[i];
-        }
-    return true;
+/* Counts the rows that the chunk's group, or a chunk without one, takes in each plane: such a number that planes of the
+   device lie at multiples of 256 bytes. */
+int64_t state_rows(const batch *b, const cf_chunk &c) {
+    const cf_group *g = c.group >= 0 ? &b->plan->groups[c.group] : NULL;
+    const cf_chunk *last = g != NULL ? &b->plan->chunks[g->first_chunk + g->n_chunks - 1] : &c;
+    const int64_t rows = last->prefix + kept_rows_of(b, last - b->plan->chunks);
+    return streams_state(b->e) ? rows : (rows + 15) / 16 * 16;
+}
+
+/* Counts the bytes of a row of K and V, or of their gradients: in a layer, and in all of a virtual stage. */
+int64_t row_bytes(const executor *e, bool gradient) {
+    const cf_attention_desc &a = e->desc.attention;
+    return (gradient || a.dtype == CF_DTYPE_FP32 ? 4 : 2) * 2 * a.n_kv_heads * a.head_size;
+}
+
+double state_row_bytes(const executor *e, int64_t virtual_stage, bool gradient) {
+    return (double)(e->stage_descs[virtual_stage].n_layers * row_bytes(e, gradient));
 }
 
 /* A stage has one of each of these events for kept inputs: they are recorded anew before anything else waits for
    them. */
 enum { INPUT_THERE, INPUT_LEFT, INPUT_BACK, N_INPUT_EVENTS };
 
+/* Finds the other end of a transfer. */
+void find_partner(stage_plan *s, int64_t at, const cf_need *needs) {
+    const batch *b = s->b;
+    const cf_action &a = s->actions[at];
+    const int64_t other = other_end(a), stage = stage_of(b, other);
+    s->plan[at].peer = (int32_t)(stage - (has_nccl(b->e) ? 0 : b->e->first_stage));
+    s->plan[at].partner = is_send(a.pass) ? position_of(b, a.pass + 1, a.chunk, other)
+                                          : needs[0].action - b->schedule->first[stage];
+}
+
+/* Finds the tensor that an action reads or sends. With local replay, R reads what its F has read; a copy of it, where
+   the state streams. */
+void find_source(stage_plan *s, int64_t at, const cf_need &need) {
+    planned *p = &s->plan[at];
+    const int64_t from = (need.received >= 0 ? need.received : need.action) - s->first;
+    const bool again = need.why == CF_EDGE_REPLAY && is_local_replay(s->b);
+    if (again && streams_state(s->b->e) && s->plan[from].source >= 0) {
+        p->kept = from;
+        s->plan[from].kept = at;
+    } else if (again) {
+        p->source = s->plan[from].source;
+    } else if (need.why == CF_EDGE_ACTIVATION || need.why == CF_EDGE_GRADIENT) {
+        p->source = from;
+    }
+    if (p->source >= 0) s->plan[p->source].last = at;
+}
+
 /* Makes the entries of a stage's list, before anything is known of its memory. */
 bool start_plan(batch *b, stage_plan *s, stage *on) {
     executor *e = b->e;
-    const int64_t n_cells = e->desc.n_virtual * b->n_chunks;
     s->b = b;
     s->on = on;
     s->first = b->schedule->first[on->number];
     s->n_actions = b->schedule->first[on->number + 1] - s->first;
     s->actions = b->schedule->actions + s->first;
-    if (!s->plan.fill(&e->home, s->n_actions) || !s->row_at[0].fill(&e->home, n_cells) ||
-        !s->row_at[1].fill(&e->home, n_cells))
-        return false;
+    if (!s->plan.fill(&e->home, s->n_actions)) return false;
     for (int64_t i = 0; i < s->n_actions; i++) {
         const cf_action &a = s->actions[i];
         planned *p = &s->plan[i];
+        cf_need needs[CF_MAX_NEEDS];
+        const int n_needs = cf_schedule_needs(b->index, s->first + i, needs);
         p->stream = stream_of(e, a);
         if (!is_send(a.pass) || has_nccl(e)) {
             p->event = s->n_events;
             s->n_events += e->desc.timeline ? 2 : 1;
         }
-        if (!is_transfer(a.pass)) continue;
-        const int kind = kind_of(a.pass);
-        const int64_t other = a.stage + (is_send(a.pass) ? 1 : -1) * step_of_kind(kind);
-        p->peer = (int32_t)(stage_of(b, other) - (has_nccl(e) ? 0 : e->first_stage));
-        p->partner = position_of(b, (is_send(a.pass) ? AT_RECV : AT_PASS) + kind, other, a.chunk);
+        if (is_transfer(a.pass)) find_partner(s, i, needs);
+        for (int j = 0; j < n_needs && (is_pass(a.pass) || is_send(a.pass)); j++) find_source(s, i, needs[j]);
     }
     s->input_events = s->n_events;
     if (streams_state(e) && is_local_replay(b)) s->n_events += N_INPUT_EVENTS;
@@ -6842,15 +6700,14 @@ cf_result find_order(batch *b, cf_error *error) {
 
 /* ---- what a stage holds, and when ---- */
 
-enum { ARENA, HOST, FIRST_STATE }; /* spaces; then, for each virtual stage of the stage, rows and rows of gradient */
+enum { ARENA, STATE, GRADIENT, N_HELD };
 
+/* A stage's list is gone through once, by the interpreter. */
 struct recording {
     stage_plan *s;
-    layout l;
-    array<int64_t> next_pass; /* (n_actions + 1) position of the next pass behind an action */
-    array<int64_t> first_backward; /* by cell, of a group's first chunk: the group's first backward; -1: not yet */
-    array<array<owned>> owners; /* by space: who used it last, while waits are looked for ... */
-    array<int64_t> seen;      /* ... and, by own stream, local stage and its stream, the latest position waited for */
+    array<int64_t> next_pass;    /* (n_actions + 1) position of the next pass behind an action */
+    array<int64_t> held[N_HELD]; /* (n_actions + 1) bytes that come into use there, less those that go out of it */
+    bool too_large;
 };
 
 /* A virtual stage asks for so many bytes of each, and for so many more for each row of a chunk. */
@@ -6875,171 +6732,133 @@ int64_t wanted_bytes(const cf_cuda_stage &d, int what, int64_t rows) {
 
 int64_t align_256(int64_t bytes) { return (int64_t)align_up((size_t)bytes, 256); }
 
-/* Counts the bytes of n rows in all planes. */
-int64_t plane_bytes(const plane_set &p, int64_t n) { return n * p.n_layers * 2 * p.row_bytes; }
-
-/* Adds an item of the arena with as much room as the largest chunk takes, from an action to the pass or SEND that uses
-   it last. Transfers may take its place only when the next pass starts, because before that they would wait for a pass
-   that is still running. What is sent is given the time of one whole pass more, so that the pass after that is not held
-   up by the transfer. */
-int64_t add_item(recording *r, int64_t bytes, int64_t room, int64_t begin, int64_t last) {
-    const int64_t id = add_body(&r->l, ARENA);
-    const int64_t next = r->next_pass[last], end = is_send(r->s->actions[last].pass) ? r->next_pass[next] : next;
-    add_rect(&r->l, id, 0, align_256(bytes), align_256(room), begin, last + 1, end);
-    return id;
+/* Notes what is in use from one position to another, and returns its bytes; 0 if these are too many. */
+int64_t note_held(recording *r, int what, int64_t begin, int64_t end, double bytes) {
+    r->too_large |= !(bytes < (double)MOST_SIZE);
+    if (r->too_large) return 0;
+    r->held[what][begin] += (int64_t)bytes;
+    r->held[what][end] -= (int64_t)bytes;
+    return (int64_t)bytes;
 }
 
-/* Finds the last pass of a virtual stage that reads the tensor of a kind. With local replay, R reads that of F again;
-   or a copy of it, where the state streams. */
-int64_t last_reader(const batch *b, int kind, int64_t virtual_stage, int64_t chunk) {
-    const int64_t replay = position_of(b, AT_PASS + REPLAY, virtual_stage, chunk);
-    if (kind == FORWARD && is_local_replay(b) && replay >= 0 && !streams_state(b->e)) return replay;
-    return position_of(b, AT_PASS + kind, virtual_stage, chunk);
-}
-
-/* Finds what brings the tensor that a pass reads: its RECV, or the pass of a neighbouring virtual stage on the same
-   stage. -1: it reads none. */
-int64_t source_of(const batch *b, const cf_action &a) {
-    const int kind = a.pass == CF_R && is_local_replay(b) ? FORWARD : kind_of(a.pass);
-    const int64_t from = a.stage - step_of_kind(kind);
-    if (a.pass == CF_W || from < 0 || from >= b->e->n_virtual_stages) return -1;
-    if (stage_of(b, from) == stage_of(b, a.stage)) return position_of(b, AT_PASS + kind, from, a.chunk);
-    return position_of(b, AT_RECV + kind, a.stage, a.chunk);
-}
-
-/* Finds what ends the need for what a pass makes: its SEND, or its last reader on the same stage. -1: nobody wants
-   it. */
-int64_t output_until(const batch *b, const cf_action &a) {
-    const int kind = kind_of(a.pass);
-    const int64_t to = a.stage + step_of_kind(kind);
-    if (a.pass == CF_W || (a.pass == CF_R && is_local_replay(b)) || to < 0 || to >= b->e->n_virtual_stages) return -1;
-    if (stage_of(b, to) == stage_of(b, a.stage)) return last_reader(b, kind, to, a.chunk);
-    return position_of(b, AT_SEND + kind, a.stage, a.chunk);
-}
-
-/* Records activations, from the pass that keeps them to B or W, and the tensors that a pass reads and makes. */
-void record_tensors(recording *r, int64_t at) {
-    const stage_plan *s = r->s;
+/* Action `at` waits for the end of action `position` of local stage `other`, unless they are on one stream. A SEND ends
+   with the copy of its RECV. */
+void add_wait(stage_plan *s, int64_t at, int64_t other, int64_t position) {
     const batch *b = s->b;
-    const cf_action &a = s->actions[at];
-    const cf_cuda_stage &d = b->e->stage_descs[a.stage];
-    const int64_t rows = b->plan->chunks[a.chunk].padded, each = b->e->desc.boundary_bytes_per_token;
-    const int64_t boundary = each * rows, most = each * b->most_rows;
     planned *p = &s->plan[at];
-    if (is_send(a.pass)) {
-        p->output = s->plan[position_of(b, AT_PASS + kind_of(a.pass), a.stage, a.chunk)].output;
-    } else if (is_transfer(a.pass)) {
-        p->input = add_item(r, boundary, most, at, last_reader(b, kind_of(a.pass), a.stage, a.chunk));
-    } else {
-        const int64_t replay = position_of(b, AT_PASS + REPLAY, a.stage, a.chunk);
-        const int64_t forward = position_of(b, AT_PASS + FORWARD, a.stage, a.chunk);
-        const int64_t split = position_of(b, AT_W, a.stage, a.chunk), from = source_of(b, a), to = output_until(b, a);
-        const int64_t last = split >= 0 ? split : position_of(b, AT_PASS + BACKWARD, a.stage, a.chunk);
-        if (is_forward(a.pass) && a.keep)
-            p->activations = add_item(r, wanted_bytes(d, ACTIVATIONS, rows), wanted_bytes(d, ACTIVATIONS, b->most_rows),
-                                      at, last);
-        else if (!is_forward(a.pass))
-            p->activations = s->plan[replay >= 0 ? replay : forward].activations;
-        if (to >= 0) p->output = add_item(r, boundary, most, at, to);
-        if (from >= 0 && a.pass == CF_R && is_local_replay(b) && streams_state(b->e)) {
-            p->host = s->plan[forward].host = add_body(&r->l, HOST);
-            add_rect(&r->l, p->host, 0, align_256(boundary), 0, forward, at + 1, at + 1);
-        } else if (from >= 0) {
-            p->input = is_pass(s->actions[from].pass) ? s->plan[from].output : s->plan[from].input;
-        }
+    const planned *from = &b->stages[other].plan[position];
+    if (p->event < 0) return; /* a SEND that does nothing */
+    if (from->event < 0) {
+        other = from->peer;
+        from = &b->stages[other].plan[from->partner];
     }
+    if (&b->stages[other] != s || from->stream != p->stream) p->waits[p->n_waits++] = {other, from->event};
 }
 
-/* A group, or a chunk without one, has a body of rows on each virtual stage. A chunk's come with its F and go with its
-   backward; those of the gradient are there from the group's first backward on. */
-void record_rows(recording *r, int64_t at) {
-    const stage_plan *s = r->s;
-    const batch *b = s->b;
+/* Finds where the tensor lies that an action reads or sends, and a slot for the one that begins with it. A slot is free
+   when the next pass starts, because before that a transfer would wait for a pass that is still running. What is sent
+   is given the time of one whole pass more, so that the pass after that is not held up by the transfer. */
+void record_tensors(recording *r, int64_t at, int64_t bytes) {
+    stage_plan *s = r->s;
+    heap *home = &s->b->e->home;
+    const int64_t self = s->on->number - s->b->e->first_stage;
     const cf_action &a = s->actions[at];
-    const cf_chunk &c = b->plan->chunks[a.chunk];
-    const int64_t cell = local_cell(b, a), group = group_cell(b, a), local = a.stage / b->e->desc.n_stages;
-    const int64_t n = kept_rows_of(b, a.chunk), forward = position_of(b, AT_PASS + FORWARD, a.stage, a.chunk);
-    int64_t *first_backward = &r->first_backward[group];
-    if (a.pass == CF_F) {
-        for (int i = 0; i < 2; i++)
-            s->row_at[i][cell] = cell == group ? add_body(&r->l, FIRST_STATE + 2 * local + i) : s->row_at[i][group];
-    } else if (is_backward(a.pass)) {
-        s->plan[at].overwrite = *first_backward < 0;
-        if (*first_backward < 0) *first_backward = at;
-        if (!b->e->has_state) return;
-        add_rect(&r->l, s->row_at[0][cell], c.prefix, n, 0, forward, at + 1, at + 1);
-        if (c.group >= 0) add_rect(&r->l, s->row_at[1][cell], c.prefix, n, 0, *first_backward, at + 1, at + 1);
+    planned *p = &s->plan[at];
+    int64_t before = -1;
+    if (p->source >= 0) {
+        const planned &from = s->plan[p->source];
+        (is_send(a.pass) ? p->output : p->input) = is_pass(s->actions[p->source].pass) ? from.output : from.input;
+        add_wait(s, at, self, p->source);
     }
+    if (is_receive(a.pass) && !has_nccl(s->b->e)) add_wait(s, at, p->peer, p->partner);
+    if (p->last >= 0) {
+        const int64_t next = r->next_pass[p->last], end = is_send(s->actions[p->last].pass) ? r->next_pass[next] : next;
+        (void)note_held(r, ARENA, at, p->last + 1, (double)bytes);
+        (is_pass(a.pass) ? p->output : p->input) = take_slot(home, &s->tensors, bytes, at, end, p->last, &before);
+        if (before >= 0) add_wait(s, at, self, before);
+    }
+    if (p->kept > at) p->host = take_slot(home, &s->kept, bytes, at, p->kept + 1, p->kept, &before);
+    else if (p->kept >= 0) p->host = s->plan[p->kept].host;
 }
 
-int64_t greatest_divisor(int64_t a, int64_t b) { return b == 0 ? a : greatest_divisor(b, a % b); }
+/* Records activations, from the pass that keeps them to B or W. */
+void record_activations(recording *r, const cf_step *step) {
+    const batch *b = r->s->b;
+    const cf_action &a = step->action;
+    const int64_t split = position_of(b, CF_W, a.chunk, a.stage);
+    const int64_t last = split >= 0 ? split : position_of(b, CF_B, a.chunk, a.stage);
+    const int64_t bytes = align_256(wanted_bytes(b->e->stage_descs[a.stage], ACTIVATIONS, step->chunk->padded));
+    if (!is_forward(a.pass) || step->slot < 0) return;
+    (void)note_held(r, ARENA, step->position, last + 1, (double)bytes);
+    (void)raise_region(&b->e->home, &r->s->activations, step->slot, bytes);
+}
 
-/* Rows are counted, and start, in such units that planes and groups lie at multiples of 256 bytes; those in host
-   memory, which only copies touch, one by one. */
+/* Takes a slot for all rows of a group, or of a chunk without one, at the pass that begins with them. */
+int64_t take_rows(recording *r, const cf_step *step, bool gradient, int64_t end) {
+    const batch *b = r->s->b;
+    const double bytes = (double)state_rows(b, *step->chunk) * state_row_bytes(b->e, step->action.stage, gradient);
+    int64_t before = -1;
+    r->too_large |= !(bytes < (double)MOST_SIZE);
+    if (r->too_large) return -1;
+    return take_slot(&b->e->home, &r->s->rows[gradient], (int64_t)bytes, step->position, end, end - 1, &before);
+}
+
+/* Records the rows of groups: a chunk's come with its F and go with its backward, those of the gradient are there from
+   the group's first backward on. */
+void record_rows(recording *r, const cf_step *step) {
+    const batch *b = r->s->b;
+    const cf_action &a = step->action;
+    const cf_group &g = b->plan->groups[step->chunk->group];
+    const bool gradient = is_backward(a.pass);
+    const int64_t last = g.first_chunk + g.n_chunks - 1, own_end = position_of(b, CF_B, a.chunk, a.stage) + 1;
+    const int64_t begin = gradient ? position_of(b, CF_B, last, a.stage) : position_of(b, CF_F, g.first_chunk, a.stage);
+    const int64_t end = position_of(b, CF_B, g.first_chunk, a.stage) + 1;
+    planned *p = &r->s->plan[step->position];
+    if (begin == step->position) p->rows[gradient] = take_rows(r, step, gradient, end);
+    else p->rows[gradient] = r->s->plan[begin].rows[gradient];
+    if (gradient) p->rows[0] = r->s->plan[position_of(b, CF_F, a.chunk, a.stage)].rows[0];
+    const double bytes = (double)kept_rows_of(b, a.chunk) * state_row_bytes(b->e, a.stage, gradient);
+    if (gradient) (void)note_held(r, GRADIENT, begin, own_end, bytes);
+    else if (a.pass == CF_F) (void)note_held(r, STATE, step->position, own_end, bytes);
+}
+
+/* Records those of a standalone chunk, from the pass that keeps its activations to its backward; an F that keeps
+   nothing has some for itself. */
+void record_own_rows(recording *r, const cf_step *step) {
+    const batch *b = r->s->b;
+    const cf_action &a = step->action;
+    const int64_t back = position_of(b, CF_B, a.chunk, a.stage);
+    const int64_t end = step->slot >= 0 ? back + 1 : step->position + 1;
+    const double bytes = (double)kept_rows_of(b, a.chunk) * state_row_bytes(b->e, a.stage, false);
+    if (streams_state(b->e) || !is_forward(a.pass)) return;
+    (void)note_held(r, STATE, step->position, end, bytes);
+    r->s->plan[step->position].rows[0] = r->s->plan[back].rows[0] = take_rows(r, step, false, end);
+}
+
+/* A callback of the interpreter's dry run. */
+int record_action(void *user, const cf_step *step) {
+    recording *r = static_cast<recording *>(user);
+    const executor *e = r->s->b->e;
+    if (is_pass(step->action.pass)) record_activations(r, step);
+    if (is_pass(step->action.pass) && step->action.pass != CF_W && e->has_state) {
+        if (step->chunk->group >= 0) record_rows(r, step);
+        else record_own_rows(r, step);
+    }
+    record_tensors(r, step->position, align_256(e->desc.boundary_bytes_per_token * step->chunk->padded));
+    return e->home.failed || r->too_large;
+}
+
 bool start_recording(recording *r, stage_plan *s) {
-    executor *e = s->b->e;
-    const cf_attention_desc &a = e->desc.attention;
     const int64_t n = s->n_actions;
-    const space bytes = {256, 1, 0};
     r->s = s;
-    r->l.home = &e->home;
-    r->l.n_times = n;
-    if (!r->l.spaces.fill(&e->home, FIRST_STATE + 2 * e->desc.n_virtual, bytes) ||
-        !s->planes.fill(&e->home, 2 * e->desc.n_virtual) || !r->next_pass.fill(&e->home, n + 1, n) ||
-        !r->first_backward.fill(&e->home, s->row_at[0].n, -1))
-        return false;
+    if (!r->next_pass.fill(&s->b->e->home, n + 1, n)) return false;
+    for (array<int64_t> &held : r->held)
+        if (!held.fill(&s->b->e->home, n + 1, 0)) return false;
     for (int64_t i = n - 1, next = n; i >= 0; i--) {
         r->next_pass[i] = next;
         if (is_pass(s->actions[i].pass)) next = i;
     }
-    for (int64_t i = 0; i < s->planes.n && e->has_state; i++) {
-        plane_set *p = &s->planes[i];
-        space *rows = &r->l.spaces[FIRST_STATE + i];
-        p->n_layers = e->stage_descs[virtual_stage_at(s, i / 2)].n_layers;
-        p->row_bytes = (i % 2 == 1 || a.dtype == CF_DTYPE_FP32 ? 4 : 2) * a.n_kv_heads * a.head_size;
-        rows->unit = streams_state(e) ? 1 : 256 / greatest_divisor(256, p->row_bytes);
-        rows->bytes = plane_bytes(*p, 1);
-    }
     return true;
-}
-
-/* Finds the place of everything, and the peaks: of what is in use, together over the virtual stages. */
-cf_result place_spaces(recording *r, cf_error *error) {
-    layout *l = &r->l;
-    cf_executor_memory *m = &r->s->memory_used;
-    double total = 0.0;
-    std::sort(l->rects.begin(), l->rects.end(), [](const rect &a, const rect &b) { /* those of each body together */
-        return std::tie(a.body, a.begin, a.offset) < std::tie(b.body, b.begin, b.offset);
-    });
-    for (int64_t i = l->rects.n - 1; i >= 0; i--) l->bodies[l->rects[i].body].first = i;
-    for (const body &b : l->bodies) total += (double)b.room * (double)l->spaces[b.space].bytes;
-    if (!(total < (double)MOST_SIZE))
-        return cf_fail(error, CF_ERROR_OVERFLOW, "stages", r->s->on->number, MOST_SIZE, -1, "sizes pass 60 bits");
-    for (int64_t i = 0; i < l->spaces.n && !l->home->failed; i++) place_space(l, i);
-    m->arena_live = most_live(*l, [](int64_t at) { return at == ARENA; });
-    m->state_live = most_live(*l, [](int64_t at) { return at >= FIRST_STATE && (at - FIRST_STATE) % 2 == 0; });
-    m->gradient_live = most_live(*l, [](int64_t at) { return at >= FIRST_STATE && (at - FIRST_STATE) % 2 == 1; });
-    return l->home->failed ? no_memory(error) : CF_OK;
-}
-
-/* Writes places where the numbers of bodies stood. */
-void write_places(recording *r) {
-    stage_plan *s = r->s;
-    const layout &l = r->l;
-    cf_executor_memory *m = &s->memory_used;
-    const auto place = [&](int64_t *id) { *id = *id >= 0 ? l.bodies[*id].place : -1; };
-    for (planned &p : s->plan)
-        for (int64_t *id : {&p.activations, &p.input, &p.output, &p.host}) place(id);
-    for (const array<int64_t> &rows : s->row_at)
-        for (int64_t &id : rows) place(&id);
-    m->arena = l.spaces[ARENA].height;
-    m->host = l.spaces[HOST].height;
-    for (int64_t i = 0; i < s->planes.n; i++) {
-        plane_set *of = &s->planes[i];
-        of->rows = l.spaces[FIRST_STATE + i].height;
-        if (streams_state(s->b->e)) of->at = m->host;
-        (streams_state(s->b->e) ? m->host : i % 2 == 0 ? m->state : m->gradient) += plane_bytes(*of, of->rows);
-    }
 }
 
 /* ---- what streams ---- */
@@ -7048,15 +6867,10 @@ void write_places(recording *r) {
    model. */
 void size_rings(stage_plan *s) {
     const executor *e = s->b->e;
-    const cf_attention_desc &a = e->desc.attention;
-    const int64_t numbers = e->desc.state_slots * e->desc.state_block_rows * 2 * a.n_kv_heads * a.head_size;
+    const int64_t rows = bytes_in(s->rows[0]) > 0.0 ? e->desc.state_slots * e->desc.state_block_rows : 0;
     cf_executor_memory *m = &s->memory_used;
-    bool any = false;
-    for (const plane_set &p : s->planes) any |= plane_bytes(p, p.rows) > 0;
-    m->state = any ? numbers * (a.dtype == CF_DTYPE_FP32 ? 4 : 2) : 0;
-    m->gradient = any ? numbers * 4 : 0;
-    m->state_live = m->state;
-    m->gradient_live = m->gradient;
+    m->state = m->state_live = rows * row_bytes(e, false);
+    m->gradient = m->gradient_live = rows * row_bytes(e, true);
 }
 
 /* Counts the bytes of a kept input, as they are laid out. */
@@ -7069,7 +6883,7 @@ int64_t input_bytes(const stage_plan *s, int64_t at) {
 int64_t slots_for_inputs(const stage_plan *s) {
     int64_t kept = 0, most = 0;
     for (int64_t at = 0; at < s->n_actions; at++) {
-        if (!is_pass(s->actions[at].pass) || s->plan[at].host < 0) continue;
+        if (s->plan[at].kept < 0) continue;
         kept += s->actions[at].pass == CF_F ? input_bytes(s, at) : -input_bytes(s, at);
         most = std::max(most, kept);
     }
@@ -7086,10 +6900,10 @@ void place_inputs(stage_plan *s) {
     for (int64_t at = 0; at < s->n_actions; at++) {
         planned *p = &s->plan[at];
         if (!is_pass(s->actions[at].pass)) continue;
-        if (p->host >= 0 && s->actions[at].pass == CF_R) {
+        if (p->kept >= 0 && s->actions[at].pass == CF_R) {
             const int64_t bytes = input_bytes(s, at), place = turn++ % 2 == 0 ? 0 : m->inputs - bytes;
-            p->input = m->arena + place;
-            p->slot_user = place < high && low < place + bytes ? before : second_before;
+            p->fetched_at = place;
+            p->fetch_after = place < high && low < place + bytes ? before : second_before;
             s->plan[pass].fetch = at;
             second_before = before;
             before = at;
@@ -7098,90 +6912,29 @@ void place_inputs(stage_plan *s) {
         }
         pass = at;
     }
-    m->arena += m->inputs;
     m->arena_live += m->inputs;
-}
-
-/* ---- what an action waits for ---- */
-
-/* Action `at` waits for the end of action `position` of local stage `other`, unless its stream does so anyway. A SEND
-   ends with the copy of its RECV. */
-void add_wait(recording *r, int64_t at, int64_t other, int64_t position) {
-    stage_plan *s = r->s;
-    batch *b = s->b;
-    planned *p = &s->plan[at];
-    const planned *from = &b->stages[other].plan[position];
-    if (p->event < 0) return; /* a SEND that does nothing */
-    if (from->event < 0) {
-        other = from->peer;
-        position = from->partner;
-        from = &b->stages[other].plan[position];
-    }
-    int64_t *seen = &r->seen[(p->stream * b->stages.n + other) * s->on->streams.n + from->stream];
-    if ((&b->stages[other] == s && from->stream == p->stream) || *seen >= position) return;
-    *seen = position;
-    p->n_waits += s->waits.push(&b->e->home, {other, from->event});
-}
-
-/* Finds what must be there before action `at`, by the table at the top. */
-void wait_for_data(recording *r, int64_t at, int64_t self) {
-    const batch *b = r->s->b;
-    const cf_action &a = r->s->actions[at];
-    const planned &p = r->s->plan[at];
-    if (is_transfer(a.pass) && !is_send(a.pass)) {
-        if (!has_nccl(b->e)) add_wait(r, at, p.peer, p.partner);
-        return;
-    }
-    const int64_t made = is_pass(a.pass) ? source_of(b, a)
-                                         : position_of(b, AT_PASS + kind_of(a.pass), a.stage, a.chunk);
-    if (made >= 0) add_wait(r, at, self, made);
-}
-
-/* Memory is taken over from its last users, while rectangles come into use and go in the order of the list. */
-bool find_waits(recording *r) {
-    stage_plan *s = r->s;
-    heap *home = r->l.home;
-    const int64_t self = s->on->number - s->b->e->first_stage, n_streams = s->on->streams.n;
-    array<std::tuple<int64_t, int64_t, int64_t, int64_t>> uses; /* 2 x action, 1 more at an end; space, low, high */
-    if (!r->owners.fill(home, r->l.spaces.n) || !r->seen.fill(home, n_streams * s->b->stages.n * n_streams, -1))
-        return false;
-    for (const rect &x : r->l.rects) {
-        const int64_t space = r->l.bodies[x.body].space, low = r->l.bodies[x.body].place + x.offset;
-        (void)uses.push(home, std::make_tuple(2 * x.begin, space, low, low + x.size));
-        (void)uses.push(home, std::make_tuple(2 * x.gone - 1, space, low, low + x.size));
-    }
-    std::sort(uses.begin(), uses.end());
-    for (int64_t at = 0, next = 0; at < s->n_actions && !home->failed; at++) {
-        s->plan[at].first_wait = s->waits.n;
-        wait_for_data(r, at, self);
-        for (; next < uses.n && std::get<0>(uses[next]) <= 2 * at + 1; next++) {
-            const auto [when, space, low, high] = uses[next];
-            array<owned> *owners = &r->owners[space];
-            if (when % 2 == 1) set_owner(home, owners, low, high, at);
-            else
-                for (const owned *o = find_owned(*owners, low); o < owners->end() && o->low < high; o++)
-                    add_wait(r, at, self, o->user);
-        }
-    }
-    return !home->failed;
 }
 
 cf_result plan_stage(stage_plan *s, cf_error *error) {
     executor *e = s->b->e;
+    cf_executor_memory *m = &s->memory_used;
     cf_run_desc dry = {};
     recording r = {};
+    if (!start_recording(&r, s)) return no_memory(error);
     dry.allocator = &e->home.from;
-    cf_result code = cf_run(s->b->plan, s->b->schedule, s->on->number, &dry, &s->memory_used.stats, error);
-    if (code == CF_OK && !start_recording(&r, s)) code = no_memory(error);
+    dry.user = &r;
+    dry.forward = dry.backward = dry.send = dry.receive = record_action;
+    const cf_result code = cf_run(s->b->plan, s->b->schedule, s->on->number, &dry, &m->stats, error);
+    if (e->home.failed) return no_memory(error);
+    double total = r.too_large ? (double)MOST_SIZE : 0.0;
+    for (const array<region> *one : {&s->activations, &s->rows[0], &s->rows[1], &s->tensors, &s->kept})
+        total += bytes_in(*one);
+    if (!(total < (double)MOST_SIZE))
+        return cf_fail(error, CF_ERROR_OVERFLOW, "stages", s->on->number, MOST_SIZE, -1, "sizes pass 60 bits");
     if (code != CF_OK) return code;
-    for (int64_t at = 0; at < s->n_actions && !e->home.failed; at++) {
-        record_tensors(&r, at);
-        record_rows(&r, at);
-    }
-    code = e->home.failed ? no_memory(error) : place_spaces(&r, error);
-    if (code == CF_OK && !find_waits(&r)) code = no_memory(error);
-    if (code != CF_OK) return code;
-    write_places(&r);
+    m->arena_live = most_live(r.held[ARENA]);
+    m->state_live = most_live(r.held[STATE]);
+    m->gradient_live = most_live(r.held[GRADIENT]);
     if (streams_state(e)) {
         size_rings(s);
         place_inputs(s);
@@ -7320,7 +7073,7 @@ cf_result fill_chunk(batch *b, int64_t chunk, chunk_data *data, cf_error *error)
     if (code == CF_OK && b->e->desc.attention.n_heads != 0) code = prepare_attention(b, c, data, error);
     if (code != CF_OK) return code;
     b->most_rows = std::max(b->most_rows, c.padded);
-    if (c.group < 0) b->standalone_rows = std::max(b->standalone_rows, (int64_t)align_up((size_t)c.padded, 64));
+    if (c.group < 0) b->standalone_rows = std::max(b->standalone_rows, state_rows(b, c));
     data->positions_at = b->metadata_bytes;
     b->metadata_bytes += align_256(4 * c.padded);
     if (data->attention == NULL) return CF_OK;
@@ -7382,20 +7135,24 @@ cf_result check_items(const batch *b, cf_error *error) {
    whose bytes may be any multiple of 16. */
 void lay_out_stage(stage_plan *s) {
     const batch *b = s->b;
-    const cf_executor_desc &d = b->e->desc;
     cf_executor_memory *m = &s->memory_used;
     int64_t at = m->metadata = b->metadata_bytes;
-    s->arena_at = at;
-    at += m->arena;
-    for (plane_set &p : s->planes) {
-        if (streams_state(b->e)) break; /* in host memory */
-        p.at = at;
-        at += plane_bytes(p, p.rows);
+    m->arena = place_regions(s->activations, &at);
+    m->arena += place_regions(s->tensors, &at) + m->inputs;
+    s->inputs_at = at;
+    at += m->inputs;
+    (void)place_regions(s->kept, &m->host);
+    if (streams_state(b->e)) {
+        (void)place_regions(s->rows[0], &m->host);
+        (void)place_regions(s->rows[1], &m->host);
+    } else {
+        m->state = place_regions(s->rows[0], &at);
+        m->gradient = place_regions(s->rows[1], &at);
     }
     s->workspace_at = at;
     for (int backward = 0; backward < 2; backward++) { /* in the same memory */
         int64_t own = 0;
-        for (int64_t row = 0; row < d.n_virtual; row++)
+        for (int64_t row = 0; row < b->e->desc.n_virtual; row++)
             own = std::max(own, wanted_bytes(b->e->stage_descs[virtual_stage_at(s, row)], FORWARD_WORK + backward,
                                              b->most_rows));
         s->attention_at[backward] = at + align_256(own);
@@ -7404,7 +7161,7 @@ void lay_out_stage(stage_plan *s) {
     m->forward_workspace = s->attention_at[0] + b->attention_bytes[0] - at;
     m->backward_workspace = s->standalone_at - at;
     if (b->e->has_state && !streams_state(b->e)) /* gradients of standalone chunks: planes of one layer for all */
-        m->backward_workspace += b->standalone_rows * 2 * 4 * d.attention.n_kv_heads * d.attention.head_size;
+        m->backward_workspace += b->standalone_rows * row_bytes(b->e, true);
     m->workspace = std::max(m->forward_workspace, m->backward_workspace);
     s->ring_at = at + m->workspace;
     m->total = s->ring_at + (streams_state(b->e) ? m->state + m->gradient : 0);
@@ -7447,7 +7204,8 @@ cf_result make_state_stream(stage_plan *s, cf_error *error) {
     cf_state_stream_desc d = {};
     drop_state_stream(s->on);
     if (!streams_state(e) || s->memory_used.state == 0) return CF_OK;
-    for (const plane_set &p : s->planes) d.state.n_layers = std::max(d.state.n_layers, p.n_layers);
+    for (int64_t row = 0; row < e->desc.n_virtual; row++)
+        d.state.n_layers = std::max(d.state.n_layers, e->stage_descs[virtual_stage_at(s, row)].n_layers);
     d.state.n_kv_heads = a.n_kv_heads;
     d.state.head_size = a.head_size;
     d.state.dtype = a.dtype;
@@ -7499,16 +7257,13 @@ cf_result take_schedule(batch *b, const cf_plan *plan, const cf_schedule *schedu
     if (code == CF_OK) code = check_range(schedule->shape.n_virtual, n_virtual, n_virtual, "n_virtual", -1, error);
     if (code != CF_OK) return code;
     lower.allocator = &e->home.from;
-    if (schedule->lowered || e->desc.n_stages == 1)
-        code = cf_schedule_validate(plan, schedule, NULL, &e->home.from, error);
-    else
-        code = cf_schedule_lower(plan, schedule, &lower, &b->lowered, error);
+    if (!schedule->lowered && n_stages > 1) code = cf_schedule_lower(plan, schedule, &lower, &b->lowered, error);
     if (code != CF_OK) return code;
     b->plan = plan;
     b->schedule = b->lowered != NULL ? b->lowered : schedule;
     b->first_chunk = schedule->shape.rank * plan->n_steps;
     b->n_chunks = plan->n_steps;
-    return CF_OK;
+    return cf_schedule_index_make(plan, b->schedule, &e->home.from, &b->index, error);
 }
 
 /* Does all of a load that needs no device. */
@@ -7521,7 +7276,7 @@ cf_result plan_batch(batch *b, const cf_plan *plan, const cf_schedule *schedule,
         code = fill_chunk(b, b->first_chunk + i, &b->chunks[i], error);
     if (code == CF_OK) code = check_items(b, error);
     if (code != CF_OK) return code;
-    if (!find_positions(b) || !b->stages.fill(&e->home, e->stages.n)) return no_memory(error);
+    if (!b->stages.fill(&e->home, e->stages.n)) return no_memory(error);
     for (int64_t i = 0; i < e->stages.n; i++)
         if (!start_plan(b, &b->stages[i], &e->stages[i])) return no_memory(error);
     code = find_order(b, error);
@@ -7699,37 +7454,40 @@ cudaStream_t own_stream(const stage_plan *s, const planned &p) { return s->on->s
 template <typename F> bool issue(const stage_plan *s, int64_t position, F put) {
     const planned &p = s->plan[position];
     cudaError_t status = cudaSetDevice(s->on->device);
-    for (int64_t i = p.first_wait; i < p.first_wait + p.n_waits && status == cudaSuccess; i++) {
-        const cudaEvent_t event = s->b->stages[s->waits[i].stage].on->events[s->waits[i].event];
-        status = cudaStreamWaitEvent(own_stream(s, p), event, 0);
-    }
+    for (int32_t i = 0; i < p.n_waits && status == cudaSuccess; i++)
+        status = cudaStreamWaitEvent(own_stream(s, p),
+                                     s->b->stages[p.waits[i].stage].on->events[p.waits[i].event], 0);
     if (status == cudaSuccess && s->b->e->desc.timeline)
         status = cudaEventRecord(s->on->events[p.event + 1], own_stream(s, p));
     if (!check_cuda(s, position, status, "waiting") || !put()) return false;
     return check_cuda(s, position, cudaEventRecord(s->on->events[p.event], own_stream(s, p)), "ending");
 }
 
-void *in_arena(const stage_plan *s, int64_t place) {
-    return place < 0 ? NULL : s->on->memory.data + s->arena_at + place;
+void *tensor_at(const stage_plan *s, int64_t slot) {
+    return slot < 0 ? NULL : s->on->memory.data + s->tensors[slot].at;
 }
 
-/* Describes the chunk's state, or its gradient. Where the state streams, that is in host memory, and only of a chunk
-   with a group. Chunks without one share the planes of one layer for their gradient. */
-cf_state state_of(const stage_plan *s, const cf_action &a, bool gradient) {
+void *input_of(const stage_plan *s, const planned &p) {
+    return p.fetched_at < 0 ? tensor_at(s, p.input) : s->on->memory.data + s->inputs_at + p.fetched_at;
+}
+
+void *host_of(const stage_plan *s, const planned &p) { return s->on->host.data + s->kept[p.host].at; }
+
+/* Describes the chunk's state, or its gradient: of a group, in host memory where the state streams. Chunks without one
+   share the planes of one layer for their gradient. */
+cf_state state_of(const stage_plan *s, const cf_step *step, bool gradient) {
     const batch *b = s->b;
     const cf_attention_desc &d = b->e->desc.attention;
-    const plane_set &p = s->planes[2 * (a.stage / b->e->desc.n_stages) + gradient];
-    const bool shared = gradient && b->plan->chunks[a.chunk].group < 0;
-    cf_state state = {};
-    const int64_t row_at = p.at + s->row_at[gradient][local_cell(b, a)] * p.row_bytes;
+    const int64_t slot = s->plan[step->position].rows[gradient];
     const block &memory = streams_state(b->e) ? s->on->host : s->on->memory;
-    state.data = memory.data + (shared ? s->standalone_at : row_at);
-    state.n_layers = p.n_layers;
+    cf_state state = {};
+    state.data = memory.data + (slot < 0 ? s->standalone_at : s->rows[gradient][slot].at);
+    state.n_layers = b->e->stage_descs[step->action.stage].n_layers;
     state.n_kv_heads = d.n_kv_heads;
     state.head_size = d.head_size;
     state.dtype = gradient ? CF_DTYPE_FP32 : d.dtype;
-    state.rows = shared ? b->standalone_rows : p.rows;
-    state.one_layer = shared;
+    state.rows = state_rows(b, *step->chunk);
+    state.one_layer = slot < 0;
     return state;
 }
 
@@ -7766,21 +7524,23 @@ cf_cuda_step step_of(const stage_plan *s, const cf_step *step) {
         out.attention_workspace_bytes = (size_t)b->attention_bytes[backward];
     }
     const bool resident = e->has_state && !streams_state(e);
-    if (resident && a.pass != CF_W) out.state = state_of(s, a, false);
-    if (resident && is_backward(a.pass)) out.gradient = state_of(s, a, true);
-    out.overwrite = is_backward(a.pass) && (!resident || p.overwrite);
+    if (resident && a.pass != CF_W) out.state = state_of(s, step, false);
+    if (resident && is_backward(a.pass)) out.gradient = state_of(s, step, true);
+    out.overwrite = is_backward(a.pass) && (!resident || step->chunk->group < 0 || step->clear_state_gradient);
     if (needs_stream(s, a)) {
         out.state_stream = s->on->state_stream;
         out.blocks = s->blocks.data + data.first_block;
         out.n_blocks = data.n_blocks;
         out.append = a.pass == CF_F && !is_last_of_group(b->plan, *step->chunk);
     }
-    out.activations = in_arena(s, p.activations);
-    out.activation_bytes = p.activations < 0 ? 0 : wanted_bytes(d, ACTIVATIONS, rows);
+    if (step->slot >= 0) {
+        out.activations = s->on->memory.data + s->activations[step->slot].at;
+        out.activation_bytes = wanted_bytes(d, ACTIVATIONS, rows);
+    }
     out.workspace = s->on->memory.data + s->workspace_at;
     out.workspace_bytes = wanted_bytes(d, FORWARD_WORK + backward, rows);
-    out.input = in_arena(s, p.input);
-    out.output = in_arena(s, p.output);
+    out.input = input_of(s, p);
+    out.output = tensor_at(s, p.output);
     out.boundary_bytes = e->desc.boundary_bytes_per_token * rows;
     return out;
 }
@@ -7799,17 +7559,17 @@ cudaError_t order_streams(cudaStream_t earlier, cudaEvent_t event, cudaStream_t 
 bool send_input(const stage_plan *s, int64_t position, const void *input, size_t bytes) {
     const cudaStream_t out = s->on->streams[OUT];
     const planned &p = s->plan[position];
-    if (p.host < 0 || s->actions[position].pass != CF_F || bytes == 0) return true;
+    if (p.kept < position || bytes == 0) return true;
     cudaError_t status = order_streams(own_stream(s, p), input_event(s, INPUT_THERE), out);
     if (status == cudaSuccess)
-        status = cudaMemcpyAsync(s->on->host.data + p.host, input, bytes, cudaMemcpyDeviceToHost, out);
+        status = cudaMemcpyAsync(host_of(s, p), input, bytes, cudaMemcpyDeviceToHost, out);
     if (status == cudaSuccess) status = cudaEventRecord(input_event(s, INPUT_LEFT), out);
     return check_cuda(s, position, status, "keeping the input");
 }
 
 bool wait_for_input(const stage_plan *s, int64_t position, size_t bytes) {
     const planned &p = s->plan[position];
-    if (p.host < 0 || s->actions[position].pass != CF_F || bytes == 0) return true;
+    if (p.kept < position || bytes == 0) return true;
     return check_cuda(s, position, cudaStreamWaitEvent(own_stream(s, p), input_event(s, INPUT_LEFT), 0), "waiting");
 }
 
@@ -7820,13 +7580,12 @@ bool fetch_input(const stage_plan *s, int64_t position) {
     const cf_action &a = s->actions[at];
     const planned &p = s->plan[at];
     const cudaStream_t in = s->on->streams[IN];
-    const int64_t kept = position_of(s->b, AT_PASS + FORWARD, a.stage, a.chunk);
     const size_t bytes = (size_t)(s->b->e->desc.boundary_bytes_per_token * s->b->plan->chunks[a.chunk].padded);
-    cudaError_t status = cudaStreamWaitEvent(in, s->on->events[s->plan[kept].event], 0);
-    if (status == cudaSuccess && p.slot_user >= 0)
-        status = cudaStreamWaitEvent(in, s->on->events[s->plan[p.slot_user].event], 0);
+    cudaError_t status = cudaStreamWaitEvent(in, s->on->events[s->plan[p.kept].event], 0);
+    if (status == cudaSuccess && p.fetch_after >= 0)
+        status = cudaStreamWaitEvent(in, s->on->events[s->plan[p.fetch_after].event], 0);
     if (status == cudaSuccess && bytes > 0)
-        status = cudaMemcpyAsync(in_arena(s, p.input), s->on->host.data + p.host, bytes, cudaMemcpyHostToDevice, in);
+        status = cudaMemcpyAsync(input_of(s, p), host_of(s, p), bytes, cudaMemcpyHostToDevice, in);
     if (status == cudaSuccess) status = order_streams(in, input_event(s, INPUT_BACK), own_stream(s, p));
     return check_cuda(s, position, status, "bringing an input back");
 }
@@ -7841,12 +7600,12 @@ bool begin_stream(const stage_plan *s, const cf_step *step) {
     cf_state_pass pass = {};
     cf_error why = {};
     if (!needs_stream(s, a)) return true;
-    pass.state = state_of(s, a, false);
-    if (is_backward(a.pass)) pass.gradient = state_of(s, a, true);
+    pass.state = state_of(s, step, false);
+    if (is_backward(a.pass)) pass.gradient = state_of(s, step, true);
     pass.prefix = step->chunk->prefix;
     pass.own = cf_chunk_state_tokens(s->b->plan, a.chunk);
     pass.window = s->b->e->desc.attention.window;
-    pass.overwrite = s->plan[step->position].overwrite;
+    pass.overwrite = step->clear_state_gradient;
     return note_stream(s, step->position, cf_state_stream_begin(s->on->state_stream, &pass, &why), why);
 }
 
@@ -7906,11 +7665,11 @@ int run_transfer(void *user, const cf_step *step) {
     if (p.event < 0) return 0; /* its RECV does it all */
     const bool ok = issue(s, step->position, [&] {
         cf_error why = {};
-        void *data = in_arena(s, sends ? p.output : p.input);
+        void *data = tensor_at(s, sends ? p.output : p.input);
         if (bytes == 0) return true;
         if (!has_nccl(e)) {
             const stage_plan &peer = s->b->stages[p.peer];
-            const void *from = in_arena(&peer, peer.plan[p.partner].output);
+            const void *from = tensor_at(&peer, peer.plan[p.partner].output);
             return check_cuda(s, step->position,
                               cudaMemcpyAsync(data, from, bytes, cudaMemcpyDefault, own_stream(s, p)), "copying");
         }
@@ -7978,9 +7737,9 @@ cf_result gather_times(executor *e, double *times, int64_t n, cf_error *error) {
     if (code != CF_OK) return code;
     for (int64_t i = 0; i < s->n_actions; i++) {
         const cf_action &a = s->actions[i];
-        const int64_t to = a.stage + step_of_kind(kind_of(a.pass));
         if (!is_send(a.pass)) continue;
-        const int64_t receive = s->first[stage_of(b, to)] + position_of(b, AT_RECV + kind_of(a.pass), to, a.chunk);
+        const int64_t receive =
+            cf_schedule_find(b->index, static_cast<cf_pass>(a.pass + 1), a.chunk, other_end(a));
         times[i] = times[receive] = std::max(times[i], times[receive]);
         times[n + i] = times[n + receive] = std::max(times[receive], times[n + receive]);
     }
