@@ -1174,7 +1174,7 @@ static cf_result cft__check_lists(const cf_tune_desc *desc, cf_error *error) {
     }
     CFT__TRY(cft__range(desc->n_replays, 1, CF_REPLAY_COUNT - 1, CF_ERROR_LIMIT, "n_replays", -1, error));
     for (i = 0; i < desc->n_replays; i++)
-        CFT__TRY(cft__check_choice((int64_t)desc->replays[i], CF_REPLAY_COUNT, "replays", i, &replays, error));
+        CFT__TRY(cft__check_choice((int)desc->replays[i], CF_REPLAY_COUNT, "replays", i, &replays, error));
     return CF_OK;
 }
 
@@ -1761,11 +1761,12 @@ static cf_result cft__check_memory_of(const cf_memory_desc *desc, const cf_sched
         int64_t wanted, got;
     } members[] = {{"parallel.pp", schedule->shape.n_stages, parallel.pp},
                    {"parallel.n_virtual", schedule->shape.n_virtual, parallel.n_virtual},
-                   {"parallel.placement", (int64_t)placement, (int64_t)parallel.placement},
+                   {"parallel.placement", (int)placement, (int)parallel.placement},
                    {"n_reports", schedule->shape.n_stages, n_reports}};
     int64_t i;
     if (desc->unfused_attention != 0)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "unfused_attention", -1, 0, 1, "is not supported here");
+        return cf_fail(error, CF_ERROR_ARGUMENT, "unfused_attention", -1, 0, desc->unfused_attention,
+                       "is not supported here");
     for (i = 0; i < CFT__COUNT(members); i++)
         if (members[i].got != members[i].wanted)
             return cf_fail(error, CF_ERROR_ARGUMENT, members[i].field, -1, members[i].wanted, members[i].got,

@@ -34,11 +34,11 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 
-SECTIONS = ("base,pack,plan,metadata,model,memory,pipeline,schedule,clock,bounds,search,check,simulate,lower,run,write,"
-            "graph")
 EXPLAINED = "tests/meta/mutants_explained.txt"
 TOKEN = re.compile(
     r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|^[ \t]*#(?:\\\n|/\*.*?\*/|[^\n])*|[A-Za-z_]\w*|'
@@ -62,12 +62,16 @@ SIBLINGS = [("forward", "input", "weight", "replay"), ("per_token", "per_pair", 
             ("n_sequences", "n_slices"), ("first", "last"), ("activations", "state"), ("in", "out")]
 WORDS = {"if", "while", "for", "switch", "return", "sizeof", "do", "else", "case", "goto", "default", "break",
          "continue"}
+HEADS = WORDS - {"sizeof"}  # what an expression does not reach beyond
 TYPES = {"const", "static", "struct", "enum", "union", "typedef", "int", "double", "char", "void", "unsigned",
          "va_list", "uint8_t", "uint16_t", "uint32_t", "uint64_t", "int32_t", "int64_t", "size_t", "uintptr_t"}
 
 
 # Of what every default test build watches, what the library itself does: a write past an array is a fault that is seen.
 WATCHED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+SCRIPT_LIMIT = 10  # seconds of processor time of a process that a script starts
+WORKPLACE = "{}"   # in a command: a directory of its own, in which these are
+LINKS = []
 
 
 class Mutant:
@@ -198,7 +202,7 @@ def operands(source, i):
         token = source.tokens[at]
         if token in CLOSE and token != "}":
             begin = source.opened[at]
-        elif token in OPEN or token in ASSIGN or token in (",", ";", "}", "?", ":") or token in WORDS or \
+        elif token in OPEN or token in ASSIGN or token in (",", ";", "}", "?", ":") or token in HEADS or \
                 LEVEL.get(token, 99) < level and is_binary(source, at):
             break
         else:
@@ -259,7 +263,8 @@ def semantic_mutants(source, i):
         for begin, end in arguments(source, i):
             found.append(("choice", source.back(i), source.match[i] + 1, "".join(source.tokens[begin:end])))
     if token == "?":
-        begin, end = source.region(source.back(i))
+        last = source.back(i)
+        begin, end = source.region(source.opened.get(last, last))[0], source.region(last)[1]
         found += [("choice", begin, end, "1"), ("choice", begin, end, "0")]
     if token == "(" and COUNTED.fullmatch(before):
         for begin, end in (trimmed(source, *a) for a in arguments(source, i)):
@@ -365,9 +370,10 @@ def left_out(source, name, section, i, last):
 
 
 def all_mutants(source, sections):
+    """Those of these sections of the header; none named: all that it has."""
     found = {}
     for name, section, first, last in source.functions:
-        if section in sections or source.path != "chunkflow.h":
+        if not sections or section in sections or source.path != "chunkflow.h":
             for mutant in mutants_of_function(source, name, section, first, last):
                 mutant.path = source.path
                 found.setdefault(mutant.key, mutant)
@@ -411,7 +417,8 @@ def render(source, mutants):
     return put(0, len(source.tokens), order)
 
 
-PRELUDE = """#include <stdlib.h>
+PRELUDE = """#include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <stdio.h>
 enum { CF_MUTANTS = %d };
@@ -419,6 +426,7 @@ static int cf_mutant = -1;
 static unsigned char cf_mutants_met[CF_MUTANTS + 1];
 #define CF_MUTANT(n) (cf_mutants_met[n] = 1, cf_mutant == (n))
 static void cf_mutants_end(void) {
+    signal(SIGXFSZ, SIG_IGN); /* tests set limits to the size of a file */
     FILE *file = fopen(getenv("CHUNKFLOW_MET"), "ab");
     if (file == NULL) return;
     fwrite(cf_mutants_met, 1, sizeof cf_mutants_met, file);
@@ -435,15 +443,23 @@ LIBRARY = """#define CHUNKFLOW_IMPLEMENTATION
 #include "tools/chunkflow_tune.h"
 """
 KIN = ["graph_dot", "idle", "schedule_csv", "schedule_new", "text_out"]  # tools that are tested as the library is
+READERS = ["json_read", "cli", "cli_files", "progress"]  # what tests of safetensors are linked with
 TRAINER = "tests/trainer/test_trainer.c"
+TENSORS = "tests/trainer/test_trainer_tensors.c"
 
-# What faults are planted in, and what is compiled then.
+# What faults are planted in, and what is compiled then: source, object, and options of its own.
 PARTS = {
-    "header": (["chunkflow.h"], ["library.c"]),
-    "examples": ([f"examples/{f}.h" for f in ("base", "check", "checkpoint", "chunked", "kernels", "model", "optimizer",
-                                             "state_stream", "text", "unchunked")], [TRAINER]),
-    "tools": ([f"tools/command/{f}.c" for f in KIN], [f"tools/command/{f}.c" for f in KIN]),
+    "header": (["chunkflow.h"], [("library.c", "library", WATCHED)]),
+    "examples": ([f"examples/{f}.h" for f in ("arguments", "base", "check", "checkpoint", "chunked", "kernels", "model",
+                                             "optimizer", "options", "safetensors", "state_stream", "text", "tokens",
+                                             "unchunked")],
+                 [(TRAINER, "trainer", ["-DTRAIN_FLOAT64", *WATCHED]), (TENSORS, "tensors", WATCHED),
+                  ("examples/train_cpu.c", "train_cpu", ["-O2"]),
+                  ("examples/train_cpu.c", "train_cpu_f64", ["-O2", "-DTRAIN_FLOAT64"])]),
+    "tools": ([f"tools/command/{f}.c" for f in KIN], [(f"tools/command/{f}.c", f, WATCHED) for f in KIN]),
 }
+# The library is compiled once, for all.
+LINKED = ["-DCHUNKFLOW_IMPLEMENTED", "-DCHUNKFLOW_API=extern", "-DCHUNKFLOW_TUNE_IMPLEMENTED", "-DCHUNKFLOW_TUNE_API=extern"]
 
 
 def write(path, text):
@@ -452,23 +468,29 @@ def write(path, text):
         file.write(text)
 
 
+def compiler():
+    return os.environ.get("CC", "cc").split()
+
+
 def flags_of(folder):
-    return ["-std=gnu99", "-D_XOPEN_SOURCE=700", "-DTRAIN_FLOAT64", f"-I{folder}", "-I.", "-include",
-            f"{folder}/mutants.h", "-w", "-Werror=vla", "-Werror=int-conversion", "-Werror=incompatible-pointer-types", "-fmax-errors=0"]
+    return ["-std=gnu99", "-D_XOPEN_SOURCE=700", f"-I{folder}", "-I.", "-include", f"{folder}/mutants.h", "-w", "-O1",
+            "-Werror=vla", "-Werror=int-conversion", "-Werror=incompatible-pointer-types", "-fmax-errors=0"]
 
 
 def copy_neighbours(folder):
     """What the texts with mutants include by their own place."""
-    for pattern in ("chunkflow.h", "tests/harness.h", TRAINER, "examples/*.h", "tools/command/*.h", "tools/*.h"):
+    for pattern in ("chunkflow.h", "tests/harness.h", TRAINER, TENSORS, "examples/*.h", "examples/train_cpu.c",
+                    "tools/command/*.h", "tools/*.h"):
         for path in glob.glob(pattern):
             os.makedirs(os.path.dirname(f"{folder}/{path}") or ".", exist_ok=True)
             shutil.copy(path, f"{folder}/{path}")
     write(f"{folder}/library.c", LIBRARY)
 
 
-def compile_mutants(sources, mutants, folder, units):
+def compile_mutants(part, sources, mutants, folder):
     """Writes and compiles them, leaving out those that are no C. Returns those that are left."""
-    cc = os.environ.get("CC", "cc")
+    units = PARTS[part][1]
+    linked = LINKED if part == "examples" else []
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
     copy_neighbours(folder)
@@ -479,8 +501,9 @@ def compile_mutants(sources, mutants, folder, units):
         for path, text in texts.items():
             write(f"{folder}/{path}", text)
         write(f"{folder}/mutants.h", PRELUDE % len(mutants))
-        errors = "".join(subprocess.run([cc, *flags_of(folder), "-fsyntax-only", f"{folder}/{unit}"], check=False,
-                                        capture_output=True, text=True).stderr for unit in units)
+        errors = "".join(subprocess.run([*compiler(), *flags_of(folder), *linked, *options, "-fsyntax-only",
+                                         f"{folder}/{unit}"], check=False, capture_output=True, text=True).stderr
+                         for unit, _, options in units)
         bad = set()
         for path, line in set(re.findall(r"^(\S+?):(\d+):\d+: error", errors, re.M)):
             path = os.path.relpath(os.path.normpath(path), folder)
@@ -494,64 +517,89 @@ def compile_mutants(sources, mutants, folder, units):
         if not bad:
             sys.exit(errors)
         mutants = [m for m in mutants if str(m.number) not in bad]
-    for unit in units:
-        subprocess.run([cc, *flags_of(folder), "-O1", *WATCHED, "-c", f"{folder}/{unit}", "-o",
-                        f"{folder}/{os.path.basename(unit)}.o"], check=True)
+    for unit, name, options in units:
+        subprocess.run([*compiler(), *flags_of(folder), *linked, *options, "-c", f"{folder}/{unit}", "-o",
+                        f"{folder}/{name}.o"], check=True)
     return mutants
 
 
-def link(build, folder, part, units):
-    """The test programs, with the mutants in the place of what they are of. Returns their paths."""
-    cc = [os.environ.get("CC", "cc"), *WATCHED]
-    mutants = [f"{folder}/{os.path.basename(unit)}.o" for unit in units]
-    library = [] if part == "header" else [f"{folder}/implementation.o"]
-    if library:
-        subprocess.run([*cc, "-std=c99", "-I.", "-O1", "-c", "tests/implementation.c", "-o", *library], check=True)
+def link(build, folder, part):
+    """The tests, with the mutants in the place of what they are of: (name, command) of each."""
+    mutants = [f"{folder}/{name}.o" for _, name, _ in PARTS[part][1]]
+    plain, watched = f"{folder}/implementation.o", f"{folder}/watched.o"
+
+    def make(program, *parts, watch=True):
+        subprocess.run([*compiler(), *(WATCHED if watch else []), *parts, "-lm", "-o", f"{folder}/{program}"], check=True)
+        return f"{folder}/{program}"
+
+    def library(to, *options):
+        subprocess.run([*compiler(), *options, "-std=c99", "-I.", "-O1", "-c", "tests/implementation.c", "-o", to],
+                       check=True)
+        return to
+
+    def cases(program):
+        names = subprocess.run([program, "--list"], check=True, capture_output=True, text=True).stdout.split()
+        return [(name, [program, name]) for name in names if not name.startswith("harness.")]
+
     if part == "examples":
-        subprocess.run([*cc, *mutants, *library, "-lm", "-o", f"{folder}/trainer"], check=True)
-        return [f"{folder}/trainer"]
+        trainer, tensors, single, double = mutants
+        readers = [f"tools/command/{f}.c" for f in READERS]
+        library(watched, *WATCHED)
+        library(plain)
+        LINKS.extend(os.path.abspath(f) for f in (make("train_cpu", single, plain, watch=False),
+                                                  make("train_cpu_f64", double, plain, watch=False), plain))
+        return [*cases(make("trainer", trainer, watched)),
+                ("trainer_tensors", [make("tensors", *LINKED, "-I.", tensors, *readers, watched), WORKPLACE]),
+                ("train_check.sh", ["sh", "tests/trainer/train_check.sh", WORKPLACE])]
     objects = [f for f in sorted(glob.glob(f"{build}/test/*.o")) if not f.endswith("/implementation.o")]
-    kin = [] if part == "tools" else [f"{build}/test/command/{f}.o" for f in KIN]
-    subprocess.run([*cc, *objects, *kin, *mutants, *library, "-lm", "-o", f"{folder}/unit"], check=True)
     if part == "tools":
-        return [f"{folder}/unit"]
+        return cases(make("unit", *objects, *mutants, library(watched, *WATCHED)))
+    kin = [f"{build}/test/command/{f}.o" for f in KIN]
     others = [f"{build}/test/{f}.o" for f in ("test_best", "test_bounds", "test_known", "exact", "naive",
                                               "pipeline", "random_schedule", "suite")]
-    subprocess.run([*cc, "-std=c99", "-I.", "-O1", "-DSUITES(X)=X(search) X(many_bounds) X(known)",
-                    "tests/unit/main.c", *others, *mutants, "-lm", "-o", f"{folder}/search"], check=True)
-    return [f"{folder}/unit", f"{folder}/search"]
+    return [*cases(make("unit", *objects, *kin, *mutants)),
+            *cases(make("search", "-std=c99", "-I.", "-O1", "-DSUITES(X)=X(search) X(many_bounds) X(known)",
+                        "tests/unit/main.c", *others, *mutants))]
 
 
-def run(program, test, variables, limit):
-    """Whether the test passes within `limit` seconds of processor time, and how many it took."""
-    command = ["prlimit", f"--cpu={int(limit) + 1}", "--core=0", program, test]
+def run(command, variables, limit):
+    """Whether the test passes, within `limit` seconds of processor time of each process, and how many it took. A script
+    is ended at the first thing that it finds."""
+    is_script = command[0] == "sh"
     variables = {**os.environ, "ASAN_OPTIONS": "hard_rss_limit_mb=4096:detect_leaks=0", **variables}
-    process = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)
-    process.returncode = status
-    return status == 0, used.ru_utime + used.ru_stime
+    with tempfile.TemporaryDirectory() as place:
+        for path in LINKS if WORKPLACE in command else ():
+            os.symlink(path, f"{place}/{os.path.basename(path)}")
+        command = [place if word == WORKPLACE else word for word in command]
+        process = subprocess.Popen(["prlimit", f"--cpu={int(limit) + 1}", "--core=0", *command], env=variables, text=True,
+                                   stdout=subprocess.PIPE if is_script else subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL, start_new_session=is_script)
+        for line in process.stdout if is_script else ():
+            if line.startswith("FAIL "):
+                os.killpg(process.pid, signal.SIGTERM)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = status
+        return status == 0, used.ru_utime + used.ru_stime
 
 
-def meet(programs, folder, slow, count):
-    """Runs each test once. Returns (seconds, program, test, mutants that it comes by), the quickest first."""
+def meet(tests, folder, slow, count):
+    """Runs each test once. Returns (seconds, name, command, mutants that it comes by), the quickest first."""
     met = []
-    for program in programs:
-        names = subprocess.run([program, "--list"], check=True, capture_output=True, text=True).stdout.split()
-        for name in names:
-            if name.startswith("harness."):
-                continue
-            if os.path.exists(f"{folder}/met"):
-                os.remove(f"{folder}/met")
-            passed, seconds = run(program, name, {"CHUNKFLOW_MET": f"{folder}/met"}, slow)
-            if not passed or seconds > slow:
-                print(f"left out: {name}, which takes more than {slow} s")
-                continue
-            with open(f"{folder}/met", "rb") as file:
-                seen = file.read()
-            here = {i % (count + 1) for i in range(len(seen)) if seen[i]}  # there is a record of each file
-            met.append((seconds, program, name, here))
-    return sorted(met, key=lambda m: m[:3])
+    for name, command in tests:
+        if os.path.exists(f"{folder}/met"):
+            os.remove(f"{folder}/met")
+        limit = SCRIPT_LIMIT if command[0] == "sh" else slow
+        passed, seconds = run(command, {"CHUNKFLOW_MET": f"{folder}/met"}, limit)
+        if command[0] != "sh" and seconds > slow:
+            print(f"left out: {name}, which takes more than {slow} s")
+            continue
+        if not passed:
+            sys.exit(f"{name} fails although no fault is planted")
+        with open(f"{folder}/met", "rb") as file:
+            seen = file.read()
+        here = {i % (count + 1) for i in range(len(seen)) if seen[i]}  # there is a record of each file
+        met.append((seconds, name, command, here))
+    return sorted(met, key=lambda m: m[:2])
 
 
 def read_explained():
@@ -568,9 +616,10 @@ def read_explained():
 
 def judge(mutant, tests):
     """The test that kills it, or None."""
-    for seconds, program, name, seen in tests:
+    for seconds, name, command, seen in tests:
         variables = {"CHUNKFLOW_MUTANT": str(mutant.number)}
-        if mutant.number in seen and not run(program, name, variables, 2 + 4 * seconds)[0]:
+        limit = SCRIPT_LIMIT if command[0] == "sh" else 2 + 4 * seconds
+        if mutant.number in seen and not run(command, variables, limit)[0]:
             return name
     return None
 
@@ -581,25 +630,24 @@ def main():
     parser.add_argument("--n", type=int, default=200)
     parser.add_argument("--seed", default="1")
     parser.add_argument("--of", choices=sorted(PARTS), default="header", help="what faults are planted in")
-    parser.add_argument("--sections", default=SECTIONS, help="of the header")
+    parser.add_argument("--sections", default="", help="of the header; default: all that it has")
     parser.add_argument("--slow", type=float, default=0.4)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="", help="only drawn mutants with this in their key")
     parser.add_argument("--list", action="store_true", help="print what would be drawn")
     options = parser.parse_args()
     folder, explained = f"{options.build}/mutants", read_explained()
-    files, units = PARTS[options.of]
-    sources = {path: Source(path) for path in files}
-    mutants = [m for source in sources.values() for m in all_mutants(source, options.sections.split(","))]
-    print(f"{len(mutants)} possible mutants in {options.sections if options.of == 'header' else options.of}; "
-          f"seed {options.seed}")
+    sources = {path: Source(path) for path in PARTS[options.of][0]}
+    sections = [s for s in options.sections.split(",") if s]
+    mutants = [m for source in sources.values() for m in all_mutants(source, sections)]
+    print(f"{len(mutants)} possible mutants in {options.sections or options.of}; seed {options.seed}")
     mutants = [m for m in draw(mutants, 2 * options.n, options.seed) if options.only in m.key]  # some are no C
     if options.list:
         for mutant in mutants:
             print(f"[{mutant.section}] {mutant.kind}: {mutant.key}")
         return
-    compiled = compile_mutants(sources, mutants, folder, units)
-    tests = meet(link(options.build, folder, options.of, units), folder, options.slow, len(compiled))
+    compiled = compile_mutants(options.of, sources, mutants, folder)
+    tests = meet(link(options.build, folder, options.of), folder, options.slow, len(compiled))
     mutants = compiled[:options.n]
     print(f"{len(mutants)} mutants, {len(tests)} tests of {sum(t[0] for t in tests):.0f} s", flush=True)
     counts, table = {"killed": 0, "explained": 0, "survived": 0}, {}

@@ -300,6 +300,66 @@ const char *oracle_option_fault(const cf_plan *p, const int64_t *lengths, const 
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
+   records of failures
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static int begins_with(const char *text, const char *begin) { return strncmp(text, begin, strlen(begin)) == 0; }
+
+/* A count, a shape, an option: there is one of it. */
+static int has_no_items(const cf_error *e) {
+    static const char *const alone[] = {"n_", "model.", "gpu.", "capacity.", "allocator.", "limits.per_token.", "memory",
+                                        "bytes", "align", "rank", "method", "split", "kind", "replay", "lowered", "budget",
+                                        "candidate", "chunk_size", "chunk", "stage", "k", "timeline", "count",
+                                        "activation_bytes", "parallel.pp", "parallel.tp", "parallel.dp", "parallel.zero",
+                                        "parallel.n_virtual", "timing.latency"};
+    size_t i, n;
+    for (i = 0; i < sizeof alone / sizeof alone[0]; i++) {
+        n = strlen(alone[i]);
+        if (strchr("_.", alone[i][n - 1]) ? begins_with(e->field, alone[i]) : strcmp(e->field, alone[i]) == 0) return 1;
+    }
+    return begins_with(e->field, "shape.") && strstr(e->text, " of chunk ") == NULL;
+}
+
+/* 1: what was found is more than what is wanted, -1: less, 2: another number, 0: nobody says. */
+static int way_of(const cf_error *e) {
+    static const struct {
+        const char *words;
+        int way;
+    } ways[] = {{"is too small", -1}, {"is negative", -1}, {"must not be negative", -1}, {"needs two passes", -1},
+                {"every chunk needs", -1}, {"no schedule can keep", -1}, {"too few", -1}, {"too little", -1},
+                {"some chunks never end", -1}, {"was not run to its end", -1}, {"leaves out tokens", -1},
+                {"has no items left", -1}, {"is too large", 1}, {"is too long", 1}, {"too many", 1}, {"more slices", 1},
+                {"is more than", 1}, {"must not be more", 1}, {"more chunks than", 1}, {"more than K", 1},
+                {"more bytes than", 1}, {"more tokens of state", 1}, {"still in use", 1}, {"is lowered already", 1},
+                {"pass 32 bits", 1}, {"wrong keep flag", 1}, {"reserved byte", 1}, {"no such pass in such", 1},
+                {"only interleaved", 1}, {"must divide", 1}, {"", 2}};
+    size_t i = 0;
+    while (strstr(e->text, ways[i].words) == NULL) i++;
+    return ways[i].way;
+}
+
+const char *oracle_error_fault(const cf_error *e) {
+    const char *numbers = strstr(e->text, " (wanted ");
+    const int way = way_of(e);
+    char head[160], end[80];
+    if (e->field == NULL || e->field[0] == '\0') return "names no field";
+    snprintf(head, sizeof head, e->item >= 0 ? "%s[%lld]: " : "%s: ", e->field, (long long)e->item);
+    if (!begins_with(e->text, head)) return "the text does not begin with field and item";
+    if (e->item < -1) return "an item below -1";
+    if (e->item >= 0 && has_no_items(e)) return "an item of what has none";
+    if (e->code == CF_ERROR_MEMORY || strlen(e->text) + 1 == sizeof e->text) return NULL;
+    if (numbers == NULL) {
+        if (e->code == CF_ERROR_CALLBACK || e->code == CF_ERROR_CANCELLED) return NULL;
+        return e->wanted == 0 && e->got == 0 ? NULL : "numbers that the text does not have";
+    }
+    snprintf(end, sizeof end, " (wanted %lld, got %lld)", (long long)e->wanted, (long long)e->got);
+    if (strcmp(numbers, end) != 0 && strstr(e->text, "bytes)") == NULL) return "the text has other numbers";
+    if (way == 1 && !(e->got > e->wanted)) return "what was found is not more";
+    if (way == -1 && !(e->got < e->wanted)) return "what was found is not less";
+    return NULL;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
    packing
    ---------------------------------------------------------------------------------------------------------------- */
 

@@ -42,6 +42,10 @@ const char *oracle_plan_fault(const cf_plan *plan, const int64_t *lengths, int64
 /* Whether a sound plan is what the options asked for: sizes, kinds, order, splits, hybrid chunks, ranks. */
 const char *oracle_option_fault(const cf_plan *plan, const int64_t *lengths, const cf_pack_desc *desc);
 
+/* What is wrong with a record of a failure, whatever has failed: the text says what the members say, an item is named
+   where there are items, and where the reason says "too small" or "more than", the two numbers are that way round. */
+const char *oracle_error_fault(const cf_error *error);
+
 /* ---- packing ---- */
 
 /* One-dimensional bin packing with given bins to start with: the tails, one per bin. Weights are padded lengths. */

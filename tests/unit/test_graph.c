@@ -4,6 +4,7 @@
 #include "../reference/exact.h"
 #include "../harness.h"
 #include "../reference/naive.h"
+#include "../reference/oracle.h"
 #include "../reference/pipeline.h"
 #include "../reference/random_schedule.h"
 
@@ -607,6 +608,7 @@ static void refused(cf_graph *g, const char *field) {
     cf_error error = {0};
     CHECK_INT(cf_graph_validate(g, NULL, &error), CF_ERROR_GRAPH);
     CHECK_STR(error.field, field);
+    CHECK_STR(oracle_error_fault(&error), NULL);
 }
 
 TEST(damaged_graphs_are_named) {
@@ -778,6 +780,7 @@ TEST(graph_options_are_checked) {
         desc.member = value;                                      \
         CHECK_INT(cf_graph_make(plan, &desc, &g, &error), code);  \
         CHECK_STR(error.field, name);                             \
+        CHECK_STR(oracle_error_fault(&error), NULL);              \
     } while (0)
     REFUSE(shape.n_stages, -1, CF_ERROR_ARGUMENT, "shape.n_stages");
     REFUSE(shape.n_stages, INT64_MAX, CF_ERROR_LIMIT, "shape.n_stages");
@@ -858,6 +861,7 @@ TEST(a_wrong_schedule_makes_no_graph) {
         desc.schedule = &copy;                                    \
         CHECK_INT(cf_graph_make(plan, &desc, &g, &error), code);  \
         CHECK_STR(error.field, name);                             \
+        CHECK_STR(oracle_error_fault(&error), NULL);              \
         desc.schedule = schedule;                                 \
     } while (0)
     REFUSE_SCHEDULE(shape.n_stages, 0, CF_ERROR_SCHEDULE, "shape.n_stages");

@@ -17,6 +17,7 @@
         if (!CHECK_INT(call, wanted)) break; \
         CHECK_INT(error.code, wanted);    \
         CHECK_STR(error.field, name);     \
+        CHECK_STR(oracle_error_fault(&error), NULL); \
     } while (0)
 
 /* Sequences of 9, 2 and 5 tokens in chunks of 3: groups of three and two chunks. */
