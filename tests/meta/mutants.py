@@ -48,7 +48,8 @@ TOKEN = re.compile(
 SWAPS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "&&": "||", "||": "&&", "+": "-", "-": "+"}
 OPEN, CLOSE = {"(": ")", "[": "]", "{": "}"}, set(")]}")
 ASSIGN = {"=", "+=", "-=", "*=", "/=", "|=", "&=", "^=", "<<=", ">>=", "%="}
-COMMUTE = {"cf__add", "cf__mul", "cf__add_product", "cf__min", "cf__max", "cf__most", "cf__product", "cf__take"}
+COMMUTE = {"cf__add", "cf__mul", "cf__add_product", "cf__min", "cf__max", "cf__most", "cf__product", "cf__take",
+           "cf__pipe_hops"}
 LEVELS = [["||"], ["&&"], ["|"], ["^"], ["&"], ["==", "!="], ["<", "<=", ">", ">="], ["<<", ">>"], ["+", "-"],
           ["*", "/", "%"]]
 LEVEL = {operator: level for level, operators in enumerate(LEVELS) for operator in operators}

@@ -30,7 +30,10 @@ static double counted_forward(const pass *p) {
 
 #include "../../examples/check.h"
 #include "../../examples/checkpoint.h"
-#include "../../examples/optimizer.h"
+#include "../../examples/options.h"
+#include "../../examples/tokens.h"
+
+#include <sys/wait.h>
 
 #define HARNESS_IMPLEMENTATION
 #include "../harness.h"
@@ -110,6 +113,66 @@ static void check_same_gradients(world *x) {
 }
 
 /* ================================================================================================================
+   >>files    and programs that end
+   ================================================================================================================ */
+
+static void write_file(const char *path, const void *bytes, size_t count) {
+    FILE *file = fopen(path, "wb");
+    REQUIRE(file != NULL);
+    CHECK(fwrite(bytes, 1, count, file) == count);
+    CHECK(fclose(file) == 0);
+}
+
+static char folder[200]; /* a new one below $BUILD */
+
+static const char *in_folder(const char *name) {
+    static char paths[4][256]; /* the latest four hold */
+    static int at;
+    at = (at + 1) % 4;
+    snprintf(paths[at], sizeof paths[at], "%s/%s", folder, name);
+    return paths[at];
+}
+
+/* What a call prints and how it ends, in a process of its own: the status with which it ended the program, 0 where it
+   came back. */
+typedef struct ending {
+    int status;
+    char out[16384], err[1100];
+} ending;
+
+static void read_text(const char *name, char *text, size_t most) {
+    FILE *file = fopen(in_folder(name), "rb");
+    text[0] = 0;
+    REQUIRE(file != NULL);
+    text[fread(text, 1, most - 1, file)] = 0;
+    fclose(file);
+    remove(in_folder(name));
+}
+
+static ending ended(void (*call)(const void *user), const void *user) {
+    ending e = {0, "", ""};
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        if (!freopen(in_folder("out"), "wb", stdout) || !freopen(in_folder("err"), "wb", stderr)) _exit(99);
+        call(user);
+        exit(0);
+    }
+    CHECK(child > 0 && waitpid(child, &e.status, 0) == child && WIFEXITED(e.status));
+    e.status = WEXITSTATUS(e.status);
+    read_text("out", e.out, sizeof e.out);
+    read_text("err", e.err, sizeof e.err);
+    return e;
+}
+
+/* It ends the program as bad input does, with one line that has this in it. */
+static void check_ends(void (*call)(const void *user), const void *user, const char *why) {
+    const ending e = ended(call, user);
+    if (!CHECK(e.status == EXIT_BAD_INPUT && e.out[0] == 0 && strstr(e.err, why) && strchr(e.err, '\n') == strrchr(e.err, '\n')))
+        FAIL("status %d, wanted \"%s\": %s", e.status, why, e.err);
+}
+
+/* ================================================================================================================
    >>comparator    the check of the checks
    ================================================================================================================ */
 
@@ -145,6 +208,66 @@ TEST(comparator_sees_small_and_stale_differences) {
     CHECK(!is_rounding(relative_difference(good + 1, good, 3))); /* off by one */
     CHECK(!is_rounding(relative_difference_of_losses(1, 0)));
     CHECK(!is_rounding(relative_difference_of_losses(0, 1)));
+    CHECK(relative_difference_of_losses(0, 0) == 0 && relative_difference_of_losses(3, 3) == 0);
+    CHECK(relative_difference_of_losses(3, 2) == 0.5 && relative_difference_of_losses(-2, 2) == 2);
+}
+
+/* The first outputs of splitmix64 with seeds 0 and 1234567, as published with it. */
+TEST(hashes_are_those_of_splitmix64) {
+    unsigned char bytes[40] = {0};
+    uint64_t seen[40];
+    CHECK(mix64(0) == 0xE220A8397B1DCDAFu && mix64(1234567) == 6457827717110365317u);
+    CHECK(mix64(1234567 + 0x9E3779B97F4A7C15u) == 3203168211198807973u);
+    CHECK(mix64_pair(5, 9) == mix64(mix64(5) ^ 9));
+    for (size_t n = 0; n < sizeof bytes; n++) { /* bytes that are no whole word count, and how many there are */
+        seen[n] = hash_bytes(1, bytes, n);
+        for (size_t i = 0; i < n; i++) CHECK(seen[i] != seen[n]);
+        for (size_t i = 0; i < n; i++) {
+            bytes[i] = 1;
+            CHECK(hash_bytes(1, bytes, n) != seen[n]);
+            bytes[i] = 0;
+        }
+    }
+    double sum = 0, squares = 0;
+    for (int64_t i = 0; i < 20000; i++) sum += normal_of(3, i), squares += normal_of(3, i) * normal_of(3, i);
+    CHECK(fabs(sum / 20000) < 5 / sqrt(20000) && fabs(squares / 20000 - 1) < 5 * sqrt(2.0 / 20000));
+    CHECK(uniform_of(0) == 0 && uniform_of(UINT64_MAX) < 1 && uniform_of((uint64_t)1 << 63) == 0.5);
+}
+
+/* What a shape may be at most, and one past it. */
+TEST(models_are_refused_by_what_is_wrong) {
+    static const struct {
+        size_t offset;
+        int64_t bad, good;
+        const char *why;
+    } cases[] = {
+#define FIELD(name) offsetof(model_config, name)
+        {FIELD(layers), 0, 1, "layers"}, {FIELD(layers), 4097, 4096, "layers"},
+        {FIELD(hidden), 0, 4, "hidden must"}, {FIELD(ffn), 0, 1, "ffn"}, {FIELD(ffn), 1048577, 1048576, "ffn"},
+        {FIELD(heads), 0, 1, "heads must divide"}, {FIELD(heads), 3, 2, "heads must divide"},
+        {FIELD(hidden), 6, 8, "must be even"}, {FIELD(hidden), 516, 512, "at most 256"},
+        {FIELD(kv_heads), 0, 1, "kv-heads"}, {FIELD(kv_heads), 4, 2, "kv-heads"},
+        {FIELD(window), -1, 0, "window"}, {FIELD(window), (int64_t)INT32_MAX + 1, INT32_MAX, "window"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        model_config c = {VOCABULARY, 2, 20, 2, 1, 34, 0, 0, 1e4, 1e-6, 0};
+        int64_t *at = (int64_t *)(void *)((char *)&c + cases[i].offset);
+        CHECK(model_config_fault(&c) == NULL);
+        *at = cases[i].bad;
+        const char *why = model_config_fault(&c);
+        if (!CHECK(why && strstr(why, cases[i].why))) FAIL("case %d: %s", (int)i, why ? why : "accepted");
+        *at = cases[i].good;
+        CHECK_STR(model_config_fault(&c), NULL);
+    }
+    model_config wide = {VOCABULARY, 1, 65536, 256, 256, 1, 0, 0, 1e4, 1e-6, 0};
+    CHECK_STR(model_config_fault(&wide), NULL);
+    wide.hidden = 65536 + 512;
+    CHECK(model_config_fault(&wide) && strstr(model_config_fault(&wide), "hidden must"));
+    wide.hidden = 512;
+    const double rates[] = {-1e-9, 1, NAN, 0, 0.999};
+    for (int i = 0; i < 5; i++) {
+        wide.dropout = rates[i];
+        CHECK_INT(model_config_fault(&wide) == NULL, i > 2);
+    }
 }
 
 /* ================================================================================================================
@@ -618,6 +741,82 @@ TEST(memory_is_what_it_should_be) {
     CHECK_INT(x.runner.slots[0].bytes - ends, 10 * (x.runner.passing.bytes - ends));
     CHECK_INT(x.meter.peak[MEMORY_STATE], 64 * 4 * kv_width_of(&c) * c.layers * (int64_t)sizeof(real));
     CHECK_INT(x.meter.held[MEMORY_STATE], 0);
+    const stage front = stage_of(&c, 0, 2), back = stage_of(&c, 1, 2);
+    activations first = activations_new(&c, &front, 16, 1, MEMORY_ACTIVATIONS, &x.meter);
+    activations last = activations_new(&c, &back, 16, 1, MEMORY_ACTIVATIONS, &x.meter);
+    CHECK_INT(front.end_layer, 5);
+    CHECK_INT(last.bytes - first.bytes, 16 * (c.hidden + 1 + c.vocabulary) * (int64_t)sizeof(real));
+    activations_free(&first, &x.meter);
+    activations_free(&last, &x.meter);
+    world_end(&x);
+}
+
+/* What goes wrong in a callback, and what a plan and a schedule say that do not fit, comes back. */
+TEST(errors_of_the_library_come_back) {
+    const int64_t lengths[] = {50, 8, 8};
+    world x, y;
+    model_config c = tiny_model();
+    chunked_result result;
+    cf_error error = {0};
+    cf_schedule *schedule = NULL;
+    cf_plan *plan = NULL;
+    world_begin(&x, &c, lengths, 3, 10, 2, 0);
+    world_begin(&y, &c, lengths, 1, 10, 2, 0);
+    chunked_loss(&x, &result);
+    REQUIRE(cf_pack(lengths, 3, &x.runner.packing, &plan, NULL) == CF_OK);
+    REQUIRE(cf_schedule_make(plan, &x.runner.order, &schedule, NULL) == CF_OK);
+    cf_step step = {0};
+    step.plan = plan;
+    step.chunk = &plan->chunks[0];
+    step.error = &error;
+    step.slot = step.state = -1;
+    step.action.chunk = (int32_t)plan->n_chunks; /* there is none */
+    CHECK_INT(forward_chunk(&x.runner, &step), CF_ERROR_ARGUMENT);
+    CHECK_INT(backward_chunk(&x.runner, &step), CF_ERROR_ARGUMENT);
+    plan->n_chunks--; /* so that the schedule is of another plan */
+    CHECK(chunk_runner_reserve(&x.runner, plan, schedule, &error) != CF_OK);
+    plan->n_chunks++;
+    x.runner.order.shape.n_stages = -1;
+    memset(&result, 7, sizeof result);
+    CHECK_INT(chunked_gradients(&x.runner, &x.weights, &x.gradient, &x.batch, 1, &result, &error), CF_ERROR_ARGUMENT);
+    CHECK(result.n_chunks == 0x0707070707070707); /* untouched */
+    x.runner.packing.chunk_size = -1;
+    CHECK_INT(chunked_gradients(&x.runner, &x.weights, &x.gradient, &x.batch, 1, &result, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "chunk_size");
+    volatile sig_atomic_t stop = 1;
+    y.runner.stop = &stop;
+    CHECK_INT(chunked_gradients(&y.runner, &y.weights, &y.gradient, &y.batch, 1, &result, &error), CF_ERROR_CANCELLED);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+    world_end(&x);
+    world_end(&y);
+}
+
+static void run_check(const void *user) {
+    world *x = (world *)(void *)(uintptr_t)user;
+    model_config other = x->config;
+    other.norm_epsilon *= x->seed == 77 ? 1 : 1e6;
+    exit(check_gradients(&x->runner, &other, &x->weights, &x->batch, 3, x->seed == 77) ? 0 : 3);
+}
+
+/* The check says so where both ways agree, and where they do not. */
+TEST(the_check_tells_right_from_wrong) {
+    const int64_t lengths[] = {50, 8, 9};
+    model_config c = tiny_model();
+    world x;
+    char line[160];
+    world_begin(&x, &c, lengths, 3, 10, 2, 0);
+    ending e = ended(run_check, &x);
+    CHECK_INT(e.status, 0);
+    snprintf(line, sizeof line, "3 sequences, 67 tokens, 64 targets in %d chunks of 10, K 2: largest group 5, 0 hybrid, 3", 7);
+    if (!CHECK(strstr(e.out, line) && strstr(e.out, "limit 1e-10: ok, it is rounding"))) FAIL("%s", e.out);
+    for (int64_t i = 0; i < x.weights.n_tensors; i++) CHECK(strstr(e.out, x.weights.tensors[i].name) != NULL);
+    x.seed = 1;
+    e = ended(run_check, &x);
+    CHECK_INT(e.status, 3);
+    CHECK(strstr(e.out, ": NOT OK") && strstr(e.out, "largest gradient") == NULL);
+    x.batch.n_targets = 0;
+    check_ends(run_check, &x, "no target tokens");
     world_end(&x);
 }
 
@@ -841,7 +1040,7 @@ TEST(a_batch_without_targets_has_no_loss_and_no_gradient) {
     chunked_result result;
     world_begin(&x, &c, lengths, 4, 8, 1, 30);
     CHECK_INT(x.batch.n_targets, 0);
-    CHECK(chunked_loss(&x, &result) == 0);
+    CHECK(chunked_loss(&x, &result) == 0 && plain_loss(&x, NULL) == 0);
     for (int64_t i = 0; i < x.gradient.count; i++) {
         if (!(x.gradient.flat[i] == 0)) FAIL("gradient %d is %g", (int)i, (double)x.gradient.flat[i]);
     }
@@ -943,9 +1142,9 @@ TEST(learning_rate_warms_up_and_decays) {
 
 /* Three steps against AdamW as its authors wrote it down: moments, bias corrections, decay apart from them; after
    clipping. */
-TEST(adamw_equals_the_definition) {
+static void check_adamw(double clip) {
     model_config c = tiny_model();
-    optimizer_config o = {1e-2, 1, 0, 10, 0.9, 0.95, 1e-8, 0.1, 0.5};
+    optimizer_config o = {1e-2, 1, 0, 10, 0.9, 0.95, 1e-8, 0.1, clip};
     weights w = weights_new(&c), g = weights_new(&c);
     optimizer state = optimizer_new(w.count);
     weights_init(&w, &c, 3, 0.1);
@@ -959,7 +1158,7 @@ TEST(adamw_equals_the_definition) {
         for (int64_t t = 0; t < w.n_tensors; t++) {
             int is_vector = strstr(w.tensors[t].name, "norm") || strstr(w.tensors[t].name, ".b");
             for (int64_t i = w.tensors[t].offset; i < w.tensors[t].offset + w.tensors[t].count; i++) {
-                double gradient = g.flat[i] * 0.5 / sqrt(squares);
+                double gradient = g.flat[i] * (clip > 0 && clip < sqrt(squares) ? clip / sqrt(squares) : 1);
                 m[i] = 0.9 * m[i] + 0.1 * gradient;
                 v[i] = 0.95 * v[i] + 0.05 * gradient * gradient;
                 double mh = m[i] / (1 - pow(0.9, (double)step + 1)), vh = v[i] / (1 - pow(0.95, (double)step + 1));
@@ -974,6 +1173,12 @@ TEST(adamw_equals_the_definition) {
     optimizer_free(&state);
     weights_free(&w);
     weights_free(&g);
+}
+
+TEST(adamw_equals_the_definition) {
+    check_adamw(0.5);
+    check_adamw(0);
+    check_adamw(1e9);
 }
 
 /* ================================================================================================================
@@ -997,21 +1202,6 @@ TEST(every_epoch_has_every_document_once_and_can_be_entered_anywhere) {
         for (int i = start; i < 39; i++) CHECK_INT(data_order_next(&again), drawn[i]);
         data_order_free(&again);
     }
-}
-
-static void write_file(const char *path, const void *bytes, size_t count) {
-    FILE *file = fopen(path, "wb");
-    REQUIRE(file != NULL);
-    CHECK(fwrite(bytes, 1, count, file) == count);
-    CHECK(fclose(file) == 0);
-}
-
-static char folder[200]; /* a new one below $BUILD */
-
-static const char *in_folder(const char *name) {
-    static char path[256];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    return path;
 }
 
 /* A cut file loses no byte; each piece has its own BEGIN and END and none is longer than asked. */
@@ -1063,6 +1253,319 @@ TEST(directories_are_read_in_order_and_some_entries_are_passed_over) {
     remove(in_folder("loop"));
     for (int i = 6; i >= 0; i--) remove(in_folder(names[i]));
     for (int i = 2; i >= 0; i--) remove(in_folder(made[i]));
+}
+
+/* Around what is read at once; and what tells documents, batches and their targets apart. */
+TEST(long_files_are_whole_and_documents_differ) {
+    static const size_t sizes[] = {0, 4095, 4096, 4097, 8192, 8193, 20000};
+    static unsigned char bytes[20000];
+    for (size_t i = 0; i < sizeof bytes; i++) bytes[i] = (unsigned char)mix64(i);
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        unsigned char *again = NULL;
+        write_file(in_folder("text"), bytes, sizes[i]);
+        CHECK_INT(read_file(in_folder("text"), &again), (int64_t)sizes[i]);
+        CHECK(memcmp(again, bytes, sizes[i]) == 0);
+        free(again);
+    }
+    remove(in_folder("text"));
+    documents d = {0};
+    for (int64_t i = 0; i < 40; i++) add_synthetic(&d, i, 1 + (uint64_t)(i / 20));
+    for (int64_t i = 0; i < d.first[40]; i++) CHECK(d.tokens[i] < VOCABULARY);
+    for (int64_t i = 12; i < 40; i++) /* of another number, or of another seed */
+        CHECK(memcmp(d.tokens + d.first[i], d.tokens + d.first[i - 1], 10 * sizeof *d.tokens) != 0);
+    const uint64_t hash = documents_hash(&d);
+    d.tokens[d.first[40] - 1] ^= 1;
+    CHECK(documents_hash(&d) != hash);
+    d.tokens[d.first[40] - 1] ^= 1;
+    d.first[7]++;
+    CHECK(documents_hash(&d) != hash);
+    d.first[7]--;
+    for (int64_t prompt = 0; prompt < 12; prompt++) {
+        batch b = batch_new(40);
+        int64_t targets = 0, tokens = 0;
+        for (int64_t i = 0; i < 40; i++) batch_put(&b, i, &d, i, prompt % 6, prompt < 6 ? 0 : 0.25 * (double)(prompt - 6));
+        for (int64_t i = 0; i < 40; i++) {
+            for (int64_t t = 0; t < i; t++) {
+                const int seen = t + 1 < i && t + 1 >= prompt % 6 && (prompt < 6 || t + 1 >= i * (prompt - 6) / 4);
+                CHECK_INT(batch_target(&b, i, t), seen ? d.tokens[d.first[i] + t + 1] : -1);
+                targets += seen;
+            }
+            tokens += i;
+        }
+        CHECK_INT(b.n_targets, targets);
+        CHECK_INT(b.n_tokens, tokens);
+        CHECK(batch_loss_weight(&b) == (targets > 0 ? 1 / (double)targets : 0));
+        batch_free(&b);
+    }
+    documents_free(&d);
+}
+
+static void read_folder(const void *user) {
+    documents d = {0};
+    add_path(&d, (const char *)user, 0);
+    printf("%d documents", (int)d.count);
+    documents_free(&d);
+}
+
+TEST(directories_may_be_deep_but_not_endless) {
+    char path[512], root[512];
+    size_t n = (size_t)snprintf(path, sizeof path, "%s", in_folder("deep")), end[MAX_DIRECTORY_DEPTH + 2];
+    snprintf(root, sizeof root, "%s", path);
+    CHECK(mkdir(path, 0700) == 0);
+    for (int depth = 0; depth <= MAX_DIRECTORY_DEPTH; depth++) {
+        end[depth] = n;
+        n += (size_t)snprintf(path + n, sizeof path - n, "/d");
+        CHECK(mkdir(path, 0700) == 0);
+        if (depth + 1 == MAX_DIRECTORY_DEPTH) {
+            snprintf(path + n, sizeof path - n, "/file");
+            write_file(path, "x", 1);
+            CHECK_STR(ended(read_folder, root).out, "1 documents");
+            remove(path);
+            path[n] = 0;
+        }
+    }
+    check_ends(read_folder, root, "more than 64 directories deep");
+    for (int depth = MAX_DIRECTORY_DEPTH; depth >= 0; depth--) {
+        CHECK(rmdir(path) == 0);
+        path[end[depth]] = 0;
+    }
+    CHECK(rmdir(root) == 0);
+    check_ends(read_folder, "/no/such/file", "/no/such/file: No such file");
+}
+
+/* ================================================================================================================
+   >>tokens
+   ================================================================================================================ */
+
+static void read_tokens(const void *user) {
+    token_set s = tokens_read((const char *)user);
+    token_set_free(&s);
+}
+
+/* Three documents, written here by hand as tokens.h lays a file out. */
+typedef struct token_image {
+    tokens_head head;
+    int64_t first[4];
+    int32_t tokens[6];
+    unsigned char ignored[6];
+} token_image;
+
+static const token_image tokens_image = {
+    {{'c', 'f', 't', 'o', 'k', 'e', 'n', '1'}, 0x0102030405060708, 10, 3, 6, 1}, {0, 2, 2, 6}, {3, 9, 0, 1, 2, 9},
+    {1, 0, 0, 1, 0, 1}};
+enum { TOKENS_BYTES = 48 + 32 + 24 + 6 };
+
+/* The same without masks is shorter by 6 bytes. */
+TEST(token_files_are_as_described) {
+    for (int masks = 0; masks < 2; masks++) {
+        token_image image = tokens_image;
+        unsigned char *again = NULL;
+        image.head.has_masks = masks;
+        write_file(in_folder("tokens"), &image, TOKENS_BYTES - (masks ? 0 : 6));
+        token_set s = tokens_read(in_folder("tokens"));
+        CHECK_INT(s.count, 3);
+        CHECK_INT(s.vocabulary, 10);
+        CHECK(memcmp(s.first, image.first, sizeof image.first) == 0 && memcmp(s.tokens, image.tokens, 24) == 0);
+        CHECK(masks ? s.ignored && memcmp(s.ignored, image.ignored, 6) == 0 : !s.ignored);
+        CHECK_INT(longest_document(&s), 4);
+        token_batch b = token_batch_new(3);
+        for (int64_t i = 0; i < 3; i++) token_batch_put(&b, i, &s, 2 - i);
+        CHECK_INT(b.n_tokens, 6);
+        CHECK_INT(b.n_targets, masks ? 2 : 4); /* tokens 1, 3, 4 and 5, of which 3 and 5 are ignored */
+        CHECK(b.length[0] == 4 && b.length[1] == 0 && b.tokens[0] == s.tokens + 2 && b.tokens[2] == s.tokens);
+        CHECK(masks ? b.ignored[0] == s.ignored + 2 : !b.ignored[0]);
+        token_batch_free(&b);
+        tokens_write(in_folder("again"), &s);
+        const int64_t bytes = read_file(in_folder("again"), &again);
+        CHECK(bytes == TOKENS_BYTES - (masks ? 0 : 6) && memcmp(again, &image, (size_t)bytes) == 0);
+        free(again);
+        token_set_free(&s);
+    }
+    const int64_t lengths[] = {3, 0, 900};
+    token_set s = random_tokens(lengths, 3, 7, 5), t = random_tokens(lengths, 3, 7, 6);
+    int count[7] = {0};
+    for (int64_t i = 0; i < 903; i++) count[s.tokens[i] % 7] += s.tokens[i] >= 0 && s.tokens[i] < 7;
+    for (int i = 0; i < 7; i++) CHECK(abs(count[i] - 129) < 60);
+    CHECK(s.first[3] == 903 && token_set_length(&s, 1) == 0 && memcmp(s.tokens, t.tokens, 903 * 4) != 0);
+    token_set_free(&s);
+    token_set_free(&t);
+    remove(in_folder("tokens"));
+    remove(in_folder("again"));
+}
+
+/* Each member that makes no sense is found, and so is every other length of the file. */
+TEST(token_files_that_make_no_sense_are_refused) {
+    static const struct {
+        size_t offset;
+        int64_t value; /* of as many bytes */
+        size_t bytes;
+        const char *why;
+    } cases[] = {
+#define AT(name) offsetof(token_image, name)
+        {AT(head.magic), 0, 1, "no token file"}, {AT(head.byte_order), 0x0807060504030201, 8, "byte order"},
+        {AT(head.vocabulary), 0, 8, "vocabulary makes"}, {AT(head.vocabulary), (int64_t)1 << 31, 8, "vocabulary makes"},
+        {AT(head.n_documents), 0, 8, "number of documents"}, {AT(head.n_documents), -1, 8, "number of documents"},
+        {AT(head.n_documents), 7, 8, "number of documents"}, {AT(head.n_documents), INT64_MAX, 8, "number of documents"},
+        {AT(head.n_documents), 2, 8, "size does not fit"}, {AT(head.n_tokens), 5, 8, "size does not fit"},
+        {AT(head.n_tokens), 7, 8, "size does not fit"}, {AT(head.n_tokens), -1, 8, "size does not fit"},
+        {AT(head.has_masks), 2, 8, "head is damaged"}, {AT(head.has_masks), -1, 8, "head is damaged"},
+        {AT(head.has_masks), 0, 8, "size does not fit"}, {AT(first[0]), 1, 8, "begin and end"},
+        {AT(first[3]), 5, 8, "begin and end"}, {AT(first[1]), 3, 8, "out of order"}, {AT(first[2]), 1, 8, "out of order"},
+        {AT(first[1]), -1, 8, "out of order"}, {AT(tokens[0]), -1, 4, "not in its vocabulary"},
+        {AT(tokens[5]), 10, 4, "not in its vocabulary"}, {AT(ignored[5]), 2, 1, "neither 0 nor 1"},
+        {AT(ignored[0]), 255, 1, "neither 0 nor 1"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        token_image image = tokens_image;
+        const int32_t narrow = (int32_t)cases[i].value;
+        const unsigned char byte = (unsigned char)cases[i].value;
+        const void *value = cases[i].bytes == 8 ? (const void *)&cases[i].value : cases[i].bytes == 4 ? (const void *)&narrow : &byte;
+        memcpy((char *)&image + cases[i].offset, value, cases[i].bytes);
+        write_file(in_folder("tokens"), &image, TOKENS_BYTES);
+        harness_note("case %d", (int)i);
+        check_ends(read_tokens, in_folder("tokens"), cases[i].why);
+    }
+    for (size_t n = 0; n < TOKENS_BYTES; n += n == 0 ? 47 : n < 50 ? 1 : 11) {
+        harness_note("%d bytes", (int)n);
+        write_file(in_folder("tokens"), &tokens_image, n);
+        check_ends(read_tokens, in_folder("tokens"), n < 48 ? "no token file" : "does not fit its");
+    }
+    harness_note("%s", "");
+    write_file(in_folder("tokens"), &tokens_image, TOKENS_BYTES);
+    CHECK_INT(ended(read_tokens, in_folder("tokens")).status, 0);
+    remove(in_folder("tokens"));
+}
+
+/* ================================================================================================================
+   >>options
+   ================================================================================================================ */
+
+/* What --help says of each, with its default, the least and the most that are taken; LIMIT: nobody tries the most. */
+#define LIMIT 1000000000000
+static const struct {
+    const char *help;
+    int64_t least, most;
+} known_options[] = {
+    {"check", 0, 0}, {"memory-table", 0, 0}, {"demo", 0, 0}, {"layers N [2]", 1, 4096}, {"hidden N [64]", 8, 1024},
+    {"heads N [4]", 2, 32}, {"kv-heads N [2]", 1, 4}, {"ffn N [176]", 1, 1048576}, {"untied", 0, 0}, {"dropout X [0]", 0, 0},
+    {"window N [0]", 0, INT32_MAX}, {"chunk-size N [256]", 1, CF_MAX_CHUNK_SIZE}, {"k N [1]", 1, LIMIT},
+    {"stream N [0]", 0, LIMIT}, {"method WORD: best first next", 0, 0}, {"split WORD: full even cost", 0, 0},
+    {"no-tails", 0, 0}, {"align N [1]", 1, CF_MAX_CHUNK_SIZE}, {"max-slices N [0]", 0, LIMIT}, {"ranks N [1]", 1, CF_MAX_RANKS},
+    {"batch N [8]", 1, 1000000}, {"steps N [100]", 1, LIMIT}, {"lr X [0.003]", 0, LIMIT}, {"warmup N [10]", 0, LIMIT},
+    {"weight-decay X [0.1]", 0, LIMIT}, {"clip X [1]", 0, LIMIT}, {"seed N [1]", 0, LIMIT}, {"threads N [0]", 0, 4096},
+    {"max-length N [4096]", 0, LIMIT}, {"prompt N [0]", 0, LIMIT}, {"prompt-fraction X [0]", 0, 1}, {"synthetic LIST", 0, 0},
+    {"checkpoint FILE", 0, 0}, {"checkpoint-every N [50]", 1, LIMIT}, {"stop-after N [0]", 0, LIMIT},
+    {"print-every N [1]", 1, LIMIT}, {"exact", 0, 0}, {"help", 0, 0}};
+enum { KNOWN_OPTIONS = sizeof known_options / sizeof known_options[0] };
+
+typedef struct words {
+    int n;
+    char text[4][40];
+} words;
+
+static void parse_and_print(const void *user) {
+    const words *w = (const words *)user;
+    char *argv[5] = {(char *)(uintptr_t)"train_cpu"};
+    for (int i = 0; i < w->n; i++) argv[i + 1] = (char *)(uintptr_t)w->text[i];
+    options o = parse_options(w->n + 1, argv);
+    print_help(&o);
+    for (int64_t i = 0; i < o.n_paths; i++) printf("path %s\n", o.paths[i]);
+    for (int64_t i = 0; i < o.synthetic.count; i++) printf("length %d\n", (int)o.synthetic.lengths[i]);
+    printf("flags%s%s%s%s%s%s%s\n", o.check ? " check" : "", o.memory_table ? " memory-table" : "", o.demo ? " demo" : "",
+           o.model.untied ? " untied" : "", o.packing.no_tails ? " no-tails" : "", o.exact ? " exact" : "", o.help ? " help" : "");
+    printf("method %d split %d checkpoint %s\n", (int)o.packing.method, (int)o.packing.split, o.checkpoint ? o.checkpoint : "");
+    options_free(&o);
+}
+
+static words words_of(const char *a, const char *b) {
+    words w = {b ? 2 : 1, {{0}}};
+    snprintf(w.text[0], sizeof w.text[0], "%s", a);
+    snprintf(w.text[1], sizeof w.text[1], "%s", b ? b : "");
+    return w;
+}
+
+/* A line of the help for each option, which ends with a bracket if there is a default; `own` has another one. */
+static void check_help(const char *out, int own, const char *value) {
+    const char *line = strstr(out, "\n  --");
+    for (int i = 0; i < KNOWN_OPTIONS && CHECK(line != NULL); i++, line = strstr(line + 1, "\n  --")) {
+        char name[48], wanted[48], begin[64];
+        const char *known = known_options[i].help, *bracket = strchr(known, '['), *end = strchr(line + 1, '\n');
+        const char *colon = strchr(known, ':');
+        snprintf(name, sizeof name, "%.*s", (int)(bracket ? bracket - known - 1 : colon ? colon - known : (int)strlen(known)), known);
+        snprintf(begin, sizeof begin, "\n  --%-20s ", name);
+        snprintf(wanted, sizeof wanted, "%s", bracket ? bracket : colon ? colon : "");
+        if (i == own) snprintf(wanted, sizeof wanted, "[%s]", value);
+        const size_t n = strlen(wanted);
+        harness_note("--%s %s: wanted %s", own < 0 ? "" : known_options[own].help, value, wanted);
+        CHECK(strncmp(line, begin, strlen(begin)) == 0);
+        CHECK(end && strncmp(end - n, wanted, n) == 0 && (n > 0 || end[-1] != ']'));
+    }
+    harness_note("%s", "");
+    CHECK(line == NULL);
+}
+
+TEST(options_set_what_they_name) {
+    words w = {0, {{0}}};
+    ending e = ended(parse_and_print, &w);
+    CHECK_INT(e.status, 0);
+    check_help(e.out, -1, "");
+    CHECK(strstr(e.out, "\nflags\nmethod 1 split 1 checkpoint \n") && strstr(e.out, "usage: train_cpu"));
+    for (int i = 0; i < KNOWN_OPTIONS; i++) {
+        const char *known = known_options[i].help, *blank = strchr(known, ' ');
+        char name[40], value[32], line[64];
+        snprintf(name, sizeof name, "--%.*s", (int)(blank ? blank - known : (int)strlen(known)), known);
+        if (!blank) {
+            w = words_of(name, NULL);
+            snprintf(line, sizeof line, "\nflags %s\n", name + 2);
+            e = ended(parse_and_print, &w);
+            CHECK(e.status == 0 && strstr(e.out, line));
+            check_help(e.out, -1, "");
+            continue;
+        }
+        w = words_of(name, NULL);
+        check_ends(parse_and_print, &w, "wants a value");
+        if (!strchr(known, '[')) continue;
+        const int64_t tries[] = {known_options[i].least, known_options[i].most};
+        for (int k = 0; k < 2 && tries[k] < LIMIT; k++) {
+            snprintf(value, sizeof value, "%lld", (long long)tries[k]);
+            w = words_of(name, value);
+            e = ended(parse_and_print, &w);
+            if (!CHECK(e.status == 0)) FAIL("%s %s: %s", name, value, e.err);
+            else check_help(e.out, i, value);
+        }
+        const double past[] = {(double)known_options[i].least - 1, (double)known_options[i].most + 1};
+        for (int k = 0; k < 2; k++) {
+            snprintf(value, sizeof value, "%.17g", past[k]);
+            w = words_of(name, value);
+            check_ends(parse_and_print, &w, "");
+        }
+    }
+}
+
+TEST(options_with_words_and_lists) {
+    static const char *const good[][3] = {
+        {"--method", "best", "method 1 split 1"}, {"--method", "first", "method 2 split 1"},
+        {"--method", "next", "method 3 split 1"}, {"--split", "cost", "method 1 split 3"},
+        {"--synthetic", "7", "length 7\nflags"}, {"--synthetic", "0,12,1000000000", "length 0\nlength 12\nlength 1000000000\nflags"},
+        {"--checkpoint", "a b", "checkpoint a b\n"}, {"x", "y", "path x\npath y\nflags"}, {"-", "--exact", "path -\nflags exact"},
+        {"--dropout", "0.25", "[0.25]"}, {"--max-length", "3", "[3]"}, {"--stream", "65536", "[65536]"}};
+    static const char *const bad[][3] = {
+        {"--method", "bes", "wanted one of"}, {"--method", "best first", "wanted one of"}, {"--method", "", "wanted one of"},
+        {"--synthetic", "", "a whole number"}, {"--synthetic", "1,", "a whole number"}, {"--synthetic", "1000000001", "a whole number"},
+        {"--nothing", "1", "unknown option --nothing"}, {"--", "1", "unknown option"}, {"--layers", "1.5", "a whole number from 1"},
+        {"--layers", "", "a whole number"}, {"--layers", "1x", "got \"1x\""}, {"--lr", "x", "a number from 0"}, {"--lr", "nan", "a number"},
+        {"--max-length", "2", "0 or at least 3"}, {"--stream", "65535", "at least 65536: two blocks of 32 rows"}, {"--dropout", "1", "less than 1"}};
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        const words w = words_of(good[i][0], good[i][1]);
+        const ending e = ended(parse_and_print, &w);
+        if (!CHECK(e.status == 0 && strstr(e.out, good[i][2]))) FAIL("%s %s: %s", good[i][0], good[i][1], e.err);
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        const words w = words_of(bad[i][0], bad[i][1]);
+        check_ends(parse_and_print, &w, bad[i][2]);
+    }
+    words w = words_of("--synthetic", "5");
+    snprintf(w.text[w.n++], sizeof w.text[0], "file");
+    check_ends(parse_and_print, &w, "not both");
 }
 
 /* ================================================================================================================
@@ -1240,7 +1743,11 @@ TEST(checkpoint_of_another_run_is_refused) {
     remove(path);
 }
 
-SUITE(trainer, CASE(comparator_rejects_what_is_not_a_number), CASE(comparator_sees_small_and_stale_differences),
+SUITE(trainer, CASE(hashes_are_those_of_splitmix64), CASE(models_are_refused_by_what_is_wrong),
+      CASE(errors_of_the_library_come_back), CASE(the_check_tells_right_from_wrong),
+      CASE(long_files_are_whole_and_documents_differ), CASE(directories_may_be_deep_but_not_endless),
+      CASE(token_files_are_as_described), CASE(token_files_that_make_no_sense_are_refused),
+      CASE(options_set_what_they_name), CASE(options_with_words_and_lists), CASE(comparator_rejects_what_is_not_a_number), CASE(comparator_sees_small_and_stale_differences),
       CASE(loss_equals_the_definition), CASE(attention_equals_the_definition),
       CASE(attention_with_a_window_equals_the_definition), CASE(gradients_equal_finite_differences),
       CASE(gradients_equal_finite_differences_untied), CASE(gradients_equal_finite_differences_with_dropout),
