@@ -3,8 +3,11 @@
 #include "chunkflow.h"
 #include "../harness.h"
 #include "../reference/naive.h"
+#include "../reference/oracle.h"
 #include "../reference/pipeline.h"
 #include "tools/command/schedule_csv.h"
+#include "tools/command/schedule_new.h"
+#include "tools/command/text_out.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -665,6 +668,7 @@ TEST(sound_text_of_an_unsound_schedule_is_refused) {
         }
         CHECK_INT(result, CF_ERROR_SCHEDULE);
         CHECK_STR(error.field, bad[i].field);
+        CHECK_STR(oracle_error_fault(&error), NULL);
         CHECK(s == NULL);
     }
     harness_note("%s", "");
@@ -691,6 +695,143 @@ TEST(formats_are_enforced_when_asked_for) {
     CHECK_INT(schedule_csv_read(compute, strlen(compute), plan, &desc, &s, NULL, &error), CF_OK);
     cf_schedule_free(s);
     cf_plan_free(plan);
+}
+
+/* Chunks of the second of two ranks, which are numbered on from those of the first. */
+TEST(the_second_rank_has_its_own_chunks) {
+    static const int64_t lengths[] = {4, 3, 2, 4, 3, 1};
+    static const char *const other_rank[] = {"microbatch,chunk\n0,3\n1,4\n2,2\n", "microbatch,chunk\n0,3\n1,4\n2,6\n"};
+    cf_plan *plan = NULL;
+    cf_pack_desc pack = {0};
+    int64_t rank;
+    size_t i;
+    pack.chunk_size = 4;
+    pack.max_slices = 1;
+    pack.n_ranks = 2;
+    REQUIRE(cf_pack(lengths, 6, &pack, &plan, NULL) == CF_OK && plan->n_steps == 3);
+    for (rank = 0; rank < 2; rank++) {
+        cf_schedule_desc order = {0};
+        schedule_csv_desc desc = {0};
+        cf_schedule *s = NULL, *again = NULL;
+        harness_text rows = {NULL, 0, 0, 0, 0, 0}, twice = {NULL, 0, 0, 0, 0, 0}, numbers = {NULL, 0, 0, 0, 0, 0};
+        int32_t chunks[3], back[3] = {-1, -1, -1};
+        cf_error error;
+        order.kind = CF_SCHEDULE_INTERLEAVED;
+        order.shape.n_stages = order.shape.n_virtual = 2;
+        order.shape.rank = desc.rank = rank;
+        REQUIRE(cf_schedule_make(plan, &order, &s, NULL) == CF_OK);
+        CHECK_INT(schedule_csv_microbatches(plan, s, chunks, &error), CF_OK);
+        CHECK_INT(schedule_csv_write_microbatches(plan, s, harness_collect, &numbers, &error), CF_OK);
+        CHECK_INT(schedule_csv_read_microbatches(numbers.at, numbers.n, plan, rank, back, &error), CF_OK);
+        CHECK(memcmp(chunks, back, sizeof back) == 0 && chunks[0] / 3 == rank && chunks[2] / 3 == rank);
+        CHECK_INT(schedule_csv_read_microbatches(numbers.at, numbers.n, plan, 1 - rank, back, &error), CF_ERROR_TEXT);
+        CHECK_INT(schedule_csv_read_microbatches(other_rank[rank], strlen(other_rank[rank]), plan, 1, back, &error), CF_ERROR_TEXT);
+        CHECK_INT(error.item, 4);
+        desc.chunks = chunks;
+        CHECK_INT(schedule_csv_write(plan, s, NULL, harness_collect, &rows, &error), CF_OK);
+        CHECK_INT(schedule_csv_read(rows.at, rows.n, plan, &desc, &again, NULL, &error), CF_OK);
+        if (again) CHECK(again->n_actions == s->n_actions && again->shape.rank == rank && again->shape.n_virtual == 2 &&
+                         memcmp(again->actions, s->actions, (size_t)s->n_actions * sizeof *s->actions) == 0);
+        if (again) CHECK_INT(schedule_csv_write(plan, again, &desc, harness_collect, &twice, &error), CF_OK);
+        CHECK_STR(twice.at, rows.at);
+        s->actions[1].chunk = 6; /* of no rank */
+        CHECK_INT(schedule_csv_write_microbatches(plan, s, harness_collect, &numbers, &error), CF_ERROR_SCHEDULE);
+        CHECK_STR(error.field, "actions.chunk");
+        free(rows.at);
+        free(twice.at);
+        free(numbers.at);
+        cf_schedule_free(s);
+        cf_schedule_free(again);
+    }
+    for (i = 0; i < 4; i++) { /* what stands beside must lie on a row, and on one stage there is nothing to send */
+        static const int32_t rows[] = {-1, 1, 0, 0};
+        cf_plan *own = plan_of(0, 2);
+        cf_schedule *s = read(own, "0F0,0B0,0F1,0B1\n", NULL);
+        schedule_csv_extra extra = {0, 0, 0, 0, SCHEDULE_CSV_UNSHARD};
+        schedule_csv_extras extras;
+        schedule_csv_desc desc = {0};
+        harness_text t = {NULL, 0, 0, 0, 0, 0};
+        memset(&extras, 0, sizeof extras);
+        extra.row = rows[i];
+        extras.n = 1;
+        extras.items = &extra;
+        desc.extras = i < 3 ? &extras : NULL;
+        desc.format = i < 3 ? SCHEDULE_CSV_DEFAULT : SCHEDULE_CSV_COMPUTE_COMMS;
+        CHECK_INT(schedule_csv_write(own, s, &desc, harness_collect, &t, NULL), i < 2 ? CF_ERROR_ARGUMENT : CF_OK);
+        CHECK_STR(t.at, i < 2 ? NULL : i == 2 ? "0UNSHARD,0F0,0B0,0F1,0B1\r\n" : "0F0,0B0,0F1,0B1\r\n");
+        free(t.at);
+        cf_schedule_free(s);
+        cf_plan_free(own);
+    }
+    cf_plan_free(plan);
+}
+
+/* Counts, labels and all limits of a header, in one block of exactly the bytes that it says. */
+TEST(a_new_schedule_has_what_its_header_says) {
+    static const int64_t chunks[] = {1, 2, 3}, states[] = {4, 5, 6}, bytes[] = {7, 8, 9};
+    harness_heap heap = {0};
+    const cf_allocator own = {harness_alloc, harness_release, &heap}, half = {harness_alloc, NULL, &heap};
+    cf_schedule header, *s = NULL;
+    cf_error error;
+    int which, k;
+    memset(&header, 0, sizeof header);
+    header.shape.n_stages = 3;
+    header.shape.k = 11;
+    header.n_actions = 5;
+    for (which = 0; which < 8; which++) {
+        header.limits.chunks_by_stage = which & 1 ? chunks : NULL;
+        header.limits.state_by_stage = which & 2 ? states : NULL;
+        header.limits.bytes_by_stage = which & 4 ? bytes : NULL;
+        REQUIRE(schedule_new(&header, &own, &s, &error) == CF_OK);
+        CHECK(s->shape.k == 11 && s->first[0] == 0 && s->first[3] == 0 && s->actions[4].chunk == 0);
+        memset(s->first, 1, 4 * sizeof *s->first);
+        memset(s->actions, 1, 5 * sizeof *s->actions);
+        for (k = 0; k < 3; k++) {
+            if (which & 1) CHECK_INT(s->limits.chunks_by_stage[k], chunks[k]);
+            if (which & 2) CHECK_INT(s->limits.state_by_stage[k], states[k]);
+            if (which & 4) CHECK_INT(s->limits.bytes_by_stage[k], bytes[k]);
+        }
+        CHECK(s->limits.chunks_by_stage != chunks && s->limits.bytes_by_stage != bytes);
+        k = 4 + 3 * ((which & 1) + (which >> 1 & 1) + (which >> 2));
+        CHECK_INT((int64_t)s->block.bytes, (int64_t)(sizeof *s + (size_t)k * sizeof(int64_t) + 5 * sizeof(cf_action)));
+        cf_schedule_free(s);
+    }
+    harness_poison(&s, sizeof s);
+    CHECK_INT(schedule_new(&header, &half, &s, &error), CF_ERROR_ARGUMENT);
+    header.shape.n_stages = INT64_MAX;
+    CHECK_INT(schedule_new(&header, &own, &s, &error), CF_ERROR_OVERFLOW);
+    header.shape.n_stages = 3;
+    header.n_actions = INT64_MAX;
+    CHECK_INT(schedule_new(&header, &own, &s, &error), CF_ERROR_OVERFLOW);
+    CHECK_POISON(&s, sizeof s);
+    CHECK_INT(heap.live, 0);
+}
+
+static int count_pieces(const char *text, size_t bytes, void *user) {
+    int *counts = (int *)user;
+    (void)text;
+    counts[0]++;
+    counts[1] += (int)bytes;
+    return counts[0] == counts[2] ? 77 : 0;
+}
+
+/* Nothing is no piece; long texts come in pieces, cut ones at 255 characters; after a refusal there are no more. */
+TEST(text_goes_out_in_pieces) {
+    char word[400];
+    int fails, i;
+    memset(word, 'w', sizeof word);
+    word[sizeof word - 1] = 0;
+    for (fails = 0; fails < 4; fails++) {
+        int counts[3] = {0, 0, fails};
+        text_out to;
+        cf_error error;
+        CHECK_INT(text_out_begin(&to, count_pieces, counts, &error), CF_OK);
+        CHECK_INT(text_out_end(&to, &error), CF_OK);
+        CHECK_INT(counts[0], 0);
+        for (i = 0; i < 40; i++) text_out_put(&to, "%s", word);
+        CHECK_INT(text_out_end(&to, &error), fails ? CF_ERROR_WRITE : CF_OK);
+        CHECK(fails ? counts[0] == fails && error.got == 77 : counts[0] == 3 && counts[1] == 40 * 255);
+    }
 }
 
 TEST(csv_arguments_are_checked) {
@@ -948,4 +1089,5 @@ SUITE(csv, CASE(reads_and_writes_rows_in_a_v), CASE(reads_a_zero_bubble_file_of_
       CASE(dumps_of_pytorch_are_taken_and_written_back), CASE(dumps_of_pytorch_that_are_refused), CASE(line_ends_blanks_and_empty_cells),
       CASE(an_empty_plan_has_empty_lines), CASE(bad_text_is_refused_with_its_place), CASE(numbers_of_any_size),
       CASE(sound_text_of_an_unsound_schedule_is_refused), CASE(formats_are_enforced_when_asked_for),
+      CASE(the_second_rank_has_its_own_chunks), CASE(a_new_schedule_has_what_its_header_says), CASE(text_goes_out_in_pieces),
       CASE(csv_arguments_are_checked), CASE(round_trips), CASE(damaged_text_is_survived));

@@ -197,7 +197,7 @@ static void check_causes(const book *b, const idle_report *r, int64_t stage, int
         const idle_piece *p = &r->pieces[i];
         double middle = p->start + (p->end - p->start) / 2;
         if (p->end - p->start < 1e-9 * b->timeline->makespan) continue; /* nothing but rounding */
-        CHECK_STR(idle_cause_name(p->cause), idle_cause_name(cause_of(b, stage, middle)));
+        if (!CHECK_INT(p->cause, cause_of(b, stage, middle))) FAIL("%s", idle_cause_name(p->cause));
         seen[p->cause]++;
     }
 }
@@ -217,6 +217,37 @@ static void check_path(const book *b, const idle_report *r) {
     }
 }
 
+/* The same passes with transfers among them, at times that say nothing: nothing but the numbers of actions changes. */
+static void check_lowered(const book *b, const idle_report *r) {
+    cf_timeline moved = *b->timeline;
+    cf_schedule *low = NULL;
+    idle_report again;
+    int64_t s, i, j;
+    if (cf_schedule_lower(b->plan, b->schedule, NULL, &low, NULL) != CF_OK) return;
+    moved.start = (double *)calloc((size_t)low->n_actions + 1, sizeof(double));
+    moved.end = (double *)calloc((size_t)low->n_actions + 1, sizeof(double));
+    moved.live = (int32_t *)calloc((size_t)low->n_actions + 1, sizeof(int32_t));
+    if (!moved.start || !moved.end || !moved.live) abort();
+    for (s = 0; s < low->shape.n_stages; s++)
+        for (i = low->first[s], j = b->schedule->first[s]; i < low->first[s + 1]; i++) {
+            const int is_pass = low->actions[i].pass < CF_COMPUTE_PASS_COUNT;
+            moved.start[i] = is_pass ? b->timeline->start[j] : 0;
+            moved.end[i] = is_pass ? b->timeline->end[j] : 2 * b->timeline->makespan;
+            moved.live[i] = is_pass ? b->timeline->live[j] : 0;
+            j += is_pass;
+        }
+    REQUIRE(idle_make(b->plan, low, &moved, b->timing, &again, NULL) == CF_OK);
+    for (s = 0; s <= low->shape.n_stages; s++) CHECK_INT(again.first[s], r->first[s]);
+    for (i = 0; i < r->first[low->shape.n_stages]; i++)
+        CHECK(again.pieces[i].start == r->pieces[i].start && again.pieces[i].cause == r->pieces[i].cause);
+    CHECK_INT(again.n_path, r->n_path);
+    idle_free(&again);
+    free(moved.start);
+    free(moved.end);
+    free(moved.live);
+    cf_schedule_free(low);
+}
+
 static void check_report(const book *b, int64_t seen[IDLE_CAUSE_COUNT]) {
     idle_report r;
     cf_error error;
@@ -227,6 +258,7 @@ static void check_report(const book *b, int64_t seen[IDLE_CAUSE_COUNT]) {
         check_causes(b, &r, stage, seen);
     }
     check_path(b, &r);
+    check_lowered(b, &r);
     idle_free(&r);
 }
 
@@ -388,6 +420,39 @@ TEST(a_group_is_state) {
     example_free(&e);
 }
 
+/* W of the second stage is the last to end but one: the path ends with what ends last. And what is no schedule is not
+   looked at. */
+TEST(the_path_ends_with_the_last) {
+    static const int64_t lengths[] = {1, 1};
+    cf_stage_cost stages[2] = {0};
+    cf_schedule_desc desc = {0};
+    cf_timing timing = {0};
+    idle_report none;
+    cf_error error;
+    example e;
+    stages[0].forward.per_token = stages[0].input.per_token = stages[0].weight.per_token = 1;
+    stages[1] = stages[0];
+    stages[0].backward.per_token = 2;
+    stages[1].backward.per_token = 3;
+    stages[1].weight.per_token = 2;
+    timing.stages = stages;
+    desc.shape.n_stages = 2;
+    desc.timing = &timing;
+    desc.kind = CF_SCHEDULE_ZERO_BUBBLE;
+    if (example_make(lengths, 2, 1, &desc, &e)) {
+        const int64_t last = e.report.path[e.report.n_path - 1];
+        CHECK(e.timeline->end[last] == e.timeline->makespan);
+        e.schedule->actions[0].chunk = 7;
+        harness_poison(&none, sizeof none);
+        CHECK_INT(idle_make(e.plan, e.schedule, e.timeline, &timing, &none, &error), CF_ERROR_SCHEDULE);
+        CHECK_POISON(&none, sizeof none);
+    }
+    example_free(&e);
+    CHECK_STR(idle_cause_name(IDLE_CAUSE_COUNT), "?");
+    CHECK_STR(idle_cause_name((idle_cause)-1), "?");
+    CHECK(strcmp(idle_cause_name(IDLE_WARM_UP), "?") != 0 && strcmp(idle_cause_name(IDLE_WARM_UP), idle_cause_name(IDLE_DRAIN)) != 0);
+}
+
 /* Measured times: a pass that begins 2 later than it could. */
 TEST(a_late_start_is_overhead) {
     static const int64_t lengths[] = {1};
@@ -407,4 +472,4 @@ TEST(a_late_start_is_overhead) {
 }
 
 SUITE(idle, CASE(causes_of_random_schedules), CASE(equal_chunks_in_1f1b), CASE(the_way_back_is_transfer),
-      CASE(a_limit_is_memory), CASE(a_group_is_state), CASE(a_late_start_is_overhead));
+      CASE(a_limit_is_memory), CASE(a_group_is_state), CASE(the_path_ends_with_the_last), CASE(a_late_start_is_overhead));

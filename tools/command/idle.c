@@ -263,7 +263,6 @@ static void find_pieces(finder *f, int64_t stage) {
     int64_t i;
     int begun = 0;
 
-    f->out.first[stage] = f->n_pieces;
     for (i = f->schedule->first[stage]; i < f->schedule->first[stage + 1]; i++) {
         if (!is_pass(f, i)) continue;
         if (begun) split_gap(f, stage, free_at, f->timeline->start[i], i);
