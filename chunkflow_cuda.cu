@@ -55,7 +55,7 @@
    kernels on sm_80; what each kernel needs in registers and shared memory stands at its launch bounds.
 
    The same file compiles as C++ against a host emulation of CUDA (tests/emulation), which defines
-   CHUNKFLOW_CUDA_EMULATION. Only >>device knows of it, and launch(), which tells it the name of a kernel. */
+   CHUNKFLOW_CUDA_EMULATION. Only >>device knows of it. */
 
 #ifndef CHUNKFLOW_CUDA_H
 #define CHUNKFLOW_CUDA_H
@@ -673,121 +673,79 @@ namespace {
    ================================================================================================================ */
 
 #define CF_DEVICE __device__ __forceinline__
-
-/* Loops that are to be unrolled; and those that would be, but only take time to compile. */
-#ifdef CHUNKFLOW_CUDA_EMULATION
-#define CF_UNROLL
-#define CF_ROLLED
-#else
-#define CF_UNROLL _Pragma("unroll")
-#define CF_ROLLED _Pragma("unroll 1")
-#endif
-
-/* With CHUNKFLOW_CUDA_VARIANTS the file also holds kernels that only measurements and tests ask for, and the functions
-   that choose them (after the public functions of >>attention); without it, they are no part of it. */
-#if defined(CHUNKFLOW_CUDA_EMULATION) && !defined(CHUNKFLOW_CUDA_VARIANTS)
-#define CHUNKFLOW_CUDA_VARIANTS
-#endif
-#ifdef CHUNKFLOW_CUDA_VARIANTS
-const bool WITH_VARIANTS = true;
-#else
-const bool WITH_VARIANTS = false;
-#endif
+#define CF_HOPPER_DEVICE [[maybe_unused]] CF_DEVICE
 
 /* A byte address in the block's shared memory. */
 typedef uint32_t shared_address;
 
+template <typename T> constexpr bool IS_BF16 = std::is_same<T, __nv_bfloat16>::value;
+
+/* Each function of this part is an instruction, or what stands for one. The emulation has them in a file of its own. */
+#ifdef CHUNKFLOW_CUDA_EMULATION
+#include "cuda_emu_device.h"
+#else
+
+inline void name_launch(const char *) {} /* the emulation wants to know */
+
+/* Loops that are to be unrolled; and those that would be, but only take time to compile. */
+#define CF_UNROLL _Pragma("unroll")
+#define CF_ROLLED _Pragma("unroll 1")
+
 /* Dynamic shared memory starts here, at a multiple of 1024. */
 CF_DEVICE shared_address shared_start() {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    return 0;
-#else
     extern __shared__ __align__(1024) unsigned char shared_memory[];
     return static_cast<shared_address>(__cvta_generic_to_shared(shared_memory));
-#endif
 }
 
 CF_DEVICE void shared_store_4(shared_address to, uint32_t value) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_shared_store(to, &value, 4);
-#else
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
-#endif
 }
 
 CF_DEVICE void shared_store_8(shared_address to, uint2 value) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_shared_store(to, &value, 8);
-#else
     asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(value.x), "r"(value.y) : "memory");
-#endif
 }
 
 [[maybe_unused]] CF_DEVICE void shared_store_16(shared_address to, uint4 value) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_shared_store(to, &value, 16);
-#else
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y), "r"(value.z),
                  "r"(value.w)
                  : "memory");
-#endif
 }
 
 CF_DEVICE float shared_load_float(shared_address from) {
     float value;
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_shared_load(&value, from, 4);
-#else
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
-#endif
     return value;
 }
 
 CF_DEVICE uint2 shared_load_8(shared_address from) {
     uint2 value;
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_shared_load(&value, from, 8);
-#else
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(from) : "memory");
-#endif
     return value;
 }
 
 CF_DEVICE uint4 shared_load_16(shared_address from) {
     uint4 value;
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_shared_load(&value, from, 16);
-#else
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                  : "r"(from)
                  : "memory");
-#endif
     return value;
 }
 
 /* Four 8 x 8 matrices of 16-bit numbers; lane 8 i + r gives the address of row r of matrix i. Lane l gets of each
    matrix row l / 4, columns 2 (l % 4) and the next; transposed: rows 2 (l % 4) and the next, column l / 4. */
 CF_DEVICE void ldmatrix_x4(uint32_t (&to)[4], shared_address row) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_ldmatrix_x4(to, row, false);
-#else
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                  : "r"(row)
                  : "memory");
-#endif
 }
 
 CF_DEVICE void ldmatrix_x4_transposed(uint32_t (&to)[4], shared_address row) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_ldmatrix_x4(to, row, true);
-#else
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                  : "r"(row)
                  : "memory");
-#endif
 }
 
 /* c (16 x 8, fp32) += a (16 x 16) b (16 x 8). With g = lane / 4, t = lane % 4: c holds rows g and g + 8 of columns 2t,
@@ -796,88 +754,262 @@ CF_DEVICE void ldmatrix_x4_transposed(uint32_t (&to)[4], shared_address row) {
 template <typename T> CF_DEVICE void mma_16x8x16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 
 template <> CF_DEVICE void mma_16x8x16<__nv_bfloat16>(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_mma_16x8x16(c, a, b, true);
-#else
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#endif
 }
 
 template <> CF_DEVICE void mma_16x8x16<__half>(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_mma_16x8x16(c, a, b, false);
-#else
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#endif
 }
 
 /* Copies 16 bytes from global to shared memory without waiting; where `wanted` is false, nothing is read and zeros are
    written. */
 CF_DEVICE void copy_async_16(shared_address to, const void *from, bool wanted) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_cp_async(to, from, 16, wanted ? 16 : 0);
-#else
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
                  "r"(wanted ? 16 : 0)
                  : "memory");
-#endif
 }
 
 /* Closes a group of copies; the wait leaves at most the LEFT newest groups of this thread in flight. Other threads see
    the bytes after the next barrier. */
-CF_DEVICE void copy_async_commit() {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_cp_async_commit();
-#else
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
+CF_DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-template <int LEFT> CF_DEVICE void copy_async_wait() {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_cp_async_wait(LEFT);
-#else
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-#endif
-}
+template <int LEFT> CF_DEVICE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 
 /* 2^x, to about two units in the last place; 2^-inf is 0. Explicit, so that no compiler flag is needed for it. */
 CF_DEVICE float exp2_fast(float x) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    return std::exp2(x);
-#else
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-#endif
 }
 
 CF_DEVICE float reciprocal_fast(float x) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    return 1.0f / x;
-#else
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-#endif
 }
-
-/* tanh, to an absolute error of about 2e-7. */
-CF_DEVICE float tanh_fast(float x) { return 1.0f - 2.0f * reciprocal_fast(1.0f + exp2_fast(2.885390081777927f * x)); }
 
 /* The same number, but what follows from it is computed here, and not earlier and kept in registers across a loop. */
 CF_DEVICE int compute_here(int x) {
-#ifndef CHUNKFLOW_CUDA_EMULATION
     asm volatile("" : "+r"(x));
-#endif
     return x;
 }
+
+CF_DEVICE uint4 global_load_16(const void *from) { return *static_cast<const uint4 *>(from); }
+
+CF_DEVICE void global_store_16(void *to, uint4 value) { *static_cast<uint4 *>(to) = value; }
+
+/* Adds to, or overwrites, two neighbouring fp32 numbers that only this thread touches, where `wanted`. Many of these
+   stand in a row: with branches they took a third of the time of compiling a backward. */
+CF_DEVICE void global_update_8(float *to, float x, float y, bool overwrite, bool wanted) {
+    asm volatile("{\n.reg .pred read, write;\n.reg .f32 x, y;\nmov.f32 x, 0f00000000;\nmov.f32 y, 0f00000000;\n"
+                 "setp.ne.b32 read, %3, 0;\nsetp.ne.b32 write, %4, 0;\n"
+                 "@read ld.global.v2.f32 {x, y}, [%0];\nadd.f32 x, x, %1;\nadd.f32 y, y, %2;\n"
+                 "@write st.global.v2.f32 [%0], {x, y};\n}" ::"l"(__cvta_generic_to_global(to)), "f"(x), "f"(y),
+                 "r"((int)(wanted && !overwrite)), "r"((int)wanted)
+                 : "memory");
+}
+
+/* How the sums of dQ lie in a tile of the workspace is free, because only this file reads them: so that a warp adds to
+   whole cache lines. sm_90 adds four numbers of a thread at once; before that, one number of each thread lies beside
+   those of its neighbours. */
+CF_DEVICE bool adds_quads() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    return true;
+#else
+    return false;
+#endif
+}
+
+/* Compute capability 9.0a: only code for sm_90a has what follows. */
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define CF_HOPPER 1
+#else
+#define CF_HOPPER 0
+#endif
+
+/* An mbarrier, 8 bytes of shared memory. Each of its phases ends when `arrivals` threads have arrived and as many bytes
+   as they announced have been copied. A wait for parity 0 returns when the first phase is over, for parity 1 at once,
+   then when the second is, ... */
+CF_HOPPER_DEVICE void mbarrier_init(shared_address barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+/* After the thread's mbarrier_init and before the barrier that tells the others. */
+CF_HOPPER_DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+CF_HOPPER_DEVICE void mbarrier_arrive(shared_address barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+CF_HOPPER_DEVICE void mbarrier_arrive_expect(shared_address barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+CF_HOPPER_DEVICE void mbarrier_wait(shared_address barrier, int parity) {
+    uint32_t done;
+    do {
+        asm volatile("{\n.reg .pred over;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 over, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, over;\n}"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    } while (!done);
+}
+
+/* Between a thread's stores to shared memory and the barrier after which wgmma or a bulk copy uses these bytes. */
+CF_HOPPER_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/* A barrier of THREADS threads of the block, whole warps; ID from 1 to 15. */
+template <int ID, int THREADS> CF_DEVICE void named_barrier() {
+    asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
+}
+
+/* The same where the ID is known at run time only; and to arrive without a wait for the others. */
+template <int THREADS> CF_DEVICE void named_barrier(int id) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}
+
+template <int THREADS> CF_DEVICE void named_barrier_arrive(int id) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}
+
+/* Registers of each thread from here on; every warp of a warpgroup. */
+template <int N> CF_DEVICE void give_registers_back() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
+
+template <int N> CF_DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+
+/* Starts the copy of a tensor map's box, whose first element is at (x, y, z) of the tensor, x innermost. What is past
+   the tensor's ends becomes zeros; all bytes of the box count for the mbarrier. */
+CF_HOPPER_DEVICE void copy_box(shared_address to, const CUtensorMap *map, int x, int y, int z, shared_address barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+
+/* Likewise of neighbouring bytes, a multiple of 16. */
+CF_HOPPER_DEVICE void copy_bulk(shared_address to, const void *from, int bytes, shared_address barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+/* As ldmatrix_x4, the other way. */
+CF_HOPPER_DEVICE void stmatrix_x4(shared_address row, const uint32_t (&from)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(from[0]),
+                 "r"(from[1]), "r"(from[2]), "r"(from[3])
+                 : "memory");
+}
+
+/* Around products of a warpgroup. The fence: what was done to registers before it is seen by the products after it.
+   The commit closes a group; the wait leaves at most the LEFT newest groups running. The sums, and an A operand in
+   registers, belong to the products until then. */
+CF_HOPPER_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+CF_HOPPER_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+template <int LEFT> CF_DEVICE void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+/* What stands before this in the source stands before it in the machine code, too. Without it ptxas moves a wait for
+   products up to the last branch, and arithmetic that was to run beside them comes after it. The instruction tells a
+   kernel that was launched to follow early that it may start; none here is, so it does nothing else. */
+CF_HOPPER_DEVICE void keep_order() {
+#if CF_HOPPER
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* The same registers, but the compiler moves no use of them across this: before a fence, and after a wait. */
+template <int N> CF_DEVICE void hold_registers(float (&c)[N][4]) {
+    CF_UNROLL
+    for (int j = 0; j < N; j++) asm volatile("" : "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])::"memory");
+}
+
+template <int N> CF_DEVICE void hold_registers(uint32_t (&a)[N][4]) {
+    CF_UNROLL
+    for (int j = 0; j < N; j++) asm volatile("" : "+r"(a[j][0]), "+r"(a[j][1]), "+r"(a[j][2]), "+r"(a[j][3])::"memory");
+}
+
+#define CF_SUMS_4(c, j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
+#define CF_SUMS_16(c, j) CF_SUMS_4(c, j), CF_SUMS_4(c, j + 1), CF_SUMS_4(c, j + 2), CF_SUMS_4(c, j + 3)
+#define CF_SUMS_32(c) CF_SUMS_16(c, 0), CF_SUMS_16(c, 4)
+#define CF_SUMS_64(c) CF_SUMS_16(c, 0), CF_SUMS_16(c, 4), CF_SUMS_16(c, 8), CF_SUMS_16(c, 12)
+#define CF_NAMES_32                                                                                             \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, " \
+    "%23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define CF_NAMES_64                                                                                                  \
+    CF_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
+                "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+/* X, Y, ...: the names of the other operands, in their order. */
+#define CF_WGMMA_SHARED(N, TYPE, NAMES, SUMS, X, Y, ADD, TA, TB)                                               \
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                                          \
+                 "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" NAMES "}, " X ", " Y      \
+                 ", add, 1, 1, " TA ", " TB ";\n}"                                                             \
+                 : SUMS                                                                                        \
+                 : "l"(a), "l"(b), "r"((int)add), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED))
+#define CF_WGMMA_REGISTERS(N, TYPE, NAMES, SUMS, A0, A1, A2, A3, Y, ADD, TB)                                   \
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                                          \
+                 "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" NAMES "}, {" A0 ", " A1   \
+                 ", " A2 ", " A3 "}, " Y ", add, 1, 1, " TB ";\n}"                                             \
+                 : SUMS                                                                                        \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"(B_TRANSPOSED))
+
+/* c (64 x 8 N, fp32) = a (64 x 16) b (16 x 8 N), or += where `add`, by a warpgroup: warp w has rows 16 w .. of c, and
+   of an a in registers, each as mma_16x8x16 says. */
+template <typename T, bool A_TRANSPOSED, bool B_TRANSPOSED, int N>
+CF_HOPPER_DEVICE void wgmma_shared(float (&c)[N][4], uint64_t a, uint64_t b, bool add) {
+    static_assert(N == 8 || N == 16, "64 or 128 columns");
+#if CF_HOPPER
+    if constexpr (N == 8 && IS_BF16<T>)
+        CF_WGMMA_SHARED("64", "bf16", CF_NAMES_32, CF_SUMS_32(c), "%32", "%33", "%34", "%35", "%36");
+    else if constexpr (N == 8)
+        CF_WGMMA_SHARED("64", "f16", CF_NAMES_32, CF_SUMS_32(c), "%32", "%33", "%34", "%35", "%36");
+    else if constexpr (IS_BF16<T>)
+        CF_WGMMA_SHARED("128", "bf16", CF_NAMES_64, CF_SUMS_64(c), "%64", "%65", "%66", "%67", "%68");
+    else
+        CF_WGMMA_SHARED("128", "f16", CF_NAMES_64, CF_SUMS_64(c), "%64", "%65", "%66", "%67", "%68");
+#endif
+}
+
+template <typename T, bool B_TRANSPOSED, int N>
+CF_HOPPER_DEVICE void wgmma_registers(float (&c)[N][4], const uint32_t (&a)[4], uint64_t b, bool add) {
+    static_assert(N == 8 || N == 16, "64 or 128 columns");
+#if CF_HOPPER
+    if constexpr (N == 8 && IS_BF16<T>)
+        CF_WGMMA_REGISTERS("64", "bf16", CF_NAMES_32, CF_SUMS_32(c), "%32", "%33", "%34", "%35", "%36", "%37", "%38");
+    else if constexpr (N == 8)
+        CF_WGMMA_REGISTERS("64", "f16", CF_NAMES_32, CF_SUMS_32(c), "%32", "%33", "%34", "%35", "%36", "%37", "%38");
+    else if constexpr (IS_BF16<T>)
+        CF_WGMMA_REGISTERS("128", "bf16", CF_NAMES_64, CF_SUMS_64(c), "%64", "%65", "%66", "%67", "%68", "%69", "%70");
+    else
+        CF_WGMMA_REGISTERS("128", "f16", CF_NAMES_64, CF_SUMS_64(c), "%64", "%65", "%66", "%67", "%68", "%69", "%70");
+#endif
+}
+
+#endif
+
+/* ---- made of these ---- */
+
+/* With CHUNKFLOW_CUDA_VARIANTS the file also holds kernels that only measurements and tests ask for, and the functions
+   that choose them (after the public functions of >>attention); without it, they are no part of it. */
+#ifdef CHUNKFLOW_CUDA_VARIANTS
+const bool WITH_VARIANTS = true;
+#else
+const bool WITH_VARIANTS = false;
+#endif
+
+/* tanh, to an absolute error of about 2e-7. */
+CF_DEVICE float tanh_fast(float x) { return 1.0f - 2.0f * reciprocal_fast(1.0f + exp2_fast(2.885390081777927f * x)); }
 
 template <typename T> CF_DEVICE float to_float(T x);
 template <> CF_DEVICE float to_float<float>(float x) { return x; }
@@ -913,50 +1045,6 @@ template <typename T> CF_DEVICE float dot_8(uint4 x, uint4 y) {
     CF_UNROLL
     for (int i = 0; i < 8; i++) sum += to_float<T>(a[i]) * to_float<T>(b[i]);
     return sum;
-}
-
-CF_DEVICE uint4 global_load_16(const void *from) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    if (!cuda_emu_check_global(from, 16)) return make_uint4(0, 0, 0, 0);
-#endif
-    return *static_cast<const uint4 *>(from);
-}
-
-CF_DEVICE void global_store_16(void *to, uint4 value) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    if (!cuda_emu_check_global(to, 16)) return;
-#endif
-    *static_cast<uint4 *>(to) = value;
-}
-
-/* Adds to, or overwrites, two neighbouring fp32 numbers that only this thread touches, where `wanted`. Many of these
-   stand in a row: with branches they took a third of the time of compiling a backward. */
-CF_DEVICE void global_update_8(float *to, float x, float y, bool overwrite, bool wanted) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    if (!wanted || !cuda_emu_check_global(to, 8)) return;
-    to[0] = (overwrite ? 0.0f : to[0]) + x;
-    to[1] = (overwrite ? 0.0f : to[1]) + y;
-#else
-    asm volatile("{\n.reg .pred read, write;\n.reg .f32 x, y;\nmov.f32 x, 0f00000000;\nmov.f32 y, 0f00000000;\n"
-                 "setp.ne.b32 read, %3, 0;\nsetp.ne.b32 write, %4, 0;\n"
-                 "@read ld.global.v2.f32 {x, y}, [%0];\nadd.f32 x, x, %1;\nadd.f32 y, y, %2;\n"
-                 "@write st.global.v2.f32 [%0], {x, y};\n}" ::"l"(__cvta_generic_to_global(to)), "f"(x), "f"(y),
-                 "r"((int)(wanted && !overwrite)), "r"((int)wanted)
-                 : "memory");
-#endif
-}
-
-/* How the sums of dQ lie in a tile of the workspace is free, because only this file reads them: so that a warp adds to
-   whole cache lines. sm_90 adds four numbers of a thread at once; before that, one number of each thread lies beside
-   those of its neighbours. */
-CF_DEVICE bool adds_quads() {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    return cuda_emu_arch() >= 90;
-#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    return true;
-#else
-    return false;
-#endif
 }
 
 CF_DEVICE int sum_index(int quad, int i, int thread, int n_threads) {
@@ -997,159 +1085,10 @@ CF_DEVICE float warp_max(float x) {
     return x;
 }
 
-/* ---- compute capability 9.0a: only code for sm_90a has these ---- */
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(CHUNKFLOW_CUDA_EMULATION)
-#define CF_HOPPER 1
-#else
-#define CF_HOPPER 0
-#endif
-#define CF_HOPPER_DEVICE [[maybe_unused]] CF_DEVICE
-
 /* A number that all threads of the warp have alike, which the compiler cannot know of what a thread's number tells. So
    it is in a uniform register, and what follows from it is, too: wgmma takes its addresses from there alone, and each
    that is elsewhere costs two moves. */
 CF_HOPPER_DEVICE int same_in_warp(int x) { return __shfl_sync(0xFFFFFFFFu, x, 0); }
-
-/* An mbarrier, 8 bytes of shared memory. Each of its phases ends when `arrivals` threads have arrived and as many bytes
-   as they announced have been copied. A wait for parity 0 returns when the first phase is over, for parity 1 at once,
-   then when the second is, ... */
-CF_HOPPER_DEVICE void mbarrier_init(shared_address barrier, int arrivals) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_mbarrier_init(barrier, arrivals);
-#else
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-#endif
-}
-
-/* After the thread's mbarrier_init and before the barrier that tells the others. */
-CF_HOPPER_DEVICE void fence_mbarrier_init() {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_fence_mbarrier_init();
-#else
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-
-CF_HOPPER_DEVICE void mbarrier_arrive(shared_address barrier) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_mbarrier_arrive(barrier);
-#else
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-#endif
-}
-
-CF_HOPPER_DEVICE void mbarrier_arrive_expect(shared_address barrier, int bytes) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_mbarrier_arrive_expect(barrier, bytes);
-#else
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-#endif
-}
-
-CF_HOPPER_DEVICE void mbarrier_wait(shared_address barrier, int parity) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_mbarrier_wait(barrier, parity);
-#else
-    uint32_t done;
-    do {
-        asm volatile("{\n.reg .pred over;\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 over, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, over;\n}"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(parity)
-                     : "memory");
-    } while (!done);
-#endif
-}
-
-/* Between a thread's stores to shared memory and the barrier after which wgmma or a bulk copy uses these bytes. */
-CF_HOPPER_DEVICE void fence_proxy_async() {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_fence_proxy_async();
-#else
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-
-/* A barrier of THREADS threads of the block, whole warps; ID from 1 to 15. */
-template <int ID, int THREADS> CF_DEVICE void named_barrier() {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_named_barrier(ID, THREADS, true);
-#else
-    asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
-#endif
-}
-
-/* The same where the ID is known at run time only; and to arrive without a wait for the others. */
-template <int THREADS> CF_DEVICE void named_barrier(int id) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_named_barrier(id, THREADS, true);
-#else
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
-#endif
-}
-
-template <int THREADS> CF_DEVICE void named_barrier_arrive(int id) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_named_barrier(id, THREADS, false);
-#else
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
-#endif
-}
-
-/* Registers of each thread from here on; every warp of a warpgroup. */
-template <int N> CF_DEVICE void give_registers_back() {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_setmaxnreg(N, false);
-#else
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
-#endif
-}
-
-template <int N> CF_DEVICE void take_registers() {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_setmaxnreg(N, true);
-#else
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
-#endif
-}
-
-/* Starts the copy of a tensor map's box, whose first element is at (x, y, z) of the tensor, x innermost. What is past
-   the tensor's ends becomes zeros; all bytes of the box count for the mbarrier. */
-CF_HOPPER_DEVICE void copy_box(shared_address to, const CUtensorMap *map, int x, int y, int z, shared_address barrier) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    const int at[3] = {x, y, z};
-    cuda_emu_bulk_tensor(to, map, 3, at, barrier);
-#else
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to),
-                 "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
-                 : "memory");
-#endif
-}
-
-/* Likewise of neighbouring bytes, a multiple of 16. */
-CF_HOPPER_DEVICE void copy_bulk(shared_address to, const void *from, int bytes, shared_address barrier) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_bulk_copy(to, from, bytes, barrier);
-#else
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
-                 : "memory");
-#endif
-}
-
-/* As ldmatrix_x4, the other way. */
-CF_HOPPER_DEVICE void stmatrix_x4(shared_address row, const uint32_t (&from)[4]) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_stmatrix_x4(row, from, false);
-#else
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(from[0]),
-                 "r"(from[1]), "r"(from[2]), "r"(from[3])
-                 : "memory");
-#endif
-}
 
 /* A matrix in shared memory for wgmma: blocks of 64 columns, 128 bytes a row, whose chunks of 16 bytes are permuted as
    bulk copies with the 128-byte swizzle do (chunk c of row r is chunk c ^ (r & 7)); blocks start at multiples of 1024.
@@ -1161,124 +1100,6 @@ CF_HOPPER_DEVICE uint64_t matrix_at(shared_address start, int next = 0) {
 }
 
 CF_HOPPER_DEVICE uint64_t matrix_step(uint64_t matrix, int bytes) { return matrix + (uint64_t)(bytes >> 4); }
-
-/* Around products of a warpgroup. The fence: what was done to registers before it is seen by the products after it.
-   The commit closes a group; the wait leaves at most the LEFT newest groups running. The sums, and an A operand in
-   registers, belong to the products until then. */
-CF_HOPPER_DEVICE void wgmma_fence() {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_wgmma_fence();
-#else
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#endif
-}
-
-CF_HOPPER_DEVICE void wgmma_commit() {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_wgmma_commit();
-#else
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#endif
-}
-
-template <int LEFT> CF_DEVICE void wgmma_wait() {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_wgmma_wait(LEFT);
-#else
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
-#endif
-}
-
-/* What stands before this in the source stands before it in the machine code, too. Without it ptxas moves a wait for
-   products up to the last branch, and arithmetic that was to run beside them comes after it. The instruction tells a
-   kernel that was launched to follow early that it may start; none here is, so it does nothing else. */
-CF_HOPPER_DEVICE void keep_order() {
-#if !defined(CHUNKFLOW_CUDA_EMULATION) && CF_HOPPER
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-/* The same registers, but the compiler moves no use of them across this: before a fence, and after a wait. */
-template <int N> CF_DEVICE void hold_registers(float (&c)[N][4]) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    (void)c;
-#else
-    CF_UNROLL
-    for (int j = 0; j < N; j++) asm volatile("" : "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])::"memory");
-#endif
-}
-
-template <int N> CF_DEVICE void hold_registers(uint32_t (&a)[N][4]) {
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    (void)a;
-#else
-    CF_UNROLL
-    for (int j = 0; j < N; j++) asm volatile("" : "+r"(a[j][0]), "+r"(a[j][1]), "+r"(a[j][2]), "+r"(a[j][3])::"memory");
-#endif
-}
-
-#define CF_SUMS_4(c, j) "+f"(c[j][0]), "+f"(c[j][1]), "+f"(c[j][2]), "+f"(c[j][3])
-#define CF_SUMS_16(c, j) CF_SUMS_4(c, j), CF_SUMS_4(c, j + 1), CF_SUMS_4(c, j + 2), CF_SUMS_4(c, j + 3)
-#define CF_SUMS_32(c) CF_SUMS_16(c, 0), CF_SUMS_16(c, 4)
-#define CF_SUMS_64(c) CF_SUMS_16(c, 0), CF_SUMS_16(c, 4), CF_SUMS_16(c, 8), CF_SUMS_16(c, 12)
-#define CF_NAMES_32                                                                                             \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, " \
-    "%23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define CF_NAMES_64                                                                                                  \
-    CF_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
-                "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-
-/* X, Y, ...: the names of the other operands, in their order. */
-#define CF_WGMMA_SHARED(N, TYPE, NAMES, SUMS, X, Y, ADD, TA, TB)                                               \
-    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                                          \
-                 "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" NAMES "}, " X ", " Y      \
-                 ", add, 1, 1, " TA ", " TB ";\n}"                                                             \
-                 : SUMS                                                                                        \
-                 : "l"(a), "l"(b), "r"((int)add), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED))
-#define CF_WGMMA_REGISTERS(N, TYPE, NAMES, SUMS, A0, A1, A2, A3, Y, ADD, TB)                                   \
-    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " ADD ", 0;\n"                                          \
-                 "wgmma.mma_async.sync.aligned.m64n" N "k16.f32." TYPE "." TYPE " {" NAMES "}, {" A0 ", " A1   \
-                 ", " A2 ", " A3 "}, " Y ", add, 1, 1, " TB ";\n}"                                             \
-                 : SUMS                                                                                        \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)add), "n"(B_TRANSPOSED))
-
-template <typename T> constexpr bool IS_BF16 = std::is_same<T, __nv_bfloat16>::value;
-
-/* c (64 x 8 N, fp32) = a (64 x 16) b (16 x 8 N), or += where `add`, by a warpgroup: warp w has rows 16 w .. of c, and
-   of an a in registers, each as mma_16x8x16 says. */
-template <typename T, bool A_TRANSPOSED, bool B_TRANSPOSED, int N>
-CF_HOPPER_DEVICE void wgmma_shared(float (&c)[N][4], uint64_t a, uint64_t b, bool add) {
-    static_assert(N == 8 || N == 16, "64 or 128 columns");
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_wgmma({&c[0][0], 8 * N, nullptr, a, b, add, A_TRANSPOSED, B_TRANSPOSED, IS_BF16<T>});
-#elif CF_HOPPER
-    if constexpr (N == 8 && IS_BF16<T>)
-        CF_WGMMA_SHARED("64", "bf16", CF_NAMES_32, CF_SUMS_32(c), "%32", "%33", "%34", "%35", "%36");
-    else if constexpr (N == 8)
-        CF_WGMMA_SHARED("64", "f16", CF_NAMES_32, CF_SUMS_32(c), "%32", "%33", "%34", "%35", "%36");
-    else if constexpr (IS_BF16<T>)
-        CF_WGMMA_SHARED("128", "bf16", CF_NAMES_64, CF_SUMS_64(c), "%64", "%65", "%66", "%67", "%68");
-    else
-        CF_WGMMA_SHARED("128", "f16", CF_NAMES_64, CF_SUMS_64(c), "%64", "%65", "%66", "%67", "%68");
-#endif
-}
-
-template <typename T, bool B_TRANSPOSED, int N>
-CF_HOPPER_DEVICE void wgmma_registers(float (&c)[N][4], const uint32_t (&a)[4], uint64_t b, bool add) {
-    static_assert(N == 8 || N == 16, "64 or 128 columns");
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_wgmma({&c[0][0], 8 * N, a, 0, b, add, false, B_TRANSPOSED, IS_BF16<T>});
-#elif CF_HOPPER
-    if constexpr (N == 8 && IS_BF16<T>)
-        CF_WGMMA_REGISTERS("64", "bf16", CF_NAMES_32, CF_SUMS_32(c), "%32", "%33", "%34", "%35", "%36", "%37", "%38");
-    else if constexpr (N == 8)
-        CF_WGMMA_REGISTERS("64", "f16", CF_NAMES_32, CF_SUMS_32(c), "%32", "%33", "%34", "%35", "%36", "%37", "%38");
-    else if constexpr (IS_BF16<T>)
-        CF_WGMMA_REGISTERS("128", "bf16", CF_NAMES_64, CF_SUMS_64(c), "%64", "%65", "%66", "%67", "%68", "%69", "%70");
-    else
-        CF_WGMMA_REGISTERS("128", "f16", CF_NAMES_64, CF_SUMS_64(c), "%64", "%65", "%66", "%67", "%68", "%69", "%70");
-#endif
-}
 
 /* ================================================================================================================
    >>problem    checks, masks, tiles
@@ -4158,9 +3979,7 @@ cf_result launch(const char *name, void (*kernel)(P...), int64_t blocks, int thr
     config.blockDim = dim3((unsigned)threads, 1, 1);
     config.dynamicSmemBytes = shared_bytes;
     config.stream = stream;
-#ifdef CHUNKFLOW_CUDA_EMULATION
-    cuda_emu_name_next_launch(name);
-#endif
+    name_launch(name);
     cudaError_t status = cudaSuccess;
     if (shared_bytes > 48 * 1024)
         status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
