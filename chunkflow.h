@@ -1067,7 +1067,7 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
    >>simulate    schedule -> when each pass runs, and what is held meanwhile
    ================================================================================================================ */
 
-#define CF_MAX_BOUNDS 4
+#define CF_MAX_BOUNDS 3
 
 /* No schedule of these chunks is shorter that cf_schedule_validate accepts with the same K, the same limits on chunks
    and the same form of replay, and with whole backwards where this one has no others: whichever chunks it drops, and in
@@ -1116,10 +1116,9 @@ typedef struct cf_timeline {
 
    Bounds, by name. "critical-path": the longest path of dependent passes; replays lie on it only where K, or the limit
    of every stage, is 1, because elsewhere none of them must be. "stage-load": the work of a stage, the shortest way to
-   it and the shortest way from it. "one-machine": each stage alone with the release time and tail of each of its
-   passes, preemption allowed (Jackson's schedule; at least as strong as stage-load). "memory", where a stage has a
-   limit: a kept chunk stays on a stage for the passes of all later stages, and one that does not stay costs a replay,
-   so a stage with room for few needs long.
+   it and the shortest way from it, and the same for the part of its passes that come late or have much behind them.
+   "memory", where a stage has a limit: a kept chunk stays on a stage for the passes of all later stages, and one that
+   does not stay costs a replay, so a stage with room for few needs long.
 
    Lowered schedules: a SEND begins when its tensor is made and the way is free, wherever it stands behind that pass,
    and its RECV has the same times; with no_overlap the sender is busy with it where it stands, and the receiver, who
@@ -5541,7 +5540,7 @@ static int64_t cf__clock_stuck(const cf__clock *clock) {
    >>bounds    how long a schedule must take
 
    A bound is a time that no schedule can beat which cf_schedule_validate accepts, whatever it drops and in whichever
-   order its stages run. There are four. Each counts something that no schedule gets around.
+   order its stages run. There are three. Each counts something that no schedule gets around.
 
    Heads and tails. A pass waits for others, which wait for others again, and transfers take time, too. The longest such
    chain that leads to a pass is its head: it cannot begin sooner. The longest one that leads on from its end is its
@@ -5552,11 +5551,10 @@ static int64_t cf__clock_stuck(const cf__clock *clock) {
 
    The critical path is the longest chain of all: the most that head, pass and tail of any pass come to.
 
-   The stage load is the work of a stage, which runs one pass at a time, between the least head and the least tail of
-   its passes: 0 + 3 + 0 for stage 0 above, and 2 + 3 + 3 for stage 1.
-
-   One machine: what holds for all passes of a stage holds for any part of them, and a part whose passes come late and
-   have much behind them may need longer than the whole. This is the longest that any part needs.
+   The stage load: a stage runs one pass at a time, so it needs the seconds of all of its passes between the least of
+   their heads and the least of their tails: 0 + 3 + 0 for stage 0 above, and 2 + 3 + 3 for stage 1. The same holds for
+   any part of its passes, and those that come late, or have much behind them, may need longer than all together. Such
+   parts are looked at: all passes whose head is no less than that of one of them, and the same with tails.
 
    Memory: a stage with a limit has that many places. A chunk that is kept takes one of them from its F to the end of
    its backward, in which it goes to the last stage and back; a chunk that is dropped takes one only from its R on, but
@@ -5680,23 +5678,20 @@ static void cf__bounds_each_unit(cf__bounds_paths *paths,
 
 /* ---- one stage by itself ---- */
 
-/* The passes of one stage, which are the jobs of a machine here, and room to work on them. */
+/* The passes of one stage, and room to sort them. */
 typedef struct cf__bounds_jobs {
     int64_t n;
-    double *head, *tail;         /* (most jobs) */
-    double *left;                /* (most jobs) seconds still to run */
-    uint64_t *by_head, *by_tail; /* (most jobs) jobs in the order in which they can begin; the longest tail first */
-    uint64_t *place;             /* (most jobs) where in by_tail a job stands */
-    cf__bits waiting;            /* those that can run, by that place */
-    double around;               /* the least head and the least tail */
-    double work;                 /* seconds of all passes but R */
-    double replays;              /* seconds of the replays that no schedule does without */
+    double *head, *seconds, *tail; /* (most jobs) */
+    uint64_t *order[2];            /* (most jobs) */
+    double around;                 /* the least head and the least tail */
+    double work;                   /* seconds of all passes but R */
+    double replays;                /* seconds of the replays that no schedule does without */
 } cf__bounds_jobs;
 
 static void cf__bounds_add_job(cf__bounds_jobs *jobs, double head, double seconds, double tail) {
     jobs->head[jobs->n] = head;
     jobs->tail[jobs->n] = tail;
-    jobs->left[jobs->n++] = seconds;
+    jobs->seconds[jobs->n++] = seconds;
 }
 
 /* Whether every schedule drops the chunk: no group keeps two, and this is not the last one of its group. */
@@ -5716,11 +5711,11 @@ static int cf__bounds_must_drop(const cf__bounds_paths *paths, int64_t chunk) {
 static void cf__bounds_add_replays(cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t v,
                                    const cf__pipe_unit *unit, int64_t k) {
     int64_t first = v * paths->pipe->n + unit->first, t;
-    for (t = 0; t < unit->n - 1; t++) jobs->by_head[t] = (uint64_t)t;
-    cf__sort(&jobs->by_head, &jobs->place, unit->n - 1, paths->seconds[CF_R] + first, 0);
+    for (t = 0; t < unit->n - 1; t++) jobs->order[0][t] = (uint64_t)t;
+    cf__sort(&jobs->order[0], &jobs->order[1], unit->n - 1, paths->seconds[CF_R] + first, 0);
     for (t = 0; t < unit->n - k; t++) {
         int64_t cell = first + k + t;
-        double seconds = paths->seconds[CF_R][first + (int64_t)jobs->by_head[t]];
+        double seconds = paths->seconds[CF_R][first + (int64_t)jobs->order[0][t]];
         jobs->replays += seconds;
         cf__bounds_add_job(jobs, paths->head[CF__PIPE_BACK][cell] + paths->seconds[CF__PIPE_BACK][cell], seconds,
                            cf__bounds_latest_start(paths, CF__PIPE_BACK, first));
@@ -5761,34 +5756,20 @@ static void cf__bounds_collect_jobs(cf__bounds_jobs *jobs, const cf__bounds_path
     if (jobs->n > 0) jobs->around = head + tail;
 }
 
-/* The one-machine bound, without a look at every part of the jobs: the machine always runs the job with the longest
-   tail of those that can run, and leaves one for another whose tail is longer. The longest end + tail of any job is the
-   largest load of any part (Jackson's preemptive schedule; Carlier, 1982). Uses up the jobs. */
-static double cf__bounds_one_machine(cf__bounds_jobs *jobs) {
-    int64_t next = 0, i;
-    double now = 0, bound = 0;
-    for (i = 0; i < jobs->n; i++) jobs->by_tail[i] = jobs->by_head[i] = (uint64_t)i;
-    cf__sort(&jobs->by_tail, &jobs->place, jobs->n, jobs->tail, ~(uint64_t)0);
-    cf__sort(&jobs->by_head, &jobs->place, jobs->n, jobs->head, 0);
-    for (i = 0; i < jobs->n; i++) jobs->place[jobs->by_tail[i]] = (uint64_t)i;
-    cf__bits_clear(&jobs->waiting);
-    for (;;) {
-        double release = next < jobs->n ? jobs->head[jobs->by_head[next]] : DBL_MAX;
-        int64_t place = release <= now ? -1 : cf__bits_next(&jobs->waiting, 0);
-        uint64_t job = place < 0 ? 0 : jobs->by_tail[place];
-        if (place < 0 && next == jobs->n) return bound;
-        if (place < 0) {
-            now = cf__most(now, release);
-            cf__bits_put(&jobs->waiting, (int64_t)jobs->place[jobs->by_head[next++]], 1);
-        } else if (now + jobs->left[job] > release) {
-            jobs->left[job] -= release - now;
-            now = release;
-        } else {
-            now += jobs->left[job];
-            bound = cf__most(bound, now + jobs->tail[job]);
-            cf__bits_put(&jobs->waiting, place, 0);
-        }
+/* The most that any part of the jobs needs which holds all whose `by` is no less than that of one of them. by: their
+   heads or tails; other: the other ones. */
+static double cf__bounds_find_parts(cf__bounds_jobs *jobs, const double *by, const double *other) {
+    double most = 0, seconds = 0, least = DBL_MAX;
+    int64_t i;
+    for (i = 0; i < jobs->n; i++) jobs->order[0][i] = (uint64_t)i;
+    cf__sort(&jobs->order[0], &jobs->order[1], jobs->n, by, ~(uint64_t)0);
+    for (i = 0; i < jobs->n; i++) {
+        uint64_t job = jobs->order[0][i];
+        seconds += jobs->seconds[job];
+        if (other[job] < least) least = other[job];
+        most = cf__most(most, by[job] + seconds + least);
     }
+    return most;
 }
 
 /* ---- memory ---- */
@@ -5845,8 +5826,8 @@ static cf__bounds_choice cf__bounds_choose(const cf__bounds_jobs *jobs, const cf
    best one lies between two choices: one drops few chunks, so that the stays are longer, and one many, so that the work
    is. It is looked for where both come to the same mean. A choice that comes to less there takes the place of one of
    them; if there is none, this is it. */
-static double cf__bounds_memory(const cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t stage,
-                                int64_t limit) {
+static double cf__bounds_find_memory(const cf__bounds_jobs *jobs, const cf__bounds_paths *paths, int64_t stage,
+                                     int64_t limit) {
     cf__bounds_choice few = cf__bounds_choose(jobs, paths, stage, limit, 0);
     cf__bounds_choice many = cf__bounds_choose(jobs, paths, stage, limit, 1), least;
     double bound = cf__most(few.work, many.stays);
@@ -5870,7 +5851,7 @@ typedef struct cf__bounds {
     cf__bounds_paths paths;
     cf__bounds_jobs jobs;
     int64_t *limits; /* (n_stages) the caller's: most chunks on each stage; INT64_MAX: any number */
-    double critical_path, stage_load, one_machine, memory;
+    double critical_path, stage_load, memory;
 } cf__bounds;
 
 static void cf__bounds_layout(cf__bounds *bounds, const cf__pipeline *pipe, int split, cf__carver *carver) {
@@ -5887,11 +5868,8 @@ static void cf__bounds_layout(cf__bounds *bounds, const cf__pipeline *pipe, int 
     paths->stay_again = (double *)cf__take(carver, cells, sizeof(double));
     jobs->head = (double *)cf__take(carver, most, sizeof(double));
     jobs->tail = (double *)cf__take(carver, most, sizeof(double));
-    jobs->left = (double *)cf__take(carver, most, sizeof(double));
-    jobs->by_head = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
-    jobs->by_tail = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
-    jobs->place = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
-    cf__bits_layout(&jobs->waiting, most, carver);
+    jobs->seconds = (double *)cf__take(carver, most, sizeof(double));
+    for (i = 0; i < 2; i++) jobs->order[i] = (uint64_t *)cf__take(carver, most, sizeof(uint64_t));
     bounds->limits = (int64_t *)cf__take(carver, pipe->shape.n_stages, sizeof(int64_t));
 }
 
@@ -5911,10 +5889,10 @@ static void cf__bounds_find_paths(cf__bounds *bounds, const cf__pipeline *pipe, 
             cf__most(bounds->critical_path, paths->head[CF_F][i] + cf__bounds_latest_start(paths, CF_F, i));
 }
 
-/* Finds all four. */
+/* Finds all three. */
 static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int split) {
     int64_t s, most = 1;
-    bounds->stage_load = bounds->one_machine = bounds->memory = 0;
+    bounds->stage_load = bounds->memory = 0;
     for (s = 0; s < pipe->shape.n_stages; s++) most = cf__max(most, bounds->limits[s]);
     cf__bounds_find_paths(bounds, pipe, split, cf__min(pipe->shape.k, most) == 1 ? 1 : INT64_MAX);
     cf__bounds_each_unit(&bounds->paths, cf__bounds_find_heads);
@@ -5922,17 +5900,16 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
     for (s = 0; s < pipe->shape.n_stages; s++) {
         cf__bounds_jobs *jobs = &bounds->jobs;
         int64_t limit = bounds->limits[s];
-        double memory;
         cf__bounds_collect_jobs(jobs, &bounds->paths, s, cf__min(pipe->shape.k, limit));
-        memory = limit < INT64_MAX ? cf__bounds_memory(jobs, &bounds->paths, s, limit) : 0;
-        bounds->memory = cf__most(bounds->memory, memory);
-        bounds->stage_load = cf__most(bounds->stage_load, jobs->around + jobs->work + jobs->replays);
-        bounds->one_machine = cf__most(bounds->one_machine, cf__bounds_one_machine(jobs));
+        bounds->stage_load = cf__most(bounds->stage_load, cf__bounds_find_parts(jobs, jobs->head, jobs->tail));
+        bounds->stage_load = cf__most(bounds->stage_load, cf__bounds_find_parts(jobs, jobs->tail, jobs->head));
+        if (limit == INT64_MAX) continue;
+        bounds->memory = cf__most(bounds->memory, cf__bounds_find_memory(jobs, &bounds->paths, s, limit));
     }
 }
 
 static double cf__bounds_strongest(const cf__bounds *b) {
-    return cf__most(cf__most(b->critical_path, b->stage_load), cf__most(b->one_machine, b->memory));
+    return cf__most(cf__most(b->critical_path, b->stage_load), b->memory);
 }
 
 /* ================================================================================================================
@@ -8290,7 +8267,6 @@ static void cf__simulate_add_bounds(cf__simulation *sim, cf_timeline *timeline) 
     cf__bounds_find(bounds, &sim->pipe, sim->splits);
     cf__simulate_add_bound(timeline, "critical-path", bounds->critical_path);
     cf__simulate_add_bound(timeline, "stage-load", bounds->stage_load);
-    cf__simulate_add_bound(timeline, "one-machine", bounds->one_machine);
     while (s < sim->pipe.shape.n_stages && bounds->limits[s] == INT64_MAX) s++;
     if (s < sim->pipe.shape.n_stages) cf__simulate_add_bound(timeline, "memory", bounds->memory);
 }

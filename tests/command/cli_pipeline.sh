@@ -1322,7 +1322,7 @@ test_check() {
     succeeds check/bytes/unknown check --plan p.json b.json
     refuses check/bytes/less 1 '^b.json: breaks a rule: peak_bytes: got [0-9]* on stage 0, the list gives' check \
         --plan p.json --token-bytes 6,5,3,1 b.json
-    for bound in critical-path stage-load one-machine memory; do
+    for bound in critical-path stage-load memory; do
         damage "check/bound/$bound" "breaks a rule: bounds: no schedule is shorter than 9000000, says $bound" \
             "s/\"$bound\": [0-9]*/\"$bound\": 9e6/" b.json --plan p.json
     done

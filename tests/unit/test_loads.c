@@ -244,7 +244,7 @@ TEST(bounds_need_no_schedule) {
             }
             CHECK(pipeline_makespan(p.plan, schedule, p.desc.timing, NULL, NULL) >= strongest(bounds, n) * (1 - 1e-12));
             made++;
-            with_memory += n == 4;
+            with_memory += n == 3;
         }
         cf_timeline_free(timeline);
         cf_schedule_free(schedule);
@@ -311,7 +311,7 @@ static double bound_on_memory(double replay_constant, double replay_per_token) {
     CHECK_INT(cf_pack(lengths, 6, &pack, &plan, NULL), CF_OK);
     CHECK_INT(cf_schedule_bounds(plan, &desc, bounds, &n, NULL), CF_OK);
     cf_plan_free(plan);
-    return CHECK_INT(n, 4) && CHECK_STR(bounds[3].name, "memory") ? bounds[3].value : -1;
+    return CHECK_INT(n, 3) && CHECK_STR(bounds[2].name, "memory") ? bounds[2].value : -1;
 }
 
 /* All kept, they stay 168 seconds, and the work is 42. A replay of t tokens saves 10 t - R seconds of stay and is R of

@@ -93,12 +93,11 @@ TEST(the_paper_example_by_numbers) {
     CHECK_INT(timeline->replayed, 4 * 2);
     CHECK(fabs(timeline->bubble_useful - 0.52) < 1e-12);
     CHECK(fabs(timeline->bubble_busy - 0.48) < 1e-12);
-    CHECK_INT(timeline->n_bounds, 3);
+    CHECK_INT(timeline->n_bounds, 2);
     CHECK_STR(timeline->bounds[0].name, "critical-path");
     CHECK_INT(timeline->bounds[0].value, 50); /* F1 F2 B2 R1 B1 */
     CHECK_STR(timeline->bounds[1].name, "stage-load");
-    CHECK_INT(timeline->bounds[1].value, 44); /* 6 before and 12 after the last stage's 26 */
-    CHECK_STR(timeline->bounds[2].name, "one-machine");
+    CHECK_INT(timeline->bounds[1].value, 50);
     CHECK_INT(timeline->bound, 50);
     for (i = 0; i < 4; i++) CHECK(timeline->peak_live[i] >= 1 && timeline->peak_live[i] <= 4);
     CHECK_INT(timeline->peak_bytes[0], 0);
@@ -267,13 +266,12 @@ static void check_bounds(const cf_schedule_desc *desc, const cf_schedule *schedu
         if (limit == 0 && schedule->limits.chunks_by_stage) limit = schedule->limits.chunks_by_stage[i];
         limited |= limit > 0;
     }
-    CHECK_INT(timeline->n_bounds, limited ? 4 : 3);
+    CHECK_INT(timeline->n_bounds, limited ? 3 : 2);
     for (i = 0; i < timeline->n_bounds; i++) {
         if (timeline->bounds[i].value > strongest) strongest = timeline->bounds[i].value;
         CHECK(timeline->bounds[i].value <= timeline->makespan * (1 + 1e-12));
     }
     CHECK(timeline->bound >= strongest && timeline->bound <= strongest);
-    CHECK(timeline->bounds[2].value >= timeline->bounds[1].value * (1 - 1e-12)); /* one machine, load */
 }
 
 TEST(agrees_with_independent_counts) {
@@ -484,7 +482,7 @@ static int64_t count(const char *where, const char *what) {
 
 TEST(json_carries_the_timeline) {
     const char *wanted[] = {"\"makespan\": 50", "\"bubble_useful\": 0.52", "\"bubble_busy\": 0.4", "\"busy\": 104",
-                            "\"replayed\": 8", "\"critical-path\": 50", "\"stage-load\": 44", "\"one-machine\": 50",
+                            "\"replayed\": 8", "\"critical-path\": 50", "\"stage-load\": 50",
                             "\"peak_live\": [", "\"peak_tokens\": [", "\"peak_state_tokens\": [4, 4, 4, 4]",
                             "\"peak_bytes\": [0, 0, 0, 0]", "\"pass\": \"R\""};
     cf_plan *plan = example();

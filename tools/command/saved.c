@@ -366,8 +366,7 @@ typedef struct bounds_object {
     {.name = key, .type = JSON_REAL, .offset = offsetof(bounds_object, values[place]), .optional = 1}
 
 static const json_field bound_fields[] = {
-    BOUND("critical-path", 0), BOUND("stage-load", 1), BOUND("one-machine", 2), BOUND("memory", 3),
-    {.name = NULL}};
+    BOUND("critical-path", 0), BOUND("stage-load", 1), BOUND("memory", 2), {.name = NULL}};
 
 static int read_bounds(const json_document *document, uint32_t node, cf_timeline *timeline) {
     bounds_object object;
