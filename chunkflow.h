@@ -2245,7 +2245,7 @@ static int64_t cf__pack_cut_by_cost(cf__packer *p, const cf_group *group, int64_
         if (cf__pack_slice_cost(p, group->sequence, begin, cf__min(middle * unit, rest)) <= p->target) low = middle;
         else high = middle - 1;
     }
-    return cf__min(low * unit, rest);
+    return low * unit; /* or what is left, if that is less */
 }
 
 /* Cuts a long sequence and returns how many slices that makes, but stops past `most`. lengths: those of the slices; may
@@ -3390,7 +3390,7 @@ static cf_result cf__plan_check_body(void *job) {
 
 static void cf__plan_check_scratch(void *job, cf__carver *carver) {
     cf__plan_check *check = (cf__plan_check *)job;
-    check->seen = (unsigned char *)cf__take(carver, check->plan->n_sequences + 1, 1);
+    check->seen = (unsigned char *)cf__take(carver, check->plan->n_sequences, 1);
 }
 
 CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *lengths, int64_t n,

@@ -567,7 +567,7 @@ def run(command, variables, limit):
     """Whether the test passes, within `limit` seconds of processor time of each process, and how many it took. A script
     is ended at the first thing that it finds."""
     is_script = command[0] == "sh"
-    variables = {**os.environ, "ASAN_OPTIONS": "hard_rss_limit_mb=4096:detect_leaks=0", **variables}
+    variables = {**os.environ, "ASAN_OPTIONS": "hard_rss_limit_mb=4096", **variables}
     with tempfile.TemporaryDirectory() as place:
         for path in LINKS if WORKPLACE in command else ():
             os.symlink(path, f"{place}/{os.path.basename(path)}")

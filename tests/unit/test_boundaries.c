@@ -82,7 +82,11 @@ static const bound bounds[] = {
     {"cf_parallel", "n_virtual", CF_MAX_LAYERS, 1, " pp n_loads layers "},
     {"cf_parallel", "dp", CF_MAX_RANKS, 1, NULL},
     {"cf_parallel", "zero", 3, 0, NULL},
-    {"cf_memory_desc", NULL, 0, 0, " loads chunk_tokens "},
+    {"cf_parallel", "vocab_multiple", CF_MAX_VOCAB, 0, " limit_bytes "},
+    {"cf_memory_desc", NULL, 1024, 0, " loads chunk_tokens limit_bytes parameters "}, /* bytes of a number */
+    {"cf_memory_desc", "fragmentation", 1000, 0, " loads chunk_tokens limit_bytes parameters "},
+    {"cf_memory_desc", "state_window", CF_MAX_LENGTH, 0, " loads chunk_tokens limit_bytes parameters "},
+    {"cf_memory_desc", "runtime_bytes", INT64_MAX, 0, " loads chunk_tokens limit_bytes parameters "},
     {"cf_memory_load", NULL, 0, 0, " loads "},
     {"cf_shape", "n_stages", CF_MAX_STAGES, 1, " n_virtual n_nodes n_actions "},
     {"cf_shape", "n_virtual", CF_MAX_STAGES, 1, " n_stages n_nodes n_actions "},
@@ -92,6 +96,14 @@ static const bound bounds[] = {
     {"cf_bytes", NULL, 0, 0, " bytes per_token limit_bytes "},
     {"cf_sample", NULL, 0, 0, " samples "},
     {"cf_gpu", NULL, 0, 0, " gpu timing limit_bytes "},
+    {"cf_gpu", "memory", INT64_MAX / 1000, 0, " gpu timing limit_bytes "},
+    {"cf_cost_desc", "gpus_per_node", CF_MAX_RANKS, 0, NULL},
+    {"cf_cost_desc", "chunk_size", CF_MAX_CHUNK_SIZE, 0, NULL},
+    {"cf_tune_desc", "chunk_sizes", CF_MAX_CHUNK_SIZE, 0, NULL},
+    {"cf_tune_desc", "ks", CF_MAX_CHUNKS, 0, NULL},
+    {"cf_tune_desc", "n_gpus", CF_MAX_RANKS, 2, NULL},
+    {"cf_tune_desc", "gpus_per_node", CF_MAX_RANKS, 0, NULL},
+    {"cf_tune_desc", "limit_bytes", INT64_MAX / 1000, 0, NULL},
     {"cf_stage_bytes", NULL, CF_MAX_STAGE_BYTES, 0, " limit_bytes "},
     {"cf_stage_bytes", "fixed", CF_MAX_STAGE_BYTES, 0, " limit_bytes "},
     {"cf_tune_desc", "budget", INT64_MAX, 2, NULL},
@@ -557,13 +569,14 @@ static int may_blame(const place *p, const char *field) {
 /* Where a number itself is blamed, the record has it, and past a documented limit that limit. */
 static void check_numbers(const cf_error *e, const char *name, int64_t value, int64_t limit) {
     CHECK_STR(oracle_error_fault(e), NULL);
-    static const char *const others[] = {"is not that of", "must add up", " of chunk ",
+    static const char *const others[] = {"is not that of", "must add up", " of chunk ", "bytes.held",
                                          "the one before"}; /* what takes its place, a sum, a neighbour */
     size_t i;
     if (strcmp(last_part(e->field), name) != 0 || strstr(e->text, "(wanted ") == NULL) return;
     for (i = 0; i < COUNT(others); i++)
         if (strstr(e->text, others[i]) != NULL) return;
     CHECK_INT(e->got, value);
+    if (limit == 0 && e->code == CF_ERROR_LIMIT && value > 0) FAIL("this limit is not known here: %s", e->text);
     if (limit > 0 && value > limit && e->code == CF_ERROR_LIMIT)
         CHECK(e->wanted == limit || (e->wanted < limit && strstr(" prefix head_dim n_virtual ", name) != NULL));
 }
@@ -734,6 +747,9 @@ static cf_result made(cf_result result, void (*release)(void)) {
 }
 
 static void release_plan(void) { cf_plan_free(*(cf_plan **)(void *)out); }
+static void release_schedule(void) { cf_schedule_free(*(cf_schedule **)(void *)out); }
+static void release_timeline(void) { cf_timeline_free(*(cf_timeline **)(void *)out); }
+static void release_graph(void) { cf_graph_free(*(cf_graph **)(void *)out); }
 static void release_tuning(void) { cf_tuning_free(*(cf_tuning **)(void *)out); }
 
 /* The schedule that a candidate stands for, of a plan for the first of them. */
@@ -957,6 +973,69 @@ TEST(no_argument_is_forgotten) {
     CHECK((int)N_ARGUMENTS >= (int)N_TRIES);
 }
 
+/* As many actions as there may be are not refused for that, one more are. Nobody looks at them: there is no memory. */
+TEST(claims_of_as_many_as_there_may_be) {
+    int64_t first[2] = {0, 0}, more;
+    cf_simulate_desc quick = {0};
+    cf_schedule claims;
+    cf_error error;
+    set_up();
+    quick.no_bounds = 1;
+    quick.allocator = &small;
+    claims = *schedule;
+    claims.shape.n_stages = 1;
+    claims.first = first;
+    for (more = 0; more < 2; more++) {
+        claims.n_actions = first[1] = CF_MAX_ACTIONS + more;
+        POISON();
+        CHECK_INT(cf_simulate(plan, &claims, &quick, ROOM, &error), more ? CF_ERROR_LIMIT : CF_ERROR_MEMORY);
+        if (more) check_numbers(&error, "n_actions", claims.n_actions, CF_MAX_ACTIONS);
+        CHECK_POISON(out, sizeof out);
+    }
+    tear_down();
+}
+
+/* A number that is none, of each virtual stage in turn: it is found there, and nothing is looked at behind the last. */
+TEST(times_of_every_stage_are_looked_at) {
+    cf_stage_cost *exact = (cf_stage_cost *)calloc(6, sizeof *exact);
+    cf_schedule_desc loops = {0};
+    cf_schedule *s = NULL;
+    cf_timing each = {0};
+    cf_error error;
+    int v, k;
+    set_up();
+    if (!exact) abort();
+    loops.kind = CF_SCHEDULE_INTERLEAVED;
+    loops.shape.n_stages = 3;
+    loops.shape.n_virtual = 2;
+    each.stages = exact;
+    REQUIRE(cf_schedule_make(plan, &loops, &s, NULL) == CF_OK);
+    for (v = 0; v <= 6; v++)
+        for (k = 0; k < 4; k++) {
+            const cf_result wanted = v < 6 ? CF_ERROR_ARGUMENT : CF_OK;
+            cf_simulate_desc simulation = {0};
+            cf_lower_desc lowering = {0};
+            cf_graph_desc graphing = {0};
+            cf_schedule_desc ordering = loops;
+            harness_note("virtual stage %d, call %d", v, k);
+            POISON();
+            if (v < 6) exact[v].backward.per_token = NAN;
+            simulation.timing = lowering.timing = graphing.timing = ordering.timing = &each;
+            graphing.shape = loops.shape;
+            if (k == 0) CHECK_INT(made(cf_simulate(plan, s, &simulation, ROOM, &error), release_timeline), wanted);
+            if (k == 1) CHECK_INT(made(cf_schedule_lower(plan, s, &lowering, ROOM, &error), release_schedule), wanted);
+            if (k == 2) CHECK_INT(made(cf_graph_make(plan, &graphing, ROOM, &error), release_graph), wanted);
+            if (k == 3) CHECK_INT(made(cf_schedule_make(plan, &ordering, ROOM, &error), release_schedule), wanted);
+            if (v < 6) CHECK_STR(error.field, "timing.backward.per_token");
+            if (v < 6) CHECK_INT(error.item, v);
+            if (v < 6) exact[v].backward.per_token = 0;
+        }
+    harness_note("%s", "");
+    cf_schedule_free(s);
+    free(exact);
+    tear_down();
+}
+
 /* Counts that a schedule only claims: what it takes to find that out is in proportion to what there is. */
 TEST(claims_take_no_memory) {
     static int64_t first[2] = {0, 2};
@@ -1080,5 +1159,6 @@ TEST(a_budget_takes_any_number) {
 }
 
 SUITE(boundaries, CASE(every_member_takes_any_number), CASE(a_budget_takes_any_number),
-      CASE(every_argument_takes_any_number), CASE(no_argument_is_forgotten), CASE(claims_take_no_memory), CASE(no_chunks_take_no_time), CASE(seconds_that_do_not_add_up), CASE(a_standalone_chunk_with_an_index),
+      CASE(every_argument_takes_any_number), CASE(no_argument_is_forgotten), CASE(claims_take_no_memory),
+      CASE(claims_of_as_many_as_there_may_be), CASE(times_of_every_stage_are_looked_at), CASE(no_chunks_take_no_time), CASE(seconds_that_do_not_add_up), CASE(a_standalone_chunk_with_an_index),
       CASE(a_prefix_that_no_chunk_has), CASE(a_budget_for_no_plan));

@@ -494,6 +494,7 @@ TEST(plans_that_do_not_hold_together) {
     DAMAGE(1, first_slice = plan->n_slices, CF_ERROR_PLAN, "chunks.first_slice");
     DAMAGE(1, group = 1, CF_ERROR_PLAN, "chunks.group");
     DAMAGE(1, index = 2, CF_ERROR_PLAN, "chunks.group");
+    DAMAGE(1, group = (int32_t)plan->n_groups, CF_ERROR_PLAN, "chunks.group");
     DAMAGE(1, tokens = -1, CF_ERROR_PLAN, "chunks.tokens");
 #undef DAMAGE
     plan->slices[plan->chunks[2].first_slice].length = 4; /* more than the group has left */
