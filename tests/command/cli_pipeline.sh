@@ -467,6 +467,32 @@ test_default_k() {
         "$(grep -c '^  *K is the default where nothing says what memory allows; --k for another$' out)"
 }
 
+# Tokens a second and the part of the GPUs' FLOPs, worked out again from the plan: 7B has 28 layers, 3584 wide, 28 query and
+# 4 key heads of 128, an MLP of 18944, 152064 words; the GPU does 989.4 TFLOP/s.
+test_speed() {
+    wanted speed || return 0
+    at="--chunk-size 8K --k 2 --stages 4 --ranks 2 --rank 1 --model qwen2.5-7b --tp 4 --gpu h100-80g"
+    # shellcheck disable=SC2086
+    cf plan $at --plan-json p.json --json s.json --summary drawn
+    wanted=$(awk '
+        function number(key) { return substr($0, index($0, "\"" key "\": ") + length(key) + 4) + 0 }
+        /"makespan"/ { seconds = number("makespan") }
+        /"pairs".*"rank": 1,/ { tokens += number("tokens"); pairs += number("pairs") }
+        END {
+            layer = 3584 * 128 * (2 * 28 + 2 * 4) + 128 * (28 + 2 * 4) + 3 * 3584 * 18944
+            flops = 6 * (28 * layer + 3584 * 152064) * tokens + 12 * pairs * 28 * 28 * 128
+            printf "%.3g %.1f", tokens / seconds / 16, 100 * flops / seconds / 16 / 989.4e12 }' s.json p.json)
+    same speed/plan "$wanted" "$(sed -n 's/^speed  *\([0-9,]*\) tokens.*utilisation \([0-9.]*\) %, estimated.*/\1 \2/p' out |
+        tr -d , | awk '{ printf "%.3g %s", $1, $2 }')"
+    # shellcheck disable=SC2086
+    cf compare $at --tsv drawn
+    same speed/compare "$wanted" "$(for name in schedule split_backward at_paper_peaks tokens_per_s_a_gpu \
+        model_flops_utilisation; do column out $name >"$name.column"; done
+        paste schedule.column split_backward.column at_paper_peaks.column tokens_per_s_a_gpu.column \
+            model_flops_utilisation.column | awk '$1 == "best" && !$2 && !$3 { printf "%.3g %.1f", $4, 100 * $5 }')"
+    same speed/estimated 1 "$(column out estimated | sort -u)"
+}
+
 test_costs() {
     # Constant costs on two chunks and two stages, by hand: F F on stage 0; with a latency of 0.5 the last B ends at
     # F 1, 0.5, F 1, B 3, (second F is there) F 1, B 3, 0.5, B 3 or in 1f1b's order alike.
@@ -730,10 +756,12 @@ test_stream() {
                              if (k ~ /stream.json.*makespan/) b = n[k]
                              if (k ~ /stream_seconds/) w = n[k] }
               d = b - a - w; print (w > 0 && d < 1e-6 && d > -1e-6) ? "yes" : a " " b " " w }' plain.json stream.json)"
-    said=$(grep '^waits for state' out)
+    say() { sed -n 's/^waits for state  *\(.*\) by \([0-9.]*\) s of \([0-9.]*\) in all$/\1 \2 \3/p' out | awk '{
+        printf "%s %s %.3g %.3g", $1, $2, $(NF - 1), $NF }'; } # plan has three digits of an estimate
+    said=$(say)
     succeeds stream/check check --plan streamp.json stream.json
     cf check --chart --plan streamp.json stream.json
-    same stream/check/chart "$said" "$(grep '^waits for state' out)"
+    same stream/check/chart "$said" "$(say)"
     cf compare --chunk-size 8K --k 1 --stages 4 --model qwen2.5-7b --tp 4 --gpu h100-80g --stream 64M long
     same stream/compare "0 1" "$code $(grep -c ' waits % ' out)"
     cf compare --chunk-size 8K --k 1 --stages 4 --model qwen2.5-7b --tp 4 --gpu h100-80g --stream 64M --json rows.json long
@@ -1359,7 +1387,8 @@ test_check() {
         # shellcheck disable=SC2086
         cf plan "$@" $drawn --no-list --width 77 --color always --json d.json --trace wanted.json lengths
         sed '/^input /,$d' out >wanted
-        grep -E '^(makespan|bubble) ' out >>wanted
+        exact=$(sed -n 's/.*"makespan": \([^,]*\),.*/\1/p' d.json | awk '{ printf "%.6g", $1 }')
+        grep -E '^(makespan|bubble) ' out | sed "s/^\(makespan  *\).* s, estimated$/\1$exact s/" >>wanted
         # whether its times are seconds or token times is seen from them
         cf check --plan p.json d.json --chart --width 77 --color always --trace got.json
         same "$name/said" "0 1" "$code $(head -n 1 out | grep -c '^d.json: sound schedule: .* its times hold$')"
@@ -1509,6 +1538,7 @@ test_chart
 test_limits
 test_memory_limit
 quick test_default_k
+quick test_speed
 test_costs
 test_models
 test_times

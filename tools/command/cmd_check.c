@@ -259,7 +259,7 @@ static int show_schedule(const check_options *asked, const source *file, const t
         say_schedule(file, t->schedule, t->timeline && !t->run ? "; its times hold" : "");
         if (asked->draw_chart) code = print_chart(asked, t, held);
         if (t->run) pipeline_print_setting(t->pipe);
-        if (asked->draw_chart || t->run) pipeline_print_times(t->timeline, t->unit_cost);
+        if (asked->draw_chart || t->run) pipeline_print_times(t->timeline, t->unit_cost, t->run != NULL);
         if (t->run) pipeline_print_memory(t->pipe, t->run);
     }
     free(held);

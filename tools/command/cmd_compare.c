@@ -238,8 +238,9 @@ static const table_column columns[] = {
     {.heading = "replay", .name = "replay", .width = -8},
     {.name = "virtual_stages"},
     {.name = "placement"},
-    {.heading = "makespan", .name = "makespan_", .width = 14},
-    {.heading = "x best", .name = "ratio", .width = 7, .decimals = 4},
+    {.heading = "makespan", .name = "makespan_", .width = 14, .estimate = 1},
+    {.name = "estimated"},
+    {.heading = "x best", .name = "ratio", .width = 7, .decimals = 4, .estimate = 1},
     {.heading = "waste %", .name = "bubble_useful", .width = 7, .decimals = 2, .scale = 100},
     {.heading = "busy %", .name = "bubble_busy", .width = 7, .decimals = 2, .scale = 100},
     {.heading = "kept", .name = "peak_chunk_copies", .width = 9},
@@ -253,11 +254,14 @@ static const table_column columns[] = {
     {.name = "held_down"},
     {.name = "stream_waits"},
     {.heading = "waits %", .name = "stream_waiting", .width = 7, .decimals = 2, .scale = 100},
-    {.heading = "bound", .name = "bound_", .width = 14},
+    {.heading = "tokens/s", .name = "tokens_per_s_a_gpu", .width = 9, .estimate = 1},
+    {.heading = "MFU %", .name = "model_flops_utilisation", .width = 6, .decimals = 1, .scale = 100},
+    {.heading = "bound", .name = "bound_", .width = 14, .estimate = 1},
     {.heading = "gap %", .width = 8, .decimals = 2, .scale = 100},
     {.heading = "by", .name = "bound_name", .width = -2},
     {.name = "why"}};
-enum { COLUMN_BYTES = 16, COLUMN_RECOMPUTE, COLUMN_GIB, COLUMN_WAITS = 23, N_COLUMNS = sizeof columns / sizeof columns[0] };
+enum { COLUMN_BYTES = 17, COLUMN_RECOMPUTE, COLUMN_GIB, COLUMN_WAITS = 24, COLUMN_SPEED, COLUMN_MFU,
+       N_COLUMNS = sizeof columns / sizeof columns[0] };
 
 /* Which case it is. */
 static void add_case(table *to, const row *r) {
@@ -290,11 +294,22 @@ static void add_memory(table *to, const comparison *t, const row *r) {
     table_integer(to, r->held_down);
 }
 
+static void add_speed(table *to, const comparison *t, const row *r) {
+    pipeline_speed speed = {0, -1};
+
+    if (t->pipe.has_model && !t->pipe.unit_cost) speed = pipeline_speed_of(&t->pipe, t->packed.plan, r->makespan);
+    if (speed.tokens_per_second > 0) table_real(to, speed.tokens_per_second);
+    else table_none(to);
+    if (speed.utilisation >= 0) table_real(to, speed.utilisation);
+    else table_none(to);
+}
+
 /* add_case has the first cells. */
 static void add_result(table *to, const comparison *t, const row *r) {
     table_integer(to, r->n_virtual);
     table_text(to, cf_placement_name(r->placement));
     table_real(to, r->makespan);
+    table_integer(to, !t->pipe.unit_cost);
     table_real(to, ratio(r->makespan, t->best));
     table_real(to, r->bubble_useful);
     table_real(to, r->bubble_busy);
@@ -304,6 +319,7 @@ static void add_result(table *to, const comparison *t, const row *r) {
     add_memory(to, t, r);
     table_integer(to, r->stream_waits);
     table_real(to, r->makespan > 0 ? r->stream_seconds / (r->makespan * (double)t->pipe.n_stages) : 0);
+    add_speed(to, t, r);
     table_real(to, r->bound);
     table_real(to, ratio(r->makespan, r->bound) - 1);
     table_text(to, r->strongest);
@@ -317,12 +333,15 @@ static int print_rows(const comparison *t) {
     table_begin(&to, columns, N_COLUMNS, t->asked->tsv, t->pipe.unit_cost);
     to.hidden = (t->pipe.counts_bytes ? 0u : 1u << COLUMN_BYTES) |
                 (t->pipe.has_model ? 0u : 1u << COLUMN_RECOMPUTE | 1u << COLUMN_GIB) |
-                (t->pipe.memory.state_window > 0 ? 0u : 1u << COLUMN_WAITS);
+                (t->pipe.memory.state_window > 0 ? 0u : 1u << COLUMN_WAITS) |
+                (t->pipe.has_model && !t->pipe.unit_cost ? 0u : 1u << COLUMN_SPEED) |
+                (t->pipe.estimates ? 0u : 1u << COLUMN_MFU);
     for (i = 0; i < t->n_rows && !cli_stdout_failed(); i++) {
         add_case(&to, &t->rows[i]);
         if (t->rows[i].result == CF_OK) {
             add_result(&to, t, &t->rows[i]);
         } else {
+            table_none(&to);
             table_none(&to);
             table_none(&to);
             table_none(&to);
@@ -346,7 +365,8 @@ static const row *shortest(const comparison *t, int unsplit) {
 }
 
 static void print_held(const comparison *t, const row *r) {
-    printf("%s %s", pipeline_time(r->makespan), pipeline_unit(t->pipe.unit_cost));
+    printf("%s%s %s", t->pipe.unit_cost ? "" : "an estimated ", pipeline_duration(r->makespan, t->pipe.unit_cost),
+           pipeline_unit(t->pipe.unit_cost));
     if (t->pipe.has_model)
         printf(", %.2f GiB, recompute %s", modelling_gib(r->memory), cf_recompute_name(r->recompute));
     else printf(", at most %s tokens kept", pipeline_share(r->peak_tokens, r->n_virtual));
@@ -382,7 +402,8 @@ static void print_verdict(const comparison *t) {
     printf("\nchunks            %s, K = %s, %s replay: ", row_name(ours), cli_commas(ours->what.k),
            cf_replay_name(ours->what.replay));
     print_held(t, ours);
-    printf("; %.4f x the baseline's time\n", ratio(ours->makespan, base->makespan));
+    if (t->pipe.unit_cost) printf("; %.4f x the baseline's time\n", ratio(ours->makespan, base->makespan));
+    else printf("; %s x the baseline's time\n", pipeline_estimate(ratio(ours->makespan, base->makespan)));
     if (!(base->makespan < ours->makespan)) return;
     cf_plan_measure(plan, NULL, &stats);
     printf("                  The baseline is faster:\n                  %s.\n",
@@ -403,12 +424,12 @@ static int print_table(const comparison *t) {
     if (!t->asked->k)
         printf("K                 %s, %s; --k for another\n", cli_commas(t->rows[t->n_rows - 1].what.k),
                pipeline_default_k_words(&t->pipe));
-    printf("times             in %s. Idle time: waste %%, with replays; busy %%, without them. kept: the most chunks\n"
+    printf("times             in %s%s. Idle time: waste %%, with replays; busy %%, without them. kept: the most chunks\n"
            "                  and tokens on a stage. bound: the strongest lower bound for that row. best as paper:\n"
            "                  best, each stage held to the chunks that paper keeps there%s\n",
-           pipeline_unit(t->pipe.unit_cost), t->pipe.gpu_bytes > 0 ? ". GiB: of the fullest GPU; with !\n"
-                                                                     "                  more than it may hold, with * "
-                                                                     "best is held down to that" : "");
+           pipeline_unit(t->pipe.unit_cost), t->pipe.unit_cost ? "" : ", estimated",
+           t->pipe.gpu_bytes > 0 ? ". GiB: of the fullest GPU; with !\n                  more than it may hold, with * "
+                                   "best is held down to that" : "");
     if (t->pipe.memory.state_window > 0)
         puts("                  waits: the part of all stages' time in which passes wait for their stream of state");
     putchar('\n');
@@ -420,6 +441,13 @@ static int print_table(const comparison *t) {
 /* ----------------------------------------------------------------------------------------------------------------
    As JSON
    ---------------------------------------------------------------------------------------------------------------- */
+
+static void write_speed(json_writer *w, const comparison *t, const row *r) {
+    pipeline_speed speed = pipeline_speed_of(&t->pipe, t->packed.plan, r->makespan);
+
+    json_number_member(w, "tokens_per_second_a_gpu", speed.tokens_per_second);
+    if (speed.utilisation >= 0) json_number_member(w, "model_flops_utilisation", speed.utilisation);
+}
 
 static void write_row(json_writer *w, const comparison *t, const row *r) {
     json_open(w, NULL, '{');
@@ -448,6 +476,7 @@ static void write_row(json_writer *w, const comparison *t, const row *r) {
         json_integer_member(w, "peak_tokens", r->peak_tokens);
         json_integer_member(w, "peak_state_tokens", r->peak_state);
         json_integer_member(w, "peak_bytes", r->peak_bytes);
+        if (t->pipe.has_model && !t->pipe.unit_cost) write_speed(w, t, r);
         if (t->pipe.has_model) {
             json_text_member(w, "recompute", cf_recompute_name(r->recompute));
             json_integer_member(w, "memory", r->memory);
@@ -470,6 +499,7 @@ static void write_json(const comparison *t, cli_output *to) {
     json_integer_member(&w, "stages", t->pipe.n_stages);
     json_integer_member(&w, "rank", t->pipe.rank);
     json_text_member(&w, "unit", t->pipe.unit_cost ? "token times" : "seconds");
+    json_bool_member(&w, "estimated", !t->pipe.unit_cost);
     if (t->pipe.has_model) modelling_write(&w, &t->pipe.model);
     json_open(&w, "rows", '[');
     for (i = 0; i < t->n_rows; i++) write_row(&w, t, &t->rows[i]);

@@ -22,7 +22,8 @@ static const memory_options defaults = {.k = 1, .terms = TERM_DEFAULTS};
 
 static const cli_option options[] = {
     MODELLING_OPTIONS(memory_options, modelling),
-    {.name = "--chunk-size", .alias = "--chunk-sizes", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(memory_options, chunk_size),
+    {.name = "--chunk-size", .alias = "--chunk-sizes", .value = "N",
+     .kind = CLI_NUMBER, .offset = offsetof(memory_options, chunk_size),
      .min = 1, .max = CF_MAX_CHUNK_SIZE, .required = 1, .help = "most tokens in a chunk; required"},
     {.name = "--k", .alias = "--ks", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(memory_options, k), .min = 1,
      .max = INT32_MAX, .help = "chunks of a group that keep their activations; default 1"},

@@ -47,7 +47,8 @@ static const plan_options defaults = {.pipeline = PIPELINE_DEFAULTS};
 
 static const cli_option options[] = {
     PACKING_OPTIONS(plan_options, packing),
-    {.name = "--k", .alias = "--ks", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(plan_options, k), .min = 1, .max = INT32_MAX,
+    {.name = "--k", .alias = "--ks", .value = "K",
+     .kind = CLI_NUMBER, .offset = offsetof(plan_options, k), .min = 1, .max = INT32_MAX,
      .help = "most chunks of a group that keep their activations;\n" PIPELINE_K_DEFAULT},
     {.name = "--schedule", .value = "paper|gpipe|1f1b|interleaved|zero-bubble|best", .kind = CLI_CHOICE,
      .offset = offsetof(plan_options, kind), .help = "the order of the passes; default best"},
@@ -153,6 +154,7 @@ static const table_column action_columns[] = {
     {.name = "keep"},
     {.name = "start_"},
     {.name = "end_"},
+    {.name = "estimated"},
     {.heading = "chunk", .name = "chunk", .width = 9, .decimals = TABLE_PLAIN},
     {.heading = "kind", .name = "kind", .width = -10},
     {.heading = "part of group", .width = -16},
@@ -169,6 +171,7 @@ typedef struct action_list {
     table table;
     const cf_timeline *timeline;
     int64_t stage, first; /* its first action */
+    int estimated;
 } action_list;
 
 static void add_integer_or_none(table *t, int64_t value) {
@@ -188,6 +191,7 @@ static void add_pass(action_list *list, const cf_step *step) {
     add_integer_or_none(&list->table, keeps ? step->action.keep : -1);
     table_real(&list->table, list->timeline->start[list->first + step->position]);
     table_real(&list->table, list->timeline->end[list->first + step->position]);
+    table_integer(&list->table, list->estimated);
 }
 
 static void add_chunk(action_list *list, const cf_step *step) {
@@ -248,6 +252,7 @@ static int print_actions(const planned *made) {
     table_begin(&list.table, action_columns, (int)(sizeof action_columns / sizeof action_columns[0]), made->asked->tsv,
                 made->pipe.unit_cost);
     list.timeline = made->run.timeline;
+    list.estimated = !made->pipe.unit_cost;
     for (stage = 0; stage < made->run.schedule->shape.n_stages && code == CLI_OK && !cli_stdout_failed(); stage++)
         code = dry_run(made, stage, &list, &stats);
     ended = table_end(&list.table);
@@ -329,7 +334,8 @@ static void print_input(const planned *made) {
         printf(" of %s virtual stages%s", cli_commas(schedule->shape.n_virtual),
                schedule->shape.placement == CF_PLACEMENT_V ? " in a V" : "");
     putchar('\n');
-    if (made->asked->k == 0) printf("                  K is %s; --k for another\n", pipeline_default_k_words(&made->pipe));
+    if (made->asked->k == 0)
+        printf("                  K is %s; --k for another\n", pipeline_default_k_words(&made->pipe));
     print_limits(made);
     print_counts(schedule);
 }
@@ -339,10 +345,11 @@ static void print_times(const planned *made) {
     const cf_search_report *report = &made->run.report;
     int64_t i;
 
-    pipeline_print_times(timeline, made->pipe.unit_cost);
+    pipeline_print_times(timeline, made->pipe.unit_cost, 1);
+    pipeline_print_speed(&made->pipe, made->packed.plan, timeline->makespan);
     for (i = 0; i < timeline->n_bounds; i++)
         printf("%s%s %s", i == 0 ? "lower bounds      " : ", ", timeline->bounds[i].name,
-               pipeline_time(timeline->bounds[i].value));
+               pipeline_duration(timeline->bounds[i].value, made->pipe.unit_cost));
     if (timeline->n_bounds > 0) putchar('\n');
     if (timeline->bound > 0)
         printf("gap               %.2f %% above the strongest bound, %s\n",
@@ -350,7 +357,8 @@ static void print_times(const planned *made) {
     if (made->run.schedule->kind == CF_SCHEDULE_BEST)
         printf("search            %s candidates tried, %s a search; %s better than all before; best fixed schedule: %s, %s\n",
                cli_commas(report->n_tried), cli_commas(report->budget), cli_commas(report->n_improved),
-               cf_schedule_kind_name(report->best_fixed), pipeline_time(report->fixed_makespan));
+               cf_schedule_kind_name(report->best_fixed),
+               pipeline_duration(report->fixed_makespan, made->pipe.unit_cost));
 }
 
 static double stage_busy(const planned *made, int64_t stage) {
@@ -490,7 +498,8 @@ static cf_result write_dot(const planned *made, cli_output *to, cf_error *error)
     desc.schedule = schedule;
     desc.timing = &costs.timing;
     result = cf_graph_make(made->packed.plan, &desc, &graph, error);
-    if (result == CF_OK) result = graph_dot_write(graph, pipeline_unit(made->pipe.unit_cost), made->asked->max_nodes, NULL, cli_write, to,
+    if (result == CF_OK)
+        result = graph_dot_write(graph, pipeline_unit(made->pipe.unit_cost), made->asked->max_nodes, NULL, cli_write, to,
                                  error);
     if (result == CF_ERROR_LIMIT && strcmp(error->field, "n_nodes") == 0)
         snprintf(error->text, sizeof error->text, "--dot: got %lld passes, wanted at most %lld: raise --max-nodes",

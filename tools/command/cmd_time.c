@@ -20,7 +20,8 @@ static const time_options defaults = {.gpu = GPU_DEFAULTS};
 static const cli_option options[] = {
     MODELLING_OPTIONS(time_options, modelling),
     GPU_OPTIONS(time_options, gpu, "required without --fit"),
-    {.name = "--chunk-size", .alias = "--chunk-sizes", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(time_options, chunk_size), .min = 1,
+    {.name = "--chunk-size", .alias = "--chunk-sizes", .value = "N",
+     .kind = CLI_NUMBER, .offset = offsetof(time_options, chunk_size), .min = 1,
      .max = CF_MAX_CHUNK_SIZE, .help = "tokens of a chunk; required without --fit"},
     {.name = "--context", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(time_options, context), .min = 1,
      .max = CF_MAX_LENGTH, .help = "longest sequence: shows its last chunk too"},

@@ -29,7 +29,8 @@ static const cli_option options[] = {
      .max = CF_MAX_TUNE_BATCHES, .help = "batches to draw from the list; default 16"},
     {.name = "--seed", .value = "S", .kind = CLI_NUMBER, .offset = offsetof(tune_options, seed), .max = INT64_MAX,
      .help = "another seed, other batches; default 1"},
-    {.name = "--chunk-size", .alias = "--chunk-sizes", .value = "N,N,...", .kind = CLI_TEXT, .offset = offsetof(tune_options, chunk_sizes),
+    {.name = "--chunk-size", .alias = "--chunk-sizes", .value = "N,N,...",
+     .kind = CLI_TEXT, .offset = offsetof(tune_options, chunk_sizes),
      .help = "ChunkSizes to try, rising; default 1K,2K,...,128K and the\n"
      "longest sequence, which splits nothing"},
     {.name = "--k", .alias = "--ks", .value = "K,K,...", .kind = CLI_TEXT, .offset = offsetof(tune_options, ks),

@@ -70,14 +70,16 @@ typedef struct modelling_options {
 
 #define MODELLING_OPTIONS(type, member)                                                                            \
     MODELLING_MODEL_OPTIONS(type, member),                                                                         \
-    {.name = "--stages", .alias = "--pp", .value = "P", .kind = CLI_NUMBER, .offset = offsetof(type, member.pp), .min = 1,              \
+    {.name = "--stages", .alias = "--pp", .value = "P",                                                            \
+     .kind = CLI_NUMBER, .offset = offsetof(type, member.pp), .min = 1,                                            \
      .max = CF_MAX_LAYERS, .help = "pipeline stages; default 1"},                                                  \
     {.name = "--virtual", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.n_virtual), .min = 1,  \
      .max = CF_MAX_LAYERS, .help = "virtual stages of each stage; default 1"},                                     \
     {.name = "--placement", .value = "loop|v", .kind = CLI_CHOICE, .offset = offsetof(type, member.placement),     \
      .help = "where they lie: in loops (the default), or there and back in a\n"                                    \
      "V, so that embedding and head share a stage"},                                                              \
-    {.name = "--ranks", .alias = "--dp", .value = "D", .kind = CLI_NUMBER, .offset = offsetof(type, member.dp), .min = 1,              \
+    {.name = "--ranks", .alias = "--dp", .value = "D",                                                             \
+     .kind = CLI_NUMBER, .offset = offsetof(type, member.dp), .min = 1,                                            \
      .max = CF_MAX_RANKS, .help = "data-parallel ranks; default 1"},                                               \
     MODELLING_SPLIT_OPTIONS(type, member)
 

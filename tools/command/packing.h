@@ -17,7 +17,8 @@ typedef struct packing_options {
 
 /* The entries of an option table; `member` is the packing_options in the command's options struct `type`. */
 #define PACKING_OPTIONS(type, member)                                                                              \
-    {.name = "--chunk-size", .alias = "--chunk-sizes", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.chunk_size),        \
+    {.name = "--chunk-size", .alias = "--chunk-sizes", .value = "N",                                               \
+     .kind = CLI_NUMBER, .offset = offsetof(type, member.chunk_size),                                              \
      .min = 1, .max = CF_MAX_CHUNK_SIZE, .required = 1, .help = "most tokens in a chunk; required"},               \
     {.name = "--method", .value = "best-fit|first-fit|next-fit", .kind = CLI_CHOICE,                               \
      .offset = offsetof(type, member.method),                                                                      \
@@ -34,7 +35,8 @@ typedef struct packing_options {
      .max = CF_MAX_CHUNK_SIZE, .help = "start slices at multiples of A; divides the chunk size"},                  \
     {.name = "--max-slices", .value = "M", .kind = CLI_NUMBER, .offset = offsetof(type, member.max_slices),        \
      .min = 1, .max = INT64_MAX, .help = "most slices in a chunk; no limit by default"},                           \
-    {.name = "--ranks", .alias = "--dp", .value = "D", .kind = CLI_NUMBER, .offset = offsetof(type, member.ranks), .min = 1,        \
+    {.name = "--ranks", .alias = "--dp", .value = "D",                                                             \
+     .kind = CLI_NUMBER, .offset = offsetof(type, member.ranks), .min = 1,                                         \
      .max = CF_MAX_RANKS, .help = "spread the chunks over D data-parallel ranks; default 1"}
 
 /* A packed list. */

@@ -598,7 +598,9 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
     return result;
 }
 
-static int knows_memory(const pipeline *p) { return p->gpu_bytes > 0 || p->limit_bytes > 0 || p->limit > 0 || p->limits; }
+static int knows_memory(const pipeline *p) {
+    return p->gpu_bytes > 0 || p->limit_bytes > 0 || p->limit > 0 || p->limits;
+}
 
 int64_t pipeline_default_k(const pipeline *p, const cf_plan *plan, cf_replay replay) {
     pipeline_case what;
@@ -650,6 +652,46 @@ const char *pipeline_time(double time) {
     return out;
 }
 
+const char *pipeline_estimate(double seconds) {
+    char *out;
+
+    if (seconds >= 0 && seconds < 1000 && seconds == (double)(int)seconds) return cli_commas((int)seconds);
+    if (seconds >= 999.5 && seconds < 1e15) {
+        int64_t unit = 1, whole = (int64_t)(seconds + 0.5);
+        while (whole / unit >= 1000) unit *= 10;
+        return cli_commas((whole + unit / 2) / unit * unit);
+    }
+    out = cli_scratch();
+    snprintf(out, CLI_SCRATCH_BYTES, seconds >= 1e15 || seconds < 0.9995 ? "%.3g" : seconds < 9.995 ? "%.2f"
+                                     : seconds < 99.95 ? "%.1f" : "%.0f", seconds);
+    return out;
+}
+
+const char *pipeline_duration(double time, int unit_cost) {
+    return unit_cost ? pipeline_time(time) : pipeline_estimate(time);
+}
+
+/* Six FLOPs for each weight that multiplies a token, forward and backward, and twelve for each visible pair, layer,
+   query head and its width: two products of two FLOPs, and twice that in backward. */
+pipeline_speed pipeline_speed_of(const pipeline *p, const cf_plan *plan, double seconds) {
+    const cf_model *m = &p->model.model;
+    double gpus = (double)(p->model.parallel.tp * p->n_stages), tokens = 0, pairs = 0, weights, flops;
+    pipeline_speed speed = {0, -1};
+    cf_parameters counted;
+    int64_t i, end = (p->rank + 1) * plan->n_steps;
+
+    for (i = p->rank * plan->n_steps; i < end; i++) {
+        tokens += (double)plan->chunks[i].tokens;
+        pairs += (double)plan->chunks[i].pairs;
+    }
+    if (!(seconds > 0) || cf_model_parameters(m, &counted, NULL) != CF_OK) return speed;
+    speed.tokens_per_second = tokens / (seconds * gpus);
+    weights = (double)(counted.attention + counted.mlp) + (double)m->hidden * (double)m->vocab;
+    flops = 6 * weights * tokens + 12 * pairs * (double)m->layers * (double)m->heads * (double)m->head_dim;
+    if (p->estimates) speed.utilisation = flops / (seconds * gpus * p->gpu.flops);
+    return speed;
+}
+
 const char *pipeline_strongest(const cf_timeline *timeline) {
     const char *name = "none";
     int64_t i;
@@ -663,7 +705,11 @@ const char *pipeline_unit(int unit_cost) { return unit_cost ? "token times" : "s
 
 void pipeline_print_setting(const pipeline *p) {
     if (p->has_model) modelling_print(&p->model);
-    if (p->estimates) printf("GPU               %s, %.2f GiB\n", p->gpu.name, modelling_gib(p->gpu.memory));
+    if (p->estimates)
+        printf("GPU               %s, %.2f GiB; %.0f us lost around each kernel%s\n", p->gpu.name,
+               modelling_gib(p->gpu.memory), 1e6 * p->gpu.launch,
+               p->asked->gpu.launch >= 0
+               ? "" : " (fused, launched from C; in Python take --launch 0.00002 to 0.00004)");
     modelling_print_stream(&p->memory);
 }
 
@@ -688,14 +734,27 @@ void pipeline_print_memory(const pipeline *p, const pipeline_run *run) {
     putchar('\n');
 }
 
-void pipeline_print_times(const cf_timeline *timeline, int unit_cost) {
-    printf("makespan          %s %s\n", pipeline_time(timeline->makespan), pipeline_unit(unit_cost));
+void pipeline_print_times(const cf_timeline *timeline, int unit_cost, int estimated) {
+    const char *(*say)(double) = estimated && !unit_cost ? pipeline_estimate : pipeline_time;
+
+    printf("makespan          %s %s%s\n", say(timeline->makespan), pipeline_unit(unit_cost),
+           estimated && !unit_cost ? ", estimated" : "");
     printf("bubble            %.2f %% where replays are waste, %.2f %% where they are work\n",
            100 * timeline->bubble_useful, 100 * timeline->bubble_busy);
     if (timeline->stream_waits > 0)
         printf("waits for state   %s passes are longer for their stream, by %s %s of %s in all\n",
-               cli_commas(timeline->stream_waits), pipeline_time(timeline->stream_seconds), pipeline_unit(unit_cost),
-               pipeline_time(timeline->busy));
+               cli_commas(timeline->stream_waits), say(timeline->stream_seconds), pipeline_unit(unit_cost),
+               say(timeline->busy));
+}
+
+void pipeline_print_speed(const pipeline *p, const cf_plan *plan, double seconds) {
+    pipeline_speed speed;
+
+    if (!p->has_model || p->unit_cost) return;
+    speed = pipeline_speed_of(p, plan, seconds);
+    printf("speed             %s tokens/s a GPU", pipeline_estimate(speed.tokens_per_second));
+    if (speed.utilisation >= 0) printf(", model FLOPs utilisation %.1f %%", 100 * speed.utilisation);
+    puts(", estimated; without the optimizer's step");
 }
 
 const char *pipeline_share(int64_t count, int64_t n_virtual) {

@@ -63,7 +63,8 @@ typedef struct pipeline_options {
      "in a V, or (best) in whichever is faster"}
 
 #define PIPELINE_OPTIONS(type, member)                                                                             \
-    {.name = "--stages", .alias = "--pp", .value = "P", .kind = CLI_NUMBER, .offset = offsetof(type, member.stages), .min = 1,      \
+    {.name = "--stages", .alias = "--pp", .value = "P",                                                            \
+     .kind = CLI_NUMBER, .offset = offsetof(type, member.stages), .min = 1,                                        \
      .max = CF_MAX_STAGES, .help = "pipeline stages; default 1"},                                                  \
     {.name = "--rank", .value = "R", .kind = CLI_NUMBER, .offset = offsetof(type, member.rank),                    \
      .max = CF_MAX_RANKS - 1, .help = "whose passes, of the D ranks; default 0"},                                  \
@@ -214,6 +215,20 @@ int pipeline_limits(const pipeline *p, int64_t n_virtual, cf_validate_desc *out,
 /* A time for people: whole numbers with commas, others with six digits or more. The text is in a cli_scratch. */
 const char *pipeline_time(double time);
 
+/* Estimated seconds for people, who should not read more into them than they hold: three digits. In a cli_scratch. */
+const char *pipeline_estimate(double seconds);
+
+/* A makespan or the like of simulated passes: exact in token times, else an estimate. */
+const char *pipeline_duration(double time, int unit_cost);
+
+/* What a rank of so many tokens reaches in `seconds`: tokens a second of each of its GPUs, and the part of their FLOPs
+   that the model's own work takes (no replay, no recomputation), which is -1 where no GPU is known. Only with a model. */
+typedef struct pipeline_speed {
+    double tokens_per_second, utilisation;
+} pipeline_speed;
+
+pipeline_speed pipeline_speed_of(const pipeline *p, const cf_plan *plan, double seconds);
+
 /* The name of the lower bound that is the timeline's `bound`. */
 const char *pipeline_strongest(const cf_timeline *timeline);
 
@@ -223,8 +238,10 @@ const char *pipeline_unit(int unit_cost);
 /* The lines of a summary that say what costs come from. */
 void pipeline_print_setting(const pipeline *p);
 
-/* Prints makespan and bubbles, the first lines of a summary; and the memory of the fullest stage, if it is known. */
-void pipeline_print_times(const cf_timeline *timeline, int unit_cost);
+/* Prints makespan and bubbles, the first lines of a summary; what speed that is, with a model; and the memory of the
+   fullest stage, if it is known. estimated: 0 for times that were measured. */
+void pipeline_print_times(const cf_timeline *timeline, int unit_cost, int estimated);
+void pipeline_print_speed(const pipeline *p, const cf_plan *plan, double seconds);
 void pipeline_print_memory(const pipeline *p, const pipeline_run *run);
 
 /* Copies of chunks or bytes on the virtual stages of a stage, in whole stages' worth: 7 of 2 virtual stages are

@@ -33,6 +33,7 @@ void table_begin(table *t, const table_column *columns, int n_columns, int tsv, 
     t->n_columns = n_columns;
     t->tsv = tsv;
     t->unit = unit_cost ? "token_times" : "s";
+    t->unit_cost = unit_cost;
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -60,11 +61,12 @@ static double value_of(const table_column *c, const table_cell *cell) {
 }
 
 /* A number as people read it. */
-static void format_number(const table_column *c, const table_cell *cell, char *out) {
+static void format_number(const table_column *c, const table_cell *cell, int unit_cost, char *out) {
     char mark[2] = {cell->mark, 0};
     size_t n;
 
-    if (c->decimals > 0) format_fixed(c, value_of(c, cell), out);
+    if (c->estimate && !unit_cost) snprintf(out, CELL_BYTES, "%s", pipeline_estimate(value_of(c, cell)));
+    else if (c->decimals > 0) format_fixed(c, value_of(c, cell), out);
     else if (cell->kind == CELL_SHARE) snprintf(out, CELL_BYTES, "%s", pipeline_share(cell->value, cell->of));
     else if (cell->kind == CELL_REAL) snprintf(out, CELL_BYTES, "%s", pipeline_time(value_of(c, cell)));
     else if (c->decimals == TABLE_PLAIN) snprintf(out, CELL_BYTES, "%lld", (long long)cell->value);
@@ -77,7 +79,7 @@ static void format_number(const table_column *c, const table_cell *cell, char *o
 static const char *seen(const table *t, int column, const table_cell *cell, char buffer[CELL_BYTES]) {
     if (cell->kind == CELL_TEXT || cell->kind == CELL_NOTE) return t->text + cell->at;
     if (cell->kind == CELL_NONE) return "-";
-    format_number(&t->columns[column], cell, buffer);
+    format_number(&t->columns[column], cell, t->unit_cost, buffer);
     return buffer;
 }
 

@@ -19,6 +19,7 @@ typedef struct table_column {
     double scale;        /* people see so many times the number: 100 for per cent; with decimals only */
     int sign;            /* a plus where it is one */
     const char *suffix;  /* behind the number */
+    int estimate;        /* where times are seconds, people see three digits of it: a time, a gain */
 } table_column;
 
 typedef struct table_cell table_cell;
@@ -28,6 +29,7 @@ typedef struct table {
     int n_columns;
     int tsv;
     const char *unit;   /* of time, in names */
+    int unit_cost;
     unsigned hidden;    /* a bit for each column that people do not see this time */
     int at;             /* the column of the next cell */
     int started, failed;
