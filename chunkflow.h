@@ -29,7 +29,7 @@
        add the transfers       cf_schedule_lower
        run them                cf_run, cf_run_capacity (how large the buffers must be), cf_run_size, cf_chunk_seed
          one action at a time  cf_run_open, cf_run_next, cf_run_close
-       check                   cf_plan_validate, cf_schedule_validate, cf_graph_validate (of any source)
+       check                   cf_plan_validate, cf_schedule_validate (of any source)
        ask a schedule          cf_schedule_index_make, cf_schedule_index_free, cf_schedule_find (where a pass stands),
                                cf_schedule_needs (what it waits for)
        write                   cf_write_plan_json, cf_write_schedule_json
@@ -152,7 +152,6 @@ extern "C" {
     X(CF_ERROR_CANCELLED, "CF_ERROR_CANCELLED")   /* the progress callback asked to stop */              \
     X(CF_ERROR_WRITE, "CF_ERROR_WRITE")           /* the write callback reported an error */             \
     X(CF_ERROR_INFEASIBLE, "CF_ERROR_INFEASIBLE") /* no schedule can keep to the memory limit */         \
-    X(CF_ERROR_GRAPH, "CF_ERROR_GRAPH")           /* the graph breaks a rule */                          \
     X(CF_ERROR_TEXT, "CF_ERROR_TEXT")             /* the text breaks its format */                       \
     X(CF_ERROR_DEVICE, "CF_ERROR_DEVICE")         /* the device reported an error */
 
@@ -1470,12 +1469,6 @@ typedef struct cf_graph_desc {
 CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *desc, cf_graph **out, cf_error *error);
 
 CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
-
-/* Checks a graph from any source: its counts, every index, the two directions against each other, the seconds, and
-   that no node waits for itself. CF_ERROR_GRAPH names the member and the index; for a cycle the field is "edges" and
-   the item is a node on the cycle. Takes 8 bytes a node from `allocator` (NULL: malloc) while it works. The graph may
-   be unvalidated. */
-CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_allocator *allocator, cf_error *error);
 
 #undef CF_ENUM_OF
 #undef CF_ENUM_ITEM
@@ -9691,151 +9684,6 @@ CHUNKFLOW_API cf_result cf_graph_make(const cf_plan *plan, const cf_graph_desc *
 
 CHUNKFLOW_API void cf_graph_free(cf_graph *graph) {
     if (graph != NULL) cf__free_object(graph, &graph->block);
-}
-
-/* ---- checking a graph ---- */
-
-static inline cf_result cf__graph_within(int64_t got, int64_t least, int64_t most, const char *field, int64_t item,
-                                         const char *why, cf_error *error) {
-    return cf__inside(got, least, most, CF_ERROR_GRAPH, field, item, why, error);
-}
-
-static cf_result cf__graph_check_counts(const cf_graph *graph, cf_error *error) {
-    const cf__member counts[] = {
-        {"shape.n_stages", graph->shape.n_stages, 1, INT32_MAX, CF_ERROR_GRAPH},
-        {"shape.n_virtual", graph->shape.n_virtual, 1, INT32_MAX / cf__max(graph->shape.n_stages, 1), CF_ERROR_GRAPH},
-        {"shape.placement", (int)graph->shape.placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, CF_ERROR_GRAPH},
-        {"shape.replay", (int)graph->shape.replay, CF_REPLAY_PIPELINE, CF_REPLAY_LOCAL, CF_ERROR_GRAPH},
-        {"split", graph->split, 0, 1, CF_ERROR_GRAPH},
-        {"shape.rank", graph->shape.rank, 0, CF_MAX_RANKS - 1, CF_ERROR_GRAPH},
-        {"n_steps", graph->n_steps, 0, CF_MAX_CHUNKS, CF_ERROR_GRAPH},
-        {"n_nodes", graph->n_nodes, 0, CF_MAX_NODES, CF_ERROR_GRAPH},
-        {"n_edges", graph->n_edges, 0, CF_MAX_SUCCESSORS * CF_MAX_NODES - 1, CF_ERROR_GRAPH}};
-    const char *null = graph->first == NULL                            ? "first"
-                       : graph->first_in == NULL                       ? "first_in"
-                       : graph->first_out == NULL                      ? "first_out"
-                       : graph->nodes == NULL && graph->n_nodes > 0    ? "nodes"
-                       : graph->edges == NULL && graph->n_edges > 0    ? "edges"
-                       : graph->out == NULL && graph->n_edges > 0      ? "out"
-                                                                       : NULL;
-    CF__TRY(cf__check_members(counts, CF__COUNT(counts), CF_ERROR_GRAPH, error));
-    return null == NULL ? CF_OK : cf__refuse(error, CF_ERROR_GRAPH, null, -1, "must not be NULL");
-}
-
-/* A node stands where its chunk, pass and virtual stage lead to. */
-static cf_result cf__graph_check_node(const cf_graph *graph, int64_t i, cf_error *error) {
-    const char *wrong = "pass, chunk and stage of this node lead to another number";
-    const cf_node *node = &graph->nodes[i];
-    int64_t chunk = node->chunk - graph->shape.rank * graph->n_steps;
-    int place = cf__pipe_place((int)node->pass);
-    if (node->pass < 0 || node->pass > CF_W || cf__pipe_pass_at(place, graph->split) != node->pass || chunk < 0 ||
-        chunk >= graph->n_steps || node->stage < 0 || node->stage >= graph->shape.n_stages * graph->shape.n_virtual)
-        return cf__fail(error, CF_ERROR_GRAPH, "nodes", i, i, -1, wrong);
-    CF__TRY(cf__graph_within(cf__graph_at(graph, chunk, place, node->stage), i, i, "nodes", i, wrong, error));
-    CF__TRY(cf__graph_within(node->keep, 0, node->pass <= CF_R, "nodes.keep", i, "is out of range", error));
-    return cf__check_real(node->seconds, CF_ERROR_GRAPH, "nodes.seconds", i, error);
-}
-
-/* The edge with number j, among those of node i. */
-static cf_result cf__graph_check_edge(const cf_graph *graph, int64_t i, int64_t j, cf_error *error) {
-    const cf_edge *edge = &graph->edges[j];
-    CF__TRY(cf__graph_within(edge->to, i, i, "edges.to", j, "stands among the edges of another node", error));
-    CF__TRY(cf__graph_within(edge->from, 0, graph->n_nodes - 1, "edges.from", j, "there is no such node", error));
-    CF__TRY(cf__graph_within(edge->why, 0, CF_EDGE_COUNT - 1, "edges.why", j, "there is no such reason", error));
-    return cf__check_real(edge->seconds, CF_ERROR_GRAPH, "edges.seconds", j, error);
-}
-
-/* The list by source has as many entries as there are edges, and they rise within a node: each edge is in it once. */
-static cf_result cf__graph_check_out(const cf_graph *graph, int64_t i, cf_error *error) {
-    int64_t j, least = 0, n = graph->first_out[i + 1] - graph->first_out[i];
-    CF__TRY(cf__graph_within(n, 0, CF_MAX_SUCCESSORS, "first_out", i, "too many edges leave this node", error));
-    for (j = graph->first_out[i]; j < graph->first_out[i + 1]; j++) {
-        int64_t edge = graph->out[j];
-        CF__TRY(cf__graph_within(edge, least, graph->n_edges - 1, "out", j,
-                                       "there is no such edge, or the edges of a node do not rise", error));
-        CF__TRY(cf__graph_within(graph->edges[edge].from, i, i, "out", j, "leaves another node", error));
-        least = edge + 1;
-    }
-    return CF_OK;
-}
-
-/* Everything but cycles. */
-static cf_result cf__graph_check_arrays(const cf_graph *g, cf_error *error) {
-    int64_t i, j, n_stages, least;
-    if (g == NULL) return cf__fail_null(error, "graph");
-    CF__TRY(cf__graph_check_counts(g, error));
-    CF__TRY(cf__pipe_check_first(g->first, g->n_steps, g->n_nodes, "first", CF_ERROR_GRAPH, error));
-    CF__TRY(cf__pipe_check_first(g->first_in, g->n_nodes, g->n_edges, "first_in", CF_ERROR_GRAPH, error));
-    CF__TRY(cf__pipe_check_first(g->first_out, g->n_nodes, g->n_edges, "first_out", CF_ERROR_GRAPH, error));
-    n_stages = g->shape.n_stages * g->shape.n_virtual;
-    least = (2 + g->split) * n_stages;
-    for (i = 0; i < g->n_steps; i++) {
-        int64_t n = g->first[i + 1] - g->first[i];
-        CF__TRY(cf__graph_within(n, least, least + n_stages, "first", i + 1, "is the wrong number of nodes for a chunk",
-                                       error)); /* more than the least: it is replayed on so many virtual stages */
-    }
-    for (i = 0; i < g->n_nodes; i++) {
-        CF__TRY(cf__graph_check_node(g, i, error));
-        for (j = g->first_in[i]; j < g->first_in[i + 1]; j++) CF__TRY(cf__graph_check_edge(g, i, j, error));
-    }
-    for (i = 0; i < g->n_nodes; i++) CF__TRY(cf__graph_check_out(g, i, error)); /* this reads every edge's `from` */
-    return CF_OK;
-}
-
-/* A check of cycles at work. */
-typedef struct cf__graph_walk {
-    const cf_graph *graph;
-    cf_error *error;
-    int32_t *waiting; /* (n_nodes) how many nodes each still waits for; -1: it has run */
-    int32_t *order;   /* (n_nodes) those that can run */
-} cf__graph_walk;
-
-/* A node on a cycle. Every node that still waits has a predecessor that waits too, so walking backwards must come to a
-   node for the second time. waiting[] is spent by this. */
-static int64_t cf__graph_node_on_cycle(const cf_graph *graph, int32_t *waiting) {
-    int64_t node = 0, i;
-    while (waiting[node] <= 0) node++;
-    while (waiting[node] > 0) {
-        waiting[node] = 0;
-        for (i = graph->first_in[node]; waiting[graph->edges[i].from] < 0; i++) continue;
-        node = graph->edges[i].from;
-    }
-    return node;
-}
-
-/* Runs every node once all that it waits for have run. Those that never can wait for themselves, or for such. */
-static cf_result cf__graph_check_cycles(void *job) {
-    const cf__graph_walk *walk = (const cf__graph_walk *)job;
-    const cf_graph *graph = walk->graph;
-    int32_t *waiting = walk->waiting, *order = walk->order;
-    int64_t i, j, n = 0;
-    for (i = 0; i < graph->n_nodes; i++) {
-        waiting[i] = (int32_t)(graph->first_in[i + 1] - graph->first_in[i]);
-        if (waiting[i] == 0) order[n++] = (int32_t)i;
-    }
-    for (i = 0; i < n; i++) {
-        waiting[order[i]] = -1;
-        for (j = graph->first_out[order[i]]; j < graph->first_out[order[i] + 1]; j++) {
-            int32_t to = graph->edges[graph->out[j]].to;
-            if (--waiting[to] == 0) order[n++] = to;
-        }
-    }
-    if (n == graph->n_nodes) return CF_OK;
-    return cf__refuse(walk->error, CF_ERROR_GRAPH, "edges", cf__graph_node_on_cycle(graph, waiting),
-                      "this node waits for itself, directly or through others");
-}
-
-static void cf__graph_scratch_of_walk(void *job, cf__carver *carver) {
-    cf__graph_walk *walk = (cf__graph_walk *)job;
-    walk->waiting = (int32_t *)cf__take(carver, walk->graph->n_nodes, sizeof(int32_t));
-    walk->order = (int32_t *)cf__take(carver, walk->graph->n_nodes, sizeof(int32_t));
-}
-
-CHUNKFLOW_API cf_result cf_graph_validate(const cf_graph *graph, const cf_allocator *allocator, cf_error *error) {
-    static const cf__recipe recipe = {"n_nodes", 0, cf__graph_scratch_of_walk, NULL, NULL, cf__graph_check_cycles};
-    cf__graph_walk walk = {graph, error, NULL, NULL};
-    CF__TRY(cf__graph_check_arrays(graph, error));
-    return cf__make(&recipe, &walk, allocator, error);
 }
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* Plans, schedules, graphs and timelines that nobody has validated. A sound one is made, copied into blocks of just its
+/* Plans, schedules and timelines that nobody has validated. A sound one is made, copied into blocks of just its
    size, and damaged; then every public function gets it that says it stands such objects. Counts may come to say less
    than there is, never more: how long an array is, nothing but the count can say. */
 
@@ -15,7 +15,6 @@ typedef struct hostile {
     fuzz_batch batch;
     cf_plan plan;         /* its arrays, like those below, are blocks of their own */
     cf_schedule schedule;
-    cf_graph graph;
     int plan_is_sound, only_actions; /* 1: at most the actions of the schedule are damaged */
 } hostile;
 
@@ -44,16 +43,6 @@ static void copy_schedule(hostile *h, const cf_schedule *s) {
     h->schedule.limits.chunks_by_stage = s->limits.chunks_by_stage ? (int64_t *)copy_of(s->limits.chunks_by_stage, s->shape.n_stages, sizeof *s->limits.chunks_by_stage) : NULL;
 }
 
-static void copy_graph(hostile *h, const cf_graph *g) {
-    h->graph = *g;
-    h->graph.first = (int64_t *)copy_of(g->first, g->n_steps + 1, sizeof *g->first);
-    h->graph.nodes = (cf_node *)copy_of(g->nodes, g->n_nodes, sizeof *g->nodes);
-    h->graph.first_in = (int64_t *)copy_of(g->first_in, g->n_nodes + 1, sizeof *g->first_in);
-    h->graph.edges = (cf_edge *)copy_of(g->edges, g->n_edges, sizeof *g->edges);
-    h->graph.first_out = (int64_t *)copy_of(g->first_out, g->n_nodes + 1, sizeof *g->first_out);
-    h->graph.out = (int32_t *)copy_of(g->out, g->n_edges, sizeof *g->out);
-}
-
 static void forget(hostile *h) {
     free(h->plan.chunks);
     free(h->plan.slices);
@@ -61,12 +50,6 @@ static void forget(hostile *h) {
     free(h->schedule.first);
     free(h->schedule.actions);
     free((void *)h->schedule.limits.chunks_by_stage);
-    free(h->graph.first);
-    free(h->graph.nodes);
-    free(h->graph.first_in);
-    free(h->graph.edges);
-    free(h->graph.first_out);
-    free(h->graph.out);
 }
 
 /* Chunks of as many tokens as it takes for there to be few: what is damaged is found as well in a small object, and a
@@ -82,9 +65,7 @@ static void widen_chunks(fuzz_batch *batch) {
 static void make(hostile *h) {
     cf_plan *plan = NULL;
     cf_schedule *schedule = NULL, *lowered = NULL;
-    cf_graph *graph = NULL;
     cf_schedule_desc order = {0};
-    cf_graph_desc desc = {0};
     fuzz_draw_batch(&h->in, &h->batch, 6, 0);
     widen_chunks(&h->batch);
     if (cf_pack(h->batch.lengths, h->batch.n, &h->batch.pack, &plan, NULL) != CF_OK) abort();
@@ -96,16 +77,12 @@ static void make(hostile *h) {
     order.shape.k = fuzz_between(&h->in, 1, 3);
     order.shape.rank = fuzz_between(&h->in, 0, plan->n_ranks - 1);
     if (cf_schedule_make(plan, &order, &schedule, NULL) != CF_OK) abort();
-    desc.schedule = schedule;
-    if (cf_graph_make(plan, &desc, &graph, NULL) != CF_OK) abort();
     if (fuzz_chance(&h->in, 2) && cf_schedule_lower(plan, schedule, NULL, &lowered, NULL) != CF_OK) abort();
     copy_plan(h, plan);
     copy_schedule(h, lowered ? lowered : schedule);
-    copy_graph(h, graph);
     cf_plan_free(plan);
     cf_schedule_free(schedule);
     cf_schedule_free(lowered);
-    cf_graph_free(graph);
 }
 
 /* ---- damaging ---- */
@@ -191,51 +168,6 @@ static void damage_schedule(hostile *h) {
     }
 }
 
-static void damage_edge(hostile *h) {
-    cf_edge *e = &h->graph.edges[fuzz_between(&h->in, 0, h->graph.n_edges - 1)];
-    int64_t which = fuzz_between(&h->in, 0, 3);
-    if (which == 0) e->from = damaged_32(h, e->from);
-    if (which == 1) e->to = damaged_32(h, e->to);
-    if (which == 2) e->why = damaged_32(h, e->why);
-    if (which == 3) e->seconds = fuzz_real(&h->in);
-}
-
-static void damage_node(hostile *h) {
-    cf_node *n = &h->graph.nodes[fuzz_between(&h->in, 0, h->graph.n_nodes - 1)];
-    int64_t which = fuzz_between(&h->in, 0, 4);
-    if (which == 0) n->chunk = damaged_32(h, n->chunk);
-    if (which == 1) n->stage = damaged_32(h, n->stage);
-    if (which == 2) n->pass = damaged_32(h, n->pass);
-    if (which == 3) n->keep = damaged_32(h, n->keep);
-    if (which == 4) n->seconds = fuzz_real(&h->in);
-}
-
-static void damage_graph(hostile *h) {
-    cf_graph *g = &h->graph;
-    int64_t *members[] = {&g->shape.n_stages, &g->shape.n_virtual, &g->shape.k, &g->shape.rank};
-    int64_t *counts[] = {&g->n_steps, &g->n_nodes, &g->n_edges};
-    struct {
-        int64_t *array, n;
-    } firsts[] = {{g->first, g->n_steps}, {g->first_in, g->n_nodes}, {g->first_out, g->n_nodes}};
-    int64_t which = fuzz_between(&h->in, 0, 18), i;
-    if (which < 4) *members[which] = damaged(h, *members[which]);
-    else if (which < 7) *counts[which - 4] = damaged_count(h, *counts[which - 4]);
-    else if (which == 7) g->split = damaged_32(h, g->split);
-    else if (which == 8) g->shape.replay = (cf_replay)damaged_32(h, (int32_t)g->shape.replay);
-    else if (which == 9) g->shape.placement = (cf_placement)damaged_32(h, (int32_t)g->shape.placement);
-    else if (which < 13 && firsts[which - 10].n >= 0) {
-        i = fuzz_between(&h->in, 0, firsts[which - 10].n);
-        firsts[which - 10].array[i] = damaged(h, firsts[which - 10].array[i]);
-    } else if (which == 13 && g->n_edges > 0) {
-        i = fuzz_between(&h->in, 0, g->n_edges - 1);
-        g->out[i] = damaged_32(h, g->out[i]);
-    } else if (which < 17 && g->n_edges > 0) {
-        damage_edge(h);
-    } else if (g->n_nodes > 0) {
-        damage_node(h);
-    }
-}
-
 /* ---- what must stand it ---- */
 
 static int plan_stands(hostile *h) {
@@ -246,29 +178,6 @@ static int plan_stands(hostile *h) {
     FUZZ_CHECK(sound == (fault == NULL), "cf_plan_validate: %s; the oracle: %s", sound ? "sound" : error.text,
                fault ? fault : "sound");
     return sound;
-}
-
-/* Runs the nodes of a graph by how many each waits for, as far as that goes. Whatever was accepted comes to its end. */
-static void graph_stands(hostile *h) {
-    const cf_graph *g = &h->graph;
-    cf_error error = fuzz_error();
-    int32_t *waiting, *ready;
-    int64_t n = 0, i, j;
-    if (!fuzz_result(cf_graph_validate(g, NULL, &error), &error)) return;
-    waiting = (int32_t *)copy_of(g->first_in, g->n_nodes, sizeof *waiting);
-    ready = (int32_t *)copy_of(g->first_in, g->n_nodes, sizeof *ready);
-    for (i = 0; i < g->n_nodes; i++) {
-        waiting[i] = (int32_t)(g->first_in[i + 1] - g->first_in[i]);
-        if (waiting[i] == 0) ready[n++] = (int32_t)i;
-    }
-    for (i = 0; i < n; i++)
-        for (j = g->first_out[ready[i]]; j < g->first_out[ready[i] + 1]; j++) {
-            int32_t to = g->edges[g->out[j]].to;
-            if (--waiting[to] == 0) ready[n++] = to;
-        }
-    FUZZ_CHECK(n == g->n_nodes, "a sound graph comes to its end");
-    free(waiting);
-    free(ready);
 }
 
 /* The same as cf_run, in memory of our own. */
@@ -384,14 +293,12 @@ static void run_hostile(const uint8_t *data, size_t size) {
     make(&h);
     for (n = fuzz_between(&h.in, 1, 3); n > 0; n--) {
         switch (fuzz_between(&h.in, 0, 6)) {
-        case 0: case 1: damage_plan(&h); break;
+        case 0: case 1: case 3: damage_plan(&h); break;
         case 2: damage_schedule(&h); break;
-        case 3: damage_graph(&h); break;
         default: damage_action(&h);
         }
     }
     (void)plan_stands(&h);
-    graph_stands(&h);
     schedule_stands(&h);
     forget(&h);
 }

@@ -67,7 +67,7 @@ static void once(findings *f) {
     expect(f, cf_schedule_validate(shared->plan, shared->schedule, NULL, NULL, NULL));
     expect(f, cf_simulate(shared->plan, shared->schedule, NULL, &timeline, NULL));
     if (timeline != NULL) expect(f, cf_write_schedule_json(shared->schedule, timeline, add_text, f, NULL));
-    expect(f, cf_graph_validate(shared->graph, NULL, NULL));
+    add(f, shared->graph->edges, (size_t)shared->graph->n_edges * sizeof *shared->graph->edges);
     expect(f, cf_schedule_make(shared->plan, &order, &own, NULL));
     if (own != NULL) add(f, own->actions, (size_t)own->n_actions * sizeof *own->actions);
     run_stages(f, shared->plan, shared->schedule);

@@ -495,6 +495,38 @@ int64_t naive_node(const cf_graph *graph, int pass, int64_t chunk, int64_t v) {
     return -1;
 }
 
+/* Whether all nodes can run, one after the other. */
+static int all_run(const cf_graph *g) {
+    int32_t *waiting = (int32_t *)calloc((size_t)g->n_nodes + 1, sizeof *waiting);
+    int32_t *ready = (int32_t *)calloc((size_t)g->n_nodes + 1, sizeof *ready);
+    int64_t i, e, n = 0;
+    if (waiting == NULL || ready == NULL) abort();
+    for (e = 0; e < g->n_edges; e++) waiting[g->edges[e].to]++;
+    for (i = 0; i < g->n_nodes; i++)
+        if (waiting[i] == 0) ready[n++] = (int32_t)i;
+    for (i = 0; i < n; i++)
+        for (e = g->first_out[ready[i]]; e < g->first_out[ready[i] + 1]; e++)
+            if (--waiting[g->edges[g->out[e]].to] == 0) ready[n++] = g->edges[g->out[e]].to;
+    free(waiting);
+    free(ready);
+    return n == g->n_nodes;
+}
+
+const char *naive_graph_fault(const cf_graph *g) {
+    int64_t i, e;
+    if (g->first_in[0] != 0 || g->first_in[g->n_nodes] != g->n_edges) return "first_in does not hold all edges";
+    if (g->first_out[0] != 0 || g->first_out[g->n_nodes] != g->n_edges) return "first_out does not hold all edges";
+    for (i = 0; i < g->n_nodes; i++) {
+        for (e = g->first_in[i]; e < g->first_in[i + 1]; e++)
+            if (g->edges[e].to != i || g->edges[e].from < 0 || g->edges[e].from >= g->n_nodes) return "a wrong edge";
+        for (e = g->first_out[i]; e < g->first_out[i + 1]; e++) {
+            if (g->edges[g->out[e]].from != i) return "an edge leaves another node";
+            if (e > g->first_out[i] && g->out[e] <= g->out[e - 1]) return "the edges that leave a node do not rise";
+        }
+    }
+    return all_run(g) ? NULL : "a node waits for itself";
+}
+
 double naive_longest(const cf_graph *graph, int slots, double *earliest) {
     double length = 0;
     int64_t i;

@@ -51,6 +51,10 @@ const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *schedule);
 /* The number of the node of a pass, -1: there is none. */
 int64_t naive_node(const cf_graph *graph, int pass, int64_t chunk, int64_t v);
 
+/* What is wrong with a graph's lists of edges, or NULL: both directions hold each edge once, and every node can run once
+   all that it waits for have run. */
+const char *naive_graph_fault(const cf_graph *graph);
+
 /* Seconds of the longest path, by going over all edges until nothing changes. earliest: (n_nodes) filled with when each
    node can start. slots: 0: without the edges of slots. */
 double naive_longest(const cf_graph *graph, int slots, double *earliest);

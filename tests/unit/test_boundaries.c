@@ -409,7 +409,7 @@ static cf_result graph_with(const cf_graph_desc *desc, cf_error *error) {
     cf_graph **made = (cf_graph **)(void *)out;
     cf_result result = (POISON(), cf_graph_make(plan, desc, made, error));
     if (!untouched(result) || result != CF_OK) return result;
-    CHECK_INT(cf_graph_validate(*made, NULL, NULL), CF_OK);
+    CHECK_STR(naive_graph_fault(*made), NULL);
     cf_graph_free(*made);
     return result;
 }

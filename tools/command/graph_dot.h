@@ -6,13 +6,11 @@
 
 #include "../../chunkflow.h"
 
-/* Writes a graph that cf_graph_validate accepts: a cluster per stage; activations and gradients solid, state and its
-   gradient dashed, slots dotted; times as tooltips, in `unit`
-   ("s"). A drawing of many nodes helps nobody: more than max_nodes (0:
-   500) is CF_ERROR_LIMIT on "n_nodes". Other errors are those of cf_graph_validate, which gets its working space from
-   `allocator` (NULL: malloc), CF_ERROR_ARGUMENT (max_nodes, write) and CF_ERROR_WRITE, with the callback's number; with
-   any but that one, nothing was written. */
-cf_result graph_dot_write(const cf_graph *graph, const char *unit, int64_t max_nodes, const cf_allocator *allocator,
-                          cf_write_fn write, void *user, cf_error *error);
+/* Writes a graph that cf_graph_make has made: a cluster per stage; activations and gradients solid, state and its
+   gradient dashed, slots dotted; times as tooltips, in `unit` ("s"). A drawing of many nodes helps nobody: more than
+   max_nodes (0: 500) is CF_ERROR_LIMIT on "n_nodes". Other errors are CF_ERROR_ARGUMENT (graph, max_nodes, write) and
+   CF_ERROR_WRITE, with the callback's number; with any but that one, nothing was written. */
+cf_result graph_dot_write(const cf_graph *graph, const char *unit, int64_t max_nodes, cf_write_fn write, void *user,
+                          cf_error *error);
 
 #endif /* CHUNKFLOW_GRAPH_DOT_H */
