@@ -157,26 +157,50 @@ test_usage() {
     same report/stdout "<!DOCTYPE html>" "$(head -n 1 out)"
 }
 
-# Advice names only what this set-up can do: layers move where there is a model, and a single chunk has no limit.
+# Advice names only options that were tried, fit and pay, and says so where none do.
+advised() { # NAME OPTIONS...
+    name=report/advice/$1
+    shift
+    cf report "$@" -o page.html --json data.json
+    same "$name" "0 ok" "$code $(python -c '
+import json, re
+d = json.load(open("data.json"))
+pays = [t for t in d["tried"] if t["pays"]]
+named = set(re.findall(r"--[a-z][a-z-]*", " ".join(d["advice"])))
+tried = set(re.findall(r"--[a-z][a-z-]*", pays[-1]["options"] if pays else ""))
+limit = d.get("limit_bytes", d.get("gpu_memory", 0))
+wrong = [named - tried, [t for t in d["tried"] if t["pays"] and not (t["fits"] and t["memory"] <= limit)]]
+said = d.get("do", "")
+right = said.startswith("Do this: " + pays[-1]["options"] if pays else "Keep these options") if d["tried"] else not said
+print("ok" if wrong == [set(), []] and right else (wrong, said))')"
+}
+
 test_advice() {
     wanted report/advice || return 0
     "$CHUNKFLOW" gen lognormal --n 76 --median 5000 --seed 3 >lengths
     # shellcheck disable=SC2086
     cf time $model --pp 4 --chunk-size 8K --json costs.json
-    cf report --chunk-size 8K --stages 4 --virtual 2 --costs costs.json -o page.html lengths
-    same report/advice/virtual "0 0 1" "$code $(grep -c -e '--virtual\|--stage-layers' out) $(grep -c 'mean stage.s work' out)"
+    advised virtual --chunk-size 8K --stages 4 --virtual 2 --costs costs.json lengths
+    same report/advice/uneven 1 "$(grep -c 'mean stage.s work' out)"
     printf '1\n' >one
-    cf report --chunk-size 2 --stages 4 -o page.html one
-    same report/advice/one-chunk "0 0 1 2" "$code $(grep -c -e '--limit' out) $(grep -c 'cause gradient.*--chunk-size' out) \
-$(grep -c -e 'virtual stages (--virtual 2)' out)"
+    advised one-chunk --chunk-size 2 --stages 4 one
     # shellcheck disable=SC2086
-    cf report --chunk-size 8K --k 4 --stages 8 $model -o page.html lengths
-    same report/advice/layers "1 1" "$(grep -c 'What pays.*--stage-layers' out) $(grep -c 'work,.*(--stage-layers)' out)"
+    advised layers --chunk-size 8K --k 4 --stages 8 $model lengths
+    same report/advice/layers/pays 1 "$(grep -c 'Do this: .*--stage-layers' out)"
     "$CHUNKFLOW" gen lognormal --n 6 --median 5000 --seed 5 >fewer
     # shellcheck disable=SC2086
-    cf report --chunk-size 8K --k 13 --stages 4 $model -o page.html fewer
-    same report/advice/no-layers "1 1 0" "$(grep -c 'Nothing that was tried pays' out) $(grep -c "stage's work" out) \
-$(grep -c '(--stage-layers)' out)"
+    advised no-layers --chunk-size 8K --k 13 --stages 4 $model fewer
+    { echo 256K; "$CHUNKFLOW" gen lognormal --n 120 --median 9000 --max 128K --seed 3; } >full
+    large="--chunk-size 8K --tp 8 --zero 1 --model qwen2.5-72b --gpu h200 --recompute selective --k 4 --stages 4 --ranks 2"
+    # shellcheck disable=SC2086
+    advised full $large full
+    same report/advice/full/ranks 1 "$(grep -c '^Ranks are uneven: .*steps, but the chunks of a sequence of 262,144 tok' out)"
+    advised=$(sed -n 's/^Do this: \(.*\) takes an estimated \([0-9.]*\) s.* in \([0-9.]*\) of 140.40 GiB.*/\1/p' out)
+    said=$(sed -n 's/^Do this: .* takes an estimated \([0-9.]*\) s.* in \([0-9.]*\) of 140.40 GiB.*/\1 \2/p' out)
+    # shellcheck disable=SC2086
+    cf plan $large $advised --summary full
+    same report/advice/full/run "$said of the GPU's" "$(sed -n 's/^makespan  *\([0-9.]*\) s.*/\1/p' out) $(
+        sed -n "s/^peak memory  *\([0-9.]*\) GiB on stage [0-9], \(of the GPU's\).*/\1 \2/p" out)"
 }
 
 # Pictures: plan --svg and --memory-svg, and the two in tools/README.md, which its command makes again.

@@ -208,7 +208,7 @@ static int make(maker *m) {
     m->out.k_words = m->asked->k > 0 ? NULL : pipeline_default_k_words(&m->pipe);
     code = report_add_baseline(&m->out, &m->asked->packing, NULL);
     if (code == CLI_OK) code = add_cases(m);
-    if (code == CLI_OK) code = report_try_changes(&m->out, &best);
+    if (code == CLI_OK) code = report_try_changes(&m->out, &best, &m->asked->packing);
     if (code == CLI_OK) code = add_measured(m);
     if (code == CLI_OK) code = report_add_ranks(&m->out, "best", simulate_rank, m);
     return code;
@@ -258,8 +258,8 @@ const cli_command cmd_report = {
     "lengths and what packing made of them, the schedules on one time axis, memory over time, and why stages are\n"
     "idle; for data-parallel ranks how even they are, and for a measured schedule how far the prediction was off. "
     "With\n"
-    "--model and --gpu it tries other --k, --limit and --stage-layers on the best schedule and says what they "
-    "change.\n\n"
+    "--model and --gpu it tries other ChunkSizes, --k, --limit, --recompute, --virtual and --stage-layers on the\n"
+    "best schedule, and advises what is shorter by 1 % or more and fits.\n\n"
     "    chunkflow report --chunk-size 8K --k 4 --stages 4 --model qwen2.5-7b --gpu h100-80g --tp 4 \\\n"
     "        lengths.txt -o report.html\n\n" PIPELINE_HELP CLI_LIST_HELP,
     .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

@@ -403,6 +403,7 @@ static void write_setting(json_writer *w, const report *r) {
     json_integer_member(w, "rank", r->pipe->rank);
     json_integer_member(w, "n_ranks", plan->n_ranks);
     json_text_member(w, "unit", r->pipe->unit_cost ? "token times" : "s");
+    json_bool_member(w, "estimated", !r->pipe->unit_cost);
     json_text_member(w, "held", held_unit_of(r->pipe) == HELD_TOKENS ? "tokens" : "bytes");
     if (r->pipe->limit_bytes > 0) json_integer_member(w, "limit_bytes", r->pipe->limit_bytes);
     if (r->pipe->has_model) modelling_write(w, &r->pipe->model);
@@ -425,6 +426,7 @@ static void write_words(json_writer *w, const report *r) {
 
     report_sentence(r, text, sizeof text);
     json_text_member(w, "sentence", text);
+    if (report_do(r, text, sizeof text)) json_text_member(w, "do", text);
     json_open(w, "advice", '[');
     for (i = 0; report_advice(r, i, text, sizeof text); i++) json_text_member(w, NULL, text);
     json_close(w, ']');

@@ -12,7 +12,7 @@
 
 enum {
     REPORT_MOST_SCHEDULES = 8,
-    REPORT_MOST_TRIES = 8,
+    REPORT_MOST_TRIES = 16,
     REPORT_MOST_RANKS = 64,         /* that are simulated; of more only their work is told */
     REPORT_MOST_PASSES = 300000,    /* that are drawn, of one schedule */
     REPORT_MOST_SLICES = 300000     /* that are shown, of one plan */
@@ -106,14 +106,11 @@ int report_add_run(report *r, const char *name, const cf_plan *plan, const cf_sc
 typedef cf_result (*report_rank_fn)(void *user, const pipeline *rank, pipeline_run *out);
 int report_add_ranks(report *r, const char *name, report_rank_fn simulate, void *user);
 
-/* Tries other options on the best schedule, where there are a model and a GPU: more chunks kept of a group (--k) and in
-   all (--limit), and evener stages (--stage-layers), one after the other. what: the case to try them with. Returns an
-   exit code: a change that cannot be made is left out, unless it is for want of memory. */
-int report_try_changes(report *r, const pipeline_case *what);
-
-/* How many chunks more a stage has room for, each as heavy as the *live ones that it keeps at its peak. */
-int64_t report_room(const report *r, const cf_schedule *schedule, const cf_timeline *timeline,
-                    const cf_memory_report *at_peak, int64_t stage, int64_t *live);
+/* Tries other options on the best schedule, where there are a model and a GPU: other ChunkSizes (of one rank), no
+   recomputation, more chunks kept of a group (--k) and in all (--limit), virtual and evener stages, one after the other.
+   All are held to the GPU's bytes, as every `best` is. what: the case to try them with; asked: how the list was packed.
+   Returns an exit code: a change that cannot be made is left out, unless it is for want of memory. */
+int report_try_changes(report *r, const pipeline_case *what, const packing_options *asked);
 
 /* ---- words ---- */
 
@@ -121,6 +118,9 @@ int64_t report_room(const report *r, const cf_schedule *schedule, const cf_timel
    written to `text`; returns 0 where there is no line number i. */
 void report_sentence(const report *r, char *text, size_t size);
 int report_advice(const report *r, int i, char *text, size_t size);
+
+/* The first thing to do, which is one of those lines: options that were tried, and fit. Returns 0 where none were. */
+int report_do(const report *r, char *text, size_t size);
 
 /* ---- writing ---- */
 

@@ -15,6 +15,9 @@ static const double worth = 0.01;
 /* What is held to so far, and what is tried on top of it. */
 typedef struct trial {
     report *r;
+    const packing_options *asked;
+    packing packed;           /* of another ChunkSize; empty while that of the report is the best */
+    const cf_plan *plan;
     pipeline pipe;
     pipeline_case what;
     pipeline_run run;         /* its schedule, or none while that of the report is the best */
@@ -30,14 +33,15 @@ static int cannot_try(trial *t, const cf_error *error) {
     return 0;
 }
 
-/* Makes the schedule with `pipe` and `what`; the next line of the report says what came of it. Keeps it if it pays. */
-static int try_change(trial *t, const pipeline *pipe, const pipeline_case *what, const char *option) {
+/* Makes the schedule of a plan with `pipe` and `what`; the next line of the report says what came of it. Keeps it if it pays. */
+static int try_change(trial *t, const cf_plan *plan, const pipeline *pipe, const pipeline_case *what,
+                      const char *option) {
     report_try *line = &t->r->tries[t->r->n_tries];
     pipeline_run run;
     cf_error error;
 
     if (t->r->n_tries == REPORT_MOST_TRIES || t->code != CLI_OK) return 0;
-    if (pipeline_run_make(pipe, t->r->packed->plan, what, &run, &error) != CF_OK) return cannot_try(t, &error);
+    if (pipeline_run_make(pipe, plan, what, &run, &error) != CF_OK) return cannot_try(t, &error);
     t->r->n_tries++;
     snprintf(line->options, sizeof line->options, "%.90s%s%.96s", t->options, t->options[0] ? " " : "",
              option);
@@ -63,36 +67,65 @@ static void try_k(trial *t) {
     cf_plan_stats stats;
     int64_t k;
 
-    cf_plan_measure(t->r->packed->plan, NULL, &stats);
+    cf_plan_measure(t->plan, NULL, &stats);
     for (k = stats.largest_group; k > t->what.k; k /= 2) {
         pipeline_case what = t->what;
         char option[32];
         what.k = k;
         snprintf(option, sizeof option, "--k %lld", (long long)k);
-        if (try_change(t, &t->pipe, &what, option) || t->r->n_tries == 0 || t->r->tries[t->r->n_tries - 1].fits) return;
+        if (try_change(t, t->plan, &t->pipe, &what, option) || t->r->n_tries == 0 || t->r->tries[t->r->n_tries - 1].fits) return;
     }
 }
 
-int64_t report_room(const report *r, const cf_schedule *schedule, const cf_timeline *timeline,
-                    const cf_memory_report *at_peak, int64_t stage, int64_t *live) {
-    *live = timeline->peak_live[stage] / schedule->shape.n_virtual;
-    if (*live < 1 || at_peak->activations < *live || at_peak->total >= r->pipe->gpu.memory) return 0;
-    return (r->pipe->gpu.memory - at_peak->total) / (at_peak->activations / *live);
+/* As many chunks as the memory of the GPU has room for. A limit that was given is the caller's own affair. */
+static void try_limit(trial *t) {
+    pipeline pipe = t->pipe;
+
+    if (pipe.limits || pipe.limit != 0) return;
+    pipe.limit = CF_NO_LIMIT;
+    (void)try_change(t, t->plan, &pipe, &t->what, "--limit none");
 }
 
-/* The chunks that the fullest stage has room for. A limit for each stage by itself is the caller's own affair. */
-static void try_limit(trial *t) {
-    const report_schedule *best = &t->r->schedules[t->r->best];
-    const pipeline_run *run = t->run.timeline ? &t->run : &t->r->runs[t->r->best];
+/* Activations that are kept need not be made again. */
+static void try_recompute(trial *t) {
     pipeline pipe = t->pipe;
-    const cf_memory_report *at_peak = &run->memory[run->fullest];
-    int64_t live, room = report_room(t->r, run->schedule, run->timeline, at_peak, run->fullest, &live);
-    char option[32];
 
-    if (room < 1 || pipe.limits || pipe.limit == CF_NO_LIMIT || best->schedule->shape.n_virtual > 1) return;
-    pipe.limit = live + room;
-    snprintf(option, sizeof option, "--limit %lld", (long long)pipe.limit);
-    (void)try_change(t, &pipe, &t->what, option);
+    if (pipe.model.parallel.recompute <= CF_RECOMPUTE_NONE) return;
+    pipe.model.parallel.recompute = CF_RECOMPUTE_NONE;
+    (void)try_change(t, t->plan, &pipe, &t->what, "--recompute none");
+}
+
+static void try_virtual(trial *t) {
+    pipeline_case what = t->what;
+
+    if (t->pipe.n_stages < 2 || t->what.n_virtual > 1 || t->what.kind != CF_SCHEDULE_BEST || t->pipe.limits ||
+        t->pipe.model.layers || t->pipe.model.model.layers < 2 * t->pipe.n_stages)
+        return;
+    what.n_virtual = 2;
+    (void)try_change(t, t->plan, &t->pipe, &what, "--virtual 2");
+}
+
+/* Half and twice the ChunkSize. Of several ranks each would get other chunks, so the one at hand says nothing there. */
+static void try_chunk_size(trial *t, int64_t size) {
+    packing_options asked = *t->asked;
+    char option[48];
+    packing packed;
+
+    if (t->plan->n_ranks > 1 || size < 1 || size > CF_MAX_CHUNK_SIZE || t->code != CLI_OK) return;
+    if (t->asked->align > 1 && size % t->asked->align != 0) return;
+    asked.chunk_size = size;
+    t->code = packing_of_lengths(&asked, t->r->packed->list.path, t->r->packed->lengths,
+                                 t->r->packed->list.n_sequences, &packed);
+    if (t->code != CLI_OK) return;
+    if (size % 1024 == 0) snprintf(option, sizeof option, "--chunk-size %lldK", (long long)size / 1024);
+    else snprintf(option, sizeof option, "--chunk-size %lld", (long long)size);
+    if (!try_change(t, packed.plan, &t->pipe, &t->what, option)) {
+        packing_free(&packed);
+        return;
+    }
+    packing_free(&t->packed);
+    t->packed = packed;
+    t->plan = t->packed.plan;
 }
 
 /* ---- layers ---- */
@@ -136,7 +169,7 @@ static double even_out(int64_t n, int64_t layers, double layer, double *fixed, i
 
 /* Fills t->layers. Returns 0 where even stages would not be shorter. */
 static int find_layers(trial *t) {
-    const cf_plan *plan = t->r->packed->plan;
+    const cf_plan *plan = t->plan;
     const pipeline_run *run = t->run.timeline ? &t->run : &t->r->runs[t->r->best];
     double work[MOST_STAGES], most = 0, layer;
     int64_t i, n = t->pipe.n_stages;
@@ -169,23 +202,31 @@ static void try_layers(trial *t) {
         snprintf(option + strlen(option), sizeof option - strlen(option), "%s%lld", i > 0 ? "," : "",
                  (long long)t->layers[i]);
     pipe.model.parallel.layers = t->layers;
-    (void)try_change(t, &pipe, &t->what, option);
+    (void)try_change(t, t->plan, &pipe, &t->what, option);
 }
 
 /* ---- all of it ---- */
 
-int report_try_changes(report *r, const pipeline_case *what) {
+int report_try_changes(report *r, const pipeline_case *what, const packing_options *asked) {
     trial t;
 
     if (r->best < 0 || !r->pipe->estimates || r->schedules[r->best].schedule->n_actions > MOST_PASSES) return CLI_OK;
     memset(&t, 0, sizeof t);
     t.r = r;
+    t.asked = asked;
+    t.plan = r->packed->plan;
     t.pipe = *r->pipe;
     t.what = *what;
+    if (what->split_backward) snprintf(t.options, sizeof t.options, "--split-backward");
     t.makespan = r->schedules[r->best].timeline->makespan;
+    try_chunk_size(&t, 2 * asked->chunk_size);
+    if (t.plan == r->packed->plan) try_chunk_size(&t, asked->chunk_size / 2);
+    try_recompute(&t);
     try_k(&t);
     try_limit(&t);
+    try_virtual(&t);
     try_layers(&t);
     pipeline_run_free(&t.run);
+    packing_free(&t.packed);
     return t.code;
 }

@@ -10,8 +10,12 @@
 
 /* "0.72 s", and "15.95 GiB on the fullest GPU" or "8 kept tokens on the fullest stage". */
 static void say_time(const report *r, const report_schedule *s, char *text, size_t size) {
-    snprintf(text, size, "%s %s", pipeline_time(s->timeline->makespan), pipeline_unit(r->pipe->unit_cost));
+    snprintf(text, size, "%s %s", pipeline_duration(s->timeline->makespan, r->pipe->unit_cost),
+             pipeline_unit(r->pipe->unit_cost));
 }
+
+/* Seconds are estimates, and what is measured is none of these; token times are exact. */
+static const char *estimated(const report *r) { return r->pipe->unit_cost ? "" : "an estimated "; }
 
 static void say_held(const report_schedule *s, char *text, size_t size) {
     int64_t stage, most = 0;
@@ -27,8 +31,14 @@ static void say_alone(const report *r, const report_schedule *ours, char *text, 
 
     say_time(r, ours, time, sizeof time);
     say_held(ours, held, sizeof held);
-    snprintf(text, size, "In chunks this batch takes %s (%s) with %s; without them it cannot be run: %s.", time,
-             ours->name, held, r->no_baseline);
+    snprintf(text, size, "In chunks this batch takes %s%s (%s) with %s; without them it cannot be run: %s.",
+             estimated(r), time, ours->name, held, r->no_baseline);
+}
+
+static const char *two_decimals(double x) {
+    char *out = cli_scratch();
+    snprintf(out, CLI_SCRATCH_BYTES, "%.2f", x);
+    return out;
 }
 
 static void say_both(const report *r, const report_schedule *ours, const report_schedule *base, char *text,
@@ -42,14 +52,31 @@ static void say_both(const report *r, const report_schedule *ours, const report_
     say_held(base, held_base, sizeof held_base);
     if (base->memory && base->recompute > CF_RECOMPUTE_NONE)
         snprintf(recompute, sizeof recompute, ", %s recomputation", cf_recompute_name(base->recompute));
-    snprintf(text, size, "%s %.2f times as fast (%s, %s, %s) as %s (%s%s, %s).",
-             ratio >= 1 ? "In chunks this batch runs" : "Chunks do not pay for this batch, which runs only", ratio,
-             time, ours->name, held, base->name, time_base, recompute, held_base);
+    snprintf(text, size, "%s %s%s times as fast (%s, %s, %s) as %s (%s%s, %s).",
+             ratio >= 1 ? "In chunks this batch runs" : "Chunks do not pay for this batch, which runs only", estimated(r),
+             r->pipe->unit_cost ? two_decimals(ratio) : pipeline_estimate(ratio), time, ours->name, held, base->name,
+             time_base, recompute, held_base);
+}
+
+/* What was measured goes before what was foretold. */
+static void say_measured(const report *r, char *text, size_t size) {
+    double measured = r->schedules[r->measured].timeline->makespan;
+    double predicted = r->schedules[r->predicted].timeline->makespan;
+
+    snprintf(text, size, "Measured: %s s, %s times the %s s that the costs foretell for the same passes. Estimated, not "
+                         "measured: ", pipeline_estimate(measured),
+             pipeline_estimate(predicted > 0 ? measured / predicted : 1), pipeline_estimate(predicted));
 }
 
 void report_sentence(const report *r, char *text, size_t size) {
     const report_schedule *ours = r->best >= 0 ? &r->schedules[r->best] : NULL;
 
+    text[0] = '\0';
+    if (r->measured >= 0) {
+        say_measured(r, text, size);
+        size -= strlen(text);
+        text += strlen(text);
+    }
     if (r->packed->plan->n_tokens == 0) snprintf(text, size, "This batch has no tokens.");
     else if (!ours) snprintf(text, size, "No schedule of these chunks fits on the GPU.");
     else if (r->baseline < 0) say_alone(r, ours, text, size);
@@ -60,37 +87,19 @@ void report_sentence(const report *r, char *text, size_t size) {
    What stands in the way of more
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* What may be done about idle time: by whom the setting was chosen, and where the tuner has chosen it, by whoever asks
-   it. IDLE_ORDER depends on more, and `also` says what not every set-up has. */
-static const struct {
-    const char *plain, *tuned;
-} remedies[IDLE_CAUSE_COUNT] = {
-    {"the pipeline fills: more chunks (a smaller --chunk-size, a larger batch) or fewer stages make it matter less",
-     "the pipeline fills: a larger --batch or fewer stages (--pp) make it matter less"},
-    {"the pipeline empties: more chunks (a smaller --chunk-size, a larger batch) or fewer stages make it matter less",
-     "the pipeline empties: a larger --batch or fewer stages (--pp) make it matter less"},
-    {"passes that could run have not begun: launches and the host; fewer, larger chunks or CUDA graphs",
-     "passes that could run have not begun: launches and the host; CUDA graphs"},
-    {"", ""},
-    {"there is no room for another chunk: a larger --limit or --k, a smaller --chunk-size, or more --recompute to pay "
-     "for them",
-     "there is no room for another chunk within the GPU's memory: more --recompute, or more tensor parallelism (--tp), "
-     "may pay"},
-    {"results are on their way: a faster link, larger chunks, or fewer stages",
-     "results are on their way: a faster link, or fewer stages (--pp)"},
-    {"chunks of one long sequence wait for each other: more other sequences beside it, or a larger --chunk-size so "
-     "that "
-     "it has fewer chunks",
-     "chunks of one long sequence wait for each other: more other sequences beside it (--batch)"},
-    {"some passes are longer than others of their kind: even out the chunks (--split cost)",
-     "some passes are longer than others of their kind"},
-    {"backwards wait for their gradient from the stage behind: more chunks under way (a larger --limit) would fill "
-     "that",
-     "backwards wait for their gradient from the stage behind: more chunks under way would fill that, which takes "
-     "memory "
-     "(more --recompute, --tp)"},
-    {"forwards wait for the stage before: it is slower or busy with backwards",
-     "forwards wait for the stage before: it is slower or busy with backwards"}};
+/* What an idle cause means for the batch, and what would make it matter less. No option is named here: those that are
+   advised were tried (report_tried.c). IDLE_ORDER depends on more. */
+static const char *const meanings[IDLE_CAUSE_COUNT] = {
+    "the pipeline fills, which matters less with more chunks in a batch, or fewer stages",
+    "the pipeline empties, which matters less with more chunks in a batch, or fewer stages",
+    "passes that could run have not begun: launches and the host; fewer, larger chunks or CUDA graphs help",
+    "",
+    "there is no room for another chunk within what a stage may keep",
+    "results are on their way; a faster link, larger chunks or fewer stages help",
+    "chunks of one long sequence wait for each other; more other sequences beside it help",
+    "some passes are longer than others of their kind, so that stages wait for them",
+    "backwards wait for their gradient from the stage behind",
+    "forwards wait for the stage before, which is slower or busy with backwards"};
 
 /* How much shorter than a schedule any other of these passes might be. */
 static double slack_of(const report_schedule *s) {
@@ -107,13 +116,13 @@ static void say_order(const report_schedule *s, char *text, size_t size) {
                              "these "
                  "passes is shorter by more than %.1f %%", slack);
     else if (s->schedule->kind == CF_SCHEDULE_BEST)
-        snprintf(text, size, "best has left a pass that could run behind one that waits; a larger --budget looks at "
+        snprintf(text, size, "best has left a pass that could run behind one that waits; a longer search looks at "
                              "more "
                  "orders, and no order is shorter by more than %.1f %%", slack);
     else
         snprintf(text, size, "%s has a fixed order, in which a pass that could run stands behind one that waits; "
                              "best has "
-                 "found nothing shorter, which a larger --budget may: no order is shorter by more than %.1f %%",
+                 "found nothing shorter, which a longer search may: no order is shorter by more than %.1f %%",
                  cf_schedule_kind_name(s->schedule->kind), slack);
 }
 
@@ -138,69 +147,22 @@ static int cause_ranked(const double sum[IDLE_CAUSE_COUNT], int rank) {
     return -1;
 }
 
-static int has_cut_backwards(const cf_schedule *schedule) {
-    int64_t i;
-
-    for (i = 0; i < schedule->n_actions; i++)
-        if (schedule->actions[i].pass == CF_W) return 1;
-    return 0;
+static void say_meaning(const report_schedule *s, int cause, char *text, size_t size) {
+    if (cause == IDLE_ORDER) say_order(s, text, size);
+    else snprintf(text, size, "%s", meanings[cause]);
 }
 
-/* Whether a stage keeps all chunks at once, so that no limit holds any back. */
-static int keeps_all(const report *r, const report_schedule *s) {
-    int64_t stage, most = 0;
-
-    for (stage = 0; stage < s->timeline->n_stages; stage++)
-        if (s->timeline->peak_live[stage] > most) most = s->timeline->peak_live[stage];
-    return most >= r->packed->plan->n_steps * s->schedule->shape.n_virtual;
-}
-
-/* Whether evener stages may pay: layers to move want a model, and where this was tried it is known. */
-static int may_move_layers(const report *r) {
-    int i, pays = r->n_tries == 0;
-
-    for (i = 0; i < r->n_tries; i++) pays |= r->tries[i].pays && strstr(r->tries[i].options, "--stage-layers");
-    return r->pipe->has_model && pays;
-}
-
-/* What may be done besides, where it can be. */
-static const char *also(const report *r, const report_schedule *s, int cause) {
-    if ((cause == IDLE_WARM_UP || cause == IDLE_DRAIN) && s->schedule->shape.n_virtual == 1)
-        return ", and so do virtual stages (--virtual 2)";
-    if ((cause == IDLE_IMBALANCE || cause == IDLE_ACTIVATION) && may_move_layers(r))
-        return "; even out the stages (--stage-layers)";
-    if (cause == IDLE_GRADIENT && !has_cut_backwards(s->schedule))
-        return r->tuned ? ", and so would weight gradients that are cut off (--split-backward)"
-                        : ", and so would weight gradients that are cut off (best, I + W)";
-    return "";
-}
-
-static void say_remedy(const report *r, const report_schedule *s, int cause, char *text, size_t size) {
-    const char *remedy = r->tuned ? remedies[cause].tuned : remedies[cause].plain;
-
-    if (cause == IDLE_ORDER) {
-        say_order(s, text, size);
-        return;
-    }
-    if (cause == IDLE_GRADIENT && keeps_all(r, s))
-        remedy = r->tuned ? "backwards wait for their gradient from the stage behind: more chunks (a larger --batch) "
-                            "would fill that"
-                          : "backwards wait for their gradient from the stage behind: more chunks (a smaller "
-                            "--chunk-size, a larger batch) would fill that";
-    snprintf(text, size, "%s%s", remedy, also(r, s, cause));
-}
-
-static int say_cause(const report *r, const report_schedule *s, int rank, char *text, size_t size) {
+static int say_cause(const report_schedule *s, int rank, char *text, size_t size) {
     double sum[IDLE_CAUSE_COUNT] = {0}, whole = (double)s->schedule->shape.n_stages * s->timeline->makespan;
-    char remedy[512];
+    char meaning[512];
     int cause;
 
     add_causes(s, sum);
     cause = cause_ranked(sum, rank);
     if (cause < 0 || !(sum[cause] >= 0.001 * whole)) return 0;
-    say_remedy(r, s, cause, remedy, sizeof remedy);
+    say_meaning(s, cause, meaning, sizeof meaning);
     snprintf(text, size, "%.1f %% of all stage time is idle, cause %s: %s.", 100 * sum[cause] / whole,
-             idle_cause_name((idle_cause)cause), remedy);
+             idle_cause_name((idle_cause)cause), meaning);
     return 1;
 }
 
@@ -216,7 +178,7 @@ static int say_whole(const report *r, const report_schedule *s, char *text, size
         snprintf(bound, sizeof bound, "; no order of these passes takes less time");
     else if (s->timeline->bound > 0)
         snprintf(bound, sizeof bound, "; no order of these passes takes less than %s %s, %.1f %% less",
-                 pipeline_time(s->timeline->bound), pipeline_unit(r->pipe->unit_cost), 100 * slack_of(s));
+                 pipeline_duration(s->timeline->bound, r->pipe->unit_cost), pipeline_unit(r->pipe->unit_cost), 100 * slack_of(s));
     snprintf(text, size, "Of all stage time in %s, %.1f %% is useful work, %.1f %% replays and %.1f %% "
                          "idle%s.", s->name,
              100 * (1 - replays - idle), 100 * replays, 100 * (idle > 0 ? idle : 0), bound);
@@ -237,49 +199,29 @@ static const char *largest_term(const cf_memory_report *m, int64_t *bytes) {
     return name;
 }
 
-/* What limits memory, and what is left of it. What the tuner has filled needs no advice. */
+/* What holds most of it. */
 static int say_memory(const report *r, const report_schedule *s, char *text, size_t size) {
     const cf_memory_report *m;
-    int64_t most, room, live;
+    char all[64] = "";
+    int64_t most;
     const char *name;
-    char rest[256] = "";
 
     if (!s->memory) return 0;
     m = &s->memory[s->fullest];
     name = largest_term(m, &most);
-    if (!r->pipe->estimates) {
-        snprintf(text, size, "Memory: stage %lld holds the most, %.2f GiB; its largest term is %s, %.2f GiB.",
-                 (long long)s->fullest, modelling_gib(m->total), name, modelling_gib(most));
-        return 1;
-    }
-    room = report_room(r, s->schedule, s->timeline, m, s->fullest, &live);
-    if (!r->tuned && room > 0 && !keeps_all(r, s))
-        snprintf(rest, sizeof rest, " It keeps %lld chunks at once and has room for %s more: the limit of chunks, "
-                                    "not the "
-                 "GPU, is what holds it down (--limit %lld, or a larger --k).",
-                 (long long)live, cli_commas(room), (long long)(live + room));
-    snprintf(text, size, "Memory: stage %lld holds the most, %.2f of the GPU's %.2f GiB; its largest term is %s, "
-                         "%.2f GiB.%s",
-             (long long)s->fullest, modelling_gib(m->total), modelling_gib(r->pipe->gpu.memory), name,
-             modelling_gib(most), rest);
+    if (r->pipe->gpu_bytes > 0) snprintf(all, sizeof all, " of the %.2f that it may hold", modelling_gib(r->pipe->gpu_bytes));
+    snprintf(text, size, "Memory: stage %lld holds the most, %.2f GiB%s; its largest term is %s, %.2f GiB.%s",
+             (long long)s->fullest, modelling_gib(m->total), all, name, modelling_gib(most),
+             s->held_down ? " The schedule is held down to fit." : "");
     return 1;
 }
 
-static int say_replays(const report *r, const report_schedule *s, char *text, size_t size) {
+static int say_replays(const report_schedule *s, char *text, size_t size) {
     double share = s->timeline->busy > 0 ? s->timeline->replayed / s->timeline->busy : 0;
-    cf_plan_stats stats;
 
     if (!(share >= 0.001)) return 0;
-    cf_plan_measure(r->packed->plan, NULL, &stats);
-    if (r->tuned)
-        snprintf(text, size, "%.1f %% of the work is replays of dropped chunks, which the search found cheaper than "
-                             "what "
-                 "else fits: only memory changes that (more --recompute, --tp).", 100 * share);
-    else
-        snprintf(text, size, "%.1f %% of the work is replays of dropped chunks: a larger --k (here up to %lld, the "
-                             "chunks "
-                 "of the longest sequence) or --limit drops fewer, and holds more.", 100 * share,
-                 (long long)stats.largest_group);
+    snprintf(text, size, "%.1f %% of the work is replays of dropped chunks, whose activations would take more memory.",
+             100 * share);
     return 1;
 }
 
@@ -305,8 +247,8 @@ static int say_uneven(const report *r, const report_schedule *s, char *text, siz
     if (!(most > 1.05 * mean)) return 0;
     snprintf(text, size,
              "Stage %lld has %.2f times the mean stage's work, %s %s; whatever the order of the passes, the others "
-             "wait for it%s.", (long long)busiest, most / mean, pipeline_time(most), pipeline_unit(r->pipe->unit_cost),
-             may_move_layers(r) ? ": even out the stages (--stage-layers)" : "");
+             "wait for it.", (long long)busiest, most / mean, pipeline_duration(most, r->pipe->unit_cost),
+             pipeline_unit(r->pipe->unit_cost));
     return 1;
 }
 
@@ -329,19 +271,58 @@ static int say_unsplit(const report *r, const report_schedule *s, char *text, si
     return 1;
 }
 
-/* What of the options that were tried pays, all together. */
-static int say_tried(const report *r, const report_schedule *s, char *text, size_t size) {
+/* All that pays of what was tried, one on top of the other; NULL: nothing does. */
+static const report_try *what_pays(const report *r) {
     const report_try *best = NULL;
     int i;
 
     for (i = 0; i < r->n_tries; i++)
         if (r->tries[i].pays) best = &r->tries[i];
+    return best;
+}
+
+int report_do(const report *r, char *text, size_t size) {
+    const report_try *best = what_pays(r);
+    double makespan;
+
     if (r->n_tries == 0) return 0;
+    makespan = r->schedules[r->best].timeline->makespan;
     if (best)
-        snprintf(text, size, "What pays, of what was tried: %s takes %s %s, %.1f %% less, in %.2f GiB.", best->options,
-                 pipeline_time(best->makespan), pipeline_unit(r->pipe->unit_cost),
-                 100 * (1 - best->makespan / s->timeline->makespan), modelling_gib(best->memory));
-    else snprintf(text, size, "Nothing that was tried pays: neither a larger --k or --limit nor other --stage-layers.");
+        snprintf(text, size, "Do this: %s takes an estimated %s s, %.1f %% less, in %.2f of %.2f GiB (tried, and it fits).",
+                 best->options, pipeline_estimate(best->makespan), 100 * (1 - best->makespan / makespan),
+                 modelling_gib(best->memory), modelling_gib(r->pipe->gpu_bytes));
+    else snprintf(text, size, "Keep these options: nothing that was tried and fits is shorter by 1 %% or more.");
+    return 1;
+}
+
+/* What it costs that ranks are uneven, and why they are: they have the same number of steps, and these differ. */
+static int say_ranks(const report *r, char *text, size_t size) {
+    double slowest = 0, sum = 0, n = 0;
+    int64_t i, rank = 0, longest = -1;
+    const cf_plan *plan = r->packed->plan;
+
+    for (i = 0; i < r->n_ranks; i++) {
+        if (!(r->ranks[i].makespan >= 0)) continue;
+        sum += r->ranks[i].makespan;
+        n += 1;
+        if (r->ranks[i].makespan <= slowest) continue;
+        slowest = r->ranks[i].makespan;
+        rank = i;
+    }
+    if (n < 2 || !(slowest * n > 1.02 * sum)) return 0;
+    for (i = 0; i < plan->n_groups; i++)
+        if (longest < 0 || plan->groups[i].tokens > plan->groups[longest].tokens) longest = i;
+    snprintf(text, size, "Ranks are uneven: all wait for rank %lld, %s %s, %s times the mean, so %.1f %% of all GPU time is "
+                         "lost. Each has %s steps, ", (long long)rank, pipeline_duration(slowest, r->pipe->unit_cost),
+             pipeline_unit(r->pipe->unit_cost), pipeline_estimate(slowest * n / sum), 100 * (1 - sum / (slowest * n)),
+             cli_commas(plan->n_steps));
+    size -= strlen(text);
+    text += strlen(text);
+    if (longest >= 0 && plan->chunks[plan->groups[longest].first_chunk].rank == rank)
+        snprintf(text, size, "but the chunks of a sequence of %s tokens, which stay on that rank, attend to all of it "
+                             "before them and cost more than others; more other sequences, or several as long, would even "
+                             "that out.", cli_commas(plan->groups[longest].tokens));
+    else snprintf(text, size, "but not of equal cost.");
     return 1;
 }
 
@@ -353,10 +334,11 @@ int report_advice(const report *r, int i, char *text, size_t size) {
     if (!s) return 0;
     if (say_unsplit(r, s, text, size) && i-- == 0) return 1;
     if (say_whole(r, s, text, size) && i-- == 0) return 1;
-    if (say_tried(r, s, text, size) && i-- == 0) return 1;
+    if (report_do(r, text, size) && i-- == 0) return 1;
+    if (say_ranks(r, text, size) && i-- == 0) return 1;
     if (say_uneven(r, s, text, size) && i-- == 0) return 1;
     for (rank = 0; rank < 3; rank++)
-        if (say_cause(r, s, rank, text, size) && i-- == 0) return 1;
-    if (say_replays(r, s, text, size) && i-- == 0) return 1;
+        if (say_cause(s, rank, text, size) && i-- == 0) return 1;
+    if (say_replays(s, text, size) && i-- == 0) return 1;
     return say_memory(r, s, text, size) && i == 0;
 }
