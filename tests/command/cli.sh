@@ -597,7 +597,7 @@ test_pack() {
     printf '8\n8\n8\n' >three
     cf pack --chunk-size 8 --ranks 2 three
     same pack/ranks/coarse "1 1" "$(grep -c '^dearest rank  *1.3333 x' out) $(grep -c 'too few or too large to be' out)"
-    { echo 131072; seq 1000 100 12000; } >uneven
+    { echo 131072; seq 1000 50 12000; seq 1000 50 12000; } >uneven
     cf pack --chunk-size 4K --ranks 4 uneven
     same pack/ranks/dear "1 1 0" "$(grep -c 'Every rank has the same [0-9]* steps, the fewest that will do' out) $(
         grep -c 'chunks of sequence 0 with its 131,072 tokens attend to all' out) $(grep -c 'too few or too large' out)"
