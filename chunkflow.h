@@ -448,6 +448,10 @@ typedef struct cf_metadata_desc {
                                             token is. The same as for cf_loss_weights, or the mean is not one */
     const double *weights;               /* (n_sequences) of each sequence's targets, from cf_loss_weights; NULL: no
                                             loss_weights are wanted */
+    int shifted;                         /* 1: the trainer's inputs and targets are arrays of the same length, of which
+                                            the second is one token ahead. So every row has a target, that with the
+                                            row's own position, and `ignored` counts in the targets. The same as for
+                                            cf_loss_weights. 0: a row's target is the next token of the sequence */
 } cf_metadata_desc;
 
 /* One chunk. Its tensors have `rows` rows: tokens, and padding where `align` or a capacity leave some. Keys and values
@@ -475,7 +479,7 @@ typedef struct cf_metadata {
     const int32_t *sequence_ids;     /* (rows) which sequence of the batch; -1: padding */
     const int32_t *position_ids;     /* (rows) position in it, for RoPE; 0 in padding */
     const int32_t *target_positions; /* (rows) position of the token to predict, the row's label, even where that token
-                                        is in the next chunk; -1: none, or ignored */
+                                        is in the next chunk; -1: none, or ignored. Shifted: the row's own position */
     const double *loss_weights;      /* (rows) factor of the row's loss; 0 without a target. NULL: not wanted */
 } cf_metadata;
 
@@ -503,6 +507,7 @@ typedef enum cf_mean {
 typedef struct cf_loss_weights_desc {
     cf_mean mean;                        /* 0: over tokens */
     const unsigned char *const *ignored; /* as in cf_metadata_desc */
+    int shifted;                         /* likewise */
     const int64_t *prompts;              /* (n) the prompt of each sequence, 0 .. n - 1; for CF_MEAN_PROMPTS */
     const cf_allocator *allocator;       /* for n counts, given back at the end */
 } cf_loss_weights_desc;
@@ -510,8 +515,8 @@ typedef struct cf_loss_weights_desc {
 /* For each sequence of the batch the weight of its targets that makes the sum of all weighted losses the wanted mean.
    lengths: all n, as given to cf_pack, so those of other ranks too. A mean over a chunk or a rank would be another
    loss, for these have different numbers of targets: add up losses and gradients over chunks and ranks, and let nothing
-   (no DDP) divide them. Every token but a sequence's first is a target, unless it is ignored; without any, all weights
-   are 0. Errors: CF_ERROR_ARGUMENT ("lengths", "prompts": with the sequence), CF_ERROR_LIMIT, CF_ERROR_OVERFLOW,
+   (no DDP) divide them. Every token but a sequence's first (shifted: every one) is a target, unless it is ignored;
+   without any, all weights are 0. Errors: CF_ERROR_ARGUMENT ("lengths", "prompts": with the sequence), CF_ERROR_LIMIT, CF_ERROR_OVERFLOW,
    CF_ERROR_MEMORY. The weights are untouched then. */
 CHUNKFLOW_API cf_result cf_loss_weights(const int64_t *lengths, int64_t n, const cf_loss_weights_desc *desc,
                                         double *weights, cf_error *error);
@@ -3443,13 +3448,13 @@ static void cf__metadata_add_padding(cf__metadata_job *job, int64_t first, int64
 static void cf__metadata_fill_slice(const cf__metadata_job *job, const cf_slice *s, int ends) {
     const unsigned char *ignored = job->desc.ignored != NULL ? job->desc.ignored[s->sequence] : NULL;
     int32_t *targets = job->targets + s->offset;
-    int64_t n_targets = s->length - ends, i;
+    int64_t ahead = !job->desc.shifted, n_targets = s->length - (ends && ahead), i;
     cf__metadata_fill_rows(job->sequences + s->offset, s->length, (int32_t)s->sequence, 0);
     cf__metadata_fill_rows(job->positions + s->offset, s->length, (int32_t)s->begin, 1);
-    cf__metadata_fill_rows(targets, n_targets, (int32_t)s->begin + 1, 1);
-    if (ends) targets[s->length - 1] = -1;
+    cf__metadata_fill_rows(targets, n_targets, (int32_t)(s->begin + ahead), 1);
+    if (n_targets < s->length) targets[s->length - 1] = -1;
     for (i = 0; i < n_targets && ignored != NULL; i++)
-        if (ignored[s->begin + 1 + i]) targets[i] = -1;
+        if (ignored[s->begin + ahead + i]) targets[i] = -1;
     for (i = 0; i < s->length && job->weights != NULL; i++)
         job->weights[s->offset + i] = targets[i] < 0 ? 0 : job->desc.weights[s->sequence];
 }
@@ -3569,9 +3574,9 @@ static int64_t cf__metadata_set(const cf_loss_weights_desc *d, int64_t sequence)
     return d->mean == CF_MEAN_PROMPTS ? d->prompts[sequence] : 0;
 }
 
-static int64_t cf__metadata_count_targets(int64_t length, const unsigned char *ignored) {
-    int64_t n = cf__max(0, length - 1), t;
-    for (t = 1; t < length && ignored != NULL; t++) n -= ignored[t] != 0;
+static int64_t cf__metadata_count_targets(int64_t length, const unsigned char *ignored, int shifted) {
+    int64_t first = !shifted, n = cf__max(0, length - first), t;
+    for (t = first; t < length && ignored != NULL; t++) n -= ignored[t] != 0;
     return n;
 }
 
@@ -3583,7 +3588,8 @@ static cf_result cf__metadata_add_targets(const int64_t *lengths, int64_t n, con
         CF__TRY(cf__pack_add_length(lengths, i, &sum, error));
         set = cf__metadata_set(d, i);
         CF__TRY(cf__inside(set, 0, n - 1, CF_ERROR_ARGUMENT, "prompts", i, "is no prompt", error));
-        totals[set] += cf__metadata_count_targets(lengths[i], d->ignored != NULL ? d->ignored[i] : NULL);
+        totals[set] += cf__metadata_count_targets(lengths[i], d->ignored != NULL ? d->ignored[i] : NULL,
+                                                   d->shifted);
     }
     return CF_OK;
 }

@@ -509,7 +509,7 @@ typedef struct loss_batch {
     size_t n_bytes;
     /* found by the passes */
     double sum;
-    int64_t n_targets, n_odd; /* targets; rows that are none and have a weight */
+    int64_t n_targets, n_odd; /* targets; rows that are none and have a weight, or whose target is another one */
 } loss_batch;
 
 /* Any number for the loss of one target. */
@@ -519,7 +519,7 @@ static double loss_of(int64_t sequence, int64_t position) {
 }
 
 static int is_target(const loss_batch *b, int64_t sequence, int64_t position) {
-    if (position < 1 || position >= b->batch->lengths[sequence]) return 0;
+    if (position < !b->how.shifted || position >= b->batch->lengths[sequence]) return 0;
     return b->how.ignored == NULL || b->ignored[sequence] == NULL || !b->ignored[sequence][position];
 }
 
@@ -563,6 +563,7 @@ static int count_loss(void *user, const cf_step *step) {
             continue;
         }
         b->n_targets++;
+        b->n_odd += m.target_positions[row] - m.position_ids[row] != !b->how.shifted;
         b->sum += m.loss_weights[row] * loss_of(m.sequence_ids[row], m.target_positions[row]);
     }
     return 0;
@@ -585,6 +586,7 @@ static int draw_loss(harness_rng *rng, const oracle_batch *batch, loss_batch *b)
     b->how.mean = (cf_mean)harness_between(rng, CF_MEAN_DEFAULT, CF_MEAN_PROMPTS);
     b->how.ignored = masked ? b->ignored : NULL;
     b->how.prompts = b->prompts;
+    b->how.shifted = harness_chance(rng, 0.3);
     return 1;
 }
 
@@ -629,6 +631,7 @@ TEST(ten_thousand_ways_to_run_a_batch_have_the_same_loss) {
         b.desc.capacity = harness_chance(&rng, 0.3) ? &b.most : NULL;
         b.desc.ignored = b.how.ignored;
         b.desc.weights = b.weights;
+        b.desc.shifted = b.how.shifted;
         REQUIRE(cf_metadata_size(plan, -1, &b.desc, &b.n_bytes, NULL) == CF_OK);
         b.memory = malloc(b.n_bytes + 1);
         b.sum = 0;

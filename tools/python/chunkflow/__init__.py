@@ -531,10 +531,10 @@ class Plan(_Object):
         return self.slices[first:first + self.chunks["n_slices"][chunk]]
 
     def metadata(self, chunk: int, capacity: Mapping[str, int] | None = None, ignored: Sequence[Any] | None = None,
-                 weights: Any = None) -> Metadata:
+                 weights: Any = None, shifted: bool = False) -> Metadata:
         """cf_metadata_fill: what the kernels of a chunk, and its loss, are told; the options are the members of
         cf_metadata_desc, `ignored` a mask for each sequence (or None in its place)."""
-        desc, given = _describe("cf_metadata_desc", {"capacity": capacity, "weights": weights},
+        desc, given = _describe("cf_metadata_desc", {"capacity": capacity, "weights": weights, "shifted": int(shifted)},
                                 lambda name: int(getattr(self.c, name)))
         if ignored is not None:
             lengths = np.zeros(self.n_sequences, np.int64)
@@ -592,11 +592,11 @@ def pack(lengths: Sequence[int] | np.ndarray, chunk_size: int, **options: Unpack
 
 
 def loss_weights(lengths: Sequence[int] | np.ndarray, mean: str = "tokens", ignored: Sequence[Any] | None = None,
-                 prompts: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
+                 prompts: Sequence[int] | np.ndarray | None = None, shifted: bool = False) -> np.ndarray:
     """cf_loss_weights: of each sequence the weight of its targets, for Plan.metadata; over the lengths of all ranks."""
     numbers = _integers(lengths, "lengths")
     given, desc = _Given(), ffi.new("cf_loss_weights_desc *")
-    desc.mean = _number_of("cf_mean", mean, "mean")
+    desc.mean, desc.shifted = _number_of("cf_mean", mean, "mean"), int(shifted)
     desc.ignored = _masks(ignored, numbers, given)
     if prompts is not None:
         of = _integers(prompts, "prompts")
