@@ -1,4 +1,4 @@
-/* chunkflow.h - v0.1.0 - chunked long-context training: plans, schedules, an interpreter - MIT or public domain
+/* chunkflow.h - v0.1.0, 2026-11-24 - long-context training in chunks: plans, schedules, runs - MIT or public domain
 
    What it is. Fine-tuning data is long-tailed: most sequences are short, a few are enormous. chunkflow reorganises a
    batch into chunks of at most ChunkSize tokens: short sequences are packed together, long ones are cut into dependent
@@ -17,7 +17,8 @@
    the file, implementation included. Define CHUNKFLOW_API yourself (say, as a DLL export) to override the linkage.
    Needs only libc. Compile that one file with any optimisation but -Ofast, -ffast-math and its parts, which it refuses.
 
-   The functions by task
+   The functions by task. Those of a line with ~ may change before 1.0; all others are stable: until then a function
+   keeps its arguments and meaning, and a struct of options its members, to which others may be added.
        pack a batch            cf_pack, cf_pack_size + cf_pack_into (your memory), cf_pack_defaults, cf_plan_free
        ask a plan              cf_plan_measure (fill, bounds, balance), cf_chunk_state_tokens, cf_slice_pairs
        feed kernels and loss   cf_metadata_size + cf_metadata_fill (cu_seqlens, positions, targets), cf_loss_weights
@@ -25,27 +26,26 @@
                                cf_schedule_free
        time them               cf_simulate, cf_timeline_free
          from your own clock   cf_timeline_measured
-         no faster than        cf_schedule_bounds
+     ~   no faster than        cf_schedule_bounds
        add the transfers       cf_schedule_lower
        run them                cf_run, cf_run_capacity (how large the buffers must be), cf_run_size, cf_chunk_seed
          one action at a time  cf_run_open, cf_run_next, cf_run_close
        check                   cf_plan_validate, cf_schedule_validate (of any source)
-       ask a schedule          cf_schedule_index_make, cf_schedule_index_free, cf_schedule_find (where a pass stands),
-                               cf_schedule_needs (what it waits for)
+     ~ ask a schedule          cf_schedule_index_make, cf_schedule_index_free, cf_schedule_find (where a pass stands),
+                               cf_schedule_needs (what it waits for), cf_schedule_loads (what is held meanwhile)
        write                   cf_write_plan_json, cf_write_schedule_json
-       what waits for what     cf_graph_make, cf_graph_free
+     ~ what waits for what     cf_graph_make, cf_graph_free
        words of enumerations   cf_pass_name, cf_edge_name, cf_placement_name, cf_replay_name, cf_schedule_kind_name,
                                cf_pack_method_name, cf_split_method_name, cf_recompute_name
        errors                  cf_result_name, the cf_error record
-         of your own           cf_fail, cf_fail_real, cf_fail_null, cf_refuse
+     ~   of your own           cf_fail, cf_fail_real, cf_fail_null, cf_refuse
        memory of yours         cf_allocator
-         for your functions    cf_allocator_resolve, cf_allocate
+     ~   for your functions    cf_allocator_resolve, cf_allocate
        cost numbers            cf_cost_seconds
        describe a model        cf_model_find, cf_model_validate, cf_model_parameters, cf_stage_parameters,
          and its split         cf_stage_shard, cf_parallel_validate, cf_parallel_defaults
          and where stages lie  cf_placement_stage, cf_placement_at
-       size its memory         cf_memory_estimate, cf_memory_token_bytes, cf_memory_defaults
-         moment by moment      cf_schedule_loads
+     ~ size its memory         cf_memory_estimate, cf_memory_token_bytes, cf_memory_defaults
 
    Attention, carried state and a pipeline on GPUs are in a companion with its own declarations, chunkflow_cuda.cu.
    What is decided once and not for every batch (seconds estimated from a model and a GPU or fitted to measurements, and
@@ -113,6 +113,7 @@
 #define CHUNKFLOW_VERSION_MINOR 1
 #define CHUNKFLOW_VERSION_PATCH 0
 #define CHUNKFLOW_VERSION "0.1.0"
+#define CHUNKFLOW_DATE "2026-11-24" /* of this version */
 
 #if defined(CHUNKFLOW_STATIC) && !defined(CHUNKFLOW_IMPLEMENTATION)
 #define CHUNKFLOW_IMPLEMENTATION
@@ -516,8 +517,8 @@ typedef struct cf_loss_weights_desc {
    lengths: all n, as given to cf_pack, so those of other ranks too. A mean over a chunk or a rank would be another
    loss, for these have different numbers of targets: add up losses and gradients over chunks and ranks, and let nothing
    (no DDP) divide them. Every token but a sequence's first (shifted: every one) is a target, unless it is ignored;
-   without any, all weights are 0. Errors: CF_ERROR_ARGUMENT ("lengths", "prompts": with the sequence), CF_ERROR_LIMIT, CF_ERROR_OVERFLOW,
-   CF_ERROR_MEMORY. The weights are untouched then. */
+   without any, all weights are 0. Errors: CF_ERROR_ARGUMENT ("lengths", "prompts": with the sequence), CF_ERROR_LIMIT,
+   CF_ERROR_OVERFLOW, CF_ERROR_MEMORY. The weights are untouched then. */
 CHUNKFLOW_API cf_result cf_loss_weights(const int64_t *lengths, int64_t n, const cf_loss_weights_desc *desc,
                                         double *weights, cf_error *error);
 
@@ -1222,7 +1223,24 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
    I, W B in two halves, where the schedule splits it: I leaves in the slot what W needs for the gradients of the
         weights. At W the state may be gone.
 
-   A chunk without slices is idle: its passes have nothing to do. */
+   A chunk without slices is idle: its passes have nothing to do.
+
+   Buffers. cf_run_capacity says how many slots of which size the passes of a batch need. Handed the same cf_capacity
+   for every batch, it keeps the most of each member, so that buffers grow in the first batches and then stay. Nothing
+   in a slot outlives a batch, so growing is to free and to allocate:
+
+       static cf_capacity need;                       // all zeros at first, kept over the whole training
+       cf_capacity before = need;                     // and for every batch, once it has a plan and a schedule:
+       if (cf_run_capacity(plan, schedule, stage, &need, &error) != CF_OK) return 1;
+       if (memcmp(&before, &need, sizeof need) != 0) {
+           grow(&activations, need.slots * need.rows);                   // rows; slot i starts at i x need.rows
+           grow(&state, need.states * (need.prefix + need.rows));        // of K, V, dK and dV, in every layer
+           grow(&boundaries, need.boundaries * need.rows);               // of the tensor between stages
+           grow(&scratch, need.scratch);                                 // of what a pass keeps nothing of
+       }
+
+   If &need is cf_metadata_desc.capacity, too, all chunks have need.rows rows: then set state to zero when it has grown,
+   and only then. */
 
 /* What a pass callback gets. Slots are small numbers, reused as soon as they are free: cf_run_capacity says how many
    there will be and how large. */

@@ -246,6 +246,17 @@ own_linkage() { # compiler
     fi
 }
 
+# The comment at the top names every public function once, and so says of each how stable it is.
+mapped() {
+    name=map
+    wanted "$name" || return 0
+    sed -n '/The functions by task/,/Attention, carried state/p' "$TOP/chunkflow.h" | grep -o '\bcf_[a-z0-9_]*' |
+        grep -v -e '^cf_error$' -e '^cf_allocator$' | sort >"$OUT/$name.said"
+    declared CHUNKFLOW chunkflow.h >"$OUT/$name.declared"
+    if diff "$OUT/$name.declared" "$OUT/$name.said" >"$OUT/$name.diff"; then ok "$name"
+    else fail "$name" "the map at the top and the declarations differ" "$OUT/$name.diff"; fi
+}
+
 # What every function that takes a plan, schedule or graph says of it in the comment before it: "FUNCTION must" or
 # "FUNCTION may". Functions one after the other share a comment; those that free want what was made.
 promises() {
@@ -468,6 +479,7 @@ tcc_reads_them() {
     ok tcc
 }
 
+mapped
 promised
 tcc_reads_them
 rm -f "$OUT/same-bits.reference" "$OUT"/object-*.o
