@@ -382,6 +382,15 @@ checkpoints() {
     # shellcheck disable=SC2086
     run $options --checkpoint "$work/run" --lr 0.5
     complained "refused: a checkpoint of another run" 2 "its lr is"
+    # As if another trainer held it: the lock of a process of its own, for as long as this one runs.
+    cp "$work/run" "$work/held"
+    # shellcheck disable=SC2086
+    (exec 9>"$work/run.chunkflow-lock" && flock 9 && run $options --checkpoint "$work/run" 9>&- &&
+        printf '%s\n' "$status" >"$work/status")
+    status=$(cat "$work/status")
+    complained "refused: a checkpoint that another trainer uses" 2 "another trainer is running with this checkpoint"
+    if cmp -s "$work/run" "$work/held" && [ -e "$work/run.chunkflow-lock" ]; then ok "it and its lock stay as they are"
+    else fail "it and its lock stay as they are" "$(ls "$work" | grep run)"; fi
 }
 
 memory() {

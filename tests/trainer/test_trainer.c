@@ -783,6 +783,9 @@ TEST(errors_of_the_library_come_back) {
     x.runner.packing.chunk_size = -1;
     CHECK_INT(chunked_gradients(&x.runner, &x.weights, &x.gradient, &x.batch, 1, &result, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "chunk_size");
+    x.batch.length[0] = -1;
+    CHECK_INT(chunk_feed_begin(&x.runner.feed, plan, &x.batch, &x.meter, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "lengths");
     volatile sig_atomic_t stop = 1;
     y.runner.stop = &stop;
     CHECK_INT(chunked_gradients(&y.runner, &y.weights, &y.gradient, &y.batch, 1, &result, &error), CF_ERROR_CANCELLED);
@@ -811,6 +814,7 @@ TEST(the_check_tells_right_from_wrong) {
     snprintf(line, sizeof line, "3 sequences, 67 tokens, 64 targets in %d chunks of 10, K 2: largest group 5, 0 hybrid, 3", 7);
     if (!CHECK(strstr(e.out, line) && strstr(e.out, "limit 1e-10: ok, it is rounding"))) FAIL("%s", e.out);
     for (int64_t i = 0; i < x.weights.n_tensors; i++) CHECK(strstr(e.out, x.weights.tensors[i].name) != NULL);
+    CHECK(strstr(e.out, "largest gradient ") != NULL);
     x.seed = 1;
     e = ended(run_check, &x);
     CHECK_INT(e.status, 3);
@@ -960,7 +964,13 @@ TEST(the_ring_shows_a_wrong_order) {
         CHECK(b >= 2 || isnan((double)block.dk[0]));                   /* loaded anew */
         CHECK(b < 2 || isnan((double)prefix.dk[b * KEY_BLOCK * WIDTH])); /* on its way out */
     }
+    CHECK(stream_is_busy(&s)); /* gradients are on their way out, and nothing comes in any more */
     stream_end(&s);
+    CHECK(!stream_is_busy(&s));
+    copy_issue(&s.in, host, s.ring, 1);
+    CHECK(stream_is_busy(&s));
+    copy_wait(&s.in, s.in.n_issued);
+    host[0] = 0;
     for (int64_t b = 0; b < 4; b++) CHECK(prefix.dk[b * KEY_BLOCK * WIDTH] == -1 - (real)b);
     for (int64_t i = 0; i < ROWS * WIDTH; i++) CHECK(prefix.dv[i] == (real)(3 * ROWS * WIDTH + i));
     stream_free(&s, &meter);
@@ -1337,6 +1347,13 @@ TEST(directories_may_be_deep_but_not_endless) {
    >>tokens
    ================================================================================================================ */
 
+static void write_tokens(const void *user) {
+    const int64_t length = 5;
+    token_set s = random_tokens(&length, 1, 9, 3);
+    tokens_write((const char *)user, &s);
+    token_set_free(&s);
+}
+
 static void read_tokens(const void *user) {
     token_set s = tokens_read((const char *)user);
     token_set_free(&s);
@@ -1391,6 +1408,9 @@ TEST(token_files_are_as_described) {
     token_set_free(&t);
     remove(in_folder("tokens"));
     remove(in_folder("again"));
+    const ending none = ended(write_tokens, "/no/such/file"), full = ended(write_tokens, "/dev/full");
+    CHECK(none.status == EXIT_CHECK_FAILED && strstr(none.err, "/no/such/file: No such file"));
+    if (access("/dev/full", F_OK) == 0) CHECK(full.status == EXIT_CHECK_FAILED && strstr(full.err, "it cannot be written"));
 }
 
 /* Each member that makes no sense is found, and so is every other length of the file. */
@@ -1614,6 +1634,21 @@ static void check_refused(const char *path, const unsigned char *image, size_t b
     free(after);
 }
 
+/* What cannot be written says why, as the system does, and leaves nothing. */
+TEST(checkpoint_that_cannot_be_written) {
+    saved_run run;
+    char path[256];
+    saved_run_init(&run, 1);
+    CHECK_INT(replace_file(in_folder("none/point"), &run.c), ENOENT);
+    CHECK_INT(replace_file(folder, &run.c), EISDIR);
+    snprintf(path, sizeof path, "%s", in_folder("link"));
+    CHECK(symlink("nowhere", path) == 0);
+    CHECK_INT(replace_file(path, &run.c), ENOENT);
+    remove(path);
+    snprintf(path, sizeof path, "%s.chunkflow-tmp0", folder);
+    CHECK(access(path, F_OK) != 0);
+}
+
 TEST(checkpoint_comes_back_whole) {
     saved_run written, read;
     char why[CHECKPOINT_WHY] = "", path[256];
@@ -1762,7 +1797,7 @@ SUITE(trainer, CASE(hashes_are_those_of_splitmix64), CASE(models_are_refused_by_
       CASE(dropout_differs_by_step_layer_site_and_position), CASE(learning_rate_warms_up_and_decays),
       CASE(adamw_equals_the_definition), CASE(every_epoch_has_every_document_once_and_can_be_entered_anywhere),
       CASE(files_become_documents_and_no_byte_is_lost),
-      CASE(directories_are_read_in_order_and_some_entries_are_passed_over), CASE(checkpoint_comes_back_whole), CASE(checkpoint_piece_by_piece),
+      CASE(directories_are_read_in_order_and_some_entries_are_passed_over), CASE(checkpoint_that_cannot_be_written), CASE(checkpoint_comes_back_whole), CASE(checkpoint_piece_by_piece),
       CASE(checkpoint_damaged_anywhere_is_refused), CASE(checkpoint_of_many_terabytes_is_refused),
       CASE(checkpoint_of_another_run_is_refused));
 

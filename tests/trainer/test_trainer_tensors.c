@@ -18,7 +18,27 @@ static void expect(int holds, const char *what) {
     if (!holds) printf("FAIL %s\n", what);
 }
 
-static char path[4096], again[4096];
+static char path[4096], again[4096], words[4096];
+
+/* What was said on standard error, which goes to a file, since the last call. */
+static const char *said(void) {
+    static char text[4096];
+    static long at;
+    FILE *file = fopen(words, "rb");
+    text[0] = 0;
+    if (!file) return text;
+    fseek(file, at, SEEK_SET);
+    text[fread(text, 1, sizeof text - 1, file)] = 0;
+    at = ftell(file);
+    fclose(file);
+    return text;
+}
+
+static void expect_said(const char *why) {
+    const char *text = said();
+    expect(strstr(text, why) != NULL, why);
+    if (!strstr(text, why)) printf("    it said: %s", text);
+}
 
 /* A file with this header and so many bytes of data: 0, 1, 2, ... */
 static void make_file(const char *header, int64_t claimed, int64_t data_bytes) {
@@ -65,10 +85,20 @@ static void test_refusals(void) {
         "{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}",
         "{\"a\":{\"shape\":[2],\"data_offsets\":[0,8]}}", "{\"a\":{\"dtype\":3,\"shape\":[2],\"data_offsets\":[0,8]}}",
     };
+    static const char *const whys[] = {
+        "wanted a JSON value", "wanted the name of a member", "the header is no object", "there is more behind",
+        "a: it is no object", "a: wanted a dtype, a string", "hold more or less", "hold more or less",
+        "the end lies before", "past the end of the file", "is negative", "is negative", "too many numbers",
+        "wanted two numbers", "a whole number of at most 63 bits", "hold more or less", "hold more or less",
+        "a whole number of at most 63 bits", "too many numbers", "there are 4 bytes more",
+        "before it there is a hole", "b: data_offsets: it overlaps", "a: given twice", "dtype: given twice",
+        "a: wanted a dtype, a string", "a: wanted a dtype, a string"};
     char what[64];
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         snprintf(what, sizeof what, "header %d is refused", (int)i);
+        (void)said();
         expect(opens(bad[i], 8) == CLI_WRONG, what);
+        expect_said(whys[i]);
     }
     expect(opens("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8) == CLI_OK, "a whole file");
     expect(opens("{\"a\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[0,8]}}", 8) == CLI_OK, "another type");
@@ -79,8 +109,17 @@ static void test_refusals(void) {
     for (size_t i = 0; i < sizeof claims / sizeof claims[0]; i++) {
         safetensors s;
         make_file("{}", claims[i], 0);
+        (void)said();
         expect(safetensors_open(path, &s) == CLI_WRONG && !s.file && !s.tensors, "a header of another length");
+        expect_said(i < 4 ? "bytes, more than 100000000" : i == 4 ? "claims 100000000 bytes, the file has 2" :
+                    i == 5 ? "claims 3 bytes, the file has 2" : i == 6 ? "the name of a member" : "wanted a JSON value");
     }
+    FILE *file = fopen(path, "wb");
+    for (int i = 0; i < 7; i++) fputc(0, file);
+    fclose(file);
+    safetensors s;
+    expect(safetensors_open(path, &s) == CLI_WRONG, "7 bytes");
+    expect_said("too short for a safetensors file");
 }
 
 /* ---- asking for tensors ---- */
@@ -118,6 +157,25 @@ static void test_numbers(void) {
     expect(strcmp(s.tensors[0].name, "a") == 0 && s.tensors[1].begin == 24, "sorted by name");
     expect(safetensors_read(&s, &s.tensors[1], 1, 5, back) == CLI_OK, "read");
     expect(memcmp(back, numbers + 1, 20) == 0, "fp32 comes back");
+    safetensors_close(&s);
+    tensor_source many[40]; /* given backwards, and some without data, where the next one begins */
+    static char names[40][SAFETENSORS_NAME];
+    const void *all[40];
+    for (int64_t i = 0; i < 40; i++) {
+        snprintf(names[i], sizeof names[i], "%0100d", (int)(99 - i));
+        many[i].name = names[i];
+        many[i].rows = i % 4 == 0 ? 0 : 2;
+        many[i].columns = 3;
+        many[i].index = i;
+        all[i] = numbers;
+    }
+    expect(safetensors_write(path, many, 40, TENSOR_F32, fetch_numbers, (void *)all) == CLI_OK, "many are written");
+    expect(safetensors_open(path, &s) == CLI_OK && s.count == 40, "and opened");
+    for (int64_t i = 0, at = 0; i < s.count; i++) {
+        const safetensor *t = &s.tensors[i];
+        expect(atoi(t->name) == 60 + (int)i && t->begin == at && t->end == at + ((39 - i) % 4 == 0 ? 0 : 24), "sorted");
+        at = t->end;
+    }
     safetensors_close(&s);
     for (int bf16 = 0; bf16 < 2; bf16++) {
         tensor_source one = {"x", 4, 0, 0};
@@ -190,12 +248,16 @@ int main(int argc, char **argv) {
     if (argc != 2) return EXIT_BAD_INPUT;
     snprintf(path, sizeof path, "%s/tensors.safetensors", argv[1]);
     snprintf(again, sizeof again, "%s/damaged.safetensors", argv[1]);
+    snprintf(words, sizeof words, "%s/tensors.said", argv[1]);
+    if (!freopen(words, "wb", stderr)) return EXIT_CHECK_FAILED;
+    setvbuf(stderr, NULL, _IONBF, 0);
     test_refusals();
     test_wants();
     test_numbers();
     test_damage();
     remove(path);
     remove(again);
+    remove(words);
     printf("%d passed, %d failed\n", passed, failed);
     return failed > 0;
 }
