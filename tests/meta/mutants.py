@@ -489,7 +489,8 @@ def copy_neighbours(folder):
 
 
 def compile_mutants(part, sources, mutants, folder):
-    """Writes and compiles them, leaving out those that are no C. Returns those that are left."""
+    """Writes and compiles them, leaving out those that are no C. Returns those that are left, and how many numbers there
+    are."""
     units = PARTS[part][1]
     linked = LINKED if part == "examples" else []
     shutil.rmtree(folder, ignore_errors=True)
@@ -520,12 +521,12 @@ def compile_mutants(part, sources, mutants, folder):
         mutants = [m for m in mutants if str(m.number) not in bad]
     texts = "".join(subprocess.run([*compiler(), *flags_of(folder), *linked, *options, "-E", f"{folder}/{unit}"], check=True,
                                    capture_output=True, text=True).stdout for unit, _, options in units)
-    there = set(re.findall(r"cf_mutants_met\[(\d+)\]", texts))
+    there, count = set(re.findall(r"cf_mutants_met\[(\d+)\]", texts)), len(mutants)
     mutants = [m for m in mutants if str(m.number) in there]  # not what other compilers see
     for unit, name, options in units:
         subprocess.run([*compiler(), *flags_of(folder), *linked, *options, "-c", f"{folder}/{unit}", "-o",
                         f"{folder}/{name}.o"], check=True)
-    return mutants
+    return mutants, count
 
 
 def link(build, folder, part):
@@ -651,8 +652,8 @@ def main():
         for mutant in mutants:
             print(f"[{mutant.section}] {mutant.kind}: {mutant.key}")
         return
-    compiled = compile_mutants(options.of, sources, mutants, folder)
-    tests = meet(link(options.build, folder, options.of), folder, options.slow, max(m.number for m in compiled))
+    compiled, count = compile_mutants(options.of, sources, mutants, folder)
+    tests = meet(link(options.build, folder, options.of), folder, options.slow, count)
     mutants = compiled[:options.n]
     print(f"{len(mutants)} mutants, {len(tests)} tests of {sum(t[0] for t in tests):.0f} s", flush=True)
     counts, table = {"killed": 0, "explained": 0, "survived": 0}, {}

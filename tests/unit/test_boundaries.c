@@ -7,6 +7,7 @@
    of them, and the test fails for one that it does not come to. */
 
 #include "../harness.h"
+#include "../reference/naive.h"
 #include "../reference/oracle.h"
 
 #include "tools/chunkflow_tune.h"
