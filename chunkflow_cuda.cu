@@ -3968,10 +3968,41 @@ __global__ void __launch_bounds__(UNFUSED_THREADS) clear_kernel(const __grid_con
    >>attention    launches, paths, public functions
    ================================================================================================================ */
 
+/* Every kernel that something here launches is in this list before main begins. CUDA loads a kernel when it is first
+   launched, and may wait for the whole device then: for ever, where that is a receive that waits for a process which
+   waits for this one. So the executor has all of them loaded, on the current device. */
+struct listed_kernel {
+    cudaError_t (*load)();
+    const listed_kernel *next;
+    explicit listed_kernel(cudaError_t (*how)());
+};
+
+const listed_kernel *all_kernels = NULL;
+
+listed_kernel::listed_kernel(cudaError_t (*how)()) : load(how), next(all_kernels) { all_kernels = this; }
+
+template <auto KERNEL> struct listing {
+    static cudaError_t load() {
+        cudaFuncAttributes unused;
+        return cudaFuncGetAttributes(&unused, KERNEL);
+    }
+    static const listed_kernel entry;
+};
+template <auto KERNEL> const listed_kernel listing<KERNEL>::entry(load);
+
+cudaError_t load_kernels() {
+    for (const listed_kernel *k = all_kernels; k != NULL; k = k->next) {
+        const cudaError_t status = k->load();
+        if (status != cudaSuccess) return status;
+    }
+    return cudaSuccess;
+}
+
 /* Puts a kernel on the stream. Every kernel here takes its parameters by value, in one record. */
-template <typename... P, typename... A>
-cf_result launch(const char *name, void (*kernel)(P...), int64_t blocks, int threads, size_t shared_bytes,
-                 cf_cuda_stream stream, cf_error *error, const A &...arguments) {
+template <auto KERNEL, typename A>
+cf_result launch(const char *name, int64_t blocks, int threads, size_t shared_bytes, cf_cuda_stream stream,
+                 cf_error *error, const A &arguments) {
+    (void)&listing<KERNEL>::entry;
     cudaLaunchConfig_t config = {};
     if (blocks == 0) return CF_OK;
     if (blocks > INT32_MAX) return cf_fail(error, CF_ERROR_LIMIT, name, -1, INT32_MAX, blocks, "too many blocks");
@@ -3982,12 +4013,12 @@ cf_result launch(const char *name, void (*kernel)(P...), int64_t blocks, int thr
     name_launch(name);
     cudaError_t status = cudaSuccess;
     if (shared_bytes > 48 * 1024)
-        status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
+        status = cudaFuncSetAttribute(KERNEL, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
     /* All that a multiprocessor has of it: otherwise the driver may leave room for one block where two or three fit. */
     if (status == cudaSuccess && shared_bytes > 0)
-        status = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+        status = cudaFuncSetAttribute(KERNEL, cudaFuncAttributePreferredSharedMemoryCarveout,
                                       (int)cudaSharedmemCarveoutMaxShared);
-    if (status == cudaSuccess) status = cudaLaunchKernelEx(&config, kernel, arguments...);
+    if (status == cudaSuccess) status = cudaLaunchKernelEx(&config, KERNEL, arguments);
     return status == cudaSuccess ? CF_OK : fail_cuda(error, status, name);
 }
 
@@ -4144,11 +4175,12 @@ tile_lists lists_of(const call &c) {
 }
 
 /* A block for each tile and key head of a list. */
-cf_result launch_tiles(const char *name, void (*kernel)(fused_params), const work_order &work, int threads,
-                       int shared_bytes, const call &c, const fused_params &f) {
+template <void (*KERNEL)(fused_params)>
+cf_result launch_tiles(const char *name, const work_order &work, int threads, int shared_bytes, const call &c,
+                       const fused_params &f) {
     fused_params with_work = f;
     with_work.work = work;
-    return launch(name, kernel, work.n_blocks, threads, (size_t)shared_bytes, c.stream, c.error, with_work);
+    return launch<KERNEL>(name, work.n_blocks, threads, (size_t)shared_bytes, c.stream, c.error, with_work);
 }
 
 template <typename T, int HEAD> cf_result fused_forward_as(const call &c) {
@@ -4157,11 +4189,11 @@ template <typename T, int HEAD> cf_result fused_forward_as(const call &c) {
     const fused_params f = fused_forward_of(c);
     cf_result code = CF_OK;
     if (f.carry != CARRY_LOAD)
-        code = launch_tiles("attention_forward", attention_forward_kernel<T, HEAD>, lists.forward, THREADS,
-                            forward_layout<HEAD>::BYTES, c, f);
+        code = launch_tiles<attention_forward_kernel<T, HEAD>>("attention_forward", lists.forward, THREADS,
+                                                               forward_layout<HEAD>::BYTES, c, f);
     return code != CF_OK ? code
-                         : launch_tiles("attention_combine", attention_combine_kernel<T, HEAD, THREADS>,
-                                        lists.split_forward, THREADS, FORWARD_ROWS * HEAD * 2, c, f);
+                         : launch_tiles<attention_combine_kernel<T, HEAD, THREADS>>(
+                             "attention_combine", lists.split_forward, THREADS, FORWARD_ROWS * HEAD * 2, c, f);
 }
 
 /* All kernels of a backward, for one shape of its tiles. Of several blocks of keys the first needs the rows' numbers,
@@ -4170,7 +4202,7 @@ template <typename T, int HEAD, int ROWS, int KEYS, int STAGES>
 cf_result launch_backward(const call &c, const fused_params &f) {
     const tile_lists l = lists_of(c);
     const bool deterministic = c.problem_of->inner.desc.deterministic != 0;
-    const auto kernel = attention_backward_kernel<T, HEAD, ROWS, KEYS, STAGES>;
+    constexpr auto kernel = attention_backward_kernel<T, HEAD, ROWS, KEYS, STAGES>;
     fused_params sums = f;
     cf_result code = CF_OK;
     sums.sums_of_tile = deterministic ? 0 : ROWS * HEAD;
@@ -4178,19 +4210,19 @@ cf_result launch_backward(const call &c, const fused_params &f) {
         code = check_code(kernel, BACKWARD_THREADS, "arch", "code for sm_90a has no tiles for so little memory",
                           c.error);
     if (code == CF_OK && (f.carry & CARRY_LOAD) == 0)
-        code = launch_tiles("attention_stats", attention_stats_kernel<T>, l.rows, STATS_THREADS, 0, c, sums);
+        code = launch_tiles<attention_stats_kernel<T>>("attention_stats", l.rows, STATS_THREADS, 0, c, sums);
     if (code == CF_OK && f.carry != CARRY_LOAD)
-        code = launch_tiles("attention_backward", kernel, l.keys, BACKWARD_THREADS,
-                            backward_layout<HEAD, ROWS, KEYS, STAGES>::BYTES, c, f);
+        code = launch_tiles<kernel>("attention_backward", l.keys, BACKWARD_THREADS,
+                                    backward_layout<HEAD, ROWS, KEYS, STAGES>::BYTES, c, f);
     if (code == CF_OK && f.carry != CARRY_LOAD)
-        code = launch_tiles("attention_join", attention_join_kernel<HEAD, KEYS, KEYS / 64>, l.split_keys, JOIN_THREADS,
-                            0, c, f);
+        code = launch_tiles<attention_join_kernel<HEAD, KEYS, KEYS / 64>>("attention_join", l.split_keys, JOIN_THREADS,
+                                                                          0, c, f);
     if (code != CF_OK || (f.carry & CARRY_STORE && !deterministic)) return code;
     if (deterministic)
-        return launch_tiles("attention_dq", attention_dq_kernel<T, HEAD, ROWS>, l.rows, 2 * ROWS,
-                            dq_layout<HEAD, ROWS>::BYTES, c, f);
-    return launch_tiles("attention_round_dq", attention_round_dq_kernel<T, HEAD, ROWS, 2>, l.rows, BACKWARD_THREADS,
-                        ROWS * HEAD * 2, c, f);
+        return launch_tiles<attention_dq_kernel<T, HEAD, ROWS>>("attention_dq", l.rows, 2 * ROWS,
+                                                                dq_layout<HEAD, ROWS>::BYTES, c, f);
+    return launch_tiles<attention_round_dq_kernel<T, HEAD, ROWS, 2>>("attention_round_dq", l.rows, BACKWARD_THREADS,
+                                                                     ROWS * HEAD * 2, c, f);
 }
 
 /* The rows of a tile are found by 32-bit numbers, in units of 8 elements. */
@@ -4324,12 +4356,6 @@ bool is_persistent = true;
 const bool is_persistent = true;
 #endif
 
-template <typename T, int HEAD> hopper_kernel *forward_hopper_kernel() {
-    if constexpr (WITH_VARIANTS)
-        if (!is_persistent) return attention_forward_hopper_kernel<T, HEAD, false>;
-    return attention_forward_hopper_kernel<T, HEAD, true>;
-}
-
 /* The count of tiles that persistent blocks have taken comes after the sums of parts. */
 size_t hopper_forward_bytes(const problem *p) {
     return is_persistent ? align_up(fused_forward_bytes(p), 256) + 256 : fused_forward_bytes(p);
@@ -4351,8 +4377,8 @@ cf_result prepare_taking(const call &c, hopper_params *h, int64_t *n_blocks) {
     return status == cudaSuccess ? CF_OK : fail_cuda(c.error, status, "attention_forward");
 }
 
-template <typename T, int HEAD> cf_result hopper_forward_as(const call &c) {
-    hopper_kernel *kernel = forward_hopper_kernel<T, HEAD>();
+template <typename T, int HEAD, bool PERSISTENT> cf_result launch_hopper_forward(const call &c) {
+    constexpr auto kernel = attention_forward_hopper_kernel<T, HEAD, PERSISTENT>;
     const problem *p = &c.problem_of->inner;
     const tile_lists lists = lists_of(c);
     hopper_params h = {};
@@ -4363,11 +4389,18 @@ template <typename T, int HEAD> cf_result hopper_forward_as(const call &c) {
     if (code == CF_OK) code = make_maps(c, p->forward_rows, false, &h);
     if (code == CF_OK) code = prepare_taking(c, &h, &n_blocks);
     if (code == CF_OK)
-        code = launch("attention_forward", kernel, n_blocks, HOPPER_THREADS,
-                      hopper_forward_layout<HEAD>::BYTES, c.stream, c.error, h);
+        code = launch<kernel>("attention_forward", n_blocks, HOPPER_THREADS, hopper_forward_layout<HEAD>::BYTES,
+                              c.stream, c.error, h);
     return code != CF_OK ? code
-                         : launch_tiles("attention_combine", attention_combine_kernel<T, HEAD, HOPPER_CONSUMERS>,
-                                        lists.split_forward, HOPPER_CONSUMERS, FORWARD_ROWS * HEAD * 2, c, h.fused);
+                         : launch_tiles<attention_combine_kernel<T, HEAD, HOPPER_CONSUMERS>>(
+                             "attention_combine", lists.split_forward, HOPPER_CONSUMERS, FORWARD_ROWS * HEAD * 2, c,
+                             h.fused);
+}
+
+template <typename T, int HEAD> cf_result hopper_forward_as(const call &c) {
+    if constexpr (WITH_VARIANTS)
+        if (!is_persistent) return launch_hopper_forward<T, HEAD, false>(c);
+    return launch_hopper_forward<T, HEAD, true>(c);
 }
 
 /* dQ by itself: row tiles with all their keys, then the parts of those that were split. */
@@ -4378,11 +4411,12 @@ template <typename T, int HEAD> cf_result launch_hopper_dq(const call &c, const 
     h->fused.part_sums = h->fused.carried + fused_sums_bytes(p) / sizeof(float);
     cf_result code = CF_OK;
     if (h->fused.carry != CARRY_LOAD)
-        code = launch("attention_dq", attention_dq_hopper_kernel<T, HEAD>, l.dq.n_blocks, HOPPER_THREADS,
-                      hopper_dq_layout<HEAD>::BYTES, c.stream, c.error, *h);
+        code = launch<attention_dq_hopper_kernel<T, HEAD>>("attention_dq", l.dq.n_blocks, HOPPER_THREADS,
+                                                           hopper_dq_layout<HEAD>::BYTES, c.stream, c.error, *h);
     return code != CF_OK ? code
-                         : launch_tiles("attention_join_dq", attention_join_dq_kernel<T, HEAD>, l.split_dq,
-                                        HOPPER_CONSUMERS, DQ_ROWS * HEAD * 2, c, h->fused);
+                         : launch_tiles<attention_join_dq_kernel<T, HEAD>>("attention_join_dq", l.split_dq,
+                                                                           HOPPER_CONSUMERS, DQ_ROWS * HEAD * 2, c,
+                                                                           h->fused);
 }
 
 /* As launch_backward. */
@@ -4391,7 +4425,7 @@ template <typename T, int HEAD> cf_result hopper_backward_as(const call &c) {
     const problem *p = &c.problem_of->inner;
     const tile_lists l = lists_of(c);
     const bool deterministic = p->desc.deterministic != 0;
-    const auto kernel = attention_backward_hopper_kernel<T, HEAD>;
+    constexpr auto kernel = attention_backward_hopper_kernel<T, HEAD>;
     hopper_params h = {};
     cf_result code = fused_backward_of(c, &h.fused);
     if (code == CF_OK) code = check_hopper_code(kernel, c.error);
@@ -4400,17 +4434,18 @@ template <typename T, int HEAD> cf_result hopper_backward_as(const call &c) {
     h.fused.work = l.keys;
     const int32_t carry = h.fused.carry;
     if (code == CF_OK && (carry & CARRY_LOAD) == 0)
-        code = launch_tiles("attention_stats", attention_stats_kernel<T>, l.rows, STATS_THREADS, 0, c, h.fused);
+        code = launch_tiles<attention_stats_kernel<T>>("attention_stats", l.rows, STATS_THREADS, 0, c, h.fused);
     if (code == CF_OK && carry != CARRY_LOAD)
-        code = launch("attention_backward", kernel, l.keys.n_blocks, HOPPER_THREADS, layout::BYTES, c.stream, c.error,
-                      h);
+        code = launch<kernel>("attention_backward", l.keys.n_blocks, HOPPER_THREADS, layout::BYTES, c.stream, c.error,
+                              h);
     if (code == CF_OK && carry != CARRY_LOAD)
-        code = launch_tiles("attention_join", attention_join_kernel<HEAD, KEY_TILE, 1>, l.split_keys, JOIN_THREADS, 0,
-                            c, h.fused);
+        code = launch_tiles<attention_join_kernel<HEAD, KEY_TILE, 1>>("attention_join", l.split_keys, JOIN_THREADS, 0,
+                                                                      c, h.fused);
     if (code != CF_OK || (carry & CARRY_STORE && !deterministic)) return code;
     if (deterministic) return launch_hopper_dq<T, HEAD>(c, l, &h);
-    return launch_tiles("attention_round_dq", attention_round_dq_kernel<T, HEAD, layout::ROWS, 1>, l.rows,
-                        BACKWARD_THREADS, layout::ROWS * HEAD * 2, c, h.fused);
+    return launch_tiles<attention_round_dq_kernel<T, HEAD, layout::ROWS, 1>>("attention_round_dq", l.rows,
+                                                                             BACKWARD_THREADS, layout::ROWS * HEAD * 2,
+                                                                             c, h.fused);
 }
 
 cf_result hopper_forward(const call &c) {
@@ -4553,8 +4588,8 @@ cf_result clear_rows(const call &c, const view &rows, int64_t n_rows, int64_t n_
     p.n_rows = n_rows;
     p.n_heads = (int32_t)n_heads;
     p.head_bytes = (int32_t)(c.problem_of->inner.desc.head_size * number);
-    return launch("clear", clear_kernel, div_up(n_rows * n_heads, UNFUSED_THREADS / 32), UNFUSED_THREADS, 0, c.stream,
-                  c.error, p);
+    return launch<clear_kernel>("clear", div_up(n_rows * n_heads, UNFUSED_THREADS / 32), UNFUSED_THREADS, 0, c.stream,
+                                c.error, p);
 }
 
 /* What both passes of the unfused path go through: blocks of rows of one slice and one key head, given to `work`. */
@@ -4567,8 +4602,8 @@ typedef cf_result block_fn(const call &c, score_params &s, const unfused_views &
 template <typename T> cf_result unfused_forward_block(const call &c, score_params &s, const unfused_views &x) {
     cf_result code = score_product(c, s, x.q, x.k, s.scores);
     if (code == CF_OK)
-        code = launch("softmax", softmax_kernel<T>, div_up((int64_t)s.group * s.rows, UNFUSED_THREADS / 32),
-                      UNFUSED_THREADS, 0, c.stream, c.error, s);
+        code = launch<softmax_kernel<T>>("softmax", div_up((int64_t)s.group * s.rows, UNFUSED_THREADS / 32),
+                                         UNFUSED_THREADS, 0, c.stream, c.error, s);
     if (code == CF_OK) code = row_product(c, s, s.probs, x.v, x.out);
     return code;
 }
@@ -4578,8 +4613,9 @@ template <typename T> cf_result unfused_backward_block(const call &c, score_para
     if (code == CF_OK) code = score_product(c, s, x.dout, x.v, s.dprobs);
     if (code == CF_OK)
         code =
-            launch("softmax_backward", softmax_backward_kernel<T>,
-                   div_up((int64_t)s.group * s.rows, UNFUSED_THREADS / 32), UNFUSED_THREADS, 0, c.stream, c.error, s);
+            launch<softmax_backward_kernel<T>>("softmax_backward",
+                                               div_up((int64_t)s.group * s.rows, UNFUSED_THREADS / 32), UNFUSED_THREADS,
+                                               0, c.stream, c.error, s);
     if (code == CF_OK) code = row_product(c, s, s.slopes, x.k, x.dq);
     if (code == CF_OK) code = key_product(c, s, s.probs, x.dout, x.dv);
     if (code == CF_OK) code = key_product(c, s, s.slopes, x.q, x.dk);
@@ -4648,8 +4684,8 @@ template <typename T> cf_result unfused_round(const call &c, const score_params 
     r.n_rows = s.slice.q_length;
     r.n_heads = (int32_t)c.problem_of->inner.desc.n_heads;
     r.head_size = s.head_size;
-    return launch("round_rows", round_rows_kernel<T>, div_up((int64_t)r.n_rows * r.n_heads, UNFUSED_THREADS / 32),
-                  UNFUSED_THREADS, 0, c.stream, c.error, r);
+    return launch<round_rows_kernel<T>>("round_rows", div_up((int64_t)r.n_rows * r.n_heads, UNFUSED_THREADS / 32),
+                                        UNFUSED_THREADS, 0, c.stream, c.error, r);
 }
 
 typedef cf_result round_fn(const call &c, const score_params &s, const view &to, float *lse);
@@ -4929,57 +4965,6 @@ cf_result check_call(const prepared *a, const cf_attention_tensors *x, int backw
         return cf_fail(error, CF_ERROR_SPACE, "workspace_bytes", -1, (int64_t)need, (int64_t)x->workspace_bytes,
                        "too small");
     return CF_OK;
-}
-
-/* ---- loading kernels ---- */
-
-/* CUDA loads a kernel when it is first launched, and may wait for the whole device then: for ever, where that is a
-   receive that waits for a process which waits for this one. So the executor has all of them loaded, on the current
-   device. */
-template <typename... K> cudaError_t load_kernels(K *...kernels) {
-    cudaFuncAttributes unused;
-    const cudaError_t all[] = {cudaFuncGetAttributes(&unused, kernels)...};
-    for (const cudaError_t status : all)
-        if (status != cudaSuccess) return status;
-    return cudaSuccess;
-}
-
-template <typename T, int HEAD, int ROWS, int KEYS, int STAGES> cudaError_t load_backward() {
-    return load_kernels(attention_backward_kernel<T, HEAD, ROWS, KEYS, STAGES>,
-                        attention_join_kernel<HEAD, KEYS, KEYS / 64>, attention_dq_kernel<T, HEAD, ROWS>,
-                        attention_round_dq_kernel<T, HEAD, ROWS, 2>);
-}
-
-template <typename T, int HEAD> cudaError_t load_hopper_backward() {
-    return load_kernels(attention_backward_hopper_kernel<T, HEAD>, attention_join_kernel<HEAD, KEY_TILE, 1>,
-                        attention_round_dq_kernel<T, HEAD, hopper_backward_layout<HEAD>::ROWS, 1>,
-                        attention_dq_hopper_kernel<T, HEAD>, attention_join_dq_kernel<T, HEAD>);
-}
-
-template <typename T> cudaError_t load_16_bit() {
-    cudaError_t status = load_kernels(attention_forward_kernel<T, 64>, attention_forward_kernel<T, 128>,
-                                      attention_forward_kernel<T, 256>, attention_combine_kernel<T, 256, 256>,
-                                      attention_combine_kernel<T, 64, FORWARD_THREADS>,
-                                      attention_combine_kernel<T, 128, FORWARD_THREADS>,
-                                      forward_hopper_kernel<T, 64>(), forward_hopper_kernel<T, 128>(),
-                                      attention_combine_kernel<T, 64, HOPPER_CONSUMERS>,
-                                      attention_combine_kernel<T, 128, HOPPER_CONSUMERS>,
-                                      attention_stats_kernel<T>, softmax_kernel<T>, softmax_backward_kernel<T>,
-                                      round_rows_kernel<T>);
-    if (status == cudaSuccess) status = load_backward<T, 64, LARGE_ROW_TILE, KEY_TILE, 2>();
-    if (status == cudaSuccess) status = load_backward<T, 64, ROW_TILE, KEY_TILE, 2>();
-    if (status == cudaSuccess) status = load_backward<T, 128, ROW_TILE, KEY_TILE, 2>();
-    if (status == cudaSuccess) status = load_backward<T, 128, ROW_TILE, SMALL_KEY_TILE, 1>();
-    if (status == cudaSuccess) status = load_backward<T, 256, ROW_TILE, SMALL_KEY_TILE, 1>();
-    if (status == cudaSuccess) status = load_hopper_backward<T, 64>();
-    return status == cudaSuccess ? load_hopper_backward<T, 128>() : status;
-}
-
-cudaError_t load_attention_kernels() {
-    cudaError_t status = load_16_bit<__nv_bfloat16>();
-    if (status == cudaSuccess) status = load_16_bit<__half>();
-    if (status != cudaSuccess) return status;
-    return load_kernels(softmax_kernel<float>, softmax_backward_kernel<float>, round_rows_kernel<float>, clear_kernel);
 }
 
 } /* namespace */
@@ -5767,8 +5752,8 @@ cf_result resolve_append(const cf_append *a, int backward, append_params *p, cf_
 
 template <typename T, typename KV, int V>
 cf_result launch_append(const append_params &p, cf_cuda_stream stream, cf_error *error) {
-    return launch(p.backward ? "append_backward" : "append_forward", append_kernel<T, KV, V>,
-                  div_up(p.rows, p.block_rows), STATE_THREADS, 0, stream, error, p);
+    return launch<append_kernel<T, KV, V>>(p.backward ? "append_backward" : "append_forward",
+                                           div_up(p.rows, p.block_rows), STATE_THREADS, 0, stream, error, p);
 }
 
 template <typename T, typename KV>
@@ -5803,20 +5788,6 @@ cf_result check_byte_rows(const void *data, int64_t *stride, int64_t rows, int64
         return cf_fail(error, CF_ERROR_OVERFLOW, "stride_bytes", -1, INT64_MAX / rows, *stride, "too many bytes");
     if (data == NULL && rows > 0 && row_bytes > 0) return cf_fail_null(error, "data");
     return CF_OK;
-}
-
-template <typename T, int V> cudaError_t load_rows_of() {
-    return load_kernels(append_kernel<T, T, V>, append_kernel<T, float, V>);
-}
-
-cudaError_t load_state_kernels() {
-    cudaError_t status = load_kernels(padding_kernel, add_rows_kernel);
-    if (status == cudaSuccess) status = load_rows_of<float, 1>();
-    if (status == cudaSuccess) status = load_rows_of<float, 4>();
-    if (status == cudaSuccess) status = load_rows_of<__nv_bfloat16, 1>();
-    if (status == cudaSuccess) status = load_rows_of<__nv_bfloat16, 8>();
-    if (status == cudaSuccess) status = load_rows_of<__half, 1>();
-    return status == cudaSuccess ? load_rows_of<__half, 8>() : status;
 }
 
 } /* namespace */
@@ -5953,8 +5924,8 @@ cf_result cf_state_stream_add(const cf_state_stream *stream, const cf_state_bloc
     p.to = static_cast<char *>(dk->data) + row * p.to_row;
     p.to_v = static_cast<char *>(dv->data) + row * p.to_v_row;
     p.rows = block->n_rows;
-    return launch("add_rows", add_rows_kernel, div_up(2 * p.rows, STATE_THREADS / 32), STATE_THREADS, 0, compute, error,
-                  p);
+    return launch<add_rows_kernel>("add_rows", div_up(2 * p.rows, STATE_THREADS / 32), STATE_THREADS, 0, compute, error,
+                                   p);
 }
 
 cf_result cf_state_stream_append(cf_state_stream *stream, cf_cuda_stream compute, int64_t layer, const cf_tensor *k,
@@ -6039,7 +6010,7 @@ cf_result cf_padding_clear(void *data, int64_t rows, int64_t row_bytes, int64_t 
     p.row_bytes = row_bytes;
     p.stride_bytes = stride_bytes;
     p.wide = (reinterpret_cast<uintptr_t>(data) | (uintptr_t)row_bytes | (uintptr_t)stride_bytes) % 16 == 0;
-    return launch("padding", padding_kernel, div_up(rows, STATE_THREADS / 32), STATE_THREADS, 0, stream, error, p);
+    return launch<padding_kernel>("padding", div_up(rows, STATE_THREADS / 32), STATE_THREADS, 0, stream, error, p);
 }
 
 } /* extern "C" */
@@ -6177,11 +6148,11 @@ int64_t most_live(const array<int64_t> &change) {
    >>executor    streams, events and transfers under the interpreter of chunkflow.h
    ================================================================================================================ */
 
-/* Load goes over each stage's list in a dry run of the interpreter, and works out which slots of memory each action uses,
-   which earlier actions its stream must wait for, and in which order one host thread can put the actions of all stages
-   on their streams so that nothing waits for what is not issued yet. Run walks the lists in that order, through the
-   interpreter, and only looks these up. Waits go only to actions that were issued before, so streams cannot deadlock,
-   also where the device has fewer queues than there are streams and puts several into one.
+/* Load goes over each stage's list in a dry run of the interpreter, and works out which slots of memory each action
+   uses, which earlier actions its stream must wait for, and in which order one host thread can put the actions of all
+   stages on their streams so that nothing waits for what is not issued yet. Run walks the lists in that order, through
+   the interpreter, and only looks these up. Waits go only to actions that were issued before, so streams cannot
+   deadlock, also where the device has fewer queues than there are streams and puts several into one.
 
        action         stream       waits for, and then records its own event
        F R B I W      COMPUTE      the RECV of its input
@@ -7834,8 +7805,7 @@ cf_result make_stages(executor *e, cf_error *error) {
         least_arch = std::min(least_arch, arch);
         least_processors = std::min(least_processors, n_processors);
         if (i > 0 && on->device == e->stages[i - 1].device) continue;
-        status = load_attention_kernels();
-        if (status == cudaSuccess) status = load_state_kernels();
+        status = load_kernels();
         if (status != cudaSuccess) return fail_cuda(error, status, "kernels");
     }
     if (!has_nccl(e)) allow_peers(e);
