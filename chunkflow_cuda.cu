@@ -19,8 +19,8 @@
        attend                  cf_attention_size + cf_attention_prepare, cf_attention_forward, cf_attention_backward,
                                cf_attention_path_name
          by blocks of keys     cf_attention_block_size + cf_attention_block_prepare
-       carry state             cf_rope_size + cf_rope_fill, cf_append_forward, cf_append_backward, cf_padding_clear,
-                               cf_state_bytes, cf_state_k, cf_state_v
+       carry state             cf_rope_size + cf_rope_fill, cf_append_forward, cf_append_backward, cf_state_bytes,
+                               cf_state_k, cf_state_v
          from host memory      cf_state_stream_size, cf_state_stream_create, cf_state_stream_free,
                                cf_state_stream_block, cf_state_stream_begin, cf_state_stream_next,
                                cf_state_stream_add, cf_state_stream_append, cf_state_stream_end
@@ -415,12 +415,6 @@ typedef struct cf_append {
    Errors: CF_ERROR_ARGUMENT, CF_ERROR_LIMIT (rows), CF_ERROR_OVERFLOW (a stride), CF_ERROR_DEVICE. */
 CHUNKFLOW_CUDA_API cf_result cf_append_forward(const cf_append *append, cf_cuda_stream stream, cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_append_backward(const cf_append *append, cf_cuda_stream stream, cf_error *error);
-
-/* Sets the padding rows (positions < 0) of a (rows, row_bytes) array to 0: attention leaves them as they are, and what
-   lies there must not reach a weight gradient. stride_bytes 0: row_bytes. Reads 4 bytes a row and writes the padding,
-   16 bytes at a time where address, row and stride allow it. */
-CHUNKFLOW_CUDA_API cf_result cf_padding_clear(void *data, int64_t rows, int64_t row_bytes, int64_t stride_bytes,
-                                              const int32_t *positions, cf_cuda_stream stream, cf_error *error);
 
 /* ================================================================================================================
    Executor
@@ -5218,26 +5212,6 @@ __global__ void __launch_bounds__(STATE_THREADS) append_kernel(const __grid_cons
     }
 }
 
-/* One warp a row; 16 bytes a lane, or one where `wide` is 0. */
-struct padding_params {
-    char *data;
-    const int32_t *positions;
-    int64_t rows, row_bytes, stride_bytes;
-    int32_t wide;
-};
-
-__global__ void __launch_bounds__(STATE_THREADS) padding_kernel(const __grid_constant__ padding_params p) {
-    const int64_t row = (int64_t)blockIdx.x * (STATE_THREADS / 32) + (int64_t)threadIdx.x / 32;
-    if (row >= p.rows || p.positions[row] >= 0) return;
-    const int64_t lane = (int64_t)threadIdx.x % 32;
-    char *to = p.data + row * p.stride_bytes;
-    if (p.wide) {
-        for (int64_t i = lane * 16; i < p.row_bytes; i += 32 * 16) global_store_16(to + i, make_uint4(0, 0, 0, 0));
-    } else {
-        for (int64_t i = lane; i < p.row_bytes; i += 32) to[i] = 0;
-    }
-}
-
 /* ---- planes ---- */
 
 int64_t bytes_of(cf_dtype dtype) { return dtype == CF_DTYPE_FP32 ? 4 : 2; }
@@ -5776,20 +5750,6 @@ cf_result append(const cf_append *a, int backward, cf_cuda_stream stream, cf_err
                     : launch_append_of<__half, __half>(p, vector, stream, error);
 }
 
-/* Rows of bytes; a stride of 0 means no gaps. */
-cf_result check_byte_rows(const void *data, int64_t *stride, int64_t rows, int64_t row_bytes, cf_error *error) {
-    if (rows < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "rows", -1, 0, rows, "must not be negative");
-    if (row_bytes < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "row_bytes", -1, 0, row_bytes, "must not be negative");
-    if (*stride == 0) *stride = row_bytes;
-    if (*stride < row_bytes)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "stride_bytes", -1, row_bytes, *stride,
-                       "must not be less than row_bytes");
-    if (product_above(rows, *stride, INT64_MAX))
-        return cf_fail(error, CF_ERROR_OVERFLOW, "stride_bytes", -1, INT64_MAX / rows, *stride, "too many bytes");
-    if (data == NULL && rows > 0 && row_bytes > 0) return cf_fail_null(error, "data");
-    return CF_OK;
-}
-
 } /* namespace */
 
 extern "C" {
@@ -5994,23 +5954,6 @@ cf_result cf_append_forward(const cf_append *rows, cf_cuda_stream stream, cf_err
 
 cf_result cf_append_backward(const cf_append *rows, cf_cuda_stream stream, cf_error *error) {
     return append(rows, 1, stream, error);
-}
-
-cf_result cf_padding_clear(void *data, int64_t rows, int64_t row_bytes, int64_t stride_bytes, const int32_t *positions,
-                           cf_cuda_stream stream, cf_error *error) {
-    padding_params p = {};
-    const cf_result code = check_byte_rows(data, &stride_bytes, rows, row_bytes, error);
-    if (code != CF_OK || rows == 0 || row_bytes == 0) return code;
-    if (rows > MOST_ROWS) return cf_fail(error, CF_ERROR_LIMIT, "rows", -1, MOST_ROWS, rows, "too many rows");
-    if (positions == NULL || reinterpret_cast<uintptr_t>(positions) % sizeof(int32_t) != 0)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "positions", -1, 1, 0, "must be device memory, aligned to 4");
-    p.data = static_cast<char *>(data);
-    p.positions = positions;
-    p.rows = rows;
-    p.row_bytes = row_bytes;
-    p.stride_bytes = stride_bytes;
-    p.wide = (reinterpret_cast<uintptr_t>(data) | (uintptr_t)row_bytes | (uintptr_t)stride_bytes) % 16 == 0;
-    return launch<padding_kernel>("padding", div_up(rows, STATE_THREADS / 32), STATE_THREADS, 0, stream, error, p);
 }
 
 } /* extern "C" */

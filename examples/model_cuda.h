@@ -115,6 +115,14 @@ template <typename T> __global__ void repeat_row_kernel(int64_t rows, T *out, co
     for (int64_t c = threadIdx.x; c < width; c += WARP) out[row * width + c] = row_to_repeat[c];
 }
 
+/* Rows of padding become zeros: attention leaves them as they are, and what lies there must not reach a weight gradient. */
+template <typename T>
+__global__ void clear_padding_kernel(int64_t rows, T *out, const int32_t *positions, int64_t width) {
+    const int64_t row = row_of_warp();
+    if (row >= rows || positions[row] >= 0) return;
+    for (int64_t c = threadIdx.x; c < width; c += WARP) out[row * width + c] = from_float<T>(0);
+}
+
 /* scale[row] keeps 1 / rms for the backward. */
 template <typename T>
 __global__ void rmsnorm_kernel(int64_t rows, T *out, float *scale, const T *x, const T *gain, int64_t width,
@@ -734,7 +742,7 @@ template <typename T> static void attend(pass_of<T> *p, attention_function run, 
 template <typename T> static void attention_forward(pass_of<T> *p, int64_t layer) {
     const part *own = p->own;
     const int64_t h = own->config->hidden, kv = kv_width(own), width = qkv_width(own);
-    const int64_t prefix = p->step->step->chunk->prefix, row_bytes = h * (int64_t)sizeof(T);
+    const int64_t prefix = p->step->step->chunk->prefix;
     const layer_activations_of<T> a = layer_at(p, layer);
     const cf_attention_tensors x = attention_of_layer(p, layer);
     cf_append append = append_of(p);
@@ -747,7 +755,7 @@ template <typename T> static void attention_forward(pass_of<T> *p, int64_t layer
     attend(p, cf_attention_forward, &x);
     if (p->step->append)
         LIBRARY(p, cf_state_stream_append, p->step->state_stream, p->step->stream, layer, &x.k, &x.v);
-    LIBRARY(p, cf_padding_clear, a.attended, p->rows, row_bytes, row_bytes, p->step->positions, p->step->stream);
+    on_rows(p, "padding", clear_padding_kernel<T>, a.attended, p->step->positions, h);
 }
 
 /* dK and dV of the group, fp32, from `row` on; or where the state streams, of the chunk's own rows. */

@@ -707,33 +707,6 @@ struct plane_memory {
     }
 };
 
-TEST(padding_rows_are_cleared) {
-    /* Width, gap and address, each a multiple of 16 or not whatever the others are: wide accesses need all three. */
-    const int widths[] = {16, 1040, 6, 33, 16, 1040, 48, 8, 24, 16, 32},
-              gaps[] = {0, 32, 2, 1, 8, 1, 4, 8, 40, 2, 12};
-    for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++)
-        for (int shift : {0, 1, 2, 4, 8}) {
-            const int rows = 21;
-            const size_t stride = (size_t)(widths[i] + gaps[i]);
-            std::vector<unsigned char> host(BAND * 2 + stride * (size_t)rows, 0xFF), got(host.size());
-            const int_array positions(some_positions(rows, 8));
-            unsigned char *device = nullptr;
-            const size_t first = BAND + (size_t)shift;
-            CHECK(cudaMalloc((void **)&device, host.size()) == cudaSuccess);
-            copy_in(device, host.data(), host.size());
-            start_clean();
-            CHECK_INT(cf_padding_clear(device + first, rows, widths[i], gaps[i] ? (int64_t)stride : 0, positions.device,
-                                       nullptr, nullptr),
-                      CF_OK);
-            check_faults();
-            CHECK(cudaMemcpy(got.data(), device, got.size(), cudaMemcpyDeviceToHost) == cudaSuccess);
-            for (int r = 0; r < rows; r++)
-                if (positions.host[(size_t)r] < 0) memset(&host[first + (size_t)r * stride], 0, (size_t)widths[i]);
-            CHECK(got == host);
-            cudaFree(device);
-        }
-}
-
 /* ---- chunk by chunk ---- */
 
 /* One batch: sequence 0 is split into chunks, the others are whole and follow its last slice. Arrays are by token, the
@@ -980,10 +953,7 @@ struct chunked_batch {
         if (!call_ok(cf_append_forward(&a, stream, &error), error)) return false;
         const cf_attention_tensors x = tensors_of(*c);
         CHECK(cudaMemsetAsync(workspace, 0xFF, workspace_bytes, stream) == cudaSuccess);
-        if (!call_ok(cf_attention_forward(c->attention, &x, stream, &error), error)) return false;
-        const int64_t row_bytes = c->out->row * (int64_t)c->out->number();
-        return call_ok(cf_padding_clear(x.out.data, c->rows, row_bytes, 0, c->positions->device, stream, &error),
-                       error);
+        return call_ok(cf_attention_forward(c->attention, &x, stream, &error), error);
     }
 
     bool backward(chunk_memory *c, bool overwrite) {
@@ -1532,34 +1502,15 @@ TEST(bad_appends) {
     CHECK_INT(cf_append_backward(&x, nullptr, nullptr), CF_OK);
 }
 
-TEST(bad_copies) {
-    cf_error error;
-    int x = 0;
-    const int good = 0;
-    void *a = (void *)(uintptr_t)4096;
-    const int32_t *positions = (const int32_t *)a;
-#define PADDING(data, rows, width, stride, places) cf_padding_clear(data, rows, width, stride, places, nullptr, &error)
-    REFUSED((void)0, PADDING(a, -1, 8, 8, positions), CF_ERROR_ARGUMENT, "rows");
-    REFUSED((void)0, PADDING(a, ((int64_t)1 << 30) + 1, 8, 8, positions), CF_ERROR_LIMIT, "rows");
-    REFUSED((void)0, PADDING(a, 1, -8, 8, positions), CF_ERROR_ARGUMENT, "row_bytes");
-    REFUSED((void)0, PADDING(a, 1, 8, 7, positions), CF_ERROR_ARGUMENT, "stride_bytes");
-    REFUSED((void)0, PADDING(a, 1, 8, -8, positions), CF_ERROR_ARGUMENT, "stride_bytes");
-    REFUSED((void)0, PADDING(a, 4, 8, INT64_MAX / 2, positions), CF_ERROR_OVERFLOW, "stride_bytes");
-    REFUSED((void)0, PADDING(nullptr, 1, 8, 8, positions), CF_ERROR_ARGUMENT, "data");
-    REFUSED((void)0, PADDING(a, 1, 8, 8, nullptr), CF_ERROR_ARGUMENT, "positions");
-    CHECK_INT(cf_padding_clear(nullptr, 0, 8, 8, nullptr, nullptr, nullptr), CF_OK);
-    CHECK_INT(x, good);
-}
-
 #ifdef CHUNKFLOW_CUDA_EMULATION
 #define EMULATED_CASES CASE(rows_past_32_bits), CASE(planes_past_the_pitch),
 #else
 #define EMULATED_CASES
 #endif
 
-SUITE(state, EMULATED_CASES CASE(bad_states), CASE(bad_ropes), CASE(bad_appends), CASE(bad_copies),
+SUITE(state, EMULATED_CASES CASE(bad_states), CASE(bad_ropes), CASE(bad_appends),
       CASE(bytes_are_the_models), CASE(planes_of_layers),
-      CASE(padding_rows_are_cleared), CASE(appends), CASE(appends_any_number_of_pairs),
+      CASE(appends), CASE(appends_any_number_of_pairs),
       CASE(appends_without_a_table), CASE(appends_many_rows), CASE(backward_is_the_transpose), CASE(rope_accuracy),
       CASE(positions_past_the_table), CASE(chunks_bf16), CASE(chunks_fp16), CASE(chunks_hybrid_padded),
       CASE(chunks_head_128), CASE(chunks_unfused));
