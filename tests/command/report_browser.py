@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import xml.etree.ElementTree
 
 
 class Browser:
@@ -204,7 +205,10 @@ def check_numbers(browser, checks, data):
     wanted = [s["makespan"] for s in data["schedules"]]
     checks.that("numbers/rows", len(rows) == len(wanted), len(rows))
     checks.that("numbers/makespans", [float(r["values"][0]) for r in rows] == wanted, rows)
-    checks.that("numbers/shown", all(rounds_to(r["texts"][1], w, 5) for r, w in zip(rows, wanted)), rows)
+    digits = [5 if s["measured"] or data["unit"] != "s" else 2 for s in data["schedules"]]  # estimates have three in all
+    checks.that(
+        "numbers/shown", all(rounds_to(r["texts"][1], w, d) for r, w, d in zip(rows, wanted, digits)), rows
+    )
     bubbles = [s["bubble_useful"] for s in data["schedules"]]
     at = 2 if data["baseline"] >= 0 else 1
     checks.that("numbers/idle", [float(r["values"][at]) for r in rows] == bubbles, rows)
@@ -219,7 +223,8 @@ def check_numbers(browser, checks, data):
     checks.that(
         "numbers/words",
         browser.run("document.getElementById('sentence').textContent") == data["sentence"]
-        and browser.run("[...document.querySelectorAll('#advice li')].map(l => l.textContent)") == data["advice"],
+        and browser.run("[...document.querySelectorAll('#advice li')].map(l => l.textContent)")
+        == [text for text in data["advice"] if text != data.get("do")],
     )
 
 
@@ -453,12 +458,68 @@ def check_tried(browser, checks, data):
     checks.that("tried/options", [r["texts"][0] for r in rows] == [t["options"] for t in data["tried"]], rows)
 
 
+def check_first(browser, checks, data):
+    """One number, one bar whose parts are all of the time, and one thing to do, before everything else."""
+    best, base = data["best"], data["baseline"]
+    gain = text_of(browser, "#gain strong")
+    if data.get("measured", -1) >= 0:
+        wanted, number = data["schedules"][data["measured"]]["makespan"], gain
+    elif best >= 0 and base >= 0:
+        wanted, number = data["schedules"][base]["makespan"] / data["schedules"][best]["makespan"], gain
+    else:
+        wanted, number = None, ""
+    if wanted is not None:
+        checks.that("first/gain", rounds_to(number, wanted, 2), (number, wanted))
+        said = text_of(browser, "#gain") + text_of(browser, "#from-to")
+        checks.that("first/estimated", ("estimated" in said) == (data["unit"] == "s"), said)
+    parts = browser.run("[...document.querySelectorAll('#whole i')].map(i => parseFloat(i.style.width))")
+    checks.that("first/bar", best < 0 or abs(sum(parts) - 100) < 0.01, parts)
+    checks.that("first/do", text_of(browser, "#do") == data.get("do", ""), text_of(browser, "#do"))
+    top = browser.run("document.getElementById('numbers').getBoundingClientRect().top + scrollY")
+    below = "report-page" in browser.run("document.querySelector('.below') ? document.querySelector('.below').id : ''")
+    checks.that("first/screen", below or top < 900, top)
+
+
+def check_colours(browser, checks):
+    """No cause of idle time has nearly the colour of a pass, of a group or of another cause, in either scheme."""
+    names = ["F", "R", "B", "I", "W"] + ["group%d" % i for i in range(8)] + ["cause%d" % i for i in range(10)]
+    for dark in False, True:
+        browser.dark(dark)
+        values = browser.run("""%s.map(n => { const p = document.createElement('canvas').getContext('2d'); p.fillStyle =
+            getComputedStyle(document.documentElement).getPropertyValue('--' + n).trim(); p.fillRect(0, 0, 1, 1);
+            return [...p.getImageData(0, 0, 1, 1).data].slice(0, 3); })""" % json.dumps(names))
+        near = [(a, b) for i, a in enumerate(names) for j, b in enumerate(names) if i < j and b.startswith("cause")
+                and sum((x - y) ** 2 for x, y in zip(values[i], values[j])) < 24**2]
+        checks.that("colours/%s" % ("dark" if dark else "light"), not near, near)
+    browser.dark(False)
+
+
+def check_finding(browser, checks, data):
+    """A chunk's number shows its first pass; what is in sight can be saved as SVG."""
+    plan = data["plans"][data["schedules"][state(browser, "schedule")]["plan"]]
+    chunk = plan["first_chunk"] + len(plan["chunks"]["group"]) // 2
+    browser.run("(() => { const e = document.getElementById('find'); e.value = '%d'; e.dispatchEvent(new Event('change')); })()"
+                % chunk)
+    browser.settle()
+    checks.that("find", text_of(browser, "#details").startswith("F%d: forward of chunk %d " % (chunk, chunk)))
+    picture = browser.run("window.chunkflow.chartAsSvg()")
+    root = xml.etree.ElementTree.fromstring(picture)
+    titles = [t.text for t in root.iter("{http://www.w3.org/2000/svg}title")]
+    checks.that("svg", "F%d" % chunk in titles and len(titles) < data["schedules"][0]["n_passes"] * 40, titles[:4])
+    for key in ("Escape", "0"):
+        browser.key(key, "" if key == "Escape" else key)
+    browser.run("window.chunkflow.mark(null); window.chunkflow.focusOn(null); window.chunkflow.show(0, 1e300)")
+    browser.settle()
+
+
 def check_report(browser, checks, data):
     """A report: the whole page of one, or the lower part of a page of tune."""
+    check_first(browser, checks, data)
     check_numbers(browser, checks, data)
     check_tables(browser, checks, data)
     check_tried(browser, checks, data)
     checks.that("source", data["source"] in browser.run("document.getElementById('setting').textContent"))
+    check_finding(browser, checks, data)
     check_pointing(browser, checks, data)
     check_keyboard(browser, checks, data)
     check_switch(browser, checks, data)
@@ -511,7 +572,7 @@ def check_map(browser, checks, data, by_id):
     scale = {"ms": 1e-3, "s": 1}
     checks.that(
         "map/shown",
-        all(rounds_to(str(float(t.split()[0].replace(",", "")) * scale[t.split()[1]]), float(v), 3) for t, v in shown),
+        all(rounds_to(str(float(t.split()[0].replace(",", "")) * scale[t.split()[1]]), float(v), 2) for t, v in shown),
         shown[:3],
     )
 
@@ -696,6 +757,7 @@ def check_page(browser, checks, data):
         check_reproduction(browser, checks, data)
     else:
         checks.that("data", embedded(browser, "data") == data)
+        check_colours(browser, checks)
         check_report(browser, checks, data)
     checks.that("no-markup", browser.run("document.querySelectorAll('img, b, iframe, main script').length") == 0)
 
@@ -714,6 +776,9 @@ def check_name(browser, name):
     browser.run("scrollTo(0, 0)")
     wide = browser.run("document.documentElement.scrollWidth")
     checks.that("narrow", wide <= 400, wide)
+    hidden = browser.run("""[...document.querySelectorAll('#report-page .scroll')].filter(e => e.scrollWidth > e.clientWidth
+        + 1 && !e.querySelector('#terms-table')).map(e => e.firstChild.id)""")
+    checks.that("narrow/tables", not hidden, hidden)
     checks.that("quiet", not browser.complaints(), browser.complaints()[:3])
     return checks.failed
 

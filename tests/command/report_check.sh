@@ -320,14 +320,14 @@ test_hostile() {
     cf report --chunk-size 2 --k 1 --stages 2 --cost 1e300,0,0 -o hostile.html --json hostile.json "$hostile"
     same report/hostile 0 "$code"
     source='import json, sys; print(json.load(open(sys.argv[1]))["source"])'
-    same report/hostile/text "$hostile" "$(python -c "$source" hostile.json)"
+    same report/hostile/text "${hostile##*/}" "$(python -c "$source" hostile.json)"
     same report/hostile/scripts "8 0" "$(grep -o '</*script' hostile.html | wc -l) $(grep -c '<img' hostile.html)"
     printf '1\n' >"$(printf 'bad\377name')"
     cf report --chunk-size 2 -o bytes.html --json bytes.json "$(printf 'bad\377name')"
     same report/hostile/bytes 'bad?name' "$(python -c "$source" bytes.json)"
     cf tune "$hostile" --model qwen2.5-7b --gpu h100-80g --tp 4 --batch 4 --batches 1 --chunk-sizes 16,4K --ks 1 \
         --json hostile_tuned.json --html hostile_tuned.html
-    same tune/page/hostile "0 $hostile" "$code $(python -c "$source" hostile_tuned.json)"
+    same tune/page/hostile "0 ${hostile##*/}" "$code $(python -c "$source" hostile_tuned.json)"
     same tune/page/hostile/scripts "8 0" \
         "$(grep -o '</*script' hostile_tuned.html | wc -l) $(grep -c '<img' hostile_tuned.html)"
     python "$tests/report_hostile.py" hostile_tuned paper

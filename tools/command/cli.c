@@ -87,6 +87,11 @@ const char *cli_input_name(const char *path) {
     return strcmp(path, "-") == 0 ? "standard input" : path;
 }
 
+const char *cli_base_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return cli_input_name(slash && slash[1] ? slash + 1 : path);
+}
+
 char *cli_scratch(void) {
     static char buffers[32][CLI_SCRATCH_BYTES];
     static int turn = 0;

@@ -69,6 +69,9 @@ int cli_is_terminal(int fd);
 /* A file's name for people: "-" becomes "standard input". */
 const char *cli_input_name(const char *path);
 
+/* The same without its folders, for what is handed on: where a file lies is nobody's business. */
+const char *cli_base_name(const char *path);
+
 /* One of 32 buffers that take turns: a text in it lives until 32 more were asked for. */
 enum { CLI_SCRATCH_BYTES = 64 };
 char *cli_scratch(void);

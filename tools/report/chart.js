@@ -285,7 +285,7 @@ function drawLabels(g, height) {
   g.fillRect(0, 0, GUTTER, height);
   g.fillStyle = colour.ink;
   for (const {s: {from}, y} of chart.titles) {
-    const text = `${from.name}, ${time(from.makespan)}${unit === "s" ? "" : " " + unit}`;
+    const text = `${from.name}, ${from.measured ? time(from.makespan) : shownTime(from.makespan)}`;
     const replays = from.replayed > 0 ? `, replays ${percent(replayShare(from))}` : "";
     g.fillText(`${text}, idle ${percent(from.bubble_busy)}${replays}`, 0, y + TITLE / 2);
   }
@@ -401,6 +401,71 @@ function walk(dx, dy) {
   focusOn({schedule: s.index, stage, i}, true);
 }
 
+// Shows the first pass of a chunk, and marks its group.
+function findChunk(chunk) {
+  if (state.schedule < 0) return;
+  const s = scheduleAt(state.schedule), place = findPass(s, "F", chunk, 0);
+  if (!place) {
+    byId("details").textContent = `There is no chunk ${chunk} here: those of this rank are ${s.plan.first_chunk} to `
+      + `${s.plan.first_chunk + s.plan.chunks.group.length - 1}.`;
+    return;
+  }
+  const st = s.stages[place[0]], middleOf = (st.start[place[1]] + st.end[place[1]]) / 2 * s.tick;
+  const half = Math.min(longest / 2, 10 * (st.end[place[1]] - st.start[place[1]]) * s.tick);
+  state.group = null;
+  show(middleOf - half, middleOf + half);
+  focusOn({schedule: s.index, stage: place[0], i: place[1]});
+  mark(state.focus);
+}
+
+// ---- the part in sight as SVG ----
+
+const MOST_SAVED = 20000;
+
+function savedLane(out, lane) {
+  const {s, st, y, h} = lane, x = scaleOf(s), from = state.from / s.tick, to = state.to / s.tick, paints = paletteOf();
+  const box = (x0, x1, top, height, fill, title) => {
+    const made = svg("rect", {x: x0.toFixed(2), y: top, width: Math.max(0, x1 - x0).toFixed(2), height, fill});
+    made.append(svg("title", {}, title));
+    out.append(made);
+  };
+  out.append(svg("text", {x: 0, y: y + h / 2 + 4, fill: colour.ink}, "stage " + lane.stage));
+  for (let p = 0; p < st.pieceEnd.length && state.bubbles === "cause"; p++)
+    if (st.pieceEnd[p] > from && st.pieceStart[p] < to)
+      box(Math.max(GUTTER, x(st.pieceStart[p])), Math.min(chart.width, x(st.pieceEnd[p])), y + h - Math.round(h / 3),
+        Math.round(h / 3), colour.cause[st.pieceCause[p]], data.causes[st.pieceCause[p]]);
+  for (let i = firstAbove(st.end, from); i < st.n && st.start[i] < to; i++) {
+    const x0 = Math.max(GUTTER, x(st.start[i])), x1 = Math.min(chart.width, x(st.end[i])), name = passName(st, i);
+    box(x0, x1, y, h, paints[colourOf(s, st, i)], name);
+    if (x1 - x0 > 7 * name.length + 4 && h >= 12)
+      out.append(svg("text", {x: (x0 + 3).toFixed(2), y: y + h / 2 + 4, fill: inkOf(s, st, i)}, name));
+  }
+}
+
+// Times at both ends of the axis, the title of each schedule, and its lanes.
+function chartAsSvg() {
+  const height = layOut(), out = svg("svg", {xmlns: "http://www.w3.org/2000/svg", width: chart.width, height,
+    viewBox: `0 0 ${chart.width} ${height}`, "font-family": "Helvetica, Arial, sans-serif", "font-size": 11});
+  out.append(svg("rect", {width: chart.width, height, fill: colour.page}));
+  for (const {s, y} of chart.titles)
+    out.append(svg("text", {x: 0, y: y + TITLE / 2 + 4, fill: colour.ink}, s.from.name + ", " + shownTime(s.from.makespan)));
+  for (const lane of chart.lanes) savedLane(out, lane);
+  [[GUTTER, "start", state.from], [chart.width, "end", state.to]].forEach(([x, anchor, value]) =>
+    out.append(svg("text", {x, y: height - 6, "text-anchor": anchor, fill: colour.ink}, number(value) + " " + unit)));
+  return new XMLSerializer().serializeToString(out);
+}
+
+function saveChart() {
+  const many = panels().reduce((n, i) => n + inSight(scheduleAt(i)), 0);
+  if (many > MOST_SAVED) {
+    byId("details").textContent = `${count(many)} passes in sight are too many for a picture: zoom in first.`;
+    return;
+  }
+  const address = URL.createObjectURL(new Blob([chartAsSvg()], {type: "image/svg+xml"}));
+  element("a", {href: address, download: "chunkflow.svg"}).click();
+  setTimeout(() => URL.revokeObjectURL(address), 10000);
+}
+
 function toggleCritical() {
   byId("critical").checked = state.critical = !state.critical;
   request("gantt");
@@ -478,6 +543,7 @@ function listenToChart() {
   canvas.addEventListener("keydown", event => {
     const action = keys[event.key];
     if (!action || hasModifier(event)) return;
+    showTip("");
     action();
     event.preventDefault();
   });

@@ -57,6 +57,13 @@ function number(x) {
   return inSix.format(x);
 }
 
+const inThree = new Intl.NumberFormat("en-US", {maximumSignificantDigits: 3});
+
+function estimate(x) {
+  if (!Number.isFinite(x)) return String(x);
+  return x !== 0 && (Math.abs(x) < 1e-4 || Math.abs(x) >= 1e15) ? x.toPrecision(3) : inThree.format(x);
+}
+
 const percent = x => (100 * x).toFixed(2) + " %";
 const gib = x => (x / 1073741824).toFixed(2) + " GiB";
 

@@ -356,6 +356,13 @@ static int64_t count_passes(const cf_schedule *schedule) {
     return n;
 }
 
+static void write_speed(json_writer *w, const report *r, const report_schedule *s) {
+    pipeline_speed speed = pipeline_speed_of(r->pipe, r->plans[s->plan].plan, s->timeline->makespan);
+
+    json_number_member(w, "tokens_per_second_a_gpu", speed.tokens_per_second);
+    if (speed.utilisation >= 0) json_number_member(w, "model_flops_utilisation", speed.utilisation);
+}
+
 static void write_schedule(json_writer *w, const report *r, const report_schedule *s) {
     int64_t n_passes = count_passes(s->schedule);
     stream t;
@@ -366,6 +373,8 @@ static void write_schedule(json_writer *w, const report *r, const report_schedul
     json_integer_member(w, "n_passes", n_passes);
     WRITE_STAGE_LIST(w, "peak_live", s->schedule, s->timeline->peak_live);
     if (s->timeline->peak_tokens) WRITE_STAGE_LIST(w, "peak_tokens", s->schedule, s->timeline->peak_tokens);
+    WRITE_STAGE_LIST(w, "peak_state_tokens", s->schedule, s->timeline->peak_state_tokens);
+    if (r->pipe->has_model && !r->pipe->unit_cost) write_speed(w, r, s);
     if (s->schedule->limits.chunks_by_stage)
         WRITE_STAGE_LIST(w, "limits", s->schedule, s->schedule->limits.chunks_by_stage);
     if (s->memory) write_memory(w, s);
@@ -390,7 +399,7 @@ static void write_setting(json_writer *w, const report *r) {
     cf_plan_stats stats;
 
     cf_plan_measure(plan, NULL, &stats);
-    json_text_member(w, "source", cli_input_name(r->packed->list.path));
+    json_text_member(w, "source", cli_base_name(r->packed->list.path));
     if (r->part[0]) json_text_member(w, "part", r->part);
     json_integer_member(w, "n_sequences", plan->n_sequences);
     json_integer_member(w, "n_empty", plan->n_empty);

@@ -8,22 +8,64 @@ function settingWords() {
   if (data.model)
     words.push(data.model + (data.gpu ? " on " + data.gpu : "") + ", tensor parallel " + data.tensor_parallel);
   words.push(count(data.n_sequences) + " sequences", count(data.n_tokens) + " tokens",
-    "the longest " + count(data.longest_sequence), "ChunkSize " + count(data.chunk_size), "K " + count(data.k) + (data.k_default ? ` (${data.k_default})` : ""),
+    "the longest " + count(data.longest_sequence), "ChunkSize " + count(data.chunk_size), 
+    "K " + count(data.k) + (data.k_default ? ` (${data.k_default})` : ""),
     count(data.n_stages) + (data.n_stages === 1 ? " stage" : " stages"));
   if (data.n_ranks > 1) words.push(`rank ${data.rank} of ${count(data.n_ranks)}`);
   return words;
 }
 
 // An option with its numbers is not broken over two lines.
-function adviceLine(text) {
-  const parts = text.split(/(--[a-z][a-z-]*(?: \d[\d,]*\d|\ \d)?)/);
-  return element("li", {}, ...parts.map((part, i) => i % 2 ? element("code", {}, part) : part));
+function optionsIn(text) {
+  const parts = text.split(/(--[a-z][a-z-]*(?: (?:none|\d[\d,]*K?)\b)?)/);
+  return parts.map((part, i) => i % 2 ? element("code", {}, part) : part);
+}
+
+const adviceLine = text => element("li", {}, ...optionsIn(text));
+
+// ---- the first screen: one number, one bar, one thing to do ----
+
+function fillGain() {
+  const best = data.schedules[data.best], base = data.schedules[data.baseline], run = data.schedules[data.measured];
+  const gain = byId("gain"), big = (text, rest) => gain.append(element("strong", {}, text), rest);
+  const foretold = unit === "s" ? ", estimated" : "";
+  if (run) big(time(run.makespan), ` measured, where ${shownTime(data.schedules[data.predicted].makespan)} were foretold`);
+  else if (best && base) big(`${shown(base.makespan / best.makespan)} \u00d7`, " as fast" + foretold);
+  else if (best) big(shownTime(best.makespan), foretold.replace(", ", " "));
+  if (!best) return;
+  const memory = s => s.memory ? ` and ${gib(s.memory[s.fullest].total)}` : "";
+  byId("from-to").textContent = (base ? `${shownTime(base.makespan)}${memory(base)} as ${base.name} \u2192 ` : "")
+    + `${shownTime(best.makespan)}${memory(best)} in chunks (${best.name})`
+    + (run ? ": estimated, not measured" : "");
+}
+
+// Where all stage time goes.
+function fillWhole() {
+  const s = data.schedules[data.measured] || data.schedules[data.best], bar = byId("whole");
+  if (!s || !(s.makespan > 0)) return;
+  const idle = Math.max(0, s.bubble_busy), replays = replayShare(s), names = ["work", "replays", "idle"];
+  const parts = [Math.max(0, 1 - idle - replays), replays, idle], fills = ["var(--F)", "var(--R)", "var(--alone)"];
+  parts.forEach((part, i) => {
+    if (part > 0) bar.append(element("i", {style: {width: 100 * part + "%", background: fills[i]}}));
+    byId("whole-legend").append(element("span", {}, swatch(fills[i]), `${names[i]} ${(100 * part).toFixed(1)} %`));
+  });
+  bar.setAttribute("aria-label", names.map((name, i) => `${name} ${(100 * parts[i]).toFixed(1)} %`).join(", "));
+  byId("whole-legend").append(element("span", {}, `of all stage time in ${s.name}`));
+}
+
+function fillDo() {
+  if (!data.do) return;
+  byId("do").hidden = false;
+  byId("do").append(...optionsIn(data.do));
 }
 
 function fillHeader() {
+  fillGain();
+  fillWhole();
+  fillDo();
   byId("sentence").textContent = data.sentence;
   byId("setting").textContent = settingWords().join(" \u00b7 ");
-  byId("advice").append(...data.advice.map(adviceLine));
+  byId("advice").append(...data.advice.filter(text => text !== data.do).map(adviceLine));
 }
 
 // ---- the numbers that matter ----
@@ -34,45 +76,52 @@ const replayShare = s => s.makespan > 0 ? s.replayed / (s.makespan * s.idle.leng
 // The part of it in which passes wait for state that is streamed from host memory.
 const streamShare = s => s.makespan > 0 ? s.stream_seconds / (s.makespan * s.idle.length) : 0;
 
-function numberCells(s, base, memory, streams) {
+function numberCells(s, base, memory, streams, speed) {
   const ratio = base > 0 && s.makespan > 0 ? base / s.makespan : NaN;
   const replays = replayShare(s), kept = Math.max(0, ...s.peak_live) / s.virtual_stages;
-  const cells = [s.name, exact(s.makespan, count(s.makespan)),
-    Number.isFinite(ratio) ? exact(ratio, ratio.toFixed(3)) : "-",
+  const state = Math.max(0, ...s.peak_state_tokens) / s.virtual_stages;
+  const cells = [s.name, exact(s.makespan, s.measured ? count(s.makespan) : shown(s.makespan)),
+    Number.isFinite(ratio) ? exact(ratio, unit === "s" ? estimate(ratio) : ratio.toFixed(3)) : "-",
     exact(s.bubble_useful, percent(s.bubble_useful)), exact(s.bubble_busy, percent(s.bubble_busy)),
-    exact(replays, percent(replays)), exact(kept, count(kept))];
+    exact(replays, percent(replays)), exact(kept, count(kept)), exact(state, count(state))];
+  if (speed) cells.push(s.tokens_per_second_a_gpu ? exact(s.tokens_per_second_a_gpu, estimate(s.tokens_per_second_a_gpu))
+    : "-", s.model_flops_utilisation ? exact(s.model_flops_utilisation, percent(s.model_flops_utilisation)) : "-");
   if (streams) cells.push(exact(streamShare(s), `${percent(streamShare(s))}, ${count(s.stream_waits)} passes`));
   if (!memory) return cells;
   if (!s.memory) return [...cells, "-", "-"];
   const total = s.memory[s.fullest].total;
-  return [...cells, s.recompute, exact(total, gib(total) + (s.fits ? "" : ", too much"))];
+  return [...cells, s.recompute, exact(total, gib(total) + (s.fits ? s.held_down ? ", held down to fit" : ""
+    : ", too much"))];
 }
 
 function fillNumbers() {
   const base = data.baseline >= 0 ? data.schedules[data.baseline].makespan : 0;
   const memory = data.schedules.some(s => s.memory);
-  const names = ["schedule", unit === "s" ? "seconds" : unit, "x as fast", "idle, replays too", "idle", "replays",
-    "kept chunks"];
+  const names = ["schedule", unit === "s" ? "seconds, estimated" : unit, "x as fast", "idle, replays too", "idle", "replays",
+    "kept chunks", "state tokens"];
+  const speed = data.schedules.some(s => s.tokens_per_second_a_gpu);
+  if (speed) names.push("tokens/s a GPU", "MFU");
   const streams = data.schedules.some(s => s.stream_waits > 0);
   if (streams) names.push("waits for state");
   byId("numbers").append(head(memory ? [...names, "recompute", "fullest GPU"] : names));
   data.schedules.forEach((s, i) =>
-    byId("numbers").append(row(numberCells(s, base, memory, streams), i === data.best ? {class: "chosen"} : {})));
+    byId("numbers").append(row(numberCells(s, base, memory, streams, speed), i === data.best ? {class: "chosen"} : {})));
 }
 
 // ---- other options ----
 
 function tryCells(t) {
   const less = t.makespan / data.schedules[data.best].makespan - 1;
-  return [element("code", {}, t.options), exact(t.makespan, count(t.makespan)), exact(less, percent(less)),
+  return [element("code", {}, t.options), exact(t.makespan, shown(t.makespan)), exact(less, percent(less)),
     exact(t.memory, gib(t.memory) + (t.fits ? "" : ", too much")),
     t.pays ? "pays" : t.fits ? "does not pay" : "does not fit"];
 }
 
 function fillTried() {
   if (!data.tried || !data.tried.length) return;
-  byId("tried").append(head(["with these options instead", unit === "s" ? "seconds" : unit, "against the best",
-    "fullest GPU", ""]), ...data.tried.map(t => row(tryCells(t), t.pays ? {class: "chosen"} : {})));
+  byId("tried-note").hidden = false;
+  byId("tried").append(head(["with these options too", unit === "s" ? "seconds, estimated" : unit, "against the best above",
+    "fullest GPU", "verdict"]), ...data.tried.map(t => row(tryCells(t), t.pays ? {class: "chosen"} : {})));
 }
 
 // ---- the controls of the chart ----
@@ -110,7 +159,8 @@ function fillLegends() {
     add("var(--group0)", "one hue for each group");
     add("var(--alone)", "standalone");
   }
-  if (state.bubbles === "cause") data.causes.forEach((name, i) => add(`var(--cause${i})`, name));
+  const isSeen = i => panels().some(p => data.schedules[p].idle.some(stage => stage[i] > 0));
+  if (state.bubbles === "cause") data.causes.forEach((name, i) => isSeen(i) && add(`var(--cause${i})`, name));
   else add("var(--lane)", "idle");
   fillMemoryLegend();
 }
@@ -142,7 +192,7 @@ function fillTerms() {
   const table = element("table", {id: "terms-table"}, head(["at its peak", ...s.memory.map((_, i) => "stage " + i)]));
   for (const key of keys) table.append(row([data.terms[key], ...cells(key)]));
   table.append(row(["in all", ...cells("total")], {class: "chosen"}));
-  box.append(element("div", {class: "scroll"}, table));
+  box.append(element("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": "Memory by term"}, table));
 }
 
 // ---- idle time by cause ----
@@ -167,7 +217,7 @@ function fillIdle() {
   if (!s) return;
   const whole = s.makespan * s.idle.length || 1;
   const sums = data.causes.map((_, c) => sumOf(s.idle.map(stage => stage[c]))), idle = sumOf(sums);
-  const cells = x => [exact(x, count(x)), exact(x / whole, percent(x / whole))];
+  const cells = x => [exact(x, s.measured ? count(x) : shown(x)), exact(x / whole, percent(x / whole))];
   byId("idle-sentence").textContent = `${s.name}: the stages are idle for ${percent(idle / whole)} of the time`
     + (s.replayed > 0 ? `, and replay dropped chunks for ${percent(replayShare(s))}` : "") + ".";
   s.idle.slice(0, mostBars).forEach((stage, i) => box.append(element("span", {}, "stage " + i), idleBar(s, stage)));
@@ -177,6 +227,7 @@ function fillIdle() {
     if (sums[c] > 0) table.append(row([words, ...cells(sums[c])]));
   });
   table.append(row(["in all", ...cells(idle)], {class: "chosen"}));
+  nameCells();
 }
 
 // ---- ranks, and a measurement ----
@@ -188,7 +239,7 @@ function rankCells(r, i, slowest, memory) {
   const cells = [String(i), exact(r.chunks, count(r.chunks)), exact(r.tokens, count(r.tokens)),
     exact(r.pairs, count(r.pairs))];
   if (r.makespan === undefined) cells.push("-", "-", "-");
-  else cells.push(exact(r.makespan, count(r.makespan)), rankBar(r.makespan / slowest),
+  else cells.push(exact(r.makespan, shown(r.makespan)), rankBar(r.makespan / slowest),
     exact(r.bubble_useful, percent(r.bubble_useful)));
   if (memory) cells.push(r.memory ? exact(r.memory, gib(r.memory)) : "-");
   return cells;
@@ -200,8 +251,8 @@ function fillRanks() {
   const mean = sumOf(times) / times.length, memory = data.ranks.some(r => r.memory), table = byId("ranks");
   byId("ranks-section").hidden = false;
   if (times.length)
-    byId("ranks-sentence").textContent = `All ranks wait for the slowest: ${time(slowest)}, `
-      + `${(slowest / mean).toFixed(3)} times the mean (schedule ${data.rank_schedule}).`;
+    byId("ranks-sentence").textContent = `All ranks wait for the slowest: ${shownTime(slowest)}, `
+      + `${estimate(slowest / mean)} times the mean (schedule ${data.rank_schedule}).`;
   table.append(head(["rank", "chunks", "tokens", "attention pairs", unit === "s" ? "seconds" : unit, "of the slowest",
     "idle, replays too", ...(memory ? ["fullest GPU"] : [])]));
   data.ranks.forEach((r, i) =>
@@ -231,6 +282,7 @@ function choose(index) {
   if (!isDrawn(index)) return;
   state.schedule = index;
   state.focus = null;
+  showTip("");
   if (state.group && data.schedules[index].plan !== state.group.plan) state.group = null;
   for (const input of document.querySelectorAll("#schedules input")) input.checked = Number(input.value) === index;
   focusOn(null);
@@ -252,9 +304,12 @@ function listenToControls() {
   on("critical", "change", toggleCritical);
   on("beside", "change", event => {
     state.beside = Number(event.target.value);
+    fillLegends();
     request("gantt");
   });
   on("schedules", "change", event => choose(Number(event.target.value)));
+  on("find", "change", event => findChunk(Number(event.target.value)));
+  on("save-svg", "click", saveChart);
   on("zoom-in", "click", () => zoom(1.6, middle()));
   on("zoom-out", "click", () => zoom(1 / 1.6, middle()));
   on("zoom-fit", "click", () => show(0, longest));
@@ -267,6 +322,15 @@ function redrawAll() {
   fillTerms();
   fillIdle();
   for (const paint of Object.values(painters)) paint();
+}
+
+// On a narrow page a row becomes lines of a name and a value, so that no column is out of sight.
+function nameCells() {
+  for (const table of document.querySelectorAll("#report-page table:not(#terms-table)")) {
+    const names = [...table.querySelectorAll("th")].map(cell => cell.textContent);
+    table.classList.add("stacked");
+    for (const line of table.rows) [...line.cells].forEach((cell, i) => cell.setAttribute("data-name", names[i] || ""));
+  }
 }
 
 function startReport() {
@@ -288,5 +352,6 @@ function startReport() {
   addEventListener("beforeprint", redrawAll);
   addEventListener("afterprint", redrawAll);
   if (state.schedule >= 0) choose(state.schedule);
+  nameCells();
   request("chunks");
 }

@@ -33,7 +33,8 @@ static int cannot_try(trial *t, const cf_error *error) {
     return 0;
 }
 
-/* Makes the schedule of a plan with `pipe` and `what`; the next line of the report says what came of it. Keeps it if it pays. */
+/* Makes the schedule of a plan with `pipe` and `what`; the next line of the report says what came of it. Keeps it if it
+   pays. */
 static int try_change(trial *t, const cf_plan *plan, const pipeline *pipe, const pipeline_case *what,
                       const char *option) {
     report_try *line = &t->r->tries[t->r->n_tries];
@@ -73,7 +74,9 @@ static void try_k(trial *t) {
         char option[32];
         what.k = k;
         snprintf(option, sizeof option, "--k %lld", (long long)k);
-        if (try_change(t, t->plan, &t->pipe, &what, option) || t->r->n_tries == 0 || t->r->tries[t->r->n_tries - 1].fits) return;
+        if (try_change(t, t->plan, &t->pipe, &what, option) || t->r->n_tries == 0 ||
+            t->r->tries[t->r->n_tries - 1].fits)
+            return;
     }
 }
 

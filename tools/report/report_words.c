@@ -209,7 +209,8 @@ static int say_memory(const report *r, const report_schedule *s, char *text, siz
     if (!s->memory) return 0;
     m = &s->memory[s->fullest];
     name = largest_term(m, &most);
-    if (r->pipe->gpu_bytes > 0) snprintf(all, sizeof all, " of the %.2f that it may hold", modelling_gib(r->pipe->gpu_bytes));
+    if (r->pipe->gpu_bytes > 0)
+        snprintf(all, sizeof all, " of the %.2f that it may hold", modelling_gib(r->pipe->gpu_bytes));
     snprintf(text, size, "Memory: stage %lld holds the most, %.2f GiB%s; its largest term is %s, %.2f GiB.%s",
              (long long)s->fullest, modelling_gib(m->total), all, name, modelling_gib(most),
              s->held_down ? " The schedule is held down to fit." : "");

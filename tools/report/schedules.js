@@ -8,6 +8,10 @@ const PASS_NAMES = {F: "forward", R: "replay", B: "backward", I: "input gradient
 const unit = data.unit === "s" ? "s" : "token times";
 const time = x => count(x) + (unit === "s" ? " s" : "");
 
+// Simulated seconds are estimates: people see three digits of them. Token times, and what was measured, are exact.
+const shown = x => unit === "s" ? estimate(x) : count(x);
+const shownTime = x => shown(x) + (unit === "s" ? " s" : " " + unit);
+
 function held(x) {
   if (data.held !== "bytes") return count(x) + " tokens";
   return x >= 1048576 ? gib(x) : count(x) + " bytes";
@@ -150,7 +154,7 @@ const drawable = data.schedules.map((_, i) => i).filter(isDrawn);
 const longest = Math.max(0, ...drawable.map(i => data.schedules[i].makespan)) || 1;
 const state = {
   schedule: isDrawn(data.best) ? data.best : drawable.length ? drawable[0] : -1,
-  beside: -1, colours: "pass", bubbles: "blank", critical: false,
+  beside: -1, colours: "pass", bubbles: "cause", critical: false,
   from: 0, to: longest,           // the part of the time axis that is shown
   focus: null,                    // {schedule, stage, i} of the pass at hand
   group: null                     // {plan, group} or {plan, chunk}: what is marked

@@ -12,5 +12,5 @@ if (data.sentence !== undefined) startReport();
 
 // Tests and the console look in here.
 window.chunkflow = {data, tuning, reproduction, state, scheduleAt, findPass, waitedFor, transferOf, chart, at, show, pan,
-  choose, mark, focusOn};
+  choose, mark, focusOn, chartAsSvg};
 requestAnimationFrame(() => requestAnimationFrame(() => performance.mark("chunkflow-drawn")));

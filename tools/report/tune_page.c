@@ -168,7 +168,7 @@ static void write_setting(json_writer *w, const tune_outcome *o) {
 
     tune_sentence(o, text, sizeof text);
     json_text_member(w, "sentence", text);
-    json_text_member(w, "source", cli_input_name(job->list.path));
+    json_text_member(w, "source", cli_base_name(job->list.path));
     json_text_member(w, "model", job->model.model.name);
     json_text_member(w, "gpu", job->gpu.name);
     json_integer_member(w, "seed", job->asked->seed);

@@ -4,7 +4,7 @@
 const MOST_CELLS = 4096;         // more than this nobody looks at one by one
 const MOST_TIMES_THE_BEST = 4;   // what takes longer is as pale as this
 
-const milliseconds = x => x < 1 ? number(1e3 * x) + " ms" : Number(x.toPrecision(4)) + " s";
+const milliseconds = x => x < 1 ? estimate(1e3 * x) + " ms" : estimate(x) + " s";
 
 function startTuning(tuning) {
   byId("tuning-page").hidden = false;
