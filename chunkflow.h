@@ -955,6 +955,8 @@ typedef struct cf_schedule_desc {
     const cf_timing *timing;     /* NULL: unit costs */
     cf_limits limits;            /* not given: none, but for `best`, as said below */
     int split_backward;          /* only for best. 1: it may cut backwards into I and W */
+    int forwards_first;          /* only for gpipe with local replay. 1: on each stage every first forward runs before
+                                    any backward, whatever K is */
     int64_t budget;              /* only for best: candidates to try in each search, of which there is one for each
                                     smaller K, for tighter limits and so on. 0: some tenths of a second in all, with
                                     limits and more than 2^18 passes seconds; least for the tightest limits */
@@ -973,6 +975,11 @@ typedef struct cf_schedule_desc {
    Several stages: the fixed kinds, which are all but `best`, keep to the rules above on each virtual stage, and to the
    memory limits; where a limit is below K, fewer chunks of a group are kept and more are replayed. No kind can
    deadlock. `1f1b` takes the dearest units first, the other fixed kinds take them in plan order.
+
+   With forwards_first no first forward keeps anything, not even of a standalone chunk: all run, and then R and B of one
+   chunk after the other. That is for what needs the whole batch before its gradients: a contrastive loss, a balance
+   over all tokens, a normaliser. A stage keeps one chunk at a time, but from the last first forward on it holds the
+   state of every group and the inputs of all chunks, which grow with the batch; so it takes no limit on state or bytes.
 
    `best` searches further. K is a cap to it: a group keeps as many of its last chunks as pays. With local replay any
    chunk may be dropped on any stage, a standalone one too; each stage keeps the inputs of at most 2 x n_stages x
@@ -5067,6 +5074,7 @@ static void cf__pattern_build(cf__schedule_maker *m) {
     int waits = m->needs != NULL || m->tightest.state < INT64_MAX;
     pattern->ahead = gpipe ? INT32_MAX : waits ? 0 : m->desc.shape.n_stages - 1;
     pattern->n_items = pattern->n_backwards = pattern->n_followed = 0;
+    for (i = 0; i < m->n_units && m->desc.forwards_first; i++) m->units[i].k = 0;
     cf__schedule_number_units(m);
     for (i = 0; i < m->n_units; i++) {
         int64_t room = cf__pattern_room(m, &m->units[i]), tokens = cf__schedule_unit_state(m, &m->units[i]);
@@ -5184,6 +5192,15 @@ static cf_result cf__schedule_check_bytes(const cf_plan *plan, const cf_shape *s
                       "the bytes of all tokens together do not fit in 64 bits");
 }
 
+static cf_result cf__schedule_check_forwards_first(const cf_schedule_desc *desc, cf_error *error) {
+    const char *why = NULL;
+    if (desc->kind != CF_SCHEDULE_GPIPE) why = "is for gpipe alone";
+    else if (desc->shape.replay != CF_REPLAY_LOCAL) why = "is for local replay alone";
+    else if (desc->limits.state > 0 || desc->limits.state_by_stage != NULL || cf__schedule_has_bytes(desc))
+        why = "holds the whole batch's state and inputs, and takes no limit on state or bytes";
+    return why == NULL ? CF_OK : cf__fail(error, CF_ERROR_ARGUMENT, "forwards_first", -1, 0, desc->forwards_first, why);
+}
+
 static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
     int many = desc->kind >= CF_SCHEDULE_INTERLEAVED;
     int64_t placements = desc->kind == CF_SCHEDULE_BEST          ? CF_PLACEMENT_ANY
@@ -5198,6 +5215,7 @@ static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_
         return cf__fail(error, CF_ERROR_ARGUMENT, "shape.placement", -1, placements, (int)desc->shape.placement,
                         "only zero-bubble and best lay virtual stages in a V, and only best chooses");
     CF__TRY(cf__range(desc->budget, 0, INT64_MAX, "budget", error));
+    if (desc->forwards_first) CF__TRY(cf__schedule_check_forwards_first(desc, error));
     CF__TRY(cf__pipe_check_limits(&desc->limits, desc->shape.n_stages, CF_ERROR_ARGUMENT, error));
     CF__TRY(cf__pipe_check_timing(desc->timing, desc->shape.n_stages * desc->shape.n_virtual, error));
     return cf__schedule_check_bytes(plan, &desc->shape, &desc->limits.per_token, error);
@@ -5254,13 +5272,13 @@ static int64_t cf__schedule_longest(const cf__pipeline *pipe) {
 /* Counts units and actions; refuses limits that even the smallest K cannot keep. */
 static cf_result cf__schedule_count(cf__schedule_maker *m) {
     int64_t i, bytes = 0, per_stage;
-    int fits = 1, best = m->desc.kind == CF_SCHEDULE_BEST;
+    int fits = 1, drops_all = m->desc.kind == CF_SCHEDULE_BEST || m->desc.forwards_first; /* or may */
     for (i = 0; i < m->pipe.n;) {
         cf__pipe_unit unit = cf__schedule_unit_at(m, i, &bytes);
         fits &= unit.k > 0;
         m->most_bytes = cf__max(m->most_bytes, bytes);
         m->n_units++;
-        m->n_replays += unit.n - (best ? 0 : cf__max(unit.k, 1));
+        m->n_replays += unit.n - (drops_all ? 0 : cf__max(unit.k, 1));
         i += unit.n;
     }
     if (!fits || m->most_state > m->tightest.state) return cf__schedule_fail_limit(m);

@@ -200,6 +200,63 @@ TEST(rules_hold_for_all_kinds) {
 }
 
 /* A refused limit comes with the smallest that would do: that one works, one less does not. */
+/* With forwards_first each list is all F, none of which keeps anything, and then R and B of one chunk after the other. */
+static void check_forwards_first(const pipeline_problem *p, const cf_schedule *schedule, const cf_timeline *timeline) {
+    int64_t n = p->plan->n_steps, state = 0, s, i;
+    for (i = 0; i < n; i++) state += cf_chunk_state_tokens(p->plan, p->desc.shape.rank * n + i);
+    for (s = 0; s < schedule->shape.n_stages; s++) {
+        const cf_action *a = &schedule->actions[schedule->first[s]];
+        REQUIRE(CHECK_INT(schedule->first[s + 1] - schedule->first[s], 3 * n));
+        for (i = 0; i < n; i++) CHECK(a[i].pass == CF_F && !a[i].keep);
+        for (i = n; i < 3 * n; i += 2)
+            CHECK(a[i].pass == CF_R && a[i + 1].pass == CF_B && a[i].chunk == a[i + 1].chunk);
+        CHECK_INT(timeline->peak_live[s], n > 0);
+        CHECK_INT(timeline->peak_state_tokens[s], state);
+    }
+}
+
+TEST(every_first_forward_first) {
+    uint64_t seed;
+    int64_t n_chunks, n_stages;
+    for (seed = 5400; seed < 5400 + (uint64_t)harness_rounds(200, 60); seed++) {
+        harness_rng rng = {seed};
+        pipeline_problem p;
+        cf_simulate_desc clock = {0};
+        cf_schedule *schedule;
+        cf_timeline *timeline = NULL;
+        int64_t chunks = 0;
+        pipeline_draw(&rng, &p);
+        chunks = harness_chance(&rng, 0.5) ? 1 : CF_NO_LIMIT;
+        memset(&p.desc.limits, 0, sizeof p.desc.limits);
+        p.desc.limits.chunks = chunks;
+        p.desc.kind = CF_SCHEDULE_GPIPE;
+        p.desc.shape.n_virtual = 1;
+        p.desc.shape.placement = CF_PLACEMENT_LOOP;
+        p.desc.shape.replay = CF_REPLAY_LOCAL;
+        p.desc.forwards_first = 1;
+        pipeline_note(seed, &p);
+        schedule = make(p.plan, &p.desc);
+        REQUIRE(schedule != NULL && cf_schedule_validate(p.plan, schedule, NULL, NULL, NULL) == CF_OK);
+        clock.timing = p.desc.timing;
+        REQUIRE(cf_simulate(p.plan, schedule, &clock, &timeline, NULL) == CF_OK);
+        check_forwards_first(&p, schedule, timeline);
+        cf_timeline_free(timeline);
+        cf_schedule_free(schedule);
+        cf_plan_free(p.plan);
+    }
+    harness_note("%s", "");
+    for (n_chunks = 1; n_chunks <= 6; n_chunks++) /* equal ones, with F = R = 1 and B = 2 */
+        for (n_stages = 1; n_stages <= 5; n_stages++) {
+            const int64_t ones[] = {1, 1, 1, 1, 1, 1};
+            cf_plan *plan = pack(ones, n_chunks, 1, 0, CF_PACK_NEXT_FIT);
+            cf_schedule_desc desc = describe(CF_SCHEDULE_GPIPE, n_stages, 1);
+            desc.shape.replay = CF_REPLAY_LOCAL;
+            desc.forwards_first = 1;
+            CHECK_INT(makespan_of(plan, &desc), 4 * n_chunks + 3 * (n_stages - 1));
+            cf_plan_free(plan);
+        }
+}
+
 TEST(refused_limits_say_what_would_do) {
     uint64_t seed;
     int64_t refused = 0;
@@ -407,9 +464,11 @@ TEST(bad_options_are_named) {
     const int64_t lengths[] = {1, 1, 2, 4}, negative[] = {1, -2, 1, 1};
     cf_plan *plan = pack(lengths, 4, 2, 0, CF_PACK_BEST_FIT);
     const cf_schedule_desc good = describe(CF_SCHEDULE_PAPER, 4, 1);
-    cf_schedule_desc bad;
+    cf_schedule_desc bad, first = describe(CF_SCHEDULE_GPIPE, 4, 1);
     cf_timing timing = {0};
     cf_stage_cost stages[4] = {0};
+    first.forwards_first = 1;
+    first.shape.replay = CF_REPLAY_LOCAL;
 #define REFUSED(change, code, field) \
     do {                             \
         bad = good;                  \
@@ -431,6 +490,11 @@ TEST(bad_options_are_named) {
     REFUSED(bad.limits.per_token.state = -1, CF_ERROR_ARGUMENT, "limits.per_token.state");
     REFUSED(bad.limits.per_token.state = INT64_MAX / 2, CF_ERROR_OVERFLOW, "limits.per_token");
     REFUSED(bad.budget = -1, CF_ERROR_ARGUMENT, "budget");
+    REFUSED(bad.forwards_first = 1; bad.shape.replay = CF_REPLAY_LOCAL, CF_ERROR_ARGUMENT, "forwards_first");
+    REFUSED(bad.forwards_first = 1; bad.kind = CF_SCHEDULE_GPIPE, CF_ERROR_ARGUMENT, "forwards_first");
+    REFUSED(bad = first; bad.limits.state = 9, CF_ERROR_ARGUMENT, "forwards_first");
+    REFUSED(bad = first; bad.limits.state_by_stage = negative, CF_ERROR_ARGUMENT, "forwards_first");
+    REFUSED(bad = first; bad.limits.bytes = 9, CF_ERROR_ARGUMENT, "forwards_first");
     bad = good;
     bad.timing = &timing;
     timing.latency = -1;
@@ -698,7 +762,7 @@ TEST(paper_takes_the_shorter_of_its_orders) {
 
 SUITE(schedule_pipeline, CASE(paper_example_of_1f1b), CASE(paper_example_of_state_aware_1f1b),
       CASE(closed_forms_for_equal_chunks), CASE(memory_of_equal_chunks), CASE(one_stage_is_algorithm_2),
-      CASE(rules_hold_for_all_kinds), CASE(refused_limits_say_what_would_do), CASE(inputs_that_cost_more_than_activations),
+      CASE(rules_hold_for_all_kinds), CASE(every_first_forward_first), CASE(refused_limits_say_what_would_do), CASE(inputs_that_cost_more_than_activations),
       CASE(limits_at_the_peak_and_below), CASE(limits_of_state),
       CASE(names_and_defaults), CASE(bad_options_are_named), CASE(damaged_plans_are_refused),
       CASE(survives_failing_allocations), CASE(into_memory_of_the_size_asked), CASE(a_million_chunks),

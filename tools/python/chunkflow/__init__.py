@@ -685,6 +685,7 @@ class ScheduleOptions(TypedDict, total=False):
     timing: Timing
     limits: Limits
     split_backward: int
+    forwards_first: int
     budget: int
 
 
