@@ -364,6 +364,51 @@ def test_what_is_written_is_valid():
         assert validator("timeline").is_valid(document) == ("makespan" in document), name
 
 
+def reports():
+    """What compare, report, memory, time and tune write, by kind: with costs of each sort, a row that cannot be made, a
+    measured schedule, and a rank that has no time."""
+    (WORK / "lengths").write_text("9\n3\n21\n1\n0\n5\n14 3\n")
+    (WORK / "samples").write_text("F 8192 33558528 .21\nF 8192 100667392 .25\nF 512 131328 .014\n")
+    model = ("--model", "qwen2.5-0.5b", "--gpu", "h100-80g")
+    packing, page = ("--chunk-size", "8", "--stages", "2"), ("-o", "/dev/null")
+    costs = ("--k", "2", "--cost", "1e-3,1e-7,0")
+    measured = written("measured.json", "plan", *packing, *costs, "--json") and ("--measured", str(WORK / "measured.json"))
+    bytes_short = ("--k", "1", "--token-bytes", "4,0,0,0", "--limit-bytes", "30", "--json")
+
+    def alone(name, *arguments):
+        subprocess.run([COMMAND, *arguments, "--json", WORK / name], check=True, stdout=subprocess.DEVNULL)
+        return json.loads((WORK / name).read_text())
+
+    return {"comparison": [written("c1", "compare", *packing, "--json"),
+                           written("c2", "compare", *packing, *model, "--replay", "both", "--json"),
+                           written("c3", "compare", *packing, *bytes_short)],
+            "report": [written("r1", "report", *packing, *page, "--json"),
+                       written("r2", "report", *packing, *model, "--ranks", "2", *page, "--json"),
+                       written("r3", "report", *packing, *costs, *measured, *page, "--json")],
+            "memory": [alone("m", "memory", "--model", "qwen2.5-0.5b", "--pp", "2", "--chunk-size", "8", "--stream", "1M")],
+            "times": [alone("t", "time", *model, "--pp", "2", "--chunk-size", "8")],
+            "fit": [alone("f", "time", "--fit", str(WORK / "samples"))],
+            "tuning": [written("u", "tune", *model, "--chunk-sizes", "8", "--ks", "1", "--batch", "4", "--batches", "1", "--json")]}
+
+
+def test_what_reports_is_valid_and_says_what_is_estimated():
+    kinds = reports()
+    for part, documents in kinds.items():
+        for document in documents:
+            validator().validate(document)
+            validator(part).validate(document)
+            for other in kinds:
+                assert other == part or not validator(other).is_valid(document), f"{part} is no {other}"
+            for name in document:  # every member is told about, and what is required is
+                broken = {**document, name: [[{"nobody": "knows"}]]}
+                assert part == "tuning" or not validator(part).is_valid(broken), (part, name)
+            assert part == "tuning" or not validator(part).is_valid({**document, "more": 1}), part
+            if "rows" in document or "schedules" in document:
+                assert document["estimated"] == (document["unit"] != "token times")
+    assert any("error" in row for row in kinds["comparison"][2]["rows"])
+    assert kinds["report"][2]["measured"] >= 0
+
+
 def test_what_the_library_writes_is_valid_and_what_is_there():
     for i, (lengths, options) in enumerate(batches(12)):
         plan = chunkflow.pack(lengths, **options)
