@@ -510,9 +510,14 @@ typedef struct cf_executor_desc {
     uint64_t seed;
     struct ncclComm *nccl;            /* one stage per process: this process runs the stage that is its rank in this
                                          communicator, of n_stages ranks, and nobody else uses it during a run. NULL:
-                                         all stages in this process, which are 256 virtual ones at most */
+                                         all stages in this process, which are 256 virtual ones at most. Where the
+                                         executor finds attention.n_processors, it leaves CF_NCCL_CHANNELS of them to
+                                         transfers: make the communicator with as many (ncclConfig_t.maxCTAs) at most,
+                                         or a receive that waits keeps more of the device from passes */
     const cf_allocator *allocator;    /* host memory; NULL: malloc */
 } cf_executor_desc;
+
+#define CF_NCCL_CHANNELS 4 /* multiprocessors for transfers */
 
 typedef struct cf_executor cf_executor;
 
@@ -3126,8 +3131,8 @@ template <int HEAD, int ROWS> struct dq_layout { /* of shared memory, in bytes *
 
 /* dQ by itself, for the deterministic backward: one block has a row tile and walks over the keys that they see, so
    every sum has one order; its tiles are not cut into parts. By blocks of keys all row tiles are carried. Warps of 16
-   rows. Head size 128: 96 KB, two blocks on sm_90. Head size 256: 128 KB, with 32 keys at a time; its
-   255 registers are 6 too few, which are spilled. */
+   rows. Head size 128: 96 KB, two blocks on sm_90. Head size 256: 128 KB, with 32 keys at a time, and no register for
+   what can be worked out again. */
 template <typename T, int HEAD, int ROWS>
 __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ? 2 * ROWS : 32,
                                   HEAD == 256 ? 1 : 128 / ROWS)
@@ -3154,12 +3159,6 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ?
         thread_rows<HEAD, THREADS>(p.v.data + (first_key * p.v.row + head * p.v.head) * 2, p.v.row * 2);
 
     float dq[1][HEAD / 8][4], log_sum[2], dot[2];
-    clear(dq);
-    if (p.carry & CARRY_LOAD) {
-        CF_UNROLL
-        for (int j = 0; j < HEAD / 8; j++)
-            load_quad<THREADS>(dq[0][j], carried_sums<ROWS, HEAD>(p, head, t.place), j, (int)threadIdx.x);
-    }
     CF_UNROLL
     for (int half = 0; half < 2; half++) {
         const float *stats = tile_stats(p, head, t.place) + warp_row + 8 * half + lane / 4;
@@ -3173,6 +3172,12 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ?
         load_packed_rows<ROWS, HEAD, THREADS>(
             dout, p.dout.data + (t.q_start * p.dout.row + head * p.group.by * p.dout.head) * 2, p.dout.row * 2,
             p.dout.head * 2, p.group, first_row, seeing, past_row, p.n_chunks);
+    }
+    clear(dq);
+    if (p.carry & CARRY_LOAD) {
+        CF_UNROLL
+        for (int j = 0; j < HEAD / 8; j++)
+            load_quad<THREADS>(dq[0][j], carried_sums<ROWS, HEAD>(p, head, t.place), j, (int)threadIdx.x);
     }
     for (int n = first, stage = 0; n <= end; n++, stage ^= 1) {
         /* Keys n start to arrive while keys n - 1, which are here, are worked on. */
@@ -3191,10 +3196,11 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ?
         const int here = n - 1;
         const shared_address k_here = k + (shared_address)((stage ^ 1) * layout::KEYS);
         const shared_address v_here = v + (shared_address)((stage ^ 1) * layout::KEYS);
+        const int thread = HEAD == 256 ? compute_here((int)threadIdx.x) : (int)threadIdx.x; /* for a lane's addresses */
         float s[1][KEYS / 8][4], dp[1][KEYS / 8][4];
         clear(s);
-        multiply_by_transposed<T, HEAD / 16, ROW>(s, lane_as_rows<ROW>(q, warp_row, 0),
-                                                  lane_as_columns<ROW>(k_here, 0, 0));
+        multiply_by_transposed<T, HEAD / 16, ROW>(s, lane_as_rows<ROW>(q, thread / 32 * 16, 0, thread),
+                                                  lane_as_columns<ROW>(k_here, 0, 0, thread));
         if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
         if (here >= full_end || here < full_begin) {
             int begins[1][2], ends[1][2];
@@ -3202,22 +3208,24 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ?
             hide_scores(s, begins, ends, here * KEYS + lane % 4 * 2);
         }
         clear(dp);
-        multiply_by_transposed<T, HEAD / 16, ROW>(dp, lane_as_rows<ROW>(dout, warp_row, 0),
-                                                  lane_as_columns<ROW>(v_here, 0, 0));
+        multiply_by_transposed<T, HEAD / 16, ROW>(dp, lane_as_rows<ROW>(dout, thread / 32 * 16, 0, thread),
+                                                  lane_as_columns<ROW>(v_here, 0, 0, thread));
         CF_UNROLL
         for (int half = 0; half < 2; half++)
             differentiate(s[0], dp[0], half, log_sum[half], dot[half], p.scale_log2, p.inverse_cap);
-        multiply_sums<T, ROW>(dq, dp, lane_as_rows<ROW>(k_here, 0, 0));
+        multiply_sums<T, ROW>(dq, dp, lane_as_rows<ROW>(k_here, 0, 0, thread));
     }
+    const tile done = HEAD == 256 ? find_work(p.work, &head) : t;
+    const int done_row = done.block * p.row_rows, past_done = lesser(done.q_length * p.group.by, done_row + p.row_rows);
     if (p.carry & CARRY_STORE) {
-        store_part<THREADS>(dq, carried_sums<ROWS, HEAD>(p, head, t.place), (int)threadIdx.x);
+        store_part<THREADS>(dq, carried_sums<ROWS, HEAD>(p, head, done.place), (int)threadIdx.x);
         return;
     }
     __syncwarp(); /* the warp's rows of Q are free, and only its own */
     CF_UNROLL
     for (int half = 0; half < 2; half++) stage_row<T, HEAD>(dq[0], half, p.scale, q, warp_row + 8 * half + lane / 4);
     __syncwarp();
-    store_rows<HEAD, 16>(p.dq, p.group, p.n_chunks, t, head, first_row, past_row, warp_row, q);
+    store_rows<HEAD, 16>(p.dq, p.group, p.n_chunks, done, head, done_row, past_done, warp_row, q);
 }
 
 /* ================================================================================================================
@@ -7753,7 +7761,8 @@ cf_result make_stages(executor *e, cf_error *error) {
     }
     if (!has_nccl(e)) allow_peers(e);
     cf_attention_desc *d = &e->desc.attention;
-    if (d->arch == 0 && d->n_processors == 0) d->n_processors = least_processors;
+    if (d->arch == 0 && d->n_processors == 0)
+        d->n_processors = std::max<int64_t>(1, least_processors - (has_nccl(e) ? CF_NCCL_CHANNELS : 0));
     if (d->arch == 0) d->arch = least_arch;
     return check_attention(e, error);
 }

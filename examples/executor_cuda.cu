@@ -592,7 +592,9 @@ template <typename T> static int run(const settings *s, int rank, const ncclUniq
 #ifdef CHUNKFLOW_NCCL
     if (rank >= 0) {
         MUST_CUDA(cudaSetDevice(t.devices[rank]));
-        MUST_NCCL(ncclCommInitRank(&t.nccl, (int)t.n_stages, *id, rank));
+        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+        config.maxCTAs = CF_NCCL_CHANNELS;
+        MUST_NCCL(ncclCommInitRankConfig(&t.nccl, (int)t.n_stages, *id, rank, &config));
     }
 #else
     (void)id;

@@ -23,10 +23,6 @@ mkdir -p "$out" || exit 1
 # Stack bytes that a kernel may use: part of its mangled name, architecture, bytes. All others: none.
 allowed='
 softmax_kernelIfE sm_90a 8
-attention_dq_kernelI13__nv_bfloat16Li256 sm_80 24
-attention_dq_kernelI6__halfLi256 sm_80 24
-attention_dq_kernelI13__nv_bfloat16Li256 sm_90a 24
-attention_dq_kernelI6__halfLi256 sm_90a 24
 '
 
 # The kernels of one ptxas -v log with their stack frames, where larger than allowed.

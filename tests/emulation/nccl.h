@@ -75,6 +75,12 @@ ncclResult_t ncclGetVersion(int *version);
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
 /* Waits for all ranks, at most as long as cuda_emu_set_timeout says. */
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int n_ranks, ncclUniqueId id, int rank);
+
+typedef struct {
+    int maxCTAs; /* changes nothing here */
+} ncclConfig_t;
+#define NCCL_CONFIG_INITIALIZER {32}
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int n_ranks, ncclUniqueId id, int rank, ncclConfig_t *config);
 ncclResult_t ncclCommFinalize(ncclComm_t comm); /* waits for what was issued */
 ncclResult_t ncclCommDestroy(ncclComm_t comm);  /* likewise */
 ncclResult_t ncclCommAbort(ncclComm_t comm);    /* waits for nothing; what was issued ends without effect */

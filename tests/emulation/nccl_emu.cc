@@ -534,6 +534,12 @@ static bool join(ncclComm *comm, const char *directory) {
     return joined;
 }
 
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *handle, int n_ranks, ncclUniqueId id, int rank, ncclConfig_t *config) {
+    if (config == nullptr || config->maxCTAs < 1 || config->maxCTAs > 32)
+        return fail(ncclInvalidArgument, "ncclCommInitRankConfig");
+    return ncclCommInitRank(handle, n_ranks, id, rank);
+}
+
 ncclResult_t ncclCommInitRank(ncclComm_t *handle, int n_ranks, ncclUniqueId id, int rank) {
     const int device = cuda_emu_current_device();
     const char *mode = getenv("CUDA_EMU_NCCL");
