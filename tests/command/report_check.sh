@@ -214,6 +214,18 @@ test_pictures() {
         same "report/svg/$options" "0 " \
             "$code $(python "$tests/svg_check.py" s.json chart.svg memory.svg data.json best 2>&1 | head -n 3)"
     done
+    for style in "--svg-width 240 --svg-type 8" "--svg-width 1000 --svg-height 400 --svg-type 14"; do
+        # shellcheck disable=SC2086
+        cf plan --chunk-size 8K --k 2 --stages 4 $model lengths $style --json s.json --svg chart.svg --memory-svg memory.svg \
+            --summary
+        # shellcheck disable=SC2086
+        cf report --chunk-size 8K --k 2 --stages 4 $model lengths -o page.html --json data.json
+        same "report/svg/$style" "0 " \
+            "$code $(python "$tests/svg_check.py" s.json chart.svg memory.svg data.json best 2>&1 | head -n 3)"
+        same "report/svg/size/$style" "$(echo "$style " | sed 's/--svg-\(width\|height\) \([0-9]*\)/\2/g; s/--svg-type .*//')" \
+            "$(sed -n '1s/.* width="\([0-9]*\)" height="\([0-9]*\)"/\1 \2/p' memory.svg | awk -v s="$style" '{
+                print $1, (s ~ /height/ ? $2 " " : "") }')"
+    done
     refuses report/svg/many 2 'n_passes: is too large for a picture [(]wanted 20000' \
         plan --chunk-size 64 --k 1 --stages 8 --svg no.svg lengths
     printf '40K\n12K\n9K\n3K 4\n1K 12\n' >batch

@@ -11,7 +11,7 @@ import re
 import sys
 import xml.etree.ElementTree as ElementTree
 
-LEFT, RIGHT, WIDTH, TOP, PLOT = 56, 12, 720, 8, 170
+LEFT, RIGHT, WIDTH, TOP, PLOT, TYPE = 56, 12, 720, 8, 170, 10
 SVG = "{http://www.w3.org/2000/svg}"
 WRONG = []
 
@@ -21,12 +21,26 @@ def check(holds, *why):
         WRONG.append(" ".join(str(w) for w in why))
 
 
+def take_style(root):
+    """A picture of another size: all but the width grow with the type, and the plot has what is left of the height."""
+    global LEFT, RIGHT, WIDTH, TOP, PLOT, TYPE
+    TYPE, WIDTH, height = (int(root.get(name)) for name in ("font-size", "width", "height"))
+    LEFT, RIGHT, TOP, axis = ((units * TYPE + 5) // 10 for units in (56, 12, 8, 40))
+    PLOT = height - TOP - axis
+    check(root.get("viewBox") == "0 0 %d %d" % (WIDTH, height), "view box", root.get("viewBox"))
+    for text in root.iter(SVG + "text"):
+        check(0 <= float(text.get("y")) <= height and float(text.get("x")) <= WIDTH, "out of the picture:", text.text)
+
+
 def place(schedule, time):
     return LEFT + time / schedule["makespan"] * (WIDTH - LEFT - RIGHT)
 
 
 def check_chart(schedule, path):
     root = ElementTree.parse(path).getroot()
+    take_style(root)
+    keys = next(g for g in root.iter(SVG + "g") if g.get("class") == "legend")
+    check(len(keys.findall(SVG + "text")) <= len(keys.findall(SVG + "path")), "words of the legend without a swatch")
     lanes = [g for g in root.iter(SVG + "g") if g.get("class") == "stage"]
     check(root.tag == SVG + "svg" and len(lanes) == len(schedule["actions"]), "lanes", len(lanes))
     for lane, actions in zip(lanes, schedule["actions"]):
@@ -50,7 +64,7 @@ def check_chart(schedule, path):
             )
         check_labels(lane, boxes)
     ends = [
-        float(t.get("x")) + 5.5 * len(t.text)
+        float(t.get("x")) + 0.55 * TYPE * len(t.text)
         for g in root.iter(SVG + "g")
         if g.get("class") == "axis"
         for t in g.findall(SVG + "text")
@@ -66,7 +80,7 @@ def check_labels(lane, boxes):
     spans = [(float(b.get("x")), float(b.get("x")) + float(b.get("width"))) for b in boxes]
     for text in lane.findall(SVG + "text")[1:]:
         x = float(text.get("x"))
-        check(any(a <= x and x + 5.6 * len(text.text) <= b + 1 for a, b in spans), "label", text.text, "leaves its box")
+        check(any(a <= x and x + 0.56 * TYPE * len(text.text) <= b + 1 for a, b in spans), "label", text.text, "leaves its box")
 
 
 def steps_of(d):
@@ -79,6 +93,7 @@ def steps_of(d):
 
 def check_memory(schedule, path, report, kind):
     root = ElementTree.parse(path).getroot()
+    take_style(root)
     lines = [p for p in root.iter(SVG + "path") if p.get("class") == "stage"]
     s = next(s for s in report["schedules"] if s["name"] == kind)
     check(len(lines) == len(s["stages"]), "lines", len(lines))

@@ -37,6 +37,7 @@ typedef struct plan_options {
     int metadata;
     int all_ranks;
     int64_t max_nodes;
+    svg_style svg;
     const char *paths[N_OUTPUTS];
 } plan_options;
 
@@ -109,6 +110,13 @@ static const cli_option options[] = {
      .help = "write a trace for Perfetto or chrome://tracing"},
     {.name = "--svg", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[SVG]),
      .help = "draw the passes over time, for a paper or a page"},
+    {.name = "--svg-width", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(plan_options, svg.width), .min = 160,
+     .max = 20000, .help = "width of both pictures, in pixels; default 720"},
+    {.name = "--svg-height", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(plan_options, svg.height), .min = 60,
+     .max = 20000, .help = "height of each; default what its lines of type need"},
+    {.name = "--svg-type", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(plan_options, svg.type), .min = 4,
+     .max = 100, .help = "size of their type; default 10. A picture that is printed 240\n"
+     "points wide has type of N points with --svg-width 240"},
     {.name = "--memory-svg", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(plan_options, paths[MEMORY_SVG]),
      .help = "and what each stage holds over time: bytes with --model or\n"
      "--token-bytes, else tokens whose activations are kept"},
@@ -604,7 +612,7 @@ static cf_result write_memory_svg(const planned *made, cli_output *to, cf_error 
 
     if (!pipe->has_model) limit = pipe->limit_bytes < INT64_MAX / n_virtual ? pipe->limit_bytes * n_virtual : INT64_MAX;
     return svg_memory_write(made->run.schedule, made->run.timeline, made->held, held_unit_of(pipe), limit,
-                            pipeline_unit(pipe->unit_cost), cli_write, to, error);
+                            pipeline_unit(pipe->unit_cost), &made->asked->svg, cli_write, to, error);
 }
 
 static int write_file(const planned *made, int which, cli_output *to) {
@@ -628,7 +636,7 @@ static int write_file(const planned *made, int which, cli_output *to) {
     case DOT: result = write_dot(made, to, &error); break;
     case SVG:
         result = svg_chart_write(made->packed.plan, made->run.schedule, made->run.timeline,
-                                 pipeline_unit(made->pipe.unit_cost), cli_write, to, &error);
+                                 pipeline_unit(made->pipe.unit_cost), &made->asked->svg, cli_write, to, &error);
         break;
     case MEMORY_SVG: result = write_memory_svg(made, to, &error); break;
     default: /* seconds are seconds; a token time, which is none, becomes a microsecond */

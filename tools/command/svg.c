@@ -4,10 +4,12 @@
 #include "chart.h"
 #include "text_out.h"
 
+#include <stdio.h>
 #include <string.h>
 
-/* In units that a browser shows as pixels and a paper as three quarters of a point. */
-enum { LEFT = 56, RIGHT = 12, WIDTH = 720, TOP = 8, LANE = 20, BOX = 17, AXIS = 40, PLOT = 170 };
+/* In units that a browser shows as pixels and a paper as three quarters of a point, where type is of TYPE of them. All
+   but the width grow with the type. */
+enum { LEFT = 56, RIGHT = 12, WIDTH = 720, TOP = 8, LANE = 20, AXIS = 40, PLOT = 170, TYPE = 10 };
 
 static const char *const fills[CF_COMPUTE_PASS_COUNT] = {"#397af2", "#9cc3ff", "#e8891c", "#3fc3ca", "#b9e3cd"};
 static const char *const inks[CF_COMPUTE_PASS_COUNT] = {"#fff", "#10244a", "#1f1200", "#06282a", "#0d2c1c"};
@@ -24,16 +26,44 @@ typedef struct picture {
     const cf_schedule *schedule;
     const cf_timeline *timeline;
     const char *unit;
+    int type, width, height;            /* as drawn, in units */
+    int left, right, top, axis, lane, box, plot;
 } picture;
+
+/* What the picture calls so many units at the usual type. */
+static int grown(const picture *p, int units) { return (units * p->type + TYPE / 2) / TYPE; }
+
+/* Where type stands that is in the middle of a lane. */
+static int baseline(const picture *p) { return p->box - (p->box - p->type) / 2 - p->type / 5; }
+
+/* rows: lanes, or 0 for a plot. A height that was asked for goes to these. */
+static void lay_out(picture *p, const svg_style *style, int rows) {
+    p->type = style->type > 0 ? (int)style->type : TYPE;
+    p->width = style->width > 0 ? (int)style->width : WIDTH;
+    p->left = grown(p, LEFT);
+    p->right = grown(p, RIGHT);
+    p->top = grown(p, TOP);
+    p->axis = grown(p, AXIS);
+    p->lane = grown(p, LANE);
+    p->plot = grown(p, PLOT);
+    if (rows > 0) p->axis += grown(p, 620) / (p->width - p->left) * grown(p, 13); /* more lines of a legend */
+    if (style->height > 0) {
+        int room = (int)style->height - p->top - p->axis;
+        p->plot = room > p->type ? room : p->type;
+        p->lane = rows > 0 && room / rows > p->type / 2 ? room / rows : p->type / 2;
+    }
+    p->box = p->lane - (p->lane > 6 ? 3 : 1);
+    p->height = p->top + (rows > 0 ? rows * p->lane : p->plot) + p->axis;
+}
 
 static double place(const picture *p, double time) {
     double makespan = p->timeline->makespan;
-    return LEFT + (makespan > 0 ? time / makespan : 0) * (WIDTH - LEFT - RIGHT);
+    return p->left + (makespan > 0 ? time / makespan : 0) * (p->width - p->left - p->right);
 }
 
 static int is_pass(const picture *p, int64_t id) { return p->schedule->actions[id].pass < CF_COMPUTE_PASS_COUNT; }
 
-static cf_result begin(picture *p, int height, const char *title, cf_write_fn write, void *user, cf_error *error) {
+static cf_result begin(picture *p, const char *title, cf_write_fn write, void *user, cf_error *error) {
     int64_t i, n = 0;
     cf_result result = text_out_begin(&p->to, write, user, error);
 
@@ -42,9 +72,10 @@ static cf_result begin(picture *p, int height, const char *title, cf_write_fn wr
         result = cf_fail(error, CF_ERROR_LIMIT, "n_passes", -1, SVG_MOST_PASSES, n, "is too large for a picture");
     if (result != CF_OK) return result;
     text_out_put(&p->to, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\"\n",
-                 WIDTH, height, WIDTH, height);
-    text_out_put(&p->to, "     font-family=\"Helvetica, Arial, 'Liberation Sans', sans-serif\" font-size=\"10\">\n"
-                         "<title>%s</title>\n<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n", title, WIDTH, height);
+                 p->width, p->height, p->width, p->height);
+    text_out_put(&p->to, "     font-family=\"Helvetica, Arial, 'Liberation Sans', sans-serif\" font-size=\"%d\">\n"
+                         "<title>%s</title>\n<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n", p->type, title, p->width,
+                 p->height);
     return CF_OK;
 }
 
@@ -53,18 +84,27 @@ static cf_result end(picture *p, cf_error *error) {
     return text_out_end(&p->to, error);
 }
 
+/* About as wide as it will be: digits and capitals of this size. */
+static double label_width(const picture *p, const char *label) {
+    return (5.8 * (double)strlen(label) + 3) * (double)p->type / TYPE;
+}
+
 /* Whole steps of time below the drawing, the first one with the unit. */
 static void put_axis(picture *p, int y) {
-    double makespan = p->timeline->makespan, step = chart_step(makespan / 8);
+    double makespan = p->timeline->makespan, most = (double)(p->width - p->left - p->right) / grown(p, 80);
+    double step = chart_step(makespan / (most > 1 ? most : 1));
     int64_t mark;
 
     text_out_put(&p->to, "<g class=\"axis\" fill=\"#555\">\n");
     for (mark = 0; makespan > 0 && (double)mark * step <= makespan; mark++) {
         double x = place(p, (double)mark * step);
+        char label[96];
+
+        snprintf(label, sizeof label, "%s%s%s", pipeline_time((double)mark * step), mark == 0 ? " " : "",
+                 mark == 0 ? p->unit : "");
         text_out_put(&p->to, "<path d=\"M%.2f %dv4\" stroke=\"#555\"/>", x, y);
-        if (x < WIDTH - 60 || mark == 0)
-            text_out_put(&p->to, "<text x=\"%.2f\" y=\"%d\">%s%s%s</text>", x, y + 14,
-                         pipeline_time((double)mark * step), mark == 0 ? " " : "", mark == 0 ? p->unit : "");
+        if (x + label_width(p, label) <= p->width || mark == 0)
+            text_out_put(&p->to, "<text x=\"%.2f\" y=\"%d\">%s</text>", x, y + grown(p, 14), label);
         text_out_put(&p->to, "\n");
     }
     text_out_put(&p->to, "</g>\n");
@@ -73,9 +113,6 @@ static void put_axis(picture *p, int y) {
 /* ----------------------------------------------------------------------------------------------------------------
    Passes
    ---------------------------------------------------------------------------------------------------------------- */
-
-/* About as wide as it will be: digits and capitals of this size. */
-static double label_width(const char *label) { return 5.8 * (double)strlen(label) + 3; }
 
 static void put_box(picture *p, int64_t id, int y) {
     const cf_action *a = &p->schedule->actions[id];
@@ -87,33 +124,52 @@ static void put_box(picture *p, int64_t id, int y) {
     (void)snprintf(label, sizeof label, "%s%d", cf_pass_name((cf_pass)a->pass), (int)a->chunk);
     text_out_put(&p->to, "<rect class=\"%s%s\" x=\"%.3f\" y=\"%d\" width=\"%.3f\" height=\"%d\" fill=\"%s\" "
                          "stroke=\"#fff\">",
-                 cf_pass_name((cf_pass)a->pass), dropped ? " dropped" : "", x, y, width, BOX, fills[a->pass]);
+                 cf_pass_name((cf_pass)a->pass), dropped ? " dropped" : "", x, y, width, p->box, fills[a->pass]);
     text_out_put(&p->to, "<title>%s: %.9g to %.9g</title></rect>", label, p->timeline->start[id], p->timeline->end[id]);
     if (chunk->group >= 0 && width > 2)
         text_out_put(&p->to, "<path d=\"M%.2f %dh%.2f\" stroke=\"%s\" stroke-width=\"2\"/>", x, y + 1, width,
                      hues[chunk->group % N_HUES]);
-    if (dropped) text_out_put(&p->to, "<path d=\"M%.2f %dh%.2f\" stroke=\"#fff\"/>", x, y + BOX - 2, width);
-    if (width > label_width(label))
-        text_out_put(&p->to, "<text x=\"%.2f\" y=\"%d\" fill=\"%s\">%s</text>", x + 2.5, y + 12, inks[a->pass], label);
+    if (dropped) text_out_put(&p->to, "<path d=\"M%.2f %dh%.2f\" stroke=\"#fff\"/>", x, y + p->box - 2, width);
+    if (width > label_width(p, label) && p->box >= p->type)
+        text_out_put(&p->to, "<text x=\"%.2f\" y=\"%d\" fill=\"%s\">%s</text>", x + 2.5, y + baseline(p), inks[a->pass], label);
     text_out_put(&p->to, "\n");
 }
 
 static void put_lane(picture *p, int64_t stage) {
-    int y = TOP + (int)stage * LANE;
+    int y = p->top + (int)stage * p->lane;
     int64_t i;
 
     text_out_put(&p->to, "<g class=\"stage\" stroke-width=\".7\">\n"
                          "<text x=\"0\" y=\"%d\" fill=\"#333\">stage %lld</text>"
                          "<path d=\"M%d %dH%d\" stroke=\"#ddd\"/>\n",
-                 y + 12, (long long)stage, LEFT, y + BOX, WIDTH - RIGHT);
+                 y + baseline(p), (long long)stage, p->left, y + p->box, p->width - p->right);
     for (i = p->schedule->first[stage]; i < p->schedule->first[stage + 1]; i++)
         if (is_pass(p, i)) put_box(p, i, y);
     text_out_put(&p->to, "</g>\n");
 }
 
+/* One word of the legend behind a box that looks like what it stands for; on the next line where it would leave the
+   picture. line: the colour of a line, which `across` draws at a height of the box; NULL: none. */
+static void put_key(picture *p, int *x, int *y, const char *fill, const char *line, double across, const char *name,
+                    const char *meaning) {
+    int size = grown(p, 9), width = grown(p, 25) + (int)label_width(p, name) + (int)label_width(p, meaning);
+
+    if (*x > p->left && *x + width > p->width) {
+        *x = p->left;
+        *y += grown(p, 13);
+    }
+    text_out_put(&p->to, "<path d=\"M%d %dh%dv%dh-%dz\" fill=\"%s\"/>", *x, *y - size + 1, size, size, size, fill);
+    if (line)
+        text_out_put(&p->to, "<path d=\"M%d %.2fh%d\" stroke=\"%s\" stroke-width=\"2\"/>", *x,
+                     *y - size + 1 + across * size, size, line);
+    text_out_put(&p->to, "<text x=\"%d\" y=\"%d\">%s%s%s</text>\n", *x + grown(p, 13), *y, name, *name ? " " : "",
+                 meaning);
+    *x += width;
+}
+
 static void put_legend(picture *p, int y) {
     int64_t i, seen[CF_COMPUTE_PASS_COUNT] = {0};
-    int pass, dropped = 0, x = LEFT;
+    int pass, dropped = 0, groups = p->plan->n_groups > 0, x = p->left;
 
     for (i = 0; i < p->schedule->n_actions; i++) {
         if (!is_pass(p, i)) continue;
@@ -121,35 +177,29 @@ static void put_legend(picture *p, int y) {
         dropped |= p->schedule->actions[i].pass == CF_F && !p->schedule->actions[i].keep;
     }
     text_out_put(&p->to, "<g class=\"legend\" fill=\"#333\">\n");
-    for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++) {
-        if (!seen[pass]) continue;
-        text_out_put(&p->to, "<path d=\"M%d %dh9v9h-9z\" fill=\"%s\"/><text x=\"%d\" y=\"%d\">%s %s</text>\n", x, y - 8,
-                     fills[pass], x + 13, y, cf_pass_name((cf_pass)pass), meanings[pass]);
-        x += 40 + (int)label_width(meanings[pass]);
-    }
-    if (dropped)
-        text_out_put(&p->to, "<text x=\"%d\" y=\"%d\">line above: part of a group; below: activations dropped</text>\n",
-                     x, y);
+    for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++)
+        if (seen[pass]) put_key(p, &x, &y, fills[pass], NULL, 0, cf_pass_name((cf_pass)pass), meanings[pass]);
+    if (groups) put_key(p, &x, &y, fills[CF_B], hues[0], 0.1, "", "part of a group");
+    if (dropped) put_key(p, &x, &y, fills[CF_F], "#fff", 0.75, "", "activations dropped");
     text_out_put(&p->to, "</g>\n");
 }
 
 cf_result svg_chart_write(const cf_plan *plan, const cf_schedule *schedule, const cf_timeline *timeline,
-                          const char *unit, cf_write_fn write, void *user, cf_error *error) {
+                          const char *unit, const svg_style *style, cf_write_fn write, void *user, cf_error *error) {
     picture p;
-    int64_t stage, most = (INT32_MAX - TOP - AXIS) / LANE;
-    int bottom;
+    int64_t stage;
     cf_result result;
 
     p.plan = plan;
     p.schedule = schedule;
     p.timeline = timeline;
     p.unit = unit;
-    bottom = TOP + (int)(schedule->shape.n_stages < most ? schedule->shape.n_stages : most) * LANE;
-    result = begin(&p, bottom + AXIS, "Passes of every stage over time", write, user, error);
+    lay_out(&p, style, (int)schedule->shape.n_stages);
+    result = begin(&p, "Passes of every stage over time", write, user, error);
     if (result != CF_OK) return result;
     for (stage = 0; stage < schedule->shape.n_stages; stage++) put_lane(&p, stage);
-    put_axis(&p, bottom);
-    put_legend(&p, bottom + 32);
+    put_axis(&p, p.height - p.axis);
+    put_legend(&p, p.height - p.axis + grown(&p, 32));
     return end(&p, error);
 }
 
@@ -162,7 +212,9 @@ typedef struct scale {
     const char *name;
 } scale;
 
-static double height_of(const scale *s, double value) { return TOP + PLOT - (s->top > 0 ? value / s->top : 0) * PLOT; }
+static double height_of(const picture *p, const scale *s, double value) {
+    return p->top + p->plot - (s->top > 0 ? value / s->top : 0) * p->plot;
+}
 
 static scale scale_of(const picture *p, const int64_t *held, held_unit what, int64_t limit) {
     scale s = {0, 1, "tokens"};
@@ -186,8 +238,8 @@ static void put_heights(picture *p, const scale *s) {
 
     text_out_put(&p->to, "<g class=\"heights\" fill=\"#555\">\n");
     for (mark = 0; s->top > 0 && (double)mark * step <= s->top; mark++) {
-        double y = height_of(s, (double)mark * step);
-        text_out_put(&p->to, "<path d=\"M%d %.2fH%d\" stroke=\"#ddd\"/>", LEFT, y, WIDTH - RIGHT);
+        double y = height_of(p, s, (double)mark * step);
+        text_out_put(&p->to, "<path d=\"M%d %.2fH%d\" stroke=\"#ddd\"/>", p->left, y, p->width - p->right);
         text_out_put(&p->to, "<text x=\"0\" y=\"%.2f\">%s%s%s</text>\n", y + 3,
                      pipeline_time((double)mark * step / s->unit), mark == 0 ? " " : "", mark == 0 ? s->name : "");
     }
@@ -206,7 +258,7 @@ static void put_line(picture *p, const int64_t *held, const scale *s, int64_t st
         at = i;
         if (last >= 0 && held[last] == held[i]) continue;
         text_out_put(&p->to, last < 0 ? "M%.3f %.3f" : "H%.3fV%.3f", place(p, p->timeline->start[i]),
-                     height_of(s, (double)held[i]));
+                     height_of(p, s, (double)held[i]));
         last = i;
     }
     if (at >= 0) text_out_put(&p->to, "H%.3f", place(p, p->timeline->end[at]));
@@ -214,18 +266,18 @@ static void put_line(picture *p, const int64_t *held, const scale *s, int64_t st
 }
 
 static void put_limit(picture *p, const scale *s, int64_t limit) {
-    double y = height_of(s, (double)limit);
+    double y = height_of(p, s, (double)limit);
 
     if (limit <= 0 || (double)limit > s->top) return;
     text_out_put(&p->to, "<path class=\"limit\" d=\"M%d %.3fH%d\" stroke=\"#b3261e\" stroke-dasharray=\"6 4\"/>",
-                 LEFT, y, WIDTH - RIGHT);
-    text_out_put(&p->to, "<text x=\"%d\" y=\"%.2f\" fill=\"#b3261e\" text-anchor=\"end\">limit</text>\n", WIDTH - RIGHT,
+                 p->left, y, p->width - p->right);
+    text_out_put(&p->to, "<text x=\"%d\" y=\"%.2f\" fill=\"#b3261e\" text-anchor=\"end\">limit</text>\n", p->width - p->right,
                  y - 3);
 }
 
 cf_result svg_memory_write(const cf_schedule *schedule, const cf_timeline *timeline, const int64_t *held,
-                           held_unit what, int64_t limit, const char *unit, cf_write_fn write, void *user,
-                           cf_error *error) {
+                           held_unit what, int64_t limit, const char *unit, const svg_style *style,
+                           cf_write_fn write, void *user, cf_error *error) {
     picture p;
     scale s;
     int64_t stage;
@@ -235,19 +287,21 @@ cf_result svg_memory_write(const cf_schedule *schedule, const cf_timeline *timel
     p.schedule = schedule;
     p.timeline = timeline;
     p.unit = unit;
-    result = begin(&p, TOP + PLOT + AXIS, "What every stage holds over time", write, user, error);
+    lay_out(&p, style, 0);
+    result = begin(&p, "What every stage holds over time", write, user, error);
     if (result != CF_OK) return result;
     s = scale_of(&p, held, what, limit);
     put_heights(&p, &s);
     for (stage = 0; stage < schedule->shape.n_stages; stage++) put_line(&p, held, &s, stage);
     put_limit(&p, &s, limit);
-    put_axis(&p, TOP + PLOT);
+    put_axis(&p, p.top + p.plot);
     text_out_put(&p.to, "<g class=\"legend\" fill=\"#333\">\n");
-    for (stage = 0; stage < schedule->shape.n_stages && stage < 11; stage++)
+    for (stage = 0; stage < schedule->shape.n_stages && stage < (p.width - p.left) / grown(&p, 60); stage++)
         text_out_put(&p.to, "<path d=\"M%d %dh10\" stroke=\"%s\" stroke-width=\"2\"%s/>"
                             "<text x=\"%d\" y=\"%d\">stage %lld</text>\n",
-                     LEFT + (int)stage * 60, TOP + PLOT + 28, hues[stage % N_HUES],
-                     stage >= N_HUES ? " stroke-dasharray=\"5 2\"" : "", LEFT + (int)stage * 60 + 13, TOP + PLOT + 32,
+                     p.left + (int)stage * grown(&p, 60), p.top + p.plot + grown(&p, 28), hues[stage % N_HUES],
+                     stage >= N_HUES ? " stroke-dasharray=\"5 2\"" : "", p.left + (int)stage * grown(&p, 60) + 13,
+                     p.top + p.plot + grown(&p, 32),
                      (long long)stage);
     text_out_put(&p.to, "</g>\n");
     return end(&p, error);
