@@ -3361,7 +3361,7 @@ static cf_result cf__plan_check_group(const cf__plan_check *check, int64_t id) {
     CF__TRY(cf__plan_within(check, "groups.first_chunk", id, 0, plan->n_chunks - 1, g->first_chunk,
                             "there is no such chunk"));
     CF__TRY(cf__plan_within(check, "groups.n_chunks", id, 1, plan->n_steps - g->first_chunk % plan->n_steps,
-                            g->n_chunks, "leaves its rank"));
+                            g->n_chunks, "counts chunks of the next rank"));
     for (i = 0; i < g->n_chunks; i++) {
         int64_t chunk = g->first_chunk + i, first = plan->chunks[chunk].first_slice;
         const cf_slice *s;
