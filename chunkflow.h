@@ -998,8 +998,8 @@ typedef struct cf_schedule_desc {
      whether that was made within the limits or happens to keep to them,
    - itself with a smaller budget, with half the K, or without split_backward, and
    - itself under limits half as large, where chunks or bytes are limited but not both.
-   A limit that all chunks of the rank fit into is no limit, and changes nothing. With CF_NO_LIMIT and n_virtual above 1
-   it is never longer than by default. The same budget gives the same schedule.
+   A limit that all chunks of the rank fit into is no limit, and changes nothing. Without one it is never longer than by
+   default. The same budget gives the same schedule.
 
    The plan must be sound. Errors: CF_ERROR_ARGUMENT, CF_ERROR_PLAN (its counts are not sound), CF_ERROR_LIMIT
    (CF_MAX_ACTIONS, CF_MAX_STAGES), CF_ERROR_INFEASIBLE (error->wanted: the smallest limit of that kind under which one
@@ -4634,6 +4634,56 @@ static int cf__pipe_is_same(const cf_action *a, const cf_action *b) {
     return a->pass == b->pass && a->chunk == b->chunk && a->stage == b->stage;
 }
 
+/* ---- what a stage holds while it walks its list ---- */
+
+typedef struct cf__pipe_held {
+    int64_t live;                           /* chunks kept */
+    int64_t tokens, state, gradient, saved; /* tokens: kept, of state, of its gradient, of saved inputs */
+} cf__pipe_held;
+
+/* INT64_MAX where that many do not fit in 64 bits. */
+static int64_t cf__pipe_held_bytes(const cf__pipe_held *held, const cf_bytes *bytes) {
+    int64_t sum, state, gradient, saved;
+    int fits = cf__mul(held->tokens, bytes->activations, &sum) &&
+               cf__mul(held->state, bytes->state, &state) && cf__add(sum, state, &sum) &&
+               cf__mul(held->gradient, bytes->state_gradient, &gradient) && cf__add(sum, gradient, &sum) &&
+               cf__mul(held->saved, bytes->boundary, &saved) && cf__add(sum, saved, &sum);
+    return fits ? sum : INT64_MAX;
+}
+
+/* Rows of state that a chunk of a group adds. cf__pipe_check_units has seen that its slices exist. */
+static int64_t cf__pipe_rows(const cf__pipeline *pipe, const cf_chunk *c) {
+    return pipe->plan->slices[c->first_slice].length;
+}
+
+/* What comes into being when an action starts. dK and dV of a whole group start with its last chunk. */
+static inline void cf__pipe_hold(const cf__pipeline *pipe, cf__pipe_held *held, const cf_action *a,
+                                  const cf_chunk *c) {
+    if (a->keep) {
+        held->live++;
+        held->tokens += c->padded;
+    }
+    if (pipe->local && a->pass == CF_F && !a->keep) held->saved += c->padded;
+    if (pipe->local && a->pass == CF_R) held->saved -= c->padded;
+    if (c->group < 0) return;
+    if (a->pass == CF_F) held->state += cf__pipe_rows(pipe, c);
+    if ((a->pass == CF_B || a->pass == CF_I) && cf__pipe_after(pipe->plan, c) == 0)
+        held->gradient += pipe->plan->groups[c->group].tokens;
+}
+
+/* What goes when it has ended. */
+static inline void cf__pipe_let_go(const cf__pipeline *pipe, cf__pipe_held *held, const cf_action *a,
+                                    const cf_chunk *c) {
+    int backward = a->pass == CF_B || a->pass == CF_I;
+    if (a->pass == CF_B || a->pass == CF_W) {
+        held->live--;
+        held->tokens -= c->padded;
+    }
+    if (c->group < 0 || !backward) return;
+    held->state -= cf__pipe_rows(pipe, c);
+    held->gradient -= cf__pipe_rows(pipe, c);
+}
+
 /* ---- the plan's units ---- */
 
 /* All units of a rank: the chunks of each agree with their group. Everything that walks over groups counts on it. */
@@ -4727,7 +4777,27 @@ static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule 
 }
 
 /* ================================================================================================================
-   >>schedule
+   >>schedule    fixed patterns, and what every search for a schedule needs to know
+
+   A stage may hold so many chunks, tokens of state and bytes. This section works out what it may hold, from what the
+   caller gives, what holds by default, and what a search tries beside that (cf__schedule_limits_of); what each unit
+   takes of it (cf__schedule_need); and how many chunks of a unit can be kept within it (cf__schedule_fitting_k).
+
+   A unit takes room twice. From its start to its own backwards it takes what it needs whether its chunks are kept or
+   not: state and, in bytes, state with its gradient and the inputs of the chunks that it may drop. Each chunk that is
+   kept takes a place beside that, and gives it back at the end of its backward.
+
+   `paper`, `1f1b` and `gpipe` are patterns, made here. The forward items of all stages are one sequence: F of every
+   chunk, unit by unit, and in pipeline replay the R of dropped chunks, put in as soon as the first stage can have made
+   room for them while later units fill the wait. The backwards are another, in the order in which the forwards make
+   them possible. Each stage merges the two sequences; the kinds differ only in how far it may run ahead with forwards
+   (cf__pattern_takes_forward). On one stage `paper` is Algorithm 2.
+
+   Why this cannot deadlock. Stages further down run ahead no further, and both sequences are the same everywhere.
+   Follow what an action waits for: forward item i waits for item i on the stage before and for backwards that its stage
+   takes before i; those wait on stages further down for items before i. The index falls each time a backward is passed,
+   so there is no cycle. Room: units start one after the other, so when an item finds none, an earlier unit has a
+   backward to run.
    ================================================================================================================ */
 
 CF__NAMES(cf_schedule_kind_name, cf_schedule_kind, CF_SCHEDULE_KINDS, "?")
@@ -4746,7 +4816,6 @@ CHUNKFLOW_API cf_schedule_desc cf_schedule_defaults(const cf_schedule_desc *desc
 #define CF__USES(policy) 1
 #endif
 
-
 /* Whether there may be I and W in the schedule. */
 static int cf__schedule_splits(const cf_schedule_desc *desc) {
     return desc->kind == CF_SCHEDULE_ZERO_BUBBLE || (desc->kind == CF_SCHEDULE_BEST && desc->split_backward);
@@ -4756,24 +4825,6 @@ static int cf__schedule_splits(const cf_schedule_desc *desc) {
 static int cf__schedule_allows(const cf_schedule_desc *desc, int placement) {
     return desc->shape.placement == CF_PLACEMENT_ANY || (int)desc->shape.placement == placement;
 }
-
-/* One stage needs no search: Algorithm 2 as it stands, unit by unit. */
-static int cf__schedule_is_plain(const cf_schedule_desc *desc) {
-    return desc->shape.n_stages == 1 && desc->shape.n_virtual == 1 && desc->kind == CF_SCHEDULE_PAPER;
-}
-
-/* ---- fixed patterns ----
-
-   The forward items of all stages are one sequence: F of every chunk, unit by unit, and in pipeline replay the R of
-   dropped chunks, put in as soon as the first stage can have made room for them while later units fill the wait. The
-   backwards are another, in the order in which the forwards make them possible. Each stage merges the two sequences;
-   the kinds differ only in how far it may run ahead with forwards (cf__pattern_takes_forward).
-
-   Why this cannot deadlock. Stages further down run ahead no further, and both sequences are the same everywhere.
-   Follow what an action waits for: forward item i waits for item i on the stage before and for backwards that its stage
-   takes before i; those wait on stages further down for items before i. The index falls each time a backward is passed,
-   so there is no cycle. Room: units start one after the other, so when an item finds none, an earlier unit has a
-   backward to run. */
 
 typedef struct cf__pattern_item {
     int32_t chunk;
@@ -4799,31 +4850,28 @@ typedef struct cf__schedule_maker {
     cf_schedule_desc desc; /* defaults filled in */
     cf__pipeline pipe;
     cf_error *error;
-    int64_t most_bytes;         /* that a unit needs if it keeps one chunk; where bytes are counted */
     int64_t most_kept;          /* chunks of one group that may be kept at once: K, or the longest group */
-    int64_t most_state;         /* tokens of the longest group */
-    cf__pipe_room all;    /* what a stage holds that holds everything */
-    int counts_chunks, counts_bytes; /* whether some stage could hold more of them than it may */
+    int64_t most_padded;        /* rows of the largest chunk */
+    cf__pipe_room most;         /* what any unit takes on a virtual stage, at most, if it keeps one chunk */
+    cf__pipe_room all;          /* what a stage holds that holds everything */
+    int bounds_state;           /* chunks are limited and bytes are not, so that state is limited by default */
     /* the limits as they now are */
-    int is_default;             /* they hold because the caller gave none */
-    int is_lifted;              /* nothing is limited for the time being */
-    int halvings;               /* `best` looks at halves of the limits, and at halves of these, too */
-    int is_limited;             /* some stage could keep more chunks or bytes than it may */
-    int is_bounded;             /* or more state */
-    cf__pipe_room tightest; /* what the tightest stage may hold, for one of its virtual stages */
+    int by_default;             /* they are the default ones, whatever the caller gave */
+    int is_lifted;              /* there are none */
+    int halvings;               /* those of chunks and bytes are cut in half so many times */
+    cf__pipe_room tightest;     /* what the tightest stage may hold, for one of its virtual stages */
     int64_t n_units, n_replays; /* n_replays: on one virtual stage */
     int64_t n_actions;          /* at most */
-    /* working space, only for more than one virtual stage */
+    /* working space */
     cf__pipe_unit *units;       /* (n_units) in the order in which they start */
     cf__pipe_unit *spare;       /* (n_units) */
     double *unit_seconds;       /* (n_units) by place in plan order */
     int32_t *sorted;            /* (n_units) */
     int32_t *unit_of;           /* (n) by chunk */
-    int64_t *needs;             /* (n) bytes from each chunk's backward on: see cf__schedule_unit_bytes; or NULL */
     cf__pattern pattern;
 } cf__schedule_maker;
 
-/* ---- units under limits ---- */
+/* ---- limits ---- */
 
 static int cf__schedule_has_bytes(const cf_schedule_desc *desc) {
     return desc->limits.bytes > 0 || desc->limits.bytes_by_stage != NULL;
@@ -4841,26 +4889,25 @@ static int64_t cf__schedule_default_chunks(const cf__schedule_maker *m, int64_t 
 static int64_t cf__schedule_default_state(const cf__schedule_maker *m, int64_t stage) {
     int64_t state = 0;
     int overflow = 0;
-    cf__add_product(&state, 2, m->most_state, &overflow);
+    cf__add_product(&state, 2, m->most.state, &overflow);
     cf__add_product(&state, m->desc.shape.n_stages - 1 - stage, m->pipe.plan->chunk_size, &overflow);
-    return overflow ? INT64_MAX : m->most_state > 0 ? state : 0;
+    return overflow ? INT64_MAX : m->most.state > 0 ? state : 0;
 }
 
-/* What stage s may hold as it is asked for; not above 0: any number. This is where defaults are filled in: chunks have
-   one where bytes are not limited, and state has one where chunks are limited and bytes are not. */
+/* What stage s may hold as it is asked for, with defaults filled in; not above 0: any number. */
 static cf__pipe_room cf__schedule_asked(const cf__schedule_maker *m, int64_t stage) {
     cf__pipe_room asked = cf__pipe_given_room(&m->desc.limits, stage);
-    int has_defaults = m->desc.kind == CF_SCHEDULE_BEST && !cf__schedule_has_bytes(&m->desc);
-    if (m->is_default || (has_defaults && asked.chunks == 0)) asked.chunks = cf__schedule_default_chunks(m, stage);
-    if (asked.state == 0 && (m->is_default || (has_defaults && m->counts_chunks)))
-        asked.state = cf__schedule_default_state(m, stage);
+    if (m->by_default) asked.chunks = 0;
+    if (m->by_default) asked.state = cf__max(asked.state, 0);
+    if (!m->by_default && (m->desc.kind != CF_SCHEDULE_BEST || cf__schedule_has_bytes(&m->desc))) return asked;
+    if (asked.chunks == 0) asked.chunks = cf__schedule_default_chunks(m, stage);
+    if (asked.state == 0 && (m->by_default || m->bounds_state)) asked.state = cf__schedule_default_state(m, stage);
     return asked;
 }
 
-/* A limit that has been halved so many times. One that everything fits into is none. */
+/* A limit that has been halved so many times. One that everything fits into is none, and so are its halves. */
 static int64_t cf__schedule_halve(int64_t limit, int halvings, int64_t all) {
-    if (limit > 0) limit = cf__max(limit >> halvings, 1);
-    return limit > 0 && limit < all ? limit : INT64_MAX;
+    return limit > 0 && limit < all ? cf__max(limit >> halvings, 1) : INT64_MAX;
 }
 
 /* What stage s may hold now. */
@@ -4870,7 +4917,7 @@ static cf__pipe_room cf__schedule_limits_of(const cf__schedule_maker *m, int64_t
     asked = cf__schedule_asked(m, stage);
     limits.chunks = cf__schedule_halve(asked.chunks, m->halvings, m->all.chunks);
     limits.state = cf__schedule_halve(asked.state, 0, m->all.state);
-    if (m->counts_bytes) limits.bytes = cf__schedule_halve(asked.bytes, m->halvings, m->all.bytes);
+    limits.bytes = cf__schedule_halve(asked.bytes, m->halvings, m->all.bytes);
     return limits;
 }
 
@@ -4887,84 +4934,94 @@ static void cf__schedule_settle(cf__schedule_maker *m) {
     cf__pipe_room least = {INT64_MAX, INT64_MAX, INT64_MAX};
     int64_t s;
     for (s = 0; s < m->desc.shape.n_stages; s++) cf__schedule_tighten(&least, m, s);
-    m->is_limited = least.chunks < INT64_MAX || least.bytes < INT64_MAX;
-    m->is_bounded = m->is_limited || least.state < INT64_MAX;
     if (least.chunks < INT64_MAX) least.chunks /= m->desc.shape.n_virtual;
     if (least.bytes < INT64_MAX) least.bytes /= m->desc.shape.n_virtual;
     m->tightest = least;
 }
 
-/* Tokens that the state grows by with a chunk, and with all of a unit. */
+/* Whether nothing is limited, so that no unit ever waits for room. */
+static int cf__schedule_is_free(const cf__schedule_maker *m) {
+    return m->tightest.chunks == INT64_MAX && m->tightest.state == INT64_MAX && m->tightest.bytes == INT64_MAX;
+}
+
+/* Whether chunks or bytes are limited. */
+static int cf__schedule_is_limited(const cf__schedule_maker *m) {
+    return m->tightest.chunks < INT64_MAX || m->tightest.bytes < INT64_MAX;
+}
+
+/* Whether every unit finds room everywhere if it keeps one chunk. */
+static int cf__schedule_fits(const cf__schedule_maker *m) {
+    return m->tightest.chunks >= 1 && m->tightest.state >= m->most.state && m->tightest.bytes >= m->most.bytes;
+}
+
+/* ---- what units take of it ---- */
+
+static void cf__room_add(cf__pipe_room *room, const cf__pipe_room *more, int64_t times) {
+    room->chunks += times * more->chunks;
+    room->state += times * more->state;
+    room->bytes += times * more->bytes;
+}
+
+/* Whether so much fits beside what is held. */
+static int cf__room_fits(const cf__pipe_room *held, const cf__pipe_room *more, const cf__pipe_room *limits) {
+    return held->chunks <= limits->chunks - more->chunks && held->state <= limits->state - more->state &&
+           held->bytes <= limits->bytes - more->bytes;
+}
+
+/* Bytes of a place for a chunk of the unit, where bytes are limited. */
+static int64_t cf__schedule_place(const cf__schedule_maker *m, const cf__pipe_unit *unit) {
+    int64_t rows = unit->n > 1 ? m->most_padded : m->pipe.chunks[unit->first].padded;
+    return m->tightest.bytes < INT64_MAX ? rows * m->desc.limits.per_token.activations : 0;
+}
+
+/* What a unit takes for so many tokens of its state and so many inputs of its chunks. */
+static cf__pipe_room cf__schedule_holds(const cf__schedule_maker *m, int64_t state, int64_t inputs) {
+    const cf_bytes *bytes = &m->desc.limits.per_token;
+    cf__pipe_room holds = {0, 0, 0};
+    holds.state = state;
+    if (m->tightest.bytes == INT64_MAX) return holds;
+    holds.bytes = state * (bytes->state + bytes->state_gradient);
+    if (m->pipe.local) holds.bytes += inputs * m->most_padded * bytes->boundary;
+    return holds;
+}
+
+/* Tokens that the state grows by with a chunk. */
 static int64_t cf__schedule_state(const cf__schedule_maker *m, int64_t chunk) {
     return cf_chunk_state_tokens(m->pipe.plan, m->pipe.first_chunk + chunk);
 }
 
-static int64_t cf__schedule_unit_state(const cf__schedule_maker *m, const cf__pipe_unit *unit) {
-    int64_t last = unit->first + unit->n - 1;
-    return unit->n > 1 ? m->pipe.chunks[last].prefix + cf__schedule_state(m, last) : cf__schedule_state(m, last);
+/* What it takes from its start on, with places for so many chunks. */
+static cf__pipe_room cf__schedule_takes(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t places) {
+    int64_t last = unit->first + unit->n - 1, state = cf__schedule_state(m, last);
+    cf__pipe_room takes = cf__schedule_holds(m, state + (unit->n > 1 ? m->pipe.chunks[last].prefix : 0), unit->n - 1);
+    takes.chunks = places;
+    takes.bytes += places * cf__schedule_place(m, unit);
+    return takes;
 }
 
-/* Most bytes that a unit holds on a virtual stage from the moment on at which the backward of its chunk i is the
-   next to come: the state of the chunks so far, the activations of the last k of them, and in local replay the
-   inputs of the rest. Fills needs[i] for every chunk where `needs` is given, and returns the last. */
-static int64_t cf__schedule_unit_bytes(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t *needs) {
-    const cf_bytes *bytes = &m->desc.limits.per_token;
-    const cf_chunk *chunks = &m->pipe.chunks[unit->first];
-    int64_t i, window = 0, saved = 0, most = 0, per_slot = bytes->activations;
-    if (m->pipe.local && unit->n > unit->k) per_slot = cf__max(per_slot, bytes->boundary); /* before its R */
-    for (i = 0; i < unit->n; i++) {
-        const cf_chunk *c = &chunks[i];
-        int64_t state = 0, held;
-        window += c->padded;
-        if (i >= unit->k) {
-            window -= chunks[i - unit->k].padded;
-            saved += chunks[i - unit->k].padded;
-        }
-        if (c->group >= 0) state = c->prefix + m->pipe.plan->slices[c->first_slice].length;
-        held = window * per_slot + state * (bytes->state + bytes->state_gradient);
-        if (m->pipe.local) held += saved * bytes->boundary;
-        most = cf__max(most, held);
-        if (needs != NULL) needs[i] = most;
-    }
-    return most;
+/* What it gives back at the end of the backward of its chunk i, with so many places. */
+static cf__pipe_room cf__schedule_gives(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t i,
+                                        int64_t places) {
+    cf__pipe_room gives = cf__schedule_holds(m, cf__schedule_state(m, unit->first + i), i + 1 < unit->n);
+    gives.chunks = places;
+    gives.bytes += places * cf__schedule_place(m, unit);
+    return gives;
 }
 
-/* Sets how many chunks a unit keeps. */
-static void cf__schedule_set_k(cf__schedule_maker *m, cf__pipe_unit *unit, int64_t k) {
-    unit->k = (int32_t)k;
-    if (m->needs != NULL) (void)cf__schedule_unit_bytes(m, unit, &m->needs[unit->first]);
-}
-
-/* The most chunks of a unit, up to K, that may be kept on every virtual stage; 0: not even one. *bytes: what one
-   needs, where bytes are counted. */
-static int64_t cf__schedule_fitting_k(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t *bytes) {
-    cf__pipe_unit probe = *unit;
-    int32_t low = 1, high = (int32_t)cf__min(cf__min(m->desc.shape.k, unit->n), m->tightest.chunks);
-    if (!m->counts_bytes || high == 0) return high;
-    probe.k = 1;
-    *bytes = cf__schedule_unit_bytes(m, &probe, NULL);
-    if (*bytes > m->tightest.bytes) return 0;
-    while (low < high) {
-        probe.k = low + (high - low + 1) / 2;
-        if (cf__schedule_unit_bytes(m, &probe, NULL) <= m->tightest.bytes) low = probe.k;
-        else high = probe.k - 1;
-    }
-    return low;
-}
-
-/* The unit that starts at a chunk, with as many kept as fit. */
-static cf__pipe_unit cf__schedule_unit_at(const cf__schedule_maker *m, int64_t chunk, int64_t *bytes) {
+/* The unit of a chunk, with as many chunks kept, up to K, as fit on every virtual stage. */
+static cf__pipe_unit cf__schedule_fitting_unit(const cf__schedule_maker *m, int64_t chunk) {
     cf__pipe_unit unit = cf__pipe_unit_of(&m->pipe, chunk, 0);
-    unit.k = (int32_t)cf__schedule_fitting_k(m, &unit, bytes);
+    int64_t k = cf__min(cf__min(m->desc.shape.k, unit.n), m->tightest.chunks), place = cf__schedule_place(m, &unit);
+    if (place > 0) k = cf__min(k, (m->tightest.bytes - cf__schedule_takes(m, &unit, 0).bytes) / place);
+    unit.k = (int32_t)cf__max(k, 0);
     return unit;
 }
 
-/* Fills units, in plan order, and needs. */
+/* Fills units, in plan order. */
 static void cf__schedule_collect_units(cf__schedule_maker *m) {
-    int64_t i, chunk = 0, bytes;
+    int64_t i, chunk = 0;
     for (i = 0; i < m->n_units; i++) {
-        m->units[i] = cf__schedule_unit_at(m, chunk, &bytes);
-        cf__schedule_set_k(m, &m->units[i], m->units[i].k);
+        m->units[i] = cf__schedule_fitting_unit(m, chunk);
         chunk += m->units[i].n;
     }
 }
@@ -5006,8 +5063,6 @@ static void cf__schedule_layout_maker(cf__schedule_maker *m, cf__carver *carver)
     m->unit_seconds = (double *)cf__take(carver, m->n_units, sizeof(double));
     m->sorted = (int32_t *)cf__take(carver, m->n_units, sizeof(int32_t));
     m->unit_of = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
-    m->needs = (int64_t *)cf__take(carver, m->counts_bytes ? m->pipe.n : 0, sizeof(int64_t));
-    if (!m->counts_bytes) m->needs = NULL;
     pattern->items = (cf__pattern_item *)cf__take(carver, m->pipe.n + m->n_replays, sizeof(cf__pattern_item));
     pattern->backwards = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
     pattern->need = (int32_t *)cf__take(carver, m->pipe.n, sizeof(int32_t));
@@ -5052,11 +5107,6 @@ static void cf__pattern_add_unit(cf__schedule_maker *m, const cf__pipe_unit *uni
         cf__pattern_add_backward(&m->pattern, unit->first + i);
 }
 
-/* What a unit takes of the tightest stage's room, in chunks or, where those are counted, bytes. */
-static int64_t cf__pattern_room(const cf__schedule_maker *m, const cf__pipe_unit *unit) {
-    return m->needs != NULL ? m->needs[unit->first + unit->n - 1] : unit->k;
-}
-
 /* Ends a round of gpipe that begins with that backward: all of its forwards and replays run first. */
 static void cf__pattern_end_round(cf__schedule_maker *m, int64_t begin) {
     cf__pattern *pattern = &m->pattern;
@@ -5068,24 +5118,26 @@ static void cf__pattern_end_round(cf__schedule_maker *m, int64_t begin) {
 /* All units with their replays. gpipe: a round ends where the next unit would not find room beside the others. */
 static void cf__pattern_build(cf__schedule_maker *m) {
     cf__pattern *pattern = &m->pattern;
+    const cf__pipe_room nothing = {0, 0, 0};
     int gpipe = pattern->kind == CF_SCHEDULE_GPIPE;
-    int64_t limit = m->needs != NULL ? m->tightest.bytes : m->tightest.chunks, i, used = 0, state = 0, begin = 0;
     /* A unit that waits for bytes or state waits for units before it, none of whose replays may come after it. */
-    int waits = m->needs != NULL || m->tightest.state < INT64_MAX;
+    int waits = m->tightest.bytes < INT64_MAX || m->tightest.state < INT64_MAX;
+    cf__pipe_room used = nothing;
+    int64_t i, begin = 0;
     pattern->ahead = gpipe ? INT32_MAX : waits ? 0 : m->desc.shape.n_stages - 1;
     pattern->n_items = pattern->n_backwards = pattern->n_followed = 0;
     for (i = 0; i < m->n_units && m->desc.forwards_first; i++) m->units[i].k = 0;
     cf__schedule_number_units(m);
     for (i = 0; i < m->n_units; i++) {
-        int64_t room = cf__pattern_room(m, &m->units[i]), tokens = cf__schedule_unit_state(m, &m->units[i]);
-        if (gpipe && (used > limit - room || state > m->tightest.state - tokens)) {
+        const cf__pipe_unit *unit = &m->units[i];
+        const cf__pipe_room takes = cf__schedule_takes(m, unit, unit->k);
+        if (gpipe && !cf__room_fits(&used, &takes, &m->tightest)) {
             cf__pattern_end_round(m, begin);
             begin = pattern->n_backwards;
-            used = state = 0;
+            used = nothing;
         }
-        used += room;
-        state += tokens;
-        cf__pattern_add_unit(m, &m->units[i]);
+        cf__room_add(&used, &takes, 1);
+        cf__pattern_add_unit(m, unit);
         cf__pattern_add_due(m, 0);
     }
     cf__pattern_end_round(m, begin);
@@ -5096,20 +5148,22 @@ static void cf__pattern_build(cf__schedule_maker *m) {
 /* One stage on its way through the pattern. */
 typedef struct cf__pattern_merge {
     int64_t stage;
-    cf__pipe_room limits;  /* of this stage and all before it: no stage may run further ahead than those */
-    int64_t i, j;          /* next item, next backward */
-    cf__pipe_room held; /* or promised to a unit */
+    cf__pipe_room limits; /* of this stage and all before it: no stage may run further ahead than those */
+    cf__pipe_room held;
+    int64_t i, j;         /* next item, next backward */
     cf_action *next;
 } cf__pattern_merge;
 
-/* Whether the stage has room for its next item. */
-static int cf__pattern_has_room(const cf__schedule_maker *m, const cf__pattern_merge *merge) {
+/* What the next item takes: the first of a unit all that the unit takes beside its places, and one that keeps its
+   activations a place. */
+static cf__pipe_room cf__pattern_takes(const cf__schedule_maker *m, const cf__pattern_merge *merge) {
     const cf__pattern_item *item = &m->pattern.items[merge->i];
     const cf__pipe_unit *unit = cf__schedule_unit(m, item->chunk);
-    const cf__pipe_room *limits = &merge->limits, *held = &merge->held;
-    if (m->needs != NULL && item->opens && held->bytes > limits->bytes - cf__pattern_room(m, unit)) return 0;
-    if (item->opens && held->state > limits->state - cf__schedule_unit_state(m, unit)) return 0;
-    return !item->keep || merge->held.chunks < merge->limits.chunks;
+    cf__pipe_room takes = {0, 0, 0};
+    if (item->opens) return cf__schedule_takes(m, unit, item->keep);
+    takes.chunks = item->keep;
+    takes.bytes = item->keep * cf__schedule_place(m, unit);
+    return takes;
 }
 
 /* Whether a stage takes its next forward item: its next backward needs it, or the stage may run ahead. */
@@ -5117,7 +5171,10 @@ static int cf__pattern_takes_forward(const cf__schedule_maker *m, const cf__patt
     const cf__pattern *pattern = &m->pattern;
     const cf__pattern_item *item = &pattern->items[merge->i];
     int64_t further_down = m->desc.shape.n_stages - 1 - merge->stage, need = pattern->need[merge->j];
-    if (merge->i == pattern->n_items || item->after > merge->j || !cf__pattern_has_room(m, merge)) return 0;
+    cf__pipe_room takes;
+    if (merge->i == pattern->n_items || item->after > merge->j) return 0;
+    takes = cf__pattern_takes(m, merge);
+    if (!cf__room_fits(&merge->held, &takes, &merge->limits)) return 0;
     if (merge->i < need || pattern->kind == CF_SCHEDULE_GPIPE) return merge->i < need;
     if (pattern->kind == CF_SCHEDULE_1F1B && item->keep) return merge->held.chunks <= further_down;
     if (!pattern->runs_ahead) return merge->i < need + further_down;
@@ -5135,12 +5192,11 @@ static void cf__schedule_put(cf_action **next, cf_pass pass, int64_t chunk, int6
 }
 
 static void cf__pattern_put_forward(const cf__schedule_maker *m, cf__pattern_merge *merge) {
-    const cf__pattern_item *item = &m->pattern.items[merge->i++];
-    const cf__pipe_unit *unit = cf__schedule_unit(m, item->chunk);
-    if (m->needs != NULL && item->opens) merge->held.bytes += cf__pattern_room(m, unit);
-    if (item->opens) merge->held.state += cf__schedule_unit_state(m, unit);
-    merge->held.chunks += item->keep;
+    const cf__pattern_item *item = &m->pattern.items[merge->i];
+    const cf__pipe_room takes = cf__pattern_takes(m, merge);
+    cf__room_add(&merge->held, &takes, 1);
     cf__schedule_put(&merge->next, (cf_pass)item->pass, m->pipe.first_chunk + item->chunk, merge->stage, item->keep);
+    merge->i++;
 }
 
 /* In local replay R comes right before B, and the slot that a backward frees goes to the next R of the group. */
@@ -5148,19 +5204,19 @@ static void cf__pattern_put_backward(const cf__schedule_maker *m, cf__pattern_me
     int64_t chunk = m->pattern.backwards[merge->j++], id = m->pipe.first_chunk + chunk;
     const cf__pipe_unit *unit = cf__schedule_unit(m, chunk);
     int64_t i = chunk - unit->first;
+    cf__pipe_room gives = cf__schedule_gives(m, unit, i, !(m->pipe.local && i >= unit->k));
     if (m->pipe.local && cf__pipe_is_dropped(unit, i)) cf__schedule_put(&merge->next, CF_R, id, merge->stage, 1);
     cf__schedule_put(&merge->next, CF_B, id, merge->stage, 0);
-    merge->held.chunks -= !(m->pipe.local && i >= unit->k);
-    merge->held.state -= cf__schedule_state(m, chunk);
-    if (m->needs != NULL) merge->held.bytes -= m->needs[chunk] - (i > 0 ? m->needs[chunk - 1] : 0);
+    cf__room_add(&merge->held, &gives, -1);
 }
 
 /* Writes the lists of all stages; returns the number of actions. */
 static int64_t cf__pattern_write(const cf__schedule_maker *m, cf_schedule *schedule) {
+    const cf__pipe_room any = {INT64_MAX, INT64_MAX, INT64_MAX};
     cf__pattern_merge merge;
     int64_t s;
     memset(&merge, 0, sizeof merge);
-    merge.limits.chunks = merge.limits.bytes = merge.limits.state = INT64_MAX;
+    merge.limits = any;
     merge.next = schedule->actions;
     for (s = 0; s < m->desc.shape.n_stages; s++) {
         cf__schedule_tighten(&merge.limits, m, s);
@@ -5178,16 +5234,20 @@ static int64_t cf__pattern_write(const cf__schedule_maker *m, cf_schedule *sched
 
 /* ---- what is asked for ---- */
 
-/* The bytes of all tokens at once must fit into 64 bits, on all virtual stages of a stage. */
+/* The bytes of all chunks at once, each as large as the largest, must fit into 64 bits. */
 static cf_result cf__schedule_check_bytes(const cf_plan *plan, const cf_shape *shape, const cf_bytes *bytes,
                                           cf_error *error) {
-    int64_t i, tokens = 0, per_token = 0, sum;
+    int64_t i, most = 0, per_token = 0, sum;
     int fits = cf__add(bytes->activations, bytes->state, &per_token) &&
                cf__add(per_token, bytes->state_gradient, &per_token) &&
                cf__add(per_token, bytes->boundary, &per_token);
-    for (i = shape->rank * plan->n_steps; i < (shape->rank + 1) * plan->n_steps && fits; i++)
-        fits = plan->chunks[i].padded >= 0 && cf__add(tokens, plan->chunks[i].padded, &tokens);
-    if (fits && cf__mul(tokens, shape->n_virtual, &sum) && cf__mul(sum, per_token, &sum)) return CF_OK;
+    for (i = shape->rank * plan->n_steps; i < (shape->rank + 1) * plan->n_steps && fits; i++) {
+        fits = plan->chunks[i].padded >= 0;
+        most = cf__max(most, plan->chunks[i].padded);
+    }
+    if (fits && cf__mul(most, plan->n_steps, &sum) && cf__mul(sum, shape->n_virtual, &sum) &&
+        cf__mul(sum, per_token, &sum))
+        return CF_OK;
     return cf__refuse(error, CF_ERROR_OVERFLOW, "limits.per_token", -1,
                       "the bytes of all tokens together do not fit in 64 bits");
 }
@@ -5223,42 +5283,38 @@ static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_
 
 /* Some unit finds no room, not even with one chunk: says how much is needed at least, and where it is missing. */
 static cf_result cf__schedule_fail_limit(const cf__schedule_maker *m) {
-    int64_t n_virtual = m->desc.shape.n_virtual, s = 0;
-    cf__pipe_room needs, room;
-    needs.chunks = n_virtual;
-    needs.state = m->most_state;
-    needs.bytes = m->most_bytes * n_virtual;
-    for (;; s++) { /* it ends: some stage has less */
-        room = cf__schedule_limits_of(m, s);
-        if (m->tightest.chunks == 0 && room.chunks < needs.chunks)
-            return cf__fail(m->error, CF_ERROR_INFEASIBLE, "limits.chunks", s, needs.chunks, room.chunks,
-                            "no schedule can keep to it");
-        if (m->tightest.chunks > 0 && room.state < needs.state)
-            return cf__fail(m->error, CF_ERROR_INFEASIBLE, "limits.state", s, needs.state, room.state,
+    const char *why = "no schedule can keep to it";
+    int64_t n_virtual = m->desc.shape.n_virtual, s;
+    for (s = 0;; s++) { /* it ends: some stage has less */
+        cf__pipe_room room = cf__schedule_limits_of(m, s);
+        if (room.chunks < n_virtual)
+            return cf__fail(m->error, CF_ERROR_INFEASIBLE, "limits.chunks", s, n_virtual, room.chunks, why);
+        if (room.state < m->most.state)
+            return cf__fail(m->error, CF_ERROR_INFEASIBLE, "limits.state", s, m->most.state, room.state,
                             "no schedule can keep to it: the longest group needs more");
-        if (m->tightest.chunks > 0 && m->tightest.state >= needs.state && room.bytes < needs.bytes)
-            return cf__fail(m->error, CF_ERROR_INFEASIBLE, "limits.bytes", s, needs.bytes, room.bytes,
-                            "no schedule can keep to it");
+        if (room.bytes < m->most.bytes * n_virtual)
+            return cf__fail(m->error, CF_ERROR_INFEASIBLE, "limits.bytes", s, m->most.bytes * n_virtual, room.bytes,
+                            why);
     }
 }
 
-/* Notes what the limits are measured by: the longest group, and everything at once. */
+/* Notes what the limits are measured by: everything at once, and the longest group. */
 static void cf__schedule_measure(cf__schedule_maker *m) {
     const cf_bytes *bytes = &m->desc.limits.per_token;
+    int fills = m->desc.kind == CF_SCHEDULE_BEST && !cf__schedule_has_bytes(&m->desc);
     int64_t i, s;
     m->all.chunks = m->pipe.n * m->desc.shape.n_virtual;
     for (i = 0; i < m->pipe.n; i++) {
         const cf_chunk *c = &m->pipe.chunks[i];
         m->all.state += c->padded;
-        if (c->group >= 0) m->most_state = cf__max(m->most_state, c->prefix + cf__schedule_state(m, i));
+        m->most_padded = cf__max(m->most_padded, c->padded);
+        m->most.state = cf__max(m->most.state, c->group >= 0 ? c->prefix + cf__schedule_state(m, i) : 0);
     }
     m->all.bytes = m->all.state * m->desc.shape.n_virtual *
-                   (bytes->activations + bytes->state + bytes->state_gradient +
-                    bytes->boundary);
-    for (s = 0; s < m->desc.shape.n_stages; s++) {
-        cf__pipe_room asked = cf__schedule_asked(m, s);
-        m->counts_chunks |= m->is_default || (asked.chunks > 0 && asked.chunks < m->all.chunks);
-        m->counts_bytes |= asked.bytes > 0 && asked.bytes < m->all.bytes;
+                   (bytes->activations + bytes->state + bytes->state_gradient + bytes->boundary);
+    for (s = 0; s < m->desc.shape.n_stages && fills; s++) {
+        int64_t given = cf__pipe_given_room(&m->desc.limits, s).chunks;
+        m->bounds_state |= given == 0 || (given > 0 && given < m->all.chunks);
     }
 }
 
@@ -5271,17 +5327,16 @@ static int64_t cf__schedule_longest(const cf__pipeline *pipe) {
 
 /* Counts units and actions; refuses limits that even the smallest K cannot keep. */
 static cf_result cf__schedule_count(cf__schedule_maker *m) {
-    int64_t i, bytes = 0, per_stage;
-    int fits = 1, drops_all = m->desc.kind == CF_SCHEDULE_BEST || m->desc.forwards_first; /* or may */
+    int64_t i, per_stage;
+    int drops_all = m->desc.kind == CF_SCHEDULE_BEST || m->desc.forwards_first; /* or may */
     for (i = 0; i < m->pipe.n;) {
-        cf__pipe_unit unit = cf__schedule_unit_at(m, i, &bytes);
-        fits &= unit.k > 0;
-        m->most_bytes = cf__max(m->most_bytes, bytes);
+        cf__pipe_unit unit = cf__schedule_fitting_unit(m, i);
+        m->most.bytes = cf__max(m->most.bytes, cf__schedule_takes(m, &unit, 1).bytes);
         m->n_units++;
-        m->n_replays += unit.n - (drops_all ? 0 : cf__max(unit.k, 1));
+        m->n_replays += unit.n - (drops_all ? 0 : unit.k);
         i += unit.n;
     }
-    if (!fits || m->most_state > m->tightest.state) return cf__schedule_fail_limit(m);
+    if (!cf__schedule_fits(m)) return cf__schedule_fail_limit(m);
     per_stage = (cf__schedule_splits(&m->desc) ? 3 : 2) * m->pipe.n + m->n_replays;
     if (per_stage > 0 && m->pipe.n_v > CF_MAX_ACTIONS / per_stage)
         return cf__refuse(m->error, CF_ERROR_LIMIT, "n_actions", -1, "it would have more than CF_MAX_ACTIONS passes");
@@ -5332,7 +5387,7 @@ static void cf__schedule_put_room(cf_schedule *schedule, int64_t stage, const cf
 /* Whether the chunks can be taken in rounds of as many as there are stages: they divide by them, none is in a group,
    no limit stands in the way, and virtual stages lie in loops. */
 static int cf__schedule_has_rounds(const cf__schedule_maker *m) {
-    return m->pipe.n % m->desc.shape.n_stages == 0 && m->n_units == m->pipe.n && !m->is_limited &&
+    return m->pipe.n % m->desc.shape.n_stages == 0 && m->n_units == m->pipe.n && !cf__schedule_is_limited(m) &&
            m->pipe.shape.placement == CF_PLACEMENT_LOOP;
 }
 
@@ -5355,24 +5410,6 @@ static int64_t cf__schedule_write_rounds(const cf__schedule_maker *m, cf_schedul
     }
     schedule->first[p] = next - schedule->actions;
     return next - schedule->actions;
-}
-
-/* Algorithm 2 for each unit. A standalone chunk is a unit of one. */
-static void cf__schedule_write_plain(const cf__schedule_maker *m, cf_schedule *schedule) {
-    int64_t chunk, i, bytes;
-    cf_action *next = schedule->actions;
-    for (chunk = 0; chunk < m->pipe.n;) {
-        cf__pipe_unit unit = cf__schedule_unit_at(m, chunk, &bytes);
-        int64_t id = m->pipe.first_chunk + chunk;
-        for (i = 0; i < unit.n; i++) cf__schedule_put(&next, CF_F, id + i, 0, !cf__pipe_is_dropped(&unit, i));
-        for (i = unit.n - 1; i >= 0; i--) {
-            if (cf__pipe_is_dropped(&unit, i)) cf__schedule_put(&next, CF_R, id + i, 0, 1);
-            cf__schedule_put(&next, CF_B, id + i, 0, 0);
-        }
-        chunk += unit.n;
-    }
-    schedule->first[0] = 0;
-    schedule->first[1] = schedule->n_actions;
 }
 
 /* ================================================================================================================
@@ -5955,42 +5992,42 @@ static double cf__bounds_strongest(const cf__bounds *b) {
 
    A pass is ready when everything that the rules of >>pipeline name has been made and has arrived. How many of these
    things a pass still waits for is counted in `missing`; each pass that is taken supplies those that wait for it. A
-   ready pass lies in one of the queues of its stage, most of them sorted by urgency, which is the longest way from the
-   start of the pass to the end of all.
+   ready pass lies in one of the queues of its stage. Forwards go in the order of units. Between a forward and a
+   backward the pass goes first from which the way to the end of all is longer. W goes when nothing else can, or when it
+   gives back the place that the next forward needs.
 
-   Room is dealt with in one of two ways, each of which is a table of functions (cf__dispatch_room).
+   A unit starts on a virtual stage when there is room there for its state and, where bytes are limited, for those that
+   it takes whether its chunks are kept or not. They come back as its backwards end. No stage has room for less state
+   than the stages after it need for one group, so the last virtual stage at which a group waits always holds one that
+   goes on. For places there are two ways.
 
-   Promises: a unit starts on a virtual stage when the stage has room for all that the unit will ever keep there, and
-   the room comes back as its chunks end. This cannot deadlock. A unit that has started waits only for virtual stages
-   further down, since its own room is promised. One that starts in a row of virtual stages leaves as much as a unit
-   needs in each later row, so that the first rows never fill the places of the last one, which waits for nobody.
+   A fixed kind, and all pipeline replay, sets them aside: a unit starts when there are places for all that it will ever
+   keep there. This cannot deadlock. A unit that has started waits only for virtual stages further down, since its own
+   places are set aside. One that starts in a row of virtual stages leaves as much as a unit needs in each later row, so
+   that the first rows never fill the places of the last one, which waits for nobody.
 
-   Eviction, for local replay: forwards run whether there is a place for their activations or not. Where there is none,
-   the chunk whose backward is furthest off gives up its own place after the fact (Belady's rule): its forward has taken
-   no longer than one that drops the activations, and all that changes is a replay before its backward. A replay is
-   called just in time for its backward, or sooner where the stage would stand idle. With one row of virtual stages
+   `best` in local replay evicts: forwards run whether there is a place for their activations or not. Where there is
+   none, the chunk whose backward is furthest off gives up its own place after the fact (Belady's rule): its forward has
+   taken no longer than one that drops the activations, and all that changes is a replay before its backward. A replay
+   is called just in time for its backward, or sooner where the stage would stand idle. With one row of virtual stages
    nobody waits but replays, and they only for gradients that are on their way. With several rows it may end in a
    deadlock; then the search has tried one candidate in vain.
 
-   State is bounded the same way in both. A group starts on a virtual stage when there is room for the state of all its
-   tokens, which comes back as its backwards end. No stage has room for less state than the stages after it need for
-   one group, so the last virtual stage at which a group waits always holds one that goes on. The inputs of a
-   group's dropped chunks are no more tokens than its state. Those of standalone chunks are counted: a stage that keeps
-   twice as many as the pipeline has virtual stages drops no other.
+   The inputs of a group's dropped chunks are no more tokens than its state. Those of standalone chunks are counted: a
+   stage that keeps twice as many as the pipeline has virtual stages drops no other.
    ================================================================================================================ */
 
 typedef struct cf__dispatch_policy {
     int split;             /* backwards are cut into I and W */
-    int evicts;            /* how room is dealt with */
-    double bias;           /* backwards (and replays) are preferred to forwards by so many seconds */
-    double deep;           /* a later row of virtual stages is preferred in forwards by so many seconds */
-    double lead;           /* forwards go first while the next stage has less to run than this many times what this one
-                              has at hand, so that the next one need not wait. 0: never */
-    int64_t depth;         /* most chunks that a stage keeps, if it can do with that. 0: any number */
-    double rhythm;         /* 0: passes go by urgency. Otherwise forwards and backwards go strictly by their beats, in
-                              which each virtual stage comes so many chunks later than the one before */
-    const int64_t *ahead;  /* (n_stages) no unit starts while this many kept forwards have no backward yet, and units
-                              start in the same order everywhere. NULL: any number */
+    int evicts;            /* 0: places are set aside */
+    int returns;           /* backwards and their replays go before forwards */
+    int hurries;           /* where nothing is limited: forwards of a unit that has started go by the longest way, and
+                              only its first and the first that it keeps in the order of units */
+    double lead;           /* with that, forwards go first all the same while the next stage has less to run than this
+                              many times what this one has at hand, so that the next one need not wait. 0: never */
+    double rhythm;         /* 0: passes go as said above. Otherwise forwards and backwards go strictly by their beats,
+                              in which each virtual stage comes so many chunks later than the one before */
+    cf_schedule_kind kind; /* a fixed kind keeps no more chunks than it is known for */
 } cf__dispatch_policy;
 
 enum {
@@ -6019,11 +6056,10 @@ enum {
     CF__DISPATCH_RETURNING,
     CF__DISPATCH_WEIGHTS,
     CF__DISPATCH_FRESH       /* the first of n_virtual queues, one for each row: forwards that are the first of their
-                                unit, and some others; in the first row in the order of units, in the others by
-                                urgency */
+                                unit */
 };
 
-/* A heap of passes, of cells, or in the first queue of fresh forwards, of chunks. */
+/* A heap of passes or of cells. */
 typedef struct cf__dispatch_queue {
     int32_t *heap;
     int64_t n;
@@ -6034,51 +6070,30 @@ typedef struct cf__dispatch_worker {
     double free_at;
     double ready;               /* seconds of the passes that it could take, or that are on their way to it */
     double link_free[2];
-    cf__pipe_room room;   /* what is left of its chunks and bytes */
-    int64_t next_unit;          /* the first unit that has not started here */
+    cf__pipe_room room;         /* what is left of its chunks and bytes */
+    int64_t free_bytes;         /* bytes that would be left if no chunk were kept */
     int64_t n_forwards;         /* taken */
-    int64_t n_ahead;            /* forwards minus backwards, of chunks that are not dropped */
+    int64_t n_ahead;            /* forwards without a backward yet, of chunks that are not dropped */
     int64_t n_dropped;          /* standalone chunks that were dropped and have had no backward yet */
     cf__dispatch_queue *queues; /* (CF__DISPATCH_FRESH + n_virtual) */
     int32_t *done;              /* passes in the order in which they were taken */
     int64_t n_done;
 } cf__dispatch_worker;
 
-struct cf__dispatch;
-
-/* What is asked and told where room matters, by each way of dealing with it in its own words. */
-typedef struct cf__dispatch_room {
-    /* how many chunks a unit keeps on virtual stage v if it starts there now, or CF__DISPATCH_NOT_STARTED: it waits */
-    int64_t (*offer)(struct cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v);
-    /* a unit starts, and keeps unit->k chunks */
-    void (*start)(struct cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v);
-    /* whether a ready pass of a unit that has started may run */
-    int (*allows)(struct cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int place, int64_t chunk,
-                  int64_t v);
-    /* a pass has been taken */
-    void (*take)(struct cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int place, int64_t chunk, int64_t v);
-    /* a chunk has had its last pass, which ends at `end` */
-    void (*finish)(struct cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
-                   double end);
-} cf__dispatch_room;
-
 typedef struct cf__dispatch {
     cf__schedule_maker *maker;
     const cf__pipeline *pipe;
     const cf__bounds_paths *paths;
     cf__dispatch_policy policy;
-    const cf__dispatch_room *room;
     int32_t *kept;        /* (n_units x n_v) chunks that a unit keeps on a virtual stage */
     int64_t *state;       /* (n_v) tokens of state for which there is room */
-    cf__pipe_room most; /* what any unit takes of a stage's room on one virtual stage, at most */
-    int64_t replay_bytes; /* what the replay of a dropped standalone chunk takes, at most */
-    double *place;        /* (n) chunks of the units before that of a chunk: keys of the first fresh queue */
+    cf__pipe_room most;   /* what any unit takes on one virtual stage, at most */
+    double *place;        /* (n) chunks of the units before that of a chunk */
     int64_t longest;      /* chunks of the longest unit */
     int8_t *missing;      /* (passes) how many things a pass waits for, counted once that is known: of passes but F
                              when the unit starts */
     double *ready_at;     /* (passes) */
-    double *urgency;      /* (passes) the lower the more urgent: minus the time from its start to the end of all */
-    const double *nudges; /* (passes) added to that; or NULL */
+    double *urgency;      /* (passes) the lower the more urgent */
     double *near;         /* (cells) the lower the further off its backward: keys of the heaps of kept cells */
     double *far;          /* (cells) the same, negated: keys of the heaps of dropped cells */
     double now, give_up_at;
@@ -6191,23 +6206,19 @@ static int cf__dispatch_is_taken(const cf__dispatch *d, int64_t cell, int place)
     return d->missing[cf__dispatch_id(cell, place)] == CF__DISPATCH_TAKEN;
 }
 
-/* Whether a forward is the first of its unit or, where no unit ever has to wait, the first that is kept. Where units
-   wait, one of them could hold up another that has started. */
+/* Whether a forward is the first of its unit or, where no unit waits, the first that is kept. */
 static int cf__dispatch_is_fresh(const cf__dispatch *d, int64_t chunk) {
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    int waits = d->maker->is_bounded || d->policy.ahead != NULL;
-    return chunk == unit->first || (!waits && chunk == unit->first + unit->n - unit->k);
+    return chunk == unit->first || (d->policy.hurries && chunk == unit->first + unit->n - unit->k);
 }
 
 /* A pass becomes a choice of its stage. */
 static void cf__dispatch_admit(cf__dispatch *d, int64_t stage, int32_t id) {
-    cf__dispatch_worker *worker = &d->workers[stage];
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk);
     int place = cf__dispatch_place(id);
-    if (place != CF_F || !cf__dispatch_is_fresh(d, chunk))
-        cf__dispatch_push(worker, CF__DISPATCH_BEGUN + place, id, d->urgency);
-    else if (d->row_of[v] == 0) cf__dispatch_push(worker, CF__DISPATCH_FRESH, (int32_t)chunk, d->place);
-    else cf__dispatch_push(worker, CF__DISPATCH_FRESH + d->row_of[v], id, d->urgency);
+    int is_fresh = place == CF_F && cf__dispatch_is_fresh(d, chunk);
+    cf__dispatch_push(&d->workers[stage], is_fresh ? CF__DISPATCH_FRESH + d->row_of[v] : CF__DISPATCH_BEGUN + place, id,
+                      d->urgency);
 }
 
 /* One thing fewer that a pass of virtual stage v waits for: it is there at `when`. A pass that is ready now goes to its
@@ -6265,17 +6276,13 @@ static double cf__dispatch_beat(const cf__dispatch *d, int place, int64_t chunk,
                        d->place[chunk] + (double)step + cf__product(d->policy.rhythm, (double)way));
 }
 
-/* How urgent a pass is. With eviction, forwards go in the order of units, in seconds, so that nudges move them. A W
-   that nothing waits for is the least urgent of all. */
+/* How urgent a pass is: forwards go in the order of units, and others by the longest way from their start to the end of
+   all. So do forwards of a unit that has started where no unit waits. */
 static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
-    int64_t cell = v * d->pipe->n + chunk;
-    double urgency = -cf__bounds_latest_start(d->paths, place, cell);
     if (d->policy.rhythm > 0) return cf__dispatch_beat(d, place, chunk, v);
-    if (place == CF_F && d->policy.evicts)
-        return cf__product(cf__bounds_latest_start(d->paths, CF_F, 0) / (double)d->pipe->n,
-                           d->place[chunk] + (double)(chunk - cf__schedule_unit(d->maker, chunk)->first));
-    if (place == CF_F) return urgency - cf__product(d->policy.deep, (double)d->row_of[v]);
-    return place == CF__PIPE_W && !(d->paths->tail[place][cell] > 0) ? 0 : urgency - d->policy.bias;
+    if (place == CF_F && (!d->policy.hurries || cf__dispatch_is_fresh(d, chunk)))
+        return d->place[chunk] + (double)(chunk - cf__schedule_unit(d->maker, chunk)->first);
+    return -cf__bounds_latest_start(d->paths, place, v * d->pipe->n + chunk);
 }
 
 static void cf__dispatch_start_passes(cf__dispatch *d) {
@@ -6289,31 +6296,22 @@ static void cf__dispatch_start_passes(cf__dispatch *d) {
             for (place = 0; place < 3 + d->policy.split; place++) {
                 int32_t id = cf__dispatch_id(v * d->pipe->n + i, place);
                 d->urgency[id] = cf__dispatch_urgency(d, place, i, v);
-                if (d->nudges != NULL) d->urgency[id] += d->nudges[id];
                 if (d->policy.rhythm > 0 && (place == CF_F || place == CF__PIPE_BACK))
                     cf__dispatch_push(&d->workers[d->stage_of[v]], CF__DISPATCH_PLAN, id, d->urgency);
             }
         }
 }
 
-/* What a unit takes of a stage's room for one virtual stage, if it keeps all that it may. */
-static cf__pipe_room cf__dispatch_needs(const cf__dispatch *d, const cf__pipe_unit *unit) {
-    cf__pipe_room needs;
-    needs.chunks = unit->k;
-    needs.bytes = d->maker->needs != NULL ? cf__pattern_room(d->maker, unit) : 0;
-    needs.state = cf__schedule_unit_state(d->maker, unit);
-    return needs;
-}
-
 static void cf__dispatch_start_workers(cf__dispatch *d) {
-    int64_t least = d->most.chunks * d->maker->desc.shape.n_virtual, s, q, v;
-    int64_t depth = d->policy.depth > 0 ? cf__max(d->policy.depth, least) : INT64_MAX;
+    int64_t rows = d->pipe->shape.n_virtual, s, q, v;
     for (s = 0; s < d->pipe->shape.n_stages; s++) {
         cf__dispatch_worker *worker = &d->workers[s];
         worker->free_at = worker->ready = worker->link_free[0] = worker->link_free[1] = 0;
         worker->room = cf__schedule_limits_of(d->maker, s);
-        worker->room.chunks = cf__min(worker->room.chunks, depth);
-        worker->next_unit = worker->n_forwards = worker->n_ahead = worker->n_done = worker->n_dropped = 0;
+        if (d->policy.kind == CF_SCHEDULE_ZERO_BUBBLE)
+            worker->room.chunks = cf__min(worker->room.chunks, cf__max(d->pipe->n_v, d->most.chunks * rows));
+        worker->free_bytes = worker->room.bytes;
+        worker->n_forwards = worker->n_done = worker->n_dropped = worker->n_ahead = 0;
         for (q = 0; q < cf__dispatch_queues(d->maker); q++) worker->queues[q].n = 0;
     }
     for (v = 0; v < d->pipe->n_v; v++) {
@@ -6326,7 +6324,7 @@ static void cf__dispatch_start_workers(cf__dispatch *d) {
 /* Notes where the chunks of unit u stand in the order, after the `before` chunks of the units before it. The backwards
    of a later row come a round of stages sooner. */
 static void cf__dispatch_start_unit(cf__dispatch *d, const cf__pipe_unit *unit, int64_t before) {
-    cf__pipe_room needs = cf__dispatch_needs(d, unit);
+    cf__pipe_room takes = cf__schedule_takes(d->maker, unit, d->policy.evicts ? 1 : unit->k);
     int64_t p = d->pipe->shape.n_stages, i, v;
     for (i = 0; i < unit->n; i++)
         for (d->place[unit->first + i] = (double)before, v = 0; v < d->pipe->n_v; v++) {
@@ -6334,9 +6332,8 @@ static void cf__dispatch_start_unit(cf__dispatch *d, const cf__pipe_unit *unit, 
             d->near[cell] = (double)(v / p * p + i - unit->n - before);
             d->far[cell] = -d->near[cell];
         }
-    d->most.chunks = cf__max(d->most.chunks, needs.chunks);
-    d->most.bytes = cf__max(d->most.bytes, needs.bytes);
-    if (unit->n == 1) d->replay_bytes = cf__max(d->replay_bytes, needs.bytes);
+    d->most.chunks = cf__max(d->most.chunks, takes.chunks);
+    d->most.bytes = cf__max(d->most.bytes, takes.bytes);
 }
 
 static void cf__dispatch_start(cf__dispatch *d) {
@@ -6344,7 +6341,7 @@ static void cf__dispatch_start(cf__dispatch *d) {
     int64_t u, n = 0;
     cf__schedule_number_units(m);
     d->longest = cf__schedule_longest(d->pipe);
-    d->most.chunks = d->most.bytes = d->replay_bytes = 0;
+    d->most.chunks = d->most.bytes = 0;
     for (u = 0; u < m->n_units; n += m->units[u++].n) cf__dispatch_start_unit(d, &m->units[u], n);
     for (u = 0; u < m->n_units * m->pipe.n_v; u++) d->kept[u] = CF__DISPATCH_NOT_STARTED;
     d->makespan = d->now = 0;
@@ -6358,79 +6355,27 @@ static void cf__dispatch_start(cf__dispatch *d) {
     }
 }
 
-/* ---- room by promises ---- */
+/* ---- eviction ---- */
 
-/* Counts the rows of a stage after that of virtual stage v, for each of which the stage sets aside what a unit needs.
-   In a rhythm it sets nothing aside, as it is settled what comes first. */
-static int64_t cf__dispatch_rows_behind(const cf__dispatch *d, int64_t v) {
-    return d->policy.rhythm > 0 ? 0 : d->maker->desc.shape.n_virtual - 1 - d->row_of[v];
+/* What a place of the chunk gives if it is dropped after all, or takes again for its replay. The input that it leaves
+   behind is counted with its unit, but for the last chunk. */
+static cf__pipe_room cf__dispatch_place_of(const cf__dispatch *d, const cf__pipe_unit *unit, int64_t chunk) {
+    const cf__schedule_maker *m = d->maker;
+    cf__pipe_room place = {1, 0, 0};
+    place.bytes = cf__schedule_place(m, unit);
+    if (chunk + 1 == unit->first + unit->n && m->tightest.bytes < INT64_MAX)
+        place.bytes -= m->pipe.chunks[chunk].padded * m->desc.limits.per_token.boundary;
+    return place;
 }
 
-static int64_t cf__promise_offer(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
-    const cf__pipe_room needs = cf__dispatch_needs(d, unit), *room = &d->workers[stage].room;
-    int64_t behind = cf__dispatch_rows_behind(d, v);
-    int fits = room->chunks - behind * d->most.chunks >= needs.chunks &&
-               room->bytes - behind * d->most.bytes >= needs.bytes;
-    return fits ? unit->k : (int64_t)CF__DISPATCH_NOT_STARTED;
-}
-
-static void cf__promise_start(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
-    cf__pipe_room needs = cf__dispatch_needs(d, unit);
-    d->workers[stage].room.chunks -= needs.chunks;
-    d->workers[stage].room.bytes -= needs.bytes;
-    cf__dispatch_count_unit(d, unit, v);
-}
-
-static int cf__promise_allows(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int place, int64_t chunk,
-                              int64_t v) {
-    (void)d, (void)stage, (void)unit, (void)place, (void)chunk, (void)v;
-    return 1;
-}
-
-static void cf__promise_take(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int place, int64_t chunk,
-                             int64_t v) {
-    (void)d, (void)stage, (void)unit, (void)place, (void)chunk, (void)v;
-}
-
-/* The bytes come back by which the rest of a unit needs less. */
-static int64_t cf__dispatch_freed_bytes(const cf__dispatch *d, const cf__pipe_unit *unit, int64_t chunk) {
-    const int64_t *needs = d->maker->needs;
-    return needs == NULL ? 0 : needs[chunk] - (chunk > unit->first ? needs[chunk - 1] : 0);
-}
-
-/* The place of a chunk goes to the one k before it, if that was dropped, or back to the stage. */
-static void cf__promise_finish(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
-                               double end) {
-    d->workers[stage].room.chunks += chunk - unit->first < unit->k;
-    d->workers[stage].room.bytes += cf__dispatch_freed_bytes(d, unit, chunk);
-    (void)v, (void)end;
-}
-
-static const cf__dispatch_room cf__dispatch_promises = {cf__promise_offer, cf__promise_start, cf__promise_allows,
-                                                        cf__promise_take, cf__promise_finish};
-
-/* ---- room by eviction ---- */
-
-/* Whether it is a standalone chunk that is dropped. */
-static int cf__dispatch_is_lone(const cf__pipe_unit *unit) { return unit->n == 1 && unit->k == 0; }
-
-/* Bytes, and tokens, of the input that a dropped chunk leaves behind. */
-static int64_t cf__evict_saved_bytes(const cf__dispatch *d, int64_t chunk) {
-    return d->maker->desc.limits.per_token.boundary * d->pipe->chunks[chunk].padded;
-}
-
-/* The replay of a standalone chunk takes bytes in place of those of its saved input. */
-static int64_t cf__evict_replay_bytes(const cf__dispatch *d, int64_t chunk) {
-    return d->maker->needs == NULL ? 0 : d->maker->needs[chunk] - cf__evict_saved_bytes(d, chunk);
-}
-
-/* Whether a stage may drop another chunk, of which it has to keep the input. */
-static int cf__evict_can_drop(const cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit) {
-    return unit->n > 1 || d->workers[stage].n_dropped < CF__DISPATCH_INPUTS * d->pipe->n_v;
+/* Whether a stage may drop the chunk, of which it has to keep the input. */
+static int cf__dispatch_can_drop(const cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk) {
+    return (unit->n > 1 || d->workers[stage].n_dropped < CF__DISPATCH_INPUTS * d->pipe->n_v) &&
+           cf__dispatch_place_of(d, unit, chunk).bytes >= 0;
 }
 
 /* The cell to evict next; -1: there is none. A cell whose backward could begin is not evicted any more. */
-static int32_t cf__evict_victim(cf__dispatch *d, int64_t stage) {
+static int32_t cf__dispatch_victim(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int32_t cell;
     for (; (cell = cf__dispatch_top(worker, CF__DISPATCH_KEPT)) >= 0;
@@ -6439,14 +6384,14 @@ static int32_t cf__evict_victim(cf__dispatch *d, int64_t stage) {
         const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
         if (cf__pipe_is_dropped(&unit, chunk - unit.first)) continue;
         if (d->missing[cf__dispatch_id(cell, CF__PIPE_BACK)] <= 0) continue;
-        return cf__evict_can_drop(d, stage, &unit) ? cell : -1;
+        return cf__dispatch_can_drop(d, stage, &unit, chunk) ? cell : -1;
     }
     return -1;
 }
 
 /* The backward of a dropped cell waits for a replay, which waits to be called. Where backwards are cut, the replay also
    waits for the W with which its group keeps fewer chunks than it may, for I alone gives no place back. */
-static void cf__evict_await_replay(cf__dispatch *d, int64_t stage, int64_t cell) {
+static void cf__dispatch_await_replay(cf__dispatch *d, int64_t stage, int64_t cell) {
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, cell % d->pipe->n);
     int waits = d->policy.split && cell % d->pipe->n + unit->k < unit->first + unit->n &&
                 !cf__dispatch_is_taken(d, cell + unit->k, CF__PIPE_W);
@@ -6455,116 +6400,63 @@ static void cf__evict_await_replay(cf__dispatch *d, int64_t stage, int64_t cell)
     cf__dispatch_push(&d->workers[stage], CF__DISPATCH_DROPPED, (int32_t)cell, d->far);
 }
 
-/* A kept cell turns out to have been dropped. */
-static void cf__evict_one(cf__dispatch *d, int64_t stage) {
+/* Kept cells turn out to have been dropped until the stage holds no more than it may. */
+static void cf__dispatch_evict(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    int32_t cell = cf__evict_victim(d, stage);
-    int64_t chunk, v;
-    if (cell < 0) return;
-    v = cf__dispatch_stage(d, cf__dispatch_id(cell, CF_F), &chunk);
-    worker->room.chunks++;
-    if (--*cf__dispatch_kept(d, chunk, v) == 0 && cf__schedule_unit(d->maker, chunk)->n == 1) {
-        worker->n_dropped++;
-        worker->room.bytes += cf__evict_replay_bytes(d, chunk);
+    while (worker->room.chunks < 0 || worker->room.bytes < 0) {
+        int32_t cell = cf__dispatch_victim(d, stage);
+        cf__pipe_room place;
+        int64_t chunk, v;
+        if (cell < 0) return;
+        v = cf__dispatch_stage(d, cf__dispatch_id(cell, CF_F), &chunk);
+        place = cf__dispatch_place_of(d, cf__schedule_unit(d->maker, chunk), chunk);
+        cf__room_add(&worker->room, &place, 1);
+        --*cf__dispatch_kept(d, chunk, v);
+        worker->n_dropped += cf__schedule_unit(d->maker, chunk)->n == 1;
+        cf__dispatch_await_replay(d, stage, cell);
     }
-    cf__evict_await_replay(d, stage, cell);
 }
 
-/* A unit starts where there are bytes for all that it may keep; a standalone chunk on the last virtual stage, where its
-   backward follows at once, also needs a place. Where there are bytes for nothing but the input of a standalone chunk
-   and the replay of another one, the chunk starts by being dropped. */
-static int64_t cf__evict_offer(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
-    const cf__dispatch_worker *worker = &d->workers[stage];
-    int last = v == d->pipe->n_v - 1, waits = worker->n_dropped > 0 && !last;
-    int drops = cf__evict_can_drop(d, stage, unit);
-    int64_t bytes = worker->room.bytes;
-    int has_place = worker->room.chunks >= 1 || unit->n > 1 || (!last && drops) || cf__evict_victim(d, stage) >= 0;
-    if (!has_place) return CF__DISPATCH_NOT_STARTED;
-    if (d->maker->needs == NULL) return unit->k;
-    if (bytes - cf__dispatch_rows_behind(d, v) * d->most.bytes - (waits ? d->replay_bytes : 0) >=
-        cf__pattern_room(d->maker, unit))
-        return unit->k;
-    if (unit->n > 1 || last || !drops) return CF__DISPATCH_NOT_STARTED;
-    return bytes >= cf__evict_saved_bytes(d, unit->first) + d->replay_bytes ? 0 : (int64_t)CF__DISPATCH_NOT_STARTED;
+/* Whether a stage has a place for the chunk, or can make one. */
+static int cf__dispatch_has_place(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk) {
+    const cf__pipe_room *room = &d->workers[stage].room;
+    return (room->chunks >= 1 && room->bytes >= cf__dispatch_place_of(d, unit, chunk).bytes) ||
+           cf__dispatch_victim(d, stage) >= 0;
 }
 
-/* All passes are counted as if the unit kept everything, and then each chunk that it drops awaits its replay. */
-static void cf__evict_start(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
-    cf__dispatch_worker *worker = &d->workers[stage];
-    cf__pipe_unit all = *unit;
-    int64_t i;
-    all.k = all.n;
-    cf__dispatch_count_unit(d, &all, v);
-    for (i = 0; i < unit->n - unit->k; i++) cf__evict_await_replay(d, stage, v * d->pipe->n + unit->first + i);
-    if (cf__dispatch_is_lone(unit)) {
-        worker->n_dropped++;
-        worker->room.bytes -= cf__evict_saved_bytes(d, unit->first);
-    } else if (d->maker->needs != NULL) worker->room.bytes -= cf__pattern_room(d->maker, unit);
+/* Whether a ready pass of a unit that has started may run. Where there is eviction, replays wait for a place and take
+   theirs in falling order. */
+static int cf__dispatch_allows(cf__dispatch *d, int64_t stage, int32_t id) {
+    int64_t chunk, v = cf__dispatch_stage(d, id, &chunk);
+    const cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
+    if (cf__dispatch_place(id) != CF_R || !d->policy.evicts) return 1;
+    if (cf__pipe_is_dropped(&unit, chunk + 1 - unit.first) &&
+        !cf__dispatch_is_taken(d, v * d->pipe->n + chunk + 1, CF_R))
+        return 0;
+    return cf__dispatch_has_place(d, stage, &unit, chunk);
 }
-
-/* Whether a replay would come before that of the next chunk of its group: they take their places in falling order. */
-static int cf__evict_overtakes(const cf__dispatch *d, const cf__pipe_unit *unit, int64_t chunk, int64_t v) {
-    return cf__pipe_is_dropped(unit, chunk + 1 - unit->first) &&
-           !cf__dispatch_is_taken(d, v * d->pipe->n + chunk + 1, CF_R);
-}
-
-/* Forwards of a group run in any case; replays wait for a place, and for their turn. */
-static int cf__evict_allows(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int place, int64_t chunk,
-                            int64_t v) {
-    const cf__dispatch_worker *worker = &d->workers[stage];
-    if (place != CF_R) return 1;
-    if (cf__evict_overtakes(d, unit, chunk, v)) return 0;
-    if (worker->room.chunks < 1 && cf__evict_victim(d, stage) < 0) return 0;
-    return unit->n > 1 || worker->room.bytes >= cf__evict_replay_bytes(d, chunk);
-}
-
-static void cf__evict_take(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int place, int64_t chunk,
-                           int64_t v) {
-    cf__dispatch_worker *worker = &d->workers[stage];
-    if (!cf__pipe_keeps(unit, place, chunk)) return;
-    worker->room.chunks--;
-    if (place == CF_F) cf__dispatch_push(worker, CF__DISPATCH_KEPT, (int32_t)(v * d->pipe->n + chunk), d->near);
-    if (cf__dispatch_is_lone(unit)) worker->room.bytes -= cf__evict_replay_bytes(d, chunk);
-    if (worker->room.chunks < 0) cf__evict_one(d, stage);
-}
-
-/* Where backwards are cut, a replay may have waited for this chunk. */
-static void cf__evict_finish(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
-                             double end) {
-    cf__dispatch_worker *worker = &d->workers[stage];
-    int64_t before = chunk - cf__schedule_unit(d->maker, chunk)->k;
-    worker->room.chunks++;
-    worker->n_dropped -= cf__dispatch_is_lone(unit);
-    worker->room.bytes += cf__dispatch_freed_bytes(d, unit, chunk);
-    if (!d->policy.split || before < unit->first) return;
-    if (d->missing[cf__dispatch_id(v * d->pipe->n + before, CF_R)] > 0)
-        cf__dispatch_supply(d, cf__dispatch_id(v * d->pipe->n + before, CF_R), v, end);
-}
-
-static const cf__dispatch_room cf__dispatch_eviction = {cf__evict_offer, cf__evict_start, cf__evict_allows,
-                                                        cf__evict_take, cf__evict_finish};
 
 /* Whether the replay of a dropped cell could run now: all of its unit has been forward and keeps fewer chunks than it
    may. */
-static int cf__evict_may_replay(cf__dispatch *d, int64_t stage, int32_t cell) {
+static int cf__dispatch_may_replay(cf__dispatch *d, int64_t stage, int32_t cell) {
     int64_t chunk, v = cf__dispatch_stage(d, cf__dispatch_id(cell, CF_F), &chunk), first_cell = v * d->pipe->n;
-    const cf__pipe_unit *most = cf__schedule_unit(d->maker, chunk), unit = cf__dispatch_unit(d, chunk, v);
+    const cf__pipe_unit *most = cf__schedule_unit(d->maker, chunk);
     int64_t last = most->first + most->n - 1, behind = chunk + most->k;
     if (!cf__dispatch_is_taken(d, first_cell + last, CF_F)) return 0;
     if (behind <= last && !cf__dispatch_is_taken(d, first_cell + behind, CF__PIPE_BACK)) return 0;
-    return d->missing[cf__dispatch_id(cell, CF_R)] == 1 && cf__evict_allows(d, stage, &unit, CF_R, chunk, v);
+    return d->missing[cf__dispatch_id(cell, CF_R)] == 1 && cf__dispatch_allows(d, stage, cf__dispatch_id(cell, CF_R));
 }
 
 /* Rather than stand idle, a stage with a place to spare calls the replay whose backward comes next. Returns whether
    it has. */
-static int cf__evict_replays_early(cf__dispatch *d, int64_t stage) {
+static int cf__dispatch_replays_early(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int32_t cell;
     if (!d->policy.evicts || worker->room.chunks < 1 || !CF__USES(early_replays)) return 0;
     while ((cell = cf__dispatch_top(worker, CF__DISPATCH_DROPPED)) >= 0 &&
            d->missing[cf__dispatch_id(cell, CF_R)] <= 0)
         cf__dispatch_pop(worker, CF__DISPATCH_DROPPED, d->far);
-    if (cell < 0 || !cf__evict_may_replay(d, stage, cell)) return 0;
+    if (cell < 0 || !cf__dispatch_may_replay(d, stage, cell)) return 0;
     cf__dispatch_supply(d, cf__dispatch_id(cell, CF_R), cell / d->pipe->n, worker->free_at);
     return 1;
 }
@@ -6609,14 +6501,51 @@ static double cf__dispatch_take_in(const cf__dispatch *d, int place, int64_t v, 
     return blocks && cf__pipe_leads(d->pipe, way, v) ? cf__pipe_hop_seconds(d->pipe, chunk, v, v + way) : 0;
 }
 
+/* Counts the place that a pass takes where places are not set aside. */
+static void cf__dispatch_take_place(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int place,
+                                    int64_t chunk, int64_t v) {
+    cf__dispatch_worker *worker = &d->workers[stage];
+    cf__pipe_room takes = {1, 0, 0};
+    if (!d->policy.evicts || !cf__pipe_keeps(unit, place, chunk)) return;
+    if (place == CF_R) takes = cf__dispatch_place_of(d, unit, chunk);
+    else takes.bytes = cf__schedule_place(d->maker, unit);
+    cf__room_add(&worker->room, &takes, -1);
+    if (place == CF_F) cf__dispatch_push(worker, CF__DISPATCH_KEPT, (int32_t)(v * d->pipe->n + chunk), d->near);
+    cf__dispatch_evict(d, stage);
+}
+
+/* A chunk gives its place back; or the chunk k before it, which was dropped, gets it. With eviction, where backwards
+   are cut, a replay may have waited for that. */
+static void cf__dispatch_give_place(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
+                                    double end) {
+    cf__dispatch_worker *worker = &d->workers[stage];
+    int64_t before = chunk - cf__schedule_unit(d->maker, chunk)->k;
+    int32_t replay = cf__dispatch_id(v * d->pipe->n + before, CF_R);
+    int stays = !d->policy.evicts && chunk - unit->first >= unit->k;
+    worker->room.chunks += !stays;
+    worker->room.bytes += stays ? 0 : cf__schedule_place(d->maker, unit);
+    if (!d->policy.evicts) return;
+    worker->n_dropped -= unit->n == 1 && unit->k == 0;
+    if (d->policy.split && before >= unit->first && d->missing[replay] > 0) cf__dispatch_supply(d, replay, v, end);
+}
+
+/* A chunk has had its B or I, and gives back what it takes beside its place. */
+static void cf__dispatch_give_back(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk,
+                                   int64_t v) {
+    cf__pipe_room gives = cf__schedule_gives(d->maker, unit, chunk - unit->first, 0);
+    d->state[v] += gives.state;
+    d->workers[stage].room.bytes += gives.bytes;
+    d->workers[stage].free_bytes += gives.bytes;
+}
+
 /* Runs a pass on a free stage. */
 static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double now) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk), cell = v * d->pipe->n + chunk;
-    int place = cf__dispatch_place(id), way = place == CF_F ? 1 : place == CF__PIPE_BACK ? -1 : 0;
+    int place = cf__dispatch_place(id);
     double end = now + d->paths->seconds[place][cell] + cf__dispatch_take_in(d, place, v, chunk);
     cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
-    d->room->take(d, stage, &unit, place, chunk, v);
+    cf__dispatch_take_place(d, stage, &unit, place, chunk, v);
     unit = cf__dispatch_unit(d, chunk, v); /* it may have lost a chunk */
     worker->done[worker->n_done++] = id;
     d->missing[id] = CF__DISPATCH_TAKEN;
@@ -6624,11 +6553,13 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
     worker->free_at = end;
     worker->ready -= d->paths->seconds[place][cell];
     worker->n_forwards += place == CF_F;
-    worker->n_ahead += way * cf__pipe_keeps(&unit, CF_F, chunk);
+    if (place == CF_F || place == CF__PIPE_BACK)
+        worker->n_ahead += (place == CF_F ? 1 : -1) * cf__pipe_keeps(&unit, CF_F, chunk);
     d->makespan = cf__most(d->makespan, end);
     if (end + d->paths->tail[place][cell] > d->give_up_at) d->makespan = DBL_MAX; /* too late */
-    if (place == CF__PIPE_BACK) d->state[v] += cf__schedule_state(d->maker, chunk);
-    if (place == (d->policy.split ? CF__PIPE_W : CF__PIPE_BACK)) d->room->finish(d, stage, &unit, chunk, v, end);
+    if (place == CF__PIPE_BACK) cf__dispatch_give_back(d, stage, &unit, chunk, v);
+    if (place == (d->policy.split ? CF__PIPE_W : CF__PIPE_BACK))
+        cf__dispatch_give_place(d, stage, &unit, chunk, v, end);
     cf__dispatch_supply_all(d, stage, &unit, place, chunk, v, end);
     cf__dispatch_set_wake(d, stage, worker->free_at);
 }
@@ -6643,59 +6574,85 @@ static void cf__dispatch_receive(cf__dispatch *d, int64_t stage, double now) {
         cf__dispatch_admit(d, stage, cf__dispatch_pop(worker, CF__DISPATCH_COMING, d->ready_at));
 }
 
+/* The way from the start of a pass to the end of all. */
+static double cf__dispatch_way(const cf__dispatch *d, int32_t id) {
+    return cf__bounds_latest_start(d->paths, cf__dispatch_place(id), cf__dispatch_cell(id));
+}
+
 /* The more urgent of two passes, and of equal ones the first; -1 stands for none. */
 static int32_t cf__dispatch_prefer(const cf__dispatch *d, int32_t a, int32_t b) {
     if (a < 0 || b < 0) return a < 0 ? b : a;
     return d->urgency[a] <= d->urgency[b] ? a : b;
 }
 
-/* How many chunks a unit keeps on virtual stage v if it starts there now; CF__DISPATCH_NOT_STARTED: it has to wait. */
-static int64_t cf__dispatch_offer(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
-    const cf__dispatch_worker *worker = &d->workers[stage];
-    int64_t id = d->maker->unit_of[unit->first];
-    int is_turn = d->policy.ahead == NULL || v >= d->pipe->shape.n_stages ||
-                  (id == worker->next_unit && worker->n_ahead < d->policy.ahead[stage]);
-    if (!is_turn || d->state[v] < cf__schedule_unit_state(d->maker, unit)) return CF__DISPATCH_NOT_STARTED;
-    return d->room->offer(d, stage, unit, v);
+/* Counts the rows of a stage after that of virtual stage v, for each of which the stage leaves what a unit takes. In a
+   rhythm it leaves nothing, as it is settled what comes first. */
+static int64_t cf__dispatch_rows_behind(const cf__dispatch *d, int64_t v) {
+    return d->policy.rhythm > 0 ? 0 : d->maker->desc.shape.n_virtual - 1 - d->row_of[v];
 }
 
-/* With the first forward of a unit on virtual stage v the unit starts there. */
+/* Whether a stage of a fixed kind is as far ahead of its backwards as it goes: by Megatron's warm-up and one forward
+   more, or as 1F1B does on one row. In a V nothing but the room limits it. */
+static int cf__dispatch_is_ahead(const cf__dispatch *d, int64_t stage) {
+    int64_t p = d->pipe->shape.n_stages, rows = d->pipe->shape.n_virtual;
+    int64_t ahead = rows == 1 ? p - stage : 2 * (p - 1 - stage) + (rows - 1) * p + 1;
+    if (d->pipe->shape.placement == CF_PLACEMENT_V) ahead = p * rows;
+    return d->policy.kind != CF_SCHEDULE_DEFAULT && d->workers[stage].n_ahead >= ahead;
+}
+
+/* Whether a unit can start on virtual stage v. With eviction it needs bytes for itself and one place. A standalone
+   chunk also needs that place where it cannot be dropped, as on the last virtual stage, where its backward follows at
+   once. */
+static int cf__dispatch_may_start(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
+    const cf__dispatch_worker *worker = &d->workers[stage];
+    const cf__pipe_room takes = cf__schedule_takes(d->maker, unit, d->policy.evicts ? 1 : unit->k);
+    int64_t behind = cf__dispatch_rows_behind(d, v), bytes = d->policy.evicts ? worker->free_bytes : worker->room.bytes;
+    if (v < d->pipe->shape.n_stages && cf__dispatch_is_ahead(d, stage)) return 0;
+    if (takes.state > d->state[v] || takes.bytes > bytes - behind * d->most.bytes) return 0;
+    if (!d->policy.evicts) return takes.chunks <= worker->room.chunks - behind * d->most.chunks;
+    return unit->n > 1 || (v < d->pipe->n_v - 1 && cf__dispatch_can_drop(d, stage, unit, unit->first)) ||
+           cf__dispatch_has_place(d, stage, unit, unit->first);
+}
+
+/* With the first forward of a unit on virtual stage v the unit starts there. With eviction, all passes are counted as
+   if it kept everything, and then each chunk that it drops awaits its replay. */
 static void cf__dispatch_start_on(cf__dispatch *d, int64_t stage, int64_t chunk, int64_t v) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    cf__pipe_unit unit = *cf__schedule_unit(d->maker, chunk);
-    unit.k = (int32_t)cf__dispatch_offer(d, stage, &unit, v);
-    *cf__dispatch_kept(d, chunk, v) = unit.k;
-    while (worker->next_unit < d->maker->n_units &&
-           d->kept[worker->next_unit * d->pipe->n_v + stage] != CF__DISPATCH_NOT_STARTED)
-        worker->next_unit++;
-    d->state[v] -= cf__schedule_unit_state(d->maker, &unit);
-    d->room->start(d, stage, &unit, v);
+    const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
+    const cf__pipe_room takes = cf__schedule_takes(d->maker, unit, d->policy.evicts ? 0 : unit->k);
+    cf__pipe_unit counted = *unit;
+    int64_t i;
+    *cf__dispatch_kept(d, chunk, v) = unit->k;
+    d->state[v] -= takes.state;
+    cf__room_add(&worker->room, &takes, -1);
+    worker->free_bytes -= takes.bytes;
+    if (d->policy.evicts) counted.k = counted.n;
+    cf__dispatch_count_unit(d, &counted, v);
+    for (i = 0; d->policy.evicts && i < unit->n - unit->k; i++)
+        cf__dispatch_await_replay(d, stage, v * d->pipe->n + unit->first + i);
+    if (d->policy.evicts) cf__dispatch_evict(d, stage);
 }
 
-/* A pass, or -1 if there is no room for it. */
+/* A pass, or -1 if it may not run yet. */
 static int32_t cf__dispatch_if_allowed(cf__dispatch *d, int64_t stage, int32_t id) {
-    cf__pipe_unit unit;
-    int64_t chunk, v;
-    if (id < 0) return -1;
-    v = cf__dispatch_stage(d, id, &chunk);
-    unit = cf__dispatch_unit(d, chunk, v);
-    return d->room->allows(d, stage, &unit, cf__dispatch_place(id), chunk, v) ? id : -1;
+    return id >= 0 && cf__dispatch_allows(d, stage, id) ? id : -1;
 }
 
 /* The forward to take next: one of a unit that has started, or the first of a row that may start; -1: none. */
 static int32_t cf__dispatch_best_forward(cf__dispatch *d, int64_t stage) {
     const cf__dispatch_worker *worker = &d->workers[stage];
-    int32_t best = cf__dispatch_if_allowed(d, stage, cf__dispatch_top(worker, CF__DISPATCH_BEGUN));
+    int32_t best = cf__dispatch_top(worker, CF__DISPATCH_BEGUN);
     int64_t row;
     for (row = 0; row < d->maker->desc.shape.n_virtual; row++) {
         int32_t id = cf__dispatch_top(worker, CF__DISPATCH_FRESH + row);
         int64_t v, chunk;
         if (id < 0) continue;
-        if (row == 0) id = cf__dispatch_id(stage * d->pipe->n + id, CF_F); /* in the first row chunks stand for it */
         v = cf__dispatch_stage(d, id, &chunk);
-        if (*cf__dispatch_kept(d, chunk, v) >= 0 ||
-            cf__dispatch_offer(d, stage, cf__schedule_unit(d->maker, chunk), v) >= 0)
-            best = cf__dispatch_prefer(d, best, id);
+        if (*cf__dispatch_kept(d, chunk, v) < 0 &&
+            !cf__dispatch_may_start(d, stage, cf__schedule_unit(d->maker, chunk), v))
+            continue;
+        if (best < 0 || !d->policy.hurries || d->policy.rhythm > 0) best = cf__dispatch_prefer(d, best, id);
+        else if (cf__dispatch_way(d, best) < cf__dispatch_way(d, id)) best = id;
     }
     return best;
 }
@@ -6708,10 +6665,11 @@ static int cf__dispatch_is_due(const cf__dispatch *d, cf__dispatch_worker *worke
     return d->urgency[id] <= d->urgency[cf__dispatch_top(worker, CF__DISPATCH_PLAN)];
 }
 
-/* Whether a backward, or the replay for it, goes before a forward. */
-static int cf__dispatch_goes_first(const cf__dispatch *d, int32_t back, int32_t forward) {
-    return cf__bounds_latest_start(d->paths, cf__dispatch_place(back), cf__dispatch_cell(back)) + d->policy.bias >=
-           cf__bounds_latest_start(d->paths, CF_F, cf__dispatch_cell(forward));
+/* Whether a pass goes before a forward because the way from it to the end is longer, or in a rhythm by its beat. */
+static int cf__dispatch_goes_first(const cf__dispatch *d, int64_t stage, int32_t id, int32_t forward) {
+    if (d->policy.rhythm > 0) return d->urgency[id] <= d->urgency[forward];
+    if (d->policy.kind != CF_SCHEDULE_DEFAULT) return cf__dispatch_is_ahead(d, stage);
+    return d->policy.returns || cf__dispatch_way(d, id) >= cf__dispatch_way(d, forward);
 }
 
 /* Whether a forward goes first although a backward, or a replay, could run: until both have, the next stage has not
@@ -6732,19 +6690,18 @@ static int cf__dispatch_feeds(cf__dispatch *d, int64_t stage, int32_t back, int3
    ready, which give places back. */
 static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
+    int32_t weight = cf__dispatch_top(worker, CF__DISPATCH_WEIGHTS);
     int32_t replay = cf__dispatch_if_allowed(d, stage, cf__dispatch_top(worker, CF__DISPATCH_REPLAYS));
-    int32_t back = cf__dispatch_top(worker, CF__DISPATCH_RETURNING);
-    int32_t returning = d->policy.evicts && back >= 0 ? back : cf__dispatch_prefer(d, replay, back);
-    int32_t forward = cf__dispatch_best_forward(d, stage), best = cf__dispatch_prefer(d, returning, forward);
-    if (forward >= 0 && returning >= 0) {
-        if (d->policy.evicts && !(d->policy.rhythm > 0))
-            best = cf__dispatch_goes_first(d, returning, forward) ? returning : forward;
-        if (d->policy.lead > 0 && stage + 1 < d->pipe->shape.n_stages)
-            best = cf__dispatch_feeds(d, stage, returning, forward) ? forward : returning;
-        if (d->policy.ahead != NULL) best = worker->n_ahead < d->policy.ahead[stage] ? forward : returning;
-    }
-    if (best != replay && !cf__dispatch_is_due(d, worker, best)) best = replay;
-    return cf__dispatch_prefer(d, best, cf__dispatch_top(worker, CF__DISPATCH_WEIGHTS));
+    int32_t back = cf__dispatch_top(worker, CF__DISPATCH_RETURNING), forward = cf__dispatch_best_forward(d, stage);
+    int32_t best = d->policy.evicts && back >= 0 ? back : cf__dispatch_prefer(d, replay, back);
+    if (best < 0) best = forward;
+    else if (forward >= 0 && !cf__dispatch_goes_first(d, stage, best, forward)) best = forward;
+    else if (forward >= 0 && d->policy.lead > 0 && stage + 1 < d->pipe->shape.n_stages &&
+             cf__dispatch_feeds(d, stage, best, forward))
+        best = forward;
+    if (best >= 0 && best != replay && !cf__dispatch_is_due(d, worker, best)) best = replay;
+    if (best >= 0 && best == forward && weight >= 0 && worker->room.chunks < 1) return weight;
+    return best >= 0 ? best : weight;
 }
 
 /* Takes a chosen pass out of its queue. */
@@ -6756,7 +6713,7 @@ static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
         cf__dispatch_pop(worker, queue, d->urgency);
         return;
     }
-    cf__dispatch_pop(worker, CF__DISPATCH_FRESH + d->row_of[v], d->row_of[v] == 0 ? d->place : d->urgency);
+    cf__dispatch_pop(worker, CF__DISPATCH_FRESH + d->row_of[v], d->urgency);
     if (*cf__dispatch_kept(d, chunk, v) < 0) cf__dispatch_start_on(d, stage, chunk, v);
 }
 
@@ -6765,7 +6722,7 @@ static void cf__dispatch_decide(cf__dispatch *d, int64_t stage, double now) {
     int32_t id, coming;
     cf__dispatch_receive(d, stage, now);
     id = cf__dispatch_best(d, stage);
-    if (id < 0 && cf__evict_replays_early(d, stage)) id = cf__dispatch_best(d, stage);
+    if (id < 0 && cf__dispatch_replays_early(d, stage)) id = cf__dispatch_best(d, stage);
     if (id >= 0) {
         cf__dispatch_claim(d, stage, id);
         cf__dispatch_take(d, stage, id, now);
@@ -6779,7 +6736,6 @@ static void cf__dispatch_decide(cf__dispatch *d, int64_t stage, double now) {
 
 /* Returns whether it went to the end. It gives up as soon as a pass comes too late for a makespan of `give_up_at`. */
 static int cf__dispatch_run(cf__dispatch *d, double give_up_at) {
-    d->room = d->policy.evicts ? &cf__dispatch_eviction : &cf__dispatch_promises;
     cf__dispatch_start(d);
     d->give_up_at = give_up_at;
     for (;;) {
@@ -6817,12 +6773,13 @@ static int64_t cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) 
    A core search looks for a schedule with one K, one set of limits, whole or cut backwards, and one placement. It tries
    the fixed schedules first, each as if nothing were limited and then within the limits; then dispatch with a few
    policies and orders of units that are good to begin with; and then it walks: it changes one thing at random (a unit
-   moves to another place in the order, the policy changes, or the urgency of one pass), and keeps the change if the
-   makespan does not grow. It tries the same candidates in the same order whatever the budget, which only says when to
-   stop. That is why a larger budget never gives a longer schedule.
+   moves to another place in the order, or the policy changes), and keeps the change if the makespan does not grow. It
+   tries the same candidates in the same order whatever the budget, which only says when to stop. That is why a larger
+   budget never gives a longer schedule.
 
-   The whole search makes core searches for K and for each power of two below it, for the limits and for halves of them,
-   and for whole backwards before cut ones, and takes the best of all. That is why more room, a larger K or leave to cut
+   The whole search makes core searches for K and for each power of two below it, for the limits as they are asked for
+   and for tighter ones, and for whole backwards before cut ones, and takes the best of all. Tighter than no limit is
+   the default one, and tighter than any other is half of it. That is why more room, a larger K or leave to cut
    backwards never gives a longer schedule either. A core search is left out where its own lower bound says that it
    cannot win.
 
@@ -6840,8 +6797,6 @@ typedef struct cf__search {
     int64_t *state;         /* (n_v) tokens of state that a candidate holds */
     cf__bounds bounds;
     cf__dispatch dispatch;
-    double *nudges;         /* (passes) */
-    int64_t *ahead;         /* (n_stages) of interleaved */
     uint64_t random;
     int64_t budget, n_tried; /* of the core search */
     double goal;            /* no core search can find a shorter schedule */
@@ -6856,41 +6811,22 @@ enum { CF__SEARCH_FIXED = 4 };
    0.4 % more with twice as much. */
 static const double cf__search_lead = 1.5;
 
-/* Chunks that fit on the roomiest stage at once. */
-static int64_t cf__search_room(const cf__schedule_maker *m) {
-    int64_t room = 0, s;
-    for (s = 0; s < m->desc.shape.n_stages; s++) {
+/* Candidates of one core search by default; dispatch takes some 150 ns for each pass. Those for K = 1 serve every K and
+   get most. Where fewer chunks fit than there are stages, the number falls in proportion: a search under half the
+   limits rarely wins, so it should cost little, and the search under the given limits still makes all of it. Large
+   problems get the fixed schedules and two dispatches. */
+static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split) {
+    int64_t passes = cf__max(m->pipe.n * m->pipe.n_v * (3 + split), 1), stages = m->desc.shape.n_stages;
+    int64_t room = 0, budget, s;
+    if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
+    for (s = 0; s < stages; s++) {
         cf__pipe_room limits = cf__schedule_limits_of(m, s);
-        if (limits.bytes < INT64_MAX) limits.chunks = cf__min(limits.chunks, limits.bytes / cf__max(m->most_bytes, 1));
+        if (limits.bytes < INT64_MAX) limits.chunks = cf__min(limits.chunks, limits.bytes / cf__max(m->most.bytes, 1));
         room = cf__max(room, limits.chunks);
     }
-    return room;
-}
-
-/* Candidates of one core search by default; dispatch takes some 150 ns for each pass. Under limits there are many core
-   searches. Those for K = 1 serve every K and get most; without limits bounds often rule them out, so that the others
-   get more. Where fewer chunks fit than there are stages, the number falls in proportion: a search under half the
-   limits rarely wins, so it should cost little, and the search under the given limits still makes all of it. Large
-   problems get the fixed schedules alone, and two dispatches where the caller gives a limit: with fewer chunks than
-   stages the fixed ones may take three times as long. */
-static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split) {
-    int64_t passes = m->pipe.n * m->pipe.n_v * (3 + split), stages = m->desc.shape.n_stages, budget;
-    int64_t room = cf__min(cf__search_room(m), stages);
-    if (passes > 1 << 18) return CF__SEARCH_FIXED + (m->is_limited && !m->is_default ? 2 : 0);
-    if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
-    budget = m->is_limited ? cf__max(40, 125000 / passes) : cf__max(32, 500000 / passes);
-    budget = cf__min(10000, budget);
+    budget = cf__min(10000, cf__max(260000 / passes, cf__min(40, 500000 / passes)));
     if (m->desc.shape.k > 1) budget -= budget / 4;
-    return cf__max(8, budget * room / stages);
-}
-
-/* Virtual stages and cut backwards have no fixed pattern; a search that is only allowed the patterns needs no
-   dispatch. */
-static int cf__search_dispatches(const cf__schedule_maker *m) {
-    int64_t budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m, 0);
-    if (m->desc.kind == CF_SCHEDULE_INTERLEAVED || m->desc.kind == CF_SCHEDULE_ZERO_BUBBLE) return 1;
-    if (m->desc.kind != CF_SCHEDULE_BEST) return 0;
-    return m->desc.shape.n_virtual > 1 || m->desc.split_backward || budget > CF__SEARCH_FIXED;
+    return cf__max(CF__SEARCH_FIXED + 2, budget * cf__min(room, stages) / stages);
 }
 
 /* Whether candidates are timed and compared. */
@@ -6898,12 +6834,13 @@ static int cf__search_compares(const cf__schedule_maker *m) {
     return m->desc.kind == CF_SCHEDULE_BEST || m->desc.kind == CF_SCHEDULE_PAPER;
 }
 
+/* Whether any are dispatched. */
+static int cf__search_dispatches(const cf__schedule_maker *m) { return m->desc.kind >= CF_SCHEDULE_INTERLEAVED; }
+
 static void cf__search_scratch(void *job, cf__carver *carver) {
     cf__search *search = (cf__search *)job;
     cf__schedule_maker *m = &search->maker;
-    int best = m->desc.kind == CF_SCHEDULE_BEST;
     cf__pipe_layout(&m->pipe, carver);
-    if (cf__schedule_is_plain(&m->desc)) return;
     cf__schedule_layout_maker(m, carver);
     if (cf__search_compares(m)) {
         search->trial.first = (int64_t *)cf__take(carver, m->desc.shape.n_stages + 1, sizeof(int64_t));
@@ -6914,65 +6851,49 @@ static void cf__search_scratch(void *job, cf__carver *carver) {
         search->state = (int64_t *)cf__take(carver, m->pipe.n_v, sizeof(int64_t));
         cf__clock_layout(&search->clock, &m->pipe, 0, carver);
     }
-    if (best || cf__search_dispatches(m))
-        cf__bounds_layout(&search->bounds, &m->pipe, cf__schedule_splits(&m->desc), carver);
     if (!cf__search_dispatches(m)) return;
+    cf__bounds_layout(&search->bounds, &m->pipe, cf__schedule_splits(&m->desc), carver);
     cf__dispatch_layout(&search->dispatch, m, carver);
-    search->nudges = best ? (double *)cf__take(carver, cf__dispatch_passes(&m->pipe), sizeof(double)) : NULL;
-    search->ahead = (int64_t *)cf__take(carver, m->pipe.shape.n_stages, sizeof(int64_t));
 }
 
 static int64_t cf__search_below(cf__search *search, int64_t n) {
     return (int64_t)(cf__draw(&search->random) % (uint64_t)n);
 }
 
-/* In [-1, 1), a multiple of 2^-20. */
-static double cf__search_random(cf__search *search) {
-    return (double)cf__search_below(search, 1 << 21) / (1 << 20) - 1;
-}
-
 /* Whether a makespan is as short as a lower bound. */
 static int cf__search_reaches(double makespan, double bound) { return makespan <= bound * (1 + 1e-12); }
 
+/* Whether no schedule can be shorter than the best so far. */
+static int cf__search_is_done(const cf__search *search) {
+    return cf__search_reaches(search->report.makespan, search->goal);
+}
+
 static int cf__search_is_over(const cf__search *search) {
-    return search->n_tried >= search->budget || cf__search_reaches(search->report.makespan, search->goal);
+    return search->n_tried >= search->budget || cf__search_is_done(search);
 }
 
 /* ---- candidates ---- */
 
-/* Counts what a pass of the candidate adds to what its stage holds, or with sign -1, what it gives back. */
-static void cf__search_hold(const cf__search *search, const cf_action *a, int sign, cf__pipe_room *held) {
-    const cf__schedule_maker *m = &search->maker;
-    const cf_bytes *bytes = &m->desc.limits.per_token;
-    int64_t chunk = a->chunk - m->pipe.first_chunk, state = cf__schedule_state(m, chunk), saved = 0, kept, grows;
-    const cf_chunk *c = &m->pipe.chunks[chunk];
-    int begins = sign > 0, is_back = a->pass == CF_B || a->pass == CF_I;
-    kept = begins ? a->pass == CF_R || (a->pass == CF_F && a->keep) : a->pass == CF_B || a->pass == CF_W;
-    if (begins && m->pipe.local) saved = a->pass == CF_F ? !a->keep : -(a->pass == CF_R);
-    grows = begins ? a->pass == CF_F : is_back;
-    held->chunks += sign * kept;
-    held->bytes += sign * kept * c->padded * bytes->activations;
-    held->bytes += saved * c->padded * bytes->boundary + sign * grows * state * bytes->state;
-    if (begins && is_back && c->group >= 0 && cf__pipe_chunks_after(&m->pipe, chunk) == 0)
-        held->bytes += (c->prefix + state) * bytes->state_gradient;
-    if (!begins && is_back) held->bytes -= state * bytes->state_gradient;
-    search->state[a->stage] += sign * grows * state;
-}
-
 /* Whether the candidate never holds more than the limits allow. */
 static int cf__search_keeps(const cf__search *search) {
-    const cf_schedule *trial = &search->trial;
+    const cf__pipeline *pipe = &search->maker.pipe;
+    const cf_bytes *bytes = &search->maker.desc.limits.per_token;
     int64_t s, i;
-    memset(search->state, 0, (size_t)search->maker.pipe.n_v * sizeof *search->state);
-    for (s = 0; s < search->maker.pipe.shape.n_stages; s++) {
+    memset(search->state, 0, (size_t)pipe->n_v * sizeof *search->state);
+    for (s = 0; s < pipe->shape.n_stages; s++) {
         const cf__pipe_room limits = cf__schedule_limits_of(&search->maker, s);
-        cf__pipe_room held = {0, 0, 0};
-        for (i = trial->first[s]; i < trial->first[s + 1]; i++) {
-            const cf_action *a = &trial->actions[i];
-            cf__search_hold(search, a, 1, &held);
-            if (held.chunks > limits.chunks || held.bytes > limits.bytes || search->state[a->stage] > limits.state)
-                return 0;
-            cf__search_hold(search, a, -1, &held);
+        cf__pipe_held held = {0, 0, 0, 0, 0};
+        for (i = search->trial.first[s]; i < search->trial.first[s + 1]; i++) {
+            const cf_action *a = &search->trial.actions[i];
+            const cf_chunk *c = &pipe->plan->chunks[a->chunk];
+            int64_t *state = &search->state[a->stage], before = held.state;
+            cf__pipe_hold(pipe, &held, a, c);
+            *state += held.state - before;
+            if (held.live > limits.chunks || *state > limits.state) return 0;
+            if (limits.bytes < INT64_MAX && cf__pipe_held_bytes(&held, bytes) > limits.bytes) return 0;
+            before = held.state;
+            cf__pipe_let_go(pipe, &held, a, c);
+            *state += held.state - before;
         }
     }
     return 1;
@@ -7015,7 +6936,7 @@ static void cf__search_judge(cf__search *search, cf_schedule_kind kind) {
     memcpy(search->schedule->actions, trial->actions, (size_t)trial->n_actions * sizeof *trial->actions);
 }
 
-/* Runs dispatch as units, policy and nudges now are; returns whether it takes no longer than `most`. */
+/* Runs dispatch as units and policy now are; returns whether it takes no longer than `most`. */
 static int cf__search_try_dispatch(cf__search *search, double most) {
     cf__dispatch *d = &search->dispatch;
     search->n_tried++;
@@ -7031,69 +6952,46 @@ static int cf__search_try_dispatch(cf__search *search, double most) {
 
 /* ---- the fixed kinds ---- */
 
-static void cf__search_write_pattern(cf__search *search, cf_schedule_kind kind, int runs_ahead, cf_schedule *schedule) {
+/* Writes a fixed schedule: a pattern, or Megatron's rounds, or what dispatch makes of the kind's rules. Returns 0 if
+   that finds no end. */
+static int cf__search_write_fixed(cf__search *search, cf_schedule_kind kind, int runs_ahead, cf_schedule *schedule) {
+    static const cf__dispatch_policy none = {0, 0, 0, 0, 0, 0, CF_SCHEDULE_DEFAULT};
     cf__schedule_maker *m = &search->maker;
+    if (kind == CF_SCHEDULE_INTERLEAVED && cf__schedule_has_rounds(m)) {
+        schedule->n_actions = cf__schedule_write_rounds(m, schedule);
+        return 1;
+    }
     m->pattern.kind = kind;
     m->pattern.runs_ahead = runs_ahead;
     cf__schedule_collect_units(m);
-    if (kind == CF_SCHEDULE_1F1B) cf__schedule_sort_units(m);
-    cf__pattern_build(m);
-    schedule->n_actions = cf__pattern_write(m, schedule);
-}
-
-/* interleaved, where it has no rounds: forwards, those of later virtual stages first, until Megatron's warm-up of
-   2 x (n_stages - 1 - s) + (n_virtual - 1) x n_stages and one more are ahead, then a backward. zero-bubble: forwards
-   and backwards of 1F1B, and on each stage no more chunks than its first stage has, which are as many W as may be put
-   off. In a V that number alone limits both. Returns whether it finds an end. */
-static int cf__search_dispatch_fixed(cf__search *search, cf_schedule_kind kind) {
-    cf__schedule_maker *m = &search->maker;
-    int64_t p = m->desc.shape.n_stages, n = m->desc.shape.n_virtual, s;
-    double much = 4 * search->bounds.critical_path;
-    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, NULL};
-    policy.split = kind == CF_SCHEDULE_ZERO_BUBBLE;
-    policy.bias = cf__product(much, (double)(n + 1));
-    policy.deep = much;
-    policy.depth = policy.split ? p * n : 0;
-    policy.ahead = search->ahead;
-    for (s = 0; s < p; s++) {
-        search->ahead[s] = n == 1 ? p - s : 2 * (p - 1 - s) + (n - 1) * p + 1;
-        if (m->pipe.shape.placement == CF_PLACEMENT_V) search->ahead[s] = p * n;
+    if (kind < CF_SCHEDULE_INTERLEAVED) {
+        if (kind == CF_SCHEDULE_1F1B) cf__schedule_sort_units(m);
+        cf__pattern_build(m);
+        schedule->n_actions = cf__pattern_write(m, schedule);
+        return 1;
     }
-    search->dispatch.policy = policy;
-    search->dispatch.nudges = NULL;
-    cf__schedule_collect_units(m);
-    return cf__dispatch_run(&search->dispatch, DBL_MAX);
-}
-
-/* Writes a fixed schedule; returns 0 if it finds no end. */
-static int cf__search_write_fixed(cf__search *search, cf_schedule_kind kind, int runs_ahead, cf_schedule *schedule) {
-    const cf__schedule_maker *m = &search->maker;
-    if (kind != CF_SCHEDULE_INTERLEAVED && kind != CF_SCHEDULE_ZERO_BUBBLE) {
-        cf__search_write_pattern(search, kind, runs_ahead, schedule);
-    } else if (kind == CF_SCHEDULE_INTERLEAVED && cf__schedule_has_rounds(m)) {
-        schedule->n_actions = cf__schedule_write_rounds(m, schedule);
-    } else {
-        if (!cf__search_dispatch_fixed(search, kind)) return 0;
-        schedule->n_actions = cf__dispatch_write(&search->dispatch, schedule);
-    }
+    search->dispatch.policy = none;
+    search->dispatch.policy.split = kind == CF_SCHEDULE_ZERO_BUBBLE;
+    search->dispatch.policy.returns = 1;
+    search->dispatch.policy.kind = kind;
+    if (!cf__dispatch_run(&search->dispatch, DBL_MAX)) return 0;
+    schedule->n_actions = cf__dispatch_write(&search->dispatch, schedule);
     return 1;
 }
 
 /* A fixed schedule as a candidate: as if nothing were limited, and if that holds too much, within the limits. */
 static void cf__search_try_fixed(cf__search *search, cf_schedule_kind kind, int runs_ahead) {
     cf__schedule_maker *m = &search->maker;
-    int64_t *needs = m->needs;
-    int lifts = m->desc.kind == CF_SCHEDULE_BEST && m->is_limited;
+    int lifts = m->desc.kind == CF_SCHEDULE_BEST && cf__schedule_is_limited(m);
     search->n_tried++;
     search->report.n_tried++;
     for (; lifts >= 0; lifts--) {
+        int is_made;
         m->is_lifted = lifts;
-        m->needs = lifts ? NULL : needs;
         cf__schedule_settle(m);
-        if (cf__search_write_fixed(search, kind, runs_ahead, &search->trial)) {
-            m->is_lifted = 0;
-            cf__search_judge(search, kind);
-        }
+        is_made = cf__search_write_fixed(search, kind, runs_ahead, &search->trial);
+        m->is_lifted = 0;
+        if (is_made) cf__search_judge(search, kind);
     }
 }
 
@@ -7123,20 +7021,13 @@ static void cf__search_set_order(cf__schedule_maker *m, int order) {
     memcpy(m->units, m->spare, (size_t)n * sizeof *m->units);
 }
 
-/* Tries the orders in turn; the best one stays, and of equal ones the last where nothing limits them. There all
-   forwards may run before the first backward, so that orders take equally long, and the walk leads further from one
-   that has its dearest units in the middle. */
+/* Tries the orders in turn, after dearest first has been tried; the best one stays. */
 static void cf__search_try_orders(cf__search *search) {
-    static const int orders[CF__SEARCH_ORDERS] = {CF__SEARCH_DEAREST, CF__SEARCH_PLANNED, CF__SEARCH_CHEAP_ENDS};
-    double slack = search->maker.is_limited ? 1 : 1 + 1e-9;
+    static const int orders[] = {CF__SEARCH_DEAREST, CF__SEARCH_PLANNED, CF__SEARCH_CHEAP_ENDS};
     int best = CF__SEARCH_DEAREST, i;
-    for (i = 0; i < (CF__USES(orders) ? CF__SEARCH_ORDERS : 1) && !cf__search_is_over(search); i++) {
-        double before = search->makespan;
-        int equals;
-        if (orders[i] == best && before < DBL_MAX) continue; /* it has been tried */
+    for (i = search->makespan < DBL_MAX; i < (CF__USES(orders) ? 3 : 1) && !cf__search_is_over(search); i++) {
         cf__search_set_order(&search->maker, orders[i]);
-        equals = cf__search_try_dispatch(search, before < DBL_MAX ? before * slack : before) && slack > 1;
-        if (search->makespan < before || equals) best = orders[i];
+        if (cf__search_try_dispatch(search, search->makespan * (1 + 1e-9))) best = orders[i];
     }
     cf__search_set_order(&search->maker, best);
 }
@@ -7149,53 +7040,32 @@ static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy
     search->dispatch.policy = search->best_policy;
 }
 
-/* Whether chunks are evicted. In bytes that counts on a kept chunk taking more than its saved input would. */
-static int cf__search_evicts(const cf__schedule_maker *m) {
-    const cf_bytes *bytes = &m->desc.limits.per_token;
-    return CF__USES(eviction) && m->is_limited && m->pipe.local &&
-           !(m->needs != NULL && bytes->boundary > bytes->activations);
-}
-
-/* Virtual stages follow each other as soon as a stage that is always busy allows, or somewhat later, which keeps more.
-   In a V the former keeps a third of what 1F1B does (Qi et al., Pipeline Parallelism with Controllable Memory, 2024).
-   Each is tried with promises, and with eviction where there is any. */
-static void cf__search_try_rhythms(cf__search *search) {
+/* On one row of virtual stages backwards go first, and forwards by what waits on the next stage. Equal chunks of which
+   fewer fit on a stage than there are stages take up to 1.6 times as long with a lead, so it is tried without, too. On
+   several rows, virtual stages follow each other as soon as a stage that is always busy allows, or somewhat later,
+   which keeps more. In a V the former keeps a third of what 1F1B does (Qi et al., Pipeline Parallelism with
+   Controllable Memory, 2024). */
+static void cf__search_try_policies(cf__search *search) {
     static const double slower[] = {1, 1.2, 1.5, 2};
+    const cf__schedule_maker *m = &search->maker;
     cf__dispatch_policy policy = search->dispatch.policy;
-    int evicts = cf__search_evicts(&search->maker), i;
-    for (i = 0; i < CF__COUNT(slower) && search->maker.desc.shape.n_virtual > 1 && CF__USES(rhythms); i++) {
-        policy.rhythm = slower[i] / (double)(3 * search->maker.desc.shape.n_virtual);
-        for (policy.evicts = 0; policy.evicts <= evicts; policy.evicts++) cf__search_try_policy(search, policy);
+    int i;
+    for (i = 0; i < CF__COUNT(slower) && m->desc.shape.n_virtual > 1 && CF__USES(rhythms); i++) {
+        policy.rhythm = slower[i] / (double)(3 * m->desc.shape.n_virtual);
+        cf__search_try_policy(search, policy);
     }
-}
-
-/* Backwards first, and forwards by what waits on the next stage. Equal chunks of which fewer fit on a stage than there
-   are stages take up to 1.6 times as long with a lead, so it is tried without as well there. */
-static void cf__search_try_lead(cf__search *search) {
-    cf__dispatch_policy policy = search->dispatch.policy;
-    policy.bias = search->bounds.critical_path;
-    policy.lead = search->maker.desc.shape.n_virtual == 1 && CF__USES(leads) ? cf__search_lead : 0;
+    policy.rhythm = 0;
+    policy.returns = 1;
+    policy.lead = policy.evicts && m->desc.shape.n_virtual == 1 && CF__USES(leads) ? cf__search_lead : 0;
     cf__search_try_policy(search, policy);
-    if (!(policy.lead > 0) || cf__search_room(&search->maker) >= search->maker.desc.shape.n_stages) return;
+    policy.hurries = cf__schedule_is_free(m);
+    if (policy.hurries) cf__search_try_policy(search, policy);
+    policy.hurries = 0;
     policy.lead = 0;
-    cf__search_try_policy(search, policy);
+    if (policy.evicts && CF__USES(leads)) cf__search_try_policy(search, policy);
 }
 
 /* ---- the walk ---- */
-
-typedef enum cf__search_move_kind {
-    CF__SEARCH_SHIFT = 0,
-    CF__SEARCH_NUDGE,
-    CF__SEARCH_POLICY
-} cf__search_move_kind;
-
-typedef struct cf__search_move {
-    cf__search_move_kind kind;
-    int64_t from, to;   /* units */
-    int64_t pass;
-    double nudge;       /* before the move */
-    cf__dispatch_policy policy;  /* before the move */
-} cf__search_move;
 
 /* Moves the unit at `from` to `to`; those between close up. */
 static void cf__search_shift(cf__pipe_unit *units, int64_t from, int64_t to) {
@@ -7205,83 +7075,37 @@ static void cf__search_shift(cf__pipe_unit *units, int64_t from, int64_t to) {
     units[to] = unit;
 }
 
-/* The rhythm, the lead or the preference of backwards changes. */
+/* The rhythm changes, or the lead, or whether backwards go first. */
 static void cf__search_change_policy(cf__search *search) {
     cf__dispatch_policy *policy = &search->dispatch.policy;
-    double much = search->bounds.critical_path;
-    if (policy->rhythm > 0) policy->rhythm *= 1 + cf__search_random(search) / 4;
-    else if (CF__USES(leads) && policy->evicts && search->maker.desc.shape.n_virtual == 1 &&
-             cf__search_below(search, 3) == 0)
-        policy->lead = cf__search_lead / 2 * (double)cf__search_below(search, 4);
-    else if (cf__search_below(search, 2) && CF__USES(bias))
-        policy->bias = cf__product(much, cf__search_random(search));
-    else policy->bias = 0;
+    int64_t drawn = cf__search_below(search, 1 << 20);
+    if (policy->rhythm > 0) policy->rhythm *= 0.75 + (double)drawn / (1 << 21);
+    else if (policy->evicts && policy->returns && drawn % 4 > 0 && CF__USES(leads))
+        policy->lead = cf__search_lead / 2 * (double)(drawn / 4 % 4);
+    else if (cf__schedule_is_free(&search->maker)) policy->hurries = !policy->hurries;
+    else policy->returns = !policy->returns;
 }
 
-/* One pass becomes more or less urgent. The draws stand in lines of their own, since in one expression compilers differ
-   in which they make first. */
-static void cf__search_nudge(cf__search *search, cf__search_move *move) {
-    double part;
-    int64_t halvings;
-    move->pass = cf__search_below(search, cf__dispatch_passes(&search->maker.pipe));
-    part = cf__search_random(search);
-    halvings = cf__search_below(search, 5) + 5 * (search->dispatch.policy.rhythm > 0);
-    move->nudge = search->nudges[move->pass];
-    search->nudges[move->pass] += cf__product(search->bounds.critical_path / (double)(1 << halvings), part);
-}
-
-/* Shifts gain most for each candidate. With virtual stages, where rhythms leave less to the order, so do nudges, and
-   where chunks are evicted, other policies. The numbers are of moves in 16, up to and with each kind. */
-static cf__search_move_kind cf__search_draw_kind(cf__search *search) {
-    static const uint8_t up_to[3][CF__SEARCH_POLICY] = {{13, 14}, {9, 10}, {8, 12}};
-    int64_t of_16 = cf__search_below(search, 16);
-    int kind = CF__SEARCH_SHIFT, row = cf__search_evicts(&search->maker);
-    if (search->maker.desc.shape.n_virtual > 1) row = 2;
-    while (kind < CF__SEARCH_POLICY && of_16 >= up_to[row][kind]) kind++;
-    if (kind == CF__SEARCH_SHIFT && (!CF__USES(shifts) || search->maker.n_units == 1)) kind = CF__SEARCH_NUDGE;
-    if (kind == CF__SEARCH_NUDGE && !CF__USES(nudges)) kind = CF__SEARCH_POLICY;
-    return (cf__search_move_kind)kind;
-}
-
-/* Whether it makes no difference to a schedule which of two units comes first. */
-static int cf__search_alike(const cf__schedule_maker *m, const cf__pipe_unit *a, const cf__pipe_unit *b) {
-    const cf_chunk *x = &m->pipe.chunks[a->first], *y = &m->pipe.chunks[b->first];
-    return a->n == 1 && b->n == 1 && x->padded == y->padded && x->pairs == y->pairs;
-}
-
-static cf__search_move cf__search_make_move(cf__search *search) {
-    cf__schedule_maker *m = &search->maker;
-    cf__search_move move;
-    memset(&move, 0, sizeof move);
-    move.policy = search->dispatch.policy;
-    move.kind = cf__search_draw_kind(search);
-    if (move.kind == CF__SEARCH_NUDGE) cf__search_nudge(search, &move);
-    if (move.kind == CF__SEARCH_POLICY) cf__search_change_policy(search);
-    if (move.kind != CF__SEARCH_SHIFT) return move;
-    move.from = cf__search_below(search, m->n_units);
-    move.to = (move.from + 1 + cf__search_below(search, m->n_units - 1)) % m->n_units;
-    if (cf__search_alike(m, &m->units[move.from], &m->units[move.to])) {
-        move.kind = CF__SEARCH_NUDGE;
-        cf__search_nudge(search, &move);
-    } else {
-        cf__search_shift(m->units, move.from, move.to);
-    }
-    return move;
-}
-
-static void cf__search_undo_move(cf__search *search, const cf__search_move *move) {
-    if (move->kind == CF__SEARCH_SHIFT) cf__search_shift(search->maker.units, move->to, move->from);
-    if (move->kind == CF__SEARCH_NUDGE) search->nudges[move->pass] = move->nudge;
-    search->dispatch.policy = move->policy;
-}
-
-/* Walks from where the search stands. */
+/* Walks from where the search stands: shifts mostly, and with virtual stages, where rhythms leave less to the order,
+   changes of policy half of the time. */
 static void cf__search_walk(cf__search *search) {
+    cf__schedule_maker *m = &search->maker;
     double current = search->makespan;
+    int64_t n = m->n_units, shifts = m->desc.shape.n_virtual > 1 ? 8 : 12;
     while (!cf__search_is_over(search) && CF__USES(walk)) {
-        cf__search_move move = cf__search_make_move(search);
-        if (cf__search_try_dispatch(search, current)) current = search->dispatch.makespan;
-        else cf__search_undo_move(search, &move);
+        cf__dispatch_policy policy = search->dispatch.policy;
+        int shift = cf__search_below(search, 16) < shifts && n > 1 && CF__USES(shifts);
+        int64_t from = 0, to = 0;
+        if (shift) from = cf__search_below(search, n);
+        if (shift) to = (from + 1 + cf__search_below(search, n - 1)) % n;
+        if (shift) cf__search_shift(m->units, from, to);
+        else cf__search_change_policy(search);
+        if (cf__search_try_dispatch(search, current)) {
+            current = search->dispatch.makespan;
+            continue;
+        }
+        if (shift) cf__search_shift(m->units, to, from);
+        search->dispatch.policy = policy;
     }
 }
 
@@ -7297,28 +7121,22 @@ static void cf__search_find_bounds(cf__search *search, int split) {
 
 static void cf__search_core(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
-    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, 0, NULL};
-    if (cf__search_dispatches(m)) {
-        cf__search_find_bounds(search, split);
-        if (cf__search_reaches(search->report.makespan, cf__bounds_strongest(&search->bounds))) return;
-        cf__bounds_find_paths(&search->bounds, &m->pipe, split, m->desc.shape.k);
-    }
+    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, CF_SCHEDULE_DEFAULT};
+    cf__search_find_bounds(search, split);
+    if (cf__search_reaches(search->report.makespan, cf__bounds_strongest(&search->bounds))) return;
+    cf__bounds_find_paths(&search->bounds, &m->pipe, split, m->desc.shape.k);
     search->budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m, split);
     search->n_tried = 0;
     search->random = 0;
     search->makespan = DBL_MAX;
     cf__search_try_all_fixed(search, split);
-    if (!cf__search_dispatches(m) || cf__search_is_over(search)) return;
+    if (cf__search_is_over(search)) return;
     policy.split = split;
-    policy.evicts = cf__search_evicts(m);
+    policy.evicts = m->pipe.local && CF__USES(eviction);
     search->dispatch.policy = search->best_policy = policy;
-    memset(search->nudges, 0, (size_t)cf__dispatch_passes(&m->pipe) * sizeof(double));
-    search->dispatch.nudges = search->nudges;
     cf__search_set_order(m, CF__SEARCH_DEAREST);
-    if (policy.evicts) cf__search_try_lead(search);
-    cf__search_try_rhythms(search);
+    cf__search_try_policies(search);
     cf__search_try_orders(search);
-    if (!policy.evicts && m->pipe.local && m->desc.shape.n_virtual == 1) cf__search_try_lead(search);
     search->dispatch.policy = search->best_policy;
     cf__search_walk(search);
 }
@@ -7328,7 +7146,7 @@ static void cf__search_each_k(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
     int64_t given = m->desc.shape.k, k = m->most_kept, power = 1;
     while (power < k) power *= 2;
-    for (; k >= 1; k = power) {
+    for (; k >= 1 && !cf__search_is_done(search); k = power) {
         m->desc.shape.k = m->pipe.shape.k = k;
         cf__search_core(search, split);
         power /= 2;
@@ -7337,67 +7155,59 @@ static void cf__search_each_k(cf__search *search, int split) {
     m->desc.shape.k = m->pipe.shape.k = given;
 }
 
-/* Halves the limits, again if that makes no difference on any stage. Returns whether every unit still finds room. */
-static int cf__search_halve_limits(cf__schedule_maker *m) {
-    int64_t s, i, bytes = 0;
-    int differs = 0;
-    for (; !differs && m->halvings < 63; m->halvings++)
-        for (s = 0; s < m->desc.shape.n_stages; s++) {
-            cf__pipe_room before = cf__schedule_limits_of(m, s), after;
-            m->halvings++;
-            after = cf__schedule_limits_of(m, s);
-            m->halvings--;
-            differs |= after.chunks < before.chunks || after.bytes < before.bytes || after.state < before.state;
-        }
-    cf__schedule_settle(m);
-    if (!differs || m->tightest.chunks == 0) return 0;
-    for (i = 0; i < m->pipe.n; i++)
-        if (cf__schedule_unit_at(m, i, &bytes).k == 0) return 0;
-    return 1;
+/* Whether the limits have become tighter on any stage than with those halvings. */
+static int cf__search_differs(cf__schedule_maker *m, int halvings) {
+    int now = m->halvings, differs = 0;
+    int64_t s;
+    for (s = 0; s < m->desc.shape.n_stages && !differs; s++) {
+        cf__pipe_room after = cf__schedule_limits_of(m, s), before;
+        m->halvings = halvings;
+        before = cf__schedule_limits_of(m, s);
+        m->halvings = now;
+        differs = after.chunks < before.chunks || after.bytes < before.bytes;
+    }
+    return differs;
 }
 
-/* The same for the limits, and for halves of them as long as there is any room. */
+/* Goes on to tighter limits: to the default ones if there are none, and otherwise to half of them. Returns whether
+   every unit still finds room. */
+static int cf__search_tighten(cf__schedule_maker *m) {
+    int halvings = m->halvings;
+    if (!cf__schedule_is_limited(m) && !m->by_default && m->desc.kind == CF_SCHEDULE_BEST) m->by_default = 1;
+    else
+        do m->halvings++;
+        while (!cf__search_differs(m, halvings) && m->halvings < 63);
+    cf__schedule_settle(m);
+    return m->halvings < 63 && cf__schedule_fits(m);
+}
+
+/* The same for the limits that are asked for, and for tighter ones as long as there is any room. */
 static void cf__search_each_limit(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
     do cf__search_each_k(search, split);
-    while (CF__USES(lower_limits) && m->is_limited && cf__search_halve_limits(m));
-    m->halvings = 0;
-    cf__schedule_settle(m);
-}
-
-/* The same, and with virtual stages where nothing is limited, under the default limit, too: candidates that heed limits
-   were up to 8 % shorter there. On one row they are so by half a percent at most, which is not worth three times the
-   time. */
-static void cf__search_with_and_without(cf__search *search, int split) {
-    cf__schedule_maker *m = &search->maker;
-    cf__search_each_limit(search, split);
-    if (m->desc.shape.n_virtual == 1 || m->is_limited || m->is_default || m->counts_bytes) return;
-    m->is_default = 1;
-    cf__schedule_settle(m);
-    cf__search_each_limit(search, split);
-    m->is_default = 0;
+    while (CF__USES(lower_limits) && !cf__search_is_done(search) && cf__search_tighten(m));
+    m->halvings = m->by_default = 0;
     cf__schedule_settle(m);
 }
 
 static void cf__search_best(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
     cf_search_report *report = &search->report;
-    int splits = cf__schedule_splits(&m->desc), placement, split;
+    int splits = cf__schedule_splits(&m->desc), pass, placement, split;
     report->budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m, splits);
     search->goal = DBL_MAX;
-    for (placement = CF_PLACEMENT_LOOP; placement <= CF_PLACEMENT_V; placement++) {
-        if (!cf__schedule_allows(&m->desc, placement)) continue;
-        m->pipe.shape.placement = (cf_placement)placement;
-        cf__schedule_settle(m);
-        cf__search_find_bounds(search, splits ? CF__BOUNDS_EITHER : 0);
-        if (cf__bounds_strongest(&search->bounds) < search->goal) search->goal = cf__bounds_strongest(&search->bounds);
-    }
-    for (placement = CF_PLACEMENT_LOOP; placement <= CF_PLACEMENT_V; placement++) {
-        if (!cf__schedule_allows(&m->desc, placement)) continue;
-        m->pipe.shape.placement = (cf_placement)placement;
-        cf__schedule_settle(m);
-        for (split = 0; split <= splits; split++) cf__search_with_and_without(search, split);
-    }
+    for (pass = 0; pass < 2; pass++) /* first the goal, and then the searches for it */
+        for (placement = CF_PLACEMENT_LOOP; placement <= CF_PLACEMENT_V; placement++) {
+            if (!cf__schedule_allows(&m->desc, placement)) continue;
+            m->pipe.shape.placement = (cf_placement)placement;
+            cf__schedule_settle(m);
+            if (pass == 0) {
+                cf__search_find_bounds(search, splits ? CF__BOUNDS_EITHER : 0);
+                if (cf__bounds_strongest(&search->bounds) < search->goal)
+                    search->goal = cf__bounds_strongest(&search->bounds);
+            }
+            for (split = 0; split <= splits && pass == 1; split++) cf__search_each_limit(search, split);
+        }
     report->bound = search->goal;
     report->gap = report->bound > 0 ? report->makespan / report->bound - 1 : 0;
 }
@@ -7416,8 +7226,6 @@ static cf_result cf__schedule_open(cf__schedule_maker *m, const cf_plan *plan, c
     CF__TRY(cf__pipe_check_units(plan, m->desc.shape.rank, error));
     m->pipe = cf__pipe_of(plan, &m->desc.shape, m->desc.timing);
     m->most_kept = cf__min(m->desc.shape.k, cf__schedule_longest(&m->pipe));
-    m->is_default = m->desc.kind == CF_SCHEDULE_BEST && m->desc.limits.chunks == 0 &&
-                    m->desc.limits.chunks_by_stage == NULL && !cf__schedule_has_bytes(&m->desc);
     cf__schedule_measure(m);
     cf__schedule_settle(m);
     return cf__schedule_count(m);
@@ -7466,11 +7274,6 @@ static cf_result cf__search_fill(void *job) {
     cf__schedule_maker *m = &search->maker;
     cf__pipe_fill(&m->pipe);
     CF__TRY(cf__pipe_check_total(&m->pipe, m->error));
-    if (cf__schedule_is_plain(&m->desc)) {
-        cf__schedule_write_plain(m, search->schedule);
-        cf__search_write_limits(search);
-        return CF_OK;
-    }
     cf__search_start(search);
     if (m->desc.kind == CF_SCHEDULE_BEST) {
         cf__search_best(search);
@@ -7537,56 +7340,6 @@ CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule) {
    pass visible everywhere, or, if transfers are in the lists, with nothing but a rendezvous between two stages.
    ================================================================================================================ */
 
-/* ---- what a stage holds while it walks its list ---- */
-
-typedef struct cf__check_held {
-    int64_t live;                           /* chunks kept */
-    int64_t tokens, state, gradient, saved; /* tokens: kept, of state, of its gradient, of saved inputs */
-} cf__check_held;
-
-/* INT64_MAX where that many do not fit in 64 bits. */
-static int64_t cf__check_held_bytes(const cf__check_held *held, const cf_bytes *bytes) {
-    int64_t sum, state, gradient, saved;
-    int fits = cf__mul(held->tokens, bytes->activations, &sum) &&
-               cf__mul(held->state, bytes->state, &state) && cf__add(sum, state, &sum) &&
-               cf__mul(held->gradient, bytes->state_gradient, &gradient) && cf__add(sum, gradient, &sum) &&
-               cf__mul(held->saved, bytes->boundary, &saved) && cf__add(sum, saved, &sum);
-    return fits ? sum : INT64_MAX;
-}
-
-/* Rows of state that a chunk of a group adds. cf__pipe_check_units has seen that its slices exist. */
-static int64_t cf__check_rows(const cf__pipeline *pipe, const cf_chunk *c) {
-    return pipe->plan->slices[c->first_slice].length;
-}
-
-/* What comes into being when an action starts. dK and dV of a whole group start with its last chunk. */
-static inline void cf__check_hold(const cf__pipeline *pipe, cf__check_held *held, const cf_action *a,
-                                  const cf_chunk *c) {
-    if (a->keep) {
-        held->live++;
-        held->tokens += c->padded;
-    }
-    if (pipe->local && a->pass == CF_F && !a->keep) held->saved += c->padded;
-    if (pipe->local && a->pass == CF_R) held->saved -= c->padded;
-    if (c->group < 0) return;
-    if (a->pass == CF_F) held->state += cf__check_rows(pipe, c);
-    if ((a->pass == CF_B || a->pass == CF_I) && cf__pipe_after(pipe->plan, c) == 0)
-        held->gradient += pipe->plan->groups[c->group].tokens;
-}
-
-/* What goes when it has ended. */
-static inline void cf__check_let_go(const cf__pipeline *pipe, cf__check_held *held, const cf_action *a,
-                                    const cf_chunk *c) {
-    int backward = a->pass == CF_B || a->pass == CF_I;
-    if (a->pass == CF_B || a->pass == CF_W) {
-        held->live--;
-        held->tokens -= c->padded;
-    }
-    if (c->group < 0 || !backward) return;
-    held->state -= cf__check_rows(pipe, c);
-    held->gradient -= cf__check_rows(pipe, c);
-}
-
 /* ---- the walk ---- */
 
 /* Of a chunk on one virtual stage: a bit for each pass that is in the list so far, and these. */
@@ -7610,7 +7363,7 @@ typedef struct cf__checker {
     uint8_t n_passes;             /* that may be in them */
     int32_t turn;                 /* virtual stages lie on one stage across borders at its multiples; 0: across none */
     int64_t stage, action;        /* where the walk is; action -1: nowhere in particular */
-    cf__check_held held;
+    cf__pipe_held held;
     cf__pipe_room room;           /* what the stage may hold */
     uint16_t *cells;              /* (cells) the bits above */
     /* cf_schedule_validate only */
@@ -7799,8 +7552,8 @@ static inline cf_result cf__check_keeps(const cf__checker *k, const cf_action *a
 }
 
 /* The state of its virtual stage. */
-static inline cf_result cf__check_rows_held(const cf__checker *k, const cf_action *a, const cf_chunk *c) {
-    int64_t *held = &k->state[a->stage], rows = cf__check_rows(k->pipe, c);
+static inline cf_result cf__pipe_rows_held(const cf__checker *k, const cf_action *a, const cf_chunk *c) {
+    int64_t *held = &k->state[a->stage], rows = cf__pipe_rows(k->pipe, c);
     if (1 << a->pass & CF__CHECK_BACKWARDS) *held -= rows;
     if (a->pass == CF_F) *held += rows;
     if (*held <= k->room.state) return CF_OK;
@@ -7813,9 +7566,9 @@ static inline cf_result cf__check_room(const cf__checker *k, const cf_action *a,
     int64_t bytes;
     if (a->keep) CF__TRY(cf__check_keeps(k, a, ++*cf__check_kept(k, c, cell)));
     if (1 << a->pass & CF__CHECK_ENDS) --*cf__check_kept(k, c, cell); /* it takes nothing itself */
-    if (c->group >= 0 && k->room.state < INT64_MAX) CF__TRY(cf__check_rows_held(k, a, c));
+    if (c->group >= 0 && k->room.state < INT64_MAX) CF__TRY(cf__pipe_rows_held(k, a, c));
     if (k->room.bytes == INT64_MAX) return CF_OK;
-    bytes = cf__check_held_bytes(&k->held, k->bytes);
+    bytes = cf__pipe_held_bytes(&k->held, k->bytes);
     if (bytes <= k->room.bytes) return CF_OK;
     return cf__check_fail(k, a, "limits.bytes", k->room.bytes, bytes, "needs more bytes than the limit");
 }
@@ -7827,16 +7580,16 @@ static void cf__check_take_limits(cf__checker *k) {
     k->bytes = own ? &k->schedule->limits.per_token : &k->limits->per_token;
 }
 
-static inline void cf__check_note(const cf__checker *k, cf__check_held *peak, int64_t *peak_bytes) {
+static inline void cf__check_note(const cf__checker *k, cf__pipe_held *peak, int64_t *peak_bytes) {
     peak->live = cf__max(peak->live, k->held.live);
     peak->tokens = cf__max(peak->tokens, k->held.tokens);
     peak->state = cf__max(peak->state, k->held.state);
-    if (k->bytes != NULL) *peak_bytes = cf__max(*peak_bytes, cf__check_held_bytes(&k->held, k->bytes));
+    if (k->bytes != NULL) *peak_bytes = cf__max(*peak_bytes, cf__pipe_held_bytes(&k->held, k->bytes));
 }
 
 static cf_result cf__check_list(cf__checker *k) {
     int64_t end = k->schedule->first[k->stage + 1], peak_bytes = 0;
-    cf__check_held peak = {0, 0, 0, 0, 0};
+    cf__pipe_held peak = {0, 0, 0, 0, 0};
     memset(&k->held, 0, sizeof k->held);
     if (k->limits != NULL) cf__check_take_limits(k);
     for (k->action = k->schedule->first[k->stage]; k->action < end; k->action++) {
@@ -7848,12 +7601,12 @@ static cf_result cf__check_list(cf__checker *k) {
         c = &k->pipe->plan->chunks[a->chunk];
         cell = cf__check_cell(k, a->chunk, a->stage);
         CF__TRY(cf__check_action(k, a, c, cell));
-        if (!transfer) cf__check_hold(k->pipe, &k->held, a, c);
+        if (!transfer) cf__pipe_hold(k->pipe, &k->held, a, c);
         if (k->timeline != NULL) k->timeline->live[k->action] = (int32_t)k->held.live;
         if (transfer) continue;
         if (k->timeline != NULL) cf__check_note(k, &peak, &peak_bytes);
         if (k->limits != NULL) CF__TRY(cf__check_room(k, a, c, cell));
-        cf__check_let_go(k->pipe, &k->held, a, c);
+        cf__pipe_let_go(k->pipe, &k->held, a, c);
     }
     if (k->timeline == NULL) return CF_OK;
     k->timeline->peak_live[k->stage] = peak.live;
@@ -8449,7 +8202,7 @@ CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedul
 
 /* What a virtual stage holds while its actions of a list are walked. */
 typedef struct cf__simulate_walk {
-    cf__check_held held;
+    cf__pipe_held held;
     cf_memory_load load;
 } cf__simulate_walk;
 
@@ -8482,7 +8235,7 @@ static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id,
     int64_t scores = 0;
     int runs = way > 0 && a->pass < CF_COMPUTE_PASS_COUNT;
     if (!cf__simulate_scores(c, &scores)) return cf__fail_size(error, "loads.live_scores");
-    (way > 0 ? cf__check_hold : cf__check_let_go)(&sim->pipe, &walk->held, a, c);
+    (way > 0 ? cf__pipe_hold : cf__pipe_let_go)(&sim->pipe, &walk->held, a, c);
     load->live_tokens = walk->held.tokens;
     load->state_tokens = walk->held.state;
     load->state_gradient_tokens = walk->held.gradient;
@@ -8954,7 +8707,7 @@ static void cf__run_count_rows(cf_runner *r, const cf_action *a) {
 
 static cf_result cf__run_action(cf_runner *r) {
     const cf_action *a = &r->actions[r->stats.done];
-    cf__check_held *held = &r->check.held;
+    cf__pipe_held *held = &r->check.held;
     const cf_chunk *c;
     cf__run_places at;
     cf_step step;
@@ -8964,12 +8717,12 @@ static cf_result cf__run_action(cf_runner *r) {
     c = &r->pipe.plan->chunks[a->chunk];
     CF__TRY(cf__check_action(&r->check, a, c, &r->check.cells[at.cell]));
     CF__TRY(cf__run_take(r, a, &at));
-    cf__check_hold(&r->pipe, held, a, c);
+    cf__pipe_hold(&r->pipe, held, a, c);
     cf__run_count_rows(r, a);
     step = cf__run_step_of(r, a, &at);
     CF__TRY(cf__run_work(r, &step));
     r->stats.peak_state_tokens = cf__max(r->stats.peak_state_tokens, held->state);
-    cf__check_let_go(&r->pipe, held, a, c);
+    cf__pipe_let_go(&r->pipe, held, a, c);
     cf__run_give_back(r, a, &at);
     r->stats.done++;
     return cf__run_report(r, &step);
