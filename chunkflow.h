@@ -4594,6 +4594,16 @@ static int cf__pipe_follow(const cf__pipe_links *links, int place, const cf__pip
     return n;
 }
 
+/* The same of what a pass waits for, but for slots, where it is known whether this chunk is dropped: the rules of slots
+   are for groups that keep their last chunks, and all others ask about this chunk alone. Slots come last. */
+static int cf__pipe_needs(const cf__pipeline *pipe, int split, int place, int64_t chunk, int dropped,
+                          cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
+    cf__pipe_unit unit = cf__pipe_unit_of(pipe, chunk, cf__pipe_chunks_after(pipe, chunk) + !dropped);
+    int n = cf__pipe_follow(&pipe->links[split][CF__PIPE_WAITS_FOR], place, &unit, chunk, needs);
+    while (n > 0 && needs[n - 1].why == CF_EDGE_SLOT) n--;
+    return n;
+}
+
 /* ---- tensors that cross virtual stages ----
 
    A chunk has three on each virtual stage: the activations that F hands on, the same again from R, and the gradient
@@ -7900,23 +7910,19 @@ static int cf__index_transfer_need(const cf_schedule_index *index, const cf_acti
 
 CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t action, cf_need *needs) {
     cf__pipe_need found[CF__PIPE_MOST_NEEDS];
-    cf__pipe_unit unit;
     const cf_action *a;
     int64_t chunk;
-    int n_found, split, i, n = 0;
+    int n_found, split, dropped, i, n = 0;
     if (index == NULL || action < 0 || action >= index->schedule->n_actions) return 0;
     a = &index->schedule->actions[action];
     chunk = a->chunk - index->pipe.first_chunk;
     if (cf__pipe_is_transfer(a->pass)) return cf__index_transfer_need(index, a, needs);
     split = *cf__index_at(index, CF__PIPE_W, chunk, a->stage) >= 0;
-    unit = cf__pipe_unit_of(&index->pipe, chunk, cf__pipe_chunks_after(&index->pipe, chunk) +
-                                                     (*cf__index_at(index, CF_R, chunk, a->stage) < 0));
-    n_found = cf__pipe_follow(&index->pipe.links[split][CF__PIPE_WAITS_FOR], cf__pipe_place(a->pass), &unit, chunk,
-                              found);
+    dropped = *cf__index_at(index, CF_R, chunk, a->stage) >= 0;
+    n_found = cf__pipe_needs(&index->pipe, split, cf__pipe_place(a->pass), chunk, dropped, found);
     for (i = 0; i < n_found; i++)
-        if (found[i].why != CF_EDGE_SLOT)
-            n += cf__index_need(index, found[i].place, found[i].chunk, a->stage + found[i].stage, a->stage,
-                                found[i].why, &needs[n]);
+        n += cf__index_need(index, found[i].place, found[i].chunk, a->stage + found[i].stage, a->stage, found[i].why,
+                            &needs[n]);
     if (a->pass != CF_R || index->slot[a->stage * index->pipe.n + chunk] < 0) return n;
     needs[n].action = index->slot[a->stage * index->pipe.n + chunk];
     needs[n].received = -1;
@@ -9273,10 +9279,9 @@ static cf_result cf__graph_note_drops(const cf__graph_builder *g) {
    take theirs first; then the replays get theirs in falling order, each as a backward gives one back. So a replay after
    which d others come waits for the backward of chunk K + d + 1. With K = 2 and five chunks, of which 3 and 5 are kept,
    R4 waits for B5, R2 for B4 and R1 for B3. Returns how many were added. */
-static int cf__graph_add_slots(const cf__graph_builder *g, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
-                               cf__pipe_need *needs) {
-    int64_t end = unit->first + unit->n, next = chunk + 1;
-    int64_t freer = unit->first + g->n_dropped[v] + cf__min(g->desc.shape.k, unit->n);
+static int cf__graph_add_slots(const cf__graph_builder *g, int64_t chunk, int64_t v, cf__pipe_need *needs) {
+    cf__pipe_unit unit = cf__pipe_unit_of(&g->pipe, chunk, g->desc.shape.k);
+    int64_t end = unit.first + unit.n, next = chunk + 1, freer = unit.first + g->n_dropped[v] + unit.k;
     cf__pipe_need need = {0, 0, 0, CF_EDGE_SLOT};
     int n = 0;
     need.chunk = (int32_t)freer;
@@ -9290,15 +9295,11 @@ static int cf__graph_add_slots(const cf__graph_builder *g, const cf__pipe_unit *
 }
 
 /* Finds what the pass of a chunk at that place on virtual stage v waits for. Returns how many; the stage of each is
-   relative, and may lie outside. The rules of slots are for groups that keep their last chunks, so that they come last
-   and are replaced; all others ask only whether this chunk is dropped. */
+   relative, and may lie outside. */
 static int cf__graph_needs(const cf__graph_builder *g, int64_t chunk, int place, int64_t v,
                            cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
-    int64_t kept = cf__pipe_chunks_after(&g->pipe, chunk) + !cf__graph_drops(g, chunk, v);
-    cf__pipe_unit unit = cf__pipe_unit_of(&g->pipe, chunk, kept);
-    int n = cf__pipe_follow(&g->pipe.links[g->header.split][CF__PIPE_WAITS_FOR], place, &unit, chunk, needs);
-    while (n > 0 && needs[n - 1].why == CF_EDGE_SLOT) n--;
-    return place == CF_R ? n + cf__graph_add_slots(g, &unit, chunk, v, &needs[n]) : n;
+    int n = cf__pipe_needs(&g->pipe, g->header.split, place, chunk, cf__graph_drops(g, chunk, v), needs);
+    return place == CF_R ? n + cf__graph_add_slots(g, chunk, v, &needs[n]) : n;
 }
 
 /* ---- counting and writing ---- */
