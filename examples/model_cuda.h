@@ -115,7 +115,8 @@ template <typename T> __global__ void repeat_row_kernel(int64_t rows, T *out, co
     for (int64_t c = threadIdx.x; c < width; c += WARP) out[row * width + c] = row_to_repeat[c];
 }
 
-/* Rows of padding become zeros: attention leaves them as they are, and what lies there must not reach a weight gradient. */
+/* Rows of padding become zeros: attention leaves them as they are, and what lies there must not reach a weight
+   gradient. */
 template <typename T>
 __global__ void clear_padding_kernel(int64_t rows, T *out, const int32_t *positions, int64_t width) {
     const int64_t row = row_of_warp();
