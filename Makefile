@@ -35,7 +35,7 @@ CXX     ?= c++
 PYTHON  ?= python3
 BUILD   ?= build
 CFLAGS  ?= -O2
-LDLIBS  += -lm
+LDLIBS  += -lm -lpthread
 WARN    := -Wall -Wextra -Wpedantic -Wconversion -Wshadow $(WERROR)
 CSTD    := -std=c99
 CPPFLAGS += -I.

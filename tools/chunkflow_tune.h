@@ -217,6 +217,8 @@ CHUNKFLOW_TUNE_API cf_result cf_memory_limits(const cf_memory_desc *desc, const 
 #define CF_MAX_TUNE_BATCHES 4096
 #define CF_TUNE_WINDOW (CF_STATE_SLOTS * 4096) /* state_window of a candidate that streams, unless one is given */
 #define CF_MAX_STAGE_BYTES ((int64_t)1 << 48) /* any member of cf_stage_bytes */
+#define CF_TUNE_RESERVE 9   /* percent of a GPU's memory that stay free */
+#define CF_TUNE_ALIKE 0.05  /* part of the limit by which memory may differ and still count as the same */
 
 /* What is known of a candidate. */
 #define CF_TUNE_STATUSES(X)                                                                                       \
@@ -263,11 +265,14 @@ typedef struct cf_tune_candidate {
     int limited;            /* 1: schedules of some batch had to be made under the limit, which may cost time */
     double seconds;         /* for CF_TUNE_OK only, as the five below; else 0 */
     double confidence;      /* half of the 95 % interval of the mean (Student's t); 0 where there is one batch */
-    double behind;          /* mean difference to the winner, batch by batch */
+    double behind;          /* mean difference to the fastest, batch by batch */
     double behind_confidence;
     double bubble;          /* mean bubble_useful of the slowest rank */
     double waiting;         /* mean part of all its stages' time in which passes wait for their stream of state */
-    double bound;           /* no schedule with this ChunkSize, K and replay is faster on these batches; 0: not known */
+    double bound;           /* no schedule with this ChunkSize, K and replay that fits is faster on these batches; 0:
+                               not known */
+    double estimate;        /* CF_TUNE_DOMINATED: how long it would take about, from the batches that it was given and
+                               the bounds of the others; 0: it was given none */
     double chunks;          /* mean number of chunks of a rank */
     int64_t bytes;          /* CF_TUNE_OK: the most on any GPU at any moment; CF_TUNE_INFEASIBLE: what it would take */
     int64_t stage;          /* the stage of that GPU */
@@ -282,8 +287,11 @@ typedef struct cf_tune_candidate {
 /* Reported after each simulated or skipped batch of a candidate. */
 typedef struct cf_tune_progress {
     int64_t done, total;            /* batches of candidates, bounds included */
-    const cf_tune_candidate *best;  /* the best so far; NULL: none yet */
+    const cf_tune_candidate *best;  /* the fastest so far; NULL: none yet */
 } cf_tune_progress;
+
+/* One of several pieces of work that do not touch each other. */
+typedef void (*cf_tune_task)(void *context, int64_t index);
 
 /* What to search. Zero means default in every member. What must be given: a model with a gpu, or with timing and a
    limit; or, for models that cf_model does not describe, timing, bytes and a limit. Lists must rise. */
@@ -300,7 +308,12 @@ typedef struct cf_tune_desc {
                                        unfused_attention must be 0 */
     const cf_stage_bytes *bytes;    /* (pp x n_virtual) by virtual stage: in place of model and memory; without n_gpus.
                                        Of `parallel` only pp, n_virtual and dp are used then */
-    int64_t limit_bytes;            /* of each GPU. 0: gpu->memory */
+    int64_t limit_bytes;            /* of each GPU. 0: gpu->memory less the reserve */
+    int64_t reserve;                /* percent of gpu->memory that stay free, because formulas say too little rather
+                                       than too much (the paper's memory table: 5 to 9 %). 0: CF_TUNE_RESERVE; negative:
+                                       none. Not looked at where there are limit_bytes */
+    int64_t context;                /* tokens of the longest sequence that memory must do for, though the list may have
+                                       none so long; times stay the list's. 0: the longest of the list */
     cf_pack_desc pack;              /* how to pack; chunk_size and n_ranks are not used */
     const int64_t *chunk_sizes;     /* (n_chunk_sizes) NULL: 1K, 2K ... 128K, and the longest sequence (up to a multiple
                                        of pack.align), which is the least that splits nothing */
@@ -320,9 +333,17 @@ typedef struct cf_tune_desc {
     int64_t batch;                  /* sequences of a batch. 0: 256 */
     int64_t n_batches;              /* batches to simulate. 0: 16 */
     uint64_t seed;                  /* which batches are drawn */
-    int64_t n_exact;                /* how many of the best must be exact (CF_TUNE_OK). 0: 10. CF_MAX_CANDIDATES: all
-                                       but those with the schedules of another */
+    int64_t n_exact;                /* how many of the fastest must be proved to be that: then nothing is given up but
+                                       for a bound of its time. CF_MAX_CANDIDATES: all are simulated but those with the
+                                       schedules of another. 0: a race, which gives up what its first batches show to be
+                                       slower than the best, and finds the fastest within a fraction of a percent */
+    double tolerance;               /* how much slower than the fastest the winner may be where it needs less memory or
+                                       is simpler. 0: 0.01; negative: not at all */
     int (*progress)(void *user, const cf_tune_progress *progress); /* non-zero ends the search with what there is */
+    void (*run_tasks)(void *user, int64_t n, cf_tune_task task, void *context); /* calls task(context, i) for every i
+                                       of 0 .. n - 1, at the same time if it likes, and returns when all are done; then
+                                       the allocator and `progress` are called at the same time, too. The answer does
+                                       not depend on it. NULL: one after the other */
     void *user;
     const cf_allocator *allocator;  /* also of the working space */
 } cf_tune_desc;
@@ -339,11 +360,11 @@ typedef struct cf_tuning {
     int64_t *batches;               /* (n_batches + 1) x batch: their lengths; the last batch is for memory only */
     int64_t winner;                 /* index of the best candidate; -1: none fits, or none was exact when interrupted */
     int64_t n_ranked;
-    int64_t *ranking;               /* (n_ranked) the candidates that are exact, best first */
+    int64_t *ranking;               /* (n_ranked) the candidates that are exact, fastest first */
     int64_t n_neighbours;
     int64_t *neighbours;            /* (n_neighbours) those that differ from the winner in one thing: up to two steps in
-                                       chunk_size or k, or kind, replay or state. A neighbour is exact, or infeasible,
-                                       or has a same_as which is */
+                                       chunk_size or k, or kind, replay or state. With n_exact, a neighbour is exact, or
+                                       infeasible, or has a same_as which is */
     int64_t limit_bytes;
     int64_t smallest_limit;         /* where no candidate fits: the least of their `bytes`; below it none can. Else 0 */
     int64_t n_simulated;            /* schedules that were made and timed */
@@ -352,15 +373,21 @@ typedef struct cf_tuning {
 } cf_tuning;
 
 /* Searches. Draws n_batches batches of the lengths (shuffled, one after the other, again from the start when the list
-   is through), the same for every candidate, and looks for the candidate with the least mean time whose schedules fit
-   the limit on every batch, and on one more that is for memory only: the first batch with the list's longest sequence
-   in place of its own.
+   is through), the same for every candidate, and times the candidates whose schedules fit the limit on every batch, and
+   on one more that is for memory only: the first batch with the list's longest sequence, or one of `context` tokens, in
+   place of its own.
 
    A candidate's schedules are made without a limit and, where that does not fit, again under one, which leaves room
    for K chunks of a group or, where that does not fit either, for one. Its memory is that of the schedule itself: on
-   every stage, at every pass, what is held then. The result is exact for these batches. Nothing is left out unless a
-   lower bound of its time (cf_schedule_bounds, and the time of the batches already simulated) is above that of n_exact
-   others, or it is known to give the same schedules as another candidate.
+   every stage, at every pass, what is held then. A CF_TUNE_OK is exact for these batches. What is given up says why:
+   a lower bound of its time (the load of a stage, and the time of the batches already simulated); in a race, what its
+   first batches take beside the best one's, less twice what batches differ by; another one which is as fast with no
+   more memory; or that it is known to give the same schedules as another.
+
+   The winner is not simply the fastest, whose lead may be an accident. Of those that are slower than it by no more than
+   the tolerance, or by no more than the uncertainty of that difference, it is one of least memory; and where others
+   need at most CF_TUNE_ALIKE of the limit more, of these the simplest: without a stream, with local replay, of a fixed
+   kind, of the smallest K, and only then the fastest.
 
    *out: to be given to cf_tuning_free. That nothing fits is no failure: then winner is -1. Errors: CF_ERROR_ARGUMENT
    and CF_ERROR_LIMIT with the member; "limit_bytes" where even a single token does not fit, with what a chunk of the
@@ -928,8 +955,10 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
    >>tune
 
    First every ChunkSize, K and replay gets, for every batch, a lower bound of its time and the least memory that it can
-   do with. Then the candidates are simulated, those with the smallest bounds first, until the bounds of the others show
-   that they cannot be among the best. Last come the neighbours of the winner.
+   do with. Then the candidates are simulated, those with the smallest bounds first, in rounds. A round is a number of
+   families, which are tried side by side and know nothing of each other; what it finds decides what the next one leaves
+   out. So the answer is the same however many of them run at the same time. Last come the neighbours of the winner, or,
+   in a race, what needs less memory and takes longer.
    ================================================================================================================ */
 
 CHUNKFLOW_TUNE_API const char *cf_tune_status_name(cf_tune_status status) {
@@ -969,7 +998,8 @@ CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc) {
     }
     if (full.batch == 0) full.batch = 256;
     if (full.n_batches == 0) full.n_batches = 16;
-    if (full.n_exact == 0) full.n_exact = 10;
+    if (full.reserve == 0) full.reserve = CF_TUNE_RESERVE;
+    if (full.tolerance >= 0 && full.tolerance <= 0) full.tolerance = 0.01;
     return full;
 }
 
@@ -1036,8 +1066,15 @@ typedef struct cft__stage {
     int64_t before;    /* and how many passes its list has before that */
 } cft__stage;
 
+/* When a family is tried: the one with the least key comes first. */
+typedef struct cft__turn {
+    double key;
+    int64_t first; /* of its candidates */
+} cft__turn;
+
 typedef struct cft__tuner {
     cf_tune_desc desc;       /* defaults filled in */
+    int64_t longest;         /* tokens of the longest sequence that memory must do for */
     int64_t sizes[CFT__SIZES]; /* its chunk_sizes where none were given */
     const int64_t *lengths;
     int64_t n;
@@ -1054,7 +1091,10 @@ typedef struct cft__tuner {
     int32_t *pool;           /* (n) the list, being shuffled */
     int splits;              /* 1: some kind may split backwards */
     double *bounds;          /* (n_candidates x n_batches) that no time is below */
-    cf_tune_candidate **turns; /* (n_candidates) in the order of the search */
+    double *heats;           /* (n_candidates) what it would take by the heaviest rank of the first batch; 0: not tried;
+                                below 0: it was given up for another one that takes so long */
+    cft__turn *turns;        /* (n_families) in the order of the search */
+    int64_t n_families, family; /* a family is so many candidates */
     int64_t *most_chunks;    /* (n_splits x n_chunk_sizes) chunks of the largest group of any batch */
 
     /* of the split and ChunkSize at hand */
@@ -1076,8 +1116,17 @@ typedef struct cft__tuner {
     cf_timeline *timeline;
 
     int64_t done, total;     /* batches of candidates */
+    int64_t simulated;
+    double first;            /* the least heat of any candidate; 0: none yet */
     int stop;
+
+    struct cft__tuner *workers; /* (CFT__ROUND) one for each piece of work that may run at the same time */
+    void (*work)(struct cft__tuner *worker, int64_t index);
+    int64_t first_index;     /* of the round at hand */
+    cf_result result;        /* of a worker */
 } cft__tuner;
+
+enum { CFT__ROUND = 16 }; /* pieces of work in a round */
 
 /* Where candidate `id` stands in a list. */
 static int64_t cft__index(const cft__tuner *t, int64_t id, int list) {
@@ -1292,7 +1341,9 @@ static cf_result cft__count_candidates(cft__tuner *t) {
         return cf_fail(t->error, CF_ERROR_LIMIT, "n_chunk_sizes", -1, CF_MAX_CANDIDATES / of_a_size,
                        desc->n_chunk_sizes, "makes too many candidates");
     header->n_candidates = desc->n_chunk_sizes * of_a_size;
-    header->limit_bytes = desc->limit_bytes > 0 ? desc->limit_bytes : desc->gpu->memory;
+    header->limit_bytes = desc->limit_bytes;
+    if (desc->limit_bytes == 0)
+        header->limit_bytes = desc->gpu->memory - desc->gpu->memory / 100 * cft__max(desc->reserve, 0);
     header->winner = -1;
     header->allocator = t->allocator;
     return CF_OK;
@@ -1315,6 +1366,13 @@ static void cft__add_longest(cft__tuner *t) {
     t->desc.n_chunk_sizes++;
 }
 
+static int64_t cft__longest_of(const int64_t *lengths, int64_t n) {
+    int64_t i, longest = 0;
+    for (i = 1; i < n; i++)
+        if (lengths[i] > lengths[longest]) longest = i;
+    return longest;
+}
+
 /* Fills in desc, n, lengths and the counts of the outcome; refuses what can be refused without working space. */
 static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, const cf_tune_desc *desc,
                             cf_error *error) {
@@ -1327,11 +1385,15 @@ static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, co
     t->lengths = lengths;
     t->n = n;
     t->error = error;
+    t->longest = cft__max(desc->context, lengths[cft__longest_of(lengths, n)]);
     if (desc->chunk_sizes == NULL) cft__add_longest(t);
     CFT__TRY(cft__range(t->desc.gpus_per_node, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "gpus_per_node", -1, error));
     CFT__TRY(cft__range(t->desc.batch, 1, CF_MAX_SEQUENCES, CF_ERROR_LIMIT, "batch", -1, error));
     CFT__TRY(cft__range(t->desc.n_batches, 1, CF_MAX_TUNE_BATCHES, CF_ERROR_LIMIT, "n_batches", -1, error));
-    CFT__TRY(cft__range(t->desc.n_exact, 1, CF_MAX_CANDIDATES, CF_ERROR_LIMIT, "n_exact", -1, error));
+    CFT__TRY(cft__range(t->desc.n_exact, 0, CF_MAX_CANDIDATES, CF_ERROR_LIMIT, "n_exact", -1, error));
+    CFT__TRY(cft__range(t->desc.reserve, INT64_MIN, 99, CF_ERROR_LIMIT, "reserve", -1, error));
+    CFT__TRY(cft__range(t->desc.context, 0, CF_MAX_LENGTH, CF_ERROR_LIMIT, "context", -1, error));
+    if (!(t->desc.tolerance < 0)) CFT__TRY(cft__check_time(t->desc.tolerance, "tolerance", error));
     CFT__TRY(cft__range(t->desc.budget, 0, INT64_MAX, CF_ERROR_LIMIT, "budget", -1, error));
     if (desc->model == NULL && desc->bytes != NULL) CFT__TRY(cft__check_bytes(&t->desc, error));
     else CFT__TRY(cft__check_split(&t->desc, error));
@@ -1369,12 +1431,9 @@ static void cft__lay_out_tuning(cft__tuner *t, cft__carver *carver) {
     t->tuning = tuning;
 }
 
-static void cft__lay_out_tuner(cft__tuner *t, cft__carver *carver) {
+/* What a worker has for itself. */
+static void cft__lay_out_worker(cft__tuner *t, cft__carver *carver) {
     int64_t v = t->most_virtual;
-    t->pool = (int32_t *)cft__take(carver, t->n, sizeof(int32_t));
-    t->bounds = (double *)cft__take(carver, t->tuning->n_candidates * t->desc.n_batches, sizeof(double));
-    t->turns = (cf_tune_candidate **)cft__take(carver, t->tuning->n_candidates, sizeof *t->turns);
-    t->most_chunks = (int64_t *)cft__take(carver, t->tuning->n_splits * t->desc.n_chunk_sizes, sizeof(int64_t));
     t->costs = (cf_stage_cost *)cft__take(carver, v, sizeof(cf_stage_cost));
     t->weights = (cft__weights *)cft__take(carver, v, sizeof(cft__weights));
     t->stages = (cft__stage *)cft__take(carver, v, sizeof(cft__stage));
@@ -1383,14 +1442,24 @@ static void cft__lay_out_tuner(cft__tuner *t, cft__carver *carver) {
     t->reports = (cf_memory_report *)cft__take(carver, v, sizeof(cf_memory_report));
 }
 
-/* ---- batches ---- */
-
-static int64_t cft__longest_of(const int64_t *lengths, int64_t n) {
-    int64_t i, longest = 0;
-    for (i = 1; i < n; i++)
-        if (lengths[i] > lengths[longest]) longest = i;
-    return longest;
+static void cft__lay_out_tuner(cft__tuner *t, cft__carver *carver) {
+    cft__tuner measured;
+    int64_t i;
+    t->pool = (int32_t *)cft__take(carver, t->n, sizeof(int32_t));
+    t->bounds = (double *)cft__take(carver, t->tuning->n_candidates * t->desc.n_batches, sizeof(double));
+    t->heats = (double *)cft__take(carver, t->tuning->n_candidates, sizeof(double));
+    t->turns = (cft__turn *)cft__take(carver, t->tuning->n_candidates / t->strides[CFT__KIND], sizeof *t->turns);
+    t->most_chunks = (int64_t *)cft__take(carver, t->tuning->n_splits * t->desc.n_chunk_sizes, sizeof(int64_t));
+    t->workers = (cft__tuner *)cft__take(carver, CFT__ROUND, sizeof(cft__tuner));
+    cft__lay_out_worker(t, carver);
+    for (i = 0; i < CFT__ROUND; i++) {
+        cft__tuner *worker = t->workers != NULL ? &t->workers[i] : &measured;
+        worker->most_virtual = t->most_virtual;
+        cft__lay_out_worker(worker, carver);
+    }
 }
+
+/* ---- batches ---- */
 
 /* The next of a row of random numbers: splitmix64. */
 static uint64_t cft__draw(uint64_t *state) {
@@ -1421,7 +1490,7 @@ static cf_result cft__draw_batches(cft__tuner *t) {
         next = (next + 1) % t->n;
     }
     memcpy(memory_only, t->tuning->batches, (size_t)size * sizeof *memory_only);
-    memory_only[cft__longest_of(memory_only, size)] = t->lengths[cft__longest_of(t->lengths, t->n)];
+    memory_only[cft__longest_of(memory_only, size)] = t->longest;
     return CF_OK;
 }
 
@@ -1597,10 +1666,11 @@ typedef struct cft__least {
 
 /* The least bytes that any schedule needs which keeps the last k chunks of each group: the worst moment of any group,
    or standalone chunk, by itself, just before the backward of one of its chunks. (Where there are virtual stages, only
-   the backward of its last chunk counts, because they do not come to the others at the same time.) */
+   the backward of its last chunk counts, because they do not come to the others at the same time.) State grows to a
+   group's end, so its last two chunks are looked at. */
 static cft__least cft__least_bytes(const cft__tuner *t, int64_t k, int local) {
     const cf_plan *plan = t->plan;
-    int64_t id, n, i, at = 0;
+    int64_t id, n, i, at = 0, alone = -1;
     cft__least least;
     memset(&least, 0, sizeof least);
     for (id = 0; id < plan->n_chunks; id += n) {
@@ -1616,7 +1686,8 @@ static cft__least cft__least_bytes(const cft__tuner *t, int64_t k, int local) {
             load.state_tokens += cf_chunk_state_tokens(plan, id + i);
             load.state_gradient_tokens = load.state_tokens;
             load.chunk_tokens = c->padded;
-            if (t->split->n_virtual > 1 && i < n - 1) continue;
+            if (i < n - (t->split->n_virtual > 1 ? 1 : 2) || (n == 1 && c->padded <= alone)) continue;
+            if (n == 1) alone = c->padded;
             bytes = cft__most_bytes(t, &load, &at);
             if (bytes > least.bytes) {
                 least.bytes = bytes;
@@ -1972,7 +2043,7 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
         cf_result result;
         if (way > 0) cft__limit_bytes(t, &desc, way == 1 ? cft__min(c->k, cft__largest_group(t->plan)) : 1);
         c->limited |= way > 0;
-        t->tuning->n_simulated++;
+        t->simulated++;
         result = cft__try_schedule(t, &desc);
         if (result == CF_ERROR_INFEASIBLE) continue;
         if (result != CF_OK) return result;
@@ -2013,21 +2084,205 @@ static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t bat
 
 /* ---- bounds ---- */
 
-/* Finds what no schedule of the batch at hand with this candidate's K and replay can beat: the strongest bound of the
-   slowest rank. What holds for `best` holds for all kinds, if backwards may be split where some kind splits them. */
-static cf_result cft__find_bound(cft__tuner *t, const cf_tune_candidate *c, double *bound) {
-    double slowest = 0;
-    int64_t rank, n, i;
-    for (rank = 0; rank < t->split->dp; rank++) {
-        cf_schedule_desc desc = cft__rank_desc(t, c, CF_SCHEDULE_BEST, rank);
-        cf_bound found[CF_MAX_BOUNDS];
-        desc.split_backward = t->splits;
-        CFT__TRY(cf_schedule_bounds(t->plan, &desc, found, &n, t->error));
-        for (i = 0; i < n; i++)
-            if (found[i].value > slowest) slowest = found[i].value;
+/* An amount of chunks, and the seconds that they take together. */
+typedef struct cft__amount {
+    double chunks, rows, pairs;
+} cft__amount;
+
+static double cft__seconds_of(const cf_pass_cost *cost, const cft__amount *amount) {
+    double seconds = cft__product(cost->constant, amount->chunks);
+    seconds += cft__product(cost->per_token, amount->rows);
+    return seconds + cft__product(cost->per_pair, amount->pairs);
+}
+
+static void cft__add_chunk(cft__amount *sum, const cf_chunk *c) {
+    sum->chunks++;
+    sum->rows += (double)c->padded;
+    sum->pairs += (double)c->pairs;
+}
+
+static void cft__take_least(cft__amount *least, const cf_chunk *c) {
+    if (least->chunks < 1 || (double)c->padded < least->rows) least->rows = (double)c->padded;
+    if (least->chunks < 1 || (double)c->pairs < least->pairs) least->pairs = (double)c->pairs;
+    least->chunks = 1;
+}
+
+/* What is replayed of a group of more than k chunks at least: all but k. Full slices cost more from one to the next;
+   but the last one is shorter. Of others nothing is known, so they count as the least of all. */
+static void cft__add_dropped(const cft__tuner *t, const cf_chunk *chunks, int64_t n, int64_t k, cft__amount *sum) {
+    int full = t->desc.pack.split == CF_SPLIT_FULL || (int)t->desc.pack.split == 0;
+    cft__amount least = {0, 0, 0};
+    int64_t i;
+    if (n <= k) return;
+    for (i = 0; i < n && !full; i++) cft__take_least(&least, &chunks[i]);
+    for (i = 0; i < n - k - 1 && full; i++) cft__add_chunk(sum, &chunks[i]);
+    if (full) {
+        cft__take_least(&least, &chunks[n - k - 1]);
+        cft__take_least(&least, &chunks[n - 1]);
     }
-    *bound = slowest + t->step_seconds;
-    return CF_OK;
+    sum->chunks += full ? 1 : (double)(n - k);
+    sum->rows += full ? least.rows : cft__product(least.rows, (double)(n - k));
+    sum->pairs += full ? least.pairs : cft__product(least.pairs, (double)(n - k));
+}
+
+/* What no pass of a kind is cheaper than: one or the other of two costs, whichever is less in each of its terms. */
+static cf_pass_cost cft__least_cost(const cf_pass_cost *a, const cf_pass_cost *b) {
+    cf_pass_cost least = *a;
+    if (b->constant < least.constant) least.constant = b->constant;
+    if (b->per_token < least.per_token) least.per_token = b->per_token;
+    if (b->per_pair < least.per_pair) least.per_pair = b->per_pair;
+    return least;
+}
+
+static int cft__is_free(const cf_pass_cost *cost) {
+    return !(cost->constant > 0) && !(cost->per_token > 0) && !(cost->per_pair > 0);
+}
+
+/* The least costs of a virtual stage: F, R, a whole backward, and as much of one as the next stage waits for. */
+typedef struct cft__costs {
+    cf_pass_cost forward, replay, backward, gradient;
+} cft__costs;
+
+static cft__costs cft__costs_of(const cft__tuner *t, int64_t v) {
+    cf_stage_cost c = t->timing.stages != NULL ? t->timing.stages[v] : t->timing.all;
+    cft__costs least;
+    cf_pass_cost parts;
+    cft__cost_sum(&c.input, &c.weight, &parts);
+    if (cft__is_free(&c.forward) && cft__is_free(&c.replay) && cft__is_free(&c.backward) && cft__is_free(&parts))
+        c.forward.per_token = 1;
+    if (cft__is_free(&c.replay)) c.replay = c.forward;
+    if (cft__is_free(&c.backward)) c.backward = parts;
+    if (cft__is_free(&c.backward)) cft__cost_sum(&c.forward, &c.forward, &c.backward);
+    least.forward = c.forward;
+    least.replay = c.replay;
+    least.backward = least.gradient = c.backward;
+    if (!t->splits || (cft__is_free(&c.input) && cft__is_free(&c.weight))) return least;
+    if (!cft__is_free(&c.input) && !cft__is_free(&c.weight)) least.backward = cft__least_cost(&c.backward, &parts);
+    else memset(&least.backward, 0, sizeof least.backward); /* of what is half measured nothing is claimed */
+    return least;
+}
+
+/* The longest chain of passes: a group's forwards on the first virtual stage, its last chunk there and back, and its
+   backwards on the last one, behind the first of which its first chunk goes all the way back. */
+static double cft__longest_chain(const cft__tuner *t, int64_t rank) {
+    const cf_plan *plan = t->plan;
+    int64_t v, last = t->split->pp * t->split->n_virtual - 1, id, end = (rank + 1) * plan->n_steps, n, i;
+    cf_pass_cost on = {0, 0, 0}, back = {0, 0, 0};
+    double most = 0;
+    cft__costs first = cft__costs_of(t, 0), at_last = cft__costs_of(t, last);
+    if (t->splits) return 0;
+    for (v = 1; v <= last; v++) {
+        cft__costs c = cft__costs_of(t, v);
+        cft__cost_sum(&on, &c.forward, &on);
+    }
+    for (v = 0; v < last; v++) {
+        cft__costs c = cft__costs_of(t, v);
+        cft__cost_sum(&back, &c.gradient, &back);
+    }
+    for (id = rank * plan->n_steps; id < end; id += n) {
+        cft__amount all = {0, 0, 0}, one = {0, 0, 0};
+        double chain;
+        n = plan->chunks[id].group >= 0 ? plan->groups[plan->chunks[id].group].n_chunks : 1;
+        for (i = 0; i < n; i++) cft__add_chunk(&all, &plan->chunks[id + i]);
+        chain = cft__seconds_of(&first.forward, &all) + cft__seconds_of(&at_last.gradient, &all);
+        cft__add_chunk(&one, &plan->chunks[id]);
+        chain += cft__seconds_of(&back, &one);
+        memset(&one, 0, sizeof one);
+        cft__add_chunk(&one, &plan->chunks[id + n - 1]);
+        chain += cft__seconds_of(&on, &one);
+        if (chain > most) most = chain;
+    }
+    return most;
+}
+
+/* The work of a stage, the shortest way to it and the shortest way back from it, of the stage where that is most. Where
+   backwards may be split, the last pass of a stage need not have anything behind it. */
+static double cft__stage_load(const cft__tuner *t, int64_t rank, int64_t k) {
+    const cf_plan *plan = t->plan;
+    cft__amount all = {0, 0, 0}, dropped = {0, 0, 0}, least = {0, 0, 0};
+    int64_t id, end = (rank + 1) * plan->n_steps, n, i, s, row;
+    double most = 0, head = 0, tail = 0, transfer;
+    for (id = rank * plan->n_steps; id < end; id += n) {
+        n = plan->chunks[id].group >= 0 ? plan->groups[plan->chunks[id].group].n_chunks : 1;
+        cft__add_dropped(t, &plan->chunks[id], n, k, &dropped);
+        for (i = id; i < id + n; i++) {
+            cft__add_chunk(&all, &plan->chunks[i]);
+            cft__take_least(&least, &plan->chunks[i]);
+        }
+    }
+    transfer = t->timing.latency + cft__product(t->timing.seconds_per_token, least.rows);
+    for (s = 0; s < t->split->pp; s++) {
+        cft__costs own = cft__costs_of(t, s);
+        double load = head + tail;
+        for (row = 0; row < t->split->n_virtual; row++) {
+            cft__costs c = cft__costs_of(t, cf_placement_at(t->split->placement, t->split->pp, row, s));
+            load += cft__seconds_of(&c.forward, &all) + cft__seconds_of(&c.replay, &dropped);
+            load += cft__seconds_of(&c.backward, &all);
+        }
+        if (load > most) most = load;
+        head += cft__seconds_of(&own.forward, &least) + transfer;
+        if (!t->splits) tail += cft__seconds_of(&own.gradient, &least) + transfer;
+    }
+    return most;
+}
+
+/* A chunk that is kept fills its place on the first stage until it has been to the last one and back, and one that is
+   dropped costs a replay, and fills its place from then on. In T seconds the stage has room for T x the tokens that
+   fit, and for T of work. So for any share between 0 and 1, T is at least that share of the work and the rest of the room
+   that is taken, if each chunk does what is cheaper so. */
+static double cft__room_load(const cft__tuner *t, int64_t rank, int local) {
+    static const double shares[] = {0, 0.25, 0.5, 0.7, 0.85, 0.95};
+    const cf_plan *plan = t->plan;
+    double room = (double)(t->tuning->limit_bytes * 100 - t->stages[0].fixed);
+    double fits = room / (double)t->weights[0].of[CFT__ACTIVATIONS];
+    cf_pass_cost there = {0, 0, 0}, again = {0, 0, 0};
+    cft__costs own = cft__costs_of(t, 0);
+    double loads[CFT__COUNT(shares)], work = 0, most = 0;
+    int64_t id, v, i;
+    if (t->split->n_virtual > 1 || !(fits > 0)) return 0;
+    memset(loads, 0, sizeof loads);
+    for (v = 0; v < t->split->pp; v++) {
+        cft__costs c = cft__costs_of(t, v);
+        cft__cost_sum(&there, &c.forward, &there);
+        cft__cost_sum(&there, &c.gradient, &there);
+        if (v > 0 && local) continue;
+        cft__cost_sum(&again, &c.replay, &again);
+        cft__cost_sum(&again, &c.gradient, &again);
+    }
+    for (id = rank * plan->n_steps; id < (rank + 1) * plan->n_steps; id++) {
+        const cf_chunk *c = &plan->chunks[id];
+        cft__amount one = {0, 0, 0};
+        double kept, dropped, replay, part = (double)c->padded / fits;
+        cft__add_chunk(&one, c);
+        kept = cft__product(cft__seconds_of(&there, &one), part);
+        dropped = cft__product(cft__seconds_of(&again, &one), part);
+        replay = cft__seconds_of(&own.replay, &one);
+        work += cft__seconds_of(&own.forward, &one) + cft__seconds_of(&own.backward, &one);
+        for (i = 0; i < CFT__COUNT(shares); i++) {
+            double keep = cft__product(1 - shares[i], kept);
+            double drop = cft__product(1 - shares[i], dropped) + cft__product(shares[i], replay);
+            loads[i] += keep < drop ? keep : drop;
+        }
+    }
+    for (i = 0; i < CFT__COUNT(shares); i++) {
+        double load = cft__product(shares[i], work) + loads[i];
+        if (load > most) most = load;
+    }
+    return most;
+}
+
+/* What no schedule of the batch at hand can beat, whatever its kind: the bound of the slowest rank. It takes sums over
+   the chunks, where the bounds of cf_schedule_bounds need a graph. Some of it depends on replay, and the rest on K. */
+static double cft__find_bound(const cft__tuner *t, int64_t k, int of_replay, int local) {
+    double slowest = 0;
+    int64_t rank;
+    for (rank = 0; rank < t->split->dp && t->plan->n_steps > 0; rank++) {
+        double load = of_replay ? cft__room_load(t, rank, local) : cft__stage_load(t, rank, k);
+        double chain = of_replay ? cft__longest_chain(t, rank) : 0;
+        if (load > slowest) slowest = load;
+        if (chain > slowest) slowest = chain;
+    }
+    return slowest * (1 - 1e-12) + t->step_seconds;
 }
 
 /* What bytes that are too many go to, the ring of a stream among them; nothing is said of others. */
@@ -2042,21 +2297,19 @@ static cf_result cft__report_least(cft__tuner *t, cft__least *least, cf_memory_r
     return CF_OK;
 }
 
-/* The least memory and time that the candidates of a point need for the batch at hand: those with one of the replays,
-   of the candidates with one K, which begin with `first`. Memory is that of candidates with t->memory's window, and
-   time that of the first window, for a stream makes nothing faster. */
-static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t replay, int64_t batch) {
+/* The least memory that the candidates of a point need for the batch at hand, and the time `bound`: those with one of
+   the replays, of the candidates with one K, which begin with `first`. Memory is that of candidates with t->memory's
+   window, and time that of the first window, for a stream makes nothing faster. */
+static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t replay, int64_t batch, double bound) {
     const cf_tune_candidate *point = &t->tuning->candidates[first + replay * t->strides[CFT__REPLAY]];
     int timed = batch < t->desc.n_batches && t->memory.state_window == point->state_window;
     int local = point->replay == CF_REPLAY_LOCAL, best;
     cf_memory_report memory[2];
     cft__least least[2];
-    double bound = 0;
     int64_t id;
     least[0] = cft__least_bytes(t, point->k, local);
     least[1] = cft__least_bytes(t, 1, local); /* `best` may keep fewer than K */
     for (best = 0; best < 2; best++) CFT__TRY(cft__report_least(t, &least[best], &memory[best]));
-    if (timed) CFT__TRY(cft__find_bound(t, point, &bound));
     for (id = first; id < first + t->strides[CFT__K]; id++) {
         cf_tune_candidate *c = &t->tuning->candidates[id];
         if (c->replay != point->replay) continue;
@@ -2073,19 +2326,34 @@ static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t replay, 
     return CF_OK;
 }
 
-/* All points of one split and ChunkSize, of whose candidates `first` is the first, on one batch. */
+/* All points of one split, ChunkSize and window, of whose candidates `first` is the first, on one batch. */
+static cf_result cft__bound_points(cft__tuner *t, int64_t first, int64_t batch) {
+    const cf_tune_candidate *c = &t->tuning->candidates[first];
+    int timed = batch < t->desc.n_batches && t->memory.state_window == c->state_window;
+    double bounds[CF_REPLAY_COUNT];
+    int64_t replay, k;
+    for (replay = 0; replay < t->desc.n_replays && timed; replay++)
+        bounds[replay] = cft__find_bound(t, 1, 1, t->desc.replays[replay] == CF_REPLAY_LOCAL);
+    for (k = 0; k < t->desc.n_ks && !t->stop; k++) {
+        double load = timed ? cft__find_bound(t, t->desc.ks[k], 0, 0) : 0;
+        for (replay = 0; replay < t->desc.n_replays; replay++)
+            CFT__TRY(cft__bound_point(t, first + k * t->strides[CFT__K], replay, batch,
+                                      timed && bounds[replay] > load ? bounds[replay] : load));
+    }
+    return CF_OK;
+}
+
+/* The same with every window. */
 static cf_result cft__bound_batch(cft__tuner *t, int64_t first, int64_t batch) {
     const cf_tune_candidate *c = &t->tuning->candidates[first];
-    int64_t *most = cft__most_chunks(t, first), way, replay, k;
+    int64_t *most = cft__most_chunks(t, first), way;
     CFT__TRY(cft__pack_batch(t, c->chunk_size, batch));
     *most = cft__max(*most, cft__largest_group(t->plan));
     for (way = 0; way < t->counts[CFT__WINDOW]; way++) {
         cft__set_memory(t, t->split, c[way].state_window);
         CFT__TRY(cft__set_weights(t, c->chunk_size));
         CFT__TRY(cft__check_weights(t));
-        for (replay = 0; replay < t->desc.n_replays; replay++)
-            for (k = 0; k < t->desc.n_ks && !t->stop; k++)
-                CFT__TRY(cft__bound_point(t, first + k * t->strides[CFT__K], replay, batch));
+        CFT__TRY(cft__bound_points(t, first, batch));
     }
     return CF_OK;
 }
@@ -2106,7 +2374,7 @@ static cf_result cft__chunk_bytes(cft__tuner *t, int64_t chunk_tokens, int64_t s
 
 /* Even a single token must fit some split; what is wanted is a whole chunk, and the state of the longest sequence. */
 static cf_result cft__check_least_limit(cft__tuner *t) {
-    int64_t i, bytes, wanted = INT64_MAX, item = -1, longest = t->lengths[cft__longest_of(t->lengths, t->n)];
+    int64_t i, bytes, wanted = INT64_MAX, item = -1, longest = t->longest;
     int64_t tokens = cft__max(1, cft__min(longest, t->desc.chunk_sizes[0])), state = longest > tokens ? longest : 0;
     for (i = 0; i < t->tuning->n_splits; i++) {
         cft__set_memory(t, &t->tuning->splits[i], t->tuning->candidates[t->counts[CFT__WINDOW] - 1].state_window);
@@ -2134,18 +2402,100 @@ static void cft__fill_candidates(cft__tuner *t) {
         c->why = "";
         c->same_as = -1;
     }
-    for (id = 0; id < t->tuning->n_candidates * t->desc.n_batches; id++) t->tuning->seconds[id] = -1;
+    for (id = 0; id < t->tuning->n_candidates * t->desc.n_batches; id++) {
+        t->tuning->seconds[id] = -1;
+        t->bounds[id] = 0;
+    }
+    memset(t->heats, 0, (size_t)t->tuning->n_candidates * sizeof(double));
     memset(t->most_chunks, 0, (size_t)(t->tuning->n_splits * t->desc.n_chunk_sizes) * sizeof *t->most_chunks);
 }
 
-static cf_result cft__find_all_bounds(cft__tuner *t) {
-    int64_t n = t->desc.n_batches, batch, id;
-    for (id = 0; id < t->tuning->n_candidates; id += t->strides[CFT__SIZE]) {
-        const cf_tune_candidate *first = &t->tuning->candidates[id];
-        CFT__TRY(cft__set_up(t, first));
-        for (batch = n; batch >= 0 && !t->stop; batch--) CFT__TRY(cft__bound_batch(t, id, batch));
-        if (t->stop) return CF_OK;
+/* ---- rounds ---- */
+
+/* A cf_tune_task: the piece of work that worker `i` has in this round. */
+static void cft__work(void *context, int64_t i) {
+    cft__tuner *t = (cft__tuner *)context, *worker = &t->workers[i];
+    t->work(worker, t->first_index + i);
+}
+
+/* Starts a worker: it knows what is known by now, and has its own working space. */
+static void cft__hire(const cft__tuner *t, cft__tuner *worker) {
+    const cft__tuner own = *worker;
+    *worker = *t;
+    worker->costs = own.costs;
+    worker->weights = own.weights;
+    worker->stages = own.stages;
+    worker->limits = own.limits;
+    worker->loads = own.loads;
+    worker->reports = own.reports;
+    worker->plan = NULL;
+    worker->schedule = NULL;
+    worker->timeline = NULL;
+    worker->error = &worker->record;
+    worker->simulated = 0;
+    worker->result = CF_OK;
+}
+
+/* Takes over what a worker has counted; its plan and schedule go. *result: the first failure of a round. */
+static void cft__dismiss(cft__tuner *t, cft__tuner *worker, int64_t done, cf_result *result) {
+    cft__free_schedule(worker);
+    cf_plan_free(worker->plan);
+    t->done += worker->done - done;
+    t->simulated += worker->simulated;
+    t->stop |= worker->stop;
+    if (*result != CF_OK || worker->result == CF_OK) return;
+    *result = worker->result;
+    t->record = worker->record;
+}
+
+/* Does `work` for each index of first .. first + n - 1; n is at most CFT__ROUND. */
+static cf_result cft__run_round(cft__tuner *t, void (*work)(cft__tuner *worker, int64_t index), int64_t first,
+                                int64_t n) {
+    int64_t i, done = t->done;
+    cf_result result = CF_OK;
+    t->work = work;
+    t->first_index = first;
+    for (i = 0; i < n; i++) cft__hire(t, &t->workers[i]);
+    if (t->desc.run_tasks != NULL) t->desc.run_tasks(t->desc.user, n, cft__work, t);
+    for (i = 0; i < n; i++) {
+        if (t->desc.run_tasks == NULL && !t->stop) {
+            t->workers[i].done = done = t->done;
+            cft__work(t, i);
+        }
+        cft__dismiss(t, &t->workers[i], done, &result);
     }
+    return result;
+}
+
+/* Bounds of all candidates of one split and ChunkSize. */
+static cf_result cft__bound_size(cft__tuner *t, int64_t index) {
+    int64_t first = index * t->strides[CFT__SIZE], batch;
+    CFT__TRY(cft__set_up(t, &t->tuning->candidates[first]));
+    for (batch = t->desc.n_batches; batch >= 0 && !t->stop; batch--) CFT__TRY(cft__bound_batch(t, first, batch));
+    return CF_OK;
+}
+
+static void cft__work_on_bounds(cft__tuner *worker, int64_t index) { worker->result = cft__bound_size(worker, index); }
+
+/* What is wrong with measured costs is found by the first bounds of the library. */
+static cf_result cft__check_timing(cft__tuner *t) {
+    const cf_tune_candidate *c = t->tuning->candidates;
+    cf_schedule_desc desc;
+    cf_bound found[CF_MAX_BOUNDS];
+    int64_t n;
+    if (t->desc.timing == NULL) return CF_OK;
+    CFT__TRY(cft__set_up(t, c));
+    CFT__TRY(cft__pack_batch(t, c->chunk_size, 0));
+    desc = cft__rank_desc(t, c, CF_SCHEDULE_BEST, 0);
+    return cf_schedule_bounds(t->plan, &desc, found, &n, t->error);
+}
+
+static cf_result cft__find_all_bounds(cft__tuner *t) {
+    int64_t n = t->desc.n_batches, sizes = t->tuning->n_splits * t->desc.n_chunk_sizes, batch, id, at;
+    CFT__TRY(cft__check_timing(t));
+    for (at = 0; at < sizes && !t->stop; at += CFT__ROUND)
+        CFT__TRY(cft__run_round(t, cft__work_on_bounds, at, cft__min(CFT__ROUND, sizes - at)));
+    if (t->stop) return CF_OK;
     for (id = 0; id < t->tuning->n_candidates; id++)
         for (batch = 0; batch < n; batch++)
             t->tuning->candidates[id].bound += t->bounds[id * n + batch] / (double)n;
@@ -2157,14 +2507,19 @@ static cf_result cft__find_all_bounds(cft__tuner *t) {
 /* What a time must stay below to be among the best; rounding is no reason to give up a candidate. */
 static double cft__to_beat(const cft__tuner *t) {
     const cf_tuning *tuning = t->tuning;
-    if (tuning->n_ranked < t->desc.n_exact) return DBL_MAX;
-    return tuning->candidates[tuning->ranking[t->desc.n_exact - 1]].seconds * (1 + 1e-9);
+    int64_t n = cft__max(t->desc.n_exact, 1);
+    double slower = t->desc.n_exact == 0 && t->desc.tolerance > 0 ? t->desc.tolerance : 1e-9;
+    if (tuning->n_ranked < n) return DBL_MAX;
+    return cft__product(tuning->candidates[tuning->ranking[n - 1]].seconds, 1 + slower);
 }
 
-/* Puts a candidate whose time is now known into its place among the others: by time, then by number. */
+/* Puts a candidate whose time is known into its place among the others, unless it is there: by time, then by number. */
 static void cft__rank_candidate(cf_tuning *tuning, int64_t id) {
     double seconds = tuning->candidates[id].seconds;
-    int64_t place = tuning->n_ranked++;
+    int64_t place;
+    for (place = 0; place < tuning->n_ranked; place++)
+        if (tuning->ranking[place] == id) return;
+    tuning->n_ranked++;
     for (; place > 0; place--) {
         int64_t before = tuning->ranking[place - 1];
         double faster = tuning->candidates[before].seconds;
@@ -2172,7 +2527,7 @@ static void cft__rank_candidate(cf_tuning *tuning, int64_t id) {
         tuning->ranking[place] = before;
     }
     tuning->ranking[place] = id;
-    tuning->winner = tuning->ranking[0];
+    tuning->winner = tuning->ranking[0]; /* until all are known */
 }
 
 static void cft__give_up(cf_tune_candidate *c, const char *why) {
@@ -2181,47 +2536,128 @@ static void cft__give_up(cf_tune_candidate *c, const char *why) {
     c->bubble = c->chunks = c->waiting = 0;
 }
 
-/* Simulates a candidate batch by batch, the one for memory first. `forced`: to the end, however slow, also when it was
-   given up before. */
+/* Which of two candidates is simpler to run; below 0: a, above 0: b. */
+static int64_t cft__compare_simplicity(const cf_tune_candidate *a, const cf_tune_candidate *b) {
+    if ((a->state_window > 0) != (b->state_window > 0)) return (a->state_window > 0) - (b->state_window > 0);
+    if (a->replay != b->replay) return a->replay == CF_REPLAY_LOCAL ? -1 : 1;
+    if ((a->kind == CF_SCHEDULE_BEST) != (b->kind == CF_SCHEDULE_BEST))
+        return (a->kind == CF_SCHEDULE_BEST) - (b->kind == CF_SCHEDULE_BEST);
+    return a->k - b->k;
+}
+
+/* Seconds of the first m batches of a candidate that is exact. */
+static double cft__first_seconds(const cf_tuning *tuning, int64_t id, int64_t m) {
+    double sum = 0;
+    int64_t i;
+    for (i = 0; i < m; i++) sum += tuning->seconds[id * tuning->n_batches + i];
+    return sum;
+}
+
+/* The longest that a candidate may take, as m batches let it seem, where the best takes so long. That is off by about
+   1 % after one batch of 256 sequences, and by more after fewer; twice that is left as a margin. */
+static double cft__race_time(const cft__tuner *t, int64_t m, double best) {
+    double tolerance = t->desc.tolerance > 0 ? t->desc.tolerance : 0, margin;
+    if (!(best > 0)) return DBL_MAX;
+    margin = 0.02 * 16 / cft__square_root(cft__product((double)m, (double)t->desc.batch));
+    return cft__product(best, 1 + tolerance + margin);
+}
+
+/* The mean of all batches of a candidate whose first m take `sum` seconds, if the others are as far above their bounds
+   as these. So it matters little which batches came first. */
+static double cft__project(const cft__tuner *t, int64_t id, int64_t m, double sum) {
+    const double *bounds = &t->bounds[id * t->desc.n_batches];
+    double first = 0, all = 0;
+    int64_t i;
+    for (i = 0; i < t->desc.n_batches; i++) {
+        all += bounds[i];
+        if (i < m) first += bounds[i];
+    }
+    if (!(first > 0)) return sum / (double)m;
+    return cft__product(sum, all / first) / (double)t->desc.n_batches;
+}
+
+/* In a race: why a candidate whose first m batches take `sum` seconds is given up, or NULL. */
+static const char *cft__loses(const cft__tuner *t, const cf_tune_candidate *c, int64_t m, double sum) {
+    static const double alike = 5e-4;
+    const cf_tuning *tuning = t->tuning;
+    int64_t i;
+    if (tuning->n_ranked == 0) return NULL;
+    if (cft__project(t, c - tuning->candidates, m, sum) >
+        cft__race_time(t, m, tuning->candidates[tuning->ranking[0]].seconds))
+        return "its first batches take longer than the best's";
+    for (i = 0; i < tuning->n_ranked; i++) {
+        const cf_tune_candidate *other = &tuning->candidates[tuning->ranking[i]];
+        if (other->bytes > c->bytes || cft__compare_simplicity(other, c) > 0) continue;
+        if (cft__first_seconds(tuning, tuning->ranking[i], m) <= cft__product(sum, 1 + alike))
+            return "another one is as fast with no more memory, and as simple";
+    }
+    return NULL;
+}
+
+/* Why a candidate is given up after m batches, or NULL. at_least: seconds of all its batches. */
+static const char *cft__why_give_up(const cft__tuner *t, cf_tune_candidate *c, int64_t m, double sum,
+                                    double at_least) {
+    double mean = at_least / (double)t->desc.n_batches;
+    if (mean > cft__to_beat(t)) {
+        c->bound = mean;
+        return "its first batches and bounds of the others are above the best";
+    }
+    return t->desc.n_exact == 0 ? cft__loses(t, c, m, sum) : NULL;
+}
+
+/* Begins a candidate from the beginning, whatever it has been through. */
+static cf_result cft__begin(cft__tuner *t, int64_t id) {
+    cf_tune_candidate *c = &t->tuning->candidates[id];
+    int64_t i;
+    c->status = CF_TUNE_UNTRIED;
+    c->why = "";
+    c->same_as = -1;
+    c->bytes = c->limited = 0;
+    c->bubble = c->chunks = c->waiting = 0;
+    for (i = 0; i < t->desc.n_batches; i++) t->tuning->seconds[id * t->desc.n_batches + i] = -1;
+    return cft__set_up(t, c);
+}
+
+/* Simulates a candidate batch by batch, the one for memory behind the first. `forced`: to the end, however slow, also
+   when it was given up before. */
 static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t i, n = t->desc.n_batches;
-    double *seconds = &t->tuning->seconds[id * n], *bounds = &t->bounds[id * n];
-    double at_least = c->bound * (double)n, sum = 0, last;
+    double *seconds = &t->tuning->seconds[id * n], at_least = c->bound * (double)n, sum = 0, unused, last;
+    const char *why;
     if (!forced && c->bound > cft__to_beat(t)) {
         cft__give_up(c, "a lower bound of its time is above the best");
         return CF_OK;
     }
-    CFT__TRY(cft__set_up(t, c));
-    c->status = CF_TUNE_UNTRIED;
-    c->why = "";
-    c->bytes = c->limited = 0;
-    for (i = -1; i < n; i++) {
+    CFT__TRY(cft__begin(t, id));
+    for (i = 0; i < n; i++) {
         if (t->stop) return CF_OK;
-        CFT__TRY(cft__try_batch(t, c, i < 0 ? n : i, &last));
+        CFT__TRY(cft__try_batch(t, c, i, &last));
         if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
-        if (i < 0) continue;
         seconds[i] = last;
         sum += last;
-        at_least += last - bounds[i];
-        if (i == n - 1) break;
-        if (!forced && at_least / (double)n > cft__to_beat(t)) {
-            cft__give_up(c, "its first batches and bounds of the others are above the best");
+        at_least += last - t->bounds[id * n + i];
+        if (i == 0) CFT__TRY(cft__try_batch(t, c, n, &unused));
+        if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
+        why = forced || i == n - 1 ? NULL : cft__why_give_up(t, c, i + 1, sum, at_least);
+        if (why != NULL) {
+            cft__give_up(c, why);
             return CF_OK;
         }
-        cft__report_done(t, 1);
+        if (i < n - 1) cft__report_done(t, 1);
     }
     c->status = CF_TUNE_OK;
     c->seconds = sum / (double)n;
     c->confidence = cft__confidence(seconds, NULL, n);
-    cft__rank_candidate(t->tuning, id);
     return CF_OK;
 }
 
 /* Gives a candidate up for another one that makes the same schedules, if it is known how good that one is. */
 static int cft__give_up_for(const cft__tuner *t, cf_tune_candidate *c, const cf_tune_candidate *other,
                             const char *why) {
-    if (other->limited || (other->status != CF_TUNE_OK && other->status != CF_TUNE_DOMINATED)) return 0;
+    double heat = t->heats[other - t->tuning->candidates];
+    int tried = other->status == CF_TUNE_OK || other->status == CF_TUNE_DOMINATED || heat > 0 || heat < 0;
+    if (other->limited || other->status == CF_TUNE_INFEASIBLE || !tried) return 0;
     cft__give_up(c, why);
     c->same_as = other->same_as >= 0 ? other->same_as : other - t->tuning->candidates;
     return 1;
@@ -2245,25 +2681,232 @@ static int cft__is_needless(cft__tuner *t, int64_t id) {
     return cft__index(t, id, CFT__WINDOW) > 0 && cft__give_up_for(t, c, &c[-1], "it fits without");
 }
 
-/* By rising bound, then by number: what a candidate may be given up for has the same bound and a smaller number. */
+/* By rising key, then by number, where the fixed kinds come first. */
 static int cft__compare_turns(const void *a, const void *b) {
-    const cf_tune_candidate *x = *(cf_tune_candidate *const *)a, *y = *(cf_tune_candidate *const *)b;
-    if (x->bound < y->bound || x->bound > y->bound) return x->bound < y->bound ? -1 : 1;
-    return x < y ? -1 : x > y;
+    const cft__turn *x = (const cft__turn *)a, *y = (const cft__turn *)b;
+    if (x->key < y->key || x->key > y->key) return x->key < y->key ? -1 : 1;
+    return x->first < y->first ? -1 : x->first > y->first;
 }
 
-static cf_result cft__search(cft__tuner *t) {
-    cf_tuning *tuning = t->tuning;
+/* What a family's turn depends on: its least bound at first, and then the least heat of those that are in the race. */
+static double cft__key_of(const cft__tuner *t, int64_t first, int heats) {
+    double least = DBL_MAX, key;
+    int64_t id;
+    for (id = first; id < first + t->family; id++) {
+        if (heats && (t->tuning->candidates[id].status != CF_TUNE_UNTRIED || !(t->heats[id] > 0))) continue;
+        key = heats ? t->heats[id] : t->tuning->candidates[id].bound;
+        if (key < least) least = key;
+    }
+    return least;
+}
+
+static void cft__sort_turns(cft__tuner *t, int64_t family, int heats) {
     int64_t i;
-    for (i = 0; i < tuning->n_candidates; i++) t->turns[i] = &tuning->candidates[i];
-    qsort(t->turns, (size_t)tuning->n_candidates, sizeof *t->turns, cft__compare_turns);
-    for (i = 0; i < tuning->n_candidates && !t->stop; i++) {
-        int64_t id = t->turns[i] - tuning->candidates, before = t->done;
-        if (tuning->candidates[id].status == CF_TUNE_UNTRIED && !cft__is_needless(t, id))
-            CFT__TRY(cft__try_candidate(t, id, 0));
+    t->family = family;
+    t->n_families = t->tuning->n_candidates / family;
+    for (i = 0; i < t->n_families; i++) {
+        t->turns[i].first = i * family;
+        t->turns[i].key = cft__key_of(t, t->turns[i].first, heats);
+    }
+    qsort(t->turns, (size_t)t->n_families, sizeof *t->turns, cft__compare_turns);
+}
+
+/* ---- heats ---- */
+
+/* The rank whose chunks take longest, and the least that they do. */
+static int64_t cft__heaviest_rank(const cft__tuner *t, int64_t k) {
+    int64_t rank, heaviest = 0;
+    double most = -1;
+    for (rank = 0; rank < t->split->dp && t->plan->n_steps > 0; rank++) {
+        double load = cft__stage_load(t, rank, k), chain = cft__longest_chain(t, rank);
+        if (chain > load) load = chain;
+        if (!(load > most)) continue;
+        most = load;
+        heaviest = rank;
+    }
+    return heaviest;
+}
+
+/* Takes over a heat, if it is the fastest. */
+static void cft__note_heat(cft__tuner *t, int64_t id) {
+    if (t->tuning->candidates[id].status == CF_TUNE_INFEASIBLE || !(t->heats[id] > 0)) return;
+    if (!(t->first > 0) || t->heats[id] < t->first) t->first = t->heats[id];
+}
+
+/* Whether a candidate need not run its heat, because another one is far behind which has more room for its schedules:
+   one whose state stays, all else equal, or one with the next larger K. */
+static int cft__is_behind_another(cft__tuner *t, int64_t id) {
+    static const double far = 1.04;
+    const struct {
+        int64_t other;
+        const char *why;
+    } others[] = {{cft__index(t, id, CFT__WINDOW) > 0 ? id - 1 : id, "without a stream it is far behind, too"},
+                  {cft__index(t, id, CFT__K) < t->desc.n_ks - 1 ? id + t->strides[CFT__K] : id,
+                   "with a larger K it is far behind, too"}};
+    int64_t i;
+    for (i = 0; i < CFT__COUNT(others); i++) {
+        double heat = t->heats[others[i].other];
+        if (heat < 0) heat = -heat;
+        if (others[i].other == id || t->tuning->candidates[others[i].other].status != CF_TUNE_DOMINATED) continue;
+        if (!(heat > cft__product(cft__race_time(t, 1, t->first), far))) continue;
+        t->heats[id] = -heat;
+        cft__give_up(&t->tuning->candidates[id], others[i].why);
+        return 1;
+    }
+    return 0;
+}
+
+static cf_result cft__run_heat(cft__tuner *t, int64_t id) {
+    cf_tune_candidate *c = &t->tuning->candidates[id];
+    if (c->bound > cft__race_time(t, 1, t->first)) {
+        cft__give_up(c, "a lower bound of its time is above the best heat");
+        return CF_OK;
+    }
+    CFT__TRY(cft__begin(t, id));
+    CFT__TRY(cft__pack_batch(t, c->chunk_size, 0));
+    CFT__TRY(cft__fit_rank(t, c, 0, cft__heaviest_rank(t, c->k)));
+    if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
+    t->heats[id] = cft__project(t, id, 1, t->timeline->makespan + t->step_seconds);
+    if (t->heats[id] > cft__race_time(t, 1, t->first)) cft__give_up(c, "its first batch takes longer than the best's");
+    cft__note_heat(t, id);
+    return CF_OK;
+}
+
+/* The heats of one split and ChunkSize, those with the largest K first. */
+static cf_result cft__run_heats(cft__tuner *t, int64_t first) {
+    int64_t k, id, i;
+    for (k = t->desc.n_ks - 1; k >= 0; k--)
+        for (i = 0; i < t->strides[CFT__K] && !t->stop; i++) {
+            id = first + k * t->strides[CFT__K] + i;
+            if (t->tuning->candidates[id].status == CF_TUNE_UNTRIED && !cft__is_needless(t, id) &&
+                !cft__is_behind_another(t, id))
+                CFT__TRY(cft__run_heat(t, id));
+            cft__report_done(t, t->tuning->candidates[id].status == CF_TUNE_UNTRIED ? 1 : t->desc.n_batches);
+        }
+    return CF_OK;
+}
+
+static void cft__work_on_heats(cft__tuner *worker, int64_t index) {
+    worker->result = cft__run_heats(worker, worker->turns[index].first);
+}
+
+/* ---- finals ---- */
+
+/* A family: what differs only in replay and in what is done with state. Some may be given up for another of them, so
+   they are tried one after the other. */
+static cf_result cft__try_family(cft__tuner *t, int64_t first) {
+    int64_t id;
+    for (id = first; id < first + t->family && !t->stop; id++) {
+        cf_tune_candidate *c = &t->tuning->candidates[id];
+        int64_t before = t->done;
+        if (c->same_as == id - 1 && c->state_window > 0 && c[-1].limited) CFT__TRY(cft__begin(t, id)); /* as of now */
+        if (c->status != CF_TUNE_UNTRIED) continue;
+        if (!cft__is_needless(t, id)) CFT__TRY(cft__try_candidate(t, id, 0));
         cft__report_done(t, t->desc.n_batches - (t->done - before));
     }
     return CF_OK;
+}
+
+static void cft__work_on_family(cft__tuner *worker, int64_t index) {
+    worker->result = cft__try_family(worker, worker->turns[index].first);
+}
+
+static void cft__note_final(cft__tuner *t, int64_t id) {
+    if (t->tuning->candidates[id].status == CF_TUNE_OK) cft__rank_candidate(t->tuning, id);
+}
+
+/* So that an answer is there soon, before anything is known: of the splits with most tensor parallelism the first whose
+   first kind fits with the least K and chunks of a usual size. */
+static cf_result cft__find_first(cft__tuner *t) {
+    enum { CFT__USUAL = 8192 };
+    int64_t split, size = 0;
+    while (size + 1 < t->desc.n_chunk_sizes && t->desc.chunk_sizes[size + 1] <= CFT__USUAL) size++;
+    for (split = t->tuning->n_splits - 1; split >= 0 && t->tuning->n_ranked == 0 && !t->stop; split--) {
+        int64_t id = split * t->strides[CFT__SPLIT] + size * t->strides[CFT__SIZE];
+        CFT__TRY(cft__set_up(t, &t->tuning->candidates[id]));
+        CFT__TRY(cft__pack_batch(t, t->desc.chunk_sizes[size], 0));
+        CFT__TRY(cft__check_weights(t));
+        CFT__TRY(cft__try_candidate(t, id, 1));
+        cft__note_final(t, id);
+    }
+    return CF_OK;
+}
+
+/* Where a heat was far faster than the best that is known, takes it to the end: whoever interrupts the search has
+   something from it. */
+static cf_result cft__improve(cft__tuner *t) {
+    static const double far = 0.95;
+    const cf_tuning *tuning = t->tuning;
+    int64_t id;
+    double best = tuning->n_ranked > 0 ? tuning->candidates[tuning->ranking[0]].seconds : DBL_MAX;
+    if (t->stop || t->first > cft__product(far, best)) return CF_OK;
+    for (id = 0; id < tuning->n_candidates; id++)
+        if (tuning->candidates[id].status == CF_TUNE_UNTRIED && t->heats[id] > 0 && t->heats[id] <= t->first) break;
+    if (id == tuning->n_candidates) return CF_OK;
+    CFT__TRY(cft__try_candidate(t, id, 1));
+    cft__note_final(t, id);
+    return CF_OK;
+}
+
+/* All families, in rounds. The first rounds are small, for the sooner something is known, the less is tried in vain. */
+static cf_result cft__try_all(cft__tuner *t, int heats) {
+    int64_t i, j, id, n, size = 1;
+    for (i = 0; i < t->n_families && !t->stop; i += n) {
+        n = cft__min(size, t->n_families - i);
+        CFT__TRY(cft__run_round(t, heats ? cft__work_on_heats : cft__work_on_family, i, n));
+        for (j = i; j < i + n; j++)
+            for (id = t->turns[j].first; id < t->turns[j].first + t->family; id++)
+                (heats ? cft__note_heat : cft__note_final)(t, id);
+        if (heats) CFT__TRY(cft__improve(t));
+        size = cft__min(2 * size, CFT__ROUND);
+    }
+    return CF_OK;
+}
+
+/* A race has heats, from which the finals take those that are left. */
+static cf_result cft__search(cft__tuner *t) {
+    cft__sort_turns(t, t->strides[CFT__KIND], 0);
+    if (t->desc.n_exact == 0) {
+        cft__sort_turns(t, t->strides[CFT__SIZE], 0);
+        CFT__TRY(cft__try_all(t, 1));
+        cft__sort_turns(t, t->strides[CFT__KIND], 1);
+    }
+    return cft__try_all(t, 0);
+}
+
+/* ---- the choice of the winner ---- */
+
+/* Mean and uncertainty of what an exact candidate takes longer than the fastest. */
+static void cft__find_behind(cf_tuning *tuning, int64_t id) {
+    cf_tune_candidate *c = &tuning->candidates[id];
+    int64_t fastest = tuning->ranking[0], n = tuning->n_batches;
+    c->behind = c->seconds - tuning->candidates[fastest].seconds;
+    c->behind_confidence = cft__confidence(&tuning->seconds[id * n], &tuning->seconds[fastest * n], n);
+}
+
+/* Whether a candidate is as good as the fastest, as far as one can tell. */
+static int cft__is_as_fast(const cft__tuner *t, const cf_tune_candidate *c) {
+    double slower = cft__product(t->tuning->candidates[t->tuning->ranking[0]].seconds, t->desc.tolerance);
+    if (t->desc.tolerance < 0) return c == &t->tuning->candidates[t->tuning->ranking[0]];
+    return c->behind <= slower || c->behind <= c->behind_confidence;
+}
+
+static void cft__choose_winner(cft__tuner *t) {
+    cf_tuning *tuning = t->tuning;
+    double alike = cft__product((double)tuning->limit_bytes, CF_TUNE_ALIKE);
+    int64_t i, least = INT64_MAX;
+    const cf_tune_candidate *best = NULL;
+    for (i = 0; i < tuning->n_ranked; i++) {
+        const cf_tune_candidate *c = &tuning->candidates[tuning->ranking[i]];
+        cft__find_behind(tuning, tuning->ranking[i]);
+        if (cft__is_as_fast(t, c)) least = cft__min(least, c->bytes);
+    }
+    for (i = 0; i < tuning->n_ranked; i++) {
+        const cf_tune_candidate *c = &tuning->candidates[tuning->ranking[i]];
+        if (!cft__is_as_fast(t, c) || (double)(c->bytes - least) > alike) continue;
+        if (best == NULL || cft__compare_simplicity(c, best) < 0) best = c;
+    }
+    if (best != NULL) tuning->winner = best - tuning->candidates;
 }
 
 /* ---- the neighbours of the winner ---- */
@@ -2286,8 +2929,15 @@ static int64_t cft__origin_of(const cf_tuning *tuning, int64_t id) {
     return id;
 }
 
-/* Makes the neighbours exact. A neighbour that turns out to be better becomes the winner, and has neighbours of its
-   own. */
+/* Makes a candidate exact that was given up. */
+static cf_result cft__make_exact(cft__tuner *t, int64_t id) {
+    CFT__TRY(cft__try_candidate(t, id, 1));
+    if (t->tuning->candidates[id].status == CF_TUNE_OK) cft__rank_candidate(t->tuning, id);
+    return CF_OK;
+}
+
+/* Lists the neighbours and, unless this is a race, makes them exact. A neighbour that turns out to be better becomes
+   the winner, and has neighbours of its own. */
 static cf_result cft__try_neighbours(cft__tuner *t) {
     cf_tuning *tuning = t->tuning;
     int64_t around = -1, id;
@@ -2299,13 +2949,24 @@ static cf_result cft__try_neighbours(cft__tuner *t) {
             cf_tune_status status = tuning->candidates[exact].status;
             if (!cft__is_neighbour(t, around, id)) continue;
             tuning->neighbours[tuning->n_neighbours++] = id;
-            if (status == CF_TUNE_DOMINATED || status == CF_TUNE_UNTRIED) CFT__TRY(cft__try_candidate(t, exact, 1));
+            if (t->desc.n_exact > 0 && (status == CF_TUNE_DOMINATED || status == CF_TUNE_UNTRIED))
+                CFT__TRY(cft__make_exact(t, exact));
         }
+        cft__choose_winner(t);
     }
     return CF_OK;
 }
 
 /* ---- the whole of it ---- */
+
+/* How long a candidate would take that was given up in the midst. */
+static void cft__estimate(cft__tuner *t, int64_t id) {
+    cf_tune_candidate *c = &t->tuning->candidates[id];
+    int64_t m = 0;
+    while (m < t->desc.n_batches && t->tuning->seconds[id * t->desc.n_batches + m] >= 0) m++;
+    if (m > 0) c->estimate = cft__project(t, id, m, cft__first_seconds(t->tuning, id, m));
+    else if (t->heats[id] > 0) c->estimate = t->heats[id];
+}
 
 /* What is known only at the end. */
 static void cft__finish_candidates(cft__tuner *t) {
@@ -2314,14 +2975,11 @@ static void cft__finish_candidates(cft__tuner *t) {
     for (id = 0; id < tuning->n_candidates; id++) {
         cf_tune_candidate *c = &tuning->candidates[id];
         if (c->same_as >= 0) c->same_as = cft__origin_of(tuning, id);
+        else if (c->status == CF_TUNE_DOMINATED) cft__estimate(t, id);
         if (c->status == CF_TUNE_INFEASIBLE) least = cft__min(least, c->bytes);
-        if (c->status != CF_TUNE_OK) continue;
-        c->behind = c->seconds - tuning->candidates[tuning->winner].seconds;
-        c->behind_confidence = cft__confidence(&tuning->seconds[id * tuning->n_batches],
-                                               &tuning->seconds[tuning->winner * tuning->n_batches],
-                                               tuning->n_batches);
     }
     if (tuning->winner < 0 && !t->stop) tuning->smallest_limit = least;
+    tuning->n_simulated = t->simulated;
     tuning->interrupted = t->stop;
 }
 
@@ -2332,8 +2990,10 @@ static cf_result cft__tune_all(cft__tuner *t) {
     t->total += t->total / (t->counts[CFT__KIND] * t->counts[CFT__WINDOW]);
     CFT__TRY(cft__draw_batches(t));
     CFT__TRY(cft__check_least_limit(t));
+    if (t->desc.n_exact == 0) CFT__TRY(cft__find_first(t));
     CFT__TRY(cft__find_all_bounds(t));
     CFT__TRY(cft__search(t));
+    cft__choose_winner(t);
     if (tuning->winner >= 0) CFT__TRY(cft__try_neighbours(t));
     cft__finish_candidates(t);
     return CF_OK;

@@ -60,13 +60,13 @@ echo "4096 64" >alike
 few="--batches 2 --batch 32 --tp 4 --pp 2"
 name=tune_baseline
 run tune alike $seven $few --chunk-sizes 4K --ks 1 --schedules 1f1b --replay pipeline --no-stream
-alone=$(sed -n 's/^time  *\([0-9.]*\) ms.*/\1/p' out)
+alone=$(sed -n 's/^estimated time  *\([0-9.]*\) s.*/\1/p' out)
 run tune alike $seven $few --chunk-sizes 1K --ks 1 --json base.json
-same $name "$alone 1 1" "$(sed -n 's/^baseline .*: \([0-9.]*\) ms an iteration, [0-9.]* GiB; 0[0-9.]* x.*/\1/p' out) $(
+same $name "$alone 1 1" "$(sed -n 's/^baseline .*: estimated \([0-9.]*\) s an iteration, [0-9.]* GiB; 0[0-9.]* x.*/\1/p' out) $(
     grep -c 'recompute none, tensor 4, pipeline 2, data 1' out) $(grep -c 'It is faster: ' out)"
-same ${name}_row "base unsplit 1f1b $alone" "$(awk '$1 == "base" { print $1, $2, $4, $7 }' out)"
+same ${name}_row "base unsplit 1f1b stays" "$(awk '$1 == "base" { print $1, $2, $4, $6 }' out)"
 same ${name}_json "1 1" "$(grep -c '"baseline": {' base.json) $(grep -c '"fits": true' base.json)"
-run tune alike $seven $few --chunk-sizes 2K --ks 1 --schedules 1f1b --limit 22G # 22.83 GiB without recomputation
+run tune alike $seven $few --chunk-sizes 2K --ks 1 --schedules 1f1b --limit-bytes 22G # 22.83 GiB without recomputation
 same ${name}_recompute 1 "$(grep -c ' a micro-batch for each sequence, recompute full, tensor 4,' out)"
 echo 262144 | cat alike - >long
 run tune long $seven $few --chunk-sizes 8K --ks 1 --replay local
@@ -112,14 +112,19 @@ c = t["candidates"]
 assert t["format"] == "chunkflow-tuning" and t["left_out"] == 1 and t["left_out_tokens"] == 270000
 assert all(x["id"] == i for i, x in enumerate(c))
 exact = [x for x in c if x["status"] == "ok"]
-assert t["winner"] == min(exact, key=lambda x: (x["seconds"], x["id"]))["id"] == t["ranking"][0]
+assert min(exact, key=lambda x: (x["seconds"], x["id"]))["id"] == t["ranking"][0]
 assert sorted(t["ranking"]) == [x["id"] for x in exact]
-best = c[t["winner"]]
+best, fastest = c[t["winner"]], c[t["ranking"][0]]
+good = [x for x in exact if x["behind"] <= max(0.01 * fastest["seconds"], x["behind_confidence"])]
+least = min(x["bytes"] for x in good)
+simple = lambda x: (x["state_window"] > 0, x["replay"] != "local", x["schedule"] == "best", x["k"], x["seconds"])
+assert best is min((x for x in good if x["bytes"] - least <= 0.05 * t["limit_bytes"]), key=simple)
+assert t["limit_bytes"] <= 0.9101 * 81559 * 2 ** 20
 for x in exact:
     n = len(x["batches"])
     assert n == len(t["batch_tokens"]) == 16
     assert abs(sum(x["batches"]) / n - x["seconds"]) < 1e-9 * x["seconds"]
-    assert abs(x["seconds"] - best["seconds"] - x["behind"]) < 1e-9
+    assert abs(x["seconds"] - fastest["seconds"] - x["behind"]) < 1e-9
     assert x["bound"] <= x["seconds"] * (1 + 1e-9)
     assert x["bytes"] <= t["limit_bytes"] and sum(x["memory"].values()) == x["bytes"]
 for x in c:
@@ -128,10 +133,8 @@ for x in c:
         fixed = [x["memory"][term] for term in ("parameters", "gradients", "optimizer", "runtime")]
         assert x["memory"][x["breaks"]] >= max(fixed) or sum(fixed) <= t["limit_bytes"]
 assert {x["status"] for x in c} == {"ok", "dominated", "infeasible"}
-last = c[t["ranking"][9]]["seconds"]
 for x in c:
-    if x["status"] == "dominated" and x.get("same_as", -1) < 0 and "bound" in x["why"]:
-        assert x["bound"] <= last * 10
+    if x["status"] == "dominated" and x["why"].endswith("time is above the best"): assert x["bound"] > fastest["seconds"]
 for i in t["neighbours"]:
     x = c[i]
     assert sum(x[k] != best[k] for k in ("chunk_size", "k", "schedule", "replay", "state_window")) == 1
@@ -139,10 +142,53 @@ for i in t["neighbours"]:
 assert all(s["tensor_parallel"] * s["pipeline_parallel"] * s["data_parallel"] == 16 for s in t["splits"])
 text = open(sys.argv[2]).read()
 assert "ChunkSize %s, K %d, schedule %s" % (format(best["chunk_size"], ","), best["k"], best["schedule"]) in text
-assert "%.1f ms an iteration" % (1e3 * best["seconds"]) in text
+assert "estimated time    %.3g s an iteration" % best["seconds"] in text
 END
     then ok $name; else fail $name "$(cat why)"; fi
 fi
+
+# What the winner's command makes of the batch that was written is the schedule of the search, pass by pass and to the
+# last bit of its time: the page shows that one, as cf_tune_schedule has made it. Held down to fit, too.
+name=tune_prints_the_command
+for limit in 24G 200G; do
+    wanted $name || continue
+    # shellcheck disable=SC2086
+    if [ -z "$PYTHON" ]; then skip ${name}_$limit "no python3"
+    elif ! run tune short $seven --tp 2 --pp 4 --dp 2 $small --limit-bytes $limit --tolerance 0 --schedules best --ks 4 \
+        --batch-lengths drawn --html page.html; then fail ${name}_$limit "$(cat err)"
+    else
+        command=$(sed -n 's/^  chunkflow plan //p' out)
+        [ "$limit" = 200G ] || command="$command --no-list"
+        # shellcheck disable=SC2086
+        if ! run plan $command; then fail ${name}_$limit "$(cat err)"
+        elif python - page.html schedules.json >why 2>&1 <<'END'
+import json, re, sys
+page = json.loads(re.search(r'id="data">(.*?)</script>', open(sys.argv[1]).read(), re.S).group(1))
+made = json.load(open(sys.argv[2]))["schedules"][page["rank"]]
+shown = [s for s in page["schedules"] if s["makespan"] == made["makespan"] and s["kind"] == made["kind"] == "best"]
+assert shown, (made["makespan"], [s["makespan"] for s in page["schedules"]])
+passes = ["".join(a["pass"] for a in stage) for stage in made["actions"]]
+assert passes == [stage["pass"] for stage in shown[0]["stages"]], passes
+END
+        then ok ${name}_$limit; else fail ${name}_$limit "$(tail -n 1 why)"; fi
+    fi
+done
+
+# One thread or three: the same answer, but for nothing.
+name=tune_any_number_of_jobs
+if wanted $name; then
+    # shellcheck disable=SC2086
+    run tune short $seven --gpus 8 $small --jobs 1 && cp out one && run tune short $seven --gpus 8 $small --jobs 3
+    if cmp -s one out; then ok $name; else fail $name "$(diff one out | head -n 3) $(cat err)"; fi
+fi
+
+# shellcheck disable=SC2086
+{
+says tune_context_is_a_promise "memory is that of one with the 262,144 of --context" tune short $seven --tp 4 --pp 4 $small --context 256K
+says tune_frontier "time against memory" tune short $seven --tp 4 --pp 4 $small
+says tune_initialiser "cf_pack_desc pack = {.chunk_size = " tune short $seven --tp 4 --pp 4 $small
+says tune_python "plan = chunkflow.pack(lengths, chunk_size=" tune short $seven --tp 4 --pp 4 $small
+}
 
 name=tune_json_to_standard_output
 if wanted $name; then
@@ -164,7 +210,7 @@ import csv, json, sys
 t = json.load(open(sys.argv[1]))
 rows = list(csv.DictReader(open(sys.argv[2]), delimiter="\t", strict=True))
 assert [r["rank"] for r in rows] == [str(i + 1) for i in range(len(t["ranking"]))] + ["base"], len(rows)
-best = t["candidates"][t["winner"]]["seconds"]
+best = t["candidates"][t["ranking"][0]]["seconds"]
 def split(r): return [int(r[k]) for k in ("tensor_parallel", "pipeline_parallel", "data_parallel")]
 def wants(s): return [s[k] for k in ("tensor_parallel", "pipeline_parallel", "data_parallel")]
 for r, i in zip(rows, t["ranking"]):
@@ -205,7 +251,7 @@ fi
 name=tune_interrupted
 if wanted $name; then
     # shellcheck disable=SC2086
-    "$CHUNKFLOW" tune lengths $seven --gpus 64 --batches 2000 --show 5000 --context 256K >out 2>err &
+    "$CHUNKFLOW" tune lengths $seven --gpus 64 --batches 50 --show 5000 --context 256K >out 2>err &
     child=$!
     sleep 2
     if ! kill -INT $child 2>/dev/null; then
@@ -216,7 +262,7 @@ if wanted $name; then
         status=$?
         if [ $status -ne 130 ]; then fail $name "exit code $status, wanted 130"
         elif ! grep -q INTERRUPTED out; then fail $name "it does not say so"
-        elif ! grep -q '^best ' out; then fail $name "it does not print what it has"
+        elif ! grep -q '^best  *ChunkSize' out; then fail $name "it does not print what it has"
         else ok $name; fi
     fi
 fi
@@ -272,18 +318,19 @@ refused tune_align 2 "align" tune short $seven --tp 4 --pp 4 --align 48
 refused tune_stream_or_not 2 "--stream is for all, --no-stream for none" tune short $seven --stream 64M --no-stream
 refused tune_negative 2 "--batch" tune short $seven --tp 4 --pp 4 --batch -5
 refused tune_zero_batches 2 "--batches" tune short $seven --tp 4 --pp 4 --batches 0
-refused tune_limit_below_the_parameters 2 "limit_bytes" tune short $seven --tp 4 --pp 4 --limit 1G
+refused tune_limit_in_bytes 2 "--limit is --limit-bytes here" tune short $seven --tp 4 --pp 4 --limit 60G
+refused tune_limit_below_the_parameters 2 "limit_bytes" tune short $seven --tp 4 --pp 4 --limit-bytes 1G
 }
 
 # The limit that the message names is one that works.
 name=tune_smallest_limit
 if wanted $name; then
     # shellcheck disable=SC2086
-    run tune short $seven --tp 4 --pp 4 --limit 1G $small
+    run tune short $seven --tp 4 --pp 4 --limit-bytes 1G $small
     least=$(sed -n 's/.*(wanted \([0-9]*\), got 1073741824).*/\1/p' err)
     # shellcheck disable=SC2086
     if [ -z "$least" ]; then fail $name "said: $(cat err)"
-    elif ! run tune short $seven --tp 4 --pp 4 --limit "$least" --chunk-sizes 4K --ks 1 --batches 2 --batch 1; then
+    elif ! run tune short $seven --tp 4 --pp 4 --limit-bytes "$least" --chunk-sizes 4K --ks 1 --batches 2 --batch 1; then
         if [ -s err ]; then fail $name "$(cat err)"; elif grep -q "nothing fits" out; then ok $name; else fail $name "$(cat out)"; fi
     else ok $name; fi
 fi
@@ -295,7 +342,7 @@ if wanted $name; then
     run tune lengths $seven --tp 4 --pp 4 --context 256K --chunk-sizes 128K --ks 1,2 --batches 2
     status=$?
     if [ $status -ne 1 ]; then fail $name "exit code $status, wanted 1"
-    elif ! grep -q "nothing fits into 79.65 GiB; the least that any of these needs is 10[0-9]\." out; then fail $name "$(cat out)"
+    elif ! grep -q "nothing fits into 72.48 GiB; the least that any of these needs is 10[0-9]\." out; then fail $name "$(cat out)"
     else ok $name; fi
 fi
 

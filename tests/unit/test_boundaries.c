@@ -115,6 +115,8 @@ static const bound bounds[] = {
     {"cf_tune_desc", "batch", CF_MAX_SEQUENCES, 2, NULL},
     {"cf_tune_desc", "n_batches", CF_MAX_TUNE_BATCHES, 2, NULL},
     {"cf_tune_desc", "n_exact", CF_MAX_CANDIDATES, 0, NULL},
+    {"cf_tune_desc", "reserve", 99, 0, " limit_bytes "},
+    {"cf_tune_desc", "context", CF_MAX_LENGTH, 2, " limit_bytes parameters lengths "},
 };
 
 static const bound *bound_of(const char *record, const char *member) {

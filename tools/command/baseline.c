@@ -124,7 +124,8 @@ static cf_result tune_form(const int64_t *lengths, int64_t n, cf_tune_desc desc,
     static const int64_t k = 1;
     static const cf_schedule_kind kind = CF_SCHEDULE_1F1B;
     static const cf_replay replay = CF_REPLAY_PIPELINE;
-    int64_t chunk_size = whole_chunk_size(lengths, n, desc.pack.align, NULL);
+    baseline_rule rule = {desc.context, CF_RECOMPUTE_DEFAULT};
+    int64_t chunk_size = whole_chunk_size(lengths, n, desc.pack.align, &rule);
     cf_tuning *tuning = NULL;
     cf_result result;
 

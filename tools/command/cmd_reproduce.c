@@ -309,6 +309,7 @@ static cf_tune_desc tune_desc(const char *model, const cf_gpu *gpu, int64_t tp, 
     desc.parallel.pp = pp;
     desc.parallel.recompute = recompute;
     desc.limit_bytes = (int64_t)1 << 40;
+    desc.tolerance = -1; /* the paper's table has the fastest */
     desc.pack.no_tails = 1;
     desc.no_stream = 1;
     desc.batch = BATCH;

@@ -5,14 +5,17 @@
 #include "progress.h"
 #include "table.h"
 #include "tune.h"
+#include "workers.h"
 
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-
+#include <time.h>
+#include <unistd.h>
 
 static const tune_options defaults = {.gpu = GPU_DEFAULTS, .batch = 256, .batches = 16, .seed = 1, .replay = 3,
-                                      .terms = TERM_DEFAULTS, .show = 10};
+                                      .terms = TERM_DEFAULTS, .reserve = CF_TUNE_RESERVE, .tolerance = 1000000,
+                                      .show = 10};
 
 static const cli_option options[] = {
     MODELLING_OPTIONS(tune_options, modelling),
@@ -22,7 +25,8 @@ static const cli_option options[] = {
      .help = "how many: tries every way to split the model over them that\n"
      "--tp, --pp and --dp leave open; default only the way they give"},
     {.name = "--context", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, context), .min = 1,
-     .max = CF_MAX_LENGTH, .help = "leave out longer sequences (says how many); default none"},
+     .max = CF_MAX_LENGTH, .help = "a promise: a sequence of so many tokens fits, though the list may\n"
+     "have none so long. Longer ones are left out, and it says how many"},
     {.name = "--batch", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, batch), .min = 1,
      .max = CLI_MAX_SEQUENCES, .help = "sequences of a batch, over all ranks; default 256"},
     {.name = "--batches", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, batches), .min = 1,
@@ -46,8 +50,16 @@ static const cli_option options[] = {
      .help = "best may cut backwards into input and weight gradients"},
     {.name = "--budget", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, budget), .min = 1,
      .max = INT64_MAX, .help = "schedules that best tries for each batch; default 8 to 64"},
-    {.name = "--limit", .value = "BYTES", .kind = CLI_NUMBER, .offset = offsetof(tune_options, limit), .min = 1,
-     .max = INT64_MAX / 1000, .help = "memory of each GPU; default the GPU's"},
+    {.name = "--limit-bytes", .value = "BYTES", .kind = CLI_NUMBER, .offset = offsetof(tune_options, limit), .min = 1,
+     .max = INT64_MAX / 1000, .help = "memory of each GPU; default the GPU's less the reserve"},
+    {.name = "--limit", .value = "BYTES", .kind = CLI_TEXT, .offset = offsetof(tune_options, old_limit),
+     .help = "what --limit-bytes was called"},
+    {.name = "--reserve", .value = "PERCENT", .kind = CLI_NUMBER, .offset = offsetof(tune_options, reserve), .max = 99,
+     .help = "of the GPU's memory that stay free, because formulas say too\n"
+     "little rather than too much; default 9"},
+    {.name = "--tolerance", .value = "PERCENT", .kind = CLI_MILLIONTHS, .offset = offsetof(tune_options, tolerance),
+     .max = 100000000, .help = "how much slower than the fastest the best may be where it needs\n"
+     "less memory or is simpler; default 1"},
     TERM_OPTIONS(tune_options, terms),
     STREAM_OPTION(tune_options, stream),
     {.name = "--no-tails", .kind = CLI_FLAG, .offset = offsetof(tune_options, no_tails),
@@ -56,7 +68,11 @@ static const cli_option options[] = {
      .max = CF_MAX_CHUNK_SIZE, .help = "start slices at multiples of A; divides every chunk size"},
     {.name = "--show", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, show), .min = 1,
      .max = CF_MAX_CANDIDATES, .help = "how many of the best to find and print; default 10"},
+    {.name = "--jobs", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, jobs), .min = 1,
+     .max = WORKERS_MOST, .help = "threads that search; default one a processor. The answer is the same"},
     TABLE_OPTION(tune_options, tsv, "the best of them, and the baseline"),
+    {.name = "--batch-lengths", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(tune_options, batch_lengths),
+     .help = "write the lengths of the batch that is nearest to the mean, for\nthe commands that are printed"},
     {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(tune_options, json),
      .help = "write everything as JSON; with - nothing else is printed"},
     {.name = "--html", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(tune_options, html),
@@ -124,9 +140,13 @@ static int fill_desc(tune_job *job) {
         desc->parallel.tp = asked->modelling.tp;
         desc->parallel.pp = asked->modelling.pp;
         desc->parallel.dp = asked->modelling.dp;
+        if (asked->modelling.zero == 0) desc->parallel.zero = 1;
     }
     desc->gpus_per_node = asked->gpu.per_node;
     desc->limit_bytes = asked->limit;
+    desc->context = asked->context;
+    desc->reserve = asked->reserve > 0 ? asked->reserve : -1;
+    desc->tolerance = asked->tolerance > 0 ? (double)asked->tolerance / 1e8 : -1;
     modelling_take_terms(&asked->terms, &desc->memory);
     memory = desc->memory;
     memory.model = desc->model;
@@ -142,7 +162,6 @@ static int fill_desc(tune_job *job) {
     desc->batch = asked->batch;
     desc->n_batches = asked->batches;
     desc->seed = (uint64_t)asked->seed;
-    desc->n_exact = asked->show;
     return fill_lists(job);
 }
 
@@ -190,14 +209,36 @@ static void note_interrupt(int number) {
     signal(number, SIG_DFL); /* a second one ends the program at once */
 }
 
-static int show_progress(void *user, const cf_tune_progress *progress) {
-    char words[120] = "";
+enum { FIRST_LINE = 5, NEXT_LINE = 10 }; /* seconds until a line of progress where there is no terminal */
 
-    (void)user;
+/* What is known by now, on a line of its own: for the log of a job. */
+static void log_progress(tune_job *job, const cf_tune_progress *progress, const char *words) {
+    time_t now = time(NULL);
+    double part = (double)progress->done / (double)progress->total, seconds = difftime(now, job->begun);
+
+    if (cli_is_terminal(STDERR_FILENO) || now < job->next_line) return;
+    job->next_line = now + NEXT_LINE;
+    fprintf(stderr, "chunkflow tune: %.0f s, %.0f %%", seconds, 100 * part);
+    if (part > 0.01) fprintf(stderr, ", about %.0f s to go", seconds * (1 - part) / part);
+    fprintf(stderr, "; %s\n", words[0] ? words : "nothing that fits so far");
+}
+
+/* Several threads call it. */
+static int show_progress(void *user, const cf_tune_progress *progress) {
+    tune_job *job = (tune_job *)user;
+    char words[160] = "";
+
+    workers_lock();
     if (progress->best)
-        snprintf(words, sizeof words, "best so far %.4g s: ChunkSize %s, K %s", progress->best->seconds,
-                 cli_commas(progress->best->chunk_size), cli_commas(progress->best->k));
-    progress_set(progress->done, progress->total, words);
+        snprintf(words, sizeof words, "best so far %.3g s: ChunkSize %s, K %s, %s, %.1f GiB", progress->best->seconds,
+                 cli_commas(progress->best->chunk_size), cli_commas(progress->best->k),
+                 cf_schedule_kind_name(progress->best->kind), modelling_gib(progress->best->bytes));
+    if (progress->done >= job->done) {
+        job->done = progress->done;
+        progress_set(progress->done, progress->total, words);
+        log_progress(job, progress, words);
+    }
+    workers_unlock();
     return interrupted;
 }
 
@@ -205,6 +246,11 @@ static int stop_if_interrupted(void *user, const cf_tune_progress *progress) {
     (void)user;
     (void)progress;
     return interrupted;
+}
+
+static void run_tasks(void *user, int64_t n, cf_tune_task task, void *context) {
+    const tune_job *job = (const tune_job *)user;
+    workers_run(job->asked->jobs > 0 ? job->asked->jobs : workers_available(), n, task, context);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -216,6 +262,14 @@ static const char *split_text(const cf_tuning *tuning, const cf_tune_candidate *
     char *text = cli_scratch();
     snprintf(text, CLI_SCRATCH_BYTES, "%lld x %lld x %lld", (long long)p->tp, (long long)p->pp, (long long)p->dp);
     return text;
+}
+
+static int64_t longest_of(const tune_job *job) {
+    int64_t longest = 1, i;
+
+    for (i = 0; i < job->n; i++)
+        if (job->lengths[i] > longest) longest = job->lengths[i];
+    return longest;
 }
 
 static void print_setting(const tune_job *job, const cf_tuning *tuning) {
@@ -237,6 +291,9 @@ static void print_setting(const tune_job *job, const cf_tuning *tuning) {
         printf("; left out: %s longer than %s, with %.2f %% of all tokens", cli_commas(job->left_out),
                cli_commas(job->asked->context),
                100 * (double)job->left_out_tokens / ((double)job->left_out_tokens + (double)job->tokens));
+    if (longest_of(job) < job->asked->context)
+        printf("\n                  the longest has %s tokens; memory is that of one with the %s of --context",
+               cli_commas(longest_of(job)), cli_commas(job->asked->context));
     printf("\nbatches           %s of %s sequences, seed %s\n", cli_commas(full.n_batches), cli_commas(full.batch),
            cli_commas(job->asked->seed));
     printf("candidates        %s, %s schedules simulated%s\n\n", cli_commas(tuning->n_candidates),
@@ -254,8 +311,9 @@ static void print_term(const char *text, int64_t bytes) {
     if (bytes > 0) printf("    %-24s %8.2f GiB\n", text, modelling_gib(bytes));
 }
 
-static void print_winner(const cf_tuning *tuning) {
+static void print_winner(const tune_job *job, const cf_tuning *tuning) {
     const cf_tune_candidate *c = &tuning->candidates[tuning->winner];
+    const cf_tune_candidate *fastest = &tuning->candidates[tuning->ranking[0]];
     const cf_parallel *p = &tuning->splits[c->split];
     double gpus = (double)(p->tp * p->pp * p->dp);
 
@@ -264,10 +322,14 @@ static void print_winner(const cf_tuning *tuning) {
            c->state_window > 0 ? ", state streamed" : "");
     printf("split             tensor %s, pipeline %s, data %s\n", cli_commas(p->tp), cli_commas(p->pp),
            cli_commas(p->dp));
-    printf("time              %.1f ms an iteration, +- %.1f (95 %%); lower bound %.1f\n", 1e3 * c->seconds,
-           1e3 * c->confidence, 1e3 * c->bound);
-    printf("speed             %.0f tokens/s, %.0f for each GPU; bubbles and replays %.1f %%; %.1f chunks a rank\n",
-           mean_tokens(tuning) / c->seconds, mean_tokens(tuning) / c->seconds / gpus, 100 * c->bubble, c->chunks);
+    printf("estimated time    %s s an iteration, +- %.2g (95 %%); with this ChunkSize and K none is faster than %s",
+           pipeline_estimate(c->seconds), c->confidence, pipeline_estimate(c->bound));
+    if (c->behind > 0)
+        printf("\n                  %.2f %% (+- %.2f) behind the fastest, which needs %.2f GiB",
+               100 * c->behind / fastest->seconds, 100 * c->behind_confidence / fastest->seconds, modelling_gib(fastest->bytes));
+    printf("\nestimated speed   %s tokens/s, %s for each GPU, %.3g %% of its FLOP/s; bubbles and replays %.1f %%; "
+           "%.1f chunks a rank\n", pipeline_estimate(mean_tokens(tuning) / c->seconds),
+           pipeline_estimate(mean_tokens(tuning) / c->seconds / gpus), 100 * tune_utilisation(job, tuning, c->seconds, gpus), 100 * c->bubble, c->chunks);
     printf("memory            %.2f GiB at most, on stage %lld, %s of chunk %lld of batch %lld%s, at %.1f ms%s\n",
            modelling_gib(c->bytes), (long long)c->stage, cf_pass_name((cf_pass)c->peak_action.pass),
            (long long)c->peak_action.chunk, (long long)(c->peak_batch < tuning->n_batches ? c->peak_batch : 0),
@@ -282,14 +344,6 @@ static void print_winner(const cf_tuning *tuning) {
                CF_STATE_SLOTS, cli_commas(c->state_window / CF_STATE_SLOTS), 100 * c->waiting);
 }
 
-static int64_t longest_of(const tune_job *job) {
-    int64_t longest = 1, i;
-
-    for (i = 0; i < job->n; i++)
-        if (job->lengths[i] > longest) longest = job->lengths[i];
-    return longest;
-}
-
 /* The baseline in words, beside the winner if there is one. */
 static void print_baseline(const tune_job *job, const cf_tuning *tuning, const baseline_tuned *base) {
     const cf_tune_candidate *c = tuning->winner >= 0 ? &tuning->candidates[tuning->winner] : NULL;
@@ -300,8 +354,9 @@ static void print_baseline(const tune_job *job, const cf_tuning *tuning, const b
         else printf(" cannot be timed%s%s\n", base->why[0] ? ": " : "", base->why);
         return;
     }
-    printf(": %.1f ms an iteration, %.2f GiB", 1e3 * base->best.seconds, modelling_gib(base->best.bytes));
-    if (c) printf("; %.4f x as long as the best", base->best.seconds / c->seconds);
+    printf(": estimated %s s an iteration, %.2f GiB", pipeline_estimate(base->best.seconds),
+           modelling_gib(base->best.bytes));
+    if (c) printf("; %.3g x as long as the best", base->best.seconds / c->seconds);
     printf("\n                  %s, recompute %s, tensor %s, pipeline %s, data %s\n",
            base->packed ? "micro-batches packed to the longest sequence" : "a micro-batch for each sequence",
            cf_recompute_name(base->split.recompute), cli_commas(base->split.tp), cli_commas(base->split.pp),
@@ -409,7 +464,7 @@ static int print_rows(const tune_job *job, const cf_tuning *tuning, const baseli
                (any_streams(tuning) ? 0 : 1u << COLUMN_HOST | 1u << COLUMN_WAITS);
     for (i = 0; i < tuning->n_ranked && (job->asked->tsv || shown < job->asked->show); i++) {
         const cf_tune_candidate *c = &tuning->candidates[tuning->ranking[i]];
-        if (!job->asked->tsv && repeats_earlier(tuning, i)) {
+        if (!job->asked->tsv && tuning->ranking[i] != tuning->winner && repeats_earlier(tuning, i)) {
             (*same)++;
             continue;
         }
@@ -445,15 +500,16 @@ static void print_splits(const cf_tuning *tuning) {
             const cf_tune_candidate *c = &tuning->candidates[i];
             if (c->split != s) continue;
             if (c->status == CF_TUNE_OK && (!best || c->seconds < best->seconds)) best = c;
-            if (c->status == CF_TUNE_DOMINATED && (!bound || c->bound < bound->bound)) bound = c;
+            if (c->status == CF_TUNE_DOMINATED && (!bound || tune_least_seconds(c) < tune_least_seconds(bound)))
+                bound = c;
             if (c->status == CF_TUNE_INFEASIBLE && (!least || c->bytes < least->bytes)) least = c;
         }
         if (!best && !bound && !least) continue;
         printf("  %-13s", split_text(tuning, best ? best : bound ? bound : least));
         if (best)
-            printf("%.1f ms: ChunkSize %s, K %s\n", 1e3 * best->seconds, cli_commas(best->chunk_size),
-                   cli_commas(best->k));
-        else if (bound) printf("at least %.1f ms\n", 1e3 * bound->bound);
+            printf("%s s: ChunkSize %s, K %s, %.2f GiB\n", pipeline_estimate(best->seconds),
+                   cli_commas(best->chunk_size), cli_commas(best->k), modelling_gib(best->bytes));
+        else if (bound) printf("%s\n", tune_slower_words(bound));
         else
             printf("does not fit: needs %.2f GiB on stage %lld\n", modelling_gib(least->bytes), (long long)least->stage);
     }
@@ -490,7 +546,25 @@ static void print_neighbour(const cf_tuning *tuning, const cf_tune_candidate *c,
         printf("  does not fit: needs %.2f GiB on stage %lld\n", modelling_gib(c->bytes), (long long)c->stage);
         break;
     case CF_TUNE_UNTRIED: puts("  not reached"); break;
-    default: printf("  %s\n", c->why); break;
+    default:
+        if (c->estimate > 0) printf(" %+8.2f %% about: %s\n", 100 * (c->estimate / winner - 1), c->why);
+        else printf("  %s\n", c->why);
+        break;
+    }
+}
+
+/* Of those that are exact, the ones that none beats in both time and memory, from the fastest on. */
+static void print_frontier(const cf_tuning *tuning) {
+    int64_t i, least = INT64_MAX;
+
+    puts("\ntime against memory: each is the fastest of those that need no more");
+    for (i = 0; i < tuning->n_ranked; i++) {
+        const cf_tune_candidate *c = &tuning->candidates[tuning->ranking[i]];
+        if (c->bytes >= least) continue;
+        least = c->bytes;
+        printf("  %-13s %.4g s %8.2f GiB  ChunkSize %s, K %s, %s, %s replay%s\n", split_text(tuning, c), c->seconds,
+               modelling_gib(c->bytes), cli_commas(c->chunk_size), cli_commas(c->k), cf_schedule_kind_name(c->kind),
+               cf_replay_name(c->replay), c->state_window > 0 ? ", state streamed" : "");
     }
 }
 
@@ -558,10 +632,13 @@ static int print_tuning(const tune_job *job, const cf_tuning *tuning, const base
     if (job->asked->tsv) return print_rows(job, tuning, base, &same);
     print_setting(job, tuning);
     if (tuning->winner >= 0) {
-        print_winner(tuning);
+        print_winner(job, tuning);
         print_baseline(job, tuning, base);
         code = print_ranking(job, tuning, base);
+        print_frontier(tuning);
         print_neighbours(tuning);
+        if (tuning->n_splits > 1) print_splits(tuning);
+        tune_print_commands(job, tuning, options, &defaults);
     } else if (tuning->interrupted) {
         puts("best              nothing was known yet");
     } else {
@@ -570,7 +647,6 @@ static int print_tuning(const tune_job *job, const cf_tuning *tuning, const base
             modelling_gib(tuning->limit_bytes), modelling_gib(tuning->smallest_limit), cli_commas(tuning->smallest_limit));
         print_baseline(job, tuning, base);
     }
-    if (tuning->n_splits > 1 && tuning->winner >= 0) print_splits(tuning);
     print_infeasible(tuning);
     puts("\nTimes are estimates from the GPU's numbers, simulated; the runtime and the gaps in memory are "
          "assumptions:\n"
@@ -588,6 +664,10 @@ static int search(tune_job *job, cf_tuning **out, baseline_tuned *base) {
     cf_result result;
 
     job->desc.progress = show_progress;
+    job->desc.run_tasks = run_tasks;
+    job->desc.user = job;
+    job->begun = time(NULL);
+    job->next_line = job->begun + FIRST_LINE;
     signal(SIGINT, note_interrupt);
     progress_begin("tuning");
     result = cf_tune(job->lengths, job->n, &job->desc, out, &error);
@@ -601,16 +681,18 @@ static int search(tune_job *job, cf_tuning **out, baseline_tuned *base) {
 
 static int write_files(const tune_outcome *o) {
     const tune_options *asked = o->job->asked;
-    cli_output outputs[2] = {{0}, {0}};
-    cli_output *json = &outputs[0], *html = &outputs[1];
+    cli_output outputs[3] = {{0}, {0}, {0}};
+    cli_output *json = &outputs[0], *html = &outputs[1], *batch = &outputs[2];
     int code = cli_output_open(json, asked->json);
 
     if (code == CLI_OK) code = cli_output_open(html, asked->html);
+    if (code == CLI_OK) code = cli_output_open(batch, asked->batch_lengths);
+    if (code == CLI_OK && batch->stream) tune_write_batch(o->tuning, batch);
     if (code == CLI_OK && json->stream) tune_write_json(o, json);
     if (code == CLI_OK && html->stream) code = tune_write_page(o, html);
-    if (code == CLI_OK && json->stream != stdout && html->stream != stdout)
+    if (code == CLI_OK && json->stream != stdout && html->stream != stdout && batch->stream != stdout)
         code = print_tuning(o->job, o->tuning, &o->base);
-    code = cli_outputs_finish(outputs, 2, code);
+    code = cli_outputs_finish(outputs, 3, code);
     if (code != CLI_OK) return code;
     if (o->tuning->interrupted) return CLI_INTERRUPTED;
     return o->tuning->winner >= 0 ? CLI_OK : CLI_FAILED;
@@ -645,6 +727,10 @@ static int run(const void *given, char **operands, int n_operands) {
     if (code != CLI_OK) return code;
     if (asked->json && asked->html && strcmp(asked->json, asked->html) == 0)
         return cli_usage("tune", "--json and --html both name %s", asked->json);
+    if (asked->batch_lengths && ((asked->json && strcmp(asked->json, asked->batch_lengths) == 0) ||
+                                 (asked->html && strcmp(asked->html, asked->batch_lengths) == 0)))
+        return cli_usage("tune", "--batch-lengths names the file of another option, too: %s", asked->batch_lengths);
+    if (asked->old_limit) return cli_usage("tune", "--limit is --limit-bytes here, because it speaks of bytes");
     memset(&job, 0, sizeof job);
     job.asked = asked;
     code = modelling_take_gpu("tune", &asked->gpu, &job.gpu);

@@ -133,7 +133,7 @@ int modelling_make(const char *command, const modelling_options *asked, modellin
     out->parallel.n_virtual = asked->n_virtual;
     out->parallel.placement = (cf_placement)asked->placement;
     out->parallel.dp = asked->dp;
-    out->parallel.zero = asked->zero;
+    out->parallel.zero = asked->zero > 0 ? asked->zero - 1 : asked->dp > 1;
     out->parallel.no_sequence = asked->no_sequence;
     out->parallel.recompute = (cf_recompute)asked->recompute;
     if (asked->pp * asked->n_virtual > CF_MAX_LAYERS)

@@ -13,7 +13,8 @@ typedef struct modelling_options {
     const char *config;
     int64_t layers, hidden, heads, kv_heads, head_dim, ffn, vocab; /* 0: not given */
     int tied, qkv_bias, qk_norm, no_gate;
-    int64_t tp, pp, n_virtual, placement, dp, zero;
+    int64_t tp, pp, n_virtual, placement, dp;
+    int64_t zero; /* of the choice 0|1|2|3 */
     int no_sequence;
     int64_t recompute;
     const char *stage_layers;
@@ -55,10 +56,10 @@ typedef struct modelling_options {
 #define MODELLING_SPLIT_OPTIONS(type, member)                                                                      \
     {.name = "--tp", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.tp), .min = 1,              \
      .max = CF_MAX_RANKS, .help = "tensor parallel; default 1"},                                                   \
-    {.name = "--zero", .value = "LEVEL", .kind = CLI_NUMBER, .offset = offsetof(type, member.zero), .max = 3,      \
-     .help = "what data-parallel ranks divide: 1 optimizer states (the\n"                                          \
-     "distributed optimizer), 2 gradients too, 3 parameters too;\n"                                                \
-     "default 0, nothing"},                                                                                        \
+    {.name = "--zero", .value = "0|1|2|3", .kind = CLI_CHOICE, .offset = offsetof(type, member.zero),              \
+     .help = "what data-parallel ranks divide: 0 nothing, 1 optimizer states\n"                                    \
+     "(the distributed optimizer), 2 gradients too, 3 parameters too, as\n"                                        \
+     "FSDP does; default 1 where there are such ranks"},                                                           \
     {.name = "--no-sp", .kind = CLI_FLAG, .offset = offsetof(type, member.no_sequence),                            \
      .help = "no sequence parallelism beside tensor parallelism"},                                                 \
     {.name = "--recompute", .value = "none|selective|full", .kind = CLI_CHOICE,                                    \

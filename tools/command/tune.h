@@ -5,6 +5,8 @@
 
 #include "baseline.h"
 
+#include <time.h>
+
 typedef struct tune_options {
     modelling_options modelling;
     gpu_options gpu;
@@ -15,13 +17,14 @@ typedef struct tune_options {
     int no_stream, split_backward;
     int64_t stream;
     int64_t budget;
-    int64_t limit;
+    int64_t limit, reserve;
+    int64_t tolerance; /* millionths of a percent */
     term_options terms;
     int no_tails;
     int64_t align;
-    int64_t show;
+    int64_t show, jobs;
     int tsv;
-    const char *json, *html;
+    const char *json, *html, *batch_lengths, *old_limit;
 } tune_options;
 
 /* The search, and what its description points to. */
@@ -37,6 +40,8 @@ typedef struct tune_job {
     int64_t *lengths;
     int64_t n;                      /* of them within the context */
     int64_t left_out, left_out_tokens, tokens;
+    time_t begun, next_line;        /* of the search, and of its next line of progress */
+    int64_t done;                   /* as its progress was shown last */
 } tune_job;
 
 enum { TUNE_MOST_CELLS = 4096 }; /* that a page draws */
@@ -71,6 +76,21 @@ typedef struct tune_outcome {
 /* Of bytes that are too many, the term that breaks the limit: what is there whatever runs comes first; where that fits,
    it is the largest of the other terms. The name of a member of cf_memory_report. */
 const char *tune_breaking_term(const cf_memory_report *memory, int64_t limit);
+
+/* How fast a candidate that was given up might be at best: by what it was given up for; and that in words. */
+double tune_least_seconds(const cf_tune_candidate *c);
+const char *tune_slower_words(const cf_tune_candidate *c);
+
+/* Of the FLOP/s of the GPUs, the part that forward and backward of the batches' tokens would need in `seconds`. */
+double tune_utilisation(const tune_job *job, const cf_tuning *tuning, double seconds, double gpus);
+
+/* The batch whose time is nearest to the winner's mean, or the first one where there is no winner. */
+int64_t tune_usual_batch(const cf_tuning *tuning);
+void tune_write_batch(const cf_tuning *tuning, cli_output *to);
+
+/* The winner as commands that make its plan and schedules of a list, as a C initialiser and as arguments in Python.
+   options: those of the command, of which the ones that plan has, too, are repeated where they are not the defaults. */
+void tune_print_commands(const tune_job *job, const cf_tuning *tuning, const cli_option *options, const void *defaults);
 
 /* What is done with state: "stays" or "streams". */
 const char *tune_state_word(const cf_tune_candidate *c);

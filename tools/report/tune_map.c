@@ -33,7 +33,8 @@ static int is_better(const cf_tuning *tuning, int64_t id, int64_t than) {
     const cf_tune_candidate *a, *b;
     int rank = rank_of(tuning, id), other;
 
-    if (than < 0) return 1;
+    if (than < 0 || id == tuning->winner) return 1;
+    if (than == tuning->winner) return 0;
     if (rank != (other = rank_of(tuning, than))) return rank < other;
     a = &tuning->candidates[origin_of(tuning, id)];
     b = &tuning->candidates[origin_of(tuning, than)];

@@ -124,6 +124,7 @@ static void write_candidate(json_writer *w, const cf_tuning *tuning, int64_t id,
     if (c->why[0]) json_text_member(w, "why", c->why);
     if (c->same_as >= 0) json_integer_member(w, "same_as", c->same_as);
     json_number_member(w, "bound", c->bound);
+    if (c->estimate > 0) json_number_member(w, "estimate", c->estimate);
     if (c->status == CF_TUNE_INFEASIBLE) {
         json_integer_member(w, "bytes", c->bytes);
         json_integer_member(w, "stage", c->stage);
@@ -255,17 +256,6 @@ typedef struct winner {
     report out;
 } winner;
 
-/* The batch whose time is nearest to the mean: what is shown of it is what a batch is like. */
-static int64_t usual_batch(const cf_tuning *tuning) {
-    const double *seconds = &tuning->seconds[tuning->winner * tuning->n_batches];
-    double mean = tuning->candidates[tuning->winner].seconds;
-    int64_t i, found = 0;
-
-    for (i = 1; i < tuning->n_batches; i++)
-        if (fabs(seconds[i] - mean) < fabs(seconds[found] - mean)) found = i;
-    return found;
-}
-
 /* The schedule that the search has made of this batch, for a rank. */
 static cf_result make_run(const winner *w, const pipeline *rank, pipeline_run *out, cf_error *error) {
     const tune_outcome *o = w->outcome;
@@ -350,6 +340,7 @@ static int add_baseline(winner *w) {
         return CLI_OK;
     }
     memset(&rule, 0, sizeof rule);
+    rule.longest = job->asked->context;
     for (i = 0; i < job->n; i++)
         if (job->lengths[i] > rule.longest) rule.longest = job->lengths[i];
     if (base->split.tp == split->tp && base->split.pp == split->pp && base->split.dp == split->dp)
@@ -411,6 +402,7 @@ static char *mark_shown(const tune_outcome *o) {
     for (i = 0; i < o->map.n_chunk_sizes * o->map.n_ks; i++)
         shown[o->map.cells[i].candidate] = shown[o->map.cells[i].numbers] = 1;
     for (i = 0; i < tuning->n_ranked && i < o->job->asked->show; i++) shown[tuning->ranking[i]] = 1;
+    if (tuning->winner >= 0) shown[tuning->winner] = 1;
     return shown;
 }
 
@@ -428,7 +420,7 @@ static void write_shown(const void *of, cli_output *to) {
 static void write_report(const void *of, cli_output *to) { report_write_json((const report *)of, to); }
 
 static int make_winner(const tune_outcome *o, winner *w) {
-    int64_t batch = usual_batch(o->tuning);
+    int64_t batch = tune_usual_batch(o->tuning);
     int code;
 
     w->outcome = o;

@@ -67,7 +67,7 @@ function makeTuningPage(tuning) {
 
   function exactWords(c) {
     const behind = c.id === tuning.winner ? "the best"
-      : `${percent(c.behind / winner.seconds)} behind the best, \u00b1 ${percent(c.behind_confidence / winner.seconds)}`;
+      : `${percent(c.behind / winner.seconds)} behind the fastest, \u00b1 ${percent(c.behind_confidence / winner.seconds)}`;
     return `${milliseconds(c.seconds)} an iteration, \u00b1 ${milliseconds(c.confidence)} (95 %): ${behind}\n`
       + `${waysOf(c)}\n`
       + `${gib(c.bytes)} at most, on stage ${c.stage}${c.limited ? " (schedules were held down to fit)" : ""}: `
@@ -93,7 +93,9 @@ function makeTuningPage(tuning) {
   }
 
   function dominatedWords(c) {
-    return `at least ${milliseconds(c.bound)}, so it was not timed to the end: ${c.why}\n`
+    const seen = c.estimate ? `about ${milliseconds(c.estimate)} by its first batches`
+      : `at least ${milliseconds(c.bound)}`;
+    return `${seen}, so it was not timed to the end: ${c.why}\n`
       + `the most promising: ${waysOf(c)}\nwhether it fits is not known; --show N times more of them`;
   }
 
@@ -110,7 +112,7 @@ function makeTuningPage(tuning) {
 
   // ---- the map ----
 
-  const secondsOf = c => c.status === "ok" ? c.seconds : c.status === "dominated" ? c.bound : 0;
+  const secondsOf = c => c.status === "ok" ? c.seconds : c.status === "dominated" ? c.estimate || c.bound : 0;
 
   // How many times the best's seconds the slowest cell takes, within reason.
   function spread() {
@@ -127,7 +129,9 @@ function makeTuningPage(tuning) {
   function cellText(c) {
     if (c.status === "ok") return exact(c.seconds, milliseconds(c.seconds));
     if (c.status === "infeasible") return exact(c.bytes, gib(c.bytes));
-    return c.status === "dominated" ? exact(c.bound, "\u2265 " + milliseconds(c.bound)) : "?";
+    if (c.status !== "dominated") return "?";
+    if (c.estimate) return exact(c.estimate, "~ " + milliseconds(c.estimate));
+    return exact(c.bound, "\u2265 " + milliseconds(c.bound));
   }
 
   function makeCell(cell, index) {
@@ -161,7 +165,7 @@ function makeTuningPage(tuning) {
       style: {"--strength": "60%"}}), text));
     if (winner) add("ok winner", "the best");
     if (has("ok")) add("ok", "timed on all batches; the stronger the colour, the faster");
-    if (has("dominated")) add("dominated", "\u2265: a lower bound, too slow to be worth timing");
+    if (has("dominated")) add("dominated", "given up: ~ as its first batches say, \u2265 a lower bound");
     if (has("infeasible")) add("infeasible", "does not fit; what it would need");
     if (has("untried")) add("untried", "not reached");
   }
@@ -258,7 +262,8 @@ function makeTuningPage(tuning) {
       + " differences.";
     if (!winner) return;
     for (const c of tuning.ranking.slice(0, tuning.show).map(id => byNumber.get(id)))
-      if (!repeatsEarlier(c, shown)) shown.push(c);
+      if (c === winner || !repeatsEarlier(c, shown)) shown.push(c);
+    if (!shown.includes(winner)) shown.push(winner);
     table.append(head(["", ...(manySplits ? ["tensor, pipeline, data"] : []), "ChunkSize", "K", "schedule", "replay", "state",
       "iteration", "behind", "waste", "fullest GPU"]));
     shown.forEach((c, i) => table.append(row(rankingCells(c, i), c === winner ? {class: "chosen"} : {})));

@@ -1,0 +1,216 @@
+/* tune_winner.c - what to do with the winner of a search: commands, settings for a trainer, one of its batches. */
+
+#include "tune.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+double tune_least_seconds(const cf_tune_candidate *c) { return c->estimate > 0 ? c->estimate : c->bound; }
+
+const char *tune_slower_words(const cf_tune_candidate *c) {
+    char *text = cli_scratch();
+
+    snprintf(text, CLI_SCRATCH_BYTES, c->estimate > 0 ? "about %s s, by its first batches" : "no faster than %s s",
+             pipeline_estimate(tune_least_seconds(c)));
+    return text;
+}
+
+double tune_utilisation(const tune_job *job, const cf_tuning *tuning, double seconds, double gpus) {
+    const cf_model *m = &job->model.model;
+    double head_dim = (double)(m->head_dim > 0 ? m->head_dim : m->hidden / m->heads), linear, tokens = 0, pairs = 0;
+    cf_parameters counted;
+    int64_t i, n = tuning->n_batches * tuning->batch;
+
+    if (cf_model_parameters(m, &counted, NULL) != CF_OK) return 0;
+    for (i = 0; i < n; i++) {
+        tokens += (double)tuning->batches[i] / (double)tuning->n_batches;
+        pairs += (double)tuning->batches[i] * ((double)tuning->batches[i] + 1) / 2 / (double)tuning->n_batches;
+    }
+    linear = 6 * ((double)(counted.attention + counted.mlp) + (double)m->hidden * (double)m->vocab) * tokens;
+    return (linear + 12 * (double)m->layers * (double)m->heads * head_dim * pairs) / seconds / gpus / job->gpu.flops;
+}
+
+int64_t tune_usual_batch(const cf_tuning *tuning) {
+    const double *seconds = &tuning->seconds[(tuning->winner < 0 ? 0 : tuning->winner) * tuning->n_batches];
+    double mean = tuning->winner < 0 ? 0 : tuning->candidates[tuning->winner].seconds;
+    int64_t i, found = 0;
+
+    for (i = 1; i < tuning->n_batches && tuning->winner >= 0; i++)
+        if (fabs(seconds[i] - mean) < fabs(seconds[found] - mean)) found = i;
+    return found;
+}
+
+void tune_write_batch(const cf_tuning *tuning, cli_output *to) {
+    int64_t batch = tune_usual_batch(tuning), i;
+    char line[32];
+
+    for (i = 0; i < tuning->batch; i++) {
+        int n = snprintf(line, sizeof line, "%lld\n", (long long)tuning->batches[batch * tuning->batch + i]);
+        (void)cli_write(line, (size_t)n, to);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Commands
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Options of tune that plan and memory have too, with the same meaning. What the search has chosen comes by itself. */
+static const char *const shared[] = {
+    "--model", "--config", "--layers", "--hidden", "--heads", "--kv-heads", "--head-dim", "--ffn", "--vocab", "--tied",
+    "--qkv-bias", "--qk-norm", "--no-gate", "--no-sp", "--recompute", "--stage-layers", "--gpu", "--gpus-per-node",
+    "--launch", "--loss", "--unfused", "--state-gradient", "--runtime", "--fragmentation", "--no-tails", "--align",
+    "--split-backward", "--virtual", "--placement"};
+
+static int is_shared(const char *name) {
+    size_t i;
+
+    for (i = 0; i < sizeof shared / sizeof shared[0]; i++)
+        if (strcmp(shared[i], name) == 0) return 1;
+    return 0;
+}
+
+/* A word that a shell takes as it stands. */
+static void print_word(const char *word) {
+    static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+=./:,@";
+
+    if (word[0] && strspn(word, plain) == strlen(word)) {
+        printf(" %s", word);
+        return;
+    }
+    fputs(" '", stdout);
+    for (; *word; word++)
+        if (*word == '\'') fputs("'\\''", stdout);
+        else cli_put((const char[]){*word, '\0'}, stdout);
+    putchar('\'');
+}
+
+static void print_choice(const char *words, int64_t choice) {
+    for (; choice > 1 && strchr(words, '|'); choice--) words = strchr(words, '|') + 1;
+    printf(" %.*s", (int)strcspn(words, "|"), words);
+}
+
+/* The option as it was given, if it was. */
+static void print_given(const cli_option *option, const void *asked, const void *defaults) {
+    const char *own = (const char *)asked + option->offset, *usual = (const char *)defaults + option->offset;
+    size_t bytes = option->kind == CLI_FLAG ? sizeof(int) : option->kind == CLI_TEXT ? sizeof(char *) : sizeof(int64_t);
+    const char *text;
+    int64_t number;
+
+    if (option->kind == CLI_REALS || memcmp(own, usual, bytes) == 0) return;
+    printf(" %s", option->name);
+    if (option->kind == CLI_TEXT) {
+        memcpy(&text, own, sizeof text);
+        print_word(text);
+    } else if (option->kind != CLI_FLAG) {
+        memcpy(&number, own, sizeof number);
+        if (option->kind == CLI_CHOICE) print_choice(option->value, number);
+        else if (option->kind == CLI_MILLIONTHS) printf(" %.6f", (double)number / 1e6);
+        else printf(" %lld", (long long)number);
+    }
+}
+
+static void print_shared(const tune_job *job, const cli_option *options, const void *defaults) {
+    for (; options->name; options++)
+        if (is_shared(options->name)) print_given(options, job->asked, defaults);
+}
+
+/* The ring of a candidate that streams, as --stream says it. */
+static int64_t ring_bytes(const tune_job *job, const cf_tuning *tuning, const cf_tune_candidate *c) {
+    cf_memory_desc desc = job->desc.memory;
+    cf_shard shard;
+
+    desc.model = job->desc.model;
+    desc.parallel = tuning->splits[c->split];
+    desc = cf_memory_defaults(&desc);
+    if (c->state_window == 0 || cf_stage_shard(desc.model, &desc.parallel, 0, &shard, NULL) != CF_OK) return 0;
+    return c->state_window * 2 * shard.kv * (desc.state_bytes + desc.state_gradient_bytes);
+}
+
+/* The budget that the search gave such a schedule of the usual batch; other batches have another, hardly different. */
+static int64_t budget_of(const tune_job *job, const cf_tuning *tuning, const cf_tune_candidate *c) {
+    const cf_parallel *split = &tuning->splits[c->split];
+    cf_pack_desc desc = job->desc.pack;
+    cf_plan *plan = NULL;
+    const int64_t *batch = &tuning->batches[tune_usual_batch(tuning) * tuning->batch];
+    int64_t budget = job->asked->budget;
+
+    desc.chunk_size = c->chunk_size;
+    desc.n_ranks = split->dp;
+    if (budget == 0 && cf_pack(batch, tuning->batch, &desc, &plan, NULL) == CF_OK)
+        budget = cf_tune_budget(plan, split->pp, split->n_virtual);
+    cf_plan_free(plan);
+    return budget;
+}
+
+static void print_split(const cf_parallel *split) {
+    printf(" --tp %lld --stages %lld --ranks %lld --zero %lld", (long long)split->tp, (long long)split->pp,
+           (long long)split->dp, (long long)split->zero);
+}
+
+static void print_plan(const tune_job *job, const cf_tuning *tuning, const cf_tune_candidate *c,
+                       const cli_option *options, const void *defaults) {
+    int64_t ring = ring_bytes(job, tuning, c);
+
+    fputs("  chunkflow plan", stdout);
+    printf(" --chunk-size %lld --k %lld --schedule %s --replay %s", (long long)c->chunk_size, (long long)c->k,
+           cf_schedule_kind_name(c->kind), cf_replay_name(c->replay));
+    print_split(&tuning->splits[c->split]);
+    printf(" --limit none --limit-bytes %lld", (long long)tuning->limit_bytes);
+    if (c->kind == CF_SCHEDULE_BEST) printf(" --budget %lld", (long long)budget_of(job, tuning, c));
+    if (ring > 0) printf(" --stream %lld", (long long)ring);
+    print_shared(job, options, defaults);
+    fputs(" --plan-json plan.json --all-ranks --json schedules.json", stdout);
+    print_word(job->asked->batch_lengths && strcmp(job->asked->batch_lengths, "-") != 0 ? job->asked->batch_lengths
+                                                                                       : "LENGTHS");
+    putchar('\n');
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Settings
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static void print_upper(const char *name) {
+    for (; *name; name++) putchar(*name == '-' ? '_' : *name >= 'a' && *name <= 'z' ? *name - 'a' + 'A' : *name);
+}
+
+static void print_c(const tune_job *job, const cf_tune_candidate *c, const cf_parallel *split) {
+    printf("  cf_pack_desc pack = {.chunk_size = %lld, .n_ranks = %lld", (long long)c->chunk_size,
+           (long long)split->dp);
+    if (job->asked->no_tails) fputs(", .no_tails = 1", stdout);
+    if (job->asked->align > 1) printf(", .align = %lld", (long long)job->asked->align);
+    fputs("};\n  cf_schedule_desc order = {.kind = CF_SCHEDULE_", stdout);
+    print_upper(cf_schedule_kind_name(c->kind));
+    printf(", .shape = {.n_stages = %lld, .k = %lld, .replay = CF_REPLAY_", (long long)split->pp, (long long)c->k);
+    print_upper(cf_replay_name(c->replay));
+    if (split->n_virtual > 1)
+        printf(", .n_virtual = %lld, .placement = CF_PLACEMENT_%s", (long long)split->n_virtual,
+               split->placement == CF_PLACEMENT_V ? "V" : "LOOP");
+    printf("}, .limits = {.chunks = CF_NO_LIMIT}%s};\n", job->asked->split_backward ? ", .split_backward = 1" : "");
+}
+
+static void print_python(const tune_job *job, const cf_tune_candidate *c, const cf_parallel *split) {
+    printf("  plan = chunkflow.pack(lengths, chunk_size=%lld, n_ranks=%lld", (long long)c->chunk_size,
+           (long long)split->dp);
+    if (job->asked->no_tails) fputs(", no_tails=True", stdout);
+    if (job->asked->align > 1) printf(", align=%lld", (long long)job->asked->align);
+    printf(")\n  schedule = plan.schedule(kind=\"%s\", replay=\"%s\", n_stages=%lld, k=%lld",
+           cf_schedule_kind_name(c->kind), cf_replay_name(c->replay), (long long)split->pp, (long long)c->k);
+    if (split->n_virtual > 1)
+        printf(", n_virtual=%lld, placement=\"%s\"", (long long)split->n_virtual, cf_placement_name(split->placement));
+    printf(", limits={\"chunks\": chunkflow.lib.CF_NO_LIMIT}%s)\n",
+           job->asked->split_backward ? ", split_backward=True" : "");
+}
+
+void tune_print_commands(const tune_job *job, const cf_tuning *tuning, const cli_option *options,
+                         const void *defaults) {
+    const cf_tune_candidate *c = &tuning->candidates[tuning->winner];
+    const cf_parallel *split = &tuning->splits[c->split];
+
+    puts("\nplan and schedules of a list of lengths with the best of them (--batch-lengths writes one of the batches)");
+    print_plan(job, tuning, c, options, defaults);
+    printf("\nin a trainer%s\n",
+           c->limited ? ": limits of bytes too, as cf_memory_limits gives them, or cf_tune_schedule" : "");
+    print_c(job, c, split);
+    print_python(job, c, split);
+}
