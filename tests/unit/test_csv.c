@@ -734,6 +734,13 @@ TEST(the_second_rank_has_its_own_chunks) {
                          memcmp(again->actions, s->actions, (size_t)s->n_actions * sizeof *s->actions) == 0);
         if (again) CHECK_INT(schedule_csv_write(plan, again, &desc, harness_collect, &twice, &error), CF_OK);
         CHECK_STR(twice.at, rows.at);
+        cf_schedule_free(again);
+        again = NULL;
+        desc.chunks = NULL; /* then they are numbered as the rank's chunks are, from 0 to 2 */
+        CHECK_INT(schedule_csv_read("0F0,0B0,0F1,0B1,0F2,0B2", 23, plan, &desc, &again, NULL, &error), CF_OK);
+        for (i = 0; again && i < 6; i++) CHECK_INT(again->actions[i].chunk, 3 * rank + (int64_t)i / 2);
+        CHECK_INT(schedule_csv_read("0F0,0B0,0F1,0B1,0F3,0B3", 23, plan, &desc, &s, NULL, &error), CF_ERROR_TEXT);
+        CHECK(strstr(error.text, "no chunk for this microbatch") != NULL && error.got == 17);
         s->actions[1].chunk = 6; /* of no rank */
         CHECK_INT(schedule_csv_write_microbatches(plan, s, harness_collect, &numbers, &error), CF_ERROR_SCHEDULE);
         CHECK_STR(error.field, "actions.chunk");
@@ -854,6 +861,7 @@ TEST(csv_arguments_are_checked) {
         memset(&desc, 0, sizeof desc);                                                                                     \
         desc.member = value;                                                                                               \
         CHECK(schedule_csv_read(csv, strlen(csv), plan, &desc, &s, NULL, &error) != CF_OK && strcmp(error.field, name) == 0); \
+        CHECK_STR(oracle_error_fault(&error), NULL);                                                                       \
     } while (0)
     REFUSE(format, SCHEDULE_CSV_FORMAT_COUNT, "format");
     REFUSE(kind, CF_SCHEDULE_COUNT, "kind");
