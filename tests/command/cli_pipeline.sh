@@ -32,7 +32,7 @@ test_help() {
             same "pipeline/help/$command/$option" 1 "$(grep -Ec "^  $option([, ]|\$)" help.$command)"
         done
     done
-    for option in --schedule --virtual --split-backward --lower --width --color --no-list --csv \
+    for option in --schedule --virtual --split-backward --forwards-first --lower --width --color --no-list --csv \
         --csv-extensions --torch --microbatches --microbatch-order --dot --max-nodes --trace --metadata --all-ranks --tsv; do
         same "pipeline/help/plan/$option" 1 "$(grep -Ec "^  $option([, ]|\$)" help.plan)"
     done
@@ -91,6 +91,7 @@ test_usage() {
     refuses pipeline/usage/cost/unit 2 '--cost and --unit-cost exclude' plan "$@" --unit-cost --cost 1,1,1 example
     refuses pipeline/usage/cost/huge 2 'timing: the passes take too many seconds' plan "$@" --cost 1e308,1e308,1e308 example
     refuses pipeline/usage/latency 2 "--latency: got '1,2', wanted S: a decimal number" plan "$@" --latency 1,2 example
+    refuses pipeline/usage/forwards-first 2 'forwards_first: is for gpipe alone' plan "$@" --forwards-first example
     refuses pipeline/usage/width 2 "--width: got '19'" plan "$@" --width 19 example
     refuses pipeline/usage/same-output 2 '--json and --trace both name x' plan "$@" --json x --trace x example
     refuses pipeline/usage/k 2 "--k: got '1,0', wanted whole numbers" compare --chunk-size 2 --k 1,0 example
@@ -138,6 +139,15 @@ test_paper() {
         plan --chunk-size 2 --k 1 --stages 4 --limit-state 3 example
     cf plan --chunk-size 2 --k 1 --stages 4 --summary --limit none example
     same paper/defaults/limit/none 0 "$(grep -c -e '^limit ' -e ' memory ' out)"
+}
+
+# On every stage all F, which keep nothing, and then R and B of one chunk after the other.
+test_forwards_first() {
+    cf plan --chunk-size 2 --k 2 --stages 3 --schedule gpipe --forwards-first --tsv example
+    for stage in 0 1 2; do
+        same "forwards-first/order/$stage" "FFFFRBRBRBRB" "$(awk -F '\t' -v s=$stage '$1 == s { printf "%s", $4 }' out)"
+    done
+    same forwards-first/kept 0 "$(awk -F '\t' '$4 == "F" && $5 != 0' out | wc -l)"
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1535,6 +1545,7 @@ test_padded_rows
 test_large_and_limited
 test_usage
 test_paper
+test_forwards_first
 quick test_again
 test_chart
 test_limits

@@ -201,6 +201,8 @@ def test_schedules_are_those_of_the_paper():
         assert timeline.makespan == makespan and timeline.bound == max(timeline.bounds.values()) <= makespan
     names = [chunkflow.PASSES[a["pass"]] + str(a["chunk"]) for a in plan.schedule(k=1).stage(0)]
     assert names == ["F0", "F1", "B1", "R0", "B0", "F2", "B2", "F3", "B3"], names
+    names = [chunkflow.PASSES[a["pass"]] for a in plan.schedule(kind="gpipe", k=1, forwards_first=1).stage(0)]
+    assert names == ["F"] * plan.n_steps + ["R", "B"] * plan.n_steps
     report = plan.schedule(n_stages=4, k=2).report
     assert report["best_fixed"] == "paper" and report["gap"] == 0 and report["makespan"] == 42
     assert plan.schedule(kind="gpipe", k=2).report is None

@@ -27,6 +27,7 @@ typedef struct plan_options {
     int64_t placement;
     int64_t replay;
     int split_backward;
+    int forwards_first;
     int lower;
     int no_list;
     int summary;
@@ -65,6 +66,9 @@ static const cli_option options[] = {
      "or on each stage alone (the default)"},
     {.name = "--split-backward", .kind = CLI_FLAG, .offset = offsetof(plan_options, split_backward),
      .help = "best may cut backwards into I and W, as zero-bubble does"},
+    {.name = "--forwards-first", .kind = CLI_FLAG, .offset = offsetof(plan_options, forwards_first),
+     .help = "gpipe runs every first forward before any backward, for losses\n"
+     "that need the whole batch, and holds the whole batch's state"},
     PIPELINE_OPTIONS(plan_options, pipeline),
     {.name = "--lower", .kind = CLI_FLAG, .offset = offsetof(plan_options, lower),
      .help = "list and write the transfers between stages too (in --json\n"
@@ -145,6 +149,7 @@ static int make_run(const plan_options *asked, int64_t k, const pipeline *pipe, 
     what.placement = (cf_placement)asked->placement;
     what.k = k;
     what.split_backward = asked->split_backward;
+    what.forwards_first = asked->forwards_first;
     what.lower = asked->lower;
     return pipeline_run_make(pipe, plan, &what, run, &error) == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }
