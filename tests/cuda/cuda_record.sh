@@ -172,7 +172,7 @@ done
 holds "a test that failed" grep -qF \
     '"test": "primitives.copies", "ok": false, "error": "FAILED primitives.copies' "$all"
 holds "a step that hung" grep -qE \
-    '"step": "tests state.bad_copies", "done": true, .*"error": "stopped after [1-9]' "$all"
+    '"step": "tests state.bad_appends", "done": true, .*"error": "stopped after [1-9]' "$all"
 holds "a number that is none" grep -qF '"pass": "forward", "ms": null, "tflops": null' "$all"
 holds "a variant that cannot run" grep -qF '"variant": "wgmma", "error": "a \"quoted\" \\ text"' "$all"
 holds "a variant that is wrong is not swept" sh -c "! grep -q '\"step\": \"sweep' '$all'"
@@ -273,7 +273,7 @@ for signal in TERM HUP INT; do # as whoever runs the tests may have them ignored
     holds "$signal: what ran is over" [ ! -e "$CHILD" ]
     holds "$signal: what ended is done" grep -qF '"step": "primitives", "done": true' "$work/signal/record.jsonl"
     holds "$signal: what did not end is not" sh -c \
-        "! grep -q '\"step\": \"tests state.bad_copies\", \"done\": true' '$work/signal/record.jsonl'"
+        "! grep -q '\"step\": \"tests state.bad_appends\", \"done\": true' '$work/signal/record.jsonl'"
     holds "$signal: every line is whole" valid "$work/signal/record.jsonl"
 done
 

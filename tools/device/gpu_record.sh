@@ -128,13 +128,13 @@ if [ -n "$small" ]; then
     variants='mma wgmma mma+arch=86'
     stages=2
     shapes='small-packed'
-    suites='state.bad_copies executor.one_chunk'
+    suites='state.bad_appends executor.one_chunk'
     fused=attention.padded_slices
     model='--type fp32 --layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 48 --chunk-size 16'
     one_batch='56,5,16,3,1,0,33'
     other_batch='40,7,90,2'
     size=--small
-    WATCHED='state.bad_copies'
+    WATCHED='state.bad_appends'
     export WATCHED
 fi
 if [ -n "$capability" ] && [ "$capability" != 90 ]; then # none of it but a refusal to be had there
