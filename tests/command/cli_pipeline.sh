@@ -994,7 +994,7 @@ for r in json.load(open("c.json"))["rows"]:
     cf compare --chunk-size 8 --k 1 --stages 4 --cost 1,0,0 few
     same compare/verdict/few 1 "$(grep -c 'ChunkSize is too large for the batch' out)"
     printf '9 9\n' >many
-    cf compare --chunk-size 8 --stages 4 --cost 1,0,0 many
+    cf compare --chunk-size 8 --k 1 --stages 4 --cost 1,0,0 many
     same compare/verdict/replays 1 "$(grep -c 'dropped chunks run forward twice' out)"
     echo 200000 | cat drawn - >long_one
     quick cf compare --chunk-size 8K --k 2 --replay local --stages 4 --model qwen2.5-7b --gpu h100-80g --tp 4 --recompute \

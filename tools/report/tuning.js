@@ -232,9 +232,10 @@ function makeTuningPage(tuning) {
     return before.some(b => b.split === c.split && b.chunk_size === c.chunk_size && c.seconds <= b.seconds * (1 + 1e-9));
   }
 
-  function rankingCells(c, i) {
-    return [exact(c.id, String(i + 1)), ...(manySplits ? [shortSplit(tuning.splits[c.split])] : []),
-      exact(c.chunk_size, count(c.chunk_size)), exact(c.k, count(c.k)), c.schedule, c.replay, stateWord(c),
+  // First its place by time, which is not 1 where one as fast needs more memory than the chosen one or is less simple.
+  function rankingCells(c) {
+    return [exact(c.id, String(tuning.ranking.indexOf(c.id) + 1)),
+      ...(manySplits ? [shortSplit(tuning.splits[c.split])] : []), exact(c.chunk_size, count(c.chunk_size)), exact(c.k, count(c.k)), c.schedule, c.replay, stateWord(c),
       exact(c.seconds, milliseconds(c.seconds)), exact(c.behind / winner.seconds, percent(c.behind / winner.seconds)),
       exact(c.bubble_useful, percent(c.bubble_useful)), exact(c.bytes, gib(c.bytes))];
   }
@@ -258,15 +259,16 @@ function makeTuningPage(tuning) {
   function fillRanking() {
     const shown = [], table = byId("ranking");
     byId("ranking-note").textContent = baselineNote(tuning.baseline)
-      + " waste: bubbles and replays. Times are estimates from the GPU's numbers: measure one, then trust the"
-      + " differences.";
+      + " The first row is the chosen one; the others are in order of time, numbered by their place in it. waste: bubbles"
+      + " and replays. Times are estimates from the GPU's numbers: measure one, then trust the differences.";
     if (!winner) return;
     for (const c of tuning.ranking.slice(0, tuning.show).map(id => byNumber.get(id)))
       if (c === winner || !repeatsEarlier(c, shown)) shown.push(c);
-    if (!shown.includes(winner)) shown.push(winner);
+    const byTime = shown.filter(c => c !== winner);
     table.append(head(["", ...(manySplits ? ["tensor, pipeline, data"] : []), "ChunkSize", "K", "schedule", "replay", "state",
       "iteration", "behind", "waste", "fullest GPU"]));
-    shown.forEach((c, i) => table.append(row(rankingCells(c, i), c === winner ? {class: "chosen"} : {})));
+    table.append(row(rankingCells(winner), {class: "chosen"}));
+    for (const c of byTime) table.append(row(rankingCells(c)));
     if (tuning.baseline.fits) table.append(row(baselineCells(tuning.baseline)));
   }
 
