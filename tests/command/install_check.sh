@@ -86,7 +86,7 @@ else
             awk 'NR > 1 && /^[A-Z]/ { exit } { print }' >"$work/section"
         for option in $(options "$command"); do
             n=$((n + 1))
-            grep -qE -e "^ +$option( |\$)" "$work/section" || missing="$missing $command:$option"
+            grep -qE -e "^ +$option(,| |\$)" "$work/section" || missing="$missing $command:$option"
         done
     done
     if [ "$n" -gt 100 ] && [ -z "$missing" ]; then ok manual_has_every_option

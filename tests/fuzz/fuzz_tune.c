@@ -143,9 +143,15 @@ static void check_tuning(const problem *p, const cf_tuning *t) {
         FUZZ_CHECK(c->bytes <= t->limit_bytes, "%lld bytes under a limit of %lld", (long long)c->bytes,
                    (long long)t->limit_bytes);
         FUZZ_CHECK(c->seconds >= c->bound * (1 - 1e-9), "%.17g seconds, bound %.17g", c->seconds, c->bound);
-        FUZZ_CHECK(t->winner >= 0 && t->candidates[t->winner].seconds <= c->seconds, "the winner is slower");
+        FUZZ_CHECK(t->winner >= 0 && t->n_ranked > 0, "no winner, though something fits");
+        FUZZ_CHECK(t->candidates[t->ranking[0]].seconds <= c->seconds, "the first of the ranking is slower");
     }
-    (void)p;
+    if (t->winner >= 0) { /* no slower than the first of the ranking but by the tolerance, or what cannot be told */
+        const cf_tune_candidate *w = &t->candidates[t->winner], *first = &t->candidates[t->ranking[0]];
+        double tolerance = p->desc.tolerance > 0 || p->desc.tolerance < 0 ? p->desc.tolerance : 0.01;
+        FUZZ_CHECK(w == first || w->behind <= first->seconds * tolerance * (1 + 1e-9) ||
+                       w->behind <= w->behind_confidence, "the winner is slower");
+    }
 }
 
 static void tune(problem *p) {
