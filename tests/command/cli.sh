@@ -240,6 +240,77 @@ line"
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Megatron's index files
+# ----------------------------------------------------------------------------------------------------------------------
+
+# index FILE LENGTHS [FIRST [VERSION CODE SEQUENCES BYTES-BEHIND]]: an .idx as Megatron-LM writes it; FIRST: the first
+# sequence of each document and their number, by default one sequence each.
+index() {
+    python - "$@" <<'EOF'
+import struct, sys
+path, lengths, *rest = sys.argv[1:]
+lengths = [int(n) for n in lengths.split()]
+first, version, code, n, behind = [*rest, "", "", "", "", ""][:5]
+first = [int(n) for n in first.split()] if first else range(len(lengths) + 1)
+head = struct.pack("<9sQBQQ", b"MMIDIDX", int(version or 1), int(code or 4), int(n or len(lengths)), len(first))
+starts = [4 * sum(lengths[:i]) for i in range(len(lengths))]
+body = struct.pack(f"<{len(lengths)}i{len(lengths)}q{len(first)}q", *lengths, *starts, *first)
+open(path, "wb").write(head + body + bytes(int(behind or 0)))
+EOF
+}
+
+test_index() {
+    if [ -z "$PYTHON" ]; then
+        skip index "there is no python3"
+        return
+    fi
+    index a.idx "5 70000 9 2147483647"
+    printf '5\n70000\n9\n2147483647\n' >want
+    cf lengths --unit tokens a.idx
+    same_files index/lengths want out
+    index documents.idx "5 70000 9 11" "0 1 1 3 4" 1 8 4 4
+    printf '5\n70009\n11\n' >want
+    cf lengths --unit tokens --names documents.idx
+    sed 's/$/ # documents.idx/' want >named
+    same_files index/documents named out
+    "$CHUNKFLOW" pack --chunk-size 8K --json - want >plan
+    "$CHUNKFLOW" pack --chunk-size 8K --json - documents.idx >same
+    same_files index/pack plan same
+    "$CHUNKFLOW" pack --chunk-size 8K --json - - <documents.idx >same
+    same_files index/pack/stdin plan same
+    index none.idx ""
+    cf lengths --unit tokens none.idx
+    same index/none "0 0" "$code $(wc -c <out | tr -d ' ')"
+    printf 'MB\n5\n' >text
+    refuses index/text 2 "text:1: got 'MB', wanted a length" pack --chunk-size 8 text
+    refuses index/lines 2 '--unit tokens takes lists' lengths --unit tokens --lines a.idx
+
+    index bad "5 -7"
+    refuses index/negative 2 'the length of sequence 1 is -7, wanted 0 \.\. ' pack --chunk-size 8 bad
+    index bad 5 "" 2
+    refuses index/version 2 'the version is 2, wanted 1' pack --chunk-size 8 bad
+    index bad 5 "" 1 9
+    refuses index/type 2 "type is 9, wanted 1 .. 8" pack --chunk-size 8 bad
+    index bad 5 "" 1 4 18446744073709551615
+    refuses index/huge 2 'number of sequences is 9,223,.*wanted at most 100,000,000' pack --chunk-size 8 bad
+    index bad 5 "" 1 4 100000000
+    refuses index/claim 2 'ends too early: after 62 bytes' pack --chunk-size 8 bad
+    index bad "5 6 7" "0 2 1 3"
+    refuses index/order 2 'the first sequence of document 2 is 1' pack --chunk-size 8 bad
+    index bad "5 6" "1 2"
+    refuses index/first 2 'the first sequence of document 0 is 1, wanted 0' pack --chunk-size 8 bad
+    index bad "5 6" "0 1"
+    refuses index/end 2 'the end of the last document is 1, wanted 2' pack --chunk-size 8 bad
+    index bad "5 6" "0 1 2" 1 4 2 1
+    refuses index/behind 2 'bytes behind its documents is 1, wanted 0' pack --chunk-size 8 bad
+    whole=$(wc -c <documents.idx)
+    for bytes in 9 17 20 33 34 37 60 90 "$((whole - 5))"; do # the last four bytes are those of the modes
+        head -c "$bytes" documents.idx >bad
+        refuses "index/cut/$bytes" 2 'ends too early: after '"$bytes bytes" pack --chunk-size 8 bad
+    done
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
 # gen
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -1028,6 +1099,7 @@ test_harness
 test_help
 test_usage
 test_lengths
+test_index
 test_gen
 test_gen_python
 test_lists

@@ -192,7 +192,8 @@ int cli_file_read(const char *path, size_t max_bytes, char **text, size_t *bytes
 #define CLI_LIST_HELP                                                                                      \
     "A list is text with one sequence a line: its length in tokens, or a length and a count (so many sequences of\n" \
     "that length). Suffixes K, M, G mean 1024, 1024^2, 1024^3. '#' starts a comment; blank lines are skipped.\n"   \
-    "FILE may be - for standard input.\n"
+    "Or it is the .idx of a data set that Megatron-LM reads: one sequence a document. FILE may be - for standard\n"  \
+    "input.\n"
 
 /* One line of a list. */
 typedef struct cli_entry {
@@ -208,8 +209,8 @@ typedef struct cli_list {
     int64_t n_sequences; /* sum of counts */
 } cli_list;
 
-/* Reads a list; max_sequences bounds the sum of its counts. Returns an exit code; on failure *list is untouched and the
-   message names the file and the line. */
+/* Reads a list, or an index of Megatron's, whose documents are its lines; max_sequences bounds the sum of its counts.
+   Returns an exit code; on failure *list is untouched and the message names the file and the place. */
 int cli_list_read(const char *path, int64_t max_sequences, cli_list *list);
 void cli_list_free(cli_list *list);
 

@@ -175,6 +175,142 @@ static int read_entries(reader *in, cli_list *list) {
     return code;
 }
 
+/* ---- Megatron's index files ----
+
+   Beside the tokens of a data set (.bin), Megatron-LM leaves an index (.idx). All of its numbers are little-endian:
+
+       9 bytes    INDEX_MAGIC
+       8          the version, 1
+       1          a code for the type of a token
+       8, 8       S, how many sequences there are, and D, the numbers of the table of documents
+       S x 4      the tokens of each sequence, signed
+       S x 8      where it starts in the .bin
+       D x 8      the first sequence of each document, and at the end S
+       S          of several modalities: which one each sequence has; else nothing
+
+   What is trained as one is a document; nearly always it is one sequence. */
+
+#define INDEX_MAGIC "MMIDIDX\0" /* and the zero byte behind it */
+
+static int bad_index(const reader *in, const char *what, int64_t at, int64_t got, const char *wanted) {
+    const char *place = at < 0 ? "" : cli_commas(at);
+
+    return cli_wrong("%s, an index of Megatron's: %s%s is %s, wanted %s", cli_input_name(in->path), what, place,
+                     cli_commas(got), wanted);
+}
+
+static const char *at_most(int64_t most) {
+    char *text = cli_scratch();
+
+    snprintf(text, CLI_SCRATCH_BYTES, "at most %s", cli_commas(most));
+    return text;
+}
+
+static int short_index(const reader *in) {
+    if (in->bytes > CLI_MAX_LIST_BYTES)
+        return cli_wrong("%s has more than %s bytes", cli_input_name(in->path), cli_commas(CLI_MAX_LIST_BYTES));
+    return cli_wrong("%s, an index of Megatron's, ends too early: after %s bytes", cli_input_name(in->path),
+                     cli_commas(in->bytes));
+}
+
+/* Takes a number of so many bytes. Returns 1, or 0 where the file ends before it. */
+static int take_number(reader *in, int n_bytes, uint64_t *out) {
+    int i, c = 0;
+
+    *out = 0;
+    for (i = 0; i < n_bytes && (c = next_byte(in)) != EOF; i++) *out |= (uint64_t)c << 8 * i;
+    return i == n_bytes;
+}
+
+/* Numbers that are too large for an int64_t are none that are wanted either. */
+static int64_t capped(uint64_t number) { return number > INT64_MAX ? INT64_MAX : (int64_t)number; }
+
+static int read_index_head(reader *in, uint64_t *n_sequences, uint64_t *n_entries) {
+    uint64_t version, type;
+    size_t i;
+    int c;
+
+    for (i = 0; i < sizeof INDEX_MAGIC && (c = next_byte(in)) != EOF && c != '\n'; i++) in->text[i] = (char)c;
+    if (i < sizeof INDEX_MAGIC || memcmp(in->text, INDEX_MAGIC, i) != 0) {
+        in->line = 1;
+        return bad_line(in, in->text, i);
+    }
+    if (!take_number(in, 8, &version) || !take_number(in, 1, &type) || !take_number(in, 8, n_sequences) ||
+        !take_number(in, 8, n_entries))
+        return short_index(in);
+    if (version != 1) return bad_index(in, "the version", -1, capped(version), "1");
+    if (type < 1 || type > 8) return bad_index(in, "the code of a token's type", -1, (int64_t)type, "1 .. 8");
+    if (*n_sequences > (uint64_t)in->max_sequences)
+        return bad_index(in, "the number of sequences", -1, capped(*n_sequences),
+                         at_most(in->max_sequences));
+    return CLI_OK;
+}
+
+/* One entry a sequence, whose line is its number from 1. Memory grows with what is read, not with what is claimed. */
+static int read_index_sequences(reader *in, uint64_t n, cli_list *list) {
+    cli_entry entry = {0, 1, 0};
+    size_t capacity = 0;
+    uint64_t number, i;
+    int code = CLI_OK;
+
+    for (i = 0; i < n && code == CLI_OK; i++) {
+        if (!take_number(in, 4, &number)) return short_index(in);
+        entry.length = (int64_t)number;
+        entry.line = (int64_t)i + 1;
+        if (number > INT32_MAX)
+            return bad_index(in, "the length of sequence ", (int64_t)i, (int64_t)number - ((int64_t)1 << 32),
+                             "0 .. 2,147,483,647");
+        code = append_entry(list, &capacity, &entry);
+    }
+    for (i = 0; i < n && code == CLI_OK; i++)
+        if (!take_number(in, 8, &number)) return short_index(in);
+    return code;
+}
+
+/* Adds up the sequences of each document, in place; documents without any are left out. */
+static int read_index_documents(reader *in, uint64_t n_entries, cli_list *list) {
+    uint64_t n = (uint64_t)list->n_sequences, at = 0, next, i;
+
+    list->n_entries = 0;
+    for (i = 0; i < n_entries; i++) {
+        cli_entry document = {0, 1, (int64_t)i};
+        if (!take_number(in, 8, &next)) return short_index(in);
+        if (next < at || next > n || (i == 0 && next != 0))
+            return bad_index(in, "the first sequence of document ", (int64_t)i, capped(next), i == 0 ? "0" :
+                             "one of the sequences, in ascending order");
+        if (next == at) continue;
+        for (; at < next; at++) document.length += list->entries[at].length;
+        if (document.length > CF_MAX_LENGTH)
+            return bad_index(in, "the length of document ", (int64_t)i - 1, document.length,
+                             at_most(CF_MAX_LENGTH));
+        list->entries[list->n_entries++] = document;
+    }
+    if (n_entries == 0 || at != n)
+        return bad_index(in, "the end of the last document", -1, capped(at), cli_commas((int64_t)n));
+    list->n_sequences = (int64_t)list->n_entries;
+    return CLI_OK;
+}
+
+static int read_index(reader *in, cli_list *list) {
+    uint64_t n_sequences = 0, n_entries = 0, modes = 0;
+    int code = read_index_head(in, &n_sequences, &n_entries);
+
+    if (code == CLI_OK) code = read_index_sequences(in, n_sequences, list);
+    if (code == CLI_OK) code = read_index_documents(in, n_entries, list);
+    if (code != CLI_OK) return code;
+    while (modes <= n_sequences && next_byte(in) != EOF) modes++;
+    if (modes != 0 && modes != n_sequences)
+        return bad_index(in, "the number of bytes behind its documents", -1, (int64_t)modes,
+                         "0, or 1 for each sequence");
+    return CLI_OK;
+}
+
+/* No line of a list starts like an index. */
+static int is_index(FILE *stream) {
+    int c = getc_unlocked(stream);
+    return c != EOF && ungetc(c, stream) == INDEX_MAGIC[0];
+}
+
 int cli_list_read(const char *path, int64_t max_sequences, cli_list *list) {
     cli_list fresh = {0};
     reader in = {0};
@@ -183,7 +319,7 @@ int cli_list_read(const char *path, int64_t max_sequences, cli_list *list) {
     if (code != CLI_OK) return code;
     in.path = fresh.path = path;
     in.max_sequences = max_sequences;
-    code = cli_input_close(in.stream, path, read_entries(&in, &fresh));
+    code = cli_input_close(in.stream, path, is_index(in.stream) ? read_index(&in, &fresh) : read_entries(&in, &fresh));
     if (code == CLI_OK) *list = fresh;
     else free(fresh.entries);
     return code;

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-typedef enum unit { BYTES = 1, WORDS } unit;
+typedef enum unit { BYTES = 1, WORDS, TOKENS } unit;
 
 typedef struct lengths_options {
     int64_t unit;
@@ -22,8 +22,10 @@ typedef struct lengths_options {
 static const lengths_options defaults = {.unit = BYTES};
 
 static const cli_option options[] = {
-    {.name = "--unit", .value = "bytes|words", .kind = CLI_CHOICE, .offset = offsetof(lengths_options, unit),
-     .help = "what to count; words are runs without blanks; default bytes"},
+    {.name = "--unit", .value = "bytes|words|tokens", .kind = CLI_CHOICE, .offset = offsetof(lengths_options, unit),
+     .help = "what to count; words are runs without blanks; tokens are told by\n"
+     "files that are lists already, such as Megatron's .idx; default\n"
+     "bytes"},
     {.name = "--lines", .kind = CLI_FLAG, .offset = offsetof(lengths_options, lines),
      .help = "each line is a document (as in JSON Lines), not each file;\n"
      "its line end does not count"},
@@ -111,9 +113,26 @@ static int count_stream(walk *w, FILE *stream) {
     return code;
 }
 
+/* With --unit tokens: a list of lengths, which is taken as it is. */
+static int count_list(walk *w, const char *path) {
+    cli_list list;
+    int64_t i;
+    size_t entry;
+    int code = cli_list_read(path, CLI_MAX_SEQUENCES, &list);
+
+    if (code != CLI_OK) return code;
+    for (entry = 0; entry < list.n_entries; entry++)
+        for (i = 0; i < list.entries[entry].count && code == CLI_OK; i++)
+            code = add_document(w, list.entries[entry].length);
+    cli_list_free(&list);
+    return code;
+}
+
 static int count_file(walk *w, const char *path, const struct stat *status) {
     FILE *stream;
     int code;
+
+    if (w->asked->unit == TOKENS) return count_list(w, path);
 
     /* A regular file's bytes need no reading. */
     if (status && S_ISREG(status->st_mode) && w->asked->unit == BYTES && !w->asked->lines)
@@ -195,8 +214,9 @@ static void print_name(const char *name) {
 
 /* With --tsv. */
 static int print_table(const walk *w) {
-    const char *length = w->asked->unit == WORDS ? "length_words" : "length_bytes";
-    const table_column columns[] = {{.name = length}, {.name = "name"}};
+    static const char *const lengths[] = {[BYTES] = "length_bytes", [WORDS] = "length_words",
+                                          [TOKENS] = "length_tokens"};
+    const table_column columns[] = {{.name = lengths[w->asked->unit]}, {.name = "name"}};
     table t;
     size_t i;
 
@@ -225,6 +245,8 @@ static int run(const void *given, char **operands, int n_operands) {
     int i, code = CLI_OK;
 
     w.asked = (const lengths_options *)given;
+    if (w.asked->unit == TOKENS && w.asked->lines)
+        return cli_usage("lengths", "--unit tokens takes lists of lengths, which --lines would count");
     for (i = 0; i < n_operands && code == CLI_OK; i++) code = visit(&w, operands[i], 0);
     if (code == CLI_OK) code = print_documents(&w);
     free(w.documents);
@@ -238,5 +260,6 @@ const cli_command cmd_lengths = {
     .details =
     "Directories are searched to the bottom, in the order of the names' bytes, so that the same tree always gives the\n"
     "same list. Symbolic links inside them are not followed. The list is what the other commands read; tokens are for\n"
-    "your tokenizer to count, but bytes and words have a tail of the same shape.\n",
+    "your tokenizer to count (python3 -m chunkflow.lengths does that for JSON Lines and Parquet), but bytes and words\n"
+    "have a tail of the same shape.\n",
     .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};
