@@ -5,9 +5,13 @@ schema as the library's own text is; they are written to DIRECTORY. Prints "ok N
 and "N passed, N failed" at the end.
 """
 
+import contextlib
 import copy
 import gc
+import gzip
+import io
 import json
+import os
 import pathlib
 import pickle
 import subprocess
@@ -21,7 +25,9 @@ import numpy as np
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TOP / "tools" / "python"))
 import chunkflow
+import chunkflow.lengths
 
+BUILD = pathlib.Path(os.environ.get("CHUNKFLOW_BUILD", "build")).resolve()
 COMMAND, WORK = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2])
 SCHEMA = json.loads((TOP / "tools" / "chunkflow.schema.json").read_text())
 STRUCTS = (chunkflow.Plan, chunkflow.Metadata, chunkflow.Schedule, chunkflow.Timeline)
@@ -497,6 +503,45 @@ def test_what_is_broken_is_not_valid():
             assert not isinstance(holder, list) or type(value) is not type(holder[way[-1]]) or holder[way[-1]] != value
             holder[way[-1]] = value
         assert validator().is_valid(made[name]) and not validator().is_valid(broken), f"{name}: {way} = {value!r}"
+
+
+# ---- lengths of a data set; tests/torch/lengths.py has those that need a tokenizer ----
+
+
+def test_lengths_of_token_ids():
+    numbers = [int(n) for n in np.random.default_rng(3).integers(0, 40, 600)]
+    path = WORK / "ids.jsonl"
+    path.write_text("".join(f'{{"input_ids": {list(range(n))}}}\n\n' for n in numbers))
+    made = subprocess.run([sys.executable, "-B", "-m", "chunkflow.lengths", path], capture_output=True, text=True,
+                          cwd=TOP / "tools" / "python", env={**os.environ, "CHUNKFLOW_BUILD": str(BUILD)})
+    assert made.returncode == 0 and not made.stderr, made.stderr
+    assert made.stdout.splitlines() == [f"{n} # {path}:{2 * i + 1}" for i, n in enumerate(numbers)]
+    listed = subprocess.run([COMMAND, "lengths", "--unit", "tokens", "-"], input=made.stdout, capture_output=True,
+                            text=True, check=True).stdout
+    assert [int(n) for n in listed.split()] == numbers
+
+
+def test_lengths_refuse_by_line():
+    good, path = '{"input_ids": [1]}\n', WORK / "bad.jsonl"
+    for line, fields, words in (
+            ("{bad", None, "no JSON of one document"), ('{"a":' * 100000, None, "no JSON of one document"),
+            ("\\xff", None, "no JSON of one document"), ("[1]", None, "wanted an object with fields, got list"),
+            ('{"a": 1}', None, "has none of input_ids, messages, prompt + completion, text"),
+            ('{"text": "a"}', None, "--tokenizer FOLDER"), ('{"input_ids": [1, "a"]}', None, "wanted messages or token"),
+            ('{"ids": true}', ("ids",), "ids is bool"), ('{"ids": [1]}', ("other",), "other is NoneType")):
+        path.write_text(good + line + "\n" if fields is None else line + "\n")
+        error = raised(chunkflow.lengths.Refused, list, chunkflow.lengths.lengths_of([str(path)], fields=fields))
+        assert str(error).startswith(f"{path}:{2 if fields is None else 1}: ") and words in str(error), error
+    path.write_text(good + "{")
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+        assert chunkflow.lengths.main([str(path)]) == 2
+    assert not out.getvalue()
+    path = WORK / "cut.jsonl.gz"
+    path.write_bytes(gzip.compress(good.encode() * 99)[:-12])
+    for name in (path, WORK / "nosuch.jsonl", WORK):
+        error = raised(chunkflow.lengths.Refused, list, chunkflow.lengths.lengths_of([str(name)]))
+        assert str(error).startswith(f"cannot read {name}: "), error
 
 
 # ---- all of them ----

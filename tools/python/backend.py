@@ -28,6 +28,10 @@ Requires-Dist: torch~=2.15.0; extra == "torch"
 Provides-Extra: huggingface
 Requires-Dist: torch~=2.15.0; extra == "huggingface"
 Requires-Dist: transformers~=5.23.0; extra == "huggingface"
+Provides-Extra: lengths
+Requires-Dist: transformers~=5.23.0; extra == "lengths"
+Requires-Dist: jinja2; extra == "lengths"
+Requires-Dist: pyarrow; extra == "lengths"
 """
 
 

@@ -1,0 +1,121 @@
+"""chunkflow.lengths with a tokenizer, against words that are counted by hand: python tests/torch/lengths.py
+
+The tokenizer is made here: a word is a token, and a text gets one more at its start. This Python has Transformers,
+jinja2 and pyarrow.
+"""
+
+import gzip
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+
+import pyarrow
+import pyarrow.parquet
+import tokenizers
+import transformers
+
+PACKAGE = str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "python")
+sys.path.insert(0, PACKAGE)
+from chunkflow.lengths import Refused, lengths_of
+
+TEMPLATE = ("{% for m in messages %}{% if m.role == 'bad' %}{{ raise_exception('no such role') }}{% endif %}"
+            "<turn> {{ m.role }} {{ m.content }} {% endfor %}{% if tools %}tools {% endif %}")
+passed = failed = 0
+
+
+def check(name, got, wanted):
+    global passed, failed
+    passed, failed = passed + (got == wanted), failed + (got != wanted)
+    print(f"ok   {name}" if got == wanted else f"FAIL {name}: wanted {str(wanted)[:300]}, got {str(got)[:300]}")
+
+
+def make_tokenizer(folder, template):
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<s>": 0, "<?>": 1}, unk_token="<?>"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    words.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<?>", model_max_length=8)
+    made.chat_template = template
+    made.save_pretrained(folder)
+    return str(folder)
+
+
+def draw(rng):
+    """A document and its tokens, counted with no tokenizer."""
+    def words():
+        return ["w"] * int(rng.lognormvariate(3, 1.5))
+
+    def turns():
+        said = [words() for _ in range(rng.randint(1, 5))]
+        return [{"role": "user", "content": " ".join(w)} for w in said], sum(2 + len(w) for w in said)
+
+    kind = rng.randrange(6)
+    if kind == 0:
+        ids = [7] * rng.randrange(500)
+        return {"input_ids": ids, "text": "not counted"}, len(ids)
+    if kind == 1:
+        text = words()
+        return {"text": " ".join(text), "messages": None}, 1 + len(text)
+    if kind == 2:
+        first, second = words(), words()
+        return {"prompt": " ".join(first) + " ", "completion": " ".join(second)}, 1 + len(first) + len(second)
+    if kind == 3:
+        (first, n), (second, m) = turns(), turns()
+        return {"prompt": first, "completion": second}, n + m
+    said, n = turns()
+    tools = [{"type": "function", "function": {"name": "f"}}] if kind == 5 else None
+    return {"messages": said, "tools": tools}, n + (tools is not None)
+
+
+def refused(*arguments):
+    try:
+        return f"took {list(lengths_of(*arguments))}"
+    except Refused as error:
+        return str(error)
+
+
+def test_all(folder):
+    tokenizer = make_tokenizer(folder / "tokenizer", TEMPLATE)
+    rng = random.Random(5)
+    drawn = [draw(rng) for _ in range(700)]
+    wanted = [n for _, n in drawn]
+    lines = [json.dumps(document) + "\n" for document, _ in drawn]
+    path = folder / "a.jsonl"
+    path.write_text("".join(lines))
+    found = list(lengths_of([str(path)], tokenizer))
+    check("JSON Lines", [n for n, _ in found], wanted)
+    check("lines", [place for _, place in found], [f"{path}:{i + 1}" for i in range(700)])
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress("".join(lines[:300]).encode()))
+    check("gz", [n for n, _ in lengths_of([str(folder / "a.jsonl.gz")], tokenizer)], wanted[:300])
+
+    texts = [(d["text"], n) for d, n in drawn if "text" in d and "input_ids" not in d]
+    talks = [(d["messages"], n) for d, n in drawn if d.get("messages") and not d["tools"]]
+    for name, kind in (("text", texts), ("messages", talks)):
+        table = folder / f"{name}.parquet"
+        pyarrow.parquet.write_table(pyarrow.table({name: [value for value, _ in kind]}), table, row_group_size=50)
+        check(f"Parquet, {name}", list(lengths_of([str(table)], tokenizer)),
+              [(n, f"{table}:{i + 1}") for i, (_, n) in enumerate(kind)])
+    check("fields", [n for n, _ in lengths_of([str(folder / "text.parquet")], tokenizer, ("text", "text"))],
+          [1 + len((value + value).split()) for value, _ in texts])
+
+    whole = subprocess.run([sys.executable, "-B", "-m", "chunkflow.lengths", "--tokenizer", tokenizer, path],
+                           capture_output=True, text=True, env={**os.environ, "PYTHONPATH": PACKAGE})
+    check("printed", (whole.stderr, whole.stdout), ("", "".join(f"{n} # {place}\n" for n, place in found)))
+
+    plain = make_tokenizer(folder / "plain", None)
+    bad = folder / "bad.jsonl"
+    bad.write_text('{"messages": [{"role": "bad", "content": "x"}]}\n')
+    check("a template refuses", refused([str(bad)], tokenizer),
+          f"{bad}:1: the chat template does not take it: no such role")
+    check("no template", refused([str(bad)], plain), f"{bad}:1: has messages, but the tokenizer has no chat template")
+    check("no Parquet", ": no Parquet: " in refused([str(bad.rename(folder / "x.parquet"))]), True)
+    check("no tokenizer", f"--tokenizer {folder}/nosuch: " in refused([str(path)], str(folder / "nosuch")), True)
+
+
+with tempfile.TemporaryDirectory() as made:
+    test_all(pathlib.Path(made))
+print(f"{passed} passed, {failed} failed")
+sys.exit(failed > 0)
