@@ -124,16 +124,16 @@ static void compare_all(int64_t limit, int split, tally *local, tally *pipeline)
             }
 }
 
-/* Nearly all are optimal, and none is far from it. Under a limit that holds for local replay; through the pipeline no
-   chunk is dropped that K would keep, which costs some of them a tenth. */
+/* All are optimal without a limit. With one nearly all are that replay locally; through the pipeline no chunk is dropped
+   that K would keep, which costs some of them a tenth. */
 static void check_small_pipelines(int64_t limit, int split_backward) {
     tally local = {0, 0, 0}, pipeline = {0, 0, 0};
     compare_all(limit, split_backward, &local, &pipeline);
     CHECK(local.solved + pipeline.solved > harness_rounds(150, 50));
-    CHECK(local.optimal * 100 >= local.solved * 95);
+    CHECK(local.optimal * 100 >= local.solved * (limit > 0 ? 98 : 100));
     CHECK(local.worst <= 0.03);
-    CHECK(pipeline.optimal * 100 >= pipeline.solved * (limit > 0 ? 80 : 95));
-    CHECK(pipeline.worst <= (limit > 0 ? 0.15 : 0.03));
+    CHECK(pipeline.optimal * 100 >= pipeline.solved * (limit > 0 ? 82 : 100));
+    CHECK(pipeline.worst <= 0.12);
     harness_report("%d of %d and %d of %d optimal, at worst %.1f and %.1f %% off", (int)local.optimal, (int)local.solved,
                    (int)pipeline.optimal, (int)pipeline.solved, local.worst * 100, pipeline.worst * 100);
 }
@@ -416,6 +416,99 @@ TEST(very_many_stages) {
     cf_plan_free(plan);
 }
 
+/* ---- how good ---- */
+
+/* What `best` makes of a kind of small batches: the geometric mean of makespan / bound of 24 of them with few candidates.
+   The means are as measured (2026-11-24) and may rise by 0.3 %. A policy that makes schedules a little longer on the
+   whole shows here and in no other test. Whoever changes the search measures anew what it changed, and says why. */
+typedef struct quality {
+    const char *name;
+    cf_replay replay;
+    int64_t n_virtual;
+    cf_placement placement;
+    int split;
+    int64_t limit; /* chunks: CF_NO_LIMIT, 0: by default, more: this many halves of n_stages x n_virtual */
+    int by_bytes;  /* 1: some_bytes are the limit, instead of chunks */
+    double mean;
+} quality;
+
+static const quality qualities[] = {
+    {"no limit", CF_REPLAY_LOCAL, 1, CF_PLACEMENT_LOOP, 0, CF_NO_LIMIT, 0, 1.0366},
+    {"default", CF_REPLAY_LOCAL, 1, CF_PLACEMENT_LOOP, 0, 0, 0, 1.0496},
+    {"a chunk a stage", CF_REPLAY_LOCAL, 1, CF_PLACEMENT_LOOP, 0, 2, 0, 1.0532},
+    {"half of that", CF_REPLAY_LOCAL, 1, CF_PLACEMENT_LOOP, 0, 1, 0, 1.0645},
+    {"bytes", CF_REPLAY_LOCAL, 1, CF_PLACEMENT_LOOP, 0, 0, 1, 1.1059},
+    {"split", CF_REPLAY_LOCAL, 1, CF_PLACEMENT_LOOP, 1, 2, 0, 1.0538},
+    {"replays through the pipeline", CF_REPLAY_PIPELINE, 1, CF_PLACEMENT_LOOP, 0, 0, 0, 1.1737},
+    {"those, a chunk a stage", CF_REPLAY_PIPELINE, 1, CF_PLACEMENT_LOOP, 0, 2, 0, 1.1013},
+    {"two rows", CF_REPLAY_LOCAL, 2, CF_PLACEMENT_LOOP, 0, 0, 0, 1.0888},
+    {"two rows without a limit", CF_REPLAY_LOCAL, 2, CF_PLACEMENT_ANY, 0, CF_NO_LIMIT, 0, 1.0334},
+    {"a split V", CF_REPLAY_LOCAL, 2, CF_PLACEMENT_V, 1, 2, 0, 1.0332},
+    {"a split V in bytes", CF_REPLAY_LOCAL, 2, CF_PLACEMENT_V, 1, 0, 1, 1.0853},
+};
+
+/* Lengths with one in five up to eight chunks long; every other batch with costs of pairs, every third with transfers. */
+static cf_plan *draw_quality(harness_rng *rng, int i, cf_schedule_desc *desc, cf_timing *timing) {
+    int64_t lengths[16], n = harness_between(rng, 6, 16), j;
+    for (j = 0; j < n; j++) lengths[j] = harness_between(rng, 1, j % 5 == 0 ? 64 : 8);
+    memset(timing, 0, sizeof *timing);
+    timing->all.forward.per_token = 1;
+    timing->all.forward.per_pair = i % 2 ? 1.0 / 32 : 0;
+    timing->latency = i % 3 == 2 ? 0.5 : 0;
+    timing->seconds_per_token = i % 3 == 2 ? 1.0 / 16 : 0;
+    desc->shape.n_stages = harness_between(rng, 2, 6);
+    desc->shape.k = harness_between(rng, 1, 3);
+    desc->timing = timing;
+    return pack(lengths, n, 8, 0);
+}
+
+/* Room for the activations of two chunks more than half of the stages, and for what the longest group hands on, twice. */
+static int64_t some_bytes(const cf_plan *plan, const cf_schedule_desc *desc) {
+    int64_t longest = 0, i;
+    for (i = 0; i < plan->n_chunks; i++)
+        if (cf_chunk_state_tokens(plan, i) > longest) longest = cf_chunk_state_tokens(plan, i);
+    return desc->shape.n_virtual * (2 * 2 * (longest + 8) + (desc->shape.n_stages + 4) / 2 * 64);
+}
+
+static void check_quality(const quality *q) {
+    double sum = 0;
+    int i;
+    for (i = 0; i < 24; i++) {
+        harness_rng rng = {(uint64_t)(1000 * (i + 1))};
+        cf_schedule_desc desc = {0};
+        cf_search_report report;
+        cf_timing timing;
+        cf_plan *plan = draw_quality(&rng, i, &desc, &timing);
+        memset(&report, 0, sizeof report);
+        desc.shape.replay = q->replay;
+        desc.shape.n_virtual = q->n_virtual;
+        desc.shape.placement = q->placement;
+        desc.split_backward = q->split;
+        desc.limits.chunks = q->limit > 0 ? (q->limit * desc.shape.n_stages * q->n_virtual + 1) / 2 : q->limit;
+        if (q->by_bytes) {
+            desc.limits.per_token.activations = 8;
+            desc.limits.per_token.state = 1;
+            desc.limits.per_token.state_gradient = 1;
+            desc.limits.per_token.boundary = 1;
+            desc.limits.bytes = some_bytes(plan, &desc);
+        }
+        desc.budget = 16;
+        desc.report = &report;
+        harness_note("%s, batch %d", q->name, i);
+        CHECK(makespan_of(plan, &desc, NULL) > 0);
+        CHECK(report.bound > 0);
+        sum += log(report.makespan / report.bound);
+        cf_plan_free(plan);
+    }
+    harness_note("%s: %.4f", q->name, exp(sum / 24));
+    CHECK(exp(sum / 24) <= q->mean * 1.003);
+}
+
+TEST(is_as_good_as_it_was) {
+    size_t i;
+    for (i = 0; i < sizeof qualities / sizeof qualities[0]; i++) check_quality(&qualities[i]);
+}
+
 /* ---- the report, the budget, determinism ---- */
 
 static int64_t binary_digits(int64_t x) { return x > 0 ? 1 + binary_digits(x / 2) : 0; }
@@ -500,4 +593,4 @@ SUITE(search, CASE(optimal_on_small_pipelines), CASE(optimal_on_small_pipelines_
       CASE(optimal_on_small_pipelines_with_split_backwards), CASE(suite_is_near_the_bound),
       CASE(suite_is_never_worse_than_a_fixed_schedule), CASE(a_v_under_tight_limits),
       CASE(a_larger_limit_is_hardly_ever_worse), CASE(no_limit_is_no_worse_than_the_default_one),
-      CASE(a_limit_beyond_all_chunks), CASE(very_many_stages));
+      CASE(a_limit_beyond_all_chunks), CASE(very_many_stages), CASE(is_as_good_as_it_was));
