@@ -976,30 +976,6 @@ TEST(no_argument_is_forgotten) {
     CHECK((int)N_ARGUMENTS >= (int)N_TRIES);
 }
 
-/* As many actions as there may be are not refused for that, one more are. Nobody looks at them: there is no memory, and
-   where pointers have 32 bits, their times fill more than could be pointed to. */
-TEST(claims_of_as_many_as_there_may_be) {
-    int64_t first[2] = {0, 0}, more;
-    const cf_result none = sizeof(size_t) < 8 ? CF_ERROR_OVERFLOW : CF_ERROR_MEMORY;
-    cf_simulate_desc quick = {0};
-    cf_schedule claims;
-    cf_error error;
-    set_up();
-    quick.no_bounds = 1;
-    quick.allocator = &small;
-    claims = *schedule;
-    claims.shape.n_stages = 1;
-    claims.first = first;
-    for (more = 0; more < 2; more++) {
-        claims.n_actions = first[1] = CF_MAX_ACTIONS + more;
-        POISON();
-        CHECK_INT(cf_simulate(plan, &claims, &quick, ROOM, &error), more ? CF_ERROR_LIMIT : none);
-        if (more) check_numbers(&error, "n_actions", claims.n_actions, CF_MAX_ACTIONS);
-        CHECK_POISON(out, sizeof out);
-    }
-    tear_down();
-}
-
 /* A number that is none, of each virtual stage in turn: it is found there, and nothing is looked at behind the last. */
 TEST(times_of_every_stage_are_looked_at) {
     cf_stage_cost *exact = (cf_stage_cost *)calloc(6, sizeof *exact);
@@ -1165,6 +1141,6 @@ TEST(a_budget_takes_any_number) {
 
 SUITE(boundaries, CASE(every_member_takes_any_number), CASE(a_budget_takes_any_number),
       CASE(every_argument_takes_any_number), CASE(no_argument_is_forgotten), CASE(claims_take_no_memory),
-      CASE(claims_of_as_many_as_there_may_be), CASE(times_of_every_stage_are_looked_at),
+      CASE(times_of_every_stage_are_looked_at),
       CASE(no_chunks_take_no_time), CASE(seconds_that_do_not_add_up), CASE(a_standalone_chunk_with_an_index),
       CASE(a_prefix_that_no_chunk_has), CASE(a_budget_for_no_plan));
