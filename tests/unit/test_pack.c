@@ -769,7 +769,34 @@ TEST(ranks_are_balanced_on_larger_batches) {
     }
     REQUIRE(judged > 100);
     harness_report("dearest rank / max(mean, dearest unit): mean %.4f", spread / judged);
-    CHECK(spread / judged <= 1.05);
+    CHECK(spread / judged <= 1.022); /* as measured, and a tenth of a percent */
+}
+
+/* On many ranks it takes many exchanges, about eight for each: with a few dozen the dearest stays further above the mean
+   than it may, which is as measured. */
+TEST(a_hundred_ranks_are_evened_out) {
+    static const struct {
+        int64_t n_ranks, n, chunk_size;
+        double most;
+    } cases[] = {{100, 3000, 256, 1.0025}, {200, 2500, 128, 1.016}, {1000, 4000, 64, 1.817}};
+    static int64_t lengths[4000];
+    size_t i;
+    for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        harness_rng rng = {71 + i};
+        cf_pack_desc desc = with_chunk_size(cases[i].chunk_size);
+        cf_plan_stats stats;
+        cf_plan *plan;
+        int64_t j;
+        for (j = 0; j < cases[i].n; j++)
+            lengths[j] = harness_between(&rng, 1, j % 50 == 0 ? 2 * desc.chunk_size : desc.chunk_size / 2);
+        desc.n_ranks = cases[i].n_ranks;
+        desc.cost.per_token = 1;
+        REQUIRE((plan = pack(lengths, cases[i].n, &desc)) != NULL);
+        cf_plan_measure(plan, &desc.cost, &stats);
+        harness_note("%d ranks: %.5f", (int)cases[i].n_ranks, stats.rank_cost_spread);
+        CHECK(stats.rank_cost_spread <= cases[i].most);
+        cf_plan_free(plan);
+    }
 }
 
 /* Evening out may move sequences into chunks that would else be idle, but it never costs a step: the steps are those
@@ -1482,6 +1509,7 @@ SUITE(pack, CASE(paper_example_of_16_sequences), CASE(paper_example_of_four_sequ
       CASE(cost_split_makes_the_dearest_slice_as_cheap_as_can_be), CASE(cost_split_shortens_late_slices),
       CASE(cost_split_of_a_long_sequence), CASE(cost_split_of_a_flat_cost_makes_full_slices), CASE(costs_count_padding),
       CASE(even_split), CASE(ranks_are_balanced_against_every_assignment), CASE(ranks_are_balanced_on_larger_batches),
+      CASE(a_hundred_ranks_are_evened_out),
       CASE(ranks_need_no_more_steps_than_the_packing_of_one_rank), CASE(ranks_are_balanced_by_the_callers_costs),
       CASE(chunks_are_exchanged_between_ranks), CASE(short_sequences_move_to_idle_ranks), CASE(more_ranks_than_chunks),
       CASE(as_many_ranks_as_there_can_be), CASE(too_many_idle_chunks_are_refused),
