@@ -430,7 +430,7 @@ test_memory_limit() {
         "--k 4 --limit none --limit-bytes 70G" "--k 4 --limit none --limit-bytes 75G --schedule gpipe"; do
         # shellcheck disable=SC2086
         quick cf plan $at $options --plan-json held_plan.json --json held.json --summary long
-        most=$(sed -n 's/^memory limit  *\([0-9.]*\) GiB.*/\1/p' out)
+        most=$(sed -n 's/^memory limit  *the \([0-9.]*\) GiB of the .*/\1/p' out)
         same "limits/memory/$options" "0 yes 1" "$code $(gib | awk -v most="$most" '{ print $1 <= most ? "yes" : $1 }'
             ) $(grep -c '^peak memory .*; the schedule is held down to fit$' out)"
         cf check --plan held_plan.json held.json
@@ -438,10 +438,28 @@ test_memory_limit() {
     done
     # shellcheck disable=SC2086
     cf plan $at --k 4 --limit none --schedule gpipe --summary long
-    same limits/memory/others "0 1" "$code $(grep -c "^peak memory .*, MORE THAN the GPU's 79.65 GiB$" out)"
+    same limits/memory/others "0 1" "$code $(grep -c \
+        "^peak memory .*, MORE THAN the 72.48 GiB of the GPU less the reserve of 9 %$" out)"
+    # shellcheck disable=SC2086
+    cf plan $at --k 4 --limit none --schedule gpipe --reserve 0 --summary long
+    same limits/memory/others/all "0 1" "$code $(grep -c "^peak memory .*, MORE THAN the 79.65 GiB of the GPU$" out)"
     # shellcheck disable=SC2086
     cf plan $at --k 4 --limit none --limit-bytes 30G --summary long
-    same limits/memory/too-little "0 1" "$code $(grep -c "^peak memory .*, MORE THAN the limit's 30.00 GiB$" out)"
+    same limits/memory/too-little "0 1" "$code $(grep -c "^peak memory .*, MORE THAN the 30.00 GiB of the limit$" out)"
+    # What tune's best may hold is what plan, compare and report hold theirs to; a written limit has no reserve.
+    # shellcheck disable=SC2086
+    printf '%s\n' 20K 3K 5K >few
+    for options in "" "--reserve 20" "--limit-bytes 70G"; do
+        cf plan $at --k 1 $options --summary long
+        sed -n 's/^memory limit  *the \([0-9.]*\) GiB.*/\1/p' out >limit
+        quick cf compare $at --k 1 --budget 1 $options few
+        sed -n 's/^memory limit  *the \([0-9.]*\) GiB.*/\1/p' out >>limit
+        quick cf report $at --k 1 --budget 1 $options few -o held.html --json -
+        sed -n 's/^ *"limit_bytes": \([0-9]*\),*$/\1/p' out | awk '{ printf "%.2f\n", $1 / 2 ^ 30 }' >>limit
+        quick cf tune ${at#* * } --pp 4 --chunk-sizes 8K --ks 1 --budget 1 --schedules paper --batches 1 $options few
+        sed -n 's/^GPU .*, \([0-9.]*\) GiB for each; .*/\1/p' out >>limit
+        same "limits/memory/one rule $options" "4 1" "$(wc -l <limit | tr -d ' ') $(sort -u limit | wc -l | tr -d ' ')"
+    done
     # shellcheck disable=SC2086
     quick cf compare $at --k 4 --limit none --tsv long
     same limits/memory/compare "best" "$(column out held_down >held; column out schedule | paste held - | awk '

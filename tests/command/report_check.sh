@@ -168,7 +168,7 @@ d = json.load(open("data.json"))
 pays = [t for t in d["tried"] if t["pays"]]
 named = set(re.findall(r"--[a-z][a-z-]*", " ".join(d["advice"])))
 tried = set(re.findall(r"--[a-z][a-z-]*", pays[-1]["options"] if pays else ""))
-limit = d.get("limit_bytes", d.get("gpu_memory", 0))
+limit = d.get("limit_bytes", 0)
 wrong = [named - tried, [t for t in d["tried"] if t["pays"] and not (t["fits"] and t["memory"] <= limit)]]
 said = d.get("do", "")
 right = said.startswith("Do this: " + pays[-1]["options"] if pays else "Keep these options") if d["tried"] else not said
@@ -196,12 +196,12 @@ test_advice() {
     # shellcheck disable=SC2086
     advised full $large full
     same report/advice/full/ranks 1 "$(grep -c '^Ranks are uneven: .*steps, but the chunks of a sequence of 262,144 tok' out)"
-    advised=$(sed -n 's/^Do this: \(.*\) takes an estimated \([0-9.]*\) s.* in \([0-9.]*\) of 140.40 GiB.*/\1/p' out)
-    said=$(sed -n 's/^Do this: .* takes an estimated \([0-9.]*\) s.* in \([0-9.]*\) of 140.40 GiB.*/\1 \2/p' out)
+    advised=$(sed -n 's/^Do this: \(.*\) takes an estimated \([0-9.]*\) s.* in \([0-9.]*\) of 127.77 GiB.*/\1/p' out)
+    said=$(sed -n 's/^Do this: .* takes an estimated \([0-9.]*\) s.* in \([0-9.]*\) of 127.77 GiB.*/\1 \2/p' out)
     # shellcheck disable=SC2086
     cf plan $large $advised --summary full
-    same report/advice/full/run "$said of the GPU's" "$(sed -n 's/^makespan  *\([0-9.]*\) s.*/\1/p' out) $(
-        sed -n "s/^peak memory  *\([0-9.]*\) GiB on stage [0-9], \(of the GPU's\).*/\1 \2/p" out)"
+    same report/advice/full/run "$said of the 127.77 GiB of the GPU" "$(sed -n 's/^makespan  *\([0-9.]*\) s.*/\1/p' out) $(
+        sed -n "s/^peak memory  *\([0-9.]*\) GiB on stage [0-9], \(of the .* GiB of the GPU\).*/\1 \2/p" out)"
 }
 
 # Pictures: plan --svg and --memory-svg, and the two in tools/README.md, which its command makes again.

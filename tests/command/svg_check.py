@@ -100,7 +100,7 @@ def check_memory(schedule, path, report, kind):
     # The upper edge stands for the highest peak and a twentieth more, or for a limit above it that is near.
     peaks = [m["total"] for m in s["memory"]] if "memory" in s else s["peak_tokens"]
     top = max(peaks)
-    limit = report.get("gpu_memory", 0)
+    limit = report.get("limit_bytes", 0)
     if top < limit <= 3 * top:
         top = limit
     for stage, line in enumerate(lines):

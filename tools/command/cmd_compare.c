@@ -430,6 +430,8 @@ static int print_table(const comparison *t) {
            pipeline_unit(t->pipe.unit_cost), t->pipe.unit_cost ? "" : ", estimated",
            t->pipe.gpu_bytes > 0 ? ". GiB: of the fullest GPU; with !\n                  more than it may hold, with * "
                                    "best is held down to that" : "");
+    if (t->pipe.gpu_bytes > 0)
+        printf("memory limit      the %.2f GiB %s\n", modelling_gib(t->pipe.gpu_bytes), pipeline_room_words(&t->pipe));
     if (t->pipe.memory.state_window > 0)
         puts("                  waits: the part of all stages' time in which passes wait for their stream of state");
     putchar('\n');

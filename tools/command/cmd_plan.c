@@ -327,8 +327,8 @@ static void print_limits(const planned *made) {
         printf(" tokens%s%s\n", schedule->shape.n_virtual > 1 ? " on each virtual stage" : "",
                asked->limit_state ? "" : ", which is the default");
     if (made->pipe.gpu_bytes > 0 && (schedule->kind == CF_SCHEDULE_BEST || asked->limit_bytes > 0))
-        printf("memory limit      %.2f GiB on each GPU%s\n", modelling_gib(made->pipe.gpu_bytes),
-               asked->limit_bytes > 0 ? "" : ", which is all that it has; --limit-bytes holds it to less");
+        printf("memory limit      the %.2f GiB %s%s\n", modelling_gib(made->pipe.gpu_bytes),
+               pipeline_room_words(&made->pipe), asked->limit_bytes > 0 ? "" : "; --limit-bytes for another");
 }
 
 static void print_input(const planned *made) {

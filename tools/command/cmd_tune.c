@@ -54,9 +54,7 @@ static const cli_option options[] = {
      .max = INT64_MAX / 1000, .help = "memory of each GPU; default the GPU's less the reserve"},
     {.name = "--limit", .value = "BYTES", .kind = CLI_TEXT, .offset = offsetof(tune_options, old_limit),
      .help = "what --limit-bytes was called"},
-    {.name = "--reserve", .value = "PERCENT", .kind = CLI_NUMBER, .offset = offsetof(tune_options, reserve), .max = 99,
-     .help = "of the GPU's memory that stay free, because formulas say too\n"
-     "little rather than too much; default 9"},
+    RESERVE_OPTION(tune_options, reserve),
     {.name = "--tolerance", .value = "PERCENT", .kind = CLI_MILLIONTHS, .offset = offsetof(tune_options, tolerance),
      .max = 100000000, .help = "how much slower than the fastest the best may be where it needs\n"
      "less memory or is simpler; default 1"},

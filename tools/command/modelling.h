@@ -123,6 +123,12 @@ typedef struct gpu_options {
      .help = "seconds lost around each kernel; default 0.000005. Trainers in\n"                                    \
      "Python are nearer to 0.00002 .. 0.00004"}
 
+/* The entry of an option table; CF_TUNE_RESERVE is its default. */
+#define RESERVE_OPTION(type, member)                                                                               \
+    {.name = "--reserve", .value = "PERCENT", .kind = CLI_NUMBER, .offset = offsetof(type, member), .max = 99,     \
+     .help = "of the GPU's memory that stay free, because formulas say too\n"                                      \
+     "little rather than too much; default 9"}
+
 /* Finds a GPU by name; NULL after a message. */
 const cf_gpu *modelling_gpu(const char *command, const char *name);
 

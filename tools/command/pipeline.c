@@ -232,7 +232,7 @@ static int take_model(const char *command, const pipeline_options *asked, int64_
     if (!asked->gpu.name) return CLI_OK;
     p->estimates = 1;
     code = modelling_take_gpu(command, &asked->gpu, &p->gpu);
-    if (code == CLI_OK && p->gpu_bytes == 0) p->gpu_bytes = p->gpu.memory;
+    if (code == CLI_OK && p->gpu_bytes == 0) p->gpu_bytes = p->gpu.memory - p->gpu.memory / 100 * asked->reserve;
     return code;
 }
 
@@ -714,6 +714,15 @@ void pipeline_print_setting(const pipeline *p) {
     modelling_print_stream(&p->memory);
 }
 
+const char *pipeline_room_words(const pipeline *p) {
+    char *text = cli_scratch();
+    int reserved = p->asked->limit_bytes == 0 && p->asked->reserve > 0;
+
+    if (!reserved) return p->asked->limit_bytes > 0 ? "of the limit" : "of the GPU";
+    snprintf(text, CLI_SCRATCH_BYTES, "of the GPU less the reserve of %lld %%", (long long)p->asked->reserve);
+    return text;
+}
+
 static int64_t most_in_host(const pipeline_run *run, int64_t n_stages) {
     int64_t s, most = 0;
 
@@ -727,8 +736,8 @@ void pipeline_print_memory(const pipeline *p, const pipeline_run *run) {
     printf("peak memory       %.2f GiB on stage %lld", modelling_gib(run->memory[run->fullest].total),
            (long long)run->fullest);
     if (p->gpu_bytes > 0)
-        printf(", %s %s %.2f GiB", pipeline_fits(p, run) ? "of" : "MORE THAN",
-               p->asked->limit_bytes > 0 ? "the limit's" : "the GPU's", modelling_gib(p->gpu_bytes));
+        printf(", %s the %.2f GiB %s", pipeline_fits(p, run) ? "of" : "MORE THAN", modelling_gib(p->gpu_bytes),
+               pipeline_room_words(p));
     if (run->held_down) printf("; the schedule is held down to fit");
     if (p->memory.state_window > 0)
         printf(", %.2f GiB in host memory", modelling_gib(most_in_host(run, p->n_stages)));

@@ -22,12 +22,13 @@ typedef struct pipeline_options {
     int64_t budget;
     modelling_options model; /* its stages and ranks are those above and of the packing */
     gpu_options gpu;
+    int64_t reserve;
     term_options terms;
     int64_t stream;
     const char *costs;
 } pipeline_options;
 
-#define PIPELINE_DEFAULTS {.stages = 1, .gpu = GPU_DEFAULTS, .terms = TERM_DEFAULTS}
+#define PIPELINE_DEFAULTS {.stages = 1, .gpu = GPU_DEFAULTS, .reserve = CF_TUNE_RESERVE, .terms = TERM_DEFAULTS}
 
 #define PIPELINE_K_DEFAULT "default: the largest of 1, 2 and 4\nthat memory allows, which is said"
 
@@ -50,7 +51,8 @@ typedef struct pipeline_options {
     {.name = "--limit-bytes", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.limit_bytes),      \
      .min = 1, .max = INT64_MAX / 1000,                                                                            \
      .help = "most of these bytes that a stage holds at once; with --model in\n"                                   \
-     "their place, all that a GPU may hold: default the GPU's"}
+     "their place, all that a GPU may hold: default the GPU's less the\n"                                          \
+     "reserve"}
 
 /* For commands that make schedules of several kinds; members n_virtual and placement. */
 #define VIRTUAL_OPTIONS(type)                                                                                      \
@@ -108,6 +110,7 @@ typedef struct pipeline_options {
     MODELLING_MODEL_OPTIONS(type, member.model),                                                                   \
     MODELLING_SPLIT_OPTIONS(type, member.model),                                                                   \
     GPU_OPTIONS(type, member.gpu, "costs are estimated for it and the\nmodel, stage by stage"),                    \
+    RESERVE_OPTION(type, member.reserve),                                                                          \
     TERM_OPTIONS(type, member.terms),                                                                              \
     STREAM_OPTION(type, member.stream)
 
@@ -125,7 +128,8 @@ typedef struct pipeline {
     int64_t *limits; /* (n_stages), or NULL */
     int64_t limit_state; /* as limit */
     int64_t limit_bytes; /* of those below; 0: not given */
-    int64_t gpu_bytes;   /* with a model: all that a GPU may hold; 0: not known */
+    int64_t gpu_bytes;   /* with a model: all that a GPU may hold, which is its memory less the reserve where nothing
+                            was given; 0: not known */
     cf_bytes bytes;
     int counts_bytes;
     int unit_cost;
@@ -212,6 +216,9 @@ cf_result pipeline_run_of(const pipeline *p, const cf_plan *plan, const cf_sched
 /* The limits for cf_schedule_validate on a schedule with n_virtual virtual stages a stage. *limits is to be freed,
    also where it is NULL. Returns an exit code. */
 int pipeline_limits(const pipeline *p, int64_t n_virtual, cf_validate_desc *out, int64_t **limits);
+
+/* Where p->gpu_bytes come from: "of the GPU less the reserve of 9 %" or the like. In a cli_scratch. */
+const char *pipeline_room_words(const pipeline *p);
 
 /* A time for people: whole numbers with commas, others with six digits or more. The text is in a cli_scratch. */
 const char *pipeline_time(double time);

@@ -6,9 +6,11 @@ const plot = makeScratch();
 // {all, name} of the limit that a schedule had to keep to; null where there is none.
 function limitOf(s) {
   const from = s.from;
-  if (data.held === "bytes" && from.memory && data.gpu_memory)
-    return {all: data.gpu_memory, name: `${data.gpu} has ${gib(data.gpu_memory)}`};
-  if (data.held === "bytes") return data.limit_bytes ? {all: data.limit_bytes, name: held(data.limit_bytes)} : null;
+  if (data.held === "bytes" && !data.limit_bytes) return null;
+  if (data.held === "bytes" && from.memory)
+    return {all: data.limit_bytes, name: gib(data.limit_bytes)
+      + (data.gpu_memory ? ` of the ${gib(data.gpu_memory)} of one ${data.gpu}` : "")};
+  if (data.held === "bytes") return {all: data.limit_bytes, name: held(data.limit_bytes)};
   if (!from.limits) return null;
   const chunks = Math.max(...from.limits) / from.virtual_stages, all = chunks * data.chunk_size;
   return {all, name: `${number(chunks)} chunks on the stage that has most, if all are full: ${held(all)}`};

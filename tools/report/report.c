@@ -396,6 +396,7 @@ static void write_schedule(json_writer *w, const report *r, const report_schedul
 
 static void write_setting(json_writer *w, const report *r) {
     const cf_plan *plan = r->packed->plan;
+    int64_t limit = r->pipe->gpu_bytes > 0 ? r->pipe->gpu_bytes : r->pipe->limit_bytes;
     cf_plan_stats stats;
 
     cf_plan_measure(plan, NULL, &stats);
@@ -414,7 +415,7 @@ static void write_setting(json_writer *w, const report *r) {
     json_text_member(w, "unit", r->pipe->unit_cost ? "token times" : "s");
     json_bool_member(w, "estimated", !r->pipe->unit_cost);
     json_text_member(w, "held", held_unit_of(r->pipe) == HELD_TOKENS ? "tokens" : "bytes");
-    if (r->pipe->limit_bytes > 0) json_integer_member(w, "limit_bytes", r->pipe->limit_bytes);
+    if (limit > 0) json_integer_member(w, "limit_bytes", limit);
     if (r->pipe->has_model) modelling_write(w, &r->pipe->model);
     if (!r->pipe->estimates) return;
     json_text_member(w, "gpu", r->pipe->gpu.name);

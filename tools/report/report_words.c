@@ -202,7 +202,7 @@ static const char *largest_term(const cf_memory_report *m, int64_t *bytes) {
 /* What holds most of it. */
 static int say_memory(const report *r, const report_schedule *s, char *text, size_t size) {
     const cf_memory_report *m;
-    char all[64] = "";
+    char all[96] = "";
     int64_t most;
     const char *name;
 
@@ -210,7 +210,7 @@ static int say_memory(const report *r, const report_schedule *s, char *text, siz
     m = &s->memory[s->fullest];
     name = largest_term(m, &most);
     if (r->pipe->gpu_bytes > 0)
-        snprintf(all, sizeof all, " of the %.2f that it may hold", modelling_gib(r->pipe->gpu_bytes));
+        snprintf(all, sizeof all, " of the %.2f %s", modelling_gib(r->pipe->gpu_bytes), pipeline_room_words(r->pipe));
     snprintf(text, size, "Memory: stage %lld holds the most, %.2f GiB%s; its largest term is %s, %.2f GiB.%s",
              (long long)s->fullest, modelling_gib(m->total), all, name, modelling_gib(most),
              s->held_down ? " The schedule is held down to fit." : "");

@@ -319,7 +319,7 @@ static int open_winner(winner *w, int64_t batch) {
     code = pipeline_open("tune", &w->pipeline, split->dp, &w->pipe);
     if (code != CLI_OK) return code;
     w->pipe.model.parallel = *split;
-    w->pipe.gpu.memory = tuning->limit_bytes;
+    w->pipe.gpu_bytes = tuning->limit_bytes;
     w->pipe.memory.state_window = w->candidate->state_window;
     return packing_of_lengths(&w->packing, job->list.path, &tuning->batches[batch * tuning->batch], tuning->batch,
                               &w->packed);
