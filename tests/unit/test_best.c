@@ -563,6 +563,28 @@ TEST(report_says_what_was_done) {
     }
 }
 
+/* What reaches a bound cannot be made shorter: equal chunks, which the fixed kinds are optimal for, take no search. */
+TEST(a_search_ends_at_its_bound) {
+    int64_t lengths[16], i;
+    int which;
+    for (which = 0; which < 8; which++) {
+        cf_schedule_desc desc = {0};
+        cf_search_report report;
+        cf_plan *plan;
+        for (i = 0; i < 16; i++) lengths[i] = which & 1 ? 3 : 1;
+        plan = pack(lengths, 16, 1, 0);
+        memset(&report, 0, sizeof report);
+        desc.shape.n_stages = which & 2 ? 4 : 1;
+        desc.shape.k = 3;
+        desc.limits.chunks = which & 4 ? CF_NO_LIMIT : 0;
+        desc.report = &report;
+        harness_note("case %d", which);
+        CHECK(makespan_of(plan, &desc, NULL) == report.bound);
+        CHECK(report.n_tried > 0 && report.n_tried <= 8);
+        cf_plan_free(plan);
+    }
+}
+
 /* More candidates never make it worse. */
 TEST(a_larger_budget_is_no_worse) {
     int i;
@@ -586,7 +608,8 @@ TEST(a_larger_budget_is_no_worse) {
     }
 }
 
-SUITE(best, CASE(paper_example), CASE(report_says_what_was_done), CASE(a_larger_budget_is_no_worse));
+SUITE(best, CASE(paper_example), CASE(report_says_what_was_done), CASE(a_search_ends_at_its_bound),
+      CASE(a_larger_budget_is_no_worse));
 
 /* Searches long enough to be a program of its own, without sanitizers: see the Makefile. */
 SUITE(search, CASE(optimal_on_small_pipelines), CASE(optimal_on_small_pipelines_under_limits),

@@ -864,6 +864,7 @@ TEST(csv_arguments_are_checked) {
         CHECK_STR(oracle_error_fault(&error), NULL);                                                                       \
     } while (0)
     REFUSE(format, SCHEDULE_CSV_FORMAT_COUNT, "format");
+    CHECK_INT(error.item, -1);
     REFUSE(kind, CF_SCHEDULE_COUNT, "kind");
     REFUSE(replay, CF_REPLAY_COUNT, "shape.replay");
     REFUSE(k, -1, "k");

@@ -54,13 +54,25 @@ TEST(a_drawing_has_every_node_and_edge) {
 
 TEST(virtual_stages_are_named_and_share_a_cluster) {
     cf_graph *g = example(2);
+    char name[24];
+    int stage, row;
     harness_text t = {NULL, 0, 0, 0, 0, 0};
     REQUIRE(g != NULL);
     CHECK_INT(graph_dot_write(g, "s", 0, harness_collect, &t, NULL), CF_OK);
     REQUIRE(t.at != NULL);
     CHECK_INT(count(t.at, "subgraph cluster_s"), 3);
     CHECK_INT(count(t.at, " @ "), g->n_nodes);
-    CHECK(count(t.at, " @ 5\"") > 0);
+    for (stage = 0; stage < 3; stage++) { /* each has its own two of the six, and nothing else */
+        char own[2][16], *begin, *end;
+        for (row = 0; row < 2; row++) snprintf(own[row], sizeof own[row], " @ %d\"", stage + 3 * row);
+        snprintf(name, sizeof name, "label=\"stage %d\"", stage);
+        REQUIRE((begin = strstr(t.at, name)) != NULL && (end = strstr(begin, "  }\n")) != NULL);
+        *end = 0;
+        CHECK_INT(count(begin, " @ "), g->n_nodes / 3);
+        CHECK_INT(count(begin, own[0]), g->n_nodes / 6);
+        CHECK_INT(count(begin, own[1]), g->n_nodes / 6);
+        *end = ' ';
+    }
     free(t.at);
     cf_graph_free(g);
 }

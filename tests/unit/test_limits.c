@@ -1,5 +1,5 @@
-/* Every number that has a most is taken up to that, and refused one above it by name, with the most in the record. Where
-   so much of something is more than a machine has, the call gets to what comes next and fails there instead. */
+/* Every number that has a most is taken up to that, and refused one above by name, with the most in the record. Where so
+   much of something is more than a machine has, the call gets to what comes next and fails there instead. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -228,6 +228,31 @@ TEST(of_schedules) {
     cf_plan_free(plan);
 }
 
+/* Nodes of a graph, of as many chunks and virtual stages as make just so many, and of one chunk more. */
+TEST(of_graphs) {
+    const int64_t most = CF_MAX_NODES / 2 / CF_MAX_STAGES;
+    static int64_t lengths[CF_MAX_NODES / 2 / CF_MAX_STAGES + 1];
+    int64_t more, split, i;
+    for (i = 0; i <= most; i++) lengths[i] = 1;
+    for (split = 0; split < 2; split++)
+        for (more = 0; more < 2; more++) {
+            int64_t chunks = (split ? most * 2 / 3 : most) + more, nodes = (2 + split) * chunks * CF_MAX_STAGES;
+            cf_graph_desc desc = {0};
+            cf_graph *graph = NULL;
+            cf_error error;
+            desc.shape.n_stages = CF_MAX_STAGES;
+            desc.split = (int)split;
+            desc.allocator = &nothing;
+            REQUIRE((plan = naive_pack(lengths, chunks, 1)) != NULL);
+            harness_note("%d chunks, split %d", (int)chunks, (int)split);
+            CHECK(cf_graph_make(plan, &desc, &graph, &error) == (more ? CF_ERROR_LIMIT : CF_ERROR_MEMORY) ||
+                  (!more && sizeof(size_t) < 8));
+            if (more) CHECK_STR(error.field, "n_nodes");
+            if (more) CHECK(error.got == nodes && error.wanted == CF_MAX_NODES);
+            cf_plan_free(plan);
+        }
+}
+
 /* A schedule of no passes has no loads, and nothing is written. */
 TEST(no_passes_have_no_loads) {
     cf_memory_load loads[3];
@@ -241,4 +266,5 @@ TEST(no_passes_have_no_loads) {
     cf_plan_free(plan);
 }
 
-SUITE(limits, CASE(of_packing), CASE(of_models), CASE(of_schedules), CASE(no_passes_have_no_loads));
+SUITE(limits, CASE(of_packing), CASE(of_models), CASE(of_schedules), CASE(of_graphs),
+      CASE(no_passes_have_no_loads));

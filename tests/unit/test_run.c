@@ -526,6 +526,27 @@ TEST(a_capacity_is_raised_only_where_all_is_well) {
     drop_fixture(&f);
 }
 
+/* Slices of a chunk come one behind the other, and the last ends within it; padding may lie between them. */
+TEST(slices_of_a_capacity_do_not_overlap) {
+    static const struct {
+        int64_t slice, by;
+        int sound;
+    } cases[] = {{0, 0, 1}, {1, -1, 0}, {2, -1, 0}, {2, -3, 0}, {3, -1, 0}, {3, 4, 1}, {3, 5, 0}, {2, 1, 0}, {0, 1, 0}};
+    const int64_t lengths[] = {3, 3, 3, 3};
+    cf_plan *plan = naive_pack(lengths, 4, 16);
+    size_t i;
+    REQUIRE(plan != NULL && plan->n_slices == 4);
+    plan->chunks[0].padded = 16;
+    for (i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cf_capacity most = {0};
+        harness_note("slice %d by %d", (int)cases[i].slice, (int)cases[i].by);
+        plan->slices[cases[i].slice].offset += cases[i].by;
+        CHECK_INT(cf_run_capacity(plan, NULL, 0, &most, NULL), cases[i].sound ? CF_OK : CF_ERROR_PLAN);
+        plan->slices[cases[i].slice].offset -= cases[i].by;
+    }
+    cf_plan_free(plan);
+}
+
 /* Without a schedule nothing has looked at the plan before, and with one nobody at other ranks' chunks. */
 TEST(a_capacity_is_not_read_past_the_plan) {
     static const struct {
@@ -1270,6 +1291,7 @@ TEST(an_empty_plan_runs) {
 
 SUITE(run, CASE(callbacks_and_counts_of_random_schedules), CASE(counts_by_hand),
       CASE(capacities_are_high_water_marks), CASE(a_capacity_is_raised_only_where_all_is_well),
+      CASE(slices_of_a_capacity_do_not_overlap),
       CASE(a_capacity_is_not_read_past_the_plan), CASE(a_seed_belongs_to_chunk_and_stage),
       CASE(an_error_in_a_pass_stops_the_run_at_every_position),
       CASE(the_failing_callback_is_named), CASE(a_record_belongs_to_its_call),
