@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import pickle
+import shlex
 import subprocess
 import sys
 import threading
@@ -503,6 +504,68 @@ def test_what_is_broken_is_not_valid():
             assert not isinstance(holder, list) or type(value) is not type(holder[way[-1]]) or holder[way[-1]] != value
             holder[way[-1]] = value
         assert validator().is_valid(made[name]) and not validator().is_valid(broken), f"{name}: {way} = {value!r}"
+
+
+# ---- from tune to a trainer's files ----
+
+
+def schedules_of_tune(drawn, tuned, limit):
+    """What the library says of the command's search: its plan of a batch and its winner's schedules of all ranks."""
+    lib, ffi, error = chunkflow.lib, chunkflow.ffi, chunkflow.ffi.new("cf_error *")
+
+    def call(function, *arguments):
+        assert function(*arguments, error) == 0, ffi.string(error.text)
+
+    desc = ffi.new("cf_tune_desc *", {
+        "model": lib.cf_model_find(b"qwen2.5-7b"), "gpu": lib.cf_gpu_find(b"h100-80g"), "n_chunk_sizes": 2, "n_ks": 2,
+        "parallel": {"tp": 2, "pp": 4, "dp": 2, "zero": 1, "recompute": lib.CF_RECOMPUTE_SELECTIVE},
+        "limit_bytes": limit, "batch": 32, "n_batches": 2, "memory": {"fragmentation": 5}, "split_backward": 1})
+    lists = ffi.new("int64_t[]", [8192, 16384]), ffi.new("int64_t[]", [2, 4])
+    desc.chunk_sizes, desc.ks = lists
+    numbers, tuning, plan = ffi.new("int64_t[]", tuned), ffi.new("cf_tuning **"), ffi.new("cf_plan **")
+    call(lib.cf_tune, numbers, len(tuned), desc, tuning)
+    assert tuning[0].winner >= 0
+    winner = tuning[0].candidates[tuning[0].winner]
+    split = tuning[0].splits[winner.split]
+    pack = ffi.new("cf_pack_desc *", {"chunk_size": winner.chunk_size, "n_ranks": split.dp})
+    call(lib.cf_pack, ffi.new("int64_t[]", drawn), len(drawn), pack, plan)
+    stages, timing = ffi.new("cf_stage_cost[]", split.pp), ffi.new("cf_timing *")
+    cost = ffi.new("cf_cost_desc *", {"model": desc.model, "gpu": desc.gpu, "parallel": split,
+                                      "chunk_size": winner.chunk_size, "stream": winner.state_window > 0})
+    call(lib.cf_cost_estimate, cost, stages, split.pp, timing, ffi.NULL)
+    simulation = ffi.new("cf_simulate_desc *", {"timing": timing})
+    texts = []
+    for rank in range(split.dp):
+        schedule, timeline = ffi.new("cf_schedule **"), ffi.new("cf_timeline **")
+        call(lib.cf_tune_schedule, desc, tuning[0], tuning[0].winner, plan[0], rank, schedule)
+        call(lib.cf_simulate, plan[0], schedule[0], simulation, timeline)
+        texts.append(chunkflow._json(lib.cf_write_schedule_json, schedule[0], timeline[0]))
+    return chunkflow._json(lib.cf_write_plan_json, plan[0], ffi.NULL), texts, winner.state_window
+
+
+def test_tune_leads_to_the_files_of_a_trainer():
+    """The commands that it prints, run as they stand, write what the library's own search says, byte for byte."""
+    rng = np.random.default_rng(11)
+    tuned = [int(n) for n in np.minimum(rng.lognormal(7.5, 1.5, 150).astype(int) + 1, 120000)]
+    (WORK / "tuned").write_text("".join(f"{n}\n" for n in tuned))
+    options = ("--model qwen2.5-7b --gpu h100-80g --tp 2 --pp 4 --dp 2 --recompute selective --chunk-sizes 8K,16K"
+               " --ks 2,4 --batch 32 --batches 2 --fragmentation 5 --split-backward").split()
+    drawn, seen = WORK / "drawn", []
+    for limit in (0, 26 << 30, 28 << 30):
+        more = ["--limit-bytes", str(limit)] if limit else []
+        text = subprocess.run([COMMAND, "tune", WORK / "tuned", *options, *more, "--batch-lengths", drawn], check=True,
+                              capture_output=True, text=True).stdout
+        printed = [line for line in text.splitlines() if line.startswith("  chunkflow plan ")]
+        assert len(printed) == 1, text
+        subprocess.run([COMMAND, *shlex.split(printed[0])[1:]], check=True, capture_output=True, cwd=WORK)
+        batch = [int(line) for line in drawn.read_text().split()]
+        assert len(batch) == 32
+        plan, schedules, window = schedules_of_tune(batch, tuned, limit)
+        assert (WORK / "plan.json").read_text() == plan, limit
+        head = '{\n  "format": "chunkflow-schedules", "version": 1, "n_ranks": 2,\n  "schedules": [\n'
+        assert (WORK / "schedules.json").read_text() == head + ",\n".join(schedules) + "]}\n", limit
+        seen.append(("schedules had to be held down to fit" in text, window > 0, "--schedule best" in printed[0]))
+    assert seen == [(False, False, False), (True, True, True), (True, False, True)], seen
 
 
 # ---- lengths of a data set; tests/torch/lengths.py has those that need a tokenizer ----
