@@ -279,6 +279,15 @@ CHUNKFLOW_API const char *cf_split_method_name(cf_split_method split);
    finite, not negative, and not fall as length grows. Must be a pure function: it is called in no particular order. */
 typedef double (*cf_slice_cost_fn)(int64_t begin, int64_t length, void *user);
 
+/* Of a sequence: its first `tokens` tokens are those of sequence `with` as well, with all that a model makes of them.
+   Equal tokens that come with other images, or that a mixture of experts must route otherwise, are not the same. */
+typedef struct cf_share {
+    int64_t with;   /* another sequence of the batch */
+    int64_t tokens; /* 0: it shares nothing, and `with` means nothing */
+} cf_share;
+
+#define CF_SHARE_LEAST 128
+
 /* How to pack. Zero means default in every member; only chunk_size must be given. */
 typedef struct cf_pack_desc {
     int64_t chunk_size;           /* most tokens in a chunk, alignment padding included; 1 .. CF_MAX_CHUNK_SIZE */
@@ -293,11 +302,15 @@ typedef struct cf_pack_desc {
                                      all rows of the batch weigh as much as all its attention pairs */
     cf_slice_cost_fn slice_cost;  /* used in place of `cost` where given */
     void *slice_cost_user;
+    const cf_share *shares;       /* (n) which sequences begin alike: their common rows are computed once. NULL: none
+                                     do. Only for best fit */
+    int64_t share_least;          /* a beginning of fewer tokens is computed for each, as if it were not shared; and a
+                                     longer one is shared down to a multiple of align. 0: CF_SHARE_LEAST */
     const cf_allocator *allocator;
 } cf_pack_desc;
 
 typedef struct cf_slice {
-    int64_t sequence; /* index into the caller's lengths */
+    int64_t sequence; /* index into the caller's lengths; of several that run through the slice, the first in order */
     int64_t begin;    /* first token, counted in the sequence */
     int64_t length;   /* tokens */
     int64_t offset;   /* where it starts in the chunk, in tokens; a multiple of the plan's align */
@@ -312,7 +325,7 @@ typedef struct cf_chunk {
     int64_t pairs;       /* attention pairs, the prefix included */
     int64_t group;       /* index into plan->groups; -1: standalone or idle */
     int64_t index;       /* its place in the group, from 0; 0 where there is no group */
-    int64_t prefix;      /* tokens of the group before this chunk */
+    int64_t prefix;      /* tokens of the group before this chunk; in a tree, rows of its path */
     int64_t rank;        /* data-parallel rank that runs it */
 } cf_chunk;
 
@@ -321,8 +334,27 @@ typedef struct cf_group {
     int64_t sequence;
     int64_t first_chunk;
     int64_t n_chunks;
-    int64_t tokens; /* length of the sequence */
+    int64_t tokens; /* length of the sequence; in a tree, rows of the group's own state, 0 where no chunk goes on from
+                       it */
 } cf_group;
+
+/* Sequences that begin alike are a tree. Its rows lie in groups, each of which goes on from its parent's state, and a
+   chunk sees its path: the rows from the tree's root to where it begins, which lie in the states of the groups above it
+   and of its own. A group of one chunk that has a parent and no children is a leaf: it holds what several sequences
+   have beyond their path, and has no state. Beside these groups there are small trees, which lie within one chunk. */
+typedef struct cf_branch { /* of a group; indices into plan->groups, -1: none */
+    int64_t parent;        /* comes before its children, on the same rank, and they behind it, subtree by subtree */
+    int64_t first_child, last_child;
+    int64_t previous, next; /* children of the same parent, in the order of their chunks */
+    int64_t below;         /* chunks of the longest path of groups below it; 0 without children */
+} cf_branch;
+
+typedef struct cf_through { /* of a slice: who runs through it, and what it sees */
+    int64_t parent;         /* the slice of its chunk, before it, that it goes on from: it sees what that one sees, and
+                               that one. -1: it sees the first `begin` rows of its chunk's path. Slices that see some of
+                               it come first, those that see more before those that see less */
+    int64_t first, n;       /* plan->order[first .. first + n) are the sequences */
+} cf_through;
 
 /* The packed batch. Plain data in one block of memory: read it, do not resize it. Rank r owns the chunks
    [r x n_steps, (r + 1) x n_steps); a group's chunks are consecutive. Groups come before standalone chunks, both in
@@ -347,6 +379,12 @@ typedef struct cf_plan {
     cf_chunk *chunks;       /* (n_chunks) */
     cf_slice *slices;       /* (n_slices) */
     cf_group *groups;       /* (n_groups) */
+    /* only where sequences share rows, and otherwise NULL */
+    int64_t *order;         /* (n_sequences) all of them; those that share rows are neighbours */
+    int64_t *common;        /* (n_sequences) rows that order[i] shares with order[i - 1] */
+    int64_t *lengths;       /* (n_sequences) as given */
+    cf_through *through;    /* (n_slices) */
+    cf_branch *branches;    /* (n_groups) */
     cf_block block;         /* the memory that it lies in */
 } cf_plan;
 
@@ -400,11 +438,13 @@ typedef struct cf_plan_stats {
     int64_t n_hybrid;
     int64_t n_idle;
     int64_t excess;               /* chunks with slices beyond lower_bound */
-    int64_t largest_group;        /* chunks of the largest group, 0 if none */
+    int64_t largest_group;        /* chunks of the largest group, or of the longest path of a tree; 0 if none */
     int64_t longest_sequence;     /* tokens */
     int64_t most_slices;          /* in one chunk */
-    double fill;                  /* tokens / (chunks with slices x chunk_size) */
+    int64_t rows;                 /* that are computed: tokens, less what is shared */
+    double fill;                  /* rows / (chunks with slices x chunk_size) */
     double pairs;                 /* attention pairs of the whole batch */
+    double unshared_pairs;        /* the same if nothing were shared */
     double chunk_cost_spread;     /* dearest chunk / mean, over chunks with slices (0 if there are none) */
     double rank_token_spread;     /* fullest rank / mean */
     double rank_pair_spread;
@@ -453,7 +493,25 @@ typedef struct cf_metadata_desc {
                                             the second is one token ahead. So every row has a target, that with the
                                             row's own position, and `ignored` counts in the targets. The same as for
                                             cf_loss_weights. 0: a row's target is the next token of the sequence */
+    int once;                            /* what a token weighs that several sequences share. 0: the sum of their
+                                            weights, so that every one of them counts, as if nothing were shared; 1: the
+                                            mean */
+    int wants_loss_rows;                 /* 1: loss_rows, too */
+    int wants_key_ends;                  /* 1: key_ends, too */
 } cf_metadata_desc;
+
+/* Where sequences share rows, keys lie in several places, and attention takes a call for each of them: that of
+   cu_seqlens, in which all slices see themselves alone, and one without a mask for each level. Results are merged by
+   their LSE (log-sum-exp); the backward of each call takes the merged result and LSE, and its parts of dQ are added up.
+   A sequence of a level may have no queries or no keys. */
+typedef struct cf_level {
+    int64_t group;                /* whose state has the keys; -1: they are rows of this chunk, from the first on */
+    int64_t first;                /* the first of them in that state */
+    int64_t n_seqs;
+    const int32_t *cu_seqlens_q;  /* (n_seqs + 1) from 0 to rows, or to those of the chunk */
+    const int32_t *cu_seqlens_k;  /* (n_seqs + 1) from 0 */
+    int32_t max_seqlen_q, max_seqlen_k;
+} cf_level;
 
 /* One chunk. Its tensors have `rows` rows: tokens, and padding where `align` or a capacity leave some. Keys and values
    lie in this order: the prefix, then the chunk, prefix + rows in all.
@@ -482,11 +540,25 @@ typedef struct cf_metadata {
     const int32_t *target_positions; /* (rows) position of the token to predict, the row's label, even where that token
                                         is in the next chunk; -1: none, or ignored. Shifted: the row's own position */
     const double *loss_weights;      /* (rows) factor of the row's loss; 0 without a target. NULL: not wanted */
+    /* Only where rows are shared, and otherwise none. A row where sequences part has a target for each way on. The
+       first is above, of the sequence in sequence_ids; these are the others, by rising row. Each has a loss of its own,
+       of the same logits. */
+    int64_t n_levels, n_more;
+    const cf_level *levels;          /* (n_levels) 0: cu_seqlens say all */
+    const double *more_weights;      /* (n_more) NULL: not wanted */
+    const int32_t *more_rows, *more_sequences, *more_targets; /* (n_more) row, sequence, position of the token */
+    int64_t n_loss_rows;
+    const int32_t *loss_rows;        /* (n_loss_rows) the rows with a loss: a target, of a weight other than 0. NULL:
+                                        not wanted */
+    const int32_t *key_ends;         /* (prefix + rows) key j, counted from the start of the prefix, is seen by the rows
+                                        from j - prefix (0 if that is negative) to key_ends[j] - 1, and no others: for
+                                        kernels that take a mask. NULL: not wanted */
 } cf_metadata;
 
 /* cf_metadata_size says how many bytes cf_metadata_fill needs for this chunk, or, where chunk is -1, for any one of the
    plan. Fill puts the arrays into `memory` (aligned to CF_MEMORY_ALIGNMENT), one behind the other as they are listed
-   above but loss_weights first, and their addresses into *out. Everything is untouched on failure. Errors:
+   above but loss_weights first and those of trees, whose sizes no capacity fixes, last, and their addresses into
+   *out. Everything is untouched on failure. Errors:
    CF_ERROR_ARGUMENT (chunk; capacity.rows, capacity.prefix or capacity.n_seqs, where the chunk needs more),
    CF_ERROR_SPACE (memory, bytes), CF_ERROR_LIMIT where prefix and rows pass INT32_MAX, CF_ERROR_OVERFLOW. The plan must
    be sound. */
@@ -826,7 +898,8 @@ typedef struct cf_shape {
 typedef struct cf_bytes {
     int64_t activations;    /* a chunk whose activations are kept, padding included */
     int64_t state;          /* a group: its K and V, from the start of the token's F to the end of its B (or I) */
-    int64_t state_gradient; /* the same: its dK and dV, from the start of the group's first backward to that end */
+    int64_t state_gradient; /* the same: its dK and dV, from the start of the group's first backward to that end; of a
+                               group that others go on from, from the start of the first F of one of them */
     int64_t boundary;       /* a chunk dropped in local replay: its saved input, from the start of its F to that of its
                                R */
 } cf_bytes;
@@ -848,12 +921,16 @@ typedef struct cf_limits {
 #define CF_EDGES(X)                                                                                               \
     X(CF_EDGE_ACTIVATION, "activation")          /* F or R on the virtual stage before, whose output is the input */ \
     X(CF_EDGE_GRADIENT, "gradient")              /* B or I on the virtual stage behind */                         \
-    X(CF_EDGE_STATE, "state")                    /* F of the group's chunk before: its K and V */                 \
-    X(CF_EDGE_STATE_GRADIENT, "state gradient")  /* B or I of the group's next chunk: its part of dK and dV */    \
+    X(CF_EDGE_STATE, "state")                    /* F of the chunk before, in the group or, for the first child of */ \
+                                                 /* another one, in that: its K and V */                          \
+    X(CF_EDGE_STATE_GRADIENT, "state gradient")  /* B or I of the group's next chunk, or of the first one of its */ \
+                                                 /* last child: its part of dK and dV */                          \
     X(CF_EDGE_REPLAY, "replay")                  /* own F, which kept nothing, before R */                        \
     X(CF_EDGE_OWN, "own")                        /* own F or R with the activations before B or I; own I before W */ \
     X(CF_EDGE_SLOT, "slot")                      /* R takes the place that the B or W of the chunk K later in the */ \
-                                                 /* group frees, and those places go to R in falling order */
+                                                 /* group frees, and those places go to R in falling order */ \
+    X(CF_EDGE_ORDER, "order")                    /* the same pass of the sibling before it in a tree: siblings take */ \
+                                                 /* turns */
 
 CF_ENUM_OF(cf_edge_why, CF_EDGES, CF_EDGE_COUNT);
 CHUNKFLOW_API const char *cf_edge_name(cf_edge_why why);
@@ -1247,7 +1324,21 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
        }
 
    If &need is cf_metadata_desc.capacity, too, all chunks have need.rows rows: then set state to zero when it has grown,
-   and only then. */
+   and only then.
+
+   In a tree a state slot has the rows of its group alone, and the prefix of a chunk is in several: step->path says
+   where, from the root down. F and R put K and V of the rows that are added to the path behind those of the group's
+   earlier chunks. In a leaf (step->state is -1) they stay in the activation slot, as in a chunk without a group. Which rows see
+   which, cf_metadata says. B adds to dK and dV of all that is on its path. */
+
+/* A group whose state a pass reads or adds to. */
+typedef struct cf_path {
+    int64_t group;
+    int64_t state;      /* state slot: its rows 0 .. rows - 1 are the rows begin .. begin + rows - 1 of the path */
+    int64_t begin, rows;
+    int clear_gradient; /* B, I: 1 if nothing has been added to dK and dV of this group yet: they hold anything, and
+                           must be set to zero, in all rows of the group, before the pass */
+} cf_path;
 
 /* What a pass callback gets. Slots are small numbers, reused as soon as they are free: cf_run_capacity says how many
    there will be and how large. */
@@ -1263,7 +1354,11 @@ typedef struct cf_step {
     int64_t position;     /* index of the action in the stage's list */
     int64_t slot;         /* activation slot of the chunk; -1 in an F that keeps nothing */
     int64_t state;        /* state slot of the chunk's group; -1 if it has none, or (W) no longer */
-    int64_t state_tokens; /* tokens of the group in that slot before this pass (for F and R: the prefix) */
+    int64_t state_tokens; /* tokens of the group in that slot before this pass (for F and R: the prefix, in trees less
+                             what of it is in the states of groups above) */
+    const cf_path *path;  /* (n_path) only in trees: the groups from the root to the chunk's own, if that has a state. W
+                             needs none */
+    int64_t n_path;
     int64_t input;        /* lowered: boundary slot of the tensor that a receive fills or F, R, B, I reads; -1: none */
     int64_t output;       /* lowered: the same of the tensor that F, R, B or I makes, or that a send reads; -1: none */
     int64_t peer;         /* the stage at the other end of a transfer; -1 in all other actions */
@@ -1283,7 +1378,8 @@ typedef struct cf_slot {
     int64_t slot;
     int64_t owner;   /* the group (state) or the chunk (all others) that it is for */
     int64_t stage;   /* the virtual stage that it is for */
-    int64_t rows;    /* what it must hold: those of the chunk; of a state, those of the last chunk and of its prefix */
+    int64_t rows;    /* what it must hold: those of the chunk; of a state, those of the last chunk and of the group's
+                        chunks before it */
     cf_error *error; /* as in cf_step */
 } cf_slot;
 
@@ -2112,6 +2208,235 @@ static void cf__sort_by_key(int32_t *ids, int64_t n, const double *keys) {
 }
 
 /* ================================================================================================================
+   >>tree    shares -> trees of rows
+
+   Each sequence leaves another one after so many tokens, or is a root. Where sequences leave it cuts a sequence's own
+   rows into nodes, so that the same sequences run through all rows of one. A node whose rows and all below it fit into
+   one chunk is small, and a small one without a small parent is a bush: packing moves it about as one thing. All others
+   make up chains, from a root or a parting of the ways down, which become groups.
+   ================================================================================================================ */
+
+typedef struct cf__tree_node {
+    int64_t begin, length; /* rows of its sequence */
+    int64_t rows;          /* of it and all below it, with padding; counted to one more than chunk_size */
+    int32_t sequence, parent;
+    int32_t end;           /* nodes id + 1 .. end - 1 are below it */
+    int32_t first, n;      /* its sequences, in order */
+    int32_t chain;         /* -1: it is part of a bush */
+    int32_t follower;      /* the node that continues the chain; -1: none */
+    int32_t n_trunks;      /* nodes right below it that are not small */
+} cf__tree_node;
+
+/* A group to be: the nodes from `node` on, follower by follower. */
+typedef struct cf__tree_chain {
+    int64_t begin, tokens;
+    int32_t node, parent; /* parent: a chain, which ends where this one begins */
+} cf__tree_chain;
+
+typedef struct cf__tree {
+    const int64_t *lengths;
+    const cf_share *shares; /* NULL: nothing is shared */
+    int64_t n, align, least, chunk_size, max_slices;
+    int64_t n_rows;         /* that are computed, and, with padding, at most: */
+    int64_t most_rows;
+    int64_t most_chains;
+    cf_error *error;
+    /* of each sequence: which one it leaves (-1: none), after how many tokens, and two more for finding that */
+    int32_t *with, *jump, *rank;
+    double *depth;
+    int32_t *child, *next;  /* of each: one that leaves it, and the next that leaves the same, by rising depth */
+    int32_t *at;            /* and the node behind which it leaves */
+    int32_t *stack;
+    uint64_t *items, *spare;
+    int64_t *order;         /* (n) as in the plan */
+    cf__tree_node *nodes;   /* (2 n) in preorder */
+    cf__tree_chain *chains; /* (most_chains) likewise */
+    int64_t n_nodes, n_chains;
+} cf__tree;
+
+/* Tokens that a sequence is taken to share. */
+static int64_t cf__tree_depth(const cf__tree *t, int64_t i) {
+    int64_t depth = t->shares[i].tokens - t->shares[i].tokens % t->align;
+    return depth >= t->least ? depth : 0;
+}
+
+/* Checks what can be checked of each share by itself, and counts rows. */
+static cf_result cf__tree_measure(cf__tree *t) {
+    int64_t i, sharing = 0;
+    for (i = 0; i < t->n; i++) {
+        const cf_share *share = &t->shares[i];
+        int64_t most = t->lengths[i];
+        if (share->tokens != 0) {
+            CF__TRY(cf__inside(share->with, 0, t->n - 1, CF_ERROR_ARGUMENT, "shares.with", i,
+                               "there is no such sequence", t->error));
+            most = cf__min(most, t->lengths[share->with]);
+        }
+        CF__TRY(cf__inside(share->tokens, 0, most, CF_ERROR_ARGUMENT, "shares.tokens", i,
+                           "is not in both of the sequences", t->error));
+        sharing += cf__tree_depth(t, i) > 0;
+        t->n_rows += t->lengths[i] - cf__tree_depth(t, i);
+    }
+    if (!cf__add(t->n_rows, t->n * (t->align - 1), &t->most_rows)) return cf__fail_size(t->error, "lengths");
+    t->most_chains = 2 * t->n;
+    /* Chains that end or part have more than a chunk of rows below their last parting to themselves. */
+    if (t->max_slices == 0) t->most_chains = cf__min(t->most_chains, 2 * (t->most_rows / t->chunk_size));
+    if (sharing == 0) t->shares = NULL;
+    return cf__range(t->n, 0, CF_MAX_SEQUENCES / 2, "n", t->error);
+}
+
+static void cf__tree_layout(cf__tree *t, cf__carver *carver) {
+    int64_t n = t->n;
+    t->with = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    t->jump = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    t->rank = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    t->depth = (double *)cf__take(carver, n, sizeof(double));
+    t->child = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    t->next = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    t->at = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    t->stack = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    t->items = (uint64_t *)cf__take(carver, n, sizeof(uint64_t));
+    t->spare = (uint64_t *)cf__take(carver, n, sizeof(uint64_t));
+    t->order = (int64_t *)cf__take(carver, n, sizeof(int64_t));
+    t->nodes = (cf__tree_node *)cf__take(carver, 2 * n, sizeof(cf__tree_node));
+    t->chains = (cf__tree_chain *)cf__take(carver, t->most_chains, sizeof(cf__tree_chain));
+}
+
+/* Of a sequence and the one that it is said to share with: what is shared with that one may be no more than what that
+   one shares with another, and then it leaves the other. Looked for upwards in steps that double (Myers, 1983). */
+static void cf__tree_attach(cf__tree *t, int32_t i, int32_t to) {
+    int64_t depth = cf__tree_depth(t, i);
+    t->depth[i] = (double)depth;
+    t->with[i] = -1;
+    t->jump[i] = i;
+    t->rank[i] = 0;
+    if (depth == 0) return;
+    while (t->depth[i] <= t->depth[to]) to = t->depth[i] <= t->depth[t->jump[to]] ? t->jump[to] : t->with[to];
+    t->with[i] = to;
+    t->rank[i] = t->rank[to] + 1;
+    t->jump[i] = to;
+    if (t->rank[to] - t->rank[t->jump[to]] == t->rank[t->jump[to]] - t->rank[t->jump[t->jump[to]]])
+        t->jump[i] = t->jump[t->jump[to]];
+}
+
+/* Whom each sequence leaves, those first that others share with. While it is on the way there, its rank is -2. */
+static cf_result cf__tree_attach_all(cf__tree *t) {
+    int64_t i, n;
+    int32_t at;
+    for (i = 0; i < t->n; i++) t->rank[i] = -1;
+    for (i = 0; i < t->n; i++) {
+        for (n = 0, at = (int32_t)i; t->rank[at] < 0; at = (int32_t)t->shares[at].with) {
+            if (t->rank[at] == -2)
+                return cf__refuse(t->error, CF_ERROR_ARGUMENT, "shares", at, "the shares go round in a circle");
+            t->rank[at] = -2;
+            t->stack[n++] = at;
+            if (t->shares[at].tokens == 0) break;
+        }
+        for (; n > 0; n--) cf__tree_attach(t, t->stack[n - 1], (int32_t)t->shares[t->stack[n - 1]].with);
+    }
+    return CF_OK;
+}
+
+/* Who leaves whom, in lists by rising depth; of those that leave at one place, the later come first. */
+static void cf__tree_list_children(cf__tree *t) {
+    int64_t i, n = 0;
+    for (i = 0; i < t->n; i++) {
+        t->child[i] = -1;
+        if (t->with[i] >= 0) t->items[n++] = (uint64_t)i;
+    }
+    cf__sort(&t->items, &t->spare, n, t->depth, ~(uint64_t)0);
+    for (i = 0; i < n; i++) {
+        int64_t id = (int64_t)t->items[i];
+        t->next[id] = t->child[t->with[id]];
+        t->child[t->with[id]] = (int32_t)id;
+    }
+}
+
+/* The rows of a sequence up to `end`, from where its rows so far end, unless there are none. Returns the last node. */
+static int32_t cf__tree_cut(cf__tree *t, int32_t sequence, int64_t first, int64_t *begin, int64_t end, int32_t parent) {
+    cf__tree_node node;
+    if (end == *begin) return parent;
+    memset(&node, 0, sizeof node);
+    node.sequence = sequence;
+    node.first = (int32_t)first;
+    node.begin = *begin;
+    node.length = end - *begin;
+    node.parent = parent;
+    node.end = (int32_t)t->n_nodes + 1;
+    node.chain = node.follower = -1;
+    *begin = end;
+    t->nodes[t->n_nodes] = node;
+    return (int32_t)t->n_nodes++;
+}
+
+/* All nodes of a tree. Its sequences are put in order, each before those that leave it, of which the deepest come
+   first; so those that run through a node are neighbours. */
+static void cf__tree_grow(cf__tree *t, int32_t root, int64_t *n_order) {
+    int64_t n = 0;
+    t->at[root] = -1;
+    t->stack[n++] = root;
+    while (n > 0) {
+        int32_t i = t->stack[--n], child, last = t->at[i];
+        int64_t begin = (int64_t)t->depth[i];
+        for (child = t->child[i]; child >= 0; child = t->next[child]) {
+            last = cf__tree_cut(t, i, *n_order, &begin, (int64_t)t->depth[child], last);
+            t->at[child] = last;
+            t->stack[n++] = child;
+        }
+        last = cf__tree_cut(t, i, *n_order, &begin, t->lengths[i], last);
+        if (last >= 0) t->nodes[last].n++; /* a sequence without tokens is in none */
+        t->order[(*n_order)++] = i;
+    }
+}
+
+static int cf__tree_is_small(const cf__tree *t, const cf__tree_node *node, int32_t id) {
+    return node->rows <= t->chunk_size && (t->max_slices == 0 || node->end == id + 1);
+}
+
+/* What is below each node. */
+static void cf__tree_add_up(cf__tree *t) {
+    int64_t i;
+    for (i = t->n_nodes - 1; i >= 0; i--) {
+        cf__tree_node *node = &t->nodes[i], *parent = node->parent >= 0 ? &t->nodes[node->parent] : NULL;
+        node->rows = cf__min(node->rows + cf__round_up(node->length, t->align), t->chunk_size + 1);
+        if (parent == NULL) continue;
+        parent->rows = cf__min(parent->rows + node->rows, t->chunk_size + 1);
+        parent->end = (int32_t)cf__max(parent->end, node->end);
+        parent->n += node->n;
+        parent->n_trunks += !cf__tree_is_small(t, node, (int32_t)i);
+    }
+}
+
+/* A chain goes on where one way leads on; not where slices are counted, for each node would be another one. */
+static void cf__tree_make_chains(cf__tree *t) {
+    int32_t i;
+    for (i = 0; i < t->n_nodes; i++) {
+        cf__tree_node *node = &t->nodes[i], *parent = node->parent >= 0 ? &t->nodes[node->parent] : NULL;
+        if (cf__tree_is_small(t, node, i)) continue;
+        if (parent != NULL && parent->n_trunks == 1 && t->max_slices == 0) {
+            parent->follower = i;
+            node->chain = parent->chain;
+        } else {
+            const cf__tree_chain chain = {node->begin, 0, i, parent != NULL ? parent->chain : -1};
+            node->chain = (int32_t)t->n_chains;
+            t->chains[t->n_chains++] = chain;
+        }
+        t->chains[node->chain].tokens += node->length;
+    }
+}
+
+static cf_result cf__tree_build(cf__tree *t) {
+    int64_t n_order = 0;
+    int32_t i;
+    CF__TRY(cf__tree_attach_all(t));
+    cf__tree_list_children(t);
+    for (i = 0; i < t->n; i++)
+        if (t->with[i] < 0) cf__tree_grow(t, i, &n_order);
+    cf__tree_add_up(t);
+    cf__tree_make_chains(t);
+    return CF_OK;
+}
+
+/* ================================================================================================================
    >>pack
 
    The road: resolve the options, measure the lengths, cut long sequences into groups, sort the short ones, assign each
@@ -2143,7 +2468,9 @@ typedef struct cf__pack_unit {
     int32_t rank;
     int32_t next;        /* in the bins: first unit of the next larger room in the bucket, -1: none */
     int32_t same;        /* in the bins: next unit with the same room, -1: none */
-    int64_t next_slice;  /* while writing: where its next item goes in plan->slices */
+    int32_t lead;        /* the unit with the root of its tree, which has the cost and, while ranks are found, the
+                            chunks of all: elsewhere the unit itself */
+    int64_t next_slice;  /* while writing: where its next item goes in plan->slices; in trees, its first item */
 } cf__pack_unit;
 
 /* Items of one padded size, next to each other after sorting. */
@@ -2172,6 +2499,8 @@ typedef struct cf__packer {
     double target;         /* CF_SPLIT_COST: no slice is dearer, unless it is one alignment unit */
     cf_result answer;      /* CF_OK while slice_cost has given costs */
     double chunk_constant; /* while units are spread over ranks: cost of a chunk beside that of its slices */
+    cf__tree tree;
+    int64_t from;          /* where the chain that is being cut begins; 0: it is a sequence */
     /* measured */
     cf_plan head; /* what is known of the plan; n_chunks is the most that there may be, until the ranks have theirs */
     int64_t n_items, n_dependent, largest_group;
@@ -2195,8 +2524,15 @@ typedef struct cf__packer {
     int32_t *aside;         /* (n_ranks) */
     int64_t *steps;         /* (n_ranks) chunks of each rank */
     cf__pack_bins bins;     /* best fit: open chunks by room */
+    /* only where rows are shared: an item is a bush then, length << 32 | node */
+    cf_branch *branches;    /* (max_units) by unit, as in the plan */
+    int32_t *group_of;      /* (max_units) number in the plan of the group that a unit is */
+    int32_t *next_item;     /* (n_items) of the same unit; -1: none */
+    double *begins;         /* (n_items) where each begins */
+    uint64_t *sorted_items; /* (n_items) by that */
     /* results */
     int64_t n_runs, n_units;
+    int64_t first_free;     /* the items before this one stay in the units of their tree */
     cf_plan *plan;
 } cf__packer;
 
@@ -2212,6 +2548,7 @@ CHUNKFLOW_API cf_pack_desc cf_pack_defaults(const cf_pack_desc *desc) {
     if (full.split == CF_SPLIT_DEFAULT) full.split = CF_SPLIT_FULL;
     if (full.align == 0) full.align = 1;
     if (full.n_ranks == 0) full.n_ranks = 1;
+    if (full.share_least == 0) full.share_least = CF_SHARE_LEAST;
     return full;
 }
 
@@ -2233,7 +2570,8 @@ static cf_result cf__pack_check_desc(const cf_pack_desc *desc, cf_error *error) 
                                   {"split", (int)desc->split, 0, CF_SPLIT_COUNT - 1, CF_ERROR_ARGUMENT},
                                   {"align", desc->align, 1, desc->chunk_size, CF_ERROR_ARGUMENT},
                                   {"max_slices", desc->max_slices, 0, INT64_MAX, CF_ERROR_LIMIT},
-                                  {"n_ranks", desc->n_ranks, 1, CF_MAX_RANKS, CF_ERROR_LIMIT}};
+                                  {"n_ranks", desc->n_ranks, 1, CF_MAX_RANKS, CF_ERROR_LIMIT},
+                                  {"share_least", desc->share_least, 1, INT64_MAX, CF_ERROR_LIMIT}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_ARGUMENT, error));
     if (desc->chunk_size % desc->align != 0)
         return cf__fail(error, CF_ERROR_ARGUMENT, "align", -1, cf__pack_common_divisor(desc->chunk_size, desc->align),
@@ -2265,7 +2603,8 @@ static int64_t cf__pack_cut_by_cost(cf__packer *p, const cf_group *group, int64_
     int64_t low = 1, high = cf__div_up(cf__min(rest, p->desc.chunk_size), unit);
     while (low < high) { /* in units: low fits (or is the least there is), high + 1 does not */
         int64_t middle = low + (high - low + 1) / 2;
-        if (cf__pack_slice_cost(p, group->sequence, begin, cf__min(middle * unit, rest)) <= p->target) low = middle;
+        double cost = cf__pack_slice_cost(p, group->sequence, p->from + begin, cf__min(middle * unit, rest));
+        if (cost <= p->target) low = middle;
         else high = middle - 1;
     }
     return low * unit; /* or what is left, if that is less */
@@ -2298,7 +2637,7 @@ static cf_result cf__pack_find_target(cf__packer *p, cf_group *group) {
         return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", group->sequence, CF__PACK_MAX_COST_SLICES, full,
                         "makes more slices than the cost can be evened out over");
     for (i = 0; i < full; i++)
-        sum += cf__pack_slice_cost(p, group->sequence, i * size, cf__min(size, group->tokens - i * size));
+        sum += cf__pack_slice_cost(p, group->sequence, p->from + i * size, cf__min(size, group->tokens - i * size));
     high = sum / (double)full;
     high += cf__product(high, 1e-9);
     p->target = high;
@@ -2315,9 +2654,9 @@ static cf_result cf__pack_find_target(cf__packer *p, cf_group *group) {
 }
 
 /* Decides how many slices a long sequence gets. */
-static cf_result cf__pack_plan_group(cf__packer *p, int64_t sequence, cf_group *group) {
+static cf_result cf__pack_plan_group(cf__packer *p, int64_t sequence, int64_t tokens, cf_group *group) {
     group->sequence = sequence;
-    group->tokens = p->lengths[sequence];
+    group->tokens = tokens;
     group->n_chunks = cf__div_up(group->tokens, p->desc.chunk_size);
     if (group->n_chunks > CF_MAX_CHUNKS)
         return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", sequence, CF_MAX_CHUNKS, group->n_chunks,
@@ -2380,10 +2719,33 @@ static cf_result cf__pack_bound_counts(cf__packer *p) {
     return CF_OK;
 }
 
+/* The most that trees may need of everything, before they are built. */
+static cf_result cf__pack_measure_trees(cf__packer *p) {
+    cf__tree *t = &p->tree;
+    int64_t full = t->most_rows / p->desc.chunk_size + t->most_chains, i;
+    for (i = 0; i < p->n; i++) p->head.n_empty += p->lengths[i] == 0;
+    if (p->desc.method != CF_PACK_BEST_FIT)
+        return cf__fail(p->error, CF_ERROR_ARGUMENT, "method", -1, CF_PACK_BEST_FIT, (int)p->desc.method,
+                        "trees are packed by best fit");
+    p->n_items = p->n;
+    p->item_tokens = t->most_rows;
+    p->n_dependent = p->desc.split == CF_SPLIT_COST ? 2 * full + 1 : full;
+    p->largest_group = p->n_dependent + p->n_items;
+    p->head.n_groups = t->most_chains + p->n_items;
+    p->max_units = t->most_chains + p->n_items;
+    p->head.n_chunks = p->n_dependent + p->n_items;
+    if (p->head.n_chunks > CF_MAX_CHUNKS)
+        return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, p->head.n_chunks,
+                        "the batch may need too many chunks");
+    if (p->desc.n_ranks > 1) p->head.n_chunks = cf__min(CF_MAX_CHUNKS, 2 * p->desc.n_ranks * p->head.n_chunks);
+    return CF_OK;
+}
+
 static cf_result cf__pack_measure(cf__packer *p) {
     double rows = 0, pairs = 0;
     int64_t i;
     CF__TRY(cf__pack_check_lengths(p));
+    if (p->tree.shares != NULL) CF__TRY(cf__tree_measure(&p->tree));
     if (p->desc.n_ranks > 1 || p->desc.split == CF_SPLIT_COST) {
         for (i = 0; i < p->n; i++) {
             rows += (double)cf__pack_padded(p, p->lengths[i]);
@@ -2391,6 +2753,7 @@ static cf_result cf__pack_measure(cf__packer *p) {
         }
         p->weights = cf__pack_weights(&p->desc.cost, rows, pairs);
     }
+    if (p->tree.shares != NULL) return cf__pack_measure_trees(p);
     for (i = 0; i < p->n; i++) {
         cf_group group;
         int64_t length = p->lengths[i];
@@ -2400,7 +2763,7 @@ static cf_result cf__pack_measure(cf__packer *p) {
             p->n_items++;
             p->item_tokens += cf__pack_padded(p, length);
         } else {
-            CF__TRY(cf__pack_plan_group(p, i, &group));
+            CF__TRY(cf__pack_plan_group(p, i, length, &group));
             p->head.n_groups++;
             p->n_dependent += group.n_chunks;
             p->largest_group = cf__max(p->largest_group, group.n_chunks);
@@ -2417,6 +2780,16 @@ static void cf__pack_layout_bins(cf__packer *p, cf__carver *carver) {
     n = (p->desc.chunk_size >> bins->shift) + 1;
     bins->head = (int32_t *)cf__take(carver, n, sizeof(int32_t));
     cf__bits_layout(&bins->used, n, carver);
+}
+
+static void cf__pack_layout_trees(cf__packer *p, cf__carver *carver) {
+    if (p->tree.shares == NULL) return;
+    cf__tree_layout(&p->tree, carver);
+    p->branches = (cf_branch *)cf__take(carver, p->max_units, sizeof(cf_branch));
+    p->group_of = (int32_t *)cf__take(carver, p->max_units, sizeof(int32_t));
+    p->next_item = (int32_t *)cf__take(carver, p->n_items, sizeof(int32_t));
+    p->begins = (double *)cf__take(carver, p->n_items, sizeof(double));
+    p->sorted_items = (uint64_t *)cf__take(carver, p->n_items, sizeof(uint64_t));
 }
 
 static void cf__pack_scratch(void *job, cf__carver *carver) {
@@ -2438,6 +2811,7 @@ static void cf__pack_scratch(void *job, cf__carver *carver) {
     p->aside = (int32_t *)cf__take(carver, ranks, sizeof(int32_t));
     p->steps = (int64_t *)cf__take(carver, ranks, sizeof(int64_t));
     cf__pack_layout_bins(p, carver);
+    cf__pack_layout_trees(p, carver);
 }
 
 /* ---- units and items ---- */
@@ -2456,6 +2830,7 @@ static cf__pack_unit cf__pack_empty_unit(const cf__packer *p, int64_t id) {
     unit.room = (int32_t)p->desc.chunk_size;
     unit.slices_left = p->desc.max_slices > 0 ? (int32_t)cf__min(p->desc.max_slices, INT32_MAX) : INT32_MAX;
     unit.n_chunks = 1;
+    unit.lead = (int32_t)id;
     if (id < p->head.n_groups) {
         const cf_group *group = &p->groups[id];
         unit.n_chunks = (int32_t)group->n_chunks;
@@ -2470,24 +2845,43 @@ static int32_t cf__pack_open_unit(cf__packer *p) {
     return (int32_t)p->n_units++;
 }
 
-/* Fills groups and cuts, and opens a unit for each group. A cost callback that answers differently the second time is
-   caught here. */
+/* Cuts a planned group, and opens a unit for it. A cost callback that answers differently the second time is caught
+   here. */
+static cf_result cf__pack_cut_group(cf__packer *p, cf_group *group, int64_t *n_cuts) {
+    int fits;
+    group->first_chunk = *n_cuts;
+    *n_cuts += group->n_chunks;
+    fits = *n_cuts <= p->n_dependent &&
+           cf__pack_make_cuts(p, group, group->n_chunks, &p->cuts[group->first_chunk]) == group->n_chunks;
+    CF__TRY(p->answer);
+    if (!fits)
+        return cf__refuse(p->error, CF_ERROR_CALLBACK, "slice_cost", group->sequence,
+                          "the callback must give the same answer every time");
+    (void)cf__pack_open_unit(p);
+    return CF_OK;
+}
+
+/* Fills groups and cuts, and opens a unit for each group. */
 static cf_result cf__pack_collect_groups(cf__packer *p) {
     int64_t i, n_cuts = 0;
     for (i = 0; i < p->n && p->n_units < p->head.n_groups; i++) {
         cf_group *group = &p->groups[p->n_units];
-        int fits;
         if (p->lengths[i] <= p->desc.chunk_size) continue;
-        CF__TRY(cf__pack_plan_group(p, i, group));
-        group->first_chunk = n_cuts;
-        n_cuts += group->n_chunks;
-        fits = n_cuts <= p->n_dependent &&
-               cf__pack_make_cuts(p, group, group->n_chunks, &p->cuts[group->first_chunk]) == group->n_chunks;
-        CF__TRY(p->answer);
-        if (!fits)
-            return cf__refuse(p->error, CF_ERROR_CALLBACK, "slice_cost", i,
-                              "the callback must give the same answer every time");
-        (void)cf__pack_open_unit(p);
+        CF__TRY(cf__pack_plan_group(p, i, p->lengths[i], group));
+        CF__TRY(cf__pack_cut_group(p, group, &n_cuts));
+    }
+    p->n_dependent = n_cuts;
+    return CF_OK;
+}
+
+/* The same of chains. */
+static cf_result cf__pack_collect_chains(cf__packer *p) {
+    int64_t i, n_cuts = 0;
+    for (i = 0; i < p->tree.n_chains; i++) {
+        const cf__tree_chain *chain = &p->tree.chains[i];
+        p->from = chain->begin;
+        CF__TRY(cf__pack_plan_group(p, p->tree.nodes[chain->node].sequence, chain->tokens, &p->groups[i]));
+        CF__TRY(cf__pack_cut_group(p, &p->groups[i], &n_cuts));
     }
     p->n_dependent = n_cuts;
     return CF_OK;
@@ -2502,11 +2896,11 @@ static void cf__pack_collect_items(cf__packer *p) {
     }
 }
 
-/* Groups sorted items into runs of one padded size. */
-static void cf__pack_find_runs(cf__packer *p) {
+/* Groups sorted items, first .. end - 1, into runs of one padded size. */
+static void cf__pack_find_runs(cf__packer *p, int64_t first, int64_t end) {
     int64_t i;
     p->n_runs = 0;
-    for (i = 0; i < p->n_items; i++) {
+    for (i = first; i < end; i++) {
         int32_t size = cf__pack_item_size(p, i);
         if (p->n_runs == 0 || p->runs[p->n_runs - 1].size != size) {
             const cf__pack_run run = {(int32_t)i, 0, (int32_t)p->n_runs, size};
@@ -2610,12 +3004,11 @@ static void cf__pack_assign(cf__packer *p, int32_t first_item, int32_t count, in
     for (i = 0; i < count; i++) p->unit_of[first_item + i] = unit;
 }
 
-/* Best fit, longest first. Items of one size are placed in one go: after one of them the unit has the least room of all
-   that still are large enough, so the next one would go there too. */
+/* Best fit of all runs, longest first, into the units in the bins and new ones. Items of one size are placed in one go:
+   after one of them the unit has the least room of all that still are large enough, so the next one would go there
+   too. */
 static void cf__pack_best_fit(cf__packer *p) {
     int64_t i;
-    cf__bits_clear(&p->bins.used);
-    for (i = 0; i < p->head.n_groups; i++) cf__pack_bins_insert(p, (int32_t)i);
     for (i = 0; i < p->n_runs; i++) {
         int32_t item = p->runs[i].first, left = p->runs[i].left, size = p->runs[i].size;
         while (left > 0) {
@@ -2698,35 +3091,180 @@ static void cf__pack_assign_items(cf__packer *p) {
         cf__pack_next_fit(p);
         return;
     }
-    cf__pack_find_runs(p);
+    cf__pack_find_runs(p, 0, p->n_items);
     if (p->desc.method == CF_PACK_BEST_FIT) {
+        cf__bits_clear(&p->bins.used);
+        for (i = 0; i < p->head.n_groups; i++) cf__pack_bins_insert(p, (int32_t)i);
         cf__pack_best_fit(p);
         if (n_closed + p->n_units > p->head.lower_bound && cf__pack_first_fit(p, 1) < p->n_units) {
             p->desc.method = CF_PACK_FIRST_FIT;
-            cf__pack_find_runs(p);
+            cf__pack_find_runs(p, 0, p->n_items);
         }
     }
     if (p->desc.method == CF_PACK_FIRST_FIT) cf__pack_first_fit(p, 0);
     for (i = 0; i < p->n_units; i++) p->order[i] = (int32_t)i;
 }
 
+/* ---- trees: the same for bushes ---- */
+
+/* The chain that a bush hangs on; n_chains: it is a tree of its own. */
+static int64_t cf__pack_owner(const cf__packer *p, uint64_t item) {
+    int32_t parent = p->tree.nodes[cf__pack_item_sequence(item)].parent;
+    return parent >= 0 ? p->tree.nodes[parent].chain : p->tree.n_chains;
+}
+
+/* Puts the items of each chain together, and those of none behind them. Returns where each chain's begin in `first`,
+   which has one place more than there are chains. */
+static void cf__pack_part_items(cf__packer *p, int32_t *first) {
+    int64_t i, n_chains = p->tree.n_chains;
+    int32_t sum = 0;
+    memset(first, 0, (size_t)(n_chains + 1) * sizeof *first);
+    for (i = 0; i < p->n_items; i++) first[cf__pack_owner(p, p->items[i])]++;
+    for (i = 0; i <= n_chains; i++) {
+        sum += first[i];
+        first[i] = sum - first[i];
+    }
+    p->first_free = first[n_chains];
+    for (i = 0; i < p->n_items; i++) p->spare[first[cf__pack_owner(p, p->items[i])]++] = p->items[i];
+    memcpy(p->items, p->spare, (size_t)p->n_items * sizeof *p->items);
+    for (i = n_chains; i > 0; i--) first[i] = first[i - 1];
+    first[0] = 0;
+}
+
+/* Fills items, longest first. */
+static void cf__pack_collect_bushes(cf__packer *p, int32_t *first) {
+    const cf__tree *t = &p->tree;
+    int64_t i;
+    for (p->n_items = 0, i = 0; i < t->n_nodes; i++) {
+        const cf__tree_node *node = &t->nodes[i];
+        if (node->chain < 0 && (node->parent < 0 || t->nodes[node->parent].chain >= 0))
+            p->items[p->n_items++] = (uint64_t)node->rows << 32 | (uint64_t)i;
+    }
+    cf__pack_sort_and_bound(p);
+    cf__pack_part_items(p, first);
+}
+
+/* The bushes of each chain fill its tail, and leaves of their own; then those of none fill what is left. */
+static void cf__pack_assign_bushes(cf__packer *p) {
+    int32_t *first = p->sorted; /* not in use yet */
+    int64_t n_chains = p->tree.n_chains, i;
+    cf__pack_collect_bushes(p, first);
+    cf__bits_clear(&p->bins.used);
+    for (i = 0; i < n_chains; i++) {
+        int64_t leaf = p->n_units;
+        p->branches[i].parent = p->tree.chains[i].parent;
+        cf__pack_bins_insert(p, (int32_t)i);
+        cf__pack_find_runs(p, first[i], first[i + 1]);
+        cf__pack_best_fit(p);
+        while (cf__pack_bins_take(p, 1) >= 0) continue;
+        for (; leaf < p->n_units; leaf++) {
+            memset(&p->groups[leaf], 0, sizeof p->groups[leaf]);
+            p->branches[leaf].parent = i;
+        }
+    }
+    p->n_dependent += p->n_units - n_chains;
+    p->head.n_groups = p->n_units;
+    for (i = 0; i < p->n_units; i++) cf__pack_bins_insert(p, (int32_t)i);
+    cf__pack_find_runs(p, p->first_free, p->n_items);
+    cf__pack_best_fit(p);
+}
+
+/* Puts a group behind those children that its parent has so far. */
+static void cf__pack_adopt(cf__packer *p, int64_t id) {
+    cf_branch *branch = &p->branches[id], *parent = &p->branches[branch->parent];
+    branch->previous = parent->last_child;
+    if (parent->first_child < 0) parent->first_child = id;
+    else p->branches[parent->last_child].next = id;
+    parent->last_child = id;
+}
+
+/* Who is whose child: leaves first, then chains, and that with the longest path below it last, for it ends the tree.
+   Parents have lower numbers than children. */
+static void cf__pack_link_groups(cf__packer *p) {
+    int64_t n = p->head.n_groups, id;
+    int32_t *tallest = p->sorted;
+    int turn;
+    for (id = 0; id < n; id++) {
+        const cf_branch branch = {p->branches[id].parent, -1, -1, -1, -1, 0};
+        p->branches[id] = branch;
+        if (branch.parent >= 0) p->units[id].lead = p->units[branch.parent].lead;
+        tallest[id] = -1;
+    }
+    for (id = n - 1; id >= 0; id--) {
+        int64_t parent = p->branches[id].parent, height = p->branches[id].below + p->units[id].n_chunks;
+        if (parent < 0 || height <= p->branches[parent].below) continue;
+        p->branches[parent].below = height;
+        tallest[parent] = (int32_t)id;
+    }
+    for (turn = 0; turn < 3; turn++)
+        for (id = 0; id < n; id++)
+            if (p->branches[id].parent >= 0 &&
+                turn == (id >= p->tree.n_chains ? 0 : tallest[p->branches[id].parent] == id ? 2 : 1))
+                cf__pack_adopt(p, id);
+}
+
+/* Orders the units: trees, each group before its children, and then the rest. */
+static void cf__pack_order_trees(cf__packer *p) {
+    int64_t root, id, n = 0;
+    for (root = 0; root < p->head.n_groups; root++) {
+        for (id = p->branches[root].parent < 0 ? root : -1; id >= 0;) {
+            p->group_of[id] = (int32_t)n;
+            p->order[n++] = (int32_t)id;
+            if (p->branches[id].first_child >= 0) {
+                id = p->branches[id].first_child;
+                continue;
+            }
+            while (id >= 0 && p->branches[id].next < 0) id = p->branches[id].parent;
+            if (id >= 0) id = p->branches[id].next;
+        }
+    }
+    for (; n < p->n_units; n++) p->order[n] = (int32_t)n;
+}
+
 /* ---- spreading units over ranks ---- */
+
+/* Which rank a unit is on: that of its tree. */
+static int32_t cf__pack_rank(const cf__packer *p, int64_t unit) { return p->units[p->units[unit].lead].rank; }
+
+static int64_t cf__pack_own_chunks(const cf__packer *p, int64_t unit) {
+    return unit < p->head.n_groups ? cf__max(p->groups[unit].n_chunks, 1) : 1;
+}
+
+/* The units that have the roots of trees get the chunks of all of it. */
+static void cf__pack_gather_trees(cf__packer *p) {
+    int64_t i;
+    for (i = 0; i < p->head.n_groups; i++) {
+        if (p->units[i].lead == i) continue;
+        p->units[p->units[i].lead].n_chunks += p->units[i].n_chunks;
+        p->units[i].n_chunks = 0;
+    }
+}
+
+static double cf__pack_item_cost(cf__packer *p, uint64_t item) {
+    int64_t id = cf__pack_item_sequence(item), i;
+    double cost = 0;
+    if (p->tree.shares == NULL) return cf__pack_slice_cost(p, id, 0, cf__pack_item_length(item));
+    for (i = id; i < p->tree.nodes[id].end; i++) {
+        const cf__tree_node *node = &p->tree.nodes[i];
+        cost += cf__pack_slice_cost(p, node->sequence, node->begin, node->length);
+    }
+    return cost;
+}
 
 /* Cost of each item and of each unit. */
 static cf_result cf__pack_cost_units(cf__packer *p) {
     int64_t i, j;
-    for (i = 0; i < p->n_items; i++)
-        p->item_costs[i] =
-            cf__pack_slice_cost(p, cf__pack_item_sequence(p->items[i]), 0, cf__pack_item_length(p->items[i]));
+    for (i = 0; i < p->n_items; i++) p->item_costs[i] = cf__pack_item_cost(p, p->items[i]);
     for (i = 0; i < p->n_units; i++) {
         const cf_group *group = i < p->head.n_groups ? &p->groups[i] : NULL;
-        int64_t begin = 0;
+        int64_t begin = group != NULL && i < p->tree.n_chains ? p->tree.chains[i].begin : 0;
+        double *cost = &p->costs[p->units[i].lead];
         p->costs[i] = 0;
         for (j = 0; group != NULL && j < group->n_chunks; begin += p->cuts[group->first_chunk + j++])
-            p->costs[i] += cf__pack_slice_cost(p, group->sequence, begin, p->cuts[group->first_chunk + j]);
-        p->costs[i] += cf__product(p->chunk_constant, (double)p->units[i].n_chunks);
+            *cost += cf__pack_slice_cost(p, group->sequence, begin, p->cuts[group->first_chunk + j]);
+        *cost += cf__product(p->chunk_constant, (double)p->units[i].n_chunks);
     }
-    for (i = 0; i < p->n_items; i++) p->costs[p->unit_of[i]] += p->item_costs[i];
+    for (i = 0; i < p->n_items; i++) p->costs[p->units[p->unit_of[i]].lead] += p->item_costs[i];
     return p->answer;
 }
 
@@ -2880,12 +3418,12 @@ static void cf__pack_find_move(const cf__packer *p, int32_t high, int32_t low, d
     int64_t i;
     for (i = 0; i < p->n_units && !opens; i++) {
         const cf__pack_unit *unit = &p->units[i];
-        if (unit->rank != low || unit->slices_left <= 0 || unit->room <= room) continue;
+        if (cf__pack_rank(p, i) != low || unit->slices_left <= 0 || unit->room <= room) continue;
         room = unit->room;
         to = (int32_t)i;
     }
-    for (i = 0; i < p->n_items && room > 0; i++)
-        if (p->units[p->unit_of[i]].rank == high && cf__pack_item_size(p, i) <= room)
+    for (i = p->first_free; i < p->n_items && room > 0; i++)
+        if (cf__pack_rank(p, p->unit_of[i]) == high && cf__pack_item_size(p, i) <= room)
             cf__pack_consider(best, p->item_costs[i] + extra, gap, i, p->unit_of[i], to);
 }
 
@@ -2939,8 +3477,8 @@ static double cf__pack_move_item(cf__packer *p, const cf__pack_shift *shift, int
     p->unit_of[shift->item] = to;
     cf__pack_fill(&p->units[shift->from], size, -1);
     cf__pack_fill(&p->units[to], size, 1);
-    p->costs[shift->from] -= cost;
-    p->costs[to] += cost;
+    p->costs[p->units[shift->from].lead] -= cost;
+    p->costs[p->units[to].lead] += cost;
     return cost;
 }
 
@@ -2973,7 +3511,7 @@ static void cf__pack_order_by_rank(cf__packer *p) {
     int64_t i;
     int32_t rank, first = 0, *start = p->aside;
     memset(start, 0, (size_t)p->desc.n_ranks * sizeof *start);
-    for (i = 0; i < p->n_units; i++) start[p->units[i].rank]++;
+    for (i = 0; i < p->n_units; i++) start[p->units[i].rank = cf__pack_rank(p, i)]++;
     for (rank = 0; rank < p->desc.n_ranks; rank++) {
         first += start[rank];
         start[rank] = first - start[rank];
@@ -2985,6 +3523,7 @@ static void cf__pack_order_by_rank(cf__packer *p) {
 static cf_result cf__pack_spread(cf__packer *p) {
     p->head.n_steps = p->n_dependent + p->n_units - p->head.n_groups;
     if (p->desc.n_ranks > 1) {
+        cf__pack_gather_trees(p);
         CF__TRY(cf__pack_give_all(p));
         cf__pack_search_ranks(p, p->n_units);
         cf__pack_even_ranks(p);
@@ -3037,12 +3576,138 @@ static void cf__pack_finish_chunks(cf_plan *plan) {
     }
 }
 
+/* ---- writing trees ---- */
+
+static void cf__pack_link_item(cf__packer *p, int64_t item) {
+    cf__pack_unit *unit = &p->units[p->unit_of[item]];
+    p->next_item[item] = (int32_t)unit->next_slice;
+    unit->next_slice = item;
+}
+
+/* Links the items of each unit, own ones first, of which those that begin last come first. */
+static void cf__pack_link_items(cf__packer *p) {
+    int64_t i;
+    for (i = 0; i < p->n_units; i++) p->units[i].next_slice = -1;
+    for (i = p->n_items - 1; i >= p->first_free; i--) cf__pack_link_item(p, i);
+    for (i = 0; i < p->first_free; i++) {
+        p->begins[i] = (double)p->tree.nodes[cf__pack_item_sequence(p->items[i])].begin;
+        p->spare[i] = (uint64_t)i;
+    }
+    cf__sort(&p->spare, &p->sorted_items, p->first_free, p->begins, 0);
+    for (i = 0; i < p->first_free; i++) cf__pack_link_item(p, (int64_t)p->spare[i]);
+}
+
+/* Adds a slice to a chunk: rows of a node. Returns its number. */
+static int64_t cf__pack_put_slice(cf__packer *p, cf_chunk *chunk, const cf__tree_node *node, int64_t begin, int64_t end,
+                                  int64_t parent) {
+    cf_plan *plan = p->plan;
+    int64_t id = plan->n_slices++;
+    plan->slices[id].sequence = node->sequence;
+    plan->slices[id].begin = begin;
+    plan->slices[id].length = end - begin;
+    plan->through[id].parent = parent;
+    plan->through[id].first = node->first;
+    plan->through[id].n = node->n;
+    chunk->n_slices++;
+    return id;
+}
+
+/* The chunks of a chain. Slices of one chunk go on from each other. */
+static void cf__pack_put_chain(cf__packer *p, int64_t id, cf_chunk *chunks) {
+    const cf__tree_chain *chain = &p->tree.chains[id];
+    const int32_t *cuts = &p->cuts[p->groups[id].first_chunk];
+    const cf__tree_node *node = &p->tree.nodes[chain->node];
+    int64_t i, at = chain->begin;
+    for (i = 0; i < p->groups[id].n_chunks; i++) {
+        int64_t end = at + cuts[i], last = -1;
+        chunks[i].prefix = at;
+        chunks[i].index = i;
+        chunks[i].group = p->group_of[id];
+        while (at < end) {
+            int64_t to = cf__min(end, node->begin + node->length);
+            last = cf__pack_put_slice(p, &chunks[i], node, at, to, last);
+            at = to;
+            if (at == node->begin + node->length && node->follower >= 0) node = &p->tree.nodes[node->follower];
+        }
+    }
+}
+
+/* A bush. on: the last of the chain's slices in this chunk that it might see, -1: none; gets the last that it does. */
+static void cf__pack_put_bush(cf__packer *p, cf_chunk *chunk, int64_t id, int64_t *on) {
+    const cf__tree_node *nodes = p->tree.nodes;
+    int64_t first = p->plan->n_slices, i;
+    while (*on >= 0 && p->plan->slices[*on].begin + p->plan->slices[*on].length > nodes[id].begin)
+        *on = p->plan->through[*on].parent;
+    for (i = id; i < nodes[id].end; i++)
+        (void)cf__pack_put_slice(p, chunk, &nodes[i], nodes[i].begin, nodes[i].begin + nodes[i].length,
+                                 i == id ? *on : first + nodes[i].parent - id);
+}
+
+static void cf__pack_put_group(cf__packer *p, int64_t id, int64_t first_chunk) {
+    cf_group *group = &p->plan->groups[p->group_of[id]];
+    cf_branch *branch = &p->plan->branches[p->group_of[id]];
+    int64_t *links[] = {&branch->parent, &branch->first_child, &branch->last_child, &branch->previous, &branch->next};
+    int64_t i;
+    *group = p->groups[id];
+    group->first_chunk = first_chunk;
+    group->n_chunks = cf__pack_own_chunks(p, id);
+    *branch = p->branches[id];
+    if (group->n_chunks == 1 && branch->parent >= 0 && branch->first_child < 0) group->tokens = 0; /* it is a leaf */
+    for (i = 0; i < CF__COUNT(links); i++)
+        if (*links[i] >= 0) *links[i] = p->group_of[*links[i]];
+}
+
+static void cf__pack_write_unit(cf__packer *p, int64_t id, int64_t first_chunk) {
+    cf_plan *plan = p->plan;
+    cf_chunk *chunk = &plan->chunks[first_chunk];
+    int64_t item, n_slices, chain = -1;
+    if (id < p->head.n_groups) cf__pack_put_group(p, id, first_chunk);
+    if (id < p->tree.n_chains) {
+        cf__pack_put_chain(p, id, chunk);
+        chunk += p->groups[id].n_chunks - 1;
+        chain = plan->n_slices - 1;
+    }
+    n_slices = plan->n_slices;
+    for (item = p->units[id].next_slice; item >= 0; item = p->next_item[item]) {
+        if (item >= p->first_free) chain = -1;
+        cf__pack_put_bush(p, chunk, cf__pack_item_sequence(p->items[item]), &chain);
+    }
+    if (id < p->tree.n_chains || id >= p->head.n_groups) return;
+    chunk->group = p->group_of[id];
+    chunk->prefix = plan->slices[n_slices].begin;
+    plan->groups[chunk->group].sequence = plan->slices[n_slices].sequence;
+}
+
+static void cf__pack_write_trees(cf__packer *p) {
+    cf_plan *plan = p->plan;
+    int64_t i, chunk = 0;
+    cf__pack_link_items(p);
+    plan->n_slices = 0; /* counts them again */
+    for (i = 0; i < p->n_units; i++) {
+        int32_t id = p->order[i];
+        if (id >= p->head.n_groups && p->units[id].n_items == 0) continue;
+        chunk = cf__max(chunk, p->units[id].rank * plan->n_steps);
+        cf__pack_write_unit(p, id, chunk);
+        chunk += cf__pack_own_chunks(p, id);
+    }
+    for (i = 0; i < plan->n_sequences; i++) {
+        plan->order[i] = p->tree.order[i];
+        plan->common[i] = (int64_t)p->tree.depth[plan->order[i]];
+        plan->lengths[i] = p->lengths[i];
+    }
+}
+
 static cf_result cf__pack_write(void *job) {
     cf__packer *p = (cf__packer *)job;
     cf_plan *plan = p->plan;
     int64_t i, chunk = 0, n_slices = 0;
     memset(plan->chunks, 0, (size_t)plan->n_chunks * sizeof(cf_chunk));
     for (i = 0; i < plan->n_chunks; i++) plan->chunks[i].group = -1;
+    if (p->tree.shares != NULL) {
+        cf__pack_write_trees(p);
+        cf__pack_finish_chunks(plan);
+        return CF_OK;
+    }
     for (i = 0; i < p->n_units; i++) {
         int32_t id = p->order[i];
         cf__pack_unit *unit = &p->units[id];
@@ -3084,11 +3749,31 @@ static cf_result cf__pack_start(cf__packer *p, const int64_t *lengths, int64_t n
     p->head.split = p->desc.split;
     p->head.n_ranks = p->desc.n_ranks;
     CF__TRY(cf__pack_check_desc(&p->desc, error));
+    p->tree.lengths = lengths;
+    p->tree.shares = n > 0 ? p->desc.shares : NULL;
+    p->tree.n = n;
+    p->tree.align = p->desc.align;
+    p->tree.least = p->desc.share_least;
+    p->tree.chunk_size = p->desc.chunk_size;
+    p->tree.max_slices = p->desc.max_slices;
+    p->tree.error = error;
     return cf__pack_measure(p);
+}
+
+/* Trees: from shares to units, in the order in which they are written. */
+static cf_result cf__pack_prepare_trees(cf__packer *p) {
+    CF__TRY(cf__tree_build(&p->tree));
+    p->head.n_groups = p->tree.n_chains;
+    CF__TRY(cf__pack_collect_chains(p));
+    cf__pack_assign_bushes(p);
+    cf__pack_link_groups(p);
+    cf__pack_order_trees(p);
+    return cf__pack_spread(p);
 }
 
 static cf_result cf__pack_prepare(void *job) {
     cf__packer *p = (cf__packer *)job;
+    if (p->tree.shares != NULL) return cf__pack_prepare_trees(p);
     CF__TRY(cf__pack_collect_groups(p));
     cf__pack_assign_items(p);
     return cf__pack_spread(p);
@@ -3099,10 +3784,18 @@ static cf_block *cf__pack_object(void *job, cf__carver *carver) {
     cf_plan plan = p->head;
     plan.method = p->desc.method;
     plan.n_slices = p->n_dependent + p->n_items;
+    if (p->tree.shares != NULL) plan.n_slices = p->n_dependent + (p->tree.n_nodes > 0 ? p->tree.n_nodes : 2 * p->n);
     p->plan = (cf_plan *)cf__take(carver, 1, sizeof(cf_plan));
     plan.chunks = (cf_chunk *)cf__take(carver, plan.n_chunks, sizeof(cf_chunk));
     plan.slices = (cf_slice *)cf__take(carver, plan.n_slices, sizeof(cf_slice));
     plan.groups = (cf_group *)cf__take(carver, plan.n_groups, sizeof(cf_group));
+    if (p->tree.shares != NULL) {
+        plan.order = (int64_t *)cf__take(carver, plan.n_sequences, sizeof(int64_t));
+        plan.common = (int64_t *)cf__take(carver, plan.n_sequences, sizeof(int64_t));
+        plan.lengths = (int64_t *)cf__take(carver, plan.n_sequences, sizeof(int64_t));
+        plan.through = (cf_through *)cf__take(carver, plan.n_slices, sizeof(cf_through));
+        plan.branches = (cf_branch *)cf__take(carver, plan.n_groups, sizeof(cf_branch));
+    }
     if (p->plan == NULL) return NULL;
     *p->plan = plan;
     return &p->plan->block;
@@ -3146,12 +3839,29 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan) {
    >>plan    asking a plan, and checking one from elsewhere
    ================================================================================================================ */
 
+/* In a tree, several slices may be added to the state: what counts is how many rows the path gets. */
+static int64_t cf__plan_tree_tokens(const cf_plan *plan, const cf_chunk *c) {
+    const cf_group *g = &plan->groups[c->group];
+    if (c->index + 1 < g->n_chunks) return c[1].prefix - c->prefix;
+    return g->tokens - (c->prefix - plan->chunks[g->first_chunk].prefix);
+}
+
 CHUNKFLOW_API int64_t cf_chunk_state_tokens(const cf_plan *plan, int64_t chunk) {
     const cf_chunk *c = plan != NULL && chunk >= 0 && chunk < plan->n_chunks ? &plan->chunks[chunk] : NULL;
-    return c != NULL && c->group >= 0 ? plan->slices[c->first_slice].length : 0;
+    if (c == NULL || c->group < 0) return 0;
+    return plan->branches == NULL ? plan->slices[c->first_slice].length
+           : plan->groups[c->group].tokens == 0 ? 0 : cf__plan_tree_tokens(plan, c);
 }
 
 static double cf__plan_spread(double most, double sum, int64_t n) { return sum > 0 ? most / (sum / (double)n) : 0; }
+
+/* Whether a dependent chunk holds what does not belong to its group. */
+static int cf__plan_is_hybrid(const cf_plan *plan, const cf_chunk *chunk) {
+    int64_t i = chunk->first_slice + chunk->n_slices - 1;
+    if (plan->branches == NULL) return chunk->n_slices > 1;
+    while (plan->through[i].parent >= 0) i = plan->through[i].parent; /* what does comes last */
+    return i > chunk->first_slice && plan->slices[i].begin == 0;
+}
 
 /* Counts the chunks by kind, and finds the fullest rank / mean, in tokens and in pairs. */
 static void cf__plan_measure_ranks(const cf_plan *plan, cf_plan_stats *stats) {
@@ -3163,7 +3873,7 @@ static void cf__plan_measure_ranks(const cf_plan *plan, cf_plan_stats *stats) {
             const cf_chunk *chunk = &plan->chunks[i];
             stats->most_slices = cf__max(stats->most_slices, chunk->n_slices);
             if (chunk->group < 0) stats->n_standalone += chunk->n_slices > 0;
-            else if (chunk->n_slices > 1) stats->n_hybrid++;
+            else if (cf__plan_is_hybrid(plan, chunk)) stats->n_hybrid++;
             else stats->n_dependent++;
             tokens += (double)chunk->tokens;
             pairs += (double)chunk->pairs;
@@ -3172,7 +3882,7 @@ static void cf__plan_measure_ranks(const cf_plan *plan, cf_plan_stats *stats) {
         most_pairs = cf__most(most_pairs, pairs);
         stats->pairs += pairs;
     }
-    stats->rank_token_spread = cf__plan_spread(most_tokens, (double)plan->n_tokens, plan->n_ranks);
+    stats->rank_token_spread = cf__plan_spread(most_tokens, (double)stats->rows, plan->n_ranks);
     stats->rank_pair_spread = cf__plan_spread(most_pairs, stats->pairs, plan->n_ranks);
 }
 
@@ -3185,7 +3895,8 @@ static void cf__plan_measure_costs(const cf_plan *plan, cf_pass_cost cost, cf_pl
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *chunk = &plan->chunks[i];
         double seconds = chunk->n_slices > 0 ? cf_cost_seconds(&cost, chunk->padded, chunk->pairs) : 0;
-        unit = (chunk->index > 0 ? unit : 0) + seconds;
+        int goes_on = plan->branches != NULL && chunk->group >= 0 && plan->branches[chunk->group].parent >= 0;
+        unit = (chunk->index > 0 || goes_on ? unit : 0) + seconds;
         rank = (i % plan->n_steps > 0 ? rank : 0) + seconds;
         sum += seconds;
         most = cf__most(most, seconds);
@@ -3206,11 +3917,18 @@ CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost
     n_used = plan->n_chunks - plan->n_idle;
     stats->n_idle = plan->n_idle;
     stats->excess = n_used - plan->lower_bound;
-    for (i = 0; i < plan->n_slices; i++)
-        stats->longest_sequence = cf__max(stats->longest_sequence, plan->slices[i].begin + plan->slices[i].length);
+    for (i = 0; i < plan->n_slices; i++) {
+        const cf_slice *s = &plan->slices[i];
+        double pairs = (double)cf_slice_pairs(s->begin, s->length);
+        stats->longest_sequence = cf__max(stats->longest_sequence, s->begin + s->length);
+        stats->rows += s->length;
+        stats->unshared_pairs += cf__product(pairs, plan->through != NULL ? (double)plan->through[i].n : 1);
+    }
     for (i = 0; i < plan->n_groups; i++)
-        stats->largest_group = cf__max(stats->largest_group, plan->groups[i].n_chunks);
-    if (n_used > 0) stats->fill = (double)plan->n_tokens / ((double)n_used * (double)plan->chunk_size);
+        stats->largest_group =
+            cf__max(stats->largest_group,
+                    plan->groups[i].n_chunks + (plan->branches != NULL ? plan->branches[i].below : 0));
+    if (n_used > 0) stats->fill = (double)stats->rows / ((double)n_used * (double)plan->chunk_size);
     cf__plan_measure_ranks(plan, stats);
     cf__plan_measure_costs(plan, cost != NULL ? *cost : none, stats);
 }
@@ -3221,6 +3939,9 @@ typedef struct cf__plan_check {
     const cf_plan *plan;
     const int64_t *lengths;
     unsigned char *seen; /* (n_sequences) */
+    int64_t *covered;    /* (n_sequences) in trees: tokens of those that are first in order in some slice, so far */
+    int64_t *least;      /* (2 x n_sequences) least of `common`, in a tree of pairs; that itself is its second half */
+    int64_t *below;      /* (n_groups) what is below each group */
     cf_error *error;
 } cf__plan_check;
 
@@ -3237,9 +3958,10 @@ static inline cf_result cf__plan_is(const cf__plan_check *check, const char *fie
 
 /* Counts and pointers: what every loop over a plan relies on. */
 static cf_result cf__plan_check_counts(const cf_plan *plan, cf_error *error) {
-    const cf__plan_check check = {plan, NULL, NULL, error};
+    const cf__plan_check check = {plan, NULL, NULL, NULL, NULL, NULL, error};
     const cf_result bad = CF_ERROR_PLAN;
     if (plan == NULL) return cf__fail_null(error, "plan");
+    const int64_t most_groups = plan->branches != NULL ? plan->n_chunks : plan->n_sequences;
     const cf__member members[] = {{"chunk_size", plan->chunk_size, 1, CF_MAX_CHUNK_SIZE, bad},
                                   {"align", plan->align, 1, plan->chunk_size, bad},
                                   {"max_slices", plan->max_slices, 0, INT64_MAX, bad},
@@ -3252,7 +3974,7 @@ static cf_result cf__plan_check_counts(const cf_plan *plan, cf_error *error) {
                                   {"n_steps", plan->n_steps, 0, CF_MAX_CHUNKS, bad},
                                   {"n_chunks", plan->n_chunks, 0, CF_MAX_CHUNKS, bad},
                                   {"n_idle", plan->n_idle, 0, plan->n_chunks, bad},
-                                  {"n_groups", plan->n_groups, 0, plan->n_sequences, bad},
+                                  {"n_groups", plan->n_groups, 0, most_groups, bad},
                                   {"n_slices", plan->n_slices, 0, INT64_MAX, bad}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), bad, error));
     CF__TRY(cf__plan_within(&check, "lower_bound", -1, 0, plan->n_chunks - plan->n_idle, plan->lower_bound,
@@ -3262,7 +3984,11 @@ static cf_result cf__plan_check_counts(const cf_plan *plan, cf_error *error) {
     if (plan->n_chunks > 0 && plan->chunks == NULL) return cf__refuse(error, bad, "chunks", -1, "is NULL");
     if (plan->n_slices > 0 && plan->slices == NULL) return cf__refuse(error, bad, "slices", -1, "is NULL");
     if (plan->n_groups > 0 && plan->groups == NULL) return cf__refuse(error, bad, "groups", -1, "is NULL");
-    return CF_OK;
+    if (plan->branches == NULL) return CF_OK;
+    if (plan->order == NULL) return cf__refuse(error, bad, "order", -1, "is NULL");
+    if (plan->common == NULL) return cf__refuse(error, bad, "common", -1, "is NULL");
+    if (plan->lengths == NULL) return cf__refuse(error, bad, "lengths", -1, "is NULL");
+    return plan->through == NULL ? cf__refuse(error, bad, "through", -1, "is NULL") : CF_OK;
 }
 
 static cf_result cf__plan_check_lengths(const cf__plan_check *check, int64_t n) {
@@ -3316,7 +4042,7 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id, i
     for (i = 0; i < c->n_slices; i++) {
         const cf_slice *slice = &plan->slices[first + i];
         int64_t own;
-        CF__TRY(cf__plan_check_slice(check, first + i, !(c->group >= 0 && i == 0), padded));
+        CF__TRY(cf__plan_check_slice(check, first + i, plan->branches == NULL && !(c->group >= 0 && i == 0), padded));
         CF__TRY(cf__plan_within(check, "slices.length", first + i, 1, plan->chunk_size, slice->length,
                                 "is more than chunk_size"));
         own = cf_slice_pairs(slice->begin, slice->length);
@@ -3347,7 +4073,7 @@ static cf_result cf__plan_check_membership(const cf__plan_check *check, int64_t 
                           "names a group that does not hold this chunk");
     CF__TRY(cf__plan_is(check, "chunks.index", id, id - g->first_chunk, c->index, "is the wrong place in its group"));
     CF__TRY(cf__plan_within(check, "chunks.n_slices", id, 1, INT64_MAX, c->n_slices, "must have its group's slice"));
-    if (c->index == g->n_chunks - 1) return CF_OK;
+    if (c->index == g->n_chunks - 1 || check->plan->branches != NULL) return CF_OK;
     return cf__plan_is(check, "chunks.n_slices", id, 1, c->n_slices,
                        "is more than one, and only a group's last chunk may be hybrid");
 }
@@ -3383,6 +4109,244 @@ static cf_result cf__plan_check_group(const cf__plan_check *check, int64_t id) {
     return cf__plan_see(check, g->sequence, "groups.sequence", id);
 }
 
+/* ---- checking trees ---- */
+
+/* Two groups that are linked agree on it: what one of them says of the other. */
+static cf_result cf__plan_agrees(const char *field, int64_t id, int64_t wanted, int64_t got, cf_error *error) {
+    return cf__inside(got, wanted, wanted, CF_ERROR_PLAN, field, id, "does not agree with the groups around it", error);
+}
+
+/* A group among the children of its parent. */
+static cf_result cf__plan_check_siblings(const cf_plan *plan, int64_t id, cf_error *error) {
+    const cf_branch *all = plan->branches, *b = &all[id];
+    const cf_group *g = &plan->groups[id], *up = &plan->groups[b->parent];
+    if (b->previous >= 0) {
+        CF__TRY(cf__plan_agrees("branches.previous", id, id, all[b->previous].next, error));
+        CF__TRY(cf__plan_agrees("branches.previous", id, b->parent, all[b->previous].parent, error));
+        CF__TRY(cf__inside(g->first_chunk, plan->groups[b->previous].first_chunk + 1, INT64_MAX, CF_ERROR_PLAN,
+                           "branches.previous", id, "comes after the group", error));
+    } else {
+        CF__TRY(cf__plan_agrees("branches.first_child", b->parent, id, all[b->parent].first_child, error));
+    }
+    if (b->next < 0) CF__TRY(cf__plan_agrees("branches.last_child", b->parent, id, all[b->parent].last_child, error));
+    else CF__TRY(cf__plan_agrees("branches.next", id, id, all[b->next].previous, error));
+    CF__TRY(cf__plan_agrees("branches.parent", id, up->first_chunk / plan->n_steps, g->first_chunk / plan->n_steps,
+                            error));
+    CF__TRY(cf__inside(all[b->parent].below, b->below + g->n_chunks, plan->n_chunks, CF_ERROR_PLAN, "branches.below",
+                       b->parent, "is less than what is below a child", error));
+    return cf__plan_agrees("groups.first_chunk", id, plan->groups[id - 1].first_chunk + plan->groups[id - 1].n_chunks,
+                           g->first_chunk, error);
+}
+
+/* All links between groups: what every walk over a tree relies on. A parent's chunks come before those of its children,
+   and those of the children in their order. */
+static cf_result cf__plan_check_branches(const cf_plan *plan, cf_error *error) {
+    static const char *const fields[] = {"branches.parent", "branches.first_child", "branches.last_child",
+                                         "branches.previous", "branches.next"};
+    const cf_branch *all = plan->branches;
+    int64_t id, i;
+    for (id = 0; id < plan->n_groups && all != NULL; id++) {
+        const cf_branch *b = &all[id];
+        const int64_t links[] = {b->parent, b->first_child, b->last_child, b->previous, b->next};
+        for (i = 0; i < CF__COUNT(links); i++)
+            CF__TRY(cf__inside(links[i], -1, i > 0 ? plan->n_groups - 1 : id - 1, CF_ERROR_PLAN, fields[i], id,
+                               "there is no such group, or it comes later", error));
+        CF__TRY(cf__inside(b->below, 0, b->first_child < 0 ? 0 : plan->n_chunks, CF_ERROR_PLAN, "branches.below", id,
+                           "is out of range", error));
+        CF__TRY(cf__inside(plan->groups[id].first_chunk, 0, plan->n_chunks - 1, CF_ERROR_PLAN, "groups.first_chunk", id,
+                           "there is no such chunk", error));
+        CF__TRY(cf__inside(plan->groups[id].n_chunks, 1, plan->n_chunks - plan->groups[id].first_chunk, CF_ERROR_PLAN,
+                           "groups.n_chunks", id, "is out of range", error));
+        CF__TRY(cf__inside(plan->groups[id].tokens, 0, CF_MAX_LENGTH, CF_ERROR_PLAN, "groups.tokens", id,
+                           "is out of range", error));
+    }
+    for (id = 0; id < plan->n_chunks && all != NULL; id++)
+        CF__TRY(cf__inside(plan->chunks[id].prefix, 0, CF_MAX_LENGTH, CF_ERROR_PLAN, "chunks.prefix", id,
+                           "is out of range", error));
+    for (id = 0; id < plan->n_groups && all != NULL; id++) {
+        const cf_branch *b = &all[id];
+        if (b->parent >= 0) CF__TRY(cf__plan_check_siblings(plan, id, error));
+        else CF__TRY(cf__plan_agrees("branches.next", id, -2, b->previous + b->next, error));
+        CF__TRY(cf__plan_agrees("branches.last_child", id, b->first_child < 0, b->last_child < 0, error));
+        if (b->first_child < 0) continue;
+        CF__TRY(cf__plan_agrees("branches.first_child", id, id, all[b->first_child].parent, error));
+        CF__TRY(cf__plan_agrees("branches.last_child", id, id, all[b->last_child].parent, error));
+    }
+    return CF_OK;
+}
+
+/* The slice of a path that has its row, which lies in this group or above it; its chunks and slices have been checked.
+   -1: the path is not so long, or that row is none of its own. */
+static int64_t cf__plan_path_slice(const cf_plan *plan, int64_t group, int64_t row) {
+    const cf_group *g = &plan->groups[group];
+    int64_t low, high, i, end;
+    while (plan->chunks[g->first_chunk].prefix > row) {
+        group = plan->branches[group].parent;
+        if (group < 0) return -1;
+        g = &plan->groups[group];
+    }
+    for (low = g->first_chunk, high = low + g->n_chunks - 1; low < high;) {
+        int64_t middle = low + (high - low + 1) / 2;
+        if (plan->chunks[middle].prefix <= row) low = middle;
+        else high = middle - 1;
+    }
+    i = plan->chunks[low].first_slice;
+    for (end = i + plan->chunks[low].n_slices; i < end; i++)
+        if (plan->slices[i].begin + plan->slices[i].length > row) return plan->slices[i].begin <= row ? i : -1;
+    return -1;
+}
+
+/* The least that any two neighbours among order[first .. end) have in common. */
+static int64_t cf__plan_common(const cf__plan_check *check, int64_t first, int64_t end) {
+    int64_t least = INT64_MAX, n = check->plan->n_sequences;
+    for (first += n + 1, end += n; first < end; first /= 2, end /= 2) {
+        if (first % 2 == 1) least = cf__min(least, check->least[first++]);
+        if (end % 2 == 1) least = cf__min(least, check->least[--end]);
+    }
+    return least;
+}
+
+/* The slice that a slice of a tree goes on from, in its chunk or on its path; -1: it is the first of a tree. */
+static cf_result cf__plan_find_up(const cf__plan_check *check, const cf_chunk *c, int64_t id, int64_t *up) {
+    const cf_plan *plan = check->plan;
+    const cf_slice *s = &plan->slices[id];
+    int64_t before = id - 1, group = c->group;
+    *up = plan->through[id].parent;
+    CF__TRY(cf__plan_within(check, "through.parent", id, -1, id - 1, *up, "is not before it"));
+    if (*up >= 0) {
+        CF__TRY(cf__plan_within(check, "through.parent", id, c->first_slice, id - 1, *up, "is in another chunk"));
+        while (before > *up) before = plan->through[before].parent;
+        CF__TRY(cf__plan_is(check, "through.parent", id, *up, before, "has been left"));
+        return cf__plan_is(check, "slices.begin", id, plan->slices[*up].begin + plan->slices[*up].length, s->begin,
+                           "is not where the slice that it goes on from ends");
+    }
+    CF__TRY(cf__plan_within(check, "slices.begin", id, 0, c->prefix, s->begin, "is not on the path of its chunk"));
+    if (s->begin == 0) return CF_OK;
+    if (s->begin == plan->chunks[plan->groups[group].first_chunk].prefix) group = plan->branches[group].parent;
+    if (group >= 0) *up = cf__plan_path_slice(plan, group, s->begin - 1);
+    return *up >= 0 ? CF_OK : cf__refuse(check->error, CF_ERROR_PLAN, "slices.begin", id, "is on no path");
+}
+
+/* A slice of a tree: its sequences are among those of the slice that it goes on from, all of them that share its rows
+   and no others, so that slices side by side have none in common. */
+static cf_result cf__plan_check_through(const cf__plan_check *check, const cf_chunk *c, int64_t id, int64_t *tokens) {
+    const cf_plan *plan = check->plan;
+    const cf_slice *s = &plan->slices[id];
+    const cf_through *t = &plan->through[id];
+    int64_t end = s->begin + s->length, up, first = 0, last = plan->n_sequences, product;
+    CF__TRY(cf__plan_find_up(check, c, id, &up));
+    if (up >= 0) first = plan->through[up].first;
+    if (up >= 0) last = first + plan->through[up].n;
+    CF__TRY(cf__plan_within(check, "through.first", id, first, last - 1, t->first, "is not of those before it"));
+    CF__TRY(cf__plan_within(check, "through.n", id, 1, last - t->first, t->n, "is more than there are before it"));
+    CF__TRY(cf__plan_is(check, "slices.sequence", id, plan->order[t->first], s->sequence, "is not the first in order"));
+    CF__TRY(cf__plan_within(check, "common", t->first, end, INT64_MAX,
+                            cf__plan_common(check, t->first, t->first + t->n),
+                            "is less than the rows that are shared"));
+    if (t->first > first)
+        CF__TRY(cf__plan_within(check, "common", t->first, 0, s->begin, plan->common[t->first], "is not shared"));
+    if (t->first + t->n < last)
+        CF__TRY(cf__plan_within(check, "common", t->first + t->n, 0, s->begin, plan->common[t->first + t->n],
+                                "is not shared"));
+    CF__TRY(cf__plan_is(check, "slices.sequence", id, up >= 0 && t->first == first ? s->begin : 0,
+                        check->covered[s->sequence], "has other rows already"));
+    check->covered[s->sequence] = end;
+    if (cf__mul(t->n, s->length, &product) && cf__add(*tokens, product, tokens)) return CF_OK;
+    return cf__refuse(check->error, CF_ERROR_PLAN, "through.n", id, "makes more tokens than fit in 64 bits");
+}
+
+/* The slices of one chunk of a tree. Those of its group come first, and but for the last one of the group fill whole
+   alignment units; then what sees some of the path, and then the rest. */
+static cf_result cf__plan_check_tree_chunk(const cf__plan_check *check, int64_t id, int64_t *tokens) {
+    const cf_plan *plan = check->plan;
+    const cf_chunk *c = &plan->chunks[id];
+    int64_t i, sees = c->prefix, left = cf_chunk_state_tokens(plan, id);
+    if (c->n_slices > 0)
+        CF__TRY(cf__plan_is(check, "slices.begin", c->first_slice, c->prefix, plan->slices[c->first_slice].begin,
+                            "is not where the chunk begins"));
+    for (i = c->first_slice; i < c->first_slice + c->n_slices; i++) {
+        const cf_slice *s = &plan->slices[i];
+        int is_last = c->group < 0 || c->index + 1 == plan->groups[c->group].n_chunks;
+        CF__TRY(cf__plan_check_through(check, c, i, tokens));
+        if (left > 0) {
+            CF__TRY(cf__plan_is(check, "through.parent", i, i > c->first_slice ? i - 1 : -1, plan->through[i].parent,
+                                "leaves the group before its rows are complete"));
+            CF__TRY(cf__plan_within(check, "slices.length", i, 1, left, s->length, "is more than its group has"));
+            left -= s->length;
+            if ((left > 0 || !is_last) && s->length % plan->align != 0)
+                return cf__fail(check->error, CF_ERROR_PLAN, "slices.length", i, plan->align, s->length,
+                                "is no multiple of the alignment");
+            continue;
+        }
+        if (!is_last)
+            return cf__refuse(check->error, CF_ERROR_PLAN, "chunks.n_slices", id,
+                              "only a group's last chunk may hold what is not its own");
+        if (plan->through[i].parent >= 0) continue;
+        CF__TRY(cf__plan_within(check, "slices.begin", i, 0, sees, s->begin,
+                                "sees more of the path than one before it"));
+        sees = s->begin;
+    }
+    return cf__plan_is(check, "chunks.tokens", id, 0, left, "is less than its group has in it");
+}
+
+/* A group: where it begins, and what it adds to the path. */
+static cf_result cf__plan_check_tree_group(const cf__plan_check *check, int64_t id) {
+    const cf_plan *plan = check->plan;
+    const cf_group *g = &plan->groups[id];
+    const cf_branch *b = &plan->branches[id];
+    int64_t begin = plan->chunks[g->first_chunk].prefix, end = 0, i;
+    int leaf = b->parent >= 0 && b->first_child < 0 && g->n_chunks == 1;
+    CF__TRY(cf__plan_within(check, "groups.n_chunks", id, 1, plan->n_steps - g->first_chunk % plan->n_steps,
+                            g->n_chunks, "leaves its rank"));
+    if (b->parent >= 0) {
+        const cf_group *up = &plan->groups[b->parent];
+        end = plan->chunks[up->first_chunk].prefix + up->tokens;
+        check->below[b->parent] = cf__max(check->below[b->parent], check->below[id] + g->n_chunks);
+    }
+    CF__TRY(cf__plan_within(check, "chunks.prefix", g->first_chunk, leaf ? 1 : end, end, begin,
+                            "is not where the parent's rows end"));
+    CF__TRY(cf__plan_within(check, "groups.tokens", id, leaf ? 0 : g->n_chunks, leaf ? 0 : CF_MAX_LENGTH, g->tokens,
+                            "is not what the group can have"));
+    for (i = g->first_chunk; i < g->first_chunk + g->n_chunks; i++) {
+        CF__TRY(cf__plan_is(check, "chunks.group", i, id, plan->chunks[i].group,
+                            "names another group than the one that holds the chunk"));
+        if (!leaf)
+            CF__TRY(cf__plan_within(check, "chunks.prefix", i + 1, 1, plan->chunk_size, cf_chunk_state_tokens(plan, i),
+                                    "does not rise as the group's rows do"));
+    }
+    CF__TRY(cf__plan_is(check, "groups.sequence", id, plan->slices[plan->chunks[g->first_chunk].first_slice].sequence,
+                        g->sequence, "is not the sequence of its first slice"));
+    return cf__plan_is(check, "branches.below", id, check->below[id], b->below, "is not the longest path below it");
+}
+
+static cf_result cf__plan_check_order(const cf__plan_check *check) {
+    const cf_plan *plan = check->plan;
+    int64_t i, before = 0;
+    for (i = 0; i < plan->n_sequences; i++) {
+        CF__TRY(cf__plan_within(check, "order", i, 0, plan->n_sequences - 1, plan->order[i],
+                                "there is no such sequence"));
+        if (check->seen[plan->order[i]]) return cf__refuse(check->error, CF_ERROR_PLAN, "order", i, "is there twice");
+        check->seen[plan->order[i]] = 1;
+        CF__TRY(cf__plan_is(check, "lengths", i, check->lengths[i], plan->lengths[i], "is not what was given"));
+        CF__TRY(cf__plan_within(check, "common", i, 0, cf__min(before, check->lengths[plan->order[i]]), plan->common[i],
+                                "is more than one of the two has"));
+        before = check->lengths[plan->order[i]];
+        check->least[plan->n_sequences + i] = plan->common[i];
+    }
+    for (i = plan->n_sequences - 1; i > 0; i--) check->least[i] = cf__min(check->least[2 * i], check->least[2 * i + 1]);
+    return CF_OK;
+}
+
+/* A plan with trees, of whose chunks index, group and sums have been checked. */
+static cf_result cf__plan_check_trees(const cf__plan_check *check) {
+    const cf_plan *plan = check->plan;
+    int64_t i, tokens = 0;
+    CF__TRY(cf__plan_check_order(check));
+    for (i = plan->n_groups - 1; i >= 0; i--) CF__TRY(cf__plan_check_tree_group(check, i));
+    for (i = 0; i < plan->n_chunks; i++) CF__TRY(cf__plan_check_tree_chunk(check, i, &tokens));
+    return cf__plan_is(check, "through", -1, plan->n_tokens, tokens, "leave out tokens of some sequence");
+}
+
 static cf_result cf__plan_fail_unpacked(const cf__plan_check *check, int64_t sequence) {
     char why[64];
     (void)snprintf(why, sizeof why, "sequence %lld is in no slice", (long long)sequence);
@@ -3396,6 +4360,7 @@ static cf_result cf__plan_check_body(void *job) {
     int64_t i, first = 0, n_idle = 0;
     if (plan->chunk_size % plan->align != 0)
         return cf__refuse(check->error, CF_ERROR_PLAN, "align", -1, "does not divide chunk_size");
+    CF__TRY(cf__plan_check_branches(plan, check->error));
     for (i = 0; i < plan->n_chunks; i++) {
         CF__TRY(cf__plan_check_membership(check, i));
         CF__TRY(cf__plan_check_chunk(check, i, first));
@@ -3404,8 +4369,9 @@ static cf_result cf__plan_check_body(void *job) {
     }
     CF__TRY(cf__plan_is(check, "n_slices", -1, first, plan->n_slices, "counts slices that are in no chunk"));
     CF__TRY(cf__plan_is(check, "n_idle", -1, n_idle, plan->n_idle, "is the wrong count"));
-    for (i = 0; i < plan->n_groups; i++)
-        CF__TRY(cf__plan_check_group(check, i));
+    if (plan->branches != NULL) CF__TRY(cf__plan_check_trees(check));
+    for (i = 0; i < plan->n_groups && plan->branches == NULL; i++) CF__TRY(cf__plan_check_group(check, i));
+    if (plan->branches != NULL) return CF_OK;
     for (i = 0; i < plan->n_sequences; i++)
         if (check->lengths[i] > 0 && !check->seen[i]) return cf__plan_fail_unpacked(check, i);
     return CF_OK;
@@ -3413,13 +4379,17 @@ static cf_result cf__plan_check_body(void *job) {
 
 static void cf__plan_check_scratch(void *job, cf__carver *carver) {
     cf__plan_check *check = (cf__plan_check *)job;
+    int64_t trees = check->plan->branches != NULL;
     check->seen = (unsigned char *)cf__take(carver, check->plan->n_sequences, 1);
+    check->covered = (int64_t *)cf__take(carver, trees * check->plan->n_sequences, sizeof(int64_t));
+    check->least = (int64_t *)cf__take(carver, trees * 2 * check->plan->n_sequences, sizeof(int64_t));
+    check->below = (int64_t *)cf__take(carver, trees * check->plan->n_groups, sizeof(int64_t));
 }
 
 CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *lengths, int64_t n,
                                          const cf_allocator *allocator, cf_error *error) {
     static const cf__recipe recipe = {"n_sequences", 1, cf__plan_check_scratch, NULL, NULL, cf__plan_check_body};
-    cf__plan_check check = {plan, lengths, NULL, error};
+    cf__plan_check check = {plan, lengths, NULL, NULL, NULL, NULL, error};
     CF__TRY(cf__plan_check_counts(plan, error));
     CF__TRY(cf__plan_check_lengths(&check, n));
     return cf__make(&recipe, &check, allocator, error);
@@ -3436,6 +4406,11 @@ typedef struct cf__metadata_job {
     double *weights;
     int32_t *cu_q, *cu_k, *sequences, *positions, *targets;
     int64_t n; /* sequences so far; they are only counted where there is no memory yet */
+    /* of trees */
+    int64_t n_level_seqs, most_more; /* sequences of all levels; rows' targets beside the first, at most */
+    cf_level *levels;
+    double *more_weights;
+    int32_t *more_rows, *more_sequences, *more_targets, *loss_rows, *key_ends, *level_cu;
 } cf__metadata_job;
 
 /* The next sequence of cu_seqlens. */
@@ -3484,6 +4459,226 @@ static void cf__metadata_fill_slice(const cf__metadata_job *job, const cf_slice 
         job->weights[s->offset + i] = targets[i] < 0 ? 0 : job->desc.weights[s->sequence];
 }
 
+/* ---- trees ---- */
+
+/* The slices from `id` on that are below it, and end with the answer, in a chunk whose slices end with `end`. */
+static int64_t cf__metadata_below(const cf_plan *plan, int64_t id, int64_t end) {
+    int64_t next = id + 1;
+    while (next < end && plan->through[next].parent >= id) next++;
+    return next;
+}
+
+/* Whether a slice lies right behind the one that it goes on from: to attention they are one. */
+static int cf__metadata_continues(const cf_plan *plan, int64_t id) {
+    const cf_slice *s = &plan->slices[id];
+    return plan->through[id].parent == id - 1 && id > 0 && s[-1].offset + s[-1].length == s->offset;
+}
+
+static int64_t cf__metadata_run(const cf_plan *plan, int64_t id, int64_t end) {
+    while (id + 1 < end && cf__metadata_continues(plan, id + 1)) id++;
+    return id + 1;
+}
+
+static int64_t cf__metadata_row_end(const cf_plan *plan, int64_t end) {
+    return plan->slices[end - 1].offset + plan->slices[end - 1].length;
+}
+
+/* The next sequence of a level. */
+static void cf__metadata_add_level_seq(cf_level *level, int32_t *cu_q, int32_t *cu_k, int64_t queries, int64_t keys) {
+    int64_t i = level->n_seqs;
+    if (queries == 0 && keys == 0) return;
+    level->n_seqs++;
+    level->max_seqlen_q = (int32_t)cf__max(level->max_seqlen_q, queries);
+    level->max_seqlen_k = (int32_t)cf__max(level->max_seqlen_k, keys);
+    if (cu_q == NULL) return;
+    cu_q[i + 1] = cu_q[i] + (int32_t)queries;
+    cu_k[i + 1] = cu_k[i] + (int32_t)keys;
+}
+
+/* What sees the rows of those slices that have `depth` others above them in the chunk. */
+static void cf__metadata_fill_depth(const cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c, int64_t depth,
+                                    cf_level *level, int32_t *cu_q, int32_t *cu_k) {
+    int64_t id, end = c->first_slice + c->n_slices, q = 0, k = 0;
+    for (id = c->first_slice; id < end; id++) {
+        int64_t above = 0, up = plan->through[id].parent, below, run;
+        for (; up >= 0; up = plan->through[up].parent) above++;
+        if (above != depth) continue;
+        below = cf__metadata_below(plan, id, end);
+        run = cf__metadata_run(plan, id, below);
+        if (run == below) continue;
+        cf__metadata_add_level_seq(level, cu_q, cu_k, plan->slices[run].offset - q, 0);
+        cf__metadata_add_level_seq(level, cu_q, cu_k, 0, plan->slices[id].offset - k);
+        q = cf__metadata_row_end(plan, below);
+        k = plan->slices[id].offset + plan->slices[id].length;
+        cf__metadata_add_level_seq(level, cu_q, cu_k, q - plan->slices[run].offset, plan->slices[id].length);
+    }
+    if (q > 0) cf__metadata_add_level_seq(level, cu_q, cu_k, job->out.rows - q, 0);
+}
+
+/* Rows of the path from `first` on that the same rows of the chunk see and that lie in one state; returns where they
+   end. Those rows are the first ones of the chunk. */
+static int64_t cf__metadata_fill_path(const cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c,
+                                      int64_t first, cf_level *level, int32_t *cu_q, int32_t *cu_k) {
+    int64_t id = c->first_slice, end = id + c->n_slices, group = c->group, last = c->prefix, rows = 0;
+    while (plan->chunks[plan->groups[group].first_chunk].prefix > first ||
+           (group == c->group && plan->chunks[plan->groups[group].first_chunk].prefix == c->prefix)) {
+        last = cf__min(last, plan->chunks[plan->groups[group].first_chunk].prefix);
+        group = plan->branches[group].parent;
+    }
+    for (; id < end && plan->slices[id].begin > first; id = cf__metadata_below(plan, id, end)) {
+        if (plan->slices[id].begin < last) last = plan->slices[id].begin;
+        rows = cf__metadata_row_end(plan, cf__metadata_below(plan, id, end));
+    }
+    level->group = group;
+    level->first = first - plan->chunks[plan->groups[group].first_chunk].prefix;
+    cf__metadata_add_level_seq(level, cu_q, cu_k, rows, last - first);
+    cf__metadata_add_level_seq(level, cu_q, cu_k, job->out.rows - rows, 0);
+    return last;
+}
+
+/* Adds a level, unless nothing is in it. A level is walked once to count, and once to write. */
+static void cf__metadata_add_level(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c, int64_t depth,
+                                  int64_t *first) {
+    cf_level level = {-1, 0, 0, NULL, NULL, 0, 0};
+    int32_t *cu_q = NULL, *cu_k = NULL;
+    int64_t next = *first, n;
+    int pass;
+    for (pass = 0; pass < 2; pass++) {
+        n = level.n_seqs;
+        if (pass == 1 && (job->level_cu == NULL || n == 0)) break;
+        if (pass == 1) {
+            cu_q = job->level_cu;
+            cu_k = cu_q + n + 1;
+            job->level_cu = cu_k + n + 1;
+            cu_q[0] = cu_k[0] = 0;
+            level.n_seqs = 0;
+        }
+        if (depth < 0) next = cf__metadata_fill_path(job, plan, c, *first, &level, cu_q, cu_k);
+        else cf__metadata_fill_depth(job, plan, c, depth, &level, cu_q, cu_k);
+    }
+    *first = next;
+    if (n == 0) return;
+    level.cu_seqlens_q = cu_q;
+    level.cu_seqlens_k = cu_k;
+    if (job->levels != NULL) job->levels[job->out.n_levels] = level;
+    job->out.n_levels++;
+    job->n_level_seqs += n;
+}
+
+/* Whether one call says all: what sees anything but its own run sees all rows of the chunk's own group. */
+static int cf__metadata_is_plain(const cf_plan *plan, const cf_chunk *c) {
+    int64_t id, end = c->first_slice + c->n_slices;
+    if (plan->branches == NULL) return 1;
+    if (c->prefix > 0 && plan->branches[c->group].parent >= 0) return 0;
+    for (id = c->first_slice; id < end; id++)
+        if (plan->slices[id].begin > 0 && id > c->first_slice && !cf__metadata_continues(plan, id)) return 0;
+    return 1;
+}
+
+static void cf__metadata_add_levels(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
+    int64_t first = 0, id, depth, deepest = 0;
+    job->out.n_levels = job->n_level_seqs = 0;
+    if (cf__metadata_is_plain(plan, c)) return;
+    while (first < c->prefix) cf__metadata_add_level(job, plan, c, -1, &first);
+    for (id = c->first_slice; id < c->first_slice + c->n_slices; id++) {
+        int64_t above = 0, up = plan->through[id].parent;
+        for (; up >= 0; up = plan->through[up].parent) above++;
+        deepest = cf__max(deepest, above);
+    }
+    for (depth = 0; depth < deepest; depth++) cf__metadata_add_level(job, plan, c, depth, &first);
+}
+
+/* Whether a sequence is to predict the token at this position, and what that weighs. */
+static int cf__metadata_wants(const cf__metadata_job *job, const cf_plan *plan, int64_t sequence, int64_t position,
+                              double *weight) {
+    const unsigned char *ignored = job->desc.ignored != NULL ? job->desc.ignored[sequence] : NULL;
+    if (position >= plan->lengths[sequence] || (ignored != NULL && ignored[position])) return 0;
+    if (job->desc.weights != NULL) *weight += job->desc.weights[sequence];
+    return 1;
+}
+
+/* The target at this position of the sequences first .. end - 1 in order, which have the same token there: whether any
+   of them has it, and its weight. */
+static int cf__metadata_target(const cf__metadata_job *job, const cf_plan *plan, int64_t first, int64_t end,
+                               int64_t position, double *weight) {
+    int64_t i, n = 0;
+    *weight = 0;
+    for (i = first; i < end; i++) n += cf__metadata_wants(job, plan, plan->order[i], position, weight);
+    if (job->desc.once && n > 0) *weight /= (double)n;
+    return n > 0;
+}
+
+/* Targets of the last row of a slice: one for each way on. Counts them, but the first, where there is no memory yet. */
+static void cf__metadata_fill_parting(cf__metadata_job *job, const cf_plan *plan, int64_t id) {
+    const cf_slice *s = &plan->slices[id];
+    int64_t first = plan->through[id].first, end = first + plan->through[id].n, position = s->begin + s->length;
+    int64_t row = s->offset + s->length - 1, from = first, target = position - (job->desc.shifted != 0), i;
+    for (i = first + 1; i <= end; i++) {
+        double weight;
+        if (i < end && plan->common[i] > position) continue;
+        if (job->cu_q == NULL) {
+            job->most_more += from > first;
+        } else if (from == first) {
+            job->targets[row] = cf__metadata_target(job, plan, from, i, target, &weight) ? (int32_t)target : -1;
+            if (job->weights != NULL) job->weights[row] = weight;
+        } else if (cf__metadata_target(job, plan, from, i, target, &weight)) {
+            int64_t at = job->out.n_more++;
+            job->more_rows[at] = (int32_t)row;
+            job->more_sequences[at] = (int32_t)plan->order[from];
+            job->more_targets[at] = (int32_t)target;
+            if (job->more_weights != NULL) job->more_weights[at] = weight;
+        }
+        from = i;
+    }
+}
+
+/* Rows of a slice that may be shared. */
+static void cf__metadata_fill_shared(cf__metadata_job *job, const cf_plan *plan, int64_t id) {
+    const cf_slice *s = &plan->slices[id];
+    int64_t first = plan->through[id].first, end = first + plan->through[id].n, i;
+    double weight = 0;
+    int wanted = 0;
+    if (job->cu_q != NULL) {
+        cf__metadata_fill_rows(job->sequences + s->offset, s->length, (int32_t)s->sequence, 0);
+        cf__metadata_fill_rows(job->positions + s->offset, s->length, (int32_t)s->begin, 1);
+    }
+    for (i = 0; i + 1 < s->length && job->cu_q != NULL; i++) {
+        int64_t target = s->begin + i + 1 - (job->desc.shifted != 0);
+        if (i == 0 || job->desc.ignored != NULL)
+            wanted = cf__metadata_target(job, plan, first, end, target, &weight);
+        job->targets[s->offset + i] = wanted ? (int32_t)target : -1;
+        if (job->weights != NULL) job->weights[s->offset + i] = weight;
+    }
+    cf__metadata_fill_parting(job, plan, id);
+}
+
+/* ---- rows with a loss, and keys ---- */
+
+static void cf__metadata_list_losses(cf__metadata_job *job) {
+    int64_t row, more = 0;
+    for (row = 0; row < job->out.rows; row++) {
+        int any = job->targets[row] >= 0 && (job->weights == NULL || job->weights[row] < 0 || job->weights[row] > 0);
+        for (; more < job->out.n_more && job->more_rows[more] == row; more++)
+            any |= job->more_weights == NULL || job->more_weights[more] < 0 || job->more_weights[more] > 0;
+        if (any) job->loss_rows[job->out.n_loss_rows++] = (int32_t)row;
+    }
+}
+
+static void cf__metadata_list_keys(const cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
+    int32_t *ends = job->key_ends + c->prefix;
+    int64_t id, end = c->first_slice + c->n_slices, seen = 0;
+    cf__metadata_fill_rows(ends, job->out.rows, 1, 1); /* padding sees itself */
+    for (id = end - 1; id >= c->first_slice; id--) {
+        const cf_slice *s = &plan->slices[id];
+        int64_t last = cf__metadata_row_end(plan, plan->branches != NULL ? cf__metadata_below(plan, id, end) : id + 1);
+        cf__metadata_fill_rows(ends + s->offset, s->length, (int32_t)last, 0);
+        if (plan->branches != NULL && plan->through[id].parent >= 0) continue;
+        if (s->begin <= seen) continue;
+        cf__metadata_fill_rows(job->key_ends + seen, s->begin - seen, (int32_t)last, 0);
+        seen = s->begin;
+    }
+}
+
 /* Slices, and the padding between and behind them. */
 static void cf__metadata_add_rows(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
     int64_t i, end = 0;
@@ -3493,6 +4688,24 @@ static void cf__metadata_add_rows(cf__metadata_job *job, const cf_plan *plan, co
         cf__metadata_add_padding(job, end, s->offset);
         cf__metadata_add(job, s->length, s->length + (i == 0 ? c->prefix : 0));
         if (job->cu_q != NULL) cf__metadata_fill_slice(job, s, !goes_on);
+        end = s->offset + s->length;
+    }
+    cf__metadata_add_padding(job, end, job->out.rows);
+}
+
+/* The same in a plan with trees. */
+static void cf__metadata_add_tree_rows(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
+    int64_t i, last = c->first_slice + c->n_slices, end = 0;
+    job->most_more = job->out.n_more = 0;
+    cf__metadata_add_levels(job, plan, c);
+    for (i = c->first_slice; i < last; i++) {
+        const cf_slice *s = &plan->slices[i];
+        cf__metadata_add_padding(job, end, s->offset);
+        if (i == c->first_slice || !cf__metadata_continues(plan, i)) {
+            int64_t rows = cf__metadata_row_end(plan, cf__metadata_run(plan, i, last)) - s->offset;
+            cf__metadata_add(job, rows, rows + (i == c->first_slice && job->out.n_levels == 0 ? c->prefix : 0));
+        }
+        cf__metadata_fill_shared(job, plan, i);
         end = s->offset + s->length;
     }
     cf__metadata_add_padding(job, end, job->out.rows);
@@ -3516,7 +4729,7 @@ static cf_result cf__metadata_measure(cf__metadata_job *job, const cf_plan *plan
         job->out.rows = most->rows;
     }
     job->n = 0;
-    cf__metadata_add_rows(job, plan, c);
+    (plan->branches != NULL ? cf__metadata_add_tree_rows : cf__metadata_add_rows)(job, plan, c);
     job->out.n_seqs = job->n;
     if (most == NULL) return CF_OK;
     CF__TRY(cf__range(most->n_seqs, job->n, INT32_MAX, "capacity.n_seqs", error));
@@ -3524,10 +4737,35 @@ static cf_result cf__metadata_measure(cf__metadata_job *job, const cf_plan *plan
     return CF_OK;
 }
 
+/* The arrays behind `base` bytes: those that only trees have, and what is there only where it is asked for. Returns
+   where they end. */
+static int64_t cf__metadata_layout_more(cf__metadata_job *job, unsigned char *memory, int64_t base) {
+    const cf_metadata *m = &job->out;
+    int64_t n_more = job->most_more, n_doubles = job->desc.weights != NULL ? n_more : 0, first = cf__round_up(base, 8);
+    int64_t n_cu = 2 * (job->n_level_seqs + m->n_levels), n_losses = job->desc.wants_loss_rows ? m->rows : 0;
+    int64_t n_keys = job->desc.wants_key_ends ? m->prefix + m->rows : 0;
+    int64_t level_bytes = m->n_levels * (int64_t)sizeof(cf_level), double_bytes = n_doubles * (int64_t)sizeof(double);
+    int64_t n_ints = 3 * n_more + n_cu + n_losses + n_keys;
+    if (n_ints == 0) return base;
+    if (memory != NULL) {
+        job->levels = (cf_level *)(void *)(memory + first);
+        job->more_weights = job->desc.weights != NULL ? (double *)(void *)(memory + first + level_bytes) : NULL;
+        job->more_rows = (int32_t *)(void *)(memory + first + level_bytes + double_bytes);
+        job->more_sequences = job->more_rows + n_more;
+        job->more_targets = job->more_sequences + n_more;
+        job->level_cu = job->more_targets + n_more;
+        job->loss_rows = n_losses > 0 ? job->level_cu + n_cu : NULL;
+        job->key_ends = n_keys > 0 ? job->level_cu + n_cu + n_losses : NULL;
+    }
+    return first + level_bytes + double_bytes + n_ints * (int64_t)sizeof(int32_t);
+}
+
 /* Bytes of the arrays; and their places, where there is memory. */
 static cf_result cf__metadata_layout(cf__metadata_job *job, void *memory, size_t *bytes, cf_error *error) {
     int64_t rows = job->out.rows, ends = job->out.n_seqs + 1, n_weights = job->desc.weights != NULL ? rows : 0;
     int64_t wanted = n_weights * (int64_t)sizeof(double) + (2 * ends + 3 * rows) * (int64_t)sizeof(int32_t);
+    int64_t base = wanted;
+    wanted = cf__metadata_layout_more(job, NULL, base);
     if (CF__NEVER((uint64_t)wanted > SIZE_MAX / 2)) return cf__too_large(error, "rows");
     *bytes = (size_t)wanted;
     if (memory == NULL) return CF_OK;
@@ -3537,6 +4775,7 @@ static cf_result cf__metadata_layout(cf__metadata_job *job, void *memory, size_t
     job->sequences = job->cu_k + ends;
     job->positions = job->sequences + rows;
     job->targets = job->positions + rows;
+    (void)cf__metadata_layout_more(job, (unsigned char *)memory, base);
     return CF_OK;
 }
 
@@ -3575,7 +4814,9 @@ CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, con
     CF__TRY(cf__check_memory(memory, bytes, needed, error));
     CF__TRY(cf__metadata_layout(&job, memory, &needed, error));
     job.n = job.cu_q[0] = job.cu_k[0] = 0;
-    cf__metadata_add_rows(&job, plan, &plan->chunks[chunk]);
+    (plan->branches != NULL ? cf__metadata_add_tree_rows : cf__metadata_add_rows)(&job, plan, &plan->chunks[chunk]);
+    if (job.loss_rows != NULL) cf__metadata_list_losses(&job);
+    if (job.key_ends != NULL) cf__metadata_list_keys(&job, plan, &plan->chunks[chunk]);
     while (job.n < job.out.n_seqs) cf__metadata_add(&job, 0, 0);
     if (job.desc.capacity != NULL) {
         job.out.max_seqlen_q = (int32_t)job.out.rows;
@@ -3587,6 +4828,13 @@ CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, con
     job.out.position_ids = job.positions;
     job.out.target_positions = job.targets;
     job.out.loss_weights = job.weights;
+    job.out.levels = job.levels;
+    job.out.more_weights = job.more_weights;
+    job.out.more_rows = job.more_rows;
+    job.out.more_sequences = job.more_sequences;
+    job.out.more_targets = job.more_targets;
+    job.out.loss_rows = job.loss_rows;
+    job.out.key_ends = job.key_ends;
     *out = job.out;
     return CF_OK;
 }
@@ -4300,7 +5548,11 @@ static cf__pipe_room cf__pipe_room_of(const cf_limits *limits, const cf_schedule
 enum {
     CF__PIPE_KEEPER = CF__PIPE_PLACES, /* leaves the activations: R if the chunk was dropped, otherwise F */
     CF__PIPE_FREER,                    /* gives their slot back: B, or W where backwards are split */
-    CF__PIPE_KEPT_ON = 127             /* `kept` chunks on */
+    CF__PIPE_KEPT_ON = 127,            /* `kept` chunks on */
+    /* in trees, and seen the other way with a minus sign */
+    CF__PIPE_PARENT = 126,             /* from the first chunk of a first child to the last of its parent */
+    CF__PIPE_CHILD = 125,              /* from the last chunk of a parent to the first of its last child */
+    CF__PIPE_SIBLING = 124             /* from the first chunk of a child to that of the one before */
 };
 
 typedef struct cf__pipe_rule {
@@ -4312,6 +5564,8 @@ typedef struct cf__pipe_rule {
 static const cf__pipe_rule cf__pipe_rules[] = {
     {CF_F, CF_F, 0, -1, CF_EDGE_ACTIVATION},
     {CF_F, CF_F, -1, 0, CF_EDGE_STATE},
+    {CF_F, CF_F, CF__PIPE_PARENT, 0, CF_EDGE_STATE},
+    {CF_F, CF_F, CF__PIPE_SIBLING, 0, CF_EDGE_ORDER},
     {CF_R, CF_F, 0, 0, CF_EDGE_REPLAY},
     {CF_R, CF_R, 0, -1, CF_EDGE_ACTIVATION}, /* pipeline replay only */
     {CF_R, CF__PIPE_FREER, CF__PIPE_KEPT_ON, 0, CF_EDGE_SLOT},
@@ -4319,10 +5573,15 @@ static const cf__pipe_rule cf__pipe_rules[] = {
     {CF__PIPE_BACK, CF__PIPE_KEEPER, 0, 0, CF_EDGE_OWN},
     {CF__PIPE_BACK, CF__PIPE_BACK, 0, 1, CF_EDGE_GRADIENT},
     {CF__PIPE_BACK, CF__PIPE_BACK, 1, 0, CF_EDGE_STATE_GRADIENT},
+    {CF__PIPE_BACK, CF__PIPE_BACK, CF__PIPE_CHILD, 0, CF_EDGE_STATE_GRADIENT},
+    {CF__PIPE_BACK, CF__PIPE_BACK, CF__PIPE_SIBLING, 0, CF_EDGE_ORDER},
     {CF__PIPE_W, CF__PIPE_BACK, 0, 0, CF_EDGE_OWN}, /* split backwards only */
 };
 
-enum { CF__PIPE_MOST_NEEDS = 4 }; /* passes that one waits for, and passes that wait for one */
+enum {
+    CF__PIPE_MOST_NEEDS = 4, /* passes that one waits for, and passes that wait for one */
+    CF__PIPE_MOST_EDGES = 6  /* rules that are about one place; not all of them hold for one pass */
+};
 
 /* A pass at the other end of a rule. */
 typedef struct cf__pipe_need {
@@ -4344,12 +5603,15 @@ typedef struct cf__pipe_edge {
     uint8_t place; /* at the other end */
     uint8_t why;
     uint8_t kept; /* 1: holds only for a chunk whose activations are kept */
+    uint8_t leaves; /* 1: leads to another group */
     int8_t chunks, stages;
 } cf__pipe_edge;
 
 typedef struct cf__pipe_links {
-    cf__pipe_edge at[CF__PIPE_PLACES][CF__PIPE_MOST_NEEDS]; /* by the place at this end */
+    cf__pipe_edge at[CF__PIPE_PLACES][CF__PIPE_MOST_EDGES]; /* by the place at this end */
     int n[CF__PIPE_PLACES];
+    const cf_plan *plan;
+    int64_t first_chunk; /* from which chunks are counted */
 } cf__pipe_links;
 
 /* A group, or one standalone chunk. Of its n chunks the last k are kept and the others dropped. */
@@ -4388,6 +5650,11 @@ enum { CF__PIPE_WAITS_FOR = 0, CF__PIPE_HOLDS_UP }; /* the two ways in which a r
 /* Whether a tensor goes to another virtual stage between a pass and one that waits for it. */
 static int cf__pipe_crosses(cf_edge_why why) { return why == CF_EDGE_ACTIVATION || why == CF_EDGE_GRADIENT; }
 
+/* Whether a rule is about two groups of a tree. */
+static uint8_t cf__pipe_leaves(const cf__pipe_rule *rule) {
+    return rule->chunks >= CF__PIPE_SIBLING && rule->chunks != CF__PIPE_KEPT_ON;
+}
+
 /* Adds one rule to the list of the pass at its near end. */
 static void cf__pipe_link(cf__pipeline *pipe, const cf__pipe_rule *rule, int way, int split, int dropped) {
     cf__pipe_links *links = &pipe->links[split][way];
@@ -4397,6 +5664,7 @@ static void cf__pipe_link(cf__pipeline *pipe, const cf__pipe_rule *rule, int way
     link->place = (uint8_t)far;
     link->why = rule->why;
     link->kept = rule->waits_for == CF__PIPE_KEEPER && !dropped;
+    link->leaves = cf__pipe_leaves(rule);
     link->chunks = (int8_t)(way == CF__PIPE_WAITS_FOR ? rule->chunks : -rule->chunks);
     link->stages = (int8_t)(way == CF__PIPE_WAITS_FOR ? rule->stages : -rule->stages);
     if (cf__pipe_crosses((cf_edge_why)rule->why))
@@ -4406,9 +5674,15 @@ static void cf__pipe_link(cf__pipeline *pipe, const cf__pipe_rule *rule, int way
 static void cf__pipe_sort_rules(cf__pipeline *pipe) {
     int64_t i;
     int way, split, dropped;
+    for (split = 0; split < 2; split++)
+        for (way = 0; way < 2; way++) {
+            pipe->links[split][way].plan = pipe->plan;
+            pipe->links[split][way].first_chunk = pipe->first_chunk;
+        }
     for (i = 0; i < CF__COUNT(cf__pipe_rules); i++) {
         const cf__pipe_rule *rule = &cf__pipe_rules[i];
         if (pipe->local && rule->place == CF_R && rule->why == CF_EDGE_ACTIVATION) continue;
+        if (pipe->plan->branches == NULL && cf__pipe_leaves(rule)) continue;
         for (split = rule->place == CF__PIPE_W; split < 2; split++)
             for (way = 0; way < 2; way++)
                 for (dropped = 0; dropped <= (rule->waits_for == CF__PIPE_KEEPER); dropped++)
@@ -4546,6 +5820,18 @@ static int64_t cf__pipe_chunks_after(const cf__pipeline *pipe, int64_t chunk) {
     return cf__pipe_after(pipe->plan, &pipe->chunks[chunk]);
 }
 
+/* Chunks of the longest path of groups below the one that holds this chunk. */
+static int64_t cf__pipe_below(const cf__pipeline *pipe, int64_t chunk) {
+    const cf_chunk *c = &pipe->chunks[chunk];
+    return pipe->plan->branches != NULL && c->group >= 0 ? pipe->plan->branches[c->group].below : 0;
+}
+
+/* Whether the chunk is, or belongs to, what goes on from another group. */
+static int cf__pipe_has_parent(const cf__pipeline *pipe, int64_t chunk) {
+    const cf_chunk *c = &pipe->chunks[chunk];
+    return pipe->plan->branches != NULL && c->group >= 0 && pipe->plan->branches[c->group].parent >= 0;
+}
+
 /* ---- following the rules ---- */
 
 /* Chunk i of the unit is dropped in its first forward. */
@@ -4571,6 +5857,26 @@ static cf__pipe_unit cf__pipe_unit_of(const cf__pipeline *pipe, int64_t chunk, i
     return unit;
 }
 
+/* The chunk at the other end of a rule that leads to another group of the tree; -1: it leads nowhere. */
+static int64_t cf__pipe_relative(const cf__pipe_links *links, int64_t chunk, int on) {
+    const cf_plan *plan = links->plan;
+    const cf_chunk *c = &plan->chunks[links->first_chunk + chunk];
+    const cf_branch *b = c->group >= 0 ? &plan->branches[c->group] : NULL;
+    const cf_group *to;
+    int64_t id = -1;
+    int from_last = on == CF__PIPE_CHILD || on == -CF__PIPE_PARENT;
+    int to_last = on == CF__PIPE_PARENT || on == -CF__PIPE_CHILD;
+    if (b == NULL || (from_last ? cf__pipe_after(plan, c) > 0 : c->index > 0)) return -1;
+    if (on == CF__PIPE_SIBLING) id = b->previous;
+    if (on == -CF__PIPE_SIBLING) id = b->next;
+    if (on == CF__PIPE_CHILD) id = b->last_child;
+    if (on == -CF__PIPE_PARENT) id = b->first_child;
+    if (to_last && (on > 0 ? b->previous : b->next) < 0) id = b->parent;
+    if (id < 0) return -1;
+    to = &plan->groups[id];
+    return to->first_chunk + (to_last ? to->n_chunks - 1 : 0) - links->first_chunk;
+}
+
 /* Follows the rules from a pass of a chunk to the passes at their other ends, in the order of the rules; returns how
    many there are. The stage of each is relative, and may lie outside of the pipeline: there the rule does not hold. */
 static int cf__pipe_follow(const cf__pipe_links *links, int place, const cf__pipe_unit *unit, int64_t chunk,
@@ -4584,8 +5890,14 @@ static int cf__pipe_follow(const cf__pipe_links *links, int place, const cf__pip
             if (unit->k == 0) continue; /* no place of its own */
             on = on > 0 ? unit->k : -unit->k;
         }
-        if (i + on < (link->kept ? n_dropped : 0)) continue;
-        if (i + on >= (link->place == CF_R ? n_dropped : unit->n)) continue;
+        if (link->leaves) {
+            int64_t other = cf__pipe_relative(links, chunk, on);
+            if (other < 0) continue;
+            on = (int32_t)(other - chunk);
+        } else {
+            if (i + on < (link->kept ? n_dropped : 0)) continue;
+            if (i + on >= (link->place == CF_R ? n_dropped : unit->n)) continue;
+        }
         needs[n].chunk = (int32_t)chunk + on;
         needs[n].stage = link->stages;
         needs[n].place = link->place;
@@ -4663,10 +5975,21 @@ static int64_t cf__pipe_held_bytes(const cf__pipe_held *held, const cf_bytes *by
 
 /* Rows of state that a chunk of a group adds. cf__pipe_check_units has seen that its slices exist. */
 static int64_t cf__pipe_rows(const cf__pipeline *pipe, const cf_chunk *c) {
-    return pipe->plan->slices[c->first_slice].length;
+    return cf_chunk_state_tokens(pipe->plan, c - pipe->plan->chunks);
 }
 
-/* What comes into being when an action starts. dK and dV of a whole group start with its last chunk. */
+/* Rows of dK and dV that come into being with a pass. Those of a whole group start with the backward of its last chunk;
+   but where it has children, whose backwards come sooner, they count from the F of the first child on. */
+static int64_t cf__pipe_gradient(const cf__pipeline *pipe, const cf_action *a, const cf_chunk *c) {
+    const cf_plan *plan = pipe->plan;
+    const cf_branch *b = plan->branches != NULL ? &plan->branches[c->group] : NULL;
+    if (b != NULL && a->pass == CF_F && c->index == 0 && b->parent >= 0 && b->previous < 0)
+        return plan->groups[b->parent].tokens;
+    if ((a->pass != CF_B && a->pass != CF_I) || cf__pipe_after(plan, c) > 0) return 0;
+    return b != NULL && b->first_child >= 0 ? 0 : plan->groups[c->group].tokens;
+}
+
+/* What comes into being when an action starts. */
 static inline void cf__pipe_hold(const cf__pipeline *pipe, cf__pipe_held *held, const cf_action *a,
                                   const cf_chunk *c) {
     if (a->keep) {
@@ -4677,8 +6000,7 @@ static inline void cf__pipe_hold(const cf__pipeline *pipe, cf__pipe_held *held, 
     if (pipe->local && a->pass == CF_R) held->saved -= c->padded;
     if (c->group < 0) return;
     if (a->pass == CF_F) held->state += cf__pipe_rows(pipe, c);
-    if ((a->pass == CF_B || a->pass == CF_I) && cf__pipe_after(pipe->plan, c) == 0)
-        held->gradient += pipe->plan->groups[c->group].tokens;
+    held->gradient += cf__pipe_gradient(pipe, a, c);
 }
 
 /* What goes when it has ended. */
@@ -4699,6 +6021,7 @@ static inline void cf__pipe_let_go(const cf__pipeline *pipe, cf__pipe_held *held
 /* All units of a rank: the chunks of each agree with their group. Everything that walks over groups counts on it. */
 static cf_result cf__pipe_check_units(const cf_plan *plan, int64_t rank, cf_error *error) {
     int64_t id = rank * plan->n_steps, end = id + plan->n_steps, first, n;
+    CF__TRY(cf__plan_check_branches(plan, error));
     while (id < end) {
         first = id;
         n = cf__pipe_unit_chunks(plan, id);
@@ -5002,8 +6325,9 @@ static int64_t cf__schedule_state(const cf__schedule_maker *m, int64_t chunk) {
 
 /* What it takes from its start on, with places for so many chunks. */
 static cf__pipe_room cf__schedule_takes(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t places) {
-    int64_t last = unit->first + unit->n - 1, state = cf__schedule_state(m, last);
-    cf__pipe_room takes = cf__schedule_holds(m, state + (unit->n > 1 ? m->pipe.chunks[last].prefix : 0), unit->n - 1);
+    int64_t last = unit->first + unit->n - 1;
+    int64_t state = m->pipe.chunks[last].prefix - m->pipe.chunks[unit->first].prefix + cf__schedule_state(m, last);
+    cf__pipe_room takes = cf__schedule_holds(m, state, unit->n - 1);
     takes.chunks = places;
     takes.bytes += places * cf__schedule_place(m, unit);
     return takes;
@@ -5018,10 +6342,12 @@ static cf__pipe_room cf__schedule_gives(const cf__schedule_maker *m, const cf__p
     return gives;
 }
 
-/* The unit of a chunk, with as many chunks kept, up to K, as fit on every virtual stage. */
+/* The unit of a chunk, with as many chunks kept, up to K, as fit on every virtual stage. In a tree that is a cap for
+   each path of groups, and those below come first; there may be none left. */
 static cf__pipe_unit cf__schedule_fitting_unit(const cf__schedule_maker *m, int64_t chunk) {
     cf__pipe_unit unit = cf__pipe_unit_of(&m->pipe, chunk, 0);
-    int64_t k = cf__min(cf__min(m->desc.shape.k, unit.n), m->tightest.chunks), place = cf__schedule_place(m, &unit);
+    int64_t k = cf__min(m->desc.shape.k, m->tightest.chunks), place = cf__schedule_place(m, &unit);
+    k = cf__min(k - cf__pipe_below(&m->pipe, chunk), unit.n);
     if (place > 0) k = cf__min(k, (m->tightest.bytes - cf__schedule_takes(m, &unit, 0).bytes) / place);
     unit.k = (int32_t)cf__max(k, 0);
     return unit;
@@ -5036,10 +6362,11 @@ static void cf__schedule_collect_units(cf__schedule_maker *m) {
     }
 }
 
-/* Dearest unit first; equal ones keep their order. */
+/* Dearest unit first; equal ones keep their order. Trees stay in order. */
 static void cf__schedule_sort_units(cf__schedule_maker *m) {
     int64_t i, j;
     int is_sorted = 1;
+    if (m->pipe.plan->branches != NULL) return;
     for (i = 0; i < m->n_units; i++) {
         double seconds = 0;
         for (j = 0; j < m->units[i].n; j++) seconds += cf__pipe_pass_seconds(&m->pipe, CF_F, m->units[i].first + j, 0);
@@ -5093,17 +6420,45 @@ static void cf__pattern_add_backward(cf__pattern *pattern, int64_t chunk) {
     pattern->backwards[pattern->n_backwards++] = (int32_t)chunk;
 }
 
+/* The group whose last child begins with this chunk: once that one's backward has run, its own can. NULL: there is
+   none. */
+static const cf__pipe_unit *cf__pattern_ends(const cf__schedule_maker *m, int64_t chunk) {
+    int64_t parent = -1;
+    if (m->pipe.plan->branches != NULL)
+        parent = cf__pipe_relative(&m->pipe.links[0][0], chunk, -CF__PIPE_CHILD);
+    return parent >= 0 ? cf__schedule_unit(m, parent) : NULL;
+}
+
+/* All forwards that a unit's backwards need are there: those of its kept chunks can run, in local replay all of them,
+   and then those of the groups that end with it. */
+static void cf__pattern_close(cf__schedule_maker *m, const cf__pipe_unit *unit) {
+    int64_t i;
+    do {
+        for (i = unit->n - 1; i >= 0 && (m->pipe.local || !cf__pipe_is_dropped(unit, i)); i--)
+            cf__pattern_add_backward(&m->pattern, unit->first + i);
+        unit = i < 0 ? cf__pattern_ends(m, unit->first) : NULL;
+    } while (unit != NULL);
+}
+
 /* In pipeline replay a backward frees the slot for the chunk k before it, if that one was dropped: its R is due when a
-   stage that runs `ahead` items in front of the last one can have run this backward. all: 1 if it need not be due. */
+   stage that runs `ahead` items in front of the last one can have run this backward. Where a group keeps nothing, the
+   first slot comes from its last child. all: 1 if it need not be due. */
 static void cf__pattern_add_due(cf__schedule_maker *m, int all) {
     cf__pattern *pattern = &m->pattern;
     for (; pattern->n_followed < pattern->n_backwards; pattern->n_followed++) {
         int64_t place = pattern->n_followed, chunk = pattern->backwards[place];
-        const cf__pipe_unit *unit = cf__schedule_unit(m, chunk);
-        if (m->pipe.local || chunk - unit->first < unit->k) continue;
+        const cf__pipe_unit *unit = cf__schedule_unit(m, chunk), *ends = cf__pattern_ends(m, chunk);
+        int64_t next = chunk - cf__max(unit->k, 1);
+        if (ends != NULL && ends->k == 0) {
+            unit = ends;
+            next = unit->first + unit->n - 1;
+        }
+        if (m->pipe.local || next < unit->first) continue;
         if (!all && pattern->need[place] + pattern->ahead > pattern->n_items) return;
-        cf__pattern_add_item(pattern, CF_R, chunk - unit->k, 1)->after = (int32_t)place + 1;
-        cf__pattern_add_backward(pattern, chunk - unit->k);
+        cf__pattern_add_item(pattern, CF_R, next, 1)->after = (int32_t)place + 1;
+        cf__pattern_add_backward(pattern, next);
+        ends = next == unit->first ? cf__pattern_ends(m, next) : NULL;
+        if (ends != NULL) cf__pattern_close(m, ends);
     }
 }
 
@@ -5113,8 +6468,19 @@ static void cf__pattern_add_unit(cf__schedule_maker *m, const cf__pipe_unit *uni
         cf__pattern_add_item(&m->pattern, CF_F, unit->first + i, !cf__pipe_is_dropped(unit, i))->opens = i == 0;
         if (i + 1 < unit->n) cf__pattern_add_due(m, 0);
     }
-    for (i = unit->n - 1; i >= 0 && (m->pipe.local || !cf__pipe_is_dropped(unit, i)); i--)
-        cf__pattern_add_backward(&m->pattern, unit->first + i);
+    if (cf__pipe_below(&m->pipe, unit->first) == 0) cf__pattern_close(m, unit);
+}
+
+/* What the groups above a unit hold meanwhile. Bytes are not counted in trees. */
+static cf__pipe_room cf__pattern_held_above(const cf__schedule_maker *m, const cf__pipe_unit *unit) {
+    const cf_plan *plan = m->pipe.plan;
+    cf__pipe_room held = {0, 0, 0};
+    int64_t group = m->pipe.chunks[unit->first].group;
+    if (plan->branches == NULL || group < 0) return held;
+    held.state = m->pipe.chunks[unit->first].prefix;
+    while ((group = plan->branches[group].parent) >= 0)
+        held.chunks += cf__schedule_unit(m, plan->groups[group].first_chunk - m->pipe.first_chunk)->k;
+    return held;
 }
 
 /* Ends a round of gpipe that begins with that backward: all of its forwards and replays run first. */
@@ -5128,11 +6494,10 @@ static void cf__pattern_end_round(cf__schedule_maker *m, int64_t begin) {
 /* All units with their replays. gpipe: a round ends where the next unit would not find room beside the others. */
 static void cf__pattern_build(cf__schedule_maker *m) {
     cf__pattern *pattern = &m->pattern;
-    const cf__pipe_room nothing = {0, 0, 0};
     int gpipe = pattern->kind == CF_SCHEDULE_GPIPE;
     /* A unit that waits for bytes or state waits for units before it, none of whose replays may come after it. */
     int waits = m->tightest.bytes < INT64_MAX || m->tightest.state < INT64_MAX;
-    cf__pipe_room used = nothing;
+    cf__pipe_room used = {0, 0, 0};
     int64_t i, begin = 0;
     pattern->ahead = gpipe ? INT32_MAX : waits ? 0 : m->desc.shape.n_stages - 1;
     pattern->n_items = pattern->n_backwards = pattern->n_followed = 0;
@@ -5144,9 +6509,11 @@ static void cf__pattern_build(cf__schedule_maker *m) {
         if (gpipe && !cf__room_fits(&used, &takes, &m->tightest)) {
             cf__pattern_end_round(m, begin);
             begin = pattern->n_backwards;
-            used = nothing;
+            used = cf__pattern_held_above(m, unit);
         }
         cf__room_add(&used, &takes, 1);
+        /* Siblings go back in order, so what is due of those before comes first. */
+        if (cf__pipe_has_parent(&m->pipe, unit->first)) cf__pattern_add_due(m, 1);
         cf__pattern_add_unit(m, unit);
         cf__pattern_add_due(m, 0);
     }
@@ -5209,12 +6576,19 @@ static void cf__pattern_put_forward(const cf__schedule_maker *m, cf__pattern_mer
     merge->i++;
 }
 
-/* In local replay R comes right before B, and the slot that a backward frees goes to the next R of the group. */
+/* Whether the slot that a backward frees goes to the next R in local replay: of the group, or of the one above that
+   ends with it and has kept nothing. With forwards_first each R takes one by itself, which is not counted. */
+static int cf__pattern_hands_on(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t i) {
+    const cf__pipe_unit *ends = i == 0 ? cf__pattern_ends(m, unit->first) : NULL;
+    return m->pipe.local && (m->desc.forwards_first || i >= cf__max(unit->k, 1) || (ends != NULL && ends->k == 0));
+}
+
+/* In local replay R comes right before B. */
 static void cf__pattern_put_backward(const cf__schedule_maker *m, cf__pattern_merge *merge) {
     int64_t chunk = m->pattern.backwards[merge->j++], id = m->pipe.first_chunk + chunk;
     const cf__pipe_unit *unit = cf__schedule_unit(m, chunk);
     int64_t i = chunk - unit->first;
-    cf__pipe_room gives = cf__schedule_gives(m, unit, i, !(m->pipe.local && i >= unit->k));
+    cf__pipe_room gives = cf__schedule_gives(m, unit, i, !cf__pattern_hands_on(m, unit, i));
     if (m->pipe.local && cf__pipe_is_dropped(unit, i)) cf__schedule_put(&merge->next, CF_R, id, merge->stage, 1);
     cf__schedule_put(&merge->next, CF_B, id, merge->stage, 0);
     cf__room_add(&merge->held, &gives, -1);
@@ -5271,6 +6645,18 @@ static cf_result cf__schedule_check_forwards_first(const cf_schedule_desc *desc,
     return why == NULL ? CF_OK : cf__fail(error, CF_ERROR_ARGUMENT, "forwards_first", -1, 0, desc->forwards_first, why);
 }
 
+/* What schedules of trees do not know yet. */
+static cf_result cf__schedule_check_tree(const cf_schedule_desc *desc, cf_error *error) {
+    if (desc->kind == CF_SCHEDULE_INTERLEAVED || desc->shape.n_virtual > 1 || cf__schedule_splits(desc))
+        return cf__refuse(error, CF_ERROR_ARGUMENT, "kind", -1,
+                          "virtual stages and split backwards are not made for trees yet");
+    if (cf__schedule_has_bytes(desc))
+        return cf__refuse(error, CF_ERROR_ARGUMENT, "limits.bytes", -1, "is not heeded for trees yet");
+    if (desc->forwards_first)
+        return cf__refuse(error, CF_ERROR_ARGUMENT, "forwards_first", -1, "is not made for trees yet");
+    return CF_OK;
+}
+
 static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
     int many = desc->kind >= CF_SCHEDULE_INTERLEAVED;
     int64_t placements = desc->kind == CF_SCHEDULE_BEST          ? CF_PLACEMENT_ANY
@@ -5284,6 +6670,7 @@ static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_
     if ((int)desc->shape.placement > placements)
         return cf__fail(error, CF_ERROR_ARGUMENT, "shape.placement", -1, placements, (int)desc->shape.placement,
                         "only zero-bubble and best lay virtual stages in a V, and only best chooses");
+    if (plan->branches != NULL) CF__TRY(cf__schedule_check_tree(desc, error));
     CF__TRY(cf__range(desc->budget, 0, INT64_MAX, "budget", error));
     if (desc->forwards_first) CF__TRY(cf__schedule_check_forwards_first(desc, error));
     CF__TRY(cf__pipe_check_limits(&desc->limits, desc->shape.n_stages, CF_ERROR_ARGUMENT, error));
@@ -5328,10 +6715,10 @@ static void cf__schedule_measure(cf__schedule_maker *m) {
     }
 }
 
-/* Chunks of the longest group. */
+/* Chunks of the longest group, or path of groups. */
 static int64_t cf__schedule_longest(const cf__pipeline *pipe) {
     int64_t i, most = 1;
-    for (i = 0; i < pipe->n; i++) most = cf__max(most, cf__pipe_chunks_after(pipe, i) + 1);
+    for (i = 0; i < pipe->n; i++) most = cf__max(most, cf__pipe_chunks_after(pipe, i) + 1 + cf__pipe_below(pipe, i));
     return most;
 }
 
@@ -5715,6 +7102,7 @@ static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, int place, c
             int64_t on = needs[i].stage * pipe->n + needs[i].chunk - chunk;
             const double *there = reach[needs[i].place] + chunk, *seconds = paths->seconds[needs[i].place] + chunk;
             if ((needs[i].stage != 0) != crosses) continue;
+            if (needs[i].chunk < unit->first || needs[i].chunk >= unit->first + unit->n) continue;
             for (j = crosses, cell = first + crosses * step; j < pipe->n_v; j++, cell += step) {
                 int64_t v = rises ? j : pipe->n_v - 1 - j;
                 double delay = crosses && cf__pipe_hops(pipe, v, v + needs[i].stage) ? transfer : 0;
@@ -6844,8 +8232,10 @@ static int cf__search_compares(const cf__schedule_maker *m) {
     return m->desc.kind == CF_SCHEDULE_BEST || m->desc.kind == CF_SCHEDULE_PAPER;
 }
 
-/* Whether any are dispatched. */
-static int cf__search_dispatches(const cf__schedule_maker *m) { return m->desc.kind >= CF_SCHEDULE_INTERLEAVED; }
+/* Whether any are dispatched, which knows no trees. */
+static int cf__search_dispatches(const cf__schedule_maker *m) {
+    return m->desc.kind >= CF_SCHEDULE_INTERLEAVED && m->pipe.plan->branches == NULL;
+}
 
 static void cf__search_scratch(void *job, cf__carver *carver) {
     cf__search *search = (cf__search *)job;
@@ -6861,9 +8251,9 @@ static void cf__search_scratch(void *job, cf__carver *carver) {
         search->state = (int64_t *)cf__take(carver, m->pipe.n_v, sizeof(int64_t));
         cf__clock_layout(&search->clock, &m->pipe, 0, carver);
     }
-    if (!cf__search_dispatches(m)) return;
+    if (m->desc.kind < CF_SCHEDULE_INTERLEAVED) return;
     cf__bounds_layout(&search->bounds, &m->pipe, cf__schedule_splits(&m->desc), carver);
-    cf__dispatch_layout(&search->dispatch, m, carver);
+    if (cf__search_dispatches(m)) cf__dispatch_layout(&search->dispatch, m, carver);
 }
 
 static int64_t cf__search_below(cf__search *search, int64_t n) {
@@ -7140,7 +8530,7 @@ static void cf__search_core(cf__search *search, int split) {
     search->random = 0;
     search->makespan = DBL_MAX;
     cf__search_try_all_fixed(search, split);
-    if (cf__search_is_over(search)) return;
+    if (!cf__search_dispatches(m) || cf__search_is_over(search)) return;
     policy.split = split;
     policy.evicts = m->pipe.local && CF__USES(eviction);
     search->dispatch.policy = search->best_policy = policy;
@@ -7477,8 +8867,46 @@ static inline cf_result cf__check_fields(const cf__checker *k, const cf_action *
     return CF_OK;
 }
 
+/* tests/ switches off by name what orders siblings and nothing else, to see that the rest is what trees need. */
+#if !defined(CF__CHECK_SIBLINGS)
+#define CF__CHECK_SIBLINGS 1
+#endif
+
+/* F of the first chunk of a group that has a parent: it reads that one's state, and siblings take turns. */
+static cf_result cf__check_child(const cf__checker *k, const cf_action *a, const cf_chunk *c, const uint16_t *cell) {
+    const cf_plan *plan = k->pipe->plan;
+    const cf_branch *b = &plan->branches[c->group];
+    const cf_group *parent = &plan->groups[b->parent];
+    if (!cf__check_has(cell + (parent->first_chunk + parent->n_chunks - 1 - a->chunk), CF_F))
+        return cf__check_refuse(k, a, "actions.chunk", "comes before F of the last chunk of the group above its own");
+    if (CF__CHECK_SIBLINGS && b->previous >= 0 &&
+        !cf__check_has(cell + (plan->groups[b->previous].first_chunk - a->chunk), CF_F))
+        return cf__check_refuse(k, a, "actions.chunk", "comes before F of the sibling before it");
+    return CF_OK;
+}
+
+/* A backward in a tree: all children have added to dK and dV, and siblings have done so in order. */
+static cf_result cf__check_parent(const cf__checker *k, const cf_action *a, const cf_chunk *c, const uint16_t *cell) {
+    const cf_plan *plan = k->pipe->plan;
+    const cf_branch *b = &plan->branches[c->group];
+    int64_t child = cf__pipe_after(plan, c) == 0 ? b->first_child : -1;
+    for (; child >= 0; child = plan->branches[child].next)
+        if (!(cell[plan->groups[child].first_chunk - a->chunk] & CF__CHECK_BACKWARDS))
+            return cf__check_refuse(k, a, "actions.chunk", "comes before that of a group below its own");
+    if (CF__CHECK_SIBLINGS && c->index == 0 && b->previous >= 0 &&
+        !(cell[plan->groups[b->previous].first_chunk - a->chunk] & CF__CHECK_BACKWARDS))
+        return cf__check_refuse(k, a, "actions.chunk", "comes before that of the sibling before it");
+    return CF_OK;
+}
+
+static int cf__check_in_tree(const cf__checker *k, const cf_chunk *c) {
+    return k->pipe->plan->branches != NULL && c->group >= 0;
+}
+
 static inline cf_result cf__check_forward(const cf__checker *k, const cf_action *a, const cf_chunk *c,
                                           const uint16_t *cell) {
+    if (cf__check_in_tree(k, c) && c->index == 0 && k->pipe->plan->branches[c->group].parent >= 0)
+        CF__TRY(cf__check_child(k, a, c, cell));
     if (c->group >= 0 && c->index > 0 && !cf__check_has(cell - 1, CF_F))
         return cf__check_refuse(k, a, "actions.chunk", "comes before F of the chunk before it in its group");
     if (cf__check_turns(k, a->stage) && !cf__check_has(cell - k->pipe->n, CF_F))
@@ -7508,6 +8936,7 @@ static inline cf_result cf__check_backward(const cf__checker *k, const cf_action
         return cf__check_refuse(k, a, "actions.pass", "has no activations; an R is missing before it");
     if (cf__pipe_after(k->pipe->plan, c) > 0 && !(cell[1] & CF__CHECK_BACKWARDS))
         return cf__check_refuse(k, a, "actions.chunk", "comes before that of the next chunk in its group");
+    if (cf__check_in_tree(k, c)) CF__TRY(cf__check_parent(k, a, c, cell));
     if (cf__check_turns(k, a->stage + 1) && !(cell[k->pipe->n] & CF__CHECK_BACKWARDS))
         return cf__check_refuse(k, a, "actions", "comes before that of the virtual stage behind it");
     if (cf__check_crosses(k, a->stage + 1) && !cf__check_has(cell, CF_RECV_B))
@@ -8468,6 +9897,9 @@ enum { CF__RUN_TENSORS = 2 * CF__PIPE_TENSORS };
 /* In place of a slot. WANTED: there is a SEND in the list for this tensor, so the pass that makes it takes a slot. */
 enum { CF__RUN_NONE = -1, CF__RUN_WANTED = -2 };
 
+/* A bit of a cell that the checker has no use for, for a group's first chunk: something was added to dK and dV. */
+enum { CF__RUN_ADDED = 1 << 15 };
+
 /* The slots of one cf_resource. They are small numbers: the one freed last is handed out first, so the number of those
    ever made is the peak. */
 typedef struct cf__run_pool {
@@ -8493,6 +9925,8 @@ struct cf_runner {
     cf__checker check;
     int64_t n_cells;
     int64_t *tokens;          /* (n_cells) whose K and V a group has */
+    cf_path *path;            /* (n_path) in trees: that of the action at hand */
+    int64_t n_path;           /* the longest */
     cf__run_pool pools[CF__RUN_RESOURCES]; /* activations (n_cells), states (n_cells), boundaries (n_cells x
                                               CF__RUN_TENSORS; none where nothing crosses stages) */
     int64_t n_finished; /* chunks, counted on each virtual stage, whose backward is complete */
@@ -8524,8 +9958,11 @@ static cf_slot cf__run_slot(cf_runner *r, int what, int64_t i, int64_t number) {
     slot.slot = number;
     slot.owner = what == CF_RESOURCE_STATE ? c->group : c - plan->chunks;
     slot.stage = cf__pipe_at(&r->pipe, cell / r->pipe.n, r->check.stage);
-    if (what == CF_RESOURCE_STATE) c += plan->groups[c->group].n_chunks - 1;
-    slot.rows = what == CF_RESOURCE_STATE ? c->prefix + c->padded : c->padded;
+    slot.rows = c->padded;
+    if (what == CF_RESOURCE_STATE) {
+        const cf_chunk *last = c + plan->groups[c->group].n_chunks - 1;
+        slot.rows = last->prefix - c->prefix + last->padded;
+    }
     slot.error = &r->raised;
     return slot;
 }
@@ -8617,11 +10054,18 @@ static inline cf__run_places cf__run_places_of(const cf_runner *r, const cf_acti
     return at;
 }
 
+/* Whether the chunk's group has a state, which all do but the leaves of trees. */
+static int cf__run_has_state(const cf_runner *r, const cf_chunk *c) {
+    const cf_plan *plan = r->pipe.plan;
+    return c->group >= 0 && (plan->branches == NULL || plan->groups[c->group].tokens > 0);
+}
+
 /* Takes the slots that an action needs: the state of the group, activations that stay, a tensor that it receives or
    that will be sent. */
 static cf_result cf__run_take(cf_runner *r, const cf_action *a, const cf__run_places *at) {
     const cf_chunk *c = &r->pipe.plan->chunks[a->chunk];
-    if (a->pass == CF_F && c->group >= 0 && c->index == 0) CF__TRY(cf__run_acquire(r, a, CF_RESOURCE_STATE, at->cell));
+    if (a->pass == CF_F && c->index == 0 && cf__run_has_state(r, c))
+        CF__TRY(cf__run_acquire(r, a, CF_RESOURCE_STATE, at->cell));
     if (a->keep) CF__TRY(cf__run_acquire(r, a, CF_RESOURCE_ACTIVATIONS, at->cell));
     if (at->taken < 0) return CF_OK;
     if (at->taken == at->out && r->pools[CF_RESOURCE_BOUNDARY].slots[at->taken] != CF__RUN_WANTED) return CF_OK;
@@ -8639,12 +10083,44 @@ static void cf__run_give_back(cf_runner *r, const cf_action *a, const cf__run_pl
     if (a->pass == CF_F) r->tokens[at->cell - c->index] += cf_chunk_state_tokens(r->pipe.plan, a->chunk);
     if (1 << a->pass & CF__CHECK_BACKWARDS) {
         r->tokens[at->cell - c->index] -= cf_chunk_state_tokens(r->pipe.plan, a->chunk);
-        if (c->group >= 0 && c->index == 0) cf__run_release(r, CF_RESOURCE_STATE, at->cell);
+        if (c->index == 0 && cf__run_has_state(r, c)) cf__run_release(r, CF_RESOURCE_STATE, at->cell);
     }
     if (at->given >= 0 && !again) cf__run_release(r, CF_RESOURCE_BOUNDARY, at->given);
 }
 
 /* ---- one action ---- */
+
+/* The groups on the path of a pass, and which of them nobody has added to yet. */
+static void cf__run_find_path(cf_runner *r, const cf_action *a, int64_t cell, cf_step *step) {
+    const cf_plan *plan = r->pipe.plan;
+    const cf_chunk *c = step->chunk;
+    int64_t group = c->group, own = group, n = 0, i;
+    if (plan->branches == NULL || group < 0 || a->pass == CF_W) return;
+    if (!cf__run_has_state(r, c)) group = plan->branches[group].parent;
+    for (i = group; i >= 0; i = plan->branches[i].parent) n++;
+    step->path = r->path;
+    step->n_path = n;
+    for (i = n - 1; i >= 0; i--, group = plan->branches[group].parent) {
+        int64_t first = plan->groups[group].first_chunk, begin = plan->chunks[first].prefix;
+        uint16_t *bits = &r->check.cells[cell + first - a->chunk];
+        cf_path *path = &r->path[i];
+        path->group = group;
+        path->state = r->pools[CF_RESOURCE_STATE].slots[cell + first - a->chunk];
+        path->begin = begin;
+        path->rows = group == own ? c->prefix - begin : cf__min(plan->groups[group].tokens, c->prefix - begin);
+        path->clear_gradient = 1 << a->pass & CF__CHECK_BACKWARDS && !(*bits & CF__RUN_ADDED);
+        if (1 << a->pass & CF__CHECK_BACKWARDS) *bits |= CF__RUN_ADDED;
+    }
+    step->clear_state_gradient = n > 0 && r->path[n - 1].group == own && r->path[n - 1].clear_gradient;
+}
+
+/* No path of groups is longer: each of them has at least a chunk. */
+static int64_t cf__run_longest_path(const cf_plan *plan) {
+    int64_t i, most = 0;
+    for (i = 0; i < plan->n_groups && plan->branches != NULL; i++)
+        if (plan->branches[i].parent < 0) most = cf__max(most, plan->branches[i].below + plan->groups[i].n_chunks);
+    return most;
+}
 
 /* What callbacks are told of an action, once it has its slots. */
 static inline cf_step cf__run_step_of(cf_runner *r, const cf_action *a, const cf__run_places *at) {
@@ -8658,7 +10134,8 @@ static inline cf_step cf__run_step_of(cf_runner *r, const cf_action *a, const cf
     step.position = r->stats.done;
     step.slot = r->pools[CF_RESOURCE_ACTIVATIONS].slots[at->cell];
     step.state = r->pools[CF_RESOURCE_STATE].slots[at->cell - step.chunk->index];
-    step.state_tokens = a->pass == CF_R ? step.chunk->prefix : r->tokens[at->cell - step.chunk->index];
+    step.state_tokens = r->tokens[at->cell - step.chunk->index];
+    if (a->pass == CF_R) step.state_tokens = step.chunk->prefix - (step.chunk - step.chunk->index)->prefix;
     step.input = at->in >= 0 ? boundaries[at->in] : -1;
     step.output = at->out >= 0 ? cf__max(-1, boundaries[at->out]) : -1;
     step.peer = cf__pipe_is_transfer(a->pass) ? cf__pipe_stage(&r->pipe, cf__pipe_other_end(a).stage) : -1;
@@ -8666,6 +10143,7 @@ static inline cf_step cf__run_step_of(cf_runner *r, const cf_action *a, const cf
     step.wants_loss = a->keep && a->stage == r->pipe.n_v - 1 && step.chunk->tokens > 0;
     step.clear_state_gradient = 1 << a->pass & CF__CHECK_BACKWARDS && step.chunk->group >= 0 &&
                                 step.chunk->index + 1 == step.plan->groups[step.chunk->group].n_chunks;
+    cf__run_find_path(r, a, at->cell, &step);
     step.error = &r->raised;
     return step;
 }
@@ -8749,6 +10227,7 @@ static cf_block *cf__run_object(void *job, cf__carver *carver) {
     opening->runner = (cf_runner *)cf__take(carver, 1, sizeof(cf_runner));
     r->check.cells = (uint16_t *)cf__take(carver, r->n_cells, sizeof(uint16_t));
     r->tokens = (int64_t *)cf__take(carver, r->n_cells, sizeof(int64_t));
+    r->path = (cf_path *)cf__take(carver, r->n_path, sizeof(cf_path));
     for (what = 0; what < CF__RUN_RESOURCES; what++) {
         r->pools[what].slots = (int32_t *)cf__take(carver, r->pools[what].n, sizeof(int32_t));
         r->pools[what].free_list = (int32_t *)cf__take(carver, r->pools[what].n, sizeof(int32_t));
@@ -8770,6 +10249,7 @@ static cf_result cf__run_start(cf_runner *r, const cf_plan *plan, const cf_sched
         return cf__fail(error, CF_ERROR_SCHEDULE, "n_actions", -1, r->n_cells, schedule->n_actions,
                         "every chunk needs two passes on every virtual stage");
     r->pipe = cf__pipe_of(plan, &schedule->shape, NULL);
+    r->n_path = cf__run_longest_path(plan);
     cf__check_take_up(&r->check, schedule, error);
     r->check.limits = &schedule->limits; /* so that positions count from the start of the list */
     r->pools[CF_RESOURCE_ACTIVATIONS].n = r->pools[CF_RESOURCE_STATE].n = r->n_cells;
@@ -9106,6 +10586,8 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_d
     size_t bytes;
     int64_t i;
     CF__TRY(cf__plan_check_counts(plan, error));
+    if (plan->branches != NULL)
+        return cf__refuse(error, CF_ERROR_ARGUMENT, "plan.branches", -1, "plans with trees have no JSON yet");
     CF__TRY(cf__write_start(&w, write, user, error));
     CF__TRY(cf__write_take_memory(plan, desc, &allocator, &memory, &bytes, error));
     cf__write_plan_head(&w, plan);
@@ -9263,7 +10745,8 @@ static cf_result cf__graph_note_drops(const cf__graph_builder *g) {
     int64_t i, v;
     for (i = 0; i < g->pipe.n; i++)
         for (v = 0; v < g->pipe.n_v; v++)
-            g->dropped[v * g->pipe.n + i] = s == NULL && cf__pipe_chunks_after(&g->pipe, i) >= g->desc.shape.k;
+            g->dropped[v * g->pipe.n + i] =
+                s == NULL && cf__pipe_chunks_after(&g->pipe, i) + cf__pipe_below(&g->pipe, i) >= g->desc.shape.k;
     for (i = 0; s != NULL && i < s->n_actions; i++) {
         const cf_action *a = &s->actions[i];
         if (a->pass == CF_R) g->dropped[a->stage * g->pipe.n + a->chunk - g->pipe.first_chunk] = 1;

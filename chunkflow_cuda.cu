@@ -6689,6 +6689,8 @@ cf_result plan_stage(stage_plan *s, cf_error *error) {
    agree. Only the last chunk of a group may have other slices behind the group's: in any other one, their rows would be
    the next chunk's. */
 cf_result check_chunk(const cf_plan *plan, int64_t chunk, cf_error *error) {
+    if (plan->branches != NULL)
+        return cf_refuse(error, CF_ERROR_ARGUMENT, "plan.branches", -1, "trees are not run on devices yet");
     const cf_chunk *c = &plan->chunks[chunk];
     const bool goes_on = c->group >= 0 && c->index + 1 < plan->groups[c->group].n_chunks;
     if (c->padded < 0 || c->padded > plan->chunk_size)

@@ -47,11 +47,11 @@ static unsigned char visited[N_MEMBERS];
 /* What is not tried here. Objects are damaged by tests/fuzz/fuzz_hostile.c; a block's numbers say how much memory
    there is, which nobody can check. */
 static const char *const objects[] = {"cf_plan", "cf_chunk", "cf_slice", "cf_group", "cf_schedule", "cf_action",
-                                      "cf_graph", "cf_node", "cf_edge", "cf_block"};
+                                      "cf_graph", "cf_node", "cf_edge", "cf_block", "cf_branch", "cf_through"};
 static const char *const outputs[] = {
     "cf_error", "cf_plan_stats", "cf_metadata", "cf_parameters", "cf_shard", "cf_token_bytes", "cf_memory_report",
-    "cf_search_report", "cf_bound", "cf_need", "cf_timeline", "cf_step", "cf_slot", "cf_progress", "cf_run_stats",
-    "cf_fit", "cf_tune_candidate", "cf_tune_progress", "cf_tuning"};
+    "cf_search_report", "cf_bound", "cf_need", "cf_timeline", "cf_step", "cf_path", "cf_level", "cf_slot", "cf_progress",
+    "cf_run_stats", "cf_fit", "cf_tune_candidate", "cf_tune_progress", "cf_tuning"};
 
 /* ---- documented limits ---- */
 
@@ -95,6 +95,7 @@ static const bound bounds[] = {
     {"cf_limits", "bytes_by_stage", 0, 0, " bytes "},
     {"cf_limits", "chunks_by_stage", 0, 0, " chunks "},
     {"cf_bytes", NULL, 0, 0, " bytes per_token limit_bytes "},
+    {"cf_share", NULL, 0, 0, " shares "},
     {"cf_sample", NULL, 0, 0, " samples "},
     {"cf_gpu", NULL, 0, 0, " gpu timing limit_bytes "},
     {"cf_gpu", "memory", INT64_MAX / 1000, 0, " gpu timing limit_bytes "},
@@ -171,6 +172,7 @@ static cf_timing timing, plain_timing;
 static cf_pass_cost cost;
 static cf_bytes bytes;
 static cf_pack_desc pack;
+static cf_share shares[N];
 static cf_metadata_desc metadata;
 static cf_loss_weights_desc loss;
 static cf_parallel parallel, plain_parallel;
@@ -339,6 +341,21 @@ static cf_result call_pack(cf_error *error) {
     cf_result result = (POISON(), cf_pack(lengths, N, &pack, made, error));
     size_t needed = 0;
     CHECK_INT(cf_pack_size(lengths, N, &pack, &needed, NULL) == CF_OK, result == CF_OK || result == CF_ERROR_MEMORY);
+    if (!untouched(result) || result != CF_OK) return result;
+    CHECK_INT(cf_plan_validate(*made, lengths, N, NULL, NULL), CF_OK);
+    cf_plan_free(*made);
+    return result;
+}
+
+static cf_result call_shared_pack(cf_error *error) {
+    cf_plan **made = (cf_plan **)(void *)out;
+    cf_pack_desc desc = {0};
+    cf_result result;
+    desc.chunk_size = 8;
+    desc.share_least = 1;
+    desc.shares = shares;
+    desc.allocator = &small;
+    result = (POISON(), cf_pack(lengths, N, &desc, made, error));
     if (!untouched(result) || result != CF_OK) return result;
     CHECK_INT(cf_plan_validate(*made, lengths, N, NULL, NULL), CF_OK);
     cf_plan_free(*made);
@@ -521,6 +538,7 @@ static const struct {
     int plain; /* 1: there are no arrays that its counts speak of, so that these may be anything */
 } calls[] = {
     {"pack", "cf_pack_desc", &pack, call_pack, 1},
+    {"pack with shares", "cf_share", &shares[1], call_shared_pack, 1},
     {"measure", "cf_pass_cost", &cost, call_measure, 1},
     {"metadata", "cf_metadata_desc", &metadata, call_metadata, 1},
     {"loss weights", "cf_loss_weights_desc", &loss, call_loss, 1},

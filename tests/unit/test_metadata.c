@@ -210,7 +210,7 @@ static void check_static(const cf_metadata *m, const cf_metadata *first, const c
 /* One block, with the capacity's sizes, takes every chunk of a plan in turn. */
 static void check_capacity(harness_rng *rng, const cf_plan *plan, const int64_t *lengths) {
     const cf_capacity most = some_capacity(rng, plan);
-    cf_metadata_desc desc = {&most, NULL, NULL, 0};
+    cf_metadata_desc desc = {&most, NULL, NULL, 0, 0, 0, 0};
     cf_metadata m, first;
     size_t any = 0, one = 0;
     int64_t c;
@@ -269,7 +269,7 @@ TEST(a_capacity_that_is_too_small_is_refused) {
         for (huge = 0; huge < 4; huge++) {
             cf_capacity most = {16, 16, 6, 0, 0, 0, 0};
             const int64_t wrong[] = {(&most.rows)[i] - 1, -1, (int64_t)INT32_MAX + 1, INT64_MAX};
-            cf_metadata_desc how = {&most, NULL, NULL, 0};
+            cf_metadata_desc how = {&most, NULL, NULL, 0, 0, 0, 0};
             CHECK_INT(cf_metadata_size(plan, 1, &how, &bytes, NULL), CF_OK);
             harness_poison(&bytes, sizeof bytes);
             if (i == 0) most.rows = wrong[huge];
@@ -296,7 +296,7 @@ TEST(a_capacity_up_to_32_bits) {
     REQUIRE(cf_pack(lengths, 3, &desc, &plan, NULL) == CF_OK);
     for (i = 0; i < COUNT(rows); i++) {
         cf_capacity most = {rows[i], INT32_MAX - rows[i], 6, 0, 0, 0, 0};
-        cf_metadata_desc how = {&most, NULL, NULL, 0};
+        cf_metadata_desc how = {&most, NULL, NULL, 0, 0, 0, 0};
         cf_metadata m;
         size_t bytes = 0;
         void *memory;
@@ -355,7 +355,7 @@ TEST(padding_by_hand) {
     unsigned char ignored[21] = {0};
     const unsigned char *const masks[] = {ignored, NULL, NULL};
     const cf_capacity most = {20, 30, 8, 0, 0, 0, 0};
-    cf_metadata_desc how = {NULL, masks, weights, 0};
+    cf_metadata_desc how = {NULL, masks, weights, 0, 0, 0, 0};
     cf_pack_desc desc;
     cf_plan *plan = NULL;
     cf_metadata m;
@@ -388,7 +388,7 @@ TEST(an_idle_chunk_has_empty_metadata) {
     const int64_t lengths[] = {3};
     const double weight = 0.5;
     cf_capacity most = {0, 0, 0, 0, 0, 0, 0};
-    cf_metadata_desc how = {&most, NULL, NULL, 0};
+    cf_metadata_desc how = {&most, NULL, NULL, 0, 0, 0, 0};
     cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
     cf_metadata m;

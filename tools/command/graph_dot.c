@@ -44,7 +44,8 @@ static void write_edge(text_out *to, const cf_edge *edge) {
                                                      "style=dashed, constraint=false, color=\"#b05a00\"",
                                                      "style=solid, color=\"#5b8def\"",
                                                      "style=solid, color=gray",
-                                                     "style=dotted, constraint=false, color=gray"};
+                                                     "style=dotted, constraint=false, color=gray",
+                                                     "style=dashed, color=gray"};
 
     text_out_put(to, "  n%d -> n%d [%s, tooltip=\"%s\"];\n", (int)edge->from, (int)edge->to, looks[edge->why],
                  cf_edge_name((cf_edge_why)edge->why));
@@ -71,7 +72,8 @@ cf_result graph_dot_write(const cf_graph *graph, const char *unit, int64_t max_n
     if (graph->n_nodes > most)
         return cf_fail(error, CF_ERROR_LIMIT, "n_nodes", -1, most, graph->n_nodes,
                        "is too many to draw; raise max_nodes, or draw fewer chunks");
-    text_out_put(&to, "// solid: activation, gradient, replay, own; dashed: state, state gradient; dotted: slot\n");
+    text_out_put(&to, "// solid: activation, gradient, replay, own; "
+                      "dashed: state, state gradient, order; dotted: slot\n");
     text_out_put(&to, "digraph chunkflow {\n  rankdir=LR;\n  node [shape=box, style=filled];\n");
     for (i = 0; i < graph->shape.n_stages && graph->n_nodes > 0; i++) write_stage(&to, graph, i, unit);
     for (i = 0; i < graph->n_edges; i++) write_edge(&to, &graph->edges[i]);

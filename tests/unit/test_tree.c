@@ -1,0 +1,1080 @@
+/* >>tree and what follows from it: shares -> plan, metadata, schedules and runs of sequences that begin alike. Judged
+   by tokens: every sequence here has tokens of its own, equal to another one's only as far as it is said to share. */
+
+#include "chunkflow.h"
+#include "../harness.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST = 16, LONGEST = 80, MOST_CHUNKS = 512 };
+
+typedef struct forest {
+    int64_t n, lengths[MOST];
+    cf_share shares[MOST];
+    int32_t tokens[MOST][LONGEST];
+    unsigned char ignored[MOST][LONGEST];
+    double weights[MOST];
+    cf_pack_desc desc;
+} forest;
+
+/* ---- forests ---- */
+
+/* Sequences that share with one before them, or with one behind where the order is turned round. */
+static int64_t below(harness_rng *random, int64_t n) { return harness_between(random, 0, n - 1); }
+
+static forest make_forest(harness_rng *random) {
+    forest f;
+    int64_t i, j, turned = below(random, 2);
+    memset(&f, 0, sizeof f);
+    f.n = 1 + below(random, MOST);
+    for (j = 0; j < f.n; j++) {
+        int64_t most, with = j > 0 ? below(random, j) : 0, other = turned ? f.n - 1 - with : with;
+        i = turned ? f.n - 1 - j : j;
+        f.lengths[i] = below(random, LONGEST + 1);
+        most = f.lengths[i] < f.lengths[other] ? f.lengths[i] : f.lengths[other];
+        f.shares[i].with = other;
+        if (j > 0 && below(random, 6) > 0) f.shares[i].tokens = below(random, most + 1);
+        for (most = 0; most < f.lengths[i]; most++) {
+            int shared = most < f.shares[i].tokens;
+            f.tokens[i][most] = shared ? f.tokens[other][most] : (int32_t)(i * LONGEST + most);
+            f.ignored[i][most] = below(random, 4) == 0;
+        }
+        f.weights[i] = (double)(1 + below(random, 9));
+    }
+    f.desc.align = (int64_t)1 << below(random, 3);
+    f.desc.chunk_size = f.desc.align * (1 + below(random, 24));
+    f.desc.share_least = 1 + below(random, 6);
+    f.desc.split = (cf_split_method)below(random, CF_SPLIT_COUNT);
+    f.desc.max_slices = below(random, 4) == 0 ? 1 + below(random, 4) : 0;
+    f.desc.no_tails = below(random, 6) == 0;
+    f.desc.n_ranks = below(random, 4) == 0 ? 1 + below(random, 4) : 1;
+    return f;
+}
+
+static cf_plan *pack(forest *f) {
+    cf_plan *plan = NULL;
+    cf_error error = {0};
+    f->desc.shares = f->shares;
+    if (cf_pack(f->lengths, f->n, &f->desc, &plan, &error) != CF_OK) FAIL("cf_pack: %s", error.text);
+    else if (cf_plan_validate(plan, f->lengths, f->n, NULL, &error) != CF_OK) FAIL("cf_plan_validate: %s", error.text);
+    return plan;
+}
+
+/* ---- the plan, expanded: which sequences run through a row ---- */
+
+static int runs_through(const cf_plan *plan, int64_t slice, int64_t sequence) {
+    int64_t i, first = plan->through ? plan->through[slice].first : 0, n = plan->through ? plan->through[slice].n : 0;
+    if (!plan->through) return plan->slices[slice].sequence == sequence;
+    for (i = first; i < first + n; i++)
+        if (plan->order[i] == sequence) return 1;
+    return 0;
+}
+
+/* Each token of each sequence is on exactly one row, and that row has this token; no row is on no sequence. */
+static void check_cover(const forest *f, const cf_plan *plan) {
+    static int seen[MOST][LONGEST];
+    int64_t s, i, p, rows = 0;
+    cf_plan_stats stats;
+    memset(seen, 0, sizeof seen);
+    for (s = 0; s < plan->n_slices; s++) {
+        const cf_slice *slice = &plan->slices[s];
+        rows += slice->length;
+        CHECK(runs_through(plan, s, slice->sequence));
+        for (i = 0; i < f->n; i++) {
+            if (!runs_through(plan, s, i)) continue;
+            for (p = slice->begin; p < slice->begin + slice->length; p++) {
+                seen[i][p]++;
+                if (f->tokens[i][p] != f->tokens[slice->sequence][p]) FAIL("a row has two tokens");
+            }
+        }
+    }
+    for (i = 0; i < f->n; i++)
+        for (p = 0; p < f->lengths[i]; p++)
+            if (seen[i][p] != 1) FAIL("token %d of sequence %d is on %d rows", (int)p, (int)i, seen[i][p]);
+    cf_plan_measure(plan, NULL, &stats);
+    CHECK_INT(stats.rows, rows);
+    CHECK(plan->n_chunks - plan->n_idle >= plan->lower_bound);
+}
+
+/* ---- metadata ---- */
+
+/* The slice of a path that has a row of it, among the groups from this one up. */
+static int64_t path_slice(const cf_plan *plan, int64_t group, int64_t row) {
+    const cf_group *g = &plan->groups[group];
+    int64_t c, i;
+    for (c = g->first_chunk; c < g->first_chunk + g->n_chunks; c++) {
+        int64_t left = cf_chunk_state_tokens(plan, c);
+        for (i = plan->chunks[c].first_slice; left > 0; left -= plan->slices[i++].length)
+            if (row >= plan->slices[i].begin && row < plan->slices[i].begin + plan->slices[i].length) return i;
+    }
+    return -1;
+}
+
+/* A key that a query sees: notes its position, and whether the query's sequences run through it. */
+static int see(const cf_plan *plan, int64_t slice, int64_t position, int64_t query, unsigned char *seen) {
+    int64_t i;
+    if (slice < 0 || seen[position]++) return 0;
+    for (i = 0; i < plan->n_sequences; i++)
+        if (runs_through(plan, query, i) && !runs_through(plan, slice, i)) return 0;
+    return 1;
+}
+
+static int64_t slice_of_row(const cf_plan *plan, const cf_chunk *c, int64_t row) {
+    int64_t i;
+    for (i = c->first_slice; i < c->first_slice + c->n_slices; i++)
+        if (row >= plan->slices[i].offset && row < plan->slices[i].offset + plan->slices[i].length) return i;
+    return -1;
+}
+
+/* What one key, counted from the start of the prefix, adds to what the query sees. */
+static int see_key(const cf_plan *plan, const cf_chunk *c, int64_t key, int64_t query, unsigned char *seen) {
+    int64_t slice, group = c->group;
+    if (key >= c->prefix) {
+        slice = slice_of_row(plan, c, key - c->prefix);
+        return slice >= 0 && see(plan, slice, plan->slices[slice].begin + key - c->prefix - plan->slices[slice].offset,
+                                 query, seen);
+    }
+    for (; plan->branches && group >= 0; group = plan->branches[group].parent)
+        if (plan->chunks[plan->groups[group].first_chunk].prefix <= key) break;
+    if (group >= 0 && plan->branches && plan->groups[group].tokens == 0) group = plan->branches[group].parent;
+    return see(plan, plan->branches ? path_slice(plan, group, key) : c->first_slice, key, query, seen);
+}
+
+/* Every row sees the tokens of its sequences up to itself, each once, and nothing else: by calls and by key ends. */
+static void check_mask(const cf_plan *plan, const cf_chunk *c, const cf_metadata *m) {
+    int64_t row, i, k, level;
+    for (row = 0; row < m->rows; row++) {
+        unsigned char seen[LONGEST + 1] = {0}, ends[LONGEST + 1] = {0};
+        int64_t query = slice_of_row(plan, c, row), position, n = 0, n_ends = 0;
+        int fine = 1;
+        if (query < 0) continue;
+        position = plan->slices[query].begin + row - plan->slices[query].offset;
+        for (i = 0; i < m->n_seqs; i++) {
+            int64_t q0 = m->cu_seqlens_q[i], q1 = m->cu_seqlens_q[i + 1];
+            int64_t k0 = m->cu_seqlens_k[i], k1 = m->cu_seqlens_k[i + 1];
+            if (row < q0 || row >= q1) continue;
+            for (k = k0; k < k1 - (q1 - 1 - row); k++, n++) /* causal, bottom-right */
+                fine &= see_key(plan, c, m->n_levels > 0 ? c->prefix + k : k, query, seen);
+        }
+        for (level = 0; level < m->n_levels; level++) {
+            const cf_level *l = &m->levels[level];
+            int64_t base = c->prefix;
+            if (l->group >= 0) base = plan->chunks[plan->groups[l->group].first_chunk].prefix + l->first;
+            for (i = 0; i < l->n_seqs; i++)
+                if (row >= l->cu_seqlens_q[i] && row < l->cu_seqlens_q[i + 1])
+                    for (k = l->cu_seqlens_k[i]; k < l->cu_seqlens_k[i + 1]; k++, n++)
+                        fine &= see_key(plan, c, base + k, query, seen);
+        }
+        for (k = 0; k < c->prefix + m->rows; k++)
+            if (row >= k - c->prefix && row < m->key_ends[k] && ++n_ends) fine &= see_key(plan, c, k, query, ends);
+        if (!fine || n != position + 1 || n_ends != position + 1 || memcmp(seen, ends, sizeof seen))
+            FAIL("row %d of chunk %d sees %d and %d keys at position %d", (int)row, (int)m->chunk, (int)n, (int)n_ends,
+                 (int)position);
+    }
+}
+
+/* Weights by token of what a row is to predict: by the metadata, less what its sequences say. */
+static void check_targets(const forest *f, const cf_plan *plan, const cf_chunk *c, const cf_metadata *m, int once) {
+    int64_t row, i, at = 0, losses = 0;
+    for (row = 0; row < m->rows; row++) {
+        double wanted[MOST * LONGEST] = {0}, got[MOST * LONGEST] = {0};
+        int count[MOST * LONGEST] = {0}, any = 0;
+        int64_t slice = slice_of_row(plan, c, row), position;
+        if (slice < 0) continue;
+        position = plan->slices[slice].begin + row - plan->slices[slice].offset;
+        for (i = 0; i < f->n; i++) {
+            if (!runs_through(plan, slice, i) || position + 1 >= f->lengths[i] || f->ignored[i][position + 1]) continue;
+            wanted[f->tokens[i][position + 1]] += f->weights[i];
+            count[f->tokens[i][position + 1]]++;
+        }
+        if (m->target_positions[row] >= 0) {
+            got[f->tokens[m->sequence_ids[row]][m->target_positions[row]]] += m->loss_weights[row];
+            CHECK_INT(m->target_positions[row], position + 1);
+            any = 1;
+        }
+        for (; at < m->n_more && m->more_rows[at] == row; at++) {
+            got[f->tokens[m->more_sequences[at]][m->more_targets[at]]] += m->more_weights[at];
+            any = 1;
+        }
+        for (i = 0; i < MOST * LONGEST && !once; i++)
+            if (got[i] < wanted[i] || got[i] > wanted[i]) FAIL("token %d has another weight", (int)i);
+        for (i = 0; i < MOST * LONGEST && once; i++)
+            if (count[i] > 0 && f->desc.share_least == 1 && f->desc.align == 1 &&
+                (got[i] * count[i] < wanted[i] - 1e-9 || got[i] * count[i] > wanted[i] + 1e-9))
+                FAIL("token %d has another mean weight", (int)i);
+        if (any) CHECK_INT(losses < m->n_loss_rows ? m->loss_rows[losses] : -1, row);
+        losses += any;
+    }
+    CHECK_INT(at, m->n_more);
+    CHECK_INT(losses, m->n_loss_rows);
+}
+
+static void check_metadata(const forest *f, const cf_plan *plan, int once) {
+    const unsigned char *ignored[MOST];
+    cf_metadata_desc desc = {0};
+    int64_t i;
+    for (i = 0; i < f->n; i++) ignored[i] = f->ignored[i];
+    desc.ignored = ignored;
+    desc.weights = f->weights;
+    desc.once = once;
+    desc.wants_loss_rows = desc.wants_key_ends = 1;
+    for (i = 0; i < plan->n_chunks; i++) {
+        cf_metadata m;
+        cf_error error = {0};
+        size_t bytes = 0;
+        void *memory;
+        if (cf_metadata_size(plan, i, &desc, &bytes, &error) != CF_OK) FAIL("cf_metadata_size: %s", error.text);
+        memory = malloc(bytes > 0 ? bytes : 1);
+        if (cf_metadata_fill(plan, i, &desc, memory, bytes, &m, &error) != CF_OK) {
+            FAIL("cf_metadata_fill: %s", error.text);
+        } else {
+            check_mask(plan, &plan->chunks[i], &m);
+            check_targets(f, plan, &plan->chunks[i], &m, once);
+        }
+        free(memory);
+    }
+}
+
+TEST(random_forests_are_what_their_tokens_say) {
+    harness_rng random = {20261124};
+    int64_t round, n = harness_rounds(3000, 300);
+    for (round = 0; round < n; round++) {
+        forest f = make_forest(&random);
+        cf_plan *plan = pack(&f);
+        if (plan == NULL) return;
+        check_cover(&f, plan);
+        check_metadata(&f, plan, (int)(round % 2));
+        cf_plan_free(plan);
+    }
+}
+
+/* ---- schedules and runs ---- */
+
+/* A run of one stage: whose state each slot has, and what has been done. */
+typedef struct owners {
+    const cf_plan *plan;
+    int64_t owner[MOST_CHUNKS];
+    int forward[MOST_CHUNKS], backward[MOST_CHUNKS], added[MOST_CHUNKS];
+    const char *fault;
+} owners;
+
+static int acquire(void *user, const cf_slot *slot) {
+    owners *o = (owners *)user;
+    if (slot->what != CF_RESOURCE_STATE) return 0;
+    if (o->owner[slot->slot] >= 0) o->fault = "a slot is taken that is in use";
+    o->owner[slot->slot] = slot->owner;
+    return 0;
+}
+
+static void release(void *user, const cf_slot *slot) {
+    owners *o = (owners *)user;
+    if (slot->what != CF_RESOURCE_STATE) return;
+    if (o->owner[slot->slot] != slot->owner) o->fault = "a slot is given back that is another one's";
+    o->owner[slot->slot] = -1;
+}
+
+/* All that a pass reads is there, and a backward comes after those of all that is below it. */
+static int pass(void *user, const cf_step *step) {
+    owners *o = (owners *)user;
+    const cf_plan *plan = o->plan;
+    int64_t rows = 0, i, j, g;
+    int back = step->action.pass == CF_B || step->action.pass == CF_I;
+    for (i = 0; i < step->n_path; i++) {
+        const cf_path *path = &step->path[i];
+        const cf_group *group = &plan->groups[path->group];
+        if (o->owner[path->state] != path->group) o->fault = "a slot on the path has another group's state";
+        if (path->begin != rows) o->fault = "a path has a gap";
+        if (plan->branches[path->group].parent != (i > 0 ? step->path[i - 1].group : -1))
+            o->fault = "a path leaves the tree";
+        if (path->clear_gradient != (back && !o->added[path->group]))
+            o->fault = "a gradient is cleared at the wrong time";
+        if (back) o->added[path->group] = 1;
+        for (j = group->first_chunk; j < group->first_chunk + group->n_chunks; j++)
+            if (j != step->action.chunk && plan->chunks[j].prefix - path->begin < path->rows && !o->forward[j])
+                o->fault = "a row of the path was not computed";
+        rows += path->rows;
+    }
+    if (plan->branches && step->chunk->group >= 0 && rows != step->chunk->prefix) o->fault = "a path is too short";
+    if (step->action.pass == CF_F) o->forward[step->action.chunk] = 1;
+    if (!back) return 0;
+    o->backward[step->action.chunk] = 1;
+    for (g = step->chunk->group; plan->branches && g >= 0 && g < plan->n_groups; g++) {
+        for (i = g; i > step->chunk->group; i = plan->branches[i].parent) continue;
+        if (i != step->chunk->group) continue;
+        for (j = plan->groups[g].first_chunk; j < plan->groups[g].first_chunk + plan->groups[g].n_chunks; j++)
+            if (j >= step->action.chunk && !o->backward[j]) o->fault = "a backward comes before one below it";
+    }
+    return 0;
+}
+
+static void check_run(const cf_plan *plan, const cf_schedule *schedule, const cf_timeline *timeline) {
+    static owners o;
+    int64_t stage, i;
+    for (stage = 0; stage < schedule->shape.n_stages; stage++) {
+        cf_run_desc desc = {0};
+        cf_run_stats stats;
+        cf_error error = {0};
+        memset(&o, 0, sizeof o);
+        o.plan = plan;
+        for (i = 0; i < MOST_CHUNKS; i++) o.owner[i] = -1;
+        desc.user = &o;
+        desc.forward = desc.backward = pass;
+        desc.acquire = acquire;
+        desc.release = release;
+        if (cf_run(plan, schedule, stage, &desc, &stats, &error) != CF_OK) FAIL("cf_run: %s", error.text);
+        if (o.fault) FAIL("%s", o.fault);
+        CHECK_INT(stats.peak_tokens, timeline->peak_tokens[stage]);
+        CHECK_INT(stats.peak_state_tokens, timeline->peak_state_tokens[stage]);
+    }
+}
+
+static cf_schedule_desc some_schedule(harness_rng *random, const cf_plan *plan) {
+    static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_GPIPE, CF_SCHEDULE_1F1B, CF_SCHEDULE_BEST};
+    cf_schedule_desc desc = {0};
+    desc.kind = kinds[below(random, COUNT(kinds))];
+    desc.shape.n_stages = 1 + below(random, 4);
+    desc.shape.k = 1 + below(random, 4);
+    desc.shape.replay = below(random, 2) ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+    desc.shape.rank = below(random, plan->n_ranks);
+    if (desc.kind == CF_SCHEDULE_BEST) return desc;
+    desc.limits.chunks = below(random, 2) * (1 + below(random, 5));
+    desc.limits.state = below(random, 2) * (100 + below(random, 300));
+    return desc;
+}
+
+TEST(schedules_of_forests_are_sound_and_run) {
+    harness_rng random = {7};
+    int64_t round, n = harness_rounds(4000, 400);
+    for (round = 0; round < n; round++) {
+        forest f = make_forest(&random);
+        cf_plan *plan = pack(&f);
+        cf_schedule_desc desc;
+        cf_schedule *schedule = NULL, *lowered = NULL;
+        cf_timeline *timeline = NULL;
+        cf_graph *graph = NULL;
+        cf_graph_desc graph_desc = {0};
+        cf_error error = {0};
+        cf_result result;
+        if (plan == NULL) return;
+        desc = some_schedule(&random, plan);
+        result = plan->n_chunks > MOST_CHUNKS ? CF_ERROR_INFEASIBLE : cf_schedule_make(plan, &desc, &schedule, &error);
+        if (result == CF_OK) {
+            graph_desc.schedule = schedule;
+            if (cf_schedule_validate(plan, schedule, NULL, NULL, &error) != CF_OK) FAIL("validate: %s", error.text);
+            if (cf_simulate(plan, schedule, NULL, &timeline, &error) != CF_OK) FAIL("cf_simulate: %s", error.text);
+            if (cf_schedule_lower(plan, schedule, NULL, &lowered, &error) != CF_OK) FAIL("lower: %s", error.text);
+            if (cf_schedule_validate(plan, lowered, NULL, NULL, &error) != CF_OK) FAIL("lowered: %s", error.text);
+            if (cf_graph_make(plan, &graph_desc, &graph, &error) != CF_OK) FAIL("cf_graph_make: %s", error.text);
+            if (timeline && lowered) check_run(plan, lowered, timeline);
+            if (timeline) CHECK(timeline->bound <= timeline->makespan * (1 + 1e-9));
+        } else if (result != CF_ERROR_INFEASIBLE) {
+            FAIL("cf_schedule_make: %s", error.text);
+        }
+        cf_graph_free(graph);
+        cf_timeline_free(timeline);
+        cf_schedule_free(lowered);
+        cf_schedule_free(schedule);
+        cf_plan_free(plan);
+    }
+}
+
+/* ---- gradients: a small model in float64, with shared rows and without ---- */
+
+enum { WIDTH = 3, LAYERS = 2, WORDS = 7, MATRICES = 4, ROWS = 200, SLOTS = 24 };
+
+typedef struct parameters {
+    double embedding[WORDS][WIDTH], head[WORDS][WIDTH], layer[LAYERS][MATRICES][WIDTH][WIDTH]; /* Q, K, V, out */
+} parameters;
+
+typedef double matrix[ROWS][WIDTH];
+
+/* K, V and their gradients of some rows, in every layer. */
+typedef struct rows_state {
+    matrix k[LAYERS], v[LAYERS], dk[LAYERS], dv[LAYERS];
+} rows_state;
+
+typedef struct trainer {
+    unsigned char memory[1 << 16]; /* first, and so aligned */
+    const forest *f;
+    const cf_plan *plan;
+    parameters w, gradient;
+    rows_state states[SLOTS], own; /* own: of the chunk at hand */
+    matrix x[LAYERS + 1];
+    double loss;
+    int forgets_targets, forgets_to_clear; /* controls, which must be found out */
+    cf_metadata m;
+} trainer;
+
+static int word_of(const trainer *t, int64_t row) {
+    return t->f->tokens[t->m.sequence_ids[row]][t->m.position_ids[row]] % WORDS;
+}
+
+/* One key of a row: counted from the start of the prefix. Where it is: in the states on the path, or in the chunk. */
+static rows_state *find_key(trainer *t, const cf_step *step, int64_t key, int64_t *row) {
+    int64_t i;
+    *row = key - step->chunk->prefix;
+    if (*row >= 0) return &t->own;
+    *row = key;
+    if (step->n_path == 0) return &t->states[step->state]; /* no tree */
+    for (i = step->n_path - 1; step->path[i].begin > key; i--) continue;
+    *row = key - step->path[i].begin;
+    return &t->states[step->path[i].state];
+}
+
+/* All keys of a row, as the calls of attention see them. */
+static int64_t keys_of(const trainer *t, const cf_step *step, int64_t row, int64_t *keys) {
+    const cf_metadata *m = &t->m;
+    int64_t n = 0, i, k, level;
+    for (i = 0; m->cu_seqlens_q[i + 1] <= row; i++) continue;
+    for (k = m->cu_seqlens_k[i]; k < m->cu_seqlens_k[i + 1] - (m->cu_seqlens_q[i + 1] - 1 - row); k++)
+        keys[n++] = m->n_levels > 0 ? step->chunk->prefix + k : k;
+    for (level = 0; level < m->n_levels; level++) {
+        const cf_level *l = &m->levels[level];
+        int64_t base = step->chunk->prefix;
+        if (l->group >= 0) base = t->plan->chunks[t->plan->groups[l->group].first_chunk].prefix + l->first;
+        for (i = 0; l->cu_seqlens_q[i + 1] <= row; i++) continue;
+        for (k = l->cu_seqlens_k[i]; k < l->cu_seqlens_k[i + 1]; k++) keys[n++] = base + k;
+    }
+    return n;
+}
+
+/* y += M x, or with its transpose. */
+static void multiply(double m[WIDTH][WIDTH], const double *x, double *y, int transposed) {
+    int i, j;
+    for (i = 0; i < WIDTH; i++)
+        for (j = 0; j < WIDTH; j++) y[i] += (transposed ? m[j][i] : m[i][j]) * x[j];
+}
+
+static void outer(double m[WIDTH][WIDTH], const double *y, const double *x) {
+    int i, j;
+    for (i = 0; i < WIDTH; i++)
+        for (j = 0; j < WIDTH; j++) m[i][j] += y[i] * x[j];
+}
+
+static double dot(const double *a, const double *b) {
+    double sum = 0;
+    int i;
+    for (i = 0; i < WIDTH; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+/* The weights of a row's keys. */
+static void attend(trainer *t, const cf_step *step, int layer, int64_t row, int64_t n, const int64_t *keys, double *p) {
+    double q[WIDTH] = {0}, sum = 0;
+    int64_t i, at;
+    multiply(t->w.layer[layer][0], t->x[layer][row], q, 0);
+    for (i = 0; i < n; i++) {
+        rows_state *s = find_key(t, step, keys[i], &at);
+        sum += p[i] = exp(dot(q, s->k[layer][at]));
+    }
+    for (i = 0; i < n; i++) p[i] /= sum;
+}
+
+/* Up to the last layer; K and V of the rows that are added to the group go into its state. */
+static void run_layers(trainer *t, const cf_step *step, int appends) {
+    int64_t row, i, at, n, keys[ROWS], added = cf_chunk_state_tokens(t->plan, step->action.chunk), begin = 0;
+    double p[ROWS], out[WIDTH];
+    int layer, j;
+    if (step->chunk->group >= 0)
+        begin = step->chunk->prefix - t->plan->chunks[t->plan->groups[step->chunk->group].first_chunk].prefix;
+    memset(&t->own, 0, sizeof t->own);
+    memset(t->x, 0, sizeof t->x);
+    for (row = 0; row < t->m.rows; row++)
+        for (j = 0; j < WIDTH && t->m.sequence_ids[row] >= 0; j++)
+            t->x[0][row][j] = t->w.embedding[word_of(t, row)][j] + 0.1 * sin(t->m.position_ids[row] + j);
+    for (layer = 0; layer < LAYERS; layer++) {
+        for (row = 0; row < t->m.rows; row++) {
+            multiply(t->w.layer[layer][1], t->x[layer][row], t->own.k[layer][row], 0);
+            multiply(t->w.layer[layer][2], t->x[layer][row], t->own.v[layer][row], 0);
+            if (!appends || row >= added) continue;
+            memcpy(t->states[step->state].k[layer][begin + row], t->own.k[layer][row], sizeof out);
+            memcpy(t->states[step->state].v[layer][begin + row], t->own.v[layer][row], sizeof out);
+        }
+        for (row = 0; row < t->m.rows; row++) {
+            n = keys_of(t, step, row, keys);
+            attend(t, step, layer, row, n, keys, p);
+            memset(out, 0, sizeof out);
+            for (i = 0; i < n; i++) {
+                rows_state *s = find_key(t, step, keys[i], &at);
+                for (j = 0; j < WIDTH; j++) out[j] += p[i] * s->v[layer][at][j];
+            }
+            memcpy(t->x[layer + 1][row], t->x[layer][row], sizeof out);
+            multiply(t->w.layer[layer][3], out, t->x[layer + 1][row], 0);
+        }
+    }
+}
+
+/* One target of a row. */
+static void add_loss(trainer *t, int64_t row, int64_t sequence, int64_t position, double weight, double *dx) {
+    const double *x = t->x[LAYERS][row];
+    double p[WORDS], sum = 0;
+    int word, j, target = t->f->tokens[sequence][position] % WORDS;
+    for (word = 0; word < WORDS; word++) sum += p[word] = exp(dot(t->w.head[word], x));
+    t->loss -= weight * log(p[target] / sum);
+    for (word = 0; word < WORDS; word++) {
+        double d = weight * (p[word] / sum - (word == target));
+        for (j = 0; j < WIDTH; j++) {
+            t->gradient.head[word][j] += d * x[j];
+            dx[j] += d * t->w.head[word][j];
+        }
+    }
+}
+
+static void back_attention(trainer *t, const cf_step *step, int layer, matrix dx, matrix dq) {
+    int64_t row, i, at, n, keys[ROWS];
+    int j;
+    for (row = 0; row < t->m.rows; row++) {
+        double p[ROWS], q[WIDTH] = {0}, out[WIDTH] = {0}, dout[WIDTH] = {0};
+        n = keys_of(t, step, row, keys);
+        attend(t, step, layer, row, n, keys, p);
+        multiply(t->w.layer[layer][0], t->x[layer][row], q, 0);
+        multiply(t->w.layer[layer][3], dx[row], dout, 1);
+        for (i = 0; i < n; i++) {
+            rows_state *s = find_key(t, step, keys[i], &at);
+            for (j = 0; j < WIDTH; j++) out[j] += p[i] * s->v[layer][at][j];
+        }
+        outer(t->gradient.layer[layer][3], dx[row], out);
+        for (i = 0; i < n; i++) {
+            rows_state *s = find_key(t, step, keys[i], &at);
+            double d = p[i] * (dot(dout, s->v[layer][at]) - dot(dout, out));
+            for (j = 0; j < WIDTH; j++) {
+                s->dv[layer][at][j] += p[i] * dout[j];
+                s->dk[layer][at][j] += d * q[j];
+                dq[row][j] += d * s->k[layer][at][j];
+            }
+        }
+    }
+}
+
+static void back_layers(trainer *t, const cf_step *step) {
+    static matrix dx, dq;
+    int64_t row, i, added = cf_chunk_state_tokens(t->plan, step->action.chunk), begin = 0;
+    int layer, j;
+    if (step->chunk->group >= 0)
+        begin = step->chunk->prefix - t->plan->chunks[t->plan->groups[step->chunk->group].first_chunk].prefix;
+    memset(dx, 0, sizeof dx);
+    for (row = 0; row < t->m.rows; row++)
+        if (t->m.target_positions[row] >= 0)
+            add_loss(t, row, t->m.sequence_ids[row], t->m.target_positions[row], t->m.loss_weights[row], dx[row]);
+    for (i = 0; i < t->m.n_more && !t->forgets_targets; i++)
+        add_loss(t, t->m.more_rows[i], t->m.more_sequences[i], t->m.more_targets[i], t->m.more_weights[i],
+                 dx[t->m.more_rows[i]]);
+    for (layer = LAYERS - 1; layer >= 0; layer--) {
+        memset(dq, 0, sizeof dq);
+        back_attention(t, step, layer, dx, dq);
+        for (row = 0; row < t->m.rows; row++) {
+            double *dk = t->own.dk[layer][row], *dv = t->own.dv[layer][row];
+            for (j = 0; j < WIDTH && row < added; j++) {
+                dk[j] += t->states[step->state].dk[layer][begin + row][j];
+                dv[j] += t->states[step->state].dv[layer][begin + row][j];
+            }
+            outer(t->gradient.layer[layer][0], dq[row], t->x[layer][row]);
+            outer(t->gradient.layer[layer][1], dk, t->x[layer][row]);
+            outer(t->gradient.layer[layer][2], dv, t->x[layer][row]);
+            multiply(t->w.layer[layer][0], dq[row], dx[row], 1);
+            multiply(t->w.layer[layer][1], dk, dx[row], 1);
+            multiply(t->w.layer[layer][2], dv, dx[row], 1);
+        }
+    }
+    for (row = 0; row < t->m.rows; row++)
+        for (j = 0; j < WIDTH && t->m.sequence_ids[row] >= 0; j++)
+            t->gradient.embedding[word_of(t, row)][j] += dx[row][j];
+}
+
+static void clear(rows_state *state) {
+    memset(state->dk, 0, sizeof state->dk);
+    memset(state->dv, 0, sizeof state->dv);
+}
+
+static int load(trainer *t, const cf_step *step) {
+    const unsigned char *ignored[MOST];
+    cf_metadata_desc desc = {0};
+    int64_t i;
+    for (i = 0; i < t->f->n; i++) ignored[i] = t->f->ignored[i];
+    desc.ignored = ignored;
+    desc.weights = t->f->weights;
+    return (int)cf_metadata_fill(t->plan, step->action.chunk, &desc, t->memory, sizeof t->memory, &t->m, step->error);
+}
+
+static int model_forward(void *user, const cf_step *step) {
+    trainer *t = (trainer *)user;
+    if (load(t, step) != 0) return 1;
+    if (step->action.pass == CF_F) run_layers(t, step, 1);
+    return 0;
+}
+
+static int model_backward(void *user, const cf_step *step) {
+    trainer *t = (trainer *)user;
+    int64_t i;
+    if (load(t, step) != 0) return 1;
+    if (step->clear_state_gradient && step->n_path == 0) clear(&t->states[step->state]);
+    for (i = 0; i < step->n_path; i++)
+        if (step->path[i].clear_gradient && !t->forgets_to_clear) clear(&t->states[step->path[i].state]);
+    run_layers(t, step, 0); /* what was kept, once more */
+    back_layers(t, step);
+    return 0;
+}
+
+/* All ranks one after the other; returns whether all went well. */
+static int train(trainer *t, const forest *f, const cf_plan *plan, cf_schedule_desc desc, int fault) {
+    harness_rng random = {3};
+    double *w = (double *)&t->w;
+    size_t i;
+    memset(t, 0, sizeof *t);
+    memset(t->states, 0xff, sizeof t->states); /* NaN */
+    for (i = 0; i < sizeof t->w / sizeof *w; i++) w[i] = harness_unit(&random) - 0.5;
+    t->f = f;
+    t->plan = plan;
+    t->forgets_targets = fault == 1;
+    t->forgets_to_clear = fault == 2;
+    for (desc.shape.rank = 0; desc.shape.rank < plan->n_ranks; desc.shape.rank++) {
+        cf_run_desc run = {0};
+        cf_schedule *schedule = NULL;
+        cf_result result = cf_schedule_make(plan, &desc, &schedule, NULL);
+        run.user = t;
+        run.forward = model_forward;
+        run.backward = model_backward;
+        if (result == CF_OK) result = cf_run(plan, schedule, 0, &run, NULL, NULL);
+        cf_schedule_free(schedule);
+        if (result != CF_OK) return 0;
+    }
+    return 1;
+}
+
+/* The largest difference of any gradient, relative to the largest gradient. Not a number where one is none. */
+static double difference(const trainer *a, const trainer *b) {
+    const double *x = (const double *)&a->gradient, *y = (const double *)&b->gradient;
+    double most = 0, scale = 1e-300;
+    size_t i;
+    for (i = 0; i < sizeof a->gradient / sizeof *x; i++) {
+        if (!(fabs(x[i] - y[i]) <= DBL_MAX)) return NAN;
+        if (fabs(x[i] - y[i]) > most) most = fabs(x[i] - y[i]);
+        if (fabs(y[i]) > scale) scale = fabs(y[i]);
+    }
+    return most / scale;
+}
+
+/* A batch without shares, each sequence whole in a chunk of its own. */
+static int train_unshared(trainer *t, const forest *f) {
+    cf_pack_desc desc = {0};
+    cf_schedule_desc order = {0};
+    cf_plan *plan = NULL;
+    int fine;
+    desc.chunk_size = ROWS;
+    desc.max_slices = 1;
+    fine = cf_pack(f->lengths, f->n, &desc, &plan, NULL) == CF_OK && train(t, f, plan, order, 0);
+    cf_plan_free(plan);
+    return fine;
+}
+
+TEST(gradients_of_trees_are_those_of_their_sequences) {
+    trainer *shared = (trainer *)malloc(sizeof *shared), *unshared = (trainer *)malloc(sizeof *unshared);
+    harness_rng random = {11};
+    int64_t round, n = harness_rounds(600, 60);
+    double most = 0;
+    for (round = 0; round < n && shared && unshared; round++) {
+        forest f = make_forest(&random);
+        cf_plan *plan = pack(&f);
+        cf_schedule_desc desc = {0};
+        double off;
+        desc.kind = round % 3 == 0 ? CF_SCHEDULE_GPIPE : CF_SCHEDULE_PAPER;
+        desc.shape.k = round % 4 == 3 ? 100 : 1 + round % 4;
+        desc.shape.replay = round % 2 ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+        if (!CHECK(train(shared, &f, plan, desc, 0)) || !CHECK(train_unshared(unshared, &f))) break;
+        off = difference(shared, unshared);
+        if (!CHECK(off <= 1e-10)) break;
+        if (off > most) most = off;
+        CHECK(fabs(shared->loss - unshared->loss) <= 1e-12 * fabs(unshared->loss));
+        cf_plan_free(plan);
+    }
+    printf("(off by %.1e) ", most);
+    free(shared);
+    free(unshared);
+}
+
+/* Two trees in one state slot one after the other, whose prompts part at the end of a chunk. */
+TEST(what_makes_gradients_wrong_is_seen) {
+    trainer *shared = (trainer *)malloc(sizeof *shared), *unshared = (trainer *)malloc(sizeof *unshared);
+    forest f;
+    cf_plan *plan;
+    cf_schedule_desc desc = {0};
+    int64_t i, p;
+    int turn;
+    memset(&f, 0, sizeof f);
+    f.n = 8;
+    f.desc.chunk_size = 8;
+    f.desc.share_least = 1;
+    for (i = 0; i < f.n; i++) {
+        f.lengths[i] = 15;
+        f.weights[i] = 1;
+        f.shares[i].with = i / 4 * 4;
+        f.shares[i].tokens = i % 4 ? 12 : 0;
+        for (p = 0; p < 15; p++) f.tokens[i][p] = (int32_t)(i % 4 && p < 12 ? f.tokens[i / 4 * 4][p] : i * 5 + p * 3);
+    }
+    plan = pack(&f);
+    desc.kind = CF_SCHEDULE_PAPER;
+    for (turn = 0; turn < 3 && shared && unshared && plan; turn++) {
+        REQUIRE(train_unshared(unshared, &f));
+        REQUIRE(train(shared, &f, plan, desc, turn));
+        if (turn == 0) CHECK(difference(shared, unshared) <= 1e-12);
+        else CHECK(!(difference(shared, unshared) <= 1e-3));
+    }
+    cf_plan_free(plan);
+    free(shared);
+    free(unshared);
+}
+
+/* ---- cases that are known ---- */
+
+/* `n` answers of `answer` tokens to one prompt, `times` times over. */
+static cf_plan *pack_prompts(int64_t times, int64_t prompt, int64_t n, int64_t answer, int64_t chunk_size) {
+    static int64_t lengths[512];
+    static cf_share shares[512];
+    cf_pack_desc desc = {0};
+    cf_plan *plan = NULL;
+    cf_error error = {0};
+    int64_t i;
+    for (i = 0; i < times * n; i++) {
+        lengths[i] = prompt + answer;
+        shares[i].with = i / n * n;
+        shares[i].tokens = i % n > 0 ? prompt : 0;
+    }
+    desc.chunk_size = chunk_size;
+    desc.shares = shares;
+    if (cf_pack(lengths, times * n, &desc, &plan, &error) != CF_OK) FAIL("cf_pack: %s", error.text);
+    if (cf_plan_validate(plan, lengths, times * n, NULL, &error) != CF_OK) FAIL("cf_plan_validate: %s", error.text);
+    return plan;
+}
+
+static int64_t count_replays(const cf_plan *plan, int64_t n_stages, int64_t k) {
+    cf_schedule_desc desc = {0};
+    cf_schedule *schedule = NULL;
+    int64_t n = 0, i;
+    desc.kind = CF_SCHEDULE_PAPER;
+    desc.shape.n_stages = n_stages;
+    desc.shape.k = k;
+    if (cf_schedule_make(plan, &desc, &schedule, NULL) != CF_OK) return -1;
+    for (i = 0; i < schedule->n_actions; i++) n += schedule->actions[i].pass == CF_R;
+    cf_schedule_free(schedule);
+    return n;
+}
+
+TEST(shared_prompts_are_computed_once) {
+    cf_plan_stats stats;
+    cf_plan *plan = pack_prompts(1, 32768, 16, 2048, 8192);
+    CHECK_INT(plan->n_chunks, 8);
+    CHECK_INT(count_replays(plan, 1, 1), 4);
+    CHECK_INT(count_replays(plan, 1, 2), 3);
+    cf_plan_free(plan);
+    plan = pack_prompts(30, 5000, 16, 100, 8192);
+    cf_plan_measure(plan, NULL, &stats);
+    CHECK_INT(stats.rows, 198000);
+    CHECK_INT(plan->n_tokens, 2448000);
+    CHECK_INT(plan->n_groups, 0); /* each fits into one chunk */
+    cf_plan_free(plan);
+}
+
+/* 4K, four times 8K, six times 4K each. */
+TEST(trees_of_two_levels_are_computed_once) {
+    int64_t lengths[24], i;
+    cf_share shares[24];
+    cf_pack_desc desc = {0};
+    cf_plan *plan = NULL;
+    cf_plan_stats stats;
+    for (i = 0; i < 24; i++) {
+        lengths[i] = 16384;
+        shares[i].with = i % 6 > 0 ? i / 6 * 6 : 0;
+        shares[i].tokens = i == 0 ? 0 : i % 6 > 0 ? 12288 : 4096;
+    }
+    desc.chunk_size = 8192;
+    desc.shares = shares;
+    REQUIRE(cf_pack(lengths, 24, &desc, &plan, NULL) == CF_OK);
+    cf_plan_measure(plan, NULL, &stats);
+    CHECK_INT(plan->n_chunks, 17);
+    CHECK_INT(stats.rows, 132 * 1024);
+    CHECK_INT(stats.largest_group, 3);
+    CHECK_INT(count_replays(plan, 1, 1), 5);
+    cf_plan_free(plan);
+}
+
+/* ---- bad shares ---- */
+
+static void check_refused(cf_share a, cf_share b, const char *field, int64_t item) {
+    int64_t lengths[] = {100, 80};
+    cf_share shares[2];
+    cf_pack_desc desc = {0};
+    cf_plan *plan = NULL;
+    cf_error error = {0};
+    shares[0] = a;
+    shares[1] = b;
+    desc.chunk_size = 64;
+    desc.shares = shares;
+    desc.share_least = 1;
+    CHECK_INT(cf_pack(lengths, 2, &desc, &plan, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, field);
+    CHECK_INT(error.item, item);
+    CHECK(plan == NULL);
+}
+
+TEST(bad_shares_are_refused_by_name) {
+    const cf_share none = {0, 0}, circle = {1, 50}, self = {0, 10}, nobody = {2, 1}, negative = {0, -1}, back = {0, 50};
+    const cf_share longer = {0, 81};
+    check_refused(circle, back, "shares", 0);
+    check_refused(self, none, "shares", 0);
+    check_refused(none, nobody, "shares.with", 1);
+    check_refused(none, negative, "shares.tokens", 1);
+    check_refused(none, longer, "shares.tokens", 1);
+}
+
+/* Shares of nothing, or too short ones, give the plan that there is without. */
+TEST(without_shares_plans_are_as_ever) {
+    int64_t lengths[] = {300, 90, 90, 700}, i;
+    cf_share shares[] = {{3, 0}, {0, 60}, {1, 127}, {0, 0}};
+    cf_pack_desc desc = {0};
+    cf_plan *with = NULL, *without = NULL;
+    shares[2].tokens = 90;
+    desc.chunk_size = 128;
+    REQUIRE(cf_pack(lengths, 4, &desc, &without, NULL) == CF_OK);
+    desc.shares = shares;
+    REQUIRE(cf_pack(lengths, 4, &desc, &with, NULL) == CF_OK);
+    CHECK(with->order == NULL && with->through == NULL && with->branches == NULL);
+    CHECK_INT(with->n_chunks, without->n_chunks);
+    CHECK(memcmp(with->chunks, without->chunks, (size_t)with->n_chunks * sizeof(cf_chunk)) == 0);
+    CHECK(memcmp(with->slices, without->slices, (size_t)with->n_slices * sizeof(cf_slice)) == 0);
+    for (i = 0; i < with->n_groups; i++)
+        CHECK(memcmp(&with->groups[i], &without->groups[i], sizeof(cf_group)) == 0);
+    cf_plan_free(with);
+    cf_plan_free(without);
+}
+
+/* ---- metadata without weights, without anything ignored ---- */
+
+static void *fill_metadata(const cf_plan *plan, int64_t chunk, const cf_metadata_desc *desc, cf_metadata *m) {
+    size_t bytes = 0;
+    void *memory;
+    CHECK_INT(cf_metadata_size(plan, chunk, desc, &bytes, NULL), CF_OK);
+    memory = malloc(bytes > 0 ? bytes : 1);
+    CHECK_INT(cf_metadata_fill(plan, chunk, desc, memory, bytes, m, NULL), CF_OK);
+    return memory;
+}
+
+/* Weights of 1 and masks of nothing say what none of them say. */
+TEST(metadata_of_trees_without_weights_is_that_with_even_ones) {
+    static const unsigned char nothing[LONGEST];
+    const unsigned char *masks[MOST];
+    double ones[MOST];
+    harness_rng random = {7};
+    int64_t round, i, j;
+    for (i = 0; i < MOST; i++) masks[i] = i % 2 > 0 ? nothing : NULL;
+    for (i = 0; i < MOST; i++) ones[i] = 1;
+    for (round = 0; round < 60; round++) {
+        forest f = make_forest(&random);
+        cf_plan *plan = pack(&f);
+        for (i = 0; i < plan->n_chunks; i++) {
+            cf_metadata_desc plain = {NULL, NULL, NULL, 0, 0, 1, 0}, even = {NULL, masks, ones, 0, 1, 1, 1};
+            cf_metadata a, b;
+            void *of_a, *of_b;
+            plain.shifted = even.shifted = (int)(round % 2);
+            of_a = fill_metadata(plan, i, &plain, &a);
+            of_b = fill_metadata(plan, i, &even, &b);
+            CHECK(a.loss_weights == NULL && a.more_weights == NULL && a.key_ends == NULL);
+            CHECK(memcmp(a.target_positions, b.target_positions, (size_t)a.rows * sizeof(int32_t)) == 0);
+            CHECK_INT(a.n_more, b.n_more);
+            CHECK_INT(a.n_loss_rows, b.n_loss_rows);
+            CHECK_INT(a.n_levels, b.n_levels);
+            for (j = 0; j < a.n_more; j++) CHECK_INT(a.more_targets[j], b.more_targets[j]);
+            for (j = 0; j < a.n_loss_rows; j++) CHECK_INT(a.loss_rows[j], b.loss_rows[j]);
+            for (j = 0; j < a.rows; j++) CHECK((a.target_positions[j] >= 0) == (b.loss_weights[j] > 0));
+            free(of_a);
+            free(of_b);
+        }
+        cf_plan_free(plan);
+    }
+}
+
+/* ---- plans from elsewhere ---- */
+
+/* A plan with one number changed is refused, or has every token of every sequence in its place all the same. What lies
+   between groups is written in two places, so any change there is refused. What makes schedules looks at as much of it
+   as it follows, so what it takes in spite of a change is a schedule of the plan as it was. */
+static int damage(const forest *f, cf_plan *plan, int64_t *number, int64_t value, int is_branch) {
+    const int64_t was = *number;
+    cf_schedule_desc desc = {0};
+    cf_schedule *schedule = NULL;
+    cf_error error = {0};
+    cf_result result;
+    if (value == was) return 0;
+    *number = value;
+    result = cf_plan_validate(plan, f->lengths, f->n, NULL, &error);
+    if (result == CF_OK) check_cover(f, plan);
+    else CHECK_INT(result, CF_ERROR_PLAN);
+    desc.kind = CF_SCHEDULE_PAPER;
+    desc.shape.n_stages = 2;
+    if (is_branch) {
+        cf_result made = cf_schedule_make(plan, &desc, &schedule, &error);
+        CHECK_INT(result, CF_ERROR_PLAN);
+        CHECK(made == CF_OK || made == CF_ERROR_PLAN);
+    }
+    *number = was;
+    if (schedule != NULL) CHECK_INT(cf_schedule_validate(plan, schedule, NULL, NULL, NULL), CF_OK);
+    cf_schedule_free(schedule);
+    return result != CF_OK;
+}
+
+static int64_t damage_all(const forest *f, cf_plan *plan, void *array, int64_t n, size_t size, int is_branch) {
+    const int64_t values[] = {-2, -1, 0, 1, 3, plan->n_chunks, plan->n_groups, plan->n_slices, CF_MAX_LENGTH,
+                              INT64_MAX, INT64_MIN};
+    int64_t *numbers = (int64_t *)array, i, v, refused = 0;
+    for (i = 0; i < n * (int64_t)(size / sizeof(int64_t)); i++) {
+        for (v = -2; v <= 2; v++) refused += damage(f, plan, &numbers[i], numbers[i] + v, is_branch);
+        for (v = 0; v < COUNT(values); v++) refused += damage(f, plan, &numbers[i], values[v], is_branch);
+    }
+    return refused;
+}
+
+/* Forests whose plans have groups with parents. */
+static cf_plan *pack_small_tree(harness_rng *random, forest *f) {
+    for (;;) {
+        cf_plan *plan;
+        *f = make_forest(random);
+        if (f->n > 6) continue;
+        plan = pack(f);
+        if (plan->branches != NULL && plan->n_slices < 40) return plan;
+        cf_plan_free(plan);
+    }
+}
+
+TEST(damaged_plans_of_trees_are_refused) {
+    harness_rng random = {20261125};
+    int64_t round, n = harness_rounds(40, 10);
+    for (round = 0; round < n; round++) {
+        forest f;
+        cf_plan *plan = pack_small_tree(&random, &f);
+        CHECK(damage_all(&f, plan, plan->branches, plan->n_groups, sizeof(cf_branch), 1) > 0);
+        CHECK(damage_all(&f, plan, plan->through, plan->n_slices, sizeof(cf_through), 0) > 0);
+        CHECK(damage_all(&f, plan, plan->slices, plan->n_slices, sizeof(cf_slice), 0) > 0);
+        CHECK(damage_all(&f, plan, plan->chunks, plan->n_chunks, sizeof(cf_chunk), 0) > 0);
+        CHECK(damage_all(&f, plan, plan->groups, plan->n_groups, sizeof(cf_group), 0) > 0);
+        CHECK(damage_all(&f, plan, plan->order, plan->n_sequences, sizeof(int64_t), 0) > 0);
+        CHECK(damage_all(&f, plan, plan->lengths, plan->n_sequences, sizeof(int64_t), 0) > 0);
+        (void)damage_all(&f, plan, plan->common, plan->n_sequences, sizeof(int64_t), 0);
+        cf_plan_free(plan);
+    }
+}
+
+#define CHECK_MISSING(array)                                                                                         \
+    do {                                                                                                             \
+        cf_plan without = *plan;                                                                                     \
+        cf_error error = {0};                                                                                        \
+        without.array = NULL;                                                                                        \
+        CHECK_INT(cf_plan_validate(&without, f.lengths, f.n, NULL, &error), CF_ERROR_PLAN);                          \
+        CHECK_STR(error.field, #array);                                                                              \
+    } while (0)
+
+TEST(plans_of_trees_have_all_arrays) {
+    harness_rng random = {3};
+    forest f;
+    cf_plan *plan = pack_small_tree(&random, &f);
+    CHECK_MISSING(order);
+    CHECK_MISSING(common);
+    CHECK_MISSING(lengths);
+    CHECK_MISSING(through);
+    cf_plan_free(plan);
+}
+
+/* ---- what does not know trees ---- */
+
+static void check_unmade(const cf_plan *plan, const cf_schedule_desc *desc, const char *field) {
+    cf_schedule *schedule = NULL;
+    cf_error error = {0};
+    CHECK_INT(cf_schedule_make(plan, desc, &schedule, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, field);
+    CHECK(schedule == NULL);
+}
+
+static int write_nothing(const char *text, size_t bytes, void *user) {
+    (void)text, (void)bytes, (void)user;
+    return 0;
+}
+
+TEST(what_does_not_know_trees_refuses_them_by_name) {
+    cf_plan *plan = pack_prompts(1, 32768, 16, 2048, 8192);
+    cf_schedule_desc desc = {0}, bytes = {0}, first = {0};
+    cf_error error = {0};
+    desc.shape.n_stages = bytes.shape.n_stages = first.shape.n_stages = 2;
+    desc.kind = CF_SCHEDULE_INTERLEAVED;
+    desc.shape.n_virtual = 1;
+    check_unmade(plan, &desc, "kind");
+    desc.kind = CF_SCHEDULE_ZERO_BUBBLE;
+    check_unmade(plan, &desc, "kind");
+    desc.kind = CF_SCHEDULE_BEST;
+    desc.split_backward = 1;
+    check_unmade(plan, &desc, "kind");
+    desc.split_backward = 0;
+    desc.shape.n_virtual = 2;
+    check_unmade(plan, &desc, "kind");
+    bytes.limits.bytes = INT64_MAX;
+    check_unmade(plan, &bytes, "limits.bytes");
+    first.kind = CF_SCHEDULE_GPIPE;
+    first.shape.replay = CF_REPLAY_LOCAL;
+    first.forwards_first = 1;
+    check_unmade(plan, &first, "forwards_first");
+    CHECK_INT(cf_write_plan_json(plan, NULL, write_nothing, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "plan.branches");
+    CHECK_STR(cf_edge_name(CF_EDGE_ORDER), "order");
+    cf_plan_free(plan);
+}
+
+/* ---- the validator, on all orders of one small tree ---- */
+
+/* A prompt with two answers, each a chunk of its own: forwards 0 to 2, backwards 3 to 5. Chunk 0 is the prompt. */
+static int is_sound(const int64_t place[6]) {
+    int64_t i;
+    for (i = 0; i < 3; i++)
+        if (place[i] > place[3 + i]) return 0;
+    return place[0] < place[1] && place[1] < place[2] && place[4] < place[5] && place[5] < place[3];
+}
+
+TEST(the_validator_takes_the_sound_orders_of_a_tree_and_no_others) {
+    cf_plan *plan = pack_prompts(1, 256, 2, 200, 256);
+    cf_schedule_desc desc = {0};
+    cf_schedule *schedule = NULL;
+    int64_t place[6], code, i, j, sound = 0;
+    REQUIRE(plan->n_chunks == 3);
+    desc.kind = CF_SCHEDULE_GPIPE;
+    desc.shape.n_stages = 1;
+    desc.shape.k = 3;
+    REQUIRE(cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK);
+    REQUIRE(schedule->n_actions == 6);
+    for (code = 0; code < 720; code++) {
+        int64_t order[6] = {0, 1, 2, 3, 4, 5}, left = code;
+        for (i = 0; i < 6; left /= 6 - i, i++) {
+            int64_t other = i + left % (6 - i), was = order[i];
+            order[i] = order[other];
+            order[other] = was;
+        }
+        for (i = 0; i < 6; i++) {
+            place[order[i]] = i;
+            schedule->actions[i].chunk = (int32_t)(order[i] % 3);
+            schedule->actions[i].pass = order[i] < 3 ? CF_F : CF_B;
+            schedule->actions[i].keep = order[i] < 3;
+        }
+        j = cf_schedule_validate(plan, schedule, NULL, NULL, NULL) == CF_OK;
+        CHECK_INT(j, is_sound(place));
+        sound += j;
+    }
+    CHECK_INT(sound, 2); /* F0 F1, then F2 and B1 in either order, then B2 B0 */
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+SUITE(tree, CASE(random_forests_are_what_their_tokens_say), CASE(schedules_of_forests_are_sound_and_run),
+      CASE(shared_prompts_are_computed_once), CASE(trees_of_two_levels_are_computed_once),
+      CASE(bad_shares_are_refused_by_name), CASE(without_shares_plans_are_as_ever),
+      CASE(metadata_of_trees_without_weights_is_that_with_even_ones), CASE(damaged_plans_of_trees_are_refused),
+      CASE(plans_of_trees_have_all_arrays), CASE(what_does_not_know_trees_refuses_them_by_name),
+      CASE(the_validator_takes_the_sound_orders_of_a_tree_and_no_others),
+      CASE(gradients_of_trees_are_those_of_their_sequences), CASE(what_makes_gradients_wrong_is_seen));
