@@ -4175,14 +4175,13 @@ static cf_result cf__plan_check_branches(const cf_plan *plan, cf_error *error) {
     return CF_OK;
 }
 
-/* The slice of a path that has its row, which lies in this group or above it; its chunks and slices have been checked.
-   -1: the path is not so long, or that row is none of its own. */
+/* The slice that has a row of a path: the row lies in this group or above it, whose chunks and slices have been checked
+   and leave no gap. */
 static int64_t cf__plan_path_slice(const cf_plan *plan, int64_t group, int64_t row) {
     const cf_group *g = &plan->groups[group];
-    int64_t low, high, i, end;
+    int64_t low, high, i;
     while (plan->chunks[g->first_chunk].prefix > row) {
         group = plan->branches[group].parent;
-        if (group < 0) return -1;
         g = &plan->groups[group];
     }
     for (low = g->first_chunk, high = low + g->n_chunks - 1; low < high;) {
@@ -4190,10 +4189,8 @@ static int64_t cf__plan_path_slice(const cf_plan *plan, int64_t group, int64_t r
         if (plan->chunks[middle].prefix <= row) low = middle;
         else high = middle - 1;
     }
-    i = plan->chunks[low].first_slice;
-    for (end = i + plan->chunks[low].n_slices; i < end; i++)
-        if (plan->slices[i].begin + plan->slices[i].length > row) return plan->slices[i].begin <= row ? i : -1;
-    return -1;
+    for (i = plan->chunks[low].first_slice; plan->slices[i].begin + plan->slices[i].length <= row; i++) continue;
+    return i;
 }
 
 /* The least that any two neighbours among order[first .. end) have in common. */
@@ -4223,8 +4220,8 @@ static cf_result cf__plan_find_up(const cf__plan_check *check, const cf_chunk *c
     CF__TRY(cf__plan_within(check, "slices.begin", id, 0, c->prefix, s->begin, "is not on the path of its chunk"));
     if (s->begin == 0) return CF_OK;
     if (s->begin == plan->chunks[plan->groups[group].first_chunk].prefix) group = plan->branches[group].parent;
-    if (group >= 0) *up = cf__plan_path_slice(plan, group, s->begin - 1);
-    return *up >= 0 ? CF_OK : cf__refuse(check->error, CF_ERROR_PLAN, "slices.begin", id, "is on no path");
+    *up = cf__plan_path_slice(plan, group, s->begin - 1);
+    return CF_OK;
 }
 
 /* A slice of a tree: its sequences are among those of the slice that it goes on from, all of them that share its rows
@@ -4233,8 +4230,11 @@ static cf_result cf__plan_check_through(const cf__plan_check *check, const cf_ch
     const cf_plan *plan = check->plan;
     const cf_slice *s = &plan->slices[id];
     const cf_through *t = &plan->through[id];
-    int64_t end = s->begin + s->length, up, first = 0, last = plan->n_sequences, product;
+    int64_t end = s->begin + s->length, up, first = 0, last = plan->n_sequences;
     CF__TRY(cf__plan_find_up(check, c, id, &up));
+    if (s->begin % plan->align != 0)
+        return cf__fail(check->error, CF_ERROR_PLAN, "slices.begin", id, plan->align, s->begin,
+                        "is no multiple of the alignment");
     if (up >= 0) first = plan->through[up].first;
     if (up >= 0) last = first + plan->through[up].n;
     CF__TRY(cf__plan_within(check, "through.first", id, first, last - 1, t->first, "is not of those before it"));
@@ -4251,12 +4251,12 @@ static cf_result cf__plan_check_through(const cf__plan_check *check, const cf_ch
     CF__TRY(cf__plan_is(check, "slices.sequence", id, up >= 0 && t->first == first ? s->begin : 0,
                         check->covered[s->sequence], "has other rows already"));
     check->covered[s->sequence] = end;
-    if (cf__mul(t->n, s->length, &product) && cf__add(*tokens, product, tokens)) return CF_OK;
-    return cf__refuse(check->error, CF_ERROR_PLAN, "through.n", id, "makes more tokens than fit in 64 bits");
+    *tokens += t->n * s->length; /* of no sequence twice, so it fits as their lengths do */
+    return CF_OK;
 }
 
-/* The slices of one chunk of a tree. Those of its group come first, and but for the last one of the group fill whole
-   alignment units; then what sees some of the path, and then the rest. */
+/* The slices of one chunk of a tree. Those of its group come first, then what sees some of the path, and then the
+   rest. */
 static cf_result cf__plan_check_tree_chunk(const cf__plan_check *check, int64_t id, int64_t *tokens) {
     const cf_plan *plan = check->plan;
     const cf_chunk *c = &plan->chunks[id];
@@ -4273,9 +4273,6 @@ static cf_result cf__plan_check_tree_chunk(const cf__plan_check *check, int64_t 
                                 "leaves the group before its rows are complete"));
             CF__TRY(cf__plan_within(check, "slices.length", i, 1, left, s->length, "is more than its group has"));
             left -= s->length;
-            if ((left > 0 || !is_last) && s->length % plan->align != 0)
-                return cf__fail(check->error, CF_ERROR_PLAN, "slices.length", i, plan->align, s->length,
-                                "is no multiple of the alignment");
             continue;
         }
         if (!is_last)
@@ -4468,11 +4465,9 @@ static int64_t cf__metadata_below(const cf_plan *plan, int64_t id, int64_t end) 
     return next;
 }
 
-/* Whether a slice lies right behind the one that it goes on from: to attention they are one. */
-static int cf__metadata_continues(const cf_plan *plan, int64_t id) {
-    const cf_slice *s = &plan->slices[id];
-    return plan->through[id].parent == id - 1 && id > 0 && s[-1].offset + s[-1].length == s->offset;
-}
+/* Whether a slice, not the first of its chunk, lies right behind the one that it goes on from: to attention they are
+   one. What others go on from fills whole alignment units. */
+static int cf__metadata_continues(const cf_plan *plan, int64_t id) { return plan->through[id].parent == id - 1; }
 
 static int64_t cf__metadata_run(const cf_plan *plan, int64_t id, int64_t end) {
     while (id + 1 < end && cf__metadata_continues(plan, id + 1)) id++;
@@ -4520,8 +4515,7 @@ static void cf__metadata_fill_depth(const cf__metadata_job *job, const cf_plan *
 static int64_t cf__metadata_fill_path(const cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c,
                                       int64_t first, cf_level *level, int32_t *cu_q, int32_t *cu_k) {
     int64_t id = c->first_slice, end = id + c->n_slices, group = c->group, last = c->prefix, rows = 0;
-    while (plan->chunks[plan->groups[group].first_chunk].prefix > first ||
-           (group == c->group && plan->chunks[plan->groups[group].first_chunk].prefix == c->prefix)) {
+    while (plan->chunks[plan->groups[group].first_chunk].prefix > first) {
         last = cf__min(last, plan->chunks[plan->groups[group].first_chunk].prefix);
         group = plan->branches[group].parent;
     }
@@ -4568,7 +4562,6 @@ static void cf__metadata_add_level(cf__metadata_job *job, const cf_plan *plan, c
 /* Whether one call says all: what sees anything but its own run sees all rows of the chunk's own group. */
 static int cf__metadata_is_plain(const cf_plan *plan, const cf_chunk *c) {
     int64_t id, end = c->first_slice + c->n_slices;
-    if (plan->branches == NULL) return 1;
     if (c->prefix > 0 && plan->branches[c->group].parent >= 0) return 0;
     for (id = c->first_slice; id < end; id++)
         if (plan->slices[id].begin > 0 && id > c->first_slice && !cf__metadata_continues(plan, id)) return 0;
@@ -4741,12 +4734,12 @@ static cf_result cf__metadata_measure(cf__metadata_job *job, const cf_plan *plan
    where they end. */
 static int64_t cf__metadata_layout_more(cf__metadata_job *job, unsigned char *memory, int64_t base) {
     const cf_metadata *m = &job->out;
+    if (m->n_levels + job->most_more == 0 && !job->desc.wants_loss_rows && !job->desc.wants_key_ends) return base;
     int64_t n_more = job->most_more, n_doubles = job->desc.weights != NULL ? n_more : 0, first = cf__round_up(base, 8);
     int64_t n_cu = 2 * (job->n_level_seqs + m->n_levels), n_losses = job->desc.wants_loss_rows ? m->rows : 0;
     int64_t n_keys = job->desc.wants_key_ends ? m->prefix + m->rows : 0;
     int64_t level_bytes = m->n_levels * (int64_t)sizeof(cf_level), double_bytes = n_doubles * (int64_t)sizeof(double);
     int64_t n_ints = 3 * n_more + n_cu + n_losses + n_keys;
-    if (n_ints == 0) return base;
     if (memory != NULL) {
         job->levels = (cf_level *)(void *)(memory + first);
         job->more_weights = job->desc.weights != NULL ? (double *)(void *)(memory + first + level_bytes) : NULL;
@@ -10111,7 +10104,7 @@ static void cf__run_find_path(cf_runner *r, const cf_action *a, int64_t cell, cf
         path->clear_gradient = 1 << a->pass & CF__CHECK_BACKWARDS && !(*bits & CF__RUN_ADDED);
         if (1 << a->pass & CF__CHECK_BACKWARDS) *bits |= CF__RUN_ADDED;
     }
-    step->clear_state_gradient = n > 0 && r->path[n - 1].group == own && r->path[n - 1].clear_gradient;
+    step->clear_state_gradient = r->path[n - 1].group == own && r->path[n - 1].clear_gradient;
 }
 
 /* No path of groups is longer: each of them has at least a chunk. */

@@ -42,7 +42,7 @@ static forest make_forest(harness_rng *random) {
             f.tokens[i][most] = shared ? f.tokens[other][most] : (int32_t)(i * LONGEST + most);
             f.ignored[i][most] = below(random, 4) == 0;
         }
-        f.weights[i] = (double)(1 + below(random, 9));
+        f.weights[i] = (double)harness_between(random, -2, 9);
     }
     f.desc.align = (int64_t)1 << below(random, 3);
     f.desc.chunk_size = f.desc.align * (1 + below(random, 24));
@@ -61,6 +61,23 @@ static cf_plan *pack(forest *f) {
     if (cf_pack(f->lengths, f->n, &f->desc, &plan, &error) != CF_OK) FAIL("cf_pack: %s", error.text);
     else if (cf_plan_validate(plan, f->lengths, f->n, NULL, &error) != CF_OK) FAIL("cf_plan_validate: %s", error.text);
     return plan;
+}
+
+/* In memory of the caller's. */
+static void check_into(const forest *f, const cf_plan *plan) {
+    cf_plan *same = NULL;
+    size_t bytes = 0;
+    void *memory;
+    REQUIRE(cf_pack_size(f->lengths, f->n, &f->desc, &bytes, NULL) == CF_OK);
+    memory = malloc(bytes);
+    REQUIRE(cf_pack_into(f->lengths, f->n, &f->desc, memory, bytes, &same, NULL) == CF_OK);
+    CHECK(same->n_slices == plan->n_slices && same->n_chunks == plan->n_chunks && same->n_groups == plan->n_groups);
+    CHECK(memcmp(same->slices, plan->slices, (size_t)plan->n_slices * sizeof(cf_slice)) == 0);
+    CHECK(memcmp(same->chunks, plan->chunks, (size_t)plan->n_chunks * sizeof(cf_chunk)) == 0);
+    CHECK(!plan->through == !same->through);
+    if (plan->through)
+        CHECK(memcmp(same->through, plan->through, (size_t)plan->n_slices * sizeof(cf_through)) == 0);
+    free(memory);
 }
 
 /* ---- the plan, expanded: which sequences run through a row ---- */
@@ -181,7 +198,7 @@ static void check_targets(const forest *f, const cf_plan *plan, const cf_chunk *
     int64_t row, i, at = 0, losses = 0;
     for (row = 0; row < m->rows; row++) {
         double wanted[MOST * LONGEST] = {0}, got[MOST * LONGEST] = {0};
-        int count[MOST * LONGEST] = {0}, any = 0;
+        int count[MOST * LONGEST] = {0}, any = 0; /* any: of its losses has a weight */
         int64_t slice = slice_of_row(plan, c, row), position;
         if (slice < 0) continue;
         position = plan->slices[slice].begin + row - plan->slices[slice].offset;
@@ -193,11 +210,11 @@ static void check_targets(const forest *f, const cf_plan *plan, const cf_chunk *
         if (m->target_positions[row] >= 0) {
             got[f->tokens[m->sequence_ids[row]][m->target_positions[row]]] += m->loss_weights[row];
             CHECK_INT(m->target_positions[row], position + 1);
-            any = 1;
+            any = fabs(m->loss_weights[row]) > 0;
         }
         for (; at < m->n_more && m->more_rows[at] == row; at++) {
             got[f->tokens[m->more_sequences[at]][m->more_targets[at]]] += m->more_weights[at];
-            any = 1;
+            any |= fabs(m->more_weights[at]) > 0;
         }
         for (i = 0; i < MOST * LONGEST && !once; i++)
             if (got[i] < wanted[i] || got[i] > wanted[i]) FAIL("token %d has another weight", (int)i);
@@ -247,6 +264,7 @@ TEST(random_forests_are_what_their_tokens_say) {
         if (plan == NULL) return;
         check_cover(&f, plan);
         check_metadata(&f, plan, (int)(round % 2));
+        if (round % 16 == 0) check_into(&f, plan);
         cf_plan_free(plan);
     }
 }
@@ -297,6 +315,7 @@ static int pass(void *user, const cf_step *step) {
                 o->fault = "a row of the path was not computed";
         rows += path->rows;
     }
+    if (step->action.pass == CF_W) return rows == 0 ? 0 : 1;
     if (plan->branches && step->chunk->group >= 0 && rows != step->chunk->prefix) o->fault = "a path is too short";
     if (step->action.pass == CF_F) o->forward[step->action.chunk] = 1;
     if (!back) return 0;
@@ -329,6 +348,36 @@ static void check_run(const cf_plan *plan, const cf_schedule *schedule, const cf
         CHECK_INT(stats.peak_tokens, timeline->peak_tokens[stage]);
         CHECK_INT(stats.peak_state_tokens, timeline->peak_state_tokens[stage]);
     }
+}
+
+/* The same with I and W in place of each B. */
+static void check_split(const cf_plan *plan, const cf_schedule *schedule) {
+    cf_schedule split = *schedule, *lowered = NULL;
+    cf_timeline *timeline = NULL;
+    cf_error error = {0};
+    int64_t first[5] = {0}, n = 0, stage, i;
+    split.actions = (cf_action *)malloc((size_t)(2 * schedule->n_actions + 1) * sizeof(cf_action));
+    split.first = first;
+    REQUIRE(split.actions != NULL);
+    for (stage = 0; stage < schedule->shape.n_stages; stage++) {
+        for (i = schedule->first[stage]; i < schedule->first[stage + 1]; i++) {
+            cf_action *a = &split.actions[n++];
+            *a = schedule->actions[i];
+            if (a->pass != CF_B) continue;
+            a->pass = CF_I;
+            split.actions[n] = *a;
+            split.actions[n++].pass = CF_W;
+        }
+        first[stage + 1] = n;
+    }
+    split.n_actions = n;
+    if (cf_schedule_validate(plan, &split, NULL, NULL, &error) != CF_OK) FAIL("split: %s", error.text);
+    if (cf_simulate(plan, &split, NULL, &timeline, &error) != CF_OK) FAIL("cf_simulate: %s", error.text);
+    if (cf_schedule_lower(plan, &split, NULL, &lowered, &error) != CF_OK) FAIL("lower: %s", error.text);
+    if (timeline && lowered) check_run(plan, lowered, timeline);
+    cf_timeline_free(timeline);
+    cf_schedule_free(lowered);
+    free(split.actions);
 }
 
 static cf_schedule_desc some_schedule(harness_rng *random, const cf_plan *plan) {
@@ -369,6 +418,7 @@ TEST(schedules_of_forests_are_sound_and_run) {
             if (cf_schedule_validate(plan, lowered, NULL, NULL, &error) != CF_OK) FAIL("lowered: %s", error.text);
             if (cf_graph_make(plan, &graph_desc, &graph, &error) != CF_OK) FAIL("cf_graph_make: %s", error.text);
             if (timeline && lowered) check_run(plan, lowered, timeline);
+            if (round % 8 == 0) check_split(plan, schedule);
             if (timeline) CHECK(timeline->bound <= timeline->makespan * (1 + 1e-9));
         } else if (result != CF_ERROR_INFEASIBLE) {
             FAIL("cf_schedule_make: %s", error.text);
@@ -829,6 +879,82 @@ TEST(bad_shares_are_refused_by_name) {
     check_refused(none, longer, "shares.tokens", 1);
 }
 
+static cf_result try_pack(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, cf_error *error) {
+    cf_plan *plan = NULL;
+    cf_result result = cf_pack(lengths, n, desc, &plan, error);
+    CHECK((plan != NULL) == (result == CF_OK));
+    cf_plan_free(plan);
+    return result;
+}
+
+TEST(trees_are_packed_by_best_fit) {
+    const int64_t lengths[] = {100, 100};
+    const cf_share shares[] = {{0, 0}, {0, 90}};
+    cf_pack_desc desc = {0};
+    cf_error error = {0};
+    desc.chunk_size = 64;
+    desc.shares = shares;
+    desc.share_least = 1;
+    for (desc.method = CF_PACK_BEST_FIT; desc.method < CF_PACK_COUNT; desc.method = (cf_pack_method)(desc.method + 1)) {
+        int fits = desc.method == CF_PACK_BEST_FIT;
+        CHECK_INT(try_pack(lengths, 2, &desc, &error), fits ? CF_OK : CF_ERROR_ARGUMENT);
+        if (!fits) CHECK_STR(error.field, "method");
+    }
+}
+
+TEST(trees_too_large_for_a_plan_are_refused) {
+    const int64_t lengths[] = {(int64_t)1 << 31, (int64_t)1 << 31}, n = 32768;
+    const cf_share shares[] = {{0, 0}, {0, (int64_t)1 << 30}};
+    int64_t *long_ones = (int64_t *)malloc((size_t)n * sizeof *long_ones), i;
+    cf_share *none = (cf_share *)calloc((size_t)n, sizeof *none);
+    cf_pack_desc desc = {0};
+    cf_error error = {0};
+    REQUIRE(long_ones && none);
+    desc.chunk_size = 1;
+    desc.shares = shares;
+    CHECK_INT(try_pack(lengths, 2, &desc, &error), CF_ERROR_LIMIT);
+    CHECK_STR(error.field, "n_chunks");
+    for (i = 0; i < n; i++) long_ones[i] = CF_MAX_LENGTH - (i == 0); /* together 2^63 - 1 */
+    desc.chunk_size = desc.align = 64;
+    desc.shares = none;
+    CHECK_INT(try_pack(long_ones, n, &desc, &error), CF_ERROR_OVERFLOW);
+    CHECK_STR(error.field, "lengths");
+    free(long_ones);
+    free(none);
+}
+
+/* A cost that is fine for so many calls, and then none. */
+static double failing_cost(int64_t begin, int64_t length, void *user) {
+    int64_t *left = (int64_t *)user;
+    (void)begin;
+    return (*left)-- > 0 ? (double)length : -1;
+}
+
+/* Whenever it fails, it is seen, and nothing is left behind. */
+TEST(a_cost_that_fails_in_a_tree_is_refused) {
+    const int64_t lengths[] = {300, 300, 40, 50};
+    const cf_share shares[] = {{0, 0}, {0, 200}, {0, 0}, {2, 20}};
+    cf_pack_desc desc = {0};
+    cf_error error = {0};
+    int64_t calls, left;
+    desc.chunk_size = 64;
+    desc.shares = shares;
+    desc.share_least = 1;
+    desc.split = CF_SPLIT_COST;
+    desc.n_ranks = 2;
+    desc.slice_cost = failing_cost;
+    desc.slice_cost_user = &left;
+    for (calls = 0;; calls++) {
+        cf_result result;
+        left = calls;
+        result = try_pack(lengths, 4, &desc, &error);
+        if (result == CF_OK) break;
+        CHECK_INT(result, CF_ERROR_CALLBACK);
+        if (!CHECK(calls < 10000)) break;
+    }
+    CHECK(calls > 20);
+}
+
 /* Shares of nothing, or too short ones, give the plan that there is without. */
 TEST(without_shares_plans_are_as_ever) {
     int64_t lengths[] = {300, 90, 90, 700}, i;
@@ -965,6 +1091,108 @@ TEST(damaged_plans_of_trees_are_refused) {
     }
 }
 
+static void check_damaged(const forest *f, const cf_plan *plan, const char *field, int64_t item) {
+    cf_error error = {0};
+    CHECK_INT(cf_plan_validate(plan, f->lengths, f->n, NULL, &error), CF_ERROR_PLAN);
+    CHECK_STR(error.field, field);
+    CHECK_INT(error.item, item);
+}
+
+/* Sequences of f.lengths, of which those with a share of some tokens have it with sequence 0. */
+static cf_plan *pack_star(forest *f, int64_t n, const int64_t *lengths, const int64_t *tokens, int64_t chunk_size) {
+    int64_t i;
+    memset(f, 0, sizeof *f);
+    f->n = n;
+    f->desc.chunk_size = chunk_size;
+    f->desc.share_least = 1;
+    for (i = 0; i < n; i++) {
+        f->lengths[i] = lengths[i];
+        f->shares[i].tokens = tokens[i];
+    }
+    return pack(f);
+}
+
+/* A group of the first rank that would reach into the second one. */
+TEST(groups_of_trees_stay_on_their_rank) {
+    const int64_t lengths[] = {32, 16, 4};
+    forest f;
+    cf_plan *plan;
+    memset(&f, 0, sizeof f);
+    f.n = 3;
+    memcpy(f.lengths, lengths, sizeof lengths);
+    f.shares[2].with = 1;
+    f.shares[2].tokens = 2;
+    f.desc.chunk_size = 8;
+    f.desc.share_least = 1;
+    f.desc.n_ranks = 2;
+    plan = pack(&f);
+    REQUIRE(plan->n_steps == 4 && plan->groups[0].n_chunks == 4 && plan->groups[1].first_chunk == 4);
+    plan->groups[0].n_chunks = 5;
+    check_damaged(&f, plan, "groups.n_chunks", 0);
+    cf_plan_free(plan);
+}
+
+/* Evening out the ranks takes all that a chunk has: it is none any more. */
+TEST(ranks_of_trees_have_no_chunks_without_anything) {
+    const int64_t lengths[] = {2, 13, 13, 9};
+    forest f;
+    cf_plan *plan;
+    int64_t i;
+    memset(&f, 0, sizeof f);
+    f.n = 4;
+    memcpy(f.lengths, lengths, sizeof lengths);
+    f.shares[1].tokens = 2;
+    f.desc.chunk_size = 26;
+    f.desc.share_least = 1;
+    f.desc.n_ranks = 4;
+    plan = pack(&f);
+    CHECK_INT(plan->n_chunks, 4);
+    CHECK_INT(plan->n_idle, 1);
+    for (i = 0; i < 4; i++) CHECK(plan->chunks[i].tokens <= 13);
+    cf_plan_free(plan);
+}
+
+/* What random damage does not come upon: slices that change places, of one tree or of two. */
+TEST(damaged_slices_of_trees_are_refused_by_name) {
+    const int64_t small[] = {20, 20, 20, 7, 7}, in_small[] = {0, 10, 10, 0, 0};
+    const int64_t deep[] = {32, 18, 13}, in_deep[] = {0, 14, 9};
+    const int64_t two[] = {16, 4}, in_two[] = {0, 2};
+    forest f;
+    cf_plan *plan = pack_star(&f, 5, small, in_small, 64);
+    REQUIRE(plan->n_chunks == 1 && plan->n_slices == 6 && plan->through[2].parent == 0 && plan->through[3].parent == 0);
+    plan->through[3].parent = 1; /* which it does begin behind */
+    check_damaged(&f, plan, "through.parent", 3);
+    plan->through[3].parent = 0;
+    plan->through[5] = plan->through[4];
+    plan->slices[5].sequence = plan->slices[4].sequence;
+    check_damaged(&f, plan, "slices.sequence", 5);
+    cf_plan_free(plan);
+
+    plan = pack_star(&f, 3, deep, in_deep, 8); /* the two short ones are leaves of one chunk */
+    REQUIRE(plan->n_groups == 2 && plan->slices[plan->n_slices - 1].begin == 9);
+    {
+        cf_slice slice = plan->slices[plan->n_slices - 1];
+        cf_through through = plan->through[plan->n_slices - 1];
+        slice.offset = 0;
+        plan->slices[plan->n_slices - 2].offset = slice.length;
+        plan->slices[plan->n_slices - 1] = plan->slices[plan->n_slices - 2];
+        plan->through[plan->n_slices - 1] = plan->through[plan->n_slices - 2];
+        plan->slices[plan->n_slices - 2] = slice;
+        plan->through[plan->n_slices - 2] = through;
+        plan->chunks[plan->n_chunks - 1].prefix = slice.begin;
+        plan->groups[1].sequence = slice.sequence;
+    }
+    check_damaged(&f, plan, "slices.begin", plan->n_slices - 1);
+    cf_plan_free(plan);
+
+    plan = pack_star(&f, 2, two, in_two, 8); /* of two slices in the first chunk, one is not the group's */
+    REQUIRE(plan->chunks[0].n_slices == 2 && plan->groups[0].n_chunks == 2);
+    plan->chunks[1].prefix = plan->slices[1].begin;
+    plan->groups[0].tokens = plan->slices[1].begin + 8;
+    check_damaged(&f, plan, "chunks.n_slices", 0);
+    cf_plan_free(plan);
+}
+
 #define CHECK_MISSING(array)                                                                                         \
     do {                                                                                                             \
         cf_plan without = *plan;                                                                                     \
@@ -1073,8 +1301,11 @@ TEST(the_validator_takes_the_sound_orders_of_a_tree_and_no_others) {
 
 SUITE(tree, CASE(random_forests_are_what_their_tokens_say), CASE(schedules_of_forests_are_sound_and_run),
       CASE(shared_prompts_are_computed_once), CASE(trees_of_two_levels_are_computed_once),
-      CASE(bad_shares_are_refused_by_name), CASE(without_shares_plans_are_as_ever),
+      CASE(bad_shares_are_refused_by_name), CASE(trees_are_packed_by_best_fit),
+      CASE(trees_too_large_for_a_plan_are_refused), CASE(a_cost_that_fails_in_a_tree_is_refused), CASE(without_shares_plans_are_as_ever),
       CASE(metadata_of_trees_without_weights_is_that_with_even_ones), CASE(damaged_plans_of_trees_are_refused),
+      CASE(damaged_slices_of_trees_are_refused_by_name), CASE(groups_of_trees_stay_on_their_rank),
+      CASE(ranks_of_trees_have_no_chunks_without_anything),
       CASE(plans_of_trees_have_all_arrays), CASE(what_does_not_know_trees_refuses_them_by_name),
       CASE(the_validator_takes_the_sound_orders_of_a_tree_and_no_others),
       CASE(gradients_of_trees_are_those_of_their_sequences), CASE(what_makes_gradients_wrong_is_seen));
