@@ -1155,8 +1155,8 @@ TEST(ranks_of_trees_have_no_chunks_without_anything) {
 /* What random damage does not come upon: slices that change places, of one tree or of two. */
 TEST(damaged_slices_of_trees_are_refused_by_name) {
     const int64_t small[] = {20, 20, 20, 7, 7}, in_small[] = {0, 10, 10, 0, 0};
-    const int64_t deep[] = {32, 18, 13}, in_deep[] = {0, 14, 9};
-    const int64_t two[] = {16, 4}, in_two[] = {0, 2};
+    const int64_t two[] = {16, 4}, in_two[] = {0, 2}, odd[] = {14, 10}, in_odd[] = {0, 7};
+    const int64_t deep[] = {32, 16, 13, 11}, in_deep[] = {0, 14, 11, 9};
     forest f;
     cf_plan *plan = pack_star(&f, 5, small, in_small, 64);
     REQUIRE(plan->n_chunks == 1 && plan->n_slices == 6 && plan->through[2].parent == 0 && plan->through[3].parent == 0);
@@ -1168,21 +1168,28 @@ TEST(damaged_slices_of_trees_are_refused_by_name) {
     check_damaged(&f, plan, "slices.sequence", 5);
     cf_plan_free(plan);
 
-    plan = pack_star(&f, 3, deep, in_deep, 8); /* the two short ones are leaves of one chunk */
-    REQUIRE(plan->n_groups == 2 && plan->slices[plan->n_slices - 1].begin == 9);
+    plan = pack_star(&f, 4, deep, in_deep, 8); /* the three short ones are leaves of one chunk, of two tokens each */
+    REQUIRE(plan->n_groups == 2 && plan->n_slices == 10 && plan->slices[8].begin == 11 && plan->slices[9].begin == 9);
     {
-        cf_slice slice = plan->slices[plan->n_slices - 1];
-        cf_through through = plan->through[plan->n_slices - 1];
-        slice.offset = 0;
-        plan->slices[plan->n_slices - 2].offset = slice.length;
-        plan->slices[plan->n_slices - 1] = plan->slices[plan->n_slices - 2];
-        plan->through[plan->n_slices - 1] = plan->through[plan->n_slices - 2];
-        plan->slices[plan->n_slices - 2] = slice;
-        plan->through[plan->n_slices - 2] = through;
-        plan->chunks[plan->n_chunks - 1].prefix = slice.begin;
-        plan->groups[1].sequence = slice.sequence;
+        const cf_slice slice = plan->slices[8];
+        const cf_through through = plan->through[8];
+        plan->slices[8] = plan->slices[9];
+        plan->through[8] = plan->through[9];
+        plan->slices[9] = slice;
+        plan->through[9] = through;
+        plan->slices[8].offset = 2;
+        plan->slices[9].offset = 4;
     }
-    check_damaged(&f, plan, "slices.begin", plan->n_slices - 1);
+    check_damaged(&f, plan, "slices.begin", 9);
+    cf_plan_free(plan);
+
+    plan = pack_star(&f, 2, odd, in_odd, 7);
+    REQUIRE(plan->n_chunks == 3 && plan->slices[1].begin == 7);
+    plan->chunk_size = 8; /* and 7 is not to begin at */
+    plan->align = 2;
+    plan->chunks[0].padded = plan->chunks[1].padded = 8;
+    plan->chunks[2].padded = 4;
+    check_damaged(&f, plan, "slices.begin", 1);
     cf_plan_free(plan);
 
     plan = pack_star(&f, 2, two, in_two, 8); /* of two slices in the first chunk, one is not the group's */
