@@ -1328,8 +1328,8 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
 
    In a tree a state slot has the rows of its group alone, and the prefix of a chunk is in several: step->path says
    where, from the root down. F and R put K and V of the rows that are added to the path behind those of the group's
-   earlier chunks. In a leaf (step->state is -1) they stay in the activation slot, as in a chunk without a group. Which rows see
-   which, cf_metadata says. B adds to dK and dV of all that is on its path. */
+   earlier chunks. In a leaf (step->state is -1) they stay in the activation slot, as in a chunk without a group. Which
+   rows see which, cf_metadata says. B adds to dK and dV of all that is on its path. */
 
 /* A group whose state a pass reads or adds to. */
 typedef struct cf_path {
