@@ -153,6 +153,18 @@ int64_t pipeline_peak_state(const cf_plan *plan, const cf_schedule *s, int64_t v
     return most;
 }
 
+/* Most inputs of standalone chunks that a stage keeps for local replays. */
+static int64_t most_inputs(const cf_plan *plan, const cf_schedule *s, int64_t stage) {
+    int64_t held = 0, most = 0, i;
+    for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
+        const cf_action *a = &s->actions[i];
+        if (plan->chunks[a->chunk].group >= 0) continue;
+        held += (a->pass == CF_F && !a->keep) - (a->pass == CF_R);
+        if (held > most) most = held;
+    }
+    return most;
+}
+
 const char *pipeline_fault(const cf_plan *plan, const cf_schedule *s, const cf_schedule_desc *desc) {
     const char *fault = naive_fault(plan, s);
     int64_t stage;
@@ -162,8 +174,13 @@ const char *pipeline_fault(const cf_plan *plan, const cf_schedule *s, const cf_s
         fault = kept_fault(plan, s, desc, stage);
         if (!fault && (s->limits.bytes_by_stage ? s->limits.bytes_by_stage[stage] : 0) != (bytes > 0 ? bytes : 0))
             fault = "another limit of bytes is written in the schedule";
+        if (!fault && bytes > 0 && memcmp(&s->limits.per_token, &desc->limits.per_token, sizeof(cf_bytes)) != 0)
+            fault = "what bytes count is not written in the schedule";
         if (!fault && bytes > 0 && pipeline_peak_bytes(plan, s, &desc->limits.per_token, stage) > bytes)
             fault = "more bytes than the limit";
+        if (!fault && s->kind == CF_SCHEDULE_BEST && s->shape.replay == CF_REPLAY_LOCAL &&
+            most_inputs(plan, s, stage) > 2 * s->shape.n_stages * s->shape.n_virtual)
+            fault = "more inputs of standalone chunks than there may be";
     }
     return fault;
 }
