@@ -1060,7 +1060,8 @@ typedef struct cf_schedule_desc {
 
    `best` searches further. K is a cap to it: a group keeps as many of its last chunks as pays. With local replay any
    chunk may be dropped on any stage, a standalone one too; each stage keeps the inputs of at most 2 x n_stages x
-   n_virtual dropped standalone chunks, and those of dropped chunks of groups are no more tokens than the state.
+   n_virtual dropped standalone chunks, and of as many more as it may keep whole; those of dropped chunks of groups are
+   no more tokens than the state.
 
    By default memory does not grow with the batch, unless bytes are limited, which replaces both of these limits. Of
    chunks, each virtual stage adds to the limit of its stage min(K, chunks of the longest group), and 1 for each stage

@@ -179,7 +179,7 @@ const char *pipeline_fault(const cf_plan *plan, const cf_schedule *s, const cf_s
         if (!fault && bytes > 0 && pipeline_peak_bytes(plan, s, &desc->limits.per_token, stage) > bytes)
             fault = "more bytes than the limit";
         if (!fault && s->kind == CF_SCHEDULE_BEST && s->shape.replay == CF_REPLAY_LOCAL &&
-            most_inputs(plan, s, stage) > 2 * s->shape.n_stages * s->shape.n_virtual)
+            most_inputs(plan, s, stage) > 2 * s->shape.n_stages * s->shape.n_virtual + limit_of(plan, s, desc, stage))
             fault = "more inputs of standalone chunks than there may be";
     }
     return fault;

@@ -131,7 +131,7 @@ TEST(standalone_chunks_are_dropped) {
     cf_plan_free(plan);
 }
 
-/* Of many such chunks each stage keeps the inputs of eight, on four stages, and no more: pipeline_fault counts them. */
+/* Of many such chunks each stage keeps some inputs, but not all: pipeline_fault counts them. */
 TEST(inputs_of_many_chunks) {
     int64_t lengths[64], limit, i;
     cf_plan *plan;
