@@ -63,7 +63,7 @@ TEST(virtual_stages_are_named_and_share_a_cluster) {
     CHECK_INT(count(t.at, "subgraph cluster_s"), 3);
     CHECK_INT(count(t.at, " @ "), g->n_nodes);
     for (stage = 0; stage < 3; stage++) { /* each has its own two of the six, and nothing else */
-        char own[2][16], *begin, *end;
+        char own[2][16], *begin, *end = NULL;
         for (row = 0; row < 2; row++) snprintf(own[row], sizeof own[row], " @ %d\"", stage + 3 * row);
         snprintf(name, sizeof name, "label=\"stage %d\"", stage);
         REQUIRE((begin = strstr(t.at, name)) != NULL && (end = strstr(begin, "  }\n")) != NULL);
