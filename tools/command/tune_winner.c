@@ -160,7 +160,7 @@ static void print_plan(const tune_job *job, const cf_tuning *tuning, const cf_tu
     if (c->kind == CF_SCHEDULE_BEST) printf(" --budget %lld", (long long)budget_of(job, tuning, c));
     if (ring > 0) printf(" --stream %lld", (long long)ring);
     print_shared(job, options, defaults);
-    fputs(" --plan-json plan.json --all-ranks --json schedules.json", stdout);
+    fputs(" --summary --plan-json plan.json --all-ranks --json schedules.json", stdout);
     print_word(job->asked->batch_lengths && strcmp(job->asked->batch_lengths, "-") != 0 ? job->asked->batch_lengths
                                                                                        : "LENGTHS");
     putchar('\n');
