@@ -648,8 +648,11 @@ CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters
 #define CF_RECOMPUTES(X)                                                                                          \
     X(CF_RECOMPUTE_DEFAULT, "?")           /* CF_RECOMPUTE_NONE */                                                \
     X(CF_RECOMPUTE_NONE, "none")                                                                                  \
-    X(CF_RECOMPUTE_SELECTIVE, "selective") /* the inside of attention: scores, or with fused attention its row    \
-                                              statistics */                                                       \
+    X(CF_RECOMPUTE_SELECTIVE, "selective") /* the inside of attention (Megatron's core_attn): scores, or with     \
+                                              fused attention its row statistics, which is worth nothing */       \
+    X(CF_RECOMPUTE_LAYERNORM, "layernorm") /* the outputs of both norms (layernorm) */                            \
+    X(CF_RECOMPUTE_ACT, "act")             /* these, and the product of gate and up (moe_act of a dense MLP) */   \
+    X(CF_RECOMPUTE_MLP, "mlp")             /* these, and gate and up (mlp) */                                     \
     X(CF_RECOMPUTE_FULL, "full")           /* whole layers; each keeps only its input */
 
 CF_ENUM_OF(cf_recompute, CF_RECOMPUTES, CF_RECOMPUTE_COUNT);
@@ -687,6 +690,7 @@ typedef struct cf_parallel {
     int no_sequence;         /* 1: no sequence parallelism. 0: what tensor parallelism leaves whole (norms, residuals)
                                 is split over tp by tokens */
     cf_recompute recompute;  /* 0: none */
+    int64_t recompute_layers; /* so many layers of each virtual stage make that again, and the others nothing; 0: all */
     const int64_t *layers;   /* (pp x n_virtual) layers of each virtual stage; NULL: even. What does not divide goes one
                                 each to the second, third, ... virtual stage, then to the first, and never to the last,
                                 which has the output head */
@@ -792,7 +796,9 @@ typedef struct cf_token_bytes {
      6 f      gate, up, product (4 f without gate)
      unfused: 8 h / s more (each norm: float input in place of bf16, and the normalised rows), 2 f (the activated gate)
      unfused attention: 2 heads / tp for each score in place of the statistics (nothing with selective recompute)
-   or 2 h / s with full recompute. First stage: 8 (token ids). Last stage: 4 h / s (final norm) and what the loss keeps.
+   Layers that recompute keep 4 h / s less and nothing unfused of norms (layernorm and what goes beyond it), 2 f less and
+   no activated gate (act), no f at all (mlp), or 2 h / s alone (full).
+   First stage: 8 (token ids). Last stage: 4 h / s (final norm) and what the loss keeps.
    With a state_window attention goes through its prefix by blocks of keys, and `working` has what it carries from block
    to block of a layer: 4 q + 8 heads / tp, the sums of dQ in fp32 and two numbers for each row of a head. The kernels
    of chunkflow_cuda.cu take as much, and more only where they split tiles because a GPU would idle.
@@ -5020,6 +5026,7 @@ static cf_result cf__model_resolve(const cf_model *model, const cf_parallel *giv
     CF__TRY(cf__range(full->dp, 1, CF_MAX_RANKS, "parallel.dp", error));
     CF__TRY(cf__choice(full->zero, 0, 3, "parallel.zero", error));
     CF__TRY(cf__choice((int)full->recompute, 0, CF_RECOMPUTE_COUNT - 1, "parallel.recompute", error));
+    CF__TRY(cf__range(full->recompute_layers, 0, CF_MAX_LAYERS, "parallel.recompute_layers", error));
     CF__TRY(cf__range(full->vocab_multiple, 1, CF_MAX_VOCAB, "parallel.vocab_multiple", error));
     fitting = full->tp;
     while (!cf__model_tp_fits(model, fitting)) fitting--; /* 1 always fits */
@@ -5151,23 +5158,35 @@ static int64_t cf__memory_mlp_bytes(const cf_memory_desc *desc, const cf_shard *
     return matrices * desc->activation_bytes * shard->ffn;
 }
 
-/* What one layer keeps for backward when nothing but (with `selective`) the inside of attention is recomputed. */
-static int64_t cf__memory_layer_bytes(const cf_memory_desc *desc, const cf_shard *shard, int selective) {
-    int64_t element = desc->activation_bytes;
+/* What a layer keeps for backward that makes this again. */
+static int64_t cf__memory_layer_bytes(const cf_memory_desc *desc, const cf_shard *shard, cf_recompute again) {
+    int64_t element = desc->activation_bytes, mlp = cf__memory_mlp_bytes(desc, shard);
     int64_t rows = 4 * element * shard->hidden;               /* inputs of two norms, and their outputs */
     int64_t attention = 2 * element * (shard->q + shard->kv); /* Q, output; K, V */
-    if (!selective && !desc->unfused_attention) attention += 4 * shard->heads;
+    if (again == CF_RECOMPUTE_FULL) return cf__div_up(element * shard->hidden, shard->sequence);
+    if (again != CF_RECOMPUTE_SELECTIVE && !desc->unfused_attention) attention += 4 * shard->heads;
     if (desc->unfused) rows += 8 * shard->hidden; /* each norm: its input as float instead, and its normalised rows */
-    return cf__div_up(rows, shard->sequence) + attention + cf__memory_mlp_bytes(desc, shard);
+    if (again >= CF_RECOMPUTE_LAYERNORM) rows = 2 * element * shard->hidden;
+    if (again == CF_RECOMPUTE_ACT) mlp = (shard->mlp_matrices - 1) * element * shard->ffn;
+    if (again == CF_RECOMPUTE_MLP) mlp = 0;
+    return cf__div_up(rows, shard->sequence) + attention + mlp;
+}
+
+static int64_t cf__memory_layers_again(const cf_memory_desc *desc, const cf_shard *shard) {
+    int64_t some = desc->parallel.recompute_layers;
+    return some > 0 && some < shard->layers ? some : shard->layers;
 }
 
 /* Gradients of one layer's activations while it is in backward: the larger of MLP and attention, and those of the
-   residual and of a norm's output. */
+   residual and of a norm's output. Beside them what is made again, but for the row statistics of attention. */
 static int64_t cf__memory_working_bytes(const cf_memory_desc *desc, const cf_shard *shard) {
     int64_t element = desc->activation_bytes, attention = 2 * element * (shard->q + shard->kv);
     int64_t bytes = cf__div_up(2 * element * shard->hidden, shard->sequence);
+    cf_recompute again = desc->parallel.recompute;
     bytes += cf__max(cf__memory_mlp_bytes(desc, shard), attention);
-    if (desc->parallel.recompute == CF_RECOMPUTE_FULL) bytes += cf__memory_layer_bytes(desc, shard, 0);
+    if (again > CF_RECOMPUTE_SELECTIVE) bytes += cf__memory_layer_bytes(desc, shard, CF_RECOMPUTE_NONE);
+    if (again > CF_RECOMPUTE_SELECTIVE && again < CF_RECOMPUTE_FULL)
+        bytes -= cf__memory_layer_bytes(desc, shard, again);
     if (desc->state_window > 0) bytes += 4 * (shard->q + 2 * shard->heads); /* sums from block to block of keys */
     return bytes;
 }
@@ -5185,11 +5204,11 @@ static cf_token_bytes cf__memory_token_bytes(const cf_memory_desc *desc, const c
     int64_t kept = cf__memory_loss_bytes(desc->loss, element, 0);
     int64_t peak = cf__memory_loss_bytes(desc->loss, element, 1);
     int64_t ends = (shard->first != 0) + (shard->last != 0), tp = desc->parallel.tp;
+    int64_t again = cf__memory_layers_again(desc, shard);
     cf_token_bytes bytes;
     memset(&bytes, 0, sizeof bytes);
-    bytes.activations = cf__memory_layer_bytes(desc, shard, desc->parallel.recompute == CF_RECOMPUTE_SELECTIVE);
-    if (desc->parallel.recompute == CF_RECOMPUTE_FULL) bytes.activations = row;
-    bytes.activations *= shard->layers;
+    bytes.activations = again * cf__memory_layer_bytes(desc, shard, desc->parallel.recompute);
+    bytes.activations += (shard->layers - again) * cf__memory_layer_bytes(desc, shard, CF_RECOMPUTE_NONE);
     if (shard->first) bytes.activations += 8;
     if (shard->last) {
         bytes.activations += cf__div_up(2 * element * shard->hidden, shard->sequence) + kept * shard->vocab;
@@ -5256,21 +5275,22 @@ static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t sta
     int *overflow = &sums->overflow;
     int64_t working = 0, buffers = 0, inputs = 0;
     int64_t score = desc->unfused_attention ? desc->activation_bytes * shard.heads : 0; /* of one layer */
-    int keeps = desc->parallel.recompute == CF_RECOMPUTE_NONE;
+    int drops = desc->parallel.recompute == CF_RECOMPUTE_SELECTIVE || desc->parallel.recompute == CF_RECOMPUTE_FULL;
+    int64_t keep = shard.layers - (drops ? cf__memory_layers_again(desc, &shard) : 0); /* layers that keep scores */
     cf_parameters counted;
     if (!cf__model_count_parameters(desc->model, &shard, &counted)) *overflow = 1;
     cf__add_product(&sums->parameters, counted.total, 1, overflow);
     sums->layer_parameters = cf__max(sums->layer_parameters,
                                      (counted.total - counted.embedding - counted.head) / shard.layers);
     cf__add_product(&terms->activations, load->live_tokens, bytes.activations, overflow);
-    if (keeps) cf__add_product(&terms->activations, load->live_scores, score * shard.layers, overflow); /* softmax */
+    cf__add_product(&terms->activations, load->live_scores, score * keep, overflow); /* softmax */
     cf__add_product(&terms->logits, load->chunk_tokens, bytes.logits, overflow);
     cf__add_product(&terms->state, load->state_tokens, bytes.state, overflow);
     cf__add_product(&terms->state_gradient, load->state_gradient_tokens, bytes.state_gradient, overflow);
     cf__add_product(&terms->inputs, load->input_tokens, bytes.boundary, overflow);
     cf__add_product(&working, load->chunk_tokens, bytes.working, overflow);
     /* The gradient of the scores, and their softmax where it is made again. */
-    cf__add_product(&working, load->chunk_scores, keeps ? score : 2 * score, overflow);
+    cf__add_product(&working, load->chunk_scores, drops ? 2 * score : score, overflow);
     cf__add_product(&buffers, load->chunk_tokens, bytes.buffers, overflow);
     terms->working = cf__max(terms->working, working); /* one virtual stage is in a pass at a time */
     terms->buffers = cf__max(terms->buffers, buffers);

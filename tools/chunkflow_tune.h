@@ -169,7 +169,9 @@ typedef struct cf_cost_desc {
                 transfers (not overlapped), and the output head
      per_pair   4 x heads x head_dim FLOPs a layer; 10 in backward (five products for two: Dao, FlashAttention-2, 2023)
 
-   CF_RECOMPUTE_SELECTIVE adds attention forward to backward, CF_RECOMPUTE_FULL all of forward but the head. B = I + W.
+   Recomputation adds to backward what it runs again, in as many layers as do: attention forward (selective); 8 h / s
+   bytes of element-wise traffic (layernorm), 6 f more (act), the products of the MLP with their transfers (mlp); or all of
+   forward but the head (full). B = I + W.
    With a stream, K and V (two bytes an element) cross the GPU's link to the host in F and R, and in B and I their
    gradients (four bytes) as well, in and out, which is counted as if the two directions shared the link's rate. The
    stage with the most layers stands for all; one of its layers is exposed.
@@ -213,7 +215,7 @@ CHUNKFLOW_TUNE_API cf_result cf_memory_limits(const cf_memory_desc *desc, const 
    >>tune    lengths, costs and bytes -> ChunkSize, K and schedule
    ================================================================================================================ */
 
-#define CF_MAX_CANDIDATES 65536
+#define CF_MAX_CANDIDATES ((int64_t)1 << 18)
 #define CF_MAX_TUNE_BATCHES 4096
 #define CF_TUNE_WINDOW (CF_STATE_SLOTS * 4096) /* state_window of a candidate that streams, unless one is given */
 #define CF_MAX_STAGE_BYTES ((int64_t)1 << 48) /* any member of cf_stage_bytes */
@@ -256,12 +258,14 @@ typedef struct cf_tune_candidate {
     int64_t k;
     cf_schedule_kind kind;
     cf_replay replay;
+    cf_recompute recompute; /* in place of that of the split, as is the next one */
+    int64_t recompute_layers;
     int64_t state_window;   /* state streams from host memory through a ring of so many rows (cf_memory_desc); 0: no.
                                memory.host says how much lies there */
     cf_tune_status status;
     const char *why;        /* a static string; "" for CF_TUNE_OK and CF_TUNE_UNTRIED */
     int64_t same_as;        /* CF_TUNE_DOMINATED: index of a candidate with the very same schedules or, of one that
-                               streams, of that which fits without; -1: none */
+                               streams or recomputes, of that which fits without; -1: none */
     int limited;            /* 1: schedules of some batch had to be made under the limit, which may cost time */
     double seconds;         /* for CF_TUNE_OK only, as the five below; else 0 */
     double confidence;      /* half of the 95 % interval of the mean (Student's t); 0 where there is one batch */
@@ -298,7 +302,10 @@ typedef void (*cf_tune_task)(void *context, int64_t index);
 typedef struct cf_tune_desc {
     const cf_model *model;
     const cf_gpu *gpu;
-    cf_parallel parallel;           /* the split; with n_gpus, a tp, pp or dp of 0 is searched for */
+    cf_parallel parallel;           /* the split; with n_gpus, a tp, pp or dp of 0 is searched for. Where recompute is 0,
+                                       what backward makes again is, too: nothing, act, mlp of half of the layers, mlp,
+                                       full, each of them only where the one before does not fit or schedules had to be
+                                       held down to fit. Only with a gpu */
     int64_t n_gpus;                 /* GPUs to split over: all tp x pp x dp that the model allows, tp within a node, no
                                        more ranks than sequences of a batch. 0: as `parallel` says */
     int64_t gpus_per_node;          /* 0: 8 */
@@ -352,8 +359,8 @@ typedef struct cf_tune_desc {
 typedef struct cf_tuning {
     int64_t n_splits, n_candidates, n_batches;
     cf_parallel *splits;            /* (n_splits) */
-    cf_tune_candidate *candidates;  /* (n_candidates) by split, chunk_size, k, kind, replay and, fastest, whether
-                                       state stays or streams */
+    cf_tune_candidate *candidates;  /* (n_candidates) by split, chunk_size, k, kind, replay, recompute and,
+                                       fastest, whether state stays or streams */
     double *seconds;                /* (n_candidates x n_batches) of each batch; -1: not simulated */
     int64_t *batch_tokens;          /* (n_batches) */
     int64_t batch;                  /* sequences of a batch */
@@ -363,7 +370,7 @@ typedef struct cf_tuning {
     int64_t *ranking;               /* (n_ranked) the candidates that are exact, fastest first */
     int64_t n_neighbours;
     int64_t *neighbours;            /* (n_neighbours) those that differ from the winner in one thing: up to two steps in
-                                       chunk_size or k, or kind, replay or state. With n_exact, a neighbour is exact, or
+                                       chunk_size or k, or kind, replay, recompute or state. With n_exact, a neighbour is exact, or
                                        infeasible, or has a same_as which is */
     int64_t limit_bytes;
     int64_t smallest_limit;         /* where no candidate fits: the least of their `bytes`; below it none can. Else 0 */
@@ -386,8 +393,8 @@ typedef struct cf_tuning {
 
    The winner is not simply the fastest, whose lead may be an accident. Of those that are slower than it by no more than
    the tolerance, or by no more than the uncertainty of that difference, it is one of least memory; and where others
-   need at most CF_TUNE_ALIKE of the limit more, of these the simplest: without a stream, with local replay, of a fixed
-   kind, of the smallest K, and only then the fastest.
+   need at most CF_TUNE_ALIKE of the limit more, of these the simplest: without a stream, with less recomputation, with
+   local replay, of a fixed kind, of the smallest K, and only then the fastest.
 
    *out: to be given to cf_tuning_free. That nothing fits is no failure: then winner is -1. Errors: CF_ERROR_ARGUMENT
    and CF_ERROR_LIMIT with the member; "limit_bytes" where even a single token does not fit, with what a chunk of the
@@ -784,6 +791,11 @@ static double cft__link_rate(const cf_cost_desc *desc, int64_t span) {
     return cft__product(span <= desc->gpus_per_node ? desc->gpu->nvlink : desc->gpu->network, desc->gpu->link);
 }
 
+/* Bytes of a token that one GPU sends in a collective of tensor parallelism. */
+static double cft__transfer_bytes(const cf_cost_desc *desc, const cf_shard *shard) {
+    return cft__product(2 * (double)shard->hidden, cft__ring_share(desc->parallel.tp));
+}
+
 /* Seconds of one kind of work on a stage: amounts over rates. head: with the output head and the loss. */
 static cf_pass_cost cft__work_seconds(const cf_cost_desc *desc, const cf_shard *shard, cft__kind kind, int head) {
     const cf_gpu *gpu = desc->gpu;
@@ -792,7 +804,6 @@ static cf_pass_cost cft__work_seconds(const cf_cost_desc *desc, const cf_shard *
     double transfers = factor->transfers * CFT__COLLECTIVES * layers;
     double collectives = desc->parallel.tp > 1 ? transfers : 0;
     double token_bytes = factor->elementwise * cft__elementwise_bytes(shard);
-    double link_bytes = cft__product(2 * (double)shard->hidden, cft__ring_share(desc->parallel.tp));
     double pair_flops = cft__product(factor->pair_flops * layers, (double)shard->q), pair_bytes = 0;
     double attention = kind == CFT__FORWARD ? gpu->attention_forward : gpu->attention_backward;
     cf_pass_cost cost;
@@ -807,7 +818,7 @@ static cf_pass_cost cft__work_seconds(const cf_cost_desc *desc, const cf_shard *
     cost.constant = cft__product(kernels, gpu->launch) + cft__product(collectives, gpu->latency);
     cost.constant += factor->weight * weights / gpu->bandwidth;
     cost.per_token = 2 * weights / cft__product(gpu->flops, gpu->gemm) + token_bytes / gpu->bandwidth;
-    cost.per_token += cft__product(transfers, link_bytes) / cft__link_rate(desc, desc->parallel.tp);
+    cost.per_token += cft__product(transfers, cft__transfer_bytes(desc, shard)) / cft__link_rate(desc, desc->parallel.tp);
     cost.per_pair = pair_flops / cft__product(gpu->flops, attention) + pair_bytes / gpu->bandwidth;
     return cost;
 }
@@ -818,14 +829,44 @@ static void cft__cost_sum(const cf_pass_cost *a, const cf_pass_cost *b, cf_pass_
     out->per_pair = a->per_pair + b->per_pair;
 }
 
+/* What backward runs again of norms and of the MLP, as Megatron-LM's modules do: both norms read and write h, the
+   activation reads 2 f and writes one. The MLP's products are three kernels with SwiGLU, and two of the collectives. */
+static cf_pass_cost cft__modules_seconds(const cf_cost_desc *desc, const cf_shard *shard) {
+    const cf_gpu *gpu = desc->gpu;
+    int norms_only = desc->parallel.recompute == CF_RECOMPUTE_LAYERNORM;
+    int mlp = desc->parallel.recompute == CF_RECOMPUTE_MLP;
+    double layers = (double)shard->layers, transfers = mlp ? CFT__COLLECTIVES / 2 * layers : 0;
+    double bytes = (double)(8 * shard->hidden / shard->sequence + (norms_only ? 0 : 6 * shard->ffn));
+    double weights = mlp ? cft__product((double)shard->hidden, (double)(shard->mlp_matrices * shard->ffn)) : 0;
+    cf_pass_cost cost;
+    weights = cft__product(layers, weights);
+    cost.constant = cft__product((norms_only ? 2 : mlp ? 5 : 3) * layers, gpu->launch) + 2 * weights / gpu->bandwidth;
+    if (desc->parallel.tp > 1) cost.constant += cft__product(transfers, gpu->latency);
+    cost.per_token = 2 * weights / cft__product(gpu->flops, gpu->gemm) + cft__product(layers, bytes) / gpu->bandwidth;
+    cost.per_token += cft__product(transfers, cft__transfer_bytes(desc, shard)) / cft__link_rate(desc, desc->parallel.tp);
+    cost.per_pair = 0;
+    return cost;
+}
+
+/* What backward takes longer because it makes things again. */
+static cf_pass_cost cft__again_seconds(const cf_cost_desc *desc, const cf_shard *all) {
+    cf_recompute what = desc->parallel.recompute;
+    cf_pass_cost cost = {0, 0, 0};
+    cf_shard shard = *all;
+    if (desc->parallel.recompute_layers > 0) shard.layers = cft__min(all->layers, desc->parallel.recompute_layers);
+    if (what == CF_RECOMPUTE_SELECTIVE) cost.per_pair = cft__work_seconds(desc, &shard, CFT__FORWARD, 0).per_pair;
+    else if (what == CF_RECOMPUTE_FULL) cost = cft__work_seconds(desc, &shard, CFT__FORWARD, 0);
+    else if (what > CF_RECOMPUTE_NONE) cost = cft__modules_seconds(desc, &shard);
+    return cost;
+}
+
 static cf_stage_cost cft__stage_seconds(const cf_cost_desc *desc, const cf_shard *shard) {
-    cf_pass_cost again = cft__work_seconds(desc, shard, CFT__FORWARD, 0);
+    cf_pass_cost again = cft__again_seconds(desc, shard);
     cf_stage_cost cost;
     cost.forward = cost.replay = cft__work_seconds(desc, shard, CFT__FORWARD, shard->last);
     cost.input = cft__work_seconds(desc, shard, CFT__INPUT_GRADIENT, shard->last);
     cost.weight = cft__work_seconds(desc, shard, CFT__WEIGHT_GRADIENT, shard->last);
-    if (desc->parallel.recompute == CF_RECOMPUTE_SELECTIVE) cost.input.per_pair += again.per_pair;
-    if (desc->parallel.recompute == CF_RECOMPUTE_FULL) cft__cost_sum(&cost.input, &again, &cost.input);
+    cft__cost_sum(&cost.input, &again, &cost.input);
     cft__cost_sum(&cost.input, &cost.weight, &cost.backward);
     return cost;
 }
@@ -1054,7 +1095,15 @@ typedef struct cft__weights {
 
 /* The lists of what is tried, the one that changes slowest first. A "point" is a candidate without its kind and state:
    what bounds of time are found for, and, where it streams and where not, of memory. */
-enum { CFT__SPLIT, CFT__SIZE, CFT__K, CFT__KIND, CFT__REPLAY, CFT__WINDOW, CFT__LISTS };
+enum { CFT__SPLIT, CFT__SIZE, CFT__K, CFT__KIND, CFT__REPLAY, CFT__LEVEL, CFT__WINDOW, CFT__LISTS };
+
+/* What backward makes again, from what costs least to what frees most. Modules go with those that cost less and free as
+   much: with fused attention its inside frees nothing, and norms cost as little as the activation does. */
+static const struct {
+    cf_recompute what;
+    int64_t part; /* of a stage's layers: one in so many */
+} cft__levels[] = {{CF_RECOMPUTE_NONE, 1}, {CF_RECOMPUTE_ACT, 1}, {CF_RECOMPUTE_MLP, 2}, {CF_RECOMPUTE_MLP, 1},
+                   {CF_RECOMPUTE_FULL, 1}};
 
 /* A stage of the split at hand. */
 typedef struct cft__stage {
@@ -1098,7 +1147,7 @@ typedef struct cft__tuner {
     int64_t *most_chunks;    /* (n_splits x n_chunk_sizes) chunks of the largest group of any batch */
 
     /* of the split and ChunkSize at hand */
-    const cf_parallel *split;
+    cf_parallel split;       /* with the recomputation of the candidate */
     cf_memory_desc memory;   /* of the candidate, or of its likes */
     cf_timing timing;
     double step_seconds;
@@ -1306,14 +1355,17 @@ static cf_result cft__check_memory(const cf_tune_desc *desc, cf_error *error) {
     return cft__range(desc->limit_bytes, 0, INT64_MAX / 1000, CF_ERROR_LIMIT, "limit_bytes", -1, error);
 }
 
-/* State stays where it fits, and streams otherwise. Where only its caller knows what passes take, nobody knows what a
-   stream takes. */
-static void cft__list_windows(cft__tuner *t) {
+/* State stays where it fits, and streams otherwise; what is kept for backward stays, and is made again otherwise. Where
+   only its caller knows what passes take, nobody knows what that takes. */
+static void cft__list_reliefs(cft__tuner *t) {
     const cf_tune_desc *desc = &t->desc;
+    int searched = desc->model != NULL && desc->timing == NULL && desc->parallel.recompute == CF_RECOMPUTE_DEFAULT;
+    t->counts[CFT__LEVEL] = searched ? CFT__COUNT(cft__levels) : 1;
     t->windows[0] = desc->model != NULL ? desc->memory.state_window : 0;
     t->windows[1] = CF_TUNE_WINDOW;
     t->counts[CFT__WINDOW] = 1;
-    if (t->windows[0] == 0 && !desc->no_stream && desc->model != NULL && desc->timing == NULL) t->counts[CFT__WINDOW] = 2;
+    if (t->windows[0] == 0 && !desc->no_stream && desc->model != NULL && desc->timing == NULL)
+        t->counts[CFT__WINDOW] = 2;
 }
 
 /* Counts the candidates. */
@@ -1333,7 +1385,7 @@ static cf_result cft__count_candidates(cft__tuner *t) {
     t->counts[CFT__K] = desc->n_ks;
     t->counts[CFT__KIND] = desc->n_kinds;
     t->counts[CFT__REPLAY] = desc->n_replays;
-    cft__list_windows(t);
+    cft__list_reliefs(t);
     t->strides[CFT__WINDOW] = 1;
     for (i = CFT__WINDOW; i > 0; i--) t->strides[i - 1] = t->strides[i] * t->counts[i];
     of_a_size = header->n_splits * t->strides[CFT__SIZE];
@@ -1497,7 +1549,7 @@ static cf_result cft__draw_batches(cft__tuner *t) {
 static cf_result cft__pack_batch(cft__tuner *t, int64_t chunk_size, int64_t batch) {
     cf_pack_desc desc = t->desc.pack;
     desc.chunk_size = chunk_size;
-    desc.n_ranks = t->split->dp;
+    desc.n_ranks = t->split.dp;
     desc.allocator = &t->allocator;
     cf_plan_free(t->plan);
     t->plan = NULL;
@@ -1512,8 +1564,8 @@ static int cft__add_bytes(const cft__tuner *t, int64_t stage, cf_memory_report *
                                     &out->inputs,      &out->working, &out->runtime};
     int64_t row, i;
     memset(out, 0, sizeof *out);
-    for (row = 0; row < t->split->n_virtual; row++) {
-        int64_t v = cf_placement_at(t->split->placement, t->split->pp, row, stage);
+    for (row = 0; row < t->split.n_virtual; row++) {
+        int64_t v = cf_placement_at(t->split.placement, t->split.pp, row, stage);
         const cf_stage_bytes *b = &t->desc.bytes[v];
         const cf_memory_load *load = &t->loads[v];
         int64_t working = 0;
@@ -1531,10 +1583,10 @@ static int cft__add_bytes(const cft__tuner *t, int64_t stage, cf_memory_report *
 
 /* Fills t->reports from t->loads, and t->fullest. field: what is to blame where bytes do not fit in 64 bits. */
 static cf_result cft__report_stages(cft__tuner *t, const char *field) {
-    int64_t s, pp = t->split->pp;
+    int64_t s, pp = t->split.pp;
     cf_result result = CF_OK;
     if (t->desc.model != NULL)
-        result = cf_memory_estimate(&t->memory, t->loads, pp * t->split->n_virtual, t->reports, pp, t->error);
+        result = cf_memory_estimate(&t->memory, t->loads, pp * t->split.n_virtual, t->reports, pp, t->error);
     for (s = 0; s < pp && t->desc.model == NULL; s++)
         if (!cft__add_bytes(t, s, &t->reports[s])) result = CF_ERROR_OVERFLOW;
     if (result != CF_OK) return result == CF_ERROR_OVERFLOW ? cft__fail_size(t->error, field) : result;
@@ -1573,7 +1625,7 @@ static cf_result cft__weigh_tokens(cft__tuner *t, int64_t v, cft__weights *w) {
 
 /* With a window: takes the ring and two stage inputs, which no token weighs, out of the room for chunks. */
 static cf_result cft__leave_room_for_stream(cft__tuner *t, int64_t chunk_size) {
-    int64_t v, s, n_v = t->split->pp * t->split->n_virtual;
+    int64_t v, s, n_v = t->split.pp * t->split.n_virtual;
     if (t->desc.model == NULL || t->memory.state_window == 0) return CF_OK;
     for (v = 0; v < n_v; v++) {
         t->loads[v].chunk_tokens = chunk_size;
@@ -1581,28 +1633,35 @@ static cf_result cft__leave_room_for_stream(cft__tuner *t, int64_t chunk_size) {
         t->loads[v].state_tokens = 1;
     }
     CFT__TRY(cft__report_stages(t, "parameters"));
-    for (s = 0; s < t->split->pp; s++) {
+    for (s = 0; s < t->split.pp; s++) {
         if (t->reports[s].total > INT64_MAX / 400) return cft__fail_size(t->error, "parameters");
         t->stages[s].room = t->tuning->limit_bytes * 100 - t->reports[s].total * 100;
     }
     return CF_OK;
 }
 
-/* How memory is counted for a split whose state streams, or does not. */
+/* How memory is counted for a split that recomputes what it does, and whose state streams, or does not. */
 static void cft__set_memory(cft__tuner *t, const cf_parallel *split, int64_t state_window) {
-    t->split = split;
+    t->split = *split;
     t->memory = t->desc.memory;
     t->memory.parallel = *split;
     t->memory.state_window = state_window;
 }
 
+static void cft__set_memory_of(cft__tuner *t, const cf_tune_candidate *c) {
+    cf_parallel split = t->tuning->splits[c->split];
+    split.recompute = c->recompute;
+    split.recompute_layers = c->recompute_layers;
+    cft__set_memory(t, &split, c->state_window);
+}
+
 /* Sets up what the functions below need to know about a split. */
 static cf_result cft__set_weights(cft__tuner *t, int64_t chunk_size) {
-    int64_t v, s, i, n_v = t->split->pp * t->split->n_virtual;
+    int64_t v, s, i, n_v = t->split.pp * t->split.n_virtual;
     memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
     memset(t->stages, 0, (size_t)n_v * sizeof *t->stages);
     for (v = 0; v < n_v; v++) {
-        cft__stage *stage = &t->stages[cf_placement_stage(t->split->placement, t->split->pp, v)];
+        cft__stage *stage = &t->stages[cf_placement_stage(t->split.placement, t->split.pp, v)];
         const int64_t *of = t->weights[v].of;
         CFT__TRY(cft__weigh_tokens(t, v, &t->weights[v]));
         if (cft__max(of[CFT__CHUNK], of[CFT__ACTIVATIONS]) > INT64_MAX / 16 / chunk_size)
@@ -1613,7 +1672,7 @@ static cf_result cft__set_weights(cft__tuner *t, int64_t chunk_size) {
         }
     }
     CFT__TRY(cft__report_stages(t, "parameters"));
-    for (s = 0; s < t->split->pp; s++) {
+    for (s = 0; s < t->split.pp; s++) {
         cft__stage *stage = &t->stages[s];
         if (t->reports[s].total > INT64_MAX / 400) return cft__fail_size(t->error, "parameters");
         stage->fixed = t->reports[s].total * 100;
@@ -1626,8 +1685,8 @@ static cf_result cft__set_weights(cft__tuner *t, int64_t chunk_size) {
 static cf_result cft__check_weights(const cft__tuner *t) {
     const cf_plan *plan = t->plan;
     int64_t i, v, tokens = 0, most = 0, total = 0;
-    for (i = 0; i < plan->n_chunks; i++) cft__add_product(&tokens, plan->chunks[i].padded, t->split->n_virtual);
-    for (v = 0; v < t->split->pp * t->split->n_virtual; v++) {
+    for (i = 0; i < plan->n_chunks; i++) cft__add_product(&tokens, plan->chunks[i].padded, t->split.n_virtual);
+    for (v = 0; v < t->split.pp * t->split.n_virtual; v++) {
         int64_t sum = 0;
         for (i = 0; i < CFT__PARTS; i++) sum += t->weights[v].of[i];
         most = cft__max(most, sum);
@@ -1645,12 +1704,16 @@ static int64_t cft__weigh(const cft__weights *w, const cf_memory_load *load) {
     return sum;
 }
 
-/* Bytes of the fullest stage where every virtual stage holds this, and runs a pass of load->chunk_tokens rows. */
+/* Bytes of the fullest stage where every virtual stage holds this, and runs a pass of load->chunk_tokens rows. All tokens
+   of the plan together are countable (cft__check_weights), so no sum is looked at. */
 static int64_t cft__most_bytes(const cft__tuner *t, const cf_memory_load *load, int64_t *stage) {
     int64_t s, most = -1;
-    for (s = 0; s < t->split->pp; s++) {
+    for (s = 0; s < t->split.pp; s++) {
         const cft__stage *own = &t->stages[s];
-        int64_t sum = own->fixed + cft__weigh(&own->all, load) + load->chunk_tokens * own->most.of[CFT__CHUNK];
+        const int64_t *w = own->all.of;
+        int64_t sum = own->fixed + load->live_tokens * w[CFT__ACTIVATIONS] + load->state_tokens * w[CFT__STATE];
+        sum += load->state_gradient_tokens * w[CFT__GRADIENT] + load->input_tokens * w[CFT__INPUT];
+        sum += load->chunk_tokens * own->most.of[CFT__CHUNK];
         if (sum <= most) continue;
         most = sum;
         *stage = s;
@@ -1686,7 +1749,7 @@ static cft__least cft__least_bytes(const cft__tuner *t, int64_t k, int local) {
             load.state_tokens += cf_chunk_state_tokens(plan, id + i);
             load.state_gradient_tokens = load.state_tokens;
             load.chunk_tokens = c->padded;
-            if (i < n - (t->split->n_virtual > 1 ? 1 : 2) || (n == 1 && c->padded <= alone)) continue;
+            if (i < n - (t->split.n_virtual > 1 ? 1 : 2) || (n == 1 && c->padded <= alone)) continue;
             if (n == 1) alone = c->padded;
             bytes = cft__most_bytes(t, &load, &at);
             if (bytes > least.bytes) {
@@ -1709,7 +1772,7 @@ static int64_t cft__largest_group(const cf_plan *plan) {
 
 /* Bytes x 100 of the state of so many tokens, with its gradient and (local replay) the saved inputs. */
 static int64_t cft__state_bytes(const cft__tuner *t, const cft__weights *w, int local, int64_t tokens) {
-    return tokens * t->split->n_virtual * (w->of[CFT__STATE] + w->of[CFT__GRADIENT] + (local ? w->of[CFT__INPUT] : 0));
+    return tokens * t->split.n_virtual * (w->of[CFT__STATE] + w->of[CFT__GRADIENT] + (local ? w->of[CFT__INPUT] : 0));
 }
 
 /* The scheduler counts the tokens of all stages by the same bytes, and here they differ. So it counts those of the
@@ -1722,7 +1785,7 @@ static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc, int64_t kept
     int64_t s, i, tokens = 0, fewest = INT64_MAX, state, least;
     int local = desc->shape.replay == CF_REPLAY_LOCAL;
     for (i = 0; i < plan->n_groups; i++) tokens = cft__max(tokens, plan->groups[i].tokens);
-    for (s = 0; s < t->split->pp; s++) {
+    for (s = 0; s < t->split.pp; s++) {
         const cft__weights *w = &t->stages[s].most;
         t->limits[s] = t->stages[s].room - cft__state_bytes(t, w, local, tokens);
         if (t->limits[s] / w->of[CFT__ACTIVATIONS] >= fewest) continue;
@@ -1730,8 +1793,8 @@ static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc, int64_t kept
         tightest = w;
     }
     state = least = cft__state_bytes(t, tightest, local, tokens);
-    cft__add_product(&least, kept * t->split->n_virtual * plan->chunk_size, tightest->of[CFT__ACTIVATIONS]);
-    for (s = 0; s < t->split->pp; s++) {
+    cft__add_product(&least, kept * t->split.n_virtual * plan->chunk_size, tightest->of[CFT__ACTIVATIONS]);
+    for (s = 0; s < t->split.pp; s++) {
         double scale = (double)tightest->of[CFT__ACTIVATIONS] / (double)t->stages[s].most.of[CFT__ACTIVATIONS];
         double left = cft__product((double)t->limits[s] * (1 - 1e-9), scale);
         t->limits[s] = cft__max(least, left < 1e18 ? (int64_t)left + state : INT64_MAX);
@@ -1940,7 +2003,7 @@ CHUNKFLOW_TUNE_API cf_result cf_memory_limits(const cf_memory_desc *desc, const 
 
 /* Costs, memory and limits of a candidate's split and ChunkSize. */
 static cf_result cft__set_up(cft__tuner *t, const cf_tune_candidate *c) {
-    cft__set_memory(t, &t->tuning->splits[c->split], c->state_window);
+    cft__set_memory_of(t, c);
     if (t->desc.timing != NULL) {
         t->timing = *t->desc.timing;
         t->step_seconds = t->desc.step_seconds;
@@ -1949,11 +2012,11 @@ static cf_result cft__set_up(cft__tuner *t, const cf_tune_candidate *c) {
         memset(&cost, 0, sizeof cost);
         cost.model = t->desc.model;
         cost.gpu = t->desc.gpu;
-        cost.parallel = *t->split;
+        cost.parallel = t->split;
         cost.gpus_per_node = t->desc.gpus_per_node;
         cost.chunk_size = c->chunk_size;
         cost.stream = c->state_window > 0;
-        CFT__TRY(cf_cost_estimate(&cost, t->costs, t->split->pp * t->split->n_virtual, &t->timing, &t->step_seconds,
+        CFT__TRY(cf_cost_estimate(&cost, t->costs, t->split.pp * t->split.n_virtual, &t->timing, &t->step_seconds,
                                   t->error));
     }
     return cft__set_weights(t, c->chunk_size);
@@ -1972,9 +2035,9 @@ static cf_schedule_desc cft__rank_desc(const cft__tuner *t, const cf_tune_candid
     memset(&desc, 0, sizeof desc);
     desc.kind = kind;
     desc.shape.replay = c->replay;
-    desc.shape.n_stages = t->split->pp;
-    desc.shape.n_virtual = t->split->n_virtual;
-    desc.shape.placement = t->split->placement;
+    desc.shape.n_stages = t->split.pp;
+    desc.shape.n_virtual = t->split.n_virtual;
+    desc.shape.placement = t->split.placement;
     desc.shape.k = c->k;
     desc.shape.rank = rank;
     desc.timing = &t->timing;
@@ -2003,7 +2066,7 @@ static cf_result cft__try_schedule(cft__tuner *t, const cf_schedule_desc *desc) 
     scale.allocator = &t->allocator;
     scale.error = t->error;
     scale.streams = t->memory.state_window > 0;
-    for (s = 0; s < t->split->pp; s++) CFT__TRY(cft__find_heaviest(&scale, s, &t->stages[s]));
+    for (s = 0; s < t->split.pp; s++) CFT__TRY(cft__find_heaviest(&scale, s, &t->stages[s]));
     return cft__report_stages(t, "lengths");
 }
 
@@ -2037,7 +2100,7 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
     cf_memory_report memory;
     int way;
     memset(&memory, 0, sizeof memory);
-    desc.budget = t->desc.budget > 0 ? t->desc.budget : cf_tune_budget(t->plan, t->split->pp, t->split->n_virtual);
+    desc.budget = t->desc.budget > 0 ? t->desc.budget : cf_tune_budget(t->plan, t->split.pp, t->split.n_virtual);
     for (way = 0; way < 3; way++) {
         int64_t total;
         cf_result result;
@@ -2066,13 +2129,13 @@ static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t bat
     double slowest = 0, bubble = 0, waiting = 0;
     int64_t rank;
     CFT__TRY(cft__pack_batch(t, c->chunk_size, batch));
-    for (rank = 0; rank < t->split->dp; rank++) {
+    for (rank = 0; rank < t->split.dp; rank++) {
         CFT__TRY(cft__fit_rank(t, c, batch, rank));
         if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
         if (rank > 0 && !(t->timeline->makespan > slowest)) continue;
         slowest = t->timeline->makespan;
         bubble = t->timeline->bubble_useful;
-        waiting = slowest > 0 ? t->timeline->stream_seconds / (slowest * (double)t->split->pp) : 0;
+        waiting = slowest > 0 ? t->timeline->stream_seconds / (slowest * (double)t->split.pp) : 0;
     }
     *seconds = slowest + t->step_seconds;
     if (batch == t->desc.n_batches) return CF_OK;
@@ -2166,7 +2229,7 @@ static cft__costs cft__costs_of(const cft__tuner *t, int64_t v) {
    backwards on the last one, behind the first of which its first chunk goes all the way back. */
 static double cft__longest_chain(const cft__tuner *t, int64_t rank) {
     const cf_plan *plan = t->plan;
-    int64_t v, last = t->split->pp * t->split->n_virtual - 1, id, end = (rank + 1) * plan->n_steps, n, i;
+    int64_t v, last = t->split.pp * t->split.n_virtual - 1, id, end = (rank + 1) * plan->n_steps, n, i;
     cf_pass_cost on = {0, 0, 0}, back = {0, 0, 0};
     double most = 0;
     cft__costs first = cft__costs_of(t, 0), at_last = cft__costs_of(t, last);
@@ -2211,11 +2274,11 @@ static double cft__stage_load(const cft__tuner *t, int64_t rank, int64_t k) {
         }
     }
     transfer = t->timing.latency + cft__product(t->timing.seconds_per_token, least.rows);
-    for (s = 0; s < t->split->pp; s++) {
+    for (s = 0; s < t->split.pp; s++) {
         cft__costs own = cft__costs_of(t, s);
         double load = head + tail;
-        for (row = 0; row < t->split->n_virtual; row++) {
-            cft__costs c = cft__costs_of(t, cf_placement_at(t->split->placement, t->split->pp, row, s));
+        for (row = 0; row < t->split.n_virtual; row++) {
+            cft__costs c = cft__costs_of(t, cf_placement_at(t->split.placement, t->split.pp, row, s));
             load += cft__seconds_of(&c.forward, &all) + cft__seconds_of(&c.replay, &dropped);
             load += cft__seconds_of(&c.backward, &all);
         }
@@ -2239,9 +2302,9 @@ static double cft__room_load(const cft__tuner *t, int64_t rank, int local) {
     cft__costs own = cft__costs_of(t, 0);
     double loads[CFT__COUNT(shares)], work = 0, most = 0;
     int64_t id, v, i;
-    if (t->split->n_virtual > 1 || !(fits > 0)) return 0;
+    if (t->split.n_virtual > 1 || !(fits > 0)) return 0;
     memset(loads, 0, sizeof loads);
-    for (v = 0; v < t->split->pp; v++) {
+    for (v = 0; v < t->split.pp; v++) {
         cft__costs c = cft__costs_of(t, v);
         cft__cost_sum(&there, &c.forward, &there);
         cft__cost_sum(&there, &c.gradient, &there);
@@ -2276,7 +2339,7 @@ static double cft__room_load(const cft__tuner *t, int64_t rank, int local) {
 static double cft__find_bound(const cft__tuner *t, int64_t k, int of_replay, int local) {
     double slowest = 0;
     int64_t rank;
-    for (rank = 0; rank < t->split->dp && t->plan->n_steps > 0; rank++) {
+    for (rank = 0; rank < t->split.dp && t->plan->n_steps > 0; rank++) {
         double load = of_replay ? cft__room_load(t, rank, local) : cft__stage_load(t, rank, k);
         double chain = of_replay ? cft__longest_chain(t, rank) : 0;
         if (load > slowest) slowest = load;
@@ -2290,31 +2353,32 @@ static cf_result cft__report_least(cft__tuner *t, cft__least *least, cf_memory_r
     int64_t v;
     memset(out, 0, sizeof *out);
     if (least->bytes <= t->tuning->limit_bytes) return CF_OK;
-    for (v = 0; v < t->split->pp * t->split->n_virtual; v++) t->loads[v] = least->load;
+    for (v = 0; v < t->split.pp * t->split.n_virtual; v++) t->loads[v] = least->load;
     CFT__TRY(cft__report_stages(t, "lengths"));
     *out = t->reports[least->stage];
     if (t->memory.state_window > 0) least->bytes = out->total; /* no token weighs the ring */
     return CF_OK;
 }
 
-/* The least memory that the candidates of a point need for the batch at hand, and the time `bound`: those with one of
-   the replays, of the candidates with one K, which begin with `first`. Memory is that of candidates with t->memory's
-   window, and time that of the first window, for a stream makes nothing faster. */
-static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t replay, int64_t batch, double bound) {
-    const cf_tune_candidate *point = &t->tuning->candidates[first + replay * t->strides[CFT__REPLAY]];
-    int timed = batch < t->desc.n_batches && t->memory.state_window == point->state_window;
-    int local = point->replay == CF_REPLAY_LOCAL, best;
+/* The least memory that the candidates of a point need for the batch at hand, and the time `bound`: those that differ
+   from `first` in their kind only. alone: what they need with a K of 1, for `best` may keep fewer than K. Memory is that
+   of candidates with t->memory's window, and time, where it is known, is that of the first window, for a stream makes
+   nothing faster. */
+static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t batch, const double *bound,
+                                  const cft__least *alone) {
+    const cf_tune_candidate *point = &t->tuning->candidates[first];
     cf_memory_report memory[2];
     cft__least least[2];
-    int64_t id;
-    least[0] = cft__least_bytes(t, point->k, local);
-    least[1] = cft__least_bytes(t, 1, local); /* `best` may keep fewer than K */
+    int64_t kind, w;
+    int best;
+    least[0] = least[1] = *alone;
+    if (point->k > 1) least[0] = cft__least_bytes(t, point->k, point->replay == CF_REPLAY_LOCAL);
     for (best = 0; best < 2; best++) CFT__TRY(cft__report_least(t, &least[best], &memory[best]));
-    for (id = first; id < first + t->strides[CFT__K]; id++) {
+    for (kind = 0; kind < t->counts[CFT__KIND]; kind++) {
+        int64_t id = first + kind * t->strides[CFT__KIND];
         cf_tune_candidate *c = &t->tuning->candidates[id];
-        if (c->replay != point->replay) continue;
-        if (timed) t->bounds[id * t->desc.n_batches + batch] = bound;
-        if (c->state_window != t->memory.state_window) continue;
+        for (w = 0; w < t->counts[CFT__WINDOW] && bound != NULL; w++)
+            t->bounds[(id + w) * t->desc.n_batches + batch] = *bound;
         best = c->kind == CF_SCHEDULE_BEST;
         if (least[best].bytes > t->tuning->limit_bytes &&
             (c->status != CF_TUNE_INFEASIBLE || least[best].bytes > c->bytes))
@@ -2322,38 +2386,42 @@ static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t replay, 
                                 best ? "a chunk of a group does not fit, even alone"
                                      : "K chunks of a group do not fit, even alone");
     }
-    cft__report_done(t, timed);
+    cft__report_done(t, bound != NULL);
     return CF_OK;
 }
 
-/* All points of one split, ChunkSize and window, of whose candidates `first` is the first, on one batch. */
+/* All points of one split, ChunkSize and relief, of whose candidates `first` is the first, on one batch. */
 static cf_result cft__bound_points(cft__tuner *t, int64_t first, int64_t batch) {
-    const cf_tune_candidate *c = &t->tuning->candidates[first];
-    int timed = batch < t->desc.n_batches && t->memory.state_window == c->state_window;
+    int timed = batch < t->desc.n_batches && cft__index(t, first, CFT__WINDOW) == 0;
     double bounds[CF_REPLAY_COUNT];
+    cft__least alone[CF_REPLAY_COUNT];
     int64_t replay, k;
-    for (replay = 0; replay < t->desc.n_replays && timed; replay++)
-        bounds[replay] = cft__find_bound(t, 1, 1, t->desc.replays[replay] == CF_REPLAY_LOCAL);
+    for (replay = 0; replay < t->desc.n_replays; replay++) {
+        int local = t->desc.replays[replay] == CF_REPLAY_LOCAL;
+        alone[replay] = cft__least_bytes(t, 1, local);
+        if (timed) bounds[replay] = cft__find_bound(t, 1, 1, local);
+    }
     for (k = 0; k < t->desc.n_ks && !t->stop; k++) {
         double load = timed ? cft__find_bound(t, t->desc.ks[k], 0, 0) : 0;
-        for (replay = 0; replay < t->desc.n_replays; replay++)
-            CFT__TRY(cft__bound_point(t, first + k * t->strides[CFT__K], replay, batch,
-                                      timed && bounds[replay] > load ? bounds[replay] : load));
+        for (replay = 0; replay < t->desc.n_replays; replay++) {
+            double bound = timed && bounds[replay] > load ? bounds[replay] : load;
+            CFT__TRY(cft__bound_point(t, first + k * t->strides[CFT__K] + replay * t->strides[CFT__REPLAY], batch,
+                                      timed ? &bound : NULL, &alone[replay]));
+        }
     }
     return CF_OK;
 }
 
-/* The same with every window. */
+/* The same with every relief. */
 static cf_result cft__bound_batch(cft__tuner *t, int64_t first, int64_t batch) {
     const cf_tune_candidate *c = &t->tuning->candidates[first];
     int64_t *most = cft__most_chunks(t, first), way;
     CFT__TRY(cft__pack_batch(t, c->chunk_size, batch));
     *most = cft__max(*most, cft__largest_group(t->plan));
-    for (way = 0; way < t->counts[CFT__WINDOW]; way++) {
-        cft__set_memory(t, t->split, c[way].state_window);
-        CFT__TRY(cft__set_weights(t, c->chunk_size));
+    for (way = 0; way < t->strides[CFT__REPLAY]; way++) {
+        CFT__TRY(cft__set_up(t, &c[way]));
         CFT__TRY(cft__check_weights(t));
-        CFT__TRY(cft__bound_points(t, first, batch));
+        CFT__TRY(cft__bound_points(t, first + way, batch));
     }
     return CF_OK;
 }
@@ -2361,7 +2429,7 @@ static cf_result cft__bound_batch(cft__tuner *t, int64_t first, int64_t batch) {
 /* Bytes of the fullest stage of a split that runs one chunk of so many tokens, with the state of so many. */
 static cf_result cft__chunk_bytes(cft__tuner *t, int64_t chunk_tokens, int64_t state_tokens, int64_t *bytes) {
     int64_t v;
-    for (v = 0; v < t->split->pp * t->split->n_virtual; v++) {
+    for (v = 0; v < t->split.pp * t->split.n_virtual; v++) {
         cf_memory_load *load = &t->loads[v];
         memset(load, 0, sizeof *load);
         load->live_tokens = load->chunk_tokens = chunk_tokens;
@@ -2376,8 +2444,8 @@ static cf_result cft__chunk_bytes(cft__tuner *t, int64_t chunk_tokens, int64_t s
 static cf_result cft__check_least_limit(cft__tuner *t) {
     int64_t i, bytes, wanted = INT64_MAX, item = -1, longest = t->longest;
     int64_t tokens = cft__max(1, cft__min(longest, t->desc.chunk_sizes[0])), state = longest > tokens ? longest : 0;
-    for (i = 0; i < t->tuning->n_splits; i++) {
-        cft__set_memory(t, &t->tuning->splits[i], t->tuning->candidates[t->counts[CFT__WINDOW] - 1].state_window);
+    for (i = 0; i < t->tuning->n_splits; i++) { /* with all relief that there is */
+        cft__set_memory_of(t, &t->tuning->candidates[i * t->strides[CFT__SPLIT] + t->strides[CFT__REPLAY] - 1]);
         CFT__TRY(cft__chunk_bytes(t, 1, 0, &bytes));
         if (bytes <= t->tuning->limit_bytes) return CF_OK;
         if (cft__chunk_bytes(t, tokens, state, &bytes) != CF_OK || bytes >= wanted) continue;
@@ -2386,6 +2454,18 @@ static cf_result cft__check_least_limit(cft__tuner *t) {
     }
     return cf_fail(t->error, CF_ERROR_LIMIT, "limit_bytes", item, wanted, t->tuning->limit_bytes,
                    "is too little for this stage's model state and a chunk of the smallest size");
+}
+
+static void cft__set_recompute(const cft__tuner *t, cf_tune_candidate *c, int64_t level) {
+    const cf_parallel *split = &t->tuning->splits[c->split];
+    c->recompute = split->recompute;
+    c->recompute_layers = split->recompute_layers;
+    if (t->counts[CFT__LEVEL] == 1) return;
+    c->recompute = cft__levels[level].what;
+    c->recompute_layers = 0;
+    if (cft__levels[level].part > 1)
+        c->recompute_layers = cft__div_up(t->desc.model->layers,
+                                          split->pp * split->n_virtual * cft__levels[level].part);
 }
 
 static void cft__fill_candidates(cft__tuner *t) {
@@ -2398,6 +2478,7 @@ static void cft__fill_candidates(cft__tuner *t) {
         c->k = t->desc.ks[cft__index(t, id, CFT__K)];
         c->kind = t->desc.kinds[cft__index(t, id, CFT__KIND)];
         c->replay = t->desc.replays[cft__index(t, id, CFT__REPLAY)];
+        cft__set_recompute(t, c, cft__index(t, id, CFT__LEVEL));
         c->state_window = t->windows[cft__index(t, id, CFT__WINDOW)];
         c->why = "";
         c->same_as = -1;
@@ -2470,7 +2551,7 @@ static cf_result cft__run_round(cft__tuner *t, void (*work)(cft__tuner *worker, 
 /* Bounds of all candidates of one split and ChunkSize. */
 static cf_result cft__bound_size(cft__tuner *t, int64_t index) {
     int64_t first = index * t->strides[CFT__SIZE], batch;
-    CFT__TRY(cft__set_up(t, &t->tuning->candidates[first]));
+    cft__set_memory_of(t, &t->tuning->candidates[first]);
     for (batch = t->desc.n_batches; batch >= 0 && !t->stop; batch--) CFT__TRY(cft__bound_batch(t, first, batch));
     return CF_OK;
 }
@@ -2539,6 +2620,7 @@ static void cft__give_up(cf_tune_candidate *c, const char *why) {
 /* Which of two candidates is simpler to run; below 0: a, above 0: b. */
 static int64_t cft__compare_simplicity(const cf_tune_candidate *a, const cf_tune_candidate *b) {
     if ((a->state_window > 0) != (b->state_window > 0)) return (a->state_window > 0) - (b->state_window > 0);
+    if (a->recompute != b->recompute) return (int)a->recompute - (int)b->recompute;
     if (a->replay != b->replay) return a->replay == CF_REPLAY_LOCAL ? -1 : 1;
     if ((a->kind == CF_SCHEDULE_BEST) != (b->kind == CF_SCHEDULE_BEST))
         return (a->kind == CF_SCHEDULE_BEST) - (b->kind == CF_SCHEDULE_BEST);
@@ -2652,6 +2734,12 @@ static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
     return CF_OK;
 }
 
+/* The candidate whose schedules this one has too, which may itself have been found to be a copy later. */
+static int64_t cft__origin_of(const cf_tuning *tuning, int64_t id) {
+    while (tuning->candidates[id].same_as >= 0) id = tuning->candidates[id].same_as;
+    return id;
+}
+
 /* Gives a candidate up for another one that makes the same schedules, if it is known how good that one is. */
 static int cft__give_up_for(const cft__tuner *t, cf_tune_candidate *c, const cf_tune_candidate *other,
                             const char *why) {
@@ -2661,6 +2749,15 @@ static int cft__give_up_for(const cft__tuner *t, cf_tune_candidate *c, const cf_
     cft__give_up(c, why);
     c->same_as = other->same_as >= 0 ? other->same_as : other - t->tuning->candidates;
     return 1;
+}
+
+/* Whether a candidate's schedules, or those that are the same as its own, were made and fit without a limit. */
+static int cft__fits_freely(const cft__tuner *t, int64_t id) {
+    const cf_tune_candidate *c;
+    id = cft__origin_of(t->tuning, id);
+    c = &t->tuning->candidates[id];
+    return (t->heats[id] > 0 || t->tuning->seconds[id * t->desc.n_batches] >= 0) && !c->limited &&
+           c->status != CF_TUNE_INFEASIBLE;
 }
 
 /* Whether another candidate's outcome says that this one need not be simulated; then its status says why. Every K that
@@ -2677,6 +2774,9 @@ static int cft__is_needless(cft__tuner *t, int64_t id) {
     if (c->k >= most && replay > 0 && c->kind != CF_SCHEDULE_BEST &&
         cft__give_up_for(t, c, c - replay * t->strides[CFT__REPLAY],
                          "nothing is replayed: the same as the other form"))
+        return 1;
+    if (cft__index(t, id, CFT__LEVEL) > 0 && cft__fits_freely(t, id - t->strides[CFT__LEVEL]) &&
+        cft__give_up_for(t, c, c - t->strides[CFT__LEVEL], "it fits with less recomputation"))
         return 1;
     return cft__index(t, id, CFT__WINDOW) > 0 && cft__give_up_for(t, c, &c[-1], "it fits without");
 }
@@ -2717,7 +2817,7 @@ static void cft__sort_turns(cft__tuner *t, int64_t family, int heats) {
 static int64_t cft__heaviest_rank(const cft__tuner *t, int64_t k) {
     int64_t rank, heaviest = 0;
     double most = -1;
-    for (rank = 0; rank < t->split->dp && t->plan->n_steps > 0; rank++) {
+    for (rank = 0; rank < t->split.dp && t->plan->n_steps > 0; rank++) {
         double load = cft__stage_load(t, rank, k), chain = cft__longest_chain(t, rank);
         if (chain > load) load = chain;
         if (!(load > most)) continue;
@@ -2741,6 +2841,8 @@ static int cft__is_behind_another(cft__tuner *t, int64_t id) {
         int64_t other;
         const char *why;
     } others[] = {{cft__index(t, id, CFT__WINDOW) > 0 ? id - 1 : id, "without a stream it is far behind, too"},
+                  {cft__index(t, id, CFT__LEVEL) > 0 ? id - t->strides[CFT__LEVEL] : id,
+                   "with less recomputation it is far behind, too"},
                   {cft__index(t, id, CFT__K) < t->desc.n_ks - 1 ? id + t->strides[CFT__K] : id,
                    "with a larger K it is far behind, too"}};
     int64_t i;
@@ -2792,14 +2894,21 @@ static void cft__work_on_heats(cft__tuner *worker, int64_t index) {
 
 /* ---- finals ---- */
 
-/* A family: what differs only in replay and in what is done with state. Some may be given up for another of them, so
+/* Whether a candidate was given up for one that needs less relief, which is now known not to do without. */
+static int cft__has_lost_its_reason(const cft__tuner *t, int64_t id) {
+    int64_t other = t->tuning->candidates[id].same_as;
+    return other >= 0 && other / t->strides[CFT__REPLAY] == id / t->strides[CFT__REPLAY] &&
+           t->tuning->candidates[other].limited;
+}
+
+/* A family: what differs only in replay, in what is recomputed and in what is done with state. Some may be given up for another of them, so
    they are tried one after the other. */
 static cf_result cft__try_family(cft__tuner *t, int64_t first) {
     int64_t id;
     for (id = first; id < first + t->family && !t->stop; id++) {
         cf_tune_candidate *c = &t->tuning->candidates[id];
         int64_t before = t->done;
-        if (c->same_as == id - 1 && c->state_window > 0 && c[-1].limited) CFT__TRY(cft__begin(t, id)); /* as of now */
+        if (cft__has_lost_its_reason(t, id)) CFT__TRY(cft__begin(t, id));
         if (c->status != CF_TUNE_UNTRIED) continue;
         if (!cft__is_needless(t, id)) CFT__TRY(cft__try_candidate(t, id, 0));
         cft__report_done(t, t->desc.n_batches - (t->done - before));
@@ -2921,12 +3030,6 @@ static int cft__is_neighbour(const cft__tuner *t, int64_t a, int64_t b) {
         differences += steps != 0;
     }
     return differences == 1;
-}
-
-/* The candidate whose schedules this one has too, which may itself have been found to be a copy later. */
-static int64_t cft__origin_of(const cf_tuning *tuning, int64_t id) {
-    while (tuning->candidates[id].same_as >= 0) id = tuning->candidates[id].same_as;
-    return id;
 }
 
 /* Makes a candidate exact that was given up. */

@@ -28,7 +28,7 @@ small="--chunk-sizes 4K,8K --ks 1,4 --batches 4 --batch 64"
 says tune_prints_splits "  4 x 4 x 1    " tune lengths $seven --gpus 16 --context 256K $small
 plain says tune_prints_neighbours "one thing changed from the best" tune lengths $seven --tp 4 --pp 4 --context 256K --chunk-sizes 4K --ks 1,64
 says tune_prints_what_does_not_fit "ChunkSize 131,072, K  1 and more: needs" \
-    tune lengths $seven --tp 4 --pp 4 --context 256K --chunk-sizes 4K,128K --ks 1,4 --batches 4 --batch 64
+    tune lengths $seven --tp 4 --pp 4 --context 256K --chunk-sizes 4K,128K --ks 1,4 --batches 4 --batch 64 --recompute none
 says tune_streams "stream            3 blocks of 14,563 rows of one layer on each GPU" tune short $seven --tp 4 --pp 4 $small --stream 64M
 says tune_streams_where_it_must ", state streamed" tune long $seven --tp 2 --pp 2 --batch 3 --batches 1 --chunk-sizes 8K --ks 1
 says tune_streams_say_how "stream            3 blocks of 4,096 rows of one layer; passes wait for it " tune long $seven --tp 2 --pp 2 \
@@ -67,7 +67,7 @@ same $name "$alone 1 1" "$(sed -n 's/^baseline .*: estimated \([0-9.]*\) s an it
 same ${name}_row "base unsplit 1f1b stays" "$(awk '$1 == "base" { print $1, $2, $4, $6 }' out)"
 same ${name}_json "1 1" "$(grep -c '"baseline": {' base.json) $(grep -c '"fits": true' base.json)"
 run tune alike $seven $few --chunk-sizes 2K --ks 1 --schedules 1f1b --limit-bytes 22G # 22.83 GiB without recomputation
-same ${name}_recompute 1 "$(grep -c ' a micro-batch for each sequence, recompute full, tensor 4,' out)"
+same ${name}_recompute 1 "$(grep -c ' a micro-batch for each sequence, recompute act, tensor 4,' out)"
 echo 262144 | cat alike - >long
 run tune long $seven $few --chunk-sizes 8K --ks 1 --replay local
 same ${name}_too_long 1 "$(grep -c '^baseline .* does not fit: it needs 1[0-9][0-9]\.[0-9]* GiB at least$' out)"
@@ -81,7 +81,7 @@ if wanted $name; then
     if [ -z "$PYTHON" ]; then skip $name "no python3"
     # shellcheck disable=SC2086
     elif ! run compare --chunk-size 8K --k 1 --stages 4 $seven --tp 4 --json compared.json batch ||
-        ! run tune batch $seven --tp 4 --pp 4 --batches 1 --batch 64 --chunk-sizes 8K --ks 1 --json base.json; then
+        ! run tune batch $seven --tp 4 --pp 4 --batches 1 --batch 64 --chunk-sizes 8K --ks 1 --reserve 0 --json base.json; then
         fail $name "$(cat err)"
     elif python - >why 2>&1 <<'PYTHON'
 import json
@@ -117,7 +117,8 @@ assert sorted(t["ranking"]) == [x["id"] for x in exact]
 best, fastest = c[t["winner"]], c[t["ranking"][0]]
 good = [x for x in exact if x["behind"] <= max(0.01 * fastest["seconds"], x["behind_confidence"])]
 least = min(x["bytes"] for x in good)
-simple = lambda x: (x["state_window"] > 0, x["replay"] != "local", x["schedule"] == "best", x["k"], x["seconds"])
+recompute = ["none", "selective", "layernorm", "act", "mlp", "full"].index
+simple = lambda x: (x["state_window"] > 0, recompute(x["recompute"]), x["replay"] != "local", x["schedule"] == "best", x["k"], x["seconds"])
 assert best is min((x for x in good if x["bytes"] - least <= 0.05 * t["limit_bytes"]), key=simple)
 assert t["limit_bytes"] <= 0.9101 * 81559 * 2 ** 20
 for x in exact:
@@ -137,7 +138,8 @@ for x in c:
     if x["status"] == "dominated" and x["why"].endswith("time is above the best"): assert x["bound"] > fastest["seconds"]
 for i in t["neighbours"]:
     x = c[i]
-    assert sum(x[k] != best[k] for k in ("chunk_size", "k", "schedule", "replay", "state_window")) == 1
+    assert sum(x[k] != best[k] for k in ("chunk_size", "k", "schedule", "replay", "state_window")) + (
+        (x["recompute"], x["recompute_layers"]) != (best["recompute"], best["recompute_layers"])) == 1
     assert x["split"] == best["split"]
 assert all(s["tensor_parallel"] * s["pipeline_parallel"] * s["data_parallel"] == 16 for s in t["splits"])
 text = open(sys.argv[2]).read()
@@ -339,7 +341,7 @@ fi
 name=tune_nothing_fits
 if wanted $name; then
     # shellcheck disable=SC2086
-    run tune lengths $seven --tp 4 --pp 4 --context 256K --chunk-sizes 128K --ks 1,2 --batches 2
+    run tune lengths $seven --tp 4 --pp 4 --context 256K --chunk-sizes 128K --ks 1,2 --batches 2 --recompute none
     status=$?
     if [ $status -ne 1 ]; then fail $name "exit code $status, wanted 1"
     elif ! grep -q "nothing fits into 72.48 GiB; the least that any of these needs is 10[0-9]\." out; then fail $name "$(cat out)"

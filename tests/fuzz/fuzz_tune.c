@@ -51,6 +51,7 @@ static void draw_parallel(problem *p, cf_parallel *parallel) {
     parallel->zero = fuzz_mostly(in, 0, 3, p->wild);
     parallel->no_sequence = fuzz_chance(in, 3);
     parallel->recompute = (cf_recompute)fuzz_between(in, 0, CF_RECOMPUTE_COUNT);
+    if (fuzz_chance(in, 4)) parallel->recompute_layers = fuzz_mostly(in, 0, 8, p->wild);
     if (fuzz_chance(in, 4)) parallel->vocab_multiple = fuzz_mostly(in, 0, 128, p->wild);
     for (i = 0; i < MOST_STAGES; i++) p->layers[i] = fuzz_mostly(in, 0, 8, p->wild);
     if (fuzz_chance(in, 5) && parallel->pp <= 3 && parallel->n_virtual <= 2) parallel->layers = p->layers;

@@ -83,6 +83,7 @@ static const bound bounds[] = {
     {"cf_parallel", "n_virtual", CF_MAX_LAYERS, 1, " pp n_loads layers "},
     {"cf_parallel", "dp", CF_MAX_RANKS, 1, NULL},
     {"cf_parallel", "zero", 3, 0, NULL},
+    {"cf_parallel", "recompute_layers", CF_MAX_LAYERS, 0, NULL},
     {"cf_parallel", "vocab_multiple", CF_MAX_VOCAB, 0, " limit_bytes "},
     {"cf_memory_desc", NULL, 1024, 0, " loads chunk_tokens limit_bytes parameters "}, /* bytes of a number */
     {"cf_memory_desc", "fragmentation", 1000, 0, " loads chunk_tokens limit_bytes parameters "},

@@ -207,6 +207,67 @@ TEST(full_recompute_makes_all_of_a_layer) {
     CHECK_INT(made_again.working - kept.working, 158720 + 4 * 28);
 }
 
+/* What modules that run again leave out, in the layer of Korthikanti et al. (4 h of MLP, no gate; bytes by their section
+   4.1): the inputs of the two linear maps behind the norms, 2 h each; the input of the MLP's second, 8 h; and that of its
+   activation, 8 h. Then with a gate: 2 f of the product, 4 f of gate and up. Backward makes one layer's share again, and
+   layers that recompute nothing keep all. */
+TEST(modules_made_again) {
+    static const cf_recompute whats[] = {CF_RECOMPUTE_LAYERNORM, CF_RECOMPUTE_ACT, CF_RECOMPUTE_MLP};
+    cf_model gpt = {0};
+    int64_t i, gate, tp, layers;
+    gpt.layers = 12;
+    gpt.hidden = 768;
+    gpt.heads = gpt.kv_heads = 12;
+    gpt.ffn = 4 * 768;
+    gpt.vocab = 50304;
+    for (gate = 0; gate <= 1; gate++)
+        for (tp = 1; tp <= 4; tp *= 2)
+            for (i = 0; i < COUNT(whats); i++) {
+                const int64_t h = 768, f = 4 * h, without[] = {4 * h, 4 * h + 8 * h, 4 * h + 16 * h};
+                const int64_t gated[] = {4 * h, 4 * h + 2 * f, 4 * h + 6 * f};
+                int64_t dropped = (gate ? gated[i] : without[i]) / tp;
+                cf_memory_desc desc = sizing("qwen2.5-7b", tp, 3);
+                cf_token_bytes kept, again;
+                gpt.no_gate = !gate;
+                desc.model = &gpt;
+                REQUIRE(cf_memory_token_bytes(&desc, 1, &kept, NULL) == CF_OK);
+                desc.parallel.recompute = whats[i];
+                REQUIRE(cf_memory_token_bytes(&desc, 1, &again, NULL) == CF_OK);
+                CHECK_INT(kept.activations - again.activations, 4 * dropped);
+                CHECK_INT(again.working - kept.working, dropped);
+                for (layers = 1; layers <= 5; layers++) {
+                    desc.parallel.recompute_layers = layers;
+                    REQUIRE(cf_memory_token_bytes(&desc, 1, &again, NULL) == CF_OK);
+                    CHECK_INT(kept.activations - again.activations, (layers < 4 ? layers : 4) * dropped);
+                }
+            }
+}
+
+/* Norms that run again leave nothing of their separate operations, nor the activation its gate; scores are kept, but in
+   layers that make them again. */
+TEST(modules_of_unfused_operations) {
+    cf_memory_desc desc = sizing("qwen2.5-7b", 4, 1);
+    cf_memory_load load = load_of(1000, 1000, 0, 0);
+    int64_t none, scores;
+    desc.unfused = 1;
+    none = report_of(&desc, &load).activations;
+    desc.parallel.recompute = CF_RECOMPUTE_LAYERNORM;
+    CHECK_INT(none - report_of(&desc, &load).activations, 28000 * 12 * 3584 / 4);
+    desc.parallel.recompute = CF_RECOMPUTE_ACT;
+    CHECK_INT(none - report_of(&desc, &load).activations, (int64_t)28000 * (12 * 3584 + 4 * 18944) / 4);
+    desc.unfused_attention = 1;
+    load.live_scores = load.chunk_scores = 1000 * 1000;
+    scores = report_of(&desc, &load).activations;
+    load.live_scores = 0;
+    CHECK_INT(scores - report_of(&desc, &load).activations, 1000 * 1000 * 2 * 7 * 28);
+    load.live_scores = 1000 * 1000;
+    desc.parallel.recompute = CF_RECOMPUTE_SELECTIVE;
+    desc.parallel.recompute_layers = 20;
+    scores = report_of(&desc, &load).activations;
+    load.live_scores = 0;
+    CHECK_INT(scores - report_of(&desc, &load).activations, 1000 * 1000 * 2 * 7 * 8);
+}
+
 /* What a trainer without mixed precision keeps, tensor by tensor: all in float, a row statistic for each norm. */
 TEST(float_trainer) {
     const int64_t h = 64, heads = 4, kv = 2 * 16, f = 176, vocab = 256, layers = 3;
@@ -628,7 +689,8 @@ TEST(bad_loads_are_named) {
 SUITE(memory, CASE(bytes_per_token_by_hand), CASE(korthikanti_table_2), CASE(megatron_activation_formula),
       CASE(unfused_operations_keep_more), CASE(working_rows_by_hand), CASE(float_trainer), CASE(losses_keep_what_they_say),
       CASE(buffers_are_those_of_the_neighbours), CASE(zero_divides_states), CASE(reports_add_up),
-      CASE(full_recompute_makes_all_of_a_layer), CASE(shares_are_rounded_up), CASE(zero_3_gathers_two_layers),
+      CASE(full_recompute_makes_all_of_a_layer),
+      CASE(modules_made_again), CASE(modules_of_unfused_operations), CASE(shares_are_rounded_up), CASE(zero_3_gathers_two_layers),
       CASE(a_window_of_the_state), CASE(a_window_is_a_stage_s), CASE(a_window_leaves_no_token_bytes_of_state),
       CASE(replicated_heads_keep_their_state), CASE(virtual_stages_share_a_gpu), CASE(paper_peak_memory_table),
       CASE(paper_plain_training_peak), CASE(bad_sizings_are_named), CASE(bad_loads_are_named));

@@ -464,6 +464,46 @@ TEST(recompute_adds_a_forward) {
     CHECK(near(full[1].forward.per_token, none[1].forward.per_token, 0));
 }
 
+/* What modules add to backward, term by term: the MLP its 2 FLOPs a weight and half of the collectives, norms and the
+   activation their traffic, each of them its kernels; in layers that make nothing again it is none of these. */
+TEST(modules_add_what_they_run_again) {
+    cf_gpu flops = only_flops(), bytes = only_flops();
+    const double h = 4096, f = 12288, layers = 18, tp = 2;
+    cf_stage_cost none[2], again[2];
+    cf_timing timing;
+    cf_cost_desc desc = {0};
+    bytes.flops = 1e300;
+    bytes.bandwidth = 1;
+    bytes.nvlink = 1;
+    desc.model = cf_model_find("qwen3-8b");
+    desc.gpu = &flops;
+    desc.parallel = split(2, 2, 1);
+    REQUIRE(cf_cost_estimate(&desc, none, 2, &timing, NULL, NULL) == CF_OK);
+    desc.parallel.recompute = CF_RECOMPUTE_MLP;
+    REQUIRE(cf_cost_estimate(&desc, again, 2, &timing, NULL, NULL) == CF_OK);
+    CHECK(near(again[0].backward.per_token - none[0].backward.per_token, 2 * layers * 3 * h * f / tp, 1e-12));
+    CHECK(near(again[0].backward.per_pair, none[0].backward.per_pair, 0));
+    desc.parallel.recompute_layers = 6;
+    REQUIRE(cf_cost_estimate(&desc, again, 2, &timing, NULL, NULL) == CF_OK);
+    CHECK(near(again[0].backward.per_token - none[0].backward.per_token, 2 * 6 * 3 * h * f / tp, 1e-12));
+    CHECK(near(again[0].forward.per_token, none[0].forward.per_token, 0));
+    desc.parallel.recompute_layers = 0;
+    desc.parallel.recompute = CF_RECOMPUTE_NONE;
+    desc.gpu = &bytes;
+    REQUIRE(cf_cost_estimate(&desc, none, 2, &timing, NULL, NULL) == CF_OK);
+    desc.parallel.recompute = CF_RECOMPUTE_LAYERNORM;
+    REQUIRE(cf_cost_estimate(&desc, again, 2, &timing, NULL, NULL) == CF_OK);
+    CHECK(near(again[1].backward.per_token - none[1].backward.per_token, layers * 8 * h / tp, 1e-9));
+    desc.parallel.recompute = CF_RECOMPUTE_ACT;
+    REQUIRE(cf_cost_estimate(&desc, again, 2, &timing, NULL, NULL) == CF_OK);
+    CHECK(near(again[1].input.per_token - none[1].input.per_token, layers * (8 * h + 6 * f) / tp, 1e-9));
+    CHECK(near(again[1].weight.per_token, none[1].weight.per_token, 0));
+    desc.parallel.recompute = CF_RECOMPUTE_MLP; /* beside the traffic, a gather and a scatter of half a row */
+    REQUIRE(cf_cost_estimate(&desc, again, 2, &timing, NULL, NULL) == CF_OK);
+    CHECK(near(again[1].input.per_token - none[1].input.per_token, layers * ((8 * h + 6 * f) / tp + 2 * h), 1e-9));
+    CHECK(near(again[1].input.constant - none[1].input.constant, layers * 2 * 3 * h * f / tp, 1e-9));
+}
+
 /* Transfers, by hand: 7B in bf16, tp 4 with sequence parallelism. */
 TEST(transfers_use_the_right_link) {
     const cf_gpu *gpu = cf_gpu_find("a100-80g");
@@ -759,7 +799,8 @@ SUITE(models, CASE(counts_are_the_published_ones), CASE(names_are_found_in_any_c
       CASE(layers_can_be_given_stage_by_stage),
       CASE(vocabulary_is_padded_as_megatron_does), CASE(megatron_parameter_formula), CASE(bad_models_are_named),
       CASE(huge_models_do_not_overflow), CASE(bad_splits_are_named), CASE(estimates_count_the_flops),
-      CASE(recompute_adds_a_forward), CASE(transfers_use_the_right_link),
+      CASE(recompute_adds_a_forward),
+      CASE(modules_add_what_they_run_again), CASE(transfers_use_the_right_link),
       CASE(streams_cross_the_link_to_the_host),
       CASE(small_chunks_leave_processors_idle), CASE(small_chunks_cost_more_a_token),
       CASE(bad_estimates_are_named), CASE(fits_return_exact_terms), CASE(fits_are_optimal),

@@ -37,6 +37,7 @@ static void fixture_fill(fixture *f, uint64_t seed) {
     f->desc.model = &small;
     f->desc.gpu = &f->gpu;
     f->desc.parallel.pp = 3;
+    f->desc.parallel.recompute = CF_RECOMPUTE_NONE;
     f->desc.chunk_sizes = sizes;
     f->desc.n_chunk_sizes = COUNT(sizes);
     f->desc.ks = ks;
@@ -528,6 +529,7 @@ static cf_tuning *tune_7b(int64_t longest, int64_t state_window, int no_stream) 
     desc.gpu = cf_gpu_find("h100-80g");
     desc.parallel.tp = 2;
     desc.parallel.pp = 2;
+    desc.parallel.recompute = CF_RECOMPUTE_NONE;
     desc.chunk_sizes = two_sizes;
     desc.n_chunk_sizes = COUNT(two_sizes);
     desc.ks = one_k;
@@ -577,6 +579,56 @@ TEST(streams_where_memory_forbids_the_rest) {
     cf_tuning_free(chosen);
     cf_tuning_free(streams);
     cf_tuning_free(stays);
+}
+
+/* What backward makes again is searched for where nothing is said of it, from what costs least on: a level is simulated
+   only where the one before does not fit or had to be held down, and then it is what is found where it is asked for. */
+TEST(recomputes_where_memory_forbids_the_rest) {
+    static const cf_recompute whats[] = {CF_RECOMPUTE_NONE, CF_RECOMPUTE_ACT, CF_RECOMPUTE_MLP, CF_RECOMPUTE_MLP,
+                                         CF_RECOMPUTE_FULL};
+    static const int64_t layers[] = {0, 0, 2, 0, 0}; /* half of the four of a stage */
+    cf_tuning *found, *asked[COUNT(whats)];
+    int64_t i, level, simulated = 0, spared = 0, fixed;
+    fixture f;
+    fixture_fill(&f, 5);
+    f.desc.n_exact = CF_MAX_CANDIDATES;
+    f.desc.n_kinds = 2;
+    f.desc.no_stream = 1;
+    f.desc.limit_bytes = (int64_t)120 << 20;
+    for (level = 0; level < COUNT(whats); level++) {
+        f.desc.parallel.recompute = whats[level];
+        f.desc.parallel.recompute_layers = layers[level];
+        asked[level] = tune(&f);
+        REQUIRE(asked[level] != NULL);
+    }
+    f.desc.parallel.recompute = CF_RECOMPUTE_DEFAULT;
+    f.desc.parallel.recompute_layers = 0;
+    found = tune(&f);
+    REQUIRE(found != NULL && found->winner >= 0);
+    CHECK_INT(found->n_candidates, COUNT(whats) * asked[0]->n_candidates);
+    for (i = 0; i < found->n_candidates; i++) {
+        const cf_tune_candidate *c = &found->candidates[i], *own, *before;
+        level = i % COUNT(whats);
+        own = &asked[level]->candidates[i / COUNT(whats)];
+        before = level > 0 ? &asked[level - 1]->candidates[i / COUNT(whats)] : NULL;
+        CHECK_INT(c->recompute, whats[level]);
+        CHECK_INT(c->recompute_layers, layers[level]);
+        if (strcmp(c->why, "it fits with less recomputation") == 0) {
+            CHECK(before != NULL && !before->limited && before->status != CF_TUNE_INFEASIBLE);
+            CHECK(c->same_as >= i - level && c->same_as < i);
+            spared++;
+        }
+        if (c->status == CF_TUNE_OK && own->status == CF_TUNE_OK) {
+            CHECK(same(c->seconds, own->seconds) && c->bytes == own->bytes);
+            simulated += level > 0;
+        }
+        if (c->status == CF_TUNE_INFEASIBLE) CHECK_INT(own->status, CF_TUNE_INFEASIBLE);
+    }
+    CHECK(simulated > 5 && spared > 5);
+    fixed = asked[0]->winner;
+    CHECK(fixed < 0 || found->candidates[found->winner].seconds <= asked[0]->candidates[fixed].seconds);
+    for (level = 0; level < COUNT(whats); level++) cf_tuning_free(asked[level]);
+    cf_tuning_free(found);
 }
 
 /* ---- the race and the choice ---- */
@@ -1629,7 +1681,7 @@ SUITE(tune, CASE(memory_of_a_schedule_is_that_of_its_worst_moment),
       CASE(the_longest_sequence_is_a_chunk_size),
       CASE(equals_brute_force_on_virtual_stages), CASE(peak_is_the_walk_s), CASE(limit_is_kept),
       CASE(limit_below_the_parameters), CASE(a_window_makes_room),
-      CASE(streams_where_memory_forbids_the_rest), CASE(a_race_finds_nearly_the_fastest),
+      CASE(streams_where_memory_forbids_the_rest), CASE(recomputes_where_memory_forbids_the_rest), CASE(a_race_finds_nearly_the_fastest),
       CASE(the_winner_is_thrifty_and_simple), CASE(a_reserve_stays_free), CASE(a_context_is_a_promise_of_memory),
       CASE(intervals), CASE(same_seed_same_answer),
       CASE(pruning_changes_nothing), CASE(whole_list_as_a_batch), CASE(sequences_without_tokens),

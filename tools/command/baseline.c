@@ -52,6 +52,7 @@ cf_result baseline_make(const pipeline *p, const packing *list, const packing_op
     result = pack_whole(list, asked, packed, rule, &fresh.plan, error);
     level = rule && rule->recompute > CF_RECOMPUTE_NONE ? rule->recompute : CF_RECOMPUTE_NONE;
     for (; result == CF_OK && !done; level++) {
+        if (level == CF_RECOMPUTE_SELECTIVE) continue; /* frees next to nothing */
         if (p->estimates) fresh.what.recompute = (cf_recompute)level;
         pipeline_run_free(&fresh.run);
         result = pipeline_run_make(p, fresh.plan, &fresh.what, &fresh.run, error);
@@ -115,6 +116,7 @@ static void note_form(const cf_tuning *tuning, int packed, baseline_tuned *base)
     if (base->best.status == CF_TUNE_OK && !(c->seconds < base->best.seconds)) return;
     base->best = *c;
     base->split = tuning->splits[c->split];
+    base->split.recompute = c->recompute;
     base->packed = packed;
 }
 
@@ -133,6 +135,7 @@ static cf_result tune_form(const int64_t *lengths, int64_t n, cf_tune_desc desc,
     desc.parallel.n_virtual = 1;
     desc.parallel.placement = CF_PLACEMENT_DEFAULT;
     desc.parallel.recompute = level;
+    desc.parallel.recompute_layers = 0;
     desc.pack.max_slices = most_slices(packed, desc.pack.max_slices);
     desc.chunk_sizes = &chunk_size;
     desc.ks = &k;
@@ -157,7 +160,7 @@ cf_result baseline_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *d
 
     memset(out, 0, sizeof *out);
     for (level = CF_RECOMPUTE_NONE; level < CF_RECOMPUTE_COUNT; level++)
-        for (packed = 0; packed < FORMS && result == CF_OK; packed++)
+        for (packed = 0; packed < FORMS && result == CF_OK && level != CF_RECOMPUTE_SELECTIVE; packed++)
             result = tune_form(lengths, n, *desc, packed, (cf_recompute)level, out, error);
     return result;
 }

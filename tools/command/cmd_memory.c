@@ -255,6 +255,7 @@ static int run(const void *given, char **operands, int n_operands) {
     code = table_check("memory", asked->tsv, "--json", asked->json);
     if (code == CLI_OK) code = modelling_make("memory", &asked->modelling, &m);
     if (code != CLI_OK) return code;
+    m.keeps_scores = asked->unfused_attention;
     loads = (cf_memory_load *)calloc((size_t)(m.parallel.pp * m.parallel.n_virtual), sizeof *loads);
     reports = (cf_memory_report *)calloc((size_t)m.parallel.pp, sizeof *reports);
     code = loads && reports ? report(asked, &m, gpu, loads, reports) : cli_failed("out of memory");

@@ -134,6 +134,8 @@ static int fill_desc(tune_job *job) {
     desc->gpu = &job->gpu;
     desc->parallel = job->model.parallel;
     desc->n_gpus = asked->gpus;
+    if (asked->modelling.recompute == 0) desc->parallel.recompute = CF_RECOMPUTE_DEFAULT; /* searched for, too */
+    job->model.parallel.recompute = desc->parallel.recompute;
     if (asked->gpus > 0) { /* what was not given is searched for */
         desc->parallel.tp = asked->modelling.tp;
         desc->parallel.pp = asked->modelling.pp;
@@ -279,7 +281,7 @@ static void print_setting(const tune_job *job, const cf_tuning *tuning) {
         modelling_print_model(&job->model);
         printf("split             %s GPUs, %s ways (tensor x pipeline x data, ZeRO %s)\n", cli_commas(job->desc.n_gpus),
                cli_commas(tuning->n_splits), cli_commas(p->zero));
-        printf("recompute         %s\n", cf_recompute_name(p->recompute));
+        printf("recompute         %s\n", modelling_recompute_words(p->recompute, p->recompute_layers));
     }
     printf("GPU               %s, %.2f GiB for each; %.3g us around a kernel\n", job->gpu.name,
            modelling_gib(tuning->limit_bytes), 1e6 * job->gpu.launch);
@@ -318,8 +320,8 @@ static void print_winner(const tune_job *job, const cf_tuning *tuning) {
     printf("best              ChunkSize %s, K %s, schedule %s, %s replay%s\n", cli_commas(c->chunk_size),
            cli_commas(c->k), cf_schedule_kind_name(c->kind), cf_replay_name(c->replay),
            c->state_window > 0 ? ", state streamed" : "");
-    printf("split             tensor %s, pipeline %s, data %s\n", cli_commas(p->tp), cli_commas(p->pp),
-           cli_commas(p->dp));
+    printf("split             tensor %s, pipeline %s, data %s; recompute %s\n", cli_commas(p->tp), cli_commas(p->pp),
+           cli_commas(p->dp), modelling_recompute_words(c->recompute, c->recompute_layers));
     printf("estimated time    %s s an iteration, +- %.2g (95 %%); with this ChunkSize and K none is faster than %s",
            pipeline_estimate(c->seconds), c->confidence, pipeline_estimate(c->bound));
     if (c->behind > 0)
@@ -377,6 +379,8 @@ static const table_column ranking_columns[] = {
     {.heading = "K", .name = "k", .width = 4},
     {.heading = "schedule", .name = "schedule", .width = -12},
     {.heading = "replay", .name = "replay", .width = -9},
+    {.heading = "recompute", .name = "recompute", .width = -10},
+    {.name = "recompute_layers"},
     {.heading = "state", .name = "state", .width = -7},
     {.heading = "ms", .name = "mean_s", .width = 11, .decimals = 1, .scale = 1e3},
     {.heading = "+-", .name = "mean_confidence_s", .width = 9, .decimals = 1, .scale = 1e3},
@@ -389,6 +393,7 @@ static const table_column ranking_columns[] = {
     {.heading = "waits %", .name = "stream_waiting", .width = 8, .decimals = 2, .scale = 100}};
 enum {
     COLUMN_SPLIT = 1,
+    COLUMN_RECOMPUTE = 11,
     RANKING_COLUMNS = sizeof ranking_columns / sizeof ranking_columns[0],
     COLUMN_HOST = RANKING_COLUMNS - 2,
     COLUMN_WAITS
@@ -415,6 +420,8 @@ static void add_setting(table *t, const char *rank, const cf_parallel *split, co
     table_text(t, cf_schedule_kind_name(c->kind));
     if (whole) table_none(t);
     else table_text(t, cf_replay_name(c->replay));
+    table_text(t, cf_recompute_name(c->recompute));
+    table_integer(t, c->recompute_layers);
     table_text(t, tune_state_word(c));
 }
 
@@ -443,11 +450,17 @@ static int repeats_earlier(const cf_tuning *tuning, int64_t rank) {
     return 0;
 }
 
-static int any_streams(const cf_tuning *tuning) {
+/* The columns that say nothing here. */
+static unsigned idle_columns(const cf_tuning *tuning) {
+    unsigned idle = 1u << COLUMN_HOST | 1u << COLUMN_WAITS | 1u << COLUMN_RECOMPUTE;
     int64_t i;
-    for (i = 0; i < tuning->n_ranked; i++)
-        if (tuning->candidates[tuning->ranking[i]].state_window > 0) return 1;
-    return 0;
+
+    for (i = 0; i < tuning->n_ranked; i++) {
+        const cf_tune_candidate *c = &tuning->candidates[tuning->ranking[i]];
+        if (c->state_window > 0) idle &= ~(1u << COLUMN_HOST | 1u << COLUMN_WAITS);
+        if (c->recompute != tuning->candidates[0].recompute) idle &= ~(1u << COLUMN_RECOMPUTE);
+    }
+    return idle;
 }
 
 /* People see a few of them, scripts all. *same: those that are not worth a line. */
@@ -458,8 +471,7 @@ static int print_rows(const tune_job *job, const cf_tuning *tuning, const baseli
     table t;
 
     table_begin(&t, ranking_columns, RANKING_COLUMNS, job->asked->tsv, 0);
-    t.hidden = (tuning->n_splits > 1 ? 0 : 1u << COLUMN_SPLIT) |
-               (any_streams(tuning) ? 0 : 1u << COLUMN_HOST | 1u << COLUMN_WAITS);
+    t.hidden = (tuning->n_splits > 1 ? 0 : 1u << COLUMN_SPLIT) | idle_columns(tuning);
     for (i = 0; i < tuning->n_ranked && (job->asked->tsv || shown < job->asked->show); i++) {
         const cf_tune_candidate *c = &tuning->candidates[tuning->ranking[i]];
         if (!job->asked->tsv && tuning->ranking[i] != tuning->winner && repeats_earlier(tuning, i)) {
@@ -514,13 +526,14 @@ static void print_splits(const cf_tuning *tuning) {
 }
 
 /* What a neighbour of the winner has that the winner has not. */
-enum { OTHER_CHUNK_SIZE, OTHER_K, OTHER_SCHEDULE, OTHER_REPLAY, OTHER_STATE, DIFFERENCES };
+enum { OTHER_CHUNK_SIZE, OTHER_K, OTHER_SCHEDULE, OTHER_REPLAY, OTHER_RECOMPUTE, OTHER_STATE, DIFFERENCES };
 
 static int difference_of(const cf_tune_candidate *winner, const cf_tune_candidate *c) {
     if (c->chunk_size != winner->chunk_size) return OTHER_CHUNK_SIZE;
     if (c->k != winner->k) return OTHER_K;
     if (c->kind != winner->kind) return OTHER_SCHEDULE;
-    return c->replay != winner->replay ? OTHER_REPLAY : OTHER_STATE;
+    if (c->replay != winner->replay) return OTHER_REPLAY;
+    return c->state_window != winner->state_window ? OTHER_STATE : OTHER_RECOMPUTE;
 }
 
 static void print_neighbour(const cf_tuning *tuning, const cf_tune_candidate *c, int difference) {
@@ -531,9 +544,13 @@ static void print_neighbour(const cf_tuning *tuning, const cf_tune_candidate *c,
     case OTHER_K: printf("  K          %-12s", cli_commas(c->k)); break;
     case OTHER_SCHEDULE: printf("  schedule   %-12s", cf_schedule_kind_name(c->kind)); break;
     case OTHER_REPLAY: printf("  replay     %-12s", cf_replay_name(c->replay)); break;
-    default: printf("  state      %-12s", tune_state_word(c)); break;
+    case OTHER_STATE: printf("  state      %-12s", tune_state_word(c)); break;
+    default:
+        printf("  recompute  %-12s", c->recompute_layers > 0 ? "some mlp" : cf_recompute_name(c->recompute));
+        break;
     }
-    if (c->same_as >= 0 && c->state_window == tuning->candidates[c->same_as].state_window)
+    if (c->same_as >= 0 && c->state_window == tuning->candidates[c->same_as].state_window &&
+        c->recompute == tuning->candidates[c->same_as].recompute)
         c = &tuning->candidates[c->same_as];
     switch (c->status) {
     case CF_TUNE_OK:
@@ -581,19 +598,19 @@ static void print_neighbours(const cf_tuning *tuning) {
 
 #define MOST_LINES 24
 
-/* Whether two candidates differ in nothing but what is done with state; such ones stand side by side. */
-static int only_state_differs(const cf_tune_candidate *a, const cf_tune_candidate *b) {
+/* Whether two candidates differ in nothing but what is done with state and what is recomputed; such ones stand side by side. */
+static int only_relief_differs(const cf_tune_candidate *a, const cf_tune_candidate *b) {
     return a->split == b->split && a->chunk_size == b->chunk_size && a->k == b->k && a->kind == b->kind &&
            a->replay == b->replay;
 }
 
-/* Whether candidate `i`, whatever is done with its state, does not fit; said of the last of its kin. */
+/* Whether candidate `i`, whatever is done about it, does not fit; said of the last of its kin. */
 static int fits_in_no_way(const cf_tuning *tuning, int64_t i) {
     const cf_tune_candidate *all = tuning->candidates;
     int64_t j;
 
-    if (i + 1 < tuning->n_candidates && only_state_differs(&all[i], &all[i + 1])) return 0;
-    for (j = i; j >= 0 && only_state_differs(&all[i], &all[j]); j--)
+    if (i + 1 < tuning->n_candidates && only_relief_differs(&all[i], &all[i + 1])) return 0;
+    for (j = i; j >= 0 && only_relief_differs(&all[i], &all[j]); j--)
         if (all[j].status != CF_TUNE_INFEASIBLE) return 0;
     return 1;
 }

@@ -136,6 +136,7 @@ int modelling_make(const char *command, const modelling_options *asked, modellin
     out->parallel.zero = asked->zero > 0 ? asked->zero - 1 : asked->dp > 1;
     out->parallel.no_sequence = asked->no_sequence;
     out->parallel.recompute = (cf_recompute)asked->recompute;
+    out->parallel.recompute_layers = asked->recompute_layers;
     if (asked->pp * asked->n_virtual > CF_MAX_LAYERS)
         return cli_usage(command, "--virtual: at most %d virtual stages in all", CF_MAX_LAYERS);
     code = make_model(command, asked, out);
@@ -211,6 +212,15 @@ void modelling_print_stream(const cf_memory_desc *desc) {
                cli_commas(desc->state_window / CF_STATE_SLOTS));
 }
 
+const char *modelling_recompute_words(cf_recompute recompute, int64_t layers) {
+    char *text = cli_scratch();
+
+    if (recompute == CF_RECOMPUTE_DEFAULT) return "as little as memory asks for";
+    if (layers == 0 || recompute == CF_RECOMPUTE_NONE) return cf_recompute_name(recompute);
+    snprintf(text, CLI_SCRATCH_BYTES, "%s in %s layers of each stage", cf_recompute_name(recompute), cli_commas(layers));
+    return text;
+}
+
 void modelling_print(const modelling *m) {
     const cf_parallel *p = &m->parallel;
 
@@ -220,8 +230,10 @@ void modelling_print(const modelling *m) {
         printf(" with %s virtual stages each%s", cli_commas(p->n_virtual),
                p->placement == CF_PLACEMENT_V ? ", in a V" : "");
     printf(", data %s (ZeRO %s): %s GPUs\n", cli_commas(p->dp), cli_commas(p->zero), cli_commas(p->tp * p->pp * p->dp));
-    printf("recompute         %s%s\n", cf_recompute_name(p->recompute),
+    printf("recompute         %s%s\n", modelling_recompute_words(p->recompute, p->recompute_layers),
            p->tp > 1 ? p->no_sequence ? ", no sequence parallelism" : ", sequence parallelism" : "");
+    if (p->recompute == CF_RECOMPUTE_SELECTIVE && !m->keeps_scores)
+        puts("                  worth nothing: fused attention keeps no scores; layernorm and act free more for less");
 }
 
 void modelling_write(json_writer *w, const modelling *m) {
@@ -234,6 +246,7 @@ void modelling_write(json_writer *w, const modelling *m) {
     json_integer_member(w, "zero", m->parallel.zero);
     json_integer_member(w, "sequence_parallel", m->parallel.tp > 1 && !m->parallel.no_sequence);
     json_text_member(w, "recompute", cf_recompute_name(m->parallel.recompute));
+    if (m->parallel.recompute_layers > 0) json_integer_member(w, "recompute_layers", m->parallel.recompute_layers);
 }
 
 void modelling_write_split(json_writer *w, const cf_parallel *parallel) {

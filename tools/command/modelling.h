@@ -16,7 +16,7 @@ typedef struct modelling_options {
     int64_t tp, pp, n_virtual, placement, dp;
     int64_t zero; /* of the choice 0|1|2|3 */
     int no_sequence;
-    int64_t recompute;
+    int64_t recompute, recompute_layers;
     const char *stage_layers;
 } modelling_options;
 
@@ -62,10 +62,14 @@ typedef struct modelling_options {
      "FSDP does; default 1 where there are such ranks"},                                                           \
     {.name = "--no-sp", .kind = CLI_FLAG, .offset = offsetof(type, member.no_sequence),                            \
      .help = "no sequence parallelism beside tensor parallelism"},                                                 \
-    {.name = "--recompute", .value = "none|selective|full", .kind = CLI_CHOICE,                                    \
+    {.name = "--recompute", .value = "none|selective|layernorm|act|mlp|full", .kind = CLI_CHOICE,                  \
      .offset = offsetof(type, member.recompute),                                                                   \
      .help = "what backward makes again: nothing (the default), the inside\n"                                      \
-     "of attention, or whole layers"},                                                                             \
+     "of attention (worth nothing with fused attention), norms' outputs,\n"                                        \
+     "the MLP's activation too, the whole MLP too, or whole layers"},                                              \
+    {.name = "--recompute-layers", .value = "N", .kind = CLI_NUMBER,                                               \
+     .offset = offsetof(type, member.recompute_layers), .min = 1, .max = CF_MAX_LAYERS,                            \
+     .help = "so many layers of each (virtual) stage do that; default all"},                                       \
     {.name = "--stage-layers", .value = "N,N,...", .kind = CLI_TEXT,                                               \
      .offset = offsetof(type, member.stage_layers), .help = "layers of each (virtual) stage; default even"}
 
@@ -90,6 +94,7 @@ typedef struct modelling {
     cf_model model;
     cf_parallel parallel;
     int64_t *layers;    /* of --stage-layers */
+    int keeps_scores;   /* 1: attention is not fused */
 } modelling;
 
 /* `command` is named in messages. Returns an exit code; after CLI_OK modelling_free is due. */
@@ -185,6 +190,9 @@ double modelling_gib(int64_t bytes);
 /* "model             qwen2.5-7b: 7,615,616,512 parameters", and with it the split and what is recomputed. */
 void modelling_print_model(const modelling *m);
 void modelling_print(const modelling *m);
+
+/* "mlp", or "mlp in 5 layers of each stage"; 0 is "as little as memory asks for". */
+const char *modelling_recompute_words(cf_recompute recompute, int64_t layers);
 
 /* "stream            3 blocks of 682 rows of one layer on each GPU"; nothing without one. */
 void modelling_print_stream(const cf_memory_desc *desc);

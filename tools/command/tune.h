@@ -77,6 +77,9 @@ typedef struct tune_outcome {
    it is the largest of the other terms. The name of a member of cf_memory_report. */
 const char *tune_breaking_term(const cf_memory_report *memory, int64_t limit);
 
+/* The split of a candidate, with what it recomputes. */
+cf_parallel tune_split(const cf_tuning *tuning, const cf_tune_candidate *c);
+
 /* How fast a candidate that was given up might be at best: by what it was given up for; and that in words. */
 double tune_least_seconds(const cf_tune_candidate *c);
 const char *tune_slower_words(const cf_tune_candidate *c);

@@ -6,6 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+cf_parallel tune_split(const cf_tuning *tuning, const cf_tune_candidate *c) {
+    cf_parallel split = tuning->splits[c->split];
+
+    split.recompute = c->recompute;
+    split.recompute_layers = c->recompute_layers;
+    return split;
+}
+
 double tune_least_seconds(const cf_tune_candidate *c) { return c->estimate > 0 ? c->estimate : c->bound; }
 
 const char *tune_slower_words(const cf_tune_candidate *c) {
@@ -58,7 +66,7 @@ void tune_write_batch(const cf_tuning *tuning, cli_output *to) {
 /* Options of tune that plan and memory have too, with the same meaning. What the search has chosen comes by itself. */
 static const char *const shared[] = {
     "--model", "--config", "--layers", "--hidden", "--heads", "--kv-heads", "--head-dim", "--ffn", "--vocab", "--tied",
-    "--qkv-bias", "--qk-norm", "--no-gate", "--no-sp", "--recompute", "--stage-layers", "--gpu", "--gpus-per-node",
+    "--qkv-bias", "--qk-norm", "--no-gate", "--no-sp", "--stage-layers", "--gpu", "--gpus-per-node",
     "--launch", "--loss", "--unfused", "--state-gradient", "--runtime", "--fragmentation", "--no-tails", "--align",
     "--split-backward", "--virtual", "--placement"};
 
@@ -146,16 +154,19 @@ static int64_t budget_of(const tune_job *job, const cf_tuning *tuning, const cf_
 static void print_split(const cf_parallel *split) {
     printf(" --tp %lld --stages %lld --ranks %lld --zero %lld", (long long)split->tp, (long long)split->pp,
            (long long)split->dp, (long long)split->zero);
+    if (split->recompute > CF_RECOMPUTE_NONE) printf(" --recompute %s", cf_recompute_name(split->recompute));
+    if (split->recompute_layers > 0) printf(" --recompute-layers %lld", (long long)split->recompute_layers);
 }
 
 static void print_plan(const tune_job *job, const cf_tuning *tuning, const cf_tune_candidate *c,
                        const cli_option *options, const void *defaults) {
     int64_t ring = ring_bytes(job, tuning, c);
+    cf_parallel split = tune_split(tuning, c);
 
     fputs("  chunkflow plan", stdout);
     printf(" --chunk-size %lld --k %lld --schedule %s --replay %s", (long long)c->chunk_size, (long long)c->k,
            cf_schedule_kind_name(c->kind), cf_replay_name(c->replay));
-    print_split(&tuning->splits[c->split]);
+    print_split(&split);
     printf(" --limit none --limit-bytes %lld", (long long)tuning->limit_bytes);
     if (c->kind == CF_SCHEDULE_BEST) printf(" --budget %lld", (long long)budget_of(job, tuning, c));
     if (ring > 0) printf(" --stream %lld", (long long)ring);

@@ -119,6 +119,8 @@ static void write_candidate(json_writer *w, const cf_tuning *tuning, int64_t id,
     json_integer_member(w, "k", c->k);
     json_text_member(w, "schedule", cf_schedule_kind_name(c->kind));
     json_text_member(w, "replay", cf_replay_name(c->replay));
+    json_text_member(w, "recompute", cf_recompute_name(c->recompute));
+    json_integer_member(w, "recompute_layers", c->recompute_layers);
     json_integer_member(w, "state_window", c->state_window);
     json_text_member(w, "status", cf_tune_status_name(c->status));
     if (c->why[0]) json_text_member(w, "why", c->why);
@@ -318,7 +320,7 @@ static int open_winner(winner *w, int64_t batch) {
     w->pipeline.budget = job->asked->budget;
     code = pipeline_open("tune", &w->pipeline, split->dp, &w->pipe);
     if (code != CLI_OK) return code;
-    w->pipe.model.parallel = *split;
+    w->pipe.model.parallel = tune_split(tuning, w->candidate);
     w->pipe.gpu_bytes = tuning->limit_bytes;
     w->pipe.memory.state_window = w->candidate->state_window;
     return packing_of_lengths(&w->packing, job->list.path, &tuning->batches[batch * tuning->batch], tuning->batch,
