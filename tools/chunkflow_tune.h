@@ -170,8 +170,8 @@ typedef struct cf_cost_desc {
      per_pair   4 x heads x head_dim FLOPs a layer; 10 in backward (five products for two: Dao, FlashAttention-2, 2023)
 
    Recomputation adds to backward what it runs again, in as many layers as do: attention forward (selective); 8 h / s
-   bytes of element-wise traffic (layernorm), 6 f more (act), the products of the MLP with their transfers (mlp); or all of
-   forward but the head (full). B = I + W.
+   bytes of element-wise traffic (layernorm), 6 f more (act), the products of the MLP and their transfers (mlp); or all
+   of forward but the head (full). B = I + W.
    With a stream, K and V (two bytes an element) cross the GPU's link to the host in F and R, and in B and I their
    gradients (four bytes) as well, in and out, which is counted as if the two directions shared the link's rate. The
    stage with the most layers stands for all; one of its layers is exposed.
@@ -370,8 +370,8 @@ typedef struct cf_tuning {
     int64_t *ranking;               /* (n_ranked) the candidates that are exact, fastest first */
     int64_t n_neighbours;
     int64_t *neighbours;            /* (n_neighbours) those that differ from the winner in one thing: up to two steps in
-                                       chunk_size or k, or kind, replay, recompute or state. With n_exact, a neighbour is exact, or
-                                       infeasible, or has a same_as which is */
+                                       chunk_size or k, or kind, replay, recompute or state. With n_exact, a neighbour is
+                                       exact, or infeasible, or has a same_as which is */
     int64_t limit_bytes;
     int64_t smallest_limit;         /* where no candidate fits: the least of their `bytes`; below it none can. Else 0 */
     int64_t n_simulated;            /* schedules that were made and timed */
@@ -791,9 +791,10 @@ static double cft__link_rate(const cf_cost_desc *desc, int64_t span) {
     return cft__product(span <= desc->gpus_per_node ? desc->gpu->nvlink : desc->gpu->network, desc->gpu->link);
 }
 
-/* Bytes of a token that one GPU sends in a collective of tensor parallelism. */
-static double cft__transfer_bytes(const cf_cost_desc *desc, const cf_shard *shard) {
-    return cft__product(2 * (double)shard->hidden, cft__ring_share(desc->parallel.tp));
+/* Seconds of so many collectives of tensor parallelism, for each token. */
+static double cft__transfer_seconds(const cf_cost_desc *desc, const cf_shard *shard, double transfers) {
+    double bytes = cft__product(2 * (double)shard->hidden, cft__ring_share(desc->parallel.tp));
+    return cft__product(transfers, bytes) / cft__link_rate(desc, desc->parallel.tp);
 }
 
 /* Seconds of one kind of work on a stage: amounts over rates. head: with the output head and the loss. */
@@ -818,7 +819,7 @@ static cf_pass_cost cft__work_seconds(const cf_cost_desc *desc, const cf_shard *
     cost.constant = cft__product(kernels, gpu->launch) + cft__product(collectives, gpu->latency);
     cost.constant += factor->weight * weights / gpu->bandwidth;
     cost.per_token = 2 * weights / cft__product(gpu->flops, gpu->gemm) + token_bytes / gpu->bandwidth;
-    cost.per_token += cft__product(transfers, cft__transfer_bytes(desc, shard)) / cft__link_rate(desc, desc->parallel.tp);
+    cost.per_token += cft__transfer_seconds(desc, shard, transfers);
     cost.per_pair = pair_flops / cft__product(gpu->flops, attention) + pair_bytes / gpu->bandwidth;
     return cost;
 }
@@ -843,7 +844,7 @@ static cf_pass_cost cft__modules_seconds(const cf_cost_desc *desc, const cf_shar
     cost.constant = cft__product((norms_only ? 2 : mlp ? 5 : 3) * layers, gpu->launch) + 2 * weights / gpu->bandwidth;
     if (desc->parallel.tp > 1) cost.constant += cft__product(transfers, gpu->latency);
     cost.per_token = 2 * weights / cft__product(gpu->flops, gpu->gemm) + cft__product(layers, bytes) / gpu->bandwidth;
-    cost.per_token += cft__product(transfers, cft__transfer_bytes(desc, shard)) / cft__link_rate(desc, desc->parallel.tp);
+    cost.per_token += cft__transfer_seconds(desc, shard, transfers);
     cost.per_pair = 0;
     return cost;
 }
