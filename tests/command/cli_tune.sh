@@ -81,7 +81,7 @@ if wanted $name; then
     if [ -z "$PYTHON" ]; then skip $name "no python3"
     # shellcheck disable=SC2086
     elif ! run compare --chunk-size 8K --k 1 --stages 4 $seven --tp 4 --json compared.json batch ||
-        ! run tune batch $seven --tp 4 --pp 4 --batches 1 --batch 64 --chunk-sizes 8K --ks 1 --reserve 0 --json base.json; then
+        ! run tune batch $seven --tp 4 --pp 4 --batches 1 --batch 64 --chunk-sizes 8K --ks 1 --json base.json; then
         fail $name "$(cat err)"
     elif python - >why 2>&1 <<'PYTHON'
 import json

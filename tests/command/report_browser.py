@@ -554,9 +554,10 @@ def check_map(browser, checks, data, by_id):
             own = [c for c in data["candidates"] if c["chunk_size"] == size and c["k"] == k]
             origins = [by_id[c.get("same_as", c["id"])] for c in own]
             for status, pick in SHOWN.items():
-                found = [c[pick] for c in origins if c["status"] == status]
+                found = [c for c in origins if c["status"] == status]
                 if found:
-                    wanted.append((status, min(found)))
+                    best = min(found, key=lambda c: c[pick])
+                    wanted.append((status, best.get("estimate", best[pick])))
                     break
     got = browser.run(
         """[...document.querySelectorAll('#map button')].map(b => [Number(b.dataset.cell), b.className,
