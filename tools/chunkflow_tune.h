@@ -178,8 +178,12 @@ typedef struct cf_cost_desc {
 
    stages: (pp x n_virtual), count of them. timing: all else that a schedule needs, with timing->stages = stages.
    step_seconds (NULL is allowed): what an iteration takes besides, once: the gradient exchange over dp and the
-   optimizer's traffic on the slowest stage. What ZeRO 2 and 3 send within an iteration (gradients scattered and
-   parameters gathered for each pass) is not modelled; they take the time of ZeRO 1. All three are untouched on failure.
+   optimizer's traffic on the slowest stage. ZeRO 2 and 3 scatter their gradients in each backward instead (4 bytes each),
+   and ZeRO 3, which is FSDP with resharding after forward, gathers its parameters in each F, R and I (2 bytes each), so
+   it sends three times the parameters where the others send two (Rajbhandari et al., ZeRO, 2020, section 7). These run
+   beside the pass, a layer ahead (Zhao et al., PyTorch FSDP, 2023): the bytes of one layer are exposed, and what a pass
+   over chunk_size tokens without a prefix is too short for. They are in its constant term. All three are untouched on
+   failure.
    Errors: as cf_model_validate and cf_parallel_validate, or the member; CF_ERROR_OVERFLOW ("gpu") where a time is not
    finite. */
 CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
@@ -861,13 +865,43 @@ static cf_pass_cost cft__again_seconds(const cf_cost_desc *desc, const cf_shard 
     return cost;
 }
 
-static cf_stage_cost cft__stage_seconds(const cf_cost_desc *desc, const cf_shard *shard) {
-    cf_pass_cost again = cft__again_seconds(desc, shard);
+/* Seconds of a pass over a usual chunk that it waits for so many bytes, which cross the link of the data-parallel ranks
+   beside it: those of one layer, and what the pass is too short to hide. */
+static double cft__exposed_seconds(const cf_cost_desc *desc, const cf_shard *shard, const cf_pass_cost *pass,
+                                   double bytes) {
+    const cf_parallel *parallel = &desc->parallel;
+    double all = cft__product(bytes, cft__ring_share(parallel->dp));
+    double first, hidden, room = cf_cost_seconds(pass, desc->chunk_size, cf_slice_pairs(0, desc->chunk_size));
+    all /= cft__link_rate(desc, parallel->tp * parallel->dp);
+    first = all / (double)shard->layers;
+    hidden = all - first;
+    return desc->chunk_size > 0 && hidden > room ? all - room : first;
+}
+
+/* What ZeRO 3 gathers for each pass, and ZeRO 2 and 3 scatter of each backward; parameters: of the virtual stage. */
+static void cft__add_exposed(const cf_cost_desc *desc, const cf_shard *shard, double parameters, cf_stage_cost *cost) {
+    double gathered = desc->parallel.zero > 2 ? 2 * parameters : 0, scattered = 4 * parameters;
+    if (desc->parallel.zero < 2 || desc->parallel.dp == 1) return;
+    cost->forward.constant += cft__exposed_seconds(desc, shard, &cost->forward, gathered);
+    cost->replay = cost->forward;
+    cost->input.constant += cft__exposed_seconds(desc, shard, &cost->input, gathered);
+    cost->weight.constant += cft__exposed_seconds(desc, shard, &cost->weight, scattered);
+}
+
+/* The stage is one that there is. */
+static cf_stage_cost cft__stage_seconds(const cf_cost_desc *desc, int64_t stage) {
+    cf_parameters counted;
+    cf_pass_cost again;
+    cf_shard of, *shard = &of;
     cf_stage_cost cost;
+    (void)cf_stage_shard(desc->model, &desc->parallel, stage, shard, NULL);
+    (void)cf_stage_parameters(desc->model, &desc->parallel, stage, &counted, NULL);
+    again = cft__again_seconds(desc, shard);
     cost.forward = cost.replay = cft__work_seconds(desc, shard, CFT__FORWARD, shard->last);
     cost.input = cft__work_seconds(desc, shard, CFT__INPUT_GRADIENT, shard->last);
     cost.weight = cft__work_seconds(desc, shard, CFT__WEIGHT_GRADIENT, shard->last);
     cft__cost_sum(&cost.input, &again, &cost.input);
+    cft__add_exposed(desc, shard, (double)counted.total, &cost);
     cft__cost_sum(&cost.input, &cost.weight, &cost.backward);
     return cost;
 }
@@ -895,9 +929,11 @@ static cf_result cft__check_gpu(const cf_gpu *gpu, cf_error *error) {
     return cft__check_time(gpu->latency, "gpu.latency", error);
 }
 
-/* Once an iteration, on the stage with the most parameters: gradients (float) reduced over dp, parameters gathered
-   again, and the optimizer's reads and writes: a float gradient, three float states both ways, a bf16 parameter. */
+/* Once an iteration, on the stage with the most parameters: gradients (float) reduced over dp and parameters gathered
+   again, unless passes do that, and the optimizer's reads and writes: a float gradient, three float states both ways, a
+   bf16 parameter. */
 static cf_result cft__step_seconds(const cf_cost_desc *desc, double *seconds, cf_error *error) {
+    static const double bytes[] = {8, 6, 2, 0}; /* by ZeRO level; an all-reduce sends 4 bytes twice */
     const cf_parallel *parallel = &desc->parallel;
     double rate = cft__link_rate(desc, parallel->tp * parallel->dp), most = 0, owned, exchanged;
     int64_t s, v;
@@ -912,7 +948,7 @@ static cf_result cft__step_seconds(const cf_cost_desc *desc, double *seconds, cf
         if (parameters > most) most = parameters;
     }
     owned = parallel->zero > 0 ? most / (double)parallel->dp : most;
-    exchanged = parallel->zero > 0 ? 6 * most : 8 * most; /* all-reduce: 4 bytes twice */
+    exchanged = bytes[parallel->zero] * most;
     *seconds = cft__product(exchanged, cft__ring_share(parallel->dp)) / rate + 30 * owned / desc->gpu->bandwidth;
     return CF_OK;
 }
@@ -942,10 +978,7 @@ static cf_result cft__check_estimate(const cf_cost_desc *full, int64_t count, co
     int finite = cft__is_time(step) && cft__is_time(timing->latency) && cft__is_time(timing->seconds_per_token) &&
                  cft__is_time(timing->stream_backward);
     for (s = 0; s < count && finite; s++) {
-        cf_shard shard;
-        cf_stage_cost cost;
-        CFT__TRY(cf_stage_shard(full->model, &full->parallel, s, &shard, error));
-        cost = cft__stage_seconds(full, &shard);
+        cf_stage_cost cost = cft__stage_seconds(full, s);
         memcpy(of, &cost, sizeof of);
         for (i = 0; i < CFT__COUNT(of); i++) finite &= cft__is_time(of[i]);
     }
@@ -982,10 +1015,7 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     }
     transfers = cft__transfer_timing(&full, &first, most_layers);
     CFT__TRY(cft__check_estimate(&full, count, &transfers, step, error));
-    for (s = 0; s < count; s++) {
-        (void)cf_stage_shard(full.model, &full.parallel, s, &shard, error);
-        stages[s] = cft__stage_seconds(&full, &shard);
-    }
+    for (s = 0; s < count; s++) stages[s] = cft__stage_seconds(&full, s);
     *timing = transfers;
     timing->all = stages[0];
     timing->stages = stages;

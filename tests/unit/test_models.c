@@ -524,6 +524,45 @@ TEST(transfers_use_the_right_link) {
     CHECK(near(timing.seconds_per_token, 2 * 3584 / (300e9 * 0.75), 1e-12));
 }
 
+/* What ZeRO 2 and 3 send, by hand: 7B over four stages and eight ranks, links of 1 GB/s. Long passes hide all but one layer's
+   bytes of a gather (2 bytes a parameter) and of a scatter (4); a pass that takes no time hides nothing, and then an
+   iteration of one chunk sends three times the parameters, where ZeRO 1 sends two. */
+TEST(zero_2_and_3_send_in_every_pass) {
+    cf_gpu gpu = only_flops();
+    cf_stage_cost cost[4][4];
+    cf_timing timing;
+    cf_parameters counted;
+    cf_cost_desc desc = {0};
+    double step[4], all, slow;
+    int64_t zero, round;
+    desc.model = cf_model_find("qwen2.5-7b");
+    desc.gpu = &gpu;
+    gpu.nvlink = gpu.network = 1e9;
+    for (round = 0; round < 2; round++) {
+        desc.chunk_size = round ? 4096 : 0;
+        if (round) gpu.flops = 1e300;
+        desc.parallel = split(1, 4, 8);
+        for (zero = 0; zero <= 3; zero++) {
+            desc.parallel.zero = zero;
+            REQUIRE(cf_cost_estimate(&desc, cost[zero], 4, &timing, &step[zero], NULL) == CF_OK);
+        }
+        REQUIRE(cf_stage_parameters(desc.model, &desc.parallel, 1, &counted, NULL) == CF_OK);
+        all = (double)counted.total * 7 / 8 / 1e9;
+        slow = round ? 1 : 1 / 7.0; /* of seven layers */
+        CHECK(near(cost[2][1].forward.constant, cost[1][1].forward.constant, 0));
+        CHECK(near(cost[2][1].backward.constant - cost[1][1].backward.constant, 4 * all * slow, 1e-9));
+        CHECK(near(cost[3][1].forward.constant - cost[1][1].forward.constant, 2 * all * slow, 1e-9));
+        CHECK(near(cost[3][1].replay.constant, cost[3][1].forward.constant, 0));
+        CHECK(near(cost[3][1].input.constant - cost[1][1].input.constant, 2 * all * slow, 1e-9));
+        CHECK(near(cost[3][1].weight.constant, cost[2][1].weight.constant, 0));
+        CHECK(near(cost[3][1].backward.per_token, cost[1][1].backward.per_token, 0));
+    }
+    REQUIRE(cf_stage_parameters(desc.model, &desc.parallel, 3, &counted, NULL) == CF_OK); /* the largest: head, norm */
+    all = (double)counted.total * 7 / 8 / 1e9;
+    CHECK(near(step[0], 8 * all, 1e-6) && near(step[1], 6 * all, 1e-6) && near(step[2], 2 * all, 1e-6));
+    CHECK(step[3] < 1e-6 * step[2]);
+}
+
 /* A token of the prefix, 7B on four GPUs and four stages: 128 numbers of K and as many of V in 7 layers, and in backward
    four bytes of the gradient of each, there and back. */
 TEST(streams_cross_the_link_to_the_host) {
@@ -800,7 +839,8 @@ SUITE(models, CASE(counts_are_the_published_ones), CASE(names_are_found_in_any_c
       CASE(vocabulary_is_padded_as_megatron_does), CASE(megatron_parameter_formula), CASE(bad_models_are_named),
       CASE(huge_models_do_not_overflow), CASE(bad_splits_are_named), CASE(estimates_count_the_flops),
       CASE(recompute_adds_a_forward),
-      CASE(modules_add_what_they_run_again), CASE(transfers_use_the_right_link),
+      CASE(modules_add_what_they_run_again),
+      CASE(zero_2_and_3_send_in_every_pass), CASE(transfers_use_the_right_link),
       CASE(streams_cross_the_link_to_the_host),
       CASE(small_chunks_leave_processors_idle), CASE(small_chunks_cost_more_a_token),
       CASE(bad_estimates_are_named), CASE(fits_return_exact_terms), CASE(fits_are_optimal),

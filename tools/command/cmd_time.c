@@ -298,6 +298,34 @@ static int print_costs(const time_options *asked, const cf_timing *timing, int64
     return table_end(&t);
 }
 
+/* What passes over a chunk wait for of what ZeRO 2 and 3 send beside them, on the stage where that is most. */
+static void print_exposed(const time_options *asked, const modelling *m, const cf_gpu *gpu, const cf_timing *timing) {
+    int64_t n = m->parallel.pp * m->parallel.n_virtual, s;
+    cf_stage_cost *without = (cf_stage_cost *)calloc((size_t)n, sizeof *without);
+    cf_cost_desc desc;
+    cf_timing unused;
+    double f = 0, b = 0;
+
+    memset(&desc, 0, sizeof desc);
+    desc.model = &m->model;
+    desc.gpu = gpu;
+    desc.parallel = m->parallel;
+    desc.parallel.zero = 1;
+    desc.gpus_per_node = asked->gpu.per_node;
+    desc.chunk_size = asked->chunk_size;
+    if (without && cf_cost_estimate(&desc, without, n, &unused, NULL, NULL) == CF_OK) {
+        for (s = 0; s < n; s++) {
+            double forward = timing->stages[s].forward.constant - without[s].forward.constant;
+            double backward = timing->stages[s].backward.constant - without[s].backward.constant;
+            if (forward > f) f = forward;
+            if (backward > b) b = backward;
+        }
+        printf("exposed           F %.3f ms, B %.3f ms of what ZeRO %lld sends beside a pass; in the constants above\n",
+               1e3 * f, 1e3 * b, (long long)m->parallel.zero);
+    }
+    free(without);
+}
+
 static int print_estimate(const time_options *asked, const modelling *m, const cf_gpu *gpu, const cf_timing *timing,
                           double step) {
     int64_t n = m->parallel.pp * m->parallel.n_virtual;
@@ -309,6 +337,7 @@ static int print_estimate(const time_options *asked, const modelling *m, const c
     code = print_costs(asked, timing, n);
     printf("\nstage to stage    %.1f us and %.5f us a row\n", 1e6 * timing->latency, 1e6 * timing->seconds_per_token);
     printf("once a step       %.3f ms: gradient exchange and optimizer\n", 1e3 * step);
+    if (m->parallel.zero > 1 && m->parallel.dp > 1) print_exposed(asked, m, gpu, timing);
     return code;
 }
 
