@@ -148,6 +148,11 @@ printf '{"model_type": "llama", %s, "attention_bias": true}\n' "$qwen" >llama.js
 says config_llama_biases "7,615,716,864 parameters" memory --config llama.json --chunk-size 4K
 printf '{"model_type": "qwen3", %s, "head_dim": 64}\n' "$qwen" >qwen3.json
 says config_head_dim "qwen3: " memory --config qwen3.json --chunk-size 4K
+window='"sliding_window": 4096'
+printf '{"model_type": "qwen2", %s, %s, "use_sliding_window": false}\n' "$window" "$qwen" >unused.json
+says config_window_unused "qwen2: 7,615,616,512 parameters" memory --config unused.json --chunk-size 4K
+printf '{"model_type": "mistral", "sliding_window": null, %s}\n' "$qwen" >whole.json
+says config_no_window "mistral: " memory --config whole.json --chunk-size 4K
 refused config_no_file 2 "cannot open absent.json" memory --config absent.json --chunk-size 4K
 refused config_and_model 2 "exclude each other" memory --config qwen2.json --model qwen2.5-7b --chunk-size 4K
 
@@ -172,6 +177,9 @@ for key in num_experts num_local_experts n_routed_experts moe_intermediate_size 
     bad $key 'model_type: a mixture of experts' "$llama, \"$key\": 8"
     bad ${key}_text "$key: wanted a whole number" "$llama, \"$key\": \"8\""
 done
+bad window 'sliding_window: layers that see the last 4096 tokens' "\"model_type\": \"mistral\", $window"
+bad window_used 'sliding_window: layers' "\"model_type\": \"qwen2\", $window, \"use_sliding_window\": true"
+bad window_text 'sliding_window: wanted a whole number' "$llama, \"sliding_window\": \"4096\""
 bad unknown_type 'model_type: unknown; wanted qwen2' '"model_type": "gemma2"'
 bad long_type 'model_type: unknown; wanted qwen2' "\"model_type\": \"$(printf '%0200d' 0)\""
 bad no_type 'model_type is missing' '"kind": "llama"'

@@ -14,20 +14,23 @@ typedef struct model_type {
     int qkv_bias;       /* always there, whatever attention_bias says */
     int attention_bias; /* the member counts: biases on Q, K, V and the output */
     int qk_norm;
+    int windowed; /* a sliding_window counts unless use_sliding_window is false; of others only where it is true */
 } model_type;
 
 static const model_type types[] = {{.name = "qwen2", .qkv_bias = 1},
                                    {.name = "qwen3", .attention_bias = 1, .qk_norm = 1},
                                    {.name = "llama", .attention_bias = 1},
-                                   {.name = "mistral"},
+                                   {.name = "mistral", .windowed = 1},
                                    {.name = NULL}};
 
-/* What decides whether the rest is worth reading: the type, and members that only a mixture of experts has. */
+/* What decides whether the rest is worth reading: the type, members that only a mixture of experts has, and a window. */
 #define N_EXPERT_MEMBERS 5
 
 typedef struct kind_object {
     uint32_t type;
     int64_t experts[N_EXPERT_MEMBERS];
+    int64_t window;
+    int use_window;
 } kind_object;
 
 #define EXPERTS(key, place) \
@@ -37,6 +40,9 @@ static const json_field kind_fields[] = {
     {.name = "model_type", .type = JSON_TEXT_OF, .offset = offsetof(kind_object, type)},
     EXPERTS("num_experts", 0), EXPERTS("num_local_experts", 1), EXPERTS("n_routed_experts", 2),
     EXPERTS("moe_intermediate_size", 3), EXPERTS("num_experts_per_tok", 4),
+    {.name = "sliding_window", .type = JSON_INT, .offset = offsetof(kind_object, window), .optional = 1, .nullable = 1},
+    {.name = "use_sliding_window", .type = JSON_BOOL, .offset = offsetof(kind_object, use_window), .optional = 1,
+     .nullable = 1},
     {.name = NULL}};
 
 typedef struct size_object {
@@ -68,6 +74,7 @@ static int read_type(const json_document *document, char *name, size_t size, con
     int code, has_experts, i;
 
     memset(&kind, 0, sizeof kind);
+    kind.use_window = -1;
     code = json_read_object(document, 0, kind_fields, &kind, NULL);
     if (code != CLI_OK) return code;
     json_copy_text(document, kind.type, name, size);
@@ -77,9 +84,12 @@ static int read_type(const json_document *document, char *name, size_t size, con
         return json_wrong(document, kind.type, "model_type: a mixture of experts; only dense models can be described, "
                           "and the dense formulas would give wrong numbers for it");
     *out = find_type(name);
-    if (*out) return CLI_OK;
-    return json_wrong(document, kind.type,
-                      "model_type: unknown; wanted qwen2, qwen3, llama or mistral, or give the sizes as options");
+    if (!*out)
+        return json_wrong(document, kind.type,
+                          "model_type: unknown; wanted qwen2, qwen3, llama or mistral, or give the sizes as options");
+    if (kind.window == 0 || kind.use_window == 0 || (kind.use_window < 0 && !(*out)->windowed)) return CLI_OK;
+    return json_wrong(document, kind.type, "sliding_window: layers that see the last %lld tokens; only full attention can "
+                      "be described, whose time and state would be too much for it", (long long)kind.window);
 }
 
 static int read_sizes(const json_document *document, const model_type *type, cf_model *out) {

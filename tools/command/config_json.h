@@ -10,9 +10,9 @@ typedef struct config_json {
     char name[64];
 } config_json;
 
-/* Reads the file at `path`. Understood are dense models of the types qwen2, qwen3, llama and mistral. A mixture of
-   experts and anything else is refused: counted by these formulas it would come out wrong. A sliding window is not
-   looked at: attention is taken to see the whole prefix. Returns an exit code; on failure *out is untouched and the
+/* Reads the file at `path`. Understood are dense models of the types qwen2, qwen3, llama and mistral whose attention
+   sees the whole prefix. A mixture of experts, a sliding window and anything else is refused: counted by these formulas
+   it would come out wrong. Returns an exit code; on failure *out is untouched and the
    message names the file, the line and the member. */
 int config_json_read(const char *path, config_json *out);
 
