@@ -512,8 +512,8 @@ static cf_result write_dot(const planned *made, cli_output *to, cf_error *error)
     desc.timing = &costs.timing;
     result = cf_graph_make(made->packed.plan, &desc, &graph, error);
     if (result == CF_OK)
-        result = graph_dot_write(graph, pipeline_unit(made->pipe.unit_cost), made->asked->max_nodes, cli_write, to,
-                                 error);
+        result = graph_dot_write(graph, made->pipe.estimates ? "s, estimated" : pipeline_unit(made->pipe.unit_cost),
+                                 made->asked->max_nodes, cli_write, to, error);
     if (result == CF_ERROR_LIMIT && strcmp(error->field, "n_nodes") == 0)
         snprintf(error->text, sizeof error->text, "--dot: got %lld passes, wanted at most %lld: raise --max-nodes",
                  (long long)error->got, (long long)error->wanted);
