@@ -238,8 +238,11 @@ timeline() {
     processes=$2
     shift 2
     # shellcheck disable=SC2086
-    run "$processes" "$exact" $common --timeline "$work/measured.json" --simulated "$work/simulated.json" "$@"
+    run "$processes" "$exact" $common --timeline "$work/measured.json" --simulated "$work/simulated.json" \
+        --plan "$work/plan.json" "$@"
     if [ "$status" -ne 0 ]; then fail "$name" "exit status $status: $(last_line)"
+    elif ! "$build/chunkflow" check --plan "$work/plan.json" "$work/measured.json" --clock-skew 1e-3 >"$work/said" 2>&1
+    then fail "$name" "check --plan: $(tail -n 1 "$work/said")"
     elif python "$work/timeline.py" "$work/measured.json" "$work/simulated.json" >"$work/said" 2>&1; then ok "$name"
     else fail "$name" "$(tail -n 1 "$work/said")"; fi
 }

@@ -283,8 +283,8 @@ static void print_setting(const tune_job *job, const cf_tuning *tuning) {
                cli_commas(tuning->n_splits), cli_commas(p->zero));
         printf("recompute         %s\n", modelling_recompute_words(p->recompute, p->recompute_layers));
     }
-    printf("GPU               %s, %.2f GiB for each; %.3g us around a kernel\n", job->gpu.name,
-           modelling_gib(tuning->limit_bytes), 1e6 * job->gpu.launch);
+    printf("GPU               %s, %.2f GiB for each; %.3g us lost around each kernel%s\n", job->gpu.name,
+           modelling_gib(tuning->limit_bytes), 1e6 * job->gpu.launch, modelling_launch_hint(&job->asked->gpu));
     modelling_print_stream(&job->desc.memory);
     printf("lengths           %s sequences", cli_commas(job->n));
     if (job->left_out > 0)

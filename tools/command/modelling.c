@@ -168,6 +168,10 @@ int modelling_take_gpu(const char *command, const gpu_options *asked, cf_gpu *ou
     return CLI_OK;
 }
 
+const char *modelling_launch_hint(const gpu_options *asked) {
+    return asked->launch >= 0 ? "" : " (fused, launched from C; in Python take --launch 0.00002 to 0.00004)";
+}
+
 void modelling_take_terms(const term_options *asked, cf_memory_desc *out) {
     out->loss = (cf_loss)asked->loss;
     out->unfused = asked->unfused;

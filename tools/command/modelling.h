@@ -140,6 +140,9 @@ const cf_gpu *modelling_gpu(const char *command, const char *name);
 /* The same, with --launch. Returns an exit code. */
 int modelling_take_gpu(const char *command, const gpu_options *asked, cf_gpu *out);
 
+/* Where --launch was not given, which trainers should give it; else nothing. To follow the figure. */
+const char *modelling_launch_hint(const gpu_options *asked);
+
 /* How memory is counted. */
 typedef struct term_options {
     int64_t loss;

@@ -707,10 +707,8 @@ const char *pipeline_unit(int unit_cost) { return unit_cost ? "token times" : "s
 void pipeline_print_setting(const pipeline *p) {
     if (p->has_model) modelling_print(&p->model);
     if (p->estimates)
-        printf("GPU               %s, %.2f GiB; %.0f us lost around each kernel%s\n", p->gpu.name,
-               modelling_gib(p->gpu.memory), 1e6 * p->gpu.launch,
-               p->asked->gpu.launch >= 0
-               ? "" : " (fused, launched from C; in Python take --launch 0.00002 to 0.00004)");
+        printf("GPU               %s, %.2f GiB; %.3g us lost around each kernel%s\n", p->gpu.name,
+               modelling_gib(p->gpu.memory), 1e6 * p->gpu.launch, modelling_launch_hint(&p->asked->gpu));
     modelling_print_stream(&p->memory);
 }
 

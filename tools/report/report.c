@@ -419,6 +419,8 @@ static void write_setting(json_writer *w, const report *r) {
     if (r->pipe->has_model) modelling_write(w, &r->pipe->model);
     if (!r->pipe->estimates) return;
     json_text_member(w, "gpu", r->pipe->gpu.name);
+    json_number_member(w, "launch_seconds", r->pipe->gpu.launch);
+    json_text_member(w, "launch_hint", modelling_launch_hint(&r->pipe->asked->gpu));
     json_integer_member(w, "gpu_memory", r->pipe->gpu.memory);
 }
 

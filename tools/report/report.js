@@ -11,6 +11,8 @@ function settingWords() {
     "the longest " + count(data.longest_sequence), "ChunkSize " + count(data.chunk_size), 
     "K " + count(data.k) + (data.k_default ? ` (${data.k_default})` : ""),
     count(data.n_stages) + (data.n_stages === 1 ? " stage" : " stages"));
+  if (data.launch_seconds >= 0)
+    words.push(`${number(1e6 * data.launch_seconds)} \u00b5s lost around each kernel${data.launch_hint}`);
   if (data.n_ranks > 1) words.push(`rank ${data.rank} of ${count(data.n_ranks)}`);
   return words;
 }
