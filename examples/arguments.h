@@ -10,7 +10,7 @@ typedef struct length_list {
     int64_t count;
 } length_list;
 
-typedef enum option_kind { INTEGER, NUMBER, FLAG, TEXT, CHOICE, LENGTHS } option_kind;
+typedef enum option_kind { INTEGER, NUMBER, FLAG, TEXT, CHOICE, LENGTHS, WORDS } option_kind;
 
 typedef struct option {
     const char *name;
@@ -33,7 +33,7 @@ static inline void print_default(const option *one) {
 /* One line for each option. */
 static inline void print_options(const option *list, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
-        static const char *const values[] = {" N", " X", "", " FILE", " WORD", " LIST"};
+        static const char *const values[] = {" N", " X", "", " FILE", " WORD", " LIST", " LIST"};
         char name[40];
         snprintf(name, sizeof name, "--%s%s", list[i].name, values[list[i].kind]);
         printf("  %-22s %s", name, list[i].help);
@@ -86,7 +86,7 @@ static inline void parse_value(const option *one, const char *text) {
         *(int64_t *)one->target = (int64_t)parse_number(one->name, text, one->least, one->most, 1);
     } else if (one->kind == NUMBER) {
         *(double *)one->target = parse_number(one->name, text, one->least, one->most, 0);
-    } else if (one->kind == TEXT) {
+    } else if (one->kind == TEXT || one->kind == WORDS) {
         *(const char **)one->target = text;
     } else if (one->kind == CHOICE) {
         parse_choice(one, text);

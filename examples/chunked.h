@@ -6,8 +6,8 @@
                                                       activation slot and which group state each of them uses
 
    Every callback asks the plan what its chunk looks like (chunk_feed_load), which is all that the model needs to know.
-   Without a group a chunk is just a packed micro-batch. With one, the forward also appends its K and V to the group's
-   state, and the backward leaves in it what it found for the K and V of earlier chunks. */
+   Without a group a chunk is just a packed micro-batch. With one, the forward also appends its K and V, or what else
+   its layers hand on, to the group's state, and the backward leaves in it what it found for those of earlier chunks. */
 
 #ifndef TRAIN_CHUNKED_H
 #define TRAIN_CHUNKED_H
@@ -24,45 +24,58 @@
 
 typedef struct chunk_feed {
     chunk_rows rows;
-    int32_t *token, *target; /* (capacity) */
+    int32_t *token, *target, *next, *target2; /* (capacity) */
+    double *weight2;
     int64_t capacity;        /* rows */
     void *metadata;          /* memory of cf_metadata_fill */
     size_t metadata_bytes;
     int64_t bytes;           /* of all these: what a device is given beside the weights, of one chunk at a time */
     double *weights;         /* (sequences of the batch) from cf_loss_weights */
+    double mtp_weight;       /* of the loss of each token's next but one */
 } chunk_feed;
 
 static inline void chunk_feed_free(chunk_feed *f, memory_meter *meter) {
     memory_count(meter, MEMORY_WORKSPACE, -f->bytes);
     free(f->token);
     free(f->target);
+    free(f->next);
+    free(f->target2);
+    free(f->weight2);
     free(f->metadata);
     free(f->weights);
     memset(f, 0, sizeof *f);
 }
 
-/* Makes ready for a batch: room for any chunk of the plan, and the weights of the mean over all target tokens. */
-static inline cf_result chunk_feed_begin(chunk_feed *f, const cf_plan *plan, const batch *b, memory_meter *meter,
-                                         cf_error *error) {
+/* Makes ready for a batch: room for any chunk of the plan, and the weights of the mean over all target tokens. mtp:
+   weight of the loss of the next token but one. */
+static inline cf_result chunk_feed_begin(chunk_feed *f, const cf_plan *plan, const batch *b, double mtp,
+                                         memory_meter *meter, cf_error *error) {
     cf_loss_weights_desc mean = {0};
     cf_metadata_desc desc = {0};
     size_t bytes = 0;
     mean.ignored = b->ignored;
     free(f->weights);
     desc.weights = f->weights = TAKE(double, b->count);
+    f->mtp_weight = batch_loss_weight2(b, mtp);
     cf_result result = cf_loss_weights(b->length, b->count, &mean, f->weights, error);
     if (result == CF_OK) result = cf_metadata_size(plan, -1, &desc, &bytes, error);
     if (result != CF_OK || (bytes <= f->metadata_bytes && plan->chunk_size <= f->capacity)) return result;
     free(f->token);
     free(f->target);
+    free(f->next);
+    free(f->target2);
+    free(f->weight2);
     free(f->metadata);
     f->capacity = plan->chunk_size;
     f->token = TAKE(int32_t, f->capacity);
     f->target = TAKE(int32_t, f->capacity);
+    f->next = TAKE(int32_t, f->capacity);
+    f->target2 = TAKE(int32_t, f->capacity);
+    f->weight2 = TAKE(double, f->capacity);
     f->metadata = take_memory((int64_t)bytes, 1);
     f->metadata_bytes = bytes;
     memory_count(meter, MEMORY_WORKSPACE, -f->bytes);
-    f->bytes = (int64_t)bytes + 2 * f->capacity * (int64_t)sizeof(int32_t);
+    f->bytes = (int64_t)bytes + f->capacity * (int64_t)(4 * sizeof(int32_t) + sizeof(double));
     memory_count(meter, MEMORY_WORKSPACE, f->bytes);
     return CF_OK;
 }
@@ -88,10 +101,19 @@ static inline cf_result chunk_feed_load(chunk_feed *f, const cf_plan *plan, int6
     r->weight = m.loss_weights;
     r->token = f->token;
     r->target = f->target;
+    r->next = f->next;
+    r->target2 = f->target2;
+    r->weight2 = f->weight2;
+    r->index = plan->chunks[chunk].index;
+    r->chunk = chunk;
     for (int64_t row = 0; row < r->rows; row++) {
-        const uint16_t *tokens = m.sequence_ids[row] < 0 ? NULL : b->tokens[m.sequence_ids[row]];
-        f->token[row] = tokens ? tokens[m.position_ids[row]] : -1;
+        const int64_t sequence = m.sequence_ids[row], position = m.position_ids[row];
+        const uint16_t *tokens = sequence < 0 ? NULL : b->tokens[sequence];
+        f->token[row] = tokens ? tokens[position] : -1;
         f->target[row] = m.target_positions[row] < 0 ? -1 : tokens[m.target_positions[row]];
+        f->next[row] = tokens ? batch_next(b, sequence, position) : -1;
+        f->target2[row] = tokens ? batch_target2(b, sequence, position) : -1;
+        f->weight2[row] = f->mtp_weight;
     }
     return CF_OK;
 }
@@ -118,6 +140,7 @@ typedef struct chunk_runner {
     workspace scratch;
     cf_capacity most;         /* of all batches so far */
     chunk_feed feed;
+    routing routing;          /* of the batch in progress */
 
     const cf_plan *plan;      /* of the run in progress, as all that follows */
     const batch *batch;
@@ -145,6 +168,7 @@ static inline void chunk_runner_free(chunk_runner *r) {
     free(r->slots);
     free(r->states);
     free(r->losses);
+    routing_free(&r->routing);
     chunk_feed_free(&r->feed, r->meter);
     memset(r, 0, sizeof *r);
 }
@@ -159,7 +183,9 @@ static inline cf_result chunk_runner_begin(chunk_runner *r, const cf_plan *plan,
     r->live_bytes = r->peak_live_bytes = 0;
     free(r->losses);
     r->losses = TAKE(double, plan->n_chunks);
-    return chunk_feed_begin(&r->feed, plan, b, r->meter, error);
+    routing_free(&r->routing);
+    r->routing = routing_new(r->config, plan->n_chunks, plan->chunk_size, b->length, b->count);
+    return chunk_feed_begin(&r->feed, plan, b, r->config->kinds.mtp, r->meter, error);
 }
 
 /* Makes room for a plan and its schedule. How much they need is known before the first forward, and as all slots have
@@ -188,14 +214,14 @@ static inline cf_result chunk_runner_reserve(chunk_runner *r, const cf_plan *pla
         r->n_states = r->most.states;
     }
     if (r->stream_bytes > 0 && r->most.states > 0 && !r->stream.ring) {
-        r->stream = stream_new(kv_width_of(r->config), r->stream_bytes, r->meter);
+        r->stream = stream_new(stream_width_of(r->config), r->stream_bytes, r->meter);
     }
     return CF_OK;
 }
 
 static inline pass pass_of(chunk_runner *r, const cf_step *step) {
     pass p = {r->config, r->weights, &r->feed.rows, &r->passing, NULL, &r->scratch, r->stage, r->seed,
-              step->action.pass == CF_R};
+              step->action.pass == CF_R, &r->routing};
     if (step->slot >= 0) p.kept = &r->slots[step->slot];
     if (step->state >= 0) p.state = &r->states[step->state];
     return p;
@@ -233,9 +259,9 @@ static inline int acquire_slot(void *user, const cf_slot *slot) {
         r->live_bytes += r->slots[slot->slot].bytes;
         r->peak_live_bytes = max_of(r->peak_live_bytes, r->live_bytes);
     } else {
-        int64_t tokens = r->plan->groups[slot->owner].tokens;
+        const cf_group *group = &r->plan->groups[slot->owner];
         state_stream *stream = r->stream_bytes > 0 ? &r->stream : NULL;
-        r->states[slot->slot] = group_state_new(r->config, &r->stage, tokens, stream, r->meter);
+        r->states[slot->slot] = group_state_new(r->config, &r->stage, group->tokens, group->n_chunks, stream, r->meter);
     }
     return 0;
 }
@@ -299,6 +325,7 @@ static inline cf_result chunked_gradients(chunk_runner *r, const weights *w, wei
     if (code == CF_OK) {
         cf_plan_measure(plan, NULL, &stats);
         for (int64_t i = 0; i < plan->n_chunks; i++) sum.loss += r->losses[i];
+        sum.loss += balance_loss(&r->routing, r->config);
         sum.n_chunks = plan->n_chunks;
         sum.n_hybrid = stats.n_hybrid;
         sum.largest_group = stats.largest_group;

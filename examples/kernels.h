@@ -95,6 +95,41 @@ static inline void linear_backward(real *dx, matmul_mode mode, const real *dout,
     matmul(dx, mode, matrix_of(dout, outputs), transposed, NULL, rows, inputs, outputs);
 }
 
+/* A matrix for each head: out[head][o] = sum over i of x[head][i] * weight[head][i][o]. A head's part of a row of x and
+   out may be wider than that; the strides say how wide. */
+static inline void heads_forward(real *out, int64_t out_stride, const real *x, int64_t x_stride, const real *weight,
+                                 int64_t rows, int64_t heads, int64_t inputs, int64_t outputs) {
+    for (int64_t at = 0; at < rows * heads; at++) {
+        matmul(out + at * out_stride, MATMUL_SET, matrix_of(x + at * x_stride, inputs),
+               weight + at % heads * inputs * outputs, NULL, 1, outputs, inputs);
+    }
+}
+
+static inline void heads_backward(real *dx, int64_t x_stride, const real *dout, int64_t out_stride, const real *weight,
+                                  int64_t rows, int64_t heads, int64_t inputs, int64_t outputs) {
+    for (int64_t at = 0; at < rows * heads; at++) {
+        const real *w = weight + at % heads * inputs * outputs, *d = dout + at * out_stride;
+        for (int64_t i = 0; i < inputs; i++) {
+            real sum = 0;
+            for (int64_t o = 0; o < outputs; o++) sum += w[i * outputs + o] * d[o];
+            dx[at * x_stride + i] = sum;
+        }
+    }
+}
+
+static inline void heads_gradient(real *dweight, const real *x, int64_t x_stride, const real *dout, int64_t out_stride,
+                                  int64_t rows, int64_t heads, int64_t inputs, int64_t outputs) {
+    PARALLEL_FOR
+    for (int64_t head = 0; head < heads; head++) {
+        for (int64_t row = 0; row < rows; row++) {
+            const real *from = x + (row * heads + head) * x_stride, *d = dout + (row * heads + head) * out_stride;
+            for (int64_t i = 0; i < inputs; i++) {
+                for (int64_t o = 0; o < outputs; o++) dweight[(head * inputs + i) * outputs + o] += from[i] * d[o];
+            }
+        }
+    }
+}
+
 /* ================================================================================================================
    >>norm    RMSNorm: out = x / rms(x) * gain
    ================================================================================================================ */
@@ -150,15 +185,15 @@ static inline void rope_angles(real *cosine, real *sine, const int32_t *position
     }
 }
 
-/* Rotates x (rows, heads, head_dim) in place: direction 1 forward, -1 backward, for the inverse of a rotation is its
-   transpose. */
-static inline void rope_rotate(real *x, const real *cosine, const real *sine, int64_t rows, int64_t heads,
-                               int64_t head_dim, int direction) {
+/* Rotates the first `head_dim` numbers of each head of x (rows, heads, stride) in place: direction 1 forward, -1
+   backward, for the inverse of a rotation is its transpose. */
+static inline void rope_rotate_part(real *x, int64_t stride, const real *cosine, const real *sine, int64_t rows,
+                                    int64_t heads, int64_t head_dim, int direction) {
     int64_t half = head_dim / 2;
     for (int64_t row = 0; row < rows; row++) {
         const real *co = cosine + row * half, *si = sine + row * half;
         for (int64_t head = 0; head < heads; head++) {
-            real *low = x + (row * heads + head) * head_dim, *high = low + half;
+            real *low = x + (row * heads + head) * stride, *high = low + half;
             for (int64_t i = 0; i < half; i++) {
                 real a = low[i], b = high[i], s = (real)direction * si[i];
                 low[i] = a * co[i] - b * s;
@@ -168,13 +203,19 @@ static inline void rope_rotate(real *x, const real *cosine, const real *sine, in
     }
 }
 
+static inline void rope_rotate(real *x, const real *cosine, const real *sine, int64_t rows, int64_t heads,
+                               int64_t head_dim, int direction) {
+    rope_rotate_part(x, head_dim, cosine, sine, rows, heads, head_dim, direction);
+}
+
 /* ================================================================================================================
    >>attention    grouped-query, causal, variable-length, block after block of keys
 
    One chunk's queries are `rows` rows; its keys are those of the prefix (in the group's state) followed by its own
    rows. They are described as flash_attn_varlen_func wants them: sequence s has the queries cu_seqlens_q[s] ..
    cu_seqlens_q[s + 1] and likewise keys; the mask is causal and aligned bottom-right: with more keys than queries, the
-   last query sees all keys, or, with a window, the last `window` of them. Only slice 0 has a prefix.
+   last query sees all keys, or, with a window, the last `window` of them, or those of its own block of `window` keys.
+   Only slice 0 has a prefix. With sinks each softmax has one term more, whose value is 0.
 
    Keys come in blocks: any number of blocks of the prefix, in order, and then the chunk's own rows.
 
@@ -203,6 +244,9 @@ typedef struct attention_tile {
 typedef struct attention_problem {
     int64_t heads, kv_heads, head_dim;
     int64_t window;              /* keys that a query sees, its own included; 0: all up to its own */
+    int in_blocks;               /* 1: those of its block of `window` keys, counted from the first of the sequence */
+    double scale;                /* of scores; 0: 1 / sqrt(head_dim) */
+    const real *sinks;           /* (heads) a score of nothing; NULL: there is none */
     const int32_t *cu_seqlens_q, *cu_seqlens_k;
     const attention_tile *tiles; /* all rows, as queries or as own keys; those of slice 0 come first */
     int64_t n_tiles;
@@ -287,20 +331,26 @@ static inline void tile_add(real tile[restrict][LANES], const real *restrict wei
 }
 
 /* The first key that a query sees whose last one is `last`. */
-static inline int64_t first_key_of(int64_t window, int64_t last) {
-    return window > 0 ? max_of(0, last - window + 1) : 0;
+static inline int64_t first_key_of(const attention_problem *p, int64_t last) {
+    if (p->window == 0) return 0;
+    return p->in_blocks ? last / p->window * p->window : max_of(0, last - p->window + 1);
 }
 
 /* The end of the queries that see key `key`: those whose last key comes before it. */
-static inline int64_t end_of_sight(int64_t window, int64_t key) { return window > 0 ? key + window : INT64_MAX; }
+static inline int64_t end_of_sight(const attention_problem *p, int64_t key) {
+    if (p->window == 0) return INT64_MAX;
+    return p->in_blocks ? (key / p->window + 1) * p->window : key + p->window;
+}
 
-static inline real softmax_scale(const attention_problem *p) { return 1 / real_sqrt((real)p->head_dim); }
+static inline real softmax_scale(const attention_problem *p) {
+    return p->scale > 0 ? (real)p->scale : 1 / real_sqrt((real)p->head_dim);
+}
 
 /* Scores of a tile of queries with one key; -infinity where the mask hides the key. */
 static inline void query_scores(real score[LANES], real query[][LANES], const real *key, const attention_problem *p,
                                 int64_t key_index, int64_t last_key_of_first_lane) {
     int64_t n_above = min_of(LANES, key_index - last_key_of_first_lane);
-    int64_t first_past = end_of_sight(p->window, key_index) - last_key_of_first_lane;
+    int64_t first_past = end_of_sight(p, key_index) - last_key_of_first_lane;
     tile_dot(score, query, key, p->head_dim);
     for (int64_t lane = 0; lane < n_above; lane++) score[lane] = -INFINITY;
     for (int64_t lane = first_past; lane < LANES; lane++) score[lane] = -INFINITY;
@@ -315,8 +365,8 @@ typedef struct attention_results {
 static inline void attention_forward_begin(const attention_problem *p, const attention_results *r, int64_t rows) {
     memset(r->out, 0, (size_t)(rows * p->heads * p->head_dim) * sizeof(real));
     for (int64_t i = 0; i < rows * p->heads; i++) {
-        r->lse[i] = -INFINITY;
-        r->total[i] = 0;
+        r->lse[i] = p->sinks ? p->sinks[i % p->heads] : -INFINITY;
+        r->total[i] = p->sinks ? 1 : 0;
     }
 }
 
@@ -384,7 +434,7 @@ static inline void attention_forward_tile(const attention_problem *p, const key_
         if (lane < n_lanes) tile_put(t.query, lane, p->q + row * hd, hd, softmax_scale(p));
         if (lane < n_lanes) tile_put(t.sum_v, lane, r->out + row * hd, hd, 1);
     }
-    int64_t count, key = max_of(range.first, first_key_of(p->window, sees));
+    int64_t count, key = max_of(range.first, first_key_of(p, sees));
     for (; key < end; key += count) { /* up to the next whole KEY_BLOCK */
         count = min_of(KEY_BLOCK - (key - range.first) % KEY_BLOCK, end - key);
         query_tile_add(&t, p, keys, range.row + key - range.first, kv_head, key, count, sees);
@@ -412,6 +462,14 @@ static inline void attention_backward_begin(const attention_problem *p, const at
     }
 }
 
+/* The sinks' own gradients, once slope is known: their probability times 0 - slope. */
+static inline void attention_backward_sinks(const attention_problem *p, const attention_gradients *g, real *dsinks,
+                                            int64_t rows) {
+    for (int64_t i = 0; i < rows * p->heads; i++) {
+        dsinks[i % p->heads] -= real_exp(p->sinks[i % p->heads] - g->lse[i]) * g->slope[i];
+    }
+}
+
 /* Adds to dq. */
 static inline void attention_backward_queries(const attention_problem *p, const key_block *keys,
                                               const attention_gradients *g, attention_tile at, int64_t head) {
@@ -433,7 +491,7 @@ static inline void attention_backward_queries(const attention_problem *p, const 
         lse[lane] = g->lse[row];
         slope[lane] = g->slope[row];
     }
-    for (int64_t key = max_of(range.first, first_key_of(p->window, sees)); key < end; key++) {
+    for (int64_t key = max_of(range.first, first_key_of(p, sees)); key < end; key++) {
         int64_t from = key_at(p, range.row + key - range.first, kv_head);
         real score[LANES], dscore[LANES];
         query_scores(score, query, keys->k + from, p, key, sees);
@@ -454,7 +512,7 @@ static inline void attention_backward_keys(const attention_problem *p, const key
     key_range range = key_range_of(keys, &slice);
     int64_t hd = p->head_dim, share = p->heads / p->kv_heads, first = range.first + at.first;
     int64_t n_lanes = min_of(LANES, range.end - first), row_of_lane_0 = range.row + at.first;
-    int64_t end = min_of(slice.n_rows, end_of_sight(p->window, first + n_lanes - 1) - slice.lead);
+    int64_t end = min_of(slice.n_rows, end_of_sight(p, first + n_lanes - 1) - slice.lead);
     real scale = softmax_scale(p);
     tile_clear(key, hd);
     tile_clear(value, hd);
@@ -471,7 +529,7 @@ static inline void attention_backward_keys(const attention_problem *p, const key
             tile_dot(weight, key, p->q + row * hd, hd);
             tile_dot(dscore, value, g->dout + row * hd, hd);
             int64_t first_hidden = max_of(0, slice.lead + i + 1 - first);
-            int64_t n_past = min_of(LANES, first_key_of(p->window, slice.lead + i) - first);
+            int64_t n_past = min_of(LANES, first_key_of(p, slice.lead + i) - first);
             for (int64_t lane = first_hidden; lane < LANES; lane++) weight[lane] = -INFINITY;
             for (int64_t lane = 0; lane < n_past; lane++) weight[lane] = -INFINITY;
             for (int lane = 0; lane < LANES; lane++) {

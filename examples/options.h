@@ -20,7 +20,7 @@ typedef struct options {
     length_list synthetic;   /* made-up documents, in place of files */
     const char **paths;      /* (n_paths) files and directories */
     int64_t n_paths;
-    const char *checkpoint;
+    const char *checkpoint, *kinds;
     int64_t checkpoint_every, stop_after, print_every;
     int check, memory_table, demo, exact, help;
 } options;
@@ -38,6 +38,13 @@ static inline int64_t list_options(options *o, option list[MAX_OPTIONS]) {
         {"untied", FLAG, &o->model.untied, 0, 0, NULL, "give the head a weight of its own"},
         {"dropout", NUMBER, &o->model.dropout, 0, 1, NULL, "rate of dropout, less than 1"},
         {"window", INTEGER, &o->model.window, 0, INT32_MAX, NULL, "keys that a query sees, its own included, 0: all"},
+        {"kinds", WORDS, &o->kinds, 0, 0, NULL, KINDS_HELP},
+        {"experts", INTEGER, &o->model.kinds.experts, 1, MAX_EXPERTS, NULL, "experts of a layer that has some"},
+        {"active", INTEGER, &o->model.kinds.active, 1, MAX_ACTIVE, NULL, "of which a row chooses so many"},
+        {"balance", NUMBER, &o->model.kinds.balance, 0, MANY, NULL, "weight of the experts' balance loss"},
+        {"balance-over", CHOICE, &o->model.kinds.balance_over, 0, 0, "sequence batch call", "what it is taken over"},
+        {"capacity", NUMBER, &o->model.kinds.capacity, 0, MANY, NULL, "tokens that an expert takes, 0: all that come"},
+        {"mtp", NUMBER, &o->model.kinds.mtp, 0, MANY, NULL, "weight of a loss of the next token but one, 0: none"},
         {"chunk-size", INTEGER, &o->packing.chunk_size, 1, CF_MAX_CHUNK_SIZE, NULL, "most tokens of a chunk"},
         {"k", INTEGER, &o->order.shape.k, 1, MANY, NULL, "chunks of a group that keep their activations at once"},
         {"stream", INTEGER, &o->stream, 0, MANY, NULL,
@@ -82,6 +89,8 @@ static inline options options_default(void) {
     o.model.ffn = 176;
     o.model.rope_theta = 1e6;
     o.model.norm_epsilon = 1e-6;
+    o.model.kinds.experts = 4;
+    o.model.kinds.active = 2;
     o.optimizer.learning_rate = 3e-3;
     o.optimizer.floor = 0.1;
     o.optimizer.warmup = 10;
@@ -123,7 +132,8 @@ static inline options parse_options(int argc, char **argv) {
     option list[MAX_OPTIONS];
     o.paths = TAKE(const char *, argc);
     o.n_paths = parse_arguments(argc, argv, list, list_options(&o, list), o.paths);
-    const char *fault = model_config_fault(&o.model);
+    const char *fault = o.kinds ? parse_pattern(&o.model.kinds, o.kinds) : NULL;
+    if (!fault) fault = model_config_fault(&o.model);
     if (fault) fail(EXIT_BAD_INPUT, "%s", fault);
     check_stream_bytes(o.stream, &o.model);
     if (o.synthetic.count > 0 && o.n_paths > 0) fail(EXIT_BAD_INPUT, "give --synthetic or files, not both");

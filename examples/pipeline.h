@@ -54,9 +54,10 @@ typedef struct stage_runner {
     int64_t boundary_count;      /* numbers in a boundary */
     workspace scratch;
     chunk_feed feed;
+    routing routing;
 
     int64_t live_slots;          /* activation slots in use now */
-    double loss;                 /* only where the head is */
+    double loss;                 /* where the head is, and of balance where experts are */
 } stage_runner;
 
 /* The part of the model that a virtual stage has. */
@@ -69,14 +70,13 @@ static inline stage part_at(const model_config *config, const cf_schedule *sched
     return part_of(config, schedule, cf_placement_at(schedule->shape.placement, schedule->shape.n_stages, row, stage_index));
 }
 
-/* A part that is as large as any of those on this stage, for buffers which all of them use in turn. */
-static inline stage largest_part(const model_config *config, const cf_schedule *schedule, int64_t stage_index) {
-    stage largest = {0, 0, 0, 0};
-    for (int64_t row = 0; row < schedule->shape.n_virtual; row++) {
+/* The part on this stage that needs most for its activations, in buffers which all of them use in turn. */
+static inline stage largest_part(const model_config *config, const cf_schedule *schedule, int64_t stage_index,
+                                 int keep) {
+    stage largest = part_at(config, schedule, 0, stage_index);
+    for (int64_t row = 1; row < schedule->shape.n_virtual; row++) {
         stage part = part_at(config, schedule, row, stage_index);
-        largest.end_layer = max_of(largest.end_layer, part.end_layer - part.first_layer);
-        largest.has_embedding |= part.has_embedding;
-        largest.has_head |= part.has_head;
+        if (activations_bytes(config, &part, 1, keep) > activations_bytes(config, &largest, 1, keep)) largest = part;
     }
     return largest;
 }
@@ -88,7 +88,7 @@ static inline cf_result stage_runner_begin(stage_runner *r, const model_config *
     cf_capacity need = {0};
     memset(r, 0, sizeof *r);
     cf_result result = cf_run_capacity(plan, schedule, stage_index, &need, error);
-    if (result == CF_OK) result = chunk_feed_begin(&r->feed, plan, b, &r->meter, error);
+    if (result == CF_OK) result = chunk_feed_begin(&r->feed, plan, b, config->kinds.mtp, &r->meter, error);
     if (result != CF_OK) return result;
     r->config = config;
     r->plan = plan;
@@ -99,7 +99,9 @@ static inline cf_result stage_runner_begin(stage_runner *r, const model_config *
     r->n_states = need.states;
     r->n_boundaries = need.boundaries;
     r->boundary_count = plan->chunk_size * config->hidden;
-    stage largest = largest_part(config, schedule, stage_index);
+    const stage kept = largest_part(config, schedule, stage_index, 1);
+    const stage passing = largest_part(config, schedule, stage_index, 0);
+    r->routing = routing_new(config, plan->n_chunks, plan->chunk_size, b->length, b->count);
     r->slots = TAKE(activations, r->n_slots);
     r->states = TAKE(group_state, r->n_states);
     r->boundaries = TAKE(real *, r->n_boundaries);
@@ -107,11 +109,11 @@ static inline cf_result stage_runner_begin(stage_runner *r, const model_config *
     r->stream_bytes = stream_bytes;
     r->kept_inputs = TAKE(real *, schedule->shape.n_virtual * plan->n_chunks);
     for (int i = 0; i < INPUT_SLOTS; i++) r->input_slots[i].owner = -1;
-    if (stream_bytes > 0 && r->n_states > 0) r->stream = stream_new(kv_width_of(config), stream_bytes, &r->meter);
+    if (stream_bytes > 0 && r->n_states > 0) r->stream = stream_new(stream_width_of(config), stream_bytes, &r->meter);
     for (int64_t i = 0; i < r->n_slots; i++) {
-        r->slots[i] = activations_new(config, &largest, plan->chunk_size, 1, MEMORY_ACTIVATIONS, &r->meter);
+        r->slots[i] = activations_new(config, &kept, plan->chunk_size, 1, MEMORY_ACTIVATIONS, &r->meter);
     }
-    r->passing = activations_new(config, &largest, plan->chunk_size, 0, MEMORY_WORKSPACE, &r->meter);
+    r->passing = activations_new(config, &passing, plan->chunk_size, 0, MEMORY_WORKSPACE, &r->meter);
     r->scratch = workspace_new(config, plan->chunk_size, &r->meter);
     return CF_OK;
 }
@@ -128,6 +130,7 @@ static inline void stage_runner_end(stage_runner *r) {
     free(r->boundaries);
     free(r->spare);
     free(r->kept_inputs);
+    routing_free(&r->routing);
     chunk_feed_free(&r->feed, &r->meter);
     memset(r, 0, sizeof *r);
 }
@@ -149,6 +152,8 @@ static inline cf_result prepare_pass(stage_runner *r, const cf_step *step, pass 
     p->scratch = &r->scratch;
     p->stage = part_of(r->config, r->schedule, step->action.stage);
     p->seed = r->seed;
+    p->is_replay = step->action.pass == CF_R;
+    p->routing = &r->routing;
     activations_reshape(kept, r->config, &p->stage, r->plan->chunk_size, step->slot >= 0);
     if (step->state >= 0 && step->action.pass != CF_W) p->state = &r->states[step->state];
     return CF_OK;
@@ -262,9 +267,9 @@ static inline int stage_acquire(void *user, const cf_slot *slot) {
     }
     if (slot->what == CF_RESOURCE_STATE) {
         stage part = part_of(r->config, r->schedule, slot->stage);
-        int64_t tokens = r->plan->groups[slot->owner].tokens;
+        const cf_group *group = &r->plan->groups[slot->owner];
         state_stream *stream = r->stream.ring ? &r->stream : NULL;
-        r->states[slot->slot] = group_state_new(r->config, &part, tokens, stream, &r->meter);
+        r->states[slot->slot] = group_state_new(r->config, &part, group->tokens, group->n_chunks, stream, &r->meter);
     }
     return 0;
 }
@@ -283,15 +288,18 @@ static inline void stage_release(void *user, const cf_slot *slot) {
    >>parameters    whose they are
    ================================================================================================================ */
 
-/* Whether a virtual stage has this tensor. The embedding lies on the first one and, where it is the head too, also on
-   the last one: its gradient is the sum of what both have found. */
+/* Whether the last virtual stage reads the embedding, too: as its head, or for the next tokens. */
+static inline int reads_embedding_twice(const model_config *c) { return !c->untied || c->kinds.mtp > 0; }
+
+/* Whether a virtual stage has this tensor. The embedding lies on the first one and, where the last one reads it, also
+   there: its gradient is the sum of what both have found. */
 static inline int part_has_tensor(const model_config *c, const stage *part, const weights *w, const tensor *t) {
     const real *at = w->flat + t->offset;
-    if (at == w->embedding) return part->has_embedding || (part->has_head && !c->untied);
-    if (at == w->final_norm || at == w->head) return part->has_head;
+    if (at == w->embedding) return part->has_embedding || (part->has_head && reads_embedding_twice(c));
+    if (at >= w->final_norm) return part->has_head;
     int64_t layer = 0;
-    while (layer + 1 < c->layers && w->layers[layer + 1].attention_norm <= at) layer++;
-    return layer >= part->first_layer && layer < part->end_layer;
+    while (layer + 1 < all_layers(c) && w->layers[layer + 1].attention_norm <= at) layer++;
+    return layer >= part->first_layer && layer < part->end_layer + part->has_mtp;
 }
 
 static inline int stage_has_tensor(const model_config *c, const cf_schedule *schedule, int64_t stage_index,

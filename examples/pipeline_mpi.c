@@ -132,7 +132,7 @@ typedef struct settings {
     int64_t prompt, seed, repeat;
     int64_t stream;            /* bytes of the ring of states in host memory, 0: they are on the device */
     int rendezvous, sweep, help;
-    const char *plan, *timeline, *simulated, *fail;
+    const char *plan, *timeline, *simulated, *fail, *kinds;
     fault fault;
 } settings;
 
@@ -147,6 +147,12 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"dropout", NUMBER, &s->model.dropout, 0, 1, NULL, "rate of dropout, less than 1"},
         {"synthetic", LENGTHS, &s->lengths, 0, 0, NULL, "LEN,LEN,...: tokens of each sequence of the batch"},
         {"prompt", INTEGER, &s->prompt, 0, MANY, NULL, "first tokens of each sequence that are no targets"},
+        {"window", INTEGER, &s->model.window, 0, INT32_MAX, NULL, "keys that a query sees, its own included, 0: all"},
+        {"kinds", WORDS, &s->kinds, 0, 0, NULL, KINDS_HELP},
+        {"experts", INTEGER, &s->model.kinds.experts, 1, MAX_EXPERTS, NULL, "experts of a layer that has some"},
+        {"active", INTEGER, &s->model.kinds.active, 1, MAX_ACTIVE, NULL, "of which a row chooses so many"},
+        {"balance", NUMBER, &s->model.kinds.balance, 0, MANY, NULL, "weight of the experts' balance loss"},
+        {"mtp", NUMBER, &s->model.kinds.mtp, 0, MANY, NULL, "weight of a loss of the next token but one, 0: none"},
         {"chunk-size", INTEGER, &s->packing.chunk_size, 1, CF_MAX_CHUNK_SIZE, NULL, "most tokens of a chunk"},
         {"method", CHOICE, &s->packing.method, 0, 0, "best first next", "how to fit sequences into chunks"},
         {"split", CHOICE, &s->packing.split, 0, 0, "full even cost", "how to cut long sequences"},
@@ -187,6 +193,8 @@ static settings settings_default(void) {
     s.model.ffn = 176;
     s.model.rope_theta = 1e6;
     s.model.norm_epsilon = 1e-6;
+    s.model.kinds.experts = 4;
+    s.model.kinds.active = 2;
     s.packing.chunk_size = 128;
     s.packing = cf_pack_defaults(&s.packing);
     s.order.shape.k = 1;
@@ -251,7 +259,8 @@ static settings parse_settings(int argc, char **argv) {
     settings s = settings_default();
     option list[MAX_OPTIONS];
     parse_arguments(argc, argv, list, list_settings(&s, list), NULL);
-    const char *problem = model_config_fault(&s.model);
+    const char *problem = s.kinds ? parse_pattern(&s.model.kinds, s.kinds) : NULL;
+    if (!problem) problem = model_config_fault(&s.model);
     if (problem) fail(EXIT_BAD_INPUT, "%s", problem);
     if (s.help) return s;
     if (s.lengths.count == 0) parse_lengths(&s.lengths, "500,20,90,33,128,64,7,300,45,11");
@@ -419,7 +428,7 @@ static int timed_pass(stage_process *p, const cf_step *step, int (*work)(void *u
     if (!is_faulty(p, step) || p->fault.kind != FAULT_SKIP) code = work(p, step);
     if (is_faulty(p, step) && p->fault.kind == FAULT_NAN) {
         stage part = part_of(p->runner.config, p->schedule, step->action.stage);
-        p->runner.gradient->layers[part.first_layer].bv[0] = (real)NAN;
+        p->runner.gradient->layers[part.first_layer].ffn_norm[0] = (real)NAN;
     }
     p->end[p->n_timed] = seconds_now() + p->clock_offset;
     p->live[p->n_timed] = (int)p->runner.live_slots;
@@ -470,6 +479,7 @@ static cf_run_stats run_stage(stage_process *p) {
     p->n_timed = 0;
     p->waited = 0;
     p->runner.loss = 0;
+    routing_clear(&p->runner.routing);
     p->transport.n_sent = 0;
     MPI_Barrier(MPI_COMM_WORLD);
     in_step = 0;
@@ -487,10 +497,10 @@ static int head_process(const cf_schedule *schedule) {
     return (int)cf_placement_stage(schedule->shape.placement, schedule->shape.n_stages, last);
 }
 
-/* A tied embedding is the table of one process and the head of another: both need the sum of the two gradients. */
+/* An embedding that the last stage reads, too, needs the sum of two processes' gradients on both. */
 static void sum_tied_embedding(const model_config *config, const cf_schedule *schedule, weights *gradient) {
     int head = head_process(schedule);
-    if (config->untied || head == 0 || (process > 0 && process != head)) return;
+    if (!reads_embedding_twice(config) || head == 0 || (process > 0 && process != head)) return;
     int64_t count = config->vocabulary * config->hidden;
     int peer = process == 0 ? head : 0;
     real *other = TAKE(real, count);
@@ -675,7 +685,7 @@ static reference reference_new(const settings *s, const weights *w, const batch 
 }
 
 typedef struct verdict {
-    double loss;       /* of the pipeline */
+    double loss;       /* of the pipeline: the head's, and each stage's balance loss */
     double difference; /* the largest relative one, over all tensors of all stages, and of the losses */
     int64_t tensor;    /* where; -1: the loss */
     int64_t n_compared;
@@ -715,13 +725,13 @@ static int streamed_bytes_agree(const stage_process *p) {
     model.vocab = c->vocabulary;
     sizing.model = &model;
     sizing.activation_bytes = sizing.state_bytes = sizing.state_gradient_bytes = (int64_t)sizeof(real);
-    sizing.state_window = STREAM_SLOTS * stream_block_rows(kv_width_of(c), r->stream_bytes);
+    sizing.state_window = STREAM_SLOTS * stream_block_rows(stream_width_of(c), r->stream_bytes);
     load.chunk_tokens = r->plan->chunk_size;
     load.state_tokens = load.state_gradient_tokens = r->n_states; /* any number: the ring is there, or it is not */
     load.input_tokens = most_kept_inputs(p) * r->plan->chunk_size;
     if (cf_memory_estimate(&sizing, &load, 1, &report, 1, NULL) != CF_OK) return 0;
-    return r->meter.peak[MEMORY_STATE] == report.state + report.state_gradient &&
-           r->meter.peak[MEMORY_INPUTS] == report.inputs;
+    int64_t ring = c->kinds.n_pattern == 0 ? report.state + report.state_gradient : r->stream.bytes; /* layers alike */
+    return r->meter.peak[MEMORY_STATE] == ring && r->meter.peak[MEMORY_INPUTS] == report.inputs;
 }
 
 /* Every stage compares the gradients of its own parameters. All processes get the same verdict. */
@@ -734,8 +744,9 @@ static verdict judge(const stage_process *p, const reference *right, const cf_ru
         int process;
     } own = {0, process}, worst;
     verdict v = {p->runner.loss, 0, -1, 0, 0, 0, 0};
-    int64_t n_wanted = gradient->n_tensors + (!config->untied && head_process(p->schedule) > 0);
-    MPI_Bcast(&v.loss, 1, MPI_DOUBLE, head_process(p->schedule), MPI_COMM_WORLD);
+    int64_t n_wanted = gradient->n_tensors + (reads_embedding_twice(config) && head_process(p->schedule) > 0);
+    v.loss += balance_loss(&p->runner.routing, config);
+    MPI_Allreduce(MPI_IN_PLACE, &v.loss, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     own.difference = relative_difference_of_losses(v.loss, right->loss);
     for (int64_t i = 0; i < gradient->n_tensors; i++) {
         const tensor *t = &gradient->tensors[i];

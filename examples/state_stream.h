@@ -65,7 +65,7 @@ static inline int64_t copy_issue(copy_engine *e, real *to, const real *from, int
 
 typedef struct state_stream {
     real *ring;                  /* for each slot K, V, dK and dV of block_rows rows */
-    int64_t width, block_rows;   /* numbers of a row of K; rows of a block */
+    int64_t width, block_rows;   /* numbers of a row of K in the layer at hand; rows of a block */
     int64_t bytes;               /* of the ring */
     copy_engine in, out;
     int64_t loaded[STREAM_SLOTS], stored[STREAM_SLOTS]; /* events of the slots */
@@ -83,7 +83,7 @@ static inline int64_t stream_ring_bytes(int64_t width, int64_t block_rows) {
     return STREAM_SLOTS * 4 * width * block_rows * (int64_t)sizeof(real);
 }
 
-/* A ring of at most `bytes`, for rows of K of `width` numbers. */
+/* A ring of at most `bytes`, for rows of K of at most `width` numbers. */
 static inline state_stream stream_new(int64_t width, int64_t bytes, memory_meter *meter) {
     state_stream s;
     memset(&s, 0, sizeof s);
@@ -105,12 +105,16 @@ static inline void stream_free(state_stream *s, memory_meter *meter) {
 
 static inline int64_t stream_slot(const state_stream *s, int64_t first) { return first / s->block_rows % STREAM_SLOTS; }
 
+/* Whether V is K, as latents are both, and dV dK. */
+static inline int stream_is_shared(const state_stream *s) { return s->prefix.v == s->prefix.k; }
+
 /* The block from row `first` of those walked through on, where the ring has it. */
 static inline key_block stream_block(const state_stream *s, int64_t first) {
     int64_t size = s->block_rows * s->width;
     real *at = s->ring + stream_slot(s, first) * 4 * size;
     key_block block = {at, at + size, at + 2 * size, at + 3 * size, s->prefix.first + first, 0, 0};
     block.count = min_of(s->block_rows, s->prefix.count - first);
+    if (stream_is_shared(s)) block.v = block.k, block.dv = block.dk;
     return block;
 }
 
@@ -120,16 +124,18 @@ static inline void stream_load(state_stream *s, int64_t first) {
     int64_t slot = stream_slot(s, first), from = first * s->width, count = block.count * s->width;
     if (first >= s->prefix.count) return;
     copy_wait(&s->out, s->stored[slot]);
-    copy_issue(&s->in, block.k, s->prefix.k + from, count);
-    s->loaded[slot] = copy_issue(&s->in, block.v, s->prefix.v + from, count);
-    if (!s->gradients) return;
-    copy_issue(&s->in, block.dk, s->prefix.dk + from, count);
-    s->loaded[slot] = copy_issue(&s->in, block.dv, s->prefix.dv + from, count);
+    s->loaded[slot] = copy_issue(&s->in, block.k, s->prefix.k + from, count);
+    if (!stream_is_shared(s)) s->loaded[slot] = copy_issue(&s->in, block.v, s->prefix.v + from, count);
+    if (s->gradients) s->loaded[slot] = copy_issue(&s->in, block.dk, s->prefix.dk + from, count);
+    if (s->gradients && !stream_is_shared(s)) {
+        s->loaded[slot] = copy_issue(&s->in, block.dv, s->prefix.dv + from, count);
+    }
 }
 
-/* Begins a walk through a layer's rows of a prefix. */
-static inline void stream_begin(state_stream *s, const key_block *prefix, int gradients) {
+/* Begins a walk through a layer's rows of a prefix, of `width` numbers each: at most those that the ring is for. */
+static inline void stream_begin(state_stream *s, const key_block *prefix, int64_t width, int gradients) {
     s->prefix = *prefix;
+    s->width = width;
     s->gradients = gradients;
     s->first = 0;
     for (int64_t slot = 0; slot < STREAM_SLOTS; slot++) stream_load(s, slot * s->block_rows);
@@ -147,21 +153,22 @@ static inline void stream_release(state_stream *s) {
     spoil(block.k, count);
     spoil(block.v, count);
     if (s->gradients) {
-        copy_issue(&s->out, s->prefix.dk + to, block.dk, count);
-        s->stored[stream_slot(s, s->first)] = copy_issue(&s->out, s->prefix.dv + to, block.dv, count);
+        int64_t *stored = &s->stored[stream_slot(s, s->first)];
+        *stored = copy_issue(&s->out, s->prefix.dk + to, block.dk, count);
+        if (!stream_is_shared(s)) *stored = copy_issue(&s->out, s->prefix.dv + to, block.dv, count);
     }
     stream_load(s, s->first + STREAM_SLOTS * s->block_rows);
     s->first += block.count;
 }
 
-/* Rows of the chunk's own go to host memory. Until stream_end they must stay as they are. */
-static inline void stream_send(state_stream *s, real *host, const real *device, int64_t rows) {
-    copy_issue(&s->out, host, device, rows * s->width);
+/* Numbers of the chunk's own go to host memory. Until stream_end they must stay as they are. */
+static inline void stream_send(state_stream *s, real *host, const real *device, int64_t count) {
+    copy_issue(&s->out, host, device, count);
 }
 
-/* Rows of the chunk's own come from host memory, now. */
-static inline void stream_fetch(state_stream *s, real *device, const real *host, int64_t rows) {
-    copy_wait(&s->in, copy_issue(&s->in, device, host, rows * s->width));
+/* Numbers of the chunk's own come from host memory, now. */
+static inline void stream_fetch(state_stream *s, real *device, const real *host, int64_t count) {
+    copy_wait(&s->in, copy_issue(&s->in, device, host, count));
 }
 
 static inline void stream_end(state_stream *s) { copy_wait(&s->out, s->out.n_issued); }

@@ -274,6 +274,25 @@ static inline int32_t batch_target(const batch *b, int64_t i, int64_t position) 
     return next < b->length[i] && !b->ignored[i][next] ? b->tokens[i][next] : -1;
 }
 
+/* The same for the token after the next one. */
+static inline int32_t batch_target2(const batch *b, int64_t i, int64_t position) {
+    return position + 1 < b->length[i] ? batch_target(b, i, position + 1) : -1;
+}
+
+/* The next token, ignored or not; -1: none. */
+static inline int32_t batch_next(const batch *b, int64_t i, int64_t position) {
+    return position + 1 < b->length[i] ? b->tokens[i][position + 1] : -1;
+}
+
+/* `total` / tokens that have such a target: a weight for each of their losses. */
+static inline double batch_loss_weight2(const batch *b, double total) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < b->count && total > 0; i++) {
+        for (int64_t t = 0; t + 2 < b->length[i]; t++) n += batch_target2(b, i, t) >= 0;
+    }
+    return n > 0 ? total / (double)n : 0;
+}
+
 /* 1 / target tokens, which makes a sum of losses their mean over the batch; 0 for a batch without any target. */
 static inline double batch_loss_weight(const batch *b) { return b->n_targets > 0 ? 1 / (double)b->n_targets : 0; }
 

@@ -151,6 +151,7 @@ static int with_checkpoint(training *t, int (*use)(const char *path, checkpoint 
         setting_int("untied", o->model.untied), setting_double("dropout", o->model.dropout),
         setting_double("rope theta", o->model.rope_theta), setting_double("norm epsilon", o->model.norm_epsilon),
         setting_int("window", o->model.window),
+        setting_int("kinds of layers", (int64_t)hash_bytes(0, &o->model.kinds, sizeof o->model.kinds)),
         setting_int("batch", o->batch), setting_int("steps", o->optimizer.steps),
         setting_double("lr", o->optimizer.learning_rate), setting_int("warmup", o->optimizer.warmup),
         setting_double("weight-decay", o->optimizer.weight_decay), setting_double("clip", o->optimizer.clip),
@@ -391,7 +392,7 @@ static int run_memory_table(const options *o) {
     static const int64_t growth[] = {1, 4, 16};
     memory_row rows[3];
     int64_t half_a_chunk = max_of(1, o->packing.chunk_size / (2 * KEY_BLOCK)) * KEY_BLOCK;
-    int64_t stream = o->stream > 0 ? o->stream : stream_ring_bytes(kv_width_of(&o->model), half_a_chunk);
+    int64_t stream = o->stream > 0 ? o->stream : stream_ring_bytes(stream_width_of(&o->model), half_a_chunk);
     printf("peak memory held (MiB) as the longest document of a batch grows; %lld layers, chunk size %lld, K %lld, "
            "stream of %.2f MiB\n", (long long)o->model.layers, (long long)o->packing.chunk_size, (long long)o->order.shape.k,
            mebibytes(stream));

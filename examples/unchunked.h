@@ -13,7 +13,7 @@
  */
 static inline double unchunked_gradients(const model_config *config, const weights *w, weights *gradient,
                                          const batch *b, uint64_t seed, memory_meter *meter) {
-    double loss = 0;
+    double loss = 0, mtp_weight = batch_loss_weight2(b, config->kinds.mtp);
     stage whole = stage_of(config, 0, 1);
     for (int64_t i = 0; i < b->count; i++) {
         int64_t n = b->length[i];
@@ -22,19 +22,25 @@ static inline double unchunked_gradients(const model_config *config, const weigh
         int32_t cu_seqlens[2] = {0, (int32_t)n};
         int32_t *position = TAKE(int32_t, n), *sequence = TAKE(int32_t, n);
         int32_t *token = TAKE(int32_t, n), *target = TAKE(int32_t, n);
-        double *weight = TAKE(double, n);
-        chunk_rows rows = {n, 1, 0, 0, cu_seqlens, cu_seqlens, position, sequence, weight, token, target};
+        int32_t *next = TAKE(int32_t, n), *target2 = TAKE(int32_t, n);
+        double *weight = TAKE(double, n), *weight2 = TAKE(double, n);
+        chunk_rows rows = {n,      1,     0,      0,    cu_seqlens, cu_seqlens, position, sequence,
+                           weight, token, target, next, target2,    weight2,    0,        0};
         for (int64_t t = 0; t < n; t++) {
             position[t] = (int32_t)t;
             sequence[t] = (int32_t)i;
             weight[t] = batch_loss_weight(b);
             token[t] = b->tokens[i][t];
             target[t] = batch_target(b, i, t);
+            next[t] = batch_next(b, i, t);
+            target2[t] = batch_target2(b, i, t);
+            weight2[t] = mtp_weight;
         }
         activations kept = activations_new(config, &whole, n, 1, MEMORY_ACTIVATIONS, meter);
         workspace scratch = workspace_new(config, n, meter);
-        pass p = {config, w, &rows, &kept, NULL, &scratch, whole, seed, 0};
-        loss += model_forward(&p);
+        routing routes = routing_new(config, 1, n, b->length, b->count);
+        pass p = {config, w, &rows, &kept, NULL, &scratch, whole, seed, 0, &routes};
+        loss += model_forward(&p) + balance_loss(&routes, config);
         if (gradient) model_backward(&p, gradient);
         workspace_free(&scratch, meter);
         activations_free(&kept, meter);
@@ -42,7 +48,11 @@ static inline double unchunked_gradients(const model_config *config, const weigh
         free(sequence);
         free(token);
         free(target);
+        free(next);
+        free(target2);
         free(weight);
+        free(weight2);
+        routing_free(&routes);
     }
     return loss;
 }

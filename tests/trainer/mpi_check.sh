@@ -102,6 +102,20 @@ if [ "$largest_group" != 0 ] || ! grep -q ' [1-9][0-9]* replays' "$work/out"; th
     fail "gradients: standalone chunks replayed" "no standalone chunk was"
 fi
 
+# ---- kinds of layers: each stage has others, and so other states; the last one has the module that looks further ----
+
+kinds="--window 20 --balance 0.1 --mtp 0.3 --kinds"
+# shellcheck disable=SC2086
+{
+    sweep "kinds of layers" "$exact" $n 5 $kinds delta+experts,latent,window+sinks,full+gate --synthetic 70,41,16,9,66
+    if full; then
+        sweep "others, streamed" "$exact" 2 5 $kinds kda,chunked+experts,mamba --stream 65536 --untied \
+            --synthetic 70,41,16,9,66
+    fi
+    run 4 "$exact" $tiny --layers 8 --schedule best --replay local --limit 1 $kinds experts --synthetic 16,9,3,12,5,16
+    expect "gradients: standalone chunks with experts replayed" 0 'limit 1e-10: ok'
+}
+
 # ---- states and kept inputs in host memory, streamed: a ring and two slots, as the memory model has them ----
 
 ring=16384 # two blocks of 32 rows in float64
@@ -308,5 +322,5 @@ else
     skip timelines "there is no python3"
 fi
 
-left_out "K 2 and 3 in most sweeps, one sweep, five failures and two timelines"
+left_out "K 2 and 3 in most sweeps, two sweeps, five failures and two timelines"
 finish

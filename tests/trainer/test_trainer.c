@@ -38,79 +38,7 @@ static double counted_forward(const pass *p) {
 #define HARNESS_IMPLEMENTATION
 #include "../harness.h"
 
-/* ================================================================================================================
-   >>fixtures
-   ================================================================================================================ */
-
-static model_config tiny_model(void) {
-    model_config c = {VOCABULARY, 2, 20, 2, 1, 34, 0, 0, 1e4, 1e-6, 0}; /* matrices of more than one GRADIENT_BLOCK */
-    return c;
-}
-
-typedef struct world {
-    model_config config;
-    documents documents;
-    batch batch;
-    weights weights, gradient;
-    memory_meter meter;
-    chunk_runner runner;
-    uint64_t seed;
-} world;
-
-static void world_begin(world *x, const model_config *c, const int64_t *lengths, int64_t n, int64_t chunk_size,
-                        int64_t k, int64_t prompt) {
-    memset(x, 0, sizeof *x);
-    x->config = *c;
-    x->seed = 77;
-    x->batch = batch_new(n);
-    for (int64_t i = 0; i < n; i++) add_synthetic(&x->documents, lengths[i], 5);
-    for (int64_t i = 0; i < n; i++) batch_put(&x->batch, i, &x->documents, i, prompt, 0);
-    x->weights = weights_new(c);
-    x->gradient = weights_new(c);
-    weights_init(&x->weights, c, 11, 0.1);
-    x->runner.config = &x->config;
-    x->runner.stage = stage_of(c, 0, 1);
-    x->runner.packing.chunk_size = chunk_size;
-    x->runner.order.shape.k = k;
-    x->runner.meter = &x->meter;
-}
-
-static void world_end(world *x) {
-    chunk_runner_free(&x->runner);
-    for (int kind = 0; kind < MEMORY_KINDS; kind++) CHECK_INT(x->meter.held[kind], 0);
-    weights_free(&x->gradient);
-    weights_free(&x->weights);
-    batch_free(&x->batch);
-    documents_free(&x->documents);
-}
-
-static double chunked_loss(world *x, chunked_result *result) {
-    cf_error error = {0};
-    memset(result, 0xFF, sizeof *result);
-    cf_result code =
-        chunked_gradients(&x->runner, &x->weights, &x->gradient, &x->batch, x->seed, result, &error);
-    if (code != CF_OK) FAIL("chunked_gradients: %s", error.text);
-    return result->loss;
-}
-
-static double plain_loss(world *x, weights *gradient) {
-    memory_meter meter = {{0}, {0}};
-    return unchunked_gradients(&x->config, &x->weights, gradient, &x->batch, x->seed, &meter);
-}
-
-/* Gradients of both ways agree, tensor by tensor. */
-static void check_same_gradients(world *x) {
-    chunked_result result;
-    weights plain = weights_new(&x->config);
-    double loss = chunked_loss(x, &result), wanted = plain_loss(x, &plain);
-    CHECK(is_rounding(relative_difference_of_losses(loss, wanted)));
-    for (int64_t i = 0; i < plain.n_tensors; i++) {
-        const tensor *t = &plain.tensors[i];
-        double d = relative_difference(x->gradient.flat + t->offset, plain.flat + t->offset, t->count);
-        if (!CHECK(is_rounding(d))) FAIL("%s differs by %g", t->name, d);
-    }
-    weights_free(&plain);
-}
+#include "world.h"
 
 /* ================================================================================================================
    >>files    and programs that end
@@ -249,7 +177,7 @@ TEST(models_are_refused_by_what_is_wrong) {
         {FIELD(kv_heads), 0, 1, "kv-heads"}, {FIELD(kv_heads), 4, 2, "kv-heads"},
         {FIELD(window), -1, 0, "window"}, {FIELD(window), (int64_t)INT32_MAX + 1, INT32_MAX, "window"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        model_config c = {VOCABULARY, 2, 20, 2, 1, 34, 0, 0, 1e4, 1e-6, 0};
+        model_config c = {VOCABULARY, 2, 20, 2, 1, 34, 0, 0, 1e4, 1e-6, 0, {0}};
         int64_t *at = (int64_t *)(void *)((char *)&c + cases[i].offset);
         CHECK(model_config_fault(&c) == NULL);
         *at = cases[i].bad;
@@ -258,7 +186,7 @@ TEST(models_are_refused_by_what_is_wrong) {
         *at = cases[i].good;
         CHECK_STR(model_config_fault(&c), NULL);
     }
-    model_config wide = {VOCABULARY, 1, 65536, 256, 256, 1, 0, 0, 1e4, 1e-6, 0};
+    model_config wide = {VOCABULARY, 1, 65536, 256, 256, 1, 0, 0, 1e4, 1e-6, 0, {0}};
     CHECK_STR(model_config_fault(&wide), NULL);
     wide.hidden = 65536 + 512;
     CHECK(model_config_fault(&wide) && strstr(model_config_fault(&wide), "hidden must"));
@@ -271,119 +199,8 @@ TEST(models_are_refused_by_what_is_wrong) {
 }
 
 /* ================================================================================================================
-   >>reference    the model once more, from the definitions: whole sequences, plain loops, the full matrix of scores
+   >>definition
    ================================================================================================================ */
-
-static void reference_linear(double *out, const double *x, const real *w, const real *bias, int64_t inputs,
-                             int64_t outputs) {
-    for (int64_t o = 0; o < outputs; o++) {
-        out[o] = bias ? bias[o] : 0;
-        for (int64_t i = 0; i < inputs; i++) out[o] += x[i] * w[i * outputs + o];
-    }
-}
-
-static void reference_norm(double *out, const double *x, const real *gain, int64_t n, double epsilon) {
-    double squares = 0;
-    for (int64_t i = 0; i < n; i++) squares += x[i] * x[i];
-    for (int64_t i = 0; i < n; i++) out[i] = x[i] / sqrt(squares / (double)n + epsilon) * gain[i];
-}
-
-static void reference_rope(double *x, int64_t n_heads, int64_t head_dim, int64_t position, double theta) {
-    for (int64_t head = 0; head < n_heads; head++) {
-        for (int64_t i = 0; i < head_dim / 2; i++) {
-            double angle = (double)position / pow(theta, 2.0 * (double)i / (double)head_dim);
-            double *a = &x[head * head_dim + i], *b = &x[head * head_dim + i + head_dim / 2], a0 = *a, b0 = *b;
-            *a = a0 * cos(angle) - b0 * sin(angle);
-            *b = a0 * sin(angle) + b0 * cos(angle);
-        }
-    }
-}
-
-/* Whether a query of a sequence sees a key of it. window 0: there is none. */
-static int is_seen(int64_t key, int64_t query, int64_t window) {
-    return key <= query && (window == 0 || query - key < window);
-}
-
-/* softmax(q k / sqrt(head_dim)) v for query n - 1. */
-static void reference_attention(double *out, const double *q, const double *k, const double *v, int64_t n,
-                                int64_t window, int64_t heads, int64_t kv_heads, int64_t hd) {
-    double *p = TAKE(double, n);
-    for (int64_t head = 0; head < heads; head++) {
-        int64_t kv = head * kv_heads / heads;
-        double highest = -INFINITY, total = 0;
-        for (int64_t j = 0; j < n; j++) {
-            p[j] = 0;
-            if (!is_seen(j, n - 1, window)) continue;
-            const double *key = k + (j * kv_heads + kv) * hd;
-            for (int64_t d = 0; d < hd; d++) p[j] += q[head * hd + d] * key[d] / sqrt((double)hd);
-            highest = fmax(highest, p[j]);
-        }
-        for (int64_t j = 0; j < n; j++) total += p[j] = is_seen(j, n - 1, window) ? exp(p[j] - highest) : 0;
-        for (int64_t d = 0; d < hd; d++) {
-            out[head * hd + d] = 0;
-            for (int64_t j = 0; j < n; j++) {
-                if (p[j] > 0) out[head * hd + d] += p[j] / total * v[(j * kv_heads + kv) * hd + d];
-            }
-        }
-    }
-    free(p);
-}
-
-static void reference_layer(double *stream, int64_t n, const model_config *c, const layer_weights *w) {
-    int64_t h = c->hidden, hd = h / c->heads, kv = c->kv_heads * hd, f = c->ffn;
-    double *q = TAKE(double, n * h), *k = TAKE(double, n * kv), *v = TAKE(double, n * kv), *x = TAKE(double, h);
-    double *attended = TAKE(double, h), *gate = TAKE(double, f), *up = TAKE(double, f);
-    for (int64_t t = 0; t < n; t++) {
-        reference_norm(x, stream + t * h, w->attention_norm, h, c->norm_epsilon);
-        reference_linear(q + t * h, x, w->wq, w->bq, h, h);
-        reference_linear(k + t * kv, x, w->wk, w->bk, h, kv);
-        reference_linear(v + t * kv, x, w->wv, w->bv, h, kv);
-        reference_rope(q + t * h, c->heads, hd, t, c->rope_theta);
-        reference_rope(k + t * kv, c->kv_heads, hd, t, c->rope_theta);
-    }
-    for (int64_t t = 0; t < n; t++) {
-        reference_attention(attended, q + t * h, k, v, t + 1, c->window, c->heads, c->kv_heads, hd);
-        reference_linear(x, attended, w->wo, NULL, h, h);
-        for (int64_t i = 0; i < h; i++) stream[t * h + i] += x[i];
-        reference_norm(x, stream + t * h, w->ffn_norm, h, c->norm_epsilon);
-        reference_linear(gate, x, w->w_gate, NULL, h, f);
-        reference_linear(up, x, w->w_up, NULL, h, f);
-        for (int64_t i = 0; i < f; i++) gate[i] = gate[i] / (1 + exp(-gate[i])) * up[i];
-        reference_linear(x, gate, w->w_down, NULL, f, h);
-        for (int64_t i = 0; i < h; i++) stream[t * h + i] += x[i];
-    }
-    free(q); free(k); free(v); free(x); free(attended); free(gate); free(up);
-}
-
-static double reference_loss(const world *x) {
-    const model_config *c = &x->config;
-    int64_t h = c->hidden, n_targets = 0;
-    double sum = 0, *logits = TAKE(double, c->vocabulary), *last = TAKE(double, h);
-    for (int64_t s = 0; s < x->batch.count; s++) {
-        int64_t n = x->batch.length[s];
-        double *stream = TAKE(double, n * h);
-        for (int64_t t = 0; t < n; t++) {
-            for (int64_t i = 0; i < h; i++) stream[t * h + i] = x->weights.embedding[x->batch.tokens[s][t] * h + i];
-        }
-        for (int64_t i = 0; i < c->layers; i++) reference_layer(stream, n, c, &x->weights.layers[i]);
-        for (int64_t t = 0; t + 1 < n; t++) {
-            if (x->batch.ignored[s][t + 1]) continue;
-            double total = 0;
-            reference_norm(last, stream + t * h, x->weights.final_norm, h, c->norm_epsilon);
-            for (int64_t v = 0; v < c->vocabulary; v++) {
-                logits[v] = 0;
-                for (int64_t i = 0; i < h; i++) logits[v] += last[i] * x->weights.head[v * h + i];
-                total += exp(logits[v]);
-            }
-            sum += log(total) - logits[x->batch.tokens[s][t + 1]];
-            n_targets++;
-        }
-        free(stream);
-    }
-    free(logits);
-    free(last);
-    return sum / (double)n_targets;
-}
 
 TEST(loss_equals_the_definition) {
     const int64_t lengths[] = {40, 3, 1, 0, 71, 2, 17}, windows[] = {0, 1, 5, 0, 33, 70};
@@ -434,7 +251,7 @@ static void attention_over_block(const attention_problem *p, const key_block *ke
 static void attention_over_blocks(const attention_problem *p, key_block all, int64_t prefix, int64_t cut,
                                   const attention_results *r, const attention_gradients *g) {
     int64_t width = p->kv_heads * p->head_dim, seen = 0;
-    while (seen < prefix && !is_seen(seen, prefix, p->window)) seen++;
+    while (seen < prefix && !is_seen(seen, prefix, p->in_blocks ? -p->window : p->window)) seen++;
     for (int64_t first = seen; first <= prefix; first += cut) {
         int64_t at = min_of(first, prefix), count = min_of(cut, prefix - at);
         key_block part = {all.k + at * width, all.v + at * width, all.dk + at * width, all.dv + at * width,
@@ -475,7 +292,8 @@ static void check_attention(int64_t prefix, const int64_t *lengths, int32_t n_sl
     p.heads = HEADS;
     p.kv_heads = KV_HEADS;
     p.head_dim = HD;
-    p.window = window;
+    p.window = window < 0 ? -window : window;
+    p.in_blocks = window < 0;
     p.cu_seqlens_q = cu_q;
     p.cu_seqlens_k = cu_k;
     p.q = q;
@@ -499,7 +317,7 @@ static void check_attention(int64_t prefix, const int64_t *lengths, int32_t n_sl
             int64_t query = cu_q[s] + i, n = (s == 0 ? prefix : 0) + i + 1;
             const real *ks = k + (int64_t)cu_k[s] * KV, *vs = v + (int64_t)cu_k[s] * KV;
             double *drk = rk + (int64_t)cu_k[s] * KV, *drv = rv + (int64_t)cu_k[s] * KV;
-            reference_attention(row, q + query * WIDTH, ks, vs, n, window, HEADS, KV_HEADS, HD);
+            reference_attention(row, q + query * WIDTH, ks, vs, n, window, NULL, HEADS, KV_HEADS, HD);
             for (int64_t d = 0; d < WIDTH; d++) {
                 double difference = fabs(row[d] - out[query * WIDTH + d]);
                 if (!(difference <= worst)) worst = difference;
@@ -562,7 +380,8 @@ TEST(attention_equals_the_definition) {
     }
 }
 
-/* Windows of one key, around a block and a tile, as long as the prefix, and longer than everything. */
+/* Windows of one key, around a block and a tile, as long as the prefix, and longer than everything; the same sizes as
+   blocks beyond which nobody sees. */
 TEST(attention_with_a_window_equals_the_definition) {
     const int64_t lengths[] = {1, 32, 33, 65}, prefixes[] = {0, 1, 32, 33, 70}, cuts[] = {1000, 32, 7};
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
@@ -571,6 +390,7 @@ TEST(attention_with_a_window_equals_the_definition) {
             const int64_t windows[] = {1, 2, 31, 32, 33, max_of(1, prefixes[j]), prefixes[j] + 1, 1000};
             for (size_t w = 0; w < sizeof windows / sizeof windows[0]; w++) {
                 check_attention(prefixes[j], slices, 4, cuts[(i + j + w) % 3], windows[w]);
+                check_attention(prefixes[j], slices, 4, cuts[(i + j + w) % 3], -windows[w]);
             }
         }
     }
@@ -579,17 +399,6 @@ TEST(attention_with_a_window_equals_the_definition) {
 /* ================================================================================================================
    >>finite differences
    ================================================================================================================ */
-
-/* Loss along a line: weights of one tensor moved by `step` times a fixed direction. */
-static double loss_along(world *x, const tensor *t, uint64_t direction, double step) {
-    real *at = x->weights.flat + t->offset, *before = TAKE(real, t->count);
-    memcpy(before, at, (size_t)t->count * sizeof *at);
-    for (int64_t i = 0; i < t->count; i++) at[i] += step * normal_of(direction, i);
-    double loss = plain_loss(x, NULL);
-    memcpy(at, before, (size_t)t->count * sizeof *at);
-    free(before);
-    return loss;
-}
 
 static void check_finite_differences(int untied, double dropout, int64_t prompt, int64_t window) {
     const int64_t lengths[] = {37, 9, 1, 0, 14, 5};
@@ -603,24 +412,7 @@ static void check_finite_differences(int untied, double dropout, int64_t prompt,
     chunked_loss(&x, &result);
     CHECK_INT(result.largest_group, 5);
     CHECK(result.n_replays > 0);
-    for (int64_t i = 0; i < x.weights.n_tensors; i++) {
-        const tensor *t = &x.weights.tensors[i];
-        for (uint64_t direction = 100; direction < 100 + (uint64_t)harness_rounds(2, 1); direction++) {
-            double slope = 0, length = 0, step = 1e-4;
-            for (int64_t j = 0; j < t->count; j++) {
-                slope += x.gradient.flat[t->offset + j] * normal_of(direction, j);
-                length += x.gradient.flat[t->offset + j] * x.gradient.flat[t->offset + j];
-            }
-            /* Two central differences, put together so that the error is of the fourth order in the step. */
-            double near = (loss_along(&x, t, direction, step) - loss_along(&x, t, direction, -step)) / (2 * step);
-            double far = loss_along(&x, t, direction, 2 * step) - loss_along(&x, t, direction, -2 * step);
-            double measured = (4 * near - far / (4 * step)) / 3;
-            harness_note("%s: gradient gives %.12g, finite difference %.12g", t->name, slope, measured);
-            CHECK(length > 0);
-            CHECK(fabs(slope - measured) <= 1e-7 * sqrt(length) + 1e-11);
-        }
-    }
-    harness_note("%s", "");
+    check_slopes(&x, harness_rounds(2, 1), 1e-4);
     world_end(&x);
 }
 
@@ -784,7 +576,7 @@ TEST(errors_of_the_library_come_back) {
     CHECK_INT(chunked_gradients(&x.runner, &x.weights, &x.gradient, &x.batch, 1, &result, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "chunk_size");
     x.batch.length[0] = -1;
-    CHECK_INT(chunk_feed_begin(&x.runner.feed, plan, &x.batch, &x.meter, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(chunk_feed_begin(&x.runner.feed, plan, &x.batch, 0, &x.meter, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "lengths");
     volatile sig_atomic_t stop = 1;
     y.runner.stop = &stop;
@@ -949,7 +741,7 @@ TEST(the_ring_shows_a_wrong_order) {
     real *host = TAKE(real, 4 * ROWS * WIDTH);
     key_block prefix = {host, host + ROWS * WIDTH, host + 2 * ROWS * WIDTH, host + 3 * ROWS * WIDTH, 0, ROWS, 0};
     for (int64_t i = 0; i < 4 * ROWS * WIDTH; i++) host[i] = (real)i;
-    stream_begin(&s, &prefix, 1);
+    stream_begin(&s, &prefix, WIDTH, 1);
     for (int64_t b = 0; b < 4; b++) {
         key_block early = stream_block(&s, b * KEY_BLOCK);
         CHECK(isnan((double)early.k[0]) && isnan((double)early.dv[KEY_BLOCK * WIDTH - 1])); /* not waited for */
@@ -997,7 +789,8 @@ static void check_stages(int split) {
     for (int64_t n_stages = 1; n_stages <= 3; n_stages++) {
         int32_t cu_seqlens[2] = {0, (int32_t)n}, position[23], sequence[23] = {0}, token[23], target[23];
         double weight[23];
-        chunk_rows rows = {n, 1, 0, 0, cu_seqlens, cu_seqlens, position, sequence, weight, token, target};
+        chunk_rows rows = {n,      1,     0,      0,    cu_seqlens, cu_seqlens, position, sequence,
+                           weight, token, target, NULL, NULL,       NULL,       0,        0};
         for (int64_t t = 0; t < n; t++) {
             weight[t] = batch_loss_weight(&x.batch);
             position[t] = (int32_t)t;
@@ -1013,11 +806,11 @@ static void check_stages(int split) {
             part[s] = stage_of(&c, s, n_stages);
             kept[s] = activations_new(&c, &part[s], n, 1, MEMORY_ACTIVATIONS, &x.meter);
             if (s > 0) memcpy(stage_input(&kept[s]), stage_output(&kept[s - 1]), (size_t)(n * c.hidden) * sizeof(real));
-            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed, 0};
+            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed, 0, NULL};
             loss += model_forward(&p);
         }
         for (int64_t s = n_stages - 1; s >= 0; s--) {
-            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed, 0};
+            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed, 0, NULL};
             if (split) model_backward_input(&p, &x.gradient);
             else model_backward(&p, &x.gradient);
         }
@@ -1026,7 +819,7 @@ static void check_stages(int split) {
             CHECK(largest_of(x.gradient.embedding, c.vocabulary * c.hidden) == 0);
         }
         for (int64_t s = 0; s < n_stages; s++) {
-            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed, 0};
+            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed, 0, NULL};
             /* W leans on nothing that I left in the scratch of rows */
             memset(scratch.rows.stream, 0xff, (size_t)(scratch.transposed.wq - scratch.rows.stream) * sizeof(real));
             if (split) model_backward_weights(&p, &x.gradient);
@@ -1110,9 +903,9 @@ TEST(dropout_drops_its_rate_and_keeps_the_mean) {
 TEST(dropout_differs_by_step_layer_site_and_position) {
     model_config c = tiny_model();
     int32_t sequence[2] = {0, 1}, position[2] = {0, 0};
-    chunk_rows rows = {2, 1, 0, 0, NULL, NULL, position, sequence, NULL, NULL, NULL};
+    chunk_rows rows = {2, 1, 0, 0, NULL, NULL, position, sequence, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0};
     workspace none = {0};
-    pass p = {&c, NULL, &rows, NULL, NULL, &none, stage_of(&c, 0, 1), 1, 0};
+    pass p = {&c, NULL, &rows, NULL, NULL, &none, stage_of(&c, 0, 1), 1, 0, NULL};
     row_block b = {0, 2, none.rows};
     uint64_t seen[40];
     int n = 0;
@@ -1467,7 +1260,10 @@ static const struct {
 } known_options[] = {
     {"check", 0, 0}, {"memory-table", 0, 0}, {"demo", 0, 0}, {"layers N [2]", 1, 4096}, {"hidden N [64]", 8, 1024},
     {"heads N [4]", 2, 32}, {"kv-heads N [2]", 1, 4}, {"ffn N [176]", 1, 1048576}, {"untied", 0, 0}, {"dropout X [0]", 0, 0},
-    {"window N [0]", 0, INT32_MAX}, {"chunk-size N [256]", 1, CF_MAX_CHUNK_SIZE}, {"k N [1]", 1, LIMIT},
+    {"window N [0]", 0, INT32_MAX}, {"kinds LIST", 0, 0}, {"experts N [4]", 1, 64}, {"active N [2]", 1, 8},
+    {"balance X [0]", 0, LIMIT}, {"balance-over WORD: sequence batch call", 0, 0}, {"capacity X [0]", 0, 0},
+    {"mtp X [0]", 0, LIMIT},
+    {"chunk-size N [256]", 1, CF_MAX_CHUNK_SIZE}, {"k N [1]", 1, LIMIT},
     {"stream N [0]", 0, LIMIT}, {"method WORD: best first next", 0, 0}, {"split WORD: full even cost", 0, 0},
     {"no-tails", 0, 0}, {"align N [1]", 1, CF_MAX_CHUNK_SIZE}, {"max-slices N [0]", 0, LIMIT}, {"ranks N [1]", 1, CF_MAX_RANKS},
     {"batch N [8]", 1, 1000000}, {"steps N [100]", 1, LIMIT}, {"lr X [0.003]", 0, LIMIT}, {"warmup N [10]", 0, LIMIT},

@@ -39,13 +39,13 @@ typedef struct shape {
     int64_t lengths[6];
 } shape;
 
-/* Vocabulary, layers, hidden, heads, kv heads, ffn, untied; then dropout, theta, epsilon, window. */
+/* Vocabulary, layers, hidden, heads, kv heads, ffn, untied; then dropout, theta, epsilon, window, kinds of layers. */
 static const shape shapes[] = {
-    {{VOCABULARY, 2, 32, 4, 2, 48, 0, 0, 1e4, 1e-6, 0}, 32, 1, {200, 7, 19, 3, 32, 1}},
-    {{VOCABULARY, 3, 24, 2, 1, 64, 1, 0, 1e4, 1e-6, 0}, 16, 2, {100, 16, 5, 9, 2, 8}},
-    {{VOCABULARY, 1, 48, 6, 6, 40, 0, 0, 1e4, 1e-6, 0}, 64, 3, {64, 250, 63, 1, 20, 30}},
-    {{VOCABULARY, 4, 16, 2, 2, 24, 0, 0, 1e4, 1e-6, 0}, 24, 16, {97, 90, 11, 24, 23, 5}},
-    {{VOCABULARY, 2, 32, 4, 4, 64, 1, 0, 1e4, 1e-6, 0}, 128, 1, {50, 60, 70, 20, 10, 5}},
+    {{VOCABULARY, 2, 32, 4, 2, 48, 0, 0, 1e4, 1e-6, 0, {0}}, 32, 1, {200, 7, 19, 3, 32, 1}},
+    {{VOCABULARY, 3, 24, 2, 1, 64, 1, 0, 1e4, 1e-6, 0, {0}}, 16, 2, {100, 16, 5, 9, 2, 8}},
+    {{VOCABULARY, 1, 48, 6, 6, 40, 0, 0, 1e4, 1e-6, 0, {0}}, 64, 3, {64, 250, 63, 1, 20, 30}},
+    {{VOCABULARY, 4, 16, 2, 2, 24, 0, 0, 1e4, 1e-6, 0, {0}}, 24, 16, {97, 90, 11, 24, 23, 5}},
+    {{VOCABULARY, 2, 32, 4, 4, 64, 1, 0, 1e4, 1e-6, 0, {0}}, 128, 1, {50, 60, 70, 20, 10, 5}},
 };
 
 #define N_SHAPES ((int)(sizeof shapes / sizeof shapes[0]))

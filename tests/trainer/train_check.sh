@@ -105,6 +105,20 @@ for window in 1 32 50 1000; do
     check "a window of $window" $deep --window $window
     check "a window of $window, streamed" $deep --window $window --stream $ring
 done
+
+# ---- kinds of layers; test_trainer_kinds.c has them all ----
+
+kinds="--window 20 --balance 0.1 --mtp 0.3 --kinds"
+check "window, sinks, gate" $deep $kinds window+sinks,full+gate
+check "latent and chunked, streamed" $deep $kinds latent,chunked --stream 65536
+check "recurrent, and experts" $deep $kinds delta+experts,kda,full+experts --experts 6 --active 3
+run train_cpu_f64 --check $tiny --kinds experts --balance 1 --balance-over batch
+expect "kinds: a balance loss over a batch" 2 'balance-over batch: the loss multiplies counts'
+run train_cpu_f64 --check $tiny --kinds experts --capacity 1.25
+expect "kinds: a capacity" 2 'capacity: which tokens an expert drops'
+run train_cpu $small --steps 6 --kinds delta,window+experts --window 30 --balance 0.01 --mtp 0.3 $texts
+expect "kinds: they train" 0 'weights after step 6'
+
 run train_cpu_f64 --check $tiny --stream $((ring - 1))
 expect "stream: two blocks at least" 2 "stream must be 0 or at least $ring: two blocks of 32 rows of one layer"
 if [ -s "$work/out" ]; then fail "stream: two blocks at least" "it printed: $(head -n 1 "$work/out")"; fi

@@ -1,0 +1,397 @@
+/* attention.h - the branches that attend: full, window, chunked, and latent - MIT or public domain
+
+   All of them hand on rows: K and V of every token of a group, of which a pass reads those that its queries see. A
+   latent layer keeps one row in place of all heads' K and V, its latent and one rotated key. What a head makes of it,
+
+       k = [latent W_key, rotated]    v = latent W_value
+
+   is not computed for the prefix: W_key goes to the query and W_value to the result, which is the same product and
+   needs only the chunk's own rows. Attention then has one key head, whose V is its K, and the two gradients of a latent,
+   as a key and as a value, go to the same place. */
+
+#ifndef TRAIN_ATTENTION_H
+#define TRAIN_ATTENTION_H
+
+#include "parts.h"
+
+/* ================================================================================================================
+   >>keys    what a pass attends to: blocks of the prefix, and its own
+   ================================================================================================================ */
+
+/* Cuts the rows of a slice into tiles. */
+static inline int64_t put_tiles(attention_tile *tiles, int64_t n, int32_t slice, int64_t length) {
+    for (int64_t first = 0; first < length; first += LANES) {
+        tiles[n].slice = slice;
+        tiles[n].first = first;
+        n++;
+    }
+    return n;
+}
+
+/* The attention of layer `i` of the stage. */
+static inline attention_problem attention_of(const pass *p, int64_t i) {
+    const chunk_rows *r = p->rows;
+    const model_config *c = p->config;
+    const layer_kind kind = layer_kind_of(c, p->stage.first_layer + i);
+    const int latent = kind.mixer == MIXER_LATENT;
+    attention_problem problem = {0};
+    problem.heads = c->heads;
+    problem.kv_heads = latent ? 1 : c->kv_heads;
+    problem.head_dim = latent ? latent_of(c) + rope_of(c) : head_dim_of(c);
+    problem.scale = latent ? 1 / sqrt((double)head_dim_of(c)) : 0;
+    problem.window = kind.mixer == MIXER_WINDOW || kind.mixer == MIXER_CHUNKED ? c->window : 0;
+    problem.in_blocks = kind.mixer == MIXER_CHUNKED;
+    problem.sinks = weights_of(p, i)->sinks;
+    problem.cu_seqlens_q = r->cu_seqlens_q;
+    problem.cu_seqlens_k = r->cu_seqlens_k;
+    problem.tiles = p->scratch->tiles;
+    for (int32_t s = 0; s < r->n_seqs; s++) {
+        int64_t length = r->cu_seqlens_q[s + 1] - r->cu_seqlens_q[s];
+        problem.n_tiles = put_tiles(p->scratch->tiles, problem.n_tiles, s, length);
+    }
+    problem.q = p->kept->layers[i].q;
+    return problem;
+}
+
+/* The chunk's own keys. */
+static inline key_block own_keys(const pass *p, int64_t i) {
+    const layer_activations *a = &p->kept->layers[i];
+    const row_scratch *s = &p->scratch->rows;
+    int latent = layer_kind_of(p->config, p->stage.first_layer + i).mixer == MIXER_LATENT;
+    key_block own = {a->k, latent ? a->k : a->v, s->dk, latent ? s->dk : s->dv, 0, p->rows->rows, 1};
+    return own;
+}
+
+/* Rows `first` to first + count - 1 of layer `i` in the group's state, wherever that lies. */
+static inline key_block state_keys(const pass *p, int64_t i, int64_t width, int64_t first, int64_t count) {
+    key_block none = {NULL, NULL, NULL, NULL, 0, 0, 0};
+    if (!p->state) return none;
+    const layer_state *at = &p->state->layers[i];
+    int64_t offset = first * width;
+    key_block keys = {at->k + offset, at->v + offset, at->dk + offset, at->dv + offset, first, count, 0};
+    return keys;
+}
+
+/* How many tiles of rows see a block. */
+static inline int64_t tiles_that_see(const attention_problem *problem, const key_block *keys) {
+    attention_slice slice = attention_slice_of(problem, 0);
+    int64_t rows = min_of(slice.n_rows, end_of_sight(problem, keys->first + keys->count - 1) - slice.lead);
+    return keys->own ? problem->n_tiles : (rows + LANES - 1) / LANES;
+}
+
+static inline void forward_over_keys(const attention_problem *problem, const key_block *keys,
+                                     const attention_results *results) {
+    int64_t n = tiles_that_see(problem, keys) * problem->heads;
+    PARALLEL_FOR
+    for (int64_t t = 0; t < n; t++) {
+        attention_forward_tile(problem, keys, results, problem->tiles[t / problem->heads], t % problem->heads);
+    }
+}
+
+/* Two sweeps, each over its own outputs: first the queries' gradients, then the keys'. One sweep would save computing
+   the scores twice, but then threads would have to add to the same dK and dV, in an order that would not repeat. */
+static inline void backward_over_keys(const attention_problem *problem, const key_block *keys,
+                                      const attention_gradients *g) {
+    int64_t n = tiles_that_see(problem, keys) * problem->heads;
+    PARALLEL_FOR
+    for (int64_t t = 0; t < n; t++) {
+        attention_backward_queries(problem, keys, g, problem->tiles[t / problem->heads], t % problem->heads);
+    }
+    n = (keys->own ? problem->n_tiles : (keys->count + LANES - 1) / LANES) * problem->kv_heads;
+    PARALLEL_FOR
+    for (int64_t t = 0; t < n; t++) {
+        attention_tile prefix = {0, t / problem->kv_heads * LANES};
+        attention_tile at = keys->own ? problem->tiles[t / problem->kv_heads] : prefix;
+        attention_backward_keys(problem, keys, g, at, t % problem->kv_heads);
+    }
+}
+
+/* The blocks of the prefix, from a stream or, where the state is on the device, all of it as one: gives the next one
+   after `keys`, which has been used, and returns 0 after the last. Begins with keys->k NULL. */
+static inline int next_keys(state_stream *stream, const key_block *prefix, key_block *keys) {
+    int64_t next = keys->k ? keys->first + keys->count : prefix->first;
+    if (stream && keys->k) stream_release(stream);
+    if (next >= prefix->first + prefix->count) return 0;
+    *keys = stream ? stream_next(stream) : *prefix;
+    return 1;
+}
+
+/* Hands K and V on to the later chunks of the group. */
+static inline void append_to_state(const pass *p, const key_block *own, const key_block *to, int64_t width) {
+    const int64_t count = to->count * width;
+    state_stream *stream = state_stream_of(p);
+    if (p->is_replay || count == 0) return;
+    if (stream) {
+        stream_send(stream, to->k, own->k, count);
+        if (own->v != own->k) stream_send(stream, to->v, own->v, count);
+    } else {
+        copy_rows(to->k, own->k, to->count, width);
+        if (own->v != own->k) copy_rows(to->v, own->v, to->count, width);
+    }
+}
+
+/* What the later chunks of the group, all done by now, have found for this chunk's K and V. */
+static inline void begin_own_gradients(const pass *p, const key_block *own, const key_block *from, int64_t width) {
+    const int64_t count = from->count * width;
+    state_stream *stream = state_stream_of(p);
+    clear_rows(own->dk, own->count, width);
+    if (own->v != own->k) clear_rows(own->dv, own->count, width);
+    if (stream) {
+        stream_fetch(stream, own->dk, from->dk, count);
+        if (own->v != own->k) stream_fetch(stream, own->dv, from->dv, count);
+    } else if (count > 0) {
+        copy_rows(own->dk, from->dk, from->count, width);
+        if (own->v != own->k) copy_rows(own->dv, from->dv, from->count, width);
+    }
+}
+
+static inline attention_gradients attention_gradients_of(const pass *p, int64_t i) {
+    const layer_activations *a = &p->kept->layers[i];
+    const row_scratch *s = &p->scratch->rows;
+    attention_gradients g = {a->mixed, a->mixed == a->attended ? s->dattended : s->dmixed, a->lse, s->slope, s->dq};
+    return g;
+}
+
+/* Goes over all keys that the pass sees, block by block: forward or, with `backward`, for their gradients. */
+static inline void attention_mix(const pass *p, int64_t i, int backward) {
+    const layer_activations *a = &p->kept->layers[i];
+    const chunk_rows *r = p->rows;
+    const attention_problem problem = attention_of(p, i);
+    const attention_results results = {a->mixed, a->lse, p->scratch->rows.total};
+    const attention_gradients g = attention_gradients_of(p, i);
+    const int64_t width = problem.kv_heads * problem.head_dim;
+    const int64_t first = first_key_of(&problem, r->prefix); /* that the first query sees, or any */
+    const key_block own = own_keys(p, i), prefix = state_keys(p, i, width, first, r->prefix - first);
+    const key_block appended = state_keys(p, i, width, r->prefix, r->state_tokens);
+    key_block keys = {NULL, NULL, NULL, NULL, 0, 0, 0};
+    state_stream *stream = state_stream_of(p);
+    if (stream) stream_begin(stream, &prefix, width, backward);
+    if (backward) begin_own_gradients(p, &own, &appended, width);
+    else append_to_state(p, &own, &appended, width);
+    if (backward) attention_backward_begin(&problem, &g, r->rows);
+    else attention_forward_begin(&problem, &results, r->rows);
+    do {
+        if (!next_keys(stream, &prefix, &keys)) keys = own;
+        if (backward) backward_over_keys(&problem, &keys, &g);
+        else forward_over_keys(&problem, &keys, &results);
+    } while (!keys.own);
+    if (!backward) attention_forward_end(&problem, &results, r->rows);
+    if (stream) stream_end(stream);
+}
+
+/* ================================================================================================================
+   >>full    grouped heads; with a window, in blocks of one, with sinks, with a gate on the result
+   ================================================================================================================ */
+
+static inline void full_weights(weights *w, int64_t layer, const model_config *c, layer_weights *l) {
+    const layer_kind kind = layer_kind_of(c, layer);
+    int64_t h = c->hidden, kv = kv_width_of(c);
+    l->wq = weights_next(w, layer, "wq", h * h, h);
+    l->bq = weights_next(w, layer, "bq", h, 0);
+    l->wk = weights_next(w, layer, "wk", h * kv, h);
+    l->bk = weights_next(w, layer, "bk", kv, 0);
+    l->wv = weights_next(w, layer, "wv", h * kv, h);
+    l->bv = weights_next(w, layer, "bv", kv, 0);
+    l->wo = weights_next(w, layer, "wo", h * h, h);
+    if (kind.gate) l->wg = weights_next(w, layer, "wg", h * h, h);
+    if (kind.sinks) l->sinks = weights_next(w, layer, "sinks", c->heads, 0);
+}
+
+static inline void full_sizes(layer_sizes *n, const model_config *c, int64_t layer) {
+    const layer_kind kind = layer_kind_of(c, layer);
+    n->q = c->hidden;
+    n->k = n->v = n->rows_k = n->rows_v = kv_width_of(c);
+    n->lse = c->heads;
+    n->mixed = n->out_gate = kind.gate ? c->hidden : 0;
+}
+
+static inline void full_before(const pass *p, int64_t i, const row_block *b) {
+    const model_config *c = p->config;
+    const layer_weights *w = weights_of(p, i);
+    const layer_activations a = kept_rows(p, i, b->first);
+    const row_scratch *s = &b->scratch;
+    int64_t n = b->count, h = c->hidden, hd = head_dim_of(c), kv = kv_width_of(c);
+    linear_forward(a.q, a.normed1, w->wq, w->bq, n, h, h);
+    linear_forward(a.k, a.normed1, w->wk, w->bk, n, h, kv);
+    linear_forward(a.v, a.normed1, w->wv, w->bv, n, h, kv);
+    rope_rotate(a.q, s->cosine, s->sine, n, c->heads, hd, 1);
+    rope_rotate(a.k, s->cosine, s->sine, n, c->kv_heads, hd, 1);
+    if (w->wg) linear_forward(a.out_gate, a.normed1, w->wg, NULL, n, h, h);
+}
+
+static inline void full_after(const pass *p, int64_t i, const row_block *b) {
+    const layer_weights *w = weights_of(p, i);
+    const layer_activations a = kept_rows(p, i, b->first);
+    int64_t h = p->config->hidden, count = b->count * h;
+    for (int64_t j = 0; w->wg && j < count; j++) a.attended[j] = a.mixed[j] * sigmoid(a.out_gate[j]);
+    linear_forward(b->scratch.branch1, a.attended, w->wo, NULL, b->count, h, h);
+}
+
+static inline void full_after_backward(const pass *p, int64_t i, const row_block *b) {
+    const layer_activations a = kept_rows(p, i, b->first);
+    const row_scratch *s = &b->scratch;
+    int64_t h = p->config->hidden, count = b->count * h;
+    linear_backward(s->dattended, MATMUL_SET, s->branch1, p->scratch->transposed.wo, b->count, h, h);
+    for (int64_t j = 0; weights_of(p, i)->wg && j < count; j++) {
+        real open = sigmoid(a.out_gate[j]);
+        s->dmixed[j] = s->dattended[j] * open;
+        s->dout_gate[j] = s->dattended[j] * a.mixed[j] * open * (1 - open);
+    }
+}
+
+static inline void full_before_backward(const pass *p, int64_t i, const row_block *b) {
+    const model_config *c = p->config;
+    const layer_weights *transposed = &p->scratch->transposed;
+    const row_scratch *s = &b->scratch;
+    int64_t n = b->count, h = c->hidden, hd = head_dim_of(c), kv = kv_width_of(c);
+    rope_rotate(s->dq, s->cosine, s->sine, n, c->heads, hd, -1);
+    rope_rotate(s->dk, s->cosine, s->sine, n, c->kv_heads, hd, -1);
+    linear_backward(s->dnormed1, MATMUL_SET, s->dq, transposed->wq, n, h, h);
+    linear_backward(s->dnormed1, MATMUL_ADD, s->dk, transposed->wk, n, h, kv);
+    linear_backward(s->dnormed1, MATMUL_ADD, s->dv, transposed->wv, n, h, kv);
+    if (weights_of(p, i)->wg) linear_backward(s->dnormed1, MATMUL_ADD, s->dout_gate, transposed->wg, n, h, h);
+}
+
+static inline int64_t full_jobs(matrix_job *jobs, const pass *p, int64_t i, const weights *gradient) {
+    const model_config *c = p->config;
+    const layer_weights *w = weights_of(p, i), *g = &gradient->layers[p->stage.first_layer + i];
+    const layer_weights *t = &p->scratch->transposed;
+    const layer_activations *a = &p->kept->layers[i];
+    const row_scratch *s = &p->scratch->rows;
+    int64_t h = c->hidden, kv = kv_width_of(c);
+    const matrix_job all[] = {
+        {w->wq, t->wq, g->wq, g->bq, a->normed1, s->dq, a->q, h, h},
+        {w->wk, t->wk, g->wk, g->bk, a->normed1, s->dk, a->k, h, kv},
+        {w->wv, t->wv, g->wv, g->bv, a->normed1, s->dv, a->v, h, kv},
+        {w->wo, t->wo, g->wo, NULL, a->attended, s->branch1, a->input, h, h},
+        {w->wg, t->wg, g->wg, NULL, a->normed1, s->dout_gate, a->out_gate, h, h},
+    };
+    memcpy(jobs, all, sizeof all);
+    return w->wg ? 5 : 4;
+}
+
+static inline void full_gradients(const pass *p, int64_t i, const weights *gradient) {
+    const attention_problem problem = attention_of(p, i);
+    const attention_gradients g = attention_gradients_of(p, i);
+    real *dsinks = gradient->layers[p->stage.first_layer + i].sinks;
+    if (dsinks) attention_backward_sinks(&problem, &g, dsinks, p->rows->rows);
+}
+
+static const branch full_branch = {full_weights,        full_sizes,           full_before, full_after,
+                                   full_after_backward, full_before_backward, attention_mix, full_jobs, full_gradients};
+
+/* ================================================================================================================
+   >>latent    DeepSeek's multi-head latent attention, absorbed
+   ================================================================================================================ */
+
+static inline void latent_weights(weights *w, int64_t layer, const model_config *c, layer_weights *l) {
+    int64_t h = c->hidden, hd = head_dim_of(c), latent = latent_of(c), rope = rope_of(c);
+    l->wq = weights_next(w, layer, "wq", h * h, h);
+    l->w_latent = weights_next(w, layer, "w_latent", h * (latent + rope), h);
+    l->latent_norm = weights_next(w, layer, "latent_norm", latent, 0);
+    l->w_key = weights_next(w, layer, "w_key", c->heads * (hd - rope) * latent, latent);
+    l->w_value = weights_next(w, layer, "w_value", c->heads * latent * hd, latent);
+    l->wo = weights_next(w, layer, "wo", h * h, h);
+}
+
+static inline void latent_sizes(layer_sizes *n, const model_config *c, int64_t layer) {
+    (void)layer;
+    n->k = n->down = n->rows_k = latent_of(c) + rope_of(c);
+    n->q = n->mixed = c->heads * n->k;
+    n->query = c->hidden;
+    n->lse = c->heads;
+}
+
+static inline void latent_before(const pass *p, int64_t i, const row_block *b) {
+    const model_config *c = p->config;
+    const layer_weights *w = weights_of(p, i);
+    const layer_activations a = kept_rows(p, i, b->first);
+    const row_scratch *s = &b->scratch;
+    int64_t n = b->count, h = c->hidden, hd = head_dim_of(c), rope = rope_of(c), latent = latent_of(c);
+    int64_t row = latent + rope, plain = hd - rope;
+    linear_forward(a.query, a.normed1, w->wq, NULL, n, h, h);
+    linear_forward(a.down, a.normed1, w->w_latent, NULL, n, h, row);
+    for (int64_t t = 0; t < n; t++) {
+        real *k = a.k + t * row, *down = a.down + t * row;
+        rmsnorm_forward(k, a.down_scale + t, down, w->latent_norm, 1, latent, c->norm_epsilon);
+        copy_rows(k + latent, down + latent, 1, rope);
+    }
+    heads_forward(a.q, row, a.query, hd, w->w_key, n, c->heads, plain, latent);
+    for (int64_t t = 0; t < n * c->heads; t++) copy_rows(a.q + t * row + latent, a.query + t * hd + plain, 1, rope);
+    rope_rotate_part(a.q + latent, row, s->cosine2, s->sine2, n, c->heads, rope, 1);
+    rope_rotate_part(a.k + latent, row, s->cosine2, s->sine2, n, 1, rope, 1);
+}
+
+static inline void latent_after(const pass *p, int64_t i, const row_block *b) {
+    const model_config *c = p->config;
+    const layer_weights *w = weights_of(p, i);
+    const layer_activations a = kept_rows(p, i, b->first);
+    int64_t n = b->count, h = c->hidden, hd = head_dim_of(c), latent = latent_of(c);
+    heads_forward(a.attended, hd, a.mixed, latent + rope_of(c), w->w_value, n, c->heads, latent, hd);
+    linear_forward(b->scratch.branch1, a.attended, w->wo, NULL, n, h, h);
+}
+
+static inline void latent_after_backward(const pass *p, int64_t i, const row_block *b) {
+    const model_config *c = p->config;
+    const row_scratch *s = &b->scratch;
+    int64_t n = b->count, h = c->hidden, hd = head_dim_of(c), latent = latent_of(c), row = latent + rope_of(c);
+    linear_backward(s->dattended, MATMUL_SET, s->branch1, p->scratch->transposed.wo, n, h, h);
+    clear_rows(s->dmixed, n, c->heads * row);
+    heads_backward(s->dmixed, row, s->dattended, hd, weights_of(p, i)->w_value, n, c->heads, latent, hd);
+}
+
+static inline void latent_before_backward(const pass *p, int64_t i, const row_block *b) {
+    const model_config *c = p->config;
+    const layer_weights *w = weights_of(p, i), *transposed = &p->scratch->transposed;
+    const layer_activations a = kept_rows(p, i, b->first);
+    const row_scratch *s = &b->scratch;
+    int64_t n = b->count, h = c->hidden, hd = head_dim_of(c), rope = rope_of(c), latent = latent_of(c);
+    int64_t row = latent + rope, plain = hd - rope;
+    rope_rotate_part(s->dq + latent, row, s->cosine2, s->sine2, n, c->heads, rope, -1);
+    rope_rotate_part(s->dk + latent, row, s->cosine2, s->sine2, n, 1, rope, -1);
+    heads_backward(s->dquery, hd, s->dq, row, w->w_key, n, c->heads, plain, latent);
+    for (int64_t t = 0; t < n * c->heads; t++) copy_rows(s->dquery + t * hd + plain, s->dq + t * row + latent, 1, rope);
+    clear_rows(s->ddown, n, row);
+    for (int64_t t = 0; t < n; t++) {
+        real *ddown = s->ddown + t * row;
+        rmsnorm_backward(ddown, s->dk + t * row, a.down + t * row, a.down_scale + t, w->latent_norm, 1, latent);
+        copy_rows(ddown + latent, s->dk + t * row + latent, 1, rope);
+    }
+    linear_backward(s->dnormed1, MATMUL_SET, s->dquery, transposed->wq, n, h, h);
+    linear_backward(s->dnormed1, MATMUL_ADD, s->ddown, transposed->w_latent, n, h, row);
+}
+
+static inline int64_t latent_jobs(matrix_job *jobs, const pass *p, int64_t i, const weights *gradient) {
+    const model_config *c = p->config;
+    const layer_weights *w = weights_of(p, i), *g = &gradient->layers[p->stage.first_layer + i];
+    const layer_weights *t = &p->scratch->transposed;
+    const layer_activations *a = &p->kept->layers[i];
+    const row_scratch *s = &p->scratch->rows;
+    int64_t h = c->hidden;
+    const matrix_job all[] = {
+        {w->wq, t->wq, g->wq, NULL, a->normed1, s->dquery, a->query, h, h},
+        {w->w_latent, t->w_latent, g->w_latent, NULL, a->normed1, s->ddown, a->down, h, latent_of(c) + rope_of(c)},
+        {w->wo, t->wo, g->wo, NULL, a->attended, s->branch1, a->input, h, h},
+    };
+    memcpy(jobs, all, sizeof all);
+    return sizeof all / sizeof all[0];
+}
+
+static inline void latent_gradients(const pass *p, int64_t i, const weights *gradient) {
+    const model_config *c = p->config;
+    const layer_weights *g = &gradient->layers[p->stage.first_layer + i];
+    const layer_activations *a = &p->kept->layers[i];
+    const row_scratch *s = &p->scratch->rows;
+    int64_t n = p->rows->rows, hd = head_dim_of(c), rope = rope_of(c), latent = latent_of(c), row = latent + rope;
+    for (int64_t t = 0; t < n; t++) {
+        rmsnorm_backward_gain(g->latent_norm, s->dk + t * row, a->down + t * row, a->down_scale + t, 1, latent);
+    }
+    heads_gradient(g->w_key, a->query, hd, s->dq, row, n, c->heads, hd - rope, latent);
+    heads_gradient(g->w_value, a->mixed, row, s->dattended, hd, n, c->heads, latent, hd);
+}
+
+static const branch latent_branch = {latent_weights,        latent_sizes,           latent_before, latent_after,
+                                     latent_after_backward, latent_before_backward, attention_mix, latent_jobs,
+                                     latent_gradients};
+
+#endif /* TRAIN_ATTENTION_H */

@@ -1,0 +1,463 @@
+/* recurrent.h - the branches with a recurrent state: gated delta rule, KDA, Mamba-2 - MIT or public domain
+
+   Q, K and V pass a short causal convolution and, in a delta rule, are made unit vectors. Each head then has a matrix S
+   that each row updates, and reads:
+
+       S'[i][j] = decay[i] S[i][j]            decay: one number a head, or, in KDA, one for each channel of a key
+       u[j]     = beta (v[j] - k S'[.][j])    in Mamba-2 without the product: v[j] alone is written
+       S[i][j]  = S'[i][j] + k[i] u[j]
+       out[j]   = q S[.][j]
+
+   So what a chunk hands on is a snapshot: S of all heads, and the tail, the last CONV - 1 rows that went into the
+   convolution. There is one for each border between chunks, because replays and backwards come back to them; backward
+   carries one gradient of a snapshot from chunk to chunk. A sequence that begins in a chunk begins with zeros, whatever
+   lies before it in the chunk.
+
+   This is the plain recurrence, a row at a time; blocked kernels compute the same. Left out of the published layers:
+   fewer key heads than value heads, low-rank projections of decays and gates, and B and C shared by heads. */
+
+#ifndef TRAIN_RECURRENT_H
+#define TRAIN_RECURRENT_H
+
+#include "parts.h"
+
+#define CONV 4 /* rows that the convolution sees, its own included */
+
+static inline real softplus(real x) { return x > 30 ? x : (real)log1p(exp((double)x)); }
+
+/* What one layer's recurrence is about. */
+typedef struct recurrence {
+    int64_t heads, dim, decays; /* of a head: channels, and decays, 1 or dim */
+    int is_delta;
+    const real *q, *k, *v;      /* (rows, 3, heads, dim): three parts of one array */
+    const real *beta, *decay;   /* (rows, heads), (rows, heads, decays) */
+} recurrence;
+
+/* Where row `row` has a head's part of q, k or v, and of out. */
+static inline int64_t qkv_at(const recurrence *r, int64_t row, int64_t head) {
+    return (3 * row * r->heads + head) * r->dim;
+}
+
+static inline int64_t out_at(const recurrence *r, int64_t row, int64_t head) {
+    return (row * r->heads + head) * r->dim;
+}
+
+static inline real decay_of(const recurrence *r, int64_t row, int64_t head, int64_t i) {
+    return r->decay[(row * r->heads + head) * r->decays + i % r->decays];
+}
+
+/* ================================================================================================================
+   >>recurrence    one head, rows first .. end - 1 of one sequence
+   ================================================================================================================ */
+
+/* Updates S (dim, dim); keeps what it was before each row in `before`, unless that is NULL, and the results in `out`,
+   unless that is NULL. */
+static inline void recurrence_forward(const recurrence *r, int64_t head, int64_t first, int64_t end, real *S, real *out,
+                                      real *before) {
+    int64_t n = r->dim;
+    for (int64_t row = first; row < end; row++) {
+        const real *q = r->q + qkv_at(r, row, head), *k = r->k + qkv_at(r, row, head), *v = r->v + qkv_at(r, row, head);
+        real beta = r->beta[row * r->heads + head];
+        if (before) memcpy(before + (row * r->heads + head) * n * n, S, (size_t)(n * n) * sizeof *S);
+        for (int64_t i = 0; i < n * n; i++) S[i] *= decay_of(r, row, head, i / n);
+        for (int64_t j = 0; j < n; j++) {
+            real u = v[j], sum = 0;
+            for (int64_t i = 0; i < n && r->is_delta; i++) u -= k[i] * S[i * n + j];
+            for (int64_t i = 0; i < n; i++) S[i * n + j] += k[i] * beta * u;
+            for (int64_t i = 0; i < n; i++) sum += q[i] * S[i * n + j];
+            if (out) out[out_at(r, row, head) + j] = sum;
+        }
+    }
+}
+
+typedef struct recurrence_gradients {
+    const real *before, *dout;
+    real *dq, *dk, *dv;       /* as q, k and v */
+    real *dbeta, *ddecay;
+} recurrence_gradients;
+
+/* dS: of the state after the last row, becomes that of the state before the first. */
+static inline void recurrence_backward(const recurrence *r, const recurrence_gradients *g, int64_t head, int64_t first,
+                                       int64_t end, real *dS) {
+    int64_t n = r->dim;
+    real u[MAX_HEAD_DIM], rest[MAX_HEAD_DIM], drest[MAX_HEAD_DIM];
+    for (int64_t row = end - 1; row >= first; row--) {
+        const int64_t at = qkv_at(r, row, head), scalar = row * r->heads + head;
+        const real *q = r->q + at, *k = r->k + at, *v = r->v + at, *dout = g->dout + out_at(r, row, head);
+        const real *before = g->before + scalar * n * n;
+        real *dq = g->dq + at, *dk = g->dk + at, beta = r->beta[scalar], *ddecay = g->ddecay + scalar * r->decays;
+        memset(ddecay, 0, (size_t)r->decays * sizeof *ddecay);
+        g->dbeta[scalar] = 0;
+        for (int64_t j = 0; j < n; j++) {
+            real du = 0;
+            rest[j] = v[j];
+            for (int64_t i = 0; i < n && r->is_delta; i++) {
+                rest[j] -= k[i] * decay_of(r, row, head, i) * before[i * n + j];
+            }
+            u[j] = beta * rest[j];
+            for (int64_t i = 0; i < n; i++) dS[i * n + j] += q[i] * dout[j];
+            for (int64_t i = 0; i < n; i++) du += k[i] * dS[i * n + j];
+            g->dbeta[scalar] += du * rest[j];
+            drest[j] = beta * du;
+            g->dv[at + j] = drest[j];
+        }
+        for (int64_t i = 0; i < n; i++) {
+            real decay = decay_of(r, row, head, i);
+            dq[i] = dk[i] = 0;
+            for (int64_t j = 0; j < n; j++) {
+                real kept = decay * before[i * n + j], *d = &dS[i * n + j];
+                dq[i] += (kept + k[i] * u[j]) * dout[j];
+                dk[i] += *d * u[j];
+                if (r->is_delta) dk[i] -= kept * drest[j];
+                if (r->is_delta) *d -= k[i] * drest[j];
+                ddecay[i % r->decays] += *d * before[i * n + j];
+                *d *= decay;
+            }
+        }
+    }
+}
+
+/* ================================================================================================================
+   >>convolution    causal, a filter for each channel, over the rows of one slice and the tail before it
+   ================================================================================================================ */
+
+/* Row `row` of a slice that begins at `first`: its own, or, before it, of the tail. */
+static inline real *tail_or_row(real *x, real *tail, int64_t first, int64_t row, int64_t width) {
+    return row >= first ? x + row * width : tail + (row - first + CONV - 1) * width;
+}
+
+static inline void conv_forward(real *out, real *x, real *tail, const real *filter, int64_t first, int64_t end,
+                                int64_t width) {
+    for (int64_t row = first; row < end; row++) {
+        clear_rows(out + row * width, 1, width);
+        for (int64_t j = 0; j < CONV; j++) {
+            const real *from = tail_or_row(x, tail, first, row - CONV + 1 + j, width);
+            for (int64_t c = 0; c < width; c++) out[row * width + c] += filter[j * width + c] * from[c];
+        }
+    }
+}
+
+/* Adds to dx and dtail. */
+static inline void conv_backward(real *dx, real *dtail, const real *dout, const real *filter, int64_t first,
+                                 int64_t end, int64_t width) {
+    for (int64_t row = first; row < end; row++) {
+        for (int64_t j = 0; j < CONV; j++) {
+            real *to = tail_or_row(dx, dtail, first, row - CONV + 1 + j, width);
+            for (int64_t c = 0; c < width; c++) to[c] += filter[j * width + c] * dout[row * width + c];
+        }
+    }
+}
+
+static inline void conv_gradient(real *dfilter, real *x, real *tail, const real *dout, int64_t first, int64_t end,
+                                 int64_t width) {
+    for (int64_t row = first; row < end; row++) {
+        for (int64_t j = 0; j < CONV; j++) {
+            const real *from = tail_or_row(x, tail, first, row - CONV + 1 + j, width);
+            for (int64_t c = 0; c < width; c++) dfilter[j * width + c] += dout[row * width + c] * from[c];
+        }
+    }
+}
+
+/* ================================================================================================================
+   >>borders    a snapshot is S of all heads, and then the tail
+   ================================================================================================================ */
+
+static inline int64_t heads_numbers(const model_config *c) { return c->hidden * head_dim_of(c); }
+static inline int64_t border_numbers(const model_config *c) { return heads_numbers(c) + (CONV - 1) * 3 * c->hidden; }
+
+/* Copies between the state, wherever that lies, and the scratch. */
+static inline void border_fetch(const pass *p, real *to, const real *from) {
+    state_stream *stream = state_stream_of(p);
+    if (stream) stream_fetch(stream, to, from, border_numbers(p->config));
+    else copy_rows(to, from, 1, border_numbers(p->config));
+}
+
+static inline void border_send(const pass *p, real *to, const real *from) {
+    state_stream *stream = state_stream_of(p);
+    if (stream) stream_send(stream, to, from, border_numbers(p->config));
+    else copy_rows(to, from, 1, border_numbers(p->config));
+}
+
+/* scratch->border: what slice `s` of the chunk begins from. */
+static inline void border_begin(const pass *p, int64_t i, int64_t s) {
+    const int64_t chunk = p->rows->index;
+    if (p->state && s == 0 && chunk > 0) {
+        border_fetch(p, p->scratch->border, p->state->layers[i].snapshots + (chunk - 1) * border_numbers(p->config));
+    } else {
+        clear_rows(p->scratch->border, 1, border_numbers(p->config));
+    }
+}
+
+/* ================================================================================================================
+   >>branch
+   ================================================================================================================ */
+
+static inline int64_t decays_of(const model_config *c, int64_t layer) {
+    return layer_kind_of(c, layer).mixer == MIXER_KDA ? c->hidden : c->heads;
+}
+
+static inline void recurrent_weights(weights *w, int64_t layer, const model_config *c, layer_weights *l) {
+    int is_mamba = layer_kind_of(c, layer).mixer == MIXER_MAMBA;
+    int64_t h = c->hidden, decays = decays_of(c, layer);
+    l->wqkv = weights_next(w, layer, "wqkv", h * 3 * h, h);
+    l->conv = weights_next(w, layer, "conv", CONV * 3 * h, CONV);
+    if (!is_mamba) l->w_beta = weights_next(w, layer, "w_beta", h * c->heads, h);
+    l->w_decay = weights_next(w, layer, "w_decay", h * decays, h);
+    l->a_log = weights_next(w, layer, "a_log", c->heads, 0);
+    l->dt_bias = weights_next(w, layer, "dt_bias", decays, 0);
+    if (is_mamba) l->skip = weights_next(w, layer, "skip", c->heads, 0);
+    l->wg = weights_next(w, layer, "wg", h * h, h);
+    l->out_norm = weights_next(w, layer, "out_norm", head_dim_of(c), 0);
+    l->wo = weights_next(w, layer, "wo", h * h, h);
+}
+
+static inline void recurrent_sizes(layer_sizes *n, const model_config *c, int64_t layer) {
+    n->q = 3 * c->hidden; /* q, k and v side by side */
+    n->conv = 3 * c->hidden;
+    n->heads = c->heads;
+    n->decays = decays_of(c, layer);
+    n->mixed = n->out_gate = c->hidden;
+    n->states = heads_numbers(c);
+    n->border = border_numbers(c);
+}
+
+static inline void recurrent_before(const pass *p, int64_t i, const row_block *b) {
+    const model_config *c = p->config;
+    const layer_weights *w = weights_of(p, i);
+    const layer_activations a = kept_rows(p, i, b->first);
+    int64_t n = b->count, h = c->hidden, decays = decays_of(c, p->stage.first_layer + i), each = decays / c->heads;
+    linear_forward(a.conv_in, a.normed1, w->wqkv, NULL, n, h, 3 * h);
+    linear_forward(a.step, a.normed1, w->w_decay, NULL, n, h, decays);
+    linear_forward(a.out_gate, a.normed1, w->wg, NULL, n, h, h);
+    if (w->w_beta) linear_forward(a.beta, a.normed1, w->w_beta, NULL, n, h, c->heads);
+    for (int64_t at = 0; at < n * decays; at++) {
+        int64_t d = at % decays;
+        a.step[at] = softplus(a.step[at] + w->dt_bias[d]);
+        a.decay[at] = real_exp(-real_exp(w->a_log[d / each]) * a.step[at]);
+    }
+    for (int64_t at = 0; at < n * c->heads; at++) a.beta[at] = w->w_beta ? sigmoid(a.beta[at]) : a.step[at];
+}
+
+static inline recurrence recurrence_of(const pass *p, int64_t i) {
+    const model_config *c = p->config;
+    const layer_activations *a = &p->kept->layers[i];
+    recurrence r = {c->heads, head_dim_of(c), decays_of(c, p->stage.first_layer + i) / c->heads, 0,
+                    a->q, a->q + c->hidden, a->q + 2 * c->hidden, a->beta, a->decay};
+    r.is_delta = layer_kind_of(c, p->stage.first_layer + i).mixer != MIXER_MAMBA;
+    return r;
+}
+
+/* q, k and v of a slice from what came out of the convolution: silu, and with a delta rule q and k of each head as unit
+   vectors, q divided by sqrt(dim) on top. */
+static inline void unit_vectors_forward(const pass *p, int64_t i, int64_t first, int64_t end) {
+    const recurrence r = recurrence_of(p, i);
+    const layer_activations *a = &p->kept->layers[i];
+    const int64_t width = 3 * p->config->hidden;
+    for (int64_t at = first * width; at < end * width; at++) a->q[at] = a->conv_out[at] * sigmoid(a->conv_out[at]);
+    for (int64_t at = first * r.heads; at < end * r.heads && r.is_delta; at++) {
+        for (int part = 0; part < 2; part++) {
+            real *x = a->q + part * p->config->hidden + qkv_at(&r, at / r.heads, at % r.heads), squares = 0;
+            real *scale = (part == 0 ? a->q_scale : a->k_scale) + at;
+            for (int64_t d = 0; d < r.dim; d++) squares += x[d] * x[d];
+            *scale = 1 / real_sqrt(squares + (real)1e-6);
+            for (int64_t d = 0; d < r.dim; d++) x[d] *= part == 0 ? *scale / real_sqrt((real)r.dim) : *scale;
+        }
+    }
+}
+
+/* scratch->dconv_out: from the gradients of q, k and v to those of what came out of the convolution. */
+static inline void unit_vectors_backward(const pass *p, int64_t i, int64_t first, int64_t end) {
+    const recurrence r = recurrence_of(p, i);
+    const layer_activations *a = &p->kept->layers[i];
+    const int64_t width = 3 * p->config->hidden;
+    real *dx = p->scratch->rows.dconv_out;
+    for (int64_t at = first * r.heads; at < end * r.heads && r.is_delta; at++) {
+        for (int part = 0; part < 2; part++) {
+            int64_t place = part * p->config->hidden + qkv_at(&r, at / r.heads, at % r.heads);
+            const real *unit = a->q + place, size = part == 0 ? 1 / real_sqrt((real)r.dim) : 1; /* of the vector */
+            real *d = dx + place, scale = (part == 0 ? a->q_scale : a->k_scale)[at], along = 0;
+            for (int64_t j = 0; j < r.dim; j++) along += d[j] * unit[j];
+            for (int64_t j = 0; j < r.dim; j++) d[j] = scale * (size * d[j] - unit[j] * along / size);
+        }
+    }
+    for (int64_t at = first * width; at < end * width; at++) {
+        real x = a->conv_out[at], open = sigmoid(x);
+        dx[at] *= open * (1 + x * (1 - open));
+    }
+}
+
+/* Runs the heads over a slice from the state in scratch->border, in which it leaves the state after it. */
+static inline void run_heads(const pass *p, int64_t i, int64_t first, int64_t end, real *out, real *before) {
+    const recurrence r = recurrence_of(p, i);
+    PARALLEL_FOR
+    for (int64_t head = 0; head < r.heads; head++) {
+        recurrence_forward(&r, head, first, end, p->scratch->border + head * r.dim * r.dim, out, before);
+    }
+}
+
+/* One slice of the chunk forward; of a group's, hands on what the next chunk begins from. */
+static inline void slice_forward(const pass *p, int64_t i, int64_t s) {
+    const model_config *c = p->config;
+    const layer_activations *a = &p->kept->layers[i];
+    int64_t first = p->rows->cu_seqlens_q[s], end = p->rows->cu_seqlens_q[s + 1], width = 3 * c->hidden;
+    int64_t heads = heads_numbers(c);
+    real *tail = p->scratch->border + heads, *next = p->scratch->scanned;
+    border_begin(p, i, s);
+    conv_forward(a->conv_out, a->conv_in, tail, weights_of(p, i)->conv, first, end, width);
+    unit_vectors_forward(p, i, first, end);
+    run_heads(p, i, first, end, a->mixed, NULL);
+    if (!p->state || s > 0 || p->is_replay || p->rows->index + 1 == p->state->chunks) return;
+    copy_rows(next, p->scratch->border, 1, heads);
+    for (int64_t j = 0; j < CONV - 1; j++) {
+        copy_rows(next + heads + j * width, tail_or_row(a->conv_in, tail, first, end - CONV + 1 + j, width), 1, width);
+    }
+    border_send(p, p->state->layers[i].snapshots + p->rows->index * border_numbers(c), next);
+}
+
+/* One slice backward; of a group's, takes what the next chunk has found and leaves the same for the one before. */
+static inline void slice_backward(const pass *p, int64_t i, int64_t s) {
+    const model_config *c = p->config;
+    const row_scratch *d = &p->scratch->rows;
+    const recurrence r = recurrence_of(p, i);
+    const real *skip = weights_of(p, i)->skip;
+    int64_t first = p->rows->cu_seqlens_q[s], end = p->rows->cu_seqlens_q[s + 1], h = c->hidden, width = 3 * h;
+    real *dborder = p->scratch->dborder, *dtail = dborder + heads_numbers(c), *next = p->scratch->scanned;
+    real *found = p->scratch->border + heads_numbers(c); /* the tail there has served by then */
+    real *carry = p->state && s == 0 ? p->state->layers[i].carry : NULL;
+    recurrence_gradients g = {d->states, d->dmixed, d->dconv_out, d->dconv_out + h, d->dconv_out + 2 * h, d->dbeta,
+                              d->ddecay};
+    border_begin(p, i, s);
+    run_heads(p, i, first, end, NULL, d->states);
+    if (carry) border_fetch(p, dborder, carry);
+    else clear_rows(dborder, 1, border_numbers(c));
+    PARALLEL_FOR
+    for (int64_t head = 0; head < r.heads; head++) {
+        recurrence_backward(&r, &g, head, first, end, dborder + head * r.dim * r.dim);
+    }
+    for (int64_t at = first * h; skip && at < end * h; at++) {
+        g.dv[at / h * width + at % h] += skip[at % h / r.dim] * d->dmixed[at];
+    }
+    unit_vectors_backward(p, i, first, end);
+    /* The tail that was handed on is the last rows of this chunk, or, where that is short, of the tail before it. */
+    copy_rows(found, dtail, CONV - 1, width);
+    clear_rows(dtail, CONV - 1, width);
+    for (int64_t j = 0; j < CONV - 1; j++) {
+        real *to = tail_or_row(d->dconv_in, dtail, first, end - CONV + 1 + j, width);
+        for (int64_t x = 0; x < width; x++) to[x] += found[j * width + x];
+    }
+    conv_backward(d->dconv_in, dtail, d->dconv_out, weights_of(p, i)->conv, first, end, width);
+    if (!carry) return;
+    copy_rows(next, dborder, 1, border_numbers(c));
+    border_send(p, carry, next);
+}
+
+static inline void recurrent_mix(const pass *p, int64_t i, int backward) {
+    const layer_activations *a = &p->kept->layers[i];
+    const real *skip = weights_of(p, i)->skip;
+    int64_t h = p->config->hidden, hd = head_dim_of(p->config), rows = p->rows->rows;
+    state_stream *stream = state_stream_of(p);
+    if (backward) clear_rows(p->scratch->rows.dconv_in, rows, 3 * h);
+    for (int64_t s = 0; s < p->rows->n_seqs; s++) {
+        if (backward) slice_backward(p, i, s);
+        else slice_forward(p, i, s);
+    }
+    for (int64_t at = 0; skip && !backward && at < rows * h; at++) {
+        a->mixed[at] += skip[at % h / hd] * a->q[at / h * 3 * h + 2 * h + at % h];
+    }
+    if (stream) stream_end(stream);
+}
+
+static inline void recurrent_after(const pass *p, int64_t i, const row_block *b) {
+    const model_config *c = p->config;
+    const layer_weights *w = weights_of(p, i);
+    const layer_activations a = kept_rows(p, i, b->first);
+    int64_t n = b->count, h = c->hidden;
+    rmsnorm_forward(a.attended, a.mixed_scale, a.mixed, w->out_norm, n * c->heads, head_dim_of(c), c->norm_epsilon);
+    for (int64_t at = 0; at < n * h; at++) a.attended[at] *= a.out_gate[at] * sigmoid(a.out_gate[at]);
+    linear_forward(b->scratch.branch1, a.attended, w->wo, NULL, n, h, h);
+}
+
+/* dattended becomes the gradient of the normed result, before its gate. */
+static inline void recurrent_after_backward(const pass *p, int64_t i, const row_block *b) {
+    const model_config *c = p->config;
+    const layer_weights *w = weights_of(p, i);
+    const layer_activations a = kept_rows(p, i, b->first);
+    const row_scratch *s = &b->scratch;
+    int64_t n = b->count, h = c->hidden, hd = head_dim_of(c);
+    linear_backward(s->dattended, MATMUL_SET, s->branch1, p->scratch->transposed.wo, n, h, h);
+    for (int64_t at = 0; at < n * h; at++) {
+        real x = a.out_gate[at], open = sigmoid(x);
+        real normed = a.mixed[at] * a.mixed_scale[at / hd] * w->out_norm[at % hd];
+        s->dout_gate[at] = s->dattended[at] * normed * open * (1 + x * (1 - open));
+        s->dattended[at] *= x * open;
+    }
+    clear_rows(s->dmixed, n, h);
+    rmsnorm_backward(s->dmixed, s->dattended, a.mixed, a.mixed_scale, w->out_norm, n * c->heads, hd);
+}
+
+/* dbeta becomes the gradient of what its matrix puts out, and dstep is that of the decays'. */
+static inline void recurrent_before_backward(const pass *p, int64_t i, const row_block *b) {
+    const model_config *c = p->config;
+    const layer_weights *w = weights_of(p, i), *transposed = &p->scratch->transposed;
+    const layer_activations a = kept_rows(p, i, b->first);
+    const row_scratch *s = &b->scratch;
+    int64_t n = b->count, h = c->hidden, decays = decays_of(c, p->stage.first_layer + i), each = decays / c->heads;
+    for (int64_t at = 0; at < n * decays; at++) {
+        real dstep = -s->ddecay[at] * a.decay[at] * real_exp(w->a_log[at % decays / each]);
+        if (!w->w_beta) dstep += s->dbeta[at];
+        s->dstep[at] = dstep * (1 - real_exp(-a.step[at])); /* softplus' = sigmoid */
+    }
+    for (int64_t at = 0; at < n * c->heads && w->w_beta; at++) s->dbeta[at] *= a.beta[at] * (1 - a.beta[at]);
+    linear_backward(s->dnormed1, MATMUL_SET, s->dconv_in, transposed->wqkv, n, h, 3 * h);
+    linear_backward(s->dnormed1, MATMUL_ADD, s->dstep, transposed->w_decay, n, h, decays);
+    linear_backward(s->dnormed1, MATMUL_ADD, s->dout_gate, transposed->wg, n, h, h);
+    if (w->w_beta) linear_backward(s->dnormed1, MATMUL_ADD, s->dbeta, transposed->w_beta, n, h, c->heads);
+}
+
+static inline int64_t recurrent_jobs(matrix_job *jobs, const pass *p, int64_t i, const weights *gradient) {
+    const model_config *c = p->config;
+    const layer_weights *w = weights_of(p, i), *g = &gradient->layers[p->stage.first_layer + i];
+    const layer_weights *t = &p->scratch->transposed;
+    const layer_activations *a = &p->kept->layers[i];
+    const row_scratch *s = &p->scratch->rows;
+    int64_t h = c->hidden, decays = decays_of(c, p->stage.first_layer + i);
+    const matrix_job all[] = {
+        {w->wqkv, t->wqkv, g->wqkv, NULL, a->normed1, s->dconv_in, a->conv_in, h, 3 * h},
+        {w->w_decay, t->w_decay, g->w_decay, g->dt_bias, a->normed1, s->dstep, a->decay, h, decays},
+        {w->wg, t->wg, g->wg, NULL, a->normed1, s->dout_gate, a->out_gate, h, h},
+        {w->wo, t->wo, g->wo, NULL, a->attended, s->branch1, a->input, h, h},
+        {w->w_beta, t->w_beta, g->w_beta, NULL, a->normed1, s->dbeta, a->beta, h, c->heads},
+    };
+    memcpy(jobs, all, sizeof all);
+    return w->w_beta ? 5 : 4;
+}
+
+static inline void recurrent_gradients(const pass *p, int64_t i, const weights *gradient) {
+    const model_config *c = p->config;
+    const layer_weights *w = weights_of(p, i), *g = &gradient->layers[p->stage.first_layer + i];
+    const layer_activations *a = &p->kept->layers[i];
+    const row_scratch *s = &p->scratch->rows;
+    int64_t rows = p->rows->rows, h = c->hidden, hd = head_dim_of(c), width = 3 * h;
+    int64_t decays = decays_of(c, p->stage.first_layer + i), each = decays / c->heads;
+    state_stream *stream = state_stream_of(p);
+    rmsnorm_backward_gain(g->out_norm, s->dattended, a->mixed, a->mixed_scale, rows * c->heads, hd);
+    for (int64_t at = 0; at < rows * decays; at++) { /* decay = exp(-exp(a_log) step) */
+        int64_t head = at % decays / each;
+        g->a_log[head] -= s->ddecay[at] * a->decay[at] * real_exp(w->a_log[head]) * a->step[at];
+    }
+    for (int64_t at = 0; g->skip && at < rows * h; at++) {
+        g->skip[at % h / hd] += s->dmixed[at] * a->q[at / h * width + 2 * h + at % h];
+    }
+    for (int64_t n = 0; n < p->rows->n_seqs; n++) {
+        border_begin(p, i, n);
+        conv_gradient(g->conv, a->conv_in, p->scratch->border + heads_numbers(c), s->dconv_out,
+                      p->rows->cu_seqlens_q[n], p->rows->cu_seqlens_q[n + 1], width);
+    }
+    if (stream) stream_end(stream);
+}
+
+static const branch delta_branch = {recurrent_weights, recurrent_sizes,          recurrent_before,
+                                    recurrent_after,   recurrent_after_backward, recurrent_before_backward,
+                                    recurrent_mix,     recurrent_jobs,           recurrent_gradients};
+
+#endif /* TRAIN_RECURRENT_H */
