@@ -446,15 +446,17 @@ LIBRARY = """#define CHUNKFLOW_IMPLEMENTATION
 KIN = ["graph_dot", "idle", "schedule_csv", "schedule_new", "text_out"]  # tools that are tested as the library is
 READERS = ["json_read", "cli", "cli_files", "progress"]  # what tests of safetensors are linked with
 TRAINER = "tests/trainer/test_trainer.c"
+KINDS = "tests/trainer/test_trainer_kinds.c"
 TENSORS = "tests/trainer/test_trainer_tensors.c"
 
 # What faults are planted in, and what is compiled then: source, object, and options of its own.
 PARTS = {
     "header": (["chunkflow.h"], [("library.c", "library", WATCHED), ("library.c", "plain", ["-O2"])]),
-    "examples": ([f"examples/{f}.h" for f in ("arguments", "base", "check", "checkpoint", "chunked", "kernels", "model",
-                                             "optimizer", "options", "safetensors", "state_stream", "text", "tokens",
-                                             "unchunked")],
-                 [(TRAINER, "trainer", ["-DTRAIN_FLOAT64", *WATCHED]), (TENSORS, "tensors", WATCHED),
+    "examples": ([f"examples/{f}.h" for f in ("arguments", "attention", "base", "check", "checkpoint", "chunked",
+                                             "feed_forward", "kernels", "model", "optimizer", "options", "parts",
+                                             "recurrent", "safetensors", "state_stream", "text", "tokens", "unchunked")],
+                 [(TRAINER, "trainer", ["-DTRAIN_FLOAT64", *WATCHED]), (KINDS, "kinds", ["-DTRAIN_FLOAT64", *WATCHED]),
+                  (TENSORS, "tensors", WATCHED),
                   ("examples/train_cpu.c", "train_cpu", ["-O2"]),
                   ("examples/train_cpu.c", "train_cpu_f64", ["-O2", "-DTRAIN_FLOAT64"])]),
     "tools": ([f"tools/command/{f}.c" for f in KIN], [(f"tools/command/{f}.c", f, WATCHED) for f in KIN]),
@@ -480,7 +482,7 @@ def flags_of(folder):
 
 def copy_neighbours(folder):
     """What the texts with mutants include by their own place."""
-    for pattern in ("chunkflow.h", "tests/harness.h", TRAINER, TENSORS, "examples/*.h", "examples/train_cpu.c",
+    for pattern in ("chunkflow.h", "tests/harness.h", "tests/trainer/*.[ch]", "examples/*.h", "examples/train_cpu.c",
                     "tools/command/*.h", "tools/*.h"):
         for path in glob.glob(pattern):
             os.makedirs(os.path.dirname(f"{folder}/{path}") or ".", exist_ok=True)
@@ -548,13 +550,13 @@ def link(build, folder, part):
         return [(name, [program, name]) for name in names if not name.startswith("harness.")]
 
     if part == "examples":
-        trainer, tensors, single, double = mutants
+        trainer, kinds, tensors, single, double = mutants
         readers = [f"tools/command/{f}.c" for f in READERS]
         library(watched, *WATCHED)
         library(plain)
         LINKS.extend(os.path.abspath(f) for f in (make("train_cpu", single, plain, watch=False),
                                                   make("train_cpu_f64", double, plain, watch=False), plain))
-        return [*cases(make("trainer", trainer, watched)),
+        return [*cases(make("trainer", trainer, watched)), *cases(make("kinds", kinds, watched)),
                 ("trainer_tensors", [make("tensors", *LINKED, "-I.", tensors, *readers, watched), WORKPLACE]),
                 ("train_check.sh", ["sh", "tests/trainer/train_check.sh", WORKPLACE])]
     objects = [f for f in sorted(glob.glob(f"{build}/test/*.o")) if not f.endswith("/implementation.o")]
