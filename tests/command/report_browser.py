@@ -464,6 +464,12 @@ def check_first(browser, checks, data):
     gain = text_of(browser, "#gain strong")
     if data.get("measured", -1) >= 0:
         wanted, number = data["schedules"][data["measured"]]["makespan"], gain
+    elif best >= 0 and browser.run("!!chunkflow.tuning"): # its own ratio, of all batches, stands at the top
+        wanted, number = data["schedules"][best]["makespan"], gain
+        tuning = browser.run("{const t = chunkflow.tuning, c = t.candidates.find(c => c.id === t.winner);"
+                             " t.baseline.fits && c ? t.baseline.seconds / c.seconds : 0}")
+        if tuning:
+            checks.that("first/tuned", rounds_to(text_of(browser, "#tuning-gain strong"), tuning, 2), tuning)
     elif best >= 0 and base >= 0:
         wanted, number = data["schedules"][base]["makespan"] / data["schedules"][best]["makespan"], gain
     else:

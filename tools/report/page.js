@@ -50,6 +50,13 @@ const inWhole = new Intl.NumberFormat("en-US"), inSix = new Intl.NumberFormat("e
 const isWhole = x => Math.abs(x) < 9e15 && x === Math.trunc(x);
 const count = x => isWhole(x) ? inWhole.format(x) : number(x);
 
+// On a narrow page a row becomes lines of a name and a value, so that no column is out of sight.
+function stack(table) {
+  const names = [...table.querySelectorAll("th")].map(cell => cell.textContent);
+  table.classList.add("stacked");
+  for (const line of table.rows) [...line.cells].forEach((cell, i) => cell.setAttribute("data-name", names[i] || ""));
+}
+
 function number(x) {
   if (!Number.isFinite(x)) return String(x);
   const size = Math.abs(x);

@@ -19,7 +19,7 @@ function settingWords() {
 
 // An option with its numbers is not broken over two lines.
 function optionsIn(text) {
-  const parts = text.split(/(--[a-z][a-z-]*(?: (?:none|\d[\d,]*K?)\b)?)/);
+  const parts = text.split(/(--[a-z][a-z-]*(?: (?:none|\d+(?:[.,]\d+)*K?)\b)?)/);
   return parts.map((part, i) => i % 2 ? element("code", {}, part) : part);
 }
 
@@ -30,10 +30,10 @@ const adviceLine = text => element("li", {}, ...optionsIn(text));
 function fillGain() {
   const best = data.schedules[data.best], base = data.schedules[data.baseline], run = data.schedules[data.measured];
   const gain = byId("gain"), big = (text, rest) => gain.append(element("strong", {}, text), rest);
-  const foretold = unit === "s" ? ", estimated" : "";
+  const foretold = unit === "s" ? ", estimated" : "", alone = data.n_ranks > 1 ? `, rank ${data.rank} alone` : "";
   if (run) big(time(run.makespan), ` measured, where ${shownTime(data.schedules[data.predicted].makespan)} were foretold`);
-  else if (best && base) big(`${shown(base.makespan / best.makespan)} \u00d7`, " as fast" + foretold);
-  else if (best) big(shownTime(best.makespan), foretold.replace(", ", " "));
+  else if (best && base && !tuning) big(`${shown(base.makespan / best.makespan)} \u00d7`, " as fast" + foretold + alone);
+  else if (best) big(shownTime(best.makespan), (foretold + alone).replace(", ", " "));
   if (!best) return;
   const memory = s => s.memory ? ` and ${gib(s.memory[s.fullest].total)}` : "";
   byId("from-to").textContent = (base ? `${shownTime(base.makespan)}${memory(base)} as ${base.name} \u2192 ` : "")
@@ -66,7 +66,7 @@ function fillHeader() {
   fillWhole();
   fillDo();
   byId("sentence").textContent = data.sentence;
-  byId("setting").textContent = settingWords().join(" \u00b7 ");
+  byId("setting").append(...optionsIn(settingWords().join(" \u00b7 ")));
   byId("advice").append(...data.advice.filter(text => text !== data.do).map(adviceLine));
 }
 
@@ -326,13 +326,8 @@ function redrawAll() {
   for (const paint of Object.values(painters)) paint();
 }
 
-// On a narrow page a row becomes lines of a name and a value, so that no column is out of sight.
 function nameCells() {
-  for (const table of document.querySelectorAll("#report-page table:not(#terms-table)")) {
-    const names = [...table.querySelectorAll("th")].map(cell => cell.textContent);
-    table.classList.add("stacked");
-    for (const line of table.rows) [...line.cells].forEach((cell, i) => cell.setAttribute("data-name", names[i] || ""));
-  }
+  for (const table of document.querySelectorAll("#report-page table:not(#terms-table)")) stack(table);
 }
 
 function startReport() {

@@ -44,7 +44,7 @@ static const char *two_decimals(double x) {
 static void say_both(const report *r, const report_schedule *ours, const report_schedule *base, char *text,
                      size_t size) {
     double ratio = ours->timeline->makespan > 0 ? base->timeline->makespan / ours->timeline->makespan : 1;
-    char time[64], held[64], time_base[64], held_base[64], recompute[48] = "";
+    char time[64], held[64], time_base[64], held_base[64], recompute[48] = "", rank[64] = "";
 
     say_time(r, ours, time, sizeof time);
     say_held(ours, held, sizeof held);
@@ -52,8 +52,12 @@ static void say_both(const report *r, const report_schedule *ours, const report_
     say_held(base, held_base, sizeof held_base);
     if (base->memory && base->recompute > CF_RECOMPUTE_NONE)
         snprintf(recompute, sizeof recompute, ", %s recomputation", cf_recompute_name(base->recompute));
-    snprintf(text, size, "%s %s%s times as fast (%s, %s, %s) as %s (%s%s, %s).",
-             ratio >= 1 ? "In chunks this batch runs" : "Chunks do not pay for this batch, which runs only", estimated(r),
+    if (r->packed->plan->n_ranks > 1)
+        snprintf(rank, sizeof rank, ", on rank %lld of %lld alone,", (long long)r->pipe->rank,
+                 (long long)r->packed->plan->n_ranks);
+    snprintf(text, size, "%s%s %s%s times as fast (%s, %s, %s) as %s (%s%s, %s).",
+             ratio >= 1 ? "In chunks this batch runs" : "Chunks do not pay for this batch, which runs", rank,
+             estimated(r),
              r->pipe->unit_cost ? two_decimals(ratio) : pipeline_estimate(ratio), time, ours->name, held, base->name,
              time_base, recompute, held_base);
 }

@@ -17,13 +17,6 @@ static const char *gib_text(int64_t bytes) {
     return text;
 }
 
-static const char *time_text(double seconds) {
-    char *text = cli_scratch();
-    if (seconds < 1) snprintf(text, CLI_SCRATCH_BYTES, "%.4g ms", 1e3 * seconds);
-    else snprintf(text, CLI_SCRATCH_BYTES, "%.4g s", seconds);
-    return text;
-}
-
 static void say_baseline(const baseline_tuned *base, double seconds, char *text, size_t size) {
     const cf_tune_candidate *b = &base->best;
 
@@ -31,8 +24,8 @@ static void say_baseline(const baseline_tuned *base, double seconds, char *text,
         snprintf(text, size, "; %s does not fit: it needs %s at least", baseline_name(0), gib_text(base->least));
     else if (b->status != CF_TUNE_OK) snprintf(text, size, "; %s cannot be timed", baseline_name(0));
     else
-        snprintf(text, size, ", %.2f times as fast as %s (%s, recompute %s, %s)", b->seconds / seconds,
-                 baseline_name(base->packed), time_text(b->seconds), cf_recompute_name(base->split.recompute),
+        snprintf(text, size, ", %s times as fast as %s (%s s, recompute %s, %s)",
+                 pipeline_estimate(b->seconds / seconds), baseline_name(base->packed), pipeline_estimate(b->seconds), cf_recompute_name(base->split.recompute),
                  gib_text(b->bytes));
 }
 
@@ -50,8 +43,9 @@ void tune_sentence(const tune_outcome *o, char *text, size_t size) {
     }
     c = &tuning->candidates[tuning->winner];
     say_baseline(&o->base, c->seconds, base, sizeof base);
-    snprintf(text, size, "ChunkSize %s with K = %s takes %s an iteration and %s of the GPU's %s%s%s.",
-             cli_commas(c->chunk_size), cli_commas(c->k), time_text(c->seconds), gib_text(c->bytes),
+    snprintf(text, size, "ChunkSize %s with K = %s takes an estimated %s s an iteration and %s of the %s that a "
+                         "GPU may hold%s%s.",
+             cli_commas(c->chunk_size), cli_commas(c->k), pipeline_estimate(c->seconds), gib_text(c->bytes),
              gib_text(tuning->limit_bytes), base,
              tuning->interrupted ? "; the search was interrupted, so there may be better ones" : "");
 }
@@ -316,6 +310,7 @@ static int open_winner(winner *w, int64_t batch) {
     w->pipeline.model = job->asked->modelling;
     w->pipeline.model.tp = split->tp;
     w->pipeline.gpu = job->asked->gpu;
+    w->pipeline.reserve = job->asked->limit > 0 ? 0 : job->asked->reserve;
     w->pipeline.terms = job->asked->terms;
     w->pipeline.budget = job->asked->budget;
     code = pipeline_open("tune", &w->pipeline, split->dp, &w->pipe);

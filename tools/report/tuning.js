@@ -35,12 +35,23 @@ function makeTuningPage(tuning) {
 
   // ---- words ----
 
+  // One large number, and what it is made of.
+  function fillGain() {
+    const base = tuning.baseline, gain = byId("tuning-gain");
+    if (!winner) return;
+    const ratio = base.fits ? `${estimate(base.seconds / winner.seconds)} \u00d7` : milliseconds(winner.seconds);
+    gain.append(element("strong", {}, ratio), base.fits ? " as fast, estimated" : " an iteration, estimated");
+    byId("tuning-from-to").textContent = (base.fits ? `${milliseconds(base.seconds)} and ${gib(base.bytes)} as 1F1B that `
+      + `splits no sequence \u2192 ` : "") + `${milliseconds(winner.seconds)} and ${gib(winner.bytes)} in chunks`;
+  }
+
   function fillHeader() {
     const words = [tuning.source, `${tuning.model} on ${tuning.gpu}`, count(tuning.sequences) + " sequences"];
     if (tuning.left_out) words.push(`${count(tuning.left_out)} longer ones left out`);
     words.push(`${count(tuning.batch_tokens.length)} batches of ${count(tuning.batch)}, seed ${count(tuning.seed)}`,
       `${count(tuning.n_candidates)} candidates, ${count(tuning.simulated)} schedules simulated`,
       "limit " + gib(tuning.limit_bytes));
+    fillGain();
     byId("tuning-sentence").textContent = tuning.sentence;
     byId("tuning-setting").textContent = words.join(" \u00b7 ");
   }
@@ -270,6 +281,7 @@ function makeTuningPage(tuning) {
     table.append(row(rankingCells(winner), {class: "chosen"}));
     for (const c of byTime) table.append(row(rankingCells(c)));
     if (tuning.baseline.fits) table.append(row(baselineCells(tuning.baseline)));
+    stack(table);
   }
 
   const most = winner ? spread() : 1;
