@@ -131,7 +131,14 @@ typedef struct cf_attention_desc {
     int64_t cache_bytes;          /* fused paths: key heads are worked on in sections whose arrays fit into so much of
                                      the second-level cache. 0: 32 MB forwards, all heads together backwards */
     int64_t prefix;               /* keys that come before the first slice's and are not among its own: they come in
-                                     blocks, see below. The slice has at least as many keys as queries then. 0: none */
+                                     blocks, see below. The slice has at least as many keys as queries then. 0: none.
+                                     With `begins`, keys of the path that any slice sees */
+    const int32_t *begins;        /* (n_slices) in trees, cf_slice.begin: keys before each slice's own, of which those
+                                     of a slice without a parent are the first ones of the path. All have as many keys
+                                     as queries. NULL: of the first slice `prefix`, of others none */
+    const int32_t *parents;       /* (n_slices) the slice of this call that it goes on from: it sees that one's keys
+                                     begins[parent] .. begins[s] - 1, and what these see. Before it, as in
+                                     cf_through.parent; -1: it goes on from the path. NULL: all do */
 } cf_attention_desc;
 
 /* A prepared problem: what every layer of a chunk shares. Made by cf_attention_prepare in your memory; read only. */
@@ -141,6 +148,7 @@ typedef struct cf_attention {
     int64_t pairs;                /* visible (query, key) pairs of one head: a forward takes 4 x pairs x n_heads x
                                      head_size floating-point operations, a backward 2.5 times that */
     int64_t rows_q, rows_k;       /* rows that the slices span: end of the last one */
+    int64_t n_levels;             /* most slices above another one: blocks of the chunk's own keys, see below */
     size_t forward_bytes;         /* of device workspace */
     size_t backward_bytes;
     const void *tiles;            /* the list of work, longest first: copy these bytes to the device ... */
@@ -210,24 +218,29 @@ CHUNKFLOW_CUDA_API cf_result cf_attention_forward(const cf_attention *attention,
 CHUNKFLOW_CUDA_API cf_result cf_attention_backward(const cf_attention *attention, const cf_attention_tensors *tensors,
                                                    cf_cuda_stream stream, cf_error *error);
 
-/* Attention by blocks of keys, for a prefix of which only some rows are on the device at a time. Prepare the chunk with
-   cf_attention_desc.prefix and, as keys of the first slice, only those that are there all the time: the chunk's own.
-   Each block is a problem of its own: keys first .. first + n - 1 of the prefix, which are rows 0 .. n - 1 of k, v, dk
-   and dv in its calls. All else, the workspace above all, is the chunk's. In both directions:
+/* Attention by blocks of keys, for a prefix of which only some rows are on the device at a time, or which lies in
+   several places, and for trees. Prepare the chunk with cf_attention_desc.prefix and, as keys of the slices, only those
+   that are there all the time: the chunk's own. Each block is a problem of its own: keys first .. first + n - 1 of the
+   prefix, which are rows 0 .. n - 1 of k, v, dk and dv in its calls, for all slices that see any of them. All else, the
+   workspace above all, is the chunk's. In both directions:
 
        cf_attention_forward(chunk, &x, ...)                      begins, with the chunk's own keys
        cf_attention_forward(block, &x, ...)                      for each block, its own tiles in x.tiles
-       x.finish = 1, cf_attention_forward(chunk, &x, ...)        writes out and lse (dq in the backward) of that slice
+       x.finish = 1, cf_attention_forward(chunk, &x, ...)        writes out and lse (dq in the backward) of those slices
+
+   Where slices go on from others, there is a block, too, for each of the chunk's n_levels: `first` is its number and
+   n 0, and its arrays are the chunk's own: what slices see of those that have so many others above them.
 
    Between these calls the sums lie in fp32 at the start of the workspace, which nothing else may use: give as many
    bytes as the largest of these objects asks for. `overwrite` says of each call what it does with the dk and dv of that
-   call. The backward of a block finishes dk and dv of its rows. Blocks may have any size and come in any order, each
+   call; of a level it must be 0. The backward of a block finishes dk and dv of its rows: slices that see the same keys
+   take turns, a launch each, so that their sums have one order. Blocks may have any size and come in any order, each
    once, and those that no query sees may be left out; the same blocks in the same order give the same bits wherever
    their rows lie (dq: if deterministic). Without a window blocks of one size have the same object. Small blocks cost:
    each call reads and writes the sums.
 
-   chunk: a problem with a prefix, needed only here. Errors as of cf_attention_prepare; CF_ERROR_ARGUMENT with "first"
-   or "n" where that is not in the prefix. */
+   chunk: a problem with a prefix or with levels, needed only here. Errors as of cf_attention_prepare; CF_ERROR_ARGUMENT
+   with "first" or "n" where that is not in the prefix. */
 CHUNKFLOW_CUDA_API cf_result cf_attention_block_size(const cf_attention *chunk, int64_t first, int64_t n, size_t *bytes,
                                                      cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_attention_block_prepare(const cf_attention *chunk, int64_t first, int64_t n,
@@ -1114,6 +1127,7 @@ const int SMALL_KEY_TILE = 64;
 const int MOST_GROUP = ROW_TILE; /* query heads of a key head in the fused kernels: a token must fit into a row tile */
 const int MOST_PROCESSORS = 1024, MOST_SLOTS = 3 * MOST_PROCESSORS; /* blocks at a time: at most 3 a processor */
 const int64_t MOST_ROWS = (int64_t)1 << 30;                         /* leaves room for index arithmetic in 32 bits */
+const int64_t MOST_LEVELS = 64; /* slices of a chunk above another one */
 const int32_t NO_WINDOW = 1 << 30; /* wide enough to hide nothing, whatever the slice */
 const float LN_2 = 0.6931471805599453f;
 const float LOG2_E = 1.4426950408889634f;
@@ -1129,7 +1143,9 @@ struct alignas(16) tile {
                            row tile. Any other: that of the row tile in which its first row is */
     int32_t part;       /* a part of a split tile: its index among all parts. Otherwise -1 */
     int32_t carried;    /* a split tile whose sums go on from block to block of keys: 1 + its place there. Else 0 */
-    int32_t unused[2];
+    int32_t ahead;      /* keys before the one that is aligned with query 0: may be fewer than 0, or than there are */
+    int32_t turn;       /* a key tile: in which launch it is, where several slices see the same keys. As it is told to
+                           those who compute with wgmma: its head */
 };
 static_assert(sizeof(tile) == 48, "three accesses of 16 bytes");
 
@@ -1154,36 +1170,35 @@ __host__ __device__ inline int32_t operator/(int32_t n, const divisor &d) {
 
 struct mask {
     int32_t causal;
-    int32_t window; /* keys up to the one that is aligned with the query. 0 or less in a block of a prefix whose end
-                       lies so far back; NO_WINDOW: all */
+    int32_t window; /* keys up to the one that is aligned with the query; NO_WINDOW: all */
 };
 
 /* Query token i of a slice sees keys key_begin .. key_end - 1 (none where the former is not less, which a window does
    to a block of a prefix); tokens before first_seeing see none. */
 __host__ __device__ inline int32_t key_end(const mask &m, const tile &t, int32_t token) {
-    const int32_t own = token + t.k_length - t.q_length + 1;
+    const int32_t own = token + t.ahead + 1;
     return m.causal && own < t.k_length ? (own > 0 ? own : 0) : t.k_length;
 }
 
 __host__ __device__ inline int32_t key_begin(const mask &m, const tile &t, int32_t token) {
-    const int32_t first = token + t.k_length - t.q_length + 1 - m.window;
+    const int32_t first = token + t.ahead + 1 - m.window;
     return first > 0 ? first : 0;
 }
 
 __host__ __device__ inline int32_t first_seeing(const mask &m, const tile &t) {
     if (t.k_length == 0) return t.q_length;
-    return m.causal && t.q_length > t.k_length ? t.q_length - t.k_length : 0;
+    return m.causal && t.ahead < 0 ? -t.ahead : 0;
 }
 
 /* Tokens of a slice that see at least one of the keys first .. last: a range. */
 __host__ __device__ inline int32_t token_begin(const mask &m, const tile &t, int32_t first) {
-    const int32_t token = first - (t.k_length - t.q_length);
+    const int32_t token = first - t.ahead;
     const int32_t lowest = first_seeing(m, t);
     return m.causal && token > lowest ? token : lowest;
 }
 
 __host__ __device__ inline int32_t token_end(const mask &m, const tile &t, int32_t last) {
-    const int32_t past = last - (t.k_length - t.q_length) + m.window;
+    const int32_t past = last - t.ahead + m.window;
     return past < t.q_length ? (past > 0 ? past : 0) : t.q_length;
 }
 
@@ -1200,10 +1215,10 @@ int64_t clamped_sum(int64_t n, int64_t c, int64_t most) {
     return (b - a) * c + (b - a) * (a + b - 1) / 2 + (n - b) * most;
 }
 
-int64_t slice_pairs(const mask &m, int64_t queries, int64_t keys) {
-    const int64_t own = keys - queries + 1;
-    const int64_t upto = m.causal ? clamped_sum(queries, own, keys) : queries * keys;
-    return upto - clamped_sum(queries, own - m.window, keys);
+int64_t slice_pairs(const mask &m, const tile &t) {
+    const int64_t own = t.ahead + 1, upto = m.causal ? clamped_sum(t.q_length, own, t.k_length)
+                                                     : (int64_t)t.q_length * t.k_length;
+    return upto - clamped_sum(t.q_length, own - m.window, t.k_length);
 }
 
 /* Checks one pair of arrays; *rows becomes the end of the last slice, *longest the most tokens of a slice. */
@@ -1289,21 +1304,69 @@ struct problem {
         int64_t section;          /* key heads whose blocks go together, see work_order */
     } forward, backward, dq;
     int64_t n_dq_tiles; /* of the kernel with wgmma that computes dQ by itself; parts likewise */
-    bool in_blocks;     /* the first slice has a prefix that comes in blocks of keys: its sums are carried ... */
-    bool is_block;      /* ... and this is such a block */
+    bool in_blocks;     /* slices see keys that come in blocks: their sums are carried ... */
+    bool is_block;      /* ... and this is such a block: */
+    int32_t first, n;   /* keys first .. first + n - 1 of the path, or with n 0, level `first` of the chunk's own */
+    int32_t n_levels, n_turns;
     int64_t n_sum_tiles; /* row tiles of all slices of the chunk: they have sums between blocks */
     int32_t key_tile;
     int32_t row_tile, row_tokens, row_rows; /* of a row tile: places for rows, tokens, their packed rows */
     int32_t forward_rows, forward_keys;     /* packed rows of a forward tile; keys of a step */
 };
 
-tile slice_tile(const cf_attention_desc *d, int64_t s) {
+/* The position of a slice's first query, less those keys before it that are in place. */
+int64_t begin_of(const cf_attention_desc *d, int64_t s) {
+    return d->begins != NULL ? d->begins[s] : s == 0 ? d->prefix : 0;
+}
+
+int64_t parent_of(const cf_attention_desc *d, int64_t s) { return d->parents != NULL ? d->parents[s] : -1; }
+
+int64_t depth_of(const cf_attention_desc *d, int64_t s) {
+    int64_t depth = 0;
+    while ((s = parent_of(d, s)) >= 0) depth++;
+    return depth;
+}
+
+/* Keys `first` and on of a path or slice, of which the slice's query 0 sees `upto`, at key k_start. A query that sees
+   them all has them all right before it, so that tiles do not tell how far back they lie. */
+void see_keys(const problem *p, tile *t, int64_t k_start, int64_t first, int64_t upto, int64_t query) {
+    t->k_start = (int32_t)k_start;
+    t->k_length = (int32_t)std::max<int64_t>(0, upto - first);
+    t->ahead += (int32_t)(query - first);
+    if (t->q_length + t->ahead <= p->visible.window) t->ahead = t->k_length;
+}
+
+/* A slice with its own keys, or, of a block, with those of the block that it sees. */
+tile slice_tile(const problem *p, int64_t s) {
+    const cf_attention_desc *d = &p->desc;
     tile t = {};
     t.q_start = d->starts_q[s];
     t.q_length = d->cu_seqlens_q[s + 1] - d->cu_seqlens_q[s];
     t.k_start = d->starts_k[s];
     t.k_length = d->cu_seqlens_k[s + 1] - d->cu_seqlens_k[s];
+    t.ahead = t.k_length - t.q_length;
+    if (!p->is_block) return t;
+    int64_t above = s, below = s;
+    for (int64_t left = p->n > 0 ? INT64_MAX : depth_of(d, s) - p->first; left > 0 && parent_of(d, above) >= 0; left--)
+        below = above, above = parent_of(d, above);
+    if (p->n > 0) see_keys(p, &t, 0, p->first, std::min<int64_t>(p->first + p->n, begin_of(d, above)), begin_of(d, s));
+    else if (above == s) t.k_length = 0;
+    else see_keys(p, &t, d->starts_k[above], begin_of(d, above), begin_of(d, below), begin_of(d, s));
     return t;
+}
+
+bool is_carried(const problem *p, int64_t s) { return p->in_blocks && begin_of(&p->desc, s) > 0; }
+
+/* Calls visit(slice, place of its first row tile, of its first carried tile of `rows` packed rows) for all slices, but
+   those that see nothing of a block. */
+template <typename F> void each_slice(const problem *p, int64_t rows, F visit) {
+    int32_t place = 0, carried = 0;
+    for (int64_t s = 0; s < p->desc.n_slices; s++) {
+        const tile t = slice_tile(p, s);
+        if (!p->is_block || t.k_length > 0) visit(t, place, is_carried(p, s) ? carried + 1 : 0);
+        place += div_up(t.q_length, p->row_tokens);
+        if (is_carried(p, s)) carried += div_up(t.q_length * p->group, rows);
+    }
 }
 
 /* What the rows of tokens first .. last need of a slice: the keys that any of them sees, and, under a causal mask, no
@@ -1315,6 +1378,7 @@ tile rows_with_keys(const mask &m, const tile &slice, int32_t first, int32_t las
     if (m.causal) t.q_length = last + 1;
     t.k_start += begin;
     t.k_length = end - begin;
+    t.ahead -= begin;
     return t;
 }
 
@@ -1360,32 +1424,32 @@ cf_result check_numbers(cf_attention_desc *d, cf_error *error) {
 /* Calls visit(tile) for every tile of `rows` packed rows (row tiles: of whole tokens), with steps of `keys` keys, in
    order of slices, and in each from the last tile, which sees most, to the first. */
 template <typename F> void each_row_tile(const problem *p, int32_t rows, int32_t keys, F visit) {
-    int32_t place = 0;
-    for (int64_t s = 0; s < p->desc.n_slices; s++) {
-        const tile slice = slice_tile(&p->desc, s);
+    each_slice(p, rows, [&](const tile &slice, int32_t place, int32_t carried) {
         const int32_t n_rows = (int32_t)(slice.q_length * p->group), n_blocks = div_up(n_rows, rows);
         for (int32_t block = n_blocks - 1; block >= 0; block--) {
             const int64_t first_row = (int64_t)block * rows, last_row = std::min<int64_t>(n_rows, first_row + rows) - 1;
             tile t = rows_with_keys(p->visible, slice, (int32_t)(first_row / p->group), (int32_t)(last_row / p->group));
             t.block = block;
             t.part = -1;
-            t.carried = p->in_blocks && s == 0 ? block + 1 : 0;
+            t.carried = carried > 0 ? carried + block : 0;
             t.place = place + (int32_t)(first_row / p->row_rows);
             t.begin = 0;
             t.end = div_up(t.k_length, keys);
             visit(t);
         }
-        place += div_up(n_rows, p->row_rows);
-    }
+    });
 }
 
 /* The same for key tiles, from the first to the last. Keys that no query sees have tiles of their own, without work:
-   only where gradients are overwritten is anything done for them, and their K and V are never loaded. */
+   only where gradients are overwritten is anything done for them, and their K and V are never loaded. In a block the
+   slices below one place see the same keys, and take turns to add to their gradients. */
 template <typename F> void each_key_tile(const problem *p, F visit) {
-    int32_t place = 0;
-    for (int64_t s = 0; s < p->desc.n_slices; s++) {
-        tile t = slice_tile(&p->desc, s);
+    int32_t before = -1, turn = 0;
+    each_slice(p, 1, [&](tile t, int32_t place, int32_t) {
         const int32_t unseen = unseen_keys(p->visible, t);
+        turn = p->is_block && t.k_start == before ? turn + 1 : 0;
+        before = t.k_start;
+        t.turn = turn;
         t.place = place;
         t.part = -1;
         for (int32_t first = 0; first < unseen; first += p->key_tile) {
@@ -1397,8 +1461,8 @@ template <typename F> void each_key_tile(const problem *p, F visit) {
         }
         t.k_start += unseen;
         t.k_length -= unseen;
+        t.ahead -= unseen;
         const int32_t n_blocks = div_up(t.k_length, p->key_tile);
-        place += div_up(t.q_length, p->row_tokens);
         for (t.block = 0; t.block < n_blocks; t.block++) {
             const int32_t first = t.block * p->key_tile, last = std::min(t.k_length, first + p->key_tile) - 1;
             const int64_t from = token_begin(p->visible, t, first), upto = token_end(p->visible, t, last);
@@ -1406,7 +1470,7 @@ template <typename F> void each_key_tile(const problem *p, F visit) {
             t.end = from < upto ? div_up(upto, p->row_tokens) : t.begin;
             visit(t);
         }
-    }
+    });
 }
 
 int32_t parts_of(int64_t steps, int64_t limit) { return limit > 0 && steps > limit ? div_up(steps, limit) : 1; }
@@ -1598,15 +1662,16 @@ void choose_tiles(problem *p) {
 
 /* How many tiles of each kind the slices make. */
 void count_tiles(problem *p) {
-    for (int64_t s = 0; s < p->desc.n_slices; s++) {
-        const tile t = slice_tile(&p->desc, s);
+    each_slice(p, 1, [&](const tile &t, int32_t, int32_t) {
         const int32_t unseen = unseen_keys(p->visible, t);
         p->n_forward_tiles += div_up(t.q_length * p->group, p->forward_rows);
         p->n_row_tiles += div_up(t.q_length, p->row_tokens);
         p->n_dq_tiles += has_dq_tiles(p) ? div_up(t.q_length * p->group, dq_rows(p)) : 0;
         p->n_key_tiles += div_up(unseen, p->key_tile) + div_up(t.k_length - unseen, p->key_tile);
-        p->pairs += slice_pairs(p->visible, t.q_length, t.k_length);
-    }
+        p->pairs += slice_pairs(p->visible, t);
+    });
+    p->n_turns = 1;
+    if (p->is_block) each_key_tile(p, [&](const tile &t) { p->n_turns = std::max(p->n_turns, t.turn + 1); });
 }
 
 /* The work of a problem whose slices and mask are known. */
@@ -1623,20 +1688,47 @@ cf_result make_tiles(problem *p, cf_error *error) {
     return CF_OK;
 }
 
-/* A prefix that comes in blocks is the first slice's. Every query sees a key of its own, or some rows would have no
-   sums to be carried. */
+/* Where a slice of a tree goes on from: a slice before it that has not been left, or the path. */
+cf_result check_place(const cf_attention_desc *d, int64_t s, cf_error *error) {
+    const int64_t parent = parent_of(d, s), begin = d->begins[s];
+    int64_t before = s - 1, least = 0, most = d->prefix;
+    if (parent < -1 || parent >= s)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "parents", s, s - 1, parent, "is not before it");
+    while (parent >= 0 && before > parent) before = d->parents[before];
+    if (parent >= 0 && before != parent)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "parents", s, before, parent, "has been left");
+    if (depth_of(d, s) > MOST_LEVELS)
+        return cf_fail(error, CF_ERROR_LIMIT, "parents", s, MOST_LEVELS, depth_of(d, s), "too many above it");
+    if (parent >= 0) least = d->begins[parent] + 1;
+    if (parent >= 0) most = (int64_t)least - 1 + d->cu_seqlens_q[parent + 1] - d->cu_seqlens_q[parent];
+    if (begin < least || begin > most)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "begins", s, begin < least ? least : most, begin,
+                       "is not on its path, nor in the slice that it goes on from");
+    return CF_OK;
+}
+
+/* What comes in blocks. Every query sees a key of its own, or some rows would have no sums to be carried. */
 cf_result check_prefix(problem *p, cf_error *error) {
     const cf_attention_desc *d = &p->desc;
     if (d->prefix < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "prefix", -1, 0, d->prefix, "must not be negative");
-    if (d->prefix == 0) return CF_OK;
-    if (d->n_slices == 0) return cf_fail(error, CF_ERROR_ARGUMENT, "prefix", -1, 0, d->prefix, "there is no slice");
-    const int64_t keys = d->cu_seqlens_k[1], queries = d->cu_seqlens_q[1];
-    if (keys < queries)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "cu_seqlens_k", 1, queries, keys,
-                       "a slice with a prefix has at least as many keys as queries");
-    if (d->prefix > MOST_ROWS - keys)
-        return cf_fail(error, CF_ERROR_LIMIT, "prefix", -1, MOST_ROWS - keys, d->prefix, "too many rows");
-    p->in_blocks = true;
+    if (d->prefix > 0 && d->n_slices == 0)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "prefix", -1, 0, d->prefix, "there is no slice");
+    if (d->parents != NULL && d->begins == NULL) return cf_fail_null(error, "begins");
+    for (int64_t s = 0; s < d->n_slices; s++) {
+        const int64_t keys = (int64_t)d->cu_seqlens_k[s + 1] - d->cu_seqlens_k[s];
+        const int64_t queries = (int64_t)d->cu_seqlens_q[s + 1] - d->cu_seqlens_q[s];
+        const cf_result code = d->begins != NULL ? check_place(d, s, error) : CF_OK;
+        if (code != CF_OK) return code;
+        if (begin_of(d, s) == 0) continue;
+        if (d->begins != NULL ? keys != queries : keys < queries)
+            return cf_fail(error, CF_ERROR_ARGUMENT, "cu_seqlens_k", s + 1, queries, keys,
+                           d->begins != NULL ? "a slice of a tree has as many keys as queries"
+                                             : "a slice with a prefix has at least as many keys as queries");
+        if (begin_of(d, s) > MOST_ROWS - keys)
+            return cf_fail(error, CF_ERROR_LIMIT, "prefix", -1, MOST_ROWS - keys, d->prefix, "too many rows");
+        p->in_blocks = true;
+        p->n_levels = std::max(p->n_levels, (int32_t)depth_of(d, s));
+    }
     return CF_OK;
 }
 
@@ -1672,37 +1764,29 @@ cf_result resolve(const cf_attention_desc *desc, problem *p, cf_error *error) {
     return code == CF_OK ? make_tiles(p, error) : code;
 }
 
-/* What a block of a prefix leaves of a slice's arrays: they live as long as whoever prepares it. */
-struct block_slice {
-    int32_t cu_q[2], cu_k[2], start_q, start_k;
-};
-
-/* Keys first .. first + n - 1 of the prefix of a chunk's first slice, as a problem of their own: all of them come
-   before the slice's queries, so that no mask but the window's hides any. */
-cf_result resolve_block(const problem *chunk, int64_t first, int64_t n, block_slice *slice, problem *p,
-                        cf_error *error) {
-    const tile whole = slice_tile(&chunk->desc, 0);
-    const int64_t keys = chunk->desc.prefix + whole.k_length; /* that the last query sees, but for a window */
-    *slice = block_slice{{0, whole.q_length}, {0, (int32_t)n}, whole.q_start, 0};
+/* What a chunk's slices see of a block of keys, as a problem of their own: all of it comes before their queries, so that
+   no mask but the window's hides any. */
+cf_result resolve_block(const problem *chunk, int64_t first, int64_t n, problem *p, cf_error *error) {
     *p = problem();
     p->desc = chunk->desc;
-    p->desc.n_slices = 1;
-    p->desc.cu_seqlens_q = slice->cu_q, p->desc.starts_q = &slice->start_q;
-    p->desc.cu_seqlens_k = slice->cu_k, p->desc.starts_k = &slice->start_k;
     p->desc.full = 1;
     p->group = chunk->group;
-    p->rows_q = chunk->rows_q, p->longest_q = whole.q_length;
-    p->rows_k = p->longest_k = n;
+    p->rows_q = chunk->rows_q;
+    p->rows_k = n > 0 ? n : chunk->rows_k;
+    p->longest_k = n > 0 ? n : chunk->longest_k;
     p->in_blocks = p->is_block = true;
-    const int64_t window = p->desc.window - (keys - (first + n));
-    p->visible.window = p->desc.window == 0 || window >= n ? NO_WINDOW : (int32_t)std::max<int64_t>(window, -NO_WINDOW);
+    p->first = (int32_t)first, p->n = (int32_t)n;
+    const int64_t window = p->desc.window;
+    p->visible.window = window == 0 || window > NO_WINDOW ? NO_WINDOW : (int32_t)window;
     const cf_result code = make_tiles(p, error);
+    each_slice(p, 1, [&](const tile &t, int32_t, int32_t) { p->longest_q = std::max<int64_t>(p->longest_q, t.q_length); });
     p->n_sum_tiles = chunk->n_sum_tiles;
     return code;
 }
 
-/* Longest first, so that no long tile starts last; ties in order of slices, so that the list is unique. */
+/* Longest first, so that no long tile starts last, in each turn; ties in order of slices, so that the list is unique. */
 bool longer_work(const tile &a, const tile &b) {
+    if (a.turn != b.turn) return a.turn < b.turn;
     if (a.end - a.begin != b.end - b.begin) return a.end - a.begin > b.end - b.begin;
     if (a.place != b.place) return a.place < b.place;
     if (a.block != b.block) return a.block < b.block;
@@ -1711,10 +1795,11 @@ bool longer_work(const tile &a, const tile &b) {
 
 /* The list on the device: forward tiles, row tiles, key tiles, all of them with parts in place of split ones; then the
    split key tiles and the split forward tiles; then tiles of dQ by itself, and the split ones of these. A filler
-   returns how many tiles, or parts, have a visible pair; those come first. */
+   returns how many tiles, or parts, have a visible pair; those come first in each turn. */
 template <typename Each> int64_t fill_tiles(tile *tiles, tile *split, const problem::splitting &how, const Each &each) {
     int64_t n = 0, with_work = 0;
     int32_t part = 0;
+    tile *const first_split = split;
     each([&](const tile &t) {
         const int32_t steps = t.end - t.begin, parts = parts_of(steps, how.limit);
         with_work += steps > 0 ? parts : 0;
@@ -1732,6 +1817,7 @@ template <typename Each> int64_t fill_tiles(tile *tiles, tile *split, const prob
         split++;
     });
     std::sort(tiles, tiles + n, longer_work);
+    std::stable_sort(first_split, split, [](const tile &a, const tile &b) { return a.turn < b.turn; });
     return with_work;
 }
 
@@ -2466,7 +2552,7 @@ CF_DEVICE void copy_tile(shared_address to, const CUtensorMap *map, int head, in
 /* A tile and its head in shared memory, for the threads that compute. */
 CF_HOPPER_DEVICE void hopper_tell(shared_address to, tile t, int head) {
     uint4 bits[sizeof(tile) / 16];
-    t.unused[0] = head;
+    t.turn = head;
     memcpy(bits, &t, sizeof t);
     CF_UNROLL
     for (int i = 0; i < (int)sizeof(tile) / 16; i++) shared_store_16(to + (shared_address)(16 * i), bits[i]);
@@ -2478,7 +2564,7 @@ CF_HOPPER_DEVICE tile hopper_told(shared_address from, int *head) {
     CF_UNROLL
     for (int i = 0; i < (int)sizeof(tile) / 16; i++) bits[i] = shared_load_16(from + (shared_address)(16 * i));
     memcpy(&t, bits, sizeof t);
-    *head = t.unused[0];
+    *head = t.turn;
     return t;
 }
 
@@ -4069,7 +4155,10 @@ int64_t fused_n_tiles(const problem *p) {
 
 /* Tiles of so many packed rows whose sums are carried from block to block of keys, for one key head. */
 int64_t carried_tiles(const problem *p, int64_t rows) {
-    return p->in_blocks ? div_up(slice_tile(&p->desc, 0).q_length * p->group, rows) : 0;
+    int64_t n = 0;
+    for (int64_t s = 0; s < p->desc.n_slices && p->in_blocks; s++)
+        n += is_carried(p, s) ? div_up((p->desc.cu_seqlens_q[s + 1] - p->desc.cu_seqlens_q[s]) * p->group, rows) : 0;
+    return n;
 }
 
 /* Device workspace of the forward: carried sums, which lie at the same place for a chunk and all of its blocks, then
@@ -4154,22 +4243,31 @@ fused_params fused_forward_of(const call &c) {
     return f;
 }
 
-/* The lists of tiles on the device, in the order of fill_all_tiles. */
+/* The lists of tiles on the device, in the order of fill_all_tiles; those of keys are of one turn. */
 struct tile_lists {
     work_order forward, rows, keys, split_keys, split_forward, dq, split_dq;
 };
 
-tile_lists lists_of(const call &c) {
-    const prepared *a = c.problem_of;
-    const problem *p = &a->inner;
+/* The part of a list of key tiles that is one turn's; without those that have no work, unless they are wanted. */
+work_order order_turn(const call &c, const tile *all, int64_t n_tiles, int32_t turn, bool idle) {
+    const problem *p = &c.problem_of->inner;
+    const tile *const here = static_cast<const tile *>(c.problem_of->open.tiles);
+    const tile *const begin = here + (all - static_cast<const tile *>(c.tensors->tiles)), *const end = begin + n_tiles;
+    const tile *const first = std::partition_point(begin, end, [&](const tile &t) { return t.turn < turn; });
+    const tile *const past = std::partition_point(
+        first, end, [&](const tile &t) { return t.turn == turn && (idle || t.begin < t.end); });
+    return order_work(all + (first - begin), past - first, p->desc.n_kv_heads, p->backward.section);
+}
+
+tile_lists lists_of(const call &c, int32_t turn = 0) {
+    const problem *p = &c.problem_of->inner;
     const int64_t heads = p->desc.n_kv_heads;
     const tile *at = static_cast<const tile *>(c.tensors->tiles);
     tile_lists l;
     l.forward = order_work(at, p->n_forward_tiles, heads, p->forward.section);
     l.rows = order_work(at += p->n_forward_tiles, p->n_row_tiles, heads, p->forward.section);
-    l.keys = order_work(at += p->n_row_tiles, c.tensors->overwrite ? p->n_key_tiles : a->open.n_key_tiles, heads,
-                        p->backward.section);
-    l.split_keys = order_work(at += p->n_key_tiles, p->backward.n_split, heads, p->backward.section);
+    l.keys = order_turn(c, at += p->n_row_tiles, p->n_key_tiles, turn, c.tensors->overwrite != 0);
+    l.split_keys = order_turn(c, at += p->n_key_tiles, p->backward.n_split, turn, true);
     l.split_forward = order_work(at += p->backward.n_split, p->forward.n_split, heads, p->forward.section);
     l.dq = order_work(at += p->forward.n_split, p->n_dq_tiles, heads, p->dq.section);
     l.split_dq = order_work(at + p->n_dq_tiles, p->dq.n_split, heads, p->dq.section);
@@ -4213,12 +4311,14 @@ cf_result launch_backward(const call &c, const fused_params &f) {
                           c.error);
     if (code == CF_OK && (f.carry & CARRY_LOAD) == 0)
         code = launch_tiles<attention_stats_kernel<T>>("attention_stats", l.rows, STATS_THREADS, 0, c, sums);
-    if (code == CF_OK && f.carry != CARRY_LOAD)
-        code = launch_tiles<kernel>("attention_backward", l.keys, BACKWARD_THREADS,
+    for (int32_t turn = 0; turn < c.problem_of->inner.n_turns && f.carry != CARRY_LOAD && code == CF_OK; turn++) {
+        const tile_lists of_turn = lists_of(c, turn);
+        code = launch_tiles<kernel>("attention_backward", of_turn.keys, BACKWARD_THREADS,
                                     backward_layout<HEAD, ROWS, KEYS, STAGES>::BYTES, c, f);
-    if (code == CF_OK && f.carry != CARRY_LOAD)
-        code = launch_tiles<attention_join_kernel<HEAD, KEYS, KEYS / 64>>("attention_join", l.split_keys, JOIN_THREADS,
-                                                                          0, c, f);
+        if (code == CF_OK)
+            code = launch_tiles<attention_join_kernel<HEAD, KEYS, KEYS / 64>>("attention_join", of_turn.split_keys,
+                                                                              JOIN_THREADS, 0, c, f);
+    }
     if (code != CF_OK || (f.carry & CARRY_STORE && !deterministic)) return code;
     if (deterministic)
         return launch_tiles<attention_dq_kernel<T, HEAD, ROWS>>("attention_dq", l.rows, 2 * ROWS,
@@ -4433,16 +4533,18 @@ template <typename T, int HEAD> cf_result hopper_backward_as(const call &c) {
     if (code == CF_OK) code = check_hopper_code(kernel, c.error);
     if (code == CF_OK) code = make_maps(c, p->row_rows, true, &h);
     h.fused.sums_of_tile = deterministic ? 0 : layout::ROWS * HEAD;
-    h.fused.work = l.keys;
     const int32_t carry = h.fused.carry;
     if (code == CF_OK && (carry & CARRY_LOAD) == 0)
         code = launch_tiles<attention_stats_kernel<T>>("attention_stats", l.rows, STATS_THREADS, 0, c, h.fused);
-    if (code == CF_OK && carry != CARRY_LOAD)
-        code = launch<kernel>("attention_backward", l.keys.n_blocks, HOPPER_THREADS, layout::BYTES, c.stream, c.error,
-                              h);
-    if (code == CF_OK && carry != CARRY_LOAD)
-        code = launch_tiles<attention_join_kernel<HEAD, KEY_TILE, 1>>("attention_join", l.split_keys, JOIN_THREADS, 0,
-                                                                      c, h.fused);
+    for (int32_t turn = 0; turn < p->n_turns && carry != CARRY_LOAD && code == CF_OK; turn++) {
+        const tile_lists of_turn = lists_of(c, turn);
+        h.fused.work = of_turn.keys;
+        code = launch<kernel>("attention_backward", of_turn.keys.n_blocks, HOPPER_THREADS, layout::BYTES, c.stream,
+                              c.error, h);
+        if (code == CF_OK)
+            code = launch_tiles<attention_join_kernel<HEAD, KEY_TILE, 1>>("attention_join", of_turn.split_keys,
+                                                                          JOIN_THREADS, 0, c, h.fused);
+    }
     if (code != CF_OK || (carry & CARRY_STORE && !deterministic)) return code;
     if (deterministic) return launch_hopper_dq<T, HEAD>(c, l, &h);
     return launch_tiles<attention_round_dq_kernel<T, HEAD, layout::ROWS, 1>>("attention_round_dq", l.rows,
@@ -4484,8 +4586,7 @@ size_t unfused_scores_bytes(const problem *p, int64_t bytes) {
 
 /* Sums that are carried from block to block of keys come first, at the same place for a chunk and all of its blocks. */
 size_t unfused_carried_bytes(const problem *p) {
-    const int64_t rows = p->in_blocks ? slice_tile(&p->desc, 0).q_length : 0;
-    return align_up((size_t)(rows * p->desc.n_heads * (p->desc.head_size + 1)) * sizeof(float), 256);
+    return align_up((size_t)(carried_tiles(p, p->group) * p->desc.n_heads * (p->desc.head_size + 1)) * sizeof(float), 256);
 }
 
 size_t unfused_block_bytes(const problem *p) {
@@ -4675,7 +4776,7 @@ cf_result use_stream(const call &c) {
     return check_cublas(c, status);
 }
 
-/* The first slice's carried sums become what the caller asked for. */
+/* A slice's carried sums become what the caller asked for. */
 template <typename T> cf_result unfused_round(const call &c, const score_params &s, const view &to, float *lse) {
     round_params r = {};
     r.sums = reinterpret_cast<const float *>(s.carried_rows.data);
@@ -4717,21 +4818,28 @@ cf_result unfused_clear(const call &c, const score_params &s, const unfused_view
 }
 
 cf_result unfused_slices(const call &c, const score_params &base, const unfused_views &all, const unfused_work &work) {
-    const cf_attention_desc *d = &c.problem_of->inner.desc;
-    const int64_t bytes = number_bytes(&c.problem_of->inner);
+    const problem *p = &c.problem_of->inner;
+    const int64_t bytes = number_bytes(p), row_floats = p->desc.n_heads * p->desc.head_size;
     const int32_t carry = carry_of(c);
-    score_params s = base;
     cf_result code = CF_OK;
-    for (int64_t i = 0; i < (carry == CARRY_LOAD ? 1 : d->n_slices) && code == CF_OK; i++) {
-        s.slice = slice_tile(d, i);
-        s.carry = i == 0 ? carry : 0;
+    each_slice(p, p->group, [&](const tile &slice, int32_t, int32_t carried) {
+        score_params s = base;
+        if (code != CF_OK || (carry == CARRY_LOAD && carried == 0)) return;
+        s.slice = slice;
+        s.carry = carried > 0 ? carry : 0;
         s.add_rows = !work.backward || (s.carry & CARRY_LOAD) != 0;
-        if (s.carry == CARRY_LOAD)
-            return work.round(c, s, advance(work.backward ? all.dq : all.out, s.slice.q_start, 0, bytes),
+        if (carried > 0) {
+            s.carried_rows.data += (carried - 1) * row_floats * (int64_t)sizeof(float);
+            s.carried_lse += (carried - 1) * p->desc.n_heads;
+        }
+        if (s.carry == CARRY_LOAD) {
+            code = work.round(c, s, advance(work.backward ? all.dq : all.out, s.slice.q_start, 0, bytes),
                               !work.backward && c.tensors->lse ? c.tensors->lse + s.slice.q_start : NULL);
+            return;
+        }
         code = unfused_clear(c, s, all, work);
         if (code == CF_OK) code = unfused_slice(c, s, all, work.block);
-    }
+    });
     return code;
 }
 
@@ -4770,7 +4878,7 @@ cf_result unfused_pass(const call &c, const unfused_work &work) {
         const cf_tensor sums = {x->workspace, 0, 0};
         s.carried_rows = view_of(sums, d->n_heads, d->head_size);
         s.carried_lse = static_cast<float *>(x->workspace) +
-                        slice_tile(d, 0).q_length * d->n_heads * d->head_size;
+                        carried_tiles(p, p->group) * d->n_heads * d->head_size;
     }
     code = check_cublas(c, cublasGetPointerMode(x->cublas, &mode));
     if (code == CF_OK) code = check_cublas(c, cublasSetPointerMode(x->cublas, CUBLAS_POINTER_MODE_HOST));
@@ -4844,7 +4952,7 @@ cf_result choose_path(const problem *p, const path_entry **out, cf_error *error)
 
 /* Where the parts of a prepared problem lie. */
 struct prepared_layout {
-    size_t cu_q, cu_k, starts_q, starts_k, tiles, tiles_bytes, bytes;
+    size_t cu_q, cu_k, starts_q, starts_k, begins, parents, tiles, tiles_bytes, bytes;
 };
 
 prepared_layout lay_out(const problem *p, const path_entry *path) {
@@ -4854,7 +4962,9 @@ prepared_layout lay_out(const problem *p, const path_entry *path) {
     at.cu_k = at.cu_q + array;
     at.starts_q = at.cu_k + array;
     at.starts_k = at.starts_q + array;
-    at.tiles = at.starts_k + array;
+    at.begins = at.starts_k + array;
+    at.parents = at.begins + (p->desc.begins != NULL ? array : 0);
+    at.tiles = at.parents + (p->desc.parents != NULL ? array : 0);
     at.tiles_bytes = (size_t)path->n_tiles(p) * sizeof(tile);
     at.bytes = at.tiles + at.tiles_bytes;
     return at;
@@ -4865,17 +4975,17 @@ const int32_t *copy_array(char *to, const int32_t *from, int64_t n) {
     return reinterpret_cast<const int32_t *>(to);
 }
 
-/* A block of a chunk's prefix, where the chunk has one. */
-cf_result make_block(const cf_attention *chunk, int64_t first, int64_t n, block_slice *slice, problem *p,
-                     cf_error *error) {
+/* A block of keys that a chunk's slices see, where there is one. */
+cf_result make_block(const cf_attention *chunk, int64_t first, int64_t n, problem *p, cf_error *error) {
     if (chunk == NULL) return cf_fail_null(error, "chunk");
     const problem *of = &reinterpret_cast<const prepared *>(chunk)->inner;
-    const int64_t prefix = of->is_block ? 0 : of->desc.prefix;
-    if (first < 0 || first >= prefix)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "first", -1, prefix - 1, first, "out of range of the prefix");
-    if (n < 1 || n > prefix - first)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "n", -1, prefix - first, n, "out of range of the prefix");
-    return resolve_block(of, first, n, slice, p, error);
+    const bool is_level = n == 0 && of->n_levels > 0;
+    const int64_t end = of->is_block ? 0 : is_level ? of->n_levels : of->desc.prefix;
+    if (first < 0 || first >= end)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "first", -1, end - 1, first, "out of range of the prefix");
+    if (!is_level && (n < 1 || n > end - first))
+        return cf_fail(error, CF_ERROR_ARGUMENT, "n", -1, end - first, n, "out of range of the prefix");
+    return resolve_block(of, first, n, p, error);
 }
 
 /* Lays a prepared problem out in the caller's memory. */
@@ -4896,6 +5006,8 @@ cf_result put_prepared(problem &p, const path_entry *path, void *memory, size_t 
     p.desc.cu_seqlens_k = copy_array(base + at.cu_k, p.desc.cu_seqlens_k, n + 1);
     p.desc.starts_q = copy_array(base + at.starts_q, p.desc.starts_q, n);
     p.desc.starts_k = copy_array(base + at.starts_k, p.desc.starts_k, n);
+    if (p.desc.begins != NULL) p.desc.begins = copy_array(base + at.begins, p.desc.begins, n);
+    if (p.desc.parents != NULL) p.desc.parents = copy_array(base + at.parents, p.desc.parents, n);
     a->inner = p;
     a->open = cf_attention();
     a->open.desc = p.desc;
@@ -4903,6 +5015,7 @@ cf_result put_prepared(problem &p, const path_entry *path, void *memory, size_t 
     a->open.pairs = p.pairs;
     a->open.rows_q = p.rows_q;
     a->open.rows_k = p.rows_k;
+    a->open.n_levels = p.n_levels;
     a->open.forward_bytes = path->forward_bytes(&p);
     a->open.backward_bytes = path->backward_bytes(&p);
     a->open.tiles = base + at.tiles;
@@ -4944,6 +5057,8 @@ cf_result check_call(const prepared *a, const cf_attention_tensors *x, int backw
     const problem *p = &a->inner;
     const int64_t number = number_bytes(p), q = p->rows_q, k = p->rows_k;
     const size_t need = backward ? a->open.backward_bytes : a->open.forward_bytes;
+    if (backward && x->overwrite && p->is_block && p->n == 0)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "overwrite", -1, 0, x->overwrite, "the chunk has begun these sums");
     if (x->finish && (!p->in_blocks || p->is_block))
         return cf_fail(error, CF_ERROR_ARGUMENT, "finish", -1, 0, x->finish, "only for a problem with a prefix");
     cf_result code = check_tensor(x->q, "q", number, q, error);
@@ -5001,9 +5116,8 @@ cf_result cf_attention_prepare(const cf_attention_desc *desc, void *memory, size
 cf_result cf_attention_block_size(const cf_attention *chunk, int64_t first, int64_t n, size_t *bytes,
                                   cf_error *error) {
     problem p;
-    block_slice slice;
     if (bytes == NULL) return cf_fail_null(error, "bytes");
-    const cf_result code = make_block(chunk, first, n, &slice, &p, error);
+    const cf_result code = make_block(chunk, first, n, &p, error);
     if (code == CF_OK) *bytes = lay_out(&p, find_path(chunk->path)).bytes;
     return code;
 }
@@ -5011,9 +5125,8 @@ cf_result cf_attention_block_size(const cf_attention *chunk, int64_t first, int6
 cf_result cf_attention_block_prepare(const cf_attention *chunk, int64_t first, int64_t n, void *memory, size_t bytes,
                                      const cf_attention **out, cf_error *error) {
     problem p;
-    block_slice slice;
     if (out == NULL) return cf_fail_null(error, "out");
-    const cf_result code = make_block(chunk, first, n, &slice, &p, error);
+    const cf_result code = make_block(chunk, first, n, &p, error);
     return code == CF_OK ? put_prepared(p, find_path(chunk->path), memory, bytes, out, error) : code;
 }
 
@@ -5028,8 +5141,16 @@ cf_result cf_attention_forward(const cf_attention *attention, const cf_attention
 cf_result cf_attention_backward(const cf_attention *attention, const cf_attention_tensors *tensors,
                                 cf_cuda_stream stream, cf_error *error) {
     const prepared *a = reinterpret_cast<const prepared *>(attention);
-    const cf_result code = check_call(a, tensors, 1, error);
-    const call c = {a, tensors, stream, error};
+    cf_result code = check_call(a, tensors, 1, error);
+    if (code != CF_OK) return code;
+    cf_attention_tensors x = *tensors;
+    const call c = {a, &x, stream, error};
+    const cf_attention_desc &d = a->inner.desc;
+    const bool clears = x.overwrite && a->inner.is_block && d.begins != NULL; /* no slice sees all that there is */
+    for (const cf_tensor &sums : {x.dk, x.dv})
+        if (clears && code == CF_OK)
+            code = clear_rows(c, view_of(sums, d.n_kv_heads, d.head_size), a->inner.rows_k, d.n_kv_heads, 4, NULL, 0);
+    x.overwrite = x.overwrite && !clears;
     return code == CF_OK ? find_path(attention->path)->backward(c) : code;
 }
 

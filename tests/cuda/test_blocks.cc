@@ -1211,6 +1211,369 @@ TEST(pairs) {
         }
 }
 
+/* ---- trees ---- */
+
+/* The slices of one chunk of a tree, and the path before it. */
+struct tree_setting {
+    cf_dtype dtype = CF_DTYPE_FP32;
+    cf_attention_path path = CF_ATTENTION_UNFUSED;
+    int n_heads = 2, n_kv_heads = 1, head_size = 16, window = 0, arch = 80, processors = 0;
+    double softcap = 0.0;
+    bool deterministic = true, overwrite = false;
+    int prefix = 0, gap = 0; /* gap: rows of padding behind each slice */
+    std::vector<int32_t> length, parent, begin;
+    std::vector<int> blocks; /* of the path, in the order of their calls: first, n, first, n, ... */
+
+    void add(int rows, int goes_on_from, int from_key) {
+        length.push_back(rows), parent.push_back(goes_on_from), begin.push_back(from_key);
+    }
+    int n() const { return (int)length.size(); }
+    /* The key that key j of the path of slice s is, path rows first, then the slices' one after the other. */
+    int key(int s, int j) const {
+        for (; s >= 0 && j < begin[(size_t)s]; s = parent[(size_t)s]) continue;
+        if (s < 0) return j;
+        int row = prefix + j - begin[(size_t)s];
+        for (int i = 0; i < s; i++) row += length[(size_t)i];
+        return row;
+    }
+};
+
+/* The same with all keys of each slice copied for it, which no tree is needed for. */
+struct tree_copies {
+    host_problem problem;
+    host_inputs inputs;
+    std::vector<int> key; /* of the tree: each row of the copied keys */
+    std::vector<float> k, v;
+    int n_keys = 0;
+};
+
+static std::vector<float> copied_rows(const std::vector<float> &from, const std::vector<int> &rows, size_t width) {
+    std::vector<float> to;
+    for (int row : rows)
+        to.insert(to.end(), from.begin() + (long)((size_t)row * width), from.begin() + (long)((size_t)(row + 1) * width));
+    return to;
+}
+
+static tree_copies copy_tree(const tree_setting &t, uint64_t seed) {
+    tree_copies to;
+    host_problem together;
+    host_problem &p = to.problem;
+    const size_t width = (size_t)(t.n_kv_heads * t.head_size);
+    p.dtype = t.dtype, p.n_heads = t.n_heads, p.n_kv_heads = t.n_kv_heads, p.head_size = t.head_size;
+    p.window = t.window, p.softcap = t.softcap;
+    together = p;
+    for (int s = 0; s < t.n(); s++) {
+        const int begin = t.begin[(size_t)s], rows = t.length[(size_t)s];
+        p.add_slice(rows, begin + rows);
+        together.add_slice(rows, rows + (s == 0 ? t.prefix : 0));
+        for (int j = 0; j < begin + rows; j++) to.key.push_back(t.key(s, j));
+    }
+    to.inputs = random_inputs(together, seed);
+    to.n_keys = together.rows_k();
+    to.k = to.inputs.k, to.v = to.inputs.v;
+    to.inputs.k = copied_rows(to.k, to.key, width);
+    to.inputs.v = copied_rows(to.v, to.key, width);
+    return to;
+}
+
+/* What copies of a key have in the tree: their sum. */
+static std::vector<double> sum_copies(const tree_copies &c, const std::vector<double> &of_copies) {
+    const size_t width = (size_t)(c.problem.n_kv_heads * c.problem.head_size);
+    std::vector<double> sums((size_t)c.n_keys * width, 0.0);
+    for (size_t i = 0; i < c.key.size(); i++)
+        for (size_t j = 0; j < width; j++) sums[(size_t)c.key[i] * width + j] += of_copies[i * width + j];
+    return sums;
+}
+
+struct tree_run {
+    const tree_setting &t;
+    rows_array q, k, v, out, dout, dq, dk, dv, lse, path[4]; /* path: K, V and their gradients */
+    prepared_tiles chunk;
+    std::vector<prepared_tiles> blocks;
+    std::vector<int32_t> cu = {0}, starts;
+    void *workspace = nullptr;
+    size_t workspace_bytes = 0;
+    cublasHandle_t cublas = nullptr;
+    cf_error error = {};
+    bool ok = true;
+
+    explicit tree_run(const tree_setting &setting) : t(setting) {}
+    tree_run(const tree_run &) = delete;
+    tree_run &operator=(const tree_run &) = delete;
+    ~tree_run() {
+        for (rows_array *a : {&q, &k, &v, &out, &dout, &dq, &dk, &dv, &lse, &path[0], &path[1], &path[2], &path[3]})
+            cudaFree(a->data);
+        cudaFree(workspace);
+        if (cublas) cublasDestroy(cublas);
+    }
+    int rows() const { return starts.back() + t.length.back() + t.gap; }
+    void note(cf_result code) { ok = call_ok(code, error) && ok; }
+    void prepare();
+    void prepare_block(int64_t first, int64_t n);
+    void make_arrays(const tree_copies &c);
+    void attend(bool backward);
+    std::vector<float> spread(const std::vector<float> &from, int first, int width) const;
+    std::vector<double> gather(const rows_array &from) const;
+};
+
+void tree_run::prepare_block(int64_t first, int64_t n) {
+    size_t bytes = 0;
+    blocks.emplace_back();
+    prepared_tiles &b = blocks.back();
+    note(cf_attention_block_size(chunk.a, first, n, &bytes, &error));
+    if (ok) note(cf_attention_block_prepare(chunk.a, first, n, aligned(b.memory, bytes), bytes, &b.a, &error));
+    if (!ok) return;
+    workspace_bytes = std::max({workspace_bytes, b.a->forward_bytes, b.a->backward_bytes});
+    b.upload();
+}
+
+void tree_run::prepare() {
+    cf_attention_desc d = {};
+    size_t bytes = 0;
+    for (int32_t rows : t.length) starts.push_back(cu.back() + t.gap * (int)starts.size()), cu.push_back(cu.back() + rows);
+    d.n_heads = t.n_heads, d.n_kv_heads = t.n_kv_heads, d.head_size = t.head_size, d.dtype = t.dtype;
+    d.n_slices = t.n(), d.cu_seqlens_q = d.cu_seqlens_k = cu.data(), d.starts_q = d.starts_k = starts.data();
+    d.window = t.window, d.softcap = t.softcap, d.path = t.path, d.deterministic = t.deterministic;
+    d.prefix = t.prefix, d.begins = t.begin.data(), d.parents = t.parent.data(), d.n_processors = t.processors;
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    d.arch = t.path == CF_ATTENTION_WGMMA ? 90 : t.arch;
+#endif
+    note(cf_attention_size(&d, &bytes, &error));
+    if (ok) note(cf_attention_prepare(&d, aligned(chunk.memory, bytes), bytes, &chunk.a, &error));
+    if (!ok) return;
+    chunk.upload();
+    workspace_bytes = std::max(chunk.a->forward_bytes, chunk.a->backward_bytes);
+    blocks.reserve(t.blocks.size() / 2 + (size_t)chunk.a->n_levels);
+    for (size_t i = 0; i < t.blocks.size() && ok; i += 2) prepare_block(t.blocks[i], t.blocks[i + 1]);
+    for (int64_t i = 0; i < chunk.a->n_levels && ok; i++) prepare_block(i, 0);
+}
+
+/* Rows of the slices, from row `first` on in `from`, where they lie in the chunk; NaN between them. */
+std::vector<float> tree_run::spread(const std::vector<float> &from, int first, int width) const {
+    std::vector<float> to((size_t)(rows() * width), NAN);
+    for (int s = 0; s < t.n(); s++)
+        memcpy(&to[(size_t)(starts[(size_t)s] * width)], &from[(size_t)((first + cu[(size_t)s]) * width)],
+               (size_t)(t.length[(size_t)s] * width) * sizeof(float));
+    return to;
+}
+
+/* The way back. What lies between slices must be as it was: NaN. */
+std::vector<double> tree_run::gather(const rows_array &from) const {
+    const std::vector<unsigned char> bits = from.get();
+    const std::vector<double> all = numbers_of(from.dtype, bits.data(), (size_t)from.rows * (size_t)from.width);
+    std::vector<double> to;
+    size_t n_numbers = 0;
+    for (int s = 0; s < t.n(); s++) {
+        const auto begin = all.begin() + (long)(starts[(size_t)s] * from.width);
+        to.insert(to.end(), begin, begin + (long)(t.length[(size_t)s] * from.width));
+    }
+    for (double x : all) n_numbers += !std::isnan(x);
+    CHECK_INT((int64_t)n_numbers, (int64_t)to.size());
+    return to;
+}
+
+void tree_run::make_arrays(const tree_copies &c) {
+    const int width = t.n_heads * t.head_size, kv = t.n_kv_heads * t.head_size;
+    for (rows_array *a : {&q, &dout, &out, &dq}) a->make(t.dtype, rows(), width);
+    for (rows_array *a : {&k, &v}) a->make(t.dtype, rows(), kv);
+    for (rows_array *a : {&dk, &dv}) a->make(CF_DTYPE_FP32, rows(), kv);
+    lse.make(CF_DTYPE_FP32, rows(), t.n_heads); /* by head: see transposed */
+    for (int i = 0; i < 4; i++) path[i].make(i < 2 ? t.dtype : CF_DTYPE_FP32, t.prefix, kv);
+    q.put(spread(c.inputs.q, 0, width)), dout.put(spread(c.inputs.dout, 0, width));
+    k.put(spread(c.k, t.prefix, kv)), v.put(spread(c.v, t.prefix, kv));
+    path[0].put(c.k), path[1].put(c.v);
+    for (int i = 2; i < 4 && !t.overwrite; i++) OK(cudaMemset(path[i].data, 0, path[i].bytes()));
+    OK(cudaMalloc(&workspace, workspace_bytes + 1));
+    OK(cudaMemset(workspace, 0xFF, workspace_bytes + 1));
+    if (t.path == CF_ATTENTION_UNFUSED) CHECK(cublasCreate(&cublas) == CUBLAS_STATUS_SUCCESS);
+}
+
+void tree_run::attend(bool backward) {
+    const auto run = backward ? cf_attention_backward : cf_attention_forward;
+    cf_attention_tensors own = {};
+    own.q = q.tensor(0), own.k = k.tensor(0), own.v = v.tensor(0), own.out = out.tensor(0), own.dout = dout.tensor(0);
+    own.dq = dq.tensor(0), own.dk = dk.tensor(0), own.dv = dv.tensor(0);
+    own.lse = (float *)lse.data, own.lse_stride = rows();
+    own.tiles = chunk.tiles, own.workspace = workspace, own.workspace_bytes = workspace_bytes, own.cublas = cublas;
+    own.overwrite = 1;
+    note(run(chunk.a, &own, nullptr, &error));
+    for (size_t i = 0; i < blocks.size() && ok; i++) {
+        cf_attention_tensors x = own;
+        x.tiles = blocks[i].tiles;
+        x.overwrite = 0;
+        if (2 * i < t.blocks.size()) {
+            const int row = t.blocks[2 * i];
+            x.k = path[0].tensor(row), x.v = path[1].tensor(row), x.dk = path[2].tensor(row), x.dv = path[3].tensor(row);
+            x.overwrite = t.overwrite;
+        }
+        note(run(blocks[i].a, &x, nullptr, &error));
+    }
+    own.finish = 1;
+    if (ok && !blocks.empty()) note(run(chunk.a, &own, nullptr, &error));
+}
+
+static std::vector<double> after_path(const std::vector<double> &of_path, const std::vector<double> &own) {
+    std::vector<double> all = of_path;
+    all.insert(all.end(), own.begin(), own.end());
+    return all;
+}
+
+static bool check_tree(const tree_setting &t, uint64_t seed) {
+    const tree_copies copies = copy_tree(t, seed);
+    const host_results exact = reference_exact(copies.problem, copies.inputs);
+    const host_results rounded = reference_rounded(copies.problem, copies.inputs);
+    harness_note("%s%s dtype %d, heads %d/%d of %d, window %d, path %d, %d slices, arch %d, tree %d",
+                 cf_attention_path_name(t.path), t.deterministic ? " deterministic" : "", (int)t.dtype, t.n_heads,
+                 t.n_kv_heads, t.head_size, t.window, t.prefix, t.n(), t.arch, (int)seed);
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    cuda_emu_reset();
+    cuda_emu_set_arch(t.path == CF_ATTENTION_WGMMA ? 90 : t.arch);
+#endif
+    tree_run r(t);
+    r.prepare();
+    if (!r.ok) return false;
+    int64_t pairs = r.chunk.a->pairs;
+    for (const prepared_tiles &b : r.blocks) pairs += b.a->pairs;
+    r.make_arrays(copies);
+    r.attend(false);
+    OK(cudaDeviceSynchronize());
+    OK(cudaMemset(r.workspace, 0xFF, r.workspace_bytes + 1));
+    r.attend(true);
+    OK(cudaDeviceSynchronize());
+#ifdef CHUNKFLOW_CUDA_EMULATION
+    if (cuda_emu_faults() > 0) FAIL("%lld faults; the first: %s", (long long)cuda_emu_faults(), cuda_emu_first_fault());
+#endif
+    if (!r.ok) return false;
+    int64_t visible = 0; /* counted one by one */
+    for (int s = 0; s < t.n(); s++)
+        for (int i = 0; i < t.length[(size_t)s]; i++)
+            visible += t.window > 0 ? std::min(t.window, t.begin[(size_t)s] + i + 1) : t.begin[(size_t)s] + i + 1;
+    bool ok = CHECK_INT(pairs, visible);
+    ok = check_accuracy("out", t.dtype, r.gather(r.out), exact.out, rounded.out, 2.0) && ok;
+    ok = check_accuracy("dq", t.dtype, r.gather(r.dq), exact.dq, rounded.dq, 3.0) && ok;
+    rows_array *const path[] = {&r.path[2], &r.path[3]}, *const own[] = {&r.dk, &r.dv};
+    const std::vector<double> *const right[] = {&exact.dk, &exact.dv}, *const excused[] = {&rounded.dk, &rounded.dv};
+    for (int i = 0; i < 2; i++) {
+        const std::vector<unsigned char> bits = path[i]->get();
+        const std::vector<double> got =
+            after_path(numbers_of(CF_DTYPE_FP32, bits.data(), bits.size() / 4), r.gather(*own[i]));
+        ok = check_accuracy(i ? "dv" : "dk", t.dtype, got, sum_copies(copies, *right[i]), sum_copies(copies, *excused[i]),
+                            3.0) && ok;
+    }
+    return ok;
+}
+
+/* A tree of so many slices, whose path comes in some pieces. */
+static void grow(tree_setting *t, harness_rng *rng, int n, int most_rows, int prefix) {
+    t->prefix = prefix;
+    t->length.clear(), t->parent.clear(), t->begin.clear(), t->blocks.clear();
+    for (int s = 0; s < n; s++) {
+        int from = s - 1;
+        for (int64_t up = harness_between(rng, 0, 3); up > 0 && from >= 0; up--) from = t->parent[(size_t)from];
+        const int last = from >= 0 ? t->begin[(size_t)from] + t->length[(size_t)from] : prefix;
+        const int first = from >= 0 ? t->begin[(size_t)from] + 1 : 0;
+        const bool is_end = harness_between(rng, 0, 1) == 0;
+        t->add(1 + (int)harness_between(rng, 0, most_rows - 1), from,
+               is_end ? last : first + (int)harness_between(rng, 0, (last - first + 1) - 1));
+    }
+    for (int first = 0, rows; first < prefix; first += rows) {
+        rows = std::min(prefix - first, 1 + (int)harness_between(rng, 0, prefix - 1));
+        t->blocks.insert(harness_between(rng, 0, 1) == 0 ? t->blocks.begin() : t->blocks.end(), {first, rows});
+    }
+}
+
+/* A prompt and its answers in one chunk; answers of a path; nested ones; a chain. */
+TEST(trees) {
+    for (int i = 0; i < 4; i++) {
+        tree_setting t;
+        t.dtype = (cf_dtype)(CF_DTYPE_BF16 + i % 3);
+        if (i != 1) t.add(13, -1, 0);
+        if (i == 1) t.prefix = 21, t.blocks = {0, 8, 8, 13};
+        for (int s = 0; s < 4; s++) t.add(3 + s, i == 1 ? -1 : i == 3 ? s : 0, i == 1 ? 21 - 2 * s : t.begin.empty() ? 0 : i == 3 ? t.begin.back() + t.length.back() : 13);
+        if (i == 2) t.add(5, 4, t.begin[4] + 2), t.add(2, 5, t.begin[5] + 5), t.add(4, 0, 6), t.add(7, -1, 0);
+        if (!check_tree(t, 400 + (uint64_t)i)) return;
+    }
+}
+
+TEST(random_trees) {
+    harness_rng rng = {77};
+    for (int i = 0; i < harness_rounds(60, 14); i++) {
+        tree_setting t;
+        grow(&t, &rng, 1 + (int)harness_between(&rng, 0, 8), 12, i % 3 ? (int)harness_between(&rng, 0, 39) : 0);
+        t.dtype = i % 2 ? CF_DTYPE_FP32 : CF_DTYPE_BF16;
+        t.window = i % 4 == 1 ? 2 + (int)harness_between(&rng, 0, 48) : 0;
+        t.gap = i % 5 == 2 ? 3 : 0;
+        t.overwrite = i % 2;
+        if (!check_tree(t, 410 + (uint64_t)i)) return;
+    }
+}
+
+/* The fused paths, with tiles of every kind. */
+TEST(fused_trees) {
+    harness_rng rng = {78};
+    const int last = last_path() == CF_ATTENTION_WGMMA ? 2 : 1;
+    for (int i = 0; i < harness_rounds(24, 8); i++) {
+        tree_setting t;
+        t.path = i % (last + 1) == 1 ? CF_ATTENTION_WGMMA : CF_ATTENTION_MMA;
+        if (last == 1) t.path = CF_ATTENTION_MMA;
+        t.dtype = i % 3 == 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
+        t.n_heads = i % 5 == 3 ? 7 : 2;
+        t.head_size = i % 4 == 3 ? 128 : 64;
+        t.deterministic = i % 3 != 1;
+        t.window = i % 4 == 2 ? 20 + (int)harness_between(&rng, 0, 99) : 0;
+        t.gap = i % 3 == 1 ? 5 : 0;
+        t.overwrite = i % 4 == 0;
+        grow(&t, &rng, 2 + (int)harness_between(&rng, 0, 4), 70, i % 4 ? 60 + (int)harness_between(&rng, 0, 99) : 0);
+        if (i == 6) t.processors = 132, t.n_kv_heads = 1, t.length[0] = 600, t.blocks = {0, t.prefix};
+        if (!check_tree(t, 500 + (uint64_t)i)) return;
+    }
+}
+
+/* No such tree, and no such blocks. */
+TEST(trees_that_are_refused) {
+    static const struct {
+        int32_t parents[3], begins[3], keys[4];
+        const char *field;
+    } cases[] = {
+        {{-2, 0, 0}, {0, 4, 4}, {0, 4, 6, 9}, "parents"}, {{-1, 1, 0}, {0, 4, 4}, {0, 4, 6, 9}, "parents"},
+        {{-1, -1, 0}, {0, 4, 4}, {0, 4, 6, 9}, "parents"}, {{-1, 0, 0}, {0, 0, 4}, {0, 4, 6, 9}, "begins"},
+        {{-1, 0, 0}, {0, 5, 4}, {0, 4, 6, 9}, "begins"}, {{-1, 0, -1}, {0, 4, 8}, {0, 4, 6, 9}, "begins"},
+        {{-1, 0, -1}, {-1, 4, 0}, {0, 4, 6, 9}, "begins"}, {{-1, 0, 0}, {0, 4, 4}, {0, 4, 7, 10}, "cu_seqlens_k"},
+    };
+    static const int32_t cu[] = {0, 4, 6, 9};
+    cf_attention_desc d = {};
+    cf_error error = {};
+    size_t bytes = 12345;
+    d.n_heads = 1, d.head_size = 64, d.n_slices = 3, d.cu_seqlens_q = cu, d.arch = 80, d.prefix = 7;
+    for (const auto &c : cases) {
+        d.cu_seqlens_k = c.keys, d.parents = c.parents, d.begins = c.begins;
+        CHECK_INT(cf_attention_size(&d, &bytes, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, c.field);
+    }
+    d.begins = NULL;
+    CHECK_INT(cf_attention_size(&d, &bytes, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "begins");
+    CHECK_INT((int64_t)bytes, 12345);
+    std::vector<int32_t> chain(66), begins(66), rows(67);
+    for (int i = 0; i < 66; i++) chain[(size_t)i] = i - 1, begins[(size_t)i] = i, rows[(size_t)i + 1] = i + 1;
+    d.parents = chain.data(), d.begins = begins.data(), d.cu_seqlens_q = d.cu_seqlens_k = rows.data(), d.prefix = 0;
+    d.n_slices = 66;
+    CHECK_INT(cf_attention_size(&d, &bytes, &error), CF_ERROR_LIMIT);
+    CHECK_INT(error.item, 65);
+    d.n_slices = 65;
+    std::vector<uint64_t> memory;
+    const cf_attention *a = nullptr;
+    CHECK_INT(cf_attention_size(&d, &bytes, &error), CF_OK);
+    CHECK_INT(cf_attention_prepare(&d, aligned(memory, bytes), bytes, &a, &error), CF_OK);
+    CHECK_INT(a->n_levels, 64);
+    for (int64_t first : {-1, 64}) {
+        CHECK_INT(cf_attention_block_size(a, first, 0, &bytes, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, "first");
+    }
+    CHECK_INT(cf_attention_block_size(a, 63, 0, &bytes, &error), CF_OK);
+    CHECK_INT(cf_attention_block_size(a, 0, 1, &bytes, &error), CF_ERROR_ARGUMENT);
+}
+
 #ifdef CHUNKFLOW_CUDA_EMULATION
 #define EMULATED_CASES \
     , CASE(every_order), CASE(what_was_sent_is_there), CASE(passes_that_are_given_up), CASE(passes_allocate_nothing), \
@@ -1221,4 +1584,5 @@ TEST(pairs) {
 
 SUITE(blocks, CASE(types), CASE(prefixes), CASE(windows), CASE(fused), CASE(fused_sums_in_memory), CASE(fused_parts),
       CASE(wgmma), CASE(sizes_of_rings), CASE(rings_that_are_refused), CASE(passes_that_are_refused),
-      CASE(blocks_that_are_refused), CASE(pairs) EMULATED_CASES);
+      CASE(blocks_that_are_refused), CASE(pairs), CASE(trees), CASE(random_trees), CASE(fused_trees),
+      CASE(trees_that_are_refused) EMULATED_CASES);

@@ -1974,7 +1974,7 @@ static int check_blocks(void *, const cf_cuda_step *step) {
         if (!CHECK(block != nullptr)) return 1;
         CHECK(i == 0 || row == next);
         next = row + n;
-        CHECK_INT(block->attention->desc.cu_seqlens_k[1], n);
+        CHECK_INT(block->attention->rows_k, n);
         CHECK(step->attention_workspace_bytes >=
               (forward ? block->attention->forward_bytes : block->attention->backward_bytes));
         check_tiles(block->attention, block->tiles);
