@@ -2391,7 +2391,8 @@ __global__ void __launch_bounds__(FORWARD_THREADS_OF<HEAD>, HEAD == 256 ? 1 : HE
         if (n >= full_end || n < full_begin) {
             int begins[M][2], ends[M][2];
             const int again = compute_here((int)threadIdx.x), here = again / 32 * (16 * M);
-            row_bounds(begins, ends, p.visible, t, p.group, first_row + here);
+            int unused;
+            row_bounds(begins, ends, p.visible, HEAD == 64 ? find_work(p.work, &unused) : t, p.group, first_row + here);
             hide_scores(s, begins, ends, n * KEYS + again % 4 * 2);
         }
         /* After the first blocks few rows meet a greater score than before. The branch also ends a block of code: ptxas
