@@ -1764,8 +1764,8 @@ cf_result resolve(const cf_attention_desc *desc, problem *p, cf_error *error) {
     return code == CF_OK ? make_tiles(p, error) : code;
 }
 
-/* What a chunk's slices see of a block of keys, as a problem of their own: all of it comes before their queries, so that
-   no mask but the window's hides any. */
+/* What a chunk's slices see of a block of keys, as a problem of their own: all of it comes before their queries, so
+   that no mask but the window's hides any. */
 cf_result resolve_block(const problem *chunk, int64_t first, int64_t n, problem *p, cf_error *error) {
     *p = problem();
     p->desc = chunk->desc;
@@ -1779,12 +1779,15 @@ cf_result resolve_block(const problem *chunk, int64_t first, int64_t n, problem 
     const int64_t window = p->desc.window;
     p->visible.window = window == 0 || window > NO_WINDOW ? NO_WINDOW : (int32_t)window;
     const cf_result code = make_tiles(p, error);
-    each_slice(p, 1, [&](const tile &t, int32_t, int32_t) { p->longest_q = std::max<int64_t>(p->longest_q, t.q_length); });
+    each_slice(p, 1, [&](const tile &t, int32_t, int32_t) {
+        p->longest_q = std::max<int64_t>(p->longest_q, t.q_length);
+    });
     p->n_sum_tiles = chunk->n_sum_tiles;
     return code;
 }
 
-/* Longest first, so that no long tile starts last, in each turn; ties in order of slices, so that the list is unique. */
+/* In each turn the longest first, so that no long tile starts last; ties in order of slices, so that the list is
+   unique. */
 bool longer_work(const tile &a, const tile &b) {
     if (a.turn != b.turn) return a.turn < b.turn;
     if (a.end - a.begin != b.end - b.begin) return a.end - a.begin > b.end - b.begin;
@@ -2391,7 +2394,7 @@ __global__ void __launch_bounds__(FORWARD_THREADS_OF<HEAD>, HEAD == 256 ? 1 : HE
         if (n >= full_end || n < full_begin) {
             int begins[M][2], ends[M][2];
             const int again = compute_here((int)threadIdx.x), here = again / 32 * (16 * M);
-            int unused;
+            int unused; /* likewise for the tile, where it is wanted */
             row_bounds(begins, ends, p.visible, HEAD == 64 ? find_work(p.work, &unused) : t, p.group, first_row + here);
             hide_scores(s, begins, ends, n * KEYS + again % 4 * 2);
         }
@@ -4587,7 +4590,8 @@ size_t unfused_scores_bytes(const problem *p, int64_t bytes) {
 
 /* Sums that are carried from block to block of keys come first, at the same place for a chunk and all of its blocks. */
 size_t unfused_carried_bytes(const problem *p) {
-    return align_up((size_t)(carried_tiles(p, p->group) * p->desc.n_heads * (p->desc.head_size + 1)) * sizeof(float), 256);
+    const int64_t rows = carried_tiles(p, p->group);
+    return align_up((size_t)(rows * p->desc.n_heads * (p->desc.head_size + 1)) * sizeof(float), 256);
 }
 
 size_t unfused_block_bytes(const problem *p) {

@@ -1249,8 +1249,10 @@ struct tree_copies {
 
 static std::vector<float> copied_rows(const std::vector<float> &from, const std::vector<int> &rows, size_t width) {
     std::vector<float> to;
-    for (int row : rows)
-        to.insert(to.end(), from.begin() + (long)((size_t)row * width), from.begin() + (long)((size_t)(row + 1) * width));
+    for (int row : rows) {
+        const auto begin = from.begin() + (long)((size_t)row * width);
+        to.insert(to.end(), begin, begin + (long)width);
+    }
     return to;
 }
 
@@ -1330,7 +1332,7 @@ void tree_run::prepare_block(int64_t first, int64_t n) {
 void tree_run::prepare() {
     cf_attention_desc d = {};
     size_t bytes = 0;
-    for (int32_t rows : t.length) starts.push_back(cu.back() + t.gap * (int)starts.size()), cu.push_back(cu.back() + rows);
+    for (int32_t n : t.length) starts.push_back(cu.back() + t.gap * (int)starts.size()), cu.push_back(cu.back() + n);
     d.n_heads = t.n_heads, d.n_kv_heads = t.n_kv_heads, d.head_size = t.head_size, d.dtype = t.dtype;
     d.n_slices = t.n(), d.cu_seqlens_q = d.cu_seqlens_k = cu.data(), d.starts_q = d.starts_k = starts.data();
     d.window = t.window, d.softcap = t.softcap, d.path = t.path, d.deterministic = t.deterministic;
@@ -1403,7 +1405,8 @@ void tree_run::attend(bool backward) {
         x.overwrite = 0;
         if (2 * i < t.blocks.size()) {
             const int row = t.blocks[2 * i];
-            x.k = path[0].tensor(row), x.v = path[1].tensor(row), x.dk = path[2].tensor(row), x.dv = path[3].tensor(row);
+            x.k = path[0].tensor(row), x.v = path[1].tensor(row);
+            x.dk = path[2].tensor(row), x.dv = path[3].tensor(row);
             x.overwrite = t.overwrite;
         }
         note(run(blocks[i].a, &x, nullptr, &error));
@@ -1457,8 +1460,8 @@ static bool check_tree(const tree_setting &t, uint64_t seed) {
         const std::vector<unsigned char> bits = path[i]->get();
         const std::vector<double> got =
             after_path(numbers_of(CF_DTYPE_FP32, bits.data(), bits.size() / 4), r.gather(*own[i]));
-        ok = check_accuracy(i ? "dv" : "dk", t.dtype, got, sum_copies(copies, *right[i]), sum_copies(copies, *excused[i]),
-                            3.0) && ok;
+        ok = check_accuracy(i ? "dv" : "dk", t.dtype, got, sum_copies(copies, *right[i]),
+                            sum_copies(copies, *excused[i]), 3.0) && ok;
     }
     return ok;
 }
@@ -1487,9 +1490,12 @@ TEST(trees) {
     for (int i = 0; i < 4; i++) {
         tree_setting t;
         t.dtype = (cf_dtype)(CF_DTYPE_BF16 + i % 3);
-        if (i != 1) t.add(13, -1, 0);
         if (i == 1) t.prefix = 21, t.blocks = {0, 8, 8, 13};
-        for (int s = 0; s < 4; s++) t.add(3 + s, i == 1 ? -1 : i == 3 ? s : 0, i == 1 ? 21 - 2 * s : t.begin.empty() ? 0 : i == 3 ? t.begin.back() + t.length.back() : 13);
+        else t.add(13, -1, 0);
+        for (int s = 0; s < 4; s++) {
+            if (i == 1) t.add(3 + s, -1, 21 - 2 * s);
+            else t.add(3 + s, i == 3 ? s : 0, i == 3 ? t.begin.back() + t.length.back() : 13);
+        }
         if (i == 2) t.add(5, 4, t.begin[4] + 2), t.add(2, 5, t.begin[5] + 5), t.add(4, 0, 6), t.add(7, -1, 0);
         if (!check_tree(t, 400 + (uint64_t)i)) return;
     }
