@@ -435,9 +435,12 @@ CHUNKFLOW_CUDA_API cf_result cf_append_backward(const cf_append *append, cf_cuda
 
 /* Attention with blocks of a prefix, of one object: from block `first` on, up to those of the next entry. */
 typedef struct cf_cuda_block {
-    int64_t first;                /* as cf_state_block.index */
+    int64_t first;                /* as cf_state_block.index. In trees, as in cf_attention_block_prepare; with n: */
+    int64_t n;
+    int64_t group;                /* in trees: whose state it lies in; -1: in the chunk's own rows */
     const cf_attention *attention;/* as cf_attention_block_prepare makes it */
     const void *tiles;            /* on the device */
+    cf_state state, gradient;     /* in trees: its rows, from 0 on, for this pass */
 } cf_cuda_block;
 
 /* What a pass callback gets. All addresses are on `device`, at multiples of 256 (a state: 16), and stay valid as said;
@@ -451,10 +454,12 @@ typedef struct cf_cuda_step {
     const void *tiles;
     const int32_t *positions;     /* (chunk->padded): position_ids of the metadata, but -1 in padding */
     cf_state state;               /* K and V, row 0 the group's first token; the chunk's own rows start at
-                                     chunk->prefix. A standalone chunk has one of its own, from the pass that keeps
-                                     its activations to its backward; an F that keeps nothing has one for itself. W:
-                                     data is NULL, because rows are held until B or I. With state_block_rows: always
-                                     NULL, in `gradient`, too */
+                                     state_prefix. A chunk without a group, or that is a tree's leaf, has one of its
+                                     own, from the pass that keeps its activations to its backward; an F that keeps
+                                     nothing has one for itself. Where slices see rows in several places (metadata has
+                                     levels), it has the chunk's own rows alone. W: data is NULL, because rows are held
+                                     until B or I. With state_block_rows: always NULL, in `gradient`, too */
+    int64_t state_prefix;         /* rows of state and gradient before the chunk's own: chunk->prefix or 0 */
     cf_state gradient;            /* of the same rows, fp32. B and I only: data is NULL elsewhere */
     int overwrite;                /* 1: nothing was added to `gradient` yet, and it holds anything: overwrite it. With
                                      state_block_rows: of a backward's own dK and dV, always 1 */
@@ -463,7 +468,9 @@ typedef struct cf_cuda_step {
                                      standalone chunks, the R of a group's first chunk, a stage without layers.
                                      The chunk's own K and V, of any chunk, are yours to keep, in `activations` until B
                                      or I (`attention` has no other keys), and so are its dK and dV */
-    const cf_cuda_block *blocks;  /* attention with the blocks that the stream hands out: see cf_cuda_step_block */
+    const cf_cuda_block *blocks;  /* attention with the blocks that the stream hands out: see cf_cuda_step_block. In
+                                     trees all of them are to be called, in this order, between the begin and the end
+                                     of the chunk's own attention; their gradients are to be added to */
     int64_t n_blocks;             /* entries: one for all full ones, few more. 0: no prefix, or none that is seen */
     int append;                   /* 1: later chunks of the group read this F's K and V, so that each layer's must be
                                      given to cf_state_stream_append */
@@ -6266,7 +6273,8 @@ struct planned {
     int64_t source = -1;          /* position of what makes or brings the tensor that this reads or sends; -1: none */
     int64_t last = -1;            /* of the tensor that begins here: position of its last reader or SEND; -1: none */
     int64_t input = -1, output = -1;    /* slots */
-    int64_t rows[2] = {-1, -1};   /* slots of K and V, and of their gradients */
+    int64_t rows = -1;            /* slot of K and V: at the F of a group's first chunk, and at all passes of a chunk
+                                     without a group */
     int64_t host = -1;            /* F that keeps an input for its R in host memory, and that R: slot there ... */
     int64_t kept = -1;            /* ... and of the R the position of the F, and where the input comes back: bytes */
     int64_t fetched_at = -1;      /* in the arena */
@@ -6311,6 +6319,7 @@ struct stage_plan {
     array<region> activations; /* by the interpreter's slots */
     array<region> rows[2];     /* pools: K and V of groups and standalone chunks; dK and dV of groups. In host memory
                                   where the state streams */
+    array<int64_t> gradients;  /* (n_virtual x n_groups) slots of dK and dV: see gradient_slot */
     array<region> tensors;     /* a pool: between virtual stages */
     array<region> kept;        /* a pool: inputs in host memory */
     int64_t inputs_at, workspace_at, attention_at[2], standalone_at, ring_at;
@@ -6454,11 +6463,24 @@ int32_t stream_of(const executor *e, const cf_action &a) {
     return (int32_t)(FIRST_LINK + 2 * (a.stage / e->desc.n_stages) + (a.pass == CF_RECV_B));
 }
 
+/* Whether the chunk's group has a state: all do but the leaves of trees, which are to the executor chunks without one. */
+bool has_group(const cf_plan *plan, const cf_chunk &c) {
+    return c.group >= 0 && (plan->branches == NULL || plan->groups[c.group].tokens > 0);
+}
+
+bool is_last_of_group(const cf_plan *plan, const cf_chunk &c) { return c.index + 1 == plan->groups[c.group].n_chunks; }
+
+/* The row of its path that a group's state begins with. */
+int64_t begin_of_group(const cf_plan *plan, int64_t group) {
+    return plan->chunks[plan->groups[group].first_chunk].prefix;
+}
+
 /* A chunk takes as many rows of the state as it has tokens of its group; or as it has rows, where it has other slices
    behind them (a hybrid chunk) or no group. */
 int64_t rows_of(const cf_plan *plan, int64_t chunk) {
     const cf_chunk *c = &plan->chunks[chunk];
-    return c->group >= 0 && c->n_slices == 1 ? cf_chunk_state_tokens(plan, chunk) : c->padded;
+    const bool whole = has_group(plan, *c) && (c->n_slices == 1 || !is_last_of_group(plan, *c));
+    return whole ? cf_chunk_state_tokens(plan, chunk) : c->padded;
 }
 
 /* In host memory only those rows of a chunk are kept that later chunks may read. */
@@ -6469,10 +6491,22 @@ int64_t kept_rows_of(const batch *b, int64_t chunk) {
 /* Counts the rows that the chunk's group, or a chunk without one, takes in each plane: such a number that planes of the
    device lie at multiples of 256 bytes. */
 int64_t state_rows(const batch *b, const cf_chunk &c) {
-    const cf_group *g = c.group >= 0 ? &b->plan->groups[c.group] : NULL;
+    const cf_group *g = has_group(b->plan, c) ? &b->plan->groups[c.group] : NULL;
     const cf_chunk *last = g != NULL ? &b->plan->chunks[g->first_chunk + g->n_chunks - 1] : &c;
-    const int64_t rows = last->prefix + kept_rows_of(b, last - b->plan->chunks);
+    const int64_t before = last->prefix - (g != NULL ? begin_of_group(b->plan, c.group) : last->prefix);
+    const int64_t rows = before + kept_rows_of(b, last - b->plan->chunks);
     return streams_state(b->e) ? rows : (rows + 15) / 16 * 16;
+}
+
+/* Finds the groups on a pass's path, from the root down; a chain has itself alone. Returns them, and how many. */
+const cf_path *path_of(const cf_step *step, cf_path *own, int64_t *n) {
+    if (step->plan->branches == NULL) {
+        *own = {step->chunk->group, step->state, 0, step->chunk->prefix, step->clear_state_gradient};
+        *n = step->chunk->group >= 0;
+        return own;
+    }
+    *n = step->n_path;
+    return step->path;
 }
 
 /* Counts the bytes of a row of K and V, or of their gradients: in a layer, and in all of a virtual stage. */
@@ -6525,6 +6559,7 @@ bool start_plan(batch *b, stage_plan *s, stage *on) {
     s->n_actions = b->schedule->first[on->number + 1] - s->first;
     s->actions = b->schedule->actions + s->first;
     if (!s->plan.fill(&e->home, s->n_actions)) return false;
+    if (!s->gradients.fill(&e->home, e->desc.n_virtual * b->plan->n_groups, -1)) return false;
     for (int64_t i = 0; i < s->n_actions; i++) {
         const cf_action &a = s->actions[i];
         planned *p = &s->plan[i];
@@ -6566,6 +6601,15 @@ cf_result find_order(batch *b, cf_error *error) {
 }
 
 /* ---- what a stage holds, and when ---- */
+
+int64_t *gradient_slot(const stage_plan *s, int64_t group, int64_t virtual_stage) {
+    return &s->gradients[virtual_stage / s->b->e->desc.n_stages * s->b->plan->n_groups + group];
+}
+
+/* The slot of a group's K and V. */
+int64_t state_slot(const stage_plan *s, int64_t group, int64_t virtual_stage) {
+    return s->plan[position_of(s->b, CF_F, s->b->plan->groups[group].first_chunk, virtual_stage)].rows;
+}
 
 enum { ARENA, STATE, GRADIENT, N_HELD };
 
@@ -6660,33 +6704,39 @@ void record_activations(recording *r, const cf_step *step) {
     (void)raise_region(&b->e->home, &r->s->activations, step->slot, bytes);
 }
 
-/* Takes a slot for all rows of a group, or of a chunk without one, at the pass that begins with them. */
-int64_t take_rows(recording *r, const cf_step *step, bool gradient, int64_t end) {
+/* Takes a slot for all rows of a chunk's group, or of a chunk without one, at the pass that begins with them. */
+int64_t take_rows(recording *r, const cf_step *step, const cf_chunk &c, bool gradient, int64_t end) {
     const batch *b = r->s->b;
-    const double bytes = (double)state_rows(b, *step->chunk) * state_row_bytes(b->e, step->action.stage, gradient);
+    const double bytes = (double)state_rows(b, c) * state_row_bytes(b->e, step->action.stage, gradient);
     int64_t before = -1;
     r->too_large |= !(bytes < (double)MOST_SIZE);
     if (r->too_large) return -1;
     return take_slot(&b->e->home, &r->s->rows[gradient], (int64_t)bytes, step->position, end, end - 1, &before);
 }
 
+/* Records that dK and dV of a group come into use. Those of each chunk go with its backward. */
+void record_gradient(recording *r, const cf_step *step, int64_t group) {
+    const batch *b = r->s->b;
+    const cf_group &g = b->plan->groups[group];
+    const int64_t stage = step->action.stage, end = position_of(b, CF_B, g.first_chunk, stage) + 1;
+    for (int64_t i = g.first_chunk; i < g.first_chunk + g.n_chunks; i++)
+        (void)note_held(r, GRADIENT, step->position, position_of(b, CF_B, i, stage) + 1,
+                        (double)kept_rows_of(b, i) * state_row_bytes(b->e, stage, true));
+    *gradient_slot(r->s, group, stage) = take_rows(r, step, b->plan->chunks[g.first_chunk], true, end);
+}
+
 /* Records the rows of groups: a chunk's come with its F and go with its backward, those of the gradient are there from
-   the group's first backward on. */
+   the first backward on that adds to any of them. */
 void record_rows(recording *r, const cf_step *step) {
     const batch *b = r->s->b;
     const cf_action &a = step->action;
     const cf_group &g = b->plan->groups[step->chunk->group];
-    const bool gradient = is_backward(a.pass);
-    const int64_t last = g.first_chunk + g.n_chunks - 1, own_end = position_of(b, CF_B, a.chunk, a.stage) + 1;
-    const int64_t begin = gradient ? position_of(b, CF_B, last, a.stage) : position_of(b, CF_F, g.first_chunk, a.stage);
-    const int64_t end = position_of(b, CF_B, g.first_chunk, a.stage) + 1;
-    planned *p = &r->s->plan[step->position];
-    if (begin == step->position) p->rows[gradient] = take_rows(r, step, gradient, end);
-    else p->rows[gradient] = r->s->plan[begin].rows[gradient];
-    if (gradient) p->rows[0] = r->s->plan[position_of(b, CF_F, a.chunk, a.stage)].rows[0];
-    const double bytes = (double)kept_rows_of(b, a.chunk) * state_row_bytes(b->e, a.stage, gradient);
-    if (gradient) (void)note_held(r, GRADIENT, begin, own_end, bytes);
-    else if (a.pass == CF_F) (void)note_held(r, STATE, step->position, own_end, bytes);
+    const int64_t end = position_of(b, CF_B, g.first_chunk, a.stage) + 1, own_end = position_of(b, CF_B, a.chunk, a.stage) + 1;
+    if (a.pass != CF_F) return;
+    if (step->chunk->index == 0)
+        r->s->plan[step->position].rows = take_rows(r, step, *step->chunk, false, end);
+    (void)note_held(r, STATE, step->position, own_end,
+                    (double)kept_rows_of(b, a.chunk) * state_row_bytes(b->e, a.stage, false));
 }
 
 /* Records those of a standalone chunk, from the pass that keeps its activations to its backward; an F that keeps
@@ -6699,7 +6749,7 @@ void record_own_rows(recording *r, const cf_step *step) {
     const double bytes = (double)kept_rows_of(b, a.chunk) * state_row_bytes(b->e, a.stage, false);
     if (streams_state(b->e) || !is_forward(a.pass)) return;
     (void)note_held(r, STATE, step->position, end, bytes);
-    r->s->plan[step->position].rows[0] = r->s->plan[back].rows[0] = take_rows(r, step, false, end);
+    r->s->plan[step->position].rows = r->s->plan[back].rows = take_rows(r, step, *step->chunk, false, end);
 }
 
 /* A callback of the interpreter's dry run. */
@@ -6708,7 +6758,12 @@ int record_action(void *user, const cf_step *step) {
     const executor *e = r->s->b->e;
     if (is_pass(step->action.pass)) record_activations(r, step);
     if (is_pass(step->action.pass) && step->action.pass != CF_W && e->has_state) {
-        if (step->chunk->group >= 0) record_rows(r, step);
+        cf_path own;
+        int64_t n = 0;
+        const cf_path *path = path_of(step, &own, &n);
+        for (int64_t i = 0; i < n; i++)
+            if (path[i].clear_gradient) record_gradient(r, step, path[i].group);
+        if (has_group(step->plan, *step->chunk)) record_rows(r, step);
         else record_own_rows(r, step);
     }
     record_tensors(r, step->position, align_256(e->desc.boundary_bytes_per_token * step->chunk->padded));
@@ -6811,21 +6866,22 @@ cf_result plan_stage(stage_plan *s, cf_error *error) {
 
 /* ---- chunks ---- */
 
+/* Whether its slices see rows in several places, which all come as blocks. */
+bool is_branched(const chunk_data &data) { return data.metadata.n_levels > 0; }
+
 /* Checks of one chunk what the code above relies on. The check of the schedule has seen that groups and their chunks
    agree. Only the last chunk of a group may have other slices behind the group's: in any other one, their rows would be
    the next chunk's. */
 cf_result check_chunk(const cf_plan *plan, int64_t chunk, cf_error *error) {
-    if (plan->branches != NULL)
-        return cf_refuse(error, CF_ERROR_ARGUMENT, "plan.branches", -1, "trees are not run on devices yet");
     const cf_chunk *c = &plan->chunks[chunk];
-    const bool goes_on = c->group >= 0 && c->index + 1 < plan->groups[c->group].n_chunks;
+    const bool goes_on = c->group >= 0 && !is_last_of_group(plan, *c);
     if (c->padded < 0 || c->padded > plan->chunk_size)
         return cf_fail(error, CF_ERROR_PLAN, "padded", chunk, plan->chunk_size, c->padded, "out of range");
     if (c->n_slices < 0 || c->first_slice < 0 || c->first_slice > plan->n_slices - c->n_slices)
         return cf_fail(error, CF_ERROR_PLAN, "first_slice", chunk, plan->n_slices, c->first_slice, "no such slices");
     if (c->prefix < 0 || c->prefix > CF_MAX_LENGTH)
         return cf_fail(error, CF_ERROR_PLAN, "prefix", chunk, CF_MAX_LENGTH, c->prefix, "out of range");
-    if (goes_on && c->n_slices != 1)
+    if (goes_on && c->n_slices != 1 && plan->branches == NULL)
         return cf_fail(error, CF_ERROR_PLAN, "n_slices", chunk, 1, c->n_slices, "only a last chunk is hybrid");
     if (goes_on && c[1].prefix < c->prefix + rows_of(plan, chunk))
         return cf_fail(error, CF_ERROR_PLAN, "prefix", chunk + 1, c->prefix + rows_of(plan, chunk), c[1].prefix,
@@ -6841,34 +6897,83 @@ cf_result check_chunk(const cf_plan *plan, int64_t chunk, cf_error *error) {
     return CF_OK;
 }
 
+/* Whether slice `id` of a tree lies right behind the one that it goes on from: attention takes the two for one. */
+bool continues(const cf_plan *plan, const cf_chunk &c, int64_t id) {
+    return plan->branches != NULL && id > c.first_slice && plan->through[id].parent == id - 1 &&
+           plan->slices[id - 1].offset + plan->slices[id - 1].length == plan->slices[id].offset;
+}
+
+/* What attention is told of a chunk: a slice for each run of the plan's slices. */
+struct slice_arrays {
+    array<int32_t> numbers, runs; /* runs: which one each slice of the chunk is in */
+    int32_t *q, *k, *starts_q, *starts_k, *begins, *parents;
+};
+
+bool fill_slices(const batch *b, const cf_chunk &c, int64_t in_place, slice_arrays *to, cf_attention_desc *d) {
+    heap *home = &b->e->home;
+    const int64_t n = c.n_slices;
+    if (!to->numbers.fill(home, 6 * n + 2) || !to->runs.fill(home, n)) return false;
+    int32_t *q = to->numbers.data, *k = q + n + 1, *starts_q = k + n + 1, *starts_k = starts_q + n;
+    int32_t *begins = starts_k + n, *parents = begins + n, last = -1;
+    for (int64_t i = 0; i < n; i++) {
+        const cf_slice &x = b->plan->slices[c.first_slice + i];
+        const int64_t up = b->plan->branches != NULL ? b->plan->through[c.first_slice + i].parent : -1;
+        const int64_t prefix = i == 0 ? in_place : 0;
+        if (continues(b->plan, c, c.first_slice + i)) {
+            q[last + 1] += (int32_t)x.length, k[last + 1] += (int32_t)x.length;
+        } else {
+            last++;
+            q[last + 1] = q[last] + (int32_t)x.length;
+            k[last + 1] = k[last] + (int32_t)(prefix + x.length);
+            starts_q[last] = (int32_t)x.offset;
+            starts_k[last] = (int32_t)(in_place - prefix + x.offset);
+            begins[last] = (int32_t)x.begin;
+            parents[last] = up >= 0 ? to->runs[up - c.first_slice] : -1;
+        }
+        to->runs[i] = last;
+    }
+    d->n_slices = last + 1;
+    d->cu_seqlens_q = q, d->cu_seqlens_k = k, d->starts_q = starts_q, d->starts_k = starts_k;
+    d->begins = begins, d->parents = parents;
+    return true;
+}
+
 /* The attention of this file is told the slices alone, for it needs no sequences of padding. Where the prefix comes in
    blocks, the keys are the chunk's own. */
 cf_result prepare_attention(batch *b, const cf_chunk &c, chunk_data *data, cf_error *error) {
     heap *home = &b->e->home;
-    const int64_t n = c.n_slices, in_place = streams_state(b->e) ? 0 : c.prefix;
+    const int64_t in_place = streams_state(b->e) || is_branched(*data) ? 0 : c.prefix;
     cf_attention_desc d = b->e->desc.attention;
-    array<int32_t> numbers;
+    slice_arrays arrays;
     size_t bytes = 0;
-    if (!numbers.fill(home, 4 * n + 2)) return no_memory(error);
-    int32_t *q = numbers.data, *k = q + n + 1, *starts_q = k + n + 1, *starts_k = starts_q + n;
-    for (int64_t i = 0; i < n; i++) {
-        const cf_slice &x = b->plan->slices[c.first_slice + i];
-        const int64_t prefix = i == 0 ? in_place : 0;
-        q[i + 1] = q[i] + (int32_t)x.length;
-        k[i + 1] = k[i] + (int32_t)(prefix + x.length);
-        starts_q[i] = (int32_t)x.offset;
-        starts_k[i] = (int32_t)(in_place - prefix + x.offset);
-    }
+    if (!fill_slices(b, c, in_place, &arrays, &d)) return no_memory(error);
+    if (!is_branched(*data)) d.begins = d.parents = NULL;
     d.prefix = c.prefix - in_place;
-    d.n_slices = n;
-    d.cu_seqlens_q = q;
-    d.cu_seqlens_k = k;
-    d.starts_q = starts_q;
-    d.starts_k = starts_k;
     const cf_result code = cf_attention_size(&d, &bytes, error);
     if (code != CF_OK) return code;
     if (!data->attention_memory.fill(home, (int64_t)bytes)) return no_memory(error);
     return cf_attention_prepare(&d, data->attention_memory.data, bytes, &data->attention, error);
+}
+
+/* Lists the blocks of a chunk of a tree: what its slices see of each group on its path, and of the chunk itself. */
+bool list_tree_blocks(batch *b, const cf_chunk &c, chunk_data *data) {
+    const cf_attention_desc &d = data->attention->desc;
+    int64_t seen = c.prefix, end = 0;
+    for (int64_t s = 0; s < d.n_slices; s++) {
+        if (d.parents[s] >= 0 || d.begins[s] == 0) continue;
+        seen = std::min(seen, first_seen_row(d.begins[s], d.window));
+        end = std::max<int64_t>(end, d.begins[s]);
+    }
+    data->first_block = b->blocks.n;
+    for (int64_t g = c.group, first; g >= 0 && end > seen; g = b->plan->branches[g].parent, end = std::min(end, first)) {
+        first = begin_of_group(b->plan, g);
+        const int64_t from = std::max(first, seen);
+        if (from < end && !b->blocks.push(&b->e->home, {from, end - from, g, NULL, NULL, {}, {}})) return false;
+    }
+    for (int64_t level = 0; level < data->attention->n_levels; level++)
+        if (!b->blocks.push(&b->e->home, {level, 0, -1, NULL, NULL, {}, {}})) return false;
+    data->n_blocks = b->blocks.n - data->first_block;
+    return data->block_memory.fill(&b->e->home, data->n_blocks);
 }
 
 /* Lists the blocks of a prefix that need an object of their own, because they are of another length than the one
@@ -6883,7 +6988,7 @@ bool list_blocks(batch *b, int64_t prefix, int64_t own, chunk_data *data) {
         if (n == last && whole) continue;
         whole = row >= seen_by_all;
         last = n;
-        if (!b->blocks.push(&b->e->home, {i, NULL, NULL})) return false;
+        if (!b->blocks.push(&b->e->home, {i, n, -1, NULL, NULL, {}, {}})) return false;
     }
     data->n_blocks = b->blocks.n - data->first_block;
     return data->block_memory.fill(&b->e->home, data->n_blocks);
@@ -6909,14 +7014,17 @@ void take_workspace(batch *b, const cf_attention *a) {
 /* Prepares attention with the blocks of the prefix. before: the chunk before, or NULL. */
 cf_result prepare_blocks(batch *b, const cf_chunk &c, const chunk_data *before, chunk_data *data, cf_error *error) {
     const cf_executor_desc &d = b->e->desc;
-    if (!streams_state(b->e) || c.prefix == 0) return CF_OK;
-    if (!list_blocks(b, c.prefix, b->plan->slices[c.first_slice].length, data)) return no_memory(error);
+    const bool branched = is_branched(*data);
+    if (!branched && (!streams_state(b->e) || c.prefix == 0)) return CF_OK;
+    if (!(branched ? list_tree_blocks(b, c, data)
+                   : list_blocks(b, c.prefix, data->attention->desc.cu_seqlens_q[1], data)))
+        return no_memory(error);
     for (int64_t i = 0; i < data->n_blocks; i++) {
         cf_cuda_block *to = &b->blocks[data->first_block + i];
         array<unsigned char> *memory = &data->block_memory[i];
-        int64_t row = 0;
+        int64_t row = to->first, n = to->n;
         size_t bytes = 0;
-        const int64_t n = cf_state_stream_block(d.state_block_rows, c.prefix, d.attention.window, to->first, &row);
+        if (!branched) n = cf_state_stream_block(d.state_block_rows, c.prefix, d.attention.window, to->first, &row);
         cf_result code = cf_attention_block_size(data->attention, row, n, &bytes, error);
         if (code == CF_OK && !memory->fill(&b->e->home, (int64_t)bytes)) code = no_memory(error);
         if (code == CF_OK)
@@ -6942,7 +7050,9 @@ cf_result fill_chunk(batch *b, int64_t chunk, chunk_data *data, cf_error *error)
     if (code == CF_OK && b->e->desc.attention.n_heads != 0) code = prepare_attention(b, c, data, error);
     if (code != CF_OK) return code;
     b->most_rows = std::max(b->most_rows, c.padded);
-    if (c.group < 0) b->standalone_rows = std::max(b->standalone_rows, state_rows(b, c));
+    if (!has_group(b->plan, c)) b->standalone_rows = std::max(b->standalone_rows, state_rows(b, c));
+    if (is_branched(*data) && streams_state(b->e))
+        return cf_refuse(error, CF_ERROR_ARGUMENT, "state_block_rows", chunk, "the state of trees does not stream");
     data->positions_at = b->metadata_bytes;
     b->metadata_bytes += align_256(4 * c.padded);
     if (data->attention == NULL) return CF_OK;
@@ -7342,33 +7452,74 @@ void *input_of(const stage_plan *s, const planned &p) {
 
 void *host_of(const stage_plan *s, const planned &p) { return s->on->host.data + s->kept[p.host].at; }
 
-/* Describes the chunk's state, or its gradient: of a group, in host memory where the state streams. Chunks without one
-   share the planes of one layer for their gradient. */
-cf_state state_of(const stage_plan *s, const cf_step *step, bool gradient) {
+/* Describes K and V that lie in a slot, or their gradient, from `row` on; in host memory where the state of groups
+   streams. Slot -1: chunks without a group share the planes of one layer for their gradient. */
+cf_state state_in(const stage_plan *s, const cf_step *step, const cf_chunk &c, int64_t slot, bool gradient, int64_t row) {
     const batch *b = s->b;
     const cf_attention_desc &d = b->e->desc.attention;
-    const int64_t slot = s->plan[step->position].rows[gradient];
     const block &memory = streams_state(b->e) ? s->on->host : s->on->memory;
     cf_state state = {};
-    state.data = memory.data + (slot < 0 ? s->standalone_at : s->rows[gradient][slot].at);
+    state.data = memory.data + (slot < 0 ? s->standalone_at : s->rows[gradient][slot].at) +
+                 row * row_bytes(b->e, gradient) / 2;
     state.n_layers = b->e->stage_descs[step->action.stage].n_layers;
     state.n_kv_heads = d.n_kv_heads;
     state.head_size = d.head_size;
     state.dtype = gradient ? CF_DTYPE_FP32 : d.dtype;
-    state.rows = state_rows(b, *step->chunk);
+    state.rows = state_rows(b, c);
     state.one_layer = slot < 0;
     return state;
+}
+
+/* That of a group. */
+cf_state group_state(const stage_plan *s, const cf_step *step, int64_t group, bool gradient, int64_t row) {
+    const int64_t stage = step->action.stage;
+    const int64_t slot = gradient ? *gradient_slot(s, group, stage) : state_slot(s, group, stage);
+    return state_in(s, step, s->b->plan->chunks[s->b->plan->groups[group].first_chunk], slot, gradient, row);
+}
+
+/* That of a chunk: of its group, or its own. In a tree it begins with the chunk's own rows. */
+cf_state state_of(const stage_plan *s, const cf_step *step, bool gradient, bool own_rows) {
+    const cf_chunk &c = *step->chunk;
+    if (!has_group(s->b->plan, c))
+        return state_in(s, step, c, gradient ? -1 : s->plan[step->position].rows, gradient, 0);
+    return group_state(s, step, c.group, gradient, own_rows ? c.prefix - begin_of_group(s->b->plan, c.group) : 0);
 }
 
 /* A pass needs the stream if it walks through its prefix, sends its own rows out, or adds what came back for them. */
 bool needs_stream(const stage_plan *s, const cf_action &a) {
     const batch *b = s->b;
     const cf_chunk &c = b->plan->chunks[a.chunk];
-    if (!streams_state(b->e) || c.group < 0 || b->e->stage_descs[a.stage].n_layers == 0) return false;
+    if (!streams_state(b->e) || !has_group(b->plan, c) || b->e->stage_descs[a.stage].n_layers == 0) return false;
     return a.pass == CF_R ? c.prefix > 0 : a.pass != CF_W;
 }
 
-bool is_last_of_group(const cf_plan *plan, const cf_chunk &c) { return c.index + 1 == plan->groups[c.group].n_chunks; }
+/* Finds where the blocks of a chunk of a tree lie. */
+void list_places(const stage_plan *s, const cf_step *step, const chunk_data &data, cf_cuda_step *to) {
+    for (int64_t i = 0; i < data.n_blocks; i++) {
+        cf_cuda_block *block = &s->blocks[data.first_block + i];
+        const int64_t row = block->group < 0 ? 0 : block->first - begin_of_group(s->b->plan, block->group);
+        block->state = block->group < 0 ? to->state : group_state(s, step, block->group, false, row);
+        block->gradient = to->gradient;
+        if (is_backward(step->action.pass) && block->group >= 0)
+            block->gradient = group_state(s, step, block->group, true, row);
+    }
+    to->blocks = s->blocks.data + data.first_block;
+    to->n_blocks = data.n_blocks;
+}
+
+/* Clears dK and dV of groups that a backward of a tree is the first to add to. */
+bool clear_gradients(const stage_plan *s, const cf_step *step) {
+    const batch *b = s->b;
+    cudaError_t status = cudaSuccess;
+    if (!b->e->has_state || !is_branched(b->chunks[step->action.chunk - b->first_chunk])) return true;
+    for (int64_t i = 0; i < step->n_path && status == cudaSuccess; i++) {
+        if (!step->path[i].clear_gradient) continue;
+        const cf_state g = group_state(s, step, step->path[i].group, true, 0);
+        status = cudaMemsetAsync(g.data, 0, (size_t)(g.rows * g.n_layers * row_bytes(b->e, true)),
+                                 own_stream(s, s->plan[step->position]));
+    }
+    return check_cuda(s, step->position, status, "clearing gradients");
+}
 
 /* Fills in what the callback of a pass is told. */
 cf_cuda_step step_of(const stage_plan *s, const cf_step *step) {
@@ -7392,10 +7543,13 @@ cf_cuda_step step_of(const stage_plan *s, const cf_step *step) {
         out.attention_workspace = s->on->memory.data + s->attention_at[backward];
         out.attention_workspace_bytes = (size_t)b->attention_bytes[backward];
     }
-    const bool resident = e->has_state && !streams_state(e);
-    if (resident && a.pass != CF_W) out.state = state_of(s, step, false);
-    if (resident && is_backward(a.pass)) out.gradient = state_of(s, step, true);
-    out.overwrite = is_backward(a.pass) && (!resident || step->chunk->group < 0 || step->clear_state_gradient);
+    const bool resident = e->has_state && !streams_state(e), branched = is_branched(data);
+    const bool has_own = !has_group(b->plan, *step->chunk);
+    if (resident && a.pass != CF_W) out.state = state_of(s, step, false, branched);
+    if (resident && is_backward(a.pass)) out.gradient = state_of(s, step, true, branched);
+    out.overwrite = is_backward(a.pass) && (!resident || has_own || (!branched && step->clear_state_gradient));
+    out.state_prefix = resident && !has_own && !branched ? step->chunk->prefix : 0;
+    if (resident && branched && a.pass != CF_W) list_places(s, step, data, &out);
     if (needs_stream(s, a)) {
         out.state_stream = s->on->state_stream;
         out.blocks = s->blocks.data + data.first_block;
@@ -7469,8 +7623,8 @@ bool begin_stream(const stage_plan *s, const cf_step *step) {
     cf_state_pass pass = {};
     cf_error why = {};
     if (!needs_stream(s, a)) return true;
-    pass.state = state_of(s, step, false);
-    if (is_backward(a.pass)) pass.gradient = state_of(s, step, true);
+    pass.state = state_of(s, step, false, false);
+    if (is_backward(a.pass)) pass.gradient = state_of(s, step, true, false);
     pass.prefix = step->chunk->prefix;
     pass.own = cf_chunk_state_tokens(s->b->plan, a.chunk);
     pass.window = s->b->e->desc.attention.window;
@@ -7500,6 +7654,7 @@ int run_pass(void *user, const cf_step *step) {
         const cf_cuda_step cuda_step = step_of(s, step);
         const size_t bytes = (size_t)cuda_step.boundary_bytes;
         if (!send_input(s, step->position, cuda_step.input, bytes) || !begin_stream(s, step)) return false;
+        if (!clear_gradients(s, step)) return false;
         const int number = callback != NULL ? callback(d.user, &cuda_step) : 0;
         if (number != 0 && step->error->code != CF_OK)
             note_error(s->b, s->first + step->position, *step->error);

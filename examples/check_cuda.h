@@ -44,16 +44,19 @@ template <typename T>
 static double sequence_gradients(part *whole, const batch *b, int64_t sequence, const cf_attention_desc *base) {
     const int64_t n = b->length[sequence], first_row = 0;
     const cf_cuda_stage needs = stage_needs<T>(whole);
-    int32_t cu_seqlens[2] = {0, (int32_t)n}, *ids = TAKE(int32_t, 3 * n);
+    int32_t cu_seqlens[2] = {0, (int32_t)n}, *ids = TAKE(int32_t, 4 * n + 1), n_targets = 0;
     for (int64_t i = 0; i < n; i++) {
         ids[i] = (int32_t)i;
         ids[n + i] = b->tokens[sequence][i];
-        ids[2 * n + i] = batch_target(b, sequence, i);
+        ids[2 * n + i] = n_targets;
+        if (batch_target(b, sequence, i) >= 0) ids[3 * n + 1 + n_targets++] = batch_target(b, sequence, i);
     }
-    int32_t *const device_ids = take_device<int32_t>(3 * n);
-    upload(device_ids, ids, 3 * n);
+    ids[3 * n] = n_targets;
+    int32_t *const device_ids = take_device<int32_t>(4 * n + 1);
+    upload(device_ids, ids, 4 * n + 1);
     whole->tokens = device_ids + n;
-    whole->targets = device_ids + 2 * n;
+    whole->first_target = device_ids + 2 * n;
+    whole->targets = device_ids + 3 * n + 1;
     whole->loss = take_device<float>(n);
     whole->first_row = &first_row;
 
@@ -112,7 +115,7 @@ static double sequence_gradients(part *whole, const batch *b, int64_t sequence, 
     void *const all[] = {device_ids, whole->loss, tiles, cuda.activations, cuda.workspace, cuda.attention_workspace,
                          cuda.state.data, cuda.gradient.data};
     for (void *one : all) MUST_CUDA(cudaFree(one));
-    whole->tokens = whole->targets = NULL;
+    whole->tokens = whole->first_target = whole->targets = NULL;
     whole->loss = NULL;
     MUST_CUDA(cudaStreamDestroy(cuda.stream));
     free(loss);

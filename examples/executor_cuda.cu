@@ -68,6 +68,7 @@ typedef struct settings {
     int64_t stream;          /* bytes of the ring of states in host memory; 0: they are on the device */
     int64_t stream_rows;     /* of a block of it */
     length_list synthetic;
+    length_list with, shared; /* what they begin alike with: see list_settings */
     const char **paths;
     int64_t n_paths;
     const char *plan, *timeline;
@@ -101,6 +102,8 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"devices", INTEGER, &s->devices, 1, 1024, NULL, "devices that the stages are spread over"},
         {"ranks", INTEGER, &s->ranks, 0, 1024, NULL, "processes, one for each stage, over NCCL; 0: one for all"},
         {"synthetic", LENGTHS, &s->synthetic, 0, 0, NULL, "LEN,LEN,...: one batch of made-up documents"},
+        {"with", LENGTHS, &s->with, 0, 0, NULL, "I,I,...: with which earlier one (0, 1, ...) each of them shares its first"},
+        {"shared", LENGTHS, &s->shared, 0, 0, NULL, "N,N,...: so many tokens, which are computed once"},
         {"batch", INTEGER, &s->batch, 1, 1e6, NULL, "documents of a training step"},
         {"max-length", INTEGER, &s->longest, 0, MANY, NULL, "cut longer files at blank lines to this, 0: never"},
         {"prompt", INTEGER, &s->prompt, 0, MANY, NULL, "first tokens of each document that are no targets"},
@@ -117,6 +120,18 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
     };
     memcpy(list, all, sizeof all);
     return (int64_t)(sizeof all / sizeof all[0]);
+}
+
+static const cf_share *shares_of(const settings *s) {
+    cf_share *shares = TAKE(cf_share, s->with.count);
+    for (int64_t i = 0; i < s->with.count; i++) {
+        const int64_t with = s->with.lengths[i], tokens = s->shared.lengths[i];
+        if (tokens > 0 && (with >= i || tokens > s->synthetic.lengths[i] || tokens > s->synthetic.lengths[with]))
+            fail(EXIT_BAD_INPUT, "--shared: document %lld has no %lld tokens in common with an earlier one",
+                 (long long)i, (long long)tokens);
+        shares[i] = {with, tokens};
+    }
+    return shares;
 }
 
 static cf_attention_desc attention_of(const settings *s, int deterministic) {
@@ -153,6 +168,10 @@ static settings parse_settings(int argc, char **argv) {
     if (s.reference && !s.check) fail(EXIT_BAD_INPUT, "--reference is for --check");
     if (s.reference && s.window > 0) fail(EXIT_BAD_INPUT, "--reference knows no --window");
     if (s.synthetic.count > 0 && s.n_paths > 0) fail(EXIT_BAD_INPUT, "give --synthetic or files, not both");
+    if (s.with.count != s.shared.count || (s.with.count > 0 && s.with.count != s.synthetic.count))
+        fail(EXIT_BAD_INPUT, "--with and --shared want a number for each --synthetic document");
+    if (s.with.count > 0) s.packing.shares = shares_of(&s);
+    s.packing.share_least = 1;
     if (s.longest > 0 && s.longest < 3) fail(EXIT_BAD_INPUT, "--max-length must be 0 or at least 3");
     if (s.ranks > 0 && s.order.shape.n_stages > 1 && s.order.shape.n_stages != s.ranks)
         fail(EXIT_BAD_INPUT, "--ranks %lld wants as many stages", (long long)s.ranks);
@@ -238,41 +257,74 @@ template <typename T> static void executor_make(trainer *t, int64_t slots) {
     }
 }
 
-/* What the plan's chunks consist of: tokens for the first stage, targets for the last one. */
+/* What the plan's chunks consist of. */
+typedef struct batch_rows {
+    int32_t *tokens;
+    int32_t *first_target, *targets; /* as in part: a row where sequences part has several */
+    float *weights;
+    int64_t n_rows, n_targets;
+} batch_rows;
+
+static void add_target(batch_rows *r, int32_t token, double weight) {
+    r->targets[r->n_targets] = token;
+    r->weights[r->n_targets++] = (float)weight;
+}
+
+/* The rows of one chunk. */
+static void add_rows(batch_rows *r, const batch *b, const cf_metadata *m) {
+    int64_t more = 0;
+    for (int64_t row = 0; row < m->rows; row++) {
+        const uint16_t *of = m->sequence_ids[row] < 0 ? NULL : b->tokens[m->sequence_ids[row]];
+        r->tokens[r->n_rows] = of ? of[m->position_ids[row]] : -1;
+        r->first_target[r->n_rows++] = (int32_t)r->n_targets;
+        if (m->target_positions[row] >= 0) add_target(r, of[m->target_positions[row]], m->loss_weights[row]);
+        for (; more < m->n_more && m->more_rows[more] == row; more++)
+            add_target(r, b->tokens[m->more_sequences[more]][m->more_targets[more]], m->more_weights[more]);
+    }
+    r->first_target[r->n_rows] = (int32_t)r->n_targets;
+}
+
+/* Tokens for the first stage, targets for the last one. */
 static void upload_rows(trainer *t) {
     const int64_t n_rows = t->first_row[t->plan->n_chunks];
-    int32_t *tokens = TAKE(int32_t, n_rows), *targets = TAKE(int32_t, n_rows);
+    batch_rows r = {TAKE(int32_t, n_rows), TAKE(int32_t, n_rows + 1), TAKE(int32_t, t->batch.n_tokens),
+                    TAKE(float, t->batch.n_tokens), 0, 0};
+    double *ones = TAKE(double, t->batch.count);
     cf_metadata_desc desc;
     size_t bytes = 0;
     memset(&desc, 0, sizeof desc);
     desc.ignored = t->batch.ignored;
+    desc.weights = ones; /* a shared token counts for every sequence that has it */
+    for (int64_t i = 0; i < t->batch.count; i++) ones[i] = 1;
     MUST(cf_metadata_size(t->plan, -1, &desc, &bytes, &error));
     void *const arrays = take_memory((int64_t)bytes, 1);
     for (int64_t i = 0; i < t->plan->n_chunks; i++) {
         cf_metadata m;
         MUST(cf_metadata_fill(t->plan, i, &desc, arrays, bytes, &m, &error));
-        for (int64_t row = 0; row < m.rows; row++) {
-            const uint16_t *of = m.sequence_ids[row] < 0 ? NULL : t->batch.tokens[m.sequence_ids[row]];
-            tokens[t->first_row[i] + row] = of ? of[m.position_ids[row]] : -1;
-            targets[t->first_row[i] + row] = m.target_positions[row] < 0 ? -1 : of[m.target_positions[row]];
-        }
+        add_rows(&r, &t->batch, &m);
     }
     free(arrays);
+    free(ones);
     for (int64_t v = 0; v < t->n_parts; v++) {
         part *p = part_here(t, v);
         if (!p) continue;
         MUST_CUDA(cudaSetDevice(p->device));
-        void *const old[] = {p->tokens, p->targets, p->loss};
+        void *const old[] = {p->tokens, p->first_target, p->targets, p->target_weights, p->loss};
         for (void *memory : old) MUST_CUDA(cudaFree(memory));
-        p->tokens = p->targets = NULL;
-        p->loss = NULL;
+        p->tokens = p->first_target = p->targets = NULL;
+        p->target_weights = p->loss = NULL;
         p->first_row = t->first_row;
-        if (p->range.has_embedding) upload(p->tokens = take_device<int32_t>(n_rows), tokens, n_rows);
-        if (p->range.has_head) upload(p->targets = take_device<int32_t>(n_rows), targets, n_rows);
-        if (p->range.has_head) p->loss = take_device<float>(n_rows);
+        if (p->range.has_embedding) upload(p->tokens = take_device<int32_t>(n_rows), r.tokens, n_rows);
+        if (!p->range.has_head) continue;
+        upload(p->first_target = take_device<int32_t>(n_rows + 1), r.first_target, n_rows + 1);
+        upload(p->targets = take_device<int32_t>(r.n_targets), r.targets, r.n_targets);
+        upload(p->target_weights = take_device<float>(r.n_targets), r.weights, r.n_targets);
+        p->loss = take_device<float>(n_rows);
     }
-    free(tokens);
-    free(targets);
+    free(r.tokens);
+    free(r.first_target);
+    free(r.targets);
+    free(r.weights);
 }
 
 /* Packs, schedules and loads the next batch. Every process does the same, so all have the same plan and schedule. */
@@ -518,6 +570,10 @@ static void load_documents(trainer *t) {
     const settings *s = t->settings;
     for (int64_t i = 0; i < s->synthetic.count; i++)
         add_synthetic(&t->documents, s->synthetic.lengths[i], mix64_pair((uint64_t)s->seed, 1));
+    for (int64_t i = 0; i < s->with.count; i++) /* alike to the token */
+        memcpy(t->documents.tokens + t->documents.first[i],
+               t->documents.tokens + t->documents.first[s->packing.shares[i].with],
+               (size_t)s->packing.shares[i].tokens * sizeof *t->documents.tokens);
     for (int64_t i = 0; i < s->n_paths; i++) add_path(&t->documents, s->paths[i], s->longest);
     if (t->documents.count == 0) fail(EXIT_BAD_INPUT, "there is no file to train on");
     t->order = data_order_new(t->documents.count, mix64_pair((uint64_t)s->seed, 2), 0, 0);
@@ -682,6 +738,9 @@ int main(int argc, char **argv) {
 #endif
     if (s.ranks == 0 && !s.help) code = run_type(&s, -1, NULL);
     free(s.synthetic.lengths);
+    free(s.with.lengths);
+    free(s.shared.lengths);
+    free((void *)s.packing.shares);
     free((void *)s.paths);
     must_be_printed();
     return code;

@@ -195,22 +195,31 @@ template <typename T> __global__ void swiglu_backward_kernel(int64_t rows, T *ga
     }
 }
 
-/* Loss of each row, and the gradient of the sum of all losses by the logits. A target of -1 is none. */
+/* Loss of each row, and the gradient of the sum of all losses by the logits. A row has the targets first[row] ..
+   first[row + 1] - 1: none, one, or where sequences part several, each with its weight (NULL: 1). */
 template <typename T>
-__global__ void cross_entropy_kernel(int64_t rows, T *dlogits, float *loss, const float *logits, const int32_t *target,
-                                     int64_t width) {
+__global__ void cross_entropy_kernel(int64_t rows, T *dlogits, float *loss, const float *logits, const int32_t *first,
+                                     const int32_t *target, const float *weight, int64_t width) {
     const int64_t row = row_of_warp();
     if (row >= rows) return;
+    const int32_t begin = first[row], end = first[row + 1];
     const float *x = logits + row * width;
     float highest = -INFINITY, total = 0;
     for (int64_t c = threadIdx.x; c < width; c += WARP) highest = fmaxf(highest, x[c]);
     highest = warp_max(highest);
     for (int64_t c = threadIdx.x; c < width; c += WARP) total += expf(x[c] - highest);
     total = warp_sum(total);
-    if (threadIdx.x == 0) loss[row] = target[row] < 0 ? 0 : logf(total) - (x[target[row]] - highest);
+    float sum = 0, all = 0;
+    for (int32_t i = begin; i < end; i++) {
+        const float w = weight ? weight[i] : 1;
+        all += w;
+        sum += w * (logf(total) - (x[target[i]] - highest));
+    }
+    if (threadIdx.x == 0) loss[row] = sum;
     for (int64_t c = threadIdx.x; c < width; c += WARP) {
-        const float probability = expf(x[c] - highest) / total, wanted = c == target[row] ? 1 : 0;
-        dlogits[row * width + c] = from_float<T>(target[row] < 0 ? 0 : probability - wanted);
+        float wanted = 0;
+        for (int32_t i = begin; i < end; i++) wanted += c == target[i] ? (weight ? weight[i] : 1) : 0;
+        dlogits[row * width + c] = from_float<T>(begin == end ? 0 : all * (expf(x[c] - highest) / total) - wanted);
     }
 }
 
@@ -265,7 +274,9 @@ typedef struct part {
     void *parameters;            /* (at.count) T: what the products read */
     float *master, *gradient, *first, *second; /* (at.count) */
     cf_rope rope;                /* its table is on the device */
-    int32_t *tokens, *targets;   /* rows of all chunks of the batch, one chunk after the other ... */
+    int32_t *tokens, *first_target; /* rows of all chunks of the batch, one chunk after the other ... */
+    int32_t *targets;            /* of the rows, as cross_entropy_kernel wants them */
+    float *target_weights;       /* NULL: 1 */
     float *loss;
     const int64_t *first_row;    /* ... the first one of each chunk, in host memory */
 } part;
@@ -413,7 +424,7 @@ static part part_new(const model_config *c, stage range, int device, cf_dtype ty
 static void part_free(part *p) {
     MUST_CUDA(cudaSetDevice(p->device));
     void *const all[] = {p->parameters, p->master, p->gradient, p->first, p->second, (void *)p->rope.table, p->tokens,
-                         p->targets, p->loss};
+                         p->first_target, p->targets, p->target_weights, p->loss};
     for (void *memory : all) MUST_CUDA(cudaFree(memory));
     memset(p, 0, sizeof *p);
 }
@@ -712,13 +723,24 @@ template <typename T> static cf_attention_tensors attention_of_layer(const pass_
 
 typedef cf_result (*attention_function)(const cf_attention *, const cf_attention_tensors *, cf_cuda_stream, cf_error *);
 
-/* Attention with everything that is there; then, where the state streams, with the blocks of the prefix, in between
-   which own rows get what later chunks have added to their gradients. */
-template <typename T> static void attend(pass_of<T> *p, attention_function run, const cf_attention_tensors *whole) {
+/* Attention with everything that is there; then, in trees, with what lies elsewhere, or where the state streams, with
+   the blocks of the prefix, in between which own rows get what later chunks have added to their gradients. */
+template <typename T>
+static void attend(pass_of<T> *p, int64_t layer, attention_function run, const cf_attention_tensors *whole) {
     const cf_cuda_step *step = p->step;
     cf_attention_tensors x = *whole;
     cf_state_block block;
     LIBRARY(p, run, step->attention, whole, step->stream);
+    x.overwrite = 0;
+    for (int64_t i = 0; i < step->n_blocks && !step->state_stream; i++) { /* of a tree */
+        const cf_cuda_block *with = &step->blocks[i];
+        x.k = cf_state_k(&with->state, layer, 0);
+        x.v = cf_state_v(&with->state, layer, 0);
+        x.dk = cf_state_k(&with->gradient, layer, 0);
+        x.dv = cf_state_v(&with->gradient, layer, 0);
+        x.tiles = with->tiles;
+        LIBRARY(p, run, with->attention, &x, step->stream);
+    }
     for (block.n_rows = step->state_stream ? 1 : 0; block.n_rows > 0 && !p->failed;) {
         LIBRARY(p, cf_state_stream_next, step->state_stream, step->stream, &block);
         if (p->failed || block.n_rows == 0) continue;
@@ -731,19 +753,19 @@ template <typename T> static void attend(pass_of<T> *p, attention_function run, 
         x.v = cf_state_v(&block.state, 0, 0);
         x.dk = cf_state_k(&block.gradient, 0, 0);
         x.dv = cf_state_v(&block.gradient, 0, 0);
-        x.overwrite = 0;
         x.tiles = with->tiles;
         LIBRARY(p, run, with->attention, &x, step->stream);
     }
     x = *whole;
     x.finish = 1;
-    if (step->state_stream && step->step->chunk->prefix > 0) LIBRARY(p, run, step->attention, &x, step->stream);
+    if (step->attention->desc.prefix > 0 || step->attention->n_levels > 0)
+        LIBRARY(p, run, step->attention, &x, step->stream);
 }
 
 template <typename T> static void attention_forward(pass_of<T> *p, int64_t layer) {
     const part *own = p->own;
     const int64_t h = own->config->hidden, kv = kv_width(own), width = qkv_width(own);
-    const int64_t prefix = p->step->step->chunk->prefix;
+    const int64_t prefix = p->step->state_prefix;
     const layer_activations_of<T> a = layer_at(p, layer);
     const cf_attention_tensors x = attention_of_layer(p, layer);
     cf_append append = append_of(p);
@@ -753,7 +775,7 @@ template <typename T> static void attention_forward(pass_of<T> *p, int64_t layer
     append.k_out = keys_of(p, layer, prefix);
     append.v_out = values_of(p, layer, prefix);
     LIBRARY(p, cf_append_forward, &append, p->step->stream);
-    attend(p, cf_attention_forward, &x);
+    attend(p, layer, cf_attention_forward, &x);
     if (p->step->append)
         LIBRARY(p, cf_state_stream_append, p->step->state_stream, p->step->stream, layer, &x.k, &x.v);
     on_rows(p, "padding", clear_padding_kernel<T>, a.attended, p->step->positions, h);
@@ -775,7 +797,7 @@ template <typename T> static cf_tensor value_gradients_of(const pass_of<T> *p, i
 template <typename T> static void attention_backward(pass_of<T> *p, int64_t layer) {
     const part *own = p->own;
     const int64_t h = own->config->hidden, kv = kv_width(own), width = qkv_width(own);
-    const int64_t prefix = p->step->step->chunk->prefix;
+    const int64_t prefix = p->step->state_prefix;
     const layer_activations_of<T> a = layer_at(p, layer);
     cf_attention_tensors x = attention_of_layer(p, layer);
     cf_append append = append_of(p);
@@ -790,7 +812,7 @@ template <typename T> static void attention_backward(pass_of<T> *p, int64_t laye
     append.q_out = columns_of(a.qkv, 0, width);
     append.k_out = columns_of(a.qkv, h, width);
     append.v_out = columns_of(a.qkv, h + kv, width);
-    attend(p, cf_attention_backward, &x);
+    attend(p, layer, cf_attention_backward, &x);
     LIBRARY(p, cf_append_backward, &append, p->step->stream);
 }
 
@@ -871,7 +893,7 @@ template <typename T> static int part_forward(const part *own, const cf_cuda_ste
                 (float)own->config->norm_epsilon);
         linear_backward(&p, p.scratch.logits, p.kept.normed, w + at->head, v, h); /* the head is (vocabulary, hidden) */
         on_rows(&p, "loss", cross_entropy_kernel<T>, p.kept.dlogits, own->loss + p.first_row, p.scratch.logits,
-                own->targets + p.first_row, v);
+                own->first_target + p.first_row, own->targets, own->target_weights, v);
     }
     copy_rows_of(&p, step->output, p.kept.stream, h);
     return p.failed;
