@@ -311,6 +311,12 @@ typedef struct cf_state_stream_desc {
     const cf_allocator *allocator;/* host memory; NULL: malloc */
 } cf_state_stream_desc;
 
+/* Rows of a group that others go on from. */
+typedef struct cf_state_part {
+    cf_state state, gradient;     /* as in cf_state_pass */
+    int64_t rows;                 /* the first of them, which the path goes through */
+} cf_state_part;
+
 /* One pass of one chunk. The arrays are in pinned host memory (pageable memory, whose copies would wait for the device,
    is refused), and stay until the copies are done: a group has the same rows in every pass. Rows that a sliding window
    hides from every query of the pass are not sent. */
@@ -323,12 +329,17 @@ typedef struct cf_state_pass {
     int64_t window;               /* as in cf_attention_desc */
     int overwrite;                /* 1: nothing was added to the gradient yet (the group's last chunk), and it holds
                                      anything. Rows that only this pass adds to never need be cleared */
+    const cf_state_part *above;   /* in trees: the groups above this one, from the root down; their rows come first.
+                                     Then the gradient of each must be cleared before the first pass that adds to it,
+                                     and `window` is 0, because siblings see other rows: */
+    int64_t n_above;              /* 64 at most */
+    int64_t hidden;               /* first rows of the path, groups above and all, that no query of the pass sees */
 } cf_state_pass;
 
 typedef struct cf_state_block {
     int64_t layer;
     int64_t index;                /* among the blocks of the prefix, as of cf_state_stream_block */
-    int64_t first_row, n_rows;    /* of the group. 0: no more in this layer; the next call is for the next one */
+    int64_t first_row, n_rows;    /* of its group. 0: no more in this layer; the next call is for the next one */
     int own;                      /* 1: rows of the chunk itself, to whose dK and dV later chunks added: `gradient` is
                                      to be added to what this pass has (cf_state_stream_add). They come first. 0: of
                                      the prefix; what is in `gradient` when the block is done goes back */
@@ -437,10 +448,10 @@ CHUNKFLOW_CUDA_API cf_result cf_append_backward(const cf_append *append, cf_cuda
 typedef struct cf_cuda_block {
     int64_t first;                /* as cf_state_block.index. In trees, as in cf_attention_block_prepare; with n: */
     int64_t n;
-    int64_t group;                /* in trees: whose state it lies in; -1: in the chunk's own rows */
+    int64_t group;                /* in trees: whose state it lies in; of a level -1 */
     const cf_attention *attention;/* as cf_attention_block_prepare makes it */
     const void *tiles;            /* on the device */
-    cf_state state, gradient;     /* in trees: its rows, from 0 on, for this pass */
+    cf_state state, gradient;     /* in trees, where the state does not stream: its rows, for this pass */
 } cf_cuda_block;
 
 /* What a pass callback gets. All addresses are on `device`, at multiples of 256 (a state: 16), and stay valid as said;
@@ -469,9 +480,11 @@ typedef struct cf_cuda_step {
                                      The chunk's own K and V, of any chunk, are yours to keep, in `activations` until B
                                      or I (`attention` has no other keys), and so are its dK and dV */
     const cf_cuda_block *blocks;  /* attention with the blocks that the stream hands out: see cf_cuda_step_block. In
-                                     trees all of them are to be called, in this order, between the begin and the end
-                                     of the chunk's own attention; their gradients are to be added to */
+                                     trees without such a stream all of them are to be called, in this order, between
+                                     the begin and the end of the chunk's own attention, and to add to gradients */
     int64_t n_blocks;             /* entries: one for all full ones, few more. 0: no prefix, or none that is seen */
+    const cf_cuda_block *levels;  /* (n_levels) in trees, attention with the chunk's own rows, of which slices go on: */
+    int64_t n_levels;             /* likewise, with the arrays of the chunk's own */
     int append;                   /* 1: later chunks of the group read this F's K and V, so that each layer's must be
                                      given to cf_state_stream_append */
     void *activations;            /* from this F or R to the chunk's B or W. NULL in an F that keeps nothing */
@@ -5447,10 +5460,18 @@ struct stream_slot {
     cudaEvent_t loaded, used, written;
 };
 
-/* What a turn of a pass moves: rows of one layer. */
+const int64_t MOST_PARTS = 65; /* of a path: the chunk's group and those above it */
+
+/* What a turn of a pass moves: rows of one layer, of one of the groups. */
 struct stream_item {
-    int64_t layer, index, first, n;
+    int64_t layer, index, part, first, n;
     bool own;
+};
+
+/* A group's rows on the path: which of them the pass reads, and the number of its first block. */
+struct stream_part {
+    cf_state state, gradient;
+    int64_t seen, end, first_block;
 };
 
 struct state_stream {
@@ -5462,7 +5483,9 @@ struct state_stream {
     bool open;
     cf_state_pass pass;
     bool backward;
-    int64_t seen, touched;      /* first row of the group that this pass sees, and that has a gradient to be loaded */
+    stream_part parts[MOST_PARTS]; /* the last one is of the chunk's group */
+    int64_t n_parts;
+    int64_t touched;            /* first row of that group that has a gradient to be loaded */
     int64_t n_own, n_prefix;    /* blocks of a layer */
     int64_t issued, taken;      /* blocks of all layers that have set out, and that were handed out */
     int64_t layer, place;       /* where the next call is: layers that are done, blocks that this one has handed out */
@@ -5546,6 +5569,21 @@ cf_result check_host_rows(const state_stream *s, const cf_state *host, cf_dtype 
     return CF_OK;
 }
 
+/* A group's rows, of as many layers as the pass has; their gradients where it is a backward. */
+cf_result check_part(const state_stream *s, const cf_state_pass *p, const cf_state &state, const cf_state &gradient,
+                     int64_t rows, cf_error *error) {
+    const cf_result code = check_host_rows(s, &state, s->desc.state.dtype, "state", rows, error);
+    if (code != CF_OK) return code;
+    if (state.n_layers != p->state.n_layers)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "above", -1, p->state.n_layers, state.n_layers, "has other layers");
+    if (p->gradient.data == NULL) return CF_OK;
+    if (s->desc.gradient_ring == NULL) return cf_fail_null(error, "gradient_ring");
+    if (gradient.n_layers != state.n_layers)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "gradient", -1, state.n_layers, gradient.n_layers,
+                       "has other layers than the state");
+    return check_host_rows(s, &gradient, CF_DTYPE_FP32, "gradient", rows, error);
+}
+
 cf_result check_pass(const state_stream *s, const cf_state_pass *p, cf_error *error) {
     if (s->open) return cf_fail(error, CF_ERROR_ARGUMENT, "stream", -1, 0, 1, "the pass before has not ended");
     if (p == NULL) return cf_fail_null(error, "pass");
@@ -5554,23 +5592,29 @@ cf_result check_pass(const state_stream *s, const cf_state_pass *p, cf_error *er
     if (p->own < 0 || p->own > MOST_ROWS)
         return cf_fail(error, CF_ERROR_ARGUMENT, "own", -1, MOST_ROWS, p->own, "out of range");
     if (p->window < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "window", -1, 0, p->window, "must not be negative");
-    const cf_result code = check_host_rows(s, &p->state, s->desc.state.dtype, "state", p->prefix + p->own, error);
-    if (code != CF_OK || p->gradient.data == NULL) return code;
-    if (s->desc.gradient_ring == NULL) return cf_fail_null(error, "gradient_ring");
-    if (p->gradient.n_layers != p->state.n_layers)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "gradient", -1, p->state.n_layers, p->gradient.n_layers,
-                       "has other layers than the state");
-    return check_host_rows(s, &p->gradient, CF_DTYPE_FP32, "gradient", p->prefix + p->own, error);
+    if (p->n_above < 0 || p->n_above >= MOST_PARTS)
+        return cf_fail(error, CF_ERROR_ARGUMENT, "n_above", -1, MOST_PARTS - 1, p->n_above, "out of range");
+    if (p->n_above > 0 && p->above == NULL) return cf_fail_null(error, "above");
+    if (p->hidden < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "hidden", -1, 0, p->hidden, "must not be negative");
+    cf_result code = check_part(s, p, p->state, p->gradient, p->prefix + p->own, error);
+    for (int64_t i = 0; i < p->n_above && code == CF_OK; i++)
+        code = check_part(s, p, p->above[i].state, p->above[i].gradient, p->above[i].rows, error);
+    return code;
 }
 
 /* Block `turn` of a pass, counted over all layers. */
 stream_item item_at(const state_stream *s, int64_t turn) {
     const int64_t per_layer = s->n_own + s->n_prefix, layer = turn / per_layer, place = turn % per_layer;
     const int64_t end = s->pass.prefix + s->pass.own, rows = s->desc.block_rows;
-    stream_item i = {s->backward ? s->pass.state.n_layers - 1 - layer : layer, place - s->n_own, 0, 0, false};
+    stream_item i = {};
+    i.layer = s->backward ? s->pass.state.n_layers - 1 - layer : layer;
+    i.index = place - s->n_own;
+    i.part = s->n_parts - 1;
     i.own = place < s->n_own;
+    while (!i.own && s->parts[i.part].first_block > i.index) i.part--;
+    const stream_part &part = s->parts[i.part];
     i.n = i.own ? block_of(std::max(s->touched, s->pass.prefix), end, rows, place, &i.first)
-                : block_of(s->seen, s->pass.prefix, rows, i.index, &i.first);
+                : block_of(part.seen, part.end, rows, i.index - part.first_block, &i.first);
     return i;
 }
 
@@ -5591,14 +5635,15 @@ cf_result copy_block(const cf_state *host, int64_t layer, int64_t first, int64_t
 /* Gradients of a block: rows that nobody added to yet, which come before all others, begin at 0. */
 cf_result load_gradient(const state_stream *s, const stream_item &i, char *slot, cf_error *error) {
     const planes &of = s->gradient;
-    const int64_t fresh = std::max<int64_t>(0, std::min(i.n, s->touched - i.first));
+    const bool above = i.part + 1 < s->n_parts;
+    const int64_t fresh = above ? 0 : std::max<int64_t>(0, std::min(i.n, s->touched - i.first));
     for (int64_t plane = 0; plane < 2 && fresh > 0; plane++) {
         const cudaError_t status =
             cudaMemsetAsync(slot + plane * of.stride, 0, (size_t)(fresh * of.row_bytes), s->desc.in);
         if (status != cudaSuccess) return fail_cuda(error, status, "state");
     }
-    return copy_block(&s->pass.gradient, i.layer, i.first + fresh, i.n - fresh, slot, of, fresh, true, s->desc.in,
-                      error);
+    return copy_block(&s->parts[i.part].gradient, i.layer, i.first + fresh, i.n - fresh, slot, of, fresh, true,
+                      s->desc.in, error);
 }
 
 cf_result record(cudaEvent_t event, cudaStream_t stream, cf_error *error) {
@@ -5618,8 +5663,8 @@ cf_result issue_block(state_stream *s, cf_error *error) {
     const stream_slot &slot = s->slots[number];
     cf_result code = hold(s->desc.in, slot.used, error);
     if (code == CF_OK && !i.own)
-        code = copy_block(&s->pass.state, i.layer, i.first, i.n, slot_data(s->desc.ring, s->state, number), s->state, 0,
-                          true, s->desc.in, error);
+        code = copy_block(&s->parts[i.part].state, i.layer, i.first, i.n, slot_data(s->desc.ring, s->state, number),
+                          s->state, 0, true, s->desc.in, error);
     if (code == CF_OK && s->backward) code = hold(s->desc.in, slot.written, error);
     if (code == CF_OK && s->backward)
         code = load_gradient(s, i, slot_data(s->desc.gradient_ring, s->gradient, number), error);
@@ -5640,7 +5685,7 @@ cf_result release_block(state_stream *s, cudaStream_t compute, bool refill, cf_e
     if (code == CF_OK && s->backward && !i.own) {
         code = hold(s->desc.out, slot.used, error);
         if (code == CF_OK)
-            code = copy_block(&s->pass.gradient, i.layer, i.first, i.n,
+            code = copy_block(&s->parts[i.part].gradient, i.layer, i.first, i.n,
                               slot_data(s->desc.gradient_ring, s->gradient, number), s->gradient, 0, false, s->desc.out,
                               error);
         if (code == CF_OK) code = record(slot.written, s->desc.out, error);
@@ -5730,6 +5775,11 @@ bool is_own_in_use(const state_stream *s, const cf_state_block *block) {
     const stream_item i = item_at(s, s->taken - 1);
     return i.own && block->own && block->layer == i.layer && block->first_row == i.first && block->n_rows == i.n &&
            block->gradient.data == slot_data(s->desc.gradient_ring, s->gradient, (s->taken - 1) % s->desc.n_slots);
+}
+
+void add_part(state_stream *s, const cf_state &state, const cf_state &gradient, int64_t seen, int64_t end) {
+    s->parts[s->n_parts++] = {state, gradient, seen, end, s->n_prefix};
+    s->n_prefix += n_blocks_of(seen, end, s->desc.block_rows);
 }
 
 state_stream *opened_stream(cf_state_stream *s) { return reinterpret_cast<state_stream *>(s); }
@@ -5971,10 +6021,17 @@ cf_result cf_state_stream_begin(cf_state_stream *stream, const cf_state_pass *pa
     const int64_t end = pass->prefix + pass->own, rows = s->desc.block_rows;
     s->pass = *pass;
     s->backward = pass->gradient.data != NULL;
-    s->seen = first_seen_row(pass->prefix, pass->window);
     s->touched = pass->overwrite ? end : first_seen_row(end, pass->window);
     s->n_own = s->backward ? n_blocks_of(std::max(s->touched, pass->prefix), end, rows) : 0;
-    s->n_prefix = n_blocks_of(s->seen, pass->prefix, rows);
+    s->n_parts = s->n_prefix = 0;
+    int64_t hidden = pass->hidden;
+    for (int64_t i = 0; i < pass->n_above; i++) {
+        const cf_state_part &part = pass->above[i];
+        add_part(s, part.state, part.gradient, std::min(hidden, part.rows), part.rows);
+        hidden -= std::min(hidden, part.rows);
+    }
+    hidden = std::max(hidden, first_seen_row(pass->prefix, pass->window));
+    add_part(s, pass->state, pass->gradient, hidden, pass->prefix);
     s->issued = s->taken = s->layer = s->place = 0;
     s->holds = false;
     code = record(s->sent, s->desc.out, error);
@@ -6337,7 +6394,8 @@ struct chunk_data {
     cf_metadata metadata;
     const cf_attention *attention;
     int64_t positions_at, tiles_at;
-    int64_t first_block, n_blocks; /* of the batch's */
+    int64_t first_block, n_blocks, n_levels; /* of the batch's; levels behind them */
+    int64_t hidden;                /* rows of the path that it does not see */
     array<unsigned char> metadata_memory, attention_memory;
     array<array<unsigned char>> block_memory;
 };
@@ -6463,7 +6521,7 @@ int32_t stream_of(const executor *e, const cf_action &a) {
     return (int32_t)(FIRST_LINK + 2 * (a.stage / e->desc.n_stages) + (a.pass == CF_RECV_B));
 }
 
-/* Whether the chunk's group has a state: all do but the leaves of trees, which are to the executor chunks without one. */
+/* Whether the chunk's group has a state: all do but the leaves of trees, which are chunks without one here. */
 bool has_group(const cf_plan *plan, const cf_chunk &c) {
     return c.group >= 0 && (plan->branches == NULL || plan->groups[c.group].tokens > 0);
 }
@@ -6521,7 +6579,7 @@ double state_row_bytes(const executor *e, int64_t virtual_stage, bool gradient) 
 
 /* A stage has one of each of these events for kept inputs: they are recorded anew before anything else waits for
    them. */
-enum { INPUT_THERE, INPUT_LEFT, INPUT_BACK, N_INPUT_EVENTS };
+enum { INPUT_THERE, INPUT_LEFT, INPUT_BACK, CLEARED, N_INPUT_EVENTS };
 
 /* Finds the other end of a transfer. */
 void find_partner(stage_plan *s, int64_t at, const cf_need *needs) {
@@ -6574,7 +6632,7 @@ bool start_plan(batch *b, stage_plan *s, stage *on) {
         for (int j = 0; j < n_needs && (is_pass(a.pass) || is_send(a.pass)); j++) find_source(s, i, needs[j]);
     }
     s->input_events = s->n_events;
-    if (streams_state(e) && is_local_replay(b)) s->n_events += N_INPUT_EVENTS;
+    if (streams_state(e)) s->n_events += N_INPUT_EVENTS;
     return true;
 }
 
@@ -6731,11 +6789,10 @@ void record_rows(recording *r, const cf_step *step) {
     const batch *b = r->s->b;
     const cf_action &a = step->action;
     const cf_group &g = b->plan->groups[step->chunk->group];
-    const int64_t end = position_of(b, CF_B, g.first_chunk, a.stage) + 1, own_end = position_of(b, CF_B, a.chunk, a.stage) + 1;
+    const int64_t end = position_of(b, CF_B, g.first_chunk, a.stage) + 1;
     if (a.pass != CF_F) return;
-    if (step->chunk->index == 0)
-        r->s->plan[step->position].rows = take_rows(r, step, *step->chunk, false, end);
-    (void)note_held(r, STATE, step->position, own_end,
+    if (step->chunk->index == 0) r->s->plan[step->position].rows = take_rows(r, step, *step->chunk, false, end);
+    (void)note_held(r, STATE, step->position, position_of(b, CF_B, a.chunk, a.stage) + 1,
                     (double)kept_rows_of(b, a.chunk) * state_row_bytes(b->e, a.stage, false));
 }
 
@@ -6955,25 +7012,35 @@ cf_result prepare_attention(batch *b, const cf_chunk &c, chunk_data *data, cf_er
     return cf_attention_prepare(&d, data->attention_memory.data, bytes, &data->attention, error);
 }
 
-/* Lists the blocks of a chunk of a tree: what its slices see of each group on its path, and of the chunk itself. */
+/* The first row of its path that a chunk of a tree sees. */
+int64_t first_seen_by(const cf_attention_desc &d, const cf_chunk &c) {
+    int64_t seen = first_seen_row(c.prefix, d.window);
+    for (int64_t s = 0; s < d.n_slices && d.begins != NULL; s++)
+        if (d.parents[s] < 0 && d.begins[s] > 0) seen = std::min(seen, first_seen_row(d.begins[s], d.window));
+    return seen;
+}
+
+/* Lists the blocks of a chunk of a tree: what it sees of each group on its path, from the root down, in pieces where
+   the state streams; then the levels of the chunk itself. */
 bool list_tree_blocks(batch *b, const cf_chunk &c, chunk_data *data) {
-    const cf_attention_desc &d = data->attention->desc;
-    int64_t seen = c.prefix, end = 0;
-    for (int64_t s = 0; s < d.n_slices; s++) {
-        if (d.parents[s] >= 0 || d.begins[s] == 0) continue;
-        seen = std::min(seen, first_seen_row(d.begins[s], d.window));
-        end = std::max<int64_t>(end, d.begins[s]);
-    }
+    heap *home = &b->e->home;
+    const int64_t rows = streams_state(b->e) ? b->e->desc.state_block_rows : MOST_ROWS;
     data->first_block = b->blocks.n;
-    for (int64_t g = c.group, first; g >= 0 && end > seen; g = b->plan->branches[g].parent, end = std::min(end, first)) {
-        first = begin_of_group(b->plan, g);
-        const int64_t from = std::max(first, seen);
-        if (from < end && !b->blocks.push(&b->e->home, {from, end - from, g, NULL, NULL, {}, {}})) return false;
+    for (int64_t g = c.group, end = c.prefix; g >= 0 && end > data->hidden; g = b->plan->branches[g].parent) {
+        const int64_t begin = begin_of_group(b->plan, g), seen = std::max<int64_t>(0, data->hidden - begin);
+        for (int64_t i = n_blocks_of(seen, end - begin, rows) - 1; i >= 0; i--) {
+            int64_t row = 0;
+            const int64_t n = block_of(seen, end - begin, rows, i, &row);
+            if (!b->blocks.push(home, {begin + row, n, g, NULL, NULL, {}, {}})) return false;
+        }
+        end = std::min(end, begin);
     }
-    for (int64_t level = 0; level < data->attention->n_levels; level++)
-        if (!b->blocks.push(&b->e->home, {level, 0, -1, NULL, NULL, {}, {}})) return false;
+    std::reverse(b->blocks.begin() + data->first_block, b->blocks.end());
     data->n_blocks = b->blocks.n - data->first_block;
-    return data->block_memory.fill(&b->e->home, data->n_blocks);
+    data->n_levels = data->attention->n_levels;
+    for (int64_t level = 0; level < data->n_levels; level++)
+        if (!b->blocks.push(home, {level, 0, -1, NULL, NULL, {}, {}})) return false;
+    return data->block_memory.fill(home, data->n_blocks + data->n_levels);
 }
 
 /* Lists the blocks of a prefix that need an object of their own, because they are of another length than the one
@@ -7015,11 +7082,12 @@ void take_workspace(batch *b, const cf_attention *a) {
 cf_result prepare_blocks(batch *b, const cf_chunk &c, const chunk_data *before, chunk_data *data, cf_error *error) {
     const cf_executor_desc &d = b->e->desc;
     const bool branched = is_branched(*data);
+    data->hidden = first_seen_by(data->attention->desc, c);
     if (!branched && (!streams_state(b->e) || c.prefix == 0)) return CF_OK;
     if (!(branched ? list_tree_blocks(b, c, data)
                    : list_blocks(b, c.prefix, data->attention->desc.cu_seqlens_q[1], data)))
         return no_memory(error);
-    for (int64_t i = 0; i < data->n_blocks; i++) {
+    for (int64_t i = 0; i < data->n_blocks + data->n_levels; i++) {
         cf_cuda_block *to = &b->blocks[data->first_block + i];
         array<unsigned char> *memory = &data->block_memory[i];
         int64_t row = to->first, n = to->n;
@@ -7030,6 +7098,7 @@ cf_result prepare_blocks(batch *b, const cf_chunk &c, const chunk_data *before, 
         if (code == CF_OK)
             code = cf_attention_block_prepare(data->attention, row, n, memory->data, bytes, &to->attention, error);
         if (code != CF_OK) return code;
+        if (branched && streams_state(b->e) && n > 0) to->first = i; /* as the stream counts them */
         const int64_t like = before != NULL && i < before->n_blocks ? before->first_block + i : -1;
         const int64_t at = like < 0 ? place_tiles(b, to->attention, NULL, -1)
                                     : place_tiles(b, to->attention, b->blocks[like].attention, b->block_tiles_at[like]);
@@ -7051,8 +7120,6 @@ cf_result fill_chunk(batch *b, int64_t chunk, chunk_data *data, cf_error *error)
     if (code != CF_OK) return code;
     b->most_rows = std::max(b->most_rows, c.padded);
     if (!has_group(b->plan, c)) b->standalone_rows = std::max(b->standalone_rows, state_rows(b, c));
-    if (is_branched(*data) && streams_state(b->e))
-        return cf_refuse(error, CF_ERROR_ARGUMENT, "state_block_rows", chunk, "the state of trees does not stream");
     data->positions_at = b->metadata_bytes;
     b->metadata_bytes += align_256(4 * c.padded);
     if (data->attention == NULL) return CF_OK;
@@ -7454,7 +7521,8 @@ void *host_of(const stage_plan *s, const planned &p) { return s->on->host.data +
 
 /* Describes K and V that lie in a slot, or their gradient, from `row` on; in host memory where the state of groups
    streams. Slot -1: chunks without a group share the planes of one layer for their gradient. */
-cf_state state_in(const stage_plan *s, const cf_step *step, const cf_chunk &c, int64_t slot, bool gradient, int64_t row) {
+cf_state state_in(const stage_plan *s, const cf_step *step, const cf_chunk &c, int64_t slot, bool gradient,
+                  int64_t row) {
     const batch *b = s->b;
     const cf_attention_desc &d = b->e->desc.attention;
     const block &memory = streams_state(b->e) ? s->on->host : s->on->memory;
@@ -7489,36 +7557,27 @@ cf_state state_of(const stage_plan *s, const cf_step *step, bool gradient, bool 
 bool needs_stream(const stage_plan *s, const cf_action &a) {
     const batch *b = s->b;
     const cf_chunk &c = b->plan->chunks[a.chunk];
-    if (!streams_state(b->e) || !has_group(b->plan, c) || b->e->stage_descs[a.stage].n_layers == 0) return false;
-    return a.pass == CF_R ? c.prefix > 0 : a.pass != CF_W;
+    if (!streams_state(b->e) || a.pass == CF_W || b->e->stage_descs[a.stage].n_layers == 0) return false;
+    return has_group(b->plan, c) ? a.pass != CF_R || c.prefix > 0 : b->chunks[a.chunk - b->first_chunk].n_blocks > 0;
+}
+
+/* Whether others read what a chunk adds to its group. */
+bool is_read_again(const cf_plan *plan, const cf_chunk &c) {
+    if (!has_group(plan, c)) return false;
+    return !is_last_of_group(plan, c) || (plan->branches != NULL && plan->branches[c.group].first_child >= 0);
 }
 
 /* Finds where the blocks of a chunk of a tree lie. */
 void list_places(const stage_plan *s, const cf_step *step, const chunk_data &data, cf_cuda_step *to) {
     for (int64_t i = 0; i < data.n_blocks; i++) {
         cf_cuda_block *block = &s->blocks[data.first_block + i];
-        const int64_t row = block->group < 0 ? 0 : block->first - begin_of_group(s->b->plan, block->group);
-        block->state = block->group < 0 ? to->state : group_state(s, step, block->group, false, row);
-        block->gradient = to->gradient;
-        if (is_backward(step->action.pass) && block->group >= 0)
-            block->gradient = group_state(s, step, block->group, true, row);
+        const int64_t row = block->first - begin_of_group(s->b->plan, block->group);
+        block->state = group_state(s, step, block->group, false, row);
+        block->gradient = cf_state();
+        if (is_backward(step->action.pass)) block->gradient = group_state(s, step, block->group, true, row);
     }
     to->blocks = s->blocks.data + data.first_block;
     to->n_blocks = data.n_blocks;
-}
-
-/* Clears dK and dV of groups that a backward of a tree is the first to add to. */
-bool clear_gradients(const stage_plan *s, const cf_step *step) {
-    const batch *b = s->b;
-    cudaError_t status = cudaSuccess;
-    if (!b->e->has_state || !is_branched(b->chunks[step->action.chunk - b->first_chunk])) return true;
-    for (int64_t i = 0; i < step->n_path && status == cudaSuccess; i++) {
-        if (!step->path[i].clear_gradient) continue;
-        const cf_state g = group_state(s, step, step->path[i].group, true, 0);
-        status = cudaMemsetAsync(g.data, 0, (size_t)(g.rows * g.n_layers * row_bytes(b->e, true)),
-                                 own_stream(s, s->plan[step->position]));
-    }
-    return check_cuda(s, step->position, status, "clearing gradients");
 }
 
 /* Fills in what the callback of a pass is told. */
@@ -7554,8 +7613,10 @@ cf_cuda_step step_of(const stage_plan *s, const cf_step *step) {
         out.state_stream = s->on->state_stream;
         out.blocks = s->blocks.data + data.first_block;
         out.n_blocks = data.n_blocks;
-        out.append = a.pass == CF_F && !is_last_of_group(b->plan, *step->chunk);
+        out.append = a.pass == CF_F && is_read_again(b->plan, *step->chunk);
     }
+    out.levels = s->blocks.data + data.first_block + data.n_blocks;
+    out.n_levels = data.n_levels;
     if (step->slot >= 0) {
         out.activations = s->on->memory.data + s->activations[step->slot].at;
         out.activation_bytes = wanted_bytes(d, ACTIVATIONS, rows);
@@ -7576,6 +7637,24 @@ cudaEvent_t input_event(const stage_plan *s, int which) { return s->on->events[s
 cudaError_t order_streams(cudaStream_t earlier, cudaEvent_t event, cudaStream_t later) {
     const cudaError_t status = cudaEventRecord(event, earlier);
     return status == cudaSuccess ? cudaStreamWaitEvent(later, event, 0) : status;
+}
+
+/* Clears dK and dV of groups that a backward of a tree is the first to add to: here, or in host memory before anything
+   is fetched from there. */
+bool clear_gradients(const stage_plan *s, const cf_step *step) {
+    const batch *b = s->b;
+    const cudaStream_t compute = own_stream(s, s->plan[step->position]);
+    cudaError_t status = cudaSuccess;
+    const bool overwrites = !streams_state(b->e) && !is_branched(b->chunks[step->action.chunk - b->first_chunk]);
+    if (!b->e->has_state || overwrites) return true;
+    for (int64_t i = 0; i < step->n_path && status == cudaSuccess; i++) {
+        if (!step->path[i].clear_gradient) continue;
+        const cf_state g = group_state(s, step, step->path[i].group, true, 0);
+        status = cudaMemsetAsync(g.data, 0, (size_t)(g.rows * g.n_layers * row_bytes(b->e, true)), compute);
+        if (status == cudaSuccess && streams_state(b->e))
+            status = order_streams(compute, input_event(s, CLEARED), s->on->streams[OUT]);
+    }
+    return check_cuda(s, step->position, status, "clearing gradients");
 }
 
 /* Copies what an F keeps for its R to host memory, where the F's own waits are over. Its end waits for the copy. */
@@ -7620,14 +7699,25 @@ bool note_stream(const stage_plan *s, int64_t position, cf_result code, const cf
 
 bool begin_stream(const stage_plan *s, const cf_step *step) {
     const cf_action &a = step->action;
+    const cf_plan *plan = s->b->plan;
+    const bool grouped = has_group(plan, *step->chunk);
     cf_state_pass pass = {};
+    cf_state_part above[MOST_PARTS];
     cf_error why = {};
     if (!needs_stream(s, a)) return true;
-    pass.state = state_of(s, step, false, false);
-    if (is_backward(a.pass)) pass.gradient = state_of(s, step, true, false);
-    pass.prefix = step->chunk->prefix;
-    pass.own = cf_chunk_state_tokens(s->b->plan, a.chunk);
-    pass.window = s->b->e->desc.attention.window;
+    pass.above = above;
+    for (int64_t i = 0; i < step->n_path - grouped; i++, pass.n_above++) {
+        if (i == MOST_PARTS - 1)
+            return note_stream(s, step->position, cf_refuse(&why, CF_ERROR_LIMIT, "n_above", -1, "too deep"), why);
+        above[i] = {group_state(s, step, step->path[i].group, false, 0), {}, step->path[i].rows};
+        if (is_backward(a.pass)) above[i].gradient = group_state(s, step, step->path[i].group, true, 0);
+    }
+    pass.state = grouped ? state_of(s, step, false, false) : above[0].state;
+    if (is_backward(a.pass)) pass.gradient = grouped ? state_of(s, step, true, false) : above[0].gradient;
+    pass.prefix = grouped ? step->chunk->prefix - begin_of_group(plan, step->chunk->group) : 0;
+    pass.own = cf_chunk_state_tokens(plan, a.chunk);
+    pass.window = plan->branches == NULL ? s->b->e->desc.attention.window : 0;
+    pass.hidden = plan->branches == NULL ? 0 : s->b->chunks[a.chunk - s->b->first_chunk].hidden;
     pass.overwrite = step->clear_state_gradient;
     return note_stream(s, step->position, cf_state_stream_begin(s->on->state_stream, &pass, &why), why);
 }
@@ -7653,8 +7743,8 @@ int run_pass(void *user, const cf_step *step) {
     const bool ok = issue(s, step->position, [&] {
         const cf_cuda_step cuda_step = step_of(s, step);
         const size_t bytes = (size_t)cuda_step.boundary_bytes;
-        if (!send_input(s, step->position, cuda_step.input, bytes) || !begin_stream(s, step)) return false;
-        if (!clear_gradients(s, step)) return false;
+        if (!send_input(s, step->position, cuda_step.input, bytes)) return false;
+        if (!clear_gradients(s, step) || !begin_stream(s, step)) return false;
         const int number = callback != NULL ? callback(d.user, &cuda_step) : 0;
         if (number != 0 && step->error->code != CF_OK)
             note_error(s->b, s->first + step->position, *step->error);

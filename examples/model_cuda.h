@@ -732,7 +732,11 @@ static void attend(pass_of<T> *p, int64_t layer, attention_function run, const c
     cf_state_block block;
     LIBRARY(p, run, step->attention, whole, step->stream);
     x.overwrite = 0;
-    for (int64_t i = 0; i < step->n_blocks && !step->state_stream; i++) { /* of a tree */
+    for (int64_t i = 0; i < step->n_levels; i++) {
+        x.tiles = step->levels[i].tiles;
+        LIBRARY(p, run, step->levels[i].attention, &x, step->stream);
+    }
+    for (int64_t i = 0; i < step->n_blocks && !step->state_stream; i++) {
         const cf_cuda_block *with = &step->blocks[i];
         x.k = cf_state_k(&with->state, layer, 0);
         x.v = cf_state_v(&with->state, layer, 0);
