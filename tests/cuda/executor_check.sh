@@ -233,6 +233,38 @@ rings "2 ranks" --layers 4 --ranks 2 --schedule interleaved --k 2 --replay local
 unset RANKS
 model="$tiny --synthetic 56,5,16,3,1,0,33"
 
+# ---- trees: sequences that begin alike, against each of them by itself ----
+
+# A prompt of several chunks with answers in its tail and in leaves, one of them nested; small trees within a chunk; a
+# deep tree whose branches part in the middle of chunks; and what is no tree beside each.
+star="--synthetic 36,38,40,37,8,50 --with 0,0,0,1,0,5 --shared 0,34,34,35,0,0"
+small="--synthetic 9,8,7,5,7,6 --with 0,0,0,3,3,4 --shared 0,6,5,0,4,5"
+deep="--synthetic 40,43,45,48,50,6,17,66 --with 0,0,1,2,0,0,5,3 --shared 0,18,24,34,10,0,4,45"
+
+model="$tiny $star"
+gradients "a prompt's answers" 'largest group 4' --reference
+gradients "a prompt's answers, 2 stages, K 2" '2 stages' --stages 2 --k 2 --schedule 1f1b
+in_full gradients "a prompt's answers, aligned" '' --align 4 --stages 2 --replay local
+rings "a prompt's answers" --stream 4000 --stages 2
+model="$tiny $small"
+gradients "small trees" 'largest group 0'
+gradients "small trees, a window" '' --window 7 --stages 2
+model="$tiny $deep"
+gradients "a deep tree, local replay" ' [1-9][0-9]* replays' --replay local --stages 2 --k 1
+in_full gradients "a deep tree, gpipe" 'gpipe' --schedule gpipe --stages 2 --k 2
+gradients "a deep tree, a window" '' --window 11 --schedule paper
+rings "a deep tree, a window, local replay" --stream 3000 --window 11 --replay local --stages 2 --k 1
+in_full gradients "a deep tree, fp16, fused" 'check fp16' --type fp16 --stages 2
+model="$tiny $small"
+gradients "trees, bf16, fused" 'check bf16' --type bf16
+CUDA_EMU_ARCH=90 CUDA_EMU_WGMMA=1
+export CUDA_EMU_ARCH CUDA_EMU_WGMMA
+gradients "trees, bf16 with wgmma" 'check bf16' --type bf16 --attention wgmma
+model="$tiny $star"
+LIMIT=300 in_full rings "trees, bf16 with wgmma" --type bf16 --attention wgmma --stream 3000
+unset CUDA_EMU_ARCH CUDA_EMU_WGMMA
+model="$tiny --synthetic 56,5,16,3,1,0,33"
+
 # ---- a device that does its work in another order ----
 
 # orders NAME OPTIONS...: the same under every policy of the emulation
@@ -251,6 +283,9 @@ orders() {
 orders "2 devices" --layers 4 --stages 2 --devices 2 --k 2 --replay local --schedule interleaved
 if ! full; then model="$tiny --synthetic 40,5,16"; fi
 orders "streamed" --layers 4 --stages 2 --devices 2 --k 1 --stream 3000 --replay local --schedule interleaved
+model="$tiny $star"
+orders "trees" --stages 2 --devices 2 --k 1
+orders "streamed trees" --stages 2 --devices 2 --k 1 --stream 3000 --replay local
 model="$tiny --synthetic 56,5,16,3,1,0,33"
 CUDA_EMU_BACKWARDS=1
 export CUDA_EMU_BACKWARDS
@@ -363,6 +398,9 @@ refuse '--reference knows no --window' --check --reference --window 9
 refuse '--stream must be 0 or at least 768' --stream 767
 refuse 'no target tokens' --synthetic 1,0,1
 refuse 'give --synthetic or files' examples/hello.c
+refuse 'want a number for each' --with 0,0 --shared 0,1
+refuse 'document 1 has no 8 tokens in common' --synthetic 9,7 --with 0,0 --shared 0,8
+refuse 'document 1 has no 2 tokens in common' --synthetic 9,7 --with 0,1 --shared 0,2
 refuse 'head_size' --heads 8
 refuse 'heads must divide hidden' --heads 5
 refuse 'path' --attention mma

@@ -789,6 +789,271 @@ TEST(random_batches_streamed) {
         if (!check_setting(streamed(random_setting(seed, n_devices)))) break;
 }
 
+/* ---- trees ---- */
+
+/* A model of owners: each row of K and V says which row of which chunk it is, every pass looks at all that is on its
+   path, and a backward adds its own number to all of that. So its own rows must have the sum of the numbers of all
+   chunks below them by then. Who is on whose path is worked out here from the plan alone. */
+struct tree_work {
+    word *k;
+    float *g;             /* NULL: a forward */
+    int64_t k_rows, g_rows; /* from K to V */
+    int64_t first, n;     /* of the owners */
+    int layer, row_words, writes, overwrite, takes;
+    float number;         /* to be added */
+    const word *owners;   /* of the chunk's path, then of its own rows */
+    const float *sums;    /* likewise: what others add to its own rows */
+    int *faults;
+};
+
+__global__ static void tree_kernel(tree_work w) {
+    for (int64_t i = threadIdx.x == 0 ? 0 : w.n; i < w.n; i++)
+        for (int plane = 0; plane < 2; plane++) {
+            const word owner = mix(w.owners[w.first + i], (word)(2 * w.layer + plane));
+            word *k = w.k + (plane * w.k_rows + i) * w.row_words;
+            for (int at = 0; at < w.row_words; at += w.row_words - 1) {
+                if (w.writes) k[at] = owner;
+                else if (k[at] != owner) atomicAdd(w.faults, 1);
+                if (w.g == nullptr) continue;
+                float *g = w.g + (plane * w.g_rows + i) * w.row_words;
+                g[at] = (w.overwrite ? 0 : g[at]) + w.number;
+                if (w.takes && g[at] != w.sums[w.first + i]) atomicAdd(w.faults, 1);
+                if (w.takes) g[at] = NAN, k[at] = POISON;
+            }
+        }
+}
+
+struct tree_model {
+    const setting &x;
+    const batch &b;
+    std::vector<std::vector<word>> path; /* owners of each chunk's path and of its own rows */
+    std::vector<std::vector<float>> sums;
+    std::vector<word *> owners; /* on the device */
+    std::vector<float *> expected;
+    int *faults = nullptr;
+    cf_executor *executor = nullptr;
+    std::vector<cf_cuda_stage> stages;
+    cf_error error = {};
+
+    static int pass(void *user, const cf_cuda_step *step) { return static_cast<tree_model *>(user)->run(step); }
+    static float number_of(int64_t chunk) { return (float)(1 + chunk * 37 % 101); }
+    int64_t n_own(int64_t chunk) const {
+        const cf_chunk &c = b.plan->chunks[chunk];
+        const bool goes_on = c.group >= 0 && c.index + 1 < b.plan->groups[c.group].n_chunks;
+        return goes_on || x.block_rows ? cf_chunk_state_tokens(b.plan, chunk) : c.padded;
+    }
+
+    tree_model(const setting &x_, const batch &b_) : x(x_), b(b_) {
+        const cf_plan *p = b.plan;
+        for (int64_t i = 0; i < p->n_chunks; i++) {
+            const cf_chunk &c = p->chunks[i];
+            std::vector<word> all;
+            std::vector<int64_t> whose; /* chunk and row of each row of the path */
+            for (int64_t g = c.group, end = c.prefix; g >= 0 && end > 0; g = p->branches[g].parent) {
+                std::vector<word> of;
+                std::vector<int64_t> chunks;
+                const int64_t first = p->groups[g].first_chunk, begin = p->chunks[first].prefix;
+                for (int64_t j = first; j < first + p->groups[g].n_chunks && p->chunks[j].prefix < end; j++)
+                    for (int64_t row = 0; row < cf_chunk_state_tokens(p, j) && p->chunks[j].prefix + row < end; row++)
+                        of.push_back(mix((word)j, (word)row)), chunks.push_back(j), chunks.push_back(row);
+                all.insert(all.begin(), of.begin(), of.end());
+                whose.insert(whose.begin(), chunks.begin(), chunks.end());
+                end = std::min(end, begin);
+            }
+            CHECK_INT((int64_t)all.size(), c.prefix);
+            for (int64_t row = 0; row < c.padded; row++) all.push_back(mix((word)i, (word)row));
+            path.push_back(all);
+            sums.emplace_back(all.size(), number_of(i));
+            for (size_t j = 0; j < whose.size(); j += 2) { /* their rows come before, so are there */
+                const size_t owner = (size_t)whose[j];
+                sums[owner][(size_t)(p->chunks[owner].prefix + whose[j + 1])] += number_of(i);
+            }
+        }
+        for (const cf_cuda_stage &s : x.stages) {
+            stages.push_back(s);
+            stages.back().activation_bytes_per_token += 8 * s.n_layers * x.row_words;
+            stages.back().forward_bytes_per_token += 8 * s.n_layers * x.row_words;
+            stages.back().backward_bytes_per_token += 8 * x.row_words;
+        }
+    }
+    ~tree_model() {
+        cf_executor_free(executor);
+        for (word *p : owners) cudaFree(p);
+        for (float *p : expected) cudaFree(p);
+        cudaFree(faults);
+    }
+
+    template <typename N> static N *on_device(const std::vector<N> &from) {
+        N *to = nullptr;
+        CHECK(cudaMalloc((void **)&to, from.size() * sizeof(N) + 4) == cudaSuccess);
+        CHECK(cudaMemcpy(to, from.data(), from.size() * sizeof(N), cudaMemcpyHostToDevice) == cudaSuccess);
+        return to;
+    }
+
+    bool put(const cf_cuda_step *step, const tree_work &w) {
+        cudaLaunchConfig_t config = {};
+        config.gridDim = config.blockDim = dim3(1);
+        config.stream = step->stream;
+        return cudaLaunchKernelEx(&config, tree_kernel, w) == cudaSuccess;
+    }
+
+    bool layer(const cf_cuda_step *step, int64_t at) {
+        const cf_action &a = step->step->action;
+        const cf_chunk &c = *step->step->chunk;
+        const bool backward = a.pass == CF_B || a.pass == CF_I;
+        tree_work w = {};
+        w.layer = (int)at, w.row_words = x.row_words, w.number = number_of(a.chunk), w.faults = faults;
+        w.owners = owners[(size_t)a.chunk], w.sums = expected[(size_t)a.chunk];
+        tree_work own = w;
+        own.first = c.prefix, own.n = n_own(a.chunk);
+        own.writes = !backward;
+        own.k_rows = own.g_rows = c.padded;
+        own.k = (word *)(step->activations ? step->activations : step->workspace) + 2 * at * c.padded * x.row_words;
+        if (backward) own.g = (float *)step->workspace;
+        if (!x.block_rows) {
+            own.k = (word *)cf_state_k(&step->state, at, step->state_prefix).data, own.k_rows = step->state.rows;
+            own.g = (float *)cf_state_k(&step->gradient, at, step->state_prefix).data;
+            own.g_rows = step->gradient.rows;
+        }
+        own.overwrite = step->overwrite;
+        bool ok = put(step, own);
+        if (!x.block_rows && step->state_prefix > 0 && ok) { /* a chain: in place */
+            w.k = (word *)cf_state_k(&step->state, at, 0).data, w.k_rows = step->state.rows;
+            w.g = (float *)cf_state_k(&step->gradient, at, 0).data, w.g_rows = step->gradient.rows;
+            w.n = step->state_prefix, w.overwrite = step->overwrite;
+            ok = put(step, w);
+        }
+        for (int64_t i = 0; i < step->n_blocks && !x.block_rows && ok; i++) {
+            const cf_cuda_block &block = step->blocks[i];
+            w.k = (word *)cf_state_k(&block.state, at, 0).data, w.k_rows = block.state.rows;
+            w.g = (float *)cf_state_k(&block.gradient, at, 0).data, w.g_rows = block.gradient.rows;
+            w.first = block.first, w.n = block.n, w.overwrite = 0;
+            ok = put(step, w);
+        }
+        const cf_tensor k = {own.k, 0, 0}, v = {own.k + own.k_rows * x.row_words, 0, 0};
+        const cf_tensor dk = {own.g, 0, 0}, dv = {own.g ? own.g + own.g_rows * x.row_words : nullptr, 0, 0};
+        cf_state_block block = {};
+        int64_t row = 0; /* of the path */
+        for (block.n_rows = step->state_stream != nullptr; block.n_rows > 0 && ok;) {
+            ok = cf_state_stream_next(step->state_stream, step->stream, &block, &error) == CF_OK;
+            if (!ok || block.n_rows == 0) break;
+            if (block.own) {
+                ok = cf_state_stream_add(step->state_stream, &block, &dk, &dv, step->stream, &error) == CF_OK;
+                continue;
+            }
+            w.k = (word *)block.state.data, w.k_rows = block.state.rows;
+            w.g = (float *)block.gradient.data, w.g_rows = block.gradient.rows;
+            w.first = row, w.n = block.n_rows;
+            CHECK_INT(cf_cuda_step_block(step, block.index)->attention->rows_k, block.n_rows);
+            row += block.n_rows;
+            ok = put(step, w);
+        }
+        if (x.block_rows && step->state_stream) CHECK_INT(row, c.prefix);
+        if (ok && step->append)
+            ok = cf_state_stream_append(step->state_stream, step->stream, at, &k, &v, &error) == CF_OK;
+        own.writes = own.overwrite = 0, own.takes = 1, own.number = 0;
+        return ok && (!backward || put(step, own));
+    }
+
+    int run(const cf_cuda_step *step) {
+        const cf_action &a = step->step->action;
+        const int64_t n = stages[(size_t)a.stage].n_layers;
+        const bool backward = a.pass == CF_B || a.pass == CF_I;
+        CHECK_INT(step->n_levels, step->attention->n_levels);
+        for (int64_t i = 0; i < n && a.pass != CF_W; i++)
+            if (!layer(step, backward ? n - 1 - i : i)) return 6;
+        return 0;
+    }
+
+    /* Two runs: the second finds what the first left. */
+    bool check() {
+        cf_executor_desc d = {};
+        d.user = this, d.forward = d.backward = pass;
+        d.n_stages = b.made->shape.n_stages, d.stages = stages.data();
+        d.attention.n_heads = d.attention.n_kv_heads = 1, d.attention.head_size = x.row_words;
+        d.attention.dtype = CF_DTYPE_FP32;
+        d.state_block_rows = x.block_rows, d.state_slots = x.slots;
+        d.boundary_bytes_per_token = 4;
+        faults = on_device(std::vector<int>{0});
+        for (size_t i = 0; i < path.size(); i++)
+            owners.push_back(on_device(path[i])), expected.push_back(on_device(sums[i]));
+        CHECK(cudaDeviceSynchronize() == cudaSuccess); /* a copy may return before it has come to its end */
+        cf_result code = cf_executor_create(&d, &executor, &error);
+        if (code == CF_OK) code = cf_executor_load(executor, b.plan, b.schedule(), &error);
+        for (int i = 0; i < 2 && code == CF_OK; i++) code = cf_executor_run(executor, &error);
+        int n_faults = 0;
+        CHECK(cudaMemcpy(&n_faults, faults, sizeof n_faults, cudaMemcpyDeviceToHost) == cudaSuccess);
+        if (code != CF_OK) FAIL("%s: %s", x.name.c_str(), error.text);
+        return code == CF_OK && CHECK_INT(n_faults, 0);
+    }
+};
+
+/* A forest: most sequences begin as an earlier one does. */
+static setting random_forest(uint64_t seed, std::vector<cf_share> *shares) {
+    static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_GPIPE, CF_SCHEDULE_1F1B, CF_SCHEDULE_BEST};
+    setting x;
+    harness_rng rng = {seed * 577 + 5};
+    x.seed = seed;
+    x.pack.align = harness_chance(&rng, 0.3) ? 2 : 1;
+    x.pack.chunk_size = 2 * harness_between(&rng, 2, 6);
+    x.pack.share_least = 1;
+    shares->clear();
+    for (int64_t i = 0, n = harness_between(&rng, 2, 9); i < n; i++) {
+        x.lengths.push_back(harness_between(&rng, 1, 40));
+        cf_share share = {i > 0 ? harness_between(&rng, 0, i - 1) : 0, 0};
+        if (i > 0 && harness_chance(&rng, 0.8))
+            share.tokens = harness_between(&rng, 0, std::min(x.lengths.back(), x.lengths[(size_t)share.with]));
+        shares->push_back(share);
+    }
+    x.pack.shares = shares->data();
+    x.order.kind = kinds[harness_between(&rng, 0, 3)];
+    x.order.shape.n_stages = harness_between(&rng, 1, 3);
+    x.order.shape.n_virtual = 1;
+    x.order.shape.replay = harness_chance(&rng, 0.5) ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+    x.order.shape.k = harness_between(&rng, 1, 3);
+    x.row_words = harness_chance(&rng, 0.4) ? WIDTH : ROW;
+    x.block_rows = harness_chance(&rng, 0.5) ? harness_between(&rng, 1, 12) : 0;
+    x.slots = harness_between(&rng, 2, 4);
+    set_stages(&x, &rng);
+    (void)describe(&x);
+    return x;
+}
+
+TEST(trees) {
+    int n_trees = 0;
+    for (uint64_t seed = 0; seed < (uint64_t)harness_rounds(150, 24); seed++) {
+        std::vector<cf_share> shares;
+        const setting x = random_forest(seed, &shares);
+        batch b;
+        harness_note("%s", x.name.c_str());
+        if (!make_batch(x, &b)) return;
+        if (b.plan->branches == nullptr) continue;
+        for (int64_t i = 0; i < b.plan->n_groups; i++) n_trees += b.plan->branches[i].first_child >= 0;
+        tree_model m(x, b);
+        if (!m.check()) return;
+    }
+    CHECK(n_trees > 20);
+}
+
+#ifdef CHUNKFLOW_CUDA_EMULATION
+/* Whatever the device does first. */
+TEST(trees_in_every_order) {
+    for (uint64_t seed = 500; seed < 500 + (uint64_t)harness_rounds(12, 3); seed++) {
+        std::vector<cf_share> shares;
+        const setting x = random_forest(seed, &shares);
+        batch b;
+        harness_note("%s", x.name.c_str());
+        if (!make_batch(x, &b)) return;
+        if (b.plan->branches == nullptr) continue;
+        cuda_emu_each_policy(harness_rounds(6, 2), [&] {
+            tree_model m(x, b);
+            if (!m.check()) harness_note("%s, %s", x.name.c_str(), cuda_emu_policy_name());
+        });
+    }
+    cuda_emu_defaults();
+}
+#endif
+
 /* ---- places, against a walk of its own ---- */
 
 /* A range of addresses that something uses in the actions begin .. end - 1 of a stage. */
@@ -2867,7 +3132,7 @@ TEST(timelines_of_processes) {
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
 #define EMULATED_CASES                                                                                                 \
-    , CASE(every_order), CASE(every_order_streamed), CASE(inputs_come_back), CASE(without_peer_access),             \
+    , CASE(trees_in_every_order), CASE(every_order), CASE(every_order_streamed), CASE(inputs_come_back), CASE(without_peer_access),             \
         CASE(a_run_allocates_nothing), CASE(every_cuda_call_fails_once), CASE(every_allocation_fails),                 \
         CASE(a_kernel_fails), CASE(a_device_that_hangs), CASE(a_device_that_hangs_while_a_state_streams),             \
         CASE(what_a_call_leaves), CASE(too_little_device_memory),                                                      \
@@ -2878,7 +3143,7 @@ TEST(timelines_of_processes) {
 #define EMULATED_CASES
 #endif
 
-SUITE(executor, CASE(one_chunk), CASE(random_batches), CASE(random_batches_streamed), CASE(windows_are_the_models),
+SUITE(executor, CASE(one_chunk), CASE(random_batches), CASE(random_batches_streamed), CASE(trees), CASE(windows_are_the_models),
       CASE(places), CASE(a_callback_fails_between_blocks),
       CASE(loads_stream_anew), CASE(attention_of_each_block), CASE(device_bytes_of_any_length),
       CASE(memory_before_loading),
