@@ -828,6 +828,7 @@ struct tree_model {
     const batch &b;
     std::vector<std::vector<word>> path; /* owners of each chunk's path and of its own rows */
     std::vector<std::vector<float>> sums;
+    std::vector<int64_t> hidden; /* rows of its path that a window hides from all of a chunk */
     std::vector<word *> owners; /* on the device */
     std::vector<float *> expected;
     int *faults = nullptr;
@@ -861,10 +862,15 @@ struct tree_model {
                 end = std::min(end, begin);
             }
             CHECK_INT((int64_t)all.size(), c.prefix);
+            int64_t unseen = first_seen(x, c.prefix);
+            for (int64_t j = c.first_slice; j < c.first_slice + c.n_slices; j++)
+                if (p->through[j].parent < 0 && p->slices[j].begin > 0)
+                    unseen = std::min(unseen, first_seen(x, p->slices[j].begin));
+            hidden.push_back(unseen);
             for (int64_t row = 0; row < c.padded; row++) all.push_back(mix((word)i, (word)row));
             path.push_back(all);
             sums.emplace_back(all.size(), number_of(i));
-            for (size_t j = 0; j < whose.size(); j += 2) { /* their rows come before, so are there */
+            for (size_t j = 2 * (size_t)unseen; j < whose.size(); j += 2) { /* their rows come before, so are there */
                 const size_t owner = (size_t)whose[j];
                 sums[owner][(size_t)(p->chunks[owner].prefix + whose[j + 1])] += number_of(i);
             }
@@ -920,8 +926,13 @@ struct tree_model {
         if (!x.block_rows && step->state_prefix > 0 && ok) { /* a chain: in place */
             w.k = (word *)cf_state_k(&step->state, at, 0).data, w.k_rows = step->state.rows;
             w.g = (float *)cf_state_k(&step->gradient, at, 0).data, w.g_rows = step->gradient.rows;
-            w.n = step->state_prefix, w.overwrite = step->overwrite;
-            ok = put(step, w);
+            w.overwrite = step->overwrite;
+            const int64_t unseen = hidden[(size_t)a.chunk];
+            tree_work nothing = w; /* to be overwritten, too */
+            nothing.n = w.overwrite ? unseen : 0, nothing.number = 0;
+            w.k += unseen * x.row_words, w.first = unseen, w.n = step->state_prefix - unseen;
+            if (w.g) w.g += unseen * x.row_words;
+            ok = put(step, nothing) && put(step, w);
         }
         for (int64_t i = 0; i < step->n_blocks && !x.block_rows && ok; i++) {
             const cf_cuda_block &block = step->blocks[i];
@@ -933,7 +944,7 @@ struct tree_model {
         const cf_tensor k = {own.k, 0, 0}, v = {own.k + own.k_rows * x.row_words, 0, 0};
         const cf_tensor dk = {own.g, 0, 0}, dv = {own.g ? own.g + own.g_rows * x.row_words : nullptr, 0, 0};
         cf_state_block block = {};
-        int64_t row = 0; /* of the path */
+        int64_t row = hidden[(size_t)a.chunk]; /* of the path */
         for (block.n_rows = step->state_stream != nullptr; block.n_rows > 0 && ok;) {
             ok = cf_state_stream_next(step->state_stream, step->stream, &block, &error) == CF_OK;
             if (!ok || block.n_rows == 0) break;
@@ -948,7 +959,7 @@ struct tree_model {
             row += block.n_rows;
             ok = put(step, w);
         }
-        if (x.block_rows && step->state_stream) CHECK_INT(row, c.prefix);
+        if (x.block_rows && step->state_stream) CHECK_INT(row, std::max(row, c.prefix));
         if (ok && step->append)
             ok = cf_state_stream_append(step->state_stream, step->stream, at, &k, &v, &error) == CF_OK;
         own.writes = own.overwrite = 0, own.takes = 1, own.number = 0;
@@ -971,7 +982,7 @@ struct tree_model {
         d.user = this, d.forward = d.backward = pass;
         d.n_stages = b.made->shape.n_stages, d.stages = stages.data();
         d.attention.n_heads = d.attention.n_kv_heads = 1, d.attention.head_size = x.row_words;
-        d.attention.dtype = CF_DTYPE_FP32;
+        d.attention.dtype = CF_DTYPE_FP32, d.attention.window = x.window;
         d.state_block_rows = x.block_rows, d.state_slots = x.slots;
         d.boundary_bytes_per_token = 4;
         faults = on_device(std::vector<int>{0});
@@ -1014,6 +1025,7 @@ static setting random_forest(uint64_t seed, std::vector<cf_share> *shares) {
     x.row_words = harness_chance(&rng, 0.4) ? WIDTH : ROW;
     x.block_rows = harness_chance(&rng, 0.5) ? harness_between(&rng, 1, 12) : 0;
     x.slots = harness_between(&rng, 2, 4);
+    x.window = harness_chance(&rng, 0.4) ? harness_between(&rng, 2, 20) : 0;
     set_stages(&x, &rng);
     (void)describe(&x);
     return x;
