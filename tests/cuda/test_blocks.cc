@@ -1498,8 +1498,25 @@ TEST(trees) {
         }
         if (i == 2) t.add(5, 4, t.begin[4] + 2), t.add(2, 5, t.begin[5] + 5), t.add(4, 0, 6), t.add(7, -1, 0);
         if (!check_tree(t, 400 + (uint64_t)i)) return;
+        for (t.window = 2; t.window < 32 && i < 2; t.window++) /* all of their edges */
+            if (!check_tree(t, 400 + (uint64_t)i)) return;
     }
 }
+
+#ifdef CHUNKFLOW_CUDA_EMULATION
+/* Answers of one prompt add to its gradients one after the other, those of other prompts at the same time. */
+TEST(siblings_take_turns) {
+    tree_setting t;
+    t.path = CF_ATTENTION_MMA, t.dtype = CF_DTYPE_BF16, t.head_size = 64;
+    for (int prompt = 0; prompt < 3; prompt++) {
+        const int first = t.n();
+        t.add(20, -1, 0);
+        for (int s = 0; s < 2 + prompt; s++) t.add(5, first, 20);
+    }
+    if (!check_tree(t, 450)) return;
+    CHECK_INT(cuda_emu_kernel("attention_backward").launches, 1 + 4);
+}
+#endif
 
 TEST(random_trees) {
     harness_rng rng = {77};
@@ -1582,7 +1599,7 @@ TEST(trees_that_are_refused) {
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
 #define EMULATED_CASES \
-    , CASE(every_order), CASE(what_was_sent_is_there), CASE(passes_that_are_given_up), CASE(passes_allocate_nothing), \
+    , CASE(siblings_take_turns), CASE(every_order), CASE(what_was_sent_is_there), CASE(passes_that_are_given_up), CASE(passes_allocate_nothing), \
         CASE(every_call_fails_once), CASE(copies_hide), CASE(any_order_of_calls)
 #else
 #define EMULATED_CASES
