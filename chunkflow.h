@@ -1506,8 +1506,11 @@ typedef struct cf_write_desc {
    sequence, first_chunk, n_chunks, tokens}; chunks[] of {id, group (-1: standalone), index, prefix, tokens, padded,
    pairs, rank, slices[] of {sequence, begin, length, offset}}. One chunk a line. With metadata each chunk also has
    metadata{max_seqlen_q, max_seqlen_k, cu_seqlens_q[], cu_seqlens_k[], sequence_ids[], position_ids[],
-   target_positions[]}, as in cf_metadata. The plan must be sound. Errors: CF_ERROR_WRITE, with the callback's number;
-   with metadata also those of cf_metadata_fill, and CF_ERROR_MEMORY. */
+   target_positions[]}, as in cf_metadata. Where sequences share rows it is version 2, with order[], common[],
+   lengths[]; groups have {parent, below}, slices {parent (counted in the chunk), first, n}, metadata {more_rows[],
+   more_sequences[], more_targets[], levels[] of {group, first, max_seqlen_q, max_seqlen_k, cu_seqlens_q[],
+   cu_seqlens_k[]}}. The plan must be sound. Errors: CF_ERROR_WRITE, with the callback's number; with metadata also
+   those of cf_metadata_fill, and CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_desc *desc, cf_write_fn write,
                                            void *user, cf_error *error);
 
@@ -10502,6 +10505,13 @@ static cf_result cf__write_end(cf__writer *w, cf_error *error) {
     return CF_ERROR_WRITE;
 }
 
+static void cf__write_counts(cf__writer *w, const char *name, const int64_t *values, int64_t n) {
+    int64_t i;
+    cf__write_text(w, ",\n  \"%s\": [", name);
+    for (i = 0; i < n && w->code == 0; i++) cf__write_text(w, "%s%lld", i > 0 ? ", " : "", (long long)values[i]);
+    cf__write_text(w, "]");
+}
+
 /* ---- plans ---- */
 
 /* An array inside a line. */
@@ -10512,7 +10522,28 @@ static void cf__write_ids(cf__writer *w, const char *name, const int32_t *ids, i
     cf__write_text(w, "]");
 }
 
-static void cf__write_metadata_json(cf__writer *w, const cf_metadata *m) {
+/* What only trees have. */
+static void cf__write_levels_json(cf__writer *w, const cf_metadata *m) {
+    int64_t i;
+    cf__write_ids(w, "more_rows", m->more_rows, m->n_more);
+    cf__write_ids(w, "more_sequences", m->more_sequences, m->n_more);
+    cf__write_ids(w, "more_targets", m->more_targets, m->n_more);
+    cf__write_text(w, ", \"levels\": [");
+    for (i = 0; i < m->n_levels; i++) {
+        const cf_level *l = &m->levels[i];
+        const cf__write_member members[] = {{"group", l->group},
+                                            {"first", l->first},
+                                            {"max_seqlen_q", l->max_seqlen_q},
+                                            {"max_seqlen_k", l->max_seqlen_k}};
+        cf__write_members(w, i > 0 ? ", {" : "{", members, CF__COUNT(members), "");
+        cf__write_ids(w, "cu_seqlens_q", l->cu_seqlens_q, l->n_seqs + 1);
+        cf__write_ids(w, "cu_seqlens_k", l->cu_seqlens_k, l->n_seqs + 1);
+        cf__write_text(w, "}");
+    }
+    cf__write_text(w, "]");
+}
+
+static void cf__write_metadata_json(cf__writer *w, const cf_metadata *m, int is_tree) {
     cf__write_text(w, ", \"metadata\": {\"max_seqlen_q\": %d, \"max_seqlen_k\": %d", (int)m->max_seqlen_q,
                    (int)m->max_seqlen_k);
     cf__write_ids(w, "cu_seqlens_q", m->cu_seqlens_q, m->n_seqs + 1);
@@ -10520,6 +10551,7 @@ static void cf__write_metadata_json(cf__writer *w, const cf_metadata *m) {
     cf__write_ids(w, "sequence_ids", m->sequence_ids, m->rows);
     cf__write_ids(w, "position_ids", m->position_ids, m->rows);
     cf__write_ids(w, "target_positions", m->target_positions, m->rows);
+    if (is_tree) cf__write_levels_json(w, m);
     cf__write_text(w, "}");
 }
 
@@ -10533,23 +10565,32 @@ static void cf__write_chunk_json(cf__writer *w, const cf_plan *plan, int64_t id,
     cf__write_members(w, id > 0 ? ",\n    {" : "\n    {", members, CF__COUNT(members), ", \"slices\": [");
     for (i = 0; i < c->n_slices; i++) {
         const cf_slice *s = &plan->slices[c->first_slice + i];
-        const cf__write_member slice[] = {
-            {"sequence", s->sequence}, {"begin", s->begin}, {"length", s->length}, {"offset", s->offset}};
-        cf__write_members(w, i > 0 ? ", {" : "{", slice, CF__COUNT(slice), "}");
+        const cf_through *t = plan->through != NULL ? &plan->through[c->first_slice + i] : NULL;
+        const cf__write_member slice[] = {{"sequence", s->sequence},
+                                          {"begin", s->begin},
+                                          {"length", s->length},
+                                          {"offset", s->offset},
+                                          {"parent", t != NULL && t->parent >= 0 ? t->parent - c->first_slice : -1},
+                                          {"first", t != NULL ? t->first : 0},
+                                          {"n", t != NULL ? t->n : 0}};
+        cf__write_members(w, i > 0 ? ", {" : "{", slice, t != NULL ? CF__COUNT(slice) : 4, "}");
     }
     cf__write_text(w, "]");
-    if (m != NULL) cf__write_metadata_json(w, m);
+    if (m != NULL) cf__write_metadata_json(w, m, plan->branches != NULL);
     cf__write_text(w, "}");
 }
 
 static void cf__write_group_json(cf__writer *w, const cf_plan *plan, int64_t id) {
     const cf_group *g = &plan->groups[id];
+    const cf_branch *b = plan->branches != NULL ? &plan->branches[id] : NULL;
     const cf__write_member members[] = {{"id", id},
                                         {"sequence", g->sequence},
                                         {"first_chunk", g->first_chunk},
                                         {"n_chunks", g->n_chunks},
-                                        {"tokens", g->tokens}};
-    cf__write_members(w, id > 0 ? ",\n    {" : "\n    {", members, CF__COUNT(members), "}");
+                                        {"tokens", g->tokens},
+                                        {"parent", b != NULL ? b->parent : -1},
+                                        {"below", b != NULL ? b->below : 0}};
+    cf__write_members(w, id > 0 ? ",\n    {" : "\n    {", members, b != NULL ? CF__COUNT(members) : 5, "}");
 }
 
 static void cf__write_plan_counts(cf__writer *w, const cf_plan *plan) {
@@ -10562,7 +10603,8 @@ static void cf__write_plan_counts(cf__writer *w, const cf_plan *plan) {
                                      {"n_groups", plan->n_groups}, {"n_slices", plan->n_slices}};
     cf_plan_stats stats;
     cf_plan_measure(plan, NULL, &stats);
-    cf__write_members(w, "{\n  \"format\": \"chunkflow-plan\", \"version\": 1,\n  ", options, CF__COUNT(options), ", ");
+    cf__write_text(w, "{\n  \"format\": \"chunkflow-plan\", \"version\": %d,\n  ", plan->branches != NULL ? 2 : 1);
+    cf__write_members(w, "", options, CF__COUNT(options), ", ");
     cf__write_text(w, "\"method\": \"%s\", \"split\": \"%s\"", cf_pack_method_name(plan->method),
                    cf_split_method_name(plan->split));
     cf__write_members(w, ",\n  ", given, CF__COUNT(given), "");
@@ -10575,6 +10617,11 @@ static void cf__write_plan_counts(cf__writer *w, const cf_plan *plan) {
 static void cf__write_plan_head(cf__writer *w, const cf_plan *plan) {
     int64_t i;
     cf__write_plan_counts(w, plan);
+    if (plan->branches != NULL) {
+        cf__write_counts(w, "order", plan->order, plan->n_sequences);
+        cf__write_counts(w, "common", plan->common, plan->n_sequences);
+        cf__write_counts(w, "lengths", plan->lengths, plan->n_sequences);
+    }
     cf__write_text(w, ",\n  \"groups\": [");
     for (i = 0; i < plan->n_groups && w->code == 0; i++) cf__write_group_json(w, plan, i);
     cf__write_text(w, "],\n  \"chunks\": [");
@@ -10600,8 +10647,6 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_d
     size_t bytes;
     int64_t i;
     CF__TRY(cf__plan_check_counts(plan, error));
-    if (plan->branches != NULL)
-        return cf__refuse(error, CF_ERROR_ARGUMENT, "plan.branches", -1, "plans with trees have no JSON yet");
     CF__TRY(cf__write_start(&w, write, user, error));
     CF__TRY(cf__write_take_memory(plan, desc, &allocator, &memory, &bytes, error));
     cf__write_plan_head(&w, plan);
@@ -10615,13 +10660,6 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_d
 }
 
 /* ---- schedules ---- */
-
-static void cf__write_counts(cf__writer *w, const char *name, const int64_t *values, int64_t n) {
-    int64_t i;
-    cf__write_text(w, ",\n  \"%s\": [", name);
-    for (i = 0; i < n && w->code == 0; i++) cf__write_text(w, "%s%lld", i > 0 ? ", " : "", (long long)values[i]);
-    cf__write_text(w, "]");
-}
 
 static void cf__write_timeline(cf__writer *w, const cf_timeline *t) {
     int64_t i;

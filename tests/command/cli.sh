@@ -533,7 +533,7 @@ test_lists() {
     done
     printf '5\n12x\n' >bad
     refuses lists/bad/text 2 \
-        "^bad:2: got '12x', wanted a length in tokens \(0 .. 281474976710656\), or a length and a count$" \
+        "^bad:2: got '12x', wanted a length in tokens \(0 .. 281474976710656\), or a length and a count, or a tree such as 32K \+ 2K 16$" \
         pack --chunk-size 64 bad
     printf '5\r\n12x\r\n' >bad
     refuses lists/bad/crlf 2 "^bad:2: got '12x', wanted" pack --chunk-size 64 bad
@@ -563,6 +563,96 @@ test_lists() {
     printf '1024G\n' >long
     succeeds lists/long pack --chunk-size 4M long
     same lists/long/chunks "262144 262144" "$(summary chunks) $(summary groups 5)"
+}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Trees: sequences that share what they begin with
+# ----------------------------------------------------------------------------------------------------------------------
+
+# What a list makes: sequences, tokens, rows, chunks and, with one stage and K = 1, replays.
+tree_counts() { # LIST CHUNK-SIZE
+    cf plan --chunk-size "$2" --k 1 --summary "$1"
+    awk '/^input/ { gsub(",", ""); for (i = 2; i < NF; i++) if ($(i + 1) ~ /^sequences/) n = $i
+                    for (i = 2; i < NF; i++) if ($(i + 1) == "tokens") tokens = $i }
+         /^shared/ { gsub(",", ""); rows = $2 }
+         /^plan/ { gsub(",", ""); chunks = $2 }
+         /^actions/ { for (i = 2; i < NF; i++) if ($(i + 1) ~ /^R/) replays = $i }
+         END { print n, tokens, rows + 0, chunks, replays + 0 }' out
+}
+
+test_trees() {
+    echo '32K + 2K 16' >prompt
+    echo '34K 16' >unshared
+    same trees/prompt '16 557056 65536 8 4' "$(tree_counts prompt 8K)"
+    same trees/unshared '16 557056 0 80' "$(tree_counts unshared 8K | sed 's/ [0-9]*$//')"
+    echo '4K + (8K + 4K 6) 4' >agent
+    same trees/agent '24 393216 135168 17 5' "$(tree_counts agent 8K)"
+    echo '(5000 + 100 16) 30' >many
+    same trees/many '480 2448000 198000 30 0' "$(tree_counts many 8K)"
+
+    # The same said in other ways, and what says nothing.
+    cf pack --chunk-size 8K --json - agent
+    cp out plan
+    n=0
+    for line in '4K+(8K+4K 6)4' ' 4K + (8K + 4K 6) 2 + ( 8192 + 4K 2 + 4K 4 ) 2 # why' '(4K + (8K + 4K 6) 4)' \
+        '4K + (8K + 4K + 4K 5 + 9K 0) 4 + (1 + 2) 0' '4K + (0 + (8K + 4K 6) 4)'; do
+        n=$((n + 1))
+        printf '%s\r\n' "$line" >again
+        cf pack --chunk-size 8K --json - again
+        same_files "trees/same/$n" plan out
+    done
+    printf '0 + 700 + (0 + 5)\n' >apart
+    printf '700\n5\n' >plain
+    cf pack --chunk-size 64 --json - plain
+    cp out plan
+    cf pack --chunk-size 64 --json - apart
+    same_files trees/apart plan out
+    printf '(1 + (1 + 1 0)) 100000000\n' >nothing
+    succeeds trees/nothing pack --chunk-size 64 nothing
+
+    n=0
+    for line in '5 +' '+ 5' '5 + 3)' '(5 + 3' '5 + (3)' '((5 + 3))' '5 + (3 + 1) x' '(5 + 3) 2 3' '5 3 + 1' '5 + x' \
+        '5 + 281474976710652' '5 + 1K 3 4' '5 + 3 -1' '()' '5 + ()'; do
+        n=$((n + 1))
+        printf '7\n%s\n' "$line" >bad
+        refuses "trees/bad/$n" 2 "^bad:2: got '" pack --chunk-size 64 bad
+    done
+    awk 'BEGIN { for (i = 0; i < 100; i++) printf "1 + ("; printf "1 + 1"; for (i = 0; i < 100; i++) printf ")" }' >bad
+    refuses trees/deep 2 '^bad:1: got ' pack --chunk-size 64 bad
+    echo '(1 + 1 100000) 100000' >bad
+    refuses trees/sequences 2 '^bad:1: .*more than 100000000 sequences' pack --chunk-size 64 bad
+    refuses trees/tune 2 'agent: tune knows no trees' tune --model qwen2.5-7b --gpu h100-80g --gpus 8 agent
+    refuses trees/gen 2 'agent: gen knows no trees' gen histogram agent
+    refuses trees/method 2 'method: trees are packed by best fit' pack --chunk-size 8K --method next-fit agent
+
+    # All that is written of them is read again; what they share is part of it.
+    printf '4K + (8K + 4K 6) 4\n2K 3\n9K\n(700 + 50 2 + 60) 5\n' >mixed
+    succeeds trees/files plan --chunk-size 8K --k 1 --stages 3 --ranks 2 --plan-json plan --metadata --json schedule \
+        --csv passes.csv --csv-extensions --microbatches order --dot graph --trace trace --svg picture --summary mixed
+    succeeds trees/check check --lengths mixed plan
+    succeeds trees/check/schedule check --plan plan schedule
+    same trees/version 1 "$(grep -c '"version": 2' plan)"
+    sed 's/"order": \[0, /"order": [1, /' plan >bad
+    refuses trees/check/order 1 '^bad: breaks a rule: order.1.: ' check bad
+    sed 's/"common": \[.*$/"common": [],/' plan >bad
+    refuses trees/check/common 1 '^bad:.*n_sequences: says 43, there are 0' check bad
+    sed '/"common": /d' plan >bad
+    refuses trees/check/missing 2 '^bad:.*common is missing' check bad
+    sed 's/"parent": 0, "below": 1/"parent": 7, "below": 1/' plan >bad
+    refuses trees/check/parent 2 '^bad:.*parent: got 7' check bad
+    cf compare --chunk-size 8K --stages 2 mixed
+    same trees/compare 0 "$code"
+    succeeds trees/report report --chunk-size 8K --stages 2 -o page mixed
+    same trees/page 1 "$(grep -c '"unshared_pairs"' page)"
+
+    # Drawn ones are lists, too; without branches they are what they were.
+    cf gen lognormal --n 20 --branches 3
+    cp out drawn
+    same trees/drawn '20 60' "$(wc -l <drawn | tr -d ' ') $(tree_counts drawn 4K | cut -d ' ' -f 1)"
+    cf gen lognormal --n 80
+    cp out lengths
+    tr -d ' ' <drawn | tr '+' '\n' >flat
+    same_files trees/drawn/lengths lengths flat
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1103,6 +1193,7 @@ test_index
 test_gen
 test_gen_python
 test_lists
+test_trees
 test_pack
 test_tsv
 test_plan

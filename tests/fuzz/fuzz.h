@@ -18,7 +18,7 @@ typedef struct fuzz_target {
 } fuzz_target;
 
 #define FUZZ_TARGETS(X) \
-    X(lengths) X(config) X(json) X(saved) X(csv) X(checkpoint) X(safetensors) X(pipeline) X(hostile) X(tune)
+    X(lengths) X(config) X(json) X(saved) X(csv) X(checkpoint) X(safetensors) X(pipeline) X(trees) X(hostile) X(tune)
 
 #define FUZZ_DECLARE(name) extern const fuzz_target fuzz_##name;
 FUZZ_TARGETS(FUZZ_DECLARE)

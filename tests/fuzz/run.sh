@@ -3,7 +3,7 @@
 # reach something new are kept in FOLDER/corpus, findings are FOLDER/finding-*. Ends with status 1 if there is one.
 folder=$1
 minutes=$2
-set -- lengths config json saved csv checkpoint safetensors pipeline hostile tune
+set -- lengths config json saved csv checkpoint safetensors pipeline trees hostile tune
 seconds=$((minutes * 60 / $#))
 [ "$seconds" -gt 0 ] || seconds=1
 status=0

@@ -3,6 +3,7 @@
 
 #include "chunkflow.h"
 #include "../harness.h"
+#include "../reference/json.h"
 
 #include <float.h>
 #include <math.h>
@@ -1220,6 +1221,96 @@ TEST(plans_of_trees_have_all_arrays) {
     cf_plan_free(plan);
 }
 
+/* ---- as JSON ---- */
+
+typedef struct json_text {
+    char text[1 << 17];
+    size_t bytes;
+} json_text;
+
+static int write_text(const char *text, size_t bytes, void *user) {
+    json_text *out = (json_text *)user;
+    if (bytes > sizeof out->text - out->bytes) return 1;
+    memcpy(out->text + out->bytes, text, bytes);
+    out->bytes += bytes;
+    return 0;
+}
+
+static int has(const json_document *d, int64_t node, const char *key, int64_t value) {
+    return json_is_int(d, json_get(d, node, key), value);
+}
+
+static int has_list(const json_document *d, int64_t node, const char *key, const int64_t *values, int64_t n) {
+    int64_t list = json_get(d, node, key), i;
+    int fine = json_size(d, list) == n;
+    for (i = 0; i < n && fine; i++) fine = json_is_int(d, json_at(d, list, i), values[i]);
+    return fine;
+}
+
+static void check_json(const cf_plan *plan, const json_document *d) {
+    int64_t i, j, k, chunks = json_get(d, 0, "chunks"), groups = json_get(d, 0, "groups");
+    CHECK(has(d, 0, "version", 2));
+    CHECK(has_list(d, 0, "order", plan->order, plan->n_sequences));
+    CHECK(has_list(d, 0, "common", plan->common, plan->n_sequences));
+    CHECK(has_list(d, 0, "lengths", plan->lengths, plan->n_sequences));
+    for (i = 0; i < plan->n_groups; i++) {
+        CHECK(has(d, json_at(d, groups, i), "parent", plan->branches[i].parent));
+        CHECK(has(d, json_at(d, groups, i), "below", plan->branches[i].below));
+    }
+    for (i = 0; i < plan->n_chunks; i++) {
+        const cf_chunk *c = &plan->chunks[i];
+        int64_t slices = json_get(d, json_at(d, chunks, i), "slices");
+        int64_t told = json_get(d, json_at(d, chunks, i), "metadata");
+        cf_metadata m;
+        cf_metadata_desc desc = {0};
+        void *memory = fill_metadata(plan, i, &desc, &m);
+        for (j = 0; j < c->n_slices; j++) {
+            const cf_through *t = &plan->through[c->first_slice + j];
+            CHECK(has(d, json_at(d, slices, j), "parent", t->parent < 0 ? -1 : t->parent - c->first_slice));
+            CHECK(has(d, json_at(d, slices, j), "first", t->first));
+            CHECK(has(d, json_at(d, slices, j), "n", t->n));
+        }
+        CHECK_INT(json_size(d, json_get(d, told, "more_rows")), m.n_more);
+        for (j = 0; j < m.n_more; j++) {
+            CHECK(json_is_int(d, json_at(d, json_get(d, told, "more_rows"), j), m.more_rows[j]));
+            CHECK(json_is_int(d, json_at(d, json_get(d, told, "more_sequences"), j), m.more_sequences[j]));
+            CHECK(json_is_int(d, json_at(d, json_get(d, told, "more_targets"), j), m.more_targets[j]));
+        }
+        CHECK_INT(json_size(d, json_get(d, told, "levels")), m.n_levels);
+        for (j = 0; j < m.n_levels; j++) {
+            int64_t level = json_at(d, json_get(d, told, "levels"), j);
+            CHECK(has(d, level, "group", m.levels[j].group) && has(d, level, "first", m.levels[j].first));
+            CHECK(has(d, level, "max_seqlen_q", m.levels[j].max_seqlen_q));
+            CHECK(has(d, level, "max_seqlen_k", m.levels[j].max_seqlen_k));
+            CHECK_INT(json_size(d, json_get(d, level, "cu_seqlens_k")), m.levels[j].n_seqs + 1);
+            for (k = 0; k <= m.levels[j].n_seqs; k++) {
+                CHECK(json_is_int(d, json_at(d, json_get(d, level, "cu_seqlens_q"), k), m.levels[j].cu_seqlens_q[k]));
+                CHECK(json_is_int(d, json_at(d, json_get(d, level, "cu_seqlens_k"), k), m.levels[j].cu_seqlens_k[k]));
+            }
+        }
+        free(memory);
+    }
+}
+
+TEST(plans_of_trees_are_written_as_version_2) {
+    static json_text out;
+    harness_rng random = {5};
+    int64_t round;
+    for (round = 0; round < 10; round++) {
+        forest f;
+        cf_plan *plan = pack_small_tree(&random, &f);
+        const cf_write_desc desc = {1, NULL};
+        json_document d;
+        out.bytes = 0;
+        CHECK_INT(cf_write_plan_json(plan, &desc, write_text, &out, NULL), CF_OK);
+        d = json_parse(out.text, out.bytes);
+        if (d.fault != NULL) FAIL("%s", d.fault);
+        else check_json(plan, &d);
+        json_free(&d);
+        cf_plan_free(plan);
+    }
+}
+
 /* ---- what does not know trees ---- */
 
 static void check_unmade(const cf_plan *plan, const cf_schedule_desc *desc, const char *field) {
@@ -1230,15 +1321,9 @@ static void check_unmade(const cf_plan *plan, const cf_schedule_desc *desc, cons
     CHECK(schedule == NULL);
 }
 
-static int write_nothing(const char *text, size_t bytes, void *user) {
-    (void)text, (void)bytes, (void)user;
-    return 0;
-}
-
 TEST(what_does_not_know_trees_refuses_them_by_name) {
     cf_plan *plan = pack_prompts(1, 32768, 16, 2048, 8192);
     cf_schedule_desc desc = {0}, bytes = {0}, first = {0};
-    cf_error error = {0};
     desc.shape.n_stages = bytes.shape.n_stages = first.shape.n_stages = 2;
     desc.kind = CF_SCHEDULE_INTERLEAVED;
     desc.shape.n_virtual = 1;
@@ -1257,8 +1342,6 @@ TEST(what_does_not_know_trees_refuses_them_by_name) {
     first.shape.replay = CF_REPLAY_LOCAL;
     first.forwards_first = 1;
     check_unmade(plan, &first, "forwards_first");
-    CHECK_INT(cf_write_plan_json(plan, NULL, write_nothing, NULL, &error), CF_ERROR_ARGUMENT);
-    CHECK_STR(error.field, "plan.branches");
     CHECK_STR(cf_edge_name(CF_EDGE_ORDER), "order");
     cf_plan_free(plan);
 }
@@ -1313,6 +1396,7 @@ SUITE(tree, CASE(random_forests_are_what_their_tokens_say), CASE(schedules_of_fo
       CASE(without_shares_plans_are_as_ever), CASE(metadata_of_trees_without_weights_is_that_with_even_ones),
       CASE(damaged_plans_of_trees_are_refused), CASE(damaged_slices_of_trees_are_refused_by_name),
       CASE(groups_of_trees_stay_on_their_rank), CASE(ranks_of_trees_have_no_chunks_without_anything),
-      CASE(plans_of_trees_have_all_arrays), CASE(what_does_not_know_trees_refuses_them_by_name),
+      CASE(plans_of_trees_have_all_arrays), CASE(plans_of_trees_are_written_as_version_2),
+      CASE(what_does_not_know_trees_refuses_them_by_name),
       CASE(the_validator_takes_the_sound_orders_of_a_tree_and_no_others),
       CASE(gradients_of_trees_are_those_of_their_sequences), CASE(what_makes_gradients_wrong_is_seen));

@@ -192,14 +192,19 @@ int cli_file_read(const char *path, size_t max_bytes, char **text, size_t *bytes
 #define CLI_LIST_HELP                                                                                      \
     "A list is text with one sequence a line: its length in tokens, or a length and a count (so many sequences of\n" \
     "that length). Suffixes K, M, G mean 1024, 1024^2, 1024^3. '#' starts a comment; blank lines are skipped.\n"   \
+    "32K + 2K 16 is a prompt of 32K tokens that 16 sequences begin with, each with 2K of its own; there may be more\n" \
+    "branches, as in 1K + 512 + 2K 3, and a branch, or all of it with a count, may be such a tree in parentheses:\n"  \
+    "4K + (8K + 4K 6) 4. What is shared is computed once.\n"                                                         \
     "Or it is the .idx of a data set that Megatron-LM reads: one sequence a document. FILE may be - for standard\n"  \
     "input.\n"
 
-/* One line of a list. */
+/* One line of a list, or some of the sequences of a tree. */
 typedef struct cli_entry {
     int64_t length;
     int64_t count;
-    int64_t line; /* from 1 */
+    int64_t line;   /* from 1 */
+    int64_t common; /* tokens that all of them begin with alike; 0: none */
+    cf_share share; /* of the first of them */
 } cli_entry;
 
 typedef struct cli_list {
@@ -207,6 +212,7 @@ typedef struct cli_list {
     cli_entry *entries;
     size_t n_entries;
     int64_t n_sequences; /* sum of counts */
+    int has_trees;       /* 1: sequences share what they begin with */
 } cli_list;
 
 /* Reads a list, or an index of Megatron's, whose documents are its lines; max_sequences bounds the sum of its counts.
@@ -217,6 +223,12 @@ void cli_list_free(cli_list *list);
 /* One length per sequence, in order, to be freed; NULL if there is no memory. A list without sequences gives an array
    of one unused number. */
 int64_t *cli_list_lengths(const cli_list *list);
+
+/* Likewise what each sequence shares; NULL also where none shares anything. */
+cf_share *cli_list_shares(const cli_list *list);
+
+/* Refuses a list with trees, for a command that knows none. Returns an exit code. */
+int cli_list_refuse_trees(const cli_list *list, const char *command);
 
 /* The line that a sequence came from; 0 if there is no such sequence. */
 int64_t cli_list_line(const cli_list *list, int64_t sequence);

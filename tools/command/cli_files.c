@@ -57,7 +57,7 @@ int cli_input_close(FILE *stream, const char *path, int code) {
    Length lists
    ---------------------------------------------------------------------------------------------------------------- */
 
-#define MAX_LINE 256 /* bytes of a line without its comment */
+#define MAX_LINE 4096 /* bytes of a line without its comment */
 
 typedef struct reader {
     FILE *stream;
@@ -91,8 +91,15 @@ static const char *quote(const char *text, size_t n) {
 }
 
 static int bad_line(const reader *in, const char *got, size_t n) {
-    return cli_at_line(in->path, in->line, "got '%s', wanted a length in tokens (0 .. %lld), or a length and a count",
+    return cli_at_line(in->path, in->line,
+                       "got '%s', wanted a length in tokens (0 .. %lld), or a length and a count, or a tree such as "
+                       "32K + 2K 16",
                        quote(got, n), (long long)CF_MAX_LENGTH);
+}
+
+static int too_many(const reader *in, const char *got, size_t n) {
+    return cli_at_line(in->path, in->line, "got '%s', which makes more than %lld sequences, the most in a list",
+                       quote(got, n), (long long)in->max_sequences);
 }
 
 /* Reads one line without its comment and its line end. Returns 1; 0 at the end of the file; -1 where it is too long. A
@@ -150,12 +157,148 @@ static int append_entry(cli_list *list, size_t *capacity, const cli_entry *entry
     return CLI_OK;
 }
 
+/* ---- trees ----
+
+       line    = tree | "(" tree ")" [count]
+       tree    = length "+" branch { "+" branch }
+       branch  = length [count] | "(" tree ")" [count]
+
+   A tree with a count is read as often as that says, so what is read takes as long as what it makes. */
+
+enum { MAX_DEPTH = 64 }; /* of parentheses */
+
+typedef struct tree_reader {
+    const char *text;
+    size_t at, n;
+    int64_t line, max_sequences;
+    cli_list *list;
+    size_t *capacity;
+    int depth;
+} tree_reader;
+
+/* What the sequences go on from that are read next. */
+typedef struct tree_place {
+    int64_t tokens; /* on the way from the root */
+    int64_t leader; /* the first sequence from here on; -1: it is still to come */
+    int is_mute;    /* 1: they are only looked at */
+} tree_place;
+
+enum { TREE_FINE = 1, TREE_BAD = 0, TREE_MANY = -1, TREE_NO_MEMORY = -2 };
+
+static int tree_next(tree_reader *r) {
+    r->at = skip_blanks(r->text, r->at, r->n);
+    return r->at < r->n ? r->text[r->at] : 0;
+}
+
+static int tree_number(tree_reader *r, int64_t *out) {
+    size_t first;
+
+    (void)tree_next(r);
+    first = r->at;
+    while (r->at < r->n && strchr(" \t+()", r->text[r->at]) == NULL) r->at++;
+    return cli_parse_number(r->text + first, r->at - first, out);
+}
+
+/* The count behind a branch, 1 where there is none. */
+static int tree_count(tree_reader *r, int64_t *count) {
+    int c = tree_next(r);
+
+    *count = 1;
+    return c == 0 || c == '+' || c == ')' || tree_number(r, count);
+}
+
+/* So many sequences that go on from a place. */
+static int tree_add(tree_reader *r, tree_place *on, int64_t tokens, int64_t count) {
+    cli_entry entry = {on->tokens + tokens, count, r->line, on->tokens, {0, 0}};
+
+    if (entry.length > CF_MAX_LENGTH) return TREE_BAD;
+    if (on->is_mute || count == 0) return TREE_FINE;
+    if (count > r->max_sequences - r->list->n_sequences) return TREE_MANY;
+    if (on->leader < 0) {
+        on->leader = r->list->n_sequences;
+    } else {
+        entry.share.with = on->leader;
+        entry.share.tokens = on->tokens;
+    }
+    return append_entry(r->list, r->capacity, &entry) == CLI_OK ? TREE_FINE : TREE_NO_MEMORY;
+}
+
+static int tree_branches(tree_reader *r, tree_place *on);
+
+/* A tree in parentheses, as often as the count behind it says. */
+static int tree_group(tree_reader *r, tree_place *on) {
+    size_t first = r->at + 1, end;
+    tree_place inner = *on;
+    int64_t count = 1, i;
+    int got;
+
+    if (++r->depth > MAX_DEPTH) return TREE_BAD;
+    inner.is_mute = 1; /* to find the count */
+    r->at = first;
+    got = tree_branches(r, &inner);
+    if (got != TREE_FINE) return got;
+    if (tree_next(r) != ')') return TREE_BAD;
+    r->at++;
+    if (!tree_count(r, &count)) return TREE_BAD;
+    for (end = r->at, i = 0; i < count && got == TREE_FINE && !on->is_mute; i++) {
+        int64_t n = r->list->n_sequences;
+        r->at = first;
+        got = tree_branches(r, on);
+        if (r->list->n_sequences == n) break; /* nor will it the next time */
+    }
+    r->at = end;
+    r->depth--;
+    return got;
+}
+
+/* A length, and what goes on from there. What its first sequence shares with those before is as far as `on` goes. */
+static int tree_branches(tree_reader *r, tree_place *on) {
+    tree_place inner = *on;
+    int64_t tokens, count, n = r->list->n_sequences;
+    size_t entry = r->list->n_entries;
+    int got = TREE_FINE;
+
+    if (!tree_number(r, &tokens) || tokens > CF_MAX_LENGTH - on->tokens || tree_next(r) != '+') return TREE_BAD;
+    inner.tokens += tokens;
+    inner.leader = -1;
+    while (tree_next(r) == '+' && got == TREE_FINE) {
+        r->at++;
+        if (tree_next(r) == '(') got = tree_group(r, &inner);
+        else if (!tree_number(r, &tokens) || tokens > CF_MAX_LENGTH || !tree_count(r, &count)) got = TREE_BAD;
+        else got = tree_add(r, &inner, tokens, count);
+    }
+    if (r->list->n_sequences == n) return got;
+    if (on->leader >= 0) {
+        r->list->entries[entry].share.with = on->leader;
+        r->list->entries[entry].share.tokens = on->tokens;
+    } else {
+        on->leader = inner.leader;
+    }
+    return got;
+}
+
+/* A line with a tree. */
+static int read_tree(reader *in, const char *text, size_t n, cli_list *list, size_t *capacity) {
+    tree_reader r = {text, 0, n, in->line, in->max_sequences, list, capacity, 0};
+    tree_place root = {0, -1, 0};
+    int got;
+
+    if (r.max_sequences > CLI_MAX_SEQUENCES) r.max_sequences = CLI_MAX_SEQUENCES; /* they are made one by one */
+    got = tree_next(&r) == '(' ? tree_group(&r, &root) : tree_branches(&r, &root);
+    if (got == TREE_NO_MEMORY) return CLI_FAILED;
+    if (got == TREE_FINE && tree_next(&r) != 0) got = TREE_BAD;
+    if (got == TREE_BAD) return bad_line(in, text, n);
+    if (got == TREE_MANY) return too_many(in, text, n);
+    list->has_trees = 1;
+    return CLI_OK;
+}
+
 static int read_entries(reader *in, cli_list *list) {
     size_t capacity = 0;
     int code = CLI_OK, got;
 
     while (code == CLI_OK && (got = read_line(in)) != 0) {
-        cli_entry entry;
+        cli_entry entry = {0};
         const char *text = in->text;
         size_t n = in->length;
         if (in->line == 1 && n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0) { /* a byte order mark */
@@ -163,10 +306,12 @@ static int read_entries(reader *in, cli_list *list) {
             n -= 3;
         }
         if (got > 0 && skip_blanks(text, 0, n) == n) continue;
+        if (got > 0 && memchr(text, '+', n) != NULL) {
+            code = read_tree(in, text, n, list, &capacity);
+            continue;
+        }
         if (got < 0 || !parse_line(text, n, &entry)) return bad_line(in, text, n);
-        if (entry.count > in->max_sequences - list->n_sequences)
-            return cli_at_line(in->path, in->line, "got '%s', which makes more than %lld sequences, the most in a list",
-                               quote(text, n), (long long)in->max_sequences);
+        if (entry.count > in->max_sequences - list->n_sequences) return too_many(in, text, n);
         entry.line = in->line;
         code = append_entry(list, &capacity, &entry);
     }
@@ -248,7 +393,7 @@ static int read_index_head(reader *in, uint64_t *n_sequences, uint64_t *n_entrie
 
 /* One entry a sequence, whose line is its number from 1. Memory grows with what is read, not with what is claimed. */
 static int read_index_sequences(reader *in, uint64_t n, cli_list *list) {
-    cli_entry entry = {0, 1, 0};
+    cli_entry entry = {0, 1, 0, 0, {0, 0}};
     size_t capacity = 0;
     uint64_t number, i;
     int code = CLI_OK;
@@ -273,7 +418,7 @@ static int read_index_documents(reader *in, uint64_t n_entries, cli_list *list) 
 
     list->n_entries = 0;
     for (i = 0; i < n_entries; i++) {
-        cli_entry document = {0, 1, (int64_t)i};
+        cli_entry document = {0, 1, (int64_t)i, 0, {0, 0}};
         if (!take_number(in, 8, &next)) return short_index(in);
         if (next < at || next > n || (i == 0 && next != 0))
             return bad_index(in, "the first sequence of document ", (int64_t)i, capped(next), i == 0 ? "0" :
@@ -342,6 +487,28 @@ int64_t *cli_list_lengths(const cli_list *list) {
         while (left-- > 0) *at++ = list->entries[i].length;
     }
     return lengths;
+}
+
+cf_share *cli_list_shares(const cli_list *list) {
+    cf_share *shares, *at;
+    size_t i;
+
+    if (!list->has_trees || (uint64_t)list->n_sequences >= SIZE_MAX / sizeof *shares) return NULL;
+    shares = at = (cf_share *)malloc(((size_t)list->n_sequences + 1) * sizeof *shares);
+    if (!shares) return NULL;
+    for (i = 0; i < list->n_entries; i++) {
+        const cli_entry *entry = &list->entries[i];
+        cf_share like_first = {at - shares, entry->common};
+        int64_t left = entry->count;
+        if (left-- > 0) *at++ = entry->share;
+        while (left-- > 0) *at++ = like_first;
+    }
+    return shares;
+}
+
+int cli_list_refuse_trees(const cli_list *list, const char *command) {
+    if (!list->has_trees) return CLI_OK;
+    return cli_wrong("%s: %s knows no trees, such as 32K + 2K 16", cli_input_name(list->path), command);
 }
 
 int64_t cli_list_line(const cli_list *list, int64_t sequence) {

@@ -13,6 +13,7 @@ typedef struct gen_options {
     int64_t max;
     int64_t median;
     int64_t sigma;
+    int64_t branches;
 } gen_options;
 
 static const gen_options defaults = {.n = 256, .seed = 1, .min = -1, .max = -1, .median = -1, .sigma = -1};
@@ -32,6 +33,9 @@ static const cli_option options[] = {
      .max = CF_MAX_LENGTH, .help = "lognormal: half of the draws are longer; default 512"},
     {.name = "--sigma", .value = "X", .kind = CLI_MILLIONTHS, .offset = offsetof(gen_options, sigma), .max = 10000000,
      .help = "lognormal: deviation of the natural logarithm; default 1"},
+    {.name = "--branches", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(gen_options, branches), .min = 1,
+     .max = 200, .help = "draw trees: to each length, as a prompt, so many more as what\n"
+     "follows it, as in 1K + 512 + 2K"},
     {.name = NULL}};
 
 /* ----------------------------------------------------------------------------------------------------------------
@@ -89,14 +93,17 @@ static int64_t draw_length(draw_source *source, distribution from, const gen_opt
 
 static void write_lengths(distribution from, const gen_options *asked, const cli_list *histogram) {
     draw_source source;
-    int64_t i;
+    int64_t i, j;
 
     source.state = (uint64_t)asked->seed;
     for (i = 0; i < asked->n && !cli_stdout_failed(); i++) {
-        int64_t length = draw_length(&source, from, asked, histogram);
-        if (length < asked->min) length = asked->min;
-        if (length > asked->max) length = asked->max;
-        printf("%lld\n", (long long)length);
+        for (j = 0; j <= asked->branches; j++) {
+            int64_t length = draw_length(&source, from, asked, histogram);
+            if (length < asked->min) length = asked->min;
+            if (length > asked->max) length = asked->max;
+            printf("%s%lld", j > 0 ? " + " : "", (long long)length);
+        }
+        putchar('\n');
     }
 }
 
@@ -127,6 +134,7 @@ static int run(const void *given, char **operands, int n_operands) {
     if (code == CLI_OK && from == HISTOGRAM) {
         /* Counts are weights here and cost no memory, so only their sum is bounded. */
         code = cli_list_read(operands[1], INT64_MAX, &histogram);
+        if (code == CLI_OK) code = cli_list_refuse_trees(&histogram, "gen");
         if (code == CLI_OK && histogram.n_sequences == 0 && asked.n > 0)
             code = cli_wrong("%s: there is nothing to draw from", cli_input_name(operands[1]));
         accumulate_counts(&histogram);

@@ -240,7 +240,7 @@ static void add_chunk(table *t, const cf_plan *plan, int64_t id, const int64_t *
 
     table_integer(t, id);
     table_integer(t, chunk->rank);
-    table_text(t, packing_chunk_kind(chunk));
+    table_text(t, packing_chunk_kind(plan, chunk));
     if (chunk->group >= 0) table_integer(t, chunk->group);
     else table_none(t);
     table_integer(t, chunk->index);

@@ -215,7 +215,7 @@ static void add_chunk(action_list *list, const cf_step *step) {
         snprintf(part, sizeof part, "%lld: %lld/%lld", (long long)chunk->group, (long long)chunk->index + 1,
                  (long long)step->plan->groups[chunk->group].n_chunks);
     table_integer(&list->table, step->action.chunk);
-    table_text(&list->table, packing_chunk_kind(chunk));
+    table_text(&list->table, packing_chunk_kind(step->plan, chunk));
     table_text(&list->table, part);
     add_integer_or_none(&list->table, chunk->group);
     add_integer_or_none(&list->table, chunk->group >= 0 ? chunk->index : -1);

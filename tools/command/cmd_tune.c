@@ -170,6 +170,7 @@ static int read_lengths(tune_job *job, const char *path) {
     int64_t i, context = job->asked->context;
     int code = cli_list_read(path, CLI_MAX_SEQUENCES, &job->list);
 
+    if (code == CLI_OK) code = cli_list_refuse_trees(&job->list, "tune");
     if (code != CLI_OK) return code;
     job->lengths = cli_list_lengths(&job->list);
     if (!job->lengths) return cli_failed("out of memory for %s sequences", cli_commas(job->list.n_sequences));

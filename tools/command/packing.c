@@ -9,7 +9,7 @@
 /* A count in a list is quickly written, and a long list is not looked at: says what packing it may take, before it is
    taken, where that is a GiB or more. */
 static void announce_memory(const packing *p, const cf_pack_desc *desc) {
-    double gib = 1024.0 * 1024 * 1024, bytes = 8.0 * (double)p->list.n_sequences;
+    double gib = 1024.0 * 1024 * 1024, bytes = (p->shares ? 24.0 : 8.0) * (double)p->list.n_sequences;
     size_t working = 0;
     cf_error error;
 
@@ -34,13 +34,14 @@ static int pack_lengths(const packing_options *asked, packing *out) {
     desc.align = asked->align;
     desc.max_slices = asked->max_slices;
     desc.n_ranks = asked->ranks;
+    desc.shares = out->shares;
     announce_memory(out, &desc);
     if (cf_pack(out->lengths, out->list.n_sequences, &desc, &out->plan, &error) == CF_OK) return CLI_OK;
     return cli_error(&error, &out->list);
 }
 
 static int make(const packing_options *asked, const char *path, packing *out) {
-    packing fresh = {{0}, NULL, NULL};
+    packing fresh = {{0}, NULL, NULL, NULL};
     int code;
 
     if (asked->align > 0 && asked->chunk_size % asked->align != 0)
@@ -49,7 +50,9 @@ static int make(const packing_options *asked, const char *path, packing *out) {
     code = cli_list_read(path, CLI_MAX_SEQUENCES, &fresh.list);
     if (code != CLI_OK) return code;
     fresh.lengths = cli_list_lengths(&fresh.list);
-    if (!fresh.lengths) code = cli_failed("out of memory for %s sequences", cli_commas(fresh.list.n_sequences));
+    fresh.shares = cli_list_shares(&fresh.list);
+    if (!fresh.lengths || (fresh.list.has_trees && !fresh.shares))
+        code = cli_failed("out of memory for %s sequences", cli_commas(fresh.list.n_sequences));
     else code = pack_lengths(asked, &fresh);
     if (code == CLI_OK) *out = fresh;
     else packing_free(&fresh);
@@ -65,9 +68,9 @@ int packing_make(const packing_options *asked, const char *path, packing *out) {
     return code;
 }
 
-int packing_of_lengths(const packing_options *asked, const char *path, const int64_t *lengths, int64_t n,
-                       packing *out) {
-    packing fresh = {{0}, NULL, NULL};
+int packing_of_lengths(const packing_options *asked, const char *path, const int64_t *lengths, const cf_share *shares,
+                       int64_t n, packing *out) {
+    packing fresh = {{0}, NULL, NULL, NULL};
     int code;
 
     fresh.list.path = path;
@@ -75,7 +78,10 @@ int packing_of_lengths(const packing_options *asked, const char *path, const int
     fresh.lengths = (int64_t *)malloc((size_t)n * sizeof *fresh.lengths + 1);
     if (!fresh.lengths) return cli_failed("out of memory for %s sequences", cli_commas(n));
     memcpy(fresh.lengths, lengths, (size_t)n * sizeof *fresh.lengths);
-    code = pack_lengths(asked, &fresh);
+    if (shares) fresh.shares = (cf_share *)malloc((size_t)n * sizeof *shares + 1);
+    if (shares && fresh.shares) memcpy(fresh.shares, shares, (size_t)n * sizeof *shares);
+    if (shares && !fresh.shares) code = cli_failed("out of memory for %s sequences", cli_commas(n));
+    else code = pack_lengths(asked, &fresh);
     if (code == CLI_OK) *out = fresh;
     else packing_free(&fresh);
     return code;
@@ -84,20 +90,40 @@ int packing_of_lengths(const packing_options *asked, const char *path, const int
 void packing_free(packing *p) {
     cf_plan_free(p->plan);
     free(p->lengths);
+    free(p->shares);
     cli_list_free(&p->list);
     memset(p, 0, sizeof *p);
 }
 
 void packing_print_input(const packing *p) {
+    cf_plan_stats stats;
+
     printf("input             %s: %s sequences, ", cli_input_name(p->list.path), cli_commas(p->plan->n_sequences));
     if (p->plan->n_empty > 0) printf("%s of them empty, ", cli_commas(p->plan->n_empty));
     printf("%s tokens\n", cli_commas(p->plan->n_tokens));
+    if (!p->shares) return;
+    cf_plan_measure(p->plan, NULL, &stats);
+    printf("shared            %s rows are computed, %.1f %% of the tokens, and %.1f %% of the attention pairs\n",
+           cli_commas(stats.rows), 100 * (double)stats.rows / (double)(p->plan->n_tokens > 0 ? p->plan->n_tokens : 1),
+           stats.unshared_pairs > 0 ? 100 * stats.pairs / stats.unshared_pairs : 100);
 }
 
-const char *packing_chunk_kind(const cf_chunk *chunk) {
+const char *packing_chunk_kind(const cf_plan *plan, const cf_chunk *chunk) {
+    int64_t i = chunk->first_slice + chunk->n_slices - 1;
+
     if (chunk->n_slices == 0) return "idle";
     if (chunk->group < 0) return "standalone";
-    return chunk->n_slices > 1 ? "hybrid" : "dependent";
+    if (!plan->branches) return chunk->n_slices > 1 ? "hybrid" : "dependent";
+    while (plan->through[i].parent >= 0) i = plan->through[i].parent;
+    if (i > chunk->first_slice && plan->slices[i].begin == 0) return "hybrid"; /* what is its own comes first */
+    return plan->groups[chunk->group].tokens > 0 ? "dependent" : "leaf";
+}
+
+int64_t packing_tree(const cf_plan *plan, const cf_chunk *chunk) {
+    int64_t group = chunk->group;
+
+    while (plan->branches && group >= 0 && plan->branches[group].parent >= 0) group = plan->branches[group].parent;
+    return group;
 }
 
 const char *packing_why_unsplit(int64_t longest, int64_t chunk_size, double chunks, int64_t n_stages, int replays) {

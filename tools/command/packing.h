@@ -43,6 +43,7 @@ typedef struct packing_options {
 typedef struct packing {
     cli_list list;
     int64_t *lengths;
+    cf_share *shares; /* NULL: there are no trees */
     cf_plan *plan;
 } packing;
 
@@ -52,15 +53,18 @@ const char *packing_why_unsplit(int64_t longest, int64_t chunk_size, double chun
 /* Reads the list at `path` and packs it. Returns an exit code; after CLI_OK packing_free is due. */
 int packing_make(const packing_options *asked, const char *path, packing *out);
 
-/* The same of n lengths that were drawn from the list at `path`. */
-int packing_of_lengths(const packing_options *asked, const char *path, const int64_t *lengths, int64_t n,
-                       packing *out);
+/* The same of n lengths that were drawn from the list at `path`; shares: of all of them, or NULL. */
+int packing_of_lengths(const packing_options *asked, const char *path, const int64_t *lengths, const cf_share *shares,
+                       int64_t n, packing *out);
 void packing_free(packing *p);
 
 /* The first line of a summary. */
 void packing_print_input(const packing *p);
 
-/* "standalone", "dependent", "hybrid" or "idle". */
-const char *packing_chunk_kind(const cf_chunk *chunk);
+/* "standalone", "dependent", "hybrid" or "idle"; "leaf": what sequences have beyond the rows that they share. */
+const char *packing_chunk_kind(const cf_plan *plan, const cf_chunk *chunk);
+
+/* The group whose colour a chunk has: its own or, in a tree, that of the root; -1 where it has none. */
+int64_t packing_tree(const cf_plan *plan, const cf_chunk *chunk);
 
 #endif /* CHUNKFLOW_PACKING_H */

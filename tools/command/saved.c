@@ -40,9 +40,9 @@ static int format_of(const json_document *document, uint32_t node, saved_format 
     int code = json_read_object(document, node, header_fields, &head, NULL);
 
     if (code != CLI_OK) return code;
-    if (head.version != 1 && (head.version != 2 || head.format != SAVED_SCHEDULE))
+    if (head.version != 1 && (head.version != 2 || head.format == SAVED_SCHEDULES))
         return json_wrong(document, node, "version: got %lld, wanted 1%s", (long long)head.version,
-                          head.format == SAVED_SCHEDULE ? " or 2" : "");
+                          head.format == SAVED_SCHEDULES ? "" : " or 2");
     *out = (saved_format)head.format;
     return CLI_OK;
 }
@@ -60,8 +60,9 @@ static const char *split_word(int64_t place) { return cf_split_method_name((cf_s
 
 typedef struct plan_object {
     cf_plan plan;
-    int64_t method, split;
+    int64_t method, split, version;
     uint32_t groups, chunks;
+    uint32_t order, common, lengths; /* version 2: where sequences share rows */
 } plan_object;
 
 #define PLAN_COUNT(member) {.name = #member, .type = JSON_INT, .offset = offsetof(plan_object, plan.member)}
@@ -74,19 +75,30 @@ static const json_field plan_fields[] = {
     {.name = "split", .type = JSON_WORD, .offset = offsetof(plan_object, split), .word = split_word},
     {.name = "groups", .type = JSON_ARRAY_OF, .offset = offsetof(plan_object, groups)},
     {.name = "chunks", .type = JSON_ARRAY_OF, .offset = offsetof(plan_object, chunks)},
+    {.name = "version", .type = JSON_INT, .offset = offsetof(plan_object, version)},
+    {.name = "order", .type = JSON_ARRAY_OF, .offset = offsetof(plan_object, order), .optional = 1},
+    {.name = "common", .type = JSON_ARRAY_OF, .offset = offsetof(plan_object, common), .optional = 1},
+    {.name = "lengths", .type = JSON_ARRAY_OF, .offset = offsetof(plan_object, lengths), .optional = 1},
     {.name = NULL}};
 
 typedef struct group_object {
     cf_group group;
+    cf_branch branch;
     int64_t id;
 } group_object;
 
-static const json_field group_fields[] = {
-    {.name = "id", .type = JSON_INT, .offset = offsetof(group_object, id)},
-    {.name = "sequence", .type = JSON_INT, .offset = offsetof(group_object, group.sequence)},
-    {.name = "first_chunk", .type = JSON_INT, .offset = offsetof(group_object, group.first_chunk)},
-    {.name = "n_chunks", .type = JSON_INT, .offset = offsetof(group_object, group.n_chunks)},
-    {.name = "tokens", .type = JSON_INT, .offset = offsetof(group_object, group.tokens)},
+#define GROUP_FIELDS                                                                                        \
+    {.name = "id", .type = JSON_INT, .offset = offsetof(group_object, id)},                                 \
+    {.name = "sequence", .type = JSON_INT, .offset = offsetof(group_object, group.sequence)},               \
+    {.name = "first_chunk", .type = JSON_INT, .offset = offsetof(group_object, group.first_chunk)},         \
+    {.name = "n_chunks", .type = JSON_INT, .offset = offsetof(group_object, group.n_chunks)},               \
+    {.name = "tokens", .type = JSON_INT, .offset = offsetof(group_object, group.tokens)}
+
+static const json_field group_fields[] = {GROUP_FIELDS, {.name = NULL}};
+static const json_field tree_group_fields[] = {
+    GROUP_FIELDS,
+    {.name = "parent", .type = JSON_INT, .offset = offsetof(group_object, branch.parent)},
+    {.name = "below", .type = JSON_INT, .offset = offsetof(group_object, branch.below)},
     {.name = NULL}};
 
 typedef struct chunk_object {
@@ -104,11 +116,23 @@ static const json_field chunk_fields[] = {
     {.name = "slices", .type = JSON_ARRAY_OF, .offset = offsetof(chunk_object, slices)},
     {.name = NULL}};
 
-static const json_field slice_fields[] = {
-    {.name = "sequence", .type = JSON_INT, .offset = offsetof(cf_slice, sequence)},
-    {.name = "begin", .type = JSON_INT, .offset = offsetof(cf_slice, begin)},
-    {.name = "length", .type = JSON_INT, .offset = offsetof(cf_slice, length)},
-    {.name = "offset", .type = JSON_INT, .offset = offsetof(cf_slice, offset)},
+typedef struct slice_object {
+    cf_slice slice;
+    cf_through through; /* its parent counts from the first slice of the chunk */
+} slice_object;
+
+#define SLICE_FIELDS                                                                                    \
+    {.name = "sequence", .type = JSON_INT, .offset = offsetof(slice_object, slice.sequence)},           \
+    {.name = "begin", .type = JSON_INT, .offset = offsetof(slice_object, slice.begin)},                 \
+    {.name = "length", .type = JSON_INT, .offset = offsetof(slice_object, slice.length)},               \
+    {.name = "offset", .type = JSON_INT, .offset = offsetof(slice_object, slice.offset)}
+
+static const json_field slice_fields[] = {SLICE_FIELDS, {.name = NULL}};
+static const json_field tree_slice_fields[] = {
+    SLICE_FIELDS,
+    {.name = "parent", .type = JSON_INT, .offset = offsetof(slice_object, through.parent)},
+    {.name = "first", .type = JSON_INT, .offset = offsetof(slice_object, through.first)},
+    {.name = "n", .type = JSON_INT, .offset = offsetof(slice_object, through.n)},
     {.name = NULL}};
 
 /* A slice is an object with at least four names and four values, so no document has more slices than this. */
@@ -116,26 +140,53 @@ static int64_t most_slices(const json_document *document) {
     return document->n_nodes / 9;
 }
 
+/* Children of a group are in the file in their order. */
+static void add_branch(cf_plan *plan, int64_t id, cf_branch branch) {
+    cf_branch *parent = branch.parent >= 0 ? &plan->branches[branch.parent] : NULL;
+
+    if (parent) {
+        branch.previous = parent->last_child;
+        if (branch.previous >= 0) plan->branches[branch.previous].next = id;
+        else parent->first_child = id;
+        parent->last_child = id;
+    }
+    plan->branches[id] = branch;
+}
+
 static int read_groups(const json_document *document, uint32_t array, cf_plan *plan) {
     uint32_t node;
     int64_t n = 0;
 
     for (node = array + 1; node < document->nodes[array].next; node = document->nodes[node].next, n++) {
-        group_object object;
-        int code = json_read_object(document, node, group_fields, &object, NULL);
+        group_object object = {.branch = {-1, -1, -1, -1, -1, 0}};
+        int code = json_read_object(document, node, plan->branches ? tree_group_fields : group_fields, &object, NULL);
         if (code != CLI_OK) return code;
         if (object.id != n) return contradicts(document, node, "id of a group", object.id, n);
+        if (object.branch.parent < -1 || object.branch.parent >= n)
+            return json_wrong(document, node, "parent: got %lld, wanted -1, or a group before it",
+                              (long long)object.branch.parent);
         plan->groups[n] = object.group;
+        if (plan->branches) add_branch(plan, n, object.branch);
     }
     return CLI_OK;
 }
 
 static int read_slices(const json_document *document, uint32_t array, cf_plan *plan, int64_t *n) {
     uint32_t node;
+    int64_t first = *n;
     int code = CLI_OK;
 
-    for (node = array + 1; node < document->nodes[array].next && code == CLI_OK; node = document->nodes[node].next)
-        code = json_read_object(document, node, slice_fields, &plan->slices[(*n)++], NULL);
+    for (node = array + 1; node < document->nodes[array].next && code == CLI_OK; node = document->nodes[node].next) {
+        slice_object object = {.through = {-1, 0, 0}};
+        code = json_read_object(document, node, plan->through ? tree_slice_fields : slice_fields, &object, NULL);
+        plan->slices[*n] = object.slice;
+        if (object.through.parent >= *n - first)
+            return json_wrong(document, node, "parent: got %lld, wanted -1, or a slice of the chunk before it",
+                              (long long)object.through.parent);
+        if (object.through.parent >= 0) object.through.parent += first;
+        if (plan->through) plan->through[*n] = object.through;
+        (*n)++;
+    }
     return code;
 }
 
@@ -175,6 +226,39 @@ static void sum_lengths(saved_plan *saved) {
     }
 }
 
+/* A number for each of n, into a new array; NULL where the file has none. */
+static int read_counts(const json_document *document, uint32_t array, const char *name, const char *of, int64_t n,
+                       int64_t **out) {
+    uint32_t node;
+    int64_t at = 0;
+    int code = CLI_OK;
+
+    if (array == 0) return CLI_OK;
+    if (json_count(document, array) != n) return contradicts(document, array, of, n, json_count(document, array));
+    *out = (int64_t *)new_array(n, sizeof **out);
+    if (!*out) return no_memory(document);
+    for (node = array + 1; node < document->nodes[array].next && code == CLI_OK; node = document->nodes[node].next)
+        code = json_read_int(document, node, name, &(*out)[at++]);
+    return code;
+}
+
+/* What only plans of trees have, but for its numbers of groups and slices. */
+static int read_trees(const json_document *document, const plan_object *object, cf_plan *plan) {
+    int64_t n = plan->n_sequences;
+    int code;
+
+    if (object->order == 0 || object->common == 0 || object->lengths == 0)
+        return json_wrong(document, 0, "%s is missing, in a plan of version 2",
+                          object->order == 0 ? "order" : object->common == 0 ? "common" : "lengths");
+    code = read_counts(document, object->order, "order", "n_sequences", n, &plan->order);
+    if (code == CLI_OK) code = read_counts(document, object->common, "common", "n_sequences", n, &plan->common);
+    if (code == CLI_OK) code = read_counts(document, object->lengths, "lengths", "n_sequences", n, &plan->lengths);
+    if (code != CLI_OK) return code;
+    plan->branches = (cf_branch *)new_array(plan->n_groups, sizeof *plan->branches);
+    plan->through = (cf_through *)new_array(most_slices(document), sizeof *plan->through);
+    return plan->branches && plan->through ? CLI_OK : no_memory(document);
+}
+
 static int read_arrays(const json_document *document, const plan_object *object, saved_plan *saved) {
     cf_plan *plan = &saved->plan;
     int64_t n_slices = 0;
@@ -185,12 +269,15 @@ static int read_arrays(const json_document *document, const plan_object *object,
     plan->slices = (cf_slice *)new_array(most_slices(document), sizeof *plan->slices);
     saved->lengths = (int64_t *)new_array(plan->n_sequences, sizeof *saved->lengths);
     if (!plan->groups || !plan->chunks || !plan->slices || !saved->lengths) return no_memory(document);
-    code = read_groups(document, object->groups, plan);
+    code = object->version == 2 ? read_trees(document, object, plan) : CLI_OK;
+    if (code == CLI_OK) code = read_groups(document, object->groups, plan);
     if (code == CLI_OK) code = read_chunks(document, object->chunks, plan, &n_slices);
     if (code == CLI_OK && n_slices != plan->n_slices)
         code = contradicts(document, 0, "n_slices", plan->n_slices, n_slices);
-    if (code == CLI_OK) sum_lengths(saved);
-    return code;
+    if (code != CLI_OK) return code;
+    if (plan->lengths) memcpy(saved->lengths, plan->lengths, (size_t)plan->n_sequences * sizeof *plan->lengths);
+    else sum_lengths(saved);
+    return CLI_OK;
 }
 
 int saved_plan_read(const json_document *document, saved_plan *out) {
@@ -212,7 +299,8 @@ int saved_plan_read(const json_document *document, saved_plan *out) {
     if (object.plan.n_sequences < 0 || object.plan.n_sequences > CLI_MAX_SEQUENCES)
         return json_wrong(document, 0, "n_sequences: got %lld, wanted 0 .. %lld", (long long)object.plan.n_sequences,
                           (long long)CLI_MAX_SEQUENCES);
-    if (object.plan.n_empty < 0 || object.plan.n_sequences - object.plan.n_empty > most_slices(document))
+    if (object.plan.n_empty < 0 ||
+        (object.version == 1 && object.plan.n_sequences - object.plan.n_empty > most_slices(document)))
         return json_wrong(document, 0, "n_sequences: got %lld, n_empty: %lld, but all others have a slice",
                           (long long)object.plan.n_sequences, (long long)object.plan.n_empty);
     fresh.plan = object.plan;
@@ -228,6 +316,11 @@ void saved_plan_free(saved_plan *saved) {
     free(saved->plan.groups);
     free(saved->plan.chunks);
     free(saved->plan.slices);
+    free(saved->plan.order);
+    free(saved->plan.common);
+    free(saved->plan.lengths);
+    free(saved->plan.branches);
+    free(saved->plan.through);
     free(saved->lengths);
     memset(saved, 0, sizeof *saved);
 }
@@ -341,23 +434,6 @@ static int read_lists(const json_document *document, uint32_t array, saved_sched
     return CLI_OK;
 }
 
-/* A number for each stage, into a new array; NULL where the file has none. */
-static int read_counts(const json_document *document, uint32_t array, const char *name, int64_t n_stages,
-                       int64_t **out) {
-    uint32_t node;
-    int64_t stage = 0;
-    int code = CLI_OK;
-
-    if (array == 0) return CLI_OK;
-    if (json_count(document, array) != n_stages)
-        return contradicts(document, array, "stages", n_stages, json_count(document, array));
-    *out = (int64_t *)new_array(n_stages, sizeof **out);
-    if (!*out) return no_memory(document);
-    for (node = array + 1; node < document->nodes[array].next && code == CLI_OK; node = document->nodes[node].next)
-        code = json_read_int(document, node, name, &(*out)[stage++]);
-    return code;
-}
-
 typedef struct bounds_object {
     double values[CF_MAX_BOUNDS];
 } bounds_object;
@@ -396,7 +472,8 @@ static int read_summary(const json_document *document, const schedule_object *ob
     int code = read_bounds(document, object->bounds, timeline), i;
 
     for (i = 0; i < 4 && code == CLI_OK; i++)
-        code = read_counts(document, peaks[i].array, peaks[i].name, saved->schedule->shape.n_stages, peaks[i].out);
+        code = read_counts(document, peaks[i].array, peaks[i].name, "stages", saved->schedule->shape.n_stages,
+                           peaks[i].out);
     return code;
 }
 
@@ -430,10 +507,10 @@ enum { LIMIT_KINDS = 3 };
 static int read_limits(const json_document *document, const schedule_object *object, int64_t *by_stage[LIMIT_KINDS],
                        cf_limits *out) {
     int64_t n = object->schedule.shape.n_stages;
-    int code = read_counts(document, object->limits, "limits", n, &by_stage[0]);
+    int code = read_counts(document, object->limits, "limits", "stages", n, &by_stage[0]);
 
-    if (code == CLI_OK) code = read_counts(document, object->state_limits, "state_limits", n, &by_stage[1]);
-    if (code == CLI_OK) code = read_counts(document, object->byte_limits, "byte_limits", n, &by_stage[2]);
+    if (code == CLI_OK) code = read_counts(document, object->state_limits, "state_limits", "stages", n, &by_stage[1]);
+    if (code == CLI_OK) code = read_counts(document, object->byte_limits, "byte_limits", "stages", n, &by_stage[2]);
     if (code == CLI_OK && object->token_bytes != 0)
         code = json_read_object(document, object->token_bytes, bytes_fields, &out->per_token, NULL);
     out->chunks_by_stage = by_stage[0];

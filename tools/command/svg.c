@@ -2,6 +2,7 @@
 
 #include "svg.h"
 #include "chart.h"
+#include "packing.h"
 #include "text_out.h"
 
 #include <stdio.h>
@@ -128,7 +129,7 @@ static void put_box(picture *p, int64_t id, int y) {
     text_out_put(&p->to, "<title>%s: %.9g to %.9g</title></rect>", label, p->timeline->start[id], p->timeline->end[id]);
     if (chunk->group >= 0 && width > 2)
         text_out_put(&p->to, "<path d=\"M%.2f %dh%.2f\" stroke=\"%s\" stroke-width=\"2\"/>", x, y + 1, width,
-                     hues[chunk->group % N_HUES]);
+                     hues[packing_tree(p->plan, chunk) % N_HUES]);
     if (dropped) text_out_put(&p->to, "<path d=\"M%.2f %dh%.2f\" stroke=\"#fff\"/>", x, y + p->box - 2, width);
     if (width > label_width(p, label) && p->box >= p->type)
         text_out_put(&p->to, "<text x=\"%.2f\" y=\"%d\" fill=\"%s\">%s</text>", x + 2.5, y + baseline(p), inks[a->pass], label);

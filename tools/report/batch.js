@@ -78,9 +78,9 @@ function isChunkMarked(plan, i) {
   return mark.group >= 0 ? plan.chunks.group[i] === mark.group : mark.chunk === i + plan.first_chunk;
 }
 
-// The slice of a group stands at the bottom, in its hue; those of whole sequences in two greys.
+// The slices of a group stand at the bottom, in its hue; those of whole sequences in two greys.
 function drawBar(g, plan, i, x, w, y) {
-  const of = plan.chunks, group = of.group[i];
+  const of = plan.chunks, group = (of.tree || of.group)[i];
   let at = 0;
   g.globalAlpha = isChunkMarked(plan, i) ? 1 : 0.25;
   if (!of.slices) {
@@ -89,7 +89,7 @@ function drawBar(g, plan, i, x, w, y) {
   }
   slicesOf(plan, i).forEach((slice, j) => {
     const height = y(at) - y(at + slice.length);
-    g.fillStyle = group >= 0 && j === 0 ? groupColour(group) : j % 2 ? colour.aloneAlt : colour.alone;
+    g.fillStyle = group >= 0 && (j === 0 || slice.begin > 0) ? groupColour(group) : j % 2 ? colour.aloneAlt : colour.alone;
     g.fillRect(x, y(at + slice.length), w, height > 3 ? height - 0.75 : height);
     at += Math.ceil(slice.length / plan.align) * plan.align;
   });
@@ -125,6 +125,8 @@ function fillBatch() {
   byId("chunks-caption").textContent = `${count(plan.n_chunks)} chunks of at most ${count(plan.chunk_size)} tokens, `
     + `${percent(plan.fill)} full: ${count(plan.n_standalone)} standalone (grey), ${count(plan.n_dependent)} dependent, `
     + `${count(plan.n_hybrid)} hybrid, in ${count(plan.n_groups)} groups (a hue each)`
+    + (plan.rows ? `. ${count(plan.rows)} rows are computed for ${count(data.n_tokens)} tokens: sequences share what `
+      + "they begin with (a hue for each tree)" : "")
     + (data.n_ranks > 1 ? `. Here: those of rank ${data.rank}` : "");
 }
 

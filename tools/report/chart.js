@@ -84,7 +84,7 @@ function paletteOf() {
 // Which of them a pass has.
 function colourOf(s, st, i) {
   if (state.colours === "pass") return st.letter[i];
-  const group = groupOf(s, st.chunk[i]), n = colour.group.length;
+  const group = hueOf(s, st.chunk[i]), n = colour.group.length;
   return group >= 0 ? group % n : n + st.chunk[i] % 2;
 }
 
@@ -112,7 +112,7 @@ function hatch(g) {
 
 // Hatching for replays, a stripe above for a group, one below for dropped activations.
 function drawMarks(g, s, st, i, x0, w, y, h) {
-  const letter = LETTERS[st.letter[i]], group = groupOf(s, st.chunk[i]);
+  const letter = LETTERS[st.letter[i]], group = hueOf(s, st.chunk[i]);
   if (w > 5 && letter === "R") {
     g.fillStyle = hatch(g);
     g.fillRect(x0, y, w - 0.75, h);

@@ -101,7 +101,7 @@ static void try_recompute(trial *t) {
 static void try_virtual(trial *t) {
     pipeline_case what = t->what;
 
-    if (t->pipe.n_stages < 2 || t->what.n_virtual > 1 || t->what.kind != CF_SCHEDULE_BEST || t->pipe.limits ||
+    if (t->pipe.n_stages < 2 || t->what.n_virtual > 1 || t->what.kind != CF_SCHEDULE_BEST || t->pipe.limits || t->plan->branches ||
         t->pipe.model.layers || t->pipe.model.model.layers < 2 * t->pipe.n_stages)
         return;
     what.n_virtual = 2;
@@ -118,7 +118,7 @@ static void try_chunk_size(trial *t, int64_t size) {
     if (t->asked->align > 1 && size % t->asked->align != 0) return;
     asked.chunk_size = size;
     t->code = packing_of_lengths(&asked, t->r->packed->list.path, t->r->packed->lengths,
-                                 t->r->packed->list.n_sequences, &packed);
+                                 t->r->packed->shares, t->r->packed->list.n_sequences, &packed);
     if (t->code != CLI_OK) return;
     if (size % 1024 == 0) snprintf(option, sizeof option, "--chunk-size %lldK", (long long)size / 1024);
     else snprintf(option, sizeof option, "--chunk-size %lld", (long long)size);

@@ -131,6 +131,8 @@ function chunkOf(s, chunk) {
 }
 
 const groupOf = (s, chunk) => s.plan.chunks.group[chunk - s.plan.first_chunk];
+// The group whose hue it has: all of a tree have that of its root.
+const hueOf = (s, chunk) => (s.plan.chunks.tree || s.plan.chunks.group)[chunk - s.plan.first_chunk];
 
 function firstSlices(plan) {
   if (!plan.firstSlice) {

@@ -1,0 +1,143 @@
+/* fuzz_trees.c - sequences that share what they begin with: from bytes to shares, plan, metadata, schedule and run;
+   then the same with one number of the plan changed. */
+
+#include "fuzz.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_BYTES = 1 << 22, MOST_CHUNKS = 40 };
+
+typedef struct grove {
+    fuzz_input in;
+    fuzz_batch batch;
+    cf_share shares[32];
+    int wild;
+    cf_plan *plan;
+} grove;
+
+static void draw_shares(grove *g) {
+    int64_t i, n = g->batch.n;
+    g->batch.pack.shares = g->shares;
+    g->batch.pack.share_least = fuzz_mostly(&g->in, 1, 6, g->wild);
+    if (fuzz_chance(&g->in, 2)) g->batch.pack.method = CF_PACK_BEST_FIT;
+    for (i = 0; i < n; i++) {
+        int64_t with = fuzz_mostly(&g->in, 0, i > 0 ? i - 1 : 0, g->wild), most = 0;
+        if (with >= 0 && with < n) most = g->batch.lengths[with];
+        if (g->batch.lengths[i] < most) most = g->batch.lengths[i];
+        g->shares[i].with = with;
+        g->shares[i].tokens = fuzz_mostly(&g->in, 0, i > 0 && most > 0 ? most : 0, g->wild);
+    }
+}
+
+/* Every token of every sequence is on exactly one row. */
+static void check_cover(const grove *g) {
+    const cf_plan *plan = g->plan;
+    int64_t s, i, rows = 0, sum = 0;
+    cf_plan_stats stats;
+    if (!plan->branches) return;
+    for (s = 0; s < plan->n_slices; s++) {
+        rows += plan->slices[s].length;
+        sum += plan->slices[s].length * plan->through[s].n;
+        for (i = plan->through[s].first; i < plan->through[s].first + plan->through[s].n; i++)
+            FUZZ_CHECK(plan->slices[s].begin + plan->slices[s].length <= g->batch.lengths[plan->order[i]],
+                       "a row beyond the end of sequence %lld", (long long)plan->order[i]);
+    }
+    FUZZ_CHECK(sum == plan->n_tokens, "%lld tokens on rows, %lld in all", (long long)sum, (long long)plan->n_tokens);
+    cf_plan_measure(plan, NULL, &stats);
+    FUZZ_CHECK(stats.rows == rows && rows <= plan->n_tokens, "%lld rows", (long long)rows);
+}
+
+/* No plan may break these, sound or not. Returns whether all went well. */
+static int use(grove *g, int stage, cf_error *why) {
+    cf_schedule_desc desc = {0};
+    cf_schedule *schedule = NULL, *lowered = NULL;
+    cf_timeline *timeline = NULL;
+    cf_graph *graph = NULL;
+    cf_run_desc run = {0};
+    cf_graph_desc order = {0};
+    cf_error error = fuzz_error();
+    int fine;
+    desc.kind = (cf_schedule_kind)fuzz_between(&g->in, 0, CF_SCHEDULE_1F1B);
+    desc.budget = 3;
+    desc.shape.n_stages = 1 + stage;
+    desc.shape.k = fuzz_between(&g->in, 1, 4);
+    desc.shape.rank = fuzz_between(&g->in, 0, g->plan->n_ranks - 1);
+    desc.shape.replay = fuzz_chance(&g->in, 2) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+    *why = error;
+    if (!fuzz_result(cf_schedule_make(g->plan, &desc, &schedule, why), why)) return 0;
+    order.schedule = schedule;
+    fine = fuzz_result(cf_schedule_validate(g->plan, schedule, NULL, NULL, &error), &error) &&
+           fuzz_result(cf_simulate(g->plan, schedule, NULL, &timeline, &error), &error) &&
+           fuzz_result(cf_schedule_lower(g->plan, schedule, NULL, &lowered, &error), &error) &&
+           fuzz_result(cf_run(g->plan, lowered, stage, &run, NULL, &error), &error) &&
+           fuzz_result(cf_graph_make(g->plan, &order, &graph, &error), &error);
+    *why = error;
+    cf_graph_free(graph);
+    cf_schedule_free(lowered);
+    cf_timeline_free(timeline);
+    cf_schedule_free(schedule);
+    return fine;
+}
+
+static void fill_metadata(const grove *g) {
+    cf_metadata_desc desc = {0};
+    size_t bytes = 0;
+    void *memory;
+    int64_t chunk;
+    cf_metadata m;
+    desc.wants_loss_rows = desc.wants_key_ends = 1;
+    FUZZ_CHECK(cf_metadata_size(g->plan, -1, &desc, &bytes, NULL) == CF_OK, "no size");
+    memory = malloc(bytes > 0 ? bytes : 1);
+    if (memory == NULL) abort();
+    for (chunk = 0; chunk < g->plan->n_chunks; chunk++)
+        FUZZ_CHECK(cf_metadata_fill(g->plan, chunk, &desc, memory, bytes, &m, NULL) == CF_OK, "no metadata");
+    free(memory);
+}
+
+/* One number of the plan is another one: the plan is refused, or it is sound and may be used. */
+static void damage(grove *g) {
+    cf_plan *plan = g->plan;
+    int64_t *const arrays[] = {(int64_t *)plan->chunks, (int64_t *)plan->slices, (int64_t *)plan->groups,
+                               (int64_t *)plan->through, (int64_t *)plan->branches, plan->order, plan->common};
+    const int64_t counts[] = {plan->n_chunks * (int64_t)(sizeof(cf_chunk) / 8),
+                              plan->n_slices * (int64_t)(sizeof(cf_slice) / 8),
+                              plan->n_groups * (int64_t)(sizeof(cf_group) / 8),
+                              plan->n_slices * (int64_t)(sizeof(cf_through) / 8),
+                              plan->n_groups * (int64_t)(sizeof(cf_branch) / 8),
+                              plan->n_sequences,
+                              plan->n_sequences};
+    int64_t which = fuzz_between(&g->in, 0, 6), at;
+    cf_error error = fuzz_error();
+    if (!plan->branches || counts[which] == 0) return;
+    at = fuzz_between(&g->in, 0, counts[which] - 1);
+    arrays[which][at] = fuzz_chance(&g->in, 2) ? arrays[which][at] + fuzz_between(&g->in, -2, 2) : fuzz_number(&g->in);
+    if (!fuzz_result(cf_plan_validate(plan, g->batch.lengths, g->batch.n, NULL, &error), &error)) return;
+    check_cover(g);
+    (void)use(g, 0, &error);
+}
+
+static void run_trees(const uint8_t *data, size_t size) {
+    grove g;
+    cf_error error = fuzz_error();
+    size_t bytes = 0;
+    memset(&g, 0, sizeof g);
+    g.in = fuzz_input_of(data, size);
+    g.wild = fuzz_chance(&g.in, 4) ? 12 : 0;
+    fuzz_draw_batch(&g.in, &g.batch, 12, g.wild);
+    if (g.batch.pack.split == CF_SPLIT_COST && g.wild) return; /* slow where lengths are large */
+    draw_shares(&g);
+    if (cf_pack_size(g.batch.lengths, g.batch.n, &g.batch.pack, &bytes, NULL) == CF_OK && bytes > MOST_BYTES) return;
+    if (!fuzz_result(cf_pack(g.batch.lengths, g.batch.n, &g.batch.pack, &g.plan, &error), &error)) return;
+    FUZZ_CHECK(fuzz_result(cf_plan_validate(g.plan, g.batch.lengths, g.batch.n, NULL, &error), &error),
+               "cf_plan_validate: %s", error.text);
+    check_cover(&g);
+    if (g.plan->n_chunks <= MOST_CHUNKS) {
+        fill_metadata(&g);
+        FUZZ_CHECK(use(&g, (int)fuzz_between(&g.in, 0, 3), &error), "a sound plan cannot be used: %s", error.text);
+        damage(&g);
+    }
+    cf_plan_free(g.plan);
+}
+
+const fuzz_target fuzz_trees = {"trees", run_trees};
