@@ -1467,7 +1467,8 @@ test_check() {
     }
     bad empty-object '1: format is missing' '{}'
     bad format '2: format: unknown' '{\n"format": "other", "version": 1}'
-    bad version '1: version: got 2, wanted 1' '{"format": "chunkflow-plan", "version": 2}'
+    bad version '1: version: got 3, wanted 1 or 2' '{"format": "chunkflow-plan", "version": 3}'
+    bad version/ranks '1: version: got 2, wanted 1$' '{"format": "chunkflow-schedules", "version": 2}'
     bad version/point '1: version: wanted a whole number' '{"format": "chunkflow-plan", "version": 1.0}'
     bad twice '3: format: given twice' '{"format": "chunkflow-plan",\n"version": 1,\n"format": "chunkflow-plan"}'
     bad end '2: wanted the name of a member' '{"format": "chunkflow-plan",\n}'
