@@ -94,9 +94,15 @@ static int runs_through(const cf_plan *plan, int64_t slice, int64_t sequence) {
 /* Each token of each sequence is on exactly one row, and that row has this token; no row is on no sequence. */
 static void check_cover(const forest *f, const cf_plan *plan) {
     static int seen[MOST][LONGEST];
-    int64_t s, i, p, rows = 0;
+    int64_t s, i, p, rows = 0, n_hybrid = 0;
     cf_plan_stats stats;
     memset(seen, 0, sizeof seen);
+    for (i = 0; i < plan->n_chunks; i++) { /* of a group, with whole sequences behind what it has of that */
+        const cf_chunk *c = &plan->chunks[i];
+        int whole = 0;
+        for (s = c->first_slice + 1; s < c->first_slice + c->n_slices; s++) whole |= plan->slices[s].begin == 0;
+        n_hybrid += c->group >= 0 && whole;
+    }
     for (s = 0; s < plan->n_slices; s++) {
         const cf_slice *slice = &plan->slices[s];
         rows += slice->length;
@@ -114,6 +120,7 @@ static void check_cover(const forest *f, const cf_plan *plan) {
             if (seen[i][p] != 1) FAIL("token %d of sequence %d is on %d rows", (int)p, (int)i, seen[i][p]);
     cf_plan_measure(plan, NULL, &stats);
     CHECK_INT(stats.rows, rows);
+    CHECK_INT(stats.n_hybrid, n_hybrid);
     CHECK(plan->n_chunks - plan->n_idle >= plan->lower_bound);
 }
 
@@ -164,6 +171,13 @@ static int see_key(const cf_plan *plan, const cf_chunk *c, int64_t key, int64_t 
 /* Every row sees the tokens of its sequences up to itself, each once, and nothing else: by calls and by key ends. */
 static void check_mask(const cf_plan *plan, const cf_chunk *c, const cf_metadata *m) {
     int64_t row, i, k, level;
+    if (m->n_levels == 0 && c->prefix > 0 && plan->branches) /* the rows of other groups lie elsewhere */
+        CHECK_INT(plan->branches[c->group].parent, -1);
+    for (level = 0; level < m->n_levels; level++) {
+        const cf_level *l = &m->levels[level];
+        if (l->group >= 0 && l->n_seqs > 0)
+            CHECK(l->first + l->cu_seqlens_k[l->n_seqs] <= plan->groups[l->group].tokens);
+    }
     for (row = 0; row < m->rows; row++) {
         unsigned char seen[LONGEST + 1] = {0}, ends[LONGEST + 1] = {0};
         int64_t query = slice_of_row(plan, c, row), position, n = 0, n_ends = 0;
@@ -1076,13 +1090,18 @@ static cf_plan *pack_small_tree(harness_rng *random, forest *f) {
 
 TEST(damaged_plans_of_trees_are_refused) {
     harness_rng random = {20261125};
-    int64_t round, n = harness_rounds(40, 10);
+    int64_t round, n = harness_rounds(40, 10), i, j;
     for (round = 0; round < n; round++) {
         forest f;
         cf_plan *plan = pack_small_tree(&random, &f);
         CHECK(damage_all(&f, plan, plan->branches, plan->n_groups, sizeof(cf_branch), 1) > 0);
         CHECK(damage_all(&f, plan, plan->through, plan->n_slices, sizeof(cf_through), 0) > 0);
         CHECK(damage_all(&f, plan, plan->slices, plan->n_slices, sizeof(cf_slice), 0) > 0);
+        for (i = 0; i < plan->n_chunks; i++) { /* a chunk is of the group that holds it */
+            CHECK(damage(&f, plan, &plan->chunks[i].group, -1, 0) || plan->chunks[i].group < 0);
+            for (j = 0; j < plan->n_groups; j++)
+                CHECK(damage(&f, plan, &plan->chunks[i].group, j, 0) || plan->chunks[i].group == j);
+        }
         CHECK(damage_all(&f, plan, plan->chunks, plan->n_chunks, sizeof(cf_chunk), 0) > 0);
         CHECK(damage_all(&f, plan, plan->groups, plan->n_groups, sizeof(cf_group), 0) > 0);
         CHECK(damage_all(&f, plan, plan->order, plan->n_sequences, sizeof(int64_t), 0) > 0);
