@@ -6318,21 +6318,13 @@ static int cf__room_fits(const cf__pipe_room *held, const cf__pipe_room *more, c
            held->bytes <= limits->bytes - more->bytes;
 }
 
-/* Bytes of a place for a chunk of the unit, where bytes are limited. */
+/* Bytes of a place for a chunk of the unit, where bytes are limited: what its activations take beyond its input, for
+   which there is room from the unit's start on, whether it is dropped or not. Chunks of groups count as the largest. */
 static int64_t cf__schedule_place(const cf__schedule_maker *m, const cf__pipe_unit *unit) {
-    int64_t rows = unit->n > 1 ? m->most_padded : m->pipe.chunks[unit->first].padded;
-    return m->tightest.bytes < INT64_MAX ? rows * m->desc.limits.per_token.activations : 0;
-}
-
-/* What a unit takes for so many tokens of its state and so many inputs of its chunks. */
-static cf__pipe_room cf__schedule_holds(const cf__schedule_maker *m, int64_t state, int64_t inputs) {
     const cf_bytes *bytes = &m->desc.limits.per_token;
-    cf__pipe_room holds = {0, 0, 0};
-    holds.state = state;
-    if (m->tightest.bytes == INT64_MAX) return holds;
-    holds.bytes = state * (bytes->state + bytes->state_gradient);
-    if (m->pipe.local) holds.bytes += inputs * m->most_padded * bytes->boundary;
-    return holds;
+    int64_t rows = unit->n > 1 ? m->most_padded : m->pipe.chunks[unit->first].padded;
+    if (m->tightest.bytes == INT64_MAX) return 0;
+    return rows * cf__max(bytes->activations - (m->pipe.local ? bytes->boundary : 0), 0);
 }
 
 /* Tokens that the state grows by with a chunk. */
@@ -6340,20 +6332,41 @@ static int64_t cf__schedule_state(const cf__schedule_maker *m, int64_t chunk) {
     return cf_chunk_state_tokens(m->pipe.plan, m->pipe.first_chunk + chunk);
 }
 
-/* What it takes from its start on, with places for so many chunks. */
+/* What chunk i of a unit takes beside its place. The last one may be smaller than the others: while it is kept the unit
+   needs so much less, and afterwards the next one needs it all. So it takes that much less, if it takes as much. */
+static cf__pipe_room cf__schedule_beside(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t i) {
+    const cf_bytes *bytes = &m->desc.limits.per_token;
+    int is_last = i + 1 == unit->n;
+    int64_t rows = m->pipe.chunks[unit->first + i].padded, input = bytes->boundary;
+    cf__pipe_room takes = {0, 0, 0};
+    takes.state = cf__schedule_state(m, unit->first + i);
+    if (m->tightest.bytes == INT64_MAX) return takes;
+    takes.bytes = takes.state * (bytes->state + bytes->state_gradient);
+    if (is_last) input = cf__min(input, bytes->activations);
+    if (m->pipe.local) takes.bytes += (is_last ? rows : m->most_padded) * input;
+    if (is_last && unit->n > 1 && m->most_padded > 0)
+        takes.bytes -= cf__min(takes.bytes, cf__schedule_place(m, unit) / m->most_padded * (m->most_padded - rows));
+    return takes;
+}
+
+/* What a unit takes from its start on, with places for so many chunks. */
 static cf__pipe_room cf__schedule_takes(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t places) {
+    const cf_bytes *bytes = &m->desc.limits.per_token;
     int64_t last = unit->first + unit->n - 1;
-    int64_t state = m->pipe.chunks[last].prefix - m->pipe.chunks[unit->first].prefix + cf__schedule_state(m, last);
-    cf__pipe_room takes = cf__schedule_holds(m, state, unit->n - 1);
+    int64_t before = m->pipe.chunks[last].prefix - m->pipe.chunks[unit->first].prefix;
+    cf__pipe_room takes = cf__schedule_beside(m, unit, unit->n - 1);
     takes.chunks = places;
-    takes.bytes += places * cf__schedule_place(m, unit);
+    takes.state += before;
+    if (m->tightest.bytes == INT64_MAX) return takes;
+    takes.bytes += before * (bytes->state + bytes->state_gradient) + places * cf__schedule_place(m, unit);
+    if (m->pipe.local) takes.bytes += (unit->n - 1) * m->most_padded * bytes->boundary;
     return takes;
 }
 
 /* What it gives back at the end of the backward of its chunk i, with so many places. */
 static cf__pipe_room cf__schedule_gives(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t i,
                                         int64_t places) {
-    cf__pipe_room gives = cf__schedule_holds(m, cf__schedule_state(m, unit->first + i), i + 1 < unit->n);
+    cf__pipe_room gives = cf__schedule_beside(m, unit, i);
     gives.chunks = places;
     gives.bytes += places * cf__schedule_place(m, unit);
     return gives;
@@ -7484,6 +7497,7 @@ typedef struct cf__dispatch_queue {
 typedef struct cf__dispatch_worker {
     double free_at;
     double ready;               /* seconds of the passes that it could take, or that are on their way to it */
+    double left;                /* seconds of the passes that it has not taken, and the least tail of any */
     double link_free[2];
     cf__pipe_room room;         /* what is left of its chunks and bytes */
     int64_t free_bytes;         /* bytes that would be left if no chunk were kept */
@@ -7700,28 +7714,44 @@ static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t chu
     return -cf__bounds_latest_start(d->paths, place, v * d->pipe->n + chunk);
 }
 
-static void cf__dispatch_start_passes(cf__dispatch *d) {
-    int64_t i, v;
+/* Notes the urgency of the passes of virtual stage v, and what they leave for its stage to do. */
+static void cf__dispatch_start_stage(cf__dispatch *d, int64_t v, double *least_tail) {
+    cf__dispatch_worker *worker = &d->workers[d->stage_of[v]];
+    int64_t i;
     int place;
+    for (i = 0; i < d->pipe->n; i++) {
+        const cf__pipe_unit *unit = cf__schedule_unit(d->maker, i);
+        int64_t cell = v * d->pipe->n + i;
+        cf__dispatch_count(d, CF_F, unit, i, v);
+        for (place = 0; place < 3 + d->policy.split; place++) {
+            int32_t id = cf__dispatch_id(cell, place);
+            d->urgency[id] = cf__dispatch_urgency(d, place, i, v);
+            if (d->policy.rhythm > 0 && (place == CF_F || place == CF__PIPE_BACK))
+                cf__dispatch_push(worker, CF__DISPATCH_PLAN, id, d->urgency);
+            if (!cf__pipe_occurs(unit, place, i)) continue;
+            worker->left += d->paths->seconds[place][cell];
+            if (d->paths->tail[place][cell] < *least_tail) *least_tail = d->paths->tail[place][cell];
+        }
+    }
+}
+
+static void cf__dispatch_start_passes(cf__dispatch *d) {
+    int64_t s, row;
     memset(d->ready_at, 0, (size_t)cf__dispatch_passes(d->pipe) * sizeof(double));
     memset(d->missing, 0, (size_t)cf__dispatch_passes(d->pipe));
-    for (v = 0; v < d->pipe->n_v; v++)
-        for (i = 0; i < d->pipe->n; i++) {
-            cf__dispatch_count(d, CF_F, cf__schedule_unit(d->maker, i), i, v);
-            for (place = 0; place < 3 + d->policy.split; place++) {
-                int32_t id = cf__dispatch_id(v * d->pipe->n + i, place);
-                d->urgency[id] = cf__dispatch_urgency(d, place, i, v);
-                if (d->policy.rhythm > 0 && (place == CF_F || place == CF__PIPE_BACK))
-                    cf__dispatch_push(&d->workers[d->stage_of[v]], CF__DISPATCH_PLAN, id, d->urgency);
-            }
-        }
+    for (s = 0; s < d->pipe->shape.n_stages; s++) {
+        double least_tail = DBL_MAX;
+        for (row = 0; row < d->pipe->shape.n_virtual; row++)
+            cf__dispatch_start_stage(d, cf__pipe_at(d->pipe, row, s), &least_tail);
+        d->workers[s].left += least_tail;
+    }
 }
 
 static void cf__dispatch_start_workers(cf__dispatch *d) {
     int64_t rows = d->pipe->shape.n_virtual, s, q, v;
     for (s = 0; s < d->pipe->shape.n_stages; s++) {
         cf__dispatch_worker *worker = &d->workers[s];
-        worker->free_at = worker->ready = worker->link_free[0] = worker->link_free[1] = 0;
+        worker->free_at = worker->ready = worker->left = worker->link_free[0] = worker->link_free[1] = 0;
         worker->room = cf__schedule_limits_of(d->maker, s);
         if (d->policy.kind == CF_SCHEDULE_ZERO_BUBBLE)
             worker->room.chunks = cf__min(worker->room.chunks, cf__max(d->pipe->n_v, d->most.chunks * rows));
@@ -7772,21 +7802,12 @@ static void cf__dispatch_start(cf__dispatch *d) {
 
 /* ---- eviction ---- */
 
-/* What a place of the chunk gives if it is dropped after all, or takes again for its replay. The input that it leaves
-   behind is counted with its unit, but for the last chunk. */
-static cf__pipe_room cf__dispatch_place_of(const cf__dispatch *d, const cf__pipe_unit *unit, int64_t chunk) {
-    const cf__schedule_maker *m = d->maker;
-    cf__pipe_room place = {1, 0, 0};
-    place.bytes = cf__schedule_place(m, unit);
-    if (chunk + 1 == unit->first + unit->n && m->tightest.bytes < INT64_MAX)
-        place.bytes -= m->pipe.chunks[chunk].padded * m->desc.limits.per_token.boundary;
-    return place;
-}
-
-/* Whether a stage may drop the chunk, of which it has to keep the input. */
+/* Whether a stage may drop the chunk, of which it has to keep the input. There is room for that, unless it is the last
+   of its unit and the input is larger than what is dropped. */
 static int cf__dispatch_can_drop(const cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk) {
-    return (unit->n > 1 || d->workers[stage].n_dropped < CF__DISPATCH_INPUTS * d->pipe->n_v) &&
-           cf__dispatch_place_of(d, unit, chunk).bytes >= 0;
+    const cf_bytes *bytes = &d->maker->desc.limits.per_token;
+    if (chunk + 1 == unit->first + unit->n && bytes->boundary > bytes->activations) return 0;
+    return unit->n > 1 || d->workers[stage].n_dropped < CF__DISPATCH_INPUTS * d->pipe->n_v;
 }
 
 /* The cell to evict next; -1: there is none. A cell whose backward could begin is not evicted any more. */
@@ -7820,22 +7841,22 @@ static void cf__dispatch_evict(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
     while (worker->room.chunks < 0 || worker->room.bytes < 0) {
         int32_t cell = cf__dispatch_victim(d, stage);
-        cf__pipe_room place;
         int64_t chunk, v;
         if (cell < 0) return;
         v = cf__dispatch_stage(d, cf__dispatch_id(cell, CF_F), &chunk);
-        place = cf__dispatch_place_of(d, cf__schedule_unit(d->maker, chunk), chunk);
-        cf__room_add(&worker->room, &place, 1);
+        worker->room.chunks++;
+        worker->room.bytes += cf__schedule_place(d->maker, cf__schedule_unit(d->maker, chunk));
         --*cf__dispatch_kept(d, chunk, v);
+        worker->left += d->paths->seconds[CF_R][cell];
         worker->n_dropped += cf__schedule_unit(d->maker, chunk)->n == 1;
         cf__dispatch_await_replay(d, stage, cell);
     }
 }
 
-/* Whether a stage has a place for the chunk, or can make one. */
-static int cf__dispatch_has_place(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk) {
+/* Whether a stage has a place for a chunk of the unit, or can make one. */
+static int cf__dispatch_has_place(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit) {
     const cf__pipe_room *room = &d->workers[stage].room;
-    return (room->chunks >= 1 && room->bytes >= cf__dispatch_place_of(d, unit, chunk).bytes) ||
+    return (room->chunks >= 1 && room->bytes >= cf__schedule_place(d->maker, unit)) ||
            cf__dispatch_victim(d, stage) >= 0;
 }
 
@@ -7848,7 +7869,7 @@ static int cf__dispatch_allows(cf__dispatch *d, int64_t stage, int32_t id) {
     if (cf__pipe_is_dropped(&unit, chunk + 1 - unit.first) &&
         !cf__dispatch_is_taken(d, v * d->pipe->n + chunk + 1, CF_R))
         return 0;
-    return cf__dispatch_has_place(d, stage, &unit, chunk);
+    return cf__dispatch_has_place(d, stage, &unit);
 }
 
 /* Whether the replay of a dropped cell could run now: all of its unit has been forward and keeps fewer chunks than it
@@ -7920,37 +7941,27 @@ static double cf__dispatch_take_in(const cf__dispatch *d, int place, int64_t v, 
 static void cf__dispatch_take_place(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int place,
                                     int64_t chunk, int64_t v) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    cf__pipe_room takes = {1, 0, 0};
     if (!d->policy.evicts || !cf__pipe_keeps(unit, place, chunk)) return;
-    if (place == CF_R) takes = cf__dispatch_place_of(d, unit, chunk);
-    else takes.bytes = cf__schedule_place(d->maker, unit);
-    cf__room_add(&worker->room, &takes, -1);
+    worker->room.chunks--;
+    worker->room.bytes -= cf__schedule_place(d->maker, unit);
     if (place == CF_F) cf__dispatch_push(worker, CF__DISPATCH_KEPT, (int32_t)(v * d->pipe->n + chunk), d->near);
     cf__dispatch_evict(d, stage);
 }
 
-/* A chunk gives its place back; or the chunk k before it, which was dropped, gets it. With eviction, where backwards
-   are cut, a replay may have waited for that. */
-static void cf__dispatch_give_place(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
-                                    double end) {
+/* A chunk gives back what it takes beside its place, and its place too, unless the chunk k before it, which was dropped,
+   gets that. Where backwards are cut all bytes come back with its W. With eviction, a replay may have waited for that. */
+static void cf__dispatch_give_back(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
+                                   double end) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int64_t before = chunk - cf__schedule_unit(d->maker, chunk)->k;
     int32_t replay = cf__dispatch_id(v * d->pipe->n + before, CF_R);
     int stays = !d->policy.evicts && chunk - unit->first >= unit->k;
+    worker->free_bytes += cf__schedule_beside(d->maker, unit, chunk - unit->first).bytes;
+    worker->room.bytes += cf__schedule_gives(d->maker, unit, chunk - unit->first, !stays).bytes;
     worker->room.chunks += !stays;
-    worker->room.bytes += stays ? 0 : cf__schedule_place(d->maker, unit);
     if (!d->policy.evicts) return;
     worker->n_dropped -= unit->n == 1 && unit->k == 0;
     if (d->policy.split && before >= unit->first && d->missing[replay] > 0) cf__dispatch_supply(d, replay, v, end);
-}
-
-/* A chunk has had its B or I, and gives back what it takes beside its place. */
-static void cf__dispatch_give_back(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk,
-                                   int64_t v) {
-    cf__pipe_room gives = cf__schedule_gives(d->maker, unit, chunk - unit->first, 0);
-    d->state[v] += gives.state;
-    d->workers[stage].room.bytes += gives.bytes;
-    d->workers[stage].free_bytes += gives.bytes;
 }
 
 /* Runs a pass on a free stage. */
@@ -7967,14 +7978,16 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
     d->n_left -= place != CF_R; /* these hold up a backward each */
     worker->free_at = end;
     worker->ready -= d->paths->seconds[place][cell];
+    worker->left -= d->paths->seconds[place][cell];
     worker->n_forwards += place == CF_F;
     if (place == CF_F || place == CF__PIPE_BACK)
         worker->n_ahead += (place == CF_F ? 1 : -1) * cf__pipe_keeps(&unit, CF_F, chunk);
     d->makespan = cf__most(d->makespan, end);
-    if (end + d->paths->tail[place][cell] > d->give_up_at) d->makespan = DBL_MAX; /* too late */
-    if (place == CF__PIPE_BACK) cf__dispatch_give_back(d, stage, &unit, chunk, v);
+    if (end + d->paths->tail[place][cell] > d->give_up_at || end + worker->left > d->give_up_at * (1 + 1e-9))
+        d->makespan = DBL_MAX; /* too late */
+    if (place == CF__PIPE_BACK) d->state[v] += cf__schedule_state(d->maker, chunk);
     if (place == (d->policy.split ? CF__PIPE_W : CF__PIPE_BACK))
-        cf__dispatch_give_place(d, stage, &unit, chunk, v, end);
+        cf__dispatch_give_back(d, stage, &unit, chunk, v, end);
     cf__dispatch_supply_all(d, stage, &unit, place, chunk, v, end);
     cf__dispatch_set_wake(d, stage, worker->free_at);
 }
@@ -8026,7 +8039,7 @@ static int cf__dispatch_may_start(cf__dispatch *d, int64_t stage, const cf__pipe
     if (takes.state > d->state[v] || takes.bytes > bytes - behind * d->most.bytes) return 0;
     if (!d->policy.evicts) return takes.chunks <= worker->room.chunks - behind * d->most.chunks;
     return unit->n > 1 || (v < d->pipe->n_v - 1 && cf__dispatch_can_drop(d, stage, unit, unit->first)) ||
-           cf__dispatch_has_place(d, stage, unit, unit->first);
+           cf__dispatch_has_place(d, stage, unit);
 }
 
 /* With the first forward of a unit on virtual stage v the unit starts there. With eviction, all passes are counted as

@@ -412,9 +412,7 @@ test_limits() {
     # What is said to be enough is enough, and one less is not.
     least=$(sed -n 's/.*needs \([0-9,]*\) at least/\1/p' err | tr -d ,)
     cf plan --chunk-size 1024 --k 1 --stages 2 --token-bytes 4,2,4,1 --limit-bytes "$least" --summary drawn
-    same limits/bytes/least/code 0 "$code"
-    # It counts each chunk of a group as large as the largest, of which the last one falls short by a few bytes.
-    between limits/bytes/least "$(summary 'peak bytes')" $((least - least / 1000)) "$least"
+    same limits/bytes/least "0 $least" "$code $(summary 'peak bytes')"
     refuses limits/bytes/less 2 'at least$' \
         plan --chunk-size 1024 --k 1 --stages 2 --token-bytes 4,2,4,1 --limit-bytes $((least - 1)) drawn
 }
