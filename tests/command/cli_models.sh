@@ -105,6 +105,8 @@ refused memory_without_model 2 "--layers is missing" memory --chunk-size 4K
 for name in Qwen/Qwen2.5-7B-Instruct org/team/QWEN2.5-7B-Base qwen2.5-7b-chat-hf; do
     says "memory_name_$name" "qwen2.5-7b: 7,615,616,512 parameters" memory --model $name --chunk-size 4K
 done
+refused memory_name_as_long 2 "there is no 'qwen2.5-73b'; did you mean qwen2.5-72b? " memory --model qwen2.5-73b \
+    --chunk-size 4K
 refused memory_name_near 2 "there is no 'Qwen2.5-7B-1M'; did you mean qwen2.5-7b? There are: qwen2.5-0.5b, " memory \
     --model Qwen2.5-7B-1M --chunk-size 4K
 refused memory_name_suffix 2 "there is no '-instruct'. There are: " memory --model=-instruct --chunk-size 4K

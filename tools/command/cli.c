@@ -250,7 +250,7 @@ void cli_guess_offer(cli_guess *guess, const char *name) {
     int distance;
 
     if (!name || strlen(name) > GUESS_BYTES || strlen(guess->word) > GUESS_BYTES) return;
-    distance = distance_between(guess->word, name);
+    distance = 2 * distance_between(guess->word, name) + (strlen(guess->word) != strlen(name));
     if (guess->nearest && distance >= guess->distance) return;
     guess->nearest = name;
     guess->distance = distance;
@@ -260,7 +260,7 @@ const char *cli_guess_text(const cli_guess *guess) {
     char *out = cli_scratch();
 
     out[0] = '\0';
-    if (guess->nearest && 3 * guess->distance <= (int)strlen(guess->word))
+    if (guess->nearest && 3 * (guess->distance / 2) <= (int)strlen(guess->word))
         snprintf(out, CLI_SCRATCH_BYTES, "; did you mean %s?", guess->nearest);
     return out;
 }

@@ -148,7 +148,7 @@ void cli_print_help(const cli_command *command, FILE *to);
    with {word}, offer it each of those, and take the text, which is in a cli_scratch. */
 typedef struct cli_guess {
     const char *word, *nearest;
-    int distance;
+    int distance; /* twice the letters that differ, and 1 more where the lengths do */
 } cli_guess;
 
 void cli_guess_offer(cli_guess *guess, const char *name);
