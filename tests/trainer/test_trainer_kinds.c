@@ -83,7 +83,7 @@ TEST(losses_equal_the_definition) {
     harness_report("at most %.1e off", worst);
 }
 
-/* Every tensor of every kind; the last layer's kind is that of the module, too. */
+/* Every tensor of every kind; with a module, its layer is of the last one's kind. */
 TEST(gradients_equal_finite_differences) {
     static const char *const mixes[] = {"window+sinks+gate,latent", "chunked+experts,delta", "mamba+experts,kda",
                                         "full+gate"};
@@ -91,7 +91,7 @@ TEST(gradients_equal_finite_differences) {
     for (int i = 0; i < 4; i++) {
         world x;
         chunked_result result;
-        const model_config c = model_of_kinds(mixes[i], 2, 0.4);
+        const model_config c = model_of_kinds(mixes[i], 2, i % 2 == 0 ? 0.4 : 0);
         world_begin(&x, &c, lengths, 5, 4, 2, i);
         chunked_loss(&x, &result);
         CHECK_INT(result.largest_group, 5);
@@ -145,14 +145,14 @@ TEST(k_and_streams_change_no_bit) {
     const int64_t lengths[] = {50, 9};
     for (int i = 0; i < PATTERNS; i++) {
         real *first = NULL;
-        for (int way = 0; way < 4; way++) {
+        for (int way = 0; way < 3; way++) {
             world x;
             chunked_result result;
             const model_config c = model_of_kinds(patterns[i], 3, 0.4);
-            world_begin(&x, &c, lengths, 2, 12, way < 3 ? 1 + 2 * way : 1, 0);
-            if (way == 3) x.runner.stream_bytes = stream_ring_bytes(stream_width_of(&c), KEY_BLOCK);
+            world_begin(&x, &c, lengths, 2, 12, way == 1 ? 99 : 1, 0);
+            if (way == 2) x.runner.stream_bytes = stream_ring_bytes(stream_width_of(&c), KEY_BLOCK);
             chunked_loss(&x, &result);
-            CHECK_INT(result.n_replays > 0, way != 2);
+            CHECK_INT(result.n_replays > 0, way != 1);
             if (!first) {
                 first = TAKE(real, x.gradient.count);
                 memcpy(first, x.gradient.flat, (size_t)x.gradient.count * sizeof *first);
