@@ -85,8 +85,6 @@ static inline layer_kind layer_kind_of(const model_config *c, int64_t layer) {
 /* Layers, and the one of the module for the next token but one. */
 static inline int64_t all_layers(const model_config *c) { return c->layers + (c->kinds.mtp > 0); }
 
-static inline int is_recurrent(const layer_kind *kind) { return kind->mixer >= MIXER_DELTA; }
-
 /* The place of a word of `length` characters in a list, `n` where it is none of them. */
 static inline int word_in(const char *const *list, int n, const char *word, size_t length) {
     int i = 0;

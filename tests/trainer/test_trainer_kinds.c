@@ -240,6 +240,8 @@ typedef enum fault_of_kind {
     FAULT_SNAPSHOT,  /* replays and backwards begin from the border before the right one */
     FAULT_NEIGHBOUR, /* a packed sequence begins from what lies before it in the chunk */
     FAULT_BALANCE,   /* each chunk has a balance loss of its own */
+    FAULT_COUNTS,    /* forwards that keep nothing do not count who goes to which expert */
+    FAULT_DROPPED,   /* nor do they run the module's layer */
     FAULT_ROUTES,    /* a replay routes otherwise than the first forward did */
     FAULT_NEXT,      /* the next token is not known where it lies in the next chunk */
 } fault_of_kind;
@@ -267,8 +269,15 @@ static routing chunk_alone(const pass *p, int64_t *length) {
 static double faulty_forward(const pass *p) {
     chunk_rows rows = *p->rows;
     pass q = *p;
+    routing blind = *p->routing;
     const int32_t one_sequence[2] = {0, (int32_t)rows.rows};
+    const int is_dropped = !p->stage.has_head;
     q.rows = &rows;
+    if (fault == FAULT_COUNTS && is_dropped) {
+        blind.count = TAKE(double, blind.layers * blind.sequences * blind.experts);
+        q.routing = &blind;
+    }
+    if (fault == FAULT_DROPPED && is_dropped) q.stage.has_mtp = 0;
     if (fault == FAULT_SNAPSHOT && p->is_replay && rows.index > 0) rows.index--;
     if (fault == FAULT_NEXT && p->state && rows.index + 1 < p->state->chunks) rows.next[rows.rows - 1] = -1;
     if (fault == FAULT_NEIGHBOUR) {
@@ -279,7 +288,9 @@ static double faulty_forward(const pass *p) {
         int16_t *route = routes_at(p->routing, rows.chunk, layer, 0);
         for (int64_t i = 0; i < rows.rows * p->routing->active; i++) route[i] = (int16_t)((route[i] + 1) % 5);
     }
-    return model_forward(&q);
+    const double loss = model_forward(&q);
+    if (q.routing == &blind) free(blind.count);
+    return loss;
 }
 
 static void faulty_backward(const pass *p, const weights *gradient) {
@@ -310,7 +321,7 @@ static double difference_by(fault_of_kind which, const char *pattern, int64_t k)
     double d[2];
     world x;
     chunked_result result;
-    const model_config c = model_of_kinds(pattern, 2, which == FAULT_NEXT ? 0.4 : 0);
+    const model_config c = model_of_kinds(pattern, 2, which == FAULT_NEXT || which == FAULT_DROPPED ? 0.4 : 0);
     world_begin(&x, &c, lengths, 8, 16, k, 0);
     for (int64_t i = 0; i < x.weights.n_tensors && strcmp(pattern, "delta,delta") == 0; i++) { /* S forgets at once */
         const tensor *t = &x.weights.tensors[i];
@@ -344,6 +355,7 @@ TEST(faults_show) {
         {FAULT_SNAPSHOT, "wrong border", "kda", 99},            {FAULT_SNAPSHOT, "wrong border", "mamba", 2},
         {FAULT_NEIGHBOUR, "the neighbour's state", "delta", 2}, {FAULT_NEIGHBOUR, "the neighbour's state", "mamba", 2},
         {FAULT_NEIGHBOUR, "its tail alone", "delta,delta", 2},  {FAULT_BALANCE, "balance by chunk", "full+experts", 2},
+        {FAULT_COUNTS, "not counted", "full+experts", 2},       {FAULT_DROPPED, "not run", "full", 2},
         {FAULT_ROUTES, "other routes", "full+experts", 1},      {FAULT_NEXT, "no look beyond the border", "full", 2},
     };
     double least = INFINITY;

@@ -294,7 +294,7 @@ static double reference_layer(double *stream, int64_t n, const model_config *c, 
     const layer_kind kind = layer_kind_of(c, layer);
     double *x = TAKE(double, n * h), *mixed = TAKE(double, n * h), *out = TAKE(double, h), balance = 0;
     for (int64_t t = 0; t < n; t++) reference_norm(x + t * h, stream + t * h, w->attention_norm, h, c->norm_epsilon);
-    if (is_recurrent(&kind)) reference_recurrent(mixed, x, n, c, kind, w);
+    if (kind.mixer >= MIXER_DELTA) reference_recurrent(mixed, x, n, c, kind, w);
     else if (kind.mixer == MIXER_LATENT) reference_latent(mixed, x, n, c, w);
     else reference_full(mixed, x, n, c, kind, w);
     for (int64_t t = 0; t < n; t++) {
