@@ -20,6 +20,7 @@
    The functions by task. Those of a line with ~ may change before 1.0; all others are stable: until then a function
    keeps its arguments and meaning, and a struct of options its members, to which others may be added.
        pack a batch            cf_pack, cf_pack_size + cf_pack_into (your memory), cf_pack_defaults, cf_plan_free
+         what begins alike     cf_shares_find (from tokens), cf_shares_of_nodes (from a tree)
        ask a plan              cf_plan_measure (fill, bounds, balance), cf_chunk_state_tokens, cf_slice_pairs
        feed kernels and loss   cf_metadata_size + cf_metadata_fill (cu_seqlens, positions, targets), cf_loss_weights
        order the passes        cf_schedule_make, cf_schedule_size + cf_schedule_into, cf_schedule_defaults,
@@ -421,6 +422,22 @@ CHUNKFLOW_API cf_result cf_pack_into(const int64_t *lengths, int64_t n, const cf
 
 CHUNKFLOW_API cf_pack_desc cf_pack_defaults(const cf_pack_desc *desc);
 CHUNKFLOW_API void cf_plan_free(cf_plan *plan);
+
+/* Shares of a batch. Who has its sequences in the order of their tokens, each with `common` tokens of the one before,
+   needs no function: shares[i] is {i - 1, common[i]}.
+
+   cf_shares_find compares tokens: sequence i has lengths[i] of token_bytes bytes each at tokens[i]. Takes n log n steps
+   and as many as tokens are alike (Ng and Kakehi, Merging string sequences by longest common prefixes, 2008).
+   cf_shares_of_nodes has a tree: node i has tokens[i] tokens behind those of parents[i], which is a node before it, or
+   -1. The nodes that no other one goes on from are the sequences: the j-th is node leaves[j], has lengths[j] tokens, and
+   shares shares[j]. A sequence that ends where others go on has a node of 0 tokens. All three have room for n.
+
+   Errors: CF_ERROR_ARGUMENT (names the argument and the item), CF_ERROR_LIMIT, CF_ERROR_MEMORY (working space). */
+CHUNKFLOW_API cf_result cf_shares_find(const void *const *tokens, int64_t token_bytes, const int64_t *lengths,
+                                       int64_t n, cf_share *shares, const cf_allocator *allocator, cf_error *error);
+CHUNKFLOW_API cf_result cf_shares_of_nodes(const int64_t *parents, const int64_t *tokens, int64_t n, int64_t *leaves,
+                                           int64_t *lengths, cf_share *shares, int64_t *n_sequences,
+                                           const cf_allocator *allocator, cf_error *error);
 
 /* Checks a plan from any source against the lengths that it claims to pack: every token of every sequence in exactly
    one slice, slices of a sequence in order, no chunk over chunk_size or max_slices, alignment, groups and prefixes,
@@ -2444,6 +2461,157 @@ static cf_result cf__tree_build(cf__tree *t) {
     cf__tree_add_up(t);
     cf__tree_make_chains(t);
     return CF_OK;
+}
+
+/* ---- shares of tokens, and of nodes ---- */
+
+typedef struct cf__share_finder {
+    const void *const *tokens;
+    int64_t token_bytes;
+    const int64_t *lengths;
+    int64_t n;
+    cf_share *shares;
+    int64_t *ids, *common;          /* (n) in runs that are sorted; tokens in common with the one before in the run */
+    int64_t *new_ids, *new_common;  /* (n) the same of runs twice as long */
+} cf__share_finder;
+
+static void cf__share_scratch(void *job, cf__carver *carver) {
+    cf__share_finder *f = (cf__share_finder *)job;
+    f->ids = (int64_t *)cf__take(carver, f->n, sizeof(int64_t));
+    f->common = (int64_t *)cf__take(carver, f->n, sizeof(int64_t));
+    f->new_ids = (int64_t *)cf__take(carver, f->n, sizeof(int64_t));
+    f->new_common = (int64_t *)cf__take(carver, f->n, sizeof(int64_t));
+}
+
+/* Counts the tokens that two sequences have in common beyond *common. Returns whether the first comes first. */
+static int cf__share_compare(const cf__share_finder *f, int64_t a, int64_t b, int64_t *common) {
+    const unsigned char *x = (const unsigned char *)f->tokens[a], *y = (const unsigned char *)f->tokens[b];
+    int64_t most = cf__min(f->lengths[a], f->lengths[b]), size = f->token_bytes, at = *common, step = 64;
+    for (; step > 0; step = step > 1 ? 1 : 0)
+        while (at + step <= most && memcmp(x + at * size, y + at * size, (size_t)(step * size)) == 0) at += step;
+    *common = at;
+    if (at == most) return f->lengths[a] <= f->lengths[b];
+    return memcmp(x + at * size, y + at * size, (size_t)size) < 0;
+}
+
+/* Merges two runs. What each of their next sequences has in common with the last one that was taken decides, unless
+   that is the same: then tokens do, from there on. */
+static void cf__share_merge(const cf__share_finder *f, int64_t first, int64_t middle, int64_t end) {
+    int64_t a = first, b = middle, of_a = 0, of_b = 0, at;
+    for (at = first; at < end; at++) {
+        int takes_a = b == end || (a < middle && of_a > of_b);
+        int64_t had = of_a;
+        if (a < middle && b < end && of_a == of_b) {
+            int64_t common = of_a;
+            takes_a = cf__share_compare(f, f->ids[a], f->ids[b], &common);
+            if (takes_a) of_b = common;
+            else of_a = common;
+        }
+        f->new_common[at] = takes_a ? had : of_b;
+        f->new_ids[at] = takes_a ? f->ids[a++] : f->ids[b++];
+        if (takes_a && a < middle) of_a = f->common[a];
+        if (!takes_a && b < end) of_b = f->common[b];
+    }
+}
+
+static cf_result cf__share_sort(void *job) {
+    cf__share_finder *f = (cf__share_finder *)job;
+    int64_t i, run, *swap;
+    for (i = 0; i < f->n; i++) {
+        f->ids[i] = i;
+        f->common[i] = 0;
+    }
+    for (run = 1; run < f->n; run *= 2) {
+        for (i = 0; i < f->n; i += 2 * run) cf__share_merge(f, i, cf__min(i + run, f->n), cf__min(i + 2 * run, f->n));
+        swap = f->ids, f->ids = f->new_ids, f->new_ids = swap;
+        swap = f->common, f->common = f->new_common, f->new_common = swap;
+    }
+    for (i = 0; i < f->n; i++) {
+        cf_share *share = &f->shares[f->ids[i]];
+        share->with = i > 0 ? f->ids[i - 1] : 0;
+        share->tokens = f->common[i];
+    }
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_shares_find(const void *const *tokens, int64_t token_bytes, const int64_t *lengths,
+                                       int64_t n, cf_share *shares, const cf_allocator *allocator, cf_error *error) {
+    static const cf__recipe recipe = {"n", 1, cf__share_scratch, NULL, NULL, cf__share_sort};
+    cf__share_finder f;
+    int64_t i;
+    CF__TRY(cf__range(token_bytes, 1, 1024, "token_bytes", error));
+    CF__TRY(cf__range(n, 0, CF_MAX_SEQUENCES, "n", error));
+    if (n > 0 && tokens == NULL) return cf__fail_null(error, "tokens");
+    if (n > 0 && lengths == NULL) return cf__fail_null(error, "lengths");
+    if (n > 0 && shares == NULL) return cf__fail_null(error, "shares");
+    for (i = 0; i < n; i++) {
+        CF__TRY(cf__inside(lengths[i], 0, CF_MAX_LENGTH, CF_ERROR_ARGUMENT, "lengths", i, "is out of range", error));
+        if (lengths[i] > 0 && tokens[i] == NULL)
+            return cf__refuse(error, CF_ERROR_ARGUMENT, "tokens", i, "must not be NULL");
+    }
+    memset(&f, 0, sizeof f);
+    f.tokens = tokens;
+    f.token_bytes = token_bytes;
+    f.lengths = lengths;
+    f.n = n;
+    f.shares = shares;
+    return cf__make(&recipe, &f, allocator, error);
+}
+
+typedef struct cf__share_nodes {
+    const int64_t *parents, *tokens;
+    int64_t n, *leaves, *lengths, *n_sequences;
+    cf_share *shares;
+    int64_t *depth, *first; /* (n) tokens up to the node's end; its first sequence, -1: it is a leaf so far */
+} cf__share_nodes;
+
+static void cf__share_nodes_scratch(void *job, cf__carver *carver) {
+    cf__share_nodes *t = (cf__share_nodes *)job;
+    t->depth = (int64_t *)cf__take(carver, t->n, sizeof(int64_t));
+    t->first = (int64_t *)cf__take(carver, t->n, sizeof(int64_t));
+}
+
+/* first is -2 of nodes that others go on from, until a sequence runs through them. */
+static cf_result cf__share_walk(void *job) {
+    cf__share_nodes *t = (cf__share_nodes *)job;
+    int64_t i, up, n = 0;
+    for (i = 0; i < t->n; i++) {
+        up = t->parents[i];
+        t->depth[i] = t->tokens[i] + (up >= 0 ? t->depth[up] : 0);
+        t->first[i] = -1;
+        if (up >= 0) t->first[up] = -2;
+    }
+    for (i = 0; i < t->n; i++) {
+        if (t->first[i] != -1) continue;
+        for (up = t->parents[i]; up >= 0 && t->first[up] < 0; up = t->parents[up]) t->first[up] = n;
+        t->shares[n].with = up >= 0 ? t->first[up] : 0;
+        t->shares[n].tokens = up >= 0 ? t->depth[up] : 0;
+        t->lengths[n] = t->depth[i];
+        t->leaves[n++] = i;
+    }
+    *t->n_sequences = n;
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_shares_of_nodes(const int64_t *parents, const int64_t *tokens, int64_t n, int64_t *leaves,
+                                           int64_t *lengths, cf_share *shares, int64_t *n_sequences,
+                                           const cf_allocator *allocator, cf_error *error) {
+    static const cf__recipe recipe = {"n", 1, cf__share_nodes_scratch, NULL, NULL, cf__share_walk};
+    cf__share_nodes t = {parents, tokens, n, leaves, lengths, n_sequences, shares, NULL, NULL};
+    const struct {
+        const char *name;
+        const void *pointer;
+    } arrays[] = {{"parents", parents}, {"tokens", tokens}, {"leaves", leaves}, {"lengths", lengths}, {"shares", shares}};
+    int64_t i;
+    CF__TRY(cf__range(n, 0, CF_MAX_SEQUENCES, "n", error));
+    for (i = 0; i < CF__COUNT(arrays); i++)
+        if (n > 0 && arrays[i].pointer == NULL) return cf__fail_null(error, arrays[i].name);
+    if (n_sequences == NULL) return cf__fail_null(error, "n_sequences");
+    for (i = 0; i < n; i++) {
+        CF__TRY(cf__inside(parents[i], -1, i - 1, CF_ERROR_ARGUMENT, "parents", i, "is no node before it", error));
+        CF__TRY(cf__inside(tokens[i], 0, CF_MAX_LENGTH, CF_ERROR_ARGUMENT, "tokens", i, "is out of range", error));
+    }
+    return cf__make(&recipe, &t, allocator, error);
 }
 
 /* ================================================================================================================

@@ -849,6 +849,22 @@ static cf_result asked(int64_t pass, int64_t chunk, int64_t stage, int64_t actio
     return CF_OK;
 }
 
+/* Sequences of no tokens, and nodes of none. */
+static cf_result find_shares(int64_t n, int64_t token_bytes, cf_error *error) {
+    static const void *tokens[N];
+    static int64_t nothing[N];
+    static cf_share found[N];
+    return cf_shares_find(tokens, token_bytes, nothing, n, found, &small, error);
+}
+
+static cf_result share_nodes(int64_t n, cf_error *error) {
+    static int64_t roots[N], nothing[N], leaves[N], sums[N];
+    static cf_share found[N];
+    int64_t i, made;
+    for (i = 0; i < N; i++) roots[i] = -1;
+    return cf_shares_of_nodes(roots, nothing, n, leaves, sums, found, &made, &small, error);
+}
+
 #define ROOM ((void *)out)
 
 static cf_limits scratch_limits;
@@ -876,6 +892,9 @@ static cf_limits scratch_limits;
     X(cf_pack_size, n, N, CF_MAX_SEQUENCES, untouched_by(cf_pack_size(lengths, number, &pack, ROOM, error))) \
     X(cf_pack_into, n, N, CF_MAX_SEQUENCES, untouched_by(cf_pack_into(lengths, number, &pack, NULL, 0, ROOM, error))) \
     X(cf_pack_into, bytes, INT64_MAX, 0, into(into_plan, error)) \
+    X(cf_shares_find, n, N, CF_MAX_SEQUENCES, find_shares(number, 4, error)) \
+    X(cf_shares_find, token_bytes, 1024, 1024, find_shares(N, number, error)) \
+    X(cf_shares_of_nodes, n, N, CF_MAX_SEQUENCES, share_nodes(number, error)) \
     X(cf_plan_validate, n, N, CF_MAX_SEQUENCES, cf_plan_validate(plan, lengths, number, &small, error)) \
     X(cf_chunk_state_tokens, chunk, INT64_MAX, 0, fine(cf_chunk_state_tokens(plan, number))) \
     X(cf_metadata_size, chunk, INT64_MAX, 0, untouched_by(cf_metadata_size(plan, number, NULL, ROOM, error))) \

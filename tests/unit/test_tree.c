@@ -1240,6 +1240,139 @@ TEST(plans_of_trees_have_all_arrays) {
     cf_plan_free(plan);
 }
 
+/* ---- shares of tokens, and of nodes ---- */
+
+/* Rows of a plan with these shares, none of which is too short. */
+static int64_t rows_with(const int64_t *lengths, int64_t n, const cf_share *shares) {
+    cf_pack_desc desc = {0};
+    cf_plan *plan = NULL;
+    cf_plan_stats stats = {0};
+    cf_error error = {0};
+    desc.chunk_size = 16;
+    desc.shares = shares;
+    desc.share_least = 1;
+    if (cf_pack(lengths, n, &desc, &plan, &error) != CF_OK) FAIL("cf_pack: %s", error.text);
+    else cf_plan_measure(plan, NULL, &stats);
+    cf_plan_free(plan);
+    return stats.rows;
+}
+
+/* All that any two sequences have in common is found: so many tokens are new in each, compared with all before it. */
+TEST(shares_are_found_in_tokens) {
+    harness_rng random = {9};
+    int64_t round, n = harness_rounds(2000, 300);
+    for (round = 0; round < n; round++) {
+        forest f = make_forest(&random);
+        const void *tokens[MOST];
+        const int64_t words = 1 + below(&random, 3);
+        cf_share shares[MOST];
+        int64_t i, j, p, fresh = 0;
+        for (i = 0; i < f.n; i++) {
+            int64_t most = 0;
+            for (p = 0; p < f.lengths[i]; p++) f.tokens[i][p] %= 1 + (int32_t)words * (LONGEST - 1);
+            for (j = 0; j < i; j++) {
+                for (p = 0; p < f.lengths[i] && p < f.lengths[j] && f.tokens[i][p] == f.tokens[j][p]; p++) continue;
+                if (p > most) most = p;
+            }
+            tokens[i] = f.tokens[i];
+            fresh += f.lengths[i] - most;
+        }
+        CHECK_INT(cf_shares_find(tokens, sizeof(int32_t), f.lengths, f.n, shares, NULL, NULL), CF_OK);
+        for (i = 0; i < f.n; i++)
+            for (p = 0; p < shares[i].tokens; p++) CHECK_INT(f.tokens[i][p], f.tokens[shares[i].with][p]);
+        CHECK_INT(rows_with(f.lengths, f.n, shares), fresh);
+    }
+}
+
+/* Each node's tokens are computed once, and a leaf has those of its path. */
+TEST(shares_of_nodes_are_those_of_their_paths) {
+    enum { NODES = 40 };
+    harness_rng random = {10};
+    int64_t round;
+    for (round = 0; round < 300; round++) {
+        int64_t parents[NODES], tokens[NODES], leaves[NODES], lengths[NODES], n = below(&random, NODES + 1), made = -1;
+        int64_t i, up, sum = 0;
+        cf_share shares[NODES];
+        for (i = 0; i < n; i++) {
+            parents[i] = below(&random, i + 1) - 1;
+            tokens[i] = below(&random, 20);
+            sum += tokens[i];
+        }
+        CHECK_INT(cf_shares_of_nodes(parents, tokens, n, leaves, lengths, shares, &made, NULL, NULL), CF_OK);
+        for (i = 0; i < made; i++) {
+            int64_t length = 0;
+            for (up = leaves[i]; up >= 0; up = parents[up]) length += tokens[up];
+            CHECK_INT(lengths[i], length);
+            for (up = 0; up < n; up++) CHECK(parents[up] != leaves[i]);
+        }
+        CHECK_INT(rows_with(lengths, made, shares), sum);
+    }
+}
+
+TEST(tokens_and_nodes_that_are_none_are_refused) {
+    const int32_t word = 1;
+    const void *tokens[] = {&word, NULL};
+    int64_t lengths[] = {1, 1}, parents[] = {-1, 1}, own[] = {1, 1}, leaves[2], sums[2], n = 7;
+    cf_share shares[2];
+    cf_error error = {0};
+#define REFUSES(call, what, at)               \
+    CHECK_INT(call, CF_ERROR_ARGUMENT);       \
+    CHECK_STR(error.field, what);             \
+    CHECK_INT(error.item, at)
+    REFUSES(cf_shares_find(tokens, 4, lengths, 2, shares, NULL, &error), "tokens", 1);
+    tokens[1] = &word;
+    lengths[1] = -1;
+    REFUSES(cf_shares_find(tokens, 4, lengths, 2, shares, NULL, &error), "lengths", 1);
+    REFUSES(cf_shares_find(NULL, 4, lengths, 2, shares, NULL, &error), "tokens", -1);
+    REFUSES(cf_shares_find(tokens, 4, NULL, 2, shares, NULL, &error), "lengths", -1);
+    REFUSES(cf_shares_find(tokens, 4, lengths, 2, NULL, NULL, &error), "shares", -1);
+    CHECK_INT(cf_shares_find(NULL, 4, NULL, 0, NULL, NULL, &error), CF_OK);
+    REFUSES(cf_shares_of_nodes(parents, own, 2, leaves, sums, shares, &n, NULL, &error), "parents", 1);
+    parents[1] = 0;
+    own[1] = -1;
+    REFUSES(cf_shares_of_nodes(parents, own, 2, leaves, sums, shares, &n, NULL, &error), "tokens", 1);
+    own[1] = 1;
+    REFUSES(cf_shares_of_nodes(parents, own, 2, leaves, sums, shares, NULL, NULL, &error), "n_sequences", -1);
+    REFUSES(cf_shares_of_nodes(parents, own, 2, leaves, sums, NULL, &n, NULL, &error), "shares", -1);
+    REFUSES(cf_shares_of_nodes(parents, NULL, 2, leaves, sums, shares, &n, NULL, &error), "tokens", -1);
+    CHECK_INT(n, 7);
+    CHECK_INT(cf_shares_of_nodes(NULL, NULL, 0, NULL, NULL, NULL, &n, NULL, &error), CF_OK);
+    CHECK_INT(n, 0);
+#undef REFUSES
+}
+
+/* ---- large trees ---- */
+
+/* Each shares with the one before: a chain of shares, and of groups, which nothing follows by calling itself. */
+TEST(long_chains_of_shares_need_no_stack) {
+    const int64_t n = 100000;
+    int64_t *lengths = (int64_t *)malloc((size_t)n * sizeof *lengths), i;
+    cf_share *shares = (cf_share *)malloc((size_t)n * sizeof *shares);
+    cf_pack_desc desc = {0};
+    cf_plan *plan = NULL;
+    cf_plan_stats stats;
+    int turned;
+    REQUIRE(lengths && shares);
+    for (turned = 0; turned < 2; turned++) {
+        for (i = 0; i < n; i++) {
+            int64_t at = turned ? n - 1 - i : i;
+            lengths[at] = i + 2;
+            shares[at].with = i == 0 ? at : turned ? at + 1 : at - 1;
+            shares[at].tokens = i;
+        }
+        desc.chunk_size = 4096;
+        desc.shares = shares;
+        desc.share_least = 1;
+        CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
+        cf_plan_measure(plan, NULL, &stats);
+        CHECK_INT(stats.rows, 2 * n);
+        if (turned) CHECK_INT(cf_plan_validate(plan, lengths, n, NULL, NULL), CF_OK);
+        cf_plan_free(plan);
+    }
+    free(lengths);
+    free(shares);
+}
+
 /* ---- as JSON ---- */
 
 typedef struct json_text {
@@ -1416,6 +1549,8 @@ SUITE(tree, CASE(random_forests_are_what_their_tokens_say), CASE(schedules_of_fo
       CASE(damaged_plans_of_trees_are_refused), CASE(damaged_slices_of_trees_are_refused_by_name),
       CASE(groups_of_trees_stay_on_their_rank), CASE(ranks_of_trees_have_no_chunks_without_anything),
       CASE(plans_of_trees_have_all_arrays), CASE(plans_of_trees_are_written_as_version_2),
+      CASE(shares_are_found_in_tokens), CASE(shares_of_nodes_are_those_of_their_paths),
+      CASE(tokens_and_nodes_that_are_none_are_refused), CASE(long_chains_of_shares_need_no_stack),
       CASE(what_does_not_know_trees_refuses_them_by_name),
       CASE(the_validator_takes_the_sound_orders_of_a_tree_and_no_others),
       CASE(gradients_of_trees_are_those_of_their_sequences), CASE(what_makes_gradients_wrong_is_seen));
