@@ -18,6 +18,16 @@ static int64_t whole_chunk_size(const int64_t *lengths, int64_t n, int64_t align
 
 static int64_t most_slices(int packed, int64_t asked) { return packed ? asked : 1; }
 
+void baseline_words(const baseline_tuned *base, char *text, size_t size) {
+    size_t n;
+
+    snprintf(text, size, "%s", baseline_name(base->packed));
+    n = strlen(text);
+    if (base->context > 0)
+        snprintf(text + n, size - n, ", with context parallelism of %lld (%s)", (long long)base->context,
+                 base->ring ? "ring" : "all-gather");
+}
+
 const char *baseline_name(int packed) {
     return packed ? "1F1B on unsplit sequences, packed" : "1F1B on unsplit sequences";
 }
@@ -120,14 +130,31 @@ static void note_form(const cf_tuning *tuning, int packed, baseline_tuned *base)
     base->packed = packed;
 }
 
-/* One form of it with one level of recomputation. */
-static cf_result tune_form(const int64_t *lengths, int64_t n, cf_tune_desc desc, int packed, cf_recompute level,
-                           baseline_tuned *base, cf_error *error) {
+int64_t baseline_chunk_size(const int64_t *lengths, int64_t n, const cf_tune_desc *desc) {
+    baseline_rule rule = {desc->context, CF_RECOMPUTE_DEFAULT};
+
+    return whole_chunk_size(lengths, n, desc->pack.align, &rule);
+}
+
+void baseline_take_form(cf_tune_desc *desc, int packed, const int64_t *chunk_size) {
     static const int64_t k = 1;
     static const cf_schedule_kind kind = CF_SCHEDULE_1F1B;
     static const cf_replay replay = CF_REPLAY_PIPELINE;
-    baseline_rule rule = {desc.context, CF_RECOMPUTE_DEFAULT};
-    int64_t chunk_size = whole_chunk_size(lengths, n, desc.pack.align, &rule);
+
+    desc->pack.max_slices = most_slices(packed, desc->pack.max_slices);
+    desc->chunk_sizes = chunk_size;
+    desc->ks = &k;
+    desc->kinds = &kind;
+    desc->replays = &replay;
+    desc->n_chunk_sizes = desc->n_ks = desc->n_kinds = desc->n_replays = desc->n_exact = 1;
+    desc->no_stream = 1;
+    desc->split_backward = 0;
+}
+
+/* One form of it with one level of recomputation. */
+static cf_result tune_form(const int64_t *lengths, int64_t n, cf_tune_desc desc, int packed, cf_recompute level,
+                           baseline_tuned *base, cf_error *error) {
+    int64_t chunk_size = baseline_chunk_size(lengths, n, &desc);
     cf_tuning *tuning = NULL;
     cf_result result;
 
@@ -136,14 +163,7 @@ static cf_result tune_form(const int64_t *lengths, int64_t n, cf_tune_desc desc,
     desc.parallel.placement = CF_PLACEMENT_DEFAULT;
     desc.parallel.recompute = level;
     desc.parallel.recompute_layers = 0;
-    desc.pack.max_slices = most_slices(packed, desc.pack.max_slices);
-    desc.chunk_sizes = &chunk_size;
-    desc.ks = &k;
-    desc.kinds = &kind;
-    desc.replays = &replay;
-    desc.n_chunk_sizes = desc.n_ks = desc.n_kinds = desc.n_replays = desc.n_exact = 1;
-    desc.no_stream = 1;
-    desc.split_backward = 0;
+    baseline_take_form(&desc, packed, &chunk_size);
     result = cf_tune(lengths, n, &desc, &tuning, error);
     if (result == CF_OK) note_form(tuning, packed, base);
     else if (result == CF_ERROR_LIMIT && strcmp(error->field, "limit_bytes") == 0) note_least(base, error->wanted);

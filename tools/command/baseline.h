@@ -50,6 +50,8 @@ typedef struct baseline_tuned {
     cf_tune_candidate best; /* best.status is CF_TUNE_OK if some form fits */
     cf_parallel split;
     int packed;
+    int64_t context;        /* GPUs that share each sequence; 0: context parallelism is not faster, or does not fit */
+    int ring;               /* 1: K and V go round them beside attention; 0: they are gathered before it */
     int64_t least;          /* where none fits: bytes that the thriftiest needs; 0: it cannot be made */
     char why[256];          /* where it cannot be made */
 } baseline_tuned;
@@ -57,5 +59,17 @@ typedef struct baseline_tuned {
 /* desc: of the search; its `progress` may stop this one, too. It fails only where memory runs out. */
 cf_result baseline_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, baseline_tuned *out,
                         cf_error *error);
+
+/* With context parallelism, over as many GPUs; *out changes where that is faster than what baseline_tune found. */
+cf_result baseline_tune_context(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, baseline_tuned *out,
+                                cf_error *error);
+
+/* The least ChunkSize that splits nothing of a search; and what a search for one form of the baseline leaves of others.
+   chunk_size lives as long as desc. */
+int64_t baseline_chunk_size(const int64_t *lengths, int64_t n, const cf_tune_desc *desc);
+void baseline_take_form(cf_tune_desc *desc, int packed, const int64_t *chunk_size);
+
+/* "1F1B on unsplit sequences, packed, with context parallelism of 4 (ring)" or the like. */
+void baseline_words(const baseline_tuned *base, char *text, size_t size);
 
 #endif /* CHUNKFLOW_BASELINE_H */

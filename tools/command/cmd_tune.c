@@ -66,6 +66,8 @@ static const cli_option options[] = {
      .max = CF_MAX_CHUNK_SIZE, .help = "start slices at multiples of A; divides every chunk size"},
     {.name = "--show", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, show), .min = 1,
      .max = CF_MAX_CANDIDATES, .help = "how many of the best to find and print; default 10"},
+    {.name = "--no-cp", .kind = CLI_FLAG, .offset = offsetof(tune_options, no_cp),
+     .help = "a baseline without context parallelism, for trainers without it"},
     {.name = "--jobs", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, jobs), .min = 1,
      .max = WORKERS_MOST, .help = "threads that search; default one a processor. The answer is the same"},
     TABLE_OPTION(tune_options, tsv, "the best of them, and the baseline"),
@@ -358,11 +360,16 @@ static void print_baseline(const tune_job *job, const cf_tuning *tuning, const b
     printf(": estimated %s s an iteration, %.2f GiB", pipeline_estimate(base->best.seconds),
            modelling_gib(base->best.bytes));
     if (c) printf("; %.3g x as long as the best", base->best.seconds / c->seconds);
-    printf("\n                  %s, recompute %s, tensor %s, pipeline %s, data %s\n",
+    printf("\n                  %s, recompute %s, tensor %s, pipeline %s, data %s",
            base->packed ? "micro-batches packed to the longest sequence" : "a micro-batch for each sequence",
-           cf_recompute_name(base->split.recompute), cli_commas(base->split.tp), cli_commas(base->split.pp),
-           cli_commas(base->split.dp));
-    if (c && base->best.seconds < c->seconds)
+           modelling_recompute_words(base->split.recompute, base->split.recompute_layers), cli_commas(base->split.tp),
+           cli_commas(base->split.pp), cli_commas(base->split.dp));
+    if (base->context > 0)
+        printf(", context %s (%s)", cli_commas(base->context), base->ring ? "ring" : "all-gather");
+    putchar('\n');
+    if (c && base->best.seconds < c->seconds && base->context > 0)
+        puts("                  It is faster: GPUs that share each sequence leave no pipeline to fill. --no-cp is without.");
+    else if (c && base->best.seconds < c->seconds)
         printf("                  It is faster: %s.\n",
                packing_why_unsplit(longest_of(job), c->chunk_size, c->chunks, tuning->splits[c->split].pp,
                                    longest_of(job) > c->chunk_size * c->k));
@@ -690,6 +697,8 @@ static int search(tune_job *job, cf_tuning **out, baseline_tuned *base) {
     progress_set(0, 0, "the baseline");
     job->desc.progress = stop_if_interrupted;
     if (result == CF_OK) result = baseline_tune(job->lengths, job->n, &job->desc, base, &error);
+    if (result == CF_OK && !job->asked->no_cp && !interrupted)
+        result = baseline_tune_context(job->lengths, job->n, &job->desc, base, &error);
     progress_end();
     cli_signals_restore();
     return result == CF_OK ? CLI_OK : cli_error(&error, NULL);
@@ -765,7 +774,9 @@ const cli_command cmd_tune = {
     "does not rule out, and keeps to the memory at every moment of every stage. The same seed gives the same answer.\n"
     "Ctrl-C ends the search and prints what it has found so far (exit code 130); a second one ends the program. Exit\n"
     "code 1 where nothing fits, 2 where the options are wrong. Beside the candidates stands the baseline: 1f1b that\n"
-    "splits no sequence, in the best of these splits, with as little recomputation as it needs to fit.\n\n"
+    "splits no sequence, in the best of these splits, with as little recomputation as it needs to fit, or with context\n"
+    "parallelism, where that is faster: GPUs share each sequence, as even as zigzag makes it, and gather K and V or pass\n"
+    "them round in a ring.\n\n"
     "The page of --html shows every ChunkSize with every K, says of what does not fit which term of its memory breaks\n"
     "the limit, and shows the best as `chunkflow report` does, in the batch whose time is nearest to the mean.\n"
     "\n" CLI_LIST_HELP "\n" MODELLING_NAMES MODELLING_GPUS,

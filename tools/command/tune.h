@@ -23,7 +23,7 @@ typedef struct tune_options {
     int no_tails;
     int64_t align;
     int64_t show, jobs;
-    int tsv;
+    int tsv, no_cp;
     const char *json, *html, *batch_lengths, *old_limit;
 } tune_options;
 

@@ -19,13 +19,16 @@ static const char *gib_text(int64_t bytes) {
 
 static void say_baseline(const baseline_tuned *base, double seconds, char *text, size_t size) {
     const cf_tune_candidate *b = &base->best;
+    char words[128];
 
+    baseline_words(base, words, sizeof words);
     if (b->status != CF_TUNE_OK && base->least > 0)
         snprintf(text, size, "; %s does not fit: it needs %s at least", baseline_name(0), gib_text(base->least));
     else if (b->status != CF_TUNE_OK) snprintf(text, size, "; %s cannot be timed", baseline_name(0));
     else
         snprintf(text, size, ", %s times as fast as %s (%s s, recompute %s, %s)",
-                 pipeline_estimate(b->seconds / seconds), baseline_name(base->packed), pipeline_estimate(b->seconds), cf_recompute_name(base->split.recompute),
+                 pipeline_estimate(b->seconds / seconds), words, pipeline_estimate(b->seconds),
+                 cf_recompute_name(base->split.recompute),
                  gib_text(b->bytes));
 }
 
@@ -147,6 +150,8 @@ static void write_baseline(json_writer *w, const baseline_tuned *base) {
         if (base->why[0]) json_text_member(w, "why", base->why);
     } else {
         json_bool_member(w, "packed", base->packed);
+        json_integer_member(w, "context_parallel", base->context > 0 ? base->context : 1);
+        if (base->context > 0) json_text_member(w, "exchange", base->ring ? "ring" : "all-gather");
         json_text_member(w, "recompute", cf_recompute_name(base->split.recompute));
         modelling_write_split(w, &base->split);
         json_number_member(w, "seconds", base->best.seconds);

@@ -1,0 +1,391 @@
+/* baseline_context.c - the baseline with context parallelism: sequences stay whole, and several GPUs share each of them.
+
+   A group of cp GPUs has the rows of every micro-batch in 2 cp pieces, of which each takes one from the front and one from
+   the back (zigzag), so rows and attention pairs are even. What attention needs of the others crosses the link of the
+   group: K and V forward; K, V and their gradients backward, all in two bytes.
+
+     all-gather   all of it before attention, exposed
+     ring         piece by piece beside attention, exposed as far as attention of cp - 1 of cp steps is shorter; each step
+                  is three more kernels (attention, and the two that merge what it found)
+
+   The one that costs the sample's micro-batches less is taken. A pass's exposed seconds are charged by its rows, so their sum
+   is right and a single pass's need not be. Gradients and optimizer states are divided over all cp x data GPUs, as in
+   Megatron-LM's distributed optimizer. This is in favour of the baseline: kernels are as fast as without. */
+
+#include "baseline.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { SAMPLE = 1024, FINALISTS = 3 };
+
+/* What a stage of one GPU has of the micro-batches. */
+typedef struct context_costs {
+    cf_stage_cost *stages;
+    cf_stage_bytes *bytes;
+    cf_timing timing;
+    double step;
+    int ring;
+} context_costs;
+
+/* One way to run it, and what came of it. */
+typedef struct context_way {
+    int64_t tp, cp, pp, dp;
+    int packed;
+    cf_recompute recompute;
+    int64_t layers;  /* that recompute */
+    double seconds;  /* of the batches that it was timed on; 0: it does not fit */
+    int64_t needs;   /* bytes */
+} context_way;
+
+typedef struct context_search {
+    const int64_t *lengths;
+    int64_t n;
+    const cf_tune_desc *desc;
+    int64_t limit, chunk_size;
+    cf_plan *samples[2]; /* micro-batches of some sequences: each its own; packed */
+    context_way best[FINALISTS];
+    int n_best;
+    int64_t least; /* bytes that the thriftiest needs of those that do not fit; 0: none */
+} context_search;
+
+/* ----------------------------------------------------------------------------------------------------------------
+   Costs and bytes
+   ---------------------------------------------------------------------------------------------------------------- */
+
+static void scale(cf_pass_cost *cost, double by) {
+    cost->per_token *= by;
+    cost->per_pair *= by;
+}
+
+/* The seconds for each row that a pass waits for `link` seconds of transfers a row, beside attention of so many seconds
+   a pair. */
+static double exposed(const cf_plan *sample, double link, double attention) {
+    double waits = 0, rows = 0;
+    int64_t i;
+
+    for (i = 0; i < sample->n_chunks; i++) {
+        double of_rows = link * (double)sample->chunks[i].tokens, of_pairs = attention * (double)sample->chunks[i].pairs;
+        if (of_rows > of_pairs) waits += of_rows - of_pairs;
+        rows += (double)sample->chunks[i].tokens;
+    }
+    return rows > 0 ? waits / rows : 0;
+}
+
+/* Adds the transfers of forward (backward: twice as many bytes) to a pass. */
+static void add_transfers(const context_way *way, const cf_plan *sample, const cf_gpu *gpu, double link, double layers,
+                          int ring, cf_pass_cost *cost) {
+    double steps = (double)(way->cp - 1), part = steps / (double)way->cp;
+
+    if (ring) {
+        cost->per_token += exposed(sample, link, part * cost->per_pair);
+        cost->constant += 3 * steps * layers * gpu->launch;
+    } else {
+        cost->per_token += link;
+        cost->constant += layers * gpu->latency;
+    }
+}
+
+static cf_stage_cost share_stage(const context_search *s, const context_way *way, const cf_shard *shard,
+                                 const cf_stage_cost *whole, int ring) {
+    const cf_gpu *gpu = s->desc->gpu;
+    int64_t per_node = s->desc->gpus_per_node > 0 ? s->desc->gpus_per_node : 8;
+    double rate = gpu->link * (way->tp * way->cp > per_node ? gpu->network : gpu->nvlink), layers = (double)shard->layers;
+    double link = 4 * (double)shard->kv * layers * (double)(way->cp - 1) / (double)way->cp / rate;
+    const cf_plan *sample = s->samples[way->packed];
+    cf_stage_cost cost = *whole;
+
+    scale(&cost.forward, 1 / (double)way->cp);
+    scale(&cost.backward, 1 / (double)way->cp);
+    add_transfers(way, sample, gpu, link, layers, ring, &cost.forward);
+    add_transfers(way, sample, gpu, 2 * link, layers, ring, &cost.backward);
+    cost.replay = cost.forward;
+    memset(&cost.input, 0, sizeof cost.input);
+    memset(&cost.weight, 0, sizeof cost.weight);
+    return cost;
+}
+
+/* What the sample takes on a stage. */
+static double sample_seconds(const cf_plan *sample, const cf_stage_cost *cost) {
+    double seconds = 0;
+    int64_t i;
+
+    for (i = 0; i < sample->n_chunks; i++)
+        seconds += cf_cost_seconds(&cost->forward, sample->chunks[i].tokens, sample->chunks[i].pairs) +
+                   cf_cost_seconds(&cost->backward, sample->chunks[i].tokens, sample->chunks[i].pairs);
+    return seconds;
+}
+
+static int64_t part_of(int64_t bytes, int64_t loose, int64_t cp) {
+    int64_t most = bytes * (100 + loose);
+    return most / (100 * cp) + (most % (100 * cp) != 0);
+}
+
+/* Rows are shared, parameters are not; beside them a layer's K and V of all rows. */
+static cf_result count_bytes(const cf_memory_desc *memory, const context_way *way, cf_stage_bytes *out, cf_error *error) {
+    cf_memory_load *none = (cf_memory_load *)calloc((size_t)way->pp, sizeof *none);
+    cf_memory_report *fixed = (cf_memory_report *)calloc((size_t)way->pp, sizeof *fixed);
+    int64_t loose = cf_memory_defaults(memory).fragmentation, s;
+    cf_result result = none && fixed ? CF_OK : CF_ERROR_MEMORY;
+
+    if (result == CF_OK) result = cf_memory_estimate(memory, none, way->pp, fixed, way->pp, error);
+    for (s = 0; s < way->pp && result == CF_OK; s++) {
+        cf_token_bytes bytes;
+        cf_shard shard;
+        result = cf_memory_token_bytes(memory, s, &bytes, error);
+        if (result == CF_OK) result = cf_stage_shard(memory->model, &memory->parallel, s, &shard, error);
+        if (result != CF_OK) break;
+        memset(&out[s], 0, sizeof out[s]);
+        out[s].held.activations = part_of(bytes.activations, loose, way->cp);
+        out[s].held.boundary = part_of(bytes.boundary, loose, way->cp);
+        out[s].per_token_pass = part_of(bytes.logits > bytes.working ? bytes.logits : bytes.working, loose, way->cp) +
+                                part_of(bytes.buffers, 0, way->cp) + 4 * shard.kv;
+        out[s].fixed = fixed[s].total;
+    }
+    free(fixed);
+    free(none);
+    return result;
+}
+
+static void free_costs(context_costs *costs) {
+    free(costs->stages);
+    free(costs->bytes);
+}
+
+/* free_costs is due in any case. */
+static cf_result make_costs(const context_search *s, const context_way *way, context_costs *out, cf_error *error) {
+    cf_memory_desc memory = s->desc->memory;
+    cf_stage_cost *stages = (cf_stage_cost *)malloc((size_t)way->pp * sizeof *stages);
+    cf_cost_desc desc;
+    double seconds[2] = {0, 0};
+    int64_t v;
+    cf_result result;
+    int ring;
+
+    memset(out, 0, sizeof *out);
+    memset(&desc, 0, sizeof desc);
+    out->stages = stages;
+    out->bytes = (cf_stage_bytes *)malloc((size_t)way->pp * sizeof *out->bytes);
+    if (!stages || !out->bytes) return CF_ERROR_MEMORY;
+    desc.model = memory.model = s->desc->model;
+    desc.gpu = s->desc->gpu;
+    desc.gpus_per_node = s->desc->gpus_per_node;
+    desc.parallel = s->desc->parallel;
+    desc.parallel.tp = way->tp;
+    desc.parallel.pp = way->pp;
+    desc.parallel.dp = way->dp * way->cp;
+    desc.parallel.n_virtual = 1;
+    desc.parallel.placement = CF_PLACEMENT_DEFAULT;
+    desc.parallel.layers = NULL;
+    desc.parallel.recompute = way->recompute;
+    desc.parallel.recompute_layers = way->layers;
+    memory.parallel = desc.parallel;
+    memory.state_window = 0;
+    result = cf_cost_estimate(&desc, stages, way->pp, &out->timing, &out->step, error);
+    if (result == CF_OK) result = count_bytes(&memory, way, out->bytes, error);
+    for (v = 0; v < way->pp && result == CF_OK; v++) {
+        cf_stage_cost ways[2];
+        cf_shard shard;
+        result = cf_stage_shard(desc.model, &desc.parallel, v, &shard, error);
+        if (result != CF_OK) break;
+        for (ring = 0; ring < 2; ring++) {
+            ways[ring] = share_stage(s, way, &shard, &stages[v], ring);
+            if (v == 0) seconds[ring] = sample_seconds(s->samples[way->packed], &ways[ring]);
+        }
+        out->ring = seconds[1] < seconds[0];
+        stages[v] = ways[out->ring];
+    }
+    out->timing.stages = stages;
+    out->timing.all = stages[0];
+    out->timing.seconds_per_token /= (double)way->cp;
+    return result;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   The search
+   ---------------------------------------------------------------------------------------------------------------- */
+
+/* Times a way on so many batches. *out: due to cf_tuning_free; NULL where it cannot be made. */
+static cf_result time_way(const context_search *s, context_way *way, int64_t n_batches, cf_tuning **out, int *ring,
+                          cf_error *error) {
+    cf_tune_desc desc = *s->desc;
+    context_costs costs;
+    cf_result result = make_costs(s, way, &costs, error);
+
+    *out = NULL;
+    *ring = costs.ring;
+    desc.model = NULL;
+    desc.gpu = NULL;
+    memset(&desc.memory, 0, sizeof desc.memory);
+    memset(&desc.parallel, 0, sizeof desc.parallel);
+    desc.parallel.pp = way->pp;
+    desc.parallel.dp = way->dp;
+    desc.n_gpus = 0;
+    desc.timing = &costs.timing;
+    desc.step_seconds = costs.step;
+    desc.bytes = costs.bytes;
+    desc.limit_bytes = s->limit;
+    desc.n_batches = n_batches;
+    baseline_take_form(&desc, way->packed, &s->chunk_size);
+    if (result == CF_OK) result = cf_tune(s->lengths, s->n, &desc, out, error);
+    free_costs(&costs);
+    way->needs = 0;
+    way->seconds = 0;
+    if (result == CF_ERROR_LIMIT && strcmp(error->field, "limit_bytes") == 0) way->needs = error->wanted;
+    if (result != CF_OK) return result == CF_ERROR_MEMORY ? result : CF_OK;
+    way->needs = (*out)->smallest_limit;
+    if ((*out)->winner < 0) return CF_OK;
+    way->seconds = (*out)->candidates[(*out)->winner].seconds;
+    way->needs = (*out)->candidates[(*out)->winner].bytes;
+    return CF_OK;
+}
+
+static void note_way(context_search *s, const context_way *way) {
+    int i;
+
+    if (!(way->seconds > 0)) {
+        if (way->needs > 0 && (s->least == 0 || way->needs < s->least)) s->least = way->needs;
+        return;
+    }
+    if (s->n_best < FINALISTS) s->n_best++;
+    else if (!(way->seconds < s->best[FINALISTS - 1].seconds)) return;
+    for (i = s->n_best - 1; i > 0 && way->seconds < s->best[i - 1].seconds; i--) s->best[i] = s->best[i - 1];
+    s->best[i] = *way;
+}
+
+static cf_result try_way(context_search *s, context_way *way, cf_recompute recompute, int64_t layers, cf_error *error) {
+    cf_tuning *tuning;
+    cf_result result;
+    int ring;
+
+    way->recompute = recompute;
+    way->layers = layers;
+    result = time_way(s, way, 1, &tuning, &ring, error);
+    cf_tuning_free(tuning);
+    if (result == CF_OK) note_way(s, way);
+    return result;
+}
+
+/* The least number of layers that have to recompute for the split to fit, between `few`, which does not, and all, which
+   does: what it needs is nearly a straight line. */
+static cf_result try_some(context_search *s, const context_way *few, const context_way *all, int64_t layers,
+                          cf_error *error) {
+    context_way low = *few, high = *all;
+    cf_result result = CF_OK;
+
+    low.layers = 0;
+    high.layers = layers;
+    while (high.layers - low.layers > 1 && low.needs > high.needs && result == CF_OK) {
+        double part = (double)(low.needs - s->limit) / (double)(low.needs - high.needs);
+        int64_t some = low.layers + 1 + (int64_t)(part * (double)(high.layers - low.layers));
+        context_way way = *all;
+        if (some >= high.layers) some = high.layers - 1;
+        result = try_way(s, &way, all->recompute, some, error);
+        if (way.seconds > 0) high = way;
+        else low = way;
+        if (way.seconds > 0 && (double)way.needs > 0.97 * (double)s->limit) break;
+    }
+    return result;
+}
+
+/* A split with as few layers recomputed as memory asks for. */
+static cf_result try_split(context_search *s, const context_way *split, cf_error *error) {
+    static const cf_recompute levels[] = {CF_RECOMPUTE_ACT, CF_RECOMPUTE_MLP, CF_RECOMPUTE_FULL};
+    int64_t layers = s->desc->model->layers / split->pp + (s->desc->model->layers % split->pp != 0), i;
+    context_way none = *split, way;
+    cf_result result = try_way(s, &none, CF_RECOMPUTE_NONE, 0, error);
+
+    for (i = 0; i < 3 && !(none.seconds > 0) && result == CF_OK; i++) {
+        way = *split;
+        result = try_way(s, &way, levels[i], 0, error);
+        if (result == CF_OK && way.seconds > 0) result = try_some(s, &none, &way, layers, error);
+    }
+    return result;
+}
+
+static int is_asked(int64_t asked, int64_t value) { return asked == 0 || asked == value; }
+
+/* Every way to share so many GPUs out with at least two in a group; tensor parallelism as asked for, and within a node. */
+static cf_result try_splits(context_search *s, int64_t gpus, cf_error *error) {
+    int64_t per_node = s->desc->gpus_per_node > 0 ? s->desc->gpus_per_node : 8;
+    cf_parallel parallel = s->desc->parallel;
+    context_way way;
+    cf_result result = CF_OK;
+
+    memset(&way, 0, sizeof way);
+    for (way.tp = 1; way.tp <= gpus && way.tp <= per_node; way.tp++)
+        for (way.cp = 2; way.cp <= gpus / way.tp; way.cp++)
+            for (way.pp = 1; way.pp <= gpus / way.tp / way.cp; way.pp++) {
+                way.dp = gpus / way.tp / way.cp / way.pp;
+                if (way.tp * way.cp * way.pp * way.dp != gpus || !is_asked(s->desc->parallel.tp, way.tp)) continue;
+                parallel.tp = way.tp;
+                parallel.pp = way.pp;
+                parallel.dp = way.dp * way.cp;
+                parallel.n_virtual = 1;
+                parallel.layers = NULL;
+                if (cf_parallel_validate(s->desc->model, &parallel, NULL) != CF_OK) continue;
+                if (way.dp > (s->desc->batch > 0 ? s->desc->batch : 256)) continue;
+                for (way.packed = 0; way.packed < 2 && result == CF_OK; way.packed++) result = try_split(s, &way, error);
+                if (result != CF_OK) return result;
+            }
+    return CF_OK;
+}
+
+static cf_result note_best(context_search *s, baseline_tuned *out, cf_error *error) {
+    int64_t n_batches = cf_tune_defaults(s->desc).n_batches;
+    cf_result result = CF_OK;
+    int i, ring;
+
+    for (i = 0; i < s->n_best && result == CF_OK; i++) {
+        context_way *way = &s->best[i];
+        cf_tuning *tuning;
+        result = time_way(s, way, n_batches, &tuning, &ring, error);
+        if (result == CF_OK && way->seconds > 0 &&
+            (out->best.status != CF_TUNE_OK || way->seconds < out->best.seconds)) {
+            out->best = tuning->candidates[tuning->winner];
+            out->split = s->desc->parallel;
+            out->split.tp = way->tp;
+            out->split.pp = way->pp;
+            out->split.dp = way->dp;
+            out->split.n_virtual = 1;
+            out->best.recompute = out->split.recompute = way->recompute;
+            out->best.recompute_layers = out->split.recompute_layers = way->layers;
+            out->packed = way->packed;
+            out->context = way->cp;
+            out->ring = ring;
+        }
+        cf_tuning_free(tuning);
+    }
+    return result;
+}
+
+cf_result baseline_tune_context(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, baseline_tuned *out,
+                                cf_error *error) {
+    cf_tune_desc full = cf_tune_defaults(desc);
+    cf_parallel parallel = cf_parallel_defaults(&desc->parallel);
+    context_search s;
+    cf_pack_desc pack;
+    cf_result result = CF_OK;
+    int packed;
+
+    memset(&s, 0, sizeof s);
+    memset(&pack, 0, sizeof pack);
+    s.lengths = lengths;
+    s.n = n;
+    s.desc = desc;
+    s.limit = desc->limit_bytes;
+    if (s.limit == 0) s.limit = desc->gpu->memory - desc->gpu->memory / 100 * (full.reserve > 0 ? full.reserve : 0);
+    s.chunk_size = baseline_chunk_size(lengths, n, desc);
+    pack.chunk_size = s.chunk_size;
+    pack.align = desc->pack.align;
+    for (packed = 0; packed < 2 && result == CF_OK; packed++) {
+        pack.max_slices = packed ? desc->pack.max_slices : 1;
+        result = cf_pack(lengths, n < SAMPLE ? n : SAMPLE, &pack, &s.samples[packed], error);
+    }
+    if (result == CF_OK)
+        result = try_splits(&s, desc->n_gpus > 0 ? desc->n_gpus : parallel.tp * parallel.pp * parallel.dp, error);
+    if (result == CF_OK) result = note_best(&s, out, error);
+    if (s.least > 0 && (out->least == 0 || s.least < out->least)) out->least = s.least;
+    for (packed = 0; packed < 2; packed++) cf_plan_free(s.samples[packed]);
+    return result == CF_ERROR_MEMORY ? result : CF_OK;
+}
