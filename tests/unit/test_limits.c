@@ -4,6 +4,7 @@
 #include "chunkflow.h"
 #include "../harness.h"
 #include "../reference/naive.h"
+#include "../reference/oracle.h"
 
 #include <string.h>
 
@@ -29,6 +30,7 @@ static void check_range(limits_call call, const char *field, int64_t least, int6
         CHECK_STR(error.field, field);
         CHECK_INT(error.wanted, most);
         CHECK_INT(error.got, most + 1);
+        CHECK_STR(oracle_error_fault(&error), NULL);
     }
     if (least == INT64_MIN) return;
     memset(&error, 0, sizeof error);
@@ -36,6 +38,7 @@ static void check_range(limits_call call, const char *field, int64_t least, int6
     CHECK_INT(call(least - 1, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, field);
     CHECK_INT(error.wanted, least);
+    CHECK_STR(oracle_error_fault(&error), NULL);
 }
 
 /* ---- packing and loss weights ---- */

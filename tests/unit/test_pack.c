@@ -933,6 +933,7 @@ TEST(too_many_idle_chunks_are_refused) {
     harness_poison(&plan, sizeof plan);
     CHECK_INT(cf_pack(lengths, 1, &desc, &plan, &error), CF_ERROR_LIMIT);
     CHECK_INT(error.code, CF_ERROR_LIMIT);
+    CHECK_STR(oracle_error_fault(&error), NULL);
     CHECK_STR(error.field, "n_chunks");
     CHECK_INT(error.got, (int64_t)40000 * CF_MAX_RANKS);
     CHECK_POISON(&plan, sizeof plan);

@@ -708,6 +708,7 @@ TEST(placements_are_for_some_kinds) {
         cf_schedule_desc desc = {0};
         cf_schedule *schedule = NULL;
         cf_error error;
+        size_t bytes;
         desc.kind = cases[i].kind;
         desc.shape.n_stages = 2;
         desc.shape.n_virtual = desc.kind >= CF_SCHEDULE_INTERLEAVED ? 2 : 1;
@@ -716,6 +717,11 @@ TEST(placements_are_for_some_kinds) {
         harness_note("case %d", (int)i);
         CHECK_INT(cf_schedule_make(plan, &desc, &schedule, &error), cases[i].allowed ? CF_OK : CF_ERROR_ARGUMENT);
         if (!cases[i].allowed) CHECK_STR(error.field, "shape.placement");
+        if (!cases[i].allowed) CHECK_STR(oracle_error_fault(&error), NULL);
+        desc.shape.placement = CF_PLACEMENT_DEFAULT; /* and rows: for those from interleaved on */
+        desc.shape.n_virtual = 2;
+        if (desc.kind < CF_SCHEDULE_INTERLEAVED)
+            REFUSED(cf_schedule_size(plan, &desc, &bytes, &error), CF_ERROR_ARGUMENT, "shape.n_virtual");
         cf_schedule_free(schedule);
     }
     harness_note("%s", "");

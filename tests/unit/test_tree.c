@@ -225,6 +225,7 @@ static void check_targets(const forest *f, const cf_plan *plan, const cf_chunk *
         if (m->target_positions[row] >= 0) {
             got[f->tokens[m->sequence_ids[row]][m->target_positions[row]]] += m->loss_weights[row];
             CHECK_INT(m->target_positions[row], position + 1);
+            CHECK(count[f->tokens[m->sequence_ids[row]][position + 1]] > 0);
             any = fabs(m->loss_weights[row]) > 0;
         }
         for (; at < m->n_more && m->more_rows[at] == row; at++) {
