@@ -51,7 +51,7 @@ ifeq ($(origin SANITIZE),undefined)
 SANITIZE := $(if $(call can,-fsanitize=address$(comma)undefined),-fsanitize=address$(comma)undefined -fno-sanitize-recover=all)
 endif
 
-PROGRAMS := $(BUILD)/chunkflow $(BUILD)/hello $(BUILD)/train_tiny $(BUILD)/train_cpu $(BUILD)/train_cpu_f64 $(BUILD)/make_tokens
+PROGRAMS := $(BUILD)/chunkflow $(BUILD)/hello $(BUILD)/hello_tree $(BUILD)/train_tiny $(BUILD)/train_cpu $(BUILD)/train_cpu_f64 $(BUILD)/make_tokens
 
 # The pipeline of processes needs MPI (Debian: openmpi-bin libopenmpi-dev); all else works without it. CC compiles it.
 MPICC ?= mpicc
@@ -139,7 +139,7 @@ $(BUILD)/chunkflow: $(TOOL_OBJECTS) $(LIBRARY)
 TRAIN_HEADERS := chunkflow.h tools/chunkflow_tune.h $(wildcard examples/*.h)
 TRAIN_CFLAGS  := -O3 # gcc 12 with -funroll-loops on top of it halves the speed
 
-$(BUILD)/hello $(BUILD)/train_tiny: $(BUILD)/%: examples/%.c $(LIBRARY) | $(BUILD)
+$(BUILD)/hello $(BUILD)/hello_tree $(BUILD)/train_tiny: $(BUILD)/%: examples/%.c $(LIBRARY) | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(CFLAGS) $(WARN) $(LDFLAGS) $< $(LIBRARY) -o $@ $(LDLIBS)
 
 $(BUILD)/train_cpu: examples/train_cpu.c $(LIBRARY) $(TRAIN_HEADERS) | $(BUILD)

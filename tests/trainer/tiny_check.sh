@@ -1,7 +1,7 @@
 #!/bin/sh
 # tiny_check.sh - what the small examples promise - MIT or public domain
 #
-#     tests/trainer/tiny_check.sh [BUILD]     tests BUILD/hello, BUILD/train_tiny and BUILD/test/train_tiny (with sanitizers);
+#     tests/trainer/tiny_check.sh [BUILD]     tests BUILD/hello, BUILD/hello_tree, BUILD/train_tiny and BUILD/test/train_tiny (with sanitizers);
 #                                 default: build
 #
 # Run it in the top directory. Prints "ok NAME" or "FAIL NAME: why" for each case and "N passed, N failed" at the end.
@@ -61,6 +61,21 @@ for program in train_tiny test/train_tiny; do
     lost $program
 done
 lost hello
+
+# Six answers of 1,000 tokens to a prompt of 9,000, in chunks of 4,096: the prompt's three chunks are replayed once, and its
+# last row has a target for each answer.
+"$build/hello_tree" >"$work/out" 2>"$work/err"
+status=$?
+cat >"$work/read.awk" <<'AWK'
+/^F/ { forwards++ }
+/^R/ { replays++ }
+/^B/ { backwards++; more += $NF; cleared += /cleared/ }
+/ rows were computed for / { rows = $1; tokens = $6 }
+AWK
+holds "hello_tree: the prompt is computed once" \
+      "$status == 0 && forwards == 4 && replays == 3 && backwards == 4 && rows == 15000 && tokens == 60000"
+holds "hello_tree: each answer has its target, and a gradient is cleared once" 'more == 5 && cleared == 1'
+lost hello_tree
 
 rm -rf "$work"
 echo "$passed passed, $failed failed"
