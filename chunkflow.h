@@ -1364,8 +1364,8 @@ typedef struct cf_path {
                            must be set to zero, in all rows of the group, before the pass */
 } cf_path;
 
-/* What a pass callback gets. Slots are small numbers, reused as soon as they are free: cf_run_capacity says how many
-   there will be and how large. */
+/* What a pass callback gets. Slots are small numbers, reused as soon as they are free, the one first that has been free
+   longest: cf_run_capacity says how many there will be and how large. */
 typedef struct cf_step {
     const cf_plan *plan;
     const cf_schedule *schedule;
@@ -10098,13 +10098,14 @@ enum { CF__RUN_NONE = -1, CF__RUN_WANTED = -2 };
 /* A bit of a cell that the checker has no use for, for a group's first chunk: something was added to dK and dV. */
 enum { CF__RUN_ADDED = 1 << 15 };
 
-/* The slots of one cf_resource. They are small numbers: the one freed last is handed out first, so the number of those
-   ever made is the peak. */
+/* The slots of one cf_resource. They are small numbers, and a new one is made only where none is free, so the number of
+   those ever made is the peak. What has been free longest is handed out first: a tensor that comes in beside the passes
+   seldom has to wait for the pass that has just begun. */
 typedef struct cf__run_pool {
     int64_t n;          /* how many owners of a slot there can be */
     int32_t *slots;     /* (n) */
-    int32_t *free_list; /* (n) */
-    int64_t n_free, n_made;
+    int32_t *free_list; /* (n) a ring */
+    int64_t first_free, n_free, n_made;
 } cf__run_pool;
 
 enum { CF__RUN_RESOURCES = CF_RESOURCE_BOUNDARY + 1 };
@@ -10185,7 +10186,7 @@ static cf_result cf__run_fail_callback(cf_runner *r, const char *callback, const
 /* Takes a slot and tells the host. On refusal the slot stays unused. */
 static cf_result cf__run_acquire(cf_runner *r, const cf_action *a, cf_resource what, int64_t i) {
     cf__run_pool *pool = &r->pools[what];
-    int64_t number = pool->n_free > 0 ? pool->free_list[pool->n_free - 1] : pool->n_made;
+    int64_t number = pool->n_free > 0 ? pool->free_list[pool->first_free] : pool->n_made;
     if (r->desc.acquire != NULL) {
         cf_slot slot = cf__run_slot(r, (int)what, i, number);
         int code;
@@ -10193,8 +10194,12 @@ static cf_result cf__run_acquire(cf_runner *r, const cf_action *a, cf_resource w
         code = r->desc.acquire(r->desc.user, &slot);
         if (code != 0) return cf__run_fail_callback(r, "acquire", a, code);
     }
-    if (pool->n_free > 0) pool->n_free--;
-    else pool->n_made++;
+    if (pool->n_free > 0) {
+        pool->n_free--;
+        pool->first_free = (pool->first_free + 1) % pool->n;
+    } else {
+        pool->n_made++;
+    }
     pool->slots[i] = (int32_t)number;
     return CF_OK;
 }
@@ -10205,7 +10210,7 @@ static void cf__run_release(cf_runner *r, cf_resource what, int64_t i) {
         cf_slot slot = cf__run_slot(r, (int)what, i, pool->slots[i]);
         r->desc.release(r->desc.user, &slot);
     }
-    pool->free_list[pool->n_free++] = pool->slots[i];
+    pool->free_list[(pool->first_free + pool->n_free++) % pool->n] = pool->slots[i];
     pool->slots[i] = CF__RUN_NONE;
 }
 

@@ -15,10 +15,11 @@ typedef struct notes {
     /* slots by resource: owner of each, -1 where it is free */
     int64_t owner[3][512], stage_of[3][512]; /* and the virtual stage that it is for */
     int64_t acquired, released, live[3], peak[3];
+    int64_t freed[3][512];  /* what `released` was when the slot was given back; 0: it is in use, or never was */
     int64_t fail_at;   /* this callback (from 1) reports 41; 0: none does */
     int64_t calls;
     const cf_error *raised; /* what it says of its failure; all callbacks before it say so too, but do not fail */
-    int bad;           /* a slot was taken twice, or freed twice */
+    int bad;           /* a slot was taken twice, out of turn, or freed twice */
 } notes;
 
 static void notes_start(notes *all) {
@@ -63,15 +64,26 @@ static int note(notes *all, const cf_step *step) {
 
 static int on_pass(void *user, const cf_step *step) { return note((notes *)user, step); }
 
+/* A slot is taken again before a new one is made, and of those that are free the one first that has been so longest. */
+static int is_next(const notes *all, cf_resource what, int64_t slot) {
+    int64_t i, n = 0, first = -1;
+    for (i = 0; i < 512; i++) {
+        n += all->owner[what][i] >= 0 || all->freed[what][i] > 0;
+        if (all->freed[what][i] > 0 && (first < 0 || all->freed[what][i] < all->freed[what][first])) first = i;
+    }
+    return slot == (first >= 0 ? first : n);
+}
+
 static int on_acquire(void *user, const cf_slot *taken) {
     notes *all = (notes *)user;
     const cf_resource what = taken->what;
     const int64_t slot = taken->slot;
     if (may_fail(all, taken->error)) return 41;
-    if (slot < 0 || slot >= 512 || all->owner[what][slot] >= 0) {
+    if (slot < 0 || slot >= 512 || all->owner[what][slot] >= 0 || !is_next(all, what, slot)) {
         all->bad = 1;
         return 0;
     }
+    all->freed[what][slot] = 0;
     all->owner[what][slot] = taken->owner;
     all->stage_of[what][slot] = taken->stage;
     all->acquired++;
@@ -89,7 +101,7 @@ static void on_release(void *user, const cf_slot *freed) {
         return;
     }
     all->owner[what][slot] = -1;
-    all->released++;
+    all->freed[what][slot] = ++all->released;
     all->live[what]--;
 }
 
