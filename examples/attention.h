@@ -6,8 +6,8 @@
        k = [latent W_key, rotated]    v = latent W_value
 
    is not computed for the prefix: W_key goes to the query and W_value to the result, which is the same product and
-   needs only the chunk's own rows. Attention then has one key head, whose V is its K, and the two gradients of a latent,
-   as a key and as a value, go to the same place. */
+   needs only the chunk's own rows. Attention then has one key head, whose V is its K, and the two gradients of a
+   latent, as a key and as a value, go to the same place. */
 
 #ifndef TRAIN_ATTENTION_H
 #define TRAIN_ATTENTION_H
@@ -39,8 +39,7 @@ static inline attention_problem attention_of(const pass *p, int64_t i) {
     problem.kv_heads = latent ? 1 : c->kv_heads;
     problem.head_dim = latent ? latent_of(c) + rope_of(c) : head_dim_of(c);
     problem.scale = latent ? 1 / sqrt((double)head_dim_of(c)) : 0;
-    problem.window = kind.mixer == MIXER_WINDOW || kind.mixer == MIXER_CHUNKED ? c->window : 0;
-    problem.in_blocks = kind.mixer == MIXER_CHUNKED;
+    problem.window = window_of(c, p->stage.first_layer + i);
     problem.sinks = weights_of(p, i)->sinks;
     problem.cu_seqlens_q = r->cu_seqlens_q;
     problem.cu_seqlens_k = r->cu_seqlens_k;
@@ -62,20 +61,42 @@ static inline key_block own_keys(const pass *p, int64_t i) {
     return own;
 }
 
-/* Rows `first` to first + count - 1 of layer `i` in the group's state, wherever that lies. */
-static inline key_block state_keys(const pass *p, int64_t i, int64_t width, int64_t first, int64_t count) {
+/* `count` of the rows that layer `i` keeps in the group's state, from its row `place` on, wherever that lies. The first
+   of them is key `first` of the sequence. */
+static inline key_block state_keys(const pass *p, int64_t i, int64_t width, int64_t place, int64_t first,
+                                   int64_t count) {
     key_block none = {NULL, NULL, NULL, NULL, 0, 0, 0};
     if (!p->state) return none;
     const layer_state *at = &p->state->layers[i];
-    int64_t offset = first * width;
+    int64_t offset = place * width;
     key_block keys = {at->k + offset, at->v + offset, at->dk + offset, at->dv + offset, first, count, 0};
+    return keys;
+}
+
+/* What the pass sees of the rows before its chunk. They lie together: where it sees more than the end of the chunk
+   before, that one is kept whole. */
+static inline key_block prefix_keys(const pass *p, int64_t i, int64_t window, int64_t width) {
+    int64_t first = first_key_of(window, p->rows->prefix), count = p->rows->prefix - first;
+    return state_keys(p, i, width, kept_before(p->state, window, p->rows->index) - count, first, count);
+}
+
+/* The rows of its own that the pass keeps for later ones: the chunk's last. */
+static inline key_block kept_keys(const pass *p, int64_t i, int64_t window, int64_t width) {
+    int64_t end = p->rows->prefix + p->rows->state_tokens, count = rows_kept(window, p->rows->prefix, end);
+    return state_keys(p, i, width, kept_before(p->state, window, p->rows->index), end - count, count);
+}
+
+/* The same rows where they are computed. */
+static inline key_block own_kept_keys(const pass *p, const key_block *own, const key_block *kept, int64_t width) {
+    int64_t offset = (p->rows->state_tokens - kept->count) * width;
+    key_block keys = {own->k + offset, own->v + offset, own->dk + offset, own->dv + offset, 0, kept->count, 0};
     return keys;
 }
 
 /* How many tiles of rows see a block. */
 static inline int64_t tiles_that_see(const attention_problem *problem, const key_block *keys) {
     attention_slice slice = attention_slice_of(problem, 0);
-    int64_t rows = min_of(slice.n_rows, end_of_sight(problem, keys->first + keys->count - 1) - slice.lead);
+    int64_t rows = min_of(slice.n_rows, end_of_sight(problem->window, keys->first + keys->count - 1) - slice.lead);
     return keys->own ? problem->n_tiles : (rows + LANES - 1) / LANES;
 }
 
@@ -131,11 +152,9 @@ static inline void append_to_state(const pass *p, const key_block *own, const ke
 }
 
 /* What the later chunks of the group, all done by now, have found for this chunk's K and V. */
-static inline void begin_own_gradients(const pass *p, const key_block *own, const key_block *from, int64_t width) {
+static inline void fetch_own_gradients(const pass *p, const key_block *own, const key_block *from, int64_t width) {
     const int64_t count = from->count * width;
     state_stream *stream = state_stream_of(p);
-    clear_rows(own->dk, own->count, width);
-    if (own->v != own->k) clear_rows(own->dv, own->count, width);
     if (stream) {
         stream_fetch(stream, own->dk, from->dk, count);
         if (own->v != own->k) stream_fetch(stream, own->dv, from->dv, count);
@@ -160,14 +179,14 @@ static inline void attention_mix(const pass *p, int64_t i, int backward) {
     const attention_results results = {a->mixed, a->lse, p->scratch->rows.total};
     const attention_gradients g = attention_gradients_of(p, i);
     const int64_t width = problem.kv_heads * problem.head_dim;
-    const int64_t first = first_key_of(&problem, r->prefix); /* that the first query sees, or any */
-    const key_block own = own_keys(p, i), prefix = state_keys(p, i, width, first, r->prefix - first);
-    const key_block appended = state_keys(p, i, width, r->prefix, r->state_tokens);
+    const key_block own = own_keys(p, i), prefix = prefix_keys(p, i, problem.window, width);
+    const key_block kept = kept_keys(p, i, problem.window, width), own_kept = own_kept_keys(p, &own, &kept, width);
     key_block keys = {NULL, NULL, NULL, NULL, 0, 0, 0};
     state_stream *stream = state_stream_of(p);
     if (stream) stream_begin(stream, &prefix, width, backward);
-    if (backward) begin_own_gradients(p, &own, &appended, width);
-    else append_to_state(p, &own, &appended, width);
+    if (backward) clear_rows(own.dk, own.count, width), clear_rows(own.dv, own.count, width);
+    if (backward) fetch_own_gradients(p, &own_kept, &kept, width);
+    else append_to_state(p, &own_kept, &kept, width);
     if (backward) attention_backward_begin(&problem, &g, r->rows);
     else attention_forward_begin(&problem, &results, r->rows);
     do {

@@ -252,6 +252,15 @@ static inline int backward_chunk(void *user, const cf_step *step) {
     return 0;
 }
 
+static inline group_state state_of_group(const model_config *config, const stage *part, const cf_plan *plan,
+                                         int64_t number, state_stream *stream, memory_meter *meter) {
+    const cf_group *group = &plan->groups[number];
+    int64_t *begin = TAKE(int64_t, group->n_chunks + 1);
+    for (int64_t i = 0; i < group->n_chunks; i++) begin[i] = plan->chunks[group->first_chunk + i].prefix;
+    begin[group->n_chunks] = group->tokens;
+    return group_state_new(config, part, begin, group->n_chunks, stream, meter);
+}
+
 /* A slot comes into use. Activation slots are there already; a group's state has the group's size. */
 static inline int acquire_slot(void *user, const cf_slot *slot) {
     chunk_runner *r = (chunk_runner *)user;
@@ -259,9 +268,8 @@ static inline int acquire_slot(void *user, const cf_slot *slot) {
         r->live_bytes += r->slots[slot->slot].bytes;
         r->peak_live_bytes = max_of(r->peak_live_bytes, r->live_bytes);
     } else {
-        const cf_group *group = &r->plan->groups[slot->owner];
         state_stream *stream = r->stream_bytes > 0 ? &r->stream : NULL;
-        r->states[slot->slot] = group_state_new(r->config, &r->stage, group->tokens, group->n_chunks, stream, r->meter);
+        r->states[slot->slot] = state_of_group(r->config, &r->stage, r->plan, slot->owner, stream, r->meter);
     }
     return 0;
 }

@@ -214,7 +214,7 @@ static inline void rope_rotate(real *x, const real *cosine, const real *sine, in
    One chunk's queries are `rows` rows; its keys are those of the prefix (in the group's state) followed by its own
    rows. They are described as flash_attn_varlen_func wants them: sequence s has the queries cu_seqlens_q[s] ..
    cu_seqlens_q[s + 1] and likewise keys; the mask is causal and aligned bottom-right: with more keys than queries, the
-   last query sees all keys, or, with a window, the last `window` of them, or those of its own block of `window` keys.
+   last query sees all keys, or, with a window, the last `window` of them, or those of its own block.
    Only slice 0 has a prefix. With sinks each softmax has one term more, whose value is 0.
 
    Keys come in blocks: any number of blocks of the prefix, in order, and then the chunk's own rows.
@@ -243,8 +243,8 @@ typedef struct attention_tile {
 
 typedef struct attention_problem {
     int64_t heads, kv_heads, head_dim;
-    int64_t window;              /* keys that a query sees, its own included; 0: all up to its own */
-    int in_blocks;               /* 1: those of its block of `window` keys, counted from the first of the sequence */
+    int64_t window;              /* keys that a query sees, its own included; 0: all up to its own; less: those of its
+                                    block of -window keys, counted from the first of the sequence */
     double scale;                /* of scores; 0: 1 / sqrt(head_dim) */
     const real *sinks;           /* (heads) a score of nothing; NULL: there is none */
     const int32_t *cu_seqlens_q, *cu_seqlens_k;
@@ -331,15 +331,15 @@ static inline void tile_add(real tile[restrict][LANES], const real *restrict wei
 }
 
 /* The first key that a query sees whose last one is `last`. */
-static inline int64_t first_key_of(const attention_problem *p, int64_t last) {
-    if (p->window == 0) return 0;
-    return p->in_blocks ? last / p->window * p->window : max_of(0, last - p->window + 1);
+static inline int64_t first_key_of(int64_t window, int64_t last) {
+    if (window < 0) return last / -window * -window;
+    return window > 0 ? max_of(0, last - window + 1) : 0;
 }
 
 /* The end of the queries that see key `key`: those whose last key comes before it. */
-static inline int64_t end_of_sight(const attention_problem *p, int64_t key) {
-    if (p->window == 0) return INT64_MAX;
-    return p->in_blocks ? (key / p->window + 1) * p->window : key + p->window;
+static inline int64_t end_of_sight(int64_t window, int64_t key) {
+    if (window < 0) return (key / -window + 1) * -window;
+    return window > 0 ? key + window : INT64_MAX;
 }
 
 static inline real softmax_scale(const attention_problem *p) {
@@ -350,7 +350,7 @@ static inline real softmax_scale(const attention_problem *p) {
 static inline void query_scores(real score[LANES], real query[][LANES], const real *key, const attention_problem *p,
                                 int64_t key_index, int64_t last_key_of_first_lane) {
     int64_t n_above = min_of(LANES, key_index - last_key_of_first_lane);
-    int64_t first_past = end_of_sight(p, key_index) - last_key_of_first_lane;
+    int64_t first_past = end_of_sight(p->window, key_index) - last_key_of_first_lane;
     tile_dot(score, query, key, p->head_dim);
     for (int64_t lane = 0; lane < n_above; lane++) score[lane] = -INFINITY;
     for (int64_t lane = first_past; lane < LANES; lane++) score[lane] = -INFINITY;
@@ -434,7 +434,7 @@ static inline void attention_forward_tile(const attention_problem *p, const key_
         if (lane < n_lanes) tile_put(t.query, lane, p->q + row * hd, hd, softmax_scale(p));
         if (lane < n_lanes) tile_put(t.sum_v, lane, r->out + row * hd, hd, 1);
     }
-    int64_t count, key = max_of(range.first, first_key_of(p, sees));
+    int64_t count, key = max_of(range.first, first_key_of(p->window, sees));
     for (; key < end; key += count) { /* up to the next whole KEY_BLOCK */
         count = min_of(KEY_BLOCK - (key - range.first) % KEY_BLOCK, end - key);
         query_tile_add(&t, p, keys, range.row + key - range.first, kv_head, key, count, sees);
@@ -491,7 +491,7 @@ static inline void attention_backward_queries(const attention_problem *p, const 
         lse[lane] = g->lse[row];
         slope[lane] = g->slope[row];
     }
-    for (int64_t key = max_of(range.first, first_key_of(p, sees)); key < end; key++) {
+    for (int64_t key = max_of(range.first, first_key_of(p->window, sees)); key < end; key++) {
         int64_t from = key_at(p, range.row + key - range.first, kv_head);
         real score[LANES], dscore[LANES];
         query_scores(score, query, keys->k + from, p, key, sees);
@@ -512,7 +512,7 @@ static inline void attention_backward_keys(const attention_problem *p, const key
     key_range range = key_range_of(keys, &slice);
     int64_t hd = p->head_dim, share = p->heads / p->kv_heads, first = range.first + at.first;
     int64_t n_lanes = min_of(LANES, range.end - first), row_of_lane_0 = range.row + at.first;
-    int64_t end = min_of(slice.n_rows, end_of_sight(p, first + n_lanes - 1) - slice.lead);
+    int64_t end = min_of(slice.n_rows, end_of_sight(p->window, first + n_lanes - 1) - slice.lead);
     real scale = softmax_scale(p);
     tile_clear(key, hd);
     tile_clear(value, hd);
@@ -529,7 +529,7 @@ static inline void attention_backward_keys(const attention_problem *p, const key
             tile_dot(weight, key, p->q + row * hd, hd);
             tile_dot(dscore, value, g->dout + row * hd, hd);
             int64_t first_hidden = max_of(0, slice.lead + i + 1 - first);
-            int64_t n_past = min_of(LANES, first_key_of(p, slice.lead + i) - first);
+            int64_t n_past = min_of(LANES, first_key_of(p->window, slice.lead + i) - first);
             for (int64_t lane = first_hidden; lane < LANES; lane++) weight[lane] = -INFINITY;
             for (int64_t lane = 0; lane < n_past; lane++) weight[lane] = -INFINITY;
             for (int lane = 0; lane < LANES; lane++) {

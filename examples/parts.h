@@ -8,10 +8,10 @@
    Who holds what:
        chunk_rows     what is computed: tokens, targets, positions, cu_seqlens
        activations    what a forward keeps for its backward; grows with the rows of one chunk, never with the prefix
-       group_state    what the chunks of one long sequence hand on, in every layer: rows of all its tokens (K, V or
-                      latents, and their gradients), or a snapshot at each border between chunks and one gradient that
-                      is carried backwards. It lies on the device, or in host memory and is streamed past the device
-                      (state_stream.h)
+       group_state    what the chunks of one long sequence hand on, in every layer: rows of its tokens (K, V or latents,
+                      and their gradients; with a window only each chunk's last), or a snapshot at each border between
+                      chunks and one gradient that is carried backwards. It lies on the device, or in host memory and is
+                      streamed past the device (state_stream.h)
        routing        which experts each row has chosen, and how often each was chosen in each sequence
        workspace      scratch of one pass, worth nothing afterwards */
 
@@ -80,6 +80,12 @@ static inline int64_t expert_ffn_of(const model_config *c) { return max_of(1, c-
 static inline layer_kind layer_kind_of(const model_config *c, int64_t layer) {
     layer_kind same = {c->window > 0 ? MIXER_WINDOW : MIXER_FULL, 0, 0, 0};
     return c->kinds.n_pattern > 0 ? c->kinds.pattern[min_of(layer, c->layers - 1) % c->kinds.n_pattern] : same;
+}
+
+/* The window of a layer's attention, as attention_problem has it. */
+static inline int64_t window_of(const model_config *c, int64_t layer) {
+    const mixer_kind mixer = layer_kind_of(c, layer).mixer;
+    return mixer == MIXER_WINDOW ? c->window : mixer == MIXER_CHUNKED ? -c->window : 0;
 }
 
 /* Layers, and the one of the module for the next token but one. */
@@ -561,7 +567,7 @@ static inline const real *stage_output(const activations *a) { return a->output;
    ================================================================================================================ */
 
 typedef struct layer_state {
-    real *k, *v, *dk, *dv;  /* (tokens, kv_heads, head_dim); latent: v is k, and dv is dk */
+    real *k, *v, *dk, *dv;  /* (kept rows, kv_heads, head_dim); latent: v is k, and dv is dk */
     real *snapshots;        /* (chunks - 1, numbers of a snapshot): what chunk i + 1 begins from */
     real *carry;            /* a snapshot's gradient, from the chunk that has run backward last to the one before it */
 } layer_state;
@@ -569,34 +575,48 @@ typedef struct layer_state {
 typedef struct group_state {
     layer_state *layers;
     real *flat;
-    int64_t tokens; /* room */
+    int64_t *begin;       /* (chunks + 1) the first token of each chunk, and the end of the last one */
     int64_t chunks;
     int64_t bytes;
     memory_kind kind;
     state_stream *stream; /* through which passes reach a state in host memory; NULL: it is on the device */
 } group_state;
 
+/* How many of a chunk's rows the state keeps: those that the next chunk sees, which with a window are its last. What the
+   next one does not see, no later one does. */
+static inline int64_t rows_kept(int64_t window, int64_t begin, int64_t end) {
+    return min_of(end - begin, end - first_key_of(window, end));
+}
+
+/* Rows that a layer keeps of the chunks before chunk `chunk`; 0 without a group. */
+static inline int64_t kept_before(const group_state *g, int64_t window, int64_t chunk) {
+    int64_t rows = 0;
+    for (int64_t i = 0; g && i < chunk; i++) rows += rows_kept(window, g->begin[i], g->begin[i + 1]);
+    return rows;
+}
+
 static inline void group_state_layout(group_state *g, carver *from, const model_config *c, const stage *s) {
     for (int64_t i = 0; i < stage_layers(s); i++) {
         const layer_sizes n = layer_sizes_of(c, s->first_layer + i);
+        const int64_t rows = kept_before(g, window_of(c, s->first_layer + i), g->chunks);
         layer_state *l = &g->layers[i];
-        l->k = carve(from, g->tokens * n.rows_k);
-        l->v = n.rows_v > 0 ? carve(from, g->tokens * n.rows_v) : l->k;
-        l->dk = carve(from, g->tokens * n.rows_k);
-        l->dv = n.rows_v > 0 ? carve(from, g->tokens * n.rows_v) : l->dk;
+        l->k = carve(from, rows * n.rows_k);
+        l->v = n.rows_v > 0 ? carve(from, rows * n.rows_v) : l->k;
+        l->dk = carve(from, rows * n.rows_k);
+        l->dv = n.rows_v > 0 ? carve(from, rows * n.rows_v) : l->dk;
         l->snapshots = carve(from, (g->chunks - 1) * n.border);
         l->carry = carve(from, n.border);
     }
 }
 
-/* Not a number anywhere, as if another group had left something there: what is read must have been written. With a
-   stream, the state lies in host memory. */
-static inline group_state group_state_new(const model_config *c, const stage *s, int64_t tokens, int64_t chunks,
+/* Not a number anywhere, as if another group had left something there: what is read must have been written. begin: as
+   in the state, which will own it. With a stream, the state lies in host memory. */
+static inline group_state group_state_new(const model_config *c, const stage *s, int64_t *begin, int64_t chunks,
                                           state_stream *stream, memory_meter *meter) {
     group_state g = {0};
     carver from = {0};
     g.layers = TAKE(layer_state, stage_layers(s));
-    g.tokens = tokens;
+    g.begin = begin;
     g.chunks = chunks;
     group_state_layout(&g, &from, c, s);
     g.bytes = from.used * (int64_t)sizeof(real);
@@ -614,8 +634,9 @@ static inline group_state group_state_new(const model_config *c, const stage *s,
 static inline void group_state_clear_gradient(const group_state *g, const model_config *c, const stage *s) {
     for (int64_t i = 0; i < stage_layers(s); i++) {
         const layer_sizes n = layer_sizes_of(c, s->first_layer + i);
-        memset(g->layers[i].dk, 0, (size_t)(g->tokens * n.rows_k) * sizeof(real));
-        memset(g->layers[i].dv, 0, (size_t)(g->tokens * n.rows_v) * sizeof(real));
+        const int64_t rows = kept_before(g, window_of(c, s->first_layer + i), g->chunks);
+        memset(g->layers[i].dk, 0, (size_t)(rows * n.rows_k) * sizeof(real));
+        memset(g->layers[i].dv, 0, (size_t)(rows * n.rows_v) * sizeof(real));
         memset(g->layers[i].carry, 0, (size_t)n.border * sizeof(real));
     }
 }
@@ -624,6 +645,7 @@ static inline void group_state_free(group_state *g, memory_meter *meter) {
     if (g->stream && stream_is_busy(g->stream)) fail(EXIT_CHECK_FAILED, "a state is freed while copies are under way");
     memory_count(meter, g->kind, -g->bytes);
     free(g->layers);
+    free(g->begin);
     free(g->flat);
     memset(g, 0, sizeof *g);
 }

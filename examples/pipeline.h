@@ -267,9 +267,8 @@ static inline int stage_acquire(void *user, const cf_slot *slot) {
     }
     if (slot->what == CF_RESOURCE_STATE) {
         stage part = part_of(r->config, r->schedule, slot->stage);
-        const cf_group *group = &r->plan->groups[slot->owner];
         state_stream *stream = r->stream.ring ? &r->stream : NULL;
-        r->states[slot->slot] = group_state_new(r->config, &part, group->tokens, group->n_chunks, stream, &r->meter);
+        r->states[slot->slot] = state_of_group(r->config, &part, r->plan, slot->owner, stream, &r->meter);
     }
     return 0;
 }

@@ -210,13 +210,15 @@ TEST(backward_in_two_passes_is_backward_in_one) {
     harness_note("%s", "");
 }
 
-/* Numbers of state that a group of 5 chunks and 70 tokens has in one layer: K, V and gradients; latents, a rotated key,
+/* Numbers of state that a group of 5 chunks and 70 tokens has in one layer: K, V and gradients, with a window of 11 of
+   the last 10 rows of each chunk, with blocks of 11 of those from the last multiple of 11 on; latents, a rotated key,
    and gradients; 4 snapshots and a carry of heads x 6 x 6, and 3 rows of Q, K and V. */
 TEST(states_have_the_size_of_their_kind) {
     static const struct {
         const char *kind;
         int64_t numbers;
-    } cases[] = {{"full", 4 * 70 * 12}, {"window", 4 * 70 * 12}, {"latent", 2 * 70 * (12 + 2)},
+    } cases[] = {{"full", 4 * 70 * 12}, {"window", 4 * (4 * 10 + 6) * 12}, {"chunked", 4 * (5 + 10 + 4 + 9 + 4) * 12},
+                 {"latent", 2 * 70 * (12 + 2)},
                  {"delta", 5 * (4 * 36 + 3 * 72)}, {"mamba", 5 * (4 * 36 + 3 * 72)}};
     const int64_t length = 70;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
