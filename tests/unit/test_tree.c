@@ -1241,6 +1241,186 @@ TEST(plans_of_trees_have_all_arrays) {
     cf_plan_free(plan);
 }
 
+/* ---- a second validator, which knows of trees that ancestors' F and descendants' B come first ---- */
+
+extern int tests_sibling_order; /* see tests/implementation.c */
+
+enum { JUDGED_CHUNKS = 40, JUDGED_STAGES = 3 };
+
+typedef struct judge {
+    const cf_plan *plan;
+    const cf_schedule *schedule;
+    int done[CF_PASS_COUNT][JUDGED_STAGES][JUDGED_CHUNKS], kept[JUDGED_STAGES][JUDGED_CHUNKS];
+} judge;
+
+/* Whether the state that chunk b goes on from has rows of chunk a. */
+static int is_above(const cf_plan *plan, int64_t a, int64_t b) {
+    int64_t group = plan->chunks[b].group;
+    if (a == b || plan->chunks[a].group < 0) return 0;
+    if (plan->chunks[a].group == group) return a < b;
+    for (; group >= 0; group = plan->branches[group].parent)
+        if (group == plan->chunks[a].group) return 1;
+    return 0;
+}
+
+static int may_run(const judge *j, const cf_action *a) {
+    int s = a->stage, c = a->chunk, first = s == 0, last = s + 1 == j->schedule->shape.n_stages, kept = a->keep, other;
+    if (j->done[a->pass][s][c]) return 0;
+    if (a->pass == CF_R && (!j->done[CF_F][s][c] || j->kept[s][c])) return 0;
+    if (a->pass == CF_R && j->schedule->shape.replay == CF_REPLAY_PIPELINE && !first && !j->done[CF_R][s - 1][c])
+        return 0;
+    if (a->pass == CF_F && !first && !j->done[CF_F][s - 1][c]) return 0;
+    if (a->pass == CF_B && (!j->kept[s][c] || (!last && !j->done[CF_B][s + 1][c]))) return 0;
+    for (other = 0; other < j->plan->n_chunks; other++) {
+        if (a->pass == CF_F && is_above(j->plan, other, c) && !j->done[CF_F][s][other]) return 0;
+        if (a->pass == CF_B && is_above(j->plan, c, other) && !j->done[CF_B][s][other]) return 0;
+        if (a->keep && other != c && j->plan->chunks[c].group >= 0 &&
+            j->plan->chunks[other].group == j->plan->chunks[c].group)
+            kept += j->kept[s][other];
+    }
+    return kept <= j->schedule->shape.k;
+}
+
+/* Runs what can be run until nothing can be. */
+static int judge_accepts(const cf_plan *plan, const cf_schedule *schedule) {
+    static judge j;
+    int64_t at[JUDGED_STAGES] = {0}, left = schedule->n_actions, stage;
+    int moves = 1;
+    memset(&j, 0, sizeof j);
+    j.plan = plan;
+    j.schedule = schedule;
+    while (moves) {
+        for (moves = 0, stage = 0; stage < schedule->shape.n_stages; stage++) {
+            const cf_action *a = &schedule->actions[schedule->first[stage] + at[stage]];
+            if (schedule->first[stage] + at[stage] == schedule->first[stage + 1] || !may_run(&j, a)) continue;
+            j.done[a->pass][a->stage][a->chunk] = 1;
+            if (a->keep) j.kept[a->stage][a->chunk] = 1;
+            if (a->pass == CF_B) j.kept[a->stage][a->chunk] = 0;
+            at[stage]++;
+            left--;
+            moves = 1;
+        }
+    }
+    return left == 0;
+}
+
+static void swap_actions(cf_action *two) {
+    const cf_action was = two[0];
+    two[0] = two[1];
+    two[1] = was;
+}
+
+/* Sound schedules of random forests, in which neighbours change places. */
+TEST(two_validators_agree_on_trees) {
+    harness_rng random = {32};
+    int64_t round, n = harness_rounds(10000, 1500), accepted = 0, refused = 0, turned = 0, swaps, i;
+    for (round = 0; round < n;) {
+        static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_GPIPE, CF_SCHEDULE_1F1B};
+        forest f = make_forest(&random);
+        cf_plan *plan;
+        cf_schedule_desc desc = {0};
+        cf_schedule *schedule = NULL;
+        f.desc.n_ranks = 1;
+        plan = pack(&f);
+        desc.kind = kinds[below(&random, 3)];
+        desc.shape.n_stages = 1 + below(&random, JUDGED_STAGES);
+        desc.shape.k = 1 + below(&random, 3);
+        desc.shape.replay = below(&random, 2) ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
+        if (plan->branches && plan->n_groups > 1 && plan->n_chunks <= JUDGED_CHUNKS &&
+            cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK) {
+            CHECK(judge_accepts(plan, schedule));
+            for (swaps = 0; swaps < 8; swaps++, round++) {
+                int ours, strict, theirs;
+                do i = below(&random, schedule->n_actions - 1);
+                while (schedule->actions[i].stage != schedule->actions[i + 1].stage);
+                swap_actions(&schedule->actions[i]);
+                strict = cf_schedule_validate(plan, schedule, NULL, NULL, NULL) == CF_OK;
+                tests_sibling_order = 0;
+                ours = cf_schedule_validate(plan, schedule, NULL, NULL, NULL) == CF_OK;
+                tests_sibling_order = 1;
+                theirs = judge_accepts(plan, schedule);
+                CHECK_INT(ours, theirs);
+                CHECK(ours || !strict);
+                accepted += strict;
+                refused += !theirs;
+                turned += theirs && !strict;
+                if (!theirs) swap_actions(&schedule->actions[i]); /* and on from one that is sound */
+            }
+        }
+        cf_schedule_free(schedule);
+        cf_plan_free(plan);
+    }
+    CHECK(accepted > n / 20 && refused > n / 20 && turned > n / 200);
+    printf("(%d sound, %d not, %d but for the order of siblings) ", (int)accepted, (int)refused, (int)turned);
+}
+
+/* ---- a tree, beside its rows laid out as one chain ---- */
+
+static double best_makespan(const cf_plan *plan, int64_t n_stages, int64_t k) {
+    cf_schedule_desc desc = {0};
+    cf_schedule *schedule = NULL;
+    cf_timing timing = {0};
+    cf_search_report report = {0};
+    cf_error error = {0};
+    timing.all.forward.per_token = 1.0 / (double)n_stages;
+    timing.all.forward.per_pair = 2.84e-5 / (double)n_stages;
+    timing.all.backward.per_token = 2.0 / (double)n_stages;
+    timing.all.backward.per_pair = 2 * 2.84e-5 / (double)n_stages;
+    timing.all.replay = timing.all.forward;
+    desc.timing = &timing;
+    desc.shape.n_stages = n_stages;
+    desc.shape.k = k;
+    desc.budget = 20;
+    desc.report = &report;
+    if (cf_schedule_make(plan, &desc, &schedule, &error) != CF_OK) FAIL("cf_schedule_make: %s", error.text);
+    cf_schedule_free(schedule);
+    return report.makespan;
+}
+
+/* Groups of answers to prompts of some chunks, as reinforcement learning has them. The chain is what one gets who lays
+   all rows of a tree one behind the other; its schedules are searched for, those of trees are the fixed ones, so that
+   few trees of few chunks may be slower. */
+TEST(trees_are_no_slower_than_their_rows_as_chains) {
+    harness_rng random = {400};
+    int64_t round, n = harness_rounds(400, 12), i, j;
+    double sum = 0, worst = 0, count = 0, above = 0;
+    for (round = 0; round < n; round++) {
+        int64_t lengths[MOST * 4], chains[4], trees = 1 + below(&random, 4), all = 0, at;
+        cf_share shares[MOST * 4];
+        cf_pack_desc desc = {0};
+        cf_plan *tree = NULL, *chain = NULL;
+        for (i = 0; i < trees; i++) {
+            int64_t prompt = 512 * (1 + below(&random, 40)), answers = 2 + below(&random, MOST - 1);
+            chains[i] = prompt;
+            for (at = all, j = 0; j < answers; j++, all++) {
+                int64_t own = 64 * (1 + below(&random, 96));
+                lengths[all] = prompt + own;
+                shares[all].with = at;
+                shares[all].tokens = j > 0 ? prompt : 0;
+                chains[i] += own;
+            }
+        }
+        desc.chunk_size = 8192;
+        REQUIRE(cf_pack(chains, trees, &desc, &chain, NULL) == CF_OK);
+        desc.shares = shares;
+        REQUIRE(cf_pack(lengths, all, &desc, &tree, NULL) == CF_OK);
+        for (i = 0; i < 9; i++) {
+            const int64_t stages[] = {1, 4, 8}, ks[] = {1, 2, 4};
+            double ratio = best_makespan(tree, stages[i / 3], ks[i % 3]);
+            ratio /= best_makespan(chain, stages[i / 3], ks[i % 3]);
+            sum += ratio;
+            count += 1;
+            if (ratio > worst) worst = ratio;
+            above += ratio > 1.01;
+        }
+        cf_plan_free(tree);
+        cf_plan_free(chain);
+    }
+    printf("(mean %.4f, worst %.4f, %.1f %% above 1.01) ", sum / count, worst, 100 * above / count);
+    CHECK(above <= 0.02 * count);
+    CHECK(sum <= 0.95 * count);
+}
+
 /* ---- shares of tokens, and of nodes ---- */
 
 /* Rows of a plan with these shares, none of which is too short. */
@@ -1550,6 +1730,7 @@ SUITE(tree, CASE(random_forests_are_what_their_tokens_say), CASE(schedules_of_fo
       CASE(damaged_plans_of_trees_are_refused), CASE(damaged_slices_of_trees_are_refused_by_name),
       CASE(groups_of_trees_stay_on_their_rank), CASE(ranks_of_trees_have_no_chunks_without_anything),
       CASE(plans_of_trees_have_all_arrays), CASE(plans_of_trees_are_written_as_version_2),
+      CASE(two_validators_agree_on_trees), CASE(trees_are_no_slower_than_their_rows_as_chains),
       CASE(shares_are_found_in_tokens), CASE(shares_of_nodes_are_those_of_their_paths),
       CASE(tokens_and_nodes_that_are_none_are_refused), CASE(long_chains_of_shares_need_no_stack),
       CASE(what_does_not_know_trees_refuses_them_by_name),
