@@ -692,6 +692,7 @@ CHUNKFLOW_CUDA_API void cf_executor_free(cf_executor *executor);
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <new>
 #include <thread>
 #include <tuple>
@@ -1407,21 +1408,46 @@ int32_t unseen_keys(const mask &m, const tile &slice) {
     return slice.q_length > 0 ? std::min(key_begin(m, slice, 0), slice.k_length) : slice.k_length;
 }
 
+/* What a caller gives must be a number from `least` to `most`. */
+struct bound {
+    const char *field;
+    int64_t got, least, most;
+};
+
+cf_result check_range(int64_t got, int64_t least, int64_t most, const char *field, int64_t item, cf_error *error) {
+    if (got >= least && got <= most) return CF_OK;
+    return cf_fail(error, CF_ERROR_ARGUMENT, field, item, got < least ? least : most, got, "out of range");
+}
+
+cf_result check_bounds(std::initializer_list<bound> all, cf_error *error) {
+    cf_result code = CF_OK;
+    for (const bound &b : all)
+        if (code == CF_OK) code = check_range(b.got, b.least, b.most, b.field, -1, error);
+    return code;
+}
+
+cf_result check_aligned(const void *address, int64_t to, const char *field, cf_error *error) {
+    const int64_t off = (int64_t)(reinterpret_cast<uintptr_t>(address) % (uintptr_t)to);
+    return off == 0 ? CF_OK : cf_fail(error, CF_ERROR_ARGUMENT, field, -1, 0, off, "address is not aligned");
+}
+
 cf_result check_numbers(cf_attention_desc *d, cf_error *error) {
-    if (d->n_heads < 1 || d->n_heads > 65535)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "n_heads", -1, 1, d->n_heads, "out of range");
+    cf_result code = check_range(d->n_heads, 1, 65535, "n_heads", -1, error);
+    if (code != CF_OK) return code;
     if (d->n_kv_heads == 0) d->n_kv_heads = d->n_heads;
     if (d->n_kv_heads < 1 || d->n_heads % d->n_kv_heads != 0)
         return cf_fail(error, CF_ERROR_ARGUMENT, "n_kv_heads", -1, d->n_heads, d->n_kv_heads, "must divide n_heads");
     if (d->head_size < 8 || d->head_size > 256 || d->head_size % 8 != 0)
         return cf_fail(error, CF_ERROR_ARGUMENT, "head_size", -1, 128, d->head_size,
                        "must be a multiple of 8, at most 256");
-    if (number_of(d->dtype) < 0 || number_of(d->dtype) > CF_DTYPE_FP32)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "dtype", -1, CF_DTYPE_FP32, number_of(d->dtype), "unknown");
+    code = check_bounds({{"dtype", number_of(d->dtype), 0, CF_DTYPE_FP32},
+                         {"path", number_of(d->path), 0, CF_ATTENTION_WGMMA},
+                         {"window", d->window, 0, INT64_MAX},
+                         {"n_processors", d->n_processors, 0, MOST_PROCESSORS},
+                         {"cache_bytes", d->cache_bytes, 0, INT64_MAX},
+                         {"n_slices", d->n_slices, 0, INT32_MAX - 1}}, error);
+    if (code != CF_OK) return code;
     if (d->dtype == CF_DTYPE_DEFAULT) d->dtype = CF_DTYPE_BF16;
-    if (number_of(d->path) < 0 || number_of(d->path) > CF_ATTENTION_WGMMA)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "path", -1, CF_ATTENTION_WGMMA, number_of(d->path), "unknown");
-    if (d->window < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "window", -1, 0, d->window, "must not be negative");
     if (d->scale == 0.0) d->scale = 1.0 / std::sqrt((double)d->head_size);
     if (!(d->scale > 1e-30 && d->scale < 1e30))
         return cf_fail_real(error, CF_ERROR_ARGUMENT, "scale", -1, d->scale,
@@ -1431,11 +1457,6 @@ cf_result check_numbers(cf_attention_desc *d, cf_error *error) {
                             "must be a positive number from 1e-30 to 1e30, or 0");
     if (d->arch != 0 && (d->arch < 50 || d->arch > 999))
         return cf_fail(error, CF_ERROR_ARGUMENT, "arch", -1, 80, d->arch, "must be a compute capability x 10, or 0");
-    if (d->n_processors < 0 || d->n_processors > MOST_PROCESSORS)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "n_processors", -1, MOST_PROCESSORS, d->n_processors, "out of range");
-    if (d->cache_bytes < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "cache_bytes", -1, 0, d->cache_bytes, "negative");
-    if (d->n_slices < 0 || d->n_slices > INT32_MAX - 1)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "n_slices", -1, 0, d->n_slices, "out of range");
     return CF_OK;
 }
 
@@ -1591,7 +1612,6 @@ void choose_parts(const problem *p, const block_costs &costs, int64_t least, pro
     });
 }
 
-/* Chosen by name only, as long as it has not been checked on a device. */
 /* Whether AUTO takes path 3 where it can. This is the line to change once a record of a device (tools/device) shows it
    faster than path 2. */
 const bool AUTO_TAKES_WGMMA = false;
@@ -1712,8 +1732,8 @@ cf_result make_tiles(problem *p, cf_error *error) {
 cf_result check_place(const cf_attention_desc *d, int64_t s, cf_error *error) {
     const int64_t parent = parent_of(d, s), begin = d->begins[s];
     int64_t before = s - 1, least = 0, most = d->prefix;
-    if (parent < -1 || parent >= s)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "parents", s, s - 1, parent, "is not before it");
+    const cf_result code = check_range(parent, -1, s - 1, "parents", s, error);
+    if (code != CF_OK) return code;
     while (parent >= 0 && before > parent) before = d->parents[before];
     if (parent >= 0 && before != parent)
         return cf_fail(error, CF_ERROR_ARGUMENT, "parents", s, before, parent, "has been left");
@@ -1721,18 +1741,16 @@ cf_result check_place(const cf_attention_desc *d, int64_t s, cf_error *error) {
         return cf_fail(error, CF_ERROR_LIMIT, "parents", s, MOST_LEVELS, depth_of(d, s), "too many above it");
     if (parent >= 0) least = d->begins[parent] + 1;
     if (parent >= 0) most = (int64_t)least - 1 + d->cu_seqlens_q[parent + 1] - d->cu_seqlens_q[parent];
-    if (begin < least || begin > most)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "begins", s, begin < least ? least : most, begin,
-                       "is not on its path, nor in the slice that it goes on from");
-    return CF_OK;
+    return check_range(begin, least, most, "begins", s, error);
 }
 
 /* What comes in blocks. Every query sees a key of its own, or some rows would have no sums to be carried. */
 cf_result check_prefix(problem *p, cf_error *error) {
     const cf_attention_desc *d = &p->desc;
-    if (d->prefix < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "prefix", -1, 0, d->prefix, "must not be negative");
-    if (d->prefix > 0 && d->n_slices == 0)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "prefix", -1, 0, d->prefix, "there is no slice");
+    const cf_result none = check_range(d->prefix, 0, d->n_slices > 0 ? INT64_MAX : 0, "prefix", -1, error);
+    if (none != CF_OK) return none;
+    if (d->prefix > MOST_ROWS)
+        return cf_fail(error, CF_ERROR_LIMIT, "prefix", -1, MOST_ROWS, d->prefix, "too many rows");
     if (d->parents != NULL && d->begins == NULL) return cf_fail_null(error, "begins");
     for (int64_t s = 0; s < d->n_slices; s++) {
         const int64_t keys = (int64_t)d->cu_seqlens_k[s + 1] - d->cu_seqlens_k[s];
@@ -1742,8 +1760,7 @@ cf_result check_prefix(problem *p, cf_error *error) {
         if (begin_of(d, s) == 0) continue;
         if (d->begins != NULL ? keys != queries : keys < queries)
             return cf_fail(error, CF_ERROR_ARGUMENT, "cu_seqlens_k", s + 1, queries, keys,
-                           d->begins != NULL ? "a slice of a tree has as many keys as queries"
-                                             : "a slice with a prefix has at least as many keys as queries");
+                           "has fewer keys than queries, or a tree's slice more");
         if (begin_of(d, s) > MOST_ROWS - keys)
             return cf_fail(error, CF_ERROR_LIMIT, "prefix", -1, MOST_ROWS - keys, d->prefix, "too many rows");
         p->in_blocks = true;
@@ -4914,9 +4931,8 @@ cf_result unfused_pass(const call &c, const unfused_work &work) {
 }
 
 template <typename T> cf_result unfused_pass_as(const call &c, bool backward) {
-    const unfused_work forward = {false, unfused_forward_block<T>, unfused_round<T>};
-    const unfused_work back = {true, unfused_backward_block<T>, unfused_round<T>};
-    return unfused_pass(c, backward ? back : forward);
+    return unfused_pass(c, {backward, backward ? unfused_backward_block<T> : unfused_forward_block<T>,
+                            unfused_round<T>});
 }
 
 cf_result unfused_of(const call &c, bool backward) {
@@ -5064,9 +5080,8 @@ cf_result put_prepared(problem &p, const path_entry *path, void *memory, size_t 
 cf_result check_tensor(const cf_tensor &t, const char *name, int64_t number, int64_t rows, cf_error *error) {
     const int64_t unit = 16 / number, most = (int64_t)1 << 40;
     if (rows > 0 && t.data == NULL) return cf_fail_null(error, name);
-    if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0)
-        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, 0, (int64_t)(reinterpret_cast<uintptr_t>(t.data) % 16),
-                       "address must be a multiple of 16");
+    const cf_result code = check_aligned(t.data, 16, name, error);
+    if (code != CF_OK) return code;
     if (t.row_stride < 0 || t.row_stride > most || t.row_stride % unit != 0)
         return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, unit, t.row_stride,
                        "row stride must be a multiple of 16 bytes");
@@ -5381,16 +5396,13 @@ bool product_above(int64_t a, int64_t b, int64_t most) { return b > 0 && a > mos
 
 cf_result check_state(const cf_state *s, int64_t n_rows, planes *to, cf_error *error) {
     if (s == NULL) return cf_fail_null(error, "state");
-    if (s->n_layers < 0)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "n_layers", -1, 0, s->n_layers, "must not be negative");
-    if (s->n_kv_heads < 1)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "n_kv_heads", -1, 1, s->n_kv_heads, "must be positive");
-    if (s->head_size < 1)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "head_size", -1, 1, s->head_size, "must be positive");
-    if (number_of(s->dtype) < 0 || number_of(s->dtype) > CF_DTYPE_FP32)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "dtype", -1, CF_DTYPE_FP32, number_of(s->dtype), "unknown");
-    if (s->rows < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "rows", -1, 0, s->rows, "must not be negative");
-    if (n_rows < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "n_rows", -1, 0, n_rows, "must not be negative");
+    const cf_result code = check_bounds({{"n_layers", s->n_layers, 0, INT64_MAX},
+                                         {"n_kv_heads", s->n_kv_heads, 1, INT64_MAX},
+                                         {"head_size", s->head_size, 1, INT64_MAX},
+                                         {"dtype", number_of(s->dtype), 0, CF_DTYPE_FP32},
+                                         {"rows", s->rows, 0, INT64_MAX},
+                                         {"n_rows", n_rows, 0, INT64_MAX}}, error);
+    if (code != CF_OK) return code;
     if (product_above(s->n_kv_heads, s->head_size, INT64_MAX / 4))
         return cf_fail(error, CF_ERROR_OVERFLOW, "n_kv_heads", -1, INT64_MAX / 4 / s->head_size, s->n_kv_heads,
                        "too large for this head_size");
@@ -5415,10 +5427,7 @@ cf_result check_rows(const cf_state *s, int64_t n_rows, planes *to, cf_error *er
     if (n_rows > s->rows)
         return cf_fail(error, CF_ERROR_ARGUMENT, "n_rows", -1, s->rows, n_rows, "past the last row");
     if (s->data == NULL && n_rows > 0 && to->n > 0) return cf_fail_null(error, "data");
-    if (reinterpret_cast<uintptr_t>(s->data) % 16 != 0)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "data", -1, 0, (int64_t)(reinterpret_cast<uintptr_t>(s->data) % 16),
-                       "address must be a multiple of 16");
-    return CF_OK;
+    return check_aligned(s->data, 16, "data", error);
 }
 
 /* n pieces of `width` bytes, `stride` bytes apart on either side: in one call, unless CUDA takes no such stride. */
@@ -5527,10 +5536,9 @@ cf_result resolve_stream(cf_state_stream_desc *d, planes *state, planes *gradien
     if (code != CF_OK) return code;
     if (d->state.dtype == CF_DTYPE_DEFAULT) d->state.dtype = CF_DTYPE_BF16;
     if (d->n_slots == 0) d->n_slots = CF_STATE_SLOTS;
-    if (d->n_slots < 2 || d->n_slots > MOST_STREAM_SLOTS)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "n_slots", -1, MOST_STREAM_SLOTS, d->n_slots, "must be 2 to 64, or 0");
-    if (d->block_rows < 1 || d->block_rows > MOST_ROWS)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "block_rows", -1, MOST_ROWS, d->block_rows, "out of range");
+    code = check_bounds({{"n_slots", d->n_slots, 2, MOST_STREAM_SLOTS}, {"block_rows", d->block_rows, 1, MOST_ROWS}},
+                        error);
+    if (code != CF_OK) return code;
     const cf_state slot = one_layer_of(d, d->state.dtype), gradient_slot = one_layer_of(d, CF_DTYPE_FP32);
     code = check_state(&slot, 0, state, error);
     if (code == CF_OK) code = check_state(&gradient_slot, 0, gradient, error);
@@ -5542,9 +5550,8 @@ cf_result resolve_stream(cf_state_stream_desc *d, planes *state, planes *gradien
 
 cf_result check_ring(const void *ring, int64_t bytes, int64_t need, const char *name, const char *bytes_name,
                      cf_error *error) {
-    if (reinterpret_cast<uintptr_t>(ring) % 16 != 0)
-        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, 0, (int64_t)(reinterpret_cast<uintptr_t>(ring) % 16),
-                       "address must be a multiple of 16");
+    const cf_result code = check_aligned(ring, 16, name, error);
+    if (code != CF_OK) return code;
     if (bytes < need) return cf_fail(error, CF_ERROR_SPACE, bytes_name, -1, need, bytes, "too small");
     return CF_OK;
 }
@@ -5587,16 +5594,13 @@ cf_result check_part(const state_stream *s, const cf_state_pass *p, const cf_sta
 cf_result check_pass(const state_stream *s, const cf_state_pass *p, cf_error *error) {
     if (s->open) return cf_fail(error, CF_ERROR_ARGUMENT, "stream", -1, 0, 1, "the pass before has not ended");
     if (p == NULL) return cf_fail_null(error, "pass");
-    if (p->prefix < 0 || p->prefix > MOST_ROWS)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "prefix", -1, MOST_ROWS, p->prefix, "out of range");
-    if (p->own < 0 || p->own > MOST_ROWS)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "own", -1, MOST_ROWS, p->own, "out of range");
-    if (p->window < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "window", -1, 0, p->window, "must not be negative");
-    if (p->n_above < 0 || p->n_above >= MOST_PARTS)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "n_above", -1, MOST_PARTS - 1, p->n_above, "out of range");
-    if (p->n_above > 0 && p->above == NULL) return cf_fail_null(error, "above");
-    if (p->hidden < 0) return cf_fail(error, CF_ERROR_ARGUMENT, "hidden", -1, 0, p->hidden, "must not be negative");
-    cf_result code = check_part(s, p, p->state, p->gradient, p->prefix + p->own, error);
+    cf_result code = check_bounds({{"prefix", p->prefix, 0, MOST_ROWS},
+                                   {"own", p->own, 0, MOST_ROWS},
+                                   {"window", p->window, 0, INT64_MAX},
+                                   {"n_above", p->n_above, 0, MOST_PARTS - 1},
+                                   {"hidden", p->hidden, 0, INT64_MAX}}, error);
+    if (code == CF_OK && p->n_above > 0 && p->above == NULL) code = cf_fail_null(error, "above");
+    if (code == CF_OK) code = check_part(s, p, p->state, p->gradient, p->prefix + p->own, error);
     for (int64_t i = 0; i < p->n_above && code == CF_OK; i++)
         code = check_part(s, p, p->above[i].state, p->above[i].gradient, p->above[i].rows, error);
     return code;
@@ -5817,11 +5821,9 @@ cf_result check_rope(const cf_rope *rope, int64_t head_size, rope_table *to, cf_
     if (rope->rotated < 0 || rope->rotated > head_size || rope->rotated % 2 != 0)
         return cf_fail(error, CF_ERROR_ARGUMENT, "rotated", -1, head_size, rope->rotated,
                        "must be even, and at most head_size");
-    if (rope->n_positions < 1 || rope->n_positions > MOST_POSITIONS)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "n_positions", -1, MOST_POSITIONS, rope->n_positions, "out of range");
-    if (reinterpret_cast<uintptr_t>(rope->table) % 16 != 0)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "table", -1, 0,
-                       (int64_t)(reinterpret_cast<uintptr_t>(rope->table) % 16), "address must be a multiple of 16");
+    cf_result code = check_range(rope->n_positions, 1, MOST_POSITIONS, "n_positions", -1, error);
+    if (code == CF_OK) code = check_aligned(rope->table, 16, "table", error);
+    if (code != CF_OK) return code;
     to->rows = rope->table;
     to->pairs = (int32_t)((rope->rotated != 0 ? rope->rotated : head_size) / 2);
     to->shift = 0;
@@ -5876,11 +5878,9 @@ cf_result resolve_append(const cf_append *a, int backward, append_params *p, cf_
     cf_result code = check_numbers(&d, error);
     if (code != CF_OK) return code;
     if (a->rows > 0 && a->positions == NULL) return cf_fail_null(error, "positions");
-    if (reinterpret_cast<uintptr_t>(a->positions) % sizeof(int32_t) != 0)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "positions", -1, 0,
-                       (int64_t)(reinterpret_cast<uintptr_t>(a->positions) % sizeof(int32_t)), "misaligned");
+    code = check_aligned(a->positions, sizeof(int32_t), "positions", error);
     *p = append_params();
-    if (a->rope.table != NULL) code = check_rope(&a->rope, d.head_size, &p->rope, error);
+    if (code == CF_OK && a->rope.table != NULL) code = check_rope(&a->rope, d.head_size, &p->rope, error);
     const int64_t number = bytes_of(d.dtype), kv_number = backward ? 4 : number;
     if (code == CF_OK) code = check_moved(a->q, "q", number, a->rows, d.n_heads, error);
     if (code == CF_OK) code = check_moved(a->k, "k", kv_number, a->rows, d.n_kv_heads, error);
@@ -6093,9 +6093,8 @@ cf_result cf_state_stream_append(cf_state_stream *stream, cf_cuda_stream compute
     int64_t strides[2] = {0, 0};
     cf_result code = check_open(s, error);
     if (code != CF_OK) return code;
-    if (layer < 0 || layer >= s->pass.state.n_layers)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "layer", -1, s->pass.state.n_layers - 1, layer, "out of range");
-    code = check_whole_rows(k, "k", s->state, s->pass.own, &s->desc.state, &strides[0], error);
+    code = check_range(layer, 0, s->pass.state.n_layers - 1, "layer", -1, error);
+    if (code == CF_OK) code = check_whole_rows(k, "k", s->state, s->pass.own, &s->desc.state, &strides[0], error);
     if (code == CF_OK) code = check_whole_rows(v, "v", s->state, s->pass.own, &s->desc.state, &strides[1], error);
     if (code == CF_OK) code = hold(compute, s->sent, error); /* of the layer before, which may be overwritten now */
     if (code == CF_OK) code = record(s->ready, compute, error);
@@ -6127,9 +6126,8 @@ cf_result cf_rope_fill(const cf_rope *rope, int64_t head_size, void *memory, siz
     if (code == CF_OK) code = check_frequencies(rope, t, error);
     if (code != CF_OK) return code;
     if (memory == NULL) return cf_fail_null(error, "memory");
-    if (reinterpret_cast<uintptr_t>(memory) % sizeof(float) != 0)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "memory", -1, 0,
-                       (int64_t)(reinterpret_cast<uintptr_t>(memory) % sizeof(float)), "misaligned");
+    code = check_aligned(memory, sizeof(float), "memory", error);
+    if (code != CF_OK) return code;
     if (bytes < table_bytes(t))
         return cf_fail(error, CF_ERROR_SPACE, "bytes", -1, (int64_t)table_bytes(t), (int64_t)bytes, "too small");
     const int64_t fine = fine_rows(t), n_rows = fine + coarse_rows(t);
@@ -6240,8 +6238,8 @@ bool raise_region(heap *home, array<region> *regions, int64_t slot, int64_t byte
 /* Takes a slot of a pool from position `begin` on, and until `end`: the smallest free one that is large enough, else
    the largest, which grows. *before is its last user so far, -1 if there is none. Returns -1 where there is no memory.
 
-   The interpreter numbers slots, too, but hands out the one that was freed last: a transfer would wait for the pass
-   that has just begun, which takes a tenth of the makespan on four stages (tools/bench/results/arena.txt). */
+   The interpreter numbers slots, too, but knows of no stream: where all that are free were freed by the pass that has
+   just begun, a transfer would wait for that (tools/bench/results/arena.txt). */
 int64_t take_slot(heap *home, array<region> *pool, int64_t bytes, int64_t begin, int64_t end, int64_t user,
                   int64_t *before) {
     int64_t best = pool->n;
@@ -6448,11 +6446,6 @@ struct executor {
 executor *opened(const cf_executor *e) { return reinterpret_cast<executor *>(const_cast<cf_executor *>(e)); }
 
 cf_result no_memory(cf_error *error) { return cf_refuse(error, CF_ERROR_MEMORY, "allocator", -1, "no memory"); }
-
-cf_result check_range(int64_t got, int64_t least, int64_t most, const char *field, int64_t item, cf_error *error) {
-    if (got >= least && got <= most) return CF_OK;
-    return cf_fail(error, CF_ERROR_ARGUMENT, field, item, got < least ? least : most, got, "out of range");
-}
 
 bool is_pass(int pass) { return pass < CF_COMPUTE_PASS_COUNT; }
 bool is_transfer(int pass) { return !is_pass(pass); }

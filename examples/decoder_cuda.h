@@ -210,8 +210,8 @@ __global__ void embedding_gradient_kernel(int64_t n_runs, float *dtable, const t
     });
 }
 
-/* A block has a row of logits. Loss of the row times its weight, and the gradient of that; both 0 where it has no
-   target. */
+/* A block has a row of logits. Losses of the row's targets, each times its weight, and the gradient of that, as
+   cross_entropy_kernel; both 0 where it has none. */
 #define LOSS_WARPS 8
 
 static __device__ inline float block_best(float x, bool sum) {
@@ -226,12 +226,13 @@ static __device__ inline float block_best(float x, bool sum) {
 }
 
 template <typename T>
-__global__ void loss_kernel(T *dlogits, float *loss, const float *logits, const int32_t *target, const float *weight,
-                            int64_t width) {
+__global__ void loss_kernel(T *dlogits, float *loss, const float *logits, const int32_t *first_target,
+                            const int32_t *target, const float *weight, int64_t width) {
     const int64_t row = blockIdx.x, first = threadIdx.y * WARP + threadIdx.x, step = LOSS_WARPS * WARP;
+    const int32_t begin = first_target[row], end = first_target[row + 1];
     const float *x = logits + row * width;
     T *const d = dlogits + row * width;
-    if (target[row] < 0) {
+    if (begin == end) {
         for (int64_t c = first; c < width; c += step) d[c] = from_float<T>(0);
         if (first == 0) loss[row] = 0;
         return;
@@ -244,11 +245,17 @@ __global__ void loss_kernel(T *dlogits, float *loss, const float *logits, const 
         }
         total += expf(x[c] - highest);
     }
-    const float top = block_best(highest, false), w = weight[row];
+    const float top = block_best(highest, false);
     total = block_best(highest > -INFINITY ? total * expf(highest - top) : 0, true);
-    if (first == 0) loss[row] = w * (logf(total) - (x[target[row]] - top));
-    for (int64_t c = first; c < width; c += step)
-        d[c] = from_float<T>(w * (expf(x[c] - top) / total - (c == target[row] ? 1 : 0)));
+    float sum = 0;
+    for (int32_t i = begin; i < end; i++) sum += weight[i] * (logf(total) - (x[target[i]] - top));
+    if (first == 0) loss[row] = sum;
+    for (int64_t c = first; c < width; c += step) {
+        const float probability = expf(x[c] - top) / total;
+        float slope = 0;
+        for (int32_t i = begin; i < end; i++) slope += weight[i] * (probability - (c == target[i] ? 1 : 0));
+        d[c] = from_float<T>(slope);
+    }
 }
 
 /* ================================================================================================================
@@ -270,8 +277,7 @@ struct decoder : part {
     products *lt;
     int recompute;           /* 1: a kept layer keeps its input alone */
     int64_t loss_rows;       /* rows of a slice of logits */
-    float *weights;          /* of the rows' losses; as all that follows, chunk after chunk of the batch */
-    int32_t *sorted;         /* rows of each chunk by their tokens */
+    int32_t *sorted;         /* rows of each chunk by their tokens; as all that follows, chunk after chunk */
     token_run *runs;         /* and one run more for each chunk, which only ends the one before */
     const int64_t *first_run;/* (chunks + 1), in host memory */
     double *totals;          /* (TOTAL_BLOCKS + 2): loss of the batch, squared length of its gradient */
@@ -399,7 +405,7 @@ static decoder decoder_new(const model_config *c, cf_dtype type, products *lt, i
 }
 
 static void decoder_free(decoder *d) {
-    void *const all[] = {d->weights, d->sorted, d->runs, d->totals};
+    void *const all[] = {d->sorted, d->runs, d->totals};
     for (void *memory : all) MUST_CUDA(cudaFree(memory));
     free(d->tensors);
     part_free(d);
@@ -703,8 +709,8 @@ template <typename T> static void head_slice(decoder_pass<T> *p, int64_t begin, 
     project(p, rows, p->logits, normed, w, h, v, no_bias, nothing);
     if (!p->failed)
         check(p, "loss", launch(loss_kernel<T>, rows, dim3(WARP, LOSS_WARPS), p->step->stream, p->dlogits,
-                                own->loss + first, (const float *)p->logits, (const int32_t *)own->targets + first,
-                                (const float *)own->weights + first, v));
+                                own->loss + first, (const float *)p->logits, (const int32_t *)own->first_target + first,
+                                (const int32_t *)own->targets, (const float *)own->target_weights, v));
     add_gradient(p, rows, own->gradient + own->at.head, normed, p->dlogits, h, v);
     project_back(p, rows, normed, p->dlogits, w, h, v);
 }

@@ -68,7 +68,7 @@ typedef struct settings {
     int64_t stream;          /* bytes of the ring of states in host memory; 0: they are on the device */
     int64_t stream_rows;     /* of a block of it */
     length_list synthetic;
-    length_list with, shared; /* what they begin alike with: see list_settings */
+    length_list with, shared; /* what they begin alike with: see share_documents */
     const char **paths;
     int64_t n_paths;
     const char *plan, *timeline;
@@ -102,8 +102,8 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"devices", INTEGER, &s->devices, 1, 1024, NULL, "devices that the stages are spread over"},
         {"ranks", INTEGER, &s->ranks, 0, 1024, NULL, "processes, one for each stage, over NCCL; 0: one for all"},
         {"synthetic", LENGTHS, &s->synthetic, 0, 0, NULL, "LEN,LEN,...: one batch of made-up documents"},
-        {"with", LENGTHS, &s->with, 0, 0, NULL, "I,I,...: with which earlier one (0, 1, ...) each of them shares its first"},
-        {"shared", LENGTHS, &s->shared, 0, 0, NULL, "N,N,...: so many tokens, which are computed once"},
+        {"with", LENGTHS, &s->with, 0, 0, NULL, WITH_HELP},
+        {"shared", LENGTHS, &s->shared, 0, 0, NULL, SHARED_HELP},
         {"batch", INTEGER, &s->batch, 1, 1e6, NULL, "documents of a training step"},
         {"max-length", INTEGER, &s->longest, 0, MANY, NULL, "cut longer files at blank lines to this, 0: never"},
         {"prompt", INTEGER, &s->prompt, 0, MANY, NULL, "first tokens of each document that are no targets"},
@@ -120,18 +120,6 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
     };
     memcpy(list, all, sizeof all);
     return (int64_t)(sizeof all / sizeof all[0]);
-}
-
-static const cf_share *shares_of(const settings *s) {
-    cf_share *shares = TAKE(cf_share, s->with.count);
-    for (int64_t i = 0; i < s->with.count; i++) {
-        const int64_t with = s->with.lengths[i], tokens = s->shared.lengths[i];
-        if (tokens > 0 && (with >= i || tokens > s->synthetic.lengths[i] || tokens > s->synthetic.lengths[with]))
-            fail(EXIT_BAD_INPUT, "--shared: document %lld has no %lld tokens in common with an earlier one",
-                 (long long)i, (long long)tokens);
-        shares[i] = {with, tokens};
-    }
-    return shares;
 }
 
 static cf_attention_desc attention_of(const settings *s, int deterministic) {
@@ -168,10 +156,7 @@ static settings parse_settings(int argc, char **argv) {
     if (s.reference && !s.check) fail(EXIT_BAD_INPUT, "--reference is for --check");
     if (s.reference && s.window > 0) fail(EXIT_BAD_INPUT, "--reference knows no --window");
     if (s.synthetic.count > 0 && s.n_paths > 0) fail(EXIT_BAD_INPUT, "give --synthetic or files, not both");
-    if (s.with.count != s.shared.count || (s.with.count > 0 && s.with.count != s.synthetic.count))
-        fail(EXIT_BAD_INPUT, "--with and --shared want a number for each --synthetic document");
-    if (s.with.count > 0) s.packing.shares = shares_of(&s);
-    s.packing.share_least = 1;
+    share_documents(&s.packing, &s.synthetic, &s.with, &s.shared);
     if (s.longest > 0 && s.longest < 3) fail(EXIT_BAD_INPUT, "--max-length must be 0 or at least 3");
     if (s.ranks > 0 && s.order.shape.n_stages > 1 && s.order.shape.n_stages != s.ranks)
         fail(EXIT_BAD_INPUT, "--ranks %lld wants as many stages", (long long)s.ranks);
@@ -570,10 +555,7 @@ static void load_documents(trainer *t) {
     const settings *s = t->settings;
     for (int64_t i = 0; i < s->synthetic.count; i++)
         add_synthetic(&t->documents, s->synthetic.lengths[i], mix64_pair((uint64_t)s->seed, 1));
-    for (int64_t i = 0; i < s->with.count; i++) /* alike to the token */
-        memcpy(t->documents.tokens + t->documents.first[i],
-               t->documents.tokens + t->documents.first[s->packing.shares[i].with],
-               (size_t)s->packing.shares[i].tokens * sizeof *t->documents.tokens);
+    copy_shared(t->documents.tokens, t->documents.first, s->packing.shares, s->synthetic.count);
     for (int64_t i = 0; i < s->n_paths; i++) add_path(&t->documents, s->paths[i], s->longest);
     if (t->documents.count == 0) fail(EXIT_BAD_INPUT, "there is no file to train on");
     t->order = data_order_new(t->documents.count, mix64_pair((uint64_t)s->seed, 2), 0, 0);

@@ -209,17 +209,15 @@ __global__ void cross_entropy_kernel(int64_t rows, T *dlogits, float *loss, cons
     highest = warp_max(highest);
     for (int64_t c = threadIdx.x; c < width; c += WARP) total += expf(x[c] - highest);
     total = warp_sum(total);
-    float sum = 0, all = 0;
-    for (int32_t i = begin; i < end; i++) {
-        const float w = weight ? weight[i] : 1;
-        all += w;
-        sum += w * (logf(total) - (x[target[i]] - highest));
-    }
+    float sum = 0;
+    for (int32_t i = begin; i < end; i++) sum += (weight ? weight[i] : 1) * (logf(total) - (x[target[i]] - highest));
     if (threadIdx.x == 0) loss[row] = sum;
     for (int64_t c = threadIdx.x; c < width; c += WARP) {
-        float wanted = 0;
-        for (int32_t i = begin; i < end; i++) wanted += c == target[i] ? (weight ? weight[i] : 1) : 0;
-        dlogits[row * width + c] = from_float<T>(begin == end ? 0 : all * (expf(x[c] - highest) / total) - wanted);
+        const float probability = expf(x[c] - highest) / total;
+        float slope = 0;
+        for (int32_t i = begin; i < end; i++)
+            slope += (weight ? weight[i] : 1) * (probability - (c == target[i] ? 1 : 0));
+        dlogits[row * width + c] = from_float<T>(slope);
     }
 }
 

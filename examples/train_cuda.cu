@@ -64,7 +64,7 @@ typedef struct settings {
     int64_t chunk_size; /* 0: the longest document of the batch */
     int64_t stream, part_bytes, batch, loss_rows, seed, checkpoint_every, stop_after;
     double peak_tflops;
-    length_list synthetic;
+    length_list synthetic, with, shared; /* see share_documents */
     const char *model_name, *data, *lengths, *load, *save, *checkpoint, *times;
     hf_model *from;     /* what --load names */
     int check, memory_table, exact, headless, help;
@@ -95,6 +95,8 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"data", TEXT, &s->data, 0, 0, NULL, "token file to train on (make_tokens writes such)"},
         {"lengths", TEXT, &s->lengths, 0, 0, NULL, "list of lengths: random documents, --batch of them each step"},
         {"synthetic", LENGTHS, &s->synthetic, 0, 0, NULL, "LEN,LEN,...: one batch of random documents, each step"},
+        {"with", LENGTHS, &s->with, 0, 0, NULL, WITH_HELP},
+        {"shared", LENGTHS, &s->shared, 0, 0, NULL, SHARED_HELP},
         {"batch", INTEGER, &s->batch, 1, 1e6, NULL, "documents of a training step"},
         {"mean", CHOICE, &s->mean, 0, 0, "tokens sequences", "what the loss is the mean of"},
         {"steps", INTEGER, &s->optimizer.steps, 0, MANY, NULL, "training steps of the whole run"},
@@ -190,6 +192,7 @@ static settings parse_settings(int argc, char **argv, hf_model *from) {
     if (sources > 1) fail(EXIT_BAD_INPUT, "give one of --data, --lengths and --synthetic");
     if (sources == 0 && s.optimizer.steps > 0)
         fail(EXIT_BAD_INPUT, "give --data FILE, --lengths FILE or --synthetic LEN,LEN,...");
+    share_documents(&s.packing, &s.synthetic, &s.with, &s.shared);
     if (s.save && access(s.save, W_OK | X_OK) != 0) /* not only when all is trained */
         fail(EXIT_BAD_INPUT, "--save %s: %s", s.save, strerror(errno));
     fill_model(&s);
@@ -220,22 +223,22 @@ typedef struct trainer {
     int64_t *first_row, *first_run; /* (n_chunks + 1) */
 } trainer;
 
-/* What the rows of all chunks are, on the host: a chunk after the other. */
+/* What the rows of all chunks are, on the host: a chunk after the other. Their targets are as in part. */
 typedef struct batch_rows {
-    int64_t count, n_runs;
-    int32_t *tokens, *targets, *sorted;
+    int64_t count, n_runs, n_targets;
+    int32_t *tokens, *sorted, *first_target, *targets;
     float *weights;
     token_run *runs;
 } batch_rows;
 
-static batch_rows batch_rows_new(int64_t count, int64_t n_chunks) {
-    batch_rows r = {count, 0, TAKE(int32_t, count), TAKE(int32_t, count), TAKE(int32_t, count), TAKE(float, count),
-                    TAKE(token_run, count + n_chunks)};
+static batch_rows batch_rows_new(int64_t count, int64_t n_chunks, int64_t most_targets) {
+    batch_rows r = {count, 0, 0, TAKE(int32_t, count), TAKE(int32_t, count), TAKE(int32_t, count + 1),
+                    TAKE(int32_t, most_targets), TAKE(float, most_targets), TAKE(token_run, count + n_chunks)};
     return r;
 }
 
 static void batch_rows_free(batch_rows *r) {
-    void *const all[] = {r->tokens, r->targets, r->sorted, r->weights, r->runs};
+    void *const all[] = {r->tokens, r->sorted, r->first_target, r->targets, r->weights, r->runs};
     for (void *memory : all) free(memory);
 }
 
@@ -260,12 +263,19 @@ static void sort_rows(batch_rows *r, int64_t first, int64_t rows) {
     free(keys);
 }
 
+static void add_target(batch_rows *r, int32_t token, double weight) {
+    r->targets[r->n_targets] = token;
+    r->weights[r->n_targets++] = (float)weight;
+}
+
 static void fill_chunk(const trainer *t, batch_rows *r, int64_t first, const cf_metadata *m) {
-    for (int64_t row = 0; row < m->rows; row++) {
+    for (int64_t row = 0, more = 0; row < m->rows; row++) {
         const int32_t *of = m->sequence_ids[row] < 0 ? NULL : t->batch.tokens[m->sequence_ids[row]];
         r->tokens[first + row] = of ? of[m->position_ids[row]] : -1;
-        r->targets[first + row] = m->target_positions[row] < 0 ? -1 : of[m->target_positions[row]];
-        r->weights[first + row] = (float)m->loss_weights[row];
+        if (m->target_positions[row] >= 0) add_target(r, of[m->target_positions[row]], m->loss_weights[row]);
+        for (; more < m->n_more && m->more_rows[more] == row; more++)
+            add_target(r, t->batch.tokens[m->more_sequences[more]][m->more_targets[more]], m->more_weights[more]);
+        r->first_target[first + row + 1] = (int32_t)r->n_targets;
     }
 }
 
@@ -286,7 +296,7 @@ static batch_rows fill_rows(trainer *t) {
     t->first_row = TAKE(int64_t, t->plan->n_chunks + 1);
     t->first_run = TAKE(int64_t, t->plan->n_chunks + 1);
     for (int64_t i = 0; i < t->plan->n_chunks; i++) t->first_row[i + 1] = t->first_row[i] + t->plan->chunks[i].padded;
-    batch_rows r = batch_rows_new(t->first_row[t->plan->n_chunks], t->plan->n_chunks);
+    batch_rows r = batch_rows_new(t->first_row[t->plan->n_chunks], t->plan->n_chunks, t->batch.n_tokens);
     for (int64_t i = 0; i < t->plan->n_chunks; i++) {
         cf_metadata m;
         MUST(cf_metadata_fill(t->plan, i, &desc, arrays, bytes, &m, &error));
@@ -309,9 +319,10 @@ static void upload_rows(trainer *t) {
     batch_rows r = fill_rows(t);
     decoder *d = &t->model;
     replace_on_device(&d->tokens, r.tokens, r.count);
-    replace_on_device(&d->targets, r.targets, r.count);
+    replace_on_device(&d->first_target, r.first_target, r.count + 1);
+    replace_on_device(&d->targets, r.targets, r.n_targets);
+    replace_on_device(&d->target_weights, r.weights, r.n_targets);
     replace_on_device(&d->sorted, r.sorted, r.count);
-    replace_on_device(&d->weights, r.weights, r.count);
     replace_on_device(&d->runs, r.runs, r.n_runs);
     replace_on_device<float>(&d->loss, NULL, r.count);
     if (t->settings->headless) MUST_CUDA(cudaMemset(d->loss, 0, (size_t)r.count * sizeof *d->loss));
@@ -806,6 +817,7 @@ template <typename T> static void fill_checked(trainer *t, checked *of, weights 
     of->loss_again = take_gradients(t, &of->again).loss;
     unchunked.chunk_size = 0;
     unchunked.packing.max_slices = 1;
+    unchunked.packing.shares = NULL;
     t->settings = &unchunked;
     load_batch(t);
     t->settings = chunked;
@@ -843,7 +855,7 @@ template <typename T> static int check_batch(trainer *t) {
     fill_checked<T>(t, &of, &w);
     int ok = compare_gradients("a second run, bit by bit:", &of.again, &of.chunked, all, of.loss_again, of.loss, 0);
     ok &= compare_gradients("unchunked on the device:", &of.chunked, &of.unchunked, all, of.loss, of.loss_unchunked,
-                            limit_of(s->type, s->stream > 0));
+                            limit_of(s->type, s->stream > 0 || s->with.count > 0));
     ok &= compare_gradients("unchunked, from float64 on the CPU:", &of.unchunked, &of.exact, all, of.loss_unchunked,
                             of.loss_exact, limit_of(s->type, 1));
     const double limit = limit_of_chunked(s, &of.unchunked, &of.exact, all, of.loss_unchunked, of.loss_exact);
@@ -876,9 +888,12 @@ static token_set listed_data(const settings *s) {
 }
 
 static token_set load_data(const settings *s) {
-    if (s->synthetic.count > 0)
-        return random_tokens(s->synthetic.lengths, s->synthetic.count, s->model.vocabulary,
-                             mix64_pair((uint64_t)s->seed, 1));
+    if (s->synthetic.count > 0) {
+        const token_set made = random_tokens(s->synthetic.lengths, s->synthetic.count, s->model.vocabulary,
+                                             mix64_pair((uint64_t)s->seed, 1));
+        copy_shared(made.tokens, made.first, s->packing.shares, made.count);
+        return made;
+    }
     if (s->lengths) return listed_data(s);
     if (!s->data) return random_tokens(NULL, 0, s->model.vocabulary, 0);
     token_set data = tokens_read(s->data);
@@ -953,6 +968,9 @@ int main(int argc, char **argv) {
     if (!s.help) code = s.type == CF_DTYPE_FP32 ? run<float>(&s) : run<__nv_bfloat16>(&s);
     hf_model_free(&from);
     free(s.synthetic.lengths);
+    free(s.with.lengths);
+    free(s.shared.lengths);
+    free((void *)s.packing.shares);
     must_be_printed();
     return code;
 }

@@ -2938,6 +2938,41 @@ TEST(processes) {
     CHECK(run_ranks(4, "rendezvous", random_batches_of_rank));
 }
 
+/* Where stages are processes, receives keep a few multiprocessors busy: attention's blocks are cut for the others, unless
+   the caller has said for how many. */
+static bool processors_of_rank(const rank_context &c) {
+    batch b;
+    const setting x = rank_setting(3000, c.n);
+    cf_error error = {};
+    std::vector<int64_t> seen;
+    if (!make_batch(x, &b)) return false;
+    device_model m(x, b, 1);
+    cuda_emu_set_processors(20);
+    for (int64_t given : {0, 20}) {
+        cf_executor_desc d = m.desc();
+        cf_executor *executor = nullptr;
+        d.user = &seen;
+        d.nccl = c.comm, d.devices = nullptr, d.progress = nullptr;
+        d.attention.n_heads = 1, d.attention.n_processors = given;
+        d.forward = d.backward = [](void *user, const cf_cuda_step *step) {
+            static_cast<std::vector<int64_t> *>(user)->push_back(step->attention->desc.n_processors);
+            return 0;
+        };
+        if (!RANK_CHECK(cf_executor_create(&d, &executor, &error) == CF_OK) ||
+            !RANK_CHECK(cf_executor_load(executor, b.plan, b.schedule(), &error) == CF_OK) ||
+            !RANK_CHECK(cf_executor_run(executor, &error) == CF_OK))
+            return false;
+        cf_executor_free(executor);
+        for (int64_t n : seen)
+            if (!RANK_CHECK(n == (given ? given : 20 - CF_NCCL_CHANNELS))) return false;
+        if (!RANK_CHECK(!seen.empty())) return false;
+        seen.clear();
+    }
+    return RANK_CHECK(ncclCommDestroy(c.comm) == ncclSuccess);
+}
+
+TEST(processes_leave_a_margin) { CHECK(run_ranks(2, "rendezvous", processors_of_rank)); }
+
 /* The small batch with a stage for each rank, and what must come out of it; without m where it cannot be made. */
 struct small_run {
     setting x = small_setting();
@@ -3182,7 +3217,7 @@ TEST(timelines_of_processes) {
         CASE(a_run_allocates_nothing), CASE(every_cuda_call_fails_once), CASE(every_allocation_fails),                 \
         CASE(a_kernel_fails), CASE(a_device_that_hangs), CASE(a_device_that_hangs_while_a_state_streams),             \
         CASE(what_a_call_leaves), CASE(too_little_device_memory),                                                      \
-        CASE(timelines_are_the_simulated_ones), CASE(processes), CASE(a_process_fails), CASE(a_process_dies),          \
+        CASE(timelines_are_the_simulated_ones), CASE(processes), CASE(processes_leave_a_margin), CASE(a_process_fails), CASE(a_process_dies),          \
         CASE(a_process_stumbles), CASE(timelines_of_processes), \
         CASE(kernels_are_loaded)
 #else

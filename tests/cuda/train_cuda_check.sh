@@ -61,6 +61,10 @@ if [ "$mode" = emulated ]; then
     gradients "bf16 with wgmma" --attention wgmma --layers 1 --chunk-size 64 --k 2 --synthetic $batch
     unset CUDA_EMU_ARCH CUDA_EMU_WGMMA
 fi
+gradients "trees" --type fp32 --chunk-size 64 --synthetic 140,145,150,139,30,70 --with 0,0,0,1,0,5 \
+    --shared 0,130,130,133,0,0
+gradients "trees, the state streams" --type fp32 --chunk-size 64 --stream 24576 --synthetic 140,145,150,139 \
+    --with 0,0,0,1 --shared 0,130,100,133
 gradients "one document a chunk" --type fp32 --max-slices 1 --chunk-size 0 --synthetic 80,20,64
 if [ "$mode" = emulated ]; then
     orders=1

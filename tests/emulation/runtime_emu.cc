@@ -489,12 +489,16 @@ cudaError_t cudaSetDevice(int device) {
     return cudaSuccess;
 }
 
+static int n_processors = 4;
+
+void cuda_emu_set_processors(int n) { n_processors = n; }
+
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
     BEGIN_CALL(-1);
     if (!is_device(device)) return finish_call(cudaErrorInvalidDevice);
     switch (attribute) {
         case cudaDevAttrMaxPitch: *value = (int)GREATEST_PITCH; return cudaSuccess;
-        case cudaDevAttrMultiProcessorCount: *value = 4; return cudaSuccess;
+        case cudaDevAttrMultiProcessorCount: *value = n_processors; return cudaSuccess;
         case cudaDevAttrConcurrentKernels:
         case cudaDevAttrUnifiedAddressing: *value = 1; return cudaSuccess;
         case cudaDevAttrAsyncEngineCount: *value = 2; return cudaSuccess;
@@ -1143,6 +1147,7 @@ void cuda_emu_reset() {
 void cuda_emu_defaults() {
     cuda_emu_unhang();
     cuda_emu_set_arch(80);
+    n_processors = 4;
     cuda_emu_set_order(0);
     cuda_emu_set_devices(1);
     cuda_emu_set_peer_access(true);
