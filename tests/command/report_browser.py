@@ -552,6 +552,22 @@ def middle_of(browser, selector):
 SHOWN = {"ok": "seconds", "dominated": "bound", "infeasible": "bytes"}
 
 
+def check_frontier(browser, checks, data, by_id):
+    """Of the exact ones, those that none beats in time and memory; and of each split the best that is known."""
+    column = "(id, n) => [...document.querySelectorAll(id + ' tr td:nth-child(' + n + ') data')].map(d => Number(d.value))"
+    exact = [by_id[i] for i in data["ranking"] if i in by_id]
+    exact.sort(key=lambda c: (c["seconds"], c["id"]))
+    wanted = [c for i, c in enumerate(exact) if all(o["bytes"] > c["bytes"] for o in exact[:i])]
+    got = browser.run(f"[({column})('#frontier', 1), ({column})('#frontier', 2)]")
+    checks.that("frontier", got == [[c[key] for c in wanted] for key in ("bytes", "seconds")], (got, len(wanted)))
+    found = browser.run("[...document.querySelectorAll('#splits tr')].length - 1")
+    checks.that("splits", found == len(data["splits"]), found)
+    for split, index in enumerate(data["best_of_splits"]):
+        own = [c["seconds"] for c in data["candidates"] if c["split"] == split and c["status"] == "ok"]
+        if own:
+            checks.that(f"splits/{split}", by_id[index].get("seconds") == min(own), (index, own[:3]))
+
+
 def check_map(browser, checks, data, by_id):
     """Every ChunkSize with every K has the number of the best candidate that there is, in the right place."""
     wanted = []
@@ -572,6 +588,7 @@ def check_map(browser, checks, data, by_id):
     got.sort()
     rows = len(data["ks"])
     checks.that("map/cells", len(got) == len(wanted) == len(data["chunk_sizes"]) * rows, len(got))
+    check_frontier(browser, checks, data, by_id)
     checks.that("map/numbers", [g[2] for g in got] == [w[1] for w in wanted], (got[:3], wanted[:3]))
     checks.that("map/kinds", all(w[0] in g[1].split() for g, w in zip(got, wanted)), got[:3])
     checks.that("map/places", all(g[3:] == [i % rows + 1, i // rows + 1] for i, g in enumerate(got)), got[:3])

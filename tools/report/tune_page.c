@@ -190,6 +190,48 @@ static void write_setting(json_writer *w, const tune_outcome *o) {
     write_baseline(w, &o->base);
 }
 
+/* What is known best of a split: the fastest that fits; else the one that might be; else the one that needs least. -1:
+   nothing. */
+static int64_t best_of_split(const cf_tuning *tuning, int64_t split) {
+    int64_t i, best = -1;
+
+    for (i = 0; i < tuning->n_candidates; i++) {
+        const cf_tune_candidate *c = &tuning->candidates[i], *than = best < 0 ? NULL : &tuning->candidates[best];
+        static const int ranks[CF_TUNE_STATUS_COUNT] = {3, 0, 1, 2}; /* untried, ok, dominated, infeasible */
+        int rank = ranks[c->status];
+        if (c->split != split || rank == 3 || (c->same_as >= 0 && rank == 1)) continue;
+        if (than && rank > ranks[than->status]) continue;
+        if (than && rank == ranks[than->status] &&
+            (rank == 0   ? c->seconds >= than->seconds
+             : rank == 1 ? tune_least_seconds(c) >= tune_least_seconds(than)
+                         : c->bytes >= than->bytes))
+            continue;
+        best = i;
+    }
+    return best;
+}
+
+/* The candidates that none beats in both time and memory, from the fastest on. */
+static int is_on_frontier(const cf_tuning *tuning, int64_t place) {
+    int64_t i;
+
+    for (i = 0; i < place; i++)
+        if (tuning->candidates[tuning->ranking[i]].bytes <= tuning->candidates[tuning->ranking[place]].bytes) return 0;
+    return 1;
+}
+
+static void write_frontier(json_writer *w, const cf_tuning *tuning) {
+    int64_t i;
+
+    json_list_open(w, "frontier");
+    for (i = 0; i < tuning->n_ranked; i++)
+        if (is_on_frontier(tuning, i)) json_list_integer(w, tuning->ranking[i]);
+    json_list_close(w);
+    json_list_open(w, "best_of_splits");
+    for (i = 0; i < tuning->n_splits; i++) json_list_integer(w, best_of_split(tuning, i));
+    json_list_close(w);
+}
+
 static void write_splits(json_writer *w, const cf_tuning *tuning) {
     int64_t i;
 
@@ -229,6 +271,7 @@ static void write_outcome(const tune_outcome *o, const char *shown, cli_output *
     json_write_begin(&w, to, "chunkflow-tuning");
     write_setting(&w, o);
     write_splits(&w, o->tuning);
+    write_frontier(&w, o->tuning);
     write_map(&w, &o->map);
     if (shown) {
         json_integer_member(&w, "n_candidates", o->tuning->n_candidates);
@@ -403,7 +446,10 @@ static char *mark_shown(const tune_outcome *o) {
     if (!shown) return NULL;
     for (i = 0; i < o->map.n_chunk_sizes * o->map.n_ks; i++)
         shown[o->map.cells[i].candidate] = shown[o->map.cells[i].numbers] = 1;
-    for (i = 0; i < tuning->n_ranked && i < o->job->asked->show; i++) shown[tuning->ranking[i]] = 1;
+    for (i = 0; i < tuning->n_ranked; i++)
+        if (i < o->job->asked->show || is_on_frontier(tuning, i)) shown[tuning->ranking[i]] = 1;
+    for (i = 0; i < tuning->n_splits; i++)
+        if (best_of_split(tuning, i) >= 0) shown[best_of_split(tuning, i)] = 1;
     if (tuning->winner >= 0) shown[tuning->winner] = 1;
     return shown;
 }

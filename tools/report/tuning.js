@@ -17,6 +17,8 @@ function startTuning(tuning) {
   page.fillHeader();
   page.fillMap();
   page.fillRanking();
+  page.fillFrontier();
+  page.fillSplits();
 }
 
 function openReport() {
@@ -63,11 +65,12 @@ function makeTuningPage(tuning) {
     return text;
   }
 
+  const recomputeWord = c => c.recompute_layers ? `${c.recompute} in ${c.recompute_layers}` : c.recompute;
   const shortSplit = of => `${of.tensor_parallel} \u00d7 ${of.pipeline_parallel} \u00d7 ${of.data_parallel}`;
 
   function waysOf(c) {
     const state = c.state_window ? ", state streamed" : "";
-    return `${c.schedule}, ${c.replay} replay${state}; ${splitWords(c.split)}`;
+    return `${c.schedule}, ${c.replay} replay${state}; ${splitWords(c.split)}; recompute ${recomputeWord(c)}`;
   }
 
   // The terms of a memory report that there are, the largest first.
@@ -246,14 +249,15 @@ function makeTuningPage(tuning) {
   // First its place by time, which is not 1 where one as fast needs more memory than the chosen one or is less simple.
   function rankingCells(c) {
     return [exact(c.id, String(tuning.ranking.indexOf(c.id) + 1)),
-      ...(manySplits ? [shortSplit(tuning.splits[c.split])] : []), exact(c.chunk_size, count(c.chunk_size)), exact(c.k, count(c.k)), c.schedule, c.replay, stateWord(c),
+      ...(manySplits ? [shortSplit(tuning.splits[c.split])] : []), exact(c.chunk_size, count(c.chunk_size)), exact(c.k, count(c.k)), c.schedule, c.replay,
+      recomputeWord(c), stateWord(c),
       exact(c.seconds, milliseconds(c.seconds)), exact(c.behind / winner.seconds, percent(c.behind / winner.seconds)),
       exact(c.bubble_useful, percent(c.bubble_useful)), exact(c.bytes, gib(c.bytes))];
   }
 
   function baselineCells(b) {
     const behind = b.seconds / winner.seconds - 1;
-    return ["today", ...(manySplits ? [shortSplit(b)] : []), b.packed ? "packed" : "unsplit", "-", "1f1b", "-", "stays",
+    return ["today", ...(manySplits ? [shortSplit(b)] : []), b.packed ? "packed" : "unsplit", "-", "1f1b", "-", b.recompute, "stays",
       exact(b.seconds, milliseconds(b.seconds)), exact(behind, percent(behind)),
       exact(b.bubble_useful, percent(b.bubble_useful)), exact(b.bytes, gib(b.bytes))];
   }
@@ -261,6 +265,7 @@ function makeTuningPage(tuning) {
   function baselineNote(b) {
     if (b.fits)
       return `today: 1F1B that splits no sequence, ${b.packed ? "packed to the longest" : "a micro-batch a sequence"}, `
+        + (b.context_parallel > 1 ? `${b.context_parallel} GPUs share each sequence (context parallelism, ${b.exchange}), ` : "")
         + `recompute ${b.recompute}.`;
     const today = "What one has today, 1F1B that splits no sequence, ";
     if (b.bytes) return `${today}does not fit: it needs ${gib(b.bytes)} at least.`;
@@ -276,14 +281,49 @@ function makeTuningPage(tuning) {
     for (const c of tuning.ranking.slice(0, tuning.show).map(id => byNumber.get(id)))
       if (c === winner || !repeatsEarlier(c, shown)) shown.push(c);
     const byTime = shown.filter(c => c !== winner);
-    table.append(head(["", ...(manySplits ? ["tensor, pipeline, data"] : []), "ChunkSize", "K", "schedule", "replay", "state",
-      "iteration", "behind", "waste", "fullest GPU"]));
+    table.append(head(["", ...(manySplits ? ["tensor, pipeline, data"] : []), "ChunkSize", "K", "schedule", "replay",
+      "recompute", "state", "iteration", "behind", "waste", "fullest GPU"]));
     table.append(row(rankingCells(winner), {class: "chosen"}));
     for (const c of byTime) table.append(row(rankingCells(c)));
     if (tuning.baseline.fits) table.append(row(baselineCells(tuning.baseline)));
     stack(table);
   }
 
+  // ---- time against memory, and the splits ----
+
+  function fillFrontier() {
+    const table = byId("frontier");
+    byId("frontier-part").hidden = tuning.frontier.length < 2;
+    table.append(head(["fullest GPU", "iteration", ...(manySplits ? ["tensor, pipeline, data"] : []), "ChunkSize", "K",
+      "schedule", "replay", "recompute", "state"]));
+    for (const c of tuning.frontier.map(id => byNumber.get(id)))
+      table.append(row([exact(c.bytes, gib(c.bytes)), exact(c.seconds, milliseconds(c.seconds)),
+        ...(manySplits ? [shortSplit(tuning.splits[c.split])] : []), exact(c.chunk_size, count(c.chunk_size)),
+        exact(c.k, count(c.k)), c.schedule, c.replay, recomputeWord(c), stateWord(c)],
+      c === winner ? {class: "chosen"} : {}));
+    stack(table);
+  }
+
+  function splitOutcome(c) {
+    if (!c) return ["not reached", ""];
+    if (c.status === "ok") return [exact(c.seconds, milliseconds(c.seconds)), exact(c.bytes, gib(c.bytes))];
+    if (c.status === "infeasible") return ["does not fit", exact(c.bytes, `${gib(c.bytes)} needed`)];
+    return [c.estimate ? exact(c.estimate, `about ${milliseconds(c.estimate)}`)
+      : exact(c.bound, `at least ${milliseconds(c.bound)}`), ""];
+  }
+
+  function fillSplits() {
+    const table = byId("splits");
+    byId("splits-part").hidden = !manySplits;
+    table.append(head(["tensor, pipeline, data", "ChunkSize", "K", "iteration", "fullest GPU"]));
+    tuning.splits.forEach((of, index) => {
+      const c = byNumber.get(tuning.best_of_splits[index]);
+      table.append(row([shortSplit(of), c ? exact(c.chunk_size, count(c.chunk_size)) : "", c ? exact(c.k, count(c.k)) : "",
+        ...splitOutcome(c)], c === winner && c ? {class: "chosen"} : {}));
+    });
+    stack(table);
+  }
+
   const most = winner ? spread() : 1;
-  return {fillHeader, fillMap, fillRanking};
+  return {fillHeader, fillMap, fillRanking, fillFrontier, fillSplits};
 }
