@@ -31,7 +31,7 @@ import chunkflow.lengths
 BUILD = pathlib.Path(os.environ.get("CHUNKFLOW_BUILD", "build")).resolve()
 COMMAND, WORK = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2])
 SCHEMA = json.loads((TOP / "tools" / "chunkflow.schema.json").read_text())
-STRUCTS = (chunkflow.Plan, chunkflow.Metadata, chunkflow.Schedule, chunkflow.Timeline)
+STRUCTS = (chunkflow.Plan, chunkflow.Metadata, chunkflow.Level, chunkflow.Schedule, chunkflow.Timeline)
 OPTIONS = {"cf_pass_cost": chunkflow.PassCost, "cf_stage_cost": chunkflow.StageCost, "cf_timing": chunkflow.Timing,
            "cf_bytes": chunkflow.Bytes, "cf_limits": chunkflow.Limits, "cf_pack_desc": chunkflow.PackOptions,
            "cf_schedule_desc": chunkflow.ScheduleOptions, "cf_simulate_desc": chunkflow.SimulateOptions,
@@ -85,7 +85,9 @@ def test_members_have_the_types_that_they_are_said_to_have():
     plan = chunkflow.pack([5, 30, 2], 8, n_ranks=2)
     schedule = plan.schedule(k=1, n_stages=2, limits={"chunks": 3})
     kinds = {"int": int, "float": float, "str": str, "np.ndarray": np.ndarray, "np.ndarray | None": np.ndarray}
-    for made in (plan, plan.metadata(0, weights=[1, 1, 1]), schedule, schedule.simulate()):
+    shared = chunkflow.pack([6, 6], 8, shares=[(0, 0), (0, 4)], share_least=1)
+    metadata = shared.metadata(0, weights=[1, 1], wants_loss_rows=True, wants_key_ends=True)
+    for made in (shared, metadata, metadata.levels[0], schedule, schedule.simulate()):
         for name, kind in type(made).__annotations__.items():
             assert type(getattr(made, name)) is kinds[kind], f"{made._struct}.{name}: {type(getattr(made, name))}"
             assert name in dir(made) and (kind.startswith("np") or f"{name}=" in repr(made))
@@ -605,6 +607,79 @@ def test_lengths_refuse_by_line():
     for name in (path, WORK / "nosuch.jsonl", WORK):
         error = raised(chunkflow.lengths.Refused, list, chunkflow.lengths.lengths_of([str(name)]))
         assert str(error).startswith(f"cannot read {name}: "), error
+
+
+# ---- sequences that share what they begin with ----
+
+
+def forests(n):
+    """Token ids of sequences that begin like one before them, and options; seeded."""
+    rng = np.random.default_rng(32)
+    for _ in range(n):
+        sequences = []
+        for i in range(int(rng.integers(1, 12))):
+            tokens = rng.integers(0, 10**9, rng.integers(0, 60))
+            if i and rng.random() < 0.8:
+                other = sequences[int(rng.integers(0, i))]
+                tokens = np.concatenate([other[:int(rng.integers(0, other.size + 1))], tokens])
+            sequences.append(tokens)
+        align = int(rng.choice([1, 1, 4]))
+        yield sequences, {"chunk_size": 8 * int(rng.integers(1, 9)), "align": align,
+                          "share_least": int(rng.integers(1, 6)), "n_ranks": int(rng.integers(1, 3))}
+
+
+def keys_of(plan, chunk, metadata, row):
+    """(state or -1, row there) of all keys that a row sees, as the calls of attention say it."""
+    first, levels = plan.groups["first_chunk"], metadata.levels
+    prefix = plan.chunks["prefix"][chunk]
+    for i in range(metadata.n_seqs):
+        q, k = metadata.cu_seqlens_q[i:i + 2], metadata.cu_seqlens_k[i:i + 2]
+        if q[0] <= row < q[1]:
+            for key in range(k[0], k[1] - (q[1] - 1 - row)):
+                key += prefix if levels else 0
+                yield (-1, key - prefix) if key >= prefix else (plan.chunks["group"][chunk], key)
+    for level in levels:
+        for i in range(level.n_seqs):
+            if level.cu_seqlens_q[i] <= row < level.cu_seqlens_q[i + 1]:
+                for key in range(level.cu_seqlens_k[i], level.cu_seqlens_k[i + 1]):
+                    yield level.group, key + level.first
+
+
+def test_sequences_share_what_they_begin_with():
+    for sequences, options in forests(60):
+        lengths = [tokens.size for tokens in sequences]
+        shares = chunkflow.shares_of_tokens(sequences)
+        for i, (other, n) in enumerate(shares):
+            assert (sequences[i][:n] == sequences[other][:n]).all()
+        plan = chunkflow.pack(lengths, shares=shares, **options)
+        plan.validate(lengths)
+        validator().validate(json.loads(plan.json(metadata=True)))
+        token_of, rows, weights = {}, 0, np.arange(1.0, 1 + len(lengths))
+        for s in range(plan.n_slices):
+            rows += plan.slices["length"][s]
+            assert plan.slices["sequence"][s] in plan.sequences_of(s)
+        assert plan.stats()["rows"] == rows <= sum(lengths)
+        for i, tokens in enumerate(sequences):
+            for p, token in enumerate(tokens):
+                assert token_of.setdefault(plan.row_of(i, p), (p, token)) == (p, token)
+        assert len(token_of) == rows
+        for chunk in range(plan.n_chunks):
+            metadata = plan.metadata(chunk, weights=weights, wants_loss_rows=True, wants_key_ends=True)
+            total = metadata.loss_weights.sum()
+            if metadata.n_more:
+                total += metadata.more_weights.sum()
+                assert (np.diff(metadata.more_rows) >= 0).all()
+            wanted = sum(weights[i] for i, n in enumerate(lengths) for p in range(n - 1)
+                         if plan.row_of(i, p)[0] == chunk)
+            assert abs(total - wanted) < 1e-9, (total, wanted)
+            for row in np.flatnonzero(metadata.sequence_ids >= 0):
+                assert len(set(keys_of(plan, chunk, metadata, row))) == metadata.position_ids[row] + 1
+    raised(TypeError, chunkflow.pack, [5, 5], 4, shares=[0, 1])
+    assert raised(chunkflow.Error, chunkflow.pack, [5, 5], 4, shares=[(0, 0), (0, 6)]).field == "shares.tokens"
+    assert raised(chunkflow.Error, chunkflow.pack, [500, 500], 4, shares=[(1, 300), (0, 300)]).field == "shares"
+    assert chunkflow.pack([5, 5], 4).order is None and chunkflow.shares_of_tokens([]).shape == (0, 2)
+    for sequence, position in ((0, 5), (2, 0), (-1, 0), (0, -1)):
+        raised(IndexError, chunkflow.pack([5, 5], 4).row_of, sequence, position)
 
 
 # ---- all of them ----

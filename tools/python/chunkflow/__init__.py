@@ -46,7 +46,8 @@ except ImportError as missing:
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Error", "Metadata", "PASSES", "Plan", "Schedule", "Timeline", "ffi", "lib", "loss_weights", "pack"]
+__all__ = ["Error", "Metadata", "PASSES", "Plan", "Schedule", "Timeline", "ffi", "lib", "loss_weights", "pack",
+           "shares_of_tokens"]
 
 
 def _find() -> Path:
@@ -409,6 +410,33 @@ class Metadata(_Object):
     position_ids: np.ndarray
     target_positions: np.ndarray
     loss_weights: np.ndarray | None
+    n_more: int
+    more_rows: np.ndarray | None
+    more_sequences: np.ndarray | None
+    more_targets: np.ndarray | None
+    more_weights: np.ndarray | None
+    loss_rows: np.ndarray | None
+    key_ends: np.ndarray | None
+
+
+    @property
+    def levels(self) -> list[Level]:
+        """The further calls of attention where sequences share rows (cf_level); without any, cu_seqlens say all."""
+        return [Level(ffi.addressof(self.c.levels, i), self) for i in range(self.c.n_levels)]
+
+
+class Level(_Object):
+    """cf_level: a call of attention without a mask, with keys in one place."""
+
+    _struct = "cf_level"
+    _writable = True
+    group: int
+    first: int
+    n_seqs: int
+    max_seqlen_q: int
+    max_seqlen_k: int
+    cu_seqlens_q: np.ndarray
+    cu_seqlens_k: np.ndarray
 
 
 class Timeline(_Object):
@@ -501,7 +529,8 @@ def _capacity(plan: Any, schedule: Any, stage: int, so_far: Mapping[str, int] | 
 
 
 class Plan(_Object):
-    """cf_plan: a packed batch. `chunks`, `slices` and `groups` are arrays of records: plan.chunks["tokens"]."""
+    """cf_plan: a packed batch. `chunks`, `slices` and `groups` are arrays of records: plan.chunks["tokens"]. Where
+    sequences share rows there are also `order`, `common`, `lengths`, `through` and `branches`; else they are None."""
 
     _struct = "cf_plan"
     chunk_size: int
@@ -522,6 +551,35 @@ class Plan(_Object):
     chunks: np.ndarray
     slices: np.ndarray
     groups: np.ndarray
+    order: np.ndarray | None
+    common: np.ndarray | None
+    lengths: np.ndarray | None
+    through: np.ndarray | None
+    branches: np.ndarray | None
+
+    def sequences_of(self, slice: int) -> np.ndarray:
+        """The sequences that run through a slice: those that a loss of its rows belongs to."""
+        if self.through is None:
+            return self.slices["sequence"][slice:slice + 1]
+        first = self.through["first"][slice]
+        return self.order[first:first + self.through["n"][slice]]
+
+    def row_of(self, sequence: int, position: int) -> tuple[int, int]:
+        """The chunk, and the row in it, that has a token of a sequence."""
+        slices = self.slices
+        has = (slices["begin"] <= position) & (position < slices["begin"] + slices["length"])
+        if self.through is None:
+            has &= slices["sequence"] == sequence
+        elif 0 <= sequence < self.n_sequences:
+            place = int(np.flatnonzero(self.order == sequence)[0])
+            has &= (self.through["first"] <= place) & (place < self.through["first"] + self.through["n"])
+        found = np.flatnonzero(has)
+        if not 0 <= sequence < self.n_sequences or not found.size:
+            raise IndexError(f"there is no token {position} of sequence {sequence}")
+        chunk = int(np.searchsorted(self.chunks["first_slice"], found[0], side="right")) - 1
+        while self.chunks["n_slices"][chunk] == 0:
+            chunk -= 1
+        return chunk, int(slices["offset"][found[0]] + position - slices["begin"][found[0]])
 
     def slices_of(self, chunk: int) -> np.ndarray:
         """The slices of one chunk."""
@@ -531,12 +589,17 @@ class Plan(_Object):
         return self.slices[first:first + self.chunks["n_slices"][chunk]]
 
     def metadata(self, chunk: int, capacity: Mapping[str, int] | None = None, ignored: Sequence[Any] | None = None,
-                 weights: Any = None, shifted: bool = False) -> Metadata:
+                 weights: Any = None, shifted: bool = False, once: bool = False, wants_loss_rows: bool = False,
+                 wants_key_ends: bool = False) -> Metadata:
         """cf_metadata_fill: what the kernels of a chunk, and its loss, are told; the options are the members of
         cf_metadata_desc, `ignored` a mask for each sequence (or None in its place)."""
-        desc, given = _describe("cf_metadata_desc", {"capacity": capacity, "weights": weights, "shifted": int(shifted)},
+        desc, given = _describe("cf_metadata_desc",
+                                {"capacity": capacity, "weights": weights, "shifted": int(shifted), "once": int(once),
+                                 "wants_loss_rows": int(wants_loss_rows), "wants_key_ends": int(wants_key_ends)},
                                 lambda name: int(getattr(self.c, name)))
-        if ignored is not None:
+        if ignored is not None and self.lengths is not None:
+            desc.ignored = _masks(ignored, self.lengths, given)
+        elif ignored is not None:
             lengths = np.zeros(self.n_sequences, np.int64)
             np.maximum.at(lengths, self.slices["sequence"], self.slices["begin"] + self.slices["length"])
             desc.ignored = _masks(ignored, lengths, given)
@@ -583,11 +646,36 @@ class Report(_Object):
     _struct = "cf_search_report"
 
 
-def pack(lengths: Sequence[int] | np.ndarray, chunk_size: int, **options: Unpack[PackOptions]) -> Plan:
+def _pairs(shares: Any, n: int) -> np.ndarray:
+    pairs = np.asarray(shares)
+    if pairs.dtype.kind not in "iu" or pairs.shape != (n, 2):
+        raise TypeError(f"shares: wanted {n} pairs of whole numbers, got shape {pairs.shape} of {pairs.dtype}")
+    return np.ascontiguousarray(pairs, dtype=np.int64)
+
+
+def shares_of_tokens(sequences: Sequence[Any]) -> np.ndarray:
+    """cf_shares_find: for each of these arrays of token ids another one, and how many tokens it begins with like that
+    one, as pack's `shares`. Equal tokens that come with other images are not the same: give them other ids."""
+    arrays = [_integers(tokens, "tokens") for tokens in sequences]
+    lengths = np.array([array.size for array in arrays], np.int64)
+    tokens = ffi.new("void *[]", [ffi.cast("void *", array.ctypes.data) for array in arrays])
+    pairs = np.zeros((len(arrays), 2), np.int64)
+    _call(lib.cf_shares_find, tokens, 8, ffi.from_buffer("int64_t[]", lengths), len(arrays),
+          ffi.from_buffer("cf_share[]", pairs), ffi.NULL)
+    return pairs
+
+
+def pack(lengths: Sequence[int] | np.ndarray, chunk_size: int, shares: Any = None,
+         **options: Unpack[PackOptions]) -> Plan:
     """cf_pack: the tokens of each sequence of a batch, and the most tokens in a chunk. The other options are the
-    members of cf_pack_desc; slice_cost is a function of (begin, length)."""
+    members of cf_pack_desc; slice_cost is a function of (begin, length), and shares has for each sequence the number of
+    another one and how many tokens it shares with that one: what several begin with is computed once."""
     numbers = _integers(lengths, "lengths")
     desc, given = _describe("cf_pack_desc", {"chunk_size": chunk_size, **options})
+    if shares is not None:
+        pairs = _pairs(shares, numbers.size)
+        given.alive.append(pairs)
+        desc.shares = ffi.from_buffer("cf_share[]", pairs)
     return Plan(_make("plan", lib.cf_pack, ffi.from_buffer("int64_t[]", numbers), numbers.size, desc, given=given))
 
 
@@ -671,6 +759,7 @@ class PackOptions(TypedDict, total=False):
     n_ranks: int
     cost: PassCost
     slice_cost: Callable[[int, int], float]
+    share_least: int
 
 
 class ScheduleOptions(TypedDict, total=False):

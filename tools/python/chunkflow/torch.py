@@ -131,6 +131,8 @@ class Batch:
                  loss: Callable[[Tensor, Inputs], Tensor] = cross_entropy):
         """weights: of each sequence that of its targets (chunkflow.loss_weights; default: the mean over all targets);
         ignored: for each sequence None, or a mask that is not 0 at tokens that are no targets, such as a prompt's."""
+        if plan.branches is not None:
+            raise ValueError("plan: its sequences share rows, and those are not carried from here yet")
         sequences = [s.cpu().numpy() if isinstance(s, Tensor) else np.asarray(s) for s in sequences]
         lengths = np.array([len(s) for s in sequences], np.int64)
         self.forward, self.plan, self.device, self.seed, self.loss_of = forward, plan, device, seed, loss
