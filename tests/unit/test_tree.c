@@ -470,7 +470,7 @@ typedef struct trainer {
     rows_state states[SLOTS], own; /* own: of the chunk at hand */
     matrix x[LAYERS + 1];
     double loss;
-    int forgets_targets, forgets_to_clear; /* controls, which must be found out */
+    int forgets_targets, forgets_to_clear, sees_siblings; /* controls, which must be found out */
     cf_metadata m;
 } trainer;
 
@@ -495,7 +495,8 @@ static int64_t keys_of(const trainer *t, const cf_step *step, int64_t row, int64
     const cf_metadata *m = &t->m;
     int64_t n = 0, i, k, level;
     for (i = 0; m->cu_seqlens_q[i + 1] <= row; i++) continue;
-    for (k = m->cu_seqlens_k[i]; k < m->cu_seqlens_k[i + 1] - (m->cu_seqlens_q[i + 1] - 1 - row); k++)
+    k = t->sees_siblings && m->n_levels > 0 ? 0 : m->cu_seqlens_k[i];
+    for (; k < m->cu_seqlens_k[i + 1] - (m->cu_seqlens_q[i + 1] - 1 - row); k++)
         keys[n++] = m->n_levels > 0 ? step->chunk->prefix + k : k;
     for (level = 0; level < m->n_levels; level++) {
         const cf_level *l = &m->levels[level];
@@ -696,6 +697,7 @@ static int train(trainer *t, const forest *f, const cf_plan *plan, cf_schedule_d
     t->plan = plan;
     t->forgets_targets = fault == 1;
     t->forgets_to_clear = fault == 2;
+    t->sees_siblings = fault == 3;
     for (desc.shape.rank = 0; desc.shape.rank < plan->n_ranks; desc.shape.rank++) {
         cf_run_desc run = {0};
         cf_schedule *schedule = NULL;
@@ -782,7 +784,7 @@ TEST(what_makes_gradients_wrong_is_seen) {
     }
     plan = pack(&f);
     desc.kind = CF_SCHEDULE_PAPER;
-    for (turn = 0; turn < 3 && shared && unshared && plan; turn++) {
+    for (turn = 0; turn < 4 && shared && unshared && plan; turn++) {
         REQUIRE(train_unshared(unshared, &f));
         REQUIRE(train(shared, &f, plan, desc, turn));
         if (turn == 0) CHECK(difference(shared, unshared) <= 1e-12);
