@@ -232,6 +232,22 @@ TEST(states_have_the_size_of_their_kind) {
     }
 }
 
+/* Of 5 chunks, with K 1: F and R read a snapshot unless they begin the sequence, and F alone leaves one, unless it ends
+   it. B reads a snapshot twice, for the filter's gradient wants its tail once more, and a carry, and leaves a carry. */
+TEST(snapshots_travel_as_often_as_needed) {
+    const int64_t length = 70, numbers = 4 * 36 + 3 * 72;
+    world x;
+    chunked_result result;
+    const model_config c = model_of_kinds("delta", 2, 0);
+    world_begin(&x, &c, &length, 1, 16, 1, 0);
+    x.runner.stream_bytes = stream_ring_bytes(stream_width_of(&c), KEY_BLOCK);
+    chunked_loss(&x, &result);
+    CHECK_INT(result.n_replays, 4);
+    CHECK_INT(x.runner.stream.in.bytes, 2 * (4 + 3 + 2 * 4 + 5) * numbers * (int64_t)sizeof(real));
+    CHECK_INT(x.runner.stream.out.bytes, 2 * (4 + 5) * numbers * (int64_t)sizeof(real));
+    world_end(&x);
+}
+
 /* ================================================================================================================
    >>controls    faults that must show
    ================================================================================================================ */
@@ -415,8 +431,8 @@ TEST(what_no_chunk_could_have_is_refused) {
 
 SUITE(trainer_kinds, CASE(losses_equal_the_definition), CASE(gradients_equal_finite_differences),
       CASE(any_chunking_gives_the_same_gradients), CASE(k_and_streams_change_no_bit),
-      CASE(backward_in_two_passes_is_backward_in_one), CASE(states_have_the_size_of_their_kind), CASE(faults_show),
-      CASE(what_no_chunk_could_have_is_refused));
+      CASE(backward_in_two_passes_is_backward_in_one), CASE(states_have_the_size_of_their_kind),
+      CASE(snapshots_travel_as_often_as_needed), CASE(faults_show), CASE(what_no_chunk_could_have_is_refused));
 
 int main(int argc, char **argv) {
     static const harness_suite *const suites[] = {&suite_trainer_kinds};
