@@ -157,7 +157,8 @@ typedef struct cf_cost_desc {
     int64_t chunk_size;      /* usual tokens of a chunk; 0: many. Where it is given, a pair costs what it does in such a
                                 chunk: the carried state is read and its gradient added to once for each chunk, and
                                 forward attention loses half a wave of its blocks of 128 queries a head */
-    int stream;              /* 1: state is in host memory and passes stream it by layer (cf_memory_desc.state_window) */
+    int stream;              /* 1: state is in host memory and passes stream it by layer
+                                (cf_memory_desc.state_window) */
 } cf_cost_desc;
 
 /* Seconds of every pass on every virtual stage, from FLOPs and rates.
@@ -178,12 +179,12 @@ typedef struct cf_cost_desc {
 
    stages: (pp x n_virtual), count of them. timing: all else that a schedule needs, with timing->stages = stages.
    step_seconds (NULL is allowed): what an iteration takes besides, once: the gradient exchange over dp and the
-   optimizer's traffic on the slowest stage. ZeRO 2 and 3 scatter their gradients in each backward instead (4 bytes each),
-   and ZeRO 3, which is FSDP with resharding after forward, gathers its parameters in each F, R and I (2 bytes each), so
-   it sends three times the parameters where the others send two (Rajbhandari et al., ZeRO, 2020, section 7). These run
-   beside the pass, a layer ahead (Zhao et al., PyTorch FSDP, 2023): the bytes of one layer are exposed, and what a pass
-   over chunk_size tokens without a prefix is too short for. They are in its constant term. All three are untouched on
-   failure.
+   optimizer's traffic on the slowest stage. ZeRO 2 and 3 scatter their gradients in each backward instead (4 bytes
+   each), and ZeRO 3, which is FSDP with resharding after forward, gathers its parameters in each F, R and I (2 bytes
+   each), so it sends three times the parameters where the others send two (Rajbhandari et al., ZeRO, 2020, section 7).
+   These run beside the pass, a layer ahead (Zhao et al., PyTorch FSDP, 2023): the bytes of one layer are exposed, and
+   what a pass over chunk_size tokens without a prefix is too short for. They are in its constant term. All three are
+   untouched on failure.
    Errors: as cf_model_validate and cf_parallel_validate, or the member; CF_ERROR_OVERFLOW ("gpu") where a time is not
    finite. */
 CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
@@ -201,16 +202,16 @@ CHUNKFLOW_TUNE_API cf_result cf_schedule_memory(const cf_memory_desc *desc, cons
 
 /* The limits under which a schedule of a plan fits into so many bytes of every GPU, for cf_schedule_desc: per_token and
    bytes_by_stage of *limits; its other members stay as they are. A schedule counts the tokens of all stages by the same
-   bytes, and here stages differ, so both speak of the tightest stage, in hundredths of a byte; what a stage holds always
-   and what a pass works in is left out of them. They leave room for `kept` chunks of any group beside its state, even
-   where that does not fit: cf_schedule_memory of what comes out has the last word. cf_tune makes a schedule without
-   these limits first, where that does not fit under those of kept = K, and then under those of kept = 1. More than the
-   chunks of the largest group count as that many.
+   bytes, and here stages differ, so both speak of the tightest stage, in hundredths of a byte; what a stage holds
+   always and what a pass works in is left out of them. They leave room for `kept` chunks of any group beside its state,
+   even where that does not fit: cf_schedule_memory of what comes out has the last word. cf_tune makes a schedule
+   without these limits first, where that does not fit under those of kept = K, and then under those of kept = 1. More
+   than the chunks of the largest group count as that many.
 
-   shape: of the schedule, as cf_schedule_defaults gives it; desc: as in cf_schedule_memory. by_stage: (shape->n_stages),
-   the caller's, where limits->bytes_by_stage then points. Working space comes from `allocator` (NULL: malloc). Errors: as in
-   cf_schedule_memory, CF_ERROR_ARGUMENT with what is not positive, CF_ERROR_OVERFLOW where bytes do not fit in 64
-   bits. */
+   shape: of the schedule, as cf_schedule_defaults gives it; desc: as in cf_schedule_memory. by_stage:
+   (shape->n_stages), the caller's, where limits->bytes_by_stage then points. Working space comes from `allocator`
+   (NULL: malloc). Errors: as in cf_schedule_memory, CF_ERROR_ARGUMENT with what is not positive, CF_ERROR_OVERFLOW
+   where bytes do not fit in 64 bits. */
 CHUNKFLOW_TUNE_API cf_result cf_memory_limits(const cf_memory_desc *desc, const cf_plan *plan, const cf_shape *shape,
                                               int64_t limit_bytes, int64_t kept, int64_t *by_stage, cf_limits *limits,
                                               const cf_allocator *allocator, cf_error *error);
@@ -306,10 +307,10 @@ typedef void (*cf_tune_task)(void *context, int64_t index);
 typedef struct cf_tune_desc {
     const cf_model *model;
     const cf_gpu *gpu;
-    cf_parallel parallel;           /* the split; with n_gpus, a tp, pp or dp of 0 is searched for. Where recompute is 0,
-                                       what backward makes again is, too: nothing, act, mlp of half of the layers, mlp,
-                                       full, each of them only where the one before does not fit or schedules had to be
-                                       held down to fit. Only with a gpu */
+    cf_parallel parallel;           /* the split; with n_gpus, a tp, pp or dp of 0 is searched for. Where recompute is
+                                       0, what backward makes again is, too: nothing, act, mlp of half of the layers,
+                                       mlp, full, each of them only where the one before does not fit or schedules had
+                                       to be held down to fit. Only with a gpu */
     int64_t n_gpus;                 /* GPUs to split over: all tp x pp x dp that the model allows, tp within a node, no
                                        more ranks than sequences of a batch. 0: as `parallel` says */
     int64_t gpus_per_node;          /* 0: 8 */
@@ -335,8 +336,8 @@ typedef struct cf_tune_desc {
     int64_t n_kinds;
     const cf_replay *replays;       /* (n_replays) NULL: pipeline, local */
     int64_t n_replays;
-    int no_stream;                  /* 1: leave out candidates whose state streams from host memory, layer by layer. They
-                                       are there for a model with a gpu, and are tried where its state does not fit
+    int no_stream;                  /* 1: leave out candidates whose state streams from host memory, layer by layer.
+                                       They are there for a model with a gpu, and are tried where its state does not fit
                                        otherwise or schedules had to be held down to fit. A memory.state_window is for
                                        all candidates: all stream */
     int split_backward;             /* as in cf_schedule_desc, for best */
@@ -374,8 +375,8 @@ typedef struct cf_tuning {
     int64_t *ranking;               /* (n_ranked) the candidates that are exact, fastest first */
     int64_t n_neighbours;
     int64_t *neighbours;            /* (n_neighbours) those that differ from the winner in one thing: up to two steps in
-                                       chunk_size or k, or kind, replay, recompute or state. With n_exact, a neighbour is
-                                       exact, or infeasible, or has a same_as which is */
+                                       chunk_size or k, or kind, replay, recompute or state. With n_exact, a neighbour
+                                       is exact, or infeasible, or has a same_as which is */
     int64_t limit_bytes;
     int64_t smallest_limit;         /* where no candidate fits: the least of their `bytes`; below it none can. Else 0 */
     int64_t n_simulated;            /* schedules that were made and timed */
@@ -1735,8 +1736,8 @@ static int64_t cft__weigh(const cft__weights *w, const cf_memory_load *load) {
     return sum;
 }
 
-/* Bytes of the fullest stage where every virtual stage holds this, and runs a pass of load->chunk_tokens rows. All tokens
-   of the plan together are countable (cft__check_weights), so no sum is looked at. */
+/* Bytes of the fullest stage where every virtual stage holds this, and runs a pass of load->chunk_tokens rows. All
+   tokens of the plan together are countable (cft__check_weights), so no sum is looked at. */
 static int64_t cft__most_bytes(const cft__tuner *t, const cf_memory_load *load, int64_t *stage) {
     int64_t s, most = -1;
     for (s = 0; s < t->split.pp; s++) {
@@ -1884,7 +1885,8 @@ static void cft__note_streamed(const cft__scale *scale, int64_t stage, const cf_
     const cf_schedule *schedule = scale->schedule;
     int64_t i;
     for (i = 0; i < count && scale->streams; i++) {
-        int64_t v = cf_placement_at(schedule->shape.placement, schedule->shape.n_stages, i % schedule->shape.n_virtual, stage);
+        int64_t v = cf_placement_at(schedule->shape.placement, schedule->shape.n_stages,
+                                    i % schedule->shape.n_virtual, stage);
         cf_memory_load *load = &scale->loads[v];
         load->state_tokens = cft__max(load->state_tokens, moments[i].state_tokens);
         load->state_gradient_tokens = cft__max(load->state_gradient_tokens, moments[i].state_gradient_tokens);
@@ -2322,8 +2324,8 @@ static double cft__stage_load(const cft__tuner *t, int64_t rank, int64_t k) {
 
 /* A chunk that is kept fills its place on the first stage until it has been to the last one and back, and one that is
    dropped costs a replay, and fills its place from then on. In T seconds the stage has room for T x the tokens that
-   fit, and for T of work. So for any share between 0 and 1, T is at least that share of the work and the rest of the room
-   that is taken, if each chunk does what is cheaper so. */
+   fit, and for T of work. So for any share between 0 and 1, T is at least that share of the work and the rest of the
+   room that is taken, if each chunk does what is cheaper so. */
 static double cft__room_load(const cft__tuner *t, int64_t rank, int local) {
     static const double shares[] = {0, 0.25, 0.5, 0.7, 0.85, 0.95};
     const cf_plan *plan = t->plan;
@@ -2392,9 +2394,9 @@ static cf_result cft__report_least(cft__tuner *t, cft__least *least, cf_memory_r
 }
 
 /* The least memory that the candidates of a point need for the batch at hand, and the time `bound`: those that differ
-   from `first` in their kind only. alone: what they need with a K of 1, for `best` may keep fewer than K. Memory is that
-   of candidates with t->memory's window, and time, where it is known, is that of the first window, for a stream makes
-   nothing faster. */
+   from `first` in their kind only. alone: what they need with a K of 1, for `best` may keep fewer than K. Memory is
+   that of candidates with t->memory's window, and time, where it is known, is that of the first window, for a stream
+   makes nothing faster. */
 static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t batch, const double *bound,
                                   const cft__least *alone) {
     const cf_tune_candidate *point = &t->tuning->candidates[first];
@@ -2932,8 +2934,8 @@ static int cft__has_lost_its_reason(const cft__tuner *t, int64_t id) {
            t->tuning->candidates[other].limited;
 }
 
-/* A family: what differs only in replay, in what is recomputed and in what is done with state. Some may be given up for another of them, so
-   they are tried one after the other. */
+/* A family: what differs only in replay, in what is recomputed and in what is done with state. Some may be given up for
+   another of them, so they are tried one after the other. */
 static cf_result cft__try_family(cft__tuner *t, int64_t first) {
     int64_t id;
     for (id = first; id < first + t->family && !t->stop; id++) {

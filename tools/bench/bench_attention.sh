@@ -10,7 +10,8 @@ set -u
 BUILD=${BUILD:-build}
 NVCC=${NVCC:-nvcc}
 
-command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU || { echo "bench-gpu: no device"; exit 0; }
+command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q GPU ||
+    { echo "bench-gpu: no device"; exit 0; }
 bench=${BENCH_ATTENTION:-}
 if [ -z "$bench" ]; then
     command -v "$NVCC" >/dev/null 2>&1 || { echo "bench-gpu: no nvcc"; exit 0; }

@@ -20,7 +20,8 @@ fi
 mkdir -p "$BUILD"
 # CFLAGS is a list of words.
 # shellcheck disable=SC2086
-$CC -std=c99 $CFLAGS -o "$BUILD/bench_pack" tools/bench/bench_pack.c tools/command/cli.c tools/command/cli_files.c tools/command/progress.c tools/command/draw.c
+$CC -std=c99 $CFLAGS -o "$BUILD/bench_pack" tools/bench/bench_pack.c tools/command/cli.c tools/command/cli_files.c \
+    tools/command/progress.c tools/command/draw.c
 
 first_line() {
     "$@" 2>/dev/null | head -n 1

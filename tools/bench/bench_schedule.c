@@ -6,16 +6,17 @@
                                        replay[=FILE] longer=SECONDS[,FILE] ablate=FILE[,NAME[+NAME]...]...
 
    speed: fixed schedules of 10^3 to 10^6 actions, made and simulated; time per action should be flat. best: the default
-   budget on 100 chunks and 8 stages. suite: 250 batches (tests/reference/suite.h), makespan over the strongest lower bound and over
-   other kinds, by class; without a limit, and under the peaks of `paper` on each stage. limits: batches of realistic
-   lengths (and the first lengths of FILE, one a line, `#` for comments) on 4, 8 and 16 stages with the costs of a 14B
-   model, without a limit, with as many chunks as stages, and with half as many: `best` over the strongest bound. replay:
-   `best` with room for half as many chunks as stages, for several K; to see what free replay gains, build it with another
-   header. longer: named cases, those where bounds are weakest without a limit and with as many chunks as stages: default
-   `best` against the best schedule that is found in so many seconds of processor time for each, half of them by `best`
-   with larger budgets and half by changing lists (search_lists.h). ablate: what the search loses, as means of makespans and
-   as small instances solved (by the solver tests/reference/exact.c), where policies of it are switched off: each by
-   itself, or those that are named. Exit status 1 if `best` is worse than a fixed schedule anywhere. */
+   budget on 100 chunks and 8 stages. suite: 250 batches (tests/reference/suite.h), makespan over the strongest lower
+   bound and over other kinds, by class; without a limit, and under the peaks of `paper` on each stage. limits: batches
+   of realistic lengths (and the first lengths of FILE, one a line, `#` for comments) on 4, 8 and 16 stages with the
+   costs of a 14B model, without a limit, with as many chunks as stages, and with half as many: `best` over the
+   strongest bound. replay: `best` with room for half as many chunks as stages, for several K; to see what free replay
+   gains, build it with another header. longer: named cases, those where bounds are weakest without a limit and with as
+   many chunks as stages: default `best` against the best schedule that is found in so many seconds of processor time
+   for each, half of them by `best` with larger budgets and half by changing lists (search_lists.h). ablate: what the
+   search loses, as means of makespans and as small instances solved (by the solver tests/reference/exact.c), where
+   policies of it are switched off: each by itself, or those that are named. Exit status 1 if `best` is worse than a
+   fixed schedule anywhere. */
 
 #if !defined(_POSIX_C_SOURCE)
 #define _POSIX_C_SOURCE 199309L
@@ -94,7 +95,8 @@ static cf_plan *draw_plan(int64_t n, int long_ones) {
 }
 
 static void bench_speed(void) {
-    static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_GPIPE, CF_SCHEDULE_1F1B, CF_SCHEDULE_ZERO_BUBBLE};
+    static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_GPIPE, CF_SCHEDULE_1F1B,
+                                             CF_SCHEDULE_ZERO_BUBBLE};
     int64_t actions;
     size_t kind;
     printf("fixed schedules, 8 stages, groups of up to 21 chunks, K = 4: median of %d runs\n", REPEATS);
@@ -135,7 +137,8 @@ static void bench_speed(void) {
             }
             printf("%-12s %10lld %10.3f %10.3f %10.1f %12.3f\n", cf_schedule_kind_name(kinds[kind]), (long long)made,
                    median(make, REPEATS) * 1e3, median(times, REPEATS) * 1e3,
-                   (median(make, REPEATS) + median(times, REPEATS)) / (double)made * 1e9, median(bounds, REPEATS) * 1e3);
+                   (median(make, REPEATS) + median(times, REPEATS)) / (double)made * 1e9,
+                   median(bounds, REPEATS) * 1e3);
             cf_plan_free(plan);
         }
     }
@@ -166,7 +169,8 @@ static void bench_best(void) {
             cf_schedule_free(schedule);
         }
         printf("%-10s %-17s %8.1f %10lld %12.4f %12.4f\n", variant % 2 ? "groups," : "no groups,",
-               desc.limits.chunks > 0 ? "limit 8 chunks" : "no limit", median(seconds, REPEATS) * 1e3, (long long)report.n_tried,
+               desc.limits.chunks > 0 ? "limit 8 chunks" : "no limit", median(seconds, REPEATS) * 1e3,
+               (long long)report.n_tried,
                report.makespan / report.bound, report.fixed_makespan / report.makespan);
         cf_plan_free(plan);
     }
@@ -201,7 +205,8 @@ typedef struct class_sums {
 /* One batch; returns how many of the fixed schedules are better than best. */
 static int compare_batch(int index, suite_mode mode, class_sums *sums) {
     static suite_batch batch;
-    static const cf_schedule_kind plain[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_GPIPE, CF_SCHEDULE_1F1B, CF_SCHEDULE_ZERO_BUBBLE};
+    static const cf_schedule_kind plain[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_GPIPE, CF_SCHEDULE_1F1B,
+                                             CF_SCHEDULE_ZERO_BUBBLE};
     cf_schedule_desc desc;
     cf_search_report report;
     cf_plan *plan = NULL;
@@ -239,7 +244,8 @@ static int compare_batch(int index, suite_mode mode, class_sums *sums) {
 }
 
 static int bench_suite(suite_mode mode) {
-    static const char *const titles[] = {"without a limit", "under the peaks of `paper`", "split backwards allowed, no limit",
+    static const char *const titles[] = {"without a limit", "under the peaks of `paper`",
+                                         "split backwards allowed, no limit",
                                          "2 virtual stages (paper: interleaved), no limit"};
     int c, i, worse = 0;
     printf("suite, %s: geometric means of %d batches each\n", titles[mode], SUITE_PER_CLASS);
@@ -247,7 +253,8 @@ static int bench_suite(suite_mode mode) {
     for (c = 0; c < SUITE_CLASSES; c++) {
         class_sums sums = {0, 0, 0, 0};
         for (i = 0; i < SUITE_PER_CLASS; i++) worse += compare_batch(c * SUITE_PER_CLASS + i, mode, &sums);
-        printf("%-12s %12.4f %12.4f %12.4f %16.4f\n", suite_class_name(c), exp(sums.to_bound / SUITE_PER_CLASS), sums.worst,
+        printf("%-12s %12.4f %12.4f %12.4f %16.4f\n", suite_class_name(c), exp(sums.to_bound / SUITE_PER_CLASS),
+               sums.worst,
                exp(sums.over_paper / SUITE_PER_CLASS), exp(sums.over_best_fixed / SUITE_PER_CLASS));
     }
     printf("worse than a fixed schedule: %d\n", worse);
@@ -384,8 +391,8 @@ static int bench_limits(const char *path) {
 
 /* ---- free replay ---- */
 
-/* Makespans of `best` on eight stages with room for four chunks, unit costs and local replay, in millions of token times,
-   for K = 1, 2, 4 and 8, and the bound for the last. */
+/* Makespans of `best` on eight stages with room for four chunks, unit costs and local replay, in millions of token
+   times, for K = 1, 2, 4 and 8, and the bound for the last. */
 static void print_replay(const char *name, const int64_t *lengths, int64_t n) {
     cf_pack_desc pack;
     cf_schedule_desc desc;

@@ -25,9 +25,9 @@ bytes() { # MODEL TP PP CONTEXT OPTIONS...
 
 cat <<END
 GiB on the fullest GPU as the context grows, by the memory model (chunkflow memory --tsv, $(git rev-parse --short HEAD))
-ChunkSize $CHUNK, K 1, selective recomputation, local replay, no ZeRO, fragmentation 10 %. "stays": all state and all kept
-stage inputs on the GPU. "streamed": --stream $RING, a ring of 64 MiB on each GPU; in host memory, for each GPU, what "host"
-says. The percentages are against 32K of the same row.
+ChunkSize $CHUNK, K 1, selective recomputation, local replay, no ZeRO, fragmentation 10 %. "stays": all state and all
+kept stage inputs on the GPU. "streamed": --stream $RING, a ring of 64 MiB on each GPU; in host memory, for each GPU,
+what "host" says. The percentages are against 32K of the same row.
 
 model         tp pp            32K             256K               1M   host, 256K      1M
 END
@@ -43,7 +43,7 @@ for setup in "qwen2.5-7b 4 1" "qwen2.5-7b 4 4" "qwen2.5-14b 4 4" "qwen2.5-32b 4 
         done
         echo "$setup $way $line" | awk '{
             gib = 1024 * 1024 * 1024
-            printf "%-12s %3d %2d %-8s %7.2f  %7.2f %+6.1f %%  %7.2f %+6.1f %%  %7.2f %9.2f\n", $1, $2, $3, $4, $5 / gib,
-                   $7 / gib, 100 * ($7 / $5 - 1), $9 / gib, 100 * ($9 / $5 - 1), $8 / gib, $10 / gib }'
+            printf "%-12s %3d %2d %-8s %7.2f  %7.2f %+6.1f %%  %7.2f %+6.1f %%  %7.2f %9.2f\n", $1, $2, $3, $4,
+                   $5 / gib, $7 / gib, 100 * ($7 / $5 - 1), $9 / gib, 100 * ($9 / $5 - 1), $8 / gib, $10 / gib }'
     done
 done

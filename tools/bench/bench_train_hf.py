@@ -4,11 +4,11 @@
     make shared
     tools/bench/bench_train_hf.py --model qwen2.5-0.5b --lengths FILE [--compile] [--checkpointing] [--liger]
 
-Documents are packed into rows as long as the longest one; attention is PyTorch's varlen_attn (chunkflow.torch), so no pair
-that is masked costs anything: a dense mask would be no rival. Parameters, gradients and moments are bf16, for which its
-fused AdamW is fastest; train_cuda keeps fp32 ones. --liger: with Liger's norm, rotary and SwiGLU kernels, where they
-are installed. Every step is a line as train_cuda prints it. Needs a device; --cpu tries it on any machine with a tiny
-shape, whose speed says nothing. Not yet run on a device.
+Documents are packed into rows as long as the longest one; attention is PyTorch's varlen_attn (chunkflow.torch), so no
+pair that is masked costs anything: a dense mask would be no rival. Parameters, gradients and moments are bf16, for
+which its fused AdamW is fastest; train_cuda keeps fp32 ones. --liger: with Liger's norm, rotary and SwiGLU kernels,
+where they are installed. Every step is a line as train_cuda prints it. Needs a device; --cpu tries it on any machine
+with a tiny shape, whose speed says nothing. Not yet run on a device.
 """
 import argparse
 import pathlib

@@ -1,6 +1,7 @@
 /* bench_tune.c - how long planning takes: a plan with its searched schedule for each batch, and a whole tune.
 
-       cc -std=c99 -O2 tools/bench/bench_tune.c tools/command/cli.c tools/command/cli_files.c tools/command/draw.c -o bench_tune
+       cc -std=c99 -O2 tools/bench/bench_tune.c tools/command/cli.c tools/command/cli_files.c tools/command/draw.c \
+           -o bench_tune
        bench_tune [FILE ...]
 
    Qwen2.5-7B on 16 GPUs (tensor 4, pipeline 4), batches of 256 sequences: lengths like those of LMSys-Chat-1M, the

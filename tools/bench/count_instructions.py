@@ -282,8 +282,8 @@ def count(instructions):
 
 
 def short_name(mangled):
-    match = re.search(r"attention_((?:forward|backward|dq)(?:_hopper)?)_kernelI(13__nv_bfloat16|6__half)((?:L[ib]\d+E)+)",
-                      mangled)
+    match = re.search(r"attention_((?:forward|backward|dq)(?:_hopper)?)_kernelI(13__nv_bfloat16|6__half)"
+                      r"((?:L[ib]\d+E)+)", mangled)
     if not match or match.group(2) != "13__nv_bfloat16":  # fp16 differs in nothing but the type of the products
         return None
     return match.group(1) + " " + " x ".join(re.findall(r"L[ib](\d+)E", match.group(3)))

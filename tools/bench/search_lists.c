@@ -394,8 +394,10 @@ static void fill_in(searcher *s, const cf_schedule *start, const cf_schedule_des
     for (i = 0; i < s->n && desc->timing != NULL; i++)
         s->transfer[i] = desc->timing->latency + desc->timing->seconds_per_token * (double)s->chunks[i].padded;
     for (stage = 0; stage < s->n_stages; stage++) {
-        int64_t limit = desc->limits.chunks_by_stage != NULL ? desc->limits.chunks_by_stage[stage] : desc->limits.chunks;
-        if (desc->limits.chunks_by_stage == NULL && limit == 0 && start->limits.chunks_by_stage != NULL) limit = start->limits.chunks_by_stage[stage];
+        int64_t limit = desc->limits.chunks_by_stage != NULL
+                            ? desc->limits.chunks_by_stage[stage] : desc->limits.chunks;
+        if (desc->limits.chunks_by_stage == NULL && limit == 0 && start->limits.chunks_by_stage != NULL)
+            limit = start->limits.chunks_by_stage[stage];
         s->limits[stage] = limit > 0 ? limit : INT64_MAX;
         for (pass = CF_F; pass <= CF_B; pass++) {
             cf_pass_cost cost = cost_of(desc, stage, pass);

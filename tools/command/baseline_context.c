@@ -1,16 +1,17 @@
-/* baseline_context.c - the baseline with context parallelism: sequences stay whole, and several GPUs share each of them.
+/* baseline_context.c - the baseline with context parallelism: sequences stay whole, and GPUs share each of them.
 
-   A group of cp GPUs has the rows of every micro-batch in 2 cp pieces, of which each takes one from the front and one from
-   the back (zigzag), so rows and attention pairs are even. What attention needs of the others crosses the link of the
-   group: K and V forward; K, V and their gradients backward, all in two bytes.
+   A group of cp GPUs has the rows of every micro-batch in 2 cp pieces, of which each takes one from the front and one
+   from the back (zigzag), so rows and attention pairs are even. What attention needs of the others crosses the link of
+   the group: K and V forward; K, V and their gradients backward, all in two bytes.
 
      all-gather   all of it before attention, exposed
-     ring         piece by piece beside attention, exposed as far as attention of cp - 1 of cp steps is shorter; each step
-                  is three more kernels (attention, and the two that merge what it found)
+     ring         piece by piece beside attention, exposed as far as attention of cp - 1 of cp steps is shorter; each
+                  step is three more kernels (attention, and the two that merge what it found)
 
-   The one that costs the sample's micro-batches less is taken. A pass's exposed seconds are charged by its rows, so their sum
-   is right and a single pass's need not be. Gradients and optimizer states are divided over all cp x data GPUs, as in
-   Megatron-LM's distributed optimizer. This is in favour of the baseline: kernels are as fast as without. */
+   The one that costs the sample's micro-batches less is taken. A pass's exposed seconds are charged by its rows, so
+   their sum is right and a single pass's need not be. Gradients and optimizer states are divided over all cp x data
+   GPUs, as in Megatron-LM's distributed optimizer. This is in favour of the baseline: kernels are as fast
+   as without. */
 
 #include "baseline.h"
 
@@ -65,7 +66,8 @@ static double exposed(const cf_plan *sample, double link, double attention) {
     int64_t i;
 
     for (i = 0; i < sample->n_chunks; i++) {
-        double of_rows = link * (double)sample->chunks[i].tokens, of_pairs = attention * (double)sample->chunks[i].pairs;
+        double of_rows = link * (double)sample->chunks[i].tokens;
+        double of_pairs = attention * (double)sample->chunks[i].pairs;
         if (of_rows > of_pairs) waits += of_rows - of_pairs;
         rows += (double)sample->chunks[i].tokens;
     }
@@ -90,7 +92,8 @@ static cf_stage_cost share_stage(const context_search *s, const context_way *way
                                  const cf_stage_cost *whole, int ring) {
     const cf_gpu *gpu = s->desc->gpu;
     int64_t per_node = s->desc->gpus_per_node > 0 ? s->desc->gpus_per_node : 8;
-    double rate = gpu->link * (way->tp * way->cp > per_node ? gpu->network : gpu->nvlink), layers = (double)shard->layers;
+    double rate = gpu->link * (way->tp * way->cp > per_node ? gpu->network : gpu->nvlink);
+    double layers = (double)shard->layers;
     double link = 4 * (double)shard->kv * layers * (double)(way->cp - 1) / (double)way->cp / rate;
     const cf_plan *sample = s->samples[way->packed];
     cf_stage_cost cost = *whole;
@@ -122,7 +125,8 @@ static int64_t part_of(int64_t bytes, int64_t loose, int64_t cp) {
 }
 
 /* Rows are shared, parameters are not; beside them a layer's K and V of all rows. */
-static cf_result count_bytes(const cf_memory_desc *memory, const context_way *way, cf_stage_bytes *out, cf_error *error) {
+static cf_result count_bytes(const cf_memory_desc *memory, const context_way *way, cf_stage_bytes *out,
+                             cf_error *error) {
     cf_memory_load *none = (cf_memory_load *)calloc((size_t)way->pp, sizeof *none);
     cf_memory_report *fixed = (cf_memory_report *)calloc((size_t)way->pp, sizeof *fixed);
     int64_t loose = cf_memory_defaults(memory).fragmentation, s;
@@ -305,7 +309,8 @@ static cf_result try_split(context_search *s, const context_way *split, cf_error
 
 static int is_asked(int64_t asked, int64_t value) { return asked == 0 || asked == value; }
 
-/* Every way to share so many GPUs out with at least two in a group; tensor parallelism as asked for, and within a node. */
+/* Every way to share so many GPUs out with at least two in a group; tensor parallelism as asked for, and within a
+   node. */
 static cf_result try_splits(context_search *s, int64_t gpus, cf_error *error) {
     int64_t per_node = s->desc->gpus_per_node > 0 ? s->desc->gpus_per_node : 8;
     cf_parallel parallel = s->desc->parallel;
@@ -325,7 +330,8 @@ static cf_result try_splits(context_search *s, int64_t gpus, cf_error *error) {
                 parallel.layers = NULL;
                 if (cf_parallel_validate(s->desc->model, &parallel, NULL) != CF_OK) continue;
                 if (way.dp > (s->desc->batch > 0 ? s->desc->batch : 256)) continue;
-                for (way.packed = 0; way.packed < 2 && result == CF_OK; way.packed++) result = try_split(s, &way, error);
+                for (way.packed = 0; way.packed < 2 && result == CF_OK; way.packed++)
+                    result = try_split(s, &way, error);
                 if (result != CF_OK) return result;
             }
     return CF_OK;

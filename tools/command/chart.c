@@ -57,7 +57,8 @@ static int name_action(const cf_schedule *schedule, const cf_action *a, char *te
     const char *dropped = a->pass <= CF_R && !a->keep ? "-" : "";
     const char *pass = cf_pass_name((cf_pass)a->pass);
 
-    if (schedule->shape.n_virtual > 1) return snprintf(text, size, "%d%s%d%s", (int)a->stage, pass, (int)a->chunk, dropped);
+    if (schedule->shape.n_virtual > 1)
+        return snprintf(text, size, "%d%s%d%s", (int)a->stage, pass, (int)a->chunk, dropped);
     return snprintf(text, size, "%s%d%s", pass, (int)a->chunk, dropped);
 }
 

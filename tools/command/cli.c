@@ -503,7 +503,8 @@ void cli_print_help(const cli_command *command, FILE *to) {
         if (option->required) fprintf(to, " %s %s", option->name, option->value);
     fprintf(to, " [options]%s%s\n\n%c%s.\n\noptions\n", *command->operands ? " " : "", command->operands,
             toupper((unsigned char)command->summary[0]), command->summary + 1);
-    for (option = command->options; option->name; option++) print_option(option->name, option->alias, option->value, option->help, to);
+    for (option = command->options; option->name; option++)
+        print_option(option->name, option->alias, option->value, option->help, to);
     print_option("--help", NULL, NULL, "this text", to);
     if (command->details) fprintf(to, "\n%s", command->details);
 }

@@ -144,8 +144,8 @@ int cli_parse(const cli_command *command, int argc, char **argv, void *options, 
 
 void cli_print_help(const cli_command *command, FILE *to);
 
-/* "; did you mean --stages?" after a word that is none of those that were wanted, or "" where none of them is near. Start
-   with {word}, offer it each of those, and take the text, which is in a cli_scratch. */
+/* "; did you mean --stages?" after a word that is none of those that were wanted, or "" where none of them is near.
+   Start with {word}, offer it each of those, and take the text, which is in a cli_scratch. */
 typedef struct cli_guess {
     const char *word, *nearest;
     int distance; /* twice the letters that differ, and 1 more where the lengths do */

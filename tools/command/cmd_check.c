@@ -194,8 +194,9 @@ static int say_schedule(const source *file, const cf_schedule *s, const char *ti
 
     cli_put(cli_input_name(file->path), stdout);
     printf(": sound schedule: %s, K = %s, %s replay, rank %s, %s stages of %s virtual stages%s, %s actions%s\n", kind,
-           cli_commas(s->shape.k), cf_replay_name(s->shape.replay), cli_commas(s->shape.rank), cli_commas(s->shape.n_stages),
-           cli_commas(s->shape.n_virtual), s->shape.placement == CF_PLACEMENT_V ? " in a V" : "", cli_commas(s->n_actions), times);
+           cli_commas(s->shape.k), cf_replay_name(s->shape.replay), cli_commas(s->shape.rank),
+           cli_commas(s->shape.n_stages), cli_commas(s->shape.n_virtual),
+           s->shape.placement == CF_PLACEMENT_V ? " in a V" : "", cli_commas(s->n_actions), times);
     return CLI_OK;
 }
 
@@ -203,7 +204,8 @@ static int wants_drawing(const check_options *asked) { return asked->draw_chart 
 
 static int nothing_to_draw(const source *file) {
     return cli_usage("check",
-                     "--chart and --trace want a schedule with times in JSON, and %s is none: --time simulates one", cli_input_name(file->path));
+                     "--chart and --trace want a schedule with times in JSON, and %s is none: --time simulates one",
+                     cli_input_name(file->path));
 }
 
 /* A sound schedule and its times: those of its file or, with a run, simulated ones. */

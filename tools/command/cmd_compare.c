@@ -424,9 +424,9 @@ static int print_table(const comparison *t) {
     if (!t->asked->k)
         printf("K                 %s, %s; --k for another\n", cli_commas(t->rows[t->n_rows - 1].what.k),
                pipeline_default_k_words(&t->pipe));
-    printf("times             in %s%s. Idle time: waste %%, with replays; busy %%, without them. kept: the most chunks\n"
-           "                  and tokens on a stage. bound: the strongest lower bound for that row. best as paper:\n"
-           "                  best, each stage held to the chunks that paper keeps there%s\n",
+    printf("times             in %s%s. Idle time: waste %%, with replays; busy %%, without them. kept: the most\n"
+           "                  chunks and tokens on a stage. bound: the strongest lower bound for that row. best as\n"
+           "                  paper: best, each stage held to the chunks that paper keeps there%s\n",
            pipeline_unit(t->pipe.unit_cost), t->pipe.unit_cost ? "" : ", estimated",
            t->pipe.gpu_bytes > 0 ? ". GiB: of the fullest GPU; with !\n                  more than it may hold, with * "
                                    "best is held down to that" : "");
@@ -551,5 +551,6 @@ const cli_command cmd_compare = {
     "The first rows are the baseline, which splits nothing: 1f1b where every sequence is a micro-batch of its own,\n"
     "longest first, and 1f1b where they are packed into micro-batches as long as the longest. No limit of chunks\n"
     "holds for it; with --model and --gpu it recomputes as little as it needs to fit. Where it is faster than all\n"
-    "schedules of chunks, the last line says why. A schedule that cannot be made says why, too.\n\n" PIPELINE_HELP CLI_LIST_HELP,
+    "schedules of chunks, the last line says why. A schedule that cannot be made says why, too.\n\n"
+    PIPELINE_HELP CLI_LIST_HELP,
     .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};

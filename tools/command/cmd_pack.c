@@ -158,7 +158,8 @@ static void print_dear_chunks(const cf_plan *plan, const cf_group *longest, doub
     printf("                  Every rank has the same %s steps, the fewest that will do, but steps are not equal:\n"
            "                  the %s chunks of sequence %s with its %s tokens attend to all of it before them, cost\n"
            "                  %.1f x a mean chunk each, and stay on one rank. What would help: more other sequences,\n"
-           "                  as many as long ones as there are ranks, or fewer ranks; a smaller ChunkSize would not.\n",
+           "                  as many as long ones as there are ranks, or fewer ranks; a smaller ChunkSize would "
+           "not.\n",
            cli_commas(plan->n_steps), cli_commas(longest->n_chunks), cli_commas(longest->sequence),
            cli_commas(longest->tokens), dearer);
 }
@@ -172,8 +173,8 @@ static void print_ranks(const cf_plan *plan, const cf_plan_stats *stats) {
     printf("ranks             %s with %s steps each; tokens at most %.4f x the mean, attention pairs %.4f x\n",
            cli_commas(plan->n_ranks), cli_commas(plan->n_steps), stats->rank_token_spread, stats->rank_pair_spread);
     if (plan->n_ranks == 1 || !(spread > 0)) return;
-    printf("dearest rank      %.4f x the mean cost (all rows weigh as much as all pairs); %s of %s steps idle\n", spread,
-           cli_commas(plan->n_idle), cli_commas(plan->n_chunks));
+    printf("dearest rank      %.4f x the mean cost (all rows weigh as much as all pairs); %s of %s steps idle\n",
+           spread, cli_commas(plan->n_idle), cli_commas(plan->n_chunks));
     if (spread < 1.05) return;
     printf("                  All ranks wait for it: %.1f %% of their time is lost, and an iteration takes\n"
            "                  %.2f x as long as with even ranks.\n", 100 * (1 - 1 / spread), spread);

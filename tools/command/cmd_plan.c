@@ -368,7 +368,8 @@ static void print_times(const planned *made) {
         printf("gap               %.2f %% above the strongest bound, %s\n",
                100 * (timeline->makespan / timeline->bound - 1), pipeline_strongest(timeline));
     if (made->run.schedule->kind == CF_SCHEDULE_BEST)
-        printf("search            %s candidates tried, %s a search; %s better than all before; best fixed schedule: %s, %s\n",
+        printf("search            %s candidates tried, %s a search; %s better than all before; best fixed schedule: "
+               "%s, %s\n",
                cli_commas(report->n_tried), cli_commas(report->budget), cli_commas(report->n_improved),
                cf_schedule_kind_name(report->best_fixed),
                pipeline_duration(report->fixed_makespan, made->pipe.unit_cost));
@@ -504,8 +505,8 @@ static cf_result write_dot(const planned *made, cli_output *to, cf_error *error)
     cf_graph *graph = NULL;
     cf_result result;
 
-    result = pipeline_costs_make(&made->pipe, schedule->shape.n_virtual, made->packed.plan->chunk_size, CF_RECOMPUTE_DEFAULT,
-                                 &costs, error);
+    result = pipeline_costs_make(&made->pipe, schedule->shape.n_virtual, made->packed.plan->chunk_size,
+                                 CF_RECOMPUTE_DEFAULT, &costs, error);
     if (result != CF_OK) return result;
     memset(&desc, 0, sizeof desc);
     desc.schedule = schedule;
@@ -549,7 +550,8 @@ static int take_torch(const char *text, schedule_csv_torch *out, int *known) {
     int64_t numbers[2];
 
     if (minor == 0 || (end != 0 && end != '.' && end != '+')) return 0;
-    if (!cli_parse_number(text, major, &numbers[0]) || !cli_parse_number(text + major + 1, minor, &numbers[1])) return 0;
+    if (!cli_parse_number(text, major, &numbers[0]) || !cli_parse_number(text + major + 1, minor, &numbers[1]))
+        return 0;
     if (numbers[0] > 2 || (numbers[0] == 2 && numbers[1] >= 15)) *out = SCHEDULE_CSV_TORCH_2_15;
     else *out = numbers[0] == 2 && numbers[1] >= 10 ? SCHEDULE_CSV_TORCH_2_14 : SCHEDULE_CSV_TORCH_2_9;
     *known = numbers[0] == 2 && numbers[1] >= 9 && numbers[1] <= 15;

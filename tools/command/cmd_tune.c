@@ -329,10 +329,12 @@ static void print_winner(const tune_job *job, const cf_tuning *tuning) {
            pipeline_estimate(c->seconds), c->confidence, pipeline_estimate(c->bound));
     if (c->behind > 0)
         printf("\n                  %.2f %% (+- %.2f) behind the fastest, which needs %.2f GiB",
-               100 * c->behind / fastest->seconds, 100 * c->behind_confidence / fastest->seconds, modelling_gib(fastest->bytes));
+               100 * c->behind / fastest->seconds, 100 * c->behind_confidence / fastest->seconds,
+               modelling_gib(fastest->bytes));
     printf("\nestimated speed   %s tokens/s, %s for each GPU, %.3g %% of its FLOP/s; bubbles and replays %.1f %%; "
            "%.1f chunks a rank\n", pipeline_estimate(mean_tokens(tuning) / c->seconds),
-           pipeline_estimate(mean_tokens(tuning) / c->seconds / gpus), 100 * tune_utilisation(job, tuning, c->seconds, gpus), 100 * c->bubble, c->chunks);
+           pipeline_estimate(mean_tokens(tuning) / c->seconds / gpus),
+           100 * tune_utilisation(job, tuning, c->seconds, gpus), 100 * c->bubble, c->chunks);
     printf("memory            %.2f GiB at most, on stage %lld, %s of chunk %lld of batch %lld%s, at %.1f ms%s\n",
            modelling_gib(c->bytes), (long long)c->stage, cf_pass_name((cf_pass)c->peak_action.pass),
            (long long)c->peak_action.chunk, (long long)(c->peak_batch < tuning->n_batches ? c->peak_batch : 0),
@@ -368,7 +370,8 @@ static void print_baseline(const tune_job *job, const cf_tuning *tuning, const b
         printf(", context %s (%s)", cli_commas(base->context), base->ring ? "ring" : "all-gather");
     putchar('\n');
     if (c && base->best.seconds < c->seconds && base->context > 0)
-        puts("                  It is faster: GPUs that share each sequence leave no pipeline to fill. --no-cp is without.");
+        puts("                  It is faster: GPUs that share each sequence leave no pipeline to fill. --no-cp is "
+             "without.");
     else if (c && base->best.seconds < c->seconds)
         printf("                  It is faster: %s.\n",
                packing_why_unsplit(longest_of(job), c->chunk_size, c->chunks, tuning->splits[c->split].pp,
@@ -529,7 +532,8 @@ static void print_splits(const cf_tuning *tuning) {
                    cli_commas(best->chunk_size), cli_commas(best->k), modelling_gib(best->bytes));
         else if (bound) printf("%s\n", tune_slower_words(bound));
         else
-            printf("does not fit: needs %.2f GiB on stage %lld\n", modelling_gib(least->bytes), (long long)least->stage);
+            printf("does not fit: needs %.2f GiB on stage %lld\n", modelling_gib(least->bytes),
+                   (long long)least->stage);
     }
 }
 
@@ -606,7 +610,8 @@ static void print_neighbours(const cf_tuning *tuning) {
 
 #define MOST_LINES 24
 
-/* Whether two candidates differ in nothing but what is done with state and what is recomputed; such ones stand side by side. */
+/* Whether two candidates differ in nothing but what is done with state and what is recomputed; such ones stand side by
+   side. */
 static int only_relief_differs(const cf_tune_candidate *a, const cf_tune_candidate *b) {
     return a->split == b->split && a->chunk_size == b->chunk_size && a->k == b->k && a->kind == b->kind &&
            a->replay == b->replay;
@@ -667,7 +672,8 @@ static int print_tuning(const tune_job *job, const cf_tuning *tuning, const base
     } else {
         printf(
             "best              nothing fits into %.2f GiB; the least that any of these needs is %.2f GiB (%s bytes)\n",
-            modelling_gib(tuning->limit_bytes), modelling_gib(tuning->smallest_limit), cli_commas(tuning->smallest_limit));
+            modelling_gib(tuning->limit_bytes), modelling_gib(tuning->smallest_limit),
+            cli_commas(tuning->smallest_limit));
         print_baseline(job, tuning, base);
     }
     print_infeasible(tuning);
@@ -774,9 +780,9 @@ const cli_command cmd_tune = {
     "does not rule out, and keeps to the memory at every moment of every stage. The same seed gives the same answer.\n"
     "Ctrl-C ends the search and prints what it has found so far (exit code 130); a second one ends the program. Exit\n"
     "code 1 where nothing fits, 2 where the options are wrong. Beside the candidates stands the baseline: 1f1b that\n"
-    "splits no sequence, in the best of these splits, with as little recomputation as it needs to fit, or with context\n"
-    "parallelism, where that is faster: GPUs share each sequence, as even as zigzag makes it, and gather K and V or pass\n"
-    "them round in a ring.\n\n"
+    "splits no sequence, in the best of these splits, with as little recomputation as it needs to fit, or with\n"
+    "context parallelism, where that is faster: GPUs share each sequence, as even as zigzag makes it, and gather K\n"
+    "and V or pass them round in a ring.\n\n"
     "The page of --html shows every ChunkSize with every K, says of what does not fit which term of its memory breaks\n"
     "the limit, and shows the best as `chunkflow report` does, in the batch whose time is nearest to the mean.\n"
     "\n" CLI_LIST_HELP "\n" MODELLING_NAMES MODELLING_GPUS,

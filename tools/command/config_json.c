@@ -23,7 +23,7 @@ static const model_type types[] = {{.name = "qwen2", .qkv_bias = 1},
                                    {.name = "mistral", .windowed = 1},
                                    {.name = NULL}};
 
-/* What decides whether the rest is worth reading: the type, members that only a mixture of experts has, and a window. */
+/* What decides whether the rest is worth reading: the type, members of a mixture of experts alone, and a window. */
 #define N_EXPERT_MEMBERS 5
 
 typedef struct kind_object {
@@ -88,7 +88,8 @@ static int read_type(const json_document *document, char *name, size_t size, con
         return json_wrong(document, kind.type,
                           "model_type: unknown; wanted qwen2, qwen3, llama or mistral, or give the sizes as options");
     if (kind.window == 0 || kind.use_window == 0 || (kind.use_window < 0 && !(*out)->windowed)) return CLI_OK;
-    return json_wrong(document, kind.type, "sliding_window: layers that see the last %lld tokens; only full attention can "
+    return json_wrong(document, kind.type,
+                      "sliding_window: layers that see the last %lld tokens; only full attention can "
                       "be described, whose time and state would be too much for it", (long long)kind.window);
 }
 

@@ -87,9 +87,11 @@ static cf_result count(counter *c, cf_error *error) {
     for (stage = 0; stage < c->schedule->shape.n_stages && result == CF_OK; stage++) {
         int64_t n = length_of(c->schedule, stage);
         if (n > most) most = n;
-        c->moments[stage] = (cf_memory_load *)calloc((size_t)(n * c->schedule->shape.n_virtual + 1), sizeof **c->moments);
+        c->moments[stage] = (cf_memory_load *)calloc((size_t)(n * c->schedule->shape.n_virtual + 1),
+                                                     sizeof **c->moments);
         if (!c->moments[stage]) return cf_refuse(error, CF_ERROR_MEMORY, "memory", -1, "out of memory");
-        result = cf_schedule_loads(c->plan, c->schedule, stage, c->moments[stage], n * c->schedule->shape.n_virtual, error);
+        result = cf_schedule_loads(c->plan, c->schedule, stage, c->moments[stage], n * c->schedule->shape.n_virtual,
+                                   error);
         if (result == CF_OK && !c->pipe->has_model) count_tokens(c, stage);
         if (result == CF_OK && c->desc.state_window > 0) hold_stream(c, stage);
     }

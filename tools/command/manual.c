@@ -240,7 +240,8 @@ static void put_fish(const cli_command *const *commands, FILE *to) {
           "complete -c chunkflow -n __fish_use_subcommand -l version -d 'print the version'\n"
           "complete -c chunkflow -l help -d 'print help'\n", to);
     for (command = commands; *command; command++) {
-        fprintf(to, "complete -c chunkflow -n '__fish_use_subcommand; or __fish_seen_subcommand_from help' -x -a %s -d ",
+        fprintf(to,
+                "complete -c chunkflow -n '__fish_use_subcommand; or __fish_seen_subcommand_from help' -x -a %s -d ",
                 (*command)->name);
         put_quoted((*command)->summary, to);
         fputc('\n', to);

@@ -221,7 +221,8 @@ const char *modelling_recompute_words(cf_recompute recompute, int64_t layers) {
 
     if (recompute == CF_RECOMPUTE_DEFAULT) return "as little as memory asks for";
     if (layers == 0 || recompute == CF_RECOMPUTE_NONE) return cf_recompute_name(recompute);
-    snprintf(text, CLI_SCRATCH_BYTES, "%s in %s layers of each stage", cf_recompute_name(recompute), cli_commas(layers));
+    snprintf(text, CLI_SCRATCH_BYTES, "%s in %s layers of each stage", cf_recompute_name(recompute),
+             cli_commas(layers));
     return text;
 }
 

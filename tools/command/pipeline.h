@@ -187,16 +187,16 @@ typedef struct pipeline_run {
     int held_down;            /* 1: without a limit of bytes it would not fit */
 } pipeline_run;
 
-/* Where it is known what a GPU may hold, `best` is held to that, and so are other kinds where it was given as an option:
-   what does not fit as asked is made again under the limits of cf_memory_limits, and stays as it is where that does not
-   help. On success pipeline_run_free is due; on failure *out is untouched. Where a limit is to blame, error->text speaks
-   of whole stages, as the options do. */
+/* Where it is known what a GPU may hold, `best` is held to that, and so are other kinds where it was given as an
+   option: what does not fit as asked is made again under the limits of cf_memory_limits, and stays as it is where that
+   does not help. On success pipeline_run_free is due; on failure *out is untouched. Where a limit is to blame,
+   error->text speaks of whole stages, as the options do. */
 cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeline_case *what, pipeline_run *out,
                             cf_error *error);
 void pipeline_run_free(pipeline_run *run);
 
-/* The K where none was given: the largest of 4, 2 and 1 with which `paper`, which keeps what K says, fits or keeps to its
-   limits, and 1 where none does; 4 where nothing is known of memory. */
+/* The K where none was given: the largest of 4, 2 and 1 with which `paper`, which keeps what K says, fits or keeps to
+   its limits, and 1 where none does; 4 where nothing is known of memory. */
 int64_t pipeline_default_k(const pipeline *p, const cf_plan *plan, cf_replay replay);
 
 /* "the largest of 1, 2 and 4 that memory allows" or the like, in words after that K. */
@@ -230,7 +230,8 @@ const char *pipeline_estimate(double seconds);
 const char *pipeline_duration(double time, int unit_cost);
 
 /* What a rank of so many tokens reaches in `seconds`: tokens a second of each of its GPUs, and the part of their FLOPs
-   that the model's own work takes (no replay, no recomputation), which is -1 where no GPU is known. Only with a model. */
+   that the model's own work takes (no replay, no recomputation), which is -1 where no GPU is known. Only with a
+   model. */
 typedef struct pipeline_speed {
     double tokens_per_second, utilisation;
 } pipeline_speed;

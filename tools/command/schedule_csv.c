@@ -237,8 +237,9 @@ static int adds_for_torch(const writer *w, schedule_csv_torch since) {
 }
 
 static int sends_forwards(const cf_schedule *s, int64_t v) {
-    return v + 1 < s->shape.n_stages * s->shape.n_virtual && cf_placement_stage(s->shape.placement, s->shape.n_stages, v + 1) !=
-                                                     cf_placement_stage(s->shape.placement, s->shape.n_stages, v);
+    return v + 1 < s->shape.n_stages * s->shape.n_virtual &&
+           cf_placement_stage(s->shape.placement, s->shape.n_stages, v + 1) !=
+               cf_placement_stage(s->shape.placement, s->shape.n_stages, v);
 }
 
 /* What stands behind an action where PyTorch lowers schedules itself. Once the gradient of what was sent forward is
@@ -296,6 +297,7 @@ cf_result schedule_csv_write(const cf_plan *plan, const cf_schedule *schedule, c
     cf_allocator allocator;
     writer w;
     void *memory;
+    int64_t n_rows;
 
     memset(&w, 0, sizeof w);
     w.plan = plan;
@@ -304,9 +306,8 @@ cf_result schedule_csv_write(const cf_plan *plan, const cf_schedule *schedule, c
     TRY(check_writable(plan, schedule, w.desc, error));
     TRY(cf_allocator_resolve(w.desc->allocator, &allocator, error));
     TRY(text_out_begin(&w.to, write, user, error));
-    TRY(cf_allocate(&allocator,
-                    (size_t)(2 * plan->n_steps + schedule->shape.n_stages * schedule->shape.n_virtual) * sizeof(int32_t), &memory,
-                    error));
+    n_rows = 2 * plan->n_steps + schedule->shape.n_stages * schedule->shape.n_virtual;
+    TRY(cf_allocate(&allocator, (size_t)n_rows * sizeof(int32_t), &memory, error));
     write_rows(&w, (int32_t *)memory);
     allocator.release(memory, allocator.user);
     return text_out_end(&w.to, error);

@@ -15,7 +15,8 @@ static int64_t *copy_limits(const int64_t **limits, int64_t *to, size_t n) {
 /* The object first, then its arrays, those with the larger items before the others: so all of them are aligned. */
 cf_result schedule_new(const cf_schedule *header, const cf_allocator *allocator, cf_schedule **out, cf_error *error) {
     const size_t most = SIZE_MAX / 16; /* bytes of an array */
-    size_t bytes = sizeof(cf_schedule), n_first = (size_t)header->shape.n_stages + 1, n_actions = (size_t)header->n_actions;
+    size_t bytes = sizeof(cf_schedule), n_first = (size_t)header->shape.n_stages + 1;
+    size_t n_actions = (size_t)header->n_actions;
     const cf_limits *limits = &header->limits;
     int n_arrays = !!limits->chunks_by_stage + !!limits->state_by_stage + !!limits->bytes_by_stage;
     cf_allocator used;
@@ -25,7 +26,8 @@ cf_result schedule_new(const cf_schedule *header, const cf_allocator *allocator,
     cf_result result = cf_allocator_resolve(allocator, &used, error);
 
     if (result != CF_OK) return result;
-    if ((uint64_t)header->shape.n_stages >= most / sizeof(int64_t) || (uint64_t)header->n_actions > most / sizeof(cf_action))
+    if ((uint64_t)header->shape.n_stages >= most / sizeof(int64_t) ||
+        (uint64_t)header->n_actions > most / sizeof(cf_action))
         return cf_refuse(error, CF_ERROR_OVERFLOW, "bytes", -1, "does not fit in memory");
     bytes += (n_first + (size_t)n_arrays * (n_first - 1)) * sizeof(int64_t) + n_actions * sizeof(cf_action);
     result = cf_allocate(&used, bytes, &memory, error);

@@ -75,8 +75,8 @@ static cf_result begin(picture *p, const char *title, cf_write_fn write, void *u
     text_out_put(&p->to, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\"\n",
                  p->width, p->height, p->width, p->height);
     text_out_put(&p->to, "     font-family=\"Helvetica, Arial, 'Liberation Sans', sans-serif\" font-size=\"%d\">\n"
-                         "<title>%s</title>\n<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n", p->type, title, p->width,
-                 p->height);
+                         "<title>%s</title>\n<rect width=\"%d\" height=\"%d\" fill=\"#fff\"/>\n", p->type, title,
+                 p->width, p->height);
     return CF_OK;
 }
 
@@ -132,7 +132,8 @@ static void put_box(picture *p, int64_t id, int y) {
                      hues[packing_tree(p->plan, chunk) % N_HUES]);
     if (dropped) text_out_put(&p->to, "<path d=\"M%.2f %dh%.2f\" stroke=\"#fff\"/>", x, y + p->box - 2, width);
     if (width > label_width(p, label) && p->box >= p->type)
-        text_out_put(&p->to, "<text x=\"%.2f\" y=\"%d\" fill=\"%s\">%s</text>", x + 2.5, y + baseline(p), inks[a->pass], label);
+        text_out_put(&p->to, "<text x=\"%.2f\" y=\"%d\" fill=\"%s\">%s</text>", x + 2.5, y + baseline(p),
+                     inks[a->pass], label);
     text_out_put(&p->to, "\n");
 }
 
@@ -272,7 +273,8 @@ static void put_limit(picture *p, const scale *s, int64_t limit) {
     if (limit <= 0 || (double)limit > s->top) return;
     text_out_put(&p->to, "<path class=\"limit\" d=\"M%d %.3fH%d\" stroke=\"#b3261e\" stroke-dasharray=\"6 4\"/>",
                  p->left, y, p->width - p->right);
-    text_out_put(&p->to, "<text x=\"%d\" y=\"%.2f\" fill=\"#b3261e\" text-anchor=\"end\">limit</text>\n", p->width - p->right,
+    text_out_put(&p->to, "<text x=\"%d\" y=\"%.2f\" fill=\"#b3261e\" text-anchor=\"end\">limit</text>\n",
+                 p->width - p->right,
                  y - 3);
 }
 

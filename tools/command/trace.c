@@ -27,13 +27,14 @@ static void print_microseconds(const trace *t, const char *name, int64_t nanosec
 }
 
 /* A thread is a stream: what is on one of them runs one after the other. */
-static const char *const streams[] = {"compute", "to the next stage", "from the previous stage", "to the previous stage",
-                                      "from the next stage"};
+static const char *const streams[] = {"compute", "to the next stage", "from the previous stage",
+                                      "to the previous stage", "from the next stage"};
 #define N_STREAMS 5
 
 /* The place in streams[] of an action. Where a V leads back, activations go to the previous stage. */
 static int stream_of(const trace *t, const cf_action *a) {
-    int back = t->schedule->shape.placement == CF_PLACEMENT_V && a->stage / t->schedule->shape.n_stages % 2 == 1 ? 2 : 0;
+    int turned = t->schedule->shape.placement == CF_PLACEMENT_V && a->stage / t->schedule->shape.n_stages % 2 == 1;
+    int back = turned ? 2 : 0;
 
     switch (a->pass) {
     case CF_SEND_F: case CF_SEND_R: return 1 + back;
@@ -142,7 +143,8 @@ typedef struct flows {
 /* An arrow binds to the slice that is under it, so a step stands where its pass starts. */
 static void print_flow_step(const flows *f, char phase, int64_t action) {
     const cf_schedule *schedule = f->t->schedule;
-    int64_t stage = cf_placement_stage(schedule->shape.placement, schedule->shape.n_stages, schedule->actions[action].stage);
+    int64_t stage = cf_placement_stage(schedule->shape.placement, schedule->shape.n_stages,
+                                       schedule->actions[action].stage);
 
     fprintf(f->t->to,
             ",\n  {\"name\": \"%s\", \"cat\": \"flow\", \"ph\": \"%c\", \"bp\": \"e\", \"id\": %lld, \"pid\": %lld, "

@@ -2,7 +2,7 @@
 # gpu_record.sh - the first minutes on a device: one command that tests, measures and compares, and leaves a few files
 #
 #     make gpu-record                              builds what is needed, then runs this
-#     sh tools/device/gpu_record.sh [options]             from the top of the tree, with what `make gpu-programs` has built
+#     sh tools/device/gpu_record.sh [options]     from the top of the tree, with what `make gpu-programs` has built
 #         --out DIR          where the files go (default BUILD/gpu_record)
 #         --resume RECORD    goes on where this record.jsonl of an earlier call ended
 #         --minutes M        of this call; what is left over is for the next one (default 8). 0: only the summary anew
@@ -59,7 +59,9 @@ take_attention() { # SHAPE VARIANT ...
     of="\"shape\": \"$(quoted "$1")\", \"variant\": \"$(quoted "$2")\""
     case $3 in
         forward | backward) emit "$of, \"pass\": \"$3\", \"ms\": $(number "$4"), \"tflops\": $(number "$6")" "" ;;
-        check) if [ "$4" = ok ]; then emit "$of, \"check\": \"ok\"" ""; else emit "$of, \"check\": \"FAIL\"" "$said"; fi ;;
+        check)
+            if [ "$4" = ok ]; then emit "$of, \"check\": \"ok\"" ""
+            else emit "$of, \"check\": \"FAIL\"" "$said"; fi ;;
         error) emit "$of" "${said#* error }" ;;
     esac
 }

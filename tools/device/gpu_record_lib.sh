@@ -237,7 +237,8 @@ has() { command -v "$1" >/dev/null 2>&1; }
 describe_device() {
     known=$(ask_device name,driver_version,compute_cap)
     capability=$(printf '%s' "${known##*, }" | tr -d .)
-    commit=$(cat "$programs/commit" 2>/dev/null || git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
+    commit=$(cat "$programs/commit" 2>/dev/null || git describe --always --dirty --abbrev=12 2>/dev/null ||
+        echo unknown)
     driver=${known#*, }
     machine="\"commit\": \"$(quoted "$commit")\", \"device\": \"$(quoted "${known%%, *}")\""
     machine="$machine, \"driver\": \"$(quoted "${driver%%, *}")\""

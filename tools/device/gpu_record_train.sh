@@ -290,7 +290,8 @@ chunkflow and chunkflow-wgmma: which path AUTO takes is line \1 of chunkflow_cud
 }
 awk -f tools/device/train_judge.awk -v grows="$grows" -v curve_steps="$curve_steps" "$out/predictions.csv" "$record" \
     >"$out/judgements.csv"
-CHUNKFLOW=$programs/chunkflow sh tools/device/train_paper.sh "$work/times" >"$out/paper.csv" 2>>"$log" || : >"$out/paper.csv"
+CHUNKFLOW=$programs/chunkflow sh tools/device/train_paper.sh "$work/times" >"$out/paper.csv" 2>>"$log" ||
+    : >"$out/paper.csv"
 summarize >"$out/summary.txt"
 printf '\n' && cat "$out/summary.txt"
 [ "$failures" -eq 0 ]

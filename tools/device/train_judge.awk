@@ -117,7 +117,8 @@ function judge_losses(  i, n, other, a, b, worst, sums, off, late) {
         }
         late = worst == "nan" ? "nan" : 100 * (sums[1] > sums[2] ? sums[1] - sums[2] : sums[2] - sums[1]) / sums[2]
     }
-    judge("steps of both loss curves", n == 0 || other == 0 ? "" : n < other ? n : other, curve_steps, curve_steps, "%d")
+    judge("steps of both loss curves", n == 0 || other == 0 ? "" : n < other ? n : other, curve_steps, curve_steps,
+          "%d")
     judge("losses: most that a step is off in %", worst, "", 1, "%.4f")
     judge("losses: what the last 20 are off in %", late, "", 0.2, "%.4f")
 }

@@ -15,7 +15,8 @@ function lengthBuckets() {
 
 function bucketWords(b) {
   const range = b.low === 0 ? "empty" : `${count(b.low)} to ${count(2 * b.low - 1)} tokens`;
-  return `${range}: ${count(b.n)} sequences, ${percent(b.shares[0])}; ${count(b.tokens)} tokens, ${percent(b.shares[1])}`;
+  return `${range}: ${count(b.n)} sequences, ${percent(b.shares[0])}; `
+    + `${count(b.tokens)} tokens, ${percent(b.shares[1])}`;
 }
 
 function drawBucket(b, x, w, top, bottom, most) {
@@ -89,7 +90,8 @@ function drawBar(g, plan, i, x, w, y) {
   }
   slicesOf(plan, i).forEach((slice, j) => {
     const height = y(at) - y(at + slice.length);
-    g.fillStyle = group >= 0 && (j === 0 || slice.begin > 0) ? groupColour(group) : j % 2 ? colour.aloneAlt : colour.alone;
+    g.fillStyle = group >= 0 && (j === 0 || slice.begin > 0) ? groupColour(group)
+      : j % 2 ? colour.aloneAlt : colour.alone;
     g.fillRect(x, y(at + slice.length), w, height > 3 ? height - 0.75 : height);
     at += Math.ceil(slice.length / plan.align) * plan.align;
   });
@@ -123,7 +125,8 @@ function drawBarColumns(g, of, width, w, y, bottom) {
 function fillBatch() {
   const plan = data.plans[0];
   byId("chunks-caption").textContent = `${count(plan.n_chunks)} chunks of at most ${count(plan.chunk_size)} tokens, `
-    + `${percent(plan.fill)} full: ${count(plan.n_standalone)} standalone (grey), ${count(plan.n_dependent)} dependent, `
+    + `${percent(plan.fill)} full: ${count(plan.n_standalone)} standalone (grey), `
+    + `${count(plan.n_dependent)} dependent, `
     + `${count(plan.n_hybrid)} hybrid, in ${count(plan.n_groups)} groups (a hue each)`
     + (plan.rows ? `. ${count(plan.rows)} rows are computed for ${count(data.n_tokens)} tokens: sequences share what `
       + "they begin with (a hue for each tree)" : "")

@@ -448,7 +448,8 @@ function chartAsSvg() {
     viewBox: `0 0 ${chart.width} ${height}`, "font-family": "Helvetica, Arial, sans-serif", "font-size": 11});
   out.append(svg("rect", {width: chart.width, height, fill: colour.page}));
   for (const {s, y} of chart.titles)
-    out.append(svg("text", {x: 0, y: y + TITLE / 2 + 4, fill: colour.ink}, s.from.name + ", " + shownTime(s.from.makespan)));
+    out.append(svg("text", {x: 0, y: y + TITLE / 2 + 4, fill: colour.ink},
+      s.from.name + ", " + shownTime(s.from.makespan)));
   for (const lane of chart.lanes) savedLane(out, lane);
   [[GUTTER, "start", state.from], [chart.width, "end", state.to]].forEach(([x, anchor, value]) =>
     out.append(svg("text", {x, y: height - 6, "text-anchor": anchor, fill: colour.ink}, number(value) + " " + unit)));

@@ -31,8 +31,10 @@ function fillGain() {
   const best = data.schedules[data.best], base = data.schedules[data.baseline], run = data.schedules[data.measured];
   const gain = byId("gain"), big = (text, rest) => gain.append(element("strong", {}, text), rest);
   const foretold = unit === "s" ? ", estimated" : "", alone = data.n_ranks > 1 ? `, rank ${data.rank} alone` : "";
-  if (run) big(time(run.makespan), ` measured, where ${shownTime(data.schedules[data.predicted].makespan)} were foretold`);
-  else if (best && base && !tuning) big(`${shown(base.makespan / best.makespan)} \u00d7`, " as fast" + foretold + alone);
+  if (run)
+    big(time(run.makespan), ` measured, where ${shownTime(data.schedules[data.predicted].makespan)} were foretold`);
+  else if (best && base && !tuning)
+    big(`${shown(base.makespan / best.makespan)} \u00d7`, " as fast" + foretold + alone);
   else if (best) big(shownTime(best.makespan), (foretold + alone).replace(", ", " "));
   if (!best) return;
   const memory = s => s.memory ? ` and ${gib(s.memory[s.fullest].total)}` : "";
@@ -86,8 +88,8 @@ function numberCells(s, base, memory, streams, speed) {
     Number.isFinite(ratio) ? exact(ratio, unit === "s" ? estimate(ratio) : ratio.toFixed(3)) : "-",
     exact(s.bubble_useful, percent(s.bubble_useful)), exact(s.bubble_busy, percent(s.bubble_busy)),
     exact(replays, percent(replays)), exact(kept, count(kept)), exact(state, count(state))];
-  if (speed) cells.push(s.tokens_per_second_a_gpu ? exact(s.tokens_per_second_a_gpu, estimate(s.tokens_per_second_a_gpu))
-    : "-", s.model_flops_utilisation ? exact(s.model_flops_utilisation, percent(s.model_flops_utilisation)) : "-");
+  const rate = s.tokens_per_second_a_gpu, used = s.model_flops_utilisation;
+  if (speed) cells.push(rate ? exact(rate, estimate(rate)) : "-", used ? exact(used, percent(used)) : "-");
   if (streams) cells.push(exact(streamShare(s), `${percent(streamShare(s))}, ${count(s.stream_waits)} passes`));
   if (!memory) return cells;
   if (!s.memory) return [...cells, "-", "-"];
@@ -99,15 +101,15 @@ function numberCells(s, base, memory, streams, speed) {
 function fillNumbers() {
   const base = data.baseline >= 0 ? data.schedules[data.baseline].makespan : 0;
   const memory = data.schedules.some(s => s.memory);
-  const names = ["schedule", unit === "s" ? "seconds, estimated" : unit, "x as fast", "idle, replays too", "idle", "replays",
-    "kept chunks", "state tokens"];
+  const names = ["schedule", unit === "s" ? "seconds, estimated" : unit, "x as fast", "idle, replays too", "idle",
+    "replays", "kept chunks", "state tokens"];
   const speed = data.schedules.some(s => s.tokens_per_second_a_gpu);
   if (speed) names.push("tokens/s a GPU", "MFU");
   const streams = data.schedules.some(s => s.stream_waits > 0);
   if (streams) names.push("waits for state");
   byId("numbers").append(head(memory ? [...names, "recompute", "fullest GPU"] : names));
-  data.schedules.forEach((s, i) =>
-    byId("numbers").append(row(numberCells(s, base, memory, streams, speed), i === data.best ? {class: "chosen"} : {})));
+  data.schedules.forEach((s, i) => byId("numbers").append(
+    row(numberCells(s, base, memory, streams, speed), i === data.best ? {class: "chosen"} : {})));
 }
 
 // ---- other options ----
@@ -122,8 +124,9 @@ function tryCells(t) {
 function fillTried() {
   if (!data.tried || !data.tried.length) return;
   byId("tried-note").hidden = false;
-  byId("tried").append(head(["with these options too", unit === "s" ? "seconds, estimated" : unit, "against the best above",
-    "fullest GPU", "verdict"]), ...data.tried.map(t => row(tryCells(t), t.pays ? {class: "chosen"} : {})));
+  byId("tried").append(head(["with these options too", unit === "s" ? "seconds, estimated" : unit,
+    "against the best above", "fullest GPU", "verdict"]));
+  for (const t of data.tried) byId("tried").append(row(tryCells(t), t.pays ? {class: "chosen"} : {}));
 }
 
 // ---- the controls of the chart ----
@@ -178,7 +181,8 @@ function fillMemoryLegend() {
 
 function heldWords(s) {
   if (s.memory) return "GiB of one GPU";
-  return data.held === "bytes" ? "bytes of --token-bytes" : "tokens whose activations are kept (with --model it is GiB)";
+  return data.held === "bytes" ? "bytes of --token-bytes"
+    : "tokens whose activations are kept (with --model it is GiB)";
 }
 
 function fillTerms() {

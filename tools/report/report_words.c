@@ -23,7 +23,8 @@ static void say_held(const report_schedule *s, char *text, size_t size) {
     for (stage = 0; s->timeline->peak_tokens && stage < s->timeline->n_stages; stage++)
         if (s->timeline->peak_tokens[stage] > most) most = s->timeline->peak_tokens[stage];
     if (s->memory) snprintf(text, size, "%.2f GiB on the fullest GPU", modelling_gib(s->memory[s->fullest].total));
-    else snprintf(text, size, "%s kept tokens on the fullest stage", pipeline_share(most, s->schedule->shape.n_virtual));
+    else snprintf(text, size, "%s kept tokens on the fullest stage",
+                  pipeline_share(most, s->schedule->shape.n_virtual));
 }
 
 static void say_alone(const report *r, const report_schedule *ours, char *text, size_t size) {
@@ -67,8 +68,9 @@ static void say_measured(const report *r, char *text, size_t size) {
     double measured = r->schedules[r->measured].timeline->makespan;
     double predicted = r->schedules[r->predicted].timeline->makespan;
 
-    snprintf(text, size, "Measured: %s s, %s times the %s s that the costs foretell for the same passes. Estimated, not "
-                         "measured: ", pipeline_estimate(measured),
+    snprintf(text, size,
+             "Measured: %s s, %s times the %s s that the costs foretell for the same passes. Estimated, not "
+             "measured: ", pipeline_estimate(measured),
              pipeline_estimate(predicted > 0 ? measured / predicted : 1), pipeline_estimate(predicted));
 }
 
@@ -117,16 +119,14 @@ static void say_order(const report_schedule *s, char *text, size_t size) {
 
     if (slack < 1)
         snprintf(text, size, "a pass that could run stands behind one that waits, but that costs little: no order of "
-                             "these "
-                 "passes is shorter by more than %.1f %%", slack);
+                             "these passes is shorter by more than %.1f %%", slack);
     else if (s->schedule->kind == CF_SCHEDULE_BEST)
         snprintf(text, size, "best has left a pass that could run behind one that waits; a longer search looks at "
-                             "more "
-                 "orders, and no order is shorter by more than %.1f %%", slack);
+                             "more orders, and no order is shorter by more than %.1f %%", slack);
     else
         snprintf(text, size, "%s has a fixed order, in which a pass that could run stands behind one that waits; "
-                             "best has "
-                 "found nothing shorter, which a longer search may: no order is shorter by more than %.1f %%",
+                             "best has found nothing shorter, which a longer search may: no order is shorter by more "
+                             "than %.1f %%",
                  cf_schedule_kind_name(s->schedule->kind), slack);
 }
 
@@ -182,7 +182,8 @@ static int say_whole(const report *r, const report_schedule *s, char *text, size
         snprintf(bound, sizeof bound, "; no order of these passes takes less time");
     else if (s->timeline->bound > 0)
         snprintf(bound, sizeof bound, "; no order of these passes takes less than %s %s, %.1f %% less",
-                 pipeline_duration(s->timeline->bound, r->pipe->unit_cost), pipeline_unit(r->pipe->unit_cost), 100 * slack_of(s));
+                 pipeline_duration(s->timeline->bound, r->pipe->unit_cost), pipeline_unit(r->pipe->unit_cost),
+                 100 * slack_of(s));
     snprintf(text, size, "Of all stage time in %s, %.1f %% is useful work, %.1f %% replays and %.1f %% "
                          "idle%s.", s->name,
              100 * (1 - replays - idle), 100 * replays, 100 * (idle > 0 ? idle : 0), bound);
@@ -293,7 +294,8 @@ int report_do(const report *r, char *text, size_t size) {
     if (r->n_tries == 0) return 0;
     makespan = r->schedules[r->best].timeline->makespan;
     if (best)
-        snprintf(text, size, "Do this: %s takes an estimated %s s, %.1f %% less, in %.2f of %.2f GiB (tried, and it fits).",
+        snprintf(text, size,
+                 "Do this: %s takes an estimated %s s, %.1f %% less, in %.2f of %.2f GiB (tried, and it fits).",
                  best->options, pipeline_estimate(best->makespan), 100 * (1 - best->makespan / makespan),
                  modelling_gib(best->memory), modelling_gib(r->pipe->gpu_bytes));
     else snprintf(text, size, "Keep these options: nothing that was tried and fits is shorter by 1 %% or more.");
@@ -317,16 +319,17 @@ static int say_ranks(const report *r, char *text, size_t size) {
     if (n < 2 || !(slowest * n > 1.02 * sum)) return 0;
     for (i = 0; i < plan->n_groups; i++)
         if (longest < 0 || plan->groups[i].tokens > plan->groups[longest].tokens) longest = i;
-    snprintf(text, size, "Ranks are uneven: all wait for rank %lld, %s %s, %s times the mean, so %.1f %% of all GPU time is "
-                         "lost. Each has %s steps, ", (long long)rank, pipeline_duration(slowest, r->pipe->unit_cost),
+    snprintf(text, size,
+             "Ranks are uneven: all wait for rank %lld, %s %s, %s times the mean, so %.1f %% of all GPU time is "
+             "lost. Each has %s steps, ", (long long)rank, pipeline_duration(slowest, r->pipe->unit_cost),
              pipeline_unit(r->pipe->unit_cost), pipeline_estimate(slowest * n / sum), 100 * (1 - sum / (slowest * n)),
              cli_commas(plan->n_steps));
     size -= strlen(text);
     text += strlen(text);
     if (longest >= 0 && plan->chunks[plan->groups[longest].first_chunk].rank == rank)
         snprintf(text, size, "but the chunks of a sequence of %s tokens, which stay on that rank, attend to all of it "
-                             "before them and cost more than others; more other sequences, or several as long, would even "
-                             "that out.", cli_commas(plan->groups[longest].tokens));
+                             "before them and cost more than others; more other sequences, or several as long, would "
+                             "even that out.", cli_commas(plan->groups[longest].tokens));
     else snprintf(text, size, "but not of equal cost.");
     return 1;
 }

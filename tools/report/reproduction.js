@@ -97,7 +97,8 @@ function drawSeries(series, scales) {
     group.append(svg("polyline", {points: points.map(p => p.join()).join(" "), fill: "none", stroke,
       "stroke-width": width, "stroke-dasharray": dash}));
   points.forEach(([cx, cy], i) => {
-    const point = svg("circle", {cx, cy, r: points.length > 1 ? 3 : 4.5, fill: points.length > 1 ? stroke : "var(--page)",
+    const point = svg("circle", {cx, cy, r: points.length > 1 ? 3 : 4.5,
+      fill: points.length > 1 ? stroke : "var(--page)",
       stroke, "stroke-width": 1.75, tabindex: 0, "data-x": series.x[i], "data-y": series.y[i]});
     point.append(svg("title", {}, `${series.name}: ${number(series.y[i])} at ${count(series.x[i])}`));
     group.append(point);

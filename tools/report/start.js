@@ -11,6 +11,6 @@ if (reproduction) startReproduction(reproduction);
 if (data.sentence !== undefined) startReport();
 
 // Tests and the console look in here.
-window.chunkflow = {data, tuning, reproduction, state, scheduleAt, findPass, waitedFor, transferOf, chart, at, show, pan,
-  choose, mark, focusOn, chartAsSvg};
+window.chunkflow = {data, tuning, reproduction, state, scheduleAt, findPass, waitedFor, transferOf, chart, at, show,
+  pan, choose, mark, focusOn, chartAsSvg};
 requestAnimationFrame(() => requestAnimationFrame(() => performance.mark("chunkflow-drawn")));
