@@ -404,6 +404,8 @@ static void print_verdict(const comparison *t) {
     print_held(t, ours);
     if (t->pipe.unit_cost) printf("; %.4f x the baseline's time\n", ratio(ours->makespan, base->makespan));
     else printf("; %s x the baseline's time\n", pipeline_estimate(ratio(ours->makespan, base->makespan)));
+    if (t->pipe.estimates)
+        puts("                  The baseline shares no sequence among GPUs; that of tune may (context parallelism).");
     if (!(base->makespan < ours->makespan)) return;
     cf_plan_measure(plan, NULL, &stats);
     printf("                  The baseline is faster:\n                  %s.\n",

@@ -56,11 +56,11 @@ static void say_both(const report *r, const report_schedule *ours, const report_
     if (r->packed->plan->n_ranks > 1)
         snprintf(rank, sizeof rank, ", on rank %lld of %lld alone,", (long long)r->pipe->rank,
                  (long long)r->packed->plan->n_ranks);
-    snprintf(text, size, "%s%s %s%s times as fast (%s, %s, %s) as %s (%s%s, %s).",
+    snprintf(text, size, "%s%s %s%s times as fast (%s, %s, %s) as %s%s (%s%s, %s).",
              ratio >= 1 ? "In chunks this batch runs" : "Chunks do not pay for this batch, which runs", rank,
              estimated(r),
              r->pipe->unit_cost ? two_decimals(ratio) : pipeline_estimate(ratio), time, ours->name, held, base->name,
-             time_base, recompute, held_base);
+             r->pipe->estimates ? ", without context parallelism" : "", time_base, recompute, held_base);
 }
 
 /* What was measured goes before what was foretold. */
