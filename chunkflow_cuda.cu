@@ -208,11 +208,11 @@ typedef struct cf_attention_tensors {
    cuBLAS refused a launch; error->got is its number). A kernel's own failure shows where the caller next asks the
    device.
 
-   CUDA graphs: a stream that is captured may be given to these two on the fused paths, to cf_append_forward and
-   _backward, cf_state_clear, _offload and _prefetch, whose work is on that stream alone; what is captured is the
-   addresses of this call. Run each once before, because a kernel cannot be loaded during a capture. On the unfused path
-   that is cuBLAS's to say. State that streams and the executor cannot be captured: they record and await events of
-   their own on several streams. (This follows from the calls that are made; no device has shown it yet.) */
+   CUDA graphs: a stream that is captured may be given to these two on the fused paths, and to cf_append_forward and
+   _backward, whose work is on that stream alone; what is captured is the addresses of this call. Run each once before,
+   because a kernel cannot be loaded during a capture. On the unfused path that is cuBLAS's to say. State that streams
+   and the executor cannot be captured: they record and await events of their own on several streams. (This follows from
+   the calls that are made; no device has shown it yet.) */
 CHUNKFLOW_CUDA_API cf_result cf_attention_forward(const cf_attention *attention, const cf_attention_tensors *tensors,
                                                   cf_cuda_stream stream, cf_error *error);
 CHUNKFLOW_CUDA_API cf_result cf_attention_backward(const cf_attention *attention, const cf_attention_tensors *tensors,
@@ -1749,8 +1749,6 @@ cf_result check_prefix(problem *p, cf_error *error) {
     const cf_attention_desc *d = &p->desc;
     const cf_result none = check_range(d->prefix, 0, d->n_slices > 0 ? INT64_MAX : 0, "prefix", -1, error);
     if (none != CF_OK) return none;
-    if (d->prefix > MOST_ROWS)
-        return cf_fail(error, CF_ERROR_LIMIT, "prefix", -1, MOST_ROWS, d->prefix, "too many rows");
     if (d->parents != NULL && d->begins == NULL) return cf_fail_null(error, "begins");
     for (int64_t s = 0; s < d->n_slices; s++) {
         const int64_t keys = (int64_t)d->cu_seqlens_k[s + 1] - d->cu_seqlens_k[s];
@@ -1761,7 +1759,7 @@ cf_result check_prefix(problem *p, cf_error *error) {
         if (d->begins != NULL ? keys != queries : keys < queries)
             return cf_fail(error, CF_ERROR_ARGUMENT, "cu_seqlens_k", s + 1, queries, keys,
                            "has fewer keys than queries, or a tree's slice more");
-        if (begin_of(d, s) > MOST_ROWS - keys)
+        if (std::max(begin_of(d, s), d->prefix) > MOST_ROWS - keys)
             return cf_fail(error, CF_ERROR_LIMIT, "prefix", -1, MOST_ROWS - keys, d->prefix, "too many rows");
         p->in_blocks = true;
         p->n_levels = std::max(p->n_levels, (int32_t)depth_of(d, s));
@@ -5021,7 +5019,7 @@ cf_result make_block(const cf_attention *chunk, int64_t first, int64_t n, proble
     if (chunk == NULL) return cf_fail_null(error, "chunk");
     const problem *of = &reinterpret_cast<const prepared *>(chunk)->inner;
     const bool is_level = n == 0 && of->n_levels > 0;
-    const int64_t end = of->is_block ? 0 : is_level ? of->n_levels : of->desc.prefix;
+    const int64_t end = of->is_block || !of->in_blocks ? 0 : is_level ? of->n_levels : of->desc.prefix;
     if (first < 0 || first >= end)
         return cf_fail(error, CF_ERROR_ARGUMENT, "first", -1, end - 1, first, "out of range of the prefix");
     if (!is_level && (n < 1 || n > end - first))
@@ -6956,13 +6954,11 @@ bool continues(const cf_plan *plan, const cf_chunk &c, int64_t id) {
 /* What attention is told of a chunk: a slice for each run of the plan's slices. */
 struct slice_arrays {
     array<int32_t> numbers, runs; /* runs: which one each slice of the chunk is in */
-    int32_t *q, *k, *starts_q, *starts_k, *begins, *parents;
 };
 
 bool fill_slices(const batch *b, const cf_chunk &c, int64_t in_place, slice_arrays *to, cf_attention_desc *d) {
-    heap *home = &b->e->home;
     const int64_t n = c.n_slices;
-    if (!to->numbers.fill(home, 6 * n + 2) || !to->runs.fill(home, n)) return false;
+    if (!to->numbers.fill(&b->e->home, 6 * n + 2) || !to->runs.fill(&b->e->home, n)) return false;
     int32_t *q = to->numbers.data, *k = q + n + 1, *starts_q = k + n + 1, *starts_k = starts_q + n;
     int32_t *begins = starts_k + n, *parents = begins + n, last = -1;
     for (int64_t i = 0; i < n; i++) {
@@ -6991,7 +6987,6 @@ bool fill_slices(const batch *b, const cf_chunk &c, int64_t in_place, slice_arra
 /* The attention of this file is told the slices alone, for it needs no sequences of padding. Where the prefix comes in
    blocks, the keys are the chunk's own. */
 cf_result prepare_attention(batch *b, const cf_chunk &c, chunk_data *data, cf_error *error) {
-    heap *home = &b->e->home;
     const int64_t in_place = streams_state(b->e) || is_branched(*data) ? 0 : c.prefix;
     cf_attention_desc d = b->e->desc.attention;
     slice_arrays arrays;
@@ -7001,7 +6996,7 @@ cf_result prepare_attention(batch *b, const cf_chunk &c, chunk_data *data, cf_er
     d.prefix = c.prefix - in_place;
     const cf_result code = cf_attention_size(&d, &bytes, error);
     if (code != CF_OK) return code;
-    if (!data->attention_memory.fill(home, (int64_t)bytes)) return no_memory(error);
+    if (!data->attention_memory.fill(&b->e->home, (int64_t)bytes)) return no_memory(error);
     return cf_attention_prepare(&d, data->attention_memory.data, bytes, &data->attention, error);
 }
 
@@ -7566,8 +7561,8 @@ void list_places(const stage_plan *s, const cf_step *step, const chunk_data &dat
         cf_cuda_block *block = &s->blocks[data.first_block + i];
         const int64_t row = block->first - begin_of_group(s->b->plan, block->group);
         block->state = group_state(s, step, block->group, false, row);
-        block->gradient = cf_state();
-        if (is_backward(step->action.pass)) block->gradient = group_state(s, step, block->group, true, row);
+        block->gradient =
+            is_backward(step->action.pass) ? group_state(s, step, block->group, true, row) : cf_state();
     }
     to->blocks = s->blocks.data + data.first_block;
     to->n_blocks = data.n_blocks;
@@ -7638,9 +7633,8 @@ bool clear_gradients(const stage_plan *s, const cf_step *step) {
     const batch *b = s->b;
     const cudaStream_t compute = own_stream(s, s->plan[step->position]);
     cudaError_t status = cudaSuccess;
-    const bool overwrites = !streams_state(b->e) && !is_branched(b->chunks[step->action.chunk - b->first_chunk]);
-    if (!b->e->has_state || overwrites) return true;
-    for (int64_t i = 0; i < step->n_path && status == cudaSuccess; i++) {
+    if (!streams_state(b->e) && !is_branched(b->chunks[step->action.chunk - b->first_chunk])) return true;
+    for (int64_t i = 0; i < step->n_path && b->e->has_state && status == cudaSuccess; i++) {
         if (!step->path[i].clear_gradient) continue;
         const cf_state g = group_state(s, step, step->path[i].group, true, 0);
         status = cudaMemsetAsync(g.data, 0, (size_t)(g.rows * g.n_layers * row_bytes(b->e, true)), compute);
