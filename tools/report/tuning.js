@@ -43,8 +43,9 @@ function makeTuningPage(tuning) {
     if (!winner) return;
     const ratio = base.fits ? `${estimate(base.seconds / winner.seconds)} \u00d7` : milliseconds(winner.seconds);
     gain.append(element("strong", {}, ratio), base.fits ? " as fast, estimated" : " an iteration, estimated");
-    byId("tuning-from-to").textContent = (base.fits ? `${milliseconds(base.seconds)} and ${gib(base.bytes)} as 1F1B that `
-      + `splits no sequence \u2192 ` : "") + `${milliseconds(winner.seconds)} and ${gib(winner.bytes)} in chunks`;
+    const from = base.fits ? `${milliseconds(base.seconds)} and ${gib(base.bytes)} as 1F1B that splits no sequence`
+      + (base.context_parallel > 1 ? ", with context parallelism \u2192 " : " \u2192 ") : "";
+    byId("tuning-from-to").textContent = `${from}${milliseconds(winner.seconds)} and ${gib(winner.bytes)} in chunks`;
   }
 
   function fillHeader() {
@@ -80,8 +81,8 @@ function makeTuningPage(tuning) {
   }
 
   function exactWords(c) {
-    const behind = c.id === tuning.winner ? "the best"
-      : `${percent(c.behind / winner.seconds)} behind the fastest, \u00b1 ${percent(c.behind_confidence / winner.seconds)}`;
+    const behind = c.id === tuning.winner ? "the best" : `${percent(c.behind / winner.seconds)} behind the fastest, `
+      + `\u00b1 ${percent(c.behind_confidence / winner.seconds)}`;
     return `${milliseconds(c.seconds)} an iteration, \u00b1 ${milliseconds(c.confidence)} (95 %): ${behind}\n`
       + `${waysOf(c)}\n`
       + `${gib(c.bytes)} at most, on stage ${c.stage}${c.limited ? " (schedules were held down to fit)" : ""}: `
@@ -100,8 +101,8 @@ function makeTuningPage(tuning) {
   }
 
   function infeasibleWords(cell, c) {
-    return `does not fit: needs ${gib(c.bytes)} on stage ${c.stage}, ${gib(c.bytes - tuning.limit_bytes)} more than the `
-      + `limit of ${gib(tuning.limit_bytes)}: ${c.why}\n`
+    return `does not fit: needs ${gib(c.bytes)} on stage ${c.stage}, ${gib(c.bytes - tuning.limit_bytes)} more than `
+      + `the limit of ${gib(tuning.limit_bytes)}: ${c.why}\n`
       + `what breaks it: ${tuning.terms[c.breaks]}, ${gib(c.memory[c.breaks])} (${termWords(c.memory)})\n`
       + `the thriftiest: ${waysOf(c)}` + nearestWords(cell);
   }
@@ -243,30 +244,32 @@ function makeTuningPage(tuning) {
 
   // Of those that take the same time with the same ChunkSize and split, one is enough.
   function repeatsEarlier(c, before) {
-    return before.some(b => b.split === c.split && b.chunk_size === c.chunk_size && c.seconds <= b.seconds * (1 + 1e-9));
+    return before.some(b => b.split === c.split && b.chunk_size === c.chunk_size
+      && c.seconds <= b.seconds * (1 + 1e-9));
   }
 
   // First its place by time, which is not 1 where one as fast needs more memory than the chosen one or is less simple.
   function rankingCells(c) {
     return [exact(c.id, String(tuning.ranking.indexOf(c.id) + 1)),
-      ...(manySplits ? [shortSplit(tuning.splits[c.split])] : []), exact(c.chunk_size, count(c.chunk_size)), exact(c.k, count(c.k)), c.schedule, c.replay,
-      recomputeWord(c), stateWord(c),
+      ...(manySplits ? [shortSplit(tuning.splits[c.split])] : []), exact(c.chunk_size, count(c.chunk_size)),
+      exact(c.k, count(c.k)), c.schedule, c.replay, recomputeWord(c), stateWord(c),
       exact(c.seconds, milliseconds(c.seconds)), exact(c.behind / winner.seconds, percent(c.behind / winner.seconds)),
       exact(c.bubble_useful, percent(c.bubble_useful)), exact(c.bytes, gib(c.bytes))];
   }
 
   function baselineCells(b) {
     const behind = b.seconds / winner.seconds - 1;
-    return ["today", ...(manySplits ? [shortSplit(b)] : []), b.packed ? "packed" : "unsplit", "-", "1f1b", "-", b.recompute, "stays",
-      exact(b.seconds, milliseconds(b.seconds)), exact(behind, percent(behind)),
+    return ["today", ...(manySplits ? [shortSplit(b)] : []), b.packed ? "packed" : "unsplit", "-", "1f1b", "-",
+      b.recompute, "stays", exact(b.seconds, milliseconds(b.seconds)), exact(behind, percent(behind)),
       exact(b.bubble_useful, percent(b.bubble_useful)), exact(b.bytes, gib(b.bytes))];
   }
 
   function baselineNote(b) {
+    const shared = b.context_parallel > 1
+      ? `${b.context_parallel} GPUs share each sequence (context parallelism, ${b.exchange}), ` : "";
     if (b.fits)
       return `today: 1F1B that splits no sequence, ${b.packed ? "packed to the longest" : "a micro-batch a sequence"}, `
-        + (b.context_parallel > 1 ? `${b.context_parallel} GPUs share each sequence (context parallelism, ${b.exchange}), ` : "")
-        + `recompute ${b.recompute}.`;
+        + `${shared}recompute ${b.recompute}.`;
     const today = "What one has today, 1F1B that splits no sequence, ";
     if (b.bytes) return `${today}does not fit: it needs ${gib(b.bytes)} at least.`;
     return `${today}cannot be timed${b.why ? ": " + b.why : ""}.`;
@@ -275,8 +278,8 @@ function makeTuningPage(tuning) {
   function fillRanking() {
     const shown = [], table = byId("ranking");
     byId("ranking-note").textContent = baselineNote(tuning.baseline)
-      + " The first row is the chosen one; the others are in order of time, numbered by their place in it. waste: bubbles"
-      + " and replays. Times are estimates from the GPU's numbers: measure one, then trust the differences.";
+      + " The first row is the chosen one; the others are in order of time, numbered by their place in it. waste:"
+      + " bubbles and replays. Times are estimates from the GPU's numbers: measure one, then trust the differences.";
     if (!winner) return;
     for (const c of tuning.ranking.slice(0, tuning.show).map(id => byNumber.get(id)))
       if (c === winner || !repeatsEarlier(c, shown)) shown.push(c);
@@ -318,8 +321,8 @@ function makeTuningPage(tuning) {
     table.append(head(["tensor, pipeline, data", "ChunkSize", "K", "iteration", "fullest GPU"]));
     tuning.splits.forEach((of, index) => {
       const c = byNumber.get(tuning.best_of_splits[index]);
-      table.append(row([shortSplit(of), c ? exact(c.chunk_size, count(c.chunk_size)) : "", c ? exact(c.k, count(c.k)) : "",
-        ...splitOutcome(c)], c === winner && c ? {class: "chosen"} : {}));
+      table.append(row([shortSplit(of), c ? exact(c.chunk_size, count(c.chunk_size)) : "",
+        c ? exact(c.k, count(c.k)) : "", ...splitOutcome(c)], c === winner && c ? {class: "chosen"} : {}));
     });
     stack(table);
   }
