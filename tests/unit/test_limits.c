@@ -256,6 +256,22 @@ TEST(of_graphs) {
         }
 }
 
+/* Cells of a stage, of which each may have six tensors on their way: they are counted with 32 bits. */
+TEST(of_runs) {
+    const int64_t one = 1, most = INT32_MAX / 6;
+    int more;
+    REQUIRE((plan = naive_pack(&one, 1, 1)) != NULL);
+    for (more = 0; more < 2; more++) {
+        cf_error error;
+        size_t bytes;
+        claim(most + more, 0);
+        CHECK_INT(cf_run_size(plan, &claims, &bytes, &error), more ? CF_ERROR_LIMIT : CF_ERROR_SCHEDULE);
+        CHECK_STR(error.field, more ? "shape.n_virtual" : "n_actions");
+        CHECK_STR(oracle_error_fault(&error), NULL);
+    }
+    cf_plan_free(plan);
+}
+
 /* A schedule of no passes has no loads, and nothing is written. */
 TEST(no_passes_have_no_loads) {
     cf_memory_load loads[3];
@@ -269,5 +285,5 @@ TEST(no_passes_have_no_loads) {
     cf_plan_free(plan);
 }
 
-SUITE(limits, CASE(of_packing), CASE(of_models), CASE(of_schedules), CASE(of_graphs),
+SUITE(limits, CASE(of_packing), CASE(of_models), CASE(of_schedules), CASE(of_graphs), CASE(of_runs),
       CASE(no_passes_have_no_loads));
