@@ -796,6 +796,15 @@ static double cft__link_rate(const cf_cost_desc *desc, int64_t span) {
     return cft__product(span <= desc->gpus_per_node ? desc->gpu->nvlink : desc->gpu->network, desc->gpu->link);
 }
 
+/* The same of collectives over data-parallel ranks: those of a node send through its ports side by side. */
+static double cft__data_rate(const cf_cost_desc *desc) {
+    const cf_parallel *parallel = &desc->parallel;
+    int64_t side_by_side = cft__max(1, desc->gpus_per_node / parallel->tp);
+    double rate = desc->gpu->network * (double)side_by_side;
+    if (parallel->tp * parallel->dp <= desc->gpus_per_node || rate > desc->gpu->nvlink) rate = desc->gpu->nvlink;
+    return cft__product(rate, desc->gpu->link);
+}
+
 /* Seconds of so many collectives of tensor parallelism, for each token. */
 static double cft__transfer_seconds(const cf_cost_desc *desc, const cf_shard *shard, double transfers) {
     double bytes = cft__product(2 * (double)shard->hidden, cft__ring_share(desc->parallel.tp));
@@ -873,7 +882,7 @@ static double cft__exposed_seconds(const cf_cost_desc *desc, const cf_shard *sha
     const cf_parallel *parallel = &desc->parallel;
     double all = cft__product(bytes, cft__ring_share(parallel->dp));
     double first, hidden, room = cf_cost_seconds(pass, desc->chunk_size, cf_slice_pairs(0, desc->chunk_size));
-    all /= cft__link_rate(desc, parallel->tp * parallel->dp);
+    all /= cft__data_rate(desc);
     first = all / (double)shard->layers;
     hidden = all - first;
     return desc->chunk_size > 0 && hidden > room ? all - room : first;
@@ -936,7 +945,7 @@ static cf_result cft__check_gpu(const cf_gpu *gpu, cf_error *error) {
 static cf_result cft__step_seconds(const cf_cost_desc *desc, double *seconds, cf_error *error) {
     static const double bytes[] = {8, 6, 2, 0}; /* by ZeRO level; an all-reduce sends 4 bytes twice */
     const cf_parallel *parallel = &desc->parallel;
-    double rate = cft__link_rate(desc, parallel->tp * parallel->dp), most = 0, owned, exchanged;
+    double rate = cft__data_rate(desc), most = 0, owned, exchanged;
     int64_t s, v;
     for (s = 0; s < parallel->pp; s++) {
         double parameters = 0;

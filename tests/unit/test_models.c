@@ -563,6 +563,28 @@ TEST(zero_2_and_3_send_in_every_pass) {
     CHECK(step[3] < 1e-6 * step[2]);
 }
 
+/* Data-parallel ranks of a node share its ports: with a tensor-parallel half of each node, two ranks send side by side,
+   and no more than NVLink carries. */
+TEST(ranks_of_a_node_send_side_by_side) {
+    cf_gpu gpu = only_flops();
+    cf_stage_cost cost[1];
+    cf_timing timing;
+    cf_parameters counted;
+    cf_cost_desc desc = {0};
+    double step;
+    int64_t tp;
+    desc.model = cf_model_find("qwen2.5-7b");
+    desc.gpu = &gpu;
+    gpu.nvlink = 3e9;
+    gpu.network = 1e9;
+    for (tp = 1; tp <= 4; tp *= 2) {
+        desc.parallel = split(tp, 1, 16);
+        REQUIRE(cf_cost_estimate(&desc, cost, 1, &timing, &step, NULL) == CF_OK);
+        REQUIRE(cf_stage_parameters(desc.model, &desc.parallel, 0, &counted, NULL) == CF_OK);
+        CHECK(near(step, 8 * (double)counted.total * 15 / 16 / (tp == 4 ? 2e9 : 3e9), 1e-6));
+    }
+}
+
 /* A token of the prefix, 7B on four GPUs and four stages: 128 numbers of K and as many of V in 7 layers, and in backward
    four bytes of the gradient of each, there and back. */
 TEST(streams_cross_the_link_to_the_host) {
@@ -840,7 +862,7 @@ SUITE(models, CASE(counts_are_the_published_ones), CASE(names_are_found_in_any_c
       CASE(huge_models_do_not_overflow), CASE(bad_splits_are_named), CASE(estimates_count_the_flops),
       CASE(recompute_adds_a_forward),
       CASE(modules_add_what_they_run_again),
-      CASE(zero_2_and_3_send_in_every_pass), CASE(transfers_use_the_right_link),
+      CASE(zero_2_and_3_send_in_every_pass), CASE(ranks_of_a_node_send_side_by_side), CASE(transfers_use_the_right_link),
       CASE(streams_cross_the_link_to_the_host),
       CASE(small_chunks_leave_processors_idle), CASE(small_chunks_cost_more_a_token),
       CASE(bad_estimates_are_named), CASE(fits_return_exact_terms), CASE(fits_are_optimal),
