@@ -1058,8 +1058,8 @@ typedef struct cf_schedule_desc {
     int forwards_first;          /* only for gpipe with local replay. 1: on each stage every first forward runs before
                                     any backward, whatever K is */
     int64_t budget;              /* only for best: candidates to try in each search, of which there is one for each
-                                    smaller K, for tighter limits and so on. 0: some tenths of a second in all, with
-                                    limits and more than 2^18 passes seconds; least for the tightest limits */
+                                    smaller K, for tighter limits and so on. 0: tenths of a second at most in all up
+                                    to 10^5 passes, a few microseconds a pass above that */
     cf_search_report *report;    /* only for best and paper: filled in on success; or NULL */
     const cf_allocator *allocator;
 } cf_schedule_desc;
@@ -6491,13 +6491,17 @@ static int cf__room_fits(const cf__pipe_room *held, const cf__pipe_room *more, c
            held->bytes <= limits->bytes - more->bytes;
 }
 
-/* Bytes of a place for a chunk of the unit, where bytes are limited: what its activations take beyond its input, for
-   which there is room from the unit's start on, whether it is dropped or not. Chunks of groups count as the largest. */
-static int64_t cf__schedule_place(const cf__schedule_maker *m, const cf__pipe_unit *unit) {
+/* Bytes of a row of a place, where bytes are limited: what activations take beyond the input, for which there is room
+   from the unit's start on, whether the chunk is dropped or not. */
+static int64_t cf__schedule_row(const cf__schedule_maker *m) {
     const cf_bytes *bytes = &m->desc.limits.per_token;
-    int64_t rows = unit->n > 1 ? m->most_padded : m->pipe.chunks[unit->first].padded;
     if (m->tightest.bytes == INT64_MAX) return 0;
-    return rows * cf__max(bytes->activations - (m->pipe.local ? bytes->boundary : 0), 0);
+    return cf__max(bytes->activations - (m->pipe.local ? bytes->boundary : 0), 0);
+}
+
+/* Bytes of a place for a chunk of the unit. Chunks of groups count as the largest. */
+static int64_t cf__schedule_place(const cf__schedule_maker *m, const cf__pipe_unit *unit) {
+    return (unit->n > 1 ? m->most_padded : m->pipe.chunks[unit->first].padded) * cf__schedule_row(m);
 }
 
 /* Tokens that the state grows by with a chunk. */
@@ -6517,8 +6521,8 @@ static cf__pipe_room cf__schedule_beside(const cf__schedule_maker *m, const cf__
     takes.bytes = takes.state * (bytes->state + bytes->state_gradient);
     if (is_last) input = cf__min(input, bytes->activations);
     if (m->pipe.local) takes.bytes += (is_last ? rows : m->most_padded) * input;
-    if (is_last && unit->n > 1 && m->most_padded > 0)
-        takes.bytes -= cf__min(takes.bytes, cf__schedule_place(m, unit) / m->most_padded * (m->most_padded - rows));
+    if (is_last && unit->n > 1)
+        takes.bytes -= cf__min(takes.bytes, (m->most_padded - rows) * cf__schedule_row(m));
     return takes;
 }
 
@@ -8186,12 +8190,6 @@ static int32_t cf__dispatch_prefer(const cf__dispatch *d, int32_t a, int32_t b) 
     return d->urgency[a] <= d->urgency[b] ? a : b;
 }
 
-/* Counts the rows of a stage after that of virtual stage v, for each of which the stage leaves what a unit takes. In a
-   rhythm it leaves nothing, as it is settled what comes first. */
-static int64_t cf__dispatch_rows_behind(const cf__dispatch *d, int64_t v) {
-    return d->policy.rhythm > 0 ? 0 : d->maker->desc.shape.n_virtual - 1 - d->row_of[v];
-}
-
 /* Whether a stage of a fixed kind is as far ahead of its backwards as it goes: by Megatron's warm-up and one forward
    more, or as 1F1B does on one row. In a V nothing but the room limits it. */
 static int cf__dispatch_is_ahead(const cf__dispatch *d, int64_t stage) {
@@ -8201,13 +8199,15 @@ static int cf__dispatch_is_ahead(const cf__dispatch *d, int64_t stage) {
     return d->policy.kind != CF_SCHEDULE_DEFAULT && d->workers[stage].n_ahead >= ahead;
 }
 
-/* Whether a unit can start on virtual stage v. With eviction it needs bytes for itself and one place. A standalone
+/* Whether a unit can start on virtual stage v. It leaves what a unit takes for each row after that one, but not in a
+   rhythm, where it is settled what comes first. With eviction it needs bytes for itself and one place. A standalone
    chunk also needs that place where it cannot be dropped, as on the last virtual stage, where its backward follows at
    once. */
 static int cf__dispatch_may_start(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
     const cf__dispatch_worker *worker = &d->workers[stage];
     const cf__pipe_room takes = cf__schedule_takes(d->maker, unit, d->policy.evicts ? 1 : unit->k);
-    int64_t behind = cf__dispatch_rows_behind(d, v), bytes = d->policy.evicts ? worker->free_bytes : worker->room.bytes;
+    int64_t behind = d->policy.rhythm > 0 ? 0 : d->maker->desc.shape.n_virtual - 1 - d->row_of[v];
+    int64_t bytes = d->policy.evicts ? worker->free_bytes : worker->room.bytes;
     if (v < d->pipe->shape.n_stages && cf__dispatch_is_ahead(d, stage)) return 0;
     if (takes.state > d->state[v] || takes.bytes > bytes - behind * d->most.bytes) return 0;
     if (!d->policy.evicts) return takes.chunks <= worker->room.chunks - behind * d->most.chunks;
@@ -8232,11 +8232,6 @@ static void cf__dispatch_start_on(cf__dispatch *d, int64_t stage, int64_t chunk,
     for (i = 0; d->policy.evicts && i < unit->n - unit->k; i++)
         cf__dispatch_await_replay(d, stage, v * d->pipe->n + unit->first + i);
     if (d->policy.evicts) cf__dispatch_evict(d, stage);
-}
-
-/* A pass, or -1 if it may not run yet. */
-static int32_t cf__dispatch_if_allowed(cf__dispatch *d, int64_t stage, int32_t id) {
-    return id >= 0 && cf__dispatch_allows(d, stage, id) ? id : -1;
 }
 
 /* The forward to take next: one of a unit that has started, or the first of a row that may start; -1: none. */
@@ -8292,9 +8287,10 @@ static int cf__dispatch_feeds(cf__dispatch *d, int64_t stage, int32_t back, int3
 static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int32_t weight = cf__dispatch_top(worker, CF__DISPATCH_WEIGHTS);
-    int32_t replay = cf__dispatch_if_allowed(d, stage, cf__dispatch_top(worker, CF__DISPATCH_REPLAYS));
-    int32_t back = cf__dispatch_top(worker, CF__DISPATCH_RETURNING), forward = cf__dispatch_best_forward(d, stage);
-    int32_t best = d->policy.evicts && back >= 0 ? back : cf__dispatch_prefer(d, replay, back);
+    int32_t replay = cf__dispatch_top(worker, CF__DISPATCH_REPLAYS);
+    int32_t back = cf__dispatch_top(worker, CF__DISPATCH_RETURNING), forward = cf__dispatch_best_forward(d, stage), best;
+    if (replay >= 0 && !cf__dispatch_allows(d, stage, replay)) replay = -1;
+    best = d->policy.evicts && back >= 0 ? back : cf__dispatch_prefer(d, replay, back);
     if (best < 0) best = forward;
     else if (forward >= 0 && !cf__dispatch_goes_first(d, stage, best, forward)) best = forward;
     else if (forward >= 0 && d->policy.lead > 0 && stage + 1 < d->pipe->shape.n_stages &&
@@ -8760,30 +8756,22 @@ static void cf__search_each_k(cf__search *search, int split) {
     m->desc.shape.k = m->pipe.shape.k = given;
 }
 
-/* Whether the limits have become tighter on any stage than with those halvings. */
-static int cf__search_differs(cf__schedule_maker *m, int halvings) {
-    int now = m->halvings, differs = 0;
+/* Goes on to tighter limits: to the default ones if there are none, and otherwise to half of them. Returns whether they
+   are tighter on any stage, and every unit still finds room. */
+static int cf__search_tighten(cf__schedule_maker *m) {
+    int lifted = !cf__schedule_is_limited(m) && !m->by_default, halvings = m->halvings + !lifted, differs = lifted;
     int64_t s;
     for (s = 0; s < m->desc.shape.n_stages && !differs; s++) {
-        cf__pipe_room after = cf__schedule_limits_of(m, s), before;
-        m->halvings = halvings;
-        before = cf__schedule_limits_of(m, s);
-        m->halvings = now;
+        cf__pipe_room before = cf__schedule_limits_of(m, s), after;
+        m->halvings++;
+        after = cf__schedule_limits_of(m, s);
+        m->halvings--;
         differs = after.chunks < before.chunks || after.bytes < before.bytes;
     }
-    return differs;
-}
-
-/* Goes on to tighter limits: to the default ones if there are none, and otherwise to half of them. Returns whether
-   every unit still finds room. */
-static int cf__search_tighten(cf__schedule_maker *m) {
-    int halvings = m->halvings;
-    if (!cf__schedule_is_limited(m) && !m->by_default && m->desc.kind == CF_SCHEDULE_BEST) m->by_default = 1;
-    else
-        do m->halvings++;
-        while (!cf__search_differs(m, halvings) && m->halvings < 63);
+    m->halvings = halvings;
+    m->by_default |= lifted;
     cf__schedule_settle(m);
-    return m->halvings < 63 && cf__schedule_fits(m);
+    return differs && cf__schedule_fits(m);
 }
 
 /* The same for the limits that are asked for, and for tighter ones as long as there is any room. */
@@ -9196,7 +9184,7 @@ static inline cf_result cf__check_keeps(const cf__checker *k, const cf_action *a
 }
 
 /* The state of its virtual stage. */
-static inline cf_result cf__pipe_rows_held(const cf__checker *k, const cf_action *a, const cf_chunk *c) {
+static inline cf_result cf__check_state(const cf__checker *k, const cf_action *a, const cf_chunk *c) {
     int64_t *held = &k->state[a->stage], rows = cf__pipe_rows(k->pipe, c);
     if (1 << a->pass & CF__CHECK_BACKWARDS) *held -= rows;
     if (a->pass == CF_F) *held += rows;
@@ -9210,7 +9198,7 @@ static inline cf_result cf__check_room(const cf__checker *k, const cf_action *a,
     int64_t bytes;
     if (a->keep) CF__TRY(cf__check_keeps(k, a, ++*cf__check_kept(k, c, cell)));
     if (1 << a->pass & CF__CHECK_ENDS) --*cf__check_kept(k, c, cell); /* it takes nothing itself */
-    if (c->group >= 0 && k->room.state < INT64_MAX) CF__TRY(cf__pipe_rows_held(k, a, c));
+    if (c->group >= 0 && k->room.state < INT64_MAX) CF__TRY(cf__check_state(k, a, c));
     if (k->room.bytes == INT64_MAX) return CF_OK;
     bytes = cf__pipe_held_bytes(&k->held, k->bytes);
     if (bytes <= k->room.bytes) return CF_OK;

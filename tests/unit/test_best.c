@@ -509,6 +509,35 @@ TEST(is_as_good_as_it_was) {
     for (i = 0; i < sizeof qualities / sizeof qualities[0]; i++) check_quality(&qualities[i]);
 }
 
+/* The default call is as near to its bound above 2^18 passes, where few candidates are tried, as below. */
+TEST(large_batches_lose_nothing) {
+    static const int64_t n_lengths[] = {1300, 5000, 6500};
+    double ratios[3];
+    int i;
+    for (i = 0; i < 3; i++) {
+        static int64_t lengths[6500];
+        harness_rng rng = {7};
+        cf_schedule_desc desc = {0};
+        cf_search_report report = {0};
+        cf_schedule *schedule = NULL;
+        cf_plan *plan;
+        int64_t j;
+        for (j = 0; j < n_lengths[i]; j++) lengths[j] = harness_between(&rng, 1, 20) + (j % 50 == 0 ? 100 : 0);
+        plan = pack(lengths, n_lengths[i], 10, 0);
+        REQUIRE(plan != NULL);
+        desc.shape.n_stages = 12;
+        desc.report = &report;
+        CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
+        harness_note("%d chunks", (int)plan->n_chunks);
+        CHECK((3 * plan->n_chunks * desc.shape.n_stages > 1 << 18) == (i == 2));
+        ratios[i] = report.makespan / report.bound;
+        if (i > 0) CHECK(ratios[i] <= ratios[i - 1] * 1.002);
+        cf_schedule_free(schedule);
+        cf_plan_free(plan);
+    }
+    harness_report("%.4f, %.4f and %.4f of the bound", ratios[0], ratios[1], ratios[2]);
+}
+
 /* ---- the report, the budget, determinism ---- */
 
 static int64_t binary_digits(int64_t x) { return x > 0 ? 1 + binary_digits(x / 2) : 0; }
@@ -616,4 +645,5 @@ SUITE(search, CASE(optimal_on_small_pipelines), CASE(optimal_on_small_pipelines_
       CASE(optimal_on_small_pipelines_with_split_backwards), CASE(suite_is_near_the_bound),
       CASE(suite_is_never_worse_than_a_fixed_schedule), CASE(a_v_under_tight_limits),
       CASE(a_larger_limit_is_hardly_ever_worse), CASE(no_limit_is_no_worse_than_the_default_one),
-      CASE(a_limit_beyond_all_chunks), CASE(very_many_stages), CASE(is_as_good_as_it_was));
+      CASE(a_limit_beyond_all_chunks), CASE(very_many_stages),
+      CASE(large_batches_lose_nothing), CASE(is_as_good_as_it_was));
