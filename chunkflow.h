@@ -6299,7 +6299,7 @@ static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule 
 
    A stage may hold so many chunks, tokens of state and bytes. This section works out what it may hold, from what the
    caller gives, what holds by default, and what a search tries beside that (cf__schedule_limits_of); what each unit
-   takes of it (cf__schedule_need); and how many chunks of a unit can be kept within it (cf__schedule_fitting_k).
+   takes of it (cf__schedule_takes); and how many chunks of it can be kept within that (cf__schedule_fitting_unit).
 
    A unit takes room twice. From its start to its own backwards it takes what it needs whether its chunks are kept or
    not: state and, in bytes, state with its gradient and the inputs of the chunks that it may drop. Each chunk that is
@@ -8125,8 +8125,9 @@ static void cf__dispatch_take_place(cf__dispatch *d, int64_t stage, const cf__pi
     cf__dispatch_evict(d, stage);
 }
 
-/* A chunk gives back what it takes beside its place, and its place too, unless the chunk k before it, which was dropped,
-   gets that. Where backwards are cut all bytes come back with its W. With eviction, a replay may have waited for that. */
+/* A chunk gives back what it takes beside its place, and its place too, unless the chunk k before it, which was
+   dropped, gets that. Where backwards are cut all bytes come back with its W, for which, with eviction, a replay may
+   have waited. */
 static void cf__dispatch_give_back(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
                                    double end) {
     cf__dispatch_worker *worker = &d->workers[stage];
@@ -8288,7 +8289,8 @@ static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int32_t weight = cf__dispatch_top(worker, CF__DISPATCH_WEIGHTS);
     int32_t replay = cf__dispatch_top(worker, CF__DISPATCH_REPLAYS);
-    int32_t back = cf__dispatch_top(worker, CF__DISPATCH_RETURNING), forward = cf__dispatch_best_forward(d, stage), best;
+    int32_t back = cf__dispatch_top(worker, CF__DISPATCH_RETURNING), best;
+    int32_t forward = cf__dispatch_best_forward(d, stage);
     if (replay >= 0 && !cf__dispatch_allows(d, stage, replay)) replay = -1;
     best = d->policy.evicts && back >= 0 ? back : cf__dispatch_prefer(d, replay, back);
     if (best < 0) best = forward;
@@ -8331,7 +8333,8 @@ static void cf__dispatch_decide(cf__dispatch *d, int64_t stage, double now) {
 
 /* ---- the whole dispatch ---- */
 
-/* Returns whether it went to the end. It gives up as soon as a pass comes too late for a makespan of `give_up_at`. */
+/* Returns whether it went to the end. It gives up as soon as a pass comes too late for a makespan of `give_up_at`, or a
+   stage has too much left to run. */
 static int cf__dispatch_run(cf__dispatch *d, double give_up_at) {
     cf__dispatch_start(d);
     d->give_up_at = give_up_at;
