@@ -133,6 +133,14 @@ refused memory_overflow_state 2 "does not fit in 64 bits" memory --model qwen2.5
     --context 281474976710656
 refused memory_zero_chunk 2 "--chunk-size" memory --model qwen2.5-7b --chunk-size 0
 refused memory_negative_chunk 2 "--chunk-size" memory --model qwen2.5-7b --chunk-size -4096
+# A GPU of one's own: what the file says comes in place of what the one that it is like has.
+echo '{"like": "h100-80g", "flops": 1978.8e12, "memory": 103079215104}' >twice.json
+echo '{"like": "b100"}' >none.json
+echo '{"flops": -1}' >less.json
+says time_gpu_file "GPU               twice.json" time --model qwen2.5-7b --gpu twice.json --chunk-size 8K
+says memory_gpu_file "twice.json        96.0 GiB: " memory --model qwen2.5-7b --chunk-size 4K --gpu twice.json
+refused time_gpu_like_none 2 "there is no GPU 'b100'" time --model qwen2.5-7b --gpu none.json --chunk-size 8K
+refused time_gpu_wrong 2 "gpu.flops: must be finite and above 0" time --model qwen2.5-7b --gpu less.json --chunk-size 8K
 refused memory_unknown_gpu 2 "there is no 'b100'" memory --model qwen2.5-7b --chunk-size 4K --gpu b100
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -243,6 +243,7 @@ static int report(const memory_options *asked, const modelling *m, const cf_gpu 
 
 static int run(const void *given, char **operands, int n_operands) {
     const memory_options *asked = (const memory_options *)given;
+    cf_gpu named;
     const cf_gpu *gpu = NULL;
     cf_memory_report *reports;
     cf_memory_load *loads;
@@ -251,7 +252,8 @@ static int run(const void *given, char **operands, int n_operands) {
 
     (void)operands;
     (void)n_operands;
-    if (asked->gpu && !(gpu = modelling_gpu("memory", asked->gpu))) return CLI_WRONG;
+    if (asked->gpu && (code = modelling_find_gpu("memory", asked->gpu, &named)) != CLI_OK) return code;
+    if (asked->gpu) gpu = &named;
     code = table_check("memory", asked->tsv, "--json", asked->json);
     if (code == CLI_OK) code = modelling_make("memory", &asked->modelling, &m);
     if (code != CLI_OK) return code;

@@ -1,6 +1,7 @@
 /* modelling.c - a model and how it is split over GPUs, from options. */
 
 #include "modelling.h"
+#include "json_read.h"
 
 #include <ctype.h>
 #include <stdlib.h>
@@ -153,17 +154,74 @@ void modelling_free(modelling *m) {
     m->layers = NULL;
 }
 
-const cf_gpu *modelling_gpu(const char *command, const char *name) {
+#define GPU_REAL(key) {.name = #key, .type = JSON_REAL, .offset = offsetof(gpu_object, gpu.key), .optional = 1}
+#define GPU_COUNT(key) {.name = #key, .type = JSON_COUNT, .offset = offsetof(gpu_object, gpu.key), .optional = 1}
+
+typedef struct gpu_object {
+    uint32_t like;
+    cf_gpu gpu;
+} gpu_object;
+
+static const json_field gpu_fields[] = {
+    {.name = "like", .type = JSON_TEXT_OF, .offset = offsetof(gpu_object, like), .optional = 1},
+    GPU_REAL(flops), GPU_REAL(gemm), GPU_REAL(attention_forward), GPU_REAL(attention_backward), GPU_COUNT(processors),
+    GPU_REAL(bandwidth), GPU_COUNT(memory), GPU_REAL(nvlink), GPU_REAL(network), GPU_REAL(pcie), GPU_REAL(link),
+    GPU_REAL(launch), GPU_REAL(latency), {.name = NULL}};
+
+static int take_gpu(const json_document *document, const char *name, cf_gpu *out) {
+    gpu_object object;
+    const cf_gpu *like = NULL;
+    char text[CLI_SCRATCH_BYTES];
+    uint64_t seen;
+    int code;
+
+    memset(&object, 0, sizeof object);
+    code = json_read_object(document, 0, gpu_fields, &object, &seen);
+    if (code == CLI_OK && seen & 1) {
+        json_copy_text(document, object.like, text, sizeof text);
+        like = cf_gpu_find(text);
+        if (!like) return json_wrong(document, object.like, "like: there is no GPU '%s'", text);
+        object.gpu = *like;
+        code = json_read_object(document, 0, gpu_fields, &object, NULL); /* what it says of its own comes last */
+    }
+    object.gpu.name = name;
+    if (code == CLI_OK) *out = object.gpu;
+    return code;
+}
+
+/* The name is that of the file without its folder. */
+static int read_gpu(const char *path, cf_gpu *out) {
+    json_document document;
+    char *text = NULL;
+    size_t bytes;
+    int code = cli_file_read(path, (size_t)1 << 20, &text, &bytes);
+
+    if (code != CLI_OK) return code;
+    code = json_parse(path, text, bytes, &document);
+    if (code == CLI_OK) {
+        code = json_check(&document);
+        if (code == CLI_OK) code = take_gpu(&document, cli_base_name(path), out);
+        json_free(&document);
+    }
+    free(text);
+    return code;
+}
+
+int modelling_find_gpu(const char *command, const char *name, cf_gpu *out) {
     const cf_gpu *gpu = cf_gpu_find(name);
-    if (!gpu) (void)cli_usage(command, "--gpu: there is no '%s'; wanted a100-40g, a100-80g, h100-80g or h200", name);
-    return gpu;
+
+    if (!gpu && strchr(name, '.')) return read_gpu(name, out);
+    if (!gpu)
+        return cli_usage(command, "--gpu: there is no '%s'; wanted one of a100-40g, a100-80g, h100-80g, h200, or FILE.json",
+                         name);
+    *out = *gpu;
+    return CLI_OK;
 }
 
 int modelling_take_gpu(const char *command, const gpu_options *asked, cf_gpu *out) {
-    const cf_gpu *named = modelling_gpu(command, asked->name);
+    int code = modelling_find_gpu(command, asked->name, out);
 
-    if (!named) return CLI_WRONG;
-    *out = *named;
+    if (code != CLI_OK) return code;
     if (asked->launch >= 0) out->launch = (double)asked->launch / 1e6;
     return CLI_OK;
 }

@@ -106,7 +106,9 @@ void modelling_free(modelling *m);
     "models\n"                                                                                              \
     "  qwen2.5-0.5b 1.5b 3b 7b 14b 32b 72b, qwen3-0.6b 1.7b 4b 8b 14b 32b, llama-3-8b 70b, llama-3.1-405b,\n" \
     "  llama-3.2-1b 3b. Dense models only: a mixture of experts is refused.\n"
-#define MODELLING_GPUS "GPUs\n  a100-40g, a100-80g, h100-80g, h200\n"
+#define MODELLING_GPUS                                                                                      \
+    "GPUs\n  a100-40g, a100-80g, h100-80g, h200; or a file such as {\"like\": \"h100-80g\", \"bandwidth\": 2.4e12}\n" \
+    "  with members of cf_gpu (chunkflow_tune.h)\n"
 
 /* A GPU whose numbers are asked for. */
 typedef struct gpu_options {
@@ -119,7 +121,7 @@ typedef struct gpu_options {
 
 /* The entries of an option table; `needed` says when --gpu is. */
 #define GPU_OPTIONS(type, member, needed)                                                                          \
-    {.name = "--gpu", .value = "NAME", .kind = CLI_TEXT, .offset = offsetof(type, member.name),                    \
+    {.name = "--gpu", .value = "NAME|FILE.json", .kind = CLI_TEXT, .offset = offsetof(type, member.name),          \
      .help = "whose numbers; " needed},                                                                            \
     {.name = "--gpus-per-node", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.per_node),       \
      .min = 1, .max = CF_MAX_RANKS, .help = "default 8"},                                                          \
@@ -134,8 +136,9 @@ typedef struct gpu_options {
      .help = "of the GPU's memory that stay free, because formulas say too\n"                                      \
      "little rather than too much; default 9"}
 
-/* Finds a GPU by name; NULL after a message. */
-const cf_gpu *modelling_gpu(const char *command, const char *name);
+/* Finds a GPU by name, or reads a file of the members of cf_gpu that are other than those of the GPU that it is `like`.
+   Returns an exit code; out->name lives as long as `name`. */
+int modelling_find_gpu(const char *command, const char *name, cf_gpu *out);
 
 /* The same, with --launch. Returns an exit code. */
 int modelling_take_gpu(const char *command, const gpu_options *asked, cf_gpu *out);
