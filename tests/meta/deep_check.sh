@@ -38,15 +38,15 @@ int64_t other = next + (int64_t)(cft__draw(&state) % (uint64_t)(t->n - next));
 # Working space that starts as zeros is never empty, which the recipe's comment promises.
 if (recipe->zeroed) memset(memory, 0, bytes);
 # `n` totals are cleared where they are allocated; neither analyser sees through the allocator.
-totals[set] += cf__metadata_count_targets(lengths[i], d->ignored != NULL ? d->ignored[i] : NULL);
+totals[set] += cf__metadata_count_targets(lengths[i], d->ignored != NULL ? d->ignored[i] : NULL,
 memset(totals, 0, (size_t)n * sizeof *totals);
 for (i = 0; i < n; i++) n_sets += totals[i] > 0;
 # Costs by stage are laid out only where there is a timing.
 pipe->by_stage[v] = cf__pipe_fill_costs(&pipe->timing->stages[v]);
 # A virtual stage that there is has a shard, as the first one had; and there is at least one stage.
 most_layers = cft__max(most_layers, shard.layers);
-return tokens * t->split->n_virtual * (w->of[CFT__STATE] + w->of[CFT__GRADIENT] + (local ? w->of[CFT__INPUT] : 0));
-cft__add_product(&least, kept * t->split->n_virtual * plan->chunk_size, tightest->of[CFT__ACTIVATIONS]);
+return tokens * t->split.n_virtual * (w->of[CFT__STATE] + w->of[CFT__GRADIENT] + (local ? w->of[CFT__INPUT] : 0));
+cft__add_product(&least, kept * t->split.n_virtual * plan->chunk_size, tightest->of[CFT__ACTIVATIONS]);
 # A call that went well has made its object, or read its number; those that say what is wrong never return 0.
 CF__TRY(cf__simulate_span(start, end, timeline->n_actions, &first, &last, error));
 if (whole < INT32_MIN || whole > INT32_MAX)
@@ -54,11 +54,19 @@ if (format != SAVED_SCHEDULE) return json_wrong(document, node, "schedules: want
 if (microbatch != m) return bad_cell(r, &r->cell, "microbatches are counted up from 0");
 if (chunk < first || chunk >= first + r->plan->n_steps)
 free(costs->stages);
+fits = pipeline_fits(p, &run) && !run.held_down;
+return p->gpu_bytes == 0 || !run->memory || run->memory[run->fullest].total <= p->gpu_bytes;
+out->best =
+# A word was taken before; a command that is run has options, and a piece that is added to is one of those there are.
+if (!known)
+for (i = 0; command->options[i].name; i++) {
+last->start = start;
 # A list that a sample was found in has lines; all columns are cleared before any is added to.
 table_integer(t, list->lines[fit->worst_sample]);
 list->lines[error->item], "%s", error->text);
 at->busy += to - from;
 # Arrays are filled over the same counts over which they are read; a tuning that is drawn has candidates.
+double bound = timed && bounds[replay] > load ? bounds[replay] : load;
 int64_t action = *flow_cell(f, chunk, row, pass);
 cell->chunk_size = map->chunk_sizes[i / map->n_ks];
 cell->k = map->ks[i % map->n_ks];
