@@ -86,7 +86,8 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"type", CHOICE, &s->type, 0, 0, "bf16 fp16 fp32", "of parameters and activations; not fp16"},
         {"attention", CHOICE, &s->path, 0, 0, "unfused mma wgmma",
          "path of attention; default: mma where it can, else unfused; wgmma only by name"},
-        {"recompute", CHOICE, &s->recompute, 0, 0, "none selective full", "full: layers keep their input alone"},
+        {"recompute", CHOICE, &s->recompute, 0, 0, "none selective layernorm act mlp full",
+         "none, or full: layers keep their input alone"},
         {"loss-rows", INTEGER, &s->loss_rows, 128, 1 << 20, NULL, "rows of logits at a time, a multiple of 128"},
         {"chunk-size", INTEGER, &s->chunk_size, 0, CF_MAX_CHUNK_SIZE, NULL, "most tokens of a chunk, 0: none is split"},
         {"max-slices", INTEGER, &s->packing.max_slices, 0, MANY, NULL, "most slices of a chunk, 0: any"},
@@ -182,7 +183,8 @@ static settings parse_settings(int argc, char **argv, hf_model *from) {
         return s;
     }
     if (s.type == CF_DTYPE_FP16) fail(EXIT_BAD_INPUT, "--type: bf16 or fp32; fp16 would need its loss scaled");
-    if (s.recompute == CF_RECOMPUTE_SELECTIVE) fail(EXIT_BAD_INPUT, "--recompute: none or full");
+    if (s.recompute != CF_RECOMPUTE_NONE && s.recompute != CF_RECOMPUTE_FULL)
+        fail(EXIT_BAD_INPUT, "--recompute: none or full");
     if (s.stream > 0 && s.recompute == CF_RECOMPUTE_FULL)
         fail(EXIT_BAD_INPUT, "--stream: a backward walks through the state once, so --recompute must be none");
     if (s.headless && (s.check || s.save || s.checkpoint))

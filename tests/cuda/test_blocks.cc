@@ -1479,6 +1479,7 @@ static void grow(tree_setting *t, harness_rng *rng, int n, int most_rows, int pr
         t->add(1 + (int)harness_between(rng, 0, most_rows - 1), from,
                is_end ? last : first + (int)harness_between(rng, 0, (last - first + 1) - 1));
     }
+    if (n == 1 && t->begin[0] == 0) t->begin[0] = prefix; /* there is a path because somebody sees it */
     for (int first = 0, rows; first < prefix; first += rows) {
         rows = std::min(prefix - first, 1 + (int)harness_between(rng, 0, prefix - 1));
         t->blocks.insert(harness_between(rng, 0, 1) == 0 ? t->blocks.begin() : t->blocks.end(), {first, rows});

@@ -449,7 +449,7 @@ TEST(schedules_of_forests_are_sound_and_run) {
 
 /* ---- gradients: a small model in float64, with shared rows and without ---- */
 
-enum { WIDTH = 3, LAYERS = 2, WORDS = 7, MATRICES = 4, ROWS = 200, SLOTS = 24 };
+enum { WIDTH = 3, LAYERS = 2, WORDS = 7, MATRICES = 4, ROWS = 200, SLOTS = 64 };
 
 typedef struct parameters {
     double embedding[WORDS][WIDTH], head[WORDS][WIDTH], layer[LAYERS][MATRICES][WIDTH][WIDTH]; /* Q, K, V, out */
