@@ -130,8 +130,9 @@ static cf_result count_bytes(const cf_memory_desc *memory, const context_way *wa
     cf_memory_load *none = (cf_memory_load *)calloc((size_t)way->pp, sizeof *none);
     cf_memory_report *fixed = (cf_memory_report *)calloc((size_t)way->pp, sizeof *fixed);
     int64_t loose = cf_memory_defaults(memory).fragmentation, s;
-    cf_result result = none && fixed ? CF_OK : CF_ERROR_MEMORY;
+    cf_result result = CF_OK;
 
+    if (!none || !fixed) result = cf_refuse(error, CF_ERROR_MEMORY, "memory", -1, "out of memory");
     if (result == CF_OK) result = cf_memory_estimate(memory, none, way->pp, fixed, way->pp, error);
     for (s = 0; s < way->pp && result == CF_OK; s++) {
         cf_token_bytes bytes;
@@ -170,7 +171,7 @@ static cf_result make_costs(const context_search *s, const context_way *way, con
     memset(&desc, 0, sizeof desc);
     out->stages = stages;
     out->bytes = (cf_stage_bytes *)malloc((size_t)way->pp * sizeof *out->bytes);
-    if (!stages || !out->bytes) return CF_ERROR_MEMORY;
+    if (!stages || !out->bytes) return cf_refuse(error, CF_ERROR_MEMORY, "memory", -1, "out of memory");
     desc.model = memory.model = s->desc->model;
     desc.gpu = s->desc->gpu;
     desc.gpus_per_node = s->desc->gpus_per_node;
