@@ -4316,28 +4316,33 @@ static cf_result cf__plan_check_siblings(const cf_plan *plan, int64_t id, cf_err
                            g->first_chunk, error);
 }
 
+/* A group by itself: links that lead to groups, chunks of one rank, and rows wherever a child sees the last of them. */
+static cf_result cf__plan_check_branch(const cf_plan *plan, int64_t id, cf_error *error) {
+    static const char *const fields[] = {"branches.parent", "branches.first_child", "branches.last_child",
+                                         "branches.previous", "branches.next"};
+    const cf_branch *b = &plan->branches[id];
+    const cf_group *g = &plan->groups[id];
+    const int64_t links[] = {b->parent, b->first_child, b->last_child, b->previous, b->next};
+    int64_t i;
+    for (i = 0; i < CF__COUNT(links); i++)
+        CF__TRY(cf__inside(links[i], -1, i > 0 ? plan->n_groups - 1 : id - 1, CF_ERROR_PLAN, fields[i], id,
+                           "there is no such group, or it comes later", error));
+    CF__TRY(cf__inside(b->below, 0, b->first_child < 0 ? 0 : plan->n_chunks, CF_ERROR_PLAN, "branches.below", id,
+                       "is out of range", error));
+    CF__TRY(cf__inside(g->first_chunk, 0, plan->n_chunks - 1, CF_ERROR_PLAN, "groups.first_chunk", id,
+                       "there is no such chunk", error));
+    CF__TRY(cf__inside(g->n_chunks, 1, plan->n_steps - g->first_chunk % plan->n_steps, CF_ERROR_PLAN,
+                       "groups.n_chunks", id, "is out of range", error));
+    return cf__inside(g->tokens, b->first_child >= 0, CF_MAX_LENGTH, CF_ERROR_PLAN, "groups.tokens", id,
+                      "is out of range", error);
+}
+
 /* All links between groups: what every walk over a tree relies on. A parent's chunks come before those of its children,
    and those of the children in their order. */
 static cf_result cf__plan_check_branches(const cf_plan *plan, cf_error *error) {
-    static const char *const fields[] = {"branches.parent", "branches.first_child", "branches.last_child",
-                                         "branches.previous", "branches.next"};
     const cf_branch *all = plan->branches;
-    int64_t id, i;
-    for (id = 0; id < plan->n_groups && all != NULL; id++) {
-        const cf_branch *b = &all[id];
-        const int64_t links[] = {b->parent, b->first_child, b->last_child, b->previous, b->next};
-        for (i = 0; i < CF__COUNT(links); i++)
-            CF__TRY(cf__inside(links[i], -1, i > 0 ? plan->n_groups - 1 : id - 1, CF_ERROR_PLAN, fields[i], id,
-                               "there is no such group, or it comes later", error));
-        CF__TRY(cf__inside(b->below, 0, b->first_child < 0 ? 0 : plan->n_chunks, CF_ERROR_PLAN, "branches.below", id,
-                           "is out of range", error));
-        CF__TRY(cf__inside(plan->groups[id].first_chunk, 0, plan->n_chunks - 1, CF_ERROR_PLAN, "groups.first_chunk", id,
-                           "there is no such chunk", error));
-        CF__TRY(cf__inside(plan->groups[id].n_chunks, 1, plan->n_chunks - plan->groups[id].first_chunk, CF_ERROR_PLAN,
-                           "groups.n_chunks", id, "is out of range", error));
-        CF__TRY(cf__inside(plan->groups[id].tokens, 0, CF_MAX_LENGTH, CF_ERROR_PLAN, "groups.tokens", id,
-                           "is out of range", error));
-    }
+    int64_t id;
+    for (id = 0; id < plan->n_groups && all != NULL; id++) CF__TRY(cf__plan_check_branch(plan, id, error));
     for (id = 0; id < plan->n_chunks && all != NULL; id++)
         CF__TRY(cf__inside(plan->chunks[id].prefix, 0, CF_MAX_LENGTH, CF_ERROR_PLAN, "chunks.prefix", id,
                            "is out of range", error));
@@ -9383,7 +9388,7 @@ static void cf__check_layout(void *job, cf__carver *carver) {
     int64_t cells = k->pipe->n * k->pipe->n_v;
     k->cells = (uint16_t *)cf__take(carver, cells, sizeof(uint16_t));
     k->kept = (int32_t *)cf__take(carver, cells, sizeof(int32_t));
-    k->state = (int64_t *)cf__take(carver, k->pipe->n_v, sizeof(int64_t));
+    k->state = (int64_t *)cf__take(carver, k->pipe->n > 0 ? k->pipe->n_v : 0, sizeof(int64_t));
     k->run = (uint16_t *)cf__take(carver, cells, sizeof(uint16_t));
     k->cursor = (int64_t *)cf__take(carver, k->pipe->shape.n_stages, sizeof(int64_t));
     k->stack = (int32_t *)cf__take(carver, k->pipe->shape.n_stages, sizeof(int32_t));

@@ -95,6 +95,18 @@ static void fill_metadata(const grove *g) {
     free(memory);
 }
 
+/* What takes a plan walks over it safely, validated or not. */
+static void walk(grove *g, const cf_schedule *schedule) {
+    cf_run_desc run = {0};
+    cf_timeline *timeline = NULL;
+    cf_graph *graph = NULL;
+    cf_graph_desc order = {0};
+    order.schedule = schedule;
+    (void)cf_run(g->plan, schedule, 0, &run, NULL, NULL);
+    if (cf_simulate(g->plan, schedule, NULL, &timeline, NULL) == CF_OK) cf_timeline_free(timeline);
+    if (cf_graph_make(g->plan, &order, &graph, NULL) == CF_OK) cf_graph_free(graph);
+}
+
 /* One number of the plan is another one: the plan is refused, or it is sound and may be used. */
 static void damage(grove *g) {
     cf_plan *plan = g->plan;
@@ -108,10 +120,15 @@ static void damage(grove *g) {
                               plan->n_sequences,
                               plan->n_sequences};
     int64_t which = fuzz_between(&g->in, 0, 6), at;
+    cf_schedule_desc desc = {0};
+    cf_schedule *schedule = NULL;
     cf_error error = fuzz_error();
     if (!plan->branches || counts[which] == 0) return;
+    if (!fuzz_result(cf_schedule_make(plan, &desc, &schedule, &error), &error)) schedule = NULL;
     at = fuzz_between(&g->in, 0, counts[which] - 1);
     arrays[which][at] = fuzz_chance(&g->in, 2) ? arrays[which][at] + fuzz_between(&g->in, -2, 2) : fuzz_number(&g->in);
+    if (schedule != NULL) walk(g, schedule);
+    cf_schedule_free(schedule);
     if (!fuzz_result(cf_plan_validate(plan, g->batch.lengths, g->batch.n, NULL, &error), &error)) return;
     check_cover(g);
     (void)use(g, 0, &error);

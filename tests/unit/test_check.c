@@ -508,6 +508,32 @@ TEST(damaged_members_are_named) {
     cf_plan_free(plan);
 }
 
+/* A file may claim any shape. What it costs to look at one follows from its actions, and here there are none. */
+static void *little_alloc(size_t bytes, void *user) {
+    (void)user;
+    return bytes <= 1 << 16 ? malloc(bytes) : NULL;
+}
+
+static void little_release(void *memory, void *user) {
+    (void)user;
+    free(memory);
+}
+
+TEST(empty_schedules_take_no_memory_for_what_they_claim) {
+    const cf_allocator little = {little_alloc, little_release, NULL};
+    cf_plan *plan = naive_pack(NULL, 0, 2);
+    cf_schedule *s = NULL;
+    cf_schedule_desc desc = {0};
+    cf_error error = {0};
+    desc.shape.n_stages = 3;
+    REQUIRE(cf_schedule_make(plan, &desc, &s, NULL) == CF_OK);
+    CHECK_INT(s->n_actions, 0);
+    s->shape.n_virtual = INT32_MAX / 3;
+    CHECK_INT(cf_schedule_validate(plan, s, NULL, &little, &error), CF_OK);
+    cf_schedule_free(s);
+    cf_plan_free(plan);
+}
+
 TEST(missing_arguments_are_named_by_validate) {
     cf_plan *plan = plan_of(1, 1);
     cf_schedule *s = NULL;
@@ -832,5 +858,6 @@ SUITE(check, CASE(needs_are_those_of_the_rules), CASE(an_index_that_cannot_be_ma
       CASE(rules_where_a_v_turns), CASE(rules_of_lowered_lists),
       CASE(limits_bind_exactly), CASE(sound_schedules_are_accepted), CASE(damaged_schedules_are_judged_rightly),
       CASE(damaged_lowered_schedules_are_judged_rightly), CASE(damaged_members_are_named),
-      CASE(missing_arguments_are_named_by_validate), CASE(generated_schedules_are_accepted),
+      CASE(missing_arguments_are_named_by_validate),
+      CASE(empty_schedules_take_no_memory_for_what_they_claim), CASE(generated_schedules_are_accepted),
       CASE(peaks_agree_with_simulator_and_interpreter));

@@ -1114,6 +1114,66 @@ TEST(damaged_plans_of_trees_are_refused) {
     }
 }
 
+/* A schedule of the plan as it was, for the plan as it is: whoever takes it makes of it something, or nothing. */
+static void walk(const cf_plan *plan, const cf_schedule *schedule) {
+    cf_error error = {0};
+    cf_timeline *timeline = NULL;
+    cf_schedule *lowered = NULL;
+    cf_graph *graph = NULL;
+    cf_run_desc run = {0};
+    cf_graph_desc order = {0};
+    int stage;
+    order.schedule = schedule;
+    CHECK((cf_simulate(plan, schedule, NULL, &timeline, &error) == CF_OK) == (timeline != NULL));
+    CHECK((cf_schedule_lower(plan, schedule, NULL, &lowered, &error) == CF_OK) == (lowered != NULL));
+    CHECK((cf_graph_make(plan, &order, &graph, &error) == CF_OK) == (graph != NULL));
+    for (stage = 0; stage < schedule->shape.n_stages; stage++) {
+        cf_result result = cf_run(plan, schedule, stage, &run, NULL, &error);
+        CHECK(result == CF_OK || error.code == result);
+    }
+    (void)cf_schedule_validate(plan, schedule, NULL, NULL, NULL);
+    cf_graph_free(graph);
+    cf_schedule_free(lowered);
+    cf_timeline_free(timeline);
+}
+
+static void walk_damaged(cf_plan *plan, const cf_schedule *schedule, void *array, int64_t n, size_t size) {
+    const int64_t values[] = {-1, 0, 1, plan->n_chunks, CF_MAX_LENGTH, INT64_MAX, INT64_MIN};
+    int64_t *numbers = (int64_t *)array, i, v;
+    for (i = 0; i < n * (int64_t)(size / sizeof(int64_t)); i++) {
+        const int64_t was = numbers[i];
+        for (v = 0; v < COUNT(values); v++) {
+            numbers[i] = values[v];
+            walk(plan, schedule);
+        }
+        for (v = -1; v <= 1; v += 2) {
+            numbers[i] = was + v;
+            walk(plan, schedule);
+        }
+        numbers[i] = was;
+    }
+}
+
+/* The sanitizers see to it that nothing is read that is not there. */
+TEST(plans_of_trees_that_nobody_has_validated_are_walked_safely) {
+    harness_rng random = {20261126};
+    int64_t round, n = harness_rounds(40, 6);
+    for (round = 0; round < n; round++) {
+        forest f;
+        cf_plan *plan = pack_small_tree(&random, &f);
+        cf_schedule_desc desc = {0};
+        cf_schedule *schedule = NULL;
+        desc.kind = CF_SCHEDULE_PAPER;
+        desc.shape.n_stages = 1 + round % 2;
+        REQUIRE(cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK);
+        walk_damaged(plan, schedule, plan->branches, plan->n_groups, sizeof(cf_branch));
+        walk_damaged(plan, schedule, plan->groups, plan->n_groups, sizeof(cf_group));
+        walk_damaged(plan, schedule, plan->chunks, plan->n_chunks, sizeof(cf_chunk));
+        cf_schedule_free(schedule);
+        cf_plan_free(plan);
+    }
+}
+
 static void check_damaged(const forest *f, const cf_plan *plan, const char *field, int64_t item) {
     cf_error error = {0};
     CHECK_INT(cf_plan_validate(plan, f->lengths, f->n, NULL, &error), CF_ERROR_PLAN);
@@ -1729,7 +1789,8 @@ SUITE(tree, CASE(random_forests_are_what_their_tokens_say), CASE(schedules_of_fo
       CASE(bad_shares_are_refused_by_name), CASE(trees_are_packed_by_best_fit),
       CASE(trees_too_large_for_a_plan_are_refused), CASE(a_cost_that_fails_in_a_tree_is_refused),
       CASE(without_shares_plans_are_as_ever), CASE(metadata_of_trees_without_weights_is_that_with_even_ones),
-      CASE(damaged_plans_of_trees_are_refused), CASE(damaged_slices_of_trees_are_refused_by_name),
+      CASE(damaged_plans_of_trees_are_refused),
+      CASE(plans_of_trees_that_nobody_has_validated_are_walked_safely), CASE(damaged_slices_of_trees_are_refused_by_name),
       CASE(groups_of_trees_stay_on_their_rank), CASE(ranks_of_trees_have_no_chunks_without_anything),
       CASE(plans_of_trees_have_all_arrays), CASE(plans_of_trees_are_written_as_version_2),
       CASE(two_validators_agree_on_trees), CASE(trees_are_no_slower_than_their_rows_as_chains),
