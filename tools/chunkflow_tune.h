@@ -397,9 +397,9 @@ typedef struct cf_tuning {
    more memory; or that it is known to give the same schedules as another.
 
    The winner is not simply the fastest, whose lead may be an accident. Of those that are slower than it by no more than
-   the tolerance, or by no more than the uncertainty of that difference, it is one of least memory; and where others
-   need at most CF_TUNE_ALIKE of the limit more, of these the simplest: without a stream, with less recomputation, with
-   local replay, of a fixed kind, of the smallest K, and only then the fastest.
+   the tolerance, or by no more than the uncertainty of that difference and five times the tolerance, it is one of least
+   memory; and where others need at most CF_TUNE_ALIKE of the limit more, of these the simplest: without a stream, with
+   less recomputation, with local replay, of a fixed kind, of the smallest K, and only then the fastest.
 
    *out: to be given to cf_tuning_free. That nothing fits is no failure: then winner is -1. Errors: CF_ERROR_ARGUMENT
    and CF_ERROR_LIMIT with the member; "limit_bytes" where even a single token does not fit, with what a chunk of the
@@ -3039,7 +3039,7 @@ static void cft__find_behind(cf_tuning *tuning, int64_t id) {
 static int cft__is_as_fast(const cft__tuner *t, const cf_tune_candidate *c) {
     double slower = cft__product(t->tuning->candidates[t->tuning->ranking[0]].seconds, t->desc.tolerance);
     if (t->desc.tolerance < 0) return c == &t->tuning->candidates[t->tuning->ranking[0]];
-    return c->behind <= slower || c->behind <= c->behind_confidence;
+    return c->behind <= slower || (c->behind <= c->behind_confidence && c->behind <= cft__product(5, slower));
 }
 
 static void cft__choose_winner(cft__tuner *t) {

@@ -143,7 +143,8 @@ exact = [x for x in c if x["status"] == "ok"]
 assert min(exact, key=lambda x: (x["seconds"], x["id"]))["id"] == t["ranking"][0]
 assert sorted(t["ranking"]) == [x["id"] for x in exact]
 best, fastest = c[t["winner"]], c[t["ranking"][0]]
-good = [x for x in exact if x["behind"] <= max(0.01 * fastest["seconds"], x["behind_confidence"])]
+most = 0.01 * fastest["seconds"]
+good = [x for x in exact if x["behind"] <= max(most, min(x["behind_confidence"], 5 * most))]
 least = min(x["bytes"] for x in good)
 recompute = ["none", "selective", "layernorm", "act", "mlp", "full"].index
 simple = lambda x: (x["state_window"] > 0, recompute(x["recompute"]), x["replay"] != "local", x["schedule"] == "best", x["k"], x["seconds"])

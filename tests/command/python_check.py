@@ -521,7 +521,7 @@ def schedules_of_tune(drawn, tuned, limit):
     desc = ffi.new("cf_tune_desc *", {
         "model": lib.cf_model_find(b"qwen2.5-7b"), "gpu": lib.cf_gpu_find(b"h100-80g"), "n_chunk_sizes": 2, "n_ks": 2,
         "parallel": {"tp": 2, "pp": 4, "dp": 2, "zero": 1, "recompute": lib.CF_RECOMPUTE_SELECTIVE},
-        "limit_bytes": limit, "batch": 32, "n_batches": 2, "memory": {"fragmentation": 5}, "split_backward": 1})
+        "limit_bytes": limit, "batch": 32, "n_batches": 2, "seed": 1, "memory": {"fragmentation": 5}, "split_backward": 1})
     lists = ffi.new("int64_t[]", [8192, 16384]), ffi.new("int64_t[]", [2, 4])
     desc.chunk_sizes, desc.ks = lists
     numbers, tuning, plan = ffi.new("int64_t[]", tuned), ffi.new("cf_tuning **"), ffi.new("cf_plan **")
