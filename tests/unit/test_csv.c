@@ -246,6 +246,10 @@ TEST(bad_microbatches_are_refused_with_their_place) {
     } bad[] = {{"", 0, 0, "first line"},
                {"chunk,microbatch\n0,0\n1,1\n", 1, 1, "first line"},
                {"microbatch,chunk,\n0,0\n1,1\n", 1, 12, "first line"},
+               {"microbatch\nchunk\n0,0\n1,1\n", 1, 1, "first line"},
+               {"microbatch,chunk\n,0\n1,1\n", 2, 1, "a line is"},
+               {"microbatch,chunk\n0,\n1,1\n", 2, 3, "a line is"},
+               {"microbatch,chunk\n0\n0\n1,1\n", 2, 1, "two numbers"},
                {"microbatch,chunk\n0,0\n1", 3, 1, "two numbers"},
                {"microbatch,chunk\n0,0\n", 2, 3, "a line is"},
                {"microbatch,chunk\n0,0,1\n1,1\n", 2, 3, "two numbers"},
@@ -263,6 +267,7 @@ TEST(bad_microbatches_are_refused_with_their_place) {
         CHECK_INT(schedule_csv_read_microbatches(bad[i].csv, strlen(bad[i].csv), plan, 0, chunks, &error), CF_ERROR_TEXT);
         if (bad[i].line > 0) CHECK(error.item == bad[i].line && error.got == bad[i].column);
         if (!CHECK(strstr(error.text, bad[i].words) != NULL)) FAIL("%s", error.text);
+        CHECK_INT(schedule_csv_read_microbatches(bad[i].csv, strlen(bad[i].csv), plan, 0, chunks, NULL), CF_ERROR_TEXT);
         CHECK(chunks[0] == 7 && chunks[1] == 7);
     }
     harness_note("%s", "");
@@ -316,6 +321,8 @@ TEST(what_is_no_pass_here_is_kept) {
     static const char csv[] = "0UNSHARD,,0F0,0F1,,0B0,0B1,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD,\r\n"
                               ",1F0,1B0,1F1,1B1,1REDUCE_GRAD,1WAIT_REDUCE_GRAD\r\n";
     static const char bare[] = "0F0,0F1,0B0,0B1\r\n1F0,1B0,1F1,1B1\r\n";
+    static const char full[] = "0UNSHARD,0F0,0F1,0B0,0B1,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD\r\n"
+                               "1F0,1B0,1F1,1B1,1REDUCE_GRAD,1WAIT_REDUCE_GRAD\r\n"; /* no empty cells among transfers */
     cf_plan *plan = plan_of(0, 2);
     cf_schedule *s = NULL;
     schedule_csv_extras *extras = NULL;
@@ -331,6 +338,11 @@ TEST(what_is_no_pass_here_is_kept) {
     CHECK_INT(schedule_csv_write(plan, s, &desc, harness_collect, &t, &error), CF_OK);
     CHECK_STR(t.at, csv);
     t.n = 0;
+    desc.format = SCHEDULE_CSV_COMPUTE_COMMS;
+    CHECK_INT(schedule_csv_write(plan, s, &desc, harness_collect, &t, &error), CF_OK);
+    CHECK_STR(t.at, full);
+    t.n = 0;
+    desc.format = SCHEDULE_CSV_DEFAULT;
 #define SPOILT(member, value)                                                                         \
     do {                                                                                              \
         schedule_csv_extra was = extras->items[3];                                                    \
@@ -355,6 +367,41 @@ TEST(what_is_no_pass_here_is_kept) {
     schedule_csv_extras_free(extras);
     cf_schedule_free(s);
     cf_plan_free(plan);
+}
+
+/* Only the rank's own chunks count: each of two ranks has a group, or only one of them, or none. */
+TEST(groups_of_other_ranks_are_no_hindrance) {
+    static const int64_t lengths[][4] = {{8, 8, 0, 0}, {8, 4, 4, 0}, {4, 4, 4, 4}};
+    int which, rank, n_refused = 0;
+    for (which = 0; which < 3; which++) {
+        cf_pack_desc pack = {0};
+        cf_plan *plan = NULL;
+        pack.chunk_size = 4;
+        pack.n_ranks = 2;
+        REQUIRE(cf_pack(lengths[which], 4, &pack, &plan, NULL) == CF_OK);
+        for (rank = 0; rank < 2; rank++) {
+            cf_schedule_desc order = {0};
+            cf_schedule *s = NULL;
+            harness_text t = {NULL, 0, 0, 0, 0, 0};
+            cf_error error = {0};
+            int64_t i, item = -1;
+            order.kind = CF_SCHEDULE_GPIPE;
+            order.shape.k = 2;
+            order.shape.n_stages = 2;
+            order.shape.rank = rank;
+            REQUIRE(cf_schedule_make(plan, &order, &s, NULL) == CF_OK);
+            for (i = (rank + 1) * plan->n_steps - 1; i >= rank * plan->n_steps; i--)
+                if (plan->chunks[i].group >= 0) item = i;
+            n_refused += item >= 0;
+            CHECK_INT(schedule_csv_write(plan, s, NULL, harness_collect, &t, &error), item >= 0 ? CF_ERROR_ARGUMENT : CF_OK);
+            if (item >= 0) CHECK(strcmp(error.field, "chunks") == 0 && error.item == item && t.n == 0);
+            CHECK_INT(schedule_csv_renumber(plan, s, NULL, &error), item >= 0 ? CF_ERROR_ARGUMENT : CF_OK);
+            free(t.at);
+            cf_schedule_free(s);
+        }
+        cf_plan_free(plan);
+    }
+    CHECK_INT(n_refused, 3);
 }
 
 TEST(what_pytorch_cannot_run_is_refused) {
@@ -638,6 +685,22 @@ TEST(numbers_of_any_size) {
             CHECK(s == NULL);
         }
     harness_note("%s", "");
+    cf_plan_free(plan);
+}
+
+/* One empty cell more than there may be actions: 128 MiB of commas, so with FULL=1 only. */
+TEST(more_cells_than_actions_are_refused) {
+    const size_t n = (size_t)harness_rounds((int)CF_MAX_ACTIONS, 0);
+    cf_plan *plan = plan_of(0, 2);
+    cf_schedule *s = NULL;
+    cf_error error = {0};
+    char *text = n > 0 ? (char *)malloc(n) : NULL;
+    if (text) {
+        memset(text, ',', n);
+        CHECK_INT(schedule_csv_read(text, n, plan, NULL, &s, NULL, &error), CF_ERROR_LIMIT);
+        CHECK(strcmp(error.field, "n_actions") == 0 && error.wanted == CF_MAX_ACTIONS && error.got == CF_MAX_ACTIONS + 1);
+    }
+    free(text);
     cf_plan_free(plan);
 }
 
@@ -1094,9 +1157,10 @@ TEST(damaged_text_is_survived) {
 SUITE(csv, CASE(reads_and_writes_rows_in_a_v), CASE(reads_a_zero_bubble_file_of_the_older_kind), CASE(bw_is_the_whole_backward_of_older_files),
       CASE(reads_and_writes_both_dialects), CASE(replay_is_an_extension),
       CASE(microbatches_are_numbered_as_the_last_stage_runs_them), CASE(bad_microbatches_are_refused_with_their_place),
-      CASE(transfers_are_written_for_a_version), CASE(what_is_no_pass_here_is_kept), CASE(what_pytorch_cannot_run_is_refused),
+      CASE(transfers_are_written_for_a_version), CASE(what_is_no_pass_here_is_kept),
+      CASE(groups_of_other_ranks_are_no_hindrance), CASE(what_pytorch_cannot_run_is_refused),
       CASE(dumps_of_pytorch_are_taken_and_written_back), CASE(dumps_of_pytorch_that_are_refused), CASE(line_ends_blanks_and_empty_cells),
       CASE(an_empty_plan_has_empty_lines), CASE(bad_text_is_refused_with_its_place), CASE(numbers_of_any_size),
-      CASE(sound_text_of_an_unsound_schedule_is_refused), CASE(formats_are_enforced_when_asked_for),
+      CASE(more_cells_than_actions_are_refused), CASE(sound_text_of_an_unsound_schedule_is_refused), CASE(formats_are_enforced_when_asked_for),
       CASE(the_second_rank_has_its_own_chunks), CASE(a_new_schedule_has_what_its_header_says), CASE(text_goes_out_in_pieces),
       CASE(csv_arguments_are_checked), CASE(round_trips), CASE(damaged_text_is_survived));

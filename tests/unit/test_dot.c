@@ -77,6 +77,22 @@ TEST(virtual_stages_are_named_and_share_a_cluster) {
     cf_graph_free(g);
 }
 
+/* A batch without tokens: no stage has anything in it. */
+TEST(an_empty_graph_has_no_clusters) {
+    static const int64_t lengths[] = {0};
+    cf_graph_desc desc = {0};
+    cf_plan *plan = naive_pack(lengths, 1, 3);
+    cf_graph *g = NULL;
+    harness_text t = {NULL, 0, 0, 0, 0, 0};
+    desc.shape.n_stages = 3;
+    REQUIRE(cf_graph_make(plan, &desc, &g, NULL) == CF_OK);
+    CHECK_INT(graph_dot_write(g, "s", 0, harness_collect, &t, NULL), CF_OK);
+    CHECK(g->n_nodes == 0 && count(t.at, "subgraph") == 0 && count(t.at, "digraph chunkflow {") == 1);
+    free(t.at);
+    cf_graph_free(g);
+    cf_plan_free(plan);
+}
+
 TEST(a_drawing_is_bounded) {
     cf_graph *g = example(1);
     harness_text t = {NULL, 0, 0, 0, 0, 0};
@@ -131,4 +147,4 @@ TEST(a_failing_callback_ends_a_drawing) {
 }
 
 SUITE(dot, CASE(a_drawing_has_every_node_and_edge), CASE(virtual_stages_are_named_and_share_a_cluster),
-      CASE(a_drawing_is_bounded), CASE(dot_arguments_are_checked), CASE(a_failing_callback_ends_a_drawing));
+      CASE(an_empty_graph_has_no_clusters), CASE(a_drawing_is_bounded), CASE(dot_arguments_are_checked), CASE(a_failing_callback_ends_a_drawing));

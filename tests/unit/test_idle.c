@@ -39,24 +39,31 @@ static int64_t backward_of(const book *b, int64_t chunk, int64_t v) {
     return found >= 0 ? found : look_for(b, CF_I, chunk, v);
 }
 
-/* When the queues of a stage have brought the result of `id` to its taker. */
-static double arrival_of(const book *b, int64_t id) {
+/* Whether what a pass makes goes to another stage. */
+static int goes(const book *b, int64_t id) {
+    const cf_action *a = at(b, id);
+    int64_t to = a->pass >= CF_B ? a->stage - 1 : a->stage + 1;
+    if (a->pass == CF_W || (a->pass == CF_R && b->schedule->shape.replay == CF_REPLAY_LOCAL)) return 0;
+    if (to < 0 || to >= b->schedule->shape.n_stages * b->schedule->shape.n_virtual) return 0;
+    return stage_of(b, to) != stage_of(b, a->stage) && (a->pass != CF_R || look_for(b, CF_R, a->chunk, to) >= 0);
+}
+
+/* When the queues of a stage have brought the result of `id` to its taker; in *sent, if it is not NULL, since when. */
+static double arrival_of(const book *b, int64_t id, double *sent) {
     int64_t s = stage_of(b, at(b, id)->stage), i;
-    double free_at[2] = {0, 0};
-    if (!b->timing || b->timing->no_overlap) return b->timeline->end[id];
-    for (i = b->schedule->first[s]; i <= id; i++) {
+    double free_at[2] = {0, 0}, begin = goes(b, id) && b->timing ? b->timeline->end[id] : -1;
+    double arrived = b->timeline->end[id];
+    for (i = b->schedule->first[s]; begin >= 0 && !b->timing->no_overlap && i <= id; i++) {
         const cf_action *a = at(b, i);
-        int64_t to = a->pass >= CF_B ? a->stage - 1 : a->stage + 1;
         int turned = b->schedule->shape.placement == CF_PLACEMENT_V && a->stage / b->schedule->shape.n_stages % 2;
         int way = (a->pass < CF_B) != turned;
         double seconds = b->timing->latency + b->timing->seconds_per_token * (double)b->plan->chunks[a->chunk].padded;
-        if (a->pass == CF_W || (a->pass == CF_R && b->schedule->shape.replay == CF_REPLAY_LOCAL)) continue;
-        if (to < 0 || to >= b->schedule->shape.n_stages * b->schedule->shape.n_virtual || stage_of(b, to) == s) continue;
-        if (a->pass == CF_R && look_for(b, CF_R, a->chunk, to) < 0) continue;
-        free_at[way] = fmax(free_at[way], b->timeline->end[i]) + seconds;
-        if (i == id) return free_at[way];
+        if (!goes(b, i)) continue;
+        begin = fmax(free_at[way], b->timeline->end[i]);
+        arrived = free_at[way] = begin + seconds;
     }
-    return b->timeline->end[id];
+    if (sent) *sent = begin;
+    return arrived;
 }
 
 /* Chunks that are kept on a stage just before an action: all of them, or those of one group on one virtual stage. */
@@ -109,7 +116,7 @@ static double could_run(const book *b, int64_t stage, int64_t id, int how) {
         when = raise(b, when, look_for(b, CF_R, a->chunk, a->stage));
     }
     if (how != WITHOUT_STATE) when = raise(b, when, state);
-    if (maker >= 0) when = fmax(when, how == WITHOUT_TRANSFERS ? b->timeline->end[maker] : arrival_of(b, maker));
+    if (maker >= 0) when = fmax(when, how == WITHOUT_TRANSFERS ? b->timeline->end[maker] : arrival_of(b, maker, NULL));
     return when;
 }
 
@@ -194,11 +201,24 @@ static void check_sums(const book *b, const idle_report *r, int64_t stage) {
 static void check_causes(const book *b, const idle_report *r, int64_t stage, int64_t seen[IDLE_CAUSE_COUNT]) {
     int64_t i;
     for (i = r->first[stage]; i < r->first[stage + 1]; i++) {
+        static const double parts[] = {0.001, 0.999}; /* just behind its begin and before its end */
         const idle_piece *p = &r->pieces[i];
-        double middle = p->start + (p->end - p->start) / 2;
+        int k;
         if (p->end - p->start < 1e-9 * b->timeline->makespan) continue; /* nothing but rounding */
-        if (!CHECK_INT(p->cause, cause_of(b, stage, middle))) FAIL("%s", idle_cause_name(p->cause));
+        for (k = 0; k < 2; k++)
+            if (!CHECK_INT(p->cause, cause_of(b, stage, p->start + (p->end - p->start) * parts[k])))
+                FAIL("%s", idle_cause_name(p->cause));
         seen[p->cause]++;
+    }
+}
+
+/* What goes to other stages, and when. */
+static void check_transfers(const book *b, const idle_report *r) {
+    int64_t i;
+    CHECK(r->n_actions == b->schedule->n_actions && r->n_stages == b->schedule->shape.n_stages);
+    for (i = 0; i < r->n_actions; i++) {
+        double sent, arrived = arrival_of(b, i, &sent);
+        CHECK(r->sent[i] == sent && r->arrived[i] == arrived);
     }
 }
 
@@ -257,6 +277,7 @@ static void check_report(const book *b, int64_t seen[IDLE_CAUSE_COUNT]) {
         check_sums(b, &r, stage);
         check_causes(b, &r, stage, seen);
     }
+    check_transfers(b, &r);
     check_path(b, &r);
     check_lowered(b, &r);
     idle_free(&r);
@@ -273,11 +294,14 @@ TEST(causes_of_random_schedules) {
         cf_simulate_desc desc;
         book b;
         pipeline_draw(&rng, &p);
-        if (seed % 3 == 0) { /* slow links where rows turn, so that transfers wait for each other */
+        if (seed % 3 == 0) { /* slow links where rows turn, so that transfers wait for each other, and padding */
+            int64_t i;
+            for (i = 0; i < p.plan->n_chunks; i++) p.plan->chunks[i].padded += i % 3;
             p.desc.kind = CF_SCHEDULE_BEST;
-            p.desc.shape.n_virtual = harness_between(&rng, 2, 3);
+            p.desc.shape.n_virtual = harness_between(&rng, 2, 5);
             p.desc.shape.placement = CF_PLACEMENT_V;
             p.timing.latency = (double)harness_between(&rng, 1, 40);
+            p.timing.seconds_per_token = 0.5;
             p.timing.all.forward.per_token = 1;
             p.timing.no_overlap = 0;
             p.desc.timing = &p.timing;
@@ -434,6 +458,7 @@ TEST(the_path_ends_with_the_last) {
     stages[1] = stages[0];
     stages[0].backward.per_token = 2;
     stages[1].backward.per_token = 3;
+    stages[0].weight.per_token = 3; /* it starts before the other ends */
     stages[1].weight.per_token = 2;
     timing.stages = stages;
     desc.shape.n_stages = 2;
@@ -453,20 +478,25 @@ TEST(the_path_ends_with_the_last) {
     CHECK(strcmp(idle_cause_name(IDLE_WARM_UP), "?") != 0 && strcmp(idle_cause_name(IDLE_WARM_UP), idle_cause_name(IDLE_DRAIN)) != 0);
 }
 
-/* Measured times: a pass that begins 2 later than it could. */
+/* Measured times: a pass that begins 2 later than it could. Where transfers occupy the stages it may be one of them. */
 TEST(a_late_start_is_overhead) {
     static const int64_t lengths[] = {1};
     cf_schedule_desc desc = {0};
+    cf_timing timing = {0};
     idle_report late;
     example e;
+    int i;
     if (example_make(lengths, 1, 1, &desc, &e)) {
         e.timeline->start[1] += 2;
         e.timeline->end[1] += 2;
         e.timeline->makespan += 2;
-        CHECK_INT(idle_make(e.plan, e.schedule, e.timeline, NULL, &late, NULL), CF_OK);
-        CHECK(late.stages[0].seconds[IDLE_OVERHEAD] == 2);
-        CHECK_INT(late.first[1], 1);
-        idle_free(&late);
+        for (i = 0; i < 3; i++) {
+            timing.no_overlap = i == 2;
+            CHECK_INT(idle_make(e.plan, e.schedule, e.timeline, i > 0 ? &timing : NULL, &late, NULL), CF_OK);
+            CHECK(late.stages[0].seconds[i == 2 ? IDLE_TRANSFER : IDLE_OVERHEAD] == 2);
+            CHECK_INT(late.first[1], 1);
+            idle_free(&late);
+        }
     }
     example_free(&e);
 }

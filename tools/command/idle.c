@@ -130,13 +130,14 @@ static void note_arrivals(finder *f) {
    When passes could have run
    ---------------------------------------------------------------------------------------------------------------- */
 
+static double time_of(const double *times, int64_t id) { return id >= 0 ? times[id] : 0; }
+
 static void note_moments(finder *f, int64_t id) {
     needs n = needs_of(f, id);
     moments *m = &f->own[id];
-    double own = n.own >= 0 ? f->timeline->end[n.own] : 0, state = n.state >= 0 ? f->timeline->end[n.state] : 0;
-    double made = n.from_stage >= 0 ? f->timeline->end[n.from_stage] : 0;
-    double arrived = n.from_stage >= 0 ? f->out.arrived[n.from_stage] : 0;
-    double slot = n.slot >= 0 ? f->timeline->end[n.slot] : 0;
+    const double *end = f->timeline->end;
+    double own = time_of(end, n.own), state = time_of(end, n.state), slot = time_of(end, n.slot);
+    double made = time_of(end, n.from_stage), arrived = time_of(f->out.arrived, n.from_stage);
 
     m->ready = later(later(own, state), later(arrived, slot));
     m->roomy = takes_room(f, id) ? later(later(own, state), arrived) : NEVER;
@@ -280,9 +281,9 @@ static void find_pieces(finder *f, int64_t stage) {
    The critical path
    ---------------------------------------------------------------------------------------------------------------- */
 
-static void bind(finder *f, int64_t id, int64_t to, double arrived, double *latest) {
-    if (to < 0 || arrived <= *latest) return;
-    *latest = arrived;
+static void bind(finder *f, int64_t id, int64_t to, const double *times, double *latest) {
+    if (to < 0 || times[to] <= *latest) return;
+    *latest = times[to];
     f->out.waited_for[id] = (int32_t)to;
 }
 
@@ -291,12 +292,10 @@ static void note_waits(finder *f, int64_t stage) {
 
     for (i = f->schedule->first[stage]; i < f->schedule->first[stage + 1]; i++) {
         double latest = -1;
-        needs n;
         f->out.waited_for[i] = -1;
         if (!is_pass(f, i)) continue;
-        n = needs_of(f, i);
-        bind(f, i, before, before >= 0 ? f->timeline->end[before] : 0, &latest);
-        bind(f, i, n.from_stage, n.from_stage >= 0 ? f->out.arrived[n.from_stage] : 0, &latest);
+        bind(f, i, before, f->timeline->end, &latest);
+        bind(f, i, needs_of(f, i).from_stage, f->out.arrived, &latest);
         before = i;
     }
 }

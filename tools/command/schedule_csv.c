@@ -134,10 +134,6 @@ cf_result schedule_csv_renumber(cf_plan *plan, cf_schedule *schedule, const cf_a
    Writing
    ---------------------------------------------------------------------------------------------------------------- */
 
-static int is_extension(const cf_action *a) {
-    return a->pass == CF_R || a->pass == CF_SEND_R || a->pass == CF_RECV_R;
-}
-
 static int with_transfers(const schedule_csv_desc *desc) { return desc->format == SCHEDULE_CSV_COMPUTE_COMMS; }
 
 static int is_left_out(const cf_action *a, const schedule_csv_desc *desc) {
@@ -145,16 +141,15 @@ static int is_left_out(const cf_action *a, const schedule_csv_desc *desc) {
 }
 
 /* What PyTorch would refuse, run wrongly, or run without what it needs. */
-static cf_result check_runnable(const cf_plan *plan, const cf_schedule *schedule, const schedule_csv_desc *desc,
-                                cf_error *error) {
+static cf_result check_runnable(const cf_plan *plan, const cf_schedule *schedule, cf_error *error) {
     int64_t i;
 
     TRY(check_no_groups(plan, schedule->shape.rank,
                         "is part of a split sequence, whose keys and values PyTorch's files do not hand on", error));
     for (i = 0; i < schedule->n_actions; i++)
-        if (is_extension(&schedule->actions[i]) && !is_left_out(&schedule->actions[i], desc))
+        if (schedule->actions[i].pass == CF_R) /* what is sent for replays stands behind one */
             return cf_refuse(error, CF_ERROR_ARGUMENT, "actions.pass", i,
-                             "is a replay or a move of state, which PyTorch's files do not have");
+                             "is a replay, which PyTorch's files do not have");
     return CF_OK;
 }
 
@@ -191,7 +186,7 @@ static cf_result check_writable(const cf_plan *plan, const cf_schedule *schedule
         return cf_refuse(error, CF_ERROR_ARGUMENT, "format", -1,
                          "the schedule has no transfers to write; lower it first");
     TRY(check_extras(plan, schedule, desc->extras, error));
-    return desc->extensions ? CF_OK : check_runnable(plan, schedule, desc, error);
+    return desc->extensions ? CF_OK : check_runnable(plan, schedule, error);
 }
 
 typedef struct writer {
