@@ -68,7 +68,9 @@ typedef struct checkpoint {
     void *user;    /* of both */
 } checkpoint;
 
+#ifndef CHECKPOINT_PIECE
 #define CHECKPOINT_PIECE ((int64_t)1 << 20) /* numbers that are moved at once */
+#endif
 
 typedef struct checkpoint_head {
     char magic[8];

@@ -29,7 +29,53 @@ static double counted_forward(const pass *p) {
 #undef model_forward
 
 #include "../../examples/check.h"
+
+/* What writes a checkpoint calls these in the place of the system: they note what is asked for, in its order, and say
+   no, or send a signal, where a test wants that. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static struct {
+    char calls[16];     /* m: permissions, f: flushed, s: a file to the disk, d: a directory to it, r: renamed */
+    int n, fails, signals;
+    int64_t synced;     /* bytes of the file that went to the disk */
+    struct stat folder; /* the directory that did */
+} asked;
+
+static int ask(char call, int signals) {
+    if (asked.n < 15) asked.calls[asked.n++] = call;
+    if (signals && asked.signals) raise(asked.signals);
+    errno = EIO;
+    return asked.n == asked.fails;
+}
+
+static int asked_fchmod(int file, mode_t mode) { return ask('m', 0) ? -1 : fchmod(file, mode); }
+static int asked_fflush(FILE *file) { return ask('f', 1) ? EOF : fflush(file); }
+static int asked_rename(const char *from, const char *to) { return ask('r', 0) ? -1 : rename(from, to); }
+
+static int asked_fsync(int file) {
+    struct stat status;
+    const int directory = fstat(file, &status) == 0 && S_ISDIR(status.st_mode);
+    if (directory) asked.folder = status;
+    else asked.synced = (int64_t)status.st_size;
+    return ask(directory ? 'd' : 's', 0) ? -1 : fsync(file);
+}
+
+#define CHECKPOINT_PIECE 2
+#define fchmod asked_fchmod
+#define fflush asked_fflush
+#define rename asked_rename
+#define fsync asked_fsync
 #include "../../examples/checkpoint.h"
+#undef fchmod
+#undef fflush
+#undef rename
+#undef fsync
+
 #include "../../examples/options.h"
 #include "../../examples/tokens.h"
 
@@ -485,6 +531,34 @@ TEST(nothing_stale_is_read_and_runs_repeat_bit_by_bit) {
     CHECK_INT(first.peak_slots, 2);
     free(before);
     world_end(&x);
+}
+
+/* A later batch may need more slots and states than those before it, or fewer: each has the gradients that it has alone. */
+TEST(a_runner_grows_from_batch_to_batch) {
+    static const int64_t lengths[][3] = {{9, 5, 2}, {100, 70, 33}, {40, 3, 0}, {160, 90, 50}};
+    const model_config c = tiny_model();
+    chunk_runner runner = {0};
+    memory_meter meter = {{0}, {0}};
+    for (int i = 0; i < 4; i++) {
+        world alone;
+        chunked_result wanted, got;
+        cf_error error;
+        world_begin(&alone, &c, lengths[i], 3, 16, 1 + 2 * i, 0);
+        if (i == 0) runner = alone.runner;
+        runner.config = &alone.config;
+        runner.order = alone.runner.order;
+        runner.meter = &meter;
+        const double loss = chunked_loss(&alone, &wanted);
+        weights together = weights_new(&c);
+        REQUIRE(chunked_gradients(&runner, &alone.weights, &together, &alone.batch, alone.seed, &got, &error) == CF_OK);
+        CHECK(got.loss == loss && memcmp(together.flat, alone.gradient.flat, (size_t)together.count * sizeof(real)) == 0);
+        CHECK_INT(got.peak_slots, wanted.peak_slots);
+        weights_free(&together);
+        world_end(&alone);
+    }
+    CHECK(runner.n_slots > 1 && runner.n_states > 0);
+    chunk_runner_free(&runner);
+    for (int kind = 0; kind < MEMORY_KINDS; kind++) CHECK_INT(meter.held[kind], 0);
 }
 
 /* A replay is the same forward: dropping more activations changes no bit of the gradients. And of a chunk's forwards
@@ -1464,6 +1538,109 @@ TEST(checkpoint_comes_back_whole) {
     remove(path);
 }
 
+/* All of it goes to the disk before the name does, and the name's directory at the end. Whatever fails, the old one is
+   there, the system's reason comes back, and nothing else is left. */
+TEST(checkpoint_is_on_the_disk_or_the_old_one_is) {
+    const int here = open(".", O_RDONLY);
+    struct stat status;
+    REQUIRE(here >= 0 && stat(folder, &status) == 0);
+    for (int bare = 0; bare < 2; bare++) { /* by its path, and by its name in its folder */
+        char path[256], temporary[300], why[CHECKPOINT_WHY] = "";
+        if (bare) REQUIRE(chdir(folder) == 0);
+        snprintf(path, sizeof path, "%s", bare ? "synced" : in_folder("synced"));
+        snprintf(temporary, sizeof temporary, "%s.chunkflow-tmp0", path);
+        for (int fails = 0; fails < 6; fails++) {
+            saved_run old, new, read;
+            saved_run_init(&old, 1);
+            saved_run_init(&new, 2);
+            saved_run_init(&read, 3);
+            CHECK_INT(replace_file(path, &old.c), 0);
+            memset(&asked, 0, sizeof asked);
+            asked.fails = fails;
+            const int code = replace_file(path, &new.c);
+            asked.fails = 0;
+            CHECK_INT(code, fails == 0 || fails == 5 ? 0 : EIO); /* that a directory cannot be synced is no failure */
+            CHECK_STR(asked.calls, fails == 0 || fails == 5 ? "mfsrd" : fails == 1 ? "m" : fails == 2 ? "mf" :
+                      fails == 3 ? "mfs" : "mfsr");
+            if (fails == 0 || fails > 2) CHECK_INT(asked.synced, 48 + 3 * 40 + 16 + CHECKPOINT_ARRAYS * 5 * 8 + 8);
+            if (fails == 0) CHECK(asked.folder.st_ino == status.st_ino && asked.folder.st_dev == status.st_dev);
+            CHECK_INT(checkpoint_load(path, &read.c, why), 1);
+            CHECK(memcmp(read.arrays, code == 0 ? new.arrays : old.arrays, sizeof read.arrays) == 0);
+            CHECK(access(temporary, F_OK) != 0);
+        }
+        remove(path);
+        if (bare) REQUIRE(fchdir(here) == 0);
+    }
+    close(here);
+}
+
+static volatile sig_atomic_t signals_seen;
+static char renamed_before; /* whether the checkpoint had its name when the signal was handed on */
+
+static void see_signal(int number) {
+    (void)number;
+    signals_seen++;
+    renamed_before = asked.calls[3];
+}
+
+/* A signal that comes while it is written comes once it has its name, and whoever handled signals handles them again. */
+TEST(checkpoint_is_finished_before_a_signal_comes) {
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGXCPU};
+    for (int i = 0; i < 5; i++) {
+        struct sigaction mine, before, after;
+        saved_run run;
+        saved_run_init(&run, i);
+        memset(&mine, 0, sizeof mine);
+        mine.sa_handler = see_signal;
+        REQUIRE(sigaction(signals[i], &mine, &before) == 0);
+        memset(&asked, 0, sizeof asked);
+        asked.signals = signals[i];
+        signals_seen = 0;
+        CHECK_INT(replace_file(in_folder("signalled"), &run.c), 0);
+        asked.signals = 0;
+        CHECK(signals_seen == 1 && renamed_before == 'r');
+        CHECK_INT(replace_file(in_folder("signalled"), &run.c), 0);
+        CHECK(signals_seen == 1); /* it is not handed on again */
+        CHECK(sigaction(signals[i], &before, &after) == 0 && after.sa_handler == see_signal);
+        remove(in_folder("signalled"));
+    }
+}
+
+/* A new file has the permissions that the user wants for new files; one that is replaced keeps its own. Of a hundred
+   temporary names one must be free, and what has the others, here one file by many names, stays as it is. */
+TEST(checkpoint_has_its_permissions_and_a_name_of_its_own) {
+    char path[256], name[300], taken[256], why[CHECKPOINT_WHY] = "";
+    struct stat status;
+    saved_run run;
+    saved_run_init(&run, 1);
+    snprintf(path, sizeof path, "%s", in_folder("named"));
+    snprintf(taken, sizeof taken, "%s", in_folder("taken"));
+    const mode_t mask = umask(027);
+    CHECK_INT(replace_file(path, &run.c), 0);
+    CHECK(stat(path, &status) == 0 && (status.st_mode & 07777) == 0640);
+    CHECK(chmod(path, 0604) == 0);
+    CHECK_INT(replace_file(path, &run.c), 0);
+    CHECK(stat(path, &status) == 0 && (status.st_mode & 07777) == 0604);
+    umask(mask);
+    write_file(taken, "mine", 4);
+    for (int i = 0; i < 100; i++) {
+        snprintf(name, sizeof name, "%s.chunkflow-tmp%d", path, i);
+        saved_run_init(&run, i);
+        CHECK_INT(replace_file(path, &run.c), 0);
+        CHECK(link(taken, name) == 0);
+    }
+    CHECK_INT(replace_file(path, &run.c), EEXIST);
+    CHECK_INT(checkpoint_load(path, &run.c, why), 1);
+    CHECK_INT(run.progress[0], 990);
+    CHECK(stat(taken, &status) == 0 && status.st_size == 4 && status.st_nlink == 101);
+    for (int i = 0; i < 100; i++) {
+        snprintf(name, sizeof name, "%s.chunkflow-tmp%d", path, i);
+        CHECK(remove(name) == 0);
+    }
+    remove(taken);
+    remove(path);
+}
+
 static void move_piece(void *user, int array, int64_t first, int64_t count, real *to, int out) {
     saved_run *r = (saved_run *)user;
     if (out) memcpy(to, r->arrays[array] + first, (size_t)count * sizeof *to);
@@ -1584,7 +1761,7 @@ SUITE(trainer, CASE(hashes_are_those_of_splitmix64), CASE(models_are_refused_by_
       CASE(gradients_equal_finite_differences_untied), CASE(gradients_equal_finite_differences_with_dropout),
       CASE(gradients_equal_finite_differences_with_a_window),
       CASE(any_chunking_gives_the_same_gradients), CASE(nothing_stale_is_read_and_runs_repeat_bit_by_bit),
-      CASE(k_changes_no_bit), CASE(a_stream_changes_no_bit), CASE(a_stream_sends_what_is_needed_and_no_more),
+      CASE(k_changes_no_bit), CASE(a_runner_grows_from_batch_to_batch), CASE(a_stream_changes_no_bit), CASE(a_stream_sends_what_is_needed_and_no_more),
       CASE(device_bytes_do_not_grow_with_the_sequence), CASE(the_ring_shows_a_wrong_order),
       CASE(memory_is_what_it_should_be), CASE(gradients_add_to_what_is_there),
       CASE(stages_in_a_row_are_the_whole_model), CASE(backward_in_two_passes_is_backward_in_one),
@@ -1593,7 +1770,9 @@ SUITE(trainer, CASE(hashes_are_those_of_splitmix64), CASE(models_are_refused_by_
       CASE(dropout_differs_by_step_layer_site_and_position), CASE(learning_rate_warms_up_and_decays),
       CASE(adamw_equals_the_definition), CASE(every_epoch_has_every_document_once_and_can_be_entered_anywhere),
       CASE(files_become_documents_and_no_byte_is_lost),
-      CASE(directories_are_read_in_order_and_some_entries_are_passed_over), CASE(checkpoint_that_cannot_be_written), CASE(checkpoint_comes_back_whole), CASE(checkpoint_piece_by_piece),
+      CASE(directories_are_read_in_order_and_some_entries_are_passed_over), CASE(checkpoint_that_cannot_be_written), CASE(checkpoint_comes_back_whole),
+      CASE(checkpoint_is_on_the_disk_or_the_old_one_is), CASE(checkpoint_is_finished_before_a_signal_comes),
+      CASE(checkpoint_has_its_permissions_and_a_name_of_its_own), CASE(checkpoint_piece_by_piece),
       CASE(checkpoint_damaged_anywhere_is_refused), CASE(checkpoint_of_many_terabytes_is_refused),
       CASE(checkpoint_of_another_run_is_refused));
 
