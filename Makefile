@@ -236,7 +236,7 @@ $(filter-out $(TEST_HEAVY),$(TEST_OBJECTS)): TEST_CFLAGS = $(TEST_LIGHT)
 $(TEST_BUILD)/unit: $(TEST_OBJECTS)
 	$(CC) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
-TRAINER_TESTS := $(TEST_BUILD)/trainer $(TEST_BUILD)/trainer_kinds
+TRAINER_TESTS := $(addprefix $(TEST_BUILD)/,trainer trainer_kinds trainer_trees)
 $(TRAINER_TESTS): private TEST_CFLAGS = -g1 -Og -DCHUNKFLOW_TESTED $(SANITIZE)
 $(TRAINER_TESTS): $(TEST_BUILD)/%: tests/trainer/test_%.c $(TEST_LIBRARY) tests/harness.h tests/trainer/world.h $(TRAIN_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
@@ -544,7 +544,7 @@ test-gpu: $(TEST_BUILD)/chunkflow
 
 # What takes longest comes first, so that at the end no processor waits for the other one.
 test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
-      $(addprefix $(TEST_BUILD)/,unit fuzz search trainer trainer_kinds trainer_tensors train_tiny make_tokens chunkflow) \
+      $(addprefix $(TEST_BUILD)/,unit fuzz search trainer trainer_kinds trainer_trees trainer_tensors train_tiny make_tokens chunkflow) \
       $(TRAINER_MODEL)
 	@$(if $(SANITIZE),,echo "note: this compiler links no sanitizers; the tests run without them";) \
 	CC="$(CC)" CXX="$(CXX)" BUILD="$(BUILD)" sh tests/run.sh \
@@ -571,6 +571,7 @@ test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
 	    "sh tests/trainer/tiny_check.sh $(BUILD)" \
 	    "$(TEST_BUILD)/trainer" \
 	    "$(TEST_BUILD)/trainer_kinds" \
+	    "$(TEST_BUILD)/trainer_trees" \
 	    "$(TRAINER_MODEL)" \
 	    "$(TEST_BUILD)/trainer_tensors $(TEST_BUILD)" \
 	    "$(TEST_BUILD)/fuzz"

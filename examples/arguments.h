@@ -66,7 +66,7 @@ static inline void parse_choice(const option *one, const char *text) {
 }
 
 /* "1,20,3" */
-static inline void parse_lengths(length_list *list, const char *text) {
+static inline void parse_lengths(const char *name, length_list *list, const char *text) {
     int64_t n = 1;
     for (const char *c = text; *c; c++) n += *c == ',';
     free(list->lengths);
@@ -76,7 +76,7 @@ static inline void parse_lengths(length_list *list, const char *text) {
         char number[32];
         size_t length = strcspn(text, ",");
         snprintf(number, sizeof number, "%.*s", (int)min_of((int64_t)length, 31), text);
-        list->lengths[i] = (int64_t)parse_number("synthetic", number, 0, 1e9, 1);
+        list->lengths[i] = (int64_t)parse_number(name, number, 0, 1e9, 1);
         text += length + (text[length] == ',');
     }
 }
@@ -91,7 +91,7 @@ static inline void parse_value(const option *one, const char *text) {
     } else if (one->kind == CHOICE) {
         parse_choice(one, text);
     } else {
-        parse_lengths((length_list *)one->target, text);
+        parse_lengths(one->name, (length_list *)one->target, text);
     }
 }
 
@@ -116,6 +116,25 @@ static inline int64_t parse_arguments(int argc, char **argv, const option *list,
         }
     }
     return n_paths;
+}
+
+/* Made-up documents may begin alike, as answers to one prompt do. */
+#define WITH_HELP "I,I,...: with which earlier one (0, 1, ...) each of them shares its first"
+#define SHARED_HELP "N,N,...: so many tokens"
+#define SHARE_HELP "compute once what sequences have in common, from so many first tokens on, 0: no"
+#define ONCE_HELP "a token that sequences share counts once, and not once for each"
+
+static inline void check_alike(const length_list *lengths, const length_list *with, const length_list *shared) {
+    if (with->count != shared->count || (with->count > 0 && with->count != lengths->count)) {
+        fail(EXIT_BAD_INPUT, "--with and --shared want a number for each --synthetic document");
+    }
+    for (int64_t i = 0; i < with->count; i++) {
+        const int64_t other = with->lengths[i], tokens = shared->lengths[i];
+        if (tokens > 0 && (other >= i || tokens > min_of(lengths->lengths[i], lengths->lengths[other]))) {
+            fail(EXIT_BAD_INPUT, "--shared: document %lld has no %lld tokens in common with an earlier one",
+                 (long long)i, (long long)tokens);
+        }
+    }
 }
 
 #endif /* TRAIN_ARGUMENTS_H */

@@ -43,6 +43,7 @@ static inline attention_problem attention_of(const pass *p, int64_t i) {
     problem.sinks = weights_of(p, i)->sinks;
     problem.cu_seqlens_q = r->cu_seqlens_q;
     problem.cu_seqlens_k = r->cu_seqlens_k;
+    problem.position = p->n_places > 0 ? r->position : NULL;
     problem.tiles = p->scratch->tiles;
     for (int32_t s = 0; s < r->n_seqs; s++) {
         int64_t length = r->cu_seqlens_q[s + 1] - r->cu_seqlens_q[s];
@@ -57,19 +58,19 @@ static inline key_block own_keys(const pass *p, int64_t i) {
     const layer_activations *a = &p->kept->layers[i];
     const row_scratch *s = &p->scratch->rows;
     int latent = layer_kind_of(p->config, p->stage.first_layer + i).mixer == MIXER_LATENT;
-    key_block own = {a->k, latent ? a->k : a->v, s->dk, latent ? s->dk : s->dv, 0, p->rows->rows, 1};
+    key_block own = {a->k, latent ? a->k : a->v, s->dk, latent ? s->dk : s->dv, 0, p->rows->rows, 1, NULL, 0};
     return own;
 }
 
-/* `count` of the rows that layer `i` keeps in the group's state, from its row `place` on, wherever that lies. The first
-   of them is key `first` of the sequence. */
-static inline key_block state_keys(const pass *p, int64_t i, int64_t width, int64_t place, int64_t first,
+/* `count` of the rows that layer `i` keeps in a group's state, from its row `row` on, wherever that lies. The first of
+   them is key `first` of the sequence. */
+static inline key_block state_keys(const group_state *state, int64_t i, int64_t width, int64_t row, int64_t first,
                                    int64_t count) {
-    key_block none = {NULL, NULL, NULL, NULL, 0, 0, 0};
-    if (!p->state) return none;
-    const layer_state *at = &p->state->layers[i];
-    int64_t offset = place * width;
-    key_block keys = {at->k + offset, at->v + offset, at->dk + offset, at->dv + offset, first, count, 0};
+    key_block none = {NULL, NULL, NULL, NULL, 0, 0, 0, NULL, 0};
+    if (!state) return none;
+    const layer_state *at = &state->layers[i];
+    int64_t offset = row * width;
+    key_block keys = {at->k + offset, at->v + offset, at->dk + offset, at->dv + offset, first, count, 0, NULL, 0};
     return keys;
 }
 
@@ -77,19 +78,30 @@ static inline key_block state_keys(const pass *p, int64_t i, int64_t width, int6
    before, that one is kept whole. */
 static inline key_block prefix_keys(const pass *p, int64_t i, int64_t window, int64_t width) {
     int64_t first = first_key_of(window, p->rows->prefix), count = p->rows->prefix - first;
-    return state_keys(p, i, width, kept_before(p->state, window, p->rows->index) - count, first, count);
+    return state_keys(p->state, i, width, kept_before(p->state, window, p->rows->index) - count, first, count);
+}
+
+/* One of the places where the keys above a chunk lie in a tree: a state, or the chunk's own rows. */
+static inline key_block keys_of_place(const pass *p, int64_t i, int64_t width, const key_place *place) {
+    const int64_t count = place->level.cu_seqlens_k[place->level.n_seqs];
+    key_block keys = own_keys(p, i);
+    if (place->state) keys = state_keys(place->state, i, width, place->row, place->first, count);
+    keys.level = &place->level;
+    return keys;
 }
 
 /* The rows of its own that the pass keeps for later ones: the chunk's last. */
 static inline key_block kept_keys(const pass *p, int64_t i, int64_t window, int64_t width) {
-    int64_t end = p->rows->prefix + p->rows->state_tokens, count = rows_kept(window, p->rows->prefix, end);
-    return state_keys(p, i, width, kept_before(p->state, window, p->rows->index), end - count, count);
+    int64_t end = p->rows->prefix + p->rows->state_tokens, count = rows_kept(p->state, window, p->rows->prefix, end);
+    return state_keys(p->state, i, width, kept_before(p->state, window, p->rows->index), end - count, count);
 }
 
 /* The same rows where they are computed. */
 static inline key_block own_kept_keys(const pass *p, const key_block *own, const key_block *kept, int64_t width) {
     int64_t offset = (p->rows->state_tokens - kept->count) * width;
-    key_block keys = {own->k + offset, own->v + offset, own->dk + offset, own->dv + offset, 0, kept->count, 0};
+    key_block keys = *own;
+    keys.k += offset, keys.v += offset, keys.dk += offset, keys.dv += offset;
+    keys.count = kept->count;
     return keys;
 }
 
@@ -97,7 +109,7 @@ static inline key_block own_kept_keys(const pass *p, const key_block *own, const
 static inline int64_t tiles_that_see(const attention_problem *problem, const key_block *keys) {
     attention_slice slice = attention_slice_of(problem, 0);
     int64_t rows = min_of(slice.n_rows, end_of_sight(problem->window, keys->first + keys->count - 1) - slice.lead);
-    return keys->own ? problem->n_tiles : (rows + LANES - 1) / LANES;
+    return keys->own || keys->level ? problem->n_tiles : (rows + LANES - 1) / LANES;
 }
 
 static inline void forward_over_keys(const attention_problem *problem, const key_block *keys,
@@ -106,6 +118,22 @@ static inline void forward_over_keys(const attention_problem *problem, const key
     PARALLEL_FOR
     for (int64_t t = 0; t < n; t++) {
         attention_forward_tile(problem, keys, results, problem->tiles[t / problem->heads], t % problem->heads);
+    }
+}
+
+/* dK and dV of a place: slice by slice, because several may see the same rows. */
+static inline void backward_over_level(const attention_problem *problem, const key_block *keys,
+                                       const attention_gradients *g) {
+    for (int64_t first = 0; first < problem->n_tiles; first++) {
+        if (problem->tiles[first].first > 0) continue;
+        attention_slice slice = attention_slice_of(problem, problem->tiles[first].slice);
+        key_range range = key_range_of(problem, keys, &slice);
+        int64_t n = (range.end - range.first + LANES - 1) / LANES * problem->kv_heads;
+        PARALLEL_FOR
+        for (int64_t t = 0; t < n; t++) {
+            attention_tile at = {problem->tiles[first].slice, t / problem->kv_heads * LANES};
+            attention_backward_keys(problem, keys, g, at, t % problem->kv_heads);
+        }
     }
 }
 
@@ -118,6 +146,10 @@ static inline void backward_over_keys(const attention_problem *problem, const ke
     for (int64_t t = 0; t < n; t++) {
         attention_backward_queries(problem, keys, g, problem->tiles[t / problem->heads], t % problem->heads);
     }
+    if (keys->level) {
+        backward_over_level(problem, keys, g);
+        return;
+    }
     n = (keys->own ? problem->n_tiles : (keys->count + LANES - 1) / LANES) * problem->kv_heads;
     PARALLEL_FOR
     for (int64_t t = 0; t < n; t++) {
@@ -127,13 +159,13 @@ static inline void backward_over_keys(const attention_problem *problem, const ke
     }
 }
 
-/* The blocks of the prefix, from a stream or, where the state is on the device, all of it as one: gives the next one
-   after `keys`, which has been used, and returns 0 after the last. Begins with keys->k NULL. */
-static inline int next_keys(state_stream *stream, const key_block *prefix, key_block *keys) {
-    int64_t next = keys->k ? keys->first + keys->count : prefix->first;
+/* The blocks of a place, from a stream or, where it is on the device, all of it as one: gives the next one after
+   `keys`, which has been used, and returns 0 after the last. Begins with keys->k NULL. */
+static inline int next_keys(state_stream *stream, const key_block *place, key_block *keys) {
+    int64_t next = keys->k ? keys->first + keys->count : place->first;
     if (stream && keys->k) stream_release(stream);
-    if (next >= prefix->first + prefix->count) return 0;
-    *keys = stream ? stream_next(stream) : *prefix;
+    if (next >= place->first + place->count) return 0;
+    *keys = stream ? stream_next(stream) : *place;
     return 1;
 }
 
@@ -155,10 +187,11 @@ static inline void append_to_state(const pass *p, const key_block *own, const ke
 static inline void fetch_own_gradients(const pass *p, const key_block *own, const key_block *from, int64_t width) {
     const int64_t count = from->count * width;
     state_stream *stream = state_stream_of(p);
+    if (count == 0) return;
     if (stream) {
         stream_fetch(stream, own->dk, from->dk, count);
         if (own->v != own->k) stream_fetch(stream, own->dv, from->dv, count);
-    } else if (count > 0) {
+    } else {
         copy_rows(own->dk, from->dk, from->count, width);
         if (own->v != own->k) copy_rows(own->dv, from->dv, from->count, width);
     }
@@ -171,6 +204,15 @@ static inline attention_gradients attention_gradients_of(const pass *p, int64_t 
     return g;
 }
 
+/* Place `n` of the keys that a pass sees, counted from the root; the chunk's own are the last. Without shared rows
+   there is one before it: the prefix. */
+static inline int64_t n_places_of(const pass *p) { return 1 + (p->n_places > 0 ? p->n_places : 1); }
+
+static inline key_block place_of(const pass *p, int64_t i, int64_t window, int64_t width, int64_t n) {
+    if (n + 1 == n_places_of(p)) return own_keys(p, i);
+    return p->n_places > 0 ? keys_of_place(p, i, width, &p->places[n]) : prefix_keys(p, i, window, width);
+}
+
 /* Goes over all keys that the pass sees, block by block: forward or, with `backward`, for their gradients. */
 static inline void attention_mix(const pass *p, int64_t i, int backward) {
     const layer_activations *a = &p->kept->layers[i];
@@ -179,21 +221,24 @@ static inline void attention_mix(const pass *p, int64_t i, int backward) {
     const attention_results results = {a->mixed, a->lse, p->scratch->rows.total};
     const attention_gradients g = attention_gradients_of(p, i);
     const int64_t width = problem.kv_heads * problem.head_dim;
-    const key_block own = own_keys(p, i), prefix = prefix_keys(p, i, problem.window, width);
-    const key_block kept = kept_keys(p, i, problem.window, width), own_kept = own_kept_keys(p, &own, &kept, width);
-    key_block keys = {NULL, NULL, NULL, NULL, 0, 0, 0};
+    const key_block own = own_keys(p, i), kept = kept_keys(p, i, problem.window, width);
+    const key_block own_kept = own_kept_keys(p, &own, &kept, width);
     state_stream *stream = state_stream_of(p);
-    if (stream) stream_begin(stream, &prefix, width, backward);
     if (backward) clear_rows(own.dk, own.count, width), clear_rows(own.dv, own.count, width);
     if (backward) fetch_own_gradients(p, &own_kept, &kept, width);
     else append_to_state(p, &own_kept, &kept, width);
     if (backward) attention_backward_begin(&problem, &g, r->rows);
     else attention_forward_begin(&problem, &results, r->rows);
-    do {
-        if (!next_keys(stream, &prefix, &keys)) keys = own;
-        if (backward) backward_over_keys(&problem, &keys, &g);
-        else forward_over_keys(&problem, &keys, &results);
-    } while (!keys.own);
+    for (int64_t n = 0; n < n_places_of(p); n++) {
+        const key_block place = place_of(p, i, problem.window, width, n);
+        key_block keys = {NULL, NULL, NULL, NULL, 0, 0, 0, NULL, 0};
+        state_stream *blocks = place.own ? NULL : stream;
+        if (blocks) stream_begin(blocks, &place, width, backward);
+        while (next_keys(blocks, &place, &keys)) {
+            if (backward) backward_over_keys(&problem, &keys, &g);
+            else forward_over_keys(&problem, &keys, &results);
+        }
+    }
     if (!backward) attention_forward_end(&problem, &results, r->rows);
     if (stream) stream_end(stream);
 }

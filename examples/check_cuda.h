@@ -38,24 +38,14 @@ static inline int64_t block_rows_of(const model_config *c, cf_dtype type, int64_
     return rows;
 }
 
-#define WITH_HELP "I,I,...: with which earlier one (0, 1, ...) each of them shares its first"
-#define SHARED_HELP "N,N,...: so many tokens, which are computed once"
-
 /* Synthetic documents that begin alike. Their tokens are still to be made so. */
 static inline void share_documents(cf_pack_desc *packing, const length_list *lengths, const length_list *with,
                                    const length_list *shared) {
     const int64_t n = with->count;
     packing->share_least = 1;
-    if (n != shared->count || (n > 0 && n != lengths->count))
-        fail(EXIT_BAD_INPUT, "--with and --shared want a number for each --synthetic document");
+    check_alike(lengths, with, shared);
     cf_share *shares = n > 0 ? TAKE(cf_share, n) : NULL;
-    for (int64_t i = 0; i < n; i++) {
-        const int64_t other = with->lengths[i], tokens = shared->lengths[i];
-        if (tokens > 0 && (other >= i || tokens > lengths->lengths[i] || tokens > lengths->lengths[other]))
-            fail(EXIT_BAD_INPUT, "--shared: document %lld has no %lld tokens in common with an earlier one",
-                 (long long)i, (long long)tokens);
-        shares[i] = {other, tokens};
-    }
+    for (int64_t i = 0; i < n; i++) shares[i] = {with->lengths[i], shared->lengths[i]};
     packing->shares = shares;
 }
 

@@ -29,6 +29,9 @@ typedef struct chunk_feed {
     int64_t capacity;        /* rows */
     void *metadata;          /* memory of cf_metadata_fill */
     size_t metadata_bytes;
+    cf_metadata described;   /* what that says of the chunk */
+    int32_t *more_target;    /* (described.n_more) */
+    key_place *places;       /* (described.n_levels) */
     int64_t bytes;           /* of all these: what a device is given beside the weights, of one chunk at a time */
     double *weights;         /* (sequences of the batch) from cf_loss_weights */
     double mtp_weight;       /* of the loss of each token's next but one */
@@ -42,12 +45,14 @@ static inline void chunk_feed_free(chunk_feed *f, memory_meter *meter) {
     free(f->target2);
     free(f->weight2);
     free(f->metadata);
+    free(f->more_target);
+    free(f->places);
     free(f->weights);
     memset(f, 0, sizeof *f);
 }
 
-/* Makes ready for a batch: room for any chunk of the plan, and the weights of the mean over all target tokens. mtp:
-   weight of the loss of the next token but one. */
+/* Makes ready for a batch: room for any chunk of the plan, and the weights of the mean over all target tokens, or the
+   batch's own. mtp: weight of the loss of the next token but one. */
 static inline cf_result chunk_feed_begin(chunk_feed *f, const cf_plan *plan, const batch *b, double mtp,
                                          memory_meter *meter, cf_error *error) {
     cf_loss_weights_desc mean = {0};
@@ -58,6 +63,7 @@ static inline cf_result chunk_feed_begin(chunk_feed *f, const cf_plan *plan, con
     desc.weights = f->weights = TAKE(double, b->count);
     f->mtp_weight = batch_loss_weight2(b, mtp);
     cf_result result = cf_loss_weights(b->length, b->count, &mean, f->weights, error);
+    if (b->weight) memcpy(f->weights, b->weight, (size_t)b->count * sizeof *f->weights);
     if (result == CF_OK) result = cf_metadata_size(plan, -1, &desc, &bytes, error);
     if (result != CF_OK || (bytes <= f->metadata_bytes && plan->chunk_size <= f->capacity)) return result;
     free(f->token);
@@ -80,6 +86,20 @@ static inline cf_result chunk_feed_begin(chunk_feed *f, const cf_plan *plan, con
     return CF_OK;
 }
 
+/* Where the plan has trees: targets beside the first of rows where sequences part, and room for the places of keys. */
+static inline void chunk_feed_load_more(chunk_feed *f, const batch *b) {
+    const cf_metadata *m = &f->described;
+    free(f->more_target);
+    free(f->places);
+    f->more_target = TAKE(int32_t, m->n_more);
+    f->places = TAKE(key_place, m->n_levels);
+    for (int64_t i = 0; i < m->n_more; i++) f->more_target[i] = b->tokens[m->more_sequences[i]][m->more_targets[i]];
+    f->rows.n_more = m->n_more;
+    f->rows.more_row = m->more_rows;
+    f->rows.more_target = f->more_target;
+    f->rows.more_weight = m->more_weights;
+}
+
 /* Fills in the rows of one chunk. */
 static inline cf_result chunk_feed_load(chunk_feed *f, const cf_plan *plan, int64_t chunk, const batch *b,
                                         cf_error *error) {
@@ -88,8 +108,11 @@ static inline cf_result chunk_feed_load(chunk_feed *f, const cf_plan *plan, int6
     cf_metadata m;
     desc.ignored = b->ignored;
     desc.weights = f->weights;
+    desc.once = b->once;
     cf_result result = cf_metadata_fill(plan, chunk, &desc, f->metadata, f->metadata_bytes, &m, error);
     if (result != CF_OK) return result;
+    f->described = m;
+    chunk_feed_load_more(f, b);
     r->rows = m.rows;
     r->n_seqs = m.n_seqs;
     r->prefix = m.prefix;
@@ -118,6 +141,29 @@ static inline cf_result chunk_feed_load(chunk_feed *f, const cf_plan *plan, int6
     return CF_OK;
 }
 
+/* In a tree: which states the pass reads, and before its first use of one in a backward, clears its gradients. Which of
+   its rows see which of theirs is in the metadata, level by level. */
+static inline void chunk_feed_find_places(chunk_feed *f, const cf_step *step, const group_state *states, pass *p) {
+    const cf_metadata *m = &f->described;
+    for (int64_t n = 0; n < step->n_path; n++) {
+        const cf_path *path = &step->path[n];
+        const group_state *state = &states[path->state];
+        if (path->clear_gradient && state != p->state) group_state_clear_gradient(state, p->config, &p->stage);
+        for (int64_t i = 0; i < m->n_levels; i++) {
+            if (m->levels[i].group != path->group) continue;
+            f->places[i].state = state;
+            f->places[i].row = m->levels[i].first;
+            f->places[i].first = path->begin + m->levels[i].first;
+        }
+    }
+    for (int64_t i = 0; i < m->n_levels; i++) {
+        const key_level level = {m->levels[i].n_seqs, m->levels[i].cu_seqlens_q, m->levels[i].cu_seqlens_k};
+        f->places[i].level = level;
+    }
+    p->places = f->places;
+    p->n_places = m->n_levels;
+}
+
 /* ================================================================================================================
    >>runner    buffers that live as long as the training, and the callbacks that use them
    ================================================================================================================ */
@@ -126,6 +172,7 @@ typedef struct chunk_runner {
     const model_config *config;
     stage stage;              /* the part of the model that runs here */
     cf_pack_desc packing;
+    int64_t share;            /* see pack_batch */
     cf_schedule_desc order;
     int64_t stream_bytes;     /* of the ring through which states in host memory pass; 0: states are on the device */
     memory_meter *meter;
@@ -154,7 +201,8 @@ typedef struct chunk_runner {
 typedef struct chunked_result {
     double loss;                       /* mean over the batch's target tokens */
     int64_t n_chunks, n_replays;
-    int64_t largest_group;             /* in chunks */
+    int64_t n_rows;                    /* that were computed: tokens, less what is shared */
+    int64_t largest_group;             /* in chunks; of a tree, of its longest path */
     int64_t n_hybrid;
     int64_t peak_slots;
     int64_t peak_activation_bytes;     /* of slots in use at once */
@@ -221,9 +269,11 @@ static inline cf_result chunk_runner_reserve(chunk_runner *r, const cf_plan *pla
 
 static inline pass pass_of(chunk_runner *r, const cf_step *step) {
     pass p = {r->config, r->weights, &r->feed.rows, &r->passing, NULL, &r->scratch, r->stage, r->seed,
-              step->action.pass == CF_R, &r->routing};
+              step->action.pass == CF_R, &r->routing, NULL, 0};
     if (step->slot >= 0) p.kept = &r->slots[step->slot];
     if (step->state >= 0) p.state = &r->states[step->state];
+    if (step->clear_state_gradient) group_state_clear_gradient(p.state, r->config, &r->stage);
+    chunk_feed_find_places(&r->feed, step, r->states, &p);
     return p;
 }
 
@@ -247,7 +297,6 @@ static inline int backward_chunk(void *user, const cf_step *step) {
     cf_result result = chunk_feed_load(&r->feed, step->plan, step->action.chunk, r->batch, step->error);
     if (result != CF_OK) return (int)result;
     pass p = pass_of(r, step);
-    if (step->clear_state_gradient) group_state_clear_gradient(p.state, r->config, &r->stage);
     model_backward(&p, r->gradient);
     return 0;
 }
@@ -257,8 +306,8 @@ static inline group_state state_of_group(const model_config *config, const stage
     const cf_group *group = &plan->groups[number];
     int64_t *begin = TAKE(int64_t, group->n_chunks + 1);
     for (int64_t i = 0; i < group->n_chunks; i++) begin[i] = plan->chunks[group->first_chunk + i].prefix;
-    begin[group->n_chunks] = group->tokens;
-    return group_state_new(config, part, begin, group->n_chunks, stream, meter);
+    begin[group->n_chunks] = begin[0] + group->tokens;
+    return group_state_new(config, part, begin, group->n_chunks, plan->branches != NULL, stream, meter);
 }
 
 /* A slot comes into use. Activation slots are there already; a group's state has the group's size. */
@@ -317,6 +366,25 @@ static inline cf_result run_rank(chunk_runner *r, const cf_plan *plan, int64_t r
     return result;
 }
 
+/* Packs a batch. What sequences have in common, from `share` first tokens on, is found before and will be computed
+   once; 0: nothing is. (Only what is equal in all that a model sees: equal tokens behind other images are not, nor are
+   tokens that a trainer which records routes must send to other experts.) */
+static inline cf_result pack_batch(const cf_pack_desc *packing, int64_t share, const batch *b, cf_plan **plan,
+                                   cf_error *error) {
+    cf_pack_desc desc = *packing;
+    desc.share_least = share;
+    if (share == 0) return cf_pack(b->length, b->count, &desc, plan, error);
+    cf_share *shares = TAKE(cf_share, b->count);
+    const void **tokens = TAKE(const void *, b->count);
+    for (int64_t i = 0; i < b->count; i++) tokens[i] = b->tokens[i];
+    cf_result result = cf_shares_find(tokens, sizeof **b->tokens, b->length, b->count, shares, NULL, error);
+    desc.shares = shares;
+    if (result == CF_OK) result = cf_pack(b->length, b->count, &desc, plan, error);
+    free(shares);
+    free((void *)tokens);
+    return result;
+}
+
 /* Adds the batch's gradients to `gradient` and gives its loss. Data-parallel ranks, which would be other machines, run
    here one after the other; adding up their gradients is the all-reduce. `result` is filled in only on CF_OK.
    CF_ERROR_CANCELLED: *r->stop was set, and the gradients are incomplete. */
@@ -325,7 +393,7 @@ static inline cf_result chunked_gradients(chunk_runner *r, const weights *w, wei
     cf_plan *plan = NULL;
     cf_plan_stats stats;
     chunked_result sum = {0};
-    cf_result code = cf_pack(b->length, b->count, &r->packing, &plan, error);
+    cf_result code = pack_batch(&r->packing, r->share, b, &plan, error);
     if (code != CF_OK) return code;
     r->seed = seed;
     code = chunk_runner_begin(r, plan, b, w, gradient, error);
@@ -336,6 +404,7 @@ static inline cf_result chunked_gradients(chunk_runner *r, const weights *w, wei
         sum.loss += balance_loss(&r->routing, r->config);
         sum.n_chunks = plan->n_chunks;
         sum.n_hybrid = stats.n_hybrid;
+        sum.n_rows = stats.rows;
         sum.largest_group = stats.largest_group;
         sum.peak_activation_bytes = r->peak_live_bytes;
         *result = sum;

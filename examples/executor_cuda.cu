@@ -165,7 +165,7 @@ static settings parse_settings(int argc, char **argv) {
     if (s.model.layers / s.order.shape.n_stages < s.order.shape.n_virtual)
         fail(EXIT_BAD_INPUT, "%lld stages x %lld virtual ones want as many layers, the model has %lld",
              (long long)s.order.shape.n_stages, (long long)s.order.shape.n_virtual, (long long)s.model.layers);
-    if (s.synthetic.count == 0 && s.n_paths == 0) parse_lengths(&s.synthetic, "3000,120,90,533,64,1700,300,45,11");
+    if (s.synthetic.count == 0 && s.n_paths == 0) parse_lengths("synthetic", &s.synthetic, "3000,120,90,533,64,1700,300,45,11");
     return s;
 }
 

@@ -227,6 +227,10 @@ static inline void rope_rotate(real *x, const real *cosine, const real *sine, in
    each block of the prefix but the last is a whole number of KEY_BLOCK keys, how the prefix is cut changes no bit. The
    first block begins where the first query's window does; keys before that are never looked at.
 
+   Where sequences share rows, keys lie in several places, and each slice sees its own part of each of them: a key_level
+   says which. What goes from block to block goes from place to place as well. (Kernels that finish with each call merge
+   their results by log-sum-exp.)
+
    No matrix of scores is ever stored: LANES queries (or keys) are handled side by side, the softmax runs along with the
    sum (as in flash attention), and the backward computes the probabilities anew from the stored log-sum-exp.
    ================================================================================================================ */
@@ -248,17 +252,27 @@ typedef struct attention_problem {
     double scale;                /* of scores; 0: 1 / sqrt(head_dim) */
     const real *sinks;           /* (heads) a score of nothing; NULL: there is none */
     const int32_t *cu_seqlens_q, *cu_seqlens_k;
+    const int32_t *position;     /* (rows) with key_levels, and then cu_seqlens_k is not looked at; else NULL */
     const attention_tile *tiles; /* all rows, as queries or as own keys; those of slice 0 come first */
     int64_t n_tiles;
     const real *q;               /* (rows, heads, head_dim) */
 } attention_problem;
 
-/* Keys that are taken at once: rows of the prefix, or all of the chunk's own. */
+/* Who sees which rows of a place of keys: rows cu_seqlens_q[t] .. cu_seqlens_q[t + 1] - 1 of the chunk see all of the
+   rows cu_seqlens_k[t] .. cu_seqlens_k[t + 1] - 1 there (less what a window hides). */
+typedef struct key_level {
+    int64_t n_seqs;
+    const int32_t *cu_seqlens_q, *cu_seqlens_k;
+} key_level;
+
+/* Keys that are taken at once: rows of the prefix, or of another place, or all of the chunk's own. */
 typedef struct key_block {
-    real *k, *v;          /* (count, kv_heads, head_dim) */
-    real *dk, *dv;        /* the same; a backward adds to them */
-    int64_t first, count; /* the first row is key `first` of slice 0; not so with `own` */
+    real *k, *v;            /* (count, kv_heads, head_dim) */
+    real *dk, *dv;          /* the same; a backward adds to them */
+    int64_t first, count;   /* the first row is key `first` of those who see it; not so with `own` */
     int own;
+    const key_level *level; /* NULL: of a prefix slice 0 sees all, and of the chunk's own rows every slice its own */
+    int64_t at;             /* with a level: which of its rows the first one is */
 } key_block;
 
 /* What a tile needs to know about its slice. */
@@ -272,6 +286,7 @@ static inline attention_slice attention_slice_of(const attention_problem *p, int
     slice.first_row = p->cu_seqlens_q[s];
     slice.n_rows = p->cu_seqlens_q[s + 1] - slice.first_row;
     slice.lead = p->cu_seqlens_k[s + 1] - p->cu_seqlens_k[s] - slice.n_rows;
+    if (p->position) slice.lead = p->position[slice.first_row];
     return slice;
 }
 
@@ -280,9 +295,25 @@ typedef struct key_range {
     int64_t first, end, row;
 } key_range;
 
-static inline key_range key_range_of(const key_block *keys, const attention_slice *slice) {
+static inline key_range range_of_level(const attention_problem *p, const key_block *keys,
+                                       const attention_slice *slice) {
+    const key_level *level = keys->level;
+    key_range range = {0, 0, 0};
+    int64_t t = 0;
+    while (level->cu_seqlens_q[t + 1] <= slice->first_row) t++;
+    int64_t row = max_of(level->cu_seqlens_k[t], keys->at);
+    int64_t count = min_of(level->cu_seqlens_k[t + 1], keys->at + keys->count) - row;
+    if (count <= 0) return range;
+    range.row = row - keys->at;
+    range.first = keys->own ? p->position[row] : keys->first + range.row;
+    range.end = range.first + count;
+    return range;
+}
+
+static inline key_range key_range_of(const attention_problem *p, const key_block *keys, const attention_slice *slice) {
     key_range own = {slice->lead, slice->lead + slice->n_rows, slice->first_row};
     key_range prefix = {keys->first, keys->first + keys->count, 0};
+    if (keys->level) return range_of_level(p, keys, slice);
     return keys->own ? own : prefix;
 }
 
@@ -420,7 +451,7 @@ static inline void attention_forward_tile(const attention_problem *p, const key_
                                           attention_tile at, int64_t head) {
     query_tile t;
     attention_slice slice = attention_slice_of(p, at.slice);
-    key_range range = key_range_of(keys, &slice);
+    key_range range = key_range_of(p, keys, &slice);
     int64_t hd = p->head_dim, kv_head = head / (p->heads / p->kv_heads);
     int64_t n_lanes = min_of(LANES, slice.n_rows - at.first);
     int64_t sees = slice.lead + at.first; /* last key of lane 0 */
@@ -476,7 +507,7 @@ static inline void attention_backward_queries(const attention_problem *p, const 
     real query[MAX_HEAD_DIM][LANES], dout[MAX_HEAD_DIM][LANES], dquery[MAX_HEAD_DIM][LANES];
     real lse[LANES] = {0}, slope[LANES] = {0}, scale = softmax_scale(p);
     attention_slice slice = attention_slice_of(p, at.slice);
-    key_range range = key_range_of(keys, &slice);
+    key_range range = key_range_of(p, keys, &slice);
     int64_t hd = p->head_dim, kv_head = head / (p->heads / p->kv_heads);
     int64_t n_lanes = min_of(LANES, slice.n_rows - at.first), sees = slice.lead + at.first;
     int64_t end = min_of(range.end, sees + n_lanes), first = (slice.first_row + at.first) * p->heads + head;
@@ -509,7 +540,7 @@ static inline void attention_backward_keys(const attention_problem *p, const key
                                            const attention_gradients *g, attention_tile at, int64_t kv_head) {
     real key[MAX_HEAD_DIM][LANES], value[MAX_HEAD_DIM][LANES], dkey[MAX_HEAD_DIM][LANES], dvalue[MAX_HEAD_DIM][LANES];
     attention_slice slice = attention_slice_of(p, at.slice);
-    key_range range = key_range_of(keys, &slice);
+    key_range range = key_range_of(p, keys, &slice);
     int64_t hd = p->head_dim, share = p->heads / p->kv_heads, first = range.first + at.first;
     int64_t n_lanes = min_of(LANES, range.end - first), row_of_lane_0 = range.row + at.first;
     int64_t end = min_of(slice.n_rows, end_of_sight(p->window, first + n_lanes - 1) - slice.lead);
@@ -650,14 +681,16 @@ static inline void cross_entropy_forward(real *logits, double *row_loss, const i
     }
 }
 
-/* Turns the probabilities into gradients of the logits in place. weight: of each row's loss. */
-static inline void cross_entropy_backward(real *probability, const int32_t *target, const double *weight, int64_t rows,
-                                          int64_t vocabulary) {
+/* Turns the probabilities into gradients of the logits in place. weight: of each row's loss; more: of the losses that
+   the row has beside that one, each with a target of its own, which is still to be subtracted. */
+static inline void cross_entropy_backward(real *probability, const int32_t *target, const double *weight,
+                                          const double *more, int64_t rows, int64_t vocabulary) {
     for (int64_t row = 0; row < rows; row++) {
         real *x = probability + row * vocabulary;
-        real factor = target[row] >= 0 ? (real)weight[row] : 0;
+        double first = target[row] >= 0 ? weight[row] : 0;
+        real factor = (real)(first + more[row]);
         for (int64_t c = 0; c < vocabulary; c++) x[c] *= factor;
-        if (target[row] >= 0) x[target[row]] -= factor;
+        if (target[row] >= 0) x[target[row]] -= (real)first;
     }
 }
 

@@ -199,19 +199,21 @@ typedef struct head_part {
     real *scale, *normed, *probability;
     const int32_t *target;
     const double *weight;
+    int64_t n_more;           /* targets beside the first: see chunk_rows */
 } head_part;
 
 static inline head_part main_head(const pass *p, const weights *gradient) {
     const activations *a = p->kept;
     head_part head = {a->output, p->weights->final_norm, gradient ? gradient->final_norm : NULL, a->scale, a->normed,
-                      a->probability, p->rows->target, p->rows->weight};
+                      a->probability, p->rows->target, p->rows->weight, p->rows->n_more};
     return head;
 }
 
 static inline head_part mtp_head(const pass *p, const weights *gradient) {
     const activations *a = p->kept;
     head_part head = {a->mtp_output, p->weights->mtp_final_norm, gradient ? gradient->mtp_final_norm : NULL,
-                      a->mtp_final_scale, a->mtp_final_normed, a->mtp_probability, p->rows->target2, p->rows->weight2};
+                      a->mtp_final_scale, a->mtp_final_normed, a->mtp_probability, p->rows->target2, p->rows->weight2,
+                      0};
     return head;
 }
 
@@ -230,7 +232,26 @@ static inline double head_forward(const pass *p, const head_part *head) {
     }
     double sum = 0;
     for (int64_t row = 0; row < p->rows->rows; row++) sum += head->weight[row] * p->scratch->row_loss[row];
+    for (int64_t i = 0; i < head->n_more; i++) {
+        const real *probability = head->probability + p->rows->more_row[i] * v;
+        sum -= p->rows->more_weight[i] * log((double)probability[p->rows->more_target[i]]);
+    }
     return sum;
+}
+
+/* What the losses of each row beside the first weigh. */
+static inline void sum_more_weights(const pass *p, const head_part *head, double *sum) {
+    memset(sum, 0, (size_t)p->rows->rows * sizeof *sum);
+    for (int64_t i = 0; i < head->n_more; i++) sum[p->rows->more_row[i]] += p->rows->more_weight[i];
+}
+
+/* Subtracts their targets from a block's gradients of logits. */
+static inline void subtract_more_targets(const pass *p, const head_part *head, const row_block *b, real *dlogits) {
+    for (int64_t i = 0; i < head->n_more; i++) {
+        const int64_t row = p->rows->more_row[i] - b->first;
+        if (row < 0 || row >= b->count) continue;
+        dlogits[row * p->config->vocabulary + p->rows->more_target[i]] -= (real)p->rows->more_weight[i];
+    }
 }
 
 /* The probabilities become gradients of the logits, which is where head_backward_weights looks for them; adds to
@@ -238,11 +259,14 @@ static inline double head_forward(const pass *p, const head_part *head) {
 static inline void head_backward_input(const pass *p, const head_part *head) {
     const model_config *c = p->config;
     int64_t rows = p->rows->rows, h = c->hidden, v = c->vocabulary, n_blocks = row_blocks(p);
+    double *more = p->scratch->row_loss;
+    sum_more_weights(p, head, more);
     PARALLEL_FOR
     for (int64_t block = 0; block < n_blocks; block++) {
         row_block b = row_block_of(p, 0, block);
         real *dlogits = head->probability + b.first * v;
-        cross_entropy_backward(dlogits, head->target + b.first, head->weight + b.first, b.count, v);
+        cross_entropy_backward(dlogits, head->target + b.first, head->weight + b.first, more + b.first, b.count, v);
+        subtract_more_targets(p, head, &b, dlogits);
         linear_backward(b.scratch.dnormed2, MATMUL_SET, dlogits, p->weights->head, b.count, h, v);
         rmsnorm_backward(b.scratch.stream, b.scratch.dnormed2, head->input + b.first * h, head->scale + b.first,
                          head->gain, b.count, h);

@@ -18,11 +18,13 @@ typedef struct options {
     int64_t prompt;          /* first tokens of a document that are no targets */
     double prompt_fraction;  /* the same as a part of it */
     length_list synthetic;   /* made-up documents, in place of files */
+    int64_t share;           /* see pack_batch */
+    length_list with, shared; /* what they begin alike with: see make_alike */
     const char **paths;      /* (n_paths) files and directories */
     int64_t n_paths;
     const char *checkpoint, *kinds;
     int64_t checkpoint_every, stop_after, print_every;
-    int check, memory_table, demo, exact, help;
+    int check, memory_table, demo, exact, help, once, advantages;
 } options;
 
 static inline int64_t list_options(options *o, option list[MAX_OPTIONS]) {
@@ -54,6 +56,8 @@ static inline int64_t list_options(options *o, option list[MAX_OPTIONS]) {
         {"no-tails", FLAG, &o->packing.no_tails, 0, 0, NULL, "no hybrid chunks: a group's last chunk stays alone"},
         {"align", INTEGER, &o->packing.align, 1, CF_MAX_CHUNK_SIZE, NULL, "slices start at multiples of this"},
         {"max-slices", INTEGER, &o->packing.max_slices, 0, MANY, NULL, "most slices of a chunk, 0: any"},
+        {"share", INTEGER, &o->share, 0, MANY, NULL, SHARE_HELP},
+        {"once", FLAG, &o->once, 0, 0, NULL, ONCE_HELP},
         {"ranks", INTEGER, &o->packing.n_ranks, 1, CF_MAX_RANKS, NULL, "data-parallel ranks, run one after the other"},
         {"batch", INTEGER, &o->batch, 1, 1e6, NULL, "documents of a training step"},
         {"steps", INTEGER, &o->optimizer.steps, 1, MANY, NULL, "training steps of the whole run"},
@@ -66,7 +70,10 @@ static inline int64_t list_options(options *o, option list[MAX_OPTIONS]) {
         {"max-length", INTEGER, &o->longest, 0, MANY, NULL, "cut longer files at blank lines, to at most this, 0: never"},
         {"prompt", INTEGER, &o->prompt, 0, MANY, NULL, "first tokens of each document that are no targets"},
         {"prompt-fraction", NUMBER, &o->prompt_fraction, 0, 1, NULL, "the same as a part of each document"},
+        {"advantages", FLAG, &o->advantages, 0, 0, NULL, "weigh documents by numbers of both signs, drawn for each"},
         {"synthetic", LENGTHS, &o->synthetic, 0, 0, NULL, "LEN,LEN,...: one batch of made-up documents"},
+        {"with", LENGTHS, &o->with, 0, 0, NULL, WITH_HELP},
+        {"shared", LENGTHS, &o->shared, 0, 0, NULL, SHARED_HELP},
         {"checkpoint", TEXT, &o->checkpoint, 0, 0, NULL, "file to go on from, if it is there, and to write to"},
         {"checkpoint-every", INTEGER, &o->checkpoint_every, 1, MANY, NULL, "steps between two checkpoints"},
         {"stop-after", INTEGER, &o->stop_after, 0, MANY, NULL, "end after so many steps now, 0: when all are done"},
@@ -113,6 +120,8 @@ static inline options options_default(void) {
 
 static inline void options_free(options *o) {
     free(o->synthetic.lengths);
+    free(o->with.lengths);
+    free(o->shared.lengths);
     free((void *)o->paths);
 }
 
@@ -134,8 +143,10 @@ static inline options parse_options(int argc, char **argv) {
     o.n_paths = parse_arguments(argc, argv, list, list_options(&o, list), o.paths);
     const char *fault = o.kinds ? parse_pattern(&o.model.kinds, o.kinds) : NULL;
     if (!fault) fault = model_config_fault(&o.model);
+    if (!fault && o.share > 0) fault = model_sharing_fault(&o.model);
     if (fault) fail(EXIT_BAD_INPUT, "%s", fault);
     check_stream_bytes(o.stream, &o.model);
+    check_alike(&o.synthetic, &o.with, &o.shared);
     if (o.synthetic.count > 0 && o.n_paths > 0) fail(EXIT_BAD_INPUT, "give --synthetic or files, not both");
     if (o.longest > 0 && o.longest < 3) fail(EXIT_BAD_INPUT, "--max-length must be 0 or at least 3");
     return o;

@@ -175,6 +175,20 @@ static inline const char *model_config_fault(const model_config *c) {
     return NULL;
 }
 
+/* The same where sequences share rows: what makes a row another one in each of them. */
+static inline const char *model_sharing_fault(const model_config *c) {
+    if (c->dropout > 0) return "share: dropout is drawn anew for each sequence, so their common rows are not the same";
+    if (c->kinds.mtp > 0) return "share: mtp reads the next token, and the last common row has several";
+    for (int64_t i = 0; i < c->layers; i++) {
+        const layer_kind kind = layer_kind_of(c, i);
+        if (kind.mixer >= MIXER_DELTA) {
+            return "share: recurrent layers hand on a state at the end of a chunk, and sequences part within chunks";
+        }
+        if (kind.experts && c->kinds.balance > 0) return "share: the balance loss counts every row for one sequence";
+    }
+    return NULL;
+}
+
 /* ================================================================================================================
    >>parameters    one flat array, seen as named tensors; gradients and optimizer moments have the same layout
    ================================================================================================================ */
@@ -408,6 +422,10 @@ typedef struct chunk_rows {
     const double *weight2;    /* (rows) of its loss */
     int64_t index;            /* of the chunk in its group, from 0 */
     int64_t chunk;            /* of the batch: where its routes lie */
+    int64_t n_more;           /* where sequences part, a row has a target for each way on: those beside the first */
+    const int32_t *more_row;  /* (n_more) rising */
+    const int32_t *more_target;  /* (n_more) tokens */
+    const double *more_weight;   /* (n_more) */
 } chunk_rows;
 
 /* ================================================================================================================
@@ -577,21 +595,22 @@ typedef struct group_state {
     real *flat;
     int64_t *begin;       /* (chunks + 1) the first token of each chunk, and the end of the last one */
     int64_t chunks;
+    int in_tree;          /* 1: other groups go on from its rows, too */
     int64_t bytes;
     memory_kind kind;
     state_stream *stream; /* through which passes reach a state in host memory; NULL: it is on the device */
 } group_state;
 
 /* How many of a chunk's rows the state keeps: those that the next chunk sees, which with a window are its last. What the
-   next one does not see, no later one does. */
-static inline int64_t rows_kept(int64_t window, int64_t begin, int64_t end) {
-    return min_of(end - begin, end - first_key_of(window, end));
+   next one does not see, no later one does. In a tree others may go on from any row. */
+static inline int64_t rows_kept(const group_state *g, int64_t window, int64_t begin, int64_t end) {
+    return g && g->in_tree ? end - begin : min_of(end - begin, end - first_key_of(window, end));
 }
 
 /* Rows that a layer keeps of the chunks before chunk `chunk`; 0 without a group. */
 static inline int64_t kept_before(const group_state *g, int64_t window, int64_t chunk) {
     int64_t rows = 0;
-    for (int64_t i = 0; g && i < chunk; i++) rows += rows_kept(window, g->begin[i], g->begin[i + 1]);
+    for (int64_t i = 0; g && i < chunk; i++) rows += rows_kept(g, window, g->begin[i], g->begin[i + 1]);
     return rows;
 }
 
@@ -612,12 +631,13 @@ static inline void group_state_layout(group_state *g, carver *from, const model_
 /* Not a number anywhere, as if another group had left something there: what is read must have been written. begin: as
    in the state, which will own it. With a stream, the state lies in host memory. */
 static inline group_state group_state_new(const model_config *c, const stage *s, int64_t *begin, int64_t chunks,
-                                          state_stream *stream, memory_meter *meter) {
+                                          int in_tree, state_stream *stream, memory_meter *meter) {
     group_state g = {0};
     carver from = {0};
     g.layers = TAKE(layer_state, stage_layers(s));
     g.begin = begin;
     g.chunks = chunks;
+    g.in_tree = in_tree;
     group_state_layout(&g, &from, c, s);
     g.bytes = from.used * (int64_t)sizeof(real);
     g.stream = stream;
@@ -782,7 +802,7 @@ typedef struct workspace {
     real *wide;
     real *head_transposed;    /* (hidden, vocabulary) */
     real *border, *dborder, *scanned; /* a snapshot, its gradient, and one that is on its way to the next chunk */
-    double *row_loss;         /* (rows) */
+    double *row_loss;         /* (rows); in a backward what further losses of the row weigh */
     attention_tile *tiles;
     real *flat;
     int64_t bytes;
@@ -859,6 +879,13 @@ static inline void workspace_free(workspace *w, memory_meter *meter) {
 
 #define ROW_BLOCK 32
 
+/* Keys that slices of a chunk go on from, where sequences share rows. */
+typedef struct key_place {
+    const group_state *state; /* NULL: they are rows of the chunk itself, from row 0 on */
+    int64_t row, first;       /* else the first of them in that state, and its place in the sequence */
+    key_level level;          /* who sees which of them */
+} key_place;
+
 typedef struct pass {
     const model_config *config;
     const struct weights *weights;
@@ -870,6 +897,8 @@ typedef struct pass {
     uint64_t seed;            /* of dropout; the same in all passes of a training step */
     int is_replay;            /* 1: the state has the chunk's rows, and the routes are known, from its first forward */
     struct routing *routing;
+    const key_place *places;  /* (n_places) where the keys above the chunk's slices lie in a tree, from the root down */
+    int64_t n_places;         /* 0: slice 0 sees the prefix in `state`, and nothing else sees more than itself */
 } pass;
 
 /* Rows `first` to first + count - 1, and what they need. */
@@ -907,7 +936,11 @@ static inline void for_row_blocks(const pass *p, int64_t i, rows_function *work)
     }
 }
 
-static inline state_stream *state_stream_of(const pass *p) { return p->state ? p->state->stream : NULL; }
+/* All states lie in the same place, be it the device or host memory. */
+static inline state_stream *state_stream_of(const pass *p) {
+    const group_state *state = p->state ? p->state : p->n_places > 0 ? p->places[0].state : NULL;
+    return state ? state->stream : NULL;
+}
 
 static inline void clear_rows(real *x, int64_t rows, int64_t width) {
     memset(x, 0, (size_t)(rows * width) * sizeof(real));

@@ -263,7 +263,7 @@ static settings parse_settings(int argc, char **argv) {
     if (!problem) problem = model_config_fault(&s.model);
     if (problem) fail(EXIT_BAD_INPUT, "%s", problem);
     if (s.help) return s;
-    if (s.lengths.count == 0) parse_lengths(&s.lengths, "500,20,90,33,128,64,7,300,45,11");
+    if (s.lengths.count == 0) parse_lengths("synthetic", &s.lengths, "500,20,90,33,128,64,7,300,45,11");
     if (s.fail) s.fault = parse_fault(s.fail);
     if (s.fail && s.fault.stage >= n_processes) {
         fail(EXIT_BAD_INPUT, "--fail: there is no stage %lld", (long long)s.fault.stage);

@@ -112,7 +112,9 @@ static inline int stream_is_shared(const state_stream *s) { return s->prefix.v =
 static inline key_block stream_block(const state_stream *s, int64_t first) {
     int64_t size = s->block_rows * s->width;
     real *at = s->ring + stream_slot(s, first) * 4 * size;
-    key_block block = {at, at + size, at + 2 * size, at + 3 * size, s->prefix.first + first, 0, 0};
+    key_block block = s->prefix;
+    block.k = at, block.v = at + size, block.dk = at + 2 * size, block.dv = at + 3 * size;
+    block.first += first, block.at += first;
     block.count = min_of(s->block_rows, s->prefix.count - first);
     if (stream_is_shared(s)) block.v = block.k, block.dv = block.dk;
     return block;

@@ -179,6 +179,11 @@ static inline void add_synthetic(documents *d, int64_t length, uint64_t seed) {
     close_document(d);
 }
 
+/* Document i becomes one that begins with the first `tokens` tokens of document `with`; 0: it stays as it is. */
+static inline void make_alike(documents *d, int64_t i, int64_t with, int64_t tokens) {
+    if (tokens > 0) memcpy(d->tokens + d->first[i], d->tokens + d->first[with], (size_t)tokens * sizeof *d->tokens);
+}
+
 /* Tells documents apart: a run can go on only with those that it began with. */
 static inline uint64_t documents_hash(const documents *d) {
     uint64_t hash = hash_bytes((uint64_t)d->count, d->first, (size_t)(d->count + 1) * sizeof *d->first);
@@ -237,17 +242,20 @@ typedef struct batch {
     const uint16_t **tokens; /* (count) */
     const unsigned char **ignored; /* (count) a byte for each token: 1 where it is no target, as in a prompt */
     int64_t n_tokens, n_targets;
+    double *weight;          /* (count) of each target of a sequence; NULL: the loss is the mean over all targets */
+    int once;                /* 1: a token that sequences share counts once, with the mean of their weights */
 } batch;
 
 static inline batch batch_new(int64_t count) {
     batch b = {count, TAKE(int64_t, count), TAKE(const uint16_t *, count),
-               TAKE(const unsigned char *, count), 0, 0};
+               TAKE(const unsigned char *, count), 0, 0, NULL, 0};
     return b;
 }
 
 static inline void batch_free(batch *b) {
     free(b->length);
     free(b->tokens);
+    free(b->weight);
     for (int64_t i = 0; i < b->count; i++) free((void *)b->ignored[i]);
     free(b->ignored);
     memset(b, 0, sizeof *b);
@@ -295,5 +303,28 @@ static inline double batch_loss_weight2(const batch *b, double total) {
 
 /* 1 / target tokens, which makes a sum of losses their mean over the batch; 0 for a batch without any target. */
 static inline double batch_loss_weight(const batch *b) { return b->n_targets > 0 ? 1 / (double)b->n_targets : 0; }
+
+/* Weights of their own for all sequences, of both signs, as advantages of answers are. */
+static inline void batch_draw_weights(batch *b, uint64_t seed) {
+    b->weight = TAKE(double, b->count);
+    for (int64_t i = 0; i < b->count; i++) b->weight[i] = normal_of(seed, i) * batch_loss_weight(b);
+}
+
+/* Whether token `position` of sequence j is a target, and the same as that of sequence i with all that comes before. */
+static inline int batch_is_shared(const batch *b, int64_t i, int64_t j, int64_t position) {
+    return position < b->length[j] && !b->ignored[j][position] &&
+           memcmp(b->tokens[i], b->tokens[j], (size_t)(position + 1) * sizeof **b->tokens) == 0;
+}
+
+/* What the loss of this target weighs, if nothing is shared but the weight of a token that is to count once. */
+static inline double batch_weight(const batch *b, int64_t i, int64_t position) {
+    double sum = 0, n = 0;
+    for (int64_t j = 0; j < b->count; j++) {
+        if (b->once ? !batch_is_shared(b, i, j, position) : j != i) continue;
+        sum += b->weight ? b->weight[j] : batch_loss_weight(b);
+        n++;
+    }
+    return n > 0 ? sum / (n * n) : 0; /* the mean, in n parts */
+}
 
 #endif /* TRAIN_TEXT_H */

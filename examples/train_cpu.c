@@ -51,6 +51,7 @@ static chunk_runner runner_new(const options *o, memory_meter *meter) {
     r.config = &o->model;
     r.stage = stage_of(&o->model, 0, 1);
     r.packing = o->packing;
+    r.share = o->share;
     r.order = o->order;
     r.stream_bytes = o->stream;
     r.meter = meter;
@@ -67,6 +68,7 @@ static documents load_documents(const options *o) {
     memset(&d, 0, sizeof d);
     for (int64_t i = 0; i < o->synthetic.count; i++) {
         add_synthetic(&d, o->synthetic.lengths[i], seed_of(o, SEED_SYNTHETIC));
+        if (o->with.count > 0) make_alike(&d, i, o->with.lengths[i], o->shared.lengths[i]);
     }
     for (int64_t i = 0; i < o->n_paths; i++) add_path(&d, o->paths[i], o->longest);
     if (o->synthetic.count == 0 && o->n_paths == 0) add_path(&d, ".", o->longest);
@@ -81,6 +83,8 @@ static batch next_batch(const options *o, const documents *d, data_order *order)
         int64_t document = o->synthetic.count > 0 ? i : data_order_next(order);
         batch_put(&b, i, d, document, o->prompt, o->prompt_fraction);
     }
+    b.once = o->once;
+    if (o->advantages) batch_draw_weights(&b, seed_of(o, SEED_WEIGHTS));
     return b;
 }
 
@@ -137,7 +141,8 @@ enum { PROGRESS_STEP, PROGRESS_EPOCH, PROGRESS_CURSOR, PROGRESS_CHUNKING, PROGRE
 static int64_t chunking_hash(const options *o) {
     const cf_pack_desc *p = &o->packing;
     int64_t all[] = {p->chunk_size, (int64_t)p->method, (int64_t)p->split, p->no_tails,
-                     p->align,      p->max_slices,      p->n_ranks,        o->order.shape.k};
+                     p->align,      p->max_slices,      p->n_ranks,        o->order.shape.k,
+                     o->share};
     return (int64_t)(hash_bytes(0, all, sizeof all) >> 1);
 }
 
@@ -156,7 +161,8 @@ static int with_checkpoint(training *t, int (*use)(const char *path, checkpoint 
         setting_double("lr", o->optimizer.learning_rate), setting_int("warmup", o->optimizer.warmup),
         setting_double("weight-decay", o->optimizer.weight_decay), setting_double("clip", o->optimizer.clip),
         setting_int("seed", o->seed), setting_int("prompt", o->prompt),
-        setting_double("prompt-fraction", o->prompt_fraction),
+        setting_double("prompt-fraction", o->prompt_fraction), setting_int("once", o->once),
+        setting_int("advantages", o->advantages),
         setting_int("hash of the documents", (int64_t)documents_hash(&t->documents)),
     };
     int64_t progress[PROGRESS_COUNT] = {t->step, t->order.epoch, t->order.cursor, chunking_hash(o)};

@@ -9,8 +9,7 @@
 #include "model.h"
 #include "text.h"
 
-/* Adds the batch's gradients to `gradient`, unless that is NULL, and returns the loss: the mean over its target tokens.
- */
+/* Adds the batch's gradients to `gradient`, unless that is NULL, and returns the loss. */
 static inline double unchunked_gradients(const model_config *config, const weights *w, weights *gradient,
                                          const batch *b, uint64_t seed, memory_meter *meter) {
     double loss = 0, mtp_weight = batch_loss_weight2(b, config->kinds.mtp);
@@ -25,11 +24,12 @@ static inline double unchunked_gradients(const model_config *config, const weigh
         int32_t *next = TAKE(int32_t, n), *target2 = TAKE(int32_t, n);
         double *weight = TAKE(double, n), *weight2 = TAKE(double, n);
         chunk_rows rows = {n,      1,     0,      0,    cu_seqlens, cu_seqlens, position, sequence,
-                           weight, token, target, next, target2,    weight2,    0,        0};
+                           weight, token, target, next, target2,    weight2,    0,        0,
+                           0,      NULL,  NULL,   NULL};
         for (int64_t t = 0; t < n; t++) {
             position[t] = (int32_t)t;
             sequence[t] = (int32_t)i;
-            weight[t] = batch_loss_weight(b);
+            weight[t] = t + 1 < n ? batch_weight(b, i, t + 1) : 0;
             token[t] = b->tokens[i][t];
             target[t] = batch_target(b, i, t);
             next[t] = batch_next(b, i, t);
@@ -39,7 +39,7 @@ static inline double unchunked_gradients(const model_config *config, const weigh
         activations kept = activations_new(config, &whole, n, 1, MEMORY_ACTIVATIONS, meter);
         workspace scratch = workspace_new(config, n, meter);
         routing routes = routing_new(config, 1, n, b->length, b->count);
-        pass p = {config, w, &rows, &kept, NULL, &scratch, whole, seed, 0, &routes};
+        pass p = {config, w, &rows, &kept, NULL, &scratch, whole, seed, 0, &routes, NULL, 0};
         loss += model_forward(&p) + balance_loss(&routes, config);
         if (gradient) model_backward(&p, gradient);
         workspace_free(&scratch, meter);

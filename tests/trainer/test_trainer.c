@@ -301,11 +301,11 @@ static void attention_over_blocks(const attention_problem *p, key_block all, int
     for (int64_t first = seen; first <= prefix; first += cut) {
         int64_t at = min_of(first, prefix), count = min_of(cut, prefix - at);
         key_block part = {all.k + at * width, all.v + at * width, all.dk + at * width, all.dv + at * width,
-                          at, count, 0};
+                          at, count, 0, NULL, 0};
         if (count > 0) attention_over_block(p, &part, r, g);
     }
     key_block own = {all.k + prefix * width, all.v + prefix * width, all.dk + prefix * width, all.dv + prefix * width,
-                     0, all.count - prefix, 1};
+                     0, all.count - prefix, 1, NULL, 0};
     attention_over_block(p, &own, r, g);
 }
 
@@ -345,7 +345,7 @@ static void check_attention(int64_t prefix, const int64_t *lengths, int32_t n_sl
     attention_tile *tiles = TAKE(attention_tile, rows);
     for (int32_t i = 0; i < n_slices; i++) p.n_tiles = put_tiles(tiles, p.n_tiles, i, lengths[i]);
     p.tiles = tiles;
-    const key_block all = {k, v, dk, dv, 0, keys, 0};
+    const key_block all = {k, v, dk, dv, 0, keys, 0, NULL, 0};
     const attention_results r = {out, lse, sum};
     const attention_gradients g = {out, dout, lse, slope, dq};
     attention_forward_begin(&p, &r, rows);
@@ -676,7 +676,7 @@ TEST(the_check_tells_right_from_wrong) {
     world_begin(&x, &c, lengths, 3, 10, 2, 0);
     ending e = ended(run_check, &x);
     CHECK_INT(e.status, 0);
-    snprintf(line, sizeof line, "3 sequences, 67 tokens, 64 targets in %d chunks of 10, K 2: largest group 5, 0 hybrid, 3", 7);
+    snprintf(line, sizeof line, "3 sequences, 67 tokens in 67 rows, 64 targets in %d chunks of 10, K 2: largest group 5, 0 hybrid, 3", 7);
     if (!CHECK(strstr(e.out, line) && strstr(e.out, "limit 1e-10: ok, it is rounding"))) FAIL("%s", e.out);
     for (int64_t i = 0; i < x.weights.n_tensors; i++) CHECK(strstr(e.out, x.weights.tensors[i].name) != NULL);
     CHECK(strstr(e.out, "largest gradient ") != NULL);
@@ -813,7 +813,8 @@ TEST(the_ring_shows_a_wrong_order) {
     memory_meter meter = {{0}, {0}};
     state_stream s = stream_new(WIDTH, stream_ring_bytes(WIDTH, KEY_BLOCK), &meter);
     real *host = TAKE(real, 4 * ROWS * WIDTH);
-    key_block prefix = {host, host + ROWS * WIDTH, host + 2 * ROWS * WIDTH, host + 3 * ROWS * WIDTH, 0, ROWS, 0};
+    key_block prefix = {host, host + ROWS * WIDTH, host + 2 * ROWS * WIDTH, host + 3 * ROWS * WIDTH, 0, ROWS, 0,
+                        NULL, 0};
     for (int64_t i = 0; i < 4 * ROWS * WIDTH; i++) host[i] = (real)i;
     stream_begin(&s, &prefix, WIDTH, 1);
     for (int64_t b = 0; b < 4; b++) {
@@ -864,7 +865,8 @@ static void check_stages(int split) {
         int32_t cu_seqlens[2] = {0, (int32_t)n}, position[23], sequence[23] = {0}, token[23], target[23];
         double weight[23];
         chunk_rows rows = {n,      1,     0,      0,    cu_seqlens, cu_seqlens, position, sequence,
-                           weight, token, target, NULL, NULL,       NULL,       0,        0};
+                           weight, token, target, NULL, NULL,       NULL,       0,        0,
+                           0,      NULL,  NULL,   NULL};
         for (int64_t t = 0; t < n; t++) {
             weight[t] = batch_loss_weight(&x.batch);
             position[t] = (int32_t)t;
@@ -880,11 +882,11 @@ static void check_stages(int split) {
             part[s] = stage_of(&c, s, n_stages);
             kept[s] = activations_new(&c, &part[s], n, 1, MEMORY_ACTIVATIONS, &x.meter);
             if (s > 0) memcpy(stage_input(&kept[s]), stage_output(&kept[s - 1]), (size_t)(n * c.hidden) * sizeof(real));
-            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed, 0, NULL};
+            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed, 0, NULL, NULL, 0};
             loss += model_forward(&p);
         }
         for (int64_t s = n_stages - 1; s >= 0; s--) {
-            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed, 0, NULL};
+            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed, 0, NULL, NULL, 0};
             if (split) model_backward_input(&p, &x.gradient);
             else model_backward(&p, &x.gradient);
         }
@@ -893,7 +895,7 @@ static void check_stages(int split) {
             CHECK(largest_of(x.gradient.embedding, c.vocabulary * c.hidden) == 0);
         }
         for (int64_t s = 0; s < n_stages; s++) {
-            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed, 0, NULL};
+            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed, 0, NULL, NULL, 0};
             /* W leans on nothing that I left in the scratch of rows */
             memset(scratch.rows.stream, 0xff, (size_t)(scratch.transposed.wq - scratch.rows.stream) * sizeof(real));
             if (split) model_backward_weights(&p, &x.gradient);
@@ -977,9 +979,10 @@ TEST(dropout_drops_its_rate_and_keeps_the_mean) {
 TEST(dropout_differs_by_step_layer_site_and_position) {
     model_config c = tiny_model();
     int32_t sequence[2] = {0, 1}, position[2] = {0, 0};
-    chunk_rows rows = {2, 1, 0, 0, NULL, NULL, position, sequence, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0};
+    chunk_rows rows = {2, 1, 0, 0, NULL, NULL, position, sequence, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0, NULL,
+                       NULL, NULL};
     workspace none = {0};
-    pass p = {&c, NULL, &rows, NULL, NULL, &none, stage_of(&c, 0, 1), 1, 0, NULL};
+    pass p = {&c, NULL, &rows, NULL, NULL, &none, stage_of(&c, 0, 1), 1, 0, NULL, NULL, 0};
     row_block b = {0, 2, none.rows};
     uint64_t seen[40];
     int n = 0;
@@ -1339,10 +1342,12 @@ static const struct {
     {"mtp X [0]", 0, LIMIT},
     {"chunk-size N [256]", 1, CF_MAX_CHUNK_SIZE}, {"k N [1]", 1, LIMIT},
     {"stream N [0]", 0, LIMIT}, {"method WORD: best first next", 0, 0}, {"split WORD: full even cost", 0, 0},
-    {"no-tails", 0, 0}, {"align N [1]", 1, CF_MAX_CHUNK_SIZE}, {"max-slices N [0]", 0, LIMIT}, {"ranks N [1]", 1, CF_MAX_RANKS},
+    {"no-tails", 0, 0}, {"align N [1]", 1, CF_MAX_CHUNK_SIZE}, {"max-slices N [0]", 0, LIMIT},
+    {"share N [0]", 0, LIMIT}, {"once", 0, 0}, {"ranks N [1]", 1, CF_MAX_RANKS},
     {"batch N [8]", 1, 1000000}, {"steps N [100]", 1, LIMIT}, {"lr X [0.003]", 0, LIMIT}, {"warmup N [10]", 0, LIMIT},
     {"weight-decay X [0.1]", 0, LIMIT}, {"clip X [1]", 0, LIMIT}, {"seed N [1]", 0, LIMIT}, {"threads N [0]", 0, 4096},
-    {"max-length N [4096]", 0, LIMIT}, {"prompt N [0]", 0, LIMIT}, {"prompt-fraction X [0]", 0, 1}, {"synthetic LIST", 0, 0},
+    {"max-length N [4096]", 0, LIMIT}, {"prompt N [0]", 0, LIMIT}, {"prompt-fraction X [0]", 0, 1}, {"advantages", 0, 0},
+    {"synthetic LIST", 0, 0}, {"with LIST", 0, 0}, {"shared LIST", 0, 0},
     {"checkpoint FILE", 0, 0}, {"checkpoint-every N [50]", 1, LIMIT}, {"stop-after N [0]", 0, LIMIT},
     {"print-every N [1]", 1, LIMIT}, {"exact", 0, 0}, {"help", 0, 0}};
 enum { KNOWN_OPTIONS = sizeof known_options / sizeof known_options[0] };
@@ -1360,7 +1365,8 @@ static void parse_and_print(const void *user) {
     print_help(&o);
     for (int64_t i = 0; i < o.n_paths; i++) printf("path %s\n", o.paths[i]);
     for (int64_t i = 0; i < o.synthetic.count; i++) printf("length %d\n", (int)o.synthetic.lengths[i]);
-    printf("flags%s%s%s%s%s%s%s\n", o.check ? " check" : "", o.memory_table ? " memory-table" : "", o.demo ? " demo" : "",
+    printf("flags%s%s%s%s%s%s%s%s%s\n", o.check ? " check" : "", o.memory_table ? " memory-table" : "", o.demo ? " demo" : "",
+           o.once ? " once" : "", o.advantages ? " advantages" : "",
            o.model.untied ? " untied" : "", o.packing.no_tails ? " no-tails" : "", o.exact ? " exact" : "", o.help ? " help" : "");
     printf("method %d split %d checkpoint %s\n", (int)o.packing.method, (int)o.packing.split, o.checkpoint ? o.checkpoint : "");
     options_free(&o);
@@ -1441,6 +1447,7 @@ TEST(options_with_words_and_lists) {
     static const char *const bad[][3] = {
         {"--method", "bes", "wanted one of"}, {"--method", "best first", "wanted one of"}, {"--method", "", "wanted one of"},
         {"--synthetic", "", "a whole number"}, {"--synthetic", "1,", "a whole number"}, {"--synthetic", "1000000001", "a whole number"},
+        {"--with", "0,x", "--with: wanted a whole number"}, {"--with", "0", "a number for each"},
         {"--nothing", "1", "unknown option --nothing"}, {"--", "1", "unknown option"}, {"--layers", "1.5", "a whole number from 1"},
         {"--layers", "", "a whole number"}, {"--layers", "1x", "got \"1x\""}, {"--lr", "x", "a number from 0"}, {"--lr", "nan", "a number"},
         {"--max-length", "2", "0 or at least 3"}, {"--stream", "65535", "at least 65536: two blocks of 32 rows"}, {"--dropout", "1", "less than 1"}};

@@ -188,12 +188,13 @@ TEST(backward_in_two_passes_is_backward_in_one) {
             weight2[t] = batch_loss_weight2(&x.batch, c.kinds.mtp);
         }
         const chunk_rows rows = {N,      1,     0,      0,    cu_seqlens, cu_seqlens, position, sequence,
-                                 weight, token, target, next, target2,    weight2,    0,        0};
+                                 weight, token, target, next, target2,    weight2,    0,        0,
+                                 0,      NULL,  NULL,   NULL};
         const stage all = stage_of(&c, 0, 1);
         activations kept = activations_new(&c, &all, N, 1, MEMORY_ACTIVATIONS, &x.meter);
         workspace scratch = workspace_new(&c, N, &x.meter);
         routing routes = routing_new(&c, 1, N, &n, 1);
-        const pass p = {&c, &x.weights, &rows, &kept, NULL, &scratch, all, x.seed, 0, &routes};
+        const pass p = {&c, &x.weights, &rows, &kept, NULL, &scratch, all, x.seed, 0, &routes, NULL, 0};
         model_forward(&p);
         model_backward_input(&p, &x.gradient);
         CHECK(largest_of(x.gradient.layers[1].wo, c.hidden * c.hidden) == 0);

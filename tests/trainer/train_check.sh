@@ -119,6 +119,30 @@ expect "kinds: a capacity" 2 'capacity: which tokens an expert drops'
 run train_cpu $small --steps 6 --kinds delta,window+experts --window 30 --balance 0.01 --mtp 0.3 $texts
 expect "kinds: they train" 0 'weights after step 6'
 
+# ---- documents that begin alike; test_trainer_trees.c has many ----
+
+tree="--synthetic 64,58,70,57,61,80,7,45,12,20,14 --with 0,0,0,0,0,2,0,0,0,0,8 --shared 0,50,50,50,50,65,0,37,0,20,6"
+for k in 1 2 99; do
+    run train_cpu_f64 --check $tiny $tree --chunk-size 20 --share 1 --k $k
+    expect "shared: K $k" 0 '488 tokens in 160 rows'
+    if ! grep -q 'limit 1e-10: ok' "$work/out"; then fail "shared: K $k" "the limit is not 1e-10"; fi
+done
+check "shared, weights of their own" $tree --share 1 --advantages
+check "shared, a token counts once, streamed" $tree --share 1 --once --stream $ring
+check "shared from 40 tokens on" $tree --share 40 --align 8
+run train_cpu_f64 --check $tiny $tree --chunk-size 20
+expect "shared: not unless asked" 0 '488 tokens in 488 rows'
+run train_cpu $small --steps 3 --share 1 $texts
+expect "shared: real text trains" 0 'weights after step 3'
+run train_cpu_f64 --check $tiny $tree --share 1 --dropout 0.1
+expect "shared: not with dropout" 2 'share: dropout is drawn anew for each sequence'
+run train_cpu_f64 --check $tiny $tree --share 1 --method next
+expect "shared: only best fit" 2 'method'
+run train_cpu_f64 --check $tiny --synthetic 5,5 --with 0,0 --shared 0,6
+expect "shared: no more than there is" 2 'document 1 has no 6 tokens in common'
+run train_cpu_f64 --check $tiny --synthetic 5,5 --with 0,1 --shared 0,3
+expect "shared: with an earlier one" 2 'document 1 has no 3 tokens in common'
+
 run train_cpu_f64 --check $tiny --stream $((ring - 1))
 expect "stream: two blocks at least" 2 "stream must be 0 or at least $ring: two blocks of 32 rows of one layer"
 if [ -s "$work/out" ]; then fail "stream: two blocks at least" "it printed: $(head -n 1 "$work/out")"; fi

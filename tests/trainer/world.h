@@ -346,7 +346,7 @@ static void reference_mtp(double *stream, const world *x, int64_t s) {
     free(both); free(next);
 }
 
-static double reference_loss(const world *x) {
+static inline double reference_loss(const world *x) {
     const model_config *c = &x->config;
     int64_t h = c->hidden, n_targets = 0, n_further = 0, n_sequences = 0;
     double sum = 0, further = 0, balance = 0;
@@ -389,7 +389,7 @@ static double loss_along(world *x, const tensor *t, uint64_t direction, double s
 
 /* The gradient of each tensor, which chunks have made, along random directions: the loss of whole sequences must change
    as it says, over a step that is so small that the curve is smooth: no row of it may choose another expert. */
-static void check_slopes(world *x, int directions, double step) {
+static inline void check_slopes(world *x, int directions, double step) {
     const double rounding = 2 * 2.2e-16 * plain_loss(x, NULL) / step; /* of the difference of two losses */
     for (int64_t i = 0; i < x->weights.n_tensors; i++) {
         const tensor *t = &x->weights.tensors[i];
