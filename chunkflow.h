@@ -4916,7 +4916,7 @@ static cf_result cf__metadata_measure(cf__metadata_job *job, const cf_plan *plan
 /* The arrays behind `base` bytes: those that only trees have, and what is there only where it is asked for. Returns
    where they end. */
 static int64_t cf__metadata_layout_more(cf__metadata_job *job, unsigned char *memory, int64_t base) {
-    const cf_metadata *m = &job->out;
+    cf_metadata *m = &job->out;
     if (m->n_levels + job->most_more == 0 && !job->desc.wants_loss_rows && !job->desc.wants_key_ends) return base;
     int64_t n_more = job->most_more, n_doubles = job->desc.weights != NULL ? n_more : 0, first = cf__round_up(base, 8);
     int64_t n_cu = 2 * (job->n_level_seqs + m->n_levels), n_losses = job->desc.wants_loss_rows ? m->rows : 0;
@@ -4924,14 +4924,15 @@ static int64_t cf__metadata_layout_more(cf__metadata_job *job, unsigned char *me
     int64_t level_bytes = m->n_levels * (int64_t)sizeof(cf_level), double_bytes = n_doubles * (int64_t)sizeof(double);
     int64_t n_ints = 3 * n_more + n_cu + n_losses + n_keys;
     if (memory != NULL) {
-        job->levels = (cf_level *)(void *)(memory + first);
-        job->more_weights = job->desc.weights != NULL ? (double *)(void *)(memory + first + level_bytes) : NULL;
-        job->more_rows = (int32_t *)(void *)(memory + first + level_bytes + double_bytes);
-        job->more_sequences = job->more_rows + n_more;
-        job->more_targets = job->more_sequences + n_more;
+        double *weights = (double *)(void *)(memory + first + level_bytes);
+        m->levels = job->levels = (cf_level *)(void *)(memory + first);
+        m->more_weights = job->more_weights = job->desc.weights != NULL ? weights : NULL;
+        m->more_rows = job->more_rows = (int32_t *)(void *)(memory + first + level_bytes + double_bytes);
+        m->more_sequences = job->more_sequences = job->more_rows + n_more;
+        m->more_targets = job->more_targets = job->more_sequences + n_more;
         job->level_cu = job->more_targets + n_more;
-        job->loss_rows = n_losses > 0 ? job->level_cu + n_cu : NULL;
-        job->key_ends = n_keys > 0 ? job->level_cu + n_cu + n_losses : NULL;
+        m->loss_rows = job->loss_rows = n_losses > 0 ? job->level_cu + n_cu : NULL;
+        m->key_ends = job->key_ends = n_keys > 0 ? job->level_cu + n_cu + n_losses : NULL;
     }
     return first + level_bytes + double_bytes + n_ints * (int64_t)sizeof(int32_t);
 }
@@ -4939,18 +4940,18 @@ static int64_t cf__metadata_layout_more(cf__metadata_job *job, unsigned char *me
 /* Bytes of the arrays; and their places, where there is memory. */
 static cf_result cf__metadata_layout(cf__metadata_job *job, void *memory, size_t *bytes, cf_error *error) {
     int64_t rows = job->out.rows, ends = job->out.n_seqs + 1, n_weights = job->desc.weights != NULL ? rows : 0;
-    int64_t wanted = n_weights * (int64_t)sizeof(double) + (2 * ends + 3 * rows) * (int64_t)sizeof(int32_t);
-    int64_t base = wanted;
-    wanted = cf__metadata_layout_more(job, NULL, base);
+    int64_t base = n_weights * (int64_t)sizeof(double) + (2 * ends + 3 * rows) * (int64_t)sizeof(int32_t);
+    int64_t wanted = cf__metadata_layout_more(job, NULL, base);
     if (CF__NEVER((uint64_t)wanted > SIZE_MAX / 2)) return cf__too_large(error, "rows");
     *bytes = (size_t)wanted;
     if (memory == NULL) return CF_OK;
-    job->weights = job->desc.weights != NULL ? (double *)memory : NULL;
+    job->out.loss_weights = job->weights = job->desc.weights != NULL ? (double *)memory : NULL;
     job->cu_q = (int32_t *)(void *)((unsigned char *)memory + (size_t)n_weights * sizeof(double));
-    job->cu_k = job->cu_q + ends;
-    job->sequences = job->cu_k + ends;
-    job->positions = job->sequences + rows;
-    job->targets = job->positions + rows;
+    job->out.cu_seqlens_q = job->cu_q;
+    job->out.cu_seqlens_k = job->cu_k = job->cu_q + ends;
+    job->out.sequence_ids = job->sequences = job->cu_k + ends;
+    job->out.position_ids = job->positions = job->sequences + rows;
+    job->out.target_positions = job->targets = job->positions + rows;
     (void)cf__metadata_layout_more(job, (unsigned char *)memory, base);
     return CF_OK;
 }
@@ -4998,19 +4999,6 @@ CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, con
         job.out.max_seqlen_q = (int32_t)job.out.rows;
         job.out.max_seqlen_k = (int32_t)(job.desc.capacity->prefix + job.out.rows);
     }
-    job.out.cu_seqlens_q = job.cu_q;
-    job.out.cu_seqlens_k = job.cu_k;
-    job.out.sequence_ids = job.sequences;
-    job.out.position_ids = job.positions;
-    job.out.target_positions = job.targets;
-    job.out.loss_weights = job.weights;
-    job.out.levels = job.levels;
-    job.out.more_weights = job.more_weights;
-    job.out.more_rows = job.more_rows;
-    job.out.more_sequences = job.more_sequences;
-    job.out.more_targets = job.more_targets;
-    job.out.loss_rows = job.loss_rows;
-    job.out.key_ends = job.key_ends;
     *out = job.out;
     return CF_OK;
 }
@@ -5825,10 +5813,8 @@ typedef struct cf__pipeline {
     int local;          /* local replay */
     cf__pipe_costs all;      /* of every virtual stage, unless there are: */
     cf__pipe_costs *by_stage; /* (n_v) or NULL */
-    const cf_timing *timing;
-    double latency, per_token;
+    cf_timing timing;         /* zeros where none is given */
     double stream[CF_COMPUTE_PASS_COUNT]; /* seconds that a token of the prefix is on its way in a pass */
-    double exposed;                       /* the part of them that no compute hides */
     cf__pipe_links links[2][2]; /* the rules: by whether backwards are split; CF__PIPE_WAITS_FOR, CF__PIPE_HOLDS_UP */
     int8_t takes[CF__PIPE_PLACES]; /* how many virtual stages on the maker of what a pass takes is: 1 or -1; 0 where
                                       nothing crosses to it */
@@ -5890,7 +5876,9 @@ static cf__pipeline cf__pipe_of(const cf_plan *plan, const cf_shape *shape, cons
     pipe.shape = *shape;
     pipe.n_v = shape->n_stages * shape->n_virtual;
     pipe.local = shape->replay == CF_REPLAY_LOCAL;
-    pipe.timing = timing;
+    if (timing != NULL) pipe.timing = *timing;
+    pipe.stream[CF_F] = pipe.stream[CF_R] = pipe.timing.stream_forward;
+    pipe.stream[CF_B] = pipe.stream[CF_I] = pipe.timing.stream_backward;
     cf__pipe_sort_rules(&pipe);
     return pipe;
 }
@@ -5922,7 +5910,7 @@ static inline double cf__pipe_pass_seconds(const cf__pipeline *pipe, int pass, i
     double compute = cf__pipe_compute_seconds(pipe, pass, chunk, v), stream, exposed;
     if (!(pipe->stream[pass] > 0)) return compute;
     stream = cf__product(pipe->stream[pass], (double)pipe->chunks[chunk].prefix);
-    exposed = cf__product(stream, pipe->exposed);
+    exposed = cf__product(stream, pipe->timing.stream_exposed);
     return exposed + cf__most(compute, stream - exposed);
 }
 
@@ -5938,7 +5926,7 @@ static int cf__pipe_queue(const cf__pipeline *pipe, int64_t v, int way) {
 
 /* Seconds that the boundary activations of a chunk, or their gradient, take from one stage to the next. */
 static double cf__pipe_transfer_seconds(const cf__pipeline *pipe, int64_t chunk) {
-    return pipe->latency + cf__product(pipe->per_token, (double)pipe->chunks[chunk].padded);
+    return pipe->timing.latency + cf__product(pipe->timing.seconds_per_token, (double)pipe->chunks[chunk].padded);
 }
 
 /* The same between two virtual stages, which may lie on one stage. */
@@ -5948,7 +5936,7 @@ static inline double cf__pipe_hop_seconds(const cf__pipeline *pipe, int64_t chun
 
 /* Times must stay far from infinity, or nothing could be compared. Adds up an upper bound of every makespan. */
 static cf_result cf__pipe_check_total(const cf__pipeline *pipe, cf_error *error) {
-    double tokens = 0, pairs = 0, prefixes = 0, n = (double)pipe->n, total = 0;
+    double tokens = 0, pairs = 0, prefixes = 0, n = (double)pipe->n, total = 0, transfers;
     int64_t v, i;
     if (pipe->n == 0) return CF_OK; /* on however many stages */
     for (i = 0; i < pipe->n; i++) {
@@ -5964,30 +5952,23 @@ static cf_result cf__pipe_check_total(const cf__pipeline *pipe, cf_error *error)
             total += cf__product(cost->per_pair, pairs);
             total += cf__product(pipe->stream[i], prefixes);
         }
-    total += cf__product(3 * (double)pipe->n_v, cf__product(pipe->latency, n) + cf__product(pipe->per_token, tokens));
+    transfers = cf__product(pipe->timing.latency, n) + cf__product(pipe->timing.seconds_per_token, tokens);
+    total += cf__product(3 * (double)pipe->n_v, transfers);
     if (total <= DBL_MAX / 1e6) return CF_OK;
     return cf__refuse(error, CF_ERROR_OVERFLOW, "timing", -1, "the passes take too many seconds to be added up");
 }
 
 static void cf__pipe_layout(cf__pipeline *pipe, cf__carver *carver) {
-    int64_t n = pipe->timing != NULL && pipe->timing->stages != NULL ? pipe->n_v : 0;
-    pipe->by_stage = (cf__pipe_costs *)cf__take(carver, n, sizeof(cf__pipe_costs));
-    if (n == 0) pipe->by_stage = NULL;
+    if (pipe->timing.stages == NULL) return;
+    pipe->by_stage = (cf__pipe_costs *)cf__take(carver, pipe->n_v, sizeof(cf__pipe_costs));
 }
 
 /* Once the memory is there. */
 static void cf__pipe_fill(cf__pipeline *pipe) {
-    static const cf_stage_cost unit = {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}};
     int64_t v;
-    pipe->all = cf__pipe_fill_costs(pipe->timing != NULL ? &pipe->timing->all : &unit);
+    pipe->all = cf__pipe_fill_costs(&pipe->timing.all);
     for (v = 0; pipe->by_stage != NULL && v < pipe->n_v; v++)
-        pipe->by_stage[v] = cf__pipe_fill_costs(&pipe->timing->stages[v]);
-    pipe->latency = pipe->timing != NULL ? pipe->timing->latency : 0;
-    pipe->per_token = pipe->timing != NULL ? pipe->timing->seconds_per_token : 0;
-    if (pipe->timing == NULL) return;
-    pipe->stream[CF_F] = pipe->stream[CF_R] = pipe->timing->stream_forward;
-    pipe->stream[CF_B] = pipe->stream[CF_I] = pipe->timing->stream_backward;
-    pipe->exposed = pipe->timing->stream_exposed;
+        pipe->by_stage[v] = cf__pipe_fill_costs(&pipe->timing.stages[v]);
 }
 
 /* Chunks of the unit that starts at chunk `id` of the plan: its group's, or 1. 0 where plan and group disagree. */
@@ -6004,10 +5985,6 @@ static int64_t cf__pipe_unit_chunks(const cf_plan *plan, int64_t id) {
 /* Chunks of the group after this one; 0 for a standalone chunk. */
 static inline int64_t cf__pipe_after(const cf_plan *plan, const cf_chunk *c) {
     return c->group >= 0 ? plan->groups[c->group].n_chunks - 1 - c->index : 0;
-}
-
-static int64_t cf__pipe_chunks_after(const cf__pipeline *pipe, int64_t chunk) {
-    return cf__pipe_after(pipe->plan, &pipe->chunks[chunk]);
 }
 
 /* Chunks of the longest path of groups below the one that holds this chunk. */
@@ -6042,7 +6019,7 @@ static cf__pipe_unit cf__pipe_unit_of(const cf__pipeline *pipe, int64_t chunk, i
     const cf_chunk *c = &pipe->chunks[chunk];
     cf__pipe_unit unit;
     unit.first = (int32_t)(c->group >= 0 ? chunk - c->index : chunk);
-    unit.n = (int32_t)(chunk + cf__pipe_chunks_after(pipe, chunk) + 1 - unit.first);
+    unit.n = (int32_t)(chunk + cf__pipe_after(pipe->plan, &pipe->chunks[chunk]) + 1 - unit.first);
     unit.k = (int32_t)cf__min(kept, unit.n);
     return unit;
 }
@@ -6100,7 +6077,7 @@ static int cf__pipe_follow(const cf__pipe_links *links, int place, const cf__pip
    are for groups that keep their last chunks, and all others ask about this chunk alone. Slots come last. */
 static int cf__pipe_needs(const cf__pipeline *pipe, int split, int place, int64_t chunk, int dropped,
                           cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
-    cf__pipe_unit unit = cf__pipe_unit_of(pipe, chunk, cf__pipe_chunks_after(pipe, chunk) + !dropped);
+    cf__pipe_unit unit = cf__pipe_unit_of(pipe, chunk, cf__pipe_after(pipe->plan, &pipe->chunks[chunk]) + !dropped);
     int n = cf__pipe_follow(&pipe->links[split][CF__PIPE_WAITS_FOR], place, &unit, chunk, needs);
     while (n > 0 && needs[n - 1].why == CF_EDGE_SLOT) n--;
     return n;
@@ -6509,11 +6486,6 @@ static int64_t cf__schedule_place(const cf__schedule_maker *m, const cf__pipe_un
     return (unit->n > 1 ? m->most_padded : m->pipe.chunks[unit->first].padded) * cf__schedule_row(m);
 }
 
-/* Tokens that the state grows by with a chunk. */
-static int64_t cf__schedule_state(const cf__schedule_maker *m, int64_t chunk) {
-    return cf_chunk_state_tokens(m->pipe.plan, m->pipe.first_chunk + chunk);
-}
-
 /* What chunk i of a unit takes beside its place. The last one may be smaller than the others: while it is kept the unit
    needs so much less, and afterwards the next one needs it all. So it takes that much less, if it takes as much. */
 static cf__pipe_room cf__schedule_beside(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t i) {
@@ -6521,7 +6493,7 @@ static cf__pipe_room cf__schedule_beside(const cf__schedule_maker *m, const cf__
     int is_last = i + 1 == unit->n;
     int64_t rows = m->pipe.chunks[unit->first + i].padded, input = bytes->boundary;
     cf__pipe_room takes = {0, 0, 0};
-    takes.state = cf__schedule_state(m, unit->first + i);
+    takes.state = cf__pipe_rows(&m->pipe, &m->pipe.chunks[unit->first + i]);
     if (m->tightest.bytes == INT64_MAX) return takes;
     takes.bytes = takes.state * (bytes->state + bytes->state_gradient);
     if (is_last) input = cf__min(input, bytes->activations);
@@ -6917,7 +6889,7 @@ static void cf__schedule_measure(cf__schedule_maker *m) {
         const cf_chunk *c = &m->pipe.chunks[i];
         m->all.state += c->padded;
         m->most_padded = cf__max(m->most_padded, c->padded);
-        m->most.state = cf__max(m->most.state, c->group >= 0 ? c->prefix + cf__schedule_state(m, i) : 0);
+        m->most.state = cf__max(m->most.state, c->group >= 0 ? c->prefix + cf__pipe_rows(&m->pipe, c) : 0);
     }
     m->all.bytes = m->all.state * m->desc.shape.n_virtual *
                    (bytes->activations + bytes->state + bytes->state_gradient + bytes->boundary);
@@ -6930,7 +6902,8 @@ static void cf__schedule_measure(cf__schedule_maker *m) {
 /* Chunks of the longest group, or path of groups. */
 static int64_t cf__schedule_longest(const cf__pipeline *pipe) {
     int64_t i, most = 1;
-    for (i = 0; i < pipe->n; i++) most = cf__max(most, cf__pipe_chunks_after(pipe, i) + 1 + cf__pipe_below(pipe, i));
+    for (i = 0; i < pipe->n; i++)
+        most = cf__max(most, cf__pipe_after(pipe->plan, &pipe->chunks[i]) + 1 + cf__pipe_below(pipe, i));
     return most;
 }
 
@@ -7168,25 +7141,34 @@ static int cf__clock_meet(cf__clock *clock, int64_t stage, int64_t id, int64_t c
     return 1;
 }
 
-/* Runs one action; 0: it has to wait for another stage. */
-static int cf__clock_action(cf__clock *clock, int64_t stage, int64_t id) {
-    const cf_action *a = &clock->schedule->actions[id];
-    int64_t chunk = a->chunk - clock->pipe->first_chunk, cell = a->stage * clock->pipe->n + chunk;
-    if (cf__pipe_is_transfer(a->pass)) return cf__clock_meet(clock, stage, id, chunk);
-    return cf__clock_pass(clock, stage, id, chunk, cell);
+/* Runs a stage until it has to wait for another one. */
+static void cf__clock_advance(cf__clock *clock, int64_t stage) {
+    int64_t end = clock->schedule->first[stage + 1], id;
+    for (id = clock->next[stage]; id < end; id++) {
+        const cf_action *a = &clock->schedule->actions[id];
+        int64_t chunk = a->chunk - clock->pipe->first_chunk, cell = a->stage * clock->pipe->n + chunk;
+        if (!(cf__pipe_is_transfer(a->pass) ? cf__clock_meet(clock, stage, id, chunk)
+                                            : cf__clock_pass(clock, stage, id, chunk, cell)))
+            break;
+    }
+    clock->next[stage] = id;
 }
 
-/* Runs a stage until it has to wait. */
-static void cf__clock_advance(cf__clock *clock, int64_t stage) {
-    int64_t end = clock->schedule->first[stage + 1], id = clock->next[stage];
-    while (id < end && cf__clock_action(clock, stage, id)) id++;
-    clock->next[stage] = id;
+/* Notes which passes the lists hold, where >>check has not walked them. */
+static void cf__clock_list(const cf__clock *clock, uint16_t *listed) {
+    const cf__pipeline *pipe = clock->pipe;
+    int64_t i;
+    memset(listed, 0, (size_t)(pipe->n * pipe->n_v) * sizeof *listed);
+    for (i = 0; i < clock->schedule->n_actions; i++) {
+        const cf_action *a = &clock->schedule->actions[i];
+        listed[a->stage * pipe->n + a->chunk - pipe->first_chunk] |= (uint16_t)(1 << a->pass);
+    }
 }
 
 static void cf__clock_start(cf__clock *clock) {
     const cf__pipeline *pipe = clock->pipe;
     int64_t cells = pipe->n * pipe->n_v, s;
-    clock->blocks = pipe->timing != NULL && pipe->timing->no_overlap;
+    clock->blocks = pipe->timing.no_overlap;
     clock->crosses = clock->schedule->lowered && pipe->shape.n_stages > 1;
     clock->n_waiting = clock->n_run = 0;
     clock->makespan = 0;
@@ -7267,32 +7249,27 @@ static double cf__bounds_latest_start(const cf__bounds_paths *paths, int place, 
     return paths->tail[place][cell] + paths->seconds[place][cell];
 }
 
-/* Fills in the seconds of a chunk's B, or of its I and W. Of either they take in all as long as the cheaper form, and
+/* Fills in the seconds of all passes. Backwards that may be of either form take in all as long as the cheaper one, and
    the gradient of the inputs is there as early as in the earlier one. */
-static void cf__bounds_fill_backward(cf__bounds_paths *paths, int64_t v, int64_t i) {
-    const cf__pipeline *pipe = paths->pipe;
-    double whole = cf__pipe_pass_seconds(pipe, CF_B, i, v), *back = &paths->seconds[CF__PIPE_BACK][v * pipe->n + i];
-    double input, weight;
-    *back = whole;
-    if (!paths->split) return;
-    input = cf__pipe_pass_seconds(pipe, CF_I, i, v);
-    weight = cf__pipe_pass_seconds(pipe, CF_W, i, v);
-    *back = input;
-    if (paths->split == CF__BOUNDS_EITHER) {
-        *back = input < whole ? input : whole;
-        weight = (input + weight < whole ? input + weight : whole) - *back;
-    }
-    paths->seconds[CF__PIPE_W][v * pipe->n + i] = weight;
-}
-
 static void cf__bounds_fill_seconds(cf__bounds_paths *paths) {
     const cf__pipeline *pipe = paths->pipe;
-    int64_t v, i;
+    int64_t v, i, cell = 0;
     for (v = 0; v < pipe->n_v; v++)
-        for (i = 0; i < pipe->n; i++) {
-            paths->seconds[CF_F][v * pipe->n + i] = cf__pipe_pass_seconds(pipe, CF_F, i, v);
-            paths->seconds[CF_R][v * pipe->n + i] = cf__pipe_pass_seconds(pipe, CF_R, i, v);
-            cf__bounds_fill_backward(paths, v, i);
+        for (i = 0; i < pipe->n; i++, cell++) {
+            double whole = cf__pipe_pass_seconds(pipe, CF_B, i, v), back = whole, weight = 0;
+            if (paths->split) {
+                back = cf__pipe_pass_seconds(pipe, CF_I, i, v);
+                weight = cf__pipe_pass_seconds(pipe, CF_W, i, v);
+            }
+            if (paths->split == CF__BOUNDS_EITHER) {
+                double both = back + weight;
+                if (whole < back) back = whole;
+                weight = (both < whole ? both : whole) - back;
+            }
+            paths->seconds[CF_F][cell] = cf__pipe_pass_seconds(pipe, CF_F, i, v);
+            paths->seconds[CF_R][cell] = cf__pipe_pass_seconds(pipe, CF_R, i, v);
+            paths->seconds[CF__PIPE_BACK][cell] = back;
+            if (paths->split) paths->seconds[CF__PIPE_W][cell] = weight;
         }
 }
 
@@ -7378,7 +7355,7 @@ static void cf__bounds_add_job(cf__bounds_jobs *jobs, double head, double second
 
 /* Whether every schedule drops the chunk: no group keeps two, and this is not the last one of its group. */
 static int cf__bounds_must_drop(const cf__bounds_paths *paths, int64_t chunk) {
-    return paths->kept == 1 && cf__pipe_chunks_after(paths->pipe, chunk) > 0;
+    return paths->kept == 1 && cf__pipe_after(paths->pipe->plan, &paths->pipe->chunks[chunk]) > 0;
 }
 
 /* Adds the replays that a group cannot do without on virtual stage v, where it keeps at most k > 1 chunks at once. When
@@ -7470,7 +7447,7 @@ static void cf__bounds_find_stays(cf__bounds_paths *paths) {
                 away = paths->stay[behind] + transfers;
                 if (!pipe->local && cf__bounds_must_drop(paths, i)) replayed = paths->stay_again[behind] + transfers;
             }
-            if (cf__pipe_chunks_after(pipe, i) > 0) away = cf__most(away, paths->stay[cell + 1]);
+            if (cf__pipe_after(pipe->plan, &pipe->chunks[i]) > 0) away = cf__most(away, paths->stay[cell + 1]);
             paths->stay[cell] = paths->seconds[CF_F][cell] + away + back;
             paths->stay_again[cell] = paths->seconds[CF_R][cell] + replayed + back;
         }
@@ -8087,7 +8064,7 @@ static void cf__dispatch_pass_on(cf__dispatch *d, int64_t stage, int32_t id, int
     cf__dispatch_worker *worker = &d->workers[stage];
     double *link_free = &worker->link_free[cf__pipe_queue(d->pipe, v, to < v ? -1 : 1)];
     double begin = cf__most(end, *link_free);
-    if (transfer > 0 && d->pipe->timing->no_overlap) {
+    if (transfer > 0 && d->pipe->timing.no_overlap) {
         worker->free_at = end + transfer;
         begin = end - transfer;
     }
@@ -8115,7 +8092,7 @@ static void cf__dispatch_supply_all(cf__dispatch *d, int64_t stage, const cf__pi
 
 /* Seconds that a stage is busy with taking in what a pass needs from another stage. */
 static double cf__dispatch_take_in(const cf__dispatch *d, int place, int64_t v, int64_t chunk) {
-    int way = d->pipe->takes[place], blocks = d->pipe->timing != NULL && d->pipe->timing->no_overlap;
+    int way = d->pipe->takes[place], blocks = d->pipe->timing.no_overlap;
     return blocks && cf__pipe_leads(d->pipe, way, v) ? cf__pipe_hop_seconds(d->pipe, chunk, v, v + way) : 0;
 }
 
@@ -8168,7 +8145,7 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
     d->makespan = cf__most(d->makespan, end);
     if (end + d->paths->tail[place][cell] > d->give_up_at || end + worker->left > d->give_up_at * (1 + 1e-9))
         d->makespan = DBL_MAX; /* too late */
-    if (place == CF__PIPE_BACK) d->state[v] += cf__schedule_state(d->maker, chunk);
+    if (place == CF__PIPE_BACK) d->state[v] += cf__pipe_rows(d->pipe, &d->pipe->chunks[chunk]);
     if (place == (d->policy.split ? CF__PIPE_W : CF__PIPE_BACK))
         cf__dispatch_give_back(d, stage, &unit, chunk, v, end);
     cf__dispatch_supply_all(d, stage, &unit, place, chunk, v, end);
@@ -8510,14 +8487,7 @@ static int cf__search_keeps(const cf__search *search) {
 
 /* Times the candidate. */
 static double cf__search_time(cf__search *search) {
-    const cf__pipeline *pipe = &search->maker.pipe;
-    const cf_schedule *trial = &search->trial;
-    int64_t i;
-    memset(search->listed, 0, (size_t)(pipe->n * pipe->n_v) * sizeof *search->listed);
-    for (i = 0; i < trial->n_actions; i++) {
-        const cf_action *a = &trial->actions[i];
-        search->listed[a->stage * pipe->n + a->chunk - pipe->first_chunk] |= (uint16_t)(1 << a->pass);
-    }
+    cf__clock_list(&search->clock, search->listed);
     cf__clock_run(&search->clock);
     return search->clock.makespan;
 }
@@ -9965,17 +9935,12 @@ static void cf__lower_scratch(void *job, cf__carver *carver) {
 /* ---- the order of passes and transfers ---- */
 
 static void cf__lower_run_clock(cf__lowerer *l) {
-    const cf_schedule *s = l->schedule;
-    int64_t i;
-    memset(l->listed, 0, (size_t)(l->pipe.n * l->pipe.n_v) * sizeof *l->listed);
-    for (i = 0; i < s->n_actions; i++)
-        l->listed[s->actions[i].stage * l->pipe.n + s->actions[i].chunk - l->pipe.first_chunk] |=
-            (uint16_t)(1 << s->actions[i].pass);
     l->clock.pipe = &l->pipe;
-    l->clock.schedule = s;
+    l->clock.schedule = l->schedule;
     l->clock.listed = l->listed;
     l->clock.sent = l->times;
-    l->clock.start = l->times + s->n_actions;
+    l->clock.start = l->times + l->schedule->n_actions;
+    cf__clock_list(&l->clock, l->listed);
     cf__clock_run(&l->clock);
 }
 
@@ -10120,6 +10085,7 @@ struct cf_runner {
     const cf_action *actions; /* (n_actions) the stage's list */
     int64_t n_actions;
     cf_run_desc desc;
+    cf_runner *made;          /* while it is opened: where it goes */
     cf_block block;           /* the memory that the runner lies in */
     cf_error failure;         /* what ended the run; its code is CF_OK before */
     cf_error raised;          /* what the callback at hand says of its failure */
@@ -10420,17 +10386,11 @@ static cf_result cf__run_action(cf_runner *r) {
 
 /* ---- opening and closing ---- */
 
-/* A run that is being opened. */
-typedef struct cf__run_opening {
-    cf_runner header; /* what is known before there is memory */
-    cf_runner *runner;
-} cf__run_opening;
-
+/* The job is the runner as far as it is known before there is memory. */
 static cf_block *cf__run_object(void *job, cf__carver *carver) {
-    cf__run_opening *opening = (cf__run_opening *)job;
-    cf_runner *r = &opening->header;
+    cf_runner *r = (cf_runner *)job;
     int what;
-    opening->runner = (cf_runner *)cf__take(carver, 1, sizeof(cf_runner));
+    r->made = (cf_runner *)cf__take(carver, 1, sizeof(cf_runner));
     r->check.cells = (uint16_t *)cf__take(carver, r->n_cells, sizeof(uint16_t));
     r->tokens = (int64_t *)cf__take(carver, r->n_cells, sizeof(int64_t));
     r->path = (cf_path *)cf__take(carver, r->n_path, sizeof(cf_path));
@@ -10438,9 +10398,9 @@ static cf_block *cf__run_object(void *job, cf__carver *carver) {
         r->pools[what].slots = (int32_t *)cf__take(carver, r->pools[what].n, sizeof(int32_t));
         r->pools[what].free_list = (int32_t *)cf__take(carver, r->pools[what].n, sizeof(int32_t));
     }
-    if (opening->runner == NULL) return NULL;
-    *opening->runner = *r;
-    return &opening->runner->block;
+    if (r->made == NULL) return NULL;
+    *r->made = *r;
+    return &r->made->block;
 }
 
 /* Checks plan and schedule against each other, and counts what a stage needs. */
@@ -10487,7 +10447,7 @@ static cf_result cf__run_tell_failure(const cf_runner *r, cf_error *error) {
 
 /* Nothing has run yet and no slot is in use. */
 static cf_result cf__run_fill(void *job) {
-    cf_runner *r = ((cf__run_opening *)job)->runner;
+    cf_runner *r = ((cf_runner *)job)->made;
     int64_t i;
     int what;
     r->check.pipe = &r->pipe;
@@ -10503,29 +10463,26 @@ static cf_result cf__run_fill(void *job) {
 static const cf__recipe cf__run_recipe = {"n_chunks", 0, NULL, NULL, cf__run_object, cf__run_fill};
 
 CHUNKFLOW_API cf_result cf_run_size(const cf_plan *plan, const cf_schedule *schedule, size_t *bytes, cf_error *error) {
-    cf__run_opening opening;
-    CF__TRY(cf__run_start(&opening.header, plan, schedule, error));
-    return cf__size_job(&cf__run_recipe, &opening, bytes, error);
+    cf_runner r;
+    CF__TRY(cf__run_start(&r, plan, schedule, error));
+    return cf__size_job(&cf__run_recipe, &r, bytes, error);
 }
 
 CHUNKFLOW_API cf_result cf_run_open(const cf_plan *plan, const cf_schedule *schedule, int64_t stage,
                                     const cf_run_desc *desc, cf_runner **out, cf_error *error) {
-    cf__run_opening opening;
+    cf_runner r;
     cf_allocator allocator;
-    cf_run_desc dry;
-    CF__TRY(cf__run_start(&opening.header, plan, schedule, error));
-    memset(&dry, 0, sizeof dry);
-    if (desc == NULL) desc = &dry;
+    CF__TRY(cf__run_start(&r, plan, schedule, error));
+    if (desc != NULL) r.desc = *desc;
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf__choice(stage, 0, schedule->shape.n_stages - 1, "stage", error));
-    opening.header.check.stage = stage;
-    opening.header.n_actions = schedule->first[stage + 1] - schedule->first[stage];
-    if (opening.header.n_actions > 0) opening.header.actions = &schedule->actions[schedule->first[stage]];
-    CF__TRY(cf_allocator_resolve(desc->allocator, &allocator, error));
-    opening.header.desc = *desc;
-    if (desc->memory != NULL) CF__TRY(cf__make_into(&cf__run_recipe, &opening, desc->memory, desc->bytes, error));
-    else CF__TRY(cf__make(&cf__run_recipe, &opening, &allocator, error));
-    *out = opening.runner;
+    r.check.stage = stage;
+    r.n_actions = schedule->first[stage + 1] - schedule->first[stage];
+    if (r.n_actions > 0) r.actions = &schedule->actions[schedule->first[stage]];
+    CF__TRY(cf_allocator_resolve(r.desc.allocator, &allocator, error));
+    if (r.desc.memory != NULL) CF__TRY(cf__make_into(&cf__run_recipe, &r, r.desc.memory, r.desc.bytes, error));
+    else CF__TRY(cf__make(&cf__run_recipe, &r, &allocator, error));
+    *out = r.made;
     return CF_OK;
 }
 
@@ -10984,10 +10941,10 @@ static void cf__graph_adopt(cf_graph_desc *desc) {
 static cf_result cf__graph_note_drops(const cf__graph_builder *g) {
     const cf_schedule *s = g->desc.schedule;
     int64_t i, v;
-    for (i = 0; i < g->pipe.n; i++)
-        for (v = 0; v < g->pipe.n_v; v++)
-            g->dropped[v * g->pipe.n + i] =
-                s == NULL && cf__pipe_chunks_after(&g->pipe, i) + cf__pipe_below(&g->pipe, i) >= g->desc.shape.k;
+    for (i = 0; i < g->pipe.n; i++) {
+        int64_t later = cf__pipe_after(g->pipe.plan, &g->pipe.chunks[i]) + cf__pipe_below(&g->pipe, i);
+        for (v = 0; v < g->pipe.n_v; v++) g->dropped[v * g->pipe.n + i] = s == NULL && later >= g->desc.shape.k;
+    }
     for (i = 0; s != NULL && i < s->n_actions; i++) {
         const cf_action *a = &s->actions[i];
         if (a->pass == CF_R) g->dropped[a->stage * g->pipe.n + a->chunk - g->pipe.first_chunk] = 1;
