@@ -4206,13 +4206,17 @@ static cf_result cf__plan_check_slice(const cf__plan_check *check, int64_t id, i
     return cf__plan_see(check, s->sequence, "slices.sequence", id);
 }
 
-/* The sums of one chunk over its slices, which start at `first`. */
+/* The sums of one chunk over its slices, which start at `first`. cf__plan_check_units has seen the rest of it. */
 static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id, int64_t first) {
     const cf_plan *plan = check->plan;
     const cf_chunk *c = &plan->chunks[id];
     int64_t i, tokens = 0, padded = 0, pairs = 0;
     CF__TRY(cf__plan_is(check, "chunks.first_slice", id, first, c->first_slice, "leaves a gap or overlaps"));
-    CF__TRY(cf__plan_within(check, "chunks.n_slices", id, 0, plan->n_slices - first, c->n_slices, "is out of range"));
+    if (c->group < 0)
+        CF__TRY(cf__plan_is(check, "chunks.prefix", id, 0, c->prefix, "must be 0 in a chunk that is in no group"));
+    else if (plan->branches == NULL && c->index + 1 < plan->groups[c->group].n_chunks)
+        CF__TRY(cf__plan_is(check, "chunks.n_slices", id, 1, c->n_slices,
+                            "is more than one, and only a group's last chunk may be hybrid"));
     if (plan->max_slices > 0 && c->n_slices > plan->max_slices)
         return cf__fail(check->error, CF_ERROR_PLAN, "chunks.n_slices", id, plan->max_slices, c->n_slices,
                         "is more than max_slices");
@@ -4235,27 +4239,6 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id, i
     return cf__plan_is(check, "chunks.pairs", id, pairs, c->pairs, "is the wrong sum");
 }
 
-/* A chunk and the group that it names must agree. Standalone chunks have index and prefix 0. */
-static cf_result cf__plan_check_membership(const cf__plan_check *check, int64_t id) {
-    const cf_chunk *c = &check->plan->chunks[id];
-    const cf_group *g;
-    CF__TRY(cf__plan_within(check, "chunks.group", id, -1, check->plan->n_groups - 1, c->group,
-                            "there is no such group"));
-    if (c->group < 0) {
-        CF__TRY(cf__plan_is(check, "chunks.index", id, 0, c->index, "must be 0 in a chunk that is in no group"));
-        return cf__plan_is(check, "chunks.prefix", id, 0, c->prefix, "must be 0 in a chunk that is in no group");
-    }
-    g = &check->plan->groups[c->group];
-    if (g->first_chunk < 0 || g->n_chunks < 1 || g->first_chunk > id || id - g->first_chunk >= g->n_chunks)
-        return cf__refuse(check->error, CF_ERROR_PLAN, "chunks.group", id,
-                          "names a group that does not hold this chunk");
-    CF__TRY(cf__plan_is(check, "chunks.index", id, id - g->first_chunk, c->index, "is the wrong place in its group"));
-    CF__TRY(cf__plan_within(check, "chunks.n_slices", id, 1, INT64_MAX, c->n_slices, "must have its group's slice"));
-    if (c->index == g->n_chunks - 1 || check->plan->branches != NULL) return CF_OK;
-    return cf__plan_is(check, "chunks.n_slices", id, 1, c->n_slices,
-                       "is more than one, and only a group's last chunk may be hybrid");
-}
-
 static cf_result cf__plan_check_group(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
     const cf_group *g = &plan->groups[id];
@@ -4264,13 +4247,11 @@ static cf_result cf__plan_check_group(const cf__plan_check *check, int64_t id) {
                             "there is no such sequence"));
     CF__TRY(cf__plan_within(check, "groups.first_chunk", id, 0, plan->n_chunks - 1, g->first_chunk,
                             "there is no such chunk"));
-    CF__TRY(cf__plan_within(check, "groups.n_chunks", id, 1, plan->n_steps - g->first_chunk % plan->n_steps,
-                            g->n_chunks, "counts chunks of the next rank"));
+    CF__TRY(cf__plan_is(check, "chunks.group", g->first_chunk, id, plan->chunks[g->first_chunk].group,
+                        "names another group than the one that holds the chunk"));
     for (i = 0; i < g->n_chunks; i++) {
         int64_t chunk = g->first_chunk + i, first = plan->chunks[chunk].first_slice;
         const cf_slice *s;
-        CF__TRY(cf__plan_is(check, "chunks.group", chunk, id, plan->chunks[chunk].group,
-                            "names another group than the one that holds the chunk"));
         CF__TRY(cf__plan_is(check, "chunks.prefix", chunk, prefix, plan->chunks[chunk].prefix, "is the wrong sum"));
         s = &plan->slices[first];
         CF__TRY(cf__plan_is(check, "slices.sequence", first, g->sequence, s->sequence,
@@ -4354,6 +4335,36 @@ static cf_result cf__plan_check_branches(const cf_plan *plan, cf_error *error) {
         if (b->first_child < 0) continue;
         CF__TRY(cf__plan_agrees("branches.first_child", id, id, all[b->first_child].parent, error));
         CF__TRY(cf__plan_agrees("branches.last_child", id, id, all[b->last_child].parent, error));
+    }
+    return CF_OK;
+}
+
+/* Chunks id .. end - 1 of a plan from anywhere: what every walk over them relies on. The chunks of a group stand behind
+   each other on one rank and say so, their slices exist, and no number of tokens is negative. */
+static cf_result cf__plan_check_units(const cf_plan *plan, int64_t id, int64_t end, cf_error *error) {
+    const cf_result bad = CF_ERROR_PLAN;
+    int64_t left = 0, group = -1, index = 0;
+    CF__TRY(cf__plan_check_branches(plan, error));
+    for (; id < end; id++, left--, index++) {
+        const cf_chunk *c = &plan->chunks[id];
+        CF__TRY(cf__inside(c->group, -1, plan->n_groups - 1, bad, "chunks.group", id, "there is no such group", error));
+        if (left > 0 ? c->group != group : c->group >= 0 && plan->groups[c->group].first_chunk != id)
+            return cf__refuse(error, bad, "chunks.group", id, "is not the group that holds this chunk");
+        if (left == 0) {
+            group = c->group;
+            left = group >= 0 ? plan->groups[group].n_chunks : 1;
+            index = 0;
+            CF__TRY(cf__inside(left, 1, plan->n_steps - id % plan->n_steps, bad, "groups.n_chunks", group,
+                               "counts chunks of the next rank, or none", error));
+        }
+        CF__TRY(cf__inside(c->index, index, index, bad, "chunks.index", id, "is the wrong place in its group", error));
+        CF__TRY(cf__inside(c->first_slice, 0, plan->n_slices, bad, "chunks.first_slice", id,
+                           "there is no such slice", error));
+        CF__TRY(cf__inside(c->n_slices, group >= 0, plan->n_slices - c->first_slice, bad, "chunks.n_slices", id,
+                           "is out of range", error));
+        CF__TRY(cf__inside(c->tokens, 0, INT64_MAX, bad, "chunks.tokens", id, "is negative", error));
+        CF__TRY(cf__inside(c->padded, 0, INT64_MAX, bad, "chunks.padded", id, "is negative", error));
+        CF__TRY(cf__inside(c->prefix, 0, INT64_MAX - c->padded, bad, "chunks.prefix", id, "is out of range", error));
     }
     return CF_OK;
 }
@@ -4476,8 +4487,8 @@ static cf_result cf__plan_check_tree_group(const cf__plan_check *check, int64_t 
     const cf_branch *b = &plan->branches[id];
     int64_t begin = plan->chunks[g->first_chunk].prefix, end = 0, i;
     int leaf = b->parent >= 0 && b->first_child < 0 && g->n_chunks == 1;
-    CF__TRY(cf__plan_within(check, "groups.n_chunks", id, 1, plan->n_steps - g->first_chunk % plan->n_steps,
-                            g->n_chunks, "leaves its rank"));
+    CF__TRY(cf__plan_is(check, "chunks.group", g->first_chunk, id, plan->chunks[g->first_chunk].group,
+                        "names another group than the one that holds the chunk"));
     if (b->parent >= 0) {
         const cf_group *up = &plan->groups[b->parent];
         end = plan->chunks[up->first_chunk].prefix + up->tokens;
@@ -4487,13 +4498,9 @@ static cf_result cf__plan_check_tree_group(const cf__plan_check *check, int64_t 
                             "is not where the parent's rows end"));
     CF__TRY(cf__plan_within(check, "groups.tokens", id, leaf ? 0 : g->n_chunks, leaf ? 0 : CF_MAX_LENGTH, g->tokens,
                             "is not what the group can have"));
-    for (i = g->first_chunk; i < g->first_chunk + g->n_chunks; i++) {
-        CF__TRY(cf__plan_is(check, "chunks.group", i, id, plan->chunks[i].group,
-                            "names another group than the one that holds the chunk"));
-        if (!leaf)
-            CF__TRY(cf__plan_within(check, "chunks.prefix", i + 1, 1, plan->chunk_size, cf_chunk_state_tokens(plan, i),
-                                    "does not rise as the group's rows do"));
-    }
+    for (i = g->first_chunk; i < g->first_chunk + g->n_chunks && !leaf; i++)
+        CF__TRY(cf__plan_within(check, "chunks.prefix", i + 1, 1, plan->chunk_size, cf_chunk_state_tokens(plan, i),
+                                "does not rise as the group's rows do"));
     CF__TRY(cf__plan_is(check, "groups.sequence", id, plan->slices[plan->chunks[g->first_chunk].first_slice].sequence,
                         g->sequence, "is not the sequence of its first slice"));
     return cf__plan_is(check, "branches.below", id, check->below[id], b->below, "is not the longest path below it");
@@ -4540,9 +4547,8 @@ static cf_result cf__plan_check_body(void *job) {
     int64_t i, first = 0, n_idle = 0;
     if (plan->chunk_size % plan->align != 0)
         return cf__refuse(check->error, CF_ERROR_PLAN, "align", -1, "does not divide chunk_size");
-    CF__TRY(cf__plan_check_branches(plan, check->error));
+    CF__TRY(cf__plan_check_units(plan, 0, plan->n_chunks, check->error));
     for (i = 0; i < plan->n_chunks; i++) {
-        CF__TRY(cf__plan_check_membership(check, i));
         CF__TRY(cf__plan_check_chunk(check, i, first));
         first += plan->chunks[i].n_slices;
         n_idle += plan->chunks[i].n_slices == 0;
@@ -5971,17 +5977,6 @@ static void cf__pipe_fill(cf__pipeline *pipe) {
         pipe->by_stage[v] = cf__pipe_fill_costs(&pipe->timing.stages[v]);
 }
 
-/* Chunks of the unit that starts at chunk `id` of the plan: its group's, or 1. 0 where plan and group disagree. */
-static int64_t cf__pipe_unit_chunks(const cf_plan *plan, int64_t id) {
-    const cf_chunk *c = &plan->chunks[id];
-    const cf_group *g;
-    if (c->group == -1) return 1;
-    if (c->group < 0 || c->group >= plan->n_groups) return 0;
-    g = &plan->groups[c->group];
-    if (g->first_chunk != id || g->n_chunks < 1 || g->n_chunks > plan->n_steps - id % plan->n_steps) return 0;
-    return g->n_chunks;
-}
-
 /* Chunks of the group after this one; 0 for a standalone chunk. */
 static inline int64_t cf__pipe_after(const cf_plan *plan, const cf_chunk *c) {
     return c->group >= 0 ? plan->groups[c->group].n_chunks - 1 - c->index : 0;
@@ -6140,7 +6135,7 @@ static int64_t cf__pipe_held_bytes(const cf__pipe_held *held, const cf_bytes *by
     return fits ? sum : INT64_MAX;
 }
 
-/* Rows of state that a chunk of a group adds. cf__pipe_check_units has seen that its slices exist. */
+/* Rows of state that a chunk of a group adds. cf__plan_check_units has seen that its slices exist. */
 static int64_t cf__pipe_rows(const cf__pipeline *pipe, const cf_chunk *c) {
     return cf_chunk_state_tokens(pipe->plan, c - pipe->plan->chunks);
 }
@@ -6183,28 +6178,9 @@ static inline void cf__pipe_let_go(const cf__pipeline *pipe, cf__pipe_held *held
     held->gradient -= cf__pipe_rows(pipe, c);
 }
 
-/* ---- the plan's units ---- */
-
-/* All units of a rank: the chunks of each agree with their group. Everything that walks over groups counts on it. */
+/* All units of a rank, as they must be. */
 static cf_result cf__pipe_check_units(const cf_plan *plan, int64_t rank, cf_error *error) {
-    int64_t id = rank * plan->n_steps, end = id + plan->n_steps, first, n;
-    CF__TRY(cf__plan_check_branches(plan, error));
-    while (id < end) {
-        first = id;
-        n = cf__pipe_unit_chunks(plan, id);
-        if (n == 0)
-            return cf__refuse(error, CF_ERROR_PLAN, "chunks.group", id, "the chunk and its group disagree");
-        for (; id < first + n; id++) {
-            const cf_chunk *c = &plan->chunks[id];
-            if (c->group != plan->chunks[first].group || c->index != id - first)
-                return cf__fail(error, CF_ERROR_PLAN, "chunks.group", id, plan->chunks[first].group, c->group,
-                                "the chunk and its group disagree");
-            if (c->group >= 0 && (c->n_slices < 1 || c->first_slice < 0 || c->first_slice >= plan->n_slices))
-                return cf__fail(error, CF_ERROR_PLAN, "chunks.first_slice", id, plan->n_slices - 1, c->first_slice,
-                                "the chunk's slices do not exist");
-        }
-    }
-    return CF_OK;
+    return cf__plan_check_units(plan, rank * plan->n_steps, (rank + 1) * plan->n_steps, error);
 }
 
 /* ---- schedules from anywhere ---- */
@@ -6223,7 +6199,7 @@ static cf_result cf__pipe_check_first(const int64_t *first, int64_t n, int64_t e
     return CF_OK;
 }
 
-/* Tokens of the rank's chunks: none negative, and few enough that whatever is held can be added up. */
+/* Tokens of the rank's chunks: no more than their groups have, and few enough that whatever is held can be added up. */
 static cf_result cf__pipe_check_tokens(const cf_plan *plan, int64_t rank, int64_t n_virtual, cf_error *error) {
     int64_t id, left = 0, sum = 0;
     int overflow = 0;
@@ -6231,12 +6207,8 @@ static cf_result cf__pipe_check_tokens(const cf_plan *plan, int64_t rank, int64_
         const cf_chunk *c = &plan->chunks[id];
         int64_t state = cf_chunk_state_tokens(plan, id);
         if (c->index == 0) left = c->group >= 0 ? plan->groups[c->group].tokens : 0;
-        if (c->tokens < 0 || c->padded < 0 || state < 0)
-            return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "the chunk has a negative number of tokens");
-        if (c->prefix < 0 || c->prefix > INT64_MAX - c->padded)
-            return cf__refuse(error, CF_ERROR_PLAN, "chunks.prefix", id, "the chunk has no such prefix");
-        if (left < state)
-            return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "the chunks of a group have more than it has");
+        if (state < 0 || left < state)
+            return cf__refuse(error, CF_ERROR_PLAN, "chunks.tokens", id, "adds more rows to its group than that has");
         left -= state;
         cf__add_product(&sum, 2 * n_virtual, c->padded, &overflow); /* of activations, and of saved inputs */
         cf__add_product(&sum, 2 * n_virtual, state + left, &overflow); /* of state and its gradient */
@@ -10532,23 +10504,16 @@ CHUNKFLOW_API cf_result cf_run(const cf_plan *plan, const cf_schedule *schedule,
 
 static void cf__run_raise(int64_t *to, int64_t value) { *to = cf__max(*to, value); }
 
-/* The slices of a chunk lie one behind the other in its rows, and its group holds it: counting its sequences relies on
-   that, and on no slice being in two chunks to be linear. *first: where the slices of the chunk before it ended. */
-static cf_result cf__run_check_chunk(const cf_plan *plan, int64_t id, int64_t *first, cf_error *error) {
-    const cf_result bad = CF_ERROR_PLAN;
-    const cf_chunk *c = &plan->chunks[id];
+/* The slices of a chunk lie one behind the other in its rows: counting its sequences relies on that, and on no slice
+   being in two chunks to be linear. *first: where the slices of the chunk before it ended. */
+static cf_result cf__run_check_slices(const cf_plan *plan, const cf_chunk *c, int64_t *first, cf_error *error) {
     int64_t i, end = 0;
-    if (c->n_slices < 0 || c->first_slice < *first || c->first_slice > plan->n_slices - c->n_slices)
-        return cf__refuse(error, bad, "chunks.first_slice", id, "the chunk's slices do not exist");
-    if (c->group >= plan->n_groups) return cf__refuse(error, bad, "chunks.group", id, "there is no such group");
-    if (c->group >= 0 && (c->index < 0 || c->index >= plan->groups[c->group].n_chunks))
-        return cf__refuse(error, bad, "chunks.index", id, "is the wrong place in its group");
-    if (c->padded < 0 || c->prefix < 0 || c->prefix > INT64_MAX - c->padded)
-        return cf__refuse(error, bad, "chunks.prefix", id, "the chunk has no such prefix");
+    if (c->first_slice < *first)
+        return cf__refuse(error, CF_ERROR_PLAN, "chunks.first_slice", c - plan->chunks, "is in another chunk, too");
     for (i = c->first_slice; i < c->first_slice + c->n_slices; i++) {
         const cf_slice *s = &plan->slices[i];
         if (s->offset < end || s->length < 0 || s->length > c->padded - s->offset)
-            return cf__refuse(error, bad, "slices.offset", i, "is the wrong place in its chunk");
+            return cf__refuse(error, CF_ERROR_PLAN, "slices.offset", i, "is the wrong place in its chunk");
         end = s->offset + s->length;
     }
     *first = i;
@@ -10565,7 +10530,8 @@ CHUNKFLOW_API cf_result cf_run_capacity(const cf_plan *plan, const cf_schedule *
     CF__TRY(cf__plan_check_counts(plan, error));
     if (capacity == NULL) return cf__fail_null(error, "capacity");
     if (schedule != NULL) CF__TRY(cf_run(plan, schedule, stage, NULL, &stats, error));
-    for (i = 0; i < plan->n_chunks; i++) CF__TRY(cf__run_check_chunk(plan, i, &first, error));
+    CF__TRY(cf__plan_check_units(plan, 0, plan->n_chunks, error));
+    for (i = 0; i < plan->n_chunks; i++) CF__TRY(cf__run_check_slices(plan, &plan->chunks[i], &first, error));
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *c = &plan->chunks[i];
         job.n = 0;

@@ -1124,7 +1124,7 @@ TEST(a_standalone_chunk_with_an_index) {
         REQUIRE(last->group == -1);
         last->index = places[i];
         CHECK_INT(cf_schedule_validate(plan, schedule, NULL, NULL, &error), CF_ERROR_PLAN);
-        CHECK_STR(error.field, "chunks.group");
+        CHECK_STR(error.field, "chunks.index");
         CHECK_INT(call_simulate(&error), CF_ERROR_PLAN);
         CHECK_INT(call_run(&error), CF_ERROR_PLAN);
         CHECK_INT(call_lower(&error), CF_ERROR_PLAN);

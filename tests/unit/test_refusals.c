@@ -489,11 +489,11 @@ TEST(plans_that_do_not_hold_together) {
         plan->chunks[i] = was;                                    \
     } while (0)
     CHECK_INT(plan->chunks[1].group, 0);
-    DAMAGE(1, n_slices = 0, CF_ERROR_PLAN, "chunks.first_slice");
+    DAMAGE(1, n_slices = 0, CF_ERROR_PLAN, "chunks.n_slices");
     DAMAGE(1, first_slice = -1, CF_ERROR_PLAN, "chunks.first_slice");
-    DAMAGE(1, first_slice = plan->n_slices, CF_ERROR_PLAN, "chunks.first_slice");
+    DAMAGE(1, first_slice = plan->n_slices, CF_ERROR_PLAN, "chunks.n_slices");
     DAMAGE(1, group = 1, CF_ERROR_PLAN, "chunks.group");
-    DAMAGE(1, index = 2, CF_ERROR_PLAN, "chunks.group");
+    DAMAGE(1, index = 2, CF_ERROR_PLAN, "chunks.index");
     DAMAGE(1, group = (int32_t)plan->n_groups, CF_ERROR_PLAN, "chunks.group");
     DAMAGE(1, tokens = -1, CF_ERROR_PLAN, "chunks.tokens");
 #undef DAMAGE
@@ -515,8 +515,8 @@ TEST(rows_that_cannot_be_added_up) {
     cf_error error;
     int64_t most;
     plan->chunks[1].padded = -1;
-    REFUSED(cf_schedule_validate(plan, schedule, NULL, NULL, &error), CF_ERROR_PLAN, "chunks.tokens");
-    REFUSED(cf_simulate(plan, schedule, NULL, &timeline, &error), CF_ERROR_PLAN, "chunks.tokens");
+    REFUSED(cf_schedule_validate(plan, schedule, NULL, NULL, &error), CF_ERROR_PLAN, "chunks.padded");
+    REFUSED(cf_simulate(plan, schedule, NULL, &timeline, &error), CF_ERROR_PLAN, "chunks.padded");
     plan->chunks[1].padded = INT64_MAX; /* with its prefix */
     REFUSED(cf_schedule_validate(plan, schedule, NULL, NULL, &error), CF_ERROR_PLAN, "chunks.prefix");
     REFUSED(cf_simulate(plan, schedule, NULL, &timeline, &error), CF_ERROR_PLAN, "chunks.prefix");
@@ -554,7 +554,7 @@ TEST(rows_of_another_rank) {
         for (i = 0; i < plan->n_chunks; i++) {
             const int64_t was = plan->chunks[i].padded;
             plan->chunks[i].padded = -1;
-            if (plan->chunks[i].rank == rank) refuse_everywhere(plan, schedule, CF_ERROR_PLAN, "chunks.tokens");
+            if (plan->chunks[i].rank == rank) refuse_everywhere(plan, schedule, CF_ERROR_PLAN, "chunks.padded");
             else CHECK_INT(cf_schedule_validate(plan, schedule, NULL, NULL, NULL), CF_OK);
             plan->chunks[i].padded = was;
         }

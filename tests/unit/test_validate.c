@@ -128,7 +128,7 @@ static const damage damages[] = {
     IN_PLAN(n_groups, -1, "n_groups"),
     IN_PLAN(n_groups, INT64_MAX, "n_groups"),
     {HEADER, 0, offsetof(cf_plan, n_groups), 1, "chunks.group", 4, NULL},
-    {HEADER, 0, offsetof(cf_plan, n_groups), 3, "groups.n_chunks", 2, NULL},
+    {HEADER, 0, offsetof(cf_plan, n_groups), 3, "chunks.group", 0, NULL},
     {HEADER, 0, offsetof(cf_plan, n_slices), 8, "chunks.n_slices", 6, NULL},
     IN_PLAN(n_slices, 10, "n_slices"),
     IN_PLAN(n_slices, -1, "n_slices"),
@@ -183,9 +183,9 @@ static const damage damages[] = {
     IN_GROUP(1, first_chunk, -1, "chunks.group", 4),
     IN_GROUP(1, first_chunk, INT64_MAX, "chunks.group", 4),
     IN_GROUP(0, n_chunks, 2, "chunks.n_slices", -2), /* see below: a chunk too many or a sum too small */
-    IN_GROUP(0, n_chunks, 4, "chunks.n_slices", 2),
-    IN_GROUP(0, n_chunks, 0, "chunks.group", 0),
-    IN_GROUP(0, n_chunks, INT64_MIN, "chunks.group", 0),
+    IN_GROUP(0, n_chunks, 4, "chunks.group", 3),
+    IN_GROUP(0, n_chunks, 0, "groups.n_chunks", 0),
+    IN_GROUP(0, n_chunks, INT64_MIN, "groups.n_chunks", 0),
     IN_GROUP(0, tokens, 39, "groups.tokens", 0),
     IN_GROUP(1, tokens, INT64_MAX, "groups.tokens", 1),
 };
