@@ -915,6 +915,8 @@ typedef struct cf_shape {
     cf_replay replay;       /* 0: local */
     int64_t k;              /* most chunks of one group that keep activations at once on a virtual stage. 0: 1 */
     int64_t rank;           /* the rank of the plan whose chunks run */
+    int forward_only;       /* 1: each chunk has its F and no other pass (old and reference log-probabilities,
+                               evaluation). Nothing is kept, and a group's state goes with the last F that reads it */
 } cf_shape;
 
 /* Bytes that a stage holds for each token of ... All zero: bytes are not counted. */
@@ -1022,7 +1024,7 @@ typedef struct cf_action {
 /* The order in which each stage runs its passes. Stage s runs actions[first[s] .. first[s + 1]) one after the other. */
 typedef struct cf_schedule {
     cf_schedule_kind kind; /* who made it; 0: none of the generators */
-    cf_shape shape;        /* no member of it is 0 but `rank`; placement is CF_PLACEMENT_LOOP or CF_PLACEMENT_V */
+    cf_shape shape;        /* no member is 0 but rank and forward_only; placement is CF_PLACEMENT_LOOP or CF_PLACEMENT_V */
     int64_t n_chunks;      /* chunks of the plan */
     int64_t n_actions;
     int lowered;           /* 1: the lists hold SEND_* and RECV_* actions too (cf_schedule_lower) */
@@ -1050,7 +1052,7 @@ typedef struct cf_search_report {
 /* What to schedule. Zero means default in every member. */
 typedef struct cf_schedule_desc {
     cf_shape shape;              /* more than one virtual stage only for interleaved, zero-bubble and best; placement v
-                                    only for zero-bubble and best, any only for best */
+                                    only for zero-bubble and best, any and forward_only only for best */
     cf_schedule_kind kind;       /* 0: best */
     const cf_timing *timing;     /* NULL: unit costs */
     cf_limits limits;            /* not given: none, but for `best`, as said below */
@@ -1080,6 +1082,9 @@ typedef struct cf_schedule_desc {
    chunk after the other. That is for what needs the whole batch before its gradients: a contrastive loss, a balance
    over all tokens, a normaliser. A stage keeps one chunk at a time, but from the last first forward on it holds the
    state of every group and the inputs of all chunks, which grow with the batch; so it takes no limit on state or bytes.
+
+   With shape.forward_only each stage runs its forwards in plan order, in rounds of as many chunks as there are stages
+   where it has several virtual ones. Of limits, state and bytes are heeded.
 
    `best` searches further. K is a cap to it: a group keeps as many of its last chunks as pays. With local replay any
    chunk may be dropped on any stage, a standalone one too; each stage keeps the inputs of at most 2 x n_stages x
@@ -1128,7 +1133,8 @@ typedef struct cf_validate_desc {
 } cf_validate_desc;
 
 /* Checks a schedule from any source, lowered or not. On every virtual stage of the rank
-     every chunk must have one F, one B (or one I and then one W), and one R exactly where its F kept nothing;
+     every chunk must have one F, one B (or one I and then one W), and one R exactly where its F kept nothing; or, in a
+     shape that is forward_only, one F, which keeps nothing, and those of a tree must run in plan order;
      a group's forwards must run upwards and its backwards downwards, R after F, and each backward with activations;
      at most K chunks of a group may keep their activations at once;
      no stage may hold more chunks, state or bytes than its limits allow;
@@ -1372,7 +1378,7 @@ typedef struct cf_step {
     const cf_chunk *chunk;
     cf_action action;
     int wants_loss;       /* F, R: 1 in the one forward of a chunk whose head and loss count: the one that keeps its
-                             activations, on the last virtual stage */
+                             activations, or is its only one, on the last virtual stage */
     int clear_state_gradient; /* B, I: 1 in the first backward of a group on this virtual stage: dK and dV of the state
                                  slot hold anything, and must be set to zero, in all of its rows, before the pass */
     int64_t position;     /* index of the action in the stage's list */
@@ -1446,7 +1452,8 @@ typedef struct cf_run_stats {
 /* Runs the actions of one stage in order, calling back for each, and keeps the books; desc NULL, or one without
    callbacks, is a dry run, which does nothing else. An F or R with `keep` takes an activation slot until the chunk's B
    (or W); a group's first F takes a state slot until the backward (B or I) of its first chunk, and holds the tokens of
-   each forwarded chunk until that chunk's own backward.
+   each forwarded chunk until that chunk's own backward. Without backwards it holds all until the last F of the group
+   and of those that go on from it.
 
    A lowered schedule also sends and receives. A boundary slot holds a tensor from its RECV until the end of the pass
    that reads it (local replay: of R, where F keeps nothing), or from the start of the pass that makes it until the end
@@ -1532,7 +1539,7 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_d
                                            void *user, cf_error *error);
 
 /* Writes a schedule: format "chunkflow-schedule", version 2, kind, replay, placement, stages, virtual_stages, k, rank,
-   n_chunks, n_actions, lowered, limits[stage] (where it has any), and actions[stage][] of {pass, chunk, stage, keep (F
+   n_chunks, n_actions, lowered, forward_only (where it is 1), limits[stage] (where it has any), and actions[stage][] of {pass, chunk, stage, keep (F
    and R only)}. One action a line. Version 1 had no placement, which was loop, and no limits. With its timeline (NULL:
    without) also makespan, busy, replayed, bubble_useful, bubble_busy, stream_waits and stream_seconds (where there are
    any), bounds{name: value}, peak_live[stage], peak_tokens[stage], peak_state_tokens[stage], peak_bytes[stage], and
@@ -5660,6 +5667,7 @@ static cf_result cf__pipe_check_shape(const cf_plan *plan, const cf_shape *shape
     CF__TRY(cf__choice((int)shape->placement, CF_PLACEMENT_LOOP, (int)last, "shape.placement", error));
     CF__TRY(cf__choice((int)shape->replay, CF_REPLAY_PIPELINE, CF_REPLAY_COUNT - 1, "shape.replay", error));
     CF__TRY(cf__range(shape->k, 1, INT64_MAX, "shape.k", error));
+    CF__TRY(cf__choice(shape->forward_only, 0, 1, "shape.forward_only", error));
     return cf__choice(shape->rank, 0, plan->n_ranks - 1, "shape.rank", error);
 }
 
@@ -5796,6 +5804,7 @@ typedef struct cf__pipe_links {
     int n[CF__PIPE_PLACES];
     const cf_plan *plan;
     int64_t first_chunk; /* from which chunks are counted */
+    int in_order;        /* the chunks of a tree run in plan order */
 } cf__pipe_links;
 
 /* A group, or one standalone chunk. Of its n chunks the last k are kept and the others dropped. */
@@ -5816,7 +5825,7 @@ typedef struct cf__pipeline {
     int64_t n;          /* chunks */
     cf_shape shape;
     int64_t n_v;        /* virtual stages */
-    int local;          /* local replay */
+    int local;          /* local replay: the input of an F that keeps nothing stays */
     cf__pipe_costs all;      /* of every virtual stage, unless there are: */
     cf__pipe_costs *by_stage; /* (n_v) or NULL */
     cf_timing timing;         /* zeros where none is given */
@@ -5860,6 +5869,7 @@ static void cf__pipe_sort_rules(cf__pipeline *pipe) {
         for (way = 0; way < 2; way++) {
             pipe->links[split][way].plan = pipe->plan;
             pipe->links[split][way].first_chunk = pipe->first_chunk;
+            pipe->links[split][way].in_order = pipe->shape.forward_only;
         }
     for (i = 0; i < CF__COUNT(cf__pipe_rules); i++) {
         const cf__pipe_rule *rule = &cf__pipe_rules[i];
@@ -5881,7 +5891,7 @@ static cf__pipeline cf__pipe_of(const cf_plan *plan, const cf_shape *shape, cons
     pipe.n = plan->n_steps;
     pipe.shape = *shape;
     pipe.n_v = shape->n_stages * shape->n_virtual;
-    pipe.local = shape->replay == CF_REPLAY_LOCAL;
+    pipe.local = shape->replay == CF_REPLAY_LOCAL && !shape->forward_only;
     if (timing != NULL) pipe.timing = *timing;
     pipe.stream[CF_F] = pipe.stream[CF_R] = pipe.timing.stream_forward;
     pipe.stream[CF_B] = pipe.stream[CF_I] = pipe.timing.stream_backward;
@@ -5982,6 +5992,14 @@ static inline int64_t cf__pipe_after(const cf_plan *plan, const cf_chunk *c) {
     return c->group >= 0 ? plan->groups[c->group].n_chunks - 1 - c->index : 0;
 }
 
+/* Where no backward comes, the groups whose state ends with F of a chunk, from the chunk's own up: the one after
+   `before`, or the first of them (-1). Returns -1 where there are no more. */
+static int64_t cf__pipe_ended(const cf_plan *plan, const cf_chunk *c, int64_t before) {
+    const cf_branch *all = plan->branches;
+    if (before < 0) return cf__pipe_after(plan, c) > 0 || (all != NULL && all[c->group].below > 0) ? -1 : c->group;
+    return all != NULL && all[before].next < 0 ? all[before].parent : -1;
+}
+
 /* Chunks of the longest path of groups below the one that holds this chunk. */
 static int64_t cf__pipe_below(const cf__pipeline *pipe, int64_t chunk) {
     const cf_chunk *c = &pipe->chunks[chunk];
@@ -6030,6 +6048,7 @@ static int64_t cf__pipe_relative(const cf__pipe_links *links, int64_t chunk, int
     int to_last = on == CF__PIPE_PARENT || on == -CF__PIPE_CHILD;
     if (b == NULL || (from_last ? cf__pipe_after(plan, c) > 0 : c->index > 0)) return -1;
     if (on == CF__PIPE_SIBLING) id = b->previous;
+    if (on == CF__PIPE_SIBLING && id >= 0 && links->in_order) return chunk - 1;
     if (on == -CF__PIPE_SIBLING) id = b->next;
     if (on == CF__PIPE_CHILD) id = b->last_child;
     if (on == -CF__PIPE_PARENT) id = b->first_child;
@@ -6145,7 +6164,7 @@ static int64_t cf__pipe_rows(const cf__pipeline *pipe, const cf_chunk *c) {
 static int64_t cf__pipe_gradient(const cf__pipeline *pipe, const cf_action *a, const cf_chunk *c) {
     const cf_plan *plan = pipe->plan;
     const cf_branch *b = plan->branches != NULL ? &plan->branches[c->group] : NULL;
-    if (b != NULL && a->pass == CF_F && c->index == 0 && b->parent >= 0 && b->previous < 0)
+    if (b != NULL && a->pass == CF_F && c->index == 0 && b->parent >= 0 && b->previous < 0 && !pipe->shape.forward_only)
         return plan->groups[b->parent].tokens;
     if ((a->pass != CF_B && a->pass != CF_I) || cf__pipe_after(plan, c) > 0) return 0;
     return b != NULL && b->first_child >= 0 ? 0 : plan->groups[c->group].tokens;
@@ -6165,6 +6184,16 @@ static inline void cf__pipe_hold(const cf__pipeline *pipe, cf__pipe_held *held, 
     held->gradient += cf__pipe_gradient(pipe, a, c);
 }
 
+/* Rows of state that go with an F where no backward comes: those of the group that ends with it, if no other goes on
+   from that, and of the groups above that end with it, too. */
+static int64_t cf__pipe_ended_rows(const cf__pipeline *pipe, const cf_chunk *c) {
+    int64_t group = cf__pipe_ended(pipe->plan, c, -1), rows = 0, i;
+    for (; group >= 0; group = cf__pipe_ended(pipe->plan, c, group))
+        for (i = 0; i < pipe->plan->groups[group].n_chunks; i++)
+            rows += cf_chunk_state_tokens(pipe->plan, pipe->plan->groups[group].first_chunk + i);
+    return rows;
+}
+
 /* What goes when it has ended. */
 static inline void cf__pipe_let_go(const cf__pipeline *pipe, cf__pipe_held *held, const cf_action *a,
                                     const cf_chunk *c) {
@@ -6173,7 +6202,9 @@ static inline void cf__pipe_let_go(const cf__pipeline *pipe, cf__pipe_held *held
         held->live--;
         held->tokens -= c->padded;
     }
-    if (c->group < 0 || !backward) return;
+    if (c->group < 0) return;
+    if (pipe->shape.forward_only && a->pass == CF_F) held->state -= cf__pipe_ended_rows(pipe, c);
+    if (!backward) return;
     held->state -= cf__pipe_rows(pipe, c);
     held->gradient -= cf__pipe_rows(pipe, c);
 }
@@ -6233,14 +6264,17 @@ static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule 
         {"shape.n_virtual", s->shape.n_virtual, 1, INT32_MAX / cf__max(1, s->shape.n_stages), bad},
         {"shape.placement", (int)s->shape.placement, CF_PLACEMENT_DEFAULT, CF_PLACEMENT_V, bad},
         {"shape.k", s->shape.k, 1, INT64_MAX, bad},
+        {"shape.forward_only", s->shape.forward_only, 0, 1, bad},
         {"shape.rank", s->shape.rank, 0, plan->n_ranks - 1, bad},
         {"n_chunks", s->n_chunks, plan->n_chunks, plan->n_chunks, bad},
         {"n_actions", s->n_actions, 0, INT64_MAX / (int64_t)sizeof(cf_action), bad}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), bad, error));
+    if (s->shape.forward_only) passes = cf__min(passes, 1);
     needed = passes * s->shape.n_stages * s->shape.n_virtual * plan->n_steps; /* at most 2 x 2^31 x 2^31 */
     if (s->n_actions < needed)
         return cf__fail(error, bad, "n_actions", -1, needed, s->n_actions,
-                        "every chunk needs two passes on every virtual stage");
+                        passes == 1 ? "every chunk needs a pass on every virtual stage"
+                                    : "every chunk needs two passes on every virtual stage");
     if (s->first == NULL) return cf__refuse(error, bad, "first", -1, "is NULL");
     if (s->actions == NULL && s->n_actions > 0) return cf__refuse(error, bad, "actions", -1, "is NULL");
     CF__TRY(cf__pipe_check_first(s->first, s->shape.n_stages, s->n_actions, "first", bad, error));
@@ -6374,7 +6408,8 @@ static int64_t cf__schedule_default_state(const cf__schedule_maker *m, int64_t s
 /* What stage s may hold as it is asked for, with defaults filled in; not above 0: any number. */
 static cf__pipe_room cf__schedule_asked(const cf__schedule_maker *m, int64_t stage) {
     cf__pipe_room asked = cf__pipe_given_room(&m->desc.limits, stage);
-    if (m->by_default) asked.chunks = 0;
+    if (m->by_default || m->desc.shape.forward_only) asked.chunks = 0;
+    if (m->desc.shape.forward_only) return asked;
     if (m->by_default) asked.state = cf__max(asked.state, 0);
     if (!m->by_default && (m->desc.kind != CF_SCHEDULE_BEST || cf__schedule_has_bytes(&m->desc))) return asked;
     if (asked.chunks == 0) asked.chunks = cf__schedule_default_chunks(m, stage);
@@ -6826,8 +6861,11 @@ static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_
     if ((int)desc->shape.placement > placements)
         return cf__fail(error, CF_ERROR_ARGUMENT, "shape.placement", -1, placements, (int)desc->shape.placement,
                         "only zero-bubble and best lay virtual stages in a V, and only best chooses");
-    if (plan->branches != NULL) CF__TRY(cf__schedule_check_tree(desc, error));
+    if (plan->branches != NULL && !desc->shape.forward_only) CF__TRY(cf__schedule_check_tree(desc, error));
     CF__TRY(cf__range(desc->budget, 0, INT64_MAX, "budget", error));
+    if (desc->shape.forward_only && desc->kind != CF_SCHEDULE_BEST)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "shape.forward_only", -1, 0, 1,
+                        "is for best alone: without backwards all kinds are one");
     if (desc->forwards_first) CF__TRY(cf__schedule_check_forwards_first(desc, error));
     CF__TRY(cf__pipe_check_limits(&desc->limits, desc->shape.n_stages, CF_ERROR_ARGUMENT, error));
     CF__TRY(cf__pipe_check_timing(desc->timing, desc->shape.n_stages * desc->shape.n_virtual, error));
@@ -6883,7 +6921,11 @@ static int64_t cf__schedule_longest(const cf__pipeline *pipe) {
 static cf_result cf__schedule_count(cf__schedule_maker *m) {
     int64_t i, per_stage;
     int drops_all = m->desc.kind == CF_SCHEDULE_BEST || m->desc.forwards_first; /* or may */
-    for (i = 0; i < m->pipe.n;) {
+    if (m->desc.shape.forward_only) {
+        m->most.bytes = m->most.state * m->desc.limits.per_token.state;
+        m->n_units = m->pipe.n;
+    }
+    for (i = m->n_units; i < m->pipe.n;) {
         cf__pipe_unit unit = cf__schedule_fitting_unit(m, i);
         m->most.bytes = cf__max(m->most.bytes, cf__schedule_takes(m, &unit, 1).bytes);
         m->n_units++;
@@ -6891,7 +6933,8 @@ static cf_result cf__schedule_count(cf__schedule_maker *m) {
         i += unit.n;
     }
     if (!cf__schedule_fits(m)) return cf__schedule_fail_limit(m);
-    per_stage = (cf__schedule_splits(&m->desc) ? 3 : 2) * m->pipe.n + m->n_replays;
+    per_stage = m->desc.shape.forward_only ? m->pipe.n
+                                           : (cf__schedule_splits(&m->desc) ? 3 : 2) * m->pipe.n + m->n_replays;
     if (per_stage > 0 && m->pipe.n_v > CF_MAX_ACTIONS / per_stage)
         return cf__refuse(m->error, CF_ERROR_LIMIT, "n_actions", -1, "it would have more than CF_MAX_ACTIONS passes");
     m->n_actions = per_stage * m->pipe.n_v;
@@ -6936,6 +6979,22 @@ static void cf__schedule_put_room(cf_schedule *schedule, int64_t stage, const cf
     cf__schedule_put_limit(schedule->limits.chunks_by_stage, stage, room->chunks);
     cf__schedule_put_limit(schedule->limits.state_by_stage, stage, room->state);
     cf__schedule_put_limit(schedule->limits.bytes_by_stage, stage, room->bytes);
+}
+
+/* Forwards alone: rounds of as many chunks as there are stages, each through all rows of virtual stages. All stages
+   keep to this one order, so none waits for ever. Returns the number of actions. */
+static int64_t cf__schedule_write_forwards(const cf__schedule_maker *m, cf_schedule *schedule) {
+    int64_t p = m->desc.shape.n_stages, s, begin, row, i;
+    cf_action *next = schedule->actions;
+    for (s = 0; s < p; s++) {
+        schedule->first[s] = next - schedule->actions;
+        for (begin = 0; begin < m->pipe.n; begin += p)
+            for (row = 0; row < m->desc.shape.n_virtual; row++)
+                for (i = begin; i < cf__min(begin + p, m->pipe.n); i++)
+                    cf__schedule_put(&next, CF_F, m->pipe.first_chunk + i, cf__pipe_at(&m->pipe, row, s), 0);
+    }
+    schedule->first[p] = next - schedule->actions;
+    return next - schedule->actions;
 }
 
 /* Whether the chunks can be taken in rounds of as many as there are stages: they divide by them, none is in a group,
@@ -7262,7 +7321,7 @@ static void cf__bounds_find_reach(cf__bounds_paths *paths, int way, int place, c
         for (i = 0; i < n; i++) {
             int64_t on = needs[i].stage * pipe->n + needs[i].chunk - chunk;
             const double *there = reach[needs[i].place] + chunk, *seconds = paths->seconds[needs[i].place] + chunk;
-            if ((needs[i].stage != 0) != crosses) continue;
+            if ((needs[i].stage != 0) != crosses || (needs[i].place != CF_F && pipe->shape.forward_only)) continue;
             if (needs[i].chunk < unit->first || needs[i].chunk >= unit->first + unit->n) continue;
             for (j = crosses, cell = first + crosses * step; j < pipe->n_v; j++, cell += step) {
                 int64_t v = rises ? j : pipe->n_v - 1 - j;
@@ -7359,7 +7418,7 @@ static void cf__bounds_add_stage(cf__bounds_jobs *jobs, const cf__bounds_paths *
     int64_t i;
     int place;
     for (i = 0; i < pipe->n; i++)
-        for (place = 0; place < 3 + (paths->split != 0); place++) {
+        for (place = 0; place < (pipe->shape.forward_only ? 1 : 3 + (paths->split != 0)); place++) {
             int64_t cell = v * pipe->n + i;
             if (place == CF_R && !cf__bounds_must_drop(paths, i)) continue;
             *(place == CF_R ? &jobs->replays : &jobs->work) += paths->seconds[place][cell];
@@ -7525,7 +7584,8 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
     int64_t s, most = 1;
     bounds->stage_load = bounds->memory = 0;
     for (s = 0; s < pipe->shape.n_stages; s++) most = cf__max(most, bounds->limits[s]);
-    cf__bounds_find_paths(bounds, pipe, split, cf__min(pipe->shape.k, most) == 1 ? 1 : INT64_MAX);
+    cf__bounds_find_paths(bounds, pipe, split,
+                          pipe->shape.forward_only || cf__min(pipe->shape.k, most) == 1 ? 1 : INT64_MAX);
     cf__bounds_each_unit(&bounds->paths, cf__bounds_find_heads);
     cf__bounds_find_stays(&bounds->paths);
     for (s = 0; s < pipe->shape.n_stages; s++) {
@@ -8392,7 +8452,7 @@ static int cf__search_compares(const cf__schedule_maker *m) {
 
 /* Whether any are dispatched, which knows no trees. */
 static int cf__search_dispatches(const cf__schedule_maker *m) {
-    return m->desc.kind >= CF_SCHEDULE_INTERLEAVED && m->pipe.plan->branches == NULL;
+    return m->desc.kind >= CF_SCHEDULE_INTERLEAVED && m->pipe.plan->branches == NULL && !m->desc.shape.forward_only;
 }
 
 static void cf__search_scratch(void *job, cf__carver *carver) {
@@ -8733,10 +8793,17 @@ static void cf__search_each_limit(cf__search *search, int split) {
     cf__schedule_settle(m);
 }
 
+/* Forwards alone have one order. */
+static void cf__search_forwards(cf__search *search) {
+    search->report.n_tried++;
+    search->trial.n_actions = cf__schedule_write_forwards(&search->maker, &search->trial);
+    cf__search_judge(search, CF_SCHEDULE_BEST);
+}
+
 static void cf__search_best(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
     cf_search_report *report = &search->report;
-    int splits = cf__schedule_splits(&m->desc), pass, placement, split;
+    int splits = cf__schedule_splits(&m->desc) && !m->desc.shape.forward_only, pass, placement, split;
     report->budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m, splits);
     search->goal = DBL_MAX;
     for (pass = 0; pass < 2; pass++) /* first the goal, and then the searches for it */
@@ -8749,8 +8816,10 @@ static void cf__search_best(cf__search *search) {
                 if (cf__bounds_strongest(&search->bounds) < search->goal)
                     search->goal = cf__bounds_strongest(&search->bounds);
             }
-            for (split = 0; split <= splits && pass == 1; split++) cf__search_each_limit(search, split);
+            for (split = 0; split <= splits && pass == 1; split++)
+                (m->desc.shape.forward_only ? cf__search_forwards(search) : cf__search_each_limit(search, split));
         }
+    if (m->desc.shape.forward_only) report->fixed_makespan = report->makespan;
     report->bound = search->goal;
     report->gap = report->bound > 0 ? report->makespan / report->bound - 1 : 0;
 }
@@ -8998,6 +9067,7 @@ static cf_result cf__check_place(const cf__checker *k, int64_t v) {
 
 static inline cf_result cf__check_fields(const cf__checker *k, const cf_action *a) {
     const cf__pipeline *pipe = k->pipe;
+    int keeps;
     if ((uint64_t)(a->chunk - pipe->first_chunk) >= (uint64_t)pipe->n)
         return cf__check_fail(k, NULL, "actions.chunk", pipe->first_chunk, a->chunk, "this chunk is another rank's");
     if (a->stage != k->stage) CF__TRY(cf__check_place(k, a->stage));
@@ -9005,8 +9075,10 @@ static inline cf_result cf__check_fields(const cf__checker *k, const cf_action *
         return cf__check_fail(k, NULL, "actions.pass", k->n_passes - 1, a->pass,
                               "there is no such pass in such a list");
     if (a->reserved != 0) return cf__check_fail(k, a, "actions.reserved", 0, a->reserved, "has a reserved byte in use");
-    if (a->keep > (a->pass <= CF_R)) /* it may be 1 in F and R */
-        return cf__check_fail(k, a, "actions.keep", a->pass <= CF_R, a->keep, "has a wrong keep flag");
+    if (pipe->shape.forward_only && a->pass != CF_F && a->pass != CF_SEND_F && a->pass != CF_RECV_F)
+        return cf__check_refuse(k, a, "actions.pass", "has no place among forwards alone");
+    keeps = a->pass <= CF_R && !pipe->shape.forward_only; /* it may be 1 in F and R */
+    if (a->keep > keeps) return cf__check_fail(k, a, "actions.keep", keeps, a->keep, "has a wrong keep flag");
     return CF_OK;
 }
 
@@ -9022,6 +9094,8 @@ static cf_result cf__check_child(const cf__checker *k, const cf_action *a, const
     const cf_group *parent = &plan->groups[b->parent];
     if (!cf__check_has(cell + (parent->first_chunk + parent->n_chunks - 1 - a->chunk), CF_F))
         return cf__check_refuse(k, a, "actions.chunk", "comes before F of the last chunk of the group above its own");
+    if (k->pipe->shape.forward_only && !cf__check_has(cell - 1, CF_F))
+        return cf__check_refuse(k, a, "actions.chunk", "comes before F of the chunk before it in its tree");
     if (CF__CHECK_SIBLINGS && b->previous >= 0 &&
         !cf__check_has(cell + (plan->groups[b->previous].first_chunk - a->chunk), CF_F))
         return cf__check_refuse(k, a, "actions.chunk", "comes before F of the sibling before it");
@@ -9138,8 +9212,10 @@ static inline cf_result cf__check_state(const cf__checker *k, const cf_action *a
     int64_t *held = &k->state[a->stage], rows = cf__pipe_rows(k->pipe, c);
     if (1 << a->pass & CF__CHECK_BACKWARDS) *held -= rows;
     if (a->pass == CF_F) *held += rows;
-    if (*held <= k->room.state) return CF_OK;
-    return cf__check_fail(k, a, "limits.state", k->room.state, *held, "holds more tokens of state than the limit");
+    if (*held > k->room.state)
+        return cf__check_fail(k, a, "limits.state", k->room.state, *held, "holds more tokens of state than the limit");
+    if (k->pipe->shape.forward_only) *held -= cf__pipe_ended_rows(k->pipe, c);
+    return CF_OK;
 }
 
 /* K and the limits, while the action runs. */
@@ -9223,15 +9299,16 @@ CF__COLD static cf_result cf__check_missing(cf__checker *k, cf_pass pass, int64_
 static cf_result cf__check_complete(cf__checker *k, int64_t chunk, int64_t stage) {
     const uint16_t *cell = cf__check_cell(k, chunk, stage);
     const uint16_t *behind = stage + 1 < k->pipe->n_v ? cell + k->pipe->n : NULL;
+    int backwards = !k->pipe->shape.forward_only;
     if (!cf__check_has(cell, CF_F)) return cf__check_missing(k, CF_F, chunk, stage);
-    if (!(*cell & CF__CHECK_BACKWARDS)) return cf__check_missing(k, CF_B, chunk, stage);
-    if (!(*cell & CF__CHECK_ENDS)) return cf__check_missing(k, CF_W, chunk, stage);
+    if (!(*cell & CF__CHECK_BACKWARDS) && backwards) return cf__check_missing(k, CF_B, chunk, stage);
+    if (!(*cell & CF__CHECK_ENDS) && backwards) return cf__check_missing(k, CF_W, chunk, stage);
     if (!k->pipe->local && behind != NULL && cf__check_has(behind, CF_R) && !cf__check_has(cell, CF_R))
         return cf__check_missing(k, CF_R, chunk, stage);
     if (!k->crosses) return CF_OK;
     if (!cf__check_crosses(k, stage + 1)) behind = NULL;
     if (behind != NULL && !cf__check_has(cell, CF_SEND_F)) return cf__check_missing(k, CF_SEND_F, chunk, stage);
-    if (cf__check_crosses(k, stage) && !cf__check_has(cell, CF_SEND_B))
+    if (backwards && cf__check_crosses(k, stage) && !cf__check_has(cell, CF_SEND_B))
         return cf__check_missing(k, CF_SEND_B, chunk, stage);
     if (behind != NULL && cf__check_has(cell, CF_SEND_R) && !cf__check_has(behind, CF_RECV_R))
         return cf__check_missing(k, CF_RECV_R, chunk, stage + 1);
@@ -9650,7 +9727,9 @@ static cf_result cf__simulate_fill(void *job) {
     cf__simulate_count(sim->timeline, sim->schedule->actions, sim->timeline->start, sim->timeline->end);
     cf__simulate_count_streams(sim);
     for (s = 0; s < sim->pipe.shape.n_stages && !sim->desc.no_bounds; s++)
-        sim->bounds.limits[s] = cf__pipe_room_of(&sim->desc.limits, sim->schedule, s).chunks;
+        sim->bounds.limits[s] = sim->pipe.shape.forward_only
+                                    ? INT64_MAX
+                                    : cf__pipe_room_of(&sim->desc.limits, sim->schedule, s).chunks;
     if (!sim->desc.no_bounds) cf__simulate_add_bounds(sim, sim->timeline);
     return CF_OK;
 }
@@ -10216,19 +10295,29 @@ static cf_result cf__run_take(cf_runner *r, const cf_action *a, const cf__run_pl
     return cf__run_acquire(r, a, CF_RESOURCE_BOUNDARY, at->taken);
 }
 
+/* Gives back the states that end with an F where no backward comes. */
+static void cf__run_end_states(cf_runner *r, const cf_action *a, int64_t cell) {
+    const cf_plan *plan = r->pipe.plan;
+    const cf_chunk *c = &plan->chunks[a->chunk];
+    int64_t group = c->group >= 0 ? cf__pipe_ended(plan, c, -1) : -1;
+    for (; group >= 0; group = cf__pipe_ended(plan, c, group)) {
+        int64_t first = cell + plan->groups[group].first_chunk - a->chunk;
+        if (r->pools[CF_RESOURCE_STATE].slots[first] >= 0) cf__run_release(r, CF_RESOURCE_STATE, first);
+    }
+}
+
 /* Gives back what nobody needs after an action. Local replay reads the input of an F that kept nothing once more. */
 static void cf__run_give_back(cf_runner *r, const cf_action *a, const cf__run_places *at) {
     const cf_chunk *c = &r->pipe.plan->chunks[a->chunk];
     int again = a->pass == CF_F && !a->keep && r->pipe.local;
-    if (1 << a->pass & CF__CHECK_ENDS) {
-        cf__run_release(r, CF_RESOURCE_ACTIVATIONS, at->cell);
-        r->n_finished++;
-    }
+    if (1 << a->pass & CF__CHECK_ENDS) cf__run_release(r, CF_RESOURCE_ACTIVATIONS, at->cell);
+    if (1 << a->pass & (r->pipe.shape.forward_only ? 1 << CF_F : (int)CF__CHECK_ENDS)) r->n_finished++;
     if (a->pass == CF_F) r->tokens[at->cell - c->index] += cf_chunk_state_tokens(r->pipe.plan, a->chunk);
     if (1 << a->pass & CF__CHECK_BACKWARDS) {
         r->tokens[at->cell - c->index] -= cf_chunk_state_tokens(r->pipe.plan, a->chunk);
         if (c->index == 0 && cf__run_has_state(r, c)) cf__run_release(r, CF_RESOURCE_STATE, at->cell);
     }
+    if (r->pipe.shape.forward_only && a->pass == CF_F) cf__run_end_states(r, a, at->cell);
     if (at->given >= 0 && !again) cf__run_release(r, CF_RESOURCE_BOUNDARY, at->given);
 }
 
@@ -10284,7 +10373,8 @@ static inline cf_step cf__run_step_of(cf_runner *r, const cf_action *a, const cf
     step.output = at->out >= 0 ? cf__max(-1, boundaries[at->out]) : -1;
     step.peer = cf__pipe_is_transfer(a->pass) ? cf__pipe_stage(&r->pipe, cf__pipe_other_end(a).stage) : -1;
     step.seed = cf_chunk_seed(r->desc.seed, a->chunk, a->stage);
-    step.wants_loss = a->keep && a->stage == r->pipe.n_v - 1 && step.chunk->tokens > 0;
+    step.wants_loss = (a->keep || (r->pipe.shape.forward_only && a->pass == CF_F)) && a->stage == r->pipe.n_v - 1 &&
+                      step.chunk->tokens > 0;
     step.clear_state_gradient = 1 << a->pass & CF__CHECK_BACKWARDS && step.chunk->group >= 0 &&
                                 step.chunk->index + 1 == step.plan->groups[step.chunk->group].n_chunks;
     cf__run_find_path(r, a, at->cell, &step);
@@ -10836,12 +10926,12 @@ static void cf__write_schedule_counts(cf__writer *w, const cf_schedule *s) {
     const cf__write_member members[] = {{"stages", s->shape.n_stages},    {"virtual_stages", s->shape.n_virtual},
                                         {"k", s->shape.k},                {"rank", s->shape.rank},
                                         {"n_chunks", s->n_chunks},  {"n_actions", s->n_actions},
-                                        {"lowered", s->lowered}};
+                                        {"lowered", s->lowered},          {"forward_only", 1}};
     cf__write_text(w, "{\n  \"format\": \"chunkflow-schedule\", \"version\": 2,\n  ");
     cf__write_text(w, "\"kind\": \"%s\", \"replay\": \"%s\", \"placement\": \"%s\"", cf_schedule_kind_name(s->kind),
                    cf_replay_name(s->shape.replay),
                    cf_placement_name(s->shape.placement == CF_PLACEMENT_V ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP));
-    cf__write_members(w, ",\n  ", members, CF__COUNT(members), "");
+    cf__write_members(w, ",\n  ", members, CF__COUNT(members) - !s->shape.forward_only, "");
     cf__write_limits(w, s);
     cf__write_text(w, ", ");
 }
@@ -10884,6 +10974,7 @@ typedef struct cf__graph_builder {
     cf_graph_desc desc; /* defaults filled in */
     cf__pipeline pipe;
     cf_error *error;
+    int n_places;
     uint8_t *dropped;   /* (cells) 1: the chunk is dropped there, and replayed */
     int64_t *n_dropped; /* (n_v) how many chunks of the group are dropped there before the one at hand */
     cf_graph header, *graph; /* header: what is known before there is memory */
@@ -10962,7 +11053,7 @@ static void cf__graph_put_node(const cf__graph_builder *g, int64_t at, int64_t c
     node->chunk = (int32_t)(g->pipe.first_chunk + chunk);
     node->stage = (int32_t)v;
     node->pass = (int32_t)pass;
-    node->keep = place == CF_R || (place == CF_F && !cf__graph_drops(g, chunk, v));
+    node->keep = place == CF_R || (place == CF_F && g->n_places > 1 && !cf__graph_drops(g, chunk, v));
 }
 
 /* Goes through the nodes in their order and, once there is a graph, writes them. Returns how many there are. */
@@ -10971,7 +11062,7 @@ static int64_t cf__graph_visit_nodes(const cf__graph_builder *g) {
     int place;
     for (chunk = 0; chunk < g->pipe.n; chunk++) {
         if (g->graph != NULL) g->graph->first[chunk] = n;
-        for (place = 0; place < 3 + g->header.split; place++)
+        for (place = 0; place < g->n_places; place++)
             for (v = 0; v < g->pipe.n_v; v++) {
                 if (!cf__graph_has(g, chunk, place, v)) continue;
                 if (g->graph != NULL) cf__graph_put_node(g, n, chunk, place, v);
@@ -11030,7 +11121,7 @@ static int64_t cf__graph_visit_edges(const cf__graph_builder *g) {
     for (chunk = 0; chunk < g->pipe.n; chunk++) {
         for (v = 0; v < g->pipe.n_v; v++)
             g->n_dropped[v] = g->pipe.chunks[chunk].index > 0 ? g->n_dropped[v] + cf__graph_drops(g, chunk - 1, v) : 0;
-        for (place = 0; place < 3 + g->header.split; place++)
+        for (place = 0; place < g->n_places; place++)
             for (v = 0; v < g->pipe.n_v; v++)
                 if (cf__graph_has(g, chunk, place, v)) edge = cf__graph_visit_node(g, chunk, place, v, node++, edge);
     }
@@ -11059,7 +11150,8 @@ static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, cons
     CF__TRY(cf__pipe_check_units(plan, d->shape.rank, error));
     g->pipe = cf__pipe_of(plan, &d->shape, d->timing);
     g->header.shape = d->shape;
-    g->header.split = d->split != 0;
+    g->header.split = d->split != 0 && !d->shape.forward_only;
+    g->n_places = d->shape.forward_only ? 1 : 3 + g->header.split;
     g->header.n_steps = g->pipe.n;
     return cf__range((2 + g->header.split) * g->pipe.n * g->pipe.n_v, 0, CF_MAX_NODES, "n_nodes", error);
 }

@@ -32,8 +32,8 @@ test_help() {
             same "pipeline/help/$command/$option" 1 "$(grep -Ec "^  $option([, ]|\$)" help.$command)"
         done
     done
-    for option in --schedule --virtual --split-backward --forwards-first --lower --width --color --no-list --csv \
-        --csv-extensions --torch --microbatches --microbatch-order --dot --max-nodes --trace --metadata --all-ranks --tsv; do
+    for option in --schedule --virtual --split-backward --forwards-first --forward-only --lower --width --color \
+        --no-list --csv --csv-extensions --torch --microbatches --microbatch-order --dot --max-nodes --trace --metadata --all-ranks --tsv; do
         same "pipeline/help/plan/$option" 1 "$(grep -Ec "^  $option([, ]|\$)" help.plan)"
     done
     for option in --plan --lengths --limit --limits --k --rank --replay --legacy --microbatches --csv --buffered --chart --width --color --trace \
@@ -92,6 +92,8 @@ test_usage() {
     refuses pipeline/usage/cost/huge 2 'timing: the passes take too many seconds' plan "$@" --cost 1e308,1e308,1e308 example
     refuses pipeline/usage/latency 2 "--latency: got '1,2', wanted S: a decimal number" plan "$@" --latency 1,2 example
     refuses pipeline/usage/forwards-first 2 'forwards_first: is for gpipe alone' plan "$@" --forwards-first example
+    refuses pipeline/usage/forward-only 2 'shape.forward_only: is for best alone' plan "$@" --schedule paper \
+        --forward-only example
     refuses pipeline/usage/width 2 "--width: got '19'" plan "$@" --width 19 example
     refuses pipeline/usage/same-output 2 '--json and --trace both name x' plan "$@" --json x --trace x example
     refuses pipeline/usage/k 2 "--k: got '1,0', wanted whole numbers" compare --chunk-size 2 --k 1,0 example
@@ -148,6 +150,24 @@ test_forwards_first() {
         same "forwards-first/order/$stage" "FFFFRBRBRBRB" "$(awk -F '\t' -v s=$stage '$1 == s { printf "%s", $4 }' out)"
     done
     same forwards-first/kept 0 "$(awk -F '\t' '$4 == "F" && $5 != 0' out | wc -l)"
+}
+
+# Forwards in plan order, which come back from JSON and from both kinds of CSV as what they are.
+test_forward_only() {
+    cf plan --chunk-size 2 --stages 3 --forward-only --tsv --plan-json alone_plan.json --json alone.json example
+    for stage in 0 1 2; do
+        same "forward-only/order/$stage" "F0F1F2F3" "$(awk -F '\t' -v s=$stage '$1 == s { printf "%s%s", $4, $9 }' out)"
+    done
+    cf plan --chunk-size 2 --stages 3 --forward-only --csv alone.csv --csv-extensions example
+    cf plan --chunk-size 2 --stages 3 --forward-only --csv alone_comms.csv --csv-extensions --torch 2.14 example
+    for file in alone.json alone.csv alone_comms.csv; do
+        succeeds "forward-only/check/$file" check --plan alone_plan.json $file
+        same "forward-only/said/$file" 1 "$(grep -c 'sound schedule: forwards alone' out)"
+    done
+    sed 's/,0F3//' alone.csv > short.csv
+    refuses forward-only/short 1 'every chunk needs a pass' check --plan alone_plan.json short.csv
+    sed 's/"forward_only": 1/"forward_only": 3/' alone.json > three.json
+    refuses forward-only/three 1 'forward_only' check --plan alone_plan.json three.json
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -1563,6 +1583,7 @@ test_large_and_limited
 test_usage
 test_paper
 test_forwards_first
+test_forward_only
 quick test_again
 test_chart
 test_limits

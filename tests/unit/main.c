@@ -8,7 +8,8 @@
 #define SUITES(X)                                                                                                   \
     X(harness) X(base) X(cost) X(models) X(pack) X(tree) X(validate) X(metadata) X(memory) X(graph) X(schedule)     \
     X(schedule_pipeline) X(simulate) X(loads) X(simulate_lowered) X(best) X(bounds) X(check) X(lower) X(tune)       \
-    X(run) X(run_lowered) X(write) X(csv) X(dot) X(idle) X(refusals) X(limits) X(boundaries) X(promises)
+    X(run) X(run_lowered) X(forward) X(write) X(csv) X(dot) X(idle) X(refusals) X(limits)     \
+    X(boundaries) X(promises)
 #endif
 
 #define DECLARE(name) extern const harness_suite suite_##name;

@@ -193,8 +193,11 @@ static int say_schedule(const source *file, const cf_schedule *s, const char *ti
     const char *kind = s->kind ? cf_schedule_kind_name(s->kind) : "of no named kind";
 
     cli_put(cli_input_name(file->path), stdout);
-    printf(": sound schedule: %s, K = %s, %s replay, rank %s, %s stages of %s virtual stages%s, %s actions%s\n", kind,
-           cli_commas(s->shape.k), cf_replay_name(s->shape.replay), cli_commas(s->shape.rank),
+    if (s->shape.forward_only) printf(": sound schedule: forwards alone");
+    else
+        printf(": sound schedule: %s, K = %s, %s replay", kind, cli_commas(s->shape.k),
+               cf_replay_name(s->shape.replay));
+    printf(", rank %s, %s stages of %s virtual stages%s, %s actions%s\n", cli_commas(s->shape.rank),
            cli_commas(s->shape.n_stages), cli_commas(s->shape.n_virtual),
            s->shape.placement == CF_PLACEMENT_V ? " in a V" : "", cli_commas(s->n_actions), times);
     return CLI_OK;

@@ -28,6 +28,7 @@ typedef struct plan_options {
     int64_t replay;
     int split_backward;
     int forwards_first;
+    int forward_only;
     int lower;
     int no_list;
     int summary;
@@ -69,6 +70,8 @@ static const cli_option options[] = {
     {.name = "--forwards-first", .kind = CLI_FLAG, .offset = offsetof(plan_options, forwards_first),
      .help = "gpipe runs every first forward before any backward, for losses\n"
      "that need the whole batch, and holds the whole batch's state"},
+    {.name = "--forward-only", .kind = CLI_FLAG, .offset = offsetof(plan_options, forward_only),
+     .help = "forwards and no backwards, for log-probabilities and evaluation"},
     PIPELINE_OPTIONS(plan_options, pipeline),
     {.name = "--lower", .kind = CLI_FLAG, .offset = offsetof(plan_options, lower),
      .help = "list and write the transfers between stages too (in --json\n"
@@ -150,6 +153,7 @@ static int make_run(const plan_options *asked, int64_t k, const pipeline *pipe, 
     what.k = k;
     what.split_backward = asked->split_backward;
     what.forwards_first = asked->forwards_first;
+    what.forward_only = asked->forward_only;
     what.lower = asked->lower;
     return pipeline_run_make(pipe, plan, &what, run, &error) == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }
@@ -340,14 +344,17 @@ static void print_input(const planned *made) {
     printf("plan              %s chunks of at most %s tokens, %s groups, %s ranks with %s steps each\n",
            cli_commas(plan->n_chunks), cli_commas(plan->chunk_size), cli_commas(plan->n_groups),
            cli_commas(plan->n_ranks), cli_commas(plan->n_steps));
-    printf("schedule          %s, K = %s, %s replay, rank %s, %s stage%s", cf_schedule_kind_name(schedule->kind),
-           cli_commas(schedule->shape.k), cf_replay_name(schedule->shape.replay), cli_commas(schedule->shape.rank),
-           cli_commas(schedule->shape.n_stages), schedule->shape.n_stages == 1 ? "" : "s");
+    if (schedule->shape.forward_only) printf("schedule          forwards alone");
+    else
+        printf("schedule          %s, K = %s, %s replay", cf_schedule_kind_name(schedule->kind),
+               cli_commas(schedule->shape.k), cf_replay_name(schedule->shape.replay));
+    printf(", rank %s, %s stage%s", cli_commas(schedule->shape.rank), cli_commas(schedule->shape.n_stages),
+           schedule->shape.n_stages == 1 ? "" : "s");
     if (schedule->shape.n_virtual > 1)
         printf(" of %s virtual stages%s", cli_commas(schedule->shape.n_virtual),
                schedule->shape.placement == CF_PLACEMENT_V ? " in a V" : "");
     putchar('\n');
-    if (made->asked->k == 0)
+    if (made->asked->k == 0 && !schedule->shape.forward_only)
         printf("                  K is %s; --k for another\n", pipeline_default_k_words(&made->pipe));
     print_limits(made);
     print_counts(schedule);
@@ -367,7 +374,7 @@ static void print_times(const planned *made) {
     if (timeline->bound > 0)
         printf("gap               %.2f %% above the strongest bound, %s\n",
                100 * (timeline->makespan / timeline->bound - 1), pipeline_strongest(timeline));
-    if (made->run.schedule->kind == CF_SCHEDULE_BEST)
+    if (made->run.schedule->kind == CF_SCHEDULE_BEST && !made->run.schedule->shape.forward_only)
         printf("search            %s candidates tried, %s a search; %s better than all before; best fixed schedule: "
                "%s, %s\n",
                cli_commas(report->n_tried), cli_commas(report->budget), cli_commas(report->n_improved),
@@ -724,7 +731,8 @@ static int run(const void *given, char **operands, int n_operands) {
     if (code != CLI_OK) return code;
     code = packing_make(&asked->packing, operands[0], &made.packed);
     if (code == CLI_OK) {
-        made.k = asked->k > 0 ? asked->k
+        made.k = asked->k > 0         ? asked->k
+                 : asked->forward_only ? 1
                  : pipeline_default_k(&made.pipe, made.packed.plan, (cf_replay)asked->replay);
         code = make_run(asked, made.k, &made.pipe, made.packed.plan, &made.run);
         if (code == CLI_OK && asked->microbatch_order) code = order_microbatches(&made);

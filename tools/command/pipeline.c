@@ -565,6 +565,7 @@ static cf_schedule_desc describe(const pipeline *p, const pipeline_case *what) {
     desc.limits.bytes = scale_limit(p->limit_bytes, desc.shape.n_virtual);
     desc.split_backward = what->split_backward;
     desc.forwards_first = what->forwards_first;
+    desc.shape.forward_only = what->forward_only;
     desc.budget = p->budget;
     return desc;
 }

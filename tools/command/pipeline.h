@@ -168,6 +168,7 @@ typedef struct pipeline_case {
     int64_t k;
     int split_backward; /* best may cut backwards into I and W */
     int forwards_first; /* gpipe runs every first forward before any backward */
+    int forward_only;   /* no backwards at all */
     int lower;          /* add the transfers between stages */
     int unlimited;      /* no limits of chunks; bytes still count */
     cf_recompute recompute; /* in place of what the options say */

@@ -338,6 +338,7 @@ typedef struct schedule_object {
     cf_schedule schedule;
     cf_timeline timeline;
     int64_t version, kind, replay, placement, lowered; /* placement: 0 where the file has none */
+    int64_t forward_only;
     uint32_t actions, bounds, peak_live, peak_tokens, peak_state_tokens, peak_bytes; /* nodes; 0: not there */
     uint32_t limits, state_limits, byte_limits, token_bytes;
 } schedule_object;
@@ -361,6 +362,7 @@ static const json_field schedule_fields[] = {
     SCHEDULE_COUNT("k", schedule.shape.k), SCHEDULE_COUNT("rank", schedule.shape.rank),
     SCHEDULE_COUNT("n_chunks", schedule.n_chunks), SCHEDULE_COUNT("n_actions", schedule.n_actions),
     SCHEDULE_COUNT("lowered", lowered),
+    {.name = "forward_only", .type = JSON_INT, .offset = offsetof(schedule_object, forward_only), .optional = 1},
     {.name = "actions", .type = JSON_ARRAY_OF, .offset = offsetof(schedule_object, actions)},
     SCHEDULE_PEAK(limits), SCHEDULE_PEAK(state_limits), SCHEDULE_PEAK(byte_limits),
     {.name = "token_bytes", .type = JSON_OBJECT_OF, .offset = offsetof(schedule_object, token_bytes), .optional = 1},
@@ -529,6 +531,7 @@ static int make_schedule(const json_document *document, const schedule_object *o
     bare.shape.replay = (cf_replay)object->replay;
     bare.shape.placement = object->version == 1 ? CF_PLACEMENT_LOOP : (cf_placement)object->placement;
     bare.lowered = (int)object->lowered;
+    bare.shape.forward_only = (int)object->forward_only;
     if (code == CLI_OK && schedule_new(&bare, NULL, out, NULL) != CF_OK) code = no_memory(document);
     for (i = 0; i < LIMIT_KINDS; i++) free(by_stage[i]);
     return code;

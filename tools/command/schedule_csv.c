@@ -330,6 +330,7 @@ typedef struct reader {
     cell cell;             /* the one last read; its line is the number of rows up to it */
     cell empty;            /* the first empty one; line 0: there was none */
     int64_t n_extras;
+    int has_backwards;     /* or replays, or what is sent of them */
 } reader;
 
 static cf_result bad_cell(const reader *r, const cell *c, const char *why) {
@@ -502,6 +503,8 @@ static cf_result count_action(reader *r, const cf_action *action, cf_schedule *h
         return cf_fail(r->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, *count + 1, "is too large");
     ++*count;
     if (needs_transfers(action)) header->lowered = 1;
+    r->has_backwards |=
+        !is_extra(action) && action->pass != CF_F && action->pass != CF_SEND_F && action->pass != CF_RECV_F;
     if (is_empty && r->empty.line == 0) r->empty = r->cell;
     if (!is_empty && action->stage >= header->shape.n_virtual) header->shape.n_virtual = (int64_t)action->stage + 1;
     return CF_OK;
@@ -531,11 +534,12 @@ static cf_result count_actions(reader *r, cf_schedule *header) {
     return CF_OK;
 }
 
-/* What follows from the counts. A text with fewer than two actions for each chunk and stage is refused here, before any
-   memory is asked for. */
+/* What follows from the counts. A text without any backward is of forwards alone. One with fewer than two actions, or
+   then one, for each chunk and stage is refused here, before any memory is asked for. */
 static cf_result finish_header(const reader *r, cf_schedule *header) {
     int64_t all = header->n_actions > 0 ? header->shape.n_virtual : header->shape.n_stages, n_steps = r->plan->n_steps;
-    int64_t needed = n_steps > INT64_MAX / (2 * all) ? INT64_MAX : 2 * all * n_steps;
+    int64_t passes = r->has_backwards || header->n_actions == 0 ? 2 : 1;
+    int64_t needed = n_steps > INT64_MAX / (2 * all) ? INT64_MAX : passes * all * n_steps;
 
     header->kind = r->desc.kind;
     header->shape.replay = r->desc.replay == CF_REPLAY_DEFAULT ? CF_REPLAY_PIPELINE : r->desc.replay;
@@ -543,12 +547,14 @@ static cf_result finish_header(const reader *r, cf_schedule *header) {
     header->shape.k = r->desc.k > 0 ? r->desc.k : 1;
     header->shape.rank = r->desc.rank;
     header->n_chunks = r->plan->n_chunks;
+    header->shape.forward_only = passes == 1;
     if (all % header->shape.n_stages != 0)
         return cf_fail(r->error, CF_ERROR_SCHEDULE, "n_virtual", -1, header->shape.n_stages, all,
                        "the number of virtual stages is no multiple of the number of rows");
     if (header->n_actions < needed)
         return cf_fail(r->error, CF_ERROR_SCHEDULE, "n_actions", -1, needed, header->n_actions,
-                       "every chunk needs two passes on every virtual stage");
+                       passes == 2 ? "every chunk needs two passes on every virtual stage"
+                                   : "every chunk needs a pass on every virtual stage");
     return CF_OK;
 }
 
@@ -591,7 +597,7 @@ static cf_result fill_actions(reader *r, cf_schedule *schedule, schedule_csv_ext
     return CF_OK;
 }
 
-/* R keeps, and so does F unless there is an R. live: a zero for each chunk and virtual stage. */
+/* R keeps, and so does F unless there is an R or no backward at all. live: a zero for each chunk and virtual stage. */
 static void find_keeps(const cf_plan *plan, cf_schedule *schedule, int32_t *live) {
     int64_t i, first = schedule->shape.rank * plan->n_steps;
 
@@ -602,7 +608,8 @@ static void find_keeps(const cf_plan *plan, cf_schedule *schedule, int32_t *live
     }
     for (i = 0; i < schedule->n_actions; i++) {
         cf_action *a = &schedule->actions[i];
-        if (a->pass == CF_F) a->keep = !live[a->stage * plan->n_steps + a->chunk - first];
+        if (a->pass != CF_F || schedule->shape.forward_only) continue;
+        a->keep = !live[a->stage * plan->n_steps + a->chunk - first];
     }
 }
 

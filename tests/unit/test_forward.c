@@ -1,0 +1,481 @@
+/* Schedules without backwards: of batches with trees and without, made, judged, timed, run, lowered and written. What is
+   held is counted here from the lists and the links of the plan alone. */
+
+#include "chunkflow.h"
+#include "../harness.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST = 20, MOST_SLOTS = 256 };
+
+typedef struct batch {
+    int64_t n, lengths[MOST];
+    cf_share shares[MOST];
+    cf_pack_desc desc;
+} batch;
+
+/* Sums in another order differ by rounding. */
+static int close_to(double a, double b) { return a <= b * (1 + 1e-12) && b <= a * (1 + 1e-12); }
+
+static int64_t below(harness_rng *rng, int64_t n) { return harness_between(rng, 0, n - 1); }
+
+/* Half of the batches share nothing. */
+static cf_plan *draw(harness_rng *rng, batch *b) {
+    cf_plan *plan = NULL;
+    int64_t i, sharing = below(rng, 2);
+    memset(b, 0, sizeof *b);
+    b->n = 1 + below(rng, MOST);
+    for (i = 0; i < b->n; i++) {
+        int64_t with = i > 0 ? below(rng, i) : 0, most;
+        b->lengths[i] = below(rng, 120);
+        most = b->lengths[i] < b->lengths[with] ? b->lengths[i] : b->lengths[with];
+        b->shares[i].with = with;
+        if (i > 0 && below(rng, 6) > 0) b->shares[i].tokens = below(rng, most + 1);
+    }
+    b->desc.chunk_size = 4 + below(rng, 24);
+    b->desc.share_least = 1;
+    b->desc.n_ranks = 1 + below(rng, 2);
+    if (sharing) b->desc.shares = b->shares;
+    if (cf_pack(b->lengths, b->n, &b->desc, &plan, NULL) != CF_OK) FAIL("cf_pack");
+    return plan;
+}
+
+static cf_schedule_desc describe(harness_rng *rng, const cf_plan *plan) {
+    cf_schedule_desc desc = {0};
+    desc.shape.n_stages = 1 + below(rng, 5);
+    desc.shape.n_virtual = 1 + below(rng, 3);
+    desc.shape.placement = (cf_placement)below(rng, CF_PLACEMENT_ANY + 1);
+    desc.shape.replay = (cf_replay)below(rng, CF_REPLAY_COUNT);
+    desc.shape.k = 1 + below(rng, 3);
+    desc.shape.rank = below(rng, plan->n_ranks);
+    desc.shape.forward_only = 1;
+    desc.split_backward = (int)below(rng, 2);
+    return desc;
+}
+
+/* ---- what is held ---- */
+
+static int64_t parent_of(const cf_plan *plan, int64_t group) {
+    return plan->branches != NULL ? plan->branches[group].parent : -1;
+}
+
+/* Whether an F of this chunk reads or writes the state of the group. */
+static int needs(const cf_plan *plan, int64_t chunk, int64_t group) {
+    int64_t at = plan->chunks[chunk].group;
+    while (at >= 0 && at != group) at = parent_of(plan, at);
+    return at == group;
+}
+
+/* Rows of state on virtual stage v while the action at `now` of a list runs: of groups that have begun, up to that
+   action, and that it or a later one needs. *slots: how many groups these are, but for leaves, which have no state. */
+static int64_t rows_held(const cf_plan *plan, const cf_action *list, int64_t n, int64_t now, int32_t v, int64_t *slots) {
+    int64_t rows = 0, group, i;
+    for (group = 0; group < plan->n_groups; group++) {
+        int64_t own = 0;
+        int begun = 0, needed = 0;
+        for (i = 0; i < n; i++) {
+            if (list[i].stage != v || list[i].pass != CF_F) continue;
+            if (i >= now) needed |= needs(plan, list[i].chunk, group);
+            if (i > now || plan->chunks[list[i].chunk].group != group) continue;
+            begun = 1;
+            own += cf_chunk_state_tokens(plan, list[i].chunk);
+        }
+        if (!begun || !needed) continue;
+        rows += own;
+        *slots += parent_of(plan, group) < 0 || plan->groups[group].tokens > 0;
+    }
+    return rows;
+}
+
+typedef struct counts {
+    const cf_plan *plan;
+    int64_t held[MOST_SLOTS]; /* by state slot: the group that has it, or -1 */
+    int64_t n_passes, n_losses, n_sends;
+    int wrong;
+} counts;
+
+static int acquire(void *user, const cf_slot *slot) {
+    counts *c = (counts *)user;
+    if (slot->what == CF_RESOURCE_ACTIVATIONS) c->wrong = 1;
+    if (slot->what != CF_RESOURCE_STATE) return 0;
+    c->wrong |= c->held[slot->slot] >= 0;
+    c->held[slot->slot] = slot->owner;
+    return 0;
+}
+
+static void release(void *user, const cf_slot *slot) {
+    counts *c = (counts *)user;
+    if (slot->what != CF_RESOURCE_STATE) return;
+    c->wrong |= c->held[slot->slot] != slot->owner;
+    c->held[slot->slot] = -1;
+}
+
+/* The slots that a pass is told of have the states of its path. */
+static int forward(void *user, const cf_step *step) {
+    counts *c = (counts *)user;
+    int64_t i, rows = 0;
+    c->n_passes++;
+    c->n_losses += step->wants_loss;
+    c->wrong |= step->slot >= 0 || step->action.pass != CF_F;
+    if (step->state >= 0) c->wrong |= c->held[step->state] != step->chunk->group;
+    for (i = 0; i < step->n_path; i++) {
+        c->wrong |= c->held[step->path[i].state] != step->path[i].group;
+        rows += step->path[i].rows;
+    }
+    if (step->n_path > 0) c->wrong |= rows != step->chunk->prefix;
+    if (c->plan->branches == NULL && step->chunk->group >= 0) c->wrong |= step->state_tokens != step->chunk->prefix;
+    return 0;
+}
+
+static int backward(void *user, const cf_step *step) {
+    (void)step;
+    ((counts *)user)->wrong = 1;
+    return 0;
+}
+
+static int transfer(void *user, const cf_step *step) {
+    ((counts *)user)->n_sends += step->action.pass == CF_SEND_F;
+    return 0;
+}
+
+static void check_run(const cf_plan *plan, const cf_schedule *s, int64_t stage, int64_t most_slots) {
+    cf_run_desc run = {0};
+    cf_run_stats stats;
+    cf_capacity capacity = {0};
+    counts c;
+    cf_error error = {0};
+    int64_t n_v = s->shape.n_stages * s->shape.n_virtual, i, j, chunks = 0, crossing = 0;
+    memset(&c, 0, sizeof c);
+    memset(c.held, 0xff, sizeof c.held);
+    c.plan = plan;
+    run.user = &c;
+    run.forward = forward;
+    run.backward = backward;
+    run.send = run.receive = transfer;
+    run.acquire = acquire;
+    run.release = release;
+    if (s->lowered || s->shape.n_stages == 1) {
+        if (cf_run(plan, s, stage, &run, &stats, &error) != CF_OK) FAIL("cf_run: %s", error.text);
+        CHECK(!c.wrong);
+        CHECK_INT(c.n_passes, plan->n_steps * s->shape.n_virtual);
+        for (i = 0; i < plan->n_steps; i++) chunks += plan->chunks[s->shape.rank * plan->n_steps + i].tokens > 0;
+        CHECK_INT(c.n_losses, cf_placement_stage(s->shape.placement, s->shape.n_stages, n_v - 1) == stage ? chunks : 0);
+        for (j = 0; j < s->shape.n_virtual; j++) {
+            int64_t v = cf_placement_at(s->shape.placement, s->shape.n_stages, j, stage);
+            crossing += v + 1 < n_v && cf_placement_stage(s->shape.placement, s->shape.n_stages, v + 1) != stage;
+        }
+        CHECK_INT(c.n_sends, crossing * plan->n_steps);
+    }
+    REQUIRE(cf_run_capacity(plan, s, stage, &capacity, &error) == CF_OK);
+    CHECK_INT(capacity.slots, 0);
+    CHECK_INT(capacity.states, most_slots);
+}
+
+static void check_held(const cf_plan *plan, const cf_schedule *s, const cf_timeline *t) {
+    int64_t stage, i, j, n_virtual = s->shape.n_virtual;
+    for (stage = 0; stage < s->shape.n_stages; stage++) {
+        const cf_action *list = &s->actions[s->first[stage]];
+        int64_t n = s->first[stage + 1] - s->first[stage], most = 0, most_slots = 0;
+        cf_memory_load *loads = (cf_memory_load *)calloc((size_t)(n * n_virtual + 1), sizeof *loads);
+        REQUIRE(cf_schedule_loads(plan, s, stage, loads, n * n_virtual, NULL) == CF_OK);
+        for (i = 0; i < n; i++) {
+            int64_t rows = 0, slots = 0;
+            for (j = 0; j < n_virtual; j++) {
+                const cf_memory_load *load = &loads[i * n_virtual + j];
+                int64_t v = cf_placement_at(s->shape.placement, s->shape.n_stages, j, stage);
+                int64_t own = rows_held(plan, list, n, i, (int32_t)v, &slots);
+                int64_t padded = list[i].stage == v && list[i].pass == CF_F ? plan->chunks[list[i].chunk].padded : 0;
+                CHECK_INT(load->state_tokens, own);
+                CHECK_INT(load->chunk_tokens, padded);
+                CHECK(load->live_tokens == 0 && load->input_tokens == 0 && load->state_gradient_tokens == 0);
+                rows += own;
+            }
+            most = rows > most ? rows : most;
+            most_slots = slots > most_slots ? slots : most_slots;
+        }
+        free(loads);
+        CHECK_INT(t->peak_state_tokens[stage], most);
+        CHECK(t->peak_live[stage] == 0 && t->peak_tokens[stage] == 0);
+        check_run(plan, s, stage, most_slots);
+    }
+}
+
+/* ---- the makespan, from the lists ---- */
+
+/* When every F can run at last, by relaxation. Equal stages; F takes its rows, transfers nothing. */
+static double makespan_of(const cf_plan *plan, const cf_schedule *s) {
+    int64_t n_v = s->shape.n_stages * s->shape.n_virtual, stage, i, round;
+    double *end = (double *)calloc((size_t)(plan->n_chunks * n_v + 1), sizeof *end), last = 0;
+    for (round = 0; round < plan->n_steps * n_v + 1; round++)
+        for (stage = 0; stage < s->shape.n_stages; stage++) {
+            double at = 0;
+            for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
+                const cf_action *a = &s->actions[i];
+                double come = a->stage > 0 ? end[(a->stage - 1) * plan->n_chunks + a->chunk] : 0;
+                at = (at > come ? at : come) + (double)plan->chunks[a->chunk].padded;
+                end[a->stage * plan->n_chunks + a->chunk] = at;
+                last = at > last ? at : last;
+            }
+        }
+    free(end);
+    return last;
+}
+
+static void check_time(const cf_plan *plan, const cf_schedule *s, const cf_timeline *t, const cf_search_report *report) {
+    double sum = 0, most = 0;
+    int64_t i;
+    for (i = s->shape.rank * plan->n_steps; i < (s->shape.rank + 1) * plan->n_steps; i++) {
+        double rows = (double)plan->chunks[i].padded;
+        sum += rows;
+        most = rows > most ? rows : most;
+    }
+    CHECK(close_to(t->makespan, makespan_of(plan, s)));
+    CHECK(close_to(report->makespan, t->makespan));
+    CHECK(close_to(t->busy, sum * (double)(s->shape.n_stages * s->shape.n_virtual)));
+    CHECK(t->replayed <= 0 && t->bound <= t->makespan * (1 + 1e-12) && report->bound <= t->makespan * (1 + 1e-12));
+    CHECK(t->bound >= sum * (double)s->shape.n_virtual);
+    CHECK_INT(t->n_bounds, 2);
+    if (s->shape.n_virtual > 1) return;
+    CHECK(close_to(t->makespan, sum + (double)(s->shape.n_stages - 1) * most));
+    CHECK(t->makespan <= 2 * t->bound);
+}
+
+/* ---- graph, needs, text ---- */
+
+/* All edges lead from an F to an F, and a schedule that keeps to them in the lists' order ends with every F. */
+static void check_graph(const cf_plan *plan, const cf_schedule *s) {
+    cf_graph_desc desc = {0};
+    cf_graph *graph = NULL;
+    cf_schedule_index *index = NULL;
+    int64_t n_v = s->shape.n_stages * s->shape.n_virtual, i, edges = 0;
+    desc.schedule = s;
+    REQUIRE(cf_graph_make(plan, &desc, &graph, NULL) == CF_OK);
+    REQUIRE(cf_schedule_index_make(plan, s, NULL, &index, NULL) == CF_OK);
+    CHECK_INT(graph->n_nodes, n_v * plan->n_steps);
+    for (i = 0; i < graph->n_nodes; i++) CHECK(graph->nodes[i].pass == CF_F && !graph->nodes[i].keep);
+    for (i = 0; i < s->n_actions; i++) {
+        cf_need found[CF_MAX_NEEDS];
+        int n = s->actions[i].pass == CF_F ? cf_schedule_needs(index, i, found) : 0, j;
+        for (j = 0; j < n; j++) CHECK(s->actions[found[j].action].pass == CF_F);
+        edges += n;
+    }
+    CHECK_INT(graph->n_edges, edges);
+    cf_schedule_index_free(index);
+    cf_graph_free(graph);
+}
+
+static int count_text(const char *text, size_t bytes, void *user) {
+    static const char mark[] = "\"forward_only\": 1";
+    size_t i;
+    for (i = 0; i + sizeof mark - 1 <= bytes; i++) *(int *)user += memcmp(text + i, mark, sizeof mark - 1) == 0;
+    return 0;
+}
+
+static void check_written(const cf_schedule *s, int wanted) {
+    int n = 0;
+    REQUIRE(cf_write_schedule_json(s, NULL, count_text, &n, NULL) == CF_OK);
+    CHECK_INT(n, wanted);
+}
+
+TEST(forwards_alone_are_sound_and_let_everything_go) {
+    harness_rng rng = {20261126};
+    int64_t round, n = harness_rounds(600, 120);
+    for (round = 0; round < n; round++) {
+        batch b;
+        cf_plan *plan = draw(&rng, &b);
+        cf_schedule_desc desc = describe(&rng, plan);
+        cf_search_report report;
+        cf_schedule *s = NULL, *lowered = NULL;
+        cf_timeline *t = NULL;
+        cf_error error = {0};
+        memset(&report, 0, sizeof report);
+        desc.report = &report;
+        if (cf_schedule_make(plan, &desc, &s, &error) != CF_OK) FAIL("cf_schedule_make: %s", error.text);
+        REQUIRE(s != NULL);
+        if (cf_schedule_validate(plan, s, NULL, NULL, &error) != CF_OK) FAIL("validate: %s", error.text);
+        REQUIRE(cf_simulate(plan, s, NULL, &t, &error) == CF_OK);
+        CHECK(s->shape.forward_only == 1 && report.n_tried >= 1);
+        check_held(plan, s, t);
+        if (plan->n_steps > 0) check_time(plan, s, t, &report);
+        check_graph(plan, s);
+        check_written(s, 1);
+        if (cf_schedule_lower(plan, s, NULL, &lowered, &error) != CF_OK) FAIL("lower: %s", error.text);
+        if (cf_schedule_validate(plan, lowered, NULL, NULL, &error) != CF_OK) FAIL("lowered: %s", error.text);
+        cf_timeline_free(t);
+        REQUIRE(cf_simulate(plan, lowered, NULL, &t, &error) == CF_OK);
+        check_held(plan, lowered, t);
+        CHECK(close_to(t->makespan, report.makespan));
+        cf_timeline_free(t);
+        cf_schedule_free(lowered);
+        cf_schedule_free(s);
+        cf_plan_free(plan);
+    }
+}
+
+/* ---- the validator ---- */
+
+/* Whether a list of forwards on one stage is sound, from the words: every chunk once, groups upwards, the chunks of a
+   tree in plan order. */
+static int is_sound(const cf_plan *plan, const cf_action *list, int64_t n) {
+    int64_t i, j;
+    for (i = 0; i < n; i++)
+        for (j = i + 1; j < n; j++) {
+            int64_t a = plan->chunks[list[i].chunk].group, b = plan->chunks[list[j].chunk].group;
+            if (list[i].chunk == list[j].chunk) return 0;
+            while (a >= 0 && parent_of(plan, a) >= 0) a = parent_of(plan, a);
+            while (b >= 0 && parent_of(plan, b) >= 0) b = parent_of(plan, b);
+            if (a >= 0 && a == b && list[i].chunk > list[j].chunk) return 0;
+        }
+    return 1;
+}
+
+TEST(the_validator_takes_sound_orders_of_forwards_and_no_others) {
+    harness_rng rng = {20261127};
+    int64_t round, n = harness_rounds(3000, 600), sound = 0, unsound = 0;
+    for (round = 0; round < n; round++) {
+        batch b;
+        cf_plan *plan = draw(&rng, &b);
+        cf_schedule_desc desc = {0};
+        cf_schedule *s = NULL;
+        int64_t swaps;
+        int wanted;
+        cf_error error = {0};
+        desc.shape.forward_only = 1;
+        REQUIRE(cf_schedule_make(plan, &desc, &s, NULL) == CF_OK);
+        for (swaps = s->n_actions > 1 ? below(&rng, 3) : 0; swaps > 0; swaps--) {
+            cf_action *a = &s->actions[below(&rng, s->n_actions)], *other = &s->actions[below(&rng, s->n_actions)];
+            cf_action held = *a;
+            *a = *other;
+            *other = held;
+        }
+        wanted = is_sound(plan, s->actions, s->n_actions);
+        if ((cf_schedule_validate(plan, s, NULL, NULL, &error) == CF_OK) != wanted) FAIL("%d: %s", wanted, error.text);
+        sound += wanted;
+        unsound += !wanted;
+        cf_schedule_free(s);
+        cf_plan_free(plan);
+    }
+    CHECK(sound > n / 20 && unsound > n / 20);
+    harness_report("%d sound, %d not", (int)sound, (int)unsound);
+}
+
+/* What has no place among forwards alone, and what forwards alone have no place among. */
+TEST(forwards_alone_with_anything_else_are_refused) {
+    const int64_t lengths[] = {40, 7};
+    cf_pack_desc pack = {0};
+    cf_schedule_desc desc = {0};
+    cf_schedule *s = NULL;
+    cf_plan *plan = NULL;
+    cf_error error = {0};
+    int pass;
+    pack.chunk_size = 10;
+    REQUIRE(cf_pack(lengths, 2, &pack, &plan, NULL) == CF_OK);
+    desc.shape.forward_only = 1;
+    REQUIRE(cf_schedule_make(plan, &desc, &s, NULL) == CF_OK);
+    for (pass = CF_R; pass < CF_PASS_COUNT; pass++) {
+        s->actions[1].pass = (uint8_t)pass;
+        CHECK(cf_schedule_validate(plan, s, NULL, NULL, &error) == CF_ERROR_SCHEDULE);
+        CHECK_STR(error.field, "actions.pass");
+    }
+    s->actions[1].pass = CF_F;
+    s->actions[1].keep = 1;
+    CHECK(cf_schedule_validate(plan, s, NULL, NULL, &error) == CF_ERROR_SCHEDULE);
+    CHECK_STR(error.field, "actions.keep");
+    CHECK(cf_run(plan, s, 0, NULL, NULL, &error) == CF_ERROR_SCHEDULE);
+    s->actions[1].keep = 0;
+    s->shape.forward_only = 0; /* the backwards are missing */
+    CHECK(cf_schedule_validate(plan, s, NULL, NULL, &error) == CF_ERROR_SCHEDULE);
+    check_written(s, 0);
+    s->shape.forward_only = 2;
+    CHECK(cf_schedule_validate(plan, s, NULL, NULL, &error) == CF_ERROR_SCHEDULE);
+    CHECK_STR(error.field, "shape.forward_only");
+    s->shape.forward_only = 1;
+    s->actions[3] = s->actions[4];
+    s->n_actions = s->first[1] = 4;
+    CHECK(cf_schedule_validate(plan, s, NULL, NULL, &error) == CF_ERROR_SCHEDULE);
+    CHECK_INT(error.wanted, 5);
+    CHECK(cf_run(plan, s, 0, NULL, NULL, &error) == CF_ERROR_SCHEDULE); /* and a chunk is left out */
+    cf_schedule_free(s);
+    s = NULL;
+    desc.kind = CF_SCHEDULE_PAPER;
+    CHECK(cf_schedule_make(plan, &desc, &s, &error) == CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "shape.forward_only");
+    desc.kind = CF_SCHEDULE_BEST;
+    desc.shape.forward_only = -1;
+    CHECK(cf_schedule_make(plan, &desc, &s, &error) == CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "shape.forward_only");
+    cf_plan_free(plan);
+}
+
+/* A refused limit comes with the least that would do, which is the state of the deepest path. */
+TEST(forwards_alone_keep_to_limits_of_state_and_bytes) {
+    harness_rng rng = {20261128};
+    int64_t round, n = harness_rounds(400, 80), tight = 0;
+    for (round = 0; round < n; round++) {
+        batch b;
+        cf_plan *plan = draw(&rng, &b);
+        cf_schedule_desc desc = describe(&rng, plan);
+        cf_schedule *s = NULL;
+        cf_timeline *t = NULL;
+        cf_error error = {0};
+        int64_t most = 0, stage, bytes = below(&rng, 2);
+        REQUIRE(cf_schedule_make(plan, &desc, &s, NULL) == CF_OK && cf_simulate(plan, s, NULL, &t, NULL) == CF_OK);
+        if (desc.shape.n_virtual == 1)
+            for (stage = 0; stage < s->shape.n_stages; stage++)
+                most = t->peak_state_tokens[stage] > most ? t->peak_state_tokens[stage] : most;
+        cf_schedule_free(s);
+        cf_timeline_free(t);
+        s = NULL;
+        desc.limits.per_token.state = 3;
+        desc.limits.chunks = 1; /* which nothing is held against */
+        if (most > 1) {
+            *(bytes ? &desc.limits.bytes : &desc.limits.state) = bytes ? 3 * most - 1 : most - 1;
+            CHECK(cf_schedule_make(plan, &desc, &s, &error) == CF_ERROR_INFEASIBLE);
+            CHECK_INT(error.wanted, bytes ? 3 * most : most);
+            *(bytes ? &desc.limits.bytes : &desc.limits.state) = error.wanted;
+            CHECK(cf_schedule_make(plan, &desc, &s, &error) == CF_OK);
+            CHECK(cf_schedule_validate(plan, s, NULL, NULL, &error) == CF_OK);
+            if (bytes) ((int64_t *)s->limits.bytes_by_stage)[0]--;
+            else ((int64_t *)s->limits.state_by_stage)[0]--;
+            CHECK(cf_schedule_validate(plan, s, NULL, NULL, &error) == CF_ERROR_SCHEDULE);
+            tight++;
+            cf_schedule_free(s);
+        }
+        cf_plan_free(plan);
+    }
+    CHECK(tight > n / 8);
+}
+
+/* 16 answers of 2K to a prompt of 32K: eight forwards, and no more state than the prompt. */
+TEST(forwards_of_a_shared_prompt) {
+    int64_t lengths[16], i;
+    cf_share shares[16];
+    cf_pack_desc pack = {0};
+    cf_schedule_desc desc = {0};
+    cf_schedule *s = NULL;
+    cf_timeline *t = NULL;
+    cf_plan *plan = NULL;
+    for (i = 0; i < 16; i++) {
+        lengths[i] = 34 * 1024;
+        shares[i].with = 0;
+        shares[i].tokens = i > 0 ? 32 * 1024 : 0;
+    }
+    pack.chunk_size = 8 * 1024;
+    pack.shares = shares;
+    REQUIRE(cf_pack(lengths, 16, &pack, &plan, NULL) == CF_OK);
+    desc.shape.n_stages = 4;
+    desc.shape.forward_only = 1;
+    REQUIRE(cf_schedule_make(plan, &desc, &s, NULL) == CF_OK && cf_simulate(plan, s, NULL, &t, NULL) == CF_OK);
+    CHECK_INT(s->n_actions, 4 * 8);
+    CHECK_INT(t->peak_state_tokens[0], 32 * 1024);
+    CHECK(close_to(t->makespan, 11 * 8192));
+    cf_timeline_free(t);
+    cf_schedule_free(s);
+    cf_plan_free(plan);
+}
+
+SUITE(forward, CASE(forwards_alone_are_sound_and_let_everything_go),
+      CASE(the_validator_takes_sound_orders_of_forwards_and_no_others),
+      CASE(forwards_alone_with_anything_else_are_refused), CASE(forwards_alone_keep_to_limits_of_state_and_bytes),
+      CASE(forwards_of_a_shared_prompt));
