@@ -156,6 +156,8 @@ static inline cf_result prepare_pass(stage_runner *r, const cf_step *step, pass 
     p->routing = &r->routing;
     activations_reshape(kept, r->config, &p->stage, r->plan->chunk_size, step->slot >= 0);
     if (step->state >= 0 && step->action.pass != CF_W) p->state = &r->states[step->state];
+    if (step->clear_state_gradient) group_state_clear_gradient(p->state, r->config, &p->stage);
+    if (step->action.pass != CF_W) chunk_feed_find_places(&r->feed, step, r->states, p);
     return CF_OK;
 }
 
@@ -251,7 +253,6 @@ static inline int stage_backward(void *user, const cf_step *step) {
     if (result != CF_OK) return (int)result;
     real *stream = r->scratch.rows.stream;
     if (step->input >= 0) copy_rows(stream, r->boundaries[step->input], p.rows->rows, r->config->hidden);
-    if (step->clear_state_gradient) group_state_clear_gradient(p.state, r->config, &p.stage);
     if (step->action.pass == CF_B) model_backward(&p, r->gradient);
     else if (step->action.pass == CF_I) model_backward_input(&p, r->gradient);
     else model_backward_weights(&p, r->gradient);

@@ -127,11 +127,12 @@ typedef struct settings {
     model_config model;
     cf_pack_desc packing;
     cf_schedule_desc order;
-    length_list lengths;
+    length_list lengths, with, shared;
     int64_t stages;            /* processes that there must be; 0: any number */
     int64_t prompt, seed, repeat;
+    int64_t share;             /* see pack_batch */
     int64_t stream;            /* bytes of the ring of states in host memory, 0: they are on the device */
-    int rendezvous, sweep, help;
+    int rendezvous, sweep, once, help;
     const char *plan, *timeline, *simulated, *fail, *kinds;
     fault fault;
 } settings;
@@ -146,6 +147,8 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"untied", FLAG, &s->model.untied, 0, 0, NULL, "give the head a weight of its own"},
         {"dropout", NUMBER, &s->model.dropout, 0, 1, NULL, "rate of dropout, less than 1"},
         {"synthetic", LENGTHS, &s->lengths, 0, 0, NULL, "LEN,LEN,...: tokens of each sequence of the batch"},
+        {"with", LENGTHS, &s->with, 0, 0, NULL, WITH_HELP},
+        {"shared", LENGTHS, &s->shared, 0, 0, NULL, SHARED_HELP},
         {"prompt", INTEGER, &s->prompt, 0, MANY, NULL, "first tokens of each sequence that are no targets"},
         {"window", INTEGER, &s->model.window, 0, INT32_MAX, NULL, "keys that a query sees, its own included, 0: all"},
         {"kinds", WORDS, &s->kinds, 0, 0, NULL, KINDS_HELP},
@@ -158,6 +161,8 @@ static int64_t list_settings(settings *s, option list[MAX_OPTIONS]) {
         {"split", CHOICE, &s->packing.split, 0, 0, "full even cost", "how to cut long sequences"},
         {"no-tails", FLAG, &s->packing.no_tails, 0, 0, NULL, "no hybrid chunks: a group's last chunk stays alone"},
         {"align", INTEGER, &s->packing.align, 1, CF_MAX_CHUNK_SIZE, NULL, "slices start at multiples of this"},
+        {"share", INTEGER, &s->share, 0, MANY, NULL, SHARE_HELP},
+        {"once", FLAG, &s->once, 0, 0, NULL, ONCE_HELP},
         {"k", INTEGER, &s->order.shape.k, 1, MANY, NULL, "chunks of a group that keep their activations at once"},
         {"schedule", CHOICE, &s->order.kind, 0, 0, "paper gpipe 1f1b interleaved zero-bubble best", "which schedule"},
         {"replay", CHOICE, &s->order.shape.replay, 0, 0, "pipeline local", "how dropped activations come back"},
@@ -261,9 +266,11 @@ static settings parse_settings(int argc, char **argv) {
     parse_arguments(argc, argv, list, list_settings(&s, list), NULL);
     const char *problem = s.kinds ? parse_pattern(&s.model.kinds, s.kinds) : NULL;
     if (!problem) problem = model_config_fault(&s.model);
+    if (!problem && s.share > 0) problem = model_sharing_fault(&s.model);
     if (problem) fail(EXIT_BAD_INPUT, "%s", problem);
     if (s.help) return s;
     if (s.lengths.count == 0) parse_lengths("synthetic", &s.lengths, "500,20,90,33,128,64,7,300,45,11");
+    check_alike(&s.lengths, &s.with, &s.shared);
     if (s.fail) s.fault = parse_fault(s.fail);
     if (s.fail && s.fault.stage >= n_processes) {
         fail(EXIT_BAD_INPUT, "--fail: there is no stage %lld", (long long)s.fault.stage);
@@ -779,11 +786,11 @@ static verdict judge(const stage_process *p, const reference *right, const cf_ru
 static void print_plan(const settings *s, const cf_plan *plan, const batch *b) {
     cf_plan_stats stats;
     cf_plan_measure(plan, NULL, &stats);
-    printf("pipeline " REAL_NAME ": %d processes, %lld layers, %s sends; %lld sequences, %lld tokens, %lld targets in "
-           "%lld chunks of %lld, largest group %lld, %lld hybrid\n",
+    printf("pipeline " REAL_NAME ": %d processes, %lld layers, %s sends; %lld sequences, %lld tokens in %lld rows, "
+           "%lld targets in %lld chunks of %lld, largest group %lld, %lld hybrid\n",
            n_processes, (long long)s->model.layers, s->rendezvous ? "rendezvous" : "non-blocking", (long long)b->count,
-           (long long)b->n_tokens, (long long)b->n_targets, (long long)plan->n_chunks, (long long)plan->chunk_size,
-           (long long)stats.largest_group, (long long)stats.n_hybrid);
+           (long long)b->n_tokens, (long long)stats.rows, (long long)b->n_targets, (long long)plan->n_chunks,
+           (long long)plan->chunk_size, (long long)stats.largest_group, (long long)stats.n_hybrid);
 }
 
 static void print_schedule(const cf_schedule *schedule, const cf_schedule *lowered) {
@@ -878,10 +885,12 @@ static void task_begin(task *t, const settings *s) {
     t->batch = batch_new(s->lengths.count);
     for (int64_t i = 0; i < s->lengths.count; i++) {
         add_synthetic(&t->documents, s->lengths.lengths[i], mix64_pair((uint64_t)s->seed, 1));
+        if (s->with.count > 0) make_alike(&t->documents, i, s->with.lengths[i], s->shared.lengths[i]);
     }
     for (int64_t i = 0; i < s->lengths.count; i++) batch_put(&t->batch, i, &t->documents, i, s->prompt, 0);
     if (t->batch.n_targets == 0) fail(EXIT_BAD_INPUT, "the batch has no target tokens, so there is nothing to check");
-    if (cf_pack(t->batch.length, t->batch.count, &s->packing, &t->plan, &error) != CF_OK) {
+    t->batch.once = s->once;
+    if (pack_batch(&s->packing, s->share, &t->batch, &t->plan, &error) != CF_OK) {
         fail(EXIT_BAD_INPUT, "%s", error.text);
     }
     t->weights = weights_new(&s->model);
@@ -1071,6 +1080,8 @@ int main(int argc, char **argv) {
     if (!s.help) code = run(&s);
     else if (process == 0) print_help(&s);
     free(s.lengths.lengths);
+    free(s.with.lengths);
+    free(s.shared.lengths);
     if (fflush(stdout) != 0 || ferror(stdout)) { /* in order, as write_json does */
         fprintf(stderr, "pipeline_mpi: standard output cannot be written\n");
         code = EXIT_CHECK_FAILED;

@@ -143,6 +143,30 @@ for length in 112 448; do
     done
 done
 
+# ---- sequences that share rows: every schedule that is made for trees; the others say so ----
+
+# trees NAME PROGRAM PROCESSES OPTIONS...
+trees() {
+    name="shared rows: $1, $3 processes"
+    program=$2
+    processes=$3
+    shift 3
+    # shellcheck disable=SC2086
+    run "$processes" "$program" $tiny --sweep --k $n_ks --layers $((2 * processes)) --share 1 \
+        --synthetic 64,58,70,57,61,80,7,45,12,20,14 --with 0,0,0,0,0,2,0,0,0,0,8 \
+        --shared 0,50,50,50,50,65,0,37,0,20,6 "$@"
+    expect "$name" 0 '488 tokens in 1[56][0-9] rows'
+    if [ "$(grep -c '^ok ' "$work/out")" -lt $((8 * n_ks)) ] || [ "$largest_group" -lt 5 ] ||
+        grep -v -e '^ok ' -e '^pipeline ' -e '^skipped .*not made for trees' "$work/out" >"$work/other"; then
+        fail "$name" "wanted at least $((8 * n_ks)) schedules, all of them ok, and paths of 5 chunks: $(last_line)"
+    fi
+}
+trees "weights add up" "$exact" 2
+trees "streamed, a token counts once" "$checked" 2 --stream 65536 --once
+trees "kinds of layers, streamed" "$exact" 4 --stream 65536 --window 20 \
+    --kinds window,chunked+experts,full+sinks+gate,latent
+if full; then trees "aligned, messages that are not buffered" "$exact" 4 --align 4 --rendezvous; fi
+
 # shellcheck disable=SC2086
 run 2 "$build/pipeline_mpi" $tiny --sweep --k $((n_ks > 1 ? 2 : 1)) --layers 4 --synthetic 100,5,33,7,16,2
 expect_lines "gradients: float32, 2 processes" $((n_ks > 1 ? 32 : 16))
