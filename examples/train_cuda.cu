@@ -7,10 +7,10 @@
        build/train_cuda --check --type fp32 --layers 2 --hidden 64 ...    against the CPU in float64, and unchunked
 
    Every batch is packed, scheduled and run by chunkflow's executor (executor_cuda.cu shows that step by step, and
-   stages and ranks); the model is in decoder_cuda.h, its products in products_cuda.h, the data in tokens.h. What others do is
-   a setting here: --chunk-size 0 makes chunks as long as the longest document, so nothing is split (packing), and with
-   --max-slices 1 each has one document. Not yet run on a device: tests/cuda/train_cuda_check.sh runs it under the emulation.
- */
+   stages and ranks); the model is in decoder_cuda.h, its products in products_cuda.h, the data in tokens.h. What others
+   do is a setting here: --chunk-size 0 makes chunks as long as the longest document, so nothing is split (packing), and
+   with --max-slices 1 each has one document. Not yet run on a device: tests/cuda/train_cuda_check.sh runs it under the
+   emulation. */
 
 #define _XOPEN_SOURCE 700
 #define OWN_END_PROGRAM
@@ -616,7 +616,8 @@ static uint64_t token_set_hash(const token_set *s) {
 
 /* How batches are chunked does not change what is computed, only how it is rounded. */
 static int64_t chunking_hash(const settings *s) {
-    const int64_t all[] = {s->chunk_size, s->packing.max_slices, (int64_t)s->packing.split, s->order.shape.k, s->loss_rows};
+    const int64_t all[] = {s->chunk_size, s->packing.max_slices, (int64_t)s->packing.split, s->order.shape.k,
+                           s->loss_rows};
     return (int64_t)(hash_bytes(0, all, sizeof all) >> 1);
 }
 

@@ -10,6 +10,7 @@ int main(int argc, char **argv) {
     if (arch) cuda_emu_set_arch(atoi(arch));
     const int code = bench_attention_main(argc, argv);
     if (code != 0 || cuda_emu_faults() == 0) return code;
-    fprintf(stderr, "emulation: %lld faults; the first one: %s\n", (long long)cuda_emu_faults(), cuda_emu_first_fault());
+    fprintf(stderr, "emulation: %lld faults; the first one: %s\n", (long long)cuda_emu_faults(),
+            cuda_emu_first_fault());
     return 3;
 }

@@ -4,7 +4,7 @@
 # the time, with the variants of kernels that a record measures; and of the kernels with wgmma the machine code, which a
 # disassembler from PyPI reads. Needs nvcc, no GPU.
 #
-#     sh tests/cuda/cuda_compile.sh        from the top of the tree; BUILD (default build) takes the objects, NVCC names nvcc
+#     sh tests/cuda/cuda_compile.sh    from the top; BUILD (default build) takes the objects, NVCC names nvcc
 #
 # FULL=1: all of that. Otherwise nvcc reads the kernels for each architecture and makes no code of them: its warnings,
 # the host's part and what links with it are looked at, and nothing that ptxas would say.
@@ -167,8 +167,8 @@ if [ -n "$nccl" ]; then
     else fail "compiles with CHUNKFLOW_NCCL" "it calls no ncclSend"; fi
 fi
 
-# The object offers the functions that are declared and nothing else (nvcc gives names without linkage a unique prefix), and
-# its host part works in a C program with no device.
+# The object offers the functions that are declared and nothing else (nvcc gives names without linkage a unique prefix),
+# and its host part works in a C program with no device.
 others=$(nm -g --defined-only "$out/sm_80.o" 2>/dev/null | awk '$2 ~ /[TDBR]/ && $3 !~ /^cf_|_GLOBAL__N_/ { print $3 }')
 if [ -z "$others" ]; then ok "exports only cf_ names"; else fail "exports only cf_ names" "$others"; fi
 

@@ -2,7 +2,7 @@
 # The CUDA tests on a real device: the suite that CI runs under the emulation, full sizes, and compute-sanitizer where
 # there is one. Without nvcc or a device it says so and counts as skipped. Not yet run on a device.
 #
-#     sh tests/cuda/cuda_device.sh [part of a test's name ...]      from the top of the tree: sanitizer first, then all tests
+#     sh tests/cuda/cuda_device.sh [part of a test's name ...]    from the top: sanitizer first, then all tests
 #     sh tests/cuda/cuda_device.sh --tool TOOL                      only that tool of compute-sanitizer
 #
 # CUDA_TESTS names a program that was built before; otherwise make builds it.
@@ -28,7 +28,8 @@ if [ -z "$tests" ]; then
 fi
 workplace "$BUILD/cuda_device.tmp"
 # What compute-sanitizer runs: every kind of kernel, with sizes that it gets through.
-watched='attention.prefixes attention.empty attention.groups attention.split attention.wgmma wgmma. state.appends_without_a_table state.backward_is_the_transpose
+watched='attention.prefixes attention.empty attention.groups attention.split attention.wgmma wgmma.
+    state.appends_without_a_table state.backward_is_the_transpose
     blocks.fused_sums blocks.wgmma blocks.types
     executor.one_chunk executor.places'
 if command -v compute-sanitizer >/dev/null 2>&1; then

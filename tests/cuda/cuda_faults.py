@@ -182,8 +182,8 @@ FAULTS = (
      "executor.trees_in_every_order"),
     ("a state that goes before its group's last child",
      "const int64_t end = position_of(b, CF_B, g.first_chunk, a.stage) + 1;\n    if (a.pass",
-     "const int64_t end = position_of(b, planted == {n} ? CF_F : CF_B, g.first_chunk + (planted == {n} ? g.n_chunks - 1 "
-     ": 0), a.stage) + 1;\n    if (a.pass",
+     "const int64_t end = position_of(b, planted == {n} ? CF_F : CF_B, "
+     "g.first_chunk + (planted == {n} ? g.n_chunks - 1 : 0), a.stage) + 1;\n    if (a.pass",
      "executor.trees"),
     ("blocks from the first row of their group's state",
      "const int64_t row = block->first - begin_of_group(s->b->plan, block->group);",
@@ -402,7 +402,8 @@ FAULTS = (
      "const int ds_half = HEAD == 64 && planted != {n} ? group * HALF_TILE : 0,",
      "attention.wgmma_small_heads"),
     ("no wait for dP",
-     "        wgmma_wait<0>();\n        hold_registers(dp);\n        hopper_slope(dp, s[0]);\n        pack_sums<T>(probs",
+     "        wgmma_wait<0>();\n        hold_registers(dp);\n        hopper_slope(dp, s[0]);\n"
+     "        pack_sums<T>(probs",
      "        if (planted != {n}) wgmma_wait<0>();\n        hold_registers(dp);\n        hopper_slope(dp, s[0]);\n"
      "        pack_sums<T>(probs",
      "wgmma.groups"),
@@ -598,7 +599,7 @@ def build():
                     "-x", "c++", "-c", source, "-o", os.path.join(folder, "planted.o")], check=True)
     objects = [os.path.join(BUILD, "cuda", name) for name in os.listdir(os.path.join(BUILD, "cuda"))
                if re.search(r"\.cc\.o$", name)]
-    objects.append(os.path.join(BUILD, "test", "implementation.o"))
+    objects.append(os.path.join(BUILD, "implementation.o"))
     subprocess.run([CXX, *flags, os.path.join(folder, "planted.o"), *sorted(objects), "-o", program], check=True)
     return program
 

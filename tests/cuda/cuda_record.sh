@@ -1,6 +1,6 @@
 #!/bin/sh
-# cuda_record.sh - tools/device/gpu_record.sh from end to end, on the emulated device: what it records, that it goes on where
-# an earlier call ended, and that no failing step stops the next one.
+# cuda_record.sh - tools/device/gpu_record.sh from end to end, on the emulated device: what it records, that it goes on
+# where an earlier call ended, and that no failing step stops the next one.
 #
 #     sh tests/cuda/cuda_record.sh        from the top of the tree; BUILD (default build) has the emulated programs
 
@@ -128,7 +128,8 @@ sed '/"step": "speed"/d; /"step": "check wgmma", "done": true/s/"status": 0/"sta
 record --out "$work/wrong" --resume "$work/wrong.jsonl"
 expect "a variant that hung" 0 'steps in'
 speed=$(grep '"step": "speed", "done": true' "$work/wrong/record.jsonl")
-holds "a variant that hung is not timed" sh -c "case '$speed' in *wgmma*) exit 1 ;; *'--variant mma'*) ;; *) exit 1 ;; esac"
+holds "a variant that hung is not timed" sh -c \
+    "case '$speed' in *wgmma*) exit 1 ;; *'--variant mma'*) ;; *) exit 1 ;; esac"
 sed '/"step": "check mma", "done": true/s/"status": 0/"status": 1/' "$work/wrong.jsonl" >"$work/all_wrong.jsonl"
 record --out "$work/all_wrong" --resume "$work/all_wrong.jsonl"
 holds "where no variant is right there are other numbers" \
@@ -204,8 +205,9 @@ END
 done
 for which in gpu_record gpu_record_train; do
     rm -f "$MAKE_SAID"
-    capture env "PATH=$(cd "$work/bin" && pwd):$PATH" "BUILD=$work/build" timeout 300 sh tools/device/$which.sh --small \
-        --programs "$work/programs" --out "$work/none" --resume "$work/fourth/record.jsonl"
+    capture env "PATH=$(cd "$work/bin" && pwd):$PATH" "BUILD=$work/build" timeout 300 \
+        sh tools/device/$which.sh --small --programs "$work/programs" --out "$work/none" \
+        --resume "$work/fourth/record.jsonl"
     expect "$which: no program starts" 1 "^$which: no program starts here"
     holds "$which: they were to be built here" grep -qx gpu-programs "$MAKE_SAID"
     holds "$which: nothing is recorded" cmp "$work/fourth/record.jsonl" "$work/none/record.jsonl"

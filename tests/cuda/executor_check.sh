@@ -2,8 +2,8 @@
 # executor_check.sh - the CUDA example: every schedule through the executor, checked against unchunked gradients
 #
 #     tests/cuda/executor_check.sh          under the emulation: BUILD/cuda/executor_cuda (BUILD: build)
-#     tests/cuda/executor_check.sh device   on a device: builds BUILD/executor_cuda with nvcc first, unless EXECUTOR_CUDA
-#                                      names one; larger shapes
+#     tests/cuda/executor_check.sh device   on a device: builds BUILD/executor_cuda with nvcc first, unless
+#                                           EXECUTOR_CUDA names one; larger shapes
 #
 # FULL=1: all repetitions under the emulation; otherwise each option and type at least once.
 #
@@ -186,8 +186,8 @@ in_full gradients "I and W on one stage" '[1-9][0-9]* split backwards' --schedul
 in_full gradients "best with I and W" 'best' --schedule best --split-backward --stages 2 --k 2 --replay local
 in_full gradients "two virtual stages on each of 2, 5 layers" '2 stages x 2' --layers 5 --schedule interleaved \
     --stages 2 --virtual 2 --k 2
-gradients "two virtual stages on each of 2 in a V" '2 stages x 2 (v)' --layers 5 --schedule best --stages 2 --virtual 2 \
-    --placement v --split-backward --k 2
+gradients "two virtual stages on each of 2 in a V" '2 stages x 2 (v)' --layers 5 --schedule best --stages 2 \
+    --virtual 2 --placement v --split-backward --k 2
 in_full gradients "two virtual stages on one" '1 stages x 2' --layers 3 --schedule interleaved --k 2
 gradients "odd sizes" 'chunks of 13' --hidden 24 --heads 3 --kv-heads 1 --ffn 40 --chunk-size 13 --stages 2 --k 2 \
     --reference
@@ -222,6 +222,7 @@ in_full rings "2 stages, pipeline replay" --stages 2 --k 1 --replay pipeline --s
 in_full rings "K 1, blocks longer than a prefix" --k 1 --replay local --stages 2 --stream 1000000
 rings "a window, I and W" --schedule zero-bubble --stages 2 --k 1 --replay local --stream 3000 --window 20
 in_full rings "each token sees itself" --stages 2 --stream 3000 --window 1
+if ! full; then model="$tiny --synthetic 40,5,16,1,0"; fi
 rings "two virtual stages on each of 2 in a V, of other layers" --layers 5 --schedule best --stages 2 --virtual 2 \
     --placement v --split-backward --k 2 --replay local --stream 3000
 in_full rings "interleaved, aligned slices" --layers 4 --schedule interleaved --stages 2 --align 8 --replay local \
@@ -240,9 +241,15 @@ model="$tiny --synthetic 56,5,16,3,1,0,33"
 star="--synthetic 36,38,40,37,8,50 --with 0,0,0,1,0,5 --shared 0,34,34,35,0,0"
 small="--synthetic 9,8,7,5,7,6 --with 0,0,0,3,3,4 --shared 0,6,5,0,4,5"
 deep="--synthetic 40,43,45,48,50,6,17,66 --with 0,0,1,2,0,0,5,3 --shared 0,18,24,34,10,0,4,45"
+group=4
+if ! full; then
+    star="--synthetic 36,38,37,8 --with 0,0,1,0 --shared 0,34,35,0"
+    deep="--synthetic 40,43,45,48,6,33 --with 0,0,1,2,0,0 --shared 0,18,24,34,0,10"
+    group=3
+fi
 
 model="$tiny $star"
-gradients "a prompt's answers" 'largest group 4' --reference
+gradients "a prompt's answers" "largest group $group" --reference
 gradients "a prompt's answers, 2 stages, K 2" '2 stages' --stages 2 --k 2 --schedule 1f1b
 in_full gradients "a prompt's answers, aligned" '' --align 4 --stages 2 --replay local
 rings "a prompt's answers" --stream 4000 --stages 2
@@ -267,12 +274,13 @@ model="$tiny --synthetic 56,5,16,3,1,0,33"
 
 # ---- a device that does its work in another order ----
 
-# orders NAME OPTIONS...: the same under every policy of the emulation
+# orders NAME OPTIONS...: the same under every policy of the emulation, where everything runs; else under those of $some
+some='lazy newest-first stream-late-3 random-1'
 orders() {
     what=$1
     shift
     for policy in immediate lazy newest-first "stream-late 1" "stream-late 3" "stream-late 6" "random 1" "random 2"; do
-        case $policy in immediate | *\ [26] | "stream-late 1") full || continue ;; esac
+        case " $some " in *" $(echo $policy | tr ' ' -) "*) ;; *) full || continue ;; esac
         CUDA_EMU_POLICY=${policy% *}
         CUDA_EMU_CHOICE=${policy#* }
         export CUDA_EMU_POLICY CUDA_EMU_CHOICE
@@ -282,6 +290,7 @@ orders() {
 }
 orders "2 devices" --layers 4 --stages 2 --devices 2 --k 2 --replay local --schedule interleaved
 if ! full; then model="$tiny --synthetic 40,5,16"; fi
+some='newest-first stream-late-3'
 orders "streamed" --layers 4 --stages 2 --devices 2 --k 1 --stream 3000 --replay local --schedule interleaved
 model="$tiny $star"
 orders "trees" --stages 2 --devices 2 --k 1

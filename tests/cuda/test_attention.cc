@@ -291,7 +291,7 @@ TEST(split_forward_tiles) {
         o.strided = i == 1;
         o.backward = i == 0;
         p.add_slice(9, 30);
-        p.add_slice(70, 1250 + 63 * i); /* 20 and more blocks of keys */
+        p.add_slice(i == 0 ? harness_rounds(70, 33) : 70, 1250 + 63 * i); /* 20 and more blocks of keys */
         p.add_slice(20, 7);
         if (!check_problem(p, o, (uint64_t)(400 + i), &one)) return;
         whole = o;
@@ -341,7 +341,7 @@ TEST(many_parts) {
         if (forward)
             p.add_slice(20, 6300);
         else
-            p.add_slice(i == 3 ? 190 : 290, i == 3 ? 200 : 300);
+            p.add_slice(i == 3 ? harness_rounds(190, 130) : 290, i == 3 ? 200 : 300);
         if (!made.make(p, o)) return;
         if (forward) {
             CHECK_INT(made.a->n_split_forward_tiles, 1);
@@ -676,9 +676,9 @@ TEST(empty_slices) {
             p.add_slice(30, 30);
             p.add_slice(0, 0);
             p.add_slice(150, 20); /* causal: the first 130 see nothing */
-            check_problem(p, o, 5);
+            if (o.overwrite || harness_rounds(1, 0)) check_problem(p, o, 5);
             p.full = true;
-            check_problem(p, o, 6);
+            if (!o.overwrite || harness_rounds(1, 0)) check_problem(p, o, 6);
         }
 }
 
@@ -812,7 +812,7 @@ TEST(unfused_types_and_blocks) {
         p.add_slice(17, 17);
         o.overwrite = i == 1;
         o.strided = i == 2;
-        check_problem(p, o, (uint64_t)(30 + i));
+        if (i == 0 || harness_rounds(1, 0)) check_problem(p, o, (uint64_t)(30 + i));
         p.window = 40;
         p.softcap = 5.0;
         check_problem(p, o, (uint64_t)(40 + i));
@@ -904,7 +904,7 @@ static bool run_chunk(chunked_run *r, int64_t chunk, bool backward) {
 }
 
 static void check_chunked(cf_attention_path path, int head_size, int64_t chunk_size, bool deterministic) {
-    const int64_t lengths[] = {331, 20, 45, 7, 150, 1};
+    const int64_t lengths[] = {harness_rounds(331, 300), 20, 45, 7, harness_rounds(150, 60), 1};
     const size_t n = sizeof lengths / sizeof lengths[0];
     cf_pack_desc desc;
     cf_plan *plan = NULL;
@@ -966,7 +966,7 @@ TEST(determinism) {
         o.deterministic = deterministic != 0;
         o.processors = 132;
         p = problem_of(12, 1, 64); /* enough rows for key tiles in parts */
-        p.add_slice(100, harness_rounds(400, 200));
+        p.add_slice(100, harness_rounds(400, 140));
         const host_inputs in = random_inputs(p, 9);
         if (!run_on_device(p, in, o, &first)) return;
 #ifdef CHUNKFLOW_CUDA_EMULATION

@@ -562,9 +562,10 @@ TEST(fused) {
         group_setting g;
         g.dtype = i % 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
         g.n_layers = 1;
-        g.n_heads = i == 2 ? 7 : 4, g.n_kv_heads = i == 2 ? 1 : 2;
+        const bool small = i > 1 && harness_rounds(0, 1);
+        g.n_heads = i == 2 ? 7 : small ? 2 : 4, g.n_kv_heads = i == 2 || small ? 1 : 2;
         g.head_size = i == 3 && g.path == CF_ATTENTION_MMA ? 256 : i % 3 == 2 ? 128 : i == 4 ? 40 : 64;
-        g.own = i % 2 ? std::vector<int>{70, 1, 65} : std::vector<int>{90, 60};
+        g.own = small ? std::vector<int>{45, 1, 33} : i % 2 ? std::vector<int>{70, 1, 65} : std::vector<int>{90, 60};
         g.documents = {20, 33};
         g.block_rows = i % 2 ? 40 : 64;
         g.window = i == 1 ? 50 : i == 4 ? 75 : 0;
@@ -610,7 +611,7 @@ TEST(wgmma) {
         g.dtype = i % 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
         g.deterministic = i != 1;
         g.head_size = i == 2 ? 128 : 64;
-        g.own = {100, 50};
+        g.own = {70, 33};
         g.documents = {20};
         g.block_rows = 60;
         g.window = i == 1 ? 60 : 0;
@@ -635,7 +636,7 @@ TEST(every_order) {
         const std::vector<host_inputs> inputs = group_inputs(g, 200 + (uint64_t)i);
         note_group(g);
         cuda_emu_reset();
-        const std::string race = cuda_emu_find_race(harness_rounds(8, 3), [&] {
+        const std::string race = cuda_emu_find_race(harness_rounds(8, 1), [&] {
             group_results got;
             (void)run_group(g, inputs, &got);
             return got.bits;
@@ -673,8 +674,8 @@ TEST(passes_that_are_given_up) {
     g.n_layers = 2;
     g.own = {21, 17};
     const std::vector<host_inputs> inputs = group_inputs(g, 300);
-    for (int after = 0; after < 8; after++) {
-        const std::string race = cuda_emu_find_race(4, [&] {
+    for (int after = 0; after < 8; after += harness_rounds(1, after % 3 ? 3 : 1)) { /* 0, 1, 4, 7 */
+        const std::string race = cuda_emu_find_race(harness_rounds(4, 1), [&] {
             group_run r(g);
             cf_state_block b = {};
             std::vector<unsigned char> bits;
@@ -817,8 +818,8 @@ TEST(copies_hide) {
 /* ---- any order of calls ---- */
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
-/* Two layers of 30 rows of 2 heads of 8 numbers, of which a pass has `prefix` and `own`, in blocks of 10; and what must be
-   in host memory. */
+/* Two layers of 30 rows of 2 heads of 8 numbers, of which a pass has `prefix` and `own`, in blocks of 10; and what must
+   be in host memory. */
 struct any_order {
     enum { LAYERS = 2, ROWS = 30, WIDTH = 16 };
     cf_state_stream *stream = nullptr;
@@ -853,7 +854,9 @@ struct any_order {
     }
 
     size_t at(int64_t l, int plane, int64_t row) const { return (size_t)(((2 * l + plane) * ROWS + row) * WIDTH); }
-    int64_t n_own() const { return backward && !pass.overwrite ? (pass.prefix + pass.own + 9) / 10 - pass.prefix / 10 : 0; }
+    int64_t n_own() const {
+        return backward && !pass.overwrite ? (pass.prefix + pass.own + 9) / 10 - pass.prefix / 10 : 0;
+    }
     int64_t n_blocks() const { return (pass.own > 0 ? n_own() : 0) + (pass.prefix + 9) / 10; }
 
     void begin(harness_rng *rng) {
@@ -1536,19 +1539,20 @@ TEST(random_trees) {
 TEST(fused_trees) {
     harness_rng rng = {78};
     const int last = last_path() == CF_ATTENTION_WGMMA ? 2 : 1;
-    for (int i = 0; i < harness_rounds(24, 8); i++) {
+    for (int i = 0; i < harness_rounds(24, 7); i++) {
         tree_setting t;
         t.path = i % (last + 1) == 1 ? CF_ATTENTION_WGMMA : CF_ATTENTION_MMA;
         if (last == 1) t.path = CF_ATTENTION_MMA;
         t.dtype = i % 3 == 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
-        t.n_heads = i % 5 == 3 ? 7 : 2;
+        t.n_heads = i % 5 == 3 ? harness_rounds(7, 3) : 2;
         t.head_size = i % 4 == 3 ? 128 : 64;
         t.deterministic = i % 3 != 1;
         t.window = i % 4 == 2 ? 20 + (int)harness_between(&rng, 0, 99) : 0;
         t.gap = i % 3 == 1 ? 5 : 0;
         t.overwrite = i % 4 == 0;
         grow(&t, &rng, 2 + (int)harness_between(&rng, 0, 4), 70, i % 4 ? 60 + (int)harness_between(&rng, 0, 99) : 0);
-        if (i == 6) t.processors = 132, t.n_kv_heads = 1, t.length[0] = 600, t.blocks = {0, t.prefix};
+        if (i == 6) t.processors = 132, t.n_kv_heads = 1;
+        if (i == 6) t.length[0] = harness_rounds(600, 300), t.blocks = {0, t.prefix};
         if (!check_tree(t, 500 + (uint64_t)i)) return;
     }
 }
@@ -1600,7 +1604,8 @@ TEST(trees_that_are_refused) {
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
 #define EMULATED_CASES \
-    , CASE(siblings_take_turns), CASE(every_order), CASE(what_was_sent_is_there), CASE(passes_that_are_given_up), CASE(passes_allocate_nothing), \
+    , CASE(siblings_take_turns), CASE(every_order), CASE(what_was_sent_is_there), \
+        CASE(passes_that_are_given_up), CASE(passes_allocate_nothing), \
         CASE(every_call_fails_once), CASE(copies_hide), CASE(any_order_of_calls)
 #else
 #define EMULATED_CASES

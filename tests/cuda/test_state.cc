@@ -1301,8 +1301,8 @@ TEST(rows_past_32_bits) {
     cudaFree(far);
 }
 
-/* Planes of host memory so far apart that CUDA refuses to copy them in one call: a block of the prefix comes in, and the
-   chunk's own rows go out. */
+/* Planes of host memory so far apart that CUDA refuses to copy them in one call: a block of the prefix comes in, and
+   the chunk's own rows go out. */
 TEST(planes_past_the_pitch) {
     const int64_t rows = (int64_t)1 << 26, own = 4, prefix = rows - own; /* planes of 8 GiB */
     cf_state s = state_of(nullptr, 2, 1, 64, CF_DTYPE_BF16, rows);

@@ -70,7 +70,7 @@ TEST(groups) {
 }
 
 /* Whether a block of keys, or a warpgroup's keys, need their mask hangs on one key, at either end; and so does whether
-   a row tile sees any of a warpgroup's keys: the last tile of the second slice sees one, the first or the last of 64. */
+   a row tile sees any of a warpgroup's keys: the last tile of the second slice sees one, the first or last of 64. */
 TEST(mask_edges) {
     NEEDS_WGMMA();
     for (int i = 0; i < 4; i++) {

@@ -2,7 +2,8 @@
 # train_judge_check.sh - does the training record's judge tell met from not met? On records made up here.
 #
 #     tests/cuda/train_judge_check.sh          CHUNKFLOW names the command (default BUILD/test/chunkflow)
-#     tests/cuda/train_judge_check.sh rival    only the rival, which trains a tiny shape on the CPU with PYTHON's PyTorch
+#     tests/cuda/train_judge_check.sh rival    only the rival, which trains a tiny shape on the CPU with PYTHON's
+#                                              PyTorch
 #
 # Run it in the top directory. Prints "ok NAME" or "FAIL NAME: why" for each case and "N passed, N failed" at the end.
 
@@ -185,7 +186,10 @@ paper() {
 # What was written down is what the models say.
 predictions() {
     title="the predictions are those of the command"
-    sh tools/device/train_predictions.sh >"$work/again" 2>"$work/err" || { fail "$title" "it fails" "$work/err"; return; }
+    sh tools/device/train_predictions.sh >"$work/again" 2>"$work/err" || {
+        fail "$title" "it fails" "$work/err"
+        return
+    }
     if [ "$(wc -l <"$work/again")" -eq "$(wc -l <tools/device/train_predictions.csv)" ] &&
         paste -d, "$work/again" tools/device/train_predictions.csv | awk -F, 'NR > 1 {
             if ($1 != $4 || !($2 > 0.99 * $5 && $2 < 1.01 * $5) || !($3 > 0.99 * $6 && $3 < 1.01 * $6)) bad = 1 }

@@ -211,8 +211,9 @@ static void make_stacks() {
     for (size_t i = 0; i < MOST_FIBERS; i++) mprotect(stacks + i * STACK_BYTES, 4096, PROT_NONE);
 }
 
-/* The lanes of a warp are at the same depth of their stacks most of the time. If these began at the same place of a page,
-   all that they use would share a few sets of the processor's caches, so each begins 17 cache lines below the last. */
+/* The lanes of a warp are at the same depth of their stacks most of the time. If these began at the same place of a
+   page, all that they use would share a few sets of the processor's caches, so each begins 17 cache lines below the
+   last. */
 static size_t usable_stack(const fiber *f) { return STACK_BYTES - (size_t)(f->id % 64) * 17 * 64; }
 
 static void start_fiber(fiber *f) {
@@ -890,8 +891,8 @@ void cuda_emu_run_kernel(const cuda_emu_kernel_call &call) {
    >>numbers
    ================================================================================================================ */
 
-/* A float's exponent says 112 more than that of a half with the same bits; multiplying by 2^112 is right for those below
-   2^-14 too. */
+/* A float's exponent says 112 more than that of a half with the same bits; multiplying by 2^112 is right for those
+   below 2^-14 too. */
 static inline float widen_half(uint16_t bits) {
     uint32_t wide = (bits & 0x7FFFu) << 13;
     float value;

@@ -215,7 +215,7 @@ double cuda_emu_host_time();
 /* How long after its issue an operation starts at the earliest; 0 at first. Events that are recorded at one moment of
    the host, one on each device, then lie apart by the difference, as the starts of two devices' clocks do: no time
    between two events of one device changes, as long as the host does not wait between their issues, but what one device
-   does for the other moves. (An offset that a whole clock had could not be seen: CUDA compares no two devices' events.) */
+   does for the other moves. (An offset that a whole clock had could not be seen: CUDA compares no two devices.) */
 void cuda_emu_set_latency(int device, double seconds);
 
 typedef struct CUstream_st *cudaStream_t;

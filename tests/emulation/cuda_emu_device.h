@@ -1,4 +1,4 @@
-/* cuda_emu_device.h - the instructions of chunkflow_cuda.cu, section >>device, under the emulation - MIT or public domain
+/* cuda_emu_device.h - the instructions of chunkflow_cuda.cu (>>device) under the emulation - MIT or public domain
 
    Included there, in place of the functions with assembly, each of which has its meaning in a comment. */
 

@@ -18,7 +18,7 @@ typedef cuda_emu_operation_ref operation_ref;
 
 #if EMU_ASAN
 /* Programs under the emulation allocate so often that noting the callers takes a quarter of what some tests take, and
-   freed memory that stays out of use is memory that the kernel must provide. ASAN_OPTIONS in the environment prevails. */
+   freed memory that stays out of use is memory that the kernel must provide. The environment prevails. */
 extern "C" const char *__asan_default_options();
 extern "C" const char *__asan_default_options() { return "malloc_context_size=2:quarantine_size_mb=16"; }
 #endif
