@@ -6497,16 +6497,17 @@ static int64_t cf__schedule_place(const cf__schedule_maker *m, const cf__pipe_un
    needs so much less, and afterwards the next one needs it all. So it takes that much less, if it takes as much. */
 static cf__pipe_room cf__schedule_beside(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t i) {
     const cf_bytes *bytes = &m->desc.limits.per_token;
+    const cf_chunk *c = &m->pipe.chunks[unit->first + i];
     int is_last = i + 1 == unit->n;
-    int64_t rows = m->pipe.chunks[unit->first + i].padded, input = bytes->boundary;
+    int64_t input = bytes->boundary;
     cf__pipe_room takes = {0, 0, 0};
-    takes.state = cf__pipe_rows(&m->pipe, &m->pipe.chunks[unit->first + i]);
+    if (c->group >= 0) takes.state = cf__pipe_rows(&m->pipe, c);
     if (m->tightest.bytes == INT64_MAX) return takes;
     takes.bytes = takes.state * (bytes->state + bytes->state_gradient);
     if (is_last) input = cf__min(input, bytes->activations);
-    if (m->pipe.local) takes.bytes += (is_last ? rows : m->most_padded) * input;
+    if (m->pipe.local) takes.bytes += (is_last ? c->padded : m->most_padded) * input;
     if (is_last && unit->n > 1)
-        takes.bytes -= cf__min(takes.bytes, (m->most_padded - rows) * cf__schedule_row(m));
+        takes.bytes -= cf__min(takes.bytes, (m->most_padded - c->padded) * cf__schedule_row(m));
     return takes;
 }
 
@@ -8177,7 +8178,7 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
     d->makespan = cf__most(d->makespan, end);
     if (end + d->paths->tail[place][cell] > d->give_up_at || end + worker->left > d->give_up_at * (1 + 1e-9))
         d->makespan = DBL_MAX; /* too late */
-    if (place == CF__PIPE_BACK) d->state[v] += cf__pipe_rows(d->pipe, &d->pipe->chunks[chunk]);
+    if (place == CF__PIPE_BACK) d->state[v] += cf_chunk_state_tokens(d->pipe->plan, d->pipe->first_chunk + chunk);
     if (place == (d->policy.split ? CF__PIPE_W : CF__PIPE_BACK))
         cf__dispatch_give_back(d, stage, &unit, chunk, v, end);
     cf__dispatch_supply_all(d, stage, &unit, place, chunk, v, end);
