@@ -1800,9 +1800,9 @@ CHUNKFLOW_API CF__COLD cf_result cf_fail_null(cf_error *error, const char *field
 /* A cost, a rate, a time: finite and not negative. */
 static int cf__is_cost(double x) { return x >= 0 && x <= DBL_MAX; } /* also false for NaN */
 
-static cf_result cf__check_real(double x, cf_result code, const char *field, int64_t item, cf_error *error) {
+static cf_result cf__check_real(double x, const char *field, int64_t item, cf_error *error) {
     if (cf__is_cost(x)) return CF_OK;
-    return cf__fail_real(error, code, field, item, x, "must be finite and not negative");
+    return cf__fail_real(error, CF_ERROR_ARGUMENT, field, item, x, "must be finite and not negative");
 }
 
 /* ---- ranges ---- */
@@ -2761,9 +2761,9 @@ static cf_result cf__pack_check_desc(const cf_pack_desc *desc, cf_error *error) 
     if (desc->chunk_size % desc->align != 0)
         return cf__fail(error, CF_ERROR_ARGUMENT, "align", -1, cf__pack_common_divisor(desc->chunk_size, desc->align),
                         desc->align, "must divide chunk_size");
-    CF__TRY(cf__check_real(desc->cost.constant, CF_ERROR_ARGUMENT, "cost.constant", -1, error));
-    CF__TRY(cf__check_real(desc->cost.per_token, CF_ERROR_ARGUMENT, "cost.per_token", -1, error));
-    return cf__check_real(desc->cost.per_pair, CF_ERROR_ARGUMENT, "cost.per_pair", -1, error);
+    CF__TRY(cf__check_real(desc->cost.constant, "cost.constant", -1, error));
+    CF__TRY(cf__check_real(desc->cost.per_token, "cost.per_token", -1, error));
+    return cf__check_real(desc->cost.per_pair, "cost.per_pair", -1, error);
 }
 
 /* ---- cutting long sequences ---- */
@@ -4346,11 +4346,11 @@ static cf_result cf__plan_check_branches(const cf_plan *plan, cf_error *error) {
     return CF_OK;
 }
 
-/* Chunks id .. end - 1 of a plan from anywhere: what every walk over them relies on. The chunks of a group stand behind
+/* What every walk over the chunks of these ranks relies on, of a plan from anywhere. The chunks of a group stand behind
    each other on one rank and say so, their slices exist, and no number of tokens is negative. */
-static cf_result cf__plan_check_units(const cf_plan *plan, int64_t id, int64_t end, cf_error *error) {
+static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t end_rank, cf_error *error) {
     const cf_result bad = CF_ERROR_PLAN;
-    int64_t left = 0, group = -1, index = 0;
+    int64_t id = rank * plan->n_steps, end = end_rank * plan->n_steps, left = 0, group = -1, index = 0;
     CF__TRY(cf__plan_check_branches(plan, error));
     for (; id < end; id++, left--, index++) {
         const cf_chunk *c = &plan->chunks[id];
@@ -4554,7 +4554,7 @@ static cf_result cf__plan_check_body(void *job) {
     int64_t i, first = 0, n_idle = 0;
     if (plan->chunk_size % plan->align != 0)
         return cf__refuse(check->error, CF_ERROR_PLAN, "align", -1, "does not divide chunk_size");
-    CF__TRY(cf__plan_check_units(plan, 0, plan->n_chunks, check->error));
+    CF__TRY(cf__plan_check_units(plan, 0, plan->n_ranks, check->error));
     for (i = 0; i < plan->n_chunks; i++) {
         CF__TRY(cf__plan_check_chunk(check, i, first));
         first += plan->chunks[i].n_slices;
@@ -5625,9 +5625,9 @@ static cf_result cf__pipe_check_cost(const cf_stage_cost *stage, int64_t v, cf_e
     int i;
     memcpy(costs.of, stage, sizeof costs);
     for (i = 0; i < CF_COMPUTE_PASS_COUNT; i++) {
-        CF__TRY(cf__check_real(costs.of[i].constant, CF_ERROR_ARGUMENT, fields[i][0], v, error));
-        CF__TRY(cf__check_real(costs.of[i].per_token, CF_ERROR_ARGUMENT, fields[i][1], v, error));
-        CF__TRY(cf__check_real(costs.of[i].per_pair, CF_ERROR_ARGUMENT, fields[i][2], v, error));
+        CF__TRY(cf__check_real(costs.of[i].constant, fields[i][0], v, error));
+        CF__TRY(cf__check_real(costs.of[i].per_token, fields[i][1], v, error));
+        CF__TRY(cf__check_real(costs.of[i].per_pair, fields[i][2], v, error));
     }
     return CF_OK;
 }
@@ -5636,11 +5636,11 @@ static cf_result cf__pipe_check_cost(const cf_stage_cost *stage, int64_t v, cf_e
 static cf_result cf__pipe_check_timing(const cf_timing *timing, int64_t n_v, cf_error *error) {
     int64_t v;
     if (timing == NULL) return CF_OK;
-    CF__TRY(cf__check_real(timing->latency, CF_ERROR_ARGUMENT, "timing.latency", -1, error));
-    CF__TRY(cf__check_real(timing->seconds_per_token, CF_ERROR_ARGUMENT, "timing.seconds_per_token", -1, error));
-    CF__TRY(cf__check_real(timing->stream_forward, CF_ERROR_ARGUMENT, "timing.stream_forward", -1, error));
-    CF__TRY(cf__check_real(timing->stream_backward, CF_ERROR_ARGUMENT, "timing.stream_backward", -1, error));
-    CF__TRY(cf__check_real(timing->stream_exposed, CF_ERROR_ARGUMENT, "timing.stream_exposed", -1, error));
+    CF__TRY(cf__check_real(timing->latency, "timing.latency", -1, error));
+    CF__TRY(cf__check_real(timing->seconds_per_token, "timing.seconds_per_token", -1, error));
+    CF__TRY(cf__check_real(timing->stream_forward, "timing.stream_forward", -1, error));
+    CF__TRY(cf__check_real(timing->stream_backward, "timing.stream_backward", -1, error));
+    CF__TRY(cf__check_real(timing->stream_exposed, "timing.stream_exposed", -1, error));
     if (timing->stream_exposed > 1)
         return cf__fail_real(error, CF_ERROR_ARGUMENT, "timing.stream_exposed", -1, timing->stream_exposed,
                              "must not be more than 1");
@@ -6140,17 +6140,17 @@ static int cf__pipe_is_same(const cf_action *a, const cf_action *b) {
 /* ---- what a stage holds while it walks its list ---- */
 
 typedef struct cf__pipe_held {
-    int64_t live;                           /* chunks kept */
-    int64_t tokens, state, gradient, saved; /* tokens: kept, of state, of its gradient, of saved inputs */
+    int64_t live;        /* chunks kept */
+    cf_memory_load load; /* tokens; those of the chunk in a pass, and scores, are only counted for cf_schedule_loads */
 } cf__pipe_held;
 
 /* INT64_MAX where that many do not fit in 64 bits. */
-static int64_t cf__pipe_held_bytes(const cf__pipe_held *held, const cf_bytes *bytes) {
-    int64_t sum, state, gradient, saved;
-    int fits = cf__mul(held->tokens, bytes->activations, &sum) &&
-               cf__mul(held->state, bytes->state, &state) && cf__add(sum, state, &sum) &&
-               cf__mul(held->gradient, bytes->state_gradient, &gradient) && cf__add(sum, gradient, &sum) &&
-               cf__mul(held->saved, bytes->boundary, &saved) && cf__add(sum, saved, &sum);
+static int64_t cf__pipe_held_bytes(const cf_memory_load *load, const cf_bytes *bytes) {
+    int64_t sum, state, gradient, inputs;
+    int fits = cf__mul(load->live_tokens, bytes->activations, &sum) &&
+               cf__mul(load->state_tokens, bytes->state, &state) && cf__add(sum, state, &sum) &&
+               cf__mul(load->state_gradient_tokens, bytes->state_gradient, &gradient) && cf__add(sum, gradient, &sum) &&
+               cf__mul(load->input_tokens, bytes->boundary, &inputs) && cf__add(sum, inputs, &sum);
     return fits ? sum : INT64_MAX;
 }
 
@@ -6175,13 +6175,13 @@ static inline void cf__pipe_hold(const cf__pipeline *pipe, cf__pipe_held *held, 
                                   const cf_chunk *c) {
     if (a->keep) {
         held->live++;
-        held->tokens += c->padded;
+        held->load.live_tokens += c->padded;
     }
-    if (pipe->local && a->pass == CF_F && !a->keep) held->saved += c->padded;
-    if (pipe->local && a->pass == CF_R) held->saved -= c->padded;
+    if (pipe->local && a->pass == CF_F && !a->keep) held->load.input_tokens += c->padded;
+    if (pipe->local && a->pass == CF_R) held->load.input_tokens -= c->padded;
     if (c->group < 0) return;
-    if (a->pass == CF_F) held->state += cf__pipe_rows(pipe, c);
-    held->gradient += cf__pipe_gradient(pipe, a, c);
+    if (a->pass == CF_F) held->load.state_tokens += cf__pipe_rows(pipe, c);
+    held->load.state_gradient_tokens += cf__pipe_gradient(pipe, a, c);
 }
 
 /* Rows of state that go with an F where no backward comes: those of the group that ends with it, if no other goes on
@@ -6200,33 +6200,27 @@ static inline void cf__pipe_let_go(const cf__pipeline *pipe, cf__pipe_held *held
     int backward = a->pass == CF_B || a->pass == CF_I;
     if (a->pass == CF_B || a->pass == CF_W) {
         held->live--;
-        held->tokens -= c->padded;
+        held->load.live_tokens -= c->padded;
     }
     if (c->group < 0) return;
-    if (pipe->shape.forward_only && a->pass == CF_F) held->state -= cf__pipe_ended_rows(pipe, c);
+    if (pipe->shape.forward_only && a->pass == CF_F) held->load.state_tokens -= cf__pipe_ended_rows(pipe, c);
     if (!backward) return;
-    held->state -= cf__pipe_rows(pipe, c);
-    held->gradient -= cf__pipe_rows(pipe, c);
-}
-
-/* All units of a rank, as they must be. */
-static cf_result cf__pipe_check_units(const cf_plan *plan, int64_t rank, cf_error *error) {
-    return cf__plan_check_units(plan, rank * plan->n_steps, (rank + 1) * plan->n_steps, error);
+    held->load.state_tokens -= cf__pipe_rows(pipe, c);
+    held->load.state_gradient_tokens -= cf__pipe_rows(pipe, c);
 }
 
 /* ---- schedules from anywhere ---- */
 
-/* An index array, of a graph or of a schedule, starts at 0, never falls, and ends with `end`. Stops at the first bad
-   number, which is read from the array itself, so that a wrong n is not followed far. */
-static cf_result cf__pipe_check_first(const int64_t *first, int64_t n, int64_t end, const char *field, cf_result code,
-                                      cf_error *error) {
-    int64_t i;
-    if (first[0] != 0) return cf__fail(error, code, field, 0, 0, first[0], "does not start at 0");
-    for (i = 0; i < n; i++)
-        if (first[i + 1] < first[i] || first[i + 1] > end)
-            return cf__fail(error, code, field, i + 1, first[i + 1] < first[i] ? first[i] : end, first[i + 1],
-                            "falls, or is out of range");
-    if (first[n] != end) return cf__fail(error, code, field, n, end, first[n], "does not end with the last item");
+/* Where the lists begin: the first at 0 and none before the one before it, and the last ends with the actions. Stops at
+   the first bad number, so that a wrong number of stages is not followed far. */
+static cf_result cf__pipe_check_first(const cf_schedule *s, cf_error *error) {
+    int64_t i, least = 0, most = 0;
+    for (i = 0; i <= s->shape.n_stages; i++, most = s->n_actions) {
+        if (i == s->shape.n_stages) least = s->n_actions;
+        CF__TRY(cf__inside(s->first[i], least, most, CF_ERROR_SCHEDULE, "first", i, "is not where a list can begin",
+                           error));
+        least = s->first[i];
+    }
     return CF_OK;
 }
 
@@ -6277,8 +6271,8 @@ static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule 
                                     : "every chunk needs two passes on every virtual stage");
     if (s->first == NULL) return cf__refuse(error, bad, "first", -1, "is NULL");
     if (s->actions == NULL && s->n_actions > 0) return cf__refuse(error, bad, "actions", -1, "is NULL");
-    CF__TRY(cf__pipe_check_first(s->first, s->shape.n_stages, s->n_actions, "first", bad, error));
-    CF__TRY(cf__pipe_check_units(plan, s->shape.rank, error));
+    CF__TRY(cf__pipe_check_first(s, error));
+    CF__TRY(cf__plan_check_units(plan, s->shape.rank, s->shape.rank + 1, error));
     return cf__pipe_check_tokens(plan, s->shape.rank, s->shape.n_virtual, error);
 }
 
@@ -8501,18 +8495,19 @@ static int cf__search_keeps(const cf__search *search) {
     memset(search->state, 0, (size_t)pipe->n_v * sizeof *search->state);
     for (s = 0; s < pipe->shape.n_stages; s++) {
         const cf__pipe_room limits = cf__schedule_limits_of(&search->maker, s);
-        cf__pipe_held held = {0, 0, 0, 0, 0};
+        cf__pipe_held held;
+        memset(&held, 0, sizeof held);
         for (i = search->trial.first[s]; i < search->trial.first[s + 1]; i++) {
             const cf_action *a = &search->trial.actions[i];
             const cf_chunk *c = &pipe->plan->chunks[a->chunk];
-            int64_t *state = &search->state[a->stage], before = held.state;
+            int64_t *state = &search->state[a->stage], before = held.load.state_tokens;
             cf__pipe_hold(pipe, &held, a, c);
-            *state += held.state - before;
+            *state += held.load.state_tokens - before;
             if (held.live > limits.chunks || *state > limits.state) return 0;
-            if (limits.bytes < INT64_MAX && cf__pipe_held_bytes(&held, bytes) > limits.bytes) return 0;
-            before = held.state;
+            if (limits.bytes < INT64_MAX && cf__pipe_held_bytes(&held.load, bytes) > limits.bytes) return 0;
+            before = held.load.state_tokens;
             cf__pipe_let_go(pipe, &held, a, c);
-            *state += held.state - before;
+            *state += held.load.state_tokens - before;
         }
     }
     return 1;
@@ -8836,7 +8831,7 @@ static cf_result cf__schedule_open(cf__schedule_maker *m, const cf_plan *plan, c
     m->desc = cf_schedule_defaults(desc);
     m->error = error;
     CF__TRY(cf__schedule_check_desc(plan, &m->desc, error));
-    CF__TRY(cf__pipe_check_units(plan, m->desc.shape.rank, error));
+    CF__TRY(cf__plan_check_units(plan, m->desc.shape.rank, m->desc.shape.rank + 1, error));
     m->pipe = cf__pipe_of(plan, &m->desc.shape, m->desc.timing);
     m->most_kept = cf__min(m->desc.shape.k, cf__schedule_longest(&m->pipe));
     cf__schedule_measure(m);
@@ -9030,10 +9025,6 @@ static uint16_t *cf__check_cell(const cf__checker *k, int64_t chunk, int64_t sta
     return &k->cells[stage * k->pipe->n + chunk - k->pipe->first_chunk];
 }
 
-static int32_t *cf__check_kept(const cf__checker *k, const cf_chunk *c, const uint16_t *cell) {
-    return &k->kept[cell - k->cells - c->index];
-}
-
 static int cf__check_has(const uint16_t *cell, int pass) { return *cell >> pass & 1; }
 
 /* The stage of a virtual stage: in loops they start over after the last stage, in a V they turn and come back. */
@@ -9223,11 +9214,12 @@ static inline cf_result cf__check_state(const cf__checker *k, const cf_action *a
 static inline cf_result cf__check_room(const cf__checker *k, const cf_action *a, const cf_chunk *c,
                                        const uint16_t *cell) {
     int64_t bytes;
-    if (a->keep) CF__TRY(cf__check_keeps(k, a, ++*cf__check_kept(k, c, cell)));
-    if (1 << a->pass & CF__CHECK_ENDS) --*cf__check_kept(k, c, cell); /* it takes nothing itself */
+    int32_t *kept = &k->kept[cell - k->cells - c->index];
+    if (a->keep) CF__TRY(cf__check_keeps(k, a, ++*kept));
+    if (1 << a->pass & CF__CHECK_ENDS) --*kept; /* it takes nothing itself */
     if (c->group >= 0 && k->room.state < INT64_MAX) CF__TRY(cf__check_state(k, a, c));
     if (k->room.bytes == INT64_MAX) return CF_OK;
-    bytes = cf__pipe_held_bytes(&k->held, k->bytes);
+    bytes = cf__pipe_held_bytes(&k->held.load, k->bytes);
     if (bytes <= k->room.bytes) return CF_OK;
     return cf__check_fail(k, a, "limits.bytes", k->room.bytes, bytes, "needs more bytes than the limit");
 }
@@ -9241,15 +9233,16 @@ static void cf__check_take_limits(cf__checker *k) {
 
 static inline void cf__check_note(const cf__checker *k, cf__pipe_held *peak, int64_t *peak_bytes) {
     peak->live = cf__max(peak->live, k->held.live);
-    peak->tokens = cf__max(peak->tokens, k->held.tokens);
-    peak->state = cf__max(peak->state, k->held.state);
-    if (k->bytes != NULL) *peak_bytes = cf__max(*peak_bytes, cf__pipe_held_bytes(&k->held, k->bytes));
+    peak->load.live_tokens = cf__max(peak->load.live_tokens, k->held.load.live_tokens);
+    peak->load.state_tokens = cf__max(peak->load.state_tokens, k->held.load.state_tokens);
+    if (k->bytes != NULL) *peak_bytes = cf__max(*peak_bytes, cf__pipe_held_bytes(&k->held.load, k->bytes));
 }
 
 static cf_result cf__check_list(cf__checker *k) {
     int64_t end = k->schedule->first[k->stage + 1], peak_bytes = 0;
-    cf__pipe_held peak = {0, 0, 0, 0, 0};
-    memset(&k->held, 0, sizeof k->held);
+    cf__pipe_held peak;
+    memset(&peak, 0, sizeof peak);
+    k->held = peak;
     if (k->limits != NULL) cf__check_take_limits(k);
     for (k->action = k->schedule->first[k->stage]; k->action < end; k->action++) {
         const cf_action *a = &k->schedule->actions[k->action];
@@ -9269,8 +9262,8 @@ static cf_result cf__check_list(cf__checker *k) {
     }
     if (k->timeline == NULL) return CF_OK;
     k->timeline->peak_live[k->stage] = peak.live;
-    k->timeline->peak_tokens[k->stage] = peak.tokens;
-    k->timeline->peak_state_tokens[k->stage] = peak.state;
+    k->timeline->peak_tokens[k->stage] = peak.load.live_tokens;
+    k->timeline->peak_state_tokens[k->stage] = peak.load.state_tokens;
     k->timeline->peak_bytes[k->stage] = peak_bytes;
     return CF_OK;
 }
@@ -9392,15 +9385,6 @@ static int64_t cf__check_run(cf__checker *k, int meeting) {
     return -1;
 }
 
-/* Where each pass stands behind what it receives, and each send behind what it sends, lists that end with rendezvous
-   alone also end without. So the other run is needed only to tell which of the two they fail. */
-static cf_result cf__check_end(cf__checker *k) {
-    int64_t meeting = k->crosses ? cf__check_run(k, 1) : -1, stuck = -1;
-    if (!k->crosses || meeting >= 0) stuck = cf__check_run(k, 0);
-    if (stuck >= 0) return cf__check_deadlock(k, stuck, "actions");
-    return meeting >= 0 ? cf__check_deadlock(k, meeting, "transfers") : CF_OK;
-}
-
 /* ---- the public function ---- */
 
 static void cf__check_layout(void *job, cf__carver *carver) {
@@ -9415,11 +9399,17 @@ static void cf__check_layout(void *job, cf__carver *carver) {
     k->queued = (unsigned char *)cf__take(carver, k->pipe->shape.n_stages, 1);
 }
 
+/* Where each pass stands behind what it receives, and each send behind what it sends, lists that end with rendezvous
+   alone also end without. So the other run is needed only to tell which of the two they fail. */
 static cf_result cf__check_everything(void *job) {
     cf__checker *k = (cf__checker *)job;
+    int64_t meeting, stuck = -1;
     CF__TRY(cf__check_lists(k));
     CF__TRY(cf__check_all_complete(k));
-    return cf__check_end(k);
+    meeting = k->crosses ? cf__check_run(k, 1) : -1;
+    if (!k->crosses || meeting >= 0) stuck = cf__check_run(k, 0);
+    if (stuck >= 0) return cf__check_deadlock(k, stuck, "actions");
+    return meeting >= 0 ? cf__check_deadlock(k, meeting, "transfers") : CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_schedule *schedule,
@@ -9858,12 +9848,6 @@ CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedul
 
 /* ---- memory at every moment ---- */
 
-/* What a virtual stage holds while its actions of a list are walked. */
-typedef struct cf__simulate_walk {
-    cf__pipe_held held;
-    cf_memory_load load;
-} cf__simulate_walk;
-
 /* Rows times keys of a chunk whose attention writes out its scores. */
 static int cf__simulate_scores(const cf_chunk *c, int64_t *scores) {
     int64_t keys;
@@ -9885,19 +9869,15 @@ static cf_result cf__simulate_check_load(const cf_memory_load *load, int64_t act
 
 /* One action on the virtual stage that it is for: way 1 takes what it takes when it starts, way -1 gives back what goes
    when it has ended. */
-static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id, int way, cf__simulate_walk *walk,
+static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id, int way, cf__pipe_held *held,
                                           cf_error *error) {
     const cf_action *a = &sim->schedule->actions[id];
     const cf_chunk *c = &sim->pipe.plan->chunks[a->chunk];
-    cf_memory_load *load = &walk->load;
+    cf_memory_load *load = &held->load;
     int64_t scores = 0;
     int runs = way > 0 && a->pass < CF_COMPUTE_PASS_COUNT;
     if (!cf__simulate_scores(c, &scores)) return cf__fail_size(error, "loads.live_scores");
-    (way > 0 ? cf__pipe_hold : cf__pipe_let_go)(&sim->pipe, &walk->held, a, c);
-    load->live_tokens = walk->held.tokens;
-    load->state_tokens = walk->held.state;
-    load->state_gradient_tokens = walk->held.gradient;
-    load->input_tokens = walk->held.saved;
+    (way > 0 ? cf__pipe_hold : cf__pipe_let_go)(&sim->pipe, held, a, c);
     if (way > 0 ? a->keep : 1 << a->pass & CF__CHECK_ENDS) load->live_scores += way * scores;
     load->chunk_tokens = runs ? c->padded : 0;
     load->chunk_scores = runs ? scores : 0;
@@ -9909,14 +9889,14 @@ static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id,
 static cf_result cf__simulate_walk_loads(const cf__simulation *sim, int64_t stage, int64_t v, cf_memory_load *loads,
                                          cf_error *error) {
     const cf_schedule *schedule = sim->schedule;
-    cf__simulate_walk walk;
+    cf__pipe_held held;
     int64_t id;
-    memset(&walk, 0, sizeof walk);
+    memset(&held, 0, sizeof held);
     for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++) {
         int own = schedule->actions[id].stage == v;
-        if (own) CF__TRY(cf__simulate_change_load(sim, id, 1, &walk, error));
-        if (loads != NULL) loads[(id - schedule->first[stage]) * schedule->shape.n_virtual] = walk.load;
-        if (own) CF__TRY(cf__simulate_change_load(sim, id, -1, &walk, error));
+        if (own) CF__TRY(cf__simulate_change_load(sim, id, 1, &held, error));
+        if (loads != NULL) loads[(id - schedule->first[stage]) * schedule->shape.n_virtual] = held.load;
+        if (own) CF__TRY(cf__simulate_change_load(sim, id, -1, &held, error));
     }
     return CF_OK;
 }
@@ -9986,16 +9966,6 @@ static void cf__lower_scratch(void *job, cf__carver *carver) {
 
 /* ---- the order of passes and transfers ---- */
 
-static void cf__lower_run_clock(cf__lowerer *l) {
-    l->clock.pipe = &l->pipe;
-    l->clock.schedule = l->schedule;
-    l->clock.listed = l->listed;
-    l->clock.sent = l->times;
-    l->clock.start = l->times + l->schedule->n_actions;
-    cf__clock_list(&l->clock, l->listed);
-    cf__clock_run(&l->clock);
-}
-
 static int cf__lower_takes_time(const cf__lowerer *l, int64_t action) {
     return l->clock.end[action] > l->clock.start[action];
 }
@@ -10048,7 +10018,11 @@ static cf_result cf__lower_prepare(void *job) {
     int64_t i;
     cf__pipe_fill(&l->pipe);
     CF__TRY(cf__pipe_check_total(&l->pipe, l->error));
-    cf__lower_run_clock(l);
+    l->clock.listed = l->listed;
+    l->clock.sent = l->times;
+    l->clock.start = l->times + l->schedule->n_actions;
+    cf__clock_list(&l->clock, l->listed);
+    cf__clock_run(&l->clock);
     cf__lower_order(l);
     memset(l->cursor, 0, (size_t)l->pipe.shape.n_stages * sizeof *l->cursor);
     cf__lower_put_events(l);
@@ -10095,9 +10069,10 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
     if (schedule->lowered) return cf__fail(error, CF_ERROR_ARGUMENT, "lowered", -1, 0, 1, "is lowered already");
     CF__TRY(cf__pipe_check_timing(l.desc.timing, schedule->shape.n_stages * schedule->shape.n_virtual, error));
     CF__TRY(cf__range(schedule->n_actions, 0, CF_MAX_ACTIONS, "n_actions", error));
-    l.schedule = schedule;
+    l.schedule = l.clock.schedule = schedule;
     l.error = error;
     l.pipe = cf__pipe_of(plan, &schedule->shape, l.desc.timing);
+    l.clock.pipe = &l.pipe;
     l.header = *schedule;
     l.header.lowered = 1;
     CF__TRY(cf__make(&recipe, &l, l.desc.allocator, error));
@@ -10159,12 +10134,6 @@ CHUNKFLOW_API uint64_t cf_chunk_seed(uint64_t seed, int64_t chunk, int64_t stage
 }
 
 /* ---- slots ---- */
-
-static inline int64_t cf__run_cell(const cf_runner *r, const cf_action *a) {
-    int64_t n_stages = r->pipe.shape.n_stages;
-    int64_t row = a->stage < n_stages ? 0 : a->stage / n_stages; /* mostly there is one: no division */
-    return row * r->pipe.n + a->chunk - r->pipe.first_chunk;
-}
 
 static int64_t cf__run_n_live(const cf_runner *r, int what) { return r->pools[what].n_made - r->pools[what].n_free; }
 
@@ -10264,7 +10233,9 @@ static inline int64_t cf__run_read(const cf_runner *r, const cf_action *a, int64
 }
 
 static inline cf__run_places cf__run_places_of(const cf_runner *r, const cf_action *a) {
-    cf__run_places at = {cf__run_cell(r, a), -1, -1, -1, -1};
+    int64_t n_stages = r->pipe.shape.n_stages;
+    int64_t row = a->stage < n_stages ? 0 : a->stage / n_stages; /* mostly there is one: no division */
+    cf__run_places at = {row * r->pipe.n + a->chunk - r->pipe.first_chunk, -1, -1, -1, -1};
     int64_t first = at.cell * CF__RUN_TENSORS;
     if (!r->check.crosses || a->pass == CF_W) return at;
     if (cf__pipe_is_transfer(a->pass)) {
@@ -10409,19 +10380,12 @@ static cf_result cf__run_report(cf_runner *r, const cf_step *step) {
     progress.total = r->n_actions;
     progress.step = step;
     progress.live_slots = cf__run_n_live(r, CF_RESOURCE_ACTIVATIONS);
-    progress.live_state_tokens = r->check.held.state;
+    progress.live_state_tokens = r->check.held.load.state_tokens;
     code = r->desc.progress(r->desc.user, &progress);
     if (code == 0) return CF_OK;
     (void)cf__refuse(&r->failure, CF_ERROR_CANCELLED, "progress", step->position, "the callback asked to stop");
     r->failure.got = code;
     return CF_ERROR_CANCELLED;
-}
-
-/* Notes the rows that are kept while an action runs, and the scratch of an F that keeps nothing. */
-static void cf__run_count_rows(cf_runner *r, const cf_action *a) {
-    int64_t scratch = a->pass == CF_F && !a->keep ? r->pipe.plan->chunks[a->chunk].padded : 0;
-    r->stats.peak_tokens = cf__max(r->stats.peak_tokens, r->check.held.tokens);
-    r->stats.peak_scratch = cf__max(r->stats.peak_scratch, scratch);
 }
 
 static cf_result cf__run_action(cf_runner *r) {
@@ -10437,10 +10401,11 @@ static cf_result cf__run_action(cf_runner *r) {
     CF__TRY(cf__check_action(&r->check, a, c, &r->check.cells[at.cell]));
     CF__TRY(cf__run_take(r, a, &at));
     cf__pipe_hold(&r->pipe, held, a, c);
-    cf__run_count_rows(r, a);
+    r->stats.peak_tokens = cf__max(r->stats.peak_tokens, held->load.live_tokens);
+    if (a->pass == CF_F && !a->keep) r->stats.peak_scratch = cf__max(r->stats.peak_scratch, c->padded);
     step = cf__run_step_of(r, a, &at);
     CF__TRY(cf__run_work(r, &step));
-    r->stats.peak_state_tokens = cf__max(r->stats.peak_state_tokens, held->state);
+    r->stats.peak_state_tokens = cf__max(r->stats.peak_state_tokens, held->load.state_tokens);
     cf__pipe_let_go(&r->pipe, held, a, c);
     cf__run_give_back(r, a, &at);
     r->stats.done++;
@@ -10621,7 +10586,7 @@ CHUNKFLOW_API cf_result cf_run_capacity(const cf_plan *plan, const cf_schedule *
     CF__TRY(cf__plan_check_counts(plan, error));
     if (capacity == NULL) return cf__fail_null(error, "capacity");
     if (schedule != NULL) CF__TRY(cf_run(plan, schedule, stage, NULL, &stats, error));
-    CF__TRY(cf__plan_check_units(plan, 0, plan->n_chunks, error));
+    CF__TRY(cf__plan_check_units(plan, 0, plan->n_ranks, error));
     for (i = 0; i < plan->n_chunks; i++) CF__TRY(cf__run_check_slices(plan, &plan->chunks[i], &first, error));
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *c = &plan->chunks[i];
@@ -10987,14 +10952,6 @@ static int cf__graph_drops(const cf__graph_builder *g, int64_t chunk, int64_t v)
     return g->dropped[v * g->pipe.n + chunk];
 }
 
-/* Takes what a sound schedule says of itself into desc. */
-static void cf__graph_adopt(cf_graph_desc *desc) {
-    const cf_schedule *s = desc->schedule;
-    int64_t i;
-    desc->shape = s->shape;
-    for (desc->split = 0, i = 0; i < s->n_actions; i++) desc->split |= s->actions[i].pass == CF_I;
-}
-
 /* Fills the map: what the schedule replays is dropped or, without one, all but the last K chunks of every group. */
 static cf_result cf__graph_note_drops(const cf__graph_builder *g) {
     const cf_schedule *s = g->desc.schedule;
@@ -11031,14 +10988,6 @@ static int cf__graph_add_slots(const cf__graph_builder *g, int64_t chunk, int64_
     need.place = CF_R;
     if (next < end) needs[n++] = need;
     return n;
-}
-
-/* Finds what the pass of a chunk at that place on virtual stage v waits for. Returns how many; the stage of each is
-   relative, and may lie outside. */
-static int cf__graph_needs(const cf__graph_builder *g, int64_t chunk, int place, int64_t v,
-                           cf__pipe_need needs[CF__PIPE_MOST_NEEDS]) {
-    int n = cf__pipe_needs(&g->pipe, g->header.split, place, chunk, cf__graph_drops(g, chunk, v), needs);
-    return place == CF_R ? n + cf__graph_add_slots(g, chunk, v, &needs[n]) : n;
 }
 
 /* ---- counting and writing ---- */
@@ -11105,7 +11054,8 @@ static void cf__graph_put_edge(const cf__graph_builder *g, int64_t at, int64_t t
 static int64_t cf__graph_visit_node(const cf__graph_builder *g, int64_t chunk, int place, int64_t v, int64_t node,
                                     int64_t edge) {
     cf__pipe_need needs[CF__PIPE_MOST_NEEDS];
-    int n = cf__graph_needs(g, chunk, place, v, needs), i;
+    int n = cf__pipe_needs(&g->pipe, g->header.split, place, chunk, cf__graph_drops(g, chunk, v), needs), i;
+    if (place == CF_R) n += cf__graph_add_slots(g, chunk, v, &needs[n]);
     if (g->graph != NULL) g->graph->first_in[node] = edge;
     for (i = 0; i < n; i++) {
         if ((uint64_t)(v + needs[i].stage) >= (uint64_t)g->pipe.n_v) continue;
@@ -11136,19 +11086,22 @@ static int64_t cf__graph_visit_edges(const cf__graph_builder *g) {
 static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, const cf_graph_desc *desc,
                                  cf_error *error) {
     const cf_graph_desc *d = &g->desc;
+    const cf_schedule *s;
+    int64_t i;
     memset(g, 0, sizeof *g);
     CF__TRY(cf__plan_check_counts(plan, error));
     if (desc == NULL) return cf__fail_null(error, "desc");
     g->desc = *desc;
     g->error = error;
-    if (desc->schedule != NULL) {
-        CF__TRY(cf_schedule_validate(plan, desc->schedule, NULL, desc->allocator, error));
-        cf__graph_adopt(&g->desc);
+    s = desc->schedule;
+    if (s != NULL) {
+        CF__TRY(cf_schedule_validate(plan, s, NULL, desc->allocator, error));
+        for (g->desc.split = 0, i = 0; i < s->n_actions; i++) g->desc.split |= s->actions[i].pass == CF_I;
     }
-    g->desc.shape = cf__pipe_shape_defaults(d->shape, 1);
+    g->desc.shape = cf__pipe_shape_defaults(s != NULL ? s->shape : d->shape, 1);
     CF__TRY(cf__pipe_check_shape(plan, &d->shape, CF_PLACEMENT_V, error));
     CF__TRY(cf__pipe_check_timing(d->timing, d->shape.n_stages * d->shape.n_virtual, error));
-    CF__TRY(cf__pipe_check_units(plan, d->shape.rank, error));
+    CF__TRY(cf__plan_check_units(plan, d->shape.rank, d->shape.rank + 1, error));
     g->pipe = cf__pipe_of(plan, &d->shape, d->timing);
     g->header.shape = d->shape;
     g->header.split = d->split != 0 && !d->shape.forward_only;

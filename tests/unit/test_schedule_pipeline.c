@@ -514,10 +514,10 @@ TEST(damaged_plans_are_refused) {
     cf_plan *plan = pack(lengths, 4, 2, 0, CF_PACK_BEST_FIT);
     const cf_schedule_desc desc = describe(CF_SCHEDULE_PAPER, 4, 1);
     plan->chunks[2].index = 7;
-    check_refused(plan, &desc, CF_ERROR_PLAN, "chunks.group");
+    check_refused(plan, &desc, CF_ERROR_PLAN, "chunks.index");
     plan->chunks[2].index = 2;
     plan->chunks[2].first_slice = plan->n_slices;
-    check_refused(plan, &desc, CF_ERROR_PLAN, "chunks.first_slice");
+    check_refused(plan, &desc, CF_ERROR_PLAN, "chunks.n_slices");
     cf_plan_free(plan);
 }
 
