@@ -4,6 +4,7 @@
     pip install ./tools/python torch transformers
     examples/train_hf.py FILE...                          # a small Qwen2 on the bytes of these files, one sequence each
     examples/train_hf.py --model Qwen/Qwen2.5-0.5B --lr 1e-5 FILE...
+    examples/train_hf.py --share 64 FILE...               # what files have in common is computed once
 
 chunkflow.huggingface says which models it takes and refuses the others by name. tests/torch compares their gradients
 with plain training.
@@ -36,7 +37,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument("--model")
-    for name, default in (("--chunk-size", 2048), ("--k", 1), ("--steps", 10), ("--lr", 1e-3)):
+    for name, default in (("--chunk-size", 2048), ("--k", 1), ("--share", 0), ("--steps", 10), ("--lr", 1e-3)):
         parser.add_argument(name, type=type(default), default=default)
     options = parser.parse_args()
     texts = [pathlib.Path(name).read_bytes() for name in options.files]
@@ -47,7 +48,8 @@ def main():
         sequences = [tokenizer(text.decode(errors="replace"))["input_ids"] for text in texts]
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
-    step = chunkflow.torch.Step(model, chunkflow.huggingface.Causal(model), chunk_size=options.chunk_size, k=options.k)
+    step = chunkflow.torch.Step(model, chunkflow.huggingface.Causal(model), chunk_size=options.chunk_size, k=options.k,
+                                share=options.share)
     for number in range(options.steps):
         began = time.perf_counter()
         loss = step(sequences)

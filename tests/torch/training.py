@@ -6,6 +6,7 @@ rank, under DistributedDataParallel and under FSDP2 on two and three (gloo), whe
 they have none; and ten steps of Transformers' and TRL's trainers. WORDS choose the tests whose names hold them.
 """
 
+import dataclasses
 import os
 import socket
 import sys
@@ -59,7 +60,8 @@ class Small(nn.Module):
             own += [k, v]
             if x.prefix:
                 k, v = torch.cat([x.prefix[2 * i], k], 2), torch.cat([x.prefix[2 * i + 1], v], 2)
-            rows = attention(q, k, v, x.cu_seqlens_q, x.cu_seqlens_k, x.max_seqlen_q, x.max_seqlen_k)
+            rows = attention(q, k, v, x.cu_seqlens_q, x.cu_seqlens_k, x.max_seqlen_q, x.max_seqlen_k,
+                             key_ends=x.key_ends)
             hidden = hidden + self.drop(layer["out"](rows[0].transpose(0, 1).reshape(len(x.tokens), 16)))
         return self.head(hidden) if x.keep else None, own
 
@@ -164,12 +166,152 @@ def test_lora():
     check("LoRA", worst <= TOLERANCE and n == 12, f"{n} tensors, {worst:.1e}")
 
 
+# ---- sequences that share rows ----
+
+
+def answers(prompts, seed=3, words=97):
+    """For each (length of a prompt, lengths of its answers) the answers behind their prompt; each masks its prompt."""
+    rng, sequences, ignored, group = np.random.default_rng(seed), [], [], []
+    for number, (length, answer_lengths) in enumerate(prompts):
+        prompt = rng.integers(3, words, length)
+        for n in answer_lengths:
+            sequences.append(np.concatenate([prompt, rng.integers(3, words, n)]))
+            ignored.append(np.arange(length + n) < length)
+            group.append(number)
+    return sequences, ignored, np.array(group)
+
+
+# Prompts longer than a chunk and shorter, one that ends in the middle of a chunk, answers of one token and of chunks.
+GROUPS = [(41, (9, 3, 20, 1, 7)), (6, (4, 5)), (16, (2, 33, 2)), (70, (5, 5, 12))]
+
+
+def log_prob_sum(model, tokens, ignored):
+    tokens = torch.as_tensor(tokens)[None]
+    logits = model(input_ids=tokens, use_cache=False).logits[0, :-1]
+    each = logits.log_softmax(1).gather(1, tokens[0, 1:, None])[:, 0]
+    return each[torch.from_numpy(~ignored[1:])].sum()
+
+
+def advantages_of(group, ignored, seed=4):
+    """GRPO: the rewards of a prompt's answers, less their mean, by their deviation; a mean over an answer's tokens."""
+    rewards = np.random.default_rng(seed).random(len(group))
+    out = np.zeros(len(group))
+    for g in set(group.tolist()):
+        of = group == g
+        out[of] = (rewards[of] - rewards[of].mean()) / (rewards[of].std() + 1e-4)
+    return out / np.array([(~i).sum() for i in ignored]) / len(group)
+
+
+def shared_rows(step, sequences):
+    plan, _ = step.plan([len(s) for s in sequences], chunkflow.shares_of_tokens(sequences))
+    return int(plan.stats()["rows"])
+
+
+def compare_grpo(model, sequences, ignored, weights, **options):
+    """How far loss and gradients of shared prompts are from those of each answer behind its own prompt."""
+    step = Step(model, Causal(model), chunk_size=CHUNK, share=1, **options)
+    loss = step(sequences, ignored=ignored, weights=weights)
+    got, wanted_loss = gradients(model), 0.0
+    for s, i, w in zip(sequences, ignored, weights):
+        one = -w * log_prob_sum(model, s, i)
+        one.backward()
+        wanted_loss += one.item()
+    return max(abs(loss - wanted_loss) / np.abs(weights).max(), differ(got, gradients(model)))
+
+
+def test_trees():
+    sequences, ignored, group = answers(GROUPS)
+    weights = advantages_of(group, ignored)
+    with Float64():
+        for kind in ("qwen2", "gemma2", "gpt_oss", "deepseek_v3"):
+            model, worst = tiny(kind), 0.0
+            for k in (1, 2, 99) if kind == "qwen2" else (1,):
+                worst = max(worst, compare_grpo(model, sequences, ignored, weights, k=k))
+            check(f"{kind}, answers share their prompts", worst <= TOLERANCE, f"{worst:.1e}")
+        model = tiny("llama")
+        step = Step(model, Causal(model), chunk_size=CHUNK, share=1)
+        rows, wanted = shared_rows(step, sequences), sum(n + sum(a) for n, a in GROUPS)
+        check("rows of shared prompts", wanted - 8 <= rows <= wanted, f"{rows} for {sum(map(len, sequences))} tokens")
+
+        ids = [np.where(i, s + 1000 * (at % 2), s) for at, (s, i) in enumerate(zip(sequences, ignored))]  # two images
+        apart = chunkflow.shares_of_tokens(ids)
+        more = int(step.plan([len(s) for s in sequences], apart)[0].stats()["rows"])
+        loss = step(sequences, ignored=ignored, weights=weights)
+        got = gradients(model)
+        other = step(sequences, ignored=ignored, weights=weights, shares=apart)
+        off = max(abs(loss - other) / np.abs(weights).max(), differ(got, gradients(model)))
+        check("shares of one's own", more > rows and off <= TOLERANCE, f"{more} rows, {off:.1e}")
+
+        found = step.log_probs(sequences)
+        with torch.no_grad():
+            off = max(abs(float(f[torch.from_numpy(~i[1:])].sum() - log_prob_sum(model, s, i)))
+                      for f, s, i in zip(found, sequences, ignored))
+        check("log-probabilities of shared prompts", off <= 1e-11, f"{off:.1e}")
+
+
+def test_preferences():
+    """DPO: a loss of two sums of log-probabilities, whose slopes are the weights of the sequences."""
+    sequences, ignored, _ = answers([(41, (9, 14)), (6, (4, 5)), (16, (2, 33)), (70, (12, 5))])
+    reference, beta = torch.linspace(-1, 1, len(sequences) // 2, dtype=torch.float64), 0.1
+    with Float64():
+        model = tiny("llama")
+        step = Step(model, Causal(model), chunk_size=CHUNK, share=1)
+        sums = [float(x[torch.from_numpy(~i[1:])].sum()) for x, i in zip(step.log_probs(sequences), ignored)]
+        margins = torch.tensor(sums, dtype=torch.float64).view(-1, 2) @ torch.tensor([1.0, -1.0]).double() - reference
+        slopes = beta * torch.sigmoid(-beta * margins) / len(margins)
+        step(sequences, ignored=ignored, weights=torch.stack([slopes, -slopes], 1).flatten().numpy())
+        got = gradients(model)
+        plain = torch.stack([log_prob_sum(model, s, i) for s, i in zip(sequences, ignored)]).view(-1, 2)
+        loss = -F.logsigmoid(beta * (plain[:, 0] - plain[:, 1] - reference)).mean()
+        loss.backward()
+        off = max(abs(float(-F.logsigmoid(beta * margins).mean() / loss) - 1), differ(got, gradients(model)))
+    check("pairs of answers to a prompt", off <= TOLERANCE, f"{off:.1e}")
+
+
+def test_trees_own_module():
+    """All tokens are targets, so that rows where sequences part have several, and sequences end within others."""
+    module = Small().double()
+    sequences, _, _ = answers([(41, (9, 3, 20, 1, 7, 0)), (6, (4, 5)), (16, (2, 33, 2)), (70, (5, 5, 12))])
+    sequences += [np.concatenate([sequences[2], [5, 6, 7]]), np.concatenate([sequences[2], [8, 9]]), sequences[0]]
+    weights = np.random.default_rng(1).normal(size=len(sequences))
+    wanted_loss = small_alone(module, sequences, weights)
+    wanted, worst = gradients(module), 0.0
+    for split, align, k in [(s, a, k) for s in ("full", "even") for a in (1, 4) for k in (1, 2, 99)]:
+        step = Step(module, module, chunk_size=16, k=k, split=split, align=align, share=align)
+        loss = step(sequences, weights=weights)
+        worst = max(worst, abs(loss / wanted_loss - 1), differ(gradients(module), wanted))
+    check("a module of one's own, trees", worst <= TOLERANCE, f"12 plans, worst {worst:.1e}")
+
+    once = Step(module, module, chunk_size=16, share=1, once=True)
+    once(sequences, weights=np.ones(len(sequences)))
+    got = gradients(module)
+    for i, s in enumerate(sequences):  # a token that n sequences share has a part in n of each
+        parts = [1 / sum(len(o) > t and (o[:t + 1] == s[:t + 1]).all() for o in sequences) for t in range(len(s))]
+        for t in range(1, len(s)):
+            small_alone(module, [s], [parts[t]], [np.arange(len(s)) != t])
+    worst = differ(got, gradients(module))
+    check("a module of one's own, a token counts once", worst <= TOLERANCE, f"{worst:.1e}")
+
+    def one_target(logits, x):
+        return chunkflow.torch.cross_entropy(logits, dataclasses.replace(x, more=None))
+
+    def siblings(x):
+        return module(dataclasses.replace(x, key_ends=None if x.key_ends is None else torch.full_like(
+            x.key_ends, len(x.tokens))))
+    for name, forward, loss in (("one target where sequences part", module, one_target),
+                                ("siblings see each other", siblings, chunkflow.torch.cross_entropy)):
+        Step(module, forward, chunk_size=16, share=1, loss=loss)(sequences, weights=weights)
+        off = differ(gradients(module), wanted)
+        check(f"a control: {name}", off > 1e-3, f"{off:.1e}")
+
+
 # ---- several ranks ----
 
 
 def batches():
-    """Lengths with work for every rank, and with idle chunks."""
-    return {"work for all": (40, 7, 13, 1, 29, 0, 5, 16, 16, 14), "idle chunks": (60, 3, 3), "one chunk": (9,)}
+    """Lengths with work for every rank, and with idle chunks; in the last two, sequences begin alike."""
+    return {"work for all": (40, 7, 13, 1, 29, 0, 5, 16, 16, 14), "idle chunks": (60, 3, 3), "one chunk": (9,),
+            "trees": (40, 45, 30, 16, 7, 50, 38, 12), "one tree": (40, 45)}
 
 
 def work(rank, n_ranks, store, results):
@@ -182,6 +324,8 @@ def work(rank, n_ranks, store, results):
             with Float64():
                 plain, model = tiny("llama"), tiny("llama")
                 sequences = sequences_of(plain, lengths)
+                for s in sequences[1:] if "tree" in name else []:
+                    s[:len(s) - 6] = sequences[0][:min(len(s) - 6, 31)].tolist() + s[31:len(s) - 6].tolist()
                 wanted_loss = plain_step(plain, sequences)
                 plain_step(plain, sequences)  # two batches without zero_grad between them
                 wanted = gradients(plain)
@@ -191,7 +335,7 @@ def work(rank, n_ranks, store, results):
                     for layer in model.model.layers:
                         fully_shard(layer)
                     fully_shard(model)
-                step = Step(model, Causal(model), chunk_size=CHUNK, k=1)
+                step = Step(model, Causal(model), chunk_size=CHUNK, k=1, share=1 if "tree" in name else 0)
                 loss = step(sequences)
                 loss = (loss + step(sequences)) / 2
             got = {key.removeprefix("module."): g.full_tensor() if hasattr(g, "full_tensor") else g

@@ -43,6 +43,7 @@ class _Pass:
 
     def __init__(self, inputs: Inputs):
         self.rows = (inputs.cu_seqlens_q, inputs.cu_seqlens_k, inputs.max_seqlen_q, inputs.max_seqlen_k)
+        self.tree = {} if inputs.key_ends is None else {"key_ends": inputs.key_ends, "positions": inputs.positions}
         self.calls = self.windows = 0
 
 
@@ -64,13 +65,13 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
         raise Unsupported("a layer that gives attention a mask or bias of its own")
     if is_causal is False or (is_causal is None and not getattr(module, "is_causal", True)):
         raise Unsupported("attention that sees later tokens")
-    rows = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+    rows, tree = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k), {}
     if about is not None:
-        rows = about.rows
+        rows, tree = about.rows, about.tree
         about.calls += 1
         about.windows += sliding_window is not None
     return chunks.attention(query, key, value, *rows, scale=scaling, window=sliding_window, softcap=softcap,
-                            sinks=s_aux).transpose(1, 2).contiguous(), None
+                            sinks=s_aux, **tree).transpose(1, 2).contiguous(), None
 
 
 transformers.AttentionInterface.register("chunkflow", attend)

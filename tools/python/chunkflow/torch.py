@@ -16,9 +16,11 @@ order of the list is the same in every pass. chunkflow.huggingface has such a fu
 
 All of a batch, every step of what is elsewhere called gradient accumulation, is one call: it is planned as a whole.
 Under torch.distributed every rank gives the whole batch, and each trains its own chunks. Gradients and loss are then
-those of the batch on every rank. The module may be plain or in DistributedDataParallel (its gradients are summed once a
-step, without its hooks), or sharded by fully_shard (FSDP2), which is gathered once a step, its weights and gradients
-whole in between. Nothing here has run on a GPU yet.
+those of the batch on every rank. Step(..., share=N) computes once what sequences have in common from N first tokens on,
+as answers to one prompt do: K and V of a chunk's prefix then come from several places, rows see each other by
+`inputs.key_ends`, and a row where sequences part has several targets. The module may be plain or in
+DistributedDataParallel (its gradients are summed once a step, without its hooks), or sharded by fully_shard (FSDP2),
+which is gathered once a step, its weights and gradients whole in between. Nothing here has run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -65,6 +67,9 @@ class Inputs:
     max_seqlen_q: int
     max_seqlen_k: int
     prefix: list[Tensor]
+    # Where sequences share rows, and otherwise None:
+    key_ends: Tensor | None = None  # key j, counted from the start of the prefix, is seen by the rows before this one
+    more: tuple[Tensor, Tensor, Tensor] | None = None  # rows, targets and weights of targets beside a row's first
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -74,12 +79,18 @@ class Inputs:
 
 def attention(query: Tensor, key: Tensor, value: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, *,
               scale: float | None = None, window: int | None = None, softcap: float | None = None,
-              sinks: Tensor | None = None) -> Tensor:
+              sinks: Tensor | None = None, key_ends: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
     """Causal attention of (1, heads, rows, dim), slice by slice and bottom-right, so that the first slice sees its
     prefix. A row sees the last `window` keys up to its own; scores are capped by softcap * tanh(scores / softcap);
     sinks are a score for each head that takes part in the softmax and has no value. Heads of K and V may be fewer.
     On a GPU, float16 and bfloat16 go through PyTorch's varlen_attn; soft caps, sinks, values of another width and other
-    types take a mask of rows by keys for each slice, whose memory grows with the prefix."""
+    types take a mask of rows by keys for each slice, whose memory grows with the prefix. Where sequences share rows
+    (key_ends and, for a window, positions of the inputs) it is one mask for the chunk."""
+    if key_ends is not None:
+        sees = _sees_by_ends(query.shape[2], key_ends, positions, window)
+        if softcap is None and sinks is None:
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=sees, scale=scale, enable_gqa=True)
+        return _by_hand(query, key, value, sees, scale, softcap, sinks)
     if varlen_attn is not None and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) \
             and softcap is None and sinks is None and query.shape[-1] == value.shape[-1]:
         rows = (x[0].transpose(0, 1) for x in (query, key, value))
@@ -95,6 +106,17 @@ def attention(query: Tensor, key: Tensor, value: Tensor, cu_q: Tensor, cu_k: Ten
         out.append(F.scaled_dot_product_attention(*rows, attn_mask=sees, scale=scale, enable_gqa=True)
                    if softcap is None and sinks is None else _by_hand(*rows, sees, scale, softcap, sinks))
     return torch.cat(out, 2)
+
+
+def _sees_by_ends(n: int, key_ends: Tensor, positions: Tensor | None, window: int | None) -> Tensor:
+    """Which of n rows sees which key, of the prefix and then of the rows."""
+    prefix = len(key_ends) - n
+    row, begin = (torch.arange(m, device=key_ends.device) for m in (n, len(key_ends)))
+    sees = (begin - prefix <= row[:, None]) & (row[:, None] < key_ends)
+    if window is not None:
+        at = torch.cat([begin[:prefix], positions])
+        sees &= positions[:, None] - at < window
+    return sees
 
 
 def _by_hand(query: Tensor, key: Tensor, value: Tensor, sees: Tensor, scale: float | None, softcap: float | None,
@@ -114,8 +136,12 @@ def _by_hand(query: Tensor, key: Tensor, value: Tensor, sees: Tensor, scale: flo
 
 def cross_entropy(logits: Tensor, inputs: Inputs) -> Tensor:
     """The loss unless another is given: a function of what the pass returned and its inputs, weighted and summed."""
-    real = torch.promote_types(logits.dtype, torch.float32)
-    return (F.cross_entropy(logits.to(real), inputs.targets, reduction="none") * inputs.weights).sum()
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    loss = (F.cross_entropy(logits, inputs.targets, reduction="none") * inputs.weights).sum()
+    if inputs.more is not None:
+        rows, targets, weights = inputs.more
+        loss = loss + (F.cross_entropy(logits[rows], targets, reduction="none") * weights).sum()
+    return loss
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -127,16 +153,15 @@ class Batch:
     """The passes of one batch on one stage. Gradients are added to the parameters', as backward() adds them."""
 
     def __init__(self, forward: Forward, plan: chunkflow.Plan, sequences: Sequence[Any], device: Any = "cpu", *,
-                 weights: Any = None, ignored: Sequence[Any] | None = None, seed: int = 0,
+                 weights: Any = None, ignored: Sequence[Any] | None = None, once: bool = False, seed: int = 0,
                  loss: Callable[[Tensor, Inputs], Tensor] = cross_entropy):
         """weights: of each sequence that of its targets (chunkflow.loss_weights; default: the mean over all targets);
-        ignored: for each sequence None, or a mask that is not 0 at tokens that are no targets, such as a prompt's."""
-        if plan.branches is not None:
-            raise ValueError("plan: its sequences share rows, and those are not carried from here yet")
+        ignored: for each sequence None, or a mask that is not 0 at tokens that are no targets, such as a prompt's. A
+        token that sequences share weighs the sum of their weights, with `once` the mean."""
         sequences = [s.cpu().numpy() if isinstance(s, Tensor) else np.asarray(s) for s in sequences]
         lengths = np.array([len(s) for s in sequences], np.int64)
         self.forward, self.plan, self.device, self.seed, self.loss_of = forward, plan, device, seed, loss
-        self.ignored = ignored
+        self.ignored, self.once = ignored, once
         self.starts = np.cumsum(lengths) - lengths
         self.tokens = np.concatenate([*sequences, [0]]).astype(np.int64)  # one more, for padding to read
         self.weights = chunkflow.loss_weights(lengths, ignored=ignored) if weights is None else weights
@@ -150,57 +175,120 @@ class Batch:
         """What the module is given for a chunk; an idle one has a row of padding. capacity: see cf_metadata_desc."""
         if capacity is None and self.plan.chunks["n_slices"][chunk] == 0:
             capacity = {"rows": 1, "n_seqs": 1}
-        about = self.plan.metadata(chunk, capacity=capacity, weights=self.weights, ignored=self.ignored)
+        is_tree = self.plan.branches is not None
+        about = self.plan.metadata(chunk, capacity=capacity, weights=self.weights, ignored=self.ignored, once=self.once,
+                                   wants_key_ends=is_tree)
         first = self.starts[about.sequence_ids]
         rows = (self.tokens[first + about.position_ids], about.position_ids.astype(np.int64),
                 self.tokens[first + np.maximum(about.target_positions, 0)], about.loss_weights,
                 about.cu_seqlens_q, about.cu_seqlens_k)
         tokens, positions, targets, weights, cu_q, cu_k = (torch.from_numpy(x).to(self.device) for x in rows)
-        return Inputs(chunk, keep, tokens, positions, targets, weights, cu_q, cu_k, about.max_seqlen_q,
-                      about.max_seqlen_k, list(prefix))
+        inputs = Inputs(chunk, keep, tokens, positions, targets, weights, cu_q, cu_k, about.max_seqlen_q,
+                        about.max_seqlen_k, list(prefix))
+        if is_tree:
+            inputs.key_ends = torch.from_numpy(about.key_ends).to(self.device)
+        if about.n_more > 0:
+            more = about.more_rows, self.tokens[self.starts[about.more_sequences] + about.more_targets], \
+                about.more_weights
+            inputs.more = tuple(torch.from_numpy(x).to(self.device) for x in more)
+        return inputs
 
     def about(self, chunk: int) -> tuple[int, int, int, int]:
-        """Group of a chunk (-1: none), its place there, and which of the group's rows are the chunk's own."""
-        if self.plan.chunks["n_slices"][chunk] == 0:
+        """Group whose state a chunk is of (-1: none), its place there, and which of the state's rows are its own."""
+        group, index = (int(self.plan.chunks[name][chunk]) for name in ("group", "index"))
+        rows = chunkflow.lib.cf_chunk_state_tokens(self.plan.c, chunk)
+        if rows == 0:  # also in a leaf of a tree
             return -1, 0, 0, 0
-        group, index, begin = (int(self.plan.chunks[name][chunk]) for name in ("group", "index", "prefix"))
-        return group, index, begin, begin + int(self.plan.slices_of(chunk)["length"][0])
+        begin = int(self.plan.chunks["prefix"][chunk]) - self._first(group)
+        return group, index, begin, begin + rows
 
-    def run_forward(self, chunk: int, keep: bool) -> None:
-        """F or R. Without keep it only hands on K and V: the loss belongs to the pass that is kept."""
-        group, index, begin, end = self.about(chunk)
+    def _first(self, group: int) -> int:
+        """Where in its sequences a group begins: 0, but in trees."""
+        return int(self.plan.chunks["prefix"][self.plan.groups["first_chunk"][group]])
+
+    def path(self, chunk: int) -> list[tuple[int, int]]:
+        """The groups whose rows are a chunk's prefix, from the root of its tree down, and how many of each."""
+        group, rows, parts = int(self.plan.chunks["group"][chunk]), int(self.plan.chunks["prefix"][chunk]), []
+        while rows > 0:
+            first = self._first(group)
+            if rows > first:
+                parts.insert(0, (group, rows - first))
+            group, rows = int(self.plan.branches["parent"][group]) if first > 0 else -1, min(rows, first)
+        return parts
+
+    def _forward(self, chunk: int, keep: bool, grad: bool) -> tuple[Tensor | None, Inputs, list[Tensor]]:
+        """Runs the module on a chunk and hands on K and V of its rows: what it returned, its inputs, and those rows."""
+        group, _, begin, end = self.about(chunk)
         held = self.rows.get(group, [])
-        prefix = [x[..., :begin, :].detach().requires_grad_(keep) for x in held] if index > 0 else []
+        places = [[x[..., :n, :] for x in self.rows[g]] for g, n in self.path(chunk)]
+        prefix = [torch.cat(x, -2).detach().requires_grad_(grad) for x in zip(*places)]
         inputs = self.inputs(chunk, keep, prefix)
-        with _seeded(self.device, chunkflow.lib.cf_chunk_seed(self.seed, chunk, 0)), torch.set_grad_enabled(keep):
+        with _seeded(self.device, chunkflow.lib.cf_chunk_seed(self.seed, chunk, 0)), torch.set_grad_enabled(grad):
             output, own = self.forward(inputs)  # a replay drops out what F did
         own = [x[..., :end - begin, :] for x in own] if group >= 0 else []  # its tail has other sequences
         if own and (not held or held[0].shape[-2] == begin):  # a replay finds its rows there
             new = [x.detach() for x in own]
             self.rows[group] = [torch.cat(pair, -2) for pair in zip(held, new)] if held else new
+        return output, inputs, own
+
+    def run_forward(self, chunk: int, keep: bool) -> None:
+        """F or R. Without keep it only hands on K and V: the loss belongs to the pass that is kept."""
+        output, inputs, own = self._forward(chunk, keep, keep)
         if keep:
             with torch.enable_grad():
                 loss = self.loss_of(output, inputs)
             self.loss += loss.detach().to("cpu", torch.float64)
-            self.kept[chunk] = loss, prefix, own
+            self.kept[chunk] = loss, inputs.prefix, own
 
     def run_backward(self, chunk: int) -> None:
         """B: from the loss, and from what later chunks found for this one's rows, to weights and to the prefix."""
         group, index, begin, end = self.about(chunk)
         loss, prefix, own = self.kept.pop(chunk)
-        if own and group not in self.sums:  # the group's first backward, which is that of its last chunk
-            self.sums[group] = [torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
-                                for x in self.rows[group]]
-        sums = self.sums.get(group, [])
+        sums = self._sums_of(group) if own else []
         roots = [(loss, None)] if loss.requires_grad else []
         roots += [(x, total[..., begin:end, :].to(x.dtype)) for x, total in zip(own, sums) if x.requires_grad]
         if roots:
             torch.autograd.backward(*map(list, zip(*roots)))
-        for row, total in zip(prefix, sums):
-            if row.grad is not None:
-                total[..., :begin, :] += row.grad
+        at = 0
+        for above, n in self.path(chunk):
+            for row, total in zip(prefix, self._sums_of(above)):
+                if row.grad is not None:
+                    total[..., :n, :] += row.grad[..., at:at + n, :]
+            at += n
         if own and index == 0:
             del self.rows[group], self.sums[group]
+
+    def _sums_of(self, group: int) -> list[Tensor]:
+        """What was found for a group's rows: nothing yet in the first backward that sees them, which is that of its
+        last chunk or of one below it."""
+        if group not in self.sums:
+            self.sums[group] = [torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
+                                for x in self.rows[group]]
+        return self.sums[group]
+
+    def log_probs(self, rank: int = 0) -> list[Tensor]:
+        """Of each sequence's tokens from the second on, without gradients: for old and reference policies, and for
+        losses that are not linear in a sequence's weight, which is to be found first. Sequences of other ranks have
+        zeros."""
+        ends, plan = [*self.starts[1:], len(self.tokens) - 1], self.plan
+        tokens = [torch.from_numpy(self.tokens[a:b]).to(self.device) for a, b in zip(self.starts, ends)]
+        found = [torch.zeros(max(len(t) - 1, 0), dtype=torch.float64, device=self.device) for t in tokens]
+        for chunk in range(rank * plan.n_steps, (rank + 1) * plan.n_steps):
+            logits, _, _ = self._forward(chunk, True, False)
+            first = int(plan.chunks["first_slice"][chunk])
+            for at, piece in enumerate(plan.slices_of(chunk), first):
+                begin, length, offset = (int(piece[name]) for name in ("begin", "length", "offset"))
+                rows = logits[offset:offset + length].double().log_softmax(1)
+                for s in plan.sequences_of(at):
+                    next_ones = tokens[s][begin + 1:begin + length + 1]
+                    found[s][begin:begin + length] = rows[:len(next_ones)].gather(1, next_ones[:, None])[:, 0]
+            above, group = set(), int(plan.chunks["group"][chunk])
+            while group >= 0:  # all others are done: a tree's groups come parents first, subtree by subtree
+                above.add(group)
+                group = -1 if plan.branches is None else int(plan.branches["parent"][group])
+            self.rows = {g: rows for g, rows in self.rows.items() if g in above}
+        self.rows = {}
+        return found
 
     def run(self, schedule: chunkflow.Schedule, idle: bool = False, before_last: Callable[[], None] | None = None
             ) -> Tensor:
@@ -241,28 +329,48 @@ class Step:
     """A callable that adds a batch's gradients to those of a module's parameters, and returns the batch's loss."""
 
     def __init__(self, module: nn.Module, forward: Forward, *, chunk_size: int, k: int = 1, seed: int = 0,
-                 loss: Callable[[Tensor, Inputs], Tensor] = cross_entropy, group: Any = None, **options: Any):
-        """group: the ranks among which chunks are dealt out (default: all of them); the other options are those of
-        chunkflow.pack."""
+                 loss: Callable[[Tensor, Inputs], Tensor] = cross_entropy, group: Any = None, share: int = 0,
+                 once: bool = False, **options: Any):
+        """group: the ranks among which chunks are dealt out (default: all of them). share: compute once what sequences
+        have in common, from so many first tokens on (0: nothing); once: see Batch. Equal tokens must mean the same: no
+        images, no routes that were recorded for one of them. The other options are those of chunkflow.pack."""
         self.module, self.forward, self.chunk_size, self.k, self.seed = module, forward, chunk_size, k, seed
-        self.loss, self.group, self.options = loss, group, options
+        self.loss, self.group, self.share, self.once, self.options = loss, group, share, once, options
         self.n_ranks, self.rank = 1, 0
         if dist.is_initialized():
             self.n_ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
 
-    def plan(self, lengths: Sequence[int]) -> tuple[chunkflow.Plan, chunkflow.Schedule]:
-        """The plan of a batch of these lengths, and this rank's order of it."""
-        plan = chunkflow.pack(lengths, self.chunk_size, n_ranks=self.n_ranks, **self.options)
+    def plan(self, lengths: Sequence[int], shares: Any = None) -> tuple[chunkflow.Plan, chunkflow.Schedule]:
+        """The plan of a batch of these lengths (shares: see chunkflow.pack), and this rank's order of it."""
+        options = self.options if shares is None else {**self.options, "shares": shares, "share_least": self.share}
+        plan = chunkflow.pack(lengths, self.chunk_size, n_ranks=self.n_ranks, **options)
         return plan, plan.schedule(k=self.k, rank=self.rank)
 
-    def __call__(self, sequences: Sequence[Any], ignored: Sequence[Any] | None = None, weights: Any = None) -> float:
-        """ignored and weights: see Batch. The seed of dropout goes on by one for each batch."""
-        plan, schedule = self.plan([len(s) for s in sequences])
+    def _batch(self, sequences: Sequence[Any], ignored: Sequence[Any] | None = None, weights: Any = None,
+               shares: Any = None) -> tuple[chunkflow.Plan, chunkflow.Schedule, Batch]:
+        if shares is None and self.share > 0:
+            shares = chunkflow.shares_of_tokens([s.cpu().numpy() if isinstance(s, Tensor) else s for s in sequences])
+        plan, schedule = self.plan([len(s) for s in sequences], shares)
+        device = next(self.module.parameters()).device
+        return plan, schedule, Batch(self.forward, plan, sequences, device, weights=weights, ignored=ignored,
+                                     once=self.once, seed=self.seed, loss=self.loss)
+
+    def log_probs(self, sequences: Sequence[Any], shares: Any = None) -> list[Tensor]:
+        """See Batch.log_probs; of all sequences, on every rank."""
+        _, _, batch = self._batch(sequences, shares=shares)
+        found = batch.log_probs(self.rank)
+        for x in found if self.n_ranks > 1 else []:
+            dist.all_reduce(x, group=self.group)
+        return found
+
+    def __call__(self, sequences: Sequence[Any], ignored: Sequence[Any] | None = None, weights: Any = None,
+                 shares: Any = None) -> float:
+        """ignored and weights: see Batch; shares: see chunkflow.pack, in place of what equal tokens say. The seed of
+        dropout goes on by one for each batch."""
+        plan, schedule, batch = self._batch(sequences, ignored, weights, shares)
         if plan.n_chunks == 0:
             return 0.0
-        device = next(self.module.parameters()).device
-        batch = Batch(self.forward, plan, sequences, device, weights=weights, ignored=ignored, seed=self.seed,
-                      loss=self.loss)
+        device = batch.device
         self.seed += 1
         sharded = [m for m in self.module.modules() if isinstance(m, FSDPModule)]
         if sharded:
@@ -319,6 +427,8 @@ def microbatches(batch: Batch, chunks: Sequence[int]) -> tuple[list[Any], list[A
     tensor, which microbatch_loss takes apart; the schedule is made with scale_grads=False. Split sequences are refused:
     K and V of their earlier chunks would have to be handed on, and PyTorch hands on nothing between microbatches."""
     plan = batch.plan
+    if plan.branches is not None:
+        raise ValueError("plan: its sequences share rows, of which PyTorch's pipelines tell attention nothing")
     if plan.n_groups > 0:
         at = int(plan.groups["first_chunk"][0])
         raise ValueError(f"chunk {at} is part of a sequence that is split, whose keys and values PyTorch's pipelines "
