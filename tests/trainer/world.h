@@ -390,7 +390,7 @@ static double loss_along(world *x, const tensor *t, uint64_t direction, double s
 /* The gradient of each tensor, which chunks have made, along random directions: the loss of whole sequences must change
    as it says, over a step that is so small that the curve is smooth: no row of it may choose another expert. */
 static inline void check_slopes(world *x, int directions, double step) {
-    const double rounding = 2 * 2.2e-16 * plain_loss(x, NULL) / step; /* of the difference of two losses */
+    const double rounding = 1e-15 / step; /* of the difference of two losses */
     for (int64_t i = 0; i < x->weights.n_tensors; i++) {
         const tensor *t = &x->weights.tensors[i];
         for (uint64_t direction = 100; direction < 100 + (uint64_t)directions; direction++) {

@@ -273,7 +273,7 @@ static void check_metadata(const forest *f, const cf_plan *plan, int once) {
 
 TEST(random_forests_are_what_their_tokens_say) {
     harness_rng random = {20261124};
-    int64_t round, n = harness_rounds(3000, 300);
+    int64_t round, n = harness_rounds(3000, 120);
     for (round = 0; round < n; round++) {
         forest f = make_forest(&random);
         cf_plan *plan = pack(&f);
