@@ -183,6 +183,7 @@ TEST(comparator_sees_small_and_stale_differences) {
     CHECK(!is_rounding(relative_difference_of_losses(1, 0)));
     CHECK(!is_rounding(relative_difference_of_losses(0, 1)));
     CHECK(relative_difference_of_losses(0, 0) == 0 && relative_difference_of_losses(3, 3) == 0);
+    CHECK(largest_of(good, 4) == 3 && largest_of(good + 1, 1) == 2 && largest_of(good, 0) == 0 && largest_of(zero, 4) == 0);
     CHECK(relative_difference_of_losses(3, 2) == 0.5 && relative_difference_of_losses(-2, 2) == 2);
 }
 
@@ -204,6 +205,10 @@ TEST(hashes_are_those_of_splitmix64) {
     }
     double sum = 0, squares = 0;
     for (int64_t i = 0; i < 20000; i++) sum += normal_of(3, i), squares += normal_of(3, i) * normal_of(3, i);
+    for (int64_t i = 0; i < 50; i++) { /* two numbers of its own for each, none of which another one has */
+        const double u = uniform_of(mix64_pair(3, (uint64_t)(i + i))), v = uniform_of(mix64_pair(3, (uint64_t)(i + i + 1)));
+        CHECK(fabs(normal_of(3, i) - sqrt(-2 * log(1 - u)) * cos(2 * acos(-1.0) * v)) < 1e-14);
+    }
     CHECK(fabs(sum / 20000) < 5 / sqrt(20000) && fabs(squares / 20000 - 1) < 5 * sqrt(2.0 / 20000));
     CHECK(uniform_of(0) == 0 && uniform_of(UINT64_MAX) < 1 && uniform_of((uint64_t)1 << 63) == 0.5);
 }
@@ -553,6 +558,7 @@ TEST(a_runner_grows_from_batch_to_batch) {
         REQUIRE(chunked_gradients(&runner, &alone.weights, &together, &alone.batch, alone.seed, &got, &error) == CF_OK);
         CHECK(got.loss == loss && memcmp(together.flat, alone.gradient.flat, (size_t)together.count * sizeof(real)) == 0);
         CHECK_INT(got.peak_slots, wanted.peak_slots);
+        CHECK_INT(runner.feed.bytes, (int64_t)runner.feed.metadata_bytes + 16 * (4 * 4 + 8)); /* of the five arrays */
         weights_free(&together);
         world_end(&alone);
     }

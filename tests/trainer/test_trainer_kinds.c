@@ -428,6 +428,10 @@ TEST(what_no_chunk_could_have_is_refused) {
         const char *why = model_config_fault(&d);
         if (!CHECK(why && strstr(why, cases[i].why))) FAIL("case %d: %s", (int)i, why ? why : "accepted");
     }
+    d = model_of_kinds("full,latent+experts", 2, 0); /* what only experts need does not matter without them */
+    d.kinds.active = d.kinds.experts = 0;
+    CHECK(model_config_fault(&d) && strstr(model_config_fault(&d), "experts must"));
+    CHECK(parse_pattern(&d.kinds, "full,latent") == NULL && model_config_fault(&d) == NULL);
 }
 
 SUITE(trainer_kinds, CASE(losses_equal_the_definition), CASE(gradients_equal_finite_differences),

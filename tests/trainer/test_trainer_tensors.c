@@ -147,11 +147,16 @@ static void test_wants(void) {
                                  "\"b\":{\"dtype\":\"I16\",\"shape\":[2],\"data_offsets\":[12,16]}}";
     make_file(header, (int64_t)strlen(header), 16);
     expect(safetensors_open(path, &s) == CLI_OK && s.count == 2, "two tensors");
-    expect(safetensors_want(&s, "a", 2, 3) == &s.tensors[0], "found");
+    (void)said();
+    expect(safetensors_want(&s, "a", 2, 3) == &s.tensors[0] && said()[0] == 0, "found");
     expect(!safetensors_want(&s, "a", 3, 2), "another shape");
+    expect_said("a: its shape must be [3, 2]");
     expect(!safetensors_want(&s, "a", 6, 0), "another number of dimensions");
+    expect_said("a: its shape must be [6]");
     expect(!safetensors_want(&s, "b", 2, 0), "another type");
+    expect_said("b: its dtype must be");
     expect(!safetensors_want(&s, "c", 2, 0), "no such tensor");
+    expect_said("tensor c: it is missing");
     safetensors_close(&s);
 }
 
