@@ -1582,6 +1582,11 @@ TEST(checkpoint_is_on_the_disk_or_the_old_one_is) {
             CHECK(access(temporary, F_OK) != 0);
         }
         remove(path);
+        memset(&asked, 0, sizeof asked);
+        saved_run first;
+        saved_run_init(&first, 1);
+        CHECK(replace_file(path, &first.c) == 0 && asked.folder.st_ino == status.st_ino); /* there was none before */
+        remove(path);
         if (bare) REQUIRE(fchdir(here) == 0);
     }
     close(here);
