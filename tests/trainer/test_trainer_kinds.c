@@ -432,6 +432,7 @@ TEST(what_no_chunk_could_have_is_refused) {
     d.kinds.active = d.kinds.experts = 0;
     CHECK(model_config_fault(&d) && strstr(model_config_fault(&d), "experts must"));
     CHECK(parse_pattern(&d.kinds, "full,latent") == NULL && model_config_fault(&d) == NULL);
+    CHECK(layer_kind_of(&d, 1).mixer == MIXER_LATENT && layer_kind_of(&d, 2).mixer == MIXER_LATENT); /* the module's */
 }
 
 SUITE(trainer_kinds, CASE(losses_equal_the_definition), CASE(gradients_equal_finite_differences),

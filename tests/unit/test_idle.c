@@ -5,6 +5,7 @@
 #include "../harness.h"
 #include "../reference/pipeline.h"
 #include "tools/command/idle.h"
+#include "tools/command/schedule_csv.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -501,5 +502,61 @@ TEST(a_late_start_is_overhead) {
     example_free(&e);
 }
 
-SUITE(idle, CASE(causes_of_random_schedules), CASE(equal_chunks_in_1f1b), CASE(the_way_back_is_transfer),
+static void check_example(const cf_plan *plan, const cf_schedule *schedule, const cf_timing *timing) {
+    int64_t seen[IDLE_CAUSE_COUNT] = {0};
+    cf_simulate_desc simulation = {0};
+    cf_timeline *timeline = NULL;
+    book b;
+    simulation.timing = timing;
+    REQUIRE(cf_simulate(plan, schedule, &simulation, &timeline, NULL) == CF_OK);
+    b.plan = plan, b.schedule = schedule, b.timeline = timeline, b.timing = timing;
+    check_report(&b, seen);
+    cf_timeline_free(timeline);
+}
+
+/* In a V a row goes the other way than the one above it, however many rows and stages there are. */
+TEST(transfers_in_a_v) {
+    static const int64_t lengths[] = {3, 1, 2, 3, 2};
+    cf_pack_desc pack = {0};
+    cf_plan *plan = NULL;
+    int64_t n_stages, n_virtual;
+    pack.chunk_size = 3;
+    pack.max_slices = 1;
+    REQUIRE(cf_pack(lengths, 5, &pack, &plan, NULL) == CF_OK);
+    for (n_stages = 2; n_stages < 6; n_stages++)
+        for (n_virtual = 2; n_virtual < 5; n_virtual++) {
+            cf_schedule_desc desc = {0};
+            cf_schedule *schedule = NULL;
+            cf_timing timing = {0};
+            timing.latency = 5;
+            timing.all.forward.per_token = 1;
+            desc.kind = CF_SCHEDULE_BEST;
+            desc.shape.n_stages = n_stages;
+            desc.shape.n_virtual = n_virtual;
+            desc.shape.placement = CF_PLACEMENT_V;
+            desc.timing = &timing;
+            desc.budget = 1;
+            REQUIRE(cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK);
+            check_example(plan, schedule, &timing);
+            cf_schedule_free(schedule);
+        }
+    cf_plan_free(plan);
+}
+
+/* The first stage's last pass could run while the one before it waits. */
+TEST(the_last_pass_may_be_out_of_order) {
+    static const char csv[] = "0F0,0F1,0I0,0B1,0W0\n1F0,1B0,1F1,1B1\n";
+    static const int64_t lengths[] = {1, 1};
+    cf_pack_desc pack = {0};
+    cf_plan *plan = NULL;
+    cf_schedule *schedule = NULL;
+    pack.chunk_size = 1;
+    REQUIRE(cf_pack(lengths, 2, &pack, &plan, NULL) == CF_OK);
+    REQUIRE(schedule_csv_read(csv, sizeof csv - 1, plan, NULL, &schedule, NULL, NULL) == CF_OK);
+    check_example(plan, schedule, NULL);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+}
+
+SUITE(idle, CASE(causes_of_random_schedules), CASE(transfers_in_a_v), CASE(the_last_pass_may_be_out_of_order), CASE(equal_chunks_in_1f1b), CASE(the_way_back_is_transfer),
       CASE(a_limit_is_memory), CASE(a_group_is_state), CASE(the_path_ends_with_the_last), CASE(a_late_start_is_overhead));
