@@ -199,63 +199,6 @@ TEST(memory_is_there_or_named) {
     standard.release(memory, standard.user);
 }
 
-/* Makes one of everything, and gives it back in the order of its making. Returns the result of the first failure. */
-static cf_result make_everything(const cf_allocator *allocator, double *makespan, int64_t *n_edges) {
-    static const int64_t lengths[] = {900, 14000, 350, 2600, 70, 5000};
-    cf_pack_desc pack = {0};
-    cf_graph_desc wiring = {0};
-    cf_schedule_desc order = {0};
-    cf_simulate_desc clock = {0};
-    cf_lower_desc lowering = {0};
-    cf_plan *plan = NULL;
-    cf_graph *graph = NULL;
-    cf_schedule *schedule = NULL, *lowered = NULL;
-    cf_timeline *timeline = NULL;
-    cf_result result;
-    pack.chunk_size = 2048;
-    wiring.shape.n_stages = order.shape.n_stages = 3;
-    wiring.shape.k = order.shape.k = 2;
-    order.kind = CF_SCHEDULE_BEST;
-    order.budget = 20;
-    pack.allocator = wiring.allocator = order.allocator = clock.allocator = lowering.allocator = allocator;
-    result = cf_pack(lengths, 6, &pack, &plan, NULL);
-    if (result == CF_OK) result = cf_plan_validate(plan, lengths, 6, allocator, NULL);
-    if (result == CF_OK) result = cf_graph_make(plan, &wiring, &graph, NULL);
-    if (result == CF_OK) result = cf_schedule_make(plan, &order, &schedule, NULL);
-    if (result == CF_OK) result = cf_schedule_lower(plan, schedule, &lowering, &lowered, NULL);
-    if (result == CF_OK) result = cf_simulate(plan, lowered, &clock, &timeline, NULL);
-    if (result == CF_OK) *makespan = timeline->makespan, *n_edges = graph->n_edges;
-    cf_plan_free(plan);
-    cf_graph_free(graph);
-    cf_schedule_free(schedule);
-    cf_schedule_free(lowered);
-    cf_timeline_free(timeline);
-    return result;
-}
-
-/* Each of the allocations fails once, and nothing that was made before it is lost. */
-TEST(everything_survives_a_failed_allocation) {
-    double makespan = -1, same_makespan = -2;
-    int64_t n_edges = -1, same_n_edges = -2, fail_at;
-    harness_heap heap;
-    cf_allocator allocator = {harness_alloc, harness_release, NULL};
-    cf_result result;
-    allocator.user = &heap;
-    REQUIRE(make_everything(NULL, &makespan, &n_edges) == CF_OK);
-    for (fail_at = 1;; fail_at++) {
-        memset(&heap, 0, sizeof heap);
-        heap.fail_at = fail_at;
-        result = make_everything(&allocator, &same_makespan, &same_n_edges);
-        CHECK_INT(heap.live, 0);
-        if (result == CF_OK) break;
-        CHECK_INT(result, CF_ERROR_MEMORY);
-        REQUIRE(fail_at < 100);
-    }
-    CHECK(fail_at > 10);
-    CHECK(makespan <= same_makespan && same_makespan <= makespan);
-    CHECK_INT(same_n_edges, n_edges);
-}
-
 #if defined(__SANITIZE_ADDRESS__)
 #define WITH_ASAN
 #elif defined(__has_feature)
@@ -303,5 +246,4 @@ SUITE(base, CASE(every_code_has_a_name), CASE(unknown_codes_have_a_name),
       CASE(version_numbers_agree), CASE(names_of_passes_kinds_and_replays), CASE(an_action_takes_12_bytes),
       CASE(a_failure_is_a_whole_record), CASE(a_real_number_is_called_what_it_is),
       CASE(a_failure_needs_no_record_and_no_short_words), CASE(an_allocator_is_whole_or_refused),
-      CASE(memory_is_there_or_named),
-      CASE(everything_survives_a_failed_allocation) SANITIZED_CASES);
+      CASE(memory_is_there_or_named) SANITIZED_CASES);

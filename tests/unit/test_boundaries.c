@@ -137,9 +137,11 @@ static const bound *bound_of(const char *record, const char *member) {
 enum { MOST_BYTES = 1 << 28 };
 
 static int64_t live_blocks, refused;
+static harness_heap heap; /* in place of malloc, where allocations are to fail */
+static int starves;
 
 static void *small_alloc(size_t bytes, void *user) {
-    void *memory = bytes <= MOST_BYTES ? malloc(bytes) : NULL;
+    void *memory = bytes > MOST_BYTES ? NULL : starves ? harness_alloc(bytes, &heap) : malloc(bytes);
     (void)user;
     refused += memory == NULL;
     live_blocks += memory != NULL;
@@ -149,7 +151,8 @@ static void *small_alloc(size_t bytes, void *user) {
 static void small_release(void *memory, void *user) {
     (void)user;
     live_blocks -= memory != NULL;
-    free(memory);
+    if (starves) harness_release(memory, &heap);
+    else free(memory);
 }
 
 static const cf_allocator small = {small_alloc, small_release, NULL};
@@ -337,12 +340,19 @@ static unsigned char out[4096];
 
 static int untouched(cf_result result) { return result == CF_OK || CHECK_POISON(out, sizeof out); }
 
+/* Whether an object was made, which is one block beside those of set_up. */
+static int is_made(cf_result result) {
+    if (!untouched(result) || result != CF_OK) return 0;
+    CHECK_INT(live_blocks, 1 + (plan != NULL) + (schedule != NULL) + (graph != NULL));
+    return 1;
+}
+
 static cf_result call_pack(cf_error *error) {
     cf_plan **made = (cf_plan **)(void *)out;
     cf_result result = (POISON(), cf_pack(lengths, N, &pack, made, error));
     size_t needed = 0;
     CHECK_INT(cf_pack_size(lengths, N, &pack, &needed, NULL) == CF_OK, result == CF_OK || result == CF_ERROR_MEMORY);
-    if (!untouched(result) || result != CF_OK) return result;
+    if (!is_made(result)) return result;
     CHECK_INT(cf_plan_validate(*made, lengths, N, NULL, NULL), CF_OK);
     cf_plan_free(*made);
     return result;
@@ -357,7 +367,7 @@ static cf_result call_shared_pack(cf_error *error) {
     desc.shares = shares;
     desc.allocator = &small;
     result = (POISON(), cf_pack(lengths, N, &desc, made, error));
-    if (!untouched(result) || result != CF_OK) return result;
+    if (!is_made(result)) return result;
     CHECK_INT(cf_plan_validate(*made, lengths, N, NULL, NULL), CF_OK);
     cf_plan_free(*made);
     return result;
@@ -429,7 +439,7 @@ static cf_result call_schedule_memory(cf_error *error) {
 static cf_result graph_with(const cf_graph_desc *desc, cf_error *error) {
     cf_graph **made = (cf_graph **)(void *)out;
     cf_result result = (POISON(), cf_graph_make(plan, desc, made, error));
-    if (!untouched(result) || result != CF_OK) return result;
+    if (!is_made(result)) return result;
     CHECK_STR(naive_graph_fault(*made), NULL);
     cf_graph_free(*made);
     return result;
@@ -445,9 +455,9 @@ static cf_result order_with(const cf_schedule_desc *desc, cf_error *error) {
     cf_bound found[CF_MAX_BOUNDS];
     int64_t n = -1;
     size_t needed;
-    if (cf_schedule_bounds(plan, desc, found, &n, NULL) != CF_OK) CHECK(n == -1 && result != CF_OK);
+    if (cf_schedule_bounds(plan, desc, found, &n, NULL) != CF_OK) CHECK(n == -1 && (result != CF_OK || heap.failed > 0));
     if (cf_schedule_size(plan, desc, &needed, NULL) != CF_OK) CHECK(result != CF_OK);
-    if (!untouched(result) || result != CF_OK) return result;
+    if (!is_made(result)) return result;
     CHECK_INT(cf_schedule_validate(plan, *made, NULL, NULL, NULL), CF_OK);
     cf_schedule_free(*made);
     return result;
@@ -464,7 +474,7 @@ static cf_result call_validate(cf_error *error) {
 static cf_result call_simulate(cf_error *error) {
     cf_timeline **made = (cf_timeline **)(void *)out;
     cf_result result = (POISON(), cf_simulate(plan, schedule, &simulate, made, error));
-    if (!untouched(result) || result != CF_OK) return result;
+    if (!is_made(result)) return result;
     CHECK((*made)->makespan >= 0 && (*made)->makespan <= DBL_MAX);
     cf_timeline_free(*made);
     return result;
@@ -474,15 +484,23 @@ static cf_result call_measured(cf_error *error) {
     static double start[512], end[512];
     cf_timeline **made = (cf_timeline **)(void *)out;
     cf_result result = (POISON(), cf_timeline_measured(plan, schedule, start, end, &bytes, &small, made, error));
-    if (untouched(result) && result == CF_OK) cf_timeline_free(*made);
+    if (is_made(result)) cf_timeline_free(*made);
     return result;
 }
 
 static cf_result call_lower(cf_error *error) {
     cf_schedule **made = (cf_schedule **)(void *)out;
     cf_result result = (POISON(), cf_schedule_lower(plan, schedule, &lower, made, error));
-    if (untouched(result) && result == CF_OK) cf_schedule_free(*made);
+    if (is_made(result)) cf_schedule_free(*made);
     return result;
+}
+
+static int64_t n_begun;
+
+static int begin(void *user, const cf_step *step) {
+    (void)user, (void)step;
+    n_begun++;
+    return 0;
 }
 
 static cf_result call_run(cf_error *error) {
@@ -491,7 +509,10 @@ static cf_result call_run(cf_error *error) {
     cf_result result;
     run.memory = run.bytes != 0 ? aligned : NULL; /* too few of them: nothing is written there */
     if (run.bytes > sizeof out - CF_MEMORY_ALIGNMENT) run.memory = NULL; /* how many there are, nobody can check */
+    run.forward = begin;
+    n_begun = 0;
     result = (POISON(), cf_run(plan, schedule, 0, &run, run.memory != NULL ? NULL : stats, error));
+    CHECK(result == CF_OK || n_begun == 0);
     untouched(result);
     return result;
 }
@@ -564,6 +585,61 @@ static const struct {
     {"tune", "cf_tune_desc", &tune, call_tune, 0},
     {"tune by bytes", "cf_tune_desc", &tune_bytes, call_tune_bytes, 0},
 };
+
+/* ---- memory that there is not ---- */
+
+/* Each allocation of a call fails in turn, and all after it: it says so, writes nothing and loses nothing. */
+static void starve(const char *name, cf_result (*call)(cf_error *error), int most) {
+    int64_t fail_at;
+    harness_note("%s", name);
+    for (fail_at = 1;; fail_at++) {
+        cf_error error;
+        cf_result result;
+        memset(&heap, 0, sizeof heap);
+        heap.fail_at = fail_at;
+        harness_poison(&error, sizeof error);
+        starves = 1;
+        result = call(&error);
+        starves = 0;
+        CHECK(heap.live == 0 && heap.faults == 0);
+        if (result == CF_OK) CHECK_POISON(&error, sizeof error);
+        else CHECK(result == CF_ERROR_MEMORY && error.code == CF_ERROR_MEMORY);
+        if (heap.failed == 0) break;
+        if (fail_at == 1) CHECK_INT(result, CF_ERROR_MEMORY); /* later on, a call may have had what it is about */
+        REQUIRE(fail_at < most);
+    }
+    harness_note("%s", "");
+    memset(&heap, 0, sizeof heap);
+}
+
+static cf_result call_plan_validate(cf_error *error) { return cf_plan_validate(plan, lengths, N, &small, error); }
+
+TEST(every_call_survives_every_failed_allocation) {
+    cf_schedule *lowered = NULL, *own;
+    size_t i;
+    int kind;
+    set_up();
+    for (i = 0; i < sizeof calls / sizeof calls[0]; i++) starve(calls[i].name, calls[i].call, 1000);
+    for (kind = CF_SCHEDULE_PAPER; kind <= CF_SCHEDULE_BEST; kind++) {
+        plain_order.kind = (cf_schedule_kind)kind;
+        starve(cf_schedule_kind_name(plain_order.kind), call_plain_order, 20);
+    }
+    starve("validate a plan", call_plan_validate, 20);
+    plan->chunks[1].pairs++; /* a refusal must not leak either */
+    CHECK_INT(call_plan_validate(NULL), CF_ERROR_PLAN);
+    plan->chunks[1].pairs--;
+    REQUIRE(cf_schedule_lower(plan, schedule, &lower, &lowered, NULL) == CF_OK);
+    own = schedule;
+    schedule = lowered;
+    lowered = own;
+    live_blocks--;
+    starve("simulate, lowered", call_simulate, 10);
+    starve("measured, lowered", call_measured, 10);
+    starve("run, lowered", call_run, 10);
+    live_blocks++;
+    cf_schedule_free(lowered);
+    tear_down();
+}
 
 /* ---- one value in one place ---- */
 
@@ -1177,7 +1253,8 @@ TEST(a_budget_takes_any_number) {
     tear_down();
 }
 
-SUITE(boundaries, CASE(every_member_takes_any_number), CASE(a_budget_takes_any_number),
+SUITE(boundaries, CASE(every_member_takes_any_number), CASE(every_call_survives_every_failed_allocation),
+      CASE(a_budget_takes_any_number),
       CASE(every_argument_takes_any_number), CASE(no_argument_is_forgotten), CASE(claims_take_no_memory),
       CASE(times_of_every_stage_are_looked_at),
       CASE(no_chunks_take_no_time), CASE(seconds_that_do_not_add_up), CASE(a_standalone_chunk_with_an_index),

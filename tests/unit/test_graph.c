@@ -592,18 +592,6 @@ TEST(an_executor_of_your_own) {
 
 /* ---- options, memory, limits ---- */
 
-static cf_graph *example(cf_plan **plan) {
-    static const int64_t lengths[] = {9, 2, 5, 1};
-    cf_pack_desc pack = {0};
-    cf_graph_desc desc = {0};
-    pack.chunk_size = 3;
-    desc.shape.n_stages = 3;
-    desc.split = 1;
-    *plan = NULL;
-    CHECK_INT(cf_pack(lengths, 4, &pack, plan, NULL), CF_OK);
-    return make(*plan, &desc);
-}
-
 TEST(too_many_nodes_are_refused) {
     enum { N = CF_MAX_NODES / (2 * (int64_t)CF_MAX_STAGES) + 1 }; /* chunks, each with F and B on every stage */
     int64_t lengths[N], i;
@@ -773,33 +761,6 @@ TEST(a_graph_has_backwards_of_one_form) {
     cf_plan_free(plan);
 }
 
-TEST(graph_survives_every_failed_allocation) {
-    cf_plan *plan;
-    cf_graph *own = example(&plan), *g = NULL;
-    cf_graph_desc desc;
-    cf_error error;
-    harness_heap heap;
-    cf_allocator allocator;
-    REQUIRE(own != NULL);
-    memset(&heap, 0, sizeof heap);
-    memset(&desc, 0, sizeof desc);
-    allocator.alloc = harness_alloc;
-    allocator.release = harness_release;
-    allocator.user = &heap;
-    desc.allocator = &allocator;
-    heap.fail_at = 1;
-    CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_ERROR_MEMORY);
-    CHECK(g == NULL);
-    heap.fail_at = 0;
-    CHECK_INT(cf_graph_make(plan, &desc, &g, &error), CF_OK);
-    CHECK_STR(naive_graph_fault(g), NULL);
-    cf_graph_free(g);
-    cf_graph_free(NULL);
-    CHECK_INT(heap.live, 0);
-    cf_graph_free(own);
-    cf_plan_free(plan);
-}
-
 /* ---- names ---- */
 
 TEST(names_of_edges) {
@@ -814,4 +775,4 @@ SUITE(graph, CASE(nodes_are_the_passes), CASE(edges_are_those_of_the_definitions
       CASE(a_k_beyond_any_group), CASE(bounds_of_the_papers_example), CASE(an_executor_of_your_own),       CASE(a_schedules_graph_has_its_passes), CASE(schedules_keep_to_their_graphs), CASE(a_wrong_schedule_makes_no_graph),
       CASE(a_graph_has_backwards_of_one_form),
       CASE(too_many_nodes_are_refused), CASE(graph_options_are_checked),
-      CASE(graph_survives_every_failed_allocation), CASE(names_of_edges));
+      CASE(names_of_edges));

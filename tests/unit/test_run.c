@@ -1075,41 +1075,6 @@ TEST(run_needs_exactly_what_run_size_says) {
     CHECK(judged > 200);
 }
 
-TEST(run_survives_every_failed_allocation) {
-    fixture f = known_fixture(2);
-    int64_t fail_at;
-    REQUIRE(f.plan && f.schedule);
-    for (fail_at = 1;; fail_at++) {
-        harness_heap heap = {0};
-        cf_allocator allocator = {harness_alloc, harness_release, NULL};
-        books *b = new_books(f.plan, 0);
-        host *h = new_host(b, f.schedule);
-        cf_run_desc desc;
-        cf_error error;
-        cf_result result;
-        REQUIRE(b && h);
-        allocator.user = &heap;
-        heap.fail_at = fail_at;
-        desc = desc_of(h);
-        desc.allocator = &allocator;
-        result = cf_run(f.plan, f.schedule, 0, &desc, NULL, &error);
-        CHECK_INT(heap.live, 0);
-        CHECK_INT(heap.faults, 0);
-        check_all_released(h);
-        if (result != CF_OK) {
-            CHECK_INT(result, CF_ERROR_MEMORY);
-            CHECK_INT(error.code, CF_ERROR_MEMORY);
-            CHECK_INT(h->position, 0); /* nothing had begun */
-        }
-        free(h);
-        free(b);
-        if (result == CF_OK) break;
-        REQUIRE(fail_at < 20);
-    }
-    CHECK(fail_at > 1);
-    drop_fixture(&f);
-}
-
 TEST(a_stopped_run_frees_its_memory) {
     fixture f = known_fixture(2);
     int64_t at;
@@ -1302,6 +1267,6 @@ SUITE(run, CASE(callbacks_and_counts_of_random_schedules), CASE(counts_by_hand),
       CASE(slots_left_in_use_are_an_error), CASE(slots_left_in_use_are_counted), CASE(a_chunk_left_out_is_an_error),
       CASE(damaged_schedules_are_judged_as_by_the_books), CASE(damaged_schedule_headers_are_refused),
       CASE(huge_stage_counts_do_not_overflow), CASE(run_needs_exactly_what_run_size_says),
-      CASE(run_survives_every_failed_allocation), CASE(a_stopped_run_frees_its_memory),
+      CASE(a_stopped_run_frees_its_memory),
       CASE(run_refuses_bad_arguments), CASE(run_refuses_another_plans_schedule),
       CASE(standalone_chunks_are_replayed), CASE(an_empty_plan_runs));

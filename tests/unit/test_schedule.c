@@ -250,41 +250,6 @@ TEST(schedule_into_needs_exactly_what_schedule_size_says) {
     }
 }
 
-TEST(schedule_survives_every_failed_allocation) {
-    const int64_t lengths[] = {40, 3, 3, 17};
-    cf_plan *plan = plan_of(lengths, 4, 8, 1);
-    int64_t fail_at;
-    REQUIRE(plan != NULL);
-    for (fail_at = 1;; fail_at++) {
-        harness_heap heap = {0};
-        cf_allocator allocator = {harness_alloc, harness_release, NULL};
-        cf_schedule_desc desc = with_k(2);
-        cf_schedule *schedule;
-        cf_error error;
-        cf_result result;
-        allocator.user = &heap;
-        heap.fail_at = fail_at;
-        desc.allocator = &allocator;
-        harness_poison(&schedule, sizeof schedule);
-        result = cf_schedule_make(plan, &desc, &schedule, &error);
-        if (result == CF_OK) {
-            CHECK_INT(heap.live, 1); /* one block */
-            cf_schedule_free(schedule);
-            CHECK_INT(heap.live, 0);
-            CHECK_INT(heap.faults, 0);
-            break;
-        }
-        CHECK_INT(result, CF_ERROR_MEMORY);
-        CHECK_INT(error.code, CF_ERROR_MEMORY);
-        CHECK_POISON(&schedule, sizeof schedule);
-        CHECK_INT(heap.live, 0);
-        REQUIRE(fail_at < 20);
-    }
-    CHECK(fail_at > 1);
-    cf_schedule_free(NULL);
-    cf_plan_free(plan);
-}
-
 /* ---- arguments ---- */
 
 static void check_refused(const cf_plan *plan, const cf_schedule_desc *desc, cf_result code, const char *field,
@@ -437,6 +402,6 @@ TEST(schedule_defaults_are_filled_in) {
 
 SUITE(schedule, CASE(groups_of_several_sizes), CASE(paper_example_of_four_sequences),
       CASE(an_empty_plan_has_an_empty_schedule), CASE(random_plans_follow_algorithm_2),
-      CASE(schedule_into_needs_exactly_what_schedule_size_says), CASE(schedule_survives_every_failed_allocation),
+      CASE(schedule_into_needs_exactly_what_schedule_size_says),
       CASE(schedule_refuses_bad_arguments), CASE(schedule_refuses_unsound_plans),
       CASE(schedule_defaults_are_filled_in));

@@ -521,34 +521,6 @@ TEST(damaged_plans_are_refused) {
     cf_plan_free(plan);
 }
 
-TEST(survives_failing_allocations) {
-    const int64_t lengths[] = {1, 1, 2, 9};
-    cf_plan *plan = pack(lengths, 4, 2, 0, CF_PACK_BEST_FIT);
-    int kind, fail_at;
-    for (kind = CF_SCHEDULE_PAPER; kind <= CF_SCHEDULE_BEST; kind++) {
-        for (fail_at = 1;; fail_at++) {
-            harness_heap heap = {0};
-            cf_allocator allocator = {harness_alloc, harness_release, NULL};
-            cf_schedule_desc desc = describe((cf_schedule_kind)kind, 3, 1);
-            cf_schedule *schedule = NULL;
-            cf_result result;
-            heap.fail_at = fail_at;
-            allocator.user = &heap;
-            desc.allocator = &allocator;
-            desc.budget = 10;
-            result = cf_schedule_make(plan, &desc, &schedule, NULL);
-            CHECK_INT(result, heap.failed ? CF_ERROR_MEMORY : CF_OK);
-            CHECK_INT(heap.live, result == CF_OK);
-            cf_schedule_free(schedule);
-            CHECK_INT(heap.live, 0);
-            CHECK_INT(heap.faults, 0);
-            if (!heap.failed) break;
-        }
-        CHECK(fail_at > 1);
-    }
-    cf_plan_free(plan);
-}
-
 /* In the caller's memory: one byte less than asked is refused, as much is enough, and the schedule is the same. */
 TEST(into_memory_of_the_size_asked) {
     uint64_t seed;
@@ -765,7 +737,7 @@ SUITE(schedule_pipeline, CASE(paper_example_of_1f1b), CASE(paper_example_of_stat
       CASE(rules_hold_for_all_kinds), CASE(every_first_forward_first), CASE(refused_limits_say_what_would_do), CASE(inputs_that_cost_more_than_activations),
       CASE(limits_at_the_peak_and_below), CASE(limits_of_state),
       CASE(names_and_defaults), CASE(bad_options_are_named), CASE(damaged_plans_are_refused),
-      CASE(survives_failing_allocations), CASE(into_memory_of_the_size_asked), CASE(a_million_chunks),
+      CASE(into_memory_of_the_size_asked), CASE(a_million_chunks),
       CASE(one_sequence_of_2_to_the_40_tokens), CASE(a_thousand_stages),
       CASE(order_is_that_of_any_unit_of_time), CASE(just_as_many_passes_as_there_may_be),
       CASE(paper_takes_the_shorter_of_its_orders));

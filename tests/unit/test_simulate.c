@@ -445,33 +445,6 @@ TEST(foreign_schedules_are_refused) {
 
 /* ---- memory ---- */
 
-TEST(survives_failing_allocations) {
-    cf_plan *plan = example();
-    cf_schedule *schedule = schedule_of(plan, CF_SCHEDULE_PAPER, 4, 1);
-    int fail_at;
-    REQUIRE(schedule != NULL);
-    for (fail_at = 1;; fail_at++) {
-        harness_heap heap = {0};
-        cf_allocator allocator = {harness_alloc, harness_release, NULL};
-        cf_simulate_desc desc = {0};
-        cf_timeline *timeline = NULL;
-        cf_result result;
-        heap.fail_at = fail_at;
-        allocator.user = &heap;
-        desc.allocator = &allocator;
-        result = cf_simulate(plan, schedule, &desc, &timeline, NULL);
-        CHECK_INT(result, heap.failed ? CF_ERROR_MEMORY : CF_OK);
-        CHECK_INT(heap.live, result == CF_OK);
-        cf_timeline_free(timeline);
-        CHECK_INT(heap.live, 0);
-        CHECK_INT(heap.faults, 0);
-        if (!heap.failed) break;
-    }
-    CHECK_INT(fail_at, 3);
-    cf_schedule_free(schedule);
-    cf_plan_free(plan);
-}
-
 /* ---- the written form ---- */
 
 static int64_t count(const char *where, const char *what) {
@@ -544,5 +517,5 @@ TEST(json_carries_the_timeline) {
 SUITE(simulate, CASE(padded_rows_take_time), CASE(the_paper_example_by_numbers), CASE(transfers_by_hand), CASE(streams_by_hand),
       CASE(agrees_with_independent_counts),
       CASE(bounds_hold_against_the_exact_optimum), CASE(broken_schedules_are_named), CASE(deadlocks_are_found),
-      CASE(foreign_schedules_are_refused), CASE(survives_failing_allocations),
+      CASE(foreign_schedules_are_refused),
       CASE(json_carries_the_timeline));

@@ -504,36 +504,6 @@ TEST(measured_times_that_cannot_be_are_refused) {
     cf_plan_free(plan);
 }
 
-TEST(failing_allocations_are_survived) {
-    static const char *const text[] = {"F0+ SF0 F1+ SF1 RB0 B0 RB1 B1", "RF0 F0+ RF1 B0 SB0 F1+ B1 SB1"};
-    cf_plan *plan = two_chunks();
-    cf_schedule *s = lists(plan, text, 2);
-    double start[16], end[16];
-    int i, measured, fail_at;
-    for (i = 0; i < 16; i++) start[i] = end[i] = i;
-    for (measured = 0; measured < 2; measured++)
-        for (fail_at = 1;; fail_at++) {
-            harness_heap heap = {0};
-            cf_allocator allocator = {harness_alloc, harness_release, NULL};
-            cf_simulate_desc desc = {0};
-            cf_timeline *t = NULL;
-            cf_result result;
-            heap.fail_at = fail_at;
-            allocator.user = &heap;
-            desc.allocator = &allocator;
-            result = measured ? cf_timeline_measured(plan, s, start, end, NULL, &allocator, &t, NULL)
-                              : cf_simulate(plan, s, &desc, &t, NULL);
-            CHECK_INT(result, heap.failed ? CF_ERROR_MEMORY : CF_OK);
-            CHECK_INT(heap.live, result == CF_OK);
-            cf_timeline_free(t);
-            CHECK(heap.live == 0 && heap.faults == 0);
-            if (!heap.failed) break;
-            REQUIRE(fail_at < 10);
-        }
-    naive_free(s);
-    cf_plan_free(plan);
-}
-
 typedef struct text {
     char bytes[8192];
     size_t n;
@@ -572,5 +542,5 @@ TEST(a_measured_timeline_is_written) {
 SUITE(simulate_lowered, CASE(transfers_change_no_time), CASE(agrees_with_the_slow_simulator),
       CASE(times_by_hand),
       CASE(broken_lowered_lists_are_named), CASE(damaged_lowered_lists_are_judged),
-      CASE(measured_times_are_added_up), CASE(measured_times_that_cannot_be_are_refused), CASE(failing_allocations_are_survived),
+      CASE(measured_times_are_added_up), CASE(measured_times_that_cannot_be_are_refused),
       CASE(a_measured_timeline_is_written));
