@@ -80,7 +80,8 @@ void fuzz_draw_batch(fuzz_input *in, fuzz_batch *batch, int64_t most, int wild);
 /* Costs, into timing and, for some, stages[0 .. n_stages). Returns what a description's `timing` is to be. */
 const cf_timing *fuzz_draw_timing(fuzz_input *in, cf_timing *timing, cf_stage_cost *stages, int64_t n_stages, int wild);
 
-/* A stream of state in timing, for some. To be drawn last, so that inputs from before there were any stay what they are. */
+/* A stream of state in timing, for some. To be drawn last, so that inputs from before there were any stay what they
+   are. */
 void fuzz_draw_stream(fuzz_input *in, cf_timing *timing, int wild);
 
 /* What is written, kept in memory for comparing and reading again. */

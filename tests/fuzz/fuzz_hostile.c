@@ -40,7 +40,10 @@ static void copy_schedule(hostile *h, const cf_schedule *s) {
     h->schedule = *s;
     h->schedule.first = (int64_t *)copy_of(s->first, s->shape.n_stages + 1, sizeof *s->first);
     h->schedule.actions = (cf_action *)copy_of(s->actions, s->n_actions, sizeof *s->actions);
-    h->schedule.limits.chunks_by_stage = s->limits.chunks_by_stage ? (int64_t *)copy_of(s->limits.chunks_by_stage, s->shape.n_stages, sizeof *s->limits.chunks_by_stage) : NULL;
+    h->schedule.limits.chunks_by_stage =
+        s->limits.chunks_by_stage
+            ? (int64_t *)copy_of(s->limits.chunks_by_stage, s->shape.n_stages, sizeof *s->limits.chunks_by_stage)
+            : NULL;
 }
 
 static void forget(hostile *h) {
@@ -73,7 +76,8 @@ static void make(hostile *h) {
     order.shape.replay = (cf_replay)fuzz_between(&h->in, 0, CF_REPLAY_LOCAL);
     order.shape.n_stages = fuzz_between(&h->in, 1, 3);
     if (order.kind >= CF_SCHEDULE_INTERLEAVED) order.shape.n_virtual = fuzz_between(&h->in, 1, 2);
-    if (order.kind == CF_SCHEDULE_ZERO_BUBBLE) order.shape.placement = (cf_placement)fuzz_between(&h->in, 0, CF_PLACEMENT_V);
+    if (order.kind == CF_SCHEDULE_ZERO_BUBBLE)
+        order.shape.placement = (cf_placement)fuzz_between(&h->in, 0, CF_PLACEMENT_V);
     order.shape.k = fuzz_between(&h->in, 1, 3);
     order.shape.rank = fuzz_between(&h->in, 0, plan->n_ranks - 1);
     if (cf_schedule_make(plan, &order, &schedule, NULL) != CF_OK) abort();
@@ -247,8 +251,9 @@ static void times_stand(hostile *h, int sound) {
         cf_timeline_free(timeline);
         fuzz_text_free(&text);
     } else if (sound) { /* an empty schedule may claim more virtual stages than a simulation takes */
-        FUZZ_CHECK(error.code == CF_ERROR_LIMIT && h->schedule.shape.n_stages * h->schedule.shape.n_virtual > CF_MAX_STAGES,
-                   "cf_simulate of a sound schedule: %s", error.text);
+        FUZZ_CHECK(
+            error.code == CF_ERROR_LIMIT && h->schedule.shape.n_stages * h->schedule.shape.n_virtual > CF_MAX_STAGES,
+            "cf_simulate of a sound schedule: %s", error.text);
     }
     for (i = 0; i < 2 * n; i++) times[i] = fuzz_real(&h->in);
     error = fuzz_error();

@@ -130,7 +130,8 @@ static void draw_order(road *r) {
     if (d->kind >= CF_SCHEDULE_INTERLEAVED || past) d->shape.n_virtual = fuzz_between(in, 0, MOST_VIRTUAL);
     if (d->kind >= CF_SCHEDULE_ZERO_BUBBLE || past)
         d->shape.placement = (cf_placement)fuzz_between(in, 0, CF_PLACEMENT_COUNT - 1 + past);
-    if (d->shape.placement == CF_PLACEMENT_ANY && !past && d->kind != CF_SCHEDULE_BEST) d->shape.placement = CF_PLACEMENT_V;
+    if (d->shape.placement == CF_PLACEMENT_ANY && !past && d->kind != CF_SCHEDULE_BEST)
+        d->shape.placement = CF_PLACEMENT_V;
     d->shape.k = fuzz_mostly(in, 0, 5, r->wild);
     d->shape.rank = fuzz_mostly(in, 0, r->plan->n_ranks - 1, r->wild);
     d->split_backward = fuzz_chance(in, 3);
@@ -151,7 +152,8 @@ static void check_order(road *r) {
     limits.limits.bytes_by_stage = r->order.limits.bytes_by_stage;
     FUZZ_CHECK(fuzz_result(cf_schedule_validate(r->plan, r->schedule, &limits, NULL, &error), &error),
                "cf_schedule_validate: %s", error.text);
-    FUZZ_CHECK(r->schedule->shape.k == (r->order.shape.k > 0 ? r->order.shape.k : 1), "K is %lld", (long long)r->schedule->shape.k);
+    FUZZ_CHECK(r->schedule->shape.k == (r->order.shape.k > 0 ? r->order.shape.k : 1), "K is %lld",
+               (long long)r->schedule->shape.k);
     if (r->wild > 0 || r->schedule->n_actions > MOST_JUDGED) return; /* the judge is cubic, and adds up without care */
     fault = pipeline_fault(r->plan, r->schedule, &r->order);
     FUZZ_CHECK(fault == NULL, "the schedule: %s", fault);
@@ -163,7 +165,8 @@ static void keep_short(road *r) {
     cf_schedule_desc *d = &r->order;
     int64_t most = MOST_JUDGED / (d->kind == CF_SCHEDULE_DEFAULT || d->kind == CF_SCHEDULE_BEST ? 10 : 4);
     if (fuzz_chance(&r->in, 64)) return;
-    while (d->shape.n_stages > 1 && r->plan->n_steps * d->shape.n_stages * (d->shape.n_virtual > 0 ? d->shape.n_virtual : 1) > most)
+    while (d->shape.n_stages > 1 &&
+           r->plan->n_steps * d->shape.n_stages * (d->shape.n_virtual > 0 ? d->shape.n_virtual : 1) > most)
         --*(d->shape.n_virtual > 1 ? &d->shape.n_virtual : &d->shape.n_stages);
 }
 

@@ -176,8 +176,8 @@ static void check_plan(const saved_plan *saved) {
     json_document document;
     saved_plan again;
     if (plan->chunks && !plan->branches) fault = oracle_plan_fault(plan, saved->lengths, plan->n_sequences);
-    FUZZ_CHECK(plan->branches || sound == (fault == NULL), "cf_plan_validate: %s; the oracle: %s", sound ? "sound" : error.text,
-               fault ? fault : "sound");
+    FUZZ_CHECK(plan->branches || sound == (fault == NULL), "cf_plan_validate: %s; the oracle: %s",
+               sound ? "sound" : error.text, fault ? fault : "sound");
     if (!sound) return;
     FUZZ_CHECK(cf_write_plan_json(plan, NULL, fuzz_write, &text, NULL) == CF_OK, "cannot be written");
     document = parse_again(&text);

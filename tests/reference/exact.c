@@ -174,7 +174,8 @@ static void add_cell(solver *s, exact_placement placement, int v, int i) {
 
 /* Returns 0 if there is too much of it. */
 static int set_up(solver *s, const cf_plan *plan, const cf_schedule_desc *desc, exact_placement placement) {
-    int64_t n_virtual = desc->shape.n_virtual > 0 ? desc->shape.n_virtual : 1, n_stages = desc->shape.n_stages > 0 ? desc->shape.n_stages : 1;
+    int64_t n_virtual = desc->shape.n_virtual > 0 ? desc->shape.n_virtual : 1,
+            n_stages = desc->shape.n_stages > 0 ? desc->shape.n_stages : 1;
     int i, v;
     s->plan = plan;
     s->desc = desc;

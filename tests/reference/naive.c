@@ -289,7 +289,8 @@ static const char *cell_fault(const cf_plan *plan, const cf_schedule *s, int64_t
     for (i = 0; i <= CF_RECV_B; i++)
         if (p.at[i] == -2) return "twice";
     if (p.at[CF_F] < 0) return "no F";
-    if (p.at[CF_B] >= 0 ? p.at[CF_I] >= 0 || p.at[CF_W] >= 0 : p.at[CF_I] < 0 || p.at[CF_W] < p.at[CF_I]) return "backward";
+    if (p.at[CF_B] >= 0 ? p.at[CF_I] >= 0 || p.at[CF_W] >= 0 : p.at[CF_I] < 0 || p.at[CF_W] < p.at[CF_I])
+        return "backward";
     back = backward_at(&p);
     if (back < p.at[CF_F]) return "backward before F";
     if (p.keep == (p.at[CF_R] >= 0)) return "R and keep disagree";
@@ -374,7 +375,8 @@ const char *naive_fault(const cf_plan *plan, const cf_schedule *s) {
 
 /* ---- rendezvous ---- */
 
-/* What a stage has of a chunk on a virtual stage: results made there and not yet sent, inputs received and not yet read. */
+/* What a stage has of a chunk on a virtual stage: results made there and not yet sent, inputs received and not yet
+   read. */
 typedef struct tensors {
     unsigned char made[3], there[3]; /* by F, R, backward */
 } tensors;
@@ -430,7 +432,8 @@ const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *s) {
             if (t->made[kind] != 1) fault = "a send of nothing, or twice";
             other = naive_stage(s, to);
             b = &s->actions[pc[other]];
-            if (pc[other] == s->first[other + 1] || b->pass != a->pass + 1 || b->chunk != a->chunk || b->stage != to) continue;
+            if (pc[other] == s->first[other + 1] || b->pass != a->pass + 1 || b->chunk != a->chunk || b->stage != to)
+                continue;
             u = &all[to * n + a->chunk % n];
             if (u->there[kind]) fault = "received twice";
             t->made[kind] = 2;

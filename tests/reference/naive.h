@@ -1,6 +1,7 @@
-/* naive.h - pipelines the slow way, for tests: a generator of sound schedules in random order, a judge, and a run in which
-   every transfer is a rendezvous. All of it is written from the definitions and shares nothing with chunkflow.h but the
-   structs (plans are packed by the library). Made for a few hundred passes: everything is quadratic or worse. */
+/* naive.h - pipelines the slow way, for tests: a generator of sound schedules in random order, a judge, and a run in
+   which every transfer is a rendezvous. All of it is written from the definitions and shares nothing with chunkflow.h
+   but the structs (plans are packed by the library). Made for a few hundred passes: everything is quadratic or
+   worse. */
 
 #ifndef NAIVE_H
 #define NAIVE_H
@@ -11,7 +12,8 @@
 /* n sequences packed into chunks of that size, with the defaults. NULL, and a failure of the test, where that fails. */
 cf_plan *naive_pack(const int64_t *lengths, int64_t n, int64_t chunk_size);
 
-/* A packed random batch: long and short sequences, hybrid and standalone chunks, on `n_ranks` ranks (then with idle ones). */
+/* A packed random batch: long and short sequences, hybrid and standalone chunks, on `n_ranks` ranks (then with idle
+   ones). */
 cf_plan *naive_plan(harness_rng *rng, int64_t most_sequences, int64_t n_ranks);
 
 typedef struct naive_shape {
@@ -27,8 +29,8 @@ naive_shape naive_draw_shape(harness_rng *rng);
 /* The stage that a virtual stage of the schedule lies on. */
 int64_t naive_stage(const cf_schedule *schedule, int64_t v);
 
-/* A sound schedule: runs all passes in a random order that keeps to every rule, and notes which stage ran what. NULL, and a
-   failure of the test, where it gets stuck. To be given to naive_free. */
+/* A sound schedule: runs all passes in a random order that keeps to every rule, and notes which stage ran what. NULL,
+   and a failure of the test, where it gets stuck. To be given to naive_free. */
 cf_schedule *naive_schedule(harness_rng *rng, const cf_plan *plan, const naive_shape *shape);
 
 /* Room for a schedule with these counts; the arrays are separate blocks of exactly their size. */
@@ -40,19 +42,19 @@ void naive_free(cf_schedule *schedule);
 cf_schedule *naive_insert(cf_schedule *schedule, int64_t stage, int64_t position, cf_action action);
 cf_schedule *naive_remove(cf_schedule *schedule, int64_t stage, int64_t position);
 
-/* NULL if the schedule keeps every rule, or what is broken. The counts and pointers of the schedule must be sound, its actions may
-   hold anything. */
+/* NULL if the schedule keeps every rule, or what is broken. The counts and pointers of the schedule must be sound, its
+   actions may hold anything. */
 const char *naive_fault(const cf_plan *plan, const cf_schedule *schedule);
 
-/* Runs a lowered schedule: a send waits until the other stage stands at the receive. NULL if all lists end and every pass finds
-   the tensors that it needs. */
+/* Runs a lowered schedule: a send waits until the other stage stands at the receive. NULL if all lists end and every
+   pass finds the tensors that it needs. */
 const char *naive_rendezvous(const cf_plan *plan, const cf_schedule *schedule);
 
 /* The number of the node of a pass, -1: there is none. */
 int64_t naive_node(const cf_graph *graph, int pass, int64_t chunk, int64_t v);
 
-/* What is wrong with a graph's lists of edges, or NULL: both directions hold each edge once, and every node can run once
-   all that it waits for have run. */
+/* What is wrong with a graph's lists of edges, or NULL: both directions hold each edge once, and every node can run
+   once all that it waits for have run. */
 const char *naive_graph_fault(const cf_graph *graph);
 
 /* Seconds of the longest path, by going over all edges until nothing changes. earliest: (n_nodes) filled with when each

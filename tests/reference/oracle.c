@@ -307,11 +307,11 @@ static int begins_with(const char *text, const char *begin) { return strncmp(tex
 
 /* A count, a shape, an option: there is one of it. */
 static int has_no_items(const cf_error *e) {
-    static const char *const alone[] = {"n_", "model.", "gpu.", "capacity.", "allocator.", "limits.per_token.", "memory",
-                                        "bytes", "align", "rank", "method", "split", "kind", "replay", "lowered", "budget",
-                                        "candidate", "chunk_size", "chunk", "stage", "k", "timeline", "count", "format", "torch",
-                                        "activation_bytes", "parallel.pp", "parallel.tp", "parallel.dp", "parallel.zero",
-                                        "parallel.n_virtual", "timing.latency"};
+    static const char *const alone[] = {
+        "n_", "model.", "gpu.", "capacity.", "allocator.", "limits.per_token.", "memory", "bytes", "align", "rank",
+        "method", "split", "kind", "replay", "lowered", "budget", "candidate", "chunk_size", "chunk", "stage", "k",
+        "timeline", "count", "format", "torch", "activation_bytes", "parallel.pp", "parallel.tp", "parallel.dp",
+        "parallel.zero", "parallel.n_virtual", "timing.latency"};
     size_t i, n;
     for (i = 0; i < sizeof alone / sizeof alone[0]; i++) {
         n = strlen(alone[i]);

@@ -28,7 +28,8 @@ static void draw_timing(harness_rng *rng, pipeline_problem *problem) {
     memset(problem->stages, 0, sizeof problem->stages);
     if (harness_chance(rng, 0.3)) return;
     problem->desc.timing = &problem->timing;
-    problem->timing.latency = harness_chance(rng, 0.5) ? (double)harness_between(rng, 0, harness_chance(rng, 0.25) ? 200 : 12) / 4 : 0;
+    problem->timing.latency =
+        harness_chance(rng, 0.5) ? (double)harness_between(rng, 0, harness_chance(rng, 0.25) ? 200 : 12) / 4 : 0;
     problem->timing.seconds_per_token = harness_chance(rng, 0.5) ? 0.125 : 0;
     problem->timing.no_overlap = harness_chance(rng, 0.3);
     problem->timing.all.forward.per_token = 1;
@@ -76,7 +77,8 @@ void pipeline_draw(harness_rng *rng, pipeline_problem *problem) {
     desc->shape.n_stages = harness_between(rng, 1, 6);
     if (desc->kind == CF_SCHEDULE_INTERLEAVED || (desc->kind > CF_SCHEDULE_INTERLEAVED && harness_chance(rng, 0.3)))
         desc->shape.n_virtual = harness_between(rng, 1, 3);
-    if (desc->kind == CF_SCHEDULE_ZERO_BUBBLE) desc->shape.placement = (cf_placement)harness_between(rng, 0, CF_PLACEMENT_V);
+    if (desc->kind == CF_SCHEDULE_ZERO_BUBBLE)
+        desc->shape.placement = (cf_placement)harness_between(rng, 0, CF_PLACEMENT_V);
     if (desc->kind == CF_SCHEDULE_BEST) desc->shape.placement = (cf_placement)harness_between(rng, 0, CF_PLACEMENT_ANY);
     desc->shape.k = harness_between(rng, 1, 5);
     desc->shape.rank = problem->plan->n_ranks - 1;
@@ -101,11 +103,10 @@ cf_plan *pipeline_sixteen(cf_timing *timing) {
 void pipeline_note(uint64_t seed, const pipeline_problem *problem) {
     const cf_schedule_desc *d = &problem->desc;
     harness_note("seed %llu: %s, %d stages x %d (%s), K %d, %s replay, limit %d%s, bytes %d%s, %d chunks, %d groups",
-                 (unsigned long long)seed, cf_schedule_kind_name(d->kind), (int)d->shape.n_stages, (int)d->shape.n_virtual,
-                 cf_placement_name(d->shape.placement), (int)d->shape.k, cf_replay_name(d->shape.replay),
-                 (int)d->limits.chunks,
-                 d->limits.chunks_by_stage ? " (by stage)" : "", (int)d->limits.bytes,
-                 d->limits.bytes_by_stage ? " (by stage)" : "", (int)problem->plan->n_chunks,
+                 (unsigned long long)seed, cf_schedule_kind_name(d->kind), (int)d->shape.n_stages,
+                 (int)d->shape.n_virtual, cf_placement_name(d->shape.placement), (int)d->shape.k,
+                 cf_replay_name(d->shape.replay), (int)d->limits.chunks, d->limits.chunks_by_stage ? " (by stage)" : "",
+                 (int)d->limits.bytes, d->limits.bytes_by_stage ? " (by stage)" : "", (int)problem->plan->n_chunks,
                  (int)problem->plan->n_groups);
 }
 
@@ -198,7 +199,8 @@ static int64_t cell_bytes(const cf_plan *plan, const cf_schedule *s, const cf_by
                           int64_t chunk, int64_t v) {
     const cf_chunk *c = &plan->chunks[chunk];
     int64_t tokens = c->group >= 0 ? plan->slices[c->first_slice].length : 0, sum = 0;
-    int started_f = happened(s, first, now + 1, chunk, v, CF_F), started_r = happened(s, first, now + 1, chunk, v, CF_R);
+    int started_f = happened(s, first, now + 1, chunk, v, CF_F),
+        started_r = happened(s, first, now + 1, chunk, v, CF_R);
     int ended = happened(s, first, now, chunk, v, CF_B) || happened(s, first, now, chunk, v, CF_I);
     int freed = happened(s, first, now, chunk, v, CF_B) || happened(s, first, now, chunk, v, CF_W);
     int dropped = happened(s, first, s->first[naive_stage(s, v) + 1], chunk, v, CF_R);
@@ -231,14 +233,16 @@ static double sum_of(const cf_pass_cost *cost, const cf_chunk *c) {
     return cost->constant + cost->per_token * (double)c->padded + cost->per_pair * (double)c->pairs;
 }
 
-static int is_given(const cf_pass_cost *cost) { return cost->constant > 0 || cost->per_token > 0 || cost->per_pair > 0; }
+static int is_given(const cf_pass_cost *cost) {
+    return cost->constant > 0 || cost->per_token > 0 || cost->per_pair > 0;
+}
 
 /* Seconds of a pass that waits for no stream, by the words of cf_stage_cost. */
 static double compute_of(const cf_timing *timing, int64_t v, const cf_chunk *c, int pass) {
     const cf_stage_cost *s = timing == NULL ? NULL : timing->stages ? &timing->stages[v] : &timing->all;
     double forward, backward, input, weight;
-    if (s == NULL || (!is_given(&s->forward) && !is_given(&s->replay) && !is_given(&s->backward) && !is_given(&s->input) &&
-                      !is_given(&s->weight)))
+    if (s == NULL || (!is_given(&s->forward) && !is_given(&s->replay) && !is_given(&s->backward) &&
+                      !is_given(&s->input) && !is_given(&s->weight)))
         return (double)(pass == CF_B ? 2 * c->padded : c->padded);
     forward = sum_of(&s->forward, c);
     input = sum_of(&s->input, c);
@@ -265,8 +269,8 @@ double pipeline_seconds(const cf_timing *timing, int64_t v, const cf_chunk *c, i
     return compute > stream - alone ? alone + compute : stream;
 }
 
-/* When everything runs, as far as is known: a pass makes a result, which is sent if the pass that reads it is on another
-   stage. In a lowered schedule a SEND says when; in any other it follows its pass. */
+/* When everything runs, as far as is known: a pass makes a result, which is sent if the pass that reads it is on
+   another stage. In a lowered schedule a SEND says when; in any other it follows its pass. */
 typedef struct relaxation {
     const cf_plan *plan;
     const cf_schedule *s;
@@ -405,7 +409,8 @@ double pipeline_state_over_default(const cf_plan *plan, const cf_schedule *s) {
         if (plan->groups[g].tokens > longest) longest = plan->groups[g].tokens;
     for (stage = 0; stage < s->shape.n_stages; stage++)
         for (v = 0; v < s->shape.n_stages * s->shape.n_virtual; v++) {
-            double limit = 2.0 * (double)longest + (double)(s->shape.n_stages - 1 - stage) * (double)plan->chunk_size, held = 0;
+            double limit = 2.0 * (double)longest + (double)(s->shape.n_stages - 1 - stage) * (double)plan->chunk_size,
+                   held = 0;
             for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
                 const cf_action *a = &s->actions[i];
                 double tokens = (double)cf_chunk_state_tokens(plan, a->chunk);

@@ -19,8 +19,8 @@ typedef struct pipeline_problem {
     int64_t limits[PIPELINE_MOST_STAGES], limits_bytes[PIPELINE_MOST_STAGES];
 } pipeline_problem;
 
-/* All kinds, 1 .. 6 stages, groups of 1 .. 10 chunks, both replays, limits in chunks and bytes, uneven costs, transfers. The
-   caller frees the plan. */
+/* All kinds, 1 .. 6 stages, groups of 1 .. 10 chunks, both replays, limits in chunks and bytes, uneven costs,
+   transfers. The caller frees the plan. */
 void pipeline_draw(harness_rng *rng, pipeline_problem *problem);
 
 /* Sets the harness's note to the problem. */
@@ -33,8 +33,9 @@ cf_plan *pipeline_sixteen(cf_timing *timing);
    groups, replays, at most K chunks of a group kept, limits in chunks and bytes. NULL, or the rule that is broken. */
 const char *pipeline_fault(const cf_plan *plan, const cf_schedule *schedule, const cf_schedule_desc *desc);
 
-/* Starts and ends of all actions, of lowered schedules too, by going over the lists again and again until no time changes;
-   returns the makespan, or -1 if times grow without end (a deadlock). start, end: (n_actions), or both NULL. */
+/* Starts and ends of all actions, of lowered schedules too, by going over the lists again and again until no time
+   changes; returns the makespan, or -1 if times grow without end (a deadlock). start, end: (n_actions), or both
+   NULL. */
 double pipeline_makespan(const cf_plan *plan, const cf_schedule *schedule, const cf_timing *timing, double *start,
                          double *end);
 
@@ -52,8 +53,8 @@ int64_t pipeline_peak_bytes(const cf_plan *plan, const cf_schedule *schedule, co
 /* Most tokens of state that a virtual stage holds at once. */
 int64_t pipeline_peak_state(const cf_plan *plan, const cf_schedule *s, int64_t v);
 
-/* The most tokens of state that any virtual stage of a stage holds at once, over what it may hold by default: two of the
-   longest group, and a chunk for each stage behind. */
+/* The most tokens of state that any virtual stage of a stage holds at once, over what it may hold by default: two of
+   the longest group, and a chunk for each stage behind. */
 double pipeline_state_over_default(const cf_plan *plan, const cf_schedule *schedule);
 
 #endif /* PIPELINE_H */

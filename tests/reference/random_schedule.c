@@ -81,7 +81,8 @@ static double transfer_of(const maker *m, int64_t cell, int64_t other) {
 
 static int64_t limit_of(const maker *m, int64_t stage) {
     const cf_limits *limits = &m->desc->limits;
-    return limits->chunks_by_stage && limits->chunks_by_stage[stage] != 0 ? limits->chunks_by_stage[stage] : limits->chunks;
+    return limits->chunks_by_stage && limits->chunks_by_stage[stage] != 0 ? limits->chunks_by_stage[stage]
+                                                                          : limits->chunks;
 }
 
 static int64_t held_of_group(const maker *m, int64_t cell) {

@@ -1,8 +1,9 @@
 /* suite.h - the batches on which pipeline schedules are compared, made by code from fixed seeds.
 
-   Five classes of 50 batches: lengths like those of LMSys-Chat-1M, log-normal lengths, long sequences only, none longer than
-   a chunk, and one giant among short ones. Stages run through 2 .. 16, K through 1 .. 16, both forms of replay, plain and
-   attention-heavy costs, with and without transfer times. Integer arithmetic only, so every platform sees the same. */
+   Five classes of 50 batches: lengths like those of LMSys-Chat-1M, log-normal lengths, long sequences only, none longer
+   than a chunk, and one giant among short ones. Stages run through 2 .. 16, K through 1 .. 16, both forms of replay,
+   plain and attention-heavy costs, with and without transfer times. Integer arithmetic only, so every platform sees the
+   same. */
 
 #ifndef SUITE_H
 #define SUITE_H

@@ -3,8 +3,8 @@
    that is sound otherwise. Each call must end soon and ask for little memory; it goes well, or it says which member is
    at fault and leaves its outputs alone.
 
-   Which members there are is not written here: members.h, which tests/unit/members.awk takes from the declarations, has all
-   of them, and the test fails for one that it does not come to. */
+   Which members there are is not written here: members.h, which tests/unit/members.awk takes from the declarations, has
+   all of them, and the test fails for one that it does not come to. */
 
 #include "../harness.h"
 #include "../reference/naive.h"
@@ -49,9 +49,10 @@ static unsigned char visited[N_MEMBERS];
 static const char *const objects[] = {"cf_plan", "cf_chunk", "cf_slice", "cf_group", "cf_schedule", "cf_action",
                                       "cf_graph", "cf_node", "cf_edge", "cf_block", "cf_branch", "cf_through"};
 static const char *const outputs[] = {
-    "cf_error", "cf_plan_stats", "cf_metadata", "cf_parameters", "cf_shard", "cf_token_bytes", "cf_memory_report",
-    "cf_search_report", "cf_bound", "cf_need", "cf_timeline", "cf_step", "cf_path", "cf_level", "cf_slot", "cf_progress",
-    "cf_run_stats", "cf_fit", "cf_tune_candidate", "cf_tune_progress", "cf_tuning"};
+    "cf_error",          "cf_plan_stats",    "cf_metadata", "cf_parameters", "cf_shard",     "cf_token_bytes",
+    "cf_memory_report",  "cf_search_report", "cf_bound",    "cf_need",       "cf_timeline",  "cf_step",
+    "cf_path",           "cf_level",         "cf_slot",     "cf_progress",   "cf_run_stats", "cf_fit",
+    "cf_tune_candidate", "cf_tune_progress", "cf_tuning"};
 
 /* ---- documented limits ---- */
 
@@ -455,7 +456,8 @@ static cf_result order_with(const cf_schedule_desc *desc, cf_error *error) {
     cf_bound found[CF_MAX_BOUNDS];
     int64_t n = -1;
     size_t needed;
-    if (cf_schedule_bounds(plan, desc, found, &n, NULL) != CF_OK) CHECK(n == -1 && (result != CF_OK || heap.failed > 0));
+    if (cf_schedule_bounds(plan, desc, found, &n, NULL) != CF_OK)
+        CHECK(n == -1 && (result != CF_OK || heap.failed > 0));
     if (cf_schedule_size(plan, desc, &needed, NULL) != CF_OK) CHECK(result != CF_OK);
     if (!is_made(result)) return result;
     CHECK_INT(cf_schedule_validate(plan, *made, NULL, NULL, NULL), CF_OK);
@@ -1007,8 +1009,7 @@ static cf_limits scratch_limits;
     X(cf_schedule_find, chunk, INT64_MAX, 0, asked(0, number, 0, 0)) \
     X(cf_schedule_find, stage, INT64_MAX, 0, asked(0, 0, number, 0)) \
     X(cf_schedule_needs, action, INT64_MAX, 0, asked(0, 0, 0, number)) \
-    X(cf_run_open, stage, INT64_MAX, 0, \
-      made(cf_run_open(plan, schedule, number, &run, ROOM, error), release_runner)) \
+    X(cf_run_open, stage, INT64_MAX, 0, made(cf_run_open(plan, schedule, number, &run, ROOM, error), release_runner)) \
     X(cf_run_capacity, stage, INT64_MAX, 0, untouched_by(cf_run_capacity(plan, schedule, number, ROOM, error))) \
     X(cf_chunk_seed, seed, INT64_MAX, 0, fine((int64_t)cf_chunk_seed((uint64_t)number, 0, 0))) \
     X(cf_chunk_seed, chunk, INT64_MAX, 0, fine((int64_t)cf_chunk_seed(0, number, 0))) \
@@ -1020,10 +1021,11 @@ static cf_limits scratch_limits;
     X(cf_schedule_memory, n_reports, INT64_MAX, 0, \
       untouched_by(cf_schedule_memory(&memory, plan, schedule, ROOM, number, &small, error))) \
     X(cf_memory_limits, limit_bytes, INT64_MAX, CF_MAX_STAGE_BYTES, \
-      untouched_by(cf_memory_limits(&memory, plan, &schedule->shape, number, 1, ROOM, &scratch_limits, &small, error))) \
+      untouched_by( \
+          cf_memory_limits(&memory, plan, &schedule->shape, number, 1, ROOM, &scratch_limits, &small, error))) \
     X(cf_memory_limits, kept, INT64_MAX, 0, \
-      untouched_by(cf_memory_limits(&memory, plan, &schedule->shape, 1 << 30, number, ROOM, &scratch_limits, &small, \
-                                    error))) \
+      untouched_by( \
+          cf_memory_limits(&memory, plan, &schedule->shape, 1 << 30, number, ROOM, &scratch_limits, &small, error))) \
     X(cf_tune_status_name, status, INT32_MAX, 0, named(cf_tune_status_name(ENUM(cf_tune_status)))) \
     X(cf_tune, n, N, CF_MAX_SEQUENCES, made(cf_tune(lengths, number, &tune, ROOM, error), release_tuning)) \
     X(cf_tune_schedule, candidate, INT64_MAX, 0, tuned(number, 0, error)) \

@@ -125,9 +125,11 @@ static void tell(char *text, size_t bytes, const problem *p) {
     const cf_schedule_desc *d = &p->desc;
     snprintf(text, bytes, "seed %d: %d chunks, %d stages x %d (%s), K %d, %s, limit %d%s, split %d, %s costs%s",
              (int)p->seed, (int)p->plan->n_steps, (int)d->shape.n_stages, (int)d->shape.n_virtual,
-             cf_placement_name(d->shape.placement), (int)d->shape.k, cf_replay_name(d->shape.replay), (int)d->limits.chunks,
-             d->limits.chunks_by_stage ? " (by stage)" : "", d->split_backward,
-             d->timing == NULL ? "unit" : d->timing->stages ? "uneven" : "even",
+             cf_placement_name(d->shape.placement), (int)d->shape.k, cf_replay_name(d->shape.replay),
+             (int)d->limits.chunks, d->limits.chunks_by_stage ? " (by stage)" : "", d->split_backward,
+             d->timing == NULL   ? "unit"
+             : d->timing->stages ? "uneven"
+                                 : "even",
              d->timing != NULL && d->timing->latency + d->timing->seconds_per_token > 0 ? ", transfers" : "");
 }
 
@@ -345,9 +347,9 @@ static void try_optima(uint64_t last, int some_split, int64_t most_nodes) {
                    (int)last, mean_ratio(&sum), (int)reached);
 }
 
-/* A long sequence, and perhaps a short one. When the backwards of a group begin, its last chunk is kept: the replays are
-   those of other chunks, which are whole ones. A bound that counted a short last chunk among them would be below the
-   optimum, which the search finds here. */
+/* A long sequence, and perhaps a short one. When the backwards of a group begin, its last chunk is kept: the replays
+   are those of other chunks, which are whole ones. A bound that counted a short last chunk among them would be below
+   the optimum, which the search finds here. */
 TEST(a_group_s_last_chunk_is_no_replay) {
     int64_t lengths[2], k;
     for (lengths[0] = 5; lengths[0] <= 24; lengths[0]++)

@@ -24,9 +24,10 @@ static cf_plan *plan_of(int64_t n_dependent, int64_t n_single) {
     return plan;
 }
 
-/* Writes a list such as "F0 F1* R0" ("*": the activations are dropped, "@2": virtual stage 2) behind those before it. */
-static cf_schedule *schedule_of(const cf_plan *plan, int64_t n_virtual, int64_t k, cf_replay replay, const char *const *lists,
-                                int64_t n_lists) {
+/* Writes a list such as "F0 F1* R0" ("*": the activations are dropped, "@2": virtual stage 2) behind those before
+   it. */
+static cf_schedule *schedule_of(const cf_plan *plan, int64_t n_virtual, int64_t k, cf_replay replay,
+                                const char *const *lists, int64_t n_lists) {
     static const char *const names[CF_PASS_COUNT] = {"F",      "R",      "B",      "I",      "W",     "SEND_F",
                                                      "RECV_F", "SEND_R", "RECV_R", "SEND_B", "RECV_B"};
     cf_schedule *s = naive_new(n_lists, 400);
@@ -60,8 +61,8 @@ static cf_schedule *schedule_of(const cf_plan *plan, int64_t n_virtual, int64_t 
 }
 
 /* What the validator says of such lists; NULL where it accepts them. */
-static const char *verdict(const cf_plan *plan, int64_t n_virtual, int64_t k, cf_replay replay, const char *const *lists,
-                           int64_t n_lists, cf_error *error) {
+static const char *verdict(const cf_plan *plan, int64_t n_virtual, int64_t k, cf_replay replay,
+                           const char *const *lists, int64_t n_lists, cf_error *error) {
     cf_schedule *s = schedule_of(plan, n_virtual, k, replay, lists, n_lists);
     cf_result result = validate(plan, s, error);
     const char *fault = naive_fault(plan, s);
@@ -71,13 +72,15 @@ static const char *verdict(const cf_plan *plan, int64_t n_virtual, int64_t k, cf
     return result == CF_OK ? NULL : error->field;
 }
 
-static void accepts(const cf_plan *plan, int64_t n_virtual, int64_t k, cf_replay replay, const char *const *lists, int64_t n) {
+static void accepts(const cf_plan *plan, int64_t n_virtual, int64_t k, cf_replay replay, const char *const *lists,
+                    int64_t n) {
     cf_error error;
     if (verdict(plan, n_virtual, k, replay, lists, n, &error) != NULL) FAIL("refused: %s", error.text);
 }
 
 /* One list, one stage. */
-static void refuses(const cf_plan *plan, int64_t k, const char *list, const char *field, int64_t position, const char *words) {
+static void refuses(const cf_plan *plan, int64_t k, const char *list, const char *field, int64_t position,
+                    const char *words) {
     cf_error error;
     const char *lists[1], *got;
     lists[0] = list;
@@ -93,13 +96,14 @@ static void refuses(const cf_plan *plan, int64_t k, const char *list, const char
 
 TEST(one_stage_rules) {
     cf_plan *plan = plan_of(3, 1); /* chunks 0 1 2 are a group, 3 stands alone */
-    static const char *const good[] = {
-        "F0* F1* F2 B2 R1 B1 R0 B0 F3 B3", "F3 F0* F1* F2 B2 R1 B1 R0 B0 B3", "F0* F1* F2 I2 W2 R1 I1 W1 R0 B0 F3 I3 W3",
-        "F3* F0* F1* F2 B2 R3 R1 B1 B3 R0 B0"};
+    static const char *const good[] = {"F0* F1* F2 B2 R1 B1 R0 B0 F3 B3", "F3 F0* F1* F2 B2 R1 B1 R0 B0 B3",
+                                       "F0* F1* F2 I2 W2 R1 I1 W1 R0 B0 F3 I3 W3",
+                                       "F3* F0* F1* F2 B2 R3 R1 B1 B3 R0 B0"};
     size_t i;
     for (i = 0; i < sizeof good / sizeof good[0]; i++) accepts(plan, 1, 1, CF_REPLAY_PIPELINE, &good[i], 1);
     refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0", "actions", -1, "F of chunk 3 on virtual stage 0 is missing");
-    refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 F3 F3", "actions.pass", 9, "F of chunk 3 on virtual stage 0 comes twice");
+    refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 F3 F3", "actions.pass", 9,
+            "F of chunk 3 on virtual stage 0 comes twice");
     refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 F3 B3 B3", "actions.pass", 10, "second backward");
     refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 F3 B3 W3", "actions.pass", 10, "before its I");
     refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 F3 I3", "actions", -1, "W of chunk 3");
@@ -149,7 +153,8 @@ TEST(rules_between_stages) {
     cf_plan_free(plan);
 }
 
-/* What the validator says of two lists of two virtual stages each, in a V: 0 and 3 on one stage, 1 and 2 on the other. */
+/* What the validator says of two lists of two virtual stages each, in a V: 0 and 3 on one stage, 1 and 2 on the
+   other. */
 static const char *verdict_of_v(const cf_plan *plan, cf_replay replay, const char *const *lists, cf_error *error) {
     cf_schedule *s = schedule_of(plan, 2, 2, replay, lists, 2);
     const char *fault;
@@ -185,33 +190,44 @@ TEST(rules_of_virtual_stages_on_one_stage) {
 
 TEST(rules_where_a_v_turns) {
     cf_plan *plan = plan_of(2, 0);
-    static const char *const good[] = {"F0@0 F1@0 F0@3 F1@3 B1@3 B0@3 B1@0 B0@0", "F0@1 F0@2 F1@1 F1@2 B1@2 B1@1 B0@2 B0@1"};
-    static const char *const loops[] = {"F0@0 F1@0 F0@2 F1@2 B1@2 B0@2 B1@0 B0@0", "F0@1 F1@1 F0@3 F1@3 B1@3 B0@3 B1@1 B0@1"};
-    static const char *const early_f[] = {"F0@0 F1@0 F0@3 F1@3 B1@3 B0@3 B1@0 B0@0", "F0@2 F0@1 F1@1 F1@2 B1@2 B1@1 B0@2 B0@1"};
-    static const char *const early_b[] = {"F0@0 F1@0 F0@3 F1@3 B1@3 B0@3 B1@0 B0@0", "F0@1 F0@2 F1@1 F1@2 B1@1 B1@2 B0@2 B0@1"};
+    static const char *const good[] = {"F0@0 F1@0 F0@3 F1@3 B1@3 B0@3 B1@0 B0@0",
+                                       "F0@1 F0@2 F1@1 F1@2 B1@2 B1@1 B0@2 B0@1"};
+    static const char *const loops[] = {"F0@0 F1@0 F0@2 F1@2 B1@2 B0@2 B1@0 B0@0",
+                                        "F0@1 F1@1 F0@3 F1@3 B1@3 B0@3 B1@1 B0@1"};
+    static const char *const early_f[] = {"F0@0 F1@0 F0@3 F1@3 B1@3 B0@3 B1@0 B0@0",
+                                          "F0@2 F0@1 F1@1 F1@2 B1@2 B1@1 B0@2 B0@1"};
+    static const char *const early_b[] = {"F0@0 F1@0 F0@3 F1@3 B1@3 B0@3 B1@0 B0@0",
+                                          "F0@1 F0@2 F1@1 F1@2 B1@1 B1@2 B0@2 B0@1"};
     static const char *const replayed[] = {"F0*@0 F1@0 F0@3 F1@3 B1@3 B0@3 B1@0 R0@0 B0@0",
                                            "F0*@1 F0*@2 F1@1 F1@2 B1@2 B1@1 R0@1 R0@2 B0@2 B0@1"};
     static const char *const early_r[] = {"F0*@0 F1@0 F0@3 F1@3 B1@3 B0@3 B1@0 R0@0 B0@0",
                                           "F0*@1 F0*@2 F1@1 F1@2 B1@2 B1@1 R0@2 R0@1 B0@2 B0@1"};
     static const char *const lowered[] = {
-        "F0@0 SEND_F0@0 F1@0 SEND_F1@0 RECV_F0@3 F0@3 RECV_F1@3 F1@3 B1@3 SEND_B1@3 B0@3 SEND_B0@3 RECV_B1@0 B1@0 RECV_B0@0 B0@0",
-        "RECV_F0@1 F0@1 F0@2 RECV_F1@1 SEND_F0@2 F1@1 F1@2 SEND_F1@2 RECV_B1@2 B1@2 B1@1 RECV_B0@2 B0@2 SEND_B1@1 B0@1 SEND_B0@1"};
+        "F0@0 SEND_F0@0 F1@0 SEND_F1@0 RECV_F0@3 F0@3 RECV_F1@3 F1@3 B1@3 SEND_B1@3 B0@3 SEND_B0@3 RECV_B1@0 B1@0 "
+        "RECV_B0@0 B0@0",
+        "RECV_F0@1 F0@1 F0@2 RECV_F1@1 SEND_F0@2 F1@1 F1@2 SEND_F1@2 RECV_B1@2 B1@2 B1@1 RECV_B0@2 B0@2 SEND_B1@1 B0@1 "
+        "SEND_B0@1"};
     static const char *const sent[] = {
-        "F0@0 SEND_F0@0 F1@0 SEND_F1@0 RECV_F0@3 F0@3 RECV_F1@3 F1@3 B1@3 SEND_B1@3 B0@3 SEND_B0@3 RECV_B1@0 B1@0 RECV_B0@0 B0@0",
-        "RECV_F0@1 F0@1 SEND_F0@1 RECV_F0@2 F0@2 RECV_F1@1 SEND_F0@2 F1@1 F1@2 SEND_F1@2 RECV_B1@2 B1@2 B1@1 RECV_B0@2 B0@2 "
+        "F0@0 SEND_F0@0 F1@0 SEND_F1@0 RECV_F0@3 F0@3 RECV_F1@3 F1@3 B1@3 SEND_B1@3 B0@3 SEND_B0@3 RECV_B1@0 B1@0 "
+        "RECV_B0@0 B0@0",
+        "RECV_F0@1 F0@1 SEND_F0@1 RECV_F0@2 F0@2 RECV_F1@1 SEND_F0@2 F1@1 F1@2 SEND_F1@2 RECV_B1@2 B1@2 B1@1 RECV_B0@2 "
+        "B0@2 "
         "SEND_B1@1 B0@1 SEND_B0@1"};
     static const char *const unsent[] = {
         "F0@0 SEND_F0@0 F1@0 SEND_F1@0 RECV_F0@3 F0@3 RECV_F1@3 F1@3 B1@3 SEND_B1@3 B0@3 RECV_B1@0 B1@0 RECV_B0@0 B0@0",
-        "RECV_F0@1 F0@1 F0@2 RECV_F1@1 SEND_F0@2 F1@1 F1@2 SEND_F1@2 RECV_B1@2 B1@2 B1@1 RECV_B0@2 B0@2 SEND_B1@1 B0@1 SEND_B0@1"};
+        "RECV_F0@1 F0@1 F0@2 RECV_F1@1 SEND_F0@2 F1@1 F1@2 SEND_F1@2 RECV_B1@2 B1@2 B1@1 RECV_B0@2 B0@2 SEND_B1@1 B0@1 "
+        "SEND_B0@1"};
     cf_error error;
     CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, good, &error), NULL);
     CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, loops, &error), "actions.stage");
     CHECK_INT(error.item, 2);
     CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, early_f, &error), "actions");
-    CHECK(strstr(error.text, "stage 1: F of chunk 0 on virtual stage 2 comes before that of the virtual stage before") != NULL);
+    CHECK(strstr(error.text,
+                 "stage 1: F of chunk 0 on virtual stage 2 comes before that of the virtual stage before") != NULL);
     CHECK_INT(error.item, 0);
     CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, early_b, &error), "actions");
-    CHECK(strstr(error.text, "stage 1: B of chunk 1 on virtual stage 1 comes before that of the virtual stage behind") != NULL);
+    CHECK(strstr(error.text,
+                 "stage 1: B of chunk 1 on virtual stage 1 comes before that of the virtual stage behind") != NULL);
     CHECK_INT(error.item, 4);
     CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, replayed, &error), NULL);
     CHECK_STR(verdict_of_v(plan, CF_REPLAY_PIPELINE, early_r, &error), "actions");
@@ -227,12 +243,16 @@ TEST(rules_where_a_v_turns) {
 
 TEST(rules_of_lowered_lists) {
     cf_plan *plan = plan_of(1, 1); /* two chunks that stand alone */
-    static const char *const good[] = {"F0 SEND_F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1", "RECV_F0 F0 B0 RECV_F1 SEND_B0 F1 B1 SEND_B1"};
+    static const char *const good[] = {"F0 SEND_F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1",
+                                       "RECV_F0 F0 B0 RECV_F1 SEND_B0 F1 B1 SEND_B1"};
     static const char *const order[] = {"F0 SEND_F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1",
                                         "RECV_F0 F0 B0 SEND_B0 RECV_F1 F1 B1 SEND_B1"};
-    static const char *const early[] = {"SEND_F0 F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1", "RECV_F0 F0 RECV_F1 F1 B0 SEND_B0 B1 SEND_B1"};
-    static const char *const late[] = {"F0 SEND_F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1", "F0 RECV_F0 RECV_F1 F1 B0 SEND_B0 B1 SEND_B1"};
-    static const char *const lost[] = {"F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1", "RECV_F0 F0 RECV_F1 F1 B0 SEND_B0 B1 SEND_B1"};
+    static const char *const early[] = {"SEND_F0 F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1",
+                                        "RECV_F0 F0 RECV_F1 F1 B0 SEND_B0 B1 SEND_B1"};
+    static const char *const late[] = {"F0 SEND_F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1",
+                                       "F0 RECV_F0 RECV_F1 F1 B0 SEND_B0 B1 SEND_B1"};
+    static const char *const lost[] = {"F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1",
+                                       "RECV_F0 F0 RECV_F1 F1 B0 SEND_B0 B1 SEND_B1"};
     static const char *const edge[] = {"F0 SEND_F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1 SEND_B1",
                                        "RECV_F0 F0 RECV_F1 F1 B0 SEND_B0 B1 SEND_B1"};
     static const char *const replays[] = {"F0* SEND_F0 F1 SEND_F1 RECV_B1 B1 R0 RECV_B0 B0",
@@ -241,7 +261,8 @@ TEST(rules_of_lowered_lists) {
                                            "RECV_F0 F0 RECV_F1 F1 B1 SEND_B1 RECV_R0 B0 SEND_B0"};
     cf_plan *group = plan_of(2, 0);
     cf_error error;
-    accepts(group, 1, 2, CF_REPLAY_PIPELINE, replays, 2); /* stage 1 keeps both chunks, so nobody waits for R on stage 0 */
+    /* Stage 1 keeps both chunks, so nobody waits for R on stage 0. */
+    accepts(group, 1, 2, CF_REPLAY_PIPELINE, replays, 2);
     CHECK_STR(verdict(group, 1, 2, CF_REPLAY_PIPELINE, needless, 2, &error), "actions");
     CHECK(strstr(error.text, "R of chunk 0 on virtual stage 1 is missing") != NULL);
     cf_plan_free(group);
@@ -391,7 +412,8 @@ static void check_wanted(const cf_plan *plan, const cf_schedule *s, const cf_err
     const cf_action *a = stage >= 0 ? &s->actions[s->first[stage] + e->item] : NULL; /* items are counted in its list */
     CHECK_STR(oracle_error_fault(e), NULL);
     if (strstr(e->text, "no such virtual stage") != NULL) CHECK(a && e->wanted == n_v - 1 && e->got == a->stage);
-    if (strstr(e->text, "another rank's") != NULL) CHECK(a && e->wanted == s->shape.rank * plan->n_steps && e->got == a->chunk);
+    if (strstr(e->text, "another rank's") != NULL)
+        CHECK(a && e->wanted == s->shape.rank * plan->n_steps && e->got == a->chunk);
     if (strstr(e->text, "no such pass") != NULL)
         CHECK(a && e->wanted == (s->lowered ? CF_PASS_COUNT : CF_COMPUTE_PASS_COUNT) - 1 && e->got == a->pass);
     if (strstr(e->text, "lies on another stage") != NULL) CHECK(a && e->wanted == stage && e->got == a->stage);
@@ -425,7 +447,8 @@ static void mutate(uint64_t seed, int lowered, int rounds) {
         fault = naive_fault(plan, s);
         result = validate(plan, s, &error);
         if ((result == CF_OK) != (fault == NULL)) FAIL("validator: %s; judge: %s", error.text, fault ? fault : "sound");
-        if (CHECK_INT(result, fault == NULL ? CF_OK : CF_ERROR_SCHEDULE) && result != CF_OK) check_wanted(plan, s, &error);
+        if (CHECK_INT(result, fault == NULL ? CF_OK : CF_ERROR_SCHEDULE) && result != CF_OK)
+            check_wanted(plan, s, &error);
         refused += result != CF_OK;
         accepted += result == CF_OK;
         naive_free(s);
@@ -699,7 +722,8 @@ static int64_t slot_by_hand(const cf_plan *plan, const cf_schedule *s, int64_t i
     int64_t i, live = 0, last = -1;
     for (i = s->first[naive_stage(s, a->stage)]; i < id; i++) {
         const cf_action *b = &s->actions[i];
-        if (b->stage != a->stage || (b->chunk != a->chunk && (c->group < 0 || plan->chunks[b->chunk].group != c->group)))
+        if (b->stage != a->stage ||
+            (b->chunk != a->chunk && (c->group < 0 || plan->chunks[b->chunk].group != c->group)))
             continue;
         live += b->keep;
         if (b->pass == CF_B || b->pass == CF_W) live--, last = i;
@@ -712,7 +736,8 @@ static int needs_by_hand(const cf_plan *plan, const cf_schedule *s, int64_t id, 
     const cf_action *a = &s->actions[id];
     const cf_chunk *c = &plan->chunks[a->chunk];
     int64_t next = c->group >= 0 && c->index + 1 < plan->groups[c->group].n_chunks ? a->chunk + 1 : -1;
-    int64_t replay = linear_find(s, CF_R, a->chunk, a->stage), from[4] = {-1, -1, -1, -1}, slot = slot_by_hand(plan, s, id);
+    int64_t replay = linear_find(s, CF_R, a->chunk, a->stage), from[4] = {-1, -1, -1, -1},
+            slot = slot_by_hand(plan, s, id);
     int whys[4] = {0, 0, 0, CF_EDGE_SLOT}, i, n = 0, way = a->pass == CF_F || a->pass == CF_R ? -1 : 1;
     switch (a->pass) {
         case CF_F:
@@ -768,7 +793,8 @@ static void check_needs(const cf_plan *plan, const cf_schedule *s) {
         int n = cf_schedule_needs(index, i, needs), n_wanted = needs_by_hand(plan, s, i, wanted), found = 0;
         for (pass = 0; pass < CF_PASS_COUNT; pass++)
             if (cf_schedule_find(index, (cf_pass)pass, a->chunk, a->stage) != linear_find(s, pass, a->chunk, a->stage))
-                FAIL("%s of chunk %d on %d stands elsewhere", cf_pass_name((cf_pass)pass), (int)a->chunk, (int)a->stage);
+                FAIL("%s of chunk %d on %d stands elsewhere", cf_pass_name((cf_pass)pass), (int)a->chunk,
+                     (int)a->stage);
         for (j = 0; j < n; j++)
             for (k = 0; k < n_wanted; k++)
                 found += needs[j].action == wanted[k].action && needs[j].why == wanted[k].why &&

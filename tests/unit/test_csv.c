@@ -36,16 +36,16 @@ static void check_list(const cf_schedule *s, int64_t stage, const char *wanted) 
     got[0] = 0;
     for (i = s->first[stage]; i < s->first[stage + 1]; i++) {
         const cf_action *a = &s->actions[i];
-        n += snprintf(got + n, sizeof got - (size_t)n, "%s%s%d%s@%d", n ? " " : "", cf_pass_name((cf_pass)a->pass), (int)a->chunk,
-                      a->pass <= CF_R && !a->keep ? "*" : "", (int)a->stage);
+        n += snprintf(got + n, sizeof got - (size_t)n, "%s%s%d%s@%d", n ? " " : "", cf_pass_name((cf_pass)a->pass),
+                      (int)a->chunk, a->pass <= CF_R && !a->keep ? "*" : "", (int)a->stage);
     }
     CHECK_STR(got, wanted);
 }
 
 /* ---- goldens ---- */
 
-/* As PyTorch's ZBV files have it: of 2 ranks, rank r has the virtual stages r and 3 - r, and nothing is sent where the V
-   turns. */
+/* As PyTorch's ZBV files have it: of 2 ranks, rank r has the virtual stages r and 3 - r, and nothing is sent where the
+   V turns. */
 TEST(reads_and_writes_rows_in_a_v) {
     static const char csv[] = "0F0,0F1,3F0,3I0,3F1,3I1,0I0,3W0,3W1,0I1,0W0,0W1\r\n"
                               "1F0,2F0,1F1,2F1,2I0,1I0,2I1,1I1,2W0,1W0,2W1,1W1\r\n";
@@ -69,7 +69,8 @@ TEST(reads_and_writes_rows_in_a_v) {
     REQUIRE(cf_schedule_lower(plan, s, NULL, &low, &error) == CF_OK);
     t.n = 0;
     CHECK_INT(schedule_csv_write(plan, low, &desc, harness_collect, &t, &error), CF_OK);
-    CHECK(strstr(t.at, "0SEND_F") != NULL && strstr(t.at, "1SEND_F") == NULL && strstr(t.at, "2RECV_F") == NULL && strstr(t.at, "2SEND_B") == NULL);
+    CHECK(strstr(t.at, "0SEND_F") != NULL && strstr(t.at, "1SEND_F") == NULL && strstr(t.at, "2RECV_F") == NULL &&
+          strstr(t.at, "2SEND_B") == NULL);
     again = read(plan, t.at, NULL);
     REQUIRE(again != NULL);
     CHECK(again->shape.placement == CF_PLACEMENT_V && again->lowered == 1 && again->n_actions == low->n_actions);
@@ -87,7 +88,8 @@ TEST(reads_and_writes_rows_in_a_v) {
     cf_plan_free(plan);
 }
 
-/* As PyTorch's zero-bubble files begin (two ranks, two stages each, empty cells), with B for the gradient of the inputs. */
+/* As PyTorch's zero-bubble files begin (two ranks, two stages each, empty cells), with B for the gradient of the
+   inputs. */
 TEST(reads_a_zero_bubble_file_of_the_older_kind) {
     static const char csv[] = "0F0,0F1,2F0,,2F1,2B0,2W0,2B1,0B0,0W0,2W1,0B1,0W1\r\n"
                               ",1F0,1F1,3F0,3B0,3F1,3B1,3W0,1B0,1W0,3W1,1B1,1W1\r\n";
@@ -98,7 +100,8 @@ TEST(reads_a_zero_bubble_file_of_the_older_kind) {
     desc.legacy = 1;
     s = read(plan, csv, &desc);
     REQUIRE(s != NULL);
-    CHECK(s->shape.n_stages == 2 && s->shape.n_virtual == 2 && s->shape.k == 1 && s->lowered == 0 && s->kind == CF_SCHEDULE_DEFAULT);
+    CHECK(s->shape.n_stages == 2 && s->shape.n_virtual == 2 && s->shape.k == 1 && s->lowered == 0 &&
+          s->kind == CF_SCHEDULE_DEFAULT);
     check_list(s, 0, "F0@0 F1@0 F0@2 F1@2 I0@2 W0@2 I1@2 I0@0 W0@0 W1@2 I1@0 W1@0");
     check_list(s, 1, "F0@1 F1@1 F0@3 I0@3 F1@3 I1@3 W0@3 I0@1 W0@1 W1@3 I1@1 W1@1");
     cf_schedule_free(s);
@@ -117,7 +120,8 @@ TEST(bw_is_the_whole_backward_of_older_files) {
     cf_schedule *s = NULL;
     cf_error error;
     CHECK_INT(schedule_csv_read(csv, strlen(csv), plan, &desc, &s, NULL, &error), CF_ERROR_TEXT);
-    CHECK(error.item == 1 && error.got == 5 && strstr(error.text, "\"0BW0\"") != NULL && strstr(error.text, "legacy") != NULL);
+    CHECK(error.item == 1 && error.got == 5 && strstr(error.text, "\"0BW0\"") != NULL &&
+          strstr(error.text, "legacy") != NULL);
     desc.legacy = 1;
     s = read(plan, csv, &desc);
     REQUIRE(s != NULL);
@@ -264,7 +268,8 @@ TEST(bad_microbatches_are_refused_with_their_place) {
         int32_t chunks[2] = {7, 7};
         cf_error error = {0};
         harness_note("%s", bad[i].csv);
-        CHECK_INT(schedule_csv_read_microbatches(bad[i].csv, strlen(bad[i].csv), plan, 0, chunks, &error), CF_ERROR_TEXT);
+        CHECK_INT(schedule_csv_read_microbatches(bad[i].csv, strlen(bad[i].csv), plan, 0, chunks, &error),
+                  CF_ERROR_TEXT);
         if (bad[i].line > 0) CHECK(error.item == bad[i].line && error.got == bad[i].column);
         if (!CHECK(strstr(error.text, bad[i].words) != NULL)) FAIL("%s", error.text);
         CHECK_INT(schedule_csv_read_microbatches(bad[i].csv, strlen(bad[i].csv), plan, 0, chunks, NULL), CF_ERROR_TEXT);
@@ -321,8 +326,9 @@ TEST(what_is_no_pass_here_is_kept) {
     static const char csv[] = "0UNSHARD,,0F0,0F1,,0B0,0B1,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD,\r\n"
                               ",1F0,1B0,1F1,1B1,1REDUCE_GRAD,1WAIT_REDUCE_GRAD\r\n";
     static const char bare[] = "0F0,0F1,0B0,0B1\r\n1F0,1B0,1F1,1B1\r\n";
-    static const char full[] = "0UNSHARD,0F0,0F1,0B0,0B1,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD\r\n"
-                               "1F0,1B0,1F1,1B1,1REDUCE_GRAD,1WAIT_REDUCE_GRAD\r\n"; /* no empty cells among transfers */
+    static const char full[] =
+        "0UNSHARD,0F0,0F1,0B0,0B1,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD\r\n"
+        "1F0,1B0,1F1,1B1,1REDUCE_GRAD,1WAIT_REDUCE_GRAD\r\n"; /* no empty cells among transfers */
     cf_plan *plan = plan_of(0, 2);
     cf_schedule *s = NULL;
     schedule_csv_extras *extras = NULL;
@@ -403,7 +409,8 @@ TEST(groups_of_other_ranks_are_no_hindrance) {
             for (i = (rank + 1) * plan->n_steps - 1; i >= rank * plan->n_steps; i--)
                 if (plan->chunks[i].group >= 0) item = i;
             n_refused += item >= 0;
-            CHECK_INT(schedule_csv_write(plan, s, NULL, harness_collect, &t, &error), item >= 0 ? CF_ERROR_ARGUMENT : CF_OK);
+            CHECK_INT(schedule_csv_write(plan, s, NULL, harness_collect, &t, &error),
+                      item >= 0 ? CF_ERROR_ARGUMENT : CF_OK);
             if (item >= 0) CHECK(strcmp(error.field, "chunks") == 0 && error.item == item && t.n == 0);
             CHECK_INT(schedule_csv_renumber(plan, s, NULL, &error), item >= 0 ? CF_ERROR_ARGUMENT : CF_OK);
             free(t.at);
@@ -526,7 +533,8 @@ done:
 static const char *const versions[] = {"2.14", "2.15"};
 
 TEST(dumps_of_pytorch_are_taken_and_written_back) {
-    static const char *const kinds[] = {"gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv"};
+    static const char *const kinds[] = {"gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble",
+                                        "zbv"};
     static const char *const variants[] = {"deferred-recv", "deferred-wait", "one-send"};
     int v, k, ranks, i;
     for (v = 0; v < 2; v++) {
@@ -708,7 +716,8 @@ TEST(more_cells_than_actions_are_refused) {
     if (text) {
         memset(text, ',', n);
         CHECK_INT(schedule_csv_read(text, n, plan, NULL, &s, NULL, &error), CF_ERROR_LIMIT);
-        CHECK(strcmp(error.field, "n_actions") == 0 && error.wanted == CF_MAX_ACTIONS && error.got == CF_MAX_ACTIONS + 1);
+        CHECK(strcmp(error.field, "n_actions") == 0 && error.wanted == CF_MAX_ACTIONS &&
+              error.got == CF_MAX_ACTIONS + 1);
     }
     free(text);
     cf_plan_free(plan);
@@ -798,7 +807,8 @@ TEST(the_second_rank_has_its_own_chunks) {
         CHECK_INT(schedule_csv_read_microbatches(numbers.at, numbers.n, plan, rank, back, &error), CF_OK);
         CHECK(memcmp(chunks, back, sizeof back) == 0 && chunks[0] / 3 == rank && chunks[2] / 3 == rank);
         CHECK_INT(schedule_csv_read_microbatches(numbers.at, numbers.n, plan, 1 - rank, back, &error), CF_ERROR_TEXT);
-        CHECK_INT(schedule_csv_read_microbatches(other_rank[rank], strlen(other_rank[rank]), plan, 1, back, &error), CF_ERROR_TEXT);
+        CHECK_INT(schedule_csv_read_microbatches(other_rank[rank], strlen(other_rank[rank]), plan, 1, back, &error),
+                  CF_ERROR_TEXT);
         CHECK_INT(error.item, 4);
         desc.chunks = chunks;
         CHECK_INT(schedule_csv_write(plan, s, NULL, harness_collect, &rows, &error), CF_OK);
@@ -929,12 +939,13 @@ TEST(csv_arguments_are_checked) {
     REQUIRE(good != NULL);
     memset(&desc, 0, sizeof desc);
     memset(&heap, 0, sizeof heap);
-#define REFUSE(member, value, name)                                                                                        \
-    do {                                                                                                                   \
-        memset(&desc, 0, sizeof desc);                                                                                     \
-        desc.member = value;                                                                                               \
-        CHECK(schedule_csv_read(csv, strlen(csv), plan, &desc, &s, NULL, &error) != CF_OK && strcmp(error.field, name) == 0); \
-        CHECK_STR(oracle_error_fault(&error), NULL);                                                                       \
+#define REFUSE(member, value, name) \
+    do { \
+        memset(&desc, 0, sizeof desc); \
+        desc.member = value; \
+        CHECK(schedule_csv_read(csv, strlen(csv), plan, &desc, &s, NULL, &error) != CF_OK && \
+              strcmp(error.field, name) == 0); \
+        CHECK_STR(oracle_error_fault(&error), NULL); \
     } while (0)
     REFUSE(format, SCHEDULE_CSV_FORMAT_COUNT, "format");
     CHECK_INT(error.item, -1);
@@ -1062,10 +1073,12 @@ TEST(round_trips) {
             free(twice.at);
             schedule_csv_extras_free(extras);
         }
-        CHECK(again->shape.n_stages == s->shape.n_stages && again->n_actions == s->n_actions && again->shape.k == s->shape.k && again->shape.rank == s->shape.rank);
+        CHECK(again->shape.n_stages == s->shape.n_stages && again->n_actions == s->n_actions &&
+              again->shape.k == s->shape.k && again->shape.rank == s->shape.rank);
         CHECK(again->shape.replay == s->shape.replay && again->kind == s->kind && again->lowered == s->lowered);
         if (s->n_actions > 0) CHECK_INT(again->shape.n_virtual, s->shape.n_virtual);
-        if (s->n_actions > 0 && s->shape.n_stages > 1 && s->shape.n_virtual > 1) CHECK_INT(again->shape.placement, s->shape.placement);
+        if (s->n_actions > 0 && s->shape.n_stages > 1 && s->shape.n_virtual > 1)
+            CHECK_INT(again->shape.placement, s->shape.placement);
         CHECK(memcmp(again->first, s->first, ((size_t)s->shape.n_stages + 1) * sizeof *s->first) == 0);
         CHECK(s->n_actions == 0 || memcmp(again->actions, s->actions, (size_t)s->n_actions * sizeof *s->actions) == 0);
         cf_schedule_free(again);
@@ -1167,13 +1180,15 @@ TEST(damaged_text_is_survived) {
     harness_report("%d of %d damaged texts were still sound", accepted, round);
 }
 
-SUITE(csv, CASE(reads_and_writes_rows_in_a_v), CASE(reads_a_zero_bubble_file_of_the_older_kind), CASE(bw_is_the_whole_backward_of_older_files),
-      CASE(reads_and_writes_both_dialects), CASE(replay_is_an_extension),
+SUITE(csv, CASE(reads_and_writes_rows_in_a_v), CASE(reads_a_zero_bubble_file_of_the_older_kind),
+      CASE(bw_is_the_whole_backward_of_older_files), CASE(reads_and_writes_both_dialects), CASE(replay_is_an_extension),
       CASE(microbatches_are_numbered_as_the_last_stage_runs_them), CASE(bad_microbatches_are_refused_with_their_place),
       CASE(transfers_are_written_for_a_version), CASE(what_is_no_pass_here_is_kept),
       CASE(groups_of_other_ranks_are_no_hindrance), CASE(what_pytorch_cannot_run_is_refused),
-      CASE(dumps_of_pytorch_are_taken_and_written_back), CASE(dumps_of_pytorch_that_are_refused), CASE(line_ends_blanks_and_empty_cells),
-      CASE(an_empty_plan_has_empty_lines), CASE(bad_text_is_refused_with_its_place), CASE(numbers_of_any_size),
-      CASE(more_cells_than_actions_are_refused), CASE(sound_text_of_an_unsound_schedule_is_refused), CASE(formats_are_enforced_when_asked_for),
-      CASE(the_second_rank_has_its_own_chunks), CASE(a_new_schedule_has_what_its_header_says), CASE(text_goes_out_in_pieces),
-      CASE(csv_arguments_are_checked), CASE(round_trips), CASE(damaged_text_is_survived));
+      CASE(dumps_of_pytorch_are_taken_and_written_back), CASE(dumps_of_pytorch_that_are_refused),
+      CASE(line_ends_blanks_and_empty_cells), CASE(an_empty_plan_has_empty_lines),
+      CASE(bad_text_is_refused_with_its_place), CASE(numbers_of_any_size), CASE(more_cells_than_actions_are_refused),
+      CASE(sound_text_of_an_unsound_schedule_is_refused), CASE(formats_are_enforced_when_asked_for),
+      CASE(the_second_rank_has_its_own_chunks), CASE(a_new_schedule_has_what_its_header_says),
+      CASE(text_goes_out_in_pieces), CASE(csv_arguments_are_checked), CASE(round_trips),
+      CASE(damaged_text_is_survived));

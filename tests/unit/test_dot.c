@@ -147,4 +147,5 @@ TEST(a_failing_callback_ends_a_drawing) {
 }
 
 SUITE(dot, CASE(a_drawing_has_every_node_and_edge), CASE(virtual_stages_are_named_and_share_a_cluster),
-      CASE(an_empty_graph_has_no_clusters), CASE(a_drawing_is_bounded), CASE(dot_arguments_are_checked), CASE(a_failing_callback_ends_a_drawing));
+      CASE(an_empty_graph_has_no_clusters), CASE(a_drawing_is_bounded), CASE(dot_arguments_are_checked),
+      CASE(a_failing_callback_ends_a_drawing));

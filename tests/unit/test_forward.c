@@ -1,5 +1,5 @@
-/* Schedules without backwards: of batches with trees and without, made, judged, timed, run, lowered and written. What is
-   held is counted here from the lists and the links of the plan alone. */
+/* Schedules without backwards: of batches with trees and without, made, judged, timed, run, lowered and written. What
+   is held is counted here from the lists and the links of the plan alone. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -69,7 +69,8 @@ static int needs(const cf_plan *plan, int64_t chunk, int64_t group) {
 
 /* Rows of state on virtual stage v while the action at `now` of a list runs: of groups that have begun, up to that
    action, and that it or a later one needs. *slots: how many groups these are, but for leaves, which have no state. */
-static int64_t rows_held(const cf_plan *plan, const cf_action *list, int64_t n, int64_t now, int32_t v, int64_t *slots) {
+static int64_t rows_held(const cf_plan *plan, const cf_action *list, int64_t n, int64_t now, int32_t v,
+                         int64_t *slots) {
     int64_t rows = 0, group, i;
     for (group = 0; group < plan->n_groups; group++) {
         int64_t own = 0;
@@ -222,7 +223,8 @@ static double makespan_of(const cf_plan *plan, const cf_schedule *s) {
     return last;
 }
 
-static void check_time(const cf_plan *plan, const cf_schedule *s, const cf_timeline *t, const cf_search_report *report) {
+static void check_time(const cf_plan *plan, const cf_schedule *s, const cf_timeline *t,
+                       const cf_search_report *report) {
     double sum = 0, most = 0;
     int64_t i;
     for (i = s->shape.rank * plan->n_steps; i < (s->shape.rank + 1) * plan->n_steps; i++) {

@@ -80,10 +80,13 @@ static int why(const cf_plan *plan, const cf_graph *g, const cf_graph_desc *desc
         (a->pass == CF_F || (a->pass == CF_R && g->shape.replay == CF_REPLAY_PIPELINE)))
         return CF_EDGE_ACTIVATION;
     if (a->chunk == b->chunk && a->stage == b->stage + 1 && is_back(a) && is_back(b)) return CF_EDGE_GRADIENT;
-    if (a->stage == b->stage && together && a->chunk + 1 == b->chunk && a->pass == CF_F && b->pass == CF_F) return CF_EDGE_STATE;
-    if (a->stage == b->stage && together && a->chunk == b->chunk + 1 && is_back(a) && is_back(b)) return CF_EDGE_STATE_GRADIENT;
+    if (a->stage == b->stage && together && a->chunk + 1 == b->chunk && a->pass == CF_F && b->pass == CF_F)
+        return CF_EDGE_STATE;
+    if (a->stage == b->stage && together && a->chunk == b->chunk + 1 && is_back(a) && is_back(b))
+        return CF_EDGE_STATE_GRADIENT;
     if (same && a->pass == CF_F && b->pass == CF_R) return CF_EDGE_REPLAY;
-    if (same && is_back(b) && a->pass == (replayed(plan, g, desc, a->chunk, a->stage) ? CF_R : CF_F)) return CF_EDGE_OWN;
+    if (same && is_back(b) && a->pass == (replayed(plan, g, desc, a->chunk, a->stage) ? CF_R : CF_F))
+        return CF_EDGE_OWN;
     if (same && a->pass == CF_I && b->pass == CF_W) return CF_EDGE_OWN;
     if (a->stage != b->stage || !together || b->pass != CF_R || a->chunk <= b->chunk) return -1;
     if (frees_place_of(plan, g, desc, a, b)) return CF_EDGE_SLOT;
@@ -93,7 +96,8 @@ static int why(const cf_plan *plan, const cf_graph *g, const cf_graph_desc *desc
 }
 
 static double seconds_of(const cf_plan *plan, const cf_timing *timing, const cf_node *n) {
-    double rows = (double)plan->chunks[n->chunk].padded, pairs = (double)plan->chunks[n->chunk].pairs, forward, backward;
+    double rows = (double)plan->chunks[n->chunk].padded, pairs = (double)plan->chunks[n->chunk].pairs, forward,
+           backward;
     if (timing == NULL || (timing->all.forward.constant == 0 && timing->all.forward.per_token == 0 &&
                            timing->all.backward.per_pair == 0)) {
         forward = rows;
@@ -223,7 +227,8 @@ static cf_schedule *draw_schedule(harness_rng *rng, const cf_plan *plan, cf_grap
     return schedule;
 }
 
-/* The longest path over the graph's edges, but for those of slots, and over the order of each stage's list, by relaxation. */
+/* The longest path over the graph's edges, but for those of slots, and over the order of each stage's list, by
+   relaxation. */
 static double longest_with_order(const cf_graph *g, const cf_schedule *s) {
     double *end = (double *)harness_guard_new((size_t)(g->n_nodes + 1) * sizeof *end), length = 0;
     int64_t i, stage, before;
@@ -358,8 +363,8 @@ TEST(schedules_keep_to_their_graphs) {
         plain.shape.rank = g->shape.rank;
         without = make(problem.plan, &plain);
         REQUIRE(without != NULL);
-        if (schedule->kind != CF_SCHEDULE_BEST && schedule->limits.chunks_by_stage == NULL && problem.desc.limits.bytes <= 0 &&
-            problem.desc.limits.bytes_by_stage == NULL) {
+        if (schedule->kind != CF_SCHEDULE_BEST && schedule->limits.chunks_by_stage == NULL &&
+            problem.desc.limits.bytes <= 0 && problem.desc.limits.bytes_by_stage == NULL) {
             CHECK(g->n_nodes == without->n_nodes && g->n_edges == without->n_edges);
             CHECK(memcmp(g->nodes, without->nodes, (size_t)g->n_nodes * sizeof *g->nodes) == 0);
             CHECK(memcmp(g->edges, without->edges, (size_t)g->n_edges * sizeof *g->edges) == 0);
@@ -395,8 +400,8 @@ static int64_t longest_group(const cf_plan *plan) {
 }
 
 /* The longest path of a graph is the simulator's bound "critical-path" where K leaves
-   no choice of what is dropped; elsewhere the graph drops more than the bound does. The schedule is `paper` or, to split
-   backwards or to have virtual stages, zero-bubble or interleaved. */
+   no choice of what is dropped; elsewhere the graph drops more than the bound does. The schedule is `paper` or, to
+   split backwards or to have virtual stages, zero-bubble or interleaved. */
 TEST(critical_path_is_the_simulators_bound) {
     harness_rng rng = {15};
     int round, n_slots = 0, n_equal = 0, n_below = 0;
@@ -423,8 +428,9 @@ TEST(critical_path_is_the_simulators_bound) {
         order.shape.k = harness_between(&rng, 1, 4);
         order.shape.n_stages = harness_between(&rng, 1, 4);
         order.shape.n_virtual = harness_chance(&rng, 0.3) ? harness_between(&rng, 1, 3) : 1;
-        order.kind = order.shape.n_virtual > 1 ? CF_SCHEDULE_INTERLEAVED : harness_chance(&rng, 0.4) ? CF_SCHEDULE_ZERO_BUBBLE
-                                                                                                 : CF_SCHEDULE_PAPER;
+        order.kind = order.shape.n_virtual > 1   ? CF_SCHEDULE_INTERLEAVED
+                     : harness_chance(&rng, 0.4) ? CF_SCHEDULE_ZERO_BUBBLE
+                                                 : CF_SCHEDULE_PAPER;
         order.shape.replay = harness_chance(&rng, 0.5) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
         order.timing = simulate.timing = desc.timing = &timing;
         desc.shape.n_stages = order.shape.n_stages;
@@ -468,7 +474,8 @@ static cf_plan *in_twos(const int64_t *lengths, int64_t n) {
 /* K is a cap: a schedule that drops chunks though K would not is sound, and then no replay waits for a place that a
    backward gives back. */
 TEST(a_k_beyond_any_group) {
-    static const int64_t lengths[] = {10, 3, 6}, caps[] = {5, 6, INT32_MAX, (int64_t)INT32_MAX + 1, INT64_MAX - 1, INT64_MAX};
+    static const int64_t lengths[] = {10, 3, 6},
+                         caps[] = {5, 6, INT32_MAX, (int64_t)INT32_MAX + 1, INT64_MAX - 1, INT64_MAX};
     int i, replay;
     for (replay = CF_REPLAY_PIPELINE; replay <= CF_REPLAY_LOCAL; replay++) {
         cf_plan *plan = in_twos(lengths, 3);
@@ -661,7 +668,8 @@ TEST(graph_options_are_checked) {
     CHECK(g == NULL);
     plan->chunks[1].index = 1;
     REQUIRE(cf_graph_make(plan, &good, &g, &error) == CF_OK);
-    CHECK(g->shape.n_stages == 1 && g->shape.n_virtual == 1 && g->shape.placement == CF_PLACEMENT_LOOP && g->shape.k == 1);
+    CHECK(g->shape.n_stages == 1 && g->shape.n_virtual == 1 && g->shape.placement == CF_PLACEMENT_LOOP &&
+          g->shape.k == 1);
     CHECK(g->shape.replay == CF_REPLAY_LOCAL);
     cf_graph_free(g);
     cf_plan_free(plan);
@@ -771,8 +779,7 @@ TEST(names_of_edges) {
 }
 
 SUITE(graph, CASE(nodes_are_the_passes), CASE(edges_are_those_of_the_definitions),
-      CASE(critical_path_is_the_simulators_bound),
-      CASE(a_k_beyond_any_group), CASE(bounds_of_the_papers_example), CASE(an_executor_of_your_own),       CASE(a_schedules_graph_has_its_passes), CASE(schedules_keep_to_their_graphs), CASE(a_wrong_schedule_makes_no_graph),
-      CASE(a_graph_has_backwards_of_one_form),
-      CASE(too_many_nodes_are_refused), CASE(graph_options_are_checked),
-      CASE(names_of_edges));
+      CASE(critical_path_is_the_simulators_bound), CASE(a_k_beyond_any_group), CASE(bounds_of_the_papers_example),
+      CASE(an_executor_of_your_own), CASE(a_schedules_graph_has_its_passes), CASE(schedules_keep_to_their_graphs),
+      CASE(a_wrong_schedule_makes_no_graph), CASE(a_graph_has_backwards_of_one_form), CASE(too_many_nodes_are_refused),
+      CASE(graph_options_are_checked), CASE(names_of_edges));

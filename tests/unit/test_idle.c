@@ -1,5 +1,5 @@
-/* tools/command/idle.h: the causes partition the idle time of every stage, each moment has the cause that the header's words
-   give it, and the critical path goes from the start to the end. */
+/* tools/command/idle.h: the causes partition the idle time of every stage, each moment has the cause that the header's
+   words give it, and the critical path goes from the start to the end. */
 
 #include "chunkflow.h"
 #include "../harness.h"
@@ -476,7 +476,8 @@ TEST(the_path_ends_with_the_last) {
     example_free(&e);
     CHECK_STR(idle_cause_name(IDLE_CAUSE_COUNT), "?");
     CHECK_STR(idle_cause_name((idle_cause)-1), "?");
-    CHECK(strcmp(idle_cause_name(IDLE_WARM_UP), "?") != 0 && strcmp(idle_cause_name(IDLE_WARM_UP), idle_cause_name(IDLE_DRAIN)) != 0);
+    CHECK(strcmp(idle_cause_name(IDLE_WARM_UP), "?") != 0 &&
+          strcmp(idle_cause_name(IDLE_WARM_UP), idle_cause_name(IDLE_DRAIN)) != 0);
 }
 
 /* Measured times: a pass that begins 2 later than it could. Where transfers occupy the stages it may be one of them. */
@@ -558,5 +559,6 @@ TEST(the_last_pass_may_be_out_of_order) {
     cf_plan_free(plan);
 }
 
-SUITE(idle, CASE(causes_of_random_schedules), CASE(transfers_in_a_v), CASE(the_last_pass_may_be_out_of_order), CASE(equal_chunks_in_1f1b), CASE(the_way_back_is_transfer),
-      CASE(a_limit_is_memory), CASE(a_group_is_state), CASE(the_path_ends_with_the_last), CASE(a_late_start_is_overhead));
+SUITE(idle, CASE(causes_of_random_schedules), CASE(transfers_in_a_v), CASE(the_last_pass_may_be_out_of_order),
+      CASE(equal_chunks_in_1f1b), CASE(the_way_back_is_transfer), CASE(a_limit_is_memory), CASE(a_group_is_state),
+      CASE(the_path_ends_with_the_last), CASE(a_late_start_is_overhead));

@@ -276,6 +276,7 @@ TEST(the_largest_k) {
     cf_plan_free(plan);
 }
 
-SUITE(known, CASE(defaults_beat_unsplit_sequences), CASE(more_k_is_no_longer), CASE(standalone_chunks_are_dropped), CASE(inputs_of_many_chunks),
-      CASE(a_chat_service_in_138_chunks), CASE(equal_splits_of_seq1f1b), CASE(interleaved_in_the_order_of_megatron),
-      CASE(loops_under_tight_limits), CASE(virtual_stages_in_rhythm), CASE(the_largest_k));
+SUITE(known, CASE(defaults_beat_unsplit_sequences), CASE(more_k_is_no_longer), CASE(standalone_chunks_are_dropped),
+      CASE(inputs_of_many_chunks), CASE(a_chat_service_in_138_chunks), CASE(equal_splits_of_seq1f1b),
+      CASE(interleaved_in_the_order_of_megatron), CASE(loops_under_tight_limits), CASE(virtual_stages_in_rhythm),
+      CASE(the_largest_k));

@@ -1,5 +1,5 @@
-/* Every number that has a most is taken up to that, and refused one above by name, with the most in the record. Where so
-   much of something is more than a machine has, the call gets to what comes next and fails there instead. */
+/* Every number that has a most is taken up to that, and refused one above by name, with the most in the record. Where
+   so much of something is more than a machine has, the call gets to what comes next and fails there instead. */
 
 #include "chunkflow.h"
 #include "../harness.h"

@@ -286,8 +286,8 @@ TEST(bounds_of_either_form) {
 }
 
 /* Chunks of 1, 1, 2, 2, 4, 4 tokens, each alone, in four stages of which the first has room for one; F takes a second a
-   token, B two, R what is given. A chunk stays on the first stage for 12 seconds a token if it is kept, and for its R and
-   2 seconds a token if not. */
+   token, B two, R what is given. A chunk stays on the first stage for 12 seconds a token if it is kept, and for its R
+   and 2 seconds a token if not. */
 static double bound_on_memory(double replay_constant, double replay_per_token) {
     const int64_t lengths[] = {1, 1, 2, 2, 4, 4}, limits[] = {1, CF_NO_LIMIT, CF_NO_LIMIT, CF_NO_LIMIT};
     cf_pack_desc pack = {0};

@@ -43,8 +43,10 @@ static void check_transfers(const cf_schedule *s, const cf_schedule *low) {
         const cf_action *a = &s->actions[i];
         forwards += a->pass == CF_F && leaves(s, a, 1);
         backwards += (a->pass == CF_B || a->pass == CF_I) && leaves(s, a, -1);
-        for (j = 0; j < s->n_actions && a->pass == CF_R && s->shape.replay == CF_REPLAY_PIPELINE && leaves(s, a, 1); j++)
-            replays += s->actions[j].pass == CF_R && s->actions[j].chunk == a->chunk && s->actions[j].stage == a->stage + 1;
+        for (j = 0; j < s->n_actions && a->pass == CF_R && s->shape.replay == CF_REPLAY_PIPELINE && leaves(s, a, 1);
+             j++)
+            replays +=
+                s->actions[j].pass == CF_R && s->actions[j].chunk == a->chunk && s->actions[j].stage == a->stage + 1;
     }
     CHECK_INT(count_pass(low, CF_SEND_F), forwards);
     CHECK_INT(count_pass(low, CF_RECV_F), forwards);
@@ -93,7 +95,8 @@ TEST(rendezvous_never_deadlocks) {
         REQUIRE(low != NULL);
         CHECK_INT(low->lowered, 1);
         CHECK_INT(s->lowered, 0);
-        CHECK(low->shape.n_stages == s->shape.n_stages && low->shape.n_virtual == s->shape.n_virtual && low->shape.k == s->shape.k && low->shape.rank == s->shape.rank);
+        CHECK(low->shape.n_stages == s->shape.n_stages && low->shape.n_virtual == s->shape.n_virtual &&
+              low->shape.k == s->shape.k && low->shape.rank == s->shape.rank);
         check_same_passes(s, low);
         if (round % 20 == 0) check_transfers(s, low);
         fault = naive_rendezvous(plan, low);
@@ -112,8 +115,8 @@ static void check_list(const cf_schedule *s, int64_t stage, const char *wanted) 
     int64_t i, n = 0;
     text[0] = 0;
     for (i = s->first[stage]; i < s->first[stage + 1]; i++)
-        n += snprintf(text + n, sizeof text - (size_t)n, "%s%s%d", n ? " " : "", cf_pass_name((cf_pass)s->actions[i].pass),
-                      (int)s->actions[i].chunk);
+        n += snprintf(text + n, sizeof text - (size_t)n, "%s%s%d", n ? " " : "",
+                      cf_pass_name((cf_pass)s->actions[i].pass), (int)s->actions[i].chunk);
     CHECK_STR(text, wanted);
 }
 
@@ -166,8 +169,9 @@ TEST(a_transfer_comes_before_a_pass_that_begins_at_the_same_time) {
     cf_plan *plan = pack(lengths, 5, 1);
     cf_schedule *s = lists(plan, 2, 1, actions, 20), *low = NULL;
     REQUIRE(cf_schedule_lower(plan, s, NULL, &low, NULL) == CF_OK);
-    check_list(low, 0, "F0 SEND_F0 F1 SEND_F1 F2 SEND_F2 F3 SEND_F3 RECV_B0 F4 SEND_F4 B0 RECV_B1 B1 RECV_B2 B2 RECV_B3 B3 "
-                       "RECV_B4 B4");
+    check_list(low, 0,
+               "F0 SEND_F0 F1 SEND_F1 F2 SEND_F2 F3 SEND_F3 RECV_B0 F4 SEND_F4 B0 RECV_B1 B1 RECV_B2 B2 RECV_B3 B3 "
+               "RECV_B4 B4");
     cf_schedule_free(low);
     naive_free(s);
     cf_plan_free(plan);

@@ -179,8 +179,8 @@ TEST(unfused_operations_keep_more) {
     CHECK(report_of(&desc, &load).working >= load.chunk_scores * 4 * 7);
 }
 
-/* A row of one layer in backward, element by element: the residual and a norm's output, and the larger of the MLP (three
-   matrices) and attention (Q, output; K, V). */
+/* A row of one layer in backward, element by element: the residual and a norm's output, and the larger of the MLP
+   (three matrices) and attention (Q, output; K, V). */
 TEST(working_rows_by_hand) {
     cf_memory_desc desc = sizing("qwen2.5-7b", 1, 2);
     const cf_memory_load one = load_of(1000, 1000, 0, 0), two = load_of(1000, 2000, 0, 0);
@@ -196,8 +196,8 @@ TEST(working_rows_by_hand) {
     CHECK_INT(reports[1][0].working - reports[0][0].working, 1000 * 2 * (mlp + residual));
 }
 
-/* Backward makes the activations of one layer again as a whole, with the row statistics of its attention's heads; by hand
-   as the table above has them. */
+/* Backward makes the activations of one layer again as a whole, with the row statistics of its attention's heads; by
+   hand as the table above has them. */
 TEST(full_recompute_makes_all_of_a_layer) {
     cf_memory_desc desc = sizing("qwen2.5-7b", 1, 1);
     cf_token_bytes kept, made_again;
@@ -207,10 +207,10 @@ TEST(full_recompute_makes_all_of_a_layer) {
     CHECK_INT(made_again.working - kept.working, 158720 + 4 * 28);
 }
 
-/* What modules that run again leave out, in the layer of Korthikanti et al. (4 h of MLP, no gate; bytes by their section
-   4.1): the inputs of the two linear maps behind the norms, 2 h each; the input of the MLP's second, 8 h; and that of its
-   activation, 8 h. Then with a gate: 2 f of the product, 4 f of gate and up. Backward makes one layer's share again, and
-   layers that recompute nothing keep all. */
+/* What modules that run again leave out, in the layer of Korthikanti et al. (4 h of MLP, no gate; bytes by their
+   section 4.1): the inputs of the two linear maps behind the norms, 2 h each; the input of the MLP's second, 8 h; and
+   that of its activation, 8 h. Then with a gate: 2 f of the product, 4 f of gate and up. Backward makes one layer's
+   share again, and layers that recompute nothing keep all. */
 TEST(modules_made_again) {
     static const cf_recompute whats[] = {CF_RECOMPUTE_LAYERNORM, CF_RECOMPUTE_ACT, CF_RECOMPUTE_MLP};
     cf_model gpt = {0};
@@ -308,8 +308,8 @@ TEST(losses_keep_what_they_say) {
 }
 
 /* One row of hidden states for each neighbour and way: a stage in the middle receives and sends activations and
-   gradients, one at an end half of that, and one that has no neighbour nothing. With tensor parallelism the gathered rows
-   and their gradient come on top. */
+   gradients, one at an end half of that, and one that has no neighbour nothing. With tensor parallelism the gathered
+   rows and their gradient come on top. */
 TEST(buffers_are_those_of_the_neighbours) {
     static const int64_t depths[] = {1, 2, 4};
     int64_t tp, virtual_stages;
@@ -365,8 +365,8 @@ TEST(shares_are_rounded_up) {
     CHECK_INT(report.optimizer, 19272626996);  /* 12 x: 19,272,626,995.2 */
 }
 
-/* Two layers are whole at a time, and no embedding or head is one. A layer of Llama 3 8B by hand: Q and output, K and V,
-   the MLP, two norms; the last norm may be spread over all layers. */
+/* Two layers are whole at a time, and no embedding or head is one. A layer of Llama 3 8B by hand: Q and output, K and
+   V, the MLP, two norms; the last norm may be spread over all layers. */
 TEST(zero_3_gathers_two_layers) {
     const int64_t layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096;
     cf_memory_desc desc = sizing("llama-3-8b", 1, 1);
@@ -423,8 +423,8 @@ TEST(reports_add_up) {
 }
 
 /* With a window the device has `window` rows of one layer, whatever the state is; the host has all of it. By hand for
-   Qwen2.5 7B on four GPUs: 28 layers, one K head of 128 on each, so that a row of a layer's K and V is 512 bytes and that
-   of their gradients 1024, and 3584 x 2 bytes of a stage input over four GPUs are 1792. */
+   Qwen2.5 7B on four GPUs: 28 layers, one K head of 128 on each, so that a row of a layer's K and V is 512 bytes and
+   that of their gradients 1024, and 3584 x 2 bytes of a stage input over four GPUs are 1792. */
 TEST(a_window_of_the_state) {
     const int64_t context[] = {32768, 262144, 1048576};
     int64_t i, inputs;
@@ -687,10 +687,10 @@ TEST(bad_loads_are_named) {
 }
 
 SUITE(memory, CASE(bytes_per_token_by_hand), CASE(korthikanti_table_2), CASE(megatron_activation_formula),
-      CASE(unfused_operations_keep_more), CASE(working_rows_by_hand), CASE(float_trainer), CASE(losses_keep_what_they_say),
-      CASE(buffers_are_those_of_the_neighbours), CASE(zero_divides_states), CASE(reports_add_up),
-      CASE(full_recompute_makes_all_of_a_layer),
-      CASE(modules_made_again), CASE(modules_of_unfused_operations), CASE(shares_are_rounded_up), CASE(zero_3_gathers_two_layers),
+      CASE(unfused_operations_keep_more), CASE(working_rows_by_hand), CASE(float_trainer),
+      CASE(losses_keep_what_they_say), CASE(buffers_are_those_of_the_neighbours), CASE(zero_divides_states),
+      CASE(reports_add_up), CASE(full_recompute_makes_all_of_a_layer), CASE(modules_made_again),
+      CASE(modules_of_unfused_operations), CASE(shares_are_rounded_up), CASE(zero_3_gathers_two_layers),
       CASE(a_window_of_the_state), CASE(a_window_is_a_stage_s), CASE(a_window_leaves_no_token_bytes_of_state),
       CASE(replicated_heads_keep_their_state), CASE(virtual_stages_share_a_gpu), CASE(paper_peak_memory_table),
       CASE(paper_plain_training_peak), CASE(bad_sizings_are_named), CASE(bad_loads_are_named));

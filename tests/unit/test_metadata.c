@@ -781,9 +781,9 @@ TEST(state_tokens_of_no_chunk_are_none) {
 }
 
 SUITE(metadata, CASE(masks_rows_and_sizes_of_random_plans),
-      CASE(a_varlen_kernel_sees_what_it_should_for_every_alignment), CASE(a_capacity_that_is_too_small_is_refused), CASE(a_capacity_up_to_32_bits), CASE(a_hybrid_chunk_by_hand), CASE(padding_by_hand),
+      CASE(a_varlen_kernel_sees_what_it_should_for_every_alignment), CASE(a_capacity_that_is_too_small_is_refused),
+      CASE(a_capacity_up_to_32_bits), CASE(a_hybrid_chunk_by_hand), CASE(padding_by_hand),
       CASE(an_idle_chunk_has_empty_metadata), CASE(limits_of_32_bits), CASE(exactly_32_bits_are_enough),
-      CASE(the_last_position_of_32_bits),
-      CASE(ten_thousand_ways_to_run_a_batch_have_the_same_loss), CASE(weights_by_hand),
-      CASE(loss_weights_refuse_bad_arguments), CASE(metadata_refuses_bad_arguments),
+      CASE(the_last_position_of_32_bits), CASE(ten_thousand_ways_to_run_a_batch_have_the_same_loss),
+      CASE(weights_by_hand), CASE(loss_weights_refuse_bad_arguments), CASE(metadata_refuses_bad_arguments),
       CASE(questions_without_a_plan_have_answers), CASE(state_tokens_of_no_chunk_are_none));

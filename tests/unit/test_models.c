@@ -366,8 +366,8 @@ TEST(bad_splits_are_named) {
         CHECK_STR(error.field, cases[i].field);
         CHECK_INT(error.wanted, cases[i].wanted);
         CHECK_INT(error.got, cases[i].value);
-        memcpy((char *)&p + cases[i].member, &cases[i].wanted, sizeof cases[i].wanted); /* the nearest one does work ...
-                                                                                           */
+        memcpy((char *)&p + cases[i].member, &cases[i].wanted, sizeof cases[i].wanted); /* the nearest one does work
+                                                                                             ... */
         if (cases[i].value != 1000) CHECK_INT(cf_parallel_validate(model, &p, NULL), CF_OK); /* ... unless far off */
     }
     {
@@ -524,9 +524,9 @@ TEST(transfers_use_the_right_link) {
     CHECK(near(timing.seconds_per_token, 2 * 3584 / (300e9 * 0.75), 1e-12));
 }
 
-/* What ZeRO 2 and 3 send, by hand: 7B over four stages and eight ranks, links of 1 GB/s. Long passes hide all but one layer's
-   bytes of a gather (2 bytes a parameter) and of a scatter (4); a pass that takes no time hides nothing, and then an
-   iteration of one chunk sends three times the parameters, where ZeRO 1 sends two. */
+/* What ZeRO 2 and 3 send, by hand: 7B over four stages and eight ranks, links of 1 GB/s. Long passes hide all but one
+   layer's bytes of a gather (2 bytes a parameter) and of a scatter (4); a pass that takes no time hides nothing, and
+   then an iteration of one chunk sends three times the parameters, where ZeRO 1 sends two. */
 TEST(zero_2_and_3_send_in_every_pass) {
     cf_gpu gpu = only_flops();
     cf_stage_cost cost[4][4];
@@ -585,8 +585,8 @@ TEST(ranks_of_a_node_send_side_by_side) {
     }
 }
 
-/* A token of the prefix, 7B on four GPUs and four stages: 128 numbers of K and as many of V in 7 layers, and in backward
-   four bytes of the gradient of each, there and back. */
+/* A token of the prefix, 7B on four GPUs and four stages: 128 numbers of K and as many of V in 7 layers, and in
+   backward four bytes of the gradient of each, there and back. */
 TEST(streams_cross_the_link_to_the_host) {
     cf_gpu gpu = *cf_gpu_find("h100-80g");
     cf_stage_cost stages[4], same[4];
@@ -857,13 +857,11 @@ TEST(bad_samples_are_named) {
 
 SUITE(models, CASE(counts_are_the_published_ones), CASE(names_are_found_in_any_case),
       CASE(counts_are_those_of_the_tensors), CASE(stages_add_up_to_the_model), CASE(shards_by_hand),
-      CASE(layers_can_be_given_stage_by_stage),
-      CASE(vocabulary_is_padded_as_megatron_does), CASE(megatron_parameter_formula), CASE(bad_models_are_named),
-      CASE(huge_models_do_not_overflow), CASE(bad_splits_are_named), CASE(estimates_count_the_flops),
-      CASE(recompute_adds_a_forward),
-      CASE(modules_add_what_they_run_again),
-      CASE(zero_2_and_3_send_in_every_pass), CASE(ranks_of_a_node_send_side_by_side), CASE(transfers_use_the_right_link),
-      CASE(streams_cross_the_link_to_the_host),
-      CASE(small_chunks_leave_processors_idle), CASE(small_chunks_cost_more_a_token),
-      CASE(bad_estimates_are_named), CASE(fits_return_exact_terms), CASE(fits_are_optimal),
-      CASE(bad_samples_are_named));
+      CASE(layers_can_be_given_stage_by_stage), CASE(vocabulary_is_padded_as_megatron_does),
+      CASE(megatron_parameter_formula), CASE(bad_models_are_named), CASE(huge_models_do_not_overflow),
+      CASE(bad_splits_are_named), CASE(estimates_count_the_flops), CASE(recompute_adds_a_forward),
+      CASE(modules_add_what_they_run_again), CASE(zero_2_and_3_send_in_every_pass),
+      CASE(ranks_of_a_node_send_side_by_side), CASE(transfers_use_the_right_link),
+      CASE(streams_cross_the_link_to_the_host), CASE(small_chunks_leave_processors_idle),
+      CASE(small_chunks_cost_more_a_token), CASE(bad_estimates_are_named), CASE(fits_return_exact_terms),
+      CASE(fits_are_optimal), CASE(bad_samples_are_named));

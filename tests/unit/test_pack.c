@@ -772,8 +772,8 @@ TEST(ranks_are_balanced_on_larger_batches) {
     CHECK(spread / judged <= 1.022); /* as measured, and a tenth of a percent */
 }
 
-/* On many ranks it takes many exchanges, about eight for each: with a few dozen the dearest stays further above the mean
-   than it may, which is as measured. */
+/* On many ranks it takes many exchanges, about eight for each: with a few dozen the dearest stays further above the
+   mean than it may, which is as measured. */
 TEST(a_hundred_ranks_are_evened_out) {
     static const struct {
         int64_t n_ranks, n, chunk_size;
@@ -1466,13 +1466,13 @@ SUITE(pack, CASE(paper_example_of_16_sequences), CASE(paper_example_of_four_sequ
       CASE(cost_split_makes_the_dearest_slice_as_cheap_as_can_be), CASE(cost_split_shortens_late_slices),
       CASE(cost_split_of_a_long_sequence), CASE(cost_split_of_a_flat_cost_makes_full_slices), CASE(costs_count_padding),
       CASE(even_split), CASE(ranks_are_balanced_against_every_assignment), CASE(ranks_are_balanced_on_larger_batches),
-      CASE(a_hundred_ranks_are_evened_out),
-      CASE(ranks_need_no_more_steps_than_the_packing_of_one_rank), CASE(ranks_are_balanced_by_the_callers_costs),
-      CASE(chunks_are_exchanged_between_ranks), CASE(short_sequences_move_to_idle_ranks), CASE(more_ranks_than_chunks),
-      CASE(as_many_ranks_as_there_can_be), CASE(too_many_idle_chunks_are_refused),
-      CASE(stats_are_what_a_recount_gives), CASE(stats_of_a_giant_sequence), CASE(stats_of_an_empty_plan_are_finite),
-      CASE(stats_use_the_costs_they_are_given), CASE(pack_into_needs_what_pack_size_says), CASE(memory_for_the_most_chunks_there_can_be),
-      CASE(pack_into_refuses_bad_memory), CASE(free_takes_null),
-      CASE(bad_options_are_named), CASE(errors_say_what_would_do), CASE(bad_costs_are_named),
-      CASE(bad_lengths_are_named), CASE(missing_arguments_are_named), CASE(half_an_allocator_is_refused),
-      CASE(overflow_and_limits_are_refused), CASE(bad_slice_costs_are_survived), CASE(defaults_are_filled_in));
+      CASE(a_hundred_ranks_are_evened_out), CASE(ranks_need_no_more_steps_than_the_packing_of_one_rank),
+      CASE(ranks_are_balanced_by_the_callers_costs), CASE(chunks_are_exchanged_between_ranks),
+      CASE(short_sequences_move_to_idle_ranks), CASE(more_ranks_than_chunks), CASE(as_many_ranks_as_there_can_be),
+      CASE(too_many_idle_chunks_are_refused), CASE(stats_are_what_a_recount_gives), CASE(stats_of_a_giant_sequence),
+      CASE(stats_of_an_empty_plan_are_finite), CASE(stats_use_the_costs_they_are_given),
+      CASE(pack_into_needs_what_pack_size_says), CASE(memory_for_the_most_chunks_there_can_be),
+      CASE(pack_into_refuses_bad_memory), CASE(free_takes_null), CASE(bad_options_are_named),
+      CASE(errors_say_what_would_do), CASE(bad_costs_are_named), CASE(bad_lengths_are_named),
+      CASE(missing_arguments_are_named), CASE(half_an_allocator_is_refused), CASE(overflow_and_limits_are_refused),
+      CASE(bad_slice_costs_are_survived), CASE(defaults_are_filled_in));

@@ -47,7 +47,8 @@ TEST(never_longer_than_with_a_smaller_k) {
         less.shape.k = 1;
         problem.desc.shape.k = 5 + (int64_t)(seed % 4);
         best = makespan_of(problem.plan, problem.desc);
-        for (; less.shape.k < problem.desc.shape.k; less.shape.k *= 2) compare(best, makespan_of(problem.plan, less), &n_better);
+        for (; less.shape.k < problem.desc.shape.k; less.shape.k *= 2)
+            compare(best, makespan_of(problem.plan, less), &n_better);
         cf_plan_free(problem.plan);
     }
     CHECK(n_better > 0);
@@ -223,7 +224,8 @@ TEST(interleaved_runs_as_far_ahead_as_its_warm_up) {
             CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
             REQUIRE(schedule != NULL);
             for (s = 0; s < desc.shape.n_stages; s++) {
-                int64_t wanted = 2 * (desc.shape.n_stages - 1 - s) + (desc.shape.n_virtual - 1) * desc.shape.n_stages + 1;
+                int64_t wanted =
+                    2 * (desc.shape.n_stages - 1 - s) + (desc.shape.n_virtual - 1) * desc.shape.n_stages + 1;
                 int64_t ahead = most_ahead(schedule, s);
                 CHECK(ahead == wanted || (s > 0 && ahead == wanted + 1));
             }

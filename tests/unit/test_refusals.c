@@ -209,8 +209,8 @@ TEST(best_fit_among_rooms_that_lie_close) {
     harness_note("%s", "");
 }
 
-/* Where 3 tokens do not fit into the first room of their bucket, nor into any of it: 2 of the room left is too little, 4
-   in the next bucket are enough. */
+/* Where 3 tokens do not fit into the first room of their bucket, nor into any of it: 2 of the room left is too little,
+   4 in the next bucket are enough. */
 TEST(a_room_too_small_is_passed_by) {
     static const struct {
         int64_t n, lengths[3], n_chunks;
@@ -639,11 +639,13 @@ TEST(bytes_that_cannot_be_added_up) {
         if (wanted != CF_OK) CHECK_STR(error.field, "limits.per_token");
         cf_timeline_free(timeline);
         timeline = NULL;
-        if (wanted != CF_OK) REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_OVERFLOW, "limits.per_token");
+        if (wanted != CF_OK)
+            REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_OVERFLOW, "limits.per_token");
     }
     desc.kind = CF_SCHEDULE_INTERLEAVED;
     desc.shape.n_virtual = 2;
-    REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_OVERFLOW, "limits.per_token"); /* twice as many */
+    REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_OVERFLOW,
+            "limits.per_token"); /* twice as many */
     memset(&desc.limits.per_token, 0, sizeof desc.limits.per_token);
     plan->chunks[0].padded = INT64_MAX - 100; /* and so would be the rows themselves */
     REFUSED(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_OVERFLOW, "limits.per_token");
@@ -1071,18 +1073,16 @@ TEST(writers_of_what_does_not_go_together) {
 
 SUITE(refusals, CASE(every_item_has_its_name), CASE(a_cost_may_go_bad_at_any_call),
       CASE(a_cost_may_change_its_mind_at_any_call), CASE(a_batch_of_too_many_chunks),
-      CASE(best_fit_among_rooms_that_lie_close), CASE(a_room_too_small_is_passed_by), CASE(exchanges_even_out_many_units),
-      CASE(a_group_without_chunks), CASE(a_sequence_left_out_needs_no_record), CASE(pairs_that_do_not_fit),
-      CASE(pairs_that_do_not_fit_together),
-      CASE(places_out_of_range), CASE(splits_and_outputs_of_models), CASE(unfused_operations_without_a_gate),
-      CASE(buffers_of_tensor_parallelism),
+      CASE(best_fit_among_rooms_that_lie_close), CASE(a_room_too_small_is_passed_by),
+      CASE(exchanges_even_out_many_units), CASE(a_group_without_chunks), CASE(a_sequence_left_out_needs_no_record),
+      CASE(pairs_that_do_not_fit), CASE(pairs_that_do_not_fit_together), CASE(places_out_of_range),
+      CASE(splits_and_outputs_of_models), CASE(unfused_operations_without_a_gate), CASE(buffers_of_tensor_parallelism),
       CASE(sums_of_memory_that_do_not_fit), CASE(each_cost_is_named), CASE(plans_that_do_not_hold_together),
-      CASE(rows_that_cannot_be_added_up), CASE(rows_of_another_rank),
-      CASE(graphs_without_anything), CASE(schedules_that_are_split_in_part),
-      CASE(bytes_that_cannot_be_added_up), CASE(limits_on_bytes_bind_in_either_form), CASE(the_state_of_the_first_group_needs_its_bytes),
-      CASE(placements_are_for_some_kinds),
-      CASE(bytes_past_64_bits_are_past_the_limit), CASE(a_schedules_own_limits_bind),
-      CASE(what_is_received_and_not_read), CASE(a_list_that_ends_too_early), CASE(counts_for_the_simulator),
-      CASE(times_that_cannot_be_added_up), CASE(measured_times_are_finite), CASE(scores_that_do_not_fit),
-      CASE(loads_of_what_is_given_back_twice), CASE(prompts_below_zero),
+      CASE(rows_that_cannot_be_added_up), CASE(rows_of_another_rank), CASE(graphs_without_anything),
+      CASE(schedules_that_are_split_in_part), CASE(bytes_that_cannot_be_added_up),
+      CASE(limits_on_bytes_bind_in_either_form), CASE(the_state_of_the_first_group_needs_its_bytes),
+      CASE(placements_are_for_some_kinds), CASE(bytes_past_64_bits_are_past_the_limit),
+      CASE(a_schedules_own_limits_bind), CASE(what_is_received_and_not_read), CASE(a_list_that_ends_too_early),
+      CASE(counts_for_the_simulator), CASE(times_that_cannot_be_added_up), CASE(measured_times_are_finite),
+      CASE(scores_that_do_not_fit), CASE(loads_of_what_is_given_back_twice), CASE(prompts_below_zero),
       CASE(long_arrays_stop_where_they_are_told_to), CASE(writers_of_what_does_not_go_together));

@@ -445,8 +445,8 @@ TEST(counts_by_hand) {
     }
 }
 
-/* Kept rows and scratch, counted from the list alone: an F or R that keeps adds its chunk's rows, its B takes them away,
-   and an F that keeps nothing works in as many for as long as it runs. */
+/* Kept rows and scratch, counted from the list alone: an F or R that keeps adds its chunk's rows, its B takes them
+   away, and an F that keeps nothing works in as many for as long as it runs. */
 static void check_rows(const cf_plan *plan, const cf_schedule *schedule, const cf_run_stats *stats, int64_t *scratch) {
     int64_t i, kept = 0, most_scratch = 0;
     for (i = 0; i < schedule->n_actions; i++) {
@@ -1191,8 +1191,8 @@ static int drops_backward(void *user, const cf_step *step) {
     return 0;
 }
 
-/* With local replay `best` may drop any chunk on some of the stages only, and under a limit it pays. With pipeline replay
-   what is dropped on a stage is dropped on those before it. */
+/* With local replay `best` may drop any chunk on some of the stages only, and under a limit it pays. With pipeline
+   replay what is dropped on a stage is dropped on those before it. */
 static void check_drops(int64_t n_stages, int64_t limit, cf_replay replay) {
     const int64_t lengths[] = {16, 9, 7, 16, 12, 15, 16, 14};
     cf_pack_desc pack = {0};

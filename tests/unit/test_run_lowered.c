@@ -140,11 +140,13 @@ static int is_tensor(const tensor *t, int64_t chunk, int64_t stage, int kind) {
 static const char *play_pass(const cf_schedule *s, const cf_step *step, tensor *buffers) {
     const cf_action *a = &step->action;
     int64_t last = s->shape.n_stages * s->shape.n_virtual - 1;
-    int forward = a->pass == CF_F || a->pass == CF_R, back = a->pass == CF_B || a->pass == CF_I, kind = kind_of(a->pass);
+    int forward = a->pass == CF_F || a->pass == CF_R, back = a->pass == CF_B || a->pass == CF_I,
+        kind = kind_of(a->pass);
     int reads = s->shape.n_stages > 1 && ((forward && a->stage > 0) || (back && a->stage < last));
     if (a->pass == CF_R && s->shape.replay == CF_REPLAY_LOCAL) kind = 0; /* it reads the input of F again */
     if (reads != (step->input >= 0)) return "an input slot where there is none, or none where there is one";
-    if (reads && !is_tensor(&buffers[step->input], a->chunk, forward ? a->stage - 1 : a->stage + 1, kind)) return "a wrong input";
+    if (reads && !is_tensor(&buffers[step->input], a->chunk, forward ? a->stage - 1 : a->stage + 1, kind))
+        return "a wrong input";
     if (step->output >= 0) {
         buffers[step->output].chunk = a->chunk;
         buffers[step->output].stage = a->stage;
@@ -177,7 +179,8 @@ static const char *play(const cf_schedule *s, const notes *all) {
             if (a->peer < 0 || a->peer >= s->shape.n_stages || a->peer == stage) return "a send to no other stage";
             if (at[a->peer] == all[a->peer].n) continue;
             b = &all[a->peer].steps[at[a->peer]];
-            if (b->action.pass != a->action.pass + 1 || b->action.chunk != a->action.chunk || b->peer != stage) continue;
+            if (b->action.pass != a->action.pass + 1 || b->action.chunk != a->action.chunk || b->peer != stage)
+                continue;
             if (!is_tensor(&buffers[stage][a->output], a->action.chunk, a->action.stage, kind_of(a->action.pass)))
                 return "a send of another tensor";
             buffers[a->peer][b->input] = buffers[stage][a->output];
@@ -334,8 +337,8 @@ TEST(a_failing_callback_ends_the_stage_cleanly) {
     cf_plan_free(plan);
 }
 
-/* A callback's own error comes out as it went in, with the pass before its text; a record that a callback leaves without
-   failing is nobody's error. */
+/* A callback's own error comes out as it went in, with the pass before its text; a record that a callback leaves
+   without failing is nobody's error. */
 TEST(an_error_that_a_callback_raises_comes_out) {
     cf_plan *plan = NULL;
     cf_schedule *low = small_lowered(&plan);
@@ -361,7 +364,8 @@ TEST(an_error_that_a_callback_raises_comes_out) {
             CHECK(result == CF_ERROR_SPACE && error.code == CF_ERROR_SPACE && strcmp(error.field, "registers") == 0);
             CHECK(error.item == 7 && error.wanted == 8 && error.got == 9);
             CHECK(strstr(error.text, " of chunk ") != NULL && strstr(error.text, "(stage ") != NULL);
-            CHECK(strstr(error.text, is_long ? ": xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx" : ": registers[7]: spilled") != NULL);
+            CHECK(strstr(error.text, is_long ? ": xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx" : ": registers[7]: spilled") !=
+                  NULL);
             CHECK(memchr(error.text, '\0', sizeof error.text) != NULL);
             REQUIRE(fail < 1000);
         }

@@ -188,7 +188,8 @@ TEST(random_plans_follow_algorithm_2) {
             schedule = schedule_of(plan, &desc);
             REQUIRE(schedule != NULL);
             CHECK(schedule->kind == CF_SCHEDULE_PAPER && schedule->shape.replay == CF_REPLAY_PIPELINE);
-            CHECK(schedule->shape.n_stages == 1 && schedule->shape.n_virtual == 1 && schedule->shape.k == k && schedule->shape.rank == rank);
+            CHECK(schedule->shape.n_stages == 1 && schedule->shape.n_virtual == 1 && schedule->shape.k == k &&
+                  schedule->shape.rank == rank);
             CHECK_INT(schedule->n_chunks, plan->n_chunks);
             CHECK_INT(schedule->first[0], 0);
             CHECK_INT(schedule->first[1], schedule->n_actions);
@@ -389,7 +390,8 @@ TEST(schedule_defaults_are_filled_in) {
     cf_schedule_desc desc, full;
     memset(&desc, 0, sizeof desc);
     full = cf_schedule_defaults(&desc);
-    CHECK(full.kind == CF_SCHEDULE_BEST && full.shape.replay == CF_REPLAY_LOCAL && full.shape.n_stages == 1 && full.shape.k == 1);
+    CHECK(full.kind == CF_SCHEDULE_BEST && full.shape.replay == CF_REPLAY_LOCAL && full.shape.n_stages == 1 &&
+          full.shape.k == 1);
     CHECK(full.shape.rank == 0 && full.allocator == NULL);
     desc.kind = CF_SCHEDULE_PAPER;
     desc.shape.replay = CF_REPLAY_PIPELINE;
@@ -397,7 +399,8 @@ TEST(schedule_defaults_are_filled_in) {
     desc.shape.k = 7;
     desc.shape.rank = 3;
     full = cf_schedule_defaults(&desc);
-    CHECK(full.kind == CF_SCHEDULE_PAPER && full.shape.replay == CF_REPLAY_PIPELINE && full.shape.k == 7 && full.shape.rank == 3);
+    CHECK(full.kind == CF_SCHEDULE_PAPER && full.shape.replay == CF_REPLAY_PIPELINE && full.shape.k == 7 &&
+          full.shape.rank == 3);
 }
 
 SUITE(schedule, CASE(groups_of_several_sizes), CASE(paper_example_of_four_sequences),

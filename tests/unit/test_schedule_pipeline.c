@@ -155,8 +155,9 @@ TEST(one_stage_is_algorithm_2) {
     int64_t i;
     REQUIRE(schedule != NULL);
     for (i = 0; i < schedule->n_actions; i++)
-        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%d%s ", cf_pass_name((cf_pass)schedule->actions[i].pass),
-                 (int)schedule->actions[i].chunk, schedule->actions[i].keep ? "+" : "");
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%d%s ",
+                 cf_pass_name((cf_pass)schedule->actions[i].pass), (int)schedule->actions[i].chunk,
+                 schedule->actions[i].keep ? "+" : "");
     CHECK_STR(text, wanted);
     cf_schedule_free(schedule);
     cf_plan_free(plan);
@@ -165,7 +166,8 @@ TEST(one_stage_is_algorithm_2) {
 /* ---- every rule, on random pipelines ---- */
 
 static int has_limit(const cf_schedule_desc *desc) {
-    return desc->limits.chunks > 0 || desc->limits.chunks_by_stage != NULL || desc->limits.bytes > 0 || desc->limits.bytes_by_stage != NULL;
+    return desc->limits.chunks > 0 || desc->limits.chunks_by_stage != NULL || desc->limits.bytes > 0 ||
+           desc->limits.bytes_by_stage != NULL;
 }
 
 TEST(rules_hold_for_all_kinds) {
@@ -200,7 +202,8 @@ TEST(rules_hold_for_all_kinds) {
 }
 
 /* A refused limit comes with the smallest that would do: that one works, one less does not. */
-/* With forwards_first each list is all F, none of which keeps anything, and then R and B of one chunk after the other. */
+/* With forwards_first each list is all F, none of which keeps anything, and then R and B of one chunk after the
+   other. */
 static void check_forwards_first(const pipeline_problem *p, const cf_schedule *schedule, const cf_timeline *timeline) {
     int64_t n = p->plan->n_steps, state = 0, s, i;
     for (i = 0; i < n; i++) state += cf_chunk_state_tokens(p->plan, p->desc.shape.rank * n + i);
@@ -279,7 +282,8 @@ TEST(refused_limits_say_what_would_do) {
             limit = in_bytes ? &desc.limits.bytes : &desc.limits.chunks;
             *limit = error.wanted;
             if (cf_schedule_make(problem.plan, &desc, &schedule, &error) != CF_OK) {
-                CHECK_STR(error.field, in_bytes ? "limits.chunks" : "limits.bytes"); /* the other one is impossible, too */
+                CHECK_STR(error.field,
+                          in_bytes ? "limits.chunks" : "limits.bytes"); /* the other one is impossible, too */
             } else if (*limit > 1) {
                 cf_schedule_free(schedule);
                 schedule = NULL;
@@ -342,7 +346,8 @@ TEST(inputs_that_cost_more_than_activations) {
 }
 
 /* Every kind keeps to a limit of state, given for all stages or one by one, writes it down, and refuses one that the
-   longest group does not fit into. The validator finds what a virtual stage holds beyond a limit, and nothing sooner. */
+   longest group does not fit into. The validator finds what a virtual stage holds beyond a limit, and nothing
+   sooner. */
 TEST(limits_of_state) {
     int64_t n_made = 0, n_refused = 0;
     uint64_t seed;
@@ -480,7 +485,8 @@ TEST(bad_options_are_named) {
     REFUSED(bad.shape.n_stages = -1, CF_ERROR_ARGUMENT, "shape.n_stages");
     REFUSED(bad.shape.n_stages = CF_MAX_STAGES + 1, CF_ERROR_LIMIT, "shape.n_stages");
     REFUSED(bad.shape.n_virtual = 2, CF_ERROR_ARGUMENT, "shape.n_virtual");
-    REFUSED(bad.kind = CF_SCHEDULE_BEST; bad.shape.n_virtual = CF_MAX_STAGES / 4 + 1, CF_ERROR_LIMIT, "shape.n_virtual");
+    REFUSED(bad.kind = CF_SCHEDULE_BEST;
+            bad.shape.n_virtual = CF_MAX_STAGES / 4 + 1, CF_ERROR_LIMIT, "shape.n_virtual");
     REFUSED(bad.shape.k = -1, CF_ERROR_ARGUMENT, "shape.k");
     REFUSED(bad.shape.rank = 1, CF_ERROR_ARGUMENT, "shape.rank");
     REFUSED(bad.limits.chunks = -2, CF_ERROR_ARGUMENT, "limits.chunks");
@@ -535,7 +541,8 @@ TEST(into_memory_of_the_size_asked) {
         pipeline_note(seed, &problem);
         if (cf_schedule_size(problem.plan, &problem.desc, &bytes, &error) == CF_OK) {
             memory = harness_guard_new(bytes);
-            CHECK_INT(cf_schedule_into(problem.plan, &problem.desc, memory, bytes - 1, &placed, &error), CF_ERROR_SPACE);
+            CHECK_INT(cf_schedule_into(problem.plan, &problem.desc, memory, bytes - 1, &placed, &error),
+                      CF_ERROR_SPACE);
             CHECK_INT(error.wanted, bytes);
             CHECK_POISON(memory, bytes);
             CHECK_INT(cf_schedule_into(problem.plan, &problem.desc, memory, bytes, &placed, &error), CF_OK);
@@ -734,10 +741,9 @@ TEST(paper_takes_the_shorter_of_its_orders) {
 
 SUITE(schedule_pipeline, CASE(paper_example_of_1f1b), CASE(paper_example_of_state_aware_1f1b),
       CASE(closed_forms_for_equal_chunks), CASE(memory_of_equal_chunks), CASE(one_stage_is_algorithm_2),
-      CASE(rules_hold_for_all_kinds), CASE(every_first_forward_first), CASE(refused_limits_say_what_would_do), CASE(inputs_that_cost_more_than_activations),
-      CASE(limits_at_the_peak_and_below), CASE(limits_of_state),
+      CASE(rules_hold_for_all_kinds), CASE(every_first_forward_first), CASE(refused_limits_say_what_would_do),
+      CASE(inputs_that_cost_more_than_activations), CASE(limits_at_the_peak_and_below), CASE(limits_of_state),
       CASE(names_and_defaults), CASE(bad_options_are_named), CASE(damaged_plans_are_refused),
-      CASE(into_memory_of_the_size_asked), CASE(a_million_chunks),
-      CASE(one_sequence_of_2_to_the_40_tokens), CASE(a_thousand_stages),
-      CASE(order_is_that_of_any_unit_of_time), CASE(just_as_many_passes_as_there_may_be),
+      CASE(into_memory_of_the_size_asked), CASE(a_million_chunks), CASE(one_sequence_of_2_to_the_40_tokens),
+      CASE(a_thousand_stages), CASE(order_is_that_of_any_unit_of_time), CASE(just_as_many_passes_as_there_may_be),
       CASE(paper_takes_the_shorter_of_its_orders));

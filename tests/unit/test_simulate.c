@@ -1,5 +1,5 @@
-/* >>simulate: times against a relaxation over an explicit list of edges, books against the interpreter, bounds against the
-   exact solver. */
+/* >>simulate: times against a relaxation over an explicit list of edges, books against the interpreter, bounds against
+   the exact solver. */
 
 #include "chunkflow.h"
 #include "../reference/exact.h"
@@ -40,8 +40,8 @@ static cf_schedule *schedule_of(const cf_plan *plan, cf_schedule_kind kind, int6
 
 /* ---- known answers ---- */
 
-/* 100, 37 and 61 tokens at multiples of 64 are 128 + 64 + 64 rows of one chunk, and 19 are 64 of another. A forward over
-   r rows takes 10 + 2 r and 1 / 16 for each pair, a backward twice as long. */
+/* 100, 37 and 61 tokens at multiples of 64 are 128 + 64 + 64 rows of one chunk, and 19 are 64 of another. A forward
+   over r rows takes 10 + 2 r and 1 / 16 for each pair, a backward twice as long. */
 TEST(padded_rows_take_time) {
     const int64_t lengths[] = {100, 37, 61, 19};
     const double pairs = 5050 + 703 + 1891, large = 10 + 2 * 256 + pairs / 16, small = 10 + 2 * 64 + 190.0 / 16;
@@ -119,8 +119,8 @@ TEST(transfers_by_hand) {
         /* stage 1: F 5-8, B 8-14, F 14-17, B 17-23; stage 0: last B 25-31 */
         {2, 0, 0, 31},
         {0.5, 0.5, 0, 31},
-        /* stage 0: F 0-3, send -5, F 5-8, send -10. Stage 1: receive 3-5, F 5-8, B 8-14, send -16, receive -18, F 18-21,
-           B 21-27, send -29. Stage 0: receive 27-29, B 29-35 */
+        /* stage 0: F 0-3, send -5, F 5-8, send -10. Stage 1: receive 3-5, F 5-8, B 8-14, send -16, receive -18, F
+           18-21, B 21-27, send -29. Stage 0: receive 27-29, B 29-35 */
         {2, 0, 1, 35},
     };
     cf_plan *plan = NULL;
@@ -147,8 +147,8 @@ TEST(transfers_by_hand) {
     cf_plan_free(plan);
 }
 
-/* One sequence of four chunks of 4 tokens, K = 1, one stage: F F F F B, R B three times. F and R take 4, B 8. A token of
-   the prefix is on its way for 0.5 in F and 2 in B, a quarter of it exposed; prefixes are 0, 4, 8 and 12.
+/* One sequence of four chunks of 4 tokens, K = 1, one stage: F F F F B, R B three times. F and R take 4, B 8. A token
+   of the prefix is on its way for 0.5 in F and 2 in B, a quarter of it exposed; prefixes are 0, 4, 8 and 12.
 
      prefix   F: stream  exposed  pass      B: stream  exposed  pass
      4              2     0.5    4.5              8      2      2 + 8 = 10
@@ -288,7 +288,8 @@ TEST(agrees_with_independent_counts) {
         pipeline_note(seed, &problem);
         desc = simulation_of(&problem.desc);
         if (cf_schedule_make(problem.plan, &problem.desc, &schedule, &error) == CF_OK) {
-            if (cf_simulate(problem.plan, schedule, &desc, &timeline, &error) != CF_OK) FAIL("cf_simulate: %s", error.text);
+            if (cf_simulate(problem.plan, schedule, &desc, &timeline, &error) != CF_OK)
+                FAIL("cf_simulate: %s", error.text);
             REQUIRE(timeline != NULL);
             check_times(problem.plan, schedule, &problem.desc, timeline);
             check_books(problem.plan, schedule, &problem.desc, timeline);
@@ -327,8 +328,8 @@ TEST(bounds_hold_against_the_exact_optimum) {
         desc.limits.chunks = harness_chance(&rng, 0.5) ? harness_between(&rng, 1, 3) : 0;
         desc.kind = harness_chance(&rng, 0.3) ? CF_SCHEDULE_ZERO_BUBBLE : CF_SCHEDULE_PAPER;
         desc.split_backward = desc.kind == CF_SCHEDULE_ZERO_BUBBLE;
-        harness_note("seed %d: %d chunks, %d stages, K %d, limit %d", (int)seed, (int)plan->n_chunks, (int)desc.shape.n_stages,
-                     (int)desc.shape.k, (int)desc.limits.chunks);
+        harness_note("seed %d: %d chunks, %d stages, K %d, limit %d", (int)seed, (int)plan->n_chunks,
+                     (int)desc.shape.n_stages, (int)desc.shape.k, (int)desc.limits.chunks);
         simulate = simulation_of(&desc);
         CHECK_INT(cf_schedule_make(plan, &desc, &schedule, NULL), CF_OK);
         CHECK_INT(cf_simulate(plan, schedule, &simulate, &timeline, NULL), CF_OK);
@@ -459,7 +460,8 @@ TEST(json_carries_the_timeline) {
                             "\"peak_live\": [", "\"peak_tokens\": [", "\"peak_state_tokens\": [4, 4, 4, 4]",
                             "\"peak_bytes\": [0, 0, 0, 0]", "\"pass\": \"R\""};
     cf_plan *plan = example();
-    cf_schedule *schedule = schedule_of(plan, CF_SCHEDULE_PAPER, 4, 1), *other = schedule_of(plan, CF_SCHEDULE_PAPER, 2, 1);
+    cf_schedule *schedule = schedule_of(plan, CF_SCHEDULE_PAPER, 4, 1),
+                *other = schedule_of(plan, CF_SCHEDULE_PAPER, 2, 1);
     cf_timeline *timeline = NULL;
     harness_text with = {NULL, 0, 0, 0, 0, 0}, without = {NULL, 0, 0, 0, 0, 0};
     cf_error error;
@@ -484,7 +486,8 @@ TEST(json_carries_the_timeline) {
         static const char *const limits[] = {",\n  \"limits\": [3, 3, 3, 3]", ",\n  \"state_limits\": [50, 50, 50, 50]",
                                              ",\n  \"byte_limits\": [1000, 1000, 1000, 1000]",
                                              ",\n  \"byte_limits\": [9, 1000, 0, 7]"};
-        static const char cost[] = ",\n  \"token_bytes\": {\"activations\": 11, \"state\": 12, \"state_gradient\": 13, \"boundary\": 14}";
+        static const char cost[] =
+            ",\n  \"token_bytes\": {\"activations\": 11, \"state\": 12, \"state_gradient\": 13, \"boundary\": 14}";
         cf_schedule limited = *schedule;
         cf_timeline streamed = *timeline;
         const cf_bytes per_token = {11, 12, 13, 14};
@@ -514,8 +517,7 @@ TEST(json_carries_the_timeline) {
     cf_plan_free(plan);
 }
 
-SUITE(simulate, CASE(padded_rows_take_time), CASE(the_paper_example_by_numbers), CASE(transfers_by_hand), CASE(streams_by_hand),
-      CASE(agrees_with_independent_counts),
-      CASE(bounds_hold_against_the_exact_optimum), CASE(broken_schedules_are_named), CASE(deadlocks_are_found),
-      CASE(foreign_schedules_are_refused),
+SUITE(simulate, CASE(padded_rows_take_time), CASE(the_paper_example_by_numbers), CASE(transfers_by_hand),
+      CASE(streams_by_hand), CASE(agrees_with_independent_counts), CASE(bounds_hold_against_the_exact_optimum),
+      CASE(broken_schedules_are_named), CASE(deadlocks_are_found), CASE(foreign_schedules_are_refused),
       CASE(json_carries_the_timeline));

@@ -113,7 +113,8 @@ static cf_schedule *shuffle(harness_rng *rng, const cf_plan *plan, const cf_sche
     cf_schedule *s = naive_copy(low);
     int64_t round;
     for (round = harness_between(rng, 0, 12); round > 0 && s->n_actions > 1; round--) {
-        int64_t stage = harness_between(rng, 0, s->shape.n_stages - 1), first = s->first[stage], end = s->first[stage + 1], i;
+        int64_t stage = harness_between(rng, 0, s->shape.n_stages - 1), first = s->first[stage],
+                end = s->first[stage + 1], i;
         cf_action swap;
         if (end - first < 2) continue;
         i = harness_between(rng, first, end - 2);

@@ -583,7 +583,7 @@ TEST(validate_refuses_bad_arguments) {
 SUITE(validate, CASE(a_plan_made_by_hand_is_accepted), CASE(each_kind_of_damage_is_named),
       CASE(missing_arrays_are_named), CASE(a_sequence_packed_twice), CASE(a_long_sequence_packed_twice),
       CASE(a_sequence_left_out), CASE(slices_of_a_group_out_of_order), CASE(a_chunk_over_its_size),
-      CASE(chunk_sizes_that_chunks_fit_in), CASE(more_slices_than_allowed), CASE(a_group_cut_off_the_alignment), CASE(a_group_over_two_ranks),
-      CASE(a_group_that_stops_short), CASE(a_group_without_slices), CASE(impossible_methods_are_named),
-      CASE(random_damage_is_judged_as_by_the_oracle), CASE(other_lengths_are_noticed),
-      CASE(validate_refuses_bad_arguments));
+      CASE(chunk_sizes_that_chunks_fit_in), CASE(more_slices_than_allowed), CASE(a_group_cut_off_the_alignment),
+      CASE(a_group_over_two_ranks), CASE(a_group_that_stops_short), CASE(a_group_without_slices),
+      CASE(impossible_methods_are_named), CASE(random_damage_is_judged_as_by_the_oracle),
+      CASE(other_lengths_are_noticed), CASE(validate_refuses_bad_arguments));

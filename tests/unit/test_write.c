@@ -151,7 +151,8 @@ static void check_schedule_json(const json_document *j, const cf_schedule *sched
     CHECK(json_is_string(j, json_get(j, 0, "kind"), cf_schedule_kind_name(schedule->kind)));
     CHECK(json_is_string(j, json_get(j, 0, "replay"), cf_replay_name(schedule->shape.replay)));
     CHECK(json_is_string(j, json_get(j, 0, "placement"), schedule->shape.placement == CF_PLACEMENT_V ? "v" : "loop"));
-    CHECK_INT(json_size(j, json_get(j, 0, "limits")), schedule->limits.chunks_by_stage != NULL ? schedule->shape.n_stages : -1);
+    CHECK_INT(json_size(j, json_get(j, 0, "limits")),
+              schedule->limits.chunks_by_stage != NULL ? schedule->shape.n_stages : -1);
     for (i = 0; schedule->limits.chunks_by_stage != NULL && i < schedule->shape.n_stages; i++)
         CHECK(json_is_int(j, json_at(j, json_get(j, 0, "limits"), i), schedule->limits.chunks_by_stage[i]));
     check_int_member(j, 0, "stages", schedule->shape.n_stages);
