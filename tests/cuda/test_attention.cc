@@ -126,7 +126,7 @@ TEST(head_sizes) {
 /* Larger ones have tiles of their own: lengths around them, a window and a softcap, tiles in parts in both directions,
    what a NaN in the next document reaches, both ways to dQ. */
 TEST(head_256) {
-    for (int i = 0; i < 4; i += harness_rounds(1, 2)) {
+    for (int i = 0; i < harness_rounds(4, 1); i++) {
         const bool parts = i % 2 == 0;
         host_problem p = problem_of(parts ? 8 : 6, parts ? 1 : 2, i == 1 ? 200 : 256);
         run_options o = mma;
@@ -241,7 +241,7 @@ static double greatest_gap(const std::vector<double> &x, const std::vector<doubl
    of fp32 sums, and all of them right. */
 TEST(split_key_tiles) {
     const int processors[] = {132, 7, 40}, sizes[] = {64, 128, 40, 128};
-    for (int i = harness_rounds(0, 1); i < harness_rounds(4, 3); i++) {
+    for (int i = harness_rounds(0, 1); i < harness_rounds(4, 2); i++) {
         host_problem p = problem_of(i % 3 == 2 ? 18 : 9, i % 3 == 2 ? 2 : 1, sizes[i]);
         run_options o = mma, whole = mma;
         device_results one, other;
@@ -1118,7 +1118,7 @@ TEST(wgmma_mask_edges) {
 TEST(wgmma_dq_in_parts) {
     const int heads[][3] = {{1, 1, 128}, {10, 2, 64}, {3, 1, 128}, {2, 1, 40}};
     NEEDS_WGMMA();
-    for (int i = 0; i < 4; i += harness_rounds(1, 3)) {
+    for (int i = 0; i < harness_rounds(4, 1); i++) {
         host_problem p = problem_of(heads[i][0], heads[i][1], heads[i][2]);
         run_options o = on(CF_ATTENTION_WGMMA), whole = o;
         device_results one, other;
