@@ -64,15 +64,13 @@ if full; then
     host=-O1
 fi
 
-# front_end ARCHITECTURE CODE OPTION...: the warnings alone, and an object whose host part is whole
+# front_end OPTION...: the warnings of both architectures alone, and an object whose host part is whole
 front_end() {
-    arch=$1
-    code=$2
-    shift 2
-    name="$code: nvcc's front end has no warnings"
-    if "$NVCC" -std=c++17 -Werror all-warnings -Xcompiler -Wall,-Wextra $kernels -gencode "arch=$arch,code=$code" "$@" \
-            -I. -c chunkflow_cuda.cu -o "$out/$code.o" >"$out/$code.log" 2>&1; then ok "$name"
-    else fail "$name" "it does" "$out/$code.log"; fi
+    name="sm_80 and sm_90a: nvcc's front end has no warnings"
+    if "$NVCC" -std=c++17 -Werror all-warnings -Xcompiler -Wall,-Wextra $kernels -gencode arch=compute_80,code=sm_80 \
+            -gencode arch=compute_90a,code=sm_90a "$@" -I. -c chunkflow_cuda.cu -o "$object" \
+            >"$out/front_end.log" 2>&1; then ok "$name"
+    else fail "$name" "it does" "$out/front_end.log"; fi
 }
 
 compile() { # NAME SECONDS ARCHITECTURE CODE KIND-OF-CODE OPTION...: of compiler time at most; -: as many as it takes
@@ -149,6 +147,8 @@ else printf 'note: there is no nccl.h; NCCL is not compiled\n'; fi
 
 # With the machine-independent code that sm_80 is made from, for devices that come later; the driver compiles it. nvcc's
 # -O is for the host's code only, where once is enough for the warnings that an optimiser gives.
+object=$out/sm_80.o
+with_nccl=$out/sm_90a.o
 # shellcheck disable=SC2086
 if full; then
     compile sm_80 60 compute_80 sm_80 '[sm_80,compute_80]' --no-compress
@@ -159,17 +159,18 @@ if full; then
     name="the object holds PTX for compute_80"
     if grep -qa '^\.target sm_80' "$out/sm_80.o"; then ok "$name"; else fail "$name" "it does not"; fi
 else
-    front_end compute_80 sm_80
-    front_end compute_90a sm_90a $nccl
+    object=$out/front_end.o
+    with_nccl=$object
+    front_end $nccl
 fi
 if [ -n "$nccl" ]; then
-    if nm -u "$out/sm_90a.o" 2>/dev/null | grep -q ' ncclSend$'; then ok "compiles with CHUNKFLOW_NCCL"
+    if nm -u "$with_nccl" 2>/dev/null | grep -q ' ncclSend$'; then ok "compiles with CHUNKFLOW_NCCL"
     else fail "compiles with CHUNKFLOW_NCCL" "it calls no ncclSend"; fi
 fi
 
 # The object offers the functions that are declared and nothing else (nvcc gives names without linkage a unique prefix),
 # and its host part works in a C program with no device.
-others=$(nm -g --defined-only "$out/sm_80.o" 2>/dev/null | awk '$2 ~ /[TDBR]/ && $3 !~ /^cf_|_GLOBAL__N_/ { print $3 }')
+others=$(nm -g --defined-only "$object" 2>/dev/null | awk '$2 ~ /[TDBR]/ && $3 !~ /^cf_|_GLOBAL__N_/ { print $3 }')
 if [ -z "$others" ]; then ok "exports only cf_ names"; else fail "exports only cf_ names" "$others"; fi
 
 cat >"$out/use.c" <<'END'
@@ -195,8 +196,11 @@ int main(void) {
     return 0;
 }
 END
+# What is not called stands for NCCL.
+nm -u "$object" | sed -n 's/^ *U \(nccl[A-Za-z]*\)$/void \1(void); void \1(void) {}/p' >"$out/no_nccl.c"
 if "$CC" -std=c99 -Wall -Wextra -Werror -I. -c "$out/use.c" -o "$out/use.o" &&
-    "$NVCC" "$out/use.o" "$out/sm_80.o" -lcublas -o "$out/use" >"$out/use.log" 2>&1; then
+    "$CC" -c "$out/no_nccl.c" -o "$out/no_nccl.o" &&
+    "$NVCC" "$out/use.o" "$object" "$out/no_nccl.o" -lcublas -o "$out/use" >"$out/use.log" 2>&1; then
     "$out/use"
     status=$?
     if [ $status -eq 0 ]; then ok "links with C, and describes problems without a device"
@@ -210,7 +214,7 @@ fi
 if "$NVCC" $host -std=c++17 -Werror all-warnings -Xcompiler -Wall,-Wextra $kernels \
         -gencode arch=compute_80,code=sm_80 -I. -c examples/executor_cuda.cu -o "$out/example.o" \
         >"$out/example.log" 2>&1 &&
-    "$NVCC" "$out/example.o" "$out/sm_80.o" -lcublas -o "$out/executor_cuda" >>"$out/example.log" 2>&1; then
+    "$NVCC" "$out/example.o" "$object" "$out/no_nccl.o" -lcublas -o "$out/executor_cuda" >>"$out/example.log" 2>&1; then
     CUDA_VISIBLE_DEVICES= "$out/executor_cuda" --synthetic 9 >"$out/example.out" 2>&1
     status=$?
     if [ "$status" -eq 1 ] && grep -q '^executor_cuda: cudaGetDeviceCount' "$out/example.out"; then
