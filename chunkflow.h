@@ -1024,7 +1024,7 @@ typedef struct cf_action {
 /* The order in which each stage runs its passes. Stage s runs actions[first[s] .. first[s + 1]) one after the other. */
 typedef struct cf_schedule {
     cf_schedule_kind kind; /* who made it; 0: none of the generators */
-    cf_shape shape;        /* no member is 0 but rank and forward_only; placement is CF_PLACEMENT_LOOP or CF_PLACEMENT_V */
+    cf_shape shape;        /* only rank and forward_only may be 0; placement is CF_PLACEMENT_LOOP or CF_PLACEMENT_V */
     int64_t n_chunks;      /* chunks of the plan */
     int64_t n_actions;
     int lowered;           /* 1: the lists hold SEND_* and RECV_* actions too (cf_schedule_lower) */
@@ -1539,8 +1539,8 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_d
                                            void *user, cf_error *error);
 
 /* Writes a schedule: format "chunkflow-schedule", version 2, kind, replay, placement, stages, virtual_stages, k, rank,
-   n_chunks, n_actions, lowered, forward_only (where it is 1), limits[stage] (where it has any), and actions[stage][] of {pass, chunk, stage, keep (F
-   and R only)}. One action a line. Version 1 had no placement, which was loop, and no limits. With its timeline (NULL:
+   n_chunks, n_actions, lowered, forward_only (where it is 1), limits[stage] (where it has any), and actions[stage][] of
+   {pass, chunk, stage, keep (F and R only)}. One action a line. Version 1 had no placement, which was loop, and no limits. With its timeline (NULL:
    without) also makespan, busy, replayed, bubble_useful, bubble_busy, stream_waits and stream_seconds (where there are
    any), bounds{name: value}, peak_live[stage], peak_tokens[stage], peak_state_tokens[stage], peak_bytes[stage], and
    start, end and live of each action. The schedule must be sound. Errors: CF_ERROR_ARGUMENT (a timeline of another
@@ -5762,6 +5762,7 @@ static const cf__pipe_rule cf__pipe_rules[] = {
     {CF_R, CF_R, 0, -1, CF_EDGE_ACTIVATION}, /* pipeline replay only */
     {CF_R, CF__PIPE_FREER, CF__PIPE_KEPT_ON, 0, CF_EDGE_SLOT},
     {CF_R, CF_R, 1, 0, CF_EDGE_SLOT},
+    {CF_R, CF__PIPE_FREER, CF__PIPE_CHILD, 0, CF_EDGE_SLOT}, /* of a group that keeps nothing */
     {CF__PIPE_BACK, CF__PIPE_KEEPER, 0, 0, CF_EDGE_OWN},
     {CF__PIPE_BACK, CF__PIPE_BACK, 0, 1, CF_EDGE_GRADIENT},
     {CF__PIPE_BACK, CF__PIPE_BACK, 1, 0, CF_EDGE_STATE_GRADIENT},
@@ -6068,8 +6069,8 @@ static int cf__pipe_follow(const cf__pipe_links *links, int place, const cf__pip
     for (; link < end; link++) {
         int32_t on = link->chunks;
         if (on == CF__PIPE_KEPT_ON || on == -CF__PIPE_KEPT_ON) {
-            if (unit->k == 0) continue; /* no place of its own */
-            on = on > 0 ? unit->k : -unit->k;
+            on = unit->k > 0 ? unit->k : 1; /* where none is kept, one place goes from chunk to chunk */
+            if (link->chunks < 0) on = -on;
         }
         if (link->leaves) {
             int64_t other = cf__pipe_relative(links, chunk, on);
@@ -6352,6 +6353,7 @@ typedef struct cf__schedule_maker {
     cf_error *error;
     int64_t most_kept;          /* chunks of one group that may be kept at once: K, or the longest group */
     int64_t most_padded;        /* rows of the largest chunk */
+    int64_t most_above;         /* bytes that the groups of a path in a tree take beside their places, at most */
     cf__pipe_room most;         /* what any unit takes on a virtual stage, at most, if it keeps one chunk */
     cf__pipe_room all;          /* what a stage holds that holds everything */
     int bounds_state;           /* chunks are limited and bytes are not, so that state is limited by default */
@@ -6482,9 +6484,15 @@ static int64_t cf__schedule_row(const cf__schedule_maker *m) {
     return cf__max(bytes->activations - (m->pipe.local ? bytes->boundary : 0), 0);
 }
 
-/* Bytes of a place for a chunk of the unit. Chunks of groups count as the largest. */
+/* Whether a unit goes on from another one's state, or others go on from its own. */
+static int cf__schedule_in_tree(const cf__schedule_maker *m, const cf__pipe_unit *unit) {
+    return cf__pipe_has_parent(&m->pipe, unit->first) || cf__pipe_below(&m->pipe, unit->first) > 0;
+}
+
+/* Bytes of a place for a chunk of the unit. Chunks of groups count as the largest: places go from one to another. */
 static int64_t cf__schedule_place(const cf__schedule_maker *m, const cf__pipe_unit *unit) {
-    return (unit->n > 1 ? m->most_padded : m->pipe.chunks[unit->first].padded) * cf__schedule_row(m);
+    int64_t own = m->pipe.chunks[unit->first].padded;
+    return (unit->n > 1 || cf__schedule_in_tree(m, unit) ? m->most_padded : own) * cf__schedule_row(m);
 }
 
 /* What chunk i of a unit takes beside its place. The last one may be smaller than the others: while it is kept the unit
@@ -6498,9 +6506,9 @@ static cf__pipe_room cf__schedule_beside(const cf__schedule_maker *m, const cf__
     if (c->group >= 0) takes.state = cf__pipe_rows(&m->pipe, c);
     if (m->tightest.bytes == INT64_MAX) return takes;
     takes.bytes = takes.state * (bytes->state + bytes->state_gradient);
-    if (is_last) input = cf__min(input, bytes->activations);
+    if (is_last && cf__pipe_below(&m->pipe, unit->first) == 0) input = cf__min(input, bytes->activations);
     if (m->pipe.local) takes.bytes += (is_last ? c->padded : m->most_padded) * input;
-    if (is_last && unit->n > 1)
+    if (is_last && unit->n > 1 && !cf__schedule_in_tree(m, unit))
         takes.bytes -= cf__min(takes.bytes, (m->most_padded - c->padded) * cf__schedule_row(m));
     return takes;
 }
@@ -6528,13 +6536,21 @@ static cf__pipe_room cf__schedule_gives(const cf__schedule_maker *m, const cf__p
     return gives;
 }
 
+/* Chunks that a path of a tree keeps at most. */
+static int64_t cf__schedule_path_kept(const cf__schedule_maker *m) {
+    int64_t k = cf__min(m->desc.shape.k, m->tightest.chunks), place = m->most_padded * cf__schedule_row(m);
+    return place > 0 ? cf__min(k, (m->tightest.bytes - m->most_above) / place) : k;
+}
+
 /* The unit of a chunk, with as many chunks kept, up to K, as fit on every virtual stage. In a tree that is a cap for
    each path of groups, and those below come first; there may be none left. */
 static cf__pipe_unit cf__schedule_fitting_unit(const cf__schedule_maker *m, int64_t chunk) {
     cf__pipe_unit unit = cf__pipe_unit_of(&m->pipe, chunk, 0);
     int64_t k = cf__min(m->desc.shape.k, m->tightest.chunks), place = cf__schedule_place(m, &unit);
+    int in_tree = cf__schedule_in_tree(m, &unit);
+    if (in_tree) k = cf__schedule_path_kept(m);
     k = cf__min(k - cf__pipe_below(&m->pipe, chunk), unit.n);
-    if (place > 0) k = cf__min(k, (m->tightest.bytes - cf__schedule_takes(m, &unit, 0).bytes) / place);
+    if (place > 0 && !in_tree) k = cf__min(k, (m->tightest.bytes - cf__schedule_takes(m, &unit, 0).bytes) / place);
     unit.k = (int32_t)cf__max(k, 0);
     return unit;
 }
@@ -6548,15 +6564,20 @@ static void cf__schedule_collect_units(cf__schedule_maker *m) {
     }
 }
 
-/* Dearest unit first; equal ones keep their order. Trees stay in order. */
+/* Dearest unit first; equal ones keep their order, and a tree is as one. */
 static void cf__schedule_sort_units(cf__schedule_maker *m) {
-    int64_t i, j;
+    int64_t i, j, root = 0;
     int is_sorted = 1;
-    if (m->pipe.plan->branches != NULL) return;
     for (i = 0; i < m->n_units; i++) {
         double seconds = 0;
         for (j = 0; j < m->units[i].n; j++) seconds += cf__pipe_pass_seconds(&m->pipe, CF_F, m->units[i].first + j, 0);
-        m->unit_seconds[i] = -seconds;
+        root = cf__pipe_has_parent(&m->pipe, m->units[i].first) ? root : i;
+        if (root < i) m->unit_seconds[root] -= seconds;
+        else m->unit_seconds[i] = -seconds;
+    }
+    for (i = 0; i < m->n_units; i++) {
+        root = cf__pipe_has_parent(&m->pipe, m->units[i].first) ? root : i;
+        m->unit_seconds[i] = m->unit_seconds[root];
         m->sorted[i] = (int32_t)i;
         if (i > 0 && m->unit_seconds[i] < m->unit_seconds[i - 1]) is_sorted = 0;
     }
@@ -6657,15 +6678,17 @@ static void cf__pattern_add_unit(cf__schedule_maker *m, const cf__pipe_unit *uni
     if (cf__pipe_below(&m->pipe, unit->first) == 0) cf__pattern_close(m, unit);
 }
 
-/* What the groups above a unit hold meanwhile. Bytes are not counted in trees. */
-static cf__pipe_room cf__pattern_held_above(const cf__schedule_maker *m, const cf__pipe_unit *unit) {
+/* What the groups above a unit hold meanwhile, with or without their places. */
+static cf__pipe_room cf__pattern_held_above(const cf__schedule_maker *m, const cf__pipe_unit *unit, int places) {
     const cf_plan *plan = m->pipe.plan;
     cf__pipe_room held = {0, 0, 0};
     int64_t group = m->pipe.chunks[unit->first].group;
     if (plan->branches == NULL || group < 0) return held;
-    held.state = m->pipe.chunks[unit->first].prefix;
-    while ((group = plan->branches[group].parent) >= 0)
-        held.chunks += cf__schedule_unit(m, plan->groups[group].first_chunk - m->pipe.first_chunk)->k;
+    while ((group = plan->branches[group].parent) >= 0) {
+        const cf__pipe_unit *above = cf__schedule_unit(m, plan->groups[group].first_chunk - m->pipe.first_chunk);
+        const cf__pipe_room takes = cf__schedule_takes(m, above, places * above->k);
+        cf__room_add(&held, &takes, 1);
+    }
     return held;
 }
 
@@ -6695,7 +6718,7 @@ static void cf__pattern_build(cf__schedule_maker *m) {
         if (gpipe && !cf__room_fits(&used, &takes, &m->tightest)) {
             cf__pattern_end_round(m, begin);
             begin = pattern->n_backwards;
-            used = cf__pattern_held_above(m, unit);
+            used = cf__pattern_held_above(m, unit, 1);
         }
         cf__room_add(&used, &takes, 1);
         /* Siblings go back in order, so what is due of those before comes first. */
@@ -6831,18 +6854,6 @@ static cf_result cf__schedule_check_forwards_first(const cf_schedule_desc *desc,
     return why == NULL ? CF_OK : cf__fail(error, CF_ERROR_ARGUMENT, "forwards_first", -1, 0, desc->forwards_first, why);
 }
 
-/* What schedules of trees do not know yet. */
-static cf_result cf__schedule_check_tree(const cf_schedule_desc *desc, cf_error *error) {
-    if (desc->kind == CF_SCHEDULE_INTERLEAVED || desc->shape.n_virtual > 1 || cf__schedule_splits(desc))
-        return cf__refuse(error, CF_ERROR_ARGUMENT, "kind", -1,
-                          "virtual stages and split backwards are not made for trees yet");
-    if (cf__schedule_has_bytes(desc))
-        return cf__refuse(error, CF_ERROR_ARGUMENT, "limits.bytes", -1, "is not heeded for trees yet");
-    if (desc->forwards_first)
-        return cf__refuse(error, CF_ERROR_ARGUMENT, "forwards_first", -1, "is not made for trees yet");
-    return CF_OK;
-}
-
 static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
     int many = desc->kind >= CF_SCHEDULE_INTERLEAVED;
     int64_t placements = desc->kind == CF_SCHEDULE_BEST          ? CF_PLACEMENT_ANY
@@ -6856,7 +6867,6 @@ static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_
     if ((int)desc->shape.placement > placements)
         return cf__fail(error, CF_ERROR_ARGUMENT, "shape.placement", -1, placements, (int)desc->shape.placement,
                         "only zero-bubble and best lay virtual stages in a V, and only best chooses");
-    if (plan->branches != NULL && !desc->shape.forward_only) CF__TRY(cf__schedule_check_tree(desc, error));
     CF__TRY(cf__range(desc->budget, 0, INT64_MAX, "budget", error));
     if (desc->shape.forward_only && desc->kind != CF_SCHEDULE_BEST)
         return cf__fail(error, CF_ERROR_ARGUMENT, "shape.forward_only", -1, 0, 1,
@@ -6912,18 +6922,39 @@ static int64_t cf__schedule_longest(const cf__pipeline *pipe) {
     return most;
 }
 
+/* Bytes that a unit takes with one place, beside those of the groups above it. *above: those, and, as far as another
+   unit goes on from this one, the unit's own; it comes back to 0 at the end of a tree. */
+static int64_t cf__schedule_path_bytes(cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t *above) {
+    const cf_plan *plan = m->pipe.plan;
+    const cf_chunk *last = &m->pipe.chunks[unit->first + unit->n - 1];
+    int64_t own = cf__schedule_takes(m, unit, 0).bytes, group;
+    if (!cf__schedule_in_tree(m, unit)) return cf__schedule_takes(m, unit, 1).bytes;
+    *above += own;
+    m->most_above = cf__max(m->most_above, *above);
+    own = *above;
+    for (group = cf__pipe_ended(plan, last, -1); group >= 0; group = cf__pipe_ended(plan, last, group)) {
+        cf__pipe_unit ended = cf__pipe_unit_of(&m->pipe, plan->groups[group].first_chunk - m->pipe.first_chunk, 0);
+        *above -= cf__schedule_takes(m, &ended, 0).bytes;
+    }
+    return own + cf__schedule_place(m, unit);
+}
+
 /* Counts units and actions; refuses limits that even the smallest K cannot keep. */
 static cf_result cf__schedule_count(cf__schedule_maker *m) {
-    int64_t i, per_stage;
+    int64_t i, per_stage, above = 0;
     int drops_all = m->desc.kind == CF_SCHEDULE_BEST || m->desc.forwards_first; /* or may */
     if (m->desc.shape.forward_only) {
         m->most.bytes = m->most.state * m->desc.limits.per_token.state;
         m->n_units = m->pipe.n;
     }
     for (i = m->n_units; i < m->pipe.n;) {
-        cf__pipe_unit unit = cf__schedule_fitting_unit(m, i);
-        m->most.bytes = cf__max(m->most.bytes, cf__schedule_takes(m, &unit, 1).bytes);
+        cf__pipe_unit unit = cf__pipe_unit_of(&m->pipe, i, 0);
+        m->most.bytes = cf__max(m->most.bytes, cf__schedule_path_bytes(m, &unit, &above));
         m->n_units++;
+        i += unit.n;
+    }
+    for (i = m->desc.shape.forward_only ? m->pipe.n : 0; i < m->pipe.n;) {
+        cf__pipe_unit unit = cf__schedule_fitting_unit(m, i);
         m->n_replays += unit.n - (drops_all ? 0 : unit.k);
         i += unit.n;
     }
@@ -6996,7 +7027,7 @@ static int64_t cf__schedule_write_forwards(const cf__schedule_maker *m, cf_sched
    no limit stands in the way, and virtual stages lie in loops. */
 static int cf__schedule_has_rounds(const cf__schedule_maker *m) {
     return m->pipe.n % m->desc.shape.n_stages == 0 && m->n_units == m->pipe.n && !cf__schedule_is_limited(m) &&
-           m->pipe.shape.placement == CF_PLACEMENT_LOOP;
+           m->pipe.plan->branches == NULL && m->pipe.shape.placement == CF_PLACEMENT_LOOP;
 }
 
 /* Megatron-LM's interleaved 1F1B (Narayanan et al., 2021): each round goes through all virtual stages of a stage before
@@ -7704,6 +7735,8 @@ typedef struct cf__dispatch {
     int64_t *state;       /* (n_v) tokens of state for which there is room */
     cf__pipe_room most;   /* what any unit takes on one virtual stage, at most */
     double *place;        /* (n) chunks of the units before that of a chunk */
+    double *back;         /* (n) backwards up to that of a chunk, in the order in which they become possible */
+    int64_t *n_started;   /* (n_v) units that have started there, which in plans with trees they do in order */
     int64_t longest;      /* chunks of the longest unit */
     int8_t *missing;      /* (passes) how many things a pass waits for, counted once that is known: of passes but F
                              when the unit starts */
@@ -7750,6 +7783,8 @@ static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf
     d->kept = (int32_t *)cf__take(carver, m->n_units * m->pipe.n_v, sizeof(int32_t));
     d->state = (int64_t *)cf__take(carver, m->pipe.n_v, sizeof(int64_t));
     d->place = (double *)cf__take(carver, m->pipe.n, sizeof(double));
+    d->back = (double *)cf__take(carver, m->pipe.n, sizeof(double));
+    d->n_started = (int64_t *)cf__take(carver, m->pipe.n_v, sizeof(int64_t));
     d->near = (double *)cf__take(carver, m->pipe.n * m->pipe.n_v, sizeof(double));
     d->far = (double *)cf__take(carver, m->pipe.n * m->pipe.n_v, sizeof(double));
     d->missing = (int8_t *)cf__take(carver, passes, sizeof(int8_t));
@@ -7868,13 +7903,16 @@ static void cf__dispatch_count(cf__dispatch *d, int place, const cf__pipe_unit *
     d->missing[cf__dispatch_id(v * d->pipe->n + chunk, place)] = (int8_t)n_there;
 }
 
-/* Counts it for every pass but F of a unit that starts on virtual stage v. */
+/* Counts it for every pass but F of a unit on virtual stage v. With eviction they are counted as if it kept everything,
+   and each chunk that it drops awaits its replay. */
 static void cf__dispatch_count_unit(cf__dispatch *d, const cf__pipe_unit *unit, int64_t v) {
+    cf__pipe_unit counted = *unit;
     int64_t i;
     int place;
+    if (d->policy.evicts) counted.k = counted.n;
     for (i = unit->first; i < unit->first + unit->n; i++)
         for (place = CF_R; place < 3 + d->policy.split; place++)
-            if (cf__pipe_occurs(unit, place, i)) cf__dispatch_count(d, place, unit, i, v);
+            if (cf__pipe_occurs(&counted, place, i)) cf__dispatch_count(d, place, &counted, i, v);
 }
 
 /* The beat of a pass. Chunks begin one step after the other, a unit in order on its way there and in reverse on its way
@@ -7883,7 +7921,7 @@ static void cf__dispatch_count_unit(cf__dispatch *d, const cf__pipe_unit *unit, 
 static double cf__dispatch_beat(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
     int64_t n_v = d->pipe->n_v, step = chunk - unit->first, way = v;
-    if (place != CF_F) step = d->longest + unit->n - 2 - step;
+    if (place != CF_F) step = d->longest - 2 + (int64_t)(d->back[chunk] - d->place[chunk]);
     if (place == CF__PIPE_W) step += 4 * (d->pipe->n + n_v);
     if (place >= CF__PIPE_BACK || (place == CF_R && d->pipe->local))
         way = n_v + (n_v - 1 - v) * (d->policy.split ? 1 : 2); /* a whole backward takes as long as two forwards */
@@ -7949,38 +7987,59 @@ static void cf__dispatch_start_workers(cf__dispatch *d) {
         d->stage_of[v] = (int32_t)cf__pipe_stage(d->pipe, v);
         d->row_of[v] = (int32_t)(v / d->pipe->shape.n_stages);
         d->state[v] = d->workers[d->stage_of[v]].room.state;
+        d->n_started[v] = 0;
     }
 }
 
-/* Notes where the chunks of unit u stand in the order, after the `before` chunks of the units before it. The backwards
-   of a later row come a round of stages sooner. */
-static void cf__dispatch_start_unit(cf__dispatch *d, const cf__pipe_unit *unit, int64_t before) {
+/* Notes where the chunks of a unit stand in the order, after the `before` chunks of the units before it, and where the
+   backwards stand that become possible with it. Those of a later row come a round of stages sooner. */
+static void cf__dispatch_start_unit(cf__dispatch *d, const cf__pipe_unit *unit, int64_t before, int64_t *n_back) {
     cf__pipe_room takes = cf__schedule_takes(d->maker, unit, d->policy.evicts ? 1 : unit->k);
     int64_t p = d->pipe->shape.n_stages, i, v;
-    for (i = 0; i < unit->n; i++)
-        for (d->place[unit->first + i] = (double)before, v = 0; v < d->pipe->n_v; v++) {
-            int64_t cell = v * d->pipe->n + unit->first + i;
-            d->near[cell] = (double)(v / p * p + i - unit->n - before);
-            d->far[cell] = -d->near[cell];
-        }
+    for (i = 0; i < unit->n; i++) d->place[unit->first + i] = (double)before;
     d->most.chunks = cf__max(d->most.chunks, takes.chunks);
     d->most.bytes = cf__max(d->most.bytes, takes.bytes);
+    if (cf__pipe_below(d->pipe, unit->first) > 0) return;
+    for (; unit != NULL; unit = cf__pattern_ends(d->maker, unit->first))
+        for (i = unit->first + unit->n - 1; i >= unit->first; i--)
+            for (d->back[i] = (double)++*n_back, v = 0; v < d->pipe->n_v; v++) {
+                d->near[v * d->pipe->n + i] = (double)(v / p * p - *n_back);
+                d->far[v * d->pipe->n + i] = -d->near[v * d->pipe->n + i];
+            }
+}
+
+/* A path of a tree takes more than a unit of it. */
+static void cf__dispatch_start_paths(cf__dispatch *d) {
+    cf__schedule_maker *m = d->maker;
+    int64_t path = d->policy.evicts ? 1 : cf__min(cf__schedule_path_kept(m), d->longest);
+    d->most.chunks = cf__max(d->most.chunks, path);
+    d->most.bytes = cf__max(d->most.bytes, m->most_above + path * m->most_padded * cf__schedule_row(m));
+}
+
+/* In trees all passes are counted before any unit starts, for siblings wait for each other. */
+static void cf__dispatch_start_trees(cf__dispatch *d) {
+    int64_t u, v;
+    for (u = 0; u < d->maker->n_units; u++)
+        for (v = 0; v < d->pipe->n_v; v++) cf__dispatch_count_unit(d, &d->maker->units[u], v);
 }
 
 static void cf__dispatch_start(cf__dispatch *d) {
     cf__schedule_maker *m = d->maker;
-    int64_t u, n = 0;
+    int64_t u, n = 0, n_back = 0;
     cf__schedule_number_units(m);
     d->longest = cf__schedule_longest(d->pipe);
     d->most.chunks = d->most.bytes = 0;
-    for (u = 0; u < m->n_units; n += m->units[u++].n) cf__dispatch_start_unit(d, &m->units[u], n);
+    for (u = 0; u < m->n_units; n += m->units[u++].n) cf__dispatch_start_unit(d, &m->units[u], n, &n_back);
     for (u = 0; u < m->n_units * m->pipe.n_v; u++) d->kept[u] = CF__DISPATCH_NOT_STARTED;
+    if (m->pipe.plan->branches != NULL) cf__dispatch_start_paths(d);
     d->makespan = d->now = 0;
     d->n_left = m->pipe.n * m->pipe.n_v * (d->policy.split ? 3 : 2);
     cf__dispatch_start_workers(d);
     cf__dispatch_start_passes(d);
+    if (m->pipe.plan->branches != NULL) cf__dispatch_start_trees(d);
     cf__dispatch_start_wakes(d);
-    for (u = 0; u < m->n_units; u++) { /* the first pass of a unit waits for nothing but this */
+    for (u = 0; u < m->n_units; u++) { /* the first pass of a unit, or tree, waits for nothing but this */
+        if (cf__pipe_has_parent(&m->pipe, m->units[u].first)) continue;
         d->missing[cf__dispatch_id(m->units[u].first, CF_F)] = 1;
         cf__dispatch_supply(d, cf__dispatch_id(m->units[u].first, CF_F), 0, 0);
     }
@@ -7988,12 +8047,17 @@ static void cf__dispatch_start(cf__dispatch *d) {
 
 /* ---- eviction ---- */
 
+/* Whether a unit has no state whose rows are more than its inputs: a standalone chunk, or a leaf. */
+static int cf__dispatch_is_lone(const cf__dispatch *d, const cf__pipe_unit *unit) {
+    return unit->n == 1 && cf__pipe_below(d->pipe, unit->first) == 0;
+}
+
 /* Whether a stage may drop the chunk, of which it has to keep the input. There is room for that, unless it is the last
    of its unit and the input is larger than what is dropped. */
 static int cf__dispatch_can_drop(const cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk) {
     const cf_bytes *bytes = &d->maker->desc.limits.per_token;
     if (chunk + 1 == unit->first + unit->n && bytes->boundary > bytes->activations) return 0;
-    return unit->n > 1 || d->workers[stage].n_dropped < CF__DISPATCH_INPUTS * d->pipe->n_v;
+    return !cf__dispatch_is_lone(d, unit) || d->workers[stage].n_dropped < CF__DISPATCH_INPUTS * d->pipe->n_v;
 }
 
 /* The cell to evict next; -1: there is none. A cell whose backward could begin is not evicted any more. */
@@ -8015,8 +8079,9 @@ static int32_t cf__dispatch_victim(cf__dispatch *d, int64_t stage) {
    waits for the W with which its group keeps fewer chunks than it may, for I alone gives no place back. */
 static void cf__dispatch_await_replay(cf__dispatch *d, int64_t stage, int64_t cell) {
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, cell % d->pipe->n);
-    int waits = d->policy.split && cell % d->pipe->n + unit->k < unit->first + unit->n &&
-                !cf__dispatch_is_taken(d, cell + unit->k, CF__PIPE_W);
+    int64_t behind = cf__max(unit->k, 1);
+    int waits = d->policy.split && cell % d->pipe->n + behind < unit->first + unit->n &&
+                !cf__dispatch_is_taken(d, cell + behind, CF__PIPE_W);
     d->missing[cf__dispatch_id(cell, CF_R)] = (int8_t)(1 + waits);
     d->missing[cf__dispatch_id(cell, CF__PIPE_BACK)]++;
     cf__dispatch_push(&d->workers[stage], CF__DISPATCH_DROPPED, (int32_t)cell, d->far);
@@ -8034,7 +8099,7 @@ static void cf__dispatch_evict(cf__dispatch *d, int64_t stage) {
         worker->room.bytes += cf__schedule_place(d->maker, cf__schedule_unit(d->maker, chunk));
         --*cf__dispatch_kept(d, chunk, v);
         worker->left += d->paths->seconds[CF_R][cell];
-        worker->n_dropped += cf__schedule_unit(d->maker, chunk)->n == 1;
+        worker->n_dropped += cf__dispatch_is_lone(d, cf__schedule_unit(d->maker, chunk));
         cf__dispatch_await_replay(d, stage, cell);
     }
 }
@@ -8063,7 +8128,7 @@ static int cf__dispatch_allows(cf__dispatch *d, int64_t stage, int32_t id) {
 static int cf__dispatch_may_replay(cf__dispatch *d, int64_t stage, int32_t cell) {
     int64_t chunk, v = cf__dispatch_stage(d, cf__dispatch_id(cell, CF_F), &chunk), first_cell = v * d->pipe->n;
     const cf__pipe_unit *most = cf__schedule_unit(d->maker, chunk);
-    int64_t last = most->first + most->n - 1, behind = chunk + most->k;
+    int64_t last = most->first + most->n - 1, behind = chunk + cf__max(most->k, 1);
     if (!cf__dispatch_is_taken(d, first_cell + last, CF_F)) return 0;
     if (behind <= last && !cf__dispatch_is_taken(d, first_cell + behind, CF__PIPE_BACK)) return 0;
     return d->missing[cf__dispatch_id(cell, CF_R)] == 1 && cf__dispatch_allows(d, stage, cf__dispatch_id(cell, CF_R));
@@ -8111,7 +8176,8 @@ static void cf__dispatch_supply_all(cf__dispatch *d, int64_t stage, const cf__pi
     for (i = 0; i < n; i++) {
         int64_t to = v + needs[i].stage;
         int32_t id = cf__dispatch_id(to * d->pipe->n + needs[i].chunk, needs[i].place);
-        if (to < 0 || to >= d->pipe->n_v || (d->policy.evicts && needs[i].place == CF_R)) continue;
+        if (to < 0 || to >= d->pipe->n_v) continue;
+        if (needs[i].place == CF_R && (d->policy.evicts || d->missing[id] <= 0)) continue;
         if (d->stage_of[to] == stage) cf__dispatch_supply(d, id, to, end);
         else cf__dispatch_pass_on(d, stage, id, v, to, end, cf__pipe_transfer_seconds(d->pipe, chunk));
     }
@@ -8140,14 +8206,15 @@ static void cf__dispatch_take_place(cf__dispatch *d, int64_t stage, const cf__pi
 static void cf__dispatch_give_back(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t chunk, int64_t v,
                                    double end) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    int64_t before = chunk - cf__schedule_unit(d->maker, chunk)->k;
+    int64_t before = chunk - cf__max(cf__schedule_unit(d->maker, chunk)->k, 1);
     int32_t replay = cf__dispatch_id(v * d->pipe->n + before, CF_R);
-    int stays = !d->policy.evicts && chunk - unit->first >= unit->k;
+    const cf__pipe_unit *ends = chunk == unit->first ? cf__pattern_ends(d->maker, chunk) : NULL;
+    int stays = !d->policy.evicts && (chunk - unit->first >= cf__max(unit->k, 1) || (ends != NULL && ends->k == 0));
     worker->free_bytes += cf__schedule_beside(d->maker, unit, chunk - unit->first).bytes;
     worker->room.bytes += cf__schedule_gives(d->maker, unit, chunk - unit->first, !stays).bytes;
     worker->room.chunks += !stays;
     if (!d->policy.evicts) return;
-    worker->n_dropped -= unit->n == 1 && unit->k == 0;
+    worker->n_dropped -= unit->k == 0 && cf__dispatch_is_lone(d, unit);
     if (d->policy.split && before >= unit->first && d->missing[replay] > 0) cf__dispatch_supply(d, replay, v, end);
 }
 
@@ -8209,36 +8276,53 @@ static int cf__dispatch_is_ahead(const cf__dispatch *d, int64_t stage) {
     return d->policy.kind != CF_SCHEDULE_DEFAULT && d->workers[stage].n_ahead >= ahead;
 }
 
-/* Whether a unit can start on virtual stage v. It leaves what a unit takes for each row after that one, but not in a
-   rhythm, where it is settled what comes first. With eviction it needs bytes for itself and one place. A standalone
-   chunk also needs that place where it cannot be dropped, as on the last virtual stage, where its backward follows at
-   once. */
+/* What a unit that starts on virtual stage v leaves for the rows after that one, but not in a rhythm, where it is
+   settled what comes first: in each what a unit takes or, in trees, a path, less what is taken of it already. */
+static cf__pipe_room cf__dispatch_leaves(const cf__dispatch *d, int64_t stage, int64_t v) {
+    const cf__schedule_maker *m = d->maker;
+    cf__pipe_room leaves = {0, 0, 0};
+    int64_t row;
+    for (row = d->row_of[v] + 1; row < m->desc.shape.n_virtual && !(d->policy.rhythm > 0); row++) {
+        int64_t u = d->n_started[cf__pipe_at(d->pipe, row, stage)];
+        cf__room_add(&leaves, &d->most, 1);
+        if (d->pipe->plan->branches != NULL && u < m->n_units) {
+            const cf__pipe_room above = cf__pattern_held_above(m, &m->units[u], !d->policy.evicts);
+            cf__room_add(&leaves, &above, -1);
+        }
+    }
+    return leaves;
+}
+
+/* Whether a unit can start on virtual stage v. In a plan with trees all units before it must have. With eviction it
+   needs bytes for itself and one place. A standalone chunk also needs that place where it cannot be dropped, as on the
+   last virtual stage, where its backward follows at once. */
 static int cf__dispatch_may_start(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
     const cf__dispatch_worker *worker = &d->workers[stage];
     const cf__pipe_room takes = cf__schedule_takes(d->maker, unit, d->policy.evicts ? 1 : unit->k);
-    int64_t behind = d->policy.rhythm > 0 ? 0 : d->maker->desc.shape.n_virtual - 1 - d->row_of[v];
+    const cf__pipe_room leaves = cf__dispatch_leaves(d, stage, v);
     int64_t bytes = d->policy.evicts ? worker->free_bytes : worker->room.bytes;
-    if (v < d->pipe->shape.n_stages && cf__dispatch_is_ahead(d, stage)) return 0;
-    if (takes.state > d->state[v] || takes.bytes > bytes - behind * d->most.bytes) return 0;
-    if (!d->policy.evicts) return takes.chunks <= worker->room.chunks - behind * d->most.chunks;
-    return unit->n > 1 || (v < d->pipe->n_v - 1 && cf__dispatch_can_drop(d, stage, unit, unit->first)) ||
+    if (d->pipe->plan->branches != NULL && d->maker->unit_of[unit->first] != d->n_started[v]) return 0;
+    if (v < d->pipe->shape.n_stages && cf__dispatch_is_ahead(d, stage) && !cf__pipe_has_parent(d->pipe, unit->first))
+        return 0;
+    if (takes.state > d->state[v] || takes.bytes > bytes - leaves.bytes) return 0;
+    if (!d->policy.evicts) return takes.chunks <= worker->room.chunks - leaves.chunks;
+    return !cf__dispatch_is_lone(d, unit) ||
+           (v < d->pipe->n_v - 1 && cf__dispatch_can_drop(d, stage, unit, unit->first)) ||
            cf__dispatch_has_place(d, stage, unit);
 }
 
-/* With the first forward of a unit on virtual stage v the unit starts there. With eviction, all passes are counted as
-   if it kept everything, and then each chunk that it drops awaits its replay. */
+/* With the first forward of a unit on virtual stage v the unit starts there. */
 static void cf__dispatch_start_on(cf__dispatch *d, int64_t stage, int64_t chunk, int64_t v) {
     cf__dispatch_worker *worker = &d->workers[stage];
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
     const cf__pipe_room takes = cf__schedule_takes(d->maker, unit, d->policy.evicts ? 0 : unit->k);
-    cf__pipe_unit counted = *unit;
     int64_t i;
     *cf__dispatch_kept(d, chunk, v) = unit->k;
     d->state[v] -= takes.state;
     cf__room_add(&worker->room, &takes, -1);
     worker->free_bytes -= takes.bytes;
-    if (d->policy.evicts) counted.k = counted.n;
-    cf__dispatch_count_unit(d, &counted, v);
+    if (d->pipe->plan->branches == NULL) cf__dispatch_count_unit(d, unit, v);
+    d->n_started[v]++;
     for (i = 0; d->policy.evicts && i < unit->n - unit->k; i++)
         cf__dispatch_await_replay(d, stage, v * d->pipe->n + unit->first + i);
     if (d->policy.evicts) cf__dispatch_evict(d, stage);
@@ -8445,9 +8529,9 @@ static int cf__search_compares(const cf__schedule_maker *m) {
     return m->desc.kind == CF_SCHEDULE_BEST || m->desc.kind == CF_SCHEDULE_PAPER;
 }
 
-/* Whether any are dispatched, which knows no trees. */
+/* Whether any are dispatched. */
 static int cf__search_dispatches(const cf__schedule_maker *m) {
-    return m->desc.kind >= CF_SCHEDULE_INTERLEAVED && m->pipe.plan->branches == NULL && !m->desc.shape.forward_only;
+    return m->desc.kind >= CF_SCHEDULE_INTERLEAVED && !m->desc.shape.forward_only;
 }
 
 static void cf__search_scratch(void *job, cf__carver *carver) {
@@ -8623,7 +8707,7 @@ static void cf__search_set_order(cf__schedule_maker *m, int order) {
     int64_t n = m->n_units, i;
     cf__schedule_collect_units(m);
     if (order != CF__SEARCH_PLANNED) cf__schedule_sort_units(m);
-    if (order != CF__SEARCH_CHEAP_ENDS) return;
+    if (order != CF__SEARCH_CHEAP_ENDS || m->pipe.plan->branches != NULL) return;
     for (i = 0; i < n; i++) m->spare[i % 2 == 0 ? n - 1 - i / 2 : i / 2] = m->units[n - 1 - i];
     memcpy(m->units, m->spare, (size_t)n * sizeof *m->units);
 }
@@ -8674,12 +8758,25 @@ static void cf__search_try_policies(cf__search *search) {
 
 /* ---- the walk ---- */
 
-/* Moves the unit at `from` to `to`; those between close up. */
-static void cf__search_shift(cf__pipe_unit *units, int64_t from, int64_t to) {
-    cf__pipe_unit unit = units[from];
-    if (from < to) memmove(&units[from], &units[from + 1], (size_t)(to - from) * sizeof unit);
-    else memmove(&units[to + 1], &units[to], (size_t)(from - to) * sizeof unit);
-    units[to] = unit;
+/* The first unit of the tree that the one at `at` is in, and the one after its last. */
+static void cf__search_whole(const cf__schedule_maker *m, int64_t at, int64_t *begin, int64_t *end) {
+    for (*begin = at; cf__pipe_has_parent(&m->pipe, m->units[*begin].first);) --*begin;
+    for (*end = at + 1; *end < m->n_units && cf__pipe_has_parent(&m->pipe, m->units[*end].first);) ++*end;
+}
+
+/* Moves the unit at `from` to `to`, or the tree that it is in to that; those between close up. How they stood is in
+   `spare` then. */
+static void cf__search_shift(cf__schedule_maker *m, int64_t from, int64_t to) {
+    const cf__pipe_unit *old = m->spare;
+    int64_t begin, end, first, last, n;
+    memcpy(m->spare, m->units, (size_t)m->n_units * sizeof *old);
+    cf__search_whole(m, from, &begin, &end);
+    cf__search_whole(m, to, &first, &last);
+    n = end - begin;
+    if (begin == first) return;
+    if (begin < first) memcpy(&m->units[begin], &old[end], (size_t)(last - end) * sizeof *old);
+    else memcpy(&m->units[first + n], &old[first], (size_t)(begin - first) * sizeof *old);
+    memcpy(&m->units[begin < first ? last - n : first], &old[begin], (size_t)n * sizeof *old);
 }
 
 /* The rhythm changes, or the lead, or whether backwards go first. */
@@ -8705,13 +8802,13 @@ static void cf__search_walk(cf__search *search) {
         int64_t from = 0, to = 0;
         if (shift) from = cf__search_below(search, n);
         if (shift) to = (from + 1 + cf__search_below(search, n - 1)) % n;
-        if (shift) cf__search_shift(m->units, from, to);
+        if (shift) cf__search_shift(m, from, to);
         else cf__search_change_policy(search);
         if (cf__search_try_dispatch(search, current)) {
             current = search->dispatch.makespan;
             continue;
         }
-        if (shift) cf__search_shift(m->units, to, from);
+        if (shift) memcpy(m->units, m->spare, (size_t)n * sizeof *m->units);
         search->dispatch.policy = policy;
     }
 }
