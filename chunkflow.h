@@ -7651,6 +7651,11 @@ static double cf__bounds_strongest(const cf__bounds *b) {
    places are set aside. One that starts in a row of virtual stages leaves as much as a unit needs in each later row, so
    that the first rows never fill the places of the last one, which waits for nobody.
 
+   In a plan with trees units start in order on every virtual stage, so that whoever waits for room waits for units that
+   have all they need, but for those above it. A path keeps no more than K chunks, which fit beside what its groups
+   take; a group that can keep none gets its place from its last child. What is left for later rows is what a path takes
+   there, less what those above the next unit have. The search moves trees as wholes.
+
    `best` in local replay evicts: forwards run whether there is a place for their activations or not. Where there is
    none, the chunk whose backward is furthest off gives up its own place after the fact (Belady's rule): its forward has
    taken no longer than one that drops the activations, and all that changes is a replay before its backward. A replay

@@ -1387,7 +1387,9 @@ static void swap_actions(cf_action *two) {
 /* Sound schedules of random forests, in which neighbours change places. */
 TEST(two_validators_agree_on_trees) {
     harness_rng random = {32};
+    cf_validate_desc any = {0};
     int64_t round, n = harness_rounds(10000, 1500), accepted = 0, refused = 0, turned = 0, swaps, i;
+    any.limits.chunks = any.limits.state = CF_NO_LIMIT;
     for (round = 0; round < n;) {
         forest f = make_forest(&random);
         cf_plan *plan;
@@ -1410,9 +1412,9 @@ TEST(two_validators_agree_on_trees) {
                 do i = below(&random, schedule->n_actions - 1);
                 while (schedule->actions[i].stage != schedule->actions[i + 1].stage);
                 swap_actions(&schedule->actions[i]);
-                strict = cf_schedule_validate(plan, schedule, NULL, NULL, NULL) == CF_OK;
+                strict = cf_schedule_validate(plan, schedule, &any, NULL, NULL) == CF_OK;
                 tests_sibling_order = 0;
-                ours = cf_schedule_validate(plan, schedule, NULL, NULL, NULL) == CF_OK;
+                ours = cf_schedule_validate(plan, schedule, &any, NULL, NULL) == CF_OK;
                 tests_sibling_order = 1;
                 theirs = judge_accepts(plan, schedule);
                 CHECK_INT(ours, theirs);
