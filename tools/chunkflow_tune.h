@@ -15,7 +15,7 @@
 
    The functions by task
        fit costs to measured passes     cf_cost_fit
-       estimate them from numbers       cf_cost_estimate, cf_gpu_find, cf_gpu_at
+       estimate them from numbers       cf_cost_estimate, cf_gpu_find
        bytes that a schedule needs      cf_schedule_memory
        limits that leave it those       cf_memory_limits
        choose ChunkSize and K           cf_tune, cf_tune_schedule, cf_tune_defaults, cf_tune_budget, cf_tuning_free,
@@ -143,10 +143,8 @@ typedef struct cf_gpu {
     double latency;            /* seconds before the first byte of a collective or a send arrives */
 } cf_gpu;
 
-/* The GPU of this name ("h100-80g"; letter case does not matter), or NULL. cf_gpu_at: number `index` of the table, NULL
-   past its end. Both return static data. */
+/* The GPU of this name ("h100-80g"; letter case does not matter), as static data, or NULL. */
 CHUNKFLOW_TUNE_API const cf_gpu *cf_gpu_find(const char *name);
-CHUNKFLOW_TUNE_API const cf_gpu *cf_gpu_at(int64_t index);
 
 /* What to estimate. Zero means default in every member; model and gpu must be given. */
 typedef struct cf_cost_desc {
@@ -728,10 +726,6 @@ static const cf_gpu cft__gpus[] = {
     {"h200", 989.4e12, 0.70, 0.60, 0.50, 132,
      4.8e12, (int64_t)143771 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
 };
-
-CHUNKFLOW_TUNE_API const cf_gpu *cf_gpu_at(int64_t index) {
-    return index >= 0 && index < CFT__COUNT(cft__gpus) ? &cft__gpus[index] : NULL;
-}
 
 static int cft__lower(char c) { return c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c; } /* whatever the locale */
 

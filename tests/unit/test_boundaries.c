@@ -1015,7 +1015,6 @@ static cf_limits scratch_limits;
     X(cf_chunk_seed, chunk, INT64_MAX, 0, fine((int64_t)cf_chunk_seed(0, number, 0))) \
     X(cf_chunk_seed, stage, INT64_MAX, 0, fine((int64_t)cf_chunk_seed(0, 0, number))) \
     X(cf_cost_fit, n, 4, 0, untouched_by(cf_cost_fit(samples, number, ROOM, NULL, error))) \
-    X(cf_gpu_at, index, INT64_MAX, 0, fine(cf_gpu_at(number) != NULL)) \
     X(cf_cost_estimate, count, INT64_MAX, 0, \
       untouched_by(cf_cost_estimate(&estimate, ROOM, number, &scratch_timing, NULL, error))) \
     X(cf_schedule_memory, n_reports, INT64_MAX, 0, \
