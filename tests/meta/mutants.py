@@ -448,6 +448,7 @@ KIN_SUITES = ("csv.", "dot.", "idle.")
 READERS = ["json_read", "cli", "cli_files", "progress"]  # what tests of safetensors are linked with
 TRAINER = "tests/trainer/test_trainer.c"
 KINDS = "tests/trainer/test_trainer_kinds.c"
+TREES = "tests/trainer/test_trainer_trees.c"
 TENSORS = "tests/trainer/test_trainer_tensors.c"
 
 # What faults are planted in, and what is compiled then: source, object, and options of its own.
@@ -457,6 +458,7 @@ PARTS = {
                                              "feed_forward", "kernels", "model", "optimizer", "options", "parts",
                                              "recurrent", "safetensors", "state_stream", "text", "tokens", "unchunked")],
                  [(TRAINER, "trainer", ["-DTRAIN_FLOAT64", *WATCHED]), (KINDS, "kinds", ["-DTRAIN_FLOAT64", *WATCHED]),
+                  (TREES, "trees", ["-DTRAIN_FLOAT64", *WATCHED]),
                   (TENSORS, "tensors", WATCHED),
                   ("examples/train_cpu.c", "train_cpu", ["-O2"]),
                   ("examples/train_cpu.c", "train_cpu_f64", ["-O2", "-DTRAIN_FLOAT64"])]),
@@ -551,13 +553,14 @@ def link(build, folder, part):
         return [(name, [program, name]) for name in names if not name.startswith("harness.")]
 
     if part == "examples":
-        trainer, kinds, tensors, single, double = mutants
+        trainer, kinds, trees, tensors, single, double = mutants
         readers = [f"tools/command/{f}.c" for f in READERS]
         library(watched, *WATCHED)
         library(plain)
         LINKS.extend(os.path.abspath(f) for f in (make("train_cpu", single, plain, watch=False),
                                                   make("train_cpu_f64", double, plain, watch=False), plain))
         return [*cases(make("trainer", trainer, watched)), *cases(make("kinds", kinds, watched)),
+                *cases(make("trees", trees, watched)),
                 ("trainer_tensors", [make("tensors", *LINKED, "-I.", tensors, *readers, watched), WORKPLACE]),
                 ("train_check.sh", ["sh", "tests/trainer/train_check.sh", WORKPLACE])]
     objects = [f for f in sorted(glob.glob(f"{build}/test/*.o")) if not f.endswith("/implementation.o")]

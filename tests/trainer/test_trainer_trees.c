@@ -142,6 +142,31 @@ TEST(forests_have_the_gradients_of_their_sequences) {
     harness_report("at most %.1e off; %d branches in the middle of a chunk", worst, (int)seen.middle);
 }
 
+/* What a slice sees of a block of a place: more than one slice may have keys there, and a block may begin anywhere. */
+TEST(parts_of_a_place_are_found) {
+    const int32_t cu_q[] = {0, 3, 3, 5, 9}, cu_k[] = {0, 4, 6, 10, 10}, position[] = {50, 51, 52, 7, 8, 9, 1, 2, 3, 4};
+    const key_level level = {4, cu_q, cu_k};
+    const struct {
+        int64_t first_row, at, count;
+        int own;
+        key_range wanted;
+    } cases[] = {{0, 2, 5, 0, {100, 102, 0}}, {3, 2, 5, 0, {104, 105, 4}}, {4, 2, 5, 0, {104, 105, 4}},
+                 {5, 2, 5, 0, {0, 0, 0}},     {0, 6, 4, 0, {0, 0, 0}},     {3, 6, 4, 0, {100, 104, 0}},
+                 {3, 0, 10, 1, {1, 5, 6}},    {0, 0, 10, 1, {50, 54, 0}}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        attention_problem p = {0};
+        const attention_slice slice = {cases[i].first_row, 2, 200};
+        key_block keys = {NULL, NULL, NULL, NULL, 100, cases[i].count, cases[i].own, &level, cases[i].at};
+        p.position = position;
+        const key_range range = key_range_of(&p, &keys, &slice);
+        harness_note("case %d", (int)i);
+        CHECK_INT(range.first, cases[i].wanted.first);
+        CHECK_INT(range.end, cases[i].wanted.end);
+        CHECK_INT(range.row, cases[i].wanted.row);
+    }
+    harness_note("%s", "");
+}
+
 /* A prompt of two chunks and a half, answers of different depth, answers that part again, one that ends within
    another, and others, of which two are a tree within a chunk. */
 static const int64_t answers[] = {64, 58, 70, 57, 61, 80, 7, 45, 12, 20, 14};
@@ -329,7 +354,7 @@ TEST(what_cannot_be_shared_is_refused) {
 }
 
 SUITE(trainer_trees, CASE(forests_have_the_gradients_of_their_sequences), CASE(rows_that_are_shared_are_computed_once),
-      CASE(faults_show), CASE(backward_in_two_passes_is_backward_in_one), CASE(k_and_streams_change_no_bit),
+      CASE(parts_of_a_place_are_found), CASE(faults_show), CASE(backward_in_two_passes_is_backward_in_one), CASE(k_and_streams_change_no_bit),
       CASE(what_cannot_be_shared_is_refused));
 
 int main(int argc, char **argv) {
