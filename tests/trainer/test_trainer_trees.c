@@ -98,6 +98,7 @@ static void look_at(const pass *p) {
         seen.middle += ends == 0 && (i + 1 == p->n_places || p->places[i + 1].state != state);
     }
     seen.nested += own > 1;
+    CHECK(!state || state_stream_of(p) == state->stream);
     for (int64_t row = 1; row < p->rows->rows && state; row++) {
         seen.hybrid += p->rows->sequence[row] >= 0 && p->rows->position[row] == 0;
     }
@@ -111,8 +112,10 @@ TEST(forests_have_the_gradients_of_their_sequences) {
     double worst = 0;
     memset(&seen, 0, sizeof seen);
     for (int trial = 0; trial < harness_rounds(200, 16); trial++) {
-        const int64_t ks[] = {1, 2, 1000000}, n = harness_between(&rng, 2, 7), long_one = harness_between(&rng, 20, 70);
-        const int64_t chunk_size = trial % 9 == 0 ? 4 : harness_between(&rng, 8, 40);
+        const int64_t ks[] = {1, 2, 1000000}, n = harness_between(&rng, 2, 7);
+        const int tiles = trial % 9 == 4; /* slices of more than one tile of rows */
+        const int64_t long_one = tiles ? 180 : harness_between(&rng, 20, 70);
+        const int64_t chunk_size = tiles ? 70 : trial % 9 == 0 ? 4 : harness_between(&rng, 8, 40);
         int64_t lengths[7];
         for (int i = 0; i < 7; i++) lengths[i] = harness_between(&rng, 0, harness_chance(&rng, 0.6) ? long_one : 20);
         world x;
