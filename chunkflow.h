@@ -6486,6 +6486,7 @@ static int64_t cf__schedule_row(const cf__schedule_maker *m) {
 
 /* Whether a unit goes on from another one's state, or others go on from its own. */
 static int cf__schedule_in_tree(const cf__schedule_maker *m, const cf__pipe_unit *unit) {
+    if (m->pipe.plan->branches == NULL) return 0;
     return cf__pipe_has_parent(&m->pipe, unit->first) || cf__pipe_below(&m->pipe, unit->first) > 0;
 }
 
@@ -8286,14 +8287,13 @@ static int cf__dispatch_is_ahead(const cf__dispatch *d, int64_t stage) {
 static cf__pipe_room cf__dispatch_leaves(const cf__dispatch *d, int64_t stage, int64_t v) {
     const cf__schedule_maker *m = d->maker;
     cf__pipe_room leaves = {0, 0, 0};
-    int64_t row;
-    for (row = d->row_of[v] + 1; row < m->desc.shape.n_virtual && !(d->policy.rhythm > 0); row++) {
+    int64_t row = d->row_of[v] + 1, end = d->policy.rhythm > 0 ? row : m->desc.shape.n_virtual;
+    leaves.chunks = (end - row) * d->most.chunks;
+    leaves.bytes = (end - row) * d->most.bytes;
+    for (; row < end && d->pipe->plan->branches != NULL; row++) {
         int64_t u = d->n_started[cf__pipe_at(d->pipe, row, stage)];
-        cf__room_add(&leaves, &d->most, 1);
-        if (d->pipe->plan->branches != NULL && u < m->n_units) {
-            const cf__pipe_room above = cf__pattern_held_above(m, &m->units[u], !d->policy.evicts);
-            cf__room_add(&leaves, &above, -1);
-        }
+        const cf__pipe_room above = cf__pattern_held_above(m, &m->units[cf__min(u, m->n_units - 1)], !d->policy.evicts);
+        if (u < m->n_units) cf__room_add(&leaves, &above, -1);
     }
     return leaves;
 }
@@ -8303,12 +8303,13 @@ static cf__pipe_room cf__dispatch_leaves(const cf__dispatch *d, int64_t stage, i
    last virtual stage, where its backward follows at once. */
 static int cf__dispatch_may_start(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int64_t v) {
     const cf__dispatch_worker *worker = &d->workers[stage];
-    const cf__pipe_room takes = cf__schedule_takes(d->maker, unit, d->policy.evicts ? 1 : unit->k);
-    const cf__pipe_room leaves = cf__dispatch_leaves(d, stage, v);
     int64_t bytes = d->policy.evicts ? worker->free_bytes : worker->room.bytes;
+    cf__pipe_room takes, leaves;
     if (d->pipe->plan->branches != NULL && d->maker->unit_of[unit->first] != d->n_started[v]) return 0;
     if (v < d->pipe->shape.n_stages && cf__dispatch_is_ahead(d, stage) && !cf__pipe_has_parent(d->pipe, unit->first))
         return 0;
+    takes = cf__schedule_takes(d->maker, unit, d->policy.evicts ? 1 : unit->k);
+    leaves = cf__dispatch_leaves(d, stage, v);
     if (takes.state > d->state[v] || takes.bytes > bytes - leaves.bytes) return 0;
     if (!d->policy.evicts) return takes.chunks <= worker->room.chunks - leaves.chunks;
     return !cf__dispatch_is_lone(d, unit) ||

@@ -1456,8 +1456,7 @@ static double best_makespan(const cf_plan *plan, int64_t n_stages, int64_t k) {
 }
 
 /* Groups of answers to prompts of some chunks, as reinforcement learning has them. The chain is what one gets who lays
-   all rows of a tree one behind the other; its schedules are searched for, those of trees are the fixed ones, so that
-   few trees of few chunks may be slower. */
+   all rows of a tree one behind the other. */
 TEST(trees_are_no_slower_than_their_rows_as_chains) {
     harness_rng random = {400};
     int64_t round, n = harness_rounds(400, 12), i, j;
