@@ -2736,8 +2736,8 @@ static cf_result cft__begin(cft__tuner *t, int64_t id) {
     return cft__set_up(t, c);
 }
 
-/* Simulates a candidate batch by batch, the one for memory behind the first. `forced`: to the end, however slow, also
-   when it was given up before. */
+/* Simulates a candidate batch by batch, the one for memory behind the first, unless that was too slow. `forced`: to the
+   end, however slow, also when it was given up before. */
 static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t i, n = t->desc.n_batches;
@@ -2755,13 +2755,13 @@ static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
         seconds[i] = last;
         sum += last;
         at_least += last - t->bounds[id * n + i];
-        if (i == 0) CFT__TRY(cft__try_batch(t, c, n, &unused));
-        if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
         why = forced || i == n - 1 ? NULL : cft__why_give_up(t, c, i + 1, sum, at_least);
         if (why != NULL) {
             cft__give_up(c, why);
             return CF_OK;
         }
+        if (i == 0) CFT__TRY(cft__try_batch(t, c, n, &unused));
+        if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
         if (i < n - 1) cft__report_done(t, 1);
     }
     c->status = CF_TUNE_OK;
