@@ -201,17 +201,16 @@ CHUNKFLOW_TUNE_API cf_result cf_schedule_memory(const cf_memory_desc *desc, cons
 /* The limits under which a schedule of a plan fits into so many bytes of every GPU, for cf_schedule_desc: per_token and
    bytes_by_stage of *limits; its other members stay as they are. A schedule counts the tokens of all stages by the same
    bytes, and here stages differ, so both speak of the tightest stage, in hundredths of a byte; what a stage holds
-   always and what a pass works in is left out of them. They leave room for `kept` chunks of any group beside its state,
-   even where that does not fit: cf_schedule_memory of what comes out has the last word. cf_tune makes a schedule
-   without these limits first, where that does not fit under those of kept = K, and then under those of kept = 1. More
-   than the chunks of the largest group count as that many.
+   always and what a pass works in is left out of them. They leave room for one chunk of any group beside its state, even
+   where that does not fit: cf_schedule_memory of what comes out has the last word. cf_tune makes a schedule without
+   these limits first and, where that does not fit, under them.
 
    shape: of the schedule, as cf_schedule_defaults gives it; desc: as in cf_schedule_memory. by_stage:
    (shape->n_stages), the caller's, where limits->bytes_by_stage then points. Working space comes from `allocator`
    (NULL: malloc). Errors: as in cf_schedule_memory, CF_ERROR_ARGUMENT with what is not positive, CF_ERROR_OVERFLOW
    where bytes do not fit in 64 bits. */
 CHUNKFLOW_TUNE_API cf_result cf_memory_limits(const cf_memory_desc *desc, const cf_plan *plan, const cf_shape *shape,
-                                              int64_t limit_bytes, int64_t kept, int64_t *by_stage, cf_limits *limits,
+                                              int64_t limit_bytes, int64_t *by_stage, cf_limits *limits,
                                               const cf_allocator *allocator, cf_error *error);
 
 /* ================================================================================================================
@@ -387,9 +386,8 @@ typedef struct cf_tuning {
    on one more that is for memory only: the first batch with the list's longest sequence, or one of `context` tokens, in
    place of its own.
 
-   A candidate's schedules are made without a limit and, where that does not fit, again under one, which leaves room
-   for K chunks of a group or, where that does not fit either, for one. Its memory is that of the schedule itself: on
-   every stage, at every pass, what is held then. A CF_TUNE_OK is exact for these batches. What is given up says why:
+   A candidate's schedules are made without a limit and, where that does not fit, again under one (cf_memory_limits).
+   Its memory is that of the schedule itself: on every stage, at every pass, what is held then. A CF_TUNE_OK is exact for these batches. What is given up says why:
    a lower bound of its time (the load of a stage, and the time of the batches already simulated); in a race, what its
    first batches take beside the best one's, less twice what batches differ by; another one which is as fast with no
    more memory; or that it is known to give the same schedules as another.
@@ -1813,8 +1811,8 @@ static int64_t cft__state_bytes(const cft__tuner *t, const cft__weights *w, int 
 /* The scheduler counts the tokens of all stages by the same bytes, and here they differ. So it counts those of the
    stage that has room for the fewest tokens beside the state of the largest group, and the limits of the others are
    such that what they have left beside that state is room for as many tokens as it really is. No limit is below what
-   that state and `kept` chunks weigh: a group does not always need all of it at once. */
-static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc, int64_t kept) {
+   that state and a chunk weigh: a group does not always need all of it at once. */
+static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc) {
     const cf_plan *plan = t->plan;
     const cft__weights *tightest = NULL;
     int64_t s, i, tokens = 0, fewest = INT64_MAX, state, least;
@@ -1828,7 +1826,7 @@ static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc, int64_t kept
         tightest = w;
     }
     state = least = cft__state_bytes(t, tightest, local, tokens);
-    cft__add_product(&least, kept * t->split.n_virtual * plan->chunk_size, tightest->of[CFT__ACTIVATIONS]);
+    cft__add_product(&least, t->split.n_virtual * plan->chunk_size, tightest->of[CFT__ACTIVATIONS]);
     for (s = 0; s < t->split.pp; s++) {
         double scale = (double)tightest->of[CFT__ACTIVATIONS] / (double)t->stages[s].most.of[CFT__ACTIVATIONS];
         double left = cft__product((double)t->limits[s] * (1 - 1e-9), scale);
@@ -1984,7 +1982,7 @@ static void cft__lay_out_limits(cft__tuner *t, cft__carver *carver) {
 }
 
 static cf_result cft__check_limits_of(const cf_memory_desc *desc, const cf_plan *plan, const cf_shape *shape,
-                                      int64_t limit_bytes, int64_t kept, cf_error *error) {
+                                      int64_t limit_bytes, cf_error *error) {
     cf_schedule schedule;
     if (desc == NULL) return cf_fail_null(error, "desc");
     if (plan == NULL) return cf_fail_null(error, "plan");
@@ -1993,7 +1991,6 @@ static cf_result cft__check_limits_of(const cf_memory_desc *desc, const cf_plan 
     CFT__TRY(cft__range(shape->n_virtual, 1, CF_MAX_STAGES / shape->n_stages, CF_ERROR_ARGUMENT, "shape.n_virtual", -1,
                         error));
     CFT__TRY(cft__range(limit_bytes, 1, CF_MAX_STAGE_BYTES, CF_ERROR_ARGUMENT, "limit_bytes", -1, error));
-    CFT__TRY(cft__range(kept, 1, INT64_MAX, CF_ERROR_ARGUMENT, "kept", -1, error));
     CFT__TRY(cft__range(plan->chunk_size, 1, CF_MAX_CHUNK_SIZE, CF_ERROR_ARGUMENT, "plan.chunk_size", -1, error));
     memset(&schedule, 0, sizeof schedule);
     schedule.shape = *shape;
@@ -2001,14 +1998,14 @@ static cf_result cft__check_limits_of(const cf_memory_desc *desc, const cf_plan 
 }
 
 CHUNKFLOW_TUNE_API cf_result cf_memory_limits(const cf_memory_desc *desc, const cf_plan *plan, const cf_shape *shape,
-                                              int64_t limit_bytes, int64_t kept, int64_t *by_stage, cf_limits *limits,
+                                              int64_t limit_bytes, int64_t *by_stage, cf_limits *limits,
                                               const cf_allocator *allocator, cf_error *error) {
     cf_schedule_desc made;
     cf_parallel split;
     cft__tuner t;
     void *scratch = NULL;
     cf_result result;
-    CFT__TRY(cft__check_limits_of(desc, plan, shape, limit_bytes, kept, error));
+    CFT__TRY(cft__check_limits_of(desc, plan, shape, limit_bytes, error));
     if (by_stage == NULL) return cf_fail_null(error, "by_stage");
     if (limits == NULL) return cf_fail_null(error, "limits");
     memset(&t, 0, sizeof t);
@@ -2029,7 +2026,7 @@ CHUNKFLOW_TUNE_API cf_result cf_memory_limits(const cf_memory_desc *desc, const 
     result = cft__set_weights(&t, plan->chunk_size);
     if (result == CF_OK) result = cft__check_weights(&t);
     if (result == CF_OK) {
-        cft__limit_bytes(&t, &made, cft__min(kept, cft__largest_group(plan)));
+        cft__limit_bytes(&t, &made);
         limits->per_token = made.limits.per_token;
         limits->bytes_by_stage = by_stage;
     }
@@ -2129,19 +2126,19 @@ static void cft__note_peak(const cft__tuner *t, cf_tune_candidate *c, int64_t ba
     c->peak_seconds = t->plan->n_steps > 0 ? t->timeline->start[t->schedule->first[stage] + own->before] : 0;
 }
 
-/* One rank of one batch, in each of the ways that cf_tune names until what comes out fits. */
+/* One rank of one batch: without a limit and, where that does not fit, under one. */
 static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batch, int64_t rank) {
     cf_schedule_desc desc = cft__rank_desc(t, c, c->kind, rank);
     int64_t least = INT64_MAX, stage = 0;
     cf_memory_report memory;
-    int way;
+    int held;
     memset(&memory, 0, sizeof memory);
     desc.budget = t->desc.budget > 0 ? t->desc.budget : cf_tune_budget(t->plan, t->split.pp, t->split.n_virtual);
-    for (way = 0; way < 3; way++) {
+    for (held = 0; held < 2; held++) {
         int64_t total;
         cf_result result;
-        if (way > 0) cft__limit_bytes(t, &desc, way == 1 ? cft__min(c->k, cft__largest_group(t->plan)) : 1);
-        c->limited |= way > 0;
+        if (held) cft__limit_bytes(t, &desc);
+        c->limited |= held;
         t->simulated++;
         result = cft__try_schedule(t, &desc);
         if (result == CF_ERROR_INFEASIBLE) continue;

@@ -1020,11 +1020,7 @@ static cf_limits scratch_limits;
     X(cf_schedule_memory, n_reports, INT64_MAX, 0, \
       untouched_by(cf_schedule_memory(&memory, plan, schedule, ROOM, number, &small, error))) \
     X(cf_memory_limits, limit_bytes, INT64_MAX, CF_MAX_STAGE_BYTES, \
-      untouched_by( \
-          cf_memory_limits(&memory, plan, &schedule->shape, number, 1, ROOM, &scratch_limits, &small, error))) \
-    X(cf_memory_limits, kept, INT64_MAX, 0, \
-      untouched_by( \
-          cf_memory_limits(&memory, plan, &schedule->shape, 1 << 30, number, ROOM, &scratch_limits, &small, error))) \
+      untouched_by(cf_memory_limits(&memory, plan, &schedule->shape, number, ROOM, &scratch_limits, &small, error))) \
     X(cf_tune_status_name, status, INT32_MAX, 0, named(cf_tune_status_name(ENUM(cf_tune_status)))) \
     X(cf_tune, n, N, CF_MAX_SEQUENCES, made(cf_tune(lengths, number, &tune, ROOM, error), release_tuning)) \
     X(cf_tune_schedule, candidate, INT64_MAX, 0, tuned(number, 0, error)) \

@@ -1419,7 +1419,7 @@ TEST(schedule_of_a_candidate) {
 /* Makes a candidate's schedule by the public functions alone: without limits, and where that does not fit, under those
    of cf_memory_limits. NULL: none fits. */
 static cf_schedule *make_fitting(const fixture *f, const cf_tune_candidate *c, const cf_plan *plan, int64_t limit) {
-    int64_t kept[3] = {0, 0, 1}, by_stage[8];
+    int64_t by_stage[8];
     cf_memory_desc memory = f->desc.memory;
     cf_memory_report reports[8];
     cf_stage_cost costs[8];
@@ -1430,9 +1430,8 @@ static cf_schedule *make_fitting(const fixture *f, const cf_tune_candidate *c, c
     memory.parallel = cost.parallel = f->desc.parallel;
     cost.gpu = f->desc.gpu;
     cost.chunk_size = plan->chunk_size;
-    kept[1] = c->k;
     if (cf_cost_estimate(&cost, costs, f->desc.parallel.pp, &timing, NULL, NULL) != CF_OK) return NULL;
-    for (way = 0; way < 3; way++) {
+    for (way = 0; way < 2; way++) {
         cf_schedule_desc desc = {0};
         cf_schedule *schedule = NULL;
         int64_t s, most = 0;
@@ -1445,8 +1444,7 @@ static cf_schedule *make_fitting(const fixture *f, const cf_tune_candidate *c, c
         desc = cf_schedule_defaults(&desc);
         desc.limits.chunks = CF_NO_LIMIT;
         if (way > 0)
-            CHECK_INT(cf_memory_limits(&memory, plan, &desc.shape, limit, kept[way], by_stage, &desc.limits, NULL, NULL),
-                      CF_OK);
+            CHECK_INT(cf_memory_limits(&memory, plan, &desc.shape, limit, by_stage, &desc.limits, NULL, NULL), CF_OK);
         if (cf_schedule_make(plan, &desc, &schedule, NULL) != CF_OK) continue;
         CHECK_INT(cf_schedule_memory(&memory, plan, schedule, reports, f->desc.parallel.pp, NULL, NULL), CF_OK);
         for (s = 0; s < f->desc.parallel.pp; s++)
@@ -1512,17 +1510,16 @@ TEST(limits_of_memory_refuse) {
         CHECK_STR(error.field, name);                \
         CHECK(by_stage[0] == -7 && limits.bytes_by_stage == NULL); \
     } while (0)
-    REFUSED(cf_memory_limits(&memory, plan, &shape, 1, 1, by_stage, &limits, NULL, &error), "parallel.pp");
+    REFUSED(cf_memory_limits(&memory, plan, &shape, 1, by_stage, &limits, NULL, &error), "parallel.pp");
     memory.parallel.pp = 2;
-    REFUSED(cf_memory_limits(NULL, plan, &shape, 1, 1, by_stage, &limits, NULL, &error), "desc");
-    REFUSED(cf_memory_limits(&memory, NULL, &shape, 1, 1, by_stage, &limits, NULL, &error), "plan");
-    REFUSED(cf_memory_limits(&memory, plan, NULL, 1, 1, by_stage, &limits, NULL, &error), "shape");
-    REFUSED(cf_memory_limits(&memory, plan, &shape, 0, 1, by_stage, &limits, NULL, &error), "limit_bytes");
-    REFUSED(cf_memory_limits(&memory, plan, &shape, 1, 0, by_stage, &limits, NULL, &error), "kept");
-    REFUSED(cf_memory_limits(&memory, plan, &shape, 1, 1, NULL, &limits, NULL, &error), "by_stage");
-    REFUSED(cf_memory_limits(&memory, plan, &shape, 1, 1, by_stage, NULL, NULL, &error), "limits");
+    REFUSED(cf_memory_limits(NULL, plan, &shape, 1, by_stage, &limits, NULL, &error), "desc");
+    REFUSED(cf_memory_limits(&memory, NULL, &shape, 1, by_stage, &limits, NULL, &error), "plan");
+    REFUSED(cf_memory_limits(&memory, plan, NULL, 1, by_stage, &limits, NULL, &error), "shape");
+    REFUSED(cf_memory_limits(&memory, plan, &shape, 0, by_stage, &limits, NULL, &error), "limit_bytes");
+    REFUSED(cf_memory_limits(&memory, plan, &shape, 1, NULL, &limits, NULL, &error), "by_stage");
+    REFUSED(cf_memory_limits(&memory, plan, &shape, 1, by_stage, NULL, NULL, &error), "limits");
     shape.n_stages = 0;
-    REFUSED(cf_memory_limits(&memory, plan, &shape, 1, 1, by_stage, &limits, NULL, &error), "shape.n_stages");
+    REFUSED(cf_memory_limits(&memory, plan, &shape, 1, by_stage, &limits, NULL, &error), "shape.n_stages");
 #undef REFUSED
     cf_plan_free(plan);
 }

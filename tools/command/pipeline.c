@@ -495,18 +495,10 @@ static void explain_limit(cf_error *error, int64_t n_virtual) {
 
 /* ---- within the memory of a GPU ---- */
 
-static int64_t largest_group(const cf_plan *plan) {
-    int64_t i, most = 1;
-
-    for (i = 0; i < plan->n_groups; i++)
-        if (plan->groups[i].n_chunks > most) most = plan->groups[i].n_chunks;
-    return most;
-}
-
-/* Makes the schedule once more under the limits that leave room for `kept` chunks of a group. CF_ERROR_INFEASIBLE where
-   there is none, or it does not fit either. */
+/* Makes the schedule once more under limits, as cf_tune does. CF_ERROR_INFEASIBLE where there is none, or it does not
+   fit either. */
 static cf_result make_within(const pipeline *p, const cf_plan *plan, const pipeline_case *what, cf_schedule_desc desc,
-                             int64_t kept, pipeline_run *out, cf_error *error) {
+                             pipeline_run *out, cf_error *error) {
     cf_placement placement = desc.shape.placement == CF_PLACEMENT_V ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
     cf_memory_desc memory = memory_of(p, desc.shape.n_virtual, placement, what->recompute);
     int64_t *by_stage = (int64_t *)malloc((size_t)p->n_stages * sizeof *by_stage);
@@ -516,7 +508,7 @@ static cf_result make_within(const pipeline *p, const cf_plan *plan, const pipel
     if (!by_stage) return no_memory(error);
     memset(&fresh, 0, sizeof fresh);
     desc.report = &fresh.report;
-    result = cf_memory_limits(&memory, plan, &desc.shape, p->gpu_bytes, kept, by_stage, &desc.limits, NULL, error);
+    result = cf_memory_limits(&memory, plan, &desc.shape, p->gpu_bytes, by_stage, &desc.limits, NULL, error);
     if (result == CF_OK) result = make(p, plan, what, &desc, &fresh, error);
     free(by_stage);
     if (result == CF_OK && !pipeline_fits(p, &fresh)) result = CF_ERROR_INFEASIBLE;
@@ -526,14 +518,12 @@ static cf_result make_within(const pipeline *p, const cf_plan *plan, const pipel
     return result;
 }
 
-/* A run that fits in place of one that does not, where there is one: the two ways of cf_tune. */
+/* A run that fits in place of one that does not, where there is one. */
 static cf_result hold_down(const pipeline *p, const cf_plan *plan, const pipeline_case *what,
                            const cf_schedule_desc *desc, pipeline_run *run, cf_error *error) {
-    int64_t most = largest_group(plan), kept = desc->shape.k < most ? desc->shape.k : most;
     pipeline_run other;
-    cf_result result = make_within(p, plan, what, *desc, kept, &other, error);
+    cf_result result = make_within(p, plan, what, *desc, &other, error);
 
-    if (result == CF_ERROR_INFEASIBLE && kept > 1) result = make_within(p, plan, what, *desc, 1, &other, error);
     if (result == CF_ERROR_INFEASIBLE) return CF_OK;
     if (result != CF_OK) return result;
     pipeline_run_free(run);
