@@ -179,8 +179,32 @@ cf_result baseline_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *d
     int level, packed;
 
     memset(out, 0, sizeof *out);
-    for (level = CF_RECOMPUTE_NONE; level < CF_RECOMPUTE_COUNT; level++)
-        for (packed = 0; packed < FORMS && result == CF_OK && level != CF_RECOMPUTE_SELECTIVE; packed++)
+    for (level = CF_RECOMPUTE_NONE; level < CF_RECOMPUTE_COUNT; level++) {
+        if (desc->timing && level != (int)desc->parallel.recompute) continue; /* what it was measured with */
+        if (level == CF_RECOMPUTE_SELECTIVE && !desc->timing) continue;       /* frees next to nothing */
+        for (packed = 0; packed < FORMS && result == CF_OK; packed++)
             result = tune_form(lengths, n, *desc, packed, (cf_recompute)level, out, error);
+    }
     return result;
+}
+
+void baseline_write(json_writer *w, const char *key, const baseline_tuned *base) {
+    json_open(w, key, '{');
+    json_bool_member(w, "fits", base->best.status == CF_TUNE_OK);
+    if (base->best.status != CF_TUNE_OK) {
+        json_integer_member(w, "bytes", base->least);
+        if (base->why[0]) json_text_member(w, "why", base->why);
+    } else {
+        json_bool_member(w, "packed", base->packed);
+        json_integer_member(w, "context_parallel", base->context > 0 ? base->context : 1);
+        if (base->context > 0) json_text_member(w, "exchange", base->ring ? "ring" : "all-gather");
+        json_text_member(w, "recompute", cf_recompute_name(base->split.recompute));
+        modelling_write_split(w, &base->split);
+        json_number_member(w, "seconds", base->best.seconds);
+        json_number_member(w, "confidence", base->best.confidence);
+        json_number_member(w, "bubble_useful", base->best.bubble);
+        json_integer_member(w, "bytes", base->best.bytes);
+        json_integer_member(w, "stage", base->best.stage);
+    }
+    json_close(w, '}');
 }

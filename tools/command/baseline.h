@@ -16,6 +16,7 @@
 #ifndef CHUNKFLOW_BASELINE_H
 #define CHUNKFLOW_BASELINE_H
 
+#include "json_write.h"
 #include "pipeline.h"
 
 /* A form of it for one batch, made and simulated. */
@@ -64,12 +65,27 @@ cf_result baseline_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *d
 cf_result baseline_tune_context(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, baseline_tuned *out,
                                 cf_error *error);
 
+/* The same for one batch, which is the list of `compare` and `report`, over the GPUs of all its ranks. best.seconds is
+   beside their makespans, which leave out the step of the split asked for. Where there is no GPU, or the split asked for
+   is as fast (`than`; 0: it does not fit), best.status stays CF_TUNE_UNTRIED. It fails only where memory runs out. */
+cf_result baseline_find_context(const pipeline *p, const packing *list, const packing_options *asked, double than,
+                                baseline_tuned *out, cf_error *error);
+
+/* For compare_options or the like with a member no_cp. */
+#define NO_CP_OPTION(type)                                                                                         \
+    {.name = "--no-cp", .kind = CLI_FLAG, .offset = offsetof(type, no_cp),                                         \
+     .help = "a baseline without context parallelism, for trainers without it"}
+
 /* The least ChunkSize that splits nothing of a search; and what a search for one form of the baseline leaves of others.
    chunk_size lives as long as desc. */
 int64_t baseline_chunk_size(const int64_t *lengths, int64_t n, const cf_tune_desc *desc);
 void baseline_take_form(cf_tune_desc *desc, int packed, const int64_t *chunk_size);
 
-/* "1F1B on unsplit sequences, packed, with context parallelism of 4 (ring)" or the like. */
+/* "1F1B on unsplit sequences, packed, with context parallelism of 4 (ring)" or the like. The second adds its split. */
 void baseline_words(const baseline_tuned *base, char *text, size_t size);
+void baseline_context_words(const baseline_tuned *base, char *text, size_t size);
+
+/* As a member of an object. */
+void baseline_write(json_writer *w, const char *key, const baseline_tuned *base);
 
 #endif /* CHUNKFLOW_BASELINE_H */

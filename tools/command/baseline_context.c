@@ -14,6 +14,7 @@
    as without. */
 
 #include "baseline.h"
+#include "modelling.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -395,4 +396,69 @@ cf_result baseline_tune_context(const int64_t *lengths, int64_t n, const cf_tune
     if (s.least > 0 && (out->least == 0 || s.least < out->least)) out->least = s.least;
     for (packed = 0; packed < 2; packed++) cf_plan_free(s.samples[packed]);
     return result == CF_ERROR_MEMORY ? result : CF_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------------------------
+   One batch
+   ---------------------------------------------------------------------------------------------------------------- */
+
+enum { MOST_SEQUENCES = 20000 }; /* of a batch that is timed dozens of times more */
+
+void baseline_context_words(const baseline_tuned *base, char *text, size_t size) {
+    size_t n;
+
+    baseline_words(base, text, size);
+    n = strlen(text);
+    snprintf(text + n, size - n, ", tensor %lld, pipeline %lld, data %lld, recompute %s", (long long)base->split.tp,
+             (long long)base->split.pp, (long long)base->split.dp,
+             modelling_recompute_words(base->split.recompute, base->split.recompute_layers));
+}
+
+/* What an iteration of the split asked for takes beside its passes. */
+static cf_result find_step(const pipeline *p, const cf_tune_desc *desc, double *step, cf_error *error) {
+    int64_t n = p->n_stages * p->model.parallel.n_virtual;
+    cf_stage_cost *stages = (cf_stage_cost *)malloc((size_t)n * sizeof *stages);
+    cf_cost_desc cost;
+    cf_timing timing;
+    cf_result result;
+
+    if (!stages) return cf_refuse(error, CF_ERROR_MEMORY, "memory", -1, "out of memory");
+    memset(&cost, 0, sizeof cost);
+    cost.model = desc->model;
+    cost.gpu = desc->gpu;
+    cost.parallel = desc->parallel;
+    cost.gpus_per_node = desc->gpus_per_node;
+    result = cf_cost_estimate(&cost, stages, n, &timing, step, error);
+    free(stages);
+    return result;
+}
+
+cf_result baseline_find_context(const pipeline *p, const packing *list, const packing_options *asked, double than,
+                                baseline_tuned *out, cf_error *error) {
+    baseline_tuned found;
+    cf_tune_desc desc;
+    double step = 0;
+    cf_result result;
+
+    memset(out, 0, sizeof *out);
+    memset(&found, 0, sizeof found);
+    memset(&desc, 0, sizeof desc);
+    if (!p->estimates || list->shares || list->list.n_sequences < 1 || list->list.n_sequences > MOST_SEQUENCES)
+        return CF_OK;
+    desc.model = &p->model.model;
+    desc.gpu = &p->gpu;
+    desc.parallel = cf_parallel_defaults(&p->model.parallel);
+    desc.gpus_per_node = p->asked->gpu.per_node;
+    desc.memory = p->memory;
+    desc.limit_bytes = p->gpu_bytes;
+    desc.batch = list->list.n_sequences;
+    desc.n_batches = 1;
+    desc.pack.align = asked->align;
+    desc.pack.max_slices = asked->max_slices;
+    result = baseline_tune_context(list->lengths, desc.batch, &desc, &found, error);
+    if (result == CF_OK && found.best.status == CF_TUNE_OK) result = find_step(p, &desc, &step, error);
+    if (result != CF_OK) return result == CF_ERROR_MEMORY ? result : CF_OK;
+    found.best.seconds -= step;
+    if (found.best.status == CF_TUNE_OK && (!(than > 0) || found.best.seconds < than)) *out = found;
+    return CF_OK;
 }

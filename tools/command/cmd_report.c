@@ -17,6 +17,7 @@ typedef struct report_options {
     int64_t placement;
     const char *measured;
     cli_reals skew;
+    int no_cp;
     const char *output;
     const char *json;
 } report_options;
@@ -43,6 +44,7 @@ static const cli_option options[] = {
      "be shown beside what the costs predict for it"},
     {.name = "--clock-skew", .value = "S", .kind = CLI_REALS, .offset = offsetof(report_options, skew), .min = 1,
      .max = 1, .help = "seconds by which the clocks of two of its stages may differ"},
+    NO_CP_OPTION(report_options),
     PIPELINE_OPTIONS(report_options, pipeline),
     {.name = NULL}};
 
@@ -207,6 +209,7 @@ static int make(maker *m) {
     report_start(&m->out, &m->packed, &m->pipe, m->k);
     m->out.k_words = m->asked->k > 0 ? NULL : pipeline_default_k_words(&m->pipe);
     code = report_add_baseline(&m->out, &m->asked->packing, NULL);
+    if (code == CLI_OK && !m->asked->no_cp) code = report_add_context(&m->out, &m->asked->packing);
     if (code == CLI_OK) code = add_cases(m);
     if (code == CLI_OK) code = report_try_changes(&m->out, &best, &m->asked->packing);
     if (code == CLI_OK) code = add_measured(m);

@@ -24,6 +24,9 @@ static const cli_option options[] = {
      .max = CF_MAX_RANKS,
      .help = "how many: tries every way to split the model over them that\n"
      "--tp, --pp and --dp leave open; default only the way they give"},
+    {.name = "--costs", .value = "FILE", .kind = CLI_TEXT, .offset = offsetof(tune_options, costs),
+     .help = "what time --json wrote, estimated or fitted to your own\n"
+     "measurements, in place of the GPU's numbers; for one split"},
     {.name = "--context", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, context), .min = 1,
      .max = CF_MAX_LENGTH, .help = "a promise: a sequence of so many tokens fits, though the list may\n"
      "have none so long. Longer ones are left out, and it says how many"},
@@ -126,6 +129,21 @@ static int fill_lists(tune_job *job) {
     return code;
 }
 
+/* Measured costs hold for one split and what it recomputes. */
+static int take_costs(tune_job *job) {
+    const tune_options *asked = job->asked;
+    const cf_parallel *split = &job->model.parallel;
+    int code;
+
+    if (!asked->costs) return CLI_OK;
+    if (asked->gpus > 0) return cli_usage("tune", "--costs is for one split, --gpus searches them");
+    if (strcmp(asked->costs, "-") == 0) return cli_usage("tune", "--costs must be a file: a page reads it again");
+    code = pipeline_costs_read("tune", asked->costs, split->pp > 0 ? split->pp : 1,
+                               split->n_virtual > 0 ? split->n_virtual : 1, &job->costs, &job->desc.step_seconds);
+    job->desc.timing = &job->costs.timing;
+    return code;
+}
+
 static int fill_desc(tune_job *job) {
     const tune_options *asked = job->asked;
     cf_tune_desc *desc = &job->desc;
@@ -136,7 +154,8 @@ static int fill_desc(tune_job *job) {
     desc->gpu = &job->gpu;
     desc->parallel = job->model.parallel;
     desc->n_gpus = asked->gpus;
-    if (asked->modelling.recompute == 0) desc->parallel.recompute = CF_RECOMPUTE_DEFAULT; /* searched for, too */
+    if (asked->modelling.recompute == 0) /* searched for, too, where it is known what that takes */
+        desc->parallel.recompute = asked->costs ? CF_RECOMPUTE_NONE : CF_RECOMPUTE_DEFAULT;
     job->model.parallel.recompute = desc->parallel.recompute;
     if (asked->gpus > 0) { /* what was not given is searched for */
         desc->parallel.tp = asked->modelling.tp;
@@ -164,7 +183,8 @@ static int fill_desc(tune_job *job) {
     desc->batch = asked->batch;
     desc->n_batches = asked->batches;
     desc->seed = (uint64_t)asked->seed;
-    return fill_lists(job);
+    code = fill_lists(job);
+    return code == CLI_OK ? take_costs(job) : code;
 }
 
 /* Leaves out what is longer than the context. */
@@ -194,6 +214,7 @@ static int read_lengths(tune_job *job, const char *path) {
 }
 
 static void free_job(tune_job *job) {
+    pipeline_costs_free(&job->costs);
     free(job->chunk_sizes);
     free(job->ks);
     free(job->lengths);
@@ -288,6 +309,7 @@ static void print_setting(const tune_job *job, const cf_tuning *tuning) {
     }
     printf("GPU               %s, %.2f GiB for each; %.3g us lost around each kernel%s\n", job->gpu.name,
            modelling_gib(tuning->limit_bytes), 1e6 * job->gpu.launch, modelling_launch_hint(&job->asked->gpu));
+    if (job->asked->costs) printf("costs             of %s\n", cli_base_name(job->asked->costs));
     modelling_print_stream(&job->desc.memory);
     printf("lengths           %s sequences", cli_commas(job->n));
     if (job->left_out > 0)
@@ -677,9 +699,9 @@ static int print_tuning(const tune_job *job, const cf_tuning *tuning, const base
         print_baseline(job, tuning, base);
     }
     print_infeasible(tuning);
-    puts("\nTimes are estimates from the GPU's numbers, simulated; the runtime and the gaps in memory are "
-         "assumptions:\n"
-         "measure one configuration, then trust the differences. See chunkflow time and chunkflow memory.");
+    printf("\nTimes are estimates from %s, simulated; the runtime and the gaps in memory are assumptions:\n"
+           "measure one configuration, then trust the differences. See chunkflow time and chunkflow memory.\n",
+           job->asked->costs ? "the costs of that file" : "the GPU's numbers");
     return code;
 }
 
@@ -703,7 +725,7 @@ static int search(tune_job *job, cf_tuning **out, baseline_tuned *base) {
     progress_set(0, 0, "the baseline");
     job->desc.progress = stop_if_interrupted;
     if (result == CF_OK) result = baseline_tune(job->lengths, job->n, &job->desc, base, &error);
-    if (result == CF_OK && !job->asked->no_cp && !interrupted)
+    if (result == CF_OK && !job->asked->no_cp && !job->asked->costs && !interrupted)
         result = baseline_tune_context(job->lengths, job->n, &job->desc, base, &error);
     progress_end();
     cli_signals_restore();
@@ -782,7 +804,8 @@ const cli_command cmd_tune = {
     "code 1 where nothing fits, 2 where the options are wrong. Beside the candidates stands the baseline: 1f1b that\n"
     "splits no sequence, in the best of these splits, with as little recomputation as it needs to fit, or with\n"
     "context parallelism, where that is faster: GPUs share each sequence, as even as zigzag makes it, and gather K\n"
-    "and V or pass them round in a ring.\n\n"
+    "and V or pass them round in a ring. With --costs neither other splits nor context parallelism, streams or other\n"
+    "recomputation can be timed, so none is tried.\n\n"
     "The page of --html shows every ChunkSize with every K, says of what does not fit which term of its memory breaks\n"
     "the limit, and shows the best as `chunkflow report` does, in the batch whose time is nearest to the mean.\n"
     "\n" CLI_LIST_HELP "\n" MODELLING_NAMES MODELLING_GPUS,

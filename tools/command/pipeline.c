@@ -129,7 +129,7 @@ static const json_field stage_fields[] = {
 
 typedef struct file_costs {
     uint32_t format, stages;
-    double latency, seconds_per_token;
+    double latency, seconds_per_token, step_seconds;
 } file_costs;
 
 static const json_field file_fields[] = {
@@ -137,6 +137,7 @@ static const json_field file_fields[] = {
     {.name = "stages", .type = JSON_ARRAY_OF, .offset = offsetof(file_costs, stages), .optional = 1},
     {.name = "latency", .type = JSON_REAL, .offset = offsetof(file_costs, latency), .optional = 1},
     {.name = "seconds_per_token", .type = JSON_REAL, .offset = offsetof(file_costs, seconds_per_token), .optional = 1},
+    {.name = "step_seconds", .type = JSON_REAL, .offset = offsetof(file_costs, step_seconds), .optional = 1},
     {.name = NULL}};
 
 static int read_stage(const json_document *document, uint32_t node, cf_stage_cost *out) {
@@ -199,10 +200,11 @@ static int take_costs(const char *command, const pipeline_options *asked, pipeli
         json_free(&document);
     }
     free(text);
-    if (code == CLI_OK && (file.latency < 0 || file.seconds_per_token < 0))
+    if (code == CLI_OK && (file.latency < 0 || file.seconds_per_token < 0 || file.step_seconds < 0))
         return cli_wrong("%s: a cost is negative", cli_input_name(asked->costs));
     if (asked->latency.n == 0) p->timing.latency = file.latency;
     if (asked->seconds_per_token.n == 0) p->timing.seconds_per_token = file.seconds_per_token;
+    p->step_seconds = file.step_seconds;
     return code;
 }
 
@@ -352,6 +354,25 @@ cf_result pipeline_costs_make(const pipeline *p, int64_t n_virtual, int64_t chun
 void pipeline_costs_free(pipeline_costs *costs) {
     free(costs->stages);
     costs->stages = NULL;
+}
+
+int pipeline_costs_read(const char *command, const char *path, int64_t n_stages, int64_t n_virtual,
+                        pipeline_costs *out, double *step_seconds) {
+    pipeline_options asked;
+    pipeline p;
+    cf_error error;
+    int code;
+
+    memset(&asked, 0, sizeof asked);
+    memset(&p, 0, sizeof p);
+    asked.costs = path;
+    p.n_stages = n_stages;
+    code = take_costs(command, &asked, &p);
+    if (code == CLI_OK && pipeline_costs_make(&p, n_virtual, 1, CF_RECOMPUTE_DEFAULT, out, &error) != CF_OK)
+        code = cli_error(&error, NULL);
+    *step_seconds = p.step_seconds;
+    free(p.stages);
+    return code;
 }
 
 static int64_t scale_limit(int64_t limit, int64_t n_virtual) {

@@ -135,6 +135,7 @@ typedef struct pipeline {
     int unit_cost;
     cf_timing timing;         /* whole stages; not with estimates, whose costs depend on the case */
     cf_stage_cost *stages;    /* of --costs, timing.stages then, or NULL */
+    double step_seconds;      /* of --costs: what an iteration takes besides */
     int has_model, estimates; /* estimates: a model and a GPU, which is the source of costs */
     modelling model;
     cf_memory_desc memory;
@@ -158,6 +159,11 @@ typedef struct pipeline_costs {
 cf_result pipeline_costs_make(const pipeline *p, int64_t n_virtual, int64_t chunk_size, cf_recompute recompute,
                               pipeline_costs *out, cf_error *error);
 void pipeline_costs_free(pipeline_costs *costs);
+
+/* The same of a file that time --json wrote, for n_stages whole stages. Returns an exit code; after CLI_OK
+   pipeline_costs_free is due. */
+int pipeline_costs_read(const char *command, const char *path, int64_t n_stages, int64_t n_virtual,
+                        pipeline_costs *out, double *step_seconds);
 
 /* One of the schedules that a pipeline can have. Zero means default in every member. */
 typedef struct pipeline_case {

@@ -24,7 +24,7 @@ typedef struct tune_options {
     int64_t align;
     int64_t show, jobs;
     int tsv, no_cp;
-    const char *json, *html, *batch_lengths, *old_limit;
+    const char *json, *html, *batch_lengths, *old_limit, *costs;
 } tune_options;
 
 /* The search, and what its description points to. */
@@ -33,6 +33,7 @@ typedef struct tune_job {
     modelling model;
     cf_gpu gpu;
     cf_tune_desc desc;
+    pipeline_costs costs;      /* of --costs */
     int64_t *chunk_sizes, *ks; /* of the options, or NULL */
     cf_schedule_kind kinds[CF_SCHEDULE_COUNT];
     cf_replay replays[2];

@@ -68,7 +68,7 @@ static const char *const shared[] = {
     "--model", "--config", "--layers", "--hidden", "--heads", "--kv-heads", "--head-dim", "--ffn", "--vocab", "--tied",
     "--qkv-bias", "--qk-norm", "--no-gate", "--no-sp", "--stage-layers", "--gpu", "--gpus-per-node",
     "--launch", "--loss", "--unfused", "--state-gradient", "--runtime", "--fragmentation", "--no-tails", "--align",
-    "--split-backward", "--virtual", "--placement"};
+    "--split-backward", "--virtual", "--placement", "--costs"};
 
 static int is_shared(const char *name) {
     size_t i;
@@ -118,9 +118,13 @@ static void print_given(const cli_option *option, const void *asked, const void 
     }
 }
 
+/* What costs in a file stand in place of. */
+static int is_of_gpu(const char *name) { return strncmp(name, "--gpu", 5) == 0 || strcmp(name, "--launch") == 0; }
+
 static void print_shared(const tune_job *job, const cli_option *options, const void *defaults) {
     for (; options->name; options++)
-        if (is_shared(options->name)) print_given(options, job->asked, defaults);
+        if (is_shared(options->name) && !(job->asked->costs && is_of_gpu(options->name)))
+            print_given(options, job->asked, defaults);
 }
 
 /* The ring of a candidate that streams, as --stream says it. */

@@ -448,6 +448,11 @@ static void write_words(json_writer *w, const report *r) {
 
     report_sentence(r, text, sizeof text);
     json_text_member(w, "sentence", text);
+    if (r->context.best.status == CF_TUNE_OK) {
+        baseline_context_words(&r->context, text, sizeof text);
+        json_text_member(w, "context_words", text);
+        baseline_write(w, "context_baseline", &r->context);
+    }
     if (report_do(r, text, sizeof text)) json_text_member(w, "do", text);
     json_open(w, "advice", '[');
     for (i = 0; report_advice(r, i, text, sizeof text); i++) json_text_member(w, NULL, text);

@@ -72,6 +72,7 @@ typedef struct report {
     pipeline_run runs[REPORT_MOST_SCHEDULES]; /* what they point to, parallel to them */
     int n_schedules;
     baseline unsplit;         /* its plan; the run is among those above */
+    baseline_tuned context;   /* where context parallelism is the faster baseline; else its best is untried */
     int baseline, best;       /* unsplit, and the one of chunks that the page is about; -1: none fits */
     char no_baseline[256];    /* why there is none */
     int64_t k;
@@ -95,6 +96,9 @@ void report_free(report *r);
    chunks and takes the shortest that fits for the best. */
 int report_add_baseline(report *r, const packing_options *asked, const baseline_rule *rule);
 int report_add_case(report *r, const char *name, const pipeline_case *what);
+
+/* Looks whether the baseline is faster with context parallelism, or fits only so. Returns an exit code. */
+int report_add_context(report *r, const packing_options *asked);
 
 /* Takes a run over as the next schedule, with its idle time and its memory over time. recompute: 0 for what the options
    say. measured: its times, or NULL for simulated ones. */

@@ -25,10 +25,17 @@ function optionsIn(text) {
 
 const adviceLine = text => element("li", {}, ...optionsIn(text));
 
+// The baseline: with context parallelism where that is faster. It is not drawn then, for its stages are others.
+function baselineOf() {
+  const shared = data.context_baseline;
+  if (!shared) return data.schedules[data.baseline];
+  return {name: data.context_words, makespan: shared.seconds, total: shared.bytes};
+}
+
 // ---- the first screen: one number, one bar, one thing to do ----
 
 function fillGain() {
-  const best = data.schedules[data.best], base = data.schedules[data.baseline], run = data.schedules[data.measured];
+  const best = data.schedules[data.best], base = baselineOf(), run = data.schedules[data.measured];
   const gain = byId("gain"), big = (text, rest) => gain.append(element("strong", {}, text), rest);
   const foretold = unit === "s" ? ", estimated" : "", alone = data.n_ranks > 1 ? `, rank ${data.rank} alone` : "";
   if (run)
@@ -37,7 +44,7 @@ function fillGain() {
     big(`${shown(base.makespan / best.makespan)} \u00d7`, " as fast" + foretold + alone);
   else if (best) big(shownTime(best.makespan), (foretold + alone).replace(", ", " "));
   if (!best) return;
-  const memory = s => s.memory ? ` and ${gib(s.memory[s.fullest].total)}` : "";
+  const memory = s => s.memory || s.total ? ` and ${gib(s.total || s.memory[s.fullest].total)}` : "";
   byId("from-to").textContent = (base ? `${shownTime(base.makespan)}${memory(base)} as ${base.name} \u2192 ` : "")
     + `${shownTime(best.makespan)}${memory(best)} in chunks (${best.name})`
     + (run ? ": estimated, not measured" : "");
@@ -99,7 +106,7 @@ function numberCells(s, base, memory, streams, speed) {
 }
 
 function fillNumbers() {
-  const base = data.baseline >= 0 ? data.schedules[data.baseline].makespan : 0;
+  const base = baselineOf() ? baselineOf().makespan : 0, shared = data.context_baseline;
   const memory = data.schedules.some(s => s.memory);
   const names = ["schedule", unit === "s" ? "seconds, estimated" : unit, "x as fast", "idle, replays too", "idle",
     "replays", "kept chunks", "state tokens"];
@@ -108,6 +115,12 @@ function fillNumbers() {
   const streams = data.schedules.some(s => s.stream_waits > 0);
   if (streams) names.push("waits for state");
   byId("numbers").append(head(memory ? [...names, "recompute", "fullest GPU"] : names));
+  if (shared) {
+    const cells = [data.context_words, exact(base, shown(base)), exact(1, estimate(1)),
+      exact(shared.bubble_useful, percent(shared.bubble_useful)), "-", "-", "-", "-"];
+    for (let i = 0; i < (speed ? 2 : 0) + (streams ? 1 : 0); i++) cells.push("-");
+    byId("numbers").append(row([...cells, shared.recompute, exact(shared.bytes, gib(shared.bytes))]));
+  }
   data.schedules.forEach((s, i) => byId("numbers").append(
     row(numberCells(s, base, memory, streams, speed), i === data.best ? {class: "chosen"} : {})));
 }

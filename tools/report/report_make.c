@@ -91,6 +91,15 @@ int report_add_baseline(report *r, const packing_options *asked, const baseline_
     return report_add_run(r, baseline_name(b->packed), b->plan, run.schedule, &run, b->what.recompute, NULL);
 }
 
+int report_add_context(report *r, const packing_options *asked) {
+    double than = r->baseline >= 0 ? r->schedules[r->baseline].timeline->makespan : 0;
+    cf_error error;
+
+    if (baseline_find_context(r->pipe, r->packed, asked, than, &r->context, &error) != CF_OK)
+        return cli_error(&error, NULL);
+    return CLI_OK;
+}
+
 int report_add_case(report *r, const char *name, const pipeline_case *what) {
     pipeline_run run;
     cf_error error;

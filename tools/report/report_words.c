@@ -42,25 +42,41 @@ static const char *two_decimals(double x) {
     return out;
 }
 
-static void say_both(const report *r, const report_schedule *ours, const report_schedule *base, char *text,
-                     size_t size) {
-    double ratio = ours->timeline->makespan > 0 ? base->timeline->makespan / ours->timeline->makespan : 1;
-    char time[64], held[64], time_base[64], held_base[64], recompute[48] = "", rank[64] = "";
+/* The baseline's name and what it takes: "1F1B on unsplit sequences (12.6 s, 53.60 GiB on the fullest GPU)". Returns its
+   makespan. */
+static double say_base(const report *r, char *text, size_t size) {
+    const report_schedule *base = r->baseline >= 0 ? &r->schedules[r->baseline] : NULL;
+    const cf_tune_candidate *shared = &r->context.best;
+    char words[256], time[64], held[64], recompute[48] = "";
+
+    if (shared->status == CF_TUNE_OK) {
+        baseline_context_words(&r->context, words, sizeof words);
+        snprintf(text, size, "%s (%s s, %.2f GiB on the fullest GPU)", words, pipeline_estimate(shared->seconds),
+                 modelling_gib(shared->bytes));
+        return shared->seconds;
+    }
+    say_time(r, base, time, sizeof time);
+    say_held(base, held, sizeof held);
+    if (base->memory && base->recompute > CF_RECOMPUTE_NONE)
+        snprintf(recompute, sizeof recompute, ", %s recomputation", cf_recompute_name(base->recompute));
+    snprintf(text, size, "%s (%s%s, %s)", base->name, time, recompute, held);
+    return base->timeline->makespan;
+}
+
+static void say_both(const report *r, const report_schedule *ours, char *text, size_t size) {
+    char time[64], held[64], rank[64] = "", base[384];
+    double makespan = say_base(r, base, sizeof base);
+    double ratio = ours->timeline->makespan > 0 ? makespan / ours->timeline->makespan : 1;
 
     say_time(r, ours, time, sizeof time);
     say_held(ours, held, sizeof held);
-    say_time(r, base, time_base, sizeof time_base);
-    say_held(base, held_base, sizeof held_base);
-    if (base->memory && base->recompute > CF_RECOMPUTE_NONE)
-        snprintf(recompute, sizeof recompute, ", %s recomputation", cf_recompute_name(base->recompute));
     if (r->packed->plan->n_ranks > 1)
         snprintf(rank, sizeof rank, ", on rank %lld of %lld alone,", (long long)r->pipe->rank,
                  (long long)r->packed->plan->n_ranks);
-    snprintf(text, size, "%s%s %s%s times as fast (%s, %s, %s) as %s%s (%s%s, %s).",
+    snprintf(text, size, "%s%s %s%s times as fast (%s, %s, %s) as %s.",
              ratio >= 1 ? "In chunks this batch runs" : "Chunks do not pay for this batch, which runs", rank,
              estimated(r),
-             r->pipe->unit_cost ? two_decimals(ratio) : pipeline_estimate(ratio), time, ours->name, held, base->name,
-             r->pipe->estimates ? ", without context parallelism" : "", time_base, recompute, held_base);
+             r->pipe->unit_cost ? two_decimals(ratio) : pipeline_estimate(ratio), time, ours->name, held, base);
 }
 
 /* What was measured goes before what was foretold. */
@@ -85,8 +101,8 @@ void report_sentence(const report *r, char *text, size_t size) {
     }
     if (r->packed->plan->n_tokens == 0) snprintf(text, size, "This batch has no tokens.");
     else if (!ours) snprintf(text, size, "No schedule of these chunks fits on the GPU.");
-    else if (r->baseline < 0) say_alone(r, ours, text, size);
-    else say_both(r, ours, &r->schedules[r->baseline], text, size);
+    else if (r->baseline < 0 && r->context.best.status != CF_TUNE_OK) say_alone(r, ours, text, size);
+    else say_both(r, ours, text, size);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------

@@ -142,27 +142,6 @@ static void write_ids(json_writer *w, const char *key, const int64_t *ids, int64
     json_list_close(w);
 }
 
-static void write_baseline(json_writer *w, const baseline_tuned *base) {
-    json_open(w, "baseline", '{');
-    json_bool_member(w, "fits", base->best.status == CF_TUNE_OK);
-    if (base->best.status != CF_TUNE_OK) {
-        json_integer_member(w, "bytes", base->least);
-        if (base->why[0]) json_text_member(w, "why", base->why);
-    } else {
-        json_bool_member(w, "packed", base->packed);
-        json_integer_member(w, "context_parallel", base->context > 0 ? base->context : 1);
-        if (base->context > 0) json_text_member(w, "exchange", base->ring ? "ring" : "all-gather");
-        json_text_member(w, "recompute", cf_recompute_name(base->split.recompute));
-        modelling_write_split(w, &base->split);
-        json_number_member(w, "seconds", base->best.seconds);
-        json_number_member(w, "confidence", base->best.confidence);
-        json_number_member(w, "bubble_useful", base->best.bubble);
-        json_integer_member(w, "bytes", base->best.bytes);
-        json_integer_member(w, "stage", base->best.stage);
-    }
-    json_close(w, '}');
-}
-
 static void write_setting(json_writer *w, const tune_outcome *o) {
     const cf_tuning *tuning = o->tuning;
     const tune_job *job = o->job;
@@ -187,7 +166,7 @@ static void write_setting(json_writer *w, const tune_outcome *o) {
     write_ids(w, "neighbours", tuning->neighbours, tuning->n_neighbours);
     write_ids(w, "batch_tokens", tuning->batch_tokens, tuning->n_batches);
     report_write_term_names(w);
-    write_baseline(w, &o->base);
+    baseline_write(w, "baseline", &o->base);
 }
 
 /* What is known best of a split: the fastest that fits; else the one that might be; else the one that needs least. -1:
@@ -358,6 +337,8 @@ static int open_winner(winner *w, int64_t batch) {
     w->pipeline.model = job->asked->modelling;
     w->pipeline.model.tp = split->tp;
     w->pipeline.gpu = job->asked->gpu;
+    w->pipeline.costs = job->asked->costs;
+    if (job->asked->costs) w->pipeline.gpu.name = NULL;
     w->pipeline.reserve = job->asked->limit > 0 ? 0 : job->asked->reserve;
     w->pipeline.terms = job->asked->terms;
     w->pipeline.budget = job->asked->budget;
