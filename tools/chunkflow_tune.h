@@ -278,7 +278,7 @@ typedef struct cf_tune_candidate {
     double bound;           /* no schedule with this ChunkSize, K and replay that fits is faster on these batches; 0:
                                not known */
     double estimate;        /* CF_TUNE_DOMINATED: how long it would take about, from the batches that it was given and
-                               the bounds of the others, or those of the one that it was given up for; 0: not known */
+                               the bounds of the others; 0: it was given none */
     double chunks;          /* mean number of chunks of a rank */
     int64_t bytes;          /* CF_TUNE_OK: the most on any GPU at any moment; CF_TUNE_INFEASIBLE: what it would take */
     int64_t stage;          /* the stage of that GPU */
@@ -3095,13 +3095,13 @@ static cf_result cft__try_neighbours(cft__tuner *t) {
 
 /* ---- the whole of it ---- */
 
-/* How long a candidate would take that was given up in the midst, or for another one that takes so long. */
+/* How long a candidate would take that was given up in the midst. */
 static void cft__estimate(cft__tuner *t, int64_t id) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t m = 0;
     while (m < t->desc.n_batches && t->tuning->seconds[id * t->desc.n_batches + m] >= 0) m++;
     if (m > 0) c->estimate = cft__project(t, id, m, cft__first_seconds(t->tuning, id, m));
-    else c->estimate = t->heats[id] < 0 ? -t->heats[id] : t->heats[id];
+    else if (t->heats[id] > 0) c->estimate = t->heats[id];
 }
 
 /* What is known only at the end. */

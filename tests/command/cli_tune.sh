@@ -101,6 +101,66 @@ PYTHON
     else fail $name "$(tail -n 1 why)"; fi
 fi
 
+# compare and report have the same one for their list, less the step, which they leave out of all rows.
+name=tune_baseline_context_of_compare
+if wanted $name; then
+    echo 131072 >one
+    at="$seven --tp 1 --limit-bytes 400G"
+    few="--stages 4 --chunk-size 8K --k 1"
+    # shellcheck disable=SC2086
+    if [ -z "$PYTHON" ]; then skip $name "no python3"
+    elif ! run tune one $at --pp 4 --batch 1 --batches 1 --chunk-sizes 8K --ks 1 --json base.json ||
+        ! run time $seven --pp 4 --chunk-size 8K --json time.json || ! run compare $at $few --json compared.json one ||
+        ! grep -q "^baseline .* with context parallelism of 4 (ring), tensor 1, pipeline 1, data 1" out ||
+        ! run report $at $few --budget 1 -o page.html --json report.json one ||
+        ! run compare $at $few --no-cp --json alone.json one; then
+        fail $name "$(cat err out)"
+    elif python - >why 2>&1 <<'PYTHON'
+import json
+base, step = json.load(open("base.json"))["baseline"], json.load(open("time.json"))["step_seconds"]
+compared, report = json.load(open("compared.json")), json.load(open("report.json"))
+alone = [r["makespan"] for r in compared["rows"] if r["unsplit"]]
+assert base["context_parallel"] == 4 and step > 0, (base, step)
+for got in (compared["context_baseline"], report["context_baseline"]):
+    assert abs(got["seconds"] + step - base["seconds"]) < 1e-9, (got, base, step)
+    assert (got["bytes"], got["recompute"], got["exchange"]) == (base["bytes"], base["recompute"], "ring"), got
+    assert got["seconds"] < min(alone), alone
+best = report["schedules"][report["best"]]["makespan"]
+assert " %.3g times as fast" % (compared["context_baseline"]["seconds"] / best) in report["sentence"], report["sentence"]
+assert report["context_words"] in report["sentence"], report
+assert "context_baseline" not in json.load(open("alone.json"))
+PYTHON
+    then ok $name
+    else fail $name "$(tail -n 1 why)"; fi
+fi
+
+# Costs from a file in place of the GPU's numbers: the same answer where they are the same, and its command has them, too.
+name=tune_costs
+if wanted $name; then
+    at="--model qwen2.5-7b --gpu h100-80g --tp 4 --pp 4 --chunk-sizes 8K"
+    rest="--ks 1,4 --batches 2 --batch 32 --recompute none --no-stream --no-cp"
+    # shellcheck disable=SC2086
+    if [ -z "$PYTHON" ]; then skip $name "no python3"
+    elif ! run time $seven --tp 4 --pp 4 --chunk-size 8K --json measured.json || ! run tune short $at $rest --json plain.json ||
+        ! run tune short $at $rest --costs measured.json --json costs.json --html page.html --batch-lengths drawn; then
+        fail $name "$(cat err)"
+    elif ! grep -q "^costs  *of measured.json" out || ! run plan $(sed -n 's/^  chunkflow plan //p' out); then
+        fail $name "$(cat err out)"
+    elif python - page.html schedules.json >why 2>&1 <<'PYTHON'
+import json, re, sys
+with_gpu, with_costs = json.load(open("plain.json")), json.load(open("costs.json"))
+assert with_gpu["winner"] == with_costs["winner"]
+for a, b in zip(with_gpu["candidates"], with_costs["candidates"], strict=True):
+    assert a["status"] == b["status"] and abs(a.get("seconds", 0) - b.get("seconds", 0)) < 1e-9, (a, b)
+assert with_costs["baseline"]["fits"] and with_costs["baseline"]["recompute"] == "none"
+page = json.loads(re.search(r'id="data">(.*?)</script>', open(sys.argv[1]).read(), re.S).group(1))
+made = json.load(open(sys.argv[2]))["schedules"][0]["makespan"]
+assert abs(page["schedules"][page["best"]]["makespan"] - made) < 1e-9, made
+PYTHON
+    then ok $name
+    else fail $name "$(tail -n 1 why)"; fi
+fi
+
 # A list that is one batch has the same baseline everywhere, in memory to the byte: `compare` takes the list as it
 # stands, `tune` a shuffle of it. Its times have the optimizer's step on top.
 name=tune_baseline_of_compare
@@ -279,24 +339,31 @@ fi
 # Ctrl-C and the bar
 # ----------------------------------------------------------------------------------------------------------------------
 
-name=tune_interrupted
-if wanted $name; then
+# However early Ctrl-C comes, what it prints fits: after 0.2, 0.5 and 1.5 s of CPU, of a search that takes several.
+for ticks in 20 50 150; do
+    name=tune_interrupted_$ticks
+    wanted $name || continue
+    if ! [ -r /proc/self/stat ]; then skip $name "no /proc"; continue; fi
     # shellcheck disable=SC2086
-    "$CHUNKFLOW" tune lengths $seven --gpus 64 --batches 50 --show 5000 --context 256K >out 2>err &
+    "$CHUNKFLOW_PLAIN" tune lengths $seven --gpus 64 --batches 50 --show 5000 --context 256K --json some.json >out 2>err &
     child=$!
-    sleep 2
-    if ! kill -INT $child 2>/dev/null; then
-        wait $child
-        fail $name "it was done before it could be interrupted"
-    else
-        wait $child
-        status=$?
-        if [ $status -ne 130 ]; then fail $name "exit code $status, wanted 130"
-        elif ! grep -q INTERRUPTED out; then fail $name "it does not say so"
-        elif ! grep -q '^best  *ChunkSize' out; then fail $name "it does not print what it has"
-        else ok $name; fi
-    fi
-fi
+    while used=$(awk '{ print $14 + $15 }' /proc/$child/stat 2>/dev/null) && [ "$used" -lt $ticks ]; do sleep 0.05; done
+    kill -INT $child 2>/dev/null
+    wait $child
+    status=$?
+    if [ $status -ne 130 ]; then fail $name "exit code $status, wanted 130"
+    elif ! grep -q INTERRUPTED out; then fail $name "it does not say so"
+    elif ! grep -q '^best  *ChunkSize' out; then fail $name "it does not print what it has"
+    elif [ -z "$PYTHON" ]; then skip $name "no python3"
+    elif python - >why 2>&1 <<'END'
+import json
+t = json.load(open("some.json"))
+best = t["candidates"][t["winner"]]
+assert t["interrupted"] and best["status"] == "ok" and 0 < best["bytes"] <= t["limit_bytes"], best
+assert len(best["batches"]) == 50 and min(best["batches"]) > 0, best
+END
+    then ok $name; else fail $name "$(tail -n 1 why)"; fi
+done
 
 name=tune_bar_on_a_terminal
 if wanted $name; then
@@ -327,6 +394,8 @@ fi
 echo "# nothing" >empty
 # shellcheck disable=SC2086
 {
+refused tune_costs_of_one_split 2 "--costs is for one split" tune short $seven --gpus 8 --costs measured.json
+refused tune_costs_from_input 2 "--costs must be a file" tune short $seven --tp 4 --pp 4 --costs -
 refused tune_no_file 2 "FILE|- is missing" tune $seven
 refused tune_no_gpu 2 "--gpu NAME is missing" tune short --model qwen2.5-7b
 refused tune_wrong_gpu 2 "there is no 'b900'" tune short --model qwen2.5-7b --gpu b900

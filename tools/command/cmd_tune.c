@@ -534,28 +534,19 @@ static int print_ranking(const tune_job *job, const cf_tuning *tuning, const bas
 
 /* The best that is known of each split. */
 static void print_splits(const cf_tuning *tuning) {
-    int64_t s, i;
+    int64_t s;
 
     puts("\nsplits (tensor x pipeline x data)");
     for (s = 0; s < tuning->n_splits; s++) {
-        const cf_tune_candidate *best = NULL, *bound = NULL, *least = NULL;
-        for (i = 0; i < tuning->n_candidates; i++) {
-            const cf_tune_candidate *c = &tuning->candidates[i];
-            if (c->split != s) continue;
-            if (c->status == CF_TUNE_OK && (!best || c->seconds < best->seconds)) best = c;
-            if (c->status == CF_TUNE_DOMINATED && (!bound || tune_least_seconds(c) < tune_least_seconds(bound)))
-                bound = c;
-            if (c->status == CF_TUNE_INFEASIBLE && (!least || c->bytes < least->bytes)) least = c;
-        }
-        if (!best && !bound && !least) continue;
-        printf("  %-13s", split_text(tuning, best ? best : bound ? bound : least));
-        if (best)
-            printf("%s s: ChunkSize %s, K %s, %.2f GiB\n", pipeline_estimate(best->seconds),
-                   cli_commas(best->chunk_size), cli_commas(best->k), modelling_gib(best->bytes));
-        else if (bound) printf("%s\n", tune_slower_words(bound));
-        else
-            printf("does not fit: needs %.2f GiB on stage %lld\n", modelling_gib(least->bytes),
-                   (long long)least->stage);
+        int64_t id = tune_best_of_split(tuning, s);
+        const cf_tune_candidate *c = id >= 0 ? &tuning->candidates[id] : NULL;
+        if (!c) continue;
+        printf("  %-13s", split_text(tuning, c));
+        if (c->status == CF_TUNE_OK)
+            printf("%s s: ChunkSize %s, K %s, %.2f GiB\n", pipeline_estimate(c->seconds), cli_commas(c->chunk_size),
+                   cli_commas(c->k), modelling_gib(c->bytes));
+        else if (c->status == CF_TUNE_DOMINATED) printf("%s\n", tune_slower_words(c));
+        else printf("does not fit: needs %.2f GiB on stage %lld\n", modelling_gib(c->bytes), (long long)c->stage);
     }
 }
 

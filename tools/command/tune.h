@@ -88,6 +88,10 @@ const char *tune_slower_words(const cf_tune_candidate *c);
 /* Of the FLOP/s of the GPUs, the part that forward and backward of the batches' tokens would need in `seconds`. */
 double tune_utilisation(const tune_job *job, const cf_tuning *tuning, double seconds, double gpus);
 
+/* What is known best of a split: the fastest that fits; else the one that would be, about; else the one with the least
+   bound; else the one that needs least. -1: nothing. */
+int64_t tune_best_of_split(const cf_tuning *tuning, int64_t split);
+
 /* The batch whose time is nearest to the winner's mean, or the first one where there is no winner. */
 int64_t tune_usual_batch(const cf_tuning *tuning);
 void tune_write_batch(const cf_tuning *tuning, cli_output *to);

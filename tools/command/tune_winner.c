@@ -24,6 +24,32 @@ const char *tune_slower_words(const cf_tune_candidate *c) {
     return text;
 }
 
+/* What is known of a candidate, the most welcome first: 0 exact, 1 how long it would take about, 2 by what it was given
+   up, 3 what it needs; 4 nothing, or nothing of its own. */
+static int rank_of(const cf_tune_candidate *c) {
+    if (c->status == CF_TUNE_OK) return 0;
+    if (c->status == CF_TUNE_INFEASIBLE) return 3;
+    if (c->status == CF_TUNE_UNTRIED || c->same_as >= 0) return 4;
+    return c->estimate > 0 ? 1 : 2;
+}
+
+int64_t tune_best_of_split(const cf_tuning *tuning, int64_t split) {
+    int64_t i, best = -1;
+    double least = 0;
+    int least_rank = 4;
+
+    for (i = 0; i < tuning->n_candidates; i++) {
+        const cf_tune_candidate *c = &tuning->candidates[i];
+        int rank = rank_of(c);
+        double value = rank == 0 ? c->seconds : rank == 3 ? (double)c->bytes : tune_least_seconds(c);
+        if (c->split != split || rank > least_rank || rank == 4 || (rank == least_rank && value >= least)) continue;
+        best = i;
+        least = value;
+        least_rank = rank;
+    }
+    return best;
+}
+
 double tune_utilisation(const tune_job *job, const cf_tuning *tuning, double seconds, double gpus) {
     const cf_model *m = &job->model.model;
     double head_dim = (double)(m->head_dim > 0 ? m->head_dim : m->hidden / m->heads), linear, tokens = 0, pairs = 0;

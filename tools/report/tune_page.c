@@ -169,27 +169,6 @@ static void write_setting(json_writer *w, const tune_outcome *o) {
     baseline_write(w, "baseline", &o->base);
 }
 
-/* What is known best of a split: the fastest that fits; else the one that might be; else the one that needs least. -1:
-   nothing. */
-static int64_t best_of_split(const cf_tuning *tuning, int64_t split) {
-    int64_t i, best = -1;
-
-    for (i = 0; i < tuning->n_candidates; i++) {
-        const cf_tune_candidate *c = &tuning->candidates[i], *than = best < 0 ? NULL : &tuning->candidates[best];
-        static const int ranks[CF_TUNE_STATUS_COUNT] = {3, 0, 1, 2}; /* untried, ok, dominated, infeasible */
-        int rank = ranks[c->status];
-        if (c->split != split || rank == 3 || (c->same_as >= 0 && rank == 1)) continue;
-        if (than && rank > ranks[than->status]) continue;
-        if (than && rank == ranks[than->status] &&
-            (rank == 0   ? c->seconds >= than->seconds
-             : rank == 1 ? tune_least_seconds(c) >= tune_least_seconds(than)
-                         : c->bytes >= than->bytes))
-            continue;
-        best = i;
-    }
-    return best;
-}
-
 /* The candidates that none beats in both time and memory, from the fastest on. */
 static int is_on_frontier(const cf_tuning *tuning, int64_t place) {
     int64_t i;
@@ -207,7 +186,7 @@ static void write_frontier(json_writer *w, const cf_tuning *tuning) {
         if (is_on_frontier(tuning, i)) json_list_integer(w, tuning->ranking[i]);
     json_list_close(w);
     json_list_open(w, "best_of_splits");
-    for (i = 0; i < tuning->n_splits; i++) json_list_integer(w, best_of_split(tuning, i));
+    for (i = 0; i < tuning->n_splits; i++) json_list_integer(w, tune_best_of_split(tuning, i));
     json_list_close(w);
 }
 
@@ -430,7 +409,7 @@ static char *mark_shown(const tune_outcome *o) {
     for (i = 0; i < tuning->n_ranked; i++)
         if (i < o->job->asked->show || is_on_frontier(tuning, i)) shown[tuning->ranking[i]] = 1;
     for (i = 0; i < tuning->n_splits; i++)
-        if (best_of_split(tuning, i) >= 0) shown[best_of_split(tuning, i)] = 1;
+        if (tune_best_of_split(tuning, i) >= 0) shown[tune_best_of_split(tuning, i)] = 1;
     if (tuning->winner >= 0) shown[tuning->winner] = 1;
     return shown;
 }
