@@ -201,9 +201,9 @@ CHUNKFLOW_TUNE_API cf_result cf_schedule_memory(const cf_memory_desc *desc, cons
 /* The limits under which a schedule of a plan fits into so many bytes of every GPU, for cf_schedule_desc: per_token and
    bytes_by_stage of *limits; its other members stay as they are. A schedule counts the tokens of all stages by the same
    bytes, and here stages differ, so both speak of the tightest stage, in hundredths of a byte; what a stage holds
-   always and what a pass works in is left out of them. They leave room for one chunk of any group beside its state, even
-   where that does not fit: cf_schedule_memory of what comes out has the last word. cf_tune makes a schedule without
-   these limits first and, where that does not fit, under them.
+   always and what a pass works in is left out of them. They leave room for one chunk of any group beside its state,
+   even where that does not fit: cf_schedule_memory of what comes out has the last word. cf_tune makes a schedule
+   without these limits first and, where that does not fit, under them.
 
    shape: of the schedule, as cf_schedule_defaults gives it; desc: as in cf_schedule_memory. by_stage:
    (shape->n_stages), the caller's, where limits->bytes_by_stage then points. Working space comes from `allocator`
@@ -387,9 +387,10 @@ typedef struct cf_tuning {
    place of its own.
 
    A candidate's schedules are made without a limit and, where that does not fit, again under one (cf_memory_limits).
-   Its memory is that of the schedule itself: on every stage, at every pass, what is held then. A CF_TUNE_OK is exact for these batches. What is given up says why:
-   a lower bound of its time (the load of a stage, and the time of the batches already simulated); in a race, what its
-   first batches take beside the best one's, less twice what batches differ by; another one which is as fast with no
+   Its memory is that of the schedule itself: on every stage, at every pass, what is held then. A CF_TUNE_OK is exact
+   for these batches. What is given up says why: a lower bound of its time (the load of a stage, and the time of the
+   batches already simulated); in a race, what its first batches take beside the best one's, less twice what batches
+   differ by; another one which is as fast with no
    more memory; or that it is known to give the same schedules as another.
 
    The winner is not simply the fastest, whose lead may be an accident. Of those that are slower than it by no more than

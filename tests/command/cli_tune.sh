@@ -331,7 +331,7 @@ if wanted $name; then
     "$CHUNKFLOW" tune lengths $seven --tp 4 --pp 4 --context 256K $small --seed 8 >third 2>>err
     if ! [ -s first ] || ! cmp -s first second; then fail $name "two runs differ"
     elif cmp -s first third; then fail $name "another seed changes nothing"
-    elif [ -s err ]; then fail $name "it wrote to standard error"
+    elif grep -qv '^chunkflow tune: [0-9]* s, ' err; then fail $name "it wrote to standard error" # but progress
     else ok $name; fi
 fi
 

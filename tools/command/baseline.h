@@ -66,8 +66,9 @@ cf_result baseline_tune_context(const int64_t *lengths, int64_t n, const cf_tune
                                 cf_error *error);
 
 /* The same for one batch, which is the list of `compare` and `report`, over the GPUs of all its ranks. best.seconds is
-   beside their makespans, which leave out the step of the split asked for. Where there is no GPU, or the split asked for
-   is as fast (`than`; 0: it does not fit), best.status stays CF_TUNE_UNTRIED. It fails only where memory runs out. */
+   beside their makespans, which leave out the step of the split asked for. Where there is no GPU, or the split asked
+   for is as fast (`than`; 0: it does not fit), best.status stays CF_TUNE_UNTRIED. It fails only where memory runs
+   out. */
 cf_result baseline_find_context(const pipeline *p, const packing *list, const packing_options *asked, double than,
                                 baseline_tuned *out, cf_error *error);
 

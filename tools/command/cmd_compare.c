@@ -215,14 +215,14 @@ static const row *shortest(const comparison *t, int unsplit) {
 
 static int fill_context(comparison *t) {
     const row *base = shortest(t, 1);
+    double than = base ? base->makespan : 0;
     cf_error error;
 
     if (t->asked->no_cp) return CLI_OK;
     progress_set(t->n_rows, t->n_rows, "context parallelism");
-    if (baseline_find_context(&t->pipe, &t->packed, &t->asked->packing, base ? base->makespan : 0, &t->context, &error) !=
-        CF_OK)
-        return cli_error(&error, NULL);
-    return CLI_OK;
+    if (baseline_find_context(&t->pipe, &t->packed, &t->asked->packing, than, &t->context, &error) == CF_OK)
+        return CLI_OK;
+    return cli_error(&error, NULL);
 }
 
 static int fill_table(comparison *t) {

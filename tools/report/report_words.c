@@ -42,8 +42,8 @@ static const char *two_decimals(double x) {
     return out;
 }
 
-/* The baseline's name and what it takes: "1F1B on unsplit sequences (12.6 s, 53.60 GiB on the fullest GPU)". Returns its
-   makespan. */
+/* The baseline's name and what it takes: "1F1B on unsplit sequences (12.6 s, 53.60 GiB on the fullest GPU)". Returns
+   its makespan. */
 static double say_base(const report *r, char *text, size_t size) {
     const report_schedule *base = r->baseline >= 0 ? &r->schedules[r->baseline] : NULL;
     const cf_tune_candidate *shared = &r->context.best;
