@@ -1034,9 +1034,11 @@ for r in json.load(open("c.json"))["rows"]:
     same compare/verdict/replays 1 "$(grep -c 'dropped chunks run forward twice' out)"
     echo 200000 | cat drawn - >long_one
     quick cf compare --chunk-size 8K --k 2 --replay local --stages 4 --model qwen2.5-7b --gpu h100-80g --tp 4 --recompute \
-        selective long_one
+        selective --no-cp long_one
     same compare/memory "2 1" "$(grep -c '^1f1b, .* full .*!' out) $(
         grep -c '^baseline  *does not fit: needs [0-9.]* GiB on stage [0-3] with full recomputation$' out)"
+    quick cf compare --chunk-size 8K --k 2 --replay local --stages 4 --model qwen2.5-7b --gpu h100-80g --tp 4 long_one
+    same compare/memory/context 1 "$(grep -c '^baseline .* with context parallelism of 4 (' out)"
     cf compare --chunk-size 8K --k 2 --replay local --stages 4 --model qwen2.5-7b --gpu h100-80g --tp 4 --recompute \
         selective --budget 20 drawn
     same compare/memory/fits "1 0" "$(grep -c '^1f1b, unsplit .* none  *[0-9.]*  ' out) $(grep -c '[0-9]!' out)"
