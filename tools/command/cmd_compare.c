@@ -411,6 +411,9 @@ static int print_context(const comparison *t, const row *ours) {
                cf_replay_name(ours->what.replay));
         print_held(t, ours);
         printf("; %s x the baseline's time\n", pipeline_estimate(ratio(ours->makespan, c->seconds)));
+        if (c->seconds < ours->makespan)
+            puts("                  The baseline is faster: GPUs that share each sequence leave no pipeline to fill.\n"
+                 "                  --no-cp is without.");
     }
     return 1;
 }
