@@ -55,6 +55,7 @@ if (microbatch != m) return bad_cell(r, &r->cell, "microbatches are counted up f
 if (chunk < first || chunk >= first + r->plan->n_steps)
 free(costs->stages);
 fits = pipeline_fits(p, &run) && !run.held_down;
+out[s].fixed = fixed[s].total;
 return p->gpu_bytes == 0 || !run->memory || run->memory[run->fullest].total <= p->gpu_bytes;
 out->best =
 # A word was taken before; a command that is run has options, and a piece that is added to is one of those there are.
