@@ -145,6 +145,18 @@ TEST(forests_have_the_gradients_of_their_sequences) {
     harness_report("at most %.1e off; %d branches in the middle of a chunk", worst, (int)seen.middle);
 }
 
+/* A row with several targets may be the first of a block of rows, or the last. */
+TEST(sequences_part_at_the_edges_of_blocks) {
+    for (int64_t shared = ROW_BLOCK - 1; shared <= ROW_BLOCK + 1; shared++) {
+        const int64_t lengths[] = {50, 41, 45}, with[] = {0, 0, 0}, rows[] = {0, shared, shared};
+        world x;
+        const model_config c = tiny_model();
+        forest_begin(&x, &c, lengths, with, rows, 3, 80, 1, NULL);
+        check_same_gradients(&x);
+        world_end(&x);
+    }
+}
+
 /* What a slice sees of a block of a place: more than one slice may have keys there, and a block may begin anywhere. */
 TEST(parts_of_a_place_are_found) {
     const int32_t cu_q[] = {0, 3, 3, 5, 9}, cu_k[] = {0, 4, 6, 10, 10}, position[] = {50, 51, 52, 7, 8, 9, 1, 2, 3, 4};
@@ -357,6 +369,7 @@ TEST(what_cannot_be_shared_is_refused) {
 }
 
 SUITE(trainer_trees, CASE(forests_have_the_gradients_of_their_sequences), CASE(rows_that_are_shared_are_computed_once),
+      CASE(sequences_part_at_the_edges_of_blocks),
       CASE(parts_of_a_place_are_found), CASE(faults_show), CASE(backward_in_two_passes_is_backward_in_one), CASE(k_and_streams_change_no_bit),
       CASE(what_cannot_be_shared_is_refused));
 
