@@ -202,6 +202,12 @@ def rounds_to(text, value, digits):
 
 def check_numbers(browser, checks, data):
     rows = cells(browser, "numbers")
+    shared = data.get("context_baseline")  # it stands first, and is not among the schedules
+    if shared:
+        first = rows.pop(0)
+        checks.that("numbers/context", first["texts"][0] == data["context_words"], first)
+        own = [shared["seconds"], 1, shared["bubble_useful"], shared["bytes"]]
+        checks.that("numbers/context numbers", [float(v) for v in first["values"]] == own, first)
     wanted = [s["makespan"] for s in data["schedules"]]
     checks.that("numbers/rows", len(rows) == len(wanted), len(rows))
     checks.that("numbers/makespans", [float(r["values"][0]) for r in rows] == wanted, rows)
@@ -210,7 +216,7 @@ def check_numbers(browser, checks, data):
         "numbers/shown", all(rounds_to(r["texts"][1], w, d) for r, w, d in zip(rows, wanted, digits)), rows
     )
     bubbles = [s["bubble_useful"] for s in data["schedules"]]
-    at = 2 if data["baseline"] >= 0 else 1
+    at = 2 if data["baseline"] >= 0 or shared else 1
     checks.that("numbers/idle", [float(r["values"][at]) for r in rows] == bubbles, rows)
     stage_time = [s["makespan"] * len(s["idle"]) or 1 for s in data["schedules"]]
     replays = [s["replayed"] / whole for s, whole in zip(data["schedules"], stage_time)]
@@ -470,8 +476,9 @@ def check_first(browser, checks, data):
                              " t.baseline.fits && c ? t.baseline.seconds / c.seconds : 0}")
         if tuning:
             checks.that("first/tuned", rounds_to(text_of(browser, "#tuning-gain strong"), tuning, 2), tuning)
-    elif best >= 0 and base >= 0:
-        wanted, number = data["schedules"][base]["makespan"] / data["schedules"][best]["makespan"], gain
+    elif best >= 0 and (base >= 0 or data.get("context_baseline")):
+        against = data["context_baseline"]["seconds"] if "context_baseline" in data else data["schedules"][base]["makespan"]
+        wanted, number = against / data["schedules"][best]["makespan"], gain
     else:
         wanted, number = None, ""
     if wanted is not None:
