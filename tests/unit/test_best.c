@@ -52,7 +52,8 @@ TEST(paper_example) {
         int64_t k;
         cf_replay replay;
         double most;
-    } cases[] = {{2, CF_REPLAY_PIPELINE, 42}, {1, CF_REPLAY_PIPELINE, 50}, {1, CF_REPLAY_LOCAL, 46}, {2, CF_REPLAY_LOCAL, 42}};
+    } cases[] = {
+        {2, CF_REPLAY_PIPELINE, 42}, {1, CF_REPLAY_PIPELINE, 50}, {1, CF_REPLAY_LOCAL, 46}, {2, CF_REPLAY_LOCAL, 42}};
     cf_plan *plan = pack(lengths, 4, 2, 0);
     cf_schedule_desc desc;
     size_t i;
@@ -117,15 +118,16 @@ static void compare_all(int64_t limit, int split, tally *local, tally *pipeline)
                     desc.limits.chunks = limit > 0 ? limit : CF_NO_LIMIT;
                     desc.split_backward = split;
                     harness_note("lengths %d %d %d, %d stages, K %d, %s, limit %d", (int)sizes[a], (int)sizes[b],
-                                 (int)sizes[c], (int)desc.shape.n_stages, (int)desc.shape.k, cf_replay_name(desc.shape.replay), (int)limit);
+                                 (int)sizes[c], (int)desc.shape.n_stages, (int)desc.shape.k,
+                                 cf_replay_name(desc.shape.replay), (int)limit);
                     compare(plan, &desc, desc.shape.replay == CF_REPLAY_LOCAL ? local : pipeline);
                 }
                 cf_plan_free(plan);
             }
 }
 
-/* All are optimal without a limit. With one nearly all are that replay locally; through the pipeline no chunk is dropped
-   that K would keep, which costs some of them a tenth. */
+/* All are optimal without a limit. With one nearly all are that replay locally; through the pipeline no chunk is
+   dropped that K would keep, which costs some of them a tenth. */
 static void check_small_pipelines(int64_t limit, int split_backward) {
     tally local = {0, 0, 0}, pipeline = {0, 0, 0};
     compare_all(limit, split_backward, &local, &pipeline);
@@ -134,8 +136,9 @@ static void check_small_pipelines(int64_t limit, int split_backward) {
     CHECK(local.worst <= 0.03);
     CHECK(pipeline.optimal * 100 >= pipeline.solved * (limit > 0 ? 82 : 100));
     CHECK(pipeline.worst <= 0.12);
-    harness_report("%d of %d and %d of %d optimal, at worst %.1f and %.1f %% off", (int)local.optimal, (int)local.solved,
-                   (int)pipeline.optimal, (int)pipeline.solved, local.worst * 100, pipeline.worst * 100);
+    harness_report("%d of %d and %d of %d optimal, at worst %.1f and %.1f %% off", (int)local.optimal,
+                   (int)local.solved, (int)pipeline.optimal, (int)pipeline.solved, local.worst * 100,
+                   pipeline.worst * 100);
 }
 
 TEST(optimal_on_small_pipelines) { check_small_pipelines(0, 0); }
@@ -194,7 +197,8 @@ TEST(suite_is_near_the_bound) {
         double mean = exp(sum[i] / SUITE_PER_CLASS);
         harness_note("%s", suite_class_name(i));
         CHECK(mean <= 1.05);
-        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s %.3f", i ? ", " : "", suite_class_name(i), mean);
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s %.3f", i ? ", " : "", suite_class_name(i),
+                 mean);
     }
     harness_report("%s", text);
 }
@@ -255,8 +259,9 @@ TEST(suite_is_never_worse_than_a_fixed_schedule) {
 
 /* ---- limits ---- */
 
-/* 16 equal chunks of one token whose backwards are cut, in a V of two rows, each half of a stage: what Qi et al. (Pipeline
-   Parallelism with Controllable Memory, 2024) show to be possible when half or three eighths of 1F1B's memory is there. */
+/* 16 equal chunks of one token whose backwards are cut, in a V of two rows, each half of a stage: what Qi et al.
+   (Pipeline Parallelism with Controllable Memory, 2024) show to be possible when half or three eighths of 1F1B's memory
+   is there. */
 TEST(a_v_under_tight_limits) {
     static const struct {
         int64_t n_stages, limit; /* in halves of a chunk */
@@ -280,9 +285,9 @@ TEST(a_v_under_tight_limits) {
     cf_plan_free(plan);
 }
 
-/* By construction a larger limit never hurts at the same budget, where the smaller one is among those that are tried for it:
-   up to 16 all are. From there on luck plays its part: at all but one limit in thirty no smaller one does better by more
-   than half a percent. Every schedule is checked. */
+/* By construction a larger limit never hurts at the same budget, where the smaller one is among those that are tried
+   for it: up to 16 all are. From there on luck plays its part: at all but one limit in thirty no smaller one does
+   better by more than half a percent. Every schedule is checked. */
 TEST(a_larger_limit_is_hardly_ever_worse) {
     int64_t n_pairs = 0, n_worse = 0, n_much = 0, limit;
     double worst = 1;
@@ -314,11 +319,12 @@ TEST(a_larger_limit_is_hardly_ever_worse) {
     }
     CHECK(n_pairs > harness_rounds(250, 160));
     CHECK(n_much * harness_rounds(30, 20) <= n_pairs); /* fewer limits: one more counts for more */
-    harness_report("of %d limits %d are worse than one below, %d by more than 0.5 %%, at worst by %.2f %%", (int)n_pairs,
-                   (int)n_worse, (int)n_much, (worst - 1) * 100);
+    harness_report("of %d limits %d are worse than one below, %d by more than 0.5 %%, at worst by %.2f %%",
+                   (int)n_pairs, (int)n_worse, (int)n_much, (worst - 1) * 100);
 }
 
-/* Whoever limits nothing gets what is best under the default limit, or better: the search without one goes on to that. */
+/* Whoever limits nothing gets what is best under the default limit, or better: the search without one goes on to
+   that. */
 TEST(no_limit_is_no_worse_than_the_default_one) {
     static const int64_t found[] = {7, 42, 3, 25, 3, 6, 6, 2, 2, 3, 5, 5, 3, 3, 8, 1, 1, 5, 60, 6};
     int64_t n_compared = 0, n_shorter = 0, n_single = 0;
@@ -357,8 +363,8 @@ TEST(no_limit_is_no_worse_than_the_default_one) {
     }
     CHECK(n_compared >= harness_rounds(30, 6));
     CHECK(ratios > 0 && ratios <= (double)n_single);
-    harness_report("%d of %d batches are shorter without a limit; on one row they take %.4f of the time", (int)n_shorter,
-                   (int)n_compared, ratios / (double)n_single);
+    harness_report("%d of %d batches are shorter without a limit; on one row they take %.4f of the time",
+                   (int)n_shorter, (int)n_compared, ratios / (double)n_single);
 }
 
 /* A limit beyond anything that a stage could hold gives what the smallest such limit gives, for no more candidates. */
@@ -394,8 +400,8 @@ TEST(a_limit_beyond_all_chunks) {
     cf_plan_free(plan);
 }
 
-/* On so many stages that one dispatch takes as long as the whole search should, `best` tries the fixed schedules and, as
-   there is a limit, two dispatches. */
+/* On so many stages that one dispatch takes as long as the whole search should, `best` tries the fixed schedules and,
+   as there is a limit, two dispatches. */
 TEST(very_many_stages) {
     const int64_t lengths[] = {1, 2, 3};
     cf_plan *plan = pack(lengths, 3, 2, 1);
@@ -418,9 +424,10 @@ TEST(very_many_stages) {
 
 /* ---- how good ---- */
 
-/* What `best` makes of a kind of small batches: the geometric mean of makespan / bound of 24 of them with few candidates.
-   The means are as measured (2026-11-24) and may rise by 0.3 %. A policy that makes schedules a little longer on the
-   whole shows here and in no other test. Whoever changes the search measures anew what it changed, and says why. */
+/* What `best` makes of a kind of small batches: the geometric mean of makespan / bound of 24 of them with few
+   candidates. The means are as measured (2026-11-24) and may rise by 0.3 %. A policy that makes schedules a little
+   longer on the whole shows here and in no other test. Whoever changes the search measures anew what it changed, and
+   says why. */
 typedef struct quality {
     const char *name;
     cf_replay replay;
@@ -447,7 +454,8 @@ static const quality qualities[] = {
     {"a split V in bytes", CF_REPLAY_LOCAL, 2, CF_PLACEMENT_V, 1, 0, 1, 1.0853},
 };
 
-/* Lengths with one in five up to eight chunks long; every other batch with costs of pairs, every third with transfers. */
+/* Lengths with one in five up to eight chunks long; every other batch with costs of pairs, every third with
+   transfers. */
 static cf_plan *draw_quality(harness_rng *rng, int i, cf_schedule_desc *desc, cf_timing *timing) {
     int64_t lengths[16], n = harness_between(rng, 6, 16), j;
     for (j = 0; j < n; j++) lengths[j] = harness_between(rng, 1, j % 5 == 0 ? 64 : 8);
@@ -462,7 +470,8 @@ static cf_plan *draw_quality(harness_rng *rng, int i, cf_schedule_desc *desc, cf
     return pack(lengths, n, 8, 0);
 }
 
-/* Room for the activations of two chunks more than half of the stages, and for what the longest group hands on, twice. */
+/* Room for the activations of two chunks more than half of the stages, and for what the longest group hands on,
+   twice. */
 static int64_t some_bytes(const cf_plan *plan, const cf_schedule_desc *desc) {
     int64_t longest = 0, i;
     for (i = 0; i < plan->n_chunks; i++)
@@ -542,13 +551,15 @@ TEST(large_batches_lose_nothing) {
 
 static int64_t binary_digits(int64_t x) { return x > 0 ? 1 + binary_digits(x / 2) : 0; }
 
-/* The budget is for one search. There is one for K and for each power of two below, with these limits, with halves of them
-   and with each number up to 16, with whole backwards and with split ones. */
+/* The budget is for one search. There is one for K and for each power of two below, with these limits, with halves of
+   them and with each number up to 16, with whole backwards and with split ones. */
 static int64_t most_searches(const cf_schedule_desc *desc) {
     int64_t limit = desc->limits.chunks > 0 ? desc->limits.chunks : 40, i;
     for (i = 0; i < desc->shape.n_stages; i++) {
-        if (desc->limits.chunks_by_stage && desc->limits.chunks_by_stage[i] > limit) limit = desc->limits.chunks_by_stage[i];
-        if (desc->limits.bytes_by_stage && desc->limits.bytes_by_stage[i] > limit) limit = desc->limits.bytes_by_stage[i];
+        if (desc->limits.chunks_by_stage && desc->limits.chunks_by_stage[i] > limit)
+            limit = desc->limits.chunks_by_stage[i];
+        if (desc->limits.bytes_by_stage && desc->limits.bytes_by_stage[i] > limit)
+            limit = desc->limits.bytes_by_stage[i];
     }
     if (desc->limits.bytes > limit) limit = desc->limits.bytes;
     return (1 + binary_digits(desc->shape.k)) * (17 + binary_digits(limit)) * (1 + desc->split_backward);
