@@ -36,7 +36,8 @@ test_help() {
         --no-list --csv --csv-extensions --torch --microbatches --microbatch-order --dot --max-nodes --trace --metadata --all-ranks --tsv; do
         same "pipeline/help/plan/$option" 1 "$(grep -Ec "^  $option([, ]|\$)" help.plan)"
     done
-    for option in --plan --lengths --limit --limits --k --rank --replay --legacy --microbatches --csv --buffered --chart --width --color --trace \
+    for option in --plan --lengths --limit --limits --k --rank --replay --legacy --forward-only --microbatches --csv --buffered --chart --width --color \
+        --trace \
         --unit-cost --time --cost --costs --model --gpu --tp; do
         same "pipeline/help/check/$option" 1 "$(grep -Ec "^  $option([, ]|\$)" help.check)"
     done
@@ -160,12 +161,14 @@ test_forward_only() {
     done
     cf plan --chunk-size 2 --stages 3 --forward-only --csv alone.csv --csv-extensions example
     cf plan --chunk-size 2 --stages 3 --forward-only --csv alone_comms.csv --csv-extensions --torch 2.14 example
-    for file in alone.json alone.csv alone_comms.csv; do
+    for file in alone.json "alone.csv --forward-only" "alone_comms.csv --forward-only"; do
         succeeds "forward-only/check/$file" check --plan alone_plan.json $file
         same "forward-only/said/$file" 1 "$(grep -c 'sound schedule: forwards alone' out)"
     done
     sed 's/,0F3//' alone.csv > short.csv
-    refuses forward-only/short 1 'every chunk needs a pass' check --plan alone_plan.json short.csv
+    refuses forward-only/short 1 'every chunk needs a pass' check --plan alone_plan.json short.csv --forward-only
+    refuses forward-only/lost-backwards 1 'every chunk needs two passes' check --plan alone_plan.json alone.csv
+    refuses forward-only/json 2 'only for schedules in CSV' check --plan alone_plan.json alone.json --forward-only
     sed 's/"forward_only": 1/"forward_only": 3/' alone.json > three.json
     refuses forward-only/three 1 'forward_only' check --plan alone_plan.json three.json
 }

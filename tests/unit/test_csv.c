@@ -1133,6 +1133,7 @@ TEST(damaged_text_is_survived) {
         desc.format = SCHEDULE_CSV_DEFAULT;
         desc.chunks = chunks;
         desc.legacy = harness_chance(&rng, 0.2);
+        desc.forward_only = harness_chance(&rng, 0.1);
         n = t.n;
         exact = (char *)malloc(n + 5);
         if (!exact) abort();

@@ -19,6 +19,7 @@ typedef struct check_options {
     int64_t rank;
     int64_t replay;
     int legacy;
+    int forward_only;
     int buffered;
     const char *microbatches;
     const char *csv;
@@ -56,6 +57,9 @@ static const cli_option options[] = {
     {.name = "--legacy", .kind = CLI_FLAG, .offset = offsetof(check_options, legacy),
      .help = "of a schedule in CSV: B is the gradient of the inputs only,\n"
      "BW the whole backward, as old files have it"},
+    {.name = "--forward-only", .kind = CLI_FLAG, .offset = offsetof(check_options, forward_only),
+     .help = "of a schedule in CSV: there are no backwards, as plan's option\n"
+     "of that name leaves them out"},
     {.name = "--microbatches", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(check_options, microbatches),
      .help = "of a schedule in CSV: which chunk each microbatch is, as plan\n"
      "--microbatches wrote it; default: they have the same numbers"},
@@ -335,8 +339,8 @@ static int check_json_schedule(const check_options *asked, const source *file, c
     int64_t rank = 0;
     int code = saved_format_of(document, &format);
 
-    if (asked->k > 0 || asked->rank >= 0 || asked->replay > 0 || asked->legacy)
-        return cli_usage("check", "--k, --rank, --replay and --legacy are only for schedules in CSV");
+    if (asked->k > 0 || asked->rank >= 0 || asked->replay > 0 || asked->legacy || asked->forward_only)
+        return cli_usage("check", "--k, --rank, --replay, --legacy and --forward-only are only for schedules in CSV");
     if (asked->buffered || asked->microbatches || asked->csv)
         return cli_usage("check", "--buffered, --microbatches and --csv are only for schedules in CSV");
     if (code == CLI_OK && format == SAVED_SCHEDULE) return check_json_node(asked, file, plan, 0, -1);
@@ -416,6 +420,7 @@ static int check_csv_schedule(const check_options *asked, const source *file, co
     if (wants_drawing(asked) && !asked->time) return nothing_to_draw(file);
     memset(&desc, 0, sizeof desc);
     desc.legacy = asked->legacy;
+    desc.forward_only = asked->forward_only;
     desc.buffered = asked->buffered;
     desc.replay = asked->replay > 0 ? (cf_replay)asked->replay : CF_REPLAY_LOCAL; /* as plan makes them */
     desc.k = asked->k;

@@ -330,7 +330,6 @@ typedef struct reader {
     cell cell;             /* the one last read; its line is the number of rows up to it */
     cell empty;            /* the first empty one; line 0: there was none */
     int64_t n_extras;
-    int has_backwards;     /* or replays, or what is sent of them */
 } reader;
 
 static cf_result bad_cell(const reader *r, const cell *c, const char *why) {
@@ -503,8 +502,6 @@ static cf_result count_action(reader *r, const cf_action *action, cf_schedule *h
         return cf_fail(r->error, CF_ERROR_LIMIT, "n_actions", -1, CF_MAX_ACTIONS, *count + 1, "is too large");
     ++*count;
     if (needs_transfers(action)) header->lowered = 1;
-    r->has_backwards |=
-        !is_extra(action) && action->pass != CF_F && action->pass != CF_SEND_F && action->pass != CF_RECV_F;
     if (is_empty && r->empty.line == 0) r->empty = r->cell;
     if (!is_empty && action->stage >= header->shape.n_virtual) header->shape.n_virtual = (int64_t)action->stage + 1;
     return CF_OK;
@@ -534,11 +531,11 @@ static cf_result count_actions(reader *r, cf_schedule *header) {
     return CF_OK;
 }
 
-/* What follows from the counts. A text without any backward is of forwards alone. One with fewer than two actions, or
-   then one, for each chunk and stage is refused here, before any memory is asked for. */
+/* What follows from the counts. A text with fewer than two actions, or one of forwards alone, for each chunk and stage
+   is refused here, before any memory is asked for. */
 static cf_result finish_header(const reader *r, cf_schedule *header) {
     int64_t all = header->n_actions > 0 ? header->shape.n_virtual : header->shape.n_stages, n_steps = r->plan->n_steps;
-    int64_t passes = r->has_backwards || header->n_actions == 0 ? 2 : 1;
+    int64_t passes = r->desc.forward_only ? 1 : 2;
     int64_t needed = n_steps > INT64_MAX / (2 * all) ? INT64_MAX : passes * all * n_steps;
 
     header->kind = r->desc.kind;

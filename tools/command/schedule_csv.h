@@ -72,6 +72,7 @@ typedef struct schedule_csv_desc {
     int buffered;               /* reading: 1: sends do not wait for their receivers, as PyTorch's do not. The schedule
                                    has the passes only then, and the transfers are extras. 0: transfers are the
                                    schedule's, and lists that deadlock without buffers are refused */
+    int forward_only;           /* reading: 1: there are no backwards. 0: a text that has none has lost them */
     cf_schedule_kind kind;      /* reading: the label that the schedule gets; 0 says that it is nobody's */
     cf_replay replay;           /* reading: how an R comes back. 0: pipeline */
     int64_t k;                  /* reading: the schedule's K. 0: the least that allows what is in the text */
