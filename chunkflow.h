@@ -7678,6 +7678,12 @@ typedef struct cf__dispatch_policy {
                               many times what this one has at hand, so that the next one need not wait. 0: never */
     double rhythm;         /* 0: passes go as said above. Otherwise forwards and backwards go strictly by their beats,
                               in which each virtual stage comes so many chunks later than the one before */
+    double steep;          /* and so many times as much later still, where it lies on a later stage than that one */
+    double turn;           /* and backwards so many times as much later than forwards on the last one */
+    int64_t ahead;         /* in turns: a stage takes forwards until it is so many ahead of its backwards, and makes
+                              room for the next one before its next backward. 0: not so */
+    double hoped;          /* the makespan within which a stage has time to wait, as long as none is further behind */
+    int follows;           /* strictly in the order of forwards and backwards that this policy makes of equal passes */
     cf_schedule_kind kind; /* a fixed kind keeps no more chunks than it is known for */
 } cf__dispatch_policy;
 
@@ -7750,7 +7756,9 @@ typedef struct cf__dispatch {
     double *urgency;      /* (passes) the lower the more urgent */
     double *near;         /* (cells) the lower the further off its backward: keys of the heaps of kept cells */
     double *far;          /* (cells) the same, negated: keys of the heaps of dropped cells */
+    double *way[2];       /* (n_v) of a rhythm: how far on each virtual stage lies, forwards and backwards */
     double now, give_up_at;
+    double least;         /* the makespan that there will be at least, or is hoped for */
     int64_t n_left;       /* passes but R that have not been taken */
     cf__dispatch_worker *workers; /* (n_stages) */
     int32_t *stage_of;    /* (n_v); dividing by the number of stages takes longer than looking it up */
@@ -7799,6 +7807,8 @@ static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf
     d->workers = (cf__dispatch_worker *)cf__take(carver, m->desc.shape.n_stages, sizeof(cf__dispatch_worker));
     d->stage_of = (int32_t *)cf__take(carver, m->pipe.n_v, sizeof(int32_t));
     d->row_of = (int32_t *)cf__take(carver, m->pipe.n_v, sizeof(int32_t));
+    d->way[0] = (double *)cf__take(carver, m->pipe.n_v, sizeof(double));
+    d->way[1] = (double *)cf__take(carver, m->pipe.n_v, sizeof(double));
     d->wake = (double *)cf__take(carver, d->n_leaves, sizeof(double));
     d->winners = (int32_t *)cf__take(carver, 2 * d->n_leaves, sizeof(int32_t));
     for (s = 0; s < m->desc.shape.n_stages; s++) {
@@ -7921,23 +7931,37 @@ static void cf__dispatch_count_unit(cf__dispatch *d, const cf__pipe_unit *unit, 
             if (cf__pipe_occurs(&counted, place, i)) cf__dispatch_count(d, place, &counted, i, v);
 }
 
+/* How far on each virtual stage lies in a rhythm. A whole backward takes as long as two forwards. In a V the way to the
+   last stage may take longer than that to the first. */
+static void cf__dispatch_start_ways(cf__dispatch *d) {
+    double *there = d->way[0], *back = d->way[1], hop = 1 + d->policy.steep;
+    int64_t last = d->pipe->n_v - 1, v;
+    for (there[0] = 0, v = 1; v <= last; v++)
+        there[v] = there[v - 1] + (d->stage_of[v] > d->stage_of[v - 1] ? hop : 1);
+    for (back[last] = there[last] + 1 + d->policy.turn, v = last; v > 0; v--)
+        back[v - 1] = back[v] + (d->stage_of[v - 1] >= d->stage_of[v] ? hop : 1) * (d->policy.split ? 1 : 2);
+}
+
 /* The beat of a pass. Chunks begin one step after the other, a unit in order on its way there and in reverse on its way
    back, for which all wait as long as the longest unit needs; virtual stages follow each other at policy.rhythm steps.
    W fills the gaps. */
 static double cf__dispatch_beat(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
     const cf__pipe_unit *unit = cf__schedule_unit(d->maker, chunk);
-    int64_t n_v = d->pipe->n_v, step = chunk - unit->first, way = v;
+    int64_t n_v = d->pipe->n_v, step = chunk - unit->first;
+    int returns = place >= CF__PIPE_BACK || (place == CF_R && d->pipe->local);
     if (place != CF_F) step = d->longest - 2 + (int64_t)(d->back[chunk] - d->place[chunk]);
     if (place == CF__PIPE_W) step += 4 * (d->pipe->n + n_v);
-    if (place >= CF__PIPE_BACK || (place == CF_R && d->pipe->local))
-        way = n_v + (n_v - 1 - v) * (d->policy.split ? 1 : 2); /* a whole backward takes as long as two forwards */
     return cf__product(cf__bounds_latest_start(d->paths, CF_F, 0) / (double)n_v,
-                       d->place[chunk] + (double)step + cf__product(d->policy.rhythm, (double)way));
+                       d->place[chunk] + (double)step + cf__product(d->policy.rhythm, d->way[returns][v]));
 }
 
+/* Whether forwards and backwards go strictly in the order of their urgency. */
+static int cf__dispatch_is_strict(const cf__dispatch *d) { return d->policy.follows || d->policy.rhythm > 0; }
+
 /* How urgent a pass is: forwards go in the order of units, and others by the longest way from their start to the end of
-   all. So do forwards of a unit that has started where no unit waits. */
+   all. So do forwards of a unit that has started where no unit waits. An order that is followed is there already. */
 static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
+    if (d->policy.follows) return d->urgency[cf__dispatch_id(v * d->pipe->n + chunk, place)];
     if (d->policy.rhythm > 0) return cf__dispatch_beat(d, place, chunk, v);
     if (place == CF_F && (!d->policy.hurries || cf__dispatch_is_fresh(d, chunk)))
         return d->place[chunk] + (double)(chunk - cf__schedule_unit(d->maker, chunk)->first);
@@ -7956,7 +7980,7 @@ static void cf__dispatch_start_stage(cf__dispatch *d, int64_t v, double *least_t
         for (place = 0; place < 3 + d->policy.split; place++) {
             int32_t id = cf__dispatch_id(cell, place);
             d->urgency[id] = cf__dispatch_urgency(d, place, i, v);
-            if (d->policy.rhythm > 0 && (place == CF_F || place == CF__PIPE_BACK))
+            if (cf__dispatch_is_strict(d) && (place == CF_F || place == CF__PIPE_BACK))
                 cf__dispatch_push(worker, CF__DISPATCH_PLAN, id, d->urgency);
             if (!cf__pipe_occurs(unit, place, i)) continue;
             worker->left += d->paths->seconds[place][cell];
@@ -7995,6 +8019,7 @@ static void cf__dispatch_start_workers(cf__dispatch *d) {
         d->state[v] = d->workers[d->stage_of[v]].room.state;
         d->n_started[v] = 0;
     }
+    cf__dispatch_start_ways(d);
 }
 
 /* Notes where the chunks of a unit stand in the order, after the `before` chunks of the units before it, and where the
@@ -8239,6 +8264,7 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
     worker->free_at = end;
     worker->ready -= d->paths->seconds[place][cell];
     worker->left -= d->paths->seconds[place][cell];
+    d->least = cf__most(d->least, end + worker->left);
     worker->n_forwards += place == CF_F;
     if (place == CF_F || place == CF__PIPE_BACK)
         worker->n_ahead += (place == CF_F ? 1 : -1) * cf__pipe_keeps(&unit, CF_F, chunk);
@@ -8273,13 +8299,21 @@ static int32_t cf__dispatch_prefer(const cf__dispatch *d, int32_t a, int32_t b) 
     return d->urgency[a] <= d->urgency[b] ? a : b;
 }
 
+/* Whether forwards and backwards take turns, as they do in fixed kinds. */
+static int cf__dispatch_turns(const cf__dispatch *d) {
+    return !d->policy.follows && (d->policy.ahead > 0 || d->policy.kind != CF_SCHEDULE_DEFAULT);
+}
+
 /* Whether a stage of a fixed kind is as far ahead of its backwards as it goes: by Megatron's warm-up and one forward
-   more, or as 1F1B does on one row. In a V nothing but the room limits it. */
+   more, or as 1F1B does on one row. In a V nothing but the room limits it. In turns the first stage goes as far as is
+   said, and the others as much less far as in those kinds. */
 static int cf__dispatch_is_ahead(const cf__dispatch *d, int64_t stage) {
     int64_t p = d->pipe->shape.n_stages, rows = d->pipe->shape.n_virtual;
-    int64_t ahead = rows == 1 ? p - stage : 2 * (p - 1 - stage) + (rows - 1) * p + 1;
+    int64_t ahead = rows == 1 ? p : 2 * (p - 1) + (rows - 1) * p + 1, less = rows == 1 ? stage : 2 * stage;
     if (d->pipe->shape.placement == CF_PLACEMENT_V) ahead = p * rows;
-    return d->policy.kind != CF_SCHEDULE_DEFAULT && d->workers[stage].n_ahead >= ahead;
+    if (d->pipe->shape.placement == CF_PLACEMENT_V) less = 0;
+    if (d->policy.ahead > 0) ahead = d->policy.ahead;
+    return d->workers[stage].n_ahead >= cf__max(ahead - less, 1);
 }
 
 /* What a unit that starts on virtual stage v leaves for the rows after that one, but not in a rhythm, where it is
@@ -8287,7 +8321,7 @@ static int cf__dispatch_is_ahead(const cf__dispatch *d, int64_t stage) {
 static cf__pipe_room cf__dispatch_leaves(const cf__dispatch *d, int64_t stage, int64_t v) {
     const cf__schedule_maker *m = d->maker;
     cf__pipe_room leaves = {0, 0, 0};
-    int64_t row = d->row_of[v] + 1, end = d->policy.rhythm > 0 ? row : m->desc.shape.n_virtual;
+    int64_t row = d->row_of[v] + 1, end = cf__dispatch_is_strict(d) ? row : m->desc.shape.n_virtual;
     leaves.chunks = (end - row) * d->most.chunks;
     leaves.bytes = (end - row) * d->most.bytes;
     for (; row < end && d->pipe->plan->branches != NULL; row++) {
@@ -8306,7 +8340,8 @@ static int cf__dispatch_may_start(cf__dispatch *d, int64_t stage, const cf__pipe
     int64_t bytes = d->policy.evicts ? worker->free_bytes : worker->room.bytes;
     cf__pipe_room takes, leaves;
     if (d->pipe->plan->branches != NULL && d->maker->unit_of[unit->first] != d->n_started[v]) return 0;
-    if (v < d->pipe->shape.n_stages && cf__dispatch_is_ahead(d, stage) && !cf__pipe_has_parent(d->pipe, unit->first))
+    if (v < d->pipe->shape.n_stages && cf__dispatch_turns(d) && cf__dispatch_is_ahead(d, stage) &&
+        !cf__pipe_has_parent(d->pipe, unit->first))
         return 0;
     takes = cf__schedule_takes(d->maker, unit, d->policy.evicts ? 1 : unit->k);
     leaves = cf__dispatch_leaves(d, stage, v);
@@ -8347,24 +8382,49 @@ static int32_t cf__dispatch_best_forward(cf__dispatch *d, int64_t stage) {
         if (*cf__dispatch_kept(d, chunk, v) < 0 &&
             !cf__dispatch_may_start(d, stage, cf__schedule_unit(d->maker, chunk), v))
             continue;
-        if (best < 0 || !d->policy.hurries || d->policy.rhythm > 0) best = cf__dispatch_prefer(d, best, id);
+        if (best < 0 || !d->policy.hurries || cf__dispatch_is_strict(d)) best = cf__dispatch_prefer(d, best, id);
         else if (cf__dispatch_way(d, best) < cf__dispatch_way(d, id)) best = id;
     }
     return best;
 }
 
-/* Whether the rhythm, if there is one, has no forward or backward that comes before this one. */
-static int cf__dispatch_is_due(const cf__dispatch *d, cf__dispatch_worker *worker, int32_t id) {
-    if (!(d->policy.rhythm > 0)) return 1;
-    while (d->missing[cf__dispatch_top(worker, CF__DISPATCH_PLAN)] == CF__DISPATCH_TAKEN)
+/* The forward or backward whose turn it is where their order is strict; -1: all have been taken. */
+static int32_t cf__dispatch_due(const cf__dispatch *d, cf__dispatch_worker *worker) {
+    int32_t due;
+    while ((due = cf__dispatch_top(worker, CF__DISPATCH_PLAN)) >= 0 && d->missing[due] == CF__DISPATCH_TAKEN)
         cf__dispatch_pop(worker, CF__DISPATCH_PLAN, d->urgency);
-    return d->urgency[id] <= d->urgency[cf__dispatch_top(worker, CF__DISPATCH_PLAN)];
+    return due;
+}
+
+/* Whether a strict order, if there is one, has no forward or backward that comes before this one. */
+static int cf__dispatch_is_due(const cf__dispatch *d, cf__dispatch_worker *worker, int32_t id) {
+    return !cf__dispatch_is_strict(d) || d->urgency[id] <= d->urgency[cf__dispatch_due(d, worker)];
+}
+
+/* Whether a stage that could run a W leaves it for later: the pass whose turn it is comes before that would end, and
+   the stage has time to wait for it. */
+static int cf__dispatch_defers(const cf__dispatch *d, int64_t stage, int32_t weight) {
+    cf__dispatch_worker *worker = &d->workers[stage];
+    int32_t due = d->policy.follows ? cf__dispatch_due(d, worker) : -1;
+    double seconds = d->paths->seconds[CF__PIPE_W][cf__dispatch_cell(weight)];
+    if (due < 0 || d->missing[due] != 0 || (cf__dispatch_place(due) == CF_F && worker->room.chunks < 1)) return 0;
+    return d->ready_at[due] > d->now && d->ready_at[due] < d->now + seconds &&
+           d->ready_at[due] + worker->left <= d->least * (1 + 1e-9);
+}
+
+/* Whether a stage runs a W because the next forward, whose turn it is, finds no room. */
+static int cf__dispatch_makes_room(const cf__dispatch *d, int64_t stage, int32_t forward) {
+    int64_t row;
+    if (d->policy.follows || d->policy.ahead == 0 || forward >= 0 || cf__dispatch_is_ahead(d, stage)) return 0;
+    for (row = 0; row < d->pipe->shape.n_virtual; row++)
+        if (cf__dispatch_top(&d->workers[stage], CF__DISPATCH_FRESH + row) >= 0) return 1;
+    return 0;
 }
 
 /* Whether a pass goes before a forward because the way from it to the end is longer, or in a rhythm by its beat. */
 static int cf__dispatch_goes_first(const cf__dispatch *d, int64_t stage, int32_t id, int32_t forward) {
-    if (d->policy.rhythm > 0) return d->urgency[id] <= d->urgency[forward];
-    if (d->policy.kind != CF_SCHEDULE_DEFAULT) return cf__dispatch_is_ahead(d, stage);
+    if (cf__dispatch_is_strict(d)) return d->urgency[id] <= d->urgency[forward];
+    if (cf__dispatch_turns(d)) return cf__dispatch_is_ahead(d, stage);
     return d->policy.returns || cf__dispatch_way(d, id) >= cf__dispatch_way(d, forward);
 }
 
@@ -8390,6 +8450,8 @@ static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
     int32_t replay = cf__dispatch_top(worker, CF__DISPATCH_REPLAYS);
     int32_t back = cf__dispatch_top(worker, CF__DISPATCH_RETURNING), best;
     int32_t forward = cf__dispatch_best_forward(d, stage);
+    if (weight >= 0 && cf__dispatch_makes_room(d, stage, forward)) return weight;
+    if (weight >= 0 && cf__dispatch_defers(d, stage, weight)) weight = -1;
     if (replay >= 0 && !cf__dispatch_allows(d, stage, replay)) replay = -1;
     best = d->policy.evicts && back >= 0 ? back : cf__dispatch_prefer(d, replay, back);
     if (best < 0) best = forward;
@@ -8436,6 +8498,7 @@ static void cf__dispatch_decide(cf__dispatch *d, int64_t stage, double now) {
    stage has too much left to run. */
 static int cf__dispatch_run(cf__dispatch *d, double give_up_at) {
     cf__dispatch_start(d);
+    d->least = d->policy.hoped;
     d->give_up_at = give_up_at;
     for (;;) {
         int64_t stage = d->winners[1];
@@ -8633,11 +8696,37 @@ static void cf__search_judge(cf__search *search, cf_schedule_kind kind) {
     memcpy(search->schedule->actions, trial->actions, (size_t)trial->n_actions * sizeof *trial->actions);
 }
 
+/* Notes the order in which the policy takes passes that all last as long as forwards of the first virtual stage, with
+   nothing to wait for between stages. Returns whether there is one. */
+static int cf__search_plan(cf__search *search) {
+    cf__dispatch *d = &search->dispatch;
+    cf__pipeline equal = search->maker.pipe;
+    const cf__pipe_costs *first = equal.by_stage != NULL ? &equal.by_stage[0] : &equal.all;
+    int64_t s, i;
+    int made;
+    memset(&equal.timing, 0, sizeof equal.timing);
+    equal.timing.all.forward = first->of[CF_F];
+    memset(equal.stream, 0, sizeof equal.stream);
+    equal.by_stage = NULL;
+    cf__pipe_fill(&equal);
+    cf__bounds_find_paths(&search->bounds, &equal, d->policy.split, equal.shape.k);
+    d->pipe = &equal;
+    d->policy.follows = 0;
+    made = cf__dispatch_run(d, DBL_MAX);
+    for (s = 0; s < equal.shape.n_stages; s++)
+        for (i = 0; i < d->workers[s].n_done; i++) d->urgency[d->workers[s].done[i]] = (double)i;
+    d->pipe = &search->maker.pipe;
+    d->policy.follows = 1;
+    cf__bounds_find_paths(&search->bounds, d->pipe, d->policy.split, equal.shape.k);
+    return made;
+}
+
 /* Runs dispatch as units and policy now are; returns whether it takes no longer than `most`. */
 static int cf__search_try_dispatch(cf__search *search, double most) {
     cf__dispatch *d = &search->dispatch;
     search->n_tried++;
     search->report.n_tried++;
+    if (d->policy.follows && !cf__search_plan(search)) return 0;
     if (!cf__dispatch_run(d, most)) return 0;
     if (!(d->makespan < search->makespan)) return 1;
     search->makespan = d->makespan;
@@ -8652,7 +8741,6 @@ static int cf__search_try_dispatch(cf__search *search, double most) {
 /* Writes a fixed schedule: a pattern, or Megatron's rounds, or what dispatch makes of the kind's rules. Returns 0 if
    that finds no end. */
 static int cf__search_write_fixed(cf__search *search, cf_schedule_kind kind, int runs_ahead, cf_schedule *schedule) {
-    static const cf__dispatch_policy none = {0, 0, 0, 0, 0, 0, CF_SCHEDULE_DEFAULT};
     cf__schedule_maker *m = &search->maker;
     if (kind == CF_SCHEDULE_INTERLEAVED && cf__schedule_has_rounds(m)) {
         schedule->n_actions = cf__schedule_write_rounds(m, schedule);
@@ -8667,7 +8755,7 @@ static int cf__search_write_fixed(cf__search *search, cf_schedule_kind kind, int
         schedule->n_actions = cf__pattern_write(m, schedule);
         return 1;
     }
-    search->dispatch.policy = none;
+    memset(&search->dispatch.policy, 0, sizeof search->dispatch.policy);
     search->dispatch.policy.split = kind == CF_SCHEDULE_ZERO_BUBBLE;
     search->dispatch.policy.returns = 1;
     search->dispatch.policy.kind = kind;
@@ -8737,6 +8825,41 @@ static void cf__search_try_policy(cf__search *search, cf__dispatch_policy policy
     search->dispatch.policy = search->best_policy;
 }
 
+/* The most chunks that any stage may hold, or could. */
+static int64_t cf__search_most_room(const cf__schedule_maker *m) {
+    int64_t most = 0, s;
+    for (s = 0; s < m->desc.shape.n_stages; s++) most = cf__max(most, cf__schedule_limits_of(m, s).chunks);
+    return cf__min(most, 2 * m->pipe.n_v);
+}
+
+/* Orders that are good for equal passes and, followed, for others: forwards and backwards in turns, which fills a
+   pipeline with room (ZB-V, ZB-H1), and rhythms for less of it (V-Min and V-Half). They drop nothing, and are for
+   batches without groups. */
+static void cf__search_try_plans(cf__search *search, cf__dispatch_policy policy) {
+    static const double rhythms[][3] = {{1, 0, 0}, {1, 1, 2.5}, {1.2, 1, 0}}, hopes[] = {0, 1.03};
+    const cf__schedule_maker *m = &search->maker;
+    int64_t most = cf__search_most_room(m);
+    int hope, i;
+    if (!policy.split || m->n_units < m->pipe.n || m->pipe.plan->branches != NULL) return;
+    policy.follows = 1;
+    policy.evicts = 0;
+    for (hope = 0; hope < 2; hope++) {
+        policy.hoped = hopes[hope] * cf__bounds_strongest(&search->bounds);
+        for (i = 0; i < CF__COUNT(rhythms); i++) {
+            policy.rhythm = rhythms[i][0] / (double)(3 * m->desc.shape.n_virtual);
+            policy.steep = rhythms[i][1];
+            policy.turn = rhythms[i][2];
+            cf__search_try_policy(search, policy);
+        }
+        policy.rhythm = policy.steep = policy.turn = 0;
+        for (i = 0; i < 4; i++) {
+            policy.ahead = i == 3 ? cf__max(most / 2 + most / 4, 1) : cf__max(most - i, 1);
+            cf__search_try_policy(search, policy);
+        }
+        policy.ahead = 0;
+    }
+}
+
 /* On one row of virtual stages backwards go first, and forwards by what waits on the next stage. Equal chunks of which
    fewer fit on a stage than there are stages take up to 1.6 times as long with a lead, so it is tried without, too. On
    several rows, virtual stages follow each other as soon as a stage that is always busy allows, or somewhat later,
@@ -8789,7 +8912,8 @@ static void cf__search_shift(cf__schedule_maker *m, int64_t from, int64_t to) {
 static void cf__search_change_policy(cf__search *search) {
     cf__dispatch_policy *policy = &search->dispatch.policy;
     int64_t drawn = cf__search_below(search, 1 << 20);
-    if (policy->rhythm > 0) policy->rhythm *= 0.75 + (double)drawn / (1 << 21);
+    if (policy->ahead > 0) policy->ahead = 1 + drawn % cf__search_most_room(&search->maker);
+    else if (policy->rhythm > 0) policy->rhythm *= 0.75 + (double)drawn / (1 << 21);
     else if (policy->evicts && policy->returns && drawn % 4 > 0 && CF__USES(leads))
         policy->lead = cf__search_lead / 2 * (double)(drawn / 4 % 4);
     else if (cf__schedule_is_free(&search->maker)) policy->hurries = !policy->hurries;
@@ -8831,7 +8955,8 @@ static void cf__search_find_bounds(cf__search *search, int split) {
 
 static void cf__search_core(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
-    cf__dispatch_policy policy = {0, 0, 0, 0, 0, 0, CF_SCHEDULE_DEFAULT};
+    cf__dispatch_policy policy;
+    memset(&policy, 0, sizeof policy);
     cf__search_find_bounds(search, split);
     if (cf__search_reaches(search->report.makespan, cf__bounds_strongest(&search->bounds))) return;
     cf__bounds_find_paths(&search->bounds, &m->pipe, split, m->desc.shape.k);
@@ -8847,6 +8972,7 @@ static void cf__search_core(cf__search *search, int split) {
     cf__search_set_order(m, CF__SEARCH_DEAREST);
     cf__search_try_policies(search);
     cf__search_try_orders(search);
+    cf__search_try_plans(search, policy);
     search->dispatch.policy = search->best_policy;
     cf__search_walk(search);
 }

@@ -255,6 +255,37 @@ TEST(virtual_stages_in_rhythm) {
     }
 }
 
+/* Equal chunks in a V of two rows where F, I and W take 1, 1.21 and 0.645 and a transfer 0.024: the makespans of ZB-V
+   (Qi et al., 2024) and, with less room, of their V-Half. What is good for equal passes is good for these, too. */
+TEST(a_v_of_unequal_passes) {
+    static const struct {
+        int64_t n_stages, n, limit;
+        double published;
+    } cases[] = {{4, 8, 8, 49.670}, {6, 12, 12, 75.170}, {8, 16, 16, 101.226}, {6, 12, 8, 85.923}, {8, 16, 10, 117.021}};
+    const int64_t lengths[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    cf_timing timing = {0};
+    int i;
+    timing.all.forward.per_token = 1;
+    timing.all.backward.per_token = 1.855;
+    timing.all.input.per_token = 1.21;
+    timing.all.weight.per_token = 0.645;
+    timing.latency = 0.024;
+    for (i = 0; i < 5; i++) {
+        cf_schedule_desc desc = {0};
+        cf_plan *plan = pack(lengths, cases[i].n, 1, 0);
+        desc.shape.n_stages = cases[i].n_stages;
+        desc.shape.n_virtual = 2;
+        desc.shape.placement = CF_PLACEMENT_V;
+        desc.limits.chunks = cases[i].limit;
+        desc.split_backward = 1;
+        desc.timing = &timing;
+        desc.budget = 60;
+        harness_note("%d stages, limit %d", (int)desc.shape.n_stages, (int)desc.limits.chunks);
+        CHECK(makespan_of(plan, &desc) <= 1.03 * cases[i].published);
+        cf_plan_free(plan);
+    }
+}
+
 /* The largest K there is replays nothing, as K of the longest group does. */
 TEST(the_largest_k) {
     const int64_t lengths[] = {100, 900, 300, 200};
@@ -279,4 +310,4 @@ TEST(the_largest_k) {
 SUITE(known, CASE(defaults_beat_unsplit_sequences), CASE(more_k_is_no_longer), CASE(standalone_chunks_are_dropped),
       CASE(inputs_of_many_chunks), CASE(a_chat_service_in_138_chunks), CASE(equal_splits_of_seq1f1b),
       CASE(interleaved_in_the_order_of_megatron), CASE(loops_under_tight_limits), CASE(virtual_stages_in_rhythm),
-      CASE(the_largest_k));
+      CASE(a_v_of_unequal_passes), CASE(the_largest_k));
