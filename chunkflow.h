@@ -915,7 +915,7 @@ typedef struct cf_shape {
     cf_replay replay;       /* 0: local */
     int64_t k;              /* most chunks of one group that keep activations at once on a virtual stage. 0: 1 */
     int64_t rank;           /* the rank of the plan whose chunks run */
-    int forward_only;       /* 1: each chunk has its F and no other pass (old and reference log-probabilities,
+    int64_t forward_only;   /* 1: each chunk has its F and no other pass (old and reference log-probabilities,
                                evaluation). Nothing is kept, and a group's state goes with the last F that reads it */
 } cf_shape;
 
@@ -5667,7 +5667,7 @@ static cf_result cf__pipe_check_shape(const cf_plan *plan, const cf_shape *shape
     CF__TRY(cf__choice((int)shape->placement, CF_PLACEMENT_LOOP, (int)last, "shape.placement", error));
     CF__TRY(cf__choice((int)shape->replay, CF_REPLAY_PIPELINE, CF_REPLAY_COUNT - 1, "shape.replay", error));
     CF__TRY(cf__range(shape->k, 1, INT64_MAX, "shape.k", error));
-    CF__TRY(cf__choice(shape->forward_only, 0, 1, "shape.forward_only", error));
+    CF__TRY(cf__range(shape->forward_only, 0, 1, "shape.forward_only", error));
     return cf__choice(shape->rank, 0, plan->n_ranks - 1, "shape.rank", error);
 }
 
@@ -5870,7 +5870,7 @@ static void cf__pipe_sort_rules(cf__pipeline *pipe) {
         for (way = 0; way < 2; way++) {
             pipe->links[split][way].plan = pipe->plan;
             pipe->links[split][way].first_chunk = pipe->first_chunk;
-            pipe->links[split][way].in_order = pipe->shape.forward_only;
+            pipe->links[split][way].in_order = pipe->shape.forward_only != 0;
         }
     for (i = 0; i < CF__COUNT(cf__pipe_rules); i++) {
         const cf__pipe_rule *rule = &cf__pipe_rules[i];
@@ -10545,7 +10545,7 @@ static void cf__run_find_path(cf_runner *r, const cf_action *a, int64_t cell, cf
         path->clear_gradient = 1 << a->pass & CF__CHECK_BACKWARDS && !(*bits & CF__RUN_ADDED);
         if (1 << a->pass & CF__CHECK_BACKWARDS) *bits |= CF__RUN_ADDED;
     }
-    step->clear_state_gradient = r->path[n - 1].group == own && r->path[n - 1].clear_gradient;
+    step->clear_state_gradient = n > 0 && r->path[n - 1].group == own && r->path[n - 1].clear_gradient;
 }
 
 /* No path of groups is longer: each of them has at least a chunk. */
