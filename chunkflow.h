@@ -5667,7 +5667,8 @@ static cf_result cf__pipe_check_shape(const cf_plan *plan, const cf_shape *shape
     CF__TRY(cf__choice((int)shape->placement, CF_PLACEMENT_LOOP, (int)last, "shape.placement", error));
     CF__TRY(cf__choice((int)shape->replay, CF_REPLAY_PIPELINE, CF_REPLAY_COUNT - 1, "shape.replay", error));
     CF__TRY(cf__range(shape->k, 1, INT64_MAX, "shape.k", error));
-    CF__TRY(cf__range(shape->forward_only, 0, 1, "shape.forward_only", error));
+    CF__TRY(cf__inside(shape->forward_only, 0, 1, CF_ERROR_ARGUMENT, "shape.forward_only", -1, "is neither 0 nor 1",
+                       error));
     return cf__choice(shape->rank, 0, plan->n_ranks - 1, "shape.rank", error);
 }
 
