@@ -282,7 +282,7 @@ static void check_written(const cf_schedule *s, int wanted) {
 
 TEST(forwards_alone_are_sound_and_let_everything_go) {
     harness_rng rng = {20261126};
-    int64_t round, n = harness_rounds(600, 120);
+    int64_t round, n = harness_rounds(150, 30);
     for (round = 0; round < n; round++) {
         batch b;
         cf_plan *plan = draw(&rng, &b);

@@ -273,7 +273,7 @@ static void check_metadata(const forest *f, const cf_plan *plan, int once) {
 
 TEST(random_forests_are_what_their_tokens_say) {
     harness_rng random = {20261124};
-    int64_t round, n = harness_rounds(3000, 120);
+    int64_t round, n = harness_rounds(1200, 120);
     for (round = 0; round < n; round++) {
         forest f = make_forest(&random);
         cf_plan *plan = pack(&f);
@@ -420,7 +420,7 @@ static cf_schedule_desc some_schedule(harness_rng *random, const cf_plan *plan) 
 
 TEST(schedules_of_forests_are_sound_and_run) {
     harness_rng random = {7};
-    int64_t round, n = harness_rounds(4000, 400);
+    int64_t round, n = harness_rounds(2000, 400);
     for (round = 0; round < n; round++) {
         forest f = make_forest(&random);
         cf_plan *plan = pack(&f);
