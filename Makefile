@@ -396,7 +396,7 @@ $(CUDA_PROGRAMS) $(CUDA_TEST): $(CUDA_BUILD)/sanitizers
 # The header, which has tests of its own with sanitizers, takes a fifth of the executor's time with them: FULL=1 only.
 CUDA_LIBRARY  := $(if $(filter 1,$(FULL)),$(TEST_LIBRARY),$(LIBRARY))
 CUDA_OBJECTS  := $(CUDA_BUILD)/chunkflow_cuda.cu.o $(CUDA_TEST) $(CUDA_WATCHED) $(CUDA_PLAIN) $(CUDA_LIBRARY)
-CUDA_HEADERS  := chunkflow.h $(CUDA_BUILD)/declarations tests/harness.h $(wildcard tests/cuda/*.h tests/emulation/*.h)
+CUDA_HEADERS  := chunkflow.h tools/chunkflow_tune.h $(CUDA_BUILD)/declarations tests/harness.h $(wildcard tests/cuda/*.h tests/emulation/*.h)
 vpath %.cc tests/cuda tests/emulation
 
 $(CUDA_BUILD):

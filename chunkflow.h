@@ -43,7 +43,7 @@
        memory of yours         cf_allocator
      ~   for your functions    cf_allocator_resolve, cf_allocate
        cost numbers            cf_cost_seconds
-       describe a model        cf_model_find, cf_model_validate, cf_model_parameters, cf_stage_parameters,
+       describe a model        cf_model_validate, cf_model_parameters, cf_stage_parameters,
          and its split         cf_stage_shard, cf_parallel_validate, cf_parallel_defaults
          and where stages lie  cf_placement_stage, cf_placement_at
      ~ size its memory         cf_memory_estimate, cf_memory_token_bytes, cf_memory_defaults
@@ -638,9 +638,6 @@ typedef struct cf_model {
     int qk_norm;      /* 1: an RMSNorm over each head of Q and K */
     int no_gate;      /* 1: two MLP matrices; 0: three (SwiGLU) */
 } cf_model;
-
-/* The model of this name ("qwen2.5-7b"; letter case does not matter), as static data, or NULL. */
-CHUNKFLOW_API const cf_model *cf_model_find(const char *name);
 
 /* Checks a description. Errors: CF_ERROR_ARGUMENT or CF_ERROR_LIMIT with the member ("model.kv_heads") and, in wanted,
    the nearest value that works. */
@@ -5075,43 +5072,6 @@ CHUNKFLOW_API cf_result cf_loss_weights(const int64_t *lengths, int64_t n, const
 /* ================================================================================================================
    >>model
    ================================================================================================================ */
-
-/* From the models' published configurations; tests hold each against its published number of parameters. */
-static const cf_model cf__model_table[] = {
-    /* layers, hidden, heads, kv_heads, head_dim, ffn, vocab, tied, qkv_bias, out_bias, mlp_bias, qk_norm, no_gate */
-    {"qwen2.5-0.5b", 24, 896, 14, 2, 64, 4864, 151936, 1, 1, 0, 0, 0, 0},
-    {"qwen2.5-1.5b", 28, 1536, 12, 2, 128, 8960, 151936, 1, 1, 0, 0, 0, 0},
-    {"qwen2.5-3b", 36, 2048, 16, 2, 128, 11008, 151936, 1, 1, 0, 0, 0, 0},
-    {"qwen2.5-7b", 28, 3584, 28, 4, 128, 18944, 152064, 0, 1, 0, 0, 0, 0},
-    {"qwen2.5-14b", 48, 5120, 40, 8, 128, 13824, 152064, 0, 1, 0, 0, 0, 0},
-    {"qwen2.5-32b", 64, 5120, 40, 8, 128, 27648, 152064, 0, 1, 0, 0, 0, 0},
-    {"qwen2.5-72b", 80, 8192, 64, 8, 128, 29568, 152064, 0, 1, 0, 0, 0, 0},
-    {"qwen3-0.6b", 28, 1024, 16, 8, 128, 3072, 151936, 1, 0, 0, 0, 1, 0},
-    {"qwen3-1.7b", 28, 2048, 16, 8, 128, 6144, 151936, 1, 0, 0, 0, 1, 0},
-    {"qwen3-4b", 36, 2560, 32, 8, 128, 9728, 151936, 1, 0, 0, 0, 1, 0},
-    {"qwen3-8b", 36, 4096, 32, 8, 128, 12288, 151936, 0, 0, 0, 0, 1, 0},
-    {"qwen3-14b", 40, 5120, 40, 8, 128, 17408, 151936, 0, 0, 0, 0, 1, 0},
-    {"qwen3-32b", 64, 5120, 64, 8, 128, 25600, 151936, 0, 0, 0, 0, 1, 0},
-    {"llama-3-8b", 32, 4096, 32, 8, 128, 14336, 128256, 0, 0, 0, 0, 0, 0},
-    {"llama-3-70b", 80, 8192, 64, 8, 128, 28672, 128256, 0, 0, 0, 0, 0, 0},
-    {"llama-3.1-405b", 126, 16384, 128, 8, 128, 53248, 128256, 0, 0, 0, 0, 0, 0},
-    {"llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, 128256, 1, 0, 0, 0, 0, 0},
-    {"llama-3.2-3b", 28, 3072, 24, 8, 128, 8192, 128256, 1, 0, 0, 0, 0, 0},
-};
-
-static int cf__model_has_name(const char *own, const char *name) { /* ASCII letters in either case; own: lower case */
-    for (;; own++, name++) {
-        if (*own != (*name >= 'A' && *name <= 'Z' ? *name - 'A' + 'a' : *name)) return 0;
-        if (*own == 0) return 1;
-    }
-}
-
-CHUNKFLOW_API const cf_model *cf_model_find(const char *name) {
-    int64_t i;
-    for (i = 0; name != NULL && i < CF__COUNT(cf__model_table); i++)
-        if (cf__model_has_name(cf__model_table[i].name, name)) return &cf__model_table[i];
-    return NULL;
-}
 
 static int64_t cf__model_head_dim(const cf_model *model) {
     return model->head_dim != 0 ? model->head_dim : model->hidden / model->heads;

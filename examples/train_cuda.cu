@@ -19,6 +19,9 @@
 #define CHUNKFLOW_IMPLEMENTATION
 #include "../chunkflow.h"
 
+#define CHUNKFLOW_TUNE_IMPLEMENTATION /* for its table of models */
+#include "../tools/chunkflow_tune.h"
+
 /* Of model_cuda.h and check_cuda.h only parts are used. */
 #ifdef __clang__
 #pragma clang diagnostic ignored "-Wunneeded-internal-declaration"

@@ -15,7 +15,7 @@
 
    The functions by task
        fit costs to measured passes     cf_cost_fit
-       estimate them from numbers       cf_cost_estimate, cf_gpu_find
+       estimate them from numbers       cf_cost_estimate, cf_model_find, cf_gpu_find
        bytes that a schedule needs      cf_schedule_memory
        limits that leave it those       cf_memory_limits
        choose ChunkSize and K           cf_tune, cf_tune_schedule, cf_tune_defaults, cf_tune_budget, cf_tuning_free,
@@ -143,7 +143,10 @@ typedef struct cf_gpu {
     double latency;            /* seconds before the first byte of a collective or a send arrives */
 } cf_gpu;
 
-/* The GPU of this name ("h100-80g"; letter case does not matter), as static data, or NULL. */
+/* The model of this name ("qwen2.5-7b"; letter case does not matter), as static data, or NULL. */
+CHUNKFLOW_TUNE_API const cf_model *cf_model_find(const char *name);
+
+/* The GPU of this name ("h100-80g"), likewise. */
 CHUNKFLOW_TUNE_API const cf_gpu *cf_gpu_find(const char *name);
 
 /* What to estimate. Zero means default in every member; model and gpu must be given. */
@@ -707,6 +710,29 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf
    >>estimate
    ================================================================================================================ */
 
+/* From the models' published configurations; tests hold each against its published number of parameters. */
+static const cf_model cft__models[] = {
+    /* layers, hidden, heads, kv_heads, head_dim, ffn, vocab, tied, qkv_bias, out_bias, mlp_bias, qk_norm, no_gate */
+    {"qwen2.5-0.5b", 24, 896, 14, 2, 64, 4864, 151936, 1, 1, 0, 0, 0, 0},
+    {"qwen2.5-1.5b", 28, 1536, 12, 2, 128, 8960, 151936, 1, 1, 0, 0, 0, 0},
+    {"qwen2.5-3b", 36, 2048, 16, 2, 128, 11008, 151936, 1, 1, 0, 0, 0, 0},
+    {"qwen2.5-7b", 28, 3584, 28, 4, 128, 18944, 152064, 0, 1, 0, 0, 0, 0},
+    {"qwen2.5-14b", 48, 5120, 40, 8, 128, 13824, 152064, 0, 1, 0, 0, 0, 0},
+    {"qwen2.5-32b", 64, 5120, 40, 8, 128, 27648, 152064, 0, 1, 0, 0, 0, 0},
+    {"qwen2.5-72b", 80, 8192, 64, 8, 128, 29568, 152064, 0, 1, 0, 0, 0, 0},
+    {"qwen3-0.6b", 28, 1024, 16, 8, 128, 3072, 151936, 1, 0, 0, 0, 1, 0},
+    {"qwen3-1.7b", 28, 2048, 16, 8, 128, 6144, 151936, 1, 0, 0, 0, 1, 0},
+    {"qwen3-4b", 36, 2560, 32, 8, 128, 9728, 151936, 1, 0, 0, 0, 1, 0},
+    {"qwen3-8b", 36, 4096, 32, 8, 128, 12288, 151936, 0, 0, 0, 0, 1, 0},
+    {"qwen3-14b", 40, 5120, 40, 8, 128, 17408, 151936, 0, 0, 0, 0, 1, 0},
+    {"qwen3-32b", 64, 5120, 64, 8, 128, 25600, 151936, 0, 0, 0, 0, 1, 0},
+    {"llama-3-8b", 32, 4096, 32, 8, 128, 14336, 128256, 0, 0, 0, 0, 0, 0},
+    {"llama-3-70b", 80, 8192, 64, 8, 128, 28672, 128256, 0, 0, 0, 0, 0, 0},
+    {"llama-3.1-405b", 126, 16384, 128, 8, 128, 53248, 128256, 0, 0, 0, 0, 0, 0},
+    {"llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, 128256, 1, 0, 0, 0, 0, 0},
+    {"llama-3.2-3b", 28, 3072, 24, 8, 128, 8192, 128256, 1, 0, 0, 0, 0, 0},
+};
+
 /* Peaks: NVIDIA's data sheets (A100 2021, H100 2023, H200 2024; SXM, dense bf16; NVLink and PCIe figures halved, as
    they are given for both directions together). Memory: what nvidia-smi reports as total. Network: one 200 Gbit/s
    (A100) or 400 Gbit/s (H100, H200) port per GPU, as in the maker's own systems. Attention fractions: causal,
@@ -728,13 +754,22 @@ static const cf_gpu cft__gpus[] = {
 
 static int cft__lower(char c) { return c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c; } /* whatever the locale */
 
+static int cft__has_name(const char *own, const char *asked) { /* own: lower case */
+    while (*own != '\0' && *own == cft__lower(*asked)) own++, asked++;
+    return *own == *asked; /* both at their end */
+}
+
+CHUNKFLOW_TUNE_API const cf_model *cf_model_find(const char *name) {
+    int64_t i;
+    for (i = 0; name != NULL && i < CFT__COUNT(cft__models); i++)
+        if (cft__has_name(cft__models[i].name, name)) return &cft__models[i];
+    return NULL;
+}
+
 CHUNKFLOW_TUNE_API const cf_gpu *cf_gpu_find(const char *name) {
     int64_t i;
-    for (i = 0; name != NULL && i < CFT__COUNT(cft__gpus); i++) {
-        const char *own = cft__gpus[i].name, *asked = name;
-        while (*own != '\0' && *own == cft__lower(*asked)) own++, asked++;
-        if (*own == *asked) return &cft__gpus[i]; /* both at their end */
-    }
+    for (i = 0; name != NULL && i < CFT__COUNT(cft__gpus); i++)
+        if (cft__has_name(cft__gpus[i].name, name)) return &cft__gpus[i];
     return NULL;
 }
 

@@ -4,6 +4,7 @@
 
 #include "../harness.h"
 #include "device.h"
+#include "tools/chunkflow_tune.h"
 
 #include <cublas_v2.h>
 #include <cuda_runtime.h>

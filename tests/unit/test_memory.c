@@ -2,6 +2,7 @@
 
 #include "chunkflow.h"
 #include "../harness.h"
+#include "tools/chunkflow_tune.h"
 
 #include <math.h>
 #include <string.h>

@@ -5,6 +5,7 @@
 #include "../harness.h"
 #include "../reference/naive.h"
 #include "../reference/oracle.h"
+#include "tools/chunkflow_tune.h"
 
 #include <math.h>
 #include <stdlib.h>
