@@ -326,7 +326,9 @@ typedef struct cf_tune_desc {
                                        none. Not looked at where there are limit_bytes */
     int64_t context;                /* tokens of the longest sequence that memory must do for, though the list may have
                                        none so long; times stay the list's. 0: the longest of the list */
-    cf_pack_desc pack;              /* how to pack; chunk_size and n_ranks are not used */
+    cf_pack_desc pack;              /* how to pack; chunk_size and n_ranks are not used. shares: of the whole list; then
+                                       a tree is drawn as one, and where a batch is full before it ends, the next batch
+                                       begins with the rest of it */
     const int64_t *chunk_sizes;     /* (n_chunk_sizes) NULL: 1K, 2K ... 128K, and the longest sequence (up to a multiple
                                        of pack.align), which is the least that splits nothing */
     int64_t n_chunk_sizes;
@@ -370,6 +372,7 @@ typedef struct cf_tuning {
     int64_t *batch_tokens;          /* (n_batches) */
     int64_t batch;                  /* sequences of a batch */
     int64_t *batches;               /* (n_batches + 1) x batch: their lengths; the last batch is for memory only */
+    cf_share *shares;               /* likewise what they share, of sequences of the same batch; NULL: nothing */
     int64_t winner;                 /* index of the best candidate; -1: none fits, or none was exact when interrupted */
     int64_t n_ranked;
     int64_t *ranking;               /* (n_ranked) the candidates that are exact, fastest first */
@@ -1201,19 +1204,20 @@ typedef struct cft__tuner {
     cf_allocator allocator;
     cf_tuning header;        /* what `tuning` starts as */
     cf_tuning *tuning;
+    cf_plan *trees;              /* the list, packed in some way, for the order of its sequences; NULL: none share */
     int64_t counts[CFT__LISTS];  /* what there is in each list */
     int64_t windows[2];          /* the last list: rows of the ring through which state streams; 0: it stays */
     int64_t strides[CFT__LISTS]; /* how far a candidate is from the one with the next of that list, all else equal */
     int64_t most_virtual;    /* virtual stages of the deepest split */
 
-    int32_t *pool;           /* (n) the list, being shuffled */
+    int32_t *pool;           /* (n) the list, or where in t->trees each of its trees begins, being shuffled */
     int splits;              /* 1: some kind may split backwards */
     double *bounds;          /* (n_candidates x n_batches) that no time is below */
     double *heats;           /* (n_candidates) what it would take by the heaviest rank of the first batch; 0: not tried;
                                 below 0: it was given up for another one that takes so long */
     cft__turn *turns;        /* (n_families) in the order of the search */
     int64_t n_families, family; /* a family is so many candidates */
-    int64_t *most_chunks;    /* (n_splits x n_chunk_sizes) chunks of the largest group of any batch */
+    int64_t *most_chunks;    /* (n_splits x n_chunk_sizes) as cft__most_chunks says */
 
     /* of the split and ChunkSize at hand */
     cf_parallel split;       /* with the recomputation of the candidate */
@@ -1251,7 +1255,8 @@ static int64_t cft__index(const cft__tuner *t, int64_t id, int list) {
     return id / t->strides[list] % t->counts[list];
 }
 
-/* Chunks of the largest group of any batch, as they are packed for this candidate. */
+/* Chunks of the largest group of any batch, or of the longest path of its trees, as they are packed for this candidate.
+   */
 static int64_t *cft__most_chunks(const cft__tuner *t, int64_t id) {
     return &t->most_chunks[id / t->strides[CFT__SIZE]];
 }
@@ -1546,6 +1551,8 @@ static void cft__lay_out_tuning(cft__tuner *t, cft__carver *carver) {
     header->seconds = (double *)cft__take(carver, n * header->n_batches, sizeof(double));
     header->batch_tokens = (int64_t *)cft__take(carver, header->n_batches, sizeof(int64_t));
     header->batches = (int64_t *)cft__take(carver, (header->n_batches + 1) * header->batch, sizeof(int64_t));
+    if (t->desc.pack.shares != NULL)
+        header->shares = (cf_share *)cft__take(carver, (header->n_batches + 1) * header->batch, sizeof(cf_share));
     header->ranking = (int64_t *)cft__take(carver, n, sizeof(int64_t));
     header->neighbours = (int64_t *)cft__take(carver, 16 + t->desc.n_kinds, sizeof(int64_t));
     if (tuning != NULL) *tuning = *header;
@@ -1590,27 +1597,59 @@ static uint64_t cft__draw(uint64_t *state) {
     return x ^ x >> 31;
 }
 
+/* Whether the sequence at a place in the order of all goes on with the tree of the one before it. */
+static int cft__goes_on(const cft__tuner *t, int64_t id) {
+    return t->trees != NULL && t->trees->common != NULL && id < t->n && t->trees->common[id] > 0;
+}
+
+/* The trees of the list: where each begins in their order. Of a list without shares every sequence is one. */
+static cf_result cft__find_trees(cft__tuner *t, int64_t *n_trees) {
+    cf_pack_desc desc;
+    int64_t i;
+    *n_trees = 0;
+    memset(&desc, 0, sizeof desc);
+    desc.shares = t->desc.pack.shares;
+    desc.chunk_size = t->desc.chunk_sizes[t->desc.n_chunk_sizes - 1];
+    desc.share_least = 1; /* which batches are drawn does not depend on what is packed as shared */
+    desc.allocator = &t->allocator;
+    if (desc.shares != NULL) CFT__TRY(cf_pack(t->lengths, t->n, &desc, &t->trees, t->error));
+    for (i = 0; i < t->n; i++)
+        if (!cft__goes_on(t, i)) t->pool[(*n_trees)++] = (int32_t)i;
+    return CF_OK;
+}
+
+/* The sequence at a place of a batch: it shares with the one before it, unless it is the first. */
+static cf_result cft__put_drawn(cft__tuner *t, int64_t at, int64_t drawn) {
+    int64_t size = t->desc.batch, *tokens = &t->tuning->batch_tokens[at / size], length;
+    const int64_t *common = t->trees != NULL ? t->trees->common : NULL;
+    const cf_share share = {cft__max(at % size - 1, 0), common != NULL && at % size > 0 ? common[drawn] : 0};
+    length = t->lengths[common != NULL ? t->trees->order[drawn] : drawn];
+    t->tuning->batches[at] = length;
+    if (t->tuning->shares != NULL) t->tuning->shares[at] = share;
+    cft__add_product(tokens, length, 1);
+    return *tokens == INT64_MAX ? cft__fail_size(t->error, "lengths") : CF_OK;
+}
+
 /* As a data loader would: the list is shuffled and handed out from its start, and shuffled anew when it is through. */
 static cf_result cft__draw_batches(cft__tuner *t) {
-    int64_t i, next = 0, size = t->desc.batch, count = t->desc.n_batches * size;
+    int64_t i, id, n, next = 0, size = t->desc.batch, count = t->desc.n_batches * size;
     int64_t *memory_only = &t->tuning->batches[count];
     uint64_t state = t->desc.seed;
-    for (i = 0; i < t->n; i++) {
+    for (i = 0; i < t->n; i++)
         CFT__TRY(cft__range(t->lengths[i], 0, CF_MAX_LENGTH, CF_ERROR_LIMIT, "lengths", i, t->error));
-        t->pool[i] = (int32_t)i;
-    }
+    CFT__TRY(cft__find_trees(t, &n));
     memset(t->tuning->batch_tokens, 0, (size_t)t->desc.n_batches * sizeof(int64_t));
-    for (i = 0; i < count; i++) {
-        int64_t other = next + (int64_t)(cft__draw(&state) % (uint64_t)(t->n - next));
+    for (i = 0; i < count;) {
+        int64_t other = next + (int64_t)(cft__draw(&state) % (uint64_t)(n - next));
         int32_t drawn = t->pool[other];
         t->pool[other] = t->pool[next];
         t->pool[next] = drawn;
-        t->tuning->batches[i] = t->lengths[drawn];
-        cft__add_product(&t->tuning->batch_tokens[i / size], t->lengths[drawn], 1);
-        if (t->tuning->batch_tokens[i / size] == INT64_MAX) return cft__fail_size(t->error, "lengths");
-        next = (next + 1) % t->n;
+        next = (next + 1) % n;
+        for (id = drawn; i < count && (id == drawn || cft__goes_on(t, id)); id++) CFT__TRY(cft__put_drawn(t, i++, id));
     }
     memcpy(memory_only, t->tuning->batches, (size_t)size * sizeof *memory_only);
+    if (t->tuning->shares != NULL)
+        memcpy(&t->tuning->shares[count], t->tuning->shares, (size_t)size * sizeof(cf_share));
     memory_only[cft__longest_of(memory_only, size)] = t->longest;
     return CF_OK;
 }
@@ -1620,6 +1659,7 @@ static cf_result cft__pack_batch(cft__tuner *t, int64_t chunk_size, int64_t batc
     desc.chunk_size = chunk_size;
     desc.n_ranks = t->split.dp;
     desc.allocator = &t->allocator;
+    desc.shares = t->tuning->shares != NULL ? &t->tuning->shares[batch * t->desc.batch] : NULL;
     cf_plan_free(t->plan);
     t->plan = NULL;
     return cf_pack(&t->tuning->batches[batch * t->desc.batch], t->desc.batch, &desc, &t->plan, t->error);
@@ -1796,30 +1836,44 @@ typedef struct cft__least {
     cf_memory_load load;
 } cft__least;
 
+/* Tokens of the state that a chunk finds: those of its path, and of its own group up to it. */
+static int64_t cft__tokens_before(const cf_plan *plan, int64_t id) {
+    return plan->chunks[id].group >= 0 ? plan->chunks[id].prefix : 0;
+}
+
+/* Chunks of a group that keep their activations, of at most k of a path: those that come before the groups below it
+   drop theirs first. One has to be there when it runs, whatever k is. */
+static int64_t cft__kept_of(const cf_plan *plan, int64_t group, int64_t k) {
+    return plan->branches != NULL && group >= 0 ? cft__max(1, k - plan->branches[group].below) : k;
+}
+
 /* The least bytes that any schedule needs which keeps the last k chunks of each group: the worst moment of any group,
    or standalone chunk, by itself, just before the backward of one of its chunks. (Where there are virtual stages, only
    the backward of its last chunk counts, because they do not come to the others at the same time.) State grows to a
    group's end, so its last two chunks are looked at. */
 static cft__least cft__least_bytes(const cft__tuner *t, int64_t k, int local) {
     const cf_plan *plan = t->plan;
-    int64_t id, n, i, at = 0, alone = -1;
+    int64_t id, n, i, kept, at = 0, alone = -1;
     cft__least least;
     memset(&least, 0, sizeof least);
     for (id = 0; id < plan->n_chunks; id += n) {
         cf_memory_load load;
         memset(&load, 0, sizeof load);
         n = plan->chunks[id].group >= 0 ? plan->groups[plan->chunks[id].group].n_chunks : 1;
+        kept = cft__kept_of(plan, plan->chunks[id].group, k);
+        load.state_tokens = cft__tokens_before(plan, id);
         for (i = 0; i < n; i++) {
             const cf_chunk *c = &plan->chunks[id + i];
             int64_t bytes;
-            if (i <= n - k) load.live_tokens = 0; /* a replayed chunk may be alone, and so may be the first one kept */
+            if (i <= n - kept) load.live_tokens = 0; /* a replayed chunk may be alone, and so may the first one kept */
             load.live_tokens += c->padded;
-            if (local && i > 0 && i <= n - k) load.input_tokens += c[-1].padded;
+            if (local && i > 0 && i <= n - kept) load.input_tokens += c[-1].padded;
             load.state_tokens += cf_chunk_state_tokens(plan, id + i);
             load.state_gradient_tokens = load.state_tokens;
             load.chunk_tokens = c->padded;
-            if (i < n - (t->split.n_virtual > 1 ? 1 : 2) || (n == 1 && c->padded <= alone)) continue;
-            if (n == 1) alone = c->padded;
+            if (i < n - (t->split.n_virtual > 1 ? 1 : 2)) continue;
+            if (c->group < 0 && c->padded <= alone) continue;
+            if (c->group < 0) alone = c->padded;
             bytes = cft__most_bytes(t, &load, &at);
             if (bytes > least.bytes) {
                 least.bytes = bytes;
@@ -1831,9 +1885,10 @@ static cft__least cft__least_bytes(const cft__tuner *t, int64_t k, int local) {
     return least;
 }
 
-static int64_t cft__largest_group(const cf_plan *plan) {
+static int64_t cft__longest_path(const cf_plan *plan) {
     int64_t i, most = 1;
-    for (i = 0; i < plan->n_groups; i++) most = cft__max(most, plan->groups[i].n_chunks);
+    for (i = 0; i < plan->n_groups; i++)
+        most = cft__max(most, plan->groups[i].n_chunks + (plan->branches != NULL ? plan->branches[i].below : 0));
     return most;
 }
 
@@ -1845,7 +1900,7 @@ static int64_t cft__state_bytes(const cft__tuner *t, const cft__weights *w, int 
 }
 
 /* The scheduler counts the tokens of all stages by the same bytes, and here they differ. So it counts those of the
-   stage that has room for the fewest tokens beside the state of the largest group, and the limits of the others are
+   stage that has room for the fewest tokens beside the state of the deepest path, and the limits of the others are
    such that what they have left beside that state is room for as many tokens as it really is. No limit is below what
    that state and a chunk weigh: a group does not always need all of it at once. */
 static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc) {
@@ -1853,7 +1908,8 @@ static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc) {
     const cft__weights *tightest = NULL;
     int64_t s, i, tokens = 0, fewest = INT64_MAX, state, least;
     int local = desc->shape.replay == CF_REPLAY_LOCAL;
-    for (i = 0; i < plan->n_groups; i++) tokens = cft__max(tokens, plan->groups[i].tokens);
+    for (i = 0; i < plan->n_groups; i++)
+        tokens = cft__max(tokens, cft__tokens_before(plan, plan->groups[i].first_chunk) + plan->groups[i].tokens);
     for (s = 0; s < t->split.pp; s++) {
         const cft__weights *w = &t->stages[s].most;
         t->limits[s] = t->stages[s].room - cft__state_bytes(t, w, local, tokens);
@@ -2486,7 +2542,7 @@ static cf_result cft__bound_batch(cft__tuner *t, int64_t first, int64_t batch) {
     const cf_tune_candidate *c = &t->tuning->candidates[first];
     int64_t *most = cft__most_chunks(t, first), way;
     CFT__TRY(cft__pack_batch(t, c->chunk_size, batch));
-    *most = cft__max(*most, cft__largest_group(t->plan));
+    *most = cft__max(*most, cft__longest_path(t->plan));
     for (way = 0; way < t->strides[CFT__REPLAY]; way++) {
         CFT__TRY(cft__set_up(t, &c[way]));
         CFT__TRY(cft__check_weights(t));
@@ -3187,6 +3243,7 @@ static cf_result cft__tune_in(cft__tuner *t) {
     if (result != CF_OK && error != NULL) *error = t->record;
     cft__free_schedule(t);
     cf_plan_free(t->plan);
+    cf_plan_free(t->trees);
     t->allocator.release(scratch, t->allocator.user);
     return result;
 }

@@ -621,7 +621,8 @@ test_trees() {
     refuses trees/deep 2 '^bad:1: got ' pack --chunk-size 64 bad
     echo '(1 + 1 100000) 100000' >bad
     refuses trees/sequences 2 '^bad:1: .*more than 100000000 sequences' pack --chunk-size 64 bad
-    refuses trees/tune 2 'agent: tune knows no trees' tune --model qwen2.5-7b --gpu h100-80g --gpus 8 agent
+    refuses trees/tune 2 'agent:1: longer than --context, and of trees nothing' tune --model qwen2.5-7b --gpu h100-80g \
+        --gpus 8 --context 4K agent
     refuses trees/gen 2 'agent: gen knows no trees' gen histogram agent
     refuses trees/method 2 'method: trees are packed by best fit' pack --chunk-size 8K --method next-fit agent
 

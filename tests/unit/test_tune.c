@@ -22,6 +22,8 @@ static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_1F1B, CF
 
 typedef struct fixture {
     int64_t lengths[100];
+    cf_share shares[100];
+    int64_t prompt[100], turn[100]; /* the sequence that a sequence's tree begins with, and that its part of it does */
     cf_gpu gpu;
     cf_tune_desc desc;
 } fixture;
@@ -54,6 +56,24 @@ static void fixture_fill(fixture *f, uint64_t seed) {
     f->desc.tolerance = -1;
 }
 
+/* Makes a forest of it: prompts with answers, some with a second turn, in the order in which trees are walked. */
+static void fixture_plant(fixture *f, uint64_t seed) {
+    harness_rng rng = {seed};
+    int64_t i, end, prompt = 0, turn = 0, of_turn = 0;
+    f->desc.pack.shares = f->shares;
+    for (i = end = 0; i < COUNT(f->lengths); i++) {
+        int begins = i == end, turns = begins || harness_chance(&rng, 0.3);
+        if (begins) end = i + harness_between(&rng, 1, 9);
+        if (begins) prompt = harness_between(&rng, 128, harness_chance(&rng, 0.2) ? 3000 : 600);
+        if (turns) turn = i, of_turn = prompt + harness_between(&rng, 128, 900);
+        f->prompt[i] = begins ? i : f->prompt[i - 1];
+        f->turn[i] = turn;
+        f->lengths[i] = of_turn + harness_between(&rng, 0, 700);
+        f->shares[i].with = turns ? f->prompt[i] : turn;
+        f->shares[i].tokens = begins ? 0 : turns ? prompt : of_turn;
+    }
+}
+
 static cf_tuning *tune(const fixture *f) {
     cf_tuning *tuning = NULL;
     cf_error error;
@@ -63,25 +83,59 @@ static cf_tuning *tune(const fixture *f) {
 
 /* ---- brute force ---- */
 
-/* Draws as cf_tune says that it does, from splitmix64, which is the harness's generator, too: a shuffled list, shuffled
-   again when it is through. Batch n_batches is the first one with the longest length of all in place of its own. */
-static void draw(const fixture *f, int64_t batches[MOST_BATCHES + 1][MOST_BATCH]) {
-    int64_t deck[100], n = COUNT(f->lengths), at = 0, b, i, longest = 0;
-    harness_rng rng = {f->desc.seed};
-    memcpy(deck, f->lengths, sizeof deck);
-    for (b = 0; b < f->desc.n_batches; b++)
-        for (i = 0; i < f->desc.batch; i++) {
-            int64_t pick = harness_between(&rng, at, n - 1), taken = deck[pick];
-            deck[pick] = deck[at];
-            deck[at] = taken;
-            batches[b][i] = taken;
-            if (++at == n) at = 0;
+static cf_share drawn_shares[MOST_BATCHES + 1][MOST_BATCH];
+
+/* Tokens that two sequences begin with alike. */
+static int64_t common_tokens(const fixture *f, int64_t a, int64_t b) {
+    int64_t other = f->turn[a] == f->prompt[a] ? f->turn[b] : f->turn[a], i;
+    if (f->desc.pack.shares == NULL || f->prompt[a] != f->prompt[b]) return 0;
+    if (f->turn[a] != f->turn[b]) return f->shares[other].tokens;
+    for (i = f->turn[a] + 1; i != a && i != b; i++) continue;
+    return f->shares[i].tokens;
+}
+
+/* Of the sequences at places 0 .. i of a batch, what the last one shares with the first of those that it shares most
+   with. */
+static cf_share share_of(const fixture *f, const int64_t *ids, int64_t i) {
+    cf_share most = {0, 0};
+    int64_t j;
+    for (j = 0; j < i; j++)
+        if (common_tokens(f, ids[j], ids[i]) > most.tokens) {
+            most.with = j;
+            most.tokens = common_tokens(f, ids[j], ids[i]);
         }
+    return most;
+}
+
+/* Draws as cf_tune says that it does, from splitmix64, which is the harness's generator, too: a shuffled list, shuffled
+   again when it is through, tree by tree. Batch n_batches is the first one with the longest length of all in place of
+   its own. */
+static void draw(const fixture *f, int64_t batches[MOST_BATCHES + 1][MOST_BATCH]) {
+    int64_t deck[100], ids[MOST_BATCHES * MOST_BATCH], n = 0, at = 0, b, i, id, longest = 0;
+    const int64_t size = f->desc.batch, count = f->desc.n_batches * size;
+    harness_rng rng = {f->desc.seed};
+    for (i = 0; i < COUNT(f->lengths); i++)
+        if (f->desc.pack.shares == NULL || f->prompt[i] == i) deck[n++] = i;
+    for (i = 0; i < count;) {
+        int64_t pick = harness_between(&rng, at, n - 1), taken = deck[pick];
+        deck[pick] = deck[at];
+        deck[at] = taken;
+        for (id = taken; i < count && id < COUNT(f->lengths); id++)
+            if (id == taken || common_tokens(f, taken, id) > 0) ids[i++] = id;
+            else break;
+        if (++at == n) at = 0;
+    }
+    for (i = 0; i < count; i++) {
+        batches[i / size][i % size] = f->lengths[ids[i]];
+        drawn_shares[i / size][i % size] = share_of(f, &ids[i / size * size], i % size);
+    }
+    b = f->desc.n_batches;
     memcpy(batches[b], batches[0], sizeof batches[b]);
-    for (i = 0; i < f->desc.batch; i++)
+    memcpy(drawn_shares[b], drawn_shares[0], sizeof drawn_shares[b]);
+    for (i = 0; i < size; i++)
         if (batches[b][i] > batches[b][longest]) longest = i;
     batches[b][longest] = 0;
-    for (i = 0; i < n; i++)
+    for (i = 0; i < COUNT(f->lengths); i++)
         if (f->lengths[i] > batches[b][longest]) batches[b][longest] = f->lengths[i];
 }
 
@@ -167,6 +221,7 @@ static outcome brute_force(const fixture *f, const cf_tuning *tuning, const cf_t
         double step, slowest = 0;
         pack.chunk_size = c->chunk_size;
         pack.n_ranks = split->dp;
+        if (pack.shares != NULL) pack.shares = drawn_shares[b];
         cost.model = f->desc.model;
         cost.gpu = f->desc.gpu;
         cost.parallel = *split;
@@ -270,6 +325,19 @@ TEST(equals_brute_force) {
     for (seed = (uint64_t)harness_rounds(1, 3); seed <= 3; seed++) {
         fixture f;
         fixture_fill(&f, seed);
+        f.desc.n_exact = (int64_t)seed;
+        check_against_brute_force(&f);
+    }
+}
+
+/* Lists whose sequences share rows: whole trees are drawn, but for one that a batch parts from the next. */
+TEST(equals_brute_force_on_trees) {
+    uint64_t seed;
+    for (seed = (uint64_t)harness_rounds(1, 3); seed <= 3; seed++) {
+        fixture f;
+        fixture_fill(&f, seed);
+        fixture_plant(&f, seed);
+        f.desc.parallel.pp = (int64_t)seed;
         f.desc.n_exact = (int64_t)seed;
         check_against_brute_force(&f);
     }
@@ -407,16 +475,14 @@ TEST(peak_is_the_walk_s) {
 
 /* From a limit at which all is well to one at which nothing is: what is called exact fits, what is called infeasible
    needs more than there is, and what was exact without a limit and fits one is still there, unchanged. */
-TEST(limit_is_kept) {
-    fixture f;
+static void check_limits(fixture *f) {
     cf_tuning *free_of_it, *held;
     int64_t most = 0, least = INT64_MAX, i, step, limited = 0, infeasible = 0;
-    fixture_fill(&f, 3);
-    f.desc.n_exact = CF_MAX_CANDIDATES;
-    f.desc.no_stream = 1;
-    f.desc.n_batches = 2;
-    f.desc.memory.fragmentation = -1;
-    free_of_it = tune(&f);
+    f->desc.n_exact = CF_MAX_CANDIDATES;
+    f->desc.no_stream = 1;
+    f->desc.n_batches = 2;
+    f->desc.memory.fragmentation = -1;
+    free_of_it = tune(f);
     REQUIRE(free_of_it != NULL);
     for (i = 0; i < free_of_it->n_candidates; i++) {
         if (free_of_it->candidates[i].status != CF_TUNE_OK) continue;
@@ -424,34 +490,47 @@ TEST(limit_is_kept) {
         if (free_of_it->candidates[i].bytes < least) least = free_of_it->candidates[i].bytes;
     }
     for (step = 0; step < 8; step += harness_rounds(1, 3)) {
-        f.desc.limit_bytes = least / 2 + (most - least / 2) * step / 7;
+        f->desc.limit_bytes = least / 2 + (most - least / 2) * step / 7;
         held = NULL;
-        harness_note("limit %lld", (long long)f.desc.limit_bytes);
-        if (cf_tune(f.lengths, COUNT(f.lengths), &f.desc, &held, NULL) != CF_OK) continue;
+        harness_note("limit %lld", (long long)f->desc.limit_bytes);
+        if (cf_tune(f->lengths, COUNT(f->lengths), &f->desc, &held, NULL) != CF_OK) continue;
         for (i = 0; i < held->n_candidates; i++) {
             const cf_tune_candidate *c = &held->candidates[i], *before = &free_of_it->candidates[i];
-            if (c->status == CF_TUNE_OK) CHECK(c->bytes <= f.desc.limit_bytes);
+            if (c->status == CF_TUNE_OK) CHECK(c->bytes <= f->desc.limit_bytes);
             if (c->status == CF_TUNE_OK && c->limited)
-                CHECK(before->status != CF_TUNE_OK || before->bytes > f.desc.limit_bytes);
+                CHECK(before->status != CF_TUNE_OK || before->bytes > f->desc.limit_bytes);
             if (c->status == CF_TUNE_INFEASIBLE) {
-                CHECK(c->bytes > f.desc.limit_bytes);
+                CHECK(c->bytes > f->desc.limit_bytes);
                 check_terms(&c->memory, c->bytes);
                 infeasible++;
             }
-            if (before->status == CF_TUNE_OK && before->bytes <= f.desc.limit_bytes) {
+            if (before->status == CF_TUNE_OK && before->bytes <= f->desc.limit_bytes) {
                 CHECK_INT(c->status, CF_TUNE_OK);
                 CHECK(same(c->seconds, before->seconds));
                 CHECK_INT(c->bytes, before->bytes);
             }
             limited += c->limited && c->status == CF_TUNE_OK;
         }
-        if (held->winner < 0) CHECK(held->smallest_limit > f.desc.limit_bytes && held->smallest_limit <= least);
+        if (held->winner < 0) CHECK(held->smallest_limit > f->desc.limit_bytes && held->smallest_limit <= least);
         else CHECK_INT(held->smallest_limit, 0);
         cf_tuning_free(held);
     }
     harness_note("%s", "");
     CHECK(limited > 0 && infeasible > 0);
     cf_tuning_free(free_of_it);
+}
+
+TEST(limit_is_kept) {
+    fixture f;
+    fixture_fill(&f, 3);
+    check_limits(&f);
+}
+
+TEST(limit_is_kept_by_trees) {
+    fixture f;
+    fixture_fill(&f, 5);
+    fixture_plant(&f, 5);
+    check_limits(&f);
 }
 
 /* A limit below the model's states names the smallest that would do, and that one is accepted. */
@@ -1371,6 +1450,7 @@ static void check_choice(const fixture *f, const cf_tuning *tuning, int64_t id, 
     cf_schedule *schedule = NULL;
     cf_error error;
     pack.chunk_size = c->chunk_size;
+    if (pack.shares != NULL) pack.shares = drawn_shares[batch];
     CHECK(memcmp(&tuning->batches[batch * tuning->batch], lengths, (size_t)tuning->batch * sizeof *lengths) == 0);
     REQUIRE(cf_pack(lengths, f->desc.batch, &pack, &plan, NULL) == CF_OK);
     if (cf_tune_schedule(&f->desc, tuning, id, plan, 0, &schedule, &error) != CF_OK) {

@@ -142,6 +142,7 @@ void baseline_take_form(cf_tune_desc *desc, int packed, const int64_t *chunk_siz
     static const cf_replay replay = CF_REPLAY_PIPELINE;
 
     desc->pack.max_slices = most_slices(packed, desc->pack.max_slices);
+    desc->pack.share_least = INT64_MAX; /* the same batches, but nothing is shared */
     desc->chunk_sizes = chunk_size;
     desc->ks = &k;
     desc->kinds = &kind;

@@ -443,7 +443,7 @@ cf_result baseline_find_context(const pipeline *p, const packing *list, const pa
     memset(out, 0, sizeof *out);
     memset(&found, 0, sizeof found);
     memset(&desc, 0, sizeof desc);
-    if (!p->estimates || list->shares || list->list.n_sequences < 1 || list->list.n_sequences > MOST_SEQUENCES)
+    if (!p->estimates || list->list.n_sequences < 1 || list->list.n_sequences > MOST_SEQUENCES)
         return CF_OK;
     desc.model = &p->model.model;
     desc.gpu = &p->gpu;

@@ -192,15 +192,20 @@ static int read_lengths(tune_job *job, const char *path) {
     int64_t i, context = job->asked->context;
     int code = cli_list_read(path, CLI_MAX_SEQUENCES, &job->list);
 
-    if (code == CLI_OK) code = cli_list_refuse_trees(&job->list, "tune");
     if (code != CLI_OK) return code;
     job->lengths = cli_list_lengths(&job->list);
-    if (!job->lengths) return cli_failed("out of memory for %s sequences", cli_commas(job->list.n_sequences));
+    job->shares = cli_list_shares(&job->list);
+    if (!job->lengths || (job->list.has_trees && !job->shares))
+        return cli_failed("out of memory for %s sequences", cli_commas(job->list.n_sequences));
+    job->desc.pack.shares = job->shares;
     for (i = 0; i < job->list.n_sequences; i++) {
         int64_t length = job->lengths[i];
         if (length > CF_MAX_LENGTH && context == 0)
             return cli_at_line(job->list.path, cli_list_line(&job->list, i), "longer than %lld tokens",
                                (long long)CF_MAX_LENGTH);
+        if (context > 0 && length > context && job->shares)
+            return cli_at_line(job->list.path, cli_list_line(&job->list, i),
+                               "longer than --context, and of trees nothing is left out");
         if (context > 0 && length > context) {
             job->left_out++;
             if (length < INT64_MAX - job->left_out_tokens) job->left_out_tokens += length;
@@ -218,6 +223,7 @@ static void free_job(tune_job *job) {
     free(job->chunk_sizes);
     free(job->ks);
     free(job->lengths);
+    free(job->shares);
     cli_list_free(&job->list);
     modelling_free(&job->model);
 }
@@ -321,6 +327,11 @@ static void print_setting(const tune_job *job, const cf_tuning *tuning) {
                cli_commas(longest_of(job)), cli_commas(job->asked->context));
     printf("\nbatches           %s of %s sequences, seed %s\n", cli_commas(full.n_batches), cli_commas(full.batch),
            cli_commas(job->asked->seed));
+    if (tuning->shares) {
+        tune_work shared = tune_work_of(tuning, 1), all = tune_work_of(tuning, 0);
+        printf("shared            %.1f %% of their tokens are computed, and %.1f %% of the attention pairs\n",
+               all.tokens > 0 ? 100 * shared.tokens / all.tokens : 100, all.pairs > 0 ? 100 * shared.pairs / all.pairs : 100);
+    }
     printf("candidates        %s, %s schedules simulated%s\n\n", cli_commas(tuning->n_candidates),
            cli_commas(tuning->n_simulated), tuning->interrupted ? "; INTERRUPTED: this is what was known by then" : "");
 }

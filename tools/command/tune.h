@@ -39,6 +39,7 @@ typedef struct tune_job {
     cf_replay replays[2];
     cli_list list;
     int64_t *lengths;
+    cf_share *shares;               /* NULL: there are no trees */
     int64_t n;                      /* of them within the context */
     int64_t left_out, left_out_tokens, tokens;
     time_t begun, next_line;        /* of the search, and of its next line of progress */
@@ -84,6 +85,13 @@ cf_parallel tune_split(const cf_tuning *tuning, const cf_tune_candidate *c);
 /* How fast a candidate that was given up might be at best: by what it was given up for; and that in words. */
 double tune_least_seconds(const cf_tune_candidate *c);
 const char *tune_slower_words(const cf_tune_candidate *c);
+
+/* What a batch has in the mean, or what is computed of it where sequences share rows. */
+typedef struct tune_work {
+    double tokens, pairs;
+} tune_work;
+
+tune_work tune_work_of(const cf_tuning *tuning, int shared);
 
 /* Of the FLOP/s of the GPUs, the part that forward and backward of the batches' tokens would need in `seconds`. */
 double tune_utilisation(const tune_job *job, const cf_tuning *tuning, double seconds, double gpus);

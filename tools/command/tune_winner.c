@@ -50,19 +50,31 @@ int64_t tune_best_of_split(const cf_tuning *tuning, int64_t split) {
     return best;
 }
 
+/* The order of a batch is that of its trees, so what a sequence shares with the one before it is all that it shares. */
+tune_work tune_work_of(const cf_tuning *tuning, int shared) {
+    tune_work work = {0, 0};
+    double n_batches = (double)tuning->n_batches;
+    int64_t i;
+
+    for (i = 0; i < tuning->n_batches * tuning->batch; i++) {
+        double length = (double)tuning->batches[i];
+        double common = shared && tuning->shares ? (double)tuning->shares[i].tokens : 0;
+        work.tokens += (length - common) / n_batches;
+        work.pairs += (length * (length + 1) - common * (common + 1)) / 2 / n_batches;
+    }
+    return work;
+}
+
 double tune_utilisation(const tune_job *job, const cf_tuning *tuning, double seconds, double gpus) {
     const cf_model *m = &job->model.model;
-    double head_dim = (double)(m->head_dim > 0 ? m->head_dim : m->hidden / m->heads), linear, tokens = 0, pairs = 0;
+    double head_dim = (double)(m->head_dim > 0 ? m->head_dim : m->hidden / m->heads), linear, inside;
+    tune_work work = tune_work_of(tuning, 1);
     cf_parameters counted;
-    int64_t i, n = tuning->n_batches * tuning->batch;
 
     if (cf_model_parameters(m, &counted, NULL) != CF_OK) return 0;
-    for (i = 0; i < n; i++) {
-        tokens += (double)tuning->batches[i] / (double)tuning->n_batches;
-        pairs += (double)tuning->batches[i] * ((double)tuning->batches[i] + 1) / 2 / (double)tuning->n_batches;
-    }
-    linear = 6 * ((double)(counted.attention + counted.mlp) + (double)m->hidden * (double)m->vocab) * tokens;
-    return (linear + 12 * (double)m->layers * (double)m->heads * head_dim * pairs) / seconds / gpus / job->gpu.flops;
+    linear = 6 * ((double)(counted.attention + counted.mlp) + (double)m->hidden * (double)m->vocab) * work.tokens;
+    inside = 12 * (double)m->layers * (double)m->heads * head_dim * work.pairs;
+    return (linear + inside) / seconds / gpus / job->gpu.flops;
 }
 
 int64_t tune_usual_batch(const cf_tuning *tuning) {
@@ -75,13 +87,40 @@ int64_t tune_usual_batch(const cf_tuning *tuning) {
     return found;
 }
 
-void tune_write_batch(const cf_tuning *tuning, cli_output *to) {
-    int64_t batch = tune_usual_batch(tuning), i;
-    char line[32];
+static void write_number(const char *before, int64_t number, cli_output *to) {
+    char text[32];
 
-    for (i = 0; i < tuning->batch; i++) {
-        int n = snprintf(line, sizeof line, "%lld\n", (long long)tuning->batches[batch * tuning->batch + i]);
-        (void)cli_write(line, (size_t)n, to);
+    (void)cli_write(before, strlen(before), to);
+    (void)cli_write(text, (size_t)snprintf(text, sizeof text, "%lld", (long long)number), to);
+}
+
+/* The sequences first .. end - 1 of a tree, or the one that there is, less `tokens` that they all begin with: as a list
+   says them. */
+static void write_tree(const int64_t *lengths, const cf_share *shares, int64_t first, int64_t end, int64_t tokens,
+                       cli_output *to) {
+    int64_t common = lengths[first], i, next;
+
+    for (i = first + 1; i < end; i++)
+        if (shares[i].tokens < common) common = shares[i].tokens;
+    write_number("", common - tokens, to);
+    for (i = first; i < end && end - first > 1; i = next) {
+        for (next = i + 1; next < end && shares[next].tokens > common; next++) continue;
+        (void)cli_write(" + ", 3, to);
+        if (next - i > 1) (void)cli_write("(", 1, to);
+        write_tree(lengths, shares, i, next, common, to);
+        if (next - i > 1) (void)cli_write(")", 1, to);
+    }
+}
+
+void tune_write_batch(const cf_tuning *tuning, cli_output *to) {
+    int64_t first = tune_usual_batch(tuning) * tuning->batch, i, next;
+    const int64_t *lengths = &tuning->batches[first];
+    const cf_share *shares = tuning->shares ? &tuning->shares[first] : NULL;
+
+    for (i = 0; i < tuning->batch; i = next) {
+        for (next = i + 1; shares && next < tuning->batch && shares[next].tokens > 0; next++) continue;
+        write_tree(lengths, shares, i, next, 0, to);
+        (void)cli_write("\n", 1, to);
     }
 }
 
@@ -175,6 +214,7 @@ static int64_t budget_of(const tune_job *job, const cf_tuning *tuning, const cf_
 
     desc.chunk_size = c->chunk_size;
     desc.n_ranks = split->dp;
+    desc.shares = tuning->shares ? &tuning->shares[tune_usual_batch(tuning) * tuning->batch] : NULL;
     if (budget == 0 && cf_pack(batch, tuning->batch, &desc, &plan, NULL) == CF_OK)
         budget = cf_tune_budget(plan, split->pp, split->n_virtual);
     cf_plan_free(plan);
@@ -220,6 +260,7 @@ static void print_c(const tune_job *job, const cf_tune_candidate *c, const cf_pa
            (long long)split->dp);
     if (job->asked->no_tails) fputs(", .no_tails = 1", stdout);
     if (job->asked->align > 1) printf(", .align = %lld", (long long)job->asked->align);
+    if (job->shares) fputs(", .shares = shares", stdout);
     fputs("};\n  cf_schedule_desc order = {.kind = CF_SCHEDULE_", stdout);
     print_upper(cf_schedule_kind_name(c->kind));
     printf(", .shape = {.n_stages = %lld, .k = %lld, .replay = CF_REPLAY_", (long long)split->pp, (long long)c->k);
@@ -235,6 +276,7 @@ static void print_python(const tune_job *job, const cf_tune_candidate *c, const 
            (long long)split->dp);
     if (job->asked->no_tails) fputs(", no_tails=True", stdout);
     if (job->asked->align > 1) printf(", align=%lld", (long long)job->asked->align);
+    if (job->shares) fputs(", shares=shares", stdout);
     printf(")\n  schedule = plan.schedule(kind=\"%s\", replay=\"%s\", n_stages=%lld, k=%lld",
            cf_schedule_kind_name(c->kind), cf_replay_name(c->replay), (long long)split->pp, (long long)c->k);
     if (split->n_virtual > 1)

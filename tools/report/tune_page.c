@@ -326,8 +326,8 @@ static int open_winner(winner *w, int64_t batch) {
     w->pipe.model.parallel = tune_split(tuning, w->candidate);
     w->pipe.gpu_bytes = tuning->limit_bytes;
     w->pipe.memory.state_window = w->candidate->state_window;
-    return packing_of_lengths(&w->packing, job->list.path, &tuning->batches[batch * tuning->batch], NULL,
-                              tuning->batch, &w->packed);
+    return packing_of_lengths(&w->packing, job->list.path, &tuning->batches[batch * tuning->batch],
+                              tuning->shares ? &tuning->shares[batch * tuning->batch] : NULL, tuning->batch, &w->packed);
 }
 
 /* The baseline of the search, on this batch and in this split. Where it fits on no batch with the longest sequence, it
