@@ -148,15 +148,24 @@ static inline void checkpoint_unlock(void) {
     free(checkpoint_lock_name);
 }
 
-/* Opens the lock's file and takes the lock. Returns -1 with errno, EWOULDBLOCK where another process has it. A file
-   system without locks gives none, and the file is returned as if there were one. */
+/* Whether an open file can be a trainer's lock: a file without contents or a name beside this one. Anything else is
+   somebody's own, and is not removed. */
+static inline int can_be_lock(int file) {
+    struct stat status;
+    return fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == 0 && status.st_nlink <= 1;
+}
+
+/* Opens the lock's file and takes the lock. Returns -1 with errno: EWOULDBLOCK where another process has it, EEXIST
+   where what has the name is no lock. A file system without locks gives none, and the file is returned as if there were
+   one. */
 static inline int open_lock(const char *name) {
     for (;;) {
         const int file = open(name, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
         if (file < 0) return -1;
-        if (flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        const int busy = flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+        if (busy || !can_be_lock(file)) {
             close(file);
-            errno = EWOULDBLOCK;
+            errno = busy ? EWOULDBLOCK : EEXIST;
             return -1;
         }
         if (leads_to(name, file)) return file;
@@ -175,7 +184,8 @@ static inline void checkpoint_lock(const char *path) {
     if (checkpoint_lock_file < 0 && errno == EWOULDBLOCK)
         fail(EXIT_BAD_INPUT, "%s: another trainer is running with this checkpoint", path);
     if (checkpoint_lock_file < 0)
-        fail(EXIT_CHECK_FAILED, "%s: the checkpoint cannot be written: %s", path, strerror(errno));
+        fail(EXIT_CHECK_FAILED, "%s: the checkpoint cannot be written: %s: %s", path, checkpoint_lock_name,
+             strerror(errno));
     atexit(checkpoint_unlock);
     free(target);
 }

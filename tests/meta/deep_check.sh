@@ -46,7 +46,7 @@ pipe->by_stage[v] = cf__pipe_fill_costs(&pipe->timing->stages[v]);
 # A virtual stage that there is has a shard, as the first one had; and there is at least one stage.
 most_layers = cft__max(most_layers, shard.layers);
 return tokens * t->split.n_virtual * (w->of[CFT__STATE] + w->of[CFT__GRADIENT] + (local ? w->of[CFT__INPUT] : 0));
-cft__add_product(&least, kept * t->split.n_virtual * plan->chunk_size, tightest->of[CFT__ACTIVATIONS]);
+cft__add_product(&least, t->split.n_virtual * plan->chunk_size, tightest->of[CFT__ACTIVATIONS]);
 # A call that went well has made its object, or read its number; those that say what is wrong never return 0.
 CF__TRY(cf__simulate_span(start, end, timeline->n_actions, &first, &last, error));
 if (whole < INT32_MIN || whole > INT32_MAX)

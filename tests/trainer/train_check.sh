@@ -342,6 +342,20 @@ for kind in link pipe hard old; do
         "$(echo $(cat "$work/other" "$work/fresh.tmp") $(cd "$work" && echo fresh*) $(
             [ -f "$work/fresh" ] && ! [ -h "$work/fresh" ] && echo file))"
 done
+# Nor is what has the name of the lock removed, unless it is an empty file of that name alone, as a lock is.
+for kind in pipe full hard link; do
+    rm -f "$work"/held* "$work/empty"
+    : >"$work/empty"
+    case $kind in
+        pipe) mkfifo "$work/held.chunkflow-lock" ;;
+        full) echo precious >"$work/held.chunkflow-lock" ;;
+        hard) ln "$work/empty" "$work/held.chunkflow-lock" ;;
+        link) ln -s empty "$work/held.chunkflow-lock" ;;
+    esac
+    capture $brief --checkpoint "$work/held" $texts
+    complained "checkpoint: a $kind of the lock's name" 1 'cannot be written: .*held.chunkflow-lock: '
+    same_text "checkpoint: a $kind of the lock's name stays" held.chunkflow-lock "$(cd "$work" && echo held*)"
+done
 ln -s nowhere "$work/dangling"
 capture $brief --checkpoint "$work/dangling" $texts
 expect "checkpoint: a link to nowhere" 1 'cannot be written'
