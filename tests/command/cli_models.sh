@@ -99,6 +99,21 @@ says memory_stream_host "in host memory               10.281" memory --model qwe
 refused memory_stream_row 2 "--stream: 3 rows of one layer's K, V and their gradients have 4,608 bytes here" memory \
     --model qwen2.5-7b --tp 4 --chunk-size 4K --stream 4607
 
+# A list is what takes most of it: of 16 answers to a prompt of four chunks the state is the prompt's, 8K rows for each of
+# the 28 layers' 2 x 512 numbers of K and V, two bytes each and their gradients four; a list of one has that sequence's.
+name=memory_of_a_list
+if wanted $name; then
+    echo '32K + 2K 16' >tree
+    printf '3K 5\n32K\n' >chain
+    at="--model qwen2.5-7b --chunk-size 8K --fragmentation 0 --tsv"
+    # shellcheck disable=SC2086
+    run memory $at tree && cp out of_tree && run memory $at chain && cp out of_chain && run memory $at --context 32K
+    column='NR == 1 { for (i = 1; i <= NF; i++) at[$i] = i } NR == 2 { print $at["state_bytes"], $at["state_gradient_bytes"] }'
+    same ${name}_tree "$((32768 * 28 * 1024 * 2)) $((32768 * 28 * 1024 * 4))" "$(awk -F '\t' "$column" of_tree)"
+    same ${name}_chain "" "$(diff of_chain out)"
+fi
+says memory_shares "shared            65,536 rows are computed" memory --model qwen2.5-7b --chunk-size 8K tree
+refused memory_list_and_context 2 "--context stands in place of a list" memory --model qwen2.5-7b --chunk-size 4K --context 8K tree
 refused memory_without_chunk_size 2 "--chunk-size N is missing" memory --model qwen2.5-7b
 refused memory_without_model 2 "--layers is missing" memory --chunk-size 4K
 # An organisation, case and what trained variants end in say nothing of a model's sizes; anything else does.

@@ -1402,6 +1402,14 @@ TEST(bad_lengths) {
     CHECK_INT(cf_tune(f.lengths, COUNT(f.lengths), &f.desc, &tuning, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "lengths");
     CHECK_INT(error.item, 50);
+    f.lengths[50] = 400;
+    fixture_plant(&f, 1);
+    f.shares[0].tokens = f.shares[1].tokens = 1;
+    f.shares[0].with = 1;
+    f.shares[1].with = 0;
+    CHECK_INT(cf_tune(f.lengths, COUNT(f.lengths), &f.desc, &tuning, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "shares");
+    f.desc.pack.shares = NULL;
     f.lengths[50] = CF_MAX_LENGTH + 1;
     CHECK_INT(cf_tune(f.lengths, COUNT(f.lengths), &f.desc, &tuning, &error), CF_ERROR_LIMIT);
     CHECK_INT(error.wanted, CF_MAX_LENGTH);
@@ -1672,6 +1680,7 @@ TEST(no_memory) {
     cf_error error;
     int64_t at, only_once;
     fixture_fill(&f, 3);
+    fixture_plant(&f, 3);
     f.desc.n_chunk_sizes = 2;
     f.desc.n_ks = 2;
     f.desc.n_batches = 2;

@@ -1,6 +1,7 @@
 /* cmd_memory.c - chunkflow memory: what a training set-up needs on each GPU, term by term. */
 
 #include "modelling.h"
+#include "packing.h"
 #include "table.h"
 
 #include <stdlib.h>
@@ -28,7 +29,7 @@ static const cli_option options[] = {
     {.name = "--k", .alias = "--ks", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(memory_options, k), .min = 1,
      .max = INT32_MAX, .help = "chunks of a group that keep their activations; default 1"},
     {.name = "--context", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(memory_options, context), .min = 1,
-     .max = CF_MAX_LENGTH, .help = "longest sequence; default one chunk"},
+     .max = CF_MAX_LENGTH, .help = "longest sequence; default one chunk, or what the list has"},
     {.name = "--live", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(memory_options, live), .min = 1,
      .max = INT32_MAX,
      .help = "chunks that keep their activations on every stage; default K,\n"
@@ -50,11 +51,45 @@ static const cli_option options[] = {
    What is held
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Counts without a schedule. A stage of 1F1B that is `depth` from the end has that many chunks in flight, a group of
-   more than K chunks keeps K; both at once need the larger number. */
-static cf_memory_load guess_load(const memory_options *asked, int64_t depth) {
+/* What is held for the longest sequence, or for what of a tree takes most. */
+typedef struct memory_path {
+    int64_t context;  /* tokens from the root to its end */
+    int64_t chunks;   /* that they lie in */
+    int64_t state;    /* tokens of state when the last chunk runs, and of their gradients */
+    int64_t gradient;
+} memory_path;
+
+static memory_path path_of_context(const memory_options *asked) {
     int64_t context = asked->context > 0 ? asked->context : asked->chunk_size, c = asked->chunk_size;
-    int64_t chunks = context / c + (context % c != 0), kept = asked->k < chunks ? asked->k : chunks;
+    memory_path path = {context, context / c + (context % c != 0), 0, 0};
+
+    if (path.chunks > 1) path.state = context;
+    if (path.chunks > 1) path.gradient = context - c;
+    return path;
+}
+
+/* Of a list. In a tree the leaves add nothing to the state that they see, and share their path. */
+static memory_path path_of_plan(const cf_plan *plan) {
+    memory_path path = {0, 0, 0, 0};
+    cf_plan_stats stats;
+    int64_t i;
+
+    cf_plan_measure(plan, NULL, &stats);
+    path.context = stats.longest_sequence;
+    path.chunks = stats.largest_group > 0 ? stats.largest_group : 1;
+    for (i = 0; i < plan->n_chunks; i++) {
+        const cf_chunk *chunk = &plan->chunks[i];
+        int64_t state = chunk->group < 0 ? 0 : chunk->prefix + cf_chunk_state_tokens(plan, i);
+        if (state > path.state) path.state = state;
+        if (chunk->group >= 0 && chunk->prefix > path.gradient) path.gradient = chunk->prefix;
+    }
+    return path;
+}
+
+/* Counts without a schedule. A stage of 1F1B that is `depth` from the end has that many chunks in flight, a path of
+   more than K chunks keeps K; both at once need the larger number. */
+static cf_memory_load guess_load(const memory_options *asked, const memory_path *path, int64_t depth) {
+    int64_t context = path->context, c = asked->chunk_size, kept = asked->k < path->chunks ? asked->k : path->chunks;
     cf_memory_load load;
 
     memset(&load, 0, sizeof load);
@@ -62,11 +97,9 @@ static cf_memory_load guess_load(const memory_options *asked, int64_t depth) {
     if (asked->live > 0) kept = asked->live;
     load.live_tokens = kept * c;
     load.chunk_tokens = c;
-    if (chunks > 1) {
-        load.state_tokens = context;
-        load.state_gradient_tokens = context - c;
-        if (asked->local_replay) load.input_tokens = context;
-    }
+    load.state_tokens = path->state;
+    load.state_gradient_tokens = path->gradient;
+    if (asked->local_replay) load.input_tokens = path->state;
     if (asked->unfused_attention) {
         load.chunk_scores = context < INT64_MAX / c ? c * context : INT64_MAX; /* the library refuses sums past that */
         load.live_scores = load.chunk_scores < INT64_MAX / kept ? kept * load.chunk_scores : INT64_MAX;
@@ -179,8 +212,8 @@ static int print_token_bytes(const cf_memory_desc *desc) {
     return table_end(&t);
 }
 
-static void write_reports(cli_output *to, const memory_options *asked, const modelling *m, int64_t state_window,
-                          const cf_memory_report *reports) {
+static void write_reports(cli_output *to, const memory_options *asked, const memory_path *path, const modelling *m,
+                          int64_t state_window, const cf_memory_report *reports) {
     json_writer w;
     int64_t s;
 
@@ -188,7 +221,7 @@ static void write_reports(cli_output *to, const memory_options *asked, const mod
     modelling_write(&w, m);
     json_integer_member(&w, "chunk_size", asked->chunk_size);
     json_integer_member(&w, "k", asked->k);
-    json_integer_member(&w, "context", asked->context > 0 ? asked->context : asked->chunk_size);
+    json_integer_member(&w, "context", path->context);
     if (asked->stream > 0) json_integer_member(&w, "state_window", state_window);
     json_open(&w, "stages", '[');
     for (s = 0; s < m->parallel.pp; s++) {
@@ -211,11 +244,12 @@ static void print_comparison(const cf_gpu *gpu, const cf_memory_report *fullest)
 
 /* ---------------------------------------------------------------------------------------------------------------- */
 
-static int print_all(const memory_options *asked, const modelling *m, const cf_gpu *gpu, const cf_memory_desc *desc,
-                     const cf_memory_report *reports) {
+static int print_all(const memory_options *asked, const packing *list, const modelling *m, const cf_gpu *gpu,
+                     const cf_memory_desc *desc, const cf_memory_report *reports) {
     int64_t n = m->parallel.pp;
 
     if (asked->tsv) return print_table(reports, n);
+    if (list->plan) packing_print_input(list);
     modelling_print(m);
     modelling_print_stream(desc);
     print_reports(reports, n);
@@ -223,8 +257,10 @@ static int print_all(const memory_options *asked, const modelling *m, const cf_g
     return print_token_bytes(desc);
 }
 
-static int report(const memory_options *asked, const modelling *m, const cf_gpu *gpu, cf_memory_load *loads,
-                  cf_memory_report *reports) {
+/* list: packed, or without a plan where none is given. */
+static int report(const memory_options *asked, const packing *list, const modelling *m, const cf_gpu *gpu,
+                  cf_memory_load *loads, cf_memory_report *reports) {
+    memory_path path = list->plan ? path_of_plan(list->plan) : path_of_context(asked);
     int64_t s, n = m->parallel.pp * m->parallel.n_virtual;
     cli_output json = {0};
     cf_memory_desc desc;
@@ -232,12 +268,12 @@ static int report(const memory_options *asked, const modelling *m, const cf_gpu 
     int code = fill_desc(asked, m, &desc);
 
     if (code != CLI_OK) return code;
-    for (s = 0; s < n; s++) loads[s] = guess_load(asked, n - s);
+    for (s = 0; s < n; s++) loads[s] = guess_load(asked, &path, n - s);
     if (cf_memory_estimate(&desc, loads, n, reports, m->parallel.pp, &error) != CF_OK)
         return cli_error(&error, NULL);
     code = cli_output_open(&json, asked->json);
-    if (code == CLI_OK && json.stream) write_reports(&json, asked, m, desc.state_window, reports);
-    if (code == CLI_OK && json.stream != stdout) code = print_all(asked, m, gpu, &desc, reports);
+    if (code == CLI_OK && json.stream) write_reports(&json, asked, &path, m, desc.state_window, reports);
+    if (code == CLI_OK && json.stream != stdout) code = print_all(asked, list, m, gpu, &desc, reports);
     return cli_outputs_finish(&json, 1, code);
 }
 
@@ -245,22 +281,26 @@ static int run(const void *given, char **operands, int n_operands) {
     const memory_options *asked = (const memory_options *)given;
     cf_gpu named;
     const cf_gpu *gpu = NULL;
+    const packing_options chunks = {.chunk_size = asked->chunk_size};
+    packing list = {{0}, NULL, NULL, NULL};
     cf_memory_report *reports;
     cf_memory_load *loads;
     modelling m;
     int code;
 
-    (void)operands;
-    (void)n_operands;
+    if (n_operands > 0 && asked->context > 0) return cli_usage("memory", "--context stands in place of a list");
     if (asked->gpu && (code = modelling_find_gpu("memory", asked->gpu, &named)) != CLI_OK) return code;
     if (asked->gpu) gpu = &named;
     code = table_check("memory", asked->tsv, "--json", asked->json);
     if (code == CLI_OK) code = modelling_make("memory", &asked->modelling, &m);
     if (code != CLI_OK) return code;
+    if (n_operands > 0) code = packing_make(&chunks, operands[0], &list);
     m.keeps_scores = asked->unfused_attention;
     loads = (cf_memory_load *)calloc((size_t)(m.parallel.pp * m.parallel.n_virtual), sizeof *loads);
     reports = (cf_memory_report *)calloc((size_t)m.parallel.pp, sizeof *reports);
-    code = loads && reports ? report(asked, &m, gpu, loads, reports) : cli_failed("out of memory");
+    if (code == CLI_OK)
+        code = loads && reports ? report(asked, &list, &m, gpu, loads, reports) : cli_failed("out of memory");
+    packing_free(&list);
     free(reports);
     free(loads);
     modelling_free(&m);
@@ -268,10 +308,11 @@ static int run(const void *given, char **operands, int n_operands) {
 }
 
 const cli_command cmd_memory = {
-    .name = "memory", .operands = "", .min_operands = 0, .max_operands = 0,
+    .name = "memory", .operands = "[FILE|-]", .min_operands = 0, .max_operands = 1,
     .summary = "say what a training set-up needs on each GPU, term by term",
     .details =
     "The chunks in flight are counted as 1F1B has them, without a simulated schedule: stage s of S holds K chunks or\n"
-    "S - s of them, whichever is more, and the state of one sequence of --context tokens.\n"
-    "\n" MODELLING_NAMES MODELLING_GPUS,
+    "S - s of them, whichever is more, and the state of one sequence of --context tokens, or of that sequence of a list\n"
+    "which takes most: in a tree the state is that of the deepest path, for what is beyond the last parting has none.\n"
+    "\n" CLI_LIST_HELP "\n" MODELLING_NAMES MODELLING_GPUS,
     .options = options, .defaults = &defaults, .options_size = sizeof defaults, .run = run};
