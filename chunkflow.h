@@ -398,9 +398,10 @@ typedef struct cf_plan {
    Time is near linear (a million lengths in tens of milliseconds; CF_SPLIT_COST takes a few microseconds more for each
    slice of a long sequence). The plan depends only on the arguments, so every rank can compute it for itself.
 
-   With n_ranks > 1 every rank gets the same number of chunks (n_steps), as few as can be; a group stays on one rank;
-   then the dearest rank is made as cheap as it can be, and idle chunks fill what is left. Where there are more than 32
-   groups and standalone chunks, the dearest are placed first, and then moved and exchanged while that helps.
+   With n_ranks > 1 every rank gets the same number of chunks (n_steps), and a group stays on one rank. The dearest rank
+   is made as cheap as it can be in as few steps as can be, or in more where that makes it cheaper by a hundredth; idle
+   chunks fill what is left. Where there are more than 32 groups and standalone chunks, the dearest are placed first, and
+   then moved and exchanged while that helps.
 
    lower_bound is the better of: total tokens / chunk_size, the count of sequences that cannot share, Martello and
    Toth's L2 (Knapsack Problems, 1990, section 8.3), slices / max_slices, and the number of dependent chunks.
@@ -3595,7 +3596,7 @@ static void cf__pack_consider(cf__pack_shift *best, double cost, double gap, int
 /* The best item of rank `high` to move into the roomiest chunk of rank `low`, or into a new one. */
 static void cf__pack_find_move(const cf__packer *p, int32_t high, int32_t low, double gap, cf__pack_shift *best) {
     int opens = p->steps[low] < p->head.n_steps && p->n_units < p->max_units;
-    double extra = opens ? p->chunk_constant : 0; /* a new chunk has its own constant cost */
+    double extra = opens ? p->chunk_constant / 2 : 0; /* `low` alone gets the constant cost of a new chunk */
     int32_t to = -1, room = opens ? (int32_t)p->desc.chunk_size : 0;
     int64_t i;
     for (i = 0; i < p->n_units && !opens; i++) {
@@ -3688,6 +3689,33 @@ static void cf__pack_even_ranks(cf__packer *p) {
     }
 }
 
+static double cf__pack_dearest(const cf__packer *p) {
+    double dearest = 0;
+    int64_t i;
+    for (i = 0; i < p->desc.n_ranks; i++) dearest = cf__most(dearest, p->loads[i]);
+    return dearest;
+}
+
+/* The fewest steps may force many cheap chunks onto the rank that has the dear ones. So all units are given out once
+   more, by cost alone, in as many steps as that takes, which stands if the dearest rank gets cheaper by a hundredth.
+   Of the other placement units[].same keeps the ranks: the bins are done with. Returns whether it stands. */
+static int cf__pack_loosen(cf__packer *p) {
+    double dearest = cf__pack_dearest(p);
+    int64_t i, fewest = p->head.n_steps, most = 0;
+    for (i = 0; i < p->n_units; i++) p->units[i].same = p->units[i].rank;
+    p->head.n_steps = cf__div_up(p->n_dependent + p->n_units - p->head.n_groups, p->desc.n_ranks);
+    p->head.n_steps = cf__max(fewest, cf__min(p->head.n_steps + p->largest_group - 1,
+                                              p->head.n_chunks / p->desc.n_ranks)); /* what there is room for */
+    if (cf__pack_give_units(p, 0, p->n_units) && cf__pack_dearest(p) < dearest * 0.99) {
+        for (i = 0; i < p->desc.n_ranks; i++) most = cf__max(most, p->steps[i]);
+        p->head.n_steps = most;
+        return 1;
+    }
+    for (i = 0; i < p->n_units; i++) p->units[i].rank = p->units[i].same;
+    p->head.n_steps = fewest;
+    return 0;
+}
+
 /* Sorts order by rank, keeping the order within a rank. */
 static void cf__pack_order_by_rank(cf__packer *p) {
     int64_t i;
@@ -3710,6 +3738,10 @@ static cf_result cf__pack_spread(cf__packer *p) {
         cf__pack_search_ranks(p, p->n_units);
         cf__pack_even_ranks(p);
         cf__pack_search_ranks(p, p->n_units);
+        if (cf__pack_loosen(p)) {
+            cf__pack_even_ranks(p);
+            cf__pack_search_ranks(p, p->n_units);
+        }
         cf__pack_order_by_rank(p);
     }
     p->head.n_chunks = p->head.n_steps * p->desc.n_ranks;

@@ -693,7 +693,8 @@ static double largest(const double *values, int64_t n) {
     return most;
 }
 
-/* The fewest steps first, then the dearest rank as cheap as these units allow. */
+/* The dearest rank is as cheap as these units allow in so many steps, and there are more than the fewest only where
+   that makes it cheaper. */
 TEST(ranks_are_balanced_against_every_assignment) {
     static oracle_batch batch;
     double worst = 1.0;
@@ -716,10 +717,14 @@ TEST(ranks_are_balanced_against_every_assignment) {
         n_units = rank_costs(plan, &weights, ranks, unit_chunks, unit_costs);
         if (n_units >= 2 && n_units <= 9) {
             oracle_best_ranks(unit_chunks, unit_costs, n_units, plan->n_ranks, plan->n_steps, best);
-            CHECK((double)plan->n_steps == best[0]);
             ratio = largest(ranks, plan->n_ranks) / best[1];
             CHECK(ratio >= 1.0 - 1e-9);
             if (ratio > worst) worst = ratio;
+            CHECK((double)plan->n_steps >= best[0]);
+            if ((double)plan->n_steps > best[0]) { /* more steps make no rank dearer than the fewest need */
+                oracle_best_ranks(unit_chunks, unit_costs, n_units, plan->n_ranks, (int64_t)best[0], best);
+                CHECK(largest(ranks, plan->n_ranks) <= best[1] * (1.0 + 1e-9));
+            }
             judged++;
         }
         cf_plan_free(plan);
@@ -769,7 +774,7 @@ TEST(ranks_are_balanced_on_larger_batches) {
     }
     REQUIRE(judged > 100);
     harness_report("dearest rank / max(mean, dearest unit): mean %.4f", spread / judged);
-    CHECK(spread / judged <= 1.022); /* as measured, and a tenth of a percent */
+    CHECK(spread / judged <= 1.008); /* as measured, and a tenth of a percent */
 }
 
 /* On many ranks it takes many exchanges, about eight for each: with a few dozen the dearest stays further above the
@@ -869,6 +874,29 @@ TEST(chunks_are_exchanged_between_ranks) {
     cf_plan_measure(plan, NULL, &stats);
     CHECK_INT(plan->n_steps, 3);
     CHECK(stats.rank_token_spread == 1.0);
+    cf_plan_free(plan);
+}
+
+/* A group of 8 chunks that costs what 24 others do: 16 steps would put 8 of these onto its rank, 23 put one there. */
+TEST(a_dear_group_is_not_burdened_to_save_steps) {
+    int64_t lengths[25], i;
+    cf_pack_desc desc = with_chunk_size(8);
+    cf_plan_stats stats;
+    cf_plan *plan;
+    for (i = 0; i < 25; i++) lengths[i] = i == 0 ? 64 : 8;
+    desc.n_ranks = 2;
+    desc.cost.per_token = 1;
+    desc.cost.per_pair = 128.0 / (2080 - 3 * 8 * 36); /* 64 + 2,080 pairs as dear as 24 x (8 + 36 pairs) */
+    plan = pack(lengths, 25, &desc);
+    REQUIRE(plan != NULL);
+    CHECK_INT(plan->n_steps, 23);
+    cf_plan_measure(plan, &desc.cost, &stats);
+    CHECK(stats.rank_cost_spread < 25.0 / 24.0 + 1e-9);
+    for (i = 0; i < 25; i++) lengths[i] = 8; /* all alike: the fewest steps */
+    cf_plan_free(plan);
+    plan = pack(lengths, 25, &desc);
+    REQUIRE(plan != NULL);
+    CHECK_INT(plan->n_steps, 13);
     cf_plan_free(plan);
 }
 
@@ -1468,7 +1496,7 @@ SUITE(pack, CASE(paper_example_of_16_sequences), CASE(paper_example_of_four_sequ
       CASE(even_split), CASE(ranks_are_balanced_against_every_assignment), CASE(ranks_are_balanced_on_larger_batches),
       CASE(a_hundred_ranks_are_evened_out), CASE(ranks_need_no_more_steps_than_the_packing_of_one_rank),
       CASE(ranks_are_balanced_by_the_callers_costs), CASE(chunks_are_exchanged_between_ranks),
-      CASE(short_sequences_move_to_idle_ranks), CASE(more_ranks_than_chunks), CASE(as_many_ranks_as_there_can_be),
+      CASE(a_dear_group_is_not_burdened_to_save_steps), CASE(short_sequences_move_to_idle_ranks), CASE(more_ranks_than_chunks), CASE(as_many_ranks_as_there_can_be),
       CASE(too_many_idle_chunks_are_refused), CASE(stats_are_what_a_recount_gives), CASE(stats_of_a_giant_sequence),
       CASE(stats_of_an_empty_plan_are_finite), CASE(stats_use_the_costs_they_are_given),
       CASE(pack_into_needs_what_pack_size_says), CASE(memory_for_the_most_chunks_there_can_be),

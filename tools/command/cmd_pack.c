@@ -151,19 +151,6 @@ static void print_long_sequence(const cf_group *group, double ranks, double alon
     puts("                  or such sequences together in one batch.");
 }
 
-/* Ranks have the same number of steps, the fewest that there can be, and as many tokens; but their chunks differ. */
-static void print_dear_chunks(const cf_plan *plan, const cf_group *longest, double alone) {
-    double dearer = alone * (double)plan->n_steps / (double)longest->n_chunks;
-
-    printf("                  Every rank has the same %s steps, the fewest that will do, but steps are not equal:\n"
-           "                  the %s chunks of sequence %s with its %s tokens attend to all of it before them, cost\n"
-           "                  %.1f x a mean chunk each, and stay on one rank. What would help: more other sequences,\n"
-           "                  as many as long ones as there are ranks, or fewer ranks; a smaller ChunkSize would "
-           "not.\n",
-           cli_commas(plan->n_steps), cli_commas(longest->n_chunks), cli_commas(longest->sequence),
-           cli_commas(longest->tokens), dearer);
-}
-
 /* How uneven the ranks are, what that costs, why, and what would help. */
 static void print_ranks(const cf_plan *plan, const cf_plan_stats *stats) {
     double spread = stats->rank_cost_spread, alone = stats->unit_cost_spread, ranks = (double)plan->n_ranks;
@@ -182,8 +169,6 @@ static void print_ranks(const cf_plan *plan, const cf_plan_stats *stats) {
         if (!longest || plan->groups[i].tokens > longest->tokens) longest = &plan->groups[i];
     if (longest && alone > 0.9 * spread)
         print_long_sequence(longest, ranks, alone);
-    else if (longest && stats->rank_token_spread - 1 < (spread - 1) / 2)
-        print_dear_chunks(plan, longest, alone);
     else
         puts("                  The chunks are too few or too large to be dealt out evenly. What would help:\n"
              "                  a smaller ChunkSize, more sequences in a batch, or fewer ranks.");
