@@ -1656,6 +1656,7 @@ CHUNKFLOW_API void cf_graph_free(cf_graph *graph);
 #if defined(FLT_EVAL_METHOD) && (FLT_EVAL_METHOD == 2 || FLT_EVAL_METHOD < 0)
 #error "chunkflow.h needs doubles that are computed as doubles: compile its implementation with -msse2 -mfpmath=sse"
 #endif
+typedef char cf__constants_are_doubles[sizeof 0.1 == sizeof(double) ? 1 : -1]; /* no -fsingle-precision-constant */
 
 /* The implementation is C that compiles as C++, too, so some habits of C++ make no sense in it. */
 #if defined(__clang__)

@@ -458,6 +458,7 @@ CHUNKFLOW_TUNE_API void cf_tuning_free(cf_tuning *tuning);
 #if defined(FLT_EVAL_METHOD) && (FLT_EVAL_METHOD == 2 || FLT_EVAL_METHOD < 0)
 #error "chunkflow_tune.h needs doubles computed as doubles: compile its implementation with -msse2 -mfpmath=sse"
 #endif
+typedef char cft__constants_are_doubles[sizeof 0.1 == sizeof(double) ? 1 : -1]; /* no -fsingle-precision-constant */
 #if defined(__clang__)
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Wignored-pragmas"

@@ -277,6 +277,8 @@ def test_errors_carry_the_record():
     for wrong in ({"n_stages": -3}, {"n_stages": 2, "n_virtual": -1}):
         error = raised(chunkflow.Error, plan.schedule, limits={"chunks_by_stage": [4, 4]}, **wrong)
         assert (error.field, error.wanted) == ("shape." + list(wrong)[-1], 1) and error.got == list(wrong.values())[-1]
+    error = raised(chunkflow.Error, plan.schedule, n_stages=-1, n_virtual=-2, timing={"stages": [{}] * 3})
+    assert (error.field, error.got) == ("shape.n_stages", -1)  # their product is none of a length
     error = raised(chunkflow.Error, plan.schedule, kind="interleaved", n_stages=2, timing={"stages": [{}] * 2})
     assert (error.field, error.wanted) == ("stages", 4)  # interleaved has two virtual stages of each by default
     assert raised(chunkflow.Error, plan.schedule().simulate, limits={"bytes_by_stage": [1, 1]}).field == "bytes_by_stage"

@@ -193,7 +193,8 @@ refused_maths() { # compiler
     wanted "$name" || return 0
     options="-Ofast -ffast-math"
     case $1 in gcc) options="$options -funsafe-math-optimizations -fno-signed-zeros -freciprocal-math -mfpmath=387
-        -ffast-math,-fno-finite-math-only -fassociative-math,-fno-signed-zeros,-fno-trapping-math" ;; esac
+        -ffast-math,-fno-finite-math-only -fassociative-math,-fno-signed-zeros,-fno-trapping-math
+        -fsingle-precision-constant" ;; esac
     for option in $options; do
         for source in implementation tune_implementation; do
             flags=$(echo "$option" | tr , ' ')
@@ -204,7 +205,7 @@ refused_maths() { # compiler
                 esac
                 fail "$name" "$flags is accepted: $source.c"
                 return 0
-            elif ! grep -q 'error.*\(IEEE 754\|computed as doubles\)' "$OUT/$name.log"; then
+            elif ! grep -q 'error.*\(IEEE 754\|computed as doubles\|constants_are_doubles\)' "$OUT/$name.log"; then
                 fail "$name" "$flags is refused with other words: $source.c" "$OUT/$name.log"
                 return 0
             fi

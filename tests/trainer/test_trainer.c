@@ -26,6 +26,7 @@ static double counted_forward(const pass *p) {
 
 #define model_forward counted_forward
 #include "../../examples/chunked.h"
+#include "../../examples/pipeline.h"
 #undef model_forward
 
 #include "../../examples/check.h"
@@ -595,6 +596,53 @@ TEST(k_changes_no_bit) {
         world_end(&x);
     }
     free(first);
+}
+
+/* Gradients of a pipeline of one stage, which sends nothing, added to those of x. Returns its loss. */
+static double stage_loss(world *x) {
+    cf_plan *plan = NULL;
+    cf_schedule *schedule = NULL;
+    cf_run_desc run = {0};
+    cf_error error;
+    stage_runner r;
+    memset(&r, 0, sizeof r);
+    cf_result code = cf_pack(x->batch.length, x->batch.count, &x->runner.packing, &plan, &error);
+    if (code == CF_OK) code = cf_schedule_make(plan, &x->runner.order, &schedule, &error);
+    if (code == CF_OK) code = stage_runner_begin(&r, &x->config, plan, schedule, 0, &x->batch, 0, &error);
+    r.weights = &x->weights;
+    r.gradient = &x->gradient;
+    r.seed = x->seed;
+    run.user = &r;
+    run.forward = stage_forward;
+    run.backward = stage_backward;
+    run.acquire = stage_acquire;
+    run.release = stage_release;
+    if (code == CF_OK) code = cf_run(plan, schedule, 0, &run, NULL, &error);
+    CHECK_INT(code, CF_OK);
+    const double loss = r.loss;
+    stage_runner_end(&r);
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+    return loss;
+}
+
+/* The same of a stage of a pipeline. */
+TEST(a_stage_runs_the_head_once_a_chunk) {
+    const int64_t lengths[] = {100, 30};
+    model_config c = tiny_model();
+    for (int64_t k = 1; k <= 8; k += 3) {
+        world x, alone;
+        chunked_result result;
+        world_begin(&x, &c, lengths, 2, 16, k, 0);
+        world_begin(&alone, &c, lengths, 2, 16, k, 0);
+        const double wanted = chunked_loss(&alone, &result);
+        rows_through_the_head = 0;
+        CHECK(relative_difference_of_losses(stage_loss(&x), wanted) < 1e-12);
+        CHECK_INT(rows_through_the_head, 130);
+        CHECK(is_rounding(worst_difference(&x.gradient, &alone.gradient)));
+        world_end(&x);
+        world_end(&alone);
+    }
 }
 
 /* A forward that keeps nothing needs the buffers of one layer; a state holds K, V, dK and dV and nothing else. */
@@ -1779,7 +1827,8 @@ SUITE(trainer, CASE(hashes_are_those_of_splitmix64), CASE(models_are_refused_by_
       CASE(gradients_equal_finite_differences_untied), CASE(gradients_equal_finite_differences_with_dropout),
       CASE(gradients_equal_finite_differences_with_a_window),
       CASE(any_chunking_gives_the_same_gradients), CASE(nothing_stale_is_read_and_runs_repeat_bit_by_bit),
-      CASE(k_changes_no_bit), CASE(a_runner_grows_from_batch_to_batch), CASE(a_stream_changes_no_bit), CASE(a_stream_sends_what_is_needed_and_no_more),
+      CASE(k_changes_no_bit), CASE(a_stage_runs_the_head_once_a_chunk),
+      CASE(a_runner_grows_from_batch_to_batch), CASE(a_stream_changes_no_bit), CASE(a_stream_sends_what_is_needed_and_no_more),
       CASE(device_bytes_do_not_grow_with_the_sequence), CASE(the_ring_shows_a_wrong_order),
       CASE(memory_is_what_it_should_be), CASE(gradients_add_to_what_is_there),
       CASE(stages_in_a_row_are_the_whole_model), CASE(backward_in_two_passes_is_backward_in_one),
