@@ -295,7 +295,7 @@ typedef struct cf_tune_candidate {
 
 /* Reported after each simulated or skipped batch of a candidate. */
 typedef struct cf_tune_progress {
-    int64_t done, total;            /* batches of candidates, bounds included */
+    int64_t done, total;            /* parts of the time that it takes, about; no more is known beforehand */
     const cf_tune_candidate *best;  /* the fastest so far; NULL: none yet */
 } cf_tune_progress;
 
@@ -1238,7 +1238,10 @@ typedef struct cft__tuner {
     cf_schedule *schedule;
     cf_timeline *timeline;
 
-    int64_t done, total;     /* batches of candidates */
+    int part;                /* of the search: CFT__BOUNDS and so on */
+    int64_t piece;           /* what a piece of work in it counts: batches of candidates, or candidates */
+    int64_t done, total;     /* of these */
+    int64_t reported;        /* the most that the caller was told */
     int64_t simulated;
     double first;            /* the least heat of any candidate; 0: none yet */
     int stop;
@@ -1262,13 +1265,25 @@ static int64_t *cft__most_chunks(const cft__tuner *t, int64_t id) {
     return &t->most_chunks[id / t->strides[CFT__SIZE]];
 }
 
-/* Reports that `n` more batches of candidates are done. */
+enum { CFT__BOUNDS, CFT__HEATS, CFT__FINALS };
+
+/* Enters a part of the search, of so many pieces of work. */
+static void cft__enter(cft__tuner *t, int part, int64_t piece, int64_t n_pieces) {
+    t->part = part;
+    t->piece = piece;
+    t->total = cft__max(1, piece * n_pieces);
+}
+
+/* Reports that `n` more of what a piece counts are done. Parts take the shares of all time that they took for 72B on 64
+   GPUs; without heats the finals have theirs, too. */
 static void cft__report_done(cft__tuner *t, int64_t n) {
+    const int64_t begin[] = {0, 18, t->desc.n_exact > 0 ? 18 : 56, 100};
     cf_tune_progress progress;
     t->done += n;
     if (t->desc.progress == NULL || t->stop || n == 0) return;
-    progress.done = cft__min(t->done, t->total); /* the winner's neighbours come on top */
-    progress.total = t->total;
+    progress.done = cft__min(t->done, t->total) * 100 * (begin[t->part + 1] - begin[t->part]) / t->total;
+    progress.done = t->reported = cft__max(t->reported, progress.done + 100 * begin[t->part]);
+    progress.total = 100 * 100;
     progress.best = t->tuning->winner >= 0 ? &t->tuning->candidates[t->tuning->winner] : NULL;
     if (t->desc.progress(t->desc.user, &progress) != 0) t->stop = 1;
 }
@@ -2619,9 +2634,10 @@ static void cft__fill_candidates(cft__tuner *t) {
 
 /* ---- rounds ---- */
 
-/* A cf_tune_task: the piece of work that worker `i` has in this round. */
+/* A cf_tune_task: the piece of work that worker `i` has in this round. Those before it are done, or nearly. */
 static void cft__work(void *context, int64_t i) {
     cft__tuner *t = (cft__tuner *)context, *worker = &t->workers[i];
+    worker->done = t->piece * (t->first_index + i);
     t->work(worker, t->first_index + i);
 }
 
@@ -2644,10 +2660,10 @@ static void cft__hire(const cft__tuner *t, cft__tuner *worker) {
 }
 
 /* Takes over what a worker has counted; its plan and schedule go. *result: the first failure of a round. */
-static void cft__dismiss(cft__tuner *t, cft__tuner *worker, int64_t done, cf_result *result) {
+static void cft__dismiss(cft__tuner *t, cft__tuner *worker, cf_result *result) {
     cft__free_schedule(worker);
     cf_plan_free(worker->plan);
-    t->done += worker->done - done;
+    t->reported = cft__max(t->reported, worker->reported);
     t->simulated += worker->simulated;
     t->stop |= worker->stop;
     if (*result != CF_OK || worker->result == CF_OK) return;
@@ -2658,18 +2674,15 @@ static void cft__dismiss(cft__tuner *t, cft__tuner *worker, int64_t done, cf_res
 /* Does `work` for each index of first .. first + n - 1; n is at most CFT__ROUND. */
 static cf_result cft__run_round(cft__tuner *t, void (*work)(cft__tuner *worker, int64_t index), int64_t first,
                                 int64_t n) {
-    int64_t i, done = t->done;
+    int64_t i;
     cf_result result = CF_OK;
     t->work = work;
     t->first_index = first;
     for (i = 0; i < n; i++) cft__hire(t, &t->workers[i]);
     if (t->desc.run_tasks != NULL) t->desc.run_tasks(t->desc.user, n, cft__work, t);
     for (i = 0; i < n; i++) {
-        if (t->desc.run_tasks == NULL && !t->stop) {
-            t->workers[i].done = done = t->done;
-            cft__work(t, i);
-        }
-        cft__dismiss(t, &t->workers[i], done, &result);
+        if (t->desc.run_tasks == NULL && !t->stop) cft__work(t, i);
+        cft__dismiss(t, &t->workers[i], &result);
     }
     return result;
 }
@@ -2700,6 +2713,7 @@ static cf_result cft__check_timing(cft__tuner *t) {
 static cf_result cft__find_all_bounds(cft__tuner *t) {
     int64_t n = t->desc.n_batches, sizes = t->tuning->n_splits * t->desc.n_chunk_sizes, batch, id, at;
     CFT__TRY(cft__check_timing(t));
+    cft__enter(t, CFT__BOUNDS, n * t->strides[CFT__SIZE] / (t->counts[CFT__KIND] * t->counts[CFT__WINDOW]), sizes);
     for (at = 0; at < sizes && !t->stop; at += CFT__ROUND)
         CFT__TRY(cft__run_round(t, cft__work_on_bounds, at, cft__min(CFT__ROUND, sizes - at)));
     if (t->stop) return CF_OK;
@@ -2959,16 +2973,14 @@ static void cft__note_heat(cft__tuner *t, int64_t id) {
     if (!(t->first > 0) || t->heats[id] < t->first) t->first = t->heats[id];
 }
 
-/* Whether a candidate need not run its heat, because another one is far behind which has more room for its schedules:
-   one whose state stays, all else equal, or one with the next larger K. */
+/* Whether a candidate need not run its heat, because another one is far behind, all else equal: the one with the next
+   larger K, which has more choice, or that whose state stays, because a stream takes time. */
 static int cft__is_behind_another(cft__tuner *t, int64_t id) {
     static const double far = 1.04;
     const struct {
         int64_t other;
         const char *why;
     } others[] = {{cft__index(t, id, CFT__WINDOW) > 0 ? id - 1 : id, "without a stream it is far behind, too"},
-                  {cft__index(t, id, CFT__LEVEL) > 0 ? id - t->strides[CFT__LEVEL] : id,
-                   "with less recomputation it is far behind, too"},
                   {cft__index(t, id, CFT__K) < t->desc.n_ks - 1 ? id + t->strides[CFT__K] : id,
                    "with a larger K it is far behind, too"}};
     int64_t i;
@@ -3009,7 +3021,7 @@ static cf_result cft__run_heats(cft__tuner *t, int64_t first) {
             if (t->tuning->candidates[id].status == CF_TUNE_UNTRIED && !cft__is_needless(t, id) &&
                 !cft__is_behind_another(t, id))
                 CFT__TRY(cft__run_heat(t, id));
-            cft__report_done(t, t->tuning->candidates[id].status == CF_TUNE_UNTRIED ? 1 : t->desc.n_batches);
+            cft__report_done(t, 1);
         }
     return CF_OK;
 }
@@ -3030,15 +3042,14 @@ static int cft__has_lost_its_reason(const cft__tuner *t, int64_t id) {
 /* A family: what differs only in replay, in what is recomputed and in what is done with state. Some may be given up for
    another of them, so they are tried one after the other. */
 static cf_result cft__try_family(cft__tuner *t, int64_t first) {
-    int64_t id;
+    int64_t id, end = t->done + t->piece;
     for (id = first; id < first + t->family && !t->stop; id++) {
         cf_tune_candidate *c = &t->tuning->candidates[id];
-        int64_t before = t->done;
         if (cft__has_lost_its_reason(t, id)) CFT__TRY(cft__begin(t, id));
         if (c->status != CF_TUNE_UNTRIED) continue;
         if (!cft__is_needless(t, id)) CFT__TRY(cft__try_candidate(t, id, 0));
-        cft__report_done(t, t->desc.n_batches - (t->done - before));
     }
+    cft__report_done(t, end - t->done);
     return CF_OK;
 }
 
@@ -3083,10 +3094,20 @@ static cf_result cft__improve(cft__tuner *t) {
     return CF_OK;
 }
 
+/* How many families there is something to try of, as far as one can tell: others take no time. */
+static int64_t cft__count_turns(const cft__tuner *t, int heats) {
+    double most = t->desc.n_exact > 0 ? cft__to_beat(t) : heats ? cft__race_time(t, 1, t->first) : DBL_MAX / 2;
+    int64_t n = 0;
+    while (n < t->n_families && t->turns[n].key <= most) n++;
+    return n;
+}
+
 /* All families, in rounds. The first rounds are small, for the sooner something is known, the less is tried in vain. */
 static cf_result cft__try_all(cft__tuner *t, int heats) {
     int64_t i, j, id, n, size = 1;
     for (i = 0; i < t->n_families && !t->stop; i += n) {
+        cft__enter(t, heats ? CFT__HEATS : CFT__FINALS, t->family * (heats ? 1 : t->desc.n_batches),
+                   cft__max(i, cft__count_turns(t, heats)));
         n = cft__min(size, t->n_families - i);
         CFT__TRY(cft__run_round(t, heats ? cft__work_on_heats : cft__work_on_family, i, n));
         for (j = i; j < i + n; j++)
@@ -3215,8 +3236,7 @@ static void cft__finish_candidates(cft__tuner *t) {
 static cf_result cft__tune_all(cft__tuner *t) {
     cf_tuning *tuning = t->tuning;
     cft__fill_candidates(t);
-    t->total = tuning->n_candidates * t->desc.n_batches; /* and as many for each point as bounds are found for */
-    t->total += t->total / (t->counts[CFT__KIND] * t->counts[CFT__WINDOW]);
+    cft__enter(t, CFT__BOUNDS, CF_MAX_CANDIDATES, CF_MAX_TUNE_BATCHES); /* the first answer takes next to no time */
     CFT__TRY(cft__draw_batches(t));
     CFT__TRY(cft__check_least_limit(t));
     if (t->desc.n_exact == 0) CFT__TRY(cft__find_first(t));

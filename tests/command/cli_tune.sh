@@ -113,7 +113,10 @@ if wanted $name; then
         ! run time $seven --pp 4 --chunk-size 8K --json time.json || ! run compare $at $few --json compared.json one ||
         ! grep -q "^baseline .* with context parallelism of 4 (ring), tensor 1, pipeline 1, data 1" out ||
         ! run report $at $few --budget 1 -o page.html --json report.json one ||
-        ! run compare $at $few --no-cp --json alone.json one; then
+        ! run compare $at $few --no-cp --json alone.json one ||
+        ! run compare $at --stages 2 --ranks 2 --chunk-size 8K --k 1 one ||
+        ! grep -q "^baseline .* with context parallelism of 4 (ring).*; on the GPUs of all 2 ranks:" out ||
+        ! grep -q "^chunks .*; rank 0 alone; " out; then
         fail $name "$(cat err out)"
     elif python - >why 2>&1 <<'PYTHON'
 import json

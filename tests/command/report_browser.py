@@ -11,6 +11,7 @@ page a tab of its own.
 
 import base64
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -555,8 +556,17 @@ def middle_of(browser, selector):
     )
 
 
-# What a cell of the map shows, by what is known of it.
-SHOWN = {"ok": "seconds", "dominated": "bound", "infeasible": "bytes"}
+def fastest_of(by_id):
+    return min([c["seconds"] for c in by_id.values() if c["status"] == "ok"], default=0)
+
+
+# What a cell of the map shows, by what is known of it; of what was given up, that by which it was, and no bound that is
+# below the fastest.
+SHOWN = {
+    "ok": lambda c, fastest: c["seconds"],
+    "dominated": lambda c, fastest: c.get("estimate") or (c["bound"] if c["bound"] > fastest else math.inf),
+    "infeasible": lambda c, fastest: c["bytes"],
+}
 
 
 def check_frontier(browser, checks, data, by_id):
@@ -577,7 +587,7 @@ def check_frontier(browser, checks, data, by_id):
 
 def check_map(browser, checks, data, by_id):
     """Every ChunkSize with every K has the number of its best candidate, or of the winner, in the right place."""
-    wanted = []
+    wanted, fastest = [], fastest_of(by_id)
     for size in data["chunk_sizes"]:
         for k in data["ks"]:
             own = [c for c in data["candidates"] if c["chunk_size"] == size and c["k"] == k]
@@ -585,12 +595,12 @@ def check_map(browser, checks, data, by_id):
             for status, pick in SHOWN.items():
                 found = [c for c in origins if c["status"] == status]
                 if found:
-                    best = min(found, key=lambda c: (c["id"] != data["winner"], c[pick]))
-                    wanted.append((status, best.get("estimate", best[pick])))
+                    least = min((c["id"] != data["winner"], pick(c, fastest)) for c in found)[1]
+                    wanted.append((status, least if least < math.inf else None))
                     break
     got = browser.run(
         """[...document.querySelectorAll('#map button')].map(b => [Number(b.dataset.cell), b.className,
-        Number(b.querySelector('data').value), b.closest('tr').rowIndex, b.closest('td').cellIndex])"""
+        b.querySelector('data') && Number(b.querySelector('data').value), b.closest('tr').rowIndex, b.closest('td').cellIndex])"""
     )
     got.sort()
     rows = len(data["ks"])
@@ -619,7 +629,7 @@ def cell_with(data, by_id, status):
 def check_map_pointing(browser, checks, data, by_id):
     needed = {
         "ok": ["an iteration", "replay", "pipeline ", "at most, on stage"],
-        "dominated": ["at least", "not timed to the end"],
+        "dominated": ["not timed to the end"],
         "infeasible": ["does not fit: needs", "limit of", "what breaks it: "],
     }
     for status, words in needed.items():
@@ -633,6 +643,10 @@ def check_map_pointing(browser, checks, data, by_id):
         tip = browser.run("document.getElementById('tip').hidden ? '' : document.getElementById('tip').textContent")
         head = "ChunkSize %s, K %s: " % (format(cell["chunk_size"], ","), format(cell["k"], ","))
         checks.that("map/hover/" + status, tip.startswith(head) and all(w in tip for w in words), tip)
+        if status == "dominated":
+            c, fastest = by_id[cell["numbers"]], fastest_of(by_id)
+            said = "about " if "estimate" in c else "at least " if c["bound"] > fastest else "slower, "
+            checks.that("map/hover/slower", tip.startswith(head + said), tip)
         if status == "infeasible":
             c = by_id[cell["numbers"]]
             term = "%s, %.2f GiB" % (data["terms"][c["breaks"]], c["memory"][c["breaks"]] / 2**30)

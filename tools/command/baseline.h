@@ -51,6 +51,8 @@ typedef struct baseline_tuned {
     cf_tune_candidate best; /* best.status is CF_TUNE_OK if some form fits */
     cf_parallel split;
     int packed;
+    int64_t ranks;          /* where one batch is dealt to more than one rank: all of them, for it runs on their GPUs
+                               together; else 0 */
     int64_t context;        /* GPUs that share each sequence; 0: context parallelism is not faster, or does not fit */
     int ring;               /* 1: K and V go round them beside attention; 0: they are gathered before it */
     int64_t least;          /* where none fits: bytes that the thriftiest needs; 0: it cannot be made */

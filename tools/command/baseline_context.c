@@ -412,6 +412,8 @@ void baseline_context_words(const baseline_tuned *base, char *text, size_t size)
     snprintf(text + n, size - n, ", tensor %lld, pipeline %lld, data %lld, recompute %s", (long long)base->split.tp,
              (long long)base->split.pp, (long long)base->split.dp,
              modelling_recompute_words(base->split.recompute, base->split.recompute_layers));
+    n = strlen(text);
+    if (base->ranks > 1) snprintf(text + n, size - n, "; on the GPUs of all %lld ranks", (long long)base->ranks);
 }
 
 /* What an iteration of the split asked for takes beside its passes. */
@@ -459,6 +461,7 @@ cf_result baseline_find_context(const pipeline *p, const packing *list, const pa
     if (result == CF_OK && found.best.status == CF_TUNE_OK) result = find_step(p, &desc, &step, error);
     if (result != CF_OK) return result == CF_ERROR_MEMORY ? result : CF_OK;
     found.best.seconds -= step;
+    if (desc.parallel.dp > 1) found.ranks = desc.parallel.dp;
     if (found.best.status == CF_TUNE_OK && (!(than > 0) || found.best.seconds < than)) *out = found;
     return CF_OK;
 }

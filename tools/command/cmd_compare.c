@@ -400,7 +400,7 @@ static void print_no_baseline(const comparison *t) {
 /* Where GPUs that share each sequence are the faster baseline, or the only one that fits. */
 static int print_context(const comparison *t, const row *ours) {
     const cf_tune_candidate *c = &t->context.best;
-    char words[256];
+    char words[384];
 
     if (c->status != CF_TUNE_OK) return 0;
     baseline_context_words(&t->context, words, sizeof words);
@@ -410,6 +410,7 @@ static int print_context(const comparison *t, const row *ours) {
         printf("chunks            %s, K = %s, %s replay: ", row_name(ours), cli_commas(ours->what.k),
                cf_replay_name(ours->what.replay));
         print_held(t, ours);
+        if (t->context.ranks > 1) printf("; rank %lld alone", (long long)t->pipe.rank);
         printf("; %s x the baseline's time\n", pipeline_estimate(ratio(ours->makespan, c->seconds)));
         if (c->seconds < ours->makespan)
             puts("                  The baseline is faster: GPUs that share each sequence leave no pipeline to fill.\n"

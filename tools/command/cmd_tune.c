@@ -556,7 +556,7 @@ static void print_splits(const cf_tuning *tuning) {
         if (c->status == CF_TUNE_OK)
             printf("%s s: ChunkSize %s, K %s, %.2f GiB\n", pipeline_estimate(c->seconds), cli_commas(c->chunk_size),
                    cli_commas(c->k), modelling_gib(c->bytes));
-        else if (c->status == CF_TUNE_DOMINATED) printf("%s\n", tune_slower_words(c));
+        else if (c->status == CF_TUNE_DOMINATED) printf("%s\n", tune_slower_words(tuning, c));
         else printf("does not fit: needs %.2f GiB on stage %lld\n", modelling_gib(c->bytes), (long long)c->stage);
     }
 }

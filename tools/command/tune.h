@@ -51,7 +51,8 @@ enum { TUNE_MOST_CELLS = 4096 }; /* that a page draws */
 /* One ChunkSize with one K: the best of its candidates. */
 typedef struct tune_cell {
     int64_t chunk_size, k;
-    int64_t candidate; /* the fastest that fits; else the one with the least bound; else the one that needs least */
+    int64_t candidate; /* the fastest that fits; else the one that would be, by what such ones were given up for; else
+                          the one that needs least */
     int64_t numbers;   /* the candidate whose schedules it has, which may have another K; mostly itself */
     int64_t nearest;   /* where nothing fits, the cell next to it where something is known to; -1: there is none */
 } tune_cell;
@@ -82,9 +83,10 @@ const char *tune_breaking_term(const cf_memory_report *memory, int64_t limit);
 /* The split of a candidate, with what it recomputes. */
 cf_parallel tune_split(const cf_tuning *tuning, const cf_tune_candidate *c);
 
-/* How fast a candidate that was given up might be at best: by what it was given up for; and that in words. */
-double tune_least_seconds(const cf_tune_candidate *c);
-const char *tune_slower_words(const cf_tune_candidate *c);
+/* How long a candidate takes that was given up, by what it was given up for: about, or at least, where its bound is
+   above the fastest; 0: it is only known that another one like it is far behind. And that in words. */
+double tune_slower_seconds(const cf_tuning *tuning, const cf_tune_candidate *c);
+const char *tune_slower_words(const cf_tuning *tuning, const cf_tune_candidate *c);
 
 /* What a batch has in the mean, or what is computed of it where sequences share rows. */
 typedef struct tune_work {
@@ -97,7 +99,8 @@ tune_work tune_work_of(const cf_tuning *tuning, int shared);
 double tune_utilisation(const tune_job *job, const cf_tuning *tuning, double seconds, double gpus);
 
 /* What is known best of a split: the fastest that fits; else the one that would be, about; else the one with the least
-   bound; else the one that needs least. -1: nothing. */
+   bound that is above the fastest of all; else one that was given up without either; else the one that needs least.
+   -1: nothing. */
 int64_t tune_best_of_split(const cf_tuning *tuning, int64_t split);
 
 /* The batch whose time is nearest to the winner's mean, or the first one where there is no winner. */

@@ -14,35 +14,40 @@ cf_parallel tune_split(const cf_tuning *tuning, const cf_tune_candidate *c) {
     return split;
 }
 
-double tune_least_seconds(const cf_tune_candidate *c) { return c->estimate > 0 ? c->estimate : c->bound; }
+double tune_slower_seconds(const cf_tuning *tuning, const cf_tune_candidate *c) {
+    if (c->estimate > 0) return c->estimate;
+    return tuning->n_ranked == 0 || c->bound > tuning->candidates[tuning->ranking[0]].seconds ? c->bound : 0;
+}
 
-const char *tune_slower_words(const cf_tune_candidate *c) {
+const char *tune_slower_words(const cf_tuning *tuning, const cf_tune_candidate *c) {
+    double seconds = tune_slower_seconds(tuning, c);
     char *text = cli_scratch();
 
-    snprintf(text, CLI_SCRATCH_BYTES, c->estimate > 0 ? "about %s s, by its first batches" : "no faster than %s s",
-             pipeline_estimate(tune_least_seconds(c)));
+    if (!(seconds > 0)) return "slower, as others like it are";
+    snprintf(text, CLI_SCRATCH_BYTES, c->estimate > 0 ? "about %s s, by first batches" : "no faster than %s s",
+             pipeline_estimate(seconds));
     return text;
 }
 
-/* What is known of a candidate, the most welcome first: 0 exact, 1 how long it would take about, 2 by what it was given
-   up, 3 what it needs; 4 nothing, or nothing of its own. */
-static int rank_of(const cf_tune_candidate *c) {
+/* What is known of a candidate, the most welcome first: 0 exact, 1 how long it would take about, 2 at least, 3 that it
+   is slower, 4 what it needs; 5 nothing, or nothing of its own. */
+static int rank_of(const cf_tuning *tuning, const cf_tune_candidate *c) {
     if (c->status == CF_TUNE_OK) return 0;
-    if (c->status == CF_TUNE_INFEASIBLE) return 3;
-    if (c->status == CF_TUNE_UNTRIED || c->same_as >= 0) return 4;
-    return c->estimate > 0 ? 1 : 2;
+    if (c->status == CF_TUNE_INFEASIBLE) return 4;
+    if (c->status == CF_TUNE_UNTRIED || c->same_as >= 0) return 5;
+    return c->estimate > 0 ? 1 : tune_slower_seconds(tuning, c) > 0 ? 2 : 3;
 }
 
 int64_t tune_best_of_split(const cf_tuning *tuning, int64_t split) {
     int64_t i, best = -1;
     double least = 0;
-    int least_rank = 4;
+    int least_rank = 5;
 
     for (i = 0; i < tuning->n_candidates; i++) {
         const cf_tune_candidate *c = &tuning->candidates[i];
-        int rank = rank_of(c);
-        double value = rank == 0 ? c->seconds : rank == 3 ? (double)c->bytes : tune_least_seconds(c);
-        if (c->split != split || rank > least_rank || rank == 4 || (rank == least_rank && value >= least)) continue;
+        int rank = rank_of(tuning, c);
+        double value = rank == 0 ? c->seconds : rank == 4 ? (double)c->bytes : tune_slower_seconds(tuning, c);
+        if (c->split != split || rank > least_rank || rank == 5 || (rank == least_rank && value >= least)) continue;
         best = i;
         least = value;
         least_rank = rank;

@@ -47,7 +47,7 @@ static const char *two_decimals(double x) {
 static double say_base(const report *r, char *text, size_t size) {
     const report_schedule *base = r->baseline >= 0 ? &r->schedules[r->baseline] : NULL;
     const cf_tune_candidate *shared = &r->context.best;
-    char words[256], time[64], held[64], recompute[48] = "";
+    char words[384], time[64], held[64], recompute[48] = "";
 
     if (shared->status == CF_TUNE_OK) {
         baseline_context_words(&r->context, words, sizeof words);
@@ -64,7 +64,7 @@ static double say_base(const report *r, char *text, size_t size) {
 }
 
 static void say_both(const report *r, const report_schedule *ours, char *text, size_t size) {
-    char time[64], held[64], rank[64] = "", base[384];
+    char time[64], held[64], rank[64] = "", base[512];
     double makespan = say_base(r, base, sizeof base);
     double ratio = ours->timeline->makespan > 0 ? makespan / ours->timeline->makespan : 1;
 

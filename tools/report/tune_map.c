@@ -32,6 +32,7 @@ static int rank_of(const cf_tuning *tuning, int64_t id) {
 static int is_better(const cf_tuning *tuning, int64_t id, int64_t than) {
     const cf_tune_candidate *a, *b;
     int rank = rank_of(tuning, id), other;
+    double seconds, others;
 
     if (than < 0 || id == tuning->winner) return 1;
     if (than == tuning->winner) return 0;
@@ -39,7 +40,10 @@ static int is_better(const cf_tuning *tuning, int64_t id, int64_t than) {
     a = &tuning->candidates[origin_of(tuning, id)];
     b = &tuning->candidates[origin_of(tuning, than)];
     if (a->status == CF_TUNE_OK) return a->seconds < b->seconds;
-    return a->status == CF_TUNE_INFEASIBLE ? a->bytes < b->bytes : a->bound < b->bound;
+    if (a->status == CF_TUNE_INFEASIBLE) return a->bytes < b->bytes;
+    seconds = tune_slower_seconds(tuning, a);
+    others = tune_slower_seconds(tuning, b);
+    return seconds > 0 && (!(others > 0) || seconds < others);
 }
 
 static void fill_cells(const cf_tuning *tuning, tune_map *map) {

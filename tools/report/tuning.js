@@ -108,8 +108,8 @@ function makeTuningPage(tuning) {
   }
 
   function dominatedWords(c) {
-    const seen = c.estimate ? `about ${milliseconds(c.estimate)} by its first batches`
-      : `at least ${milliseconds(c.bound)}`;
+    const seen = c.estimate ? `about ${milliseconds(c.estimate)} by first batches`
+      : isBounded(c) ? `at least ${milliseconds(c.bound)}` : "slower, as others like it are";
     return `${seen}, so it was not timed to the end: ${c.why}\n`
       + `the most promising: ${waysOf(c)}\nwhether it fits is not known; --show N times more of them`;
   }
@@ -127,7 +127,14 @@ function makeTuningPage(tuning) {
 
   // ---- the map ----
 
-  const secondsOf = c => c.status === "ok" ? c.seconds : c.status === "dominated" ? c.estimate || c.bound : 0;
+  // Whether a bound was enough to give a candidate up; others are slower as their like are, whatever their bound.
+  const fastest = byNumber.get(tuning.ranking[0]);
+  const isBounded = c => !fastest || c.bound > fastest.seconds;
+
+  function secondsOf(c) {
+    if (c.status === "ok") return c.seconds;
+    return c.status !== "dominated" ? 0 : c.estimate || (isBounded(c) ? c.bound : 0);
+  }
 
   // How many times the best's seconds the slowest cell takes, within reason.
   function spread() {
@@ -146,7 +153,7 @@ function makeTuningPage(tuning) {
     if (c.status === "infeasible") return exact(c.bytes, gib(c.bytes));
     if (c.status !== "dominated") return "?";
     if (c.estimate) return exact(c.estimate, "~ " + milliseconds(c.estimate));
-    return exact(c.bound, "\u2265 " + milliseconds(c.bound));
+    return isBounded(c) ? exact(c.bound, "\u2265 " + milliseconds(c.bound)) : "slower";
   }
 
   function makeCell(cell, index) {
@@ -180,7 +187,7 @@ function makeTuningPage(tuning) {
       style: {"--strength": "60%"}}), text));
     if (winner) add("ok winner", "the best");
     if (has("ok")) add("ok", "timed on all batches; the stronger the colour, the faster");
-    if (has("dominated")) add("dominated", "given up: ~ as its first batches say, \u2265 a lower bound");
+    if (has("dominated")) add("dominated", "given up: ~ as first batches say, \u2265 a lower bound");
     if (has("infeasible")) add("infeasible", "does not fit; what it would need");
     if (has("untried")) add("untried", "not reached");
   }
@@ -311,8 +318,8 @@ function makeTuningPage(tuning) {
     if (!c) return ["not reached", ""];
     if (c.status === "ok") return [exact(c.seconds, milliseconds(c.seconds)), exact(c.bytes, gib(c.bytes))];
     if (c.status === "infeasible") return ["does not fit", exact(c.bytes, `${gib(c.bytes)} needed`)];
-    return [c.estimate ? exact(c.estimate, `about ${milliseconds(c.estimate)}`)
-      : exact(c.bound, `at least ${milliseconds(c.bound)}`), ""];
+    if (c.estimate) return [exact(c.estimate, `about ${milliseconds(c.estimate)}`), ""];
+    return [isBounded(c) ? exact(c.bound, `at least ${milliseconds(c.bound)}`) : "slower", ""];
   }
 
   function fillSplits() {
