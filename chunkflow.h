@@ -45,6 +45,7 @@
        cost numbers            cf_cost_seconds
        describe a model        cf_model_validate, cf_model_parameters, cf_stage_parameters,
          and its split         cf_stage_shard, cf_parallel_validate, cf_parallel_defaults
+     ~   kind by kind          cf_model_kinds, cf_stage_kind, cf_mixer_name
          and where stages lie  cf_placement_stage, cf_placement_at
      ~ size its memory         cf_memory_estimate, cf_memory_token_bytes, cf_memory_defaults
 
@@ -621,8 +622,45 @@ CHUNKFLOW_API cf_result cf_loss_weights(const int64_t *lengths, int64_t n, const
 #define CF_MAX_FFN ((int64_t)1 << 26)
 #define CF_MAX_VOCAB ((int64_t)1 << 28)
 
-/* A dense decoder: RMSNorm, grouped-query attention with rotary positions, gated MLP. A mixture of experts cannot be
-   described, and must not be described by its dense part. */
+#define CF_MAX_EXPERTS 65536 /* of a layer; a token goes to at most CF_MAX_ACTIVE of them */
+#define CF_MAX_ACTIVE 1024
+#define CF_MAX_KINDS 26
+
+/* What mixes the tokens of a layer, and so what it hands on from chunk to chunk: its state. */
+#define CF_MIXERS(X)                                                                                              \
+    X(CF_MIXER_FULL, "full")       /* causal attention: K and V of all rows */                                    \
+    X(CF_MIXER_WINDOW, "window")   /* attention to the last `window` rows, the own one among them: window - 1 rows */ \
+    X(CF_MIXER_CHUNKED, "chunked") /* attention to the rows since the last multiple of `window` (Llama 4): those */ \
+    X(CF_MIXER_LATENT, "latent")   /* multi-head latent attention (DeepSeek-V2, 2024): latents of all rows */     \
+    X(CF_MIXER_DELTA, "delta")     /* gated delta rule (Yang et al., 2024): a snapshot at each border, and the */ \
+                                   /* last tail - 1 rows of its convolution */                                    \
+    X(CF_MIXER_KDA, "kda")         /* the same with a gate for each channel (Kimi Linear, 2025) */                \
+    X(CF_MIXER_MAMBA2, "mamba2")   /* the same (Dao and Gu, 2024): head_dim is its state size, kv_heads its groups */ \
+    X(CF_MIXER_NONE, "none")       /* nothing: a layer that is feed-forward alone (Nemotron-H) */
+
+CF_ENUM_OF(cf_mixer, CF_MIXERS, CF_MIXER_COUNT);
+CHUNKFLOW_API const char *cf_mixer_name(cf_mixer mixer);
+
+/* One kind of layers. Zero: the model's own number where it has one, else nothing of the sort. */
+typedef struct cf_layer {
+    cf_mixer mixer;
+    int gate;          /* 1: attention's output is gated by as many columns as Q has */
+    int sinks;         /* 1: softmax sees one number more for each head */
+    int no_ffn;        /* 1: the mixer alone */
+    int64_t heads, kv_heads; /* of a recurrent layer: those of its values, and of its keys */
+    int64_t head_dim;  /* of Q and K; of a latent layer with its rope_dim */
+    int64_t value_dim; /* of V; 0: head_dim */
+    int64_t window;
+    int64_t latent, q_latent; /* widths of compressed K and V, and of compressed Q (0: it is not) */
+    int64_t rope_dim;  /* of a latent layer: the part of K that all heads share */
+    int64_t tail;      /* of a recurrent layer: rows that its convolution sees, the own one among them */
+    int64_t ffn;       /* of the MLP, or of one routed expert */
+    int64_t experts, active; /* routed ones, and to how many of them a token goes. No token is dropped */
+    int64_t shared;    /* width of all experts together that every token goes to */
+    int64_t shared_gate; /* 1: the output of those is gated by one number for each token */
+} cf_layer;
+
+/* A decoder: RMSNorm, a mixer, a gated MLP or experts. Without kinds, layers of grouped-query attention and MLP. */
 typedef struct cf_model {
     const char *name;
     int64_t layers;
@@ -638,6 +676,13 @@ typedef struct cf_model {
     int mlp_bias;     /* 1: biases in the MLP */
     int qk_norm;      /* 1: an RMSNorm over each head of Q and K */
     int no_gate;      /* 1: two MLP matrices; 0: three (SwiGLU) */
+    const cf_layer *kinds; /* NULL: one kind, of the numbers above */
+    int64_t n_kinds;
+    const char *pattern;   /* "aaab": the kinds of layers 0, 1, ..., over and over; a is kinds[0]. NULL: "a" */
+    int64_t first_dense;   /* so many first layers have an MLP of width `ffn` instead of experts */
+    int64_t mtp;           /* layers more that predict tokens further ahead (DeepSeek-V3, 2024), each of the last one's
+                              kind, with a projection of two rows to one, three norms, and head and loss again */
+    int64_t norms;         /* of each layer, beside those of heads; 0: one before the mixer, one before the MLP */
 } cf_model;
 
 /* Checks a description. Errors: CF_ERROR_ARGUMENT or CF_ERROR_LIMIT with the member ("model.kv_heads") and, in wanted,
@@ -648,11 +693,18 @@ CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error
 typedef struct cf_parameters {
     int64_t embedding;
     int64_t attention; /* projections and their biases */
-    int64_t mlp;       /* with biases */
+    int64_t mlp;       /* with biases, experts, routers, and projections of prediction layers */
     int64_t norms;
     int64_t head;      /* 0 where it is tied to an embedding in the same place */
     int64_t total;     /* of the five above */
+    int64_t experts;   /* the routed ones of mlp */
+    int64_t active;    /* total less those experts that a token does not go to; publishers leave the embedding out, too,
+                          or do not */
 } cf_parameters;
+
+/* How many kinds of layers a model has: 1 without `kinds`. With first_dense its kinds come twice, as they are and then
+   with an MLP. */
+CHUNKFLOW_API int64_t cf_model_kinds(const cf_model *model);
 
 /* Counts the whole model, exactly. */
 CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters *out, cf_error *error);
@@ -710,6 +762,10 @@ typedef struct cf_parallel {
                                 each to the second, third, ... virtual stage, then to the first, and never to the last,
                                 which has the output head */
     int64_t vocab_multiple;  /* vocab is padded to a multiple of this x tp (Megatron: 128); 0: 1 */
+    int64_t ep;              /* expert parallel: the routed experts of a layer lie whole on so many of the tp x dp GPUs
+                                of a stage, and each sends its rows to them; 0: 1, each has a tp-th of every expert's
+                                width. Must divide tp x dp and the experts of each kind */
+    int64_t imbalance;       /* with ep: percent of rows that the fullest GPU's experts get beyond the mean; 0: none */
 } cf_parallel;
 
 CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel);
@@ -737,11 +793,32 @@ typedef struct cf_shard {
     int64_t mlp_matrices; /* 3, or 2 without a gate */
     int first, last;      /* 1: the virtual stage has the embedding; it has the output head */
     int tied;             /* 1: the head is the embedding, which lies on the same stage */
+    cf_mixer mixer;       /* what follows is of one layer of a kind; ffn above is then that of MLP or shared experts */
+    int64_t out;          /* heads x value_dim */
+    int64_t value;        /* the same for heads of V. kv and value of a latent layer are as attention sees them */
+    int64_t elements;     /* that backward needs of the mixer: what goes into it, Q, K, V, output, gates */
+    int64_t window;
+    int64_t state_row;    /* elements of the state that each row adds */
+    int64_t expand;       /* weights that make K and V out of such a row (latent), in every pass that reads it */
+    int64_t window_row;   /* what a row adds to the state of a layer with a window or chunks, where rows leave again */
+    int64_t snapshot;     /* elements of a recurrent layer's state (float), whatever its rows */
+    int64_t tail_row;     /* columns of its convolution */
+    int64_t tail;         /* rows of these that it hands on */
+    int64_t mixer_weights, mixer_vectors; /* parameters in matrices, and in biases and the like */
+    int64_t mlp_weights, mlp_vectors;     /* the same of MLP, shared experts and router */
+    int64_t experts, active, expert_ffn, expert_size; /* routed: here, for a token, width and parameters of one here */
+    int64_t expert_share; /* over how many GPUs the rows are divided before they go to experts */
+    int64_t norms;        /* parameters */
 } cf_shard;
 
-/* Errors: as cf_stage_parameters. *out is untouched on failure. */
+/* Layers: all of the stage; of what differs between kinds, the first one's. Errors: as cf_stage_parameters. *out is
+   untouched on failure. */
 CHUNKFLOW_API cf_result cf_stage_shard(const cf_model *model, const cf_parallel *parallel, int64_t stage, cf_shard *out,
                                        cf_error *error);
+
+/* The same of one kind, 0 .. cf_model_kinds() - 1: layers may be 0; prediction layers are among the last stage's. */
+CHUNKFLOW_API cf_result cf_stage_kind(const cf_model *model, const cf_parallel *parallel, int64_t stage, int64_t kind,
+                                      cf_shard *out, cf_error *error);
 
 /* ================================================================================================================
    >>memory    bytes of a stage
@@ -765,6 +842,8 @@ typedef enum cf_loss {
 #define CF_STATE_SLOTS 3                    /* blocks of a ring of streamed state, unless more or fewer are asked for:
                                                one for attention, one on its way in, one on its way out */
 
+#define CF_BORDER_TOKENS 4096
+
 /* What to size. Zero means default in every member; model must be given. */
 typedef struct cf_memory_desc {
     const cf_model *model;
@@ -787,6 +866,8 @@ typedef struct cf_memory_desc {
                                      once: a ring of fixed bytes, through which passes stream a state in host memory
                                      layer by layer, block by block (CF_STATE_SLOTS blocks by default). Kept stage
                                      inputs are in host memory then, too. 0: all of it stays on the device */
+    int64_t chunk_size;           /* of a model with windows or recurrent layers: there is a border between chunks for
+                                     every chunk_size tokens of state; 0: CF_BORDER_TOKENS */
 } cf_memory_desc;
 
 CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc);
@@ -794,13 +875,19 @@ CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc);
 /* Bytes on one GPU of a virtual stage, for each token of ... */
 typedef struct cf_token_bytes {
     int64_t activations;    /* a chunk whose activations are kept */
-    int64_t state;          /* state: K and V of this stage's layers; 0 with a state_window */
+    int64_t state;          /* state: K and V of this stage's layers, or 0 with a state_window; routes; and a
+                               chunk_size-th of `border`, rounded up, always */
     int64_t state_gradient; /* state gradient; 0 with a state_window */
     int64_t boundary;       /* what goes from stage to stage; also a stage input kept for local replay */
     int64_t logits;         /* the chunk that is at its loss, beyond what stays (last virtual stage; 0 elsewhere) */
     int64_t working;        /* the chunk that is in backward: gradients of one layer's activations, and that layer's
                                recomputed activations; with a state_window, also the sums of attention by blocks */
     int64_t buffers;        /* the chunk that is in any pass: gathered rows of tensor parallelism, sends and receives */
+    /* And not for each token: */
+    int64_t border;         /* a border between two chunks of a group: the last rows of layers with a window, and of
+                               recurrent layers the state there (float) and the convolution's last rows */
+    int64_t carry;          /* a group in backward: the gradients of those, of one border */
+    int64_t routes;         /* part of `state`: two bytes for each expert that a token goes to, for its replay */
 } cf_token_bytes;
 
 /* Activations, in bytes per layer and token with two bytes an element (q = heads x head_dim / tp, kv = K heads on this
@@ -818,7 +905,14 @@ typedef struct cf_token_bytes {
    to block of a layer: 4 q + 8 heads / tp, the sums of dQ in fp32 and two numbers for each row of a head. The kernels
    of chunkflow_cuda.cu take as much, and more only where they split tiles because a GPU would idle.
    This is Korthikanti et al., Reducing Activation Recomputation (2022), Table 2, without dropout masks, with grouped
-   heads and a gate. Errors: as cf_memory_estimate. */
+   heads and a gate. Of kinds of layers: q, kv as their heads are; an output gate 2 q and 2 out more; a latent layer its
+   latents, and K and V of each head; a recurrent one the rows of its convolution before and after it (4 each), three
+   rows of values (6) and a block of 64 for each head (2 x 64, not mamba2), as fla keeps them: read, not measured. A row
+   goes to `active` experts, and for each of them there are its copy (2 h) and 6 f of the expert's width, imbalance
+   percent more with ep; 8 for each expert (logits and probabilities of the router, float), gone with mlp. A pass has
+   buffers of 4 h for each of them, sent and received. recompute_layers counts layers of the first kinds first.
+   A border of window layers has min(chunk_size, window - 1) rows of K and V, one of chunked attention as many of its
+   `window`, or none where that divides chunk_size. Errors: as cf_memory_estimate. */
 CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_t stage, cf_token_bytes *out,
                                               cf_error *error);
 
@@ -866,6 +960,8 @@ typedef struct cf_memory_report {
      state gradient  state_window x 2 kv x state_gradient_bytes, once
      inputs          kept stage inputs, but no more than two of chunk_tokens: one in use, one on its way
      host            state, state gradient and kept stage inputs of all its virtual stages, as they would be without
+   where borders and carries stay on the device: a stage that has gradients of state has one carry, beside them.
+   ZeRO divides routed experts over tp x dp / ep GPUs with ep, and over dp like all else without.
    Reports are untouched on failure. Errors: as cf_model_validate and cf_parallel_validate, CF_ERROR_ARGUMENT
    with the member, or CF_ERROR_OVERFLOW. */
 CHUNKFLOW_API cf_result cf_memory_estimate(const cf_memory_desc *desc, const cf_memory_load *loads, int64_t n_loads,
@@ -5106,14 +5202,94 @@ CHUNKFLOW_API cf_result cf_loss_weights(const int64_t *lengths, int64_t n, const
    >>model
    ================================================================================================================ */
 
+CF__NAMES(cf_mixer_name, cf_mixer, CF_MIXERS, "?")
+
 static int64_t cf__model_head_dim(const cf_model *model) {
     return model->head_dim != 0 ? model->head_dim : model->hidden / model->heads;
 }
+
+CHUNKFLOW_API int64_t cf_model_kinds(const cf_model *model) {
+    int64_t n = model->kinds == NULL ? 1 : model->n_kinds;
+    return model->first_dense > 0 ? 2 * n : n;
+}
+
+/* A kind with the model's numbers where it has none of its own. */
+static cf_layer cf__model_kind(const cf_model *model, int64_t k) {
+    int64_t n = model->kinds == NULL ? 1 : model->n_kinds;
+    cf_layer kind;
+    memset(&kind, 0, sizeof kind);
+    if (model->kinds != NULL) kind = model->kinds[k % n];
+    if (k >= n) kind.experts = kind.active = kind.shared = kind.ffn = 0;
+    if (kind.heads == 0) kind.heads = model->heads;
+    if (kind.kv_heads == 0) kind.kv_heads = model->kv_heads;
+    if (kind.head_dim == 0) kind.head_dim = cf__model_head_dim(model);
+    if (kind.value_dim == 0) kind.value_dim = kind.head_dim;
+    if (kind.ffn == 0) kind.ffn = model->ffn;
+    return kind;
+}
+
+/* How many of the layers first .. end - 1 are of a kind. */
+static int64_t cf__model_count_layers(const cf_model *model, int64_t of, int64_t first, int64_t end) {
+    int64_t n = model->kinds == NULL ? 1 : model->n_kinds, i, count = 0;
+    const char *pattern = model->pattern != NULL ? model->pattern : "a";
+    int64_t period = (int64_t)strlen(pattern);
+    for (i = first; i < end; i++) count += pattern[i % period] - 'a' + (i < model->first_dense ? n : 0) == of;
+    return count;
+}
+
+static int cf__model_recurs(cf_mixer mixer) { return mixer >= CF_MIXER_DELTA && mixer <= CF_MIXER_MAMBA2; }
 
 /* The divisor of `whole` next below value. */
 static int64_t cf__model_divisor_below(int64_t whole, int64_t value) {
     while (whole % value != 0) value--;
     return value;
+}
+
+/* The members that only some kinds have: how small and how large each may be. */
+static cf_result cf__model_check_kind(const cf_layer *kind, int64_t k, cf_error *error) {
+    int windowed = kind->mixer == CF_MIXER_WINDOW || kind->mixer == CF_MIXER_CHUNKED;
+    int latent = kind->mixer == CF_MIXER_LATENT;
+    const struct {
+        const char *field;
+        int64_t value, least, most;
+    } members[] = {{"kinds.mixer", (int)kind->mixer, 0, CF_MIXER_COUNT - 1},
+                   {"kinds.heads", kind->heads, 1, CF_MAX_WIDTH},
+                   {"kinds.kv_heads", kind->kv_heads, 1, kind->heads},
+                   {"kinds.head_dim", kind->head_dim, 1, CF_MAX_WIDTH / cf__max(kind->heads, 1)},
+                   {"kinds.value_dim", kind->value_dim, 1, CF_MAX_WIDTH / cf__max(kind->heads, 1)},
+                   {"kinds.window", kind->window, windowed, CF_MAX_CHUNK_SIZE},
+                   {"kinds.latent", kind->latent, latent, CF_MAX_WIDTH},
+                   {"kinds.q_latent", kind->q_latent, 0, CF_MAX_WIDTH},
+                   {"kinds.rope_dim", kind->rope_dim, 0, cf__max(kind->head_dim, 1) - latent},
+                   {"kinds.tail", kind->tail, cf__model_recurs(kind->mixer), CF_MAX_ACTIVE},
+                   {"kinds.ffn", kind->ffn, 1, CF_MAX_FFN},
+                   {"kinds.experts", kind->experts, 0, CF_MAX_EXPERTS},
+                   {"kinds.active", kind->active, kind->experts > 0, cf__min(kind->experts, CF_MAX_ACTIVE)},
+                   {"kinds.shared", kind->shared, 0, CF_MAX_FFN}};
+    int64_t i;
+    for (i = 0; i < CF__COUNT(members); i++)
+        CF__TRY(cf__inside(members[i].value, members[i].least, members[i].most, CF_ERROR_ARGUMENT, members[i].field, k,
+                           "is out of range for its kind", error));
+    if (kind->heads % kind->kv_heads == 0) return CF_OK;
+    return cf__fail(error, CF_ERROR_ARGUMENT, "kinds.kv_heads", k, cf__model_divisor_below(kind->heads, kind->kv_heads),
+                    kind->kv_heads, "must divide heads");
+}
+
+static cf_result cf__model_check_kinds(const cf_model *model, cf_error *error) {
+    int64_t k;
+    CF__TRY(cf__bounded(model->first_dense, 0, model->layers, "model.first_dense", "must not be more than layers",
+                        error));
+    CF__TRY(cf__range(model->mtp, 0, CF_MAX_LAYERS, "model.mtp", error));
+    CF__TRY(cf__range(model->norms, 0, CF_MAX_KINDS, "model.norms", error));
+    if (model->kinds != NULL) CF__TRY(cf__range(model->n_kinds, 1, CF_MAX_KINDS, "model.n_kinds", error));
+    for (k = 0; model->pattern != NULL && (k == 0 || model->pattern[k] != 0); k++)
+        CF__TRY(cf__inside(model->pattern[k], 'a', 'a' + (model->kinds == NULL ? 1 : model->n_kinds) - 1,
+                           CF_ERROR_ARGUMENT, "model.pattern", k, "must be a letter of a kind", error));
+    for (k = 0; model->kinds != NULL && k < model->n_kinds; k++) {
+        cf_layer kind = cf__model_kind(model, k);
+        CF__TRY(cf__model_check_kind(&kind, k, error));
+    }
+    return CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error) {
@@ -5132,7 +5308,7 @@ CHUNKFLOW_API cf_result cf_model_validate(const cf_model *model, cf_error *error
         return cf__fail(error, CF_ERROR_ARGUMENT, "model.heads", -1,
                         cf__model_divisor_below(model->hidden, model->heads), model->heads,
                         "must divide hidden, or head_dim must be given");
-    return CF_OK;
+    return cf__model_check_kinds(model, error);
 }
 
 /* ---- splitting ---- */
@@ -5160,11 +5336,37 @@ CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel) {
     if (full.dp == 0) full.dp = 1;
     if (full.recompute == CF_RECOMPUTE_DEFAULT) full.recompute = CF_RECOMPUTE_NONE;
     if (full.vocab_multiple == 0) full.vocab_multiple = 1;
+    if (full.ep == 0) full.ep = 1;
     return full;
 }
 
-static int cf__model_tp_fits(const cf_model *model, int64_t tp) {
-    return model->heads % tp == 0 && model->ffn % tp == 0 && (model->kv_heads % tp == 0 || tp % model->kv_heads == 0);
+static int cf__model_tp_fits(const cf_model *model, int64_t tp, int64_t ep) {
+    int64_t k;
+    for (k = 0; k < cf_model_kinds(model); k++) {
+        cf_layer kind = cf__model_kind(model, k);
+        int whole = kind.no_ffn || (kind.experts > 0 && ep > 1); /* tp divides no width */
+        int heads = kind.mixer == CF_MIXER_LATENT || kind.kv_heads % tp == 0 || tp % kind.kv_heads == 0;
+        if (kind.heads % tp != 0 || !heads || kind.shared % tp != 0 || (!whole && kind.ffn % tp != 0)) return 0;
+    }
+    return 1;
+}
+
+static cf_result cf__model_check_ep(const cf_model *model, const cf_parallel *parallel, cf_error *error) {
+    int64_t k, gpus = parallel->tp * parallel->dp;
+    CF__TRY(cf__range(parallel->ep, 1, CF_MAX_EXPERTS, "parallel.ep", error));
+    CF__TRY(cf__range(parallel->imbalance, 0, 1000, "parallel.imbalance", error));
+    if (gpus % parallel->ep != 0)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.ep", -1,
+                        cf__model_divisor_below(gpus, cf__min(parallel->ep, gpus)), parallel->ep,
+                        "must divide tp x dp");
+    for (k = 0; parallel->ep > 1 && k < cf_model_kinds(model); k++) {
+        cf_layer kind = cf__model_kind(model, k);
+        if (kind.experts % parallel->ep != 0)
+            return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.ep", -1,
+                            cf__model_divisor_below(kind.experts, cf__min(parallel->ep, kind.experts)), parallel->ep,
+                            "must divide the experts of each kind");
+    }
+    return CF_OK;
 }
 
 /* Layers given stage by stage: none empty, and together those of the model. */
@@ -5199,10 +5401,11 @@ static cf_result cf__model_resolve(const cf_model *model, const cf_parallel *giv
     CF__TRY(cf__range(full->recompute_layers, 0, CF_MAX_LAYERS, "parallel.recompute_layers", error));
     CF__TRY(cf__range(full->vocab_multiple, 1, CF_MAX_VOCAB, "parallel.vocab_multiple", error));
     fitting = full->tp;
-    while (!cf__model_tp_fits(model, fitting)) fitting--; /* 1 always fits */
+    while (!cf__model_tp_fits(model, fitting, full->ep)) fitting--; /* 1 always fits */
     if (fitting < full->tp)
         return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.tp", -1, fitting, full->tp,
                         "must divide heads and ffn, and divide kv_heads or be a multiple of it");
+    CF__TRY(cf__model_check_ep(model, full, error));
     return full->layers != NULL ? cf__model_check_layers(model, full, error) : CF_OK;
 }
 
@@ -5218,44 +5421,134 @@ static int64_t cf__model_even_layers(int64_t layers, int64_t n_stages, int64_t s
     return layers / n_stages + (stage <= left && stage < n_stages - 1);
 }
 
-/* model and parallel have been checked. */
-static cf_shard cf__model_shard(const cf_model *model, const cf_parallel *parallel, int64_t stage) {
+/* The index of a virtual stage's first layer, or of the one behind its last. */
+static int64_t cf__model_first_layer(const cf_model *model, const cf_parallel *parallel, int64_t stage) {
+    int64_t n_stages = parallel->pp * parallel->n_virtual, s, first = 0;
+    for (s = 0; s < stage; s++)
+        first += parallel->layers != NULL ? parallel->layers[s] : cf__model_even_layers(model->layers, n_stages, s);
+    return first;
+}
+
+/* Widths of attention, and its parameters. What is latent lies on each GPU of tensor parallelism. */
+static void cf__model_set_attention(const cf_model *model, const cf_layer *kind, cf_shard *s) {
+    int64_t h = s->hidden, row = kind->latent + kind->rope_dim;
+    int64_t part = kind->head_dim - kind->rope_dim + kind->value_dim; /* of each head's K and V, out of the latent */
+    s->elements = s->q + s->out + s->kv + s->value + (kind->gate ? s->q + s->out : 0);
+    s->mixer_weights = h * (s->q + s->kv + s->value + s->out + (kind->gate ? s->q : 0));
+    if (model->qkv_bias) s->mixer_vectors += s->q + s->kv + s->value + (kind->gate ? s->q : 0);
+    if (model->out_bias) s->mixer_vectors += h;
+    if (kind->sinks) s->mixer_vectors += s->heads;
+    if (model->qk_norm) s->norms += 2 * kind->head_dim;
+    if (kind->mixer == CF_MIXER_FULL) s->state_row = s->kv + s->value;
+    else if (kind->mixer != CF_MIXER_LATENT) s->window_row = s->kv + s->value;
+    if (kind->mixer != CF_MIXER_LATENT) return;
+    s->kv = s->q; /* each head has its own */
+    s->value = s->out;
+    s->elements = 2 * (s->q + s->out) + kind->q_latent + row;
+    s->expand = kind->latent * s->heads * part;
+    s->mixer_weights = h * (row + s->out) + s->expand;
+    s->mixer_weights += kind->q_latent > 0 ? kind->q_latent * (h + s->q) : h * s->q;
+    s->mixer_vectors = 0;
+    s->norms += kind->latent + kind->q_latent - (model->qk_norm ? 2 * kind->head_dim : 0);
+    s->state_row = row;
+}
+
+/* The same of a recurrent layer, as fla, transformers and mamba_ssm build them: q is its queries, as many as its keys;
+   two numbers a head gate it (delta: decay and rate), one (mamba2), or a channel of keys by way of head_dim (kda). */
+static void cf__model_set_recurrence(const cf_layer *kind, cf_shard *s) {
+    int64_t h = s->hidden, n = s->heads, mamba = kind->mixer == CF_MIXER_MAMBA2, kda = kind->mixer == CF_MIXER_KDA;
+    s->q = s->kv;
+    s->value = s->out;
+    s->tail_row = 2 * s->kv + s->out;
+    s->tail = kind->tail - 1;
+    s->snapshot = n * kind->head_dim * kind->value_dim;
+    s->elements = 2 * s->tail_row + 3 * s->out + (mamba ? 0 : 64 * n); /* and a block of 64 x 64 a head */
+    s->mixer_weights = h * (s->tail_row + 2 * s->out + (mamba || kda ? 1 : 2) * n);
+    if (kda) s->mixer_weights += kind->value_dim * (2 * h + s->kv + s->out) - h * s->out;
+    s->mixer_vectors = s->tail_row * (kind->tail + mamba) + (mamba ? 3 : 2) * n + (mamba ? s->out : kind->value_dim);
+    if (kda) s->mixer_vectors += s->kv - n;
+}
+
+/* MLP or experts. The router and its bias are on every GPU. */
+static void cf__model_set_mlp(const cf_model *model, const cf_layer *kind, const cf_parallel *parallel, cf_shard *s) {
+    int64_t h = s->hidden, m = s->mlp_matrices, tp = parallel->tp;
+    s->ffn = kind->no_ffn ? 0 : (kind->experts > 0 ? kind->shared : kind->ffn) / tp;
+    s->mlp_weights = m * h * s->ffn + h * kind->experts;
+    if (model->mlp_bias && s->ffn > 0) s->mlp_vectors = (m - 1) * s->ffn + h;
+    if (kind->experts == 0) return;
+    if (model->mlp_bias) s->mlp_vectors += kind->experts;
+    if (kind->shared_gate) s->mlp_vectors += h;
+    s->experts = kind->experts / parallel->ep;
+    s->active = kind->active;
+    s->expert_ffn = kind->ffn / (parallel->ep > 1 ? 1 : tp);
+    s->expert_size = m * h * s->expert_ffn + (model->mlp_bias ? (m - 1) * s->expert_ffn + h : 0);
+    s->expert_share = parallel->ep > 1 ? s->sequence : 1;
+}
+
+/* Of one kind, or (-1) the layers of all and the widths of the first. model and parallel have been checked. */
+static cf_shard cf__model_shard(const cf_model *model, const cf_parallel *parallel, int64_t stage, int64_t of) {
     int64_t n_stages = parallel->pp * parallel->n_virtual, tp = parallel->tp;
-    int64_t dim = cf__model_head_dim(model);
+    cf_layer kind = cf__model_kind(model, cf__max(of, 0));
     cf_shard shard;
+    memset(&shard, 0, sizeof shard);
+    shard.first = stage == 0;
+    shard.last = stage == n_stages - 1;
     shard.layers = cf__model_even_layers(model->layers, n_stages, stage);
     if (parallel->layers != NULL) shard.layers = parallel->layers[stage];
+    if (of >= 0 && cf_model_kinds(model) > 1) {
+        int64_t at = cf__model_first_layer(model, parallel, stage);
+        shard.layers = cf__model_count_layers(model, of, at, at + shard.layers);
+    }
+    if (shard.last && (of < 0 || cf__model_count_layers(model, of, model->layers - 1, model->layers) > 0))
+        shard.layers += model->mtp;
     shard.hidden = model->hidden;
-    shard.heads = model->heads / tp;
-    shard.q = shard.heads * dim;
-    shard.kv = cf__max(model->kv_heads / tp, 1) * dim;
-    shard.ffn = model->ffn / tp;
+    shard.heads = kind.heads / tp;
+    shard.q = shard.heads * kind.head_dim;
+    shard.out = shard.heads * kind.value_dim;
+    shard.kv = cf__max(kind.kv_heads / tp, 1) * kind.head_dim;
+    shard.value = cf__max(kind.kv_heads / tp, 1) * kind.value_dim;
     shard.vocab = cf__div_up(cf__div_up(model->vocab, tp), parallel->vocab_multiple) * parallel->vocab_multiple;
     shard.sequence = parallel->no_sequence ? 1 : tp;
     shard.mlp_matrices = model->no_gate ? 2 : 3;
-    shard.first = stage == 0;
-    shard.last = stage == n_stages - 1;
     shard.tied = model->tied && shard.last && cf_placement_stage(parallel->placement, parallel->pp, stage) == 0;
+    shard.mixer = kind.mixer;
+    shard.window = kind.window;
+    shard.norms = model->hidden * (model->norms > 0 ? model->norms : (kind.mixer != CF_MIXER_NONE) + !kind.no_ffn);
+    if (kind.mixer <= CF_MIXER_LATENT) cf__model_set_attention(model, &kind, &shard);
+    else if (kind.mixer != CF_MIXER_NONE) cf__model_set_recurrence(&kind, &shard);
+    else shard.heads = shard.q = shard.out = shard.kv = shard.value = 0;
+    cf__model_set_mlp(model, &kind, parallel, &shard);
     return shard;
 }
 
 /* Returns 0 where a count does not fit. The widths are bounded, so only the matrices of all layers can be too large. */
-static int cf__model_count_parameters(const cf_model *model, const cf_shard *shard, cf_parameters *out) {
-    int64_t n = shard->layers, h = shard->hidden, attention = h * (2 * shard->q + 2 * shard->kv);
-    int64_t mlp = shard->mlp_matrices * h * shard->ffn;
+static int cf__model_count_parameters(const cf_model *model, const cf_parallel *parallel, int64_t stage,
+                                      cf_parameters *out) {
+    cf_shard shard = cf__model_shard(model, parallel, stage, -1);
+    int64_t h = shard.hidden, k;
     int overflow = 0;
     memset(out, 0, sizeof *out);
-    if (model->qkv_bias) attention += shard->q + 2 * shard->kv;
-    if (model->out_bias) attention += h;
-    if (model->mlp_bias) mlp += (shard->mlp_matrices - 1) * shard->ffn + h;
-    if (shard->first) out->embedding = shard->vocab * h;
-    if (shard->last && !shard->tied) out->head = shard->vocab * h;
-    out->norms = n * (2 * h + (model->qk_norm ? 2 * cf__model_head_dim(model) : 0)) + (shard->last ? h : 0);
-    out->total = out->embedding + out->norms + out->head;
-    cf__add_product(&out->attention, n, attention, &overflow);
-    cf__add_product(&out->mlp, n, mlp, &overflow);
+    if (shard.first) out->embedding = shard.vocab * h;
+    if (shard.last && !shard.tied) out->head = shard.vocab * h;
+    if (shard.last) out->norms = h + 3 * h * model->mtp;
+    if (shard.last) cf__add_product(&out->mlp, model->mtp, 2 * h * h, &overflow);
+    for (k = 0; k < cf_model_kinds(model); k++) {
+        int64_t a_layer = 0, active = 0;
+        shard = cf__model_shard(model, parallel, stage, k);
+        cf__add_product(&a_layer, shard.experts, shard.expert_size, &overflow);
+        cf__add_product(&active, shard.active, shard.expert_size, &overflow);
+        cf__add_product(&out->norms, shard.layers, shard.norms, &overflow);
+        cf__add_product(&out->attention, shard.layers, shard.mixer_weights + shard.mixer_vectors, &overflow);
+        cf__add_product(&out->mlp, shard.layers, shard.mlp_weights + shard.mlp_vectors, &overflow);
+        cf__add_product(&out->experts, shard.layers, a_layer, &overflow);
+        cf__add_product(&out->active, shard.layers, active, &overflow);
+    }
     cf__add_product(&out->total, out->attention, 1, &overflow);
     cf__add_product(&out->total, out->mlp, 1, &overflow);
+    cf__add_product(&out->total, out->embedding + out->norms + out->head, 1, &overflow);
+    cf__add_product(&out->active, out->total, 1, &overflow);
+    cf__add_product(&out->mlp, out->experts, 1, &overflow);
+    cf__add_product(&out->total, out->experts, 1, &overflow);
     return !overflow;
 }
 
@@ -5265,17 +5558,31 @@ CHUNKFLOW_API cf_result cf_stage_shard(const cf_model *model, const cf_parallel 
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf__model_resolve(model, parallel, &full, error));
     CF__TRY(cf__bounded(stage, 0, full.pp * full.n_virtual - 1, "stage", "there is no such virtual stage", error));
-    *out = cf__model_shard(model, &full, stage);
+    *out = cf__model_shard(model, &full, stage, -1);
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_stage_kind(const cf_model *model, const cf_parallel *parallel, int64_t stage, int64_t kind,
+                                      cf_shard *out, cf_error *error) {
+    cf_parallel full;
+    cf_shard whole;
+    if (out == NULL) return cf__fail_null(error, "out");
+    CF__TRY(cf_stage_shard(model, parallel, stage, &whole, error));
+    CF__TRY(cf__bounded(kind, 0, cf_model_kinds(model) - 1, "kind", "there is no such kind", error));
+    full = cf_parallel_defaults(parallel);
+    *out = cf__model_shard(model, &full, stage, kind);
     return CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_stage_parameters(const cf_model *model, const cf_parallel *parallel, int64_t stage,
                                             cf_parameters *out, cf_error *error) {
+    cf_parallel full;
     cf_parameters counted;
     cf_shard shard;
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf_stage_shard(model, parallel, stage, &shard, error));
-    if (!cf__model_count_parameters(model, &shard, &counted)) return cf__fail_size(error, "parameters");
+    full = cf_parallel_defaults(parallel);
+    if (!cf__model_count_parameters(model, &full, stage, &counted)) return cf__fail_size(error, "parameters");
     *out = counted;
     return CF_OK;
 }
@@ -5304,6 +5611,7 @@ CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc) {
 #define CF__MEMORY_DEFAULT(name, usual) if (full.name == 0) full.name = usual;
     CF__MEMORY_ELEMENTS(CF__MEMORY_DEFAULT)
     if (full.runtime_bytes == 0) full.runtime_bytes = CF_RUNTIME_BYTES;
+    if (full.chunk_size == 0) full.chunk_size = CF_BORDER_TOKENS;
     if (full.fragmentation == 0) full.fragmentation = CF_FRAGMENTATION;
     if (full.fragmentation == -1) full.fragmentation = 0;
     return full;
@@ -5318,46 +5626,62 @@ static cf_result cf__memory_check_desc(const cf_memory_desc *given, cf_memory_de
 #define CF__MEMORY_CHECK(name, usual) CF__TRY(cf__range(full->name, 1, CF__MEMORY_MAX_ELEMENT, #name, error));
     CF__MEMORY_ELEMENTS(CF__MEMORY_CHECK)
     CF__TRY(cf__range(full->state_window, 0, CF_MAX_LENGTH, "state_window", error));
+    CF__TRY(cf__range(full->chunk_size, 1, CF_MAX_CHUNK_SIZE, "chunk_size", error));
     return cf__range(full->runtime_bytes, 1, INT64_MAX, "runtime_bytes", error);
 }
 
 /* ---- bytes per token ---- */
 
+/* Bytes for each row that goes to experts, of all of them that it goes to; bytes: of one such copy of it. */
+static int64_t cf__memory_dispatched(const cf_memory_desc *desc, const cf_shard *shard, int64_t bytes) {
+    int64_t more = desc->parallel.ep > 1 ? desc->parallel.imbalance : 0;
+    if (shard->active == 0) return 0;
+    return cf__div_up(cf__div_up(shard->active * bytes, shard->expert_share) * (100 + more), 100);
+}
+
+/* matrices: how many results of the width of the MLP, or of an expert, each row has. */
+static int64_t cf__memory_mlp_rows(const cf_memory_desc *desc, const cf_shard *shard, int64_t matrices) {
+    int64_t element = desc->activation_bytes;
+    int64_t router = cf__div_up(8 * shard->experts * desc->parallel.ep, shard->sequence);
+    int64_t copy = element * (shard->hidden + matrices * shard->expert_ffn);
+    return matrices * element * shard->ffn + cf__memory_dispatched(desc, shard, copy) + router;
+}
+
 static int64_t cf__memory_mlp_bytes(const cf_memory_desc *desc, const cf_shard *shard) {
-    int64_t matrices = shard->mlp_matrices + (desc->unfused && !desc->model->no_gate);
-    return matrices * desc->activation_bytes * shard->ffn;
+    return cf__memory_mlp_rows(desc, shard, shard->mlp_matrices + (desc->unfused && !desc->model->no_gate));
 }
 
 /* What a layer keeps for backward that makes this again. */
 static int64_t cf__memory_layer_bytes(const cf_memory_desc *desc, const cf_shard *shard, cf_recompute again) {
     int64_t element = desc->activation_bytes, mlp = cf__memory_mlp_bytes(desc, shard);
-    int64_t rows = 4 * element * shard->hidden;               /* inputs of two norms, and their outputs */
-    int64_t attention = 2 * element * (shard->q + shard->kv); /* Q, output; K, V */
+    int64_t rows = 4 * element * shard->hidden;  /* inputs of two norms, and their outputs */
+    int64_t mixer = element * shard->elements;   /* Q, output; K, V */
     if (again == CF_RECOMPUTE_FULL) return cf__div_up(element * shard->hidden, shard->sequence);
-    if (again != CF_RECOMPUTE_SELECTIVE && !desc->unfused_attention) attention += 4 * shard->heads;
+    if (again != CF_RECOMPUTE_SELECTIVE && !desc->unfused_attention && shard->mixer <= CF_MIXER_LATENT)
+        mixer += 4 * shard->heads;
     if (desc->unfused) rows += 8 * shard->hidden; /* each norm: its input as float instead, and its normalised rows */
     if (again >= CF_RECOMPUTE_LAYERNORM) rows = 2 * element * shard->hidden;
-    if (again == CF_RECOMPUTE_ACT) mlp = (shard->mlp_matrices - 1) * element * shard->ffn;
+    if (again == CF_RECOMPUTE_ACT) mlp = cf__memory_mlp_rows(desc, shard, shard->mlp_matrices - 1);
     if (again == CF_RECOMPUTE_MLP) mlp = 0;
-    return cf__div_up(rows, shard->sequence) + attention + mlp;
+    return cf__div_up(rows, shard->sequence) + mixer + mlp;
 }
 
-static int64_t cf__memory_layers_again(const cf_memory_desc *desc, const cf_shard *shard) {
+static int64_t cf__memory_layers_again(const cf_memory_desc *desc, int64_t layers) {
     int64_t some = desc->parallel.recompute_layers;
-    return some > 0 && some < shard->layers ? some : shard->layers;
+    return some > 0 && some < layers ? some : layers;
 }
 
 /* Gradients of one layer's activations while it is in backward: the larger of MLP and attention, and those of the
    residual and of a norm's output. Beside them what is made again, but for the row statistics of attention. */
 static int64_t cf__memory_working_bytes(const cf_memory_desc *desc, const cf_shard *shard) {
-    int64_t element = desc->activation_bytes, attention = 2 * element * (shard->q + shard->kv);
-    int64_t bytes = cf__div_up(2 * element * shard->hidden, shard->sequence);
+    int64_t element = desc->activation_bytes, bytes = cf__div_up(2 * element * shard->hidden, shard->sequence);
     cf_recompute again = desc->parallel.recompute;
-    bytes += cf__max(cf__memory_mlp_bytes(desc, shard), attention);
+    bytes += cf__max(cf__memory_mlp_bytes(desc, shard), element * shard->elements);
     if (again > CF_RECOMPUTE_SELECTIVE) bytes += cf__memory_layer_bytes(desc, shard, CF_RECOMPUTE_NONE);
     if (again > CF_RECOMPUTE_SELECTIVE && again < CF_RECOMPUTE_FULL)
         bytes -= cf__memory_layer_bytes(desc, shard, again);
-    if (desc->state_window > 0) bytes += 4 * (shard->q + 2 * shard->heads); /* sums from block to block of keys */
+    if (desc->state_window > 0 && shard->state_row > 0) /* sums from block to block of keys */
+        bytes += 4 * (shard->q + 2 * shard->heads);
     return bytes;
 }
 
@@ -5369,40 +5693,95 @@ static int64_t cf__memory_loss_bytes(cf_loss loss, int64_t logit, int at_peak) {
     return logit + (loss == CF_LOSS_EAGER ? 12 : 8); /* beside it the logits, and their float copy or gradients */
 }
 
-static cf_token_bytes cf__memory_token_bytes(const cf_memory_desc *desc, const cf_shard *shard) {
-    int64_t element = desc->activation_bytes, row = cf__div_up(element * shard->hidden, shard->sequence);
+/* A stage's bytes for each token, and what they alone do not say. */
+typedef struct cf__memory_stage_bytes {
+    cf_shard shard;       /* of all its layers */
+    cf_token_bytes bytes; /* state without the rest of it */
+    int64_t share;        /* that rest: routes, and a token's share of a border */
+    int64_t row, gradient_row; /* of the layer with the most state */
+    int64_t heads_kept;   /* of all layers that keep their scores */
+    int64_t heads;        /* of one layer, at most */
+    int overflow;         /* 1: something does not fit */
+} cf__memory_stage_bytes;
+
+/* Adds the state of the layers of one kind. */
+static void cf__memory_add_state(const cf_memory_desc *desc, const cf_shard *s, cf__memory_stage_bytes *out) {
+    int64_t chunked = s->mixer == CF_MIXER_CHUNKED, ends = s->window - !chunked; /* rows that a border hands on */
+    int64_t rows = cf__min(desc->chunk_size, ends), row = s->state_row * desc->state_bytes;
+    int64_t tail = s->tail * s->tail_row;
+    cf_token_bytes *bytes = &out->bytes;
+    if (chunked && desc->chunk_size % s->window == 0) rows = ends = 0;
+    bytes->state += s->layers * row;
+    bytes->state_gradient += s->layers * s->state_row * desc->state_gradient_bytes;
+    out->row = cf__max(out->row, s->layers > 0 ? row : 0);
+    out->gradient_row = cf__max(out->gradient_row, s->layers > 0 ? s->state_row * desc->state_gradient_bytes : 0);
+    cf__add_product(&bytes->border, s->layers * desc->state_bytes, rows * s->window_row, &out->overflow);
+    cf__add_product(&bytes->border, s->layers, 4 * s->snapshot + tail * desc->state_bytes, &out->overflow);
+    cf__add_product(&bytes->carry, s->layers * desc->state_gradient_bytes, ends * s->window_row, &out->overflow);
+    cf__add_product(&bytes->carry, s->layers, 4 * s->snapshot + tail * desc->state_gradient_bytes, &out->overflow);
+    bytes->routes += s->layers * cf__div_up(2 * s->active, s->expert_share > 0 ? s->expert_share : 1);
+}
+
+/* Adds all that the layers of one kind have; left: how many layers more of the stage make something again. */
+static void cf__memory_add_kind(const cf_memory_desc *desc, const cf_shard *s, int64_t *left,
+                                cf__memory_stage_bytes *out) {
+    cf_recompute what = desc->parallel.recompute;
+    int64_t again = cf__min(*left, s->layers), heads = s->mixer <= CF_MIXER_LATENT ? s->heads : 0;
+    int drops = what == CF_RECOMPUTE_SELECTIVE || what == CF_RECOMPUTE_FULL;
+    *left -= again;
+    cf__add_product(&out->bytes.activations, again, cf__memory_layer_bytes(desc, s, what), &out->overflow);
+    cf__add_product(&out->bytes.activations, s->layers - again, cf__memory_layer_bytes(desc, s, CF_RECOMPUTE_NONE),
+                    &out->overflow);
+    out->heads_kept += heads * (s->layers - (drops ? again : 0));
+    if (s->layers == 0) return;
+    out->heads = cf__max(out->heads, heads);
+    out->bytes.working = cf__max(out->bytes.working, cf__memory_working_bytes(desc, s));
+    out->bytes.buffers = cf__max(out->bytes.buffers,
+                                 cf__memory_dispatched(desc, s, 2 * desc->activation_bytes * s->hidden));
+    cf__memory_add_state(desc, s, out);
+}
+
+static void cf__memory_weigh_stage(const cf_memory_desc *desc, int64_t stage, cf__memory_stage_bytes *out) {
+    cf_shard *shard = &out->shard, of;
+    cf_token_bytes *bytes = &out->bytes;
+    int64_t element = desc->activation_bytes, row, left, k, ends, losses = 1 + desc->model->mtp;
     int64_t kept = cf__memory_loss_bytes(desc->loss, element, 0);
     int64_t peak = cf__memory_loss_bytes(desc->loss, element, 1);
-    int64_t ends = (shard->first != 0) + (shard->last != 0), tp = desc->parallel.tp;
-    int64_t again = cf__memory_layers_again(desc, shard);
-    cf_token_bytes bytes;
-    memset(&bytes, 0, sizeof bytes);
-    bytes.activations = again * cf__memory_layer_bytes(desc, shard, desc->parallel.recompute);
-    bytes.activations += (shard->layers - again) * cf__memory_layer_bytes(desc, shard, CF_RECOMPUTE_NONE);
-    if (shard->first) bytes.activations += 8;
-    if (shard->last) {
-        bytes.activations += cf__div_up(2 * element * shard->hidden, shard->sequence) + kept * shard->vocab;
-        if (desc->loss == CF_LOSS_CHUNKED) bytes.activations += row;
-        bytes.logits = (peak - kept) * shard->vocab;
+    memset(out, 0, sizeof *out);
+    *shard = cf__model_shard(desc->model, &desc->parallel, stage, -1);
+    row = cf__div_up(element * shard->hidden, shard->sequence);
+    left = cf__memory_layers_again(desc, shard->layers);
+    for (k = 0; k < cf_model_kinds(desc->model); k++) {
+        of = cf__model_shard(desc->model, &desc->parallel, stage, k);
+        cf__memory_add_kind(desc, &of, &left, out);
     }
-    bytes.state = 2 * shard->kv * shard->layers * desc->state_bytes;
-    bytes.state_gradient = 2 * shard->kv * shard->layers * desc->state_gradient_bytes;
-    bytes.boundary = row;
-    bytes.working = cf__memory_working_bytes(desc, shard);
-    bytes.buffers = (4 - 2 * ends) * bytes.boundary; /* in and out, of activations and of gradients */
-    if (tp > 1 && !desc->parallel.no_sequence) bytes.buffers += 2 * element * shard->hidden; /* gathered; gradient */
-    return bytes;
+    if (shard->first) bytes->activations += 8;
+    if (shard->last) {
+        bytes->activations += losses * (cf__div_up(2 * element * shard->hidden, shard->sequence) + kept * shard->vocab);
+        if (desc->loss == CF_LOSS_CHUNKED) bytes->activations += losses * row;
+        bytes->logits = (peak - kept) * shard->vocab;
+    }
+    bytes->boundary = row;
+    ends = (shard->first != 0) + (shard->last != 0);
+    bytes->buffers += (4 - 2 * ends) * row; /* in and out, of activations and of gradients */
+    if (desc->parallel.tp > 1 && !desc->parallel.no_sequence)
+        bytes->buffers += 2 * element * shard->hidden; /* gathered; gradient */
+    out->share = bytes->routes + (bytes->border > 0 ? cf__div_up(bytes->border, desc->chunk_size) : 0);
 }
 
 CHUNKFLOW_API cf_result cf_memory_token_bytes(const cf_memory_desc *desc, int64_t stage, cf_token_bytes *out,
                                               cf_error *error) {
     cf_memory_desc full;
-    cf_shard shard;
+    cf__memory_stage_bytes weighed;
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf__memory_check_desc(desc, &full, error));
-    CF__TRY(cf_stage_shard(full.model, &full.parallel, stage, &shard, error));
-    *out = cf__memory_token_bytes(&full, &shard);
+    CF__TRY(cf__bounded(stage, 0, full.parallel.pp * full.parallel.n_virtual - 1, "stage",
+                        "there is no such virtual stage", error));
+    cf__memory_weigh_stage(&full, stage, &weighed);
+    if (weighed.overflow) return cf__fail_size(error, "model");
+    *out = weighed.bytes;
     if (full.state_window > 0) out->state = out->state_gradient = 0;
+    out->state += weighed.share;
     return CF_OK;
 }
 
@@ -5429,44 +5808,63 @@ static cf_result cf__memory_check_load(const cf_memory_load *load, int64_t item,
 /* A stage while it is added up over its virtual stages. */
 typedef struct cf__memory_sums {
     cf_memory_report terms;   /* logits and working as if each were at its peak; parameters and below are to come */
-    int64_t parameters;       /* how many there are */
-    int64_t layer_parameters; /* those of the largest layer */
+    int64_t parameters;       /* how many there are, but for routed experts */
+    int64_t experts;          /* those */
+    int64_t layer_parameters; /* all of the largest layer, or the mean of a stage's */
+    int64_t kept, carry;      /* bytes of state that never stream, and of its gradient */
     int64_t layer_row;        /* bytes of a row of one layer's K and V */
     int64_t layer_gradient_row;
     int64_t two_inputs;       /* bytes of two stage inputs of the largest chunk */
     int overflow;             /* 1: something does not fit */
 } cf__memory_sums;
 
+/* Of the largest layer on a stage, experts as they lie here. */
+static int64_t cf__memory_layer_parameters(const cf_memory_desc *desc, int64_t stage, int *overflow) {
+    int64_t k, most = 0;
+    for (k = 0; k < cf_model_kinds(desc->model); k++) {
+        cf_shard s = cf__model_shard(desc->model, &desc->parallel, stage, k);
+        int64_t sum = s.mixer_weights + s.mixer_vectors + s.mlp_weights + s.mlp_vectors + s.norms;
+        cf__add_product(&sum, s.experts, s.expert_size, overflow);
+        if (s.layers > 0) most = cf__max(most, sum);
+    }
+    return most;
+}
+
 static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t stage, const cf_memory_load *load,
                                          cf__memory_sums *sums) {
-    cf_shard shard = cf__model_shard(desc->model, &desc->parallel, stage);
-    cf_token_bytes bytes = cf__memory_token_bytes(desc, &shard);
+    cf__memory_stage_bytes of;
+    const cf_token_bytes *bytes = &of.bytes;
     cf_memory_report *terms = &sums->terms;
     int *overflow = &sums->overflow;
     int64_t working = 0, buffers = 0, inputs = 0;
-    int64_t score = desc->unfused_attention ? desc->activation_bytes * shard.heads : 0; /* of one layer */
+    int64_t element = desc->unfused_attention ? desc->activation_bytes : 0; /* of a score of one head */
     int drops = desc->parallel.recompute == CF_RECOMPUTE_SELECTIVE || desc->parallel.recompute == CF_RECOMPUTE_FULL;
-    int64_t keep = shard.layers - (drops ? cf__memory_layers_again(desc, &shard) : 0); /* layers that keep scores */
     cf_parameters counted;
-    if (!cf__model_count_parameters(desc->model, &shard, &counted)) *overflow = 1;
-    cf__add_product(&sums->parameters, counted.total, 1, overflow);
+    cf__memory_weigh_stage(desc, stage, &of);
+    *overflow |= of.overflow;
+    if (!cf__model_count_parameters(desc->model, &desc->parallel, stage, &counted)) *overflow = 1;
+    cf__add_product(&sums->parameters, counted.total - counted.experts, 1, overflow);
+    cf__add_product(&sums->experts, counted.experts, 1, overflow);
+    sums->layer_parameters = cf__max(sums->layer_parameters, cf__memory_layer_parameters(desc, stage, overflow));
     sums->layer_parameters = cf__max(sums->layer_parameters,
-                                     (counted.total - counted.embedding - counted.head) / shard.layers);
-    cf__add_product(&terms->activations, load->live_tokens, bytes.activations, overflow);
-    cf__add_product(&terms->activations, load->live_scores, score * keep, overflow); /* softmax */
-    cf__add_product(&terms->logits, load->chunk_tokens, bytes.logits, overflow);
-    cf__add_product(&terms->state, load->state_tokens, bytes.state, overflow);
-    cf__add_product(&terms->state_gradient, load->state_gradient_tokens, bytes.state_gradient, overflow);
-    cf__add_product(&terms->inputs, load->input_tokens, bytes.boundary, overflow);
-    cf__add_product(&working, load->chunk_tokens, bytes.working, overflow);
+                                     (counted.total - counted.embedding - counted.head) / of.shard.layers);
+    cf__add_product(&terms->activations, load->live_tokens, bytes->activations, overflow);
+    cf__add_product(&terms->activations, load->live_scores, element * of.heads_kept, overflow); /* softmax */
+    cf__add_product(&terms->logits, load->chunk_tokens, bytes->logits, overflow);
+    cf__add_product(&terms->state, load->state_tokens, bytes->state, overflow);
+    cf__add_product(&sums->kept, load->state_tokens, of.share, overflow);
+    cf__add_product(&terms->state_gradient, load->state_gradient_tokens, bytes->state_gradient, overflow);
+    if (load->state_gradient_tokens > 0) cf__add_product(&sums->carry, 1, bytes->carry, overflow);
+    cf__add_product(&terms->inputs, load->input_tokens, bytes->boundary, overflow);
+    cf__add_product(&working, load->chunk_tokens, bytes->working, overflow);
     /* The gradient of the scores, and their softmax where it is made again. */
-    cf__add_product(&working, load->chunk_scores, drops ? 2 * score : score, overflow);
-    cf__add_product(&buffers, load->chunk_tokens, bytes.buffers, overflow);
+    cf__add_product(&working, load->chunk_scores, (drops ? 2 : 1) * element * of.heads, overflow);
+    cf__add_product(&buffers, load->chunk_tokens, bytes->buffers, overflow);
     terms->working = cf__max(terms->working, working); /* one virtual stage is in a pass at a time */
     terms->buffers = cf__max(terms->buffers, buffers);
-    sums->layer_row = bytes.state / shard.layers;
-    sums->layer_gradient_row = bytes.state_gradient / shard.layers;
-    cf__add_product(&inputs, load->chunk_tokens, 2 * bytes.boundary, overflow);
+    sums->layer_row = cf__max(sums->layer_row, of.row);
+    sums->layer_gradient_row = cf__max(sums->layer_gradient_row, of.gradient_row);
+    cf__add_product(&inputs, load->chunk_tokens, 2 * bytes->boundary, overflow);
     sums->two_inputs = cf__max(sums->two_inputs, inputs);
 }
 
@@ -5486,11 +5884,15 @@ static void cf__memory_stream(cf__memory_sums *sums, int64_t window) {
     terms->inputs = cf__min(terms->inputs, sums->two_inputs);
 }
 
-/* number x bytes, or where it is shared, a dp-th of that, rounded up. */
-static int64_t cf__memory_share(int64_t number, int64_t bytes, int64_t dp, int shared, int *overflow) {
-    int64_t product = 0;
-    cf__add_product(&product, number, bytes, overflow);
-    return shared ? cf__div_up(product, dp) : product;
+/* Bytes of the parameters, or where they are shared, of a dp-th, rounded up; experts have copies of their own. */
+static int64_t cf__memory_share(const cf_memory_desc *desc, cf__memory_sums *sums, int64_t bytes, int shared) {
+    const cf_parallel *parallel = &desc->parallel;
+    int64_t all = 0, experts = 0, copies = parallel->ep > 1 ? parallel->tp * parallel->dp / parallel->ep : parallel->dp;
+    cf__add_product(&all, sums->parameters, bytes, &sums->overflow);
+    cf__add_product(&experts, sums->experts, bytes, &sums->overflow);
+    if (shared) all = cf__div_up(all, parallel->dp);
+    cf__add_product(&all, shared ? cf__div_up(experts, copies) : experts, 1, &sums->overflow);
+    return all;
 }
 
 static int64_t cf__memory_runtime(const cf_memory_desc *desc, const cf_memory_report *report, int *overflow) {
@@ -5506,7 +5908,7 @@ static int64_t cf__memory_runtime(const cf_memory_desc *desc, const cf_memory_re
 static int cf__memory_stage(const cf_memory_desc *desc, int64_t stage, const cf_memory_load *loads,
                             cf_memory_report *out) {
     const cf_parallel *parallel = &desc->parallel;
-    int64_t v, dp = parallel->dp;
+    int64_t v;
     cf__memory_sums sums;
     int *overflow = &sums.overflow;
     memset(&sums, 0, sizeof sums);
@@ -5515,14 +5917,16 @@ static int cf__memory_stage(const cf_memory_desc *desc, int64_t stage, const cf_
         cf__memory_add_virtual_stage(desc, at, &loads[at], &sums);
     }
     if (desc->state_window > 0) cf__memory_stream(&sums, desc->state_window);
+    cf__add_product(&sums.terms.state, sums.kept, 1, overflow);
+    cf__add_product(&sums.terms.state_gradient, sums.carry, 1, overflow);
     *out = sums.terms;
-    out->parameters = cf__memory_share(sums.parameters, desc->parameter_bytes, dp, parallel->zero >= 3, overflow);
-    out->gradients = cf__memory_share(sums.parameters, desc->gradient_bytes, dp, parallel->zero >= 2, overflow);
-    out->optimizer = cf__memory_share(sums.parameters, desc->optimizer_bytes, dp, parallel->zero >= 1, overflow);
+    out->parameters = cf__memory_share(desc, &sums, desc->parameter_bytes, parallel->zero >= 3);
+    out->gradients = cf__memory_share(desc, &sums, desc->gradient_bytes, parallel->zero >= 2);
+    out->optimizer = cf__memory_share(desc, &sums, desc->optimizer_bytes, parallel->zero >= 1);
     out->at_loss = out->logits > out->working;
     if (out->at_loss) out->working = 0;
     else out->logits = 0;
-    if (parallel->zero >= 3 && dp > 1)
+    if (parallel->zero >= 3 && parallel->dp > 1)
         cf__add_product(&out->buffers, sums.layer_parameters, 2 * desc->parameter_bytes, overflow);
     out->runtime = cf__memory_runtime(desc, out, overflow);
 #define CF__MEMORY_ADD_TERM(name, text) cf__add_product(&out->total, out->name, 1, overflow);

@@ -83,7 +83,7 @@ static int read_config_rest(const json_document *document, model_config *out) {
 
 /* NULL, or why the decoder cannot be such a model. */
 static const char *architecture_fault(const cf_model *m) {
-    if (!m->qkv_bias || m->out_bias || m->mlp_bias || m->qk_norm || m->no_gate)
+    if (!m->qkv_bias || m->out_bias || m->mlp_bias || m->qk_norm || m->no_gate || m->kinds)
         return "it is built otherwise than Qwen2.5";
     return m->head_dim > 0 && m->head_dim * m->heads != m->hidden ? "its heads do not make up its width" : NULL;
 }

@@ -21,7 +21,7 @@
        choose ChunkSize and K           cf_tune, cf_tune_schedule, cf_tune_defaults, cf_tune_budget, cf_tuning_free,
                                         cf_tune_status_name
 
-   What it does not do. It measures nothing, reads no files and prints nothing. It knows dense decoders (cf_model); for
+   What it does not do. It measures nothing, reads no files and prints nothing. It knows decoders (cf_model); for
    any other model give cf_tune your own timing and your own bytes per token. Estimated seconds are good for choosing
    between settings; fit your own as soon as you have some. There is no global state; objects, defaults, errors,
    allocators and checks are as in chunkflow.h, and so is the promise that the same input gives the same bytes out on
@@ -195,8 +195,9 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
    cf_memory_estimate. Of desc->parallel, pp, n_virtual and placement must be those of the schedule; unfused_attention
    must be 0.
 
-   reports: (pp), n_reports of them; untouched on failure. Working space comes from `allocator` (NULL: malloc). Errors:
-   CF_ERROR_ARGUMENT with the member, those of the two functions, CF_ERROR_MEMORY. */
+   Borders are counted by the plan's chunk_size. reports: (pp), n_reports of them; untouched on failure. Working space
+   comes from `allocator` (NULL: malloc). Errors: CF_ERROR_ARGUMENT with the member, those of the two functions,
+   CF_ERROR_MEMORY. */
 CHUNKFLOW_TUNE_API cf_result cf_schedule_memory(const cf_memory_desc *desc, const cf_plan *plan,
                                                 const cf_schedule *schedule, cf_memory_report *reports,
                                                 int64_t n_reports, const cf_allocator *allocator, cf_error *error);
@@ -715,26 +716,87 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf
    ================================================================================================================ */
 
 /* From the models' published configurations; tests hold each against its published number of parameters. */
+/* Kinds of layers. Attention: output gate, sinks, window. Routed experts: width, how many, to how many a
+   token goes; width of the shared ones, and whether they are gated. */
+#define CFT__ATTENTION(mixer, gate, sinks, window) mixer, gate, sinks, 0, 0, 0, 0, 0, window, 0, 0, 0, 0
+#define CFT__FULL CFT__ATTENTION(CF_MIXER_FULL, 0, 0, 0)
+#define CFT__GATED CFT__ATTENTION(CF_MIXER_FULL, 1, 0, 0)
+#define CFT__DELTA(heads) CF_MIXER_DELTA, 0, 0, 0, heads, 16, 128, 128, 0, 0, 0, 0, 4
+#define CFT__LATENT CF_MIXER_LATENT, 0, 0, 0, 0, 0, 192, 128, 0, 512, 1536, 64, 0
+#define CFT__ALONE(mixer, no_ffn, heads, groups, dim, value, tail) \
+    mixer, 0, 0, no_ffn, heads, groups, dim, value, 0, 0, 0, 0, tail
+
+static const cf_layer cft__qwen3_30b[] = {{CFT__FULL, 768, 128, 8, 0, 0}};
+static const cf_layer cft__qwen3_235b[] = {{CFT__FULL, 1536, 128, 8, 0, 0}};
+static const cf_layer cft__qwen3_480b[] = {{CFT__FULL, 2560, 160, 8, 0, 0}};
+static const cf_layer cft__qwen3_next[] = {{CFT__DELTA(32), 512, 512, 10, 512, 1}, {CFT__GATED, 512, 512, 10, 512, 1}};
+static const cf_layer cft__qwen35_27b[] = {{CFT__DELTA(48), 0, 0, 0, 0, 0}, {CFT__GATED, 0, 0, 0, 0, 0}};
+static const cf_layer cft__qwen35_35b[] = {{CFT__DELTA(32), 512, 256, 8, 512, 1}, {CFT__GATED, 512, 256, 8, 512, 1}};
+static const cf_layer cft__qwen35_122b[] = {
+    {CFT__DELTA(64), 1024, 256, 8, 1024, 1}, {CFT__GATED, 1024, 256, 8, 1024, 1}};
+static const cf_layer cft__qwen35_397b[] = {
+    {CFT__DELTA(64), 1024, 512, 10, 1024, 1}, {CFT__GATED, 1024, 512, 10, 1024, 1}};
+static const cf_layer cft__gpt_oss_20b[] = {{CFT__ATTENTION(CF_MIXER_WINDOW, 0, 1, 128), 2880, 32, 4, 0, 0},
+                                            {CFT__ATTENTION(CF_MIXER_FULL, 0, 1, 0), 2880, 32, 4, 0, 0}};
+static const cf_layer cft__gpt_oss_120b[] = {{CFT__ATTENTION(CF_MIXER_WINDOW, 0, 1, 128), 2880, 128, 4, 0, 0},
+                                             {CFT__ATTENTION(CF_MIXER_FULL, 0, 1, 0), 2880, 128, 4, 0, 0}};
+static const cf_layer cft__deepseek_v3[] = {{CFT__LATENT, 2048, 256, 8, 2048, 0}};
+static const cf_layer cft__maverick[] = {{CFT__ATTENTION(CF_MIXER_CHUNKED, 0, 0, 8192), 16384, 0, 0, 0, 0},
+                                         {CFT__ATTENTION(CF_MIXER_CHUNKED, 0, 0, 8192), 8192, 128, 1, 8192, 0},
+                                         {CFT__FULL, 8192, 128, 1, 8192, 0}};
+static const cf_layer cft__mixtral_7b[] = {{CFT__FULL, 14336, 8, 2, 0, 0}};
+static const cf_layer cft__mixtral_22b[] = {{CFT__FULL, 16384, 8, 2, 0, 0}};
+static const cf_layer cft__nemotron_nano[] = {{CFT__ALONE(CF_MIXER_MAMBA2, 1, 64, 8, 128, 64, 4), 0, 0, 0, 0, 0},
+                                              {CFT__ALONE(CF_MIXER_NONE, 0, 0, 0, 0, 0, 0), 1856, 128, 6, 3712, 0},
+                                              {CFT__ALONE(CF_MIXER_FULL, 1, 0, 0, 0, 0, 0), 0, 0, 0, 0, 0}};
+
+#define CFT__DENSE NULL, 0, NULL, 0, 0, 0
+#define CFT__KINDS_OF(kinds, pattern, first_dense) kinds, CFT__COUNT(kinds), pattern, first_dense, 0, 0
+
 static const cf_model cft__models[] = {
-    /* layers, hidden, heads, kv_heads, head_dim, ffn, vocab, tied, qkv_bias, out_bias, mlp_bias, qk_norm, no_gate */
-    {"qwen2.5-0.5b", 24, 896, 14, 2, 64, 4864, 151936, 1, 1, 0, 0, 0, 0},
-    {"qwen2.5-1.5b", 28, 1536, 12, 2, 128, 8960, 151936, 1, 1, 0, 0, 0, 0},
-    {"qwen2.5-3b", 36, 2048, 16, 2, 128, 11008, 151936, 1, 1, 0, 0, 0, 0},
-    {"qwen2.5-7b", 28, 3584, 28, 4, 128, 18944, 152064, 0, 1, 0, 0, 0, 0},
-    {"qwen2.5-14b", 48, 5120, 40, 8, 128, 13824, 152064, 0, 1, 0, 0, 0, 0},
-    {"qwen2.5-32b", 64, 5120, 40, 8, 128, 27648, 152064, 0, 1, 0, 0, 0, 0},
-    {"qwen2.5-72b", 80, 8192, 64, 8, 128, 29568, 152064, 0, 1, 0, 0, 0, 0},
-    {"qwen3-0.6b", 28, 1024, 16, 8, 128, 3072, 151936, 1, 0, 0, 0, 1, 0},
-    {"qwen3-1.7b", 28, 2048, 16, 8, 128, 6144, 151936, 1, 0, 0, 0, 1, 0},
-    {"qwen3-4b", 36, 2560, 32, 8, 128, 9728, 151936, 1, 0, 0, 0, 1, 0},
-    {"qwen3-8b", 36, 4096, 32, 8, 128, 12288, 151936, 0, 0, 0, 0, 1, 0},
-    {"qwen3-14b", 40, 5120, 40, 8, 128, 17408, 151936, 0, 0, 0, 0, 1, 0},
-    {"qwen3-32b", 64, 5120, 64, 8, 128, 25600, 151936, 0, 0, 0, 0, 1, 0},
-    {"llama-3-8b", 32, 4096, 32, 8, 128, 14336, 128256, 0, 0, 0, 0, 0, 0},
-    {"llama-3-70b", 80, 8192, 64, 8, 128, 28672, 128256, 0, 0, 0, 0, 0, 0},
-    {"llama-3.1-405b", 126, 16384, 128, 8, 128, 53248, 128256, 0, 0, 0, 0, 0, 0},
-    {"llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, 128256, 1, 0, 0, 0, 0, 0},
-    {"llama-3.2-3b", 28, 3072, 24, 8, 128, 8192, 128256, 1, 0, 0, 0, 0, 0},
+    /* layers, hidden, heads, kv_heads, head_dim, ffn, vocab, tied, qkv_bias, out_bias, mlp_bias, qk_norm, no_gate,
+       and kinds */
+    {"qwen2.5-0.5b", 24, 896, 14, 2, 64, 4864, 151936, 1, 1, 0, 0, 0, 0, CFT__DENSE},
+    {"qwen2.5-1.5b", 28, 1536, 12, 2, 128, 8960, 151936, 1, 1, 0, 0, 0, 0, CFT__DENSE},
+    {"qwen2.5-3b", 36, 2048, 16, 2, 128, 11008, 151936, 1, 1, 0, 0, 0, 0, CFT__DENSE},
+    {"qwen2.5-7b", 28, 3584, 28, 4, 128, 18944, 152064, 0, 1, 0, 0, 0, 0, CFT__DENSE},
+    {"qwen2.5-14b", 48, 5120, 40, 8, 128, 13824, 152064, 0, 1, 0, 0, 0, 0, CFT__DENSE},
+    {"qwen2.5-32b", 64, 5120, 40, 8, 128, 27648, 152064, 0, 1, 0, 0, 0, 0, CFT__DENSE},
+    {"qwen2.5-72b", 80, 8192, 64, 8, 128, 29568, 152064, 0, 1, 0, 0, 0, 0, CFT__DENSE},
+    {"qwen3-0.6b", 28, 1024, 16, 8, 128, 3072, 151936, 1, 0, 0, 0, 1, 0, CFT__DENSE},
+    {"qwen3-1.7b", 28, 2048, 16, 8, 128, 6144, 151936, 1, 0, 0, 0, 1, 0, CFT__DENSE},
+    {"qwen3-4b", 36, 2560, 32, 8, 128, 9728, 151936, 1, 0, 0, 0, 1, 0, CFT__DENSE},
+    {"qwen3-8b", 36, 4096, 32, 8, 128, 12288, 151936, 0, 0, 0, 0, 1, 0, CFT__DENSE},
+    {"qwen3-14b", 40, 5120, 40, 8, 128, 17408, 151936, 0, 0, 0, 0, 1, 0, CFT__DENSE},
+    {"qwen3-32b", 64, 5120, 64, 8, 128, 25600, 151936, 0, 0, 0, 0, 1, 0, CFT__DENSE},
+    {"llama-3-8b", 32, 4096, 32, 8, 128, 14336, 128256, 0, 0, 0, 0, 0, 0, CFT__DENSE},
+    {"llama-3-70b", 80, 8192, 64, 8, 128, 28672, 128256, 0, 0, 0, 0, 0, 0, CFT__DENSE},
+    {"llama-3.1-405b", 126, 16384, 128, 8, 128, 53248, 128256, 0, 0, 0, 0, 0, 0, CFT__DENSE},
+    {"llama-3.2-1b", 16, 2048, 32, 8, 64, 8192, 128256, 1, 0, 0, 0, 0, 0, CFT__DENSE},
+    {"llama-3.2-3b", 28, 3072, 24, 8, 128, 8192, 128256, 1, 0, 0, 0, 0, 0, CFT__DENSE},
+    {"qwen3-30b-a3b", 48, 2048, 32, 4, 128, 6144, 151936, 0, 0, 0, 0, 1, 0, CFT__KINDS_OF(cft__qwen3_30b, "a", 0)},
+    {"qwen3-235b-a22b", 94, 4096, 64, 4, 128, 12288, 151936, 0, 0, 0, 0, 1, 0, CFT__KINDS_OF(cft__qwen3_235b, "a", 0)},
+    {"qwen3-coder-480b-a35b", 62, 6144, 96, 8, 128, 8192, 151936, 0, 0, 0, 0, 1, 0,
+     CFT__KINDS_OF(cft__qwen3_480b, "a", 0)},
+    {"qwen3-next-80b-a3b", 48, 2048, 16, 2, 256, 5120, 151936, 0, 0, 0, 0, 1, 0,
+     CFT__KINDS_OF(cft__qwen3_next, "aaab", 0)},
+    {"qwen3.5-27b", 64, 5120, 24, 4, 256, 17408, 248320, 0, 0, 0, 0, 1, 0, CFT__KINDS_OF(cft__qwen35_27b, "aaab", 0)},
+    {"qwen3.5-35b-a3b", 40, 2048, 16, 2, 256, 512, 248320, 0, 0, 0, 0, 1, 0,
+     CFT__KINDS_OF(cft__qwen35_35b, "aaab", 0)},
+    {"qwen3.5-122b-a10b", 48, 3072, 32, 2, 256, 1024, 248320, 0, 0, 0, 0, 1, 0,
+     CFT__KINDS_OF(cft__qwen35_122b, "aaab", 0)},
+    {"qwen3.5-397b-a17b", 60, 4096, 32, 2, 256, 1024, 248320, 0, 0, 0, 0, 1, 0,
+     CFT__KINDS_OF(cft__qwen35_397b, "aaab", 0)},
+    {"gpt-oss-20b", 24, 2880, 64, 8, 64, 2880, 201088, 0, 1, 1, 1, 0, 0, CFT__KINDS_OF(cft__gpt_oss_20b, "ab", 0)},
+    {"gpt-oss-120b", 36, 2880, 64, 8, 64, 2880, 201088, 0, 1, 1, 1, 0, 0, CFT__KINDS_OF(cft__gpt_oss_120b, "ab", 0)},
+    {"deepseek-v3", 61, 7168, 128, 128, 192, 18432, 129280, 0, 0, 0, 0, 0, 0,
+     CFT__KINDS_OF(cft__deepseek_v3, "a", 3)},
+    {"llama-4-maverick", 48, 5120, 40, 8, 128, 16384, 202048, 0, 0, 0, 0, 0, 0,
+     CFT__KINDS_OF(cft__maverick, "abac", 0)},
+    {"mixtral-8x7b", 32, 4096, 32, 8, 128, 14336, 32000, 0, 0, 0, 0, 0, 0, CFT__KINDS_OF(cft__mixtral_7b, "a", 0)},
+    {"mixtral-8x22b", 56, 6144, 48, 8, 128, 16384, 32000, 0, 0, 0, 0, 0, 0, CFT__KINDS_OF(cft__mixtral_22b, "a", 0)},
+    {"nemotron-3-nano-30b-a3b", 52, 2688, 32, 2, 128, 1856, 131072, 0, 0, 0, 0, 0, 1,
+     CFT__KINDS_OF(cft__nemotron_nano, "ababacbababacbababacbababacbababacbabababacbabababab", 0)},
 };
 
 /* Peaks: NVIDIA's data sheets (A100 2021, H100 2023, H200 2024; SXM, dense bf16; NVLink and PCIe figures halved, as
@@ -802,17 +864,33 @@ static const cft__factor cft__factors[CFT__KINDS] = {
 /* Bytes of a collective that one GPU sends for each byte of the whole tensor. */
 static double cft__ring_share(int64_t ranks) { return (double)(ranks - 1) / (double)ranks; }
 
+/* Copies of each row that experts work on here. imbalance: with what the fullest GPU has more. */
+static double cft__expert_rows(const cf_cost_desc *desc, const cf_shard *shard, int imbalance) {
+    double more = imbalance && desc->parallel.ep > 1 ? 1 + (double)desc->parallel.imbalance / 100 : 1;
+    if (shard->active == 0) return 0;
+    return more * (double)shard->active / (double)shard->expert_share;
+}
+
 /* Element-wise traffic of one token in the layers: norms and residuals read and write 20 h, rotation 4 (q + kv), SwiGLU
-   6 f bytes. Whole numbers below 2^53, so exact. */
-static double cft__elementwise_bytes(const cf_shard *shard) {
+   6 f bytes; what a recurrent layer keeps is written and read once, and a row is copied to its experts and back. */
+static double cft__elementwise_bytes(const cf_cost_desc *desc, const cf_shard *shard) {
     int64_t bytes = 20 * shard->hidden / shard->sequence + 4 * (shard->q + shard->kv) + 6 * shard->ffn;
-    return cft__product((double)shard->layers, (double)bytes);
+    double experts = cft__expert_rows(desc, shard, 1) * (double)(8 * shard->hidden + 6 * shard->expert_ffn);
+    if (shard->snapshot > 0) bytes += 4 * shard->elements - 4 * (shard->q + shard->kv);
+    return cft__product((double)shard->layers, (double)bytes) + cft__product((double)shard->layers, experts);
 }
 
 /* Weights of the layers' matrices on one GPU. */
 static double cft__matrix_weights(const cf_shard *shard) {
-    double a_layer = cft__product((double)shard->hidden, (double)(2 * shard->q + 2 * shard->kv));
-    a_layer += cft__product((double)shard->hidden, (double)(shard->mlp_matrices * shard->ffn));
+    double a_layer = (double)(shard->mixer_weights + shard->mlp_weights);
+    a_layer += cft__product((double)shard->experts, (double)shard->expert_size);
+    return cft__product((double)shard->layers, a_layer);
+}
+
+/* Those that a token goes through. */
+static double cft__active_weights(const cf_cost_desc *desc, const cf_shard *shard) {
+    double a_layer = (double)(shard->mixer_weights + shard->mlp_weights);
+    a_layer += cft__product(cft__expert_rows(desc, shard, 1), (double)shard->expert_size);
     return cft__product((double)shard->layers, a_layer);
 }
 
@@ -843,30 +921,74 @@ static double cft__transfer_seconds(const cf_cost_desc *desc, const cf_shard *sh
     return cft__product(transfers, bytes) / cft__link_rate(desc, desc->parallel.tp);
 }
 
-/* Seconds of one kind of work on a stage: amounts over rates. head: with the output head and the loss. */
+/* The same of a row that goes to its experts' GPUs and back, in one direction of the layers. */
+static double cft__dispatch_seconds(const cf_cost_desc *desc, const cf_shard *shard) {
+    double bytes = cft__product(4 * (double)shard->hidden, cft__ring_share(desc->parallel.ep));
+    return cft__product(cft__expert_rows(desc, shard, 0), bytes) / cft__link_rate(desc, desc->parallel.ep);
+}
+
+/* FLOPs of one row in the mixers of a layer that do not depend on its prefix, as pairs of so many columns of Q count:
+   rows in a window, or a gated delta rule in blocks of 64 (Yang et al., 2024): six products with the state, five with
+   the block. No such layer's rate is measured; that of attention stands for it. */
+static double cft__row_flops(const cf_shard *shard) {
+    double window = shard->mixer == CF_MIXER_CHUNKED ? (double)shard->window / 2 : (double)shard->window;
+    double keys = shard->out > 0 ? (double)shard->heads * ((double)shard->snapshot / (double)shard->out) : 0;
+    if (shard->window_row > 0) return cft__product(window, (double)(shard->q + shard->out) / 2);
+    if (shard->snapshot == 0) return 0;
+    return (6 * (double)shard->snapshot + 128 * (3 * keys + 2 * (double)shard->out)) / 4;
+}
+
+/* The same for each pair: attention, and what makes K and V of the prefix out of latents again in each chunk. */
+static cf_pass_cost cft__pair_seconds(const cf_cost_desc *desc, const cf_shard *shard, cft__kind kind) {
+    const cf_gpu *gpu = desc->gpu;
+    const cft__factor *factor = &cft__factors[kind];
+    double layers = (double)shard->layers, pair_bytes = 0, expand = 0, columns = (double)(shard->q + shard->out) / 2;
+    double fraction = kind == CFT__FORWARD ? gpu->attention_forward : gpu->attention_backward;
+    double attention = cft__product(gpu->flops, fraction);
+    cf_pass_cost cost = {0, 0, 0};
+    cost.per_token = cft__product(factor->pair_flops * layers, cft__row_flops(shard)) / attention;
+    if (shard->state_row == 0) return cost;
+    if (desc->chunk_size > 0) {
+        double rows = layers / (double)desc->chunk_size; /* of the prefix, for each pair */
+        pair_bytes = cft__product(layers, factor->pair_bytes * ((double)(shard->kv + shard->value) / 2)) /
+                     (double)desc->chunk_size;
+        expand = cft__product(rows * (kind == CFT__INPUT_GRADIENT ? 4 : 2), (double)shard->expand);
+    }
+    cost.per_pair = cft__product(factor->pair_flops * layers, columns);
+    if (kind == CFT__FORWARD)
+        cost.per_pair = cft__product(cost.per_pair, cft__partial_wave(gpu, shard, desc->chunk_size));
+    cost.per_pair = cost.per_pair / attention + pair_bytes / gpu->bandwidth;
+    cost.per_pair += expand / cft__product(gpu->flops, gpu->gemm);
+    return cost;
+}
+
+/* Seconds of one kind of work in the layers of one kind: amounts over rates. head: with the output head and the loss.
+   Experts take eight kernels more: router, choice, two copies, two transfers, two sums. */
 static cf_pass_cost cft__work_seconds(const cf_cost_desc *desc, const cf_shard *shard, cft__kind kind, int head) {
     const cf_gpu *gpu = desc->gpu;
     const cft__factor *factor = &cft__factors[kind];
-    double layers = (double)shard->layers, weights = cft__matrix_weights(shard), kernels = factor->kernels * layers;
+    double layers = (double)shard->layers, kernels = (factor->kernels + (shard->active > 0 ? 8 : 0)) * layers;
+    double weights = cft__matrix_weights(shard), active = cft__active_weights(desc, shard);
     double transfers = factor->transfers * CFT__COLLECTIVES * layers;
-    double collectives = desc->parallel.tp > 1 ? transfers : 0;
-    double token_bytes = factor->elementwise * cft__elementwise_bytes(shard);
-    double pair_flops = cft__product(factor->pair_flops * layers, (double)shard->q), pair_bytes = 0;
-    double attention = kind == CFT__FORWARD ? gpu->attention_forward : gpu->attention_backward;
-    cf_pass_cost cost;
-    if (desc->chunk_size > 0)
-        pair_bytes = cft__product(layers, factor->pair_bytes * (double)shard->kv) / (double)desc->chunk_size;
-    if (kind == CFT__FORWARD) pair_flops = cft__product(pair_flops, cft__partial_wave(gpu, shard, desc->chunk_size));
+    double collectives = desc->parallel.tp > 1 ? transfers : 0, out;
+    double token_bytes = factor->elementwise * cft__elementwise_bytes(desc, shard);
+    cf_pass_cost cost, pairs = cft__pair_seconds(desc, shard, kind);
+    if (shard->active > 0 && desc->parallel.ep > 1) collectives += 2 * factor->transfers * layers;
     if (head) {
-        weights += cft__product((double)shard->hidden, (double)shard->vocab);
+        out = cft__product((double)shard->hidden, (double)shard->vocab) * (double)(1 + desc->model->mtp);
+        weights += out;
+        active += out;
         kernels += CFT__LOSS_KERNELS;
-        token_bytes += factor->logits * (double)shard->vocab;
+        token_bytes += factor->logits * (double)shard->vocab * (double)(1 + desc->model->mtp);
     }
     cost.constant = cft__product(kernels, gpu->launch) + cft__product(collectives, gpu->latency);
     cost.constant += factor->weight * weights / gpu->bandwidth;
-    cost.per_token = 2 * weights / cft__product(gpu->flops, gpu->gemm) + token_bytes / gpu->bandwidth;
+    cost.per_token = 2 * active / cft__product(gpu->flops, gpu->gemm) + token_bytes / gpu->bandwidth;
     cost.per_token += cft__transfer_seconds(desc, shard, transfers);
-    cost.per_pair = pair_flops / cft__product(gpu->flops, attention) + pair_bytes / gpu->bandwidth;
+    if (shard->active > 0 && desc->parallel.ep > 1)
+        cost.per_token += cft__product(factor->transfers * layers, cft__dispatch_seconds(desc, shard));
+    cost.per_token += pairs.per_token;
+    cost.per_pair = pairs.per_pair;
     return cost;
 }
 
@@ -884,23 +1006,29 @@ static cf_pass_cost cft__modules_seconds(const cf_cost_desc *desc, const cf_shar
     int mlp = desc->parallel.recompute == CF_RECOMPUTE_MLP;
     double layers = (double)shard->layers, transfers = mlp ? CFT__COLLECTIVES / 2 * layers : 0;
     double bytes = (double)(8 * shard->hidden / shard->sequence + (norms_only ? 0 : 6 * shard->ffn));
-    double weights = mlp ? cft__product((double)shard->hidden, (double)(shard->mlp_matrices * shard->ffn)) : 0;
+    double rows = cft__expert_rows(desc, shard, 1), weights = mlp ? (double)shard->mlp_weights : 0, active = weights;
     cf_pass_cost cost;
+    if (mlp) weights += cft__product((double)shard->experts, (double)shard->expert_size);
+    if (mlp) active += cft__product(rows, (double)shard->expert_size);
     weights = cft__product(layers, weights);
+    active = cft__product(layers, active);
+    if (!norms_only) bytes += rows * 6 * (double)shard->expert_ffn;
     cost.constant = cft__product((norms_only ? 2 : mlp ? 5 : 3) * layers, gpu->launch) + 2 * weights / gpu->bandwidth;
     if (desc->parallel.tp > 1) cost.constant += cft__product(transfers, gpu->latency);
-    cost.per_token = 2 * weights / cft__product(gpu->flops, gpu->gemm) + cft__product(layers, bytes) / gpu->bandwidth;
+    cost.per_token = 2 * active / cft__product(gpu->flops, gpu->gemm) + cft__product(layers, bytes) / gpu->bandwidth;
     cost.per_token += cft__transfer_seconds(desc, shard, transfers);
+    if (mlp && shard->active > 0 && desc->parallel.ep > 1)
+        cost.per_token += cft__product(layers, cft__dispatch_seconds(desc, shard));
     cost.per_pair = 0;
     return cost;
 }
 
-/* What backward takes longer because it makes things again. */
-static cf_pass_cost cft__again_seconds(const cf_cost_desc *desc, const cf_shard *all) {
+/* What backward takes longer because `layers` of those of one kind make things again. */
+static cf_pass_cost cft__again_seconds(const cf_cost_desc *desc, const cf_shard *all, int64_t layers) {
     cf_recompute what = desc->parallel.recompute;
     cf_pass_cost cost = {0, 0, 0};
     cf_shard shard = *all;
-    if (desc->parallel.recompute_layers > 0) shard.layers = cft__min(all->layers, desc->parallel.recompute_layers);
+    shard.layers = layers;
     if (what == CF_RECOMPUTE_SELECTIVE) cost.per_pair = cft__work_seconds(desc, &shard, CFT__FORWARD, 0).per_pair;
     else if (what == CF_RECOMPUTE_FULL) cost = cft__work_seconds(desc, &shard, CFT__FORWARD, 0);
     else if (what > CF_RECOMPUTE_NONE) cost = cft__modules_seconds(desc, &shard);
@@ -930,20 +1058,40 @@ static void cft__add_exposed(const cf_cost_desc *desc, const cf_shard *shard, do
     cost->weight.constant += cft__exposed_seconds(desc, shard, &cost->weight, scattered);
 }
 
+/* Adds what the layers of one kind take; again: how many of them make things again. */
+static void cft__add_kind(const cf_cost_desc *desc, const cf_shard *shard, int head, int64_t again,
+                          cf_stage_cost *cost) {
+    cf_pass_cost part = cft__work_seconds(desc, shard, CFT__FORWARD, head);
+    cft__cost_sum(&cost->forward, &part, &cost->forward);
+    part = cft__work_seconds(desc, shard, CFT__INPUT_GRADIENT, head);
+    cft__cost_sum(&cost->input, &part, &cost->input);
+    part = cft__again_seconds(desc, shard, again);
+    cft__cost_sum(&cost->input, &part, &cost->input);
+    part = cft__work_seconds(desc, shard, CFT__WEIGHT_GRADIENT, head);
+    cft__cost_sum(&cost->weight, &part, &cost->weight);
+}
+
 /* The stage is one that there is. */
 static cf_stage_cost cft__stage_seconds(const cf_cost_desc *desc, int64_t stage) {
     cf_parameters counted;
-    cf_pass_cost again;
-    cf_shard of, *shard = &of;
+    cf_shard whole, shard;
     cf_stage_cost cost;
-    (void)cf_stage_shard(desc->model, &desc->parallel, stage, shard, NULL);
+    int64_t k, left, some = desc->parallel.recompute_layers;
+    int head;
+    (void)cf_stage_shard(desc->model, &desc->parallel, stage, &whole, NULL);
     (void)cf_stage_parameters(desc->model, &desc->parallel, stage, &counted, NULL);
-    again = cft__again_seconds(desc, shard);
-    cost.forward = cost.replay = cft__work_seconds(desc, shard, CFT__FORWARD, shard->last);
-    cost.input = cft__work_seconds(desc, shard, CFT__INPUT_GRADIENT, shard->last);
-    cost.weight = cft__work_seconds(desc, shard, CFT__WEIGHT_GRADIENT, shard->last);
-    cft__cost_sum(&cost.input, &again, &cost.input);
-    cft__add_exposed(desc, shard, (double)counted.total, &cost);
+    memset(&cost, 0, sizeof cost);
+    left = some > 0 ? cft__min(whole.layers, some) : whole.layers;
+    head = whole.last;
+    for (k = 0; k < cf_model_kinds(desc->model); k++) {
+        (void)cf_stage_kind(desc->model, &desc->parallel, stage, k, &shard, NULL);
+        if (shard.layers == 0) continue;
+        cft__add_kind(desc, &shard, head, cft__min(left, shard.layers), &cost);
+        left -= cft__min(left, shard.layers);
+        head = 0; /* with the first kind, and once */
+    }
+    cost.replay = cost.forward;
+    cft__add_exposed(desc, &whole, (double)counted.total, &cost);
     cft__cost_sum(&cost.input, &cost.weight, &cost.backward);
     return cost;
 }
@@ -977,27 +1125,33 @@ static cf_result cft__check_gpu(const cf_gpu *gpu, cf_error *error) {
 static cf_result cft__step_seconds(const cf_cost_desc *desc, double *seconds, cf_error *error) {
     static const double bytes[] = {8, 6, 2, 0}; /* by ZeRO level; an all-reduce sends 4 bytes twice */
     const cf_parallel *parallel = &desc->parallel;
-    double rate = cft__data_rate(desc), most = 0, owned, exchanged;
+    int64_t copies = parallel->ep > 1 ? parallel->tp * parallel->dp / parallel->ep : parallel->dp; /* of experts */
+    double rate = cft__data_rate(desc), most = 0, experts = 0, owned, exchanged;
     int64_t s, v;
     for (s = 0; s < parallel->pp; s++) {
-        double parameters = 0;
+        double parameters = 0, routed = 0;
         for (v = 0; v < parallel->n_virtual; v++) {
             cf_parameters counted;
             int64_t at = cf_placement_at(parallel->placement, parallel->pp, v, s);
             CFT__TRY(cf_stage_parameters(desc->model, parallel, at, &counted, error));
-            parameters += (double)counted.total;
+            parameters += (double)(counted.total - counted.experts);
+            routed += (double)counted.experts;
         }
-        if (parameters > most) most = parameters;
+        if (parameters + routed <= most + experts) continue;
+        most = parameters;
+        experts = routed;
     }
-    owned = parallel->zero > 0 ? most / (double)parallel->dp : most;
-    exchanged = bytes[parallel->zero] * most;
-    *seconds = cft__product(exchanged, cft__ring_share(parallel->dp)) / rate + 30 * owned / desc->gpu->bandwidth;
+    owned = parallel->zero > 0 ? most / (double)parallel->dp + experts / (double)copies : most + experts;
+    exchanged = cft__product(bytes[parallel->zero] * most, cft__ring_share(parallel->dp));
+    exchanged += cft__product(bytes[parallel->zero] * experts, cft__ring_share(copies));
+    *seconds = exchanged / rate + 30 * owned / desc->gpu->bandwidth;
     return CF_OK;
 }
 
-/* All else that a schedule needs: transfers between stages, and the stream of state of the stage with the most layers.
-   shard: of the first stage. */
-static cf_timing cft__transfer_timing(const cf_cost_desc *desc, const cf_shard *shard, int64_t most_layers) {
+/* All else that a schedule needs: transfers between stages, and the stream of state of the stage with the most of it:
+   row_bytes for each token. shard: of the first stage. */
+static cf_timing cft__transfer_timing(const cf_cost_desc *desc, const cf_shard *shard, int64_t most_layers,
+                                      double row_bytes) {
     const cf_parallel *parallel = &desc->parallel;
     double rate = cft__link_rate(desc, parallel->tp * parallel->dp * parallel->pp);
     cf_timing timing;
@@ -1005,11 +1159,24 @@ static cf_timing cft__transfer_timing(const cf_cost_desc *desc, const cf_shard *
     timing.latency = desc->gpu->latency;
     timing.seconds_per_token = (double)cft__div_up(2 * shard->hidden, shard->sequence) / rate;
     if (!desc->stream) return timing;
-    timing.stream_forward = /* 4 kv bytes a layer */
-        cft__product(4 * (double)shard->kv, (double)most_layers) / cft__product(desc->gpu->pcie, desc->gpu->link);
+    timing.stream_forward = row_bytes / cft__product(desc->gpu->pcie, desc->gpu->link);
     timing.stream_backward = 5 * timing.stream_forward; /* and 8 kv twice */
     timing.stream_exposed = 1 / (double)most_layers;
     return timing;
+}
+
+static double cft__larger(double a, double b) { return a > b ? a : b; }
+
+/* Bytes of K and V, or latents, of one token on a stage: two an element. */
+static double cft__row_bytes(const cf_cost_desc *desc, int64_t stage) {
+    double sum = 0;
+    int64_t k;
+    for (k = 0; k < cf_model_kinds(desc->model); k++) {
+        cf_shard shard;
+        (void)cf_stage_kind(desc->model, &desc->parallel, stage, k, &shard, NULL);
+        sum += cft__product(2 * (double)shard.state_row, (double)shard.layers);
+    }
+    return sum;
 }
 
 /* A rate that is next to nothing makes times that no double holds. */
@@ -1034,7 +1201,7 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     cf_shard shard, first;
     cf_timing transfers;
     int64_t s, most_layers = 0;
-    double step = 0;
+    double step = 0, row_bytes = 0;
     if (desc == NULL) return cf_fail_null(error, "desc");
     if (stages == NULL) return cf_fail_null(error, "stages");
     if (timing == NULL) return cf_fail_null(error, "timing");
@@ -1054,8 +1221,9 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     for (s = 0; s < count; s++) {
         (void)cf_stage_shard(full.model, &full.parallel, s, &shard, error); /* as the first one, so it succeeds */
         most_layers = cft__max(most_layers, shard.layers);
+        row_bytes = cft__larger(row_bytes, cft__row_bytes(&full, s));
     }
-    transfers = cft__transfer_timing(&full, &first, most_layers);
+    transfers = cft__transfer_timing(&full, &first, most_layers, row_bytes);
     CFT__TRY(cft__check_estimate(&full, count, &transfers, step, error));
     for (s = 0; s < count; s++) stages[s] = cft__stage_seconds(&full, s);
     *timing = transfers;
@@ -1164,6 +1332,7 @@ enum { CFT__ACTIVATIONS, CFT__STATE, CFT__GRADIENT, CFT__INPUT, CFT__CHUNK, CFT_
 
 typedef struct cft__weights {
     int64_t of[CFT__PARTS];
+    int64_t carry; /* of all groups of a stage that are in backward, one at a time */
 } cft__weights;
 
 /* The lists of what is tried, the one that changes slowest first. A "point" is a candidate without its kind and state:
@@ -1731,6 +1900,7 @@ static cf_result cft__weigh_model(const cf_memory_desc *memory, int64_t v, cft__
     w->of[CFT__GRADIENT] = bytes.state_gradient * loose;
     w->of[CFT__INPUT] = memory->state_window > 0 ? 0 : bytes.boundary * loose;
     w->of[CFT__CHUNK] = cft__max(bytes.logits, bytes.working) * loose + bytes.buffers * 100;
+    w->carry = bytes.carry * loose;
     return CF_OK;
 }
 
@@ -1743,6 +1913,7 @@ static cf_result cft__weigh_tokens(cft__tuner *t, int64_t v, cft__weights *w) {
         w->of[CFT__GRADIENT] = own->held.state_gradient * 100;
         w->of[CFT__INPUT] = own->held.boundary * 100;
         w->of[CFT__CHUNK] = own->per_token_pass * 100;
+        w->carry = 0;
         return CF_OK;
     }
     return cft__weigh_model(&t->memory, v, w, t->error);
@@ -1778,6 +1949,7 @@ static void cft__set_memory_of(cft__tuner *t, const cf_tune_candidate *c) {
     split.recompute = c->recompute;
     split.recompute_layers = c->recompute_layers;
     cft__set_memory(t, &split, c->state_window);
+    t->memory.chunk_size = c->chunk_size;
 }
 
 /* Sets up what the functions below need to know about a split. */
@@ -1785,12 +1957,14 @@ static cf_result cft__set_weights(cft__tuner *t, int64_t chunk_size) {
     int64_t v, s, i, n_v = t->split.pp * t->split.n_virtual;
     memset(t->loads, 0, (size_t)n_v * sizeof *t->loads);
     memset(t->stages, 0, (size_t)n_v * sizeof *t->stages);
+    t->memory.chunk_size = chunk_size;
     for (v = 0; v < n_v; v++) {
         cft__stage *stage = &t->stages[cf_placement_stage(t->split.placement, t->split.pp, v)];
         const int64_t *of = t->weights[v].of;
         CFT__TRY(cft__weigh_tokens(t, v, &t->weights[v]));
         if (cft__max(of[CFT__CHUNK], of[CFT__ACTIVATIONS]) > INT64_MAX / 16 / chunk_size)
             return cft__fail_size(t->error, "chunk_sizes");
+        cft__add_product(&stage->all.carry, t->weights[v].carry, 1);
         for (i = 0; i < CFT__PARTS; i++) {
             cft__add_product(&stage->all.of[i], of[i], 1);
             stage->most.of[i] = cft__max(stage->most.of[i], of[i]);
@@ -1802,6 +1976,7 @@ static cf_result cft__set_weights(cft__tuner *t, int64_t chunk_size) {
         if (t->reports[s].total > INT64_MAX / 400) return cft__fail_size(t->error, "parameters");
         stage->fixed = t->reports[s].total * 100;
         stage->room = t->tuning->limit_bytes * 100 - stage->fixed - stage->most.of[CFT__CHUNK] * chunk_size;
+        stage->room -= stage->all.carry;
     }
     return cft__leave_room_for_stream(t, chunk_size);
 }
@@ -2063,6 +2238,7 @@ CHUNKFLOW_TUNE_API cf_result cf_schedule_memory(const cf_memory_desc *desc, cons
     cft__carver carver = {NULL, 0, 0};
     cft__scale scale = {plan, schedule, NULL, NULL, &own, error, desc != NULL && desc->state_window > 0};
     cft__weights *weights;
+    cf_memory_desc of;
     void *memory;
     cf_result result;
     if (desc == NULL) return cf_fail_null(error, "desc");
@@ -2076,7 +2252,9 @@ CHUNKFLOW_TUNE_API cf_result cf_schedule_memory(const cf_memory_desc *desc, cons
     carver.base = (unsigned char *)memory;
     carver.used = 0;
     scale.weights = weights = cft__lay_out_scale(&scale, &carver);
-    result = cft__report_schedule(desc, &scale, weights, reports);
+    of = *desc;
+    of.chunk_size = plan->chunk_size;
+    result = cft__report_schedule(&of, &scale, weights, reports);
     own.release(memory, own.user);
     return result;
 }

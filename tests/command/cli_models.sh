@@ -7,6 +7,7 @@
 # end how many. What the command says is worked out again with awk, or in Python where there is one. CHUNKFLOW_PLAIN
 # names one without sanitizers, for a long simulation and a long list; FULL=1: with.
 set -u
+CONFIGS=$(cd "$(dirname "$0")/../fuzz/corpus/config" && pwd)
 . "$(dirname "$0")/cli_harness.sh"
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -189,6 +190,30 @@ says config_other_members "qwen2: 7,615,616,512 parameters" memory --config rich
 printf '{"model_type": "llama", %s, "num_local_experts": 1, "zeros": %s}\n' "$qwen" 1.5"$(printf '%090d' 0)" >digits.json
 says config_many_digits "llama: " memory --config digits.json --chunk-size 4K
 
+# Windows are counted: 28 layers (or the last 8) x 4,095 rows x 2,048 bytes a border.
+printf '{"model_type": "mistral", %s, %s}\n' "$window" "$qwen" >window.json
+says config_window "of that state, 234,823,680 bytes a border" memory --config window.json --chunk-size 4K
+printf '{"model_type": "qwen2", %s, %s, "use_sliding_window": true, "max_window_layers": 20}\n' "$window" "$qwen" \
+    >some.json
+says config_some_windows "of that state, 67,092,480 bytes a border" memory --config some.json --chunk-size 4K
+
+# Published files, less what is not read, are the models of the table, byte by byte.
+while read -r file model; do
+    "$CHUNKFLOW" memory --config "$CONFIGS/$file" --chunk-size 8K --context 64K 2>&1 | sed 1d >config.out
+    run memory --model "$model" --chunk-size 8K --context 64K
+    sed 1d out >model.out
+    same_files "config_is_$model" model.out config.out
+done <<END
+qwen3_moe qwen3-30b-a3b
+qwen3_5_moe qwen3.5-35b-a3b
+qwen3_5 qwen3.5-27b
+gpt_oss gpt-oss-120b
+deepseek_v3 deepseek-v3
+llama4 llama-4-maverick
+mixtral mixtral-8x7b
+END
+says config_linear_layers "kimi_linear: 13,851,279,552 parameters" memory --config "$CONFIGS/kimi_linear" --chunk-size 8K
+
 # bad NAME MESSAGE MEMBERS: with these members, and those of $qwen behind them, the file is refused with this message,
 # on its first line.
 bad() {
@@ -196,14 +221,18 @@ bad() {
     refused "config_$1" 2 "config.$1:1: $2" memory --config "config.$1" --chunk-size 4K
 }
 llama='"model_type": "llama"'
-bad moe 'model_type: a mixture of experts' '"model_type": "qwen3_moe"'
-bad mixtral 'model_type: a mixture of experts' '"model_type": "mixtral"'
+bad moe 'the numbers of experts, and of those for each token, are missing' '"model_type": "qwen3_moe"'
+bad mixtral 'the numbers of experts' '"model_type": "mixtral", "num_local_experts": 8'
+bad mlp_only 'mlp_only_layers: cannot be described' '"model_type": "qwen3_moe", "mlp_only_layers": [0]'
+bad layer_types 'layer_types: wanted one for each' "$llama, \"layer_types\": [\"full_attention\"]"
+bad layer_type "layer_types: there is no 'linear_attention' in a llama" \
+    "$llama, \"layer_types\": [$(printf '"linear_attention",%.0s' $(seq 27))\"full_attention\"]"
+bad active 'kinds.active[0]: is out of range' '"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 9'
+bad text 'text_config: wanted an object' "$llama, \"text_config\": 1"
 for key in num_experts num_local_experts n_routed_experts moe_intermediate_size num_experts_per_tok; do
-    bad $key 'model_type: a mixture of experts' "$llama, \"$key\": 8"
+    bad $key 'a mixture of experts, which no llama is' "$llama, \"$key\": 8"
     bad ${key}_text "$key: wanted a whole number" "$llama, \"$key\": \"8\""
 done
-bad window 'sliding_window: layers that see the last 4096 tokens' "\"model_type\": \"mistral\", $window"
-bad window_used 'sliding_window: layers' "\"model_type\": \"qwen2\", $window, \"use_sliding_window\": true"
 bad window_text 'sliding_window: wanted a whole number' "$llama, \"sliding_window\": \"4096\""
 bad unknown_type 'model_type: unknown; wanted qwen2' '"model_type": "gemma2"'
 bad long_type 'model_type: unknown; wanted qwen2' "\"model_type\": \"$(printf '%0200d' 0)\""

@@ -1371,7 +1371,7 @@ static bool check_window(const setting &x, const batch &b, const cf_model &model
 
 /* Chunks of 16 rows of 64 bytes leave no gap to a multiple of 256, and one group none in host memory. */
 TEST(windows_are_the_models) {
-    const cf_model model = {"tiny", 12, 32, 4, 2, 8, 48, 64, 0, 0, 0, 0, 0, 0};
+    const cf_model model = {"tiny", 12, 32, 4, 2, 8, 48, 64, 0, 0, 0, 0, 0, 0, nullptr, 0, nullptr, 0, 0, 0};
     int64_t inputs = 0;
     for (int round = 0; round < 12; round++) {
         setting x;

@@ -79,7 +79,12 @@ static const bound bounds[] = {
     {"cf_model", "head_dim", CF_MAX_WIDTH, 0, " limit_bytes "},
     {"cf_model", "ffn", CF_MAX_FFN, 0, " tp limit_bytes "},
     {"cf_model", "vocab", CF_MAX_VOCAB, 0, " limit_bytes "},
+    {"cf_model", "mtp", CF_MAX_LAYERS, 0, " limit_bytes "},
+    {"cf_model", "norms", CF_MAX_KINDS, 0, NULL},
+    {"cf_layer", NULL, 0, 0, " heads kv_heads head_dim value_dim rope_dim window latent tail active parameters model "},
     {"cf_parallel", "tp", CF_MAX_RANKS, 0, NULL},
+    {"cf_parallel", "ep", CF_MAX_EXPERTS, 0, NULL},
+    {"cf_parallel", "imbalance", 1000, 0, NULL},
     {"cf_parallel", "pp", CF_MAX_LAYERS, 1, " n_virtual n_loads layers "},
     {"cf_parallel", "n_virtual", CF_MAX_LAYERS, 1, " pp n_loads layers "},
     {"cf_parallel", "dp", CF_MAX_RANKS, 1, NULL},
@@ -89,6 +94,7 @@ static const bound bounds[] = {
     {"cf_memory_desc", NULL, 1024, 0, " loads chunk_tokens limit_bytes parameters "}, /* bytes of a number */
     {"cf_memory_desc", "fragmentation", 1000, 0, " loads chunk_tokens limit_bytes parameters "},
     {"cf_memory_desc", "state_window", CF_MAX_LENGTH, 0, " loads chunk_tokens limit_bytes parameters "},
+    {"cf_memory_desc", "chunk_size", CF_MAX_CHUNK_SIZE, 0, NULL},
     {"cf_memory_desc", "runtime_bytes", INT64_MAX, 0, " loads chunk_tokens limit_bytes parameters "},
     {"cf_memory_load", NULL, 0, 0, " loads "},
     {"cf_shape", "n_stages", CF_MAX_STAGES, 1, " n_virtual n_nodes n_actions "},
@@ -172,6 +178,7 @@ static cf_memory_load loads[STAGES];
 static cf_sample samples[4];
 static cf_capacity capacity;
 static cf_model model;
+static cf_layer two_kinds[2]; /* windows, and experts behind latents */
 static cf_gpu gpu;
 static cf_timing timing, plain_timing;
 static cf_pass_cost cost;
@@ -201,6 +208,13 @@ static cf_graph *graph;
 static void set_models(void) {
     int i;
     model = *cf_model_find("qwen2.5-7b");
+    CLEAR(two_kinds);
+    two_kinds[0].mixer = CF_MIXER_WINDOW;
+    two_kinds[0].window = 512;
+    two_kinds[1] = cf_model_find("deepseek-v3")->kinds[0];
+    two_kinds[1].tail = 4; /* so that it may be any kind */
+    two_kinds[1].window = 512;
+    two_kinds[1].heads = two_kinds[1].kv_heads = 28;
     gpu = *cf_gpu_find("h100-80g");
     CLEAR(parallel);
     parallel.tp = 2;
@@ -407,6 +421,32 @@ static cf_result call_model(cf_error *error) {
     return result;
 }
 
+/* A model of two kinds: counted, sized and timed. Sizing knows products that counting parameters does not have. */
+static cf_result call_kinds(cf_error *error) {
+    cf_memory_desc sizing;
+    cf_token_bytes sized;
+    cf_cost_desc cost_of;
+    cf_timing timed;
+    cf_stage_cost stage_cost;
+    cf_parameters parameters;
+    cf_model two = model;
+    cf_result result;
+    memset(&sizing, 0, sizeof sizing);
+    memset(&cost_of, 0, sizeof cost_of);
+    two.kinds = two_kinds;
+    two.n_kinds = 2;
+    two.pattern = "ab";
+    two.mtp = 1;
+    result = cf_model_validate(&two, error);
+    sizing.model = cost_of.model = &two;
+    cost_of.gpu = estimate.gpu;
+    cost_of.chunk_size = 4096;
+    if (result == CF_OK) result = cf_model_parameters(&two, &parameters, error);
+    if (result == CF_OK) result = cf_memory_token_bytes(&sizing, 0, &sized, error);
+    if (result == CF_OK) CHECK_INT(cf_cost_estimate(&cost_of, &stage_cost, 1, &timed, NULL, NULL), CF_OK);
+    return result;
+}
+
 static cf_result split_with(const cf_parallel *split, cf_error *error) {
     cf_result result = (POISON(), cf_stage_shard(&model, split, 0, (cf_shard *)(void *)out, error));
     cf_parameters parameters;
@@ -567,6 +607,7 @@ static const struct {
     {"metadata", "cf_metadata_desc", &metadata, call_metadata, 1},
     {"loss weights", "cf_loss_weights_desc", &loss, call_loss, 1},
     {"model", "cf_model", &model, call_model, 1},
+    {"a kind with experts", "cf_layer", &two_kinds[1], call_kinds, 1},
     {"parallel", "cf_parallel", &parallel, call_parallel, 0},
     {"parallel, even", "cf_parallel", &plain_parallel, call_plain_parallel, 1},
     {"memory", "cf_memory_desc", &memory, call_memory, 0},
@@ -979,6 +1020,7 @@ static cf_limits scratch_limits;
     X(cf_metadata_fill, chunk, INT64_MAX, 0, untouched_by(cf_metadata_fill(plan, number, NULL, NULL, 0, ROOM, error))) \
     X(cf_metadata_fill, bytes, INT64_MAX, 0, into(into_metadata, error)) \
     X(cf_loss_weights, n, N, CF_MAX_SEQUENCES, untouched_by(cf_loss_weights(lengths, number, NULL, ROOM, error))) \
+    X(cf_mixer_name, mixer, INT32_MAX, 0, named(cf_mixer_name(ENUM(cf_mixer)))) \
     X(cf_recompute_name, recompute, INT32_MAX, 0, named(cf_recompute_name(ENUM(cf_recompute)))) \
     X(cf_placement_name, placement, INT32_MAX, 0, named(cf_placement_name(ENUM(cf_placement)))) \
     X(cf_placement_stage, placement, INT32_MAX, 0, fine(cf_placement_stage(ENUM(cf_placement), 2, 3))) \
@@ -991,6 +1033,8 @@ static cf_limits scratch_limits;
     X(cf_stage_parameters, stage, INT64_MAX, 0, \
       untouched_by(cf_stage_parameters(&model, &parallel, number, ROOM, error))) \
     X(cf_stage_shard, stage, INT64_MAX, 0, untouched_by(cf_stage_shard(&model, &parallel, number, ROOM, error))) \
+    X(cf_stage_kind, stage, INT64_MAX, 0, untouched_by(cf_stage_kind(&model, &parallel, number, 0, ROOM, error))) \
+    X(cf_stage_kind, kind, INT64_MAX, 0, untouched_by(cf_stage_kind(&model, &parallel, 0, number, ROOM, error))) \
     X(cf_memory_token_bytes, stage, INT64_MAX, 0, untouched_by(cf_memory_token_bytes(&memory, number, ROOM, error))) \
     X(cf_memory_estimate, n_loads, INT64_MAX, 0, \
       untouched_by(cf_memory_estimate(&memory, loads, number, ROOM, STAGES, error))) \

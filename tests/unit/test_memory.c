@@ -44,6 +44,134 @@ static double total_gib(const cf_memory_desc *desc, const cf_memory_load *load) 
     return (double)report_of(desc, load).total / GIB;
 }
 
+/* ---- kinds of layers ---- */
+
+/* Bytes of state a token in rows that grow, MiB of a border of chunks of 8K: K and V or latents, windows, snapshots and
+   tails, worked out by hand from published shapes. */
+static const struct {
+    const char *name;
+    int64_t rows, border;
+} states[] = {
+    {"qwen3-30b-a3b", 48 * 2 * 4 * 128 * 2, 0},
+    {"qwen3-next-80b-a3b", 12 * 2 * 2 * 256 * 2, 36 * (32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 2)},
+    {"qwen3.5-35b-a3b", 10 * 2 * 2 * 256 * 2, 30 * (32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 2)},
+    {"qwen3.5-27b", 16 * 2 * 4 * 256 * 2, 48 * (48 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 48 * 128) * 2)},
+    {"gpt-oss-120b", 18 * 2 * 8 * 64 * 2, 18 * 127 * 2 * 8 * 64 * 2},
+    {"deepseek-v3", 61 * (512 + 64) * 2, 0},
+    {"llama-4-maverick", 12 * 2 * 8 * 128 * 2, 0}, /* 8K divides 8K */
+    {"nemotron-3-nano-30b-a3b", 6 * 2 * 2 * 128 * 2, 23 * (64 * 64 * 128 * 4 + 3 * (64 * 64 + 2 * 8 * 128) * 2)},
+};
+
+TEST(state_of_kinds_by_hand) {
+    int64_t i;
+    for (i = 0; i < COUNT(states); i++) {
+        cf_memory_desc desc = {0};
+        cf_token_bytes bytes, longer;
+        int64_t share;
+        harness_note("%s", states[i].name);
+        desc.model = cf_model_find(states[i].name);
+        REQUIRE(desc.model != NULL);
+        desc.chunk_size = 8192;
+        REQUIRE(cf_memory_token_bytes(&desc, 0, &bytes, NULL) == CF_OK);
+        share = (states[i].border + 8191) / 8192;
+        CHECK_INT(bytes.state_gradient, 2 * states[i].rows); /* float, and of rows alone */
+        CHECK_INT(bytes.border, states[i].border);
+        CHECK_INT(bytes.state, states[i].rows + share + bytes.routes);
+        desc.chunk_size = 16384; /* twice as long chunks have half as many borders, which are no larger */
+        REQUIRE(cf_memory_token_bytes(&desc, 0, &longer, NULL) == CF_OK);
+        CHECK_INT(longer.border, states[i].border);
+        CHECK_INT(longer.carry, bytes.carry);
+        CHECK(longer.state <= bytes.state);
+    }
+}
+
+/* Windows stop growing: a window as long as a sequence holds what full attention does, a short one next to nothing. */
+TEST(windows_stop_growing) {
+    cf_model model = *cf_model_find("qwen3-8b");
+    cf_layer kind = {0};
+    cf_memory_desc desc = {0};
+    cf_memory_load load = load_of(8192, 8192, 262144, 262144);
+    cf_memory_report full, wide, narrow;
+    desc.model = &model;
+    desc.chunk_size = 8192;
+    full = report_of(&desc, &load);
+    model.kinds = &kind;
+    model.n_kinds = 1;
+    CHECK_INT(report_of(&desc, &load).total, full.total); /* a kind that says nothing is the model's own */
+    kind.mixer = CF_MIXER_WINDOW;
+    kind.window = 8193;
+    wide = report_of(&desc, &load);
+    CHECK_INT(wide.state, full.state);                               /* every row is before some border */
+    CHECK_INT(wide.state_gradient, 8192LL * 36 * 2 * 8 * 128 * 4);   /* and one border is in backward */
+    kind.window = 129;
+    narrow = report_of(&desc, &load);
+    CHECK_INT(narrow.state, full.state * 128 / 8192);
+    CHECK_INT(narrow.state_gradient, 128LL * 36 * 2 * 8 * 128 * 4);
+    load.state_gradient_tokens = 0;
+    CHECK_INT(report_of(&desc, &load).state_gradient, 0);
+    kind.mixer = CF_MIXER_CHUNKED; /* rows since the last multiple of 16K: each other border hands on 8K of them */
+    kind.window = 16384;
+    load.state_gradient_tokens = 1;
+    CHECK_INT(report_of(&desc, &load).state, full.state);
+    kind.window = 4096;
+    CHECK_INT(report_of(&desc, &load).state, 0);
+}
+
+/* Experts lie on ep GPUs, whole; ZeRO divides them over the tp x dp / ep copies that there are. */
+TEST(experts_are_divided) {
+    cf_memory_desc desc = {0};
+    cf_memory_load load = load_of(1000, 1000, 0, 0);
+    cf_parameters whole;
+    cf_memory_report report;
+    int64_t others, zero, ep;
+    desc.model = cf_model_find("qwen3-30b-a3b");
+    REQUIRE(cf_model_parameters(desc.model, &whole, NULL) == CF_OK);
+    CHECK_INT(whole.experts, 48LL * 128 * 3 * 2048 * 768);
+    others = whole.total - whole.experts;
+    desc.parallel.dp = 32;
+    for (ep = 1; ep <= 32; ep *= 4)
+        for (zero = 0; zero <= 3; zero++) {
+            int64_t copies = ep > 1 ? 32 / ep : 32, held = whole.experts / ep;
+            harness_note("ep %d zero %d", (int)ep, (int)zero);
+            desc.parallel.ep = ep == 1 ? 0 : ep;
+            desc.parallel.zero = zero;
+            report = report_of(&desc, &load);
+            CHECK_INT(report.parameters, zero >= 3 ? others * 2 / 32 + held * 2 / copies : 2 * (others + held));
+            CHECK_INT(report.gradients, zero >= 2 ? others * 4 / 32 + held * 4 / copies : 4 * (others + held));
+            CHECK_INT(report.optimizer, zero >= 1 ? others * 12 / 32 + held * 12 / copies : 12 * (others + held));
+        }
+}
+
+/* Eight copies of a row, and three results of 768 for each; the fullest GPU has a quarter more. */
+TEST(rows_of_experts_by_hand) {
+    cf_memory_desc desc = {0};
+    cf_token_bytes dense, experts, uneven;
+    cf_model plain = *cf_model_find("qwen3-30b-a3b");
+    int64_t rows = 8 * (2 * 2048 + 3 * 2 * 768);
+    plain.kinds = NULL;
+    plain.ffn = 768;
+    desc.model = &plain;
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &dense, NULL) == CF_OK);
+    desc.model = cf_model_find("qwen3-30b-a3b");
+    desc.parallel.dp = 8;
+    desc.parallel.ep = 8;
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &experts, NULL) == CF_OK);
+    CHECK_INT(experts.activations - dense.activations, 48 * (rows + 8 * 128 - 3 * 2 * 768));
+    CHECK_INT(experts.routes, 48 * 8 * 2);
+    CHECK_INT(experts.buffers - dense.buffers, 8 * 2 * 2 * 2048);
+    desc.parallel.imbalance = 25;
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &uneven, NULL) == CF_OK);
+    CHECK_INT(uneven.activations - experts.activations, 48 * rows / 4);
+    desc.parallel.recompute = CF_RECOMPUTE_MLP;
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &uneven, NULL) == CF_OK);
+    CHECK_INT(experts.activations - uneven.activations, 48 * (rows + 8 * 128 + 2 * 2 * 2048));
+    desc.parallel.recompute = CF_RECOMPUTE_NONE;
+    desc.parallel.imbalance = 0;
+    desc.parallel.tp = 4; /* with sequence parallelism a GPU sends a quarter of the rows, to whole experts */
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &uneven, NULL) == CF_OK);
+    CHECK_INT(uneven.routes, 48 * 4);
+}
+
 /* ---- activations ---- */
 
 /* Bytes of activations per token and layer of a middle stage, fused attention without its row statistics, and of K and
@@ -687,7 +815,9 @@ TEST(bad_loads_are_named) {
     }
 }
 
-SUITE(memory, CASE(bytes_per_token_by_hand), CASE(korthikanti_table_2), CASE(megatron_activation_formula),
+SUITE(memory, CASE(state_of_kinds_by_hand), CASE(windows_stop_growing), CASE(experts_are_divided),
+      CASE(rows_of_experts_by_hand), CASE(bytes_per_token_by_hand), CASE(korthikanti_table_2),
+      CASE(megatron_activation_formula),
       CASE(unfused_operations_keep_more), CASE(working_rows_by_hand), CASE(float_trainer),
       CASE(losses_keep_what_they_say), CASE(buffers_are_those_of_the_neighbours), CASE(zero_divides_states),
       CASE(reports_add_up), CASE(full_recompute_makes_all_of_a_layer), CASE(modules_made_again),

@@ -259,6 +259,272 @@ TEST(megatron_parameter_formula) {
     }
 }
 
+/* ---- kinds of layers ---- */
+
+/* As their makers say, in thousands of millions, with as many digits as they give; active: with the embedding or not.
+   Qwen3.5-35B-A3B counts an image encoder and a prediction layer, too. */
+static const struct {
+    const char *name;
+    double total, active;
+    double digit; /* of `active` */
+    int embedding;
+} published_kinds[] = {
+    {"qwen3-30b-a3b", 30.5, 3.3, 0.1, 1},     {"qwen3-235b-a22b", 235, 22, 1, 1},
+    {"qwen3-coder-480b-a35b", 480, 35, 1, 1}, {"qwen3-next-80b-a3b", 80, 3, 1, 1},
+    {"qwen3.5-27b", 27, 27, 1, 1},            {"qwen3.5-35b-a3b", 35, 3, 1, 1},
+    {"qwen3.5-122b-a10b", 122, 10, 1, 1},     {"qwen3.5-397b-a17b", 397, 17, 1, 1},
+    {"gpt-oss-20b", 20.91, 3.61, 0.01, 0},    {"gpt-oss-120b", 116.83, 5.13, 0.01, 0},
+    {"deepseek-v3", 671, 37, 1, 1},           {"llama-4-maverick", 400, 17, 1, 1},
+    {"mixtral-8x7b", 46.7, 12.9, 0.1, 1},     {"mixtral-8x22b", 141, 39, 1, 1},
+    {"nemotron-3-nano-30b-a3b", 31.6, 3.5, 0.1, 1},
+};
+
+TEST(counts_of_kinds_are_the_published_ones) {
+    int64_t i;
+    for (i = 0; i < COUNT(published_kinds); i++) {
+        const cf_model *model = cf_model_find(published_kinds[i].name);
+        double wanted = published_kinds[i].total, digit = published_kinds[i].digit, total, active;
+        cf_parameters counted;
+        REQUIRE(model != NULL);
+        harness_note("%s", published_kinds[i].name);
+        REQUIRE(cf_model_parameters(model, &counted, NULL) == CF_OK);
+        total = (double)counted.total / 1e9;
+        active = (double)(counted.active - (published_kinds[i].embedding ? 0 : counted.embedding)) / 1e9;
+        CHECK(fabs(total / wanted - 1) < 0.005 || fabs(total - wanted) < 0.5);
+        /* Rounded to the last digit that was published, or cut off behind it. */
+        CHECK(active > published_kinds[i].active - digit / 2 && active < published_kinds[i].active + digit);
+        CHECK_INT(counted.embedding + counted.attention + counted.mlp + counted.norms + counted.head, counted.total);
+    }
+}
+
+/* The tensors of one layer, named as in transformers' models; a mamba_ssm layer as in Nemotron-H's. */
+static int64_t count_mixer_tensors(const cf_model *m, const cf_layer *k) {
+    int64_t h = m->hidden, heads = k->heads ? k->heads : m->heads, groups = k->kv_heads ? k->kv_heads : m->kv_heads;
+    int64_t dim = k->head_dim ? k->head_dim : m->head_dim, value = k->value_dim ? k->value_dim : dim, sum = 0;
+    int64_t keys = groups * dim, values = heads * value;
+    switch (k->mixer) {
+    case CF_MIXER_FULL:
+    case CF_MIXER_WINDOW:
+    case CF_MIXER_CHUNKED:
+        sum += h * heads * dim * (k->gate ? 2 : 1) + h * groups * dim + h * groups * value + heads * value * h;
+        if (m->qkv_bias) sum += heads * dim * (k->gate ? 2 : 1) + groups * dim + groups * value;
+        if (m->out_bias) sum += h;
+        if (m->qk_norm) sum += dim + dim;
+        if (k->sinks) sum += heads;
+        return sum;
+    case CF_MIXER_LATENT:
+        if (k->q_latent) sum += h * k->q_latent + k->q_latent + k->q_latent * heads * dim; /* q_a, its norm, q_b */
+        else sum += h * heads * dim;
+        sum += h * (k->latent + k->rope_dim) + k->latent;                  /* kv_a_proj_with_mqa, its norm */
+        sum += k->latent * heads * (dim - k->rope_dim + value);            /* kv_b_proj */
+        return sum + heads * value * h;
+    case CF_MIXER_DELTA:
+        sum += h * (2 * keys + 2 * values) + h * 2 * heads;                /* in_proj_qkvz, in_proj_ba */
+        sum += (2 * keys + values) * k->tail + heads + heads;              /* conv1d, dt_bias, A_log */
+        return sum + value + values * h;                                   /* norm, out_proj */
+    case CF_MIXER_KDA:
+        sum += h * keys + h * keys + h * values + (keys + keys + values) * k->tail; /* q, k, v and their convolutions */
+        sum += h * value + value * keys + keys + heads + h * heads;        /* f_a, f_b, dt_bias, A_log, b */
+        return sum + h * value + value * values + value + values * h;      /* g_a, g_b, o_norm, o_proj */
+    case CF_MIXER_MAMBA2:
+        sum += h * (2 * values + 2 * keys + heads);                        /* in_proj: gate, x, B, C, dt */
+        sum += (values + 2 * keys) * k->tail + (values + 2 * keys);        /* conv1d and its bias */
+        return sum + 3 * heads + values + values * h;                      /* A_log, D, dt_bias, norm, out_proj */
+    case CF_MIXER_NONE:
+    case CF_MIXER_COUNT: break;
+    }
+    return 0;
+}
+
+static int64_t count_mlp_tensors(const cf_model *m, const cf_layer *k, int dense) {
+    int64_t h = m->hidden, matrices = m->no_gate ? 2 : 3, ffn = dense || k->ffn == 0 ? m->ffn : k->ffn, e, sum = 0;
+    if (k->no_ffn) return 0;
+    if (dense || k->experts == 0) return matrices * h * ffn + (m->mlp_bias ? (matrices - 1) * ffn + h : 0);
+    for (e = 0; e < k->experts; e++) {
+        sum += matrices * h * ffn + h; /* and its row of the router */
+        if (m->mlp_bias) sum += (matrices - 1) * ffn + h + 1;
+    }
+    if (k->shared) sum += matrices * h * k->shared + (m->mlp_bias ? (matrices - 1) * k->shared + h : 0);
+    return sum + (k->shared_gate ? h : 0);
+}
+
+static int64_t count_kinds(const cf_model *m) {
+    int64_t sum = m->vocab * m->hidden * (m->tied ? 1 : 2) + m->hidden, i;
+    for (i = 0; i < m->layers + m->mtp; i++) {
+        int64_t layer = i < m->layers ? i : m->layers - 1;
+        const cf_layer *k = &m->kinds[m->pattern[layer % (int64_t)strlen(m->pattern)] - 'a'];
+        sum += count_mixer_tensors(m, k) + count_mlp_tensors(m, k, layer < m->first_dense);
+        sum += m->hidden * (m->norms ? m->norms : (k->mixer != CF_MIXER_NONE) + !k->no_ffn);
+    }
+    return sum + m->mtp * (2 * m->hidden * m->hidden + 3 * m->hidden);
+}
+
+static cf_layer random_kind(harness_rng *rng) {
+    cf_layer k = {0};
+    k.mixer = (cf_mixer)harness_between(rng, 0, CF_MIXER_COUNT - 1);
+    k.gate = (int)harness_between(rng, 0, 1);
+    k.sinks = (int)harness_between(rng, 0, 1);
+    k.no_ffn = harness_chance(rng, 0.2);
+    k.kv_heads = (int64_t)1 << harness_between(rng, 0, 3);
+    k.heads = k.kv_heads * harness_between(rng, 1, 4);
+    k.head_dim = 8 * harness_between(rng, 2, 8);
+    k.value_dim = harness_chance(rng, 0.5) ? 8 * harness_between(rng, 1, 8) : 0;
+    k.window = harness_between(rng, 1, 300);
+    k.latent = harness_between(rng, 1, 64);
+    k.q_latent = harness_chance(rng, 0.5) ? harness_between(rng, 1, 64) : 0;
+    k.rope_dim = k.mixer == CF_MIXER_LATENT ? 8 : 0;
+    k.tail = harness_between(rng, 1, 5);
+    if (harness_chance(rng, 0.5)) return k;
+    k.ffn = 8 * harness_between(rng, 1, 50);
+    k.experts = 4 * harness_between(rng, 1, 8);
+    k.active = harness_between(rng, 1, 4);
+    k.shared = harness_chance(rng, 0.5) ? 8 * harness_between(rng, 1, 20) : 0;
+    k.shared_gate = (int)harness_between(rng, 0, 1);
+    return k;
+}
+
+/* A model of up to three kinds; kinds and pattern are the caller's. */
+static cf_model random_kinds(harness_rng *rng, cf_layer *kinds, char *pattern) {
+    cf_model m = {0};
+    int64_t i, n = harness_between(rng, 1, 6);
+    m.layers = harness_between(rng, 3, 20);
+    m.hidden = 16 * harness_between(rng, 1, 20);
+    m.heads = m.kv_heads = 8;
+    m.head_dim = 32;
+    m.ffn = 8 * harness_between(rng, 1, 90);
+    m.vocab = harness_between(rng, 1, 900);
+    m.tied = m.qkv_bias = m.qk_norm = (int)harness_between(rng, 0, 1);
+    m.out_bias = m.mlp_bias = m.no_gate = (int)harness_between(rng, 0, 1);
+    for (i = 0; i < 3; i++) kinds[i] = random_kind(rng);
+    for (i = 0; i < 3; i++)
+        if (kinds[i].mixer == CF_MIXER_LATENT || kinds[i].mixer >= CF_MIXER_DELTA) kinds[i].gate = kinds[i].sinks = 0;
+    for (i = 0; i < 3; i++)
+        if (kinds[i].no_ffn) kinds[i].experts = kinds[i].active = kinds[i].shared = kinds[i].shared_gate = 0;
+    for (i = 0; i < n; i++) pattern[i] = (char)('a' + harness_between(rng, 0, 2));
+    pattern[n] = '\0';
+    m.kinds = kinds;
+    m.n_kinds = 3;
+    m.pattern = pattern;
+    m.first_dense = harness_chance(rng, 0.5) ? harness_between(rng, 0, 2) : 0;
+    m.mtp = harness_chance(rng, 0.3) ? harness_between(rng, 1, 2) : 0;
+    for (i = 0; i < 3; i++)
+        if (kinds[i].experts == 0) kinds[i].shared = kinds[i].shared_gate = 0;
+    return m;
+}
+
+TEST(counts_of_kinds_are_those_of_the_tensors) {
+    harness_rng rng = {23};
+    cf_layer kinds[3];
+    char pattern[8];
+    int64_t i, published_ones = COUNT(published_kinds);
+    for (i = 0; i < 400 + published_ones; i++) {
+        cf_model m = i < published_ones ? *cf_model_find(published_kinds[i].name) : random_kinds(&rng, kinds, pattern);
+        cf_parameters counted;
+        cf_error error;
+        harness_note("%s", i < published_ones ? m.name : pattern);
+        if (cf_model_parameters(&m, &counted, &error) != CF_OK) FAIL("%s", error.text);
+        else CHECK_INT(counted.total, count_kinds(&m));
+    }
+}
+
+/* Stages together have each layer once and each expert as often as there are copies of it. */
+TEST(stages_of_kinds_add_up) {
+    harness_rng rng = {24};
+    cf_layer kinds[3];
+    char pattern[8];
+    int i, checked = 0;
+    for (i = 0; i < 600; i++) {
+        cf_model m = random_kinds(&rng, kinds, pattern);
+        cf_parallel p = split((int64_t)1 << harness_between(&rng, 0, 2), harness_between(&rng, 1, 3), 4);
+        int64_t s, k, layers = 0, experts = 0, sum = 0;
+        cf_parameters counted, whole;
+        cf_shard shard;
+        p.ep = (int64_t)1 << harness_between(&rng, 0, 2);
+        if (cf_parallel_validate(&m, &p, NULL) != CF_OK) continue;
+        checked++;
+        REQUIRE(cf_model_parameters(&m, &whole, NULL) == CF_OK);
+        for (s = 0; s < p.pp; s++) {
+            REQUIRE(cf_stage_parameters(&m, &p, s, &counted, NULL) == CF_OK);
+            experts += counted.experts * (p.ep > 1 ? p.ep : p.tp);
+            sum += counted.total;
+            for (k = 0; k < cf_model_kinds(&m); k++) {
+                REQUIRE(cf_stage_kind(&m, &p, s, k, &shard, NULL) == CF_OK);
+                layers += shard.layers;
+                CHECK(shard.experts == 0 || shard.experts * p.ep == kinds[k % 3].experts);
+            }
+        }
+        CHECK_INT(layers, m.layers + m.mtp);
+        if (p.tp == 1 && p.ep == 1 && p.pp == 1) CHECK_INT(sum, whole.total);
+        if (!m.mlp_bias || p.ep > 1 || p.tp == 1) CHECK_INT(experts, whole.experts);
+    }
+    CHECK(checked > 100);
+}
+
+TEST(bad_kinds_are_named) {
+    static const struct {
+        size_t member;
+        int64_t value;
+        const char *field;
+    } cases[] = {
+        {offsetof(cf_layer, heads), -1, "kinds.heads"},     {offsetof(cf_layer, kv_heads), 3, "kinds.kv_heads"},
+        {offsetof(cf_layer, head_dim), -1, "kinds.head_dim"},
+        {offsetof(cf_layer, value_dim), INT64_MAX, "kinds.value_dim"},
+        {offsetof(cf_layer, window), 0, "kinds.window"},    {offsetof(cf_layer, latent), -1, "kinds.latent"},
+        {offsetof(cf_layer, q_latent), -1, "kinds.q_latent"}, {offsetof(cf_layer, rope_dim), 129, "kinds.rope_dim"},
+        {offsetof(cf_layer, tail), -1, "kinds.tail"},       {offsetof(cf_layer, ffn), -1, "kinds.ffn"},
+        {offsetof(cf_layer, experts), CF_MAX_EXPERTS + 1, "kinds.experts"},
+        {offsetof(cf_layer, active), 9, "kinds.active"},    {offsetof(cf_layer, active), 0, "kinds.active"},
+        {offsetof(cf_layer, shared), -1, "kinds.shared"},
+    };
+    cf_model model = *cf_model_find("qwen3-8b");
+    cf_layer kind = {0};
+    cf_error error;
+    int64_t i;
+    kind.mixer = CF_MIXER_WINDOW;
+    kind.window = 128;
+    kind.ffn = 64;
+    kind.experts = 8;
+    kind.active = 2;
+    model.kinds = &kind;
+    model.n_kinds = 1;
+    CHECK_INT(cf_model_validate(&model, &error), CF_OK);
+    for (i = 0; i < COUNT(cases); i++) {
+        cf_layer other = kind;
+        memcpy((char *)&other + cases[i].member, &cases[i].value, sizeof cases[i].value);
+        model.kinds = &other;
+        CHECK_INT(cf_model_validate(&model, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, cases[i].field);
+        CHECK_INT(error.item, 0);
+    }
+    model.kinds = &kind;
+    model.pattern = "ab";
+    CHECK_INT(cf_model_validate(&model, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "model.pattern");
+    CHECK_INT(error.item, 1);
+    model.pattern = "";
+    CHECK_INT(cf_model_validate(&model, &error), CF_ERROR_ARGUMENT);
+    model.pattern = NULL;
+    model.n_kinds = 0;
+    CHECK_INT(cf_model_validate(&model, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "model.n_kinds");
+    model.n_kinds = 1;
+    {
+        cf_parallel p = split(1, 1, 8);
+        p.ep = 3;
+        CHECK_INT(cf_parallel_validate(&model, &p, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, "parallel.ep");
+        CHECK_INT(error.wanted, 2);
+        kind.experts = 12;
+        p.ep = 8;
+        CHECK_INT(cf_parallel_validate(&model, &p, &error), CF_ERROR_ARGUMENT);
+        CHECK_INT(error.wanted, 6);
+        p.imbalance = -1;
+        CHECK_INT(cf_parallel_validate(&model, &p, &error), CF_ERROR_ARGUMENT);
+        CHECK_STR(error.field, "parallel.imbalance");
+    }
+    CHECK_STR(cf_mixer_name(CF_MIXER_KDA), "kda");
+}
+
 /* ---- nonsense ---- */
 
 typedef struct bad_model {
@@ -859,7 +1125,9 @@ TEST(bad_samples_are_named) {
 SUITE(models, CASE(counts_are_the_published_ones), CASE(names_are_found_in_any_case),
       CASE(counts_are_those_of_the_tensors), CASE(stages_add_up_to_the_model), CASE(shards_by_hand),
       CASE(layers_can_be_given_stage_by_stage), CASE(vocabulary_is_padded_as_megatron_does),
-      CASE(megatron_parameter_formula), CASE(bad_models_are_named), CASE(huge_models_do_not_overflow),
+      CASE(megatron_parameter_formula), CASE(counts_of_kinds_are_the_published_ones),
+      CASE(counts_of_kinds_are_those_of_the_tensors), CASE(stages_of_kinds_add_up), CASE(bad_kinds_are_named),
+      CASE(bad_models_are_named), CASE(huge_models_do_not_overflow),
       CASE(bad_splits_are_named), CASE(estimates_count_the_flops), CASE(recompute_adds_a_forward),
       CASE(modules_add_what_they_run_again), CASE(zero_2_and_3_send_in_every_pass),
       CASE(ranks_of_a_node_send_side_by_side), CASE(transfers_use_the_right_link),

@@ -13,7 +13,7 @@
 #define MOST_STAGES 16
 
 /* A small model, so that a GPU's memory is a matter of chunks. */
-static const cf_model small = {"small", 8, 256, 4, 2, 64, 512, 1000, 0, 0, 0, 0, 0, 0};
+static const cf_model small = {"small", 8, 256, 4, 2, 64, 512, 1000, 0, 0, 0, 0, 0, 0, NULL, 0, NULL, 0, 0, 0};
 
 static const int64_t sizes[] = {256, 512, 1024, 2048};
 static const int64_t ks[] = {1, 2, 4, 16};
@@ -554,7 +554,7 @@ TEST(limit_below_the_parameters) {
    where memory forbids all candidates that keep it, there are some still. */
 TEST(a_window_makes_room) {
     enum { WINDOW = 300 };
-    static const cf_model heavy = {"heavy", 8, 64, 8, 8, 64, 128, 500, 0, 0, 0, 0, 0, 0};
+    static const cf_model heavy = {"heavy", 8, 64, 8, 8, 64, 128, 500, 0, 0, 0, 0, 0, 0, NULL, 0, NULL, 0, 0, 0};
     fixture f;
     cf_tuning *plain, *streamed;
     int64_t i, least = INT64_MAX, n = 0, gained = 0;

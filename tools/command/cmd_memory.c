@@ -111,6 +111,7 @@ static int fill_desc(const memory_options *asked, const modelling *m, cf_memory_
     memset(desc, 0, sizeof *desc);
     desc->model = &m->model;
     desc->parallel = m->parallel;
+    desc->chunk_size = asked->chunk_size;
     modelling_take_terms(&asked->terms, desc);
     desc->unfused_attention = asked->unfused_attention;
     if (asked->context / asked->chunk_size >= INT32_MAX)
@@ -186,6 +187,19 @@ static int print_table(const cf_memory_report *reports, int64_t n) {
     return table_end(&t);
 }
 
+/* What windows and recurrent layers hand on, of the stage with the most of it; nothing of other models. */
+static int print_borders(const cf_memory_desc *desc) {
+    int64_t s, n = desc->parallel.pp * desc->parallel.n_virtual;
+    cf_token_bytes bytes, most = {0};
+
+    for (s = 0; s < n; s++)
+        if (cf_memory_token_bytes(desc, s, &bytes, NULL) == CF_OK && bytes.border > most.border) most = bytes;
+    if (most.border == 0) return CLI_OK;
+    printf("\nof that state, %s bytes a border of two chunks (windows, snapshots), a part for each token; in backward, "
+           "%s once\n", cli_commas(most.border), cli_commas(most.carry));
+    return CLI_OK;
+}
+
 static int print_token_bytes(const cf_memory_desc *desc) {
     static const table_column columns[] = {
         {.heading = "stage", .width = 5}, {.heading = "activations", .width = 13}, {.heading = "state", .width = 12},
@@ -209,7 +223,7 @@ static int print_token_bytes(const cf_memory_desc *desc) {
         table_integer(&t, bytes.working);
         table_integer(&t, bytes.buffers);
     }
-    return table_end(&t);
+    return table_end(&t) || print_borders(desc);
 }
 
 static void write_reports(cli_output *to, const memory_options *asked, const memory_path *path, const modelling *m,

@@ -11,56 +11,115 @@
 /* What the types add to what the file says. */
 typedef struct model_type {
     const char *name;
-    int qkv_bias;       /* always there, whatever attention_bias says */
+    int qkv_bias;       /* 1: always there; 2: where attention_bias says so, and never on the output */
     int attention_bias; /* the member counts: biases on Q, K, V and the output */
-    int qk_norm;
-    int windowed; /* a sliding_window counts unless use_sliding_window is false; of others only where it is true */
+    int qk_norm;        /* 1: always there; 2: where use_qk_norm says so */
+    int windowed;       /* sliding_window counts unless use_sliding_window is false; of others only where it is true */
+    int experts;        /* 1: there must be some; they may have their own width, or (2) that of intermediate_size */
+    int gate;           /* attention's output is gated, unless attn_output_gate is false */
+    int shared_gate;
+    int sinks;
+    int mlp_bias;
+    cf_mixer linear;    /* what linear_attention is */
+    int norms;
 } model_type;
 
-static const model_type types[] = {{.name = "qwen2", .qkv_bias = 1},
-                                   {.name = "qwen3", .attention_bias = 1, .qk_norm = 1},
-                                   {.name = "llama", .attention_bias = 1},
-                                   {.name = "mistral", .windowed = 1},
-                                   {.name = NULL}};
+static const model_type types[] = {
+    {.name = "qwen2", .qkv_bias = 1},
+    {.name = "qwen3", .attention_bias = 1, .qk_norm = 1},
+    {.name = "llama", .attention_bias = 1},
+    {.name = "mistral", .windowed = 1},
+    {.name = "mixtral", .windowed = 1, .experts = 2},
+    {.name = "qwen3_moe", .attention_bias = 1, .qk_norm = 1, .experts = 1},
+    {.name = "qwen3_vl_text", .attention_bias = 1, .qk_norm = 1},
+    {.name = "qwen3_vl_moe_text", .attention_bias = 1, .qk_norm = 1, .experts = 1},
+    {.name = "qwen3_next", .attention_bias = 1, .qk_norm = 1, .experts = 1, .gate = 1, .shared_gate = 1,
+     .linear = CF_MIXER_DELTA},
+    {.name = "qwen3_5_text", .attention_bias = 1, .qk_norm = 1, .gate = 1, .linear = CF_MIXER_DELTA},
+    {.name = "qwen3_5_moe_text", .attention_bias = 1, .qk_norm = 1, .experts = 1, .gate = 1, .shared_gate = 1,
+     .linear = CF_MIXER_DELTA},
+    {.name = "gpt_oss", .attention_bias = 1, .windowed = 1, .experts = 2, .sinks = 1, .mlp_bias = 1},
+    {.name = "deepseek_v3", .experts = 1},
+    {.name = "kimi_k2", .experts = 1},
+    {.name = "glm4_moe", .qkv_bias = 2, .qk_norm = 2, .experts = 1},
+    {.name = "llama4_text", .experts = 2},
+    {.name = "gemma3_text", .qk_norm = 1, .windowed = 1, .norms = 4},
+    {.name = "kimi_linear", .experts = 1, .linear = CF_MIXER_KDA},
+    {.name = NULL}};
 
-/* What decides whether the rest is worth reading: the type, members of a mixture of experts alone, and a window. */
-#define N_EXPERT_MEMBERS 5
+static const char known[] = "qwen2, qwen3, qwen3_moe, qwen3_vl, qwen3_next, qwen3_5, llama, llama4, mistral, mixtral, "
+                            "gpt_oss, deepseek_v3, kimi_k2, kimi_linear, glm4_moe or gemma3";
 
-typedef struct kind_object {
-    uint32_t type;
-    int64_t experts[N_EXPERT_MEMBERS];
-    int64_t window;
-    int use_window;
-} kind_object;
+/* All members that are looked at. A missing number is 0, a missing flag -1. */
+typedef struct config_object {
+    cf_model model;
+    uint32_t type, layer_types, mlp_only, linear;
+    int64_t experts[3], active[2], expert_ffn, shared_ffn, shared_count[2], first_dense, sparse_step;
+    int64_t window, max_window_layers, window_pattern, chunk, dense_ffn, full_interval;
+    int64_t latent, q_latent, nope, rope, value_dim;
+    int64_t linear_heads, linear_keys, linear_key_dim, linear_value_dim, linear_tail, latent_experts;
+    int use_window, attention_bias, gate, use_qk_norm;
+} config_object;
 
-#define EXPERTS(key, place) \
-    {.name = key, .type = JSON_INT, .offset = offsetof(kind_object, experts[place]), .optional = 1, .nullable = 1}
+#define MEMBER(key, kind, member) \
+    {.name = key, .type = kind, .offset = offsetof(config_object, member), .optional = 1, .nullable = 1}
+#define SIZE(key, member) {.name = key, .type = JSON_COUNT, .offset = offsetof(config_object, model.member)}
 
-static const json_field kind_fields[] = {
-    {.name = "model_type", .type = JSON_TEXT_OF, .offset = offsetof(kind_object, type)},
-    EXPERTS("num_experts", 0), EXPERTS("num_local_experts", 1), EXPERTS("n_routed_experts", 2),
-    EXPERTS("moe_intermediate_size", 3), EXPERTS("num_experts_per_tok", 4),
-    {.name = "sliding_window", .type = JSON_INT, .offset = offsetof(kind_object, window), .optional = 1, .nullable = 1},
-    {.name = "use_sliding_window", .type = JSON_BOOL, .offset = offsetof(kind_object, use_window), .optional = 1,
+static const json_field fields[] = {
+    SIZE("num_hidden_layers", layers), SIZE("hidden_size", hidden), SIZE("num_attention_heads", heads),
+    SIZE("vocab_size", vocab), MEMBER("intermediate_size", JSON_COUNT, model.ffn),
+    MEMBER("num_key_value_heads", JSON_COUNT, model.kv_heads), MEMBER("head_dim", JSON_COUNT, model.head_dim),
+    MEMBER("tie_word_embeddings", JSON_BOOL, model.tied), MEMBER("mlp_bias", JSON_BOOL, model.mlp_bias),
+    MEMBER("attention_bias", JSON_BOOL, attention_bias), MEMBER("use_qk_norm", JSON_BOOL, use_qk_norm),
+    MEMBER("attn_output_gate", JSON_BOOL, gate), MEMBER("layer_types", JSON_ARRAY_OF, layer_types),
+    MEMBER("num_experts", JSON_INT, experts[0]), MEMBER("num_local_experts", JSON_INT, experts[1]),
+    MEMBER("n_routed_experts", JSON_INT, experts[2]), MEMBER("num_experts_per_tok", JSON_COUNT, active[0]),
+    MEMBER("num_experts_per_token", JSON_COUNT, active[1]), MEMBER("moe_intermediate_size", JSON_COUNT, expert_ffn),
+    MEMBER("shared_expert_intermediate_size", JSON_INT, shared_ffn),
+    MEMBER("n_shared_experts", JSON_INT, shared_count[0]), MEMBER("num_shared_experts", JSON_INT, shared_count[1]),
+    MEMBER("first_k_dense_replace", JSON_INT, first_dense), MEMBER("decoder_sparse_step", JSON_COUNT, sparse_step),
+    MEMBER("interleave_moe_layer_step", JSON_COUNT, sparse_step), MEMBER("mlp_only_layers", JSON_ARRAY_OF, mlp_only),
+    MEMBER("intermediate_size_mlp", JSON_COUNT, dense_ffn),
+    MEMBER("routed_expert_hidden_size", JSON_INT, latent_experts),
+    MEMBER("sliding_window", JSON_INT, window), MEMBER("use_sliding_window", JSON_BOOL, use_window),
+    MEMBER("max_window_layers", JSON_INT, max_window_layers), MEMBER("attention_chunk_size", JSON_COUNT, chunk),
+    MEMBER("sliding_window_pattern", JSON_COUNT, window_pattern),
+    MEMBER("_sliding_window_pattern", JSON_COUNT, window_pattern),
+    MEMBER("full_attention_interval", JSON_COUNT, full_interval), MEMBER("kv_lora_rank", JSON_COUNT, latent),
+    MEMBER("q_lora_rank", JSON_COUNT, q_latent), MEMBER("qk_nope_head_dim", JSON_COUNT, nope),
+    MEMBER("qk_rope_head_dim", JSON_COUNT, rope), MEMBER("v_head_dim", JSON_COUNT, value_dim),
+    MEMBER("linear_num_value_heads", JSON_COUNT, linear_heads), MEMBER("linear_num_key_heads", JSON_COUNT, linear_keys),
+    MEMBER("linear_key_head_dim", JSON_COUNT, linear_key_dim),
+    MEMBER("linear_value_head_dim", JSON_COUNT, linear_value_dim),
+    MEMBER("linear_conv_kernel_dim", JSON_COUNT, linear_tail), MEMBER("linear_attn_config", JSON_OBJECT_OF, linear),
+    {.name = NULL}};
+
+/* What is read of the whole file, before the object with the sizes is known. */
+typedef struct outer_object {
+    uint32_t type, text;
+    int tied;
+} outer_object;
+
+static const json_field outer_fields[] = {
+    {.name = "model_type", .type = JSON_TEXT_OF, .offset = offsetof(outer_object, type)},
+    {.name = "text_config", .type = JSON_OBJECT_OF, .offset = offsetof(outer_object, text), .optional = 1},
+    {.name = "tie_word_embeddings", .type = JSON_BOOL, .offset = offsetof(outer_object, tied), .optional = 1,
      .nullable = 1},
     {.name = NULL}};
 
-typedef struct size_object {
-    cf_model model;
-    int attention_bias;
-} size_object;
+/* The members of a list of numbers decide layers that count from 1 (kimi_linear). */
+typedef struct linear_object {
+    uint32_t full;
+    int64_t heads, dim, tail;
+    int full_rank_gate;
+} linear_object;
 
-#define SIZE(key, member) {.name = key, .type = JSON_COUNT, .offset = offsetof(size_object, model.member)}
-#define OPTIONAL_SIZE(key, member) \
-    {.name = key, .type = JSON_COUNT, .offset = offsetof(size_object, model.member), .optional = 1, .nullable = 1}
-#define FLAG(key, member) \
-    {.name = key, .type = JSON_BOOL, .offset = offsetof(size_object, member), .optional = 1, .nullable = 1}
-
-static const json_field size_fields[] = {
-    SIZE("num_hidden_layers", layers), SIZE("hidden_size", hidden), SIZE("num_attention_heads", heads),
-    SIZE("intermediate_size", ffn), SIZE("vocab_size", vocab),
-    OPTIONAL_SIZE("num_key_value_heads", kv_heads), OPTIONAL_SIZE("head_dim", head_dim),
-    FLAG("tie_word_embeddings", model.tied), FLAG("mlp_bias", model.mlp_bias), FLAG("attention_bias", attention_bias),
+static const json_field linear_fields[] = {
+    {.name = "full_attn_layers", .type = JSON_ARRAY_OF, .offset = offsetof(linear_object, full)},
+    {.name = "num_heads", .type = JSON_COUNT, .offset = offsetof(linear_object, heads)},
+    {.name = "head_dim", .type = JSON_COUNT, .offset = offsetof(linear_object, dim)},
+    {.name = "short_conv_kernel_size", .type = JSON_COUNT, .offset = offsetof(linear_object, tail)},
+    {.name = "use_full_rank_gate", .type = JSON_BOOL, .offset = offsetof(linear_object, full_rank_gate), .optional = 1},
     {.name = NULL}};
 
 static const model_type *find_type(const char *name) {
@@ -69,71 +128,287 @@ static const model_type *find_type(const char *name) {
     return type->name ? type : NULL;
 }
 
-static int read_type(const json_document *document, char *name, size_t size, const model_type **out) {
-    kind_object kind;
-    int code, has_experts, i;
-
-    memset(&kind, 0, sizeof kind);
-    kind.use_window = -1;
-    code = json_read_object(document, 0, kind_fields, &kind, NULL);
-    if (code != CLI_OK) return code;
-    json_copy_text(document, kind.type, name, size);
-    has_experts = strstr(name, "moe") != NULL || strcmp(name, "mixtral") == 0;
-    for (i = 0; i < N_EXPERT_MEMBERS; i++) has_experts |= kind.experts[i] > 1;
-    if (has_experts)
-        return json_wrong(document, kind.type, "model_type: a mixture of experts; only dense models can be described, "
-                          "and the dense formulas would give wrong numbers for it");
-    *out = find_type(name);
-    if (!*out)
-        return json_wrong(document, kind.type,
-                          "model_type: unknown; wanted qwen2, qwen3, llama or mistral, or give the sizes as options");
-    if (kind.window == 0 || kind.use_window == 0 || (kind.use_window < 0 && !(*out)->windowed)) return CLI_OK;
-    return json_wrong(document, kind.type,
-                      "sliding_window: layers that see the last %lld tokens; only full attention can "
-                      "be described, whose time and state would be too much for it", (long long)kind.window);
-}
-
-static int read_sizes(const json_document *document, const model_type *type, cf_model *out) {
-    size_object sizes;
-    cf_model *model = &sizes.model;
-    cf_error error;
+/* Finds the object with the sizes, and its type. */
+static int read_type(const json_document *document, config_json *out, outer_object *outer, const model_type **type) {
     int code;
 
-    memset(&sizes, 0, sizeof sizes);
-    code = json_read_object(document, 0, size_fields, &sizes, NULL);
+    memset(outer, 0, sizeof *outer);
+    code = json_read_object(document, 0, outer_fields, outer, NULL);
+    if (code == CLI_OK && outer->text) {
+        int tied = outer->tied;
+        uint32_t text = outer->text;
+        code = json_read_object(document, text, outer_fields, outer, NULL);
+        outer->tied |= tied;
+        outer->text = text;
+    }
     if (code != CLI_OK) return code;
-    if (model->kv_heads == 0) model->kv_heads = model->heads;
-    if (model->head_dim == 0 && model->hidden % model->heads != 0)
-        return json_wrong(document, 0, "head_dim is missing, and hidden_size is no multiple of num_attention_heads");
-    if (model->head_dim == 0) model->head_dim = model->hidden / model->heads;
-    model->out_bias = type->attention_bias && sizes.attention_bias;
-    model->qkv_bias = type->qkv_bias || model->out_bias;
-    model->qk_norm = type->qk_norm;
-    if (cf_model_validate(model, &error) != CF_OK) return json_wrong(document, 0, "%s", error.text);
-    *out = *model;
+    json_copy_text(document, outer->type, out->name, sizeof out->name);
+    *type = find_type(out->name);
+    if (*type) return CLI_OK;
+    return json_wrong(document, outer->type, "model_type: unknown; wanted %s, or give the sizes as options", known);
+}
+
+/* ---- kinds of layers ---- */
+
+/* What a layer is: the mixer, and whether it has experts. */
+typedef struct layer_choice {
+    cf_mixer mixer;
+    int experts;
+} layer_choice;
+
+typedef struct reading {
+    const json_document *document;
+    const model_type *type;
+    config_object c;
+    config_json *out;
+} reading;
+
+static int64_t first_of(const int64_t *values, int n) {
+    int64_t sum = 0;
+    while (n-- > 0) sum = values[n] > 0 ? values[n] : sum;
+    return sum;
+}
+
+/* The kind that a choice is, with its sizes. */
+static cf_layer make_kind(const reading *r, layer_choice choice) {
+    const config_object *c = &r->c;
+    cf_layer kind;
+
+    memset(&kind, 0, sizeof kind);
+    kind.mixer = choice.mixer;
+    kind.sinks = r->type->sinks;
+    kind.gate = r->type->gate && c->gate != 0 && choice.mixer <= CF_MIXER_CHUNKED;
+    if (choice.mixer == CF_MIXER_WINDOW) kind.window = c->window;
+    if (choice.mixer == CF_MIXER_CHUNKED) kind.window = c->chunk;
+    if (choice.mixer == CF_MIXER_LATENT) {
+        kind.head_dim = c->nope + c->rope;
+        kind.value_dim = c->value_dim;
+        kind.latent = c->latent;
+        kind.q_latent = c->q_latent;
+        kind.rope_dim = c->rope;
+    }
+    if (choice.mixer >= CF_MIXER_DELTA) {
+        kind.heads = c->linear_heads;
+        kind.kv_heads = c->linear_keys;
+        kind.head_dim = c->linear_key_dim;
+        kind.value_dim = c->linear_value_dim;
+        kind.tail = c->linear_tail;
+    }
+    if (!choice.experts) return kind;
+    kind.experts = first_of(c->experts, 3);
+    kind.active = first_of(c->active, 2);
+    kind.ffn = r->type->experts == 2 ? c->model.ffn : c->expert_ffn;
+    kind.shared_gate = r->type->shared_gate;
+    kind.shared = c->shared_ffn > 0 ? c->shared_ffn : first_of(c->shared_count, 2) * kind.ffn;
+    if (strcmp(r->type->name, "llama4_text") == 0) kind.shared = kind.ffn; /* one, as wide as those */
+    return kind;
+}
+
+static int choose_by_name(const reading *r, uint32_t node, layer_choice *out) {
+    char text[64];
+
+    json_copy_text(r->document, node, text, sizeof text);
+    if (strcmp(text, "full_attention") == 0) out->mixer = r->c.latent > 0 ? CF_MIXER_LATENT : CF_MIXER_FULL;
+    else if (strcmp(text, "sliding_attention") == 0) out->mixer = CF_MIXER_WINDOW;
+    else if (strcmp(text, "chunked_attention") == 0) out->mixer = CF_MIXER_CHUNKED;
+    else if (strcmp(text, "linear_attention") == 0 && r->type->linear) out->mixer = r->type->linear;
+    else return json_wrong(r->document, node, "layer_types: there is no '%s' in a %s", text, r->type->name);
     return CLI_OK;
+}
+
+/* Where the file has no layer_types. */
+static cf_mixer choose_mixer(const reading *r, int64_t layer) {
+    const config_object *c = &r->c;
+    int windowed = c->window > 0 && c->use_window != 0 && (r->type->windowed || c->use_window > 0);
+    int64_t period = c->full_interval > 0 ? c->full_interval : 4;
+
+    if (r->type->linear && (layer + 1) % period != 0) return r->type->linear;
+    if (c->latent > 0) return CF_MIXER_LATENT;
+    if (strcmp(r->type->name, "llama4_text") == 0 && (layer + 1) % 4 != 0) return CF_MIXER_CHUNKED;
+    if (c->window_pattern > 0) return (layer + 1) % c->window_pattern != 0 ? CF_MIXER_WINDOW : CF_MIXER_FULL;
+    if (strcmp(r->type->name, "gpt_oss") == 0) return layer % 2 == 0 ? CF_MIXER_WINDOW : CF_MIXER_FULL;
+    if (strcmp(r->type->name, "gemma3_text") == 0) return (layer + 1) % 6 != 0 ? CF_MIXER_WINDOW : CF_MIXER_FULL;
+    return windowed && layer >= c->max_window_layers ? CF_MIXER_WINDOW : CF_MIXER_FULL;
+}
+
+/* Numbers of layers, from 1, that have full attention. */
+static int read_full_layers(const reading *r, uint32_t array, layer_choice *choices) {
+    uint32_t node = array + 1;
+    int64_t i, n = json_count(r->document, array), layer;
+    int code;
+
+    for (i = 0; i < n; i++, node = r->document->nodes[node].next) {
+        code = json_read_int(r->document, node, "full_attn_layers", &layer);
+        if (code != CLI_OK) return code;
+        if (layer < 1 || layer > r->c.model.layers)
+            return json_wrong(r->document, node, "full_attn_layers: there is no layer %lld", (long long)layer);
+        choices[layer - 1].mixer = CF_MIXER_LATENT;
+    }
+    return CLI_OK;
+}
+
+static int choose_layers(reading *r, layer_choice *choices) {
+    const config_object *c = &r->c;
+    uint32_t node = c->layer_types + 1;
+    int64_t i, step = c->sparse_step > 0 ? c->sparse_step : 1;
+    int code = CLI_OK;
+
+    if (c->layer_types && json_count(r->document, c->layer_types) != c->model.layers)
+        return json_wrong(r->document, c->layer_types, "layer_types: wanted one for each of num_hidden_layers");
+    for (i = 0; i < c->model.layers && code == CLI_OK; i++) {
+        choices[i].mixer = choose_mixer(r, i);
+        choices[i].experts = r->type->experts && i >= c->first_dense && (i + 1) % step == 0;
+        if (c->linear) choices[i].mixer = r->type->linear;
+        if (!c->layer_types) continue;
+        code = choose_by_name(r, node, &choices[i]);
+        node = r->document->nodes[node].next;
+    }
+    return code;
+}
+
+/* Letters in the order in which the kinds come up. */
+static int name_kinds(reading *r, const layer_choice *choices) {
+    layer_choice seen[CONFIG_MAX_KINDS];
+    cf_model *model = &r->out->model;
+    int64_t i;
+    int k, n = 0;
+
+    for (i = 0; i < model->layers; i++) {
+        for (k = 0; k < n; k++)
+            if (seen[k].mixer == choices[i].mixer && seen[k].experts == choices[i].experts) break;
+        if (k == CONFIG_MAX_KINDS)
+            return json_wrong(r->document, 0, "more than %d kinds of layers", CONFIG_MAX_KINDS);
+        if (k == n) seen[n++] = choices[i];
+        r->out->pattern[i] = (char)('a' + k);
+    }
+    r->out->pattern[i] = '\0';
+    if (n == 1 && choices[0].mixer == CF_MIXER_FULL && !choices[0].experts) return CLI_OK; /* dense, and nothing more */
+    for (k = 0; k < n; k++) r->out->kinds[k] = make_kind(r, seen[k]);
+    model->n_kinds = n;
+    return CLI_OK;
+}
+
+static int read_linear(reading *r, layer_choice *choices) {
+    config_object *c = &r->c;
+    linear_object linear;
+    int code;
+
+    memset(&linear, 0, sizeof linear);
+    code = json_read_object(r->document, c->linear, linear_fields, &linear, NULL);
+    if (code != CLI_OK) return code;
+    if (linear.full_rank_gate)
+        return json_wrong(r->document, c->linear, "use_full_rank_gate: only gates of low rank can be described");
+    c->linear_heads = c->linear_keys = linear.heads;
+    c->linear_key_dim = c->linear_value_dim = linear.dim;
+    c->linear_tail = linear.tail;
+    return read_full_layers(r, linear.full, choices);
+}
+
+static int read_kinds(reading *r) {
+    layer_choice choices[CONFIG_MAX_LAYERS];
+    int code;
+
+    if (r->c.model.layers > CONFIG_MAX_LAYERS) {
+        if (!r->type->experts && !r->type->linear && !r->c.layer_types && r->c.window == 0) return CLI_OK;
+        return json_wrong(r->document, 0, "num_hidden_layers: at most %d where they may differ", CONFIG_MAX_LAYERS);
+    }
+    code = choose_layers(r, choices);
+    if (code == CLI_OK && r->c.linear && r->type->linear == CF_MIXER_KDA) code = read_linear(r, choices);
+    return code == CLI_OK ? name_kinds(r, choices) : code;
+}
+
+/* What no formula here knows. */
+static int check_members(const reading *r) {
+    const config_object *c = &r->c;
+
+    if (c->mlp_only && json_count(r->document, c->mlp_only) > 0)
+        return json_wrong(r->document, c->mlp_only, "mlp_only_layers: cannot be described");
+    if (c->latent_experts > 0)
+        return json_wrong(r->document, 0, "routed_expert_hidden_size: experts of another width cannot be described");
+    if (!r->type->experts && (first_of(c->experts, 3) > 1 || first_of(c->active, 2) > 1 || c->expert_ffn > 1))
+        return json_wrong(r->document, 0, "a mixture of experts, which no %s is", r->type->name);
+    if (r->type->experts && (first_of(c->experts, 3) < 1 || first_of(c->active, 2) < 1))
+        return json_wrong(r->document, 0, "the numbers of experts, and of those for each token, are missing");
+    return CLI_OK;
+}
+
+/* The sizes that all layers share. */
+static int read_sizes(reading *r, const outer_object *outer) {
+    const model_type *type = r->type;
+    config_object *c = &r->c;
+    cf_model *model = &c->model;
+    int code;
+
+    c->use_window = c->gate = c->use_qk_norm = -1;
+    code = json_read_object(r->document, outer->text, fields, c, NULL);
+    if (code != CLI_OK) return code;
+    code = check_members(r);
+    if (code != CLI_OK) return code;
+    if (model->ffn == 0 && !type->experts)
+        return json_wrong(r->document, 0, "intermediate_size: wanted a whole number");
+    model->tied |= outer->tied || (type->norms == 4); /* gemma3 says nothing where it is */
+    if (model->kv_heads == 0) model->kv_heads = model->heads;
+    if (c->latent > 0) model->head_dim = c->nope + c->rope;
+    if (model->head_dim == 0 && model->hidden % model->heads != 0)
+        return json_wrong(r->document, 0, "head_dim is missing, and hidden_size is no multiple of num_attention_heads");
+    if (model->head_dim == 0) model->head_dim = model->hidden / model->heads;
+    if (model->ffn == 0) model->ffn = c->expert_ffn;
+    model->out_bias = type->attention_bias && c->attention_bias;
+    model->qkv_bias = type->qkv_bias == 1 || (type->qkv_bias == 2 && c->attention_bias) || model->out_bias;
+    model->qk_norm = type->qk_norm == 1 || (type->qk_norm == 2 && c->use_qk_norm > 0);
+    model->mlp_bias |= type->mlp_bias;
+    model->norms = type->norms;
+    return CLI_OK;
+}
+
+static int read_model(reading *r, const outer_object *outer) {
+    cf_model *model = &r->out->model;
+    cf_error error;
+    int code = read_sizes(r, outer);
+
+    if (code != CLI_OK) return code;
+    *model = r->c.model;
+    code = read_kinds(r);
+    if (code != CLI_OK) return code;
+    if (r->c.dense_ffn > 0) model->ffn = r->c.dense_ffn;
+    *model = config_json_take_model(r->out);
+    if (cf_model_validate(model, &error) != CF_OK) return json_wrong(r->document, 0, "%s", error.text);
+    return CLI_OK;
+}
+
+cf_model config_json_take_model(const config_json *config) {
+    cf_model model = config->model;
+
+    model.name = config->name;
+    model.kinds = model.n_kinds > 0 ? config->kinds : NULL;
+    model.pattern = model.n_kinds > 0 ? config->pattern : NULL;
+    return model;
 }
 
 int config_json_read(const char *path, config_json *out) {
     json_document document;
-    const model_type *type = NULL;
+    outer_object outer;
     config_json fresh;
+    reading r;
     char *text = NULL;
     size_t bytes;
     int code = cli_file_read(path, MAX_BYTES, &text, &bytes);
 
     if (code != CLI_OK) return code;
     memset(&fresh, 0, sizeof fresh);
+    memset(&r, 0, sizeof r);
     code = json_parse(path, text, bytes, &document);
     if (code == CLI_OK) {
+        r.document = &document;
+        r.out = &fresh;
         code = json_check(&document);
-        if (code == CLI_OK) code = read_type(&document, fresh.name, sizeof fresh.name, &type);
-        if (code == CLI_OK) code = read_sizes(&document, type, &fresh.model);
+        if (code == CLI_OK) code = read_type(&document, &fresh, &outer, &r.type);
+        if (code == CLI_OK) code = read_model(&r, &outer);
         json_free(&document);
     }
     free(text);
     if (code != CLI_OK) return code;
     *out = fresh;
-    out->model.name = out->name;
+    out->model = config_json_take_model(out);
     return CLI_OK;
 }

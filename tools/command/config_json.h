@@ -5,15 +5,23 @@
 
 #include "cli.h"
 
+#define CONFIG_MAX_KINDS 4     /* of layers; no family has more */
+#define CONFIG_MAX_LAYERS 1024 /* of a model whose layers differ */
+
 typedef struct config_json {
-    cf_model model; /* its name points to `name` */
+    cf_model model; /* its name, kinds and pattern point into this struct: config_json_take_model after a copy */
     char name[64];
+    cf_layer kinds[CONFIG_MAX_KINDS];
+    char pattern[CONFIG_MAX_LAYERS + 1];
 } config_json;
 
-/* Reads the file at `path`. Understood are dense models of the types qwen2, qwen3, llama and mistral whose attention
-   sees the whole prefix. A mixture of experts, a sliding window and anything else is refused: counted by these formulas
-   it would come out wrong. Returns an exit code; on failure *out is untouched and the
-   message names the file, the line and the member. */
+/* Reads the file at `path`, the text_config of a multimodal one. Understood are the types that config_json.c lists; any
+   other is refused: counted by these formulas it would come out wrong. Prediction layers (num_nextn_predict_layers) are
+   not counted, as transformers does not load them. Returns an exit code; on failure *out is untouched and the message
+   names the file, the line and the member. */
 int config_json_read(const char *path, config_json *out);
+
+/* The model, whose pointers lead into this copy of the struct. */
+cf_model config_json_take_model(const config_json *config);
 
 #endif /* CHUNKFLOW_CONFIG_JSON_H */

@@ -119,6 +119,7 @@ cf_result held_make(const pipeline *p, const cf_plan *plan, const cf_schedule *s
     c.plan = plan;
     c.schedule = schedule;
     if (p->has_model) c.desc = pipeline_memory_of(p, schedule, recompute);
+    c.desc.chunk_size = plan->chunk_size;
     c.moments = (cf_memory_load **)calloc(n_stages, sizeof *c.moments);
     c.loads = (cf_memory_load *)calloc(n_stages * (size_t)schedule->shape.n_virtual, sizeof *c.loads);
     c.reports = (cf_memory_report *)calloc(n_stages, sizeof *c.reports);

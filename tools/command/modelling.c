@@ -30,7 +30,10 @@ static const char *missing_size(const cf_model *model) {
 static const char *const model_names[] = {
     "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "qwen2.5-7b", "qwen2.5-14b", "qwen2.5-32b", "qwen2.5-72b",
     "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "qwen3-14b", "qwen3-32b",
-    "llama-3-8b", "llama-3-70b", "llama-3.1-405b", "llama-3.2-1b", "llama-3.2-3b", NULL};
+    "llama-3-8b", "llama-3-70b", "llama-3.1-405b", "llama-3.2-1b", "llama-3.2-3b",
+    "qwen3-30b-a3b", "qwen3-235b-a22b", "qwen3-coder-480b-a35b", "qwen3-next-80b-a3b", "qwen3.5-27b",
+    "qwen3.5-35b-a3b", "qwen3.5-122b-a10b", "qwen3.5-397b-a17b", "gpt-oss-20b", "gpt-oss-120b", "deepseek-v3",
+    "llama-4-maverick", "mixtral-8x7b", "mixtral-8x22b", "nemotron-3-nano-30b-a3b", NULL};
 
 /* What the names of trained variants of one architecture end in, in any case. */
 static const char *const variants[] = {"-instruct", "-base", "-chat", "-hf", NULL};
@@ -64,7 +67,7 @@ static const cf_model *find_model(const char *name) {
 
 static int refuse_model(const char *command, const char *name) {
     const char *slash = strrchr(name, '/');
-    char list[512] = "";
+    char list[1024] = "";
     const char *guessed;
     cli_guess guess = {NULL, NULL, 0};
     int i;
@@ -75,7 +78,7 @@ static int refuse_model(const char *command, const char *name) {
         snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i > 0 ? ", " : "", model_names[i]);
     }
     guessed = cli_guess_text(&guess);
-    return cli_usage(command, "--model: there is no '%s'%s There are: %s. Any other dense model: --config FILE", name,
+    return cli_usage(command, "--model: there is no '%s'%s There are: %s. Any other: --config FILE", name,
                      *guessed ? guessed : ".", list);
 }
 
@@ -92,7 +95,7 @@ static int make_model(const char *command, const modelling_options *asked, model
     }
     if (asked->config) {
         if ((code = config_json_read(asked->config, &out->config)) != CLI_OK) return code;
-        out->model = out->config.model;
+        out->model = config_json_take_model(&out->config);
     }
     override(asked->layers, &out->model.layers);
     override(asked->hidden, &out->model.hidden);
@@ -101,6 +104,7 @@ static int make_model(const char *command, const modelling_options *asked, model
     override(asked->head_dim, &out->model.head_dim);
     override(asked->ffn, &out->model.ffn);
     override(asked->vocab, &out->model.vocab);
+    override(asked->mtp, &out->model.mtp);
     out->model.tied |= asked->tied;
     out->model.qkv_bias |= asked->qkv_bias;
     out->model.qk_norm |= asked->qk_norm;
@@ -134,6 +138,8 @@ int modelling_make(const char *command, const modelling_options *asked, modellin
     out->parallel.n_virtual = asked->n_virtual;
     out->parallel.placement = (cf_placement)asked->placement;
     out->parallel.dp = asked->dp;
+    out->parallel.ep = asked->ep;
+    out->parallel.imbalance = asked->imbalance;
     out->parallel.zero = asked->zero > 0 ? asked->zero - 1 : asked->dp > 1;
     out->parallel.no_sequence = asked->no_sequence;
     out->parallel.recompute = (cf_recompute)asked->recompute;
@@ -238,16 +244,25 @@ void modelling_take_terms(const term_options *asked, cf_memory_desc *out) {
     out->fragmentation = asked->fragmentation > 0 ? asked->fragmentation : -1;
 }
 
+int64_t modelling_row_bytes(const cf_memory_desc *desc) {
+    cf_memory_desc full = cf_memory_defaults(desc);
+    int64_t most = 0, k;
+
+    for (k = 0; k < cf_model_kinds(full.model); k++) {
+        cf_shard shard;
+        if (cf_stage_kind(full.model, &full.parallel, 0, k, &shard, NULL) != CF_OK) return 0;
+        if (shard.state_row > most) most = shard.state_row;
+    }
+    return most * (full.state_bytes + full.state_gradient_bytes);
+}
+
 int modelling_take_stream(const char *command, int64_t bytes, cf_memory_desc *out) {
-    cf_memory_desc full = cf_memory_defaults(out);
-    cf_shard shard;
-    cf_error error;
     int64_t row;
 
     out->state_window = 0;
     if (bytes == 0) return CLI_OK;
-    if (cf_stage_shard(full.model, &full.parallel, 0, &shard, &error) != CF_OK) return cli_error(&error, NULL);
-    row = 2 * shard.kv * (full.state_bytes + full.state_gradient_bytes);
+    row = modelling_row_bytes(out);
+    if (row == 0) return cli_usage(command, "--stream: no layer of this model has a state that grows");
     if (bytes < CF_STATE_SLOTS * row)
         return cli_usage(command, "--stream: %d rows of one layer's K, V and their gradients have %s bytes here",
                          CF_STATE_SLOTS, cli_commas(CF_STATE_SLOTS * row));
@@ -264,8 +279,10 @@ double modelling_gib(int64_t bytes) { return (double)bytes / 1073741824.0; }
 void modelling_print_model(const modelling *m) {
     cf_parameters counted;
 
-    if (cf_model_parameters(&m->model, &counted, NULL) != CF_OK) counted.total = 0;
-    printf("model             %s: %s parameters\n", m->model.name, cli_commas(counted.total));
+    if (cf_model_parameters(&m->model, &counted, NULL) != CF_OK) memset(&counted, 0, sizeof counted);
+    printf("model             %s: %s parameters", m->model.name, cli_commas(counted.total));
+    if (counted.experts > 0) printf(", %s of them active", cli_commas(counted.active));
+    putchar('\n');
 }
 
 void modelling_print_stream(const cf_memory_desc *desc) {
@@ -292,6 +309,7 @@ void modelling_print(const modelling *m) {
     if (p->n_virtual > 1)
         printf(" with %s virtual stages each%s", cli_commas(p->n_virtual),
                p->placement == CF_PLACEMENT_V ? ", in a V" : "");
+    if (p->ep > 1) printf(", experts %s", cli_commas(p->ep));
     printf(", data %s (ZeRO %s): %s GPUs\n", cli_commas(p->dp), cli_commas(p->zero), cli_commas(p->tp * p->pp * p->dp));
     printf("recompute         %s%s\n", modelling_recompute_words(p->recompute, p->recompute_layers),
            p->tp > 1 ? p->no_sequence ? ", no sequence parallelism" : ", sequence parallelism" : "");
@@ -303,8 +321,10 @@ void modelling_write(json_writer *w, const modelling *m) {
     cf_parameters counted;
 
     json_text_member(w, "model", m->model.name);
-    if (cf_model_parameters(&m->model, &counted, NULL) == CF_OK)
+    if (cf_model_parameters(&m->model, &counted, NULL) == CF_OK) {
         json_integer_member(w, "parameters", counted.total);
+        if (counted.experts > 0) json_integer_member(w, "active_parameters", counted.active);
+    }
     modelling_write_split(w, &m->parallel);
     json_integer_member(w, "zero", m->parallel.zero);
     json_integer_member(w, "sequence_parallel", m->parallel.tp > 1 && !m->parallel.no_sequence);
@@ -318,6 +338,7 @@ void modelling_write_split(json_writer *w, const cf_parallel *parallel) {
     json_integer_member(w, "virtual_stages", parallel->n_virtual);
     json_text_member(w, "placement", cf_placement_name(parallel->placement));
     json_integer_member(w, "data_parallel", parallel->dp);
+    if (parallel->ep > 1) json_integer_member(w, "expert_parallel", parallel->ep);
 }
 
 void modelling_write_terms(json_writer *w, const cf_memory_report *report) {

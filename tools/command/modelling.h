@@ -13,6 +13,7 @@ typedef struct modelling_options {
     const char *config;
     int64_t layers, hidden, heads, kv_heads, head_dim, ffn, vocab; /* 0: not given */
     int tied, qkv_bias, qk_norm, no_gate;
+    int64_t mtp, ep, imbalance;
     int64_t tp, pp, n_virtual, placement, dp;
     int64_t zero; /* of the choice 0|1|2|3 */
     int no_sequence;
@@ -51,11 +52,21 @@ typedef struct modelling_options {
     {.name = "--qk-norm", .kind = CLI_FLAG, .offset = offsetof(type, member.qk_norm),                              \
      .help = "norms over the heads of Q and K"},                                                                   \
     {.name = "--no-gate", .kind = CLI_FLAG, .offset = offsetof(type, member.no_gate),                              \
-     .help = "two MLP matrices, not three"}
+     .help = "two MLP matrices, not three"},                                                                       \
+    {.name = "--mtp", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.mtp), .min = 1,            \
+     .max = CF_MAX_LAYERS, .help = "prediction layers that are trained, too; default none"}
 
 #define MODELLING_SPLIT_OPTIONS(type, member)                                                                      \
     {.name = "--tp", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.tp), .min = 1,              \
      .max = CF_MAX_RANKS, .help = "tensor parallel; default 1"},                                                   \
+    {.name = "--ep", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(type, member.ep), .min = 1,              \
+     .max = CF_MAX_EXPERTS,                                                                                        \
+     .help = "expert parallel: a layer's experts lie on so many of a stage's\n"                                    \
+     "GPUs (--tp x --ranks), whole; default 1: each has a part of every one"},                                     \
+    {.name = "--imbalance", .value = "PERCENT", .kind = CLI_NUMBER, .offset = offsetof(type, member.imbalance),    \
+     .max = 1000,                                                                                                  \
+     .help = "rows more than the mean that the fullest GPU's experts get;\n"                                       \
+     "default 0"},                                                                                                 \
     {.name = "--zero", .value = "0|1|2|3", .kind = CLI_CHOICE, .offset = offsetof(type, member.zero),              \
      .help = "what data-parallel ranks divide: 0 nothing, 1 optimizer states\n"                                    \
      "(the distributed optimizer), 2 gradients too, 3 parameters too, as\n"                                        \
@@ -105,7 +116,9 @@ void modelling_free(modelling *m);
 #define MODELLING_NAMES                                                                                     \
     "models\n"                                                                                              \
     "  qwen2.5-0.5b 1.5b 3b 7b 14b 32b 72b, qwen3-0.6b 1.7b 4b 8b 14b 32b, llama-3-8b 70b, llama-3.1-405b,\n" \
-    "  llama-3.2-1b 3b. Dense models only: a mixture of experts is refused.\n"
+    "  llama-3.2-1b 3b; qwen3-30b-a3b 235b-a22b, qwen3-coder-480b-a35b, qwen3-next-80b-a3b,\n"               \
+    "  qwen3.5-27b 35b-a3b 122b-a10b 397b-a17b, gpt-oss-20b 120b, deepseek-v3,\n"                            \
+    "  llama-4-maverick, mixtral-8x7b 8x22b, nemotron-3-nano-30b-a3b. Others: --config.\n"
 #define MODELLING_GPUS                                                                                      \
     "GPUs\n  a100-40g, a100-80g, h100-80g, h200; or a file such as {\"like\": \"h100-80g\", \"bandwidth\": 2.4e12}\n" \
     "  with members of cf_gpu (chunkflow_tune.h)\n"
@@ -182,6 +195,9 @@ typedef struct term_options {
 
 /* Fills in the members that these options are about. */
 void modelling_take_terms(const term_options *asked, cf_memory_desc *out);
+
+/* Bytes of a row of the layer with the most state, its gradient among them: what a ring's rows are made of. */
+int64_t modelling_row_bytes(const cf_memory_desc *desc);
 
 /* The window of a ring of at most so many bytes on each GPU, cut into CF_STATE_SLOTS blocks of whole rows; 0: none.
    Model and split are those of *out, whose other members are filled in. Returns an exit code. */

@@ -200,13 +200,10 @@ static void print_shared(const tune_job *job, const cli_option *options, const v
 /* The ring of a candidate that streams, as --stream says it. */
 static int64_t ring_bytes(const tune_job *job, const cf_tuning *tuning, const cf_tune_candidate *c) {
     cf_memory_desc desc = job->desc.memory;
-    cf_shard shard;
 
     desc.model = job->desc.model;
     desc.parallel = tuning->splits[c->split];
-    desc = cf_memory_defaults(&desc);
-    if (c->state_window == 0 || cf_stage_shard(desc.model, &desc.parallel, 0, &shard, NULL) != CF_OK) return 0;
-    return c->state_window * 2 * shard.kv * (desc.state_bytes + desc.state_gradient_bytes);
+    return c->state_window > 0 ? c->state_window * modelling_row_bytes(&desc) : 0;
 }
 
 /* The budget that the search gave such a schedule of the usual batch; other batches have another, hardly different. */
@@ -229,6 +226,7 @@ static int64_t budget_of(const tune_job *job, const cf_tuning *tuning, const cf_
 static void print_split(const cf_parallel *split) {
     printf(" --tp %lld --stages %lld --ranks %lld --zero %lld", (long long)split->tp, (long long)split->pp,
            (long long)split->dp, (long long)split->zero);
+    if (split->ep > 1) printf(" --ep %lld", (long long)split->ep);
     if (split->recompute > CF_RECOMPUTE_NONE) printf(" --recompute %s", cf_recompute_name(split->recompute));
     if (split->recompute_layers > 0) printf(" --recompute-layers %lld", (long long)split->recompute_layers);
 }
