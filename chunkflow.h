@@ -8552,13 +8552,26 @@ static int cf__dispatch_allows(cf__dispatch *d, int64_t stage, int32_t id) {
     return cf__dispatch_has_place(d, stage, &unit);
 }
 
+/* Whether groups below a unit need no more places on virtual stage v: of what goes back there before the unit, the last
+   chunk waits for the next stage alone. */
+static int cf__dispatch_is_done_below(const cf__dispatch *d, int64_t last, int64_t v) {
+    int64_t child = cf__pipe_below(d->pipe, last) > 0
+                        ? cf__pipe_relative(&d->pipe->links[0][0], last, CF__PIPE_CHILD) : -1;
+    int64_t cell = v * d->pipe->n + child;
+    cf__pipe_unit unit;
+    if (child < 0) return 1;
+    unit = cf__dispatch_unit(d, child, v);
+    return d->missing[cf__dispatch_id(cell, CF__PIPE_BACK)] <= 1 &&
+           cf__dispatch_is_taken(d, cell, cf__pipe_is_dropped(&unit, child - unit.first) ? CF_R : CF_F);
+}
+
 /* Whether the replay of a dropped cell could run now: all of its unit has been forward and keeps fewer chunks than it
    may. */
 static int cf__dispatch_may_replay(cf__dispatch *d, int64_t stage, int32_t cell) {
     int64_t chunk, v = cf__dispatch_stage(d, cf__dispatch_id(cell, CF_F), &chunk), first_cell = v * d->pipe->n;
     const cf__pipe_unit *most = cf__schedule_unit(d->maker, chunk);
     int64_t last = most->first + most->n - 1, behind = chunk + cf__max(most->k, 1);
-    if (!cf__dispatch_is_taken(d, first_cell + last, CF_F)) return 0;
+    if (!cf__dispatch_is_taken(d, first_cell + last, CF_F) || !cf__dispatch_is_done_below(d, last, v)) return 0;
     if (behind <= last && !cf__dispatch_is_taken(d, first_cell + behind, CF__PIPE_BACK)) return 0;
     return d->missing[cf__dispatch_id(cell, CF_R)] == 1 && cf__dispatch_allows(d, stage, cf__dispatch_id(cell, CF_R));
 }
