@@ -298,6 +298,20 @@ TEST(refused_limits_say_what_would_do) {
     CHECK(refused > harness_rounds(20, 3));
 }
 
+/* A plan whose groups have chunks that are not full before their last one. */
+static cf_plan *uneven_plan(harness_rng *rng) {
+    int64_t lengths[8], n = harness_between(rng, 2, 8), i;
+    cf_pack_desc desc = {0};
+    cf_plan *plan = NULL;
+    desc.chunk_size = harness_between(rng, 5, 20);
+    desc.split = harness_chance(rng, 0.5) ? CF_SPLIT_EVEN : CF_SPLIT_COST;
+    desc.cost.per_token = 1;
+    desc.cost.per_pair = 0.25;
+    for (i = 0; i < n; i++) lengths[i] = harness_between(rng, 1, (i < 3 ? 6 : 1) * desc.chunk_size);
+    CHECK_INT(cf_pack(lengths, n, &desc, &plan, NULL), CF_OK);
+    return plan;
+}
+
 /* Where a kept input costs more than the activations that it stands for, dropping a chunk saves nothing until it is
    replayed: limits between what a group needs and what there is without one are kept to or refused. */
 TEST(inputs_that_cost_more_than_activations) {
@@ -311,8 +325,15 @@ TEST(inputs_that_cost_more_than_activations) {
         cf_error error;
         int64_t s, most = 0, i;
         pipeline_draw(&rng, &problem);
-        pipeline_note(seed, &problem);
         desc = problem.desc;
+        if (seed % 2 == 0) {
+            cf_plan_free(problem.plan);
+            problem.plan = uneven_plan(&rng);
+            REQUIRE(problem.plan != NULL);
+            desc.kind = problem.desc.kind = CF_SCHEDULE_BEST;
+            desc.shape.rank = problem.desc.shape.rank = 0;
+        }
+        pipeline_note(seed, &problem);
         desc.shape.replay = CF_REPLAY_LOCAL;
         desc.limits.chunks = CF_NO_LIMIT;
         desc.limits.bytes = 0;
