@@ -308,7 +308,8 @@ typedef void (*cf_tune_task)(void *context, int64_t index);
 typedef struct cf_tune_desc {
     const cf_model *model;
     const cf_gpu *gpu;
-    cf_parallel parallel;           /* the split; with n_gpus, a tp, pp or dp of 0 is searched for. Where recompute is
+    cf_parallel parallel;           /* the split; with n_gpus, a tp, pp or dp of 0 is searched for, and for an ep of 0
+                                       1 and the most that a node's GPUs allow are tried. Where recompute is
                                        0, what backward makes again is, too: nothing, act, mlp of half of the layers,
                                        mlp, full, each of them only where the one before does not fit or schedules had
                                        to be held down to fit. Only with a gpu */
@@ -1470,8 +1471,19 @@ static int cft__split_fits(const cf_tune_desc *desc, const cf_parallel *split) {
 }
 
 /* Writes the splits to `out`, or only counts them where it is NULL: by rising tp, then pp. */
+/* The most of a node's GPUs that a layer's experts can lie on, where that is searched for and there are experts. */
+static int64_t cft__most_ep(const cf_tune_desc *desc, const cf_parallel *of) {
+    cf_parallel split = *of;
+    cf_parameters counted;
+    if (desc->parallel.ep != 0 || cf_model_parameters(desc->model, &counted, NULL) != CF_OK) return desc->parallel.ep;
+    if (counted.experts == 0) return 0;
+    for (split.ep = desc->gpus_per_node; split.ep > 1; split.ep--)
+        if (cf_parallel_validate(desc->model, &split, NULL) == CF_OK) return split.ep;
+    return 0;
+}
+
 static int64_t cft__list_splits(const cf_tune_desc *desc, cf_parallel *out) {
-    int64_t n = 0, gpus = desc->n_gpus;
+    int64_t n = 0, gpus = desc->n_gpus, most;
     cf_parallel split = desc->parallel;
     if (gpus == 0 && out != NULL) *out = cf_parallel_defaults(&split);
     if (gpus == 0) return 1;
@@ -1479,7 +1491,13 @@ static int64_t cft__list_splits(const cf_tune_desc *desc, cf_parallel *out) {
         if (gpus % split.tp != 0) continue;
         for (split.pp = 1; split.pp <= gpus / split.tp && split.pp <= desc->model->layers; split.pp++) {
             split.dp = gpus / split.tp / split.pp;
+            split.ep = desc->parallel.ep;
             if (split.tp * split.pp * split.dp != gpus || !cft__split_fits(desc, &split)) continue;
+            if (out != NULL) out[n] = cf_parallel_defaults(&split);
+            n++;
+            most = cft__most_ep(desc, &split);
+            if (most == split.ep) continue;
+            split.ep = most;
             if (out != NULL) out[n] = cf_parallel_defaults(&split);
             n++;
         }

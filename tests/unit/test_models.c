@@ -665,6 +665,71 @@ static int near(double got, double wanted, double relative) {
     return fabs(got - wanted) <= relative * fabs(wanted);
 }
 
+/* What a model takes on one GPU, or one of dp = ep of them: forward, and what its gradients take. */
+static cf_stage_cost cost_of(const char *name, const cf_gpu *gpu, int64_t ep, int64_t imbalance, int64_t chunk_size) {
+    cf_stage_cost stage = {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}};
+    cf_cost_desc desc = {0};
+    cf_timing timing;
+    cf_error error;
+    desc.model = cf_model_find(name);
+    desc.gpu = gpu;
+    desc.parallel.dp = desc.parallel.ep = ep;
+    desc.parallel.imbalance = imbalance;
+    desc.chunk_size = chunk_size;
+    if (cf_cost_estimate(&desc, &stage, 1, &timing, NULL, &error) != CF_OK) FAIL("%s", error.text);
+    return stage;
+}
+
+/* A token goes through the active weights, wherever they lie; a pair is one in the layers that see all of a prefix. */
+TEST(estimates_count_the_flops_of_kinds) {
+    cf_gpu gpu = only_flops();
+    cf_stage_cost cost = cost_of("qwen3-30b-a3b", &gpu, 1, 0, 0), spread = cost_of("qwen3-30b-a3b", &gpu, 8, 0, 0);
+    cf_stage_cost uneven = cost_of("qwen3-30b-a3b", &gpu, 8, 25, 0);
+    double experts = 48.0 * 8 * 3 * 2048 * 768, head = 2048.0 * 151936, window = 127, expand;
+    double weights = experts + 48.0 * (2048 * (2 * 4096 + 2 * 512) + 2048 * 128) + head;
+    CHECK(near(cost.forward.per_token, 2 * weights, 1e-12) && near(cost.weight.per_token, 2 * weights, 1e-12));
+    CHECK(near(cost.forward.per_pair, 4.0 * 48 * 4096, 1e-12) && near(cost.input.per_pair, 10.0 * 48 * 4096, 1e-12));
+    CHECK(near(spread.forward.per_token, 2 * weights, 1e-12));
+    CHECK(near(uneven.forward.per_token, 2 * (weights + experts / 4), 1e-12));
+    cost = cost_of("deepseek-v3", &gpu, 1, 0, 0); /* heads of 192 and 128 */
+    CHECK(near(cost.forward.per_pair, 4.0 * 61 * 128 * 160, 1e-12));
+    expand = 61.0 * 512 * 128 * (128 + 128) / 4096; /* every chunk makes K and V of its whole prefix again */
+    gpu.processors = 1;
+    cost = cost_of("deepseek-v3", &gpu, 1, 0, 4096);
+    CHECK(near(cost.input.per_pair, 10.0 * 61 * 128 * 160 + 4 * expand, 1e-12));
+    CHECK(near(cost.weight.per_pair, 2 * expand, 1e-12));
+    cost = cost_of("gpt-oss-20b", &gpu, 1, 0, 0);
+    CHECK(near(cost.forward.per_pair, 4.0 * 12 * 4096, 1e-12)); /* and the other twelve layers see 128 rows each */
+    window = cost.input.per_token - cost.forward.per_token;
+    CHECK(near(window, (10.0 - 4.0) * 12 * 4096 * 128, 1e-9));
+    cost = cost_of("qwen3.5-27b", &gpu, 1, 0, 0);
+    CHECK(near(cost.forward.per_pair, 4.0 * 16 * 24 * 256, 1e-12));
+    window = cost.input.per_token - cost.forward.per_token; /* 1.5 x 48 layers of 48 heads, 128 x 128 in blocks of 64 */
+    CHECK(near(window, 1.5 * 48 * 48 * (6.0 * 128 * 128 + 128.0 * (3 * 128 + 2 * 128)), 1e-9));
+}
+
+/* Rows go to their experts and back in forward, and their gradients in backward; a replay is a forward. Weights that no
+   token goes through are read, too. */
+TEST(experts_send_and_are_read) {
+    cf_gpu gpu = only_flops();
+    cf_stage_cost cost;
+    gpu.flops = 1e300;
+    gpu.nvlink = 100;
+    gpu.network = 10;
+    cost = cost_of("qwen3-30b-a3b", &gpu, 8, 0, 0);
+    CHECK(near(cost.forward.per_token, 48.0 * 2 * 8 * 2048 * 2 * 7 / 8 / 100, 1e-12));
+    CHECK(near(cost.input.per_token, cost.forward.per_token, 1e-12) && cost.weight.per_token < 1e-9);
+    CHECK(near(cost.replay.per_token, cost.forward.per_token, 1e-12));
+    cost = cost_of("qwen3-30b-a3b", &gpu, 16, 0, 0); /* two nodes */
+    CHECK(near(cost.forward.per_token, 48.0 * 2 * 8 * 2048 * 2 * 15 / 16 / 10, 1e-12));
+    gpu = only_flops();
+    gpu.flops = 1e300;
+    gpu.bandwidth = 1;
+    cost = cost_of("mixtral-8x7b", &gpu, 1, 0, 0);
+    CHECK(near(cost.forward.constant, 2.0 * (32 * (4096.0 * (2 * 4096 + 2 * 1024) + 4096 * 8 + 8 * 3 * 4096.0 * 14336) +
+                                             4096.0 * 32000), 1e-12));
+}
+
 /* Over all stages and GPUs the seconds of that GPU are the model's FLOPs: 2 a weight of the matrices forward, 4
    backward; 4 q a pair and layer forward, 10 backward. */
 TEST(estimates_count_the_flops) {
@@ -1128,8 +1193,8 @@ SUITE(models, CASE(counts_are_the_published_ones), CASE(names_are_found_in_any_c
       CASE(megatron_parameter_formula), CASE(counts_of_kinds_are_the_published_ones),
       CASE(counts_of_kinds_are_those_of_the_tensors), CASE(stages_of_kinds_add_up), CASE(bad_kinds_are_named),
       CASE(bad_models_are_named), CASE(huge_models_do_not_overflow),
-      CASE(bad_splits_are_named), CASE(estimates_count_the_flops), CASE(recompute_adds_a_forward),
-      CASE(modules_add_what_they_run_again), CASE(zero_2_and_3_send_in_every_pass),
+      CASE(bad_splits_are_named), CASE(estimates_count_the_flops), CASE(estimates_count_the_flops_of_kinds),
+      CASE(experts_send_and_are_read), CASE(recompute_adds_a_forward), CASE(modules_add_what_they_run_again), CASE(zero_2_and_3_send_in_every_pass),
       CASE(ranks_of_a_node_send_side_by_side), CASE(transfers_use_the_right_link),
       CASE(streams_cross_the_link_to_the_host), CASE(small_chunks_leave_processors_idle),
       CASE(small_chunks_cost_more_a_token), CASE(bad_estimates_are_named), CASE(fits_return_exact_terms),

@@ -161,6 +161,7 @@ static int fill_desc(tune_job *job) {
         desc->parallel.tp = asked->modelling.tp;
         desc->parallel.pp = asked->modelling.pp;
         desc->parallel.dp = asked->modelling.dp;
+        desc->parallel.ep = asked->modelling.ep;
         if (asked->modelling.zero == 0) desc->parallel.zero = 1;
     }
     desc->gpus_per_node = asked->gpu.per_node;
@@ -291,6 +292,7 @@ static const char *split_text(const cf_tuning *tuning, const cf_tune_candidate *
     const cf_parallel *p = &tuning->splits[c->split];
     char *text = cli_scratch();
     snprintf(text, CLI_SCRATCH_BYTES, "%lld x %lld x %lld", (long long)p->tp, (long long)p->pp, (long long)p->dp);
+    if (p->ep > 1) snprintf(text + strlen(text), CLI_SCRATCH_BYTES - strlen(text), " (%lld)", (long long)p->ep);
     return text;
 }
 
@@ -305,12 +307,16 @@ static int64_t longest_of(const tune_job *job) {
 static void print_setting(const tune_job *job, const cf_tuning *tuning) {
     cf_tune_desc full = cf_tune_defaults(&job->desc);
     const cf_parallel *p = &job->desc.parallel;
+    const char *experts = "";
+    int64_t i;
 
     if (job->desc.n_gpus == 0) modelling_print(&job->model);
     else {
         modelling_print_model(&job->model);
-        printf("split             %s GPUs, %s ways (tensor x pipeline x data, ZeRO %s)\n", cli_commas(job->desc.n_gpus),
-               cli_commas(tuning->n_splits), cli_commas(p->zero));
+        for (i = 0; i < tuning->n_splits; i++)
+            if (tuning->splits[i].ep > 1) experts = " (experts)";
+        printf("split             %s GPUs, %s ways (tensor x pipeline x data%s, ZeRO %s)\n",
+               cli_commas(job->desc.n_gpus), cli_commas(tuning->n_splits), experts, cli_commas(p->zero));
         printf("recompute         %s\n", modelling_recompute_words(p->recompute, p->recompute_layers));
     }
     printf("GPU               %s, %.2f GiB for each; %.3g us lost around each kernel%s\n", job->gpu.name,
@@ -356,8 +362,9 @@ static void print_winner(const tune_job *job, const cf_tuning *tuning) {
     printf("best              ChunkSize %s, K %s, schedule %s, %s replay%s\n", cli_commas(c->chunk_size),
            cli_commas(c->k), cf_schedule_kind_name(c->kind), cf_replay_name(c->replay),
            c->state_window > 0 ? ", state streamed" : "");
-    printf("split             tensor %s, pipeline %s, data %s; recompute %s\n", cli_commas(p->tp), cli_commas(p->pp),
-           cli_commas(p->dp), modelling_recompute_words(c->recompute, c->recompute_layers));
+    printf("split             tensor %s, pipeline %s, data %s%s%s; recompute %s\n", cli_commas(p->tp), cli_commas(p->pp),
+           cli_commas(p->dp), p->ep > 1 ? ", experts " : "", p->ep > 1 ? cli_commas(p->ep) : "",
+           modelling_recompute_words(c->recompute, c->recompute_layers));
     printf("estimated time    %s s an iteration, +- %.2g (95 %%); with this ChunkSize and K none is faster than %s",
            pipeline_estimate(c->seconds), c->confidence, pipeline_estimate(c->bound));
     if (c->behind > 0)
@@ -450,6 +457,7 @@ static void add_setting(table *t, const char *rank, const cf_parallel *split, co
 
     snprintf(text, sizeof text, " %lld x %lld x %lld", (long long)split->tp, (long long)split->pp,
              (long long)split->dp);
+    if (split->ep > 1) snprintf(text + strlen(text), sizeof text - strlen(text), " (%lld)", (long long)split->ep);
     table_text(t, rank);
     table_text(t, text);
     table_integer(t, split->tp);
@@ -773,6 +781,7 @@ static int tune(tune_job *job, const char *path) {
 static int run(const void *given, char **operands, int n_operands) {
     const tune_options *asked = (const tune_options *)given;
     tune_job job;
+    modelling_options whole;
     int code;
 
     (void)n_operands;
@@ -789,7 +798,9 @@ static int run(const void *given, char **operands, int n_operands) {
     memset(&job, 0, sizeof job);
     job.asked = asked;
     code = modelling_take_gpu("tune", &asked->gpu, &job.gpu);
-    if (code == CLI_OK) code = modelling_make("tune", &asked->modelling, &job.model);
+    whole = asked->modelling;
+    if (asked->gpus > 0) whole.ep = 0; /* which ranks share experts depends on the split */
+    if (code == CLI_OK) code = modelling_make("tune", &whole, &job.model);
     if (code != CLI_OK) return code;
     code = tune(&job, operands[0]);
     free_job(&job);

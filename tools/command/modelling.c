@@ -291,6 +291,28 @@ void modelling_print_stream(const cf_memory_desc *desc) {
                cli_commas(desc->state_window / CF_STATE_SLOTS));
 }
 
+modelling_flops modelling_flops_of(const cf_model *model) {
+    modelling_flops flops = {0, 0};
+    cf_parallel whole = {0};
+    cf_parameters counted;
+    int64_t k;
+
+    if (!model->kinds || cf_model_parameters(model, &counted, NULL) != CF_OK) return flops;
+    flops.per_token = 6 * ((double)(counted.active - counted.embedding - counted.norms - counted.head) +
+                           (double)model->hidden * (double)model->vocab);
+    for (k = 0; k < cf_model_kinds(model); k++) {
+        cf_shard s;
+        double columns, rows;
+        if (cf_stage_kind(model, &whole, 0, k, &s, NULL) != CF_OK) break;
+        columns = (double)s.layers * (double)(s.q + s.out) / 2;
+        rows = s.mixer == CF_MIXER_CHUNKED ? (double)s.window / 2 : (double)s.window;
+        if (s.state_row > 0) flops.per_pair += 12 * columns;
+        else if (s.window_row > 0) flops.per_token += 12 * columns * rows;
+        else flops.per_token += 3 * 6 * (double)s.layers * (double)s.snapshot;
+    }
+    return flops;
+}
+
 const char *modelling_recompute_words(cf_recompute recompute, int64_t layers) {
     char *text = cli_scratch();
 

@@ -213,6 +213,15 @@ double modelling_gib(int64_t bytes);
 void modelling_print_model(const modelling *m);
 void modelling_print(const modelling *m);
 
+/* FLOPs of training, which a model's kinds of layers need: six for each weight that a token goes through, and twelve for
+   each column of Q and visible pair of rows, or rows in a window; of a recurrent layer three times those of forward. Of
+   a dense model nothing: who prints those has their formula. */
+typedef struct modelling_flops {
+    double per_token, per_pair;
+} modelling_flops;
+
+modelling_flops modelling_flops_of(const cf_model *model);
+
 /* "mlp", or "mlp in 5 layers of each stage"; 0 is "as little as memory asks for". */
 const char *modelling_recompute_words(cf_recompute recompute, int64_t layers);
 

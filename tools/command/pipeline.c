@@ -701,6 +701,10 @@ pipeline_speed pipeline_speed_of(const pipeline *p, const cf_plan *plan, double 
     speed.tokens_per_second = tokens / (seconds * gpus);
     weights = (double)(counted.attention + counted.mlp) + (double)m->hidden * (double)m->vocab;
     flops = 6 * weights * tokens + 12 * pairs * (double)m->layers * (double)m->heads * (double)m->head_dim;
+    if (m->kinds) {
+        modelling_flops of = modelling_flops_of(m);
+        flops = of.per_token * tokens + of.per_pair * pairs;
+    }
     if (p->estimates) speed.utilisation = flops / (seconds * gpus * p->gpu.flops);
     return speed;
 }

@@ -79,6 +79,11 @@ double tune_utilisation(const tune_job *job, const cf_tuning *tuning, double sec
     if (cf_model_parameters(m, &counted, NULL) != CF_OK) return 0;
     linear = 6 * ((double)(counted.attention + counted.mlp) + (double)m->hidden * (double)m->vocab) * work.tokens;
     inside = 12 * (double)m->layers * (double)m->heads * head_dim * work.pairs;
+    if (m->kinds) {
+        modelling_flops of = modelling_flops_of(m);
+        linear = of.per_token * work.tokens;
+        inside = of.per_pair * work.pairs;
+    }
     return (linear + inside) / seconds / gpus / job->gpu.flops;
 }
 
