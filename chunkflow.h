@@ -855,7 +855,11 @@ typedef struct cf_memory_desc {
     int64_t activation_bytes;     /* of each element of activations, boundaries and logits; 0: 2 (bf16) */
     int64_t parameter_bytes;      /* of each parameter; 0: 2 (bf16) */
     int64_t gradient_bytes;       /* 0: 4 (float) */
-    int64_t optimizer_bytes;      /* 0: 12 (float master copy, two Adam moments) */
+    int64_t optimizer_bytes;      /* 0: 12 (float master copy, two Adam moments); 6 with moments of 8 bits */
+    int64_t matrix_bytes;         /* the same for parameters of attention and MLP, biases too; 0: as the others. Muon
+                                     has one moment for these: 8 */
+    int64_t lora_rank;            /* adapters of this rank beside each matrix of attention, MLP and shared experts, and
+                                     these alone have gradients and optimizer states; 0: all is trained */
     int64_t state_bytes;          /* of each element of K and V in the state; 0: 2 */
     int64_t state_gradient_bytes; /* of each element of their gradients; 0: 4 (float accumulators); 2 for bf16 */
     int64_t runtime_bytes;        /* what no formula here covers, in bytes; 0: CF_RUNTIME_BYTES. It is never nothing:
@@ -5612,6 +5616,7 @@ CHUNKFLOW_API cf_memory_desc cf_memory_defaults(const cf_memory_desc *desc) {
     CF__MEMORY_ELEMENTS(CF__MEMORY_DEFAULT)
     if (full.runtime_bytes == 0) full.runtime_bytes = CF_RUNTIME_BYTES;
     if (full.chunk_size == 0) full.chunk_size = CF_BORDER_TOKENS;
+    if (full.matrix_bytes == 0) full.matrix_bytes = full.optimizer_bytes;
     if (full.fragmentation == 0) full.fragmentation = CF_FRAGMENTATION;
     if (full.fragmentation == -1) full.fragmentation = 0;
     return full;
@@ -5626,6 +5631,8 @@ static cf_result cf__memory_check_desc(const cf_memory_desc *given, cf_memory_de
 #define CF__MEMORY_CHECK(name, usual) CF__TRY(cf__range(full->name, 1, CF__MEMORY_MAX_ELEMENT, #name, error));
     CF__MEMORY_ELEMENTS(CF__MEMORY_CHECK)
     CF__TRY(cf__range(full->state_window, 0, CF_MAX_LENGTH, "state_window", error));
+    CF__TRY(cf__range(full->matrix_bytes, 1, CF__MEMORY_MAX_ELEMENT, "matrix_bytes", error));
+    CF__TRY(cf__range(full->lora_rank, 0, CF_MAX_WIDTH, "lora_rank", error));
     CF__TRY(cf__range(full->chunk_size, 1, CF_MAX_CHUNK_SIZE, "chunk_size", error));
     return cf__range(full->runtime_bytes, 1, INT64_MAX, "runtime_bytes", error);
 }
@@ -5809,7 +5816,9 @@ static cf_result cf__memory_check_load(const cf_memory_load *load, int64_t item,
 typedef struct cf__memory_sums {
     cf_memory_report terms;   /* logits and working as if each were at its peak; parameters and below are to come */
     int64_t parameters;       /* how many there are, but for routed experts */
-    int64_t experts;          /* those */
+    int64_t matrices;         /* those of attention and MLP among them */
+    int64_t experts;          /* those routed experts */
+    int64_t adapters;         /* parameters of LoRA */
     int64_t layer_parameters; /* all of the largest layer, or the mean of a stage's */
     int64_t kept, carry;      /* bytes of state that never stream, and of its gradient */
     int64_t layer_row;        /* bytes of a row of one layer's K and V */
@@ -5830,6 +5839,18 @@ static int64_t cf__memory_layer_parameters(const cf_memory_desc *desc, int64_t s
     return most;
 }
 
+/* Inputs and outputs of all matrices that have an adapter, on one GPU: those which tensor parallelism divides by their
+   outputs keep a whole A, the others a whole B. */
+static int64_t cf__memory_adapter_width(const cf_memory_desc *desc, int64_t stage) {
+    int64_t k, sum = 0;
+    for (k = 0; k < cf_model_kinds(desc->model); k++) {
+        cf_shard s = cf__model_shard(desc->model, &desc->parallel, stage, k);
+        int64_t mixer = 4 * s.hidden + s.q + s.kv + s.value + s.out, mlp = s.mlp_matrices * (s.hidden + s.ffn);
+        sum += s.layers * ((s.mixer != CF_MIXER_NONE ? mixer : 0) + (s.ffn > 0 ? mlp : 0));
+    }
+    return sum;
+}
+
 static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t stage, const cf_memory_load *load,
                                          cf__memory_sums *sums) {
     cf__memory_stage_bytes of;
@@ -5844,7 +5865,9 @@ static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t sta
     *overflow |= of.overflow;
     if (!cf__model_count_parameters(desc->model, &desc->parallel, stage, &counted)) *overflow = 1;
     cf__add_product(&sums->parameters, counted.total - counted.experts, 1, overflow);
+    cf__add_product(&sums->matrices, counted.attention + counted.mlp - counted.experts, 1, overflow);
     cf__add_product(&sums->experts, counted.experts, 1, overflow);
+    cf__add_product(&sums->adapters, desc->lora_rank, cf__memory_adapter_width(desc, stage), overflow);
     sums->layer_parameters = cf__max(sums->layer_parameters, cf__memory_layer_parameters(desc, stage, overflow));
     sums->layer_parameters = cf__max(sums->layer_parameters,
                                      (counted.total - counted.embedding - counted.head) / of.shard.layers);
@@ -5884,12 +5907,18 @@ static void cf__memory_stream(cf__memory_sums *sums, int64_t window) {
     terms->inputs = cf__min(terms->inputs, sums->two_inputs);
 }
 
-/* Bytes of the parameters, or where they are shared, of a dp-th, rounded up; experts have copies of their own. */
-static int64_t cf__memory_share(const cf_memory_desc *desc, cf__memory_sums *sums, int64_t bytes, int shared) {
+/* Bytes of the parameters, or where they are shared, of a dp-th, rounded up; experts have copies of their own. matrix:
+   of each parameter of a matrix. trained: adapters alone, where there are some. */
+static int64_t cf__memory_share(const cf_memory_desc *desc, cf__memory_sums *sums, int64_t bytes, int64_t matrix,
+                                int trained, int shared) {
     const cf_parallel *parallel = &desc->parallel;
     int64_t all = 0, experts = 0, copies = parallel->ep > 1 ? parallel->tp * parallel->dp / parallel->ep : parallel->dp;
-    cf__add_product(&all, sums->parameters, bytes, &sums->overflow);
-    cf__add_product(&experts, sums->experts, bytes, &sums->overflow);
+    cf__add_product(&all, sums->adapters, matrix, &sums->overflow);
+    if (!trained || desc->lora_rank == 0) {
+        cf__add_product(&all, sums->parameters - sums->matrices, bytes, &sums->overflow);
+        cf__add_product(&all, sums->matrices, matrix, &sums->overflow);
+        cf__add_product(&experts, sums->experts, matrix, &sums->overflow);
+    }
     if (shared) all = cf__div_up(all, parallel->dp);
     cf__add_product(&all, shared ? cf__div_up(experts, copies) : experts, 1, &sums->overflow);
     return all;
@@ -5920,9 +5949,9 @@ static int cf__memory_stage(const cf_memory_desc *desc, int64_t stage, const cf_
     cf__add_product(&sums.terms.state, sums.kept, 1, overflow);
     cf__add_product(&sums.terms.state_gradient, sums.carry, 1, overflow);
     *out = sums.terms;
-    out->parameters = cf__memory_share(desc, &sums, desc->parameter_bytes, parallel->zero >= 3);
-    out->gradients = cf__memory_share(desc, &sums, desc->gradient_bytes, parallel->zero >= 2);
-    out->optimizer = cf__memory_share(desc, &sums, desc->optimizer_bytes, parallel->zero >= 1);
+    out->parameters = cf__memory_share(desc, &sums, desc->parameter_bytes, desc->parameter_bytes, 0, parallel->zero > 2);
+    out->gradients = cf__memory_share(desc, &sums, desc->gradient_bytes, desc->gradient_bytes, 1, parallel->zero > 1);
+    out->optimizer = cf__memory_share(desc, &sums, desc->optimizer_bytes, desc->matrix_bytes, 1, parallel->zero > 0);
     out->at_loss = out->logits > out->working;
     if (out->at_loss) out->working = 0;
     else out->logits = 0;

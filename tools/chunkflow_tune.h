@@ -817,6 +817,24 @@ static const cf_gpu cft__gpus[] = {
      3.35e12, (int64_t)81559 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
     {"h200", 989.4e12, 0.70, 0.60, 0.50, 132,
      4.8e12, (int64_t)143771 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
+    /* From data sheets alone: fractions are those of the H100 (Blackwell, H20, MI300X) or the A100 (Ada), nobody's
+       measurements. B200, GB200: Blackwell's, dense bf16 half of what is given with sparsity, 7,680 bits at 3,996 MHz;
+       GB200 has four GPUs a node, and NVLink to 72. L40S, RTX: no NVLink, so PCIe stands for it; the RTX 5090's bf16 is
+       twice its float rate, as the 4090's is. MI300X: seven links of 64 GB/s. Memory of MI300X, H20 and RTX: as named. */
+    {"b200", 2250e12, 0.70, 0.60, 0.50, 148,
+     7.67e12, (int64_t)182630 << 20, 900e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
+    {"gb200", 2500e12, 0.70, 0.60, 0.50, 148,
+     8e12, (int64_t)189471 << 20, 900e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
+    {"h20", 148e12, 0.70, 0.60, 0.50, 78,
+     4e12, (int64_t)96 << 30, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
+    {"mi300x", 1307e12, 0.70, 0.60, 0.50, 304,
+     5.3e12, (int64_t)192 << 30, 448e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
+    {"l40s", 362e12, 0.80, 0.60, 0.55, 142,
+     0.864e12, (int64_t)46068 << 20, 32e9, 25e9, 32e9, 0.75, 5e-6, 15e-6},
+    {"rtx4090", 165.2e12, 0.80, 0.60, 0.55, 128,
+     1.008e12, (int64_t)24 << 30, 32e9, 12.5e9, 32e9, 0.75, 5e-6, 15e-6},
+    {"rtx5090", 209.5e12, 0.80, 0.60, 0.55, 170,
+     1.792e12, (int64_t)32 << 30, 64e9, 12.5e9, 64e9, 0.75, 5e-6, 15e-6},
 };
 
 static int cft__lower(char c) { return c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c; } /* whatever the locale */

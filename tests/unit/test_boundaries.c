@@ -94,6 +94,7 @@ static const bound bounds[] = {
     {"cf_memory_desc", NULL, 1024, 0, " loads chunk_tokens limit_bytes parameters "}, /* bytes of a number */
     {"cf_memory_desc", "fragmentation", 1000, 0, " loads chunk_tokens limit_bytes parameters "},
     {"cf_memory_desc", "state_window", CF_MAX_LENGTH, 0, " loads chunk_tokens limit_bytes parameters "},
+    {"cf_memory_desc", "lora_rank", CF_MAX_WIDTH, 0, " loads chunk_tokens limit_bytes parameters "},
     {"cf_memory_desc", "chunk_size", CF_MAX_CHUNK_SIZE, 0, NULL},
     {"cf_memory_desc", "runtime_bytes", INT64_MAX, 0, " loads chunk_tokens limit_bytes parameters "},
     {"cf_memory_load", NULL, 0, 0, " loads "},

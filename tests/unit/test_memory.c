@@ -142,6 +142,33 @@ TEST(experts_are_divided) {
         }
 }
 
+/* Moments of 8 bits; one moment for matrices; adapters alone. */
+TEST(optimizers_by_hand) {
+    cf_memory_desc desc = {0};
+    cf_memory_load load = load_of(1000, 1000, 0, 0);
+    cf_parameters whole;
+    cf_memory_report report, trained;
+    int64_t adapters = 16 * 36 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 3 * (4096 + 12288));
+    desc.model = cf_model_find("qwen3-8b");
+    REQUIRE(cf_model_parameters(desc.model, &whole, NULL) == CF_OK);
+    desc.optimizer_bytes = 6;
+    CHECK_INT(report_of(&desc, &load).optimizer, 6 * whole.total);
+    desc.optimizer_bytes = 0;
+    desc.matrix_bytes = 8;
+    CHECK_INT(report_of(&desc, &load).optimizer, 12 * whole.total - 4 * (whole.attention + whole.mlp));
+    desc.matrix_bytes = 0;
+    report = report_of(&desc, &load);
+    desc.lora_rank = 16; /* A and B of q, k, v, o, gate, up and down */
+    trained = report_of(&desc, &load);
+    CHECK_INT(trained.parameters, report.parameters + 2 * adapters);
+    CHECK_INT(trained.gradients, 4 * adapters);
+    CHECK_INT(trained.optimizer, 12 * adapters);
+    CHECK_INT(trained.activations, report.activations);
+    desc.parallel.dp = 8;
+    desc.parallel.zero = 1;
+    CHECK_INT(report_of(&desc, &load).optimizer, 12 * adapters / 8);
+}
+
 /* Eight copies of a row, and three results of 768 for each; the fullest GPU has a quarter more. */
 TEST(rows_of_experts_by_hand) {
     cf_memory_desc desc = {0};
@@ -815,7 +842,7 @@ TEST(bad_loads_are_named) {
     }
 }
 
-SUITE(memory, CASE(state_of_kinds_by_hand), CASE(windows_stop_growing), CASE(experts_are_divided),
+SUITE(memory, CASE(state_of_kinds_by_hand), CASE(windows_stop_growing), CASE(experts_are_divided), CASE(optimizers_by_hand),
       CASE(rows_of_experts_by_hand), CASE(bytes_per_token_by_hand), CASE(korthikanti_table_2),
       CASE(megatron_activation_formula),
       CASE(unfused_operations_keep_more), CASE(working_rows_by_hand), CASE(float_trainer),

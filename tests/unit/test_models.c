@@ -44,7 +44,8 @@ TEST(counts_are_the_published_ones) {
     }
 }
 
-static const char *const gpus[] = {"a100-40g", "a100-80g", "h100-80g", "h200"};
+static const char *const gpus[] = {"a100-40g", "a100-80g", "h100-80g", "h200", "b200", "gb200",
+                                   "h20", "mi300x", "l40s", "rtx4090", "rtx5090"};
 
 TEST(names_are_found_in_any_case) {
     int64_t i, j;

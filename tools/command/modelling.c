@@ -218,8 +218,8 @@ int modelling_find_gpu(const char *command, const char *name, cf_gpu *out) {
 
     if (!gpu && strchr(name, '.')) return read_gpu(name, out);
     if (!gpu)
-        return cli_usage(command, "--gpu: there is no '%s'; wanted one of a100-40g, a100-80g, h100-80g, h200, or FILE.json",
-                         name);
+        return cli_usage(command, "--gpu: there is no '%s'; wanted one of a100-40g, a100-80g, h100-80g, h200, b200, "
+                         "gb200, h20, mi300x, l40s, rtx4090, rtx5090, or FILE.json", name);
     *out = *gpu;
     return CLI_OK;
 }
@@ -240,6 +240,9 @@ void modelling_take_terms(const term_options *asked, cf_memory_desc *out) {
     out->loss = (cf_loss)asked->loss;
     out->unfused = asked->unfused;
     out->state_gradient_bytes = asked->state_gradient == 1 ? 2 : 4;
+    if (asked->optimizer == 2) out->optimizer_bytes = 6;
+    if (asked->optimizer == 3) out->matrix_bytes = 8;
+    out->lora_rank = asked->lora;
     out->runtime_bytes = asked->runtime;
     out->fragmentation = asked->fragmentation > 0 ? asked->fragmentation : -1;
 }

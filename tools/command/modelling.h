@@ -120,7 +120,8 @@ void modelling_free(modelling *m);
     "  qwen3.5-27b 35b-a3b 122b-a10b 397b-a17b, gpt-oss-20b 120b, deepseek-v3,\n"                            \
     "  llama-4-maverick, mixtral-8x7b 8x22b, nemotron-3-nano-30b-a3b. Others: --config.\n"
 #define MODELLING_GPUS                                                                                      \
-    "GPUs\n  a100-40g, a100-80g, h100-80g, h200; or a file such as {\"like\": \"h100-80g\", \"bandwidth\": 2.4e12}\n" \
+    "GPUs\n  a100-40g, a100-80g, h100-80g, h200; unmeasured, from data sheets: b200, gb200, h20, mi300x, l40s,\n" \
+    "  rtx4090, rtx5090; or a file such as {\"like\": \"h100-80g\", \"bandwidth\": 2.4e12}\n"                   \
     "  with members of cf_gpu (chunkflow_tune.h)\n"
 
 /* A GPU whose numbers are asked for. */
@@ -163,7 +164,7 @@ const char *modelling_launch_hint(const gpu_options *asked);
 typedef struct term_options {
     int64_t loss;
     int unfused;
-    int64_t state_gradient, runtime, fragmentation;
+    int64_t state_gradient, runtime, fragmentation, optimizer, lora;
 } term_options;
 
 #define TERM_DEFAULTS {.fragmentation = CF_FRAGMENTATION}
@@ -179,6 +180,14 @@ typedef struct term_options {
     {.name = "--state-gradient", .value = "bf16|float", .kind = CLI_CHOICE,                                        \
      .offset = offsetof(type, member.state_gradient),                                                              \
      .help = "type of the gradients of K and V; default float"},                                                   \
+    {.name = "--optimizer", .value = "adam|adam8|muon", .kind = CLI_CHOICE,                                        \
+     .offset = offsetof(type, member.optimizer),                                                                   \
+     .help = "bytes of its states: 12 a parameter (the default), 6 with moments\n"                                 \
+     "of 8 bits, or 8 of matrices and 12 of all else"},                                                            \
+    {.name = "--lora", .value = "RANK", .kind = CLI_NUMBER, .offset = offsetof(type, member.lora), .min = 1,       \
+     .max = CF_MAX_WIDTH,                                                                                          \
+     .help = "adapters of this rank are trained and nothing else (memory only:\n"                                  \
+     "times are those of training all)"},                                                                          \
     {.name = "--runtime", .value = "BYTES", .kind = CLI_NUMBER, .offset = offsetof(type, member.runtime),          \
      .min = 1, .max = INT64_MAX / 1000,                                                                            \
      .help = "what no formula covers: context, libraries, NCCL; default 2G"},                                      \
