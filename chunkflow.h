@@ -1187,7 +1187,8 @@ typedef struct cf_schedule_desc {
    `best` searches further. K is a cap to it: a group keeps as many of its last chunks as pays. With local replay any
    chunk may be dropped on any stage, a standalone one too; each stage keeps the inputs of at most 2 x n_stages x
    n_virtual dropped standalone chunks, and of as many more as it may keep whole; those of dropped chunks of groups are
-   no more tokens than the state.
+   no more tokens than the state. So a stage can do with room for one chunk, but in plans with trees and in pipeline
+   replay each of its virtual stages needs that.
 
    By default memory does not grow with the batch, unless bytes are limited, which replaces both of these limits. Of
    chunks, each virtual stage adds to the limit of its stage min(K, chunks of the longest group), and 1 for each stage
@@ -6788,6 +6789,8 @@ typedef struct cf__schedule_maker {
     int by_default;             /* they are the default ones, whatever the caller gave */
     int is_lifted;              /* there are none */
     int halvings;               /* those of chunks and bytes are cut in half so many times */
+    int shares_places;          /* some stage has fewer places than virtual stages. Where it keeps its inputs it can do
+                                   with one: a chunk is dropped on all of them and replayed on one after the other */
     cf__pipe_room tightest;     /* what the tightest stage may hold, for one of its virtual stages */
     int64_t n_units, n_replays; /* n_replays: on one virtual stage */
     int64_t n_actions;          /* at most */
@@ -6869,7 +6872,10 @@ static void cf__schedule_settle(cf__schedule_maker *m) {
     cf__pipe_room least = {INT64_MAX, INT64_MAX, INT64_MAX};
     int64_t s;
     for (s = 0; s < m->desc.shape.n_stages; s++) cf__schedule_tighten(&least, m, s);
-    if (least.chunks < INT64_MAX) least.chunks /= m->desc.shape.n_virtual;
+    m->shares_places = m->desc.kind == CF_SCHEDULE_BEST && m->pipe.local && m->pipe.plan->branches == NULL &&
+                       least.chunks < m->desc.shape.n_virtual;
+    if (m->shares_places) least.chunks = 1;
+    else if (least.chunks < INT64_MAX) least.chunks /= m->desc.shape.n_virtual;
     if (least.bytes < INT64_MAX) least.bytes /= m->desc.shape.n_virtual;
     m->tightest = least;
 }
@@ -7311,7 +7317,7 @@ static cf_result cf__schedule_fail_limit(const cf__schedule_maker *m) {
     int64_t n_virtual = m->desc.shape.n_virtual, s;
     for (s = 0;; s++) { /* it ends: some stage has less */
         cf__pipe_room room = cf__schedule_limits_of(m, s);
-        if (room.chunks < n_virtual)
+        if (room.chunks < n_virtual && !m->shares_places)
             return cf__fail(m->error, CF_ERROR_INFEASIBLE, "limits.chunks", s, n_virtual, room.chunks, why);
         if (room.state < m->most.state)
             return cf__fail(m->error, CF_ERROR_INFEASIBLE, "limits.state", s, m->most.state, room.state,
@@ -7446,6 +7452,27 @@ static int64_t cf__schedule_write_forwards(const cf__schedule_maker *m, cf_sched
             for (row = 0; row < m->desc.shape.n_virtual; row++)
                 for (i = begin; i < cf__min(begin + p, m->pipe.n); i++)
                     cf__schedule_put(&next, CF_F, m->pipe.first_chunk + i, cf__pipe_at(&m->pipe, row, s), 0);
+    }
+    schedule->first[p] = next - schedule->actions;
+    return next - schedule->actions;
+}
+
+/* One unit after the other, with one chunk kept on one virtual stage of each stage at a time. Returns the number of
+   actions. */
+static int64_t cf__schedule_write_alone(const cf__schedule_maker *m, cf_schedule *schedule) {
+    int64_t p = m->desc.shape.n_stages, rows = m->desc.shape.n_virtual, s, u, i;
+    cf_action *next = schedule->actions;
+    for (s = 0; s < p; s++) {
+        schedule->first[s] = next - schedule->actions;
+        for (u = 0; u < m->n_units; u++) {
+            int64_t first = m->pipe.first_chunk + m->units[u].first, n = m->units[u].n * rows;
+            for (i = 0; i < n; i++)
+                cf__schedule_put(&next, CF_F, first + i / rows, cf__pipe_at(&m->pipe, i % rows, s), 0);
+            for (i = n - 1; i >= 0; i--) {
+                cf__schedule_put(&next, CF_R, first + i / rows, cf__pipe_at(&m->pipe, i % rows, s), 1);
+                cf__schedule_put(&next, CF_B, first + i / rows, cf__pipe_at(&m->pipe, i % rows, s), 0);
+            }
+        }
     }
     schedule->first[p] = next - schedule->actions;
     return next - schedule->actions;
@@ -8605,12 +8632,14 @@ static int cf__dispatch_may_replay(cf__dispatch *d, int64_t stage, int32_t cell)
     return d->missing[cf__dispatch_id(cell, CF_R)] == 1 && cf__dispatch_allows(d, stage, cf__dispatch_id(cell, CF_R));
 }
 
-/* Rather than stand idle, a stage with a place to spare calls the replay whose backward comes next. Returns whether
-   it has. */
+/* Rather than stand idle, a stage with a place to spare calls the replay whose backward comes next. Where places are
+   shared it keeps one more, since a replay of another row may be what that backward waits for. Returns whether it has
+   called one. */
 static int cf__dispatch_replays_early(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
+    int64_t spare = 1 + d->maker->shares_places;
     int32_t cell;
-    if (!d->policy.evicts || worker->room.chunks < 1 || !CF__USES(early_replays)) return 0;
+    if (!d->policy.evicts || worker->room.chunks < spare || !CF__USES(early_replays)) return 0;
     while ((cell = cf__dispatch_top(worker, CF__DISPATCH_DROPPED)) >= 0 &&
            d->missing[cf__dispatch_id(cell, CF_R)] <= 0)
         cf__dispatch_pop(worker, CF__DISPATCH_DROPPED, d->far);
@@ -9220,6 +9249,13 @@ static void cf__search_try_fixed(cf__search *search, cf_schedule_kind kind, int 
     }
 }
 
+/* Where virtual stages must share places, dispatch may find no end. This does. */
+static void cf__search_try_alone(cf__search *search) {
+    cf__schedule_collect_units(&search->maker);
+    search->trial.n_actions = cf__schedule_write_alone(&search->maker, &search->trial);
+    cf__search_judge(search, CF_SCHEDULE_BEST);
+}
+
 static void cf__search_try_all_fixed(cf__search *search, int split) {
     int i;
     for (i = 0; i < 2 && search->maker.desc.shape.n_virtual == 1 && !split; i++) {
@@ -9227,6 +9263,7 @@ static void cf__search_try_all_fixed(cf__search *search, int split) {
         if (search->maker.desc.kind == CF_SCHEDULE_BEST)
             cf__search_try_fixed(search, i == 0 ? CF_SCHEDULE_1F1B : CF_SCHEDULE_GPIPE, 0);
     }
+    if (search->maker.shares_places) cf__search_try_alone(search);
     if (split) cf__search_try_fixed(search, CF_SCHEDULE_ZERO_BUBBLE, 0);
     else if (search->maker.desc.shape.n_virtual > 1) cf__search_try_fixed(search, CF_SCHEDULE_INTERLEAVED, 0);
 }

@@ -285,6 +285,45 @@ TEST(a_v_under_tight_limits) {
     cf_plan_free(plan);
 }
 
+/* Where each stage keeps its inputs, room for one chunk is enough for any number of virtual stages, whatever the budget.
+   31 is what is possible for four equal chunks on 2 x 2 virtual stages with room for two and one. */
+TEST(fewer_places_than_virtual_stages) {
+    static const int64_t ones[] = {1, 1, 1, 1}, two_and_one[] = {2, 1};
+    cf_schedule_desc desc = {0};
+    cf_schedule *schedule = NULL;
+    cf_plan *plan = pack(ones, 4, 1, 0);
+    cf_error error;
+    uint64_t seed;
+    int64_t s;
+    desc.shape.n_stages = desc.shape.n_virtual = 2;
+    desc.limits.chunks_by_stage = two_and_one;
+    CHECK(makespan_of(plan, &desc, NULL) <= 31);
+    desc.shape.replay = CF_REPLAY_PIPELINE;
+    CHECK_INT(cf_schedule_make(plan, &desc, &schedule, &error), CF_ERROR_INFEASIBLE);
+    CHECK_STR(error.field, "limits.chunks");
+    CHECK_INT(error.wanted, 2);
+    cf_plan_free(plan);
+    for (seed = 0; seed < (uint64_t)harness_rounds(600, 60); seed++) {
+        pipeline_problem problem;
+        harness_rng rng = {seed};
+        pipeline_draw(&rng, &problem);
+        memset(&problem.desc.limits, 0, sizeof problem.desc.limits);
+        problem.desc.kind = CF_SCHEDULE_BEST;
+        problem.desc.shape.replay = CF_REPLAY_LOCAL;
+        problem.desc.shape.n_virtual = harness_between(&rng, 2, 3);
+        problem.desc.shape.placement = (cf_placement)harness_between(&rng, CF_PLACEMENT_LOOP, CF_PLACEMENT_ANY);
+        problem.desc.forwards_first = 0;
+        problem.desc.budget = seed % 2 ? harness_between(&rng, 1, 12) : 30;
+        for (s = 0; s < PIPELINE_MOST_STAGES; s++)
+            problem.limits[s] = harness_between(&rng, 1, problem.desc.shape.n_virtual);
+        problem.limits[0] = 1;
+        problem.desc.limits.chunks_by_stage = problem.limits;
+        pipeline_note(seed, &problem);
+        CHECK(makespan_of(problem.plan, &problem.desc, NULL) >= 0);
+        cf_plan_free(problem.plan);
+    }
+}
+
 /* By construction a larger limit never hurts at the same budget, where the smaller one is among those that are tried
    for it: up to 16 all are. From there on luck plays its part: at all but one limit in thirty no smaller one does
    better by more than half a percent. Every schedule is checked. */
@@ -655,6 +694,7 @@ SUITE(best, CASE(paper_example), CASE(report_says_what_was_done), CASE(a_search_
 SUITE(search, CASE(optimal_on_small_pipelines), CASE(optimal_on_small_pipelines_under_limits),
       CASE(optimal_on_small_pipelines_with_split_backwards), CASE(suite_is_near_the_bound),
       CASE(suite_is_never_worse_than_a_fixed_schedule), CASE(a_v_under_tight_limits),
+      CASE(fewer_places_than_virtual_stages),
       CASE(a_larger_limit_is_hardly_ever_worse), CASE(no_limit_is_no_worse_than_the_default_one),
       CASE(a_limit_beyond_all_chunks), CASE(very_many_stages),
       CASE(large_batches_lose_nothing), CASE(is_as_good_as_it_was));
