@@ -34,16 +34,15 @@ known() {
 (4 * CF__PACK_MAX_COST_SLICES) / n));
 return (int64_t)(cf__draw(&search->random) % (uint64_t)n);
 # Batches are drawn from a list that is not empty.
-int64_t other = next + (int64_t)(cft__draw(&state) % (uint64_t)(t->n - next));
+int64_t other = next + (int64_t)(cft__draw(&state) % (uint64_t)(n - next));
 # Working space that starts as zeros is never empty, which the recipe's comment promises.
 if (recipe->zeroed) memset(memory, 0, bytes);
 # `n` totals are cleared where they are allocated; neither analyser sees through the allocator.
 totals[set] += cf__metadata_count_targets(lengths[i], d->ignored != NULL ? d->ignored[i] : NULL,
 memset(totals, 0, (size_t)n * sizeof *totals);
 for (i = 0; i < n; i++) n_sets += totals[i] > 0;
-# Costs by stage are laid out only where there is a timing.
-pipe->by_stage[v] = cf__pipe_fill_costs(&pipe->timing->stages[v]);
 # A virtual stage that there is has a shard, as the first one had; and there is at least one stage.
+if (shard.layers == 0) continue;
 most_layers = cft__max(most_layers, shard.layers);
 return tokens * t->split.n_virtual * (w->of[CFT__STATE] + w->of[CFT__GRADIENT] + (local ? w->of[CFT__INPUT] : 0));
 cft__add_product(&least, t->split.n_virtual * plan->chunk_size, tightest->of[CFT__ACTIVATIONS]);
@@ -68,7 +67,6 @@ list->lines[error->item], "%s", error->text);
 at->busy += to - from;
 # Arrays are filled over the same counts over which they are read; a tuning that is drawn has candidates.
 double bound = timed && bounds[replay] > load ? bounds[replay] : load;
-int64_t action = *flow_cell(f, chunk, row, pass);
 cell->chunk_size = map->chunk_sizes[i / map->n_ks];
 cell->k = map->ks[i % map->n_ks];
 if (!is_better(tuning, i, cell->candidate)) continue;
