@@ -159,6 +159,24 @@ refused time_gpu_like_none 2 "there is no GPU 'b100'" time --model qwen2.5-7b --
 refused time_gpu_wrong 2 "gpu.flops: must be finite and above 0" time --model qwen2.5-7b --gpu less.json --chunk-size 8K
 refused memory_unknown_gpu 2 "there is no 'b100'" memory --model qwen2.5-7b --chunk-size 4K --gpu b100
 
+# Peaks that were made with 17 % and 3 GB are fitted by these, and leave nothing.
+made() { "$CHUNKFLOW" memory --model qwen2.5-7b --tp 4 --chunk-size "$1" --k "$2" --context "$3" --runtime 3000000000 \
+    --fragmentation 17 | sed -n 's/^peak .*: \([0-9,]*\) bytes.*/\1/p' | tr -d ,; }
+: >peaks
+for setting in "4096 1 4096" "8192 1 65536" "8192 2 65536" "16384 1 131072"; do echo "$setting $(made $setting)" >>peaks; done
+says memory_fit "fitted            --runtime 30000000" memory --model qwen2.5-7b --tp 4 --chunk-size 8K --fit peaks
+says memory_fit_percent "fragmentation 17, to 4 peaks" memory --model qwen2.5-7b --tp 4 --chunk-size 8K --fit peaks
+run memory --model qwen2.5-7b --tp 4 --chunk-size 8K --k 1 --context 64K --fit peaks
+if [ "$(grep -c ' 0\.0 *$' out)" = 4 ]; then ok memory_fit_residuals; else fail memory_fit_residuals "$(head -8 out)"; fi
+head -n 1 peaks | sed 's/$/ # one: the constant alone/' >peak
+says memory_fit_one "fragmentation 10, to 1 peaks" memory --model qwen2.5-7b --tp 4 --chunk-size 8K --fit peak
+refused memory_fit_empty 2 "--fit: /dev/null has no line" memory --model qwen2.5-7b --chunk-size 8K --fit /dev/null
+for line in "1 2 3" "8K 1 8K 1G 5" "8K 1 8K x" "8K 0 8K 1G" "99999999999 1 8K 1G"; do
+    printf '\n%s\n' "$line" >bad.peaks
+    refused "memory_fit_$line" 2 "bad.peaks:2: wanted CHUNK_SIZE K CONTEXT BYTES" memory --model qwen2.5-7b \
+        --chunk-size 8K --fit bad.peaks
+done
+
 # ----------------------------------------------------------------------------------------------------------------------
 # config.json
 # ----------------------------------------------------------------------------------------------------------------------

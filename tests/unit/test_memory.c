@@ -842,7 +842,8 @@ TEST(bad_loads_are_named) {
     }
 }
 
-SUITE(memory, CASE(state_of_kinds_by_hand), CASE(windows_stop_growing), CASE(experts_are_divided), CASE(optimizers_by_hand),
+SUITE(memory, CASE(state_of_kinds_by_hand), CASE(windows_stop_growing), CASE(experts_are_divided),
+      CASE(optimizers_by_hand),
       CASE(rows_of_experts_by_hand), CASE(bytes_per_token_by_hand), CASE(korthikanti_table_2),
       CASE(megatron_activation_formula),
       CASE(unfused_operations_keep_more), CASE(working_rows_by_hand), CASE(float_trainer),

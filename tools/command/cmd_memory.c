@@ -14,7 +14,7 @@ typedef struct memory_options {
     int64_t stream;
     term_options terms;
     int unfused_attention;
-    const char *gpu;
+    const char *gpu, *fit;
     int tsv;
     const char *json;
 } memory_options;
@@ -42,6 +42,9 @@ static const cli_option options[] = {
      .help = "attention that writes out its scores"},
     {.name = "--gpu", .value = "NAME", .kind = CLI_TEXT, .offset = offsetof(memory_options, gpu),
      .help = "compare with this GPU's memory"},
+    {.name = "--fit", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(memory_options, fit),
+     .help = "take --runtime and --fragmentation from peaks that you measured\n"
+     "with this model and split: a line each, CHUNK_SIZE K CONTEXT BYTES"},
     TABLE_OPTION(memory_options, tsv, "the terms, a line for each stage"),
     {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(memory_options, json),
      .help = "write the report as JSON; with - nothing else is printed"},
@@ -256,6 +259,147 @@ static void print_comparison(const cf_gpu *gpu, const cf_memory_report *fullest)
            left < 0 ? "too little" : "to spare");
 }
 
+/* ----------------------------------------------------------------------------------------------------------------
+   Measured peaks
+   ---------------------------------------------------------------------------------------------------------------- */
+
+enum { MOST_PEAKS = 64, PEAK_LINE = 256 };
+
+/* A peak, and what is estimated of it: what no fit changes, and what fragmentation is a part of. */
+typedef struct measured_peak {
+    int64_t number[4]; /* chunk size, K, context, bytes */
+    double fixed, moving;
+} measured_peak;
+
+typedef struct peak_list {
+    measured_peak peaks[MOST_PEAKS];
+    int n;
+    double runtime, percent; /* as fitted */
+} peak_list;
+
+static int take_peak(const char *path, int64_t at, char *line, peak_list *list) {
+    static const int64_t most[4] = {CF_MAX_CHUNK_SIZE, INT32_MAX, CF_MAX_LENGTH, INT64_MAX / 1000};
+    int64_t *number = list->peaks[list->n].number;
+    int i, n = 0;
+
+    if (strlen(line) == PEAK_LINE - 1) return cli_at_line(path, at, "the line is too long");
+    line[strcspn(line, "#\r\n")] = '\0';
+    for (line += strspn(line, " \t"); *line; line += strspn(line, " \t"), n++) {
+        size_t length = strcspn(line, " \t");
+        if (n == 4 || list->n == MOST_PEAKS || !cli_parse_number(line, length, &number[n])) n = 4;
+        line += length;
+    }
+    for (i = 0; i < 4 && n == 4; i++)
+        if (number[i] < 1 || number[i] > most[i]) n = 5;
+    if (n == 0) return CLI_OK;
+    if (n != 4) return cli_at_line(path, at, "wanted CHUNK_SIZE K CONTEXT BYTES, and at most %d such lines", MOST_PEAKS);
+    list->n++;
+    return CLI_OK;
+}
+
+static int read_peaks(const char *path, peak_list *list) {
+    FILE *stream;
+    char line[PEAK_LINE];
+    int64_t number = 0;
+    int code = cli_input_open(path, &stream);
+
+    if (code != CLI_OK) return code;
+    while (code == CLI_OK && fgets(line, sizeof line, stream))
+        code = take_peak(cli_input_name(path), ++number, line, list);
+    return cli_input_close(stream, path, code);
+}
+
+/* Estimates what a peak has on the fullest stage. */
+static int weigh_peak(const memory_options *asked, const modelling *m, cf_memory_load *loads, cf_memory_report *reports,
+                      measured_peak *peak) {
+    memory_options of = *asked;
+    int64_t s, n = m->parallel.pp * m->parallel.n_virtual;
+    const cf_memory_report *fullest;
+    memory_path path;
+    cf_memory_desc desc;
+    cf_error error;
+    int code;
+
+    of.chunk_size = peak->number[0];
+    of.k = peak->number[1];
+    of.context = peak->number[2];
+    of.terms.runtime = 1;
+    of.terms.fragmentation = 0;
+    code = fill_desc(&of, m, &desc);
+    if (code != CLI_OK) return code;
+    path = path_of_context(&of);
+    for (s = 0; s < n; s++) loads[s] = guess_load(&of, &path, n - s);
+    if (cf_memory_estimate(&desc, loads, n, reports, m->parallel.pp, &error) != CF_OK) return cli_error(&error, NULL);
+    fullest = &reports[fullest_stage(reports, m->parallel.pp)];
+    peak->fixed = (double)fullest->total - 1;
+    peak->moving = (double)fullest->activations + (double)fullest->logits + (double)fullest->working +
+                   (double)fullest->state + (double)fullest->state_gradient + (double)fullest->inputs;
+    return CLI_OK;
+}
+
+/* Least squares of what is missing, a constant and whole percents of what moves, neither below nothing; of one peak, or
+   of peaks that all hold as much, the constant alone. */
+static void fit_peaks(peak_list *list, double percent) {
+    double x = 0, y = 0, xx = 0, xy = 0, n = list->n;
+    int i;
+
+    for (i = 0; i < list->n; i++) x += list->peaks[i].moving / n;
+    for (i = 0; i < list->n; i++) y += ((double)list->peaks[i].number[3] - list->peaks[i].fixed) / n;
+    for (i = 0; i < list->n; i++) {
+        double dx = list->peaks[i].moving - x, dy = (double)list->peaks[i].number[3] - list->peaks[i].fixed - y;
+        xx += dx * dx;
+        xy += dx * dy;
+    }
+    if (xx > 0) percent = 100 * xy / xx;
+    if (percent > 100 * y / x) percent = 100 * y / x;
+    if (!(percent > 0)) percent = 0;
+    list->percent = percent < 1000 ? (double)(int64_t)(percent + 0.5) : 1000;
+    list->runtime = y - list->percent / 100 * x;
+    if (list->runtime < 1) list->runtime = 1;
+}
+
+static int print_peaks(const peak_list *list) {
+    static const table_column columns[] = {
+        {.heading = "chunk size", .width = 10}, {.heading = "K", .width = 6}, {.heading = "context", .width = 13},
+        {.heading = "measured GiB", .width = 13, .decimals = 2}, {.heading = "estimated", .width = 11, .decimals = 2},
+        {.heading = "off by %", .width = 9, .decimals = 1}};
+    table t;
+    int i;
+
+    printf("fitted            --runtime %.0f --fragmentation %.0f, to %s peaks\n\n", list->runtime, list->percent,
+           cli_commas(list->n));
+    table_begin(&t, columns, (int)(sizeof columns / sizeof columns[0]), 0, 0);
+    for (i = 0; i < list->n; i++) {
+        const measured_peak *p = &list->peaks[i];
+        double estimated = p->fixed + list->runtime + list->percent / 100 * p->moving;
+        table_integer(&t, p->number[0]);
+        table_integer(&t, p->number[1]);
+        table_integer(&t, p->number[2]);
+        table_real(&t, (double)p->number[3] / 1073741824.0);
+        table_real(&t, estimated / 1073741824.0);
+        table_real(&t, 100 * (estimated / (double)p->number[3] - 1));
+    }
+    i = table_end(&t);
+    putchar('\n');
+    return i;
+}
+
+/* Puts what the peaks say into the terms. */
+static int take_fit(memory_options *asked, const modelling *m, cf_memory_load *loads, cf_memory_report *reports) {
+    peak_list list;
+    int i, code;
+
+    memset(&list, 0, sizeof list);
+    code = read_peaks(asked->fit, &list);
+    if (code == CLI_OK && list.n == 0) code = cli_usage("memory", "--fit: %s has no line", cli_input_name(asked->fit));
+    for (i = 0; i < list.n && code == CLI_OK; i++) code = weigh_peak(asked, m, loads, reports, &list.peaks[i]);
+    if (code != CLI_OK) return code;
+    fit_peaks(&list, (double)asked->terms.fragmentation);
+    asked->terms.runtime = (int64_t)list.runtime;
+    asked->terms.fragmentation = (int64_t)list.percent;
+    return asked->tsv || asked->json ? CLI_OK : print_peaks(&list);
+}
+
 /* ---------------------------------------------------------------------------------------------------------------- */
 
 static int print_all(const memory_options *asked, const packing *list, const modelling *m, const cf_gpu *gpu,
@@ -296,6 +440,7 @@ static int run(const void *given, char **operands, int n_operands) {
     cf_gpu named;
     const cf_gpu *gpu = NULL;
     const packing_options chunks = {.chunk_size = asked->chunk_size};
+    memory_options fitted = *asked;
     packing list = {{0}, NULL, NULL, NULL};
     cf_memory_report *reports;
     cf_memory_load *loads;
@@ -312,8 +457,9 @@ static int run(const void *given, char **operands, int n_operands) {
     m.keeps_scores = asked->unfused_attention;
     loads = (cf_memory_load *)calloc((size_t)(m.parallel.pp * m.parallel.n_virtual), sizeof *loads);
     reports = (cf_memory_report *)calloc((size_t)m.parallel.pp, sizeof *reports);
-    if (code == CLI_OK)
-        code = loads && reports ? report(asked, &list, &m, gpu, loads, reports) : cli_failed("out of memory");
+    if (code == CLI_OK && !(loads && reports)) code = cli_failed("out of memory");
+    if (code == CLI_OK && asked->fit) code = take_fit(&fitted, &m, loads, reports);
+    if (code == CLI_OK) code = report(&fitted, &list, &m, gpu, loads, reports);
     packing_free(&list);
     free(reports);
     free(loads);

@@ -362,8 +362,8 @@ static void print_winner(const tune_job *job, const cf_tuning *tuning) {
     printf("best              ChunkSize %s, K %s, schedule %s, %s replay%s\n", cli_commas(c->chunk_size),
            cli_commas(c->k), cf_schedule_kind_name(c->kind), cf_replay_name(c->replay),
            c->state_window > 0 ? ", state streamed" : "");
-    printf("split             tensor %s, pipeline %s, data %s%s%s; recompute %s\n", cli_commas(p->tp), cli_commas(p->pp),
-           cli_commas(p->dp), p->ep > 1 ? ", experts " : "", p->ep > 1 ? cli_commas(p->ep) : "",
+    printf("split             tensor %s, pipeline %s, data %s%s%s; recompute %s\n",
+           cli_commas(p->tp), cli_commas(p->pp), cli_commas(p->dp), p->ep > 1 ? ", experts " : "", p->ep > 1 ? cli_commas(p->ep) : "",
            modelling_recompute_words(c->recompute, c->recompute_layers));
     printf("estimated time    %s s an iteration, +- %.2g (95 %%); with this ChunkSize and K none is faster than %s",
            pipeline_estimate(c->seconds), c->confidence, pipeline_estimate(c->bound));
