@@ -101,9 +101,9 @@
    data-parallel copy.
 
    Sections, each found by its tag, first declared and then implemented in this order: >>base >>pack >>plan >>metadata
-   >>model >>memory >>pipeline >>schedule >>clock >>bounds >>dispatch >>search >>check >>simulate >>lower >>run >>write
-   >>graph. A section calls only those above it. >>plan, >>clock, >>bounds, >>dispatch and >>search declare nothing of
-   their own. */
+   >>model >>memory >>pipeline >>schedule >>clock >>bounds >>dispatch >>search >>check >>lockstep >>simulate >>lower
+   >>run >>write >>graph. A section calls only those above it. >>plan, >>clock, >>bounds, >>dispatch and >>search
+   declare nothing of their own. */
 
 #ifndef CHUNKFLOW_H
 #define CHUNKFLOW_H
@@ -300,6 +300,9 @@ typedef struct cf_pack_desc {
     int64_t align;                /* every slice starts at a multiple of this in its chunk; divides chunk_size. 0: 1 */
     int64_t max_slices;           /* most slices in a chunk. 0: no cap */
     int64_t n_ranks;              /* data-parallel ranks to spread the chunks over. 0: 1 */
+    int64_t lockstep;             /* 1: chunks are laid out for ranks that run in step (cf_columns_make): the i-th
+                                     chunks of all ranks cost about the same. Only for best fit, and without shares;
+                                     split is by cost then, unless it is given */
     cf_pass_cost cost;            /* for CF_SPLIT_COST and for balancing ranks. All zero: a row and a pair weigh so that
                                      all rows of the batch weigh as much as all its attention pairs */
     cf_slice_cost_fn slice_cost;  /* used in place of `cost` where given */
@@ -399,10 +402,10 @@ typedef struct cf_plan {
    Time is near linear (a million lengths in tens of milliseconds; CF_SPLIT_COST takes a few microseconds more for each
    slice of a long sequence). The plan depends only on the arguments, so every rank can compute it for itself.
 
-   With n_ranks > 1 every rank gets the same number of chunks (n_steps), and a group stays on one rank. The dearest rank
-   is made as cheap as it can be in as few steps as can be, or in more where that makes it cheaper by a hundredth; idle
-   chunks fill what is left. Where there are more than 32 groups and standalone chunks, the dearest are placed first, and
-   then moved and exchanged while that helps.
+   With n_ranks > 1 every rank gets the same number of chunks (n_steps), and a group stays on one rank. The dearest
+   rank is made as cheap as it can be in as few steps as can be, or in more where that makes it cheaper by a hundredth;
+   idle chunks fill what is left. Where there are more than 32 groups and standalone chunks, the dearest are placed
+   first, and then moved and exchanged while that helps.
 
    lower_bound is the better of: total tokens / chunk_size, the count of sequences that cannot share, Martello and
    Toth's L2 (Knapsack Problems, 1990, section 8.3), slices / max_slices, and the number of dependent chunks.
@@ -1282,6 +1285,51 @@ CHUNKFLOW_API int64_t cf_schedule_find(const cf_schedule_index *index, cf_pass p
 CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t action, cf_need *needs);
 
 /* ================================================================================================================
+   >>lockstep    ranks that run the same kinds of passes in the same order
+   ================================================================================================================ */
+
+/* Under FSDP, ZeRO-3 or expert parallelism every pass of a model calls collectives, so all ranks must run the same
+   kinds of passes in the same order, or they hang. A kind is a virtual stage and whether the pass is a forward (F or
+   R), B, I or W: in step every forward runs every module, a dropped F the last layer and the head, too, and an idle
+   chunk's passes run the model on some rows with weight 0. cf_step.last_backward says where gradients are reduced.
+
+   Pack with cf_pack_desc.lockstep, then make one list for all ranks, and take each rank's schedule from it:
+
+       cf_pack(lengths, n, &pack_desc, &plan, &error);                              // n_ranks, lockstep = 1
+       cf_columns_make(plan, &pack_desc.cost, NULL, &columns, &error);
+       cf_schedule_make(columns, &schedule_desc, &list, &error);                    // any kind; shape.rank is 0
+       cf_columns_schedule(plan, list, rank, NULL, &schedule, &error);              // runs with `plan`
+
+   Columns are a plan of one rank: column i stands for the i-th chunks of all ranks. It has the most rows and tokens of
+   them, and as many pairs as make it cost what the dearest of them costs, so cf_simulate of its list is the time of all
+   ranks. Columns that groups of any rank join are one group, which drops and replays as a whole: the group of one rank
+   may be shorter, or several, and standalone chunks in it are dropped as the others are. Whatever limits hold for the
+   columns hold for every rank.
+
+   cost: which chunk is the dearest; as in cf_plan_measure. A plan that was packed without lockstep has columns, too,
+   but they are dear. Columns say nothing of sequences, so metadata and cf_run take the plan itself. To be given to
+   cf_plan_free. The plan must be sound and without trees (CF_ERROR_ARGUMENT, "plan"). Further errors:
+   CF_ERROR_OVERFLOW (the tokens of a column's group), CF_ERROR_MEMORY. */
+CHUNKFLOW_API cf_result cf_columns_make(const cf_plan *plan, const cf_pass_cost *cost, const cf_allocator *allocator,
+                                        cf_plan **out, cf_error *error);
+
+/* The schedule of a rank of the plan from one of its columns, lowered or not. To be given to cf_schedule_free. Plan and
+   columns may be unvalidated: nothing is read but the lists. Errors: CF_ERROR_ARGUMENT (rank; n_chunks, where that is
+   not plan->n_steps), CF_ERROR_SCHEDULE (the lists do not hang together), CF_ERROR_MEMORY. */
+CHUNKFLOW_API cf_result cf_columns_schedule(const cf_plan *plan, const cf_schedule *columns, int64_t rank,
+                                            const cf_allocator *allocator, cf_schedule **out, cf_error *error);
+
+/* Checks the schedules of all ranks of a plan, from any source: each by itself, as cf_schedule_validate does, with its
+   desc; and that they are in step. They must have the same shape; on every stage the i-th passes of all ranks,
+   transfers left out, must be of one kind; and the lists must run to their end even if each of these passes waits for
+   those of all other ranks, and each transfer for its other end. schedules: (n_ranks), by rank. Errors: as
+   cf_schedule_validate's; CF_ERROR_SCHEDULE ("actions", with the position in error->item, not counting transfers, and
+   rank and stage in the text; "schedules": the item has another rank or shape); CF_ERROR_ARGUMENT ("schedules": the
+   item is NULL). Plan and schedules may be unvalidated. */
+CHUNKFLOW_API cf_result cf_ranks_validate(const cf_plan *plan, const cf_schedule *const *schedules,
+                                          const cf_validate_desc *desc, const cf_allocator *allocator, cf_error *error);
+
+/* ================================================================================================================
    >>simulate    schedule -> when each pass runs, and what is held meanwhile
    ================================================================================================================ */
 
@@ -1480,6 +1528,8 @@ typedef struct cf_step {
                              activations, or is its only one, on the last virtual stage */
     int clear_state_gradient; /* B, I: 1 in the first backward of a group on this virtual stage: dK and dV of the state
                                  slot hold anything, and must be set to zero, in all of its rows, before the pass */
+    int64_t last_backward; /* B, W: 1 in the last of its virtual stage, after which gradients of weights are whole:
+                              there data-parallel ranks reduce them */
     int64_t position;     /* index of the action in the stage's list */
     int64_t slot;         /* activation slot of the chunk; -1 in an F that keeps nothing */
     int64_t state;        /* state slot of the chunk's group; -1 if it has none, or (W) no longer */
@@ -2755,6 +2805,7 @@ typedef struct cf__pack_unit {
     int32_t same;        /* in the bins: next unit with the same room, -1: none */
     int32_t lead;        /* the unit with the root of its tree, which has the cost and, while ranks are found, the
                             chunks of all: elsewhere the unit itself */
+    int32_t column;      /* in step: that of its first chunk */
     int64_t next_slice;  /* while writing: where its next item goes in plan->slices; in trees, its first item */
 } cf__pack_unit;
 
@@ -2765,6 +2816,11 @@ typedef struct cf__pack_run {
     int32_t next;  /* first fit: the run itself while it has items left, then a later one */
     int32_t size;  /* padded tokens of each */
 } cf__pack_run;
+
+/* In step: cells of one rank in neighbouring columns that have no chunk yet. */
+typedef struct cf__pack_row {
+    int32_t rank, column, n;
+} cf__pack_row;
 
 /* Open chunks, found by room: best fit asks for the least room that is enough. Rooms fall into buckets of 2^shift, and
    within a bucket the distinct rooms form an ascending list, each with a stack of chunks. With shift 0, the usual case,
@@ -2808,6 +2864,12 @@ typedef struct cf__packer {
     int32_t *heap;          /* (n_ranks) */
     int32_t *aside;         /* (n_ranks) */
     int64_t *steps;         /* (n_ranks) chunks of each rank */
+    /* only in step */
+    cf__pack_row *rows;     /* (n_groups + n_ranks) what groups leave of the columns */
+    double *columns;        /* (most_columns) cost of the dearest chunk of each */
+    int64_t most_columns;
+    int64_t n_rows, n_bands, first_extra; /* columns of bands; the first unit that is in none of them */
+    double slice_target;    /* CF_SPLIT_COST: no slice is dearer; DBL_MAX: slices are full */
     cf__pack_bins bins;     /* best fit: open chunks by room */
     /* only where rows are shared: an item is a bush then, length << 32 | node */
     cf_branch *branches;    /* (max_units) by unit, as in the plan */
@@ -2830,7 +2892,7 @@ CHUNKFLOW_API cf_pack_desc cf_pack_defaults(const cf_pack_desc *desc) {
     memset(&full, 0, sizeof full);
     if (desc != NULL) full = *desc;
     if (full.method == CF_PACK_DEFAULT) full.method = CF_PACK_BEST_FIT;
-    if (full.split == CF_SPLIT_DEFAULT) full.split = CF_SPLIT_FULL;
+    if (full.split == CF_SPLIT_DEFAULT) full.split = full.lockstep ? CF_SPLIT_COST : CF_SPLIT_FULL;
     if (full.align == 0) full.align = 1;
     if (full.n_ranks == 0) full.n_ranks = 1;
     if (full.share_least == 0) full.share_least = CF_SHARE_LEAST;
@@ -2856,17 +2918,25 @@ static cf_result cf__pack_check_desc(const cf_pack_desc *desc, cf_error *error) 
                                   {"align", desc->align, 1, desc->chunk_size, CF_ERROR_ARGUMENT},
                                   {"max_slices", desc->max_slices, 0, INT64_MAX, CF_ERROR_LIMIT},
                                   {"n_ranks", desc->n_ranks, 1, CF_MAX_RANKS, CF_ERROR_LIMIT},
+                                  {"lockstep", desc->lockstep, 0, 1, CF_ERROR_ARGUMENT},
                                   {"share_least", desc->share_least, 1, INT64_MAX, CF_ERROR_LIMIT}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_ARGUMENT, error));
     if (desc->chunk_size % desc->align != 0)
         return cf__fail(error, CF_ERROR_ARGUMENT, "align", -1, cf__pack_common_divisor(desc->chunk_size, desc->align),
                         desc->align, "must divide chunk_size");
+    if (desc->lockstep && desc->method != CF_PACK_BEST_FIT)
+        return cf__fail(error, CF_ERROR_ARGUMENT, "method", -1, CF_PACK_BEST_FIT, (int)desc->method,
+                        "ranks in step are packed by best fit");
+    if (desc->lockstep && desc->shares != NULL)
+        return cf__refuse(error, CF_ERROR_ARGUMENT, "lockstep", -1, "trees are not laid out for ranks in step");
     CF__TRY(cf__check_real(desc->cost.constant, "cost.constant", -1, error));
     CF__TRY(cf__check_real(desc->cost.per_token, "cost.per_token", -1, error));
     return cf__check_real(desc->cost.per_pair, "cost.per_pair", -1, error);
 }
 
 /* ---- cutting long sequences ---- */
+
+static int cf__pack_in_step(const cf__packer *p) { return p->desc.lockstep && p->desc.n_ranks > 1; }
 
 static int64_t cf__pack_padded(const cf__packer *p, int64_t length) { return cf__round_up(length, p->desc.align); }
 
@@ -2938,6 +3008,19 @@ static cf_result cf__pack_find_target(cf__packer *p, cf_group *group) {
     return p->answer;
 }
 
+/* The same in step, where all groups are cut by one target, so that the slices of neighbours cost alike. It is at least
+   what a full slice at the start of a sequence costs. */
+static cf_result cf__pack_cut_in_step(cf__packer *p, cf_group *group) {
+    double full = cf__pack_slice_cost(p, group->sequence, 0, p->desc.chunk_size);
+    CF__TRY(p->answer);
+    p->target = cf__most(p->slice_target, full);
+    if (group->n_chunks <= CF__PACK_MAX_COST_SLICES)
+        group->n_chunks = cf__pack_make_cuts(p, group, CF__PACK_MAX_COST_SLICES, NULL);
+    CF__TRY(p->answer);
+    return cf__inside(group->n_chunks, 0, CF__PACK_MAX_COST_SLICES, CF_ERROR_LIMIT, "lengths", group->sequence,
+                      "makes more slices than may be cut by cost", p->error);
+}
+
 /* Decides how many slices a long sequence gets. */
 static cf_result cf__pack_plan_group(cf__packer *p, int64_t sequence, int64_t tokens, cf_group *group) {
     group->sequence = sequence;
@@ -2946,7 +3029,8 @@ static cf_result cf__pack_plan_group(cf__packer *p, int64_t sequence, int64_t to
     if (group->n_chunks > CF_MAX_CHUNKS)
         return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", sequence, CF_MAX_CHUNKS, group->n_chunks,
                         "makes too many chunks");
-    return p->desc.split == CF_SPLIT_COST ? cf__pack_find_target(p, group) : CF_OK;
+    if (p->desc.split != CF_SPLIT_COST) return CF_OK;
+    return cf__pack_in_step(p) ? cf__pack_cut_in_step(p, group) : cf__pack_find_target(p, group);
 }
 
 /* ---- measuring ---- */
@@ -2993,13 +3077,16 @@ static cf_result cf__pack_bound_counts(cf__packer *p) {
     if (p->desc.max_slices > 0) n_bins += p->n_items / p->desc.max_slices;
     if (ranks > 1) n_bins = p->n_items; /* balancing may open more, never an empty one */
     n_bins = cf__min(n_bins, p->n_items);
-    p->max_units = p->head.n_groups + n_bins;
+    p->max_units = p->head.n_groups + n_bins + (cf__pack_in_step(p) ? 2 * p->n_items : 0);
     if (p->max_units + p->n_dependent > CF_MAX_CHUNKS)
         return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, p->max_units + p->n_dependent,
                         "the batch may need too many chunks");
     p->head.n_chunks = p->n_dependent + n_bins;
     /* Longest-first placement of the groups leaves no rank more than one group above the mean. */
     if (ranks > 1) p->head.n_chunks = ranks * (cf__div_up(p->head.n_chunks, ranks) + p->largest_group);
+    /* In step all bands but the last are at least half full of groups. */
+    if (cf__pack_in_step(p)) p->head.n_chunks += ranks * (cf__div_up(p->n_dependent, ranks) + 1);
+    p->most_columns = p->head.n_chunks / ranks;
     p->head.n_chunks = cf__min(p->head.n_chunks, CF_MAX_CHUNKS);
     return CF_OK;
 }
@@ -3095,6 +3182,10 @@ static void cf__pack_scratch(void *job, cf__carver *carver) {
     p->heap = (int32_t *)cf__take(carver, ranks, sizeof(int32_t));
     p->aside = (int32_t *)cf__take(carver, ranks, sizeof(int32_t));
     p->steps = (int64_t *)cf__take(carver, ranks, sizeof(int64_t));
+    if (cf__pack_in_step(p)) {
+        p->rows = (cf__pack_row *)cf__take(carver, p->head.n_groups + ranks, sizeof(cf__pack_row));
+        p->columns = (double *)cf__take(carver, p->most_columns, sizeof(double));
+    }
     cf__pack_layout_bins(p, carver);
     cf__pack_layout_trees(p, carver);
 }
@@ -3832,6 +3923,13 @@ static void cf__pack_order_by_rank(cf__packer *p) {
     memcpy(p->order, p->sorted, (size_t)p->n_units * sizeof *p->order);
 }
 
+static cf_result cf__pack_count_chunks(cf__packer *p) {
+    p->head.n_chunks = p->head.n_steps * p->desc.n_ranks;
+    if (p->head.n_chunks <= CF_MAX_CHUNKS) return CF_OK;
+    return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, p->head.n_chunks,
+                    "the batch needs too many chunks");
+}
+
 static cf_result cf__pack_spread(cf__packer *p) {
     p->head.n_steps = p->n_dependent + p->n_units - p->head.n_groups;
     if (p->desc.n_ranks > 1) {
@@ -3846,10 +3944,218 @@ static cf_result cf__pack_spread(cf__packer *p) {
         }
         cf__pack_order_by_rank(p);
     }
-    p->head.n_chunks = p->head.n_steps * p->desc.n_ranks;
-    if (p->head.n_chunks <= CF_MAX_CHUNKS) return CF_OK;
-    return cf__fail(p->error, CF_ERROR_LIMIT, "n_chunks", -1, CF_MAX_CHUNKS, p->head.n_chunks,
-                    "the batch needs too many chunks");
+    return cf__pack_count_chunks(p);
+}
+
+/* ---- in step ----
+
+   Columns: the i-th chunks of all ranks. They run at the same time, so a column costs what its dearest chunk does.
+   Groups come in bands of as many columns as the longest group that is in no earlier one has chunks; each rank fills
+   its row of the band with the longest groups that fit. Short sequences fill what that leaves, but make no column
+   dearer, for those columns run in any case. The others get columns of their own, over which they are dealt out
+   evenly.
+
+   Dear slices make dear columns, and many slices many replays. So long sequences are cut by several targets, and the
+   cheapest layout is taken. */
+
+/* Of the groups, sorted by falling number of chunks, the first that is in no band and has at most so many; n_groups if
+   there is none. Groups in bands point to a later one, as runs do in first fit. */
+static int32_t cf__pack_longest_group(cf__packer *p, int64_t most) {
+    int32_t low = 0, high = (int32_t)p->head.n_groups;
+    cf__pack_unit *units = p->units;
+    while (low < high) {
+        int32_t middle = low + (high - low) / 2;
+        if (units[p->sorted[middle]].n_chunks <= most) high = middle;
+        else low = middle + 1;
+    }
+    while (low < p->head.n_groups && units[low].next != low)
+        low = units[low].next = units[low].next < p->head.n_groups ? units[units[low].next].next : units[low].next;
+    return low;
+}
+
+/* Gives each group its rank and first column. */
+static void cf__pack_fill_bands(cf__packer *p) {
+    int64_t i, n = p->head.n_groups, column, end;
+    int32_t rank, at;
+    for (i = 0; i < n; i++) {
+        p->sorted[i] = p->units[i].next = (int32_t)i;
+        p->costs[i] = p->units[i].n_chunks;
+    }
+    cf__sort_by_key(p->sorted, n, p->costs);
+    for (p->n_rows = p->n_bands = 0; (at = cf__pack_longest_group(p, INT64_MAX)) < n; p->n_bands = end) {
+        end = p->n_bands + p->units[p->sorted[at]].n_chunks;
+        for (rank = 0; rank < p->desc.n_ranks; rank++) {
+            for (column = p->n_bands; (at = cf__pack_longest_group(p, end - column)) < n;) {
+                cf__pack_unit *unit = &p->units[p->sorted[at]];
+                unit->rank = rank;
+                unit->column = (int32_t)column;
+                column += unit->n_chunks;
+                p->units[at].next = at + 1;
+            }
+            p->rows[p->n_rows].rank = rank;
+            p->rows[p->n_rows].column = (int32_t)column;
+            p->rows[p->n_rows++].n = (int32_t)(end - column);
+        }
+    }
+}
+
+/* Raises the columns of the groups to what their slices cost. costs: of each group's last one. */
+static void cf__pack_cost_columns(cf__packer *p) {
+    int64_t i, j, begin;
+    for (i = 0; i < p->n_bands; i++) p->columns[i] = 0;
+    for (i = 0; i < p->head.n_groups; i++) {
+        const cf_group *group = &p->groups[i];
+        double *column = &p->columns[p->units[i].column];
+        for (j = begin = 0; j < group->n_chunks; begin += p->cuts[group->first_chunk + j++]) {
+            p->costs[i] = p->chunk_constant +
+                          cf__pack_slice_cost(p, group->sequence, begin, p->cuts[group->first_chunk + j]);
+            column[j] = cf__most(column[j], p->costs[i]);
+        }
+    }
+}
+
+/* The column of a unit's last chunk, which is the one that has its items. */
+static double *cf__pack_last_column(const cf__packer *p, const cf__pack_unit *unit) {
+    return &p->columns[unit->column + unit->n_chunks - 1];
+}
+
+/* Tokens of short sequences that a chunk which costs so much may take without making its column dearer. */
+static int32_t cf__pack_column_room(const cf__packer *p, const cf__pack_unit *unit, double cost, double full) {
+    double left = *cf__pack_last_column(p, unit) - cost, size = (double)p->desc.chunk_size;
+    return left * size < (double)unit->room * full ? (int32_t)(left * size / full) : unit->room;
+}
+
+/* Puts the tails of groups, and chunks in the cells that are left of the bands, into the bins. */
+static void cf__pack_open_cells(cf__packer *p) {
+    double full = cf__pack_slice_cost(p, -1, 0, p->desc.chunk_size);
+    int64_t row, left = p->n_items;
+    int32_t i;
+    cf__bits_clear(&p->bins.used);
+    for (i = 0; i < p->head.n_groups; i++) {
+        p->units[i].room = cf__pack_column_room(p, &p->units[i], p->costs[i], full);
+        cf__pack_bins_insert(p, i);
+    }
+    for (row = 0; row < p->n_rows; row++)
+        for (i = 0; i < p->rows[row].n && left > 0; i++, left--) {
+            int32_t id = cf__pack_open_unit(p);
+            cf__pack_unit *unit = &p->units[id];
+            unit->rank = p->rows[row].rank;
+            unit->column = p->rows[row].column + i;
+            unit->room = cf__pack_column_room(p, unit, p->chunk_constant, full);
+            cf__pack_bins_insert(p, id);
+        }
+    p->first_extra = p->n_units;
+}
+
+/* Deals the sequences that are in no band out to n new chunks, dearest first, each into the cheapest with room. If one
+   fits nowhere, all stay where they are. */
+static void cf__pack_deal(cf__packer *p, int64_t n) {
+    int32_t *heap = p->order, *aside = p->sorted, first = (int32_t)p->n_units, id;
+    int64_t i, n_heap = 0, n_aside;
+    for (; n_heap < n; heap[n_heap++] = id) {
+        id = cf__pack_open_unit(p);
+        p->costs[id] = 0;
+    }
+    for (i = 0; i < p->n_items; i++) {
+        int32_t size = cf__pack_item_size(p, i);
+        p->spare[i] = (uint64_t)p->unit_of[i];
+        if (p->unit_of[i] < p->first_extra) continue;
+        for (n_aside = 0, id = -1; id < 0 && n_heap > 0;) {
+            id = cf__heap_pop(heap, n_heap--, p->costs);
+            if (cf__pack_fit(&p->units[id], size, 1) > 0) break;
+            aside[n_aside++] = id;
+            id = -1;
+        }
+        if (id < 0) break;
+        cf__pack_assign(p, (int32_t)i, 1, id);
+        cf__pack_fill(&p->units[id], size, 1);
+        p->costs[id] += p->item_costs[i];
+        cf__heap_push(heap, n_heap++, id, p->costs);
+        while (n_aside > 0) cf__heap_push(heap, n_heap++, aside[--n_aside], p->costs);
+    }
+    if (i < p->n_items) {
+        p->n_units = first;
+        while (i-- > 0) p->unit_of[i] = (int32_t)p->spare[i];
+        return;
+    }
+    while (p->first_extra < first) p->units[p->first_extra++].n_items = 0;
+}
+
+/* Gives the chunks that are in no band their columns, the dearest first. */
+static void cf__pack_add_columns(cf__packer *p) {
+    int64_t i, n = p->n_units - p->first_extra, n_dealt = 0, ranks = p->desc.n_ranks;
+    for (i = 0; i < p->n_items; i++) n_dealt += p->unit_of[i] >= p->first_extra;
+    if (n > 0) cf__pack_deal(p, cf__min(cf__div_up(n, ranks) * ranks, n_dealt));
+    for (i = p->head.n_groups; i < p->n_units; i++) p->costs[i] = p->units[i].n_items > 0 ? p->chunk_constant : 0;
+    for (i = 0; i < p->n_items; i++) p->costs[p->unit_of[i]] += p->item_costs[i];
+    n = p->n_units - p->first_extra;
+    p->head.n_steps = p->n_bands + cf__div_up(n, ranks);
+    for (i = p->n_bands; i < p->head.n_steps; i++) p->columns[i] = 0;
+    for (i = 0; i < n; i++) p->sorted[i] = (int32_t)(p->first_extra + i);
+    cf__sort_by_key(p->sorted, n, p->costs);
+    for (i = 0; i < n; i++) {
+        p->units[p->sorted[i]].rank = (int32_t)(i % ranks);
+        p->units[p->sorted[i]].column = (int32_t)(p->n_bands + i / ranks);
+    }
+    for (i = 0; i < p->n_units; i++) {
+        double *column = cf__pack_last_column(p, &p->units[i]);
+        *column = cf__most(*column, p->costs[i]);
+    }
+}
+
+/* What the columns cost, with a third more where they are replayed: where K is 1, in all of a band but its last. */
+static double cf__pack_price(const cf__packer *p) {
+    double sum = 0, replays = 0;
+    int64_t i, row;
+    for (i = 0; i < p->head.n_steps; i++) sum += p->columns[i];
+    for (i = 0; i < p->n_bands; i++) replays += p->columns[i];
+    for (row = 0; row < p->n_rows; row += p->desc.n_ranks)
+        replays -= p->columns[p->rows[row].column + p->rows[row].n - 1];
+    return sum + replays / 3;
+}
+
+/* Lays everything out, with slices no dearer than the target. most: slices that there may be. */
+static cf_result cf__pack_lay_out(cf__packer *p, double target, int64_t most) {
+    int64_t i;
+    p->slice_target = target;
+    p->weights.constant = p->chunk_constant;
+    p->n_units = 0;
+    p->n_dependent = most;
+    CF__TRY(cf__pack_collect_groups(p));
+    p->weights.constant = 0; /* it counts once for each chunk, and not for each of its slices */
+    cf__pack_collect_items(p);
+    cf__pack_sort_and_bound(p);
+    for (i = 0; i < p->n_items; i++) p->item_costs[i] = cf__pack_item_cost(p, p->items[i]);
+    cf__pack_fill_bands(p);
+    cf__pack_cost_columns(p);
+    cf__pack_find_runs(p, 0, p->n_items);
+    cf__pack_open_cells(p);
+    cf__pack_best_fit(p);
+    cf__pack_add_columns(p);
+    return p->answer;
+}
+
+static cf_result cf__pack_prepare_in_step(cf__packer *p) {
+    int64_t most = p->n_dependent, i;
+    double target, best_target = DBL_MAX, best, full, dearest = 0;
+    if (p->desc.slice_cost == NULL) p->chunk_constant = p->weights.constant;
+    CF__TRY(cf__pack_lay_out(p, DBL_MAX, most));
+    best = cf__pack_price(p);
+    full = p->chunk_constant + cf__pack_slice_cost(p, -1, 0, p->desc.chunk_size);
+    for (i = 0; i < p->n_bands && p->desc.split == CF_SPLIT_COST; i++) dearest = cf__most(dearest, p->columns[i]);
+    for (target = full; target > 0 && target < dearest; target *= 1.25) {
+        CF__TRY(cf__pack_lay_out(p, target, most));
+        if (!(cf__pack_price(p) < best)) continue;
+        best = cf__pack_price(p);
+        best_target = target;
+    }
+    CF__TRY(cf__pack_lay_out(p, best_target, most));
+    for (i = 0; i < p->n_units; i++) {
+        p->order[i] = (int32_t)i;
+        p->costs[i] = -((double)p->units[i].rank * (double)p->head.n_steps + (double)p->units[i].column);
+    }
+    cf__sort_by_key(p->order, p->n_units, p->costs);
+    return cf__pack_count_chunks(p);
 }
 
 /* ---- writing the plan ---- */
@@ -4029,6 +4335,7 @@ static cf_result cf__pack_write(void *job) {
         cf__pack_unit *unit = &p->units[id];
         if (id >= p->head.n_groups && unit->n_items == 0) continue; /* evening out the ranks has taken all its items */
         chunk = cf__max(chunk, unit->rank * plan->n_steps);
+        if (cf__pack_in_step(p)) chunk = unit->rank * plan->n_steps + unit->column;
         if (id < p->head.n_groups) {
             cf__pack_write_group(p, id, chunk, &plan->slices[n_slices]);
             n_slices += unit->n_chunks;
@@ -4090,6 +4397,7 @@ static cf_result cf__pack_prepare_trees(cf__packer *p) {
 static cf_result cf__pack_prepare(void *job) {
     cf__packer *p = (cf__packer *)job;
     if (p->tree.shares != NULL) return cf__pack_prepare_trees(p);
+    if (cf__pack_in_step(p)) return cf__pack_prepare_in_step(p);
     CF__TRY(cf__pack_collect_groups(p));
     cf__pack_assign_items(p);
     return cf__pack_spread(p);
@@ -10277,6 +10585,327 @@ CHUNKFLOW_API int cf_schedule_needs(const cf_schedule_index *index, int64_t acti
 }
 
 /* ================================================================================================================
+   >>lockstep
+
+   There is no scheduler of its own here, and so no way for ranks to wait for each other in a circle: a list that is
+   sound for the columns is sound for each rank, because the chunks of a rank's group are consecutive columns of one
+   group, and because of every rank no more is held than of the columns. What is laid out so that this costs little is
+   said in >>pack, "in step".
+   ================================================================================================================ */
+
+typedef struct cf__lockstep {
+    const cf_plan *plan;
+    cf_pass_cost cost;
+    const cf_schedule *list;
+    int64_t rank;
+    cf_error *error;
+    cf_plan *columns;      /* what is made */
+    cf_schedule *schedule;
+} cf__lockstep;
+
+static cf_block *cf__lockstep_columns(void *job, cf__carver *carver) {
+    cf__lockstep *l = (cf__lockstep *)job;
+    int64_t n = l->plan->n_steps;
+    cf_plan columns = *l->plan;
+    columns.n_sequences = columns.n_chunks = columns.n_slices = n;
+    columns.n_ranks = 1;
+    columns.n_empty = columns.n_tokens = columns.n_idle = columns.n_groups = columns.lower_bound = 0;
+    l->columns = (cf_plan *)cf__take(carver, 1, sizeof(cf_plan));
+    columns.chunks = (cf_chunk *)cf__take(carver, n, sizeof(cf_chunk));
+    columns.slices = (cf_slice *)cf__take(carver, n, sizeof(cf_slice));
+    columns.groups = (cf_group *)cf__take(carver, cf__min(n, l->plan->n_groups), sizeof(cf_group));
+    if (l->columns == NULL) return NULL;
+    *l->columns = columns;
+    return &l->columns->block;
+}
+
+/* Column i as a chunk of its own. Returns where the groups end that run through it; i where there is none. */
+static int64_t cf__lockstep_column(const cf__lockstep *l, int64_t i, int64_t *state) {
+    cf_chunk *c = &l->columns->chunks[i];
+    double dearest = 0, rows;
+    int64_t rank, end = i;
+    memset(c, 0, sizeof *c);
+    c->group = -1;
+    c->first_slice = i;
+    for (*state = 0, rank = 0; rank < l->plan->n_ranks; rank++) {
+        int64_t id = rank * l->plan->n_steps + i;
+        const cf_chunk *of = &l->plan->chunks[id];
+        if (of->n_slices == 0) continue;
+        c->n_slices = 1;
+        c->tokens = cf__max(c->tokens, of->tokens);
+        c->padded = cf__max(c->padded, of->padded);
+        c->pairs = cf__max(c->pairs, of->pairs);
+        dearest = cf__most(dearest, cf_cost_seconds(&l->cost, of->padded, of->pairs));
+        *state = cf__max(*state, cf_chunk_state_tokens(l->plan, id));
+        if (of->group >= 0) end = cf__max(end, i - of->index + l->plan->groups[of->group].n_chunks);
+    }
+    rows = cf_cost_seconds(&l->cost, c->padded, 0);
+    if (dearest - rows < cf__product(l->cost.per_pair, (double)c->pairs))
+        c->pairs = (int64_t)((dearest - rows) / l->cost.per_pair);
+    return end;
+}
+
+static cf_result cf__lockstep_fill(void *job) {
+    cf__lockstep *l = (cf__lockstep *)job;
+    cf_plan *columns = l->columns;
+    cf_group *group = NULL;
+    int64_t i, state, end = 0;
+    for (i = 0; i < columns->n_chunks; i++) {
+        cf_chunk *c = &columns->chunks[i];
+        cf_slice *slice = &columns->slices[i];
+        int64_t to = cf__lockstep_column(l, i, &state);
+        if (i >= end && to > i) {
+            group = &columns->groups[columns->n_groups++];
+            group->sequence = group->first_chunk = i;
+            group->n_chunks = group->tokens = 0;
+        }
+        end = cf__max(end, to);
+        slice->sequence = i;
+        slice->begin = slice->offset = 0;
+        slice->length = c->tokens;
+        columns->n_idle += c->n_slices == 0;
+        if (i >= end) continue;
+        c->group = columns->n_groups - 1;
+        c->index = group->n_chunks++;
+        slice->begin = c->prefix = group->tokens;
+        slice->length = state;
+        if (!cf__add(group->tokens, state, &group->tokens))
+            return cf__refuse(l->error, CF_ERROR_OVERFLOW, "columns", i,
+                              "the tokens of its group do not fit in 64 bits");
+    }
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_columns_make(const cf_plan *plan, const cf_pass_cost *cost, const cf_allocator *allocator,
+                                        cf_plan **out, cf_error *error) {
+    static const cf__recipe recipe = {"n_steps", 0, NULL, NULL, cf__lockstep_columns, cf__lockstep_fill};
+    const cf_pass_cost none = {0, 0, 0};
+    double rows = 0, pairs = 0;
+    cf__lockstep l;
+    int64_t i;
+    if (plan == NULL) return cf__fail_null(error, "plan");
+    if (out == NULL) return cf__fail_null(error, "out");
+    if (plan->branches != NULL) return cf__refuse(error, CF_ERROR_ARGUMENT, "plan", -1, "trees do not run in step");
+    for (i = 0; i < plan->n_chunks; i++) {
+        rows += (double)plan->chunks[i].padded;
+        pairs += (double)plan->chunks[i].pairs;
+    }
+    memset(&l, 0, sizeof l);
+    l.plan = plan;
+    l.cost = cf__pack_weights(cost != NULL ? cost : &none, rows, pairs);
+    l.error = error;
+    CF__TRY(cf__make(&recipe, &l, allocator, error));
+    *out = l.columns;
+    return CF_OK;
+}
+
+/* ---- the schedule of a rank ---- */
+
+static cf_block *cf__lockstep_schedule(void *job, cf__carver *carver) {
+    cf__lockstep *l = (cf__lockstep *)job;
+    cf_schedule schedule = *l->list;
+    int64_t s;
+    schedule.shape.rank = l->rank;
+    schedule.n_chunks = l->plan->n_chunks;
+    l->schedule = cf__schedule_layout(&schedule, carver);
+    if (l->schedule == NULL) return NULL;
+    *l->schedule = schedule;
+    for (s = 0; s < schedule.shape.n_stages; s++) {
+        cf__pipe_room room = cf__pipe_room_of(&l->list->limits, l->list, s);
+        cf__schedule_put_room(l->schedule, s, &room);
+    }
+    return &l->schedule->block;
+}
+
+static cf_result cf__lockstep_take(void *job) {
+    cf__lockstep *l = (cf__lockstep *)job;
+    int64_t i, first = l->rank * l->plan->n_steps;
+    memcpy(l->schedule->first, l->list->first, (size_t)(l->list->shape.n_stages + 1) * sizeof *l->list->first);
+    for (i = 0; i < l->list->n_actions; i++) {
+        const cf_action *a = &l->list->actions[i];
+        CF__TRY(cf__inside(a->chunk, 0, l->plan->n_steps - 1, CF_ERROR_SCHEDULE, "actions.chunk", i,
+                           "there is no such column", l->error));
+        l->schedule->actions[i] = *a;
+        l->schedule->actions[i].chunk = (int32_t)(first + a->chunk);
+    }
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_columns_schedule(const cf_plan *plan, const cf_schedule *columns, int64_t rank,
+                                            const cf_allocator *allocator, cf_schedule **out, cf_error *error) {
+    static const cf__recipe recipe = {"n_actions", 0, NULL, NULL, cf__lockstep_schedule, cf__lockstep_take};
+    const cf_result bad = CF_ERROR_SCHEDULE;
+    cf__lockstep l;
+    CF__TRY(cf__plan_check_counts(plan, error));
+    if (columns == NULL) return cf__fail_null(error, "columns");
+    if (out == NULL) return cf__fail_null(error, "out");
+    CF__TRY(cf__choice(rank, 0, plan->n_ranks - 1, "rank", error));
+    const cf__member members[] = {{"n_chunks", columns->n_chunks, plan->n_steps, plan->n_steps, CF_ERROR_ARGUMENT},
+                                  {"shape.rank", columns->shape.rank, 0, 0, CF_ERROR_ARGUMENT},
+                                  {"shape.n_stages", columns->shape.n_stages, 1, CF_MAX_STAGES, bad},
+                                  {"n_actions", columns->n_actions, 0, CF_MAX_ACTIONS, bad}};
+    CF__TRY(cf__check_members(members, CF__COUNT(members), bad, error));
+    if (columns->first == NULL) return cf__refuse(error, bad, "first", -1, "is NULL");
+    if (columns->actions == NULL && columns->n_actions > 0) return cf__refuse(error, bad, "actions", -1, "is NULL");
+    CF__TRY(cf__pipe_check_first(columns, error));
+    memset(&l, 0, sizeof l);
+    l.plan = plan;
+    l.list = columns;
+    l.rank = rank;
+    l.error = error;
+    CF__TRY(cf__make(&recipe, &l, allocator, error));
+    *out = l.schedule;
+    return CF_OK;
+}
+
+/* ---- are all ranks in step? ----
+
+   All lists of all ranks are run together, as far as they go: a pass runs when it is next on its stage of every rank, a
+   transfer when both ends have come to it. */
+
+typedef struct cf__ranks {
+    const cf_plan *plan;
+    const cf_schedule *const *schedules;
+    cf__pipeline pipe;  /* of rank 0; the others differ in their chunks */
+    int64_t *cursor;    /* (n_ranks x n_stages) the next action, an index into actions */
+    int64_t *position;  /* (n_stages) passes that have run */
+    uint16_t *run;      /* (n_ranks x cells) a bit for each pass that has run, where transfers are not in the lists */
+    cf_error *error;
+} cf__ranks;
+
+static void cf__ranks_layout(void *job, cf__carver *carver) {
+    cf__ranks *k = (cf__ranks *)job;
+    k->cursor = (int64_t *)cf__take(carver, k->plan->n_ranks * k->pipe.shape.n_stages, sizeof(int64_t));
+    k->position = (int64_t *)cf__take(carver, k->pipe.shape.n_stages, sizeof(int64_t));
+    k->run = (uint16_t *)cf__take(carver, k->plan->n_chunks * k->pipe.n_v, sizeof(uint16_t));
+}
+
+static int64_t *cf__ranks_cursor(const cf__ranks *k, int64_t rank, int64_t stage) {
+    return &k->cursor[rank * k->pipe.shape.n_stages + stage];
+}
+
+/* What a stage of a rank runs next; NULL at the end of its list. */
+static const cf_action *cf__ranks_head(const cf__ranks *k, int64_t rank, int64_t stage) {
+    const cf_schedule *s = k->schedules[rank];
+    int64_t at = *cf__ranks_cursor(k, rank, stage);
+    return at < s->first[stage + 1] ? &s->actions[at] : NULL;
+}
+
+/* Runs the transfers that are next on a stage of a rank and at their other ends. */
+static void cf__ranks_meet(const cf__ranks *k, int64_t rank, int64_t stage, int *moved) {
+    const cf_action *a;
+    while ((a = cf__ranks_head(k, rank, stage)) != NULL && cf__pipe_is_transfer(a->pass)) {
+        const cf_action other = cf__pipe_other_end(a), *at_peer;
+        int64_t peer = cf__pipe_stage(&k->pipe, other.stage);
+        at_peer = cf__ranks_head(k, rank, peer);
+        if (at_peer == NULL || !cf__pipe_is_same(at_peer, &other)) return;
+        ++*cf__ranks_cursor(k, rank, stage);
+        ++*cf__ranks_cursor(k, rank, peer);
+        *moved = 1;
+    }
+}
+
+static uint16_t *cf__ranks_cell(const cf__ranks *k, int64_t rank, const cf_action *a, int64_t v) {
+    return &k->run[(rank * k->pipe.n_v + v) * k->pipe.n + a->chunk - rank * k->pipe.n];
+}
+
+/* Whether what a pass takes from another virtual stage has been made. In lowered lists its RECV comes before it. */
+static int cf__ranks_has_input(const cf__ranks *k, int64_t rank, const cf_action *a) {
+    int backward = (1 << a->pass & CF__CHECK_BACKWARDS) != 0;
+    int way = backward - (a->pass == CF_F || (a->pass == CF_R && !k->pipe.local));
+    if (k->schedules[rank]->lowered || !cf__pipe_leads(&k->pipe, way, a->stage)) return 1;
+    return *cf__ranks_cell(k, rank, a, a->stage + way) & (backward ? (int)CF__CHECK_BACKWARDS : 1 << a->pass);
+}
+
+/* F and R are one kind. */
+static int cf__ranks_kind(const cf_action *a) { return a->pass == CF_R ? (int)CF_F : a->pass; }
+
+static cf_result cf__ranks_differ(const cf__ranks *k, int64_t rank, int64_t stage, const cf_action *a,
+                                  const cf_action *first) {
+    char text[128];
+    (void)snprintf(text, sizeof text, "rank %lld, stage %lld: %s on virtual stage %d, where rank 0 has %s on %d",
+                   (long long)rank, (long long)stage, a != NULL ? cf_pass_name((cf_pass)a->pass) : "nothing",
+                   a != NULL ? (int)a->stage : -1, first != NULL ? cf_pass_name((cf_pass)first->pass) : "nothing",
+                   first != NULL ? (int)first->stage : -1);
+    return cf__refuse(k->error, CF_ERROR_SCHEDULE, "actions", k->position[stage], text);
+}
+
+/* Looks at what all ranks run next on a stage. *go: 1 if it is a pass that all of them can run. */
+static cf_result cf__ranks_look(const cf__ranks *k, int64_t stage, int *go, int *moved) {
+    const cf_action *first = NULL;
+    int64_t rank;
+    *go = 1;
+    for (rank = 0; rank < k->plan->n_ranks; rank++) {
+        cf__ranks_meet(k, rank, stage, moved);
+        first = cf__ranks_head(k, rank, stage);
+        if (first != NULL && cf__pipe_is_transfer(first->pass)) *go = 0;
+    }
+    if (!*go) return CF_OK;
+    first = cf__ranks_head(k, 0, stage);
+    for (rank = 0; rank < k->plan->n_ranks; rank++) {
+        const cf_action *a = cf__ranks_head(k, rank, stage);
+        if ((a == NULL) != (first == NULL) ||
+            (a != NULL && (a->stage != first->stage || cf__ranks_kind(a) != cf__ranks_kind(first))))
+            return cf__ranks_differ(k, rank, stage, a, first);
+        if (a == NULL || !cf__ranks_has_input(k, rank, a)) *go = 0;
+    }
+    return CF_OK;
+}
+
+static cf_result cf__ranks_run(void *job) {
+    cf__ranks *k = (cf__ranks *)job;
+    int64_t n_stages = k->pipe.shape.n_stages, n_ranks = k->plan->n_ranks, stage, rank;
+    int go, moved;
+    for (rank = 0; rank < n_ranks; rank++)
+        memcpy(cf__ranks_cursor(k, rank, 0), k->schedules[rank]->first, (size_t)n_stages * sizeof *k->cursor);
+    do {
+        for (moved = 0, stage = 0; stage < n_stages; stage++) {
+            CF__TRY(cf__ranks_look(k, stage, &go, &moved));
+            for (rank = 0; rank < n_ranks && go; rank++) {
+                const cf_action *a = cf__ranks_head(k, rank, stage);
+                *cf__ranks_cell(k, rank, a, a->stage) |= (uint16_t)(1 << a->pass);
+                ++*cf__ranks_cursor(k, rank, stage);
+            }
+            k->position[stage] += go;
+            moved |= go;
+        }
+    } while (moved);
+    for (rank = 0; rank < n_ranks; rank++)
+        for (stage = 0; stage < n_stages; stage++)
+            if (cf__ranks_head(k, rank, stage) != NULL)
+                return cf__refuse(k->error, CF_ERROR_SCHEDULE, "actions", k->position[stage],
+                                  "the ranks wait for each other for ever");
+    return CF_OK;
+}
+
+CHUNKFLOW_API cf_result cf_ranks_validate(const cf_plan *plan, const cf_schedule *const *schedules,
+                                          const cf_validate_desc *desc, const cf_allocator *allocator,
+                                          cf_error *error) {
+    static const cf__recipe recipe = {"shape.n_stages", 1, cf__ranks_layout, NULL, NULL, cf__ranks_run};
+    cf__ranks k;
+    int64_t rank;
+    CF__TRY(cf__plan_check_counts(plan, error));
+    if (schedules == NULL) return cf__fail_null(error, "schedules");
+    for (rank = 0; rank < plan->n_ranks; rank++) {
+        const cf_schedule *s = schedules[rank], *first = schedules[0];
+        if (s == NULL) return cf__refuse(error, CF_ERROR_ARGUMENT, "schedules", rank, "is NULL");
+        CF__TRY(cf_schedule_validate(plan, s, desc, allocator, error));
+        CF__TRY(cf__inside(s->shape.rank, rank, rank, CF_ERROR_SCHEDULE, "schedules", rank, "is another rank's",
+                           error));
+        if (s->shape.n_stages != first->shape.n_stages || s->shape.n_virtual != first->shape.n_virtual ||
+            s->shape.placement != first->shape.placement || s->shape.replay != first->shape.replay ||
+            s->shape.forward_only != first->shape.forward_only || s->lowered != first->lowered)
+            return cf__refuse(error, CF_ERROR_SCHEDULE, "schedules", rank, "has not the shape of rank 0's");
+    }
+    memset(&k, 0, sizeof k);
+    k.plan = plan;
+    k.schedules = schedules;
+    k.error = error;
+    k.pipe = cf__pipe_of(plan, &schedules[0]->shape, NULL);
+    return cf__make(&recipe, &k, allocator, error);
+}
+
+/* ================================================================================================================
    >>simulate
    ================================================================================================================ */
 
@@ -11033,6 +11662,16 @@ static int64_t cf__run_longest_path(const cf_plan *plan) {
     return most;
 }
 
+/* Whether no B or W of its virtual stage comes after this one. The next is never far. */
+static int cf__run_is_last(const cf_runner *r, const cf_action *a) {
+    const cf_schedule *s = r->check.schedule;
+    const cf_action *end = s->actions + s->first[r->check.stage + 1], *next = a;
+    if (a->pass != CF_B && a->pass != CF_W) return 0;
+    while (++next < end)
+        if (next->stage == a->stage && (next->pass == CF_B || next->pass == CF_W)) return 0;
+    return 1;
+}
+
 /* What callbacks are told of an action, once it has its slots. */
 static inline cf_step cf__run_step_of(cf_runner *r, const cf_action *a, const cf__run_places *at) {
     const int32_t *boundaries = r->pools[CF_RESOURCE_BOUNDARY].slots;
@@ -11055,6 +11694,7 @@ static inline cf_step cf__run_step_of(cf_runner *r, const cf_action *a, const cf
                       step.chunk->tokens > 0;
     step.clear_state_gradient = 1 << a->pass & CF__CHECK_BACKWARDS && step.chunk->group >= 0 &&
                                 step.chunk->index + 1 == step.plan->groups[step.chunk->group].n_chunks;
+    step.last_backward = cf__run_is_last(r, a);
     cf__run_find_path(r, a, at->cell, &step);
     step.error = &r->raised;
     return step;

@@ -33,10 +33,10 @@ test_help() {
         done
     done
     for option in --schedule --virtual --split-backward --forwards-first --forward-only --lower --width --color \
-        --no-list --csv --csv-extensions --torch --microbatches --microbatch-order --dot --max-nodes --trace --metadata --all-ranks --tsv; do
+        --no-list --csv --csv-extensions --torch --microbatches --microbatch-order --dot --max-nodes --trace --metadata --all-ranks --lockstep --tsv; do
         same "pipeline/help/plan/$option" 1 "$(grep -Ec "^  $option([, ]|\$)" help.plan)"
     done
-    for option in --plan --lengths --limit --limits --k --rank --replay --legacy --forward-only --microbatches --csv --buffered --chart --width --color \
+    for option in --plan --lengths --limit --limits --k --rank --replay --legacy --forward-only --lockstep --microbatches --csv --buffered --chart --width --color \
         --trace \
         --unit-cost --time --cost --costs --model --gpu --tp; do
         same "pipeline/help/check/$option" 1 "$(grep -Ec "^  $option([, ]|\$)" help.check)"
@@ -1330,6 +1330,14 @@ test_check() {
     cf plan "$@" --ranks 2 --plan-json p2.json --metadata --all-ranks --json all.json lengths
     succeeds check/all-ranks check --plan p2.json all.json
     same check/all-ranks/said 2 "$(grep -c 'all.json: sound schedule' out)"
+    refuses check/lockstep/plain 1 'rank [01], stage 0: .* where rank 0 has ' check --plan p2.json --lockstep all.json
+    refuses check/lockstep/one 2 '--lockstep wants the schedules of all ranks' check p2.json --lockstep
+    printf '32K\n8K 4\n' >five
+    cf plan --chunk-size 8K --k 1 --stages 2 --ranks 2 --lockstep --plan-json pl.json --all-ranks --json ml.json --summary five
+    same plan/lockstep/time "147,456 4" "$(sed -n 's/^in step *all ranks take \([0-9,]*\);.*/\1/p' out) $(
+        sed -n 's/^plan .* 2 ranks with \([0-9]*\) steps.*/\1/p' out)"
+    succeeds check/lockstep check --plan pl.json --lockstep ml.json
+    same check/lockstep/said 1 "$(grep -c 'ml.json: 2 ranks in step' out)"
     refuses check/all-ranks/other-plan 1 'n_chunks: is too large' check --plan p.json all.json
     refuses check/all-ranks/chart 2 'want the schedule of one rank' check --plan p2.json all.json --chart
     sed 's/"n_ranks": 2,/"n_ranks": 3,/' all.json >more.json

@@ -271,6 +271,19 @@ capture timeout -k 5 60 mpirun --oversubscribe -n 2 "$exact" $common --timeline 
 if grep -q 'MPI_ABORT was invoked' "$work/err" "$work/out"; then fail "and nobody aborts" "somebody did"
 else expect "and nobody aborts" 1 'cannot be written'; fi
 
+# ---- ranks in step: an all-reduce in every pass ----
+
+if [ -x "$build/test/lockstep_mpi" ]; then
+    for processes in 1 2 4; do
+        run $processes "$build/test/lockstep_mpi"
+        expect "in step, $processes ranks" 0
+    done
+    run 2 "$build/test/lockstep_mpi" plain
+    expect "ranks whose schedules were made alone" 3 'out of step at pass'
+else
+    skip "in step" "build/test/lockstep_mpi is not there"
+fi
+
 # ---- timelines: the measured one has the form of the simulated one, and keeps to the order of things ----
 
 # timeline NAME PROCESSES OPTIONS...

@@ -67,6 +67,7 @@ typedef struct bound {
 static const bound bounds[] = {
     {"cf_pack_desc", "chunk_size", CF_MAX_CHUNK_SIZE, 0, " align lengths "},
     {"cf_pack_desc", "n_ranks", CF_MAX_RANKS, 0, NULL},
+    {"cf_pack_desc", "lockstep", 1, 0, " method "},
     {"cf_pass_cost", NULL, 0, 0, " timing cost "},
     {"cf_timing", NULL, 0, 0, " timing "},
     {"cf_capacity", "rows", INT32_MAX, 0, " prefix "},
@@ -1049,6 +1050,8 @@ static cf_limits scratch_limits;
     X(cf_schedule_loads, stage, INT64_MAX, 0, \
       untouched_by(cf_schedule_loads(plan, schedule, number, ROOM, 60, error))) \
     X(cf_schedule_loads, count, 60, 0, untouched_by(cf_schedule_loads(plan, schedule, 0, ROOM, number, error))) \
+    X(cf_columns_schedule, rank, INT64_MAX, 0, \
+      made(cf_columns_schedule(plan, schedule, number, NULL, ROOM, error), release_schedule)) \
     X(cf_run, stage, INT64_MAX, 0, untouched_by(cf_run(plan, schedule, number, &run, ROOM, error))) \
     X(cf_schedule_find, pass, INT32_MAX, 0, asked(number, 0, 0, 0)) \
     X(cf_schedule_find, chunk, INT64_MAX, 0, asked(0, number, 0, 0)) \

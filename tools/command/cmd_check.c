@@ -20,6 +20,7 @@ typedef struct check_options {
     int64_t replay;
     int legacy;
     int forward_only;
+    int lockstep;
     int buffered;
     const char *microbatches;
     const char *csv;
@@ -60,6 +61,9 @@ static const cli_option options[] = {
     {.name = "--forward-only", .kind = CLI_FLAG, .offset = offsetof(check_options, forward_only),
      .help = "of a schedule in CSV: there are no backwards, as plan's option\n"
      "of that name leaves them out"},
+    {.name = "--lockstep", .kind = CLI_FLAG, .offset = offsetof(check_options, lockstep),
+     .help = "of the schedules of all ranks (plan --all-ranks): they must also\n"
+     "run the same kinds of passes in the same order"},
     {.name = "--microbatches", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(check_options, microbatches),
      .help = "of a schedule in CSV: which chunk each microbatch is, as plan\n"
      "--microbatches wrote it; default: they have the same numbers"},
@@ -332,6 +336,32 @@ static int check_json_node(const check_options *asked, const source *file, const
     return code;
 }
 
+/* The schedules in the array, one for each rank, all together. Where there are more or fewer, others say so. */
+static int check_in_step(const source *file, const cf_plan *plan, uint32_t array) {
+    const json_document *document = &file->document;
+    size_t n = (size_t)plan->n_ranks;
+    saved_schedule *saved = (saved_schedule *)calloc(n, sizeof *saved);
+    const cf_schedule **schedules = (const cf_schedule **)calloc(n, sizeof *schedules);
+    int code = saved && schedules ? CLI_OK : cli_failed("out of memory for %s", cli_input_name(file->path));
+    uint32_t node = array + 1;
+    size_t rank, n_read = 0;
+    cf_error error;
+
+    for (; n_read < n && node < document->nodes[array].next && code == CLI_OK; node = document->nodes[node].next) {
+        code = saved_schedule_read(document, node, &saved[n_read]);
+        if (code == CLI_OK) schedules[n_read] = saved[n_read].schedule, n_read++;
+    }
+    if (code == CLI_OK && n_read == n && cf_ranks_validate(plan, schedules, NULL, NULL, &error) != CF_OK)
+        code = error.code == CF_ERROR_MEMORY ? cli_failed("%s", error.text) : breaks(file, error.text);
+    for (rank = 0; rank < n_read; rank++) saved_schedule_free(&saved[rank]);
+    free(schedules);
+    free(saved);
+    if (code != CLI_OK || n_read < n) return code;
+    cli_put(cli_input_name(file->path), stdout);
+    printf(": %s ranks in step\n", cli_commas(plan->n_ranks));
+    return CLI_OK;
+}
+
 static int check_json_schedule(const check_options *asked, const source *file, const cf_plan *plan) {
     const json_document *document = &file->document;
     saved_format format;
@@ -343,9 +373,12 @@ static int check_json_schedule(const check_options *asked, const source *file, c
         return cli_usage("check", "--k, --rank, --replay, --legacy and --forward-only are only for schedules in CSV");
     if (asked->buffered || asked->microbatches || asked->csv)
         return cli_usage("check", "--buffered, --microbatches and --csv are only for schedules in CSV");
+    if (code == CLI_OK && format == SAVED_SCHEDULE && asked->lockstep)
+        return cli_usage("check", "--lockstep wants the schedules of all ranks");
     if (code == CLI_OK && format == SAVED_SCHEDULE) return check_json_node(asked, file, plan, 0, -1);
     if (wants_drawing(asked)) return cli_usage("check", "--chart and --trace want the schedule of one rank");
     if (code == CLI_OK) code = saved_schedules_find(document, &array);
+    if (code == CLI_OK && asked->lockstep) code = check_in_step(file, plan, array);
     if (code != CLI_OK) return code;
     for (node = array + 1; node < document->nodes[array].next && code == CLI_OK; node = document->nodes[node].next)
         code = check_json_node(asked, file, plan, node, rank++);
@@ -418,6 +451,7 @@ static int check_csv_schedule(const check_options *asked, const source *file, co
     int code;
 
     if (wants_drawing(asked) && !asked->time) return nothing_to_draw(file);
+    if (asked->lockstep) return cli_usage("check", "--lockstep wants the schedules of all ranks");
     memset(&desc, 0, sizeof desc);
     desc.legacy = asked->legacy;
     desc.forward_only = asked->forward_only;
@@ -483,6 +517,7 @@ static int check_plan_file(const check_options *asked, const source *file) {
     int code;
 
     if (asked->plan) return cli_usage("check", "%s is a plan and takes no --plan", cli_input_name(file->path));
+    if (asked->lockstep) return cli_usage("check", "--lockstep wants the schedules of all ranks");
     if (wants_drawing(asked) || asked->time) return nothing_to_draw(file);
     code = load_plan(file, asked->lengths, &plan);
     if (code != CLI_OK) return code;

@@ -18,6 +18,7 @@ static const pack_options defaults = {.chunks = 0};
 
 static const cli_option options[] = {
     PACKING_OPTIONS(pack_options, packing),
+    PACKING_LOCKSTEP_OPTION(pack_options, packing),
     {.name = "--chunks", .kind = CLI_FLAG, .offset = offsetof(pack_options, chunks),
      .help = "also print a line for each chunk"},
     TABLE_OPTION(pack_options, tsv, "the lengths or, with --chunks, the chunks"),

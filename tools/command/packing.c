@@ -34,6 +34,7 @@ static int pack_lengths(const packing_options *asked, packing *out) {
     desc.align = asked->align;
     desc.max_slices = asked->max_slices;
     desc.n_ranks = asked->ranks;
+    desc.lockstep = asked->lockstep;
     desc.shares = out->shares;
     announce_memory(out, &desc);
     if (cf_pack(out->lengths, out->list.n_sequences, &desc, &out->plan, &error) == CF_OK) return CLI_OK;

@@ -13,6 +13,7 @@ typedef struct packing_options {
     int64_t align;
     int64_t max_slices;
     int64_t ranks;
+    int lockstep;
 } packing_options;
 
 /* The entries of an option table; `member` is the packing_options in the command's options struct `type`. */
@@ -38,6 +39,12 @@ typedef struct packing_options {
     {.name = "--ranks", .alias = "--dp", .value = "D",                                                             \
      .kind = CLI_NUMBER, .offset = offsetof(type, member.ranks), .min = 1,                                         \
      .max = CF_MAX_RANKS, .help = "spread the chunks over D data-parallel ranks; default 1"}
+
+/* Only where the schedules are made in step as well, or none are. */
+#define PACKING_LOCKSTEP_OPTION(type, member)                                                                      \
+    {.name = "--lockstep", .kind = CLI_FLAG, .offset = offsetof(type, member.lockstep),                            \
+     .help = "ranks run the same kinds of passes in the same order, as FSDP\n"                                     \
+     "needs it: the i-th chunks of all ranks cost about the same"}
 
 /* A packed list. */
 typedef struct packing {

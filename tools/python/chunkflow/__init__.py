@@ -630,6 +630,22 @@ class Plan(_Object):
         said = {name: getattr(report, name) for name in _fields(report._struct)}
         return Schedule(made, self, said if searches else None)
 
+    def columns(self, cost: PassCost | None = None) -> Plan:
+        """cf_columns_make: a plan of one rank whose schedule is that of all ranks in step; see schedule_of."""
+        given = ffi.new("cf_pass_cost *", dict(cost or {}))
+        return Plan(_make("plan", lib.cf_columns_make, self.c, given, ffi.NULL))
+
+    def schedule_of(self, columns: Schedule, rank: int) -> Schedule:
+        """cf_columns_schedule: a rank's schedule from one of this plan's columns."""
+        return Schedule(_make("schedule", lib.cf_columns_schedule, self.c, columns.c, rank, ffi.NULL), self)
+
+    def validate_ranks(self, schedules: Sequence[Schedule]) -> None:
+        """cf_ranks_validate: raises Error unless these, one for each rank, are sound and in step."""
+        if len(schedules) != self.n_ranks:
+            _refuse("schedules", self.n_ranks, len(schedules), "has not one for each rank")
+        pointers = ffi.new("cf_schedule *[]", [x.c for x in schedules])
+        _call(lib.cf_ranks_validate, self.c, ffi.cast("const cf_schedule *const *", pointers), ffi.NULL, ffi.NULL)
+
     def validate(self, lengths: Any) -> None:
         """cf_plan_validate: raises Error unless this is a sound plan of these lengths."""
         numbers = _integers(lengths, "lengths")
@@ -757,6 +773,7 @@ class PackOptions(TypedDict, total=False):
     align: int
     max_slices: int
     n_ranks: int
+    lockstep: int
     cost: PassCost
     slice_cost: Callable[[int, int], float]
     share_least: int

@@ -333,7 +333,10 @@ class Step:
                  once: bool = False, **options: Any):
         """group: the ranks among which chunks are dealt out (default: all of them). share: compute once what sequences
         have in common, from so many first tokens on (0: nothing); once: see Batch. Equal tokens must mean the same: no
-        images, no routes that were recorded for one of them. The other options are those of chunkflow.pack."""
+        images, no routes that were recorded for one of them. The other options are those of chunkflow.pack; with
+        lockstep=1 all ranks run the same kinds of passes in the same order, and a module that fully_shard has sharded
+        gathers and frees its weights in every pass, as it was told to. In a pass that keeps nothing the head may be
+        left out: it must not be sharded by itself."""
         self.module, self.forward, self.chunk_size, self.k, self.seed = module, forward, chunk_size, k, seed
         self.loss, self.group, self.share, self.once, self.options = loss, group, share, once, options
         self.n_ranks, self.rank = 1, 0
@@ -344,6 +347,8 @@ class Step:
         """The plan of a batch of these lengths (shares: see chunkflow.pack), and this rank's order of it."""
         options = self.options if shares is None else {**self.options, "shares": shares, "share_least": self.share}
         plan = chunkflow.pack(lengths, self.chunk_size, n_ranks=self.n_ranks, **options)
+        if self.options.get("lockstep"):
+            return plan, plan.schedule_of(plan.columns(options.get("cost")).schedule(k=self.k), self.rank)
         return plan, plan.schedule(k=self.k, rank=self.rank)
 
     def _batch(self, sequences: Sequence[Any], ignored: Sequence[Any] | None = None, weights: Any = None,
@@ -401,13 +406,14 @@ class Step:
         return loss
 
     def _run_sharded(self, batch: Batch, schedule: chunkflow.Schedule, sharded: list[Any]) -> Tensor:
-        """Ranks run passes in other orders and numbers, so nothing is gathered or reduced between them: weights are
-        whole from the first forward on, and gradients are reduced in each rank's last backward."""
+        """Gradients are reduced in the last backward, which ranks in step have together. Others run passes in other
+        orders and numbers, so nothing is gathered between them: weights are whole from the first forward on."""
         for m in sharded:
             m.set_gradient_divide_factor(1.0)
         root = sharded[0]
-        root.set_reshard_after_forward(False)
-        root.set_reshard_after_backward(False)
+        if not self.options.get("lockstep"):
+            root.set_reshard_after_forward(False)
+            root.set_reshard_after_backward(False)
         root.set_requires_gradient_sync(False)
         loss = batch.run(schedule, idle=True, before_last=lambda: root.set_requires_gradient_sync(True))
         for m in sharded:

@@ -1,0 +1,235 @@
+/* lockstep_mpi.c - data-parallel ranks whose every pass calls collectives, as under FSDP - MIT or public domain
+
+       mpirun -n RANKS lockstep_mpi [plain]
+
+   A layer of linear attention, y(t) = V (sum of tanh(W x) over all positions up to t), in float64. Each rank has a part
+   of W and V: every pass gathers them by an all-reduce, which is told the kind of the pass, and only the last backward
+   reduces gradients. Ranks in step train, and their gradients are those of one process on whole sequences. With
+   `plain`, each rank's schedule is made alone: ranks find that they are out of step (exit code 3), or hang until the
+   alarm (4). */
+
+#define CHUNKFLOW_IMPLEMENTATION
+#include "chunkflow.h"
+
+#include <math.h>
+#include <mpi.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { D = 4, N = 9, CHUNK = 8, PARAMETERS = 2 * D * D };
+
+static const int64_t lengths[N] = {70, 5, 19, 3, 8, 8, 33, 2, 6};
+
+/* Numbers without a generator: the same on every rank. */
+static double number(int64_t a, int64_t b, int64_t c) {
+    return sin(1.0 + 0.37 * (double)a + 1.3 * (double)b + 7.1 * (double)c);
+}
+static double input(int64_t sequence, int64_t at, int i) { return number(sequence, at, i); }
+static double target(int64_t sequence, int64_t at, int i) { return number(at, sequence, i + 50); }
+
+typedef struct trainer {
+    int rank, n_ranks;
+    const cf_plan *plan;
+    double own[PARAMETERS];     /* 0 but for this rank's part */
+    double whole[PARAMETERS];   /* while a pass runs */
+    double gradients[PARAMETERS];
+    double loss;
+    double (*sums)[D];          /* (n_chunks) state: of tanh(W x) over the group, at the end of each chunk */
+    double dsums[D];            /* state gradient of the group whose backwards run */
+    unsigned char *kept;        /* (n_chunks) has activations */
+    int64_t n_passes, n_reduced;
+} trainer;
+
+static const double *w_of(const double *p) { return p; }
+static const double *v_of(const double *p) { return p + D * D; }
+
+static void hidden(const double *p, int64_t sequence, int64_t at, double h[D]) {
+    int i, j;
+    for (i = 0; i < D; i++) {
+        for (h[i] = 0, j = 0; j < D; j++) h[i] += w_of(p)[i * D + j] * input(sequence, at, j);
+        h[i] = tanh(h[i]);
+    }
+}
+
+/* Rows [begin, begin + length) of a sequence. sum: of h before them, and then with them. With gradients also backwards;
+   dsum: of the sums behind them, and then of those before. */
+static double run_slice(const double *p, int64_t sequence, int64_t begin, int64_t length, double sum[D],
+                        double *gradients, double dsum[D]) {
+    double loss = 0, before[D], h[D], dy[D];
+    int64_t t;
+    int i, j;
+    memcpy(before, sum, sizeof before);
+    for (t = 0; t < length; t++) {
+        hidden(p, sequence, begin + t, h);
+        for (i = 0; i < D; i++) sum[i] += h[i];
+    }
+    if (gradients == NULL) return 0;
+    for (t = length - 1; t >= 0; t--) {
+        double now[D];
+        memcpy(now, before, sizeof now);
+        for (j = 0; j <= t; j++) {
+            hidden(p, sequence, begin + j, h);
+            for (i = 0; i < D; i++) now[i] += h[i];
+        }
+        for (i = 0; i < D; i++) {
+            for (dy[i] = -target(sequence, begin + t, i), j = 0; j < D; j++) dy[i] += v_of(p)[i * D + j] * now[j];
+            loss += dy[i] * dy[i] / 2;
+            for (j = 0; j < D; j++) gradients[D * D + i * D + j] += dy[i] * now[j];
+            for (j = 0; j < D; j++) dsum[j] += v_of(p)[i * D + j] * dy[i];
+        }
+        for (i = 0; i < D; i++) /* h is that of row t: the inner loop ended there */
+            for (j = 0; j < D; j++)
+                gradients[i * D + j] += dsum[i] * (1 - h[i] * h[i]) * input(sequence, begin + t, j);
+    }
+    return loss;
+}
+
+static void give_up(int signal) {
+    (void)signal;
+    MPI_Abort(MPI_COMM_WORLD, 4);
+}
+
+/* The parameters of all ranks, for a pass of this kind. */
+static void gather(trainer *t, int kind) {
+    double mine[PARAMETERS + 2], sum[PARAMETERS + 2];
+    memcpy(mine, t->own, sizeof t->own);
+    mine[PARAMETERS] = kind;
+    mine[PARAMETERS + 1] = kind * kind;
+    MPI_Allreduce(mine, sum, PARAMETERS + 2, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    memcpy(t->whole, sum, sizeof t->whole);
+    t->n_passes++;
+    if (fabs(sum[PARAMETERS + 1] - kind * kind * t->n_ranks) + fabs(sum[PARAMETERS] - kind * t->n_ranks) < 0.5) return;
+    fprintf(stderr, "rank %d: out of step at pass %d\n", t->rank, (int)t->n_passes);
+    MPI_Abort(MPI_COMM_WORLD, 3);
+}
+
+/* All slices of a chunk: its group's first, on top of the state, and whole sequences. */
+static void run_chunk(trainer *t, const cf_step *step, double *gradients) {
+    int64_t id = step->action.chunk, i;
+    double zero[D] = {0}, dzero[D] = {0};
+    for (i = 0; i < step->chunk->n_slices; i++) {
+        const cf_slice *s = &t->plan->slices[step->chunk->first_slice + i];
+        int grouped = step->chunk->group >= 0 && i == 0;
+        double sum[D] = {0};
+        if (grouped && step->chunk->index > 0) memcpy(sum, t->sums[id - 1], sizeof sum);
+        memset(dzero, 0, sizeof dzero);
+        memset(zero, 0, sizeof zero);
+        t->loss += run_slice(t->whole, s->sequence, s->begin, s->length, grouped ? sum : zero, gradients,
+                             grouped ? t->dsums : dzero);
+        if (grouped) memcpy(t->sums[id], sum, sizeof sum);
+    }
+}
+
+static int forward(void *user, const cf_step *step) {
+    trainer *t = (trainer *)user;
+    gather(t, 1);
+    run_chunk(t, step, NULL);
+    t->kept[step->action.chunk] = step->action.keep;
+    return 0;
+}
+
+static int backward(void *user, const cf_step *step) {
+    trainer *t = (trainer *)user;
+    gather(t, 2);
+    if (!t->kept[step->action.chunk]) return 1;
+    if (step->clear_state_gradient) memset(t->dsums, 0, sizeof t->dsums);
+    run_chunk(t, step, t->gradients);
+    if (!step->last_backward) return 0;
+    t->n_reduced++;
+    MPI_Allreduce(MPI_IN_PLACE, t->gradients, PARAMETERS, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Allreduce(MPI_IN_PLACE, &t->loss, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    return 0;
+}
+
+static void need(cf_result result, const cf_error *error) {
+    if (result == CF_OK) return;
+    fprintf(stderr, "%s\n", error->text);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+}
+
+static cf_schedule *schedule_of(const cf_plan *plan, int rank, int plain, int64_t k) {
+    cf_schedule_desc desc = {0};
+    cf_plan *columns;
+    cf_schedule *list, *own;
+    cf_error error;
+    desc.kind = CF_SCHEDULE_PAPER;
+    desc.shape.k = k;
+    if (plain) {
+        desc.shape.rank = rank;
+        need(cf_schedule_make(plan, &desc, &own, &error), &error);
+        return own;
+    }
+    need(cf_columns_make(plan, NULL, NULL, &columns, &error), &error);
+    need(cf_schedule_make(columns, &desc, &list, &error), &error);
+    need(cf_columns_schedule(plan, list, rank, NULL, &own, &error), &error);
+    cf_schedule_free(list);
+    cf_plan_free(columns);
+    return own;
+}
+
+/* Returns the largest difference from one process on whole sequences, against the largest gradient. */
+static double train(trainer *t, int plain, int64_t k) {
+    double parameters[PARAMETERS], wanted[PARAMETERS] = {0}, loss = 0, worst = 0, most = 0;
+    cf_pack_desc pack = {0};
+    cf_run_desc run = {0};
+    cf_plan *plan;
+    cf_schedule *schedule;
+    cf_error error;
+    int64_t i;
+    for (i = 0; i < PARAMETERS; i++) {
+        parameters[i] = number(i, 3, 99) / 3;
+        t->own[i] = i % t->n_ranks == t->rank ? parameters[i] : 0;
+    }
+    for (i = 0; i < N; i++) {
+        double sum[D] = {0}, dsum[D] = {0};
+        loss += run_slice(parameters, i, 0, lengths[i], sum, wanted, dsum);
+    }
+    pack.chunk_size = CHUNK;
+    pack.n_ranks = t->n_ranks;
+    pack.lockstep = !plain;
+    need(cf_pack(lengths, N, &pack, &plan, &error), &error);
+    schedule = schedule_of(plan, t->rank, plain, k);
+    t->plan = plan;
+    t->sums = calloc((size_t)plan->n_chunks + 1, sizeof *t->sums);
+    t->kept = calloc((size_t)plan->n_chunks + 1, 1);
+    run.user = t;
+    run.forward = forward;
+    run.backward = backward;
+    need(cf_run(plan, schedule, 0, &run, NULL, &error), &error);
+    for (i = 0; i < PARAMETERS; i++) {
+        worst = fmax(worst, fabs(t->gradients[i] - wanted[i]));
+        most = fmax(most, fabs(wanted[i]));
+    }
+    worst = fmax(worst / most, fabs(t->loss / loss - 1));
+    if (t->n_reduced != 1) worst = 1;
+    cf_schedule_free(schedule);
+    cf_plan_free(plan);
+    free(t->sums);
+    free(t->kept);
+    return worst;
+}
+
+int main(int argc, char **argv) {
+    int plain = argc > 1 && strcmp(argv[1], "plain") == 0, rank, n_ranks, failed = 0;
+    int64_t k;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &n_ranks);
+    signal(SIGALRM, give_up);
+    alarm(30);
+    for (k = 1; k <= 2; k++) {
+        trainer t = {0};
+        double worst;
+        t.rank = rank;
+        t.n_ranks = n_ranks;
+        worst = train(&t, plain, k);
+        failed |= !(worst <= 1e-10);
+        if (rank == 0)
+            printf("%d ranks, K %d: gradients off by %.1e, %d passes\n", n_ranks, (int)k, worst, (int)t.n_passes);
+    }
+    MPI_Finalize();
+    return failed;
+}

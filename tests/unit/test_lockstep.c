@@ -1,0 +1,473 @@
+/* Ranks in step: plans laid out in columns, one list for all ranks, the validator over all of them. The judge here
+   knows only what a kind is. */
+
+#include "chunkflow.h"
+#include "../harness.h"
+#include "../reference/naive.h"
+#include "../reference/oracle.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MOST_RANKS 16
+
+/* ---- the judge ---- */
+
+/* The i-th pass of a stage, transfers left out; NULL: it has no such pass. */
+static const cf_action *pass_at(const cf_schedule *s, int64_t stage, int64_t i) {
+    int64_t at;
+    for (at = s->first[stage]; at < s->first[stage + 1]; at++)
+        if (s->actions[at].pass < CF_COMPUTE_PASS_COUNT && i-- == 0) return &s->actions[at];
+    return NULL;
+}
+
+/* A kind as a number: virtual stage and forward, B, I or W. */
+static int kind_of(const cf_action *a) { return a ? a->stage * 8 + (a->pass == CF_R ? CF_F : a->pass) : -1; }
+
+/* What is wrong with the schedules of all ranks, or NULL. */
+static const char *fault(const cf_plan *plan, cf_schedule *const *schedules) {
+    int64_t rank, stage, i;
+    for (rank = 0; rank < plan->n_ranks; rank++) {
+        const char *own = schedules[rank]->shape.forward_only ? NULL : naive_fault(plan, schedules[rank]);
+        if (own) return own;
+        for (stage = 0; stage < schedules[0]->shape.n_stages; stage++)
+            for (i = 0;; i++) {
+                int kind = kind_of(pass_at(schedules[0], stage, i));
+                if (kind != kind_of(pass_at(schedules[rank], stage, i))) return "not in step";
+                if (kind < 0) break;
+            }
+    }
+    return NULL;
+}
+
+/* ---- what is drawn ---- */
+
+typedef struct in_step {
+    int64_t lengths[40], n;
+    cf_pack_desc pack;
+    cf_schedule_desc order;
+    cf_plan *plan, *columns;
+    cf_schedule *list, *schedules[MOST_RANKS];
+    cf_error error;
+} in_step;
+
+static void draw(harness_rng *rng, in_step *t) {
+    static const int64_t ks[] = {1, 2, 4};
+    static const cf_schedule_kind kinds[] = {CF_SCHEDULE_PAPER, CF_SCHEDULE_GPIPE, CF_SCHEDULE_1F1B, CF_SCHEDULE_BEST,
+                                             CF_SCHEDULE_BEST, CF_SCHEDULE_ZERO_BUBBLE};
+    int64_t i;
+    memset(t, 0, sizeof *t);
+    t->n = harness_between(rng, 0, 12);
+    for (i = 0; i < t->n; i++) t->lengths[i] = harness_between(rng, 0, harness_between(rng, 0, 3) == 0 ? 150 : 32);
+    t->pack.chunk_size = 32;
+    t->pack.align = harness_between(rng, 0, 3) == 0 ? 4 : 0;
+    t->pack.max_slices = harness_between(rng, 0, 3) == 0 ? 3 : 0;
+    t->pack.no_tails = harness_between(rng, 0, 3) == 0;
+    t->pack.n_ranks = harness_between(rng, 1, harness_between(rng, 0, 1) ? 4 : MOST_RANKS);
+    t->pack.lockstep = harness_between(rng, 0, 7) != 0; /* any plan has columns */
+    t->pack.split = (cf_split_method)harness_between(rng, 0, CF_SPLIT_COUNT - 1);
+    t->pack.cost.constant = (double)harness_between(rng, 0, 1) * 10;
+    t->pack.cost.per_token = 1;
+    t->pack.cost.per_pair = (double)harness_between(rng, 0, 2) / 32;
+    t->order.kind = kinds[harness_between(rng, 0, 5)];
+    t->order.shape.n_stages = harness_between(rng, 1, 4);
+    t->order.shape.k = ks[harness_between(rng, 0, 2)];
+    t->order.shape.replay = harness_between(rng, 0, 1) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+    if (t->order.kind == CF_SCHEDULE_BEST) {
+        t->order.shape.n_virtual = harness_between(rng, 1, 2);
+        t->order.split_backward = (int)harness_between(rng, 0, 1);
+        t->order.shape.forward_only = harness_between(rng, 0, 7) == 0;
+        t->order.budget = 40;
+        if (harness_between(rng, 0, 2) == 0) {
+            t->order.limits.bytes = harness_between(rng, 1000, 3000);
+            t->order.limits.per_token.activations = 5;
+            t->order.limits.per_token.state = t->order.limits.per_token.state_gradient = 2;
+            t->order.limits.per_token.boundary = 1;
+        }
+    }
+}
+
+/* Makes all that can be made; `list` is NULL where the limits allow none. */
+static int make(in_step *t, int lowers) {
+    cf_schedule *lowered = NULL;
+    int64_t rank;
+    if (cf_pack(t->lengths, t->n, &t->pack, &t->plan, &t->error) != CF_OK) return 0;
+    if (cf_columns_make(t->plan, &t->pack.cost, NULL, &t->columns, &t->error) != CF_OK) return 0;
+    if (cf_schedule_make(t->columns, &t->order, &t->list, &t->error) != CF_OK)
+        return t->error.code == CF_ERROR_INFEASIBLE;
+    if (lowers) {
+        if (cf_schedule_lower(t->columns, t->list, NULL, &lowered, &t->error) != CF_OK) return 0;
+        cf_schedule_free(t->list);
+        t->list = lowered;
+    }
+    for (rank = 0; rank < t->plan->n_ranks; rank++)
+        if (cf_columns_schedule(t->plan, t->list, rank, NULL, &t->schedules[rank], &t->error) != CF_OK) return 0;
+    return 1;
+}
+
+static void drop(in_step *t) {
+    int64_t rank;
+    for (rank = 0; rank < MOST_RANKS; rank++) cf_schedule_free(t->schedules[rank]);
+    cf_schedule_free(t->list);
+    cf_plan_free(t->columns);
+    cf_plan_free(t->plan);
+}
+
+static const cf_schedule *const *all(const in_step *t) { return (const cf_schedule *const *)t->schedules; }
+
+/* ---- sound ones ---- */
+
+TEST(all_ranks_are_in_step) {
+    int i, judged = 0;
+    for (i = 0; i < harness_rounds(4000, 300); i++) {
+        harness_rng rng = {33000 + (uint64_t)i};
+        in_step t;
+        cf_error error = {0};
+        draw(&rng, &t);
+        harness_note("seed %d: kind %d, ranks %d, stages %d x %d, K %d", 33000 + i, (int)t.order.kind,
+                     (int)t.pack.n_ranks, (int)t.order.shape.n_stages, (int)t.order.shape.n_virtual,
+                     (int)t.order.shape.k);
+        if (!CHECK(make(&t, i % 3 == 0))) harness_note("%s", t.error.text);
+        REQUIRE(t.columns != NULL);
+        CHECK_INT(cf_plan_validate(t.plan, t.lengths, t.n, NULL, NULL), CF_OK);
+        if (t.list) {
+            CHECK_STR(fault(t.plan, t.schedules), NULL);
+            CHECK_INT(cf_ranks_validate(t.plan, all(&t), NULL, NULL, &error), CF_OK);
+            judged++;
+        }
+        drop(&t);
+    }
+    harness_report("%d", judged);
+    CHECK(judged > i * 3 / 4);
+}
+
+/* One stage: the time of the columns is the sum over positions of the dearest rank. */
+TEST(columns_take_as_long_as_the_dearest_rank_at_each_position) {
+    int i;
+    for (i = 0; i < harness_rounds(400, 100); i++) {
+        harness_rng rng = {34000 + (uint64_t)i};
+        in_step t;
+        cf_timing timing = {0};
+        cf_simulate_desc simulate = {0};
+        cf_timeline *line = NULL;
+        double sum = 0;
+        int64_t at, rank;
+        draw(&rng, &t);
+        memset(&t.order.limits, 0, sizeof t.order.limits);
+        t.order.kind = CF_SCHEDULE_PAPER;
+        t.order.shape = (cf_shape){0};
+        timing.all.forward = t.pack.cost;
+        t.order.timing = simulate.timing = &timing;
+        REQUIRE(make(&t, 0));
+        REQUIRE(cf_simulate(t.columns, t.list, &simulate, &line, NULL) == CF_OK);
+        for (at = 0; at < t.list->n_actions; at++) {
+            double most = 0;
+            for (rank = 0; rank < t.plan->n_ranks; rank++) {
+                const cf_action *a = &t.schedules[rank]->actions[at];
+                const cf_chunk *c = &t.plan->chunks[a->chunk];
+                double seconds = cf_cost_seconds(&t.pack.cost, c->padded, c->pairs) * (a->pass == CF_B ? 2 : 1);
+                if (c->n_slices > 0 && seconds > most) most = seconds;
+            }
+            sum += most;
+        }
+        harness_note("seed %d: %g for %g", 34000 + i, line->makespan, sum);
+        CHECK(line->makespan <= sum * (1 + 1e-9) + 1e-9);
+        /* pairs are whole: rounding takes less than one from each pass */
+        CHECK(line->makespan >= sum - 2 * t.pack.cost.per_pair * (double)t.list->n_actions - 1e-9);
+        cf_timeline_free(line);
+        drop(&t);
+    }
+}
+
+/* The five sequences: 32K and four of 8K on two ranks, K = 1. */
+TEST(a_plain_plan_is_not_in_step) {
+    in_step t = {.lengths = {32, 8, 8, 8, 8}, .n = 5, .pack = {.chunk_size = 8, .n_ranks = 2}};
+    cf_error error = {0};
+    int64_t rank;
+    t.order.kind = CF_SCHEDULE_PAPER;
+    REQUIRE(cf_pack(t.lengths, t.n, &t.pack, &t.plan, NULL) == CF_OK);
+    for (rank = 0; rank < 2; rank++) {
+        t.order.shape.rank = rank;
+        REQUIRE(cf_schedule_make(t.plan, &t.order, &t.schedules[rank], NULL) == CF_OK);
+    }
+    CHECK_STR(fault(t.plan, t.schedules), "not in step");
+    CHECK_INT(cf_ranks_validate(t.plan, all(&t), NULL, NULL, &error), CF_ERROR_SCHEDULE);
+    CHECK_STR(error.field, "actions");
+    CHECK_INT(error.item, 1); /* F F on rank 0, F B on rank 1 */
+    CHECK(strstr(error.text, "rank 1, stage 0: B on virtual stage 0, where rank 0 has F on 0") != NULL);
+    drop(&t);
+    t = (in_step){.lengths = {32, 8, 8, 8, 8}, .n = 5, .pack = {.chunk_size = 8, .n_ranks = 2, .lockstep = 1}};
+    t.order.kind = CF_SCHEDULE_PAPER;
+    REQUIRE(make(&t, 0));
+    CHECK_INT(t.plan->n_steps, 4); /* the four run beside the long one, and add no column */
+    CHECK_INT(cf_ranks_validate(t.plan, all(&t), NULL, NULL, &error), CF_OK);
+    drop(&t);
+}
+
+/* Costs no more than free ranks by much, and never has more columns than chunks. */
+TEST(in_step_costs_little) {
+    double sum = 0;
+    int i, j;
+    for (i = 0; i < 40; i++) {
+        harness_rng rng = {35000 + (uint64_t)i};
+        static int64_t lengths[128];
+        cf_pack_desc desc = {.chunk_size = 8192, .n_ranks = 8, .cost = {.per_token = 1, .per_pair = 2.64e-5}};
+        cf_plan *plan = NULL, *columns = NULL;
+        double dearest = 0, in_columns = 0;
+        int64_t at;
+        for (j = 0; j < 128; j++) {
+            lengths[j] = (int64_t)1 << harness_between(&rng, 7, j % 8 == 0 ? 16 : 13);
+            lengths[j] += lengths[j] / (j + 1);
+        }
+        REQUIRE(cf_pack(lengths, 128, &desc, &plan, NULL) == CF_OK);
+        for (at = 0; at < plan->n_chunks; at++) {
+            static double load;
+            const cf_chunk *c = &plan->chunks[at];
+            int replays = c->group >= 0 && c->index + 1 < plan->groups[c->group].n_chunks;
+            load = (at % plan->n_steps ? load : 0) + cf_cost_seconds(&desc.cost, c->padded, c->pairs) * (3 + replays);
+            if (load > dearest) dearest = load;
+        }
+        cf_plan_free(plan);
+        desc.lockstep = 1;
+        REQUIRE(cf_pack(lengths, 128, &desc, &plan, NULL) == CF_OK);
+        REQUIRE(cf_columns_make(plan, &desc.cost, NULL, &columns, NULL) == CF_OK);
+        for (at = 0; at < columns->n_chunks; at++) {
+            const cf_chunk *c = &columns->chunks[at];
+            int replays = c->group >= 0 && c->index + 1 < columns->groups[c->group].n_chunks;
+            in_columns += cf_cost_seconds(&desc.cost, c->padded, c->pairs) * (3 + replays);
+        }
+        sum += in_columns / dearest;
+        cf_plan_free(columns);
+        cf_plan_free(plan);
+    }
+    harness_report("%.4f of free ranks", sum / 40);
+    CHECK(sum / 40 <= 1.0);
+}
+
+/* user: of each virtual stage how many backwards are left, and how many said that they are the last. */
+static int note_last(void *user, const cf_step *step) {
+    int64_t *counts = (int64_t *)user + 2 * step->action.stage;
+    int ends = step->action.pass == CF_B || step->action.pass == CF_W;
+    CHECK_INT(step->last_backward, ends && --counts[0] == 0);
+    counts[1] += step->last_backward;
+    return 0;
+}
+
+TEST(steps_say_which_backward_is_the_last) {
+    int i;
+    for (i = 0; i < 60; i++) {
+        harness_rng rng = {36000 + (uint64_t)i};
+        in_step t;
+        cf_run_desc run = {0};
+        int64_t counts[16], stage, v;
+        draw(&rng, &t);
+        memset(&t.order.limits, 0, sizeof t.order.limits);
+        t.order.shape.forward_only = 0;
+        REQUIRE(make(&t, 1));
+        for (stage = 0; stage < t.list->shape.n_stages; stage++) {
+            for (v = 0; v < 8; v++) counts[2 * v] = t.plan->n_steps, counts[2 * v + 1] = 0;
+            run.user = counts;
+            run.forward = run.backward = run.send = run.receive = note_last;
+            CHECK_INT(cf_run(t.plan, t.schedules[0], stage, &run, NULL, NULL), CF_OK);
+            for (v = 0; v < t.list->shape.n_stages * t.list->shape.n_virtual; v++)
+                CHECK_INT(counts[2 * v + 1], t.plan->n_steps > 0 && naive_stage(t.list, v) == stage);
+        }
+        drop(&t);
+    }
+}
+
+TEST(packing_in_step_needs_what_pack_size_says) {
+    int i;
+    for (i = 0; i < harness_rounds(1000, 200); i++) {
+        harness_rng rng = {37000 + (uint64_t)i};
+        in_step t;
+        cf_plan *plan = NULL;
+        void *memory;
+        size_t bytes = 0;
+        draw(&rng, &t);
+        REQUIRE(cf_pack(t.lengths, t.n, &t.pack, &t.plan, NULL) == CF_OK);
+        REQUIRE(cf_pack_size(t.lengths, t.n, &t.pack, &bytes, NULL) == CF_OK);
+        REQUIRE((memory = malloc(bytes)) != NULL);
+        REQUIRE(cf_pack_into(t.lengths, t.n, &t.pack, memory, bytes, &plan, NULL) == CF_OK);
+        CHECK_INT(plan->n_chunks, t.plan->n_chunks);
+        CHECK(memcmp(plan->chunks, t.plan->chunks, (size_t)plan->n_chunks * sizeof *plan->chunks) == 0);
+        CHECK(memcmp(plan->slices, t.plan->slices, (size_t)plan->n_slices * sizeof *plan->slices) == 0);
+        free(memory);
+        drop(&t);
+    }
+}
+
+/* ---- planted faults ---- */
+
+/* One rank takes another sound order of its own columns: whoever sees a difference, both see it. */
+TEST(ranks_out_of_step_are_refused) {
+    int i, refused = 0;
+    for (i = 0; i < harness_rounds(1000, 200); i++) {
+        harness_rng rng = {38000 + (uint64_t)i};
+        in_step t;
+        const char *wrong;
+        int64_t rank;
+        draw(&rng, &t);
+        memset(&t.order.limits, 0, sizeof t.order.limits);
+        REQUIRE(make(&t, 0));
+        rank = harness_between(&rng, 0, t.plan->n_ranks - 1);
+        t.order.shape.rank = rank;
+        if (t.order.kind != CF_SCHEDULE_BEST) t.order.kind = CF_SCHEDULE_1F1B;
+        cf_schedule_free(t.schedules[rank]);
+        t.schedules[rank] = NULL;
+        REQUIRE(cf_schedule_make(t.plan, &t.order, &t.schedules[rank], NULL) == CF_OK);
+        if (t.schedules[rank]->shape.placement == t.list->shape.placement) {
+            wrong = fault(t.plan, t.schedules);
+            harness_note("seed %d: %s", 38000 + i, wrong ? wrong : "in step");
+            CHECK_INT(cf_ranks_validate(t.plan, all(&t), NULL, NULL, NULL), wrong ? CF_ERROR_SCHEDULE : CF_OK);
+            refused += wrong != NULL;
+        }
+        drop(&t);
+    }
+    harness_report("%d of %d out of step", refused, i);
+    CHECK(refused > i / 10);
+}
+
+static cf_schedule *by_hand(int64_t rank, const char *const *stages) {
+    cf_schedule *s = naive_new(2, 12);
+    int64_t stage, i;
+    s->shape = (cf_shape){.n_stages = 2, .n_virtual = 1, .placement = CF_PLACEMENT_LOOP, .replay = CF_REPLAY_LOCAL,
+                          .k = 1, .rank = rank};
+    s->n_chunks = 6;
+    for (stage = 0; stage < 2; stage++) {
+        s->first[stage + 1] = 6 * (stage + 1);
+        for (i = 0; i < 6; i++) {
+            cf_action a = {(int32_t)(3 * rank + stages[stage][2 * i + 1] - '1'), (int32_t)stage, CF_F, 1, 0};
+            if (stages[stage][2 * i] == 'B') a.pass = CF_B, a.keep = 0;
+            s->actions[6 * stage + i] = a;
+        }
+    }
+    return s;
+}
+
+/* Each rank ends by itself, and kinds are alike. But the first backward on stage 0 waits, on rank 0, for the second on
+   stage 1, which stands behind a forward that waits, on rank 1, for one behind that first backward. */
+TEST(ranks_that_wait_for_each_other_in_a_circle_are_refused) {
+    static const char *const rank0[] = {"F1F2B2F3B1B3", "F1B1F2B2F3B3"};
+    static const char *const rank1[] = {"F1F2B1F3B3B2", "F1B1F3B3F2B2"};
+    in_step t = {.lengths = {8, 8, 8, 8, 8, 8}, .n = 6, .pack = {.chunk_size = 8, .n_ranks = 2}};
+    cf_schedule *schedules[2];
+    cf_error error = {0};
+    REQUIRE(cf_pack(t.lengths, t.n, &t.pack, &t.plan, NULL) == CF_OK);
+    schedules[0] = by_hand(0, rank0);
+    schedules[1] = by_hand(1, rank1);
+    CHECK_STR(fault(t.plan, schedules), NULL); /* the judge looks at kinds alone */
+    CHECK_INT(cf_ranks_validate(t.plan, (const cf_schedule *const *)schedules, NULL, NULL, &error), CF_ERROR_SCHEDULE);
+    CHECK(strstr(error.text, "wait for each other") != NULL);
+    naive_free(schedules[1]);
+    schedules[1] = by_hand(1, rank0);
+    CHECK_INT(cf_ranks_validate(t.plan, (const cf_schedule *const *)schedules, NULL, NULL, &error), CF_OK);
+    naive_free(schedules[0]);
+    naive_free(schedules[1]);
+    drop(&t);
+}
+
+/* ---- refusals ---- */
+
+static void refused(cf_result got, const cf_error *error, cf_result wanted, const char *field) {
+    CHECK_INT(got, wanted);
+    CHECK_INT(error->code, wanted);
+    CHECK_STR(error->field, field);
+    CHECK_STR(oracle_error_fault(error), NULL);
+}
+
+TEST(what_cannot_be_in_step_is_named) {
+    in_step t = {.lengths = {20, 8, 8}, .n = 3, .pack = {.chunk_size = 8, .n_ranks = 2, .lockstep = 2}};
+    const cf_share shares[3] = {{0, 0}, {0, 0}, {0, 0}};
+    cf_schedule *none = NULL, *broken;
+    cf_plan *no_plan = NULL, tree;
+    cf_branch branch = {-1, -1, -1, -1, -1, 0};
+    cf_error e = {0};
+    refused(cf_pack(t.lengths, t.n, &t.pack, &no_plan, &e), &e, CF_ERROR_ARGUMENT, "lockstep");
+    t.pack.lockstep = 1;
+    t.pack.method = CF_PACK_NEXT_FIT;
+    refused(cf_pack(t.lengths, t.n, &t.pack, &no_plan, &e), &e, CF_ERROR_ARGUMENT, "method");
+    t.pack.method = CF_PACK_DEFAULT;
+    t.pack.shares = shares;
+    refused(cf_pack(t.lengths, t.n, &t.pack, &no_plan, &e), &e, CF_ERROR_ARGUMENT, "lockstep");
+    t.pack.shares = NULL;
+    t.order.kind = CF_SCHEDULE_PAPER;
+    REQUIRE(make(&t, 0));
+    tree = *t.plan;
+    tree.branches = &branch;
+    refused(cf_columns_make(&tree, NULL, NULL, &no_plan, &e), &e, CF_ERROR_ARGUMENT, "plan");
+    refused(cf_columns_make(NULL, NULL, NULL, &no_plan, &e), &e, CF_ERROR_ARGUMENT, "plan");
+    refused(cf_columns_make(t.plan, NULL, NULL, NULL, &e), &e, CF_ERROR_ARGUMENT, "out");
+    CHECK(no_plan == NULL);
+    refused(cf_columns_schedule(NULL, t.list, 0, NULL, &none, &e), &e, CF_ERROR_ARGUMENT, "plan");
+    refused(cf_columns_schedule(t.plan, NULL, 0, NULL, &none, &e), &e, CF_ERROR_ARGUMENT, "columns");
+    refused(cf_columns_schedule(t.plan, t.list, 0, NULL, NULL, &e), &e, CF_ERROR_ARGUMENT, "out");
+    refused(cf_columns_schedule(t.plan, t.list, 2, NULL, &none, &e), &e, CF_ERROR_ARGUMENT, "rank");
+    refused(cf_columns_schedule(t.plan, t.list, -1, NULL, &none, &e), &e, CF_ERROR_ARGUMENT, "rank");
+    refused(cf_columns_schedule(t.plan, t.schedules[1], 1, NULL, &none, &e), &e, CF_ERROR_ARGUMENT, "n_chunks");
+    refused(cf_columns_schedule(t.columns, t.schedules[1], 0, NULL, &none, &e), &e, CF_ERROR_ARGUMENT, "n_chunks");
+    broken = naive_copy(t.list);
+    broken->shape.rank = 1;
+    refused(cf_columns_schedule(t.plan, broken, 1, NULL, &none, &e), &e, CF_ERROR_ARGUMENT, "shape.rank");
+    broken->shape.rank = 0;
+    broken->actions[2].chunk = (int32_t)t.plan->n_steps;
+    refused(cf_columns_schedule(t.plan, broken, 1, NULL, &none, &e), &e, CF_ERROR_SCHEDULE, "actions.chunk");
+    CHECK_INT(e.item, 2);
+    broken->first[1]--;
+    refused(cf_columns_schedule(t.plan, broken, 1, NULL, &none, &e), &e, CF_ERROR_SCHEDULE, "first");
+    CHECK(none == NULL);
+    naive_free(broken);
+    refused(cf_ranks_validate(NULL, all(&t), NULL, NULL, &e), &e, CF_ERROR_ARGUMENT, "plan");
+    refused(cf_ranks_validate(t.plan, NULL, NULL, NULL, &e), &e, CF_ERROR_ARGUMENT, "schedules");
+    none = t.schedules[1];
+    t.schedules[1] = NULL;
+    refused(cf_ranks_validate(t.plan, all(&t), NULL, NULL, &e), &e, CF_ERROR_ARGUMENT, "schedules");
+    CHECK_INT(e.item, 1);
+    t.schedules[1] = t.schedules[0];
+    refused(cf_ranks_validate(t.plan, all(&t), NULL, NULL, &e), &e, CF_ERROR_SCHEDULE, "schedules");
+    t.schedules[1] = none;
+    none->shape.replay = CF_REPLAY_PIPELINE;
+    refused(cf_ranks_validate(t.plan, all(&t), NULL, NULL, &e), &e, CF_ERROR_SCHEDULE, "schedules");
+    CHECK_INT(e.item, 1);
+    drop(&t);
+}
+
+/* Every allocation fails once. */
+TEST(lockstep_survives_without_memory) {
+    in_step t = {.lengths = {20, 8, 8, 3, 30}, .n = 5, .pack = {.chunk_size = 8, .n_ranks = 3, .lockstep = 1}};
+    int64_t fail_at;
+    int call, failed = 0;
+    t.order.kind = CF_SCHEDULE_PAPER;
+    REQUIRE(make(&t, 0));
+    for (call = 0; call < 4; call++)
+        for (fail_at = 1; fail_at < 30; fail_at++) {
+            harness_heap heap = {0};
+            cf_allocator allocator = {harness_alloc, harness_release, NULL};
+            cf_plan *plan = NULL;
+            cf_schedule *schedule = NULL;
+            cf_error error = {0};
+            cf_result result;
+            allocator.user = &heap;
+            heap.fail_at = fail_at;
+            t.pack.allocator = &allocator;
+            if (call == 0) result = cf_pack(t.lengths, t.n, &t.pack, &plan, &error);
+            else if (call == 1) result = cf_columns_make(t.plan, NULL, &allocator, &plan, &error);
+            else if (call == 2) result = cf_columns_schedule(t.plan, t.list, 1, &allocator, &schedule, &error);
+            else result = cf_ranks_validate(t.plan, all(&t), NULL, &allocator, &error);
+            t.pack.allocator = NULL;
+            CHECK(result == CF_OK || (result == CF_ERROR_MEMORY && plan == NULL && schedule == NULL));
+            failed += result == CF_ERROR_MEMORY;
+            cf_plan_free(plan);
+            cf_schedule_free(schedule);
+            CHECK(heap.live == 0 && heap.faults == 0);
+            if (result == CF_OK) break;
+        }
+    CHECK(failed >= 8);
+    drop(&t);
+}
+
+SUITE(lockstep, CASE(all_ranks_are_in_step), CASE(columns_take_as_long_as_the_dearest_rank_at_each_position),
+      CASE(a_plain_plan_is_not_in_step), CASE(in_step_costs_little), CASE(steps_say_which_backward_is_the_last),
+      CASE(packing_in_step_needs_what_pack_size_says), CASE(ranks_out_of_step_are_refused),
+      CASE(ranks_that_wait_for_each_other_in_a_circle_are_refused), CASE(what_cannot_be_in_step_is_named),
+      CASE(lockstep_survives_without_memory));
