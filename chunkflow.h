@@ -480,8 +480,9 @@ typedef struct cf_plan_stats {
    give the default weights. Without a plan all numbers are 0. The plan must be sound. */
 CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost, cf_plan_stats *stats);
 
-/* Tokens that a chunk appends to its group's state: the length of its first slice, or 0 if it has no group or there is
-   no such chunk (or no plan). The plan must be sound. */
+/* Tokens that a chunk appends to its group's state: the length of its first slice; in a tree those of its first slices
+   together that go on from each other, whose rows follow without the padding between them, and 0 in a leaf. 0 if it has
+   no group or there is no such chunk (or no plan). The plan must be sound. */
 CHUNKFLOW_API int64_t cf_chunk_state_tokens(const cf_plan *plan, int64_t chunk);
 
 /* ================================================================================================================
@@ -9018,9 +9019,11 @@ static void cf__dispatch_give_back(cf__dispatch *d, int64_t stage, const cf__pip
     int32_t replay = cf__dispatch_id(v * d->pipe->n + before, CF_R);
     const cf__pipe_unit *ends = chunk == unit->first ? cf__pattern_ends(d->maker, chunk) : NULL;
     int stays = !d->policy.evicts && (chunk - unit->first >= cf__max(unit->k, 1) || (ends != NULL && ends->k == 0));
-    worker->free_bytes += cf__schedule_beside(d->maker, unit, chunk - unit->first).bytes;
-    worker->room.bytes += cf__schedule_gives(d->maker, unit, chunk - unit->first, !stays).bytes;
     worker->room.chunks += !stays;
+    if (d->maker->tightest.bytes < INT64_MAX) {
+        worker->free_bytes += cf__schedule_beside(d->maker, unit, chunk - unit->first).bytes;
+        worker->room.bytes += cf__schedule_gives(d->maker, unit, chunk - unit->first, !stays).bytes;
+    }
     if (!d->policy.evicts) return;
     worker->n_dropped -= unit->k == 0 && cf__dispatch_is_lone(d, unit);
     if (d->policy.split && before >= unit->first && d->missing[replay] > 0) cf__dispatch_supply(d, replay, v, end);

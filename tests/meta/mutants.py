@@ -2,7 +2,7 @@
 """Plants faults in chunkflow.h, tools or examples, and asks whether the tests see each; `make mutants N=200` runs it.
 
     python3 tests/meta/mutants.py BUILD [--of tools] [--n N] [--seed SEED] [--sections pack,check] [--slow SECONDS]
-                                  [--only PART] [--list]
+                                  [--about WORDS] [--only PART] [--list]
 
 BUILD is a folder with a build without sanitizers, made with `make`. A mutant is one small change in the
 implementation, of one of these kinds:
@@ -20,7 +20,8 @@ Of each kind as many are drawn, those with the lowest hash of the seed and their
 few. One compilation does for all: each stands in the code behind a number that the environment gives. A first round
 runs every test by itself and notes which mutants it comes by; then each mutant meets those tests alone, the quickest
 first, until one fails, crashes, or takes far longer than it should. --slow: tests that take more seconds of processor
-time are left out.
+time are left out. --about: of functions that these words, a regular expression, are found in; for trees
+'tree|branches|through|cf__share|cf__pipe_(below|relative|has_parent|ended)'.
 
 A mutant's key is "function: before => after". Those that survive and are in tests/meta/mutants_explained.txt, with a
 reason why no test can tell them apart, count as explained. The last line is "N passed, N failed": killed or explained,
@@ -370,10 +371,12 @@ def left_out(source, name, section, i, last):
     return [Mutant("left-out", name, section, begin, end + 1, text, None)]
 
 
-def all_mutants(source, sections):
+def all_mutants(source, sections, about):
     """Those of these sections of the header; none named: all that it has."""
     found = {}
     for name, section, first, last in source.functions:
+        if re.search(about, name + source.text(first, last)) is None:
+            continue
         if not sections or section in sections or source.path != "chunkflow.h":
             for mutant in mutants_of_function(source, name, section, first, last):
                 mutant.path = source.path
@@ -438,11 +441,6 @@ static void __attribute__((constructor)) cf_mutants_start(void) {
     if (getenv("CHUNKFLOW_MET")) atexit(cf_mutants_end);
 }
 """
-LIBRARY = """#define CHUNKFLOW_IMPLEMENTATION
-#include "chunkflow.h"
-#define CHUNKFLOW_TUNE_IMPLEMENTATION
-#include "tools/chunkflow_tune.h"
-"""
 KIN = ["graph_dot", "idle", "schedule_csv", "schedule_new", "text_out"]  # tools that are tested as the library is
 KIN_SUITES = ("csv.", "dot.", "idle.")
 READERS = ["json_read", "cli", "cli_files", "progress"]  # what tests of safetensors are linked with
@@ -490,7 +488,7 @@ def copy_neighbours(folder):
         for path in glob.glob(pattern):
             os.makedirs(os.path.dirname(f"{folder}/{path}") or ".", exist_ok=True)
             shutil.copy(path, f"{folder}/{path}")
-    write(f"{folder}/library.c", LIBRARY)
+    shutil.copy("tests/implementation.c", f"{folder}/library.c")
 
 
 def compile_mutants(part, sources, mutants, folder):
@@ -646,13 +644,14 @@ def main():
     parser.add_argument("--sections", default="", help="of the header; default: all that it has")
     parser.add_argument("--slow", type=float, default=0.4)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--about", default="", help="only functions that this expression is found in")
     parser.add_argument("--only", default="", help="only drawn mutants with this in their key")
     parser.add_argument("--list", action="store_true", help="print what would be drawn")
     options = parser.parse_args()
     folder, explained = f"{options.build}/mutants", read_explained()
     sources = {path: Source(path) for path in PARTS[options.of][0]}
     sections = [s for s in options.sections.split(",") if s]
-    mutants = [m for source in sources.values() for m in all_mutants(source, sections)]
+    mutants = [m for source in sources.values() for m in all_mutants(source, sections, options.about)]
     print(f"{len(mutants)} possible mutants in {options.sections or options.of}; seed {options.seed}")
     mutants = [m for m in draw(mutants, 2 * options.n, options.seed) if options.only in m.key]  # some are no C
     if options.list:

@@ -82,7 +82,7 @@ static int add_case(maker *m, const char *name, cf_schedule_kind kind, int split
 }
 
 static int add_cases(maker *m) {
-    int pipelined = m->pipe.n_stages > 1 && !m->packed.shares, code; /* trees have no split backwards yet */
+    int pipelined = m->pipe.n_stages > 1, code;
 
     code = add_case(m, "paper", CF_SCHEDULE_PAPER, 0);
     if (code == CLI_OK && pipelined) code = add_case(m, "zero-bubble", CF_SCHEDULE_ZERO_BUBBLE, 0);
@@ -205,7 +205,7 @@ static int make(maker *m) {
 
     m->k = m->asked->k > 0 ? m->asked->k
            : pipeline_default_k(&m->pipe, m->packed.plan, (cf_replay)m->asked->replay);
-    best = case_of(m, CF_SCHEDULE_BEST, m->pipe.n_stages > 1 && !m->packed.shares);
+    best = case_of(m, CF_SCHEDULE_BEST, m->pipe.n_stages > 1);
     report_start(&m->out, &m->packed, &m->pipe, m->k);
     m->out.k_words = m->asked->k > 0 ? NULL : pipeline_default_k_words(&m->pipe);
     code = report_add_baseline(&m->out, &m->asked->packing, NULL);
