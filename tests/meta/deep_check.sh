@@ -73,6 +73,9 @@ if (!is_better(tuning, i, cell->candidate)) continue;
 if (far < nearest || c->seconds < tuning->candidates[map->cells[found].numbers].seconds) found = i;
 # The winner's batch has been packed.
 for (pipe.rank = 0; pipe.rank < w->packed.plan->n_ranks && result == CF_OK; pipe.rank++) {
+# Every layer's kind has been chosen where that went well.
+if (seen[k].mixer == choices[i].mixer && seen[k].experts == choices[i].experts) break;
+if (n == 1 && choices[0].mixer == CF_MIXER_FULL && !choices[0].experts) return CLI_OK; /* dense, and nothing more */
 KNOWN
 }
 

@@ -69,6 +69,8 @@ TEST(losses_equal_the_definition) {
         chunked_result result;
         const model_config c = model_of_kinds(patterns[i], i < 8 ? 2 : 3, i % 3 == 0 ? 0 : 0.4);
         world_begin(&x, &c, lengths, 7, 16, 2, 0);
+        for (int64_t l = 0; l < c.layers; l++) /* or nobody would have any */
+            CHECK(!layer_kind_of(&c, l).sinks == !x.weights.layers[l].sinks);
         memset((void *)x.batch.ignored[0], 1, 9);
         x.batch.n_targets -= 8;
         const double wanted = reference_loss(&x), loss = chunked_loss(&x, &result), plain = plain_loss(&x, NULL);

@@ -168,8 +168,9 @@ static void fetch_numbers(void *user, int64_t index, int64_t first, int64_t byte
 
 static void test_numbers(void) {
     static const float numbers[6] = {1, -2.5f, 0, 3.4e38f, 1e-40f, -1e-3f};
-    static const uint16_t halves[4] = {0x3C00, 0xC100, 0x7BFF, 0x0001}, shorts[4] = {0x3F80, 0xC020, 0x7F7F, 0x0001};
-    static const double of_halves[4] = {1, -2.5, 65504, 5.9604644775390625e-08};
+    static const uint16_t halves[6] = {0x3C00, 0xC100, 0x7BFF, 0x0001, 0x7C00, 0xFC00};
+    static const uint16_t shorts[6] = {0x3F80, 0xC020, 0x7F7F, 0x0001, 0x7F80, 0xFF80};
+    static const double of_halves[6] = {1, -2.5, 65504, 5.9604644775390625e-08, INFINITY, -INFINITY};
     const void *data[2] = {numbers, numbers};
     tensor_source two[2] = {{"b", 2, 3, 0}, {"a", 6, 0, 1}};
     float back[6];
@@ -200,13 +201,13 @@ static void test_numbers(void) {
     }
     safetensors_close(&s);
     for (int bf16 = 0; bf16 < 2; bf16++) {
-        tensor_source one = {"x", 4, 0, 0};
+        tensor_source one = {"x", 6, 0, 0};
         data[0] = bf16 ? shorts : halves;
         expect(safetensors_write(path, &one, 1, bf16 ? TENSOR_BF16 : TENSOR_F16, fetch_numbers, (void *)data) == CLI_OK,
                "16-bit numbers are written");
-        expect(safetensors_open(path, &s) == CLI_OK && safetensors_read(&s, &s.tensors[0], 0, 4, back) == CLI_OK,
+        expect(safetensors_open(path, &s) == CLI_OK && safetensors_read(&s, &s.tensors[0], 0, 6, back) == CLI_OK,
                "and read");
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < 6; i++) {
             const float wanted = bf16 ? float_of_bits((uint32_t)shorts[i] << 16) : (float)of_halves[i];
             expect(memcmp(&back[i], &wanted, 4) == 0, "a 16-bit number comes back");
         }
