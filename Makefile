@@ -539,7 +539,7 @@ $(BUILD)/torch/installed: | $(BUILD)
 
 test-torch: $(BUILD)/chunkflow $(SHARED) $(BUILD)/torch/installed
 	OMP_NUM_THREADS=1 $(TORCH_PYTHON) -B tests/torch/check.py $(BUILD)/chunkflow
-	for test in families training wheel lengths; do \
+	for test in families training lockstep wheel lengths; do \
 	    OMP_NUM_THREADS=1 CHUNKFLOW_BUILD=$(BUILD) $(TORCH_PYTHON) -B tests/torch/$$test.py || exit 1; done
 	for test in pipelines titan; do OMP_NUM_THREADS=1 CHUNKFLOW_BUILD=$(BUILD) \
 	    $(TORCH_PYTHON) -B tests/torch/$$test.py $(abspath $(BUILD))/chunkflow || exit 1; done
@@ -584,17 +584,18 @@ test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
 
 # ---- benchmarks ----
 
-bench: $(BUILD)/bench_schedule $(BUILD)/bench_tune $(BUILD)/bench_fit $(BUILD)/chunkflow $(SHARED)
+bench: $(BUILD)/bench_schedule $(BUILD)/bench_tune $(BUILD)/bench_fit $(BUILD)/bench_ranks $(BUILD)/chunkflow $(SHARED)
 	CC="$(CC)" CFLAGS="$(CFLAGS)" BUILD="$(BUILD)" sh tools/bench/bench_pack.sh
 	$(BUILD)/chunkflow gen lmsys --n 100000 --seed 1 >$(BUILD)/bench_peers.lengths
 	if $(PYTHON) -c 'import cffi, numpy'; then \
 	    CHUNKFLOW_BUILD=$(BUILD) $(PYTHON) tools/bench/bench_pack_peers.py $(BUILD)/bench_peers.lengths; fi
 	$(BUILD)/bench_schedule
 	$(BUILD)/bench_tune
+	$(BUILD)/bench_ranks
 	$(BUILD)/bench_fit
 
 # RECORD: which of them, all by default; LENGTHS: a list of lengths for the tables that need one.
-bench-record: $(BUILD)/bench_schedule $(BUILD)/bench_tune $(BUILD)/bench_fit $(BUILD)/bench_baseline
+bench-record: $(BUILD)/bench_schedule $(BUILD)/bench_tune $(BUILD)/bench_fit $(BUILD)/bench_ranks $(BUILD)/bench_baseline
 	CC="$(CC)" CFLAGS="$(CFLAGS)" BUILD="$(BUILD)" \
 	    sh tools/bench/record.sh $(if $(LENGTHS),--lengths "$(LENGTHS)") $(RECORD)
 
@@ -607,6 +608,9 @@ BENCH_TUNE_SOURCES := tools/bench/bench_tune.c tools/command/cli.c tools/command
 
 $(BUILD)/bench_tune: $(BENCH_TUNE_SOURCES) $(TOOL_HEADERS) | $(BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) $(BENCH_TUNE_SOURCES) -o $@
+
+$(BUILD)/bench_ranks: tools/bench/bench_ranks.c tools/command/draw.c tools/command/draw.h chunkflow.h | $(BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(CFLAGS) $(WARN) $(LDFLAGS) $(filter %.c,$^) -o $@ $(LDLIBS)
 
 BENCH_BASELINE_SOURCES := tools/bench/bench_baseline.c tools/command/packing.c tools/command/cli.c tools/command/cli_files.c tools/command/progress.c tools/command/draw.c
 

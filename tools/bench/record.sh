@@ -24,7 +24,7 @@ while [ $# -gt 0 ]; do
         *) break ;;
     esac
 done
-[ $# -gt 0 ] || set -- pack schedule ablate baseline tune fit
+[ $# -gt 0 ] || set -- pack schedule ablate baseline tune ranks fit
 
 header() {
     echo "date      $(date -u '+%Y-%m-%d %H:%M UTC')"
@@ -55,6 +55,7 @@ for name; do
         ablate) [ -z "$lengths" ] || record ablate "$BUILD/bench_schedule" "ablate=$lengths" ;;
         baseline) record baseline "$BUILD/bench_baseline" ${lengths:+"$lengths"} ;;
         tune) record tune "$BUILD/bench_tune" ${lengths:+"$lengths"} ;;
+        ranks) record ranks "$BUILD/bench_ranks" ${lengths:+"$lengths"} ;;
         fit) record fit "$BUILD/bench_fit" ;;
         *) echo "record.sh: there is no '$name'" >&2; exit 2 ;;
     esac

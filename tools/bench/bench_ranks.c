@@ -1,0 +1,167 @@
+/* bench_ranks.c - what running data-parallel ranks in step costs, against ranks that run free.
+
+       cc -std=c99 -O2 tools/bench/bench_ranks.c tools/command/draw.c -o bench_ranks
+       bench_ranks [FILE]
+
+   Batches of lengths like those of LMSys-Chat-1M, the same with one sequence of 128K or 256K, and the lengths of
+   FILE in their order, 64 and 256 at a time; ChunkSize 8K, K 1, one stage; work as of Qwen2.5-7B: a pair costs 2.64e-5
+   of what a row does. A forward costs 1, a replay 1, a backward 2. "free" is the dearest rank, and the better
+   of full slices and slices cut by cost; "in step" the sum of the columns, each as dear as its dearest chunk;
+   "dummies" what the free plan with full slices costs if each rank's units are taken in their order and ranks with
+   fewer or shorter ones run dummies. Means of 20 batches and the worst; planning in processor time. Prints a table,
+   judges nothing. */
+
+#define _POSIX_C_SOURCE 200809L
+
+#define CHUNKFLOW_IMPLEMENTATION
+#define CHUNKFLOW_STATIC
+#include "chunkflow.h"
+
+#include "../command/draw.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { BATCHES = 20, MOST = 256, MOST_RANKS = 64, READ = 20000 };
+
+static const cf_pass_cost cost = {0, 1, 2.64e-5};
+
+static double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t n_ranks, cf_split_method split, int lockstep) {
+    cf_pack_desc desc;
+    cf_plan *plan = NULL;
+    cf_error error;
+    memset(&desc, 0, sizeof desc);
+    desc.chunk_size = 8192;
+    desc.n_ranks = n_ranks;
+    desc.split = split;
+    desc.lockstep = lockstep;
+    desc.cost = cost;
+    if (cf_pack(lengths, n, &desc, &plan, &error) == CF_OK) return plan;
+    fprintf(stderr, "bench_ranks: %s\n", error.text);
+    exit(1);
+}
+
+static double cost_of(const cf_chunk *c) { return c->n_slices > 0 ? cf_cost_seconds(&cost, c->padded, c->pairs) : 0; }
+
+/* Forward, backward, and the replay of all but the last chunk of a group. */
+static double passes(const cf_plan *plan, const cf_chunk *c) {
+    return 3 + (c->group >= 0 && c->index + 1 < plan->groups[c->group].n_chunks);
+}
+
+/* The dearest rank. */
+static double free_ranks(const cf_plan *plan) {
+    double most = 0, sum = 0;
+    int64_t i;
+    for (i = 0; i < plan->n_chunks; i++) {
+        sum = (i % plan->n_steps > 0 ? sum : 0) + cost_of(&plan->chunks[i]) * passes(plan, &plan->chunks[i]);
+        if (sum > most) most = sum;
+    }
+    return most;
+}
+
+static double in_step(const cf_plan *plan) {
+    cf_plan *columns = NULL;
+    cf_error error;
+    double sum;
+    if (cf_columns_make(plan, &cost, NULL, &columns, &error) != CF_OK) {
+        fprintf(stderr, "bench_ranks: %s\n", error.text);
+        exit(1);
+    }
+    sum = free_ranks(columns); /* of one rank */
+    cf_plan_free(columns);
+    return sum;
+}
+
+/* Unit after unit: those of all ranks run beside each other, as long as the longest of them. */
+static double dummies(const cf_plan *plan) {
+    int64_t at[MOST_RANKS] = {0}, rank, i, longest;
+    double sum = 0;
+    do {
+        int64_t n[MOST_RANKS];
+        for (longest = 0, rank = 0; rank < plan->n_ranks; rank++) {
+            const cf_chunk *c = &plan->chunks[rank * plan->n_steps + at[rank]];
+            n[rank] = at[rank] == plan->n_steps ? 0 : c->group >= 0 ? plan->groups[c->group].n_chunks : 1;
+            if (n[rank] > longest) longest = n[rank];
+        }
+        for (i = 0; i < longest; i++) {
+            double most = 0;
+            for (rank = 0; rank < plan->n_ranks; rank++) {
+                double c = i < n[rank] ? cost_of(&plan->chunks[rank * plan->n_steps + at[rank] + i]) : 0;
+                if (c > most) most = c;
+            }
+            sum += most * (3 + (i + 1 < longest));
+        }
+        for (rank = 0; rank < plan->n_ranks; rank++) at[rank] += n[rank];
+    } while (longest > 0);
+    return sum;
+}
+
+/* lengths: those of all batches, one after the other, n to a batch, and taken round and round; giant: in place of the
+   last of each, 0: none. */
+static void line(const char *name, const int64_t *lengths, int64_t n_lengths, int64_t n, int64_t giant, int64_t ranks) {
+    double step = 0, worst = 0, dummy = 0, spread = 0, seconds = 0, n_columns = 0;
+    int b;
+    for (b = 0; b < BATCHES; b++) {
+        int64_t batch[MOST], i;
+        cf_plan *full, *by_cost, *columns;
+        double free_cost, other, begin, work = 0;
+        for (i = 0; i < n; i++) batch[i] = lengths[(b * n + i) % n_lengths];
+        if (giant > 0) batch[n - 1] = giant;
+        full = pack(batch, n, ranks, CF_SPLIT_FULL, 0);
+        by_cost = pack(batch, n, ranks, CF_SPLIT_COST, 0);
+        begin = seconds_now();
+        columns = pack(batch, n, ranks, CF_SPLIT_DEFAULT, 1);
+        seconds += seconds_now() - begin;
+        free_cost = free_ranks(full);
+        other = free_ranks(by_cost);
+        if (other < free_cost) free_cost = other;
+        for (i = 0; i < full->n_chunks; i++) work += cost_of(&full->chunks[i]) * passes(full, &full->chunks[i]);
+        other = in_step(columns) / free_cost;
+        step += other;
+        if (other > worst) worst = other;
+        dummy += dummies(full) / free_cost;
+        spread += free_cost * (double)ranks / work;
+        n_columns += (double)columns->n_steps;
+        cf_plan_free(full);
+        cf_plan_free(by_cost);
+        cf_plan_free(columns);
+    }
+    printf("  %-22s %5d  %7.3f  %7.3f  %7.3f  %7.2f  %7.1f  %7.2f\n", name, (int)ranks, step / BATCHES, worst,
+           dummy / BATCHES, spread / BATCHES, n_columns / BATCHES, 1e3 * seconds / BATCHES);
+}
+
+int main(int argc, char **argv) {
+    static int64_t chat[BATCHES * MOST], read[READ];
+    int64_t i, n_read = 0, ranks;
+    draw_source source = {1};
+    for (i = 0; i < BATCHES * MOST; i++)
+        do chat[i] = draw_lmsys(&source);
+        while (chat[i] > 262144);
+    if (argc > 1) {
+        char text[256];
+        FILE *file = fopen(argv[1], "r");
+        while (file != NULL && n_read < READ && fgets(text, sizeof text, file) != NULL)
+            if (text[0] != '#' && strtoll(text, NULL, 10) > 0) read[n_read++] = strtoll(text, NULL, 10);
+        if (file == NULL || n_read < MOST) return fprintf(stderr, "bench_ranks: cannot read %s\n", argv[1]), 1;
+        fclose(file);
+    }
+    printf("  %-22s %5s  %7s  %7s  %7s  %7s  %7s  %7s\n", "batch", "ranks", "in step", "worst", "dummies", "free",
+           "columns", "plan");
+    printf("  %-22s %5s  %7s  %7s  %7s  %7s  %7s  %7s\n", "", "", "/ free", "/ free", "/ free", "/ mean", "", "ms");
+    for (ranks = 8; ranks <= MOST_RANKS; ranks *= 2) {
+        line("256 chat", chat, BATCHES * MOST, 256, 0, ranks);
+        line("255 chat, one of 128K", chat, BATCHES * MOST, 256, 131072, ranks);
+        line("255 chat, one of 256K", chat, BATCHES * MOST, 256, 262144, ranks);
+        if (n_read > 0) line("64 of the file", read, n_read, 64, 0, ranks);
+        if (n_read > 0) line("256 of the file", read, n_read, 256, 0, ranks);
+    }
+    return 0;
+}
