@@ -1,0 +1,86 @@
+#!/bin/sh
+# bench_memory.sh - estimates beside memory of training that others have measured, and what today's models take.
+#
+#     tools/bench/bench_memory.sh
+#
+# CHUNKFLOW names the program (default build/chunkflow). Nothing is fitted; losses are as Megatron-LM has them.
+set -eu
+CHUNKFLOW=${CHUNKFLOW:-build/chunkflow}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# peak OPTIONS...: GiB of the fullest stage
+peak() {
+    "$CHUNKFLOW" memory --tsv "$@" | awk -F '\t' '
+        NR == 1 { for (i = 1; i <= NF; i++) if ($i == "total_bytes") column = i }
+        NR > 1 && $column > most { most = $column }
+        END { printf "%.1f", most / 1073741824 }'
+}
+
+# row NAME PUBLISHED OPTIONS...
+row() {
+    name=$1 published=$2
+    shift 2
+    awk -v name="$name" -v published="$published" -v got="$(peak "$@")" \
+        'BEGIN { printf "%-52s %9s %9s %+8.1f %%\n", name, published, got, 100 * (got / published - 1) }'
+}
+
+# alone NAME OPTIONS...: nobody has published a figure
+alone() {
+    name=$1
+    shift
+    printf '%-52s %9s %9s %10s\n' "$name" - "$(peak "$@")" "no figure"
+}
+
+cat >"$work/moonlight.json" <<'END'
+{"model_type": "deepseek_v3", "num_hidden_layers": 27, "hidden_size": 2048, "num_attention_heads": 16, "vocab_size": 163840,
+ "intermediate_size": 11264, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+ "n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "n_shared_experts": 2,
+ "first_k_dense_replace": 1, "tie_word_embeddings": false}
+END
+cat >"$work/air.json" <<'END'
+{"model_type": "glm4_moe", "attention_bias": true, "head_dim": 128, "hidden_size": 4096, "intermediate_size": 10944,
+ "moe_intermediate_size": 1408, "num_attention_heads": 96, "n_routed_experts": 128, "n_shared_experts": 1, "vocab_size": 151552,
+ "num_experts_per_tok": 8, "first_k_dense_replace": 1, "num_hidden_layers": 46, "num_key_value_heads": 8,
+ "tie_word_embeddings": false, "use_qk_norm": false}
+END
+
+printf '%-52s %9s %9s %10s\n' "GiB on the fullest GPU" published estimated residual
+row "Qwen2.5-14B, TP 4, DP 2, selective, 8K [1]" 65 --model qwen2.5-14b --tp 4 --ranks 2 --recompute selective --chunk-size 8K
+row "Qwen3-14B, TP 4, DP 2, selective, 8K [1]" 52 --model qwen3-14b --tp 4 --ranks 2 --recompute selective --chunk-size 8K
+row "Qwen3-32B, TP 8, full, 8K [1]" 80 --model qwen3-32b --tp 8 --recompute full --chunk-size 8K
+row "Qwen2.5-7B, TP 4, selective, 8K [1]" 80 --model qwen2.5-7b --tp 4 --recompute selective --chunk-size 8K
+row "Qwen2.5-VL-7B, TP 2, full, 2K [1, 2]" 72 --model qwen2.5-7b --tp 2 --recompute full --chunk-size 2K
+row "Qwen2.5-Omni-7B, TP 2, full, 4K [1, 2]" 75 --model qwen2.5-7b --tp 2 --recompute full --chunk-size 4K
+row "Qwen3-VL-8B, TP 2, full, 2K [1, 2]" 76 --model qwen3-8b --tp 2 --recompute full --chunk-size 2K
+row "Qwen2.5-VL-7B, LoRA 8, DP 2, full, 2K [1, 2]" 23 --model qwen2.5-7b --ranks 2 --recompute full --chunk-size 2K --lora 8
+row "Qwen3-VL-8B, LoRA 8, TP 2, full, 2K [1, 2]" 15 --model qwen3-8b --tp 2 --recompute full --chunk-size 2K --lora 8
+row "Qwen3-30B-A3B, PP 2, EP 8, DP 8, full, 8K [1]" 60 --model qwen3-30b-a3b --pp 2 --ranks 8 --ep 8 --recompute full \
+    --chunk-size 8K
+row "Qwen3-30B-A3B, TP 4, PP 2, EP 4, full, 8K [1]" 76 --model qwen3-30b-a3b --tp 4 --pp 2 --ep 4 --recompute full \
+    --chunk-size 8K
+row "Moonlight-16B-A3B, PP 2, EP 4, DP 4, full, 8K [1]" 60 --config "$work/moonlight.json" --pp 2 --ranks 4 --ep 4 \
+    --recompute full --chunk-size 8K
+row "InternVL3.5-30B-A3B, LoRA 8, EP 2, full, 2K [1, 2]" 43 --model qwen3-30b-a3b --ranks 2 --ep 2 --recompute full \
+    --chunk-size 2K --lora 8
+row "Qwen3-Omni-30B-A3B, LoRA 8, EP 2, full, 4K [1, 2]" 50 --model qwen3-30b-a3b --ranks 2 --ep 2 --recompute full \
+    --chunk-size 4K --lora 8
+row "GLM-4.5-Air, MTP, LoRA 32, TP 4, EP 4, full, 8K [1]" 70 --config "$work/air.json" --mtp 1 --tp 4 --ep 4 --recompute full \
+    --chunk-size 8K --lora 32
+state="--chunk-size 8K --local-replay --gpu h200"
+# shellcheck disable=SC2086
+{
+alone "Qwen3-30B-A3B, 8 H200, EP 8, full, 128K" --model qwen3-30b-a3b --ranks 8 --ep 8 --recompute full --context 128K $state
+alone "Qwen3-30B-A3B, 64 H200, EP 8, act, 128K" --model qwen3-30b-a3b --ranks 64 --ep 8 --recompute act --context 128K $state
+alone "Qwen3.5-35B-A3B, 8 H200, EP 8, full, 256K" --model qwen3.5-35b-a3b --ranks 8 --ep 8 --recompute full --context 256K $state
+alone "gpt-oss-120b, 64 H200, EP 8, ZeRO 2, full, 128K" --model gpt-oss-120b --ranks 64 --ep 8 --zero 2 --recompute full --context 128K $state
+alone "DeepSeek-V3, 2,048 GPUs, PP 16, EP 64, full, 4K" --model deepseek-v3 --pp 16 --ranks 128 --ep 64 --recompute full \
+    --stage-layers 4,4,4,4,4,4,4,4,4,4,4,4,4,4,3,2 --chunk-size 4K
+}
+cat <<'END'
+
+[1] ms-swift, examples/megatron at 3602360: what each script says of its GPUs, whole GiB; an 80 may be the card and not its use.
+    Megatron-LM with the distributed optimizer and packed rows, so that a micro-batch has as many tokens as is said here.
+    Imbalance of experts is not known and taken as none; LoRA there goes to routed experts, too, and here it does not.
+[2] Frozen encoders of images and sound are not counted here.
+END
