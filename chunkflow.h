@@ -364,7 +364,7 @@ typedef struct cf_through { /* of a slice: who runs through it, and what it sees
 /* The packed batch. Plain data in one block of memory: read it, do not resize it. Rank r owns the chunks
    [r x n_steps, (r + 1) x n_steps); a group's chunks are consecutive. Groups come before standalone chunks, both in
    input order of their first sequence (groups) or in order of creation (standalone); next fit keeps input order
-   throughout. */
+   throughout. With lockstep chunk i of every rank is in column i, and nothing else orders them. */
 typedef struct cf_plan {
     int64_t chunk_size;     /* as asked */
     int64_t align;          /* as asked, 1 if none */
@@ -406,6 +406,10 @@ typedef struct cf_plan {
    rank is made as cheap as it can be in as few steps as can be, or in more where that makes it cheaper by a hundredth;
    idle chunks fill what is left. Where there are more than 32 groups and standalone chunks, the dearest are placed
    first, and then moved and exchanged while that helps.
+
+   With lockstep chunks lie in columns, of which there may be more, and idle chunks among others. It is laid out once for
+   each target that long sequences are cut by: these are a quarter apart, from what a full slice costs at the start of a
+   sequence to the dearest, and no more than 42.
 
    lower_bound is the better of: total tokens / chunk_size, the count of sequences that cannot share, Martello and
    Toth's L2 (Knapsack Problems, 1990, section 8.3), slices / max_slices, and the number of dependent chunks.
@@ -4052,6 +4056,7 @@ static void cf__pack_open_cells(cf__packer *p) {
    fits nowhere, all stay where they are. */
 static void cf__pack_deal(cf__packer *p, int64_t n) {
     int32_t *heap = p->order, *aside = p->sorted, first = (int32_t)p->n_units, id;
+    int32_t smallest = p->n_items > 0 ? cf__pack_item_size(p, p->n_items - 1) : 0;
     int64_t i, n_heap = 0, n_aside;
     for (; n_heap < n; heap[n_heap++] = id) {
         id = cf__pack_open_unit(p);
@@ -4064,7 +4069,7 @@ static void cf__pack_deal(cf__packer *p, int64_t n) {
         for (n_aside = 0, id = -1; id < 0 && n_heap > 0;) {
             id = cf__heap_pop(heap, n_heap--, p->costs);
             if (cf__pack_fit(&p->units[id], size, 1) > 0) break;
-            aside[n_aside++] = id;
+            if (cf__pack_fit(&p->units[id], smallest, 1) > 0) aside[n_aside++] = id; /* may take a smaller one */
             id = -1;
         }
         if (id < 0) break;
@@ -4138,13 +4143,14 @@ static cf_result cf__pack_lay_out(cf__packer *p, double target, int64_t most) {
 
 static cf_result cf__pack_prepare_in_step(cf__packer *p) {
     int64_t most = p->n_dependent, i;
+    int tries;
     double target, best_target = DBL_MAX, best, full, dearest = 0;
     if (p->desc.slice_cost == NULL) p->chunk_constant = p->weights.constant;
     CF__TRY(cf__pack_lay_out(p, DBL_MAX, most));
     best = cf__pack_price(p);
     full = p->chunk_constant + cf__pack_slice_cost(p, -1, 0, p->desc.chunk_size);
     for (i = 0; i < p->n_bands && p->desc.split == CF_SPLIT_COST; i++) dearest = cf__most(dearest, p->columns[i]);
-    for (target = full; target > 0 && target < dearest; target *= 1.25) {
+    for (tries = 0, target = full; tries < 40 && target > 0 && target < dearest; tries++, target *= 1.25) {
         CF__TRY(cf__pack_lay_out(p, target, most));
         if (!(cf__pack_price(p) < best)) continue;
         best = cf__pack_price(p);

@@ -765,6 +765,8 @@ test_pack() {
     between pack/ranks/dear "$(sed -n 's/^dearest rank  *\([0-9.]*\) x the mean cost .*/\1/p' out)" 1 1.11
     cf pack --chunk-size 8 --ranks 3 three
     same pack/ranks/even "1 0" "$(grep -c '^dearest rank  *1.0000 x' out) $(grep -c 'What would help' out)"
+    cf pack --chunk-size 8 --ranks 2 --lockstep three # two columns for a mean of one and a half
+    same pack/ranks/lockstep "2 1.3333" "$(sed -n 's/^in step  *\([0-9]*\) columns, together \([0-9.]*\) x .*/\1 \2/p' out)"
     cf pack --chunk-size 8 three
     same pack/ranks/one 0 "$(grep -c '^dearest rank' out)"
     cf pack --chunk-size 64 --align 8 --chunks short

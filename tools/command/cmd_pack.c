@@ -175,7 +175,32 @@ static void print_ranks(const cf_plan *plan, const cf_plan_stats *stats) {
              "                  a smaller ChunkSize, more sequences in a batch, or fewer ranks.");
 }
 
-static void print_plan(const cf_plan *plan) {
+/* What the columns cost, of which each takes as long as its dearest chunk. */
+static int print_columns(const cf_plan *plan) {
+    const cf_pass_cost none = {0, 0, 0};
+    cf_pass_cost cost = none;
+    cf_plan *columns;
+    double rows = 0, pairs = 0, sum = 0;
+    cf_error error;
+    int64_t i;
+
+    for (i = 0; i < plan->n_chunks; i++) {
+        rows += (double)plan->chunks[i].padded;
+        pairs += (double)plan->chunks[i].pairs;
+    }
+    if (!(rows > 0)) return CLI_OK;
+    cost.per_token = 1 / rows;
+    cost.per_pair = 1 / pairs;
+    if (cf_columns_make(plan, &cost, NULL, &columns, &error) != CF_OK) return cli_error(&error, NULL);
+    for (i = 0; i < columns->n_chunks; i++)
+        sum += cf_cost_seconds(&cost, columns->chunks[i].padded, columns->chunks[i].pairs);
+    printf("in step           %s columns, together %.4f x the mean cost of a rank; long sequences replay beside that\n",
+           cli_commas(columns->n_chunks), sum / 2 * (double)plan->n_ranks);
+    cf_plan_free(columns);
+    return CLI_OK;
+}
+
+static int print_plan(const cf_plan *plan, int lockstep) {
     cf_plan_stats stats;
 
     cf_plan_measure(plan, NULL, &stats);
@@ -194,7 +219,9 @@ static void print_plan(const cf_plan *plan) {
     printf("slices            %s, at most %s in a chunk\n", cli_commas(plan->n_slices), cli_commas(stats.most_slices));
     printf("attention pairs   %.6g\n", stats.pairs);
     printf("cost of a chunk   at most %.4f x the mean\n", stats.chunk_cost_spread);
+    if (lockstep) return print_columns(plan);
     print_ranks(plan, &stats);
+    return CLI_OK;
 }
 
 static const table_column chunk_columns[] = {
@@ -259,7 +286,7 @@ static int print_all(const pack_options *asked, packing *packed) {
     if (asked->tsv && asked->chunks) return code;
     if (asked->chunks) putchar('\n');
     if (code == CLI_OK) code = print_input(packed, asked->tsv);
-    if (!asked->tsv) print_plan(packed->plan);
+    if (code == CLI_OK && !asked->tsv) code = print_plan(packed->plan, asked->packing.lockstep);
     return code;
 }
 
