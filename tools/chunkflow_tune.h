@@ -955,7 +955,7 @@ static double cft__row_flops(const cf_shard *shard) {
     double keys = shard->out > 0 ? (double)shard->heads * ((double)shard->snapshot / (double)shard->out) : 0;
     if (shard->window_row > 0) return cft__product(window, (double)(shard->q + shard->out) / 2);
     if (shard->snapshot == 0) return 0;
-    return (6 * (double)shard->snapshot + 128 * (3 * keys + 2 * (double)shard->out)) / 4;
+    return (6 * (double)shard->snapshot + 128 * (cft__product(3, keys) + 2 * (double)shard->out)) / 4;
 }
 
 /* The same for each pair: attention, and what makes K and V of the prefix out of latents again in each chunk. */
@@ -991,7 +991,7 @@ static cf_pass_cost cft__work_seconds(const cf_cost_desc *desc, const cf_shard *
     double weights = cft__matrix_weights(shard), active = cft__active_weights(desc, shard);
     double transfers = factor->transfers * CFT__COLLECTIVES * layers;
     double collectives = desc->parallel.tp > 1 ? transfers : 0, out;
-    double token_bytes = factor->elementwise * cft__elementwise_bytes(desc, shard);
+    double token_bytes = cft__product(factor->elementwise, cft__elementwise_bytes(desc, shard));
     cf_pass_cost cost, pairs = cft__pair_seconds(desc, shard, kind);
     if (shard->active > 0 && desc->parallel.ep > 1) collectives += 2 * factor->transfers * layers;
     if (head) {
@@ -1032,7 +1032,7 @@ static cf_pass_cost cft__modules_seconds(const cf_cost_desc *desc, const cf_shar
     if (mlp) active += cft__product(rows, (double)shard->expert_size);
     weights = cft__product(layers, weights);
     active = cft__product(layers, active);
-    if (!norms_only) bytes += rows * 6 * (double)shard->expert_ffn;
+    if (!norms_only) bytes += cft__product(rows, (double)(6 * shard->expert_ffn));
     cost.constant = cft__product((norms_only ? 2 : mlp ? 5 : 3) * layers, gpu->launch) + 2 * weights / gpu->bandwidth;
     if (desc->parallel.tp > 1) cost.constant += cft__product(transfers, gpu->latency);
     cost.per_token = 2 * active / cft__product(gpu->flops, gpu->gemm) + cft__product(layers, bytes) / gpu->bandwidth;
@@ -2701,7 +2701,7 @@ static double cft__find_bound(const cft__tuner *t, int64_t k, int of_replay, int
         if (load > slowest) slowest = load;
         if (chain > slowest) slowest = chain;
     }
-    return slowest * (1 - 1e-12) + t->step_seconds;
+    return cft__product(slowest, 1 - 1e-12) + t->step_seconds;
 }
 
 /* What bytes that are too many go to, the ring of a stream among them; nothing is said of others. */
@@ -3060,7 +3060,7 @@ static cf_result cft__begin(cft__tuner *t, int64_t id) {
 static cf_result cft__try_candidate(cft__tuner *t, int64_t id, int forced) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t i, n = t->desc.n_batches;
-    double *seconds = &t->tuning->seconds[id * n], at_least = c->bound * (double)n, sum = 0, unused, last;
+    double *seconds = &t->tuning->seconds[id * n], at_least = cft__product(c->bound, (double)n), sum = 0, unused, last;
     const char *why;
     if (!forced && c->bound > cft__to_beat(t)) {
         cft__give_up(c, "a lower bound of its time is above the best");

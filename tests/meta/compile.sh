@@ -464,6 +464,27 @@ same_bits() { # compiler
     ok "$name"
 }
 
+# The same of the tuner: what it finds for a few models, to the last bit.
+same_tuning() { # compiler
+    name=same-tuning-$1
+    wanted "$name" || return 0
+    for level in "$PLAIN" "$HIGHEST"; do
+        library "$name" "$1" "$HIGHEST" && object "$name" "$1" $(language_flags c99) $level $WARN $TUNE \
+            "$SOURCES/tune_implementation.c" && build "$name" "$1" -std=c99 $PLAIN -no-pie $WARN $LINKED $TUNE \
+            "$SOURCES/tune_bits.c" "$library" "$object" -o "$OUT/$name" || return 0
+        if ! "$OUT/$name" >"$OUT/$name.out" 2>&1; then
+            fail "$name" "with $level: ended with an error" "$OUT/$name.out"
+            return 0
+        fi
+        [ -f "$OUT/same-tuning.reference" ] || cp "$OUT/$name.out" "$OUT/same-tuning.reference"
+        if ! diff "$OUT/same-tuning.reference" "$OUT/$name.out" >"$OUT/$name.diff"; then
+            fail "$name" "with $level: finds other numbers than the first build" "$OUT/$name.diff"
+            return 0
+        fi
+    done
+    ok "$name"
+}
+
 # A third compiler takes both libraries and the command.
 tcc_reads_them() {
     wanted tcc || return 0
@@ -483,7 +504,7 @@ tcc_reads_them() {
 mapped
 promised
 tcc_reads_them
-rm -f "$OUT/same-bits.reference" "$OUT"/object-*.o
+rm -f "$OUT"/same-*.reference "$OUT"/object-*.o
 for compiler in gcc clang; do
     if ! command -v $compiler >/dev/null 2>&1; then
         wanted $compiler && skip "all-of-$compiler" "there is no $compiler here"
@@ -518,6 +539,7 @@ for compiler in gcc clang; do
     if [ $compiler = gcc ] || full; then tune_example $compiler; fi
     readme_loop $compiler
     same_bits $compiler
+    same_tuning $compiler
 done
 
 left_out "C11 and C++11 compiled and run, gcc's -O2 with NDEBUG, clang's tuner, three levels, \
