@@ -48,6 +48,9 @@ return tokens * t->split.n_virtual * (w->of[CFT__STATE] + w->of[CFT__GRADIENT] +
 cft__add_product(&least, t->split.n_virtual * plan->chunk_size, tightest->of[CFT__ACTIVATIONS]);
 # A call that went well has made its object, or read its number; those that say what is wrong never return 0.
 CF__TRY(cf__simulate_span(start, end, timeline->n_actions, &first, &last, error));
+if (code == CLI_OK) schedules[n_read] = saved[n_read].schedule, n_read++;
+for (s = 0; s < n; s++) loads[s] = guess_load(&of, &path, n - s);
+for (s = 0; s < n; s++) loads[s] = guess_load(asked, &path, n - s);
 if (whole < INT32_MIN || whole > INT32_MAX)
 if (format != SAVED_SCHEDULE) return json_wrong(document, node, "schedules: wanted schedules");
 if (microbatch != m) return bad_cell(r, &r->cell, "microbatches are counted up from 0");
