@@ -332,7 +332,8 @@ typedef struct cf_tune_desc {
                                        a tree is drawn as one, and where a batch is full before it ends, the next batch
                                        begins with the rest of it */
     const int64_t *chunk_sizes;     /* (n_chunk_sizes) NULL: 1K, 2K ... 128K, and the longest sequence (up to a multiple
-                                       of pack.align), which is the least that splits nothing */
+                                       of pack.align), which is the least that splits nothing; without n_exact also, for
+                                       the split that is best so, sizes between these (n_even) */
     int64_t n_chunk_sizes;
     const int64_t *ks;              /* (n_ks) NULL: 1, 2, 4 ... 32 */
     int64_t n_ks;
@@ -367,6 +368,8 @@ typedef struct cf_tune_desc {
 /* The outcome, in one block like a plan. */
 typedef struct cf_tuning {
     int64_t n_splits, n_candidates, n_batches;
+    int64_t n_even;                 /* of the candidates, the last so many are of one split, in chunk_sizes that deal a
+                                       mean batch out evenly; all others are sorted as said below */
     cf_parallel *splits;            /* (n_splits) */
     cf_tune_candidate *candidates;  /* (n_candidates) by split, chunk_size, k, kind, replay, recompute and,
                                        fastest, whether state stays or streams */
@@ -1270,7 +1273,12 @@ CHUNKFLOW_TUNE_API const char *cf_tune_status_name(cf_tune_status status) {
     return "?";
 }
 
-enum { CFT__SIZES = 9 }; /* ChunkSizes that are tried where none are given, the longest sequence included */
+enum {
+    CFT__SIZES = 9, /* ChunkSizes that are tried where none are given, the longest sequence included */
+    CFT__EVEN = 8,  /* and those that deal a batch out evenly, where a rank has no more chunks than */
+    CFT__FEW = 64,  /* these: of more, one that is not full is a small part */
+    CFT__UNIT = 128 /* and which are multiples of this, as kernels like them */
+};
 
 CHUNKFLOW_TUNE_API cf_tune_desc cf_tune_defaults(const cf_tune_desc *desc) {
     static const int64_t chunk_sizes[CFT__SIZES - 1] = {1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072};
@@ -1399,6 +1407,7 @@ typedef struct cft__tuner {
     int64_t windows[2];          /* the last list: rows of the ring through which state streams; 0: it stays */
     int64_t strides[CFT__LISTS]; /* how far a candidate is from the one with the next of that list, all else equal */
     int64_t most_virtual;    /* virtual stages of the deepest split */
+    int64_t room;            /* for candidates of even sizes, behind the others */
 
     int32_t *pool;           /* (n) the list, or where in t->trees each of its trees begins, being shuffled */
     int splits;              /* 1: some kind may split backwards */
@@ -1749,7 +1758,9 @@ static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, co
     CFT__TRY(cft__check_costs(&t->desc, error));
     CFT__TRY(cft__check_memory(&t->desc, error));
     CFT__TRY(cf_allocator_resolve(desc->allocator, &t->allocator, error));
-    return cft__count_candidates(t);
+    CFT__TRY(cft__count_candidates(t));
+    if (desc->chunk_sizes == NULL && desc->n_exact == 0) t->room = CFT__EVEN * t->strides[CFT__SIZE];
+    return CF_OK;
 }
 
 /* Measures a layout, allocates that much and lays it out. field: what is to blame where it does not fit. */
@@ -1767,7 +1778,7 @@ static cf_result cft__carve(cft__tuner *t, void (*lay_out)(cft__tuner *, cft__ca
 
 static void cft__lay_out_tuning(cft__tuner *t, cft__carver *carver) {
     cf_tuning *header = &t->header, *tuning = (cf_tuning *)cft__take(carver, 1, sizeof(cf_tuning));
-    int64_t n = header->n_candidates;
+    int64_t n = header->n_candidates + t->room;
     header->splits = (cf_parallel *)cft__take(carver, header->n_splits, sizeof(cf_parallel));
     header->candidates = (cf_tune_candidate *)cft__take(carver, n, sizeof(cf_tune_candidate));
     header->seconds = (double *)cft__take(carver, n * header->n_batches, sizeof(double));
@@ -1776,7 +1787,7 @@ static void cft__lay_out_tuning(cft__tuner *t, cft__carver *carver) {
     if (t->desc.pack.shares != NULL)
         header->shares = (cf_share *)cft__take(carver, (header->n_batches + 1) * header->batch, sizeof(cf_share));
     header->ranking = (int64_t *)cft__take(carver, n, sizeof(int64_t));
-    header->neighbours = (int64_t *)cft__take(carver, 16 + t->desc.n_kinds, sizeof(int64_t));
+    header->neighbours = (int64_t *)cft__take(carver, 16 + CFT__EVEN + t->desc.n_kinds, sizeof(int64_t));
     if (tuning != NULL) *tuning = *header;
     t->tuning = tuning;
 }
@@ -1794,12 +1805,12 @@ static void cft__lay_out_worker(cft__tuner *t, cft__carver *carver) {
 
 static void cft__lay_out_tuner(cft__tuner *t, cft__carver *carver) {
     cft__tuner measured;
-    int64_t i;
+    int64_t i, n = t->tuning->n_candidates + t->room;
     t->pool = (int32_t *)cft__take(carver, t->n, sizeof(int32_t));
-    t->bounds = (double *)cft__take(carver, t->tuning->n_candidates * t->desc.n_batches, sizeof(double));
-    t->heats = (double *)cft__take(carver, t->tuning->n_candidates, sizeof(double));
-    t->turns = (cft__turn *)cft__take(carver, t->tuning->n_candidates / t->strides[CFT__KIND], sizeof *t->turns);
-    t->most_chunks = (int64_t *)cft__take(carver, t->tuning->n_splits * t->desc.n_chunk_sizes, sizeof(int64_t));
+    t->bounds = (double *)cft__take(carver, n * t->desc.n_batches, sizeof(double));
+    t->heats = (double *)cft__take(carver, n, sizeof(double));
+    t->turns = (cft__turn *)cft__take(carver, n / t->strides[CFT__KIND], sizeof *t->turns);
+    t->most_chunks = (int64_t *)cft__take(carver, n / t->strides[CFT__SIZE], sizeof(int64_t));
     t->workers = (cft__tuner *)cft__take(carver, CFT__ROUND, sizeof(cft__tuner));
     cft__lay_out_worker(t, carver);
     for (i = 0; i < CFT__ROUND; i++) {
@@ -2824,13 +2835,14 @@ static void cft__set_recompute(const cft__tuner *t, cf_tune_candidate *c, int64_
                                           split->pp * split->n_virtual * cft__levels[level].part);
 }
 
-static void cft__fill_candidates(cft__tuner *t) {
-    int64_t id;
-    for (id = 0; id < t->tuning->n_candidates; id++) {
+/* All candidates of a split and ChunkSize, from `first` on. */
+static void cft__fill_size(cft__tuner *t, int64_t first, int64_t split, int64_t chunk_size) {
+    int64_t id, end = first + t->strides[CFT__SIZE];
+    for (id = first; id < end; id++) {
         cf_tune_candidate *c = &t->tuning->candidates[id];
         memset(c, 0, sizeof *c);
-        c->split = cft__index(t, id, CFT__SPLIT);
-        c->chunk_size = t->desc.chunk_sizes[cft__index(t, id, CFT__SIZE)];
+        c->split = split;
+        c->chunk_size = chunk_size;
         c->k = t->desc.ks[cft__index(t, id, CFT__K)];
         c->kind = t->desc.kinds[cft__index(t, id, CFT__KIND)];
         c->replay = t->desc.replays[cft__index(t, id, CFT__REPLAY)];
@@ -2838,13 +2850,13 @@ static void cft__fill_candidates(cft__tuner *t) {
         c->state_window = t->windows[cft__index(t, id, CFT__WINDOW)];
         c->why = "";
         c->same_as = -1;
+        t->heats[id] = 0;
     }
-    for (id = 0; id < t->tuning->n_candidates * t->desc.n_batches; id++) {
+    for (id = first * t->desc.n_batches; id < end * t->desc.n_batches; id++) {
         t->tuning->seconds[id] = -1;
         t->bounds[id] = 0;
     }
-    memset(t->heats, 0, (size_t)t->tuning->n_candidates * sizeof(double));
-    memset(t->most_chunks, 0, (size_t)(t->tuning->n_splits * t->desc.n_chunk_sizes) * sizeof *t->most_chunks);
+    *cft__most_chunks(t, first) = 0;
 }
 
 /* ---- rounds ---- */
@@ -2925,16 +2937,20 @@ static cf_result cft__check_timing(cft__tuner *t) {
     return cf_schedule_bounds(t->plan, &desc, found, &n, t->error);
 }
 
+static void cft__mean_bounds(cft__tuner *t, int64_t first, int64_t end) {
+    int64_t n = t->desc.n_batches, id, batch;
+    for (id = first; id < end; id++)
+        for (batch = 0; batch < n; batch++)
+            t->tuning->candidates[id].bound += t->bounds[id * n + batch] / (double)n;
+}
+
 static cf_result cft__find_all_bounds(cft__tuner *t) {
-    int64_t n = t->desc.n_batches, sizes = t->tuning->n_splits * t->desc.n_chunk_sizes, batch, id, at;
+    int64_t n = t->desc.n_batches, sizes = t->tuning->n_splits * t->desc.n_chunk_sizes, at;
     CFT__TRY(cft__check_timing(t));
     cft__enter(t, CFT__BOUNDS, n * t->strides[CFT__SIZE] / (t->counts[CFT__KIND] * t->counts[CFT__WINDOW]), sizes);
     for (at = 0; at < sizes && !t->stop; at += CFT__ROUND)
         CFT__TRY(cft__run_round(t, cft__work_on_bounds, at, cft__min(CFT__ROUND, sizes - at)));
-    if (t->stop) return CF_OK;
-    for (id = 0; id < t->tuning->n_candidates; id++)
-        for (batch = 0; batch < n; batch++)
-            t->tuning->candidates[id].bound += t->bounds[id * n + batch] / (double)n;
+    if (!t->stop) cft__mean_bounds(t, 0, t->tuning->n_candidates);
     return CF_OK;
 }
 
@@ -3276,6 +3292,13 @@ static void cft__note_final(cft__tuner *t, int64_t id) {
     if (t->tuning->candidates[id].status == CF_TUNE_OK) cft__rank_candidate(t->tuning, id);
 }
 
+/* Makes a candidate exact, whether or not it was given up. */
+static cf_result cft__make_exact(cft__tuner *t, int64_t id) {
+    CFT__TRY(cft__try_candidate(t, id, 1));
+    cft__note_final(t, id);
+    return CF_OK;
+}
+
 /* So that an answer is there soon, before anything is known: of the splits with most tensor parallelism the first whose
    first kind fits with the least K and chunks of a usual size. */
 static cf_result cft__find_first(cft__tuner *t) {
@@ -3287,8 +3310,7 @@ static cf_result cft__find_first(cft__tuner *t) {
         CFT__TRY(cft__set_up(t, &t->tuning->candidates[id]));
         CFT__TRY(cft__pack_batch(t, t->desc.chunk_sizes[size], 0));
         CFT__TRY(cft__check_weights(t));
-        CFT__TRY(cft__try_candidate(t, id, 1));
-        cft__note_final(t, id);
+        CFT__TRY(cft__make_exact(t, id));
     }
     return CF_OK;
 }
@@ -3303,10 +3325,7 @@ static cf_result cft__improve(cft__tuner *t) {
     if (t->stop || t->first > cft__product(far, best)) return CF_OK;
     for (id = 0; id < tuning->n_candidates; id++)
         if (tuning->candidates[id].status == CF_TUNE_UNTRIED && t->heats[id] > 0 && t->heats[id] <= t->first) break;
-    if (id == tuning->n_candidates) return CF_OK;
-    CFT__TRY(cft__try_candidate(t, id, 1));
-    cft__note_final(t, id);
-    return CF_OK;
+    return id < tuning->n_candidates ? cft__make_exact(t, id) : CF_OK;
 }
 
 /* How many families there is something to try of, as far as one can tell: others take no time. */
@@ -3380,25 +3399,68 @@ static void cft__choose_winner(cft__tuner *t) {
     if (best != NULL) tuning->winner = best - tuning->candidates;
 }
 
+/* ---- even sizes ---- */
+
+/* The ChunkSize that deals a batch out in about `part` of the chunks that a rank has so far, or 0 where that is tried
+   already. It has room for 3 % more than the mean batch, which packing and what batches differ by take. */
+static int64_t cft__even_size(const cft__tuner *t, const cf_tune_candidate *best, double part) {
+    int64_t unit = t->desc.pack.align > 1 ? t->desc.pack.align : 1, chunks, size, id;
+    double tokens = 0;
+    for (id = 0; id < t->desc.n_batches; id++)
+        tokens += (double)t->tuning->batch_tokens[id] / (double)(t->desc.n_batches * t->tuning->splits[best->split].dp);
+    chunks = cft__max(1, (int64_t)(cft__product(tokens, part) / (double)best->chunk_size + 0.5));
+    while (unit < CFT__UNIT) unit *= 2;
+    size = cft__div_up((int64_t)(cft__product(tokens, 1.06) / (double)chunks), unit) * unit;
+    for (id = 0; id < t->tuning->n_candidates; id += t->strides[CFT__SIZE])
+        if (t->tuning->candidates[id].chunk_size == size) return 0;
+    return size <= CF_MAX_CHUNK_SIZE ? size : 0;
+}
+
+/* Whether sizes between those that were tried deal batches out more evenly: for the split of the winner. */
+static cf_result cft__try_even_sizes(cft__tuner *t) {
+    static const double parts[CFT__EVEN] = {0.6, 0.71, 0.84, 0.92, 1.09, 1.19, 1.41, 1.68};
+    cf_tuning *tuning = t->tuning;
+    const cf_tune_candidate best = tuning->candidates[tuning->winner];
+    int64_t i, id;
+    for (i = 0; i < CFT__EVEN && t->room > 0 && best.chunks <= (double)CFT__FEW && !t->stop; i++) {
+        int64_t first = tuning->n_candidates, size = cft__even_size(t, &best, parts[i]);
+        if (size == 0) continue;
+        cft__fill_size(t, first, best.split, size);
+        tuning->n_candidates += t->strides[CFT__SIZE];
+        tuning->n_even += t->strides[CFT__SIZE];
+        CFT__TRY(cft__bound_size(t, first / t->strides[CFT__SIZE]));
+        cft__mean_bounds(t, first, tuning->n_candidates);
+        CFT__TRY(cft__run_heats(t, first));
+        for (id = first; id < tuning->n_candidates && !t->stop; id++) {
+            if (id % t->family == 0) CFT__TRY(cft__try_family(t, id));
+            cft__note_final(t, id);
+        }
+    }
+    cft__choose_winner(t);
+    return CF_OK;
+}
+
 /* ---- the neighbours of the winner ---- */
+
+/* How many steps two ChunkSizes are apart; even sizes are one from all that are less than twice or half of them. */
+static int64_t cft__size_steps(const cft__tuner *t, int64_t a, int64_t b) {
+    int64_t sorted = t->tuning->n_candidates - t->tuning->n_even;
+    int64_t x = t->tuning->candidates[a].chunk_size, y = t->tuning->candidates[b].chunk_size;
+    if (a < sorted && b < sorted) return cft__index(t, a, CFT__SIZE) - cft__index(t, b, CFT__SIZE);
+    return x == y ? 0 : x < 2 * y && y < 2 * x ? 1 : INT32_MAX;
+}
 
 /* Whether two candidates of the same split differ in exactly one thing, and in ChunkSize and K by at most two steps. */
 static int cft__is_neighbour(const cft__tuner *t, int64_t a, int64_t b) {
     int list, differences = 0;
-    for (list = 0; list < CFT__LISTS; list++) {
-        int64_t steps = cft__index(t, a, list) - cft__index(t, b, list);
+    if (t->tuning->candidates[a].split != t->tuning->candidates[b].split) return 0;
+    for (list = CFT__SIZE; list < CFT__LISTS; list++) {
+        int64_t steps = list == CFT__SIZE ? cft__size_steps(t, a, b) : cft__index(t, a, list) - cft__index(t, b, list);
         int is_number = list == CFT__SIZE || list == CFT__K;
-        if (steps != 0 && (list == CFT__SPLIT || (is_number && (steps < -2 || steps > 2)))) return 0;
+        if (is_number && (steps < -2 || steps > 2)) return 0;
         differences += steps != 0;
     }
     return differences == 1;
-}
-
-/* Makes a candidate exact that was given up. */
-static cf_result cft__make_exact(cft__tuner *t, int64_t id) {
-    CFT__TRY(cft__try_candidate(t, id, 1));
-    if (t->tuning->candidates[id].status == CF_TUNE_OK) cft__rank_candidate(t->tuning, id);
-    return CF_OK;
 }
 
 /* Lists the neighbours and, unless this is a race, makes them exact. A neighbour that turns out to be better becomes
@@ -3450,7 +3512,9 @@ static void cft__finish_candidates(cft__tuner *t) {
 
 static cf_result cft__tune_all(cft__tuner *t) {
     cf_tuning *tuning = t->tuning;
-    cft__fill_candidates(t);
+    int64_t id;
+    for (id = 0; id < tuning->n_candidates; id += t->strides[CFT__SIZE])
+        cft__fill_size(t, id, cft__index(t, id, CFT__SPLIT), t->desc.chunk_sizes[cft__index(t, id, CFT__SIZE)]);
     cft__enter(t, CFT__BOUNDS, CF_MAX_CANDIDATES, CF_MAX_TUNE_BATCHES); /* the first answer takes next to no time */
     CFT__TRY(cft__draw_batches(t));
     CFT__TRY(cft__check_least_limit(t));
@@ -3458,6 +3522,7 @@ static cf_result cft__tune_all(cft__tuner *t) {
     CFT__TRY(cft__find_all_bounds(t));
     CFT__TRY(cft__search(t));
     cft__choose_winner(t);
+    if (tuning->winner >= 0) CFT__TRY(cft__try_even_sizes(t));
     if (tuning->winner >= 0) CFT__TRY(cft__try_neighbours(t));
     cft__finish_candidates(t);
     return CF_OK;
@@ -3542,7 +3607,7 @@ CHUNKFLOW_TUNE_API cf_result cf_tune_schedule(const cf_tune_desc *desc, const cf
     c = &tuning->candidates[candidate];
     CFT__TRY(cft__check_choice_of(desc, tuning, c, plan, rank, error));
     t.header = *tuning;
-    t.header.n_candidates = 0;
+    t.header.n_candidates = t.room = 0;
     t.tuning = &t.header;
     t.most_virtual = tuning->splits[c->split].pp * tuning->splits[c->split].n_virtual;
     CFT__TRY(cft__carve(&t, cft__lay_out_tuner, "plan", &scratch));

@@ -722,6 +722,17 @@ static void run_backwards(void *user, int64_t n, cf_tune_task task, void *contex
     while (n > 0) task(context, --n);
 }
 
+/* The sorted ChunkSizes of a tuning, without the even ones. */
+static const int64_t *tuned_sizes_without(const cf_tuning *tuning, int64_t *n) {
+    static int64_t sizes_found[32];
+    int64_t i;
+    *n = 0;
+    for (i = 0; i < tuning->n_candidates - tuning->n_even && *n < COUNT(sizes_found); i++)
+        if (*n == 0 || sizes_found[*n - 1] < tuning->candidates[i].chunk_size)
+            sizes_found[(*n)++] = tuning->candidates[i].chunk_size;
+    return sizes_found;
+}
+
 /* A race gives up what its first batches show to be slower, so it finds a time that is hardly above the fastest of all,
    in fewer simulations; what it says of what it has given up is not far off; and the answer does not depend on the
    order in which the pieces of a round are run. */
@@ -763,6 +774,57 @@ TEST(a_race_finds_nearly_the_fastest) {
         cf_tuning_free(race);
         cf_tuning_free(all);
     }
+}
+
+/* Where no ChunkSizes are given, a race also tries some between them for the best split: other multiples of 128, whose
+   times are those of a search that is given them. The fastest is no slower so. */
+TEST(even_sizes_are_tried) {
+    cf_tuning *tuning;
+    cf_tune_desc given;
+    int64_t i, j, fastest, exact = 0;
+    fixture f;
+    fixture_fill(&f, 3);
+    f.desc.chunk_sizes = NULL;
+    f.desc.n_chunk_sizes = 0;
+    f.desc.no_stream = 1;
+    REQUIRE((tuning = tune(&f)) != NULL);
+    CHECK_INT(tuning->n_even, 0); /* n_exact promises something of a list */
+    cf_tuning_free(tuning);
+    f.desc.n_exact = 0;
+    REQUIRE((tuning = tune(&f)) != NULL && tuning->winner >= 0 && CHECK(tuning->n_even > 0));
+    fastest = tuning->ranking[0];
+    given = f.desc;
+    for (i = tuning->n_candidates - tuning->n_even; i < tuning->n_candidates; i++) {
+        const cf_tune_candidate *c = &tuning->candidates[i];
+        cf_tuning *alone;
+        CHECK_INT(c->chunk_size % 128, 0);
+        for (j = 0; j < tuning->n_candidates - tuning->n_even; j++)
+            CHECK(tuning->candidates[j].chunk_size != c->chunk_size);
+        if (tuning->seconds[i * tuning->n_batches] < 0) continue;
+        f.desc.chunk_sizes = &c->chunk_size;
+        f.desc.n_chunk_sizes = 1;
+        f.desc.n_exact = CF_MAX_CANDIDATES;
+        REQUIRE((alone = tune(&f)) != NULL);
+        for (j = 0; j < alone->n_candidates; j++) {
+            const cf_tune_candidate *own = &alone->candidates[j];
+            if (own->k != c->k || own->kind != c->kind || own->replay != c->replay || own->same_as >= 0) continue;
+            CHECK(same(alone->seconds[j * alone->n_batches], tuning->seconds[i * tuning->n_batches]));
+            if (c->status == CF_TUNE_OK) CHECK(same(own->seconds, c->seconds) && own->bytes == c->bytes);
+            exact++;
+        }
+        cf_tuning_free(alone);
+    }
+    CHECK(exact > 0);
+    f.desc = given;
+    f.desc.chunk_sizes = tuned_sizes_without(tuning, &f.desc.n_chunk_sizes);
+    CHECK_INT(f.desc.n_chunk_sizes, 9);
+    {
+        cf_tuning *without = tune(&f);
+        REQUIRE(without != NULL && without->n_even == 0);
+        CHECK(tuning->candidates[fastest].seconds <= without->candidates[without->ranking[0]].seconds);
+        cf_tuning_free(without);
+    }
+    cf_tuning_free(tuning);
 }
 
 static int is_simpler(const cf_tune_candidate *a, const cf_tune_candidate *b) {
@@ -1779,6 +1841,7 @@ SUITE(tune, CASE(memory_of_a_schedule_is_that_of_its_worst_moment),
       CASE(equals_brute_force_on_virtual_stages), CASE(peak_is_the_walk_s), CASE(limit_is_kept),
       CASE(limit_is_kept_by_trees), CASE(limit_below_the_parameters), CASE(a_window_makes_room),
       CASE(streams_where_memory_forbids_the_rest), CASE(recomputes_where_memory_forbids_the_rest), CASE(a_race_finds_nearly_the_fastest),
+      CASE(even_sizes_are_tried),
       CASE(the_winner_is_thrifty_and_simple), CASE(a_reserve_stays_free), CASE(a_context_is_a_promise_of_memory),
       CASE(intervals), CASE(same_seed_same_answer),
       CASE(pruning_changes_nothing), CASE(whole_list_as_a_batch), CASE(sequences_without_tokens),

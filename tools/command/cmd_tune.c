@@ -38,8 +38,8 @@ static const cli_option options[] = {
      .help = "another seed, other batches; default 1"},
     {.name = "--chunk-size", .alias = "--chunk-sizes", .value = "N,N,...",
      .kind = CLI_TEXT, .offset = offsetof(tune_options, chunk_sizes),
-     .help = "ChunkSizes to try, rising; default 1K,2K,...,128K and the\n"
-     "longest sequence, which splits nothing"},
+     .help = "ChunkSizes to try, rising; default 1K,2K,...,128K, the longest\n"
+     "sequence, which splits nothing, and sizes that deal batches out evenly"},
     {.name = "--k", .alias = "--ks", .value = "K,K,...", .kind = CLI_TEXT, .offset = offsetof(tune_options, ks),
      .help = "K to try, rising; default 1,2,4,8,16,32"},
     {.name = "--schedules", .value = "NAME,...", .kind = CLI_TEXT, .offset = offsetof(tune_options, schedules),

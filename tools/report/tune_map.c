@@ -5,16 +5,35 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Candidates are listed by split, ChunkSize, K and the rest: those of the first split have all ChunkSizes and Ks. */
-static void list_values(const cf_tuning *tuning, tune_map *map) {
-    int64_t i;
+/* Puts a value into its place among rising ones, unless it is there. */
+static void insert(int64_t *values, int64_t *n, int64_t value) {
+    int64_t i = *n;
 
-    for (i = 0; i < tuning->n_candidates && tuning->candidates[i].split == 0; i++) {
+    while (i > 0 && values[i - 1] > value) i--;
+    if (i > 0 && values[i - 1] == value) return;
+    memmove(&values[i + 1], &values[i], (size_t)(*n - i) * sizeof *values);
+    values[i] = value;
+    (*n)++;
+}
+
+/* Candidates are listed by split, ChunkSize, K and the rest: those of the first split have all ChunkSizes and Ks, but
+   the even sizes, which come last. */
+static void list_values(const cf_tuning *tuning, tune_map *map) {
+    int64_t i, sorted = tuning->n_candidates - tuning->n_even;
+
+    for (i = 0; i < tuning->n_candidates; i++) {
         const cf_tune_candidate *c = &tuning->candidates[i];
-        if (map->n_chunk_sizes == 0 || map->chunk_sizes[map->n_chunk_sizes - 1] < c->chunk_size)
-            map->chunk_sizes[map->n_chunk_sizes++] = c->chunk_size;
-        if (map->n_ks == 0 || map->ks[map->n_ks - 1] < c->k) map->ks[map->n_ks++] = c->k;
+        if (i < sorted && c->split > 0) continue;
+        insert(map->chunk_sizes, &map->n_chunk_sizes, c->chunk_size);
+        insert(map->ks, &map->n_ks, c->k);
     }
+}
+
+static int64_t place_of(const int64_t *values, int64_t value) {
+    int64_t i = 0;
+
+    while (values[i] != value) i++;
+    return i;
 }
 
 static int64_t origin_of(const cf_tuning *tuning, int64_t id) {
@@ -47,7 +66,7 @@ static int is_better(const cf_tuning *tuning, int64_t id, int64_t than) {
 }
 
 static void fill_cells(const cf_tuning *tuning, tune_map *map) {
-    int64_t i, n = map->n_chunk_sizes * map->n_ks, of_a_cell = tuning->n_candidates / tuning->n_splits / n;
+    int64_t i, n = map->n_chunk_sizes * map->n_ks;
 
     for (i = 0; i < n; i++) {
         tune_cell *cell = &map->cells[i];
@@ -56,7 +75,8 @@ static void fill_cells(const cf_tuning *tuning, tune_map *map) {
         cell->candidate = cell->numbers = cell->nearest = -1;
     }
     for (i = 0; i < tuning->n_candidates; i++) {
-        tune_cell *cell = &map->cells[i / of_a_cell % n];
+        const cf_tune_candidate *c = &tuning->candidates[i];
+        tune_cell *cell = &map->cells[place_of(map->chunk_sizes, c->chunk_size) * map->n_ks + place_of(map->ks, c->k)];
         if (!is_better(tuning, i, cell->candidate)) continue;
         cell->candidate = i;
         cell->numbers = origin_of(tuning, i);
