@@ -3418,7 +3418,7 @@ static int64_t cft__even_size(const cft__tuner *t, const cf_tune_candidate *best
 
 /* Whether sizes between those that were tried deal batches out more evenly: for the split of the winner. */
 static cf_result cft__try_even_sizes(cft__tuner *t) {
-    static const double parts[CFT__EVEN] = {0.6, 0.71, 0.84, 0.92, 1.09, 1.19, 1.41, 1.68};
+    static const double parts[CFT__EVEN] = {1.68, 1.41, 1.19, 1.09, 0.92, 0.84, 0.71, 0.6};
     cf_tuning *tuning = t->tuning;
     const cf_tune_candidate best = tuning->candidates[tuning->winner];
     int64_t i, id;
