@@ -4297,10 +4297,8 @@ static void cf__pack_write_unit(cf__packer *p, int64_t id, int64_t first_chunk) 
         chain = plan->n_slices - 1;
     }
     n_slices = plan->n_slices;
-    for (item = p->units[id].next_slice; item >= 0; item = p->next_item[item]) {
-        if (item >= p->first_free) chain = -1;
+    for (item = p->units[id].next_slice; item >= 0; item = p->next_item[item])
         cf__pack_put_bush(p, chunk, cf__pack_item_sequence(p->items[item]), &chain);
-    }
     if (id < p->tree.n_chains || id >= p->head.n_groups) return;
     chunk->group = p->group_of[id];
     chunk->prefix = plan->slices[n_slices].begin;

@@ -35,6 +35,17 @@ static int one_pass(void *user, const cf_step *step) { /* your forward or backwa
     return result != CF_OK; /* anything but 0 stops the run */
 }
 
+/* Makes a schedule of the first rank and runs it. */
+static cf_result run_all(const cf_plan *plan, const cf_schedule_desc *order, const cf_run_desc *run, cf_error *error) {
+    cf_schedule *schedule = NULL;
+    cf_result result = cf_schedule_make(plan, order, &schedule, error);
+
+    puts(order->shape.forward_only ? "the old policy's log-probabilities" : "training");
+    if (result == CF_OK) result = cf_run(plan, schedule, 0, run, NULL, error);
+    cf_schedule_free(schedule);
+    return result;
+}
+
 int main(void) {
     static int32_t tokens[ANSWERS][PROMPT + ANSWER];
     const double weights[ANSWERS] = {0.5, -1, 0.25, 1.5, -0.75, -0.5}; /* advantages, say */
@@ -42,11 +53,10 @@ int main(void) {
     int64_t lengths[ANSWERS], i, j;
     cf_share shares[ANSWERS];
     cf_pack_desc packing = {.chunk_size = 4096, .shares = shares};
-    cf_schedule_desc order = {.shape.k = 1};
+    cf_schedule_desc scores = {.shape.forward_only = 1}, order = {.shape.k = 1};
     cf_metadata_desc loss = {.weights = weights};
     cf_run_desc run = {.user = &loss, .forward = one_pass, .backward = one_pass};
     cf_plan *plan = NULL;
-    cf_schedule *schedule = NULL;
     cf_plan_stats stats;
     cf_error error;
     cf_result result;
@@ -58,15 +68,15 @@ int main(void) {
     }
     result = cf_shares_find(sequences, sizeof(int32_t), lengths, ANSWERS, shares, NULL, &error);
     if (result == CF_OK) result = cf_pack(lengths, ANSWERS, &packing, &plan, &error);
-    if (result == CF_OK) result = cf_schedule_make(plan, &order, &schedule, &error);
-    if (result == CF_OK) result = cf_run(plan, schedule, 0, &run, NULL, &error);
+    /* Forwards alone keep nothing, and the prompt runs once there, too. */
+    if (result == CF_OK) result = run_all(plan, &scores, &run, &error);
+    if (result == CF_OK) result = run_all(plan, &order, &run, &error);
     if (result == CF_OK) {
         cf_plan_measure(plan, NULL, &stats);
         printf("%lld rows were computed for %lld tokens\n", (long long)stats.rows, (long long)plan->n_tokens);
     } else {
         fprintf(stderr, "%s\n", error.text);
     }
-    cf_schedule_free(schedule);
     cf_plan_free(plan);
     return result == CF_OK && fflush(stdout) == 0 ? 0 : 1;
 }

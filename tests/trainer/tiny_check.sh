@@ -63,11 +63,13 @@ done
 lost hello
 
 # Six answers of 1,000 tokens to a prompt of 9,000, in chunks of 4,096: the prompt's three chunks are replayed once, and its
-# last row has a target for each answer.
+# last row has a target for each answer. Before that, forwards alone.
 "$build/hello_tree" >"$work/out" 2>"$work/err"
 status=$?
 cat >"$work/read.awk" <<'AWK'
-/^F/ { forwards++ }
+/^the old policy/ { old = 1 }
+/^training/ { old = 0 }
+/^F/ { if (old) scored++; else forwards++ }
 /^R/ { replays++ }
 /^B/ { backwards++; more += $NF; cleared += /cleared/ }
 / rows were computed for / { rows = $1; tokens = $6 }
@@ -75,6 +77,7 @@ AWK
 holds "hello_tree: the prompt is computed once" \
       "$status == 0 && forwards == 4 && replays == 3 && backwards == 4 && rows == 15000 && tokens == 60000"
 holds "hello_tree: each answer has its target, and a gradient is cleared once" 'more == 5 && cleared == 1'
+holds "hello_tree: old log-probabilities are forwards alone, over the same chunks" 'scored == 4'
 lost hello_tree
 
 rm -rf "$work"

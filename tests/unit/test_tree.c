@@ -367,6 +367,52 @@ static void check_run(const cf_plan *plan, const cf_schedule *schedule, const cf
     }
 }
 
+/* Whether a pass of a chunk on a virtual stage is among the actions first .. end - 1 of a list; pass CF_B: or I. */
+static int has_run(const cf_schedule *schedule, int64_t first, int64_t end, int64_t v, int64_t chunk, cf_pass pass) {
+    for (; first < end; first++) {
+        const cf_action *a = &schedule->actions[first];
+        int is_back = a->pass == CF_B || a->pass == CF_I;
+        if (a->chunk == chunk && a->stage == v && (pass == CF_B ? is_back : a->pass == pass)) return 1;
+    }
+    return 0;
+}
+
+/* Rows of state, and of its gradient, that a virtual stage holds while action `at` of a list runs. A group has
+   gradients from the backward of its last chunk on or, where others go on from it, from the forward of the first of
+   these. */
+static void count_rows(const cf_plan *plan, const cf_schedule *schedule, int64_t first, int64_t at, int64_t v,
+                       int64_t *state, int64_t *gradient) {
+    int64_t id, g, child, last;
+    for (*state = *gradient = 0, id = 0; id < plan->n_chunks; id++) {
+        if (has_run(schedule, first, at, v, id, CF_B)) continue;
+        if (has_run(schedule, first, at + 1, v, id, CF_F)) *state += cf_chunk_state_tokens(plan, id);
+        if ((g = plan->chunks[id].group) < 0) continue;
+        child = plan->branches ? plan->branches[g].first_child : -1;
+        last = plan->groups[g].first_chunk + plan->groups[g].n_chunks - 1;
+        if (child >= 0 ? has_run(schedule, first, at + 1, v, plan->groups[child].first_chunk, CF_F)
+                       : has_run(schedule, first, at + 1, v, last, CF_B))
+            *gradient += cf_chunk_state_tokens(plan, id);
+    }
+}
+
+static void check_loads(const cf_plan *plan, const cf_schedule *schedule) {
+    static cf_memory_load loads[1 << 14];
+    int64_t stage, id, row, state, gradient, rows = schedule->shape.n_virtual;
+    for (stage = 0; stage < schedule->shape.n_stages; stage++) {
+        int64_t first = schedule->first[stage], n = (schedule->first[stage + 1] - first) * rows;
+        REQUIRE(n <= COUNT(loads));
+        REQUIRE(cf_schedule_loads(plan, schedule, stage, loads, n, NULL) == CF_OK);
+        for (id = first; id < schedule->first[stage + 1]; id++)
+            for (row = 0; row < rows; row++) {
+                const cf_memory_load *load = &loads[(id - first) * rows + row];
+                int64_t v = cf_placement_at(schedule->shape.placement, schedule->shape.n_stages, row, stage);
+                count_rows(plan, schedule, first, id, v, &state, &gradient);
+                CHECK_INT(load->state_tokens, state);
+                CHECK_INT(load->state_gradient_tokens, gradient);
+            }
+    }
+}
+
 /* The same with I and W in place of each B. */
 static void check_split(const cf_plan *plan, const cf_schedule *schedule) {
     cf_schedule split = *schedule, *lowered = NULL;
@@ -443,6 +489,7 @@ TEST(schedules_of_forests_are_sound_and_run) {
             if (cf_graph_make(plan, &graph_desc, &graph, &error) != CF_OK) FAIL("cf_graph_make: %s", error.text);
             if (timeline && lowered) check_run(plan, lowered, timeline);
             if (round % 8 == 0 && desc.kind < CF_SCHEDULE_INTERLEAVED) check_split(plan, schedule);
+            if (round % 25 == 0) check_loads(plan, schedule);
             if (timeline) CHECK(timeline->bound <= timeline->makespan * (1 + 1e-9));
         } else if (result != CF_ERROR_INFEASIBLE || (error.field != NULL && strncmp(error.field, "limits.", 7) != 0)) {
             FAIL("cf_schedule_make: %s", error.text);
@@ -1212,6 +1259,9 @@ static cf_plan *pack_star(forest *f, int64_t n, const int64_t *lengths, const in
 TEST(groups_of_trees_stay_on_their_rank) {
     const int64_t lengths[] = {32, 16, 4};
     forest f;
+    cf_schedule_desc order = {0};
+    cf_schedule *schedule = NULL;
+    cf_error error = {0};
     cf_plan *plan;
     memset(&f, 0, sizeof f);
     f.n = 3;
@@ -1225,7 +1275,28 @@ TEST(groups_of_trees_stay_on_their_rank) {
     REQUIRE(plan->n_steps == 4 && plan->groups[0].n_chunks == 4 && plan->groups[1].first_chunk == 4);
     plan->groups[0].n_chunks = 5;
     check_damaged(&f, plan, "groups.n_chunks", 0);
+    plan->groups[0].n_chunks = 4;
+    plan->chunks[7].prefix = -1; /* of the other rank, but all of a tree is looked at before any of it */
+    CHECK_INT(cf_schedule_make(plan, &order, &schedule, &error), CF_ERROR_PLAN);
+    CHECK_STR(error.field, "chunks.prefix");
+    CHECK(schedule == NULL);
     cf_plan_free(plan);
+}
+
+/* Ranks that have less to do get chunks, too, for which there is room in what cf_pack_size asks for. */
+TEST(many_ranks_of_a_tree_fit_into_what_is_asked_for) {
+    static int64_t memory[1 << 17];
+    const int64_t lengths[] = {4000, 4000};
+    const cf_share shares[] = {{0, 0}, {0, 3000}};
+    cf_pack_desc desc = {0};
+    cf_plan *plan = NULL;
+    size_t bytes = 0;
+    desc.chunk_size = 16;
+    desc.shares = shares;
+    desc.n_ranks = 8;
+    REQUIRE(cf_pack_size(lengths, 2, &desc, &bytes, NULL) == CF_OK && bytes <= sizeof memory);
+    REQUIRE(cf_pack_into(lengths, 2, &desc, memory, bytes, &plan, NULL) == CF_OK);
+    CHECK(plan->n_chunks > 8 * 5000 / 16);
 }
 
 /* Evening out the ranks takes all that a chunk has: it is none any more. */
@@ -1277,6 +1348,22 @@ TEST(damaged_slices_of_trees_are_refused_by_name) {
         plan->slices[9].offset = 4;
     }
     check_damaged(&f, plan, "slices.begin", 9);
+    cf_plan_free(plan);
+
+    plan = pack_star(&f, 4, deep, in_deep, 8);
+    REQUIRE(plan->groups[0].n_chunks > 2);
+    plan->chunks[2].prefix = plan->chunks[1].prefix; /* so chunk 1 would add nothing */
+    check_damaged(&f, plan, "chunks.prefix", 2);
+    cf_plan_free(plan);
+
+    plan = pack_star(&f, 4, deep, in_deep, 8);
+    plan->groups[0].tokens = CF_MAX_LENGTH + 1;
+    check_damaged(&f, plan, "groups.tokens", 0);
+    cf_plan_free(plan);
+
+    plan = pack_star(&f, 5, small, in_small, 64);
+    plan->slices[5].length = 0;
+    check_damaged(&f, plan, "slices.length", 5);
     cf_plan_free(plan);
 
     plan = pack_star(&f, 2, odd, in_odd, 7);
@@ -1794,7 +1881,8 @@ SUITE(tree, CASE(random_forests_are_what_their_tokens_say), CASE(schedules_of_fo
       CASE(damaged_plans_of_trees_are_refused),
       CASE(plans_of_trees_that_nobody_has_validated_are_walked_safely),
       CASE(damaged_slices_of_trees_are_refused_by_name),
-      CASE(groups_of_trees_stay_on_their_rank), CASE(ranks_of_trees_have_no_chunks_without_anything),
+      CASE(groups_of_trees_stay_on_their_rank), CASE(many_ranks_of_a_tree_fit_into_what_is_asked_for),
+      CASE(ranks_of_trees_have_no_chunks_without_anything),
       CASE(plans_of_trees_have_all_arrays), CASE(plans_of_trees_are_written_as_version_2),
       CASE(two_validators_agree_on_trees), CASE(trees_are_no_slower_than_their_rows_as_chains),
       CASE(virtual_stages_do_not_wait_for_places_of_prompts),
