@@ -1833,7 +1833,51 @@ TEST(memory_of_a_schedule_is_that_of_its_worst_moment) {
     }
 }
 
-SUITE(tune, CASE(memory_of_a_schedule_is_that_of_its_worst_moment),
+/* With n_gpus an ep of 0 is tried as 1 and as the most of a node, where there are experts; one that is given stays. A
+   candidate's memory is that of its schedule, borders of recurrent layers included. */
+TEST(experts_are_tried_where_a_node_allows) {
+    static const char *const names[] = {"qwen3.5-35b-a3b", "qwen3-8b"};
+    const int64_t lengths[] = {40000, 900, 3000, 5000, 800, 700, 16000, 200}, size = 8192, k = 1;
+    const cf_schedule_kind paper = CF_SCHEDULE_PAPER;
+    const cf_replay local = CF_REPLAY_LOCAL;
+    int64_t given, i, m;
+    for (m = 0; m < 2; m++)
+        for (given = 0; given <= 4; given += 4) {
+            cf_tune_desc desc = {0};
+            cf_tuning *tuning = NULL;
+            cf_error error;
+            int64_t whole = 0, spread = 0;
+            desc.model = cf_model_find(names[m]);
+            desc.gpu = cf_gpu_find("h200");
+            desc.n_gpus = 8;
+            desc.parallel.tp = 1;
+            desc.parallel.ep = given;
+            desc.parallel.recompute = CF_RECOMPUTE_FULL;
+            desc.chunk_sizes = &size;
+            desc.ks = &k;
+            desc.kinds = &paper;
+            desc.replays = &local;
+            desc.n_chunk_sizes = desc.n_ks = desc.n_kinds = desc.n_replays = desc.n_batches = 1;
+            desc.batch = COUNT(lengths);
+            if (cf_tune(lengths, COUNT(lengths), &desc, &tuning, &error) != CF_OK) FAIL("%s", error.text);
+            if (tuning == NULL) continue;
+            harness_note("%s, ep %d", names[m], (int)given);
+            for (i = 0; i < tuning->n_splits; i++) {
+                const cf_parallel *split = &tuning->splits[i];
+                whole += split->ep > 1;
+                spread += split->ep == 1;
+                if (given > 0) CHECK_INT(split->ep, given);
+                if (split->ep > 1 && given == 0) CHECK_INT(split->ep, split->dp); /* of 8, which divide 256 experts */
+            }
+            if (given == 0) CHECK(spread > 0 && (whole > 0) == (m == 0));
+            CHECK(tuning->winner >= 0);
+            if (tuning->winner >= 0) CHECK(tuning->candidates[tuning->winner].bytes <= tuning->limit_bytes);
+            cf_tuning_free(tuning);
+        }
+}
+
+SUITE(tune, CASE(experts_are_tried_where_a_node_allows),
+      CASE(memory_of_a_schedule_is_that_of_its_worst_moment),
       CASE(limits_of_memory_are_those_of_the_search), CASE(limits_of_memory_refuse),
       CASE(equals_brute_force), CASE(equals_brute_force_on_trees), CASE(equals_brute_force_on_ranks),
       CASE(equals_brute_force_on_splits),
