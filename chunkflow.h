@@ -4027,7 +4027,8 @@ static double *cf__pack_last_column(const cf__packer *p, const cf__pack_unit *un
 /* Tokens of short sequences that a chunk which costs so much may take without making its column dearer. */
 static int32_t cf__pack_column_room(const cf__packer *p, const cf__pack_unit *unit, double cost, double full) {
     double left = *cf__pack_last_column(p, unit) - cost, size = (double)p->desc.chunk_size;
-    return left * size < (double)unit->room * full ? (int32_t)(left * size / full) : unit->room;
+    double tokens = full > 0 ? cf__product(left, size) / full : size;
+    return tokens < (double)unit->room ? (int32_t)tokens : unit->room;
 }
 
 /* Puts the tails of groups, and chunks in the cells that are left of the bands, into the bins. */
