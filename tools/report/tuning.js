@@ -179,6 +179,8 @@ function makeTuningPage(tuning) {
     }
     fillMapLegend();
     listenToMap(table);
+    const box = table.parentElement;
+    if (box.scrollWidth > box.clientWidth) byId("map-sideways").style.display = "block";
   }
 
   function fillMapLegend() {
