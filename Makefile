@@ -385,15 +385,15 @@ CUDA_SANITIZE := $(if $(filter 1,$(FULL)),$(SANITIZE),$(subst address$(comma)und
 CUDA_PLAIN    := $(addprefix $(CUDA_BUILD)/,cuda_emu.cc.o reference.cc.o)
 $(CUDA_PLAIN): TEST_CFLAGS = -g1 -O3 $(if $(findstring address,$(SANITIZE)),-DEMU_ASAN=1)
 CUDA_WATCHED  := $(addprefix $(CUDA_BUILD)/,cublas_emu.cc.o nccl_emu.cc.o runtime_emu.cc.o device.cc.o)
-$(CUDA_WATCHED): TEST_CFLAGS = -g1 -O2 $(subst address$(comma)undefined,address,$(SANITIZE))
+$(CUDA_WATCHED): TEST_CFLAGS = -g1 -O1 $(subst address$(comma)undefined,address,$(SANITIZE))
 # What is compiled longer than it runs: the tests themselves. Of the kernels' time, most is the emulated processor's, so
 # that they are optimised but need no checks in line.
 CUDA_TEST     := $(patsubst tests/cuda/%,$(CUDA_BUILD)/%.o,$(wildcard tests/cuda/test_*.cc) tests/cuda/main.cc)
 CUDA_PROGRAMS := $(addprefix $(CUDA_BUILD)/,executor_emulated.o train_cuda_emulated.o bench_emulated.o)
 CUDA_AS_CALLS := $(call as_calls,can_cxx)
 $(CUDA_TEST): TEST_CFLAGS = -g1 -O0 $(CUDA_AS_CALLS) $(CUDA_SANITIZE)
-$(CUDA_PROGRAMS): TEST_CFLAGS = -g1 -O1 -DCHUNKFLOW_TESTED $(CUDA_AS_CALLS) $(CUDA_SANITIZE)
-# -Og compiles them in a little more than half the time of -O1, and they run as fast.
+# -Og compiles these in a little more than half the time of -O1, and they run as fast.
+$(CUDA_PROGRAMS): TEST_CFLAGS = -g1 -Og -DCHUNKFLOW_TESTED $(CUDA_AS_CALLS) $(CUDA_SANITIZE)
 $(CUDA_BUILD)/chunkflow_cuda.cu.o: TEST_CFLAGS = -g1 -Og -DCHUNKFLOW_TESTED $(SANITIZE) $(CUDA_AS_CALLS)
 # With other sanitizers these are made anew.
 $(CUDA_PROGRAMS) $(CUDA_TEST): $(CUDA_BUILD)/sanitizers
@@ -548,6 +548,11 @@ test-torch: $(BUILD)/chunkflow $(SHARED) $(BUILD)/torch/installed
 test-gpu: $(TEST_BUILD)/chunkflow
 	BUILD="$(BUILD)" JOBS=1 sh tests/run.sh "sh tests/cuda/cuda_device.sh" "sh tests/cuda/executor_check.sh device"
 
+# What the scripts start hundreds of times: with sanitizers starting it takes ten times as long, a third of that for the
+# search for leaks at the end. cli.sh always has them, files_check.sh for each command with all that it writes; the others
+# have them with FULL=1.
+CLI := CHUNKFLOW_PLAIN=$(BUILD)/chunkflow CHUNKFLOW=$(if $(filter 1,$(FULL)),$(TEST_BUILD),$(BUILD))/chunkflow
+
 # What takes longest comes first, so that at the end no processor waits for the other one.
 test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
       $(addprefix $(TEST_BUILD)/,unit fuzz search trainer trainer_kinds trainer_trees trainer_tensors train_tiny make_tokens chunkflow) \
@@ -559,17 +564,17 @@ test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
 	    "$(TEST_BUILD)/unit" \
 	    "sh tests/meta/compile.sh" \
 	    "sh tests/cuda/executor_check.sh" \
-	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/command/cli_pipeline.sh" \
+	    "env $(CLI) sh tests/command/cli_pipeline.sh" \
 	    "$(TEST_BUILD)/search" \
-	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/command/report_check.sh" \
+	    "env $(CLI) sh tests/command/report_check.sh" \
 	    "sh tests/cuda/cuda_compile.sh" \
-	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/command/cli_tune.sh" \
+	    "env $(CLI) sh tests/command/cli_tune.sh" \
 	    "sh tests/cuda/cuda_record.sh" \
 	    "sh tests/cuda/train_judge_check.sh" \
 	    "sh tests/trainer/mpi_check.sh $(BUILD)" \
 	    "sh tests/trainer/train_check.sh $(BUILD)" \
-	    "env CHUNKFLOW=$(if $(filter 1,$(FULL)),$(TEST_BUILD),$(BUILD))/chunkflow sh tests/command/python_check.sh $(BUILD)" \
-	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/command/cli_models.sh" \
+	    "env $(CLI) sh tests/command/python_check.sh $(BUILD)" \
+	    "env $(CLI) sh tests/command/cli_models.sh" \
 	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/command/cli.sh" \
 	    "sh tests/command/install_check.sh $(BUILD)" \
 	    $(if $(filter 1,$(FULL)),"$(PYTHON) -B tests/meta/pages.py $(BUILD)") \

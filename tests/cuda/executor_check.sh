@@ -180,7 +180,7 @@ for schedule in paper gpipe 1f1b interleaved zero-bubble best; do
     if [ $other = local ]; then other=pipeline; else other=local; fi
 done
 in_full gradients "1f1b, 4 stages, K 2" '1f1b, 4 stages' --layers 4 --schedule 1f1b --stages 4 --k 2
-gradients "3 stages with 1, 1 and 2 layers" '3 stages' --layers 4 --stages 3 --k 2
+in_full gradients "3 stages with 1, 1 and 2 layers" '3 stages' --layers 4 --stages 3 --k 2
 in_full gradients "nothing replayed" ' 0 replays' --schedule paper --stages 2 --k 9
 in_full gradients "I and W on one stage" '[1-9][0-9]* split backwards' --schedule zero-bubble --k 2
 in_full gradients "best with I and W" 'best' --schedule best --split-backward --stages 2 --k 2 --replay local
@@ -197,7 +197,7 @@ gradients "at most 2 chunks kept" 'K 4' --stages 2 --k 4 --limit 2
 
 gradients "aligned slices" '[1-9] hybrid' --align 8 --stages 2 --k 2
 gradients "no hybrid chunks" '(0 hybrid)' --no-tails --stages 2
-gradients "even slices, prompts" 'largest group 4' --split even --prompt 7 --stages 2 --k 2 --reference
+in_full gradients "even slices, prompts" 'largest group 4' --split even --prompt 7 --stages 2 --k 2 --reference
 model="$tiny --synthetic 16,9,3,0,1,16,12,5"
 in_full gradients "standalone chunks only" 'largest group 0' --stages 2 --schedule 1f1b --align 4
 # best drops some of them on some stages, where there is little room
@@ -217,7 +217,7 @@ gradients "4 stages on 2 devices, interleaved" '4 stages x 2' --layers 8 --stage
 
 if ! full; then model="$tiny --synthetic 56,5,16,3,1,0"; fi # one group and a hybrid chunk
 rings "one stage" --stream 4000 --reference
-rings "2 stages, K 2, local replay" --stages 2 --k 2 --replay local --stream 2000
+in_full rings "2 stages, K 2, local replay" --stages 2 --k 2 --replay local --stream 2000
 in_full rings "2 stages, pipeline replay" --stages 2 --k 1 --replay pipeline --stream 2000
 in_full rings "K 1, blocks longer than a prefix" --k 1 --replay local --stages 2 --stream 1000000
 rings "a window, I and W" --schedule zero-bubble --stages 2 --k 1 --replay local --stream 3000 --window 20
@@ -250,19 +250,20 @@ fi
 
 model="$tiny $star"
 gradients "a prompt's answers" "largest group $group" --reference
-gradients "a prompt's answers, 2 stages, K 2" '2 stages' --stages 2 --k 2 --schedule 1f1b
+in_full gradients "a prompt's answers, 2 stages, K 2" '2 stages' --stages 2 --k 2 --schedule 1f1b
 in_full gradients "a prompt's answers, aligned" '' --align 4 --stages 2 --replay local
-rings "a prompt's answers" --stream 4000 --stages 2
+in_full rings "a prompt's answers" --stream 4000 --stages 2
 model="$tiny $small"
 gradients "small trees" 'largest group 0'
 gradients "small trees, a window" '' --window 7 --stages 2
 model="$tiny $deep"
 gradients "a deep tree, local replay" ' [1-9][0-9]* replays' --replay local --stages 2 --k 1
 in_full gradients "a deep tree, gpipe" 'gpipe' --schedule gpipe --stages 2 --k 2
-gradients "a deep tree, a window" '' --window 11 --schedule paper
+in_full gradients "a deep tree, a window" '' --window 11 --schedule paper
 rings "a deep tree, a window, local replay" --stream 3000 --window 11 --replay local --stages 2 --k 1
 in_full gradients "a deep tree, fp16, fused" 'check fp16' --type fp16 --stages 2
 model="$tiny $small"
+if ! full; then model="$tiny --synthetic 9,8,7 --with 0,0,1 --shared 0,6,7"; fi # blocks take as long, however short
 gradients "trees, bf16, fused" 'check bf16' --type bf16
 CUDA_EMU_ARCH=90 CUDA_EMU_WGMMA=1
 export CUDA_EMU_ARCH CUDA_EMU_WGMMA
@@ -275,7 +276,7 @@ model="$tiny --synthetic 56,5,16,3,1,0,33"
 # ---- a device that does its work in another order ----
 
 # orders NAME OPTIONS...: the same under every policy of the emulation, where everything runs; else under those of $some
-some='lazy newest-first stream-late-3 random-1'
+some='lazy random-1'
 orders() {
     what=$1
     shift
@@ -290,10 +291,11 @@ orders() {
 }
 orders "2 devices" --layers 4 --stages 2 --devices 2 --k 2 --replay local --schedule interleaved
 if ! full; then model="$tiny --synthetic 40,5,16"; fi
-some='newest-first stream-late-3'
+some='newest-first'
 orders "streamed" --layers 4 --stages 2 --devices 2 --k 1 --stream 3000 --replay local --schedule interleaved
 model="$tiny $star"
-orders "trees" --stages 2 --devices 2 --k 1
+in_full orders "trees" --stages 2 --devices 2 --k 1
+some='stream-late-3'
 orders "streamed trees" --stages 2 --devices 2 --k 1 --stream 3000 --replay local
 model="$tiny --synthetic 56,5,16,3,1,0,33"
 CUDA_EMU_BACKWARDS=1
@@ -324,13 +326,15 @@ mebibytes() {
     run $tiny --chunk-size 32 --steps 1 "$@"
     sed -n 's/^stage 0 .*boundaries \([0-9.]*\) (.*state \([0-9.]*\), its.*/\1 \2/p' "$work/out"
 }
+longest=384
+if full; then longest=512; fi
 short=$(mebibytes --k 1 --synthetic 128)
-long=$(mebibytes --k 1 --synthetic 512)
-kept=$(mebibytes --k 4 --synthetic 512)
-if echo "$short $long $kept" | awk '{ exit !(NF == 6 && $1 > 0 && $3 == $1 && $4 > 3 * $2 && $5 > 3 * $1) }'; then
-    ok "memory: 128 and 512 tokens with K 1, and K 4"
+long=$(mebibytes --k 1 --synthetic $longest)
+kept=$(mebibytes --k 4 --synthetic $longest)
+if echo "$short $long $kept" | awk -v longest=$longest '{ exit !(NF == 6 && $1 > 0 && $3 == $1 && $4 > 0.75 * longest / 128 * $2 && $5 > 3 * $1) }'; then
+    ok "memory: 128 and $longest tokens with K 1, and K 4"
 else
-    fail "memory: 128 and 512 tokens with K 1, and K 4" "activations and state of each in MiB: $short, $long, $kept"
+    fail "memory: 128 and $longest tokens with K 1, and K 4" "activations and state of each in MiB: $short, $long, $kept"
 fi
 
 # on_device OPTIONS...: of all but metadata, on each stage, where the state streams
@@ -340,8 +344,6 @@ on_device() {
     sed -n '/^stage/{s/.*boundaries/boundaries/;s/, metadata.*//;p;}' "$work/out"
 }
 short=$(on_device --synthetic 128)
-longest=384
-if full; then longest=512; fi
 long=$(on_device --synthetic $longest)
 if [ -n "$short" ] && [ "$short" = "$long" ]; then ok "memory: 128 and $longest tokens with a state that streams"
 else fail "memory: 128 and $longest tokens with a state that streams" "in MiB: $short, $long"; fi
@@ -353,6 +355,7 @@ for sends in rendezvous buffered; do
     export CUDA_EMU_NCCL
     in_full gradients "2 ranks, $sends" '2 stages' --ranks 2 --devices 2 --k 2
     in_full gradients "3 ranks, split backwards, $sends" '3 stages' --layers 3 --ranks 3 --schedule zero-bubble
+    if [ $sends = rendezvous ] && ! full; then continue; fi # the one that rings sends with
     gradients "2 ranks, 2 virtual stages each, $sends" '2 stages x 2' --layers 4 --ranks 2 --k 2 \
         --schedule interleaved --replay local
 done

@@ -562,7 +562,7 @@ TEST(fused) {
         group_setting g;
         g.dtype = i % 2 ? CF_DTYPE_FP16 : CF_DTYPE_BF16;
         g.n_layers = 1;
-        const bool small = i > 1 && harness_rounds(0, 1);
+        const bool small = i > harness_rounds(5, 0);
         g.n_heads = i == 2 ? 7 : small ? 2 : 4, g.n_kv_heads = i == 2 || small ? 1 : 2;
         g.head_size = i == 3 && g.path == CF_ATTENTION_MMA ? 256 : i % 3 == 2 ? 128 : i == 4 ? 40 : 64;
         g.own = small ? std::vector<int>{45, 1, 33} : i % 2 ? std::vector<int>{70, 1, 65} : std::vector<int>{90, 60};

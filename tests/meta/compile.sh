@@ -443,8 +443,8 @@ same_bits() { # compiler
         "-O2 -ffast-math -fno-finite-math-only"; do
         case $level-$1 in
             *math*-gcc) continue ;;
-            -O2\ -ff*) full || continue ;;
-            -O[123]-*) full || continue ;;
+            -O2\ -f* | -O[123]-*) full || continue ;;
+            "$HIGHEST-clang") full || level="$level -funsafe-math-optimizations" ;; # both at once
         esac
         library "$name" "$1" "$level" && build "$name" "$1" -std=c99 $level -no-pie $WARN $LINKED -I"$TOP" \
             "$HERE/record.c" "$library" -o "$OUT/$name" || return 0

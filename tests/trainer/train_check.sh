@@ -167,12 +167,12 @@ planted() {
     fi
 }
 planted "without a fault" ""
-planted "no wait for a load" '/copy_wait(&s->in, s->loaded/d' 'NOT OK'
+in_full planted "no wait for a load" '/copy_wait(&s->in, s->loaded/d' 'NOT OK'
 planted "no wait for the chunk's own gradients" 's/copy_wait(&s->in, \(copy_issue.*)\));/\1;/' 'under way'
 planted "a slot filled while it is in use" \
     '/^static inline key_block stream_next/,/^}/s/return/stream_load(s, s->first + STREAM_SLOTS * s->block_rows); &/' \
     'NOT OK'
-planted "a slot filled before its gradients are out" '/copy_wait(&s->out, s->stored/d' 'NOT OK'
+in_full planted "a slot filled before its gradients are out" '/copy_wait(&s->out, s->stored/d' 'NOT OK'
 planted "no wait for gradients on their way back" 's/copy_wait(&s->out, s->out.n_issued);/(void)s;/' 'under way'
 
 # ---- memory ----

@@ -796,7 +796,7 @@ static int train_unshared(trainer *t, const forest *f) {
 TEST(gradients_of_trees_are_those_of_their_sequences) {
     trainer *shared = (trainer *)malloc(sizeof *shared), *unshared = (trainer *)malloc(sizeof *unshared);
     harness_rng random = {11};
-    int64_t round, n = harness_rounds(600, 60);
+    int64_t round, n = harness_rounds(600, 40);
     double most = 0;
     for (round = 0; round < n && shared && unshared; round++) {
         forest f = make_forest(&random);
@@ -1153,7 +1153,7 @@ static cf_plan *pack_small_tree(harness_rng *random, forest *f) {
 
 TEST(damaged_plans_of_trees_are_refused) {
     harness_rng random = {20261125};
-    int64_t round, n = harness_rounds(40, 10), i, j;
+    int64_t round, n = harness_rounds(40, 8), i, j;
     for (round = 0; round < n; round++) {
         forest f;
         cf_plan *plan = pack_small_tree(&random, &f);
@@ -1552,7 +1552,7 @@ static double best_makespan(const cf_plan *plan, int64_t n_stages, int64_t n_vir
    all rows of a tree one behind the other. */
 TEST(trees_are_no_slower_than_their_rows_as_chains) {
     harness_rng random = {400};
-    int64_t round, n = harness_rounds(400, 12), i, j;
+    int64_t round, n = harness_rounds(400, 8), i, j;
     double sum = 0, worst = 0, count = 0, above = 0;
     for (round = 0; round < n; round++) {
         int64_t lengths[MOST * 4], chains[4], trees = 1 + below(&random, 4), all = 0, at;

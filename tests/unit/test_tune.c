@@ -566,7 +566,7 @@ TEST(a_window_makes_room) {
     f.desc.model = &heavy; /* a row of one layer: 8 K heads of 64, so 2048 bytes of K and V, 4096 of gradients */
     f.desc.parallel.recompute = CF_RECOMPUTE_FULL;
     f.desc.n_exact = CF_MAX_CANDIDATES;
-    f.desc.n_batches = 2;
+    f.desc.n_batches = harness_rounds(2, 1);
     f.desc.memory.fragmentation = -1;
     f.desc.no_stream = 1;
     plain = tune(&f);
@@ -852,7 +852,7 @@ TEST(the_winner_is_thrifty_and_simple) {
     fixture f;
     fixture_fill(&f, 4);
     f.desc.n_exact = CF_MAX_CANDIDATES;
-    f.desc.n_batches = 2;
+    f.desc.n_batches = harness_rounds(2, 1);
     f.desc.n_chunk_sizes = 3;
     for (i = 0; i < COUNT(tolerances); i++)
         for (step = 0; step < harness_rounds(2, 1); step++) {

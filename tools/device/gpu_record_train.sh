@@ -100,7 +100,7 @@ shape=
 if [ -n "$small" ]; then
     models=qwen2.5-0.5b
     chunk_size=32
-    documents=4
+    documents=2
     service_models=
     slice_model=qwen2.5-0.5b
     slice_chunks='32:16 64:8'
@@ -108,7 +108,7 @@ if [ -n "$small" ]; then
     whole_lengths=16,32,48,64
     longest=64
     grows='64 128'
-    steps=3
+    steps=2
     curve_steps=4
     curve_lengths='70 31 7 48 64 12'
     checked=150,20,64,1
