@@ -79,6 +79,10 @@ for (pipe.rank = 0; pipe.rank < w->packed.plan->n_ranks && result == CF_OK; pipe
 # Every layer's kind has been chosen where that went well.
 if (seen[k].mixer == choices[i].mixer && seen[k].experts == choices[i].experts) break;
 if (n == 1 && choices[0].mixer == CF_MIXER_FULL && !choices[0].experts) return CLI_OK; /* dense, and nothing more */
+# Without a model there are the caller's bytes.
+w->of[CFT__ACTIVATIONS] = own->held.activations * 100;
+# What is before the end of a group is in one.
+c->index = group->n_chunks++;
 KNOWN
 }
 
