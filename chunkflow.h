@@ -28,6 +28,7 @@
        time them               cf_simulate, cf_timeline_free
          from your own clock   cf_timeline_measured
      ~   no faster than        cf_schedule_bounds
+     ~ ranks in step           cf_columns_make, cf_columns_schedule, cf_ranks_validate
        add the transfers       cf_schedule_lower
        run them                cf_run, cf_run_capacity (how large the buffers must be), cf_run_size, cf_chunk_seed
          one action at a time  cf_run_open, cf_run_next, cf_run_close
@@ -407,9 +408,9 @@ typedef struct cf_plan {
    idle chunks fill what is left. Where there are more than 32 groups and standalone chunks, the dearest are placed
    first, and then moved and exchanged while that helps.
 
-   With lockstep chunks lie in columns, of which there may be more, and idle chunks among others. It is laid out once for
-   each target that long sequences are cut by: these are a quarter apart, from what a full slice costs at the start of a
-   sequence to the dearest, and no more than 42.
+   With lockstep chunks lie in columns, of which there may be more, and idle chunks among others. It is laid out once
+   for each target that long sequences are cut by: these are a quarter apart, from what a full slice costs at the start
+   of a sequence to the dearest, and no more than 42.
 
    lower_bound is the better of: total tokens / chunk_size, the count of sequences that cannot share, Martello and
    Toth's L2 (Knapsack Problems, 1990, section 8.3), slices / max_slices, and the number of dependent chunks.
@@ -438,8 +439,8 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan);
    cf_shares_find compares tokens: sequence i has lengths[i] of token_bytes bytes each at tokens[i]. Takes n log n steps
    and as many as tokens are alike (Ng and Kakehi, Merging string sequences by longest common prefixes, 2008).
    cf_shares_of_nodes has a tree: node i has tokens[i] tokens behind those of parents[i], which is a node before it, or
-   -1. The nodes that no other one goes on from are the sequences: the j-th is node leaves[j], has lengths[j] tokens, and
-   shares shares[j]. A sequence that ends where others go on has a node of 0 tokens. All three have room for n.
+   -1. The nodes that no other one goes on from are the sequences: the j-th is node leaves[j], has lengths[j] tokens,
+   and shares shares[j]. A sequence that ends where others go on has a node of 0 tokens. All three have room for n.
 
    Errors: CF_ERROR_ARGUMENT (names the argument and the item), CF_ERROR_LIMIT, CF_ERROR_MEMORY (working space). */
 CHUNKFLOW_API cf_result cf_shares_find(const void *const *tokens, int64_t token_bytes, const int64_t *lengths,
@@ -910,8 +911,8 @@ typedef struct cf_token_bytes {
      6 f      gate, up, product (4 f without gate)
      unfused: 8 h / s more (each norm: float input in place of bf16, and the normalised rows), 2 f (the activated gate)
      unfused attention: 2 heads / tp for each score in place of the statistics (nothing with selective recompute)
-   Layers that recompute keep 4 h / s less and nothing unfused of norms (layernorm and what goes beyond it), 2 f less and
-   no activated gate (act), no f at all (mlp), or 2 h / s alone (full).
+   Layers that recompute keep 4 h / s less and nothing unfused of norms (layernorm and what goes beyond it), 2 f less
+   and no activated gate (act), no f at all (mlp), or 2 h / s alone (full).
    First stage: 8 (token ids). Last stage: 4 h / s (final norm) and what the loss keeps.
    With a state_window attention goes through its prefix by blocks of keys, and `working` has what it carries from block
    to block of a layer: 4 q + 8 heads / tp, the sums of dQ in fp32 and two numbers for each row of a head. The kernels
@@ -1694,11 +1695,11 @@ CHUNKFLOW_API cf_result cf_write_plan_json(const cf_plan *plan, const cf_write_d
 
 /* Writes a schedule: format "chunkflow-schedule", version 2, kind, replay, placement, stages, virtual_stages, k, rank,
    n_chunks, n_actions, lowered, forward_only (where it is 1), limits[stage] (where it has any), and actions[stage][] of
-   {pass, chunk, stage, keep (F and R only)}. One action a line. Version 1 had no placement, which was loop, and no limits. With its timeline (NULL:
-   without) also makespan, busy, replayed, bubble_useful, bubble_busy, stream_waits and stream_seconds (where there are
-   any), bounds{name: value}, peak_live[stage], peak_tokens[stage], peak_state_tokens[stage], peak_bytes[stage], and
-   start, end and live of each action. The schedule must be sound. Errors: CF_ERROR_ARGUMENT (a timeline of another
-   schedule), CF_ERROR_WRITE. */
+   {pass, chunk, stage, keep (F and R only)}. One action a line. Version 1 had no placement, which was loop, and no
+   limits. With its timeline (NULL: without) also makespan, busy, replayed, bubble_useful, bubble_busy, stream_waits and
+   stream_seconds (where there are any), bounds{name: value}, peak_live[stage], peak_tokens[stage],
+   peak_state_tokens[stage], peak_bytes[stage], and start, end and live of each action. The schedule must be sound.
+   Errors: CF_ERROR_ARGUMENT (a timeline of another schedule), CF_ERROR_WRITE. */
 CHUNKFLOW_API cf_result cf_write_schedule_json(const cf_schedule *schedule, const cf_timeline *timeline,
                                                cf_write_fn write, void *user, cf_error *error);
 
@@ -2763,7 +2764,8 @@ CHUNKFLOW_API cf_result cf_shares_of_nodes(const int64_t *parents, const int64_t
     const struct {
         const char *name;
         const void *pointer;
-    } arrays[] = {{"parents", parents}, {"tokens", tokens}, {"leaves", leaves}, {"lengths", lengths}, {"shares", shares}};
+    } arrays[] = {
+        {"parents", parents}, {"tokens", tokens}, {"leaves", leaves}, {"lengths", lengths}, {"shares", shares}};
     int64_t i;
     CF__TRY(cf__range(n, 0, CF_MAX_SEQUENCES, "n", error));
     for (i = 0; i < CF__COUNT(arrays); i++)
@@ -6264,7 +6266,8 @@ static int cf__memory_stage(const cf_memory_desc *desc, int64_t stage, const cf_
     cf__add_product(&sums.terms.state, sums.kept, 1, overflow);
     cf__add_product(&sums.terms.state_gradient, sums.carry, 1, overflow);
     *out = sums.terms;
-    out->parameters = cf__memory_share(desc, &sums, desc->parameter_bytes, desc->parameter_bytes, 0, parallel->zero > 2);
+    out->parameters =
+        cf__memory_share(desc, &sums, desc->parameter_bytes, desc->parameter_bytes, 0, parallel->zero > 2);
     out->gradients = cf__memory_share(desc, &sums, desc->gradient_bytes, desc->gradient_bytes, 1, parallel->zero > 1);
     out->optimizer = cf__memory_share(desc, &sums, desc->optimizer_bytes, desc->matrix_bytes, 1, parallel->zero > 0);
     out->at_loss = out->logits > out->working;

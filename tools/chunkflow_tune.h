@@ -820,11 +820,11 @@ static const cf_gpu cft__gpus[] = {
      3.35e12, (int64_t)81559 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
     {"h200", 989.4e12, 0.70, 0.60, 0.50, 132,
      4.8e12, (int64_t)143771 << 20, 450e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
-    /* From data sheets alone: fractions are those of the H100 (Blackwell, H20, MI300X) or the A100 (Ada), nobody's
-       measurements. B200, GB200: Blackwell's, dense bf16 half of what is given with sparsity, 7,680 bits at 3,996 MHz;
-       GB200 has four GPUs a node, and NVLink to 72. L40S, RTX: no NVLink, so PCIe stands for it; the RTX 5090's bf16 is
-       twice its float rate, as the 4090's is. MI300X: seven links of 64 GB/s. MI300X, H20 and RTX have as much memory as
-       their names say. */
+    /* Rates as public pages repeat them from data sheets, which were not read themselves; fractions are those of the
+       H100 (Blackwell, H20, MI300X) or the A100 (Ada), nobody's measurements. B200, GB200: Blackwell's, dense bf16 half
+       of what is given with sparsity, 7,680 bits at 3,996 MHz; GB200 has four GPUs a node, and NVLink to 72. L40S, RTX:
+       no NVLink, so PCIe stands for it; the RTX 5090's bf16 is twice its float rate, as the 4090's is. MI300X: seven
+       links of 64 GB/s. MI300X, H20 and RTX have as much memory as their names say. */
     {"b200", 2250e12, 0.70, 0.60, 0.50, 148,
      7.67e12, (int64_t)182630 << 20, 900e9, 50e9, 64e9, 0.75, 5e-6, 15e-6},
     {"gb200", 2500e12, 0.70, 0.60, 0.50, 148,

@@ -263,6 +263,20 @@ static void times_stand(hostile *h, int sound) {
     free(times);
 }
 
+/* The schedule as that of columns, and as that of every rank. */
+static void ranks_stand(hostile *h) {
+    const cf_schedule *schedules[8];
+    cf_schedule *own = NULL;
+    cf_error error = fuzz_error();
+    int64_t i;
+    if (fuzz_result(cf_columns_schedule(&h->plan, &h->schedule, fuzz_between(&h->in, -1, 3), NULL, &own, &error), &error))
+        cf_schedule_free(own);
+    for (i = 0; i < 8; i++) schedules[i] = i == 7 && fuzz_between(&h->in, 0, 1) ? NULL : &h->schedule;
+    if (h->plan.n_ranks > 8) return; /* that is how many schedules are read */
+    error = fuzz_error();
+    (void)fuzz_result(cf_ranks_validate(&h->plan, schedules, NULL, NULL, &error), &error);
+}
+
 static void schedule_stands(hostile *h) {
     cf_schedule *lowered = NULL;
     cf_graph *graph = NULL;
@@ -278,6 +292,7 @@ static void schedule_stands(hostile *h) {
     times_stand(h, sound);
     index_stands(h, sound);
     run_stands(h, sound);
+    ranks_stand(h);
     error = fuzz_error();
     (void)fuzz_result(cf_run_size(&h->plan, &h->schedule, &bytes, &error), &error);
     error = fuzz_error();

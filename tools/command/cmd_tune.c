@@ -336,7 +336,8 @@ static void print_setting(const tune_job *job, const cf_tuning *tuning) {
     if (tuning->shares) {
         tune_work shared = tune_work_of(tuning, 1), all = tune_work_of(tuning, 0);
         printf("shared            %.1f %% of their tokens are computed, and %.1f %% of the attention pairs\n",
-               all.tokens > 0 ? 100 * shared.tokens / all.tokens : 100, all.pairs > 0 ? 100 * shared.pairs / all.pairs : 100);
+               all.tokens > 0 ? 100 * shared.tokens / all.tokens : 100,
+               all.pairs > 0 ? 100 * shared.pairs / all.pairs : 100);
     }
     printf("candidates        %s, %s schedules simulated%s\n\n", cli_commas(tuning->n_candidates),
            cli_commas(tuning->n_simulated), tuning->interrupted ? "; INTERRUPTED: this is what was known by then" : "");
@@ -363,7 +364,8 @@ static void print_winner(const tune_job *job, const cf_tuning *tuning) {
            cli_commas(c->k), cf_schedule_kind_name(c->kind), cf_replay_name(c->replay),
            c->state_window > 0 ? ", state streamed" : "");
     printf("split             tensor %s, pipeline %s, data %s%s%s; recompute %s\n",
-           cli_commas(p->tp), cli_commas(p->pp), cli_commas(p->dp), p->ep > 1 ? ", experts " : "", p->ep > 1 ? cli_commas(p->ep) : "",
+           cli_commas(p->tp), cli_commas(p->pp), cli_commas(p->dp), p->ep > 1 ? ", experts " : "",
+           p->ep > 1 ? cli_commas(p->ep) : "",
            modelling_recompute_words(c->recompute, c->recompute_layers));
     printf("estimated time    %s s an iteration, +- %.2g (95 %%); with this ChunkSize and K none is faster than %s",
            pipeline_estimate(c->seconds), c->confidence, pipeline_estimate(c->bound));

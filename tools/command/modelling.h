@@ -223,8 +223,8 @@ void modelling_print_model(const modelling *m);
 void modelling_print(const modelling *m);
 
 /* FLOPs of training, which a model's kinds of layers need: six for each weight that a token goes through, and twelve
-   for each column of Q and visible pair of rows, or rows in a window; of a recurrent layer three times those of forward. Of
-   a dense model nothing: who prints those has their formula. */
+   for each column of Q and visible pair of rows, or rows in a window; of a recurrent layer three times those of forward.
+   Of a dense model nothing: who prints those has their formula. */
 typedef struct modelling_flops {
     double per_token, per_pair;
 } modelling_flops;
