@@ -196,6 +196,7 @@ typedef struct chunk_runner {
     uint64_t seed;
     double *losses;           /* (chunks of the plan) added up at the end, so that no schedule changes the sum */
     int64_t live_bytes, peak_live_bytes; /* activation slots in use */
+    int64_t n_replays;
 } chunk_runner;
 
 typedef struct chunked_result {
@@ -228,7 +229,7 @@ static inline cf_result chunk_runner_begin(chunk_runner *r, const cf_plan *plan,
     r->batch = b;
     r->weights = w;
     r->gradient = gradient;
-    r->live_bytes = r->peak_live_bytes = 0;
+    r->live_bytes = r->peak_live_bytes = r->n_replays = 0;
     free(r->losses);
     r->losses = TAKE(double, plan->n_chunks);
     routing_free(&r->routing);
@@ -280,6 +281,7 @@ static inline pass pass_of(chunk_runner *r, const cf_step *step) {
 /* The interpreter's passes F and R. Of a chunk's forwards only one runs the head. */
 static inline int forward_chunk(void *user, const cf_step *step) {
     chunk_runner *r = (chunk_runner *)user;
+    r->n_replays += step->action.pass == CF_R;
     if (step->chunk->n_slices == 0) return 0; /* an idle chunk: it only keeps the ranks in step */
     cf_result result = chunk_feed_load(&r->feed, step->plan, step->action.chunk, r->batch, step->error);
     if (result != CF_OK) return (int)result;
@@ -358,10 +360,7 @@ static inline cf_result run_rank(chunk_runner *r, const cf_plan *plan, int64_t r
         run.progress = stop_if_asked;
         result = cf_run(plan, schedule, 0, &run, &stats, error);
     }
-    if (result == CF_OK) {
-        for (int64_t i = 0; i < schedule->n_actions; i++) sum->n_replays += schedule->actions[i].pass == CF_R;
-        sum->peak_slots = max_of(sum->peak_slots, stats.peak_slots);
-    }
+    if (result == CF_OK) sum->peak_slots = max_of(sum->peak_slots, stats.peak_slots);
     cf_schedule_free(schedule);
     return result;
 }
@@ -403,6 +402,7 @@ static inline cf_result chunked_gradients(chunk_runner *r, const weights *w, wei
         for (int64_t i = 0; i < plan->n_chunks; i++) sum.loss += r->losses[i];
         sum.loss += balance_loss(&r->routing, r->config);
         sum.n_chunks = plan->n_chunks;
+        sum.n_replays = r->n_replays;
         sum.n_hybrid = stats.n_hybrid;
         sum.n_rows = stats.rows;
         sum.largest_group = stats.largest_group;

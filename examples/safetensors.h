@@ -118,11 +118,11 @@ static inline int check_place(const safetensors *s, const safetensor *t) {
     return CLI_OK;
 }
 
+/* *out is all zero before. */
 static inline int read_tensor(const safetensors *s, uint32_t name, safetensor *out) {
     const json_document *d = &s->header;
     char dtype[16];
     int64_t offsets[2], n;
-    memset(out, 0, sizeof *out);
     out->node = name;
     json_copy_text(d, name, out->name, sizeof out->name);
     if (d->nodes[name + 1].kind != JSON_OBJECT) return tensor_wrong(s, out, "it is no object");
@@ -263,7 +263,7 @@ static inline float float_of_half(uint32_t half) {
     return (sign ? -1.0f : 1.0f) * (float)fraction * 0x1p-24f;
 }
 
-/* Numbers first .. first + count of a tensor. */
+/* Numbers first .. first + count of a tensor. On failure `out` is untouched. */
 static inline int safetensors_read(const safetensors *s, const safetensor *t, int64_t first, int64_t count,
                                    float *out) {
     const int64_t bytes = tensor_dtype_bytes(t->dtype);

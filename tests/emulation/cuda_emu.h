@@ -115,6 +115,7 @@ std::string cuda_emu_unloaded(const char *prefix); /* a kernel of such a name th
                                                       and that no cudaFuncGetAttributes has loaded; "" */
 int64_t cuda_emu_calls();                 /* of the runtime, cuBLAS and NCCL, since the reset */
 int64_t cuda_emu_calls(const char *name); /* of one function: "cudaMalloc" */
+int64_t cuda_emu_launches(const void *kernel); /* of one kernel */
 int64_t cuda_emu_pending();               /* operations that are issued and have not run */
 
 /* What the program has not given back. */

@@ -61,6 +61,7 @@ void (*cuda_emu_progress)();
 
 static int64_t n_calls, calls_to_failure, kernels_to_failure;
 static std::map<std::string, int64_t> calls_by_name;
+static std::map<const void *, int64_t> launches;
 static cudaError_t call_failure, kernel_failure;
 static bool failed_as_planned;
 
@@ -1117,6 +1118,7 @@ cudaError_t cuda_emu_launch(const cudaLaunchConfig_t *config, const void *kernel
     operation->work.blocks = (int64_t)grid.x * grid.y * grid.z;
     operation->work.threads = (int64_t)block.x * block.y * block.z;
     operation->run = [call] { cuda_emu_run_kernel(call); };
+    launches[kernel]++;
     if (kernels_to_failure > 0 && --kernels_to_failure == 0) operation->fails = kernel_failure;
     find_uses(name.c_str(), stream->device, values, bytes, &operation->uses);
     cuda_emu_issue(stream, operation);
@@ -1136,6 +1138,7 @@ void cuda_emu_reset() {
     n_calls = calls_to_failure = kernels_to_failure = 0;
     failed_as_planned = false;
     calls_by_name.clear();
+    launches.clear();
     next_name.clear();
     bury_streams();
     for (CUstream_st *one : gone_streams) delete one;
@@ -1165,6 +1168,11 @@ int64_t cuda_emu_calls() { return n_calls; }
 int64_t cuda_emu_calls(const char *name) {
     const auto found = calls_by_name.find(name);
     return found == calls_by_name.end() ? 0 : found->second;
+}
+
+int64_t cuda_emu_launches(const void *kernel) {
+    const auto found = launches.find(kernel);
+    return found == launches.end() ? 0 : found->second;
 }
 
 int64_t cuda_emu_pending() {

@@ -14,7 +14,19 @@
 
 #include "../../chunkflow.h"
 
+/* What is taken is counted. */
+#include <stdlib.h>
+
+static int64_t bytes_taken;
+
+static void *counted_calloc(size_t count, size_t bytes) {
+    bytes_taken += (int64_t)(count * bytes);
+    return calloc(count, bytes);
+}
+
+#define calloc counted_calloc
 #include "../../examples/model.h"
+#undef calloc
 
 /* What runs chunks calls this in the place of model_forward. */
 static int64_t rows_through_the_head;
@@ -668,6 +680,51 @@ TEST(memory_is_what_it_should_be) {
     activations_free(&first, &x.meter);
     activations_free(&last, &x.meter);
     world_end(&x);
+}
+
+/* The meter is told of as many bytes as are taken, but for the lists of pointers to the arrays of the layers: one that
+   is kept, and one that is laid out to find how much is needed. */
+TEST(the_meter_counts_what_is_taken) {
+    const model_config c = tiny_model();
+    const stage all = stage_of(&c, 0, 1);
+    const int64_t lists = 2 * all_layers(&c) * (int64_t)sizeof(layer_activations);
+    memory_meter meter = {{0}, {0}};
+    bytes_taken = 0;
+    workspace w = workspace_new(&c, 19, &meter);
+    CHECK_INT(w.bytes, bytes_taken);
+    CHECK_INT(meter.held[MEMORY_WORKSPACE], bytes_taken);
+    bytes_taken = 0;
+    activations a = activations_new(&c, &all, 19, 1, MEMORY_ACTIVATIONS, &meter);
+    CHECK_INT(a.bytes, bytes_taken - lists);
+    CHECK_INT(meter.held[MEMORY_ACTIVATIONS], bytes_taken - lists);
+    activations_free(&a, &meter);
+    workspace_free(&w, &meter);
+    CHECK(meter.held[MEMORY_WORKSPACE] == 0 && meter.held[MEMORY_ACTIVATIONS] == 0);
+}
+
+/* The angles of rows stand in their own places of the scratch, and nothing else there is written. */
+TEST(angles_are_put_in_their_places) {
+    enum { ROWS = 5 };
+    for (int latent = 0; latent < 2; latent++) {
+        model_config c = tiny_model();
+        int32_t position[ROWS] = {0, 1, 2, 0, 1};
+        memory_meter meter = {{0}, {0}};
+        if (latent) CHECK_STR(parse_pattern(&c.kinds, "latent"), NULL);
+        workspace w = workspace_new(&c, ROWS, &meter);
+        const int64_t others = ROWS * (int64_t)(sizeof(double) + sizeof(attention_tile));
+        const int64_t n = (w.bytes - others) / (int64_t)sizeof(real);
+        const int64_t angles = ROWS * (head_dim_of(&c) + (latent ? rope_of(&c) : 0));
+        chunk_rows rows = {ROWS, 1, 0, 0, NULL, NULL, position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0, NULL,
+                           NULL, NULL};
+        const pass p = {&c, NULL, &rows, NULL, NULL, &w, stage_of(&c, 0, 1), 1, 0, NULL, NULL, 0};
+        int64_t written = 0;
+        for (int64_t i = 0; i < n; i++) w.flat[i] = 7;
+        prepare_rows(&p);
+        for (int64_t i = 0; i < n; i++) written += w.flat[i] != 7;
+        CHECK_INT(written, angles);
+        for (int64_t i = 0; i < angles; i++) CHECK(fabs(w.rows.cosine[i]) <= 1); /* they stand one behind the other */
+        workspace_free(&w, &meter);
+    }
 }
 
 /* What goes wrong in a callback, and what a plan and a schedule say that do not fit, comes back. */
@@ -1830,7 +1887,8 @@ SUITE(trainer, CASE(hashes_are_those_of_splitmix64), CASE(models_are_refused_by_
       CASE(k_changes_no_bit), CASE(a_stage_runs_the_head_once_a_chunk),
       CASE(a_runner_grows_from_batch_to_batch), CASE(a_stream_changes_no_bit), CASE(a_stream_sends_what_is_needed_and_no_more),
       CASE(device_bytes_do_not_grow_with_the_sequence), CASE(the_ring_shows_a_wrong_order),
-      CASE(memory_is_what_it_should_be), CASE(gradients_add_to_what_is_there),
+      CASE(memory_is_what_it_should_be), CASE(the_meter_counts_what_is_taken),
+      CASE(angles_are_put_in_their_places), CASE(gradients_add_to_what_is_there),
       CASE(stages_in_a_row_are_the_whole_model), CASE(backward_in_two_passes_is_backward_in_one),
       CASE(a_batch_without_targets_has_no_loss_and_no_gradient),
       CASE(prompts_are_seen_but_not_learnt), CASE(dropout_drops_its_rate_and_keeps_the_mean),

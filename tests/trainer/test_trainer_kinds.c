@@ -85,6 +85,21 @@ TEST(losses_equal_the_definition) {
     harness_report("at most %.1e off", worst);
 }
 
+/* Nobody has a token after the next one that is a target: the module runs, and its loss is none. */
+TEST(a_module_without_targets_adds_nothing) {
+    const int64_t lengths[] = {2, 1, 2, 0};
+    world x;
+    chunked_result result;
+    const model_config c = model_of_kinds("full", 2, 0.4);
+    world_begin(&x, &c, lengths, 4, 3, 2, 0);
+    const double wanted = reference_loss(&x), loss = chunked_loss(&x, &result), plain = plain_loss(&x, NULL);
+    CHECK(fabs(loss - wanted) <= 1e-12 * wanted && fabs(plain - wanted) <= 1e-12 * wanted);
+    for (int64_t i = 0; i < x.gradient.count; i++) CHECK(isfinite(x.gradient.flat[i]));
+    weights_clear(&x.gradient);
+    check_same_gradients(&x);
+    world_end(&x);
+}
+
 /* Every tensor of every kind; with a module, its layer is of the last one's kind. */
 TEST(gradients_equal_finite_differences) {
     static const char *const mixes[] = {"window+sinks+gate,latent", "chunked+experts,delta", "mamba+experts,kda",
@@ -437,7 +452,8 @@ TEST(what_no_chunk_could_have_is_refused) {
     CHECK(layer_kind_of(&d, 1).mixer == MIXER_LATENT && layer_kind_of(&d, 2).mixer == MIXER_LATENT); /* the module's */
 }
 
-SUITE(trainer_kinds, CASE(losses_equal_the_definition), CASE(gradients_equal_finite_differences),
+SUITE(trainer_kinds, CASE(losses_equal_the_definition), CASE(a_module_without_targets_adds_nothing),
+      CASE(gradients_equal_finite_differences),
       CASE(any_chunking_gives_the_same_gradients), CASE(k_and_streams_change_no_bit),
       CASE(backward_in_two_passes_is_backward_in_one), CASE(states_have_the_size_of_their_kind),
       CASE(snapshots_travel_as_often_as_needed), CASE(faults_show), CASE(what_no_chunk_could_have_is_refused));

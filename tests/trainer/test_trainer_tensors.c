@@ -10,6 +10,8 @@
 
 #include "../../examples/safetensors.h"
 
+#include <unistd.h>
+
 static int passed = 0, failed = 0;
 
 static void expect(int holds, const char *what) {
@@ -215,6 +217,29 @@ static void test_numbers(void) {
     }
 }
 
+/* A file that has become shorter since it was opened: nothing of it is handed on. What is in front of the tensors is
+   more than is read at once when it is opened. */
+static void test_short_reads(void) {
+    static const char header[] = "{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[80000,80012]},"
+                                 "\"b\":{\"dtype\":\"F16\",\"shape\":[3],\"data_offsets\":[80012,80018]},"
+                                 "\"c\":{\"dtype\":\"BF16\",\"shape\":[3],\"data_offsets\":[80018,80024]},"
+                                 "\"d\":{\"dtype\":\"F32\",\"shape\":[20000],\"data_offsets\":[0,80000]}}";
+    for (int64_t i = 0; i < 3; i++) {
+        safetensors s;
+        float numbers[3], before[3];
+        memset(numbers, 0x5A, sizeof numbers);
+        memset(before, 0x5A, sizeof before);
+        make_file(header, (int64_t)strlen(header), 80024);
+        expect(safetensors_open(path, &s) == CLI_OK && s.count == 4, "four tensors");
+        expect(truncate(path, (off_t)(s.data_at + s.tensors[i].end - 1)) == 0, "and a byte less");
+        (void)said();
+        expect(safetensors_read(&s, &s.tensors[i], 0, 3, numbers) != CLI_OK, "a tensor that is cut off");
+        expect_said(path);
+        expect(memcmp(numbers, before, sizeof numbers) == 0, "which leaves the numbers as they are");
+        safetensors_close(&s);
+    }
+}
+
 /* ---- a good file, damaged in some hundred ways: read within its bounds or refused, never anything else ---- */
 
 static unsigned char *read_bytes(const char *from, int64_t *n) {
@@ -277,6 +302,7 @@ int main(int argc, char **argv) {
     test_refusals();
     test_wants();
     test_numbers();
+    test_short_reads();
     test_damage();
     remove(path);
     remove(again);

@@ -160,6 +160,7 @@ TEST(reads_and_writes_both_dialects) {
     t.n = 0;
     CHECK_INT(schedule_csv_write(plan, s, &desc, harness_collect, &t, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "format");
+    CHECK_INT(error.item, -1);
     CHECK_INT((int64_t)t.n, 0);
     free(t.at);
     cf_schedule_free(low);
@@ -726,15 +727,16 @@ TEST(more_cells_than_actions_are_refused) {
 TEST(sound_text_of_an_unsound_schedule_is_refused) {
     static const struct {
         const char *csv, *field;
-    } bad[] = {{"0F0,0B0,0F1", "n_actions"},
-               {"0F0,0B0,0F1,0F1", "actions.pass"},
-               {"0F0,0B0,0B1,0F1", "actions.pass"},
-               {"0F0,0B0,0F1,0B1\n\n", "n_virtual"},
-               {"0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n", NULL},
-               {"0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n", "actions"},
-               {"0F0,0B0,0F1,0B1,2F0,2B0,2F1,2B1\n1F0,1B0,1F1,1B1\n", "n_virtual"},
-               {"2147483647F0,0B0,0F1,0B1", "n_actions"},
-               {"0F0,0SEND_F0,0B0,0F1,0B1\n", "actions.pass"}};
+        int64_t wanted, got; /* of a number of the whole schedule */
+    } bad[] = {{"0F0,0B0,0F1", "n_actions", 4, 3},
+               {"0F0,0B0,0F1,0F1", "actions.pass", 0, 0},
+               {"0F0,0B0,0B1,0F1", "actions.pass", 0, 0},
+               {"0F0,0B0,0F1,0B1\n\n", "n_virtual", 2, 1},
+               {"0F0,0B0,0F1,0B1\n1F0,1B0,1F1,1B1\n", NULL, 0, 0},
+               {"0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n", "actions", 0, 0},
+               {"0F0,0B0,0F1,0B1,2F0,2B0,2F1,2B1\n1F0,1B0,1F1,1B1\n", "n_virtual", 2, 3},
+               {"2147483647F0,0B0,0F1,0B1", "n_actions", (int64_t)1 << 33, 4},
+               {"0F0,0SEND_F0,0B0,0F1,0B1\n", "actions.pass", 0, 0}};
     cf_plan *plan = plan_of(0, 2);
     size_t i;
     for (i = 0; i < sizeof bad / sizeof bad[0]; i++) {
@@ -751,6 +753,7 @@ TEST(sound_text_of_an_unsound_schedule_is_refused) {
         CHECK_INT(result, CF_ERROR_SCHEDULE);
         CHECK_STR(error.field, bad[i].field);
         CHECK_STR(oracle_error_fault(&error), NULL);
+        if (bad[i].wanted > 0) CHECK(error.item == -1 && error.wanted == bad[i].wanted && error.got == bad[i].got);
         CHECK(s == NULL);
     }
     harness_note("%s", "");
@@ -939,22 +942,25 @@ TEST(csv_arguments_are_checked) {
     REQUIRE(good != NULL);
     memset(&desc, 0, sizeof desc);
     memset(&heap, 0, sizeof heap);
-#define REFUSE(member, value, name) \
+#define REFUSE(member, value, nearest, name) \
     do { \
         memset(&desc, 0, sizeof desc); \
         desc.member = value; \
         CHECK(schedule_csv_read(csv, strlen(csv), plan, &desc, &s, NULL, &error) != CF_OK && \
               strcmp(error.field, name) == 0); \
         CHECK_STR(oracle_error_fault(&error), NULL); \
+        CHECK(error.item == -1 && error.wanted == (nearest) && error.got == (int64_t)(value)); \
     } while (0)
-    REFUSE(format, SCHEDULE_CSV_FORMAT_COUNT, "format");
-    CHECK_INT(error.item, -1);
-    REFUSE(kind, CF_SCHEDULE_COUNT, "kind");
-    REFUSE(replay, CF_REPLAY_COUNT, "shape.replay");
-    REFUSE(k, -1, "k");
-    REFUSE(rank, 1, "shape.rank");
-    REFUSE(rank, -1, "shape.rank");
-    REFUSE(chunks, beside, "chunks");
+    REFUSE(format, SCHEDULE_CSV_FORMAT_COUNT, SCHEDULE_CSV_FORMAT_COUNT - 1, "format");
+    REFUSE(kind, CF_SCHEDULE_COUNT, CF_SCHEDULE_COUNT - 1, "kind");
+    REFUSE(replay, CF_REPLAY_COUNT, CF_REPLAY_COUNT - 1, "shape.replay");
+    REFUSE(k, -1, 0, "k");
+    REFUSE(rank, 1, 0, "shape.rank");
+    REFUSE(rank, -1, 0, "shape.rank");
+    memset(&desc, 0, sizeof desc);
+    desc.chunks = beside;
+    CHECK_INT(schedule_csv_read(csv, strlen(csv), plan, &desc, &s, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK(strcmp(error.field, "chunks") == 0 && error.item == 1);
     CHECK_INT(schedule_csv_microbatches(plan, good, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_INT(schedule_csv_read_microbatches("", 0, plan, 1, beside, &error), CF_ERROR_ARGUMENT);
     CHECK_INT(schedule_csv_read_microbatches("", 0, plan, 0, NULL, &error), CF_ERROR_ARGUMENT);

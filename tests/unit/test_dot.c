@@ -104,6 +104,7 @@ TEST(a_drawing_is_bounded) {
     CHECK_INT(error.got, g->n_nodes);
     CHECK_INT(graph_dot_write(g, "s", -1, harness_collect, &t, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "max_nodes");
+    CHECK(error.item == -1 && error.wanted == 0 && error.got == -1);
     CHECK_INT(t.calls, 0);
     CHECK_INT(graph_dot_write(g, "s", g->n_nodes, harness_collect, &t, &error), CF_OK);
     free(t.at);
