@@ -1147,8 +1147,8 @@ typedef struct cf_search_report {
     int64_t budget;              /* candidates that its largest search was allowed, as in cf_schedule_desc */
     int64_t n_tried;             /* candidates that were built and timed, in all searches together */
     int64_t n_improved;          /* times a candidate became the best so far */
-    cf_schedule_kind best_fixed; /* the best fixed kind under the same limit */
-    double fixed_makespan;       /* its makespan */
+    cf_schedule_kind best_fixed; /* the best fixed kind under the same limit. 0: none keeps to it */
+    double fixed_makespan;       /* its makespan; without one, that of the schedule returned */
     double makespan;             /* of the schedule returned */
     double bound;                /* the strongest lower bound that is known */
     double gap;                  /* makespan / bound - 1 */
@@ -9840,7 +9840,7 @@ static void cf__search_best(cf__search *search) {
             for (split = 0; split <= splits && pass == 1; split++)
                 (m->desc.shape.forward_only ? cf__search_forwards(search) : cf__search_each_limit(search, split));
         }
-    if (m->desc.shape.forward_only) report->fixed_makespan = report->makespan;
+    if (report->best_fixed == CF_SCHEDULE_DEFAULT) report->fixed_makespan = report->makespan;
     report->bound = search->goal;
     report->gap = report->bound > 0 ? report->makespan / report->bound - 1 : 0;
 }
