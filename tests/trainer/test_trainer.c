@@ -800,6 +800,24 @@ TEST(the_check_tells_right_from_wrong) {
     world_end(&x);
 }
 
+/* Sequences that begin alike are computed once where that is asked for; chunks are counted over all ranks. */
+TEST(nothing_is_shared_unasked) {
+    const int64_t lengths[] = {140, 135};
+    for (int64_t share = 0; share <= CF_SHARE_LEAST; share += CF_SHARE_LEAST) {
+        world x;
+        model_config c = tiny_model();
+        chunked_result result;
+        world_begin(&x, &c, lengths, 2, 70, 8, 0);
+        x.batch.tokens[1] = x.batch.tokens[0];
+        x.runner.share = share;
+        x.runner.packing.n_ranks = share == 0 ? 2 : 1;
+        chunked_loss(&x, &result);
+        if (share == 0) CHECK(result.n_rows == 275 && result.n_chunks == 4);
+        else CHECK(result.n_rows <= 275 - 128 && result.n_rows >= 140);
+        world_end(&x);
+    }
+}
+
 TEST(gradients_add_to_what_is_there) {
     const int64_t lengths[] = {50, 8, 8};
     world x;
@@ -1324,6 +1342,32 @@ TEST(directories_may_be_deep_but_not_endless) {
     check_ends(read_folder, "/no/such/file", "/no/such/file: No such file");
 }
 
+/* With whom each document shares, and how much: numbers of any length, as many as documents. */
+static void run_check_alike(const void *user) {
+    const char *const *text = (const char *const *)user;
+    length_list lists[3] = {{NULL, 0}, {NULL, 0}, {NULL, 0}};
+    for (int i = 0; i < 3; i++)
+        if (text[i]) parse_lengths("list", &lists[i], text[i]);
+    check_alike(&lists[0], &lists[1], &lists[2]);
+    exit(EXIT_BAD_INPUT + 77);
+}
+
+TEST(documents_that_begin_alike_are_checked) {
+    static const struct {
+        const char *lists[3], *why;
+    } cases[] = {{{"9,9", "0,0", "0,9"}, NULL},          {{"9,9", NULL, NULL}, NULL},
+                 {{"9,9", "0,0", "0"}, "a number for"},  {{"9,9", "0", "0,0"}, "a number for"},
+                 {{"9,9", "0", "0"}, "a number for"},    {{"9,9", NULL, "0,0"}, "a number for"},
+                 {{"9,9", "0,0", NULL}, "a number for"}, {{"9,9", "0,0", "0,10"}, "no 10 tokens"},
+                 {{"8,9", "0,0", "0,9"}, "no 9 tokens"}, {{"9,9", "0,1", "0,1"}, "no 1 tokens"},
+                 {{"9,9", "1,0", "1,0"}, "document 0"},
+                 {{"0000000000000000000000000000009,9", "0,0", "0,9"}, NULL}}; /* 31 digits */
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        if (cases[i].why) check_ends(run_check_alike, cases[i].lists, cases[i].why);
+        else CHECK_INT(ended(run_check_alike, cases[i].lists).status, EXIT_BAD_INPUT + 77);
+    }
+}
+
 /* ================================================================================================================
    >>tokens
    ================================================================================================================ */
@@ -1697,6 +1741,38 @@ TEST(checkpoint_is_on_the_disk_or_the_old_one_is) {
     close(here);
 }
 
+/* Only the name of the file that is open leads to it; and no file stays open behind a checkpoint. */
+TEST(checkpoint_names_and_files_belong_together) {
+    char *path = joined_name(in_folder("checkpoint"), "", -1), *other = joined_name(path, ".other", -1);
+    write_file(path, "a", 1);
+    write_file(other, "b", 1);
+    const int file = open(path, O_RDONLY), here = open(".", O_RDONLY);
+    REQUIRE(file >= 0 && here >= 0);
+    CHECK(leads_to(path, file) && !leads_to(other, file) && !leads_to(".", here));
+    REQUIRE(remove(other) == 0 && symlink(path, other) == 0);
+    CHECK(!leads_to(other, file));
+    remove(other);
+    CHECK(!leads_to(other, file));
+    close(here);
+    close(file);
+    const int before = dup(0);
+    close(before);
+    saved_run run;
+    saved_run_init(&run, 1);
+    memset(&asked, 0, sizeof asked);
+    for (int fails = 0; fails < 4; fails++) { /* well, and badly */
+        memset(&asked, 0, sizeof asked);
+        asked.fails = fails;
+        CHECK_INT(replace_file(path, &run.c) == 0, fails == 0);
+        const int after = dup(0);
+        CHECK_INT(after, before);
+        close(after);
+    }
+    remove(path);
+    free(other);
+    free(path);
+}
+
 static volatile sig_atomic_t signals_seen;
 static char renamed_before; /* whether the checkpoint had its name when the signal was handed on */
 
@@ -1888,7 +1964,7 @@ SUITE(trainer, CASE(hashes_are_those_of_splitmix64), CASE(models_are_refused_by_
       CASE(a_runner_grows_from_batch_to_batch), CASE(a_stream_changes_no_bit), CASE(a_stream_sends_what_is_needed_and_no_more),
       CASE(device_bytes_do_not_grow_with_the_sequence), CASE(the_ring_shows_a_wrong_order),
       CASE(memory_is_what_it_should_be), CASE(the_meter_counts_what_is_taken),
-      CASE(angles_are_put_in_their_places), CASE(gradients_add_to_what_is_there),
+      CASE(angles_are_put_in_their_places), CASE(nothing_is_shared_unasked), CASE(gradients_add_to_what_is_there),
       CASE(stages_in_a_row_are_the_whole_model), CASE(backward_in_two_passes_is_backward_in_one),
       CASE(a_batch_without_targets_has_no_loss_and_no_gradient),
       CASE(prompts_are_seen_but_not_learnt), CASE(dropout_drops_its_rate_and_keeps_the_mean),
@@ -1896,6 +1972,7 @@ SUITE(trainer, CASE(hashes_are_those_of_splitmix64), CASE(models_are_refused_by_
       CASE(adamw_equals_the_definition), CASE(every_epoch_has_every_document_once_and_can_be_entered_anywhere),
       CASE(files_become_documents_and_no_byte_is_lost),
       CASE(directories_are_read_in_order_and_some_entries_are_passed_over), CASE(checkpoint_that_cannot_be_written), CASE(checkpoint_comes_back_whole),
+      CASE(checkpoint_names_and_files_belong_together), CASE(documents_that_begin_alike_are_checked),
       CASE(checkpoint_is_on_the_disk_or_the_old_one_is), CASE(checkpoint_is_finished_before_a_signal_comes),
       CASE(checkpoint_has_its_permissions_and_a_name_of_its_own), CASE(checkpoint_piece_by_piece),
       CASE(checkpoint_damaged_anywhere_is_refused), CASE(checkpoint_of_many_terabytes_is_refused),

@@ -102,7 +102,7 @@ TEST(a_module_without_targets_adds_nothing) {
 
 /* Every tensor of every kind; with a module, its layer is of the last one's kind. */
 TEST(gradients_equal_finite_differences) {
-    static const char *const mixes[] = {"window+sinks+gate,latent", "chunked+experts,delta", "mamba+experts,kda",
+    static const char *const mixes[] = {"window+sinks+gate,latent", "chunked+experts,delta", "mamba,kda+experts",
                                         "full+gate"};
     const int64_t lengths[] = {18, 7, 1, 0, 5};
     for (int i = 0; i < 4; i++) {

@@ -170,9 +170,9 @@ static void fetch_numbers(void *user, int64_t index, int64_t first, int64_t byte
 
 static void test_numbers(void) {
     static const float numbers[6] = {1, -2.5f, 0, 3.4e38f, 1e-40f, -1e-3f};
-    static const uint16_t halves[6] = {0x3C00, 0xC100, 0x7BFF, 0x0001, 0x7C00, 0xFC00};
+    static const uint16_t halves[6] = {0x3C00, 0xC100, 0x7BFF, 0x8003, 0x7C00, 0xFC00};
     static const uint16_t shorts[6] = {0x3F80, 0xC020, 0x7F7F, 0x0001, 0x7F80, 0xFF80};
-    static const double of_halves[6] = {1, -2.5, 65504, 5.9604644775390625e-08, INFINITY, -INFINITY};
+    static const double of_halves[6] = {1, -2.5, 65504, -3 * 5.9604644775390625e-08, INFINITY, -INFINITY};
     const void *data[2] = {numbers, numbers};
     tensor_source two[2] = {{"b", 2, 3, 0}, {"a", 6, 0, 1}};
     float back[6];
@@ -215,6 +215,10 @@ static void test_numbers(void) {
         }
         safetensors_close(&s);
     }
+    (void)said();
+    const int code = safetensors_write("/no/such/folder/file", two, 2, TENSOR_F32, fetch_numbers, (void *)data);
+    expect(code != CLI_OK, "no file");
+    expect_said("/no/such/folder/file");
 }
 
 /* A file that has become shorter since it was opened: nothing of it is handed on. What is in front of the tensors is
