@@ -4059,7 +4059,7 @@ static void cf__pack_open_cells(cf__packer *p) {
    fits nowhere, all stay where they are. */
 static void cf__pack_deal(cf__packer *p, int64_t n) {
     int32_t *heap = p->order, *aside = p->sorted, first = (int32_t)p->n_units, id;
-    int32_t smallest = p->n_items > 0 ? cf__pack_item_size(p, p->n_items - 1) : 0;
+    int32_t smallest = cf__pack_item_size(p, p->n_items - 1);
     int64_t i, n_heap = 0, n_aside;
     for (; n_heap < n; heap[n_heap++] = id) {
         id = cf__pack_open_unit(p);
@@ -10835,13 +10835,13 @@ static cf_result cf__ranks_differ(const cf__ranks *k, int64_t rank, int64_t stag
                                   const cf_action *first) {
     char text[128];
     (void)snprintf(text, sizeof text, "rank %lld, stage %lld: %s on virtual stage %d, where rank 0 has %s on %d",
-                   (long long)rank, (long long)stage, a != NULL ? cf_pass_name((cf_pass)a->pass) : "nothing",
-                   a != NULL ? (int)a->stage : -1, first != NULL ? cf_pass_name((cf_pass)first->pass) : "nothing",
-                   first != NULL ? (int)first->stage : -1);
+                   (long long)rank, (long long)stage, cf_pass_name((cf_pass)a->pass), (int)a->stage,
+                   cf_pass_name((cf_pass)first->pass), (int)first->stage);
     return cf__refuse(k->error, CF_ERROR_SCHEDULE, "actions", k->position[stage], text);
 }
 
-/* Looks at what all ranks run next on a stage. *go: 1 if it is a pass that all of them can run. */
+/* Looks at what all ranks run next on a stage. *go: 1 if it is a pass that all of them can run. Lists that are sound and
+   have run the same kinds so far end together, for all have as many chunks. */
 static cf_result cf__ranks_look(const cf__ranks *k, int64_t stage, int *go, int *moved) {
     const cf_action *first = NULL;
     int64_t rank;
@@ -10855,8 +10855,7 @@ static cf_result cf__ranks_look(const cf__ranks *k, int64_t stage, int *go, int 
     first = cf__ranks_head(k, 0, stage);
     for (rank = 0; rank < k->plan->n_ranks; rank++) {
         const cf_action *a = cf__ranks_head(k, rank, stage);
-        if ((a == NULL) != (first == NULL) ||
-            (a != NULL && (a->stage != first->stage || cf__ranks_kind(a) != cf__ranks_kind(first))))
+        if (a != NULL && first != NULL && (a->stage != first->stage || cf__ranks_kind(a) != cf__ranks_kind(first)))
             return cf__ranks_differ(k, rank, stage, a, first);
         if (a == NULL || !cf__ranks_has_input(k, rank, a)) *go = 0;
     }

@@ -379,7 +379,8 @@ static void refused(cf_result got, const cf_error *error, cf_result wanted, cons
 TEST(what_cannot_be_in_step_is_named) {
     in_step t = {.lengths = {20, 8, 8}, .n = 3, .pack = {.chunk_size = 8, .n_ranks = 2, .lockstep = 2}};
     const cf_share shares[3] = {{0, 0}, {0, 0}, {0, 0}};
-    cf_schedule *none = NULL, *broken;
+    const int64_t too_long = 8 * ((int64_t)1 << 22) + 1;
+    cf_schedule *none = NULL, *broken, incomplete;
     cf_plan *no_plan = NULL, tree;
     cf_branch branch = {-1, -1, -1, -1, -1, 0};
     cf_error e = {0};
@@ -391,6 +392,9 @@ TEST(what_cannot_be_in_step_is_named) {
     t.pack.shares = shares;
     refused(cf_pack(t.lengths, t.n, &t.pack, &no_plan, &e), &e, CF_ERROR_ARGUMENT, "lockstep");
     t.pack.shares = NULL;
+    t.pack.split = CF_SPLIT_COST;
+    refused(cf_pack(&too_long, 1, &t.pack, &no_plan, &e), &e, CF_ERROR_LIMIT, "lengths");
+    t.pack.split = CF_SPLIT_DEFAULT;
     t.order.kind = CF_SCHEDULE_PAPER;
     REQUIRE(make(&t, 0));
     tree = *t.plan;
@@ -415,6 +419,12 @@ TEST(what_cannot_be_in_step_is_named) {
     CHECK_INT(e.item, 2);
     broken->first[1]--;
     refused(cf_columns_schedule(t.plan, broken, 1, NULL, &none, &e), &e, CF_ERROR_SCHEDULE, "first");
+    incomplete = *t.list;
+    incomplete.first = NULL;
+    refused(cf_columns_schedule(t.plan, &incomplete, 1, NULL, &none, &e), &e, CF_ERROR_SCHEDULE, "first");
+    incomplete = *t.list;
+    incomplete.actions = NULL;
+    refused(cf_columns_schedule(t.plan, &incomplete, 1, NULL, &none, &e), &e, CF_ERROR_SCHEDULE, "actions");
     CHECK(none == NULL);
     naive_free(broken);
     refused(cf_ranks_validate(NULL, all(&t), NULL, NULL, &e), &e, CF_ERROR_ARGUMENT, "plan");
@@ -429,6 +439,69 @@ TEST(what_cannot_be_in_step_is_named) {
     none->shape.replay = CF_REPLAY_PIPELINE;
     refused(cf_ranks_validate(t.plan, all(&t), NULL, NULL, &e), &e, CF_ERROR_SCHEDULE, "schedules");
     CHECK_INT(e.item, 1);
+    drop(&t);
+}
+
+/* One rank's schedule has another shape than rank 0's: each of them is sound, but together they are not run. */
+TEST(ranks_of_different_shapes_are_refused) {
+    static const cf_shape shapes[] = {
+        {.n_stages = 2, .n_virtual = 2}, /* rank 0's */
+        {.n_stages = 4, .n_virtual = 2},
+        {.n_stages = 2, .n_virtual = 1},
+        {.n_stages = 2, .n_virtual = 2, .placement = CF_PLACEMENT_V},
+        {.n_stages = 2, .n_virtual = 2, .replay = CF_REPLAY_PIPELINE},
+        {.n_stages = 2, .n_virtual = 2, .forward_only = 1},
+        {.n_stages = 2, .n_virtual = 2}, /* lowered */
+        {.n_stages = 2, .n_virtual = 2}, /* like rank 0's */
+    };
+    const int n = (int)(sizeof shapes / sizeof shapes[0]);
+    in_step t[8];
+    int i;
+    for (i = 0; i < n; i++) {
+        const cf_schedule *two[2];
+        cf_error e = {0};
+        t[i] = (in_step){.lengths = {8, 8, 8, 8}, .n = 4, .pack = {.chunk_size = 8, .n_ranks = 2, .lockstep = 1},
+                         .order = {.kind = CF_SCHEDULE_BEST, .shape = shapes[i]}};
+        REQUIRE(make(&t[i], i == 6));
+        two[0] = t[0].schedules[0];
+        two[1] = t[i].schedules[1];
+        if (i > 0 && i + 1 < n) {
+            refused(cf_ranks_validate(t[i].plan, two, NULL, NULL, &e), &e, CF_ERROR_SCHEDULE, "schedules");
+            CHECK_INT(e.item, 1);
+            CHECK(strstr(e.text, "shape") != NULL);
+        } else CHECK_INT(cf_ranks_validate(t[i].plan, two, NULL, NULL, &e), CF_OK);
+    }
+    for (i = 0; i < n; i++) drop(&t[i]);
+}
+
+/* Sequences of columns of their own are dealt out to the chunks that they need at least, dearest first, each to the
+   cheapest. Here that fails (6 | 4 4, then 9 | 8, then a 3 fits nowhere) where best fit does not, whose chunks stay. */
+TEST(what_cannot_be_dealt_evenly_stays_where_it_fits) {
+    in_step t = {.lengths = {6, 4, 4, 3, 3}, .n = 5, .pack = {.chunk_size = 10, .n_ranks = 2, .lockstep = 1}};
+    t.order.kind = CF_SCHEDULE_PAPER;
+    REQUIRE(make(&t, 0));
+    CHECK_STR(oracle_plan_fault(t.plan, t.lengths, t.n), NULL);
+    CHECK_INT(t.plan->n_steps, 1);
+    CHECK_INT(t.plan->chunks[0].tokens, 10);
+    CHECK_INT(t.plan->chunks[1].tokens, 10);
+    drop(&t);
+}
+
+static double cost_of_nothing(int64_t begin, int64_t length, void *user) {
+    (void)begin, (void)length, (void)user;
+    return 0;
+}
+
+/* Where nothing costs anything, all layouts are alike: whole slices, and every sequence is there. */
+TEST(in_step_without_costs) {
+    in_step t = {.lengths = {20, 8, 8, 3, 30}, .n = 5, .pack = {.chunk_size = 8, .n_ranks = 3, .lockstep = 1}};
+    t.pack.slice_cost = cost_of_nothing;
+    t.pack.split = CF_SPLIT_COST;
+    t.order.kind = CF_SCHEDULE_PAPER;
+    REQUIRE(make(&t, 0));
+    CHECK_STR(oracle_plan_fault(t.plan, t.lengths, t.n), NULL);
+    CHECK_STR(fault(t.plan, t.schedules), NULL);
+    CHECK_INT(t.plan->n_groups, 2);
     drop(&t);
 }
 
@@ -470,4 +543,6 @@ SUITE(lockstep, CASE(all_ranks_are_in_step), CASE(columns_take_as_long_as_the_de
       CASE(a_plain_plan_is_not_in_step), CASE(in_step_costs_little), CASE(steps_say_which_backward_is_the_last),
       CASE(packing_in_step_needs_what_pack_size_says), CASE(ranks_out_of_step_are_refused),
       CASE(ranks_that_wait_for_each_other_in_a_circle_are_refused), CASE(what_cannot_be_in_step_is_named),
+      CASE(ranks_of_different_shapes_are_refused), CASE(what_cannot_be_dealt_evenly_stays_where_it_fits),
+      CASE(in_step_without_costs),
       CASE(lockstep_survives_without_memory));

@@ -1453,6 +1453,44 @@ TEST(bad_slice_costs_are_survived) {
     CHECK(refused > 0);
 }
 
+/* A callback whose n-th answer is no cost, for every n that is asked for. */
+static double cost_until(int64_t begin, int64_t length, void *user) {
+    int64_t *left = (int64_t *)user;
+    (void)begin;
+    return (*left)-- > 0 ? (double)length : (double)NAN;
+}
+
+TEST(slice_costs_may_go_bad_at_any_call) {
+    static const int64_t lengths[] = {100, 5, 33, 7, 12, 12};
+    int in_step;
+    for (in_step = 0; in_step < 2; in_step++) {
+        cf_result result = CF_ERROR_CALLBACK;
+        int64_t good, left;
+        for (good = 0; result != CF_OK && good < 100000; good++) {
+            cf_pack_desc desc = with_chunk_size(16);
+            cf_plan *plan;
+            cf_error error;
+            desc.split = CF_SPLIT_COST;
+            desc.n_ranks = 2;
+            desc.lockstep = in_step;
+            desc.slice_cost = cost_until;
+            desc.slice_cost_user = &left;
+            left = good;
+            harness_poison(&plan, sizeof plan);
+            result = cf_pack(lengths, COUNT(lengths), &desc, &plan, &error);
+            if (result == CF_OK) {
+                CHECK_INT(left, 0);
+                CHECK_STR(oracle_plan_fault(plan, lengths, COUNT(lengths)), NULL);
+                cf_plan_free(plan);
+            } else {
+                check_error_record(&error, CF_ERROR_CALLBACK, "slice_cost", error.item);
+                CHECK_POISON(&plan, sizeof plan);
+            }
+        }
+        CHECK(result == CF_OK && good > 20);
+    }
+}
+
 TEST(defaults_are_filled_in) {
     cf_pack_desc desc = with_chunk_size(128), full;
     harness_heap heap = {0};
@@ -1504,4 +1542,4 @@ SUITE(pack, CASE(paper_example_of_16_sequences), CASE(paper_example_of_four_sequ
       CASE(pack_into_refuses_bad_memory), CASE(free_takes_null), CASE(bad_options_are_named),
       CASE(errors_say_what_would_do), CASE(bad_costs_are_named), CASE(bad_lengths_are_named),
       CASE(missing_arguments_are_named), CASE(half_an_allocator_is_refused), CASE(overflow_and_limits_are_refused),
-      CASE(bad_slice_costs_are_survived), CASE(defaults_are_filled_in));
+      CASE(bad_slice_costs_are_survived), CASE(slice_costs_may_go_bad_at_any_call), CASE(defaults_are_filled_in));
