@@ -3679,82 +3679,12 @@ static int cf__pack_give_units(cf__packer *p, int64_t first, int64_t n) {
     return 1;
 }
 
-/* A search for the cheapest dearest rank: all ways to place some units, dearest first, within the steps. */
-typedef struct cf__pack_search {
-    cf__packer *p;
-    int64_t n;            /* units, p->sorted[0 .. n) */
-    double best, enough;  /* cost of the dearest rank: the least so far, and what cannot be improved by much */
-    int64_t left;         /* how often it may still look at a rank */
-} cf__pack_search;
-
-enum { CF__PACK_SEARCH_UNITS = 32, CF__PACK_SEARCH_RANKS = 64, CF__PACK_SEARCH_TRIES = 1 << 16 };
-
-/* Whether a rank before this one stands just as it does: then it need not be tried, too. */
-static int cf__pack_is_twin(const cf__packer *p, int64_t rank) {
-    int64_t i;
-    for (i = 0; i < rank; i++)
-        if (p->steps[i] == p->steps[rank] && !(p->loads[i] < p->loads[rank]) && !(p->loads[i] > p->loads[rank]))
-            return 1;
-    return 0;
-}
-
-/* Places the unit at `depth` and all after it; `dearest` is the cost of the dearest rank so far. Of the best placement,
-   units[].next keeps the ranks: the bins, whose member that is, are done with. */
-static void cf__pack_search_from(cf__pack_search *search, int64_t depth, double dearest) {
-    cf__packer *p = search->p;
-    int64_t i, rank;
-    if (depth == search->n) {
-        search->best = dearest;
-        for (i = 0; i < search->n; i++) p->units[p->sorted[i]].next = p->units[p->sorted[i]].rank;
-        return;
-    }
-    for (rank = 0; rank < p->desc.n_ranks && search->best > search->enough && search->left > 0; rank++) {
-        cf__pack_unit *unit = &p->units[p->sorted[depth]];
-        double load = p->loads[rank], sum = load + p->costs[p->sorted[depth]];
-        search->left--;
-        if (p->steps[rank] + unit->n_chunks > p->head.n_steps || !(sum < search->best)) continue;
-        if (cf__pack_is_twin(p, rank)) continue;
-        unit->rank = (int32_t)rank;
-        p->steps[rank] += unit->n_chunks;
-        p->loads[rank] = sum;
-        cf__pack_search_from(search, depth + 1, cf__most(dearest, sum));
-        p->steps[rank] -= unit->n_chunks;
-        p->loads[rank] = load;
-    }
-}
-
-/* Improves the placement of units 0 .. n - 1 where they are few enough for a search. */
-static void cf__pack_search_ranks(cf__packer *p, int64_t n) {
-    cf__pack_search search = {p, n, 0, 0, CF__PACK_SEARCH_TRIES};
-    int64_t i, ranks = p->desc.n_ranks;
-    if (n > CF__PACK_SEARCH_UNITS || ranks > CF__PACK_SEARCH_RANKS) return;
-    for (i = 0; i < ranks; i++) search.best = cf__most(search.best, p->loads[i]);
-    for (i = 0; i < n; i++) {
-        search.enough += p->costs[i] / (double)ranks;
-        p->units[i].next = p->units[i].rank;
-        p->sorted[i] = (int32_t)i;
-    }
-    for (i = 0; i < n; i++) search.enough = cf__most(search.enough, p->costs[i]);
-    search.enough += cf__product(search.enough, 1e-6);
-    cf__sort_by_key(p->sorted, n, p->costs);
-    memset(p->steps, 0, (size_t)ranks * sizeof *p->steps);
-    memset(p->loads, 0, (size_t)ranks * sizeof *p->loads);
-    cf__pack_search_from(&search, 0, 0);
-    for (i = 0; i < n; i++) {
-        cf__pack_unit *unit = &p->units[i];
-        unit->rank = unit->next;
-        p->steps[unit->rank] += unit->n_chunks;
-        p->loads[unit->rank] += p->costs[i];
-    }
-}
-
 /* Places the groups by number of chunks alone, in any number of steps: the fullest rank tells how many are enough. */
 static int64_t cf__pack_give_groups_by_count(cf__packer *p) {
     int64_t i, most = 0, n_steps = p->head.n_steps;
     p->head.n_steps = INT64_MAX / 2;
     for (i = 0; i < p->head.n_groups; i++) p->costs[i] = p->units[i].n_chunks;
     cf__pack_give_units(p, 0, p->head.n_groups);
-    cf__pack_search_ranks(p, p->head.n_groups);
     for (i = 0; i < p->desc.n_ranks; i++) most = cf__max(most, p->steps[i]);
     p->head.n_steps = n_steps;
     return most;
@@ -3942,13 +3872,8 @@ static cf_result cf__pack_spread(cf__packer *p) {
     if (p->desc.n_ranks > 1) {
         cf__pack_gather_trees(p);
         CF__TRY(cf__pack_give_all(p));
-        cf__pack_search_ranks(p, p->n_units);
         cf__pack_even_ranks(p);
-        cf__pack_search_ranks(p, p->n_units);
-        if (cf__pack_loosen(p)) {
-            cf__pack_even_ranks(p);
-            cf__pack_search_ranks(p, p->n_units);
-        }
+        if (cf__pack_loosen(p)) cf__pack_even_ranks(p);
         cf__pack_order_by_rank(p);
     }
     return cf__pack_count_chunks(p);

@@ -241,7 +241,7 @@ TEST(in_step_costs_little) {
         cf_plan_free(plan);
     }
     harness_report("%.4f of free ranks", sum / 40);
-    CHECK(sum / 40 <= 1.0);
+    CHECK(sum / 40 <= 1.001);
 }
 
 /* user: of each virtual stage how many backwards are left, and how many said that they are the last. */
