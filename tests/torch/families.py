@@ -10,6 +10,7 @@ import pathlib
 import sys
 import time
 import warnings
+from unittest import mock
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ import transformers
 from torch.overrides import TorchFunctionMode
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "python"))
+import chunkflow.huggingface
 import chunkflow.torch
 from chunkflow.huggingface import Causal, Unsupported, pin_rope
 
@@ -40,6 +42,10 @@ TINY = {name: value for names, value in (
     ("attention_dropout attn_pdrop attention_probs_dropout_prob hidden_dropout hidden_dropout_prob resid_pdrop", 0.0),
     ("embd_pdrop dropout residual_dropout activation_dropout embed_dropout layerdrop", 0.0),
     ("router_jitter_noise input_jitter_noise", 0.0), ("sliding_window", 9), ("vocab_size_per_layer_input", 97),
+    ("linear_num_value_heads linear_num_heads mamba_num_heads", 4), ("linear_num_key_heads mamba_n_groups n_groups", 2),
+    ("linear_key_head_dim linear_value_head_dim linear_head_dim ssm_state_size mamba_d_state mamba_head_dim", 8),
+    ("mamba_n_heads", 4), ("mamba_d_head mamba_chunk_size chunk_size attention_chunk_size", 16), ("floor_scale", 3),
+    ("mamba_d_ssm", 64), ("moe_shared_expert_intermediate_size", 16),
     ("pad_token_id", 0), ("bos_token_id", 1), ("eos_token_id", 2), ("is_decoder use_cache", True),
 ) for name in names.split()}
 
@@ -53,16 +59,18 @@ WINDOWED = "beam cohere2 cwm gemma2 gemma3_text gemma3n_text gemma4_text gpt_oss
 MIXTURES = "aria_text cohere2_moe ernie4_5_moe exaone_moe flex_olmo glm4_moe granitemoe granitemoeshared hy_v3 " \
            "mellum minimax_m2 mixtral olmoe qwen2_moe qwen3_moe solar_open"
 LATENT = "axk1 deepseek_v2 deepseek_v3 glm4_moe_lite longcat_flash minicpm3 youtu"
-RIGHT = f"{LLAMA_LIKE} {OWN_WAYS} {WINDOWED} {MIXTURES} {LATENT}".split()
+BLOCKS = "llama4_text"
+RECURRENT = "bailing_hybrid bamba falcon_h1 granitemoehybrid kimi_linear lfm2 lfm2_moe lfm3 mamba2 nemotron_h " \
+            "olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next zamba2"
+RIGHT = f"{LLAMA_LIKE} {OWN_WAYS} {WINDOWED} {MIXTURES} {LATENT} {BLOCKS} {RECURRENT}".split()
 
 REFUSED = {kind: words for kinds, words in (
     ("bloom codegen gpt_neo gpt_neox_japanese gptj megatron-bert openai-gpt mvp rembert roformer rwkv xlm big_bird",
      "layers take their attention from ALL_ATTENTION_FUNCTIONS"),
     ("falcon mpt", "a first pass of it ends in "),
-    ("mamba mamba2 falcon_mamba", "whose state is not carried"),
-    ("bamba falcon_h1 jamba lfm2 qwen3_next qwen3_5_text granitemoehybrid kimi_linear minimax bailing_hybrid zamba2 "
-     "nemotron_h olmo_hybrid recurrent_gemma", "whose state is not carried"),
-    ("deepseek_v32 deepseek_v4 hy_v4 llama4_text", "whose state is not carried"),
+    ("mamba falcon_mamba jamba", "do not go on from the state that they are given"),
+    ("minimax recurrent_gemma", "whose state is not carried"),
+    ("deepseek_v32 deepseek_v4 hy_v4", "whose state is not carried"),
     ("bart blenderbot marian mbart pegasus roberta camembert xlm-roberta data2vec-text", "its positions or a state"),
     ("doge", "a mask or bias of its own"),
     ("moshi", "sliding windows that attention is not told of"),
@@ -70,10 +78,9 @@ REFUSED = {kind: words for kinds, words in (
 
 # Where the common members are not enough.
 MORE = {
-    "bamba": {"mamba_n_heads": 4, "mamba_d_head": 16},
-    "granitemoehybrid": {"mamba_n_heads": 4, "mamba_d_head": 16},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
-    "mamba2": {"num_heads": 8},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 8},
     "nemotron": {"num_key_value_heads": 2},
 }
 
@@ -86,14 +93,17 @@ GEMMA = {**BASE, "sliding_window": 9, "hidden_size_per_layer_input": 8, "vocab_s
 WHOLE = {
     "deepseek_v2": {**BASE, "num_key_value_heads": 4, "head_dim": 4, "num_experts_per_tok": 2, "n_routed_experts": 4,
                     "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 4,
-                    "qk_nope_head_dim": 8, "v_head_dim": 8, "moe_intermediate_size": 16, "first_k_dense_replace": 1, "n_group": 1,
-                    "topk_group": 1, "n_shared_experts": 1},
+                    "qk_nope_head_dim": 8, "v_head_dim": 8, "moe_intermediate_size": 16,
+                    "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
     "gemma3n_text": {**GEMMA, "num_hidden_layers": 4, "layer_types": 2 * GEMMA["layer_types"], "laurel_rank": 4,
                      "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.0] * 4, "altup_num_inputs": 2},
     "gemma4_text": {**GEMMA, "global_head_dim": 8, "num_kv_shared_layers": 0},
     "gpt_neo": {"vocab_size": 97, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "window_size": 9,
                 "attention_types": [[["global", "local"], 1]]},
     "recurrent_gemma": {**BASE, "num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 9},
+    "zamba2": {**BASE, "num_key_value_heads": 4, "layer_types": ["linear_attention", "hybrid", "hybrid"],
+               "hybrid_layer_ids": [1, 2], "num_hidden_layers": 3, "n_mamba_heads": 4, "mamba_headdim": 16,
+               "mamba_d_state": 8, "chunk_size": 16, "num_mem_blocks": 1},
 }
 
 
@@ -217,6 +227,96 @@ def check_kind(kind):
     check(kind, holds and seconds <= SECONDS, f"{what[:140]} ({seconds:.2f} s)")
 
 
+# One family of each kind of layer, and what makes its state longer or shorter than a chunk.
+KINDS = (("gemma3_text", "windows", {}), ("gpt_oss", "sinks", {}), ("deepseek_v3", "latents", {}),
+         ("qwen3_moe", "experts", {}), ("llama4_text", "blocks", {"attention_chunk_size": 9}),
+         ("qwen3_next", "gated delta", {}),
+         ("kimi_linear", "delta by channel, latents", {}), ("mamba2", "Mamba", {}), ("lfm2", "convolutions", {}))
+
+
+def check_kinds():
+    """Each kind of layer with replays and without, in chunks that hold a sequence's last token alone."""
+    for kind, what, more in KINDS:
+        with Float64():
+            model, worst = tiny(kind, **more), 0.0
+            for k, lengths in ((2, LENGTHS), (99, LENGTHS), (1, (33, 2, 17, 3, 50))):
+                worst = max(worst, chunked_against_plain(model, sequences_of(model, lengths), k))
+        check(f"{what} ({kind}), K and borders", worst <= TOLERANCE, f"{worst:.1e}")
+    with Float64():
+        model = tiny("qwen3_next")
+        step, sequences = chunkflow.torch.Step(model, Causal(model), chunk_size=CHUNK), sequences_of(model)
+        found, worst = step.log_probs(sequences), 0.0
+        for s, f in zip(sequences, found):
+            if len(s) > 1:
+                tokens = torch.from_numpy(s)
+                wanted = model(input_ids=tokens[None], use_cache=False).logits[0, :-1].log_softmax(1)
+                worst = max(worst, float((f - wanted.gather(1, tokens[1:, None])[:, 0]).abs().max()))
+        check("log-probabilities through recurrent layers", worst <= TOLERANCE, f"{worst:.1e}")
+        step = chunkflow.torch.Step(model, step.forward, chunk_size=CHUNK, share=1)
+        twice = [np.concatenate([sequences[0], [i, 5]]) for i in (3, 4)]
+        check("recurrent layers in trees", "share rows" in refused(lambda: step(twice)), "refused")
+
+
+def an_older_border(self, chunk, grad):
+    """Batch._prefix, but what lies behind a chunk's rows is what lay behind those of the chunk before."""
+    found, path = right_prefix(self, chunk, grad), self.path(chunk)
+    for i, state in enumerate(self.rows[path[-1][0]] if path else ()):
+        if isinstance(state, dict):
+            found[i] = state[min(state)].detach().requires_grad_(grad)
+        else:
+            found[i] = found[i].detach().roll(1, -2).requires_grad_(grad)  # of rows: a row too far
+    return found
+
+
+class NeighbourStates(chunkflow.huggingface._States):
+    """A slice that begins its sequence finds the states of the slice before it in the chunk."""
+
+    last = None
+
+    def __init__(self, before):
+        super().__init__(before)
+        last, NeighbourStates.last = NeighbourStates.last, self
+        same = last is not None and not self.now and NeighbourStates.slices > 0
+        NeighbourStates.slices += 1
+        if same:
+            self.now = dict(last.now)
+
+
+def starting_anew(self, *arguments, **named):
+    NeighbourStates.slices = 0
+    return right_call(self, *arguments, **named)
+
+
+right_prefix = chunkflow.torch.Batch._prefix
+right_call = chunkflow.huggingface._Recurrent.__call__
+
+
+def check_faults():
+    """What must show: gradients of the prefix that are lost, a state of another border, a neighbour's state."""
+    batch, hugging = chunkflow.torch.Batch, chunkflow.huggingface
+    faults = (("no carry backwards", [mock.patch.object(batch, "_hand_back", lambda *a: None)]),
+              ("the state of another border", [mock.patch.object(batch, "_prefix", an_older_border)]),
+              ("the state of the packed neighbour", [mock.patch.object(hugging, "_States", NeighbourStates),
+                                                     mock.patch.object(hugging._Recurrent, "__call__", starting_anew)]))
+    for kind, what, more in KINDS:
+        for fault, patches in faults:
+            with Float64():
+                model = tiny(kind, **more)
+                forward = Causal(model, check=False)
+                if not forward.recurrent and "neighbour" in fault:
+                    continue
+                sequences = sequences_of(model)
+                plain_step(model, sequences)
+                wanted = gradients(model)
+                for patch in patches:
+                    patch.start()
+                chunkflow.torch.Step(model, forward, chunk_size=CHUNK)(sequences)
+                for patch in patches:
+                    patch.stop()
+                error = differ(gradients(model), wanted)
+            check(f"{what} ({kind}), {fault}", error > 1e-6, f"seen, {error:.1e}")
+
+
 def check_ropes():
     """Frequencies that depend on the call are refused; pinned, they are right."""
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
@@ -235,7 +335,9 @@ def check_set_up():
     """What a user may ask of a model that chunks cannot give."""
     with Float64():
         mixture, llama = tiny("mixtral", output_router_logits=True), tiny("llama")
-        check("balance losses", "output_router_logits" in refused(lambda: Causal(mixture)), "refused")
+        check("balance losses", "load_balancing_loss_func" in refused(lambda: Causal(mixture)), "refused")
+        full = tiny("qwen3_moe", capacity_factor=1.25)
+        check("experts that drop tokens", "capacity_factor drops" in refused(lambda: Causal(full)), "refused")
         step = chunkflow.torch.Step(llama, Causal(llama), chunk_size=CHUNK)
         llama.gradient_checkpointing_enable()
         check("gradient checkpointing", "replays" in refused(lambda: step(sequences_of(llama))), "refused")
@@ -256,6 +358,8 @@ def main(*kinds):
     for kind in kinds or (*RIGHT, *REFUSED):
         check_kind(kind)
     if not kinds:
+        check_kinds()
+        check_faults()
         check_ropes()
         check_set_up()
         print(f"{len(RIGHT)} families right, {len(REFUSED)} refused by name")

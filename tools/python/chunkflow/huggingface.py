@@ -3,18 +3,20 @@
     model = transformers.AutoModelForCausalLM.from_pretrained(...)
     step = chunkflow.torch.Step(model, chunkflow.huggingface.Causal(model), chunk_size=4096, k=1)
 
-Causal runs models that take their attention from ALL_ATTENTION_FUNCTIONS and keep K and V in a DynamicCache, sliding
-windows, soft caps and sinks included: some thirty kinds, of which tests/torch has the list. A model may be wrapped in
-peft's PeftModel, in DistributedDataParallel, or sharded by fully_shard. What it cannot carry is refused with
-Unsupported, whose text names the model's type and the reason: recurrent layers, an attention that is the model's own,
-frequencies that depend on the longest position of a call (see pin_rope), losses over a whole batch, checkpointing.
+Causal runs models that take their attention from ALL_ATTENTION_FUNCTIONS and keep what later tokens need of it in a
+DynamicCache: K and V or latents, with windows, blocks, soft caps and sinks; and recurrent layers (delta rule, Mamba,
+convolutions) that go on from the states of a cache. tests/torch has the list. A model may be wrapped in peft's
+PeftModel, in DistributedDataParallel, or sharded by fully_shard. What it cannot carry is refused with Unsupported,
+whose text names the model's type and the reason: an attention or a state that is the model's own, frequencies that
+depend on the longest position of a call (see pin_rope), losses and capacities of a whole call, checkpointing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -22,7 +24,7 @@ import transformers
 from torch import Tensor, nn
 
 from . import torch as chunks
-from .torch import FSDPModule, Inputs
+from .torch import Border, FSDPModule, Inputs
 
 __all__ = ["Causal", "Unsupported", "attend", "pin_rope"]
 
@@ -41,10 +43,12 @@ class Unsupported(NotImplementedError):
 class _Pass:
     """What attention is told of the pass that runs: not every model hands its arguments on."""
 
-    def __init__(self, inputs: Inputs):
+    def __init__(self, inputs: Inputs, before: Iterable[Tensor], tempered: list[nn.Module]):
         self.rows = (inputs.cu_seqlens_q, inputs.cu_seqlens_k, inputs.max_seqlen_q, inputs.max_seqlen_k)
         self.tree = {} if inputs.key_ends is None else {"key_ends": inputs.key_ends, "positions": inputs.positions}
-        self.calls = self.windows = 0
+        self.positions, self.tempered, self.before = inputs.positions, tempered, iter(before)
+        self.calls = self.windows = self.blocks = self.recurrent = 0
+        self.after: list[Tensor] = []  # states behind the chunk's first sequence, as before has those in front of it
 
 
 _running: list[_Pass] = []
@@ -65,17 +69,113 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
         raise Unsupported("a layer that gives attention a mask or bias of its own")
     if is_causal is False or (is_causal is None and not getattr(module, "is_causal", True)):
         raise Unsupported("attention that sees later tokens")
-    rows, tree = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k), {}
+    rows, tree, block = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k), {}, _block_of(module)
     if about is not None:
         rows, tree = about.rows, about.tree
         about.calls += 1
         about.windows += sliding_window is not None
+        about.blocks += block is not None
+        if module in about.tempered:
+            query = _tempered(module, query, about.positions)
     return chunks.attention(query, key, value, *rows, scale=scaling, window=sliding_window, softcap=softcap,
-                            sinks=s_aux, **tree).transpose(1, 2).contiguous(), None
+                            sinks=s_aux, block=block, **tree).transpose(1, 2).contiguous(), None
 
 
 transformers.AttentionInterface.register("chunkflow", attend)
 
+
+def _block_of(module: nn.Module) -> int | None:
+    """Of chunked attention: rows see those of their own block alone, which only a mask says to a layer."""
+    config, layer = getattr(module, "config", None), getattr(module, "layer_idx", None)
+    kinds = getattr(config, "layer_types", None) or ()
+    return config.attention_chunk_size if layer is not None and kinds[layer:][:1] == ["chunked_attention"] else None
+
+
+def _tempered(module: nn.Module, query: Tensor, positions: Tensor) -> Tensor:
+    """A scale that grows with the position. The layer itself would count positions from the length of its cache on."""
+    steps = torch.floor((positions.to(torch.float32) + 1.0) / module.floor_scale)
+    return (query * (torch.log1p(steps) * module.attn_scale + 1.0)[:, None]).to(query.dtype)
+
+
+class _States:
+    """What a recurrent layer is given for its cache: it goes on from what is there and puts there what comes of it."""
+
+    def __init__(self, before: Iterable[tuple[tuple[str, int], Tensor]]):
+        self.now = {place: x.clone() for place, x in before}  # a clone, for some layers write into it
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return True
+
+    def has_previous_state(self, *where: int) -> bool:
+        return bool(self.now)
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self.now.get(("conv", state_idx))
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self.now.get(("recurrent", state_idx))
+
+    def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, *,
+                          conv_kernel_size: int) -> Tensor:
+        tail = self.get_conv_state(layer_idx, state_idx)
+        if tail is None:
+            tail = conv_states.new_zeros(*conv_states.shape[:-1], conv_kernel_size - 1)
+        rows = torch.cat([tail, conv_states], -1)
+        self.now["conv", state_idx] = rows[..., rows.shape[-1] - conv_kernel_size + 1:]
+        return rows
+
+    def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0) -> Tensor:
+        self.now["recurrent", state_idx] = recurrent_states
+        return recurrent_states
+
+
+class _Recurrent:
+    """The forward of a recurrent layer, slice by slice: the first one goes on from its prefix, each other begins."""
+
+    def __init__(self, module: nn.Module):
+        self.module, self.places = module, []
+        takes = inspect.signature(module.forward).parameters
+        self.cache = "cache_params" if "cache_params" in takes else "past_key_values"
+
+    @staticmethod
+    def is_one(module: nn.Module) -> bool:
+        """Whether its forward hands states to a cache."""
+        code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+        return code is not None and bool({"update_conv_state", "update_recurrent_state"} & set(code.co_names))
+
+    def __call__(self, hidden_states: Tensor, **named: Any) -> Tensor:
+        about, found, after = _running[-1], [], None
+        if about.tree:
+            raise Unsupported("recurrent layers where sequences share rows: their states would part in the midst of a "
+                              "chunk")
+        before = list(itertools.islice(about.before, len(self.places)))
+        ends = sorted({0, *about.rows[0].tolist(), hidden_states.shape[1]})
+        for begin, end in zip(ends, ends[1:]):
+            states = _States(zip(self.places, before) if begin == 0 else ())
+            twice = 2 if states.now and end == begin + 1 else 1  # a row alone would be decoded, without gradients
+            rows = {name: torch.cat([x[:, begin:end]] * twice, 1) if isinstance(x, Tensor) else x
+                    for name, x in {**named, "hidden_states": hidden_states}.items()}
+            found.append(self.forward(**{**rows, self.cache: states})[:, :end - begin])
+            after = (states.now if twice == 1 else {}) if after is None else after
+        self.places = list(after) or self.places
+        about.after += after.values()
+        about.recurrent += 1
+        return torch.cat(found, 1)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Is the module's forward inside."""
+        own, self.forward = self.module.__dict__.get("forward"), self.module.forward
+        self.module.forward = self
+        try:
+            yield
+        finally:
+            del self.module.forward
+            if own is not None:
+                self.module.forward = own
+
+_ROWS = ("full_attention", "sliding_attention", "chunked_attention")  # kinds of layers
+_RECURRENT = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
 _ROPES_OF_THE_CALL = ("dynamic", "longrope")
 
 
@@ -119,6 +219,9 @@ class Causal:
         found = [m.config for m in self.model.modules() if isinstance(m, transformers.PreTrainedModel)]
         self.configs = list({id(c): c for c in [*found, self.config]}.values())
         self.layers: list[int] = []  # those that the cache has rows of
+        self.recurrent = [_Recurrent(m) for m in self.model.modules() if _Recurrent.is_one(m)]
+        self.tempered = [m for m in self.model.modules()
+                         if getattr(m, "attn_temperature_tuning", None) and not getattr(m, "use_rope", True)]
         self._check_set_up()
         if check:
             self._check_probe()
@@ -126,14 +229,22 @@ class Causal:
     def refuse(self, why: str) -> NoReturn:
         raise Unsupported(why, self.kind)
 
+    def _kinds(self) -> list[str]:
+        """Of its layers, those that have attention or a state."""
+        return [x for x in getattr(self.config, "layer_types", None) or () if x not in ("mlp", "moe")]
+
     def _check_set_up(self) -> None:
         """What is known before a pass."""
-        kinds = set(getattr(self.config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+        others = [x for x in self._kinds() if x not in _ROWS]
+        kinds = {x for x in others if x not in _RECURRENT or len(self.recurrent) < len(others)}
         if kinds:
             self.refuse(f"it has layers of kind {', '.join(sorted(map(str, kinds)))}, whose state is not carried")
         for name in ("attention_chunk_size", "index_topk"):
-            if getattr(self.config, name, None):
+            if getattr(self.config, name, None) and "chunked_attention" not in self._kinds():
                 self.refuse(f"{name} hides tokens that attention is not told of")
+        for name in ("expert_capacity", "capacity_factor", "moe_capacity_factor", "moe_drop_tokens"):
+            if getattr(self.config, name, None):
+                self.refuse(f"{name} drops tokens where experts are full, which depends on the others of a call")
         for _, _, kind in _ropes(self.model):
             self.refuse(f"frequencies of rope_type {kind} depend on the longest position of a call; "
                         "chunkflow.huggingface.pin_rope(model, length) fixes them")
@@ -143,8 +254,8 @@ class Causal:
     def _check_now(self) -> None:
         """What a user may have switched on since."""
         if getattr(self.config, "output_router_logits", False):
-            self.refuse("output_router_logits adds a balance loss over a whole batch, which chunks cannot sum; set it "
-                        "to False to train without that loss")
+            self.refuse("output_router_logits adds load_balancing_loss_func, a product of two means over a whole call, "
+                        "which is not the sum of those of its chunks; set it to False to train without that loss")
         if any(getattr(m, "gradient_checkpointing", False) for m in self.model.modules()):
             self.refuse("gradient checkpointing drops the cache; replays take its place: K (k=1 keeps one chunk's "
                         "activations) and chunk_size bound memory, so call gradient_checkpointing_disable()")
@@ -153,18 +264,21 @@ class Causal:
     def _attending(self, inputs: Inputs) -> Iterator[_Pass]:
         """The model attends by chunkflow inside, and as before outside: evaluation and generation see no difference."""
         before = [c._attn_implementation for c in self.configs]
-        about = _Pass(inputs)
+        about = _Pass(inputs, inputs.prefix[2 * len(self.layers):], self.tempered)
         _running.append(about)
-        try:
-            for c in self.configs:
-                c._attn_implementation = "chunkflow"
-            yield about
-        finally:
-            _running.pop()
+        with contextlib.ExitStack() as stack:
+            stack.callback(_running.pop)
             for c, implementation in zip(self.configs, before):
-                c._attn_implementation = implementation
+                stack.callback(setattr, c, "_attn_implementation", implementation)
+                c._attn_implementation = "chunkflow"
+            for layer in self.tempered:
+                stack.callback(setattr, layer, "attn_temperature_tuning", layer.attn_temperature_tuning)
+                layer.attn_temperature_tuning = False
+            for layer in self.recurrent:
+                stack.enter_context(layer.running())
+            yield about
 
-    def __call__(self, inputs: Inputs) -> tuple[Tensor | None, list[Tensor]]:
+    def __call__(self, inputs: Inputs) -> tuple[Tensor | None, list[Tensor | Border]]:
         self._check_now()
         cache, n_prefix = transformers.DynamicCache(), 0
         for i, layer in enumerate(self.layers if inputs.prefix else []):
@@ -175,31 +289,35 @@ class Causal:
             call = self.model.base_model  # no logits; but sharded weights are gathered by the root alone
         elif not inputs.keep and "logits_to_keep" in self.takes:
             more = {"logits_to_keep": 1}
+        more["past_key_values" if "past_key_values" in self.takes else "cache_params"] = cache
         with self._attending(inputs) as about:
-            output = call(input_ids=inputs.tokens[None], position_ids=inputs.positions[None], past_key_values=cache,
-                          use_cache=True, **more)
+            output = call(input_ids=inputs.tokens[None], position_ids=inputs.positions[None], use_cache=True, **more)
         self._check_pass(about, cache, n_prefix + len(inputs.tokens))
         rows = [layer for layer in cache.layers if layer.is_initialized]
         own = [x[:, :, n_prefix:] for layer in rows for x in (layer.keys, layer.values)]
-        return (output.logits[0] if inputs.keep else None), own
+        return (output.logits[0] if inputs.keep else None), own + [Border(x) for x in about.after]
 
     def _check_pass(self, about: _Pass, cache: Any, n_rows: int) -> None:
         """Attention that is the model's own, and state that is not K and V, show in every pass."""
-        wanted = self.config.num_hidden_layers
-        if about.calls < wanted:
+        kinds = self._kinds()
+        wanted = len(kinds) or self.config.num_hidden_layers
+        if about.calls + about.recurrent < wanted:
             self.refuse(f"{about.calls} of its {wanted} layers take their attention from ALL_ATTENTION_FUNCTIONS")
-        windows = [kind == "sliding_attention" for kind in getattr(self.config, "layer_types", None) or ()]
+        if about.blocks < kinds.count("chunked_attention"):
+            self.refuse("it has chunked attention that does not say of which layer it is")
+        windows = ["sliding" in kind for kind in kinds]
         if about.windows < sum(windows) or (not windows and getattr(self.config, "sliding_window", None)
                                             and not about.windows):
             self.refuse("it has sliding windows that attention is not told of")
         self.layers = [i for i, layer in enumerate(cache.layers) if layer.is_initialized]
-        if not self.layers or any(getattr(cache.layers[i], "keys", None) is None
+        if not self.layers and not about.recurrent or any(getattr(cache.layers[i], "keys", None) is None
                                   or cache.layers[i].keys.shape[-2] != n_rows for i in self.layers):
             self.refuse("its cache does not hold K and V of every row")
 
     def _check_probe(self) -> None:
         """The logits of a sequence in two chunks, the second of which has another sequence behind it, beside those of
-        the model on each alone. This sees positions that are ignored, biases, shifts and convolutions over rows."""
+        the model on each alone. This sees positions that are ignored, biases, shifts and convolutions over rows; and
+        states that are ignored show in gradients, where their part in the logits may be small."""
         training = [m for m in self.model.modules() if m.training]
         tokens = torch.arange(3, 17, device=next(self.model.parameters()).device) * 7 % min(self.config.vocab_size, 100)
         self.model.eval()
@@ -224,12 +342,18 @@ class Causal:
             at = torch.arange(begin, end, device=tokens.device)
             none = torch.zeros(end - begin, device=tokens.device)
             inputs = Inputs(0, True, tokens[begin:end], at % 11, none, none, cu_q, cu_k, 7, 11, prefix)
+            borders = [x.requires_grad_() for x in prefix[2 * len(self.layers):] if not self.sharded]
             try:
-                logits, prefix = self(inputs)
+                with torch.set_grad_enabled(bool(borders)):
+                    logits, own = self(inputs)
+                    seen = torch.autograd.grad(logits.square().sum(), borders, allow_unused=True) if borders else ()
             except Unsupported as refused:
                 self.refuse(refused.why)
             except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError,
                     ValueError) as error:
                 self.refuse(f"a first pass of it ends in {type(error).__name__}: {error}")
-            got.append(logits)
+            if any(x is None or not x.any() for x in seen):
+                self.refuse("its recurrent layers do not go on from the state that they are given")
+            got.append(logits.detach())
+            prefix = [x.state if isinstance(x, Border) else x for x in own]
         return torch.cat(got)

@@ -8,7 +8,8 @@ What it needs of a module is a function of one pass:
 
 `inputs.prefix` is such a list for the tokens of the same sequence that came before (empty at its start), and
 `attention` computes what a layer's rows see. Each tensor of `own` has its rows in the last dimension but one, and the
-order of the list is the same in every pass. chunkflow.huggingface has such a function for the models of Transformers.
+order of the list is the same in every pass. What a recurrent layer hands on is no rows: its state behind them goes
+into `own` as a Border. chunkflow.huggingface has such a function for the models of Transformers.
 
     step = chunkflow.torch.Step(module, forward, chunk_size=4096, k=1)
     loss = step(sequences)                  # lists, NumPy arrays or tensors of token numbers
@@ -47,9 +48,18 @@ try:
 except ImportError:
     FSDPModule = ()
 
-__all__ = ["Batch", "Inputs", "Step", "attention", "cross_entropy", "microbatch_loss", "microbatches"]
+__all__ = ["Batch", "Border", "Inputs", "Step", "attention", "cross_entropy", "microbatch_loss", "microbatches"]
 
-Forward = Callable[["Inputs"], "tuple[Tensor | None, list[Tensor]]"]
+Forward = Callable[["Inputs"], "tuple[Tensor | None, list[Tensor | Border]]"]
+
+
+@dataclass
+class Border:
+    """What a pass hands on that is no rows: a recurrent layer's state, or the tail that a convolution sees, behind the
+    last row of the chunk's first sequence. The next chunk finds the tensor itself in its prefix. Borders come last, and
+    a pass that no other one follows may leave them out."""
+
+    state: Tensor
 
 
 @dataclass
@@ -79,20 +89,22 @@ class Inputs:
 
 def attention(query: Tensor, key: Tensor, value: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, *,
               scale: float | None = None, window: int | None = None, softcap: float | None = None,
-              sinks: Tensor | None = None, key_ends: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
+              sinks: Tensor | None = None, key_ends: Tensor | None = None, positions: Tensor | None = None,
+              block: int | None = None) -> Tensor:
     """Causal attention of (1, heads, rows, dim), slice by slice and bottom-right, so that the first slice sees its
-    prefix. A row sees the last `window` keys up to its own; scores are capped by softcap * tanh(scores / softcap);
-    sinks are a score for each head that takes part in the softmax and has no value. Heads of K and V may be fewer.
-    On a GPU, float16 and bfloat16 go through PyTorch's varlen_attn; soft caps, sinks, values of another width and other
-    types take a mask of rows by keys for each slice, whose memory grows with the prefix. Where sequences share rows
-    (key_ends and, for a window, positions of the inputs) it is one mask for the chunk."""
+    prefix. A row sees the last `window` keys up to its own, or those from the last multiple of `block` on; scores are
+    capped by softcap * tanh(scores / softcap); sinks are a score for each head that takes part in the softmax and has
+    no value. Heads of K and V may be fewer.
+    On a GPU, float16 and bfloat16 go through PyTorch's varlen_attn; soft caps, sinks, blocks, values of another width
+    and other types take a mask of rows by keys for each slice, whose memory grows with the prefix. Where sequences
+    share rows (key_ends and, for a window or blocks, positions of the inputs) it is one mask for the chunk."""
     if key_ends is not None:
-        sees = _sees_by_ends(query.shape[2], key_ends, positions, window)
+        sees = _sees_by_ends(query.shape[2], key_ends, positions, window, block)
         if softcap is None and sinks is None:
             return F.scaled_dot_product_attention(query, key, value, attn_mask=sees, scale=scale, enable_gqa=True)
         return _by_hand(query, key, value, sees, scale, softcap, sinks)
     if varlen_attn is not None and query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) \
-            and softcap is None and sinks is None and query.shape[-1] == value.shape[-1]:
+            and softcap is None and sinks is None and block is None and query.shape[-1] == value.shape[-1]:
         rows = (x[0].transpose(0, 1) for x in (query, key, value))
         sees = (-1 if window is None else window - 1, 0)
         return varlen_attn(*rows, cu_q, cu_k, max_q, max_k, scale=scale, window_size=sees,
@@ -102,20 +114,25 @@ def attention(query: Tensor, key: Tensor, value: Tensor, cu_q: Tensor, cu_k: Ten
         ones = torch.ones(q1 - q0, k1 - k0, dtype=torch.bool, device=query.device)
         last = k1 - k0 - (q1 - q0)
         sees = ones.tril(last) if window is None else ones.tril(last).triu(last - window + 1)
+        if block is not None:
+            of = torch.arange(k1 - k0, device=query.device) // block
+            sees &= of == of[last:, None]
         rows = query[:, :, q0:q1], key[:, :, k0:k1], value[:, :, k0:k1]
         out.append(F.scaled_dot_product_attention(*rows, attn_mask=sees, scale=scale, enable_gqa=True)
                    if softcap is None and sinks is None else _by_hand(*rows, sees, scale, softcap, sinks))
     return torch.cat(out, 2)
 
 
-def _sees_by_ends(n: int, key_ends: Tensor, positions: Tensor | None, window: int | None) -> Tensor:
+def _sees_by_ends(n: int, key_ends: Tensor, positions: Tensor | None, window: int | None, block: int | None) -> Tensor:
     """Which of n rows sees which key, of the prefix and then of the rows."""
     prefix = len(key_ends) - n
     row, begin = (torch.arange(m, device=key_ends.device) for m in (n, len(key_ends)))
     sees = (begin - prefix <= row[:, None]) & (row[:, None] < key_ends)
+    at = begin if positions is None else torch.cat([begin[:prefix], positions])
     if window is not None:
-        at = torch.cat([begin[:prefix], positions])
         sees &= positions[:, None] - at < window
+    if block is not None:
+        sees &= positions[:, None] // block == at // block
     return sees
 
 
@@ -165,10 +182,12 @@ class Batch:
         self.starts = np.cumsum(lengths) - lengths
         self.tokens = np.concatenate([*sequences, [0]]).astype(np.int64)  # one more, for padding to read
         self.weights = chunkflow.loss_weights(lengths, ignored=ignored) if weights is None else weights
-        self.kept: dict[int, tuple[Tensor, list[Tensor], list[Tensor]]] = {}
+        self.kept: dict[int, tuple[Tensor, list[Tensor], list[Tensor | Border]]] = {}
         self.loss = torch.zeros((), dtype=torch.float64)
-        self.rows: dict[int, list[Tensor]] = {}  # of each group: what its chunks so far have handed on
-        self.sums: dict[int, list[Tensor]] = {}  # and what later chunks found for its gradients
+        # Of each group, what its chunks so far have handed on: rows, or what lies behind so many rows.
+        self.rows: dict[int, list[Tensor | dict[int, Tensor]]] = {}
+        self.ends: dict[int, int] = {}  # how many rows that is
+        self.sums: dict[int, list[Tensor | dict[int, Tensor]]] = {}  # what later chunks found for its gradients
 
     def inputs(self, chunk: int, keep: bool = True, prefix: Sequence[Tensor] = (),
                capacity: dict[str, int] | None = None) -> Inputs:
@@ -216,20 +235,40 @@ class Batch:
             group, rows = int(self.plan.branches["parent"][group]) if first > 0 else -1, min(rows, first)
         return parts
 
-    def _forward(self, chunk: int, keep: bool, grad: bool) -> tuple[Tensor | None, Inputs, list[Tensor]]:
+    def _prefix(self, chunk: int, grad: bool) -> list[Tensor]:
+        """What came before a chunk's rows: rows of all groups above, and of the last of them what lies behind those."""
+        path, found = self.path(chunk), []
+        for places in zip(*(self.rows[group] for group, _ in path)):
+            if isinstance(places[-1], dict):
+                x = places[-1].get(path[-1][1])
+                if x is None:
+                    raise ValueError(f"chunk {chunk} goes on from one that handed on no state, as one of a single row")
+            else:
+                x = torch.cat([rows[..., :n, :] for rows, (_, n) in zip(places, path)], -2)
+            found.append(x.detach().requires_grad_(grad))
+        return found
+
+    def _forward(self, chunk: int, keep: bool, grad: bool) -> tuple[Tensor | None, Inputs, list[Tensor | Border]]:
         """Runs the module on a chunk and hands on K and V of its rows: what it returned, its inputs, and those rows."""
         group, _, begin, end = self.about(chunk)
-        held = self.rows.get(group, [])
-        places = [[x[..., :n, :] for x in self.rows[g]] for g, n in self.path(chunk)]
-        prefix = [torch.cat(x, -2).detach().requires_grad_(grad) for x in zip(*places)]
-        inputs = self.inputs(chunk, keep, prefix)
+        inputs = self.inputs(chunk, keep, self._prefix(chunk, grad))
         with _seeded(self.device, chunkflow.lib.cf_chunk_seed(self.seed, chunk, 0)), torch.set_grad_enabled(grad):
             output, own = self.forward(inputs)  # a replay drops out what F did
-        own = [x[..., :end - begin, :] for x in own] if group >= 0 else []  # its tail has other sequences
-        if own and (not held or held[0].shape[-2] == begin):  # a replay finds its rows there
-            new = [x.detach() for x in own]
-            self.rows[group] = [torch.cat(pair, -2) for pair in zip(held, new)] if held else new
+        if group < 0:
+            return output, inputs, []
+        own = [x if isinstance(x, Border) else x[..., :end - begin, :] for x in own]  # its tail has other sequences
+        if self.ends.get(group, 0) == begin:  # a replay finds its rows there
+            self._hand_on(group, own, end)
         return output, inputs, own
+
+    def _hand_on(self, group: int, own: list[Tensor | Border], end: int) -> None:
+        held = self.rows.setdefault(group, [{} if isinstance(x, Border) else x[..., :0, :].detach() for x in own])
+        for i, x in enumerate(own):
+            if isinstance(x, Border):
+                held[i][end] = x.state.detach()
+            else:
+                held[i] = torch.cat([held[i], x.detach()], -2)
+        self.ends[group] = end
 
     def run_forward(self, chunk: int, keep: bool) -> None:
         """F or R. Without keep it only hands on K and V: the loss belongs to the pass that is kept."""
@@ -246,23 +285,35 @@ class Batch:
         loss, prefix, own = self.kept.pop(chunk)
         sums = self._sums_of(group) if own else []
         roots = [(loss, None)] if loss.requires_grad else []
-        roots += [(x, total[..., begin:end, :].to(x.dtype)) for x, total in zip(own, sums) if x.requires_grad]
+        for x, total in zip(own, sums):
+            x, found = (x.state, total.pop(end, None)) if isinstance(x, Border) else (x, total[..., begin:end, :])
+            if x.requires_grad and found is not None:
+                roots.append((x, found.to(x.dtype)))
         if roots:
             torch.autograd.backward(*map(list, zip(*roots)))
-        at = 0
-        for above, n in self.path(chunk):
-            for row, total in zip(prefix, self._sums_of(above)):
-                if row.grad is not None:
-                    total[..., :n, :] += row.grad[..., at:at + n, :]
-            at += n
+        self._hand_back(chunk, prefix)
         if own and index == 0:
-            del self.rows[group], self.sums[group]
+            del self.rows[group], self.sums[group], self.ends[group]
 
-    def _sums_of(self, group: int) -> list[Tensor]:
+    def _hand_back(self, chunk: int, prefix: list[Tensor]) -> None:
+        """Adds a backward's gradients of its prefix to what is known of them; a border's are of the last group's."""
+        at, path = 0, self.path(chunk)
+        for group, n in path:
+            for row, total in zip(prefix, self._sums_of(group)):
+                if row.grad is None:
+                    continue
+                if not isinstance(total, dict):
+                    total[..., :n, :] += row.grad[..., at:at + n, :]
+                elif group == path[-1][0]:
+                    total[n] = total[n] + row.grad if n in total else row.grad
+            at += n
+
+    def _sums_of(self, group: int) -> list[Tensor | dict[int, Tensor]]:
         """What was found for a group's rows: nothing yet in the first backward that sees them, which is that of its
         last chunk or of one below it."""
         if group not in self.sums:
-            self.sums[group] = [torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
+            self.sums[group] = [{} if isinstance(x, dict) else
+                                torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
                                 for x in self.rows[group]]
         return self.sums[group]
 
@@ -287,7 +338,7 @@ class Batch:
                 above.add(group)
                 group = -1 if plan.branches is None else int(plan.branches["parent"][group])
             self.rows = {g: rows for g, rows in self.rows.items() if g in above}
-        self.rows = {}
+        self.rows, self.ends = {}, {}
         return found
 
     def run(self, schedule: chunkflow.Schedule, idle: bool = False, before_last: Callable[[], None] | None = None
