@@ -381,10 +381,6 @@ typedef struct cf_tuning {
     int64_t winner;                 /* index of the best candidate; -1: none fits, or none was exact when interrupted */
     int64_t n_ranked;
     int64_t *ranking;               /* (n_ranked) the candidates that are exact, fastest first */
-    int64_t n_neighbours;
-    int64_t *neighbours;            /* (n_neighbours) those that differ from the winner in one thing: up to two steps in
-                                       chunk_size or k, or kind, replay, recompute or state. With n_exact, a neighbour
-                                       is exact, or infeasible, or has a same_as which is */
     int64_t limit_bytes;
     int64_t smallest_limit;         /* where no candidate fits: the least of their `bytes`; below it none can. Else 0 */
     int64_t n_simulated;            /* schedules that were made and timed */
@@ -401,8 +397,7 @@ typedef struct cf_tuning {
    Its memory is that of the schedule itself: on every stage, at every pass, what is held then. A CF_TUNE_OK is exact
    for these batches. What is given up says why: a lower bound of its time (the load of a stage, and the time of the
    batches already simulated); in a race, what its first batches take beside the best one's, less twice what batches
-   differ by; another one which is as fast with no
-   more memory; or that it is known to give the same schedules as another.
+   differ by; or that it is known to give the same schedules as another.
 
    The winner is not simply the fastest, whose lead may be an accident. Of those that are slower than it by no more than
    the tolerance, or by no more than the uncertainty of that difference and five times the tolerance, it is one of least
@@ -410,8 +405,7 @@ typedef struct cf_tuning {
    less recomputation, with local replay, of a fixed kind, of the smallest K, and only then the fastest.
 
    *out: to be given to cf_tuning_free. That nothing fits is no failure: then winner is -1. Errors: CF_ERROR_ARGUMENT
-   and CF_ERROR_LIMIT with the member; "limit_bytes" where even a single token does not fit, with what a chunk of the
-   smallest size needs in error->wanted; those of cf_pack, cf_cost_estimate, cf_memory_estimate and cf_schedule_make;
+   and CF_ERROR_LIMIT with the member; those of cf_pack, cf_cost_estimate, cf_memory_estimate and cf_schedule_make;
    CF_ERROR_MEMORY. */
 CHUNKFLOW_TUNE_API cf_result cf_tune(const int64_t *lengths, int64_t n, const cf_tune_desc *desc, cf_tuning **out,
                                      cf_error *error);
@@ -1262,8 +1256,7 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
    First every ChunkSize, K and replay gets, for every batch, a lower bound of its time and the least memory that it can
    do with. Then the candidates are simulated, those with the smallest bounds first, in rounds. A round is a number of
    families, which are tried side by side and know nothing of each other; what it finds decides what the next one leaves
-   out. So the answer is the same however many of them run at the same time. Last come the neighbours of the winner, or,
-   in a race, what needs less memory and takes longer.
+   out. So the answer is the same however many of them run at the same time.
    ================================================================================================================ */
 
 CHUNKFLOW_TUNE_API const char *cf_tune_status_name(cf_tune_status status) {
@@ -1445,8 +1438,8 @@ typedef struct cft__tuner {
     int stop;
 
     struct cft__tuner *workers; /* (CFT__ROUND) one for each piece of work that may run at the same time */
-    void (*work)(struct cft__tuner *worker, int64_t index);
-    int64_t first_index;     /* of the round at hand */
+    cf_result (*work)(struct cft__tuner *worker, int64_t first); /* on a family */
+    int64_t first_index;     /* of the round at hand: its first turn */
     cf_result result;        /* of a worker */
 } cft__tuner;
 
@@ -1581,7 +1574,7 @@ static cf_result cft__check_lists(const cf_tune_desc *desc, cf_error *error) {
     return CF_OK;
 }
 
-/* Costs come from a GPU, or are measured. Measured ones are looked at when the first bounds are found. */
+/* Costs come from a GPU, or are measured. Measured ones are looked at when the first schedule is made. */
 static cf_result cft__check_costs(const cf_tune_desc *desc, cf_error *error) {
     if (desc->timing == NULL && desc->model == NULL) return cf_fail_null(error, "timing");
     if (desc->timing == NULL && desc->gpu == NULL) return cf_fail_null(error, "gpu");
@@ -1787,7 +1780,6 @@ static void cft__lay_out_tuning(cft__tuner *t, cft__carver *carver) {
     if (t->desc.pack.shares != NULL)
         header->shares = (cf_share *)cft__take(carver, (header->n_batches + 1) * header->batch, sizeof(cf_share));
     header->ranking = (int64_t *)cft__take(carver, n, sizeof(int64_t));
-    header->neighbours = (int64_t *)cft__take(carver, 16 + CFT__EVEN + t->desc.n_kinds, sizeof(int64_t));
     if (tuning != NULL) *tuning = *header;
     t->tuning = tuning;
 }
@@ -2172,32 +2164,22 @@ static void cft__limit_bytes(cft__tuner *t, cf_schedule_desc *desc) {
 
 /* ---- one plan: schedule, time, memory ---- */
 
-/* Where a schedule's heaviest pass of each stage is looked for. */
-typedef struct cft__scale {
-    const cf_plan *plan;
-    const cf_schedule *schedule;
-    const cft__weights *weights; /* (n_stages x n_virtual) */
-    cf_memory_load *loads;       /* (n_stages x n_virtual) what is held during the heaviest pass of each stage */
-    const cf_allocator *allocator;
-    cf_error *error;
-    int streams;                 /* 1: there is a state_window */
-} cft__scale;
-
-/* Puts what is held during the heaviest pass of one stage into scale->loads; own: which pass it is. moments: what is
-   held while each action of the stage's list runs. */
-static void cft__note_heaviest(const cft__scale *scale, int64_t stage, const cf_memory_load *moments,
-                               cft__stage *own) {
-    const cf_schedule *schedule = scale->schedule;
+/* Puts what is held during the heaviest pass of one stage into t->loads, and into t->stages which pass it is. moments:
+   what is held while each action of the stage's list runs. */
+static void cft__note_heaviest(cft__tuner *t, int64_t stage, const cf_memory_load *moments) {
+    const cf_schedule *schedule = t->schedule;
+    const cf_placement placement = schedule->shape.placement;
     int64_t n_virtual = schedule->shape.n_virtual, n_stages = schedule->shape.n_stages, most = -1, passes = 0, id, j;
+    cft__stage *own = &t->stages[stage];
     memset(&own->peak, 0, sizeof own->peak);
     own->before = 0;
     for (j = 0; j < n_virtual; j++)
-        memset(&scale->loads[cf_placement_at(schedule->shape.placement, n_stages, j, stage)], 0, sizeof *scale->loads);
+        memset(&t->loads[cf_placement_at(placement, n_stages, j, stage)], 0, sizeof *t->loads);
     for (id = schedule->first[stage]; id < schedule->first[stage + 1]; id++, moments += n_virtual) {
         int64_t weight = 0;
         if (schedule->actions[id].pass >= CF_COMPUTE_PASS_COUNT) continue;
         for (j = 0; j < n_virtual; j++) {
-            const cft__weights *w = &scale->weights[cf_placement_at(schedule->shape.placement, n_stages, j, stage)];
+            const cft__weights *w = &t->weights[cf_placement_at(placement, n_stages, j, stage)];
             cft__add_product(&weight, cft__weigh(w, &moments[j]), 1);
             cft__add_product(&weight, moments[j].chunk_tokens, w->of[CFT__CHUNK]);
         }
@@ -2205,63 +2187,54 @@ static void cft__note_heaviest(const cft__scale *scale, int64_t stage, const cf_
             most = weight;
             own->before = passes;
             own->peak = schedule->actions[id];
-            for (j = 0; j < n_virtual; j++)
-                scale->loads[cf_placement_at(schedule->shape.placement, n_stages, j, stage)] = moments[j];
+            for (j = 0; j < n_virtual; j++) t->loads[cf_placement_at(placement, n_stages, j, stage)] = moments[j];
         }
         passes++;
     }
 }
 
 /* The ring is there from the first pass to the last, and host memory must do for the moment that needs most of it. */
-static void cft__note_streamed(const cft__scale *scale, int64_t stage, const cf_memory_load *moments, int64_t count) {
-    const cf_schedule *schedule = scale->schedule;
+static void cft__note_streamed(cft__tuner *t, int64_t stage, const cf_memory_load *moments, int64_t count) {
+    const cf_shape *shape = &t->schedule->shape;
     int64_t i;
-    for (i = 0; i < count && scale->streams; i++) {
-        int64_t v = cf_placement_at(schedule->shape.placement, schedule->shape.n_stages,
-                                    i % schedule->shape.n_virtual, stage);
-        cf_memory_load *load = &scale->loads[v];
+    for (i = 0; i < count && t->memory.state_window > 0; i++) {
+        int64_t v = cf_placement_at(shape->placement, shape->n_stages, i % shape->n_virtual, stage);
+        cf_memory_load *load = &t->loads[v];
         load->state_tokens = cft__max(load->state_tokens, moments[i].state_tokens);
         load->state_gradient_tokens = cft__max(load->state_gradient_tokens, moments[i].state_gradient_tokens);
         load->input_tokens = cft__max(load->input_tokens, moments[i].input_tokens);
     }
 }
 
-static cf_result cft__find_heaviest(const cft__scale *scale, int64_t stage, cft__stage *own) {
-    const cf_schedule *schedule = scale->schedule;
-    int64_t count = (schedule->first[stage + 1] - schedule->first[stage]) * schedule->shape.n_virtual;
-    void *moments;
-    cf_result result;
-    CFT__TRY(cf_allocate(scale->allocator, (size_t)count * sizeof(cf_memory_load), &moments, scale->error));
-    result = cf_schedule_loads(scale->plan, schedule, stage, (cf_memory_load *)moments, count, scale->error);
-    if (result == CF_OK) cft__note_heaviest(scale, stage, (const cf_memory_load *)moments, own);
-    if (result == CF_OK) cft__note_streamed(scale, stage, (const cf_memory_load *)moments, count);
-    scale->allocator->release(moments, scale->allocator->user);
-    return result;
-}
-
-/* Weights first, then the heaviest pass of each stage, then its report. weights, loads: room for all virtual stages. */
-static cf_result cft__report_schedule(const cf_memory_desc *desc, const cft__scale *scale, cft__weights *weights,
-                                      cf_memory_report *reports) {
-    int64_t n_v = scale->schedule->shape.n_stages * scale->schedule->shape.n_virtual, v, s;
-    for (v = 0; v < n_v; v++) CFT__TRY(cft__weigh_model(desc, v, &weights[v], scale->error));
-    for (s = 0; s < scale->schedule->shape.n_stages; s++) {
-        cft__stage unused;
-        CFT__TRY(cft__find_heaviest(scale, s, &unused));
+/* What every stage of the schedule at hand holds during its heaviest pass. */
+static cf_result cft__find_heaviest(cft__tuner *t) {
+    const cf_schedule *schedule = t->schedule;
+    int64_t s;
+    for (s = 0; s < schedule->shape.n_stages; s++) {
+        int64_t count = (schedule->first[s + 1] - schedule->first[s]) * schedule->shape.n_virtual;
+        void *moments;
+        cf_result result;
+        CFT__TRY(cf_allocate(&t->allocator, (size_t)count * sizeof(cf_memory_load), &moments, t->error));
+        result = cf_schedule_loads(t->plan, schedule, s, (cf_memory_load *)moments, count, t->error);
+        if (result == CF_OK) cft__note_heaviest(t, s, (const cf_memory_load *)moments);
+        if (result == CF_OK) cft__note_streamed(t, s, (const cf_memory_load *)moments, count);
+        t->allocator.release(moments, t->allocator.user);
+        CFT__TRY(result);
     }
-    return cf_memory_estimate(desc, scale->loads, n_v, reports, scale->schedule->shape.n_stages, scale->error);
+    return CF_OK;
 }
 
-static cf_result cft__check_memory_of(const cf_memory_desc *desc, const cf_schedule *schedule, int64_t n_reports,
+static cf_result cft__check_memory_of(const cf_memory_desc *desc, const cf_shape *shape, int64_t n_reports,
                                       cf_error *error) {
     const cf_parallel parallel = cf_parallel_defaults(&desc->parallel);
-    const cf_placement placement = schedule->shape.placement == CF_PLACEMENT_V ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
+    const cf_placement placement = shape->placement == CF_PLACEMENT_V ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
     const struct {
         const char *field;
         int64_t wanted, got;
-    } members[] = {{"parallel.pp", schedule->shape.n_stages, parallel.pp},
-                   {"parallel.n_virtual", schedule->shape.n_virtual, parallel.n_virtual},
+    } members[] = {{"parallel.pp", shape->n_stages, parallel.pp},
+                   {"parallel.n_virtual", shape->n_virtual, parallel.n_virtual},
                    {"parallel.placement", (int)placement, (int)parallel.placement},
-                   {"n_reports", schedule->shape.n_stages, n_reports}};
+                   {"n_reports", shape->n_stages, n_reports}};
     int64_t i;
     if (desc->unfused_attention != 0)
         return cf_fail(error, CF_ERROR_ARGUMENT, "unfused_attention", -1, 0, desc->unfused_attention,
@@ -2273,51 +2246,52 @@ static cf_result cft__check_memory_of(const cf_memory_desc *desc, const cf_sched
     return CF_OK;
 }
 
-static cft__weights *cft__lay_out_scale(cft__scale *scale, cft__carver *carver) {
-    int64_t n_v = scale->schedule->shape.n_stages * scale->schedule->shape.n_virtual;
-    scale->loads = (cf_memory_load *)cft__take(carver, n_v, sizeof *scale->loads);
-    return (cft__weights *)cft__take(carver, n_v, sizeof(cft__weights));
+/* A tuner for what is asked about one plan without a search. *scratch: its working space. */
+static cf_result cft__start_alone(cft__tuner *t, const cf_memory_desc *desc, const cf_plan *plan,
+                                  const cf_shape *shape, const cf_allocator *allocator, cf_error *error,
+                                  void **scratch) {
+    const cf_parallel split = cf_parallel_defaults(&desc->parallel);
+    memset(t, 0, sizeof *t);
+    CFT__TRY(cf_allocator_resolve(allocator, &t->allocator, error));
+    t->error = error;
+    t->desc.model = desc->model;
+    t->desc.memory = *desc;
+    t->tuning = &t->header;
+    t->most_virtual = shape->n_stages * shape->n_virtual;
+    t->plan = (cf_plan *)plan; /* only read */
+    cft__set_memory(t, &split, desc->state_window);
+    t->memory.chunk_size = plan->chunk_size;
+    return cft__carve(t, cft__lay_out_worker, "plan", scratch);
+}
+
+/* Weights first, then the heaviest pass of each stage, then its report. */
+static cf_result cft__report_schedule(cft__tuner *t, cf_memory_report *reports) {
+    int64_t v;
+    for (v = 0; v < t->most_virtual; v++) CFT__TRY(cft__weigh_model(&t->memory, v, &t->weights[v], t->error));
+    CFT__TRY(cft__find_heaviest(t));
+    return cf_memory_estimate(&t->memory, t->loads, t->most_virtual, reports, t->split.pp, t->error);
 }
 
 CHUNKFLOW_TUNE_API cf_result cf_schedule_memory(const cf_memory_desc *desc, const cf_plan *plan,
                                                 const cf_schedule *schedule, cf_memory_report *reports,
                                                 int64_t n_reports, const cf_allocator *allocator, cf_error *error) {
-    cf_allocator own;
-    cft__carver carver = {NULL, 0, 0};
-    cft__scale scale = {plan, schedule, NULL, NULL, &own, error, desc != NULL && desc->state_window > 0};
-    cft__weights *weights;
-    cf_memory_desc of;
-    void *memory;
+    cft__tuner t;
+    void *scratch;
     cf_result result;
     if (desc == NULL) return cf_fail_null(error, "desc");
     if (plan == NULL) return cf_fail_null(error, "plan");
     if (schedule == NULL) return cf_fail_null(error, "schedule");
     if (reports == NULL) return cf_fail_null(error, "reports");
-    CFT__TRY(cft__check_memory_of(desc, schedule, n_reports, error));
-    CFT__TRY(cf_allocator_resolve(allocator, &own, error));
-    (void)cft__lay_out_scale(&scale, &carver);
-    CFT__TRY(cf_allocate(&own, carver.used, &memory, error));
-    carver.base = (unsigned char *)memory;
-    carver.used = 0;
-    scale.weights = weights = cft__lay_out_scale(&scale, &carver);
-    of = *desc;
-    of.chunk_size = plan->chunk_size;
-    result = cft__report_schedule(&of, &scale, weights, reports);
-    own.release(memory, own.user);
+    CFT__TRY(cft__check_memory_of(desc, &schedule->shape, n_reports, error));
+    CFT__TRY(cft__start_alone(&t, desc, plan, &schedule->shape, allocator, error, &scratch));
+    t.schedule = (cf_schedule *)schedule; /* only read */
+    result = cft__report_schedule(&t, reports);
+    t.allocator.release(scratch, t.allocator.user);
     return result;
-}
-
-static void cft__lay_out_limits(cft__tuner *t, cft__carver *carver) {
-    int64_t v = t->most_virtual;
-    t->weights = (cft__weights *)cft__take(carver, v, sizeof(cft__weights));
-    t->stages = (cft__stage *)cft__take(carver, v, sizeof(cft__stage));
-    t->loads = (cf_memory_load *)cft__take(carver, v, sizeof(cf_memory_load));
-    t->reports = (cf_memory_report *)cft__take(carver, v, sizeof(cf_memory_report));
 }
 
 static cf_result cft__check_limits_of(const cf_memory_desc *desc, const cf_plan *plan, const cf_shape *shape,
                                       int64_t limit_bytes, cf_error *error) {
-    cf_schedule schedule;
     if (desc == NULL) return cf_fail_null(error, "desc");
     if (plan == NULL) return cf_fail_null(error, "plan");
     if (shape == NULL) return cf_fail_null(error, "shape");
@@ -2326,37 +2300,24 @@ static cf_result cft__check_limits_of(const cf_memory_desc *desc, const cf_plan 
                         error));
     CFT__TRY(cft__range(limit_bytes, 1, CF_MAX_STAGE_BYTES, CF_ERROR_ARGUMENT, "limit_bytes", -1, error));
     CFT__TRY(cft__range(plan->chunk_size, 1, CF_MAX_CHUNK_SIZE, CF_ERROR_ARGUMENT, "plan.chunk_size", -1, error));
-    memset(&schedule, 0, sizeof schedule);
-    schedule.shape = *shape;
-    return cft__check_memory_of(desc, &schedule, shape->n_stages, error);
+    return cft__check_memory_of(desc, shape, shape->n_stages, error);
 }
 
 CHUNKFLOW_TUNE_API cf_result cf_memory_limits(const cf_memory_desc *desc, const cf_plan *plan, const cf_shape *shape,
                                               int64_t limit_bytes, int64_t *by_stage, cf_limits *limits,
                                               const cf_allocator *allocator, cf_error *error) {
     cf_schedule_desc made;
-    cf_parallel split;
     cft__tuner t;
-    void *scratch = NULL;
+    void *scratch;
     cf_result result;
     CFT__TRY(cft__check_limits_of(desc, plan, shape, limit_bytes, error));
     if (by_stage == NULL) return cf_fail_null(error, "by_stage");
     if (limits == NULL) return cf_fail_null(error, "limits");
-    memset(&t, 0, sizeof t);
+    CFT__TRY(cft__start_alone(&t, desc, plan, shape, allocator, error, &scratch));
     memset(&made, 0, sizeof made);
-    CFT__TRY(cf_allocator_resolve(allocator, &t.allocator, error));
-    split = cf_parallel_defaults(&desc->parallel);
-    t.error = error;
-    t.desc.model = desc->model;
-    t.desc.memory = *desc;
-    t.header.limit_bytes = limit_bytes;
-    t.tuning = &t.header;
-    t.most_virtual = shape->n_stages * shape->n_virtual;
-    t.limits = by_stage;
-    t.plan = (cf_plan *)plan; /* only read */
-    CFT__TRY(cft__carve(&t, cft__lay_out_limits, "plan", &scratch));
-    cft__set_memory(&t, &split, desc->state_window);
     made.shape.replay = shape->replay;
+    t.header.limit_bytes = limit_bytes;
+    t.limits = by_stage;
     result = cft__set_weights(&t, plan->chunk_size);
     if (result == CF_OK) result = cft__check_weights(&t);
     if (result == CF_OK) {
@@ -2417,8 +2378,6 @@ static cf_schedule_desc cft__rank_desc(const cft__tuner *t, const cf_tune_candid
 /* Makes a schedule of the plan at hand, times it, and reports every stage at its heaviest moment. */
 static cf_result cft__try_schedule(cft__tuner *t, const cf_schedule_desc *desc) {
     cf_simulate_desc simulate;
-    cft__scale scale;
-    int64_t s;
     memset(&simulate, 0, sizeof simulate);
     simulate.timing = &t->timing;
     simulate.no_bounds = 1;
@@ -2426,14 +2385,7 @@ static cf_result cft__try_schedule(cft__tuner *t, const cf_schedule_desc *desc) 
     cft__free_schedule(t);
     CFT__TRY(cf_schedule_make(t->plan, desc, &t->schedule, t->error));
     CFT__TRY(cf_simulate(t->plan, t->schedule, &simulate, &t->timeline, t->error));
-    scale.plan = t->plan;
-    scale.schedule = t->schedule;
-    scale.weights = t->weights;
-    scale.loads = t->loads;
-    scale.allocator = &t->allocator;
-    scale.error = t->error;
-    scale.streams = t->memory.state_window > 0;
-    for (s = 0; s < t->split.pp; s++) CFT__TRY(cft__find_heaviest(&scale, s, &t->stages[s]));
+    CFT__TRY(cft__find_heaviest(t));
     return cft__report_stages(t, "lengths");
 }
 
@@ -2568,9 +2520,9 @@ static int cft__is_free(const cf_pass_cost *cost) {
     return !(cost->constant > 0) && !(cost->per_token > 0) && !(cost->per_pair > 0);
 }
 
-/* The least costs of a virtual stage: F, R, a whole backward, and as much of one as the next stage waits for. */
+/* The least costs of a virtual stage: F, R, and a whole backward. */
 typedef struct cft__costs {
-    cf_pass_cost forward, replay, backward, gradient;
+    cf_pass_cost forward, replay, backward;
 } cft__costs;
 
 static cft__costs cft__costs_of(const cft__tuner *t, int64_t v) {
@@ -2585,44 +2537,11 @@ static cft__costs cft__costs_of(const cft__tuner *t, int64_t v) {
     if (cft__is_free(&c.backward)) cft__cost_sum(&c.forward, &c.forward, &c.backward);
     least.forward = c.forward;
     least.replay = c.replay;
-    least.backward = least.gradient = c.backward;
+    least.backward = c.backward;
     if (!t->splits || (cft__is_free(&c.input) && cft__is_free(&c.weight))) return least;
     if (!cft__is_free(&c.input) && !cft__is_free(&c.weight)) least.backward = cft__least_cost(&c.backward, &parts);
     else memset(&least.backward, 0, sizeof least.backward); /* of what is half measured nothing is claimed */
     return least;
-}
-
-/* The longest chain of passes: a group's forwards on the first virtual stage, its last chunk there and back, and its
-   backwards on the last one, behind the first of which its first chunk goes all the way back. */
-static double cft__longest_chain(const cft__tuner *t, int64_t rank) {
-    const cf_plan *plan = t->plan;
-    int64_t v, last = t->split.pp * t->split.n_virtual - 1, id, end = (rank + 1) * plan->n_steps, n, i;
-    cf_pass_cost on = {0, 0, 0}, back = {0, 0, 0};
-    double most = 0;
-    cft__costs first = cft__costs_of(t, 0), at_last = cft__costs_of(t, last);
-    if (t->splits) return 0;
-    for (v = 1; v <= last; v++) {
-        cft__costs c = cft__costs_of(t, v);
-        cft__cost_sum(&on, &c.forward, &on);
-    }
-    for (v = 0; v < last; v++) {
-        cft__costs c = cft__costs_of(t, v);
-        cft__cost_sum(&back, &c.gradient, &back);
-    }
-    for (id = rank * plan->n_steps; id < end; id += n) {
-        cft__amount all = {0, 0, 0}, one = {0, 0, 0};
-        double chain;
-        n = plan->chunks[id].group >= 0 ? plan->groups[plan->chunks[id].group].n_chunks : 1;
-        for (i = 0; i < n; i++) cft__add_chunk(&all, &plan->chunks[id + i]);
-        chain = cft__seconds_of(&first.forward, &all) + cft__seconds_of(&at_last.gradient, &all);
-        cft__add_chunk(&one, &plan->chunks[id]);
-        chain += cft__seconds_of(&back, &one);
-        memset(&one, 0, sizeof one);
-        cft__add_chunk(&one, &plan->chunks[id + n - 1]);
-        chain += cft__seconds_of(&on, &one);
-        if (chain > most) most = chain;
-    }
-    return most;
 }
 
 /* The work of a stage, the shortest way to it and the shortest way back from it, of the stage where that is most. Where
@@ -2651,68 +2570,24 @@ static double cft__stage_load(const cft__tuner *t, int64_t rank, int64_t k) {
         }
         if (load > most) most = load;
         head += cft__seconds_of(&own.forward, &least) + transfer;
-        if (!t->splits) tail += cft__seconds_of(&own.gradient, &least) + transfer;
+        if (!t->splits) tail += cft__seconds_of(&own.backward, &least) + transfer;
     }
     return most;
 }
 
-/* A chunk that is kept fills its place on the first stage until it has been to the last one and back, and one that is
-   dropped costs a replay, and fills its place from then on. In T seconds the stage has room for T x the tokens that
-   fit, and for T of work. So for any share between 0 and 1, T is at least that share of the work and the rest of the
-   room that is taken, if each chunk does what is cheaper so. */
-static double cft__room_load(const cft__tuner *t, int64_t rank, int local) {
-    static const double shares[] = {0, 0.25, 0.5, 0.7, 0.85, 0.95};
-    const cf_plan *plan = t->plan;
-    double room = (double)(t->tuning->limit_bytes * 100 - t->stages[0].fixed);
-    double fits = room / (double)t->weights[0].of[CFT__ACTIVATIONS];
-    cf_pass_cost there = {0, 0, 0}, again = {0, 0, 0};
-    cft__costs own = cft__costs_of(t, 0);
-    double loads[CFT__COUNT(shares)], work = 0, most = 0;
-    int64_t id, v, i;
-    if (t->split.n_virtual > 1 || !(fits > 0)) return 0;
-    memset(loads, 0, sizeof loads);
-    for (v = 0; v < t->split.pp; v++) {
-        cft__costs c = cft__costs_of(t, v);
-        cft__cost_sum(&there, &c.forward, &there);
-        cft__cost_sum(&there, &c.gradient, &there);
-        if (v > 0 && local) continue;
-        cft__cost_sum(&again, &c.replay, &again);
-        cft__cost_sum(&again, &c.gradient, &again);
-    }
-    for (id = rank * plan->n_steps; id < (rank + 1) * plan->n_steps; id++) {
-        const cf_chunk *c = &plan->chunks[id];
-        cft__amount one = {0, 0, 0};
-        double kept, dropped, replay, part = (double)c->padded / fits;
-        cft__add_chunk(&one, c);
-        kept = cft__product(cft__seconds_of(&there, &one), part);
-        dropped = cft__product(cft__seconds_of(&again, &one), part);
-        replay = cft__seconds_of(&own.replay, &one);
-        work += cft__seconds_of(&own.forward, &one) + cft__seconds_of(&own.backward, &one);
-        for (i = 0; i < CFT__COUNT(shares); i++) {
-            double keep = cft__product(1 - shares[i], kept);
-            double drop = cft__product(1 - shares[i], dropped) + cft__product(shares[i], replay);
-            loads[i] += keep < drop ? keep : drop;
-        }
-    }
-    for (i = 0; i < CFT__COUNT(shares); i++) {
-        double load = cft__product(shares[i], work) + loads[i];
-        if (load > most) most = load;
-    }
-    return most;
-}
-
-/* What no schedule of the batch at hand can beat, whatever its kind: the bound of the slowest rank. It takes sums over
-   the chunks, where the bounds of cf_schedule_bounds need a graph. Some of it depends on replay, and the rest on K. */
-static double cft__find_bound(const cft__tuner *t, int64_t k, int of_replay, int local) {
-    double slowest = 0;
+/* What no schedule of the batch at hand can beat, whatever its kind and replay: the bound of the slowest rank, which is
+   *slowest. It takes sums over the chunks, where the bounds of cf_schedule_bounds need a graph. */
+static double cft__find_bound(const cft__tuner *t, int64_t k, int64_t *slowest) {
+    double most = 0;
     int64_t rank;
+    *slowest = 0;
     for (rank = 0; rank < t->split.dp && t->plan->n_steps > 0; rank++) {
-        double load = of_replay ? cft__room_load(t, rank, local) : cft__stage_load(t, rank, k);
-        double chain = of_replay ? cft__longest_chain(t, rank) : 0;
-        if (load > slowest) slowest = load;
-        if (chain > slowest) slowest = chain;
+        double load = cft__stage_load(t, rank, k);
+        if (!(load > most)) continue;
+        most = load;
+        *slowest = rank;
     }
-    return cft__product(slowest, 1 - 1e-12) + t->step_seconds;
+    return cft__product(most, 1 - 1e-12) + t->step_seconds;
 }
 
 /* What bytes that are too many go to, the ring of a stream among them; nothing is said of others. */
@@ -2760,21 +2635,15 @@ static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t batch, c
 /* All points of one split, ChunkSize and relief, of whose candidates `first` is the first, on one batch. */
 static cf_result cft__bound_points(cft__tuner *t, int64_t first, int64_t batch) {
     int timed = batch < t->desc.n_batches && cft__index(t, first, CFT__WINDOW) == 0;
-    double bounds[CF_REPLAY_COUNT];
     cft__least alone[CF_REPLAY_COUNT];
-    int64_t replay, k;
-    for (replay = 0; replay < t->desc.n_replays; replay++) {
-        int local = t->desc.replays[replay] == CF_REPLAY_LOCAL;
-        alone[replay] = cft__least_bytes(t, 1, local);
-        if (timed) bounds[replay] = cft__find_bound(t, 1, 1, local);
-    }
+    int64_t replay, k, unused;
+    for (replay = 0; replay < t->desc.n_replays; replay++)
+        alone[replay] = cft__least_bytes(t, 1, t->desc.replays[replay] == CF_REPLAY_LOCAL);
     for (k = 0; k < t->desc.n_ks && !t->stop; k++) {
-        double load = timed ? cft__find_bound(t, t->desc.ks[k], 0, 0) : 0;
-        for (replay = 0; replay < t->desc.n_replays; replay++) {
-            double bound = timed && bounds[replay] > load ? bounds[replay] : load;
+        double bound = timed ? cft__find_bound(t, t->desc.ks[k], &unused) : 0;
+        for (replay = 0; replay < t->desc.n_replays; replay++)
             CFT__TRY(cft__bound_point(t, first + k * t->strides[CFT__K] + replay * t->strides[CFT__REPLAY], batch,
                                       timed ? &bound : NULL, &alone[replay]));
-        }
     }
     return CF_OK;
 }
@@ -2791,36 +2660,6 @@ static cf_result cft__bound_batch(cft__tuner *t, int64_t first, int64_t batch) {
         CFT__TRY(cft__bound_points(t, first + way, batch));
     }
     return CF_OK;
-}
-
-/* Bytes of the fullest stage of a split that runs one chunk of so many tokens, with the state of so many. */
-static cf_result cft__chunk_bytes(cft__tuner *t, int64_t chunk_tokens, int64_t state_tokens, int64_t *bytes) {
-    int64_t v;
-    for (v = 0; v < t->split.pp * t->split.n_virtual; v++) {
-        cf_memory_load *load = &t->loads[v];
-        memset(load, 0, sizeof *load);
-        load->live_tokens = load->chunk_tokens = chunk_tokens;
-        load->state_tokens = load->state_gradient_tokens = state_tokens;
-    }
-    CFT__TRY(cft__report_stages(t, "chunk_tokens"));
-    *bytes = t->reports[t->fullest].total;
-    return CF_OK;
-}
-
-/* Even a single token must fit some split; what is wanted is a whole chunk, and the state of the longest sequence. */
-static cf_result cft__check_least_limit(cft__tuner *t) {
-    int64_t i, bytes, wanted = INT64_MAX, item = -1, longest = t->longest;
-    int64_t tokens = cft__max(1, cft__min(longest, t->desc.chunk_sizes[0])), state = longest > tokens ? longest : 0;
-    for (i = 0; i < t->tuning->n_splits; i++) { /* with all relief that there is */
-        cft__set_memory_of(t, &t->tuning->candidates[i * t->strides[CFT__SPLIT] + t->strides[CFT__REPLAY] - 1]);
-        CFT__TRY(cft__chunk_bytes(t, 1, 0, &bytes));
-        if (bytes <= t->tuning->limit_bytes) return CF_OK;
-        if (cft__chunk_bytes(t, tokens, state, &bytes) != CF_OK || bytes >= wanted) continue;
-        wanted = bytes;
-        item = t->fullest;
-    }
-    return cf_fail(t->error, CF_ERROR_LIMIT, "limit_bytes", item, wanted, t->tuning->limit_bytes,
-                   "is too little for this stage's model state and a chunk of the smallest size");
 }
 
 static void cft__set_recompute(const cft__tuner *t, cf_tune_candidate *c, int64_t level) {
@@ -2865,7 +2704,7 @@ static void cft__fill_size(cft__tuner *t, int64_t first, int64_t split, int64_t 
 static void cft__work(void *context, int64_t i) {
     cft__tuner *t = (cft__tuner *)context, *worker = &t->workers[i];
     worker->done = t->piece * (t->first_index + i);
-    t->work(worker, t->first_index + i);
+    worker->result = t->work(worker, t->turns[t->first_index + i].first);
 }
 
 /* Starts a worker: it knows what is known by now, and has its own working space. */
@@ -2898,12 +2737,10 @@ static void cft__dismiss(cft__tuner *t, cft__tuner *worker, cf_result *result) {
     t->record = worker->record;
 }
 
-/* Does `work` for each index of first .. first + n - 1; n is at most CFT__ROUND. */
-static cf_result cft__run_round(cft__tuner *t, void (*work)(cft__tuner *worker, int64_t index), int64_t first,
-                                int64_t n) {
+/* Does the work of n turns from `first` on; n is at most CFT__ROUND. */
+static cf_result cft__run_round(cft__tuner *t, int64_t first, int64_t n) {
     int64_t i;
     cf_result result = CF_OK;
-    t->work = work;
     t->first_index = first;
     for (i = 0; i < n; i++) cft__hire(t, &t->workers[i]);
     if (t->desc.run_tasks != NULL) t->desc.run_tasks(t->desc.user, n, cft__work, t);
@@ -2915,26 +2752,11 @@ static cf_result cft__run_round(cft__tuner *t, void (*work)(cft__tuner *worker, 
 }
 
 /* Bounds of all candidates of one split and ChunkSize. */
-static cf_result cft__bound_size(cft__tuner *t, int64_t index) {
-    int64_t first = index * t->strides[CFT__SIZE], batch;
+static cf_result cft__bound_size(cft__tuner *t, int64_t first) {
+    int64_t batch;
     cft__set_memory_of(t, &t->tuning->candidates[first]);
     for (batch = t->desc.n_batches; batch >= 0 && !t->stop; batch--) CFT__TRY(cft__bound_batch(t, first, batch));
     return CF_OK;
-}
-
-static void cft__work_on_bounds(cft__tuner *worker, int64_t index) { worker->result = cft__bound_size(worker, index); }
-
-/* What is wrong with measured costs is found by the first bounds of the library. */
-static cf_result cft__check_timing(cft__tuner *t) {
-    const cf_tune_candidate *c = t->tuning->candidates;
-    cf_schedule_desc desc;
-    cf_bound found[CF_MAX_BOUNDS];
-    int64_t n;
-    if (t->desc.timing == NULL) return CF_OK;
-    CFT__TRY(cft__set_up(t, c));
-    CFT__TRY(cft__pack_batch(t, c->chunk_size, 0));
-    desc = cft__rank_desc(t, c, CF_SCHEDULE_BEST, 0);
-    return cf_schedule_bounds(t->plan, &desc, found, &n, t->error);
 }
 
 static void cft__mean_bounds(cft__tuner *t, int64_t first, int64_t end) {
@@ -2942,16 +2764,6 @@ static void cft__mean_bounds(cft__tuner *t, int64_t first, int64_t end) {
     for (id = first; id < end; id++)
         for (batch = 0; batch < n; batch++)
             t->tuning->candidates[id].bound += t->bounds[id * n + batch] / (double)n;
-}
-
-static cf_result cft__find_all_bounds(cft__tuner *t) {
-    int64_t n = t->desc.n_batches, sizes = t->tuning->n_splits * t->desc.n_chunk_sizes, at;
-    CFT__TRY(cft__check_timing(t));
-    cft__enter(t, CFT__BOUNDS, n * t->strides[CFT__SIZE] / (t->counts[CFT__KIND] * t->counts[CFT__WINDOW]), sizes);
-    for (at = 0; at < sizes && !t->stop; at += CFT__ROUND)
-        CFT__TRY(cft__run_round(t, cft__work_on_bounds, at, cft__min(CFT__ROUND, sizes - at)));
-    if (!t->stop) cft__mean_bounds(t, 0, t->tuning->n_candidates);
-    return CF_OK;
 }
 
 /* ---- the search ---- */
@@ -2998,14 +2810,6 @@ static int64_t cft__compare_simplicity(const cf_tune_candidate *a, const cf_tune
     return a->k - b->k;
 }
 
-/* Seconds of the first m batches of a candidate that is exact. */
-static double cft__first_seconds(const cf_tuning *tuning, int64_t id, int64_t m) {
-    double sum = 0;
-    int64_t i;
-    for (i = 0; i < m; i++) sum += tuning->seconds[id * tuning->n_batches + i];
-    return sum;
-}
-
 /* The longest that a candidate may take, as m batches let it seem, where the best takes so long. That is off by about
    1 % after one batch of 256 sequences, and by more after fewer; twice that is left as a margin. */
 static double cft__race_time(const cft__tuner *t, int64_t m, double best) {
@@ -3029,33 +2833,21 @@ static double cft__project(const cft__tuner *t, int64_t id, int64_t m, double su
     return cft__product(sum, all / first) / (double)t->desc.n_batches;
 }
 
-/* In a race: why a candidate whose first m batches take `sum` seconds is given up, or NULL. */
-static const char *cft__loses(const cft__tuner *t, const cf_tune_candidate *c, int64_t m, double sum) {
-    static const double alike = 5e-4;
-    const cf_tuning *tuning = t->tuning;
-    int64_t i;
-    if (tuning->n_ranked == 0) return NULL;
-    if (cft__project(t, c - tuning->candidates, m, sum) >
-        cft__race_time(t, m, tuning->candidates[tuning->ranking[0]].seconds))
-        return "its first batches take longer than the best's";
-    for (i = 0; i < tuning->n_ranked; i++) {
-        const cf_tune_candidate *other = &tuning->candidates[tuning->ranking[i]];
-        if (other->bytes > c->bytes || cft__compare_simplicity(other, c) > 0) continue;
-        if (cft__first_seconds(tuning, tuning->ranking[i], m) <= cft__product(sum, 1 + alike))
-            return "another one is as fast with no more memory, and as simple";
-    }
-    return NULL;
-}
-
-/* Why a candidate is given up after m batches, or NULL. at_least: seconds of all its batches. */
+/* Why a candidate whose first m batches take `sum` seconds is given up, or NULL. at_least: seconds of all its
+   batches. */
 static const char *cft__why_give_up(const cft__tuner *t, cf_tune_candidate *c, int64_t m, double sum,
                                     double at_least) {
+    const cf_tuning *tuning = t->tuning;
     double mean = at_least / (double)t->desc.n_batches;
     if (mean > cft__to_beat(t)) {
         c->bound = mean;
         return "its first batches and bounds of the others are above the best";
     }
-    return t->desc.n_exact == 0 ? cft__loses(t, c, m, sum) : NULL;
+    if (t->desc.n_exact > 0 || tuning->n_ranked == 0) return NULL;
+    if (cft__project(t, c - tuning->candidates, m, sum) <=
+        cft__race_time(t, m, tuning->candidates[tuning->ranking[0]].seconds))
+        return NULL;
+    return "its first batches take longer than the best's";
 }
 
 /* Begins a candidate from the beginning, whatever it has been through. */
@@ -3184,58 +2976,38 @@ static void cft__sort_turns(cft__tuner *t, int64_t family, int heats) {
 
 /* ---- heats ---- */
 
-/* The rank whose chunks take longest, and the least that they do. */
-static int64_t cft__heaviest_rank(const cft__tuner *t, int64_t k) {
-    int64_t rank, heaviest = 0;
-    double most = -1;
-    for (rank = 0; rank < t->split.dp && t->plan->n_steps > 0; rank++) {
-        double load = cft__stage_load(t, rank, k), chain = cft__longest_chain(t, rank);
-        if (chain > load) load = chain;
-        if (!(load > most)) continue;
-        most = load;
-        heaviest = rank;
-    }
-    return heaviest;
-}
-
 /* Takes over a heat, if it is the fastest. */
 static void cft__note_heat(cft__tuner *t, int64_t id) {
     if (t->tuning->candidates[id].status == CF_TUNE_INFEASIBLE || !(t->heats[id] > 0)) return;
     if (!(t->first > 0) || t->heats[id] < t->first) t->first = t->heats[id];
 }
 
-/* Whether a candidate need not run its heat, because another one is far behind, all else equal: the one with the next
-   larger K, which has more choice, or that whose state stays, because a stream takes time. */
+/* Whether a candidate need not run its heat, because the one with the next larger K, which has more choice, is far
+   behind, all else equal. */
 static int cft__is_behind_another(cft__tuner *t, int64_t id) {
     static const double far = 1.04;
-    const struct {
-        int64_t other;
-        const char *why;
-    } others[] = {{cft__index(t, id, CFT__WINDOW) > 0 ? id - 1 : id, "without a stream it is far behind, too"},
-                  {cft__index(t, id, CFT__K) < t->desc.n_ks - 1 ? id + t->strides[CFT__K] : id,
-                   "with a larger K it is far behind, too"}};
-    int64_t i;
-    for (i = 0; i < CFT__COUNT(others); i++) {
-        double heat = t->heats[others[i].other];
-        if (heat < 0) heat = -heat;
-        if (others[i].other == id || t->tuning->candidates[others[i].other].status != CF_TUNE_DOMINATED) continue;
-        if (!(heat > cft__product(cft__race_time(t, 1, t->first), far))) continue;
-        t->heats[id] = -heat;
-        cft__give_up(&t->tuning->candidates[id], others[i].why);
-        return 1;
-    }
-    return 0;
+    int64_t other = id + t->strides[CFT__K];
+    double heat;
+    if (cft__index(t, id, CFT__K) == t->desc.n_ks - 1) return 0;
+    heat = t->heats[other] < 0 ? -t->heats[other] : t->heats[other];
+    if (t->tuning->candidates[other].status != CF_TUNE_DOMINATED) return 0;
+    if (!(heat > cft__product(cft__race_time(t, 1, t->first), far))) return 0;
+    t->heats[id] = -heat;
+    cft__give_up(&t->tuning->candidates[id], "with a larger K it is far behind, too");
+    return 1;
 }
 
 static cf_result cft__run_heat(cft__tuner *t, int64_t id) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
+    int64_t rank;
     if (c->bound > cft__race_time(t, 1, t->first)) {
         cft__give_up(c, "a lower bound of its time is above the best heat");
         return CF_OK;
     }
     CFT__TRY(cft__begin(t, id));
     CFT__TRY(cft__pack_batch(t, c->chunk_size, 0));
-    CFT__TRY(cft__fit_rank(t, c, 0, cft__heaviest_rank(t, c->k)));
+    (void)cft__find_bound(t, c->k, &rank);
+    CFT__TRY(cft__fit_rank(t, c, 0, rank));
     if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
     t->heats[id] = cft__project(t, id, 1, t->timeline->makespan + t->step_seconds);
     if (t->heats[id] > cft__race_time(t, 1, t->first)) cft__give_up(c, "its first batch takes longer than the best's");
@@ -3255,10 +3027,6 @@ static cf_result cft__run_heats(cft__tuner *t, int64_t first) {
             cft__report_done(t, 1);
         }
     return CF_OK;
-}
-
-static void cft__work_on_heats(cft__tuner *worker, int64_t index) {
-    worker->result = cft__run_heats(worker, worker->turns[index].first);
 }
 
 /* ---- finals ---- */
@@ -3282,10 +3050,6 @@ static cf_result cft__try_family(cft__tuner *t, int64_t first) {
     }
     cft__report_done(t, end - t->done);
     return CF_OK;
-}
-
-static void cft__work_on_family(cft__tuner *worker, int64_t index) {
-    worker->result = cft__try_family(worker, worker->turns[index].first);
 }
 
 static void cft__note_final(cft__tuner *t, int64_t id) {
@@ -3337,31 +3101,36 @@ static int64_t cft__count_turns(const cft__tuner *t, int heats) {
 }
 
 /* All families, in rounds. The first rounds are small, for the sooner something is known, the less is tried in vain. */
-static cf_result cft__try_all(cft__tuner *t, int heats) {
+static cf_result cft__try_all(cft__tuner *t, int part) {
+    static cf_result (*const works[])(cft__tuner *, int64_t) = {cft__bound_size, cft__run_heats, cft__try_family};
+    const int64_t points = t->counts[CFT__KIND] * t->counts[CFT__WINDOW], n_batches = t->desc.n_batches;
     int64_t i, j, id, n, size = 1;
+    t->work = works[part];
     for (i = 0; i < t->n_families && !t->stop; i += n) {
-        cft__enter(t, heats ? CFT__HEATS : CFT__FINALS, t->family * (heats ? 1 : t->desc.n_batches),
-                   cft__max(i, cft__count_turns(t, heats)));
+        int64_t piece = part == CFT__HEATS ? t->family : t->family * n_batches / (part == CFT__BOUNDS ? points : 1);
+        cft__enter(t, part, piece, cft__max(i, cft__count_turns(t, part == CFT__HEATS)));
         n = cft__min(size, t->n_families - i);
-        CFT__TRY(cft__run_round(t, heats ? cft__work_on_heats : cft__work_on_family, i, n));
+        CFT__TRY(cft__run_round(t, i, n));
         for (j = i; j < i + n; j++)
             for (id = t->turns[j].first; id < t->turns[j].first + t->family; id++)
-                (heats ? cft__note_heat : cft__note_final)(t, id);
-        if (heats) CFT__TRY(cft__improve(t));
+                (part == CFT__HEATS ? cft__note_heat : cft__note_final)(t, id);
+        if (part == CFT__HEATS) CFT__TRY(cft__improve(t));
         size = cft__min(2 * size, CFT__ROUND);
     }
     return CF_OK;
 }
 
-/* A race has heats, from which the finals take those that are left. */
+/* Bounds first. A race has heats, from which the finals take those that are left. */
 static cf_result cft__search(cft__tuner *t) {
-    cft__sort_turns(t, t->strides[CFT__KIND], 0);
+    cft__sort_turns(t, t->strides[CFT__SIZE], 0);
+    CFT__TRY(cft__try_all(t, CFT__BOUNDS));
+    if (!t->stop) cft__mean_bounds(t, 0, t->tuning->n_candidates);
     if (t->desc.n_exact == 0) {
         cft__sort_turns(t, t->strides[CFT__SIZE], 0);
-        CFT__TRY(cft__try_all(t, 1));
-        cft__sort_turns(t, t->strides[CFT__KIND], 1);
+        CFT__TRY(cft__try_all(t, CFT__HEATS));
     }
-    return cft__try_all(t, 0);
+    cft__sort_turns(t, t->strides[CFT__KIND], t->desc.n_exact == 0);
+    return cft__try_all(t, CFT__FINALS);
 }
 
 /* ---- the choice of the winner ---- */
@@ -3428,7 +3197,7 @@ static cf_result cft__try_even_sizes(cft__tuner *t) {
         cft__fill_size(t, first, best.split, size);
         tuning->n_candidates += t->strides[CFT__SIZE];
         tuning->n_even += t->strides[CFT__SIZE];
-        CFT__TRY(cft__bound_size(t, first / t->strides[CFT__SIZE]));
+        CFT__TRY(cft__bound_size(t, first));
         cft__mean_bounds(t, first, tuning->n_candidates);
         CFT__TRY(cft__run_heats(t, first));
         for (id = first; id < tuning->n_candidates && !t->stop; id++) {
@@ -3440,58 +3209,16 @@ static cf_result cft__try_even_sizes(cft__tuner *t) {
     return CF_OK;
 }
 
-/* ---- the neighbours of the winner ---- */
-
-/* How many steps two ChunkSizes are apart; even sizes are one from all that are less than twice or half of them. */
-static int64_t cft__size_steps(const cft__tuner *t, int64_t a, int64_t b) {
-    int64_t sorted = t->tuning->n_candidates - t->tuning->n_even;
-    int64_t x = t->tuning->candidates[a].chunk_size, y = t->tuning->candidates[b].chunk_size;
-    if (a < sorted && b < sorted) return cft__index(t, a, CFT__SIZE) - cft__index(t, b, CFT__SIZE);
-    return x == y ? 0 : x < 2 * y && y < 2 * x ? 1 : INT32_MAX;
-}
-
-/* Whether two candidates of the same split differ in exactly one thing, and in ChunkSize and K by at most two steps. */
-static int cft__is_neighbour(const cft__tuner *t, int64_t a, int64_t b) {
-    int list, differences = 0;
-    if (t->tuning->candidates[a].split != t->tuning->candidates[b].split) return 0;
-    for (list = CFT__SIZE; list < CFT__LISTS; list++) {
-        int64_t steps = list == CFT__SIZE ? cft__size_steps(t, a, b) : cft__index(t, a, list) - cft__index(t, b, list);
-        int is_number = list == CFT__SIZE || list == CFT__K;
-        if (is_number && (steps < -2 || steps > 2)) return 0;
-        differences += steps != 0;
-    }
-    return differences == 1;
-}
-
-/* Lists the neighbours and, unless this is a race, makes them exact. A neighbour that turns out to be better becomes
-   the winner, and has neighbours of its own. */
-static cf_result cft__try_neighbours(cft__tuner *t) {
-    cf_tuning *tuning = t->tuning;
-    int64_t around = -1, id;
-    while (around != tuning->winner && !t->stop) {
-        around = tuning->winner;
-        tuning->n_neighbours = 0;
-        for (id = 0; id < tuning->n_candidates && !t->stop; id++) {
-            int64_t exact = cft__origin_of(tuning, id);
-            cf_tune_status status = tuning->candidates[exact].status;
-            if (!cft__is_neighbour(t, around, id)) continue;
-            tuning->neighbours[tuning->n_neighbours++] = id;
-            if (t->desc.n_exact > 0 && (status == CF_TUNE_DOMINATED || status == CF_TUNE_UNTRIED))
-                CFT__TRY(cft__make_exact(t, exact));
-        }
-        cft__choose_winner(t);
-    }
-    return CF_OK;
-}
-
 /* ---- the whole of it ---- */
 
 /* How long a candidate would take that was given up in the midst. */
 static void cft__estimate(cft__tuner *t, int64_t id) {
+    const double *seconds = &t->tuning->seconds[id * t->desc.n_batches];
     cf_tune_candidate *c = &t->tuning->candidates[id];
-    int64_t m = 0;
-    while (m < t->desc.n_batches && t->tuning->seconds[id * t->desc.n_batches + m] >= 0) m++;
-    if (m > 0) c->estimate = cft__project(t, id, m, cft__first_seconds(t->tuning, id, m));
+    double sum = 0;
+    int64_t m;
+    for (m = 0; m < t->desc.n_batches && seconds[m] >= 0; m++) sum += seconds[m];
+    if (m > 0) c->estimate = cft__project(t, id, m, sum);
     else if (t->heats[id] > 0) c->estimate = t->heats[id];
 }
 
@@ -3517,13 +3244,10 @@ static cf_result cft__tune_all(cft__tuner *t) {
         cft__fill_size(t, id, cft__index(t, id, CFT__SPLIT), t->desc.chunk_sizes[cft__index(t, id, CFT__SIZE)]);
     cft__enter(t, CFT__BOUNDS, CF_MAX_CANDIDATES, CF_MAX_TUNE_BATCHES); /* the first answer takes next to no time */
     CFT__TRY(cft__draw_batches(t));
-    CFT__TRY(cft__check_least_limit(t));
-    if (t->desc.n_exact == 0) CFT__TRY(cft__find_first(t));
-    CFT__TRY(cft__find_all_bounds(t));
+    CFT__TRY(cft__find_first(t));
     CFT__TRY(cft__search(t));
     cft__choose_winner(t);
     if (tuning->winner >= 0) CFT__TRY(cft__try_even_sizes(t));
-    if (tuning->winner >= 0) CFT__TRY(cft__try_neighbours(t));
     cft__finish_candidates(t);
     return CF_OK;
 }

@@ -167,7 +167,6 @@ static cf_result tune_form(const int64_t *lengths, int64_t n, cf_tune_desc desc,
     baseline_take_form(&desc, packed, &chunk_size);
     result = cf_tune(lengths, n, &desc, &tuning, error);
     if (result == CF_OK) note_form(tuning, packed, base);
-    else if (result == CF_ERROR_LIMIT && strcmp(error->field, "limit_bytes") == 0) note_least(base, error->wanted);
     else memcpy(base->why, error->text, sizeof base->why);
     cf_tuning_free(tuning);
     return result == CF_ERROR_MEMORY ? result : CF_OK;

@@ -237,7 +237,6 @@ static cf_result time_way(const context_search *s, context_way *way, int64_t n_b
     free_costs(&costs);
     way->needs = 0;
     way->seconds = 0;
-    if (result == CF_ERROR_LIMIT && strcmp(error->field, "limit_bytes") == 0) way->needs = error->wanted;
     if (result != CF_OK) return result == CF_ERROR_MEMORY ? result : CF_OK;
     way->needs = (*out)->smallest_limit;
     if ((*out)->winner < 0) return CF_OK;

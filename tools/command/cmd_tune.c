@@ -571,15 +571,26 @@ static void print_splits(const cf_tuning *tuning) {
     }
 }
 
-/* What a neighbour of the winner has that the winner has not. */
+/* What a candidate has that the winner has not. */
 enum { OTHER_CHUNK_SIZE, OTHER_K, OTHER_SCHEDULE, OTHER_REPLAY, OTHER_RECOMPUTE, OTHER_STATE, DIFFERENCES };
 
+static int is_far(int64_t a, int64_t b) { return a / 4 > b || b / 4 > a; }
+
+/* The one thing in which they differ, if there is one, and ChunkSize and K at most fourfold; else DIFFERENCES. */
 static int difference_of(const cf_tune_candidate *winner, const cf_tune_candidate *c) {
-    if (c->chunk_size != winner->chunk_size) return OTHER_CHUNK_SIZE;
-    if (c->k != winner->k) return OTHER_K;
-    if (c->kind != winner->kind) return OTHER_SCHEDULE;
-    if (c->replay != winner->replay) return OTHER_REPLAY;
-    return c->state_window != winner->state_window ? OTHER_STATE : OTHER_RECOMPUTE;
+    const int differs[DIFFERENCES] = {
+        c->chunk_size != winner->chunk_size, c->k != winner->k, c->kind != winner->kind, c->replay != winner->replay,
+        c->recompute != winner->recompute || c->recompute_layers != winner->recompute_layers,
+        c->state_window != winner->state_window};
+    int i, count = 0, found = DIFFERENCES;
+
+    for (i = 0; i < DIFFERENCES; i++) {
+        count += differs[i];
+        if (differs[i]) found = i;
+    }
+    if (c->split != winner->split || is_far(c->chunk_size, winner->chunk_size) || is_far(c->k, winner->k))
+        return DIFFERENCES;
+    return count == 1 ? found : DIFFERENCES;
 }
 
 static void print_neighbour(const cf_tuning *tuning, const cf_tune_candidate *c, int difference) {
@@ -636,10 +647,9 @@ static void print_neighbours(const cf_tuning *tuning) {
 
     puts("\none thing changed from the best");
     for (difference = 0; difference < DIFFERENCES; difference++)
-        for (i = 0; i < tuning->n_neighbours; i++) {
-            const cf_tune_candidate *c = &tuning->candidates[tuning->neighbours[i]];
-            if (difference_of(winner, c) == difference) print_neighbour(tuning, c, difference);
-        }
+        for (i = 0; i < tuning->n_candidates; i++)
+            if (difference_of(winner, &tuning->candidates[i]) == difference)
+                print_neighbour(tuning, &tuning->candidates[i], difference);
 }
 
 #define MOST_LINES 24

@@ -163,7 +163,6 @@ static void write_setting(json_writer *w, const tune_outcome *o) {
     json_integer_member(w, "interrupted", tuning->interrupted);
     json_integer_member(w, "winner", tuning->winner);
     write_ids(w, "ranking", tuning->ranking, tuning->n_ranked);
-    write_ids(w, "neighbours", tuning->neighbours, tuning->n_neighbours);
     write_ids(w, "batch_tokens", tuning->batch_tokens, tuning->n_batches);
     report_write_term_names(w);
     baseline_write(w, "baseline", &o->base);
