@@ -125,6 +125,10 @@ refused memory_name_as_long 2 "there is no 'qwen2.5-73b'; did you mean qwen2.5-7
     --chunk-size 4K
 refused memory_name_near 2 "there is no 'Qwen2.5-7B-1M'; did you mean qwen2.5-7b? There are: qwen2.5-0.5b, " memory \
     --model Qwen2.5-7B-1M --chunk-size 4K
+# A name that begins with what was asked for is nearer than one with fewer letters changed; endings do not count there.
+refused memory_name_begins 2 "there is no 'qwen2.5-72'; did you mean qwen2.5-72b? " memory --model qwen2.5-72 --chunk-size 4K
+refused memory_name_stripped 2 "there is no 'meta-llama/Llama-3.1-70B-Instruct'; did you mean llama-3-70b? " memory \
+    --model meta-llama/Llama-3.1-70B-Instruct --chunk-size 4K
 refused memory_name_suffix 2 "there is no '-instruct'. There are: " memory --model=-instruct --chunk-size 4K
 for name in $("$CHUNKFLOW" memory --model none --chunk-size 4K 2>&1 | sed 's/.*There are: \(.*\)[.] Any.*/\1/' | tr -d ,); do
     says "memory_named_$name" "$name: " memory --model "$name" --chunk-size 4K
@@ -155,6 +159,8 @@ echo '{"like": "b100"}' >none.json
 echo '{"flops": -1}' >less.json
 says time_gpu_file "GPU               twice.json" time --model qwen2.5-7b --gpu twice.json --chunk-size 8K
 says memory_gpu_file "twice.json        96.0 GiB: " memory --model qwen2.5-7b --chunk-size 4K --gpu twice.json
+echo '{"like": "h100-80g", "name": "ours", "flop": 1e15}' >slip.json
+refused time_gpu_slip 2 "slip.json:1: flop: there is no such member" time --model qwen2.5-7b --gpu slip.json --chunk-size 8K
 refused time_gpu_like_none 2 "there is no GPU 'b100'" time --model qwen2.5-7b --gpu none.json --chunk-size 8K
 refused time_gpu_wrong 2 "gpu.flops: must be finite and above 0" time --model qwen2.5-7b --gpu less.json --chunk-size 8K
 refused memory_unknown_gpu 2 "there is no 'b100'" memory --model qwen2.5-7b --chunk-size 4K --gpu b100

@@ -266,6 +266,30 @@ END
     fi
 done
 
+# Every option that plan has too, and that the search does not decide, is in the command; whatever options there will be.
+name=tune_repeats_all_options
+if wanted $name; then
+    decided="--budget --chunk-size --ep --help --json --k --limit --limit-bytes --ranks --recompute --recompute-layers --replay
+        --reserve --stages --stream --tp --tsv --zero"
+    shape="--layers 8 --hidden 1024 --heads 8 --kv-heads 4 --head-dim 64 --ffn 2048 --vocab 32000 --tied --qkv-bias --qk-norm
+        --no-gate --mtp 1 --gpu h100-80g --gpus-per-node 4 --launch 0.00002 --virtual 2 --placement v --stage-layers 3,2,2,1
+        --imbalance 10 --no-sp --loss eager --unfused --state-gradient bf16 --optimizer adam8 --lora 8 --runtime 3G
+        --fragmentation 11 --no-tails --align 8 --split-backward"
+    # shellcheck disable=SC2086
+    if ! run tune short $shape --tp 2 --pp 2 --chunk-sizes 4K --ks 2 --batches 1 --batch 8; then fail $name "$(cat err)"
+    else
+        sed -n 's/^  chunkflow plan //p' out >command
+        for option in $(for of in tune plan; do "$CHUNKFLOW" $of --help | sed -n 's/^  \(--[a-z-]*\).*/\1/p' | sort -u; done |
+            sort | uniq -d); do
+            case " $decided --model --config --costs " in *[[:space:]]"$option"[[:space:]]*) ;; *) echo "$option" ;; esac
+        done >wanted
+        tr ' ' '\n' <command | grep -xFf wanted | sort -u >repeated
+        if ! diff wanted repeated >why; then fail $name "not repeated: $(sed -n 's/^< //p' why | tr '\n' ' ')"
+        elif ! run plan $(sed 's/LENGTHS/short/' command); then fail $name "$(cat err)"
+        else ok $name; fi
+    fi
+fi
+
 # One thread or three: the same answer, but for nothing.
 name=tune_any_number_of_jobs
 if wanted $name; then

@@ -222,7 +222,10 @@ static int find_option(const cli_command *command, const char *text, size_t n) {
     return -1;
 }
 
-enum { GUESS_BYTES = 40 }; /* longer words are nobody's slip */
+enum {
+    GUESS_BYTES = 40,   /* longer words are nobody's slip */
+    LEAST_BEGINNING = 4 /* letters from which on a name that begins with them is meant rather than any other */
+};
 
 static int least_of(int a, int b, int c) {
     int least = a < b ? a : b;
@@ -246,11 +249,17 @@ static int distance_between(const char *a, const char *b) {
     return row[n];
 }
 
-void cli_guess_offer(cli_guess *guess, const char *name) {
-    int distance;
+static int begins_with(const char *name, const char *word) {
+    while (*word && tolower((unsigned char)*name) == tolower((unsigned char)*word)) name++, word++;
+    return *word == '\0';
+}
 
-    if (!name || strlen(name) > GUESS_BYTES || strlen(guess->word) > GUESS_BYTES) return;
-    distance = 2 * distance_between(guess->word, name) + (strlen(guess->word) != strlen(name));
+void cli_guess_offer(cli_guess *guess, const char *name) {
+    int distance, length = (int)strlen(guess->word);
+
+    if (!name || strlen(name) > GUESS_BYTES || length > GUESS_BYTES) return;
+    distance = 2 * distance_between(guess->word, name) + (length != (int)strlen(name));
+    if (length >= LEAST_BEGINNING && begins_with(name, guess->word)) distance -= 2 * GUESS_BYTES;
     if (guess->nearest && distance >= guess->distance) return;
     guess->nearest = name;
     guess->distance = distance;

@@ -772,13 +772,15 @@ static int make_held(planned *made) {
 
 static int run(const void *given, char **operands, int n_operands) {
     const plan_options *asked = (const plan_options *)given;
+    pipeline_options pipeline_asked = asked->pipeline;
     planned made;
     int code = check_outputs(asked);
 
     (void)n_operands;
     memset(&made, 0, sizeof made);
     made.asked = asked;
-    if (code == CLI_OK) code = pipeline_open("plan", &asked->pipeline, asked->packing.ranks, &made.pipe);
+    if (pipeline_asked.model.stage_layers) pipeline_asked.model.n_virtual = asked->n_virtual; /* whose layers they are */
+    if (code == CLI_OK) code = pipeline_open("plan", &pipeline_asked, asked->packing.ranks, &made.pipe);
     if (code != CLI_OK) return code;
     code = packing_make(&asked->packing, operands[0], &made.packed);
     if (code == CLI_OK) code = make_columns(&made);

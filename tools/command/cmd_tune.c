@@ -56,7 +56,7 @@ static const cli_option options[] = {
     {.name = "--limit-bytes", .value = "BYTES", .kind = CLI_NUMBER, .offset = offsetof(tune_options, limit), .min = 1,
      .max = INT64_MAX / 1000, .help = "memory of each GPU; default the GPU's less the reserve"},
     {.name = "--limit", .value = "BYTES", .kind = CLI_TEXT, .offset = offsetof(tune_options, old_limit),
-     .help = "what --limit-bytes was called"},
+     .help = "refused: bytes are --limit-bytes here"},
     RESERVE_OPTION(tune_options, reserve),
     {.name = "--tolerance", .value = "PERCENT", .kind = CLI_MILLIONTHS, .offset = offsetof(tune_options, tolerance),
      .max = 100000000, .help = "how much slower than the fastest the best may be where it needs\n"

@@ -485,6 +485,18 @@ int json_read_object(const json_document *document, uint32_t node, const json_fi
     return code;
 }
 
+int json_refuse_others(const json_document *document, uint32_t node, const json_field *fields) {
+    char text[CLI_SCRATCH_BYTES];
+    uint32_t name;
+
+    for (name = node + 1; name < document->nodes[node].next; name = document->nodes[name + 1].next) {
+        if (find_field(document, name, fields) >= 0) continue;
+        json_copy_text(document, name, text, sizeof text);
+        return json_wrong(document, name, "%s: there is no such member", text);
+    }
+    return CLI_OK;
+}
+
 /* ----------------------------------------------------------------------------------------------------------------
    All members, also those that nobody reads
    ---------------------------------------------------------------------------------------------------------------- */

@@ -75,6 +75,9 @@ typedef struct json_field {
    an exit code. */
 int json_read_object(const json_document *document, uint32_t node, const json_field *fields, void *out, uint64_t *seen);
 
+/* Refuses the members of an object that are not in a table. */
+int json_refuse_others(const json_document *document, uint32_t node, const json_field *fields);
+
 /* One value alone. */
 int json_read_int(const json_document *document, uint32_t node, const char *name, int64_t *out);
 

@@ -48,10 +48,10 @@ static int ends_in(const char *text, size_t n, const char *end) {
 }
 
 /* "Qwen/Qwen2.5-7B-Instruct" is qwen2.5-7b: an organisation, letter case and those endings say nothing of its sizes. */
-static const cf_model *find_model(const char *name) {
+static const char *own_name(const char *name) {
     const char *slash = strrchr(name, '/'), *own = slash ? slash + 1 : name;
     size_t n = strlen(own);
-    char text[CLI_SCRATCH_BYTES];
+    char *text = cli_scratch();
     int i;
 
     for (i = 0; variants[i]; i++) {
@@ -59,20 +59,17 @@ static const cf_model *find_model(const char *name) {
         n -= strlen(variants[i]);
         i = -1; /* another one may stand before it */
     }
-    if (n >= sizeof text) return NULL;
-    memcpy(text, own, n);
-    text[n] = '\0';
-    return cf_model_find(text);
+    snprintf(text, CLI_SCRATCH_BYTES, "%.*s", n < CLI_SCRATCH_BYTES ? (int)n : 0, own);
+    return text;
 }
 
 static int refuse_model(const char *command, const char *name) {
-    const char *slash = strrchr(name, '/');
     char list[1024] = "";
     const char *guessed;
     cli_guess guess = {NULL, NULL, 0};
     int i;
 
-    guess.word = slash ? slash + 1 : name;
+    guess.word = own_name(name);
     for (i = 0; model_names[i]; i++) {
         cli_guess_offer(&guess, model_names[i]);
         snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i > 0 ? ", " : "", model_names[i]);
@@ -89,7 +86,7 @@ static int make_model(const char *command, const modelling_options *asked, model
     if (asked->model && asked->config) return cli_usage(command, "--model and --config exclude each other");
     out->model.name = "custom";
     if (asked->model) {
-        const cf_model *named = find_model(asked->model);
+        const cf_model *named = cf_model_find(own_name(asked->model));
         if (!named) return refuse_model(command, asked->model);
         out->model = *named;
     }
@@ -164,12 +161,13 @@ void modelling_free(modelling *m) {
 #define GPU_COUNT(key) {.name = #key, .type = JSON_COUNT, .offset = offsetof(gpu_object, gpu.key), .optional = 1}
 
 typedef struct gpu_object {
-    uint32_t like;
+    uint32_t like, name; /* the latter is for its reader: what is printed is the file's */
     cf_gpu gpu;
 } gpu_object;
 
 static const json_field gpu_fields[] = {
     {.name = "like", .type = JSON_TEXT_OF, .offset = offsetof(gpu_object, like), .optional = 1},
+    {.name = "name", .type = JSON_TEXT_OF, .offset = offsetof(gpu_object, name), .optional = 1},
     GPU_REAL(flops), GPU_REAL(gemm), GPU_REAL(attention_forward), GPU_REAL(attention_backward), GPU_COUNT(processors),
     GPU_REAL(bandwidth), GPU_COUNT(memory), GPU_REAL(nvlink), GPU_REAL(network), GPU_REAL(pcie), GPU_REAL(link),
     GPU_REAL(launch), GPU_REAL(latency), {.name = NULL}};
@@ -183,6 +181,7 @@ static int take_gpu(const json_document *document, const char *name, cf_gpu *out
 
     memset(&object, 0, sizeof object);
     code = json_read_object(document, 0, gpu_fields, &object, &seen);
+    if (code == CLI_OK) code = json_refuse_others(document, 0, gpu_fields);
     if (code == CLI_OK && seen & 1) {
         json_copy_text(document, object.like, text, sizeof text);
         like = cf_gpu_find(text);

@@ -291,7 +291,7 @@ static cf_result no_memory(cf_error *error) {
 static cf_parallel parallel_of(const pipeline *p, int64_t n_virtual, cf_recompute recompute) {
     cf_parallel parallel = p->model.parallel;
 
-    if (n_virtual > 1 && n_virtual != parallel.n_virtual) parallel.layers = NULL; /* they are those of whole stages */
+    if (n_virtual != parallel.n_virtual) parallel.layers = NULL; /* they are those of other stages */
     parallel.n_virtual = n_virtual;
     if (recompute != CF_RECOMPUTE_DEFAULT) parallel.recompute = recompute;
     return parallel;

@@ -141,9 +141,9 @@ void tune_write_batch(const cf_tuning *tuning, cli_output *to) {
 /* Options of tune that plan and memory have too, with the same meaning. What the search has chosen comes by itself. */
 static const char *const shared[] = {
     "--model", "--config", "--layers", "--hidden", "--heads", "--kv-heads", "--head-dim", "--ffn", "--vocab", "--tied",
-    "--qkv-bias", "--qk-norm", "--no-gate", "--no-sp", "--stage-layers", "--gpu", "--gpus-per-node",
-    "--launch", "--loss", "--unfused", "--state-gradient", "--runtime", "--fragmentation", "--no-tails", "--align",
-    "--split-backward", "--virtual", "--placement", "--costs"};
+    "--qkv-bias", "--qk-norm", "--no-gate", "--mtp", "--imbalance", "--no-sp", "--stage-layers", "--gpu",
+    "--gpus-per-node", "--launch", "--loss", "--unfused", "--state-gradient", "--optimizer", "--lora", "--runtime",
+    "--fragmentation", "--no-tails", "--align", "--split-backward", "--virtual", "--placement", "--costs"};
 
 static int is_shared(const char *name) {
     size_t i;
