@@ -266,6 +266,19 @@ END
     fi
 done
 
+# A batch that is one tree is one line, however many answers it has.
+name=tune_writes_large_trees
+if wanted $name; then
+    awk 'BEGIN { printf "1K"; for (i = 1; i <= 700; i++) printf " + %d", 10000 + i; print "" }' >answers
+    # shellcheck disable=SC2086
+    if ! run tune answers $seven --tp 4 --pp 2 --batch 700 --batches 1 --chunk-sizes 16K --ks 1 --schedules paper --no-cp \
+        --batch-lengths drawn; then fail $name "$(cat err)"
+    # shellcheck disable=SC2046
+    elif ! run plan $(sed -n 's/^  chunkflow plan //p' out); then fail $name "$(cat err)"
+    elif [ "$(wc -c <drawn)" -gt 4096 ]; then ok $name
+    else fail $name "the line is shorter than one that was too long"; fi
+fi
+
 # Every option that plan has too, and that the search does not decide, is in the command; whatever options there will be.
 name=tune_repeats_all_options
 if wanted $name; then

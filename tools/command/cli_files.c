@@ -57,7 +57,7 @@ int cli_input_close(FILE *stream, const char *path, int code) {
    Length lists
    ---------------------------------------------------------------------------------------------------------------- */
 
-#define MAX_LINE 4096 /* bytes of a line without its comment */
+#define MAX_LINE ((size_t)1 << 20) /* bytes of a line without its comment: a tree of 100,000 answers and more */
 
 typedef struct reader {
     FILE *stream;
@@ -65,7 +65,7 @@ typedef struct reader {
     int64_t max_sequences;
     int64_t line;
     int64_t bytes; /* read so far; one past the limit: there were more */
-    char text[MAX_LINE];
+    char *text; /* [MAX_LINE] */
     size_t length;
 } reader;
 
@@ -464,7 +464,11 @@ int cli_list_read(const char *path, int64_t max_sequences, cli_list *list) {
     if (code != CLI_OK) return code;
     in.path = fresh.path = path;
     in.max_sequences = max_sequences;
-    code = cli_input_close(in.stream, path, is_index(in.stream) ? read_index(&in, &fresh) : read_entries(&in, &fresh));
+    in.text = (char *)malloc(MAX_LINE);
+    if (!in.text) code = cli_failed("out of memory");
+    else code = is_index(in.stream) ? read_index(&in, &fresh) : read_entries(&in, &fresh);
+    code = cli_input_close(in.stream, path, code);
+    free(in.text);
     if (code == CLI_OK) *list = fresh;
     else free(fresh.entries);
     return code;
