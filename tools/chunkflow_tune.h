@@ -938,10 +938,21 @@ static double cft__transfer_seconds(const cf_cost_desc *desc, const cf_shard *sh
     return cft__product(transfers, bytes) / cft__link_rate(desc, desc->parallel.tp);
 }
 
-/* The same of a row that goes to its experts' GPUs and back, in one direction of the layers. */
+/* Of `n` places that have the same number of experts, how many others than its own a row reaches with `k` choices. */
+static double cft__others_met(double n, int64_t k) {
+    double missed = 1;
+    for (; k > 0; k--) missed *= (n - 1) / n;
+    return (n - 1) * (1 - missed);
+}
+
+/* The same of a row that goes to its experts' GPUs and back, in one direction of the layers: a copy to each node, which
+   hands it on to each GPU at the same time (DeepSeek-V3's report, 2024, section 3.2.2, and DeepEP). */
 static double cft__dispatch_seconds(const cf_cost_desc *desc, const cf_shard *shard) {
-    double bytes = cft__product(4 * (double)shard->hidden, cft__ring_share(desc->parallel.ep));
-    return cft__product(cft__expert_rows(desc, shard, 0), bytes) / cft__link_rate(desc, desc->parallel.ep);
+    int64_t ep = desc->parallel.ep, nodes = (ep + desc->gpus_per_node - 1) / desc->gpus_per_node;
+    double bytes = cft__product(4, (double)shard->hidden) / (double)shard->expert_share;
+    double within = cft__others_met((double)ep, shard->active) / desc->gpu->nvlink;
+    double across = cft__others_met((double)nodes, shard->active) / desc->gpu->network;
+    return cft__product(bytes, across > within ? across : within) / desc->gpu->link;
 }
 
 /* FLOPs of one row in the mixers of a layer that do not depend on its prefix, as pairs of so many columns of Q count:

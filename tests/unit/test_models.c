@@ -718,11 +718,15 @@ TEST(experts_send_and_are_read) {
     gpu.nvlink = 100;
     gpu.network = 10;
     cost = cost_of("qwen3-30b-a3b", &gpu, 8, 0, 0);
-    CHECK(near(cost.forward.per_token, 48.0 * 2 * 8 * 2048 * 2 * 7 / 8 / 100, 1e-12));
+    /* A copy to each of seven GPUs that eight choices of eight meet, and back. */
+    CHECK(near(cost.forward.per_token, 48.0 * 2 * 2048 * 2 * 7 * (1 - pow(7.0 / 8, 8)) / 100, 1e-12));
     CHECK(near(cost.input.per_token, cost.forward.per_token, 1e-12) && cost.weight.per_token < 1e-9);
     CHECK(near(cost.replay.per_token, cost.forward.per_token, 1e-12));
-    cost = cost_of("qwen3-30b-a3b", &gpu, 16, 0, 0); /* two nodes */
-    CHECK(near(cost.forward.per_token, 48.0 * 2 * 8 * 2048 * 2 * 15 / 16 / 10, 1e-12));
+    cost = cost_of("qwen3-30b-a3b", &gpu, 16, 0, 0); /* two nodes: one copy to the other, if a choice lies there */
+    CHECK(near(cost.forward.per_token, 48.0 * 2 * 2048 * 2 * (1 - pow(0.5, 8)) / 10, 1e-12));
+    gpu.network = 99;
+    cost = cost_of("qwen3-30b-a3b", &gpu, 16, 0, 0); /* what the GPUs of a node hand on takes longer */
+    CHECK(near(cost.forward.per_token, 48.0 * 2 * 2048 * 2 * 15 * (1 - pow(15.0 / 16, 8)) / 100, 1e-12));
     gpu = only_flops();
     gpu.flops = 1e300;
     gpu.bandwidth = 1;
