@@ -173,19 +173,36 @@ static inline int open_lock(const char *name) {
     }
 }
 
+/* Takes the lock of the file that a checkpoint's path stands for now, and lets go of the one before, if the path led
+   elsewhere then. Returns 0, or errno. */
+static inline int lock_target(const char *target) {
+    char *name = joined_name(target, ".chunkflow-lock", -1);
+    if (checkpoint_lock_name && leads_to(name, checkpoint_lock_file)) {
+        free(name);
+        return 0;
+    }
+    const int file = open_lock(name), code = errno;
+    if (file < 0) {
+        free(name);
+        return code;
+    }
+    if (checkpoint_lock_name) checkpoint_unlock();
+    checkpoint_lock_name = name;
+    checkpoint_lock_file = file;
+    return 0;
+}
+
 /* Makes this program the only one to use the checkpoint, until it ends. Ends it with a message if another one does, or
    if there can be no file. Call it once, before the checkpoint is read. */
 static inline void checkpoint_lock(const char *path) {
     int mode;
     char *target = file_behind(path, &mode);
     if (!target) fail(EXIT_CHECK_FAILED, "%s: the checkpoint cannot be written: %s", path, strerror(errno));
-    checkpoint_lock_name = joined_name(target, ".chunkflow-lock", -1);
-    checkpoint_lock_file = open_lock(checkpoint_lock_name);
-    if (checkpoint_lock_file < 0 && errno == EWOULDBLOCK)
-        fail(EXIT_BAD_INPUT, "%s: another trainer is running with this checkpoint", path);
-    if (checkpoint_lock_file < 0)
-        fail(EXIT_CHECK_FAILED, "%s: the checkpoint cannot be written: %s: %s", path, checkpoint_lock_name,
-             strerror(errno));
+    const int code = lock_target(target);
+    if (code == EWOULDBLOCK) fail(EXIT_BAD_INPUT, "%s: another trainer is running with this checkpoint", path);
+    if (code != 0)
+        fail(EXIT_CHECK_FAILED, "%s: the checkpoint cannot be written: %s.chunkflow-lock: %s", path, target,
+             strerror(code));
     atexit(checkpoint_unlock);
     free(target);
 }
@@ -338,15 +355,16 @@ static inline int write_in_place_of(const char *target, const checkpoint *c, int
 }
 
 /* Puts the checkpoint's file in the place of `path`, which keeps its permissions; where it is a symbolic link, in the
-   place of what it leads to; one that leads nowhere is refused. What a signal interrupts is finished first, so no
-   temporary file is left. Returns 0, or errno. */
+   place of what it leads to by now, of which this program must get the lock; one that leads nowhere is refused. What a
+   signal interrupts is finished first, so no temporary file is left. Returns 0, or errno. */
 static inline int replace_file(const char *path, const checkpoint *c) {
     held_signals held;
     int mode;
     char *target = file_behind(path, &mode);
     if (!target) return errno;
     hold_signals(&held);
-    const int code = write_in_place_of(target, c, mode);
+    int code = checkpoint_lock_name ? lock_target(target) : 0;
+    if (code == 0) code = write_in_place_of(target, c, mode);
     if (code == 0) sync_directory_of(target);
     release_signals(&held);
     free(target);
