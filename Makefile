@@ -241,6 +241,10 @@ $(TRAINER_TESTS): private TEST_CFLAGS = -g1 -Og -DCHUNKFLOW_TESTED $(SANITIZE)
 $(TRAINER_TESTS): $(TEST_BUILD)/%: tests/trainer/test_%.c $(TEST_LIBRARY) tests/harness.h tests/trainer/world.h $(TRAIN_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
 
+# It calls the trainer, and has nothing of it.
+$(TEST_BUILD)/trainer_whole: tests/trainer/test_trainer_whole.c $(LIBRARY) tests/harness.h $(BUILD)/train_cpu_f64 | $(TEST_BUILD)
+	$(CC) $(CSTD) $(CPPFLAGS) $(LINKED) $(CFLAGS) $(WARN) $(LDFLAGS) $< $(LIBRARY) -o $@ $(LDLIBS)
+
 # In float32, what $(TEST_BUILD)/trainer runs in float64: it counts bytes, and has sanitizers only with FULL=1.
 TRAINER_MODEL := $(TEST_BUILD)/trainer_model$(if $(filter 1,$(FULL)),_watched)
 
@@ -555,7 +559,7 @@ CLI := CHUNKFLOW_PLAIN=$(BUILD)/chunkflow CHUNKFLOW=$(if $(filter 1,$(FULL)),$(T
 
 # What takes longest comes first, so that at the end no processor waits for the other one.
 test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
-      $(addprefix $(TEST_BUILD)/,unit fuzz search trainer trainer_kinds trainer_trees trainer_tensors train_tiny make_tokens chunkflow) \
+      $(addprefix $(TEST_BUILD)/,unit fuzz search trainer trainer_kinds trainer_trees trainer_whole trainer_tensors train_tiny make_tokens chunkflow) \
       $(TRAINER_MODEL)
 	@$(if $(SANITIZE),,echo "note: this compiler links no sanitizers; the tests run without them";) \
 	CC="$(CC)" CXX="$(CXX)" BUILD="$(BUILD)" sh tests/run.sh \
@@ -583,6 +587,7 @@ test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
 	    "$(TEST_BUILD)/trainer" \
 	    "$(TEST_BUILD)/trainer_kinds" \
 	    "$(TEST_BUILD)/trainer_trees" \
+	    "$(TEST_BUILD)/trainer_whole" \
 	    "$(TRAINER_MODEL)" \
 	    "$(TEST_BUILD)/trainer_tensors $(TEST_BUILD)" \
 	    "$(TEST_BUILD)/fuzz"

@@ -448,6 +448,7 @@ TRAINER = "tests/trainer/test_trainer.c"
 KINDS = "tests/trainer/test_trainer_kinds.c"
 TREES = "tests/trainer/test_trainer_trees.c"
 TENSORS = "tests/trainer/test_trainer_tensors.c"
+WHOLE = "tests/trainer/test_trainer_whole.c"  # calls train_cpu_f64
 
 # What faults are planted in, and what is compiled then: source, object, and options of its own.
 PARTS = {
@@ -557,8 +558,10 @@ def link(build, folder, part):
         library(plain)
         LINKS.extend(os.path.abspath(f) for f in (make("train_cpu", single, plain, watch=False),
                                                   make("train_cpu_f64", double, plain, watch=False), plain))
+        os.environ["TRAIN_CPU_F64"] = LINKS[1]
+        whole = make("whole", "-std=c99", "-I.", "-O2", *LINKED, WHOLE, plain, watch=False)
         return [*cases(make("trainer", trainer, watched)), *cases(make("kinds", kinds, watched)),
-                *cases(make("trees", trees, watched)),
+                *cases(make("trees", trees, watched)), *cases(whole),
                 ("trainer_tensors", [make("tensors", *LINKED, "-I.", tensors, *readers, watched), WORKPLACE]),
                 ("train_check.sh", ["sh", "tests/trainer/train_check.sh", WORKPLACE])]
     objects = [f for f in sorted(glob.glob(f"{build}/test/*.o")) if not f.endswith("/implementation.o")]

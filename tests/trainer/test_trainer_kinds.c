@@ -3,9 +3,9 @@
        cc -std=c99 -O1 -g -fsanitize=address,undefined -DTRAIN_FLOAT64 tests/trainer/test_trainer_kinds.c \
            tests/implementation.c -lm
 
-   Each kind's loss is compared with plain loops over whole sequences (world.h), its gradients with finite differences
-   of that loss and with those of whole sequences, for any K, packing and stream. Then come faults that a trainer may
-   well have: each must show. */
+   Each kind's gradients are compared with those of whole sequences, for any K, packing and stream;
+   test_trainer_whole.c has every kind once more, from its definition. Then come faults that a trainer may well have: each
+   must show. */
 
 #define _XOPEN_SOURCE 700
 
@@ -60,63 +60,6 @@ static model_config model_of_kinds(const char *pattern, int64_t layers, double m
 /* ================================================================================================================
    >>kinds
    ================================================================================================================ */
-
-TEST(losses_equal_the_definition) {
-    const int64_t lengths[] = {40, 3, 1, 0, 71, 2, 17};
-    double worst = 0;
-    for (int i = 0; i < PATTERNS; i++) {
-        world x;
-        chunked_result result;
-        const model_config c = model_of_kinds(patterns[i], i < 8 ? 2 : 3, i % 3 == 0 ? 0 : 0.4);
-        world_begin(&x, &c, lengths, 7, 16, 2, 0);
-        for (int64_t l = 0; l < c.layers; l++) /* or nobody would have any */
-            CHECK(!layer_kind_of(&c, l).sinks == !x.weights.layers[l].sinks);
-        memset((void *)x.batch.ignored[0], 1, 9);
-        x.batch.n_targets -= 8;
-        const double wanted = reference_loss(&x), loss = chunked_loss(&x, &result), plain = plain_loss(&x, NULL);
-        worst = fmax(worst, fmax(fabs(loss - wanted), fabs(plain - wanted)) / wanted);
-        harness_note("%s: %.15g, wanted %.15g", patterns[i], loss, wanted);
-        CHECK(fabs(loss - wanted) <= 1e-12 * wanted && fabs(plain - wanted) <= 1e-12 * wanted);
-        CHECK_INT(result.largest_group, 5);
-        CHECK(wanted > 3);
-        world_end(&x);
-    }
-    harness_note("%s", "");
-    harness_report("at most %.1e off", worst);
-}
-
-/* Nobody has a token after the next one that is a target: the module runs, and its loss is none. */
-TEST(a_module_without_targets_adds_nothing) {
-    const int64_t lengths[] = {2, 1, 2, 0};
-    world x;
-    chunked_result result;
-    const model_config c = model_of_kinds("full", 2, 0.4);
-    world_begin(&x, &c, lengths, 4, 3, 2, 0);
-    const double wanted = reference_loss(&x), loss = chunked_loss(&x, &result), plain = plain_loss(&x, NULL);
-    CHECK(fabs(loss - wanted) <= 1e-12 * wanted && fabs(plain - wanted) <= 1e-12 * wanted);
-    for (int64_t i = 0; i < x.gradient.count; i++) CHECK(isfinite(x.gradient.flat[i]));
-    weights_clear(&x.gradient);
-    check_same_gradients(&x);
-    world_end(&x);
-}
-
-/* Every tensor of every kind; with a module, its layer is of the last one's kind. */
-TEST(gradients_equal_finite_differences) {
-    static const char *const mixes[] = {"window+sinks+gate,latent", "chunked+experts,delta", "mamba,kda+experts",
-                                        "full+gate"};
-    const int64_t lengths[] = {18, 7, 1, 0, 5};
-    for (int i = 0; i < 4; i++) {
-        world x;
-        chunked_result result;
-        const model_config c = model_of_kinds(mixes[i], 2, i % 2 == 0 ? 0.4 : 0);
-        world_begin(&x, &c, lengths, 5, 4, 2, i);
-        chunked_loss(&x, &result);
-        CHECK_INT(result.largest_group, 5);
-        CHECK(result.n_replays > 0);
-        check_slopes(&x, harness_rounds(2, 1), 1e-5);
-        world_end(&x);
-    }
-}
 
 /* Trains on the same batch with K, a stream or none, and slices as a generator says. */
 TEST(any_chunking_gives_the_same_gradients) {
@@ -452,8 +395,7 @@ TEST(what_no_chunk_could_have_is_refused) {
     CHECK(layer_kind_of(&d, 1).mixer == MIXER_LATENT && layer_kind_of(&d, 2).mixer == MIXER_LATENT); /* the module's */
 }
 
-SUITE(trainer_kinds, CASE(losses_equal_the_definition), CASE(a_module_without_targets_adds_nothing),
-      CASE(gradients_equal_finite_differences),
+SUITE(trainer_kinds,
       CASE(any_chunking_gives_the_same_gradients), CASE(k_and_streams_change_no_bit),
       CASE(backward_in_two_passes_is_backward_in_one), CASE(states_have_the_size_of_their_kind),
       CASE(snapshots_travel_as_often_as_needed), CASE(faults_show), CASE(what_no_chunk_could_have_is_refused));
