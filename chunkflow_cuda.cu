@@ -121,7 +121,8 @@ typedef struct cf_attention_desc {
     double scale;                 /* of q . k before the softmax. 0: 1 / sqrt(head_size) */
     double softcap;               /* c: scores become c x tanh(score / c). 0: off */
     int deterministic;            /* 1: dq has the same bits in every run, too, which costs seven products in place of
-                                     five on the fused paths. Everything else always has, with the same n_processors */
+                                     five on the fused paths, three of them always by mma.sync. Everything else always
+                                     has, with the same n_processors */
     cf_attention_path path;       /* CF_ERROR_ARGUMENT if it cannot do the problem: never another one in silence. The
                                      error says for which architecture, head size or group (wanted, got) */
     int64_t arch;                 /* compute capability x 10 (50 to 999) of the device that will run it; 0: the current
@@ -376,8 +377,7 @@ CHUNKFLOW_CUDA_API cf_result cf_state_stream_next(cf_state_stream *stream, cf_cu
                                                   cf_error *error);
 
 /* Adds the gradients of the own block that was handed out last to the chunk's dK and dV of that layer (fp32, (own,
-   n_kv_heads, head_size), row 0 the chunk's first token), which its attention has written. Any other block is refused.
-   */
+   n_kv_heads, head_size), row 0 the chunk's first token), which its attention has written. Others are refused. */
 CHUNKFLOW_CUDA_API cf_result cf_state_stream_add(const cf_state_stream *stream, const cf_state_block *block,
                                                  const cf_tensor *dk, const cf_tensor *dv, cf_cuda_stream compute,
                                                  cf_error *error);
@@ -784,20 +784,15 @@ CF_DEVICE void ldmatrix_x4_transposed(uint32_t (&to)[4], shared_address row) {
 /* c (16 x 8, fp32) += a (16 x 16) b (16 x 8). With g = lane / 4, t = lane % 4: c holds rows g and g + 8 of columns 2t,
    2t + 1; a holds {row g, row g + 8} of columns {2t, 2t + 1}, then of columns {2t + 8, 2t + 9}; b holds rows 2t, 2t + 1
    and then 2t + 8, 2t + 9 of column g. So two neighbouring c tiles, packed, are one a tile. */
-template <typename T> CF_DEVICE void mma_16x8x16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
-
-template <> CF_DEVICE void mma_16x8x16<__nv_bfloat16>(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-template <> CF_DEVICE void mma_16x8x16<__half>(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+template <typename T> CF_DEVICE void mma_16x8x16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+#define CF_MMA(TYPE)                                                                                            \
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, " \
+                 "{%8, %9}, {%0, %1, %2, %3};"                                                                  \
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                               \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+    if constexpr (IS_BF16<T>) CF_MMA("bf16");
+    else CF_MMA("f16");
+#undef CF_MMA
 }
 
 /* Copies 16 bytes from global to shared memory without waiting; where `wanted` is false, nothing is read and zeros are
@@ -1225,7 +1220,8 @@ __host__ __device__ inline int32_t token_end(const mask &m, const tile &t, int32
 
 inline int32_t div_up(int64_t n, int64_t by) { return (int32_t)((n + by - 1) / by); }
 
-cf_result fail_cuda(cf_error *error, cudaError_t status, const char *what) {
+cf_result cuda_result(cf_error *error, cudaError_t status, const char *what) {
+    if (status == cudaSuccess) return CF_OK;
     return cf_fail(error, CF_ERROR_DEVICE, what, -1, (int64_t)cudaSuccess, (int64_t)status, cudaGetErrorName(status));
 }
 
@@ -1263,37 +1259,35 @@ cf_result check_slices(const int32_t *cu, const int32_t *starts, int64_t n_slice
     return CF_OK;
 }
 
-cf_result current_arch(int64_t *arch, cf_error *error) {
-    int device = 0, major = 0, minor = 0;
+cf_result ask_device(cudaDeviceAttr what, const char *field, int64_t *answer, cf_error *error) {
+    int device = 0, number = 0;
     cudaError_t status = cudaGetDevice(&device);
-    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-    if (status != cudaSuccess) return fail_cuda(error, status, "arch");
-    *arch = 10 * major + minor;
-    return CF_OK;
+    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&number, what, device);
+    if (status == cudaSuccess) *answer = number;
+    return cuda_result(error, status, field);
 }
 
-/* Multiprocessors of a device of which only the architecture is known: an A100, an RTX 3090, an H100, a B200 ... */
+cf_result current_arch(int64_t *arch, cf_error *error) {
+    int64_t major = 0, minor = 0;
+    cf_result code = ask_device(cudaDevAttrComputeCapabilityMajor, "arch", &major, error);
+    if (code == CF_OK) code = ask_device(cudaDevAttrComputeCapabilityMinor, "arch", &minor, error);
+    if (code == CF_OK) *arch = 10 * major + minor;
+    return code;
+}
+
+/* Multiprocessors of a device of which only the architecture is known: an RTX 3090, an Orin, an RTX 4090, an H100, a
+   B200, a B300, an RTX 5090, else an A100. */
 int64_t usual_processors(int64_t arch) {
-    switch (arch) {
-        case 86: return 82;
-        case 87: return 16;
-        case 89: return 128;
-        case 90: return 132;
-        case 100:
-        case 103: return 148;
-        case 120: return 170;
-        default: return 108;
-    }
+    static const int known[][2] = {{86, 82}, {87, 16}, {89, 128}, {90, 132}, {100, 148}, {103, 148}, {120, 170}};
+    for (const auto &one : known)
+        if (one[0] == arch) return one[1];
+    return 108;
 }
 
 cf_result current_processors(int64_t *n, cf_error *error) {
-    int device = 0, number = 0;
-    cudaError_t status = cudaGetDevice(&device);
-    if (status == cudaSuccess) status = cudaDeviceGetAttribute(&number, cudaDevAttrMultiProcessorCount, device);
-    if (status != cudaSuccess) return fail_cuda(error, status, "n_processors");
-    *n = std::max(1, std::min(number, MOST_PROCESSORS));
-    return CF_OK;
+    const cf_result code = ask_device(cudaDevAttrMultiProcessorCount, "n_processors", n, error);
+    *n = std::max<int64_t>(1, std::min<int64_t>(*n, MOST_PROCESSORS));
+    return code;
 }
 
 /* An enum from a caller in C may hold any int; in C++ only a look at its bytes may find that out. */
@@ -1310,25 +1304,21 @@ int64_t block_memory(int64_t arch) {
     return arch == 90 || arch / 10 == 10 ? 232448 : 101376;
 }
 
-/* Everything about a problem that host code needs, from a checked descriptor. */
-struct problem {
-    cf_attention_desc desc; /* resolved; its arrays are still the caller's */
+/* Everything about a problem that host code needs, from a checked descriptor: the public record, in which tiles that
+   are split are counted as their parts, and more. Until it lies in the caller's memory, its arrays are the caller's. */
+struct problem : cf_attention {
     mask visible;
-    int64_t group;
-    int64_t rows_q, rows_k, longest_q, longest_k, pairs;
-    int64_t n_forward_tiles, n_key_tiles; /* with parts of split ones instead of these */
-    int64_t n_row_tiles;
+    int64_t group, longest_q, longest_k;
     struct splitting {
         int64_t limit;            /* longest part; 0: nothing is split */
         int64_t n_split, n_parts; /* for one key head */
         bool carries;             /* tiles whose sums are carried count as split: all their sums are parts */
         int64_t section;          /* key heads whose blocks go together, see work_order */
-    } forward, backward, dq;
-    int64_t n_dq_tiles; /* of the kernel with wgmma that computes dQ by itself; parts likewise */
+    } forward, backward;
     bool in_blocks;     /* slices see keys that come in blocks: their sums are carried ... */
     bool is_block;      /* ... and this is such a block: */
     int32_t first, n;   /* keys first .. first + n - 1 of the path, or with n 0, level `first` of the chunk's own */
-    int32_t n_levels, n_turns;
+    int32_t n_turns;
     int64_t n_sum_tiles; /* row tiles of all slices of the chunk: they have sums between blocks */
     int32_t key_tile;
     int32_t row_tile, row_tokens, row_rows; /* of a row tile: places for rows, tokens, their packed rows */
@@ -1431,15 +1421,19 @@ cf_result check_aligned(const void *address, int64_t to, const char *field, cf_e
     return off == 0 ? CF_OK : cf_fail(error, CF_ERROR_ARGUMENT, field, -1, 0, off, "address is not aligned");
 }
 
+cf_result check_head_size(int64_t size, cf_error *error) {
+    if (size >= 8 && size <= 256 && size % 8 == 0) return CF_OK;
+    return cf_fail(error, CF_ERROR_ARGUMENT, "head_size", -1, 128, size, "must be a multiple of 8, at most 256");
+}
+
 cf_result check_numbers(cf_attention_desc *d, cf_error *error) {
     cf_result code = check_range(d->n_heads, 1, 65535, "n_heads", -1, error);
     if (code != CF_OK) return code;
     if (d->n_kv_heads == 0) d->n_kv_heads = d->n_heads;
     if (d->n_kv_heads < 1 || d->n_heads % d->n_kv_heads != 0)
         return cf_fail(error, CF_ERROR_ARGUMENT, "n_kv_heads", -1, d->n_heads, d->n_kv_heads, "must divide n_heads");
-    if (d->head_size < 8 || d->head_size > 256 || d->head_size % 8 != 0)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "head_size", -1, 128, d->head_size,
-                       "must be a multiple of 8, at most 256");
+    code = check_head_size(d->head_size, error);
+    if (code != CF_OK) return code;
     code = check_bounds({{"dtype", number_of(d->dtype), 0, CF_DTYPE_FP32},
                          {"path", number_of(d->path), 0, CF_ATTENTION_WGMMA},
                          {"window", d->window, 0, INT64_MAX},
@@ -1449,12 +1443,10 @@ cf_result check_numbers(cf_attention_desc *d, cf_error *error) {
     if (code != CF_OK) return code;
     if (d->dtype == CF_DTYPE_DEFAULT) d->dtype = CF_DTYPE_BF16;
     if (d->scale == 0.0) d->scale = 1.0 / std::sqrt((double)d->head_size);
-    if (!(d->scale > 1e-30 && d->scale < 1e30))
-        return cf_fail_real(error, CF_ERROR_ARGUMENT, "scale", -1, d->scale,
-                            "must be a positive number from 1e-30 to 1e30, or 0");
-    if (d->softcap != 0.0 && !(d->softcap > 1e-30 && d->softcap < 1e30))
-        return cf_fail_real(error, CF_ERROR_ARGUMENT, "softcap", -1, d->softcap,
-                            "must be a positive number from 1e-30 to 1e30, or 0");
+    for (const double *x : {&d->scale, &d->softcap})
+        if (*x != 0.0 && !(*x > 1e-30 && *x < 1e30))
+            return cf_fail_real(error, CF_ERROR_ARGUMENT, x == &d->scale ? "scale" : "softcap", -1, *x,
+                                "must be a positive number from 1e-30 to 1e30, or 0");
     if (d->arch != 0 && (d->arch < 50 || d->arch > 999))
         return cf_fail(error, CF_ERROR_ARGUMENT, "arch", -1, 80, d->arch, "must be a compute capability x 10, or 0");
     return CF_OK;
@@ -1646,11 +1638,6 @@ bool is_hopper(const problem *p) {
     return AUTO_TAKES_WGMMA && check_hopper(p, NULL) == CF_OK;
 }
 
-/* Packed rows of a tile of the kernel with wgmma that computes dQ by itself: as many row tiles as 128 places hold. */
-int32_t dq_rows(const problem *p) { return LARGE_ROW_TILE / p->row_tile * p->row_rows; }
-
-bool has_dq_tiles(const problem *p) { return is_hopper(p) && p->desc.deterministic; }
-
 /* A step of the forward is a block of keys, one of the backward a row tile: each takes a block about as long as to move
    64 KB, where all blocks do so. A forward reads Q and writes its rows, or 68 KB; a backward reads K and V, and updates
    dK and dV (256 KB), or writes 128 KB; small heads with large row tiles half of that. How many blocks a processor has
@@ -1660,16 +1647,12 @@ void split_tiles(problem *p) {
     const int64_t n = p->desc.n_processors, blocks = p->desc.head_size > 128 ? 1 : (large ? 1 : 2) + (roomy ? 1 : 0);
     const block_costs forward = {1, 3, 16, n * blocks}, hopper = {1, 2, 8, n}; /* in steps of 64 and of 128 keys */
     const block_costs backward = p->row_tile == ROW_TILE ? block_costs{2, 3, 16, n} : block_costs{1, 2, 8, n};
-    p->forward.carries = p->dq.carries = p->in_blocks;
+    p->forward.carries = p->in_blocks;
     choose_parts(p, is_hopper(p) ? hopper : forward, 4, &p->forward,
                  [&](const auto &visit) { each_row_tile(p, p->forward_rows, p->forward_keys, visit); });
     choose_parts(p, backward, 2, &p->backward, [&](const auto &visit) { each_key_tile(p, visit); });
-    if (has_dq_tiles(p))
-        choose_parts(p, hopper, 4, &p->dq,
-                     [&](const auto &visit) { each_row_tile(p, dq_rows(p), HOPPER_KEYS, visit); });
     p->n_forward_tiles += p->forward.n_parts - p->forward.n_split;
-    p->n_dq_tiles += p->dq.n_parts - p->dq.n_split;
-    p->n_key_tiles += p->backward.n_parts - p->backward.n_split;
+    p->n_all_key_tiles += p->backward.n_parts - p->backward.n_split;
 }
 
 /* Key heads whose arrays of bytes_per_head stay in `cache` bytes together. */
@@ -1682,7 +1665,6 @@ int64_t heads_in_cache(const problem *p, int64_t cache, int64_t bytes_per_head) 
 void choose_sections(problem *p) {
     const int64_t cache = p->desc.cache_bytes;
     p->forward.section = heads_in_cache(p, cache > 0 ? cache : (int64_t)32 << 20, p->rows_k * p->desc.head_size * 4);
-    p->dq.section = p->forward.section;
     p->backward.section = p->desc.n_kv_heads;
     if (cache > 0) p->backward.section = heads_in_cache(p, cache, p->rows_q * p->group * p->desc.head_size * 4);
 }
@@ -1706,8 +1688,7 @@ void count_tiles(problem *p) {
         const int32_t unseen = unseen_keys(p->visible, t);
         p->n_forward_tiles += div_up(t.q_length * p->group, p->forward_rows);
         p->n_row_tiles += div_up(t.q_length, p->row_tokens);
-        p->n_dq_tiles += has_dq_tiles(p) ? div_up(t.q_length * p->group, dq_rows(p)) : 0;
-        p->n_key_tiles += div_up(unseen, p->key_tile) + div_up(t.k_length - unseen, p->key_tile);
+        p->n_all_key_tiles += div_up(unseen, p->key_tile) + div_up(t.k_length - unseen, p->key_tile);
         p->pairs += slice_pairs(p->visible, t);
     });
     p->n_turns = 1;
@@ -1721,7 +1702,7 @@ cf_result make_tiles(problem *p, cf_error *error) {
     choose_sections(p);
     count_tiles(p);
     p->n_sum_tiles = p->n_row_tiles;
-    const int64_t most_tiles = std::max(p->n_row_tiles, p->n_key_tiles);
+    const int64_t most_tiles = std::max(p->n_row_tiles, p->n_all_key_tiles);
     if (most_tiles > INT32_MAX / heads)
         return cf_fail(error, CF_ERROR_LIMIT, "n_slices", -1, INT32_MAX / heads, most_tiles, "too many tiles");
     split_tiles(p);
@@ -1762,7 +1743,7 @@ cf_result check_prefix(problem *p, cf_error *error) {
         if (std::max(begin_of(d, s), d->prefix) > MOST_ROWS - keys)
             return cf_fail(error, CF_ERROR_LIMIT, "prefix", -1, MOST_ROWS - keys, d->prefix, "too many rows");
         p->in_blocks = true;
-        p->n_levels = std::max(p->n_levels, (int32_t)depth_of(d, s));
+        p->n_levels = std::max(p->n_levels, depth_of(d, s));
     }
     return CF_OK;
 }
@@ -1832,8 +1813,8 @@ bool longer_work(const tile &a, const tile &b) {
 }
 
 /* The list on the device: forward tiles, row tiles, key tiles, all of them with parts in place of split ones; then the
-   split key tiles and the split forward tiles; then tiles of dQ by itself, and the split ones of these. A filler
-   returns how many tiles, or parts, have a visible pair; those come first in each turn. */
+   split key tiles and the split forward tiles. A filler returns how many tiles, or parts, have a visible pair; those
+   come first in each turn. */
 template <typename Each> int64_t fill_tiles(tile *tiles, tile *split, const problem::splitting &how, const Each &each) {
     int64_t n = 0, with_work = 0;
     int32_t part = 0;
@@ -1861,15 +1842,11 @@ template <typename Each> int64_t fill_tiles(tile *tiles, tile *split, const prob
 
 /* Returns how many key tiles have a visible pair. */
 int64_t fill_all_tiles(const problem *p, tile *tiles) {
-    tile *rows = tiles + p->n_forward_tiles, *keys = rows + p->n_row_tiles, *split_keys = keys + p->n_key_tiles;
-    tile *split_forward = split_keys + p->backward.n_split, *dq = split_forward + p->forward.n_split;
-    fill_tiles(tiles, split_forward, p->forward,
+    tile *rows = tiles + p->n_forward_tiles, *keys = rows + p->n_row_tiles, *split_keys = keys + p->n_all_key_tiles;
+    fill_tiles(tiles, split_keys + p->backward.n_split, p->forward,
                [&](const auto &visit) { each_row_tile(p, p->forward_rows, p->forward_keys, visit); });
     fill_tiles(rows, (tile *)NULL, problem::splitting(),
                [&](const auto &visit) { each_row_tile(p, p->row_rows, FORWARD_KEYS, visit); });
-    if (has_dq_tiles(p))
-        fill_tiles(dq, dq + p->n_dq_tiles, p->dq,
-                   [&](const auto &visit) { each_row_tile(p, dq_rows(p), HOPPER_KEYS, visit); });
     return fill_tiles(keys, split_keys, p->backward, [&](const auto &visit) { each_key_tile(p, visit); });
 }
 
@@ -1907,15 +1884,22 @@ CF_DEVICE shared_address lane_as_columns(shared_address base, int row, int chunk
     return chunk_address<ROW>(base, row + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2);
 }
 
-template <int M, int N> CF_DEVICE void clear(float (&c)[M][N][4]) {
+/* Calls change(number, j, e) for all of a lane's numbers in a row of tiles, and change(number, i, j, e) in M rows. */
+template <int N, typename F> CF_DEVICE void each_sum(float (&c)[N][4], F change) {
     CF_UNROLL
-    for (int i = 0; i < M; i++) {
+    for (int j = 0; j < N; j++) {
         CF_UNROLL
-        for (int j = 0; j < N; j++) {
-            CF_UNROLL
-            for (int e = 0; e < 4; e++) c[i][j][e] = 0.0f;
-        }
+        for (int e = 0; e < 4; e++) change(c[j][e], j, e);
     }
+}
+
+template <int M, int N, typename F> CF_DEVICE void each_sum(float (&c)[M][N][4], F change) {
+    CF_UNROLL
+    for (int i = 0; i < M; i++) each_sum(c[i], [&](float &x, int j, int e) { change(x, i, j, e); });
+}
+
+template <int M, int N> CF_DEVICE void clear(float (&c)[M][N][4]) {
+    each_sum(c, [](float &x, int, int, int) { x = 0.0f; });
 }
 
 /* One k step of all m tiles and of n tiles 2 j and 2 j + 1, whose fragments ldmatrix has put into b. */
@@ -1929,72 +1913,65 @@ CF_DEVICE void multiply_pair(float (&c)[M][N][4], int j, const uint32_t (&a)[M][
     }
 }
 
-/* c += A B^T over K steps of 16, both stored with k along the chunks. a: from lane_as_rows; b: from lane_as_columns. */
+/* c += A B over K steps of 16: load_a(fragment, k, i) brings m tile i of step k, load_b(fragment, k, j) two n tiles. */
+template <typename T, int K, int M, int N, typename A, typename B>
+CF_DEVICE void multiply_steps(float (&c)[M][N][4], A load_a, B load_b) {
+    CF_UNROLL
+    for (int k = 0; k < K; k++) {
+        uint32_t fa[M][4];
+        CF_UNROLL
+        for (int i = 0; i < M; i++) load_a(fa[i], k, i);
+        CF_UNROLL
+        for (int j = 0; j < N / 2; j++) {
+            uint32_t fb[4];
+            load_b(fb, k, j);
+            multiply_pair<T>(c, j, fa, fb);
+        }
+    }
+}
+
+/* Fragments at step k of a matrix with k along its chunks, or along its rows; i: which of those side by side. */
+template <int ROW> CF_DEVICE void load_along(uint32_t (&to)[4], shared_address at, int k, int i) {
+    ldmatrix_x4(to, (at ^ (shared_address)(k << 5)) + (shared_address)(i * 16 * ROW));
+}
+
+template <int ROW> CF_DEVICE void load_across(uint32_t (&to)[4], shared_address at, int k, int i) {
+    ldmatrix_x4_transposed(to, (at ^ (shared_address)(i << 5)) + (shared_address)(k * 16 * ROW));
+}
+
+/* c += A B^T, both stored with k along the chunks. a: from lane_as_rows; b: from lane_as_columns. */
 template <typename T, int K, int ROW, int M, int N>
 CF_DEVICE void multiply_by_transposed(float (&c)[M][N][4], shared_address a, shared_address b) {
-    CF_UNROLL
-    for (int k = 0; k < K; k++) {
-        uint32_t fa[M][4];
-        CF_UNROLL
-        for (int i = 0; i < M; i++) ldmatrix_x4(fa[i], (a ^ (shared_address)(k << 5)) + (shared_address)(i * 16 * ROW));
-        CF_UNROLL
-        for (int j = 0; j < N / 2; j++) {
-            uint32_t fb[4];
-            ldmatrix_x4(fb, (b ^ (shared_address)(k << 5)) + (shared_address)(j * 16 * ROW));
-            multiply_pair<T>(c, j, fa, fb);
-        }
-    }
+    multiply_steps<T, K>(c, [&](uint32_t (&to)[4], int k, int i) { load_along<ROW>(to, a, k, i); },
+                         [&](uint32_t (&to)[4], int k, int j) { load_along<ROW>(to, b, k, j); });
 }
 
-/* c += A^T B over K steps of 16, both stored with k along the rows. a: from lane_as_columns; b: from lane_as_rows. */
+/* c += A^T B, both stored with k along the rows. a: from lane_as_columns; b: from lane_as_rows. */
 template <typename T, int K, int ROW_A, int ROW_B, int M, int N>
 CF_DEVICE void multiply_transposed(float (&c)[M][N][4], shared_address a, shared_address b) {
-    CF_UNROLL
-    for (int k = 0; k < K; k++) {
-        uint32_t fa[M][4];
-        CF_UNROLL
-        for (int i = 0; i < M; i++)
-            ldmatrix_x4_transposed(fa[i], (a ^ (shared_address)(i << 5)) + (shared_address)(k * 16 * ROW_A));
-        CF_UNROLL
-        for (int j = 0; j < N / 2; j++) {
-            uint32_t fb[4];
-            ldmatrix_x4_transposed(fb, (b ^ (shared_address)(j << 5)) + (shared_address)(k * 16 * ROW_B));
-            multiply_pair<T>(c, j, fa, fb);
-        }
-    }
+    multiply_steps<T, K>(c, [&](uint32_t (&to)[4], int k, int i) { load_across<ROW_A>(to, a, k, i); },
+                         [&](uint32_t (&to)[4], int k, int j) { load_across<ROW_B>(to, b, k, j); });
 }
 
-/* c += A B over K steps of 16; A with k along the chunks, B with k along the rows. a, b: from lane_as_rows. */
+/* c += A B; A with k along the chunks, B with k along the rows. a, b: from lane_as_rows. */
 template <typename T, int K, int ROW_A, int ROW_B, int M, int N>
 CF_DEVICE void multiply(float (&c)[M][N][4], shared_address a, shared_address b) {
-    CF_UNROLL
-    for (int k = 0; k < K; k++) {
-        uint32_t fa[M][4];
-        CF_UNROLL
-        for (int i = 0; i < M; i++)
-            ldmatrix_x4(fa[i], (a ^ (shared_address)(k << 5)) + (shared_address)(i * 16 * ROW_A));
-        CF_UNROLL
-        for (int j = 0; j < N / 2; j++) {
-            uint32_t fb[4];
-            ldmatrix_x4_transposed(fb, (b ^ (shared_address)(j << 5)) + (shared_address)(k * 16 * ROW_B));
-            multiply_pair<T>(c, j, fa, fb);
-        }
-    }
+    multiply_steps<T, K>(c, [&](uint32_t (&to)[4], int k, int i) { load_along<ROW_A>(to, a, k, i); },
+                         [&](uint32_t (&to)[4], int k, int j) { load_across<ROW_B>(to, b, k, j); });
 }
 
 /* Sums of two neighbouring column tiles, rounded to T, are an A operand of one step of 16. */
+template <typename T> CF_DEVICE void pack_pair(uint32_t (&to)[4], const float (&low)[4], const float (&high)[4]) {
+    CF_UNROLL
+    for (int e = 0; e < 4; e++) {
+        const float(&pair)[4] = e < 2 ? low : high;
+        to[e] = pack<T>(pair[e % 2 * 2], pair[e % 2 * 2 + 1]);
+    }
+}
+
 template <typename T, int K, int M> CF_DEVICE void pack_tiles(uint32_t (&to)[K][M][4], const float (&p)[M][2 * K][4]) {
     CF_UNROLL
-    for (int k = 0; k < K; k++) {
-        CF_UNROLL
-        for (int i = 0; i < M; i++) {
-            CF_UNROLL
-            for (int e = 0; e < 4; e++) {
-                const float(&pair)[4] = p[i][2 * k + e / 2];
-                to[k][i][e] = pack<T>(pair[e % 2 * 2], pair[e % 2 * 2 + 1]);
-            }
-        }
-    }
+    for (int i = 0; i < K * M; i++) pack_pair<T>(to[i / M][i % M], p[i % M][i / M * 2], p[i % M][i / M * 2 + 1]);
 }
 
 /* c += P B, where P is packed; B with k along the rows. b: from lane_as_rows. */
@@ -2005,25 +1982,18 @@ CF_DEVICE void multiply_packed(float (&c)[M][N][4], const uint32_t (&p)[K][M][4]
         CF_UNROLL
         for (int j = 0; j < N / 2; j++) {
             uint32_t fb[4];
-            ldmatrix_x4_transposed(fb, (b ^ (shared_address)(j << 5)) + (shared_address)(k * 16 * ROW));
+            load_across<ROW>(fb, b, k, j);
             multiply_pair<T>(c, j, p[k], fb);
         }
     }
 }
 
-/* The same of sums. */
-template <typename T, int ROW, int M, int KEYS, int N>
-CF_DEVICE void multiply_sums(float (&c)[M][N][4], const float (&p)[M][KEYS][4], shared_address b) {
-    uint32_t packed[KEYS / 2][M][4];
-    pack_tiles<T>(packed, p);
-    multiply_packed<T, ROW>(c, packed, b);
-}
-
-/* Where a thread's part of a tile's rows begins: its first row and chunk. It keeps this pointer and steps it from tile
-   to tile, which takes fewer registers than the tile's address and the thread's place in it. */
-template <int HEAD, int THREADS> CF_DEVICE const char *thread_rows(const char *first, int64_t row_bytes) {
+/* Where a thread's part of a head's rows begins, from one of them on: its first row and chunk. It keeps this pointer
+   and steps it from tile to tile, which takes fewer registers than the tile's address and the thread's place in it. */
+template <int HEAD, int THREADS> CF_DEVICE const char *thread_rows(const view &of, int64_t first, int head) {
     const int CHUNKS = HEAD / 8;
-    return first + (int)threadIdx.x / CHUNKS * row_bytes + (int)threadIdx.x % CHUNKS * 16;
+    return of.data + (first * of.row + head * of.head) * 2 + (int)threadIdx.x / CHUNKS * (of.row * 2) +
+           (int)threadIdx.x % CHUNKS * 16;
 }
 
 /* The address of a chunk that is so many rows on from one at `first`, in steps of STEP rows. */
@@ -2048,12 +2018,14 @@ CF_DEVICE void load_rows(shared_address to, const char *thread_first, int64_t ro
     }
 }
 
-/* The same for packed rows first_row ..: row = token x group + head. Rows outside [begin, end) become zeros; their
-   addresses may be any, for a copy of no bytes reads nothing. */
+/* The same for packed rows first_row .. of a key head: row = token x group + head. Rows outside [begin, end) become
+   zeros; their addresses may be any, for a copy of no bytes reads nothing. */
 template <int ROWS, int HEAD, int THREADS>
-CF_DEVICE void load_packed_rows(shared_address to, const char *first, int64_t token_bytes, int64_t head_bytes,
+CF_DEVICE void load_packed_rows(shared_address to, const view &from, int64_t first_token, int head,
                                 const divisor &group, int first_row, int begin, int end, int n_chunks) {
     const int CHUNKS = HEAD / 8, STEP = THREADS / CHUNKS;
+    const char *const first = from.data + (first_token * from.row + head * group.by * from.head) * 2;
+    const int64_t token_bytes = from.row * 2, head_bytes = from.head * 2;
     const int chunk = (int)threadIdx.x % CHUNKS, row = (int)threadIdx.x / CHUNKS;
     to = chunk_address<2 * HEAD>(to, row, chunk);
     if (chunk >= n_chunks) end = 0;
@@ -2103,38 +2075,17 @@ CF_DEVICE tile find_work(const work_order &w, int *head) { return find_work(w, c
 
 /* s becomes cap x tanh(s x scale / cap). */
 template <int M, int N> CF_DEVICE void cap_scores(float (&s)[M][N][4], float scale_by_cap, float cap) {
-    CF_UNROLL
-    for (int i = 0; i < M; i++) {
-        CF_UNROLL
-        for (int j = 0; j < N; j++) {
-            CF_UNROLL
-            for (int e = 0; e < 4; e++) s[i][j][e] = cap * tanh_fast(s[i][j][e] * scale_by_cap);
-        }
-    }
+    each_sum(s, [&](float &x, int, int, int) { x = cap * tanh_fast(x * scale_by_cap); });
 }
 
-/* Hides scores of keys outside [begin, end) of their row; first_key is the key of the lane's first column. Bounds are
-   counted from there, so that columns are constants and take no registers. */
+/* Hides scores of keys that their row does not see: of the rows that a lane holds of a warp's tile, from packed row
+   first_row on; first_key is the key of the lane's first column. Bounds are counted from there, so that columns are
+   constants and take no registers. */
 template <int M, int N>
-CF_DEVICE void hide_scores(float (&s)[M][N][4], const int (&begin)[M][2], const int (&end)[M][2], int first_key) {
-    CF_UNROLL
-    for (int i = 0; i < M; i++) {
-        CF_UNROLL
-        for (int j = 0; j < N; j++) {
-            CF_UNROLL
-            for (int e = 0; e < 4; e++) {
-                const int key = 8 * j + e % 2;
-                if (key < begin[i][e / 2] - first_key || key >= end[i][e / 2] - first_key) s[i][j][e] = -INFINITY;
-            }
-        }
-    }
-}
-
-/* The bounds of the rows that a lane holds of a warp's tile, from packed row first_row on. */
-template <int M>
-CF_DEVICE void row_bounds(int (&begin)[M][2], int (&end)[M][2], const mask &m, const tile &t, const divisor &group,
-                          int first_row) {
+CF_DEVICE void hide_scores(float (&s)[M][N][4], const mask &m, const tile &t, const divisor &group, int first_row,
+                           int first_key) {
     const int lane = (int)threadIdx.x % 32;
+    int begin[M][2], end[M][2];
     first_row = compute_here(first_row);
     CF_UNROLL
     for (int i = 0; i < M; i++) {
@@ -2145,6 +2096,10 @@ CF_DEVICE void row_bounds(int (&begin)[M][2], int (&end)[M][2], const mask &m, c
             end[i][half] = key_end(m, t, token);
         }
     }
+    each_sum(s, [&](float &x, int i, int j, int e) {
+        const int key = 8 * j + e % 2;
+        if (key < begin[i][e / 2] - first_key || key >= end[i][e / 2] - first_key) x = -INFINITY;
+    });
 }
 
 /* One row (half 0 or 1 of a 16-row tile) of a lane's sums, scaled and rounded, into a tile of shared memory. */
@@ -2174,12 +2129,14 @@ CF_DEVICE void store_rows(const view &to, const divisor &group, int n_chunks, co
     }
 }
 
+/* The arrays of a call, from their first rows and heads on. */
+struct attention_views {
+    view q, k, v, out, dout, dq, dk, dv;
+};
+
 /* Everything that the fused kernels are told. */
-struct fused_params {
+struct fused_params : attention_views {
     work_order work;
-    view q, k, v, out, dout, dq;
-    float *dk, *dv;
-    int64_t dk_row, dk_head, dv_row, dv_head;
     float *lse;
     int64_t lse_stride;
     float *stats;               /* backward, by key head and row tile: log2 of each row's sum, then each dout . out */
@@ -2225,19 +2182,19 @@ template <int ROWS, int HEAD> CF_DEVICE float *carried_sums(const fused_params &
 /* Sums of a block, as its threads have them, in the workspace. */
 template <int THREADS, int M, int N> CF_DEVICE void store_part(const float (&sums)[M][N][4], float *part, int thread) {
     CF_UNROLL
-    for (int i = 0; i < M; i++) {
-        CF_UNROLL
-        for (int j = 0; j < N; j++) {
-            uint4 bits;
-            memcpy(&bits, sums[i][j], 16);
-            global_store_16(part + ((i * N + j) * THREADS + thread) * 4, bits);
-        }
+    for (int i = 0; i < M * N; i++) {
+        uint4 bits;
+        memcpy(&bits, sums[i / N][i % N], 16);
+        global_store_16(part + (i * THREADS + thread) * 4, bits);
     }
 }
 
-template <int THREADS> CF_DEVICE void load_quad(float (&x)[4], const float *part, int quad, int thread) {
-    const uint4 bits = global_load_16(part + (quad * THREADS + thread) * 4);
-    memcpy(x, &bits, 16);
+template <int THREADS, int M, int N> CF_DEVICE void load_part(float (&sums)[M][N][4], const float *part, int thread) {
+    CF_UNROLL
+    for (int i = 0; i < M * N; i++) {
+        const uint4 bits = global_load_16(part + (i * THREADS + thread) * 4);
+        memcpy(sums[i / N][i % N], &bits, 16);
+    }
 }
 
 /* ================================================================================================================
@@ -2256,6 +2213,14 @@ template <int HEAD> struct forward_layout { /* of shared memory, in bytes */
 
 /* The running softmax of the rows that a lane holds: greatest score, and its own part of the sum of exponentials. */
 template <int M> struct running { float top[M][2], sum[M][2]; };
+
+template <int M> CF_DEVICE void clear(running<M> &r) {
+    CF_UNROLL
+    for (int i = 0; i < M; i++) {
+        r.top[i][0] = r.top[i][1] = -INFINITY;
+        r.sum[i][0] = r.sum[i][1] = 0.0f;
+    }
+}
 
 /* Turns one row (half 0 or 1) of scores into exponentials relative to the greatest one so far. Returns what earlier
    results are to be multiplied by. */
@@ -2298,18 +2263,11 @@ CF_DEVICE bool soften(float (&s)[M][N][4], float (&shrink)[M][2], running<M> &r,
 }
 
 template <int M, int N> CF_DEVICE void scale_rows(float (&o)[M][N][4], const float (&by)[M][2]) {
-    CF_UNROLL
-    for (int i = 0; i < M; i++) {
-        CF_UNROLL
-        for (int j = 0; j < N; j++) {
-            CF_UNROLL
-            for (int e = 0; e < 4; e++) o[i][j][e] *= by[i][e / 2];
-        }
-    }
+    each_sum(o, [&](float &x, int i, int, int e) { x *= by[i][e / 2]; });
 }
 
-/* Divides by the sums, writes LSE, and puts the rows into shared memory. Row 0 is packed row first_row; rows from
-   n_rows on are nobody's. */
+/* Divides by the sums, writes LSE, and stores the rows by way of shared memory, where those of a warp are its own.
+   Row 0 is packed row first_row; rows from n_rows on are nobody's. */
 template <typename T, int HEAD, int M, int O>
 CF_DEVICE void finish_rows(float (&o)[M][O][4], running<M> &r, const fused_params &p, const tile &t, int head,
                            int first_row, int n_rows, int warp_row, shared_address rows) {
@@ -2328,6 +2286,8 @@ CF_DEVICE void finish_rows(float (&o)[M][O][4], running<M> &r, const fused_param
             }
         }
     }
+    __syncwarp();
+    store_rows<HEAD, 16 * M>(p.out, p.group, p.n_chunks, t, head, first_row, n_rows, warp_row, rows);
 }
 
 /* The sums of a part of a forward tile in the workspace: of the output, then greatest scores and sums of exponentials
@@ -2385,23 +2345,16 @@ __global__ void __launch_bounds__(FORWARD_THREADS_OF<HEAD>, HEAD == 256 ? 1 : HE
     const int full_begin = (key_begin(p.visible, t, last_token) + KEYS - 1) / KEYS;
 
     const int64_t last_key = t.k_start + (int64_t)(end - 1) * KEYS;
-    const char *k_from =
-        thread_rows<HEAD, THREADS>(p.k.data + (last_key * p.k.row + head * p.k.head) * 2, p.k.row * 2);
-    const char *v_from =
-        thread_rows<HEAD, THREADS>(p.v.data + (last_key * p.v.row + head * p.v.head) * 2, p.v.row * 2);
+    const char *k_from = thread_rows<HEAD, THREADS>(p.k, last_key, head);
+    const char *v_from = thread_rows<HEAD, THREADS>(p.v, last_key, head);
 
     float o[M][HEAD / 8][4];
     running<M> r;
     clear(o);
-    CF_UNROLL
-    for (int i = 0; i < M; i++) {
-        r.top[i][0] = r.top[i][1] = -INFINITY;
-        r.sum[i][0] = r.sum[i][1] = 0.0f;
-    }
+    clear(r);
     if (first < end) {
-        load_packed_rows<FORWARD_ROWS, HEAD, THREADS>(
-            q, p.q.data + (t.q_start * p.q.row + head * p.group.by * p.q.head) * 2, p.q.row * 2, p.q.head * 2, p.group,
-            first_row, 0, n_rows, p.n_chunks);
+        load_packed_rows<FORWARD_ROWS, HEAD, THREADS>(q, p.q, t.q_start, head, p.group, first_row, 0, n_rows,
+                                                      p.n_chunks);
         load_rows<KEYS, HEAD, THREADS>(k, k_from, p.k.row * 2, t.k_length - (end - 1) * KEYS, p.n_chunks);
         copy_async_commit();
     }
@@ -2427,11 +2380,10 @@ __global__ void __launch_bounds__(FORWARD_THREADS_OF<HEAD>, HEAD == 256 ? 1 : HE
             lane_as_columns<ROW>(k + (shared_address)(stage * STAGE), 0, 0, thread));
         if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
         if (n >= full_end || n < full_begin) {
-            int begins[M][2], ends[M][2];
             const int again = compute_here((int)threadIdx.x), here = again / 32 * (16 * M);
             int unused; /* likewise for the tile, where it is wanted */
-            row_bounds(begins, ends, p.visible, HEAD == 64 ? find_work(p.work, &unused) : t, p.group, first_row + here);
-            hide_scores(s, begins, ends, n * KEYS + again % 4 * 2);
+            hide_scores(s, p.visible, HEAD == 64 ? find_work(p.work, &unused) : t, p.group, first_row + here,
+                        n * KEYS + again % 4 * 2);
         }
         /* After the first blocks few rows meet a greater score than before. The branch also ends a block of code: ptxas
            mixed exponentials into the products after it, for which it had too few registers. */
@@ -2451,41 +2403,30 @@ __global__ void __launch_bounds__(FORWARD_THREADS_OF<HEAD>, HEAD == 256 ? 1 : HE
     }
     /* A warp's rows of Q are its own by now. */
     finish_rows<T, HEAD>(o, r, p, done, head, done.block * FORWARD_ROWS, done.q_length * p.group.by, warp_row, q);
-    __syncwarp();
-    store_rows<HEAD, 16 * M>(p.out, p.group, p.n_chunks, done, head, done.block * FORWARD_ROWS,
-                             done.q_length * p.group.by, warp_row, q);
 }
 
 /* Adds a part of a forward tile to what is there, both scaled down to the greatest score of the two. Threads have what
    they had in the kernel that computed the part. */
 template <int HEAD, int THREADS, int M>
 CF_DEVICE void join_part(float (&o)[M][HEAD / 8][4], running<M> &r, const float *from, float scale_log2, int thread) {
-    float softmax[M][4], keep[M][2], add[M][2]; /* greatest scores of all rows, then sums */
-    CF_UNROLL
-    for (int i = 0; i < M; i++) load_quad<THREADS>(softmax[i], from + FORWARD_ROWS * HEAD, i, thread);
+    float softmax[1][M][4], keep[M][2], add[M][2]; /* greatest scores of all rows, then sums */
+    load_part<THREADS>(softmax, from + FORWARD_ROWS * HEAD, thread);
     CF_UNROLL
     for (int i = 0; i < M; i++) {
         CF_UNROLL
         for (int half = 0; half < 2; half++) {
             const int at = 2 * i + half, sum_at = at + 2 * M;
-            const float its_top = softmax[at / 4][at % 4], top = fmaxf(r.top[i][half], its_top);
+            const float its_top = softmax[0][at / 4][at % 4], top = fmaxf(r.top[i][half], its_top);
             const float base = top == -INFINITY ? 0.0f : top * scale_log2; /* as in soften_row */
             keep[i][half] = exp2_fast(r.top[i][half] * scale_log2 - base);
             add[i][half] = exp2_fast(its_top * scale_log2 - base);
             r.top[i][half] = top;
-            r.sum[i][half] = r.sum[i][half] * keep[i][half] + softmax[sum_at / 4][sum_at % 4] * add[i][half];
+            r.sum[i][half] = r.sum[i][half] * keep[i][half] + softmax[0][sum_at / 4][sum_at % 4] * add[i][half];
         }
     }
-    CF_UNROLL
-    for (int i = 0; i < M; i++) {
-        CF_UNROLL
-        for (int j = 0; j < HEAD / 8; j++) {
-            float x[4];
-            load_quad<THREADS>(x, from, i * (HEAD / 8) + j, thread);
-            CF_UNROLL
-            for (int e = 0; e < 4; e++) o[i][j][e] = o[i][j][e] * keep[i][e / 2] + x[e] * add[i][e / 2];
-        }
-    }
+    float x[M][HEAD / 8][4];
+    load_part<THREADS>(x, from, thread);
+    each_sum(o, [&](float &sum, int i, int j, int e) { sum = sum * keep[i][e / 2] + x[i][j][e] * add[i][e / 2]; });
 }
 
 /* The rows of a split forward tile: the outputs of its parts, each scaled down to the greatest score of all of them.
@@ -2506,11 +2447,7 @@ __global__ void __launch_bounds__(THREADS, 256 / THREADS)
     running<M> r;
     if (p.carry == CARRY_LOAD && carry == 0) return; /* of another slice, which was done with its own keys */
     clear(o);
-    CF_UNROLL
-    for (int i = 0; i < M; i++) {
-        r.top[i][0] = r.top[i][1] = -INFINITY;
-        r.sum[i][0] = r.sum[i][1] = 0.0f;
-    }
+    clear(r);
     /* Part t.begin - 1 stands for what earlier blocks left; at the end there is no other. */
     const int begin = carry & CARRY_LOAD ? t.begin - 1 : t.begin, end = carry == CARRY_LOAD ? t.begin : t.end;
     for (int part = begin; part < end; part++)
@@ -2522,8 +2459,6 @@ __global__ void __launch_bounds__(THREADS, 256 / THREADS)
         return;
     }
     finish_rows<T, HEAD>(o, r, p, t, head, first_row, n_rows, warp_row, rows);
-    __syncwarp();
-    store_rows<HEAD, 16 * M>(p.out, p.group, p.n_chunks, t, head, first_row, n_rows, warp_row, rows);
 }
 
 /* ================================================================================================================
@@ -2531,7 +2466,7 @@ __global__ void __launch_bounds__(THREADS, 256 / THREADS)
    ================================================================================================================ */
 
 const int HOPPER_THREADS = 384; /* a warpgroup that loads, of which one warp works, and two that compute */
-const int HOPPER_CONSUMERS = 256;
+const int HOPPER_CONSUMERS = 256; /* as many as BACKWARD_THREADS */
 const int HALF_TILE = 128 * 64 * 2; /* bytes of 64 columns of 128 rows */
 
 /* A forward is PERSISTENT or plain. PERSISTENT: there is a block a processor, which takes the next tile of the list
@@ -2552,15 +2487,7 @@ template <int HEAD> struct hopper_forward_layout { /* of shared memory, in bytes
 
 /* The barriers of stage s are 8 s bytes on. A stage is full when its copies are here, and empty when the eight warps
    that compute are done with it; Q has one stage, and room for the rows of the output after that. */
-enum hopper_forward_barrier {
-    K_FULL = 0,
-    K_EMPTY = 16,
-    V_FULL = 32,
-    V_EMPTY = 48,
-    V_TAIL = 64,
-    TILE_FULL = 72,
-    TILE_EMPTY = 80
-};
+enum tile_barrier { K_FULL = 0, K_EMPTY = 16, V_FULL = 32, V_EMPTY = 48, V_TAIL = 64, TILE_FULL = 72, TILE_EMPTY = 80 };
 
 /* The barriers of both stages of something that bulk copies bring. */
 CF_HOPPER_DEVICE void init_stages(shared_address full, shared_address empty) {
@@ -2648,9 +2575,14 @@ CF_HOPPER_DEVICE void hopper_load_k(const hopper_params &p, const tile &t, int h
     copy_tile<128, HEAD>(to, &p.k, head, key_block_row(t, i), barriers + K_FULL);
 }
 
+/* The warp that loads waits for a copy of which some rows are to become zeros. `tails` counts how often. */
+CF_HOPPER_DEVICE void wait_for_tail(shared_address landed, int &tails) {
+    __syncwarp();
+    mbarrier_wait(landed, tails++ & 1);
+}
+
 /* Where the last block of keys is not whole, what follows in memory is another document, or anything: as 0 x NaN is
-   NaN, its rows of V become zeros before those who compute see them. (Its scores are overwritten.) `tails` counts how
-   often. */
+   NaN, its rows of V become zeros before those who compute see them. (Its scores are overwritten.) */
 template <int HEAD>
 CF_HOPPER_DEVICE void hopper_load_v(const hopper_params &p, const tile &t, int head, shared_address start, int i,
                                     int at, int &tails) {
@@ -2666,8 +2598,7 @@ CF_HOPPER_DEVICE void hopper_load_v(const hopper_params &p, const tile &t, int h
         copy_tile<128, HEAD>(to, &p.v, head, key_block_row(t, i), landed);
     }
     if (!part) return;
-    __syncwarp();
-    mbarrier_wait(landed, tails++ & 1);
+    wait_for_tail(landed, tails);
     zero_rows<128, HEAD, 32>(to, valid, 128, lane);
     __syncwarp();
     if (lane == 0) mbarrier_arrive(barriers + V_FULL);
@@ -2695,12 +2626,16 @@ CF_HOPPER_DEVICE void hopper_forward_loads(const hopper_params &p, tile t, int h
     hopper_load_q<HEAD, PERSISTENT>(p, t, -1, start, turn);
 }
 
-/* Scores of a warpgroup's 64 rows: q and k are at their first 16 columns. */
-template <typename T, int HEAD> CF_DEVICE void hopper_scores(float (&s)[16][4], uint64_t q, uint64_t k) {
+/* c = A B^T, or += where `add`, both stored with their HEAD columns, which are k, along the rows; blocks of 64 columns
+   are so many bytes apart. */
+template <typename T, int HEAD, int A_BLOCK, int B_BLOCK, int N>
+CF_DEVICE void hopper_multiply(float (&c)[N][4], uint64_t a, uint64_t b, bool add) {
+    hold_registers(c);
+    wgmma_fence();
     CF_UNROLL
     for (int i = 0; i < HEAD / 16; i++)
-        wgmma_shared<T, false, false>(s, matrix_step(q, i / 4 * HALF_TILE + i % 4 * 32),
-                                      matrix_step(k, i / 4 * HALF_TILE + i % 4 * 32), i > 0);
+        wgmma_shared<T, false, false>(c, matrix_step(a, i / 4 * A_BLOCK + i % 4 * 32),
+                                      matrix_step(b, i / 4 * B_BLOCK + i % 4 * 32), add || i > 0);
     wgmma_commit();
 }
 
@@ -2712,13 +2647,9 @@ CF_DEVICE void hopper_add_values(float (&o)[N][4], const uint32_t (&probs)[K][4]
     wgmma_commit();
 }
 
-/* Sums of two neighbouring column tiles, rounded, are an A operand. */
 template <typename T, int N> CF_DEVICE void pack_sums(uint32_t (&to)[N][4], const float (&s)[2 * N][4]) {
     CF_UNROLL
-    for (int i = 0; i < N; i++) {
-        CF_UNROLL
-        for (int e = 0; e < 4; e++) to[i][e] = pack<T>(s[2 * i + e / 2][e % 2 * 2], s[2 * i + e / 2][e % 2 * 2 + 1]);
-    }
+    for (int i = 0; i < N; i++) pack_pair<T>(to[i], s[2 * i], s[2 * i + 1]);
 }
 
 /* In each step of a ping-pong a warpgroup waits for its turn before it starts its products, and then it is the other's
@@ -2741,21 +2672,12 @@ struct hopper_place {
     int stage, parity;
 };
 
-/* What a thread of a warpgroup keeps over the blocks of keys. */
-struct hopper_rows {
-    int first_row, warp_row;  /* of the tile, among packed rows; of the warp, in the tile */
-    int full_begin, full_end; /* these keys are seen by all rows of the warpgroup */
-};
-
-/* Scores of a block of keys, from `key` on, become exponentials; earlier results are to be multiplied by `shrink`. */
+/* Scores of a block of keys, from `key` on, become exponentials; earlier results are to be multiplied by `shrink`. The
+   warp's rows begin with packed row first_row; `whole`: they see all of these keys. */
 CF_HOPPER_DEVICE void hopper_soften(float (&s)[1][16][4], float (&shrink)[2], running<1> &r, const fused_params &p,
-                                    const tile &t, const hopper_rows &rows, int key) {
+                                    const tile &t, int first_row, int key, bool whole) {
     if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
-    if (key + HOPPER_KEYS > rows.full_end || key < rows.full_begin) {
-        int begins[1][2], ends[1][2];
-        row_bounds(begins, ends, p.visible, t, p.group, rows.first_row + rows.warp_row);
-        hide_scores(s, begins, ends, key + (int)threadIdx.x % 4 * 2);
-    }
+    if (!whole) hide_scores(s, p.visible, t, p.group, first_row, key + (int)threadIdx.x % 4 * 2);
     CF_UNROLL
     for (int half = 0; half < 2; half++)
         shrink[half] = soften_row(s[0], half, r.top[0][half], r.sum[0][half], p.scale_log2);
@@ -2777,27 +2699,28 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
     const uint64_t q = matrix_at(start + layout::Q + (shared_address)(group_row * 128));
     const uint64_t k = matrix_at(start + layout::K);
     const uint64_t v = matrix_at(start + layout::V, HALF_TILE);
-    hopper_rows rows;
-    rows.first_row = t.block * p.forward_rows;
-    rows.warp_row = thread / 32 * 16;
-    rows.full_begin = key_begin(p.visible, t, lesser(rows.first_row + group_row + 63, n_rows - 1) / p.group);
-    rows.full_end = key_end(p.visible, t, lesser(rows.first_row + group_row, n_rows - 1) / p.group);
+    const int first_row = t.block * p.forward_rows, warp_row = thread / 32 * 16;
+    /* These keys are seen by all rows of the warpgroup. */
+    const int full_begin = key_begin(p.visible, t, lesser(first_row + group_row + 63, n_rows - 1) / p.group);
+    const int full_end = key_end(p.visible, t, lesser(first_row + group_row, n_rows - 1) / p.group);
 
     float o[1][HEAD / 8][4], s[1][16][4], shrink[2];
     uint32_t probs[8][4];
     running<1> r;
+    const auto soften_keys = [&](int key) {
+        hopper_soften(s, shrink, r, p, t, first_row + warp_row, key,
+                      key >= full_begin && key + HOPPER_KEYS <= full_end);
+    };
     clear(o);
-    r.top[0][0] = r.top[0][1] = -INFINITY;
-    r.sum[0][0] = r.sum[0][1] = 0.0f;
+    clear(r);
     if (n_blocks > 0) {
         int stage = at.stage, parity = at.parity; /* of the V that is multiplied next */
         mbarrier_wait(barriers + (shared_address)(K_FULL + 8 * stage), parity);
-        wgmma_fence();
-        hopper_scores<T, HEAD>(s[0], q, matrix_step(k, stage * layout::TILE));
+        hopper_multiply<T, HEAD, HALF_TILE, HALF_TILE>(s[0], q, matrix_step(k, stage * layout::TILE), false);
         wgmma_wait<0>();
         hold_registers(s[0]);
         if (leader) mbarrier_arrive(barriers + (shared_address)(K_EMPTY + 8 * stage));
-        hopper_soften(s, shrink, r, p, t, rows, (t.end - 1) * HOPPER_KEYS);
+        soften_keys((t.end - 1) * HOPPER_KEYS);
         pack_sums<T>(probs, s[0]);
         hopper_pass_turn<PERSISTENT>(consumer, consumer == 1 && n_blocks > 1);
         for (int key = (t.end - 2) * HOPPER_KEYS; key >= t.begin * HOPPER_KEYS; key -= HOPPER_KEYS) {
@@ -2805,11 +2728,9 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
             const shared_address next = barriers + (shared_address)(8 - 8 * stage);
             mbarrier_wait(next + K_FULL, parity ^ stage);
             hopper_wait_for_turn<PERSISTENT>(consumer);
-            hold_registers(s[0]);
             hold_registers(o[0]);
             hold_registers(probs);
-            wgmma_fence();
-            hopper_scores<T, HEAD>(s[0], q, matrix_step(k, (stage ^ 1) * layout::TILE));
+            hopper_multiply<T, HEAD, HALF_TILE, HALF_TILE>(s[0], q, matrix_step(k, (stage ^ 1) * layout::TILE), false);
             mbarrier_wait(here + V_FULL, parity);
             wgmma_fence();
             hopper_add_values<T>(o[0], probs, matrix_step(v, stage * layout::TILE));
@@ -2817,17 +2738,13 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
             wgmma_wait<1>();
             hold_registers(s[0]);
             if (leader) mbarrier_arrive(next + K_EMPTY);
-            hopper_soften(s, shrink, r, p, t, rows, key);
+            soften_keys(key);
             keep_order();
             wgmma_wait<0>();
             hold_registers(o[0]);
             hold_registers(probs);
             if (leader) mbarrier_arrive(here + V_EMPTY);
-            CF_UNROLL
-            for (int j = 0; j < HEAD / 8; j++) {
-                CF_UNROLL
-                for (int e = 0; e < 4; e++) o[0][j][e] *= shrink[e / 2];
-            }
+            each_sum(o[0], [&](float &x, int, int e) { x *= shrink[e / 2]; });
             pack_sums<T>(probs, s[0]);
             parity ^= stage;
             stage ^= 1;
@@ -2849,10 +2766,7 @@ CF_HOPPER_DEVICE void hopper_forward_rows(const hopper_params &all, const tile &
         return;
     }
     named_barrier<1, HOPPER_CONSUMERS>(); /* nobody reads Q any more */
-    finish_rows<T, HEAD>(o, r, p, t, head, rows.first_row, n_rows, rows.warp_row, start + layout::Q);
-    __syncwarp();
-    store_rows<HEAD, 16>(p.out, p.group, p.n_chunks, t, head, rows.first_row, n_rows, rows.warp_row,
-                        start + layout::Q);
+    finish_rows<T, HEAD>(o, r, p, t, head, first_row, n_rows, warp_row, start + layout::Q);
 }
 
 /* The tiles of a block, its first one or as they are told, by a warpgroup. What it wrote over Q is fenced before the
@@ -2978,10 +2892,8 @@ struct row_tile_cursor {
 template <int HEAD> CF_DEVICE row_tile_cursor first_row_tile(const fused_params &p, const tile &t, int head) {
     const int chunk = (int)threadIdx.x % (HEAD / 8);
     const int64_t row = t.q_start + (int64_t)t.begin * p.row_tokens, q_head = head * p.group.by;
-    row_tile_cursor at;
-    at.q = p.q.data + (row * p.q.row + q_head * p.q.head) * 2 + chunk * 16;
-    at.dout = p.dout.data + (row * p.dout.row + q_head * p.dout.head) * 2 + chunk * 16;
-    return at;
+    return {p.q.data + (row * p.q.row + q_head * p.q.head) * 2 + chunk * 16,
+            p.dout.data + (row * p.dout.row + q_head * p.dout.head) * 2 + chunk * 16};
 }
 
 /* Starts the copies of row tile m of a slice, Q, dout and the two numbers of each row, and goes on to the next. Rows
@@ -3035,18 +2947,19 @@ CF_DEVICE void differentiate(float (&s)[N][4], float (&dp)[N][4], int half, floa
     }
 }
 
-/* Adds a warp's sums of dK or dV, scaled, to the caller's accumulator. */
+/* Adds a warp's sums of dK or dV, scaled, to the caller's accumulator, in which the tile begins with first_row. */
 template <int M, int N>
-CF_DEVICE void update_keys(const float (&sums)[M][N][4], float scale, float *rows, int64_t row_stride, int first_key,
-                           int n_keys, int first_column, int n_columns, bool overwrite) {
+CF_DEVICE void update_keys(const float (&sums)[M][N][4], float scale, const view &to, int64_t first_row, int head,
+                           int first_key, int n_keys, int first_column, int n_columns, bool overwrite) {
     const int lane = (int)threadIdx.x % 32;
+    float *const rows = reinterpret_cast<float *>(to.data) + first_row * to.row + head * to.head;
     CF_UNROLL
     for (int i = 0; i < M; i++) {
         CF_UNROLL
         for (int half = 0; half < 2; half++) {
             const int key = first_key + 16 * i + 8 * half + lane / 4;
             if (key >= n_keys) continue;
-            float *row = rows + key * row_stride;
+            float *row = rows + key * to.row;
             CF_UNROLL
             for (int j = 0; j < N; j++) {
                 const int column = first_column + 8 * j + lane % 4 * 2;
@@ -3060,6 +2973,24 @@ CF_DEVICE void update_keys(const float (&sums)[M][N][4], float scale, float *row
 /* The sums of a part of a key tile in the workspace: of dK, then of dV, as the threads of a block have them. */
 template <int HEAD, int KEYS> CF_DEVICE float *part_address(const fused_params &p, int head, int part, int of_v) {
     return p.part_sums + ((head * p.n_parts + part) * 2 + of_v) * (KEYS * HEAD);
+}
+
+/* A warp's sums of dK and dV, from `key` and `column` of the block's tile on, to the caller's accumulators, or to the
+   workspace if they are of a part. */
+template <int HEAD, int KEYS, int M, int N>
+CF_DEVICE void finish_keys(const float (&dk)[M][N][4], const float (&dv)[M][N][4], const fused_params &p, int thread,
+                           int key, int column) {
+    int head;
+    const tile t = find_work(p.work, &head);
+    if (t.part >= 0) {
+        store_part<BACKWARD_THREADS>(dk, part_address<HEAD, KEYS>(p, head, t.part, 0), thread);
+        store_part<BACKWARD_THREADS>(dv, part_address<HEAD, KEYS>(p, head, t.part, 1), thread);
+        return;
+    }
+    const int64_t row = t.k_start + t.block * KEYS;
+    const int n_keys = t.k_length - t.block * KEYS;
+    update_keys(dk, p.scale, p.dk, row, head, key, n_keys, column, p.n_chunks * 8, p.overwrite);
+    update_keys(dv, 1.0f, p.dv, row, head, key, n_keys, column, p.n_chunks * 8, p.overwrite);
 }
 
 /* One block: KEYS keys of one key head against all packed rows that see any of them, so dK and dV of a whole group of
@@ -3095,12 +3026,12 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEYS> ? BAC
     clear(dk);
     clear(dv);
     if (t.begin < t.end) {
-        const char *k_from = p.k.data + ((t.k_start + first_key) * p.k.row + head * p.k.head) * 2;
-        const char *v_from = p.v.data + ((t.k_start + first_key) * p.v.row + head * p.v.head) * 2;
-        load_rows<KEYS, HEAD, BACKWARD_THREADS>(k, thread_rows<HEAD, BACKWARD_THREADS>(k_from, p.k.row * 2),
-                                                p.k.row * 2, t.k_length - first_key, p.n_chunks);
-        load_rows<KEYS, HEAD, BACKWARD_THREADS>(v, thread_rows<HEAD, BACKWARD_THREADS>(v_from, p.v.row * 2),
-                                                p.v.row * 2, t.k_length - first_key, p.n_chunks);
+        load_rows<KEYS, HEAD, BACKWARD_THREADS>(
+            k, thread_rows<HEAD, BACKWARD_THREADS>(p.k, t.k_start + first_key, head), p.k.row * 2,
+            t.k_length - first_key, p.n_chunks);
+        load_rows<KEYS, HEAD, BACKWARD_THREADS>(
+            v, thread_rows<HEAD, BACKWARD_THREADS>(p.v, t.k_start + first_key, head), p.v.row * 2,
+            t.k_length - first_key, p.n_chunks);
         write_row_offsets<ROWS>(p, offsets);
         __syncthreads();
         load_row_tile<ROWS, HEAD>(p, t, t.begin, next, all_stats, offsets, start + layout::Q, start + layout::DOUT,
@@ -3133,11 +3064,9 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEYS> ? BAC
         if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
         const int first_token = m * p.row_tokens, past_token = first_token + p.row_tokens;
         if (key_end(p.visible, t, first_token) < first_key + KEYS ||
-            key_begin(p.visible, t, lesser(past_token, t.q_length) - 1) > first_key) {
-            int begins[2][2], ends[2][2];
-            row_bounds(begins, ends, p.visible, t, p.group, m * p.row_rows + row_part * 32);
-            hide_scores(s, begins, ends, first_key + other_part * SCORE_KEYS + lane % 4 * 2);
-        }
+            key_begin(p.visible, t, lesser(past_token, t.q_length) - 1) > first_key)
+            hide_scores(s, p.visible, t, p.group, m * p.row_rows + row_part * 32,
+                        first_key + other_part * SCORE_KEYS + lane % 4 * 2);
         clear(dp);
         multiply_by_transposed<T, HEAD / 16, ROW>(dp, lane_as_rows<ROW>(dout, row_part * 32, 0),
                                                   lane_as_columns<ROW>(v, other_part * SCORE_KEYS, 0));
@@ -3172,18 +3101,8 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEYS> ? BAC
             }
         }
     }
-    const tile done = find_work(p.work, &head);
-    if (done.part >= 0) {
-        store_part<BACKWARD_THREADS>(dk, part_address<HEAD, KEYS>(p, head, done.part, 0), (int)threadIdx.x);
-        store_part<BACKWARD_THREADS>(dv, part_address<HEAD, KEYS>(p, head, done.part, 1), (int)threadIdx.x);
-        return;
-    }
-    const int64_t row = done.k_start + done.block * KEYS;
-    const int key = dkv_part * SUM_KEYS, n_keys = done.k_length - done.block * KEYS, column = column_part * HEAD / 2;
-    update_keys(dk, p.scale, p.dk + row * p.dk_row + head * p.dk_head, p.dk_row, key, n_keys, column, p.n_chunks * 8,
-                p.overwrite);
-    update_keys(dv, 1.0f, p.dv + row * p.dv_row + head * p.dv_head, p.dv_row, key, n_keys, column, p.n_chunks * 8,
-                p.overwrite);
+    const int again = compute_here((int)threadIdx.x), last_warp = again / 32; /* no register was left for these */
+    finish_keys<HEAD, KEYS>(dk, dv, p, again, last_warp % 4 * SUM_KEYS, last_warp / 4 * HEAD / 2);
 }
 
 /* dK and dV of a split key tile: the sums of its parts, always in the same order, so that their bits do not depend on
@@ -3196,25 +3115,15 @@ __global__ void __launch_bounds__(JOIN_THREADS, 1) attention_join_kernel(const _
     const tile t = find_work(p.work, &head);
     const int of_v = (int)threadIdx.x / BACKWARD_THREADS, thread = (int)threadIdx.x % BACKWARD_THREADS;
     const int warp = thread / 32, key = warp % KEY_PARTS * (16 * M), column = warp / KEY_PARTS * COLUMNS;
-    const int64_t first_key = t.block * KEYS, row = of_v ? p.dv_row : p.dk_row;
     float sums[M][COLUMNS / 8][4];
     clear(sums);
     for (int part = t.begin; part < t.end; part++) {
-        const float *from = part_address<HEAD, KEYS>(p, head, part, of_v);
-        CF_UNROLL
-        for (int i = 0; i < M; i++) {
-            CF_UNROLL
-            for (int j = 0; j < COLUMNS / 8; j++) {
-                float x[4];
-                load_quad<BACKWARD_THREADS>(x, from, i * (COLUMNS / 8) + j, thread);
-                CF_UNROLL
-                for (int e = 0; e < 4; e++) sums[i][j][e] += x[e];
-            }
-        }
+        float x[M][COLUMNS / 8][4];
+        load_part<BACKWARD_THREADS>(x, part_address<HEAD, KEYS>(p, head, part, of_v), thread);
+        each_sum(sums, [&](float &sum, int i, int j, int e) { sum += x[i][j][e]; });
     }
-    update_keys(sums, of_v ? 1.0f : p.scale,
-                (of_v ? p.dv : p.dk) + (t.k_start + first_key) * row + head * (of_v ? p.dv_head : p.dk_head), row, key,
-                t.k_length - (int)first_key, column, p.n_chunks * 8, p.overwrite);
+    update_keys(sums, of_v ? 1.0f : p.scale, of_v ? p.dv : p.dk, t.k_start + t.block * KEYS, head, key,
+                t.k_length - t.block * KEYS, column, p.n_chunks * 8, p.overwrite);
 }
 
 /* The sums of dQ, scaled and rounded, into the caller's array; one block a row tile, threads as in the kernel that
@@ -3278,10 +3187,8 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ?
     const int full_begin = (key_begin(p.visible, t, last_token) + KEYS - 1) / KEYS;
 
     const int64_t first_key = t.k_start + (int64_t)first * KEYS;
-    const char *k_from =
-        thread_rows<HEAD, THREADS>(p.k.data + (first_key * p.k.row + head * p.k.head) * 2, p.k.row * 2);
-    const char *v_from =
-        thread_rows<HEAD, THREADS>(p.v.data + (first_key * p.v.row + head * p.v.head) * 2, p.v.row * 2);
+    const char *k_from = thread_rows<HEAD, THREADS>(p.k, first_key, head);
+    const char *v_from = thread_rows<HEAD, THREADS>(p.v, first_key, head);
 
     float dq[1][HEAD / 8][4], log_sum[2], dot[2];
     CF_UNROLL
@@ -3291,19 +3198,13 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ?
         dot[half] = stats[ROWS];
     }
     if (first < end) {
-        load_packed_rows<ROWS, HEAD, THREADS>(
-            q, p.q.data + (t.q_start * p.q.row + head * p.group.by * p.q.head) * 2, p.q.row * 2, p.q.head * 2, p.group,
-            first_row, seeing, past_row, p.n_chunks);
-        load_packed_rows<ROWS, HEAD, THREADS>(
-            dout, p.dout.data + (t.q_start * p.dout.row + head * p.group.by * p.dout.head) * 2, p.dout.row * 2,
-            p.dout.head * 2, p.group, first_row, seeing, past_row, p.n_chunks);
+        load_packed_rows<ROWS, HEAD, THREADS>(q, p.q, t.q_start, head, p.group, first_row, seeing, past_row,
+                                              p.n_chunks);
+        load_packed_rows<ROWS, HEAD, THREADS>(dout, p.dout, t.q_start, head, p.group, first_row, seeing, past_row,
+                                              p.n_chunks);
     }
     clear(dq);
-    if (p.carry & CARRY_LOAD) {
-        CF_UNROLL
-        for (int j = 0; j < HEAD / 8; j++)
-            load_quad<THREADS>(dq[0][j], carried_sums<ROWS, HEAD>(p, head, t.place), j, (int)threadIdx.x);
-    }
+    if (p.carry & CARRY_LOAD) load_part<THREADS>(dq, carried_sums<ROWS, HEAD>(p, head, t.place), (int)threadIdx.x);
     for (int n = first, stage = 0; n <= end; n++, stage ^= 1) {
         /* Keys n start to arrive while keys n - 1, which are here, are worked on. */
         copy_async_wait<0>();
@@ -3327,18 +3228,17 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ?
         multiply_by_transposed<T, HEAD / 16, ROW>(s, lane_as_rows<ROW>(q, thread / 32 * 16, 0, thread),
                                                   lane_as_columns<ROW>(k_here, 0, 0, thread));
         if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
-        if (here >= full_end || here < full_begin) {
-            int begins[1][2], ends[1][2];
-            row_bounds(begins, ends, p.visible, t, p.group, first_row + warp_row);
-            hide_scores(s, begins, ends, here * KEYS + lane % 4 * 2);
-        }
+        if (here >= full_end || here < full_begin)
+            hide_scores(s, p.visible, t, p.group, first_row + warp_row, here * KEYS + lane % 4 * 2);
         clear(dp);
         multiply_by_transposed<T, HEAD / 16, ROW>(dp, lane_as_rows<ROW>(dout, thread / 32 * 16, 0, thread),
                                                   lane_as_columns<ROW>(v_here, 0, 0, thread));
         CF_UNROLL
         for (int half = 0; half < 2; half++)
             differentiate(s[0], dp[0], half, log_sum[half], dot[half], p.scale_log2, p.inverse_cap);
-        multiply_sums<T, ROW>(dq, dp, lane_as_rows<ROW>(k_here, 0, 0, thread));
+        uint32_t packed[KEYS / 16][1][4];
+        pack_tiles<T>(packed, dp);
+        multiply_packed<T, ROW>(dq, packed, lane_as_rows<ROW>(k_here, 0, 0, thread));
     }
     const tile done = HEAD == 256 ? find_work(p.work, &head) : t;
     const int done_row = done.block * p.row_rows, past_done = lesser(done.q_length * p.group.by, done_row + p.row_rows);
@@ -3366,18 +3266,10 @@ template <int HEAD> struct hopper_backward_layout { /* of shared memory, in byte
 };
 
 /* As in the forward; those of stage s are 8 s bytes on. TAIL: a tile has landed, of which some rows become zeros. */
-enum hopper_backward_barrier { KV_FULL = 0, TAIL = 8, Q_FULL = 16, Q_EMPTY = 32, DOUT_FULL = 48, DOUT_EMPTY = 64 };
+enum backward_barrier { KV_FULL = 0, TAIL = 8, Q_FULL = 16, Q_EMPTY = 32, DOUT_FULL = 48, DOUT_EMPTY = 64 };
 
-/* Rows that see nothing, and keys past the end, may hold anything, a NaN, say, and 0 x NaN is NaN: they become zeros.
-   Only the warp that loads deals with that; the others are told once it is done. */
-template <int ROWS, int HEAD>
-CF_DEVICE void hopper_clear_ends(shared_address tile, int begin, int end, int rows) {
-    const int lane = (int)threadIdx.x % 32;
-    zero_rows<ROWS, HEAD, 32>(tile, 0, begin, lane);
-    zero_rows<ROWS, HEAD, 32>(tile, end, rows, lane);
-}
-
-/* One warp: K and V of the key tile, then the row tiles that see any of its keys. */
+/* One warp: K and V of the key tile, then the row tiles that see any of its keys. Rows that see nothing, and keys past
+   the end, may hold anything, a NaN, say, and 0 x NaN is NaN: they become zeros before the other warps are told. */
 template <int HEAD>
 CF_DEVICE void hopper_load_rows(const hopper_params &all, const tile &t, int head, shared_address start) {
     typedef hopper_backward_layout<HEAD> layout;
@@ -3386,7 +3278,7 @@ CF_DEVICE void hopper_load_rows(const hopper_params &all, const tile &t, int hea
     const int tile_bytes = p.row_rows * HEAD * 2;
     const int first_key = t.k_start + t.block * KEY_TILE;
     const shared_address barriers = start + layout::BARRIERS, k = start + layout::K, v = start + layout::V;
-    int parity = 0; /* of TAIL */
+    int tails = 0;
     if (lane == 0) {
         const shared_address landed = barriers + (n_keys < KEY_TILE ? TAIL : KV_FULL);
         mbarrier_arrive_expect(landed, 2 * layout::KV);
@@ -3394,11 +3286,9 @@ CF_DEVICE void hopper_load_rows(const hopper_params &all, const tile &t, int hea
         copy_tile<128, HEAD>(v, &all.v, head, first_key, landed);
     }
     if (n_keys < KEY_TILE) {
-        __syncwarp();
-        mbarrier_wait(barriers + TAIL, parity);
-        parity ^= 1;
-        hopper_clear_ends<128, HEAD>(k, 0, n_keys, 128);
-        hopper_clear_ends<128, HEAD>(v, 0, n_keys, 128);
+        wait_for_tail(barriers + TAIL, tails);
+        zero_rows<128, HEAD, 32>(k, n_keys, 128, lane);
+        zero_rows<128, HEAD, 32>(v, n_keys, 128, lane);
         __syncwarp();
         if (lane == 0) mbarrier_arrive(barriers + KV_FULL);
     }
@@ -3422,10 +3312,9 @@ CF_DEVICE void hopper_load_rows(const hopper_params &all, const tile &t, int hea
                               tile_stats(p, head, t.place + m), layout::STATS_STAGE, landed);
             }
             if (!part) continue;
-            __syncwarp();
-            mbarrier_wait(landed, parity);
-            parity ^= 1;
-            hopper_clear_ends<layout::ROWS, HEAD>(to, begin, end, p.row_rows);
+            wait_for_tail(landed, tails);
+            zero_rows<layout::ROWS, HEAD, 32>(to, 0, begin, lane);
+            zero_rows<layout::ROWS, HEAD, 32>(to, end, p.row_rows, lane);
             __syncwarp();
             if (lane == 0) mbarrier_arrive(at);
         }
@@ -3482,36 +3371,10 @@ template <int N> CF_DEVICE void hopper_exponentiate(float (&s)[N][4], shared_add
 
 /* dP - D of scores under a softcap, times its slope: 0 where a key is hidden. */
 template <int N> CF_DEVICE void hopper_bend(float (&dp)[N][4], const float (&s)[N][4], float inverse_cap) {
-    CF_UNROLL
-    for (int j = 0; j < N; j++) {
-        CF_UNROLL
-        for (int e = 0; e < 4; e++) {
-            const float bent = s[j][e] * inverse_cap;
-            dp[j][e] = bent < -1.0f ? 0.0f : dp[j][e] * (1.0f - bent * bent);
-        }
-    }
-}
-
-/* dS from dP - D and P. */
-template <int N> CF_DEVICE void hopper_slope(float (&dp)[N][4], const float (&p)[N][4]) {
-    CF_UNROLL
-    for (int j = 0; j < N; j++) {
-        CF_UNROLL
-        for (int e = 0; e < 4; e++) dp[j][e] *= p[j][e];
-    }
-}
-
-/* c = A B^T, or += where `add`, both stored with their HEAD columns, which are k, along the rows; blocks of 64 columns
-   are so many bytes apart. */
-template <typename T, int HEAD, int A_BLOCK, int B_BLOCK, int N>
-CF_DEVICE void hopper_multiply(float (&c)[N][4], uint64_t a, uint64_t b, bool add) {
-    hold_registers(c);
-    wgmma_fence();
-    CF_UNROLL
-    for (int i = 0; i < HEAD / 16; i++)
-        wgmma_shared<T, false, false>(c, matrix_step(a, i / 4 * A_BLOCK + i % 4 * 32),
-                                      matrix_step(b, i / 4 * B_BLOCK + i % 4 * 32), add || i > 0);
-    wgmma_commit();
+    each_sum(dp, [&](float &x, int j, int e) {
+        const float bent = s[j][e] * inverse_cap;
+        x = bent < -1.0f ? 0.0f : x * (1.0f - bent * bent);
+    });
 }
 
 /* This warpgroup's part of dQ of a row tile, from dS and K of all 128 keys. */
@@ -3543,39 +3406,12 @@ template <int K> CF_DEVICE void hopper_store_slopes(const uint32_t (&slopes)[K][
     fence_proxy_async();
 }
 
-/* Likewise of keys that no row of the tile sees. */
-template <int K> CF_DEVICE void hopper_store_no_slopes(shared_address to, int thread) {
-    uint32_t slopes[K][4];
-    CF_UNROLL
-    for (int i = 0; i < K; i++) slopes[i][0] = slopes[i][1] = slopes[i][2] = slopes[i][3] = 0;
-    hopper_store_slopes(slopes, to, thread);
-}
-
 /* A warp is done with a row tile. */
 CF_HOPPER_DEVICE void hopper_release_rows(shared_address stage_barriers, bool leader) {
     __syncwarp();
     if (!leader) return;
     mbarrier_arrive(stage_barriers + DOUT_EMPTY);
     mbarrier_arrive(stage_barriers + Q_EMPTY);
-}
-
-/* A warpgroup's sums of dK and dV, to the caller's accumulators, or to the workspace if they are of a part. */
-template <int HEAD>
-CF_DEVICE void hopper_finish_keys(const float (&dk)[1][HEAD / 8][4], const float (&dv)[1][HEAD / 8][4],
-                                  const fused_params &p, int thread) {
-    int head;
-    const tile t = find_work(p.work, &head);
-    if (t.part >= 0) {
-        store_part<HOPPER_CONSUMERS>(dk, part_address<HEAD, KEY_TILE>(p, head, t.part, 0), thread);
-        store_part<HOPPER_CONSUMERS>(dv, part_address<HEAD, KEY_TILE>(p, head, t.part, 1), thread);
-        return;
-    }
-    const int64_t row = t.k_start + t.block * KEY_TILE;
-    const int n_keys = t.k_length - t.block * KEY_TILE, key = thread / 32 * 16;
-    update_keys(dk, p.scale, p.dk + row * p.dk_row + head * p.dk_head, p.dk_row, key, n_keys, 0, p.n_chunks * 8,
-                p.overwrite);
-    update_keys(dv, 1.0f, p.dv + row * p.dv_row + head * p.dv_head, p.dv_row, key, n_keys, 0, p.n_chunks * 8,
-                p.overwrite);
 }
 
 /* A warpgroup's 64 keys of a key tile. Scores and dP are computed with keys along the rows, so that P and dS are A
@@ -3623,7 +3459,8 @@ CF_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int
             key_begin(p.visible, t, first_token) >= first_key + 64) {
             if (with_dq) {
                 float dq[8][4];
-                hopper_store_no_slopes<ROWS / 16>(ds, compute_here(thread));
+                const uint32_t none[ROWS / 16][4] = {};
+                hopper_store_slopes(none, ds, compute_here(thread));
                 named_barrier<1, HOPPER_CONSUMERS>();
                 hopper_multiply_slopes<T>(dq, ds_here, k_columns);
                 wgmma_wait<0>();
@@ -3652,7 +3489,7 @@ CF_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int
         keep_order();
         wgmma_wait<0>();
         hold_registers(dp);
-        hopper_slope(dp, s[0]);
+        each_sum(dp, [&](float &x, int j, int e) { x *= s[0][j][e]; }); /* dS */
         pack_sums<T>(probs, s[0]);
         pack_sums<T>(slopes, dp);
         if (with_dq) hopper_store_slopes(slopes, ds, compute_here(thread));
@@ -3680,7 +3517,7 @@ CF_DEVICE void hopper_backward_keys(const hopper_params &all, const tile &t, int
         hold_registers(dk[0]);
         hopper_release_rows(here, leader);
     }
-    hopper_finish_keys<HEAD>(dk, dv, p, thread);
+    finish_keys<HEAD, KEY_TILE>(dk, dv, p, thread, warp_key, 0);
 }
 
 template <typename T, int HEAD> CF_DEVICE void hopper_backward_block(const hopper_params &p) {
@@ -3709,247 +3546,12 @@ template <typename T, int HEAD> CF_DEVICE void hopper_backward_block(const hoppe
 }
 
 /* One block: 128 keys of one key head against all packed rows that see any of them, or a part of these, as
-   attention_backward_kernel; where p.dq_sums is NULL, another kernel computes dQ. Head size 128 has row tiles of 64,
-   head size 64 of 128. 161 or 162 KB of shared memory, one block an SM. */
+   attention_backward_kernel; where p.dq_sums is NULL, attention_dq_kernel computes dQ. Head size 128 has row tiles of
+   64, head size 64 of 128. 161 or 162 KB of shared memory, one block an SM. */
 template <typename T, int HEAD>
 __global__ void __launch_bounds__(CF_HOPPER ? HOPPER_THREADS : 32, 1)
     attention_backward_hopper_kernel(const __grid_constant__ hopper_params p) {
     if constexpr (CF_HOPPER) hopper_backward_block<T, HEAD>(p);
-}
-
-/* ---- dQ by itself, for the deterministic backward ---- */
-
-const int DQ_ROWS = 128; /* places for packed rows: two row tiles of head size 128, or one of head size 64 */
-
-template <int HEAD> struct hopper_dq_layout { /* of shared memory, in bytes; two stages of K and of V */
-    static const int TILE = HEAD / 64 * HALF_TILE, Q = 0, DOUT = Q + TILE, K = DOUT + TILE, V = K + 2 * TILE;
-    static const int BARRIERS = V + 2 * TILE, BYTES = BARRIERS + 128;
-};
-
-/* As in the forward; the barriers of stage s are 8 s bytes on. Q arrives with the first K, and dout with the first V.
-   */
-enum hopper_dq_barrier { DQ_K_FULL = 0, DQ_K_EMPTY = 16, DQ_V_FULL = 32, DQ_V_EMPTY = 48, DQ_TAIL = 64 };
-
-/* Where a warp's 16 rows are: row tile and place in it. */
-template <int HEAD> struct hopper_dq_rows {
-    static const int ROWS = hopper_backward_layout<HEAD>::ROWS, TILES = DQ_ROWS / ROWS;
-    int row_tile, place; /* of this block's, and in it */
-    int first, end;      /* packed rows of the slice: where the row tile begins, and ends */
-
-    CF_DEVICE hopper_dq_rows(const fused_params &p, const tile &t, int thread) {
-        row_tile = thread / 32 * 16 / ROWS;
-        place = thread / 32 * 16 % ROWS;
-        first = (t.block * TILES + row_tile) * p.row_rows;
-        end = lesser(t.q_length * p.group.by, first + p.row_rows);
-    }
-};
-
-/* One warp: Q and dout of the row tiles, then K and V of the keys, block by block. Where the last block is not whole,
-   its other rows become zeros before those who compute see them; rows of Q and dout harm none but their own dQ. */
-template <int HEAD>
-CF_DEVICE void hopper_load_keys(const hopper_params &all, const tile &t, int head, shared_address start) {
-    typedef hopper_dq_layout<HEAD> layout;
-    typedef hopper_dq_rows<HEAD> rows;
-    const fused_params &p = all.fused;
-    const int lane = (int)threadIdx.x % 32, rows_bytes = rows::TILES * p.row_rows * HEAD * 2;
-    for (int i = 0, n_blocks = t.end - t.begin; i < n_blocks; i++) {
-        const int stage = i & 1, key = (t.begin + i) * HOPPER_KEYS, n_keys = t.k_length - key;
-        for (int of_v = 0; of_v < 2; of_v++) {
-            const shared_address barriers = start + (shared_address)(layout::BARRIERS + 8 * stage);
-            const shared_address at = barriers + (shared_address)(of_v ? DQ_V_FULL : DQ_K_FULL);
-            const shared_address landed = n_keys < HOPPER_KEYS ? start + layout::BARRIERS + DQ_TAIL : at;
-            const shared_address to = start + (shared_address)((of_v ? layout::V : layout::K) + stage * layout::TILE);
-            if (lane == 0) {
-                mbarrier_wait(at + (DQ_K_EMPTY - DQ_K_FULL), (i >> 1 & 1) ^ 1);
-                mbarrier_arrive_expect(landed, layout::TILE + (i == 0 ? rows_bytes : 0));
-                for (int j = 0; i == 0 && j < rows::TILES; j++)
-                    copy_tile<rows::ROWS, HEAD>(
-                        start + (shared_address)((of_v ? layout::DOUT : layout::Q) + j * rows::ROWS * HEAD * 2),
-                        of_v ? &all.dout : &all.q, head * p.group.by,
-                        t.q_start + (t.block * rows::TILES + j) * p.row_tokens, landed);
-                copy_tile<128, HEAD>(to, of_v ? &all.v : &all.k, head, t.k_start + key, landed);
-            }
-            if (n_keys >= HOPPER_KEYS) continue;
-            __syncwarp();
-            mbarrier_wait(landed, of_v);
-            zero_rows<128, HEAD, 32>(to, n_keys, 128, lane);
-            __syncwarp();
-            if (lane == 0) mbarrier_arrive(at);
-        }
-    }
-}
-
-/* A warp's rows of dQ, scaled and rounded, by way of shared memory that is free by then. */
-template <typename T, int HEAD>
-CF_DEVICE void hopper_store_dq(const float (&dq)[HEAD / 8][4], const fused_params &p, const tile &t, int head,
-                               int thread, shared_address rows) {
-    const hopper_dq_rows<HEAD> at(p, t, thread);
-    const int warp_row = thread / 32 * 16, lane = thread % 32;
-    CF_UNROLL
-    for (int half = 0; half < 2; half++)
-        stage_row<T, HEAD>(dq, half, p.scale, rows, warp_row + 8 * half + lane / 4);
-    __syncwarp();
-    store_rows<HEAD, 16>(p.dq, p.group, p.n_chunks, t, head, at.first + at.place - warp_row, at.end, warp_row, rows);
-}
-
-template <int HEAD> CF_DEVICE float *dq_part(const fused_params &p, int head, int part) {
-    return p.part_sums + (head * p.n_parts + part) * (DQ_ROWS * HEAD);
-}
-
-/* A warpgroup's 64 rows against the keys of its tile, or part: one thread has all that is added to a number, in the
-   order of keys. While the product for dQ of one block of keys runs, the scores of the next are asked for; their mask
-   is worked out under dP. */
-template <typename T, int HEAD>
-CF_DEVICE void hopper_sum_dq(const hopper_params &all, const tile &t, int head, shared_address start) {
-    typedef hopper_dq_layout<HEAD> layout;
-    const int ROW_BLOCK = hopper_backward_layout<HEAD>::ROW_BLOCK;
-    const fused_params &p = all.fused;
-    const int thread = (int)threadIdx.x - (HOPPER_THREADS - HOPPER_CONSUMERS), lane = thread % 32;
-    const bool leader = lane == 0;
-    const hopper_dq_rows<HEAD> rows(p, t, thread);
-    const int first_row = rows.first + rows.place, last_row = t.q_length * p.group.by - 1;
-    const int full_begin = key_begin(p.visible, t, lesser(first_row + 15, last_row) / p.group);
-    const int full_end = key_end(p.visible, t, lesser(first_row, last_row) / p.group);
-    const shared_address barriers = start + layout::BARRIERS;
-    const int group = same_in_warp(thread / 128);
-    const uint64_t q = matrix_at(start + layout::Q + (shared_address)(group * 64 * HEAD * 2));
-    const uint64_t dout = matrix_step(q, layout::DOUT - layout::Q);
-    const uint64_t k = matrix_at(start + layout::K, HALF_TILE); /* the distance is for k along the rows only */
-    const uint64_t v = matrix_step(k, layout::V - layout::K);
-    float log_sum[2] = {INFINITY, INFINITY}, dot[2] = {0.0f, 0.0f};
-    float dq[1][HEAD / 8][4], s[1][16][4], dp[16][4];
-    uint32_t slopes[8][4];
-    clear(dq);
-    CF_UNROLL
-    for (int half = 0; half < 2 && rows.first < rows.end; half++) {
-        const float *stats = tile_stats(p, head, t.place + rows.row_tile) + rows.place + 8 * half + lane / 4;
-        log_sum[half] = stats[0];
-        dot[half] = stats[rows.ROWS];
-    }
-    for (int n = t.begin, turn = 0; n < t.end; n++, turn++) {
-        const int stage = turn & 1, parity = turn >> 1 & 1;
-        const shared_address here = barriers + (shared_address)(8 * stage);
-        mbarrier_wait(here + DQ_K_FULL, parity);
-        hopper_multiply<T, HEAD, ROW_BLOCK, HALF_TILE>(s[0], q, matrix_step(k, stage * layout::TILE), false);
-        wgmma_wait<1>();
-        hold_registers(dq[0]);
-        hold_registers(slopes);
-        if (leader && n > t.begin) mbarrier_arrive(barriers + (shared_address)(DQ_K_EMPTY + 8 - 8 * stage));
-        mbarrier_wait(here + DQ_V_FULL, parity);
-        CF_UNROLL
-        for (int j = 0; j < 16; j++) {
-            CF_UNROLL
-            for (int e = 0; e < 4; e++) dp[j][e] = -dot[e / 2];
-        }
-        hopper_multiply<T, HEAD, ROW_BLOCK, HALF_TILE>(dp, dout, matrix_step(v, stage * layout::TILE), true);
-        wgmma_wait<1>();
-        hold_registers(s[0]);
-        if (p.cap != 0.0f) cap_scores(s, p.scale_by_cap, p.cap);
-        if ((n + 1) * HOPPER_KEYS > full_end || n * HOPPER_KEYS < full_begin) {
-            int begins[1][2], ends[1][2];
-            row_bounds(begins, ends, p.visible, t, p.group, first_row);
-            hide_scores(s, begins, ends, n * HOPPER_KEYS + lane % 4 * 2);
-        }
-        if (p.cap != 0.0f) { /* only then dP is needed before the scores are exponentials */
-            wgmma_wait<0>();
-            hold_registers(dp);
-            hopper_bend(dp, s[0], p.inverse_cap);
-        }
-        CF_UNROLL
-        for (int j = 0; j < 16; j++) {
-            CF_UNROLL
-            for (int e = 0; e < 4; e++) s[0][j][e] = exp2_fast(s[0][j][e] * p.scale_log2 - log_sum[e / 2]);
-        }
-        keep_order();
-        wgmma_wait<0>();
-        hold_registers(dp);
-        if (leader) mbarrier_arrive(here + DQ_V_EMPTY);
-        hopper_slope(dp, s[0]);
-        pack_sums<T>(slopes, dp);
-        hold_registers(slopes);
-        hold_registers(dq[0]);
-        wgmma_fence();
-        hopper_add_values<T>(dq[0], slopes, matrix_step(k, stage * layout::TILE));
-    }
-    wgmma_wait<0>();
-    hold_registers(dq[0]);
-    CF_UNROLL
-    for (int j = 0; j < HEAD / 8; j++) { /* of a row that sees nothing, whatever Q and dout hold there */
-        CF_UNROLL
-        for (int e = 0; e < 4; e++)
-            if (log_sum[e / 2] == INFINITY) dq[0][j][e] = 0.0f;
-    }
-    if (t.part >= 0) {
-        store_part<HOPPER_CONSUMERS>(dq, dq_part<HEAD>(p, head, t.part), thread);
-        return;
-    }
-    named_barrier<1, HOPPER_CONSUMERS>(); /* all are done with Q */
-    hopper_store_dq<T, HEAD>(dq[0], p, t, head, thread, start + layout::Q);
-}
-
-template <typename T, int HEAD> CF_DEVICE void hopper_dq_block(const hopper_params &p) {
-    typedef hopper_dq_layout<HEAD> layout;
-    typedef hopper_dq_rows<HEAD> rows;
-    int head;
-    const tile t = find_work(p.fused.work, &head);
-    const shared_address start = shared_start(), barriers = start + layout::BARRIERS;
-    if (threadIdx.x == 0) {
-        init_stages(barriers + DQ_K_FULL, barriers + DQ_K_EMPTY);
-        init_stages(barriers + DQ_V_FULL, barriers + DQ_V_EMPTY);
-        mbarrier_init(barriers + DQ_TAIL, 1);
-        fence_mbarrier_init();
-    }
-    for (int i = 0; i < 2 * rows::TILES; i++) /* places that hold no whole token, of Q and of dout */
-        zero_rows<rows::ROWS, HEAD, HOPPER_THREADS>(start + (shared_address)(layout::Q + i * rows::ROWS * HEAD * 2),
-                                                    p.fused.row_rows, rows::ROWS, (int)threadIdx.x);
-    __syncthreads();
-    if (threadIdx.x < HOPPER_THREADS - HOPPER_CONSUMERS) {
-        give_registers_back<40>();
-        if (threadIdx.x < 32) hopper_load_keys<HEAD>(p, t, head, start);
-    } else {
-        take_registers<232>();
-        hopper_sum_dq<T, HEAD>(p, t, head, start);
-    }
-}
-
-/* One block: the row tiles of 128 places, of one key head, against all keys that they see, or a part of these. Every
-   sum has one order, and no block waits for another. 193 KB of shared memory (head size 64: 97), one block an SM. */
-template <typename T, int HEAD>
-__global__ void __launch_bounds__(CF_HOPPER ? HOPPER_THREADS : 32, 1)
-    attention_dq_hopper_kernel(const __grid_constant__ hopper_params p) {
-    if constexpr (CF_HOPPER) hopper_dq_block<T, HEAD>(p);
-}
-
-/* dQ of a split tile: what earlier blocks of keys left, then the sums of its parts, always in the same order, by
-   threads as in the kernel that computed them. */
-template <typename T, int HEAD>
-__global__ void __launch_bounds__(HOPPER_CONSUMERS) attention_join_dq_kernel(const __grid_constant__ fused_params p) {
-    int head;
-    const tile t = find_work(p.work, &head);
-    const int thread = (int)threadIdx.x;
-    const int carry = t.carried > 0 ? p.carry : 0, end = p.carry == CARRY_LOAD ? t.begin : t.end;
-    float dq[1][HEAD / 8][4];
-    if (p.carry == CARRY_LOAD && carry == 0) return; /* of another slice, which was done with its own keys */
-    clear(dq);
-    if (carry & CARRY_LOAD) {
-        CF_UNROLL
-        for (int j = 0; j < HEAD / 8; j++)
-            load_quad<HOPPER_CONSUMERS>(dq[0][j], carried_sums<DQ_ROWS, HEAD>(p, head, t.carried - 1), j, thread);
-    }
-    for (int part = t.begin; part < end; part++) {
-        CF_UNROLL
-        for (int j = 0; j < HEAD / 8; j++) {
-            float x[4];
-            load_quad<HOPPER_CONSUMERS>(x, dq_part<HEAD>(p, head, part), j, thread);
-            CF_UNROLL
-            for (int e = 0; e < 4; e++) dq[0][j][e] += x[e];
-        }
-    }
-    if (carry & CARRY_STORE) {
-        store_part<HOPPER_CONSUMERS>(dq, carried_sums<DQ_ROWS, HEAD>(p, head, t.carried - 1), thread);
-        return;
-    }
-    hopper_store_dq<T, HEAD>(dq[0], p, t, head, thread, shared_start());
 }
 
 /* ================================================================================================================
@@ -3962,15 +3564,14 @@ const int64_t UNFUSED_BYTES = (int64_t)64 << 20; /* ... and fewer where this man
 
 /* Scores of `rows` query tokens, from first_token on, of all heads of one group: (group, rows, ld), the first column
    being key first_key of the slice. */
-struct score_params {
+struct score_params : attention_views { /* at the block's first row, key and head */
     float *scores, *dprobs; /* q . k, dout . v */
     void *probs, *slopes;   /* P and dS, in the problem's type */
     int64_t ld;
     tile slice;
     mask visible;
     int32_t group, rows, first_token, first_key, n_keys, head_size;
-    view out, dout; /* at the slice's first row and the group's first head */
-    float *lse;     /* likewise */
+    float *lse; /* at the slice's first row and the group's first head */
     int64_t lse_stride;
     float scale, cap;
     view carried_rows; /* likewise, in fp32: what earlier blocks of keys left */
@@ -4036,10 +3637,11 @@ template <typename T>
 __global__ void __launch_bounds__(UNFUSED_THREADS) softmax_backward_kernel(const __grid_constant__ score_params p) {
     const int64_t at = row_of_warp();
     if (at >= (int64_t)p.group * p.rows) return;
-    const int lane = (int)threadIdx.x % 32, token = p.first_token + (int)(at % p.rows), head = (int)(at / p.rows);
+    const int lane = (int)threadIdx.x % 32, row = (int)(at % p.rows), head = (int)(at / p.rows);
+    const int token = p.first_token + row;
     const int begin = key_begin(p.visible, p.slice, token), end = key_end(p.visible, p.slice, token);
-    const T *out = reinterpret_cast<const T *>(p.out.data) + token * p.out.row + head * p.out.head;
-    const T *dout = reinterpret_cast<const T *>(p.dout.data) + token * p.dout.row + head * p.dout.head;
+    const T *out = reinterpret_cast<const T *>(p.out.data) + row * p.out.row + head * p.out.head;
+    const T *dout = reinterpret_cast<const T *>(p.dout.data) + row * p.dout.row + head * p.dout.head;
     float dot = 0.0f;
     for (int i = lane; i < p.head_size; i += 32) dot += to_float<T>(out[i]) * to_float<T>(dout[i]);
     dot = warp_sum(dot);
@@ -4054,13 +3656,14 @@ __global__ void __launch_bounds__(UNFUSED_THREADS) softmax_backward_kernel(const
     }
 }
 
-/* Carried sums, rounded, into the caller's rows; and, of the forward, their log-sums. One warp a row and head. */
+/* Carried sums, rounded, into the caller's rows; and, of the forward, their log-sums. Without sums: of no key, so zeros
+   and -inf. One warp a row and head. */
 struct round_params {
-    const float *sums, *sums_lse; /* (rows, heads, head size), (heads, rows) */
+    const float *sums, *sums_lse; /* (rows, heads, head size), (heads, rows); NULL: none */
     view to;                      /* in elements */
     float *lse;
-    int64_t lse_stride;
-    int32_t n_rows, n_heads, head_size;
+    int64_t lse_stride, n_rows;
+    int32_t n_heads, head_size;
 };
 
 template <typename T>
@@ -4069,26 +3672,10 @@ __global__ void __launch_bounds__(UNFUSED_THREADS) round_rows_kernel(const __gri
     if (row >= p.n_rows) return;
     const int lane = (int)threadIdx.x % 32;
     T *to = reinterpret_cast<T *>(p.to.data) + row * p.to.row + head * p.to.head;
-    for (int i = lane; i < p.head_size; i += 32) to[i] = from_float<T>(p.sums[at * p.head_size + i]);
-    if (p.lse != NULL && lane == 0) p.lse[head * p.lse_stride + row] = p.sums_lse[head * p.n_rows + row];
-}
-
-/* Zeros in `rows` rows of all heads; value into the same rows of lse, where given. */
-struct clear_params {
-    view rows;
-    float *lse;
-    int64_t lse_stride, n_rows;
-    int32_t n_heads, head_bytes;
-};
-
-__global__ void __launch_bounds__(UNFUSED_THREADS) clear_kernel(const __grid_constant__ clear_params p) {
-    const int64_t at = row_of_warp();
-    if (at >= p.n_rows * p.n_heads) return;
-    const int64_t row = at / p.n_heads, head = at % p.n_heads;
-    const int lane = (int)threadIdx.x % 32;
-    char *to = p.rows.data + row * p.rows.row + head * p.rows.head;
-    for (int i = lane * 16; i < p.head_bytes; i += 32 * 16) global_store_16(to + i, make_uint4(0, 0, 0, 0));
-    if (p.lse != NULL && lane == 0) p.lse[head * p.lse_stride + row] = -INFINITY;
+    for (int i = lane; i < p.head_size; i += 32)
+        to[i] = from_float<T>(p.sums != NULL ? p.sums[at * p.head_size + i] : 0.0f);
+    if (p.lse != NULL && lane == 0)
+        p.lse[head * p.lse_stride + row] = p.sums != NULL ? p.sums_lse[head * p.n_rows + row] : -INFINITY;
 }
 
 /* ================================================================================================================
@@ -4146,7 +3733,7 @@ cf_result launch(const char *name, int64_t blocks, int threads, size_t shared_by
         status = cudaFuncSetAttribute(KERNEL, cudaFuncAttributePreferredSharedMemoryCarveout,
                                       (int)cudaSharedmemCarveoutMaxShared);
     if (status == cudaSuccess) status = cudaLaunchKernelEx(&config, KERNEL, arguments);
-    return status == cudaSuccess ? CF_OK : fail_cuda(error, status, name);
+    return cuda_result(error, status, name);
 }
 
 /* A kernel that this device's code leaves out is empty, and has launch bounds that say so. CUDA would refuse the launch
@@ -4155,20 +3742,15 @@ template <typename K>
 cf_result check_code(K *kernel, int threads, const char *field, const char *why, cf_error *error) {
     cudaFuncAttributes attributes;
     const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
-    if (status != cudaSuccess) return fail_cuda(error, status, field);
+    if (status != cudaSuccess) return cuda_result(error, status, field);
     if (attributes.maxThreadsPerBlock >= threads) return CF_OK;
     return cf_fail(error, CF_ERROR_DEVICE, field, -1, threads, attributes.maxThreadsPerBlock, why);
 }
 
-/* A prepared problem as it lies in the caller's memory: the public record, then the arrays. */
-struct prepared {
-    cf_attention open;
-    problem inner;
-};
-
 struct call {
-    const prepared *problem_of;
+    const problem *of;
     const cf_attention_tensors *tensors;
+    bool backward;
     cf_cuda_stream stream;
     cf_error *error;
 };
@@ -4183,13 +3765,29 @@ view view_of(const cf_tensor &t, int64_t heads, int64_t head_size) {
     return v;
 }
 
+/* A forward has no gradients, whatever the caller has left there. */
+attention_views views_of(const call &c) {
+    const cf_attention_desc *d = &c.of->desc;
+    const cf_attention_tensors *x = c.tensors;
+    attention_views v = {};
+    v.q = view_of(x->q, d->n_heads, d->head_size);
+    v.k = view_of(x->k, d->n_kv_heads, d->head_size);
+    v.v = view_of(x->v, d->n_kv_heads, d->head_size);
+    v.out = view_of(x->out, d->n_heads, d->head_size);
+    if (!c.backward) return v;
+    v.dout = view_of(x->dout, d->n_heads, d->head_size);
+    v.dq = view_of(x->dq, d->n_heads, d->head_size);
+    v.dk = view_of(x->dk, d->n_kv_heads, d->head_size);
+    v.dv = view_of(x->dv, d->n_kv_heads, d->head_size);
+    return v;
+}
+
 /* ---- fused ---- */
 
 int fused_head(const problem *p) { return p->desc.head_size <= 64 ? 64 : p->desc.head_size <= 128 ? 128 : 256; }
 
 int64_t fused_n_tiles(const problem *p) {
-    return p->n_forward_tiles + p->n_row_tiles + p->n_key_tiles + p->backward.n_split + p->forward.n_split +
-           p->n_dq_tiles + p->dq.n_split;
+    return p->n_forward_tiles + p->n_row_tiles + p->n_all_key_tiles + p->backward.n_split + p->forward.n_split;
 }
 
 /* Tiles of so many packed rows whose sums are carried from block to block of keys, for one key head. */
@@ -4200,61 +3798,44 @@ int64_t carried_tiles(const problem *p, int64_t rows) {
     return n;
 }
 
-/* Device workspace of the forward: carried sums, which lie at the same place for a chunk and all of its blocks, then
-   the sums of parts of its tiles. */
-size_t forward_sums_bytes(const problem *p, int64_t n_tiles) {
-    const int floats = FORWARD_ROWS * fused_head(p) + 8 * FORWARD_THREADS; /* as forward_part_size */
-    return (size_t)p->desc.n_kv_heads * (size_t)n_tiles * (size_t)floats * sizeof(float);
+/* Where sums lie in a pass's device workspace, in bytes: carried ones, at the same place for a chunk and all of its
+   blocks, then those of parts of tiles. Before them the backward has two numbers a row; its sums of dQ are carried. */
+struct fused_workspace {
+    size_t carried, parts, bytes;
+};
+
+fused_workspace workspace_of(const problem *p, bool backward) {
+    const size_t heads = (size_t)p->desc.n_kv_heads, row_bytes = (size_t)fused_head(p) * sizeof(float);
+    const size_t forward_tile = FORWARD_ROWS * row_bytes + 8 * FORWARD_THREADS * sizeof(float); /* forward_part_size */
+    const size_t rows = (size_t)(p->n_sum_tiles * p->row_tile);
+    fused_workspace w = {0, 0, 0};
+    if (!backward) {
+        w.parts = heads * (size_t)carried_tiles(p, p->forward_rows) * forward_tile;
+        w.bytes = w.parts + heads * (size_t)p->forward.n_parts * forward_tile;
+        return w;
+    }
+    w.carried = align_up(heads * rows * 2 * sizeof(float), 256);
+    w.parts = w.carried + (p->desc.deterministic && !p->in_blocks ? 0 : heads * rows * row_bytes);
+    w.bytes = w.parts + heads * (size_t)p->backward.n_parts * 2 * (size_t)p->key_tile * row_bytes;
+    return w;
 }
 
-size_t fused_carried_bytes(const problem *p) { return forward_sums_bytes(p, carried_tiles(p, p->forward_rows)); }
-
-size_t fused_forward_bytes(const problem *p) {
-    return fused_carried_bytes(p) + forward_sums_bytes(p, p->forward.n_parts);
-}
-
-/* Device workspace of the backward: two numbers a row and the sums of dQ, both carried likewise, the sums of parts of
-   dQ tiles, the sums of parts of key tiles. */
-size_t fused_stats_bytes(const problem *p) {
-    return align_up((size_t)(p->desc.n_kv_heads * p->n_sum_tiles * p->row_tile * 2) * sizeof(float), 256);
-}
-
-size_t fused_sums_bytes(const problem *p) {
-    int64_t rows = p->n_sum_tiles * p->row_tile;
-    if (has_dq_tiles(p)) rows = carried_tiles(p, dq_rows(p)) * DQ_ROWS;
-    else if (p->desc.deterministic && !p->in_blocks) rows = 0;
-    return (size_t)(p->desc.n_kv_heads * rows * fused_head(p)) * sizeof(float);
-}
-
-size_t fused_dq_bytes(const problem *p) {
-    return (size_t)(p->desc.n_kv_heads * p->dq.n_parts * DQ_ROWS * fused_head(p)) * sizeof(float);
-}
-
-size_t fused_part_bytes(const problem *p) {
-    return (size_t)p->desc.n_kv_heads * (size_t)p->backward.n_parts * 2 * (size_t)p->key_tile *
-           (size_t)fused_head(p) * sizeof(float);
-}
-
-size_t fused_backward_bytes(const problem *p) {
-    return fused_stats_bytes(p) + fused_sums_bytes(p) + fused_dq_bytes(p) + fused_part_bytes(p);
-}
+size_t fused_bytes(const problem *p, bool backward) { return workspace_of(p, backward).bytes; }
 
 /* What a call does with carried sums. */
 int32_t carry_of(const call &c) {
-    const problem *p = &c.problem_of->inner;
-    if (!p->in_blocks) return 0;
-    return p->is_block ? CARRY_LOAD | CARRY_STORE : c.tensors->finish ? CARRY_LOAD : CARRY_STORE;
+    if (!c.of->in_blocks) return 0;
+    return c.of->is_block ? CARRY_LOAD | CARRY_STORE : c.tensors->finish ? CARRY_LOAD : CARRY_STORE;
 }
 
 fused_params fused_of(const call &c) {
-    const problem *p = &c.problem_of->inner;
+    const problem *p = c.of;
     const cf_attention_desc *d = &p->desc;
     const cf_attention_tensors *x = c.tensors;
+    const fused_workspace at = workspace_of(p, c.backward);
+    char *const memory = static_cast<char *>(x->workspace);
     fused_params f = {};
-    f.q = view_of(x->q, d->n_heads, d->head_size);
-    f.k = view_of(x->k, d->n_kv_heads, d->head_size);
-    f.v = view_of(x->v, d->n_kv_heads, d->head_size);
-    f.out = view_of(x->out, d->n_heads, d->head_size);
+    static_cast<attention_views &>(f) = views_of(c);
     f.lse = x->lse;
     f.lse_stride = x->lse_stride != 0 ? x->lse_stride : p->rows_q;
     f.visible = p->visible;
@@ -4268,48 +3849,45 @@ fused_params fused_of(const call &c) {
     f.row_tile = p->row_tile, f.row_tokens = p->row_tokens, f.row_rows = p->row_rows;
     f.forward_rows = p->forward_rows;
     f.carry = carry_of(c);
-    return f;
-}
-
-/* The same with what the forward's sums need. */
-fused_params fused_forward_of(const call &c) {
-    const problem *p = &c.problem_of->inner;
-    fused_params f = fused_of(c);
-    f.carried = static_cast<float *>(c.tensors->workspace);
-    f.n_carried = carried_tiles(p, p->forward_rows);
-    f.part_sums = f.carried + fused_carried_bytes(p) / sizeof(float);
-    f.n_parts = p->forward.n_parts;
+    f.carried = reinterpret_cast<float *>(memory + at.carried);
+    f.n_carried = c.backward ? p->n_sum_tiles : carried_tiles(p, p->forward_rows);
+    f.part_sums = reinterpret_cast<float *>(memory + at.parts);
+    f.n_parts = (c.backward ? p->backward : p->forward).n_parts;
+    if (!c.backward) return f;
+    f.q_tile = p->row_tokens * f.q.row * 2;
+    f.dout_tile = p->row_tokens * f.dout.row * 2;
+    f.n_row_tiles = p->n_sum_tiles;
+    f.stats = reinterpret_cast<float *>(memory);
+    if (!d->deterministic) f.dq_sums = f.carried;
+    f.overwrite = x->overwrite != 0;
     return f;
 }
 
 /* The lists of tiles on the device, in the order of fill_all_tiles; those of keys are of one turn. */
 struct tile_lists {
-    work_order forward, rows, keys, split_keys, split_forward, dq, split_dq;
+    work_order forward, rows, keys, split_keys, split_forward;
 };
 
 /* The part of a list of key tiles that is one turn's; without those that have no work, unless they are wanted. */
 work_order order_turn(const call &c, const tile *all, int64_t n_tiles, int32_t turn, bool idle) {
-    const problem *p = &c.problem_of->inner;
-    const tile *const here = static_cast<const tile *>(c.problem_of->open.tiles);
+    const tile *const here = static_cast<const tile *>(c.of->tiles);
     const tile *const begin = here + (all - static_cast<const tile *>(c.tensors->tiles)), *const end = begin + n_tiles;
     const tile *const first = std::partition_point(begin, end, [&](const tile &t) { return t.turn < turn; });
     const tile *const past = std::partition_point(
         first, end, [&](const tile &t) { return t.turn == turn && (idle || t.begin < t.end); });
-    return order_work(all + (first - begin), past - first, p->desc.n_kv_heads, p->backward.section);
+    return order_work(all + (first - begin), past - first, c.of->desc.n_kv_heads, c.of->backward.section);
 }
 
 tile_lists lists_of(const call &c, int32_t turn = 0) {
-    const problem *p = &c.problem_of->inner;
+    const problem *p = c.of;
     const int64_t heads = p->desc.n_kv_heads;
     const tile *at = static_cast<const tile *>(c.tensors->tiles);
     tile_lists l;
     l.forward = order_work(at, p->n_forward_tiles, heads, p->forward.section);
     l.rows = order_work(at += p->n_forward_tiles, p->n_row_tiles, heads, p->forward.section);
-    l.keys = order_turn(c, at += p->n_row_tiles, p->n_key_tiles, turn, c.tensors->overwrite != 0);
-    l.split_keys = order_turn(c, at += p->n_key_tiles, p->backward.n_split, turn, true);
-    l.split_forward = order_work(at += p->backward.n_split, p->forward.n_split, heads, p->forward.section);
-    l.dq = order_work(at += p->forward.n_split, p->n_dq_tiles, heads, p->dq.section);
-    l.split_dq = order_work(at + p->n_dq_tiles, p->dq.n_split, heads, p->dq.section);
+    l.keys = order_turn(c, at += p->n_row_tiles, p->n_all_key_tiles, turn, c.tensors->overwrite != 0);
+    l.split_keys = order_turn(c, at += p->n_all_key_tiles, p->backward.n_split, turn, true);
+    l.split_forward = order_work(at + p->backward.n_split, p->forward.n_split, heads, p->forward.section);
     return l;
 }
 
@@ -4322,110 +3900,100 @@ cf_result launch_tiles(const char *name, const work_order &work, int threads, in
     return launch<KERNEL>(name, work.n_blocks, threads, (size_t)shared_bytes, c.stream, c.error, with_work);
 }
 
+template <typename T, int HEAD, int THREADS>
+cf_result combine(const call &c, const tile_lists &lists, const fused_params &f) {
+    return launch_tiles<attention_combine_kernel<T, HEAD, THREADS>>("attention_combine", lists.split_forward, THREADS,
+                                                                    FORWARD_ROWS * HEAD * 2, c, f);
+}
+
 template <typename T, int HEAD> cf_result fused_forward_as(const call &c) {
     const int THREADS = FORWARD_THREADS_OF<HEAD>;
     const tile_lists lists = lists_of(c);
-    const fused_params f = fused_forward_of(c);
+    const fused_params f = fused_of(c);
     cf_result code = CF_OK;
     if (f.carry != CARRY_LOAD)
         code = launch_tiles<attention_forward_kernel<T, HEAD>>("attention_forward", lists.forward, THREADS,
                                                                forward_layout<HEAD>::BYTES, c, f);
-    return code != CF_OK ? code
-                         : launch_tiles<attention_combine_kernel<T, HEAD, THREADS>>(
-                             "attention_combine", lists.split_forward, THREADS, FORWARD_ROWS * HEAD * 2, c, f);
+    return code == CF_OK ? combine<T, HEAD, THREADS>(c, lists, f) : code;
 }
 
-/* All kernels of a backward, for one shape of its tiles. Of several blocks of keys the first needs the rows' numbers,
-   and the last one rounds the sums. */
-template <typename T, int HEAD, int ROWS, int KEYS, int STAGES>
-cf_result launch_backward(const call &c, const fused_params &f) {
+/* All kernels of a backward, for one shape of its tiles; launch_keys launches the one of key tiles, whose warps have
+   sums of KEY_TILES times 16 keys, and of ROW_TILES times 16 rows. Of several blocks of keys the first needs the rows'
+   numbers, and the last one rounds the sums. */
+template <typename T, int HEAD, int ROWS, int KEYS, int KEY_TILES, int ROW_TILES, typename F>
+cf_result launch_backward(const call &c, const fused_params &f, F launch_keys) {
     const tile_lists l = lists_of(c);
-    const bool deterministic = c.problem_of->inner.desc.deterministic != 0;
-    constexpr auto kernel = attention_backward_kernel<T, HEAD, ROWS, KEYS, STAGES>;
+    const bool deterministic = c.of->desc.deterministic != 0;
     fused_params sums = f;
     cf_result code = CF_OK;
     sums.sums_of_tile = deterministic ? 0 : ROWS * HEAD;
-    if (IS_SMALL<HEAD, ROWS, KEYS>)
-        code = check_code(kernel, BACKWARD_THREADS, "arch", "code for sm_90a has no tiles for so little memory",
-                          c.error);
-    if (code == CF_OK && (f.carry & CARRY_LOAD) == 0)
+    if ((f.carry & CARRY_LOAD) == 0)
         code = launch_tiles<attention_stats_kernel<T>>("attention_stats", l.rows, STATS_THREADS, 0, c, sums);
-    for (int32_t turn = 0; turn < c.problem_of->inner.n_turns && f.carry != CARRY_LOAD && code == CF_OK; turn++) {
+    for (int32_t turn = 0; turn < c.of->n_turns && f.carry != CARRY_LOAD && code == CF_OK; turn++) {
         const tile_lists of_turn = lists_of(c, turn);
-        code = launch_tiles<kernel>("attention_backward", of_turn.keys, BACKWARD_THREADS,
-                                    backward_layout<HEAD, ROWS, KEYS, STAGES>::BYTES, c, f);
+        code = launch_keys(of_turn.keys);
         if (code == CF_OK)
-            code = launch_tiles<attention_join_kernel<HEAD, KEYS, KEYS / 64>>("attention_join", of_turn.split_keys,
+            code = launch_tiles<attention_join_kernel<HEAD, KEYS, KEY_TILES>>("attention_join", of_turn.split_keys,
                                                                               JOIN_THREADS, 0, c, f);
     }
     if (code != CF_OK || (f.carry & CARRY_STORE && !deterministic)) return code;
     if (deterministic)
         return launch_tiles<attention_dq_kernel<T, HEAD, ROWS>>("attention_dq", l.rows, 2 * ROWS,
                                                                 dq_layout<HEAD, ROWS>::BYTES, c, f);
-    return launch_tiles<attention_round_dq_kernel<T, HEAD, ROWS, 2>>("attention_round_dq", l.rows, BACKWARD_THREADS,
-                                                                     ROWS * HEAD * 2, c, f);
+    return launch_tiles<attention_round_dq_kernel<T, HEAD, ROWS, ROW_TILES>>(
+        "attention_round_dq", l.rows, BACKWARD_THREADS, ROWS * HEAD * 2, c, f);
+}
+
+template <typename T, int HEAD, int ROWS, int KEYS, int STAGES>
+cf_result fused_backward_of_shape(const call &c, const fused_params &f) {
+    constexpr auto kernel = attention_backward_kernel<T, HEAD, ROWS, KEYS, STAGES>;
+    if (IS_SMALL<HEAD, ROWS, KEYS>) {
+        const cf_result code = check_code(kernel, BACKWARD_THREADS, "arch",
+                                          "code for sm_90a has no tiles for so little memory", c.error);
+        if (code != CF_OK) return code;
+    }
+    return launch_backward<T, HEAD, ROWS, KEYS, KEYS / 64, 2>(c, f, [&](const work_order &keys) {
+        return launch_tiles<kernel>("attention_backward", keys, BACKWARD_THREADS,
+                                    backward_layout<HEAD, ROWS, KEYS, STAGES>::BYTES, c, f);
+    });
 }
 
 /* The rows of a tile are found by 32-bit numbers, in units of 8 elements. */
-cf_result check_tile_span(const problem *p, const view &rows, const char *name, cf_error *error) {
-    const int64_t span = (p->row_tokens - 1) * rows.row + (p->group - 1) * rows.head, most = (int64_t)1 << 35;
-    if (span < most) return CF_OK;
-    return cf_fail(error, CF_ERROR_LIMIT, name, -1, most, span, "strides too large for this path: the rows of a tile");
-}
-
-/* What a backward's kernels are told besides. */
-cf_result fused_backward_of(const call &c, fused_params *to) {
-    const problem *p = &c.problem_of->inner;
-    const cf_attention_desc *d = &p->desc;
-    const cf_attention_tensors *x = c.tensors;
-    char *memory = static_cast<char *>(x->workspace);
-    fused_params &f = *to;
-    f = fused_of(c);
-    f.dout = view_of(x->dout, d->n_heads, d->head_size);
-    f.dq = view_of(x->dq, d->n_heads, d->head_size);
-    f.q_tile = p->row_tokens * f.q.row * 2;
-    f.dout_tile = p->row_tokens * f.dout.row * 2;
-    f.n_row_tiles = p->n_sum_tiles;
-    f.stats = reinterpret_cast<float *>(memory);
-    if (!d->deterministic) f.dq_sums = reinterpret_cast<float *>(memory + fused_stats_bytes(p));
-    f.carried = reinterpret_cast<float *>(memory + fused_stats_bytes(p)); /* instead, of a dQ by itself */
-    f.n_carried = has_dq_tiles(p) ? carried_tiles(p, dq_rows(p)) : p->n_sum_tiles;
-    f.part_sums = reinterpret_cast<float *>(memory + fused_stats_bytes(p) + fused_sums_bytes(p) + fused_dq_bytes(p));
-    f.n_parts = p->backward.n_parts;
-    const view dk = view_of(x->dk, d->n_kv_heads, d->head_size), dv = view_of(x->dv, d->n_kv_heads, d->head_size);
-    f.dk = reinterpret_cast<float *>(dk.data);
-    f.dv = reinterpret_cast<float *>(dv.data);
-    f.dk_row = dk.row, f.dk_head = dk.head, f.dv_row = dv.row, f.dv_head = dv.head;
-    f.overwrite = x->overwrite != 0;
-    const cf_result code = check_tile_span(p, f.q, "q", c.error);
-    return code != CF_OK ? code : check_tile_span(p, f.dout, "dout", c.error);
+cf_result check_tile_spans(const call &c, const attention_views &of) {
+    const int64_t most = (int64_t)1 << 35;
+    for (const view *rows : {&of.q, &of.dout}) {
+        const int64_t span = (c.of->row_tokens - 1) * rows->row + (c.of->group - 1) * rows->head;
+        if (span >= most)
+            return cf_fail(c.error, CF_ERROR_LIMIT, rows == &of.q ? "q" : "dout", -1, most, span,
+                           "strides too large for this path: the rows of a tile");
+    }
+    return CF_OK;
 }
 
 template <typename T> cf_result fused_backward_as(const call &c) {
-    const problem *p = &c.problem_of->inner;
-    fused_params f;
-    const cf_result code = fused_backward_of(c, &f);
+    const problem *p = c.of;
+    const fused_params f = fused_of(c);
+    const cf_result code = check_tile_spans(c, f);
     if (code != CF_OK) return code;
     if (fused_head(p) == 64)
-        return p->row_tile == LARGE_ROW_TILE ? launch_backward<T, 64, LARGE_ROW_TILE, KEY_TILE, 2>(c, f)
-                                             : launch_backward<T, 64, ROW_TILE, KEY_TILE, 2>(c, f);
-    if (fused_head(p) == 256) return launch_backward<T, 256, ROW_TILE, SMALL_KEY_TILE, 1>(c, f);
-    return p->key_tile == KEY_TILE ? launch_backward<T, 128, ROW_TILE, KEY_TILE, 2>(c, f)
-                                   : launch_backward<T, 128, ROW_TILE, SMALL_KEY_TILE, 1>(c, f);
+        return p->row_tile == LARGE_ROW_TILE ? fused_backward_of_shape<T, 64, LARGE_ROW_TILE, KEY_TILE, 2>(c, f)
+                                             : fused_backward_of_shape<T, 64, ROW_TILE, KEY_TILE, 2>(c, f);
+    if (fused_head(p) == 256) return fused_backward_of_shape<T, 256, ROW_TILE, SMALL_KEY_TILE, 1>(c, f);
+    return p->key_tile == KEY_TILE ? fused_backward_of_shape<T, 128, ROW_TILE, KEY_TILE, 2>(c, f)
+                                   : fused_backward_of_shape<T, 128, ROW_TILE, SMALL_KEY_TILE, 1>(c, f);
 }
 
-cf_result fused_forward(const call &c) {
-    const bool bf16 = c.problem_of->inner.desc.dtype == CF_DTYPE_BF16;
-    switch (fused_head(&c.problem_of->inner)) {
-        case 64: return bf16 ? fused_forward_as<__nv_bfloat16, 64>(c) : fused_forward_as<__half, 64>(c);
-        case 128: return bf16 ? fused_forward_as<__nv_bfloat16, 128>(c) : fused_forward_as<__half, 128>(c);
-        default: return bf16 ? fused_forward_as<__nv_bfloat16, 256>(c) : fused_forward_as<__half, 256>(c);
+template <typename T> cf_result fused_as(const call &c) {
+    if (c.backward) return fused_backward_as<T>(c);
+    switch (fused_head(c.of)) {
+        case 64: return fused_forward_as<T, 64>(c);
+        case 128: return fused_forward_as<T, 128>(c);
+        default: return fused_forward_as<T, 256>(c);
     }
 }
 
-cf_result fused_backward(const call &c) {
-    const bool bf16 = c.problem_of->inner.desc.dtype == CF_DTYPE_BF16;
-    return bf16 ? fused_backward_as<__nv_bfloat16>(c) : fused_backward_as<__half>(c);
+cf_result run_fused(const call &c) {
+    return c.of->desc.dtype == CF_DTYPE_BF16 ? fused_as<__nv_bfloat16>(c) : fused_as<__half>(c);
 }
 
 /* ---- hopper ---- */
@@ -4442,7 +4010,7 @@ cf_result find_encode(encode_fn *to, cf_error *error) {
 #else
     const cudaError_t status = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found);
 #endif
-    if (status != cudaSuccess) return fail_cuda(error, status, "cuTensorMapEncodeTiled");
+    if (status != cudaSuccess) return cuda_result(error, status, "cuTensorMapEncodeTiled");
     if (found != cudaDriverEntryPointSuccess || function == NULL)
         return cf_fail(error, CF_ERROR_DEVICE, "cuTensorMapEncodeTiled", -1, cudaDriverEntryPointSuccess, found,
                        "the driver does not have it");
@@ -4453,7 +4021,7 @@ cf_result find_encode(encode_fn *to, cf_error *error) {
 /* Boxes of 64 columns, all or one of some heads, and rows. Nothing for an array without rows: no tile asks for them. */
 cf_result make_map(const call &c, encode_fn encode, const view &of, int64_t heads, int64_t rows, int64_t box_heads,
                    int64_t box_rows, const char *name, CUtensorMap *map) {
-    const cf_attention_desc *d = &c.problem_of->inner.desc;
+    const cf_attention_desc *d = &c.of->desc;
     const cuuint64_t size[3] = {(cuuint64_t)d->head_size, (cuuint64_t)heads, (cuuint64_t)rows};
     const cuuint64_t strides[2] = {(cuuint64_t)of.head * 2, (cuuint64_t)of.row * 2};
     const cuuint32_t box[3] = {64, (cuuint32_t)box_heads, (cuuint32_t)box_rows}, steps[3] = {1, 1, 1};
@@ -4470,24 +4038,52 @@ cf_result make_map(const call &c, encode_fn encode, const view &of, int64_t head
                    "cuTensorMapEncodeTiled refused this array");
 }
 
-typedef void hopper_kernel(hopper_params);
+const char *const NO_HOPPER_CODE = "this program has no code for sm_90a";
 
-cf_result check_hopper_code(hopper_kernel *kernel, cf_error *error) {
-    return check_code(kernel, HOPPER_THREADS, "path", "this program has no code for sm_90a", error);
-}
-
-/* The maps of a pass: Q, and in the backward dout, in boxes of box_rows packed rows. */
-cf_result make_maps(const call &c, int64_t box_rows, bool backward, hopper_params *h) {
-    const problem *p = &c.problem_of->inner;
-    const int64_t heads = p->desc.n_heads, kv = p->desc.n_kv_heads, tokens = box_rows / p->group;
+/* The maps of a pass: Q, and in the backward dout, in boxes of a tile's rows. */
+cf_result make_maps(const call &c, hopper_params *h) {
+    const problem *p = c.of;
+    const int64_t heads = p->desc.n_heads, kv = p->desc.n_kv_heads;
+    const int64_t tokens = (c.backward ? p->row_rows : p->forward_rows) / p->group;
     encode_fn encode = NULL;
     cf_result code = find_encode(&encode, c.error);
     if (code == CF_OK) code = make_map(c, encode, h->fused.q, heads, p->rows_q, p->group, tokens, "q", &h->q);
     if (code == CF_OK) code = make_map(c, encode, h->fused.k, kv, p->rows_k, 1, HOPPER_KEYS, "k", &h->k);
     if (code == CF_OK) code = make_map(c, encode, h->fused.v, kv, p->rows_k, 1, HOPPER_KEYS, "v", &h->v);
-    if (code == CF_OK && backward)
+    if (code == CF_OK && c.backward)
         code = make_map(c, encode, h->fused.dout, heads, p->rows_q, p->group, tokens, "dout", &h->dout);
     return code;
+}
+
+/* The count of tiles that persistent blocks have taken comes after the sums of parts. */
+size_t hopper_bytes(const problem *p, bool backward) {
+    return backward ? fused_bytes(p, true) : align_up(fused_bytes(p, false), 256) + 256;
+}
+
+/* Where blocks are persistent, there are at most as many as processors, and nothing is taken yet. */
+cf_result prepare_taking(const call &c, hopper_params *h, int64_t *n_blocks) {
+    if (*n_blocks > INT32_MAX - MOST_PROCESSORS)
+        return cf_fail(c.error, CF_ERROR_LIMIT, "attention_forward", -1, INT32_MAX - MOST_PROCESSORS, *n_blocks,
+                       "too many tiles");
+    *n_blocks = std::min(*n_blocks, c.of->desc.n_processors);
+    h->taken = reinterpret_cast<int *>(static_cast<char *>(c.tensors->workspace) + hopper_bytes(c.of, false) - 256);
+    return cuda_result(c.error, cudaMemsetAsync(h->taken, 0, sizeof *h->taken, c.stream), "attention_forward");
+}
+
+template <typename T, int HEAD, bool PERSISTENT> cf_result launch_hopper_forward(const call &c) {
+    constexpr auto kernel = attention_forward_hopper_kernel<T, HEAD, PERSISTENT>;
+    const tile_lists lists = lists_of(c);
+    hopper_params h = {};
+    h.fused = fused_of(c);
+    h.fused.work = lists.forward;
+    int64_t n_blocks = h.fused.carry != CARRY_LOAD ? lists.forward.n_blocks : 0;
+    cf_result code = check_code(kernel, HOPPER_THREADS, "path", NO_HOPPER_CODE, c.error);
+    if (code == CF_OK) code = make_maps(c, &h);
+    if (code == CF_OK && PERSISTENT) code = prepare_taking(c, &h, &n_blocks);
+    if (code == CF_OK)
+        code = launch<kernel>("attention_forward", n_blocks, HOPPER_THREADS, hopper_forward_layout<HEAD>::BYTES,
+                              c.stream, c.error, h);
+    return code == CF_OK ? combine<T, HEAD, HOPPER_CONSUMERS>(c, lists, h.fused) : code;
 }
 
 /* Whether the forward is the persistent one: one choice for all threads, for measurements and tests alone. */
@@ -4497,119 +4093,39 @@ bool is_persistent = true;
 const bool is_persistent = true;
 #endif
 
-/* The count of tiles that persistent blocks have taken comes after the sums of parts. */
-size_t hopper_forward_bytes(const problem *p) {
-    return is_persistent ? align_up(fused_forward_bytes(p), 256) + 256 : fused_forward_bytes(p);
-}
-
-/* Where blocks are persistent, there are at most as many as processors, and nothing is taken yet. */
-cf_result prepare_taking(const call &c, hopper_params *h, int64_t *n_blocks) {
-    const problem *p = &c.problem_of->inner;
-    if (!is_persistent) return CF_OK;
-    if (c.problem_of->open.forward_bytes < hopper_forward_bytes(p))
-        return cf_fail(c.error, CF_ERROR_SPACE, "forward_bytes", -1, (int64_t)hopper_forward_bytes(p),
-                       (int64_t)c.problem_of->open.forward_bytes, "prepared for another forward");
-    if (*n_blocks > INT32_MAX - MOST_PROCESSORS)
-        return cf_fail(c.error, CF_ERROR_LIMIT, "attention_forward", -1, INT32_MAX - MOST_PROCESSORS, *n_blocks,
-                       "too many tiles");
-    *n_blocks = std::min(*n_blocks, p->desc.n_processors);
-    h->taken = reinterpret_cast<int *>(static_cast<char *>(c.tensors->workspace) + hopper_forward_bytes(p) - 256);
-    const cudaError_t status = cudaMemsetAsync(h->taken, 0, sizeof *h->taken, c.stream);
-    return status == cudaSuccess ? CF_OK : fail_cuda(c.error, status, "attention_forward");
-}
-
-template <typename T, int HEAD, bool PERSISTENT> cf_result launch_hopper_forward(const call &c) {
-    constexpr auto kernel = attention_forward_hopper_kernel<T, HEAD, PERSISTENT>;
-    const problem *p = &c.problem_of->inner;
-    const tile_lists lists = lists_of(c);
-    hopper_params h = {};
-    h.fused = fused_forward_of(c);
-    h.fused.work = lists.forward;
-    int64_t n_blocks = h.fused.carry != CARRY_LOAD ? lists.forward.n_blocks : 0;
-    cf_result code = check_hopper_code(kernel, c.error);
-    if (code == CF_OK) code = make_maps(c, p->forward_rows, false, &h);
-    if (code == CF_OK) code = prepare_taking(c, &h, &n_blocks);
-    if (code == CF_OK)
-        code = launch<kernel>("attention_forward", n_blocks, HOPPER_THREADS, hopper_forward_layout<HEAD>::BYTES,
-                              c.stream, c.error, h);
-    return code != CF_OK ? code
-                         : launch_tiles<attention_combine_kernel<T, HEAD, HOPPER_CONSUMERS>>(
-                             "attention_combine", lists.split_forward, HOPPER_CONSUMERS, FORWARD_ROWS * HEAD * 2, c,
-                             h.fused);
-}
-
 template <typename T, int HEAD> cf_result hopper_forward_as(const call &c) {
     if constexpr (WITH_VARIANTS)
         if (!is_persistent) return launch_hopper_forward<T, HEAD, false>(c);
     return launch_hopper_forward<T, HEAD, true>(c);
 }
 
-/* dQ by itself: row tiles with all their keys, then the parts of those that were split. */
-template <typename T, int HEAD> cf_result launch_hopper_dq(const call &c, const tile_lists &l, hopper_params *h) {
-    const problem *p = &c.problem_of->inner;
-    h->fused.work = l.dq;
-    h->fused.n_parts = p->dq.n_parts;
-    h->fused.part_sums = h->fused.carried + fused_sums_bytes(p) / sizeof(float);
-    cf_result code = CF_OK;
-    if (h->fused.carry != CARRY_LOAD)
-        code = launch<attention_dq_hopper_kernel<T, HEAD>>("attention_dq", l.dq.n_blocks, HOPPER_THREADS,
-                                                           hopper_dq_layout<HEAD>::BYTES, c.stream, c.error, *h);
-    return code != CF_OK ? code
-                         : launch_tiles<attention_join_dq_kernel<T, HEAD>>("attention_join_dq", l.split_dq,
-                                                                           HOPPER_CONSUMERS, DQ_ROWS * HEAD * 2, c,
-                                                                           h->fused);
-}
-
-/* As launch_backward. */
 template <typename T, int HEAD> cf_result hopper_backward_as(const call &c) {
     typedef hopper_backward_layout<HEAD> layout;
-    const problem *p = &c.problem_of->inner;
-    const tile_lists l = lists_of(c);
-    const bool deterministic = p->desc.deterministic != 0;
     constexpr auto kernel = attention_backward_hopper_kernel<T, HEAD>;
     hopper_params h = {};
-    cf_result code = fused_backward_of(c, &h.fused);
-    if (code == CF_OK) code = check_hopper_code(kernel, c.error);
-    if (code == CF_OK) code = make_maps(c, p->row_rows, true, &h);
-    h.fused.sums_of_tile = deterministic ? 0 : layout::ROWS * HEAD;
-    const int32_t carry = h.fused.carry;
-    if (code == CF_OK && (carry & CARRY_LOAD) == 0)
-        code = launch_tiles<attention_stats_kernel<T>>("attention_stats", l.rows, STATS_THREADS, 0, c, h.fused);
-    for (int32_t turn = 0; turn < p->n_turns && carry != CARRY_LOAD && code == CF_OK; turn++) {
-        const tile_lists of_turn = lists_of(c, turn);
-        h.fused.work = of_turn.keys;
-        code = launch<kernel>("attention_backward", of_turn.keys.n_blocks, HOPPER_THREADS, layout::BYTES, c.stream,
-                              c.error, h);
-        if (code == CF_OK)
-            code = launch_tiles<attention_join_kernel<HEAD, KEY_TILE, 1>>("attention_join", of_turn.split_keys,
-                                                                          JOIN_THREADS, 0, c, h.fused);
-    }
-    if (code != CF_OK || (carry & CARRY_STORE && !deterministic)) return code;
-    if (deterministic) return launch_hopper_dq<T, HEAD>(c, l, &h);
-    return launch_tiles<attention_round_dq_kernel<T, HEAD, layout::ROWS, 1>>("attention_round_dq", l.rows,
-                                                                             BACKWARD_THREADS, layout::ROWS * HEAD * 2,
-                                                                             c, h.fused);
+    h.fused = fused_of(c);
+    cf_result code = check_tile_spans(c, h.fused);
+    if (code == CF_OK) code = check_code(kernel, HOPPER_THREADS, "path", NO_HOPPER_CODE, c.error);
+    if (code == CF_OK) code = make_maps(c, &h);
+    if (code != CF_OK) return code;
+    return launch_backward<T, HEAD, layout::ROWS, KEY_TILE, 1, 1>(c, h.fused, [&](const work_order &keys) {
+        h.fused.work = keys;
+        return launch<kernel>("attention_backward", keys.n_blocks, HOPPER_THREADS, layout::BYTES, c.stream, c.error, h);
+    });
 }
 
-cf_result hopper_forward(const call &c) {
-    const problem *p = &c.problem_of->inner;
-    if (p->desc.dtype == CF_DTYPE_BF16)
-        return fused_head(p) == 64 ? hopper_forward_as<__nv_bfloat16, 64>(c) : hopper_forward_as<__nv_bfloat16, 128>(c);
-    return fused_head(p) == 64 ? hopper_forward_as<__half, 64>(c) : hopper_forward_as<__half, 128>(c);
+template <typename T> cf_result hopper_as(const call &c) {
+    if (fused_head(c.of) == 64) return c.backward ? hopper_backward_as<T, 64>(c) : hopper_forward_as<T, 64>(c);
+    return c.backward ? hopper_backward_as<T, 128>(c) : hopper_forward_as<T, 128>(c);
 }
 
-cf_result hopper_backward(const call &c) {
-    const problem *p = &c.problem_of->inner;
-    if (p->desc.dtype == CF_DTYPE_BF16)
-        return fused_head(p) == 64 ? hopper_backward_as<__nv_bfloat16, 64>(c)
-                                   : hopper_backward_as<__nv_bfloat16, 128>(c);
-    return fused_head(p) == 64 ? hopper_backward_as<__half, 64>(c) : hopper_backward_as<__half, 128>(c);
+cf_result run_hopper(const call &c) {
+    return c.of->desc.dtype == CF_DTYPE_BF16 ? hopper_as<__nv_bfloat16>(c) : hopper_as<__half>(c);
 }
 
 /* ---- unfused ---- */
 
 cf_result check_unfused(const problem *, cf_error *) { return CF_OK; }
-int64_t unfused_n_tiles(const problem *) { return 0; }
 
 int64_t number_bytes(const problem *p) { return p->desc.dtype == CF_DTYPE_FP32 ? 4 : 2; }
 int64_t scores_ld(const problem *p) { return (std::max<int64_t>(1, p->longest_k) + 7) / 8 * 8; }
@@ -4633,19 +4149,15 @@ size_t unfused_block_bytes(const problem *p) {
     return unfused_scores_bytes(p, 4) + unfused_scores_bytes(p, number_bytes(p));
 }
 
-size_t unfused_forward_bytes(const problem *p) { return unfused_carried_bytes(p) + unfused_block_bytes(p); }
-size_t unfused_backward_bytes(const problem *p) { return unfused_carried_bytes(p) + 2 * unfused_block_bytes(p); }
+size_t unfused_bytes(const problem *p, bool backward) {
+    return unfused_carried_bytes(p) + (backward ? 2 : 1) * unfused_block_bytes(p);
+}
 
-/* One product of a group of heads, column-major as cuBLAS wants it: c (m x n) = op(a) (m x k) op(b) (k x n) + beta c.
- */
-struct product {
-    const char *data_a, *data_b;
-    char *data_c;
-    cublasOperation_t op_a, op_b;
-    int64_t ld_a, ld_b, ld_c, step_a, step_b, step_c; /* steps from head to head */
-    int64_t m, n, k, batch;
-    cudaDataType type_c;
-    float beta;
+/* A matrix of a product of a group of heads, column-major as cuBLAS wants it; `step` from head to head. */
+struct operand {
+    const void *data;
+    cublasOperation_t op;
+    int64_t ld, step;
 };
 
 cf_result check_cublas(const call &c, cublasStatus_t status) {
@@ -4659,17 +4171,18 @@ cudaDataType cuda_type(const problem *p) {
     return p->desc.dtype == CF_DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_16F;
 }
 
-cf_result multiply_heads(const call &c, const product &x) {
+/* to (m x n) = op(a) (m x k) op(b) (k x n) + beta to. */
+cf_result multiply_heads(const call &c, const operand &a, const operand &b, const operand &to, cudaDataType to_type,
+                         int64_t m, int64_t n, int64_t k, int64_t batch, float beta) {
     const float one = 1.0f;
-    const cudaDataType type = cuda_type(&c.problem_of->inner);
-    if (std::max(std::max(x.ld_a, x.ld_b), x.ld_c) > INT32_MAX)
-        return cf_fail(c.error, CF_ERROR_LIMIT, "row_stride", -1, INT32_MAX, std::max(std::max(x.ld_a, x.ld_b), x.ld_c),
-                       "too large for cuBLAS");
-    const cublasStatus_t status = cublasGemmStridedBatchedEx(
-        c.tensors->cublas, x.op_a, x.op_b, (int)x.m, (int)x.n, (int)x.k, &one, x.data_a, type, (int)x.ld_a, x.step_a,
-        x.data_b, type, (int)x.ld_b, x.step_b, &x.beta, x.data_c, x.type_c, (int)x.ld_c, x.step_c, (int)x.batch,
-        CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-    return check_cublas(c, status);
+    const cudaDataType type = cuda_type(c.of);
+    const int64_t ld = std::max({a.ld, b.ld, to.ld});
+    if (ld > INT32_MAX)
+        return cf_fail(c.error, CF_ERROR_LIMIT, "row_stride", -1, INT32_MAX, ld, "too large for cuBLAS");
+    return check_cublas(c, cublasGemmStridedBatchedEx(
+        c.tensors->cublas, a.op, b.op, (int)m, (int)n, (int)k, &one, a.data, type, (int)a.ld, a.step, b.data, type,
+        (int)b.ld, b.step, &beta, const_cast<void *>(to.data), to_type, (int)to.ld, to.step, (int)batch,
+        CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
 }
 
 /* A view that starts `rows` rows and `heads` heads on. */
@@ -4681,109 +4194,81 @@ view advance(const view &v, int64_t rows, int64_t heads, int64_t bytes) {
 
 /* (rows, keys) = x . y^T, in fp32: x by query head, y by key head. */
 cf_result score_product(const call &c, const score_params &s, const view &x, const view &y, float *scores) {
-    product g = {};
-    g.data_a = y.data, g.op_a = CUBLAS_OP_T, g.ld_a = y.row, g.step_a = 0;
-    g.data_b = x.data, g.op_b = CUBLAS_OP_N, g.ld_b = x.row, g.step_b = x.head;
-    g.data_c = reinterpret_cast<char *>(scores), g.ld_c = s.ld, g.step_c = s.rows * s.ld, g.type_c = CUDA_R_32F;
-    g.m = s.n_keys, g.n = s.rows, g.k = s.head_size, g.batch = s.group;
-    return multiply_heads(c, g);
+    return multiply_heads(c, {y.data, CUBLAS_OP_T, y.row, 0}, {x.data, CUBLAS_OP_N, x.row, x.head},
+                          {scores, CUBLAS_OP_N, s.ld, s.rows * s.ld}, CUDA_R_32F, s.n_keys, s.rows, s.head_size,
+                          s.group, 0.0f);
 }
 
-/* to (rows, head size) = probs (rows, keys) . y, by query head. */
+/* to (rows, head size) = probs (rows, keys) . y, by query head; or, where they are carried, the sums of these rows. */
 cf_result row_product(const call &c, const score_params &s, const void *probs, const view &y, const view &to) {
-    product g = {};
-    g.data_a = y.data, g.op_a = CUBLAS_OP_N, g.ld_a = y.row, g.step_a = 0;
-    g.data_b = static_cast<const char *>(probs), g.op_b = CUBLAS_OP_N, g.ld_b = s.ld, g.step_b = s.rows * s.ld;
-    g.data_c = to.data, g.ld_c = to.row, g.step_c = to.head, g.type_c = cuda_type(&c.problem_of->inner);
-    g.m = s.head_size, g.n = s.rows, g.k = s.n_keys, g.batch = s.group;
-    if (s.carry != 0) { /* the sums instead, at the block's rows */
-        const view sums = advance(s.carried_rows, s.first_token, 0, 4);
-        g.data_c = sums.data, g.ld_c = sums.row, g.step_c = sums.head, g.type_c = CUDA_R_32F;
-        g.beta = s.add_rows ? 1.0f : 0.0f;
-    }
-    return multiply_heads(c, g);
+    const view sums = s.carry != 0 ? advance(s.carried_rows, s.first_token, 0, 4) : to;
+    return multiply_heads(c, {y.data, CUBLAS_OP_N, y.row, 0}, {probs, CUBLAS_OP_N, s.ld, s.rows * s.ld},
+                          {sums.data, CUBLAS_OP_N, sums.row, sums.head}, s.carry != 0 ? CUDA_R_32F : cuda_type(c.of),
+                          s.head_size, s.rows, s.n_keys, s.group, s.carry != 0 && s.add_rows ? 1.0f : 0.0f);
 }
 
-/* to (keys, head size), fp32, += sum over the group's heads of probs^T . x. One head after the other: they share `to`.
- */
+/* to (keys, head size), fp32, += sum over the group's heads of probs^T . x. One head after the other: they share it. */
 cf_result key_product(const call &c, const score_params &s, const void *probs, const view &x, const view &to) {
-    const int64_t bytes = number_bytes(&c.problem_of->inner);
+    const int64_t bytes = number_bytes(c.of), probs_bytes = s.rows * s.ld * bytes;
     cf_result code = CF_OK;
-    for (int64_t head = 0; head < s.group && code == CF_OK; head++) {
-        product g = {};
-        g.data_a = x.data + head * x.head * bytes, g.op_a = CUBLAS_OP_N, g.ld_a = x.row;
-        g.data_b = static_cast<const char *>(probs) + head * s.rows * s.ld * bytes, g.op_b = CUBLAS_OP_T, g.ld_b = s.ld;
-        g.data_c = to.data, g.ld_c = to.row, g.type_c = CUDA_R_32F;
-        g.m = s.head_size, g.n = s.n_keys, g.k = s.rows, g.batch = 1, g.beta = 1.0f;
-        code = multiply_heads(c, g);
-    }
+    for (int64_t head = 0; head < s.group && code == CF_OK; head++)
+        code = multiply_heads(c, {x.data + head * x.head * bytes, CUBLAS_OP_N, x.row, 0},
+                              {static_cast<const char *>(probs) + head * probs_bytes, CUBLAS_OP_T, s.ld, 0},
+                              {to.data, CUBLAS_OP_N, to.row, 0}, CUDA_R_32F, s.head_size, s.n_keys, s.rows, 1, 1.0f);
     return code;
 }
 
-cf_result clear_rows(const call &c, const view &rows, int64_t n_rows, int64_t n_heads, int64_t number, float *lse,
-                     int64_t lse_stride) {
-    clear_params p = {};
-    p.rows = rows;
-    p.rows.row *= number;
-    p.rows.head *= number;
-    p.lse = lse;
-    p.lse_stride = lse_stride;
-    p.n_rows = n_rows;
-    p.n_heads = (int32_t)n_heads;
-    p.head_bytes = (int32_t)(c.problem_of->inner.desc.head_size * number);
-    return launch<clear_kernel>("clear", div_up(n_rows * n_heads, UNFUSED_THREADS / 32), UNFUSED_THREADS, 0, c.stream,
-                                c.error, p);
+template <typename T> cf_result round_rows(const call &c, const round_params &r) {
+    return launch<round_rows_kernel<T>>("round_rows", div_up(r.n_rows * r.n_heads, UNFUSED_THREADS / 32),
+                                        UNFUSED_THREADS, 0, c.stream, c.error, r);
 }
 
-/* What both passes of the unfused path go through: blocks of rows of one slice and one key head, given to `work`. */
-struct unfused_views {
-    view q, k, v, out, dout, dq, dk, dv;
-};
+/* Zeros in rows of dK or dV. */
+cf_result clear_keys(const call &c, const view &rows, int64_t n_rows) {
+    const cf_attention_desc *d = &c.of->desc;
+    return round_rows<float>(c, {NULL, NULL, rows, NULL, 0, n_rows, (int32_t)d->n_kv_heads, (int32_t)d->head_size});
+}
 
-typedef cf_result block_fn(const call &c, score_params &s, const unfused_views &x);
-
-template <typename T> cf_result unfused_forward_block(const call &c, score_params &s, const unfused_views &x) {
-    cf_result code = score_product(c, s, x.q, x.k, s.scores);
+/* Both passes of the unfused path go through blocks of rows of one slice and one key head, and do this with each. */
+template <typename T> cf_result unfused_forward_block(const call &c, const score_params &s) {
+    cf_result code = score_product(c, s, s.q, s.k, s.scores);
     if (code == CF_OK)
         code = launch<softmax_kernel<T>>("softmax", div_up((int64_t)s.group * s.rows, UNFUSED_THREADS / 32),
                                          UNFUSED_THREADS, 0, c.stream, c.error, s);
-    if (code == CF_OK) code = row_product(c, s, s.probs, x.v, x.out);
-    return code;
+    return code == CF_OK ? row_product(c, s, s.probs, s.v, s.out) : code;
 }
 
-template <typename T> cf_result unfused_backward_block(const call &c, score_params &s, const unfused_views &x) {
-    cf_result code = score_product(c, s, x.q, x.k, s.scores);
-    if (code == CF_OK) code = score_product(c, s, x.dout, x.v, s.dprobs);
+template <typename T> cf_result unfused_backward_block(const call &c, const score_params &s) {
+    const int64_t n_blocks = div_up((int64_t)s.group * s.rows, UNFUSED_THREADS / 32);
+    cf_result code = score_product(c, s, s.q, s.k, s.scores);
+    if (code == CF_OK) code = score_product(c, s, s.dout, s.v, s.dprobs);
     if (code == CF_OK)
-        code =
-            launch<softmax_backward_kernel<T>>("softmax_backward",
-                                               div_up((int64_t)s.group * s.rows, UNFUSED_THREADS / 32), UNFUSED_THREADS,
-                                               0, c.stream, c.error, s);
-    if (code == CF_OK) code = row_product(c, s, s.slopes, x.k, x.dq);
-    if (code == CF_OK) code = key_product(c, s, s.probs, x.dout, x.dv);
-    if (code == CF_OK) code = key_product(c, s, s.slopes, x.q, x.dk);
-    return code;
+        code = launch<softmax_backward_kernel<T>>("softmax_backward", n_blocks, UNFUSED_THREADS, 0, c.stream, c.error,
+                                                  s);
+    if (code == CF_OK) code = row_product(c, s, s.slopes, s.k, s.dq);
+    if (code == CF_OK) code = key_product(c, s, s.probs, s.dout, s.dv);
+    return code == CF_OK ? key_product(c, s, s.slopes, s.q, s.dk) : code;
 }
 
-/* The views of a block: s's rows and keys, of one key head. */
-unfused_views views_at(const unfused_views &all, const problem *p, const score_params &s, int64_t head) {
-    const int64_t bytes = number_bytes(p), row = s.slice.q_start + s.first_token, key = s.slice.k_start + s.first_key;
-    const int64_t q_head = head * p->group;
-    unfused_views at;
-    at.q = advance(all.q, row, q_head, bytes);
-    at.out = advance(all.out, row, q_head, bytes);
-    at.dout = advance(all.dout, row, q_head, bytes);
-    at.dq = advance(all.dq, row, q_head, bytes);
-    at.k = advance(all.k, key, head, bytes);
-    at.v = advance(all.v, key, head, bytes);
-    at.dk = advance(all.dk, key, head, 4);
-    at.dv = advance(all.dv, key, head, 4);
-    return at;
+/* The views of s's rows and keys, of one key head. */
+void take_views(const call &c, const attention_views &all, int64_t head, score_params *s) {
+    const int64_t bytes = number_bytes(c.of), row = s->slice.q_start + s->first_token;
+    const int64_t key = s->slice.k_start + s->first_key, q_head = head * c.of->group;
+    s->q = advance(all.q, row, q_head, bytes);
+    s->k = advance(all.k, key, head, bytes);
+    s->v = advance(all.v, key, head, bytes);
+    s->out = advance(all.out, row, q_head, bytes);
+    if (!c.backward) return;
+    s->dout = advance(all.dout, row, q_head, bytes);
+    s->dq = advance(all.dq, row, q_head, bytes);
+    s->dk = advance(all.dk, key, head, 4);
+    s->dv = advance(all.dv, key, head, 4);
 }
 
-cf_result unfused_slice(const call &c, const score_params &base, const unfused_views &all, block_fn *work) {
-    const problem *p = &c.problem_of->inner;
-    const int64_t bytes = number_bytes(p), most_rows = unfused_rows(p), length = base.slice.q_length;
+template <typename T>
+cf_result unfused_slice(const call &c, const score_params &base, const attention_views &all) {
+    const problem *p = c.of;
+    const int64_t most_rows = unfused_rows(p), length = base.slice.q_length;
     cf_result code = CF_OK;
     score_params s = base;
     for (int64_t first = first_seeing(s.visible, s.slice); first < length; first += most_rows) {
@@ -4793,13 +4278,11 @@ cf_result unfused_slice(const call &c, const score_params &base, const unfused_v
         s.n_keys = key_end(s.visible, s.slice, s.first_token + s.rows - 1) - s.first_key;
         if (s.n_keys <= 0) continue; /* of a block of a prefix, before all windows */
         for (int64_t head = 0; head < p->desc.n_kv_heads; head++) {
-            const unfused_views at = views_at(all, p, s, head);
-            s.out = advance(all.out, s.slice.q_start, head * p->group, bytes);
-            s.dout = advance(all.dout, s.slice.q_start, head * p->group, bytes);
+            take_views(c, all, head, &s);
             s.lse = c.tensors->lse ? c.tensors->lse + head * p->group * s.lse_stride + s.slice.q_start : NULL;
             s.carried_rows = advance(base.carried_rows, 0, head * p->group, 4);
             s.carried_lse = base.carried_lse + head * p->group * length;
-            code = work(c, s, at);
+            code = c.backward ? unfused_backward_block<T>(c, s) : unfused_forward_block<T>(c, s);
             if (code != CF_OK) return code;
         }
     }
@@ -4816,50 +4299,30 @@ cf_result use_stream(const call &c) {
     return check_cublas(c, status);
 }
 
-/* A slice's carried sums become what the caller asked for. */
-template <typename T> cf_result unfused_round(const call &c, const score_params &s, const view &to, float *lse) {
-    round_params r = {};
-    r.sums = reinterpret_cast<const float *>(s.carried_rows.data);
-    r.sums_lse = s.carried_lse;
-    r.to = to;
-    r.lse = lse;
-    r.lse_stride = s.lse_stride;
-    r.n_rows = s.slice.q_length;
-    r.n_heads = (int32_t)c.problem_of->inner.desc.n_heads;
-    r.head_size = s.head_size;
-    return launch<round_rows_kernel<T>>("round_rows", div_up((int64_t)r.n_rows * r.n_heads, UNFUSED_THREADS / 32),
-                                        UNFUSED_THREADS, 0, c.stream, c.error, r);
+/* The first n_rows rows of a slice become what the caller asked for: its carried sums, or, without any, that of rows
+   which see no key. */
+template <typename T>
+cf_result unfused_round(const call &c, const score_params &s, const attention_views &all, int64_t n_rows) {
+    float *const lse = c.backward ? NULL : c.tensors->lse;
+    const float *sums = reinterpret_cast<const float *>(s.carry != 0 ? s.carried_rows.data : NULL);
+    const view to = advance(c.backward ? all.dq : all.out, s.slice.q_start, 0, number_bytes(c.of));
+    return round_rows<T>(c, {sums, s.carried_lse, to, lse != NULL ? lse + s.slice.q_start : NULL, s.lse_stride, n_rows,
+                             (int32_t)c.of->desc.n_heads, s.head_size});
 }
-
-typedef cf_result round_fn(const call &c, const score_params &s, const view &to, float *lse);
-
-/* What a pass of the unfused path does, for numbers of one type. */
-struct unfused_work {
-    bool backward;
-    block_fn *block;
-    round_fn *round;
-};
 
 /* Rows that see no key become zeros, and likewise the keys' gradients where the caller overwrites them. */
-cf_result unfused_clear(const call &c, const score_params &s, const unfused_views &all, const unfused_work &work) {
-    const cf_attention_desc *d = &c.problem_of->inner.desc;
-    const cf_attention_tensors *x = c.tensors;
-    const int64_t bytes = number_bytes(&c.problem_of->inner);
-    const view rows = work.backward ? all.dq : all.out;
-    float *lse = !work.backward && x->lse ? x->lse + s.slice.q_start : NULL;
+template <typename T> cf_result unfused_clear(const call &c, const score_params &s, const attention_views &all) {
     cf_result code = CF_OK;
-    if (s.carry == 0)
-        code = clear_rows(c, advance(rows, s.slice.q_start, 0, bytes), first_seeing(s.visible, s.slice), d->n_heads,
-                          bytes, lse, s.lse_stride);
-    if (code != CF_OK || !work.backward || !x->overwrite) return code;
-    code = clear_rows(c, advance(all.dk, s.slice.k_start, 0, 4), s.slice.k_length, d->n_kv_heads, 4, NULL, 0);
-    if (code != CF_OK) return code;
-    return clear_rows(c, advance(all.dv, s.slice.k_start, 0, 4), s.slice.k_length, d->n_kv_heads, 4, NULL, 0);
+    if (s.carry == 0) code = unfused_round<T>(c, s, all, first_seeing(s.visible, s.slice));
+    for (const view &sums : {all.dk, all.dv})
+        if (code == CF_OK && c.backward && c.tensors->overwrite)
+            code = clear_keys(c, advance(sums, s.slice.k_start, 0, 4), s.slice.k_length);
+    return code;
 }
 
-cf_result unfused_slices(const call &c, const score_params &base, const unfused_views &all, const unfused_work &work) {
-    const problem *p = &c.problem_of->inner;
-    const int64_t bytes = number_bytes(p), row_floats = p->desc.n_heads * p->desc.head_size;
+template <typename T> cf_result unfused_slices(const call &c, const score_params &base, const attention_views &all) {
+    const problem *p = c.of;
+    const int64_t row_floats = p->desc.n_heads * p->desc.head_size;
     const int32_t carry = carry_of(c);
     cf_result code = CF_OK;
     each_slice(p, p->group, [&](const tile &slice, int32_t, int32_t carried) {
@@ -4867,42 +4330,26 @@ cf_result unfused_slices(const call &c, const score_params &base, const unfused_
         if (code != CF_OK || (carry == CARRY_LOAD && carried == 0)) return;
         s.slice = slice;
         s.carry = carried > 0 ? carry : 0;
-        s.add_rows = !work.backward || (s.carry & CARRY_LOAD) != 0;
+        s.add_rows = !c.backward || (s.carry & CARRY_LOAD) != 0;
         if (carried > 0) {
             s.carried_rows.data += (carried - 1) * row_floats * (int64_t)sizeof(float);
             s.carried_lse += (carried - 1) * p->desc.n_heads;
         }
-        if (s.carry == CARRY_LOAD) {
-            code = work.round(c, s, advance(work.backward ? all.dq : all.out, s.slice.q_start, 0, bytes),
-                              !work.backward && c.tensors->lse ? c.tensors->lse + s.slice.q_start : NULL);
-            return;
-        }
-        code = unfused_clear(c, s, all, work);
-        if (code == CF_OK) code = unfused_slice(c, s, all, work.block);
+        code = s.carry == CARRY_LOAD ? unfused_round<T>(c, s, all, slice.q_length) : unfused_clear<T>(c, s, all);
+        if (code == CF_OK && s.carry != CARRY_LOAD) code = unfused_slice<T>(c, s, all);
     });
     return code;
 }
 
-cf_result unfused_pass(const call &c, const unfused_work &work) {
-    const problem *p = &c.problem_of->inner;
+template <typename T> cf_result unfused_pass(const call &c) {
+    const problem *p = c.of;
     const cf_attention_desc *d = &p->desc;
     const cf_attention_tensors *x = c.tensors;
     char *memory = static_cast<char *>(x->workspace) + unfused_carried_bytes(p);
     cublasPointerMode_t mode = CUBLAS_POINTER_MODE_HOST;
-    unfused_views all = {};
     score_params s = {};
     cf_result code = use_stream(c);
     if (code != CF_OK) return code;
-    all.q = view_of(x->q, d->n_heads, d->head_size);
-    all.k = view_of(x->k, d->n_kv_heads, d->head_size);
-    all.v = view_of(x->v, d->n_kv_heads, d->head_size);
-    all.out = view_of(x->out, d->n_heads, d->head_size);
-    if (work.backward) {
-        all.dout = view_of(x->dout, d->n_heads, d->head_size);
-        all.dq = view_of(x->dq, d->n_heads, d->head_size);
-        all.dk = view_of(x->dk, d->n_kv_heads, d->head_size);
-        all.dv = view_of(x->dv, d->n_kv_heads, d->head_size);
-    }
     s.scores = reinterpret_cast<float *>(memory);
     s.probs = memory + unfused_scores_bytes(p, 4);
     s.dprobs = reinterpret_cast<float *>(memory + unfused_block_bytes(p));
@@ -4923,26 +4370,18 @@ cf_result unfused_pass(const call &c, const unfused_work &work) {
     code = check_cublas(c, cublasGetPointerMode(x->cublas, &mode));
     if (code == CF_OK) code = check_cublas(c, cublasSetPointerMode(x->cublas, CUBLAS_POINTER_MODE_HOST));
     if (code != CF_OK) return code;
-    code = unfused_slices(c, s, all, work);
+    code = unfused_slices<T>(c, s, views_of(c));
     const cublasStatus_t restored = cublasSetPointerMode(x->cublas, mode);
     return code == CF_OK ? check_cublas(c, restored) : code;
 }
 
-template <typename T> cf_result unfused_pass_as(const call &c, bool backward) {
-    return unfused_pass(c, {backward, backward ? unfused_backward_block<T> : unfused_forward_block<T>,
-                            unfused_round<T>});
-}
-
-cf_result unfused_of(const call &c, bool backward) {
-    switch (c.problem_of->inner.desc.dtype) {
-        case CF_DTYPE_FP32: return unfused_pass_as<float>(c, backward);
-        case CF_DTYPE_FP16: return unfused_pass_as<__half>(c, backward);
-        default: return unfused_pass_as<__nv_bfloat16>(c, backward);
+cf_result run_unfused(const call &c) {
+    switch (c.of->desc.dtype) {
+        case CF_DTYPE_FP32: return unfused_pass<float>(c);
+        case CF_DTYPE_FP16: return unfused_pass<__half>(c);
+        default: return unfused_pass<__nv_bfloat16>(c);
     }
 }
-
-cf_result unfused_forward(const call &c) { return unfused_of(c, false); }
-cf_result unfused_backward(const call &c) { return unfused_of(c, true); }
 
 /* ---- the choice ---- */
 
@@ -4951,20 +4390,15 @@ struct path_entry {
     cf_attention_path path;
     const char *name;
     cf_result (*check)(const problem *p, cf_error *error); /* whether it can do the problem */
-    int64_t (*n_tiles)(const problem *p);
-    size_t (*forward_bytes)(const problem *p);
-    size_t (*backward_bytes)(const problem *p);
-    cf_result (*forward)(const call &c);
-    cf_result (*backward)(const call &c);
+    bool has_tiles; /* lists of them */
+    size_t (*bytes)(const problem *p, bool backward); /* of workspace */
+    cf_result (*run)(const call &c);
 };
 
 const path_entry paths[] = {
-    {CF_ATTENTION_WGMMA, "wgmma", check_hopper, fused_n_tiles, hopper_forward_bytes, fused_backward_bytes,
-     hopper_forward, hopper_backward},
-    {CF_ATTENTION_MMA, "mma", check_fused, fused_n_tiles, fused_forward_bytes, fused_backward_bytes, fused_forward,
-     fused_backward},
-    {CF_ATTENTION_UNFUSED, "unfused", check_unfused, unfused_n_tiles, unfused_forward_bytes, unfused_backward_bytes,
-     unfused_forward, unfused_backward},
+    {CF_ATTENTION_WGMMA, "wgmma", check_hopper, true, hopper_bytes, run_hopper},
+    {CF_ATTENTION_MMA, "mma", check_fused, true, fused_bytes, run_fused},
+    {CF_ATTENTION_UNFUSED, "unfused", check_unfused, false, unfused_bytes, run_unfused},
 };
 const int N_PATHS = (int)(sizeof paths / sizeof paths[0]);
 
@@ -4989,35 +4423,28 @@ cf_result choose_path(const problem *p, const path_entry **out, cf_error *error)
     return (*out)->check(p, error);
 }
 
-/* Where the parts of a prepared problem lie. */
-struct prepared_layout {
-    size_t cu_q, cu_k, starts_q, starts_k, begins, parents, tiles, tiles_bytes, bytes;
-};
+/* A prepared problem has copies of these arrays of its descriptor, of which the last two need not be there; then come
+   the tiles. */
+const int32_t *cf_attention_desc::*const copied_arrays[] = {
+    &cf_attention_desc::cu_seqlens_q, &cf_attention_desc::cu_seqlens_k, &cf_attention_desc::starts_q,
+    &cf_attention_desc::starts_k, &cf_attention_desc::begins, &cf_attention_desc::parents};
 
-prepared_layout lay_out(const problem *p, const path_entry *path) {
-    prepared_layout at;
-    const size_t array = align_up(((size_t)p->desc.n_slices + 1) * sizeof(int32_t), 16);
-    at.cu_q = align_up(sizeof(prepared), 16);
-    at.cu_k = at.cu_q + array;
-    at.starts_q = at.cu_k + array;
-    at.starts_k = at.starts_q + array;
-    at.begins = at.starts_k + array;
-    at.parents = at.begins + (p->desc.begins != NULL ? array : 0);
-    at.tiles = at.parents + (p->desc.parents != NULL ? array : 0);
-    at.tiles_bytes = (size_t)path->n_tiles(p) * sizeof(tile);
-    at.bytes = at.tiles + at.tiles_bytes;
+size_t array_bytes(const problem *p) { return align_up(((size_t)p->desc.n_slices + 1) * sizeof(int32_t), 16); }
+
+size_t tiles_at(const problem *p) {
+    size_t at = align_up(sizeof(problem), 16);
+    for (const auto array : copied_arrays) at += p->desc.*array != NULL ? array_bytes(p) : 0;
     return at;
 }
 
-const int32_t *copy_array(char *to, const int32_t *from, int64_t n) {
-    if (n > 0) memcpy(to, from, (size_t)n * sizeof(int32_t));
-    return reinterpret_cast<const int32_t *>(to);
+size_t prepared_bytes(const problem *p, const path_entry *path) {
+    return tiles_at(p) + (path->has_tiles ? (size_t)fused_n_tiles(p) * sizeof(tile) : 0);
 }
 
 /* A block of keys that a chunk's slices see, where there is one. */
 cf_result make_block(const cf_attention *chunk, int64_t first, int64_t n, problem *p, cf_error *error) {
     if (chunk == NULL) return cf_fail_null(error, "chunk");
-    const problem *of = &reinterpret_cast<const prepared *>(chunk)->inner;
+    const problem *of = static_cast<const problem *>(chunk);
     const bool is_level = n == 0 && of->n_levels > 0;
     const int64_t end = of->is_block || !of->in_blocks ? 0 : is_level ? of->n_levels : of->desc.prefix;
     if (first < 0 || first >= end)
@@ -5028,48 +4455,42 @@ cf_result make_block(const cf_attention *chunk, int64_t first, int64_t n, proble
 }
 
 /* Lays a prepared problem out in the caller's memory. */
-cf_result put_prepared(problem &p, const path_entry *path, void *memory, size_t bytes, const cf_attention **out,
+cf_result put_prepared(const problem &p, const path_entry *path, void *memory, size_t bytes, const cf_attention **out,
                        cf_error *error) {
-    const prepared_layout at = lay_out(&p, path);
+    const size_t tiles = tiles_at(&p), need = prepared_bytes(&p, path);
     if (memory == NULL) return cf_fail_null(error, "memory");
     if (reinterpret_cast<uintptr_t>(memory) % CF_MEMORY_ALIGNMENT != 0)
         return cf_fail(error, CF_ERROR_SPACE, "memory", -1, CF_MEMORY_ALIGNMENT,
                        (int64_t)(reinterpret_cast<uintptr_t>(memory) % CF_MEMORY_ALIGNMENT), "misaligned");
-    if (bytes < at.bytes)
-        return cf_fail(error, CF_ERROR_SPACE, "bytes", -1, (int64_t)at.bytes, (int64_t)bytes, "too small");
+    if (bytes < need)
+        return cf_fail(error, CF_ERROR_SPACE, "bytes", -1, (int64_t)need, (int64_t)bytes, "too small");
 
-    char *base = static_cast<char *>(memory);
-    prepared *a = static_cast<prepared *>(memory);
-    const int64_t n = p.desc.n_slices;
-    p.desc.cu_seqlens_q = copy_array(base + at.cu_q, p.desc.cu_seqlens_q, n + 1);
-    p.desc.cu_seqlens_k = copy_array(base + at.cu_k, p.desc.cu_seqlens_k, n + 1);
-    p.desc.starts_q = copy_array(base + at.starts_q, p.desc.starts_q, n);
-    p.desc.starts_k = copy_array(base + at.starts_k, p.desc.starts_k, n);
-    if (p.desc.begins != NULL) p.desc.begins = copy_array(base + at.begins, p.desc.begins, n);
-    if (p.desc.parents != NULL) p.desc.parents = copy_array(base + at.parents, p.desc.parents, n);
-    a->inner = p;
-    a->open = cf_attention();
-    a->open.desc = p.desc;
-    a->open.path = path->path;
-    a->open.pairs = p.pairs;
-    a->open.rows_q = p.rows_q;
-    a->open.rows_k = p.rows_k;
-    a->open.n_levels = p.n_levels;
-    a->open.forward_bytes = path->forward_bytes(&p);
-    a->open.backward_bytes = path->backward_bytes(&p);
-    a->open.tiles = base + at.tiles;
-    a->open.tiles_bytes = at.tiles_bytes;
-    if (at.tiles_bytes > 0) {
-        a->open.n_forward_tiles = p.n_forward_tiles;
-        a->open.n_row_tiles = p.n_row_tiles;
-        a->open.n_all_key_tiles = p.n_key_tiles;
-        a->open.n_split_forward_tiles = p.forward.n_split;
-        a->open.n_split_key_tiles = p.backward.n_split;
-        a->open.forward_section = p.forward.section;
-        a->open.backward_section = p.backward.section;
-        a->open.n_key_tiles = fill_all_tiles(&p, reinterpret_cast<tile *>(base + at.tiles));
+    problem *a = new (memory) problem(p);
+    char *const base = static_cast<char *>(memory), *to = base + align_up(sizeof(problem), 16);
+    for (const auto array : copied_arrays) {
+        const int32_t *&from = a->desc.*array;
+        if (from == NULL) continue;
+        const bool has_end = array == &cf_attention_desc::cu_seqlens_q || array == &cf_attention_desc::cu_seqlens_k;
+        memcpy(to, from, ((size_t)p.desc.n_slices + has_end) * sizeof(int32_t));
+        from = reinterpret_cast<const int32_t *>(to);
+        to += array_bytes(&p);
     }
-    *out = &a->open;
+    a->path = path->path;
+    a->forward_bytes = path->bytes(&p, false);
+    a->backward_bytes = path->bytes(&p, true);
+    a->tiles = to;
+    a->tiles_bytes = need - tiles;
+    a->n_split_forward_tiles = p.forward.n_split;
+    a->n_split_key_tiles = p.backward.n_split;
+    a->forward_section = p.forward.section;
+    a->backward_section = p.backward.section;
+    if (need > tiles) {
+        a->n_key_tiles = fill_all_tiles(a, reinterpret_cast<tile *>(to));
+    } else { /* no list */
+        a->n_forward_tiles = a->n_row_tiles = a->n_all_key_tiles = 0;
+        a->n_split_forward_tiles = a->n_split_key_tiles = a->forward_section = a->backward_section = 0;
+    }
+    *out = a;
     return CF_OK;
 }
 
@@ -5080,21 +4501,17 @@ cf_result check_tensor(const cf_tensor &t, const char *name, int64_t number, int
     if (rows > 0 && t.data == NULL) return cf_fail_null(error, name);
     const cf_result code = check_aligned(t.data, 16, name, error);
     if (code != CF_OK) return code;
-    if (t.row_stride < 0 || t.row_stride > most || t.row_stride % unit != 0)
-        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, unit, t.row_stride,
-                       "row stride must be a multiple of 16 bytes");
-    if (t.head_stride < 0 || t.head_stride > most || t.head_stride % unit != 0)
-        return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, unit, t.head_stride,
-                       "head stride must be a multiple of 16 bytes");
+    for (const int64_t stride : {t.row_stride, t.head_stride})
+        if (stride < 0 || stride > most || stride % unit != 0)
+            return cf_fail(error, CF_ERROR_ARGUMENT, name, -1, unit, stride, "strides must be multiples of 16 bytes");
     return CF_OK;
 }
 
-cf_result check_call(const prepared *a, const cf_attention_tensors *x, int backward, cf_error *error) {
-    if (a == NULL) return cf_fail_null(error, "attention");
+cf_result check_call(const problem *p, const cf_attention_tensors *x, bool backward, cf_error *error) {
+    if (p == NULL) return cf_fail_null(error, "attention");
     if (x == NULL) return cf_fail_null(error, "tensors");
-    const problem *p = &a->inner;
     const int64_t number = number_bytes(p), q = p->rows_q, k = p->rows_k;
-    const size_t need = backward ? a->open.backward_bytes : a->open.forward_bytes;
+    const size_t need = backward ? p->backward_bytes : p->forward_bytes;
     if (backward && x->overwrite && p->is_block && p->n == 0)
         return cf_fail(error, CF_ERROR_ARGUMENT, "overwrite", -1, 0, x->overwrite, "the chunk has begun these sums");
     if (x->finish && (!p->in_blocks || p->is_block))
@@ -5111,7 +4528,7 @@ cf_result check_call(const prepared *a, const cf_attention_tensors *x, int backw
     if (backward && q > 0 && x->lse == NULL) return cf_fail_null(error, "lse");
     if (x->lse_stride != 0 && x->lse_stride < q)
         return cf_fail(error, CF_ERROR_ARGUMENT, "lse_stride", -1, q, x->lse_stride, "too small");
-    if (a->open.tiles_bytes > 0 && (x->tiles == NULL || reinterpret_cast<uintptr_t>(x->tiles) % 16 != 0))
+    if (p->tiles_bytes > 0 && (x->tiles == NULL || reinterpret_cast<uintptr_t>(x->tiles) % 16 != 0))
         return cf_fail(error, CF_ERROR_ARGUMENT, "tiles", -1, 1, 0,
                        "must be the device's copy of the tiles, aligned to 16");
     if (need > 0 && (x->workspace == NULL || reinterpret_cast<uintptr_t>(x->workspace) % 256 != 0))
@@ -5137,7 +4554,7 @@ cf_result cf_attention_size(const cf_attention_desc *desc, size_t *bytes, cf_err
     if (bytes == NULL) return cf_fail_null(error, "bytes");
     cf_result code = resolve(desc, &p, error);
     if (code == CF_OK) code = choose_path(&p, &path, error);
-    if (code == CF_OK) *bytes = lay_out(&p, path).bytes;
+    if (code == CF_OK) *bytes = prepared_bytes(&p, path);
     return code;
 }
 
@@ -5156,7 +4573,7 @@ cf_result cf_attention_block_size(const cf_attention *chunk, int64_t first, int6
     problem p;
     if (bytes == NULL) return cf_fail_null(error, "bytes");
     const cf_result code = make_block(chunk, first, n, &p, error);
-    if (code == CF_OK) *bytes = lay_out(&p, find_path(chunk->path)).bytes;
+    if (code == CF_OK) *bytes = prepared_bytes(&p, find_path(chunk->path));
     return code;
 }
 
@@ -5170,26 +4587,23 @@ cf_result cf_attention_block_prepare(const cf_attention *chunk, int64_t first, i
 
 cf_result cf_attention_forward(const cf_attention *attention, const cf_attention_tensors *tensors,
                                cf_cuda_stream stream, cf_error *error) {
-    const prepared *a = reinterpret_cast<const prepared *>(attention);
-    const cf_result code = check_call(a, tensors, 0, error);
-    const call c = {a, tensors, stream, error};
-    return code == CF_OK ? find_path(attention->path)->forward(c) : code;
+    const problem *p = static_cast<const problem *>(attention);
+    const cf_result code = check_call(p, tensors, false, error);
+    return code == CF_OK ? find_path(p->path)->run({p, tensors, false, stream, error}) : code;
 }
 
 cf_result cf_attention_backward(const cf_attention *attention, const cf_attention_tensors *tensors,
                                 cf_cuda_stream stream, cf_error *error) {
-    const prepared *a = reinterpret_cast<const prepared *>(attention);
-    cf_result code = check_call(a, tensors, 1, error);
+    const problem *p = static_cast<const problem *>(attention);
+    cf_result code = check_call(p, tensors, true, error);
     if (code != CF_OK) return code;
     cf_attention_tensors x = *tensors;
-    const call c = {a, &x, stream, error};
-    const cf_attention_desc &d = a->inner.desc;
-    const bool clears = x.overwrite && a->inner.is_block && d.begins != NULL; /* no slice sees all that there is */
-    for (const cf_tensor &sums : {x.dk, x.dv})
-        if (clears && code == CF_OK)
-            code = clear_rows(c, view_of(sums, d.n_kv_heads, d.head_size), a->inner.rows_k, d.n_kv_heads, 4, NULL, 0);
+    const call c = {p, &x, true, stream, error};
+    const bool clears = x.overwrite && p->is_block && p->desc.begins != NULL; /* no slice sees all that there is */
+    for (const view &sums : {views_of(c).dk, views_of(c).dv})
+        if (clears && code == CF_OK) code = clear_keys(c, sums, p->rows_k);
     x.overwrite = x.overwrite && !clears;
-    return code == CF_OK ? find_path(attention->path)->backward(c) : code;
+    return code == CF_OK ? find_path(p->path)->run(c) : code;
 }
 
 #ifdef CHUNKFLOW_CUDA_VARIANTS
@@ -5442,7 +4856,7 @@ cf_result copy_pieces(char *to, int64_t to_stride, const char *from, int64_t fro
         for (int64_t i = 0; i < n && status == cudaSuccess; i++)
             status = cudaMemcpyAsync(to + i * to_stride, from + i * from_stride, (size_t)width, kind, stream);
     }
-    return status == cudaSuccess ? CF_OK : fail_cuda(error, status, what);
+    return cuda_result(error, status, what);
 }
 
 cf_tensor plane_tensor(const cf_state *state, int64_t layer, int64_t row, int64_t which) {
@@ -5461,8 +4875,7 @@ cf_tensor plane_tensor(const cf_state *state, int64_t layer, int64_t row, int64_
 
 const int64_t MOST_STREAM_SLOTS = 64;
 
-/* A place for a block of K and V, and one for a block of dK and dV. An event that was never recorded holds nobody up.
-   */
+/* A place for a block of K and V, and one for a block of dK and dV. An event never recorded holds nobody up. */
 struct stream_slot {
     cudaEvent_t loaded, used, written;
 };
@@ -5568,7 +4981,7 @@ cf_result check_host_rows(const state_stream *s, const cf_state *host, cf_dtype 
                        "layers, heads, head size or type are not those of the stream");
     cudaPointerAttributes memory = {};
     const cudaError_t status = rows > 0 ? cudaPointerGetAttributes(&memory, host->data) : cudaSuccess;
-    if (status != cudaSuccess) return fail_cuda(error, status, name);
+    if (status != cudaSuccess) return cuda_result(error, status, name);
     if (rows > 0 && memory.type == cudaMemoryTypeUnregistered)
         return cf_refuse(error, CF_ERROR_ARGUMENT, name, -1, "must be in pinned memory");
     return CF_OK;
@@ -5639,23 +5052,20 @@ cf_result load_gradient(const state_stream *s, const stream_item &i, char *slot,
     const planes &of = s->gradient;
     const bool above = i.part + 1 < s->n_parts;
     const int64_t fresh = above ? 0 : std::max<int64_t>(0, std::min(i.n, s->touched - i.first));
-    for (int64_t plane = 0; plane < 2 && fresh > 0; plane++) {
-        const cudaError_t status =
-            cudaMemsetAsync(slot + plane * of.stride, 0, (size_t)(fresh * of.row_bytes), s->desc.in);
-        if (status != cudaSuccess) return fail_cuda(error, status, "state");
-    }
+    cudaError_t status = cudaSuccess;
+    for (int64_t plane = 0; plane < 2 && fresh > 0 && status == cudaSuccess; plane++)
+        status = cudaMemsetAsync(slot + plane * of.stride, 0, (size_t)(fresh * of.row_bytes), s->desc.in);
+    if (status != cudaSuccess) return cuda_result(error, status, "state");
     return copy_block(&s->parts[i.part].gradient, i.layer, i.first + fresh, i.n - fresh, slot, of, fresh, true,
                       s->desc.in, error);
 }
 
 cf_result record(cudaEvent_t event, cudaStream_t stream, cf_error *error) {
-    const cudaError_t status = cudaEventRecord(event, stream);
-    return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "event");
+    return cuda_result(error, cudaEventRecord(event, stream), "event");
 }
 
 cf_result hold(cudaStream_t stream, cudaEvent_t event, cf_error *error) {
-    const cudaError_t status = cudaStreamWaitEvent(stream, event, 0);
-    return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "event");
+    return cuda_result(error, cudaStreamWaitEvent(stream, event, 0), "event");
 }
 
 /* Puts the next block's copies on their stream, after the last use of its slot and after what left from there. */
@@ -5813,13 +5223,12 @@ void free_stream(state_stream *s) {
 
 cf_result check_rope(const cf_rope *rope, int64_t head_size, rope_table *to, cf_error *error) {
     if (rope == NULL) return cf_fail_null(error, "rope");
-    if (head_size < 8 || head_size > 256 || head_size % 8 != 0)
-        return cf_fail(error, CF_ERROR_ARGUMENT, "head_size", -1, 128, head_size,
-                       "must be a multiple of 8, at most 256");
+    cf_result code = check_head_size(head_size, error);
+    if (code != CF_OK) return code;
     if (rope->rotated < 0 || rope->rotated > head_size || rope->rotated % 2 != 0)
         return cf_fail(error, CF_ERROR_ARGUMENT, "rotated", -1, head_size, rope->rotated,
                        "must be even, and at most head_size");
-    cf_result code = check_range(rope->n_positions, 1, MOST_POSITIONS, "n_positions", -1, error);
+    code = check_range(rope->n_positions, 1, MOST_POSITIONS, "n_positions", -1, error);
     if (code == CF_OK) code = check_aligned(rope->table, 16, "table", error);
     if (code != CF_OK) return code;
     to->rows = rope->table;
@@ -5913,16 +5322,12 @@ cf_result resolve_append(const cf_append *a, int backward, append_params *p, cf_
     return CF_OK;
 }
 
-template <typename T, typename KV, int V>
-cf_result launch_append(const append_params &p, cf_cuda_stream stream, cf_error *error) {
-    return launch<append_kernel<T, KV, V>>(p.backward ? "append_backward" : "append_forward",
-                                           div_up(p.rows, p.block_rows), STATE_THREADS, 0, stream, error, p);
-}
-
 template <typename T, typename KV>
-cf_result launch_append_of(const append_params &p, bool vector, cf_cuda_stream stream, cf_error *error) {
-    return vector ? launch_append<T, KV, 16 / (int)sizeof(T)>(p, stream, error)
-                  : launch_append<T, KV, 1>(p, stream, error);
+cf_result launch_append(const append_params &p, bool vector, cf_cuda_stream stream, cf_error *error) {
+    const char *const name = p.backward ? "append_backward" : "append_forward";
+    const int64_t blocks = div_up(p.rows, p.block_rows);
+    return vector ? launch<append_kernel<T, KV, 16 / (int)sizeof(T)>>(name, blocks, STATE_THREADS, 0, stream, error, p)
+                  : launch<append_kernel<T, KV, 1>>(name, blocks, STATE_THREADS, 0, stream, error, p);
 }
 
 cf_result append(const cf_append *a, int backward, cf_cuda_stream stream, cf_error *error) {
@@ -5931,12 +5336,12 @@ cf_result append(const cf_append *a, int backward, cf_cuda_stream stream, cf_err
     bool vector = false;
     const cf_result code = resolve_append(a, backward, &p, &dtype, &vector, error);
     if (code != CF_OK) return code;
-    if (dtype == CF_DTYPE_FP32) return launch_append_of<float, float>(p, vector, stream, error);
+    if (dtype == CF_DTYPE_FP32) return launch_append<float, float>(p, vector, stream, error);
     if (dtype == CF_DTYPE_BF16)
-        return backward ? launch_append_of<__nv_bfloat16, float>(p, vector, stream, error)
-                        : launch_append_of<__nv_bfloat16, __nv_bfloat16>(p, vector, stream, error);
-    return backward ? launch_append_of<__half, float>(p, vector, stream, error)
-                    : launch_append_of<__half, __half>(p, vector, stream, error);
+        return backward ? launch_append<__nv_bfloat16, float>(p, vector, stream, error)
+                        : launch_append<__nv_bfloat16, __nv_bfloat16>(p, vector, stream, error);
+    return backward ? launch_append<__half, float>(p, vector, stream, error)
+                    : launch_append<__half, __half>(p, vector, stream, error);
 }
 
 } /* namespace */
@@ -5991,8 +5396,7 @@ cf_result cf_state_stream_create(const cf_state_stream_desc *desc, cf_state_stre
     s->state = state, s->gradient = gradient;
     each_event(s, [&](cudaEvent_t *event) {
         if (code != CF_OK) return;
-        const cudaError_t status = cudaEventCreateWithFlags(event, cudaEventDisableTiming);
-        if (status != cudaSuccess) code = fail_cuda(error, status, "event");
+        code = cuda_result(error, cudaEventCreateWithFlags(event, cudaEventDisableTiming), "event");
     });
     if (code == CF_OK) *out = reinterpret_cast<cf_state_stream *>(s);
     else free_stream(s);
@@ -6446,9 +5850,8 @@ executor *opened(const cf_executor *e) { return reinterpret_cast<executor *>(con
 cf_result no_memory(cf_error *error) { return cf_refuse(error, CF_ERROR_MEMORY, "allocator", -1, "no memory"); }
 
 bool is_pass(int pass) { return pass < CF_COMPUTE_PASS_COUNT; }
-bool is_transfer(int pass) { return !is_pass(pass); }
 bool is_send(int pass) { return pass == CF_SEND_F || pass == CF_SEND_R || pass == CF_SEND_B; }
-bool is_receive(int pass) { return is_transfer(pass) && !is_send(pass); }
+bool is_receive(int pass) { return !is_pass(pass) && !is_send(pass); }
 bool is_forward(int pass) { return pass == CF_F || pass == CF_R; }
 bool is_backward(int pass) { return pass == CF_B || pass == CF_I; }
 
@@ -6619,7 +6022,7 @@ bool start_plan(batch *b, stage_plan *s, stage *on) {
             p->event = s->n_events;
             s->n_events += e->desc.timeline ? 2 : 1;
         }
-        if (is_transfer(a.pass)) find_partner(s, i, needs);
+        if (!is_pass(a.pass)) find_partner(s, i, needs);
         for (int j = 0; j < n_needs && (is_pass(a.pass) || is_send(a.pass)); j++) find_source(s, i, needs[j]);
     }
     s->input_events = s->n_events;
@@ -6918,16 +6321,14 @@ cf_result plan_stage(stage_plan *s, cf_error *error) {
 bool is_branched(const chunk_data &data) { return data.metadata.n_levels > 0; }
 
 /* Checks of one chunk what the code above relies on. The check of the schedule has seen that groups and their chunks
-   agree. Only the last chunk of a group may have other slices behind the group's: in any other one, their rows would be
-   the next chunk's. */
+   agree, and that the chunk's slices are there. Only the last chunk of a group may have other slices behind the
+   group's: in any other one, their rows would be the next chunk's. */
 cf_result check_chunk(const cf_plan *plan, int64_t chunk, cf_error *error) {
     const cf_chunk *c = &plan->chunks[chunk];
     const bool goes_on = c->group >= 0 && !is_last_of_group(plan, *c);
-    if (c->padded < 0 || c->padded > plan->chunk_size)
+    if (c->padded > plan->chunk_size)
         return cf_fail(error, CF_ERROR_PLAN, "padded", chunk, plan->chunk_size, c->padded, "out of range");
-    if (c->n_slices < 0 || c->first_slice < 0 || c->first_slice > plan->n_slices - c->n_slices)
-        return cf_fail(error, CF_ERROR_PLAN, "first_slice", chunk, plan->n_slices, c->first_slice, "no such slices");
-    if (c->prefix < 0 || c->prefix > CF_MAX_LENGTH)
+    if (c->prefix > CF_MAX_LENGTH)
         return cf_fail(error, CF_ERROR_PLAN, "prefix", chunk, CF_MAX_LENGTH, c->prefix, "out of range");
     if (goes_on && c->n_slices != 1 && plan->branches == NULL)
         return cf_fail(error, CF_ERROR_PLAN, "n_slices", chunk, 1, c->n_slices, "only a last chunk is hybrid");
@@ -7144,7 +6545,7 @@ cf_result upload_chunks(stage_plan *s, cf_error *error) {
         status = cudaMemcpyAsync(s->on->memory.data, image.data, (size_t)image.n, cudaMemcpyHostToDevice,
                                  s->on->streams[COMPUTE]);
     if (status == cudaSuccess) status = cudaStreamSynchronize(s->on->streams[COMPUTE]);
-    return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "metadata");
+    return cuda_result(error, status, "metadata");
 }
 
 /* ---- memory ---- */
@@ -7217,7 +6618,7 @@ cf_result take_block(block *b, int64_t bytes, int64_t stage_number, cf_error *er
     free_block(b);
     const cudaError_t status = b->pinned ? cudaMallocHost(&data, (size_t)bytes) : cudaMalloc(&data, (size_t)bytes);
     forget(status); /* a refused allocation is no reason for a later call to fail */
-    if (status != cudaSuccess && status != cudaErrorMemoryAllocation) return fail_cuda(error, status, field);
+    if (status != cudaSuccess && status != cudaErrorMemoryAllocation) return cuda_result(error, status, field);
     if (status != cudaSuccess && (b->pinned || cudaMemGetInfo(&room, &all) != cudaSuccess)) room = 0;
     if (status != cudaSuccess)
         return cf_fail(error, CF_ERROR_MEMORY, field, stage_number, bytes, (int64_t)room, "there is too little memory");
@@ -7264,7 +6665,7 @@ cf_result take_stage(stage_plan *s, cf_error *error) {
     array<cudaEvent_t> *events = &s->on->events;
     size_t run_bytes = 0;
     cudaError_t status = cudaSetDevice(s->on->device);
-    cf_result code = status == cudaSuccess ? CF_OK : fail_cuda(error, status, "devices");
+    cf_result code = cuda_result(error, status, "devices");
     const int64_t bytes = std::max<int64_t>(s->memory_used.total + exchanged, 256);
     if (code == CF_OK) code = take_block(&s->on->memory, bytes, s->on->number, error);
     if (code == CF_OK) code = take_block(&s->on->host, s->memory_used.host, s->on->number, error);
@@ -7272,7 +6673,7 @@ cf_result take_stage(stage_plan *s, cf_error *error) {
     while (code == CF_OK && events->n < s->n_events) {
         status = cudaEventCreateWithFlags(&events->data[events->n], flags);
         if (status == cudaSuccess) events->n++;
-        else code = fail_cuda(error, status, "events");
+        else code = cuda_result(error, status, "events");
     }
     if (code == CF_OK) code = cf_run_size(s->b->plan, s->b->schedule, &run_bytes, error);
     if (code == CF_OK && !s->run_memory.fill(&e->home, (int64_t)run_bytes)) code = no_memory(error);
@@ -7345,7 +6746,7 @@ cf_result find_rank(executor *e, cf_error *error) {
     if (status == ncclSuccess) status = ncclCommUserRank(e->desc.nccl, &rank);
     if (status == ncclSuccess) status = ncclCommCuDevice(e->desc.nccl, &device);
     if (status != ncclSuccess) return check_nccl(e, status, error);
-    if (found != cudaSuccess) return fail_cuda(error, found, "devices");
+    if (found != cudaSuccess) return cuda_result(error, found, "devices");
     if (n != e->desc.n_stages)
         return cf_fail(error, CF_ERROR_ARGUMENT, "nccl", -1, e->desc.n_stages, n, "the communicator has another size");
     if (e->desc.devices != NULL) current = e->desc.devices[rank];
@@ -7411,17 +6812,13 @@ template <typename F> cudaError_t wait_until_ready(const executor *e, F query) {
     }
 }
 
-cudaError_t wait_for_stream(const executor *e, cudaStream_t stream) {
-    return wait_until_ready(e, [&] { return cudaStreamQuery(stream); });
-}
-
 /* Lets everything end that is on a stream. An executor whose device does not come to an end is lost, until it does. */
 cf_result drain(executor *e, cf_error *error) {
     cudaError_t first = cudaSuccess;
     for (const stage &on : e->stages) {
         (void)cudaSetDevice(on.device);
         for (const cudaStream_t stream : on.streams) {
-            const cudaError_t status = wait_for_stream(e, stream);
+            const cudaError_t status = wait_until_ready(e, [&] { return cudaStreamQuery(stream); });
             e->lost |= status == cudaErrorNotReady;
             if (first == cudaSuccess) first = status;
         }
@@ -7430,7 +6827,7 @@ cf_result drain(executor *e, cf_error *error) {
         return cf_fail(error, CF_ERROR_DEVICE, "timeout", -1, (int64_t)cudaSuccess, (int64_t)first,
                        "work on a stage's stream did not end in time");
     e->lost = false;
-    return first == cudaSuccess ? CF_OK : fail_cuda(error, first, "device");
+    return cuda_result(error, first, "device");
 }
 
 /* ---- errors of a run ---- */
@@ -7802,10 +7199,10 @@ cf_result exchange(const executor *e, bool sum, double *numbers, int64_t n, cf_e
     if (status == cudaSuccess) status = cudaMemcpyAsync(there, numbers, bytes, cudaMemcpyHostToDevice, stream);
     const cf_result code = status == cudaSuccess ? reduce(e, sum, there, n, stream, error) : CF_OK;
     if (code != CF_OK) return code;
-    if (status == cudaSuccess) status = wait_for_stream(e, stream);
+    if (status == cudaSuccess) status = wait_until_ready(e, [&] { return cudaStreamQuery(stream); });
     if (status == cudaSuccess) status = cudaMemcpyAsync(numbers, there, bytes, cudaMemcpyDeviceToHost, stream);
     if (status == cudaSuccess) status = cudaStreamSynchronize(stream);
-    return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "nccl");
+    return cuda_result(error, status, "nccl");
 }
 
 /* At the end of a run all processes learn of the failure that comes first in the schedule, as its action and code. One
@@ -7879,7 +7276,7 @@ cf_result start_clocks(executor *e, cf_error *error) {
         if (code != CF_OK) return code;
         if (status == cudaSuccess) status = cudaEventRecord(on.base, stream);
         if (status == cudaSuccess) status = cudaStreamWaitEvent(on.streams[COMPUTE], on.base, 0);
-        if (status != cudaSuccess) return fail_cuda(error, status, "timeline");
+        if (status != cudaSuccess) return cuda_result(error, status, "timeline");
     }
     return code;
 }
@@ -7989,7 +7386,7 @@ cf_result read_times(const stage_plan *s, double *start, double *end, cf_error *
         cudaError_t status = cudaEventElapsedTime(&milliseconds[0], clock->base, from->on->events[event + 1]);
         if (status == cudaSuccess)
             status = cudaEventElapsedTime(&milliseconds[1], clock->base, from->on->events[event]);
-        if (status != cudaSuccess) return fail_cuda(error, status, "timeline");
+        if (status != cudaSuccess) return cuda_result(error, status, "timeline");
         start[s->first + i] = 1e-3 * (double)milliseconds[0];
         end[s->first + i] = 1e-3 * (double)std::max(milliseconds[0], milliseconds[1]);
     }
@@ -8013,11 +7410,11 @@ cf_result check_desc(cf_executor_desc *d, cf_error *error) {
     if (!(d->timeout > 0.0 && d->timeout <= 1e9))
         return cf_fail_real(error, CF_ERROR_ARGUMENT, "timeout", -1, d->timeout,
                             "must be a positive number of seconds");
-    code = check_range(d->memory_limit, 0, INT64_MAX, "memory_limit", -1, error);
-    if (code == CF_OK) code = check_range(d->state_block_rows, 0, MOST_ROWS, "state_block_rows", -1, error);
-    if (code == CF_OK) code = check_range(d->state_slots, 2, MOST_STREAM_SLOTS, "state_slots", -1, error);
-    if (code == CF_OK) /* needed with more than one virtual stage */
-        code = check_range(d->boundary_bytes_per_token, n > 1, MOST_BYTES, "boundary_bytes_per_token", -1, error);
+    code = check_bounds({{"memory_limit", d->memory_limit, 0, INT64_MAX},
+                         {"state_block_rows", d->state_block_rows, 0, MOST_ROWS},
+                         {"state_slots", d->state_slots, 2, MOST_STREAM_SLOTS},
+                         /* needed with more than one virtual stage */
+                         {"boundary_bytes_per_token", d->boundary_bytes_per_token, n > 1, MOST_BYTES}}, error);
     if (code == CF_OK && d->stages == NULL) code = cf_fail_null(error, "stages");
     for (int64_t i = 0; i < n && code == CF_OK; i++) {
         const cf_cuda_stage &s = d->stages[i];
@@ -8075,7 +7472,7 @@ cf_result make_streams(executor *e, stage *on, cf_error *error) {
         on->streams.n += status == cudaSuccess;
     }
     if (status == cudaSuccess && e->desc.timeline) status = cudaEventCreateWithFlags(&on->base, cudaEventDefault);
-    return status == cudaSuccess ? CF_OK : fail_cuda(error, status, "streams");
+    return cuda_result(error, status, "streams");
 }
 
 /* Where a device can reach another's memory, transfers go straight; a refusal only makes them slower. */
@@ -8097,7 +7494,7 @@ cf_result make_stages(executor *e, cf_error *error) {
     int n_devices = 0, current = 0;
     cudaError_t status = cudaGetDeviceCount(&n_devices);
     if (status == cudaSuccess) status = cudaGetDevice(&current);
-    if (status != cudaSuccess) return fail_cuda(error, status, "devices");
+    if (status != cudaSuccess) return cuda_result(error, status, "devices");
     if (!e->stages.fill(&e->home, has_nccl(e) ? 1 : e->desc.n_stages)) return no_memory(error);
     int64_t least_arch = INT64_MAX, least_processors = INT64_MAX;
     for (int64_t i = 0; i < e->stages.n; i++) {
@@ -8116,8 +7513,8 @@ cf_result make_stages(executor *e, cf_error *error) {
         least_arch = std::min(least_arch, arch);
         least_processors = std::min(least_processors, n_processors);
         if (i > 0 && on->device == e->stages[i - 1].device) continue;
-        status = load_kernels();
-        if (status != cudaSuccess) return fail_cuda(error, status, "kernels");
+        code = cuda_result(error, load_kernels(), "kernels");
+        if (code != CF_OK) return code;
     }
     if (!has_nccl(e)) allow_peers(e);
     cf_attention_desc *d = &e->desc.attention;

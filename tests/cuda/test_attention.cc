@@ -1113,27 +1113,32 @@ TEST(wgmma_mask_edges) {
     }
 }
 
-/* The deterministic backward with few queries and many keys: dq's tiles are cut as well, into two parts and more. Their
-   sums are those of whole tiles but for the order, which is the same in every run. */
-TEST(wgmma_dq_in_parts) {
+/* dq by itself after dk and dv by wgmma: a block for each row tile, whose sums have one order, whatever runs first; the
+   workspace has no room for them, but for each row's two numbers and the parts of key tiles. */
+TEST(wgmma_dq_by_itself) {
     const int heads[][3] = {{1, 1, 128}, {10, 2, 64}, {3, 1, 128}, {2, 1, 40}};
     NEEDS_WGMMA();
-    for (int i = 0; i < harness_rounds(4, 1); i++) {
-        host_problem p = problem_of(heads[i][0], heads[i][1], heads[i][2]);
-        run_options o = on(CF_ATTENTION_WGMMA), whole = o;
+    for (int i = 0; i < harness_rounds(4, 2); i++) {
+        const int kv = heads[i][1], group = heads[i][0] / kv, large = heads[i][2] > 64, row_tile = large ? 64 : 128;
+        host_problem p = problem_of(heads[i][0], kv, heads[i][2]);
+        run_options o = on(CF_ATTENTION_WGMMA);
         device_results one, other;
+        int64_t row_tiles = 0, key_tiles = 0;
         p.window = i == 1 ? 1300 : 0;
         p.softcap = i == 2 ? 3.0 : 0.0;
         p.add_slice(70, 1400 + 63 * i); /* in three row tiles of 64, or two, of which one is short */
         p.add_slice(9, 30);
-        o.deterministic = whole.deterministic = true;
+        o.deterministic = true;
         o.processors = 100;
-        whole.processors = 1;
+        for (int s = 0; s < p.n_slices(); s++) {
+            const int unseen = p.window > 0 ? std::max(0, (int)(p.keys(s) - p.queries(s)) + 1 - (int)p.window) : 0;
+            row_tiles += (p.queries(s) + row_tile / group - 1) / (row_tile / group);
+            key_tiles += (unseen + 127) / 128 + (p.keys(s) - unseen + 127) / 128;
+        }
         const host_inputs in = random_inputs(p, (uint64_t)(840 + i));
         if (!check_problem(p, o, (uint64_t)(840 + i), &one)) return;
 #ifdef CHUNKFLOW_CUDA_EMULATION
-        CHECK(cuda_emu_kernel("attention_join_dq").blocks > 0);
-        CHECK(cuda_emu_kernel("attention_dq").blocks > 2 * cuda_emu_kernel("attention_join_dq").blocks);
+        CHECK_INT(cuda_emu_kernel("attention_dq").blocks, kv * row_tiles);
         CHECK_INT(cuda_emu_total().conflicts, 0);
         cuda_emu_set_order(1);
         cuda_emu_set_arrivals(CUDA_EMU_ARRIVE_AT_RANDOM, (uint64_t)i);
@@ -1145,63 +1150,17 @@ TEST(wgmma_dq_in_parts) {
 #endif
         if (!ok) return;
         CHECK(one.bits == other.bits);
-        if (!run_on_device(p, in, whole, &other)) return;
-#ifdef CHUNKFLOW_CUDA_EMULATION
-        CHECK_INT(cuda_emu_kernel("attention_join_dq").blocks, 0);
-#endif
-        CHECK(one.attention.backward_bytes > other.attention.backward_bytes);
-        CHECK(greatest_gap(one.values.dq, other.values.dq) <= 0x1p-8); /* fp32 sums in another order, then rounded */
-    }
-}
-
-/* dq's tiles come last in the list, with parts in place of split ones, longest first; then the split ones, with the
-   parts of each. The workspace holds statistics, their parts, and those of key tiles. */
-TEST(wgmma_dq_tiles) {
-    for (int i = 0; i < 8; i++) {
-        const bool large = i & 1, split = (i & 2) != 0;
-        const int group = i & 4 ? 5 : 4, kv = 2, head = large ? 128 : 64, row_tile = large ? 64 : 128;
-        const int tokens = 128 / row_tile * (row_tile / group);
-        host_problem p = mixed_problem(group * kv, kv, head);
-        run_options o = on(CF_ATTENTION_WGMMA);
-        prepared_problem got;
-        int64_t rows = 0, row_tiles = 0, key_tiles = 0, keys_in_parts = 0, keys_of_split = 0;
-        o.processors = split ? 132 : 1;
-        o.deterministic = true;
-        if (split) p.add_slice(9, 9000);
-        if (!got.make(p, o)) return;
-        for (int s = 0; s < p.n_slices(); s++) {
-            rows += (p.queries(s) + tokens - 1) / tokens;
-            row_tiles += (p.queries(s) + row_tile / group - 1) / (row_tile / group);
-            key_tiles += (p.keys(s) + 127) / 128;
-        }
-        const cf_attention *a = got.a;
-        const std::vector<listed_tile> tiles = listed_tiles(a);
-        const size_t first = (size_t)(a->n_forward_tiles + a->n_row_tiles + a->n_all_key_tiles + a->n_split_key_tiles +
-                                      a->n_split_forward_tiles);
-        const int64_t parts = (int64_t)(tiles.size() - first) - rows;
-        size_t end = tiles.size();
-        for (int64_t left = parts; left > 0; left = tiles[end].begin) { /* the split ones, from the last to the first */
-            CHECK_INT(tiles[--end].end, left);
-            keys_of_split += (tiles[end].k_length + 127) / 128;
-        }
-        for (size_t j = first; j < end; j++) {
-            const int32_t steps = tiles[j].end - tiles[j].begin;
-            if (j > first) CHECK(steps <= tiles[j - 1].end - tiles[j - 1].begin);
-            if (tiles[j].part >= 0) keys_in_parts += steps;
-            else CHECK_INT(steps, (tiles[j].k_length + 127) / 128);
-        }
-        CHECK_INT(parts > 0, split);
-        CHECK_INT(keys_in_parts, keys_of_split);
+        const cf_attention *a = &one.attention;
+        const int64_t parts = a->n_all_key_tiles - key_tiles + a->n_split_key_tiles;
         CHECK_INT(a->n_row_tiles, row_tiles);
-        const int64_t key_parts = a->n_all_key_tiles - key_tiles + a->n_split_key_tiles;
         CHECK_INT(a->backward_bytes, round_up((size_t)(kv * row_tiles * row_tile * 2) * 4, 256) +
-                                         (size_t)(kv * (parts + 2 * key_parts) * 128 * head) * 4);
+                                         (size_t)(kv * 2 * parts * 128 * (large ? 128 : 64)) * 4);
     }
 }
 
 #ifdef CHUNKFLOW_CUDA_EMULATION
 /* What the backward with wgmma multiplies and loads, to the instruction and the byte, for head sizes 64 and 128: dq by
-   itself takes two products more, of which each is half of the work of its tile. */
+   itself takes three products by mma.sync, of 64 keys at a time, and no bulk copy. */
 TEST(wgmma_work_of_the_backward) {
     const int tiles = harness_rounds(4, 3);
     for (int size = 64; size <= 128; size += 64) {
@@ -1220,14 +1179,16 @@ TEST(wgmma_work_of_the_backward) {
             p.full = i / 2;
             o.deterministic = i % 2 != 0;
             if (!run_on_device(p, in, o, &got)) return;
-            const cuda_emu_counts keys = cuda_emu_kernel("attention_backward"), dq = cuda_emu_kernel("attention_dq");
+            const cuda_emu_counts keys = cuda_emu_kernel("attention_backward");
+            int64_t by_mma = 0;
+            for (int64_t first = 0; o.deterministic && first < 128 * tiles; first += rows)
+                by_mma += (i / 2 ? 2 * tiles : (first + rows) / 64) * (rows / 16) * (size + size / 2);
             /* Scores, dP; dV, dK; by two warpgroups dQ of 128 keys. */
             CHECK_INT(keys.wgmma, halves * (2 * steps + 2 * rows / 16) + (o.deterministic ? 0 : turns * 2 * 8));
             CHECK_INT(keys.bulk_bytes, tiles * 2 * tile_bytes + blocks * 2 * tile_bytes + turns * rows * 8);
-            CHECK_INT(dq.wgmma, o.deterministic ? blocks * 2 * (2 * steps + 8) : 0);
-            CHECK_INT(dq.bulk_bytes, o.deterministic ? (tiles + blocks) * 2 * tile_bytes : 0);
+            CHECK_INT(cuda_emu_kernel("attention_dq").bulk_bytes, 0);
             CHECK_INT(cuda_emu_kernel("attention_round_dq").launches, !o.deterministic);
-            CHECK_INT(cuda_emu_total().mma, 0);
+            CHECK_INT(cuda_emu_total().mma, by_mma);
             CHECK_INT(cuda_emu_total().conflicts, 0);
         }
     }
@@ -1661,4 +1622,4 @@ SUITE(attention, EMULATED_CASES CASE(accuracy_rule_rejects), CASE(bad_descriptor
       CASE(no_slices), CASE(nan_in_blind_rows), CASE(nan_in_unseen_keys),
       CASE(nan_in_keys_of_other_tiles), CASE(large_scores), CASE(unfused_types_and_blocks),
       CASE(chunks_equal_one_piece), CASE(determinism), CASE(wgmma_small_heads), CASE(wgmma_mask_edges),
-      CASE(wgmma_dq_in_parts), CASE(wgmma_dq_tiles));
+      CASE(wgmma_dq_by_itself));

@@ -331,22 +331,21 @@ TEST(refused_calls) {
     cf_error error;
     const cf_attention *a = nullptr;
     std::vector<uint64_t> memory(4096);
-    void *data = nullptr, *tiles = nullptr;
+    void *data = nullptr, *tiles = nullptr, *workspace = nullptr;
     memset(&d, 0, sizeof d);
     memset(&x, 0, sizeof x);
     d.n_heads = 2, d.head_size = 128, d.n_slices = 1, d.cu_seqlens_q = d.cu_seqlens_k = cu, d.arch = 90;
     d.path = CF_ATTENTION_WGMMA;
-    REQUIRE(cf_attention_choose_forward(1)); /* another forward is prepared than runs */
     REQUIRE(cf_attention_prepare(&d, memory.data(), memory.size() * 8, &a, &error) == CF_OK);
-    REQUIRE(cf_attention_choose_forward(0));
     CHECK_INT(a->path, CF_ATTENTION_WGMMA);
     CHECK(cudaMalloc(&data, 10 * 256 * 2) == cudaSuccess && cudaMalloc(&tiles, a->tiles_bytes) == cudaSuccess);
+    CHECK(cudaMalloc(&workspace, a->forward_bytes) == cudaSuccess);
     CHECK(cudaMemcpy(tiles, a->tiles, a->tiles_bytes, cudaMemcpyHostToDevice) == cudaSuccess);
     x.q.data = x.k.data = x.v.data = x.out.data = data;
-    x.tiles = tiles;
+    x.tiles = tiles, x.workspace = workspace;
     CHECK_INT(cf_attention_forward(a, &x, nullptr, &error), CF_ERROR_SPACE);
-    CHECK_STR(error.field, "forward_bytes");
-    REQUIRE(cf_attention_choose_forward(1));
+    CHECK_STR(error.field, "workspace_bytes");
+    x.workspace_bytes = a->forward_bytes;
     for (int how = 0; how < 3; how++) {
         cuda_emu_reset();
         memset(&error, 0, sizeof error);
@@ -356,9 +355,8 @@ TEST(refused_calls) {
         CHECK_STR(error.field, how == 0 ? "k" : how == 1 ? "path" : "cuTensorMapEncodeTiled");
         CHECK_INT(cuda_emu_total().launches, 0);
     }
-    REQUIRE(cf_attention_choose_forward(0));
     cuda_emu_reset();
-    for (void *block : {data, tiles}) cudaFree(block);
+    for (void *block : {data, tiles, workspace}) cudaFree(block);
 }
 #endif
 
