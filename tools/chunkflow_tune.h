@@ -739,6 +739,14 @@ static const cf_layer cft__gpt_oss_20b[] = {{CFT__ATTENTION(CF_MIXER_WINDOW, 0, 
 static const cf_layer cft__gpt_oss_120b[] = {{CFT__ATTENTION(CF_MIXER_WINDOW, 0, 1, 128), 2880, 128, 4, 0, 0},
                                              {CFT__ATTENTION(CF_MIXER_FULL, 0, 1, 0), 2880, 128, 4, 0, 0}};
 static const cf_layer cft__deepseek_v3[] = {{CFT__LATENT, 2048, 256, 8, 2048, 0}};
+static const cf_layer cft__glm_45[] = {{CFT__FULL, 1536, 160, 8, 1536, 0}};
+static const cf_layer cft__glm_45_air[] = {{CFT__FULL, 1408, 128, 8, 1408, 0}};
+static const cf_layer cft__kimi_k2[] = {{CFT__LATENT, 2048, 384, 8, 2048, 0}};
+static const cf_layer cft__kimi_linear[] = {
+    {CF_MIXER_KDA, 0, 0, 0, 32, 32, 128, 128, 0, 0, 0, 0, 4, 1024, 256, 8, 1024, 0},
+    {CF_MIXER_LATENT, 0, 0, 0, 0, 0, 192, 128, 0, 512, 0, 64, 0, 1024, 256, 8, 1024, 0}};
+static const cf_layer cft__scout[] = {{CFT__ATTENTION(CF_MIXER_CHUNKED, 0, 0, 8192), 8192, 16, 1, 8192, 0},
+                                      {CFT__FULL, 8192, 16, 1, 8192, 0}};
 static const cf_layer cft__maverick[] = {{CFT__ATTENTION(CF_MIXER_CHUNKED, 0, 0, 8192), 16384, 0, 0, 0, 0},
                                          {CFT__ATTENTION(CF_MIXER_CHUNKED, 0, 0, 8192), 8192, 128, 1, 8192, 0},
                                          {CFT__FULL, 8192, 128, 1, 8192, 0}};
@@ -789,6 +797,12 @@ static const cf_model cft__models[] = {
     {"gpt-oss-120b", 36, 2880, 64, 8, 64, 2880, 201088, 0, 1, 1, 1, 0, 0, CFT__KINDS_OF(cft__gpt_oss_120b, "ab", 0)},
     {"deepseek-v3", 61, 7168, 128, 128, 192, 18432, 129280, 0, 0, 0, 0, 0, 0,
      CFT__KINDS_OF(cft__deepseek_v3, "a", 3)},
+    {"glm-4.5", 92, 5120, 96, 8, 128, 12288, 151552, 0, 1, 0, 0, 1, 0, CFT__KINDS_OF(cft__glm_45, "a", 3)},
+    {"glm-4.5-air", 46, 4096, 96, 8, 128, 10944, 151552, 0, 1, 0, 0, 0, 0, CFT__KINDS_OF(cft__glm_45_air, "a", 1)},
+    {"kimi-k2", 61, 7168, 64, 64, 192, 18432, 163840, 0, 0, 0, 0, 0, 0, CFT__KINDS_OF(cft__kimi_k2, "a", 1)},
+    {"kimi-linear-48b-a3b", 27, 2304, 32, 32, 192, 9216, 163840, 0, 0, 0, 0, 0, 0,
+     CFT__KINDS_OF(cft__kimi_linear, "aaabaaabaaabaaabaaabaaabaab", 1)},
+    {"llama-4-scout", 48, 5120, 40, 8, 128, 16384, 202048, 0, 0, 0, 0, 0, 0, CFT__KINDS_OF(cft__scout, "aaab", 0)},
     {"llama-4-maverick", 48, 5120, 40, 8, 128, 16384, 202048, 0, 0, 0, 0, 0, 0,
      CFT__KINDS_OF(cft__maverick, "abac", 0)},
     {"mixtral-8x7b", 32, 4096, 32, 8, 128, 14336, 32000, 0, 0, 0, 0, 0, 0, CFT__KINDS_OF(cft__mixtral_7b, "a", 0)},

@@ -235,8 +235,13 @@ gpt_oss gpt-oss-120b
 deepseek_v3 deepseek-v3
 llama4 llama-4-maverick
 mixtral mixtral-8x7b
+glm4_moe glm-4.5
+kimi_k2 kimi-k2
+kimi_linear kimi-linear-48b-a3b
 END
-says config_linear_layers "kimi_linear: 13,851,279,552 parameters" memory --config "$CONFIGS/kimi_linear" --chunk-size 8K
+# Gemma 3 27B's checkpoint has 27,432,406,640 numbers, of which the encoder of images and its projection have 423,060,336.
+says config_gemma3 "gemma3_text: 27,009,346,304 parameters" memory --config "$CONFIGS/gemma3" --chunk-size 8K
+says config_gemma3_windows "a border of two chunks (windows" memory --config "$CONFIGS/gemma3" --chunk-size 8K
 
 # bad NAME MESSAGE MEMBERS: with these members, and those of $qwen behind them, the file is refused with this message,
 # on its first line.

@@ -33,7 +33,8 @@ static const char *const model_names[] = {
     "llama-3-8b", "llama-3-70b", "llama-3.1-405b", "llama-3.2-1b", "llama-3.2-3b",
     "qwen3-30b-a3b", "qwen3-235b-a22b", "qwen3-coder-480b-a35b", "qwen3-next-80b-a3b", "qwen3.5-27b",
     "qwen3.5-35b-a3b", "qwen3.5-122b-a10b", "qwen3.5-397b-a17b", "gpt-oss-20b", "gpt-oss-120b", "deepseek-v3",
-    "llama-4-maverick", "mixtral-8x7b", "mixtral-8x22b", "nemotron-3-nano-30b-a3b", NULL};
+    "glm-4.5", "glm-4.5-air", "kimi-k2", "kimi-linear-48b-a3b", "llama-4-scout", "llama-4-maverick", "mixtral-8x7b",
+    "mixtral-8x22b", "nemotron-3-nano-30b-a3b", NULL};
 
 /* What the names of trained variants of one architecture end in, in any case. */
 static const char *const variants[] = {"-instruct", "-base", "-chat", "-hf", NULL};

@@ -118,7 +118,8 @@ void modelling_free(modelling *m);
     "  qwen2.5-0.5b 1.5b 3b 7b 14b 32b 72b, qwen3-0.6b 1.7b 4b 8b 14b 32b, llama-3-8b 70b, llama-3.1-405b,\n" \
     "  llama-3.2-1b 3b; qwen3-30b-a3b 235b-a22b, qwen3-coder-480b-a35b, qwen3-next-80b-a3b,\n"               \
     "  qwen3.5-27b 35b-a3b 122b-a10b 397b-a17b, gpt-oss-20b 120b, deepseek-v3,\n"                            \
-    "  llama-4-maverick, mixtral-8x7b 8x22b, nemotron-3-nano-30b-a3b. Others: --config.\n"
+    "  glm-4.5, glm-4.5-air, kimi-k2, kimi-linear-48b-a3b, llama-4-scout, llama-4-maverick, mixtral-8x7b 8x22b,\n" \
+    "  nemotron-3-nano-30b-a3b. Others: --config.\n"
 #define MODELLING_GPUS                                                                                      \
     "GPUs\n  a100-40g, a100-80g, h100-80g, h200; unmeasured, from data sheets: b200, gb200, h20, mi300x, l40s,\n" \
     "  rtx4090, rtx5090; or a file such as {\"like\": \"h100-80g\", \"bandwidth\": 2.4e12}\n"                   \
