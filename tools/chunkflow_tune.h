@@ -3089,18 +3089,23 @@ static cf_result cft__make_exact(cft__tuner *t, int64_t id) {
 }
 
 /* So that an answer is there soon, before anything is known: of the splits with most tensor parallelism the first whose
-   first kind fits with the least K and chunks of a usual size. */
+   first kind fits with the least K and chunks of a usual size, as it is or else with all relief that there is. Nothing
+   is reported before, for whoever ends the search sooner would have nothing. */
 static cf_result cft__find_first(cft__tuner *t) {
     enum { CFT__USUAL = 8192 };
-    int64_t split, size = 0;
+    int64_t n = t->tuning->n_splits, i, size = 0;
+    int (*const progress)(void *, const cf_tune_progress *) = t->desc.progress;
+    t->desc.progress = NULL;
     while (size + 1 < t->desc.n_chunk_sizes && t->desc.chunk_sizes[size + 1] <= CFT__USUAL) size++;
-    for (split = t->tuning->n_splits - 1; split >= 0 && t->tuning->n_ranked == 0 && !t->stop; split--) {
-        int64_t id = split * t->strides[CFT__SPLIT] + size * t->strides[CFT__SIZE];
+    for (i = 2 * n - 1; i >= 0 && t->tuning->n_ranked == 0; i--) {
+        int64_t id = i % n * t->strides[CFT__SPLIT] + size * t->strides[CFT__SIZE];
+        if (i < n) id += t->strides[CFT__REPLAY] - 1;
         CFT__TRY(cft__set_up(t, &t->tuning->candidates[id]));
         CFT__TRY(cft__pack_batch(t, t->desc.chunk_sizes[size], 0));
         CFT__TRY(cft__check_weights(t));
         CFT__TRY(cft__make_exact(t, id));
     }
+    t->desc.progress = progress;
     return CF_OK;
 }
 

@@ -377,8 +377,8 @@ fi
 # Ctrl-C and the bar
 # ----------------------------------------------------------------------------------------------------------------------
 
-# However early Ctrl-C comes, what it prints fits: after 0.2, 0.5 and 1.5 s of CPU, of a search that takes several.
-for ticks in 20 50 150; do
+# However early Ctrl-C comes, what it prints fits: after 0.05, 0.5 and 1.5 s of CPU, of a search that takes several.
+for ticks in 5 50 150; do
     name=tune_interrupted_$ticks
     wanted $name || continue
     if ! [ -r /proc/self/stat ]; then skip $name "no /proc"; continue; fi

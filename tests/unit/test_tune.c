@@ -1086,7 +1086,7 @@ TEST(interruption) {
     fixture f;
     watcher w;
     cf_tuning *full, *part;
-    int64_t calls, stop, i, with_winner = 0, without = 0;
+    int64_t calls, stop, i;
     fixture_fill(&f, 13);
     f.desc.n_ks = 2;
     memset(&w, 0, sizeof w);
@@ -1111,17 +1111,11 @@ TEST(interruption) {
         for (i = 0; i < part->n_candidates; i++)
             if (part->candidates[i].status == CF_TUNE_OK && full->candidates[i].status == CF_TUNE_OK)
                 CHECK(same(part->candidates[i].seconds, full->candidates[i].seconds));
-        if (part->winner >= 0) {
-            with_winner++;
-            CHECK_INT(part->candidates[part->winner].status, CF_TUNE_OK);
-            CHECK_INT(part->ranking[0], part->winner);
-        } else {
-            without++;
-            CHECK_INT(part->n_ranked, 0);
-        }
+        REQUIRE(part->winner >= 0); /* there is an answer before it is asked for the first time */
+        CHECK_INT(part->candidates[part->winner].status, CF_TUNE_OK);
+        CHECK_INT(part->ranking[0], part->winner);
         cf_tuning_free(part);
     }
-    CHECK(with_winner > 0 && without > 0);
     cf_tuning_free(full);
 }
 
