@@ -30,6 +30,7 @@ echo '{"like": "h100-80g", "nvlink": 200e9}' >"$work/h800.json"
 echo '{"like": "h100-80g", "nvlink": 200e9, "network": 1e15}' >"$work/free.json"
 echo '{"like": "h100-80g", "network": 262e9}' >"$work/eight.json"
 echo '{"like": "h100-80g", "network": 166e9}' >"$work/four.json"
+echo '{"like": "h100-80g", "network": 180e9}' >"$work/k2.json"
 echo '{"like": "gb200", "network": 900e9}' >"$work/rack.json"
 half="--recompute full --recompute-layers"
 # shellcheck disable=SC2086
@@ -75,6 +76,11 @@ for gpu in h100-80g "$work/eight.json"; do
     row "$name" 1002 4096 512 --gpu "$gpu" --dp 64 --virtual 8 --stage-layers $twos $eager
     row "$also" 865 4096 2048 --gpu "$gpu" --dp 256 --virtual 4 --stage-layers $fours $eager
 done
+k2=2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,1,1,1
+row "Kimi K2, 256 H100, PP 8, EP 32, full [6]" 924 4096 512 --model kimi-k2 --gpu h100-80g --pp 8 --dp 32 --ep 32 --zero 2 \
+    --chunk-sizes 4K --schedules interleaved --virtual 4 --stage-layers $k2 --recompute full --launch 0.00002
+row "the same, with the traffic of its gate [6]" 924 4096 512 --model kimi-k2 --gpu "$work/k2.json" --pp 8 --dp 32 --ep 32 \
+    --zero 2 --chunk-sizes 4K --schedules interleaved --virtual 4 --stage-layers $k2 --recompute full --launch 0.00002
 rack="--gpu $work/rack.json --gpus-per-node 64 --zero 1 --recompute none"
 row "DeepSeek-V3, 256 GB200, PP 4, EP 64 [8]" 3139 4096 4096 --model deepseek-v3 --pp 4 --dp 64 --ep 64 --chunk-sizes 4K \
     --schedules interleaved --virtual 4 --stage-layers 4,4,4,4,4,4,4,4,4,4,4,4,4,3,3,3 $rack
@@ -152,14 +158,15 @@ cat <<'END'
     Its gate for benchmarks gives a row's k copies to k experts in a row, so that one node or two GPUs get them all;
     "traffic of its gate" has that many copies between nodes in place of those of free choices. 1,024 GPUs run four pipelines
     of eight micro-batches one after the other, of which one is estimated.
-[7] Attention with sinks and a head of 64; [6] has it by FlexAttention. What the estimate takes is FlashAttention's rate at 128.
+[7] Attention with sinks and heads of 64, in [6] by FlexAttention, for which the estimate takes FlashAttention's rate at 128; but
+    attention is a small part of the time here, so most of what these rows miss is not explained.
 [8] Megatron-Bridge, docs/performance-summary.md at 00b7660, 25.11: bf16, random balanced routes; what is recomputed and what
     traffic is hidden is not said there. GB200: 64 GPUs of a rack have NVLink.
 
 Nothing is fitted. Estimates of trainers that are written in PyTorch are 15 to 24 % too fast on A100, and more on H100 with less
 power than the table's; of a trainer like Megatron-LM dense models are within 7 %. With experts, in
 bf16, balanced, and with the traffic that they had, estimates are within 25 % of four settings ([6]: Qwen3-30B-A3B, Nemotron,
-DeepSeek-V3 on 256 H100; [8]: Qwen3-235B-A22B) and 30 to 34 % too fast for two (DeepSeek-V3 on 1,024 H100 and on GB200);
+DeepSeek-V3 on 256 H100; [8]: Qwen3-235B-A22B) and 25 to 34 % too fast for three (Kimi K2, DeepSeek-V3 on 1,024 H100 and GB200);
 gpt-oss they take for 1.5 to 3 times as fast as two trainers have it. `chunkflow reproduce speedup` has the ChunkFlow paper's
 ratios beside ours, and `reproduce peaks` its memory. Before a node got one copy of a row and not one for each choice, the
 estimates were -7.8 % for Qwen3-30B-A3B on 8 H100, -45 % and -34 % for DeepSeek-V3 on 256 and 1,024, -57 % on H800.
