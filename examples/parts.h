@@ -928,7 +928,7 @@ static inline const layer_weights *weights_of(const pass *p, int64_t i) {
 
 /* Runs `work` for layer `i` on all rows. */
 static inline void for_row_blocks(const pass *p, int64_t i, rows_function *work) {
-    int64_t n_blocks = work ? row_blocks(p) : 0;
+    int64_t n_blocks = row_blocks(p);
     PARALLEL_FOR
     for (int64_t block = 0; block < n_blocks; block++) {
         row_block b = row_block_of(p, i, block);

@@ -284,7 +284,7 @@ static inline int32_t batch_target(const batch *b, int64_t i, int64_t position) 
 
 /* The same for the token after the next one. */
 static inline int32_t batch_target2(const batch *b, int64_t i, int64_t position) {
-    return position + 1 < b->length[i] ? batch_target(b, i, position + 1) : -1;
+    return batch_target(b, i, position + 1);
 }
 
 /* The next token, ignored or not; -1: none. */

@@ -1260,6 +1260,18 @@ static void read_folder(const void *user) {
     documents_free(&d);
 }
 
+static void stop_reading(const void *user) {
+    errno = *(const int *)user;
+    fail_to_read("what");
+}
+
+/* No memory is the machine's fault, what cannot be read the input's. */
+TEST(exit_statuses_say_whose_fault_it_is) {
+    const int memory = ENOMEM, denied = EACCES;
+    const ending a = ended(stop_reading, &memory), b = ended(stop_reading, &denied);
+    CHECK(a.status == EXIT_CHECK_FAILED && b.status == EXIT_BAD_INPUT && strstr(b.err, "train_cpu: what: Permission denied\n"));
+}
+
 TEST(directories_may_be_deep_but_not_endless) {
     char path[512], root[512];
     size_t n = (size_t)snprintf(path, sizeof path, "%s", in_folder("deep")), end[MAX_DIRECTORY_DEPTH + 2];
@@ -1894,6 +1906,29 @@ TEST(checkpoint_damaged_anywhere_is_refused) {
     remove(path);
 }
 
+/* The same of an image in memory, which nobody has looked at before: within its bytes, and as many reasons. */
+TEST(images_are_refused_within_their_bytes) {
+    saved_run run, before;
+    unsigned char *image;
+    saved_run_init(&run, 1);
+    saved_run_init(&before, 1);
+    checkpoint_save(in_folder("point"), &run.c);
+    const int64_t bytes = read_file(in_folder("point"), &image);
+    for (int64_t n = 0; n <= bytes + 1; n++) {
+        unsigned char *part = TAKE(unsigned char, n);
+        char why[CHECKPOINT_WHY] = "";
+        memcpy(part, image, (size_t)min_of(n, bytes));
+        CHECK_INT(checkpoint_take(part, n, &run.c, why), n == bytes);
+        CHECK(strstr(why, n < 48 ? "not a checkpoint" : n < bytes ? "truncated" : n > bytes ? "damaged" : "") != NULL);
+        free(part);
+    }
+    CHECK(memcmp(run.arrays, before.arrays, sizeof run.arrays) == 0);
+    free(image);
+    remove(in_folder("point"));
+    CHECK(open_lock(in_folder("none/lock")) < 0 && errno == ENOENT);
+    CHECK(open_lock(folder) < 0 && errno == EISDIR);
+}
+
 /* A file with a hole may be larger than all memory: what it begins with is enough to refuse it. */
 TEST(checkpoint_of_many_terabytes_is_refused) {
     saved_run run;
@@ -1938,6 +1973,7 @@ TEST(checkpoint_of_another_run_is_refused) {
 SUITE(trainer, CASE(hashes_are_those_of_splitmix64), CASE(models_are_refused_by_what_is_wrong),
       CASE(errors_of_the_library_come_back), CASE(the_check_tells_right_from_wrong),
       CASE(long_files_are_whole_and_documents_differ), CASE(directories_may_be_deep_but_not_endless),
+      CASE(exit_statuses_say_whose_fault_it_is),
       CASE(token_files_are_as_described), CASE(token_files_that_make_no_sense_are_refused),
       CASE(options_set_what_they_name), CASE(options_with_words_and_lists), CASE(comparator_rejects_what_is_not_a_number), CASE(comparator_sees_small_and_stale_differences), CASE(attention_equals_the_definition),
       CASE(attention_with_a_window_equals_the_definition),
@@ -1956,7 +1992,7 @@ SUITE(trainer, CASE(hashes_are_those_of_splitmix64), CASE(models_are_refused_by_
       CASE(checkpoint_is_on_the_disk_or_the_old_one_is), CASE(checkpoint_is_finished_before_a_signal_comes),
       CASE(checkpoint_is_locked_where_its_link_leads_now),
       CASE(checkpoint_has_its_permissions_and_a_name_of_its_own), CASE(checkpoint_piece_by_piece),
-      CASE(checkpoint_damaged_anywhere_is_refused), CASE(checkpoint_of_many_terabytes_is_refused),
+      CASE(checkpoint_damaged_anywhere_is_refused), CASE(images_are_refused_within_their_bytes), CASE(checkpoint_of_many_terabytes_is_refused),
       CASE(checkpoint_of_another_run_is_refused));
 
 int main(int argc, char **argv) {

@@ -146,9 +146,11 @@ static void test_refusals(void) {
 static void test_wants(void) {
     safetensors s;
     static const char header[] = "{\"a\":{\"dtype\":\"F16\",\"shape\":[2,3],\"data_offsets\":[0,12]},"
-                                 "\"b\":{\"dtype\":\"I16\",\"shape\":[2],\"data_offsets\":[12,16]}}";
-    make_file(header, (int64_t)strlen(header), 16);
-    expect(safetensors_open(path, &s) == CLI_OK && s.count == 2, "two tensors");
+                                 "\"b\":{\"dtype\":\"I16\",\"shape\":[2],\"data_offsets\":[12,16]},"
+                                 "\"d\":{\"dtype\":\"F16\",\"shape\":[1],\"data_offsets\":[16,18]}}";
+    make_file(header, (int64_t)strlen(header), 18);
+    expect(safetensors_open(path, &s) == CLI_OK && s.count == 3, "three tensors");
+    expect(safetensors_want(&s, "d", 1, 0) == &s.tensors[2], "of one dimension");
     (void)said();
     expect(safetensors_want(&s, "a", 2, 3) == &s.tensors[0] && said()[0] == 0, "found");
     expect(!safetensors_want(&s, "a", 3, 2), "another shape");
@@ -219,6 +221,37 @@ static void test_numbers(void) {
     const int code = safetensors_write("/no/such/folder/file", two, 2, TENSOR_F32, fetch_numbers, (void *)data);
     expect(code != CLI_OK, "no file");
     expect_said("/no/such/folder/file");
+}
+
+/* Every 16-bit number there is, against what its sign, exponent and fraction say. */
+static void test_all_halves(void) {
+    enum { ALL = 65536 };
+    static uint16_t bits[ALL];
+    static float back[ALL];
+    const void *data[1] = {bits};
+    tensor_source one = {"x", ALL, 0, 0};
+    safetensors s;
+    for (int i = 0; i < ALL; i++) bits[i] = (uint16_t)i;
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        const int digits = bf16 ? 7 : 10, widest = bf16 ? 255 : 31, bias = bf16 ? 127 : 15;
+        int wrong = 0;
+        const int code = safetensors_write(path, &one, 1, bf16 ? TENSOR_BF16 : TENSOR_F16, fetch_numbers, (void *)data);
+        expect(code == CLI_OK && safetensors_open(path, &s) == CLI_OK &&
+                   safetensors_read(&s, &s.tensors[0], 0, ALL, back) == CLI_OK,
+               "all of 16 bits are read");
+        for (int i = 0; i < ALL; i++) {
+            const int exponent = (i & 0x7FFF) >> digits, fraction = i & ((1 << digits) - 1);
+            const double whole = fraction + (exponent > 0 ? 1 << digits : 0);
+            double wanted = ldexp(whole, (exponent > 0 ? exponent : 1) - bias - digits);
+            if (exponent == widest) wanted = fraction ? NAN : INFINITY;
+            wrong += !signbit(back[i]) != !(i & 0x8000);
+            wrong += isnan(wanted) ? !isnan(back[i]) : fabs((double)back[i]) != wanted;
+        }
+        expect(wrong == 0, "all of 16 bits are what they say");
+        safetensors_close(&s);
+        static const safetensors empty;
+        expect(memcmp(&s, &empty, sizeof s) == 0, "what is closed is empty");
+    }
 }
 
 /* A file that has become shorter since it was opened: nothing of it is handed on. What is in front of the tensors is
@@ -306,6 +339,7 @@ int main(int argc, char **argv) {
     test_refusals();
     test_wants();
     test_numbers();
+    test_all_halves();
     test_short_reads();
     test_damage();
     remove(path);

@@ -352,7 +352,11 @@ static num sigmoid(num a) {
 }
 
 static num silu(num a) { return times(a, sigmoid(a)); }
-static num softplus(num a) { return of_one(log(1 + exp(value_of(a))), a, 1 / (1 + exp(-value_of(a)))); }
+
+static num softplus(num a) {
+    const double x = value_of(a);
+    return of_one(fmax(x, 0) + log(1 + exp(-fabs(x))), a, 1 / (1 + exp(-x)));
+}
 
 /* Slopes of the last number by all others. */
 static void run_back(void) {
@@ -1223,7 +1227,8 @@ TEST(chunks_change_nothing) {
         RICH "--max-slices 1",
         RICH "--ranks 3 --no-tails",
         RICH "--chunk-size 8 --stream 32768 --threads 2",
-        "--synthetic 75,34,64,2 --kinds window+sinks,latent,chunked --window 33 --hidden 16 --layers 3 --chunk-size 36"};
+        "--synthetic 90,88,9,90 --with 0,0,0,1 --shared 0,40,0,45 --share 1 --chunk-size 100 --steps 2",
+        "--synthetic 75,34,64 --kinds window+sinks,latent,chunked --window 33 --hidden 16 --layers 3 --chunk-size 36"};
     COMPARE_ALL(all);
 }
 
@@ -1231,7 +1236,8 @@ TEST(chunks_change_nothing) {
 TEST(large_numbers_are_no_trouble) {
     static const char *const all[] = {"--lr 40 --warmup 0 --clip 0 --steps 2",
                                       "--lr 300 --warmup 0 --steps 2 --untied --layers 1",
-                                      "--lr 5 --warmup 0 --steps 3 --kinds full+sinks+gate"};
+                                      "--lr 5 --warmup 0 --steps 3 --kinds full+sinks+gate",
+                                      "--lr 60 --warmup 0 --steps 2 --kinds delta,mamba"};
     COMPARE_ALL(all);
 }
 
