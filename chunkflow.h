@@ -23,6 +23,7 @@
          what begins alike     cf_shares_find (from tokens), cf_shares_of_nodes (from a tree)
        ask a plan              cf_plan_measure (fill, bounds, balance), cf_chunk_state_tokens, cf_slice_pairs
        feed kernels and loss   cf_metadata_size + cf_metadata_fill (cu_seqlens, positions, targets), cf_loss_weights
+     ~   rows of other ranks   cf_gang_pieces
        order the passes        cf_schedule_make, cf_schedule_size + cf_schedule_into, cf_schedule_defaults,
                                cf_schedule_free
        time them               cf_simulate, cf_timeline_free
@@ -304,6 +305,10 @@ typedef struct cf_pack_desc {
     int64_t lockstep;             /* 1: chunks are laid out for ranks that run in step (cf_columns_make): the i-th
                                      chunks of all ranks cost about the same. Only for best fit, and without shares;
                                      split is by cost then, unless it is given */
+    int64_t gang;                 /* most ranks that one sequence is spread over, at most n_ranks. 0, 1: it stays on one
+                                     rank. Only for best fit, without shares and without lockstep */
+    double gang_seconds;          /* what it costs a pass that a row of K and V comes from another rank, beyond what is
+                                     hidden beside other work, in units of the cost; for how widely to spread */
     cf_pass_cost cost;            /* for CF_SPLIT_COST and for balancing ranks. All zero: a row and a pair weigh so that
                                      all rows of the batch weigh as much as all its attention pairs */
     cf_slice_cost_fn slice_cost;  /* used in place of `cost` where given */
@@ -341,7 +346,8 @@ typedef struct cf_group {
     int64_t first_chunk;
     int64_t n_chunks;
     int64_t tokens; /* length of the sequence; in a tree, rows of the group's own state, 0 where no chunk goes on from
-                       it */
+                       it; in a gang, rows of this share */
+    int64_t gang;   /* ranks that the sequence is spread over; 0: it is on one */
 } cf_group;
 
 /* Sequences that begin alike are a tree. Its rows lie in groups, each of which goes on from its parent's state, and a
@@ -400,13 +406,23 @@ typedef struct cf_plan {
    one of exactly chunk_size tokens is a standalone chunk; one of a multiple is a group of full chunks. With align > 1 a
    sequence counts as long when its own tokens exceed chunk_size.
 
+   With gang a sequence that is dear may be spread over a gang: 2, 4, 8 ... neighbouring ranks, the first of which is a
+   multiple of that number; it divides n_ranks. Rank r of them has a share, the (r % gang)-th, which is a group.
+   Shares of a gang have the same number of chunks, at the same steps of their ranks: the first steps, those of wider
+   gangs before others. The i-th chunks of all shares are a round: neighbouring slices of about the same cost, by rising
+   rank, which follow those of the round before. So a chunk sees more of its sequence than its group has: prefix counts
+   its rank's own rows, and slices.begin all of them (cf_gang_pieces). Ranks run the passes of a round at once, so their
+   schedules must have these in the same order: take them from columns (cf_columns_make), or make them by `paper` on one
+   stage; all else is refused. Of eight choices of widths that one is taken with which the dearest rank is cheapest; no
+   rank is given fewer than 512 tokens of a sequence, or fewer than an eighth of chunk_size where that is less.
+
    Time is near linear (a million lengths in tens of milliseconds; CF_SPLIT_COST takes a few microseconds more for each
    slice of a long sequence). The plan depends only on the arguments, so every rank can compute it for itself.
 
-   With n_ranks > 1 every rank gets the same number of chunks (n_steps), and a group stays on one rank. The dearest
-   rank is made as cheap as it can be in as few steps as can be, or in more where that makes it cheaper by a hundredth;
-   idle chunks fill what is left. Where there are more than 32 groups and standalone chunks, the dearest are placed
-   first, and then moved and exchanged while that helps.
+   With n_ranks > 1 every rank gets the same number of chunks (n_steps), and a group is on one rank. The dearest rank is
+   made as cheap as it can be in as few steps as can be, or in more where that makes it cheaper by a hundredth; idle
+   chunks fill what is left. Where there are more than 32 groups and standalone chunks, the dearest are placed first,
+   and then moved and exchanged while that helps. With gang each rank's sequences are packed by themselves.
 
    With lockstep chunks lie in columns, of which there may be more, and idle chunks among others. It is laid out once
    for each target that long sequences are cut by: these are a quarter apart, from what a full slice costs at the start
@@ -499,7 +515,8 @@ CHUNKFLOW_API int64_t cf_chunk_state_tokens(const cf_plan *plan, int64_t chunk);
 typedef struct cf_capacity {
     int64_t rows;       /* most rows of a chunk, padding included: of an activation slot, of a boundary slot, and of the
                            scratch of a pass that keeps nothing */
-    int64_t prefix;     /* longest prefix of a chunk: a state slot needs prefix + rows rows */
+    int64_t prefix;     /* longest prefix of a chunk: a state slot needs prefix + rows rows; in a gang with the rows of
+                           other ranks, which are gathered beside the state */
     int64_t n_seqs;     /* most sequences that cu_seqlens of a chunk tells apart */
     int64_t slots;      /* activation slots of the stage */
     int64_t states;     /* its state slots */
@@ -546,7 +563,8 @@ typedef struct cf_level {
 
    cu_seqlens and max_seqlen are what flash_attn_varlen_func and its like take, causal and aligned bottom-right: the
    first slice of a dependent chunk has `prefix` more keys than queries, and so sees the prefix and itself; all other
-   slices see only themselves. Every row is in one of the sequences, for a run of padding rows is a sequence of its own:
+   slices see only themselves. In a gang the prefix has the rows of other ranks, too, in order (cf_gang_pieces). Every
+   row is in one of the sequences, for a run of padding rows is a sequence of its own:
    no token sees padding, and no row of a result is left unwritten. Padding does need finite numbers in Q, K and V; its
    gradients are zero, since it has no loss. Of a group only the last chunk has any, so a state has none between tokens.
 
@@ -594,6 +612,26 @@ CHUNKFLOW_API cf_result cf_metadata_size(const cf_plan *plan, int64_t chunk, con
                                          size_t *bytes, cf_error *error);
 CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, const cf_metadata_desc *desc, void *memory,
                                          size_t bytes, cf_metadata *out, cf_error *error);
+
+/* A piece of the prefix of a chunk of a gang, which lies in the state of some rank. */
+typedef struct cf_piece {
+    int64_t rank;
+    int64_t chunk;  /* of that rank, which made it; in state of that chunk's group */
+    int64_t row;    /* the first row of it there */
+    int64_t begin;  /* and in the sequence */
+    int64_t tokens; /* its rows: so many times the bytes of a row go from rank to rank */
+} cf_piece;
+
+/* The pieces of a gang's sequence that lie before this chunk, by rising position: without a gap from the first row to
+   slices.begin. Those of rounds before are in states by now; those of its own round, the last ones, are made by ranks
+   before it in the block while it runs, layer by layer. So in each layer of a pass the ranks of a round make K and V of
+   their rows, and each gets those of the pieces, all at once or one after the other from its neighbour (a ring; any
+   order will do, where attention merges blocks by their LSE). In a backward, gradients of pieces go back to the ranks
+   that have them, and a rank goes on with those of its own rows once all behind it have sent theirs.
+
+   pieces: room for all of them, chunk->index x gang + gang - 1 at most, or NULL. Returns how many there are; 0 for a
+   chunk of no gang. The plan must be sound. */
+CHUNKFLOW_API int64_t cf_gang_pieces(const cf_plan *plan, int64_t chunk, cf_piece *pieces);
 
 typedef enum cf_mean {
     CF_MEAN_DEFAULT = 0, /* CF_MEAN_TOKENS */
@@ -879,6 +917,9 @@ typedef struct cf_memory_desc {
                                      once: a ring of fixed bytes, through which passes stream a state in host memory
                                      layer by layer, block by block (CF_STATE_SLOTS blocks by default). Kept stage
                                      inputs are in host memory then, too. 0: all of it stays on the device */
+    int64_t gathered;             /* rows of the longest sequence that a gang of ranks shares: of one layer, K and V of
+                                     all of them, and their gradients, are gathered in the buffers. The load's state
+                                     counts rows of the rank's own share. 0: there is no gang */
     int64_t chunk_size;           /* of a model with windows or recurrent layers: there is a border between chunks for
                                      every chunk_size tokens of state; 0: CF_BORDER_TOKENS */
 } cf_memory_desc;
@@ -1238,6 +1279,7 @@ CHUNKFLOW_API void cf_schedule_free(cf_schedule *schedule);
 /* What a schedule must keep to besides the rules. Zero means default in every member. */
 typedef struct cf_validate_desc {
     cf_limits limits; /* not given: the schedule's own */
+    int gangs_alone;  /* for cf_ranks_validate. 1: ranks run free but for passes of gangs; 0: they run in step */
 } cf_validate_desc;
 
 /* Checks a schedule from any source, lowered or not. On every virtual stage of the rank
@@ -1328,7 +1370,9 @@ CHUNKFLOW_API cf_result cf_columns_schedule(const cf_plan *plan, const cf_schedu
 /* Checks the schedules of all ranks of a plan, from any source: each by itself, as cf_schedule_validate does, with its
    desc; and that they are in step. They must have the same shape; on every stage the i-th passes of all ranks,
    transfers left out, must be of one kind; and the lists must run to their end even if each of these passes waits for
-   those of all other ranks, and each transfer for its other end. schedules: (n_ranks), by rank. Errors: as
+   those of all other ranks, and each transfer for its other end. Passes of a gang's round, W left out, must meet: all
+   of its ranks run the same pass of the round at once. With gangs_alone only these meet, and nothing else is in step,
+   as suits ranks whose other passes have no collectives. schedules: (n_ranks), by rank. Errors: as
    cf_schedule_validate's; CF_ERROR_SCHEDULE ("actions", with the position in error->item, not counting transfers, and
    rank and stage in the text; "schedules": the item has another rank or shape); CF_ERROR_ARGUMENT ("schedules": the
    item is NULL). Plan and schedules may be unvalidated. */
@@ -2854,6 +2898,7 @@ typedef struct cf__packer {
     int64_t n_items, n_dependent, largest_group;
     int64_t max_units;
     int64_t item_tokens; /* padded tokens of all items */
+    int64_t most_shares; /* of gangs */
     /* working space */
     cf_group *groups;       /* (n_groups) here first_chunk counts dependent chunks alone, as cuts does */
     int32_t *cuts;          /* (n_dependent) lengths of the slices of all groups */
@@ -2876,16 +2921,23 @@ typedef struct cf__packer {
     double *columns;        /* (most_columns) cost of the dearest chunk of each */
     int64_t most_columns;
     int64_t n_rows, n_bands, first_extra; /* columns of bands; the first unit that is in none of them */
+    /* only with gangs; by sequence but for begins */
+    double *whole_costs;    /* (n) without the constant cost of its chunks */
+    int32_t *by_cost;       /* (n) the dearest first */
+    int32_t *widths, *blocks; /* (n) ranks that it is spread over, and the first of them */
+    int64_t *begins;        /* (n_dependent) where slices of shares begin */
     double slice_target;    /* CF_SPLIT_COST: no slice is dearer; DBL_MAX: slices are full */
     cf__pack_bins bins;     /* best fit: open chunks by room */
     /* only where rows are shared: an item is a bush then, length << 32 | node */
     cf_branch *branches;    /* (max_units) by unit, as in the plan */
     int32_t *group_of;      /* (max_units) number in the plan of the group that a unit is */
     int32_t *next_item;     /* (n_items) of the same unit; -1: none */
-    double *begins;         /* (n_items) where each begins */
+    double *item_begins;    /* (n_items) where each begins */
     uint64_t *sorted_items; /* (n_items) by that */
     /* results */
     int64_t n_runs, n_units;
+    int64_t n_shares, n_share_cuts; /* units 0 .. n_shares - 1 are shares of gangs, whose ranks are given */
+    int64_t n_wide;         /* by_cost[0 .. n_wide) has all sequences that are spread */
     int64_t first_free;     /* the items before this one stay in the units of their tree */
     cf_plan *plan;
 } cf__packer;
@@ -2926,16 +2978,20 @@ static cf_result cf__pack_check_desc(const cf_pack_desc *desc, cf_error *error) 
                                   {"max_slices", desc->max_slices, 0, INT64_MAX, CF_ERROR_LIMIT},
                                   {"n_ranks", desc->n_ranks, 1, CF_MAX_RANKS, CF_ERROR_LIMIT},
                                   {"lockstep", desc->lockstep, 0, 1, CF_ERROR_ARGUMENT},
+                                  {"gang", desc->gang, 0, desc->n_ranks, CF_ERROR_ARGUMENT},
                                   {"share_least", desc->share_least, 1, INT64_MAX, CF_ERROR_LIMIT}};
     CF__TRY(cf__check_members(members, CF__COUNT(members), CF_ERROR_ARGUMENT, error));
     if (desc->chunk_size % desc->align != 0)
         return cf__fail(error, CF_ERROR_ARGUMENT, "align", -1, cf__pack_common_divisor(desc->chunk_size, desc->align),
                         desc->align, "must divide chunk_size");
-    if (desc->lockstep && desc->method != CF_PACK_BEST_FIT)
+    if ((desc->lockstep || desc->gang > 1) && desc->method != CF_PACK_BEST_FIT)
         return cf__fail(error, CF_ERROR_ARGUMENT, "method", -1, CF_PACK_BEST_FIT, (int)desc->method,
-                        "ranks in step are packed by best fit");
+                        "ranks in step, and gangs, are packed by best fit");
     if (desc->lockstep && desc->shares != NULL)
         return cf__refuse(error, CF_ERROR_ARGUMENT, "lockstep", -1, "trees are not laid out for ranks in step");
+    if (desc->gang > 1 && (desc->lockstep || desc->shares != NULL))
+        return cf__refuse(error, CF_ERROR_ARGUMENT, "gang", -1, "neither trees nor ranks in step are laid out so");
+    CF__TRY(cf__check_real(desc->gang_seconds, "gang_seconds", -1, error));
     CF__TRY(cf__check_real(desc->cost.constant, "cost.constant", -1, error));
     CF__TRY(cf__check_real(desc->cost.per_token, "cost.per_token", -1, error));
     return cf__check_real(desc->cost.per_pair, "cost.per_pair", -1, error);
@@ -3032,12 +3088,18 @@ static cf_result cf__pack_cut_in_step(cf__packer *p, cf_group *group) {
 static cf_result cf__pack_plan_group(cf__packer *p, int64_t sequence, int64_t tokens, cf_group *group) {
     group->sequence = sequence;
     group->tokens = tokens;
+    group->gang = 0;
     group->n_chunks = cf__div_up(group->tokens, p->desc.chunk_size);
     if (group->n_chunks > CF_MAX_CHUNKS)
         return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", sequence, CF_MAX_CHUNKS, group->n_chunks,
                         "makes too many chunks");
     if (p->desc.split != CF_SPLIT_COST) return CF_OK;
     return cf__pack_in_step(p) ? cf__pack_cut_in_step(p, group) : cf__pack_find_target(p, group);
+}
+
+/* Rounds that a gang of so many ranks needs for a sequence, at most: from the full-th on, slices are full. */
+static int64_t cf__pack_most_rounds(const cf__packer *p, int64_t length, int64_t width) {
+    return length <= p->desc.chunk_size ? 1 : 2 * cf__div_up(length, width * p->desc.chunk_size) + 6;
 }
 
 /* ---- measuring ---- */
@@ -3075,9 +3137,27 @@ static cf_pass_cost cf__pack_weights(const cf_pass_cost *given, double rows, dou
     return weights;
 }
 
+/* What gangs may need beside what there is without them. No more than most_shares are made. Returns how many chunks
+   they and all others have, if each gang counts as one rank. */
+static int64_t cf__pack_bound_shares(cf__packer *p) {
+    int64_t i, size = p->desc.chunk_size, steps;
+    if (p->desc.gang < 2) return 0;
+    p->most_shares = cf__min(16 * p->desc.n_ranks, p->n * p->desc.gang);
+    steps = p->n_dependent + p->most_shares / 2 + cf__min(2 * cf__div_up(p->item_tokens, size) + 1, p->n_items);
+    if (p->desc.max_slices > 0) steps += p->n_items / p->desc.max_slices;
+    for (i = 0; i < p->n; i++) {
+        if (p->lengths[i] <= size) continue;
+        steps += cf__pack_most_rounds(p, p->lengths[i], 2) + 1;
+        p->n_dependent += 2 * cf__div_up(p->lengths[i], size);
+    }
+    p->n_dependent += 8 * p->most_shares;
+    p->head.n_groups += p->most_shares;
+    return steps;
+}
+
 /* The most units and chunks that there may be. */
 static cf_result cf__pack_bound_counts(cf__packer *p) {
-    int64_t ranks = p->desc.n_ranks, n_bins;
+    int64_t ranks = p->desc.n_ranks, n_bins, share_steps = cf__pack_bound_shares(p);
     /* Of two chunks that are not full by count, neither could take what the other holds (next fit: of two neighbours),
        so together they hold more than one chunk_size. A long sequence may close one more chunk in next fit. */
     n_bins = 2 * cf__div_up(p->item_tokens, p->desc.chunk_size) + p->head.n_groups + 1;
@@ -3091,6 +3171,7 @@ static cf_result cf__pack_bound_counts(cf__packer *p) {
     p->head.n_chunks = p->n_dependent + n_bins;
     /* Longest-first placement of the groups leaves no rank more than one group above the mean. */
     if (ranks > 1) p->head.n_chunks = ranks * (cf__div_up(p->head.n_chunks, ranks) + p->largest_group);
+    if (p->desc.gang > 1) p->head.n_chunks = ranks * share_steps; /* all on one rank */
     /* In step all bands but the last are at least half full of groups. */
     if (cf__pack_in_step(p)) p->head.n_chunks += ranks * (cf__div_up(p->n_dependent, ranks) + 1);
     p->most_columns = p->head.n_chunks / ranks;
@@ -3167,7 +3248,7 @@ static void cf__pack_layout_trees(cf__packer *p, cf__carver *carver) {
     p->branches = (cf_branch *)cf__take(carver, p->max_units, sizeof(cf_branch));
     p->group_of = (int32_t *)cf__take(carver, p->max_units, sizeof(int32_t));
     p->next_item = (int32_t *)cf__take(carver, p->n_items, sizeof(int32_t));
-    p->begins = (double *)cf__take(carver, p->n_items, sizeof(double));
+    p->item_begins = (double *)cf__take(carver, p->n_items, sizeof(double));
     p->sorted_items = (uint64_t *)cf__take(carver, p->n_items, sizeof(uint64_t));
 }
 
@@ -3193,6 +3274,13 @@ static void cf__pack_scratch(void *job, cf__carver *carver) {
         p->rows = (cf__pack_row *)cf__take(carver, p->head.n_groups + ranks, sizeof(cf__pack_row));
         p->columns = (double *)cf__take(carver, p->most_columns, sizeof(double));
     }
+    if (p->desc.gang > 1) {
+        p->whole_costs = (double *)cf__take(carver, p->n, sizeof(double));
+        p->begins = (int64_t *)cf__take(carver, p->n_dependent, sizeof(int64_t));
+        p->by_cost = (int32_t *)cf__take(carver, p->n, sizeof(int32_t));
+        p->widths = (int32_t *)cf__take(carver, p->n, sizeof(int32_t));
+        p->blocks = (int32_t *)cf__take(carver, p->n, sizeof(int32_t));
+    }
     cf__pack_layout_bins(p, carver);
     cf__pack_layout_trees(p, carver);
 }
@@ -3206,6 +3294,16 @@ static int32_t cf__pack_item_size(const cf__packer *p, int64_t i) {
     return (int32_t)cf__pack_padded(p, cf__pack_item_length(p->items[i]));
 }
 
+/* Whether a sequence is spread over a gang. */
+static int cf__pack_is_spread(const cf__packer *p, int64_t sequence) {
+    return p->widths != NULL && p->widths[sequence] > 1;
+}
+
+/* Where a group's i-th slice is among the cuts. The shares of a gang have theirs in turn. */
+static int64_t cf__pack_cut(const cf_group *group, int64_t i) {
+    return group->first_chunk + i * cf__max(group->gang, 1);
+}
+
 /* A unit without items: an empty chunk, or what the last slice of a group leaves of its chunk. */
 static cf__pack_unit cf__pack_empty_unit(const cf__packer *p, int64_t id) {
     cf__pack_unit unit;
@@ -3217,8 +3315,9 @@ static cf__pack_unit cf__pack_empty_unit(const cf__packer *p, int64_t id) {
     if (id < p->head.n_groups) {
         const cf_group *group = &p->groups[id];
         unit.n_chunks = (int32_t)group->n_chunks;
-        unit.room -= (int32_t)cf__pack_padded(p, p->cuts[group->first_chunk + group->n_chunks - 1]);
-        unit.slices_left = p->desc.no_tails ? 0 : unit.slices_left - 1;
+        unit.room -= (int32_t)cf__pack_padded(p, p->cuts[cf__pack_cut(group, group->n_chunks - 1)]);
+        /* What lies behind a share would make its gang wait. */
+        unit.slices_left = p->desc.no_tails || group->gang > 0 ? 0 : unit.slices_left - 1;
     }
     return unit;
 }
@@ -3246,13 +3345,15 @@ static cf_result cf__pack_cut_group(cf__packer *p, cf_group *group, int64_t *n_c
 
 /* Fills groups and cuts, and opens a unit for each group. */
 static cf_result cf__pack_collect_groups(cf__packer *p) {
-    int64_t i, n_cuts = 0;
+    int64_t i, n_cuts = p->n_share_cuts;
     for (i = 0; i < p->n && p->n_units < p->head.n_groups; i++) {
         cf_group *group = &p->groups[p->n_units];
-        if (p->lengths[i] <= p->desc.chunk_size) continue;
+        if (p->lengths[i] <= p->desc.chunk_size || cf__pack_is_spread(p, i)) continue;
         CF__TRY(cf__pack_plan_group(p, i, p->lengths[i], group));
         CF__TRY(cf__pack_cut_group(p, group, &n_cuts));
+        if (p->blocks != NULL) p->units[p->n_units - 1].rank = p->blocks[i];
     }
+    p->head.n_groups = p->n_units;
     p->n_dependent = n_cuts;
     return CF_OK;
 }
@@ -3275,8 +3376,10 @@ static void cf__pack_collect_items(cf__packer *p) {
     int64_t i, n = 0;
     for (i = 0; i < p->n; i++) {
         int64_t length = p->lengths[i];
-        if (length > 0 && length <= p->desc.chunk_size) p->items[n++] = (uint64_t)length << 32 | (uint64_t)i;
+        if (length > 0 && length <= p->desc.chunk_size && !cf__pack_is_spread(p, i))
+            p->items[n++] = (uint64_t)length << 32 | (uint64_t)i;
     }
+    p->n_items = n;
 }
 
 /* Groups sorted items, first .. end - 1, into runs of one padded size. */
@@ -3634,31 +3737,55 @@ static double cf__pack_item_cost(cf__packer *p, uint64_t item) {
     return cost;
 }
 
+/* Where a slice begins, given which it is among the cuts and how many rows of its sequence its group has before it. */
+static int64_t cf__pack_begin(const cf__packer *p, const cf_group *group, int64_t cut, int64_t own) {
+    return group->gang > 0 ? p->begins[cut] : own;
+}
+
 /* Cost of each item and of each unit. */
 static cf_result cf__pack_cost_units(cf__packer *p) {
     int64_t i, j;
     for (i = 0; i < p->n_items; i++) p->item_costs[i] = cf__pack_item_cost(p, p->items[i]);
     for (i = 0; i < p->n_units; i++) {
         const cf_group *group = i < p->head.n_groups ? &p->groups[i] : NULL;
-        int64_t begin = group != NULL && i < p->tree.n_chains ? p->tree.chains[i].begin : 0;
+        int64_t from = group != NULL && i < p->tree.n_chains ? p->tree.chains[i].begin : 0, at;
         double *cost = &p->costs[p->units[i].lead];
         p->costs[i] = 0;
-        for (j = 0; group != NULL && j < group->n_chunks; begin += p->cuts[group->first_chunk + j++])
-            *cost += cf__pack_slice_cost(p, group->sequence, begin, p->cuts[group->first_chunk + j]);
+        for (j = 0; group != NULL && j < group->n_chunks; from += p->cuts[at], j++) {
+            int64_t begin = cf__pack_begin(p, group, at = cf__pack_cut(group, j), from);
+            double one = cf__pack_slice_cost(p, group->sequence, begin, p->cuts[at]);
+            *cost += one + cf__product(p->desc.gang_seconds, (double)(begin - from));
+            if (p->desc.gang > 1 && j + 1 < group->n_chunks) *cost += one / 3; /* a replay, if K is 1 */
+        }
         *cost += cf__product(p->chunk_constant, (double)p->units[i].n_chunks);
     }
     for (i = 0; i < p->n_items; i++) p->costs[p->units[p->unit_of[i]].lead] += p->item_costs[i];
     return p->answer;
 }
 
+static double cf__pack_dearest(const cf__packer *p) {
+    double dearest = 0;
+    int64_t i;
+    for (i = 0; i < p->desc.n_ranks; i++) dearest = cf__most(dearest, p->loads[i]);
+    return dearest;
+}
+
+/* Ranks with nothing but the first n units. */
+static void cf__pack_load_ranks(cf__packer *p, int64_t n) {
+    int64_t i;
+    memset(p->steps, 0, (size_t)p->desc.n_ranks * sizeof *p->steps);
+    memset(p->loads, 0, (size_t)p->desc.n_ranks * sizeof *p->loads);
+    for (i = 0; i < n; i++) {
+        p->steps[p->units[i].rank] += p->units[i].n_chunks;
+        p->loads[p->units[i].rank] += p->costs[i];
+    }
+}
+
 /* Puts units first .. first + n - 1 into p->sorted, dearest first, and gives each to the least loaded rank that has
    steps left for it. Unit 0 finds empty ranks. Returns 0 if a unit fits nowhere. */
 static int cf__pack_give_units(cf__packer *p, int64_t first, int64_t n) {
     int64_t i, n_heap = 0;
-    if (first == 0) {
-        memset(p->steps, 0, (size_t)p->desc.n_ranks * sizeof *p->steps);
-        memset(p->loads, 0, (size_t)p->desc.n_ranks * sizeof *p->loads);
-    }
+    if (first == 0) cf__pack_load_ranks(p, 0);
     for (i = 0; i < n; i++) p->sorted[i] = (int32_t)(first + i);
     cf__sort_by_key(p->sorted, n, p->costs);
     for (i = 0; i < p->desc.n_ranks; i++) cf__heap_push(p->heap, n_heap++, (int32_t)i, p->loads);
@@ -3745,7 +3872,7 @@ static void cf__pack_find_exchange(const cf__packer *p, int32_t high, int32_t lo
     int32_t ours[256], theirs[256];
     int64_t i, j, n_ours = 0, n_theirs = 0;
     theirs[n_theirs++] = -1; /* nothing in exchange */
-    for (i = 0; i < p->n_units; i++) {
+    for (i = p->n_shares; i < p->n_units; i++) {
         if (p->units[i].rank == high && n_ours < 256) ours[n_ours++] = (int32_t)i;
         if (p->units[i].rank == low && n_theirs < 256) theirs[n_theirs++] = (int32_t)i;
     }
@@ -3819,13 +3946,6 @@ static void cf__pack_even_ranks(cf__packer *p) {
     }
 }
 
-static double cf__pack_dearest(const cf__packer *p) {
-    double dearest = 0;
-    int64_t i;
-    for (i = 0; i < p->desc.n_ranks; i++) dearest = cf__most(dearest, p->loads[i]);
-    return dearest;
-}
-
 /* The fewest steps may force many cheap chunks onto the rank that has the dear ones. So all units are given out once
    more, by cost alone, in as many steps as that takes, which stands if the dearest rank gets cheaper by a hundredth.
    Of the other placement units[].same keeps the ranks: the bins are done with. Returns whether it stands. */
@@ -3876,6 +3996,229 @@ static cf_result cf__pack_spread(cf__packer *p) {
         if (cf__pack_loosen(p)) cf__pack_even_ranks(p);
         cf__pack_order_by_rank(p);
     }
+    return cf__pack_count_chunks(p);
+}
+
+/* ---- gangs ----
+
+   Ranks of a gang are a block, and the widest gangs come first, so all ranks of a block have had the same passes before
+   one, and none waits for another one that is late. */
+
+/* The widest gang that is asked for, a power of two. */
+static int64_t cf__pack_widest(const cf__packer *p) {
+    int64_t width = 1;
+    while (2 * width <= p->desc.gang) width *= 2;
+    return width;
+}
+
+/* Whether a gang may have so many ranks: its slices are not to be thin, and there must be a unit for each in a round
+   that leaves some behind. */
+static int cf__pack_may_spread(const cf__packer *p, int64_t sequence, int64_t width) {
+    int64_t least = cf__max(cf__min(512, p->desc.chunk_size / 8), 2 * p->desc.align);
+    return width <= p->desc.gang && p->desc.n_ranks % width == 0 && p->desc.chunk_size >= 2 * p->desc.align &&
+           p->lengths[sequence] / width >= least;
+}
+
+/* About what a share costs, with replays as if K were 1 and backwards cost two forwards, and with transfers: of all
+   rows that lie on other ranks, each round gets those before it and half of its own. */
+static double cf__pack_share_cost(const cf__packer *p, int64_t sequence, int64_t width) {
+    double n = (double)width, length = (double)p->lengths[sequence], cost = p->whole_costs[sequence] / n;
+    double rounds = (double)cf__div_up(p->lengths[sequence], width * p->desc.chunk_size);
+    double chunks = width > 1 ? rounds : length / (double)p->desc.chunk_size;
+    double gathered = cf__product(length / n, (n - 1) * rounds / 2);
+    cost += cf__product(cost, (rounds - 1) / (3 * rounds));
+    return cost + cf__product(p->chunk_constant, chunks) + cf__product(p->desc.gang_seconds, gathered);
+}
+
+/* Gives each sequence the fewest ranks that make a share no dearer than `most`, or as many as pay. */
+static void cf__pack_choose_widths(cf__packer *p, double most) {
+    int64_t i, left = p->most_shares, width;
+    for (p->n_wide = i = 0; i < p->n; i++) {
+        int32_t id = p->by_cost[i];
+        double cost = cf__pack_share_cost(p, id, 1), wider;
+        for (width = 1; cost > most && cf__pack_may_spread(p, id, 2 * width); cost = wider, width *= 2)
+            if (!((wider = cf__pack_share_cost(p, id, 2 * width)) < cost)) break;
+        if (width > left) width = 1;
+        if (width > 1) left -= width, p->n_wide = i + 1;
+        p->widths[id] = (int32_t)width;
+    }
+}
+
+/* Gives all sequences that are not spread a rank each, the dearest first, as if there were no chunks. Returns what the
+   dearest rank costs then. */
+static double cf__pack_place_rest(cf__packer *p) {
+    int64_t i, n_heap = 0;
+    for (i = 0; i < p->desc.n_ranks; i++) cf__heap_push(p->heap, n_heap++, (int32_t)i, p->loads);
+    for (i = 0; i < p->n; i++) {
+        int32_t id = p->by_cost[i], least;
+        if (p->widths[id] > 1) continue;
+        least = cf__heap_pop(p->heap, n_heap, p->loads);
+        p->blocks[id] = least;
+        p->loads[least] += cf__pack_share_cost(p, id, 1);
+        cf__heap_push(p->heap, n_heap - 1, least, p->loads);
+    }
+    return cf__pack_dearest(p);
+}
+
+/* Gives gangs their blocks, the widest first and then the dearest, each where the least is, and the rest its ranks.
+   Returns what the dearest rank costs. */
+static double cf__pack_try_widths(cf__packer *p, double most) {
+    int64_t i, rank, width;
+    cf__pack_choose_widths(p, most);
+    cf__pack_load_ranks(p, 0);
+    for (width = cf__pack_widest(p); width > 1; width /= 2) {
+        for (i = 0; i < p->n_wide; i++) {
+            int32_t id = p->by_cost[i], *block = &p->blocks[id];
+            if (p->widths[id] != width) continue;
+            for (*block = 0, rank = width; rank < p->desc.n_ranks; rank += width)
+                if (p->loads[rank] < p->loads[*block]) *block = (int32_t)rank;
+            for (rank = *block; rank < *block + width; rank++) p->loads[rank] += cf__pack_share_cost(p, id, width);
+        }
+    }
+    return cf__pack_place_rest(p);
+}
+
+/* Cuts what is left of a sequence into the slices of one round, none dearer than the target, each of one alignment unit
+   or more. last: nothing is left behind it; otherwise it leaves enough for another one. Returns the tokens. */
+static int64_t cf__pack_cut_round(cf__packer *p, const cf_group *rest, int last, int64_t cut) {
+    int64_t size = p->desc.align, begin = 0, left = rest->gang;
+    int64_t end = (cf__div_up(rest->tokens, size) - (last ? 0 : left)) * size;
+    while (left-- > 0) {
+        int64_t length = cf__min(cf__pack_cut_by_cost(p, rest, begin), end - begin - left * size);
+        if (last) length = cf__max(length, end - begin - left * p->desc.chunk_size);
+        p->begins[cut] = p->from + begin;
+        p->cuts[cut++] = (int32_t)cf__min(length, rest->tokens - begin);
+        begin += length;
+    }
+    return cf__min(begin, rest->tokens);
+}
+
+/* Whether the slices of one round would be enough for what is left, if none is dearer than the target. */
+static int cf__pack_covers(cf__packer *p, const cf_group *rest, double target) {
+    int64_t begin = 0, left = rest->gang;
+    for (p->target = target; left > 0 && begin < rest->tokens; left--) begin += cf__pack_cut_by_cost(p, rest, begin);
+    return begin >= rest->tokens;
+}
+
+/* Cuts the next round: its first slice is full, and the others cost as much. The last one, what is left, is cut evenly.
+   Where many rounds have brought little, all slices are full. Returns the tokens. */
+static int64_t cf__pack_next_round(cf__packer *p, const cf_group *rest, int full, int64_t cut) {
+    int64_t most = rest->gang * p->desc.chunk_size;
+    double low = 0, high = cf__pack_slice_cost(p, rest->sequence, p->from, cf__min(rest->tokens, p->desc.chunk_size));
+    int last = cf__pack_covers(p, rest, high) || cf__div_up(rest->tokens, p->desc.align) < 2 * rest->gang, tries;
+    if (!last && full) {
+        p->target = DBL_MAX;
+        return cf__pack_cut_round(p, rest, rest->tokens <= most, cut);
+    }
+    if (last && p->desc.slice_cost == NULL) /* costs add up, so the mean is nearly enough */
+        low = cf_cost_seconds(&p->weights, rest->tokens, cf_slice_pairs(p->from, rest->tokens)) / (double)rest->gang;
+    for (tries = 0; last && tries < 40 && high - low > high * 1e-3; tries++) {
+        double middle = tries == 0 && low > 0 ? cf__product(low, 1.0005) : low + (high - low) / 2;
+        if (cf__pack_covers(p, rest, middle)) high = middle;
+        else low = middle;
+    }
+    p->target = high;
+    return cf__pack_cut_round(p, rest, last, cut);
+}
+
+/* Cuts a sequence for its gang, and opens a unit for each share. */
+static cf_result cf__pack_cut_gang(cf__packer *p, int64_t sequence) {
+    cf_group rest = {sequence, 0, 0, p->lengths[sequence], p->widths[sequence]};
+    int64_t rounds, part, i, first = p->n_share_cuts, most = cf__pack_most_rounds(p, rest.tokens, rest.gang);
+    for (p->from = rounds = 0; rest.tokens > 0; rounds++, p->n_share_cuts += rest.gang) {
+        int64_t tokens = cf__pack_next_round(p, &rest, rounds >= most / 2, p->n_share_cuts);
+        p->from += tokens;
+        rest.tokens -= tokens;
+    }
+    p->from = 0;
+    for (part = 0; part < rest.gang; part++) {
+        cf_group *share = &p->groups[p->n_units];
+        *share = rest;
+        share->first_chunk = first + part;
+        share->n_chunks = rounds;
+        for (i = 0; i < rounds; i++) share->tokens += p->cuts[cf__pack_cut(share, i)];
+        p->units[cf__pack_open_unit(p)].rank = (int32_t)(p->blocks[sequence] + part);
+    }
+    p->n_shares = p->n_units;
+    return p->answer;
+}
+
+/* Decides which sequences are spread over how many ranks, and over which, and cuts them. */
+static cf_result cf__pack_form_gangs(cf__packer *p) {
+    double constant = p->weights.constant, mean = 0, best = DBL_MAX, best_most = 0, most;
+    int64_t i, begin, width, size = p->desc.chunk_size;
+    int tries;
+    if (p->desc.slice_cost == NULL) p->chunk_constant = constant;
+    p->weights.constant = 0;
+    for (i = 0; i < p->n; i++) {
+        p->by_cost[i] = (int32_t)i;
+        for (p->whole_costs[i] = 0, begin = 0; begin < p->lengths[i]; begin += size)
+            p->whole_costs[i] += cf__pack_slice_cost(p, i, begin, cf__min(size, p->lengths[i] - begin));
+        mean += p->whole_costs[i] / (double)p->desc.n_ranks;
+    }
+    CF__TRY(p->answer);
+    cf__sort_by_key(p->by_cost, p->n, p->whole_costs);
+    for (tries = 0, most = mean; tries < 8; tries++, most *= 0.75) {
+        double dearest = cf__pack_try_widths(p, most);
+        if (!(dearest < best)) continue;
+        best = dearest;
+        best_most = most;
+    }
+    (void)cf__pack_try_widths(p, best_most);
+    for (width = cf__pack_widest(p); width > 1; width /= 2)
+        for (i = 0; i < p->n_wide; i++)
+            if (p->widths[p->by_cost[i]] == width) CF__TRY(cf__pack_cut_gang(p, p->by_cost[i]));
+    p->n_items = 0; /* they are collected later */
+    CF__TRY(cf__pack_cost_units(p));
+    cf__pack_load_ranks(p, p->n_shares);
+    (void)cf__pack_place_rest(p);
+    p->weights.constant = constant;
+    return CF_OK;
+}
+
+/* Packs each rank's sequences by themselves, in the chunks of that rank. */
+static void cf__pack_fill_ranks(cf__packer *p) {
+    int64_t i, rank, group = 0, unit;
+    int32_t first = 0, *end = p->aside;
+    memset(end, 0, (size_t)p->desc.n_ranks * sizeof *end);
+    for (i = 0; i < p->n_items; i++) end[p->blocks[cf__pack_item_sequence(p->items[i])]]++;
+    for (rank = 0; rank < p->desc.n_ranks; first += end[rank], end[rank++] = first) continue;
+    for (i = p->n_items - 1; i >= 0; i--)
+        p->spare[--end[p->blocks[cf__pack_item_sequence(p->items[i])]]] = p->items[i];
+    memcpy(p->items, p->spare, (size_t)p->n_items * sizeof *p->items);
+    for (i = 0; i < p->head.n_groups; i++) {
+        p->sorted[i] = (int32_t)i;
+        p->costs[i] = -(double)p->units[i].rank;
+    }
+    cf__sort_by_key(p->sorted, p->head.n_groups, p->costs);
+    cf__bits_clear(&p->bins.used);
+    for (rank = 0; rank < p->desc.n_ranks; rank++) {
+        unit = p->n_units;
+        for (; group < p->head.n_groups && p->units[p->sorted[group]].rank == rank; group++)
+            cf__pack_bins_insert(p, p->sorted[group]);
+        cf__pack_find_runs(p, end[rank], rank + 1 < p->desc.n_ranks ? end[rank + 1] : p->n_items);
+        cf__pack_best_fit(p);
+        for (; unit < p->n_units; unit++) p->units[unit].rank = (int32_t)rank;
+        while (cf__pack_bins_take(p, 1) >= 0) continue;
+    }
+}
+
+
+/* Gangs, and then every rank by itself, evened out as far as the steps of the fullest one go. */
+static cf_result cf__pack_prepare_gangs(cf__packer *p) {
+    int64_t i;
+    CF__TRY(cf__pack_form_gangs(p));
+    CF__TRY(cf__pack_collect_groups(p));
+    cf__pack_collect_items(p);
+    cf__pack_sort_and_bound(p);
+    cf__pack_fill_ranks(p);
+    p->weights.constant = 0; /* chunk_constant counts once for each chunk */
+    CF__TRY(cf__pack_cost_units(p));
+    cf__pack_load_ranks(p, p->n_units);
+    for (p->head.n_steps = i = 0; i < p->desc.n_ranks; i++) p->head.n_steps = cf__max(p->head.n_steps, p->steps[i]);
+    for (i = 0; i < p->n_units; i++) p->order[i] = (int32_t)i;
+    cf__pack_even_ranks(p);
+    cf__pack_order_by_rank(p);
     return cf__pack_count_chunks(p);
 }
 
@@ -4098,17 +4441,17 @@ static cf_result cf__pack_prepare_in_step(cf__packer *p) {
 /* A group, its chunks and its slices. */
 static void cf__pack_write_group(const cf__packer *p, int64_t id, int64_t first_chunk, cf_slice *slices) {
     cf_group *group = &p->plan->groups[id];
-    const int32_t *cuts = &p->cuts[p->groups[id].first_chunk];
-    int64_t i, begin = 0;
+    int64_t i, own = 0;
     *group = p->groups[id];
     group->first_chunk = first_chunk;
-    for (i = 0; i < group->n_chunks; begin += cuts[i++]) {
+    for (i = 0; i < group->n_chunks; own += slices[i++].length) {
         cf_chunk *chunk = &p->plan->chunks[first_chunk + i];
+        int64_t at = cf__pack_cut(&p->groups[id], i);
         slices[i].sequence = group->sequence;
-        slices[i].begin = begin;
-        slices[i].length = cuts[i];
+        slices[i].begin = cf__pack_begin(p, group, at, own);
+        slices[i].length = p->cuts[at];
         chunk->index = i;
-        chunk->prefix = begin;
+        chunk->prefix = own;
         chunk->group = id;
         chunk->n_slices = 1;
     }
@@ -4147,10 +4490,10 @@ static void cf__pack_link_items(cf__packer *p) {
     for (i = 0; i < p->n_units; i++) p->units[i].next_slice = -1;
     for (i = p->n_items - 1; i >= p->first_free; i--) cf__pack_link_item(p, i);
     for (i = 0; i < p->first_free; i++) {
-        p->begins[i] = (double)p->tree.nodes[cf__pack_item_sequence(p->items[i])].begin;
+        p->item_begins[i] = (double)p->tree.nodes[cf__pack_item_sequence(p->items[i])].begin;
         p->spare[i] = (uint64_t)i;
     }
-    cf__sort(&p->spare, &p->sorted_items, p->first_free, p->begins, 0);
+    cf__sort(&p->spare, &p->sorted_items, p->first_free, p->item_begins, 0);
     for (i = 0; i < p->first_free; i++) cf__pack_link_item(p, (int64_t)p->spare[i]);
 }
 
@@ -4331,6 +4674,7 @@ static cf_result cf__pack_prepare(void *job) {
     cf__packer *p = (cf__packer *)job;
     if (p->tree.shares != NULL) return cf__pack_prepare_trees(p);
     if (cf__pack_in_step(p)) return cf__pack_prepare_in_step(p);
+    if (p->desc.gang > 1) return cf__pack_prepare_gangs(p);
     CF__TRY(cf__pack_collect_groups(p));
     cf__pack_assign_items(p);
     return cf__pack_spread(p);
@@ -4518,7 +4862,8 @@ static cf_result cf__plan_check_counts(const cf_plan *plan, cf_error *error) {
     const cf__plan_check check = {plan, NULL, NULL, NULL, NULL, NULL, error};
     const cf_result bad = CF_ERROR_PLAN;
     if (plan == NULL) return cf__fail_null(error, "plan");
-    const int64_t most_groups = plan->branches != NULL ? plan->n_chunks : plan->n_sequences;
+    const int many = plan->branches != NULL || plan->n_ranks > 1; /* trees, or gangs */
+    const int64_t most_groups = many ? plan->n_chunks : plan->n_sequences;
     const cf__member members[] = {{"chunk_size", plan->chunk_size, 1, CF_MAX_CHUNK_SIZE, bad},
                                   {"align", plan->align, 1, plan->chunk_size, bad},
                                   {"max_slices", plan->max_slices, 0, INT64_MAX, bad},
@@ -4618,6 +4963,36 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id, i
     return cf__plan_is(check, "chunks.pairs", id, pairs, c->pairs, "is the wrong sum");
 }
 
+/* A share of a gang. Its neighbour is that of the next rank or, of the last rank, that of the first one: it has as many
+   chunks at the same steps, and its slices begin where these end, in the last case one round later. So all of them are
+   there, and leave no gap. */
+static cf_result cf__plan_check_share(const cf__plan_check *check, int64_t id) {
+    const cf_plan *plan = check->plan;
+    const cf_group *g = &plan->groups[id], *next;
+    int64_t i, part, last, first;
+    CF__TRY(cf__plan_within(check, "groups.gang", id, 2, plan->n_ranks, g->gang, "is no number of ranks"));
+    CF__TRY(cf__plan_is(check, "groups.gang", id, 0, plan->n_ranks % g->gang, "does not divide the ranks"));
+    part = g->first_chunk / plan->n_steps % g->gang;
+    last = part + 1 == g->gang;
+    first = g->first_chunk + (last ? -part : 1) * plan->n_steps;
+    CF__TRY(cf__plan_within(check, "chunks.group", first, 0, plan->n_groups - 1, plan->chunks[first].group,
+                            "is no share of its gang"));
+    next = &plan->groups[plan->chunks[first].group];
+    CF__TRY(cf__plan_is(check, "groups.gang", id, next->gang, g->gang, "does not agree with the next share"));
+    CF__TRY(cf__plan_is(check, "groups.sequence", id, next->sequence, g->sequence, "is not the next share's"));
+    CF__TRY(cf__plan_is(check, "groups.n_chunks", id, next->n_chunks, g->n_chunks, "is not the next share's"));
+    CF__TRY(cf__plan_is(check, "groups.first_chunk", id, next->first_chunk, first, "is at another step than the next"));
+    for (i = 0; i < g->n_chunks; i++) {
+        const cf_slice *s = &plan->slices[plan->chunks[g->first_chunk + i].first_slice], *on;
+        int64_t end = s->begin + s->length, wanted = check->lengths[g->sequence];
+        on = &plan->slices[plan->chunks[first + (last ? cf__min(i + 1, g->n_chunks - 1) : i)].first_slice];
+        if (!last || i + 1 < g->n_chunks) wanted = on->begin;
+        CF__TRY(cf__plan_is(check, "groups.gang", id, wanted, end, "has a slice that ends where no other one begins"));
+        if (part == 0 && i == 0) CF__TRY(cf__plan_is(check, "groups.gang", id, 0, s->begin, "leaves out tokens"));
+    }
+    return part == 0 ? cf__plan_see(check, g->sequence, "groups.sequence", id) : CF_OK;
+}
+
 static cf_result cf__plan_check_group(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
     const cf_group *g = &plan->groups[id];
@@ -4635,15 +5010,18 @@ static cf_result cf__plan_check_group(const cf__plan_check *check, int64_t id) {
         s = &plan->slices[first];
         CF__TRY(cf__plan_is(check, "slices.sequence", first, g->sequence, s->sequence,
                             "is not the sequence of its group"));
-        CF__TRY(cf__plan_is(check, "slices.begin", first, prefix, s->begin, "comes out of order"));
-        if (i + 1 < g->n_chunks && s->length % plan->align != 0)
+        if (g->gang == 0) CF__TRY(cf__plan_is(check, "slices.begin", first, prefix, s->begin, "comes out of order"));
+        if (s->length % plan->align != 0 &&
+            (i + 1 < g->n_chunks || (g->gang > 0 && s->begin + s->length < check->lengths[g->sequence])))
             return cf__fail(check->error, CF_ERROR_PLAN, "slices.length", first, plan->align, s->length,
                             "is no multiple of the alignment");
         prefix += s->length;
     }
-    CF__TRY(cf__plan_is(check, "groups.n_chunks", id, check->lengths[g->sequence], prefix,
-                        "leaves out tokens at the end of its sequence"));
+    if (g->gang == 0)
+        CF__TRY(cf__plan_is(check, "groups.n_chunks", id, check->lengths[g->sequence], prefix,
+                            "leaves out tokens at the end of its sequence"));
     CF__TRY(cf__plan_is(check, "groups.tokens", id, prefix, g->tokens, "is the wrong sum"));
+    if (g->gang != 0) return cf__plan_check_share(check, id);
     return cf__plan_see(check, g->sequence, "groups.sequence", id);
 }
 
@@ -4978,6 +5356,12 @@ typedef struct cf__metadata_job {
     int32_t *more_rows, *more_sequences, *more_targets, *loss_rows, *key_ends, *level_cu;
 } cf__metadata_job;
 
+/* Rows before a chunk that its first slice sees; in a gang those of other ranks, too. */
+static int64_t cf__metadata_prefix(const cf_plan *plan, const cf_chunk *c) {
+    int gang = c->group >= 0 && plan->groups[c->group].gang > 0;
+    return gang ? cf__max(plan->slices[c->first_slice].begin, c->prefix) : c->prefix;
+}
+
 /* The next sequence of cu_seqlens. */
 static void cf__metadata_add(cf__metadata_job *job, int64_t queries, int64_t keys) {
     int64_t i = job->n++;
@@ -5226,7 +5610,7 @@ static void cf__metadata_list_losses(cf__metadata_job *job) {
 }
 
 static void cf__metadata_list_keys(const cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
-    int32_t *ends = job->key_ends + c->prefix;
+    int32_t *ends = job->key_ends + job->out.prefix;
     int64_t id, end = c->first_slice + c->n_slices, seen = 0;
     cf__metadata_fill_rows(ends, job->out.rows, 1, 1); /* padding sees itself */
     for (id = end - 1; id >= c->first_slice; id--) {
@@ -5245,9 +5629,10 @@ static void cf__metadata_add_rows(cf__metadata_job *job, const cf_plan *plan, co
     int64_t i, end = 0;
     for (i = 0; i < c->n_slices; i++) {
         const cf_slice *s = &plan->slices[c->first_slice + i];
-        int goes_on = i == 0 && c->group >= 0 && c->index + 1 < plan->groups[c->group].n_chunks;
+        const cf_group *g = i == 0 && c->group >= 0 ? &plan->groups[c->group] : NULL;
+        int goes_on = g != NULL && (c->index + 1 < g->n_chunks || (g->gang > 0 && (c->rank + 1) % g->gang != 0));
         cf__metadata_add_padding(job, end, s->offset);
-        cf__metadata_add(job, s->length, s->length + (i == 0 ? c->prefix : 0));
+        cf__metadata_add(job, s->length, s->length + (i == 0 ? job->out.prefix : 0));
         if (job->cu_q != NULL) cf__metadata_fill_slice(job, s, !goes_on);
         end = s->offset + s->length;
     }
@@ -5278,15 +5663,15 @@ static cf_result cf__metadata_measure(cf__metadata_job *job, const cf_plan *plan
     const cf_capacity *most = job->desc.capacity;
     job->out.chunk = chunk;
     job->out.tokens = c->tokens;
-    job->out.prefix = c->prefix;
+    job->out.prefix = cf__metadata_prefix(plan, c);
     job->out.pairs = c->pairs;
     job->out.rows = c->padded;
-    if (c->prefix + c->padded > INT32_MAX)
-        return cf__fail(error, CF_ERROR_LIMIT, "cu_seqlens_k", chunk, INT32_MAX, c->prefix + c->padded,
+    if (job->out.prefix + c->padded > INT32_MAX)
+        return cf__fail(error, CF_ERROR_LIMIT, "cu_seqlens_k", chunk, INT32_MAX, job->out.prefix + c->padded,
                         "the prefix and the chunk together pass 32 bits");
     if (most != NULL) {
         CF__TRY(cf__range(most->rows, c->padded, INT32_MAX, "capacity.rows", error));
-        CF__TRY(cf__range(most->prefix, c->prefix, INT32_MAX - most->rows, "capacity.prefix", error));
+        CF__TRY(cf__range(most->prefix, job->out.prefix, INT32_MAX - most->rows, "capacity.prefix", error));
         job->out.rows = most->rows;
     }
     job->n = 0;
@@ -5386,6 +5771,23 @@ CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, con
     }
     *out = job.out;
     return CF_OK;
+}
+
+/* ---- gangs ---- */
+
+CHUNKFLOW_API int64_t cf_gang_pieces(const cf_plan *plan, int64_t chunk, cf_piece *pieces) {
+    const cf_chunk *c = plan != NULL && chunk >= 0 && chunk < plan->n_chunks ? &plan->chunks[chunk] : NULL;
+    int64_t gang = c != NULL && c->group >= 0 ? plan->groups[c->group].gang : 0, part, i, n;
+    if (gang == 0) return 0;
+    part = c->rank % gang;
+    n = c->index * gang + part;
+    for (i = 0; i < n && pieces != NULL; i++) {
+        const int64_t id = chunk - c->index + i / gang + (i % gang - part) * plan->n_steps;
+        const cf_slice *s = &plan->slices[plan->chunks[id].first_slice];
+        const cf_piece piece = {plan->chunks[id].rank, id, plan->chunks[id].prefix, s->begin, s->length};
+        pieces[i] = piece;
+    }
+    return n;
 }
 
 /* ---- weights of the loss ---- */
@@ -5873,6 +6275,7 @@ static cf_result cf__memory_check_desc(const cf_memory_desc *given, cf_memory_de
 #define CF__MEMORY_CHECK(name, usual) CF__TRY(cf__range(full->name, 1, CF__MEMORY_MAX_ELEMENT, #name, error));
     CF__MEMORY_ELEMENTS(CF__MEMORY_CHECK)
     CF__TRY(cf__range(full->state_window, 0, CF_MAX_LENGTH, "state_window", error));
+    CF__TRY(cf__range(full->gathered, 0, CF_MAX_LENGTH, "gathered", error));
     CF__TRY(cf__range(full->matrix_bytes, 1, CF__MEMORY_MAX_ELEMENT, "matrix_bytes", error));
     CF__TRY(cf__range(full->lora_rank, 0, CF_MAX_WIDTH, "lora_rank", error));
     CF__TRY(cf__range(full->chunk_size, 1, CF_MAX_CHUNK_SIZE, "chunk_size", error));
@@ -6200,6 +6603,8 @@ static int cf__memory_stage(const cf_memory_desc *desc, int64_t stage, const cf_
     else out->logits = 0;
     if (parallel->zero >= 3 && parallel->dp > 1)
         cf__add_product(&out->buffers, sums.layer_parameters, 2 * desc->parameter_bytes, overflow);
+    cf__add_product(&out->buffers, desc->gathered, sums.layer_row, overflow);
+    cf__add_product(&out->buffers, desc->gathered, sums.layer_gradient_row, overflow);
     out->runtime = cf__memory_runtime(desc, out, overflow);
 #define CF__MEMORY_ADD_TERM(name, text) cf__add_product(&out->total, out->name, 1, overflow);
     CF_MEMORY_TERMS(CF__MEMORY_ADD_TERM)
@@ -7530,6 +7935,17 @@ static cf_result cf__schedule_check_forwards_first(const cf_schedule_desc *desc,
     return why == NULL ? CF_OK : cf__fail(error, CF_ERROR_ARGUMENT, "forwards_first", -1, 0, desc->forwards_first, why);
 }
 
+/* Passes of a gang must come in the same order on all its ranks, whatever else these have. */
+static cf_result cf__schedule_check_gangs(const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
+    int64_t i;
+    if (desc->kind == CF_SCHEDULE_PAPER && desc->shape.n_stages == 1) return CF_OK;
+    for (i = 0; i < plan->n_groups; i++)
+        if (plan->groups[i].gang > 0)
+            return cf__refuse(error, CF_ERROR_ARGUMENT, "plan", -1,
+                              "has gangs: take paper and one stage, or make one list of columns for all ranks");
+    return CF_OK;
+}
+
 static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_desc *desc, cf_error *error) {
     int many = desc->kind >= CF_SCHEDULE_INTERLEAVED;
     int64_t placements = desc->kind == CF_SCHEDULE_BEST          ? CF_PLACEMENT_ANY
@@ -7548,6 +7964,7 @@ static cf_result cf__schedule_check_desc(const cf_plan *plan, const cf_schedule_
         return cf__fail(error, CF_ERROR_ARGUMENT, "shape.forward_only", -1, 0, 1,
                         "is for best alone: without backwards all kinds are one");
     if (desc->forwards_first) CF__TRY(cf__schedule_check_forwards_first(desc, error));
+    CF__TRY(cf__schedule_check_gangs(plan, desc, error));
     CF__TRY(cf__pipe_check_limits(&desc->limits, desc->shape.n_stages, CF_ERROR_ARGUMENT, error));
     CF__TRY(cf__pipe_check_timing(desc->timing, desc->shape.n_stages * desc->shape.n_virtual, error));
     return cf__schedule_check_bytes(plan, &desc->shape, &desc->limits.per_token, error);
@@ -10366,7 +10783,7 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
                                              const cf_validate_desc *desc, const cf_allocator *allocator,
                                              cf_error *error) {
     static const cf__recipe recipe = {"shape.n_stages", 1, cf__check_layout, NULL, NULL, cf__check_everything};
-    const cf_validate_desc none = {{0, 0, 0, NULL, NULL, NULL, {0, 0, 0, 0}}};
+    const cf_validate_desc none = {{0, 0, 0, NULL, NULL, NULL, {0, 0, 0, 0}}, 0};
     cf__pipeline pipe;
     cf__checker k;
     CF__TRY(cf__pipe_check_schedule(plan, schedule, 2, error));
@@ -10593,7 +11010,7 @@ static cf_result cf__lockstep_fill(void *job) {
         if (i >= end && to > i) {
             group = &columns->groups[columns->n_groups++];
             group->sequence = group->first_chunk = i;
-            group->n_chunks = group->tokens = 0;
+            group->n_chunks = group->tokens = group->gang = 0;
         }
         end = cf__max(end, to);
         slice->sequence = i;
@@ -10706,6 +11123,7 @@ typedef struct cf__ranks {
     int64_t *cursor;    /* (n_ranks x n_stages) the next action, an index into actions */
     int64_t *position;  /* (n_stages) passes that have run */
     uint16_t *run;      /* (n_ranks x cells) a bit for each pass that has run, where transfers are not in the lists */
+    int gangs_alone;
     cf_error *error;
 } cf__ranks;
 
@@ -10765,11 +11183,47 @@ static cf_result cf__ranks_differ(const cf__ranks *k, int64_t rank, int64_t stag
     return cf__refuse(k->error, CF_ERROR_SCHEDULE, "actions", k->position[stage], text);
 }
 
+/* Ranks that run a pass together, *first .. *end - 1: those of its gang. Returns whether all of them have come to it,
+   and can run it. */
+static int cf__ranks_gather(const cf__ranks *k, int64_t rank, int64_t stage, const cf_action *a, int64_t *first,
+                            int64_t *end) {
+    const cf_chunk *c = &k->plan->chunks[a->chunk];
+    int64_t gang = c->group >= 0 && a->pass != CF_W ? k->plan->groups[c->group].gang : 0, other;
+    *first = gang > 0 ? rank - rank % gang : rank;
+    *end = gang > 0 ? *first + gang : rank + 1;
+    for (other = *first; other < *end; other++) {
+        const cf_action *b = other < k->plan->n_ranks ? cf__ranks_head(k, other, stage) : NULL;
+        if (b == NULL || b->pass != a->pass || b->stage != a->stage || !cf__ranks_has_input(k, other, b) ||
+            b->chunk - a->chunk != (other - rank) * k->plan->n_steps)
+            return 0;
+    }
+    return 1;
+}
+
+static void cf__ranks_step(const cf__ranks *k, int64_t rank, int64_t stage) {
+    const cf_action *a = cf__ranks_head(k, rank, stage);
+    *cf__ranks_cell(k, rank, a, a->stage) |= (uint16_t)(1 << a->pass);
+    ++*cf__ranks_cursor(k, rank, stage);
+}
+
+/* Runs what ranks run next on a stage, where only gangs meet. */
+static void cf__ranks_run_free(const cf__ranks *k, int64_t stage, int *moved) {
+    int64_t rank, first, end;
+    for (rank = 0; rank < k->plan->n_ranks; rank++) {
+        const cf_action *a;
+        cf__ranks_meet(k, rank, stage, moved);
+        a = cf__ranks_head(k, rank, stage);
+        if (a == NULL || cf__pipe_is_transfer(a->pass) || !cf__ranks_gather(k, rank, stage, a, &first, &end)) continue;
+        for (; first < end; first++) cf__ranks_step(k, first, stage);
+        *moved = 1;
+    }
+}
+
 /* Looks at what all ranks run next on a stage. *go: 1 if it is a pass that all of them can run. Lists that are sound and
    have run the same kinds so far end together, for all have as many chunks. */
 static cf_result cf__ranks_look(const cf__ranks *k, int64_t stage, int *go, int *moved) {
     const cf_action *first = NULL;
-    int64_t rank;
+    int64_t rank, block, end;
     *go = 1;
     for (rank = 0; rank < k->plan->n_ranks; rank++) {
         cf__ranks_meet(k, rank, stage, moved);
@@ -10782,7 +11236,7 @@ static cf_result cf__ranks_look(const cf__ranks *k, int64_t stage, int *go, int 
         const cf_action *a = cf__ranks_head(k, rank, stage);
         if (a != NULL && first != NULL && (a->stage != first->stage || cf__ranks_kind(a) != cf__ranks_kind(first)))
             return cf__ranks_differ(k, rank, stage, a, first);
-        if (a == NULL || !cf__ranks_has_input(k, rank, a)) *go = 0;
+        if (a == NULL || !cf__ranks_gather(k, rank, stage, a, &block, &end)) *go = 0;
     }
     return CF_OK;
 }
@@ -10795,12 +11249,12 @@ static cf_result cf__ranks_run(void *job) {
         memcpy(cf__ranks_cursor(k, rank, 0), k->schedules[rank]->first, (size_t)n_stages * sizeof *k->cursor);
     do {
         for (moved = 0, stage = 0; stage < n_stages; stage++) {
-            CF__TRY(cf__ranks_look(k, stage, &go, &moved));
-            for (rank = 0; rank < n_ranks && go; rank++) {
-                const cf_action *a = cf__ranks_head(k, rank, stage);
-                *cf__ranks_cell(k, rank, a, a->stage) |= (uint16_t)(1 << a->pass);
-                ++*cf__ranks_cursor(k, rank, stage);
+            if (k->gangs_alone) {
+                cf__ranks_run_free(k, stage, &moved);
+                continue;
             }
+            CF__TRY(cf__ranks_look(k, stage, &go, &moved));
+            for (rank = 0; rank < n_ranks && go; rank++) cf__ranks_step(k, rank, stage);
             k->position[stage] += go;
             moved |= go;
         }
@@ -10808,7 +11262,7 @@ static cf_result cf__ranks_run(void *job) {
     for (rank = 0; rank < n_ranks; rank++)
         for (stage = 0; stage < n_stages; stage++)
             if (cf__ranks_head(k, rank, stage) != NULL)
-                return cf__refuse(k->error, CF_ERROR_SCHEDULE, "actions", k->position[stage],
+                return cf__refuse(k->error, CF_ERROR_SCHEDULE, "actions", k->gangs_alone ? -1 : k->position[stage],
                                   "the ranks wait for each other for ever");
     return CF_OK;
 }
@@ -10835,6 +11289,7 @@ CHUNKFLOW_API cf_result cf_ranks_validate(const cf_plan *plan, const cf_schedule
     memset(&k, 0, sizeof k);
     k.plan = plan;
     k.schedules = schedules;
+    k.gangs_alone = desc != NULL && desc->gangs_alone;
     k.error = error;
     k.pipe = cf__pipe_of(plan, &schedules[0]->shape, NULL);
     return cf__make(&recipe, &k, allocator, error);
@@ -11119,9 +11574,10 @@ CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedul
 /* ---- memory at every moment ---- */
 
 /* Rows times keys of a chunk whose attention writes out its scores. */
-static int cf__simulate_scores(const cf_chunk *c, int64_t *scores) {
+static int cf__simulate_scores(const cf_plan *plan, const cf_chunk *c, int64_t *scores) {
     int64_t keys;
-    return cf__add(c->prefix, c->padded, &keys) && cf__mul(c->padded, keys, scores) && *scores <= INT64_MAX / 4;
+    return cf__add(cf__metadata_prefix(plan, c), c->padded, &keys) && cf__mul(c->padded, keys, scores) &&
+           *scores <= INT64_MAX / 4;
 }
 
 /* The counts after something was taken or given back. One action adds less than half of what fits. */
@@ -11146,7 +11602,7 @@ static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id,
     cf_memory_load *load = &held->load;
     int64_t scores = 0;
     int runs = way > 0 && a->pass < CF_COMPUTE_PASS_COUNT;
-    if (!cf__simulate_scores(c, &scores)) return cf__fail_size(error, "loads.live_scores");
+    if (!cf__simulate_scores(sim->pipe.plan, c, &scores)) return cf__fail_size(error, "loads.live_scores");
     (way > 0 ? cf__pipe_hold : cf__pipe_let_go)(&sim->pipe, held, a, c);
     if (way > 0 ? a->keep : 1 << a->pass & CF__CHECK_ENDS) load->live_scores += way * scores;
     load->chunk_tokens = runs ? c->padded : 0;
@@ -11875,7 +12331,7 @@ CHUNKFLOW_API cf_result cf_run_capacity(const cf_plan *plan, const cf_schedule *
         cf__metadata_add_rows(&job, plan, c);
         cf__run_raise(&capacity->n_seqs, job.n + 1); /* a capacity may leave padding behind the last slice */
         cf__run_raise(&capacity->rows, c->padded);
-        cf__run_raise(&capacity->prefix, c->prefix);
+        cf__run_raise(&capacity->prefix, cf__metadata_prefix(plan, c));
     }
     cf__run_raise(&capacity->slots, stats.peak_slots);
     cf__run_raise(&capacity->states, stats.peak_states);
@@ -12039,7 +12495,9 @@ static void cf__write_group_json(cf__writer *w, const cf_plan *plan, int64_t id)
                                         {"tokens", g->tokens},
                                         {"parent", b != NULL ? b->parent : -1},
                                         {"below", b != NULL ? b->below : 0}};
-    cf__write_members(w, id > 0 ? ",\n    {" : "\n    {", members, b != NULL ? CF__COUNT(members) : 5, "}");
+    cf__write_members(w, id > 0 ? ",\n    {" : "\n    {", members, b != NULL ? CF__COUNT(members) : 5, "");
+    if (g->gang > 0) cf__write_text(w, ", \"gang\": %lld", (long long)g->gang);
+    cf__write_text(w, "}");
 }
 
 static void cf__write_plan_counts(cf__writer *w, const cf_plan *plan) {

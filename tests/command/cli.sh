@@ -767,6 +767,11 @@ test_pack() {
     same pack/ranks/even "1 0" "$(grep -c '^dearest rank  *1.0000 x' out) $(grep -c 'What would help' out)"
     cf pack --chunk-size 8 --ranks 2 --lockstep three # two columns for a mean of one and a half
     same pack/ranks/lockstep "2 1.3333" "$(sed -n 's/^in step  *\([0-9]*\) columns, together \([0-9.]*\) x .*/\1 \2/p' out)"
+    printf '3000\n20\n30\n500\n' >giant
+    cf pack --chunk-size 256 --ranks 4 --gang 4 giant # without a gang the dearest rank has all that counts
+    same pack/ranks/gang "2 4" "$(sed -n 's/^gangs  *\([0-9]*\) of .* over \([0-9]*\) ranks at most$/\1 \2/p' out)"
+    between pack/ranks/gang/even "$(sed -n 's/^dearest rank  *\([0-9.]*\) x the mean cost .*/\1/p' out)" 1 1.05
+    refuses pack/ranks/gang/more 2 'gang' pack --chunk-size 256 --ranks 4 --gang 5 giant
     cf pack --chunk-size 8 three
     same pack/ranks/one 0 "$(grep -c '^dearest rank' out)"
     cf pack --chunk-size 64 --align 8 --chunks short

@@ -33,7 +33,7 @@ test_help() {
         done
     done
     for option in --schedule --virtual --split-backward --forwards-first --forward-only --lower --width --color \
-        --no-list --csv --csv-extensions --torch --microbatches --microbatch-order --dot --max-nodes --trace --metadata --all-ranks --lockstep --tsv; do
+        --no-list --csv --csv-extensions --torch --microbatches --microbatch-order --dot --max-nodes --trace --metadata --all-ranks --lockstep --gang --tsv; do
         same "pipeline/help/plan/$option" 1 "$(grep -Ec "^  $option([, ]|\$)" help.plan)"
     done
     for option in --plan --lengths --limit --limits --k --rank --replay --legacy --forward-only --lockstep --microbatches --csv --buffered --chart --width --color \
@@ -1338,6 +1338,13 @@ test_check() {
         sed -n 's/^plan .* 2 ranks with \([0-9]*\) steps.*/\1/p' out)"
     succeeds check/lockstep check --plan pl.json --lockstep ml.json
     same check/lockstep/said 1 "$(grep -c 'ml.json: 2 ranks in step' out)"
+    cf plan --chunk-size 8K --k 1 --stages 2 --ranks 2 --gang 2 --plan-json pg.json --all-ranks --json mg.json --summary five
+    same plan/gang/shares 2 "$(grep -c '"gang": 2}' pg.json)"
+    succeeds check/gang check --plan pg.json mg.json
+    same check/gang/said 1 "$(grep -c 'mg.json: 2 ranks meet in all passes of their gangs' out)"
+    succeeds check/gang/lockstep check --plan pg.json --lockstep mg.json
+    sed 's/"gang": 2}/"gang": 3}/' pg.json >pg3.json
+    refuses check/gang/broken 1 'gang' check pg3.json
     refuses check/all-ranks/other-plan 1 'n_chunks: is too large' check --plan p.json all.json
     refuses check/all-ranks/chart 2 'want the schedule of one rank' check --plan p2.json all.json --chart
     sed 's/"n_ranks": 2,/"n_ranks": 3,/' all.json >more.json

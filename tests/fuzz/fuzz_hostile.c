@@ -266,6 +266,7 @@ static void times_stand(hostile *h, int sound) {
 /* The schedule as that of columns, and as that of every rank. */
 static void ranks_stand(hostile *h) {
     const cf_schedule *schedules[8];
+    cf_validate_desc desc = {0};
     cf_schedule *own = NULL;
     cf_error error = fuzz_error();
     int64_t i;
@@ -274,7 +275,8 @@ static void ranks_stand(hostile *h) {
     for (i = 0; i < 8; i++) schedules[i] = i == 7 && fuzz_between(&h->in, 0, 1) ? NULL : &h->schedule;
     if (h->plan.n_ranks > 8) return; /* that is how many schedules are read */
     error = fuzz_error();
-    (void)fuzz_result(cf_ranks_validate(&h->plan, schedules, NULL, NULL, &error), &error);
+    desc.gangs_alone = fuzz_chance(&h->in, 2);
+    (void)fuzz_result(cf_ranks_validate(&h->plan, schedules, &desc, NULL, &error), &error);
 }
 
 static void schedule_stands(hostile *h) {

@@ -149,12 +149,13 @@ static const char *chunk_fault(const cf_plan *p, int64_t c, const int64_t *lengt
         if (!in_group) {
             RULE(slice->begin == 0 && slice->length == lengths[slice->sequence]); /* short sequences stay whole */
         } else {
-            RULE(slice->sequence == p->groups[chunk->group].sequence && slice->begin == chunk->prefix);
+            RULE(slice->sequence == p->groups[chunk->group].sequence);
+            RULE(p->groups[chunk->group].gang > 0 || slice->begin == chunk->prefix);
         }
         tokens += slice->length;
         padded += oracle_round_up(slice->length, p->align);
         RULE(padded <= p->chunk_size);
-        pairs += oracle_pairs(in_group ? chunk->prefix : 0, slice->length);
+        pairs += oracle_pairs(in_group ? slice->begin : 0, slice->length);
     }
     RULE(chunk->tokens == tokens);
     RULE(chunk->padded == padded);
@@ -172,7 +173,7 @@ static const char *group_fault(const cf_plan *p, int64_t g, const int64_t *lengt
     const cf_group *group = &p->groups[g];
     int64_t prefix = 0, i;
     RULE(group->sequence >= 0 && group->sequence < p->n_sequences);
-    RULE(group->tokens == lengths[group->sequence]);
+    RULE(group->gang > 0 || group->tokens == lengths[group->sequence]);
     RULE(group->n_chunks >= 1 && group->n_chunks <= p->n_chunks);
     RULE(group->first_chunk >= 0 && group->first_chunk <= p->n_chunks - group->n_chunks);
     for (i = 0; i < group->n_chunks; i++) {
@@ -182,19 +183,49 @@ static const char *group_fault(const cf_plan *p, int64_t g, const int64_t *lengt
         RULE(i == group->n_chunks - 1 || chunk->n_slices == 1); /* only the last one may be hybrid */
         RULE(chunk->n_slices >= 1);
         /* An attention that is split over several devices wants the cuts on alignment units. */
-        RULE(i == group->n_chunks - 1 || p->slices[chunk->first_slice].length % p->align == 0);
+        RULE((i == group->n_chunks - 1 && group->gang == 0) || p->slices[chunk->first_slice].length % p->align == 0 ||
+             p->slices[chunk->first_slice].begin + p->slices[chunk->first_slice].length == lengths[group->sequence]);
         prefix += p->slices[chunk->first_slice].length;
     }
     RULE(prefix == group->tokens);
     return NULL;
 }
 
-/* Every token of every sequence in exactly one slice, slices of a sequence in order. `covered`: n zeros. */
+/* Group g is a share of a gang: all ranks of its block have one, beginning at the same step, and slice after slice, by
+   round and then by rank, they have the whole sequence. */
+static const char *gang_fault(const cf_plan *p, int64_t g, const int64_t *lengths) {
+    const cf_group *share = &p->groups[g];
+    int64_t step, first_rank, covered = 0, round, rank;
+    RULE(share->gang >= 2 && share->gang <= p->n_ranks && p->n_ranks % share->gang == 0);
+    step = share->first_chunk % p->n_steps;
+    first_rank = share->first_chunk / p->n_steps / share->gang * share->gang;
+    for (round = 0; round < share->n_chunks; round++)
+        for (rank = first_rank; rank < first_rank + share->gang; rank++) {
+            const cf_chunk *c = &p->chunks[rank * p->n_steps + step + round];
+            const cf_slice *s = &p->slices[c->first_slice];
+            RULE(c->group >= 0 && c->index == round);
+            RULE(p->groups[c->group].gang == share->gang && p->groups[c->group].n_chunks == share->n_chunks);
+            RULE(s->sequence == share->sequence && s->begin == covered);
+            covered += s->length;
+        }
+    RULE(covered == lengths[share->sequence]);
+    return NULL;
+}
+
+static int in_gang(const cf_plan *p, int64_t sequence) {
+    int64_t i;
+    for (i = 0; i < p->n_groups; i++)
+        if (p->groups[i].sequence == sequence) return p->groups[i].gang > 0;
+    return 0;
+}
+
+/* Every token of every sequence in exactly one slice, slices of a sequence in order; those of gangs are not in that
+   of the plan. `covered`: n zeros. */
 static const char *cover_fault(const cf_plan *p, const int64_t *lengths, int64_t n, int64_t *covered) {
     int64_t i;
     for (i = 0; i < p->n_slices; i++) {
         const cf_slice *slice = &p->slices[i];
-        RULE(slice->begin == covered[slice->sequence]);
+        RULE(slice->begin == covered[slice->sequence] || in_gang(p, slice->sequence));
         covered[slice->sequence] += slice->length;
     }
     for (i = 0; i < n; i++) RULE(covered[i] == lengths[i]);
@@ -214,6 +245,7 @@ const char *oracle_plan_fault(const cf_plan *p, const int64_t *lengths, int64_t 
     RULE(idle == p->n_idle);
     for (i = 0; i < p->n_groups && !fault; i++) {
         fault = group_fault(p, i, lengths);
+        if (!fault && p->groups[i].gang != 0) fault = gang_fault(p, i, lengths);
         if (!fault) in_groups += p->groups[i].n_chunks;
     }
     if (fault) return fault;

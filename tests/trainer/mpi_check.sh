@@ -286,6 +286,22 @@ else
     skip "in step" "build/test/lockstep_mpi is not there"
 fi
 
+# ---- gangs: one sequence over two and four ranks ----
+
+if [ -x "$build/test/gangs_mpi" ]; then
+    for processes in 2 4; do
+        run $processes "$build/test/gangs_mpi"
+        expect "gangs of $processes" 0
+        run $processes "$build/test/gangs_mpi" ring
+        expect "gangs of $processes, by a ring" 0
+    done
+    run 2 "$build/test/gangs_mpi" selfish
+    expect "gradients that are not sent back" 1
+    if ! grep -q 'gradients off by [0-9.]*e-01' "$work/out"; then fail "and they are far off" "$(last_line)"; fi
+else
+    skip "gangs" "build/test/gangs_mpi is not there"
+fi
+
 # ---- timelines: the measured one has the form of the simulated one, and keeps to the order of things ----
 
 # timeline NAME PROCESSES OPTIONS...

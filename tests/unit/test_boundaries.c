@@ -52,7 +52,7 @@ static const char *const outputs[] = {
     "cf_error",          "cf_plan_stats",    "cf_metadata", "cf_parameters", "cf_shard",     "cf_token_bytes",
     "cf_memory_report",  "cf_search_report", "cf_bound",    "cf_need",       "cf_timeline",  "cf_step",
     "cf_path",           "cf_level",         "cf_slot",     "cf_progress",   "cf_run_stats", "cf_fit",
-    "cf_tune_candidate", "cf_tune_progress", "cf_tuning"};
+    "cf_tune_candidate", "cf_tune_progress", "cf_tuning",   "cf_piece"};
 
 /* ---- documented limits ---- */
 
@@ -67,7 +67,8 @@ typedef struct bound {
 static const bound bounds[] = {
     {"cf_pack_desc", "chunk_size", CF_MAX_CHUNK_SIZE, 0, " align lengths "},
     {"cf_pack_desc", "n_ranks", CF_MAX_RANKS, 0, NULL},
-    {"cf_pack_desc", "lockstep", 1, 0, " method "},
+    {"cf_pack_desc", "lockstep", 1, 0, " method gang "},
+    {"cf_pack_desc", "gang", CF_MAX_RANKS, 0, " method "},
     {"cf_pass_cost", NULL, 0, 0, " timing cost "},
     {"cf_timing", NULL, 0, 0, " timing "},
     {"cf_capacity", "rows", INT32_MAX, 0, " prefix "},
@@ -95,6 +96,7 @@ static const bound bounds[] = {
     {"cf_memory_desc", NULL, 1024, 0, " loads chunk_tokens limit_bytes parameters "}, /* bytes of a number */
     {"cf_memory_desc", "fragmentation", 1000, 0, " loads chunk_tokens limit_bytes parameters "},
     {"cf_memory_desc", "state_window", CF_MAX_LENGTH, 0, " loads chunk_tokens limit_bytes parameters "},
+    {"cf_memory_desc", "gathered", CF_MAX_LENGTH, 0, " loads chunk_tokens limit_bytes parameters "},
     {"cf_memory_desc", "lora_rank", CF_MAX_WIDTH, 0, " loads chunk_tokens limit_bytes parameters "},
     {"cf_memory_desc", "chunk_size", CF_MAX_CHUNK_SIZE, 0, NULL},
     {"cf_memory_desc", "runtime_bytes", INT64_MAX, 0, " loads chunk_tokens limit_bytes parameters "},
@@ -1018,6 +1020,7 @@ static cf_limits scratch_limits;
     X(cf_shares_of_nodes, n, N, CF_MAX_SEQUENCES, share_nodes(number, error)) \
     X(cf_plan_validate, n, N, CF_MAX_SEQUENCES, cf_plan_validate(plan, lengths, number, &small, error)) \
     X(cf_chunk_state_tokens, chunk, INT64_MAX, 0, fine(cf_chunk_state_tokens(plan, number))) \
+    X(cf_gang_pieces, chunk, INT64_MAX, 0, fine(cf_gang_pieces(plan, number, NULL))) \
     X(cf_metadata_size, chunk, INT64_MAX, 0, untouched_by(cf_metadata_size(plan, number, NULL, ROOM, error))) \
     X(cf_metadata_fill, chunk, INT64_MAX, 0, untouched_by(cf_metadata_fill(plan, number, NULL, NULL, 0, ROOM, error))) \
     X(cf_metadata_fill, bytes, INT64_MAX, 0, into(into_metadata, error)) \

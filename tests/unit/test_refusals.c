@@ -262,7 +262,7 @@ TEST(exchanges_even_out_many_units) {
 
 TEST(a_group_without_chunks) {
     const int64_t lengths[] = {2, 0};
-    cf_group group = {1, 1, 1, 0};
+    cf_group group = {1, 1, 1, 0, 0};
     cf_plan *plan = NULL, copy;
     cf_error error;
     REQUIRE((plan = naive_pack(lengths, 2, 3)) != NULL);
@@ -292,7 +292,7 @@ TEST(pairs_that_do_not_fit) {
     const int64_t lengths[] = {CF_MAX_LENGTH};
     cf_slice slices[] = {{0, CF_MAX_LENGTH - CF_MAX_CHUNK_SIZE, CF_MAX_CHUNK_SIZE, 0}};
     cf_chunk chunks[] = {{0, 1, CF_MAX_CHUNK_SIZE, CF_MAX_CHUNK_SIZE, 1, 0, 0, 0, 0}};
-    cf_group groups[] = {{0, 0, 1, CF_MAX_LENGTH}};
+    cf_group groups[] = {{0, 0, 1, CF_MAX_LENGTH, 0}};
     cf_plan plan = {0};
     cf_error error;
     plan.chunk_size = CF_MAX_CHUNK_SIZE;
@@ -311,7 +311,7 @@ TEST(pairs_that_do_not_fit_together) {
     const int64_t most = 1 << 21, late = ((int64_t)1 << 43) - (1 << 20), lengths[] = {late + (1 << 20), most};
     cf_slice slices[] = {{0, late, 1 << 20, 0}, {1, 0, most, 1 << 20}};
     cf_chunk chunks[] = {{0, 2, 3 << 20, 3 << 20, 1, 0, 0, 0, 0}};
-    cf_group groups[] = {{0, 0, 1, late + (1 << 20)}};
+    cf_group groups[] = {{0, 0, 1, late + (1 << 20), 0}};
     cf_plan plan = {0};
     cf_error error;
     plan.chunk_size = 1 << 22;

@@ -50,7 +50,7 @@ static const cf_chunk known_chunks[] = {
     {4, 1, 16, 16, 136, -1, 0, 0, 0}, {5, 1, 16, 16, 136, 1, 0, 0, 1},  {6, 2, 10, 16, 110, 1, 1, 16, 1},
     {8, 1, 3, 4, 6, -1, 0, 0, 1},     {9, 0, 0, 0, 0, -1, 0, 0, 1},
 };
-static const cf_group known_groups[] = {{0, 0, 3, 40}, {5, 4, 2, 21}}; /* sequence, first_chunk, n_chunks, tokens */
+static const cf_group known_groups[] = {{0, 0, 3, 40, 0}, {5, 4, 2, 21, 0}}; /* sequence, first_chunk, n_chunks, tokens */
 
 static cf_plan known_plan(void) {
     cf_plan plan = {0};
@@ -288,7 +288,7 @@ TEST(a_long_sequence_packed_twice) {
     const cf_slice slices[] = {{0, 0, 4, 0}, {0, 4, 4, 0}, {0, 0, 4, 0}, {0, 4, 4, 0}};
     const cf_chunk chunks[] = {{0, 1, 4, 4, 10, 0, 0, 0, 0}, {1, 1, 4, 4, 26, 0, 1, 4, 0},
                                {2, 1, 4, 4, 10, 1, 0, 0, 0}, {3, 1, 4, 4, 26, 1, 1, 4, 0}};
-    const cf_group groups[] = {{0, 0, 2, 8}, {0, 2, 2, 8}};
+    const cf_group groups[] = {{0, 0, 2, 8, 0}, {0, 2, 2, 8, 0}};
     cf_plan plan = {0};
     plan.chunk_size = 4;
     plan.align = plan.n_ranks = plan.n_empty = 1;
@@ -423,7 +423,7 @@ TEST(a_group_that_stops_short) {
 TEST(a_group_without_slices) {
     const int64_t lengths[] = {5};
     cf_chunk chunk = {0};
-    cf_group group = {0, 0, 1, 5};
+    cf_group group = {0, 0, 1, 5, 0};
     cf_plan plan = {0};
     cf_error error;
     chunk.group = -1;

@@ -8,8 +8,13 @@
    of what a row does. A forward costs 1, a replay 1, a backward 2. "free" is the dearest rank, and the better
    of full slices and slices cut by cost; "in step" the sum of the columns, each as dear as its dearest chunk;
    "dummies" what the free plan with full slices costs if each rank's units are taken in their order and ranks with
-   fewer or shorter ones run dummies. Means of 20 batches and the worst; planning in processor time. Prints a table,
-   judges nothing. */
+   fewer or shorter ones run dummies. Means of 20 batches and the worst; planning in processor time.
+
+   Then the same batches with gangs, ChunkSize 8K and 32K: "today" and "gangs" are the dearest rank / the mean of the
+   ranks, replays priced, without and with gangs of any width; "more" is what all ranks do more than without, as rows
+   that are gathered take 0.003 in a forward or replay and 0.009 in a backward (57 KB a token, 50 GB/s, a tenth of it
+   exposed, a row at 400 TFLOP/s); "time" is the dearest rank with gangs / the mean without. Prints tables, judges
+   nothing. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -34,19 +39,23 @@ static double seconds_now(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t n_ranks, cf_split_method split, int lockstep) {
-    cf_pack_desc desc;
+static cf_plan *pack_desc(const int64_t *lengths, int64_t n, cf_pack_desc desc) {
     cf_plan *plan = NULL;
     cf_error error;
+    desc.cost = cost;
+    if (cf_pack(lengths, n, &desc, &plan, &error) == CF_OK) return plan;
+    fprintf(stderr, "bench_ranks: %s\n", error.text);
+    exit(1);
+}
+
+static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t n_ranks, cf_split_method split, int lockstep) {
+    cf_pack_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.chunk_size = 8192;
     desc.n_ranks = n_ranks;
     desc.split = split;
     desc.lockstep = lockstep;
-    desc.cost = cost;
-    if (cf_pack(lengths, n, &desc, &plan, &error) == CF_OK) return plan;
-    fprintf(stderr, "bench_ranks: %s\n", error.text);
-    exit(1);
+    return pack_desc(lengths, n, desc);
 }
 
 static double cost_of(const cf_chunk *c) { return c->n_slices > 0 ? cf_cost_seconds(&cost, c->padded, c->pairs) : 0; }
@@ -56,15 +65,29 @@ static double passes(const cf_plan *plan, const cf_chunk *c) {
     return 3 + (c->group >= 0 && c->index + 1 < plan->groups[c->group].n_chunks);
 }
 
+/* What a chunk costs, all passes and what they gather. */
+static double whole_cost(const cf_plan *plan, const cf_chunk *c) {
+    double n = passes(plan, c), gathered = 0;
+    if (c->group >= 0) gathered = (double)(plan->slices[c->first_slice].begin - c->prefix);
+    return cost_of(c) * n + 0.003 * gathered * (n + 1);
+}
+
 /* The dearest rank. */
 static double free_ranks(const cf_plan *plan) {
     double most = 0, sum = 0;
     int64_t i;
     for (i = 0; i < plan->n_chunks; i++) {
-        sum = (i % plan->n_steps > 0 ? sum : 0) + cost_of(&plan->chunks[i]) * passes(plan, &plan->chunks[i]);
+        sum = (i % plan->n_steps > 0 ? sum : 0) + whole_cost(plan, &plan->chunks[i]);
         if (sum > most) most = sum;
     }
     return most;
+}
+
+static double all_work(const cf_plan *plan) {
+    double sum = 0;
+    int64_t i;
+    for (i = 0; i < plan->n_chunks; i++) sum += whole_cost(plan, &plan->chunks[i]);
+    return sum;
 }
 
 static double in_step(const cf_plan *plan) {
@@ -112,7 +135,7 @@ static void line(const char *name, const int64_t *lengths, int64_t n_lengths, in
     for (b = 0; b < BATCHES; b++) {
         int64_t batch[MOST], i;
         cf_plan *full, *by_cost, *columns;
-        double free_cost, other, begin, work = 0;
+        double free_cost, other, begin;
         for (i = 0; i < n; i++) batch[i] = lengths[(b * n + i) % n_lengths];
         if (giant > 0) batch[n - 1] = giant;
         full = pack(batch, n, ranks, CF_SPLIT_FULL, 0);
@@ -123,12 +146,11 @@ static void line(const char *name, const int64_t *lengths, int64_t n_lengths, in
         free_cost = free_ranks(full);
         other = free_ranks(by_cost);
         if (other < free_cost) free_cost = other;
-        for (i = 0; i < full->n_chunks; i++) work += cost_of(&full->chunks[i]) * passes(full, &full->chunks[i]);
         other = in_step(columns) / free_cost;
         step += other;
         if (other > worst) worst = other;
         dummy += dummies(full) / free_cost;
-        spread += free_cost * (double)ranks / work;
+        spread += free_cost * (double)ranks / all_work(full);
         n_columns += (double)columns->n_steps;
         cf_plan_free(full);
         cf_plan_free(by_cost);
@@ -138,9 +160,51 @@ static void line(const char *name, const int64_t *lengths, int64_t n_lengths, in
            dummy / BATCHES, spread / BATCHES, n_columns / BATCHES, 1e3 * seconds / BATCHES);
 }
 
+/* The same batches, with gangs. */
+static void gang_line(const char *name, const int64_t *lengths, int64_t n_lengths, int64_t n, int64_t giant,
+                      int64_t ranks, int64_t chunk_size) {
+    double today = 0, spread = 0, worst = 0, more = 0, time = 0, seconds = 0;
+    int b;
+    for (b = 0; b < BATCHES; b++) {
+        int64_t batch[MOST], i;
+        cf_pack_desc desc;
+        cf_plan *plain, *gangs;
+        double begin, work, one;
+        for (i = 0; i < n; i++) batch[i] = lengths[(b * n + i) % n_lengths];
+        if (giant > 0) batch[n - 1] = giant;
+        memset(&desc, 0, sizeof desc);
+        desc.chunk_size = chunk_size;
+        desc.n_ranks = ranks;
+        plain = pack_desc(batch, n, desc);
+        desc.gang = ranks;
+        desc.gang_seconds = 0.004;
+        begin = seconds_now();
+        gangs = pack_desc(batch, n, desc);
+        seconds += seconds_now() - begin;
+        work = all_work(plain) / (double)ranks;
+        one = free_ranks(gangs) / all_work(gangs) * (double)ranks;
+        today += free_ranks(plain) / work;
+        spread += one;
+        if (one > worst) worst = one;
+        more += all_work(gangs) / (double)ranks / work - 1;
+        time += free_ranks(gangs) / work;
+        cf_plan_free(plain);
+        cf_plan_free(gangs);
+    }
+    printf("  %-22s %5d  %4dK  %7.2f  %7.3f  %7.3f  %6.1f%%  %7.3f  %7.2f\n", name, (int)ranks,
+           (int)(chunk_size / 1024), today / BATCHES, spread / BATCHES, worst, 100 * more / BATCHES,
+           time / BATCHES, 1e3 * seconds / BATCHES);
+}
+
+typedef struct batches {
+    const char *name;
+    const int64_t *lengths;
+    int64_t n_lengths, n, giant;
+} batches;
+
 int main(int argc, char **argv) {
     static int64_t chat[BATCHES * MOST], read[READ];
-    int64_t i, n_read = 0, ranks;
+    int64_t i, n_read = 0, ranks, j, size;
     draw_source source = {1};
     for (i = 0; i < BATCHES * MOST; i++)
         do chat[i] = draw_lmsys(&source);
@@ -156,12 +220,22 @@ int main(int argc, char **argv) {
     printf("  %-22s %5s  %7s  %7s  %7s  %7s  %7s  %7s\n", "batch", "ranks", "in step", "worst", "dummies", "free",
            "columns", "plan");
     printf("  %-22s %5s  %7s  %7s  %7s  %7s  %7s  %7s\n", "", "", "/ free", "/ free", "/ free", "/ mean", "", "ms");
-    for (ranks = 8; ranks <= MOST_RANKS; ranks *= 2) {
-        line("256 chat", chat, BATCHES * MOST, 256, 0, ranks);
-        line("255 chat, one of 128K", chat, BATCHES * MOST, 256, 131072, ranks);
-        line("255 chat, one of 256K", chat, BATCHES * MOST, 256, 262144, ranks);
-        if (n_read > 0) line("64 of the file", read, n_read, 64, 0, ranks);
-        if (n_read > 0) line("256 of the file", read, n_read, 256, 0, ranks);
+    {
+        const batches all[] = {{"256 chat", chat, BATCHES * MOST, 256, 0},
+                               {"255 chat, one of 128K", chat, BATCHES * MOST, 256, 131072},
+                               {"255 chat, one of 256K", chat, BATCHES * MOST, 256, 262144},
+                               {"64 of the file", read, n_read, 64, 0},
+                               {"256 of the file", read, n_read, 256, 0}};
+        int64_t n = n_read > 0 ? 5 : 3;
+        for (ranks = 8; ranks <= MOST_RANKS; ranks *= 2)
+            for (j = 0; j < n; j++)
+                line(all[j].name, all[j].lengths, all[j].n_lengths, all[j].n, all[j].giant, ranks);
+        printf("\n  %-22s %5s  %5s  %7s  %7s  %7s  %7s  %7s  %7s\n", "batch", "ranks", "chunk", "today", "gangs",
+               "worst", "more", "time", "ms");
+        for (size = 8192; size <= 32768; size *= 4)
+            for (ranks = 8; ranks <= MOST_RANKS; ranks *= 2)
+                for (j = 0; j < n; j++)
+                    gang_line(all[j].name, all[j].lengths, all[j].n_lengths, all[j].n, all[j].giant, ranks, size);
     }
     return 0;
 }

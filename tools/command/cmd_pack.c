@@ -200,6 +200,20 @@ static int print_columns(const cf_plan *plan) {
     return CLI_OK;
 }
 
+/* Sequences that are spread over ranks: the first shares. */
+static void print_gangs(const cf_plan *plan) {
+    int64_t i, n = 0, widest = 0;
+
+    for (i = 0; i < plan->n_groups; i++) {
+        const cf_group *group = &plan->groups[i];
+        if (group->gang == 0 || group->first_chunk / plan->n_steps % group->gang != 0) continue;
+        n++;
+        if (group->gang > widest) widest = group->gang;
+    }
+    if (n == 0) return;
+    printf("gangs             %s of the sequences are spread over %s ranks at most\n", cli_commas(n), cli_commas(widest));
+}
+
 static int print_plan(const cf_plan *plan, int lockstep) {
     cf_plan_stats stats;
 
@@ -216,6 +230,7 @@ static int print_plan(const cf_plan *plan, int lockstep) {
     printf("fill              %.4f %%\n", 100.0 * stats.fill);
     printf("groups            %s, the largest of %s chunks\n", cli_commas(plan->n_groups),
            cli_commas(stats.largest_group));
+    print_gangs(plan);
     printf("slices            %s, at most %s in a chunk\n", cli_commas(plan->n_slices), cli_commas(stats.most_slices));
     printf("attention pairs   %.6g\n", stats.pairs);
     printf("cost of a chunk   at most %.4f x the mean\n", stats.chunk_cost_spread);

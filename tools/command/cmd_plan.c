@@ -135,7 +135,7 @@ typedef struct planned {
     const plan_options *asked;
     int64_t k;
     packing packed;
-    cf_plan *columns;     /* with --lockstep: of all ranks; or NULL */
+    cf_plan *columns;     /* with --lockstep or --gang: of all ranks; or NULL */
     double in_step;       /* how long all ranks take then */
     pipeline pipe;
     pipeline_run run;
@@ -196,7 +196,7 @@ static int make_columns(planned *made) {
     pipeline_costs costs;
     cf_error error;
 
-    if (!made->asked->packing.lockstep) return CLI_OK;
+    if (!made->asked->packing.lockstep && made->asked->packing.gang < 2) return CLI_OK;
     if (pipeline_costs_make(&made->pipe, 1, plan->chunk_size, CF_RECOMPUTE_DEFAULT, &costs, &error) != CF_OK)
         return cli_error(&error, NULL);
     if (!made->pipe.unit_cost) cost = costs.stages ? costs.stages[0].forward : costs.timing.all.forward;

@@ -35,6 +35,7 @@ static int pack_lengths(const packing_options *asked, packing *out) {
     desc.max_slices = asked->max_slices;
     desc.n_ranks = asked->ranks;
     desc.lockstep = asked->lockstep;
+    desc.gang = asked->gang;
     desc.shares = out->shares;
     announce_memory(out, &desc);
     if (cf_pack(out->lengths, out->list.n_sequences, &desc, &out->plan, &error) == CF_OK) return CLI_OK;

@@ -14,6 +14,7 @@ typedef struct packing_options {
     int64_t max_slices;
     int64_t ranks;
     int lockstep;
+    int64_t gang;
 } packing_options;
 
 /* The entries of an option table; `member` is the packing_options in the command's options struct `type`. */
@@ -44,7 +45,10 @@ typedef struct packing_options {
 #define PACKING_LOCKSTEP_OPTION(type, member)                                                                      \
     {.name = "--lockstep", .kind = CLI_FLAG, .offset = offsetof(type, member.lockstep),                            \
      .help = "ranks run the same kinds of passes in the same order, as FSDP\n"                                     \
-     "needs it: the i-th chunks of all ranks cost about the same"}
+     "needs it: the i-th chunks of all ranks cost about the same"},                                                \
+    {.name = "--gang", .value = "G", .kind = CLI_NUMBER, .offset = offsetof(type, member.gang), .min = 1,          \
+     .max = CF_MAX_RANKS, .help = "spread a sequence that is dear over up to G of the ranks, which\n"              \
+     "run it together, each a part; --ranks G or more"}
 
 /* A packed list. */
 typedef struct packing {

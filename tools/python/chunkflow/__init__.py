@@ -774,6 +774,8 @@ class PackOptions(TypedDict, total=False):
     max_slices: int
     n_ranks: int
     lockstep: int
+    gang: int
+    gang_seconds: float
     cost: PassCost
     slice_cost: Callable[[int, int], float]
     share_least: int
@@ -803,7 +805,7 @@ class SimulateOptions(TypedDict, total=False):
 
 
 class ValidateOptions(TypedDict, total=False):
-    """cf_validate_desc"""
+    """cf_validate_desc, less what only cf_ranks_validate reads"""
     limits: Limits
 
 

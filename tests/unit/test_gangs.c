@@ -1,0 +1,453 @@
+/* Gangs: one sequence over several ranks. Plans against the oracle, pieces and metadata against counting, and the order
+   of the passes against a judge that knows only what two ranks share. */
+
+#include "chunkflow.h"
+#include "../harness.h"
+#include "../reference/naive.h"
+#include "../reference/oracle.h"
+#include "tools/chunkflow_tune.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MOST_RANKS 16
+
+/* ---- what is drawn ---- */
+
+typedef struct gangs {
+    int64_t lengths[24], n;
+    cf_pack_desc pack;
+    cf_plan *plan;
+    cf_schedule *schedules[MOST_RANKS];
+    cf_error error;
+} gangs;
+
+static void draw(harness_rng *rng, gangs *t) {
+    static const int64_t sizes[] = {8, 32, 100}, ranks[] = {2, 4, 6, 8, 12, 16};
+    int64_t i;
+    memset(t, 0, sizeof *t);
+    t->n = harness_between(rng, 0, 20);
+    t->pack.chunk_size = sizes[harness_between(rng, 0, 2)];
+    for (i = 0; i < t->n; i++)
+        t->lengths[i] = harness_between(rng, 0, t->pack.chunk_size * (harness_between(rng, 0, 2) == 0 ? 30 : 1));
+    t->pack.n_ranks = ranks[harness_between(rng, 0, 5)];
+    t->pack.gang = harness_between(rng, 2, t->pack.n_ranks);
+    if (harness_between(rng, 0, 2) == 0) t->pack.align = t->pack.chunk_size == 8 && harness_between(rng, 0, 1) ? 8 : 4;
+    t->pack.max_slices = harness_between(rng, 0, 3) == 0 ? 3 : 0;
+    t->pack.no_tails = harness_between(rng, 0, 3) == 0;
+    t->pack.split = (cf_split_method)harness_between(rng, 0, CF_SPLIT_COUNT - 1);
+    t->pack.cost.constant = (double)harness_between(rng, 0, 1) * 10;
+    t->pack.cost.per_token = (double)harness_between(rng, 0, 3) / 2;
+    t->pack.cost.per_pair = (double)harness_between(rng, 0, 2) / 32;
+    t->pack.gang_seconds = (double)harness_between(rng, 0, 2) / 100;
+}
+
+static int pack(gangs *t) { return cf_pack(t->lengths, t->n, &t->pack, &t->plan, &t->error) == CF_OK; }
+
+static void drop(gangs *t) {
+    int64_t rank;
+    for (rank = 0; rank < MOST_RANKS; rank++) {
+        cf_schedule_free(t->schedules[rank]);
+        t->schedules[rank] = NULL;
+    }
+    cf_plan_free(t->plan);
+    t->plan = NULL;
+}
+
+static const cf_schedule *const *all(const gangs *t) { return (const cf_schedule *const *)t->schedules; }
+
+static int64_t gang_of(const cf_plan *plan, int64_t chunk) {
+    return plan->chunks[chunk].group >= 0 ? plan->groups[plan->chunks[chunk].group].gang : 0;
+}
+
+/* Each rank's own by `paper`, on one stage; or, with columns, from one list of any kind and stages. */
+static int schedule(gangs *t, const cf_schedule_desc *of_columns) {
+    cf_schedule_desc own = {.kind = CF_SCHEDULE_PAPER};
+    cf_plan *columns = NULL;
+    cf_schedule *list = NULL;
+    int64_t rank;
+    int ok = 1;
+    if (of_columns)
+        ok = cf_columns_make(t->plan, &t->pack.cost, NULL, &columns, &t->error) == CF_OK &&
+             cf_schedule_make(columns, of_columns, &list, &t->error) == CF_OK;
+    for (rank = 0; rank < t->plan->n_ranks && ok; rank++) {
+        own.shape.rank = rank;
+        own.shape.k = 1 + t->n % 2;
+        ok = of_columns ? cf_columns_schedule(t->plan, list, rank, NULL, &t->schedules[rank], &t->error) == CF_OK
+                        : cf_schedule_make(t->plan, &own, &t->schedules[rank], &t->error) == CF_OK;
+    }
+    cf_schedule_free(list);
+    cf_plan_free(columns);
+    return ok;
+}
+
+/* ---- the judge of order ---- */
+
+/* The next pass of a gang that has both ranks, but for W; the position behind it is left in *at. */
+static const cf_action *next_shared(const gangs *t, int64_t rank, int64_t other, int64_t stage, int64_t *at) {
+    const cf_schedule *s = t->schedules[rank];
+    while (*at < s->first[stage + 1]) {
+        const cf_action *a = &s->actions[(*at)++];
+        int64_t gang = a->pass < CF_COMPUTE_PASS_COUNT && a->pass != CF_W ? gang_of(t->plan, a->chunk) : 0;
+        if (gang > 0 && rank / gang == other / gang) return a;
+    }
+    return NULL;
+}
+
+/* Whether any two ranks have what they share in the same order. */
+static int same_order(const gangs *t) {
+    int64_t rank, other, stage, n_steps = t->plan->n_steps;
+    for (rank = 0; rank < t->plan->n_ranks; rank++)
+        for (other = 0; other < rank; other++)
+            for (stage = 0; stage < t->schedules[0]->shape.n_stages; stage++) {
+                int64_t i = t->schedules[rank]->first[stage], j = t->schedules[other]->first[stage];
+                const cf_action *a, *b;
+                do {
+                    a = next_shared(t, rank, other, stage, &i);
+                    b = next_shared(t, other, rank, stage, &j);
+                    if (!a != !b) return 0;
+                    if (a && (a->pass != b->pass || a->stage != b->stage || a->chunk % n_steps != b->chunk % n_steps))
+                        return 0;
+                } while (a);
+            }
+    return 1;
+}
+
+/* ---- plans ---- */
+
+TEST(plans_with_gangs_are_sound) {
+    int i, n_gangs = 0;
+    for (i = 0; i < harness_rounds(6000, 500); i++) {
+        harness_rng rng = {91000 + (uint64_t)i};
+        gangs t;
+        cf_validate_desc free_but_gangs = {.gangs_alone = 1};
+        cf_schedule_desc order = {.kind = i % 2 ? CF_SCHEDULE_BEST : CF_SCHEDULE_1F1B, .budget = 20};
+        int64_t j;
+        draw(&rng, &t);
+        harness_note("seed %d: chunk size %d, ranks %d, gang %d, align %d", 91000 + i, (int)t.pack.chunk_size,
+                     (int)t.pack.n_ranks, (int)t.pack.gang, (int)t.pack.align);
+        REQUIRE(pack(&t));
+        CHECK_INT(cf_plan_validate(t.plan, t.lengths, t.n, NULL, &t.error), CF_OK);
+        CHECK_STR(oracle_plan_fault(t.plan, t.lengths, t.n), NULL);
+        for (j = 0; j < t.plan->n_groups; j++) {
+            CHECK(t.plan->groups[j].gang <= t.pack.gang && t.plan->groups[j].gang != 1);
+            n_gangs += t.plan->groups[j].gang > 0;
+        }
+        if (CHECK(schedule(&t, NULL))) {
+            CHECK(same_order(&t));
+            CHECK_INT(cf_ranks_validate(t.plan, all(&t), &free_but_gangs, NULL, &t.error), CF_OK);
+        }
+        for (j = 0; j < MOST_RANKS; j++) {
+            cf_schedule_free(t.schedules[j]);
+            t.schedules[j] = NULL;
+        }
+        order.shape.n_stages = 1 + i % 3;
+        order.shape.n_virtual = i % 2 ? 1 + i % 4 / 2 : 1;
+        order.shape.k = 1 + i % 2;
+        if (i % 5 == 0 && CHECK(schedule(&t, &order))) {
+            CHECK(same_order(&t));
+            CHECK_INT(cf_ranks_validate(t.plan, all(&t), NULL, NULL, &t.error), CF_OK);
+            CHECK_INT(cf_ranks_validate(t.plan, all(&t), &free_but_gangs, NULL, &t.error), CF_OK);
+        }
+        drop(&t);
+    }
+    harness_report("%d shares", n_gangs);
+    CHECK(n_gangs > 500);
+}
+
+TEST(packing_gangs_needs_what_pack_size_says) {
+    int i;
+    for (i = 0; i < harness_rounds(2000, 200); i++) {
+        harness_rng rng = {92000 + (uint64_t)i};
+        gangs t;
+        cf_plan *other = NULL;
+        size_t bytes = 0;
+        void *memory;
+        draw(&rng, &t);
+        REQUIRE(pack(&t));
+        REQUIRE(cf_pack_size(t.lengths, t.n, &t.pack, &bytes, NULL) == CF_OK);
+        memory = malloc(bytes);
+        REQUIRE(memory != NULL);
+        if (CHECK_INT(cf_pack_into(t.lengths, t.n, &t.pack, memory, bytes, &other, NULL), CF_OK)) {
+            CHECK_INT(other->n_chunks, t.plan->n_chunks);
+            CHECK(memcmp(other->chunks, t.plan->chunks, (size_t)t.plan->n_chunks * sizeof(cf_chunk)) == 0);
+            CHECK(memcmp(other->slices, t.plan->slices, (size_t)t.plan->n_slices * sizeof(cf_slice)) == 0);
+            CHECK(memcmp(other->groups, t.plan->groups, (size_t)t.plan->n_groups * sizeof(cf_group)) == 0);
+        }
+        free(memory);
+        drop(&t);
+    }
+}
+
+static double slice_cost(int64_t begin, int64_t length, void *user) {
+    (void)user;
+    return (double)length * (1 + ((double)begin + (double)length / 2) / 1000);
+}
+
+/* A giant among short sequences: no rank has much more than the mean, and in each round no rank waits for another. */
+TEST(gangs_even_out_giants) {
+    static const int64_t giants[] = {131072, 262144, 1000000};
+    int turn, cost;
+    for (turn = 0; turn < 3; turn++)
+        for (cost = 0; cost < 2; cost++) {
+            harness_rng rng = {7};
+            int64_t lengths[256], i, j;
+            cf_pack_desc desc = {.chunk_size = 8192, .n_ranks = 32, .gang = 32, .cost = {0, 1, 2.64e-5}};
+            cf_plan *plan = NULL;
+            cf_plan_stats stats;
+            for (i = 0; i < 256; i++) lengths[i] = harness_between(&rng, 20, 3000);
+            lengths[100] = giants[turn];
+            if (cost) desc.slice_cost = slice_cost;
+            REQUIRE(cf_pack(lengths, 256, &desc, &plan, NULL) == CF_OK);
+            CHECK_INT(cf_plan_validate(plan, lengths, 256, NULL, NULL), CF_OK);
+            cf_plan_measure(plan, &desc.cost, &stats);
+            if (!cost) CHECK(stats.rank_cost_spread <= 1.02);
+            CHECK_INT(plan->groups[0].gang, 32);
+            for (j = 0; j < plan->groups[0].n_chunks; j++) {
+                double sum = 0, most = 0;
+                for (i = 0; i < 32; i++) {
+                    const cf_slice *s = &plan->slices[plan->chunks[i * plan->n_steps + j].first_slice];
+                    double seconds = cost ? slice_cost(s->begin, s->length, NULL)
+                                          : cf_cost_seconds(&desc.cost, s->length, cf_slice_pairs(s->begin, s->length));
+                    sum += seconds;
+                    most = fmax(most, seconds);
+                }
+                CHECK(most <= 1.002 * sum / 32);
+            }
+            cf_plan_free(plan);
+        }
+}
+
+/* Rows that come from other ranks cost something, and at a price nothing is spread any more. */
+TEST(dear_transfers_make_gangs_narrow) {
+    const int64_t lengths[] = {8000, 900, 900, 900, 900, 900, 900, 900, 900};
+    static const double prices[] = {0, 0.5, 100};
+    int64_t widest = 8;
+    int turn;
+    for (turn = 0; turn < 3; turn++) {
+        cf_pack_desc desc = {.chunk_size = 1000, .n_ranks = 8, .gang = 8, .cost = {0, 1, 0}};
+        cf_plan *plan = NULL;
+        desc.gang_seconds = prices[turn];
+        REQUIRE(cf_pack(lengths, 9, &desc, &plan, NULL) == CF_OK);
+        if (turn == 0) CHECK_INT(plan->groups[0].gang, 8);
+        if (turn == 2) CHECK_INT(plan->groups[0].gang, 0);
+        CHECK(plan->groups[0].gang <= widest);
+        widest = plan->groups[0].gang;
+        cf_plan_free(plan);
+    }
+}
+
+/* ---- what a chunk is told ---- */
+
+static void check_chunk(const gangs *t, int64_t id) {
+    static union {
+        unsigned char bytes[1 << 16];
+        long double aligned;
+    } memory;
+    static cf_piece pieces[4096];
+    const cf_plan *plan = t->plan;
+    const cf_chunk *c = &plan->chunks[id];
+    const cf_slice *s = &plan->slices[c->first_slice];
+    int64_t gang = gang_of(plan, id), n = cf_gang_pieces(plan, id, NULL), covered = 0, i;
+    cf_metadata_desc desc = {.wants_key_ends = 1};
+    cf_metadata m;
+    if (gang == 0) {
+        CHECK_INT(n, 0);
+        return;
+    }
+    REQUIRE(n <= 4096 && n == cf_gang_pieces(plan, id, pieces));
+    CHECK_INT(n, c->index * gang + c->rank % gang);
+    for (i = 0; i < n; i++) {
+        const cf_chunk *of = &plan->chunks[pieces[i].chunk];
+        CHECK(pieces[i].begin == covered && pieces[i].tokens == plan->slices[of->first_slice].length);
+        CHECK(pieces[i].rank == of->rank && pieces[i].row == of->prefix && of->rank / gang == c->rank / gang);
+        CHECK(plan->slices[of->first_slice].sequence == s->sequence && of->index <= c->index);
+        covered += pieces[i].tokens;
+    }
+    CHECK_INT(covered, s->begin);
+    REQUIRE(cf_metadata_fill(plan, id, &desc, &memory, sizeof memory, &m, NULL) == CF_OK);
+    CHECK_INT(m.prefix, s->begin);
+    CHECK(m.cu_seqlens_q[1] == s->length && m.cu_seqlens_k[1] == s->begin + s->length);
+    CHECK(m.position_ids[0] == s->begin && m.position_ids[s->length - 1] == s->begin + s->length - 1);
+    CHECK_INT(m.target_positions[s->length - 1],
+              s->begin + s->length < t->lengths[s->sequence] ? s->begin + s->length : -1);
+    for (i = 0; i < s->begin + s->length; i++) CHECK_INT(m.key_ends[i], s->length);
+}
+
+TEST(chunks_of_gangs_see_the_rows_of_all_ranks) {
+    int i;
+    for (i = 0; i < harness_rounds(1000, 100); i++) {
+        harness_rng rng = {93000 + (uint64_t)i};
+        gangs t;
+        cf_capacity capacity = {0};
+        int64_t j, longest = 0;
+        draw(&rng, &t);
+        REQUIRE(pack(&t));
+        for (j = 0; j < t.plan->n_chunks; j++) {
+            check_chunk(&t, j);
+            if (t.plan->chunks[j].group >= 0)
+                longest = longest > t.plan->slices[t.plan->chunks[j].first_slice].begin
+                              ? longest
+                              : t.plan->slices[t.plan->chunks[j].first_slice].begin;
+        }
+        CHECK_INT(cf_run_capacity(t.plan, NULL, 0, &capacity, NULL), CF_OK);
+        CHECK_INT(capacity.prefix, longest);
+        drop(&t);
+    }
+    CHECK_INT(cf_gang_pieces(NULL, 0, NULL), 0);
+}
+
+/* State counts a rank's own rows: those of all ranks together are the sequence's. */
+TEST(state_is_of_own_rows) {
+    gangs t = {.lengths = {3000, 20, 30}, .n = 3, .pack = {.chunk_size = 100, .n_ranks = 4, .gang = 4}};
+    cf_simulate_desc how = {0};
+    int64_t rank, sum = 0, peaks = 0;
+    REQUIRE(pack(&t) && t.plan->groups[0].gang == 4 && schedule(&t, NULL));
+    for (rank = 0; rank < 4; rank++) {
+        cf_timeline *timeline = NULL;
+        REQUIRE(cf_simulate(t.plan, t.schedules[rank], &how, &timeline, NULL) == CF_OK);
+        peaks += timeline->peak_state_tokens[0];
+        sum += t.plan->groups[rank].tokens;
+        cf_timeline_free(timeline);
+    }
+    CHECK_INT(sum, 3000);
+    CHECK(peaks >= 3000 && peaks <= 3000 + 4 * 100);
+    drop(&t);
+}
+
+TEST(memory_has_the_gathered_layer) {
+    cf_memory_desc desc = {0};
+    cf_memory_load load = {.live_tokens = 1000, .chunk_tokens = 1000, .state_tokens = 5000};
+    cf_memory_report without, with;
+    desc.model = cf_model_find("qwen2.5-7b");
+    REQUIRE(cf_memory_estimate(&desc, &load, 1, &without, 1, NULL) == CF_OK);
+    desc.gathered = 40000;
+    REQUIRE(cf_memory_estimate(&desc, &load, 1, &with, 1, NULL) == CF_OK);
+    CHECK_INT(with.buffers - without.buffers, 40000 * (int64_t)(2 * 4 * 128) * (2 + 4)); /* K, V, 4 heads of 128 */
+    CHECK_INT(with.state, without.state);
+    desc.gathered = -1;
+    CHECK_INT(cf_memory_estimate(&desc, &load, 1, &with, 1, NULL), CF_ERROR_ARGUMENT);
+}
+
+/* ---- what is refused ---- */
+
+static void refused(cf_result result, const cf_error *e, cf_result code, const char *field) {
+    CHECK_INT(result, code);
+    CHECK_STR(e->field, field);
+}
+
+TEST(gangs_that_cannot_be_are_named) {
+    gangs t = {.lengths = {300, 20, 30}, .n = 3, .pack = {.chunk_size = 16, .n_ranks = 4, .gang = 5}};
+    const cf_share shares[3] = {{0, 0}, {0, 0}, {0, 0}};
+    cf_schedule_desc order = {0};
+    cf_schedule *none = NULL;
+    cf_error *e = &t.error;
+    refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "gang");
+    t.pack.gang = -1;
+    refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "gang");
+    t.pack.gang = 4;
+    t.pack.lockstep = 1;
+    refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "gang");
+    t.pack.lockstep = 0;
+    t.pack.shares = shares;
+    refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "gang");
+    t.pack.shares = NULL;
+    t.pack.method = CF_PACK_FIRST_FIT;
+    refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "method");
+    t.pack.method = CF_PACK_DEFAULT;
+    t.pack.gang_seconds = NAN;
+    refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "gang_seconds");
+    t.pack.gang_seconds = 0;
+    REQUIRE(pack(&t) && t.plan->groups[0].gang == 4);
+    refused(cf_schedule_make(t.plan, &order, &none, e), e, CF_ERROR_ARGUMENT, "plan"); /* best */
+    order.kind = CF_SCHEDULE_PAPER;
+    order.shape.n_stages = 2;
+    refused(cf_schedule_make(t.plan, &order, &none, e), e, CF_ERROR_ARGUMENT, "plan");
+    CHECK(none == NULL);
+    drop(&t);
+}
+
+/* Each number of a share is wrong in turn. */
+TEST(broken_gangs_are_refused) {
+    gangs t = {.lengths = {3000, 20, 30}, .n = 3, .pack = {.chunk_size = 100, .n_ranks = 4, .gang = 4}};
+    cf_group *g;
+    cf_slice *s;
+    cf_error *e = &t.error;
+    REQUIRE(pack(&t) && t.plan->groups[1].gang == 4 && t.plan->groups[1].n_chunks > 1);
+    g = &t.plan->groups[1];
+    g->gang = 3;
+    refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "groups.gang");
+    g->gang = 8;
+    refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "groups.gang");
+    g->gang = 2;
+    refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "groups.gang");
+    g->gang = 0;
+    CHECK_INT(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), CF_ERROR_PLAN);
+    g->gang = 4;
+    s = &t.plan->slices[t.plan->chunks[g->first_chunk].first_slice];
+    s->begin++;
+    CHECK_INT(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), CF_ERROR_PLAN);
+    s->begin--;
+    g->tokens++;
+    refused(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), e, CF_ERROR_PLAN, "groups.tokens");
+    g->tokens--;
+    CHECK_INT(cf_plan_validate(t.plan, t.lengths, 3, NULL, e), CF_OK);
+    drop(&t);
+}
+
+/* Two gangs of the same ranks, in another order on one of them: they wait for each other for ever. So do they where one
+   rank drops what the others keep. */
+TEST(gangs_that_do_not_meet_are_refused) {
+    gangs t = {.lengths = {199, 198}, .n = 2, .pack = {.chunk_size = 50, .n_ranks = 2, .gang = 2}};
+    cf_validate_desc free_but_gangs = {.gangs_alone = 1};
+    cf_schedule_desc order = {.kind = CF_SCHEDULE_PAPER, .shape = {.k = 4, .rank = 1}};
+    cf_schedule *sound, *broken;
+    int64_t n = 0, rest;
+    t.pack.cost.per_token = 1;
+    t.lengths[1] = 150; /* less than the other, so that both are spread */
+    REQUIRE(pack(&t) && t.plan->n_groups == 4 && schedule(&t, NULL));
+    CHECK_INT(cf_ranks_validate(t.plan, all(&t), &free_but_gangs, NULL, &t.error), CF_OK);
+    sound = t.schedules[1];
+    broken = naive_copy(sound);
+    while (t.plan->chunks[sound->actions[n].chunk].group == t.plan->chunks[sound->actions[0].chunk].group) n++;
+    rest = sound->n_actions - n;
+    memcpy(broken->actions, sound->actions + n, (size_t)rest * sizeof(cf_action));
+    memcpy(broken->actions + rest, sound->actions, (size_t)n * sizeof(cf_action));
+    t.schedules[1] = broken;
+    CHECK_INT(cf_schedule_validate(t.plan, broken, NULL, NULL, NULL), CF_OK);
+    CHECK_INT(cf_ranks_validate(t.plan, all(&t), &free_but_gangs, NULL, &t.error), CF_ERROR_SCHEDULE);
+    CHECK_STR(t.error.field, "actions");
+    CHECK_INT(cf_ranks_validate(t.plan, all(&t), NULL, NULL, NULL), CF_ERROR_SCHEDULE);
+    REQUIRE(cf_schedule_make(t.plan, &order, &t.schedules[1], NULL) == CF_OK); /* drops nothing */
+    CHECK_INT(cf_ranks_validate(t.plan, all(&t), &free_but_gangs, NULL, &t.error), CF_ERROR_SCHEDULE);
+    cf_schedule_free(t.schedules[1]);
+    t.schedules[1] = sound;
+    naive_free(broken);
+    drop(&t);
+}
+
+/* Every allocation fails once. */
+TEST(gangs_survive_without_memory) {
+    gangs t = {.lengths = {300, 20, 30}, .n = 3, .pack = {.chunk_size = 16, .n_ranks = 4, .gang = 4}};
+    int64_t fail_at;
+    int made = 0;
+    for (fail_at = 1; !made; fail_at++) {
+        harness_heap heap = {0};
+        cf_allocator allocator = {harness_alloc, harness_release, NULL};
+        allocator.user = &heap;
+        heap.fail_at = fail_at;
+        t.pack.allocator = &allocator;
+        made = pack(&t);
+        CHECK(made || (t.error.code == CF_ERROR_MEMORY && t.plan == NULL));
+        cf_plan_free(t.plan);
+        CHECK(heap.live == 0 && heap.faults == 0);
+    }
+    CHECK(fail_at > 2);
+}
+
+SUITE(gangs, CASE(plans_with_gangs_are_sound), CASE(packing_gangs_needs_what_pack_size_says),
+      CASE(gangs_even_out_giants), CASE(dear_transfers_make_gangs_narrow),
+      CASE(chunks_of_gangs_see_the_rows_of_all_ranks), CASE(state_is_of_own_rows), CASE(memory_has_the_gathered_layer),
+      CASE(gangs_that_cannot_be_are_named), CASE(broken_gangs_are_refused),
+      CASE(gangs_that_do_not_meet_are_refused), CASE(gangs_survive_without_memory));
