@@ -4160,7 +4160,7 @@ static cf_result cf__pack_form_gangs(cf__packer *p) {
     cf__sort_by_key(p->by_cost, p->n, p->whole_costs);
     for (tries = 0, most = mean; tries < 8; tries++, most *= 0.75) {
         double dearest = cf__pack_try_widths(p, most);
-        if (!(dearest < best)) continue;
+        if (!(dearest < cf__product(best, 0.999))) continue; /* more gangs must pay */
         best = dearest;
         best_most = most;
     }
