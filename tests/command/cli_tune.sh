@@ -433,6 +433,10 @@ echo "# nothing" >empty
 # shellcheck disable=SC2086
 {
 refused tune_costs_of_one_split 2 "--costs is for one split" tune short $seven --gpus 8 --costs measured.json
+"$CHUNKFLOW" time $seven --tp 4 --pp 4 --recompute full --chunk-size 8K --json full.json >/dev/null
+refused tune_costs_of_another_tp 2 "tensor_parallel: these costs are of 4, and --tp is 2" tune short $seven --tp 2 --pp 4 --costs full.json
+refused tune_costs_of_another_recompute 2 "recompute: these costs are of full, and --recompute is none" tune short $seven --tp 4 \
+    --pp 4 --costs full.json
 refused tune_costs_from_input 2 "--costs must be a file" tune short $seven --tp 4 --pp 4 --costs -
 refused tune_no_file 2 "FILE|- is missing" tune $seven
 refused tune_no_gpu 2 "--gpu NAME is missing" tune short --model qwen2.5-7b

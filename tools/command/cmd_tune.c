@@ -138,7 +138,7 @@ static int take_costs(tune_job *job) {
     if (!asked->costs) return CLI_OK;
     if (asked->gpus > 0) return cli_usage("tune", "--costs is for one split, --gpus searches them");
     if (strcmp(asked->costs, "-") == 0) return cli_usage("tune", "--costs must be a file: a page reads it again");
-    code = pipeline_costs_read("tune", asked->costs, split->pp > 0 ? split->pp : 1,
+    code = pipeline_costs_read("tune", asked->costs, &asked->modelling, split->pp > 0 ? split->pp : 1,
                                split->n_virtual > 0 ? split->n_virtual : 1, &job->costs, &job->desc.step_seconds);
     job->desc.timing = &job->costs.timing;
     return code;

@@ -128,13 +128,16 @@ static const json_field stage_fields[] = {
     {.name = NULL}};
 
 typedef struct file_costs {
-    uint32_t format, stages;
+    uint32_t format, stages, recompute;
+    int64_t tensor_parallel; /* 0: it does not say */
     double latency, seconds_per_token, step_seconds;
 } file_costs;
 
 static const json_field file_fields[] = {
     {.name = "format", .type = JSON_TEXT_OF, .offset = offsetof(file_costs, format)},
     {.name = "stages", .type = JSON_ARRAY_OF, .offset = offsetof(file_costs, stages), .optional = 1},
+    {.name = "recompute", .type = JSON_TEXT_OF, .offset = offsetof(file_costs, recompute), .optional = 1},
+    {.name = "tensor_parallel", .type = JSON_COUNT, .offset = offsetof(file_costs, tensor_parallel), .optional = 1},
     {.name = "latency", .type = JSON_REAL, .offset = offsetof(file_costs, latency), .optional = 1},
     {.name = "seconds_per_token", .type = JSON_REAL, .offset = offsetof(file_costs, seconds_per_token), .optional = 1},
     {.name = "step_seconds", .type = JSON_REAL, .offset = offsetof(file_costs, step_seconds), .optional = 1},
@@ -180,6 +183,24 @@ static int read_stages(const json_document *document, const file_costs *file, pi
     return code;
 }
 
+/* Costs of another split, or with something else made again, would be taken for those of this one. */
+static int check_costs(const json_document *document, const file_costs *file, const modelling_options *model) {
+    int64_t tp = model->tp > 0 ? model->tp : 1;
+    const char *recompute = cf_recompute_name(model->recompute > 0 ? (cf_recompute)model->recompute
+                                                                   : CF_RECOMPUTE_NONE);
+    char text[32] = "";
+
+    if (!names_model(model)) return CLI_OK;
+    if (file->tensor_parallel > 0 && file->tensor_parallel != tp)
+        return json_wrong(document, 0, "tensor_parallel: these costs are of %lld, and --tp is %lld",
+                          (long long)file->tensor_parallel, (long long)tp);
+    if (file->recompute > 0) json_copy_text(document, file->recompute, text, sizeof text);
+    if (file->recompute > 0 && strcmp(text, recompute) != 0)
+        return json_wrong(document, file->recompute, "recompute: these costs are of %s, and --recompute is %s", text,
+                          recompute);
+    return CLI_OK;
+}
+
 static int take_costs(const char *command, const pipeline_options *asked, pipeline *p) {
     json_document document;
     file_costs file;
@@ -197,6 +218,7 @@ static int take_costs(const char *command, const pipeline_options *asked, pipeli
     if (code == CLI_OK) {
         code = json_read_object(&document, 0, file_fields, &file, NULL);
         if (code == CLI_OK) code = read_stages(&document, &file, p);
+        if (code == CLI_OK) code = check_costs(&document, &file, &asked->model);
         json_free(&document);
     }
     free(text);
@@ -356,8 +378,8 @@ void pipeline_costs_free(pipeline_costs *costs) {
     costs->stages = NULL;
 }
 
-int pipeline_costs_read(const char *command, const char *path, int64_t n_stages, int64_t n_virtual,
-                        pipeline_costs *out, double *step_seconds) {
+int pipeline_costs_read(const char *command, const char *path, const modelling_options *model, int64_t n_stages,
+                        int64_t n_virtual, pipeline_costs *out, double *step_seconds) {
     pipeline_options asked;
     pipeline p;
     cf_error error;
@@ -366,6 +388,7 @@ int pipeline_costs_read(const char *command, const char *path, int64_t n_stages,
     memset(&asked, 0, sizeof asked);
     memset(&p, 0, sizeof p);
     asked.costs = path;
+    asked.model = *model;
     p.n_stages = n_stages;
     code = take_costs(command, &asked, &p);
     if (code == CLI_OK && pipeline_costs_make(&p, n_virtual, 1, CF_RECOMPUTE_DEFAULT, out, &error) != CF_OK)

@@ -160,10 +160,10 @@ cf_result pipeline_costs_make(const pipeline *p, int64_t n_virtual, int64_t chun
                               pipeline_costs *out, cf_error *error);
 void pipeline_costs_free(pipeline_costs *costs);
 
-/* The same of a file that time --json wrote, for n_stages whole stages. Returns an exit code; after CLI_OK
-   pipeline_costs_free is due. */
-int pipeline_costs_read(const char *command, const char *path, int64_t n_stages, int64_t n_virtual,
-                        pipeline_costs *out, double *step_seconds);
+/* The same of a file that time --json wrote, for n_stages whole stages of a model that is split and recomputes as the
+   options say. Returns an exit code; after CLI_OK pipeline_costs_free is due. */
+int pipeline_costs_read(const char *command, const char *path, const modelling_options *model, int64_t n_stages,
+                        int64_t n_virtual, pipeline_costs *out, double *step_seconds);
 
 /* One of the schedules that a pipeline can have. Zero means default in every member. */
 typedef struct pipeline_case {
