@@ -3101,8 +3101,8 @@ __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEYS> ? BAC
             }
         }
     }
-    const int again = compute_here((int)threadIdx.x), last_warp = again / 32; /* no register was left for these */
-    finish_keys<HEAD, KEYS>(dk, dv, p, again, last_warp % 4 * SUM_KEYS, last_warp / 4 * HEAD / 2);
+    const int again = HEAD == 256 ? compute_here((int)threadIdx.x) : (int)threadIdx.x; /* or a register spills */
+    finish_keys<HEAD, KEYS>(dk, dv, p, again, again / 32 % 4 * SUM_KEYS, again / 128 * HEAD / 2);
 }
 
 /* dK and dV of a split key tile: the sums of its parts, always in the same order, so that their bits do not depend on
