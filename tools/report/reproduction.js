@@ -14,7 +14,8 @@ function makeSheet(sheet) {
   return element("section", {"aria-labelledby": id, "data-sheet": sheet.name},
     element("h2", {id}, sheet.title),
     charts.length ? element("div", {class: "charts"}, ...charts) : null,
-    element("div", {class: "scroll"}, makeSheetTable(sheet)),
+    element("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": "Numbers: " + sheet.title},
+      makeSheetTable(sheet)),
     makeNotes(sheet),
     element("p", {class: "quiet"}, "Assumed: " + sheet.assumptions));
 }
