@@ -223,7 +223,7 @@ def test_trees():
     sequences, ignored, group = answers(GROUPS)
     weights = advantages_of(group, ignored)
     with Float64():
-        for kind in ("qwen2", "gemma2", "gpt_oss", "deepseek_v3"):
+        for kind in ("qwen2", "gemma2", "gpt_oss", "deepseek_v3", "llama4_text"):
             model, worst = tiny(kind), 0.0
             for k in (1, 2, 99) if kind == "qwen2" else (1,):
                 worst = max(worst, compare_grpo(model, sequences, ignored, weights, k=k))
@@ -309,9 +309,9 @@ def test_trees_own_module():
 
 
 def batches():
-    """Lengths with work for every rank, and with idle chunks; in the last two, sequences begin alike."""
+    """Lengths with work for every rank, and with idle chunks; in trees sequences begin alike."""
     return {"work for all": (40, 7, 13, 1, 29, 0, 5, 16, 16, 14), "idle chunks": (60, 3, 3), "one chunk": (9,),
-            "trees": (40, 45, 30, 16, 7, 50, 38, 12), "one tree": (40, 45)}
+            "recurrent layers": (60, 3, 3), "trees": (40, 45, 30, 16, 7, 50, 38, 12), "one tree": (40, 45)}
 
 
 def work(rank, n_ranks, store, results):
@@ -322,7 +322,7 @@ def work(rank, n_ranks, store, results):
     for name, lengths in batches().items():
         for way in ("DDP", "FSDP2"):
             with Float64():
-                plain, model = tiny("llama"), tiny("llama")
+                plain, model = (tiny("qwen3_next" if "recurrent" in name else "llama") for _ in range(2))
                 sequences = sequences_of(plain, lengths)
                 for s in sequences[1:] if "tree" in name else []:
                     s[:len(s) - 6] = sequences[0][:min(len(s) - 6, 31)].tolist() + s[31:len(s) - 6].tolist()
