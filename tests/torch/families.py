@@ -242,7 +242,16 @@ def check_kinds():
             for k, lengths in ((2, LENGTHS), (99, LENGTHS), (1, (33, 2, 17, 3, 50))):
                 worst = max(worst, chunked_against_plain(model, sequences_of(model, lengths), k))
         check(f"{what} ({kind}), K and borders", worst <= TOLERANCE, f"{worst:.1e}")
-    with Float64():
+    with Float64():  # windows of a chunk and a bit less, which several even chunks lie in; and none, which keep nothing
+        model, worst = tiny("gemma3_text"), 0.0
+        for window in (1, 2, 15, 16, 17, 30):
+            for layer in model.modules():
+                if getattr(layer, "sliding_window", None):
+                    layer.sliding_window = window
+            model.config.sliding_window = window
+            worst = max(worst, *(chunked_against_plain(model, split=split) for split in ("full", "even")))
+        check("windows of other lengths", worst <= TOLERANCE, f"{worst:.1e}")
+        check("rows that windows keep", *rows_kept())
         model = tiny("qwen3_next")
         step, sequences = chunkflow.torch.Step(model, Causal(model), chunk_size=CHUNK), sequences_of(model)
         found, worst = step.log_probs(sequences), 0.0
@@ -260,6 +269,23 @@ def check_kinds():
         step = chunkflow.torch.Step(model, step.forward, chunk_size=CHUNK, share=1)
         twice = [np.concatenate([sequences[0], [i, 5]]) for i in (3, 4)]
         check("recurrent layers in trees", "share rows" in refused(lambda: step(twice)), "refused")
+
+
+def rows_kept():
+    """Of five chunks in gpt-oss, whose every second layer has a window of nine: all rows, or eight a border."""
+    model, most = tiny("gpt_oss"), {}
+    run_forward = chunkflow.torch.Batch.run_forward
+
+    def watched(self, chunk, keep):
+        run_forward(self, chunk, keep)
+        for rows in self.rows.values():
+            for x in rows:
+                kind = "border" if isinstance(x, dict) else "rows"
+                size = max(y.shape[2] for y in x.values()) if isinstance(x, dict) else x.shape[2]
+                most[kind] = max(most.get(kind, 0), size)
+    with mock.patch.object(chunkflow.torch.Batch, "run_forward", watched):
+        chunkflow.torch.Step(model, Causal(model), chunk_size=CHUNK)(sequences_of(model, (80,)))
+    return most == {"rows": 80, "border": 8}, str(most)
 
 
 def an_older_border(self, chunk, grad):

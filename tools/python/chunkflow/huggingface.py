@@ -48,6 +48,7 @@ class _Pass:
         self.tree = {} if inputs.key_ends is None else {"key_ends": inputs.key_ends, "positions": inputs.positions}
         self.positions, self.tempered, self.before = inputs.positions, tempered, iter(before)
         self.calls = self.windows = self.blocks = self.recurrent = 0
+        self.keep: dict[int, int] = {}  # how many rows a layer with a window sees before its own
         self.after: list[Tensor] = []  # states behind the chunk's first sequence, as before has those in front of it
 
 
@@ -73,7 +74,10 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
     if about is not None:
         rows, tree = about.rows, about.tree
         about.calls += 1
-        about.windows += sliding_window is not None
+        if sliding_window is not None:
+            about.windows += 1
+            about.keep[getattr(module, "layer_idx", -1)] = sliding_window - 1
+            rows = rows if tree else _rows_behind(rows, key.shape[2] - query.shape[2])
         about.blocks += block is not None
         if module in about.tempered:
             query = _tempered(module, query, about.positions)
@@ -82,6 +86,12 @@ def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attenti
 
 
 transformers.AttentionInterface.register("chunkflow", attend)
+
+
+def _rows_behind(rows: tuple[Tensor, Tensor, int, int], n: int) -> tuple[Tensor, Tensor, int, int]:
+    """Where the first sequence has n keys before the chunk's own, and not its whole prefix."""
+    q, k, max_q, max_k = rows
+    return q, torch.cat([k[:1], k[1:] - (k[1] - q[1]) + n]), max_q, max_k
 
 
 def _block_of(module: nn.Module) -> int | None:
@@ -218,7 +228,7 @@ class Causal:
         self.takes = inspect.signature(self.model.forward).parameters
         found = [m.config for m in self.model.modules() if isinstance(m, transformers.PreTrainedModel)]
         self.configs = list({id(c): c for c in [*found, self.config]}.values())
-        self.layers: list[int] = []  # those that the cache has rows of
+        self.layers: list[int] = []  # those that the cache has rows of, those with short windows last
         self.recurrent = [_Recurrent(m) for m in self.model.modules() if _Recurrent.is_one(m)]
         self.tempered = [m for m in self.model.modules()
                          if getattr(m, "attn_temperature_tuning", None) and not getattr(m, "use_rope", True)]
@@ -280,10 +290,10 @@ class Causal:
 
     def __call__(self, inputs: Inputs) -> tuple[Tensor | None, list[Tensor | Border]]:
         self._check_now()
-        cache, n_prefix = transformers.DynamicCache(), 0
+        cache, before = transformers.DynamicCache(), {}
         for i, layer in enumerate(self.layers if inputs.prefix else []):
             cache.update(inputs.prefix[2 * i], inputs.prefix[2 * i + 1], layer)
-            n_prefix = inputs.prefix[0].shape[-2]
+            before[layer] = inputs.prefix[2 * i].shape[-2]
         call, more = self.outer if self.sharded else self.model, {}
         if not inputs.keep and not self.sharded:
             call = self.model.base_model  # no logits; but sharded weights are gathered by the root alone
@@ -292,12 +302,25 @@ class Causal:
         more["past_key_values" if "past_key_values" in self.takes else "cache_params"] = cache
         with self._attending(inputs) as about:
             output = call(input_ids=inputs.tokens[None], position_ids=inputs.positions[None], use_cache=True, **more)
-        self._check_pass(about, cache, n_prefix + len(inputs.tokens))
-        rows = [layer for layer in cache.layers if layer.is_initialized]
-        own = [x[:, :, n_prefix:] for layer in rows for x in (layer.keys, layer.values)]
+        self._check_pass(about, cache, before, len(inputs.tokens))
+        own = self._handed_on(about, cache, before, inputs)
         return (output.logits[0] if inputs.keep else None), own + [Border(x) for x in about.after]
 
-    def _check_pass(self, about: _Pass, cache: Any, n_rows: int) -> None:
+    def _handed_on(self, about: _Pass, cache: Any, before: dict[int, int], inputs: Inputs) -> list[Tensor | Border]:
+        """Rows of this chunk, layer by layer. Where a window is shorter than chunks, no more than it sees is kept of
+        the first sequence; in trees sequences part anywhere, so all rows are."""
+        filled = [i for i, layer in enumerate(cache.layers) if layer.is_initialized]
+        short = [i for i in filled if not about.tree and about.keep.get(i, inputs.chunk_size) < inputs.chunk_size]
+        whole = [i for i in filled if i not in short]
+        self.layers, first = whole + short, int(inputs.cu_seqlens_q[1])
+        own = [x[:, :, before.get(i, 0):] for i in whole for x in (cache.layers[i].keys, cache.layers[i].values)]
+        for i in short:
+            end = before.get(i, 0) + first
+            own += [Border(x[:, :, max(0, end - about.keep[i]):end])
+                    for x in (cache.layers[i].keys, cache.layers[i].values)]
+        return own
+
+    def _check_pass(self, about: _Pass, cache: Any, before: dict[int, int], n_rows: int) -> None:
         """Attention that is the model's own, and state that is not K and V, show in every pass."""
         kinds = self._kinds()
         wanted = len(kinds) or self.config.num_hidden_layers
@@ -309,9 +332,9 @@ class Causal:
         if about.windows < sum(windows) or (not windows and getattr(self.config, "sliding_window", None)
                                             and not about.windows):
             self.refuse("it has sliding windows that attention is not told of")
-        self.layers = [i for i, layer in enumerate(cache.layers) if layer.is_initialized]
-        if not self.layers and not about.recurrent or any(getattr(cache.layers[i], "keys", None) is None
-                                  or cache.layers[i].keys.shape[-2] != n_rows for i in self.layers):
+        filled = [i for i, layer in enumerate(cache.layers) if layer.is_initialized]
+        if not filled and not about.recurrent or any(getattr(cache.layers[i], "keys", None) is None
+                                  or cache.layers[i].keys.shape[-2] != before.get(i, 0) + n_rows for i in filled):
             self.refuse("its cache does not hold K and V of every row")
 
     def _check_probe(self) -> None:

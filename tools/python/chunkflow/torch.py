@@ -80,6 +80,7 @@ class Inputs:
     # Where sequences share rows, and otherwise None:
     key_ends: Tensor | None = None  # key j, counted from the start of the prefix, is seen by the rows before this one
     more: tuple[Tensor, Tensor, Tensor] | None = None  # rows, targets and weights of targets beside a row's first
+    chunk_size: int = 0  # most rows of any chunk of the plan
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -203,7 +204,7 @@ class Batch:
                 about.cu_seqlens_q, about.cu_seqlens_k)
         tokens, positions, targets, weights, cu_q, cu_k = (torch.from_numpy(x).to(self.device) for x in rows)
         inputs = Inputs(chunk, keep, tokens, positions, targets, weights, cu_q, cu_k, about.max_seqlen_q,
-                        about.max_seqlen_k, list(prefix))
+                        about.max_seqlen_k, list(prefix), chunk_size=self.plan.chunk_size)
         if is_tree:
             inputs.key_ends = torch.from_numpy(about.key_ends).to(self.device)
         if about.n_more > 0:
