@@ -416,8 +416,9 @@ typedef struct cf_plan {
    stage; all else is refused. Of eight choices of widths that one is taken with which the dearest rank is cheapest; no
    rank is given fewer than 512 tokens of a sequence, or fewer than an eighth of chunk_size where that is less.
 
-   Time is near linear (a million lengths in tens of milliseconds; CF_SPLIT_COST takes a few microseconds more for each
-   slice of a long sequence). The plan depends only on the arguments, so every rank can compute it for itself.
+   Time is near linear (a million lengths in tens of milliseconds, with gang in a second; CF_SPLIT_COST takes a few
+   microseconds more for each slice of a long sequence). The plan depends only on the arguments, so every rank can
+   compute it for itself.
 
    With n_ranks > 1 every rank gets the same number of chunks (n_steps), and a group is on one rank. The dearest rank is
    made as cheap as it can be in as few steps as can be, or in more where that makes it cheaper by a hundredth; idle
@@ -2898,7 +2899,8 @@ typedef struct cf__packer {
     int64_t n_items, n_dependent, largest_group;
     int64_t max_units;
     int64_t item_tokens; /* padded tokens of all items */
-    int64_t most_shares; /* of gangs */
+    int64_t most_shares, most_extent; /* of gangs; and of all else on one rank */
+    double mean_cost;    /* of a rank, if they are even and nothing is spread */
     /* working space */
     cf_group *groups;       /* (n_groups) here first_chunk counts dependent chunks alone, as cuts does */
     int32_t *cuts;          /* (n_dependent) lengths of the slices of all groups */
@@ -2942,6 +2944,7 @@ typedef struct cf__packer {
     cf_plan *plan;
 } cf__packer;
 
+#define CF__PACK_RANK_SHARES 32
 #define CF__PACK_MAX_COST_SLICES ((int64_t)1 << 22) /* CF_SPLIT_COST searches; one sequence may not take minutes */
 
 /* ---- options ---- */
@@ -3137,27 +3140,32 @@ static cf_pass_cost cf__pack_weights(const cf_pass_cost *given, double rows, dou
     return weights;
 }
 
-/* What gangs may need beside what there is without them. No more than most_shares are made. Returns how many chunks
-   they and all others have, if each gang counts as one rank. */
-static int64_t cf__pack_bound_shares(cf__packer *p) {
-    int64_t i, size = p->desc.chunk_size, steps;
+/* Short sequences as the chunks count them: as long as they are, or as many as a chunk may take of them. */
+static int64_t cf__pack_extent(const cf__packer *p, int64_t length) {
+    int64_t least = p->desc.max_slices > 0 ? cf__div_up(p->desc.chunk_size, p->desc.max_slices) : 0;
+    return length == 0 ? 0 : cf__max(cf__pack_padded(p, length), least);
+}
+
+/* What gangs may need beside what there is without them: no more than most_shares are made, no rank has more than
+   CF__PACK_RANK_SHARES, and none gets more of all else than `most_extent`. Returns how many steps there may be. */
+static int64_t cf__pack_bound_gangs(cf__packer *p) {
+    int64_t i, size = p->desc.chunk_size, sum = 0, longest = 0;
     if (p->desc.gang < 2) return 0;
     p->most_shares = cf__min(16 * p->desc.n_ranks, p->n * p->desc.gang);
-    steps = p->n_dependent + p->most_shares / 2 + cf__min(2 * cf__div_up(p->item_tokens, size) + 1, p->n_items);
-    if (p->desc.max_slices > 0) steps += p->n_items / p->desc.max_slices;
     for (i = 0; i < p->n; i++) {
-        if (p->lengths[i] <= size) continue;
-        steps += cf__pack_most_rounds(p, p->lengths[i], 2) + 1;
-        p->n_dependent += 2 * cf__div_up(p->lengths[i], size);
+        sum += cf__pack_extent(p, p->lengths[i]);
+        longest = cf__max(longest, cf__pack_extent(p, p->lengths[i]));
+        if (p->lengths[i] > size) p->n_dependent += 2 * cf__div_up(p->lengths[i], size);
     }
     p->n_dependent += 8 * p->most_shares;
     p->head.n_groups += p->most_shares;
-    return steps;
+    p->most_extent = 2 * cf__div_up(sum, p->desc.n_ranks) + longest;
+    return 4 * (cf__div_up(p->most_extent, size) + 1) + CF__PACK_RANK_SHARES * cf__pack_most_rounds(p, longest, 2);
 }
 
 /* The most units and chunks that there may be. */
 static cf_result cf__pack_bound_counts(cf__packer *p) {
-    int64_t ranks = p->desc.n_ranks, n_bins, share_steps = cf__pack_bound_shares(p);
+    int64_t ranks = p->desc.n_ranks, n_bins, gang_steps = cf__pack_bound_gangs(p);
     /* Of two chunks that are not full by count, neither could take what the other holds (next fit: of two neighbours),
        so together they hold more than one chunk_size. A long sequence may close one more chunk in next fit. */
     n_bins = 2 * cf__div_up(p->item_tokens, p->desc.chunk_size) + p->head.n_groups + 1;
@@ -3171,7 +3179,7 @@ static cf_result cf__pack_bound_counts(cf__packer *p) {
     p->head.n_chunks = p->n_dependent + n_bins;
     /* Longest-first placement of the groups leaves no rank more than one group above the mean. */
     if (ranks > 1) p->head.n_chunks = ranks * (cf__div_up(p->head.n_chunks, ranks) + p->largest_group);
-    if (p->desc.gang > 1) p->head.n_chunks = ranks * share_steps; /* all on one rank */
+    if (p->desc.gang > 1) p->head.n_chunks = ranks * gang_steps;
     /* In step all bands but the last are at least half full of groups. */
     if (cf__pack_in_step(p)) p->head.n_chunks += ranks * (cf__div_up(p->n_dependent, ranks) + 1);
     p->most_columns = p->head.n_chunks / ranks;
@@ -4044,24 +4052,29 @@ static void cf__pack_choose_widths(cf__packer *p, double most) {
     }
 }
 
-/* Gives all sequences that are not spread a rank each, the dearest first, as if there were no chunks. Returns what the
-   dearest rank costs then. */
-static double cf__pack_place_rest(cf__packer *p) {
+/* Gives the n dearest sequences, but for those that are spread, a rank each, as if there were no chunks. A rank that
+   has too much of them to take another one takes no more: some rank has less than the mean. Returns what the dearest
+   rank costs then, or if all else is spread evenly. */
+static double cf__pack_place_rest(cf__packer *p, int64_t n) {
     int64_t i, n_heap = 0;
+    memset(p->steps, 0, (size_t)p->desc.n_ranks * sizeof *p->steps); /* counts tokens here */
     for (i = 0; i < p->desc.n_ranks; i++) cf__heap_push(p->heap, n_heap++, (int32_t)i, p->loads);
-    for (i = 0; i < p->n; i++) {
+    for (i = 0; i < n; i++) {
         int32_t id = p->by_cost[i], least;
+        int64_t extent = cf__pack_extent(p, p->lengths[id]);
         if (p->widths[id] > 1) continue;
+        while (p->steps[p->heap[0]] + extent > p->most_extent) (void)cf__heap_pop(p->heap, n_heap--, p->loads);
         least = cf__heap_pop(p->heap, n_heap, p->loads);
         p->blocks[id] = least;
+        p->steps[least] += extent;
         p->loads[least] += cf__pack_share_cost(p, id, 1);
         cf__heap_push(p->heap, n_heap - 1, least, p->loads);
     }
-    return cf__pack_dearest(p);
+    return cf__most(p->mean_cost, cf__pack_dearest(p));
 }
 
-/* Gives gangs their blocks, the widest first and then the dearest, each where the least is, and the rest its ranks.
-   Returns what the dearest rank costs. */
+/* Gives gangs their blocks, the widest first and then the dearest, each where the least is, unless that has too many,
+   and the dearest of the rest their ranks. Returns what the dearest rank costs. */
 static double cf__pack_try_widths(cf__packer *p, double most) {
     int64_t i, rank, width;
     cf__pack_choose_widths(p, most);
@@ -4072,10 +4085,14 @@ static double cf__pack_try_widths(cf__packer *p, double most) {
             if (p->widths[id] != width) continue;
             for (*block = 0, rank = width; rank < p->desc.n_ranks; rank += width)
                 if (p->loads[rank] < p->loads[*block]) *block = (int32_t)rank;
-            for (rank = *block; rank < *block + width; rank++) p->loads[rank] += cf__pack_share_cost(p, id, width);
+            if (p->steps[*block] == CF__PACK_RANK_SHARES) p->widths[id] = 1;
+            for (rank = *block; rank < *block + p->widths[id] && p->widths[id] > 1; rank++) {
+                p->loads[rank] += cf__pack_share_cost(p, id, width);
+                p->steps[rank]++;
+            }
         }
     }
-    return cf__pack_place_rest(p);
+    return cf__pack_place_rest(p, cf__min(p->n, 16 * p->desc.n_ranks));
 }
 
 /* Cuts what is left of a sequence into the slices of one round, none dearer than the target, each of one alignment unit
@@ -4145,7 +4162,7 @@ static cf_result cf__pack_cut_gang(cf__packer *p, int64_t sequence) {
 
 /* Decides which sequences are spread over how many ranks, and over which, and cuts them. */
 static cf_result cf__pack_form_gangs(cf__packer *p) {
-    double constant = p->weights.constant, mean = 0, best = DBL_MAX, best_most = 0, most;
+    double constant = p->weights.constant, best = DBL_MAX, best_most = 0, most;
     int64_t i, begin, width, size = p->desc.chunk_size;
     int tries;
     if (p->desc.slice_cost == NULL) p->chunk_constant = constant;
@@ -4154,11 +4171,11 @@ static cf_result cf__pack_form_gangs(cf__packer *p) {
         p->by_cost[i] = (int32_t)i;
         for (p->whole_costs[i] = 0, begin = 0; begin < p->lengths[i]; begin += size)
             p->whole_costs[i] += cf__pack_slice_cost(p, i, begin, cf__min(size, p->lengths[i] - begin));
-        mean += p->whole_costs[i] / (double)p->desc.n_ranks;
+        p->mean_cost += p->whole_costs[i] / (double)p->desc.n_ranks;
     }
     CF__TRY(p->answer);
     cf__sort_by_key(p->by_cost, p->n, p->whole_costs);
-    for (tries = 0, most = mean; tries < 8; tries++, most *= 0.75) {
+    for (tries = 0, most = p->mean_cost; tries < 8; tries++, most *= 0.75) {
         double dearest = cf__pack_try_widths(p, most);
         if (!(dearest < cf__product(best, 0.999))) continue; /* more gangs must pay */
         best = dearest;
@@ -4171,7 +4188,7 @@ static cf_result cf__pack_form_gangs(cf__packer *p) {
     p->n_items = 0; /* they are collected later */
     CF__TRY(cf__pack_cost_units(p));
     cf__pack_load_ranks(p, p->n_shares);
-    (void)cf__pack_place_rest(p);
+    (void)cf__pack_place_rest(p, p->n);
     p->weights.constant = constant;
     return CF_OK;
 }
