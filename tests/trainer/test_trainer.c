@@ -256,6 +256,13 @@ TEST(models_are_refused_by_what_is_wrong) {
     wide.hidden = 65536 + 512;
     CHECK(model_config_fault(&wide) && strstr(model_config_fault(&wide), "hidden must"));
     wide.hidden = 512;
+    model_config kinds = tiny_model(); /* what its loss is taken over says nothing of its layers */
+    CHECK_STR(parse_pattern(&kinds.kinds, "full,window"), NULL);
+    for (kinds.kinds.balance_over = 0; kinds.kinds.balance_over < 5; kinds.kinds.balance_over++) {
+        static const char *const whys[] = {"window must", "window must", "over batch", "over call", "over call"};
+        const char *why = model_config_fault(&kinds);
+        CHECK(why && strstr(why, whys[kinds.kinds.balance_over]));
+    }
     const double rates[] = {-1e-9, 1, NAN, 0, 0.999};
     for (int i = 0; i < 5; i++) {
         wide.dropout = rates[i];
@@ -1465,12 +1472,12 @@ enum { KNOWN_OPTIONS = sizeof known_options / sizeof known_options[0] };
 
 typedef struct words {
     int n;
-    char text[4][40];
+    char text[8][40];
 } words;
 
 static void parse_and_print(const void *user) {
     const words *w = (const words *)user;
-    char *argv[5] = {(char *)(uintptr_t)"train_cpu"};
+    char *argv[9] = {(char *)(uintptr_t)"train_cpu"};
     for (int i = 0; i < w->n; i++) argv[i + 1] = (char *)(uintptr_t)w->text[i];
     options o = parse_options(w->n + 1, argv);
     print_help(&o);
@@ -1563,7 +1570,7 @@ TEST(options_with_words_and_lists) {
         {"--with", "0,x", "--with: wanted a whole number"}, {"--with", "0", "a number for each"},
         {"--once", "--exact", "--once wants --share 1"}, {"--nothing", "1", "unknown option --nothing"}, {"--", "1", "unknown option"}, {"--layers", "1.5", "a whole number from 1"},
         {"--layers", "", "a whole number"}, {"--layers", "1x", "got \"1x\""}, {"--lr", "x", "a number from 0"}, {"--lr", "nan", "a number"},
-        {"--max-length", "2", "0 or at least 3"}, {"--stream", "65535", "at least 65536: two blocks of 32 rows"}, {"--dropout", "1", "less than 1"}};
+        {"--max-length", "2", "0 or at least 3"}, {"--max-length", "1", "0 or at least 3"}, {"--stream", "65535", "at least 65536: two blocks of 32 rows"}, {"--dropout", "1", "less than 1"}};
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         const words w = words_of(good[i][0], good[i][1]);
         const ending e = ended(parse_and_print, &w);
@@ -1576,6 +1583,26 @@ TEST(options_with_words_and_lists) {
     words w = words_of("--synthetic", "5");
     snprintf(w.text[w.n++], sizeof w.text[0], "file");
     check_ends(parse_and_print, &w, "not both");
+    const words lists = {8, {"--synthetic", "9,9", "--with", "0,0", "--shared", "0,9", "--share", "1"}};
+    const words twice = {4, {"--synthetic", "5", "--synthetic", "6,7"}};
+    CHECK_INT(ended(parse_and_print, &lists).status, 0); /* and nothing is left at its end */
+    const ending e = ended(parse_and_print, &twice);
+    CHECK(e.status == 0 && strstr(e.out, "length 6\nlength 7\n") && !strstr(e.out, "length 5"));
+}
+
+static void print_in_vain(const void *user) {
+    printf("words");
+    if (freopen("/dev/full", "wb", stdout)) printf("more");
+    if (user) fflush(stdout);
+    must_be_printed();
+    _exit(77);
+}
+
+/* At the end, or earlier. */
+TEST(what_cannot_be_printed_is_no_success) {
+    if (access("/dev/full", F_OK) != 0) SKIP("there is no /dev/full");
+    CHECK_INT(ended(print_in_vain, NULL).status, EXIT_CHECK_FAILED);
+    CHECK_INT(ended(print_in_vain, "earlier").status, EXIT_CHECK_FAILED);
 }
 
 /* ================================================================================================================
@@ -1622,6 +1649,45 @@ static void check_refused(const char *path, const unsigned char *image, size_t b
     bytes_after = read_file(path, &after);
     CHECK(bytes_after == (int64_t)bytes && memcmp(after, image, bytes) == 0);
     free(after);
+}
+
+static void use_checkpoint(const void *user) {
+    const char *const *asks = (const char *const *)user; /* what is done, and with which file */
+    char why[CHECKPOINT_WHY] = "";
+    saved_run run;
+    saved_run_init(&run, 1);
+    if (asks[0][0] == 'l') checkpoint_lock(asks[1]);
+    if (asks[0][0] == 's') checkpoint_save(asks[1], &run.c);
+    if (asks[0][0] == 'r') checkpoint_load(asks[1], &run.c, why);
+    exit(0);
+}
+
+/* What cannot be done with a file ends the program, which says why. */
+TEST(checkpoint_that_cannot_be_used_ends_the_program) {
+    static const struct {
+        const char *what, *name, *why;
+        int status;
+    } cases[] = {{"lock", "taken", "another trainer is running", EXIT_BAD_INPUT},
+                 {"lock", "none/x", "x.chunkflow-lock: No such file", EXIT_CHECK_FAILED},
+                 {"lock", "nowhere", "nowhere: the checkpoint cannot be written: No such", EXIT_CHECK_FAILED},
+                 {"save", "none/x", "x: the checkpoint cannot be written: No such", EXIT_CHECK_FAILED},
+                 {"read", "file/x", "x: Not a directory", EXIT_BAD_INPUT},
+                 {"read", "", "not a regular file", EXIT_BAD_INPUT},
+                 {"lock", "file", "", 0}, {"read", "none/x", "", 0}};
+    const int other = open_lock(in_folder("taken.chunkflow-lock"));
+    REQUIRE(other >= 0 && symlink("gone", in_folder("nowhere")) == 0);
+    write_file(in_folder("file"), "x", 1);
+    memset(&asked, 0, sizeof asked);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *const asks[] = {cases[i].what, in_folder(cases[i].name)};
+        const ending e = ended(use_checkpoint, asks);
+        if (!CHECK(e.status == cases[i].status && strstr(e.err, cases[i].why))) FAIL("%s %s: %s", asks[0], asks[1], e.err);
+    }
+    CHECK(access(in_folder("file.chunkflow-lock"), F_OK) != 0);
+    close(other);
+    remove(in_folder("taken.chunkflow-lock"));
+    remove(in_folder("nowhere"));
+    remove(in_folder("file"));
 }
 
 /* What cannot be written says why, as the system does, and leaves nothing. */
@@ -1975,7 +2041,7 @@ SUITE(trainer, CASE(hashes_are_those_of_splitmix64), CASE(models_are_refused_by_
       CASE(long_files_are_whole_and_documents_differ), CASE(directories_may_be_deep_but_not_endless),
       CASE(exit_statuses_say_whose_fault_it_is),
       CASE(token_files_are_as_described), CASE(token_files_that_make_no_sense_are_refused),
-      CASE(options_set_what_they_name), CASE(options_with_words_and_lists), CASE(comparator_rejects_what_is_not_a_number), CASE(comparator_sees_small_and_stale_differences), CASE(attention_equals_the_definition),
+      CASE(options_set_what_they_name), CASE(options_with_words_and_lists), CASE(what_cannot_be_printed_is_no_success), CASE(comparator_rejects_what_is_not_a_number), CASE(comparator_sees_small_and_stale_differences), CASE(attention_equals_the_definition),
       CASE(attention_with_a_window_equals_the_definition),
       CASE(any_chunking_gives_the_same_gradients), CASE(nothing_stale_is_read_and_runs_repeat_bit_by_bit),
       CASE(k_changes_no_bit), CASE(a_stage_runs_the_head_once_a_chunk),
@@ -1987,7 +2053,7 @@ SUITE(trainer, CASE(hashes_are_those_of_splitmix64), CASE(models_are_refused_by_
       CASE(a_batch_without_targets_has_no_loss_and_no_gradient),
       CASE(prompts_are_seen_but_not_learnt), CASE(dropout_drops_its_rate_and_keeps_the_mean),
       CASE(dropout_differs_by_step_layer_site_and_position), CASE(learning_rate_warms_up_and_decays), CASE(what_is_freed_is_empty),
-      CASE(files_become_documents_and_no_byte_is_lost), CASE(checkpoint_that_cannot_be_written), CASE(checkpoint_comes_back_whole),
+      CASE(files_become_documents_and_no_byte_is_lost), CASE(checkpoint_that_cannot_be_written), CASE(checkpoint_that_cannot_be_used_ends_the_program), CASE(checkpoint_comes_back_whole),
       CASE(checkpoint_names_and_files_belong_together), CASE(documents_that_begin_alike_are_checked),
       CASE(checkpoint_is_on_the_disk_or_the_old_one_is), CASE(checkpoint_is_finished_before_a_signal_comes),
       CASE(checkpoint_is_locked_where_its_link_leads_now),

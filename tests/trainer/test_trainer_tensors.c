@@ -39,7 +39,8 @@ static const char *said(void) {
 static void expect_said(const char *why) {
     const char *text = said();
     const char *end = strchr(text, '\n');
-    const int holds = strstr(text, why) != NULL && end && end[1] == 0; /* in one line */
+    const int placed = strchr(why, '/') || strstr(text, ":1: ") != NULL; /* on the file, or on its first line */
+    const int holds = strstr(text, why) != NULL && placed && end && end[1] == 0; /* in one line */
     expect(holds, why);
     if (!holds) printf("    it said: %s", text);
 }
@@ -155,6 +156,10 @@ static void test_wants(void) {
     expect(safetensors_want(&s, "a", 2, 3) == &s.tensors[0] && said()[0] == 0, "found");
     expect(!safetensors_want(&s, "a", 3, 2), "another shape");
     expect_said("a: its shape must be [3, 2]");
+    expect(!safetensors_want(&s, "a", 2, 2), "of columns");
+    expect_said("a: its shape must be [2, 2]");
+    expect(!safetensors_want(&s, "a", 3, 3), "of rows");
+    expect_said("a: its shape must be [3, 3]");
     expect(!safetensors_want(&s, "a", 6, 0), "another number of dimensions");
     expect_said("a: its shape must be [6]");
     expect(!safetensors_want(&s, "b", 2, 0), "another type");

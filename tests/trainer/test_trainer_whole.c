@@ -226,11 +226,12 @@ static weight_list weights_of(const setup *s) {
     const int64_t h = s->hidden;
     add_part(&w, -1, "embedding", 258 * h, h);
     for (int64_t i = 0; i < s->layers + (s->mtp > 0); i++) {
-        const int64_t n = is_kind(s, i, "experts") ? s->experts : 1, f = n > 1 ? expert_width(s) : s->ffn;
+        const int experts = is_kind(s, i, "experts");
+        const int64_t n = experts ? s->experts : 1, f = experts ? expert_width(s) : s->ffn;
         add_part(&w, i, "attention_norm", h, 0);
         add_mixer(&w, s, i);
         add_part(&w, i, "ffn_norm", h, 0);
-        if (n > 1) add_part(&w, i, "router", h * n, h);
+        if (experts) add_part(&w, i, "router", h * n, h);
         add_part(&w, i, "w_gate", n * h * f, h);
         add_part(&w, i, "w_up", n * h * f, h);
         add_part(&w, i, "w_down", n * f * h, f);
@@ -1187,7 +1188,8 @@ TEST(kinds_of_layers_train_as_defined) {
         "--kinds latent+experts,window+sinks,delta+experts --hidden 16 --layers 3 --window 4 --balance 1 --mtp 0.5 "
                 "--untied",
         MADE_UP "--dropout 0.3 --layers 1 --heads 4 --kv-heads 2 --hidden 16",
-        "--synthetic 2,1,2,0 --mtp 0.4 --balance 1 --kinds experts"};
+        "--synthetic 2,1,2,0 --mtp 0.4 --balance 1 --kinds experts",
+        "--synthetic 9,3 --kinds full,experts --experts 1 --active 1 --steps 1"};
     COMPARE_ALL(all);
 }
 
@@ -1227,6 +1229,7 @@ TEST(chunks_change_nothing) {
         RICH "--max-slices 1",
         RICH "--ranks 3 --no-tails",
         RICH "--chunk-size 8 --stream 32768 --threads 2",
+        "--synthetic 96,40,32 --kinds full,window --window 20 --chunk-size 32 --steps 1", /* whole tiles */
         "--synthetic 90,88,9,90 --with 0,0,0,1 --shared 0,40,0,45 --share 1 --chunk-size 100 --steps 2",
         "--synthetic 75,34,64 --kinds window+sinks,latent,chunked --window 33 --hidden 16 --layers 3 --chunk-size 36"};
     COMPARE_ALL(all);
