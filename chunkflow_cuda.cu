@@ -3163,10 +3163,10 @@ template <int HEAD, int ROWS> struct dq_layout { /* of shared memory, in bytes *
     static const int Q = 0, DOUT = TILE, K = 2 * TILE, V = K + 2 * KEYS, BYTES = V + 2 * KEYS;
 };
 
-/* dQ by itself, for the deterministic backward: one block has a row tile and walks over the keys that they see, so
-   every sum has one order; its tiles are not cut into parts. By blocks of keys all row tiles are carried. Warps of 16
-   rows. Head size 128: 96 KB, two blocks on sm_90. Head size 256: 128 KB, with 32 keys at a time, and no register for
-   what can be worked out again. */
+/* dQ by itself, for the deterministic backward, also after dK and dV by wgmma: one block has a row tile and walks over
+   the keys that they see, so every sum has one order; its tiles are not cut into parts. By blocks of keys all row tiles
+   are carried. Warps of 16 rows. Head size 128: 96 KB, two blocks on sm_90. Head size 256: 128 KB, with 32 keys at a
+   time, and no register for what can be worked out again. */
 template <typename T, int HEAD, int ROWS>
 __global__ void __launch_bounds__(HAS_SMALL || !IS_SMALL<HEAD, ROWS, KEY_TILE> ? 2 * ROWS : 32,
                                   HEAD == 256 ? 1 : 128 / ROWS)
@@ -4219,8 +4219,8 @@ cf_result key_product(const call &c, const score_params &s, const void *probs, c
 }
 
 template <typename T> cf_result round_rows(const call &c, const round_params &r) {
-    return launch<round_rows_kernel<T>>("round_rows", div_up(r.n_rows * r.n_heads, UNFUSED_THREADS / 32),
-                                        UNFUSED_THREADS, 0, c.stream, c.error, r);
+    const int64_t per_block = UNFUSED_THREADS / 32, n_blocks = (r.n_rows * r.n_heads + per_block - 1) / per_block;
+    return launch<round_rows_kernel<T>>("round_rows", n_blocks, UNFUSED_THREADS, 0, c.stream, c.error, r);
 }
 
 /* Zeros in rows of dK or dV. */
@@ -4425,7 +4425,8 @@ cf_result choose_path(const problem *p, const path_entry **out, cf_error *error)
 
 /* A prepared problem has copies of these arrays of its descriptor, of which the last two need not be there; then come
    the tiles. */
-const int32_t *cf_attention_desc::*const copied_arrays[] = {
+using desc_array = const int32_t *cf_attention_desc::*;
+const desc_array copied_arrays[] = {
     &cf_attention_desc::cu_seqlens_q, &cf_attention_desc::cu_seqlens_k, &cf_attention_desc::starts_q,
     &cf_attention_desc::starts_k, &cf_attention_desc::begins, &cf_attention_desc::parents};
 
@@ -4433,7 +4434,7 @@ size_t array_bytes(const problem *p) { return align_up(((size_t)p->desc.n_slices
 
 size_t tiles_at(const problem *p) {
     size_t at = align_up(sizeof(problem), 16);
-    for (const auto array : copied_arrays) at += p->desc.*array != NULL ? array_bytes(p) : 0;
+    for (const desc_array array : copied_arrays) at += p->desc.*array != NULL ? array_bytes(p) : 0;
     return at;
 }
 
@@ -4467,7 +4468,7 @@ cf_result put_prepared(const problem &p, const path_entry *path, void *memory, s
 
     problem *a = new (memory) problem(p);
     char *const base = static_cast<char *>(memory), *to = base + align_up(sizeof(problem), 16);
-    for (const auto array : copied_arrays) {
+    for (const desc_array array : copied_arrays) {
         const int32_t *&from = a->desc.*array;
         if (from == NULL) continue;
         const bool has_end = array == &cf_attention_desc::cu_seqlens_q || array == &cf_attention_desc::cu_seqlens_k;
