@@ -34,6 +34,7 @@ says tune_streams_where_it_must ", state streamed" tune long $seven --tp 2 --pp 
 says tune_streams_say_how "stream            3 blocks of 4,096 rows of one layer; passes wait for it " tune long $seven --tp 2 --pp 2 \
     --batch 3 --batches 1 --chunk-sizes 8K --ks 1
 says tune_streams_where_it_may "  state      streams       it fits without" tune short $seven --tp 4 --pp 4 $small
+says tune_of_one_batch "s an iteration, of one batch; " tune short $seven --tp 4 --pp 4 $small --batches 1
 says tune_reads_standard_input "sequences" tune - $seven --tp 4 --pp 4 --context 256K $small <lengths
 says tune_virtual_stages "interleaved" tune short $seven --tp 4 --pp 2 --virtual 2 $small --show 4
 says tune_one_replay "pipeline replay" tune short $seven --tp 4 --pp 4 $small --replay pipeline --no-stream
@@ -392,6 +393,7 @@ for ticks in 5 50 150; do
     if [ $status -ne 130 ]; then fail $name "exit code $status, wanted 130"
     elif ! grep -q INTERRUPTED out; then fail $name "it does not say so"
     elif ! grep -q '^best  *ChunkSize' out; then fail $name "it does not print what it has"
+    elif grep -q 'none is faster than 0$' out; then fail $name "it takes a bound that is not known for one"
     elif [ -z "$PYTHON" ]; then skip $name "no python3"
     elif python - >why 2>&1 <<'END'
 import json

@@ -367,8 +367,10 @@ static void print_winner(const tune_job *job, const cf_tuning *tuning) {
            cli_commas(p->tp), cli_commas(p->pp), cli_commas(p->dp), p->ep > 1 ? ", experts " : "",
            p->ep > 1 ? cli_commas(p->ep) : "",
            modelling_recompute_words(c->recompute, c->recompute_layers));
-    printf("estimated time    %s s an iteration, +- %.2g (95 %%); with this ChunkSize and K none is faster than %s",
-           pipeline_estimate(c->seconds), c->confidence, pipeline_estimate(c->bound));
+    printf("estimated time    %s s an iteration", pipeline_estimate(c->seconds));
+    if (tuning->n_batches > 1) printf(", +- %.2g (95 %%)", c->confidence);
+    else fputs(", of one batch", stdout);
+    if (c->bound > 0) printf("; with this ChunkSize and K none is faster than %s", pipeline_estimate(c->bound));
     if (c->behind > 0)
         printf("\n                  %.2f %% (+- %.2f) behind the fastest, which needs %.2f GiB",
                100 * c->behind / fastest->seconds, 100 * c->behind_confidence / fastest->seconds,

@@ -81,9 +81,11 @@ function makeTuningPage(tuning) {
   }
 
   function exactWords(c) {
-    const behind = c.id === tuning.winner ? "the best" : `${percent(c.behind / winner.seconds)} behind the fastest, `
-      + `\u00b1 ${percent(c.behind_confidence / winner.seconds)}`;
-    return `${milliseconds(c.seconds)} an iteration, \u00b1 ${milliseconds(c.confidence)} (95 %): ${behind}\n`
+    const few = tuning.batch_tokens.length < 2; // of one batch nobody knows how far off it is
+    const behind = c.id === tuning.winner ? "the best" : `${percent(c.behind / winner.seconds)} behind the fastest`
+      + (few ? "" : `, \u00b1 ${percent(c.behind_confidence / winner.seconds)}`);
+    const range = few ? "" : `, \u00b1 ${milliseconds(c.confidence)} (95 %)`;
+    return `${milliseconds(c.seconds)} an iteration${range}: ${behind}\n`
       + `${waysOf(c)}\n`
       + `${gib(c.bytes)} at most, on stage ${c.stage}${c.limited ? " (schedules were held down to fit)" : ""}: `
       + `${termWords(c.memory)}\n`
