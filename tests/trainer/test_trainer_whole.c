@@ -1101,7 +1101,7 @@ static double check_numbers(const char *what, const char *image, const double *w
             if (!(fabs(got - wanted[j]) <= difference)) difference = fabs(got - wanted[j]);
             largest = fmax(largest, fabs(wanted[j]));
         }
-        if (!CHECK(difference <= 1e-8 * largest))
+        if (!CHECK(difference <= 1e-8 * largest + 1e-19)) /* of what is 0 but for rounding */
             FAIL("%s of %s: %g off, largest %g", what, w->parts[i].name, difference, largest);
         worst = fmax(worst, largest > 0 ? difference / largest : 0);
     }
