@@ -8812,7 +8812,6 @@ typedef struct cf__dispatch_policy {
     double turn;           /* and backwards so many times as much later than forwards on the last one */
     int64_t ahead;         /* in turns: a stage takes forwards until it is so many ahead of its backwards, and makes
                               room for the next one before its next backward. 0: not so */
-    double hoped;          /* the makespan within which a stage has time to wait, as long as none is further behind */
     int follows;           /* strictly in the order of forwards and backwards that this policy makes of equal passes */
     cf_schedule_kind kind; /* a fixed kind keeps no more chunks than it is known for */
 } cf__dispatch_policy;
@@ -8888,7 +8887,7 @@ typedef struct cf__dispatch {
     double *far;          /* (cells) the same, negated: keys of the heaps of dropped cells */
     double *way[2];       /* (n_v) of a rhythm: how far on each virtual stage lies, forwards and backwards */
     double now, give_up_at;
-    double least;         /* the makespan that there will be at least, or is hoped for */
+    double least;         /* the makespan that there will be at least */
     int64_t n_left;       /* passes but R that have not been taken */
     cf__dispatch_worker *workers; /* (n_stages) */
     int32_t *stage_of;    /* (n_v); dividing by the number of stages takes longer than looking it up */
@@ -9645,7 +9644,7 @@ static void cf__dispatch_decide(cf__dispatch *d, int64_t stage, double now) {
    stage has too much left to run. */
 static int cf__dispatch_run(cf__dispatch *d, double give_up_at) {
     cf__dispatch_start(d);
-    d->least = d->policy.hoped;
+    d->least = 0;
     d->give_up_at = give_up_at;
     for (;;) {
         int64_t stage = d->winners[1];
@@ -9948,28 +9947,22 @@ static void cf__search_try_all_fixed(cf__search *search, int split) {
 
 /* ---- where a walk begins ---- */
 
-/* Starting orders: plan order, dearest first, and cheap ones at both ends. A short chunk fills the pipeline sooner, and
-   empties it sooner. */
-enum { CF__SEARCH_PLANNED = 0, CF__SEARCH_DEAREST, CF__SEARCH_CHEAP_ENDS, CF__SEARCH_ORDERS };
-
-static void cf__search_set_order(cf__schedule_maker *m, int order) {
+/* Starting orders: dearest first, or cheap ones at both ends. A short chunk fills the pipeline sooner, and empties it
+   sooner. */
+static void cf__search_set_order(cf__schedule_maker *m, int cheap_ends) {
     int64_t n = m->n_units, i;
     cf__schedule_collect_units(m);
-    if (order != CF__SEARCH_PLANNED) cf__schedule_sort_units(m);
-    if (order != CF__SEARCH_CHEAP_ENDS || m->pipe.plan->branches != NULL) return;
+    cf__schedule_sort_units(m);
+    if (!cheap_ends || m->pipe.plan->branches != NULL) return;
     for (i = 0; i < n; i++) m->spare[i % 2 == 0 ? n - 1 - i / 2 : i / 2] = m->units[n - 1 - i];
     memcpy(m->units, m->spare, (size_t)n * sizeof *m->units);
 }
 
-/* Tries the orders in turn, after dearest first has been tried; the best one stays. */
+/* Tries cheap ends, after dearest first has been tried; the better order stays. */
 static void cf__search_try_orders(cf__search *search) {
-    static const int orders[] = {CF__SEARCH_DEAREST, CF__SEARCH_PLANNED, CF__SEARCH_CHEAP_ENDS};
-    int best = CF__SEARCH_DEAREST, i;
-    for (i = search->makespan < DBL_MAX; i < (CF__USES(orders) ? 3 : 1) && !cf__search_is_over(search); i++) {
-        cf__search_set_order(&search->maker, orders[i]);
-        if (cf__search_try_dispatch(search, search->makespan * (1 + 1e-9))) best = orders[i];
-    }
-    cf__search_set_order(&search->maker, best);
+    if (!CF__USES(orders) || cf__search_is_over(search)) return;
+    cf__search_set_order(&search->maker, 1);
+    if (!cf__search_try_dispatch(search, search->makespan * (1 + 1e-9))) cf__search_set_order(&search->maker, 0);
 }
 
 /* Tries a policy; the best one so far stays. */
@@ -9991,35 +9984,29 @@ static int64_t cf__search_most_room(const cf__schedule_maker *m) {
    pipeline with room (ZB-V, ZB-H1), and rhythms for less of it (V-Min and V-Half). They drop nothing, and are for
    batches without groups. */
 static void cf__search_try_plans(cf__search *search, cf__dispatch_policy policy) {
-    static const double rhythms[][3] = {{1, 0, 0}, {1, 1, 2.5}, {1.2, 1, 0}}, hopes[] = {0, 1.03};
+    static const double rhythms[][3] = {{1, 0, 0}, {1, 1, 2.5}, {1.2, 1, 0}};
     const cf__schedule_maker *m = &search->maker;
     int64_t most = cf__search_most_room(m);
-    int hope, i;
+    int i;
     if (!policy.split || m->n_units < m->pipe.n || m->pipe.plan->branches != NULL) return;
     policy.follows = 1;
     policy.evicts = 0;
-    for (hope = 0; hope < 2; hope++) {
-        policy.hoped = hopes[hope] * cf__bounds_strongest(&search->bounds);
-        for (i = 0; i < CF__COUNT(rhythms); i++) {
-            policy.rhythm = rhythms[i][0] / (double)(3 * m->desc.shape.n_virtual);
-            policy.steep = rhythms[i][1];
-            policy.turn = rhythms[i][2];
-            cf__search_try_policy(search, policy);
-        }
-        policy.rhythm = policy.steep = policy.turn = 0;
-        for (i = 0; i < 4; i++) {
-            policy.ahead = i == 3 ? cf__max(most / 2 + most / 4, 1) : cf__max(most - i, 1);
-            cf__search_try_policy(search, policy);
-        }
-        policy.ahead = 0;
+    for (i = 0; i < CF__COUNT(rhythms); i++) {
+        policy.rhythm = rhythms[i][0] / (double)(3 * m->desc.shape.n_virtual);
+        policy.steep = rhythms[i][1];
+        policy.turn = rhythms[i][2];
+        cf__search_try_policy(search, policy);
+    }
+    policy.rhythm = policy.steep = policy.turn = 0;
+    for (i = 0; i < 4; i++) {
+        policy.ahead = i == 3 ? cf__max(most / 2 + most / 4, 1) : cf__max(most - i, 1);
+        cf__search_try_policy(search, policy);
     }
 }
 
-/* On one row of virtual stages backwards go first, and forwards by what waits on the next stage. Equal chunks of which
-   fewer fit on a stage than there are stages take up to 1.6 times as long with a lead, so it is tried without, too. On
-   several rows, virtual stages follow each other as soon as a stage that is always busy allows, or somewhat later,
-   which keeps more. In a V the former keeps a third of what 1F1B does (Qi et al., Pipeline Parallelism with
-   Controllable Memory, 2024). */
+/* On one row of virtual stages backwards go first, and forwards by what waits on the next stage. On several rows,
+   virtual stages follow each other as soon as a stage that is always busy allows, or somewhat later, which keeps more.
+   In a V the former keeps a third of what 1F1B does (Qi et al., Pipeline Parallelism with Controllable Memory, 2024). */
 static void cf__search_try_policies(cf__search *search) {
     static const double slower[] = {1, 1.2, 1.5, 2};
     const cf__schedule_maker *m = &search->maker;
@@ -10035,9 +10022,6 @@ static void cf__search_try_policies(cf__search *search) {
     cf__search_try_policy(search, policy);
     policy.hurries = cf__schedule_is_free(m);
     if (policy.hurries) cf__search_try_policy(search, policy);
-    policy.hurries = 0;
-    policy.lead = 0;
-    if (policy.evicts && CF__USES(leads)) cf__search_try_policy(search, policy);
 }
 
 /* ---- the walk ---- */
@@ -10075,15 +10059,14 @@ static void cf__search_change_policy(cf__search *search) {
     else policy->returns = !policy->returns;
 }
 
-/* Walks from where the search stands: shifts mostly, and with virtual stages, where rhythms leave less to the order,
-   changes of policy half of the time. */
+/* Walks from where the search stands: shifts mostly, and changes of policy. */
 static void cf__search_walk(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
     double current = search->makespan;
-    int64_t n = m->n_units, shifts = m->desc.shape.n_virtual > 1 ? 8 : 12;
+    int64_t n = m->n_units;
     while (!cf__search_is_over(search) && CF__USES(walk)) {
         cf__dispatch_policy policy = search->dispatch.policy;
-        int shift = cf__search_below(search, 16) < shifts && n > 1 && CF__USES(shifts);
+        int shift = cf__search_below(search, 4) > 0 && n > 1 && CF__USES(shifts);
         int64_t from = 0, to = 0;
         if (shift) from = cf__search_below(search, n);
         if (shift) to = (from + 1 + cf__search_below(search, n - 1)) % n;
@@ -10124,7 +10107,7 @@ static void cf__search_core(cf__search *search, int split) {
     policy.split = split;
     policy.evicts = m->pipe.local && CF__USES(eviction);
     search->dispatch.policy = search->best_policy = policy;
-    cf__search_set_order(m, CF__SEARCH_DEAREST);
+    cf__search_set_order(m, 0);
     cf__search_try_policies(search);
     cf__search_try_orders(search);
     cf__search_try_plans(search, policy);
