@@ -10004,9 +10004,11 @@ static void cf__search_try_plans(cf__search *search, cf__dispatch_policy policy)
     }
 }
 
-/* On one row of virtual stages backwards go first, and forwards by what waits on the next stage. On several rows,
-   virtual stages follow each other as soon as a stage that is always busy allows, or somewhat later, which keeps more.
-   In a V the former keeps a third of what 1F1B does (Qi et al., Pipeline Parallelism with Controllable Memory, 2024). */
+/* On one row of virtual stages backwards go first, and forwards by what waits on the next stage. Equal chunks of which
+   fewer fit on a stage than there are stages take up to 1.6 times as long with a lead, so it is tried without, too. On
+   several rows, virtual stages follow each other as soon as a stage that is always busy allows, or somewhat later,
+   which keeps more. In a V the former keeps a third of what 1F1B does (Qi et al., Pipeline Parallelism with
+   Controllable Memory, 2024). */
 static void cf__search_try_policies(cf__search *search) {
     static const double slower[] = {1, 1.2, 1.5, 2};
     const cf__schedule_maker *m = &search->maker;
@@ -10022,6 +10024,9 @@ static void cf__search_try_policies(cf__search *search) {
     cf__search_try_policy(search, policy);
     policy.hurries = cf__schedule_is_free(m);
     if (policy.hurries) cf__search_try_policy(search, policy);
+    policy.hurries = 0;
+    policy.lead = 0;
+    if (policy.evicts && CF__USES(leads)) cf__search_try_policy(search, policy);
 }
 
 /* ---- the walk ---- */
