@@ -10071,7 +10071,7 @@ static void cf__search_walk(cf__search *search) {
     int64_t n = m->n_units;
     while (!cf__search_is_over(search) && CF__USES(walk)) {
         cf__dispatch_policy policy = search->dispatch.policy;
-        int shift = cf__search_below(search, 4) > 0 && n > 1 && CF__USES(shifts);
+        int shift = cf__search_below(search, 16) < 12 && n > 1 && CF__USES(shifts);
         int64_t from = 0, to = 0;
         if (shift) from = cf__search_below(search, n);
         if (shift) to = (from + 1 + cf__search_below(search, n - 1)) % n;
