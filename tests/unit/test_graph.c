@@ -771,6 +771,34 @@ TEST(a_graph_has_backwards_of_one_form) {
 
 /* ---- names ---- */
 
+/* Times that are too long to be added up: by padding, pairs, a prefix or a transfer alone. The sequence has two chunks of
+   16 rows, one of them with 15 of padding. */
+TEST(each_part_of_a_time_can_be_too_long) {
+    const int64_t length = 17;
+    cf_pack_desc pack = {0};
+    cf_plan *plan = NULL;
+    int i;
+    pack.chunk_size = pack.align = 16;
+    REQUIRE(cf_pack(&length, 1, &pack, &plan, NULL) == CF_OK);
+    for (i = 0; i < 10; i++) {
+        /* F, R, I and W once and B twice, a stream in F and R; three transfers of each chunk */
+        static const double parts[] = {6 * 32, 6 * 17 * 18 / 2, 6 * 2, 2 * 16, 3 * 32};
+        cf_graph_desc desc = {0};
+        cf_timing timing = {0};
+        cf_graph *g = NULL;
+        double *const at[] = {&timing.all.forward.per_token, &timing.all.forward.per_pair, &timing.all.forward.constant,
+                              &timing.stream_forward, &timing.seconds_per_token};
+        *at[i % 5] = (i < 5 ? 0.98 : 1.02) * 1.7976931348623157e302 / parts[i % 5];
+        desc.shape.n_stages = 1;
+        desc.timing = &timing;
+        harness_note("part %d", i);
+        CHECK_INT(cf_graph_make(plan, &desc, &g, NULL), i < 5 ? CF_OK : CF_ERROR_OVERFLOW);
+        cf_graph_free(g);
+    }
+    harness_note("%s", "");
+    cf_plan_free(plan);
+}
+
 TEST(names_of_edges) {
     CHECK_STR(cf_edge_name(CF_EDGE_ACTIVATION), "activation");
     CHECK_STR(cf_edge_name(CF_EDGE_STATE_GRADIENT), "state gradient");
@@ -782,4 +810,4 @@ SUITE(graph, CASE(nodes_are_the_passes), CASE(edges_are_those_of_the_definitions
       CASE(critical_path_is_the_simulators_bound), CASE(a_k_beyond_any_group), CASE(bounds_of_the_papers_example),
       CASE(an_executor_of_your_own), CASE(a_schedules_graph_has_its_passes), CASE(schedules_keep_to_their_graphs),
       CASE(a_wrong_schedule_makes_no_graph), CASE(a_graph_has_backwards_of_one_form), CASE(too_many_nodes_are_refused),
-      CASE(graph_options_are_checked), CASE(names_of_edges));
+      CASE(graph_options_are_checked), CASE(each_part_of_a_time_can_be_too_long), CASE(names_of_edges));

@@ -159,6 +159,16 @@ TEST(columns_take_as_long_as_the_dearest_rank_at_each_position) {
         timing.all.forward = t.pack.cost;
         t.order.timing = simulate.timing = &timing;
         REQUIRE(make(&t, 0));
+        for (at = 0; at < t.plan->n_steps; at++) { /* of tokens and rows the most, too */
+            int64_t tokens = 0, padded = 0;
+            for (rank = 0; rank < t.plan->n_ranks; rank++) {
+                const cf_chunk *c = &t.plan->chunks[rank * t.plan->n_steps + at];
+                if (c->n_slices > 0 && c->tokens > tokens) tokens = c->tokens;
+                if (c->n_slices > 0 && c->padded > padded) padded = c->padded;
+            }
+            CHECK_INT(t.columns->chunks[at].tokens, tokens);
+            CHECK_INT(t.columns->chunks[at].padded, padded);
+        }
         REQUIRE(cf_simulate(t.columns, t.list, &simulate, &line, NULL) == CF_OK);
         for (at = 0; at < t.list->n_actions; at++) {
             double most = 0;

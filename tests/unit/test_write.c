@@ -215,6 +215,16 @@ TEST(what_is_written_is_what_is_there) {
         if (well_formed(&s, &j)) check_schedule_json(&j, schedule);
         json_free(&j);
         free(s.at);
+        if (i % 4 == 0) { /* with times and bounds it is no less JSON */
+            cf_timeline *timeline = NULL;
+            REQUIRE(cf_simulate(plan, schedule, NULL, &timeline, NULL) == CF_OK);
+            memset(&s, 0, sizeof s);
+            CHECK_INT(cf_write_schedule_json(schedule, timeline, harness_collect, &s, &error), CF_OK);
+            CHECK(well_formed(&s, &j));
+            json_free(&j);
+            free(s.at);
+            cf_timeline_free(timeline);
+        }
         CHECK_POISON(&error, sizeof error);
         cf_schedule_free(schedule);
         cf_plan_free(plan);
