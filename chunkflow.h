@@ -11224,8 +11224,8 @@ static void cf__ranks_run_free(const cf__ranks *k, int64_t stage, int *moved) {
     }
 }
 
-/* Looks at what all ranks run next on a stage. *go: 1 if it is a pass that all of them can run. Lists that are sound and
-   have run the same kinds so far end together, for all have as many chunks. */
+/* Looks at what all ranks run next on a stage. *go: 1 if it is a pass that all of them can run. Lists that are sound
+   and have run the same kinds so far end together, for all have as many chunks. */
 static cf_result cf__ranks_look(const cf__ranks *k, int64_t stage, int *go, int *moved) {
     const cf_action *first = NULL;
     int64_t rank, block, end;

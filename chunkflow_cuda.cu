@@ -6331,6 +6331,9 @@ cf_result check_chunk(const cf_plan *plan, int64_t chunk, cf_error *error) {
         return cf_fail(error, CF_ERROR_PLAN, "padded", chunk, plan->chunk_size, c->padded, "out of range");
     if (c->prefix > CF_MAX_LENGTH)
         return cf_fail(error, CF_ERROR_PLAN, "prefix", chunk, CF_MAX_LENGTH, c->prefix, "out of range");
+    if (c->group >= 0 && plan->groups[c->group].gang > 0)
+        return cf_fail(error, CF_ERROR_PLAN, "groups.gang", c->group, 0, plan->groups[c->group].gang,
+                       "rows of other ranks are not exchanged here");
     if (goes_on && c->n_slices != 1 && plan->branches == NULL)
         return cf_fail(error, CF_ERROR_PLAN, "n_slices", chunk, 1, c->n_slices, "only a last chunk is hybrid");
     if (goes_on && c[1].prefix < c->prefix + rows_of(plan, chunk))

@@ -133,7 +133,8 @@ void fuzz_draw_batch(fuzz_input *in, fuzz_batch *batch, int64_t most, int wild) 
     if (fuzz_chance(in, 4)) pack->align = fuzz_mostly(in, 0, 4, wild);
     if (fuzz_chance(in, 4)) pack->max_slices = fuzz_mostly(in, 0, 4, wild);
     if (fuzz_chance(in, 4)) pack->n_ranks = fuzz_mostly(in, 0, 3, wild);
-    if (pack->n_ranks > 1 && fuzz_chance(in, 3)) pack->gang = fuzz_mostly(in, 0, pack->n_ranks, wild);
+    if (pack->n_ranks > 1 && (wild > 0 || pack->method <= CF_PACK_BEST_FIT) && fuzz_chance(in, 3))
+        pack->gang = fuzz_mostly(in, 0, pack->n_ranks, wild);
     if (fuzz_chance(in, 4)) pack->cost = draw_pass_cost(in, wild);
     batch->n = fuzz_between(in, 0, most);
     for (i = 0; i < batch->n; i++) batch->lengths[i] = fuzz_mostly(in, 0, fuzz_chance(in, 4) ? 120 : 24, wild);

@@ -80,6 +80,11 @@ static void make(hostile *h) {
         order.shape.placement = (cf_placement)fuzz_between(&h->in, 0, CF_PLACEMENT_V);
     order.shape.k = fuzz_between(&h->in, 1, 3);
     order.shape.rank = fuzz_between(&h->in, 0, plan->n_ranks - 1);
+    if (h->batch.pack.gang > 1) { /* nothing else is made of gangs */
+        order.kind = CF_SCHEDULE_PAPER;
+        order.shape.n_stages = order.shape.n_virtual = 1;
+        order.shape.placement = CF_PLACEMENT_LOOP;
+    }
     if (cf_schedule_make(plan, &order, &schedule, NULL) != CF_OK) abort();
     if (fuzz_chance(&h->in, 2) && cf_schedule_lower(plan, schedule, NULL, &lowered, NULL) != CF_OK) abort();
     copy_plan(h, plan);

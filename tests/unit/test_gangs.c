@@ -164,7 +164,14 @@ TEST(packing_gangs_needs_what_pack_size_says) {
         cf_plan *other = NULL;
         size_t bytes = 0;
         void *memory;
+        int64_t j;
         draw(&rng, &t);
+        if (i % 2) { /* some dear ones, and so many cheap ones that one rank would have them all */
+            t.n = 24;
+            t.pack.cost.per_token = 0;
+            t.pack.cost.per_pair = 1;
+            for (j = 0; j < t.n; j++) t.lengths[j] = j < 3 ? t.pack.chunk_size : 1;
+        }
         REQUIRE(pack(&t));
         REQUIRE(cf_pack_size(t.lengths, t.n, &t.pack, &bytes, NULL) == CF_OK);
         memory = malloc(bytes);
@@ -368,6 +375,64 @@ TEST(gangs_that_cannot_be_are_named) {
     drop(&t);
 }
 
+/* Any number of a group, chunk or slice is another one: the validator says what the oracle says. */
+TEST(random_damage_to_gangs_is_judged_as_by_the_oracle) {
+    int i, damaged = 0, sound = 0;
+    for (i = 0; i < harness_rounds(3000, 300); i++) {
+        harness_rng rng = {94000 + (uint64_t)i};
+        gangs t;
+        int turn;
+        draw(&rng, &t);
+        REQUIRE(pack(&t));
+        for (turn = 0; turn < 30 && t.plan->n_groups > 0; turn++) {
+            cf_group *g = &t.plan->groups[harness_between(&rng, 0, t.plan->n_groups - 1)];
+            cf_chunk *c = &t.plan->chunks[g->first_chunk];
+            int64_t *numbers[] = {&g->gang,   &g->sequence, &g->n_chunks, &g->tokens, &g->gang, &g->first_chunk,
+                                  &c->prefix, &c->group,    &t.plan->slices[c->first_slice].begin};
+            int64_t *number = numbers[harness_between(&rng, 0, 8)], before = *number, other = g->gang;
+            const char *fault;
+            *number = harness_between(&rng, 0, 1) ? harness_between(&rng, 0, 4) : before + harness_between(&rng, -1, 1);
+            if (harness_between(&rng, 0, 3) == 0) g->gang = g->gang == 2 ? 4 : 2; /* two at once */
+            fault = oracle_plan_fault(t.plan, t.lengths, t.n);
+            harness_note("seed %d, turn %d: the oracle says %s", 94000 + i, turn, fault ? fault : "sound");
+            CHECK((cf_plan_validate(t.plan, t.lengths, t.n, NULL, &t.error) == CF_OK) == (fault == NULL));
+            damaged += fault != NULL;
+            sound += fault == NULL;
+            g->gang = other;
+            *number = before;
+        }
+        drop(&t);
+    }
+    harness_report("%d damaged, %d still sound", damaged, sound);
+}
+
+/* A rank with a share has less beside it, for what it gathers and for what it replays; so all cost the same. */
+TEST(ranks_are_even_with_all_that_gangs_cost) {
+    int64_t lengths[200], i, rank;
+    cf_pack_desc desc = {.chunk_size = 100, .n_ranks = 8, .gang = 4, .cost = {0, 1, 0}, .gang_seconds = 0.05};
+    cf_plan *plan = NULL;
+    double most = 0, sum = 0;
+    for (i = 0; i < 200; i++) lengths[i] = 20 + i % 13;
+    lengths[0] = 2000;
+    REQUIRE(cf_pack(lengths, 200, &desc, &plan, NULL) == CF_OK && plan->groups[0].gang == 4);
+    CHECK(plan->groups[0].n_chunks > 3);
+    for (rank = 0; rank < 8; rank++) {
+        double cost = 0;
+        for (i = rank * plan->n_steps; i < (rank + 1) * plan->n_steps; i++) {
+            const cf_chunk *c = &plan->chunks[i];
+            cost += (double)c->tokens;
+            if (c->group < 0) continue;
+            CHECK_INT(c->n_slices, 1);
+            cost += 0.05 * (double)(plan->slices[c->first_slice].begin - c->prefix);
+            if (c->index + 1 < plan->groups[c->group].n_chunks) cost += (double)c->tokens / 3;
+        }
+        most = fmax(most, cost);
+        sum += cost;
+    }
+    CHECK(most <= 1.01 * sum / 8);
+    cf_plan_free(plan);
+}
+
 /* Each number of a share is wrong in turn. */
 TEST(broken_gangs_are_refused) {
     gangs t = {.lengths = {3000, 20, 30}, .n = 3, .pack = {.chunk_size = 100, .n_ranks = 4, .gang = 4}};
@@ -449,5 +514,7 @@ TEST(gangs_survive_without_memory) {
 SUITE(gangs, CASE(plans_with_gangs_are_sound), CASE(packing_gangs_needs_what_pack_size_says),
       CASE(gangs_even_out_giants), CASE(dear_transfers_make_gangs_narrow),
       CASE(chunks_of_gangs_see_the_rows_of_all_ranks), CASE(state_is_of_own_rows), CASE(memory_has_the_gathered_layer),
-      CASE(gangs_that_cannot_be_are_named), CASE(broken_gangs_are_refused),
+      CASE(gangs_that_cannot_be_are_named),
+      CASE(random_damage_to_gangs_is_judged_as_by_the_oracle), CASE(ranks_are_even_with_all_that_gangs_cost),
+      CASE(broken_gangs_are_refused),
       CASE(gangs_that_do_not_meet_are_refused), CASE(gangs_survive_without_memory));

@@ -178,6 +178,8 @@ class Batch:
         token that sequences share weighs the sum of their weights, with `once` the mean."""
         sequences = [s.cpu().numpy() if isinstance(s, Tensor) else np.asarray(s) for s in sequences]
         lengths = np.array([len(s) for s in sequences], np.int64)
+        if (plan.groups["gang"] > 0).any():
+            raise ValueError("the plan has gangs: rows of other ranks are not exchanged here")
         self.forward, self.plan, self.device, self.seed, self.loss_of = forward, plan, device, seed, loss
         self.ignored, self.once = ignored, once
         self.starts = np.cumsum(lengths) - lengths
