@@ -1627,6 +1627,9 @@ static cf_result cft__check_split(const cf_tune_desc *desc, cf_error *error) {
     if (cft__list_splits(desc, NULL) > 0) return CF_OK;
     CFT__TRY(cf_parallel_validate(desc->model, parallel, error)); /* wrong by itself, whatever the number of GPUs? */
     fixed = cft__max(parallel->tp, 1) * cft__max(parallel->pp, 1) * cft__max(parallel->dp, 1);
+    if (desc->n_gpus % fixed == 0)
+        return cf_refuse(error, CF_ERROR_ARGUMENT, "n_gpus", -1,
+                         "is more than heads, layers and sequences of a batch can be split over, or not divided by them");
     return cf_fail(error, CF_ERROR_ARGUMENT, "n_gpus", -1, cft__div_up(desc->n_gpus, fixed) * fixed, desc->n_gpus,
                    "there is no way to split the model over so many");
 }

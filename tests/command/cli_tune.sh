@@ -450,6 +450,7 @@ refused tune_all_left_out 2 "there is no sequence within --context" tune lengths
 refused tune_tp 2 "--tp: must divide heads" tune short $seven --tp 3 --pp 4
 refused tune_gpus 2 "n_gpus: there is no way to split the model over so many (wanted 8, got 7)" \
     tune short $seven --gpus 7 --tp 2
+refused tune_gpus_past_all 2 "n_gpus: is more than heads, layers and sequences" tune short $seven --gpus 65536 --batch 8
 refused tune_falling_ks 2 "ks[1]: must be more than the one before (wanted 5, got 2)" tune short $seven --tp 4 --pp 4 --ks 4,2
 refused tune_zero_chunk_size 2 "chunk_sizes[0]: is too small (wanted 1, got 0)" tune short $seven --tp 4 --pp 4 --chunk-sizes 0
 refused tune_no_number 2 "--chunk-size: got '4K,8Q', wanted whole numbers" \
