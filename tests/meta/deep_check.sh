@@ -48,6 +48,7 @@ return tokens * t->split.n_virtual * (w->of[CFT__STATE] + w->of[CFT__GRADIENT] +
 cft__add_product(&least, t->split.n_virtual * plan->chunk_size, tightest->of[CFT__ACTIVATIONS]);
 # A call that went well has made its object, or read its number; those that say what is wrong never return 0.
 CF__TRY(cf__simulate_span(start, end, timeline->n_actions, &first, &last, error));
+for (pipe.rank = 0; pipe.rank < w->packed.plan->n_ranks && result == CF_OK; pipe.rank++) {
 if (code == CLI_OK) schedules[n_read] = saved[n_read].schedule, n_read++;
 for (s = 0; s < n; s++) loads[s] = guess_load(&of, &path, n - s);
 for (s = 0; s < n; s++) loads[s] = guess_load(asked, &path, n - s);
