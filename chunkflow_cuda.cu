@@ -792,7 +792,6 @@ template <typename T> CF_DEVICE void mma_16x8x16(float (&c)[4], const uint32_t (
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
     if constexpr (IS_BF16<T>) CF_MMA("bf16");
     else CF_MMA("f16");
-#undef CF_MMA
 }
 
 /* Copies 16 bytes from global to shared memory without waiting; where `wanted` is false, nothing is read and zeros are
@@ -4963,9 +4962,8 @@ cf_result resolve_stream(cf_state_stream_desc *d, planes *state, planes *gradien
 cf_result check_ring(const void *ring, int64_t bytes, int64_t need, const char *name, const char *bytes_name,
                      cf_error *error) {
     const cf_result code = check_aligned(ring, 16, name, error);
-    if (code != CF_OK) return code;
-    if (bytes < need) return cf_fail(error, CF_ERROR_SPACE, bytes_name, -1, need, bytes, "too small");
-    return CF_OK;
+    if (code != CF_OK || bytes >= need) return code;
+    return cf_fail(error, CF_ERROR_SPACE, bytes_name, -1, need, bytes, "too small");
 }
 
 /* The group's rows in host memory: what the stream was made for, and enough rows. */
