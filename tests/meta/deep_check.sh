@@ -33,6 +33,8 @@ known() {
 # A sequence that is split has cuts, and the search is asked for a number below one that a unit keeps.
 (4 * CF__PACK_MAX_COST_SLICES) / n));
 return (int64_t)(cf__draw(&search->random) % (uint64_t)n);
+# The line of a list belongs to its reader, whose owner frees it at the end.
+code = read_tree(in, text, n, list, &capacity);
 # Batches are drawn from a list that is not empty.
 int64_t other = next + (int64_t)(cft__draw(&state) % (uint64_t)(n - next));
 # Working space that starts as zeros is never empty, which the recipe's comment promises.
@@ -48,7 +50,6 @@ return tokens * t->split.n_virtual * (w->of[CFT__STATE] + w->of[CFT__GRADIENT] +
 cft__add_product(&least, t->split.n_virtual * plan->chunk_size, tightest->of[CFT__ACTIVATIONS]);
 # A call that went well has made its object, or read its number; those that say what is wrong never return 0.
 CF__TRY(cf__simulate_span(start, end, timeline->n_actions, &first, &last, error));
-for (pipe.rank = 0; pipe.rank < w->packed.plan->n_ranks && result == CF_OK; pipe.rank++) {
 if (code == CLI_OK) schedules[n_read] = saved[n_read].schedule, n_read++;
 for (s = 0; s < n; s++) loads[s] = guess_load(&of, &path, n - s);
 for (s = 0; s < n; s++) loads[s] = guess_load(asked, &path, n - s);
