@@ -75,7 +75,10 @@ static inline void parse_lengths(const char *name, length_list *list, const char
     for (int64_t i = 0; i < n; i++) {
         char number[32];
         size_t length = strcspn(text, ",");
-        snprintf(number, sizeof number, "%.*s", (int)min_of((int64_t)length, 31), text);
+        if (length >= sizeof number) {
+            fail(EXIT_BAD_INPUT, "--%s: wanted numbers of at most 31 characters, got \"%.40s\"", name, text);
+        }
+        snprintf(number, sizeof number, "%.*s", (int)length, text);
         list->lengths[i] = (int64_t)parse_number(name, number, 0, 1e9, 1);
         text += length + (text[length] == ',');
     }

@@ -1323,6 +1323,7 @@ TEST(documents_that_begin_alike_are_checked) {
                  {{"9,9", "0", "0"}, "a number for"},    {{"9,9", NULL, "0,0"}, "a number for"},
                  {{"9,9", "0,0", NULL}, "a number for"}, {{"9,9", "0,0", "0,10"}, "no 10 tokens"},
                  {{"8,9", "0,0", "0,9"}, "no 9 tokens"}, {{"9,9", "0,1", "0,1"}, "no 1 tokens"},
+                 {{"9,00000000000000000000000000000009", NULL, NULL}, "list: wanted numbers of at most 31 characters"},
                  {{"9,9", "1,0", "1,0"}, "document 0"},
                  {{"0000000000000000000000000000009,9", "0,0", "0,9"}, NULL}}; /* 31 digits */
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
