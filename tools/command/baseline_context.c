@@ -417,19 +417,14 @@ void baseline_context_words(const baseline_tuned *base, char *text, size_t size)
 }
 
 /* What an iteration of the split asked for takes beside its passes. */
-static cf_result find_step(const pipeline *p, const cf_tune_desc *desc, double *step, cf_error *error) {
+static cf_result find_step(const pipeline *p, double *step, cf_error *error) {
     int64_t n = p->n_stages * p->model.parallel.n_virtual;
     cf_stage_cost *stages = (cf_stage_cost *)malloc((size_t)n * sizeof *stages);
-    cf_cost_desc cost;
+    cf_cost_desc cost = modelling_costs(&p->model, &p->gpu, &p->asked->gpu, 0);
     cf_timing timing;
     cf_result result;
 
     if (!stages) return cf_refuse(error, CF_ERROR_MEMORY, "memory", -1, "out of memory");
-    memset(&cost, 0, sizeof cost);
-    cost.model = desc->model;
-    cost.gpu = desc->gpu;
-    cost.parallel = desc->parallel;
-    cost.gpus_per_node = desc->gpus_per_node;
     result = cf_cost_estimate(&cost, stages, n, &timing, step, error);
     free(stages);
     return result;
@@ -458,7 +453,7 @@ cf_result baseline_find_context(const pipeline *p, const packing *list, const pa
     desc.pack.align = asked->align;
     desc.pack.max_slices = asked->max_slices;
     result = baseline_tune_context(list->lengths, desc.batch, &desc, &found, error);
-    if (result == CF_OK && found.best.status == CF_TUNE_OK) result = find_step(p, &desc, &step, error);
+    if (result == CF_OK && found.best.status == CF_TUNE_OK) result = find_step(p, &step, error);
     if (result != CF_OK) return result == CF_ERROR_MEMORY ? result : CF_OK;
     found.best.seconds -= step;
     if (desc.parallel.dp > 1) found.ranks = desc.parallel.dp;

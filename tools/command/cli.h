@@ -224,8 +224,9 @@ void cli_list_free(cli_list *list);
    of one unused number. */
 int64_t *cli_list_lengths(const cli_list *list);
 
-/* Likewise what each sequence shares; NULL also where none shares anything. */
-cf_share *cli_list_shares(const cli_list *list);
+/* The same, and what each sequence shares, NULL where none shares anything. Returns an exit code; both are to be freed
+   in any case. */
+int cli_list_expand(const cli_list *list, int64_t **lengths, cf_share **shares);
 
 /* Refuses a list with trees, for a command that knows none. Returns an exit code. */
 int cli_list_refuse_trees(const cli_list *list, const char *command);

@@ -493,11 +493,11 @@ int64_t *cli_list_lengths(const cli_list *list) {
     return lengths;
 }
 
-cf_share *cli_list_shares(const cli_list *list) {
+static cf_share *list_shares(const cli_list *list) {
     cf_share *shares, *at;
     size_t i;
 
-    if (!list->has_trees || (uint64_t)list->n_sequences >= SIZE_MAX / sizeof *shares) return NULL;
+    if ((uint64_t)list->n_sequences >= SIZE_MAX / sizeof *shares) return NULL;
     shares = at = (cf_share *)malloc(((size_t)list->n_sequences + 1) * sizeof *shares);
     if (!shares) return NULL;
     for (i = 0; i < list->n_entries; i++) {
@@ -508,6 +508,13 @@ cf_share *cli_list_shares(const cli_list *list) {
         while (left-- > 0) *at++ = like_first;
     }
     return shares;
+}
+
+int cli_list_expand(const cli_list *list, int64_t **lengths, cf_share **shares) {
+    *lengths = cli_list_lengths(list);
+    *shares = list->has_trees ? list_shares(list) : NULL;
+    if (*lengths && (*shares || !list->has_trees)) return CLI_OK;
+    return cli_failed("out of memory for %s sequences", cli_commas(list->n_sequences));
 }
 
 int cli_list_refuse_trees(const cli_list *list, const char *command) {

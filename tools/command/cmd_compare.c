@@ -387,6 +387,13 @@ static void print_held(const comparison *t, const row *r) {
     else printf(", at most %s tokens kept", pipeline_share(r->peak_tokens, r->n_virtual));
 }
 
+/* The best row of chunks, as the summary begins with it. */
+static void print_chunks(const comparison *t, const row *ours) {
+    printf("chunks            %s, K = %s, %s replay: ", row_name(ours), cli_commas(ours->what.k),
+           cf_replay_name(ours->what.replay));
+    print_held(t, ours);
+}
+
 /* Why no form of the baseline can be had. */
 static void print_no_baseline(const comparison *t) {
     const row *r = &t->rows[0];
@@ -407,9 +414,7 @@ static int print_context(const comparison *t, const row *ours) {
     printf("baseline          %s:\n                  %s s, %.2f GiB\n", words, pipeline_estimate(c->seconds),
            modelling_gib(c->bytes));
     if (ours) {
-        printf("chunks            %s, K = %s, %s replay: ", row_name(ours), cli_commas(ours->what.k),
-               cf_replay_name(ours->what.replay));
-        print_held(t, ours);
+        print_chunks(t, ours);
         if (t->context.ranks > 1) printf("; rank %lld alone", (long long)t->pipe.rank);
         printf("; %s x the baseline's time\n", pipeline_estimate(ratio(ours->makespan, c->seconds)));
         if (c->seconds < ours->makespan)
@@ -437,9 +442,8 @@ static void print_verdict(const comparison *t) {
         puts("; no schedule of chunks can be had");
         return;
     }
-    printf("\nchunks            %s, K = %s, %s replay: ", row_name(ours), cli_commas(ours->what.k),
-           cf_replay_name(ours->what.replay));
-    print_held(t, ours);
+    putchar('\n');
+    print_chunks(t, ours);
     if (t->pipe.unit_cost) printf("; %.4f x the baseline's time\n", ratio(ours->makespan, base->makespan));
     else printf("; %s x the baseline's time\n", pipeline_estimate(ratio(ours->makespan, base->makespan)));
     if (!(base->makespan < ours->makespan)) return;
@@ -482,13 +486,6 @@ static int print_table(const comparison *t) {
    As JSON
    ---------------------------------------------------------------------------------------------------------------- */
 
-static void write_speed(json_writer *w, const comparison *t, const row *r) {
-    pipeline_speed speed = pipeline_speed_of(&t->pipe, t->packed.plan, r->makespan);
-
-    json_number_member(w, "tokens_per_second_a_gpu", speed.tokens_per_second);
-    if (speed.utilisation >= 0) json_number_member(w, "model_flops_utilisation", speed.utilisation);
-}
-
 static void write_row(json_writer *w, const comparison *t, const row *r) {
     json_open(w, NULL, '{');
     json_text_member(w, "schedule", cf_schedule_kind_name(r->what.kind));
@@ -516,7 +513,8 @@ static void write_row(json_writer *w, const comparison *t, const row *r) {
         json_integer_member(w, "peak_tokens", r->peak_tokens);
         json_integer_member(w, "peak_state_tokens", r->peak_state);
         json_integer_member(w, "peak_bytes", r->peak_bytes);
-        if (t->pipe.has_model && !t->pipe.unit_cost) write_speed(w, t, r);
+        if (t->pipe.has_model && !t->pipe.unit_cost)
+            pipeline_write_speed(w, &t->pipe, t->packed.plan, r->makespan);
         if (t->pipe.has_model) {
             json_text_member(w, "recompute", cf_recompute_name(r->recompute));
             json_integer_member(w, "memory", r->memory);

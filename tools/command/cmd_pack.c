@@ -32,23 +32,6 @@ static const cli_option options[] = {
    What came in
    ---------------------------------------------------------------------------------------------------------------- */
 
-/* Lengths fall into the buckets 0, 1, 2 .. 3, 4 .. 7, ...: as many as a length has bits. */
-#define N_BUCKETS 50
-
-typedef struct bucket {
-    int64_t sequences;
-    int64_t tokens;
-} bucket;
-
-static int bucket_of(int64_t length) {
-    int bits = 0;
-    while (length > 0) {
-        bits++;
-        length >>= 1;
-    }
-    return bits;
-}
-
 static double percent(int64_t part, int64_t whole) {
     return whole > 0 ? 100.0 * (double)part / (double)whole : 0.0;
 }
@@ -72,30 +55,34 @@ static const table_column length_columns[] = {
 
 static double share_of(int64_t part, int64_t whole) { return whole > 0 ? (double)part / (double)whole : 0; }
 
-static void add_bucket(table *t, int i, const bucket *b, int64_t n_sequences, int64_t n_tokens) {
+/* Of that bucket; the shares are of all that there are. */
+static void add_bucket(table *t, int i, int64_t sequences, int64_t tokens, int64_t n_sequences, int64_t n_tokens) {
     int64_t low = i > 0 ? (int64_t)1 << (i - 1) : 0, high = i > 0 ? low * 2 - 1 : 0;
-    double share = share_of(b->sequences, n_sequences);
+    double share = share_of(sequences, n_sequences);
     char range[40];
 
     snprintf(range, sizeof range, "%14s .. %13s", cli_commas(low), cli_commas(high));
     table_text(t, i > 1 ? range : cli_commas(low));
     table_integer(t, low);
     table_integer(t, high);
-    table_integer(t, b->sequences);
+    table_integer(t, sequences);
     table_real(t, share);
-    table_integer(t, b->tokens);
-    table_real(t, share_of(b->tokens, n_tokens));
+    table_integer(t, tokens);
+    table_real(t, share_of(tokens, n_tokens));
     table_text(t, t->tsv ? "" : bar(share));
 }
 
-static int print_histogram(const bucket *buckets, int64_t n_sequences, int64_t n_tokens, int tsv) {
-    int first = 0, last = N_BUCKETS - 1, i;
+static int print_histogram(const packing *packed, int tsv) {
+    int64_t sequences[PACKING_BUCKETS], tokens[PACKING_BUCKETS];
+    int first = 0, last = PACKING_BUCKETS - 1, i;
     table t;
 
-    while (first < N_BUCKETS && buckets[first].sequences == 0) first++;
-    while (last >= 0 && buckets[last].sequences == 0) last--;
+    packing_count_lengths(packed, sequences, tokens);
+    while (first < PACKING_BUCKETS && sequences[first] == 0) first++;
+    while (last >= 0 && sequences[last] == 0) last--;
     table_begin(&t, length_columns, (int)(sizeof length_columns / sizeof length_columns[0]), tsv, 0);
-    for (i = first; i <= last; i++) add_bucket(&t, i, &buckets[i], n_sequences, n_tokens);
+    for (i = first; i <= last; i++)
+        add_bucket(&t, i, sequences[i], tokens[i], packed->list.n_sequences, packed->plan->n_tokens);
     return table_end(&t);
 }
 
@@ -113,15 +100,8 @@ static int64_t quantile(const int64_t *sorted, int64_t n, int64_t per_mille) {
 /* Sorts packed->lengths: to be called last of those that use them. */
 static int print_input(packing *packed, int tsv) {
     int64_t *lengths = packed->lengths;
-    int64_t n = packed->list.n_sequences, i;
-    bucket buckets[N_BUCKETS];
+    int64_t n = packed->list.n_sequences;
 
-    memset(buckets, 0, sizeof buckets);
-    for (i = 0; i < n; i++) {
-        bucket *b = &buckets[bucket_of(lengths[i])];
-        b->sequences++;
-        b->tokens += lengths[i];
-    }
     if (!tsv) packing_print_input(packed);
     if (n > 0 && !tsv) {
         qsort(lengths, (size_t)n, sizeof *lengths, compare_lengths);
@@ -130,7 +110,7 @@ static int print_input(packing *packed, int tsv) {
                cli_commas(quantile(lengths, n, 900)), cli_commas(quantile(lengths, n, 990)),
                cli_commas(lengths[n - 1]));
     }
-    return n > 0 || tsv ? print_histogram(buckets, n, packed->plan->n_tokens, tsv) : CLI_OK;
+    return n > 0 || tsv ? print_histogram(packed, tsv) : CLI_OK;
 }
 
 /* ----------------------------------------------------------------------------------------------------------------

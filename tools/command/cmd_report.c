@@ -55,8 +55,7 @@ typedef struct maker {
     packing packed;
     pipeline pipe;
     saved_schedule saved;
-    char *text; /* of the file of --measured */
-    json_document document;
+    json_document document; /* of the file of --measured */
     report out;
 } maker;
 
@@ -107,10 +106,8 @@ static cf_result simulate_rank(void *user, const pipeline *rank, pipeline_run *o
 static int read_measured(maker *m) {
     const char *path = m->asked->measured;
     saved_format format;
-    size_t bytes;
-    int code = cli_file_read(path, JSON_MAX_BYTES, &m->text, &bytes);
+    int code = json_file_read(path, JSON_MAX_BYTES, &m->document);
 
-    if (code == CLI_OK) code = json_parse(path, m->text, bytes, &m->document);
     if (code == CLI_OK) code = saved_format_of(&m->document, &format);
     if (code == CLI_OK && format != SAVED_SCHEDULE)
         code = cli_usage("report", "--measured: %s is a plan", cli_input_name(path));
@@ -194,7 +191,6 @@ static void free_all(maker *m) {
     report_free(&m->out);
     saved_schedule_free(&m->saved);
     json_free(&m->document);
-    free(m->text);
     packing_free(&m->packed);
     pipeline_close(&m->pipe);
 }

@@ -512,17 +512,9 @@ static int add_fastest(const int64_t *lengths, const cf_tune_desc *desc, double 
 
 /* Whole sequences, one a micro-batch. */
 static int add_unsplit(const setting *at, const cf_gpu *gpu, const int64_t *lengths, double *sum) {
-    static const int64_t k = 1;
-    static const cf_schedule_kind kind = CF_SCHEDULE_1F1B;
-    static const cf_replay replay = CF_REPLAY_PIPELINE;
     cf_tune_desc desc = tune_desc(at->model, gpu, at->tp, at->pp, at->recompute);
 
-    desc.pack.max_slices = 1;
-    desc.chunk_sizes = &at->context;
-    desc.ks = &k;
-    desc.kinds = &kind;
-    desc.replays = &replay;
-    desc.n_chunk_sizes = desc.n_ks = desc.n_kinds = desc.n_replays = desc.n_exact = 1;
+    baseline_take_form(&desc, 0, &at->context);
     return add_fastest(lengths, &desc, sum);
 }
 

@@ -302,17 +302,11 @@ static int print_costs(const time_options *asked, const cf_timing *timing, int64
 static void print_exposed(const time_options *asked, const modelling *m, const cf_gpu *gpu, const cf_timing *timing) {
     int64_t n = m->parallel.pp * m->parallel.n_virtual, s;
     cf_stage_cost *without = (cf_stage_cost *)calloc((size_t)n, sizeof *without);
-    cf_cost_desc desc;
+    cf_cost_desc desc = modelling_costs(m, gpu, &asked->gpu, asked->chunk_size);
     cf_timing unused;
     double f = 0, b = 0;
 
-    memset(&desc, 0, sizeof desc);
-    desc.model = &m->model;
-    desc.gpu = gpu;
-    desc.parallel = m->parallel;
     desc.parallel.zero = 1;
-    desc.gpus_per_node = asked->gpu.per_node;
-    desc.chunk_size = asked->chunk_size;
     if (without && cf_cost_estimate(&desc, without, n, &unused, NULL, NULL) == CF_OK) {
         for (s = 0; s < n; s++) {
             double forward = timing->stages[s].forward.constant - without[s].forward.constant;
@@ -369,18 +363,12 @@ static void write_estimate(cli_output *to, const time_options *asked, const mode
 
 static int estimate(const time_options *asked, const modelling *m, const cf_gpu *gpu, cf_stage_cost *stages) {
     cli_output json = {0};
-    cf_cost_desc desc;
+    cf_cost_desc desc = modelling_costs(m, gpu, &asked->gpu, asked->chunk_size);
     cf_timing timing;
     cf_error error;
     double step;
     int code;
 
-    memset(&desc, 0, sizeof desc);
-    desc.model = &m->model;
-    desc.gpu = gpu;
-    desc.parallel = m->parallel;
-    desc.gpus_per_node = asked->gpu.per_node;
-    desc.chunk_size = asked->chunk_size;
     if (cf_cost_estimate(&desc, stages, m->parallel.pp * m->parallel.n_virtual, &timing, &step, &error) != CF_OK)
         return cli_error(&error, NULL);
     code = cli_output_open(&json, asked->json);

@@ -193,11 +193,8 @@ static int read_lengths(tune_job *job, const char *path) {
     int64_t i, context = job->asked->context;
     int code = cli_list_read(path, CLI_MAX_SEQUENCES, &job->list);
 
+    if (code == CLI_OK) code = cli_list_expand(&job->list, &job->lengths, &job->shares);
     if (code != CLI_OK) return code;
-    job->lengths = cli_list_lengths(&job->list);
-    job->shares = cli_list_shares(&job->list);
-    if (!job->lengths || (job->list.has_trees && !job->shares))
-        return cli_failed("out of memory for %s sequences", cli_commas(job->list.n_sequences));
     job->desc.pack.shares = job->shares;
     for (i = 0; i < job->list.n_sequences; i++) {
         int64_t length = job->lengths[i];
@@ -288,15 +285,14 @@ static void run_tasks(void *user, int64_t n, cf_tune_task task, void *context) {
    Printing
    ---------------------------------------------------------------------------------------------------------------- */
 
-static const char *split_text(const cf_tuning *tuning, const cf_tune_candidate *c) {
-    const cf_parallel *p = &tuning->splits[c->split];
+static const char *split_text(const cf_parallel *p) {
     char *text = cli_scratch();
     snprintf(text, CLI_SCRATCH_BYTES, "%lld x %lld x %lld", (long long)p->tp, (long long)p->pp, (long long)p->dp);
     if (p->ep > 1) snprintf(text + strlen(text), CLI_SCRATCH_BYTES - strlen(text), " (%lld)", (long long)p->ep);
     return text;
 }
 
-static int64_t longest_of(const tune_job *job) {
+int64_t tune_longest(const tune_job *job) {
     int64_t longest = 1, i;
 
     for (i = 0; i < job->n; i++)
@@ -328,9 +324,9 @@ static void print_setting(const tune_job *job, const cf_tuning *tuning) {
         printf("; left out: %s longer than %s, with %.2f %% of all tokens", cli_commas(job->left_out),
                cli_commas(job->asked->context),
                100 * (double)job->left_out_tokens / ((double)job->left_out_tokens + (double)job->tokens));
-    if (longest_of(job) < job->asked->context)
+    if (tune_longest(job) < job->asked->context)
         printf("\n                  the longest has %s tokens; memory is that of one with the %s of --context",
-               cli_commas(longest_of(job)), cli_commas(job->asked->context));
+               cli_commas(tune_longest(job)), cli_commas(job->asked->context));
     printf("\nbatches           %s of %s sequences, seed %s\n", cli_commas(full.n_batches), cli_commas(full.batch),
            cli_commas(job->asked->seed));
     if (tuning->shares) {
@@ -418,8 +414,8 @@ static void print_baseline(const tune_job *job, const cf_tuning *tuning, const b
              "without.");
     else if (c && base->best.seconds < c->seconds)
         printf("                  It is faster: %s.\n",
-               packing_why_unsplit(longest_of(job), c->chunk_size, c->chunks, tuning->splits[c->split].pp,
-                                   longest_of(job) > c->chunk_size * c->k));
+               packing_why_unsplit(tune_longest(job), c->chunk_size, c->chunks, tuning->splits[c->split].pp,
+                                   tune_longest(job) > c->chunk_size * c->k));
 }
 
 static const table_column ranking_columns[] = {
@@ -457,13 +453,9 @@ enum {
 /* whole: the micro-batches of the baseline, which has neither ChunkSize nor K; NULL for chunks. */
 static void add_setting(table *t, const char *rank, const cf_parallel *split, const cf_tune_candidate *c,
                         const char *whole) {
-    char text[CLI_SCRATCH_BYTES];
-
-    snprintf(text, sizeof text, " %lld x %lld x %lld", (long long)split->tp, (long long)split->pp,
-             (long long)split->dp);
-    if (split->ep > 1) snprintf(text + strlen(text), sizeof text - strlen(text), " (%lld)", (long long)split->ep);
     table_text(t, rank);
-    table_text(t, text);
+    table_text(t, " ");
+    table_more(t, split_text(split));
     table_integer(t, split->tp);
     table_integer(t, split->pp);
     table_integer(t, split->dp);
@@ -564,7 +556,7 @@ static void print_splits(const cf_tuning *tuning) {
         int64_t id = tune_best_of_split(tuning, s);
         const cf_tune_candidate *c = id >= 0 ? &tuning->candidates[id] : NULL;
         if (!c) continue;
-        printf("  %-13s", split_text(tuning, c));
+        printf("  %-13s", split_text(&tuning->splits[c->split]));
         if (c->status == CF_TUNE_OK)
             printf("%s s: ChunkSize %s, K %s, %.2f GiB\n", pipeline_estimate(c->seconds), cli_commas(c->chunk_size),
                    cli_commas(c->k), modelling_gib(c->bytes));
@@ -636,9 +628,10 @@ static void print_frontier(const cf_tuning *tuning) {
         const cf_tune_candidate *c = &tuning->candidates[tuning->ranking[i]];
         if (c->bytes >= least) continue;
         least = c->bytes;
-        printf("  %-13s %.4g s %8.2f GiB  ChunkSize %s, K %s, %s, %s replay%s\n", split_text(tuning, c), c->seconds,
-               modelling_gib(c->bytes), cli_commas(c->chunk_size), cli_commas(c->k), cf_schedule_kind_name(c->kind),
-               cf_replay_name(c->replay), c->state_window > 0 ? ", state streamed" : "");
+        printf("  %-13s %.4g s %8.2f GiB  ChunkSize %s, K %s, %s, %s replay%s\n",
+               split_text(&tuning->splits[c->split]), c->seconds, modelling_gib(c->bytes), cli_commas(c->chunk_size),
+               cli_commas(c->k), cf_schedule_kind_name(c->kind), cf_replay_name(c->replay),
+               c->state_window > 0 ? ", state streamed" : "");
     }
 }
 
@@ -690,7 +683,7 @@ static void print_infeasible(const cf_tuning *tuning) {
             left++;
             continue;
         }
-        if (tuning->n_splits > 1) printf("  %-13s", split_text(tuning, c));
+        if (tuning->n_splits > 1) printf("  %-13s", split_text(&tuning->splits[c->split]));
         printf("  ChunkSize %7s, K %2s and more: needs %7.2f GiB on stage %lld, %.2f too much (%s)\n",
                cli_commas(c->chunk_size), cli_commas(c->k), modelling_gib(c->bytes), (long long)c->stage,
                modelling_gib(c->bytes - tuning->limit_bytes), c->why);

@@ -390,23 +390,17 @@ int config_json_read(const char *path, config_json *out) {
     outer_object outer;
     config_json fresh;
     reading r;
-    char *text = NULL;
-    size_t bytes;
-    int code = cli_file_read(path, MAX_BYTES, &text, &bytes);
+    int code = json_file_read(path, MAX_BYTES, &document);
 
     if (code != CLI_OK) return code;
     memset(&fresh, 0, sizeof fresh);
     memset(&r, 0, sizeof r);
-    code = json_parse(path, text, bytes, &document);
-    if (code == CLI_OK) {
-        r.document = &document;
-        r.out = &fresh;
-        code = json_check(&document);
-        if (code == CLI_OK) code = read_type(&document, &fresh, &outer, &r.type);
-        if (code == CLI_OK) code = read_model(&r, &outer);
-        json_free(&document);
-    }
-    free(text);
+    r.document = &document;
+    r.out = &fresh;
+    code = json_check(&document);
+    if (code == CLI_OK) code = read_type(&document, &fresh, &outer, &r.type);
+    if (code == CLI_OK) code = read_model(&r, &outer);
+    json_free(&document);
     if (code != CLI_OK) return code;
     *out = fresh;
     out->model = config_json_take_model(out);

@@ -275,8 +275,22 @@ int json_parse(const char *path, const char *text, size_t bytes, json_document *
     return code;
 }
 
+int json_file_read(const char *path, size_t max_bytes, json_document *out) {
+    char *text;
+    size_t bytes;
+    int code = cli_file_read(path, max_bytes, &text, &bytes);
+
+    if (code != CLI_OK) return code;
+    code = json_parse(path, text, bytes, out);
+    if (code == CLI_OK) out->own = text;
+    else free(text);
+    return code;
+}
+
 void json_free(json_document *document) {
     free(document->nodes);
+    free(document->own);
+    document->own = NULL;
     document->nodes = NULL;
     document->n_nodes = 0;
 }

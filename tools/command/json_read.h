@@ -24,6 +24,7 @@ typedef struct json_node {
 typedef struct json_document {
     const char *path; /* for messages */
     const char *text; /* the caller's, to be kept as long as the document; a zero byte ends it */
+    char *own;        /* of json_file_read: the same text, which json_free frees; or NULL */
     json_node *nodes; /* node 0 is the whole value */
     uint32_t n_nodes;
 } json_document;
@@ -31,6 +32,9 @@ typedef struct json_document {
 /* text[bytes] must be zero, as cli_file_read leaves it. Returns an exit code; after CLI_OK json_free is due. */
 int json_parse(const char *path, const char *text, size_t bytes, json_document *out);
 void json_free(json_document *document);
+
+/* The same of a whole file of at most so many bytes. */
+int json_file_read(const char *path, size_t max_bytes, json_document *out);
 
 /* How many values are in an array, or members in an object. */
 int64_t json_count(const json_document *document, uint32_t node);

@@ -139,3 +139,11 @@ void json_list_close(json_writer *w) {
     put(w, "]");
     w->inside = 1;
 }
+
+void json_integers_member(json_writer *w, const char *key, const int64_t *values, int64_t n) {
+    int64_t i;
+
+    json_list_open(w, key);
+    for (i = 0; i < n; i++) json_list_integer(w, values[i]);
+    json_list_close(w);
+}

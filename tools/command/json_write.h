@@ -35,5 +35,6 @@ void json_list_open(json_writer *w, const char *key);
 void json_list_integer(json_writer *w, int64_t value);
 void json_list_number(json_writer *w, double value);
 void json_list_close(json_writer *w);
+void json_integers_member(json_writer *w, const char *key, const int64_t *values, int64_t n);
 
 #endif /* CHUNKFLOW_JSON_WRITE_H */

@@ -198,18 +198,12 @@ static int take_gpu(const json_document *document, const char *name, cf_gpu *out
 /* The name is that of the file without its folder. */
 static int read_gpu(const char *path, cf_gpu *out) {
     json_document document;
-    char *text = NULL;
-    size_t bytes;
-    int code = cli_file_read(path, (size_t)1 << 20, &text, &bytes);
+    int code = json_file_read(path, (size_t)1 << 20, &document);
 
     if (code != CLI_OK) return code;
-    code = json_parse(path, text, bytes, &document);
-    if (code == CLI_OK) {
-        code = json_check(&document);
-        if (code == CLI_OK) code = take_gpu(&document, cli_base_name(path), out);
-        json_free(&document);
-    }
-    free(text);
+    code = json_check(&document);
+    if (code == CLI_OK) code = take_gpu(&document, cli_base_name(path), out);
+    json_free(&document);
     return code;
 }
 
@@ -230,6 +224,18 @@ int modelling_take_gpu(const char *command, const gpu_options *asked, cf_gpu *ou
     if (code != CLI_OK) return code;
     if (asked->launch >= 0) out->launch = (double)asked->launch / 1e6;
     return CLI_OK;
+}
+
+cf_cost_desc modelling_costs(const modelling *m, const cf_gpu *gpu, const gpu_options *asked, int64_t chunk_size) {
+    cf_cost_desc desc;
+
+    memset(&desc, 0, sizeof desc);
+    desc.model = &m->model;
+    desc.gpu = gpu;
+    desc.parallel = m->parallel;
+    desc.gpus_per_node = asked->per_node;
+    desc.chunk_size = chunk_size;
+    return desc;
 }
 
 const char *modelling_launch_hint(const gpu_options *asked) {
@@ -300,7 +306,7 @@ modelling_flops modelling_flops_of(const cf_model *model) {
     cf_parameters counted;
     int64_t k;
 
-    if (!model->kinds || cf_model_parameters(model, &counted, NULL) != CF_OK) return flops;
+    if (cf_model_parameters(model, &counted, NULL) != CF_OK) return flops;
     flops.per_token = 6 * ((double)(counted.active - counted.embedding - counted.norms - counted.head) +
                            (double)model->hidden * (double)model->vocab);
     for (k = 0; k < cf_model_kinds(model); k++) {

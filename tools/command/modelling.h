@@ -203,6 +203,9 @@ typedef struct term_options {
      "on each GPU, one layer at a time, in three blocks of rows; default:\n"                                       \
      "it stays on the GPUs"}
 
+/* What cf_cost_estimate is asked: this model and split on a GPU. */
+cf_cost_desc modelling_costs(const modelling *m, const cf_gpu *gpu, const gpu_options *asked, int64_t chunk_size);
+
 /* Fills in the members that these options are about. */
 void modelling_take_terms(const term_options *asked, cf_memory_desc *out);
 
@@ -223,9 +226,9 @@ double modelling_gib(int64_t bytes);
 void modelling_print_model(const modelling *m);
 void modelling_print(const modelling *m);
 
-/* FLOPs of training, which a model's kinds of layers need: six for each weight that a token goes through, and twelve
-   for each column of Q and visible pair of rows, or rows in a window; of a recurrent layer three times those of forward.
-   Of a dense model nothing: who prints those has their formula. */
+/* FLOPs of training, forward and backward: six for each weight that multiplies a token, and twelve for each column of Q
+   and visible pair of rows, or rows in a window: two products of two FLOPs, and twice that in backward; of a recurrent
+   layer three times those of forward. Zeros where the parameters are too many to be counted. */
 typedef struct modelling_flops {
     double per_token, per_pair;
 } modelling_flops;

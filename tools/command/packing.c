@@ -51,11 +51,8 @@ static int make(const packing_options *asked, const char *path, packing *out) {
                          (long long)asked->chunk_size);
     code = cli_list_read(path, CLI_MAX_SEQUENCES, &fresh.list);
     if (code != CLI_OK) return code;
-    fresh.lengths = cli_list_lengths(&fresh.list);
-    fresh.shares = cli_list_shares(&fresh.list);
-    if (!fresh.lengths || (fresh.list.has_trees && !fresh.shares))
-        code = cli_failed("out of memory for %s sequences", cli_commas(fresh.list.n_sequences));
-    else code = pack_lengths(asked, &fresh);
+    code = cli_list_expand(&fresh.list, &fresh.lengths, &fresh.shares);
+    if (code == CLI_OK) code = pack_lengths(asked, &fresh);
     if (code == CLI_OK) *out = fresh;
     else packing_free(&fresh);
     return code;
@@ -78,12 +75,14 @@ int packing_of_lengths(const packing_options *asked, const char *path, const int
     fresh.list.path = path;
     fresh.list.n_sequences = n;
     fresh.lengths = (int64_t *)malloc((size_t)n * sizeof *fresh.lengths + 1);
-    if (!fresh.lengths) return cli_failed("out of memory for %s sequences", cli_commas(n));
-    memcpy(fresh.lengths, lengths, (size_t)n * sizeof *fresh.lengths);
     if (shares) fresh.shares = (cf_share *)malloc((size_t)n * sizeof *shares + 1);
-    if (shares && fresh.shares) memcpy(fresh.shares, shares, (size_t)n * sizeof *shares);
-    if (shares && !fresh.shares) code = cli_failed("out of memory for %s sequences", cli_commas(n));
-    else code = pack_lengths(asked, &fresh);
+    if (!fresh.lengths || (shares && !fresh.shares)) {
+        code = cli_failed("out of memory for %s sequences", cli_commas(n));
+    } else {
+        memcpy(fresh.lengths, lengths, (size_t)n * sizeof *fresh.lengths);
+        if (shares) memcpy(fresh.shares, shares, (size_t)n * sizeof *shares);
+        code = pack_lengths(asked, &fresh);
+    }
     if (code == CLI_OK) *out = fresh;
     else packing_free(&fresh);
     return code;
@@ -108,6 +107,19 @@ void packing_print_input(const packing *p) {
     printf("shared            %s rows are computed, %.1f %% of the tokens, and %.1f %% of the attention pairs\n",
            cli_commas(stats.rows), 100 * (double)stats.rows / (double)(p->plan->n_tokens > 0 ? p->plan->n_tokens : 1),
            stats.unshared_pairs > 0 ? 100 * stats.pairs / stats.unshared_pairs : 100);
+}
+
+void packing_count_lengths(const packing *p, int64_t sequences[PACKING_BUCKETS], int64_t tokens[PACKING_BUCKETS]) {
+    int64_t i, left;
+
+    memset(sequences, 0, PACKING_BUCKETS * sizeof *sequences);
+    memset(tokens, 0, PACKING_BUCKETS * sizeof *tokens);
+    for (i = 0; i < p->list.n_sequences; i++) {
+        int bits = 0;
+        for (left = p->lengths[i]; left > 0; left >>= 1) bits++;
+        sequences[bits]++;
+        tokens[bits] += p->lengths[i];
+    }
 }
 
 const char *packing_chunk_kind(const cf_plan *plan, const cf_chunk *chunk) {

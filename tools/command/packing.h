@@ -72,6 +72,11 @@ void packing_free(packing *p);
 /* The first line of a summary. */
 void packing_print_input(const packing *p);
 
+/* How many sequences, and tokens of them, have a length of each bucket: 0, 1, 2 .. 3, 4 .. 7 and so on up to
+   CF_MAX_LENGTH, as many as a length has bits. */
+enum { PACKING_BUCKETS = 50 };
+void packing_count_lengths(const packing *p, int64_t sequences[PACKING_BUCKETS], int64_t tokens[PACKING_BUCKETS]);
+
 /* "standalone", "dependent", "hybrid" or "idle"; "leaf": what sequences have beyond the rows that they share. */
 const char *packing_chunk_kind(const cf_plan *plan, const cf_chunk *chunk);
 

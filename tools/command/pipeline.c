@@ -204,24 +204,18 @@ static int check_costs(const json_document *document, const file_costs *file, co
 static int take_costs(const char *command, const pipeline_options *asked, pipeline *p) {
     json_document document;
     file_costs file;
-    char *text = NULL;
-    size_t bytes;
     int code;
 
     if (!asked->costs) return CLI_OK;
     if (asked->forward.n > 0 || asked->unit_cost)
         return cli_usage(command, "--costs and %s exclude each other", asked->unit_cost ? "--unit-cost" : "--cost");
     memset(&file, 0, sizeof file);
-    code = cli_file_read(asked->costs, JSON_MAX_BYTES, &text, &bytes);
+    code = json_file_read(asked->costs, JSON_MAX_BYTES, &document);
     if (code != CLI_OK) return code;
-    code = json_parse(asked->costs, text, bytes, &document);
-    if (code == CLI_OK) {
-        code = json_read_object(&document, 0, file_fields, &file, NULL);
-        if (code == CLI_OK) code = read_stages(&document, &file, p);
-        if (code == CLI_OK) code = check_costs(&document, &file, &asked->model);
-        json_free(&document);
-    }
-    free(text);
+    code = json_read_object(&document, 0, file_fields, &file, NULL);
+    if (code == CLI_OK) code = read_stages(&document, &file, p);
+    if (code == CLI_OK) code = check_costs(&document, &file, &asked->model);
+    json_free(&document);
     if (code == CLI_OK && (file.latency < 0 || file.seconds_per_token < 0 || file.step_seconds < 0))
         return cli_wrong("%s: a cost is negative", cli_input_name(asked->costs));
     if (asked->latency.n == 0) p->timing.latency = file.latency;
@@ -338,15 +332,10 @@ static void share_costs(const pipeline *p, int64_t n_virtual, pipeline_costs *ou
 static cf_result estimate_costs(const pipeline *p, int64_t n_virtual, int64_t chunk_size, cf_recompute recompute,
                                 pipeline_costs *out, cf_error *error) {
     const pipeline_options *asked = p->asked;
-    cf_cost_desc desc;
+    cf_cost_desc desc = modelling_costs(&p->model, &p->gpu, &asked->gpu, chunk_size);
     cf_result result;
 
-    memset(&desc, 0, sizeof desc);
-    desc.model = &p->model.model;
-    desc.gpu = &p->gpu;
     desc.parallel = parallel_of(p, n_virtual, recompute);
-    desc.gpus_per_node = asked->gpu.per_node;
-    desc.chunk_size = chunk_size;
     desc.stream = p->memory.state_window > 0;
     result = cf_cost_estimate(&desc, out->stages, p->n_stages * n_virtual, &out->timing, NULL, error);
     if (asked->latency.n > 0) out->timing.latency = p->timing.latency;
@@ -539,10 +528,9 @@ static void explain_limit(cf_error *error, int64_t n_virtual) {
 
 /* ---- within the memory of a GPU ---- */
 
-/* Makes the schedule once more under limits, as cf_tune does. CF_ERROR_INFEASIBLE where there is none, or it does not
-   fit either. */
-static cf_result make_within(const pipeline *p, const cf_plan *plan, const pipeline_case *what, cf_schedule_desc desc,
-                             pipeline_run *out, cf_error *error) {
+/* Makes the schedule once more under limits, as cf_tune does; where that fits, it takes the place of *run. */
+static cf_result hold_down(const pipeline *p, const cf_plan *plan, const pipeline_case *what, cf_schedule_desc desc,
+                           pipeline_run *run, cf_error *error) {
     cf_placement placement = desc.shape.placement == CF_PLACEMENT_V ? CF_PLACEMENT_V : CF_PLACEMENT_LOOP;
     cf_memory_desc memory = memory_of(p, desc.shape.n_virtual, placement, what->recompute);
     int64_t *by_stage = (int64_t *)malloc((size_t)p->n_stages * sizeof *by_stage);
@@ -555,24 +543,14 @@ static cf_result make_within(const pipeline *p, const cf_plan *plan, const pipel
     result = cf_memory_limits(&memory, plan, &desc.shape, p->gpu_bytes, by_stage, &desc.limits, NULL, error);
     if (result == CF_OK) result = make(p, plan, what, &desc, &fresh, error);
     free(by_stage);
-    if (result == CF_OK && !pipeline_fits(p, &fresh)) result = CF_ERROR_INFEASIBLE;
-    fresh.held_down = 1;
-    if (result == CF_OK) *out = fresh;
-    else pipeline_run_free(&fresh);
-    return result;
-}
-
-/* A run that fits in place of one that does not, where there is one. */
-static cf_result hold_down(const pipeline *p, const cf_plan *plan, const pipeline_case *what,
-                           const cf_schedule_desc *desc, pipeline_run *run, cf_error *error) {
-    pipeline_run other;
-    cf_result result = make_within(p, plan, what, *desc, &other, error);
-
-    if (result == CF_ERROR_INFEASIBLE) return CF_OK;
-    if (result != CF_OK) return result;
-    pipeline_run_free(run);
-    *run = other;
-    return CF_OK;
+    if (result == CF_OK && pipeline_fits(p, &fresh)) {
+        pipeline_run_free(run);
+        *run = fresh;
+        run->held_down = 1;
+    } else {
+        pipeline_run_free(&fresh);
+    }
+    return result == CF_ERROR_INFEASIBLE ? CF_OK : result;
 }
 
 /* Whether a run must be held down, and may be. */
@@ -624,7 +602,7 @@ cf_result pipeline_run_make(const pipeline *p, const cf_plan *plan, const pipeli
     desc.report = &fresh.report;
     progress_begin("scheduling");
     result = make(p, plan, what, &desc, &fresh, error);
-    if (result == CF_OK && is_too_large(p, what, &fresh)) result = hold_down(p, plan, what, &desc, &fresh, error);
+    if (result == CF_OK && is_too_large(p, what, &fresh)) result = hold_down(p, plan, what, desc, &fresh, error);
     progress_end();
     free(limits);
     pipeline_costs_free(&costs);
@@ -707,29 +685,28 @@ const char *pipeline_duration(double time, int unit_cost) {
     return unit_cost ? pipeline_time(time) : pipeline_estimate(time);
 }
 
-/* Six FLOPs for each weight that multiplies a token, forward and backward, and twelve for each visible pair, layer,
-   query head and its width: two products of two FLOPs, and twice that in backward. */
 pipeline_speed pipeline_speed_of(const pipeline *p, const cf_plan *plan, double seconds) {
-    const cf_model *m = &p->model.model;
-    double gpus = (double)(p->model.parallel.tp * p->n_stages), tokens = 0, pairs = 0, weights, flops;
+    modelling_flops flops = modelling_flops_of(&p->model.model);
+    double gpus = (double)(p->model.parallel.tp * p->n_stages), tokens = 0, pairs = 0;
     pipeline_speed speed = {0, -1};
-    cf_parameters counted;
     int64_t i, end = (p->rank + 1) * plan->n_steps;
 
     for (i = p->rank * plan->n_steps; i < end; i++) {
         tokens += (double)plan->chunks[i].tokens;
         pairs += (double)plan->chunks[i].pairs;
     }
-    if (!(seconds > 0) || cf_model_parameters(m, &counted, NULL) != CF_OK) return speed;
+    if (!(seconds > 0) || !(flops.per_token > 0)) return speed;
     speed.tokens_per_second = tokens / (seconds * gpus);
-    weights = (double)(counted.attention + counted.mlp) + (double)m->hidden * (double)m->vocab;
-    flops = 6 * weights * tokens + 12 * pairs * (double)m->layers * (double)m->heads * (double)m->head_dim;
-    if (m->kinds) {
-        modelling_flops of = modelling_flops_of(m);
-        flops = of.per_token * tokens + of.per_pair * pairs;
-    }
-    if (p->estimates) speed.utilisation = flops / (seconds * gpus * p->gpu.flops);
+    if (p->estimates)
+        speed.utilisation = (flops.per_token * tokens + flops.per_pair * pairs) / (seconds * gpus * p->gpu.flops);
     return speed;
+}
+
+void pipeline_write_speed(json_writer *w, const pipeline *p, const cf_plan *plan, double seconds) {
+    pipeline_speed speed = pipeline_speed_of(p, plan, seconds);
+
+    json_number_member(w, "tokens_per_second_a_gpu", speed.tokens_per_second);
+    if (speed.utilisation >= 0) json_number_member(w, "model_flops_utilisation", speed.utilisation);
 }
 
 const char *pipeline_strongest(const cf_timeline *timeline) {

@@ -244,6 +244,7 @@ typedef struct pipeline_speed {
 } pipeline_speed;
 
 pipeline_speed pipeline_speed_of(const pipeline *p, const cf_plan *plan, double seconds);
+void pipeline_write_speed(json_writer *w, const pipeline *p, const cf_plan *plan, double seconds);
 
 /* The name of the lower bound that is the timeline's `bound`. */
 const char *pipeline_strongest(const cf_timeline *timeline);

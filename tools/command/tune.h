@@ -46,6 +46,9 @@ typedef struct tune_job {
     int64_t done;                   /* as its progress was shown last */
 } tune_job;
 
+/* Tokens of the longest sequence within the context. */
+int64_t tune_longest(const tune_job *job);
+
 enum { TUNE_MOST_CELLS = 4096 }; /* that a page draws */
 
 /* One ChunkSize with one K: the best of its candidates. */
@@ -75,10 +78,6 @@ typedef struct tune_outcome {
     baseline_tuned base;
     tune_map map;
 } tune_outcome;
-
-/* Of bytes that are too many, the term that breaks the limit: what is there whatever runs comes first; where that fits,
-   it is the largest of the other terms. The name of a member of cf_memory_report. */
-const char *tune_breaking_term(const cf_memory_report *memory, int64_t limit);
 
 /* The split of a candidate, with what it recomputes. */
 cf_parallel tune_split(const cf_tuning *tuning, const cf_tune_candidate *c);
@@ -113,9 +112,6 @@ void tune_print_commands(const tune_job *job, const cf_tuning *tuning, const cli
 
 /* What is done with state: "stays" or "streams". */
 const char *tune_state_word(const cf_tune_candidate *c);
-
-/* The outcome in one sentence. */
-void tune_sentence(const tune_outcome *o, char *text, size_t size);
 
 void tune_write_json(const tune_outcome *o, cli_output *to);
 

@@ -71,20 +71,10 @@ tune_work tune_work_of(const cf_tuning *tuning, int shared) {
 }
 
 double tune_utilisation(const tune_job *job, const cf_tuning *tuning, double seconds, double gpus) {
-    const cf_model *m = &job->model.model;
-    double head_dim = (double)(m->head_dim > 0 ? m->head_dim : m->hidden / m->heads), linear, inside;
+    modelling_flops flops = modelling_flops_of(&job->model.model);
     tune_work work = tune_work_of(tuning, 1);
-    cf_parameters counted;
 
-    if (cf_model_parameters(m, &counted, NULL) != CF_OK) return 0;
-    linear = 6 * ((double)(counted.attention + counted.mlp) + (double)m->hidden * (double)m->vocab) * work.tokens;
-    inside = 12 * (double)m->layers * (double)m->heads * head_dim * work.pairs;
-    if (m->kinds) {
-        modelling_flops of = modelling_flops_of(m);
-        linear = of.per_token * work.tokens;
-        inside = of.per_pair * work.pairs;
-    }
-    return (linear + inside) / seconds / gpus / job->gpu.flops;
+    return (flops.per_token * work.tokens + flops.per_pair * work.pairs) / seconds / gpus / job->gpu.flops;
 }
 
 int64_t tune_usual_batch(const cf_tuning *tuning) {

@@ -10,28 +10,13 @@
    The batch and its chunks
    ---------------------------------------------------------------------------------------------------------------- */
 
-enum { LENGTH_BUCKETS = 50 }; /* 0; 1; 2 .. 3; 4 .. 7; and so on up to CF_MAX_LENGTH */
-
-static int bucket_of(int64_t length) {
-    int bucket = 0;
-    for (; length > 0; length >>= 1) bucket++;
-    return bucket;
-}
-
 static void write_lengths(json_writer *w, const packing *packed) {
-    int64_t n[LENGTH_BUCKETS] = {0}, tokens[LENGTH_BUCKETS] = {0}, i;
+    int64_t n[PACKING_BUCKETS], tokens[PACKING_BUCKETS];
 
-    for (i = 0; i < packed->list.n_sequences; i++) {
-        n[bucket_of(packed->lengths[i])]++;
-        tokens[bucket_of(packed->lengths[i])] += packed->lengths[i];
-    }
+    packing_count_lengths(packed, n, tokens);
     json_open(w, "lengths", '{');
-    json_list_open(w, "sequences");
-    for (i = 0; i < LENGTH_BUCKETS; i++) json_list_integer(w, n[i]);
-    json_list_close(w);
-    json_list_open(w, "tokens");
-    for (i = 0; i < LENGTH_BUCKETS; i++) json_list_integer(w, tokens[i]);
-    json_list_close(w);
+    json_integers_member(w, "sequences", n, PACKING_BUCKETS);
+    json_integers_member(w, "tokens", tokens, PACKING_BUCKETS);
     json_close(w, '}');
 }
 
@@ -113,7 +98,6 @@ enum { TICK_BITS = 24, UNIT_BITS = 16 };
 
 typedef struct stream {
     json_writer *w;
-    const report *r;
     const report_schedule *s;
     double tick;
     int64_t unit;
@@ -322,15 +306,6 @@ static void write_times(json_writer *w, const cf_timeline *timeline) {
     json_close(w, '}');
 }
 
-#define WRITE_STAGE_LIST(w, key, schedule, value)                                            \
-    do {                                                                                     \
-        int64_t stage_;                                                                      \
-        json_list_open(w, key);                                                              \
-        for (stage_ = 0; stage_ < (schedule)->shape.n_stages; stage_++)                            \
-            json_list_integer(w, (value)[stage_]);                                           \
-        json_list_close(w);                                                                  \
-    } while (0)
-
 static void write_memory(json_writer *w, const report_schedule *s) {
     int64_t stage;
 
@@ -366,32 +341,25 @@ static int64_t count_passes(const cf_schedule *schedule) {
     return n;
 }
 
-static void write_speed(json_writer *w, const report *r, const report_schedule *s) {
-    pipeline_speed speed = pipeline_speed_of(r->pipe, r->plans[s->plan].plan, s->timeline->makespan);
-
-    json_number_member(w, "tokens_per_second_a_gpu", speed.tokens_per_second);
-    if (speed.utilisation >= 0) json_number_member(w, "model_flops_utilisation", speed.utilisation);
-}
-
 static void write_schedule(json_writer *w, const report *r, const report_schedule *s) {
-    int64_t n_passes = count_passes(s->schedule);
+    int64_t n_passes = count_passes(s->schedule), n_stages = s->schedule->shape.n_stages;
     stream t;
 
     json_open(w, NULL, '{');
     write_kind(w, s);
     write_times(w, s->timeline);
     json_integer_member(w, "n_passes", n_passes);
-    WRITE_STAGE_LIST(w, "peak_live", s->schedule, s->timeline->peak_live);
-    if (s->timeline->peak_tokens) WRITE_STAGE_LIST(w, "peak_tokens", s->schedule, s->timeline->peak_tokens);
-    WRITE_STAGE_LIST(w, "peak_state_tokens", s->schedule, s->timeline->peak_state_tokens);
-    if (r->pipe->has_model && !r->pipe->unit_cost) write_speed(w, r, s);
+    json_integers_member(w, "peak_live", s->timeline->peak_live, n_stages);
+    if (s->timeline->peak_tokens) json_integers_member(w, "peak_tokens", s->timeline->peak_tokens, n_stages);
+    json_integers_member(w, "peak_state_tokens", s->timeline->peak_state_tokens, n_stages);
+    if (r->pipe->has_model && !r->pipe->unit_cost)
+        pipeline_write_speed(w, r->pipe, r->plans[s->plan].plan, s->timeline->makespan);
     if (s->schedule->limits.chunks_by_stage)
-        WRITE_STAGE_LIST(w, "limits", s->schedule, s->schedule->limits.chunks_by_stage);
+        json_integers_member(w, "limits", s->schedule->limits.chunks_by_stage, n_stages);
     if (s->memory) write_memory(w, s);
     write_causes(w, s);
     if (n_passes <= REPORT_MOST_PASSES) {
         t.w = w;
-        t.r = r;
         t.s = s;
         t.tick = tick_of(s->timeline);
         t.unit = unit_of(s);

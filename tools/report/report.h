@@ -64,7 +64,6 @@ typedef struct report_try {
 typedef struct report {
     const packing *packed;
     const pipeline *pipe;
-    int tuned;                /* 1: ChunkSize, K and schedule are what `tune` has chosen */
     char part[64];            /* which part of the list this batch is; "" for all of it */
     report_plan plans[2];
     int n_plans;

@@ -32,7 +32,8 @@ static void say_baseline(const baseline_tuned *base, double seconds, char *text,
                  gib_text(b->bytes));
 }
 
-void tune_sentence(const tune_outcome *o, char *text, size_t size) {
+/* The outcome in one sentence. */
+static void say_outcome(const tune_outcome *o, char *text, size_t size) {
     const cf_tuning *tuning = o->tuning;
     const cf_tune_candidate *c;
     char base[256];
@@ -53,7 +54,9 @@ void tune_sentence(const tune_outcome *o, char *text, size_t size) {
              tuning->interrupted ? "; the search was interrupted, so there may be better ones" : "");
 }
 
-const char *tune_breaking_term(const cf_memory_report *m, int64_t limit) {
+/* Of bytes that are too many, the term that breaks the limit: what is there whatever runs comes first; where that fits,
+   it is the largest of the other terms. The name of a member of cf_memory_report. */
+static const char *breaking_term(const cf_memory_report *m, int64_t limit) {
     int fixed = m->parameters + m->gradients + m->optimizer + m->runtime > limit, is_fixed = 0;
     const char *found = "";
     int64_t most = -1;
@@ -127,19 +130,11 @@ static void write_candidate(json_writer *w, const cf_tuning *tuning, int64_t id,
     if (c->status == CF_TUNE_INFEASIBLE) {
         json_integer_member(w, "bytes", c->bytes);
         json_integer_member(w, "stage", c->stage);
-        json_text_member(w, "breaks", tune_breaking_term(&c->memory, tuning->limit_bytes));
+        json_text_member(w, "breaks", breaking_term(&c->memory, tuning->limit_bytes));
         write_terms_of(w, &c->memory);
     }
     if (c->status == CF_TUNE_OK) write_exact(w, tuning, id, with_batches);
     json_close(w, '}');
-}
-
-static void write_ids(json_writer *w, const char *key, const int64_t *ids, int64_t n) {
-    int64_t i;
-
-    json_list_open(w, key);
-    for (i = 0; i < n; i++) json_list_integer(w, ids[i]);
-    json_list_close(w);
 }
 
 static void write_setting(json_writer *w, const tune_outcome *o) {
@@ -147,7 +142,7 @@ static void write_setting(json_writer *w, const tune_outcome *o) {
     const tune_job *job = o->job;
     char text[768];
 
-    tune_sentence(o, text, sizeof text);
+    say_outcome(o, text, sizeof text);
     json_text_member(w, "sentence", text);
     json_text_member(w, "source", cli_base_name(job->list.path));
     json_text_member(w, "model", job->model.model.name);
@@ -162,8 +157,8 @@ static void write_setting(json_writer *w, const tune_outcome *o) {
     json_integer_member(w, "simulated", tuning->n_simulated);
     json_integer_member(w, "interrupted", tuning->interrupted);
     json_integer_member(w, "winner", tuning->winner);
-    write_ids(w, "ranking", tuning->ranking, tuning->n_ranked);
-    write_ids(w, "batch_tokens", tuning->batch_tokens, tuning->n_batches);
+    json_integers_member(w, "ranking", tuning->ranking, tuning->n_ranked);
+    json_integers_member(w, "batch_tokens", tuning->batch_tokens, tuning->n_batches);
     report_write_term_names(w);
     baseline_write(w, "baseline", &o->base);
 }
@@ -204,8 +199,8 @@ static void write_splits(json_writer *w, const cf_tuning *tuning) {
 static void write_map(json_writer *w, const tune_map *map) {
     int64_t i;
 
-    write_ids(w, "chunk_sizes", map->chunk_sizes, map->n_chunk_sizes);
-    write_ids(w, "ks", map->ks, map->n_ks);
+    json_integers_member(w, "chunk_sizes", map->chunk_sizes, map->n_chunk_sizes);
+    json_integers_member(w, "ks", map->ks, map->n_ks);
     json_open(w, "cells", '[');
     for (i = 0; i < map->n_chunk_sizes * map->n_ks; i++) {
         const tune_cell *cell = &map->cells[i];
@@ -336,7 +331,6 @@ static int add_baseline(winner *w) {
     const baseline_tuned *base = &w->outcome->base;
     const cf_parallel *split = &w->pipe.model.parallel;
     baseline_rule rule;
-    int64_t i;
 
     if (base->best.status != CF_TUNE_OK) {
         snprintf(w->out.no_baseline, sizeof w->out.no_baseline, "%s needs %s at least for the longest sequence of all",
@@ -344,9 +338,7 @@ static int add_baseline(winner *w) {
         return CLI_OK;
     }
     memset(&rule, 0, sizeof rule);
-    rule.longest = job->asked->context;
-    for (i = 0; i < job->n; i++)
-        if (job->lengths[i] > rule.longest) rule.longest = job->lengths[i];
+    rule.longest = tune_longest(job) > job->asked->context ? tune_longest(job) : job->asked->context;
     if (base->split.tp == split->tp && base->split.pp == split->pp && base->split.dp == split->dp)
         rule.recompute = base->split.recompute;
     return report_add_baseline(&w->out, &w->packing, &rule);
@@ -373,7 +365,6 @@ static int fill_winner(winner *w, int64_t batch) {
     if (find_slowest(w, &run, &error) != CF_OK)
         return cli_failed("the best schedule cannot be made again: %s", error.text);
     report_start(r, &w->packed, &w->pipe, w->candidate->k);
-    r->tuned = 1;
     snprintf(r->part, sizeof r->part, "batch %lld of %lld, drawn with seed %lld", (long long)batch,
              (long long)w->outcome->tuning->n_batches, (long long)w->outcome->job->asked->seed);
     code = add_baseline(w);
