@@ -405,6 +405,25 @@ END
     then ok $name; else fail $name "$(tail -n 1 why)"; fi
 done
 
+# Batches of 195,000 chunks keep it from a first answer for ten seconds of CPU, of which it is let have little: stopped,
+# it finds on waking up that the time in which an answer might have come is over.
+name=tune_interrupted_before_an_answer
+if wanted $name && ! [ -r /proc/self/stat ]; then skip $name "no /proc"
+elif wanted $name; then
+    echo "100000000 16" >endless
+    # shellcheck disable=SC2086
+    "$CHUNKFLOW_PLAIN" tune endless $seven --tp 4 --pp 4 --batch 16 >out 2>err &
+    child=$!
+    while used=$(awk '{ print $14 + $15 }' /proc/$child/stat 2>/dev/null) && [ "$used" -lt 30 ]; do sleep 0.05; done
+    kill -INT $child
+    sleep 0.2
+    kill -STOP $child
+    sleep 5
+    kill -CONT $child
+    wait $child
+    same $name "130 chunkflow tune: ended by Ctrl-C before there was a first answer" "$? $(cat out err)"
+fi
+
 name=tune_bar_on_a_terminal
 if wanted $name; then
     # shellcheck disable=SC2086

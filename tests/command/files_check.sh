@@ -51,6 +51,8 @@ kept() { echo "$(head -n 1 "$work/kept") $(cd "$work" && echo kept*)"; }
 yes '' | head -n 1000001 >"$work/blank"
 capture "$build/chunkflow" time --fit "$work/blank"
 complained endless/time 2 'blank:1000001: there are more than 1,000,000 lines$'
+capture "$build/chunkflow" memory --model qwen2.5-7b --chunk-size 8K --fit "$work/blank"
+complained endless/memory 2 'blank:1000001: there are more than 1,000,000 lines$'
 sed 1d "$work/blank" >"$work/fewer"
 capture "$build/chunkflow" time --fit "$work/fewer"
 complained endless/time/as_many 2 'too few samples'

@@ -153,12 +153,7 @@ static cf_result count_bytes(const cf_memory_desc *memory, const context_way *wa
     return result;
 }
 
-static void free_costs(context_costs *costs) {
-    free(costs->stages);
-    free(costs->bytes);
-}
-
-/* free_costs is due in any case. */
+/* Its stages and bytes are to be freed in any case. */
 static cf_result make_costs(const context_search *s, const context_way *way, context_costs *out, cf_error *error) {
     cf_memory_desc memory = s->desc->memory;
     cf_stage_cost *stages = (cf_stage_cost *)malloc((size_t)way->pp * sizeof *stages);
@@ -234,7 +229,8 @@ static cf_result time_way(const context_search *s, context_way *way, int64_t n_b
     desc.n_batches = n_batches;
     baseline_take_form(&desc, way->packed, &s->chunk_size);
     if (result == CF_OK) result = cf_tune(s->lengths, s->n, &desc, out, error);
-    free_costs(&costs);
+    free(costs.stages);
+    free(costs.bytes);
     way->needs = 0;
     way->seconds = 0;
     if (result != CF_OK) return result == CF_ERROR_MEMORY ? result : CF_OK;

@@ -13,7 +13,7 @@ const cli_exit_code cli_exit_codes[] = {
     {CLI_OK, "done"},
     {CLI_FAILED, "could not be done: no memory, a file cannot be written; check: the file breaks a rule"},
     {CLI_WRONG, "the command line or the input is wrong; nothing was written"},
-    {CLI_INTERRUPTED, "tune was ended by Ctrl-C, after it had printed what it had found"},
+    {CLI_INTERRUPTED, "tune was ended by Ctrl-C, and has printed what it had found by then"},
     {0, NULL},
 };
 

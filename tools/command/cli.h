@@ -185,6 +185,12 @@ int cli_input_close(FILE *stream, const char *path, int code);
    max_bytes is refused. Returns an exit code. */
 int cli_file_read(const char *path, size_t max_bytes, char **text, size_t *bytes);
 
+/* Hands on each line of a file without its end and without a comment, with its number from 1, for as long as `take`
+   returns CLI_OK. Lines of 256 bytes and more are refused, and more than a million of them: what has no end, such as a
+   device. Returns an exit code. */
+typedef int (*cli_take_line)(void *user, const char *path, int64_t number, const char *line);
+int cli_lines_read(const char *path, cli_take_line take, void *user);
+
 /* ----------------------------------------------------------------------------------------------------------------
    Length lists
    ---------------------------------------------------------------------------------------------------------------- */

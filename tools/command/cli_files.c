@@ -612,6 +612,26 @@ int cli_file_read(const char *path, size_t max_bytes, char **text, size_t *bytes
     return CLI_OK;
 }
 
+int cli_lines_read(const char *path, cli_take_line take, void *user) {
+    enum { MOST_LINES = 1000000, LINE_BYTES = 256 };
+    FILE *stream;
+    char line[LINE_BYTES];
+    int64_t number = 0;
+    int code = cli_input_open(path, &stream);
+
+    if (code != CLI_OK) return code;
+    while (code == CLI_OK && fgets(line, sizeof line, stream)) {
+        size_t n = strlen(line);
+        if (++number > MOST_LINES)
+            code = cli_at_line(path, number, "there are more than %s lines", cli_commas(MOST_LINES));
+        else if (n == LINE_BYTES - 1 && line[n - 1] != '\n') code = cli_at_line(path, number, "the line is too long");
+        if (code != CLI_OK) break;
+        line[strcspn(line, "#\r\n")] = '\0';
+        code = take(user, path, number, line);
+    }
+    return cli_input_close(stream, path, code);
+}
+
 /* ----------------------------------------------------------------------------------------------------------------
    Output files
    ---------------------------------------------------------------------------------------------------------------- */

@@ -31,6 +31,8 @@ typedef struct check_options {
     int time;
 } check_options;
 
+#undef PIPELINE_LIMIT_DEFAULT
+#undef PIPELINE_STATE_DEFAULT
 #define PIPELINE_LIMIT_DEFAULT "what is written in the schedule, if anything is"
 #define PIPELINE_STATE_DEFAULT "what is written in the schedule, if anything is"
 

@@ -21,9 +21,6 @@ typedef struct compare_options {
     const char *json;
 } compare_options;
 
-#define PIPELINE_LIMIT_DEFAULT "for best what paper keeps with that K, else none"
-#define PIPELINE_STATE_DEFAULT "for best two of the longest group and a chunk\nfor each stage behind, else none"
-
 static const compare_options defaults = {.pipeline = PIPELINE_DEFAULTS};
 
 static const cli_option options[] = {

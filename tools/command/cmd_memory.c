@@ -263,7 +263,7 @@ static void print_comparison(const cf_gpu *gpu, const cf_memory_report *fullest)
    Measured peaks
    ---------------------------------------------------------------------------------------------------------------- */
 
-enum { MOST_PEAKS = 64, PEAK_LINE = 256 };
+enum { MOST_PEAKS = 64 };
 
 /* A peak, and what is estimated of it: what no fit changes, and what fragmentation is a part of. */
 typedef struct measured_peak {
@@ -277,13 +277,12 @@ typedef struct peak_list {
     double runtime, percent; /* as fitted */
 } peak_list;
 
-static int take_peak(const char *path, int64_t at, char *line, peak_list *list) {
+static int take_peak(void *user, const char *path, int64_t at, const char *line) {
     static const int64_t most[4] = {CF_MAX_CHUNK_SIZE, INT32_MAX, CF_MAX_LENGTH, INT64_MAX / 1000};
+    peak_list *list = (peak_list *)user;
     int64_t *number = list->peaks[list->n].number;
     int i, n = 0;
 
-    if (strlen(line) == PEAK_LINE - 1) return cli_at_line(path, at, "the line is too long");
-    line[strcspn(line, "#\r\n")] = '\0';
     for (line += strspn(line, " \t"); *line; line += strspn(line, " \t"), n++) {
         size_t length = strcspn(line, " \t");
         if (n == 4 || list->n == MOST_PEAKS || !cli_parse_number(line, length, &number[n])) n = 4;
@@ -295,18 +294,6 @@ static int take_peak(const char *path, int64_t at, char *line, peak_list *list) 
     if (n != 4) return cli_at_line(path, at, "wanted CHUNK_SIZE K CONTEXT BYTES, and at most %d such lines", MOST_PEAKS);
     list->n++;
     return CLI_OK;
-}
-
-static int read_peaks(const char *path, peak_list *list) {
-    FILE *stream;
-    char line[PEAK_LINE];
-    int64_t number = 0;
-    int code = cli_input_open(path, &stream);
-
-    if (code != CLI_OK) return code;
-    while (code == CLI_OK && fgets(line, sizeof line, stream))
-        code = take_peak(cli_input_name(path), ++number, line, list);
-    return cli_input_close(stream, path, code);
 }
 
 /* Estimates what a peak has on the fullest stage. */
@@ -390,7 +377,7 @@ static int take_fit(memory_options *asked, const modelling *m, cf_memory_load *l
     int i, code;
 
     memset(&list, 0, sizeof list);
-    code = read_peaks(asked->fit, &list);
+    code = cli_lines_read(asked->fit, take_peak, &list);
     if (code == CLI_OK && list.n == 0) code = cli_usage("memory", "--fit: %s has no line", cli_input_name(asked->fit));
     for (i = 0; i < list.n && code == CLI_OK; i++) code = weigh_peak(asked, m, loads, reports, &list.peaks[i]);
     if (code != CLI_OK) return code;

@@ -32,10 +32,6 @@ static const cli_option options[] = {
    What came in
    ---------------------------------------------------------------------------------------------------------------- */
 
-static double percent(int64_t part, int64_t whole) {
-    return whole > 0 ? 100.0 * (double)part / (double)whole : 0.0;
-}
-
 /* A share of all as a bar. */
 static const char *bar(double share) {
     static const char marks[] = "##############################";
@@ -206,7 +202,7 @@ static int print_plan(const cf_plan *plan, int lockstep) {
            cli_commas(stats.n_standalone), cli_commas(stats.n_dependent), cli_commas(stats.n_hybrid),
            cli_commas(stats.n_idle));
     printf("lower bound       %s chunks, excess %s (%.4f %%)\n", cli_commas(plan->lower_bound),
-           cli_commas(stats.excess), percent(stats.excess, plan->lower_bound));
+           cli_commas(stats.excess), 100 * share_of(stats.excess, plan->lower_bound));
     printf("fill              %.4f %%\n", 100.0 * stats.fill);
     printf("groups            %s, the largest of %s chunks\n", cli_commas(plan->n_groups),
            cli_commas(stats.largest_group));

@@ -43,9 +43,6 @@ typedef struct plan_options {
     const char *paths[N_OUTPUTS];
 } plan_options;
 
-#define PIPELINE_LIMIT_DEFAULT "for best what paper keeps with that K, else none"
-#define PIPELINE_STATE_DEFAULT "for best two of the longest group and a chunk\nfor each stage behind, else none"
-
 static const plan_options defaults = {.pipeline = PIPELINE_DEFAULTS};
 
 static const cli_option options[] = {

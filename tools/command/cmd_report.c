@@ -22,9 +22,6 @@ typedef struct report_options {
     const char *json;
 } report_options;
 
-#define PIPELINE_LIMIT_DEFAULT "for best what paper keeps with that K, else none"
-#define PIPELINE_STATE_DEFAULT "for best two of the longest group and a chunk\nfor each stage behind, else none"
-
 static const report_options defaults = {.pipeline = PIPELINE_DEFAULTS};
 
 static const cli_option options[] = {

@@ -53,9 +53,6 @@ static void write_pass(json_writer *w, int pass, const cf_pass_cost *cost) {
    Measured samples
    ---------------------------------------------------------------------------------------------------------------- */
 
-#define MAX_LINE 200      /* bytes */
-#define MAX_LINES 1000000 /* of a file: what has no end, such as a device, is refused in the end */
-
 typedef struct sample_list {
     cf_sample *samples;
     int64_t *lines; /* where each came from */
@@ -117,31 +114,15 @@ static int parse_sample(const char *line, cf_sample *out) {
     return n == 0;
 }
 
-static int take_line(const char *path, int64_t number, char *line, sample_list *list) {
-    size_t n = strlen(line), first;
+static int take_line(void *list, const char *path, int64_t number, const char *line) {
+    size_t first;
     cf_sample sample;
 
-    if (n == MAX_LINE - 1 && line[n - 1] != '\n') return cli_at_line(path, number, "the line is too long");
-    line[strcspn(line, "#")] = '\0';
     (void)next_word(line, &first);
     if (first == 0) return CLI_OK;
     if (!parse_sample(line, &sample))
         return cli_at_line(path, number, "wanted PASS ROWS PAIRS SECONDS, PASS one of F R B I W");
-    return add_sample(list, &sample, number);
-}
-
-static int read_samples(const char *path, sample_list *list) {
-    FILE *stream;
-    char line[MAX_LINE];
-    int64_t number = 0;
-    int code = cli_input_open(path, &stream);
-
-    if (code != CLI_OK) return code;
-    while (code == CLI_OK && fgets(line, sizeof line, stream)) {
-        if (++number <= MAX_LINES) code = take_line(cli_input_name(path), number, line, list);
-        else code = cli_at_line(path, number, "there are more than %s lines", cli_commas(MAX_LINES));
-    }
-    return cli_input_close(stream, path, code);
+    return add_sample((sample_list *)list, &sample, number);
 }
 
 static int compare_doubles(const void *a, const void *b) {
@@ -238,7 +219,7 @@ static int fit_samples(const time_options *asked) {
     cf_stage_cost cost;
     cf_fit fits[CF_COMPUTE_PASS_COUNT];
     cf_error error;
-    int code = read_samples(asked->fit, &list);
+    int code = cli_lines_read(asked->fit, take_line, &list);
 
     if (code == CLI_OK && cf_cost_fit(list.samples, list.n, &cost, fits, &error) != CF_OK)
         code = fit_error(&list, asked->fit, &error);

@@ -230,11 +230,34 @@ static void free_job(tune_job *job) {
    Progress and Ctrl-C
    ---------------------------------------------------------------------------------------------------------------- */
 
-static volatile sig_atomic_t interrupted;
+static volatile sig_atomic_t interrupted, answered;
 
+enum { GRACE = 5 }; /* seconds from Ctrl-C on in which a first answer may still come */
+
+/* Nothing is written so far, and there is nothing to print. */
+static void give_up(int number) {
+    static const char words[] = "chunkflow tune: ended by Ctrl-C before there was a first answer\n";
+    ssize_t written;
+
+    (void)number;
+    progress_clear();
+    written = write(STDERR_FILENO, words, sizeof words - 1);
+    (void)written;
+    _exit(CLI_INTERRUPTED);
+}
+
+/* The search asks only once it has an answer, which batches of millions of chunks keep it from for minutes. */
 static void note_interrupt(int number) {
     interrupted = 1;
     signal(number, SIG_DFL); /* a second one ends the program at once */
+    if (answered) return;
+    signal(SIGALRM, give_up);
+    alarm(GRACE);
+}
+
+static void note_answer(void) {
+    if (!answered && interrupted) alarm(0);
+    answered = 1;
 }
 
 enum { FIRST_LINE = 5, NEXT_LINE = 10 }; /* seconds until a line of progress where there is no terminal */
@@ -257,6 +280,7 @@ static int show_progress(void *user, const cf_tune_progress *progress) {
     char words[160] = "";
 
     workers_lock();
+    note_answer();
     if (progress->best)
         snprintf(words, sizeof words, "best so far %.3g s: ChunkSize %s, K %s, %s, %.1f GiB", progress->best->seconds,
                  cli_commas(progress->best->chunk_size), cli_commas(progress->best->k),
@@ -739,6 +763,7 @@ static int search(tune_job *job, cf_tuning **out, baseline_tuned *base) {
     signal(SIGINT, note_interrupt);
     progress_begin("tuning");
     result = cf_tune(job->lengths, job->n, &job->desc, out, &error);
+    note_answer();
     progress_set(0, 0, "the baseline");
     job->desc.progress = stop_if_interrupted;
     if (result == CF_OK) result = baseline_tune(job->lengths, job->n, &job->desc, base, &error);
@@ -820,12 +845,12 @@ const cli_command cmd_tune = {
     .details =
     "Draws batches from the list, packs, schedules and simulates each of them for every candidate that a lower bound\n"
     "does not rule out, and keeps to the memory at every moment of every stage. The same seed gives the same answer.\n"
-    "Ctrl-C ends the search and prints what it has found so far (exit code 130); a second one ends the program. Exit\n"
-    "code 1 where nothing fits, 2 where the options are wrong. Beside the candidates stands the baseline: 1f1b that\n"
-    "splits no sequence, in the best of these splits, with as little recomputation as it needs to fit, or with\n"
-    "context parallelism, where that is faster: GPUs share each sequence, as even as zigzag makes it, and gather K\n"
-    "and V or pass them round in a ring. With --costs neither other splits nor context parallelism, streams or other\n"
-    "recomputation can be timed, so none is tried.\n\n"
+    "Ctrl-C ends the search and prints what it has found so far (exit code 130), where there is something within 5 s;\n"
+    "a second one ends the program. Exit code 1 where nothing fits, 2 where the options are wrong. Beside the\n"
+    "candidates stands the baseline: 1f1b that splits no sequence, in the best of these splits, with as little\n"
+    "recomputation as it needs to fit, or with context parallelism, where that is faster: GPUs share each sequence,\n"
+    "as even as zigzag makes it, and gather K and V or pass them round in a ring. With --costs neither other splits\n"
+    "nor context parallelism, streams or other recomputation can be timed, so none is tried.\n\n"
     "The page of --html shows every ChunkSize with every K, says of what does not fit which term of its memory breaks\n"
     "the limit, and shows the best as `chunkflow report` does, in the batch whose time is nearest to the mean.\n"
     "\n" CLI_LIST_HELP "\n" MODELLING_NAMES MODELLING_GPUS,

@@ -34,8 +34,11 @@ typedef struct pipeline_options {
 
 #define PIPELINE_COST "CONST,PER_TOKEN,PER_PAIR"
 
-/* The entries of an option table; `member` is the pipeline_options in the command's options struct `type`. What --limit
-   is by default must be defined before the table. */
+/* Of commands that make schedules; one that does not says its own. */
+#define PIPELINE_LIMIT_DEFAULT "for best what paper keeps with that K, else none"
+#define PIPELINE_STATE_DEFAULT "for best two of the longest group and a chunk\nfor each stage behind, else none"
+
+/* The entries of an option table; `member` is the pipeline_options in the command's options struct `type`. */
 #define PIPELINE_LIMIT_OPTIONS(type, member)                                                                       \
     {.name = "--limit", .value = "L|none", .kind = CLI_TEXT, .offset = offsetof(type, member.limit),               \
      .help = "most chunks whose activations a stage keeps at once;\n"                                              \
