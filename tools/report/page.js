@@ -64,11 +64,13 @@ function number(x) {
   return inSix.format(x);
 }
 
-const inThree = new Intl.NumberFormat("en-US", {maximumSignificantDigits: 3});
+// 11 seconds are 11.0 in text and tables alike.
+const inThree = new Intl.NumberFormat("en-US", {minimumSignificantDigits: 3, maximumSignificantDigits: 3});
 
 function estimate(x) {
   if (!Number.isFinite(x)) return String(x);
-  return x !== 0 && (Math.abs(x) < 1e-4 || Math.abs(x) >= 1e15) ? x.toPrecision(3) : inThree.format(x);
+  if (x === 0) return "0";
+  return Math.abs(x) < 1e-4 || Math.abs(x) >= 1e15 ? x.toPrecision(3) : inThree.format(x);
 }
 
 const percent = x => (100 * x).toFixed(2) + " %";
