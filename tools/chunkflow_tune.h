@@ -3029,7 +3029,7 @@ static cf_result cft__run_heat(cft__tuner *t, int64_t id) {
     cf_tune_candidate *c = &t->tuning->candidates[id];
     int64_t rank;
     if (c->bound > cft__race_time(t, 1, t->first)) {
-        cft__give_up(c, "a lower bound of its time is above the best heat");
+        cft__give_up(c, "a lower bound of its time is above what the best one's first batch takes");
         return CF_OK;
     }
     CFT__TRY(cft__begin(t, id));
