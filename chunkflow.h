@@ -3814,15 +3814,21 @@ static int cf__pack_give_units(cf__packer *p, int64_t first, int64_t n) {
     return 1;
 }
 
+/* Steps of the fullest rank. */
+static int64_t cf__pack_most_steps(const cf__packer *p) {
+    int64_t i, most = 0;
+    for (i = 0; i < p->desc.n_ranks; i++) most = cf__max(most, p->steps[i]);
+    return most;
+}
+
 /* Places the groups by number of chunks alone, in any number of steps: the fullest rank tells how many are enough. */
 static int64_t cf__pack_give_groups_by_count(cf__packer *p) {
-    int64_t i, most = 0, n_steps = p->head.n_steps;
+    int64_t i, n_steps = p->head.n_steps;
     p->head.n_steps = INT64_MAX / 2;
     for (i = 0; i < p->head.n_groups; i++) p->costs[i] = p->units[i].n_chunks;
     cf__pack_give_units(p, 0, p->head.n_groups);
-    for (i = 0; i < p->desc.n_ranks; i++) most = cf__max(most, p->steps[i]);
     p->head.n_steps = n_steps;
-    return most;
+    return cf__pack_most_steps(p);
 }
 
 /* The fewest steps that let every rank hold its groups, then the dearest units first, each to the least loaded rank. */
@@ -3959,14 +3965,13 @@ static void cf__pack_even_ranks(cf__packer *p) {
    Of the other placement units[].same keeps the ranks: the bins are done with. Returns whether it stands. */
 static int cf__pack_loosen(cf__packer *p) {
     double dearest = cf__pack_dearest(p);
-    int64_t i, fewest = p->head.n_steps, most = 0;
+    int64_t i, fewest = p->head.n_steps;
     for (i = 0; i < p->n_units; i++) p->units[i].same = p->units[i].rank;
     p->head.n_steps = cf__div_up(p->n_dependent + p->n_units - p->head.n_groups, p->desc.n_ranks);
     p->head.n_steps = cf__max(fewest, cf__min(p->head.n_steps + p->largest_group - 1,
                                               p->head.n_chunks / p->desc.n_ranks)); /* what there is room for */
     if (cf__pack_give_units(p, 0, p->n_units) && cf__pack_dearest(p) < dearest * 0.99) {
-        for (i = 0; i < p->desc.n_ranks; i++) most = cf__max(most, p->steps[i]);
-        p->head.n_steps = most;
+        p->head.n_steps = cf__pack_most_steps(p);
         return 1;
     }
     for (i = 0; i < p->n_units; i++) p->units[i].rank = p->units[i].same;
@@ -4220,7 +4225,6 @@ static void cf__pack_fill_ranks(cf__packer *p) {
     }
 }
 
-
 /* Gangs, and then every rank by itself, evened out as far as the steps of the fullest one go. */
 static cf_result cf__pack_prepare_gangs(cf__packer *p) {
     int64_t i;
@@ -4232,9 +4236,10 @@ static cf_result cf__pack_prepare_gangs(cf__packer *p) {
     p->weights.constant = 0; /* chunk_constant counts once for each chunk */
     CF__TRY(cf__pack_cost_units(p));
     cf__pack_load_ranks(p, p->n_units);
-    for (p->head.n_steps = i = 0; i < p->desc.n_ranks; i++) p->head.n_steps = cf__max(p->head.n_steps, p->steps[i]);
+    p->head.n_steps = cf__pack_most_steps(p);
     for (i = 0; i < p->n_units; i++) p->order[i] = (int32_t)i;
     cf__pack_even_ranks(p);
+    p->head.n_steps = cf__pack_most_steps(p); /* the fullest may have given some away */
     cf__pack_order_by_rank(p);
     return cf__pack_count_chunks(p);
 }
@@ -5108,7 +5113,6 @@ static cf_result cf__plan_check_branches(const cf_plan *plan, cf_error *error) {
         CF__TRY(cf__plan_agrees("branches.last_child", id, b->first_child < 0, b->last_child < 0, error));
         if (b->first_child < 0) continue;
         CF__TRY(cf__plan_agrees("branches.first_child", id, id, all[b->first_child].parent, error));
-        CF__TRY(cf__plan_agrees("branches.last_child", id, id, all[b->last_child].parent, error));
     }
     return CF_OK;
 }
@@ -5175,7 +5179,7 @@ static int64_t cf__plan_common(const cf__plan_check *check, int64_t first, int64
 static cf_result cf__plan_find_up(const cf__plan_check *check, const cf_chunk *c, int64_t id, int64_t *up) {
     const cf_plan *plan = check->plan;
     const cf_slice *s = &plan->slices[id];
-    int64_t before = id - 1, group = c->group;
+    int64_t before = id - 1;
     *up = plan->through[id].parent;
     CF__TRY(cf__plan_within(check, "through.parent", id, -1, id - 1, *up, "is not before it"));
     if (*up >= 0) {
@@ -5187,8 +5191,7 @@ static cf_result cf__plan_find_up(const cf__plan_check *check, const cf_chunk *c
     }
     CF__TRY(cf__plan_within(check, "slices.begin", id, 0, c->prefix, s->begin, "is not on the path of its chunk"));
     if (s->begin == 0) return CF_OK;
-    if (s->begin == plan->chunks[plan->groups[group].first_chunk].prefix) group = plan->branches[group].parent;
-    *up = cf__plan_path_slice(plan, group, s->begin - 1);
+    *up = cf__plan_path_slice(plan, c->group, s->begin - 1);
     return CF_OK;
 }
 
@@ -10997,6 +11000,7 @@ static int64_t cf__lockstep_column(const cf__lockstep *l, int64_t i, int64_t *st
         *state = cf__max(*state, cf_chunk_state_tokens(l->plan, id));
         if (of->group >= 0) end = cf__max(end, i - of->index + l->plan->groups[of->group].n_chunks);
     }
+    if (c->n_slices == 0) return end; /* idle on all ranks, which costs nothing */
     rows = cf_cost_seconds(&l->cost, c->padded, 0);
     if (dearest - rows < cf__product(l->cost.per_pair, (double)c->pairs))
         c->pairs = (int64_t)((dearest - rows) / l->cost.per_pair);

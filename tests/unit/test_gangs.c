@@ -66,11 +66,13 @@ static int schedule(gangs *t, const cf_schedule_desc *of_columns) {
     cf_schedule_desc own = {.kind = CF_SCHEDULE_PAPER};
     cf_plan *columns = NULL;
     cf_schedule *list = NULL;
-    int64_t rank;
+    int64_t rank, i;
     int ok = 1;
     if (of_columns)
         ok = cf_columns_make(t->plan, &t->pack.cost, NULL, &columns, &t->error) == CF_OK &&
              cf_schedule_make(columns, of_columns, &list, &t->error) == CF_OK;
+    for (i = 0; ok && columns && i < columns->n_chunks; i++)
+        CHECK(columns->chunks[i].pairs >= 0 && (columns->chunks[i].n_slices > 0 || columns->chunks[i].pairs == 0));
     for (rank = 0; rank < t->plan->n_ranks && ok; rank++) {
         own.shape.rank = rank;
         own.shape.k = 1 + t->n % 2;

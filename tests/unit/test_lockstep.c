@@ -497,6 +497,36 @@ TEST(what_cannot_be_dealt_evenly_stays_where_it_fits) {
     drop(&t);
 }
 
+/* A step in which all ranks are idle costs nothing, whatever a chunk costs by itself. */
+TEST(columns_without_chunks_cost_nothing) {
+    in_step t = {.lengths = {8, 8}, .n = 2, .pack = {.chunk_size = 8, .n_ranks = 2}};
+    const cf_pass_cost cost = {.constant = 10};
+    cf_chunk chunks[4];
+    cf_plan idle;
+    int64_t i;
+    cf_error e = {0};
+    REQUIRE(cf_pack(t.lengths, t.n, &t.pack, &t.plan, &t.error) == CF_OK && t.plan->n_chunks == 2);
+    memset(chunks, 0, sizeof chunks);
+    for (i = 0; i < 4; i++) {
+        chunks[i].rank = (int32_t)(i / 2);
+        chunks[i].group = -1;
+        chunks[i].first_slice = t.plan->n_slices;
+        if (i % 2 == 0) chunks[i] = t.plan->chunks[i / 2];
+    }
+    idle = *t.plan;
+    idle.chunks = chunks;
+    idle.n_chunks = 4;
+    idle.n_steps = idle.n_idle = 2;
+    REQUIRE(cf_columns_make(&idle, &cost, NULL, &t.columns, &e) == CF_OK);
+    CHECK_INT(t.columns->n_chunks, 2);
+    CHECK_INT(t.columns->n_idle, 1);
+    CHECK_INT(t.columns->chunks[0].n_slices, 1);
+    CHECK_INT(t.columns->chunks[1].n_slices, 0);
+    CHECK_INT(t.columns->chunks[1].padded, 0);
+    CHECK_INT(t.columns->chunks[1].pairs, 0);
+    drop(&t);
+}
+
 static double cost_of_nothing(int64_t begin, int64_t length, void *user) {
     (void)begin, (void)length, (void)user;
     return 0;
@@ -554,5 +584,5 @@ SUITE(lockstep, CASE(all_ranks_are_in_step), CASE(columns_take_as_long_as_the_de
       CASE(packing_in_step_needs_what_pack_size_says), CASE(ranks_out_of_step_are_refused),
       CASE(ranks_that_wait_for_each_other_in_a_circle_are_refused), CASE(what_cannot_be_in_step_is_named),
       CASE(ranks_of_different_shapes_are_refused), CASE(what_cannot_be_dealt_evenly_stays_where_it_fits),
-      CASE(in_step_without_costs),
+      CASE(in_step_without_costs), CASE(columns_without_chunks_cost_nothing),
       CASE(lockstep_survives_without_memory));

@@ -338,6 +338,20 @@ TEST(unfused_operations_keep_more) {
     CHECK(report_of(&desc, &load).working >= load.chunk_scores * 4 * 7);
 }
 
+/* Only attention has scores: 12 of 48 layers, of 16 heads each where the others have 32. */
+TEST(scores_are_those_of_attention_layers) {
+    cf_memory_desc desc = sizing("qwen3-next-80b-a3b", 1, 1);
+    cf_memory_load load = load_of(1000, 1000, 0, 0);
+    cf_memory_report without, with;
+    desc.unfused_attention = 1;
+    load.live_scores = load.chunk_scores = 1000000000;
+    without = report_of(&desc, &load);
+    load.live_scores = load.chunk_scores = 2000000000;
+    with = report_of(&desc, &load);
+    CHECK_INT(with.activations - without.activations, 1000000000LL * 2 * 12 * 16);
+    CHECK_INT(with.working - without.working, 1000000000LL * 2 * 16);
+}
+
 /* A row of one layer in backward, element by element: the residual and a norm's output, and the larger of the MLP
    (three matrices) and attention (Q, output; K, V). */
 TEST(working_rows_by_hand) {
@@ -849,7 +863,7 @@ SUITE(memory, CASE(state_of_kinds_by_hand), CASE(windows_stop_growing), CASE(exp
       CASE(optimizers_by_hand),
       CASE(rows_of_experts_by_hand), CASE(bytes_per_token_by_hand), CASE(korthikanti_table_2),
       CASE(megatron_activation_formula),
-      CASE(unfused_operations_keep_more), CASE(working_rows_by_hand), CASE(float_trainer),
+      CASE(unfused_operations_keep_more), CASE(scores_are_those_of_attention_layers), CASE(working_rows_by_hand), CASE(float_trainer),
       CASE(losses_keep_what_they_say), CASE(buffers_are_those_of_the_neighbours), CASE(zero_divides_states),
       CASE(reports_add_up), CASE(full_recompute_makes_all_of_a_layer), CASE(modules_made_again),
       CASE(modules_of_unfused_operations), CASE(shares_are_rounded_up), CASE(zero_3_gathers_two_layers),
