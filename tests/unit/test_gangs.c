@@ -494,6 +494,25 @@ TEST(gangs_that_do_not_meet_are_refused) {
     drop(&t);
 }
 
+/* What the JSON says of shares; and ranks of a gang that goes beyond them, in a plan that nobody has validated. */
+TEST(gangs_are_written_and_damaged_ones_survived) {
+    gangs t = {.lengths = {300, 20, 30}, .n = 3, .pack = {.chunk_size = 16, .n_ranks = 4, .gang = 4}};
+    const cf_validate_desc in_step = {0}, alone = {.gangs_alone = 1};
+    harness_text json = {0};
+    int64_t i;
+    REQUIRE(pack(&t));
+    REQUIRE(t.plan->n_groups > 1 && t.plan->groups[0].gang > 1);
+    CHECK_INT(cf_write_plan_json(t.plan, NULL, harness_collect, &json, NULL), CF_OK);
+    CHECK(strstr(json.at, t.plan->groups[0].gang == 4 ? "\"gang\": 4" : "\"gang\": 2") != NULL);
+    free(json.at);
+    REQUIRE(schedule(&t, NULL));
+    CHECK_INT(cf_ranks_validate(t.plan, all(&t), &alone, NULL, &t.error), CF_OK);
+    CHECK(cf_ranks_validate(t.plan, all(&t), &in_step, NULL, &t.error) != CF_ERROR_MEMORY);
+    for (i = 0; i < t.plan->n_groups; i++) t.plan->groups[i].gang = 64;
+    CHECK(cf_ranks_validate(t.plan, all(&t), &alone, NULL, &t.error) != CF_OK);
+    drop(&t);
+}
+
 /* Every allocation fails once. */
 TEST(gangs_survive_without_memory) {
     gangs t = {.lengths = {300, 20, 30}, .n = 3, .pack = {.chunk_size = 16, .n_ranks = 4, .gang = 4}};
@@ -518,5 +537,5 @@ SUITE(gangs, CASE(plans_with_gangs_are_sound), CASE(packing_gangs_needs_what_pac
       CASE(chunks_of_gangs_see_the_rows_of_all_ranks), CASE(state_is_of_own_rows), CASE(memory_has_the_gathered_layer),
       CASE(gangs_that_cannot_be_are_named),
       CASE(random_damage_to_gangs_is_judged_as_by_the_oracle), CASE(ranks_are_even_with_all_that_gangs_cost),
-      CASE(broken_gangs_are_refused),
+      CASE(broken_gangs_are_refused), CASE(gangs_are_written_and_damaged_ones_survived),
       CASE(gangs_that_do_not_meet_are_refused), CASE(gangs_survive_without_memory));

@@ -497,6 +497,23 @@ TEST(what_cannot_be_dealt_evenly_stays_where_it_fits) {
     drop(&t);
 }
 
+/* Of no chunks there is a list without actions, for any rank. */
+TEST(an_empty_batch_has_empty_columns) {
+    in_step t = {.n = 0, .pack = {.chunk_size = 8, .n_ranks = 2, .lockstep = 1}};
+    cf_schedule without;
+    t.order.kind = CF_SCHEDULE_PAPER;
+    REQUIRE(make(&t, 0));
+    CHECK_INT(t.list->n_actions, 0);
+    CHECK_INT(t.schedules[1]->n_actions, 0);
+    without = *t.list;
+    without.actions = NULL;
+    cf_schedule_free(t.schedules[1]);
+    t.schedules[1] = NULL;
+    CHECK_INT(cf_columns_schedule(t.plan, &without, 1, NULL, &t.schedules[1], &t.error), CF_OK);
+    CHECK_INT(cf_ranks_validate(t.plan, all(&t), NULL, NULL, &t.error), CF_OK);
+    drop(&t);
+}
+
 /* A step in which all ranks are idle costs nothing, whatever a chunk costs by itself. */
 TEST(columns_without_chunks_cost_nothing) {
     in_step t = {.lengths = {8, 8}, .n = 2, .pack = {.chunk_size = 8, .n_ranks = 2}};
@@ -585,4 +602,5 @@ SUITE(lockstep, CASE(all_ranks_are_in_step), CASE(columns_take_as_long_as_the_de
       CASE(ranks_that_wait_for_each_other_in_a_circle_are_refused), CASE(what_cannot_be_in_step_is_named),
       CASE(ranks_of_different_shapes_are_refused), CASE(what_cannot_be_dealt_evenly_stays_where_it_fits),
       CASE(in_step_without_costs), CASE(columns_without_chunks_cost_nothing),
+      CASE(an_empty_batch_has_empty_columns),
       CASE(lockstep_survives_without_memory));

@@ -1469,8 +1469,8 @@ static double cost_until(int64_t begin, int64_t length, void *user) {
 
 TEST(slice_costs_may_go_bad_at_any_call) {
     static const int64_t lengths[] = {100, 5, 33, 7, 12, 12};
-    int in_step;
-    for (in_step = 0; in_step < 2; in_step++) {
+    int way; /* free, in step, with gangs */
+    for (way = 0; way < 3; way++) {
         cf_result result = CF_ERROR_CALLBACK;
         int64_t good, left;
         for (good = 0; result != CF_OK && good < 100000; good++) {
@@ -1479,7 +1479,8 @@ TEST(slice_costs_may_go_bad_at_any_call) {
             cf_error error;
             desc.split = CF_SPLIT_COST;
             desc.n_ranks = 2;
-            desc.lockstep = in_step;
+            desc.lockstep = way == 1;
+            desc.gang = way == 2 ? 2 : 0;
             desc.slice_cost = cost_until;
             desc.slice_cost_user = &left;
             left = good;
