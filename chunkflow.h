@@ -421,9 +421,9 @@ typedef struct cf_plan {
    compute it for itself.
 
    With n_ranks > 1 every rank gets the same number of chunks (n_steps), and a group is on one rank. The dearest rank is
-   made as cheap as it can be in as few steps as can be, or in more where that makes it cheaper by a hundredth; idle
-   chunks fill what is left. Where there are more than 32 groups and standalone chunks, the dearest are placed first,
-   and then moved and exchanged while that helps. With gang each rank's sequences are packed by themselves.
+   made cheap in as few steps as can be, or in more where that makes it cheaper by a hundredth; idle chunks fill what is
+   left. The dearest groups and chunks are placed first, each on the cheapest rank, and then moved and exchanged while
+   that helps. With gang each rank's sequences are packed by themselves.
 
    With lockstep chunks lie in columns, of which there may be more, and idle chunks among others. It is laid out once
    for each target that long sequences are cut by: these are a quarter apart, from what a full slice costs at the start
