@@ -11,27 +11,11 @@
    by itself and with those of columns. With `selfish` gradients are not sent back: they must not agree (exit code
    1). */
 
-#define CHUNKFLOW_IMPLEMENTATION
-#include "chunkflow.h"
-
-#include <math.h>
-#include <mpi.h>
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
+#include "ranks_mpi.h"
 
 enum { D = 4, LAYERS = 2, N = 9, CHUNK = 8, PARAMETERS = LAYERS * 3 * D * D, LONGEST = 200 };
 
 static const int64_t lengths[N] = {151, 5, 19, 3, 8, 8, 70, 2, 6};
-
-/* Numbers without a generator: the same on every rank. */
-static double number(int64_t a, int64_t b, int64_t c) {
-    return sin(1.0 + 0.37 * (double)a + 1.3 * (double)b + 7.1 * (double)c);
-}
-static double input(int64_t sequence, int64_t at, int i) { return number(sequence, at, i); }
-static double target(int64_t sequence, int64_t at, int i) { return number(at, sequence, i + 50); }
 
 /* A row of K and V, or of their gradients. */
 typedef struct row {
@@ -286,43 +270,10 @@ static int backward(void *user, const cf_step *step) {
     return 0;
 }
 
-static void give_up(int signal) {
-    (void)signal;
-    MPI_Abort(MPI_COMM_WORLD, 4);
-}
-
-static void need(cf_result result, const cf_error *error) {
-    if (result == CF_OK) return;
-    fprintf(stderr, "%s\n", error->text);
-    MPI_Abort(MPI_COMM_WORLD, 1);
-}
-
-static cf_schedule *schedule_of(const cf_plan *plan, int rank, int64_t k, int in_step) {
-    cf_schedule_desc desc = {0};
-    cf_plan *columns = NULL;
-    cf_schedule *list = NULL, *own = NULL;
-    cf_error error;
-    desc.shape.k = k;
-    desc.kind = CF_SCHEDULE_PAPER;
-    if (!in_step) {
-        desc.shape.rank = rank;
-        need(cf_schedule_make(plan, &desc, &own, &error), &error);
-        return own;
-    }
-    desc.kind = CF_SCHEDULE_BEST;
-    need(cf_columns_make(plan, NULL, NULL, &columns, &error), &error);
-    need(cf_schedule_make(columns, &desc, &list, &error), &error);
-    need(cf_columns_schedule(plan, list, rank, NULL, &own, &error), &error);
-    cf_schedule_free(list);
-    cf_plan_free(columns);
-    return own;
-}
-
 /* Returns the largest difference from one process on whole sequences, against the largest gradient. */
 static double train(trainer *t, int64_t k, int in_step, int64_t *widest) {
     static trainer alone;
     static layer states[LAYERS];
-    double worst = 0, most = 0;
     cf_pack_desc pack = {0};
     cf_run_desc run = {0};
     cf_plan *plan = NULL;
@@ -339,7 +290,7 @@ static double train(trainer *t, int64_t k, int in_step, int64_t *widest) {
     pack.chunk_size = CHUNK;
     pack.n_ranks = pack.gang = t->n_ranks;
     need(cf_pack(lengths, N, &pack, &plan, &error), &error);
-    schedule = schedule_of(plan, t->rank, k, in_step);
+    schedule = schedule_of(plan, t->rank, k, !in_step, CF_SCHEDULE_BEST);
     for (*widest = i = 0; i < plan->n_groups; i++)
         if (plan->groups[i].gang > *widest) *widest = plan->groups[i].gang;
     t->plan = plan;
@@ -349,15 +300,11 @@ static double train(trainer *t, int64_t k, int in_step, int64_t *widest) {
     run.forward = forward;
     run.backward = backward;
     need(cf_run(plan, schedule, 0, &run, NULL, &error), &error);
-    for (i = 0; i < PARAMETERS; i++) {
-        worst = fmax(worst, fabs(t->gradients[i] - alone.gradients[i]));
-        most = fmax(most, fabs(alone.gradients[i]));
-    }
     cf_schedule_free(schedule);
     cf_plan_free(plan);
     free(t->states);
     free(t->kept);
-    return fmax(worst / most, fabs(t->loss / alone.loss - 1));
+    return far_off(t->gradients, alone.gradients, PARAMETERS, t->loss, alone.loss);
 }
 
 int main(int argc, char **argv) {

@@ -1,0 +1,69 @@
+/* What lockstep_mpi.c and gangs_mpi.c have in common: numbers, schedules, and how far gradients are off. */
+
+#ifndef RANKS_MPI_H
+#define RANKS_MPI_H
+
+#define CHUNKFLOW_IMPLEMENTATION
+#include "chunkflow.h"
+
+#include <math.h>
+#include <mpi.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Numbers without a generator: the same on every rank. */
+static double number(int64_t a, int64_t b, int64_t c) {
+    return sin(1.0 + 0.37 * (double)a + 1.3 * (double)b + 7.1 * (double)c);
+}
+static double input(int64_t sequence, int64_t at, int i) { return number(sequence, at, i); }
+static double target(int64_t sequence, int64_t at, int i) { return number(at, sequence, i + 50); }
+
+static void give_up(int signal) {
+    (void)signal;
+    MPI_Abort(MPI_COMM_WORLD, 4);
+}
+
+static void need(cf_result result, const cf_error *error) {
+    if (result == CF_OK) return;
+    fprintf(stderr, "%s\n", error->text);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+}
+
+/* A rank's schedule: of columns by this kind, or, alone, by `paper`. */
+static cf_schedule *schedule_of(const cf_plan *plan, int rank, int64_t k, int alone, cf_schedule_kind kind) {
+    cf_schedule_desc desc = {0};
+    cf_plan *columns = NULL;
+    cf_schedule *list = NULL, *own = NULL;
+    cf_error error;
+    desc.shape.k = k;
+    desc.kind = alone ? CF_SCHEDULE_PAPER : kind;
+    if (alone) {
+        desc.shape.rank = rank;
+        need(cf_schedule_make(plan, &desc, &own, &error), &error);
+        return own;
+    }
+    need(cf_columns_make(plan, NULL, NULL, &columns, &error), &error);
+    need(cf_schedule_make(columns, &desc, &list, &error), &error);
+    need(cf_columns_schedule(plan, list, rank, NULL, &own, &error), &error);
+    cf_schedule_free(list);
+    cf_plan_free(columns);
+    return own;
+}
+
+/* The largest difference of gradients from those wanted, against the largest of them, or that of the losses if it is
+   larger. What is not finite is infinitely far off. */
+static double far_off(const double *got, const double *wanted, int n, double loss, double wanted_loss) {
+    double worst = 0, most = 0, off = fabs(loss / wanted_loss - 1);
+    int i;
+    for (i = 0; i < n; i++) {
+        if (!isfinite(got[i]) || !isfinite(wanted[i])) return HUGE_VAL;
+        worst = fmax(worst, fabs(got[i] - wanted[i]));
+        most = fmax(most, fabs(wanted[i]));
+    }
+    return isfinite(off) && most > 0 ? fmax(worst / most, off) : HUGE_VAL;
+}
+
+#endif
