@@ -9,19 +9,21 @@ CHUNKFLOW=${CHUNKFLOW:-build/chunkflow}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# peak OPTIONS...: GiB of the fullest stage
+# peak OPTIONS...: GiB of the fullest stage; fails where the command does
 peak() {
-    "$CHUNKFLOW" memory --tsv "$@" | awk -F '\t' '
+    "$CHUNKFLOW" memory --tsv "$@" >"$work/stages" || return 1
+    awk -F '\t' '
         NR == 1 { for (i = 1; i <= NF; i++) if ($i == "total_bytes") column = i }
         NR > 1 && $column > most { most = $column }
-        END { printf "%.1f", most / 1073741824 }'
+        END { printf "%.1f", most / 1073741824 }' "$work/stages"
 }
 
 # row NAME PUBLISHED OPTIONS...
 row() {
     name=$1 published=$2
     shift 2
-    awk -v name="$name" -v published="$published" -v got="$(peak "$@")" \
+    got=$(peak "$@")
+    awk -v name="$name" -v published="$published" -v got="$got" \
         'BEGIN { printf "%-52s %9s %9s %+8.1f %%\n", name, published, got, 100 * (got / published - 1) }'
 }
 
@@ -29,7 +31,8 @@ row() {
 alone() {
     name=$1
     shift
-    printf '%-52s %9s %9s %10s\n' "$name" - "$(peak "$@")" "no figure"
+    got=$(peak "$@")
+    printf '%-52s %9s %9s %10s\n' "$name" - "$got" "no figure"
 }
 
 cat >"$work/moonlight.json" <<'END'
