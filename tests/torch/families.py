@@ -181,8 +181,8 @@ def differ(got, wanted):
     """The largest relative difference of a tensor; one that is next to nothing is held to the largest of all."""
     most = max(float(g.norm()) for g in wanted.values())
     zero = torch.zeros(())
-    return max(float((got.get(name, zero) - wanted.get(name, zero)).norm())
-               / max(float(wanted.get(name, zero).norm()), 1e-6 * most) for name in {*got, *wanted})
+    return float(np.max([float((got.get(name, zero) - wanted.get(name, zero)).norm())
+                         / max(float(wanted.get(name, zero).norm()), 1e-6 * most) for name in {*got, *wanted}]))
 
 
 def chunked_against_plain(model, sequences=None, k=1, **options):

@@ -3,7 +3,7 @@
 Gradients and losses of chunks are those of the unpacked sequences, each alone through the same module: for a module of
 the test's own and for Transformers' models, with prompts that are no targets, other means, LoRA and dropout, on one
 rank, under DistributedDataParallel and under FSDP2 on two and three (gloo), where ranks have chunks to run and where
-they have none; and ten steps of Transformers' and TRL's trainers. WORDS choose the tests whose names hold them.
+they have none; one sequence on two and four ranks, each with rows of its own; and ten steps of Transformers' and TRL's trainers. WORDS choose the tests whose names hold them.
 """
 
 import dataclasses
@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import tempfile
+import time
 import warnings
 
 import numpy as np
@@ -60,6 +61,8 @@ class Small(nn.Module):
             own += [k, v]
             if x.prefix:
                 k, v = torch.cat([x.prefix[2 * i], k], 2), torch.cat([x.prefix[2 * i + 1], v], 2)
+            if x.gang:
+                k, v = x.gang.rows(k, v)
             rows = attention(q, k, v, x.cu_seqlens_q, x.cu_seqlens_k, x.max_seqlen_q, x.max_seqlen_k,
                              key_ends=x.key_ends)
             hidden = hidden + self.drop(layer["out"](rows[0].transpose(0, 1).reshape(len(x.tokens), 16)))
@@ -358,6 +361,108 @@ def test_ranks():
         for name, errors in found.items():
             check(name, len(errors) == n_ranks and max(errors) <= TOLERANCE, f"worst {max(errors):.1e}")
         check(f"{n_ranks} ranks", len(found) == 2 * len(batches()), f"{len(found)} runs")
+
+
+# ---- one sequence on several ranks ----
+
+GANG = (150, 7, 33, 12, 5)
+OWN, DEAF = "a module of one's own", "a control: rows of one rank alone"
+STATE = "a control: recurrent layers, which are refused"
+GANGS = {  # a model, and how it is trained
+    "qwen2": {"k": 1}, "qwen2, K 2": {"k": 2}, "qwen2, FSDP2": {"k": 1},  # these on four ranks, too
+    "qwen2, slices in eights": {"k": 1, "align": 8}, "gemma3_text": {"k": 1}, "deepseek_v3": {"k": 2},
+    "a control: gradients stay where they are found": {"k": 1},
+    "a control: rows of other ranks in another order": {"k": 1},
+}
+
+
+Gather = chunkflow.torch._Gather
+
+
+class Stay(Gather):
+    """Gives nothing back: what a rank found for its own rows is all that they get."""
+
+    @staticmethod
+    def backward(ctx, found):
+        return found.chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)], None
+
+
+class Turned(Gather):
+    """Takes each rank's rows for the next one's."""
+
+    @staticmethod
+    def forward(ctx, own, group):
+        return Gather.forward(ctx, own, group).roll(own.shape[0], 0)
+
+
+def share_sequence(rank, n_ranks, store, results):
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=n_ranks)
+    share_own_module(rank, n_ranks, results)
+    for name, options in list(GANGS.items())[:8 if n_ranks == 2 else 3]:
+        chunkflow.torch._Gather = Stay if "stay" in name else Turned if "order" in name else Gather
+        with Float64():
+            plain, model = (tiny("qwen2" if "control" in name else name.split(",")[0]) for _ in range(2))
+            sequences = sequences_of(plain, GANG)
+            wanted_loss = plain_step(plain, sequences)
+            for layer in [*model.model.layers, model] if "FSDP2" in name else []:
+                fully_shard(layer)
+            step = Step(model, Causal(model), chunk_size=CHUNK, gang=n_ranks, **options)
+            loss = step(sequences)
+            probs = torch.cat(step.log_probs(sequences)).sum() if name == "qwen2" else -loss * sum(n - 1 for n in GANG)
+        got = {key: g.full_tensor() if hasattr(g, "full_tensor") else g for key, g in gradients(model).items()}
+        error = float(np.max([abs(loss / wanted_loss - 1), differ(got, gradients(plain)),
+                              abs(float(probs) / -wanted_loss / sum(n - 1 for n in GANG) - 1)]))
+        results.put((name, error, set(step.gangs)))
+    dist.destroy_process_group()
+
+
+def share_own_module(rank, n_ranks, results):
+    module = Small().double()
+    sequences = [np.random.default_rng(i).integers(0, 97, n) for i, n in enumerate(GANG)]
+    wanted_loss = small_alone(module, sequences)
+    wanted = gradients(module)
+    step = Step(module, module, chunk_size=CHUNK, gang=n_ranks)
+    error = np.max([abs(step(sequences) / wanted_loss - 1), differ(gradients(module), wanted)])
+    results.put((OWN, float(error), set(step.gangs)))
+    try:
+        Step(module, lambda x: module(dataclasses.replace(x, gang=None)), chunk_size=CHUNK, gang=n_ranks)(sequences)
+        error = 0.0
+    except (ValueError, RuntimeError) as why:  # attention lacks keys, but for the first rank
+        error = float(rank > 0 or "did not ask Gang.rows" in str(why))
+    results.put((DEAF, error, set(step.gangs)))
+    model = tiny("qwen3_next")
+    why = families.refused(lambda: Step(model, Causal(model, check=False), chunk_size=CHUNK, gang=n_ranks)(sequences))
+    results.put((STATE, float("where ranks share a sequence" in why), set(step.gangs)))
+
+
+def test_gangs():
+    began = time.time()
+    for n_ranks in (2, 4):
+        with tempfile.TemporaryDirectory() as folder:
+            results = mp.get_context("fork").SimpleQueue()
+            mp.start_processes(share_sequence, (n_ranks, os.path.join(folder, "store"), results), nprocs=n_ranks,
+                               start_method="fork")
+            found = {name: [] for name in (*list(GANGS)[:8 if n_ranks == 2 else 3], OWN, DEAF, STATE)}
+            while not results.empty():
+                name, error, gangs = results.get()
+                found[name].append(error if n_ranks in gangs else float("nan"))
+        for name, errors in found.items():
+            worst = float(np.max(errors, initial=0.0))  # which keeps what is no number
+            holds = worst > 1e-3 if "control" in name else worst <= TOLERANCE
+            holds &= name not in (DEAF, STATE) or min(errors) == 1
+            check(f"a gang of {n_ranks}, {name}", len(errors) == n_ranks and holds, f"worst {worst:.1e}")
+    with Float64():
+        plan = chunkflow.pack(GANG, CHUNK, n_ranks=2, gang=2)
+        try:
+            chunkflow.torch.Batch(None, plan, sequences_of(tiny("qwen2"), GANG))
+            what = "it was taken"
+        except ValueError as why:
+            what = str(why)
+    check("a gang without its process group", "has gangs of 2 ranks" in what, what)
+    print(f"gangs: {time.time() - began:.1f} s")
 
 
 # ---- trainers ----

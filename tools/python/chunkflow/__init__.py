@@ -581,6 +581,12 @@ class Plan(_Object):
             chunk -= 1
         return chunk, int(slices["offset"][found[0]] + position - slices["begin"][found[0]])
 
+    def pieces_of(self, chunk: int) -> np.ndarray:
+        """cf_gang_pieces: where the rows lie that come before this chunk of a gang; of another chunk nothing."""
+        pieces = ffi.new("cf_piece[]", lib.cf_gang_pieces(self.c, chunk, ffi.NULL))
+        lib.cf_gang_pieces(self.c, chunk, pieces)
+        return np.frombuffer(ffi.buffer(pieces), _dtype(ffi.typeof("cf_piece")))
+
     def slices_of(self, chunk: int) -> np.ndarray:
         """The slices of one chunk."""
         if not 0 <= chunk < self.n_chunks:

@@ -17,9 +17,10 @@ into `own` as a Border. chunkflow.huggingface has such a function for the models
 
 All of a batch, every step of what is elsewhere called gradient accumulation, is one call: it is planned as a whole.
 Under torch.distributed every rank gives the whole batch, and each trains its own chunks. Gradients and loss are then
-those of the batch on every rank. Step(..., share=N) computes once what sequences have in common from N first tokens on,
-as answers to one prompt do: K and V of a chunk's prefix then come from several places, rows see each other by
-`inputs.key_ends`, and a row where sequences part has several targets. The module may be plain or in
+those of the batch on every rank. With gang=N a sequence that is dear may be spread over up to N of them, which hand
+each other K and V in every layer (`inputs.gang`). Step(..., share=N) computes once what sequences have in common from N
+first tokens on, as answers to one prompt do: K and V of a chunk's prefix then come from several places, rows see each
+other by `inputs.key_ends`, and a row where sequences part has several targets. The module may be plain or in
 DistributedDataParallel (its gradients are summed once a step, without its hooks), or sharded by fully_shard (FSDP2),
 which is gathered once a step, its weights and gradients whole in between. Nothing here has run on a GPU yet.
 """
@@ -27,7 +28,7 @@ which is gathered once a step, its weights and gradients whole in between. Nothi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,7 @@ try:
 except ImportError:
     FSDPModule = ()
 
-__all__ = ["Batch", "Border", "Inputs", "Step", "attention", "cross_entropy", "microbatch_loss", "microbatches"]
+__all__ = ["Batch", "Border", "Gang", "Inputs", "Step", "attention", "cross_entropy", "microbatch_loss", "microbatches"]
 
 Forward = Callable[["Inputs"], "tuple[Tensor | None, list[Tensor | Border]]"]
 
@@ -60,6 +61,50 @@ class Border:
     a pass that no other one follows may leave them out."""
 
     state: Tensor
+
+
+class _Gather(torch.autograd.Function):
+    """The rows of all ranks, one rank's behind another's; backwards a rank gets what all of them found for its own."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        rows = own.new_empty(dist.get_world_size(group) * own.shape[0], own.shape[1])
+        dist.all_gather_into_tensor(rows, own, group=group)
+        return rows
+
+    @staticmethod
+    def backward(ctx: Any, found: Tensor) -> tuple[Tensor, None]:
+        total = found.to(torch.promote_types(found.dtype, torch.float32))
+        own = total.new_empty(found.shape[0] // dist.get_world_size(ctx.group), found.shape[1])
+        dist.reduce_scatter_tensor(own, total, group=ctx.group)
+        return own.to(found.dtype), None
+
+
+class Gang:
+    """The ranks that share the sequence of a pass. They run it at the same time, each with rows of its own."""
+
+    def __init__(self, plan: chunkflow.Plan, chunk: int, group: Any, device: Any):
+        """group: the process group of these ranks."""
+        chunks, n = plan.chunks, dist.get_world_size(group)
+        part = int(chunks["rank"][chunk]) % n
+        mates = chunk + (np.arange(n) - part) * plan.n_steps
+        held = chunks["prefix"][mates] + chunks["tokens"][mates]  # of each rank, with those of this pass
+        own = part, int(chunks["prefix"][chunk]), int(chunks["tokens"][chunk])
+        parts = [(int(p["rank"]) % n, int(p["row"]), int(p["tokens"])) for p in plan.pieces_of(chunk)] + [own]
+        self.group, self.held, self.most, self.calls = group, int(held[part]), int(held.max()), 0
+        self.order = torch.from_numpy(np.concatenate([rank * self.most + np.arange(row, row + tokens)
+                                                      for rank, row, tokens in parts])).to(device)
+
+    def rows(self, *own: Tensor) -> list[Tensor]:
+        """Of K and V of this rank's rows so far, each (1, heads, rows, dim): those of the whole sequence up to the last
+        row of this pass. Gradients go back to the ranks whose rows they are. All ranks call it as often."""
+        self.calls += 1
+        parts = [x[0, :, :self.held].transpose(0, 1) for x in own]
+        flat = torch.cat([x.flatten(1) for x in parts], 1)
+        flat = _Gather.apply(F.pad(flat, (0, 0, 0, self.most - self.held)), self.group)[self.order]
+        whole = flat.split([x[0].numel() for x in parts], 1)
+        return [x.unflatten(1, part.shape[1:]).transpose(0, 1)[None] for x, part in zip(whole, parts)]
 
 
 @dataclass
@@ -81,6 +126,8 @@ class Inputs:
     key_ends: Tensor | None = None  # key j, counted from the start of the prefix, is seen by the rows before this one
     more: tuple[Tensor, Tensor, Tensor] | None = None  # rows, targets and weights of targets beside a row's first
     chunk_size: int = 0  # most rows of any chunk of the plan
+    # Where ranks share the sequence; prefix has this one's rows of it alone, and Gang.rows makes the others' of them:
+    gang: Gang | None = None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -172,14 +219,16 @@ class Batch:
 
     def __init__(self, forward: Forward, plan: chunkflow.Plan, sequences: Sequence[Any], device: Any = "cpu", *,
                  weights: Any = None, ignored: Sequence[Any] | None = None, once: bool = False, seed: int = 0,
-                 loss: Callable[[Tensor, Inputs], Tensor] = cross_entropy):
+                 loss: Callable[[Tensor, Inputs], Tensor] = cross_entropy, gangs: Mapping[int, Any] | None = None):
         """weights: of each sequence that of its targets (chunkflow.loss_weights; default: the mean over all targets);
         ignored: for each sequence None, or a mask that is not 0 at tokens that are no targets, such as a prompt's. A
-        token that sequences share weighs the sum of their weights, with `once` the mean."""
+        token that sequences share weighs the sum of their weights, with `once` the mean. gangs: where ranks share
+        sequences, the process group of this rank's gang of each number of ranks."""
         sequences = [s.cpu().numpy() if isinstance(s, Tensor) else np.asarray(s) for s in sequences]
         lengths = np.array([len(s) for s in sequences], np.int64)
-        if (plan.groups["gang"] > 0).any():
-            raise ValueError("the plan has gangs: rows of other ranks are not exchanged here")
+        self.gangs = gangs or {}
+        for n in set(plan.groups["gang"].tolist()) - {0, *self.gangs}:
+            raise ValueError(f"the plan has gangs of {n} ranks, and gangs has no process group for them")
         self.forward, self.plan, self.device, self.seed, self.loss_of = forward, plan, device, seed, loss
         self.ignored, self.once = ignored, once
         self.starts = np.cumsum(lengths) - lengths
@@ -207,6 +256,9 @@ class Batch:
         tokens, positions, targets, weights, cu_q, cu_k = (torch.from_numpy(x).to(self.device) for x in rows)
         inputs = Inputs(chunk, keep, tokens, positions, targets, weights, cu_q, cu_k, about.max_seqlen_q,
                         about.max_seqlen_k, list(prefix), chunk_size=self.plan.chunk_size)
+        group = int(self.plan.chunks["group"][chunk])
+        if group >= 0 and self.plan.groups["gang"][group] > 0:
+            inputs.gang = Gang(self.plan, chunk, self.gangs[int(self.plan.groups["gang"][group])], self.device)
         if is_tree:
             inputs.key_ends = torch.from_numpy(about.key_ends).to(self.device)
         if about.n_more > 0:
@@ -257,6 +309,8 @@ class Batch:
         inputs = self.inputs(chunk, keep, self._prefix(chunk, grad))
         with _seeded(self.device, chunkflow.lib.cf_chunk_seed(self.seed, chunk, 0)), torch.set_grad_enabled(grad):
             output, own = self.forward(inputs)  # a replay drops out what F did
+        if inputs.gang is not None and inputs.gang.calls == 0:
+            raise ValueError(f"chunk {chunk} is of a gang, and its forward did not ask Gang.rows for the others' rows")
         if group < 0:
             return output, inputs, []
         own = [x if isinstance(x, Border) else x[..., :end - begin, :] for x in own]  # its tail has other sequences
@@ -393,6 +447,7 @@ class Step:
         left out: it must not be sharded by itself."""
         self.module, self.forward, self.chunk_size, self.k, self.seed = module, forward, chunk_size, k, seed
         self.loss, self.group, self.share, self.once, self.options = loss, group, share, once, options
+        self.gangs: dict[int, Any] = {}
         self.n_ranks, self.rank = 1, 0
         if dist.is_initialized():
             self.n_ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
@@ -403,16 +458,25 @@ class Step:
         plan = chunkflow.pack(lengths, self.chunk_size, n_ranks=self.n_ranks, **options)
         if self.options.get("lockstep"):
             return plan, plan.schedule_of(plan.columns(options.get("cost")).schedule(k=self.k), self.rank)
-        return plan, plan.schedule(k=self.k, rank=self.rank)
+        kind = "paper" if (plan.groups["gang"] > 0).any() else "best"  # a gang's ranks need one order of its passes
+        return plan, plan.schedule(k=self.k, rank=self.rank, kind=kind)
+
+    def _form_gangs(self, plan: chunkflow.Plan) -> None:
+        """Makes the process groups that a plan needs beside those of batches before; all ranks come here together."""
+        for n in sorted(set(plan.groups["gang"].tolist()) - {0, *self.gangs}):
+            first = self.rank - self.rank % n
+            ranks = dist.get_process_group_ranks(self.group or dist.group.WORLD)[first:first + n]
+            self.gangs[n] = dist.new_group(ranks, use_local_synchronization=True)
 
     def _batch(self, sequences: Sequence[Any], ignored: Sequence[Any] | None = None, weights: Any = None,
                shares: Any = None) -> tuple[chunkflow.Plan, chunkflow.Schedule, Batch]:
         if shares is None and self.share > 0:
             shares = chunkflow.shares_of_tokens([s.cpu().numpy() if isinstance(s, Tensor) else s for s in sequences])
         plan, schedule = self.plan([len(s) for s in sequences], shares)
+        self._form_gangs(plan)
         device = next(self.module.parameters()).device
         return plan, schedule, Batch(self.forward, plan, sequences, device, weights=weights, ignored=ignored,
-                                     once=self.once, seed=self.seed, loss=self.loss)
+                                     once=self.once, seed=self.seed, loss=self.loss, gangs=self.gangs)
 
     def log_probs(self, sequences: Sequence[Any], shares: Any = None) -> list[Tensor]:
         """See Batch.log_probs; of all sequences, on every rank."""
