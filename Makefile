@@ -543,7 +543,7 @@ $(BUILD)/torch/installed: | $(BUILD)
 
 test-torch: $(BUILD)/chunkflow $(SHARED) $(BUILD)/torch/installed
 	OMP_NUM_THREADS=1 $(TORCH_PYTHON) -B tests/torch/check.py $(BUILD)/chunkflow
-	for test in families training lockstep wheel lengths; do \
+	for test in families training lockstep microbatches wheel lengths; do \
 	    OMP_NUM_THREADS=1 CHUNKFLOW_BUILD=$(BUILD) $(TORCH_PYTHON) -B tests/torch/$$test.py || exit 1; done
 	for test in pipelines titan; do OMP_NUM_THREADS=1 CHUNKFLOW_BUILD=$(BUILD) \
 	    $(TORCH_PYTHON) -B tests/torch/$$test.py $(abspath $(BUILD))/chunkflow || exit 1; done
@@ -669,7 +669,7 @@ DESTDIR ?=
 PLACE   := $(DESTDIR)$(PREFIX)
 VERSION := $(shell sed -n 's/^.define CHUNKFLOW_VERSION "\(.*\)"/\1/p' chunkflow.h)
 INSTALL ?= install
-MODULE  := $(addprefix tools/python/chunkflow/,__init__.py torch.py huggingface.py trainer.py lengths.py py.typed)
+MODULE  := $(addprefix tools/python/chunkflow/,__init__.py torch.py huggingface.py trainer.py megatron.py lengths.py py.typed)
 
 INSTALLED := bin/chunkflow include/chunkflow.h include/chunkflow_tune.h include/chunkflow_cuda.cu \
              share/pkgconfig/chunkflow.pc share/man/man1/chunkflow.1 \

@@ -19,7 +19,7 @@ place=$image/usr/flow
 files='bin/chunkflow include/chunkflow.h include/chunkflow_cuda.cu include/chunkflow_tune.h
 share/bash-completion/completions/chunkflow share/fish/vendor_completions.d/chunkflow.fish share/man/man1/chunkflow.1
 share/pkgconfig/chunkflow.pc share/chunkflow/chunkflow.schema.json'
-for file in __init__.py torch.py huggingface.py trainer.py lengths.py py.typed libchunkflow.so libchunkflow.h; do
+for file in __init__.py torch.py huggingface.py trainer.py megatron.py lengths.py py.typed libchunkflow.so libchunkflow.h; do
     files="$files share/chunkflow/python/chunkflow/$file"
 done
 

@@ -1,0 +1,157 @@
+"""Plans Megatron's micro-batches: which sequences each rank runs in which of them, and how many ranks share a sequence.
+
+    from megatron.core.datasets import data_schedule
+    import chunkflow.megatron
+
+    chunkflow.megatron.install(data_schedule)      # before the trainer begins
+
+puts a class in the place of DefaultDynamicCPScheduler, in the module, from where verl takes it, and in `scheduler_map`;
+where there is none, in that of DpBalancedScheduler, whose sequences are all on cp_size ranks. All else, the scheduler's
+name among it, stays as it is. Nothing of Megatron is imported here; the releases up to 0.19.2 have neither class.
+
+Megatron runs whole sequences: a micro-batch of a rank holds at most max_seqlen_per_dp_cp_rank of its tokens, where each
+of g ranks has a g-th of a sequence that they share, cut by Megatron or verl (zigzag). A sequence gets as many ranks as
+its memory needs, or more where its cost would make a rank dear (`gang` of chunkflow.pack says how many). Widest first,
+and of these the dearest first, each goes to the ranks that cost least so far. Ranks that share are a block, and run
+what they share before all else, so none waits for another one; and no rank is without a sequence in any micro-batch.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+import chunkflow
+
+__all__ = ["Planned", "install", "microbatches"]
+
+Boxes = "list[list[int]]"  # the sequences of a rank, micro-batch by micro-batch
+
+
+class Planned:
+    """What is put before a scheduler's class of Megatron. Costs are those of a model of 7 billion parameters, in tokens
+    without attention, on GPUs that hide nine tenths of a transfer; a class made of this one may have others."""
+
+    cost = {"per_token": 1.0, "per_pair": 2.64e-5}
+    gang_seconds = 0.003
+
+    def get_groups_and_subsamples(self, sample_id_seqlens: Sequence[tuple[int, int]]) -> list[list[list[int]]]:
+        """Of pairs of a sample's number and length: for each micro-batch, for each rank, the numbers of its samples."""
+        here: Any = self
+        dynamic = getattr(here, "is_dynamic_cp", False)
+        unit = getattr(here, "min_cp_size", 1) if dynamic else here.cp_size  # ranks that nothing tells apart
+        if here.dp_size * here.cp_size % unit:
+            raise ValueError(f"min_cp_size: got {unit}, which does not divide {here.dp_size * here.cp_size} ranks")
+        ids = [int(sample) for sample, _ in sample_id_seqlens]
+        rows = microbatches([int(length) for _, length in sample_id_seqlens], here.dp_size * here.cp_size // unit,
+                            here.max_seqlen_per_dp_cp_rank * unit, spread=dynamic, cost=self.cost,
+                            gang_seconds=self.gang_seconds, multiple=here.microbatch_group_size_per_vp_stage or 1,
+                            most_sequences=getattr(here, "max_num_seqs", None) or 0)
+        return [[[ids[i] for i in box] for box in row for _ in range(unit)] for row in rows]
+
+
+def install(data_schedule: Any) -> type:
+    """Puts a class of Planned in the place of the module's scheduler, and returns it."""
+    base = getattr(data_schedule, "DefaultDynamicCPScheduler", None) or data_schedule.DpBalancedScheduler
+    if issubclass(base, Planned):
+        return base
+    made = type("ChunkflowScheduler", (Planned, base), {})
+    data_schedule.scheduler_map.update({name: made for name, known in data_schedule.scheduler_map.items()
+                                        if known is base})
+    setattr(data_schedule, base.__name__, made)
+    return made
+
+
+def microbatches(lengths: Sequence[int], n_ranks: int, capacity: int, *, spread: bool = True, cost: Any = None,
+                 gang_seconds: float = 0.0, most_sequences: int = 0, multiple: int = 1) -> list[list[list[int]]]:
+    """For each micro-batch, for each rank, the numbers of its sequences.
+
+    capacity: tokens of a rank in a micro-batch; spread: whether ranks may share a sequence; cost, gang_seconds: as in
+    chunkflow.pack; most_sequences: in a micro-batch of a rank (0: any number); multiple: of micro-batches."""
+    cost = {**Planned.cost, **(cost or {})}
+    costs = [cost["per_token"] * n + cost["per_pair"] * n * (n + 1) / 2 for n in lengths]
+    widths = _widths(n_ranks, spread)
+    wide = _ranks_of(lengths, widths if spread else [1], capacity, cost, gang_seconds)
+    boxes: dict[tuple[int, int], Any] = {}
+    for block, numbers in _place(costs, wide, widths, n_ranks).items():
+        boxes[block] = _pack([lengths[i] for i in numbers], numbers, block[0] * capacity, most_sequences)
+    _fill_up([[boxes.setdefault((w, rank // w), []) for w in widths] for rank in range(n_ranks)], lengths, multiple)
+    rows = _rows(boxes, widths, 0, most_sequences)
+    alone = spread or n_ranks == 1 or all(row[0] != row[-1] for row in rows)
+    if not alone or len(rows) % multiple:
+        raise ValueError(f"{len(lengths)} sequences are too few for {n_ranks} ranks in micro-batches by {multiple}")
+    return rows
+
+
+def _widths(n_ranks: int, spread: bool) -> list[int]:
+    """How many ranks may share a sequence: 1, 2, 4 ... of them, each half of the next one, and all."""
+    widths = [1]
+    while spread and n_ranks % (2 * widths[-1]) == 0:
+        widths.append(2 * widths[-1])
+    return widths + [n_ranks] * (widths[-1] < n_ranks)
+
+
+def _ranks_of(lengths: Sequence[int], widths: list[int], capacity: int, cost: Any, gang_seconds: float) -> list[int]:
+    """How many ranks each sequence gets: those that hold it, or as many as its cost asks for."""
+    wide, most = [], max(w for w in widths if w & (w - 1) == 0)
+    for number, n in enumerate(lengths):
+        if not 0 < n <= widths[-1] * capacity:
+            raise ValueError(f"sequence {number}: wanted 1 to {widths[-1]} x {capacity} tokens, got {n}")
+        wide.append(next(w for w in widths if n <= w * capacity))
+    if most > 1:  # how many rounds of slices they would be does not matter here
+        for group in chunkflow.pack(lengths, capacity, n_ranks=widths[-1], gang=most, cost=cost,
+                                    gang_seconds=gang_seconds).groups:
+            wide[group["sequence"]] = max(wide[group["sequence"]], int(group["gang"]))
+    return wide
+
+
+def _place(costs: list[float], wide: list[int], widths: list[int], n_ranks: int) -> dict[tuple[int, int], list[int]]:
+    """The sequences of each block of ranks, by its width and place among those."""
+    loads, placed = [0.0] * n_ranks, {}
+    for w in reversed(widths):
+        heap = [(loads[first], first // w) for first in range(0, n_ranks, w)]
+        heapq.heapify(heap)
+        for i in sorted((i for i in range(len(costs)) if wide[i] == w), key=lambda i: -costs[i]):
+            load, block = heap[0]
+            heapq.heapreplace(heap, (load + costs[i] / w, block))
+            placed.setdefault((w, block), []).append(i)
+        for load, block in heap:
+            loads[block * w:(block + 1) * w] = [load] * w
+    return placed
+
+
+def _pack(lengths: list[int], numbers: list[int], capacity: int, most_sequences: int) -> Boxes:
+    plan = chunkflow.pack(lengths, capacity, max_slices=most_sequences)
+    return [[numbers[s["sequence"]] for s in plan.slices_of(chunk)] for chunk in range(plan.n_chunks)]
+
+
+def _fill_up(ranks: list[list[Boxes]], lengths: Sequence[int], multiple: int) -> None:
+    """Gives all ranks the same number of boxes as far as their own sequences go: a rank with fewer parts one of its
+    boxes or, where each has but one sequence, takes the shortest of another rank's."""
+    wanted = -(-max(sum(map(len, boxes)) for boxes in ranks) // multiple) * multiple
+    for boxes in ranks:
+        alone = boxes[0]
+        for _ in range(wanted - sum(map(len, boxes))):
+            box = max(alone, key=len, default=[])
+            if len(box) < 2:
+                others = [box for other in ranks for box in other[0] if len(box) > 1]
+                box = min(others, key=lambda box: lengths[box[-1]], default=[])
+            if len(box) < 2:
+                return
+            alone.append([box.pop()])
+
+
+def _rows(boxes: dict[tuple[int, int], Any], widths: list[int], block: int, most_sequences: int) -> list[Boxes]:
+    """The micro-batches of a block of the last of these widths. Where a part of it has more than another one, all of
+    the block share what is too much."""
+    if len(widths) == 1:
+        return [[box] for box in boxes[1, block]]
+    width, n = widths[-1], widths[-1] // widths[-2]
+    parts = [_rows(boxes, widths[:-1], block * n + i, most_sequences) for i in range(n)]
+    least, shared = min(map(len, parts)), list(boxes[width, block])
+    for row in (row for part in parts for row in part[least:]):
+        numbers = list(dict.fromkeys(i for box in row for i in box))
+        step = most_sequences or len(numbers)
+        shared += [numbers[i:i + step] for i in range(0, len(numbers), step)]
+    return [[box] * width for box in shared] + [[box for row in rows for box in row] for rows in zip(*parts)]
