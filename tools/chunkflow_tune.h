@@ -2106,6 +2106,12 @@ static int64_t cft__kept_of(const cf_plan *plan, int64_t group, int64_t k) {
     return plan->branches != NULL && group >= 0 ? cft__max(1, k - plan->branches[group].below) : k;
 }
 
+/* Whether nothing is held of one load of which there is not as much in another. */
+static int cft__is_less(const cf_memory_load *a, const cf_memory_load *b) {
+    return a->live_tokens <= b->live_tokens && a->state_tokens <= b->state_tokens &&
+           a->input_tokens <= b->input_tokens && a->chunk_tokens <= b->chunk_tokens;
+}
+
 /* The least bytes that any schedule needs which keeps the last k chunks of each group: the worst moment of any group,
    or standalone chunk, by itself, just before the backward of one of its chunks. (Where there are virtual stages, only
    the backward of its last chunk counts, because they do not come to the others at the same time.) State grows to a
@@ -2119,6 +2125,8 @@ static cft__least cft__least_bytes(const cft__tuner *t, int64_t k, int local) {
         cf_memory_load load;
         memset(&load, 0, sizeof load);
         n = plan->chunks[id].group >= 0 ? plan->groups[plan->chunks[id].group].n_chunks : 1;
+        if (plan->chunks[id].group < 0 && plan->chunks[id].padded <= alone) continue;
+        if (plan->chunks[id].group < 0) alone = plan->chunks[id].padded;
         kept = cft__kept_of(plan, plan->chunks[id].group, k);
         load.state_tokens = cft__tokens_before(plan, id);
         for (i = 0; i < n; i++) {
@@ -2131,8 +2139,7 @@ static cft__least cft__least_bytes(const cft__tuner *t, int64_t k, int local) {
             load.state_gradient_tokens = load.state_tokens;
             load.chunk_tokens = c->padded;
             if (i < n - (t->split.n_virtual > 1 ? 1 : 2)) continue;
-            if (c->group < 0 && c->padded <= alone) continue;
-            if (c->group < 0) alone = c->padded;
+            if (least.bytes > 0 && cft__is_less(&load, &least.load)) continue;
             bytes = cft__most_bytes(t, &load, &at);
             if (bytes > least.bytes) {
                 least.bytes = bytes;
@@ -2779,11 +2786,15 @@ static cf_result cft__run_round(cft__tuner *t, int64_t first, int64_t n) {
     return result;
 }
 
-/* Bounds of all candidates of one split and ChunkSize. */
+/* Bounds of all candidates of one split and ChunkSize. That none fits, the batch for memory says before the others. */
 static cf_result cft__bound_size(cft__tuner *t, int64_t first) {
-    int64_t batch;
+    int64_t batch, id = first;
     cft__set_memory_of(t, &t->tuning->candidates[first]);
-    for (batch = t->desc.n_batches; batch >= 0 && !t->stop; batch--) CFT__TRY(cft__bound_batch(t, first, batch));
+    for (batch = t->desc.n_batches; batch >= 0 && !t->stop; batch--) {
+        CFT__TRY(cft__bound_batch(t, first, batch));
+        while (id < first + t->strides[CFT__SIZE] && t->tuning->candidates[id].status == CF_TUNE_INFEASIBLE) id++;
+        if (id == first + t->strides[CFT__SIZE]) break;
+    }
     return CF_OK;
 }
 
