@@ -5638,7 +5638,6 @@ static void cf__metadata_list_keys(const cf__metadata_job *job, const cf_plan *p
         int64_t last = cf__metadata_row_end(plan, plan->branches != NULL ? cf__metadata_below(plan, id, end) : id + 1);
         cf__metadata_fill_rows(ends + s->offset, s->length, (int32_t)last, 0);
         if (plan->branches != NULL && plan->through[id].parent >= 0) continue;
-        if (s->begin <= seen) continue;
         cf__metadata_fill_rows(job->key_ends + seen, s->begin - seen, (int32_t)last, 0);
         seen = s->begin;
     }
@@ -6385,8 +6384,8 @@ static void cf__memory_add_state(const cf_memory_desc *desc, const cf_shard *s, 
     if (chunked && desc->chunk_size % s->window == 0) rows = ends = 0;
     bytes->state += s->layers * row;
     bytes->state_gradient += s->layers * s->state_row * desc->state_gradient_bytes;
-    out->row = cf__max(out->row, s->layers > 0 ? row : 0);
-    out->gradient_row = cf__max(out->gradient_row, s->layers > 0 ? s->state_row * desc->state_gradient_bytes : 0);
+    out->row = cf__max(out->row, row);
+    out->gradient_row = cf__max(out->gradient_row, s->state_row * desc->state_gradient_bytes);
     cf__add_product(&bytes->border, s->layers * desc->state_bytes, rows * s->window_row, &out->overflow);
     cf__add_product(&bytes->border, s->layers, 4 * s->snapshot + tail * desc->state_bytes, &out->overflow);
     cf__add_product(&bytes->carry, s->layers * desc->state_gradient_bytes, ends * s->window_row, &out->overflow);
@@ -10049,7 +10048,6 @@ static void cf__search_shift(cf__schedule_maker *m, int64_t from, int64_t to) {
     cf__search_whole(m, from, &begin, &end);
     cf__search_whole(m, to, &first, &last);
     n = end - begin;
-    if (begin == first) return;
     if (begin < first) memcpy(&m->units[begin], &old[end], (size_t)(last - end) * sizeof *old);
     else memcpy(&m->units[first + n], &old[first], (size_t)(begin - first) * sizeof *old);
     memcpy(&m->units[begin < first ? last - n : first], &old[begin], (size_t)n * sizeof *old);
@@ -11803,7 +11801,6 @@ CHUNKFLOW_API cf_result cf_schedule_lower(const cf_plan *plan, const cf_schedule
     CF__TRY(cf_schedule_validate(plan, schedule, NULL, l.desc.allocator, error));
     if (schedule->lowered) return cf__fail(error, CF_ERROR_ARGUMENT, "lowered", -1, 0, 1, "is lowered already");
     CF__TRY(cf__pipe_check_timing(l.desc.timing, schedule->shape.n_stages * schedule->shape.n_virtual, error));
-    CF__TRY(cf__range(schedule->n_actions, 0, CF_MAX_ACTIONS, "n_actions", error));
     l.schedule = l.clock.schedule = schedule;
     l.error = error;
     l.pipe = cf__pipe_of(plan, &schedule->shape, l.desc.timing);

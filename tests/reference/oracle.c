@@ -391,6 +391,14 @@ const char *oracle_error_fault(const cf_error *e) {
     return NULL;
 }
 
+const char *oracle_change_fault(const cf_error *error, const char *field, int64_t item, int64_t was, int64_t now) {
+    if (strcmp(error->field, field) != 0 || error->item != item) return NULL;
+    if (error->got != now) return "it has not found what is there";
+    if (now > was ? error->wanted < was || error->wanted >= now : error->wanted > was || error->wanted <= now)
+        return "what it wanted is no nearer to what was there";
+    return NULL;
+}
+
 /* ----------------------------------------------------------------------------------------------------------------
    packing
    ---------------------------------------------------------------------------------------------------------------- */

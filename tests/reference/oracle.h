@@ -46,6 +46,10 @@ const char *oracle_option_fault(const cf_plan *plan, const int64_t *lengths, con
    where there are items, and where the reason says "too small" or "more than", the two numbers are that way round. */
 const char *oracle_error_fault(const cf_error *error);
 
+/* The same where one number of something sound was changed, item `item` of `field`: a record that names just that has
+   found what stands there now, and wanted something nearer to what stood there. */
+const char *oracle_change_fault(const cf_error *error, const char *field, int64_t item, int64_t was, int64_t now);
+
 /* ---- packing ---- */
 
 /* One-dimensional bin packing with given bins to start with: the tails, one per bin. Weights are padded lengths. */

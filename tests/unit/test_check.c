@@ -107,6 +107,7 @@ TEST(one_stage_rules) {
     refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 F3 B3 B3", "actions.pass", 10, "second backward");
     refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 F3 B3 W3", "actions.pass", 10, "before its I");
     refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 F3 I3", "actions", -1, "W of chunk 3");
+    refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 F3", "actions", -1, "B of chunk 3 on virtual stage 0 is missing");
     refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 F3 I3 W3 W3", "actions.pass", 11, "comes twice");
     refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 F3 W3 I3", "actions.pass", 9, "before its I");
     refuses(plan, 1, "F0* F1* F2 B2 R1 B1 R0 B0 B3 F3", "actions.pass", 8, "before its F");
@@ -259,8 +260,13 @@ TEST(rules_of_lowered_lists) {
                                           "RECV_F0 F0 RECV_F1 F1 B1 SEND_B1 B0 SEND_B0"};
     static const char *const needless[] = {"F0* SEND_F0 F1 SEND_F1 RECV_B1 B1 R0 SEND_R0 RECV_B0 B0",
                                            "RECV_F0 F0 RECV_F1 F1 B1 SEND_B1 RECV_R0 B0 SEND_B0"};
+    static const char *const both[] = {"F0* SEND_F0 F1 SEND_F1 RECV_B1 B1 R0 SEND_R0 RECV_B0 B0",
+                                       "RECV_F0 F0* RECV_F1 F1 B1 SEND_B1 RECV_R0 R0 B0 SEND_B0"};
     cf_plan *group = plan_of(2, 0);
     cf_error error;
+    accepts(group, 1, 1, CF_REPLAY_PIPELINE, both, 2);
+    CHECK_STR(verdict(group, 1, 1, CF_REPLAY_LOCAL, both, 2, &error), "actions.pass");
+    CHECK(strstr(error.text, "no place in local replay") != NULL);
     /* Stage 1 keeps both chunks, so nobody waits for R on stage 0. */
     accepts(group, 1, 2, CF_REPLAY_PIPELINE, replays, 2);
     CHECK_STR(verdict(group, 1, 2, CF_REPLAY_PIPELINE, needless, 2, &error), "actions");

@@ -20,13 +20,14 @@ static const cf_allocator nothing = {no_memory, no_release, NULL};
 /* What a call says of a value, all else being usual. */
 typedef cf_result (*limits_call)(int64_t value, cf_error *error);
 
-/* `most` is not what the call stumbles over, and one more is; `least` the same from below, unless it is INT64_MIN. */
-static void check_range(limits_call call, const char *field, int64_t least, int64_t most) {
+/* `most` is not what the call stumbles over, and one more is, which has the code `above`; `least` the same from below,
+   unless it is INT64_MIN. */
+static void check_range_as(limits_call call, const char *field, int64_t least, int64_t most, cf_result above) {
     cf_error error = {0};
     harness_note("%s", field);
     if (call(most, &error) != CF_OK) CHECK(strcmp(error.field, field) != 0);
     if (most < INT64_MAX) {
-        CHECK_INT(call(most + 1, &error), CF_ERROR_LIMIT);
+        CHECK_INT(call(most + 1, &error), above);
         CHECK_STR(error.field, field);
         CHECK_INT(error.wanted, most);
         CHECK_INT(error.got, most + 1);
@@ -39,6 +40,10 @@ static void check_range(limits_call call, const char *field, int64_t least, int6
     CHECK_STR(error.field, field);
     CHECK_INT(error.wanted, least);
     CHECK_STR(oracle_error_fault(&error), NULL);
+}
+
+static void check_range(limits_call call, const char *field, int64_t least, int64_t most) {
+    check_range_as(call, field, least, most, CF_ERROR_LIMIT);
 }
 
 /* ---- packing and loss weights ---- */
@@ -86,6 +91,42 @@ static cf_result weigh_n(int64_t value, cf_error *error) {
     return cf_loss_weights(&length, value, &desc, &weight, error);
 }
 
+/* The shares of so many are looked at first, and the first of them is bad. */
+static cf_result find_n(int64_t value, cf_error *error) {
+    const int64_t bad = -1;
+    const void *tokens = &bad;
+    cf_share share;
+    return cf_shares_find(&tokens, 4, &bad, value, &share, &nothing, error);
+}
+
+static cf_result find_of(int64_t token_bytes, int64_t length, cf_error *error) {
+    const void *tokens = &length;
+    cf_share share;
+    return cf_shares_find(&tokens, token_bytes, &length, 1, &share, &nothing, error);
+}
+
+static cf_result find_token_bytes(int64_t value, cf_error *error) { return find_of(value, 1, error); }
+static cf_result find_length(int64_t value, cf_error *error) { return find_of(4, value, error); }
+
+static cf_result nodes_of(int64_t n, int64_t parent, int64_t tokens, cf_error *error) {
+    int64_t leaf, length, n_sequences;
+    cf_share share;
+    return cf_shares_of_nodes(&parent, &tokens, n, &leaf, &length, &share, &n_sequences, &nothing, error);
+}
+
+static cf_result nodes_n(int64_t value, cf_error *error) { return nodes_of(value, 1, 1, error); }
+static cf_result nodes_parent(int64_t value, cf_error *error) { return nodes_of(1, value, 1, error); }
+static cf_result nodes_tokens(int64_t value, cf_error *error) { return nodes_of(1, -1, value, error); }
+
+TEST(of_shares) {
+    check_range(find_n, "n", 0, CF_MAX_SEQUENCES);
+    check_range(find_token_bytes, "token_bytes", 1, 1024);
+    check_range_as(find_length, "lengths", 0, CF_MAX_LENGTH, CF_ERROR_ARGUMENT);
+    check_range(nodes_n, "n", 0, CF_MAX_SEQUENCES);
+    check_range_as(nodes_parent, "parents", -1, -1, CF_ERROR_ARGUMENT);
+    check_range_as(nodes_tokens, "tokens", 0, CF_MAX_LENGTH, CF_ERROR_ARGUMENT);
+}
+
 TEST(of_packing) {
     check_range(pack_chunk_size, "chunk_size", 1, CF_MAX_CHUNK_SIZE);
     check_range(pack_n_ranks, "n_ranks", INT64_MIN, CF_MAX_RANKS);
@@ -119,6 +160,88 @@ MODEL_MEMBER(of_vocab_multiple, desc.parallel.vocab_multiple)
 MODEL_MEMBER(of_fragmentation, desc.fragmentation)
 MODEL_MEMBER(of_window, desc.state_window)
 MODEL_MEMBER(of_runtime, desc.runtime_bytes)
+MODEL_MEMBER(of_first_dense, model.layers = 7; model.first_dense)
+MODEL_MEMBER(of_kv_heads, model.heads = 12; model.kv_heads)
+MODEL_MEMBER(of_tp, model.heads = model.kv_heads = model.ffn = 12; desc.parallel.tp)
+MODEL_MEMBER(of_pp, model.layers = 12; desc.parallel.pp)
+MODEL_MEMBER(of_n_virtual, model.layers = 11; desc.parallel.pp = 4; desc.parallel.n_virtual)
+MODEL_MEMBER(of_mtp, model.mtp)
+MODEL_MEMBER(of_norms, model.norms)
+MODEL_MEMBER(of_ep, desc.parallel.dp = CF_MAX_EXPERTS; desc.parallel.ep)
+MODEL_MEMBER(of_imbalance, desc.parallel.imbalance)
+MODEL_MEMBER(of_recompute_layers, desc.parallel.recompute_layers)
+MODEL_MEMBER(of_gathered, desc.gathered)
+MODEL_MEMBER(of_lora_rank, desc.lora_rank)
+MODEL_MEMBER(of_chunk_size, desc.chunk_size)
+MODEL_MEMBER(of_activation_bytes, desc.activation_bytes)
+MODEL_MEMBER(of_parameter_bytes, desc.parameter_bytes)
+MODEL_MEMBER(of_gradient_bytes, desc.gradient_bytes)
+MODEL_MEMBER(of_optimizer_bytes, desc.matrix_bytes = 8; desc.optimizer_bytes)
+MODEL_MEMBER(of_matrix_bytes, desc.matrix_bytes)
+MODEL_MEMBER(of_state_bytes, desc.state_bytes)
+MODEL_MEMBER(of_gradients_of_state, desc.state_gradient_bytes)
+
+/* The same of the only kind of a model: `with` sets other members of it. */
+#define KIND_MEMBER(name, with, member)                                       \
+    static cf_result kind_##name(int64_t value, cf_error *error) {            \
+        static cf_layer kinds[CF_MAX_KINDS + 1];                              \
+        cf_layer *kind = kinds;                                               \
+        cf_model model = {0};                                                 \
+        memset(kinds, 0, sizeof kinds);                                       \
+        model.layers = model.hidden = model.heads = model.kv_heads = 1;       \
+        model.ffn = model.vocab = model.head_dim = model.n_kinds = 1;         \
+        model.kinds = kinds;                                                  \
+        with;                                                                 \
+        member = value;                                                       \
+        return cf_model_validate(&model, error);                              \
+    }
+KIND_MEMBER(count, (void)kind, model.n_kinds)
+KIND_MEMBER(heads, (void)kind, kind->heads)
+KIND_MEMBER(kv_heads, kind->heads = 12, kind->kv_heads)
+KIND_MEMBER(head_dim, kind->heads = 3, kind->head_dim)
+KIND_MEMBER(value_dim, kind->heads = 3, kind->value_dim)
+KIND_MEMBER(window, (void)kind, kind->window)
+KIND_MEMBER(a_window, kind->mixer = CF_MIXER_WINDOW, kind->window)
+KIND_MEMBER(pieces, kind->mixer = CF_MIXER_CHUNKED, kind->window)
+KIND_MEMBER(latent, (void)kind, kind->latent)
+KIND_MEMBER(a_latent, kind->mixer = CF_MIXER_LATENT; kind->head_dim = 8, kind->latent)
+KIND_MEMBER(q_latent, (void)kind, kind->q_latent)
+KIND_MEMBER(rope_dim, kind->head_dim = 8, kind->rope_dim)
+KIND_MEMBER(latent_rope, kind->mixer = CF_MIXER_LATENT; kind->latent = 1; kind->head_dim = 8, kind->rope_dim)
+KIND_MEMBER(tail, (void)kind, kind->tail)
+KIND_MEMBER(delta_tail, kind->mixer = CF_MIXER_DELTA, kind->tail)
+KIND_MEMBER(mamba_tail, kind->mixer = CF_MIXER_MAMBA2, kind->tail)
+KIND_MEMBER(ffn, (void)kind, kind->ffn)
+KIND_MEMBER(experts, kind->active = 1, kind->experts)
+KIND_MEMBER(active, kind->experts = 2000, kind->active)
+KIND_MEMBER(active_of_few, kind->experts = 5, kind->active)
+KIND_MEMBER(shared, (void)kind, kind->shared)
+
+TEST(of_kinds) {
+    const cf_result bad = CF_ERROR_ARGUMENT;
+    const int64_t any = INT64_MIN; /* below is the default, or something else is named */
+    check_range(kind_count, "model.n_kinds", 1, CF_MAX_KINDS);
+    check_range_as(kind_heads, "kinds.heads", any, CF_MAX_WIDTH, bad);
+    check_range_as(kind_kv_heads, "kinds.kv_heads", any, 12, bad);
+    check_range_as(kind_head_dim, "kinds.head_dim", any, CF_MAX_WIDTH / 3, bad);
+    check_range_as(kind_value_dim, "kinds.value_dim", any, CF_MAX_WIDTH / 3, bad);
+    check_range_as(kind_window, "kinds.window", 0, CF_MAX_CHUNK_SIZE, bad);
+    check_range_as(kind_a_window, "kinds.window", 1, CF_MAX_CHUNK_SIZE, bad);
+    check_range_as(kind_pieces, "kinds.window", 1, CF_MAX_CHUNK_SIZE, bad);
+    check_range_as(kind_latent, "kinds.latent", 0, CF_MAX_WIDTH, bad);
+    check_range_as(kind_a_latent, "kinds.latent", 1, CF_MAX_WIDTH, bad);
+    check_range_as(kind_q_latent, "kinds.q_latent", 0, CF_MAX_WIDTH, bad);
+    check_range_as(kind_rope_dim, "kinds.rope_dim", 0, 8, bad);
+    check_range_as(kind_latent_rope, "kinds.rope_dim", 0, 7, bad);
+    check_range_as(kind_tail, "kinds.tail", 0, CF_MAX_ACTIVE, bad);
+    check_range_as(kind_delta_tail, "kinds.tail", 1, CF_MAX_ACTIVE, bad);
+    check_range_as(kind_mamba_tail, "kinds.tail", 1, CF_MAX_ACTIVE, bad);
+    check_range_as(kind_ffn, "kinds.ffn", any, CF_MAX_FFN, bad);
+    check_range_as(kind_experts, "kinds.experts", any, CF_MAX_EXPERTS, bad);
+    check_range_as(kind_active, "kinds.active", 1, CF_MAX_ACTIVE, bad);
+    check_range_as(kind_active_of_few, "kinds.active", 1, 5, bad);
+    check_range_as(kind_shared, "kinds.shared", 0, CF_MAX_FFN, bad);
+}
 
 TEST(of_models) {
     check_range(of_layers, "model.layers", 1, CF_MAX_LAYERS);
@@ -133,6 +256,26 @@ TEST(of_models) {
     check_range(of_fragmentation, "fragmentation", -1, 1000);
     check_range(of_window, "state_window", 0, CF_MAX_LENGTH);
     check_range(of_runtime, "runtime_bytes", INT64_MIN, INT64_MAX);
+    check_range_as(of_first_dense, "model.first_dense", 0, 7, CF_ERROR_ARGUMENT);
+    check_range_as(of_kv_heads, "model.kv_heads", 1, 12, CF_ERROR_ARGUMENT);
+    check_range_as(of_tp, "parallel.tp", INT64_MIN, 12, CF_ERROR_ARGUMENT);
+    check_range_as(of_pp, "parallel.pp", INT64_MIN, 12, CF_ERROR_ARGUMENT);
+    check_range_as(of_n_virtual, "parallel.n_virtual", INT64_MIN, 2, CF_ERROR_ARGUMENT);
+    check_range(of_mtp, "model.mtp", 0, CF_MAX_LAYERS);
+    check_range(of_norms, "model.norms", 0, CF_MAX_KINDS);
+    check_range(of_ep, "parallel.ep", INT64_MIN, CF_MAX_EXPERTS);
+    check_range(of_imbalance, "parallel.imbalance", 0, 1000);
+    check_range(of_recompute_layers, "parallel.recompute_layers", 0, CF_MAX_LAYERS);
+    check_range(of_gathered, "gathered", 0, CF_MAX_LENGTH);
+    check_range(of_lora_rank, "lora_rank", 0, CF_MAX_WIDTH);
+    check_range(of_chunk_size, "chunk_size", INT64_MIN, CF_MAX_CHUNK_SIZE);
+    check_range(of_activation_bytes, "activation_bytes", INT64_MIN, 1024);
+    check_range(of_parameter_bytes, "parameter_bytes", INT64_MIN, 1024);
+    check_range(of_gradient_bytes, "gradient_bytes", INT64_MIN, 1024);
+    check_range(of_optimizer_bytes, "optimizer_bytes", INT64_MIN, 1024);
+    check_range(of_matrix_bytes, "matrix_bytes", INT64_MIN, 1024);
+    check_range(of_state_bytes, "state_bytes", INT64_MIN, 1024);
+    check_range(of_gradients_of_state, "state_gradient_bytes", INT64_MIN, 1024);
 }
 
 /* ---- schedules ---- */
@@ -285,5 +428,5 @@ TEST(no_passes_have_no_loads) {
     cf_plan_free(plan);
 }
 
-SUITE(limits, CASE(of_packing), CASE(of_models), CASE(of_schedules), CASE(of_graphs), CASE(of_runs),
+SUITE(limits, CASE(of_packing), CASE(of_shares), CASE(of_models), CASE(of_kinds), CASE(of_schedules), CASE(of_graphs), CASE(of_runs),
       CASE(no_passes_have_no_loads));

@@ -202,6 +202,70 @@ TEST(rows_of_experts_by_hand) {
     CHECK_INT(uneven.routes, 48 * 4);
 }
 
+/* What is no whole number of bytes is rounded up: a border over its chunk's rows, and the fullest GPU's rows of experts,
+   of which there are 11 bytes in the mean, for any percentage beyond it. */
+TEST(odd_bytes_are_rounded_up) {
+    static const cf_layer kind = {.experts = 2, .active = 1, .ffn = 1};
+    cf_memory_desc desc = {0};
+    cf_token_bytes bytes, most;
+    cf_model model = *cf_model_find("qwen3-next-80b-a3b");
+    int64_t i, border;
+    desc.model = &model;
+    desc.chunk_size = CF_MAX_CHUNK_SIZE;
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &most, NULL) == CF_OK);
+    border = most.border;
+    for (i = -1; i <= 1; i++) {
+        desc.chunk_size = border + i;
+        REQUIRE(cf_memory_token_bytes(&desc, 0, &bytes, NULL) == CF_OK);
+        CHECK_INT(bytes.border, border);
+        CHECK_INT(bytes.state - most.state, i < 0);
+    }
+    model = *cf_model_find("qwen3-8b");
+    model.hidden = model.heads = model.kv_heads = 8;
+    model.head_dim = model.layers = model.n_kinds = 1;
+    model.kinds = &kind;
+    desc.activation_bytes = 1;
+    desc.parallel.dp = desc.parallel.ep = 2;
+    REQUIRE(cf_memory_token_bytes(&desc, 0, &most, NULL) == CF_OK);
+    for (i = 0; i <= 200; i++) {
+        desc.parallel.imbalance = i;
+        REQUIRE(cf_memory_token_bytes(&desc, 0, &bytes, NULL) == CF_OK);
+        CHECK_INT(bytes.activations - most.activations, (11 * (100 + i) + 99) / 100 - 11);
+    }
+}
+
+/* A stage with layers of one kind takes what it takes in a model that has no other. */
+TEST(kinds_of_other_stages_cost_nothing) {
+    static const cf_layer kinds[] = {{.window = 0},
+                                     {.mixer = CF_MIXER_WINDOW, .window = 64, .heads = 64, .kv_heads = 64, .ffn = 1 << 15},
+                                     {.heads = 128, .kv_heads = 64, .experts = 8, .active = 4, .ffn = 1 << 15}};
+    cf_memory_load loads[2];
+    int64_t other, what;
+    loads[0] = loads[1] = load_of(2048, 1024, 8192, 1024);
+    loads[0].live_scores = loads[0].chunk_scores = 4096;
+    for (other = 1; other < 3; other++)
+        for (what = 0; what < CF_RECOMPUTE_COUNT; what++) {
+            cf_model alone = *cf_model_find("qwen3-8b"), both = alone;
+            cf_memory_desc desc = {0};
+            cf_memory_report one[2], two[2];
+            const cf_layer pair[] = {kinds[0], kinds[other]};
+            alone.kinds = both.kinds = pair;
+            alone.n_kinds = 1;
+            both.n_kinds = 2;
+            both.pattern = "aaaaaaaaaaaaaaaaaabbbbbbbbbbbbbbbbbb";
+            desc.model = &alone;
+            desc.parallel.pp = 2;
+            desc.parallel.recompute = (cf_recompute)what;
+            desc.unfused_attention = 1;
+            desc.state_window = 512;
+            REQUIRE(cf_memory_estimate(&desc, loads, 2, one, 2, NULL) == CF_OK);
+            desc.model = &both;
+            REQUIRE(cf_memory_estimate(&desc, loads, 2, two, 2, NULL) == CF_OK);
+            CHECK(memcmp(&one[0], &two[0], sizeof one[0]) == 0);
+            CHECK(one[1].total < two[1].total);
+        }
+}
+
 /* ---- activations ---- */
 
 /* Bytes of activations per token and layer of a middle stage, fused attention without its row statistics, and of K and
@@ -861,7 +925,8 @@ TEST(bad_loads_are_named) {
 
 SUITE(memory, CASE(state_of_kinds_by_hand), CASE(windows_stop_growing), CASE(experts_are_divided),
       CASE(optimizers_by_hand),
-      CASE(rows_of_experts_by_hand), CASE(bytes_per_token_by_hand), CASE(korthikanti_table_2),
+      CASE(rows_of_experts_by_hand), CASE(odd_bytes_are_rounded_up), CASE(kinds_of_other_stages_cost_nothing),
+      CASE(bytes_per_token_by_hand), CASE(korthikanti_table_2),
       CASE(megatron_activation_formula),
       CASE(unfused_operations_keep_more), CASE(scores_are_those_of_attention_layers), CASE(working_rows_by_hand), CASE(float_trainer),
       CASE(losses_keep_what_they_say), CASE(buffers_are_those_of_the_neighbours), CASE(zero_divides_states),

@@ -72,7 +72,7 @@ static void kernel_mask(unsigned char *mask, unsigned char *written, int64_t n_k
 static void check_mask(const cf_plan *plan, const cf_chunk *chunk, const cf_metadata *m) {
     static unsigned char mask[MOST_ROWS * MOST_KEYS], written[MOST_ROWS];
     static token rows[MOST_ROWS], keys[MOST_KEYS];
-    int64_t n_keys = chunk->prefix + m->rows, a, b, pairs = 0, wrong = 0, unwritten = 0;
+    int64_t n_keys = chunk->prefix + m->rows, a, b, pairs = 0, wrong = 0, unwritten = 0, ends_wrong = 0;
     REQUIRE(m->rows <= MOST_ROWS && n_keys <= MOST_KEYS);
     memset(mask, 0, (size_t)(m->rows * n_keys));
     memset(written, 0, sizeof written);
@@ -86,8 +86,12 @@ static void check_mask(const cf_plan *plan, const cf_chunk *chunk, const cf_meta
             int visible = both && rows[a].sequence == keys[b].sequence && keys[b].position <= rows[a].position;
             if (rows[a].sequence >= 0 || keys[b].sequence >= 0) wrong += mask[a * n_keys + b] != visible;
             pairs += visible;
+            if (m->key_ends == NULL) continue;
+            if (rows[a].sequence < 0) visible = b == chunk->prefix + a; /* padding sees itself */
+            ends_wrong += (b <= chunk->prefix + a && a < m->key_ends[b]) != visible;
         }
     }
+    CHECK_INT(ends_wrong, 0);
     CHECK_INT(wrong, 0);
     CHECK_INT(unwritten, 0);
     CHECK_INT(m->cu_seqlens_k[m->n_seqs], n_keys); /* dK and dV of every key are written, too */
@@ -98,14 +102,17 @@ static void check_mask(const cf_plan *plan, const cf_chunk *chunk, const cf_meta
 /* Row by row, from the definition: the target of a token is the next one of its sequence. */
 static void check_rows(const cf_plan *plan, const cf_chunk *chunk, const cf_metadata *m, const int64_t *lengths) {
     static token rows[MOST_ROWS];
-    int64_t i;
+    int64_t i, n = 0;
     query_tokens(plan, chunk, m->rows, rows);
     for (i = 0; i < m->rows; i++) {
         int64_t sequence = rows[i].sequence, next = rows[i].position + 1;
         CHECK_INT(m->sequence_ids[i], sequence);
         CHECK_INT(m->position_ids[i], rows[i].position);
         CHECK_INT(m->target_positions[i], sequence < 0 || next == lengths[sequence] ? -1 : next);
+        if (m->target_positions[i] < 0 || m->loss_rows == NULL) continue;
+        if (CHECK(n < m->n_loss_rows)) CHECK_INT(m->loss_rows[n++], i);
     }
+    CHECK_INT(n, m->n_loss_rows);
 }
 
 /* cu_seqlens do not fall, and max_seqlen is the longest of them: no larger, for a kernel's grid is made from it. */
@@ -122,13 +129,16 @@ static void check_lengths(const cf_metadata *m) {
     CHECK(m->max_seqlen_q == q && m->max_seqlen_k == k);
 }
 
-/* At need - 1 refused and untouched, at need and need + 1 the same arrays, inside guard bands. */
+/* At need - 1 refused and untouched, at need and need + 1 the same arrays, inside guard bands. Of every other chunk the
+   rows with a loss, and of every third the ends of keys, are wanted, too. */
 static void check_chunk(const cf_plan *plan, int64_t id, const int64_t *lengths) {
     const cf_chunk *chunk = &plan->chunks[id];
+    const cf_metadata_desc wants = {.wants_loss_rows = id % 2 == 1, .wants_key_ends = id % 3 == 1};
+    const cf_metadata_desc *desc = id % 6 != 0 ? &wants : NULL;
     int64_t extra;
     size_t need = 0;
     cf_error error;
-    CHECK_INT(cf_metadata_size(plan, id, NULL, &need, &error), CF_OK);
+    CHECK_INT(cf_metadata_size(plan, id, desc, &need, &error), CF_OK);
     for (extra = -1; extra <= 1; extra++) {
         size_t bytes = (size_t)((int64_t)need + extra);
         void *memory = harness_guard_new(bytes);
@@ -136,16 +146,18 @@ static void check_chunk(const cf_plan *plan, int64_t id, const int64_t *lengths)
         harness_poison(&m, sizeof m);
         harness_poison(&error, sizeof error);
         if (extra < 0) {
-            CHECK_INT(cf_metadata_fill(plan, id, NULL, memory, bytes, &m, &error), CF_ERROR_SPACE);
+            CHECK_INT(cf_metadata_fill(plan, id, desc, memory, bytes, &m, &error), CF_ERROR_SPACE);
             CHECK_STR(error.field, "bytes");
             CHECK_INT(error.wanted, need);
             CHECK_INT(error.got, bytes);
             CHECK_POISON(&m, sizeof m);
             CHECK_POISON(memory, bytes);
-        } else if (CHECK_INT(cf_metadata_fill(plan, id, NULL, memory, bytes, &m, &error), CF_OK)) {
+        } else if (CHECK_INT(cf_metadata_fill(plan, id, desc, memory, bytes, &m, &error), CF_OK)) {
             CHECK_POISON(&error, sizeof error);
             CHECK(m.chunk == id && m.tokens == chunk->tokens && m.rows == chunk->padded && m.prefix == chunk->prefix);
             CHECK(m.loss_weights == NULL);
+            CHECK((m.loss_rows != NULL) == (wants.wants_loss_rows && m.rows > 0));
+            CHECK((m.key_ends != NULL) == (wants.wants_key_ends && m.rows > 0));
             if (plan->align == 1) CHECK_INT(m.n_seqs, chunk->n_slices);
             check_lengths(&m);
             check_rows(plan, chunk, &m, lengths);
@@ -210,7 +222,7 @@ static void check_static(const cf_metadata *m, const cf_metadata *first, const c
 /* One block, with the capacity's sizes, takes every chunk of a plan in turn. */
 static void check_capacity(harness_rng *rng, const cf_plan *plan, const int64_t *lengths) {
     const cf_capacity most = some_capacity(rng, plan);
-    cf_metadata_desc desc = {&most, NULL, NULL, 0, 0, 0, 0};
+    cf_metadata_desc desc = {&most, NULL, NULL, 0, 0, 1, 0};
     cf_metadata m, first;
     size_t any = 0, one = 0;
     int64_t c;
