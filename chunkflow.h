@@ -420,10 +420,10 @@ typedef struct cf_plan {
    microseconds more for each slice of a long sequence). The plan depends only on the arguments, so every rank can
    compute it for itself.
 
-   With n_ranks > 1 every rank gets the same number of chunks (n_steps), and a group is on one rank. The dearest rank is
-   made cheap in as few steps as can be, or in more where that makes it cheaper by a hundredth; idle chunks fill what is
-   left. The dearest groups and chunks are placed first, each on the cheapest rank, and then moved and exchanged while
-   that helps. With gang each rank's sequences are packed by themselves.
+   With n_ranks > 1 every rank gets the same number of chunks (n_steps), and a group is on one rank. The dearest groups
+   and chunks are placed first, each on the cheapest rank; then sequences move and chunks are exchanged while that makes
+   the dearest rank cheaper, in no more steps. Idle chunks fill what is left. With gang each rank's sequences are packed
+   by themselves.
 
    With lockstep chunks lie in columns, of which there may be more, and idle chunks among others. It is laid out once
    for each target that long sequences are cut by: these are a quarter apart, from what a full slice costs at the start
@@ -3789,29 +3789,23 @@ static void cf__pack_load_ranks(cf__packer *p, int64_t n) {
     }
 }
 
-/* Puts units first .. first + n - 1 into p->sorted, dearest first, and gives each to the least loaded rank that has
-   steps left for it. Unit 0 finds empty ranks. Returns 0 if a unit fits nowhere. */
-static int cf__pack_give_units(cf__packer *p, int64_t first, int64_t n) {
-    int64_t i, n_heap = 0;
-    if (first == 0) cf__pack_load_ranks(p, 0);
-    for (i = 0; i < n; i++) p->sorted[i] = (int32_t)(first + i);
-    cf__sort_by_key(p->sorted, n, p->costs);
+/* Gives each unit to the least loaded rank that has steps left for it, the dearest unit first. A rank without has got
+   the mean or more, so some other one has less and can take the unit: there are so many steps. */
+static void cf__pack_give_units(cf__packer *p) {
+    int64_t i, n_heap = 0, mean = cf__div_up(p->n_dependent + p->n_units - p->head.n_groups, p->desc.n_ranks);
+    int64_t most = mean + cf__max(p->largest_group, 1) - 1;
+    cf__pack_load_ranks(p, 0);
+    for (i = 0; i < p->n_units; i++) p->sorted[i] = (int32_t)i;
+    cf__sort_by_key(p->sorted, p->n_units, p->costs);
     for (i = 0; i < p->desc.n_ranks; i++) cf__heap_push(p->heap, n_heap++, (int32_t)i, p->loads);
-    for (i = 0; i < n; i++) {
+    for (i = 0; i < p->n_units; i++) {
         cf__pack_unit *unit = &p->units[p->sorted[i]];
-        int64_t n_aside = 0;
-        for (unit->rank = -1; unit->rank < 0 && n_heap > 0;) {
-            int32_t rank = cf__heap_pop(p->heap, n_heap--, p->loads);
-            if (p->steps[rank] + unit->n_chunks <= p->head.n_steps) unit->rank = rank;
-            else if (p->steps[rank] < p->head.n_steps) p->aside[n_aside++] = rank; /* may take a smaller unit */
-        }
-        if (unit->rank < 0) return 0;
+        while (p->steps[p->heap[0]] + unit->n_chunks > most) (void)cf__heap_pop(p->heap, n_heap--, p->loads);
+        unit->rank = p->heap[0];
         p->steps[unit->rank] += unit->n_chunks;
         p->loads[unit->rank] += p->costs[p->sorted[i]];
-        cf__heap_push(p->heap, n_heap++, unit->rank, p->loads);
-        while (n_aside > 0) cf__heap_push(p->heap, n_heap++, p->aside[--n_aside], p->loads);
+        cf__heap_sink(p->heap, n_heap, 0, p->loads);
     }
-    return 1;
 }
 
 /* Steps of the fullest rank. */
@@ -3821,40 +3815,11 @@ static int64_t cf__pack_most_steps(const cf__packer *p) {
     return most;
 }
 
-/* Places the groups by number of chunks alone, in any number of steps: the fullest rank tells how many are enough. */
-static int64_t cf__pack_give_groups_by_count(cf__packer *p) {
-    int64_t i, n_steps = p->head.n_steps;
-    p->head.n_steps = INT64_MAX / 2;
-    for (i = 0; i < p->head.n_groups; i++) p->costs[i] = p->units[i].n_chunks;
-    cf__pack_give_units(p, 0, p->head.n_groups);
-    p->head.n_steps = n_steps;
-    return cf__pack_most_steps(p);
-}
-
-/* The fewest steps that let every rank hold its groups, then the dearest units first, each to the least loaded rank. */
-static cf_result cf__pack_give_all(cf__packer *p) {
-    int64_t n_chunks = p->n_dependent + p->n_units - p->head.n_groups, i;
-    /* A chunk's constant cost counts once per chunk, so it is left out of the cost of its slices. */
-    if (p->desc.slice_cost == NULL) p->chunk_constant = p->weights.constant;
-    p->weights.constant = 0;
-    p->head.n_steps = cf__max(cf__pack_give_groups_by_count(p), cf__div_up(n_chunks, p->desc.n_ranks));
-    CF__TRY(cf__pack_cost_units(p));
-    if (!cf__pack_give_units(p, 0, p->head.n_groups)) {
-        cf__pack_give_groups_by_count(p);
-        CF__TRY(cf__pack_cost_units(p));
-        memset(p->loads, 0, (size_t)p->desc.n_ranks * sizeof *p->loads);
-        for (i = 0; i < p->head.n_groups; i++) p->loads[p->units[i].rank] += p->costs[i];
-    }
-    cf__pack_give_units(p, p->head.n_groups, p->n_units - p->head.n_groups);
-    return CF_OK;
-}
-
-/* A change that would even out two ranks: an item moves to another unit, a unit to the other rank, or two units change
-   places. */
+/* A change that would even out two ranks: an item moves to another unit, or two units change places. */
 typedef struct cf__pack_shift {
     double distance; /* of the cost that it moves from half the gap; DBL_MAX: none found */
     int64_t item;    /* -1: units */
-    int32_t from, to;
+    int32_t from, to; /* units; to -1: a new one */
 } cf__pack_shift;
 
 /* Keeps a change if it brings the two ranks nearer to each other than the best one so far, and does not overshoot. */
@@ -3881,19 +3846,18 @@ static void cf__pack_find_move(const cf__packer *p, int32_t high, int32_t low, d
             cf__pack_consider(best, p->item_costs[i] + extra, gap, i, p->unit_of[i], to);
 }
 
-/* The best unit to move, or pair of them to exchange, within the steps. Looks at the first 256 of each rank. */
+/* The best pair of units to exchange, within the steps. Looks at the first 256 of each rank. */
 static void cf__pack_find_exchange(const cf__packer *p, int32_t high, int32_t low, double gap, cf__pack_shift *best) {
     int32_t ours[256], theirs[256];
     int64_t i, j, n_ours = 0, n_theirs = 0;
-    theirs[n_theirs++] = -1; /* nothing in exchange */
     for (i = p->n_shares; i < p->n_units; i++) {
         if (p->units[i].rank == high && n_ours < 256) ours[n_ours++] = (int32_t)i;
         if (p->units[i].rank == low && n_theirs < 256) theirs[n_theirs++] = (int32_t)i;
     }
     for (i = 0; i < n_ours; i++) {
         for (j = 0; j < n_theirs; j++) {
-            double cost = p->costs[ours[i]] - (theirs[j] >= 0 ? p->costs[theirs[j]] : 0);
-            int64_t more = p->units[ours[i]].n_chunks - (theirs[j] >= 0 ? p->units[theirs[j]].n_chunks : 0);
+            double cost = p->costs[ours[i]] - p->costs[theirs[j]];
+            int64_t more = p->units[ours[i]].n_chunks - p->units[theirs[j]].n_chunks;
             if (!(cost > 0) || p->steps[low] + more > p->head.n_steps || p->steps[high] - more > p->head.n_steps)
                 continue;
             cf__pack_consider(best, cost, gap, -1, ours[i], theirs[j]);
@@ -3901,19 +3865,14 @@ static void cf__pack_find_exchange(const cf__packer *p, int32_t high, int32_t lo
     }
 }
 
-/* Two units change ranks, or one does. Returns the cost that moves to rank `low`. */
+/* Two units change ranks. Returns the cost that moves to rank `low`. */
 static double cf__pack_exchange(cf__packer *p, const cf__pack_shift *shift, int32_t high, int32_t low) {
-    double cost = p->costs[shift->from];
-    int64_t more = p->units[shift->from].n_chunks;
+    int64_t more = p->units[shift->from].n_chunks - p->units[shift->to].n_chunks;
     p->units[shift->from].rank = low;
-    if (shift->to >= 0) {
-        cost -= p->costs[shift->to];
-        more -= p->units[shift->to].n_chunks;
-        p->units[shift->to].rank = high;
-    }
+    p->units[shift->to].rank = high;
     p->steps[low] += more;
     p->steps[high] -= more;
-    return cost;
+    return p->costs[shift->from] - p->costs[shift->to];
 }
 
 /* Moves an item to another unit, or to a new one of rank `low`. Returns the cost that moves with it. */
@@ -3960,25 +3919,6 @@ static void cf__pack_even_ranks(cf__packer *p) {
     }
 }
 
-/* The fewest steps may force many cheap chunks onto the rank that has the dear ones. So all units are given out once
-   more, by cost alone, in as many steps as that takes, which stands if the dearest rank gets cheaper by a hundredth.
-   Of the other placement units[].same keeps the ranks: the bins are done with. Returns whether it stands. */
-static int cf__pack_loosen(cf__packer *p) {
-    double dearest = cf__pack_dearest(p);
-    int64_t i, fewest = p->head.n_steps;
-    for (i = 0; i < p->n_units; i++) p->units[i].same = p->units[i].rank;
-    p->head.n_steps = cf__div_up(p->n_dependent + p->n_units - p->head.n_groups, p->desc.n_ranks);
-    p->head.n_steps = cf__max(fewest, cf__min(p->head.n_steps + p->largest_group - 1,
-                                              p->head.n_chunks / p->desc.n_ranks)); /* what there is room for */
-    if (cf__pack_give_units(p, 0, p->n_units) && cf__pack_dearest(p) < dearest * 0.99) {
-        p->head.n_steps = cf__pack_most_steps(p);
-        return 1;
-    }
-    for (i = 0; i < p->n_units; i++) p->units[i].rank = p->units[i].same;
-    p->head.n_steps = fewest;
-    return 0;
-}
-
 /* Sorts order by rank, keeping the order within a rank. */
 static void cf__pack_order_by_rank(cf__packer *p) {
     int64_t i;
@@ -4000,16 +3940,26 @@ static cf_result cf__pack_count_chunks(cf__packer *p) {
                     "the batch needs too many chunks");
 }
 
+/* Evens out ranks that have their units, and orders these by rank. Steps are those of the fullest rank: no more of them
+   are used for evening out. */
+static cf_result cf__pack_settle_ranks(cf__packer *p) {
+    p->head.n_steps = cf__pack_most_steps(p);
+    cf__pack_even_ranks(p);
+    p->head.n_steps = cf__pack_most_steps(p); /* the fullest may have given some away */
+    cf__pack_order_by_rank(p);
+    return cf__pack_count_chunks(p);
+}
+
 static cf_result cf__pack_spread(cf__packer *p) {
     p->head.n_steps = p->n_dependent + p->n_units - p->head.n_groups;
-    if (p->desc.n_ranks > 1) {
-        cf__pack_gather_trees(p);
-        CF__TRY(cf__pack_give_all(p));
-        cf__pack_even_ranks(p);
-        if (cf__pack_loosen(p)) cf__pack_even_ranks(p);
-        cf__pack_order_by_rank(p);
-    }
-    return cf__pack_count_chunks(p);
+    if (p->desc.n_ranks == 1) return cf__pack_count_chunks(p);
+    cf__pack_gather_trees(p);
+    /* A chunk's constant cost counts once per chunk, so it is left out of the cost of its slices. */
+    if (p->desc.slice_cost == NULL) p->chunk_constant = p->weights.constant;
+    p->weights.constant = 0;
+    CF__TRY(cf__pack_cost_units(p));
+    cf__pack_give_units(p);
+    return cf__pack_settle_ranks(p);
 }
 
 /* ---- gangs ----
@@ -4236,12 +4186,8 @@ static cf_result cf__pack_prepare_gangs(cf__packer *p) {
     p->weights.constant = 0; /* chunk_constant counts once for each chunk */
     CF__TRY(cf__pack_cost_units(p));
     cf__pack_load_ranks(p, p->n_units);
-    p->head.n_steps = cf__pack_most_steps(p);
     for (i = 0; i < p->n_units; i++) p->order[i] = (int32_t)i;
-    cf__pack_even_ranks(p);
-    p->head.n_steps = cf__pack_most_steps(p); /* the fullest may have given some away */
-    cf__pack_order_by_rank(p);
-    return cf__pack_count_chunks(p);
+    return cf__pack_settle_ranks(p);
 }
 
 /* ---- in step ----
