@@ -2478,12 +2478,26 @@ static cf_result cft__fit_rank(cft__tuner *t, cf_tune_candidate *c, int64_t batc
     return CF_OK;
 }
 
+/* Whether a rank has the same chunks as the one before it, in the same order, and so the same schedule: where all
+   sequences are as long, most have. In trees and gangs it also matters what others hold. */
+static int cft__is_like_last(const cf_plan *plan, int64_t rank) {
+    const cf_chunk *a = &plan->chunks[(rank - 1) * plan->n_steps], *b = a + plan->n_steps, *end = b;
+    if (plan->branches != NULL) return 0;
+    for (; a < end; a++, b++) {
+        if (a->tokens != b->tokens || a->padded != b->padded || a->pairs != b->pairs) return 0;
+        if (a->index != b->index || a->prefix != b->prefix || (a->group < 0) != (b->group < 0)) return 0;
+        if (a->group >= 0 && (plan->groups[a->group].gang > 0 || plan->groups[b->group].gang > 0)) return 0;
+    }
+    return 1;
+}
+
 /* One batch of a candidate: seconds of the slowest rank and what an iteration costs besides. */
 static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t batch, double *seconds) {
     double slowest = 0, bubble = 0, waiting = 0;
     int64_t rank;
     CFT__TRY(cft__pack_batch(t, c->chunk_size, batch));
     for (rank = 0; rank < t->split.dp; rank++) {
+        if (rank > 0 && cft__is_like_last(t->plan, rank)) continue;
         CFT__TRY(cft__fit_rank(t, c, batch, rank));
         if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
         if (rank > 0 && !(t->timeline->makespan > slowest)) continue;

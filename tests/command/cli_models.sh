@@ -243,6 +243,29 @@ END
 says config_gemma3 "gemma3_text: 27,009,346,304 parameters" memory --config "$CONFIGS/gemma3" --chunk-size 8K
 says config_gemma3_windows "a border of two chunks (windows" memory --config "$CONFIGS/gemma3" --chunk-size 8K
 
+# Families that no model of the table is of: what their checkpoints have by themselves (Qwen1.5-MoE-A2.7B, Gemma 2 9B, Gemma
+# 7B, Phi-3-mini, DeepSeek-V2-Lite, Granite 3.1 3B-A800M, GLM-4.7-Flash, SmolLM3-3B, Qwen2.5-VL-7B less its images).
+while read -r type parameters layers hidden heads kv ffn vocab members; do
+    printf '{"model_type": "%s", "num_hidden_layers": %s, "hidden_size": %s, "num_attention_heads": %s, %s,
+"num_key_value_heads": %s, "intermediate_size": %s, "vocab_size": %s}\n' "$type" "$layers" "$hidden" "$heads" "$members" "$kv" "$ffn" \
+        "$vocab" >family.json
+    says "config_$type" "$type: $parameters parameters" memory --config family.json --chunk-size 4K
+done <<'END'
+qwen2_moe 14,315,784,192 24 2048 16 16 5632 151936 "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "num_experts": 60, "num_experts_per_tok": 4
+gemma2 9,241,705,984 42 3584 16 8 14336 256000 "head_dim": 256, "sliding_window": 4096
+gemma 8,537,680,896 28 3072 16 16 24576 256000 "head_dim": 256
+phi3 3,821,079,552 32 3072 32 32 8192 32064 "sliding_window": 2047
+deepseek_v2 15,706,484,224 27 2048 16 16 10944 102400 "moe_intermediate_size": 1408, "first_k_dense_replace": 1, "kv_lora_rank": 512, "q_lora_rank": null, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6
+granitemoe 3,298,793,472 32 1536 24 8 512 49155 "num_local_experts": 40, "num_experts_per_tok": 8, "tie_word_embeddings": true
+glm4_moe_lite 29,943,390,976 47 2048 20 20 10240 154880 "moe_intermediate_size": 1536, "first_k_dense_replace": 1, "kv_lora_rank": 512, "q_lora_rank": 768, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "n_routed_experts": 64, "n_shared_experts": 1, "num_experts_per_tok": 4
+smollm3 3,075,098,624 36 2048 16 4 11008 128256 "tie_word_embeddings": true
+qwen2_5_vl_text 7,615,616,512 28 3584 28 4 18944 152064 "use_sliding_window": false
+granite 7,615,487,488 28 3584 28 4 18944 152064 "mlp_bias": false
+END
+# Half of 28 layers have windows: 14 x 4,095 rows x 4,096 bytes a border.
+printf '{"model_type": "gemma2", "head_dim": 256, "sliding_window": 4096, %s}\n' "$qwen" >windows.json
+says config_gemma2_windows "of that state, 234,823,680 bytes a border" memory --config windows.json --chunk-size 4K
+
 # bad NAME MESSAGE MEMBERS: with these members, and those of $qwen behind them, the file is refused with this message,
 # on its first line.
 bad() {
@@ -263,7 +286,7 @@ for key in num_experts num_local_experts n_routed_experts moe_intermediate_size 
     bad ${key}_text "$key: wanted a whole number" "$llama, \"$key\": \"8\""
 done
 bad window_text 'sliding_window: wanted a whole number' "$llama, \"sliding_window\": \"4096\""
-bad unknown_type 'model_type: unknown; wanted qwen2' '"model_type": "gemma2"'
+bad unknown_type 'model_type: unknown; wanted qwen2' '"model_type": "gemma4"'
 bad long_type 'model_type: unknown; wanted qwen2' "\"model_type\": \"$(printf '%0200d' 0)\""
 bad no_type 'model_type is missing' '"kind": "llama"'
 bad type_number 'model_type: wanted a string' '"model_type": 2'

@@ -347,12 +347,23 @@ TEST(equals_brute_force_on_trees) {
 
 TEST(equals_brute_force_on_ranks) {
     fixture f;
+    cf_tuning *tuning;
+    int64_t i;
     fixture_fill(&f, 7);
     f.desc.n_exact = 1;
     f.desc.parallel.pp = 2;
     f.desc.parallel.dp = 3;
     f.desc.batch = harness_rounds(30, 15);
     check_against_brute_force(&f);
+    for (i = 0; i < COUNT(f.lengths); i++) f.lengths[i] = f.lengths[0]; /* ranks alike: one of them speaks for all */
+    f.desc.batch = 12;
+    check_against_brute_force(&f);
+    f.desc.n_exact = CF_MAX_CANDIDATES;
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL);
+    for (i = 0; i < tuning->n_candidates; i++) CHECK_INT(tuning->candidates[i].peak_rank, 0);
+    CHECK(tuning->n_simulated <= tuning->n_candidates * (tuning->n_batches + 1));
+    cf_tuning_free(tuning);
 }
 
 /* Where no ChunkSizes are given, the longest sequence is one of them, in its place and only once; with it nothing is

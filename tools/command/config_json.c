@@ -22,33 +22,48 @@ typedef struct model_type {
     int mlp_bias;
     cf_mixer linear;    /* what linear_attention is */
     int norms;
+    int tied;           /* it says nothing where it is */
+    int every;          /* where the file does not say: the last of so many layers has full attention */
 } model_type;
 
+/* Names without the "_text" that the nested object of a multimodal model has. */
 static const model_type types[] = {
     {.name = "qwen2", .qkv_bias = 1},
+    {.name = "qwen2_vl", .qkv_bias = 1},
+    {.name = "qwen2_5_vl", .qkv_bias = 1},
+    {.name = "qwen2_moe", .qkv_bias = 1, .experts = 1, .shared_gate = 1},
     {.name = "qwen3", .attention_bias = 1, .qk_norm = 1},
     {.name = "llama", .attention_bias = 1},
+    {.name = "granite", .attention_bias = 1},
+    {.name = "granitemoe", .attention_bias = 1, .experts = 2},
+    {.name = "smollm3", .attention_bias = 1},
+    {.name = "phi3", .windowed = 1},
     {.name = "mistral", .windowed = 1},
     {.name = "mixtral", .windowed = 1, .experts = 2},
     {.name = "qwen3_moe", .attention_bias = 1, .qk_norm = 1, .experts = 1},
-    {.name = "qwen3_vl_text", .attention_bias = 1, .qk_norm = 1},
-    {.name = "qwen3_vl_moe_text", .attention_bias = 1, .qk_norm = 1, .experts = 1},
+    {.name = "qwen3_vl", .attention_bias = 1, .qk_norm = 1},
+    {.name = "qwen3_vl_moe", .attention_bias = 1, .qk_norm = 1, .experts = 1},
     {.name = "qwen3_next", .attention_bias = 1, .qk_norm = 1, .experts = 1, .gate = 1, .shared_gate = 1,
      .linear = CF_MIXER_DELTA},
-    {.name = "qwen3_5_text", .attention_bias = 1, .qk_norm = 1, .gate = 1, .linear = CF_MIXER_DELTA},
-    {.name = "qwen3_5_moe_text", .attention_bias = 1, .qk_norm = 1, .experts = 1, .gate = 1, .shared_gate = 1,
+    {.name = "qwen3_5", .attention_bias = 1, .qk_norm = 1, .gate = 1, .linear = CF_MIXER_DELTA},
+    {.name = "qwen3_5_moe", .attention_bias = 1, .qk_norm = 1, .experts = 1, .gate = 1, .shared_gate = 1,
      .linear = CF_MIXER_DELTA},
-    {.name = "gpt_oss", .attention_bias = 1, .windowed = 1, .experts = 2, .sinks = 1, .mlp_bias = 1},
+    {.name = "gpt_oss", .attention_bias = 1, .experts = 2, .sinks = 1, .mlp_bias = 1, .every = 2},
+    {.name = "deepseek_v2", .experts = 1},
     {.name = "deepseek_v3", .experts = 1},
     {.name = "kimi_k2", .experts = 1},
     {.name = "glm4_moe", .qkv_bias = 2, .qk_norm = 2, .experts = 1},
-    {.name = "llama4_text", .experts = 2},
-    {.name = "gemma3_text", .qk_norm = 1, .windowed = 1, .norms = 4},
+    {.name = "glm4_moe_lite", .experts = 1},
+    {.name = "llama4", .experts = 2, .every = 4},
+    {.name = "gemma", .tied = 1},
+    {.name = "gemma2", .norms = 4, .tied = 1, .every = 2},
+    {.name = "gemma3", .qk_norm = 1, .norms = 4, .tied = 1, .every = 6},
     {.name = "kimi_linear", .experts = 1, .linear = CF_MIXER_KDA},
     {.name = NULL}};
 
-static const char known[] = "qwen2, qwen3, qwen3_moe, qwen3_vl, qwen3_next, qwen3_5, llama, llama4, mistral, mixtral, "
-                            "gpt_oss, deepseek_v3, kimi_k2, kimi_linear, glm4_moe or gemma3";
+static const char known[] = "qwen2, qwen2_moe, qwen2_vl, qwen2_5_vl, qwen3, qwen3_moe, qwen3_vl, qwen3_next, qwen3_5, "
+                            "llama, llama4, mistral, mixtral, gpt_oss, deepseek_v2, deepseek_v3, kimi_k2, kimi_linear, "
+                            "glm4_moe, glm4_moe_lite, gemma, gemma2, gemma3, phi3, granite, granitemoe or smollm3";
 
 /* All members that are looked at. A missing number is 0, a missing flag -1. */
 typedef struct config_object {
@@ -124,7 +139,9 @@ static const json_field linear_fields[] = {
 
 static const model_type *find_type(const char *name) {
     const model_type *type = types;
-    while (type->name && strcmp(type->name, name) != 0) type++;
+    size_t n = strlen(name);
+    if (n > 5 && strcmp(name + n - 5, "_text") == 0) n -= 5;
+    while (type->name && (strncmp(type->name, name, n) != 0 || type->name[n] != '\0')) type++;
     return type->name ? type : NULL;
 }
 
@@ -200,7 +217,7 @@ static cf_layer make_kind(const reading *r, layer_choice choice) {
     kind.ffn = r->type->experts == 2 ? c->model.ffn : c->expert_ffn;
     kind.shared_gate = r->type->shared_gate;
     kind.shared = c->shared_ffn > 0 ? c->shared_ffn : first_of(c->shared_count, 2) * kind.ffn;
-    if (strcmp(r->type->name, "llama4_text") == 0) kind.shared = kind.ffn; /* one, as wide as those */
+    if (c->chunk > 0) kind.shared = kind.ffn; /* llama4's is one, as wide as those */
     return kind;
 }
 
@@ -221,13 +238,12 @@ static cf_mixer choose_mixer(const reading *r, int64_t layer) {
     const config_object *c = &r->c;
     int windowed = c->window > 0 && c->use_window != 0 && (r->type->windowed || c->use_window > 0);
     int64_t period = c->full_interval > 0 ? c->full_interval : 4;
+    int64_t every = c->window_pattern > 0 ? c->window_pattern : r->type->every;
 
     if (r->type->linear && (layer + 1) % period != 0) return r->type->linear;
     if (c->latent > 0) return CF_MIXER_LATENT;
-    if (strcmp(r->type->name, "llama4_text") == 0 && (layer + 1) % 4 != 0) return CF_MIXER_CHUNKED;
-    if (c->window_pattern > 0) return (layer + 1) % c->window_pattern != 0 ? CF_MIXER_WINDOW : CF_MIXER_FULL;
-    if (strcmp(r->type->name, "gpt_oss") == 0) return layer % 2 == 0 ? CF_MIXER_WINDOW : CF_MIXER_FULL;
-    if (strcmp(r->type->name, "gemma3_text") == 0) return (layer + 1) % 6 != 0 ? CF_MIXER_WINDOW : CF_MIXER_FULL;
+    if (every > 0 && (layer + 1) % every == 0) return CF_MIXER_FULL;
+    if (every > 0) return c->chunk > 0 ? CF_MIXER_CHUNKED : CF_MIXER_WINDOW;
     return windowed && layer >= c->max_window_layers ? CF_MIXER_WINDOW : CF_MIXER_FULL;
 }
 
@@ -346,7 +362,7 @@ static int read_sizes(reading *r, const outer_object *outer) {
     if (code != CLI_OK) return code;
     if (model->ffn == 0 && !type->experts)
         return json_wrong(r->document, 0, "intermediate_size: wanted a whole number");
-    model->tied |= outer->tied || (type->norms == 4); /* gemma3 says nothing where it is */
+    model->tied |= outer->tied || type->tied;
     if (model->kv_heads == 0) model->kv_heads = model->heads;
     if (c->latent > 0) model->head_dim = c->nope + c->rope;
     if (model->head_dim == 0 && model->hidden % model->heads != 0)
