@@ -7421,11 +7421,6 @@ static int cf__schedule_has_bytes(const cf_schedule_desc *desc) {
     return desc->limits.bytes > 0 || desc->limits.bytes_by_stage != NULL;
 }
 
-/* Whether the caller limits chunks or bytes. */
-static int cf__schedule_is_given(const cf_schedule_desc *desc) {
-    return desc->limits.chunks > 0 || desc->limits.chunks_by_stage != NULL || cf__schedule_has_bytes(desc);
-}
-
 /* Chunks that stage s keeps by default, as many as `paper` does: on each virtual stage the longest group and one chunk
    for each stage that comes after it in its row. In a V every other row goes the other way. */
 static int64_t cf__schedule_default_chunks(const cf__schedule_maker *m, int64_t stage) {
@@ -7783,30 +7778,23 @@ typedef struct cf__pattern_merge {
     cf__pipe_room limits; /* of this stage and all before it: no stage may run further ahead than those */
     cf__pipe_room held;
     int64_t i, j;         /* next item, next backward */
-    cf_action *next;
+    cf__pipe_room takes;  /* what the next item takes */
 } cf__pattern_merge;
 
-/* What the next item takes: the first of a unit all that the unit takes beside its places, and one that keeps its
-   activations a place. */
-static cf__pipe_room cf__pattern_takes(const cf__schedule_maker *m, const cf__pattern_merge *merge) {
-    const cf__pattern_item *item = &m->pattern.items[merge->i];
-    const cf__pipe_unit *unit = cf__schedule_unit(m, item->chunk);
-    cf__pipe_room takes = {0, 0, 0};
-    if (item->opens) return cf__schedule_takes(m, unit, item->keep);
-    takes.chunks = item->keep;
-    takes.bytes = item->keep * cf__schedule_place(m, unit);
-    return takes;
-}
-
-/* Whether a stage takes its next forward item: its next backward needs it, or the stage may run ahead. */
-static int cf__pattern_takes_forward(const cf__schedule_maker *m, const cf__pattern_merge *merge) {
+/* Whether a stage takes its next forward item: its next backward needs it, or the stage may run ahead. The first item of
+   a unit takes all that the unit takes beside its places, and one that keeps its activations a place. */
+static int cf__pattern_takes_forward(const cf__schedule_maker *m, cf__pattern_merge *merge) {
     const cf__pattern *pattern = &m->pattern;
     const cf__pattern_item *item = &pattern->items[merge->i];
     int64_t further_down = m->desc.shape.n_stages - 1 - merge->stage, need = pattern->need[merge->j];
-    cf__pipe_room takes;
+    const cf__pipe_unit *unit;
     if (merge->i == pattern->n_items || item->after > merge->j) return 0;
-    takes = cf__pattern_takes(m, merge);
-    if (!cf__room_fits(&merge->held, &takes, &merge->limits)) return 0;
+    unit = cf__schedule_unit(m, item->chunk);
+    memset(&merge->takes, 0, sizeof merge->takes);
+    merge->takes.chunks = item->keep;
+    merge->takes.bytes = item->keep * cf__schedule_place(m, unit);
+    if (item->opens) merge->takes = cf__schedule_takes(m, unit, item->keep);
+    if (!cf__room_fits(&merge->held, &merge->takes, &merge->limits)) return 0;
     if (merge->i < need || pattern->kind == CF_SCHEDULE_GPIPE) return merge->i < need;
     if (pattern->kind == CF_SCHEDULE_1F1B && item->keep) return merge->held.chunks <= further_down;
     if (!pattern->runs_ahead) return merge->i < need + further_down;
@@ -7814,8 +7802,9 @@ static int cf__pattern_takes_forward(const cf__schedule_maker *m, const cf__patt
     return merge->i < merge->j + pattern->distance + further_down;
 }
 
-static void cf__schedule_put(cf_action **next, cf_pass pass, int64_t chunk, int64_t v, int keep) {
-    cf_action *action = (*next)++;
+/* Adds an action to the list that is being written. */
+static void cf__schedule_put(cf_schedule *schedule, cf_pass pass, int64_t chunk, int64_t v, int keep) {
+    cf_action *action = &schedule->actions[schedule->n_actions++];
     action->chunk = (int32_t)chunk;
     action->stage = (int32_t)v;
     action->pass = (uint8_t)pass;
@@ -7823,52 +7812,42 @@ static void cf__schedule_put(cf_action **next, cf_pass pass, int64_t chunk, int6
     action->reserved = 0;
 }
 
-static void cf__pattern_put_forward(const cf__schedule_maker *m, cf__pattern_merge *merge) {
-    const cf__pattern_item *item = &m->pattern.items[merge->i];
-    const cf__pipe_room takes = cf__pattern_takes(m, merge);
-    cf__room_add(&merge->held, &takes, 1);
-    cf__schedule_put(&merge->next, (cf_pass)item->pass, m->pipe.first_chunk + item->chunk, merge->stage, item->keep);
-    merge->i++;
-}
-
-/* Whether the slot that a backward frees goes to the next R in local replay: of the group, or of the one above that
-   ends with it and has kept nothing. With forwards_first each R takes one by itself, which is not counted. */
-static int cf__pattern_hands_on(const cf__schedule_maker *m, const cf__pipe_unit *unit, int64_t i) {
-    const cf__pipe_unit *ends = i == 0 ? cf__pattern_ends(m, unit->first) : NULL;
-    return m->pipe.local && (m->desc.forwards_first || i >= cf__max(unit->k, 1) || (ends != NULL && ends->k == 0));
-}
-
-/* In local replay R comes right before B. */
-static void cf__pattern_put_backward(const cf__schedule_maker *m, cf__pattern_merge *merge) {
+/* In local replay R comes right before B, and takes the slot that the backward before has freed, of its group or of the
+   last one below a group that has kept nothing. With forwards_first each R takes one by itself, which is not counted. */
+static void cf__pattern_put_backward(const cf__schedule_maker *m, cf__pattern_merge *merge, cf_schedule *schedule) {
     int64_t chunk = m->pattern.backwards[merge->j++], id = m->pipe.first_chunk + chunk;
     const cf__pipe_unit *unit = cf__schedule_unit(m, chunk);
     int64_t i = chunk - unit->first;
-    cf__pipe_room gives = cf__schedule_gives(m, unit, i, !cf__pattern_hands_on(m, unit, i));
-    if (m->pipe.local && cf__pipe_is_dropped(unit, i)) cf__schedule_put(&merge->next, CF_R, id, merge->stage, 1);
-    cf__schedule_put(&merge->next, CF_B, id, merge->stage, 0);
+    const cf__pipe_unit *ends = i == 0 ? cf__pattern_ends(m, chunk) : NULL;
+    int hands_on = m->desc.forwards_first || i >= cf__max(unit->k, 1) || (ends != NULL && ends->k == 0);
+    cf__pipe_room gives = cf__schedule_gives(m, unit, i, !m->pipe.local || !hands_on);
+    if (m->pipe.local && cf__pipe_is_dropped(unit, i)) cf__schedule_put(schedule, CF_R, id, merge->stage, 1);
+    cf__schedule_put(schedule, CF_B, id, merge->stage, 0);
     cf__room_add(&merge->held, &gives, -1);
 }
 
-/* Writes the lists of all stages; returns the number of actions. */
-static int64_t cf__pattern_write(const cf__schedule_maker *m, cf_schedule *schedule) {
+/* Writes the lists of all stages. */
+static void cf__pattern_write(const cf__schedule_maker *m, cf_schedule *schedule) {
     const cf__pipe_room any = {INT64_MAX, INT64_MAX, INT64_MAX};
     cf__pattern_merge merge;
-    int64_t s;
     memset(&merge, 0, sizeof merge);
     merge.limits = any;
-    merge.next = schedule->actions;
-    for (s = 0; s < m->desc.shape.n_stages; s++) {
-        cf__schedule_tighten(&merge.limits, m, s);
-        merge.stage = s;
-        merge.i = merge.j = 0;
-        schedule->first[s] = merge.next - schedule->actions;
-        while (merge.j < m->pattern.n_backwards) {
-            if (cf__pattern_takes_forward(m, &merge)) cf__pattern_put_forward(m, &merge);
-            else cf__pattern_put_backward(m, &merge);
+    schedule->n_actions = 0;
+    for (; merge.stage < m->desc.shape.n_stages; merge.stage++) {
+        cf__schedule_tighten(&merge.limits, m, merge.stage);
+        schedule->first[merge.stage] = schedule->n_actions;
+        for (merge.i = merge.j = 0; merge.j < m->pattern.n_backwards;) {
+            const cf__pattern_item *item = &m->pattern.items[merge.i];
+            if (!cf__pattern_takes_forward(m, &merge)) {
+                cf__pattern_put_backward(m, &merge, schedule);
+                continue;
+            }
+            cf__room_add(&merge.held, &merge.takes, 1);
+            cf__schedule_put(schedule, (cf_pass)item->pass, m->pipe.first_chunk + item->chunk, merge.stage, item->keep);
+            merge.i++;
         }
     }
-    schedule->first[m->desc.shape.n_stages] = merge.next - schedule->actions;
-    return merge.next - schedule->actions;
+    schedule->first[merge.stage] = schedule->n_actions;
 }
 
 /* ---- what is asked for ---- */
@@ -8065,41 +8044,20 @@ static void cf__schedule_put_room(cf_schedule *schedule, int64_t stage, const cf
     cf__schedule_put_limit(schedule->limits.bytes_by_stage, stage, room->bytes);
 }
 
-/* Forwards alone: rounds of as many chunks as there are stages, each through all rows of virtual stages. All stages
-   keep to this one order, so none waits for ever. Returns the number of actions. */
-static int64_t cf__schedule_write_forwards(const cf__schedule_maker *m, cf_schedule *schedule) {
-    int64_t p = m->desc.shape.n_stages, s, begin, row, i;
-    cf_action *next = schedule->actions;
-    for (s = 0; s < p; s++) {
-        schedule->first[s] = next - schedule->actions;
-        for (begin = 0; begin < m->pipe.n; begin += p)
-            for (row = 0; row < m->desc.shape.n_virtual; row++)
-                for (i = begin; i < cf__min(begin + p, m->pipe.n); i++)
-                    cf__schedule_put(&next, CF_F, m->pipe.first_chunk + i, cf__pipe_at(&m->pipe, row, s), 0);
-    }
-    schedule->first[p] = next - schedule->actions;
-    return next - schedule->actions;
-}
-
-/* One unit after the other, with one chunk kept on one virtual stage of each stage at a time. Returns the number of
-   actions. */
-static int64_t cf__schedule_write_alone(const cf__schedule_maker *m, cf_schedule *schedule) {
-    int64_t p = m->desc.shape.n_stages, rows = m->desc.shape.n_virtual, s, u, i;
-    cf_action *next = schedule->actions;
-    for (s = 0; s < p; s++) {
-        schedule->first[s] = next - schedule->actions;
+/* One unit after the other, with one chunk kept on one virtual stage of each stage at a time. */
+static void cf__schedule_write_alone(const cf__schedule_maker *m, cf_schedule *schedule) {
+    int64_t rows = m->desc.shape.n_virtual, s, u, i;
+    schedule->n_actions = schedule->first[0] = 0;
+    for (s = 0; s < m->desc.shape.n_stages; schedule->first[++s] = schedule->n_actions)
         for (u = 0; u < m->n_units; u++) {
             int64_t first = m->pipe.first_chunk + m->units[u].first, n = m->units[u].n * rows;
             for (i = 0; i < n; i++)
-                cf__schedule_put(&next, CF_F, first + i / rows, cf__pipe_at(&m->pipe, i % rows, s), 0);
+                cf__schedule_put(schedule, CF_F, first + i / rows, cf__pipe_at(&m->pipe, i % rows, s), 0);
             for (i = n - 1; i >= 0; i--) {
-                cf__schedule_put(&next, CF_R, first + i / rows, cf__pipe_at(&m->pipe, i % rows, s), 1);
-                cf__schedule_put(&next, CF_B, first + i / rows, cf__pipe_at(&m->pipe, i % rows, s), 0);
+                cf__schedule_put(schedule, CF_R, first + i / rows, cf__pipe_at(&m->pipe, i % rows, s), 1);
+                cf__schedule_put(schedule, CF_B, first + i / rows, cf__pipe_at(&m->pipe, i % rows, s), 0);
             }
         }
-    }
-    schedule->first[p] = next - schedule->actions;
-    return next - schedule->actions;
 }
 
 /* Whether the chunks can be taken in rounds of as many as there are stages: they divide by them, none is in a group,
@@ -8109,25 +8067,30 @@ static int cf__schedule_has_rounds(const cf__schedule_maker *m) {
            m->pipe.plan->branches == NULL && m->pipe.shape.placement == CF_PLACEMENT_LOOP;
 }
 
-/* Megatron-LM's interleaved 1F1B (Narayanan et al., 2021): each round goes through all virtual stages of a stage before
-   the next begins, forwards from the first row to the last, backwards from the last to the first, and stage s runs
-   2 x (n_stages - 1 - s) + (n_virtual - 1) x n_stages forwards ahead. Returns the number of actions. */
-static int64_t cf__schedule_write_rounds(const cf__schedule_maker *m, cf_schedule *schedule) {
+/* The pass that stage s runs as its i-th of that kind, in rounds of as many chunks as there are stages. Each round goes
+   through all virtual stages of a stage before the next begins, forwards from the first row to the last, backwards from
+   the last to the first. The last round may be a smaller one. */
+static void cf__schedule_put_in_round(const cf__schedule_maker *m, cf_schedule *schedule, cf_pass pass, int64_t i,
+                                      int64_t s) {
+    int64_t p = m->desc.shape.n_stages, rows = m->desc.shape.n_virtual, begin = i / (p * rows) * p;
+    int64_t n = cf__min(p, m->pipe.n - begin), in_round = i - begin * rows, row = in_round / n;
+    cf__schedule_put(schedule, pass, m->pipe.first_chunk + begin + in_round % n,
+                     cf__pipe_at(&m->pipe, pass == CF_F ? row : rows - 1 - row, s),
+                     pass == CF_F && !m->desc.shape.forward_only);
+}
+
+/* Megatron-LM's interleaved 1F1B (Narayanan et al., 2021): stage s runs 2 x (n_stages - 1 - s) + (n_virtual - 1) x
+   n_stages forwards ahead. Forwards alone come in the same order, and as all stages keep to it, none waits for ever. */
+static void cf__schedule_write_rounds(const cf__schedule_maker *m, cf_schedule *schedule) {
     int64_t p = m->desc.shape.n_stages, rows = m->desc.shape.n_virtual, total = m->pipe.n * rows, s, i;
-    cf_action *next = schedule->actions;
-    for (s = 0; s < p; s++) {
-        int64_t ahead = cf__min(total, 2 * (p - 1 - s) + (rows - 1) * p);
-        schedule->first[s] = next - schedule->actions;
+    schedule->n_actions = schedule->first[0] = 0;
+    for (s = 0; s < p; schedule->first[++s] = schedule->n_actions) {
+        int64_t ahead = m->desc.shape.forward_only ? 0 : cf__min(total, 2 * (p - 1 - s) + (rows - 1) * p);
         for (i = 0; i < total + ahead; i++) {
-            int64_t f = i, b = i - ahead, first = m->pipe.first_chunk;
-            if (f < total)
-                cf__schedule_put(&next, CF_F, first + f / (p * rows) * p + f % p, f / p % rows * p + s, 1);
-            if (b >= 0)
-                cf__schedule_put(&next, CF_B, first + b / (p * rows) * p + b % p, (rows - 1 - b / p % rows) * p + s, 0);
+            if (i < total) cf__schedule_put_in_round(m, schedule, CF_F, i, s);
+            if (i >= ahead && !m->desc.shape.forward_only) cf__schedule_put_in_round(m, schedule, CF_B, i - ahead, s);
         }
     }
-    schedule->first[p] = next - schedule->actions;
-    return next - schedule->actions;
 }
 
 /* ================================================================================================================
@@ -8684,8 +8647,12 @@ static void cf__bounds_find_paths(cf__bounds *bounds, const cf__pipeline *pipe, 
             cf__most(bounds->critical_path, paths->head[CF_F][i] + cf__bounds_latest_start(paths, CF_F, i));
 }
 
-/* Finds all three. */
-static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int split) {
+static double cf__bounds_strongest(const cf__bounds *b) {
+    return cf__most(cf__most(b->critical_path, b->stage_load), b->memory);
+}
+
+/* Finds all three, or no more of them once they come to `enough`. Memory comes first, since it needs no sorting. */
+static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int split, double enough) {
     int64_t s, most = 1;
     bounds->stage_load = bounds->memory = 0;
     for (s = 0; s < pipe->shape.n_stages; s++) most = cf__max(most, bounds->limits[s]);
@@ -8697,15 +8664,12 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
         cf__bounds_jobs *jobs = &bounds->jobs;
         int64_t limit = bounds->limits[s];
         cf__bounds_collect_jobs(jobs, &bounds->paths, s, cf__min(pipe->shape.k, limit));
+        if (limit < INT64_MAX)
+            bounds->memory = cf__most(bounds->memory, cf__bounds_find_memory(jobs, &bounds->paths, s, limit));
+        if (cf__bounds_strongest(bounds) >= enough) return;
         bounds->stage_load = cf__most(bounds->stage_load, cf__bounds_find_parts(jobs, jobs->head, jobs->tail));
         bounds->stage_load = cf__most(bounds->stage_load, cf__bounds_find_parts(jobs, jobs->tail, jobs->head));
-        if (limit == INT64_MAX) continue;
-        bounds->memory = cf__most(bounds->memory, cf__bounds_find_memory(jobs, &bounds->paths, s, limit));
     }
-}
-
-static double cf__bounds_strongest(const cf__bounds *b) {
-    return cf__most(cf__most(b->critical_path, b->stage_load), b->memory);
 }
 
 /* ================================================================================================================
@@ -9116,35 +9080,25 @@ static void cf__dispatch_start_unit(cf__dispatch *d, const cf__pipe_unit *unit, 
             }
 }
 
-/* A path of a tree takes more than a unit of it. */
-static void cf__dispatch_start_paths(cf__dispatch *d) {
-    cf__schedule_maker *m = d->maker;
-    int64_t path = d->policy.evicts ? 1 : cf__min(cf__schedule_path_kept(m), d->longest);
-    d->most.chunks = cf__max(d->most.chunks, path);
-    d->most.bytes = cf__max(d->most.bytes, m->most_above + path * m->most_padded * cf__schedule_row(m));
-}
-
-/* In trees all passes are counted before any unit starts, for siblings wait for each other. */
-static void cf__dispatch_start_trees(cf__dispatch *d) {
-    int64_t u, v;
-    for (u = 0; u < d->maker->n_units; u++)
-        for (v = 0; v < d->pipe->n_v; v++) cf__dispatch_count_unit(d, &d->maker->units[u], v);
-}
-
 static void cf__dispatch_start(cf__dispatch *d) {
     cf__schedule_maker *m = d->maker;
-    int64_t u, n = 0, n_back = 0;
+    int64_t u, v, n = 0, n_back = 0;
     cf__schedule_number_units(m);
     d->longest = cf__schedule_longest(d->pipe);
     d->most.chunks = d->most.bytes = 0;
     for (u = 0; u < m->n_units; n += m->units[u++].n) cf__dispatch_start_unit(d, &m->units[u], n, &n_back);
     for (u = 0; u < m->n_units * m->pipe.n_v; u++) d->kept[u] = CF__DISPATCH_NOT_STARTED;
-    if (m->pipe.plan->branches != NULL) cf__dispatch_start_paths(d);
+    if (m->pipe.plan->branches != NULL) { /* a path takes more than a unit of it */
+        int64_t path = d->policy.evicts ? 1 : cf__min(cf__schedule_path_kept(m), d->longest);
+        d->most.chunks = cf__max(d->most.chunks, path);
+        d->most.bytes = cf__max(d->most.bytes, m->most_above + path * m->most_padded * cf__schedule_row(m));
+    }
     d->makespan = d->now = 0;
     d->n_left = m->pipe.n * m->pipe.n_v * (d->policy.split ? 3 : 2);
     cf__dispatch_start_workers(d);
     cf__dispatch_start_passes(d);
-    if (m->pipe.plan->branches != NULL) cf__dispatch_start_trees(d);
+    for (u = 0; u < m->n_units && m->pipe.plan->branches != NULL; u++) /* siblings wait for each other */
+        for (v = 0; v < m->pipe.n_v; v++) cf__dispatch_count_unit(d, &m->units[u], v);
     cf__dispatch_start_wakes(d);
     for (u = 0; u < m->n_units; u++) { /* the first pass of a unit, or tree, waits for nothing but this */
         if (cf__pipe_has_parent(&m->pipe, m->units[u].first)) continue;
@@ -9244,30 +9198,28 @@ static int cf__dispatch_is_done_below(const cf__dispatch *d, int64_t last, int64
            cf__dispatch_is_taken(d, cell, cf__pipe_is_dropped(&unit, child - unit.first) ? CF_R : CF_F);
 }
 
-/* Whether the replay of a dropped cell could run now: all of its unit has been forward and keeps fewer chunks than it
-   may. */
-static int cf__dispatch_may_replay(cf__dispatch *d, int64_t stage, int32_t cell) {
-    int64_t chunk, v = cf__dispatch_stage(d, cf__dispatch_id(cell, CF_F), &chunk), first_cell = v * d->pipe->n;
-    const cf__pipe_unit *most = cf__schedule_unit(d->maker, chunk);
-    int64_t last = most->first + most->n - 1, behind = chunk + cf__max(most->k, 1);
-    if (!cf__dispatch_is_taken(d, first_cell + last, CF_F) || !cf__dispatch_is_done_below(d, last, v)) return 0;
-    if (behind <= last && !cf__dispatch_is_taken(d, first_cell + behind, CF__PIPE_BACK)) return 0;
-    return d->missing[cf__dispatch_id(cell, CF_R)] == 1 && cf__dispatch_allows(d, stage, cf__dispatch_id(cell, CF_R));
-}
-
 /* Rather than stand idle, a stage with a place to spare calls the replay whose backward comes next. Where places are
-   shared it keeps one more, since a replay of another row may be what that backward waits for. Returns whether it has
-   called one. */
+   shared it keeps one more, since a replay of another row may be what that backward waits for. All of the unit must have
+   been forward, and it must keep fewer chunks than it may. Returns whether the stage has called one. */
 static int cf__dispatch_replays_early(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    int64_t spare = 1 + d->maker->shares_places;
-    int32_t cell;
+    int64_t spare = 1 + d->maker->shares_places, chunk, v, last, behind;
+    const cf__pipe_unit *most;
+    int32_t cell, replay;
     if (!d->policy.evicts || worker->room.chunks < spare || !CF__USES(early_replays)) return 0;
     while ((cell = cf__dispatch_top(worker, CF__DISPATCH_DROPPED)) >= 0 &&
            d->missing[cf__dispatch_id(cell, CF_R)] <= 0)
         cf__dispatch_pop(worker, CF__DISPATCH_DROPPED, d->far);
-    if (cell < 0 || !cf__dispatch_may_replay(d, stage, cell)) return 0;
-    cf__dispatch_supply(d, cf__dispatch_id(cell, CF_R), cell / d->pipe->n, worker->free_at);
+    if (cell < 0) return 0;
+    replay = cf__dispatch_id(cell, CF_R);
+    v = cf__dispatch_stage(d, replay, &chunk);
+    most = cf__schedule_unit(d->maker, chunk);
+    last = most->first + most->n - 1;
+    behind = chunk + cf__max(most->k, 1);
+    if (!cf__dispatch_is_taken(d, cell - chunk + last, CF_F) || !cf__dispatch_is_done_below(d, last, v)) return 0;
+    if (behind <= last && !cf__dispatch_is_taken(d, cell - chunk + behind, CF__PIPE_BACK)) return 0;
+    if (d->missing[replay] != 1 || !cf__dispatch_allows(d, stage, replay)) return 0;
+    cf__dispatch_supply(d, replay, v, worker->free_at);
     return 1;
 }
 
@@ -9306,12 +9258,6 @@ static void cf__dispatch_supply_all(cf__dispatch *d, int64_t stage, const cf__pi
     }
 }
 
-/* Seconds that a stage is busy with taking in what a pass needs from another stage. */
-static double cf__dispatch_take_in(const cf__dispatch *d, int place, int64_t v, int64_t chunk) {
-    int way = d->pipe->takes[place], blocks = d->pipe->timing.no_overlap;
-    return blocks && cf__pipe_leads(d->pipe, way, v) ? cf__pipe_hop_seconds(d->pipe, chunk, v, v + way) : 0;
-}
-
 /* Counts the place that a pass takes where places are not set aside. */
 static void cf__dispatch_take_place(cf__dispatch *d, int64_t stage, const cf__pipe_unit *unit, int place,
                                     int64_t chunk, int64_t v) {
@@ -9343,13 +9289,15 @@ static void cf__dispatch_give_back(cf__dispatch *d, int64_t stage, const cf__pip
     if (d->policy.split && before >= unit->first && d->missing[replay] > 0) cf__dispatch_supply(d, replay, v, end);
 }
 
-/* Runs a pass on a free stage. */
-static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double now) {
+/* Runs a pass on a free stage. Without overlap that is busy, too, with taking in what comes from another one. */
+static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int64_t chunk, v = cf__dispatch_stage(d, id, &chunk), cell = v * d->pipe->n + chunk;
-    int place = cf__dispatch_place(id);
-    double end = now + d->paths->seconds[place][cell] + cf__dispatch_take_in(d, place, v, chunk);
+    int place = cf__dispatch_place(id), way = d->pipe->takes[place];
+    double end = d->now + d->paths->seconds[place][cell];
     cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
+    if (d->pipe->timing.no_overlap && cf__pipe_leads(d->pipe, way, v))
+        end += cf__pipe_hop_seconds(d->pipe, chunk, v, v + way);
     cf__dispatch_take_place(d, stage, &unit, place, chunk, v);
     unit = cf__dispatch_unit(d, chunk, v); /* it may have lost a chunk */
     worker->done[worker->n_done++] = id;
@@ -9373,14 +9321,6 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id, double
 }
 
 /* ---- choosing a pass ---- */
-
-/* What has arrived by now becomes a choice. */
-static void cf__dispatch_receive(cf__dispatch *d, int64_t stage, double now) {
-    cf__dispatch_worker *worker = &d->workers[stage];
-    const cf__dispatch_queue *coming = &worker->queues[CF__DISPATCH_COMING];
-    while (coming->n > 0 && d->ready_at[coming->heap[0]] <= now)
-        cf__dispatch_admit(d, stage, cf__dispatch_pop(worker, CF__DISPATCH_COMING, d->ready_at));
-}
 
 /* The way from the start of a pass to the end of all. */
 static double cf__dispatch_way(const cf__dispatch *d, int32_t id) {
@@ -9490,11 +9430,6 @@ static int32_t cf__dispatch_due(const cf__dispatch *d, cf__dispatch_worker *work
     return due;
 }
 
-/* Whether a strict order, if there is one, has no forward or backward that comes before this one. */
-static int cf__dispatch_is_due(const cf__dispatch *d, cf__dispatch_worker *worker, int32_t id) {
-    return !cf__dispatch_is_strict(d) || d->urgency[id] <= d->urgency[cf__dispatch_due(d, worker)];
-}
-
 /* Whether a stage that could run a W leaves it for later: the pass whose turn it is comes before that would end, and
    the stage has time to wait for it. */
 static int cf__dispatch_defers(const cf__dispatch *d, int64_t stage, int32_t weight) {
@@ -9553,7 +9488,9 @@ static int32_t cf__dispatch_best(cf__dispatch *d, int64_t stage) {
     else if (forward >= 0 && d->policy.lead > 0 && stage + 1 < d->pipe->shape.n_stages &&
              cf__dispatch_feeds(d, stage, best, forward))
         best = forward;
-    if (best >= 0 && best != replay && !cf__dispatch_is_due(d, worker, best)) best = replay;
+    if (best >= 0 && best != replay && cf__dispatch_is_strict(d) &&
+        d->urgency[best] > d->urgency[cf__dispatch_due(d, worker)])
+        best = replay; /* another forward or backward comes first */
     if (best >= 0 && best == forward && weight >= 0 && worker->room.chunks < 1) return weight;
     return best >= 0 ? best : weight;
 }
@@ -9571,18 +9508,20 @@ static void cf__dispatch_claim(cf__dispatch *d, int64_t stage, int32_t id) {
     if (*cf__dispatch_kept(d, chunk, v) < 0) cf__dispatch_start_on(d, stage, chunk, v);
 }
 
-/* A stage that is free at `now` takes a pass, or waits for the next one to come. */
-static void cf__dispatch_decide(cf__dispatch *d, int64_t stage, double now) {
+/* A stage is free: what has arrived becomes a choice, and it takes a pass, or waits for the next one to come. */
+static void cf__dispatch_decide(cf__dispatch *d, int64_t stage) {
+    cf__dispatch_worker *worker = &d->workers[stage];
     int32_t id, coming;
-    cf__dispatch_receive(d, stage, now);
+    while ((coming = cf__dispatch_top(worker, CF__DISPATCH_COMING)) >= 0 && d->ready_at[coming] <= d->now)
+        cf__dispatch_admit(d, stage, cf__dispatch_pop(worker, CF__DISPATCH_COMING, d->ready_at));
     id = cf__dispatch_best(d, stage);
     if (id < 0 && cf__dispatch_replays_early(d, stage)) id = cf__dispatch_best(d, stage);
     if (id >= 0) {
         cf__dispatch_claim(d, stage, id);
-        cf__dispatch_take(d, stage, id, now);
+        cf__dispatch_take(d, stage, id);
         return;
     }
-    coming = cf__dispatch_top(&d->workers[stage], CF__DISPATCH_COMING);
+    coming = cf__dispatch_top(worker, CF__DISPATCH_COMING);
     cf__dispatch_set_wake(d, stage, coming >= 0 ? d->ready_at[coming] : DBL_MAX);
 }
 
@@ -9598,29 +9537,24 @@ static int cf__dispatch_run(cf__dispatch *d, double give_up_at) {
         int64_t stage = d->winners[1];
         d->now = d->wake[stage];
         if (d->now >= DBL_MAX) return d->n_left == 0;
-        cf__dispatch_decide(d, stage, d->now);
+        cf__dispatch_decide(d, stage);
         if (d->makespan > d->give_up_at) return 0;
     }
 }
 
-/* Writes down what was dispatched; returns the number of actions. */
-static int64_t cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) {
-    const cf__pipeline *pipe = d->pipe;
-    cf_action *next = schedule->actions;
+/* Writes down what was dispatched. */
+static void cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) {
     int64_t s, i;
-    for (s = 0; s < pipe->shape.n_stages; s++) {
-        const cf__dispatch_worker *worker = &d->workers[s];
-        schedule->first[s] = next - schedule->actions;
-        for (i = 0; i < worker->n_done; i++) {
-            int place = cf__dispatch_place(worker->done[i]);
-            int64_t chunk, v = cf__dispatch_stage(d, worker->done[i], &chunk);
+    schedule->n_actions = schedule->first[0] = 0;
+    for (s = 0; s < d->pipe->shape.n_stages; schedule->first[++s] = schedule->n_actions)
+        for (i = 0; i < d->workers[s].n_done; i++) {
+            int32_t id = d->workers[s].done[i];
+            int place = cf__dispatch_place(id);
+            int64_t chunk, v = cf__dispatch_stage(d, id, &chunk);
             cf__pipe_unit unit = cf__dispatch_unit(d, chunk, v);
-            cf__schedule_put(&next, (cf_pass)cf__pipe_pass_at(place, d->policy.split), pipe->first_chunk + chunk, v,
-                             cf__pipe_keeps(&unit, place, chunk));
+            cf__schedule_put(schedule, (cf_pass)cf__pipe_pass_at(place, d->policy.split), d->pipe->first_chunk + chunk,
+                             v, cf__pipe_keeps(&unit, place, chunk));
         }
-    }
-    schedule->first[pipe->shape.n_stages] = next - schedule->actions;
-    return next - schedule->actions;
 }
 
 /* ================================================================================================================
@@ -9675,7 +9609,9 @@ static const double cf__search_lead = 1.5;
 static int64_t cf__search_default_budget(const cf__schedule_maker *m, int split) {
     int64_t passes = cf__max(m->pipe.n * m->pipe.n_v * (3 + split), 1), stages = m->desc.shape.n_stages;
     int64_t room = 0, budget, s;
-    int is_given = cf__schedule_is_limited(m) && !m->by_default && cf__schedule_is_given(&m->desc);
+    const cf_limits *given = &m->desc.limits;
+    int is_given = cf__schedule_is_limited(m) && !m->by_default &&
+                   (given->chunks > 0 || given->chunks_by_stage != NULL || cf__schedule_has_bytes(&m->desc));
     if (m->n_actions <= 64) return 5000; /* what is small enough to be checked by hand deserves to be optimal */
     for (s = 0; s < stages; s++) {
         cf__pipe_room limits = cf__schedule_limits_of(m, s);
@@ -9760,21 +9696,18 @@ static int cf__search_keeps(const cf__search *search) {
     return 1;
 }
 
-/* Times the candidate. */
-static double cf__search_time(cf__search *search) {
-    cf__clock_list(&search->clock, search->listed);
-    cf__clock_run(&search->clock);
-    return search->clock.makespan;
-}
-
 /* Keeps the candidate if it is the best so far. Run by itself it may take less time than dispatch needed, which waits
    in places. */
 static void cf__search_judge(cf__search *search, cf_schedule_kind kind) {
     const cf__pipeline *pipe = &search->maker.pipe;
     cf_search_report *report = &search->report;
     const cf_schedule *trial = &search->trial;
-    double makespan = cf__search_time(search);
-    int is_fixed = kind != CF_SCHEDULE_BEST && makespan < report->fixed_makespan;
+    double makespan;
+    int is_fixed;
+    cf__clock_list(&search->clock, search->listed);
+    cf__clock_run(&search->clock);
+    makespan = search->clock.makespan;
+    is_fixed = kind != CF_SCHEDULE_BEST && makespan < report->fixed_makespan;
     if ((!is_fixed && !(makespan < report->makespan)) || !cf__search_keeps(search)) return;
     if (is_fixed) {
         report->best_fixed = kind;
@@ -9825,7 +9758,7 @@ static int cf__search_try_dispatch(cf__search *search, double most) {
     if (!(d->makespan < search->makespan)) return 1;
     search->makespan = d->makespan;
     search->best_policy = d->policy;
-    search->trial.n_actions = cf__dispatch_write(d, &search->trial);
+    cf__dispatch_write(d, &search->trial);
     cf__search_judge(search, CF_SCHEDULE_BEST);
     return 1;
 }
@@ -9837,7 +9770,7 @@ static int cf__search_try_dispatch(cf__search *search, double most) {
 static int cf__search_write_fixed(cf__search *search, cf_schedule_kind kind, int runs_ahead, cf_schedule *schedule) {
     cf__schedule_maker *m = &search->maker;
     if (kind == CF_SCHEDULE_INTERLEAVED && cf__schedule_has_rounds(m)) {
-        schedule->n_actions = cf__schedule_write_rounds(m, schedule);
+        cf__schedule_write_rounds(m, schedule);
         return 1;
     }
     m->pattern.kind = kind;
@@ -9846,7 +9779,7 @@ static int cf__search_write_fixed(cf__search *search, cf_schedule_kind kind, int
     if (kind < CF_SCHEDULE_INTERLEAVED) {
         if (kind == CF_SCHEDULE_1F1B) cf__schedule_sort_units(m);
         cf__pattern_build(m);
-        schedule->n_actions = cf__pattern_write(m, schedule);
+        cf__pattern_write(m, schedule);
         return 1;
     }
     memset(&search->dispatch.policy, 0, sizeof search->dispatch.policy);
@@ -9854,7 +9787,7 @@ static int cf__search_write_fixed(cf__search *search, cf_schedule_kind kind, int
     search->dispatch.policy.returns = 1;
     search->dispatch.policy.kind = kind;
     if (!cf__dispatch_run(&search->dispatch, DBL_MAX)) return 0;
-    schedule->n_actions = cf__dispatch_write(&search->dispatch, schedule);
+    cf__dispatch_write(&search->dispatch, schedule);
     return 1;
 }
 
@@ -9874,13 +9807,6 @@ static void cf__search_try_fixed(cf__search *search, cf_schedule_kind kind, int 
     }
 }
 
-/* Where virtual stages must share places, dispatch may find no end. This does. */
-static void cf__search_try_alone(cf__search *search) {
-    cf__schedule_collect_units(&search->maker);
-    search->trial.n_actions = cf__schedule_write_alone(&search->maker, &search->trial);
-    cf__search_judge(search, CF_SCHEDULE_BEST);
-}
-
 static void cf__search_try_all_fixed(cf__search *search, int split) {
     int i;
     for (i = 0; i < 2 && search->maker.desc.shape.n_virtual == 1 && !split; i++) {
@@ -9888,7 +9814,11 @@ static void cf__search_try_all_fixed(cf__search *search, int split) {
         if (search->maker.desc.kind == CF_SCHEDULE_BEST)
             cf__search_try_fixed(search, i == 0 ? CF_SCHEDULE_1F1B : CF_SCHEDULE_GPIPE, 0);
     }
-    if (search->maker.shares_places) cf__search_try_alone(search);
+    if (search->maker.shares_places) { /* dispatch may find no end, and this does */
+        cf__schedule_collect_units(&search->maker);
+        cf__schedule_write_alone(&search->maker, &search->trial);
+        cf__search_judge(search, CF_SCHEDULE_BEST);
+    }
     if (split) cf__search_try_fixed(search, CF_SCHEDULE_ZERO_BUBBLE, 0);
     else if (search->maker.desc.shape.n_virtual > 1) cf__search_try_fixed(search, CF_SCHEDULE_INTERLEAVED, 0);
 }
@@ -9904,13 +9834,6 @@ static void cf__search_set_order(cf__schedule_maker *m, int cheap_ends) {
     if (!cheap_ends || m->pipe.plan->branches != NULL) return;
     for (i = 0; i < n; i++) m->spare[i % 2 == 0 ? n - 1 - i / 2 : i / 2] = m->units[n - 1 - i];
     memcpy(m->units, m->spare, (size_t)n * sizeof *m->units);
-}
-
-/* Tries cheap ends, after dearest first has been tried; the better order stays. */
-static void cf__search_try_orders(cf__search *search) {
-    if (!CF__USES(orders) || cf__search_is_over(search)) return;
-    cf__search_set_order(&search->maker, 1);
-    if (!cf__search_try_dispatch(search, search->makespan * (1 + 1e-9))) cf__search_set_order(&search->maker, 0);
 }
 
 /* Tries a policy; the best one so far stays. */
@@ -10035,50 +9958,60 @@ static void cf__search_walk(cf__search *search) {
 
 /* ---- core searches, and all of them ---- */
 
-/* The bounds of what is asked for now. */
-static void cf__search_find_bounds(cf__search *search, int split) {
+/* The strongest bound of what is asked for now, or one that comes to `enough`. */
+static double cf__search_find_bound(cf__search *search, int split, double enough) {
     cf__schedule_maker *m = &search->maker;
     int64_t s;
     for (s = 0; s < m->desc.shape.n_stages; s++) search->bounds.limits[s] = cf__schedule_limits_of(m, s).chunks;
-    cf__bounds_find(&search->bounds, &m->pipe, split);
+    cf__bounds_find(&search->bounds, &m->pipe, split, enough);
+    return cf__bounds_strongest(&search->bounds);
 }
 
-static void cf__search_core(cf__search *search, int split) {
+/* Returns whether its own bound leaves anything to be found, by it or by one with a smaller K or tighter limits. */
+static int cf__search_core(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
     cf__dispatch_policy policy;
     memset(&policy, 0, sizeof policy);
-    cf__search_find_bounds(search, split);
-    if (cf__search_reaches(search->report.makespan, cf__bounds_strongest(&search->bounds))) return;
+    if (cf__search_reaches(search->report.makespan, cf__search_find_bound(search, split, search->report.makespan)))
+        return 0;
     cf__bounds_find_paths(&search->bounds, &m->pipe, split, m->desc.shape.k);
     search->budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m, split);
     search->n_tried = 0;
     search->random = 0;
     search->makespan = DBL_MAX;
     cf__search_try_all_fixed(search, split);
-    if (!cf__search_dispatches(m) || cf__search_is_over(search)) return;
+    if (cf__search_is_over(search)) return 1;
     policy.split = split;
     policy.evicts = m->pipe.local && CF__USES(eviction);
     search->dispatch.policy = search->best_policy = policy;
     cf__search_set_order(m, 0);
     cf__search_try_policies(search);
-    cf__search_try_orders(search);
+    if (CF__USES(orders) && !cf__search_is_over(search)) { /* the better order stays */
+        cf__search_set_order(m, 1);
+        if (!cf__search_try_dispatch(search, search->makespan * (1 + 1e-9))) cf__search_set_order(m, 0);
+    }
     cf__search_try_plans(search, policy);
     search->dispatch.policy = search->best_policy;
     cf__search_walk(search);
+    return 1;
 }
 
-/* Core searches for K, or for the longest group if that is shorter, and for all powers of two below. */
-static void cf__search_each_k(cf__search *search, int split) {
+/* Core searches for K, or for the longest group if that is shorter, and for all powers of two below. Returns how
+   many were not left out. */
+static int cf__search_each_k(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
     int64_t given = m->desc.shape.k, k = m->most_kept, power = 1;
+    int n = 0;
     while (power < k) power *= 2;
     for (; k >= 1 && !cf__search_is_done(search); k = power) {
         m->desc.shape.k = m->pipe.shape.k = k;
-        cf__search_core(search, split);
+        if (!cf__search_core(search, split)) break;
+        n++;
         power /= 2;
         if (!CF__USES(lower_k)) break;
     }
     m->desc.shape.k = m->pipe.shape.k = given;
+    return n;
 }
 
 /* Goes on to tighter limits: to the default ones if there are none, and otherwise to half of them. Returns whether they
@@ -10102,23 +10035,16 @@ static int cf__search_tighten(cf__schedule_maker *m) {
 /* The same for the limits that are asked for, and for tighter ones as long as there is any room. */
 static void cf__search_each_limit(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
-    do cf__search_each_k(search, split);
-    while (CF__USES(lower_limits) && !cf__search_is_done(search) && cf__search_tighten(m));
+    while (cf__search_each_k(search, split) > 0 && CF__USES(lower_limits) && cf__search_tighten(m)) continue;
     m->halvings = m->by_default = 0;
     cf__schedule_settle(m);
-}
-
-/* Forwards alone have one order. */
-static void cf__search_forwards(cf__search *search) {
-    search->report.n_tried++;
-    search->trial.n_actions = cf__schedule_write_forwards(&search->maker, &search->trial);
-    cf__search_judge(search, CF_SCHEDULE_BEST);
 }
 
 static void cf__search_best(cf__search *search) {
     cf__schedule_maker *m = &search->maker;
     cf_search_report *report = &search->report;
     int splits = cf__schedule_splits(&m->desc) && !m->desc.shape.forward_only, pass, placement, split;
+    int searches = !m->desc.shape.forward_only; /* forwards alone have one order */
     report->budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m, splits);
     search->goal = DBL_MAX;
     for (pass = 0; pass < 2; pass++) /* first the goal, and then the searches for it */
@@ -10127,12 +10053,14 @@ static void cf__search_best(cf__search *search) {
             m->pipe.shape.placement = (cf_placement)placement;
             cf__schedule_settle(m);
             if (pass == 0) {
-                cf__search_find_bounds(search, splits ? CF__BOUNDS_EITHER : 0);
-                if (cf__bounds_strongest(&search->bounds) < search->goal)
-                    search->goal = cf__bounds_strongest(&search->bounds);
+                double bound = cf__search_find_bound(search, splits ? CF__BOUNDS_EITHER : 0, DBL_MAX);
+                if (bound < search->goal) search->goal = bound;
             }
-            for (split = 0; split <= splits && pass == 1; split++)
-                (m->desc.shape.forward_only ? cf__search_forwards(search) : cf__search_each_limit(search, split));
+            for (split = 0; split <= splits && pass == 1 && searches; split++) cf__search_each_limit(search, split);
+            if (pass == 0 || searches) continue;
+            report->n_tried++;
+            cf__schedule_write_rounds(m, &search->trial);
+            cf__search_judge(search, CF_SCHEDULE_BEST);
         }
     if (report->best_fixed == CF_SCHEDULE_DEFAULT) report->fixed_makespan = report->makespan;
     report->bound = search->goal;
@@ -11376,7 +11304,7 @@ static void cf__simulate_add_bound(cf_timeline *timeline, const char *name, doub
 static void cf__simulate_add_bounds(cf__simulation *sim, cf_timeline *timeline) {
     cf__bounds *bounds = &sim->bounds;
     int64_t s = 0;
-    cf__bounds_find(bounds, &sim->pipe, sim->splits);
+    cf__bounds_find(bounds, &sim->pipe, sim->splits, DBL_MAX);
     cf__simulate_add_bound(timeline, "critical-path", bounds->critical_path);
     cf__simulate_add_bound(timeline, "stage-load", bounds->stage_load);
     while (s < sim->pipe.shape.n_stages && bounds->limits[s] == INT64_MAX) s++;
@@ -11526,13 +11454,6 @@ CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedul
 
 /* ---- memory at every moment ---- */
 
-/* Rows times keys of a chunk whose attention writes out its scores. */
-static int cf__simulate_scores(const cf_plan *plan, const cf_chunk *c, int64_t *scores) {
-    int64_t keys;
-    return cf__add(cf__metadata_prefix(plan, c), c->padded, &keys) && cf__mul(c->padded, keys, scores) &&
-           *scores <= INT64_MAX / 4;
-}
-
 /* The counts after something was taken or given back. One action adds less than half of what fits. */
 static cf_result cf__simulate_check_load(const cf_memory_load *load, int64_t action, cf_error *error) {
     const int64_t counts[] = {load->live_tokens, load->live_scores, load->state_tokens, load->state_gradient_tokens,
@@ -11547,15 +11468,17 @@ static cf_result cf__simulate_check_load(const cf_memory_load *load, int64_t act
 }
 
 /* One action on the virtual stage that it is for: way 1 takes what it takes when it starts, way -1 gives back what goes
-   when it has ended. */
+   when it has ended. Scores, where attention writes them out, are rows times keys of a chunk. */
 static cf_result cf__simulate_change_load(const cf__simulation *sim, int64_t id, int way, cf__pipe_held *held,
                                           cf_error *error) {
     const cf_action *a = &sim->schedule->actions[id];
     const cf_chunk *c = &sim->pipe.plan->chunks[a->chunk];
     cf_memory_load *load = &held->load;
-    int64_t scores = 0;
+    int64_t keys, scores = 0;
     int runs = way > 0 && a->pass < CF_COMPUTE_PASS_COUNT;
-    if (!cf__simulate_scores(sim->pipe.plan, c, &scores)) return cf__fail_size(error, "loads.live_scores");
+    if (!cf__add(cf__metadata_prefix(sim->pipe.plan, c), c->padded, &keys) || !cf__mul(c->padded, keys, &scores) ||
+        scores > INT64_MAX / 4)
+        return cf__fail_size(error, "loads.live_scores");
     (way > 0 ? cf__pipe_hold : cf__pipe_let_go)(&sim->pipe, held, a, c);
     if (way > 0 ? a->keep : 1 << a->pass & CF__CHECK_ENDS) load->live_scores += way * scores;
     load->chunk_tokens = runs ? c->padded : 0;
