@@ -26,7 +26,7 @@ import chunkflow
 
 __all__ = ["Planned", "install", "microbatches"]
 
-Boxes = "list[list[int]]"  # the sequences of a rank, micro-batch by micro-batch
+Boxes = list[list[int]]  # the sequences of a rank, micro-batch by micro-batch
 
 
 class Planned:
