@@ -5,12 +5,14 @@
     examples/train_hf.py FILE...                          # a small Qwen2 on the bytes of these files, one sequence each
     examples/train_hf.py --model Qwen/Qwen2.5-0.5B --lr 1e-5 FILE...
     examples/train_hf.py --share 64 FILE...               # what files have in common is computed once
+    torchrun --nproc-per-node 4 examples/train_hf.py --gang 4 FILE...     # a long file is spread over up to 4 processes
 
 chunkflow.huggingface says which models it takes and refuses the others by name. tests/torch compares their gradients
 with plain training.
 """
 
 import argparse
+import os
 import pathlib
 import sys
 import time
@@ -37,7 +39,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument("--model")
-    for name, default in (("--chunk-size", 2048), ("--k", 1), ("--share", 0), ("--steps", 10), ("--lr", 1e-3)):
+    for name, default in (("--chunk-size", 2048), ("--k", 1), ("--share", 0), ("--gang", 0), ("--steps", 10),
+                          ("--lr", 1e-3)):
         parser.add_argument(name, type=type(default), default=default)
     options = parser.parse_args()
     texts = [pathlib.Path(name).read_bytes() for name in options.files]
@@ -46,16 +49,22 @@ def main():
         model = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype="auto")
         tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
         sequences = [tokenizer(text.decode(errors="replace"))["input_ids"] for text in texts]
-    model.to("cuda" if torch.cuda.is_available() else "cpu")
+    rank = int(os.environ.get("LOCAL_RANK", 0))
+    model.to(f"cuda:{rank}" if torch.cuda.is_available() else "cpu")
+    if "LOCAL_RANK" in os.environ:  # started by torchrun
+        torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr)
     step = chunkflow.torch.Step(model, chunkflow.huggingface.Causal(model), chunk_size=options.chunk_size, k=options.k,
-                                share=options.share)
+                                share=options.share, gang=options.gang)
     for number in range(options.steps):
         began = time.perf_counter()
         loss = step(sequences)
         optimizer.step()
         optimizer.zero_grad()
-        print(f"step {number}: loss {loss:.4f}, {time.perf_counter() - began:.2f} s", flush=True)
+        if rank == 0:
+            print(f"step {number}: loss {loss:.4f}, {time.perf_counter() - began:.2f} s", flush=True)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

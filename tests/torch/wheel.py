@@ -58,9 +58,14 @@ def check_installed(folder):
             ran = run(sys.executable, "-B", "-c", program, cwd=folder, env=environment)
             check(f"{page}, program {number + 1}", ran.returncode == 0 and ran.stdout,
                   ran.stderr[-300:] or ran.stdout.replace("\n", "; ")[:60])
-    ran = run(sys.executable, "-B", TOP / "examples" / "train_hf.py", "--steps", "2", "--chunk-size", "256",
-              TOP / "LICENSE", cwd=folder, env=environment)
+    program = [TOP / "examples" / "train_hf.py", "--steps", "2", "--chunk-size", "256", TOP / "LICENSE"]
+    ran = run(sys.executable, "-B", *program, cwd=folder, env=environment)
     check("train_hf.py", ran.returncode == 0 and "step 1: loss" in ran.stdout, ran.stdout[-60:] + ran.stderr[-300:])
+    losses = re.findall("loss [0-9.]+", ran.stdout)
+    ran = run(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *program, "--gang",
+              "2", cwd=folder, env=environment)
+    check("train_hf.py, the file spread over two processes", re.findall("loss [0-9.]+", ran.stdout) == losses != [],
+          ran.stdout[-60:] + ran.stderr[-300:])
     seconds = "import numpy, time; c = time.process_time(); import chunkflow; " \
               "chunkflow.pack([900, 14000], 4096).schedule(k=2); print(time.process_time() - c)"
     taken = min(float(run(sys.executable, "-c", seconds, env=environment).stdout) for _ in range(3))
