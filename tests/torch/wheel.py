@@ -62,8 +62,8 @@ def check_installed(folder):
     ran = run(sys.executable, "-B", *program, cwd=folder, env=environment)
     check("train_hf.py", ran.returncode == 0 and "step 1: loss" in ran.stdout, ran.stdout[-60:] + ran.stderr[-300:])
     losses = re.findall("loss [0-9.]+", ran.stdout)
-    ran = run(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *program, "--gang",
-              "2", cwd=folder, env=environment)
+    ran = run(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *program,
+              "--gang", "2", cwd=folder, env=environment)
     check("train_hf.py, the file spread over two processes", re.findall("loss [0-9.]+", ran.stdout) == losses != [],
           ran.stdout[-60:] + ran.stderr[-300:])
     seconds = "import numpy, time; c = time.process_time(); import chunkflow; " \
