@@ -3,9 +3,8 @@
        cc -std=c99 -O1 -g -fsanitize=address,undefined -DTRAIN_FLOAT64 tests/trainer/test_trainer.c \
            tests/implementation.c -lm
 
-   Attention by itself is checked against plain loops written from its definition, gradients of chunks against those of
-   whole sequences. test_trainer_whole.c has a second trainer to compare all of it with, train_check.sh tests the
-   programs. */
+   Gradients of chunks against those of whole sequences, memory, files, options and checkpoints, all with sanitizers.
+   test_trainer_whole.c has a second trainer to compare the numbers with, train_check.sh tests the programs. */
 
 #define _XOPEN_SOURCE 700
 
@@ -201,32 +200,6 @@ TEST(comparator_sees_small_and_stale_differences) {
     CHECK(relative_difference_of_losses(3, 2) == 0.5 && relative_difference_of_losses(-2, 2) == 2);
 }
 
-/* The first outputs of splitmix64 with seeds 0 and 1234567, as published with it. */
-TEST(hashes_are_those_of_splitmix64) {
-    unsigned char bytes[40] = {0};
-    uint64_t seen[40];
-    CHECK(mix64(0) == 0xE220A8397B1DCDAFu && mix64(1234567) == 6457827717110365317u);
-    CHECK(mix64(1234567 + 0x9E3779B97F4A7C15u) == 3203168211198807973u);
-    CHECK(mix64_pair(5, 9) == mix64(mix64(5) ^ 9));
-    for (size_t n = 0; n < sizeof bytes; n++) { /* bytes that are no whole word count, and how many there are */
-        seen[n] = hash_bytes(1, bytes, n);
-        for (size_t i = 0; i < n; i++) CHECK(seen[i] != seen[n]);
-        for (size_t i = 0; i < n; i++) {
-            bytes[i] = 1;
-            CHECK(hash_bytes(1, bytes, n) != seen[n]);
-            bytes[i] = 0;
-        }
-    }
-    double sum = 0, squares = 0;
-    for (int64_t i = 0; i < 20000; i++) sum += normal_of(3, i), squares += normal_of(3, i) * normal_of(3, i);
-    for (int64_t i = 0; i < 50; i++) { /* two numbers of its own for each, none of which another one has */
-        const double u = uniform_of(mix64_pair(3, (uint64_t)(i + i))), v = uniform_of(mix64_pair(3, (uint64_t)(i + i + 1)));
-        CHECK(fabs(normal_of(3, i) - sqrt(-2 * log(1 - u)) * cos(2 * acos(-1.0) * v)) < 1e-14);
-    }
-    CHECK(fabs(sum / 20000) < 5 / sqrt(20000) && fabs(squares / 20000 - 1) < 5 * sqrt(2.0 / 20000));
-    CHECK(uniform_of(0) == 0 && uniform_of(UINT64_MAX) < 1 && uniform_of((uint64_t)1 << 63) == 0.5);
-}
-
 /* What a shape may be at most, and one past it. */
 TEST(models_are_refused_by_what_is_wrong) {
     static const struct {
@@ -267,210 +240,6 @@ TEST(models_are_refused_by_what_is_wrong) {
     for (int i = 0; i < 5; i++) {
         wide.dropout = rates[i];
         CHECK_INT(model_config_fault(&wide) == NULL, i > 2);
-    }
-}
-
-/* ================================================================================================================
-   >>definition
-   ================================================================================================================ */
-
-/* Whether a query of a sequence sees a key of it. window 0: there is none; less: in blocks of -window. */
-static int is_seen(int64_t key, int64_t query, int64_t window) {
-    if (window < 0) return key <= query && key / -window == query / -window;
-    return key <= query && (window == 0 || query - key < window);
-}
-
-/* softmax(q k / sqrt(head_dim)) v for query n - 1; with sinks, whose value is 0, as one score more. */
-static void reference_attention(double *out, const double *q, const double *k, const double *v, int64_t n,
-                                int64_t window, const real *sinks, int64_t heads, int64_t kv_heads, int64_t hd) {
-    double *p = TAKE(double, n);
-    for (int64_t head = 0; head < heads; head++) {
-        int64_t kv = head * kv_heads / heads;
-        double highest = sinks ? sinks[head] : -INFINITY, total = 0;
-        for (int64_t j = 0; j < n; j++) {
-            p[j] = 0;
-            if (!is_seen(j, n - 1, window)) continue;
-            const double *key = k + (j * kv_heads + kv) * hd;
-            for (int64_t d = 0; d < hd; d++) p[j] += q[head * hd + d] * key[d] / sqrt((double)hd);
-            highest = fmax(highest, p[j]);
-        }
-        if (sinks) total = exp(sinks[head] - highest);
-        for (int64_t j = 0; j < n; j++) total += p[j] = is_seen(j, n - 1, window) ? exp(p[j] - highest) : 0;
-        for (int64_t d = 0; d < hd; d++) {
-            out[head * hd + d] = 0;
-            for (int64_t j = 0; j < n; j++) {
-                if (p[j] > 0) out[head * hd + d] += p[j] / total * v[(j * kv_heads + kv) * hd + d];
-            }
-        }
-    }
-    free(p);
-}
-
-/* One tile after the other, each block of keys forward, or backward. */
-static void attention_over_block(const attention_problem *p, const key_block *keys, const attention_results *r,
-                                 const attention_gradients *g) {
-    for (int64_t t = 0; t < p->n_tiles; t++) {
-        if (p->tiles[t].slice > 0 && !keys->own) continue;
-        for (int64_t head = 0; head < p->heads; head++) {
-            if (!g) attention_forward_tile(p, keys, r, p->tiles[t], head);
-            else attention_backward_queries(p, keys, g, p->tiles[t], head);
-        }
-        for (int64_t head = 0; g && keys->own && head < p->kv_heads; head++) {
-            attention_backward_keys(p, keys, g, p->tiles[t], head);
-        }
-    }
-    for (int64_t first = 0; g && !keys->own && first < keys->count; first += LANES) {
-        attention_tile at = {0, first};
-        for (int64_t head = 0; head < p->kv_heads; head++) attention_backward_keys(p, keys, g, at, head);
-    }
-}
-
-/* The prefix, from the first key on that its window lets the first query see, `cut` keys at a time; then the chunk's
-   own, which follow it in the same arrays. */
-static void attention_over_blocks(const attention_problem *p, key_block all, int64_t prefix, int64_t cut,
-                                  const attention_results *r, const attention_gradients *g) {
-    int64_t width = p->kv_heads * p->head_dim, seen = 0;
-    while (seen < prefix && !is_seen(seen, prefix, p->window)) seen++;
-    for (int64_t first = seen; first <= prefix; first += cut) {
-        int64_t at = min_of(first, prefix), count = min_of(cut, prefix - at);
-        key_block part = {all.k + at * width, all.v + at * width, all.dk + at * width, all.dv + at * width,
-                          at, count, 0, NULL, 0};
-        if (count > 0) attention_over_block(p, &part, r, g);
-    }
-    key_block own = {all.k + prefix * width, all.v + prefix * width, all.dk + prefix * width, all.dv + prefix * width,
-                     0, all.count - prefix, 1, NULL, 0};
-    attention_over_block(p, &own, r, g);
-}
-
-/* Attention by itself, forward and backward, with lengths around the tile sizes and a prefix in the state, `cut` keys
-   at a time. The gradient of sum(weight * out) is compared with the derivative of the definition. Keys of the prefix
-   that the window hides from every query are not numbers, so that whoever looks at them is found out. */
-static void check_attention(int64_t prefix, const int64_t *lengths, int32_t n_slices, int64_t cut, int64_t window) {
-    enum { HEADS = 4, KV_HEADS = 2, HD = 6, MAX_SLICES = 4, WIDTH = HEADS * HD, KV = KV_HEADS * HD };
-    int32_t cu_q[MAX_SLICES + 1] = {0}, cu_k[MAX_SLICES + 1] = {0};
-    for (int32_t s = 0; s < n_slices; s++) {
-        cu_q[s + 1] = cu_q[s] + (int32_t)lengths[s];
-        cu_k[s + 1] = cu_k[s] + (int32_t)(lengths[s] + (s == 0 ? prefix : 0));
-    }
-    int64_t rows = cu_q[n_slices], keys = prefix + rows;
-    real *q = TAKE(real, rows * WIDTH), *k = TAKE(real, keys * KV), *v = TAKE(real, keys * KV);
-    real *out = TAKE(real, rows * WIDTH), *lse = TAKE(real, rows * HEADS), *dout = TAKE(real, rows * WIDTH);
-    real *slope = TAKE(real, rows * HEADS), *sum = TAKE(real, rows * HEADS);
-    real *dq = TAKE(real, rows * WIDTH), *dk = TAKE(real, keys * KV), *dv = TAKE(real, keys * KV);
-    double *rq = TAKE(double, rows * WIDTH), *rk = TAKE(double, keys * KV), *rv = TAKE(double, keys * KV);
-    double *row = TAKE(double, WIDTH);
-    for (int64_t i = 0; i < rows * WIDTH; i++) q[i] = normal_of(1, i), dout[i] = normal_of(2, i);
-    for (int64_t i = 0; i < keys * KV; i++) k[i] = normal_of(3, i), v[i] = normal_of(4, i);
-    for (int64_t i = 0; i < prefix * KV && !is_seen(i / KV, prefix, window); i++) k[i] = v[i] = (real)NAN;
-    memset(out, 0xFF, (size_t)(rows * WIDTH) * sizeof *out);
-    memset(lse, 0xFF, (size_t)(rows * HEADS) * sizeof *lse);
-    memset(dq, 0xFF, (size_t)(rows * WIDTH) * sizeof *dq);
-    memset(slope, 0xFF, (size_t)(rows * HEADS) * sizeof *slope);
-
-    attention_problem p = {0};
-    p.heads = HEADS;
-    p.kv_heads = KV_HEADS;
-    p.head_dim = HD;
-    p.window = window;
-    p.cu_seqlens_q = cu_q;
-    p.cu_seqlens_k = cu_k;
-    p.q = q;
-    attention_tile *tiles = TAKE(attention_tile, rows);
-    for (int32_t i = 0; i < n_slices; i++) p.n_tiles = put_tiles(tiles, p.n_tiles, i, lengths[i]);
-    p.tiles = tiles;
-    const key_block all = {k, v, dk, dv, 0, keys, 0, NULL, 0};
-    const attention_results r = {out, lse, sum};
-    const attention_gradients g = {out, dout, lse, slope, dq};
-    attention_forward_begin(&p, &r, rows);
-    attention_over_blocks(&p, all, prefix, cut, &r, NULL);
-    attention_forward_end(&p, &r, rows);
-    attention_backward_begin(&p, &g, rows);
-    attention_over_blocks(&p, all, prefix, cut, &r, &g);
-
-    /* the definition, and its derivative: d score = p (dout . v - sum p dout . v) */
-    double *prob = TAKE(double, keys);
-    double worst = 0;
-    for (int32_t s = 0; s < n_slices; s++) {
-        for (int64_t i = 0; i < lengths[s]; i++) {
-            int64_t query = cu_q[s] + i, n = (s == 0 ? prefix : 0) + i + 1;
-            const real *ks = k + (int64_t)cu_k[s] * KV, *vs = v + (int64_t)cu_k[s] * KV;
-            double *drk = rk + (int64_t)cu_k[s] * KV, *drv = rv + (int64_t)cu_k[s] * KV;
-            reference_attention(row, q + query * WIDTH, ks, vs, n, window, NULL, HEADS, KV_HEADS, HD);
-            for (int64_t d = 0; d < WIDTH; d++) {
-                double difference = fabs(row[d] - out[query * WIDTH + d]);
-                if (!(difference <= worst)) worst = difference;
-            }
-            for (int64_t head = 0; head < HEADS; head++) {
-                const real *qs = q + query * WIDTH + head * HD, *ds = dout + query * WIDTH + head * HD;
-                int64_t kv = head / (HEADS / KV_HEADS);
-                double total = 0, mean = 0;
-                for (int64_t j = 0; j < n; j++) {
-                    double score = 0;
-                    if (!is_seen(j, n - 1, window)) continue;
-                    for (int64_t d = 0; d < HD; d++) score += qs[d] * ks[j * KV + kv * HD + d];
-                    total += prob[j] = exp(score / sqrt((double)HD));
-                }
-                for (int64_t j = 0; j < n; j++) {
-                    if (!is_seen(j, n - 1, window)) continue;
-                    prob[j] /= total;
-                    for (int64_t d = 0; d < HD; d++) {
-                        mean += prob[j] * dout[query * WIDTH + head * HD + d] * vs[j * KV + kv * HD + d];
-                    }
-                }
-                for (int64_t j = 0; j < n; j++) {
-                    double along = 0;
-                    if (!is_seen(j, n - 1, window)) continue;
-                    for (int64_t d = 0; d < HD; d++) along += ds[d] * vs[j * KV + kv * HD + d];
-                    double dscore = prob[j] * (along - mean) / sqrt((double)HD);
-                    for (int64_t d = 0; d < HD; d++) {
-                        rq[query * WIDTH + head * HD + d] += dscore * ks[j * KV + kv * HD + d];
-                        drk[j * KV + kv * HD + d] += dscore * q[query * WIDTH + head * HD + d];
-                        drv[j * KV + kv * HD + d] += prob[j] * dout[query * WIDTH + head * HD + d];
-                    }
-                }
-            }
-        }
-    }
-    harness_note("prefix %d, cut %d, window %d, %d slices, first of %d", (int)prefix, (int)cut, (int)window,
-                 (int)n_slices, (int)lengths[0]);
-    CHECK(worst <= 1e-12);
-    CHECK(relative_difference(dq, rq, rows * WIDTH) <= 1e-12);
-    CHECK(relative_difference(dk, rk, keys * KV) <= 1e-12);
-    CHECK(relative_difference(dv, rv, keys * KV) <= 1e-12);
-    harness_note("%s", "");
-    free(q); free(k); free(v); free(out); free(lse); free(dout); free(slope); free(sum);
-    free(tiles); free(dq); free(dk); free(dv); free(rq); free(rk); free(rv); free(row); free(prob);
-}
-
-/* Of the prefixes below, each length meets every other one, unless FULL=1. */
-#define STRIDE ((size_t)harness_rounds(1, 2))
-
-TEST(attention_equals_the_definition) {
-    const int64_t lengths[] = {1, 2, 31, 32, 33, 64, 65}, prefixes[] = {0, 1, 31, 32, 33, 70};
-    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
-        for (size_t j = (size_t)harness_rounds(0, i % 2 != 0); j < sizeof prefixes / sizeof prefixes[0]; j += STRIDE) {
-            const int64_t slices[] = {lengths[i], 5, 1, 34};
-            check_attention(prefixes[j], slices, 1, 1000, 0);
-            check_attention(prefixes[j], slices, 4, 1000, 0);
-            check_attention(prefixes[j], slices, 4, 32, 0);
-            check_attention(prefixes[j], slices, 4, 7, 0);
-        }
-    }
-}
-
-/* Windows of one key, around a block and a tile, as long as the prefix, and longer than everything; the same sizes as
-   blocks beyond which nobody sees. */
-TEST(attention_with_a_window_equals_the_definition) {
-    const int64_t lengths[] = {1, 32, 33, 65}, prefixes[] = {0, 1, 32, 33, 70}, cuts[] = {1000, 32, 7};
-    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
-        for (size_t j = (size_t)harness_rounds(0, i % 2 != 0); j < sizeof prefixes / sizeof prefixes[0]; j += STRIDE) {
-            const int64_t slices[] = {lengths[i], 5, 1, 34};
-            const int64_t windows[] = {1, 2, 31, 32, 33, max_of(1, prefixes[j]), prefixes[j] + 1, 1000};
-            for (size_t w = 0; w < sizeof windows / sizeof windows[0]; w++) {
-                check_attention(prefixes[j], slices, 4, cuts[(i + j + w) % 3], windows[w]);
-                check_attention(prefixes[j], slices, 4, cuts[(i + j + w) % 3], -windows[w]);
-            }
-        }
     }
 }
 
@@ -808,21 +577,6 @@ TEST(nothing_is_shared_unasked) {
     }
 }
 
-TEST(gradients_add_to_what_is_there) {
-    const int64_t lengths[] = {50, 8, 8};
-    world x;
-    model_config c = tiny_model();
-    chunked_result result;
-    world_begin(&x, &c, lengths, 3, 10, 2, 0);
-    chunked_loss(&x, &result);
-    real *once = TAKE(real, x.gradient.count);
-    for (int64_t i = 0; i < x.gradient.count; i++) once[i] = 2 * x.gradient.flat[i];
-    chunked_loss(&x, &result);
-    CHECK(is_rounding(relative_difference(x.gradient.flat, once, x.gradient.count)));
-    free(once);
-    world_end(&x);
-}
-
 /* ================================================================================================================
    >>stream    states in host memory
    ================================================================================================================ */
@@ -871,6 +625,11 @@ TEST(a_stream_changes_no_bit) {
     }
 }
 
+/* Whether a query of a sequence sees a key of it. window 0: there is none. */
+static int is_seen(int64_t key, int64_t query, int64_t window) {
+    return key <= query && (window == 0 || query - key < window);
+}
+
 /* What a training step has sent, against a count from the rules: F and R read K and V of the prefix, B reads those and
    the gradients of all rows so far, and sends those of the prefix; F alone sends its own K and V. Of all these only
    what a query of a later chunk sees counts. */
@@ -903,26 +662,6 @@ static void check_what_a_stream_sends(int64_t window) {
 TEST(a_stream_sends_what_is_needed_and_no_more) {
     const int64_t windows[] = {0, 1, 2, 24, 25, KEY_BLOCK, 61, 1000};
     for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++) check_what_a_stream_sends(windows[i]);
-}
-
-/* With a stream, a sequence four times as long needs not one byte more on the device. */
-TEST(device_bytes_do_not_grow_with_the_sequence) {
-    int64_t device[3], host[3];
-    model_config c = tiny_model();
-    c.layers = 6;
-    for (int i = 0; i < 3; i++) {
-        const int64_t lengths[] = {(int64_t)harness_rounds(128, 64) << i, 20, 9};
-        world x;
-        chunked_result result;
-        world_begin(&x, &c, lengths, 3, 32, 2, 0);
-        x.runner.stream_bytes = stream_ring_bytes(kv_width_of(&c), KEY_BLOCK);
-        chunked_loss(&x, &result);
-        device[i] = x.meter.peak[MEMORY_ACTIVATIONS] + x.meter.peak[MEMORY_STATE] + x.meter.peak[MEMORY_WORKSPACE];
-        host[i] = x.meter.peak[MEMORY_HOST];
-        CHECK_INT(device[i], device[0]);
-        CHECK_INT(host[i], lengths[0] * 4 * kv_width_of(&c) * c.layers * (int64_t)sizeof(real));
-        world_end(&x);
-    }
 }
 
 /* Walks through a prefix of four blocks by hand, as a pass must and as it must not. tests/trainer/train_check.sh plants
@@ -965,71 +704,8 @@ TEST(the_ring_shows_a_wrong_order) {
 }
 
 /* ================================================================================================================
-   >>stages
+   >>targets
    ================================================================================================================ */
-
-/* The model cut into stages, as a pipeline runs it: whole sequences, the boundary handed on by hand. split: backward as
-   I on all stages, and only then W, in another order of stages. */
-static void check_stages(int split) {
-    const int64_t n = 23;
-    model_config c = tiny_model();
-    world x;
-    c.layers = 3;
-    c.dropout = 0.1;
-    c.untied = 1;
-    world_begin(&x, &c, &n, 1, 64, 1, 0);
-    weights whole = weights_new(&c);
-    double wanted = plain_loss(&x, &whole);
-    for (int64_t n_stages = 1; n_stages <= 3; n_stages++) {
-        int32_t cu_seqlens[2] = {0, (int32_t)n}, position[23], sequence[23] = {0}, token[23], target[23];
-        double weight[23];
-        chunk_rows rows = {n,      1,     0,      0,    cu_seqlens, cu_seqlens, position, sequence,
-                           weight, token, target, NULL, NULL,       NULL,       0,        0,
-                           0,      NULL,  NULL,   NULL};
-        for (int64_t t = 0; t < n; t++) {
-            weight[t] = batch_loss_weight(&x.batch);
-            position[t] = (int32_t)t;
-            token[t] = x.batch.tokens[0][t];
-            target[t] = batch_target(&x.batch, 0, t);
-        }
-        activations kept[3];
-        stage part[3];
-        workspace scratch = workspace_new(&c, n, &x.meter);
-        double loss = 0;
-        weights_clear(&x.gradient);
-        for (int64_t s = 0; s < n_stages; s++) {
-            part[s] = stage_of(&c, s, n_stages);
-            kept[s] = activations_new(&c, &part[s], n, 1, MEMORY_ACTIVATIONS, &x.meter);
-            if (s > 0) memcpy(stage_input(&kept[s]), stage_output(&kept[s - 1]), (size_t)(n * c.hidden) * sizeof(real));
-            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed, 0, NULL, NULL, 0};
-            loss += model_forward(&p);
-        }
-        for (int64_t s = n_stages - 1; s >= 0; s--) {
-            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed, 0, NULL, NULL, 0};
-            if (split) model_backward_input(&p, &x.gradient);
-            else model_backward(&p, &x.gradient);
-        }
-        if (split) { /* no weight has a gradient yet, except the gains of the norms */
-            CHECK(largest_of(x.gradient.layers[1].wq, c.hidden * c.hidden) == 0);
-            CHECK(largest_of(x.gradient.embedding, c.vocabulary * c.hidden) == 0);
-        }
-        for (int64_t s = 0; s < n_stages; s++) {
-            pass p = {&c, &x.weights, &rows, &kept[s], NULL, &scratch, part[s], x.seed, 0, NULL, NULL, 0};
-            /* W leans on nothing that I left in the scratch of rows */
-            memset(scratch.rows.stream, 0xff, (size_t)(scratch.transposed.wq - scratch.rows.stream) * sizeof(real));
-            if (split) model_backward_weights(&p, &x.gradient);
-            activations_free(&kept[s], &x.meter);
-        }
-        CHECK(loss == wanted);
-        CHECK(memcmp(x.gradient.flat, whole.flat, (size_t)whole.count * sizeof(real)) == 0);
-        workspace_free(&scratch, &x.meter);
-    }
-    weights_free(&whole);
-    world_end(&x);
-}
-
-TEST(stages_in_a_row_are_the_whole_model) { check_stages(0); }
-TEST(backward_in_two_passes_is_backward_in_one) { check_stages(1); }
 
 TEST(a_batch_without_targets_has_no_loss_and_no_gradient) {
     const int64_t lengths[] = {1, 30, 0, 1};
@@ -1045,83 +721,8 @@ TEST(a_batch_without_targets_has_no_loss_and_no_gradient) {
     world_end(&x);
 }
 
-/* The prompt has no loss, yet is seen: with it the loss is the mean over the rest only. */
-TEST(prompts_are_seen_but_not_learnt) {
-    const int64_t n = 40;
-    world x, y;
-    model_config c = tiny_model();
-    chunked_result result;
-    world_begin(&x, &c, &n, 1, 16, 1, 0);
-    world_begin(&y, &c, &n, 1, 16, 1, 25);
-    CHECK_INT(x.batch.n_targets, 39);
-    CHECK_INT(y.batch.n_targets, 15);
-    for (int32_t t = 0; t < 40; t++) {
-        CHECK_INT(batch_target(&y.batch, 0, t), t + 1 >= 25 && t + 1 < 40 ? y.batch.tokens[0][t + 1] : -1);
-    }
-    double all = chunked_loss(&x, &result), rest = chunked_loss(&y, &result);
-    x.batch.length[0] = 25; /* the targets of the prompt alone: causal, so the rest does not matter to them */
-    x.batch.n_targets = 24;
-    double prompt = plain_loss(&x, NULL);
-    CHECK(fabs(all * 39 - (prompt * 24 + rest * 15)) < 1e-11);
-    world_end(&x);
-    world_end(&y);
-}
-
 /* ================================================================================================================
-   >>dropout
-   ================================================================================================================ */
-
-TEST(dropout_drops_its_rate_and_keeps_the_mean) {
-    enum { ROWS = 200, WIDTH = 50 };
-    int32_t sequence[ROWS], position[ROWS];
-    double ones[ROWS * WIDTH], out[ROWS * WIDTH], other[ROWS * WIDTH];
-    for (int i = 0; i < ROWS; i++) sequence[i] = i / 50, position[i] = i % 50;
-    for (int i = 0; i < ROWS * WIDTH; i++) ones[i] = 1;
-    dropout_mask mask = {0.3, 9, sequence, position};
-    add_with_dropout(out, NULL, ones, &mask, ROWS, WIDTH);
-    int dropped = 0, same = 0;
-    for (int i = 0; i < ROWS * WIDTH; i++) {
-        if (!(out[i] == 0)) CHECK(out[i] == 1 / (1 - 0.3));
-        dropped += out[i] == 0;
-    }
-    CHECK(abs(dropped - 3000) < 5 * 46); /* 46: the standard deviation */
-    mask.seed = 10;
-    add_with_dropout(other, NULL, ones, &mask, ROWS, WIDTH);
-    for (int i = 0; i < ROWS * WIDTH; i++) same += out[i] == other[i];
-    CHECK(abs(same - 5800) < 5 * 50); /* 0.3 * 0.3 + 0.7 * 0.7: other seeds give independent masks */
-    mask.rate = 0;
-    add_with_dropout(out, ones, ones, &mask, ROWS, WIDTH);
-    for (int i = 0; i < ROWS * WIDTH; i++) CHECK(out[i] == 2);
-}
-
-TEST(dropout_differs_by_step_layer_site_and_position) {
-    model_config c = tiny_model();
-    int32_t sequence[2] = {0, 1}, position[2] = {0, 0};
-    chunk_rows rows = {2, 1, 0, 0, NULL, NULL, position, sequence, NULL, NULL, NULL, NULL, NULL, NULL, 0, 0, 0, NULL,
-                       NULL, NULL};
-    workspace none = {0};
-    pass p = {&c, NULL, &rows, NULL, NULL, &none, stage_of(&c, 0, 1), 1, 0, NULL, NULL, 0};
-    row_block b = {0, 2, none.rows};
-    uint64_t seen[40];
-    int n = 0;
-    for (uint64_t seed = 1; seed <= 2; seed++) {
-        p.seed = seed;
-        for (int64_t layer = -1; layer < 2; layer++) {
-            for (int site = 0; site < DROPOUT_SITES; site++) {
-                dropout_mask mask = dropout_of(&p, &b, layer, site);
-                for (int64_t row = 0; row < 2; row++) {
-                    seen[n] = dropout_key(&mask, row);
-                    for (int i = 0; i < n; i++) CHECK(seen[i] != seen[n]);
-                    n++;
-                }
-            }
-        }
-    }
-    CHECK_INT(n, 36);
-}
-
-/* ================================================================================================================
-   >>optimizer
+   >>ends
    ================================================================================================================ */
 
 /* Those of which a runner has no copy are freed here. */
@@ -1168,52 +769,9 @@ TEST(what_is_freed_is_empty) {
     CHECK_EMPTY(meter.held, "meter");
 }
 
-TEST(learning_rate_warms_up_and_decays) {
-    optimizer_config c = {1e-2, 0.1, 4, 24, 0.9, 0.95, 1e-8, 0, 0};
-    CHECK(fabs(learning_rate_at(&c, 0) - 0.25e-2) < 1e-15);
-    CHECK(fabs(learning_rate_at(&c, 3) - 1e-2) < 1e-15);
-    CHECK(fabs(learning_rate_at(&c, 4) - 1e-2) < 1e-15);
-    CHECK(fabs(learning_rate_at(&c, 14) - 0.55e-2) < 1e-15);
-    CHECK(fabs(learning_rate_at(&c, 24) - 1e-3) < 1e-15);
-    CHECK(fabs(learning_rate_at(&c, 1000) - 1e-3) < 1e-15);
-    c.warmup = 0;
-    CHECK(fabs(learning_rate_at(&c, 0) - 1e-2) < 1e-15);
-    c.warmup = 100; /* longer than the run */
-    CHECK(fabs(learning_rate_at(&c, 23) - 0.24e-2) < 1e-15);
-}
-
 /* ================================================================================================================
    >>data
    ================================================================================================================ */
-
-/* A cut file loses no byte; each piece has its own BEGIN and END and none is longer than asked. */
-TEST(files_become_documents_and_no_byte_is_lost) {
-    unsigned char bytes[300];
-    for (int i = 0; i < 300; i++) bytes[i] = (unsigned char)(i * 7);
-    for (size_t size = 0; size <= 300; size += size < 20 ? 1 : 37) {
-        for (int64_t longest = 0; longest <= 20; longest += longest == 0 ? 3 : 1) {
-            documents d = {0};
-            write_file(in_folder("text"), bytes, size);
-            add_path(&d, in_folder("text"), longest);
-            size_t at = 0;
-            for (int64_t i = 0; i < d.count; i++) {
-                const uint16_t *t = d.tokens + d.first[i];
-                int64_t n = document_length(&d, i);
-                CHECK(n >= 2 && (longest == 0 || n <= longest));
-                CHECK(i + 1 == d.count || n == longest);
-                CHECK_INT(t[0], TOKEN_BEGIN);
-                CHECK_INT(t[n - 1], TOKEN_END);
-                for (int64_t j = 1; j < n - 1; j++) {
-                    if (!(at < size && t[j] == bytes[at++])) FAIL("byte %d", (int)at);
-                }
-            }
-            CHECK_INT(at, size);
-            CHECK_INT(d.n_cut, d.count > 1);
-            documents_free(&d);
-        }
-    }
-    remove(in_folder("text"));
-}
 
 /* Around what is read at once; and what tells documents, batches and their targets apart. */
 TEST(long_files_are_whole_and_documents_differ) {
@@ -2037,24 +1595,18 @@ TEST(checkpoint_of_another_run_is_refused) {
     remove(path);
 }
 
-SUITE(trainer, CASE(hashes_are_those_of_splitmix64), CASE(models_are_refused_by_what_is_wrong),
+SUITE(trainer, CASE(models_are_refused_by_what_is_wrong),
       CASE(errors_of_the_library_come_back), CASE(the_check_tells_right_from_wrong),
       CASE(long_files_are_whole_and_documents_differ), CASE(directories_may_be_deep_but_not_endless),
       CASE(exit_statuses_say_whose_fault_it_is),
       CASE(token_files_are_as_described), CASE(token_files_that_make_no_sense_are_refused),
-      CASE(options_set_what_they_name), CASE(options_with_words_and_lists), CASE(what_cannot_be_printed_is_no_success), CASE(comparator_rejects_what_is_not_a_number), CASE(comparator_sees_small_and_stale_differences), CASE(attention_equals_the_definition),
-      CASE(attention_with_a_window_equals_the_definition),
+      CASE(options_set_what_they_name), CASE(options_with_words_and_lists), CASE(what_cannot_be_printed_is_no_success), CASE(comparator_rejects_what_is_not_a_number), CASE(comparator_sees_small_and_stale_differences),
       CASE(any_chunking_gives_the_same_gradients), CASE(nothing_stale_is_read_and_runs_repeat_bit_by_bit),
       CASE(k_changes_no_bit), CASE(a_stage_runs_the_head_once_a_chunk),
-      CASE(a_runner_grows_from_batch_to_batch), CASE(a_stream_changes_no_bit), CASE(a_stream_sends_what_is_needed_and_no_more),
-      CASE(device_bytes_do_not_grow_with_the_sequence), CASE(the_ring_shows_a_wrong_order),
+      CASE(a_runner_grows_from_batch_to_batch), CASE(a_stream_changes_no_bit), CASE(a_stream_sends_what_is_needed_and_no_more), CASE(the_ring_shows_a_wrong_order),
       CASE(memory_is_what_it_should_be), CASE(the_meter_counts_what_is_taken),
-      CASE(angles_are_put_in_their_places), CASE(nothing_is_shared_unasked), CASE(gradients_add_to_what_is_there),
-      CASE(stages_in_a_row_are_the_whole_model), CASE(backward_in_two_passes_is_backward_in_one),
-      CASE(a_batch_without_targets_has_no_loss_and_no_gradient),
-      CASE(prompts_are_seen_but_not_learnt), CASE(dropout_drops_its_rate_and_keeps_the_mean),
-      CASE(dropout_differs_by_step_layer_site_and_position), CASE(learning_rate_warms_up_and_decays), CASE(what_is_freed_is_empty),
-      CASE(files_become_documents_and_no_byte_is_lost), CASE(checkpoint_that_cannot_be_written), CASE(checkpoint_that_cannot_be_used_ends_the_program), CASE(checkpoint_comes_back_whole),
+      CASE(angles_are_put_in_their_places), CASE(nothing_is_shared_unasked),
+      CASE(a_batch_without_targets_has_no_loss_and_no_gradient), CASE(what_is_freed_is_empty), CASE(checkpoint_that_cannot_be_written), CASE(checkpoint_that_cannot_be_used_ends_the_program), CASE(checkpoint_comes_back_whole),
       CASE(checkpoint_names_and_files_belong_together), CASE(documents_that_begin_alike_are_checked),
       CASE(checkpoint_is_on_the_disk_or_the_old_one_is), CASE(checkpoint_is_finished_before_a_signal_comes),
       CASE(checkpoint_is_locked_where_its_link_leads_now),
