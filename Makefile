@@ -553,8 +553,8 @@ test-gpu: $(TEST_BUILD)/chunkflow
 	BUILD="$(BUILD)" JOBS=1 sh tests/run.sh "sh tests/cuda/cuda_device.sh" "sh tests/cuda/executor_check.sh device"
 
 # What the scripts start hundreds of times: with sanitizers starting it takes ten times as long, a third of that for the
-# search for leaks at the end. cli.sh always has them, files_check.sh for each command with all that it writes; the others
-# have them with FULL=1.
+# search for leaks at the end. cli.sh has them where what is read may be wrong, files_check.sh for each command with all
+# that it writes; all have them with FULL=1.
 CLI := CHUNKFLOW_PLAIN=$(BUILD)/chunkflow CHUNKFLOW=$(if $(filter 1,$(FULL)),$(TEST_BUILD),$(BUILD))/chunkflow
 
 # What takes longest comes first, so that at the end no processor waits for the other one.
@@ -579,7 +579,7 @@ test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
 	    "sh tests/trainer/train_check.sh $(BUILD)" \
 	    "env $(CLI) sh tests/command/python_check.sh $(BUILD)" \
 	    "env $(CLI) sh tests/command/cli_models.sh" \
-	    "env CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/command/cli.sh" \
+	    "env CHUNKFLOW_PLAIN=$(BUILD)/chunkflow CHUNKFLOW=$(TEST_BUILD)/chunkflow sh tests/command/cli.sh" \
 	    "sh tests/command/install_check.sh $(BUILD)" \
 	    $(if $(filter 1,$(FULL)),"$(PYTHON) -B tests/meta/pages.py $(BUILD)") \
 	    "sh tests/command/files_check.sh $(BUILD)" \

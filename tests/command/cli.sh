@@ -1194,18 +1194,19 @@ EOF
 # ----------------------------------------------------------------------------------------------------------------------
 
 test_harness
-test_help
+quick test_help
 test_usage
 test_lengths
 test_index
-test_gen
-test_gen_python
+quick test_gen
+quick test_gen_python
 test_lists
 test_trees
-test_pack
-test_tsv
-test_plan
+quick test_pack
+quick test_tsv
+quick test_plan
 test_outputs
-test_json
+quick test_json
 
+left_out "sanitizers for what is given sound input"
 finish

@@ -431,6 +431,12 @@ tune_example() { # compiler
     fi
 }
 
+# What an optimised library is compiled with; clang's takes options of another arithmetic at the same time.
+highest() { # compiler
+    if [ "$1" = clang ] && ! full; then printf '%s' "$HIGHEST -funsafe-math-optimizations"
+    else printf '%s' "$HIGHEST"; fi
+}
+
 # The order of evaluation, fused multiply-adds and vector code must not change a bit: one number over the plans,
 # schedules and timelines of many batches, the same from every build of every compiler. The first build says which.
 same_bits() { # compiler
@@ -444,7 +450,7 @@ same_bits() { # compiler
         case $level-$1 in
             *math*-gcc) continue ;;
             -O2\ -f* | -O[123]-*) full || continue ;;
-            "$HIGHEST-clang") full || level="$level -funsafe-math-optimizations" ;; # both at once
+            "$HIGHEST-"*) level=$(highest "$1") ;;
         esac
         library "$name" "$1" "$level" && build "$name" "$1" -std=c99 $level -no-pie $WARN $LINKED -I"$TOP" \
             "$HERE/record.c" "$library" -o "$OUT/$name" || return 0
@@ -469,7 +475,7 @@ same_tuning() { # compiler
     name=same-tuning-$1
     wanted "$name" || return 0
     for level in "$PLAIN" "$HIGHEST"; do
-        library "$name" "$1" "$HIGHEST" && object "$name" "$1" $(language_flags c99) $level $WARN $TUNE \
+        library "$name" "$1" "$(highest "$1")" && object "$name" "$1" $(language_flags c99) $level $WARN $TUNE \
             "$SOURCES/tune_implementation.c" && build "$name" "$1" -std=c99 $PLAIN -no-pie $WARN $LINKED $TUNE \
             "$SOURCES/tune_bits.c" "$library" "$object" -o "$OUT/$name" || return 0
         if ! "$OUT/$name" >"$OUT/$name.out" 2>&1; then
