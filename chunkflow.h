@@ -1131,6 +1131,10 @@ typedef struct cf_timing {
                                      pass takes it and then the larger of its compute and what is left of its stream */
     int no_overlap;               /* 1: a transfer between stages also occupies both stages; 0: it runs beside compute,
                                      and a stage has a queue for each of its two directions */
+    double gather_forward;        /* with gangs: as stream_forward, and behind it, for each row before the chunk that
+                                     another rank has (cf_gang_pieces). Ranks of a gang run a pass, but for W, together,
+                                     so that it takes as long as its slowest one */
+    double gather_backward;
 } cf_timing;
 
 /* ================================================================================================================
@@ -1412,7 +1416,7 @@ typedef struct cf_timeline {
     double replayed;             /* the part of it that is R */
     double bubble_useful;        /* 1 - (busy - replayed) / (n_stages x makespan): a replay counts as waste */
     double bubble_busy;          /* 1 - busy / (n_stages x makespan) */
-    int64_t stream_waits;        /* passes that take longer for their stream of state (cf_timing), as simulated */
+    int64_t stream_waits;        /* passes that take longer for their stream or gather of state (cf_timing) */
     double stream_seconds;       /* how much longer, in all; a part of busy */
     int64_t n_bounds;
     cf_bound bounds[CF_MAX_BOUNDS];
@@ -6679,6 +6683,8 @@ static cf_result cf__pipe_check_timing(const cf_timing *timing, int64_t n_v, cf_
     CF__TRY(cf__check_real(timing->seconds_per_token, "timing.seconds_per_token", -1, error));
     CF__TRY(cf__check_real(timing->stream_forward, "timing.stream_forward", -1, error));
     CF__TRY(cf__check_real(timing->stream_backward, "timing.stream_backward", -1, error));
+    CF__TRY(cf__check_real(timing->gather_forward, "timing.gather_forward", -1, error));
+    CF__TRY(cf__check_real(timing->gather_backward, "timing.gather_backward", -1, error));
     CF__TRY(cf__check_real(timing->stream_exposed, "timing.stream_exposed", -1, error));
     if (timing->stream_exposed > 1)
         return cf__fail_real(error, CF_ERROR_ARGUMENT, "timing.stream_exposed", -1, timing->stream_exposed,
@@ -6871,6 +6877,7 @@ typedef struct cf__pipeline {
     cf__pipe_costs *by_stage; /* (n_v) or NULL */
     cf_timing timing;         /* zeros where none is given */
     double stream[CF_COMPUTE_PASS_COUNT]; /* seconds that a token of the prefix is on its way in a pass */
+    double gather[CF_COMPUTE_PASS_COUNT]; /* and a row that another rank has */
     cf__pipe_links links[2][2]; /* the rules: by whether backwards are split; CF__PIPE_WAITS_FOR, CF__PIPE_HOLDS_UP */
     int8_t takes[CF__PIPE_PLACES]; /* how many virtual stages on the maker of what a pass takes is: 1 or -1; 0 where
                                       nothing crosses to it */
@@ -6936,6 +6943,8 @@ static cf__pipeline cf__pipe_of(const cf_plan *plan, const cf_shape *shape, cons
     if (timing != NULL) pipe.timing = *timing;
     pipe.stream[CF_F] = pipe.stream[CF_R] = pipe.timing.stream_forward;
     pipe.stream[CF_B] = pipe.stream[CF_I] = pipe.timing.stream_backward;
+    pipe.gather[CF_F] = pipe.gather[CF_R] = pipe.timing.gather_forward;
+    pipe.gather[CF_B] = pipe.gather[CF_I] = pipe.timing.gather_backward;
     cf__pipe_sort_rules(&pipe);
     return pipe;
 }
@@ -6962,13 +6971,26 @@ static inline double cf__pipe_compute_seconds(const cf__pipeline *pipe, int pass
     return cf_cost_seconds(&cf__pipe_costs_of(pipe, v)->of[pass], c->padded, c->pairs);
 }
 
-/* Seconds of the pass: the exposed part of its stream of state, then the larger of its compute and the rest. */
+/* Seconds of the pass by itself: what is exposed of its stream and its gather, then the larger of compute and rest. */
+static inline double cf__pipe_own_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
+    const cf_chunk *c = &pipe->chunks[chunk];
+    double compute = cf__pipe_compute_seconds(pipe, pass, chunk, v), moved, exposed;
+    if (!(pipe->stream[pass] > 0) && !(pipe->gather[pass] > 0)) return compute;
+    moved = cf__product(pipe->stream[pass], (double)c->prefix);
+    moved += cf__product(pipe->gather[pass], (double)(cf__metadata_prefix(pipe->plan, c) - c->prefix));
+    exposed = cf__product(moved, pipe->timing.stream_exposed);
+    return exposed + cf__most(compute, moved - exposed);
+}
+
+/* Seconds of the pass; but for W, ranks of a gang run those of a round together. */
 static inline double cf__pipe_pass_seconds(const cf__pipeline *pipe, int pass, int64_t chunk, int64_t v) {
-    double compute = cf__pipe_compute_seconds(pipe, pass, chunk, v), stream, exposed;
-    if (!(pipe->stream[pass] > 0)) return compute;
-    stream = cf__product(pipe->stream[pass], (double)pipe->chunks[chunk].prefix);
-    exposed = cf__product(stream, pipe->timing.stream_exposed);
-    return exposed + cf__most(compute, stream - exposed);
+    const cf_chunk *c = &pipe->chunks[chunk];
+    int64_t gang = c->group >= 0 && pass != CF_W ? pipe->plan->groups[c->group].gang : 0;
+    double most = 0;
+    if (gang == 0) return cf__pipe_own_seconds(pipe, pass, chunk, v);
+    for (chunk -= c->rank % gang * pipe->n; gang > 0; gang--, chunk += pipe->n)
+        most = cf__most(most, cf__pipe_own_seconds(pipe, pass, chunk, v));
+    return most;
 }
 
 /* Whether a tensor goes from one stage to another between two virtual stages side by side. */
@@ -6993,22 +7015,14 @@ static inline double cf__pipe_hop_seconds(const cf__pipeline *pipe, int64_t chun
 
 /* Times must stay far from infinity, or nothing could be compared. Adds up an upper bound of every makespan. */
 static cf_result cf__pipe_check_total(const cf__pipeline *pipe, cf_error *error) {
-    double tokens = 0, pairs = 0, prefixes = 0, n = (double)pipe->n, total = 0, transfers;
+    double tokens = 0, n = (double)pipe->n, total = 0, transfers;
     int64_t v, i;
+    int pass;
     if (pipe->n == 0) return CF_OK; /* on however many stages */
-    for (i = 0; i < pipe->n; i++) {
-        tokens += (double)pipe->chunks[i].padded;
-        pairs += (double)pipe->chunks[i].pairs;
-        prefixes += (double)pipe->chunks[i].prefix;
-    }
+    for (i = 0; i < pipe->n; i++) tokens += (double)pipe->chunks[i].padded;
     for (v = 0; v < pipe->n_v; v++)
-        for (i = 0; i < CF_COMPUTE_PASS_COUNT; i++) {
-            const cf_pass_cost *cost = &cf__pipe_costs_of(pipe, v)->of[i];
-            total += cf__product(cost->constant, n);
-            total += cf__product(cost->per_token, tokens);
-            total += cf__product(cost->per_pair, pairs);
-            total += cf__product(pipe->stream[i], prefixes);
-        }
+        for (pass = 0; pass < CF_COMPUTE_PASS_COUNT; pass++)
+            for (i = 0; i < pipe->n; i++) total += cf__pipe_pass_seconds(pipe, pass, i, v);
     transfers = cf__product(pipe->timing.latency, n) + cf__product(pipe->timing.seconds_per_token, tokens);
     total += cf__product(3 * (double)pipe->n_v, transfers);
     if (total <= DBL_MAX / 1e6) return CF_OK;
@@ -11279,9 +11293,9 @@ static void cf__simulate_count(cf_timeline *timeline, const cf_action *actions, 
 /* Which passes take longer for their stream of state, and how much. */
 static void cf__simulate_count_streams(cf__simulation *sim) {
     const cf__pipeline *pipe = &sim->pipe;
-    int streams = pipe->stream[CF_F] > 0 || pipe->stream[CF_B] > 0;
+    int moves = pipe->stream[CF_F] > 0 || pipe->stream[CF_B] > 0 || pipe->gather[CF_F] > 0 || pipe->gather[CF_B] > 0;
     int64_t i;
-    for (i = 0; i < sim->schedule->n_actions && streams; i++) {
+    for (i = 0; i < sim->schedule->n_actions && moves; i++) {
         const cf_action *a = &sim->schedule->actions[i];
         int64_t chunk = a->chunk - pipe->first_chunk;
         double more;

@@ -15,7 +15,7 @@
 
    The functions by task
        fit costs to measured passes     cf_cost_fit
-       estimate them from numbers       cf_cost_estimate, cf_model_find, cf_gpu_find
+       estimate them from numbers       cf_cost_estimate, cf_gang_costs, cf_model_find, cf_gpu_find
        bytes that a schedule needs      cf_schedule_memory
        limits that leave it those       cf_memory_limits
        choose ChunkSize and K           cf_tune, cf_tune_schedule, cf_tune_defaults, cf_tune_budget, cf_tuning_free,
@@ -160,6 +160,7 @@ typedef struct cf_cost_desc {
                                 forward attention loses half a wave of its blocks of 128 queries a head */
     int stream;              /* 1: state is in host memory and passes stream it by layer
                                 (cf_memory_desc.state_window) */
+    int64_t gang;            /* most ranks that share a sequence (cf_pack_desc.gang). 0, 1: none do */
 } cf_cost_desc;
 
 /* Seconds of every pass on every virtual stage, from FLOPs and rates.
@@ -176,7 +177,9 @@ typedef struct cf_cost_desc {
    of forward but the head (full). B = I + W.
    With a stream, K and V (two bytes an element) cross the GPU's link to the host in F and R, and in B and I their
    gradients (four bytes) as well, in and out, which is counted as if the two directions shared the link's rate. The
-   stage with the most layers stands for all; one of its layers is exposed.
+   stage with the most layers stands for all; one of its layers is exposed. With a gang, rows of K and V come from
+   other ranks over their link, that between nodes where tp x gang GPUs are more than one has, and in B and I as many
+   gradients besides; both directions of the link carry the same at once.
 
    stages: (pp x n_virtual), count of them. timing: all else that a schedule needs, with timing->stages = stages.
    step_seconds (NULL is allowed): what an iteration takes besides, once: the gradient exchange over dp and the
@@ -190,6 +193,11 @@ typedef struct cf_cost_desc {
    finite. */
 CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage_cost *stages, int64_t count,
                                               cf_timing *timing, double *step_seconds, cf_error *error);
+
+/* Fills in what cf_pack needs to choose how widely it spreads sequences over gangs of ranks: `cost`, forwards of the
+   first stage, and `gang_seconds`, what is exposed of their gathers and of a third of those in backward, which takes
+   about two forwards. timing: of cf_cost_estimate. */
+CHUNKFLOW_TUNE_API void cf_gang_costs(const cf_timing *timing, cf_pack_desc *pack);
 
 /* What a schedule needs at most: the report of each stage at its heaviest pass, by cf_schedule_loads and
    cf_memory_estimate. Of desc->parallel, pp, n_virtual and placement must be those of the schedule; unfused_attention
@@ -268,6 +276,7 @@ typedef struct cf_tune_candidate {
     int64_t recompute_layers;
     int64_t state_window;   /* state streams from host memory through a ring of so many rows (cf_memory_desc); 0: no.
                                memory.host says how much lies there */
+    int64_t gang;           /* of its split: most ranks that share a sequence. 0: none do */
     cf_tune_status status;
     const char *why;        /* a static string; "" for CF_TUNE_OK and CF_TUNE_UNTRIED */
     int64_t same_as;        /* CF_TUNE_DOMINATED: index of a candidate with the very same schedules or, of one that
@@ -330,7 +339,9 @@ typedef struct cf_tune_desc {
                                        none so long; times stay the list's. 0: the longest of the list */
     cf_pack_desc pack;              /* how to pack; chunk_size and n_ranks are not used. shares: of the whole list; then
                                        a tree is drawn as one, and where a batch is full before it ends, the next batch
-                                       begins with the rest of it */
+                                       begins with the rest of it. gang: the most that is tried, beside none, in splits
+                                       of one stage: 2, 4, 8 ... ranks, as far as they divide dp. Their schedules are
+                                       those of paper, and `cost` and `gang_seconds` the estimate's. Only with a gpu */
     const int64_t *chunk_sizes;     /* (n_chunk_sizes) NULL: 1K, 2K ... 128K, and the longest sequence (up to a multiple
                                        of pack.align), which is the least that splits nothing; without n_exact also, for
                                        the split that is best so, sizes between these (n_even) */
@@ -371,6 +382,7 @@ typedef struct cf_tuning {
     int64_t n_even;                 /* of the candidates, the last so many are of one split, in chunk_sizes that deal a
                                        mean batch out evenly; all others are sorted as said below */
     cf_parallel *splits;            /* (n_splits) */
+    int64_t *gangs;                 /* (n_splits) most ranks that share a sequence; 0: none do */
     cf_tune_candidate *candidates;  /* (n_candidates) by split, chunk_size, k, kind, replay, recompute and,
                                        fastest, whether state stays or streams */
     double *seconds;                /* (n_candidates x n_batches) of each batch; -1: not simulated */
@@ -1190,8 +1202,8 @@ static cf_result cft__step_seconds(const cf_cost_desc *desc, double *seconds, cf
     return CF_OK;
 }
 
-/* All else that a schedule needs: transfers between stages, and the stream of state of the stage with the most of it:
-   row_bytes for each token. shard: of the first stage. */
+/* All else that a schedule needs: transfers between stages, and the stream and gathers of state of the stage with the
+   most of it: row_bytes for each token. shard: of the first stage. */
 static cf_timing cft__transfer_timing(const cf_cost_desc *desc, const cf_shard *shard, int64_t most_layers,
                                       double row_bytes) {
     const cf_parallel *parallel = &desc->parallel;
@@ -1200,11 +1212,17 @@ static cf_timing cft__transfer_timing(const cf_cost_desc *desc, const cf_shard *
     memset(&timing, 0, sizeof timing);
     timing.latency = desc->gpu->latency;
     timing.seconds_per_token = (double)cft__div_up(2 * shard->hidden, shard->sequence) / rate;
-    if (!desc->stream) return timing;
-    timing.stream_forward = row_bytes / cft__product(desc->gpu->pcie, desc->gpu->link);
+    if (desc->stream) timing.stream_forward = row_bytes / cft__product(desc->gpu->pcie, desc->gpu->link);
     timing.stream_backward = 5 * timing.stream_forward; /* and 8 kv twice */
-    timing.stream_exposed = 1 / (double)most_layers;
+    if (desc->gang > 1) timing.gather_forward = row_bytes / cft__link_rate(desc, parallel->tp * desc->gang);
+    timing.gather_backward = 3 * timing.gather_forward; /* and 8 kv once in each direction */
+    if (desc->stream || desc->gang > 1) timing.stream_exposed = 1 / (double)most_layers;
     return timing;
+}
+
+CHUNKFLOW_TUNE_API void cf_gang_costs(const cf_timing *timing, cf_pack_desc *pack) {
+    pack->cost = timing->stages != NULL ? timing->stages[0].forward : timing->all.forward;
+    pack->gang_seconds = cft__product(timing->gather_forward + timing->gather_backward / 3, timing->stream_exposed);
 }
 
 static double cft__larger(double a, double b) { return a > b ? a : b; }
@@ -1227,7 +1245,7 @@ static cf_result cft__check_estimate(const cf_cost_desc *full, int64_t count, co
     double of[sizeof(cf_stage_cost) / sizeof(double)];
     int64_t s, i;
     int finite = cft__is_time(step) && cft__is_time(timing->latency) && cft__is_time(timing->seconds_per_token) &&
-                 cft__is_time(timing->stream_backward);
+                 cft__is_time(timing->stream_backward) && cft__is_time(timing->gather_backward);
     for (s = 0; s < count && finite; s++) {
         cf_stage_cost cost = cft__stage_seconds(full, s);
         memcpy(of, &cost, sizeof of);
@@ -1255,6 +1273,7 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     if (full.gpus_per_node == 0) full.gpus_per_node = 8;
     CFT__TRY(cft__range(full.gpus_per_node, 1, CF_MAX_RANKS, CF_ERROR_LIMIT, "gpus_per_node", -1, error));
     CFT__TRY(cft__range(full.chunk_size, 0, CF_MAX_CHUNK_SIZE, CF_ERROR_LIMIT, "chunk_size", -1, error));
+    CFT__TRY(cft__range(full.gang, 0, CF_MAX_RANKS, CF_ERROR_LIMIT, "gang", -1, error));
     if (count != full.parallel.pp * full.parallel.n_virtual)
         return cf_fail(error, CF_ERROR_ARGUMENT, "count", -1, full.parallel.pp * full.parallel.n_virtual, count,
                        "must be the number of virtual stages");
@@ -1516,7 +1535,6 @@ static int cft__split_fits(const cf_tune_desc *desc, const cf_parallel *split) {
     return cf_parallel_validate(desc->model, split, NULL) == CF_OK;
 }
 
-/* Writes the splits to `out`, or only counts them where it is NULL: by rising tp, then pp. */
 /* The most of a node's GPUs that a layer's experts can lie on, where that is searched for and there are experts. */
 static int64_t cft__most_ep(const cf_tune_desc *desc, const cf_parallel *of) {
     cf_parallel split = *of;
@@ -1528,24 +1546,35 @@ static int64_t cft__most_ep(const cf_tune_desc *desc, const cf_parallel *of) {
     return 0;
 }
 
-static int64_t cft__list_splits(const cf_tune_desc *desc, cf_parallel *out) {
+/* Adds a split, and once more with gangs of every width that is asked for and divides its ranks. Returns how many splits
+   there are then. out: the tuning to write them to, or NULL. */
+static int64_t cft__add_split(const cf_tune_desc *desc, const cf_parallel *split, cf_tuning *out, int64_t n) {
+    int64_t gang = 0, ranks = cft__max(split->dp, 1), most = desc->pack.gang;
+    if (split->pp > 1 || split->n_virtual > 1 || desc->timing != NULL || desc->model == NULL) most = 0;
+    for (; gang <= cft__min(most, ranks) && ranks % cft__max(gang, 1) == 0; gang = cft__max(2 * gang, 2), n++) {
+        if (out == NULL) continue;
+        out->splits[n] = cf_parallel_defaults(split);
+        out->gangs[n] = gang;
+    }
+    return n;
+}
+
+/* Writes the splits to `out`, or only counts them where it is NULL: by rising tp, then pp, then gang. */
+static int64_t cft__list_splits(const cf_tune_desc *desc, cf_tuning *out) {
     int64_t n = 0, gpus = desc->n_gpus, most;
     cf_parallel split = desc->parallel;
-    if (gpus == 0 && out != NULL) *out = cf_parallel_defaults(&split);
-    if (gpus == 0) return 1;
+    if (gpus == 0) return cft__add_split(desc, &split, out, 0);
     for (split.tp = 1; split.tp <= gpus && split.tp <= desc->model->heads; split.tp++) {
         if (gpus % split.tp != 0) continue;
         for (split.pp = 1; split.pp <= gpus / split.tp && split.pp <= desc->model->layers; split.pp++) {
             split.dp = gpus / split.tp / split.pp;
             split.ep = desc->parallel.ep;
             if (split.tp * split.pp * split.dp != gpus || !cft__split_fits(desc, &split)) continue;
-            if (out != NULL) out[n] = cf_parallel_defaults(&split);
-            n++;
+            n = cft__add_split(desc, &split, out, n);
             most = cft__most_ep(desc, &split);
             if (most == split.ep) continue;
             split.ep = most;
-            if (out != NULL) out[n] = cf_parallel_defaults(&split);
-            n++;
+            n = cft__add_split(desc, &split, out, n);
         }
     }
     return n;
@@ -1773,6 +1802,7 @@ static cf_result cft__start(cft__tuner *t, const int64_t *lengths, int64_t n, co
     CFT__TRY(cft__range(t->desc.context, 0, CF_MAX_LENGTH, CF_ERROR_LIMIT, "context", -1, error));
     if (!(t->desc.tolerance < 0)) CFT__TRY(cft__check_time(t->desc.tolerance, "tolerance", error));
     CFT__TRY(cft__range(t->desc.budget, 0, INT64_MAX, CF_ERROR_LIMIT, "budget", -1, error));
+    CFT__TRY(cft__range(t->desc.pack.gang, 0, CF_MAX_RANKS, CF_ERROR_LIMIT, "pack.gang", -1, error));
     if (desc->model == NULL && desc->bytes != NULL) CFT__TRY(cft__check_bytes(&t->desc, error));
     else CFT__TRY(cft__check_split(&t->desc, error));
     CFT__TRY(cft__check_lists(&t->desc, error));
@@ -1801,6 +1831,7 @@ static void cft__lay_out_tuning(cft__tuner *t, cft__carver *carver) {
     cf_tuning *header = &t->header, *tuning = (cf_tuning *)cft__take(carver, 1, sizeof(cf_tuning));
     int64_t n = header->n_candidates + t->room;
     header->splits = (cf_parallel *)cft__take(carver, header->n_splits, sizeof(cf_parallel));
+    header->gangs = (int64_t *)cft__take(carver, header->n_splits, sizeof(int64_t));
     header->candidates = (cf_tune_candidate *)cft__take(carver, n, sizeof(cf_tune_candidate));
     header->seconds = (double *)cft__take(carver, n * header->n_batches, sizeof(double));
     header->batch_tokens = (int64_t *)cft__take(carver, header->n_batches, sizeof(int64_t));
@@ -1907,9 +1938,12 @@ static cf_result cft__draw_batches(cft__tuner *t) {
     return CF_OK;
 }
 
-static cf_result cft__pack_batch(cft__tuner *t, int64_t chunk_size, int64_t batch) {
+/* Of t->split, whose costs are known. */
+static cf_result cft__pack_batch(cft__tuner *t, const cf_tune_candidate *c, int64_t batch) {
     cf_pack_desc desc = t->desc.pack;
-    desc.chunk_size = chunk_size;
+    desc.chunk_size = c->chunk_size;
+    desc.gang = c->gang;
+    if (c->gang > 1) cf_gang_costs(&t->timing, &desc);
     desc.n_ranks = t->split.dp;
     desc.allocator = &t->allocator;
     desc.shares = t->tuning->shares != NULL ? &t->tuning->shares[batch * t->desc.batch] : NULL;
@@ -2018,6 +2052,7 @@ static void cft__set_memory_of(cft__tuner *t, const cf_tune_candidate *c) {
     split.recompute_layers = c->recompute_layers;
     cft__set_memory(t, &split, c->state_window);
     t->memory.chunk_size = c->chunk_size;
+    t->memory.gathered = c->gang > 1 ? t->longest : 0;
 }
 
 /* Sets up what the functions below need to know about a split. */
@@ -2379,6 +2414,7 @@ static cf_result cft__set_up(cft__tuner *t, const cf_tune_candidate *c) {
         cost.gpus_per_node = t->desc.gpus_per_node;
         cost.chunk_size = c->chunk_size;
         cost.stream = c->state_window > 0;
+        cost.gang = c->gang;
         CFT__TRY(cf_cost_estimate(&cost, t->costs, t->split.pp * t->split.n_virtual, &t->timing, &t->step_seconds,
                                   t->error));
     }
@@ -2495,7 +2531,7 @@ static int cft__is_like_last(const cf_plan *plan, int64_t rank) {
 static cf_result cft__try_batch(cft__tuner *t, cf_tune_candidate *c, int64_t batch, double *seconds) {
     double slowest = 0, bubble = 0, waiting = 0;
     int64_t rank;
-    CFT__TRY(cft__pack_batch(t, c->chunk_size, batch));
+    CFT__TRY(cft__pack_batch(t, c, batch));
     for (rank = 0; rank < t->split.dp; rank++) {
         if (rank > 0 && cft__is_like_last(t->plan, rank)) continue;
         CFT__TRY(cft__fit_rank(t, c, batch, rank));
@@ -2701,10 +2737,10 @@ static cf_result cft__bound_points(cft__tuner *t, int64_t first, int64_t batch) 
 static cf_result cft__bound_batch(cft__tuner *t, int64_t first, int64_t batch) {
     const cf_tune_candidate *c = &t->tuning->candidates[first];
     int64_t *most = cft__most_chunks(t, first), way;
-    CFT__TRY(cft__pack_batch(t, c->chunk_size, batch));
-    *most = cft__max(*most, cft__longest_path(t->plan));
     for (way = 0; way < t->strides[CFT__REPLAY]; way++) {
         CFT__TRY(cft__set_up(t, &c[way]));
+        if (way == 0) CFT__TRY(cft__pack_batch(t, c, batch)); /* whatever the relief */
+        if (way == 0) *most = cft__max(*most, cft__longest_path(t->plan));
         CFT__TRY(cft__check_weights(t));
         CFT__TRY(cft__bound_points(t, first + way, batch));
     }
@@ -2734,6 +2770,8 @@ static void cft__fill_size(cft__tuner *t, int64_t first, int64_t split, int64_t 
         c->k = t->desc.ks[cft__index(t, id, CFT__K)];
         c->kind = t->desc.kinds[cft__index(t, id, CFT__KIND)];
         c->replay = t->desc.replays[cft__index(t, id, CFT__REPLAY)];
+        c->gang = t->tuning->gangs[split];
+        if (c->gang > 1) c->kind = CF_SCHEDULE_PAPER;
         cft__set_recompute(t, c, cft__index(t, id, CFT__LEVEL));
         c->state_window = t->windows[cft__index(t, id, CFT__WINDOW)];
         c->why = "";
@@ -2987,6 +3025,11 @@ static int cft__is_needless(cft__tuner *t, int64_t id) {
         c->same_as = id - t->strides[CFT__K];
         return 1;
     }
+    if (c->gang > 1 && cft__index(t, id, CFT__KIND) > 0) {
+        cft__give_up(c, "gangs take the schedules of paper: the same");
+        c->same_as = id - cft__index(t, id, CFT__KIND) * t->strides[CFT__KIND];
+        return 1;
+    }
     if (c->k >= most && replay > 0 && c->kind != CF_SCHEDULE_BEST &&
         cft__give_up_for(t, c, c - replay * t->strides[CFT__REPLAY],
                          "nothing is replayed: the same as the other form"))
@@ -3058,7 +3101,7 @@ static cf_result cft__run_heat(cft__tuner *t, int64_t id) {
         return CF_OK;
     }
     CFT__TRY(cft__begin(t, id));
-    CFT__TRY(cft__pack_batch(t, c->chunk_size, 0));
+    CFT__TRY(cft__pack_batch(t, c, 0));
     (void)cft__find_bound(t, c->k, &rank);
     CFT__TRY(cft__fit_rank(t, c, 0, rank));
     if (c->status == CF_TUNE_INFEASIBLE) return CF_OK;
@@ -3129,7 +3172,7 @@ static cf_result cft__find_first(cft__tuner *t) {
         int64_t id = i % n * t->strides[CFT__SPLIT] + size * t->strides[CFT__SIZE];
         if (i < n) id += t->strides[CFT__REPLAY] - 1;
         CFT__TRY(cft__set_up(t, &t->tuning->candidates[id]));
-        CFT__TRY(cft__pack_batch(t, t->desc.chunk_sizes[size], 0));
+        CFT__TRY(cft__pack_batch(t, &t->tuning->candidates[id], 0));
         CFT__TRY(cft__check_weights(t));
         CFT__TRY(cft__make_exact(t, id));
     }
@@ -3317,7 +3360,7 @@ static cf_result cft__tune_in(cft__tuner *t) {
     void *scratch = NULL;
     int64_t i;
     cf_result result;
-    (void)cft__list_splits(&t->desc, tuning->splits);
+    (void)cft__list_splits(&t->desc, tuning);
     for (i = 0; i < tuning->n_splits; i++)
         t->most_virtual = cft__max(t->most_virtual, tuning->splits[i].pp * tuning->splits[i].n_virtual);
     CFT__TRY(cft__carve(t, cft__lay_out_tuner, "batch", &scratch));
@@ -3390,6 +3433,7 @@ CHUNKFLOW_TUNE_API cf_result cf_tune_schedule(const cf_tune_desc *desc, const cf
     CFT__TRY(cft__check_choice_of(desc, tuning, c, plan, rank, error));
     t.header = *tuning;
     t.header.n_candidates = t.room = 0;
+    t.longest = tuning->batches[cft__longest_of(tuning->batches, (tuning->n_batches + 1) * tuning->batch)];
     t.tuning = &t.header;
     t.most_virtual = tuning->splits[c->split].pp * tuning->splits[c->split].n_virtual;
     CFT__TRY(cft__carve(&t, cft__lay_out_tuner, "plan", &scratch));

@@ -772,6 +772,8 @@ test_pack() {
     same pack/ranks/gang "2 4" "$(sed -n 's/^gangs  *\([0-9]*\) of .* over \([0-9]*\) ranks at most$/\1 \2/p' out)"
     between pack/ranks/gang/even "$(sed -n 's/^dearest rank  *\([0-9.]*\) x the mean cost .*/\1/p' out)" 1 1.05
     refuses pack/ranks/gang/more 2 'gang' pack --chunk-size 256 --ranks 4 --gang 5 giant
+    cf pack --chunk-size 1K --ranks 4 --gang 4 --model qwen2.5-7b --gpu h100-80g --launch 0.001 giant # a pass is dear
+    same pack/ranks/gang/priced 1 "$(sed -n 's/^gangs  *\([0-9]*\) of .*/\1/p' out)"
     cf pack --chunk-size 8 three
     same pack/ranks/one 0 "$(grep -c '^dearest rank' out)"
     cf pack --chunk-size 64 --align 8 --chunks short

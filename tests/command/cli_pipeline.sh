@@ -1344,6 +1344,10 @@ test_check() {
     same check/gang/said 1 "$(grep -c 'mg.json: 2 ranks meet in all passes of their gangs' out)"
     succeeds check/gang/lockstep check --plan pg.json --lockstep mg.json
     sed 's/"gang": 2}/"gang": 3}/' pg.json >pg3.json
+    cf plan --chunk-size 8K --k 1 --ranks 2 --gang 2 --plan-json pf.json --all-ranks --json mf.json --summary five
+    same plan/gang/alone "paper 0" "$(sed -n 's/^schedule *\([a-z]*\),.*/\1/p' out) $(grep -c '^in step' out)"
+    succeeds check/gang/alone check --plan pf.json mf.json
+    refuses compare/gang/stages 2 'has gangs: take paper and one stage' compare --chunk-size 8K --ranks 2 --gang 2 --stages 2 five
     refuses check/gang/broken 1 'gang' check pg3.json
     refuses check/all-ranks/other-plan 1 'n_chunks: is too large' check --plan p.json all.json
     refuses check/all-ranks/chart 2 'want the schedule of one rank' check --plan p2.json all.json --chart

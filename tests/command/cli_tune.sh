@@ -267,6 +267,39 @@ END
     fi
 done
 
+# The same with gangs: the dearest of the ranks that the command makes takes what the search says, less the step, and has
+# the memory; compare on that batch, too, and beside it what ranks without gangs take. Widths are chosen by what links take.
+name=tune_prints_gangs
+(echo 64K; echo 1K 9) >giant
+if wanted $name; then
+    # shellcheck disable=SC2086
+    if [ -z "$PYTHON" ]; then skip $name "no python3"
+    elif ! run tune giant $seven --tp 4 --pp 1 --dp 4 --gang 4 --batch 10 --batches 1 --chunk-sizes 4K,8K --ks 2,4 --zero 1 \
+        --tolerance 0 --batch-lengths drawn --json tuned.json --html page.html --jobs 1; then fail $name "$(cat err)"
+    elif cp out tuned; ! grep -q '^split  *tensor 4, pipeline 1, data 4, gangs of up to 4; ' tuned ||
+        ! grep -q '^  4 x 1 x 4 /2 ' tuned; then fail $name "no gangs in the text"
+    elif ! run plan $(sed -n 's/^  chunkflow plan //p' tuned); then fail $name "$(cat err)"
+    elif ! run check --plan plan.json schedules.json; then fail $name "$(cat err)"
+    elif ! run compare drawn $(sed -n 's/^  chunkflow plan \(.*\) --schedule paper \(.*\) --limit none.*/\1 \2/p' tuned) $seven \
+        --json compared.json; then fail $name "$(cat err)"
+    elif cp out compared; ! grep -q '^gangs  *of up to 4 ranks; the dearest of 4 takes ' compared; then fail $name "compare"
+    elif ! run report drawn -o page.html --json report.json --chunk-size 8K --k 4 --ranks 4 --gang 4 $seven --tp 4; then
+        fail $name "$(cat err)"
+    elif python - >why 2>&1 <<'END'
+import json
+t, c, r = json.load(open("tuned.json")), json.load(open("compared.json")), json.load(open("report.json"))
+best = next(x for x in t["candidates"] if x["id"] == t["winner"])
+assert [s.get("gang") for s in t["splits"]] == [None, 2, 4] and best["split"] == 2, t["splits"]
+made = [s["makespan"] for s in json.load(open("schedules.json"))["schedules"]]
+assert c["gangs"]["makespan"] == max(made) and c["gangs"]["widest"] == 4, (c["gangs"], made)
+assert 0 < best["seconds"] - max(made) < 0.3 * best["seconds"] and best["seconds"] < 0.6 * c["gangs"]["makespan_without"]
+assert c["gangs"]["memory"] == best["bytes"] < c["gangs"]["memory_without"], (c["gangs"], best["bytes"])
+assert {x["schedule"] for x in c["rows"] if not x["unsplit"]} == {"paper"}
+assert len(r["ranks"]) == 4 and all(x["makespan"] > 0 for x in r["ranks"]), r["ranks"]
+END
+    then ok $name; else fail $name "$(tail -n 1 why)"; fi
+fi
+
 # A batch that is one tree is one line, however many answers it has.
 name=tune_writes_large_trees
 if wanted $name; then
@@ -283,7 +316,7 @@ fi
 # Every option that plan has too, and that the search does not decide, is in the command; whatever options there will be.
 name=tune_repeats_all_options
 if wanted $name; then
-    decided="--budget --chunk-size --ep --help --json --k --limit --limit-bytes --ranks --recompute --recompute-layers --replay
+    decided="--budget --chunk-size --ep --gang --help --json --k --limit --limit-bytes --ranks --recompute --recompute-layers --replay
         --reserve --stages --stream --tp --tsv --zero"
     shape="--layers 8 --hidden 1024 --heads 8 --kv-heads 4 --head-dim 64 --ffn 2048 --vocab 32000 --tied --qkv-bias --qk-norm
         --no-gate --mtp 1 --gpu h100-80g --gpus-per-node 4 --launch 0.00002 --virtual 2 --placement v --stage-layers 3,2,2,1

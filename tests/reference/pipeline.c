@@ -260,13 +260,45 @@ static double compute_of(const cf_timing *timing, int64_t v, const cf_chunk *c, 
     }
 }
 
-/* And with its stream, by those of cf_timing: the exposed part, then whichever of the two is done later. */
-double pipeline_seconds(const cf_timing *timing, int64_t v, const cf_chunk *c, int pass) {
-    double compute = compute_of(timing, v, c, pass), stream = 0, alone;
+static int is_shared(const cf_plan *plan, const cf_chunk *c) { return c->group >= 0 && plan->groups[c->group].gang > 0; }
+
+/* Rows of a chunk's sequence that lie before it on other ranks. */
+static int64_t rows_of_others(const cf_plan *plan, const cf_chunk *c) {
+    const cf_slice *own = &plan->slices[c->first_slice];
+    int64_t i, rows = 0;
+    for (i = 0; is_shared(plan, c) && i < plan->n_chunks; i++) {
+        const cf_slice *s = &plan->slices[plan->chunks[i].first_slice];
+        if (is_shared(plan, &plan->chunks[i]) && plan->chunks[i].rank != c->rank && s->sequence == own->sequence &&
+            s->begin < own->begin)
+            rows += s->length;
+    }
+    return rows;
+}
+
+/* And with what is moved, by those of cf_timing: the exposed part, then whichever of the two is done later. */
+static double alone_seconds(const cf_plan *plan, const cf_timing *timing, int64_t v, const cf_chunk *c, int pass) {
+    double compute = compute_of(timing, v, c, pass), moved = 0, alone;
+    int forward = pass == CF_F || pass == CF_R;
     if (timing == NULL || pass == CF_W) return compute;
-    stream = (double)c->prefix * (pass == CF_F || pass == CF_R ? timing->stream_forward : timing->stream_backward);
-    alone = stream * timing->stream_exposed;
-    return compute > stream - alone ? alone + compute : stream;
+    moved = (double)c->prefix * (forward ? timing->stream_forward : timing->stream_backward);
+    if (timing->gather_forward > 0 || timing->gather_backward > 0)
+        moved += (double)rows_of_others(plan, c) * (forward ? timing->gather_forward : timing->gather_backward);
+    alone = moved * timing->stream_exposed;
+    return compute > moved - alone ? alone + compute : moved;
+}
+
+/* Of all ranks that run it at once. */
+double pipeline_seconds(const cf_plan *plan, const cf_timing *timing, int64_t v, int64_t chunk, int pass) {
+    const cf_chunk *c = &plan->chunks[chunk], *mate;
+    double most = alone_seconds(plan, timing, v, c, pass), other;
+    int64_t g;
+    for (g = 0; is_shared(plan, c) && pass != CF_W && g < plan->n_groups; g++) {
+        if (plan->groups[g].sequence != plan->groups[c->group].sequence) continue;
+        mate = &plan->chunks[plan->groups[g].first_chunk + c->index];
+        other = alone_seconds(plan, timing, v, mate, pass);
+        if (other > most) most = other;
+    }
+    return most;
 }
 
 /* When everything runs, as far as is known: a pass makes a result, which is sent if the pass that reads it is on
@@ -356,7 +388,7 @@ static void sweep(relaxation *r, int64_t stage) {
             begin = fmax(begin, r->received[i] + transfer);
         }
         set(r, &r->start[i], begin);
-        set(r, &r->end[i], begin + pipeline_seconds(r->timing, a->stage, &r->plan->chunks[a->chunk], a->pass));
+        set(r, &r->end[i], begin + pipeline_seconds(r->plan, r->timing, a->stage, a->chunk, a->pass));
         free_at[0] = r->end[i];
         if (!s->lowered && r->reader[i] >= 0 && stage_of(r, r->reader[i]) != stage) send_on(r, i, free_at);
     }

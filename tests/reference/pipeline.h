@@ -44,8 +44,8 @@ int64_t pipeline_find(const cf_schedule *schedule, int pass, int64_t chunk, int6
 int64_t pipeline_maker(const cf_schedule *schedule, const cf_action *send);
 double pipeline_transfer(const cf_plan *plan, const cf_timing *timing, int64_t chunk);
 
-/* Seconds of a pass of a chunk on virtual stage v, by the words of cf_stage_cost. */
-double pipeline_seconds(const cf_timing *timing, int64_t v, const cf_chunk *chunk, int pass);
+/* Seconds of a pass of a chunk on virtual stage v, by the words of cf_stage_cost and cf_timing. */
+double pipeline_seconds(const cf_plan *plan, const cf_timing *timing, int64_t v, int64_t chunk, int pass);
 
 /* Most bytes held at once on a stage, counted from scratch at each action. */
 int64_t pipeline_peak_bytes(const cf_plan *plan, const cf_schedule *schedule, const cf_bytes *bytes, int64_t stage);

@@ -113,6 +113,7 @@ static const bound bounds[] = {
     {"cf_gpu", "memory", INT64_MAX / 1000, 0, " gpu timing limit_bytes "},
     {"cf_cost_desc", "gpus_per_node", CF_MAX_RANKS, 0, NULL},
     {"cf_cost_desc", "chunk_size", CF_MAX_CHUNK_SIZE, 0, NULL},
+    {"cf_cost_desc", "gang", CF_MAX_RANKS, 0, NULL},
     {"cf_tune_desc", "chunk_sizes", CF_MAX_CHUNK_SIZE, 0, NULL},
     {"cf_tune_desc", "ks", CF_MAX_CHUNKS, 0, NULL},
     {"cf_tune_desc", "n_gpus", CF_MAX_RANKS, 2, NULL},

@@ -5,6 +5,7 @@
 #include "../harness.h"
 #include "../reference/naive.h"
 #include "../reference/oracle.h"
+#include "../reference/pipeline.h"
 #include "tools/chunkflow_tune.h"
 
 #include <math.h>
@@ -339,6 +340,101 @@ TEST(memory_has_the_gathered_layer) {
     CHECK_INT(cf_memory_estimate(&desc, &load, 1, &with, 1, NULL), CF_ERROR_ARGUMENT);
 }
 
+/* ---- how long ---- */
+
+/* When each rank is done, if ranks wait for each other wherever they share a pass. */
+static void run_all(const gangs *t, const cf_timing *timing, double *clock) {
+    int64_t at[MOST_RANKS] = {0}, rank, first, gang, i;
+    int moved = 1;
+    for (rank = 0; rank < MOST_RANKS; rank++) clock[rank] = 0;
+    while (moved)
+        for (moved = 0, rank = 0; rank < t->plan->n_ranks; rank++) {
+            const cf_action *a = &t->schedules[rank]->actions[at[rank]];
+            double start = 0, seconds;
+            int ready = at[rank] < t->schedules[rank]->n_actions;
+            if (!ready) continue;
+            seconds = pipeline_seconds(t->plan, timing, 0, a->chunk, a->pass);
+            gang = gang_of(t->plan, a->chunk) > 0 ? gang_of(t->plan, a->chunk) : 1;
+            first = rank - rank % gang;
+            for (i = first; i < first + gang; i++) {
+                const cf_action *b = &t->schedules[i]->actions[at[i]];
+                ready &= at[i] < t->schedules[i]->n_actions && b->pass == a->pass &&
+                         b->chunk == a->chunk + (i - rank) * t->plan->n_steps;
+                start = fmax(start, clock[i]);
+            }
+            for (i = first; ready && i < first + gang; i++, moved = 1) {
+                clock[i] = start + seconds;
+                at[i]++;
+            }
+        }
+    for (rank = 0; rank < t->plan->n_ranks; rank++) CHECK_INT(at[rank], t->schedules[rank]->n_actions);
+}
+
+/* A pass of a gang takes as long as its slowest rank, gathers included; and where larger gangs come first no rank waits
+   beside that, so each rank's time is the same by itself as among all the others. */
+TEST(ranks_take_as_long_alone_as_together) {
+    int i, waits = 0;
+    for (i = 0; i < 60; i++) {
+        harness_rng rng = {97000 + (uint64_t)i};
+        cf_schedule_desc columns = {.kind = CF_SCHEDULE_ZERO_BUBBLE};
+        cf_timing timing = {.all = {.forward = {1, 1, 0.03}, .backward = {2, 2, 0.07}, .input = {1, 1, 0.05},
+                                    .weight = {2, 1, 0}},
+                            .stream_exposed = 0.25};
+        cf_simulate_desc simulate = {.timing = &timing};
+        double clock[MOST_RANKS];
+        int64_t rank, j;
+        gangs t;
+        draw(&rng, &t);
+        if (i % 3 > 0) timing.gather_forward = 0.25, timing.gather_backward = 0.125;
+        if (i % 3 > 1) timing.stream_forward = timing.stream_backward = 0.5;
+        harness_note("seed %d", 97000 + i);
+        REQUIRE(pack(&t) && schedule(&t, i % 2 ? &columns : NULL));
+        if (i % 2 == 0) run_all(&t, &timing, clock);
+        for (rank = 0; rank < t.plan->n_ranks; rank++) {
+            const cf_schedule *s = t.schedules[rank];
+            cf_timeline *timeline = NULL;
+            REQUIRE(cf_simulate(t.plan, s, &simulate, &timeline, &t.error) == CF_OK);
+            if (i % 2 == 0) CHECK(fabs(timeline->makespan - clock[rank]) <= 1e-9 * clock[rank]);
+            for (j = 0; j < s->n_actions; j++) {
+                double seconds = pipeline_seconds(t.plan, &timing, 0, s->actions[j].chunk, s->actions[j].pass);
+                CHECK(fabs(timeline->end[j] - timeline->start[j] - seconds) <= 1e-9 * timeline->makespan);
+            }
+            waits += timeline->stream_waits > 0;
+            cf_timeline_free(timeline);
+        }
+        drop(&t);
+    }
+    CHECK(waits > 50);
+}
+
+/* What a GPU's numbers make of gathers: bytes over the link of so many GPUs, and of the widths that cf_pack chooses. */
+TEST(gathers_are_priced_by_model_and_gpu) {
+    cf_cost_desc desc = {.chunk_size = 8192, .parallel = {.tp = 2, .dp = 16}};
+    cf_stage_cost stage;
+    cf_timing timing;
+    cf_pack_desc pack = {0};
+    cf_error error;
+    int64_t gang;
+    desc.model = cf_model_find("qwen2.5-7b");
+    desc.gpu = cf_gpu_find("h100-80g");
+    for (gang = 0; gang <= 8; gang += 4) {
+        const double rate = 0.75 * (gang == 4 ? 450e9 : 50e9), row = gang > 0 ? 28 * 2 * 2 * 128 * 2 / rate : 0;
+        desc.gang = gang;
+        REQUIRE(cf_cost_estimate(&desc, &stage, 1, &timing, NULL, NULL) == CF_OK);
+        CHECK(fabs(timing.gather_forward - row) <= 1e-12 * row && fabs(timing.gather_backward - 3 * row) <= 3e-12 * row);
+        CHECK(fabs(timing.stream_exposed - (gang > 0 ? 1 / 28.0 : 0)) < 1e-15 && !(timing.stream_backward > 0));
+        cf_gang_costs(&timing, &pack);
+        CHECK(memcmp(&pack.cost, &stage.forward, sizeof pack.cost) == 0);
+        CHECK(fabs(pack.gang_seconds - 2 * row / 28) <= 1e-12 * row);
+    }
+    timing.stages = NULL;
+    cf_gang_costs(&timing, &pack);
+    CHECK(memcmp(&pack.cost, &timing.all.forward, sizeof pack.cost) == 0);
+    desc.gang = -1;
+    CHECK_INT(cf_cost_estimate(&desc, &stage, 1, &timing, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "gang");
+}
+
 /* ---- what is refused ---- */
 
 static void refused(cf_result result, const cf_error *e, cf_result code, const char *field) {
@@ -535,6 +631,7 @@ TEST(gangs_survive_without_memory) {
 SUITE(gangs, CASE(plans_with_gangs_are_sound), CASE(packing_gangs_needs_what_pack_size_says),
       CASE(gangs_even_out_giants), CASE(dear_transfers_make_gangs_narrow),
       CASE(chunks_of_gangs_see_the_rows_of_all_ranks), CASE(state_is_of_own_rows), CASE(memory_has_the_gathered_layer),
+      CASE(ranks_take_as_long_alone_as_together), CASE(gathers_are_priced_by_model_and_gpu),
       CASE(gangs_that_cannot_be_are_named),
       CASE(random_damage_to_gangs_is_judged_as_by_the_oracle), CASE(ranks_are_even_with_all_that_gangs_cost),
       CASE(broken_gangs_are_refused), CASE(gangs_are_written_and_damaged_ones_survived),

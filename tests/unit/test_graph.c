@@ -279,7 +279,7 @@ TEST(a_schedules_graph_has_its_passes) {
             int64_t id = naive_node(g, a->pass, a->chunk, a->stage);
             REQUIRE(id >= 0);
             CHECK_INT(g->nodes[id].keep, a->keep);
-            CHECK(g->nodes[id].seconds == pipeline_seconds(desc.timing, a->stage, &plan->chunks[a->chunk], a->pass));
+            CHECK(g->nodes[id].seconds == pipeline_seconds(plan, desc.timing, a->stage, a->chunk, a->pass));
         }
         n_v = g->shape.n_stages * g->shape.n_virtual;
         for (i = g->shape.rank * g->n_steps; i < (g->shape.rank + 1) * g->n_steps; i++) {

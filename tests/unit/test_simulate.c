@@ -204,8 +204,8 @@ static void check_streams(const cf_plan *plan, const cf_schedule *schedule, cons
     plain.stream_forward = plain.stream_backward = 0;
     for (i = 0; i < schedule->n_actions; i++) {
         const cf_action *a = &schedule->actions[i];
-        const cf_chunk *c = &plan->chunks[a->chunk];
-        double more = pipeline_seconds(timing, a->stage, c, a->pass) - pipeline_seconds(&plain, a->stage, c, a->pass);
+        double more = pipeline_seconds(plan, timing, a->stage, a->chunk, a->pass) -
+                      pipeline_seconds(plan, &plain, a->stage, a->chunk, a->pass);
         waits += more > 0;
         seconds += more;
     }

@@ -179,7 +179,7 @@ static cf_memory_load held_at(const cf_plan *plan, const cf_schedule *schedule, 
 }
 
 /* Most bytes on any stage at any action. */
-static int64_t peak_bytes(const fixture *f, const cf_parallel *split, const cf_plan *plan,
+static int64_t peak_bytes(const fixture *f, const cf_parallel *split, int64_t gang, const cf_plan *plan,
                           const cf_schedule *schedule) {
     cf_memory_desc memory = f->desc.memory;
     cf_memory_load loads[MOST_STAGES];
@@ -188,6 +188,8 @@ static int64_t peak_bytes(const fixture *f, const cf_parallel *split, const cf_p
     cf_error error;
     memory.model = f->desc.model;
     memory.parallel = *split;
+    for (v = 0; v < COUNT(f->lengths) && gang > 0; v++)
+        if (f->lengths[v] > memory.gathered) memory.gathered = f->lengths[v];
     for (s = 0; s < schedule->shape.n_stages; s++)
         for (id = schedule->first[s]; id < schedule->first[s + 1]; id++) {
             memset(loads, 0, sizeof loads);
@@ -228,10 +230,14 @@ static outcome brute_force(const fixture *f, const cf_tuning *tuning, const cf_t
         cost.gpu = f->desc.gpu;
         cost.parallel = *split;
         cost.chunk_size = c->chunk_size;
-        if (cf_pack(batches[b], f->desc.batch, &pack, &plan, &error) != CF_OK ||
-            cf_cost_estimate(&cost, stages, split->pp * split->n_virtual, &timing, &step, &error) != CF_OK) {
+        pack.gang = cost.gang = c->gang;
+        if (cf_cost_estimate(&cost, stages, split->pp * split->n_virtual, &timing, &step, &error) != CF_OK) {
             FAIL("%s", error.text);
-            cf_plan_free(plan);
+            return out;
+        }
+        if (c->gang > 0) cf_gang_costs(&timing, &pack);
+        if (cf_pack(batches[b], f->desc.batch, &pack, &plan, &error) != CF_OK) {
+            FAIL("%s", error.text);
             return out;
         }
         for (rank = 0; rank < split->dp; rank++) {
@@ -255,7 +261,7 @@ static outcome brute_force(const fixture *f, const cf_tuning *tuning, const cf_t
                 cf_simulate(plan, schedule, &simulate, &timeline, &error) != CF_OK) {
                 FAIL("%s", error.text);
             } else {
-                int64_t bytes = with_memory ? peak_bytes(f, split, plan, schedule) : 0;
+                int64_t bytes = with_memory ? peak_bytes(f, split, c->gang, plan, schedule) : 0;
                 if (timeline->makespan > slowest) slowest = timeline->makespan;
                 if (bytes > out.bytes) out.bytes = bytes;
             }
@@ -364,6 +370,49 @@ TEST(equals_brute_force_on_ranks) {
     for (i = 0; i < tuning->n_candidates; i++) CHECK_INT(tuning->candidates[i].peak_rank, 0);
     CHECK(tuning->n_simulated <= tuning->n_candidates * (tuning->n_batches + 1));
     cf_tuning_free(tuning);
+}
+
+/* Gangs of each width that divides the ranks stand beside none, with the schedules of paper whatever kind is asked for;
+   the giants of the list are spread, and all of it is as by hand: times, memory with the gathered layer, schedules. */
+TEST(equals_brute_force_with_gangs) {
+    static int64_t batches[MOST_BATCHES + 1][MOST_BATCH];
+    const cf_tune_candidate *c;
+    cf_tuning *tuning;
+    cf_error error;
+    fixture f;
+    int64_t i;
+    fixture_fill(&f, 7);
+    f.desc.n_exact = 3;
+    f.desc.parallel.pp = 1;
+    f.desc.parallel.dp = 4;
+    f.desc.pack.gang = 4;
+    f.desc.n_kinds = 2;
+    check_against_brute_force(&f);
+    tuning = tune(&f);
+    REQUIRE(tuning != NULL && tuning->n_splits == 3);
+    draw(&f, batches);
+    for (i = 0; i < 3; i++) CHECK_INT(tuning->gangs[i], 2 * i);
+    for (i = 0; i < tuning->n_candidates; i++) {
+        c = &tuning->candidates[i];
+        CHECK_INT(c->gang, tuning->gangs[c->split]);
+        CHECK(c->gang == 0 || c->kind == CF_SCHEDULE_PAPER);
+    }
+    c = &tuning->candidates[tuning->winner];
+    CHECK(c->gang > 0);
+    CHECK_INT(c->bytes, brute_force(&f, tuning, c, batches, 1).bytes);
+    cf_tuning_free(tuning);
+    for (i = 0; i < 3; i++) {
+        f.desc.parallel.pp = i == 0 ? 3 : 1;
+        f.desc.parallel.dp = i == 1 ? 3 : 4;
+        f.desc.pack.gang = i == 2 ? 3 : 4;
+        tuning = tune(&f);
+        REQUIRE(tuning != NULL);
+        CHECK_INT(tuning->n_splits, i < 2 ? 1 : 2);
+        cf_tuning_free(tuning);
+    }
+    f.desc.pack.gang = -1;
+    CHECK_INT(cf_tune(f.lengths, COUNT(f.lengths), &f.desc, &tuning, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "pack.gang");
 }
 
 /* Where no ChunkSizes are given, the longest sequence is one of them, in its place and only once; with it nothing is
@@ -1334,7 +1383,7 @@ TEST(bad_descriptions) {
     static const int64_t falling[] = {256, 128}, zero[] = {0}, huge[] = {(int64_t)1 << 40};
     static const cf_schedule_kind twice[] = {CF_SCHEDULE_BEST, CF_SCHEDULE_BEST}, wrong[] = {(cf_schedule_kind)99};
     static const cf_replay replays[] = {CF_REPLAY_LOCAL, CF_REPLAY_LOCAL};
-    static const cf_timing unit = {{{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}}, NULL, 0, 0, 0, 0, 0, 0};
+    static const cf_timing unit = {.latency = 0};
     fixture f;
     fixture_fill(&f, 1);
     f.desc.model = NULL;
@@ -1861,6 +1910,7 @@ SUITE(tune, CASE(experts_are_tried_where_a_node_allows),
       CASE(memory_of_a_schedule_is_that_of_its_worst_moment),
       CASE(limits_of_memory_are_those_of_the_search), CASE(limits_of_memory_refuse),
       CASE(equals_brute_force), CASE(equals_brute_force_on_trees), CASE(equals_brute_force_on_ranks),
+      CASE(equals_brute_force_with_gangs),
       CASE(equals_brute_force_on_splits),
       CASE(the_longest_sequence_is_a_chunk_size),
       CASE(equals_brute_force_on_virtual_stages), CASE(peak_is_the_walk_s), CASE(limit_is_kept),

@@ -143,6 +143,7 @@ void baseline_take_form(cf_tune_desc *desc, int packed, const int64_t *chunk_siz
 
     desc->pack.max_slices = most_slices(packed, desc->pack.max_slices);
     desc->pack.share_least = INT64_MAX; /* the same batches, but nothing is shared */
+    desc->pack.gang = 0;
     desc->chunk_sizes = chunk_size;
     desc->ks = &k;
     desc->kinds = &kind;

@@ -25,6 +25,7 @@ static const compare_options defaults = {.pipeline = PIPELINE_DEFAULTS};
 
 static const cli_option options[] = {
     PACKING_OPTIONS(compare_options, packing),
+    PACKING_GANG_OPTION(compare_options, packing),
     {.name = "--k", .alias = "--ks", .value = "K,...", .kind = CLI_TEXT, .offset = offsetof(compare_options, k),
      .help = "most chunks of a group that keep their activations; more\n"
      "than one number: a row for each;\n" PIPELINE_K_DEFAULT},
@@ -74,6 +75,7 @@ typedef struct comparison {
     int64_t n_rows;
     baseline_tuned context; /* where context parallelism makes the baseline faster; else its best is untried */
     double best; /* the least makespan of what fits; 0: no row has one */
+    row with[2]; /* of --gang: the dearest rank of paper, without gangs and with; makespan 0 where there are none */
     const row *paper;     /* its last row */
     int64_t *paper_peaks; /* (n_stages) the chunks that it keeps */
 } comparison;
@@ -166,7 +168,7 @@ static void add_row(comparison *t, int64_t kind, int64_t replay, int64_t k) {
     pipeline_place(&r->what, t->asked->n_virtual, (cf_placement)t->asked->placement);
 }
 
-/* Every kind, with every K and form of replay. */
+/* Every kind, with every K and form of replay; of gangs paper alone. */
 static int add_rows(comparison *t, const int64_t *k, int64_t n_k) {
     int64_t asked = t->asked->replay > 0 ? t->asked->replay : REPLAY_LOCAL;
     int64_t first = asked == REPLAY_LOCAL ? CF_REPLAY_LOCAL : CF_REPLAY_PIPELINE;
@@ -183,7 +185,8 @@ static int add_rows(comparison *t, const int64_t *k, int64_t n_k) {
     }
     for (i = 0; i < n_k; i++)
         for (replay = first; replay <= last; replay++)
-            for (kind = CF_SCHEDULE_PAPER; kind < ROW_KINDS; kind++) add_row(t, kind, replay, k[i]);
+            for (kind = CF_SCHEDULE_PAPER; kind < (t->pipe.gang > 1 ? 2 : ROW_KINDS); kind++)
+                add_row(t, kind, replay, k[i]);
     return CLI_OK;
 }
 
@@ -208,6 +211,42 @@ static const row *shortest(const comparison *t, int unsplit) {
         if (!found || r->makespan < found->makespan) found = r;
     }
     return found;
+}
+
+/* The dearest rank of a plan, as in the last row, and the most memory of any. */
+static cf_result fill_ranks(const comparison *t, const cf_plan *plan, row *dearest, cf_error *error) {
+    pipeline pipe = t->pipe;
+    cf_result result = CF_OK;
+
+    pipeline_take_gangs(&pipe, plan);
+    for (pipe.rank = 0; pipe.rank < plan->n_ranks && result == CF_OK; pipe.rank++) {
+        row r = {.what = t->paper->what};
+        pipeline_run run;
+        int64_t most = dearest->memory;
+        if ((result = pipeline_run_make(&pipe, plan, &r.what, &run, error)) != CF_OK) break;
+        measure(t, &run, &r);
+        pipeline_run_free(&run);
+        if (r.makespan > dearest->makespan) *dearest = r;
+        dearest->memory = most > r.memory ? most : r.memory;
+    }
+    return result;
+}
+
+static int fill_gangs(comparison *t) {
+    packing_options plain = t->asked->packing;
+    packing without;
+    cf_error error;
+    cf_result result;
+    int code;
+
+    if (t->pipe.gang < 2) return CLI_OK;
+    plain.gang = 0;
+    code = packing_of_lengths(&plain, t->packed.list.path, t->packed.lengths, NULL, t->packed.list.n_sequences, &without);
+    if (code != CLI_OK) return code;
+    result = fill_ranks(t, without.plan, &t->with[0], &error);
+    if (result == CF_OK) result = fill_ranks(t, t->packed.plan, &t->with[1], &error);
+    packing_free(&without);
+    return result == CF_OK ? CLI_OK : cli_error(&error, NULL);
 }
 
 static int fill_context(comparison *t) {
@@ -240,6 +279,7 @@ static int fill_table(comparison *t) {
         if (r->result == CF_OK && !r->too_large && (t->best == 0 || r->makespan < t->best)) t->best = r->makespan;
         if (r->result == CF_ERROR_MEMORY) code = cli_failed("%s", r->why);
     }
+    if (code == CLI_OK) code = fill_gangs(t);
     if (code == CLI_OK) code = fill_context(t);
     progress_end();
     return code;
@@ -411,14 +451,33 @@ static int print_context(const comparison *t, const row *ours) {
     printf("baseline          %s:\n                  %s s, %.2f GiB\n", words, pipeline_estimate(c->seconds),
            modelling_gib(c->bytes));
     if (ours) {
+        double seconds = t->pipe.gang > 1 ? t->with[1].makespan : ours->makespan;
         print_chunks(t, ours);
-        if (t->context.ranks > 1) printf("; rank %lld alone", (long long)t->pipe.rank);
-        printf("; %s x the baseline's time\n", pipeline_estimate(ratio(ours->makespan, c->seconds)));
-        if (c->seconds < ours->makespan)
+        if (t->context.ranks > 1 && t->pipe.gang < 2) printf("; rank %lld alone", (long long)t->pipe.rank);
+        printf("; %s x the baseline's time\n", pipeline_estimate(ratio(seconds, c->seconds)));
+        if (c->seconds < seconds)
             puts("                  The baseline is faster: GPUs that share each sequence leave no pipeline to fill.\n"
                  "                  --no-cp is without.");
     }
     return 1;
+}
+
+/* What the ranks take with and without gangs. */
+static void print_gangs(const comparison *t) {
+    int64_t rows, widest = packing_gangs(t->packed.plan, &rows);
+    int i;
+
+    for (i = 1; i >= 0; i--) {
+        printf("%-18s", i ? "gangs" : "");
+        if (i) printf("of up to %s ranks; ", cli_commas(widest));
+        else fputs("without: ", stdout);
+        printf("the dearest of %s takes %s %s", cli_commas(t->packed.plan->n_ranks),
+               pipeline_duration(t->with[i].makespan, t->pipe.unit_cost), pipeline_unit(t->pipe.unit_cost));
+        if (t->pipe.has_model) printf(", and one needs %.2f GiB", modelling_gib(t->with[i].memory));
+        if (i && t->pipe.has_model && t->pipe.memory.gathered > 0)
+            printf(", a layer of %s rows included", cli_commas(t->pipe.memory.gathered));
+        putchar('\n');
+    }
 }
 
 /* The baseline against the best row of chunks, in words. */
@@ -428,6 +487,7 @@ static void print_verdict(const comparison *t) {
     cf_plan_stats stats;
 
     putchar('\n');
+    if (t->pipe.gang > 1) print_gangs(t);
     if (print_context(t, ours)) return;
     if (!base) {
         print_no_baseline(t);
@@ -527,7 +587,7 @@ static void write_row(json_writer *w, const comparison *t, const row *r) {
 
 static void write_json(const comparison *t, cli_output *to) {
     json_writer w;
-    int64_t i;
+    int64_t i, rows;
 
     json_write_begin(&w, to, "chunkflow-comparison");
     json_integer_member(&w, "chunk_size", t->packed.plan->chunk_size);
@@ -537,6 +597,15 @@ static void write_json(const comparison *t, cli_output *to) {
     json_bool_member(&w, "estimated", !t->pipe.unit_cost);
     if (t->pipe.has_model) modelling_write(&w, &t->pipe.model);
     if (t->context.best.status == CF_TUNE_OK) baseline_write(&w, "context_baseline", &t->context);
+    if (t->pipe.gang > 1) {
+        json_open(&w, "gangs", '{');
+        json_integer_member(&w, "widest", packing_gangs(t->packed.plan, &rows));
+        json_number_member(&w, "makespan", t->with[1].makespan);
+        json_number_member(&w, "makespan_without", t->with[0].makespan);
+        if (t->pipe.has_model) json_integer_member(&w, "memory", t->with[1].memory);
+        if (t->pipe.has_model) json_integer_member(&w, "memory_without", t->with[0].memory);
+        json_close(&w, '}');
+    }
     json_open(&w, "rows", '[');
     for (i = 0; i < t->n_rows; i++) write_row(&w, t, &t->rows[i]);
     json_close(&w, ']');
@@ -559,16 +628,20 @@ static int compare(comparison *t) {
 
 static int run(const void *given, char **operands, int n_operands) {
     comparison t;
+    packing_options priced;
     int code;
 
     (void)n_operands;
     memset(&t, 0, sizeof t);
     t.asked = (const compare_options *)given;
+    priced = t.asked->packing;
     code = table_check("compare", t.asked->tsv, "--json", t.asked->json);
     if (code == CLI_OK) code = pipeline_open("compare", &t.asked->pipeline, t.asked->packing.ranks, &t.pipe);
     if (code != CLI_OK) return code;
-    code = packing_make(&t.asked->packing, operands[0], &t.packed);
+    code = pipeline_price_gangs(&t.pipe, &priced);
+    if (code == CLI_OK) code = packing_make(&priced, operands[0], &t.packed);
     if (code == CLI_OK) {
+        pipeline_take_gangs(&t.pipe, t.packed.plan);
         code = compare(&t);
         free(t.rows);
         free(t.paper_peaks);

@@ -1,6 +1,6 @@
 /* cmd_pack.c - chunkflow pack: pack a list of lengths into chunks and say how well that went. */
 
-#include "packing.h"
+#include "pipeline.h"
 #include "table.h"
 
 #include <stdlib.h>
@@ -8,17 +8,22 @@
 
 typedef struct pack_options {
     packing_options packing;
+    pipeline_options pipeline;
     int chunks;
     int tsv;
     const char *json;
     int metadata;
 } pack_options;
 
-static const pack_options defaults = {.chunks = 0};
+static const pack_options defaults = {.pipeline = PIPELINE_DEFAULTS};
 
 static const cli_option options[] = {
     PACKING_OPTIONS(pack_options, packing),
     PACKING_LOCKSTEP_OPTION(pack_options, packing),
+    PACKING_GANG_OPTION(pack_options, packing),
+    MODELLING_MODEL_OPTIONS(pack_options, pipeline.model),
+    MODELLING_SPLIT_OPTIONS(pack_options, pipeline.model),
+    GPU_OPTIONS(pack_options, pipeline.gpu, "with --gang, for the widths"),
     {.name = "--chunks", .kind = CLI_FLAG, .offset = offsetof(pack_options, chunks),
      .help = "also print a line for each chunk"},
     TABLE_OPTION(pack_options, tsv, "the lengths or, with --chunks, the chunks"),
@@ -178,13 +183,11 @@ static int print_columns(const cf_plan *plan) {
 
 /* Sequences that are spread over ranks: the first shares. */
 static void print_gangs(const cf_plan *plan) {
-    int64_t i, n = 0, widest = 0;
+    int64_t i, n = 0, rows, widest = packing_gangs(plan, &rows);
 
     for (i = 0; i < plan->n_groups; i++) {
         const cf_group *group = &plan->groups[i];
-        if (group->gang == 0 || group->first_chunk / plan->n_steps % group->gang != 0) continue;
-        n++;
-        if (group->gang > widest) widest = group->gang;
+        n += group->gang > 0 && group->first_chunk / plan->n_steps % group->gang == 0;
     }
     if (n == 0) return;
     printf("gangs             %s of the sequences are spread over %s ranks at most\n", cli_commas(n), cli_commas(widest));
@@ -283,6 +286,8 @@ static int print_all(const pack_options *asked, packing *packed) {
 
 static int run(const void *given, char **operands, int n_operands) {
     const pack_options *asked = (const pack_options *)given;
+    packing_options priced = asked->packing;
+    pipeline pipe;
     packing packed;
     cli_output json = {0};
     cf_write_desc desc;
@@ -292,7 +297,11 @@ static int run(const void *given, char **operands, int n_operands) {
     (void)n_operands;
     if (asked->metadata && !asked->json) return cli_usage("pack", "--metadata wants --json");
     code = table_check("pack", asked->tsv, "--json", asked->json);
-    if (code == CLI_OK) code = packing_make(&asked->packing, operands[0], &packed);
+    if (code == CLI_OK) code = pipeline_open("pack", &asked->pipeline, priced.ranks, &pipe);
+    if (code != CLI_OK) return code;
+    code = pipeline_price_gangs(&pipe, &priced);
+    pipeline_close(&pipe);
+    if (code == CLI_OK) code = packing_make(&priced, operands[0], &packed);
     if (code != CLI_OK) return code;
     code = cli_output_open(&json, asked->json);
     memset(&desc, 0, sizeof desc);

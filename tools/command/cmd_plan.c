@@ -48,11 +48,13 @@ static const plan_options defaults = {.pipeline = PIPELINE_DEFAULTS};
 static const cli_option options[] = {
     PACKING_OPTIONS(plan_options, packing),
     PACKING_LOCKSTEP_OPTION(plan_options, packing),
+    PACKING_GANG_OPTION(plan_options, packing),
     {.name = "--k", .alias = "--ks", .value = "K",
      .kind = CLI_NUMBER, .offset = offsetof(plan_options, k), .min = 1, .max = INT32_MAX,
      .help = "most chunks of a group that keep their activations;\n" PIPELINE_K_DEFAULT},
     {.name = "--schedule", .value = "paper|gpipe|1f1b|interleaved|zero-bubble|best", .kind = CLI_CHOICE,
-     .offset = offsetof(plan_options, kind), .help = "the order of the passes; default best"},
+     .offset = offsetof(plan_options, kind), .help = "the order of the passes; default best, or with --gang on one\n"
+     "stage paper: there all others are one list of columns"},
     {.name = "--virtual", .value = "V", .kind = CLI_NUMBER, .offset = offsetof(plan_options, n_virtual), .min = 1,
      .max = CF_MAX_STAGES,
      .help = "virtual stages of each stage, for interleaved (default 2),\n"
@@ -130,9 +132,10 @@ static const cli_option options[] = {
 /* What is printed and written. */
 typedef struct planned {
     const plan_options *asked;
+    cf_schedule_kind kind;
     int64_t k;
     packing packed;
-    cf_plan *columns;     /* with --lockstep or --gang: of all ranks; or NULL */
+    cf_plan *columns;     /* with --lockstep, or gangs that are not scheduled by paper: of all ranks; or NULL */
     double in_step;       /* how long all ranks take then */
     pipeline pipe;
     pipeline_run run;
@@ -172,7 +175,7 @@ static int make_run(const planned *made, const pipeline *pipe, pipeline_run *run
     cf_result result;
 
     memset(&what, 0, sizeof what);
-    what.kind = (cf_schedule_kind)asked->kind;
+    what.kind = made->kind;
     what.replay = (cf_replay)asked->replay;
     what.n_virtual = asked->n_virtual;
     what.placement = (cf_placement)asked->placement;
@@ -193,7 +196,8 @@ static int make_columns(planned *made) {
     pipeline_costs costs;
     cf_error error;
 
-    if (!made->asked->packing.lockstep && made->asked->packing.gang < 2) return CLI_OK;
+    if (!made->asked->packing.lockstep && (made->asked->packing.gang < 2 || made->kind == CF_SCHEDULE_PAPER))
+        return CLI_OK;
     if (pipeline_costs_make(&made->pipe, 1, plan->chunk_size, CF_RECOMPUTE_DEFAULT, &costs, &error) != CF_OK)
         return cli_error(&error, NULL);
     if (!made->pipe.unit_cost) cost = costs.stages ? costs.stages[0].forward : costs.timing.all.forward;
@@ -410,8 +414,9 @@ static void print_times(const planned *made) {
     int64_t i;
 
     if (made->columns)
-        printf("in step           all ranks take %s; the times that follow are those of this rank alone\n",
-               pipeline_duration(made->in_step, made->pipe.unit_cost));
+        printf("in step           all ranks take %s%s; the times that follow are those of this rank alone\n",
+               pipeline_duration(made->in_step, made->pipe.unit_cost),
+               made->pipe.gang > 1 ? ", beside what gangs gather" : "");
     pipeline_print_times(timeline, made->pipe.unit_cost, 1);
     pipeline_print_speed(&made->pipe, made->packed.plan, timeline->makespan);
     for (i = 0; i < timeline->n_bounds; i++)
@@ -770,16 +775,22 @@ static int make_held(planned *made) {
 static int run(const void *given, char **operands, int n_operands) {
     const plan_options *asked = (const plan_options *)given;
     pipeline_options pipeline_asked = asked->pipeline;
+    packing_options priced = asked->packing;
     planned made;
     int code = check_outputs(asked);
 
     (void)n_operands;
     memset(&made, 0, sizeof made);
     made.asked = asked;
+    made.kind = (cf_schedule_kind)asked->kind;
+    if (priced.gang > 1 && !priced.lockstep && asked->pipeline.stages == 1 && asked->kind == 0)
+        made.kind = CF_SCHEDULE_PAPER;
     if (pipeline_asked.model.stage_layers) pipeline_asked.model.n_virtual = asked->n_virtual; /* whose layers they are */
     if (code == CLI_OK) code = pipeline_open("plan", &pipeline_asked, asked->packing.ranks, &made.pipe);
     if (code != CLI_OK) return code;
-    code = packing_make(&asked->packing, operands[0], &made.packed);
+    code = pipeline_price_gangs(&made.pipe, &priced);
+    if (code == CLI_OK) code = packing_make(&priced, operands[0], &made.packed);
+    if (code == CLI_OK) pipeline_take_gangs(&made.pipe, made.packed.plan);
     if (code == CLI_OK) code = make_columns(&made);
     if (code == CLI_OK) {
         const cf_plan *plan = made.columns ? made.columns : made.packed.plan;

@@ -30,6 +30,7 @@ static const cli_option options[] = {
     {.name = "--json", .value = "FILE|-", .kind = CLI_TEXT, .offset = offsetof(report_options, json),
      .help = "write the numbers of the page as JSON, too"},
     PACKING_OPTIONS(report_options, packing),
+    PACKING_GANG_OPTION(report_options, packing),
     {.name = "--k", .alias = "--ks", .value = "K", .kind = CLI_NUMBER, .offset = offsetof(report_options, k), .min = 1,
      .max = INT32_MAX, .help = "most chunks of a group that keep their activations;\n" PIPELINE_K_DEFAULT},
     {.name = "--replay", .value = "pipeline|local", .kind = CLI_CHOICE, .offset = offsetof(report_options, replay),
@@ -48,6 +49,7 @@ static const cli_option options[] = {
 /* What is made for a report and has to be freed after it. */
 typedef struct maker {
     const report_options *asked;
+    packing_options priced;
     int64_t k;
     packing packed;
     pipeline pipe;
@@ -77,20 +79,24 @@ static int add_case(maker *m, const char *name, cf_schedule_kind kind, int split
     return report_add_case(&m->out, name, &what);
 }
 
+/* What schedules of gangs are made by; else the one that is searched for. */
+static cf_schedule_kind main_kind(const maker *m) { return m->pipe.gang > 1 ? CF_SCHEDULE_PAPER : CF_SCHEDULE_BEST; }
+
 static int add_cases(maker *m) {
     int pipelined = m->pipe.n_stages > 1, code;
 
     code = add_case(m, "paper", CF_SCHEDULE_PAPER, 0);
+    if (m->pipe.gang > 1) return code;
     if (code == CLI_OK && pipelined) code = add_case(m, "zero-bubble", CF_SCHEDULE_ZERO_BUBBLE, 0);
     if (code == CLI_OK) code = add_case(m, "best", CF_SCHEDULE_BEST, 0);
     if (code == CLI_OK && pipelined) code = add_case(m, "best, I + W", CF_SCHEDULE_BEST, 1);
     return code;
 }
 
-/* A report_rank_fn: the schedule `best`. */
+/* A report_rank_fn. */
 static cf_result simulate_rank(void *user, const pipeline *rank, pipeline_run *out) {
     const maker *m = (const maker *)user;
-    pipeline_case what = case_of(m, CF_SCHEDULE_BEST, 0);
+    pipeline_case what = case_of(m, main_kind(m), 0);
     cf_error error;
 
     return pipeline_run_make(rank, m->packed.plan, &what, out, &error);
@@ -198,15 +204,15 @@ static int make(maker *m) {
 
     m->k = m->asked->k > 0 ? m->asked->k
            : pipeline_default_k(&m->pipe, m->packed.plan, (cf_replay)m->asked->replay);
-    best = case_of(m, CF_SCHEDULE_BEST, m->pipe.n_stages > 1);
+    best = case_of(m, main_kind(m), m->pipe.n_stages > 1);
     report_start(&m->out, &m->packed, &m->pipe, m->k);
     m->out.k_words = m->asked->k > 0 ? NULL : pipeline_default_k_words(&m->pipe);
     code = report_add_baseline(&m->out, &m->asked->packing, NULL);
     if (code == CLI_OK && !m->asked->no_cp) code = report_add_context(&m->out, &m->asked->packing);
     if (code == CLI_OK) code = add_cases(m);
-    if (code == CLI_OK) code = report_try_changes(&m->out, &best, &m->asked->packing);
+    if (code == CLI_OK) code = report_try_changes(&m->out, &best, &m->priced);
     if (code == CLI_OK) code = add_measured(m);
-    if (code == CLI_OK) code = report_add_ranks(&m->out, "best", simulate_rank, m);
+    if (code == CLI_OK) code = report_add_ranks(&m->out, cf_schedule_kind_name(main_kind(m)), simulate_rank, m);
     return code;
 }
 
@@ -237,7 +243,10 @@ static int run(const void *given, char **operands, int n_operands) {
         return cli_usage("report", "-o and --json both name %s", m.asked->output);
     code = pipeline_open("report", &m.asked->pipeline, m.asked->packing.ranks, &m.pipe);
     if (code != CLI_OK) return code;
-    code = packing_make(&m.asked->packing, operands[0], &m.packed);
+    m.priced = m.asked->packing;
+    code = pipeline_price_gangs(&m.pipe, &m.priced);
+    if (code == CLI_OK) code = packing_make(&m.priced, operands[0], &m.packed);
+    if (code == CLI_OK) pipeline_take_gangs(&m.pipe, m.packed.plan);
     progress_begin("reporting");
     if (code == CLI_OK) code = make(&m);
     progress_end();

@@ -67,6 +67,9 @@ static const cli_option options[] = {
      .help = "leave a group's last chunk alone, as the paper does"},
     {.name = "--align", .value = "A", .kind = CLI_NUMBER, .offset = offsetof(tune_options, align), .min = 1,
      .max = CF_MAX_CHUNK_SIZE, .help = "start slices at multiples of A; divides every chunk size"},
+    {.name = "--gang", .value = "G", .kind = CLI_NUMBER, .offset = offsetof(tune_options, gang), .min = 1,
+     .max = CF_MAX_RANKS, .help = "in splits without a pipeline also try to spread sequences over\n"
+     "2, 4, 8 ... G data-parallel ranks, for trainers that can"},
     {.name = "--show", .value = "N", .kind = CLI_NUMBER, .offset = offsetof(tune_options, show), .min = 1,
      .max = CF_MAX_CANDIDATES, .help = "how many of the best to find and print; default 10"},
     {.name = "--no-cp", .kind = CLI_FLAG, .offset = offsetof(tune_options, no_cp),
@@ -178,6 +181,7 @@ static int fill_desc(tune_job *job) {
     desc->memory.state_window = memory.state_window;
     desc->pack.no_tails = asked->no_tails;
     desc->pack.align = asked->align;
+    desc->pack.gang = asked->gang;
     desc->no_stream = asked->no_stream;
     desc->split_backward = asked->split_backward;
     desc->budget = asked->budget;
@@ -309,10 +313,12 @@ static void run_tasks(void *user, int64_t n, cf_tune_task task, void *context) {
    Printing
    ---------------------------------------------------------------------------------------------------------------- */
 
-static const char *split_text(const cf_parallel *p) {
+/* gang: ranks that share a sequence at most; 0: none do. */
+static const char *split_text(const cf_parallel *p, int64_t gang) {
     char *text = cli_scratch();
     snprintf(text, CLI_SCRATCH_BYTES, "%lld x %lld x %lld", (long long)p->tp, (long long)p->pp, (long long)p->dp);
     if (p->ep > 1) snprintf(text + strlen(text), CLI_SCRATCH_BYTES - strlen(text), " (%lld)", (long long)p->ep);
+    if (gang > 1) snprintf(text + strlen(text), CLI_SCRATCH_BYTES - strlen(text), " /%lld", (long long)gang);
     return text;
 }
 
@@ -383,10 +389,10 @@ static void print_winner(const tune_job *job, const cf_tuning *tuning) {
     printf("best              ChunkSize %s, K %s, schedule %s, %s replay%s\n", cli_commas(c->chunk_size),
            cli_commas(c->k), cf_schedule_kind_name(c->kind), cf_replay_name(c->replay),
            c->state_window > 0 ? ", state streamed" : "");
-    printf("split             tensor %s, pipeline %s, data %s%s%s; recompute %s\n",
+    printf("split             tensor %s, pipeline %s, data %s%s%s%s%s; recompute %s\n",
            cli_commas(p->tp), cli_commas(p->pp), cli_commas(p->dp), p->ep > 1 ? ", experts " : "",
-           p->ep > 1 ? cli_commas(p->ep) : "",
-           modelling_recompute_words(c->recompute, c->recompute_layers));
+           p->ep > 1 ? cli_commas(p->ep) : "", c->gang > 0 ? ", gangs of up to " : "",
+           c->gang > 0 ? cli_commas(c->gang) : "", modelling_recompute_words(c->recompute, c->recompute_layers));
     printf("estimated time    %s s an iteration", pipeline_estimate(c->seconds));
     if (tuning->n_batches > 1) printf(", +- %.2g (95 %%)", c->confidence);
     else fputs(", of one batch", stdout);
@@ -434,8 +440,8 @@ static void print_baseline(const tune_job *job, const cf_tuning *tuning, const b
         printf(", context %s (%s)", cli_commas(base->context), base->ring ? "ring" : "all-gather");
     putchar('\n');
     if (c && base->best.seconds < c->seconds && base->context > 0)
-        puts("                  It is faster: GPUs that share each sequence leave no pipeline to fill. --no-cp is "
-             "without.");
+        printf("                  It is faster: GPUs that share each sequence leave no pipeline to fill. --no-cp is "
+               "without%s.\n", job->asked->gang > 1 ? "" : ",\n                  --gang has chunks that ranks share");
     else if (c && base->best.seconds < c->seconds)
         printf("                  It is faster: %s.\n",
                packing_why_unsplit(tune_longest(job), c->chunk_size, c->chunks, tuning->splits[c->split].pp,
@@ -479,7 +485,7 @@ static void add_setting(table *t, const char *rank, const cf_parallel *split, co
                         const char *whole) {
     table_text(t, rank);
     table_text(t, " ");
-    table_more(t, split_text(split));
+    table_more(t, split_text(split, c->gang));
     table_integer(t, split->tp);
     table_integer(t, split->pp);
     table_integer(t, split->dp);
@@ -580,7 +586,7 @@ static void print_splits(const cf_tuning *tuning) {
         int64_t id = tune_best_of_split(tuning, s);
         const cf_tune_candidate *c = id >= 0 ? &tuning->candidates[id] : NULL;
         if (!c) continue;
-        printf("  %-13s", split_text(&tuning->splits[c->split]));
+        printf("  %-16s", split_text(&tuning->splits[c->split], c->gang));
         if (c->status == CF_TUNE_OK)
             printf("%s s: ChunkSize %s, K %s, %.2f GiB\n", pipeline_estimate(c->seconds), cli_commas(c->chunk_size),
                    cli_commas(c->k), modelling_gib(c->bytes));
@@ -653,10 +659,24 @@ static void print_frontier(const cf_tuning *tuning) {
         if (c->bytes >= least) continue;
         least = c->bytes;
         printf("  %-13s %.4g s %8.2f GiB  ChunkSize %s, K %s, %s, %s replay%s\n",
-               split_text(&tuning->splits[c->split]), c->seconds, modelling_gib(c->bytes), cli_commas(c->chunk_size),
+               split_text(&tuning->splits[c->split], c->gang), c->seconds, modelling_gib(c->bytes), cli_commas(c->chunk_size),
                cli_commas(c->k), cf_schedule_kind_name(c->kind), cf_replay_name(c->replay),
                c->state_window > 0 ? ", state streamed" : "");
     }
+}
+
+/* Gangs have one kind of schedule, so of those that were asked for all but the first say the same. */
+static int repeats_kind(const cf_tuning *tuning, int64_t id) {
+    const cf_tune_candidate *c = &tuning->candidates[id], *e = c;
+
+    while (c->gang > 0 && e > tuning->candidates) {
+        e--;
+        if (e->split != c->split || e->chunk_size != c->chunk_size || e->k != c->k) return 0;
+        if (e->replay == c->replay && e->recompute == c->recompute && e->recompute_layers == c->recompute_layers &&
+            e->state_window == c->state_window)
+            return 1;
+    }
+    return 0;
 }
 
 static void print_neighbours(const cf_tuning *tuning) {
@@ -667,7 +687,7 @@ static void print_neighbours(const cf_tuning *tuning) {
     puts("\none thing changed from the best");
     for (difference = 0; difference < DIFFERENCES; difference++)
         for (i = 0; i < tuning->n_candidates; i++)
-            if (difference_of(winner, &tuning->candidates[i]) == difference)
+            if (difference_of(winner, &tuning->candidates[i]) == difference && !repeats_kind(tuning, i))
                 print_neighbour(tuning, &tuning->candidates[i], difference);
 }
 
@@ -707,7 +727,7 @@ static void print_infeasible(const cf_tuning *tuning) {
             left++;
             continue;
         }
-        if (tuning->n_splits > 1) printf("  %-13s", split_text(&tuning->splits[c->split]));
+        if (tuning->n_splits > 1) printf("  %-13s", split_text(&tuning->splits[c->split], c->gang));
         printf("  ChunkSize %7s, K %2s and more: needs %7.2f GiB on stage %lld, %.2f too much (%s)\n",
                cli_commas(c->chunk_size), cli_commas(c->k), modelling_gib(c->bytes), (long long)c->stage,
                modelling_gib(c->bytes - tuning->limit_bytes), c->why);

@@ -36,6 +36,8 @@ static int pack_lengths(const packing_options *asked, packing *out) {
     desc.n_ranks = asked->ranks;
     desc.lockstep = asked->lockstep;
     desc.gang = asked->gang;
+    desc.cost = asked->cost;
+    desc.gang_seconds = asked->gang_seconds;
     desc.shares = out->shares;
     announce_memory(out, &desc);
     if (cf_pack(out->lengths, out->list.n_sequences, &desc, &out->plan, &error) == CF_OK) return CLI_OK;
@@ -120,6 +122,18 @@ void packing_count_lengths(const packing *p, int64_t sequences[PACKING_BUCKETS],
         sequences[bits]++;
         tokens[bits] += p->lengths[i];
     }
+}
+
+int64_t packing_gangs(const cf_plan *plan, int64_t *rows) {
+    int64_t i, widest = 0;
+
+    for (i = *rows = 0; i < plan->n_groups; i++) {
+        const cf_group *group = &plan->groups[i];
+        const cf_slice *last = &plan->slices[plan->chunks[group->first_chunk + group->n_chunks - 1].first_slice];
+        if (group->gang > widest) widest = group->gang;
+        if (group->gang > 0 && last->begin + last->length > *rows) *rows = last->begin + last->length;
+    }
+    return widest;
 }
 
 const char *packing_chunk_kind(const cf_plan *plan, const cf_chunk *chunk) {

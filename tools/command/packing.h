@@ -15,6 +15,8 @@ typedef struct packing_options {
     int64_t ranks;
     int lockstep;
     int64_t gang;
+    cf_pass_cost cost;   /* with gangs, by pipeline_price_gangs; zero: not known */
+    double gang_seconds;
 } packing_options;
 
 /* The entries of an option table; `member` is the packing_options in the command's options struct `type`. */
@@ -45,10 +47,13 @@ typedef struct packing_options {
 #define PACKING_LOCKSTEP_OPTION(type, member)                                                                      \
     {.name = "--lockstep", .kind = CLI_FLAG, .offset = offsetof(type, member.lockstep),                            \
      .help = "ranks run the same kinds of passes in the same order, as FSDP\n"                                     \
-     "needs it: the i-th chunks of all ranks cost about the same"},                                                \
+     "needs it: the i-th chunks of all ranks cost about the same"}
+
+#define PACKING_GANG_OPTION(type, member)                                                                          \
     {.name = "--gang", .value = "G", .kind = CLI_NUMBER, .offset = offsetof(type, member.gang), .min = 1,          \
      .max = CF_MAX_RANKS, .help = "spread a sequence that is dear over up to G of the ranks, which\n"              \
-     "run it together, each a part; --ranks G or more"}
+     "run it together, each a part, by what the GPU's links take;\n"                                               \
+     "--ranks G or more"}
 
 /* A packed list. */
 typedef struct packing {
@@ -76,6 +81,9 @@ void packing_print_input(const packing *p);
    CF_MAX_LENGTH, as many as a length has bits. */
 enum { PACKING_BUCKETS = 50 };
 void packing_count_lengths(const packing *p, int64_t sequences[PACKING_BUCKETS], int64_t tokens[PACKING_BUCKETS]);
+
+/* Ranks of the widest gang, and rows of the longest sequence that one shares; 0: there is none. */
+int64_t packing_gangs(const cf_plan *plan, int64_t *rows);
 
 /* "standalone", "dependent", "hybrid" or "idle"; "leaf": what sequences have beyond the rows that they share. */
 const char *packing_chunk_kind(const cf_plan *plan, const cf_chunk *chunk);

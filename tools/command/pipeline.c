@@ -337,6 +337,7 @@ static cf_result estimate_costs(const pipeline *p, int64_t n_virtual, int64_t ch
 
     desc.parallel = parallel_of(p, n_virtual, recompute);
     desc.stream = p->memory.state_window > 0;
+    desc.gang = p->gang;
     result = cf_cost_estimate(&desc, out->stages, p->n_stages * n_virtual, &out->timing, NULL, error);
     if (asked->latency.n > 0) out->timing.latency = p->timing.latency;
     if (asked->seconds_per_token.n > 0) out->timing.seconds_per_token = p->timing.seconds_per_token;
@@ -361,6 +362,24 @@ cf_result pipeline_costs_make(const pipeline *p, int64_t n_virtual, int64_t chun
     else pipeline_costs_free(&fresh);
     return result;
 }
+
+int pipeline_price_gangs(pipeline *p, packing_options *how) {
+    cf_pack_desc desc;
+    pipeline_costs costs;
+    cf_error error;
+
+    if (how->gang < 2) return CLI_OK;
+    p->gang = how->gang;
+    if (pipeline_costs_make(p, 1, how->chunk_size, CF_RECOMPUTE_DEFAULT, &costs, &error) != CF_OK)
+        return cli_error(&error, NULL);
+    cf_gang_costs(&costs.timing, &desc);
+    how->cost = desc.cost;
+    how->gang_seconds = desc.gang_seconds;
+    pipeline_costs_free(&costs);
+    return CLI_OK;
+}
+
+void pipeline_take_gangs(pipeline *p, const cf_plan *plan) { (void)packing_gangs(plan, &p->memory.gathered); }
 
 void pipeline_costs_free(pipeline_costs *costs) {
     free(costs->stages);

@@ -145,11 +145,17 @@ typedef struct pipeline {
     cf_gpu gpu;
     const pipeline_options *asked;
     int64_t budget;
+    int64_t gang; /* most ranks that share a sequence */
 } pipeline;
 
 /* `command` is for messages. Returns an exit code; after CLI_OK pipeline_close is due. */
 int pipeline_open(const char *command, const pipeline_options *asked, int64_t n_ranks, pipeline *out);
 void pipeline_close(pipeline *p);
+
+/* With --gang: takes what cf_pack needs to choose its widths into *how, which is what to pack with; memory: and once
+   that is done what is gathered of the plan. Returns an exit code. */
+int pipeline_price_gangs(pipeline *p, packing_options *how);
+void pipeline_take_gangs(pipeline *p, const cf_plan *plan);
 
 /* What the passes of a case cost. */
 typedef struct pipeline_costs {

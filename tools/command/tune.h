@@ -21,7 +21,7 @@ typedef struct tune_options {
     int64_t tolerance; /* millionths of a percent */
     term_options terms;
     int no_tails;
-    int64_t align;
+    int64_t align, gang;
     int64_t show, jobs;
     int tsv, no_cp;
     const char *json, *html, *batch_lengths, *old_limit, *costs;

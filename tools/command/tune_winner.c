@@ -211,6 +211,7 @@ static int64_t budget_of(const tune_job *job, const cf_tuning *tuning, const cf_
 
     desc.chunk_size = c->chunk_size;
     desc.n_ranks = split->dp;
+    desc.gang = 0; /* with gangs there is no best */
     desc.shares = tuning->shares ? &tuning->shares[tune_usual_batch(tuning) * tuning->batch] : NULL;
     if (budget == 0 && cf_pack(batch, tuning->batch, &desc, &plan, NULL) == CF_OK)
         budget = cf_tune_budget(plan, split->pp, split->n_virtual);
@@ -235,6 +236,7 @@ static void print_plan(const tune_job *job, const cf_tuning *tuning, const cf_tu
     printf(" --chunk-size %lld --k %lld --schedule %s --replay %s", (long long)c->chunk_size, (long long)c->k,
            cf_schedule_kind_name(c->kind), cf_replay_name(c->replay));
     print_split(&split);
+    if (c->gang > 0) printf(" --gang %lld", (long long)c->gang);
     printf(" --limit none --limit-bytes %lld", (long long)tuning->limit_bytes);
     if (c->kind == CF_SCHEDULE_BEST) printf(" --budget %lld", (long long)budget_of(job, tuning, c));
     if (ring > 0) printf(" --stream %lld", (long long)ring);
@@ -253,9 +255,28 @@ static void print_upper(const char *name) {
     for (; *name; name++) putchar(*name == '-' ? '_' : *name >= 'a' && *name <= 'z' ? *name - 'a' + 'A' : *name);
 }
 
+/* What a trainer needs of gangs: cost and gang_seconds, as the search had them. A gang has one stage. */
+static cf_pack_desc price_gangs(const tune_job *job, const cf_tune_candidate *c, const cf_parallel *split) {
+    cf_cost_desc cost = modelling_costs(&job->model, &job->gpu, &job->asked->gpu, c->chunk_size);
+    cf_pack_desc pack;
+    cf_stage_cost stage;
+    cf_timing timing;
+
+    memset(&pack, 0, sizeof pack);
+    cost.parallel = *split;
+    cost.gang = c->gang;
+    if (c->gang > 0 && cf_cost_estimate(&cost, &stage, 1, &timing, NULL, NULL) == CF_OK) cf_gang_costs(&timing, &pack);
+    return pack;
+}
+
 static void print_c(const tune_job *job, const cf_tune_candidate *c, const cf_parallel *split) {
+    cf_pack_desc gangs = price_gangs(job, c, split);
+
     printf("  cf_pack_desc pack = {.chunk_size = %lld, .n_ranks = %lld", (long long)c->chunk_size,
            (long long)split->dp);
+    if (c->gang > 0)
+        printf(", .gang = %lld, .gang_seconds = %.17g, .cost = {%.17g, %.17g, %.17g}", (long long)c->gang,
+               gangs.gang_seconds, gangs.cost.constant, gangs.cost.per_token, gangs.cost.per_pair);
     if (job->asked->no_tails) fputs(", .no_tails = 1", stdout);
     if (job->asked->align > 1) printf(", .align = %lld", (long long)job->asked->align);
     if (job->shares) fputs(", .shares = shares", stdout);
@@ -270,8 +291,14 @@ static void print_c(const tune_job *job, const cf_tune_candidate *c, const cf_pa
 }
 
 static void print_python(const tune_job *job, const cf_tune_candidate *c, const cf_parallel *split) {
+    cf_pack_desc gangs = price_gangs(job, c, split);
+
     printf("  plan = chunkflow.pack(lengths, chunk_size=%lld, n_ranks=%lld", (long long)c->chunk_size,
            (long long)split->dp);
+    if (c->gang > 0)
+        printf(", gang=%lld, gang_seconds=%.17g,\n                        cost={\"constant\": %.17g, "
+               "\"per_token\": %.17g, \"per_pair\": %.17g}", (long long)c->gang, gangs.gang_seconds,
+               gangs.cost.constant, gangs.cost.per_token, gangs.cost.per_pair);
     if (job->asked->no_tails) fputs(", no_tails=True", stdout);
     if (job->asked->align > 1) printf(", align=%lld", (long long)job->asked->align);
     if (job->shares) fputs(", shares=shares", stdout);

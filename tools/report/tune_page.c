@@ -191,6 +191,7 @@ static void write_splits(json_writer *w, const cf_tuning *tuning) {
     for (i = 0; i < tuning->n_splits; i++) {
         json_open(w, NULL, '{');
         modelling_write_split(w, &tuning->splits[i]);
+        if (tuning->gangs[i] > 0) json_integer_member(w, "gang", tuning->gangs[i]);
         json_close(w, '}');
     }
     json_close(w, ']');
@@ -305,6 +306,7 @@ static int open_winner(winner *w, int64_t batch) {
     w->packing.no_tails = job->asked->no_tails;
     w->packing.align = job->asked->align;
     w->packing.ranks = split->dp;
+    w->packing.gang = w->candidate->gang;
     w->pipeline.stages = split->pp;
     w->pipeline.limit = "none"; /* it is bytes that a GPU has */
     w->pipeline.model = job->asked->modelling;
@@ -320,8 +322,12 @@ static int open_winner(winner *w, int64_t batch) {
     w->pipe.model.parallel = tune_split(tuning, w->candidate);
     w->pipe.gpu_bytes = tuning->limit_bytes;
     w->pipe.memory.state_window = w->candidate->state_window;
-    return packing_of_lengths(&w->packing, job->list.path, &tuning->batches[batch * tuning->batch],
+    code = pipeline_price_gangs(&w->pipe, &w->packing);
+    if (code != CLI_OK) return code;
+    code = packing_of_lengths(&w->packing, job->list.path, &tuning->batches[batch * tuning->batch],
                               tuning->shares ? &tuning->shares[batch * tuning->batch] : NULL, tuning->batch, &w->packed);
+    if (code == CLI_OK) pipeline_take_gangs(&w->pipe, w->packed.plan);
+    return code;
 }
 
 /* The baseline of the search, on this batch and in this split. Where it fits on no batch with the longest sequence, it

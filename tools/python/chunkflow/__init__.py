@@ -750,6 +750,8 @@ class Timing(TypedDict, total=False):
     stream_backward: float
     stream_exposed: float
     no_overlap: int
+    gather_forward: float
+    gather_backward: float
 
 
 class Bytes(TypedDict, total=False):
