@@ -702,6 +702,7 @@ typedef struct cf_layer {
     int64_t latent, q_latent; /* widths of compressed K and V, and of compressed Q (0: it is not) */
     int64_t rope_dim;  /* of a latent layer: the part of K that all heads share */
     int64_t tail;      /* of a recurrent layer: rows that its convolution sees, the own one among them */
+    int64_t reach;     /* experts in the groups that a token is held to (DeepSeek-V3: half of them); 0: all */
     int64_t ffn;       /* of the MLP, or of one routed expert */
     int64_t experts, active; /* routed ones, and to how many of them a token goes. No token is dropped */
     int64_t shared;    /* width of all experts together that every token goes to */
@@ -855,6 +856,7 @@ typedef struct cf_shard {
     int64_t mixer_weights, mixer_vectors; /* parameters in matrices, and in biases and the like */
     int64_t mlp_weights, mlp_vectors;     /* the same of MLP, shared experts and router */
     int64_t experts, active, expert_ffn, expert_size; /* routed: here, for a token, width and parameters of one here */
+    int64_t reach;        /* of all experts of a layer, those that a token chooses among */
     int64_t expert_share; /* over how many GPUs the rows are divided before they go to experts */
     int64_t norms;        /* parameters */
 } cf_shard;
@@ -5882,6 +5884,7 @@ static cf_result cf__model_check_kind(const cf_layer *kind, int64_t k, cf_error 
                    {"kinds.ffn", kind->ffn, 1, CF_MAX_FFN},
                    {"kinds.experts", kind->experts, 0, CF_MAX_EXPERTS},
                    {"kinds.active", kind->active, kind->experts > 0, cf__min(kind->experts, CF_MAX_ACTIVE)},
+                   {"kinds.reach", kind->reach, kind->reach != 0 ? kind->active : 0, kind->experts},
                    {"kinds.shared", kind->shared, 0, CF_MAX_FFN}};
     int64_t i;
     for (i = 0; i < CF__COUNT(members); i++)
@@ -6097,6 +6100,7 @@ static void cf__model_set_mlp(const cf_model *model, const cf_layer *kind, const
     if (kind->shared_gate) s->mlp_vectors += h;
     s->experts = kind->experts / parallel->ep;
     s->active = kind->active;
+    s->reach = kind->reach > 0 ? kind->reach : kind->experts;
     s->expert_ffn = kind->ffn / (parallel->ep > 1 ? 1 : tp);
     s->expert_size = m * h * s->expert_ffn + (model->mlp_bias ? (m - 1) * s->expert_ffn + h : 0);
     s->expert_share = parallel->ep > 1 ? s->sequence : 1;
@@ -6287,11 +6291,6 @@ static int64_t cf__memory_layer_bytes(const cf_memory_desc *desc, const cf_shard
     return cf__div_up(rows, shard->sequence) + mixer + mlp;
 }
 
-static int64_t cf__memory_layers_again(const cf_memory_desc *desc, int64_t layers) {
-    int64_t some = desc->parallel.recompute_layers;
-    return some > 0 && some < layers ? some : layers;
-}
-
 /* Gradients of one layer's activations while it is in backward: the larger of MLP and attention, and those of the
    residual and of a norm's output. Beside them what is made again, but for the row statistics of attention. */
 static int64_t cf__memory_working_bytes(const cf_memory_desc *desc, const cf_shard *shard) {
@@ -6371,7 +6370,7 @@ static void cf__memory_weigh_stage(const cf_memory_desc *desc, int64_t stage, cf
     memset(out, 0, sizeof *out);
     *shard = cf__model_shard(desc->model, &desc->parallel, stage, -1);
     row = cf__div_up(element * shard->hidden, shard->sequence);
-    left = cf__memory_layers_again(desc, shard->layers);
+    left = cf__min(shard->layers, desc->parallel.recompute_layers > 0 ? desc->parallel.recompute_layers : INT64_MAX);
     for (k = 0; k < cf_model_kinds(desc->model); k++) {
         of = cf__model_shard(desc->model, &desc->parallel, stage, k);
         cf__memory_add_kind(desc, &of, &left, out);

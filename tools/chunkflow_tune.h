@@ -728,13 +728,13 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_fit(const cf_sample *samples, int64_t n, cf
 /* From the models' published configurations; tests hold each against its published number of parameters. */
 /* Kinds of layers. Attention: output gate, sinks, window. Routed experts: width, how many, to how many a
    token goes; width of the shared ones, and whether they are gated. */
-#define CFT__ATTENTION(mixer, gate, sinks, window) mixer, gate, sinks, 0, 0, 0, 0, 0, window, 0, 0, 0, 0
+#define CFT__ATTENTION(mixer, gate, sinks, window) mixer, gate, sinks, 0, 0, 0, 0, 0, window, 0, 0, 0, 0, 0
 #define CFT__FULL CFT__ATTENTION(CF_MIXER_FULL, 0, 0, 0)
 #define CFT__GATED CFT__ATTENTION(CF_MIXER_FULL, 1, 0, 0)
-#define CFT__DELTA(heads) CF_MIXER_DELTA, 0, 0, 0, heads, 16, 128, 128, 0, 0, 0, 0, 4
-#define CFT__LATENT CF_MIXER_LATENT, 0, 0, 0, 0, 0, 192, 128, 0, 512, 1536, 64, 0
+#define CFT__DELTA(heads) CF_MIXER_DELTA, 0, 0, 0, heads, 16, 128, 128, 0, 0, 0, 0, 4, 0
+#define CFT__LATENT(reach) CF_MIXER_LATENT, 0, 0, 0, 0, 0, 192, 128, 0, 512, 1536, 64, 0, reach
 #define CFT__ALONE(mixer, no_ffn, heads, groups, dim, value, tail) \
-    mixer, 0, 0, no_ffn, heads, groups, dim, value, 0, 0, 0, 0, tail
+    mixer, 0, 0, no_ffn, heads, groups, dim, value, 0, 0, 0, 0, tail, 0
 
 static const cf_layer cft__qwen3_30b[] = {{CFT__FULL, 768, 128, 8, 0, 0}};
 static const cf_layer cft__qwen3_235b[] = {{CFT__FULL, 1536, 128, 8, 0, 0}};
@@ -750,13 +750,13 @@ static const cf_layer cft__gpt_oss_20b[] = {{CFT__ATTENTION(CF_MIXER_WINDOW, 0, 
                                             {CFT__ATTENTION(CF_MIXER_FULL, 0, 1, 0), 2880, 32, 4, 0, 0}};
 static const cf_layer cft__gpt_oss_120b[] = {{CFT__ATTENTION(CF_MIXER_WINDOW, 0, 1, 128), 2880, 128, 4, 0, 0},
                                              {CFT__ATTENTION(CF_MIXER_FULL, 0, 1, 0), 2880, 128, 4, 0, 0}};
-static const cf_layer cft__deepseek_v3[] = {{CFT__LATENT, 2048, 256, 8, 2048, 0}};
+static const cf_layer cft__deepseek_v3[] = {{CFT__LATENT(128), 2048, 256, 8, 2048, 0}};
 static const cf_layer cft__glm_45[] = {{CFT__FULL, 1536, 160, 8, 1536, 0}};
 static const cf_layer cft__glm_45_air[] = {{CFT__FULL, 1408, 128, 8, 1408, 0}};
-static const cf_layer cft__kimi_k2[] = {{CFT__LATENT, 2048, 384, 8, 2048, 0}};
+static const cf_layer cft__kimi_k2[] = {{CFT__LATENT(0), 2048, 384, 8, 2048, 0}};
 static const cf_layer cft__kimi_linear[] = {
-    {CF_MIXER_KDA, 0, 0, 0, 32, 32, 128, 128, 0, 0, 0, 0, 4, 1024, 256, 8, 1024, 0},
-    {CF_MIXER_LATENT, 0, 0, 0, 0, 0, 192, 128, 0, 512, 0, 64, 0, 1024, 256, 8, 1024, 0}};
+    {CF_MIXER_KDA, 0, 0, 0, 32, 32, 128, 128, 0, 0, 0, 0, 4, 0, 1024, 256, 8, 1024, 0},
+    {CF_MIXER_LATENT, 0, 0, 0, 0, 0, 192, 128, 0, 512, 0, 64, 0, 0, 1024, 256, 8, 1024, 0}};
 static const cf_layer cft__scout[] = {{CFT__ATTENTION(CF_MIXER_CHUNKED, 0, 0, 8192), 8192, 16, 1, 8192, 0},
                                       {CFT__FULL, 8192, 16, 1, 8192, 0}};
 static const cf_layer cft__maverick[] = {{CFT__ATTENTION(CF_MIXER_CHUNKED, 0, 0, 8192), 16384, 0, 0, 0, 0},
@@ -915,10 +915,13 @@ static double cft__expert_rows(const cf_cost_desc *desc, const cf_shard *shard, 
 }
 
 /* Element-wise traffic of one token in the layers: norms and residuals read and write 20 h, rotation 4 (q + kv), SwiGLU
-   6 f bytes; what a recurrent layer keeps is written and read once, and a row is copied to its experts and back. */
+   6 f bytes; what a recurrent layer keeps is written and read once, and a row is copied to its experts and back.
+   Grouped products add no biases (TransformerEngine, issue 2766): what they wrote is read and written once more, and
+   its gradient read in backward; of that a third is counted in forward and two in backward. */
 static double cft__elementwise_bytes(const cf_cost_desc *desc, const cf_shard *shard) {
     int64_t bytes = 20 * shard->hidden / shard->sequence + 4 * (shard->q + shard->kv) + 6 * shard->ffn;
-    double experts = cft__expert_rows(desc, shard, 1) * (double)(8 * shard->hidden + 6 * shard->expert_ffn);
+    int64_t biases = desc->model->mlp_bias ? 2 * shard->hidden + 4 * shard->expert_ffn : 0;
+    double experts = cft__expert_rows(desc, shard, 1) * (double)(8 * shard->hidden + 6 * shard->expert_ffn + biases);
     if (shard->snapshot > 0) bytes += 4 * shard->elements - 4 * (shard->q + shard->kv);
     return cft__product((double)shard->layers, (double)bytes) + cft__product((double)shard->layers, experts);
 }
@@ -964,11 +967,13 @@ static double cft__transfer_seconds(const cf_cost_desc *desc, const cf_shard *sh
     return cft__product(transfers, bytes) / cft__link_rate(desc, desc->parallel.tp);
 }
 
-/* Of `n` places that have the same number of experts, how many others than its own a row reaches with `k` choices. */
-static double cft__others_met(double n, int64_t k) {
-    double missed = 1;
-    for (; k > 0; k--) missed *= (n - 1) / n;
-    return (n - 1) * (1 - missed);
+/* Of `n` places that have the same number of experts, how many others than its own a row reaches. */
+static double cft__others_met(const cf_cost_desc *desc, const cf_shard *shard, double n) {
+    double missed = 1, part = (double)shard->reach / (double)(shard->experts * desc->parallel.ep);
+    int64_t k;
+    if (part < 1 / n) part = 1 / n; /* at least one of them */
+    for (k = 0; k < shard->active; k++) missed *= 1 - 1 / (n * part);
+    return (n - 1) * part * (1 - missed);
 }
 
 /* The same of a row that goes to its experts' GPUs and back, in one direction of the layers: a copy to each node, which
@@ -976,8 +981,8 @@ static double cft__others_met(double n, int64_t k) {
 static double cft__dispatch_seconds(const cf_cost_desc *desc, const cf_shard *shard) {
     int64_t ep = desc->parallel.ep, nodes = (ep + desc->gpus_per_node - 1) / desc->gpus_per_node;
     double bytes = cft__product(4, (double)shard->hidden) / (double)shard->expert_share;
-    double within = cft__others_met((double)ep, shard->active) / desc->gpu->nvlink;
-    double across = cft__others_met((double)nodes, shard->active) / desc->gpu->network;
+    double within = cft__others_met(desc, shard, (double)ep) / desc->gpu->nvlink;
+    double across = cft__others_met(desc, shard, (double)nodes) / desc->gpu->network;
     return cft__product(bytes, across > within ? across : within) / desc->gpu->link;
 }
 
@@ -1089,27 +1094,34 @@ static cf_pass_cost cft__again_seconds(const cf_cost_desc *desc, const cf_shard 
     return cost;
 }
 
-/* Seconds of a pass over a usual chunk that it waits for so many bytes, which cross the link of the data-parallel ranks
-   beside it: those of one layer, and what the pass is too short to hide. */
+/* Bytes that data-parallel ranks send for so many of their parameters, and of routed experts, of which there are fewer
+   copies. */
+static double cft__exchanged(const cf_parallel *parallel, double shared, double routed) {
+    int64_t copies = parallel->ep > 1 ? parallel->tp * parallel->dp / parallel->ep : parallel->dp;
+    return cft__product(shared, cft__ring_share(parallel->dp)) + cft__product(routed, cft__ring_share(copies));
+}
+
+/* Seconds of a pass over a usual chunk that it waits for `each` bytes of every parameter, which cross the link of the
+   data-parallel ranks beside it: those of one layer, and what the pass is too short to hide. */
 static double cft__exposed_seconds(const cf_cost_desc *desc, const cf_shard *shard, const cf_pass_cost *pass,
-                                   double bytes) {
-    const cf_parallel *parallel = &desc->parallel;
-    double all = cft__product(bytes, cft__ring_share(parallel->dp));
+                                   const cf_parameters *counted, double each) {
+    double shared = (double)(counted->total - counted->experts), routed = (double)counted->experts;
+    double all = cft__exchanged(&desc->parallel, each * shared, each * routed) / cft__data_rate(desc);
     double first, hidden, room = cf_cost_seconds(pass, desc->chunk_size, cf_slice_pairs(0, desc->chunk_size));
-    all /= cft__data_rate(desc);
     first = all / (double)shard->layers;
     hidden = all - first;
     return desc->chunk_size > 0 && hidden > room ? all - room : first;
 }
 
-/* What ZeRO 3 gathers for each pass, and ZeRO 2 and 3 scatter of each backward; parameters: of the virtual stage. */
-static void cft__add_exposed(const cf_cost_desc *desc, const cf_shard *shard, double parameters, cf_stage_cost *cost) {
-    double gathered = desc->parallel.zero > 2 ? 2 * parameters : 0, scattered = 4 * parameters;
+/* What ZeRO 3 gathers for each pass, and ZeRO 2 and 3 scatter of each backward; counted: of the virtual stage. */
+static void cft__add_exposed(const cf_cost_desc *desc, const cf_shard *shard, const cf_parameters *counted,
+                             cf_stage_cost *cost) {
+    double gathered = desc->parallel.zero > 2 ? 2 : 0;
     if (desc->parallel.zero < 2 || desc->parallel.dp == 1) return;
-    cost->forward.constant += cft__exposed_seconds(desc, shard, &cost->forward, gathered);
+    cost->forward.constant += cft__exposed_seconds(desc, shard, &cost->forward, counted, gathered);
     cost->replay = cost->forward;
-    cost->input.constant += cft__exposed_seconds(desc, shard, &cost->input, gathered);
-    cost->weight.constant += cft__exposed_seconds(desc, shard, &cost->weight, scattered);
+    cost->input.constant += cft__exposed_seconds(desc, shard, &cost->input, counted, gathered);
+    cost->weight.constant += cft__exposed_seconds(desc, shard, &cost->weight, counted, 4);
 }
 
 /* Adds what the layers of one kind take; again: how many of them make things again. */
@@ -1145,7 +1157,7 @@ static cf_stage_cost cft__stage_seconds(const cf_cost_desc *desc, int64_t stage)
         head = 0; /* with the first kind, and once */
     }
     cost.replay = cost.forward;
-    cft__add_exposed(desc, &whole, (double)counted.total, &cost);
+    cft__add_exposed(desc, &whole, &counted, &cost);
     cft__cost_sum(&cost.input, &cost.weight, &cost.backward);
     return cost;
 }
@@ -1196,8 +1208,7 @@ static cf_result cft__step_seconds(const cf_cost_desc *desc, double *seconds, cf
         experts = routed;
     }
     owned = parallel->zero > 0 ? most / (double)parallel->dp + experts / (double)copies : most + experts;
-    exchanged = cft__product(bytes[parallel->zero] * most, cft__ring_share(parallel->dp));
-    exchanged += cft__product(bytes[parallel->zero] * experts, cft__ring_share(copies));
+    exchanged = cft__exchanged(parallel, bytes[parallel->zero] * most, bytes[parallel->zero] * experts);
     *seconds = exchanged / rate + 30 * owned / desc->gpu->bandwidth;
     return CF_OK;
 }

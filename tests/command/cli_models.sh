@@ -239,6 +239,16 @@ glm4_moe glm-4.5
 kimi_k2 kimi-k2
 kimi_linear kimi-linear-48b-a3b
 END
+# And so are its times, where groups of experts hold a token to some of the nodes.
+at="--gpu h100-80g --dp 64 --ep 64 --chunk-size 4K"
+# shellcheck disable=SC2086
+{
+run time --config "$CONFIGS/deepseek_v3" $at
+sed 1d out >config.out
+run time --model deepseek-v3 $at
+sed 1d out >model.out
+}
+same_files config_has_groups model.out config.out
 # Gemma 3 27B's checkpoint has 27,432,406,640 numbers, of which the encoder of images and its projection have 423,060,336.
 says config_gemma3 "gemma3_text: 27,009,346,304 parameters" memory --config "$CONFIGS/gemma3" --chunk-size 8K
 says config_gemma3_windows "a border of two chunks (windows" memory --config "$CONFIGS/gemma3" --chunk-size 8K

@@ -496,7 +496,8 @@ TEST(bad_kinds_are_named) {
         {offsetof(cf_layer, tail), -1, "kinds.tail"},       {offsetof(cf_layer, ffn), -1, "kinds.ffn"},
         {offsetof(cf_layer, experts), CF_MAX_EXPERTS + 1, "kinds.experts"},
         {offsetof(cf_layer, active), 9, "kinds.active"},    {offsetof(cf_layer, active), 0, "kinds.active"},
-        {offsetof(cf_layer, shared), -1, "kinds.shared"},
+        {offsetof(cf_layer, shared), -1, "kinds.shared"},   {offsetof(cf_layer, reach), 1, "kinds.reach"},
+        {offsetof(cf_layer, reach), 9, "kinds.reach"},      {offsetof(cf_layer, reach), -1, "kinds.reach"},
     };
     cf_model model = *cf_model_find("qwen3-8b");
     cf_layer kind = {0};
@@ -687,19 +688,26 @@ static int near(double got, double wanted, double relative) {
     return fabs(got - wanted) <= relative * fabs(wanted);
 }
 
-/* What a model takes on one GPU, or one of dp = ep of them: forward, and what its gradients take. */
-static cf_stage_cost cost_of(const char *name, const cf_gpu *gpu, int64_t ep, int64_t imbalance, int64_t chunk_size) {
+/* What a model takes on one GPU of a split without pipeline: forward, and what its gradients take. */
+static cf_stage_cost cost_of_model(const cf_model *model, const cf_gpu *gpu, cf_parallel parallel, int64_t chunk_size) {
     cf_stage_cost stage = {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}};
     cf_cost_desc desc = {0};
     cf_timing timing;
     cf_error error;
-    desc.model = cf_model_find(name);
+    desc.model = model;
     desc.gpu = gpu;
-    desc.parallel.dp = desc.parallel.ep = ep;
-    desc.parallel.imbalance = imbalance;
+    desc.parallel = parallel;
     desc.chunk_size = chunk_size;
     if (cf_cost_estimate(&desc, &stage, 1, &timing, NULL, &error) != CF_OK) FAIL("%s", error.text);
     return stage;
+}
+
+/* The same of a model of the table, on one GPU or one of dp = ep of them. */
+static cf_stage_cost cost_of(const char *name, const cf_gpu *gpu, int64_t ep, int64_t imbalance, int64_t chunk_size) {
+    cf_parallel parallel = split(1, 1, ep);
+    parallel.ep = ep;
+    parallel.imbalance = imbalance;
+    return cost_of_model(cf_model_find(name), gpu, parallel, chunk_size);
 }
 
 /* A token goes through the active weights, wherever they lie; a pair is one in the layers that see all of a prefix. */
@@ -734,7 +742,8 @@ TEST(estimates_count_the_flops_of_kinds) {
    token goes through are read, too. */
 TEST(experts_send_and_are_read) {
     cf_gpu gpu = only_flops();
-    cf_stage_cost cost;
+    cf_stage_cost cost, without;
+    cf_model bare;
     gpu.flops = 1e300;
     gpu.nvlink = 100;
     gpu.network = 10;
@@ -748,9 +757,22 @@ TEST(experts_send_and_are_read) {
     gpu.network = 99;
     cost = cost_of("qwen3-30b-a3b", &gpu, 16, 0, 0); /* what the GPUs of a node hand on takes longer */
     CHECK(near(cost.forward.per_token, 48.0 * 2 * 2048 * 2 * 15 * (1 - pow(15.0 / 16, 8)) / 100, 1e-12));
+    gpu.nvlink = 1e9;
+    cost = cost_of("deepseek-v3", &gpu, 64, 0, 0); /* eight choices among the four of eight nodes that hold its groups */
+    CHECK(near(cost.forward.per_token, 58.0 * 2 * 7168 * 2 * 7 * 0.5 * (1 - pow(3.0 / 4, 8)) / 99, 1e-12));
+    cost = cost_of("kimi-k2", &gpu, 64, 0, 0); /* which has no groups */
+    CHECK(near(cost.forward.per_token, 60.0 * 2 * 7168 * 2 * 7 * (1 - pow(7.0 / 8, 8)) / 99, 1e-12));
     gpu = only_flops();
     gpu.flops = 1e300;
     gpu.bandwidth = 1;
+    cost = cost_of("gpt-oss-20b", &gpu, 1, 0, 0);
+    bare = *cf_model_find("gpt-oss-20b");
+    bare.mlp_bias = 0;
+    without = cost_of_model(&bare, &gpu, split(1, 1, 1), 0);
+    /* Of gate and up, and of what comes out: written, read and written forward, where the product alone writes; read
+       backward. */
+    CHECK(near(cost.forward.per_token + cost.input.per_token - without.forward.per_token - without.input.per_token,
+               24.0 * 4 * ((2 * 2880 + 2880) * (2 + 2) + (2 * 2880 + 2880) * 2), 1e-6));
     cost = cost_of("mixtral-8x7b", &gpu, 1, 0, 0);
     CHECK(near(cost.forward.constant, 2.0 * (32 * (4096.0 * (2 * 4096 + 2 * 1024) + 4096 * 8 + 8 * 3 * 4096.0 * 14336) +
                                              4096.0 * 32000), 1e-12));
@@ -919,6 +941,18 @@ TEST(zero_2_and_3_send_in_every_pass) {
     all = (double)counted.total * 7 / 8 / 1e9;
     CHECK(near(step[0], 8 * all, 1e-6) && near(step[1], 6 * all, 1e-6) && near(step[2], 2 * all, 1e-6));
     CHECK(step[3] < 1e-6 * step[2]);
+    desc.model = cf_model_find("qwen3-30b-a3b"); /* each expert lies on one GPU of eight, so nothing of it is sent */
+    desc.parallel = split(1, 1, 8);
+    desc.parallel.ep = 8;
+    desc.chunk_size = 0;
+    for (zero = 1; zero <= 3; zero++) {
+        desc.parallel.zero = zero;
+        REQUIRE(cf_cost_estimate(&desc, cost[zero], 1, &timing, NULL, NULL) == CF_OK);
+    }
+    REQUIRE(cf_stage_parameters(desc.model, &desc.parallel, 0, &counted, NULL) == CF_OK);
+    all = (double)(counted.total - counted.experts) * 7 / 8 / 1e9 / 48;
+    CHECK(near(cost[3][0].forward.constant - cost[1][0].forward.constant, 2 * all, 1e-9));
+    CHECK(near(cost[2][0].weight.constant - cost[1][0].weight.constant, 4 * all, 1e-9));
 }
 
 /* Data-parallel ranks of a node share its ports: with a tensor-parallel half of each node, two ranks send side by side,

@@ -69,7 +69,8 @@ static const char known[] = "qwen2, qwen2_moe, qwen2_vl, qwen2_5_vl, qwen3, qwen
 typedef struct config_object {
     cf_model model;
     uint32_t type, layer_types, mlp_only, linear;
-    int64_t experts[3], active[2], expert_ffn, shared_ffn, shared_count[2], first_dense, sparse_step;
+    int64_t experts[3], active[2], groups, group_limit, expert_ffn, shared_ffn, shared_count[2];
+    int64_t first_dense, sparse_step;
     int64_t window, max_window_layers, window_pattern, chunk, dense_ffn, full_interval;
     int64_t latent, q_latent, nope, rope, value_dim;
     int64_t linear_heads, linear_keys, linear_key_dim, linear_value_dim, linear_tail, latent_experts;
@@ -91,6 +92,7 @@ static const json_field fields[] = {
     MEMBER("n_routed_experts", JSON_INT, experts[2]), MEMBER("num_experts_per_tok", JSON_COUNT, active[0]),
     MEMBER("num_experts_per_token", JSON_COUNT, active[1]), MEMBER("moe_intermediate_size", JSON_COUNT, expert_ffn),
     MEMBER("shared_expert_intermediate_size", JSON_INT, shared_ffn),
+    MEMBER("n_group", JSON_COUNT, groups), MEMBER("topk_group", JSON_COUNT, group_limit),
     MEMBER("n_shared_experts", JSON_INT, shared_count[0]), MEMBER("num_shared_experts", JSON_INT, shared_count[1]),
     MEMBER("first_k_dense_replace", JSON_INT, first_dense), MEMBER("decoder_sparse_step", JSON_COUNT, sparse_step),
     MEMBER("interleave_moe_layer_step", JSON_COUNT, sparse_step), MEMBER("mlp_only_layers", JSON_ARRAY_OF, mlp_only),
@@ -214,6 +216,7 @@ static cf_layer make_kind(const reading *r, layer_choice choice) {
     if (!choice.experts) return kind;
     kind.experts = first_of(c->experts, 3);
     kind.active = first_of(c->active, 2);
+    if (c->group_limit < c->groups) kind.reach = kind.experts / c->groups * c->group_limit;
     kind.ffn = r->type->experts == 2 ? c->model.ffn : c->expert_ffn;
     kind.shared_gate = r->type->shared_gate;
     kind.shared = c->shared_ffn > 0 ? c->shared_ffn : first_of(c->shared_count, 2) * kind.ffn;
