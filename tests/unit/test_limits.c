@@ -135,6 +135,29 @@ TEST(of_packing) {
     check_range(weigh_n, "n", 0, CF_MAX_SEQUENCES);
 }
 
+/* Of a chunk of one token, in arrays of these sizes. */
+static cf_result size_of(int64_t rows, int64_t prefix, int64_t n_seqs, cf_error *error) {
+    const int64_t length = 1;
+    const cf_capacity most = {rows, prefix, n_seqs, 0, 0, 0, 0};
+    const cf_metadata_desc desc = {.capacity = &most};
+    cf_plan *one = naive_pack(&length, 1, 1);
+    size_t bytes = 0;
+    cf_result result = cf_metadata_size(one, 0, &desc, &bytes, error);
+    CHECK((result == CF_OK) == (bytes > 0));
+    cf_plan_free(one);
+    return result;
+}
+
+static cf_result size_rows(int64_t value, cf_error *error) { return size_of(value, 0, 9, error); }
+static cf_result size_prefix(int64_t value, cf_error *error) { return size_of(7, value, 9, error); }
+static cf_result size_n_seqs(int64_t value, cf_error *error) { return size_of(1, 0, value, error); }
+
+TEST(of_capacities) {
+    if (sizeof(size_t) >= 8) check_range(size_rows, "capacity.rows", 1, INT32_MAX);
+    check_range(size_prefix, "capacity.prefix", 0, INT32_MAX - 7);
+    if (sizeof(size_t) >= 8) check_range(size_n_seqs, "capacity.n_seqs", 1, INT32_MAX);
+}
+
 /* ---- models and memory ---- */
 
 #define MODEL_MEMBER(name, member)                                            \
@@ -428,5 +451,5 @@ TEST(no_passes_have_no_loads) {
     cf_plan_free(plan);
 }
 
-SUITE(limits, CASE(of_packing), CASE(of_shares), CASE(of_models), CASE(of_kinds), CASE(of_schedules), CASE(of_graphs), CASE(of_runs),
-      CASE(no_passes_have_no_loads));
+SUITE(limits, CASE(of_packing), CASE(of_shares), CASE(of_capacities), CASE(of_models), CASE(of_kinds),
+      CASE(of_schedules), CASE(of_graphs), CASE(of_runs), CASE(no_passes_have_no_loads));

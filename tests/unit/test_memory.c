@@ -202,8 +202,8 @@ TEST(rows_of_experts_by_hand) {
     CHECK_INT(uneven.routes, 48 * 4);
 }
 
-/* What is no whole number of bytes is rounded up: a border over its chunk's rows, and the fullest GPU's rows of experts,
-   of which there are 11 bytes in the mean, for any percentage beyond it. */
+/* What is no whole number of bytes is rounded up: a border over its chunk's rows, and the fullest GPU's rows of
+   experts, of which there are 11 bytes in the mean, for any percentage beyond it. */
 TEST(odd_bytes_are_rounded_up) {
     static const cf_layer kind = {.experts = 2, .active = 1, .ffn = 1};
     cf_memory_desc desc = {0};
@@ -237,7 +237,7 @@ TEST(odd_bytes_are_rounded_up) {
 /* A stage with layers of one kind takes what it takes in a model that has no other. */
 TEST(kinds_of_other_stages_cost_nothing) {
     static const cf_layer kinds[] = {{.window = 0},
-                                     {.mixer = CF_MIXER_WINDOW, .window = 64, .heads = 64, .kv_heads = 64, .ffn = 1 << 15},
+                                     {.mixer = CF_MIXER_WINDOW, .window = 64, .heads = 64, .ffn = 1 << 15},
                                      {.heads = 128, .kv_heads = 64, .experts = 8, .active = 4, .ffn = 1 << 15}};
     cf_memory_load loads[2];
     int64_t other, what;
@@ -928,7 +928,8 @@ SUITE(memory, CASE(state_of_kinds_by_hand), CASE(windows_stop_growing), CASE(exp
       CASE(rows_of_experts_by_hand), CASE(odd_bytes_are_rounded_up), CASE(kinds_of_other_stages_cost_nothing),
       CASE(bytes_per_token_by_hand), CASE(korthikanti_table_2),
       CASE(megatron_activation_formula),
-      CASE(unfused_operations_keep_more), CASE(scores_are_those_of_attention_layers), CASE(working_rows_by_hand), CASE(float_trainer),
+      CASE(unfused_operations_keep_more), CASE(scores_are_those_of_attention_layers), CASE(working_rows_by_hand),
+      CASE(float_trainer),
       CASE(losses_keep_what_they_say), CASE(buffers_are_those_of_the_neighbours), CASE(zero_divides_states),
       CASE(reports_add_up), CASE(full_recompute_makes_all_of_a_layer), CASE(modules_made_again),
       CASE(modules_of_unfused_operations), CASE(shares_are_rounded_up), CASE(zero_3_gathers_two_layers),

@@ -412,13 +412,16 @@ TEST(buffers_of_tensor_parallelism) {
 }
 
 TEST(sums_of_memory_that_do_not_fit) {
+    const cf_layer windows = {.mixer = CF_MIXER_WINDOW, .window = CF_MAX_CHUNK_SIZE};
     cf_model model = *cf_model_find("qwen2.5-7b");
     cf_memory_desc desc = {0};
     cf_memory_load load = {0};
     cf_memory_report report;
+    cf_token_bytes bytes;
     cf_error error;
     desc.model = &model;
     harness_poison(&report, sizeof report);
+    harness_poison(&bytes, sizeof bytes);
     desc.runtime_bytes = INT64_MAX; /* alone it fits */
     REFUSED(cf_memory_estimate(&desc, &load, 1, &report, 1, &error), CF_ERROR_OVERFLOW, "loads");
     desc.runtime_bytes = 0;
@@ -427,7 +430,13 @@ TEST(sums_of_memory_that_do_not_fit) {
     model.head_dim = 1;
     model.ffn = CF_MAX_FFN;
     REFUSED(cf_memory_estimate(&desc, &load, 1, &report, 1, &error), CF_ERROR_OVERFLOW, "loads");
+    model.kinds = &windows; /* what a border of all these rows takes */
+    model.n_kinds = 1;
+    desc.chunk_size = CF_MAX_CHUNK_SIZE;
+    desc.state_bytes = 1024;
+    REFUSED(cf_memory_token_bytes(&desc, 0, &bytes, &error), CF_ERROR_OVERFLOW, "model");
     CHECK_POISON(&report, sizeof report);
+    CHECK_POISON(&bytes, sizeof bytes);
 }
 
 /* ---- costs, and plans whose groups are not sound ---- */
