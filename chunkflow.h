@@ -4918,7 +4918,6 @@ static cf_result cf__plan_check_chunk(const cf__plan_check *check, int64_t id, i
     if (plan->max_slices > 0 && c->n_slices > plan->max_slices)
         return cf__fail(check->error, CF_ERROR_PLAN, "chunks.n_slices", id, plan->max_slices, c->n_slices,
                         "is more than max_slices");
-    CF__TRY(cf__plan_is(check, "chunks.rank", id, id / plan->n_steps, c->rank, "is the wrong rank"));
     for (i = 0; i < c->n_slices; i++) {
         const cf_slice *slice = &plan->slices[first + i];
         int64_t own;
@@ -4944,8 +4943,6 @@ static cf_result cf__plan_check_share(const cf__plan_check *check, int64_t id) {
     const cf_plan *plan = check->plan;
     const cf_group *g = &plan->groups[id], *next;
     int64_t i, part, last, first;
-    CF__TRY(cf__plan_within(check, "groups.gang", id, 2, plan->n_ranks, g->gang, "is no number of ranks"));
-    CF__TRY(cf__plan_is(check, "groups.gang", id, 0, plan->n_ranks % g->gang, "does not divide the ranks"));
     part = g->first_chunk / plan->n_steps % g->gang;
     last = part + 1 == g->gang;
     first = g->first_chunk + (last ? -part : 1) * plan->n_steps;
@@ -5073,7 +5070,17 @@ static cf_result cf__plan_check_branches(const cf_plan *plan, cf_error *error) {
    each other on one rank and say so, their slices exist, and no number of tokens is negative. */
 static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t end_rank, cf_error *error) {
     const cf_result bad = CF_ERROR_PLAN;
-    int64_t id = rank * plan->n_steps, end = end_rank * plan->n_steps, left = 0, group = -1, index = 0;
+    int64_t id, end, left = 0, group = -1, index = 0;
+    for (id = 0; id < plan->n_groups; id++) {
+        int64_t gang = plan->groups[id].gang;
+        if (gang == 0) continue;
+        CF__TRY(cf__inside(gang, 2, plan->n_ranks, bad, "groups.gang", id, "is no number of ranks", error));
+        CF__TRY(cf__inside(plan->n_ranks % gang, 0, 0, bad, "groups.gang", id, "does not divide the ranks", error));
+        rank = 0; /* who runs a pass of a gang looks at those of its other ranks */
+        end_rank = plan->n_ranks;
+    }
+    id = rank * plan->n_steps;
+    end = end_rank * plan->n_steps;
     CF__TRY(cf__plan_check_branches(plan, error));
     for (; id < end; id++, left--, index++) {
         const cf_chunk *c = &plan->chunks[id];
@@ -5095,6 +5102,8 @@ static cf_result cf__plan_check_units(const cf_plan *plan, int64_t rank, int64_t
         CF__TRY(cf__inside(c->tokens, 0, INT64_MAX, bad, "chunks.tokens", id, "is negative", error));
         CF__TRY(cf__inside(c->padded, 0, INT64_MAX, bad, "chunks.padded", id, "is negative", error));
         CF__TRY(cf__inside(c->prefix, 0, INT64_MAX - c->padded, bad, "chunks.prefix", id, "is out of range", error));
+        CF__TRY(cf__inside(c->rank, id / plan->n_steps, id / plan->n_steps, bad, "chunks.rank", id,
+                           "is the wrong rank", error));
     }
     return CF_OK;
 }
