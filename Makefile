@@ -564,7 +564,7 @@ test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
 	@$(if $(SANITIZE),,echo "note: this compiler links no sanitizers; the tests run without them";) \
 	CC="$(CC)" CXX="$(CXX)" BUILD="$(BUILD)" sh tests/run.sh \
 	    $(CUDA_SUITE) \
-	    "env CHUNKFLOW_PLAIN=$(BUILD)/chunkflow sh tests/cuda/train_cuda_check.sh" \
+	    "sh tests/cuda/train_cuda_check.sh" \
 	    "$(TEST_BUILD)/unit" \
 	    "sh tests/meta/compile.sh" \
 	    "sh tests/cuda/executor_check.sh" \

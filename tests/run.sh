@@ -1,6 +1,7 @@
 #!/bin/sh
 # Runs each argument as one suite and adds up their last lines ("N passed, N failed" and perhaps ", N skipped").
-# JOBS suites run at once (default 2); what they print comes in the order of the arguments.
+# JOBS suites run at once (default 3, for two processors: some wait for what they started now and then); what they print
+# comes in the order of the arguments.
 # A suite that ends without such a line, or with a status that contradicts it, counts as one failure more.
 # With STRICT_SKIPS=1 a skipped test counts as failed. The last line printed has the same form.
 passed=0
@@ -20,7 +21,7 @@ worker() {
     done
 }
 
-jobs=${JOBS:-2}
+jobs=${JOBS:-3}
 while [ "$jobs" -gt 0 ]; do
     worker "$@" &
     jobs=$((jobs - 1))
