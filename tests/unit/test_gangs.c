@@ -595,7 +595,8 @@ TEST(gangs_are_written_and_damaged_ones_survived) {
     gangs t = {.lengths = {300, 20, 30}, .n = 3, .pack = {.chunk_size = 16, .n_ranks = 4, .gang = 4}};
     const cf_validate_desc in_step = {0}, alone = {.gangs_alone = 1};
     harness_text json = {0};
-    int64_t i;
+    cf_timeline *timeline = NULL;
+    int64_t i, slice;
     REQUIRE(pack(&t));
     REQUIRE(t.plan->n_groups > 1 && t.plan->groups[0].gang > 1);
     CHECK_INT(cf_write_plan_json(t.plan, NULL, harness_collect, &json, NULL), CF_OK);
@@ -604,8 +605,14 @@ TEST(gangs_are_written_and_damaged_ones_survived) {
     REQUIRE(schedule(&t, NULL));
     CHECK_INT(cf_ranks_validate(t.plan, all(&t), &alone, NULL, &t.error), CF_OK);
     CHECK(cf_ranks_validate(t.plan, all(&t), &in_step, NULL, &t.error) != CF_ERROR_MEMORY);
-    for (i = 0; i < t.plan->n_groups; i++) t.plan->groups[i].gang = 64;
+    slice = t.plan->chunks[3 * t.plan->n_steps].first_slice; /* a mate's, on which the pass depends */
+    t.plan->chunks[3 * t.plan->n_steps].first_slice = INT64_MAX / 2;
+    refused(cf_simulate(t.plan, t.schedules[0], NULL, &timeline, &t.error), &t.error, CF_ERROR_PLAN, "chunks.first_slice");
+    t.plan->chunks[3 * t.plan->n_steps].first_slice = slice;
+    for (i = 0; i < t.plan->n_groups; i++) t.plan->groups[i].gang = i % 2 ? -64 : 64;
     CHECK(cf_ranks_validate(t.plan, all(&t), &alone, NULL, &t.error) != CF_OK);
+    refused(cf_simulate(t.plan, t.schedules[0], NULL, &timeline, &t.error), &t.error, CF_ERROR_PLAN, "groups.gang");
+    if (cf_simulate(t.plan, t.schedules[1], NULL, &timeline, &t.error) == CF_OK) cf_timeline_free(timeline);
     drop(&t);
 }
 
