@@ -262,9 +262,17 @@ TEST(rules_of_lowered_lists) {
                                            "RECV_F0 F0 RECV_F1 F1 B1 SEND_B1 RECV_R0 B0 SEND_B0"};
     static const char *const both[] = {"F0* SEND_F0 F1 SEND_F1 RECV_B1 B1 R0 SEND_R0 RECV_B0 B0",
                                        "RECV_F0 F0* RECV_F1 F1 B1 SEND_B1 RECV_R0 R0 B0 SEND_B0"};
+    static const char *const unread[] = {"F0* SEND_F0 F1 SEND_F1 RECV_B1 B1 R0 SEND_R0 RECV_B0 B0",
+                                         "RECV_F0 F0 RECV_F1 F1 B1 SEND_B1 B0 SEND_B0"};
+    static const char *const unsent[] = {"F0* SEND_F0 F1 SEND_F1 RECV_B1 B1 R0 RECV_B0 B0",
+                                         "RECV_F0 F0* RECV_F1 F1 B1 SEND_B1 RECV_R0 R0 B0 SEND_B0"};
     cf_plan *group = plan_of(2, 0);
     cf_error error;
     accepts(group, 1, 1, CF_REPLAY_PIPELINE, both, 2);
+    CHECK_STR(verdict(group, 1, 2, CF_REPLAY_PIPELINE, unread, 2, &error), "actions");
+    CHECK(strstr(error.text, "RECV_R of chunk 0 on virtual stage 1 is missing") != NULL);
+    CHECK_STR(verdict(group, 1, 1, CF_REPLAY_PIPELINE, unsent, 2, &error), "actions");
+    CHECK(strstr(error.text, "SEND_R of chunk 0 on virtual stage 0 is missing") != NULL);
     CHECK_STR(verdict(group, 1, 1, CF_REPLAY_LOCAL, both, 2, &error), "actions.pass");
     CHECK(strstr(error.text, "no place in local replay") != NULL);
     /* Stage 1 keeps both chunks, so nobody waits for R on stage 0. */

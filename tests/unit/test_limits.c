@@ -46,6 +46,15 @@ static void check_range(limits_call call, const char *field, int64_t least, int6
     check_range_as(call, field, least, most, CF_ERROR_LIMIT);
 }
 
+/* Where 0 is a default, which 1 is not. */
+static void check_default(limits_call call, const char *field, int64_t most) {
+    cf_error error = {0};
+    check_range(call, field, INT64_MIN, most);
+    CHECK_INT(call(1, &error), CF_OK);
+    CHECK_INT(call(-1, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, field);
+}
+
 /* ---- packing and loss weights ---- */
 
 static cf_pack_desc pack_desc;
@@ -274,11 +283,11 @@ TEST(of_models) {
     check_range(of_head_dims, "model.head_dim", 0, CF_MAX_WIDTH / 3);
     check_range(of_ffn, "model.ffn", 1, CF_MAX_FFN);
     check_range(of_vocab, "model.vocab", 1, CF_MAX_VOCAB);
-    check_range(of_dp, "parallel.dp", INT64_MIN, CF_MAX_RANKS);
-    check_range(of_vocab_multiple, "parallel.vocab_multiple", INT64_MIN, CF_MAX_VOCAB);
+    check_default(of_dp, "parallel.dp", CF_MAX_RANKS);
+    check_default(of_vocab_multiple, "parallel.vocab_multiple", CF_MAX_VOCAB);
     check_range(of_fragmentation, "fragmentation", -1, 1000);
     check_range(of_window, "state_window", 0, CF_MAX_LENGTH);
-    check_range(of_runtime, "runtime_bytes", INT64_MIN, INT64_MAX);
+    check_default(of_runtime, "runtime_bytes", INT64_MAX);
     check_range_as(of_first_dense, "model.first_dense", 0, 7, CF_ERROR_ARGUMENT);
     check_range_as(of_kv_heads, "model.kv_heads", 1, 12, CF_ERROR_ARGUMENT);
     check_range_as(of_tp, "parallel.tp", INT64_MIN, 12, CF_ERROR_ARGUMENT);
@@ -286,19 +295,19 @@ TEST(of_models) {
     check_range_as(of_n_virtual, "parallel.n_virtual", INT64_MIN, 2, CF_ERROR_ARGUMENT);
     check_range(of_mtp, "model.mtp", 0, CF_MAX_LAYERS);
     check_range(of_norms, "model.norms", 0, CF_MAX_KINDS);
-    check_range(of_ep, "parallel.ep", INT64_MIN, CF_MAX_EXPERTS);
+    check_default(of_ep, "parallel.ep", CF_MAX_EXPERTS);
     check_range(of_imbalance, "parallel.imbalance", 0, 1000);
     check_range(of_recompute_layers, "parallel.recompute_layers", 0, CF_MAX_LAYERS);
     check_range(of_gathered, "gathered", 0, CF_MAX_LENGTH);
     check_range(of_lora_rank, "lora_rank", 0, CF_MAX_WIDTH);
-    check_range(of_chunk_size, "chunk_size", INT64_MIN, CF_MAX_CHUNK_SIZE);
-    check_range(of_activation_bytes, "activation_bytes", INT64_MIN, 1024);
-    check_range(of_parameter_bytes, "parameter_bytes", INT64_MIN, 1024);
-    check_range(of_gradient_bytes, "gradient_bytes", INT64_MIN, 1024);
-    check_range(of_optimizer_bytes, "optimizer_bytes", INT64_MIN, 1024);
-    check_range(of_matrix_bytes, "matrix_bytes", INT64_MIN, 1024);
-    check_range(of_state_bytes, "state_bytes", INT64_MIN, 1024);
-    check_range(of_gradients_of_state, "state_gradient_bytes", INT64_MIN, 1024);
+    check_default(of_chunk_size, "chunk_size", CF_MAX_CHUNK_SIZE);
+    check_default(of_activation_bytes, "activation_bytes", 1024);
+    check_default(of_parameter_bytes, "parameter_bytes", 1024);
+    check_default(of_gradient_bytes, "gradient_bytes", 1024);
+    check_default(of_optimizer_bytes, "optimizer_bytes", 1024);
+    check_default(of_matrix_bytes, "matrix_bytes", 1024);
+    check_default(of_state_bytes, "state_bytes", 1024);
+    check_default(of_gradients_of_state, "state_gradient_bytes", 1024);
 }
 
 /* ---- schedules ---- */

@@ -156,6 +156,7 @@ static void check_chunk(const cf_plan *plan, int64_t id, const int64_t *lengths)
             CHECK_POISON(&error, sizeof error);
             CHECK(m.chunk == id && m.tokens == chunk->tokens && m.rows == chunk->padded && m.prefix == chunk->prefix);
             CHECK(m.loss_weights == NULL);
+            if (desc == NULL) CHECK_INT(need, (size_t)(2 * (m.n_seqs + 1) + 3 * m.rows) * sizeof(int32_t));
             CHECK((m.loss_rows != NULL) == (wants.wants_loss_rows && m.rows > 0));
             CHECK((m.key_ends != NULL) == (wants.wants_key_ends && m.rows > 0));
             if (plan->align == 1) CHECK_INT(m.n_seqs, chunk->n_slices);

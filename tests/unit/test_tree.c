@@ -1141,9 +1141,9 @@ TEST(metadata_of_trees_without_weights_is_that_with_even_ones) {
    two numbers together. */
 static int tells_otherwise(const cf_plan *plan, const cf_error *error) {
     return strcmp(error->field, "chunks.group") == 0 || strcmp(error->field, "slices.sequence") == 0 ||
-           strcmp(error->field, "groups.gang") == 0 || error->wanted == plan->align || strstr(error->text, "does not agree") ||
-           strstr(error->text, "there twice") || strstr(error->text, "does not rise") ||
-           strstr(error->text, "another chunk");
+           strcmp(error->field, "groups.gang") == 0 || error->wanted == plan->align ||
+           strstr(error->text, "does not agree") || strstr(error->text, "there twice") ||
+           strstr(error->text, "does not rise") || strstr(error->text, "another chunk");
 }
 
 /* A plan with one number changed is refused, or has every token of every sequence in its place all the same. What lies
