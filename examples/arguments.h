@@ -127,6 +127,11 @@ static inline int64_t parse_arguments(int argc, char **argv, const option *list,
 #define SHARE_HELP "compute once what sequences have in common, from so many first tokens on, 0: no"
 #define ONCE_HELP "a token that sequences share counts once, and not once for each"
 
+static inline void check_once(int once, int64_t share, int64_t align) {
+    if (!once || (share == 1 && align <= 1)) return;
+    fail(EXIT_BAD_INPUT, "--once wants --share 1 and no --align: what is not computed once counts for each sequence");
+}
+
 static inline void check_alike(const length_list *lengths, const length_list *with, const length_list *shared) {
     if (with->count != shared->count || (with->count > 0 && with->count != lengths->count)) {
         fail(EXIT_BAD_INPUT, "--with and --shared want a number for each --synthetic document");

@@ -148,9 +148,7 @@ static inline options parse_options(int argc, char **argv) {
     check_stream_bytes(o.stream, &o.model);
     check_alike(&o.synthetic, &o.with, &o.shared);
     if (o.synthetic.count > 0 && o.n_paths > 0) fail(EXIT_BAD_INPUT, "give --synthetic or files, not both");
-    if (o.once && (o.share != 1 || o.packing.align != 1)) {
-        fail(EXIT_BAD_INPUT, "--once wants --share 1 and no --align: what is not computed once counts for each sequence");
-    }
+    check_once(o.once, o.share, o.packing.align);
     if (o.longest > 0 && o.longest < 3) fail(EXIT_BAD_INPUT, "--max-length must be 0 or at least 3");
     return o;
 }

@@ -271,6 +271,7 @@ static settings parse_settings(int argc, char **argv) {
     if (s.help) return s;
     if (s.lengths.count == 0) parse_lengths("synthetic", &s.lengths, "500,20,90,33,128,64,7,300,45,11");
     check_alike(&s.lengths, &s.with, &s.shared);
+    check_once(s.once, s.share, s.packing.align);
     if (s.fail) s.fault = parse_fault(s.fail);
     if (s.fail && s.fault.stage >= n_processes) {
         fail(EXIT_BAD_INPUT, "--fail: there is no stage %lld", (long long)s.fault.stage);

@@ -253,6 +253,8 @@ refuse '--fail: stage 0 has .* actions' --fail 0:9999
 refuse '--fail: wanted STAGE:ACTION' --fail 0:2:explode
 refuse 'stream must be 0 or at least 16384' --stream 16383
 refuse 'are for one schedule' --sweep --timeline x
+refuse 'once wants --share 1 and no --align' --once
+refuse 'once wants --share 1 and no --align' --once --share 1 --align 8
 # shellcheck disable=SC2086
 run 2 "$exact" $common --stages 3
 refused "--stages 3 of 2 processes" '--stages 3 wants as many processes.*mpirun -n 3'
