@@ -236,7 +236,7 @@ $(filter-out $(TEST_HEAVY),$(TEST_OBJECTS)): TEST_CFLAGS = $(TEST_LIGHT)
 $(TEST_BUILD)/unit: $(TEST_OBJECTS)
 	$(CC) $(TEST_CFLAGS) $(LDFLAGS) $^ -o $@ $(LDLIBS)
 
-TRAINER_TESTS := $(addprefix $(TEST_BUILD)/,trainer trainer_kinds trainer_trees)
+TRAINER_TESTS := $(addprefix $(TEST_BUILD)/,trainer trainer_kinds)
 $(TRAINER_TESTS): private TEST_CFLAGS = -g1 -Og -DCHUNKFLOW_TESTED $(SANITIZE)
 $(TRAINER_TESTS): $(TEST_BUILD)/%: tests/trainer/test_%.c $(TEST_LIBRARY) tests/harness.h tests/trainer/world.h $(TRAIN_HEADERS) | $(TEST_BUILD)
 	$(CC) $(CSTD) $(CPPFLAGS) $(TEST_CFLAGS) $(WARN) $(LDFLAGS) $< $(TEST_LIBRARY) -o $@ $(LDLIBS)
@@ -559,7 +559,7 @@ CLI := CHUNKFLOW_PLAIN=$(BUILD)/chunkflow CHUNKFLOW=$(if $(filter 1,$(FULL)),$(T
 
 # What takes longest comes first, so that at the end no processor waits for the other one.
 test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
-      $(addprefix $(TEST_BUILD)/,unit fuzz search trainer trainer_kinds trainer_trees trainer_whole trainer_tensors train_tiny make_tokens chunkflow) \
+      $(addprefix $(TEST_BUILD)/,unit fuzz search trainer trainer_kinds trainer_whole trainer_tensors train_tiny make_tokens chunkflow) \
       $(TRAINER_MODEL)
 	@$(if $(SANITIZE),,echo "note: this compiler links no sanitizers; the tests run without them";) \
 	CC="$(CC)" CXX="$(CXX)" BUILD="$(BUILD)" sh tests/run.sh \
@@ -586,7 +586,6 @@ test: $(CUDA_TESTS) $(PROGRAMS) $(MPI_TESTS) $(SHARED) \
 	    "sh tests/trainer/tiny_check.sh $(BUILD)" \
 	    "$(TEST_BUILD)/trainer" \
 	    "$(TEST_BUILD)/trainer_kinds" \
-	    "$(TEST_BUILD)/trainer_trees" \
 	    "$(TEST_BUILD)/trainer_whole" \
 	    "$(TRAINER_MODEL)" \
 	    "$(TEST_BUILD)/trainer_tensors $(TEST_BUILD)" \

@@ -446,7 +446,6 @@ KIN_SUITES = ("csv.", "dot.", "idle.")
 READERS = ["json_read", "cli", "cli_files", "progress"]  # what tests of safetensors are linked with
 TRAINER = "tests/trainer/test_trainer.c"
 KINDS = "tests/trainer/test_trainer_kinds.c"
-TREES = "tests/trainer/test_trainer_trees.c"
 TENSORS = "tests/trainer/test_trainer_tensors.c"
 WHOLE = "tests/trainer/test_trainer_whole.c"  # calls train_cpu_f64
 
@@ -457,7 +456,6 @@ PARTS = {
                                              "feed_forward", "kernels", "model", "optimizer", "options", "parts",
                                              "recurrent", "safetensors", "state_stream", "text", "tokens", "unchunked")],
                  [(TRAINER, "trainer", ["-DTRAIN_FLOAT64", *WATCHED]), (KINDS, "kinds", ["-DTRAIN_FLOAT64", *WATCHED]),
-                  (TREES, "trees", ["-DTRAIN_FLOAT64", *WATCHED]),
                   (TENSORS, "tensors", WATCHED),
                   ("examples/train_cpu.c", "train_cpu", ["-O2"]),
                   ("examples/train_cpu.c", "train_cpu_f64", ["-O2", "-DTRAIN_FLOAT64"])]),
@@ -552,7 +550,7 @@ def link(build, folder, part):
         return [(name, [program, name]) for name in names if not name.startswith("harness.")]
 
     if part == "examples":
-        trainer, kinds, trees, tensors, single, double = mutants
+        trainer, kinds, tensors, single, double = mutants
         readers = [f"tools/command/{f}.c" for f in READERS]
         library(watched, *WATCHED)
         library(plain)
@@ -561,7 +559,7 @@ def link(build, folder, part):
         os.environ["TRAIN_CPU_F64"] = LINKS[1]
         whole = make("whole", "-std=c99", "-I.", "-O2", *LINKED, WHOLE, plain, watch=False)
         return [*cases(make("trainer", trainer, watched)), *cases(make("kinds", kinds, watched)),
-                *cases(make("trees", trees, watched)), *cases(whole),
+                *cases(whole),
                 ("trainer_tensors", [make("tensors", *LINKED, "-I.", tensors, *readers, watched), WORKPLACE]),
                 ("train_check.sh", ["sh", "tests/trainer/train_check.sh", WORKPLACE])]
     objects = [f for f in sorted(glob.glob(f"{build}/test/*.o")) if not f.endswith("/implementation.o")]
