@@ -6995,7 +6995,7 @@ static inline double cf__pipe_pass_seconds(const cf__pipeline *pipe, int pass, i
     const cf_chunk *c = &pipe->chunks[chunk];
     int64_t gang = c->group >= 0 && pass != CF_W ? pipe->plan->groups[c->group].gang : 0;
     double most = 0;
-    if (gang < 1) return cf__pipe_own_seconds(pipe, pass, chunk, v);
+    if (gang == 0) return cf__pipe_own_seconds(pipe, pass, chunk, v);
     for (chunk -= pipe->shape.rank % gang * pipe->n; gang > 0; gang--, chunk += pipe->n)
         most = cf__most(most, cf__pipe_own_seconds(pipe, pass, chunk, v));
     return most;
@@ -7306,20 +7306,6 @@ static cf_result cf__pipe_check_tokens(const cf_plan *plan, int64_t rank, int64_
     return CF_OK;
 }
 
-/* The chunks of a rank, and of those with which it is in gangs: what its passes take depends on theirs. */
-static cf_result cf__pipe_check_units(const cf_plan *plan, int64_t rank, cf_error *error) {
-    int64_t id, first = rank, end = rank + 1;
-    CF__TRY(cf__plan_check_units(plan, first, end, error));
-    for (id = rank * plan->n_steps; id < (rank + 1) * plan->n_steps; id++) {
-        int64_t group = plan->chunks[id].group, gang = group >= 0 ? plan->groups[group].gang : 0;
-        if (gang < 1) continue;
-        first = cf__min(first, rank - rank % gang);
-        end = cf__max(end, rank - rank % gang + gang);
-    }
-    CF__TRY(cf__inside(end, 1, plan->n_ranks, CF_ERROR_PLAN, "groups.gang", -1, "goes beyond the ranks", error));
-    return end - first > 1 ? cf__plan_check_units(plan, first, end, error) : CF_OK;
-}
-
 /* Counts, arrays and lists of a schedule, and what of its plan the lists are about: every walk over them relies on it.
    passes: how many of them each chunk needs at least on each virtual stage. */
 static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule *s, int64_t passes, cf_error *error) {
@@ -7349,7 +7335,7 @@ static cf_result cf__pipe_check_schedule(const cf_plan *plan, const cf_schedule 
     if (s->first == NULL) return cf__refuse(error, bad, "first", -1, "is NULL");
     if (s->actions == NULL && s->n_actions > 0) return cf__refuse(error, bad, "actions", -1, "is NULL");
     CF__TRY(cf__pipe_check_first(s, error));
-    CF__TRY(cf__pipe_check_units(plan, s->shape.rank, error));
+    CF__TRY(cf__plan_check_units(plan, s->shape.rank, s->shape.rank + 1, error));
     return cf__pipe_check_tokens(plan, s->shape.rank, s->shape.n_virtual, error);
 }
 
@@ -10114,7 +10100,7 @@ static cf_result cf__schedule_open(cf__schedule_maker *m, const cf_plan *plan, c
     m->desc = cf_schedule_defaults(desc);
     m->error = error;
     CF__TRY(cf__schedule_check_desc(plan, &m->desc, error));
-    CF__TRY(cf__pipe_check_units(plan, m->desc.shape.rank, error));
+    CF__TRY(cf__plan_check_units(plan, m->desc.shape.rank, m->desc.shape.rank + 1, error));
     m->pipe = cf__pipe_of(plan, &m->desc.shape, m->desc.timing);
     m->most_kept = cf__min(m->desc.shape.k, cf__schedule_longest(&m->pipe));
     cf__schedule_measure(m);
@@ -12751,7 +12737,7 @@ static cf_result cf__graph_start(cf__graph_builder *g, const cf_plan *plan, cons
     g->desc.shape = cf__pipe_shape_defaults(s != NULL ? s->shape : d->shape, 1);
     CF__TRY(cf__pipe_check_shape(plan, &d->shape, CF_PLACEMENT_V, error));
     CF__TRY(cf__pipe_check_timing(d->timing, d->shape.n_stages * d->shape.n_virtual, error));
-    CF__TRY(cf__pipe_check_units(plan, d->shape.rank, error));
+    CF__TRY(cf__plan_check_units(plan, d->shape.rank, d->shape.rank + 1, error));
     g->pipe = cf__pipe_of(plan, &d->shape, d->timing);
     g->header.shape = d->shape;
     g->header.split = d->split != 0 && !d->shape.forward_only;

@@ -609,10 +609,9 @@ TEST(gangs_are_written_and_damaged_ones_survived) {
     t.plan->chunks[3 * t.plan->n_steps].first_slice = INT64_MAX / 2;
     refused(cf_simulate(t.plan, t.schedules[0], NULL, &timeline, &t.error), &t.error, CF_ERROR_PLAN, "chunks.first_slice");
     t.plan->chunks[3 * t.plan->n_steps].first_slice = slice;
-    for (i = 0; i < t.plan->n_groups; i++) t.plan->groups[i].gang = i % 2 ? -64 : 64;
+    for (i = 0; i < t.plan->n_groups; i++) t.plan->groups[i].gang = 64;
     CHECK(cf_ranks_validate(t.plan, all(&t), &alone, NULL, &t.error) != CF_OK);
     refused(cf_simulate(t.plan, t.schedules[0], NULL, &timeline, &t.error), &t.error, CF_ERROR_PLAN, "groups.gang");
-    if (cf_simulate(t.plan, t.schedules[1], NULL, &timeline, &t.error) == CF_OK) cf_timeline_free(timeline);
     drop(&t);
 }
 
