@@ -203,6 +203,22 @@ def test_capacities_masks_and_weights():
     assert np.allclose(by_prompt[[0, 1, 3]], [0.5 / 23, 0.5 / 23, 0.5 / 6])
 
 
+def test_pieces_are_all_that_a_gang_has_before_a_chunk():
+    plan, shared = chunkflow.pack([150, 7, 33, 12, 5], 16, n_ranks=4, gang=4), 0
+    for chunk in range(plan.n_chunks):
+        pieces, group = plan.pieces_of(chunk), plan.chunks["group"][chunk]
+        if group < 0 or plan.groups["gang"][group] == 0:
+            assert pieces.size == 0
+            continue
+        shared += 1
+        ends = np.cumsum(pieces["tokens"])
+        assert (pieces["begin"] == ends - pieces["tokens"]).all()
+        assert sum(pieces["tokens"]) == plan.slices_of(chunk)["begin"][0]
+        for member, piece in (("rank", "rank"), ("prefix", "row"), ("tokens", "tokens")):
+            assert (plan.chunks[member][pieces["chunk"]] == pieces[piece]).all()
+    assert shared >= 8
+
+
 def test_schedules_are_those_of_the_paper():
     plan = chunkflow.pack([1, 1, 2, 4], 2)
     for k, replay, makespan in ((1, "pipeline", 50), (2, "pipeline", 42), (1, "local", 44)):
