@@ -891,7 +891,6 @@ typedef enum cf_loss {
 #define CF_FRAGMENTATION 10                 /* percent */
 #define CF_STATE_SLOTS 3                    /* blocks of a ring of streamed state, unless more or fewer are asked for:
                                                one for attention, one on its way in, one on its way out */
-
 #define CF_BORDER_TOKENS 4096
 
 /* What to size. Zero means default in every member; model must be given. */
@@ -910,6 +909,7 @@ typedef struct cf_memory_desc {
                                      has one moment for these: 8 */
     int64_t lora_rank;            /* adapters of this rank beside each matrix of attention, MLP and shared experts, and
                                      these alone have gradients and optimizer states; 0: all is trained */
+    int64_t lora_experts;         /* 1: beside those of each routed expert, too */
     int64_t state_bytes;          /* of each element of K and V in the state; 0: 2 */
     int64_t state_gradient_bytes; /* of each element of their gradients; 0: 4 (float accumulators); 2 for bf16 */
     int64_t runtime_bytes;        /* what no formula here covers, in bytes; 0: CF_RUNTIME_BYTES. It is never nothing:
@@ -6440,7 +6440,7 @@ typedef struct cf__memory_sums {
     int64_t parameters;       /* how many there are, but for routed experts */
     int64_t matrices;         /* those of attention and MLP among them */
     int64_t experts;          /* those routed experts */
-    int64_t adapters;         /* parameters of LoRA */
+    int64_t adapters, expert_adapters; /* parameters of LoRA, and those of routed experts */
     int64_t layer_parameters; /* all of the largest layer, or the mean of a stage's */
     int64_t kept, carry;      /* bytes of state that never stream, and of its gradient */
     int64_t layer_row;        /* bytes of a row of one layer's K and V */
@@ -6449,28 +6449,21 @@ typedef struct cf__memory_sums {
     int overflow;             /* 1: something does not fit */
 } cf__memory_sums;
 
-/* Of the largest layer on a stage, experts as they lie here. */
-static int64_t cf__memory_layer_parameters(const cf_memory_desc *desc, int64_t stage, int *overflow) {
-    int64_t k, most = 0;
+/* Parameters of the largest layer on a stage, experts as they lie here, and those of adapters: inputs and outputs of all
+   matrices on one GPU. Those which tensor parallelism divides by their outputs keep a whole A, the others a whole B. */
+static void cf__memory_add_matrices(const cf_memory_desc *desc, int64_t stage, cf__memory_sums *sums) {
+    int64_t k;
     for (k = 0; k < cf_model_kinds(desc->model); k++) {
         cf_shard s = cf__model_shard(desc->model, &desc->parallel, stage, k);
-        int64_t sum = s.mixer_weights + s.mixer_vectors + s.mlp_weights + s.mlp_vectors + s.norms;
-        cf__add_product(&sum, s.experts, s.expert_size, overflow);
-        if (s.layers > 0) most = cf__max(most, sum);
-    }
-    return most;
-}
-
-/* Inputs and outputs of all matrices that have an adapter, on one GPU: those which tensor parallelism divides by their
-   outputs keep a whole A, the others a whole B. */
-static int64_t cf__memory_adapter_width(const cf_memory_desc *desc, int64_t stage) {
-    int64_t k, sum = 0;
-    for (k = 0; k < cf_model_kinds(desc->model); k++) {
-        cf_shard s = cf__model_shard(desc->model, &desc->parallel, stage, k);
+        int64_t layer = s.mixer_weights + s.mixer_vectors + s.mlp_weights + s.mlp_vectors + s.norms;
         int64_t mixer = 4 * s.hidden + s.q + s.kv + s.value + s.out, mlp = s.mlp_matrices * (s.hidden + s.ffn);
-        sum += s.layers * ((s.mixer != CF_MIXER_NONE ? mixer : 0) + (s.ffn > 0 ? mlp : 0));
+        int64_t width = (s.mixer != CF_MIXER_NONE ? mixer : 0) + (s.ffn > 0 ? mlp : 0);
+        int64_t routed = desc->lora_experts ? s.experts * s.mlp_matrices * (s.hidden + s.expert_ffn) : 0;
+        cf__add_product(&layer, s.experts, s.expert_size, &sums->overflow);
+        if (s.layers > 0) sums->layer_parameters = cf__max(sums->layer_parameters, layer);
+        cf__add_product(&sums->adapters, s.layers * desc->lora_rank, width, &sums->overflow);
+        cf__add_product(&sums->expert_adapters, s.layers * desc->lora_rank, routed, &sums->overflow);
     }
-    return sum;
 }
 
 static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t stage, const cf_memory_load *load,
@@ -6489,8 +6482,7 @@ static void cf__memory_add_virtual_stage(const cf_memory_desc *desc, int64_t sta
     cf__add_product(&sums->parameters, counted.total - counted.experts, 1, overflow);
     cf__add_product(&sums->matrices, counted.attention + counted.mlp - counted.experts, 1, overflow);
     cf__add_product(&sums->experts, counted.experts, 1, overflow);
-    cf__add_product(&sums->adapters, desc->lora_rank, cf__memory_adapter_width(desc, stage), overflow);
-    sums->layer_parameters = cf__max(sums->layer_parameters, cf__memory_layer_parameters(desc, stage, overflow));
+    cf__memory_add_matrices(desc, stage, sums);
     sums->layer_parameters = cf__max(sums->layer_parameters,
                                      (counted.total - counted.embedding - counted.head) / of.shard.layers);
     cf__add_product(&terms->activations, load->live_tokens, bytes->activations, overflow);
@@ -6536,6 +6528,7 @@ static int64_t cf__memory_share(const cf_memory_desc *desc, cf__memory_sums *sum
     const cf_parallel *parallel = &desc->parallel;
     int64_t all = 0, experts = 0, copies = parallel->ep > 1 ? parallel->tp * parallel->dp / parallel->ep : parallel->dp;
     cf__add_product(&all, sums->adapters, matrix, &sums->overflow);
+    cf__add_product(&experts, sums->expert_adapters, matrix, &sums->overflow);
     if (!trained || desc->lora_rank == 0) {
         cf__add_product(&all, sums->parameters - sums->matrices, bytes, &sums->overflow);
         cf__add_product(&all, sums->matrices, matrix, &sums->overflow);

@@ -320,7 +320,7 @@ if wanted $name; then
         --reserve --stages --stream --tp --tsv --zero"
     shape="--layers 8 --hidden 1024 --heads 8 --kv-heads 4 --head-dim 64 --ffn 2048 --vocab 32000 --tied --qkv-bias --qk-norm
         --no-gate --mtp 1 --gpu h100-80g --gpus-per-node 4 --launch 0.00002 --virtual 2 --placement v --stage-layers 3,2,2,1
-        --imbalance 10 --no-sp --loss eager --unfused --state-gradient bf16 --optimizer adam8 --lora 8 --runtime 3G
+        --imbalance 10 --no-sp --loss eager --unfused --state-gradient bf16 --optimizer adam8 --lora 8 --lora-experts --runtime 3G
         --fragmentation 11 --no-tails --align 8 --split-backward"
     # shellcheck disable=SC2086
     if ! run tune short $shape --tp 2 --pp 2 --chunk-sizes 4K --ks 2 --batches 1 --batch 8; then fail $name "$(cat err)"

@@ -170,6 +170,14 @@ TEST(optimizers_by_hand) {
     desc.parallel.dp = 8;
     desc.parallel.zero = 1;
     CHECK_INT(report_of(&desc, &load).optimizer, 12 * adapters / 8);
+    desc.model = cf_model_find("qwen3-30b-a3b");
+    desc.parallel.ep = 4; /* of 128 experts 32 on each of four ranks, which the other four have, too */
+    trained = report_of(&desc, &load);
+    desc.lora_experts = 1;
+    adapters = (int64_t)16 * 48 * 32 * 3 * (2048 + 768);
+    CHECK_INT(report_of(&desc, &load).parameters, trained.parameters + 2 * adapters);
+    CHECK_INT(report_of(&desc, &load).gradients, trained.gradients + 4 * adapters);
+    CHECK_INT(report_of(&desc, &load).optimizer, trained.optimizer + 12 * adapters / 2);
 }
 
 /* Eight copies of a row, and three results of 768 for each; the fullest GPU has a quarter more. */

@@ -4,8 +4,8 @@
 #     tools/bench/bench_published.sh
 #
 # CHUNKFLOW names the program (default build/chunkflow). Every row is one setting of `chunkflow tune`: sequences of one length,
-# one chunk a micro-batch, so nothing is split. Nothing is fitted: GPUs are those of the table, and launches cost 5
-# microseconds, or 20 where the source runs PyTorch without torch.compile.
+# one chunk a micro-batch, so nothing is split. Nothing is fitted: GPUs are those of the table, and launches cost 20
+# microseconds where PyTorch makes them one by one, and 5 where torch.compile or a graph of the whole iteration does.
 set -eu
 CHUNKFLOW=${CHUNKFLOW:-build/chunkflow}
 work=$(mktemp -d)
@@ -25,40 +25,55 @@ row() {
 }
 
 printf '%-62s %9s %9s %10s\n' "setting" published estimated residual
-echo '{"like": "a100-80g", "nvlink": 200e9}' >"$work/a800.json"
-echo '{"like": "h100-80g", "nvlink": 200e9}' >"$work/h800.json"
-echo '{"like": "h100-80g", "bandwidth": 2.4e12}' >"$work/hbm2e.json"
-echo '{"like": "h100-80g", "nvlink": 200e9, "network": 1e15}' >"$work/free.json"
-echo '{"like": "h100-80g", "network": 262e9}' >"$work/eight.json"
-echo '{"like": "h100-80g", "network": 166e9}' >"$work/four.json"
-echo '{"like": "h100-80g", "network": 180e9}' >"$work/k2.json"
-echo '{"like": "gb200", "network": 900e9}' >"$work/rack.json"
+# machine NAME NUMBERS: of a GPU of the table what differs. Where a trainer's rows take other ways than the estimate's, the rate
+# is such that they take as long as its own would: "traffic of its gate", and all-to-all of NCCL, which sends a copy to each
+# expert where the estimate has one for each node, or GPU, that a row meets.
+machine() { echo "{\"like\": $2}" >"$work/$1.json"; }
+machine a800 '"a100-80g", "nvlink": 200e9'
+machine h800 '"h100-80g", "nvlink": 200e9'
+machine hbm2e '"h100-80g", "bandwidth": 2.4e12'
+machine free '"h100-80g", "nvlink": 200e9, "network": 1e15'
+machine eight '"h100-80g", "network": 180e9'
+machine four '"h100-80g", "network": 166e9'
+machine k2 '"h100-80g", "network": 180e9'
+machine nccl8 '"h100-80g", "nvlink": 373e9'
+machine nccl8b '"b200", "nvlink": 745e9'
+machine nccl64b '"b200", "network": 41.4e9'
+machine rack '"gb200", "network": 900e9'
+machine mxfp8 '"gb200", "network": 900e9, "flops": 5000e12, "attention_forward": 0.3, "attention_backward": 0.25'
 half="--recompute full --recompute-layers"
+eager="--launch 0.00002"
 # shellcheck disable=SC2086
 {
 row "Llama 2 13B, 64 A100, FSDP, no recomputation [1]" 2162 4096 128 --layers 40 --hidden 5120 --heads 40 --ffn 13824 \
-    --vocab 32000 --gpu a100-80g --dp 64 --zero 3 --chunk-sizes 8K --schedules 1f1b --recompute none --launch 0.00002
+    --vocab 32000 --gpu a100-80g --dp 64 --zero 3 --chunk-sizes 8K --schedules 1f1b --recompute none $eager
 row "Llama 2 13B, 64 A100, FSDP, every second layer again [1]" 1914 4096 128 --layers 40 --hidden 5120 --heads 40 --ffn 13824 \
-    --vocab 32000 --gpu a100-80g --dp 64 --zero 3 --chunk-sizes 8K --schedules 1f1b $half 20 --launch 0.00002
+    --vocab 32000 --gpu a100-80g --dp 64 --zero 3 --chunk-sizes 8K --schedules 1f1b $half 20 $eager
 row "Llama 2 70B, 64 A100, FSDP, all layers again [1]" 353 4096 128 --model llama-3-70b --vocab 32000 --gpu a100-80g --dp 64 \
-    --zero 3 --chunk-sizes 8K --schedules 1f1b --recompute full --launch 0.00002
+    --zero 3 --chunk-sizes 8K --schedules 1f1b --recompute full $eager
 row "Llama 3 8B, 64 A100, FSDP, every second layer again [1]" 2904 8192 64 --model llama-3-8b --gpu a100-80g --dp 64 --zero 3 \
-    --chunk-sizes 8K --schedules 1f1b $half 16 --launch 0.00002
+    --chunk-sizes 8K --schedules 1f1b $half 16 $eager
 row "Llama 3 70B, 64 A100, FSDP, all layers again [1]" 331 8192 64 --model llama-3-70b --gpu a100-80g --dp 64 --zero 3 \
-    --chunk-sizes 8K --schedules 1f1b --recompute full --launch 0.00002
+    --chunk-sizes 8K --schedules 1f1b --recompute full $eager
 row "Llama 3.1 8B, 8 H100, FSDP, half of the products again [2]" 5762 8192 16 --model llama-3-8b --gpu "$work/hbm2e.json" \
-    --dp 8 --zero 3 --chunk-sizes 16K --schedules 1f1b $half 16 --launch 0.00002
+    --dp 8 --zero 3 --chunk-sizes 16K --schedules 1f1b $half 16 $eager
 row "the same with torch.compile [2]" 6667 8192 16 --model llama-3-8b --gpu "$work/hbm2e.json" --dp 8 --zero 3 \
     --chunk-sizes 16K --schedules 1f1b $half 16
 row "Llama 3.1 405B, 8,192 H100, TP 8, PP 16, 430 TFLOP/s [3]" 169.5 8192 2048 --model llama-3.1-405b --gpu h100-80g --tp 8 \
-    --pp 16 --dp 64 --zero 1 --chunk-sizes 8K --schedules interleaved --virtual 7 --recompute none
+    --pp 16 --dp 64 --zero 1 --chunk-sizes 8K --schedules interleaved --virtual 7 --recompute none $eager
 row "Llama 3.1 405B, 16,384 H100, TP 8, PP 16, 400 TFLOP/s [3]" 157.7 8192 2048 --model llama-3.1-405b --gpu h100-80g --tp 8 \
-    --pp 16 --dp 128 --zero 1 --chunk-sizes 8K --schedules interleaved --virtual 7 --recompute none
+    --pp 16 --dp 128 --zero 1 --chunk-sizes 8K --schedules interleaved --virtual 7 --recompute none $eager
 row "Qwen2.5-14B, 8 A800, TP 4, selective [5]" 1812 8192 16 --model qwen2.5-14b --gpu "$work/a800.json" --tp 4 --dp 2 --zero 1 \
-    --chunk-sizes 8K --schedules 1f1b --recompute selective
-row "Qwen3-30B-A3B, 16 A100, PP 2, EP 8, full [5]" 853 8192 16 --model qwen3-30b-a3b --gpu a100-80g --pp 2 --dp 8 --ep 8 \
-    --zero 1 --chunk-sizes 8K --schedules 1f1b --recompute full
-fsdp="--launch 0.00002 --schedules 1f1b --zero 3"
+    --chunk-sizes 8K --schedules 1f1b --recompute selective $eager
+row "Qwen3-30B-A3B, 16 A800, PP 2, EP 8, full [5]" 853 8192 16 --model qwen3-30b-a3b --gpu "$work/a800.json" --pp 2 --dp 8 \
+    --ep 8 --zero 1 --chunk-sizes 8K --schedules 1f1b --recompute full $eager
+row "Qwen3-30B-A3B, 16 H800, PP 2, EP 8 [9]" 6325 8192 128 --model qwen3-30b-a3b --gpu "$work/h800.json" --pp 2 --dp 8 --ep 8 \
+    --zero 1 --chunk-sizes 8K --schedules 1f1b --recompute none $eager
+sixteen="--model qwen3-30b-a3b --gpu h100-80g --dp 16 --ep 16 --zero 1 --chunk-sizes 4K --schedules 1f1b --recompute none"
+row "Qwen3-30B-A3B, 16 H100, EP 16, all-to-all [10]" 6355 4096 1024 $sixteen $eager
+row "the same with HybridEP [10]" 10607 4096 1024 $sixteen $eager
+row "the same with HybridEP beside compute [10]" 13011 4096 1024 $sixteen $eager
+fsdp="$eager --schedules 1f1b --zero 3"
 row "Qwen3-30B-A3B, 8 H100, EP 8, full [6]" 12040 4096 512 --model qwen3-30b-a3b --gpu h100-80g --dp 8 --ep 8 --chunk-sizes 16K \
     --recompute full $fsdp
 row "Nemotron-3-Nano-30B-A3B, 8 H100, EP 8, full [6]" 16789 4096 512 --model nemotron-3-nano-30b-a3b --gpu h100-80g --dp 8 \
@@ -69,30 +84,42 @@ row "gpt-oss-120b, 64 H100, EP 64 [6, 7]" 7626 4096 512 --model gpt-oss-120b --g
     --recompute none $fsdp
 row "the same, with the traffic of its gate [6, 7]" 7626 4096 512 --model gpt-oss-120b --gpu "$work/four.json" --dp 64 --ep 64 \
     --chunk-sizes 8K --recompute none $fsdp
-twos=2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,1,1,1 fours=4,4,4,4,4,4,4,4,4,4,4,4,4,4,4,1
-eager="--model deepseek-v3 --pp 4 --ep 64 --zero 2 --chunk-sizes 4K --schedules interleaved --recompute full --launch 0.00002"
+threes=3,3,3,3,3,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2 fours=4,4,4,4,4,4,4,4,4,4,4,4,4,3,3,3
+layers="--model deepseek-v3 --pp 4 --ep 64 --zero 2 --chunk-sizes 4K --schedules interleaved --recompute full $eager"
 for gpu in h100-80g "$work/eight.json"; do
     name="DeepSeek-V3, 256 H100, PP 4, EP 64, full [6]" also="DeepSeek-V3, 1,024 H100, PP 4, EP 64, full [6]"
     [ "$gpu" = h100-80g ] || name="256, with the traffic of its gate [6]" also="1,024, with the traffic of its gate [6]"
-    row "$name" 1002 4096 512 --gpu "$gpu" --dp 64 --virtual 8 --stage-layers $twos $eager
-    row "$also" 865 4096 2048 --gpu "$gpu" --dp 256 --virtual 4 --stage-layers $fours $eager
+    row "$name" 1002 4096 512 --gpu "$gpu" --dp 64 --virtual 7 --stage-layers $threes $layers
+    row "$also" 865 4096 2048 --gpu "$gpu" --dp 256 --virtual 4 --stage-layers $fours $layers
 done
-k2=2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,1,1,1
+k2=3,3,3,3,3,3,3,3,3,3,3,3,3,2,2,2,2,2,2,2,2,2,2,2
 row "Kimi K2, 256 H100, PP 8, EP 32, full [6]" 924 4096 512 --model kimi-k2 --gpu h100-80g --pp 8 --dp 32 --ep 32 --zero 2 \
-    --chunk-sizes 4K --schedules interleaved --virtual 4 --stage-layers $k2 --recompute full --launch 0.00002
+    --chunk-sizes 4K --schedules interleaved --virtual 3 --stage-layers $k2 --recompute full $eager
 row "the same, with the traffic of its gate [6]" 924 4096 512 --model kimi-k2 --gpu "$work/k2.json" --pp 8 --dp 32 --ep 32 \
-    --zero 2 --chunk-sizes 4K --schedules interleaved --virtual 4 --stage-layers $k2 --recompute full --launch 0.00002
-rack="--gpu $work/rack.json --gpus-per-node 64 --zero 1 --recompute none"
-row "DeepSeek-V3, 256 GB200, PP 4, EP 64 [8]" 3139 4096 4096 --model deepseek-v3 --pp 4 --dp 64 --ep 64 --chunk-sizes 4K \
-    --schedules interleaved --virtual 4 --stage-layers 4,4,4,4,4,4,4,4,4,4,4,4,4,3,3,3 $rack
-row "Qwen3-235B-A22B, 256 GB200, PP 8, EP 32 [8]" 4916 4096 8192 --model qwen3-235b-a22b --pp 8 --dp 32 --ep 32 --chunk-sizes 4K \
-    --schedules interleaved --virtual 3 $rack
-row "gpt-oss-120b, 64 GB200, EP 64 [7, 8]" 15876 8192 1280 --model gpt-oss-120b --dp 64 --ep 64 --chunk-sizes 8K \
-    --schedules 1f1b $rack
-row "gpt-oss-120b, 64 H100, PP 4, EP 8 [7, 8]" 5630 4096 512 --model gpt-oss-120b --gpu h100-80g --pp 4 --dp 16 --ep 8 --zero 1 \
-    --chunk-sizes 16K --schedules 1f1b --recompute none
-row "gpt-oss-120b, 64 B200, EP 8 [7, 8]" 8213 4096 512 --model gpt-oss-120b --gpu b200 --dp 64 --ep 8 --zero 1 --chunk-sizes 16K \
-    --schedules 1f1b --recompute none
+    --zero 2 --chunk-sizes 4K --schedules interleaved --virtual 3 --stage-layers $k2 --recompute full $eager
+rack="--gpus-per-node 64 --zero 1"
+v3="--model deepseek-v3 --pp 4 --dp 64 --ep 64 --chunk-sizes 4K --schedules interleaved --virtual 4 --recompute none $rack
+    --stage-layers $fours"
+qwen235="--model qwen3-235b-a22b --pp 8 --dp 32 --ep 32 --chunk-sizes 4K --schedules interleaved --virtual 3 --recompute none $rack"
+oss="--model gpt-oss-120b --schedules 1f1b"
+row "DeepSeek-V3, 256 GB200, PP 4, EP 64 [8]" 3139 4096 4096 $v3 --gpu "$work/rack.json" $eager
+row "Qwen3-235B-A22B, 256 GB200, PP 8, EP 32 [8]" 4916 4096 8192 $qwen235 --gpu "$work/rack.json" $eager
+row "gpt-oss-120b, 64 GB200, EP 64, act [7, 8]" 15876 8192 1280 $oss --gpu "$work/rack.json" --dp 64 --ep 64 --chunk-sizes 8K \
+    --recompute act $rack $eager
+row "the same, four rows of 4,096, 26.04 [7, 8]" 16640 4096 1280 $oss --gpu "$work/rack.json" --dp 64 --ep 64 --chunk-sizes 16K \
+    --recompute act $rack $eager
+row "gpt-oss-120b, 64 H100, PP 4, EP 8, act [7, 8]" 5630 4096 512 $oss --gpu "$work/nccl8.json" --pp 4 --dp 16 --ep 8 --zero 1 \
+    --chunk-sizes 4K --recompute act $eager
+row "gpt-oss-120b, 64 B200, EP 64, act [7, 8]" 8213 4096 512 $oss --gpu "$work/nccl64b.json" --dp 64 --ep 64 --zero 1 \
+    --chunk-sizes 16K --recompute act $eager
+row "gpt-oss-120b, 64 B200, EP 8, act, 26.02.01 [7, 8]" 13722 4096 1280 $oss --gpu "$work/nccl8b.json" --dp 64 --ep 8 --zero 1 \
+    --chunk-sizes 16K --recompute act $eager
+row "DeepSeek-V3 and MTP, 256 GB200, MXFP8, 26.06 [8, 11]" 4969 4096 4096 $v3 --mtp 1 --gpu "$work/mxfp8.json"
+row "Qwen3-235B-A22B, 256 GB200, MXFP8, 26.06 [8, 11]" 7376 4096 8192 $qwen235 --gpu "$work/mxfp8.json"
+row "Qwen3-30B-A3B, 8 GB200, EP 8, MXFP8, 26.06 [8, 11]" 40706 4096 512 --model qwen3-30b-a3b --gpu "$work/mxfp8.json" --dp 8 \
+    --ep 8 --chunk-sizes 16K --schedules 1f1b --recompute none $rack
+row "gpt-oss-120b, 64 GB200, EP 64, MXFP8, 26.06 [7, 8, 11]" 28947 4096 1280 $oss --gpu "$work/mxfp8.json" --dp 64 --ep 64 \
+    --chunk-sizes 16K --recompute none $rack
 row "DeepSeek-V3, 2,048 H800, FP8, PP 16, EP 64 [4]" 1475 4096 15360 --model deepseek-v3 --gpu "$work/h800.json" --tp 1 --pp 16 \
     --dp 128 --ep 64 --zero 1 --chunk-sizes 4K --schedules zero-bubble --recompute none \
     --stage-layers 4,4,4,4,4,4,4,4,4,4,4,4,4,4,3,2
@@ -139,8 +166,8 @@ six "gpt-oss-120b, 64 H200, 128K" 131072 "--batch 256 --model gpt-oss-120b --gpu
 v3="--model deepseek-v3 --gpu $work/h800.json --pp 16 --ranks 128 --ep 64 --recompute full"
 v3="$v3 --stage-layers 4,4,4,4,4,4,4,4,4,4,4,4,4,4,3,2"
 # shellcheck disable=SC2086
-six "DeepSeek-V3, 2,048 H800, PP 16, EP 64, 4K" 4096 "--batch 15360 $v3 --ks 1 --schedules zero-bubble,1f1b --chunk-sizes 4K" $v3 \
-    --chunk-size 4K
+six "DeepSeek-V3, 2,048 H800, tune: every split, 4K" 4096 "--batch 15360 --model deepseek-v3 --gpu $work/h800.json --gpus 2048" \
+    $v3 --chunk-size 4K
 cat <<'END'
 
 [1] torchtitan, docs/performance.md at 0413364: 64 A100 of 80 GB, FSDP2; whether torch.compile was on is not said there.
@@ -148,27 +175,40 @@ cat <<'END'
     has 3.35 TB/s and 700 W, so its estimates are of a faster GPU.
 [3] The Llama 3 Herd of Models, 2024, Table 4: model FLOP/s, here over 6 x parameters + 6 x layers x hidden x 8192 FLOPs a
     token. Virtual stages are not given there: 7 of each stage, one or two layers each.
-[4] DeepSeek-V3's model card: 14.8 T tokens in 2.788 M GPU hours, all stages of training. They train in FP8, hide all of the
-    experts' traffic behind compute (DualPipe) and send a token to four nodes at most; here it is bf16, nothing of that
-    traffic is hidden, and a token goes to as many nodes as eight free choices meet. How layers are split there is not known
-    here. So these two rows compare unlike things.
-[5] ms-swift, Megatron-SWIFT's documentation and examples/megatron at 3602360: 9.04 and 9.6 s for 16 rows of 8,192 tokens. The
-    second is two micro-batches a rank and 5 % of the GPUs' peak, a fifth of what [6] has for the same model; what it waits
-    for is not said there.
+[4] DeepSeek-V3's model card: 14.8 T tokens in 2.788 M GPU hours, all stages of training. They train in FP8 and hide all of the
+    experts' traffic behind compute (DualPipe); here it is bf16, and nothing of that traffic is hidden. That a token goes to
+    four nodes at most is counted. How layers are split there is not known here. So these two rows compare unlike things.
+[5] ms-swift, Megatron-SWIFT's documentation and examples/megatron at 3602360: 9.04 and 9.6 s for 16 rows of 8,192 tokens, on
+    A800 (docs/source_en/Megatron-SWIFT/Quick-start.md). The second is an untuned baseline, two micro-batches a rank of real
+    text whose routes nobody balances: on the same split of as many H800, which have 3.2 times the peak, another trainer by
+    way of Megatron has 7.4 times as much ([9]).
 [6] NeMo AutoModel, docs/performance-summary.md at 01926a5 and examples/benchmark/configs: H100, bf16, PyTorch, FSDP2, DeepEP.
     Its gate for benchmarks gives a row's k copies to k experts in a row, so that one node or two GPUs get them all;
-    "traffic of its gate" has that many copies between nodes in place of those of free choices. 1,024 GPUs run four pipelines
-    of eight micro-batches one after the other, of which one is estimated.
-[7] Attention with sinks and heads of 64, in [6] by FlexAttention, for which the estimate takes FlashAttention's rate at 128; but
-    attention is a small part of the time here, so most of what these rows miss is not explained.
-[8] Megatron-Bridge, docs/performance-summary.md at 00b7660, 25.11: bf16, random balanced routes; what is recomputed and what
-    traffic is hidden is not said there. GB200: 64 GPUs of a rack have NVLink.
+    "traffic of its gate" has that many copies between nodes in place of those of free choices. Virtual stages are those that
+    its layers_per_stage makes (7, 4 and 3), not those of its table. 1,024 GPUs run four pipelines of eight micro-batches one
+    after the other, of which one is estimated, with a step each; they lose 14 % to 256 by congestion, or whatever it is:
+    no number here knows how large a network is.
+[7] gpt-oss in these trainers is limited by software. GB200, the same split: 16,640 in bf16, launched one by one (26.04); 28,947
+    in MXFP8 with the whole iteration in a graph and experts in one kernel (26.06); 18,304 with that and a slower attention
+    of cuDNN's (26.06.01, cudnn-frontend issue 256). B200: 8,047 with experts over eight nodes, 13,722 within one. On eight
+    B200 torchtitan goes from 182.5 to 653.5 TFLOP/s by compilation and batch (pull request 4604). AutoModel adds biases
+    expert by expert in float (moe/layers.py, _apply_bias); its FlexAttention's rate at heads of 64 is not known here.
+[8] Megatron-Bridge, docs/performance-summary-archive.md at 067f987 and its recipes: random balanced routes; 25.11 and bf16 where
+    nothing else is said. Of what the recipes make again mla_up_proj (DeepSeek-V3) is not counted, about 3 % of the time. The
+    recipe of B200 in 25.11 has EP 64 where its table has 8; 26.02, which says 64 in both, has 8,047. GB200: 64 GPUs of a
+    rack have NVLink.
+[9] Pai-Megatron-Patch, issue 643: 10.36 s for 128 rows of 8,192 tokens, copies beyond an expert's share dropped.
+[10] Megatron-Bridge, skills/nemo-mbridge-perf-expert-parallel-overlap and -moe-dispatcher-selection at 067f987: 41.25, 24.71 and
+    20.15 s for 1,024 rows of 4,096 tokens, bf16, balanced. The estimate hides no traffic and fuses what HybridEP fuses.
+[11] MXFP8: twice the peak of bf16 in products, and attention in bf16; no pass that quantizes is counted. 26.06 has graphs of
+    the whole iteration and hides traffic of experts beside compute; the estimate hides none.
 
-Nothing is fitted. Estimates of trainers that are written in PyTorch are 15 to 24 % too fast on A100, and more on H100 with less
-power than the table's; of a trainer like Megatron-LM dense models are within 7 %. With experts, in
-bf16, balanced, and with the traffic that they had, estimates are within 25 % of four settings ([6]: Qwen3-30B-A3B, Nemotron,
-DeepSeek-V3 on 256 H100; [8]: Qwen3-235B-A22B) and 25 to 34 % too fast for three (Kimi K2, DeepSeek-V3 on 1,024 H100 and GB200);
-gpt-oss they take for 1.5 to 3 times as fast as two trainers have it. `chunkflow reproduce speedup` has the ChunkFlow paper's
-ratios beside ours, and `reproduce peaks` its memory. Before a node got one copy of a row and not one for each choice, the
-estimates were -7.8 % for Qwen3-30B-A3B on 8 H100, -45 % and -34 % for DeepSeek-V3 on 256 and 1,024, -57 % on H800.
+Nothing is fitted. Of a trainer like Megatron-LM dense models are within 8 %; PyTorch on A100 is 15 to 24 % slower than its
+estimate, and on H100 with less power than the table's 40 % and more. With experts, balanced and with the traffic that they had,
+ten settings of four models are within 25 %. Further off are DeepSeek-V3 on 1,024 H100 (+31 %), Kimi K2 (+26 %), H800 in FP8
+(-26 %), and three of Qwen3-30B-A3B that others of this table beat on like hardware (853, 6,325 and 6,355: routes not balanced,
+or nothing fused). gpt-oss is within 25 % where the network limits it, and 36 to 84 % too fast elsewhere.
+`chunkflow reproduce speedup` has the ChunkFlow paper's ratios beside ours, and `reproduce peaks` its memory.
+Before, Megatron's launches cost 5 microseconds; Qwen3-30B-A3B on A800 was taken for A100, gpt-oss on B200 for EP 8 (+198 %), its
+H100 for micro-batches of four without recomputation (+49 %); grouped biases and groups of nodes were not counted (H800: -40 %).
 END

@@ -249,6 +249,7 @@ void modelling_take_terms(const term_options *asked, cf_memory_desc *out) {
     if (asked->optimizer == 2) out->optimizer_bytes = 6;
     if (asked->optimizer == 3) out->matrix_bytes = 8;
     out->lora_rank = asked->lora;
+    out->lora_experts = asked->lora_experts;
     out->runtime_bytes = asked->runtime;
     out->fragmentation = asked->fragmentation > 0 ? asked->fragmentation : -1;
 }

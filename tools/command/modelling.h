@@ -164,7 +164,7 @@ const char *modelling_launch_hint(const gpu_options *asked);
 /* How memory is counted. */
 typedef struct term_options {
     int64_t loss;
-    int unfused;
+    int unfused, lora_experts;
     int64_t state_gradient, runtime, fragmentation, optimizer, lora;
 } term_options;
 
@@ -189,6 +189,8 @@ typedef struct term_options {
      .max = CF_MAX_WIDTH,                                                                                          \
      .help = "adapters of this rank are trained and nothing else (memory only:\n"                                  \
      "times are those of training all)"},                                                                          \
+    {.name = "--lora-experts", .kind = CLI_FLAG, .offset = offsetof(type, member.lora_experts),                    \
+     .help = "with --lora: routed experts have adapters, too"},                                                    \
     {.name = "--runtime", .value = "BYTES", .kind = CLI_NUMBER, .offset = offsetof(type, member.runtime),          \
      .min = 1, .max = INT64_MAX / 1000,                                                                            \
      .help = "what no formula covers: context, libraries, NCCL; default 2G"},                                      \
