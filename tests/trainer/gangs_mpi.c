@@ -1,7 +1,7 @@
 /* gangs_mpi.c - data-parallel ranks that share long sequences: keys and values of mates, gradients back - MIT or public
    domain
 
-       mpirun -n RANKS gangs_mpi [ring | selfish]
+       mpirun -n RANKS gangs_mpi [ring | selfish | stages]
 
    Two layers of attention with one head in float64, o = P V with P = softmax(Q K^T) row by row, each on top of the last
    one's output, and a loss of every row against a target. A rank computes the rows of its own slices. In each layer of
@@ -9,7 +9,7 @@
    all, or with `ring` from neighbour to neighbour; in a backward dK and dV of rows of others go back to their owners.
    Gradients and loss are those of one process on whole sequences, for K = 1 and 2, with schedules that each rank makes
    by itself and with those of columns. With `selfish` gradients are not sent back: they must not agree (exit code
-   1). */
+   1). With `stages` every two processes are a pipeline of a layer each, and half as many the ranks. */
 
 #include "ranks_mpi.h"
 
@@ -29,11 +29,13 @@ typedef struct layer {
 
 typedef struct trainer {
     int rank, n_ranks, ring, selfish;
+    int stage, n_stages; /* of a stage's processes those of all ranks stand behind each other */
     const cf_plan *plan;
     double parameters[PARAMETERS], gradients[PARAMETERS], loss;
     MPI_Comm comms[16]; /* of blocks of 2^i ranks */
     layer *states;      /* (n_groups x LAYERS) own rows of each group, and gradients that mates have sent */
     unsigned char *kept; /* (n_chunks) */
+    double (*between)[2][CHUNK][D]; /* (n_chunks) activations between the stages, and their gradients */
     int64_t n_exchanged;
 } trainer;
 
@@ -148,6 +150,7 @@ static void return_gradients(trainer *t, int64_t chunk, row *all, layer *own) {
 /* Rows of a slice while a pass runs: what each layer takes, and all keys that its rows see. */
 typedef struct work {
     const cf_slice *s;
+    int first, end;       /* layers of the stage */
     int64_t chunk;        /* of a gang; -1: its states have all rows before it */
     layer *states;        /* (LAYERS) */
     int64_t row0;         /* where its own rows begin in these */
@@ -219,25 +222,33 @@ static void backward_layer(trainer *t, work *w, int l) {
     memcpy(w->dx, down, sizeof down);
 }
 
-/* A slice forward, and with `back` also backward, with the gradients that its rows have in the states by then. */
-static void run_slice(trainer *t, int64_t chunk, const cf_slice *s, layer *states, int64_t row0, int back) {
+/* A slice forward, and with `back` also backward, with the gradients that its rows have in the states by then. at: its
+   rows between the stages, and their gradients. */
+static void run_slice(trainer *t, int64_t chunk, const cf_slice *s, layer *states, int64_t row0, int back,
+                      double (*const at[2])[D]) {
     static work w;
     int64_t i;
     int l, d;
+    w.first = t->stage * LAYERS / t->n_stages;
+    w.end = (t->stage + 1) * LAYERS / t->n_stages;
     w.s = s;
     w.chunk = chunk;
     w.states = states;
     w.row0 = row0;
     for (i = 0; i < s->length; i++)
         for (d = 0; d < D; d++) w.x[0][i][d] = input(s->sequence, s->begin + i, d);
-    for (l = 0; l < LAYERS; l++) forward_layer(t, &w, l);
+    if (t->stage > 0) memcpy(w.x[w.first], at[0], (size_t)s->length * sizeof *at[0]);
+    for (l = w.first; l < w.end; l++) forward_layer(t, &w, l);
+    if (w.end < LAYERS) memcpy(at[0], w.x[w.end], (size_t)s->length * sizeof *at[0]);
     if (!back) return;
-    for (i = 0; i < s->length; i++)
+    for (i = 0; i < s->length && w.end == LAYERS; i++)
         for (d = 0; d < D; d++) {
             w.dx[i][d] = w.x[LAYERS][i][d] - target(s->sequence, s->begin + i, d);
             t->loss += w.dx[i][d] * w.dx[i][d] / 2;
         }
-    for (l = LAYERS - 1; l >= 0; l--) backward_layer(t, &w, l);
+    if (w.end < LAYERS) memcpy(w.dx, at[1], (size_t)s->length * sizeof *at[1]);
+    for (l = w.end - 1; l >= w.first; l--) backward_layer(t, &w, l);
+    if (t->stage > 0) memcpy(at[1], w.dx, (size_t)s->length * sizeof *at[1]);
 }
 
 /* ---- passes ---- */
@@ -247,9 +258,11 @@ static void run_chunk(trainer *t, const cf_step *step, int back) {
     int64_t id = step->action.chunk, i;
     for (i = 0; i < step->chunk->n_slices; i++) {
         int grouped = step->chunk->group >= 0 && i == 0;
+        const cf_slice *s = &t->plan->slices[step->chunk->first_slice + i];
+        double (*const at[2])[D] = {&t->between[id][0][s->offset], &t->between[id][1][s->offset]};
         if (!grouped) memset(alone, 0, sizeof alone);
-        run_slice(t, grouped && gang_of(t, id) > 0 ? id : -1, &t->plan->slices[step->chunk->first_slice + i],
-                  grouped ? &t->states[step->chunk->group * LAYERS] : alone, grouped ? step->chunk->prefix : 0, back);
+        run_slice(t, grouped && gang_of(t, id) > 0 ? id : -1, s,
+                  grouped ? &t->states[step->chunk->group * LAYERS] : alone, grouped ? step->chunk->prefix : 0, back, at);
     }
 }
 
@@ -264,9 +277,21 @@ static int backward(void *user, const cf_step *step) {
     trainer *t = (trainer *)user;
     if (!t->kept[step->action.chunk]) return 1;
     run_chunk(t, step, 1);
-    if (!step->last_backward) return 0;
-    MPI_Allreduce(MPI_IN_PLACE, t->gradients, PARAMETERS, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
-    MPI_Allreduce(MPI_IN_PLACE, &t->loss, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    return 0;
+}
+
+/* Between the stages: activations, or their gradients. */
+static int send(void *user, const cf_step *step) {
+    trainer *t = (trainer *)user;
+    int way = step->action.pass == CF_SEND_B, peer = (int)step->peer * t->n_ranks + t->rank;
+    MPI_Send(t->between[step->action.chunk][way], CHUNK * D, MPI_DOUBLE, peer, way, MPI_COMM_WORLD);
+    return 0;
+}
+
+static int receive(void *user, const cf_step *step) {
+    trainer *t = (trainer *)user;
+    int way = step->action.pass == CF_RECV_B, peer = (int)step->peer * t->n_ranks + t->rank;
+    MPI_Recv(t->between[step->action.chunk][way], CHUNK * D, MPI_DOUBLE, peer, way, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     return 0;
 }
 
@@ -281,47 +306,58 @@ static double train(trainer *t, int64_t k, int in_step, int64_t *widest) {
     cf_error error;
     int64_t i;
     memset(&alone, 0, sizeof alone);
+    alone.n_stages = 1;
     for (i = 0; i < PARAMETERS; i++) t->parameters[i] = alone.parameters[i] = number(i, 3, 99) / 3;
     for (i = 0; i < N; i++) {
         const cf_slice whole = {i, 0, lengths[i], 0};
         memset(states, 0, sizeof states);
-        run_slice(&alone, -1, &whole, states, 0, 1);
+        run_slice(&alone, -1, &whole, states, 0, 1, NULL);
     }
     pack.chunk_size = CHUNK;
     pack.n_ranks = pack.gang = t->n_ranks;
     need(cf_pack(lengths, N, &pack, &plan, &error), &error);
-    schedule = schedule_of(plan, t->rank, k, !in_step, CF_SCHEDULE_BEST);
+    schedule = schedule_of(plan, t->rank, t->n_stages, k, !in_step, CF_SCHEDULE_BEST);
     for (*widest = i = 0; i < plan->n_groups; i++)
         if (plan->groups[i].gang > *widest) *widest = plan->groups[i].gang;
     t->plan = plan;
     t->states = (layer *)calloc((size_t)(plan->n_groups * LAYERS) + 1, sizeof *t->states);
     t->kept = (unsigned char *)calloc((size_t)plan->n_chunks + 1, 1);
+    t->between = (double (*)[2][CHUNK][D])calloc((size_t)plan->n_chunks + 1, sizeof *t->between);
     run.user = t;
+    run.send = send;
+    run.receive = receive;
     run.forward = forward;
     run.backward = backward;
-    need(cf_run(plan, schedule, 0, &run, NULL, &error), &error);
+    need(cf_run(plan, schedule, t->stage, &run, NULL, &error), &error);
+    MPI_Allreduce(MPI_IN_PLACE, t->gradients, PARAMETERS, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Allreduce(MPI_IN_PLACE, &t->loss, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
     cf_schedule_free(schedule);
     cf_plan_free(plan);
     free(t->states);
     free(t->kept);
+    free(t->between);
     return far_off(t->gradients, alone.gradients, PARAMETERS, t->loss, alone.loss);
 }
 
 int main(int argc, char **argv) {
     static trainer t;
-    int rank, n_ranks, failed = 0, turn, i;
+    int rank, n_ranks, n_stages, failed = 0, turn, i;
     MPI_Comm comms[16];
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &n_ranks);
+    n_stages = argc > 1 && strcmp(argv[1], "stages") == 0 ? 2 : 1;
+    n_ranks /= n_stages;
     signal(SIGALRM, give_up);
     alarm(60);
     for (i = 0; i < 16 && 1 << i <= n_ranks; i++) MPI_Comm_split(MPI_COMM_WORLD, rank >> i, rank, &comms[i]);
-    for (turn = 0; turn < 4; turn++) {
+    for (turn = n_stages > 1 ? 2 : 0; turn < 4; turn++) { /* schedules that ranks make by themselves have one stage */
         int64_t widest;
         double worst;
         memset(&t, 0, sizeof t);
-        t.rank = rank;
+        t.rank = rank % n_ranks;
+        t.stage = rank / n_ranks;
+        t.n_stages = n_stages;
         t.n_ranks = n_ranks;
         t.ring = argc > 1 && strcmp(argv[1], "ring") == 0;
         t.selfish = argc > 1 && strcmp(argv[1], "selfish") == 0;
@@ -329,8 +365,8 @@ int main(int argc, char **argv) {
         worst = train(&t, 1 + turn % 2, turn / 2, &widest);
         failed |= !(worst <= 1e-10) || widest != (n_ranks > 1 ? n_ranks : 0);
         if (rank == 0)
-            printf("%d ranks, gangs of up to %d, K %d, %s: gradients off by %.1e, %d exchanges\n", n_ranks, (int)widest,
-                   1 + turn % 2, turn / 2 ? "in step" : "free", worst, (int)t.n_exchanged);
+            printf("%d ranks of %d stages, gangs of up to %d, K %d, %s: gradients off by %.1e, %d exchanges\n", n_ranks,
+                   n_stages, (int)widest, 1 + turn % 2, turn / 2 ? "in step" : "free", worst, (int)t.n_exchanged);
     }
     MPI_Finalize();
     return failed;

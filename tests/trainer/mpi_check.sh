@@ -297,6 +297,8 @@ if [ -x "$build/test/gangs_mpi" ]; then
         run $processes "$build/test/gangs_mpi" ring
         expect "gangs of $processes, by a ring" 0
     done
+    run 4 "$build/test/gangs_mpi" stages
+    expect "gangs of 2 in pipelines of 2 stages" 0
     run 2 "$build/test/gangs_mpi" selfish
     expect "gradients that are not sent back" 1
     if ! grep -q 'gradients off by [0-9.]*e-01' "$work/out"; then fail "and they are far off" "$(last_line)"; fi

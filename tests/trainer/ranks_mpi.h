@@ -32,13 +32,15 @@ static void need(cf_result result, const cf_error *error) {
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
-/* A rank's schedule: of columns by this kind, or, alone, by `paper`. */
-static cf_schedule *schedule_of(const cf_plan *plan, int rank, int64_t k, int alone, cf_schedule_kind kind) {
+/* A rank's schedule: of columns by this kind, lowered where there are stages, or, alone, by `paper`. */
+static cf_schedule *schedule_of(const cf_plan *plan, int rank, int64_t stages, int64_t k, int alone,
+                                cf_schedule_kind kind) {
     cf_schedule_desc desc = {0};
     cf_plan *columns = NULL;
-    cf_schedule *list = NULL, *own = NULL;
+    cf_schedule *list = NULL, *lowered = NULL, *own = NULL;
     cf_error error;
     desc.shape.k = k;
+    desc.shape.n_stages = stages;
     desc.kind = alone ? CF_SCHEDULE_PAPER : kind;
     if (alone) {
         desc.shape.rank = rank;
@@ -47,7 +49,9 @@ static cf_schedule *schedule_of(const cf_plan *plan, int rank, int64_t k, int al
     }
     need(cf_columns_make(plan, NULL, NULL, &columns, &error), &error);
     need(cf_schedule_make(columns, &desc, &list, &error), &error);
-    need(cf_columns_schedule(plan, list, rank, NULL, &own, &error), &error);
+    if (stages > 1) need(cf_schedule_lower(columns, list, NULL, &lowered, &error), &error);
+    need(cf_columns_schedule(plan, lowered != NULL ? lowered : list, rank, NULL, &own, &error), &error);
+    cf_schedule_free(lowered);
     cf_schedule_free(list);
     cf_plan_free(columns);
     return own;
