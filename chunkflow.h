@@ -5323,18 +5323,25 @@ CHUNKFLOW_API cf_result cf_plan_validate(const cf_plan *plan, const int64_t *len
    >>metadata
    ================================================================================================================ */
 
+/* Sequences of one call: cu_seqlens, and the longest. They are only counted where there is no memory yet. */
+typedef struct cf__metadata_seqs {
+    int64_t n;
+    int32_t *cu_q, *cu_k;
+    int32_t max_q, max_k;
+} cf__metadata_seqs;
+
 /* A chunk that is being described: how large, where to, and how far. */
 typedef struct cf__metadata_job {
     cf_metadata_desc desc;
     cf_metadata out;
+    cf__metadata_seqs seqs;
     double *weights;
-    int32_t *cu_q, *cu_k, *sequences, *positions, *targets;
-    int64_t n; /* sequences so far; they are only counted where there is no memory yet */
+    int32_t *sequences, *positions, *targets;
     /* of trees */
     int64_t n_level_seqs, most_more; /* sequences of all levels; rows' targets beside the first, at most */
     cf_level *levels;
     double *more_weights;
-    int32_t *more_rows, *more_sequences, *more_targets, *loss_rows, *key_ends, *level_cu;
+    int32_t *more_rows, *more_sequences, *more_targets, *loss_rows, *key_ends, *level_q, *level_k;
 } cf__metadata_job;
 
 /* Rows before a chunk that its first slice sees; in a gang those of other ranks, too. */
@@ -5343,14 +5350,17 @@ static int64_t cf__metadata_prefix(const cf_plan *plan, const cf_chunk *c) {
     return gang ? cf__max(plan->slices[c->first_slice].begin, c->prefix) : c->prefix;
 }
 
-/* The next sequence of cu_seqlens. */
-static void cf__metadata_add(cf__metadata_job *job, int64_t queries, int64_t keys) {
-    int64_t i = job->n++;
-    if (job->cu_q == NULL) return;
-    job->cu_q[i + 1] = job->cu_q[i] + (int32_t)queries;
-    job->cu_k[i + 1] = job->cu_k[i] + (int32_t)keys;
-    job->out.max_seqlen_q = (int32_t)cf__max(job->out.max_seqlen_q, queries);
-    job->out.max_seqlen_k = (int32_t)cf__max(job->out.max_seqlen_k, keys);
+/* The next sequence, unless nothing is in it. */
+static void cf__metadata_add(cf__metadata_seqs *seqs, int64_t queries, int64_t keys) {
+    int64_t i = seqs->n;
+    if (queries == 0 && keys == 0) return;
+    seqs->n++;
+    if (seqs->cu_q == NULL) return;
+    if (i == 0) seqs->cu_q[0] = seqs->cu_k[0] = 0;
+    seqs->cu_q[i + 1] = seqs->cu_q[i] + (int32_t)queries;
+    seqs->cu_k[i + 1] = seqs->cu_k[i] + (int32_t)keys;
+    seqs->max_q = (int32_t)cf__max(seqs->max_q, queries);
+    seqs->max_k = (int32_t)cf__max(seqs->max_k, keys);
 }
 
 /* first, first + step, first + 2 x step ... The blocks of 16 are what compilers turn into vector code at -O2. */
@@ -5366,27 +5376,49 @@ static void cf__metadata_fill_rows(int32_t *row, int64_t n, int32_t first, int32
 static void cf__metadata_add_padding(cf__metadata_job *job, int64_t first, int64_t end) {
     int64_t n = end - first, i;
     if (n <= 0) return;
-    cf__metadata_add(job, n, n);
-    if (job->cu_q == NULL) return;
+    cf__metadata_add(&job->seqs, n, n);
+    if (job->targets == NULL) return;
     cf__metadata_fill_rows(job->sequences + first, n, -1, 0);
     cf__metadata_fill_rows(job->positions + first, n, 0, 0);
     cf__metadata_fill_rows(job->targets + first, n, -1, 0);
     for (i = first; i < end && job->weights != NULL; i++) job->weights[i] = 0;
 }
 
-/* ends: the sequence ends with this slice, so its last token has nothing to predict. */
-static void cf__metadata_fill_slice(const cf__metadata_job *job, const cf_slice *s, int ends) {
-    const unsigned char *ignored = job->desc.ignored != NULL ? job->desc.ignored[s->sequence] : NULL;
+/* The target at this position of n sequences that have the same token there: whether any of them is to predict it, and
+   what that weighs. */
+static int cf__metadata_target(const cf__metadata_job *job, const int64_t *sequences, int64_t n, int64_t position,
+                               double *weight) {
+    int64_t i, wanted = 0;
+    *weight = 0;
+    for (i = 0; i < n; i++) {
+        const unsigned char *ignored = job->desc.ignored != NULL ? job->desc.ignored[sequences[i]] : NULL;
+        if (ignored != NULL && ignored[position]) continue;
+        if (job->desc.weights != NULL) *weight += job->desc.weights[sequences[i]];
+        wanted++;
+    }
+    if (job->desc.once && wanted > 0) *weight /= (double)wanted;
+    return wanted > 0;
+}
+
+/* The rows of a slice through which these n sequences run, the first n_targets of them with their targets. */
+static void cf__metadata_fill_slice(const cf__metadata_job *job, const cf_slice *s, const int64_t *sequences, int64_t n,
+                                    int64_t n_targets) {
+    int64_t ahead = !job->desc.shifted, i;
     int32_t *targets = job->targets + s->offset;
-    int64_t ahead = !job->desc.shifted, n_targets = s->length - (ends && ahead), i;
+    double weight = 0;
+    int wanted = 1;
     cf__metadata_fill_rows(job->sequences + s->offset, s->length, (int32_t)s->sequence, 0);
     cf__metadata_fill_rows(job->positions + s->offset, s->length, (int32_t)s->begin, 1);
     cf__metadata_fill_rows(targets, n_targets, (int32_t)(s->begin + ahead), 1);
-    if (n_targets < s->length) targets[s->length - 1] = -1;
-    for (i = 0; i < n_targets && ignored != NULL; i++)
-        if (ignored[s->begin + ahead + i]) targets[i] = -1;
-    for (i = 0; i < s->length && job->weights != NULL; i++)
-        job->weights[s->offset + i] = targets[i] < 0 ? 0 : job->desc.weights[s->sequence];
+    for (i = 0; i < n_targets && (job->desc.ignored != NULL || job->weights != NULL); i++) {
+        if (i == 0 || job->desc.ignored != NULL)
+            wanted = cf__metadata_target(job, sequences, n, s->begin + ahead + i, &weight);
+        if (!wanted) targets[i] = -1;
+        if (job->weights != NULL) job->weights[s->offset + i] = weight;
+    }
+    if (n_targets == s->length) return;
+    targets[s->length - 1] = -1;
+    if (job->weights != NULL) job->weights[s->offset + s->length - 1] = 0;
 }
 
 /* ---- trees ---- */
@@ -5400,7 +5432,9 @@ static int64_t cf__metadata_below(const cf_plan *plan, int64_t id, int64_t end) 
 
 /* Whether a slice, not the first of its chunk, lies right behind the one that it goes on from: to attention they are
    one. What others go on from fills whole alignment units. */
-static int cf__metadata_continues(const cf_plan *plan, int64_t id) { return plan->through[id].parent == id - 1; }
+static int cf__metadata_continues(const cf_plan *plan, int64_t id) {
+    return plan->through != NULL && plan->through[id].parent == id - 1;
+}
 
 static int64_t cf__metadata_run(const cf_plan *plan, int64_t id, int64_t end) {
     while (id + 1 < end && cf__metadata_continues(plan, id + 1)) id++;
@@ -5411,42 +5445,36 @@ static int64_t cf__metadata_row_end(const cf_plan *plan, int64_t end) {
     return plan->slices[end - 1].offset + plan->slices[end - 1].length;
 }
 
-/* The next sequence of a level. */
-static void cf__metadata_add_level_seq(cf_level *level, int32_t *cu_q, int32_t *cu_k, int64_t queries, int64_t keys) {
-    int64_t i = level->n_seqs;
-    if (queries == 0 && keys == 0) return;
-    level->n_seqs++;
-    level->max_seqlen_q = (int32_t)cf__max(level->max_seqlen_q, queries);
-    level->max_seqlen_k = (int32_t)cf__max(level->max_seqlen_k, keys);
-    if (cu_q == NULL) return;
-    cu_q[i + 1] = cu_q[i] + (int32_t)queries;
-    cu_k[i + 1] = cu_k[i] + (int32_t)keys;
+/* How many slices of its chunk a slice goes on from. */
+static int64_t cf__metadata_depth(const cf_plan *plan, int64_t id) {
+    int64_t n = 0;
+    while ((id = plan->through[id].parent) >= 0) n++;
+    return n;
 }
 
 /* What sees the rows of those slices that have `depth` others above them in the chunk. */
 static void cf__metadata_fill_depth(const cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c, int64_t depth,
-                                    cf_level *level, int32_t *cu_q, int32_t *cu_k) {
+                                    cf__metadata_seqs *seqs) {
     int64_t id, end = c->first_slice + c->n_slices, q = 0, k = 0;
     for (id = c->first_slice; id < end; id++) {
-        int64_t above = 0, up = plan->through[id].parent, below, run;
-        for (; up >= 0; up = plan->through[up].parent) above++;
-        if (above != depth) continue;
+        int64_t below, run;
+        if (cf__metadata_depth(plan, id) != depth) continue;
         below = cf__metadata_below(plan, id, end);
         run = cf__metadata_run(plan, id, below);
         if (run == below) continue;
-        cf__metadata_add_level_seq(level, cu_q, cu_k, plan->slices[run].offset - q, 0);
-        cf__metadata_add_level_seq(level, cu_q, cu_k, 0, plan->slices[id].offset - k);
+        cf__metadata_add(seqs, plan->slices[run].offset - q, 0);
+        cf__metadata_add(seqs, 0, plan->slices[id].offset - k);
         q = cf__metadata_row_end(plan, below);
         k = plan->slices[id].offset + plan->slices[id].length;
-        cf__metadata_add_level_seq(level, cu_q, cu_k, q - plan->slices[run].offset, plan->slices[id].length);
+        cf__metadata_add(seqs, q - plan->slices[run].offset, plan->slices[id].length);
     }
-    if (q > 0) cf__metadata_add_level_seq(level, cu_q, cu_k, job->out.rows - q, 0);
+    if (q > 0) cf__metadata_add(seqs, job->out.rows - q, 0);
 }
 
 /* Rows of the path from `first` on that the same rows of the chunk see and that lie in one state; returns where they
    end. Those rows are the first ones of the chunk. */
 static int64_t cf__metadata_fill_path(const cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c,
-                                      int64_t first, cf_level *level, int32_t *cu_q, int32_t *cu_k) {
+                                      int64_t first, cf_level *level, cf__metadata_seqs *seqs) {
     int64_t id = c->first_slice, end = id + c->n_slices, group = c->group, last = c->prefix, rows = 0;
     while (plan->chunks[plan->groups[group].first_chunk].prefix > first) {
         last = cf__min(last, plan->chunks[plan->groups[group].first_chunk].prefix);
@@ -5458,38 +5486,28 @@ static int64_t cf__metadata_fill_path(const cf__metadata_job *job, const cf_plan
     }
     level->group = group;
     level->first = first - plan->chunks[plan->groups[group].first_chunk].prefix;
-    cf__metadata_add_level_seq(level, cu_q, cu_k, rows, last - first);
-    cf__metadata_add_level_seq(level, cu_q, cu_k, job->out.rows - rows, 0);
+    cf__metadata_add(seqs, rows, last - first);
+    cf__metadata_add(seqs, job->out.rows - rows, 0);
     return last;
 }
 
-/* Adds a level, unless nothing is in it. A level is walked once to count, and once to write. */
+/* Adds a level, unless nothing is in it: that of the rows of the path from *first on, or of a depth in the chunk. */
 static void cf__metadata_add_level(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c, int64_t depth,
-                                  int64_t *first) {
-    cf_level level = {-1, 0, 0, NULL, NULL, 0, 0};
-    int32_t *cu_q = NULL, *cu_k = NULL;
-    int64_t next = *first, n;
-    int pass;
-    for (pass = 0; pass < 2; pass++) {
-        n = level.n_seqs;
-        if (pass == 1 && (job->level_cu == NULL || n == 0)) break;
-        if (pass == 1) {
-            cu_q = job->level_cu;
-            cu_k = cu_q + n + 1;
-            job->level_cu = cu_k + n + 1;
-            cu_q[0] = cu_k[0] = 0;
-            level.n_seqs = 0;
-        }
-        if (depth < 0) next = cf__metadata_fill_path(job, plan, c, *first, &level, cu_q, cu_k);
-        else cf__metadata_fill_depth(job, plan, c, depth, &level, cu_q, cu_k);
-    }
-    *first = next;
-    if (n == 0) return;
-    level.cu_seqlens_q = cu_q;
-    level.cu_seqlens_k = cu_k;
-    if (job->levels != NULL) job->levels[job->out.n_levels] = level;
+                                   int64_t *first) {
+    cf_level level = {-1, 0, 0, job->level_q, job->level_k, 0, 0};
+    cf__metadata_seqs seqs = {0, job->level_q, job->level_k, 0, 0};
+    if (depth < 0) *first = cf__metadata_fill_path(job, plan, c, *first, &level, &seqs);
+    else cf__metadata_fill_depth(job, plan, c, depth, &seqs);
+    if (seqs.n == 0) return;
+    job->n_level_seqs += seqs.n;
     job->out.n_levels++;
-    job->n_level_seqs += n;
+    if (job->levels == NULL) return;
+    level.n_seqs = seqs.n;
+    level.max_seqlen_q = seqs.max_q;
+    level.max_seqlen_k = seqs.max_k;
+    job->levels[job->out.n_levels - 1] = level;
+    job->level_q += seqs.n + 1;
+    job->level_k += seqs.n + 1;
 }
 
 /* Whether one call says all: what sees anything but its own run sees all rows of the chunk's own group. */
@@ -5504,34 +5522,11 @@ static int cf__metadata_is_plain(const cf_plan *plan, const cf_chunk *c) {
 static void cf__metadata_add_levels(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
     int64_t first = 0, id, depth, deepest = 0;
     job->out.n_levels = job->n_level_seqs = 0;
-    if (cf__metadata_is_plain(plan, c)) return;
+    if (plan->branches == NULL || cf__metadata_is_plain(plan, c)) return;
     while (first < c->prefix) cf__metadata_add_level(job, plan, c, -1, &first);
-    for (id = c->first_slice; id < c->first_slice + c->n_slices; id++) {
-        int64_t above = 0, up = plan->through[id].parent;
-        for (; up >= 0; up = plan->through[up].parent) above++;
-        deepest = cf__max(deepest, above);
-    }
+    for (id = c->first_slice; id < c->first_slice + c->n_slices; id++)
+        deepest = cf__max(deepest, cf__metadata_depth(plan, id));
     for (depth = 0; depth < deepest; depth++) cf__metadata_add_level(job, plan, c, depth, &first);
-}
-
-/* Whether a sequence is to predict the token at this position, and what that weighs. */
-static int cf__metadata_wants(const cf__metadata_job *job, const cf_plan *plan, int64_t sequence, int64_t position,
-                              double *weight) {
-    const unsigned char *ignored = job->desc.ignored != NULL ? job->desc.ignored[sequence] : NULL;
-    if (position >= plan->lengths[sequence] || (ignored != NULL && ignored[position])) return 0;
-    if (job->desc.weights != NULL) *weight += job->desc.weights[sequence];
-    return 1;
-}
-
-/* The target at this position of the sequences first .. end - 1 in order, which have the same token there: whether any
-   of them has it, and its weight. */
-static int cf__metadata_target(const cf__metadata_job *job, const cf_plan *plan, int64_t first, int64_t end,
-                               int64_t position, double *weight) {
-    int64_t i, n = 0;
-    *weight = 0;
-    for (i = first; i < end; i++) n += cf__metadata_wants(job, plan, plan->order[i], position, weight);
-    if (job->desc.once && n > 0) *weight /= (double)n;
-    return n > 0;
 }
 
 /* Targets of the last row of a slice: one for each way on. Counts them, but the first, where there is no memory yet. */
@@ -5540,14 +5535,16 @@ static void cf__metadata_fill_parting(cf__metadata_job *job, const cf_plan *plan
     int64_t first = plan->through[id].first, end = first + plan->through[id].n, position = s->begin + s->length;
     int64_t row = s->offset + s->length - 1, from = first, target = position - (job->desc.shifted != 0), i;
     for (i = first + 1; i <= end; i++) {
-        double weight;
+        double weight = 0;
+        int wanted;
         if (i < end && plan->common[i] > position) continue;
-        if (job->cu_q == NULL) {
-            job->most_more += from > first;
-        } else if (from == first) {
-            job->targets[row] = cf__metadata_target(job, plan, from, i, target, &weight) ? (int32_t)target : -1;
+        job->most_more += from > first;
+        wanted = job->targets != NULL && target < plan->lengths[plan->order[from]] &&
+                 cf__metadata_target(job, &plan->order[from], i - from, target, &weight);
+        if (wanted && from == first) {
+            job->targets[row] = (int32_t)target;
             if (job->weights != NULL) job->weights[row] = weight;
-        } else if (cf__metadata_target(job, plan, from, i, target, &weight)) {
+        } else if (wanted) {
             int64_t at = job->out.n_more++;
             job->more_rows[at] = (int32_t)row;
             job->more_sequences[at] = (int32_t)plan->order[from];
@@ -5556,26 +5553,6 @@ static void cf__metadata_fill_parting(cf__metadata_job *job, const cf_plan *plan
         }
         from = i;
     }
-}
-
-/* Rows of a slice that may be shared. */
-static void cf__metadata_fill_shared(cf__metadata_job *job, const cf_plan *plan, int64_t id) {
-    const cf_slice *s = &plan->slices[id];
-    int64_t first = plan->through[id].first, end = first + plan->through[id].n, i;
-    double weight = 0;
-    int wanted = 0;
-    if (job->cu_q != NULL) {
-        cf__metadata_fill_rows(job->sequences + s->offset, s->length, (int32_t)s->sequence, 0);
-        cf__metadata_fill_rows(job->positions + s->offset, s->length, (int32_t)s->begin, 1);
-    }
-    for (i = 0; i + 1 < s->length && job->cu_q != NULL; i++) {
-        int64_t target = s->begin + i + 1 - (job->desc.shifted != 0);
-        if (i == 0 || job->desc.ignored != NULL)
-            wanted = cf__metadata_target(job, plan, first, end, target, &weight);
-        job->targets[s->offset + i] = wanted ? (int32_t)target : -1;
-        if (job->weights != NULL) job->weights[s->offset + i] = weight;
-    }
-    cf__metadata_fill_parting(job, plan, id);
 }
 
 /* ---- rows with a loss, and keys ---- */
@@ -5604,34 +5581,33 @@ static void cf__metadata_list_keys(const cf__metadata_job *job, const cf_plan *p
     }
 }
 
-/* Slices, and the padding between and behind them. */
-static void cf__metadata_add_rows(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
-    int64_t i, end = 0;
-    for (i = 0; i < c->n_slices; i++) {
-        const cf_slice *s = &plan->slices[c->first_slice + i];
-        const cf_group *g = i == 0 && c->group >= 0 ? &plan->groups[c->group] : NULL;
-        int goes_on = g != NULL && (c->index + 1 < g->n_chunks || (g->gang > 0 && (c->rank + 1) % g->gang != 0));
-        cf__metadata_add_padding(job, end, s->offset);
-        cf__metadata_add(job, s->length, s->length + (i == 0 ? job->out.prefix : 0));
-        if (job->cu_q != NULL) cf__metadata_fill_slice(job, s, !goes_on);
-        end = s->offset + s->length;
+/* The rows of a slice. Where its sequence ends with it, the last row has nothing to predict. */
+static void cf__metadata_add_slice(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c, int64_t id) {
+    const cf_slice *s = &plan->slices[id];
+    const cf_through *t = plan->through != NULL ? &plan->through[id] : NULL;
+    const cf_group *g = id == c->first_slice && c->group >= 0 ? &plan->groups[c->group] : NULL;
+    int goes_on = g != NULL && (c->index + 1 < g->n_chunks || (g->gang > 0 && (c->rank + 1) % g->gang != 0));
+    if (t == NULL && job->targets != NULL) {
+        cf__metadata_fill_slice(job, s, &s->sequence, 1, s->length - !(goes_on || job->desc.shifted));
+    } else if (t != NULL) {
+        if (job->targets != NULL) cf__metadata_fill_slice(job, s, &plan->order[t->first], t->n, s->length - 1);
+        cf__metadata_fill_parting(job, plan, id);
     }
-    cf__metadata_add_padding(job, end, job->out.rows);
 }
 
-/* The same in a plan with trees. */
-static void cf__metadata_add_tree_rows(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
-    int64_t i, last = c->first_slice + c->n_slices, end = 0;
+/* Slices, and the padding between and behind them. */
+static void cf__metadata_add_rows(cf__metadata_job *job, const cf_plan *plan, const cf_chunk *c) {
+    int64_t i, first = c->first_slice, last = first + c->n_slices, end = 0;
     job->most_more = job->out.n_more = 0;
     cf__metadata_add_levels(job, plan, c);
-    for (i = c->first_slice; i < last; i++) {
+    for (i = first; i < last; i++) {
         const cf_slice *s = &plan->slices[i];
         cf__metadata_add_padding(job, end, s->offset);
-        if (i == c->first_slice || !cf__metadata_continues(plan, i)) {
+        if (i == first || !cf__metadata_continues(plan, i)) {
             int64_t rows = cf__metadata_row_end(plan, cf__metadata_run(plan, i, last)) - s->offset;
-            cf__metadata_add(job, rows, rows + (i == c->first_slice && job->out.n_levels == 0 ? c->prefix : 0));
+            cf__metadata_add(&job->seqs, rows, rows + (i == first && job->out.n_levels == 0 ? job->out.prefix : 0));
         }
-        cf__metadata_fill_shared(job, plan, i);
+        cf__metadata_add_slice(job, plan, c, i);
         end = s->offset + s->length;
     }
     cf__metadata_add_padding(job, end, job->out.rows);
@@ -5654,55 +5630,57 @@ static cf_result cf__metadata_measure(cf__metadata_job *job, const cf_plan *plan
         CF__TRY(cf__range(most->prefix, job->out.prefix, INT32_MAX - most->rows, "capacity.prefix", error));
         job->out.rows = most->rows;
     }
-    job->n = 0;
-    (plan->branches != NULL ? cf__metadata_add_tree_rows : cf__metadata_add_rows)(job, plan, c);
-    job->out.n_seqs = job->n;
+    job->seqs.n = 0;
+    cf__metadata_add_rows(job, plan, c);
+    job->out.n_seqs = job->seqs.n;
     if (most == NULL) return CF_OK;
-    CF__TRY(cf__range(most->n_seqs, job->n, INT32_MAX, "capacity.n_seqs", error));
+    CF__TRY(cf__range(most->n_seqs, job->seqs.n, INT32_MAX, "capacity.n_seqs", error));
     job->out.n_seqs = most->n_seqs;
     return CF_OK;
 }
 
-/* The arrays behind `base` bytes: those that only trees have, and what is there only where it is asked for. Returns
-   where they end. */
-static int64_t cf__metadata_layout_more(cf__metadata_job *job, unsigned char *memory, int64_t base) {
+/* The next n items of the block; NULL where there is no memory yet. */
+static void *cf__metadata_take(unsigned char *memory, int64_t *used, int64_t n, size_t item_bytes) {
+    unsigned char *at = memory != NULL ? memory + *used : NULL;
+    *used += n * (int64_t)item_bytes;
+    return at;
+}
+
+/* The arrays that only trees have, and what is there only where it is asked for. */
+static void cf__metadata_layout_more(cf__metadata_job *job, unsigned char *memory, int64_t *used) {
+    const size_t ints = sizeof(int32_t);
     cf_metadata *m = &job->out;
-    if (m->n_levels + job->most_more == 0 && !job->desc.wants_loss_rows && !job->desc.wants_key_ends) return base;
-    int64_t n_more = job->most_more, n_doubles = job->desc.weights != NULL ? n_more : 0, first = cf__round_up(base, 8);
-    int64_t n_cu = 2 * (job->n_level_seqs + m->n_levels), n_losses = job->desc.wants_loss_rows ? m->rows : 0;
-    int64_t n_keys = job->desc.wants_key_ends ? m->prefix + m->rows : 0;
-    int64_t level_bytes = m->n_levels * (int64_t)sizeof(cf_level), double_bytes = n_doubles * (int64_t)sizeof(double);
-    int64_t n_ints = 3 * n_more + n_cu + n_losses + n_keys;
-    if (memory != NULL) {
-        double *weights = (double *)(void *)(memory + first + level_bytes);
-        m->levels = job->levels = (cf_level *)(void *)(memory + first);
-        m->more_weights = job->more_weights = job->desc.weights != NULL ? weights : NULL;
-        m->more_rows = job->more_rows = (int32_t *)(void *)(memory + first + level_bytes + double_bytes);
-        m->more_sequences = job->more_sequences = job->more_rows + n_more;
-        m->more_targets = job->more_targets = job->more_sequences + n_more;
-        job->level_cu = job->more_targets + n_more;
-        m->loss_rows = job->loss_rows = n_losses > 0 ? job->level_cu + n_cu : NULL;
-        m->key_ends = job->key_ends = n_keys > 0 ? job->level_cu + n_cu + n_losses : NULL;
-    }
-    return first + level_bytes + double_bytes + n_ints * (int64_t)sizeof(int32_t);
+    int64_t n = job->most_more, n_cu = job->n_level_seqs + m->n_levels;
+    int64_t n_losses = job->desc.wants_loss_rows ? m->rows : 0, n_keys = job->desc.wants_key_ends ? m->prefix + m->rows : 0;
+    if (m->n_levels + n == 0 && !job->desc.wants_loss_rows && !job->desc.wants_key_ends) return;
+    *used = cf__round_up(*used, 8);
+    m->levels = job->levels = (cf_level *)cf__metadata_take(memory, used, m->n_levels, sizeof(cf_level));
+    if (job->desc.weights != NULL)
+        m->more_weights = job->more_weights = (double *)cf__metadata_take(memory, used, n, sizeof(double));
+    m->more_rows = job->more_rows = (int32_t *)cf__metadata_take(memory, used, n, ints);
+    m->more_sequences = job->more_sequences = (int32_t *)cf__metadata_take(memory, used, n, ints);
+    m->more_targets = job->more_targets = (int32_t *)cf__metadata_take(memory, used, n, ints);
+    job->level_q = (int32_t *)cf__metadata_take(memory, used, n_cu, ints);
+    job->level_k = (int32_t *)cf__metadata_take(memory, used, n_cu, ints);
+    if (n_losses > 0) m->loss_rows = job->loss_rows = (int32_t *)cf__metadata_take(memory, used, n_losses, ints);
+    if (n_keys > 0) m->key_ends = job->key_ends = (int32_t *)cf__metadata_take(memory, used, n_keys, ints);
 }
 
 /* Bytes of the arrays; and their places, where there is memory. */
-static cf_result cf__metadata_layout(cf__metadata_job *job, void *memory, size_t *bytes, cf_error *error) {
-    int64_t rows = job->out.rows, ends = job->out.n_seqs + 1, n_weights = job->desc.weights != NULL ? rows : 0;
-    int64_t base = n_weights * (int64_t)sizeof(double) + (2 * ends + 3 * rows) * (int64_t)sizeof(int32_t);
-    int64_t wanted = cf__metadata_layout_more(job, NULL, base);
-    if (CF__NEVER((uint64_t)wanted > SIZE_MAX / 2)) return cf__too_large(error, "rows");
-    *bytes = (size_t)wanted;
-    if (memory == NULL) return CF_OK;
-    job->out.loss_weights = job->weights = job->desc.weights != NULL ? (double *)memory : NULL;
-    job->cu_q = (int32_t *)(void *)((unsigned char *)memory + (size_t)n_weights * sizeof(double));
-    job->out.cu_seqlens_q = job->cu_q;
-    job->out.cu_seqlens_k = job->cu_k = job->cu_q + ends;
-    job->out.sequence_ids = job->sequences = job->cu_k + ends;
-    job->out.position_ids = job->positions = job->sequences + rows;
-    job->out.target_positions = job->targets = job->positions + rows;
-    (void)cf__metadata_layout_more(job, (unsigned char *)memory, base);
+static cf_result cf__metadata_layout(cf__metadata_job *job, unsigned char *memory, size_t *bytes, cf_error *error) {
+    const size_t ints = sizeof(int32_t);
+    cf_metadata *m = &job->out;
+    int64_t used = 0, ends = m->n_seqs + 1;
+    if (job->desc.weights != NULL)
+        m->loss_weights = job->weights = (double *)cf__metadata_take(memory, &used, m->rows, sizeof(double));
+    m->cu_seqlens_q = job->seqs.cu_q = (int32_t *)cf__metadata_take(memory, &used, ends, ints);
+    m->cu_seqlens_k = job->seqs.cu_k = (int32_t *)cf__metadata_take(memory, &used, ends, ints);
+    m->sequence_ids = job->sequences = (int32_t *)cf__metadata_take(memory, &used, m->rows, ints);
+    m->position_ids = job->positions = (int32_t *)cf__metadata_take(memory, &used, m->rows, ints);
+    m->target_positions = job->targets = (int32_t *)cf__metadata_take(memory, &used, m->rows, ints);
+    cf__metadata_layout_more(job, memory, &used);
+    if (CF__NEVER((uint64_t)used > SIZE_MAX / 2)) return cf__too_large(error, "rows");
+    *bytes = (size_t)used;
     return CF_OK;
 }
 
@@ -5739,16 +5717,18 @@ CHUNKFLOW_API cf_result cf_metadata_fill(const cf_plan *plan, int64_t chunk, con
     CF__TRY(cf__metadata_measure(&job, plan, chunk, error));
     CF__TRY(cf__metadata_layout(&job, NULL, &needed, error));
     CF__TRY(cf__check_memory(memory, bytes, needed, error));
-    CF__TRY(cf__metadata_layout(&job, memory, &needed, error));
-    job.n = job.cu_q[0] = job.cu_k[0] = 0;
-    (plan->branches != NULL ? cf__metadata_add_tree_rows : cf__metadata_add_rows)(&job, plan, &plan->chunks[chunk]);
+    CF__TRY(cf__metadata_layout(&job, (unsigned char *)memory, &needed, error));
+    job.seqs.n = job.seqs.cu_q[0] = job.seqs.cu_k[0] = 0;
+    cf__metadata_add_rows(&job, plan, &plan->chunks[chunk]);
     if (job.loss_rows != NULL) cf__metadata_list_losses(&job);
     if (job.key_ends != NULL) cf__metadata_list_keys(&job, plan, &plan->chunks[chunk]);
-    while (job.n < job.out.n_seqs) cf__metadata_add(&job, 0, 0);
-    if (job.desc.capacity != NULL) {
-        job.out.max_seqlen_q = (int32_t)job.out.rows;
-        job.out.max_seqlen_k = (int32_t)(job.desc.capacity->prefix + job.out.rows);
+    for (; job.seqs.n < job.out.n_seqs; job.seqs.n++) {
+        job.seqs.cu_q[job.seqs.n + 1] = job.seqs.cu_q[job.seqs.n];
+        job.seqs.cu_k[job.seqs.n + 1] = job.seqs.cu_k[job.seqs.n];
     }
+    job.out.max_seqlen_q = job.desc.capacity != NULL ? (int32_t)job.out.rows : job.seqs.max_q;
+    job.out.max_seqlen_k =
+        job.desc.capacity != NULL ? (int32_t)(job.desc.capacity->prefix + job.out.rows) : job.seqs.max_k;
     *out = job.out;
     return CF_OK;
 }
@@ -12207,6 +12187,7 @@ CHUNKFLOW_API cf_result cf_run_capacity(const cf_plan *plan, const cf_schedule *
                                         cf_capacity *capacity, cf_error *error) {
     cf__metadata_job job;
     cf_run_stats stats;
+    cf_plan lists;
     int64_t i, first = 0;
     memset(&job, 0, sizeof job);
     memset(&stats, 0, sizeof stats);
@@ -12215,11 +12196,14 @@ CHUNKFLOW_API cf_result cf_run_capacity(const cf_plan *plan, const cf_schedule *
     if (schedule != NULL) CF__TRY(cf_run(plan, schedule, stage, NULL, &stats, error));
     CF__TRY(cf__plan_check_units(plan, 0, plan->n_ranks, error));
     for (i = 0; i < plan->n_chunks; i++) CF__TRY(cf__run_check_slices(plan, &plan->chunks[i], &first, error));
+    lists = *plan;
+    lists.branches = NULL; /* what slices go on from has not been checked: each counts as a sequence of its own */
+    lists.through = NULL;
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *c = &plan->chunks[i];
-        job.n = 0;
-        cf__metadata_add_rows(&job, plan, c);
-        cf__run_raise(&capacity->n_seqs, job.n + 1); /* a capacity may leave padding behind the last slice */
+        job.seqs.n = 0;
+        cf__metadata_add_rows(&job, &lists, c);
+        cf__run_raise(&capacity->n_seqs, job.seqs.n + 1); /* a capacity may leave padding behind the last slice */
         cf__run_raise(&capacity->rows, c->padded);
         cf__run_raise(&capacity->prefix, cf__metadata_prefix(plan, c));
     }
