@@ -5003,39 +5003,12 @@ static cf_result cf__plan_agrees(const char *field, int64_t id, int64_t wanted, 
     return cf__inside(got, wanted, wanted, CF_ERROR_PLAN, field, id, "does not agree with the groups around it", error);
 }
 
-/* A group among the children of its parent. */
-static cf_result cf__plan_check_siblings(const cf_plan *plan, int64_t id, cf_error *error) {
-    const cf_branch *all = plan->branches, *b = &all[id];
-    const cf_group *g = &plan->groups[id], *up = &plan->groups[b->parent];
-    if (b->previous >= 0) {
-        CF__TRY(cf__plan_agrees("branches.previous", id, id, all[b->previous].next, error));
-        CF__TRY(cf__plan_agrees("branches.previous", id, b->parent, all[b->previous].parent, error));
-        CF__TRY(cf__inside(g->first_chunk, plan->groups[b->previous].first_chunk + 1, INT64_MAX, CF_ERROR_PLAN,
-                           "branches.previous", id, "comes after the group", error));
-    } else {
-        CF__TRY(cf__plan_agrees("branches.first_child", b->parent, id, all[b->parent].first_child, error));
-    }
-    if (b->next < 0) CF__TRY(cf__plan_agrees("branches.last_child", b->parent, id, all[b->parent].last_child, error));
-    else CF__TRY(cf__plan_agrees("branches.next", id, id, all[b->next].previous, error));
-    CF__TRY(cf__plan_agrees("branches.parent", id, up->first_chunk / plan->n_steps, g->first_chunk / plan->n_steps,
-                            error));
-    CF__TRY(cf__inside(all[b->parent].below, b->below + g->n_chunks, plan->n_chunks, CF_ERROR_PLAN, "branches.below",
-                       b->parent, "is less than what is below a child", error));
-    return cf__plan_agrees("groups.first_chunk", id, plan->groups[id - 1].first_chunk + plan->groups[id - 1].n_chunks,
-                           g->first_chunk, error);
-}
-
-/* A group by itself: links that lead to groups, chunks of one rank, and rows wherever a child sees the last of them. */
+/* A group by itself: chunks of one rank, and rows wherever a child sees the last of them. */
 static cf_result cf__plan_check_branch(const cf_plan *plan, int64_t id, cf_error *error) {
-    static const char *const fields[] = {"branches.parent", "branches.first_child", "branches.last_child",
-                                         "branches.previous", "branches.next"};
     const cf_branch *b = &plan->branches[id];
     const cf_group *g = &plan->groups[id];
-    const int64_t links[] = {b->parent, b->first_child, b->last_child, b->previous, b->next};
-    int64_t i;
-    for (i = 0; i < CF__COUNT(links); i++)
-        CF__TRY(cf__inside(links[i], -1, i > 0 ? plan->n_groups - 1 : id - 1, CF_ERROR_PLAN, fields[i], id,
-                           "there is no such group, or it comes later", error));
+    CF__TRY(cf__inside(b->parent, -1, id - 1, CF_ERROR_PLAN, "branches.parent", id,
+                       "there is no such group, or it comes later", error));
     CF__TRY(cf__inside(b->below, 0, b->first_child < 0 ? 0 : plan->n_chunks, CF_ERROR_PLAN, "branches.below", id,
                        "is out of range", error));
     CF__TRY(cf__inside(g->first_chunk, 0, plan->n_chunks - 1, CF_ERROR_PLAN, "groups.first_chunk", id,
@@ -5046,23 +5019,45 @@ static cf_result cf__plan_check_branch(const cf_plan *plan, int64_t id, cf_error
                       "is out of range", error);
 }
 
+/* The group behind one in the order of the trees: its first child, or else the next one of it or of the nearest group
+   above it that has a next. Both agree on that, and in a tree the chunks of all groups follow each other. */
+static cf_result cf__plan_check_next(const cf_plan *plan, int64_t id, cf_error *error) {
+    const cf_branch *all = plan->branches;
+    const cf_group *g = &plan->groups[id];
+    const char *field = "branches.first_child";
+    int64_t at = id, parent = id, previous = -1, next = all[id].first_child, up = all[id].parent;
+    if (up >= 0)
+        CF__TRY(cf__inside(all[up].below, all[id].below + g->n_chunks, plan->n_chunks, CF_ERROR_PLAN, "branches.below",
+                           up, "is less than what is below a child", error));
+    if (next == -1) {
+        CF__TRY(cf__plan_agrees("branches.last_child", id, -1, all[id].last_child, error));
+        for (; all[at].next == -1 && all[at].parent >= 0; at = all[at].parent)
+            CF__TRY(cf__plan_agrees("branches.last_child", all[at].parent, at, all[all[at].parent].last_child, error));
+        field = "branches.next";
+        next = all[at].next;
+        parent = all[at].parent;
+        previous = parent >= 0 ? at : -1;
+    }
+    CF__TRY(cf__plan_agrees(field, at, parent < 0 || id + 1 == plan->n_groups ? -1 : id + 1, next, error));
+    if (id + 1 == plan->n_groups) return CF_OK;
+    CF__TRY(cf__plan_agrees("branches.parent", id + 1, parent, all[id + 1].parent, error));
+    CF__TRY(cf__plan_agrees("branches.previous", id + 1, previous, all[id + 1].previous, error));
+    if (parent < 0) return CF_OK;
+    CF__TRY(cf__plan_agrees("groups.first_chunk", id + 1, g->first_chunk + g->n_chunks, g[1].first_chunk, error));
+    return cf__inside(g[1].first_chunk % plan->n_steps, 1, plan->n_steps, CF_ERROR_PLAN, "branches.parent", id + 1,
+                      "is on another rank", error);
+}
+
 /* All links between groups: what every walk over a tree relies on. A parent's chunks come before those of its children,
    and those of the children in their order. */
 static cf_result cf__plan_check_branches(const cf_plan *plan, cf_error *error) {
-    const cf_branch *all = plan->branches;
-    int64_t id;
-    for (id = 0; id < plan->n_groups && all != NULL; id++) CF__TRY(cf__plan_check_branch(plan, id, error));
-    for (id = 0; id < plan->n_chunks && all != NULL; id++)
+    int64_t id, n = plan->branches != NULL ? plan->n_groups : 0;
+    for (id = 0; id < n; id++) CF__TRY(cf__plan_check_branch(plan, id, error));
+    for (id = 0; id < plan->n_chunks && plan->branches != NULL; id++)
         CF__TRY(cf__inside(plan->chunks[id].prefix, 0, CF_MAX_LENGTH, CF_ERROR_PLAN, "chunks.prefix", id,
                            "is out of range", error));
-    for (id = 0; id < plan->n_groups && all != NULL; id++) {
-        const cf_branch *b = &all[id];
-        if (b->parent >= 0) CF__TRY(cf__plan_check_siblings(plan, id, error));
-        else CF__TRY(cf__plan_agrees("branches.next", id, -2, b->previous + b->next, error));
-        CF__TRY(cf__plan_agrees("branches.last_child", id, b->first_child < 0, b->last_child < 0, error));
-        if (b->first_child < 0) continue;
-        CF__TRY(cf__plan_agrees("branches.first_child", id, id, all[b->first_child].parent, error));
-    }
+    if (n > 0) CF__TRY(cf__plan_agrees("branches.previous", 0, -1, plan->branches->previous, error));
+    for (id = 0; id < n; id++) CF__TRY(cf__plan_check_next(plan, id, error));
     return CF_OK;
 }
 
