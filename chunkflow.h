@@ -2867,12 +2867,12 @@ typedef struct cf__pack_unit {
     int64_t next_slice;  /* while writing: where its next item goes in plan->slices; in trees, its first item */
 } cf__pack_unit;
 
-/* Items of one padded size, next to each other after sorting. */
+/* Items of one padded size, or groups of one number of chunks, next to each other after sorting. */
 typedef struct cf__pack_run {
     int32_t first; /* item; first fit counts it up, and `left` down */
     int32_t left;
     int32_t next;  /* first fit: the run itself while it has items left, then a later one */
-    int32_t size;  /* padded tokens of each */
+    int32_t size;  /* padded tokens, or chunks, of each */
 } cf__pack_run;
 
 /* In step: cells of one rank in neighbouring columns that have no chunk yet. */
@@ -2913,7 +2913,7 @@ typedef struct cf__packer {
     uint64_t *items;        /* (n_items) length << 32 | sequence; longest first, for next fit in input order. There is
                                room for n_groups more, which the lower bound uses */
     uint64_t *spare;        /* as large as items */
-    cf__pack_run *runs;     /* (n_items + 1), or (chunk_size + 1) where that is less */
+    cf__pack_run *runs;     /* (n_items + 1), or (chunk_size + 1) where that is less; in step (n_groups + 1) at least */
     int32_t *unit_of;       /* (n_items) the unit of each item */
     cf__pack_unit *units;   /* (max_units) */
     int32_t *order;         /* (max_units) units in the order of their chunks */
@@ -3269,11 +3269,12 @@ static void cf__pack_layout_trees(cf__packer *p, cf__carver *carver) {
 static void cf__pack_scratch(void *job, cf__carver *carver) {
     cf__packer *p = (cf__packer *)job;
     int64_t ranks = p->desc.n_ranks > 1 ? p->desc.n_ranks : 0;
+    int64_t n_runs = cf__max(cf__min(p->n_items, p->desc.chunk_size), cf__pack_in_step(p) ? p->head.n_groups : 0);
     p->groups = (cf_group *)cf__take(carver, p->head.n_groups, sizeof(cf_group));
     p->cuts = (int32_t *)cf__take(carver, p->n_dependent, sizeof(int32_t));
     p->items = (uint64_t *)cf__take(carver, p->n_items + p->head.n_groups, sizeof(uint64_t));
     p->spare = (uint64_t *)cf__take(carver, p->n_items + p->head.n_groups, sizeof(uint64_t));
-    p->runs = (cf__pack_run *)cf__take(carver, cf__min(p->n_items, p->desc.chunk_size) + 1, sizeof(cf__pack_run));
+    p->runs = (cf__pack_run *)cf__take(carver, n_runs + 1, sizeof(cf__pack_run));
     p->unit_of = (int32_t *)cf__take(carver, p->n_items, sizeof(int32_t));
     p->units = (cf__pack_unit *)cf__take(carver, p->max_units, sizeof(cf__pack_unit));
     p->order = (int32_t *)cf__take(carver, p->max_units, sizeof(int32_t));
@@ -3396,19 +3397,21 @@ static void cf__pack_collect_items(cf__packer *p) {
     p->n_items = n;
 }
 
+/* Adds a thing, sorted by falling size, to the last run, or begins another one. */
+static inline void cf__pack_extend_runs(cf__packer *p, int64_t i, int32_t size) {
+    if (p->n_runs == 0 || p->runs[p->n_runs - 1].size != size) {
+        const cf__pack_run run = {(int32_t)i, 0, (int32_t)p->n_runs, size};
+        p->runs[p->n_runs++] = run;
+        p->runs[p->n_runs].next = (int32_t)p->n_runs; /* where every search ends */
+    }
+    p->runs[p->n_runs - 1].left++;
+}
+
 /* Groups sorted items, first .. end - 1, into runs of one padded size. */
 static void cf__pack_find_runs(cf__packer *p, int64_t first, int64_t end) {
     int64_t i;
-    p->n_runs = 0;
-    for (i = first; i < end; i++) {
-        int32_t size = cf__pack_item_size(p, i);
-        if (p->n_runs == 0 || p->runs[p->n_runs - 1].size != size) {
-            const cf__pack_run run = {(int32_t)i, 0, (int32_t)p->n_runs, size};
-            p->runs[p->n_runs++] = run;
-        }
-        p->runs[p->n_runs - 1].left++;
-    }
-    p->runs[p->n_runs].next = (int32_t)p->n_runs; /* where every search ends */
+    p->n_runs = p->runs[0].next = 0;
+    for (i = first; i < end; i++) cf__pack_extend_runs(p, i, cf__pack_item_size(p, i));
 }
 
 /* ---- lower bound ---- */
@@ -3526,7 +3529,7 @@ static void cf__pack_best_fit(cf__packer *p) {
 
 /* The first run, by falling size, that fits into `room` and has items left; n_runs if there is none. Runs that are used
    up point to a later one, and the way to the next that is not gets shorter with every walk. */
-static int32_t cf__pack_largest_run(cf__packer *p, int32_t room) {
+static inline int32_t cf__pack_largest_run(cf__packer *p, int32_t room) {
     int32_t low = 0, high = (int32_t)p->n_runs;
     while (low < high) {
         int32_t middle = low + (high - low) / 2;
@@ -3535,6 +3538,15 @@ static int32_t cf__pack_largest_run(cf__packer *p, int32_t room) {
     }
     while (p->runs[low].next != low) low = p->runs[low].next = p->runs[p->runs[low].next].next;
     return low;
+}
+
+/* Takes things out of a run. Returns the first of them. */
+static inline int32_t cf__pack_use_run(cf__packer *p, int32_t at, int32_t count) {
+    cf__pack_run *run = &p->runs[at];
+    run->first += count;
+    run->left -= count;
+    if (run->left == 0) run->next = at + 1;
+    return run->first - count;
 }
 
 /* First fit, longest first. It gives unit 0 the largest item that fits, then again, then unit 1 ... : the same packing
@@ -3546,13 +3558,10 @@ static int64_t cf__pack_first_fit(cf__packer *p, int dry) {
         cf__pack_unit unit = cf__pack_empty_unit(p, id);
         int32_t at;
         while (unit.slices_left > 0 && (at = cf__pack_largest_run(p, unit.room)) < p->n_runs) {
-            cf__pack_run *run = &p->runs[at];
-            int32_t count = cf__pack_fit(&unit, run->size, run->left);
-            if (!dry) cf__pack_assign(p, run->first, count, (int32_t)id);
-            cf__pack_fill(&unit, run->size, count);
-            run->first += count;
-            run->left -= count;
-            if (run->left == 0) run->next = at + 1;
+            int32_t size = p->runs[at].size, count = cf__pack_fit(&unit, size, p->runs[at].left);
+            int32_t first = cf__pack_use_run(p, at, count);
+            if (!dry) cf__pack_assign(p, first, count, (int32_t)id);
+            cf__pack_fill(&unit, size, count);
             placed += count;
         }
         if (!dry) p->units[id] = unit;
@@ -4207,39 +4216,25 @@ static cf_result cf__pack_prepare_gangs(cf__packer *p) {
    Dear slices make dear columns, and many slices many replays. So long sequences are cut by several targets, and the
    cheapest layout is taken. */
 
-/* Of the groups, sorted by falling number of chunks, the first that is in no band and has at most so many; n_groups if
-   there is none. Groups in bands point to a later one, as runs do in first fit. */
-static int32_t cf__pack_longest_group(cf__packer *p, int64_t most) {
-    int32_t low = 0, high = (int32_t)p->head.n_groups;
-    cf__pack_unit *units = p->units;
-    while (low < high) {
-        int32_t middle = low + (high - low) / 2;
-        if (units[p->sorted[middle]].n_chunks <= most) high = middle;
-        else low = middle + 1;
-    }
-    while (low < p->head.n_groups && units[low].next != low)
-        low = units[low].next = units[low].next < p->head.n_groups ? units[units[low].next].next : units[low].next;
-    return low;
-}
-
-/* Gives each group its rank and first column. */
+/* Gives each group its rank and first column. Groups of one number of chunks are a run. */
 static void cf__pack_fill_bands(cf__packer *p) {
     int64_t i, n = p->head.n_groups, column, end;
     int32_t rank, at;
     for (i = 0; i < n; i++) {
-        p->sorted[i] = p->units[i].next = (int32_t)i;
+        p->sorted[i] = (int32_t)i;
         p->costs[i] = p->units[i].n_chunks;
     }
     cf__sort_by_key(p->sorted, n, p->costs);
-    for (p->n_rows = p->n_bands = 0; (at = cf__pack_longest_group(p, INT64_MAX)) < n; p->n_bands = end) {
-        end = p->n_bands + p->units[p->sorted[at]].n_chunks;
+    p->n_runs = p->runs[0].next = 0;
+    for (i = 0; i < n; i++) cf__pack_extend_runs(p, i, p->units[p->sorted[i]].n_chunks);
+    for (p->n_rows = p->n_bands = 0; (at = cf__pack_largest_run(p, INT32_MAX)) < p->n_runs; p->n_bands = end) {
+        end = p->n_bands + p->runs[at].size;
         for (rank = 0; rank < p->desc.n_ranks; rank++) {
-            for (column = p->n_bands; (at = cf__pack_longest_group(p, end - column)) < n;) {
-                cf__pack_unit *unit = &p->units[p->sorted[at]];
+            for (column = p->n_bands; (at = cf__pack_largest_run(p, (int32_t)(end - column))) < p->n_runs;) {
+                cf__pack_unit *unit = &p->units[p->sorted[cf__pack_use_run(p, at, 1)]];
                 unit->rank = rank;
                 unit->column = (int32_t)column;
                 column += unit->n_chunks;
-                p->units[at].next = at + 1;
             }
             p->rows[p->n_rows].rank = rank;
             p->rows[p->n_rows].column = (int32_t)column;
@@ -4550,19 +4545,30 @@ static void cf__pack_write_unit(cf__packer *p, int64_t id, int64_t first_chunk) 
     plan->groups[chunk->group].sequence = plan->slices[n_slices].sequence;
 }
 
-static void cf__pack_write_trees(cf__packer *p) {
+/* A group of lists, and room for the unit's items. */
+static void cf__pack_write_listed(cf__packer *p, int64_t id, int64_t first_chunk) {
     cf_plan *plan = p->plan;
-    int64_t i, chunk = 0;
-    cf__pack_link_items(p);
-    plan->n_slices = 0; /* counts them again */
-    for (i = 0; i < p->n_units; i++) {
-        int32_t id = p->order[i];
-        if (id >= p->head.n_groups && p->units[id].n_items == 0) continue;
-        chunk = cf__max(chunk, p->units[id].rank * plan->n_steps);
-        cf__pack_write_unit(p, id, chunk);
-        chunk += cf__pack_own_chunks(p, id);
+    cf__pack_unit *unit = &p->units[id];
+    if (id < p->head.n_groups) {
+        cf__pack_write_group(p, id, first_chunk, &plan->slices[plan->n_slices]);
+        plan->n_slices += unit->n_chunks;
     }
-    for (i = 0; i < plan->n_sequences; i++) {
+    plan->chunks[first_chunk + unit->n_chunks - 1].n_slices += unit->n_items;
+    unit->next_slice = plan->n_slices;
+    plan->n_slices += unit->n_items;
+}
+
+/* What is not in any unit: whole items, or the order of what shares rows. */
+static void cf__pack_write_rest(cf__packer *p) {
+    cf_plan *plan = p->plan;
+    int64_t i;
+    for (i = 0; i < p->n_items && p->tree.shares == NULL; i++) {
+        cf_slice *slice = &plan->slices[p->units[p->unit_of[i]].next_slice++];
+        slice->sequence = cf__pack_item_sequence(p->items[i]);
+        slice->begin = 0;
+        slice->length = cf__pack_item_length(p->items[i]);
+    }
+    for (i = 0; i < plan->n_sequences && p->tree.shares != NULL; i++) {
         plan->order[i] = p->tree.order[i];
         plan->common[i] = (int64_t)p->tree.depth[plan->order[i]];
         plan->lengths[i] = p->lengths[i];
@@ -4572,35 +4578,21 @@ static void cf__pack_write_trees(cf__packer *p) {
 static cf_result cf__pack_write(void *job) {
     cf__packer *p = (cf__packer *)job;
     cf_plan *plan = p->plan;
-    int64_t i, chunk = 0, n_slices = 0;
+    int64_t i, chunk = 0;
     memset(plan->chunks, 0, (size_t)plan->n_chunks * sizeof(cf_chunk));
     for (i = 0; i < plan->n_chunks; i++) plan->chunks[i].group = -1;
-    if (p->tree.shares != NULL) {
-        cf__pack_write_trees(p);
-        cf__pack_finish_chunks(plan);
-        return CF_OK;
-    }
+    if (p->tree.shares != NULL) cf__pack_link_items(p);
+    plan->n_slices = 0; /* counts them again */
     for (i = 0; i < p->n_units; i++) {
         int32_t id = p->order[i];
-        cf__pack_unit *unit = &p->units[id];
+        const cf__pack_unit *unit = &p->units[id];
         if (id >= p->head.n_groups && unit->n_items == 0) continue; /* evening out the ranks has taken all its items */
         chunk = cf__max(chunk, unit->rank * plan->n_steps);
         if (cf__pack_in_step(p)) chunk = unit->rank * plan->n_steps + unit->column;
-        if (id < p->head.n_groups) {
-            cf__pack_write_group(p, id, chunk, &plan->slices[n_slices]);
-            n_slices += unit->n_chunks;
-        }
-        chunk += unit->n_chunks;
-        plan->chunks[chunk - 1].n_slices += unit->n_items;
-        unit->next_slice = n_slices;
-        n_slices += unit->n_items;
+        (p->tree.shares != NULL ? cf__pack_write_unit : cf__pack_write_listed)(p, id, chunk);
+        chunk += cf__pack_own_chunks(p, id);
     }
-    for (i = 0; i < p->n_items; i++) {
-        cf_slice *slice = &plan->slices[p->units[p->unit_of[i]].next_slice++];
-        slice->sequence = cf__pack_item_sequence(p->items[i]);
-        slice->begin = 0;
-        slice->length = cf__pack_item_length(p->items[i]);
-    }
+    cf__pack_write_rest(p);
     cf__pack_finish_chunks(plan);
     return CF_OK;
 }
@@ -11077,58 +11069,44 @@ static void cf__ranks_step(const cf__ranks *k, int64_t rank, int64_t stage) {
     ++*cf__ranks_cursor(k, rank, stage);
 }
 
-/* Runs what ranks run next on a stage, where only gangs meet. */
-static void cf__ranks_run_free(const cf__ranks *k, int64_t stage, int *moved) {
+/* Runs what ranks run next on a stage: each gang, or rank without one, by itself; or in step, where that is a pass that
+   all of them can run. Lists that are sound and have run the same kinds so far end together, for all have as many
+   chunks. */
+static cf_result cf__ranks_turn(const cf__ranks *k, int64_t stage, int *moved) {
+    const cf_action *lead;
     int64_t rank, first, end;
+    int all = 1, transfers = 0;
     for (rank = 0; rank < k->plan->n_ranks; rank++) {
         const cf_action *a;
+        int ready;
         cf__ranks_meet(k, rank, stage, moved);
         a = cf__ranks_head(k, rank, stage);
-        if (a == NULL || cf__pipe_is_transfer(a->pass) || !cf__ranks_gather(k, rank, stage, a, &first, &end)) continue;
-        for (; first < end; first++) cf__ranks_step(k, first, stage);
-        *moved = 1;
+        transfers |= a != NULL && cf__pipe_is_transfer(a->pass);
+        ready = a != NULL && !cf__pipe_is_transfer(a->pass) && cf__ranks_gather(k, rank, stage, a, &first, &end);
+        all &= ready;
+        for (; ready && k->gangs_alone && first < end; first++, *moved = 1) cf__ranks_step(k, first, stage);
     }
-}
-
-/* Looks at what all ranks run next on a stage. *go: 1 if it is a pass that all of them can run. Lists that are sound
-   and have run the same kinds so far end together, for all have as many chunks. */
-static cf_result cf__ranks_look(const cf__ranks *k, int64_t stage, int *go, int *moved) {
-    const cf_action *first = NULL;
-    int64_t rank, block, end;
-    *go = 1;
-    for (rank = 0; rank < k->plan->n_ranks; rank++) {
-        cf__ranks_meet(k, rank, stage, moved);
-        first = cf__ranks_head(k, rank, stage);
-        if (first != NULL && cf__pipe_is_transfer(first->pass)) *go = 0;
-    }
-    if (!*go) return CF_OK;
-    first = cf__ranks_head(k, 0, stage);
-    for (rank = 0; rank < k->plan->n_ranks; rank++) {
+    if (k->gangs_alone || transfers) return CF_OK;
+    lead = cf__ranks_head(k, 0, stage);
+    for (rank = 1; rank < k->plan->n_ranks; rank++) {
         const cf_action *a = cf__ranks_head(k, rank, stage);
-        if (a != NULL && first != NULL && (a->stage != first->stage || cf__ranks_kind(a) != cf__ranks_kind(first)))
-            return cf__ranks_differ(k, rank, stage, a, first);
-        if (a == NULL || !cf__ranks_gather(k, rank, stage, a, &block, &end)) *go = 0;
+        if (a != NULL && lead != NULL && (a->stage != lead->stage || cf__ranks_kind(a) != cf__ranks_kind(lead)))
+            return cf__ranks_differ(k, rank, stage, a, lead);
     }
+    for (rank = 0; rank < k->plan->n_ranks && all; rank++) cf__ranks_step(k, rank, stage);
+    k->position[stage] += all;
+    *moved |= all;
     return CF_OK;
 }
 
 static cf_result cf__ranks_run(void *job) {
     cf__ranks *k = (cf__ranks *)job;
     int64_t n_stages = k->pipe.shape.n_stages, n_ranks = k->plan->n_ranks, stage, rank;
-    int go, moved;
+    int moved;
     for (rank = 0; rank < n_ranks; rank++)
         memcpy(cf__ranks_cursor(k, rank, 0), k->schedules[rank]->first, (size_t)n_stages * sizeof *k->cursor);
     do {
-        for (moved = 0, stage = 0; stage < n_stages; stage++) {
-            if (k->gangs_alone) {
-                cf__ranks_run_free(k, stage, &moved);
-                continue;
-            }
-            CF__TRY(cf__ranks_look(k, stage, &go, &moved));
-            for (rank = 0; rank < n_ranks && go; rank++) cf__ranks_step(k, rank, stage);
-            k->position[stage] += go;
-            moved |= go;
-        }
+        for (moved = 0, stage = 0; stage < n_stages; stage++) CF__TRY(cf__ranks_turn(k, stage, &moved));
     } while (moved);
     for (rank = 0; rank < n_ranks; rank++)
         for (stage = 0; stage < n_stages; stage++)
