@@ -47,7 +47,7 @@
        cost numbers            cf_cost_seconds
        describe a model        cf_model_validate, cf_model_parameters, cf_stage_parameters,
          and its split         cf_stage_shard, cf_parallel_validate, cf_parallel_defaults
-     ~   kind by kind          cf_model_kinds, cf_stage_kind, cf_mixer_name
+     ~   kind by kind          cf_model_kinds, cf_stage_kind
          and where stages lie  cf_placement_stage, cf_placement_at
      ~ size its memory         cf_memory_estimate, cf_memory_token_bytes, cf_memory_defaults
 
@@ -459,12 +459,12 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan);
    -1. The nodes that no other one goes on from are the sequences: the j-th is node leaves[j], has lengths[j] tokens,
    and shares shares[j]. A sequence that ends where others go on has a node of 0 tokens. All three have room for n.
 
-   Errors: CF_ERROR_ARGUMENT (names the argument and the item), CF_ERROR_LIMIT, CF_ERROR_MEMORY (working space). */
+   Errors: CF_ERROR_ARGUMENT (names the argument and the item), CF_ERROR_LIMIT; of nodes CF_ERROR_OVERFLOW (the sum of
+   their tokens), of tokens CF_ERROR_MEMORY (working space). */
 CHUNKFLOW_API cf_result cf_shares_find(const void *const *tokens, int64_t token_bytes, const int64_t *lengths,
                                        int64_t n, cf_share *shares, const cf_allocator *allocator, cf_error *error);
 CHUNKFLOW_API cf_result cf_shares_of_nodes(const int64_t *parents, const int64_t *tokens, int64_t n, int64_t *leaves,
-                                           int64_t *lengths, cf_share *shares, int64_t *n_sequences,
-                                           const cf_allocator *allocator, cf_error *error);
+                                           int64_t *lengths, cf_share *shares, int64_t *n_sequences, cf_error *error);
 
 /* Checks a plan from any source against the lengths that it claims to pack: every token of every sequence in exactly
    one slice, slices of a sequence in order, no chunk over chunk_size or max_slices, alignment, groups and prefixes,
@@ -675,19 +675,18 @@ CHUNKFLOW_API cf_result cf_loss_weights(const int64_t *lengths, int64_t n, const
 #define CF_MAX_KINDS 26
 
 /* What mixes the tokens of a layer, and so what it hands on from chunk to chunk: its state. */
-#define CF_MIXERS(X)                                                                                              \
-    X(CF_MIXER_FULL, "full")       /* causal attention: K and V of all rows */                                    \
-    X(CF_MIXER_WINDOW, "window")   /* attention to the last `window` rows, the own one among them: window - 1 rows */ \
-    X(CF_MIXER_CHUNKED, "chunked") /* attention to the rows since the last multiple of `window` (Llama 4): those */ \
-    X(CF_MIXER_LATENT, "latent")   /* multi-head latent attention (DeepSeek-V2, 2024): latents of all rows */     \
-    X(CF_MIXER_DELTA, "delta")     /* gated delta rule (Yang et al., 2024): a snapshot at each border, and the */ \
-                                   /* last tail - 1 rows of its convolution */                                    \
-    X(CF_MIXER_KDA, "kda")         /* the same with a gate for each channel (Kimi Linear, 2025) */                \
-    X(CF_MIXER_MAMBA2, "mamba2")   /* the same (Dao and Gu, 2024): head_dim is its state size, kv_heads its groups */ \
-    X(CF_MIXER_NONE, "none")       /* nothing: a layer that is feed-forward alone (Nemotron-H) */
-
-CF_ENUM_OF(cf_mixer, CF_MIXERS, CF_MIXER_COUNT);
-CHUNKFLOW_API const char *cf_mixer_name(cf_mixer mixer);
+typedef enum cf_mixer {
+    CF_MIXER_FULL = 0, /* causal attention: K and V of all rows */
+    CF_MIXER_WINDOW,   /* attention to the last `window` rows, the own one among them: window - 1 rows */
+    CF_MIXER_CHUNKED,  /* attention to the rows since the last multiple of `window` (Llama 4): those */
+    CF_MIXER_LATENT,   /* multi-head latent attention (DeepSeek-V2, 2024): latents of all rows */
+    CF_MIXER_DELTA,    /* gated delta rule (Yang et al., 2024): a snapshot at each border, and the last tail - 1 rows of
+                          its convolution */
+    CF_MIXER_KDA,      /* the same with a gate for each channel (Kimi Linear, 2025) */
+    CF_MIXER_MAMBA2,   /* the same (Dao and Gu, 2024): head_dim is its state size, kv_heads its groups */
+    CF_MIXER_NONE,     /* nothing: a layer that is feed-forward alone (Nemotron-H) */
+    CF_MIXER_COUNT
+} cf_mixer;
 
 /* One kind of layers. Zero: the model's own number where it has one, else nothing of the sort. */
 typedef struct cf_layer {
@@ -1590,8 +1589,6 @@ typedef struct cf_step {
     int64_t position;     /* index of the action in the stage's list */
     int64_t slot;         /* activation slot of the chunk; -1 in an F that keeps nothing */
     int64_t state;        /* state slot of the chunk's group; -1 if it has none, or (W) no longer */
-    int64_t state_tokens; /* tokens of the group in that slot before this pass (for F and R: the prefix, in trees less
-                             what of it is in the states of groups above) */
     const cf_path *path;  /* (n_path) only in trees: the groups from the root to the chunk's own, if that has a state. W
                              needs none */
     int64_t n_path;
@@ -2772,52 +2769,41 @@ CHUNKFLOW_API cf_result cf_shares_find(const void *const *tokens, int64_t token_
     return cf__make(&recipe, &f, allocator, error);
 }
 
-typedef struct cf__share_nodes {
-    const int64_t *parents, *tokens;
-    int64_t n, *leaves, *lengths, *n_sequences;
-    cf_share *shares;
-    int64_t *depth, *first; /* (n) tokens up to the node's end; its first sequence, -1: it is a leaf so far */
-} cf__share_nodes;
-
-static void cf__share_nodes_scratch(void *job, cf__carver *carver) {
-    cf__share_nodes *t = (cf__share_nodes *)job;
-    t->depth = (int64_t *)cf__take(carver, t->n, sizeof(int64_t));
-    t->first = (int64_t *)cf__take(carver, t->n, sizeof(int64_t));
-}
-
-/* first is -2 of nodes that others go on from, until a sequence runs through them. */
-static cf_result cf__share_walk(void *job) {
-    cf__share_nodes *t = (cf__share_nodes *)job;
+/* Until the last loop shares[i] is of node i: the tokens up to its end, and its first sequence; -1: it is a leaf so far,
+   -2: others go on from it, but no sequence runs through it yet. Of a leaf that is what it shares, whose tokens are in
+   `lengths` meanwhile. Sequence j has node j or a later one, so nothing is written over before it is read. */
+static int64_t cf__share_walk(const int64_t *parents, const int64_t *tokens, int64_t n_nodes, int64_t *leaves,
+                              int64_t *lengths, cf_share *shares) {
     int64_t i, up, n = 0;
-    for (i = 0; i < t->n; i++) {
-        up = t->parents[i];
-        t->depth[i] = t->tokens[i] + (up >= 0 ? t->depth[up] : 0);
-        t->first[i] = -1;
-        if (up >= 0) t->first[up] = -2;
+    for (i = 0; i < n_nodes; i++) {
+        up = parents[i];
+        shares[i].tokens = tokens[i] + (up >= 0 ? shares[up].tokens : 0);
+        shares[i].with = -1;
+        if (up >= 0) shares[up].with = -2;
     }
-    for (i = 0; i < t->n; i++) {
-        if (t->first[i] != -1) continue;
-        for (up = t->parents[i]; up >= 0 && t->first[up] < 0; up = t->parents[up]) t->first[up] = n;
-        t->shares[n].with = up >= 0 ? t->first[up] : 0;
-        t->shares[n].tokens = up >= 0 ? t->depth[up] : 0;
-        t->lengths[n] = t->depth[i];
-        t->leaves[n++] = i;
+    for (i = 0; i < n_nodes; i++) {
+        if (shares[i].with != -1) continue;
+        for (up = parents[i]; up >= 0 && shares[up].with < 0; up = parents[up]) shares[up].with = n;
+        shares[i].with = up >= 0 ? shares[up].with : 0;
+        lengths[n] = up >= 0 ? shares[up].tokens : 0;
+        leaves[n++] = i;
     }
-    *t->n_sequences = n;
-    return CF_OK;
+    for (i = 0; i < n; i++) {
+        const cf_share share = {shares[leaves[i]].with, lengths[i]};
+        lengths[i] = shares[leaves[i]].tokens;
+        shares[i] = share;
+    }
+    return n;
 }
 
 CHUNKFLOW_API cf_result cf_shares_of_nodes(const int64_t *parents, const int64_t *tokens, int64_t n, int64_t *leaves,
-                                           int64_t *lengths, cf_share *shares, int64_t *n_sequences,
-                                           const cf_allocator *allocator, cf_error *error) {
-    static const cf__recipe recipe = {"n", 1, cf__share_nodes_scratch, NULL, NULL, cf__share_walk};
-    cf__share_nodes t = {parents, tokens, n, leaves, lengths, n_sequences, shares, NULL, NULL};
+                                           int64_t *lengths, cf_share *shares, int64_t *n_sequences, cf_error *error) {
     const struct {
         const char *name;
         const void *pointer;
     } arrays[] = {
         {"parents", parents}, {"tokens", tokens}, {"leaves", leaves}, {"lengths", lengths}, {"shares", shares}};
-    int64_t i;
+    int64_t i, sum = 0;
     CF__TRY(cf__range(n, 0, CF_MAX_SEQUENCES, "n", error));
     for (i = 0; i < CF__COUNT(arrays); i++)
         if (n > 0 && arrays[i].pointer == NULL) return cf__fail_null(error, arrays[i].name);
@@ -2825,8 +2811,10 @@ CHUNKFLOW_API cf_result cf_shares_of_nodes(const int64_t *parents, const int64_t
     for (i = 0; i < n; i++) {
         CF__TRY(cf__inside(parents[i], -1, i - 1, CF_ERROR_ARGUMENT, "parents", i, "is no node before it", error));
         CF__TRY(cf__inside(tokens[i], 0, CF_MAX_LENGTH, CF_ERROR_ARGUMENT, "tokens", i, "is out of range", error));
+        if (!cf__add(sum, tokens[i], &sum)) return cf__fail_size(error, "tokens");
     }
-    return cf__make(&recipe, &t, allocator, error);
+    *n_sequences = cf__share_walk(parents, tokens, n, leaves, lengths, shares);
+    return CF_OK;
 }
 
 /* ================================================================================================================
@@ -3804,22 +3792,35 @@ static void cf__pack_load_ranks(cf__packer *p, int64_t n) {
     }
 }
 
-/* Gives each unit to the least loaded rank that has steps left for it, the dearest unit first. A rank without has got
-   the mean or more, so some other one has less and can take the unit: there are so many steps. */
+static int64_t cf__pack_heap_ranks(const cf__packer *p) {
+    int64_t i;
+    for (i = 0; i < p->desc.n_ranks; i++) cf__heap_push(p->heap, i, (int32_t)i, p->loads);
+    return i;
+}
+
+/* The least loaded rank that may get so many steps, or whatever is counted in p->steps, has them and costs so much more
+   then. A rank that has too many goes out of the heap: `most` is at least one thing more than the mean, so another one
+   has less. */
+static int32_t cf__pack_give(cf__packer *p, int64_t *n_heap, int64_t steps, int64_t most, double cost) {
+    int32_t rank;
+    while (p->steps[p->heap[0]] + steps > most) (void)cf__heap_pop(p->heap, (*n_heap)--, p->loads);
+    rank = p->heap[0];
+    p->steps[rank] += steps;
+    p->loads[rank] += cost;
+    cf__heap_sink(p->heap, *n_heap, 0, p->loads);
+    return rank;
+}
+
+/* Gives each unit its rank, the dearest unit first. */
 static void cf__pack_give_units(cf__packer *p) {
-    int64_t i, n_heap = 0, mean = cf__div_up(p->n_dependent + p->n_units - p->head.n_groups, p->desc.n_ranks);
-    int64_t most = mean + cf__max(p->largest_group, 1) - 1;
+    int64_t i, n_heap, mean = cf__div_up(p->n_dependent + p->n_units - p->head.n_groups, p->desc.n_ranks);
     cf__pack_load_ranks(p, 0);
     for (i = 0; i < p->n_units; i++) p->sorted[i] = (int32_t)i;
     cf__sort_by_key(p->sorted, p->n_units, p->costs);
-    for (i = 0; i < p->desc.n_ranks; i++) cf__heap_push(p->heap, n_heap++, (int32_t)i, p->loads);
-    for (i = 0; i < p->n_units; i++) {
+    for (n_heap = cf__pack_heap_ranks(p), i = 0; i < p->n_units; i++) {
         cf__pack_unit *unit = &p->units[p->sorted[i]];
-        while (p->steps[p->heap[0]] + unit->n_chunks > most) (void)cf__heap_pop(p->heap, n_heap--, p->loads);
-        unit->rank = p->heap[0];
-        p->steps[unit->rank] += unit->n_chunks;
-        p->loads[unit->rank] += p->costs[p->sorted[i]];
-        cf__heap_sink(p->heap, n_heap, 0, p->loads);
+        unit->rank = cf__pack_give(p, &n_heap, unit->n_chunks, mean + cf__max(p->largest_group, 1) - 1,
+                                   p->costs[p->sorted[i]]);
     }
 }
 
@@ -4022,23 +4023,16 @@ static void cf__pack_choose_widths(cf__packer *p, double most) {
     }
 }
 
-/* Gives the n dearest sequences, but for those that are spread, a rank each, as if there were no chunks. A rank that
-   has too much of them to take another one takes no more: some rank has less than the mean. Returns what the dearest
-   rank costs then, or if all else is spread evenly. */
+/* Gives the n dearest sequences, but for those that are spread, a rank each, as if there were no chunks. Returns what
+   the dearest rank costs then, or if all else is spread evenly. */
 static double cf__pack_place_rest(cf__packer *p, int64_t n) {
-    int64_t i, n_heap = 0;
+    int64_t i, n_heap = cf__pack_heap_ranks(p);
     memset(p->steps, 0, (size_t)p->desc.n_ranks * sizeof *p->steps); /* counts tokens here */
-    for (i = 0; i < p->desc.n_ranks; i++) cf__heap_push(p->heap, n_heap++, (int32_t)i, p->loads);
     for (i = 0; i < n; i++) {
-        int32_t id = p->by_cost[i], least;
-        int64_t extent = cf__pack_extent(p, p->lengths[id]);
+        int32_t id = p->by_cost[i];
         if (p->widths[id] > 1) continue;
-        while (p->steps[p->heap[0]] + extent > p->most_extent) (void)cf__heap_pop(p->heap, n_heap--, p->loads);
-        least = cf__heap_pop(p->heap, n_heap, p->loads);
-        p->blocks[id] = least;
-        p->steps[least] += extent;
-        p->loads[least] += cf__pack_share_cost(p, id, 1);
-        cf__heap_push(p->heap, n_heap - 1, least, p->loads);
+        p->blocks[id] = cf__pack_give(p, &n_heap, cf__pack_extent(p, p->lengths[id]), p->most_extent,
+                                      cf__pack_share_cost(p, id, 1));
     }
     return cf__most(p->mean_cost, cf__pack_dearest(p));
 }
@@ -5797,7 +5791,6 @@ CHUNKFLOW_API cf_result cf_loss_weights(const int64_t *lengths, int64_t n, const
    >>model
    ================================================================================================================ */
 
-CF__NAMES(cf_mixer_name, cf_mixer, CF_MIXERS, "?")
 
 static int64_t cf__model_head_dim(const cf_model *model) {
     return model->head_dim != 0 ? model->head_dim : model->hidden / model->heads;
@@ -11688,7 +11681,6 @@ struct cf_runner {
     cf__pipeline pipe;
     cf__checker check;
     int64_t n_cells;
-    int64_t *tokens;          /* (n_cells) whose K and V a group has */
     cf_path *path;            /* (n_path) in trees: that of the action at hand */
     int64_t n_path;           /* the longest */
     cf__run_pool pools[CF__RUN_RESOURCES]; /* activations (n_cells), states (n_cells), boundaries (n_cells x
@@ -11853,11 +11845,8 @@ static void cf__run_give_back(cf_runner *r, const cf_action *a, const cf__run_pl
     int again = a->pass == CF_F && !a->keep && r->pipe.local;
     if (1 << a->pass & CF__CHECK_ENDS) cf__run_release(r, CF_RESOURCE_ACTIVATIONS, at->cell);
     if (1 << a->pass & (r->pipe.shape.forward_only ? 1 << CF_F : (int)CF__CHECK_ENDS)) r->n_finished++;
-    if (a->pass == CF_F) r->tokens[at->cell - c->index] += cf_chunk_state_tokens(r->pipe.plan, a->chunk);
-    if (1 << a->pass & CF__CHECK_BACKWARDS) {
-        r->tokens[at->cell - c->index] -= cf_chunk_state_tokens(r->pipe.plan, a->chunk);
-        if (c->index == 0 && cf__run_has_state(r, c)) cf__run_release(r, CF_RESOURCE_STATE, at->cell);
-    }
+    if (1 << a->pass & CF__CHECK_BACKWARDS && c->index == 0 && cf__run_has_state(r, c))
+        cf__run_release(r, CF_RESOURCE_STATE, at->cell);
     if (r->pipe.shape.forward_only && a->pass == CF_F) cf__run_end_states(r, a, at->cell);
     if (at->given >= 0 && !again) cf__run_release(r, CF_RESOURCE_BOUNDARY, at->given);
 }
@@ -11918,8 +11907,6 @@ static inline cf_step cf__run_step_of(cf_runner *r, const cf_action *a, const cf
     step.position = r->stats.done;
     step.slot = r->pools[CF_RESOURCE_ACTIVATIONS].slots[at->cell];
     step.state = r->pools[CF_RESOURCE_STATE].slots[at->cell - step.chunk->index];
-    step.state_tokens = r->tokens[at->cell - step.chunk->index];
-    if (a->pass == CF_R) step.state_tokens = step.chunk->prefix - (step.chunk - step.chunk->index)->prefix;
     step.input = at->in >= 0 ? boundaries[at->in] : -1;
     step.output = at->out >= 0 ? cf__max(-1, boundaries[at->out]) : -1;
     step.peer = cf__pipe_is_transfer(a->pass) ? cf__pipe_stage(&r->pipe, cf__pipe_other_end(a).stage) : -1;
@@ -12000,7 +11987,6 @@ static cf_block *cf__run_object(void *job, cf__carver *carver) {
     int what;
     r->made = (cf_runner *)cf__take(carver, 1, sizeof(cf_runner));
     r->check.cells = (uint16_t *)cf__take(carver, r->n_cells, sizeof(uint16_t));
-    r->tokens = (int64_t *)cf__take(carver, r->n_cells, sizeof(int64_t));
     r->path = (cf_path *)cf__take(carver, r->n_path, sizeof(cf_path));
     for (what = 0; what < CF__RUN_RESOURCES; what++) {
         r->pools[what].slots = (int32_t *)cf__take(carver, r->pools[what].n, sizeof(int32_t));
@@ -12060,7 +12046,6 @@ static cf_result cf__run_fill(void *job) {
     int what;
     r->check.pipe = &r->pipe;
     memset(r->check.cells, 0, (size_t)r->n_cells * sizeof *r->check.cells);
-    memset(r->tokens, 0, (size_t)r->n_cells * sizeof *r->tokens);
     for (what = 0; what < CF__RUN_RESOURCES; what++)
         for (i = 0; i < r->pools[what].n; i++) r->pools[what].slots[i] = CF__RUN_NONE;
     CF__TRY(cf__run_find_sends(r));

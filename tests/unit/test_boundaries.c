@@ -986,7 +986,7 @@ static cf_result share_nodes(int64_t n, cf_error *error) {
     static cf_share found[N];
     int64_t i, made;
     for (i = 0; i < N; i++) roots[i] = -1;
-    return cf_shares_of_nodes(roots, nothing, n, leaves, sums, found, &made, &small, error);
+    return cf_shares_of_nodes(roots, nothing, n, leaves, sums, found, &made, error);
 }
 
 #define ROOM ((void *)out)
@@ -1026,7 +1026,6 @@ static cf_limits scratch_limits;
     X(cf_metadata_fill, chunk, INT64_MAX, 0, untouched_by(cf_metadata_fill(plan, number, NULL, NULL, 0, ROOM, error))) \
     X(cf_metadata_fill, bytes, INT64_MAX, 0, into(into_metadata, error)) \
     X(cf_loss_weights, n, N, CF_MAX_SEQUENCES, untouched_by(cf_loss_weights(lengths, number, NULL, ROOM, error))) \
-    X(cf_mixer_name, mixer, INT32_MAX, 0, named(cf_mixer_name(ENUM(cf_mixer)))) \
     X(cf_recompute_name, recompute, INT32_MAX, 0, named(cf_recompute_name(ENUM(cf_recompute)))) \
     X(cf_placement_name, placement, INT32_MAX, 0, named(cf_placement_name(ENUM(cf_placement)))) \
     X(cf_placement_stage, placement, INT32_MAX, 0, fine(cf_placement_stage(ENUM(cf_placement), 2, 3))) \

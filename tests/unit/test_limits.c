@@ -120,7 +120,7 @@ static cf_result find_length(int64_t value, cf_error *error) { return find_of(4,
 static cf_result nodes_of(int64_t n, int64_t parent, int64_t tokens, cf_error *error) {
     int64_t leaf, length, n_sequences;
     cf_share share;
-    return cf_shares_of_nodes(&parent, &tokens, n, &leaf, &length, &share, &n_sequences, &nothing, error);
+    return cf_shares_of_nodes(&parent, &tokens, n, &leaf, &length, &share, &n_sequences, error);
 }
 
 static cf_result nodes_n(int64_t value, cf_error *error) { return nodes_of(value, 1, 1, error); }

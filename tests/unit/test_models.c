@@ -545,7 +545,6 @@ TEST(bad_kinds_are_named) {
         CHECK_INT(cf_parallel_validate(&model, &p, &error), CF_ERROR_ARGUMENT);
         CHECK_STR(error.field, "parallel.imbalance");
     }
-    CHECK_STR(cf_mixer_name(CF_MIXER_KDA), "kda");
 }
 
 /* ---- nonsense ---- */

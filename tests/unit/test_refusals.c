@@ -57,15 +57,11 @@ static cf_schedule *paper_of(const cf_plan *plan, int64_t n_stages) {
     } while (0)
 
 TEST(every_item_has_its_name) {
-    /* 0 is no default here, but what a zeroed layer is. */
-    static const char *const mixers[] = {"full", "window", "chunked", "latent", "delta", "kda", "mamba2", "none", "?"};
-    int i;
     CHECK_NAMES(cf_pack_method_name, cf_pack_method, "best-fit", "first-fit", "next-fit");
     CHECK_NAMES(cf_split_method_name, cf_split_method, "full", "even", "cost");
     CHECK_NAMES(cf_recompute_name, cf_recompute, "none", "selective", "layernorm", "act", "mlp", "full");
     CHECK_NAMES(cf_placement_name, cf_placement, "loop", "v", "any");
     CHECK_NAMES(cf_replay_name, cf_replay, "pipeline", "local");
-    for (i = 0; i < COUNT(mixers); i++) CHECK_STR(cf_mixer_name((cf_mixer)i), mixers[i]);
 }
 
 /* ---- packing ---- */

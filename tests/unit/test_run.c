@@ -24,7 +24,6 @@ typedef struct books {
     const cf_plan *plan;
     int64_t rank;
     chunk_book chunks[MOST_CHUNKS];
-    int64_t state_tokens[MOST_CHUNKS]; /* of each group */
     int state_held[MOST_CHUNKS];
     int64_t slots, tokens, states, all_state_tokens;
     cf_run_stats stats;
@@ -107,13 +106,11 @@ static void book_end(books *b, const cf_action *a) {
     if (a->pass == CF_F) {
         book->forwarded = 1;
         b->all_state_tokens += own;
-        if (chunk->group >= 0) b->state_tokens[chunk->group] += own;
         raise_to(&b->stats.peak_state_tokens, b->all_state_tokens);
     }
     if (a->pass == CF_B || a->pass == CF_I) {
         book->backward = a->pass == CF_I ? 1 : 2;
         b->all_state_tokens -= own;
-        if (chunk->group >= 0) b->state_tokens[chunk->group] -= own;
         if (chunk->group >= 0 && chunk->index == 0) {
             b->state_held[chunk->group] = 0;
             b->states--;
@@ -243,7 +240,6 @@ static void check_step(host *h, const cf_step *step) {
     const cf_plan *plan = h->b->plan;
     const cf_action *a = &h->schedule->actions[h->position];
     const cf_chunk *chunk = &plan->chunks[a->chunk];
-    int64_t held = chunk->group < 0 ? 0 : h->b->state_tokens[chunk->group];
     CHECK(!h->failed);
     CHECK(step->plan == plan && step->schedule == h->schedule && step->chunk == chunk);
     CHECK(memcmp(&step->action, a, sizeof *a) == 0);
@@ -257,10 +253,8 @@ static void check_step(host *h, const cf_step *step) {
     if (chunk->group >= 0 && a->pass != CF_W) {
         REQUIRE(step->state >= 0 && step->state < MOST_CHUNKS);
         CHECK_INT(h->owner[CF_RESOURCE_STATE][step->state], chunk->group);
-        CHECK_INT(step->state_tokens, a->pass == CF_F || a->pass == CF_R ? chunk->prefix : held);
     } else if (chunk->group < 0) {
         CHECK_INT(step->state, -1);
-        CHECK_INT(step->state_tokens, 0);
     }
     CHECK(step->seed == cf_chunk_seed(h->seed, a->chunk, a->stage));
     if (h->seed_known[a->chunk]) CHECK(step->seed == h->seeds[a->chunk]);

@@ -496,7 +496,7 @@ TEST(lowered_runs_need_what_run_size_says) {
 
 static int same_step(const cf_step *a, const cf_step *b) {
     return memcmp(&a->action, &b->action, sizeof a->action) == 0 && a->position == b->position && a->slot == b->slot &&
-           a->state == b->state && a->state_tokens == b->state_tokens && a->input == b->input &&
+           a->state == b->state && a->input == b->input &&
            a->output == b->output && a->peer == b->peer && a->seed == b->seed && a->chunk == b->chunk;
 }
 

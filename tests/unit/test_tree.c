@@ -1722,7 +1722,7 @@ TEST(shares_of_nodes_are_those_of_their_paths) {
             tokens[i] = below(&random, 20);
             sum += tokens[i];
         }
-        CHECK_INT(cf_shares_of_nodes(parents, tokens, n, leaves, lengths, shares, &made, NULL, NULL), CF_OK);
+        CHECK_INT(cf_shares_of_nodes(parents, tokens, n, leaves, lengths, shares, &made, NULL), CF_OK);
         for (i = 0; i < made; i++) {
             int64_t length = 0;
             for (up = leaves[i]; up >= 0; up = parents[up]) length += tokens[up];
@@ -1737,6 +1737,9 @@ TEST(tokens_and_nodes_that_are_none_are_refused) {
     const int32_t word = 1;
     const void *tokens[] = {&word, NULL};
     int64_t lengths[] = {1, 1}, parents[] = {-1, 1}, own[] = {1, 1}, leaves[2], sums[2], n = 7;
+    static int64_t up[1 << 15], many[1 << 15], places[1 << 15], sizes[1 << 15]; /* together 2^63 tokens */
+    static cf_share found[1 << 15];
+    int64_t i;
     cf_share shares[2];
     cf_error error = {0};
 #define REFUSES(call, what, at)               \
@@ -1751,17 +1754,23 @@ TEST(tokens_and_nodes_that_are_none_are_refused) {
     REFUSES(cf_shares_find(tokens, 4, NULL, 2, shares, NULL, &error), "lengths", -1);
     REFUSES(cf_shares_find(tokens, 4, lengths, 2, NULL, NULL, &error), "shares", -1);
     CHECK_INT(cf_shares_find(NULL, 4, NULL, 0, NULL, NULL, &error), CF_OK);
-    REFUSES(cf_shares_of_nodes(parents, own, 2, leaves, sums, shares, &n, NULL, &error), "parents", 1);
+    REFUSES(cf_shares_of_nodes(parents, own, 2, leaves, sums, shares, &n, &error), "parents", 1);
     parents[1] = 0;
     own[1] = -1;
-    REFUSES(cf_shares_of_nodes(parents, own, 2, leaves, sums, shares, &n, NULL, &error), "tokens", 1);
+    REFUSES(cf_shares_of_nodes(parents, own, 2, leaves, sums, shares, &n, &error), "tokens", 1);
     own[1] = 1;
-    REFUSES(cf_shares_of_nodes(parents, own, 2, leaves, sums, shares, NULL, NULL, &error), "n_sequences", -1);
-    REFUSES(cf_shares_of_nodes(parents, own, 2, leaves, sums, NULL, &n, NULL, &error), "shares", -1);
-    REFUSES(cf_shares_of_nodes(parents, NULL, 2, leaves, sums, shares, &n, NULL, &error), "tokens", -1);
+    REFUSES(cf_shares_of_nodes(parents, own, 2, leaves, sums, shares, NULL, &error), "n_sequences", -1);
+    REFUSES(cf_shares_of_nodes(parents, own, 2, leaves, sums, NULL, &n, &error), "shares", -1);
+    REFUSES(cf_shares_of_nodes(parents, NULL, 2, leaves, sums, shares, &n, &error), "tokens", -1);
     CHECK_INT(n, 7);
-    CHECK_INT(cf_shares_of_nodes(NULL, NULL, 0, NULL, NULL, NULL, &n, NULL, &error), CF_OK);
+    CHECK_INT(cf_shares_of_nodes(NULL, NULL, 0, NULL, NULL, NULL, &n, &error), CF_OK);
     CHECK_INT(n, 0);
+    for (i = 0; i < COUNT(many); i++) {
+        up[i] = i - 1;
+        many[i] = CF_MAX_LENGTH;
+    }
+    CHECK_INT(cf_shares_of_nodes(up, many, COUNT(many), places, sizes, found, &n, &error), CF_ERROR_OVERFLOW);
+    CHECK_STR(error.field, "tokens");
 #undef REFUSES
 }
 
