@@ -317,6 +317,9 @@ typedef struct cf_pack_desc {
                                      do. Only for best fit */
     int64_t share_least;          /* a beginning of fewer tokens is computed for each, as if it were not shared; and a
                                      longer one is shared down to a multiple of align. 0: CF_SHARE_LEAST */
+    int no_copies;                /* 0: over several ranks a tree that makes its rank too dear is parted, and the rows
+                                     above the parts are computed for each of them; 1: no row is computed twice, as
+                                     cf_metadata_desc.once needs it, which then counts a row in each part */
     const cf_allocator *allocator;
 } cf_pack_desc;
 
@@ -422,8 +425,9 @@ typedef struct cf_plan {
 
    With n_ranks > 1 every rank gets the same number of chunks (n_steps), and a group is on one rank. The dearest groups
    and chunks are placed first, each on the cheapest rank; then sequences move and chunks are exchanged while that makes
-   the dearest rank cheaper, in no more steps. Idle chunks fill what is left. With gang each rank's sequences are packed
-   by themselves.
+   the dearest rank cheaper, in no more steps. Idle chunks fill what is left. A tree is on one rank; of the ways to part
+   dear ones (no_copies) that one is taken with which the dearest rank is cheapest. With gang each rank's sequences are
+   packed by themselves.
 
    With lockstep chunks lie in columns, of which there may be more, and idle chunks among others. It is laid out once
    for each target that long sequences are cut by: these are a quarter apart, from what a full slice costs at the start
@@ -2475,6 +2479,7 @@ typedef struct cf__tree {
     const int64_t *lengths;
     const cf_share *shares; /* NULL: nothing is shared */
     int64_t n, align, least, chunk_size, max_slices;
+    int may_part;           /* rows may be copied: trees over several ranks */
     int64_t n_rows;         /* that are computed, and, with padding, at most: */
     int64_t most_rows;
     int64_t most_chains;
@@ -2512,7 +2517,7 @@ static cf_result cf__tree_measure(cf__tree *t) {
         CF__TRY(cf__inside(share->tokens, 0, most, CF_ERROR_ARGUMENT, "shares.tokens", i,
                            "is not in both of the sequences", t->error));
         sharing += cf__tree_depth(t, i) > 0;
-        t->n_rows += t->lengths[i] - cf__tree_depth(t, i);
+        t->n_rows += t->lengths[i] - (t->may_part ? 0 : cf__tree_depth(t, i));
     }
     if (!cf__add(t->n_rows, t->n * (t->align - 1), &t->most_rows)) return cf__fail_size(t->error, "lengths");
     t->most_chains = 2 * t->n;
@@ -2662,16 +2667,14 @@ static void cf__tree_make_chains(cf__tree *t) {
     }
 }
 
-static cf_result cf__tree_build(cf__tree *t) {
+static void cf__tree_build(cf__tree *t) {
     int64_t n_order = 0;
     int32_t i;
-    CF__TRY(cf__tree_attach_all(t));
     cf__tree_list_children(t);
     for (i = 0; i < t->n; i++)
         if (t->with[i] < 0) cf__tree_grow(t, i, &n_order);
     cf__tree_add_up(t);
     cf__tree_make_chains(t);
-    return CF_OK;
 }
 
 /* ---- shares of tokens, and of nodes ---- */
@@ -3978,6 +3981,85 @@ static cf_result cf__pack_spread(cf__packer *p) {
     return cf__pack_settle_ranks(p);
 }
 
+/* ---- trees over ranks ----
+
+   A tree is on one rank. One that makes it too dear is parted: some of the sequences that leave its root become a tree
+   of their own, whose root is that of them which leaves last, so that nothing is copied but rows of the old root. */
+
+/* What each sequence costs, with all that leave it. */
+static void cf__pack_cost_branches(cf__packer *p) {
+    cf__tree *t = &p->tree;
+    double constant = p->weights.constant;
+    int64_t i, depth;
+    p->weights.constant = 0; /* nobody knows the chunks yet */
+    for (i = 0; i < t->n; i++) {
+        depth = (int64_t)t->depth[i];
+        p->item_costs[i] = depth < t->lengths[i] ? cf__pack_slice_cost(p, i, depth, t->lengths[i] - depth) : 0;
+        t->items[i] = (uint64_t)t->rank[i] << 32 | (uint64_t)i;
+    }
+    cf__sort(&t->items, &t->spare, t->n, NULL, ~(uint64_t)0);
+    for (i = 0; i < t->n; i++) {
+        int64_t id = cf__pack_item_sequence(t->items[i]);
+        if (t->with[id] >= 0) p->item_costs[t->with[id]] += p->item_costs[id];
+    }
+    p->weights.constant = constant;
+}
+
+/* A part of a tree, or a whole one: a unit, as far as ranks are concerned. */
+static void cf__pack_add_part(cf__packer *p, double cost) {
+    p->units[p->n_units].n_chunks = 0; /* nobody knows them yet */
+    p->costs[p->n_units++] = cost;
+}
+
+/* Parts a tree, as long as more than `most` is left of it; with `dry` it only notes what the parts cost. */
+static void cf__pack_part_tree(cf__packer *p, int32_t root, double most, int dry) {
+    cf__tree *t = &p->tree;
+    double left = p->item_costs[root], part = 0;
+    int32_t id = t->child[root], first = id, next;
+    for (; id >= 0 && left > most; id = next) {
+        double trunk = cf__pack_slice_cost(p, root, 0, (int64_t)t->depth[id]);
+        next = t->next[id];
+        part += p->item_costs[id];
+        if (next >= 0 && trunk + part + p->item_costs[next] <= most) continue;
+        for (; !dry && first != next; first = t->next[first]) {
+            t->with[first] = first == id ? -1 : id;
+            if (first == id) t->depth[id] = 0;
+        }
+        cf__pack_add_part(p, trunk + part);
+        left -= part;
+        part = 0;
+    }
+    cf__pack_add_part(p, left);
+}
+
+/* Parts all trees that cost more than `most`. Returns what the dearest rank costs then. */
+static double cf__pack_part_all(cf__packer *p, double most, int dry) {
+    int64_t i;
+    for (p->n_units = i = 0; i < p->n; i++)
+        if (p->tree.rank[i] == 0) cf__pack_part_tree(p, (int32_t)i, most, dry);
+    cf__pack_give_units(p);
+    p->n_units = 0;
+    return cf__pack_dearest(p);
+}
+
+/* Parts trees where that makes the dearest rank cheaper, which copies have to earn. */
+static void cf__pack_part_trees(cf__packer *p) {
+    double mean = 0, most, best_most = DBL_MAX, whole, best;
+    int64_t i;
+    cf__tree_list_children(&p->tree);
+    cf__pack_cost_branches(p);
+    for (i = 0; i < p->n; i++)
+        if (p->tree.rank[i] == 0) mean += p->item_costs[i] / (double)p->desc.n_ranks;
+    best = whole = cf__pack_part_all(p, DBL_MAX, 1);
+    for (most = mean; most > 0 && most < whole; most *= 1.1) {
+        double dearest = cf__pack_part_all(p, most, 1);
+        if (!(dearest < cf__product(best, best < whole ? 0.99 : 0.95))) continue;
+        best = dearest;
+        best_most = most;
+    }
+    if (best < whole) (void)cf__pack_part_all(p, best_most, 0);
+}
+
 /* ---- gangs ----
 
    Ranks of a gang are a block, and the widest gangs come first, so all ranks of a block have had the same passes before
@@ -4615,13 +4697,17 @@ static cf_result cf__pack_start(cf__packer *p, const int64_t *lengths, int64_t n
     p->tree.least = p->desc.share_least;
     p->tree.chunk_size = p->desc.chunk_size;
     p->tree.max_slices = p->desc.max_slices;
+    p->tree.may_part = p->desc.n_ranks > 1 && !p->desc.no_copies;
     p->tree.error = error;
     return cf__pack_measure(p);
 }
 
 /* Trees: from shares to units, in the order in which they are written. */
 static cf_result cf__pack_prepare_trees(cf__packer *p) {
-    CF__TRY(cf__tree_build(&p->tree));
+    CF__TRY(cf__tree_attach_all(&p->tree));
+    if (p->tree.may_part) cf__pack_part_trees(p);
+    CF__TRY(p->answer);
+    cf__tree_build(&p->tree);
     p->head.n_groups = p->tree.n_chains;
     CF__TRY(cf__pack_collect_chains(p));
     cf__pack_assign_bushes(p);

@@ -372,6 +372,7 @@ static inline cf_result pack_batch(const cf_pack_desc *packing, int64_t share, c
                                    cf_error *error) {
     cf_pack_desc desc = *packing;
     desc.share_least = share;
+    desc.no_copies = b->once; /* a row in two parts would count twice */
     if (share == 0) return cf_pack(b->length, b->count, &desc, plan, error);
     cf_share *shares = TAKE(cf_share, b->count);
     const void **tokens = TAKE(const void *, b->count);

@@ -1357,9 +1357,45 @@ TEST(many_ranks_of_a_tree_fit_into_what_is_asked_for) {
     desc.chunk_size = 16;
     desc.shares = shares;
     desc.n_ranks = 8;
+    desc.no_copies = 1;
     REQUIRE(cf_pack_size(lengths, 2, &desc, &bytes, NULL) == CF_OK && bytes <= sizeof memory);
     REQUIRE(cf_pack_into(lengths, 2, &desc, memory, bytes, &plan, NULL) == CF_OK);
     CHECK(plan->n_chunks > 8 * 5000 / 16);
+}
+
+/* Trees of 32 rows and 16 answers of 2 on four ranks, where a row costs 1 and a pair nothing. One: the mean is 16, the
+   tree 64, and four parts of 4 answers 40 each. Four: each rank has one, and no copy pays. */
+TEST(dear_trees_are_parted_over_ranks) {
+    static const struct {
+        int n_trees, no_copies;
+        int64_t rows, dearest;
+    } cases[] = {{1, 0, 4 * 32 + 32, 40}, {1, 1, 64, 64}, {4, 0, 4 * 64, 64}};
+    static int64_t lengths[64];
+    static cf_share shares[64];
+    size_t i;
+    for (i = 0; i < COUNT(cases); i++) {
+        cf_pack_desc desc = {.chunk_size = 8, .n_ranks = 4, .cost.per_token = 1, .share_least = 1, .shares = shares};
+        int64_t j, rank, dearest = 0, n = 16 * cases[i].n_trees;
+        cf_plan *plan = NULL;
+        cf_plan_stats stats;
+        for (j = 0; j < n; j++) {
+            lengths[j] = 34;
+            shares[j].with = j / 16 * 16;
+            shares[j].tokens = j % 16 > 0 ? 32 : 0;
+        }
+        desc.no_copies = cases[i].no_copies;
+        REQUIRE(cf_pack(lengths, n, &desc, &plan, NULL) == CF_OK);
+        CHECK_INT(cf_plan_validate(plan, lengths, n, NULL, NULL), CF_OK);
+        cf_plan_measure(plan, &desc.cost, &stats);
+        CHECK_INT(stats.rows, cases[i].rows);
+        for (rank = 0; rank < 4; rank++) {
+            int64_t rows = 0;
+            for (j = 0; j < plan->n_steps; j++) rows += plan->chunks[rank * plan->n_steps + j].tokens;
+            if (rows > dearest) dearest = rows;
+        }
+        CHECK_INT(dearest, cases[i].dearest);
+        cf_plan_free(plan);
+    }
 }
 
 /* Evening out the ranks takes all that a chunk has: it is none any more. */
@@ -1954,7 +1990,7 @@ SUITE(tree, CASE(random_forests_are_what_their_tokens_say), CASE(schedules_of_fo
       CASE(plans_of_trees_that_nobody_has_validated_are_walked_safely),
       CASE(damaged_slices_of_trees_are_refused_by_name),
       CASE(groups_of_trees_stay_on_their_rank), CASE(many_ranks_of_a_tree_fit_into_what_is_asked_for),
-      CASE(ranks_of_trees_have_no_chunks_without_anything),
+      CASE(ranks_of_trees_have_no_chunks_without_anything), CASE(dear_trees_are_parted_over_ranks),
       CASE(plans_of_trees_have_all_arrays), CASE(plans_of_trees_are_written_as_version_2),
       CASE(two_validators_agree_on_trees), CASE(trees_are_no_slower_than_their_rows_as_chains),
       CASE(virtual_stages_do_not_wait_for_places_of_prompts),

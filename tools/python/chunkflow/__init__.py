@@ -787,6 +787,7 @@ class PackOptions(TypedDict, total=False):
     cost: PassCost
     slice_cost: Callable[[int, int], float]
     share_least: int
+    no_copies: int
 
 
 class ScheduleOptions(TypedDict, total=False):

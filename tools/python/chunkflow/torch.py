@@ -454,7 +454,8 @@ class Step:
 
     def plan(self, lengths: Sequence[int], shares: Any = None) -> tuple[chunkflow.Plan, chunkflow.Schedule]:
         """The plan of a batch of these lengths (shares: see chunkflow.pack), and this rank's order of it."""
-        options = self.options if shares is None else {**self.options, "shares": shares, "share_least": self.share}
+        options = self.options if shares is None else {**self.options, "shares": shares, "share_least": self.share,
+                                                              "no_copies": self.once}
         plan = chunkflow.pack(lengths, self.chunk_size, n_ranks=self.n_ranks, **options)
         if self.options.get("lockstep"):
             return plan, plan.schedule_of(plan.columns(options.get("cost")).schedule(k=self.k), self.rank)
