@@ -102,6 +102,35 @@ PYTHON
     else fail $name "$(tail -n 1 why)"; fi
 fi
 
+# Twelve layers of gpt-oss and sixteen of Qwen3.5 need all rows; the others send the rows before two pieces, or in two rounds a
+# state and what it decays by, and both wait for the first byte.
+name=tune_baseline_context_of_kinds
+if wanted $name; then
+    echo 8192 >one
+    for model in gpt-oss-20b qwen3.5-27b; do
+        experts=1
+        [ $model = qwen3.5-27b ] || experts=4
+        run tune one --model $model --gpu h100-80g --gpus 4 --tp 1 --batch 1 --batches 1 --chunk-sizes 8K --ks 1 --limit-bytes 900G \
+            --json base.$model && run time --model $model --gpu h100-80g --dp 4 --ep $experts --chunk-size 16M --json time.$model || cat err
+    done
+    if [ -z "$PYTHON" ]; then skip $name "no python3"
+    elif python - >why 2>&1 <<'PYTHON'
+import json
+rows, rate = 8192, 450e9 * 0.75
+for model, full, messages, sent in (("gpt-oss-20b", 12, 12, 12 * 2 * 127 * 2 * 2 * 8 * 64),
+                                    ("qwen3.5-27b", 16, 2 * 48, 48 * 2 * 2 * 4 * 48 * 128 * 128)):
+    base, time = json.load(open("base." + model))["baseline"], json.load(open("time." + model))
+    assert (base["context_parallel"], base["exchange"], base["recompute"]) == (4, "ring", "none"), base
+    def cost(p): return p["constant"] + (p["per_token"] * rows + p["per_pair"] * (rows * (rows + 1) // 2)) / 4
+    passes = sum(cost(time["stages"][0][p]) for p in "FB")
+    kernels, waits = 2 * 3 * 3 * full * 5e-6, 2 * messages * 15e-6
+    wanted = passes + kernels + waits + 3 * sent / rate + time["step_seconds"]
+    assert abs(base["seconds"] / wanted - 1) < 2e-6, (model, base, wanted) # a chunk of 16M is nearly any
+PYTHON
+    then ok $name
+    else fail $name "$(tail -n 1 why)"; fi
+fi
+
 # compare and report have the same one for their list, less the step, which they leave out of all rows.
 name=tune_baseline_context_of_compare
 if wanted $name; then

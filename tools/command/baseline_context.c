@@ -8,6 +8,9 @@
      ring         piece by piece beside attention, exposed as far as attention of cp - 1 of cp steps is shorter; each
                   step is three more kernels (attention, and the two that merge what it found)
 
+   Layers with a window need the rows before each piece and no more, those with chunks none; recurrent ones scan their
+   states, in as many rounds as the group's size has bits (MaxText, pull request 4968). Latent attention sends K and V of
+   each head, as TransformerEngine does, and experts lie on as many GPUs of a node as they can.
    The one that costs the sample's micro-batches less is taken. A pass's exposed seconds are charged by its rows, so
    their sum is right and a single pass's need not be. Gradients and optimizer states are divided over all cp x data
    GPUs, as in Megatron-LM's distributed optimizer. This is in favour of the baseline: kernels are as fast
@@ -32,7 +35,7 @@ typedef struct context_costs {
 
 /* One way to run it, and what came of it. */
 typedef struct context_way {
-    int64_t tp, cp, pp, dp;
+    int64_t tp, cp, pp, dp, ep;
     int packed;
     cf_recompute recompute;
     int64_t layers;  /* that recompute */
@@ -75,11 +78,48 @@ static double exposed(const cf_plan *sample, double link, double attention) {
     return rows > 0 ? waits / rows : 0;
 }
 
-/* Adds the transfers of forward (backward: twice as many bytes) to a pass. */
-static void add_transfers(const context_way *way, const cf_plan *sample, const cf_gpu *gpu, double link, double layers,
-                          int ring, cf_pass_cost *cost) {
-    double steps = (double)(way->cp - 1), part = steps / (double)way->cp;
+/* What the layers of a stage need of the other GPUs. */
+typedef struct context_needs {
+    double layers;           /* that need K and V of all rows, */
+    double row;              /* bytes of these for each row, */
+    int64_t widest;          /* and of one layer, at most */
+    double messages, pieces; /* of the others: how many transfers there are, and their bytes, however many rows */
+} context_needs;
 
+static cf_result find_needs(const cf_model *model, const cf_parallel *parallel, const context_way *way, int64_t stage,
+                            context_needs *out, cf_error *error) {
+    int64_t k, rounds = 0;
+    cf_result result = CF_OK;
+
+    memset(out, 0, sizeof *out);
+    while (way->cp > (int64_t)1 << rounds) rounds++;
+    for (k = 0; k < cf_model_kinds(model) && result == CF_OK; k++) {
+        cf_shard s;
+        int64_t row;
+        result = cf_stage_kind(model, parallel, stage, k, &s, error);
+        if (result != CF_OK || s.layers == 0) continue;
+        row = 2 * (s.kv + s.value);
+        if (s.state_row > 0) {
+            out->layers += (double)s.layers;
+            out->row += (double)(s.layers * row);
+            if (row > out->widest) out->widest = row;
+        } else if (s.mixer == CF_MIXER_WINDOW) {
+            out->messages += (double)s.layers;
+            out->pieces += 2 * (double)(s.window - 1) * (double)(s.layers * row);
+        } else if (s.snapshot > 0) {
+            out->messages += (double)(rounds * s.layers);
+            out->pieces += 8 * (double)(rounds * s.layers) * (double)s.snapshot;
+        }
+    }
+    return result;
+}
+
+/* Adds the transfers of forward (backward: twice as many bytes) to a pass: for each row, and of pieces. */
+static void add_transfers(const context_way *way, const cf_plan *sample, const cf_gpu *gpu, double link, double pieces,
+                          const context_needs *needs, int ring, cf_pass_cost *cost) {
+    double steps = (double)(way->cp - 1), part = steps / (double)way->cp, layers = needs->layers;
+
+    cost->constant += pieces + needs->messages * gpu->latency;
     if (ring) {
         cost->per_token += exposed(sample, link, part * cost->per_pair);
         cost->constant += 3 * steps * layers * gpu->launch;
@@ -89,20 +129,19 @@ static void add_transfers(const context_way *way, const cf_plan *sample, const c
     }
 }
 
-static cf_stage_cost share_stage(const context_search *s, const context_way *way, const cf_shard *shard,
+static cf_stage_cost share_stage(const context_search *s, const context_way *way, const context_needs *needs,
                                  const cf_stage_cost *whole, int ring) {
     const cf_gpu *gpu = s->desc->gpu;
     int64_t per_node = s->desc->gpus_per_node > 0 ? s->desc->gpus_per_node : 8;
     double rate = gpu->link * (way->tp * way->cp > per_node ? gpu->network : gpu->nvlink);
-    double layers = (double)shard->layers;
-    double link = 4 * (double)shard->kv * layers * (double)(way->cp - 1) / (double)way->cp / rate;
+    double link = needs->row * (double)(way->cp - 1) / (double)way->cp / rate, pieces = needs->pieces / rate;
     const cf_plan *sample = s->samples[way->packed];
     cf_stage_cost cost = *whole;
 
     scale(&cost.forward, 1 / (double)way->cp);
     scale(&cost.backward, 1 / (double)way->cp);
-    add_transfers(way, sample, gpu, link, layers, ring, &cost.forward);
-    add_transfers(way, sample, gpu, 2 * link, layers, ring, &cost.backward);
+    add_transfers(way, sample, gpu, link, pieces, needs, ring, &cost.forward);
+    add_transfers(way, sample, gpu, 2 * link, 2 * pieces, needs, ring, &cost.backward);
     cost.replay = cost.forward;
     memset(&cost.input, 0, sizeof cost.input);
     memset(&cost.weight, 0, sizeof cost.weight);
@@ -137,15 +176,15 @@ static cf_result count_bytes(const cf_memory_desc *memory, const context_way *wa
     if (result == CF_OK) result = cf_memory_estimate(memory, none, way->pp, fixed, way->pp, error);
     for (s = 0; s < way->pp && result == CF_OK; s++) {
         cf_token_bytes bytes;
-        cf_shard shard;
+        context_needs needs;
         result = cf_memory_token_bytes(memory, s, &bytes, error);
-        if (result == CF_OK) result = cf_stage_shard(memory->model, &memory->parallel, s, &shard, error);
+        if (result == CF_OK) result = find_needs(memory->model, &memory->parallel, way, s, &needs, error);
         if (result != CF_OK) break;
         memset(&out[s], 0, sizeof out[s]);
         out[s].held.activations = part_of(bytes.activations, loose, way->cp);
         out[s].held.boundary = part_of(bytes.boundary, loose, way->cp);
         out[s].per_token_pass = part_of(bytes.logits > bytes.working ? bytes.logits : bytes.working, loose, way->cp) +
-                                part_of(bytes.buffers, 0, way->cp) + 4 * shard.kv;
+                                part_of(bytes.buffers, 0, way->cp) + needs.widest;
         out[s].fixed = fixed[s].total;
     }
     free(fixed);
@@ -175,6 +214,7 @@ static cf_result make_costs(const context_search *s, const context_way *way, con
     desc.parallel.tp = way->tp;
     desc.parallel.pp = way->pp;
     desc.parallel.dp = way->dp * way->cp;
+    desc.parallel.ep = way->ep;
     desc.parallel.n_virtual = 1;
     desc.parallel.placement = CF_PLACEMENT_DEFAULT;
     desc.parallel.layers = NULL;
@@ -186,11 +226,11 @@ static cf_result make_costs(const context_search *s, const context_way *way, con
     if (result == CF_OK) result = count_bytes(&memory, way, out->bytes, error);
     for (v = 0; v < way->pp && result == CF_OK; v++) {
         cf_stage_cost ways[2];
-        cf_shard shard;
-        result = cf_stage_shard(desc.model, &desc.parallel, v, &shard, error);
+        context_needs needs;
+        result = find_needs(desc.model, &desc.parallel, way, v, &needs, error);
         if (result != CF_OK) break;
         for (ring = 0; ring < 2; ring++) {
-            ways[ring] = share_stage(s, way, &shard, &stages[v], ring);
+            ways[ring] = share_stage(s, way, &needs, &stages[v], ring);
             if (v == 0) seconds[ring] = sample_seconds(s->samples[way->packed], &ways[ring]);
         }
         out->ring = seconds[1] < seconds[0];
@@ -306,6 +346,18 @@ static cf_result try_split(context_search *s, const context_way *split, cf_error
 
 static int is_asked(int64_t asked, int64_t value) { return asked == 0 || asked == value; }
 
+/* The GPUs of a node that experts lie on, where that is not asked for: as many as there can be. */
+static int64_t most_experts(const context_search *s, const cf_parallel *split, int64_t per_node) {
+    cf_parallel parallel = *split;
+    cf_parameters counted;
+
+    if (s->desc->parallel.ep > 0) return s->desc->parallel.ep;
+    if (cf_model_parameters(s->desc->model, &counted, NULL) != CF_OK || counted.experts == 0) return 1;
+    for (parallel.ep = per_node; parallel.ep > 1; parallel.ep--)
+        if (cf_parallel_validate(s->desc->model, &parallel, NULL) == CF_OK) break;
+    return parallel.ep;
+}
+
 /* Every way to share so many GPUs out with at least two in a group; tensor parallelism as asked for, and within a
    node. */
 static cf_result try_splits(context_search *s, int64_t gpus, cf_error *error) {
@@ -325,6 +377,8 @@ static cf_result try_splits(context_search *s, int64_t gpus, cf_error *error) {
                 parallel.dp = way.dp * way.cp;
                 parallel.n_virtual = 1;
                 parallel.layers = NULL;
+                way.ep = most_experts(s, &parallel, per_node);
+                parallel.ep = way.ep;
                 if (cf_parallel_validate(s->desc->model, &parallel, NULL) != CF_OK) continue;
                 if (way.dp > (s->desc->batch > 0 ? s->desc->batch : 256)) continue;
                 for (way.packed = 0; way.packed < 2 && result == CF_OK; way.packed++)
@@ -350,6 +404,7 @@ static cf_result note_best(context_search *s, baseline_tuned *out, cf_error *err
             out->split.tp = way->tp;
             out->split.pp = way->pp;
             out->split.dp = way->dp;
+            out->split.ep = way->ep;
             out->split.n_virtual = 1;
             out->best.recompute = out->split.recompute = way->recompute;
             out->best.recompute_layers = out->split.recompute_layers = way->layers;
@@ -371,7 +426,6 @@ cf_result baseline_tune_context(const int64_t *lengths, int64_t n, const cf_tune
     cf_result result = CF_OK;
     int packed;
 
-    if (desc->model->kinds) return CF_OK; /* a ring for windows, latents and recurrent layers is not modelled */
     memset(&s, 0, sizeof s);
     memset(&pack, 0, sizeof pack);
     s.lengths = lengths;
