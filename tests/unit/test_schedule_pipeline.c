@@ -144,25 +144,6 @@ TEST(memory_of_equal_chunks) {
     cf_plan_free(plan);
 }
 
-/* Algorithm 2 with its two slips put right, as one stage always had it: 6 chunks of one group, K = 2. */
-TEST(one_stage_is_algorithm_2) {
-    const int64_t lengths[] = {12};
-    const char *wanted = "F0 F1 F2 F3 F4+ F5+ B5 B4 R3+ B3 R2+ B2 R1+ B1 R0+ B0 ";
-    cf_plan *plan = pack(lengths, 1, 2, 0, CF_PACK_BEST_FIT);
-    cf_schedule_desc desc = describe(CF_SCHEDULE_PAPER, 0, 2);
-    cf_schedule *schedule = make(plan, &desc);
-    char text[400] = "";
-    int64_t i;
-    REQUIRE(schedule != NULL);
-    for (i = 0; i < schedule->n_actions; i++)
-        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%d%s ",
-                 cf_pass_name((cf_pass)schedule->actions[i].pass), (int)schedule->actions[i].chunk,
-                 schedule->actions[i].keep ? "+" : "");
-    CHECK_STR(text, wanted);
-    cf_schedule_free(schedule);
-    cf_plan_free(plan);
-}
-
 /* ---- every rule, on random pipelines ---- */
 
 static int has_limit(const cf_schedule_desc *desc) {
@@ -536,18 +517,6 @@ TEST(bad_options_are_named) {
     cf_plan_free(plan);
 }
 
-TEST(damaged_plans_are_refused) {
-    const int64_t lengths[] = {1, 1, 2, 9};
-    cf_plan *plan = pack(lengths, 4, 2, 0, CF_PACK_BEST_FIT);
-    const cf_schedule_desc desc = describe(CF_SCHEDULE_PAPER, 4, 1);
-    plan->chunks[2].index = 7;
-    check_refused(plan, &desc, CF_ERROR_PLAN, "chunks.index");
-    plan->chunks[2].index = 2;
-    plan->chunks[2].first_slice = plan->n_slices;
-    check_refused(plan, &desc, CF_ERROR_PLAN, "chunks.n_slices");
-    cf_plan_free(plan);
-}
-
 /* In the caller's memory: one byte less than asked is refused, as much is enough, and the schedule is the same. */
 TEST(into_memory_of_the_size_asked) {
     uint64_t seed;
@@ -761,10 +730,10 @@ TEST(paper_takes_the_shorter_of_its_orders) {
 }
 
 SUITE(schedule_pipeline, CASE(paper_example_of_1f1b), CASE(paper_example_of_state_aware_1f1b),
-      CASE(closed_forms_for_equal_chunks), CASE(memory_of_equal_chunks), CASE(one_stage_is_algorithm_2),
-      CASE(rules_hold_for_all_kinds), CASE(every_first_forward_first), CASE(refused_limits_say_what_would_do),
+      CASE(closed_forms_for_equal_chunks), CASE(memory_of_equal_chunks), CASE(rules_hold_for_all_kinds),
+      CASE(every_first_forward_first), CASE(refused_limits_say_what_would_do),
       CASE(inputs_that_cost_more_than_activations), CASE(limits_at_the_peak_and_below), CASE(limits_of_state),
-      CASE(names_and_defaults), CASE(bad_options_are_named), CASE(damaged_plans_are_refused),
-      CASE(into_memory_of_the_size_asked), CASE(a_million_chunks), CASE(one_sequence_of_2_to_the_40_tokens),
-      CASE(a_thousand_stages), CASE(order_is_that_of_any_unit_of_time), CASE(just_as_many_passes_as_there_may_be),
+      CASE(names_and_defaults), CASE(bad_options_are_named), CASE(into_memory_of_the_size_asked),
+      CASE(a_million_chunks), CASE(one_sequence_of_2_to_the_40_tokens), CASE(a_thousand_stages),
+      CASE(order_is_that_of_any_unit_of_time), CASE(just_as_many_passes_as_there_may_be),
       CASE(paper_takes_the_shorter_of_its_orders));

@@ -352,98 +352,6 @@ TEST(bounds_hold_against_the_exact_optimum) {
 
 /* ---- what is refused ---- */
 
-static void check_refused(const cf_plan *plan, const cf_schedule *schedule, const char *field, int64_t item) {
-    cf_timeline *timeline = NULL;
-    cf_error error = {0};
-    CHECK_INT(cf_simulate(plan, schedule, NULL, &timeline, &error), CF_ERROR_SCHEDULE);
-    CHECK(timeline == NULL);
-    CHECK(error.field != NULL);
-    if (error.field) CHECK_STR(error.field, field);
-    CHECK_INT(error.item, item);
-    cf_timeline_free(timeline);
-}
-
-/* On stage 0 the example runs F0 F1 F2 F3 B1 R0 ... with K = 1; groups: chunks 0 and 1. */
-TEST(broken_schedules_are_named) {
-    cf_plan *plan = example();
-    cf_schedule *schedule = schedule_of(plan, CF_SCHEDULE_PAPER, 4, 1);
-    cf_action *a, saved;
-    REQUIRE(schedule != NULL);
-    a = schedule->actions;
-    CHECK(a[0].pass == CF_F && a[0].chunk == 0 && a[1].chunk == 1);
-    saved = a[0];
-#define BROKEN(change, field, item)                  \
-    do {                                             \
-        change;                                      \
-        check_refused(plan, schedule, field, item);  \
-        a[0] = saved;                                \
-    } while (0)
-    BROKEN(a[0].chunk = 4, "actions.chunk", 0);
-    BROKEN(a[0].chunk = -1, "actions.chunk", 0);
-    BROKEN(a[0].stage = 1, "actions.stage", 0);
-    BROKEN(a[0].stage = 4, "actions.stage", 0);
-    BROKEN(a[0].pass = CF_SEND_F, "actions.pass", 0);
-    BROKEN(a[0].pass = CF_B, "actions.pass", 0);
-    BROKEN(a[0].pass = CF_W, "actions.pass", 0);
-    BROKEN(a[0].pass = CF_R, "actions.pass", 0);
-    BROKEN(a[0].chunk = 1, "actions.chunk", 0); /* F1 before F0 */
-    BROKEN(a[0].chunk = 2, "actions.chunk", 1); /* then F1 still misses F0 */
-    BROKEN(a[0].keep = 1, "actions.pass", 5); /* R of what was kept */
-#undef BROKEN
-    cf_schedule_free(schedule);
-    cf_plan_free(plan);
-}
-
-/* Two stages that wait for each other. */
-TEST(deadlocks_are_found) {
-    const int64_t lengths[] = {2, 2};
-    cf_plan *plan = NULL;
-    cf_schedule *schedule;
-    cf_action swap;
-    int64_t first;
-    plan = naive_pack(lengths, 2, 2);
-    schedule = schedule_of(plan, CF_SCHEDULE_GPIPE, 2, 1); /* F0 F1 B0 B1 on both */
-    REQUIRE(schedule != NULL);
-    swap = schedule->actions[1]; /* stage 0: F0 B0 F1 B1, while stage 1 wants F1 first */
-    schedule->actions[1] = schedule->actions[2];
-    schedule->actions[2] = swap;
-    first = schedule->first[0] + 1;
-    check_refused(plan, schedule, "actions", first);
-    cf_schedule_free(schedule);
-    cf_plan_free(plan);
-}
-
-TEST(foreign_schedules_are_refused) {
-    cf_plan *plan = example();
-    cf_schedule *schedule = schedule_of(plan, CF_SCHEDULE_1F1B, 2, 1);
-    int64_t first;
-    REQUIRE(schedule != NULL);
-    schedule->n_chunks++;
-    check_refused(plan, schedule, "n_chunks", -1);
-    schedule->n_chunks--;
-    schedule->shape.rank = 1;
-    check_refused(plan, schedule, "shape.rank", -1);
-    schedule->shape.rank = 0;
-    schedule->shape.k = 0;
-    check_refused(plan, schedule, "shape.k", -1);
-    schedule->shape.k = 1;
-    first = schedule->first[1];
-    schedule->first[1] = schedule->n_actions + 1;
-    check_refused(plan, schedule, "first", 1);
-    schedule->first[1] = -1;
-    check_refused(plan, schedule, "first", 1);
-    schedule->first[1] = schedule->n_actions; /* stage 0 gets the list of stage 1 as well */
-    check_refused(plan, schedule, "actions.stage", first);
-    cf_schedule_free(schedule);
-    schedule = schedule_of(plan, CF_SCHEDULE_1F1B, 2, 2);
-    REQUIRE(schedule != NULL);
-    schedule->n_actions--; /* the last backward is missing */
-    schedule->first[2]--;
-    check_refused(plan, schedule, "n_actions", -1);
-    cf_schedule_free(schedule);
-    cf_plan_free(plan);
-}
-
 /* ---- memory ---- */
 
 /* ---- the written form ---- */
@@ -519,5 +427,4 @@ TEST(json_carries_the_timeline) {
 
 SUITE(simulate, CASE(padded_rows_take_time), CASE(the_paper_example_by_numbers), CASE(transfers_by_hand),
       CASE(streams_by_hand), CASE(agrees_with_independent_counts), CASE(bounds_hold_against_the_exact_optimum),
-      CASE(broken_schedules_are_named), CASE(deadlocks_are_found), CASE(foreign_schedules_are_refused),
       CASE(json_carries_the_timeline));
