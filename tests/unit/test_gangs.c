@@ -340,6 +340,70 @@ TEST(memory_has_the_gathered_layer) {
     CHECK_INT(cf_memory_estimate(&desc, &load, 1, &with, 1, NULL), CF_ERROR_ARGUMENT);
 }
 
+/* The widest gang of a batch: one sequence of so many tokens, and n of `others`. */
+static int64_t widest_of(cf_pack_desc desc, int64_t first, int64_t n, int64_t others, cf_plan **out) {
+    int64_t lengths[4096], i, widest = 0;
+    cf_plan *plan = NULL;
+    cf_error error = {0};
+    for (lengths[0] = first, i = 1; i <= n; i++) lengths[i] = others;
+    if (cf_pack(lengths, n + 1, &desc, &plan, &error) != CF_OK) FAIL("%s", error.text);
+    else CHECK_INT(cf_plan_validate(plan, lengths, n + 1, NULL, &error), CF_OK);
+    for (i = 0; plan != NULL && i < plan->n_groups; i++)
+        if (plan->groups[i].gang > widest) widest = plan->groups[i].gang;
+    if (out != NULL) *out = plan;
+    else cf_plan_free(plan);
+    return widest;
+}
+
+/* What a width is chosen by, as cf_pack says it, worked out by hand. */
+TEST(widths_are_what_they_cost) {
+    cf_pack_desc thin = {.chunk_size = 8192, .n_ranks = 8, .gang = 8, .cost = {0, 1, 0}}, dear = thin, even = thin;
+    cf_pack_desc chunky = thin;
+    cf_plan *plan = NULL;
+    CHECK_INT(widest_of(thin, 8 * 512, 0, 0, NULL), 8); /* 512 tokens for each are enough */
+    CHECK_INT(widest_of(thin, 8 * 511, 0, 0, NULL), 4);
+    dear.chunk_size = 1000; /* on two ranks 4 rounds, 5000 with replays and 4000 x 2 rows; on one 10333 */
+    dear.gang_seconds = 0.6;
+    CHECK(widest_of(dear, 8000, 8, 900, NULL) > 0);
+    dear.gang_seconds = 0.75;
+    CHECK_INT(widest_of(dear, 8000, 8, 900, NULL), 0);
+    even.chunk_size = 1000; /* it takes less than half of all, replays included, so nothing is gained */
+    even.n_ranks = even.gang = 2;
+    CHECK_INT(widest_of(even, 6000, 2600, 5, NULL), 0);
+    chunky.chunk_size = 1000; /* short ones pay their part of a chunk: all 90 of them as much as the one of 900 */
+    chunky.n_ranks = chunky.gang = 2;
+    chunky.cost.constant = 1000;
+    chunky.gang_seconds = 1e9;
+    CHECK_INT(widest_of(chunky, 900, 90, 10, &plan), 0);
+    CHECK(plan != NULL && plan->n_steps == 1);
+    cf_plan_free(plan);
+}
+
+static double steep_cost(int64_t begin, int64_t length, void *user) {
+    (void)user;
+    return ldexp((double)length, (int)begin / 2);
+}
+
+/* Where costs would have it otherwise there are still no more shares and rounds than there is room for. */
+TEST(gangs_stay_within_their_room) {
+    cf_pack_desc many = {.chunk_size = 10, .n_ranks = 64, .gang = 64, .cost = {0, 1, 0}};
+    cf_pack_desc steep = {.chunk_size = 8, .n_ranks = 4, .gang = 4, .slice_cost = steep_cost};
+    int64_t shares[64] = {0}, all = 0, i;
+    cf_plan *plan = NULL;
+    CHECK(widest_of(many, 1000, 299, 1000, &plan) > 0);
+    REQUIRE(plan != NULL);
+    for (i = 0; i < plan->n_groups; i++) {
+        all += plan->groups[i].gang > 0;
+        shares[plan->chunks[plan->groups[i].first_chunk].rank] += plan->groups[i].gang > 0;
+    }
+    CHECK(all > 512 && all <= 16 * 64);
+    for (i = 0; i < 64; i++) CHECK(shares[i] <= 16);
+    cf_plan_free(plan);
+    CHECK(widest_of(steep, 1280, 0, 0, &plan) == 4);
+    CHECK(plan->groups[0].n_chunks <= 2 * 1280 / (4 * 8) + 6);
+    cf_plan_free(plan);
+}
+
 /* ---- how long ---- */
 
 /* When each rank is done, if ranks wait for each other wherever they share a pass. */
@@ -637,7 +701,7 @@ TEST(gangs_survive_without_memory) {
 SUITE(gangs, CASE(plans_with_gangs_are_sound), CASE(packing_gangs_needs_what_pack_size_says),
       CASE(gangs_even_out_giants), CASE(dear_transfers_make_gangs_narrow),
       CASE(chunks_of_gangs_see_the_rows_of_all_ranks), CASE(state_is_of_own_rows), CASE(memory_has_the_gathered_layer),
-      CASE(ranks_take_as_long_alone_as_together), CASE(gathers_are_priced_by_model_and_gpu),
+      CASE(widths_are_what_they_cost), CASE(gangs_stay_within_their_room), CASE(ranks_take_as_long_alone_as_together), CASE(gathers_are_priced_by_model_and_gpu),
       CASE(gangs_that_cannot_be_are_named),
       CASE(random_damage_to_gangs_is_judged_as_by_the_oracle), CASE(ranks_are_even_with_all_that_gangs_cost),
       CASE(broken_gangs_are_refused), CASE(gangs_are_written_and_damaged_ones_survived),
