@@ -907,9 +907,9 @@ static const cft__factor cft__factors[CFT__KINDS] = {
 /* Bytes of a collective that one GPU sends for each byte of the whole tensor. */
 static double cft__ring_share(int64_t ranks) { return (double)(ranks - 1) / (double)ranks; }
 
-/* Copies of each row that experts work on here. imbalance: with what the fullest GPU has more. */
-static double cft__expert_rows(const cf_cost_desc *desc, const cf_shard *shard, int imbalance) {
-    double more = imbalance && desc->parallel.ep > 1 ? 1 + (double)desc->parallel.imbalance / 100 : 1;
+/* Copies of each row that experts work on here, with what the fullest GPU has more. */
+static double cft__expert_rows(const cf_cost_desc *desc, const cf_shard *shard) {
+    double more = desc->parallel.ep > 1 ? 1 + (double)desc->parallel.imbalance / 100 : 1;
     if (shard->active == 0) return 0;
     return more * (double)shard->active / (double)shard->expert_share;
 }
@@ -921,22 +921,15 @@ static double cft__expert_rows(const cf_cost_desc *desc, const cf_shard *shard, 
 static double cft__elementwise_bytes(const cf_cost_desc *desc, const cf_shard *shard) {
     int64_t bytes = 20 * shard->hidden / shard->sequence + 4 * (shard->q + shard->kv) + 6 * shard->ffn;
     int64_t biases = desc->model->mlp_bias ? 2 * shard->hidden + 4 * shard->expert_ffn : 0;
-    double experts = cft__expert_rows(desc, shard, 1) * (double)(8 * shard->hidden + 6 * shard->expert_ffn + biases);
+    double experts = cft__expert_rows(desc, shard) * (double)(8 * shard->hidden + 6 * shard->expert_ffn + biases);
     if (shard->snapshot > 0) bytes += 4 * shard->elements - 4 * (shard->q + shard->kv);
     return cft__product((double)shard->layers, (double)bytes) + cft__product((double)shard->layers, experts);
 }
 
-/* Weights of the layers' matrices on one GPU. */
-static double cft__matrix_weights(const cf_shard *shard) {
-    double a_layer = (double)(shard->mixer_weights + shard->mlp_weights);
-    a_layer += cft__product((double)shard->experts, (double)shard->expert_size);
-    return cft__product((double)shard->layers, a_layer);
-}
-
-/* Those that a token goes through. */
-static double cft__active_weights(const cf_cost_desc *desc, const cf_shard *shard) {
-    double a_layer = (double)(shard->mixer_weights + shard->mlp_weights);
-    a_layer += cft__product(cft__expert_rows(desc, shard, 1), (double)shard->expert_size);
+/* Weights of so many of a layer's matrices and of so many experts, in all layers: of those that are here, or of those
+   that a row goes through. */
+static double cft__weights_of(const cf_shard *shard, int64_t matrices, double experts) {
+    double a_layer = (double)matrices + cft__product(experts, (double)shard->expert_size);
     return cft__product((double)shard->layers, a_layer);
 }
 
@@ -1027,7 +1020,9 @@ static cf_pass_cost cft__work_seconds(const cf_cost_desc *desc, const cf_shard *
     const cf_gpu *gpu = desc->gpu;
     const cft__factor *factor = &cft__factors[kind];
     double layers = (double)shard->layers, kernels = (factor->kernels + (shard->active > 0 ? 8 : 0)) * layers;
-    double weights = cft__matrix_weights(shard), active = cft__active_weights(desc, shard);
+    int64_t matrices = shard->mixer_weights + shard->mlp_weights;
+    double weights = cft__weights_of(shard, matrices, (double)shard->experts);
+    double active = cft__weights_of(shard, matrices, cft__expert_rows(desc, shard));
     double transfers = factor->transfers * CFT__COLLECTIVES * layers;
     double collectives = desc->parallel.tp > 1 ? transfers : 0, out;
     double token_bytes = cft__product(factor->elementwise, cft__elementwise_bytes(desc, shard));
@@ -1065,12 +1060,10 @@ static cf_pass_cost cft__modules_seconds(const cf_cost_desc *desc, const cf_shar
     int mlp = desc->parallel.recompute == CF_RECOMPUTE_MLP;
     double layers = (double)shard->layers, transfers = mlp ? CFT__COLLECTIVES / 2 * layers : 0;
     double bytes = (double)(8 * shard->hidden / shard->sequence + (norms_only ? 0 : 6 * shard->ffn));
-    double rows = cft__expert_rows(desc, shard, 1), weights = mlp ? (double)shard->mlp_weights : 0, active = weights;
+    double rows = cft__expert_rows(desc, shard);
+    double weights = mlp ? cft__weights_of(shard, shard->mlp_weights, (double)shard->experts) : 0;
+    double active = mlp ? cft__weights_of(shard, shard->mlp_weights, rows) : 0;
     cf_pass_cost cost;
-    if (mlp) weights += cft__product((double)shard->experts, (double)shard->expert_size);
-    if (mlp) active += cft__product(rows, (double)shard->expert_size);
-    weights = cft__product(layers, weights);
-    active = cft__product(layers, active);
     if (!norms_only) bytes += cft__product(rows, (double)(6 * shard->expert_ffn));
     cost.constant = cft__product((norms_only ? 2 : mlp ? 5 : 3) * layers, gpu->launch) + 2 * weights / gpu->bandwidth;
     if (desc->parallel.tp > 1) cost.constant += cft__product(transfers, gpu->latency);
@@ -1236,8 +1229,6 @@ CHUNKFLOW_TUNE_API void cf_gang_costs(const cf_timing *timing, cf_pack_desc *pac
     pack->gang_seconds = cft__product(timing->gather_forward + timing->gather_backward / 3, timing->stream_exposed);
 }
 
-static double cft__larger(double a, double b) { return a > b ? a : b; }
-
 /* Bytes of K and V, or latents, of one token on a stage: two an element. */
 static double cft__row_bytes(const cf_cost_desc *desc, int64_t stage) {
     double sum = 0;
@@ -1293,7 +1284,7 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     for (s = 0; s < count; s++) {
         (void)cf_stage_shard(full.model, &full.parallel, s, &shard, error); /* as the first one, so it succeeds */
         most_layers = cft__max(most_layers, shard.layers);
-        row_bytes = cft__larger(row_bytes, cft__row_bytes(&full, s));
+        if (cft__row_bytes(&full, s) > row_bytes) row_bytes = cft__row_bytes(&full, s);
     }
     transfers = cft__transfer_timing(&full, &first, most_layers, row_bytes);
     CFT__TRY(cft__check_estimate(&full, count, &transfers, step, error));
