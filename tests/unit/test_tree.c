@@ -502,7 +502,7 @@ static cf_schedule_desc some_schedule(harness_rng *random, const cf_plan *plan) 
 
 TEST(schedules_of_forests_are_sound_and_run) {
     harness_rng random = {7};
-    int64_t round, n = harness_rounds(2000, 400);
+    int64_t round, n = harness_rounds(2000, 200);
     for (round = 0; round < n; round++) {
         forest f = make_forest(&random);
         cf_plan *plan = pack(&f);
