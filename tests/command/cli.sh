@@ -347,20 +347,11 @@ test_gen() {
     cf gen lmsys --n 0
     same gen/zero "0 0" "$code $(wc -c <out | tr -d ' ')"
 
-    # Shares of the paper, give or take four standard deviations of 20,000 draws.
+    # Shares of the paper, give or take four standard deviations of 20,000 draws; test_gen_python has each draw.
     cf gen lmsys --n 20000 --seed 7
     between gen/lmsys/1K "$(share_below 1024)" 0.89670 0.91328
     between gen/lmsys/4K "$(share_below 4096)" 0.99347 0.99731
     between gen/lmsys/8K "$(share_below 8192)" 0.99822 0.99994
-    between gen/lmsys/range "$(awk '$1 < 16 || $1 >= 303 * 1024 { n++ } END { print n + 0 }' out)" 0 0
-    # Log-uniform on 16 .. 1023: half of that bucket is below sqrt(16 x 1024) = 128.
-    between gen/lmsys/log-uniform \
-        "$(awk '$1 < 1024 { n++; if ($1 < 128) low++ } END { print low / n }' out)" 0.485 0.515
-
-    cf gen lognormal --n 20000 --median 700 --sigma 1.25 --seed 7
-    between gen/lognormal/median "$(share_below 700)" 0.486 0.514
-    between gen/lognormal/sigma "$(share_below 2443)" 0.8310 0.8516 # 700 x exp(1.25): one deviation, 0.8413
-    between gen/lognormal/sigma/below "$(share_below 58)" 0.0165 0.0295 # two deviations below, 0.0228
     cf gen lognormal --n 100 --sigma 0 --median 77
     same gen/lognormal/sigma/0 "77" "$(sort -u out | tr '\n' ' ' | sed 's/ $//')"
     cf gen lognormal --n 2000 --median 4 --sigma 10 --min 2 --max 1M
@@ -371,14 +362,11 @@ test_gen() {
 
     cf gen uniform --n 20000 --min 3 --max 12
     same gen/uniform/values "3 4 5 6 7 8 9 10 11 12" "$(sort -nu out | tr '\n' ' ' | sed 's/ $//')"
-    between gen/uniform/even "$(sort out | uniq -c | awk '{ if ($1 > most) most = $1 } END { print most }')" 2000 2170
     cf gen uniform --n 5 --min 9 --max 9
     same gen/constant "9 9 9 9 9" "$(tr '\n' ' ' <out | sed 's/ $//')"
 
     cf gen histogram histogram --n 20000
     same gen/histogram/values "10 30 1000" "$(sort -nu out | tr '\n' ' ' | sed 's/ $//')"
-    between gen/histogram/10 "$(share_below 11)" 0.0915 0.1085
-    between gen/histogram/30 "$(share_below 31)" 0.687 0.713
     same gen/histogram/stdin "$(cksum <out)" "$("$CHUNKFLOW" gen histogram - --n 20000 <histogram | cksum)"
     printf '5 4611686018427387904\n6 4611686018427387903\n' >heavy
     cf gen histogram heavy --n 1000
@@ -528,9 +516,9 @@ test_lists() {
         n=$((n + 1))
         printf '5\n\n# fine\n%b\n7\n' "$line" >bad
         refuses "lists/bad/$n" 2 "^bad:4: got '" pack --chunk-size 64 bad
-        refuses "lists/bad/$n/plan" 2 "^bad:4: got '" plan --chunk-size 64 --k 1 --json made bad
-        same "lists/bad/$n/nothing" no "$([ -e made ] && echo yes || echo no)"
     done
+    refuses lists/bad/plan 2 "^bad:4: got '" plan --chunk-size 64 --k 1 --json made bad
+    same lists/bad/plan/nothing no "$([ -e made ] && echo yes || echo no)"
     printf '5\n12x\n' >bad
     refuses lists/bad/text 2 \
         "^bad:2: got '12x', wanted a length in tokens \(0 .. 281474976710656\), or a length and a count, or a tree such as 32K \+ 2K 16$" \
