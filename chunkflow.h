@@ -1137,8 +1137,8 @@ typedef struct cf_timing {
     int no_overlap;               /* 1: a transfer between stages also occupies both stages; 0: it runs beside compute,
                                      and a stage has a queue for each of its two directions */
     double gather_forward;        /* with gangs: as stream_forward, and behind it, for each row before the chunk that
-                                     another rank has (cf_gang_pieces). Ranks of a gang run a pass, but for W, together,
-                                     so that it takes as long as its slowest one */
+                                     another rank has (cf_gang_pieces), but not in columns. Ranks of a gang run a pass,
+                                     but for W, together, so that it takes as long as its slowest one */
     double gather_backward;
 } cf_timing;
 

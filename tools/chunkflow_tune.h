@@ -1548,8 +1548,8 @@ static int64_t cft__most_ep(const cf_tune_desc *desc, const cf_parallel *of) {
     return 0;
 }
 
-/* Adds a split, and once more with gangs of every width that is asked for and divides its ranks. Returns how many splits
-   there are then. out: the tuning to write them to, or NULL. */
+/* Adds a split, and once more with gangs of every width that is asked for and divides its ranks. Returns how many
+   splits there are then. out: the tuning to write them to, or NULL. */
 static int64_t cft__add_split(const cf_tune_desc *desc, const cf_parallel *split, cf_tuning *out, int64_t n) {
     int64_t gang = 0, ranks = cft__max(split->dp, 1), most = desc->pack.gang;
     if (split->pp > 1 || split->n_virtual > 1 || desc->timing != NULL || desc->model == NULL) most = 0;

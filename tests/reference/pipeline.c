@@ -260,7 +260,9 @@ static double compute_of(const cf_timing *timing, int64_t v, const cf_chunk *c, 
     }
 }
 
-static int is_shared(const cf_plan *plan, const cf_chunk *c) { return c->group >= 0 && plan->groups[c->group].gang > 0; }
+static int is_shared(const cf_plan *plan, const cf_chunk *c) {
+    return c->group >= 0 && plan->groups[c->group].gang > 0;
+}
 
 /* Rows of a chunk's sequence that lie before it on other ranks. */
 static int64_t rows_of_others(const cf_plan *plan, const cf_chunk *c) {

@@ -262,7 +262,8 @@ static void run_chunk(trainer *t, const cf_step *step, int back) {
         double (*const at[2])[D] = {&t->between[id][0][s->offset], &t->between[id][1][s->offset]};
         if (!grouped) memset(alone, 0, sizeof alone);
         run_slice(t, grouped && gang_of(t, id) > 0 ? id : -1, s,
-                  grouped ? &t->states[step->chunk->group * LAYERS] : alone, grouped ? step->chunk->prefix : 0, back, at);
+                  grouped ? &t->states[step->chunk->group * LAYERS] : alone, grouped ? step->chunk->prefix : 0, back,
+                  at);
     }
 }
 

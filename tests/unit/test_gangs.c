@@ -485,7 +485,8 @@ TEST(gathers_are_priced_by_model_and_gpu) {
         const double rate = 0.75 * (gang == 4 ? 450e9 : 50e9), row = gang > 0 ? 28 * 2 * 2 * 128 * 2 / rate : 0;
         desc.gang = gang;
         REQUIRE(cf_cost_estimate(&desc, &stage, 1, &timing, NULL, NULL) == CF_OK);
-        CHECK(fabs(timing.gather_forward - row) <= 1e-12 * row && fabs(timing.gather_backward - 3 * row) <= 3e-12 * row);
+        CHECK(fabs(timing.gather_forward - row) <= 1e-12 * row);
+        CHECK(fabs(timing.gather_backward - 3 * row) <= 3e-12 * row);
         CHECK(fabs(timing.stream_exposed - (gang > 0 ? 1 / 28.0 : 0)) < 1e-15 && !(timing.stream_backward > 0));
         cf_gang_costs(&timing, &pack);
         CHECK(memcmp(&pack.cost, &stage.forward, sizeof pack.cost) == 0);
@@ -671,7 +672,8 @@ TEST(gangs_are_written_and_damaged_ones_survived) {
     CHECK(cf_ranks_validate(t.plan, all(&t), &in_step, NULL, &t.error) != CF_ERROR_MEMORY);
     slice = t.plan->chunks[3 * t.plan->n_steps].first_slice; /* a mate's, on which the pass depends */
     t.plan->chunks[3 * t.plan->n_steps].first_slice = INT64_MAX / 2;
-    refused(cf_simulate(t.plan, t.schedules[0], NULL, &timeline, &t.error), &t.error, CF_ERROR_PLAN, "chunks.first_slice");
+    refused(cf_simulate(t.plan, t.schedules[0], NULL, &timeline, &t.error), &t.error, CF_ERROR_PLAN,
+            "chunks.first_slice");
     t.plan->chunks[3 * t.plan->n_steps].first_slice = slice;
     for (i = 0; i < t.plan->n_groups; i++) t.plan->groups[i].gang = 64;
     CHECK(cf_ranks_validate(t.plan, all(&t), &alone, NULL, &t.error) != CF_OK);
@@ -701,7 +703,8 @@ TEST(gangs_survive_without_memory) {
 SUITE(gangs, CASE(plans_with_gangs_are_sound), CASE(packing_gangs_needs_what_pack_size_says),
       CASE(gangs_even_out_giants), CASE(dear_transfers_make_gangs_narrow),
       CASE(chunks_of_gangs_see_the_rows_of_all_ranks), CASE(state_is_of_own_rows), CASE(memory_has_the_gathered_layer),
-      CASE(widths_are_what_they_cost), CASE(gangs_stay_within_their_room), CASE(ranks_take_as_long_alone_as_together), CASE(gathers_are_priced_by_model_and_gpu),
+      CASE(widths_are_what_they_cost), CASE(gangs_stay_within_their_room),
+      CASE(ranks_take_as_long_alone_as_together), CASE(gathers_are_priced_by_model_and_gpu),
       CASE(gangs_that_cannot_be_are_named),
       CASE(random_damage_to_gangs_is_judged_as_by_the_oracle), CASE(ranks_are_even_with_all_that_gangs_cost),
       CASE(broken_gangs_are_refused), CASE(gangs_are_written_and_damaged_ones_survived),

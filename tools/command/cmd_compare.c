@@ -241,7 +241,8 @@ static int fill_gangs(comparison *t) {
 
     if (t->pipe.gang < 2) return CLI_OK;
     plain.gang = 0;
-    code = packing_of_lengths(&plain, t->packed.list.path, t->packed.lengths, NULL, t->packed.list.n_sequences, &without);
+    code = packing_of_lengths(&plain, t->packed.list.path, t->packed.lengths, NULL, t->packed.list.n_sequences,
+                              &without);
     if (code != CLI_OK) return code;
     result = fill_ranks(t, without.plan, &t->with[0], &error);
     if (result == CF_OK) result = fill_ranks(t, t->packed.plan, &t->with[1], &error);

@@ -659,7 +659,8 @@ static void print_frontier(const cf_tuning *tuning) {
         if (c->bytes >= least) continue;
         least = c->bytes;
         printf("  %-13s %.4g s %8.2f GiB  ChunkSize %s, K %s, %s, %s replay%s\n",
-               split_text(&tuning->splits[c->split], c->gang), c->seconds, modelling_gib(c->bytes), cli_commas(c->chunk_size),
+               split_text(&tuning->splits[c->split], c->gang), c->seconds, modelling_gib(c->bytes),
+               cli_commas(c->chunk_size),
                cli_commas(c->k), cf_schedule_kind_name(c->kind), cf_replay_name(c->replay),
                c->state_window > 0 ? ", state streamed" : "");
     }
