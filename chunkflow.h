@@ -2913,7 +2913,7 @@ typedef struct cf__packer {
     double *costs;          /* (max_units) cost of each unit */
     double *loads;          /* (n_ranks) cost of each rank */
     int32_t *heap;          /* (n_ranks) */
-    int32_t *aside;         /* (n_ranks) */
+    int32_t *starts;        /* (n_ranks) */
     int64_t *steps;         /* (n_ranks) chunks of each rank */
     /* only in step */
     cf__pack_row *rows;     /* (n_groups + n_ranks) what groups leave of the columns */
@@ -3274,7 +3274,7 @@ static void cf__pack_scratch(void *job, cf__carver *carver) {
     p->costs = (double *)cf__take(carver, ranks > 0 ? p->max_units : 0, sizeof(double));
     p->loads = (double *)cf__take(carver, ranks, sizeof(double));
     p->heap = (int32_t *)cf__take(carver, ranks, sizeof(int32_t));
-    p->aside = (int32_t *)cf__take(carver, ranks, sizeof(int32_t));
+    p->starts = (int32_t *)cf__take(carver, ranks, sizeof(int32_t));
     p->steps = (int64_t *)cf__take(carver, ranks, sizeof(int64_t));
     if (cf__pack_in_step(p)) {
         p->rows = (cf__pack_row *)cf__take(carver, p->head.n_groups + ranks, sizeof(cf__pack_row));
@@ -3607,27 +3607,27 @@ static void cf__pack_assign_items(cf__packer *p) {
 
 /* ---- trees: the same for bushes ---- */
 
-/* The chain that a bush hangs on; n_chains: it is a tree of its own. */
+/* The rank of a sequence, with gangs; or the chain that a bush hangs on, n_chains where it is a tree of its own. */
 static int64_t cf__pack_owner(const cf__packer *p, uint64_t item) {
-    int32_t parent = p->tree.nodes[cf__pack_item_sequence(item)].parent;
+    int64_t id = cf__pack_item_sequence(item);
+    int32_t parent = p->blocks == NULL ? p->tree.nodes[id].parent : -1;
+    if (p->blocks != NULL) return p->blocks[id];
     return parent >= 0 ? p->tree.nodes[parent].chain : p->tree.n_chains;
 }
 
-/* Puts the items of each chain together, and those of none behind them. Returns where each chain's begin in `first`,
-   which has one place more than there are chains. */
-static void cf__pack_part_items(cf__packer *p, int32_t *first) {
-    int64_t i, n_chains = p->tree.n_chains;
+/* Puts the items of each owner, 0 .. last, together, in their order. Returns where each one's begin in `first`. */
+static void cf__pack_part_items(cf__packer *p, int32_t *first, int64_t last) {
+    int64_t i;
     int32_t sum = 0;
-    memset(first, 0, (size_t)(n_chains + 1) * sizeof *first);
+    memset(first, 0, (size_t)(last + 1) * sizeof *first);
     for (i = 0; i < p->n_items; i++) first[cf__pack_owner(p, p->items[i])]++;
-    for (i = 0; i <= n_chains; i++) {
+    for (i = 0; i <= last; i++) {
         sum += first[i];
         first[i] = sum - first[i];
     }
-    p->first_free = first[n_chains];
     for (i = 0; i < p->n_items; i++) p->spare[first[cf__pack_owner(p, p->items[i])]++] = p->items[i];
     memcpy(p->items, p->spare, (size_t)p->n_items * sizeof *p->items);
-    for (i = n_chains; i > 0; i--) first[i] = first[i - 1];
+    for (i = last; i > 0; i--) first[i] = first[i - 1];
     first[0] = 0;
 }
 
@@ -3641,7 +3641,8 @@ static void cf__pack_collect_bushes(cf__packer *p, int32_t *first) {
             p->items[p->n_items++] = (uint64_t)node->rows << 32 | (uint64_t)i;
     }
     cf__pack_sort_and_bound(p);
-    cf__pack_part_items(p, first);
+    cf__pack_part_items(p, first, t->n_chains);
+    p->first_free = first[t->n_chains];
 }
 
 /* The bushes of each chain fill its tail, and leaves of their own; then those of none fill what is left. */
@@ -3941,7 +3942,7 @@ static void cf__pack_even_ranks(cf__packer *p) {
 /* Sorts order by rank, keeping the order within a rank. */
 static void cf__pack_order_by_rank(cf__packer *p) {
     int64_t i;
-    int32_t rank, first = 0, *start = p->aside;
+    int32_t rank, first = 0, *start = p->starts;
     memset(start, 0, (size_t)p->desc.n_ranks * sizeof *start);
     for (i = 0; i < p->n_units; i++) start[p->units[i].rank = cf__pack_rank(p, i)]++;
     for (rank = 0; rank < p->desc.n_ranks; rank++) {
@@ -4042,22 +4043,28 @@ static double cf__pack_part_all(cf__packer *p, double most, int dry) {
     return cf__pack_dearest(p);
 }
 
-/* Parts trees where that makes the dearest rank cheaper, which copies have to earn. */
-static void cf__pack_part_trees(cf__packer *p) {
+/* Parts trees where that makes the dearest rank cheaper, which copies have to earn. Returns whether it does: then parts
+   may be parted as well. */
+static int cf__pack_part_trees(cf__packer *p) {
     double mean = 0, most, best_most = DBL_MAX, whole, best;
     int64_t i;
     cf__tree_list_children(&p->tree);
     cf__pack_cost_branches(p);
     for (i = 0; i < p->n; i++)
         if (p->tree.rank[i] == 0) mean += p->item_costs[i] / (double)p->desc.n_ranks;
-    best = whole = cf__pack_part_all(p, DBL_MAX, 1);
-    for (most = mean; most > 0 && most < whole; most *= 1.1) {
+    whole = cf__pack_part_all(p, DBL_MAX, 1);
+    best = cf__product(whole, 0.95);
+    for (most = mean; most > 0 && most < whole; most = cf__most(most * 1.1, whole / 64)) {
         double dearest = cf__pack_part_all(p, most, 1);
-        if (!(dearest < cf__product(best, best < whole ? 0.99 : 0.95))) continue;
+        if (dearest > best) continue; /* of two that are alike the later one copies less */
         best = dearest;
         best_most = most;
     }
-    if (best < whole) (void)cf__pack_part_all(p, best_most, 0);
+    if (!(best_most < DBL_MAX)) return 0;
+    (void)cf__pack_part_all(p, best_most, 0);
+    for (i = 0; i < p->n; i++)
+        if (p->tree.with[i] < 0) p->tree.rank[i] = 0;
+    return p->answer == CF_OK;
 }
 
 /* ---- gangs ----
@@ -4242,13 +4249,7 @@ static cf_result cf__pack_form_gangs(cf__packer *p) {
 /* Packs each rank's sequences by themselves, in the chunks of that rank. */
 static void cf__pack_fill_ranks(cf__packer *p) {
     int64_t i, rank, group = 0, unit;
-    int32_t first = 0, *end = p->aside;
-    memset(end, 0, (size_t)p->desc.n_ranks * sizeof *end);
-    for (i = 0; i < p->n_items; i++) end[p->blocks[cf__pack_item_sequence(p->items[i])]]++;
-    for (rank = 0; rank < p->desc.n_ranks; first += end[rank], end[rank++] = first) continue;
-    for (i = p->n_items - 1; i >= 0; i--)
-        p->spare[--end[p->blocks[cf__pack_item_sequence(p->items[i])]]] = p->items[i];
-    memcpy(p->items, p->spare, (size_t)p->n_items * sizeof *p->items);
+    cf__pack_part_items(p, p->starts, p->desc.n_ranks - 1);
     for (i = 0; i < p->head.n_groups; i++) {
         p->sorted[i] = (int32_t)i;
         p->costs[i] = -(double)p->units[i].rank;
@@ -4259,7 +4260,7 @@ static void cf__pack_fill_ranks(cf__packer *p) {
         unit = p->n_units;
         for (; group < p->head.n_groups && p->units[p->sorted[group]].rank == rank; group++)
             cf__pack_bins_insert(p, p->sorted[group]);
-        cf__pack_find_runs(p, end[rank], rank + 1 < p->desc.n_ranks ? end[rank + 1] : p->n_items);
+        cf__pack_find_runs(p, p->starts[rank], rank + 1 < p->desc.n_ranks ? p->starts[rank + 1] : p->n_items);
         cf__pack_best_fit(p);
         for (; unit < p->n_units; unit++) p->units[unit].rank = (int32_t)rank;
         while (cf__pack_bins_take(p, 1) >= 0) continue;
@@ -4705,7 +4706,7 @@ static cf_result cf__pack_start(cf__packer *p, const int64_t *lengths, int64_t n
 /* Trees: from shares to units, in the order in which they are written. */
 static cf_result cf__pack_prepare_trees(cf__packer *p) {
     CF__TRY(cf__tree_attach_all(&p->tree));
-    if (p->tree.may_part) cf__pack_part_trees(p);
+    while (p->tree.may_part && cf__pack_part_trees(p)) continue;
     CF__TRY(p->answer);
     cf__tree_build(&p->tree);
     p->head.n_groups = p->tree.n_chains;
@@ -5042,10 +5043,6 @@ static cf_result cf__plan_check_group(const cf__plan_check *check, int64_t id) {
     int64_t i, prefix = 0;
     CF__TRY(cf__plan_within(check, "groups.sequence", id, 0, plan->n_sequences - 1, g->sequence,
                             "there is no such sequence"));
-    CF__TRY(cf__plan_within(check, "groups.first_chunk", id, 0, plan->n_chunks - 1, g->first_chunk,
-                            "there is no such chunk"));
-    CF__TRY(cf__plan_is(check, "chunks.group", g->first_chunk, id, plan->chunks[g->first_chunk].group,
-                        "names another group than the one that holds the chunk"));
     for (i = 0; i < g->n_chunks; i++) {
         int64_t chunk = g->first_chunk + i, first = plan->chunks[chunk].first_slice;
         const cf_slice *s;
@@ -5292,8 +5289,6 @@ static cf_result cf__plan_check_tree_group(const cf__plan_check *check, int64_t 
     const cf_branch *b = &plan->branches[id];
     int64_t begin = plan->chunks[g->first_chunk].prefix, end = 0, i;
     int leaf = b->parent >= 0 && b->first_child < 0 && g->n_chunks == 1;
-    CF__TRY(cf__plan_is(check, "chunks.group", g->first_chunk, id, plan->chunks[g->first_chunk].group,
-                        "names another group than the one that holds the chunk"));
     if (b->parent >= 0) {
         const cf_group *up = &plan->groups[b->parent];
         end = plan->chunks[up->first_chunk].prefix + up->tokens;
@@ -5339,13 +5334,6 @@ static cf_result cf__plan_check_trees(const cf__plan_check *check) {
     return cf__plan_is(check, "through", -1, plan->n_tokens, tokens, "leave out tokens of some sequence");
 }
 
-static cf_result cf__plan_fail_unpacked(const cf__plan_check *check, int64_t sequence) {
-    char why[64];
-    (void)snprintf(why, sizeof why, "sequence %lld is in no slice", (long long)sequence);
-    if (check->error != NULL) cf__record(check->error, CF_ERROR_PLAN, "slices.sequence", -1, sequence, 0, why, "");
-    return CF_ERROR_PLAN;
-}
-
 static cf_result cf__plan_check_body(void *job) {
     const cf__plan_check *check = (const cf__plan_check *)job;
     const cf_plan *plan = check->plan;
@@ -5360,11 +5348,17 @@ static cf_result cf__plan_check_body(void *job) {
     }
     CF__TRY(cf__plan_is(check, "n_slices", -1, first, plan->n_slices, "counts slices that are in no chunk"));
     CF__TRY(cf__plan_is(check, "n_idle", -1, n_idle, plan->n_idle, "is the wrong count"));
-    if (plan->branches != NULL) CF__TRY(cf__plan_check_trees(check));
-    for (i = 0; i < plan->n_groups && plan->branches == NULL; i++) CF__TRY(cf__plan_check_group(check, i));
-    if (plan->branches != NULL) return CF_OK;
+    for (i = 0; i < plan->n_groups; i++) {
+        int64_t at = plan->groups[i].first_chunk;
+        CF__TRY(cf__plan_within(check, "groups.first_chunk", i, 0, plan->n_chunks - 1, at, "there is no such chunk"));
+        CF__TRY(cf__plan_is(check, "chunks.group", at, i, plan->chunks[at].group,
+                            "names another group than the one that holds the chunk"));
+    }
+    if (plan->branches != NULL) return cf__plan_check_trees(check);
+    for (i = 0; i < plan->n_groups; i++) CF__TRY(cf__plan_check_group(check, i));
     for (i = 0; i < plan->n_sequences; i++)
-        if (check->lengths[i] > 0 && !check->seen[i]) return cf__plan_fail_unpacked(check, i);
+        if (check->lengths[i] > 0 && !check->seen[i])
+            return cf__fail(check->error, CF_ERROR_PLAN, "slices.sequence", -1, i, 0, "is nowhere the one that is wanted");
     return CF_OK;
 }
 

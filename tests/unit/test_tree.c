@@ -1363,32 +1363,38 @@ TEST(many_ranks_of_a_tree_fit_into_what_is_asked_for) {
     CHECK(plan->n_chunks > 8 * 5000 / 16);
 }
 
-/* Trees of 32 rows and 16 answers of 2 on four ranks, where a row costs 1 and a pair nothing. One: the mean is 16, the
-   tree 64, and four parts of 4 answers 40 each. Four: each rank has one, and no copy pays. */
+/* Trees of 32 rows and 16 answers of 2, where a row costs 1 and a pair nothing. One on four ranks: the mean is 16, the
+   tree 64, and four parts of 4 answers 40 each. Four of them: each rank has one, and no copy pays. And a tree of two
+   levels, of 4 rows, four times 8 and below each of these six times 4, on eight ranks: 24 for each of eight parts. */
 TEST(dear_trees_are_parted_over_ranks) {
     static const struct {
-        int n_trees, no_copies;
+        int n_trees, no_copies, n_ranks;
         int64_t rows, dearest;
-    } cases[] = {{1, 0, 4 * 32 + 32, 40}, {1, 1, 64, 64}, {4, 0, 4 * 64, 64}};
+    } cases[] = {{1, 0, 4, 4 * 32 + 32, 40}, {1, 1, 4, 64, 64}, {4, 0, 4, 4 * 64, 64}, {0, 0, 8, 8 * 24, 24}};
     static int64_t lengths[64];
     static cf_share shares[64];
     size_t i;
     for (i = 0; i < COUNT(cases); i++) {
-        cf_pack_desc desc = {.chunk_size = 8, .n_ranks = 4, .cost.per_token = 1, .share_least = 1, .shares = shares};
-        int64_t j, rank, dearest = 0, n = 16 * cases[i].n_trees;
+        cf_pack_desc desc = {.chunk_size = 8, .cost.per_token = 1, .share_least = 1, .shares = shares};
+        int64_t j, rank, dearest = 0, n = cases[i].n_trees > 0 ? 16 * cases[i].n_trees : 24;
         cf_plan *plan = NULL;
         cf_plan_stats stats;
         for (j = 0; j < n; j++) {
             lengths[j] = 34;
             shares[j].with = j / 16 * 16;
             shares[j].tokens = j % 16 > 0 ? 32 : 0;
+            if (cases[i].n_trees > 0) continue;
+            lengths[j] = 16;
+            shares[j].with = j % 6 > 0 ? j - 1 : 0;
+            shares[j].tokens = j % 6 > 0 ? 12 : j > 0 ? 4 : 0;
         }
+        desc.n_ranks = cases[i].n_ranks;
         desc.no_copies = cases[i].no_copies;
         REQUIRE(cf_pack(lengths, n, &desc, &plan, NULL) == CF_OK);
         CHECK_INT(cf_plan_validate(plan, lengths, n, NULL, NULL), CF_OK);
         cf_plan_measure(plan, &desc.cost, &stats);
         CHECK_INT(stats.rows, cases[i].rows);
-        for (rank = 0; rank < 4; rank++) {
+        for (rank = 0; rank < cases[i].n_ranks; rank++) {
             int64_t rows = 0;
             for (j = 0; j < plan->n_steps; j++) rows += plan->chunks[rank * plan->n_steps + j].tokens;
             if (rows > dearest) dearest = rows;
