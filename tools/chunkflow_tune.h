@@ -2690,18 +2690,16 @@ static cf_result cft__report_least(cft__tuner *t, cft__least *least, cf_memory_r
 }
 
 /* The least memory that the candidates of a point need for the batch at hand, and the time `bound`: those that differ
-   from `first` in their kind only. alone: what they need with a K of 1, for `best` may keep fewer than K. Memory is
+   from `first` in their kind only. least: what they need with their K, and with 1, for `best` may keep fewer. Memory is
    that of candidates with t->memory's window, and time, where it is known, is that of the first window, for a stream
    makes nothing faster. */
 static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t batch, const double *bound,
-                                  const cft__least *alone) {
-    const cf_tune_candidate *point = &t->tuning->candidates[first];
+                                  const cft__least *of) {
     cf_memory_report memory[2];
     cft__least least[2];
     int64_t kind, w;
     int best;
-    least[0] = least[1] = *alone;
-    if (point->k > 1) least[0] = cft__least_bytes(t, point->k, point->replay == CF_REPLAY_LOCAL);
+    memcpy(least, of, sizeof least);
     for (best = 0; best < 2; best++) CFT__TRY(cft__report_least(t, &least[best], &memory[best]));
     for (kind = 0; kind < t->counts[CFT__KIND]; kind++) {
         int64_t id = first + kind * t->strides[CFT__KIND];
@@ -2722,15 +2720,21 @@ static cf_result cft__bound_point(cft__tuner *t, int64_t first, int64_t batch, c
 /* All points of one split, ChunkSize and relief, of whose candidates `first` is the first, on one batch. */
 static cf_result cft__bound_points(cft__tuner *t, int64_t first, int64_t batch) {
     int timed = batch < t->desc.n_batches && cft__index(t, first, CFT__WINDOW) == 0;
-    cft__least alone[CF_REPLAY_COUNT];
+    const int64_t most = *cft__most_chunks(t, first), *ks = t->desc.ks;
+    cft__least least[CF_REPLAY_COUNT][2];
     int64_t replay, k, unused;
-    for (replay = 0; replay < t->desc.n_replays; replay++)
-        alone[replay] = cft__least_bytes(t, 1, t->desc.replays[replay] == CF_REPLAY_LOCAL);
+    double bound = 0;
     for (k = 0; k < t->desc.n_ks && !t->stop; k++) {
-        double bound = timed ? cft__find_bound(t, t->desc.ks[k], &unused) : 0;
-        for (replay = 0; replay < t->desc.n_replays; replay++)
+        int same = k > 0 && ks[k - 1] >= most; /* no group has more chunks to keep */
+        if (timed && !same) bound = cft__find_bound(t, ks[k], &unused);
+        for (replay = 0; replay < t->desc.n_replays; replay++) {
+            cft__least *of = least[replay];
+            int local = t->desc.replays[replay] == CF_REPLAY_LOCAL;
+            if (k == 0) of[1] = cft__least_bytes(t, 1, local);
+            if (!same) of[0] = ks[k] > 1 ? cft__least_bytes(t, ks[k], local) : of[1];
             CFT__TRY(cft__bound_point(t, first + k * t->strides[CFT__K] + replay * t->strides[CFT__REPLAY], batch,
-                                      timed ? &bound : NULL, &alone[replay]));
+                                      timed ? &bound : NULL, of));
+        }
     }
     return CF_OK;
 }
