@@ -7836,8 +7836,8 @@ typedef struct cf__pattern_merge {
     cf__pipe_room takes;  /* what the next item takes */
 } cf__pattern_merge;
 
-/* Whether a stage takes its next forward item: its next backward needs it, or the stage may run ahead. The first item of
-   a unit takes all that the unit takes beside its places, and one that keeps its activations a place. */
+/* Whether a stage takes its next forward item: its next backward needs it, or the stage may run ahead. The first item
+   of a unit takes all that the unit takes beside its places, and one that keeps its activations a place. */
 static int cf__pattern_takes_forward(const cf__schedule_maker *m, cf__pattern_merge *merge) {
     const cf__pattern *pattern = &m->pattern;
     const cf__pattern_item *item = &pattern->items[merge->i];
@@ -7867,8 +7867,9 @@ static void cf__schedule_put(cf_schedule *schedule, cf_pass pass, int64_t chunk,
     action->reserved = 0;
 }
 
-/* In local replay R comes right before B, and takes the slot that the backward before has freed, of its group or of the
-   last one below a group that has kept nothing. With forwards_first each R takes one by itself, which is not counted. */
+/* In local replay R comes right before B, and takes the slot that the backward before has freed, of its group or of
+   the last one below a group that has kept nothing. With forwards_first each R takes one by itself, which is not
+   counted. */
 static void cf__pattern_put_backward(const cf__schedule_maker *m, cf__pattern_merge *merge, cf_schedule *schedule) {
     int64_t chunk = m->pattern.backwards[merge->j++], id = m->pipe.first_chunk + chunk;
     const cf__pipe_unit *unit = cf__schedule_unit(m, chunk);
@@ -8319,7 +8320,8 @@ static void cf__clock_list(const cf__clock *clock, uint16_t *listed) {
     }
 }
 
-static void cf__clock_start(cf__clock *clock) {
+/* Fills start and end. Passes over each action once. */
+static void cf__clock_run(cf__clock *clock) {
     const cf__pipeline *pipe = clock->pipe;
     int64_t cells = pipe->n * pipe->n_v, s;
     clock->blocks = pipe->timing.no_overlap;
@@ -8333,11 +8335,6 @@ static void cf__clock_start(cf__clock *clock) {
         clock->free_at[s] = clock->link_free[0][s] = clock->link_free[1][s] = 0;
         cf__clock_look_at(clock, s);
     }
-}
-
-/* Fills start and end. Passes over each action once. */
-static void cf__clock_run(cf__clock *clock) {
-    cf__clock_start(clock);
     while (clock->n_waiting > 0) {
         int64_t stage = clock->waiting[--clock->n_waiting];
         clock->is_waiting[stage] = 0;
@@ -8476,16 +8473,6 @@ static void cf__bounds_find_heads(cf__bounds_paths *paths, const cf__pipe_unit *
         if (cf__pipe_occurs(unit, CF_R, i)) cf__bounds_find_reach(paths, CF__PIPE_WAITS_FOR, CF_R, unit, i);
         cf__bounds_find_reach(paths, CF__PIPE_WAITS_FOR, CF__PIPE_BACK, unit, i);
         if (paths->split) cf__bounds_find_reach(paths, CF__PIPE_WAITS_FOR, CF__PIPE_W, unit, i);
-    }
-}
-
-static void cf__bounds_each_unit(cf__bounds_paths *paths,
-                                 void (*find)(cf__bounds_paths *paths, const cf__pipe_unit *unit)) {
-    int64_t i;
-    for (i = 0; i < paths->pipe->n;) {
-        cf__pipe_unit unit = cf__pipe_unit_of(paths->pipe, i, paths->kept);
-        find(paths, &unit);
-        i += unit.n;
     }
 }
 
@@ -8686,16 +8673,21 @@ static void cf__bounds_layout(cf__bounds *bounds, const cf__pipeline *pipe, int 
     bounds->limits = (int64_t *)cf__take(carver, pipe->shape.n_stages, sizeof(int64_t));
 }
 
-/* Finds the tails and the critical path alone, of schedules that keep the last `kept` chunks of every group, in time
-   linear in the passes. Every longest path begins with an F. */
-static void cf__bounds_find_paths(cf__bounds *bounds, const cf__pipeline *pipe, int split, int64_t kept) {
+/* Finds the tails and the critical path, of schedules that keep the last `kept` chunks of every group, in time linear
+   in the passes, and where they are asked for all heads. Every longest path begins with an F. */
+static void cf__bounds_find_paths(cf__bounds *bounds, const cf__pipeline *pipe, int split, int64_t kept, int heads) {
     cf__bounds_paths *paths = &bounds->paths;
     int64_t i;
     paths->pipe = pipe;
     paths->split = split;
     paths->kept = kept;
     cf__bounds_fill_seconds(paths);
-    cf__bounds_each_unit(paths, cf__bounds_find_tails);
+    for (i = 0; i < pipe->n;) {
+        cf__pipe_unit unit = cf__pipe_unit_of(pipe, i, kept);
+        cf__bounds_find_tails(paths, &unit);
+        if (heads) cf__bounds_find_heads(paths, &unit);
+        i += unit.n;
+    }
     bounds->critical_path = 0;
     for (i = 0; i < pipe->n * pipe->n_v; i++)
         bounds->critical_path =
@@ -8712,8 +8704,7 @@ static void cf__bounds_find(cf__bounds *bounds, const cf__pipeline *pipe, int sp
     bounds->stage_load = bounds->memory = 0;
     for (s = 0; s < pipe->shape.n_stages; s++) most = cf__max(most, bounds->limits[s]);
     cf__bounds_find_paths(bounds, pipe, split,
-                          pipe->shape.forward_only || cf__min(pipe->shape.k, most) == 1 ? 1 : INT64_MAX);
-    cf__bounds_each_unit(&bounds->paths, cf__bounds_find_heads);
+                          pipe->shape.forward_only || cf__min(pipe->shape.k, most) == 1 ? 1 : INT64_MAX, 1);
     cf__bounds_find_stays(&bounds->paths);
     for (s = 0; s < pipe->shape.n_stages; s++) {
         cf__bounds_jobs *jobs = &bounds->jobs;
@@ -8773,13 +8764,15 @@ typedef struct cf__dispatch_policy {
                               only its first and the first that it keeps in the order of units */
     double lead;           /* with that, forwards go first all the same while the next stage has less to run than this
                               many times what this one has at hand, so that the next one need not wait. 0: never */
-    double rhythm;         /* 0: passes go as said above. Otherwise forwards and backwards go strictly by their beats,
-                              in which each virtual stage comes so many chunks later than the one before */
+    double rhythm;         /* 0: passes go as said above. Otherwise forwards and backwards go by their beats, in which
+                              each virtual stage comes so many chunks later than the one before: strictly where
+                              backwards are cut, for W fills the gaps. Whole ones go as soon as they can, but then no
+                              virtual stage has more chunks under way than by its beats */
     double steep;          /* and so many times as much later still, where it lies on a later stage than that one */
     double turn;           /* and backwards so many times as much later than forwards on the last one */
     int64_t ahead;         /* in turns: a stage takes forwards until it is so many ahead of its backwards, and makes
-                              room for the next one before its next backward. 0: not so */
-    int follows;           /* strictly in the order of forwards and backwards that this policy makes of equal passes */
+                              room for the next one before its next backward, all in the order that comes of this
+                              where passes are equal. 0: not so */
     cf_schedule_kind kind; /* a fixed kind keeps no more chunks than it is known for */
 } cf__dispatch_policy;
 
@@ -8834,17 +8827,23 @@ typedef struct cf__dispatch_worker {
     int64_t n_done;
 } cf__dispatch_worker;
 
+/* And one virtual stage. */
+typedef struct cf__dispatch_row {
+    int64_t state;     /* tokens of state for which there is room */
+    int32_t n_started; /* units that have started there, which in plans with trees they do in order */
+    int32_t n_open;    /* chunks that have been forward there and not backward */
+} cf__dispatch_row;
+
 typedef struct cf__dispatch {
     cf__schedule_maker *maker;
     const cf__pipeline *pipe;
     const cf__bounds_paths *paths;
     cf__dispatch_policy policy;
     int32_t *kept;        /* (n_units x n_v) chunks that a unit keeps on a virtual stage */
-    int64_t *state;       /* (n_v) tokens of state for which there is room */
+    cf__dispatch_row *rows; /* (n_v) */
     cf__pipe_room most;   /* what any unit takes on one virtual stage, at most */
     double *place;        /* (n) chunks of the units before that of a chunk */
     double *back;         /* (n) backwards up to that of a chunk, in the order in which they become possible */
-    int64_t *n_started;   /* (n_v) units that have started there, which in plans with trees they do in order */
     int64_t longest;      /* chunks of the longest unit */
     int8_t *missing;      /* (passes) how many things a pass waits for, counted once that is known: of passes but F
                              when the unit starts */
@@ -8853,6 +8852,7 @@ typedef struct cf__dispatch {
     double *near;         /* (cells) the lower the further off its backward: keys of the heaps of kept cells */
     double *far;          /* (cells) the same, negated: keys of the heaps of dropped cells */
     double *way[2];       /* (n_v) of a rhythm: how far on each virtual stage lies, forwards and backwards */
+    int follows;          /* forwards and backwards go in an order that is there already, as their urgency */
     double now, give_up_at;
     double least;         /* the makespan that there will be at least */
     int64_t n_left;       /* passes but R that have not been taken */
@@ -8876,25 +8876,13 @@ static int64_t cf__dispatch_passes(const cf__pipeline *pipe) { return pipe->n * 
 
 static int64_t cf__dispatch_queues(const cf__schedule_maker *m) { return CF__DISPATCH_FRESH + m->desc.shape.n_virtual; }
 
-static void cf__dispatch_layout_worker(cf__dispatch_worker *worker, const cf__schedule_maker *m, cf__carver *carver) {
-    int64_t cells = m->pipe.n * m->desc.shape.n_virtual, n_queues = cf__dispatch_queues(m), q;
-    worker->queues = (cf__dispatch_queue *)cf__take(carver, n_queues, sizeof(cf__dispatch_queue));
-    worker->done = (int32_t *)cf__take(carver, cells * CF__PIPE_PLACES, sizeof(int32_t));
-    for (q = 0; q < n_queues; q++) {
-        int64_t n = q <= CF__DISPATCH_PLAN ? cells * CF__PIPE_PLACES : q < CF__DISPATCH_FRESH ? cells : m->pipe.n;
-        int32_t *heap = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-        if (carver->base != NULL) worker->queues[q].heap = heap;
-    }
-}
-
 static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf__carver *carver) {
-    int64_t passes = cf__dispatch_passes(&m->pipe), s;
+    int64_t passes = cf__dispatch_passes(&m->pipe), cells = m->pipe.n * m->desc.shape.n_virtual, s, q;
     for (d->n_leaves = 1; d->n_leaves < m->desc.shape.n_stages;) d->n_leaves *= 2;
     d->kept = (int32_t *)cf__take(carver, m->n_units * m->pipe.n_v, sizeof(int32_t));
-    d->state = (int64_t *)cf__take(carver, m->pipe.n_v, sizeof(int64_t));
+    d->rows = (cf__dispatch_row *)cf__take(carver, m->pipe.n_v, sizeof(cf__dispatch_row));
     d->place = (double *)cf__take(carver, m->pipe.n, sizeof(double));
     d->back = (double *)cf__take(carver, m->pipe.n, sizeof(double));
-    d->n_started = (int64_t *)cf__take(carver, m->pipe.n_v, sizeof(int64_t));
     d->near = (double *)cf__take(carver, m->pipe.n * m->pipe.n_v, sizeof(double));
     d->far = (double *)cf__take(carver, m->pipe.n * m->pipe.n_v, sizeof(double));
     d->missing = (int8_t *)cf__take(carver, passes, sizeof(int8_t));
@@ -8908,8 +8896,14 @@ static void cf__dispatch_layout(cf__dispatch *d, const cf__schedule_maker *m, cf
     d->wake = (double *)cf__take(carver, d->n_leaves, sizeof(double));
     d->winners = (int32_t *)cf__take(carver, 2 * d->n_leaves, sizeof(int32_t));
     for (s = 0; s < m->desc.shape.n_stages; s++) {
-        cf__dispatch_worker none;
-        cf__dispatch_layout_worker(carver->base != NULL ? &d->workers[s] : &none, m, carver);
+        cf__dispatch_worker none, *worker = carver->base != NULL ? &d->workers[s] : &none;
+        worker->queues = (cf__dispatch_queue *)cf__take(carver, cf__dispatch_queues(m), sizeof(cf__dispatch_queue));
+        worker->done = (int32_t *)cf__take(carver, cells * CF__PIPE_PLACES, sizeof(int32_t));
+        for (q = 0; q < cf__dispatch_queues(m); q++) {
+            int64_t n = q <= CF__DISPATCH_PLAN ? cells * CF__PIPE_PLACES : q < CF__DISPATCH_FRESH ? cells : m->pipe.n;
+            int32_t *heap = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+            if (carver->base != NULL) worker->queues[q].heap = heap;
+        }
     }
 }
 
@@ -9052,49 +9046,43 @@ static double cf__dispatch_beat(const cf__dispatch *d, int place, int64_t chunk,
 }
 
 /* Whether forwards and backwards go strictly in the order of their urgency. */
-static int cf__dispatch_is_strict(const cf__dispatch *d) { return d->policy.follows || d->policy.rhythm > 0; }
+static int cf__dispatch_is_strict(const cf__dispatch *d) {
+    return d->follows || (d->policy.rhythm > 0 && d->policy.split);
+}
 
 /* How urgent a pass is: forwards go in the order of units, and others by the longest way from their start to the end of
    all. So do forwards of a unit that has started where no unit waits. An order that is followed is there already. */
 static double cf__dispatch_urgency(const cf__dispatch *d, int place, int64_t chunk, int64_t v) {
-    if (d->policy.follows) return d->urgency[cf__dispatch_id(v * d->pipe->n + chunk, place)];
+    if (d->follows) return d->urgency[cf__dispatch_id(v * d->pipe->n + chunk, place)];
     if (d->policy.rhythm > 0) return cf__dispatch_beat(d, place, chunk, v);
     if (place == CF_F && (!d->policy.hurries || cf__dispatch_is_fresh(d, chunk)))
         return d->place[chunk] + (double)(chunk - cf__schedule_unit(d->maker, chunk)->first);
     return -cf__bounds_latest_start(d->paths, place, v * d->pipe->n + chunk);
 }
 
-/* Notes the urgency of the passes of virtual stage v, and what they leave for its stage to do. */
-static void cf__dispatch_start_stage(cf__dispatch *d, int64_t v, double *least_tail) {
-    cf__dispatch_worker *worker = &d->workers[d->stage_of[v]];
-    int64_t i;
-    int place;
-    for (i = 0; i < d->pipe->n; i++) {
-        const cf__pipe_unit *unit = cf__schedule_unit(d->maker, i);
-        int64_t cell = v * d->pipe->n + i;
-        cf__dispatch_count(d, CF_F, unit, i, v);
-        for (place = 0; place < 3 + d->policy.split; place++) {
-            int32_t id = cf__dispatch_id(cell, place);
-            d->urgency[id] = cf__dispatch_urgency(d, place, i, v);
-            if (cf__dispatch_is_strict(d) && (place == CF_F || place == CF__PIPE_BACK))
-                cf__dispatch_push(worker, CF__DISPATCH_PLAN, id, d->urgency);
-            if (!cf__pipe_occurs(unit, place, i)) continue;
-            worker->left += d->paths->seconds[place][cell];
-            if (d->paths->tail[place][cell] < *least_tail) *least_tail = d->paths->tail[place][cell];
-        }
-    }
-}
-
+/* Notes the urgency of all passes, and what they leave for their stages to do. */
 static void cf__dispatch_start_passes(cf__dispatch *d) {
-    int64_t s, row;
+    double least_tail = DBL_MAX;
+    int64_t s, row, i;
+    int place;
     memset(d->ready_at, 0, (size_t)cf__dispatch_passes(d->pipe) * sizeof(double));
     memset(d->missing, 0, (size_t)cf__dispatch_passes(d->pipe));
-    for (s = 0; s < d->pipe->shape.n_stages; s++) {
-        double least_tail = DBL_MAX;
+    for (s = 0; s < d->pipe->shape.n_stages; d->workers[s++].left += least_tail, least_tail = DBL_MAX)
         for (row = 0; row < d->pipe->shape.n_virtual; row++)
-            cf__dispatch_start_stage(d, cf__pipe_at(d->pipe, row, s), &least_tail);
-        d->workers[s].left += least_tail;
-    }
+            for (i = 0; i < d->pipe->n; i++) {
+                const cf__pipe_unit *unit = cf__schedule_unit(d->maker, i);
+                int64_t v = cf__pipe_at(d->pipe, row, s), cell = v * d->pipe->n + i;
+                cf__dispatch_count(d, CF_F, unit, i, v);
+                for (place = 0; place < 3 + d->policy.split; place++) {
+                    int32_t id = cf__dispatch_id(cell, place);
+                    d->urgency[id] = cf__dispatch_urgency(d, place, i, v);
+                    if (cf__dispatch_is_strict(d) && (place == CF_F || place == CF__PIPE_BACK))
+                        cf__dispatch_push(&d->workers[s], CF__DISPATCH_PLAN, id, d->urgency);
+                    if (!cf__pipe_occurs(unit, place, i)) continue;
+                    d->workers[s].left += d->paths->seconds[place][cell];
+                    if (d->paths->tail[place][cell] < least_tail) least_tail = d->paths->tail[place][cell];
+                }
+            }
 }
 
 static void cf__dispatch_start_workers(cf__dispatch *d) {
@@ -9112,8 +9100,8 @@ static void cf__dispatch_start_workers(cf__dispatch *d) {
     for (v = 0; v < d->pipe->n_v; v++) {
         d->stage_of[v] = (int32_t)cf__pipe_stage(d->pipe, v);
         d->row_of[v] = (int32_t)(v / d->pipe->shape.n_stages);
-        d->state[v] = d->workers[d->stage_of[v]].room.state;
-        d->n_started[v] = 0;
+        d->rows[v].state = d->workers[d->stage_of[v]].room.state;
+        d->rows[v].n_started = d->rows[v].n_open = 0;
     }
     cf__dispatch_start_ways(d);
 }
@@ -9254,8 +9242,8 @@ static int cf__dispatch_is_done_below(const cf__dispatch *d, int64_t last, int64
 }
 
 /* Rather than stand idle, a stage with a place to spare calls the replay whose backward comes next. Where places are
-   shared it keeps one more, since a replay of another row may be what that backward waits for. All of the unit must have
-   been forward, and it must keep fewer chunks than it may. Returns whether the stage has called one. */
+   shared it keeps one more, since a replay of another row may be what that backward waits for. All of the unit must
+   have been forward, and it must keep fewer chunks than it may. Returns whether the stage has called one. */
 static int cf__dispatch_replays_early(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int64_t spare = 1 + d->maker->shares_places, chunk, v, last, behind;
@@ -9363,12 +9351,14 @@ static void cf__dispatch_take(cf__dispatch *d, int64_t stage, int32_t id) {
     worker->left -= d->paths->seconds[place][cell];
     d->least = cf__most(d->least, end + worker->left);
     worker->n_forwards += place == CF_F;
-    if (place == CF_F || place == CF__PIPE_BACK)
+    if (place == CF_F || place == CF__PIPE_BACK) {
+        d->rows[v].n_open += place == CF_F ? 1 : -1;
         worker->n_ahead += (place == CF_F ? 1 : -1) * cf__pipe_keeps(&unit, CF_F, chunk);
+    }
     d->makespan = cf__most(d->makespan, end);
     if (end + d->paths->tail[place][cell] > d->give_up_at || end + worker->left > d->give_up_at * (1 + 1e-9))
         d->makespan = DBL_MAX; /* too late */
-    if (place == CF__PIPE_BACK) d->state[v] += cf_chunk_state_tokens(d->pipe->plan, d->pipe->first_chunk + chunk);
+    if (place == CF__PIPE_BACK) d->rows[v].state += cf_chunk_state_tokens(d->pipe->plan, d->pipe->first_chunk + chunk);
     if (place == (d->policy.split ? CF__PIPE_W : CF__PIPE_BACK))
         cf__dispatch_give_back(d, stage, &unit, chunk, v, end);
     cf__dispatch_supply_all(d, stage, &unit, place, chunk, v, end);
@@ -9390,7 +9380,7 @@ static int32_t cf__dispatch_prefer(const cf__dispatch *d, int32_t a, int32_t b) 
 
 /* Whether forwards and backwards take turns, as they do in fixed kinds. */
 static int cf__dispatch_turns(const cf__dispatch *d) {
-    return !d->policy.follows && (d->policy.ahead > 0 || d->policy.kind != CF_SCHEDULE_DEFAULT);
+    return !d->follows && (d->policy.ahead > 0 || d->policy.kind != CF_SCHEDULE_DEFAULT);
 }
 
 /* Whether a stage of a fixed kind is as far ahead of its backwards as it goes: by Megatron's warm-up and one forward
@@ -9414,7 +9404,7 @@ static cf__pipe_room cf__dispatch_leaves(const cf__dispatch *d, int64_t stage, i
     leaves.chunks = (end - row) * d->most.chunks;
     leaves.bytes = (end - row) * d->most.bytes;
     for (; row < end && d->pipe->plan->branches != NULL; row++) {
-        int64_t u = d->n_started[cf__pipe_at(d->pipe, row, stage)];
+        int64_t u = d->rows[cf__pipe_at(d->pipe, row, stage)].n_started;
         const cf__pipe_room above = cf__pattern_held_above(m, &m->units[cf__min(u, m->n_units - 1)], !d->policy.evicts);
         if (u < m->n_units) cf__room_add(&leaves, &above, -1);
     }
@@ -9428,13 +9418,16 @@ static int cf__dispatch_may_start(cf__dispatch *d, int64_t stage, const cf__pipe
     const cf__dispatch_worker *worker = &d->workers[stage];
     int64_t bytes = d->policy.evicts ? worker->free_bytes : worker->room.bytes;
     cf__pipe_room takes, leaves;
-    if (d->pipe->plan->branches != NULL && d->maker->unit_of[unit->first] != d->n_started[v]) return 0;
+    if (d->pipe->plan->branches != NULL && d->maker->unit_of[unit->first] != d->rows[v].n_started) return 0;
     if (v < d->pipe->shape.n_stages && cf__dispatch_turns(d) && cf__dispatch_is_ahead(d, stage) &&
         !cf__pipe_has_parent(d->pipe, unit->first))
         return 0;
+    if (d->policy.rhythm > 0 && !d->policy.split &&
+        (double)d->rows[v].n_open >= cf__product(d->policy.rhythm, d->way[1][v] - d->way[0][v]))
+        return 0;
     takes = cf__schedule_takes(d->maker, unit, d->policy.evicts ? 1 : unit->k);
     leaves = cf__dispatch_leaves(d, stage, v);
-    if (takes.state > d->state[v] || takes.bytes > bytes - leaves.bytes) return 0;
+    if (takes.state > d->rows[v].state || takes.bytes > bytes - leaves.bytes) return 0;
     if (!d->policy.evicts) return takes.chunks <= worker->room.chunks - leaves.chunks;
     return !cf__dispatch_is_lone(d, unit) ||
            (v < d->pipe->n_v - 1 && cf__dispatch_can_drop(d, stage, unit, unit->first)) ||
@@ -9448,11 +9441,11 @@ static void cf__dispatch_start_on(cf__dispatch *d, int64_t stage, int64_t chunk,
     const cf__pipe_room takes = cf__schedule_takes(d->maker, unit, d->policy.evicts ? 0 : unit->k);
     int64_t i;
     *cf__dispatch_kept(d, chunk, v) = unit->k;
-    d->state[v] -= takes.state;
+    d->rows[v].state -= takes.state;
     cf__room_add(&worker->room, &takes, -1);
     worker->free_bytes -= takes.bytes;
     if (d->pipe->plan->branches == NULL) cf__dispatch_count_unit(d, unit, v);
-    d->n_started[v]++;
+    d->rows[v].n_started++;
     for (i = 0; d->policy.evicts && i < unit->n - unit->k; i++)
         cf__dispatch_await_replay(d, stage, v * d->pipe->n + unit->first + i);
     if (d->policy.evicts) cf__dispatch_evict(d, stage);
@@ -9489,7 +9482,7 @@ static int32_t cf__dispatch_due(const cf__dispatch *d, cf__dispatch_worker *work
    the stage has time to wait for it. */
 static int cf__dispatch_defers(const cf__dispatch *d, int64_t stage, int32_t weight) {
     cf__dispatch_worker *worker = &d->workers[stage];
-    int32_t due = d->policy.follows ? cf__dispatch_due(d, worker) : -1;
+    int32_t due = cf__dispatch_is_strict(d) ? cf__dispatch_due(d, worker) : -1;
     double seconds = d->paths->seconds[CF__PIPE_W][cf__dispatch_cell(weight)];
     if (due < 0 || d->missing[due] != 0 || (cf__dispatch_place(due) == CF_F && worker->room.chunks < 1)) return 0;
     return d->ready_at[due] > d->now && d->ready_at[due] < d->now + seconds &&
@@ -9499,7 +9492,7 @@ static int cf__dispatch_defers(const cf__dispatch *d, int64_t stage, int32_t wei
 /* Whether a stage runs a W because the next forward, whose turn it is, finds no room. */
 static int cf__dispatch_makes_room(const cf__dispatch *d, int64_t stage, int32_t forward) {
     int64_t row;
-    if (d->policy.follows || d->policy.ahead == 0 || forward >= 0 || cf__dispatch_is_ahead(d, stage)) return 0;
+    if (d->follows || d->policy.ahead == 0 || forward >= 0 || cf__dispatch_is_ahead(d, stage)) return 0;
     for (row = 0; row < d->pipe->shape.n_virtual; row++)
         if (cf__dispatch_top(&d->workers[stage], CF__DISPATCH_FRESH + row) >= 0) return 1;
     return 0;
@@ -9507,7 +9500,7 @@ static int cf__dispatch_makes_room(const cf__dispatch *d, int64_t stage, int32_t
 
 /* Whether a pass goes before a forward because the way from it to the end is longer, or in a rhythm by its beat. */
 static int cf__dispatch_goes_first(const cf__dispatch *d, int64_t stage, int32_t id, int32_t forward) {
-    if (cf__dispatch_is_strict(d)) return d->urgency[id] <= d->urgency[forward];
+    if (d->follows || d->policy.rhythm > 0) return d->urgency[id] <= d->urgency[forward];
     if (cf__dispatch_turns(d)) return cf__dispatch_is_ahead(d, stage);
     return d->policy.returns || cf__dispatch_way(d, id) >= cf__dispatch_way(d, forward);
 }
@@ -9650,7 +9643,10 @@ typedef struct cf__search {
     cf_search_report report;
 } cf__search;
 
-enum { CF__SEARCH_FIXED = 4 };
+enum {
+    CF__SEARCH_FIXED = 4,
+    CF__SEARCH_DROPPING = 4 /* so many of the rhythms that are tried drop chunks */
+};
 
 /* The lead to begin with. In the mean of the recorded batches schedules take 0.3 to 2 % more without it, and up to
    0.4 % more with twice as much. */
@@ -9683,11 +9679,6 @@ static int cf__search_compares(const cf__schedule_maker *m) {
     return m->desc.kind == CF_SCHEDULE_BEST || m->desc.kind == CF_SCHEDULE_PAPER;
 }
 
-/* Whether any are dispatched. */
-static int cf__search_dispatches(const cf__schedule_maker *m) {
-    return m->desc.kind >= CF_SCHEDULE_INTERLEAVED && !m->desc.shape.forward_only;
-}
-
 static void cf__search_scratch(void *job, cf__carver *carver) {
     cf__search *search = (cf__search *)job;
     cf__schedule_maker *m = &search->maker;
@@ -9704,23 +9695,20 @@ static void cf__search_scratch(void *job, cf__carver *carver) {
     }
     if (m->desc.kind < CF_SCHEDULE_INTERLEAVED) return;
     cf__bounds_layout(&search->bounds, &m->pipe, cf__schedule_splits(&m->desc), carver);
-    if (cf__search_dispatches(m)) cf__dispatch_layout(&search->dispatch, m, carver);
+    if (!m->desc.shape.forward_only) cf__dispatch_layout(&search->dispatch, m, carver);
 }
 
 static int64_t cf__search_below(cf__search *search, int64_t n) {
     return (int64_t)(cf__draw(&search->random) % (uint64_t)n);
 }
 
-/* Whether a makespan is as short as a lower bound. */
-static int cf__search_reaches(double makespan, double bound) { return makespan <= bound * (1 + 1e-12); }
-
-/* Whether no schedule can be shorter than the best so far. */
-static int cf__search_is_done(const cf__search *search) {
-    return cf__search_reaches(search->report.makespan, search->goal);
+/* Whether the best so far is as short as a lower bound. */
+static int cf__search_reaches(const cf__search *search, double bound) {
+    return search->report.makespan <= bound * (1 + 1e-12);
 }
 
 static int cf__search_is_over(const cf__search *search) {
-    return search->n_tried >= search->budget || cf__search_is_done(search);
+    return search->n_tried >= search->budget || cf__search_reaches(search, search->goal);
 }
 
 /* ---- candidates ---- */
@@ -9791,15 +9779,14 @@ static int cf__search_plan(cf__search *search) {
     memset(equal.stream, 0, sizeof equal.stream);
     equal.by_stage = NULL;
     cf__pipe_fill(&equal);
-    cf__bounds_find_paths(&search->bounds, &equal, d->policy.split, equal.shape.k);
+    cf__bounds_find_paths(&search->bounds, &equal, d->policy.split, equal.shape.k, 0);
     d->pipe = &equal;
-    d->policy.follows = 0;
     made = cf__dispatch_run(d, DBL_MAX);
     for (s = 0; s < equal.shape.n_stages; s++)
         for (i = 0; i < d->workers[s].n_done; i++) d->urgency[d->workers[s].done[i]] = (double)i;
     d->pipe = &search->maker.pipe;
-    d->policy.follows = 1;
-    cf__bounds_find_paths(&search->bounds, d->pipe, d->policy.split, equal.shape.k);
+    d->follows = 1;
+    cf__bounds_find_paths(&search->bounds, d->pipe, d->policy.split, equal.shape.k, 0);
     return made;
 }
 
@@ -9808,7 +9795,8 @@ static int cf__search_try_dispatch(cf__search *search, double most) {
     cf__dispatch *d = &search->dispatch;
     search->n_tried++;
     search->report.n_tried++;
-    if (d->policy.follows && !cf__search_plan(search)) return 0;
+    d->follows = 0;
+    if (d->policy.ahead > 0 && !cf__search_plan(search)) return 0;
     if (!cf__dispatch_run(d, most)) return 0;
     if (!(d->makespan < search->makespan)) return 1;
     search->makespan = d->makespan;
@@ -9837,6 +9825,7 @@ static int cf__search_write_fixed(cf__search *search, cf_schedule_kind kind, int
         cf__pattern_write(m, schedule);
         return 1;
     }
+    search->dispatch.follows = 0;
     memset(&search->dispatch.policy, 0, sizeof search->dispatch.policy);
     search->dispatch.policy.split = kind == CF_SCHEDULE_ZERO_BUBBLE;
     search->dispatch.policy.returns = 1;
@@ -9907,24 +9896,12 @@ static int64_t cf__search_most_room(const cf__schedule_maker *m) {
 }
 
 /* Orders that are good for equal passes and, followed, for others: forwards and backwards in turns, which fills a
-   pipeline with room (ZB-V, ZB-H1), and rhythms for less of it (V-Min and V-Half). They drop nothing, and are for
-   batches without groups. */
+   pipeline with room (ZB-V, ZB-H1). They drop nothing, and are for batches without groups. */
 static void cf__search_try_plans(cf__search *search, cf__dispatch_policy policy) {
-    static const double rhythms[][3] = {{1, 0, 0}, {1, 1, 2.5}, {1.2, 1, 0}};
     const cf__schedule_maker *m = &search->maker;
-    int64_t most = cf__search_most_room(m);
-    int i;
-    if (!policy.split || m->n_units < m->pipe.n || m->pipe.plan->branches != NULL) return;
-    policy.follows = 1;
+    int64_t most = cf__search_most_room(m), i;
     policy.evicts = 0;
-    for (i = 0; i < CF__COUNT(rhythms); i++) {
-        policy.rhythm = rhythms[i][0] / (double)(3 * m->desc.shape.n_virtual);
-        policy.steep = rhythms[i][1];
-        policy.turn = rhythms[i][2];
-        cf__search_try_policy(search, policy);
-    }
-    policy.rhythm = policy.steep = policy.turn = 0;
-    for (i = 0; i < 4; i++) {
+    for (i = 0; i < 4 && policy.split && m->n_units == m->pipe.n && m->pipe.plan->branches == NULL; i++) {
         policy.ahead = i == 3 ? cf__max(most / 2 + most / 4, 1) : cf__max(most - i, 1);
         cf__search_try_policy(search, policy);
     }
@@ -9933,18 +9910,25 @@ static void cf__search_try_plans(cf__search *search, cf__dispatch_policy policy)
 /* On one row of virtual stages backwards go first, and forwards by what waits on the next stage. Equal chunks of which
    fewer fit on a stage than there are stages take up to 1.6 times as long with a lead, so it is tried without, too. On
    several rows, virtual stages follow each other as soon as a stage that is always busy allows, or somewhat later,
-   which keeps more. In a V the former keeps a third of what 1F1B does (Qi et al., Pipeline Parallelism with
-   Controllable Memory, 2024). */
+   which keeps more. In a V the former keeps a third of what 1F1B does, and the last two are those of V-Half and V-Min
+   (Qi et al., Pipeline Parallelism with Controllable Memory, 2024). These are for cut backwards without groups, and drop
+   nothing. */
 static void cf__search_try_policies(cf__search *search) {
-    static const double slower[] = {1, 1.2, 1.5, 2};
+    static const double rhythms[][3] = {{1, 0, 0}, {1.2, 0, 0}, {1.5, 0, 0},  {2, 0, 0},
+                                        {1, 0, 0}, {1, 1, 2.5}, {1.2, 1, 0}};
     const cf__schedule_maker *m = &search->maker;
     cf__dispatch_policy policy = search->dispatch.policy;
-    int i;
-    for (i = 0; i < CF__COUNT(slower) && m->desc.shape.n_virtual > 1 && CF__USES(rhythms); i++) {
-        policy.rhythm = slower[i] / (double)(3 * m->desc.shape.n_virtual);
+    int evicts = policy.evicts, alone = m->n_units == m->pipe.n && m->pipe.plan->branches == NULL, i;
+    int n = policy.split && alone ? CF__COUNT(rhythms) : CF__SEARCH_DROPPING;
+    for (i = 0; i < n && m->desc.shape.n_virtual > 1 && CF__USES(rhythms); i++) {
+        policy.evicts = evicts && i < CF__SEARCH_DROPPING;
+        policy.rhythm = rhythms[i][0] / (double)(3 * m->desc.shape.n_virtual);
+        policy.steep = rhythms[i][1];
+        policy.turn = rhythms[i][2];
         cf__search_try_policy(search, policy);
     }
-    policy.rhythm = 0;
+    policy.evicts = evicts;
+    policy.rhythm = policy.steep = policy.turn = 0;
     policy.returns = 1;
     policy.lead = policy.evicts && m->desc.shape.n_virtual == 1 && CF__USES(leads) ? cf__search_lead : 0;
     cf__search_try_policy(search, policy);
@@ -9997,10 +9981,8 @@ static void cf__search_walk(cf__search *search) {
     while (!cf__search_is_over(search) && CF__USES(walk)) {
         cf__dispatch_policy policy = search->dispatch.policy;
         int shift = cf__search_below(search, 16) < 12 && n > 1 && CF__USES(shifts);
-        int64_t from = 0, to = 0;
-        if (shift) from = cf__search_below(search, n);
-        if (shift) to = (from + 1 + cf__search_below(search, n - 1)) % n;
-        if (shift) cf__search_shift(m, from, to);
+        int64_t from = shift ? cf__search_below(search, n) : 0;
+        if (shift) cf__search_shift(m, from, (from + 1 + cf__search_below(search, n - 1)) % n);
         else cf__search_change_policy(search);
         if (cf__search_try_dispatch(search, current)) {
             current = search->dispatch.makespan;
@@ -10027,9 +10009,8 @@ static int cf__search_core(cf__search *search, int split) {
     cf__schedule_maker *m = &search->maker;
     cf__dispatch_policy policy;
     memset(&policy, 0, sizeof policy);
-    if (cf__search_reaches(search->report.makespan, cf__search_find_bound(search, split, search->report.makespan)))
-        return 0;
-    cf__bounds_find_paths(&search->bounds, &m->pipe, split, m->desc.shape.k);
+    if (cf__search_reaches(search, cf__search_find_bound(search, split, search->report.makespan))) return 0;
+    cf__bounds_find_paths(&search->bounds, &m->pipe, split, m->desc.shape.k, 0);
     search->budget = m->desc.budget > 0 ? m->desc.budget : cf__search_default_budget(m, split);
     search->n_tried = 0;
     search->random = 0;
@@ -10058,7 +10039,7 @@ static int cf__search_each_k(cf__search *search, int split) {
     int64_t given = m->desc.shape.k, k = m->most_kept, power = 1;
     int n = 0;
     while (power < k) power *= 2;
-    for (; k >= 1 && !cf__search_is_done(search); k = power) {
+    for (; k >= 1 && !cf__search_reaches(search, search->goal); k = power) {
         m->desc.shape.k = m->pipe.shape.k = k;
         if (!cf__search_core(search, split)) break;
         n++;
@@ -10168,30 +10149,25 @@ static void cf__search_write_limits(cf__search *search) {
     }
 }
 
-static void cf__search_start(cf__search *search) {
-    cf__schedule_maker *m = &search->maker;
-    search->dispatch.maker = m;
-    search->dispatch.pipe = search->clock.pipe = &m->pipe;
-    search->dispatch.paths = &search->bounds.paths;
-    search->clock.schedule = &search->trial;
-    search->clock.listed = search->listed;
-    search->report.makespan = search->report.fixed_makespan = search->makespan = DBL_MAX;
-}
-
 /* Writes actions and first, and sets n_actions to what was written. */
 static cf_result cf__search_fill(void *job) {
     cf__search *search = (cf__search *)job;
     cf__schedule_maker *m = &search->maker;
     cf__pipe_fill(&m->pipe);
     CF__TRY(cf__pipe_check_total(&m->pipe, m->error));
-    cf__search_start(search);
+    search->dispatch.maker = m;
+    search->dispatch.pipe = search->clock.pipe = &m->pipe;
+    search->dispatch.paths = &search->bounds.paths;
+    search->clock.schedule = &search->trial;
+    search->clock.listed = search->listed;
+    search->report.makespan = search->report.fixed_makespan = search->makespan = DBL_MAX;
     if (m->desc.kind == CF_SCHEDULE_BEST) {
         cf__search_best(search);
     } else if (m->desc.kind == CF_SCHEDULE_PAPER) {
         cf__search_try_all_fixed(search, 0);
     } else {
-        if (cf__search_dispatches(m))
-            cf__bounds_find_paths(&search->bounds, &m->pipe, cf__schedule_splits(&m->desc), m->desc.shape.k);
+        if (m->desc.kind >= CF_SCHEDULE_INTERLEAVED)
+            cf__bounds_find_paths(&search->bounds, &m->pipe, cf__schedule_splits(&m->desc), m->desc.shape.k, 0);
         if (!cf__search_write_fixed(search, m->desc.kind, 0, search->schedule))
             return cf__refuse(m->error, CF_ERROR_INFEASIBLE, "kind", -1, "its rules come to no end for this batch");
     }
@@ -11288,20 +11264,6 @@ static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, co
     return CF_OK;
 }
 
-/* The times of all actions, once each list by itself is known to be sound. */
-static cf_result cf__simulate_times(cf__simulation *sim) {
-    cf__clock *clock = &sim->clock;
-    int64_t stuck;
-    clock->listed = sim->check.cells;
-    clock->start = sim->timeline->start;
-    clock->end = sim->timeline->end;
-    cf__clock_run(clock);
-    stuck = cf__clock_stuck(clock);
-    if (stuck >= 0) return cf__check_deadlock(&sim->check, stuck, "actions");
-    sim->timeline->makespan = clock->makespan;
-    return cf__check_all_complete(&sim->check);
-}
-
 /* Adds up the work and finds the bubbles. Transfers and copies run beside the passes and are no work of the stage. */
 static void cf__simulate_count(cf_timeline *timeline, const cf_action *actions, const double *start,
                                const double *end) {
@@ -11355,13 +11317,21 @@ static void cf__simulate_add_bounds(cf__simulation *sim, cf_timeline *timeline) 
 static cf_result cf__simulate_fill(void *job) {
     cf__simulation *sim = (cf__simulation *)job;
     size_t cells = (size_t)(sim->pipe.n * sim->pipe.n_v);
-    int64_t s;
+    cf__clock *clock = &sim->clock;
+    int64_t s, stuck;
     cf__pipe_fill(&sim->pipe);
     CF__TRY(cf__pipe_check_total(&sim->pipe, sim->error));
     memset(sim->check.cells, 0, cells * sizeof *sim->check.cells);
     sim->check.timeline = sim->timeline;
-    CF__TRY(cf__check_lists(&sim->check));
-    CF__TRY(cf__simulate_times(sim));
+    CF__TRY(cf__check_lists(&sim->check)); /* each list by itself; the clock needs them sound */
+    clock->listed = sim->check.cells;
+    clock->start = sim->timeline->start;
+    clock->end = sim->timeline->end;
+    cf__clock_run(clock);
+    stuck = cf__clock_stuck(clock);
+    if (stuck >= 0) return cf__check_deadlock(&sim->check, stuck, "actions");
+    sim->timeline->makespan = clock->makespan;
+    CF__TRY(cf__check_all_complete(&sim->check));
     cf__simulate_count(sim->timeline, sim->schedule->actions, sim->timeline->start, sim->timeline->end);
     cf__simulate_count_streams(sim);
     for (s = 0; s < sim->pipe.shape.n_stages && !sim->desc.no_bounds; s++)
