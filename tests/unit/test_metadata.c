@@ -394,6 +394,9 @@ TEST(padding_by_hand) {
         CHECK(memcmp(m.target_positions, targets, rows * sizeof *targets) == 0);
         CHECK(memcmp(m.loss_weights, row_weights, rows * sizeof *row_weights) == 0);
     }
+    how.weights = NULL; /* targets are the same without */
+    REQUIRE(cf_metadata_fill(plan, 1, &how, memory, MEMORY_BYTES, &m, NULL) == CF_OK);
+    CHECK(memcmp(m.target_positions, targets, sizeof targets) == 0 && m.loss_weights == NULL);
     cf_plan_free(plan);
 }
 
