@@ -2772,9 +2772,10 @@ CHUNKFLOW_API cf_result cf_shares_find(const void *const *tokens, int64_t token_
     return cf__make(&recipe, &f, allocator, error);
 }
 
-/* Until the last loop shares[i] is of node i: the tokens up to its end, and its first sequence; -1: it is a leaf so far,
-   -2: others go on from it, but no sequence runs through it yet. Of a leaf that is what it shares, whose tokens are in
-   `lengths` meanwhile. Sequence j has node j or a later one, so nothing is written over before it is read. */
+/* Until the last loop shares[i] is of node i: the tokens up to its end, and its first sequence. In place of that stands
+   -1 in what is a leaf so far, and -2 where others go on but no sequence has come through yet. In a leaf it is whom it
+   shares with; how many tokens is in `lengths` meanwhile. Sequence j has node j or a later one, so nothing is written
+   over before it is read. */
 static int64_t cf__share_walk(const int64_t *parents, const int64_t *tokens, int64_t n_nodes, int64_t *leaves,
                               int64_t *lengths, cf_share *shares) {
     int64_t i, up, n = 0;
@@ -5358,7 +5359,7 @@ static cf_result cf__plan_check_body(void *job) {
     for (i = 0; i < plan->n_groups; i++) CF__TRY(cf__plan_check_group(check, i));
     for (i = 0; i < plan->n_sequences; i++)
         if (check->lengths[i] > 0 && !check->seen[i])
-            return cf__fail(check->error, CF_ERROR_PLAN, "slices.sequence", -1, i, 0, "is nowhere the one that is wanted");
+            return cf__fail(check->error, CF_ERROR_PLAN, "slices.sequence", -1, i, 0, "is nowhere the one wanted");
     return CF_OK;
 }
 
@@ -5712,7 +5713,8 @@ static void cf__metadata_layout_more(cf__metadata_job *job, unsigned char *memor
     const size_t ints = sizeof(int32_t);
     cf_metadata *m = &job->out;
     int64_t n = job->most_more, n_cu = job->n_level_seqs + m->n_levels;
-    int64_t n_losses = job->desc.wants_loss_rows ? m->rows : 0, n_keys = job->desc.wants_key_ends ? m->prefix + m->rows : 0;
+    int64_t n_losses = job->desc.wants_loss_rows ? m->rows : 0;
+    int64_t n_keys = job->desc.wants_key_ends ? m->prefix + m->rows : 0;
     if (m->n_levels + n == 0 && !job->desc.wants_loss_rows && !job->desc.wants_key_ends) return;
     *used = cf__round_up(*used, 8);
     m->levels = job->levels = (cf_level *)cf__metadata_take(memory, used, m->n_levels, sizeof(cf_level));
@@ -9919,7 +9921,7 @@ static void cf__search_try_policies(cf__search *search) {
     const cf__schedule_maker *m = &search->maker;
     cf__dispatch_policy policy = search->dispatch.policy;
     int evicts = policy.evicts, alone = m->n_units == m->pipe.n && m->pipe.plan->branches == NULL, i;
-    int n = policy.split && alone ? CF__COUNT(rhythms) : CF__SEARCH_DROPPING;
+    int n = policy.split && alone ? (int)CF__COUNT(rhythms) : (int)CF__SEARCH_DROPPING;
     for (i = 0; i < n && m->desc.shape.n_virtual > 1 && CF__USES(rhythms); i++) {
         policy.evicts = evicts && i < CF__SEARCH_DROPPING;
         policy.rhythm = rhythms[i][0] / (double)(3 * m->desc.shape.n_virtual);
