@@ -278,10 +278,13 @@ TEST(a_group_without_chunks) {
 TEST(a_sequence_left_out_needs_no_record) {
     const int64_t lengths[] = {2, 3}, other[] = {2, 0};
     cf_plan *plan = NULL, copy;
+    cf_error error;
     REQUIRE((plan = naive_pack(other, 2, 3)) != NULL);
     copy = *plan;
     copy.n_tokens = 5;
     copy.n_empty = 0;
+    REFUSED(cf_plan_validate(&copy, lengths, 2, NULL, &error), CF_ERROR_PLAN, "slices.sequence");
+    CHECK(error.wanted == 1 && error.item == -1); /* sequence 1 is in no slice */
     CHECK_INT(cf_plan_validate(&copy, lengths, 2, NULL, NULL), CF_ERROR_PLAN);
     CHECK_INT(cf_plan_validate(plan, other, 2, NULL, NULL), CF_OK);
     cf_plan_free(plan);
@@ -355,6 +358,7 @@ TEST(splits_and_outputs_of_models) {
     CHECK_INT(cf_stage_shard(model, &split, 0, &shard, &error), CF_OK);
     CHECK_INT(shard.layers, 28);
     REFUSED(cf_stage_shard(model, &split, 0, NULL, &error), CF_ERROR_ARGUMENT, "out");
+    REFUSED(cf_stage_kind(model, &split, 0, 0, NULL, &error), CF_ERROR_ARGUMENT, "out");
     REFUSED(cf_stage_parameters(model, &split, 0, NULL, &error), CF_ERROR_ARGUMENT, "out");
     REFUSED(cf_model_parameters(model, NULL, &error), CF_ERROR_ARGUMENT, "out");
     REFUSED(cf_memory_token_bytes(&desc, 0, NULL, &error), CF_ERROR_ARGUMENT, "out");
@@ -732,8 +736,10 @@ TEST(placements_are_for_some_kinds) {
         if (!cases[i].allowed) CHECK_STR(oracle_error_fault(&error), NULL);
         desc.shape.placement = CF_PLACEMENT_DEFAULT; /* and rows: for those from interleaved on */
         desc.shape.n_virtual = 2;
-        if (desc.kind < CF_SCHEDULE_INTERLEAVED)
+        if (desc.kind < CF_SCHEDULE_INTERLEAVED) {
             REFUSED(cf_schedule_size(plan, &desc, &bytes, &error), CF_ERROR_ARGUMENT, "shape.n_virtual");
+            CHECK_INT(error.got, 2);
+        }
         cf_schedule_free(schedule);
     }
     harness_note("%s", "");
