@@ -9621,7 +9621,7 @@ static void cf__dispatch_write(const cf__dispatch *d, cf_schedule *schedule) {
    and for tighter ones, and for whole backwards before cut ones, and takes the best of all. Tighter than no limit is
    the default one, and tighter than any other is half of it. That is why more room, a larger K or leave to cut
    backwards never gives a longer schedule either. A core search is left out where its own lower bound says that it
-   cannot win.
+   cannot win, and with it all whose K is smaller or whose limits are tighter, for they can win no more than it.
 
    Every candidate that is about to become the best is counted through (cf__search_keeps), whoever has made it, and is
    not taken if it holds more than the limits allow on any stage. So what is said here of room has to be good, but the
