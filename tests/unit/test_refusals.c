@@ -735,10 +735,10 @@ TEST(placements_are_for_some_kinds) {
         if (!cases[i].allowed) CHECK_STR(error.field, "shape.placement");
         if (!cases[i].allowed) CHECK_STR(oracle_error_fault(&error), NULL);
         desc.shape.placement = CF_PLACEMENT_DEFAULT; /* and rows: for those from interleaved on */
-        desc.shape.n_virtual = 2;
+        desc.shape.n_virtual = 3;
         if (desc.kind < CF_SCHEDULE_INTERLEAVED) {
             REFUSED(cf_schedule_size(plan, &desc, &bytes, &error), CF_ERROR_ARGUMENT, "shape.n_virtual");
-            CHECK_INT(error.got, 2);
+            CHECK_INT(error.got, 3);
         }
         cf_schedule_free(schedule);
     }
