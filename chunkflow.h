@@ -5211,7 +5211,7 @@ static cf_result cf__plan_find_up(const cf__plan_check *check, const cf_chunk *c
     if (*up >= 0) {
         CF__TRY(cf__plan_within(check, "through.parent", id, c->first_slice, id - 1, *up, "is in another chunk"));
         while (before > *up) before = plan->through[before].parent;
-        CF__TRY(cf__plan_is(check, "through.parent", id, *up, before, "has been left"));
+        CF__TRY(cf__plan_is(check, "through.parent", id, before, *up, "has been left"));
         return cf__plan_is(check, "slices.begin", id, plan->slices[*up].begin + plan->slices[*up].length, s->begin,
                            "is not where the slice that it goes on from ends");
     }
