@@ -6491,8 +6491,9 @@ typedef struct cf__memory_sums {
     int overflow;             /* 1: something does not fit */
 } cf__memory_sums;
 
-/* Parameters of the largest layer on a stage, experts as they lie here, and those of adapters: inputs and outputs of all
-   matrices on one GPU. Those which tensor parallelism divides by their outputs keep a whole A, the others a whole B. */
+/* Parameters of the largest layer on a stage, experts as they lie here, and those of adapters: inputs and outputs of
+   all matrices on one GPU. Those which tensor parallelism divides by their outputs keep a whole A, the others a whole
+   B. */
 static void cf__memory_add_matrices(const cf_memory_desc *desc, int64_t stage, cf__memory_sums *sums) {
     int64_t k;
     for (k = 0; k < cf_model_kinds(desc->model); k++) {
@@ -9250,6 +9251,7 @@ static int cf__dispatch_replays_early(cf__dispatch *d, int64_t stage) {
     cf__dispatch_worker *worker = &d->workers[stage];
     int64_t spare = 1 + d->maker->shares_places, chunk, v, last, behind;
     const cf__pipe_unit *most;
+    int frees = d->policy.split ? CF__PIPE_W : CF__PIPE_BACK;
     int32_t cell, replay;
     if (!d->policy.evicts || worker->room.chunks < spare || !CF__USES(early_replays)) return 0;
     while ((cell = cf__dispatch_top(worker, CF__DISPATCH_DROPPED)) >= 0 &&
@@ -9262,8 +9264,9 @@ static int cf__dispatch_replays_early(cf__dispatch *d, int64_t stage) {
     last = most->first + most->n - 1;
     behind = chunk + cf__max(most->k, 1);
     if (!cf__dispatch_is_taken(d, cell - chunk + last, CF_F) || !cf__dispatch_is_done_below(d, last, v)) return 0;
-    if (behind <= last && !cf__dispatch_is_taken(d, cell - chunk + behind, CF__PIPE_BACK)) return 0;
-    if (d->missing[replay] != 1 || !cf__dispatch_allows(d, stage, replay)) return 0;
+    if (behind <= last && !cf__dispatch_is_taken(d, cell - chunk + behind, frees))
+        return 0; /* where backwards are cut it may have been called already, and wait for that W */
+    if (!cf__dispatch_allows(d, stage, replay)) return 0;
     cf__dispatch_supply(d, replay, v, worker->free_at);
     return 1;
 }
@@ -9913,8 +9916,8 @@ static void cf__search_try_plans(cf__search *search, cf__dispatch_policy policy)
    fewer fit on a stage than there are stages take up to 1.6 times as long with a lead, so it is tried without, too. On
    several rows, virtual stages follow each other as soon as a stage that is always busy allows, or somewhat later,
    which keeps more. In a V the former keeps a third of what 1F1B does, and the last two are those of V-Half and V-Min
-   (Qi et al., Pipeline Parallelism with Controllable Memory, 2024). These are for cut backwards without groups, and drop
-   nothing. */
+   (Qi et al., Pipeline Parallelism with Controllable Memory, 2024). These are for cut backwards without groups, and
+   drop nothing. */
 static void cf__search_try_policies(cf__search *search) {
     static const double rhythms[][3] = {{1, 0, 0}, {1.2, 0, 0}, {1.5, 0, 0},  {2, 0, 0},
                                         {1, 0, 0}, {1, 1, 2.5}, {1.2, 1, 0}};

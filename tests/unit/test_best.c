@@ -774,8 +774,44 @@ TEST(a_larger_budget_is_no_worse) {
     }
 }
 
+/* Two sequences of two chunks, in whole seconds, with little room: a stage that would stand idle has time for a replay
+   that has been called, but the chunk behind it still waits for its W. */
+TEST(replays_wait_for_the_place_that_a_weight_pass_frees) {
+    static const struct {
+        cf_placement placement;
+        int64_t limit, budget;
+        double seconds[4][3]; /* F, I, W */
+    } cases[] = {{CF_PLACEMENT_LOOP, 3, 3, {{3, 2, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 2}}},
+                 {CF_PLACEMENT_V, CF_NO_LIMIT, 6, {{3, 1, 1}, {1, 2, 1}, {1, 3, 1}, {1, 1, 2}}}};
+    const int64_t lengths[] = {8, 8};
+    size_t i, v;
+    for (i = 0; i < COUNT(cases); i++) {
+        cf_pack_desc pack = {.chunk_size = 4};
+        cf_stage_cost stages[4] = {{{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}}};
+        cf_timing timing = {.stages = stages};
+        cf_schedule_desc desc = {.shape = {.n_stages = 2, .n_virtual = 2, .k = 1}, .split_backward = 1};
+        cf_plan *plan = NULL;
+        cf_schedule *schedule = NULL;
+        desc.shape.placement = cases[i].placement;
+        desc.limits.chunks = cases[i].limit;
+        desc.budget = cases[i].budget;
+        desc.timing = &timing;
+        for (v = 0; v < 4; v++) {
+            stages[v].forward.constant = cases[i].seconds[v][0];
+            stages[v].input.constant = cases[i].seconds[v][1];
+            stages[v].weight.constant = cases[i].seconds[v][2];
+            stages[v].backward.constant = cases[i].seconds[v][1] + cases[i].seconds[v][2];
+        }
+        REQUIRE(cf_pack(lengths, 2, &pack, &plan, NULL) == CF_OK);
+        REQUIRE(cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK);
+        CHECK_STR(naive_fault(plan, schedule), NULL);
+        cf_schedule_free(schedule);
+        cf_plan_free(plan);
+    }
+}
+
 SUITE(best, CASE(paper_example), CASE(report_says_what_was_done), CASE(a_search_ends_at_its_bound),
-      CASE(a_larger_budget_is_no_worse));
+      CASE(a_larger_budget_is_no_worse), CASE(replays_wait_for_the_place_that_a_weight_pass_frees));
 
 /* Searches long enough to be a program of its own, without sanitizers: see the Makefile. */
 SUITE(search, CASE(optimal_on_small_pipelines), CASE(optimal_on_small_pipelines_under_limits),
