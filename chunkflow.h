@@ -7454,7 +7454,7 @@ typedef struct cf__schedule_maker {
     int64_t most_above;         /* bytes that the groups of a path in a tree take beside their places, at most */
     cf__pipe_room most;         /* what any unit takes on a virtual stage, at most, if it keeps one chunk */
     cf__pipe_room all;          /* what a stage holds that holds everything */
-    int bounds_state;           /* chunks are limited and bytes are not, so that state is limited by default */
+    int bounds_state;           /* chunks are limited, so that state is limited by default where bytes are not */
     /* the limits as they now are */
     int by_default;             /* they are the default ones, whatever the caller gave */
     int is_lifted;              /* there are none */
@@ -7993,7 +7993,6 @@ static cf_result cf__schedule_fail_limit(const cf__schedule_maker *m) {
 /* Notes what the limits are measured by: everything at once, and the longest group. */
 static void cf__schedule_measure(cf__schedule_maker *m) {
     const cf_bytes *bytes = &m->desc.limits.per_token;
-    int fills = m->desc.kind == CF_SCHEDULE_BEST && !cf__schedule_has_bytes(&m->desc);
     int64_t i, s;
     m->all.chunks = m->pipe.n * m->desc.shape.n_virtual;
     for (i = 0; i < m->pipe.n; i++) {
@@ -8004,7 +8003,7 @@ static void cf__schedule_measure(cf__schedule_maker *m) {
     }
     m->all.bytes = m->all.state * m->desc.shape.n_virtual *
                    (bytes->activations + bytes->state + bytes->state_gradient + bytes->boundary);
-    for (s = 0; s < m->desc.shape.n_stages && fills; s++) {
+    for (s = 0; s < m->desc.shape.n_stages; s++) {
         int64_t given = cf__pipe_given_room(&m->desc.limits, s).chunks;
         m->bounds_state |= given == 0 || (given > 0 && given < m->all.chunks);
     }
@@ -12655,8 +12654,7 @@ static inline int64_t cf__graph_at(const cf_graph *graph, int64_t i, int place, 
     int64_t n_dropped = graph->first[i + 1] - graph->first[i] - (2 + graph->split) * n_v;
     if (place == CF_F) return graph->first[i] + v;
     if (place > CF_R) return low + n_dropped + (place - 1 - CF_R) * n_v + v;
-    if (n_dropped == n_v) return low + v;
-    for (high = low + n_dropped; low < high;) { /* it is dropped on some stages only, which rise */
+    for (high = low + n_dropped; low < high;) { /* it may be dropped on some stages only, which rise */
         int64_t middle = low + (high - low) / 2;
         if (graph->nodes[middle].stage < v) low = middle + 1;
         else high = middle;

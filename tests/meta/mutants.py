@@ -24,7 +24,8 @@ and those that have seen most in its section first, until one fails, crashes, or
 expression, are found in; for trees 'tree|branches|through|cf__share|cf__pipe_(below|relative|has_parent|ended)'.
 
 A mutant's key is "function: before => after". Those that survive and are in tests/meta/mutants_explained.txt, with a
-reason why no test can tell them apart, count as explained. The last line is "N passed, N failed": killed or explained,
+reason why no test can tell them apart, count as explained; "function: *" is for all of a function that does nothing but
+what the reason is about. The last line is "N passed, N failed": killed or explained,
 and others.
 """
 
@@ -670,7 +671,8 @@ def main():
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         killers = pool.map(lambda m: judge(m, tests, kills), mutants)
         for mutant, killer in zip(mutants, killers):
-            verdict = "killed" if killer else "explained" if mutant.key in explained else "survived"
+            reason = explained.get(mutant.key) or explained.get(f"{mutant.function}: *")
+            verdict = "killed" if killer else "explained" if reason else "survived"
             counts[verdict] += 1
             for row in (mutant.section, mutant.kind):
                 table.setdefault(row, {"killed": 0, "explained": 0, "survived": 0})[verdict] += 1

@@ -388,8 +388,12 @@ static double steep_cost(int64_t begin, int64_t length, void *user) {
 TEST(gangs_stay_within_their_room) {
     cf_pack_desc many = {.chunk_size = 10, .n_ranks = 64, .gang = 64, .cost = {0, 1, 0}};
     cf_pack_desc steep = {.chunk_size = 8, .n_ranks = 4, .gang = 4, .slice_cost = steep_cost};
+    cf_pack_desc lone = {.chunk_size = 100, .n_ranks = 2, .gang = 2, .max_slices = 1, .cost = {0, 1, 0}};
+    cf_pack_desc tight = {.chunk_size = 8, .n_ranks = 2, .gang = 2, .align = 4, .cost = {0, 1, 0}};
     int64_t shares[64] = {0}, all = 0, i;
     cf_plan *plan = NULL;
+    CHECK_INT(widest_of(lone, 1, 2000, 1, NULL), 0); /* a chunk for each token */
+    CHECK_INT(widest_of(tight, 160, 0, 0, NULL), 2); /* a chunk is two alignment units */
     CHECK(widest_of(many, 1000, 299, 1000, &plan) > 0);
     REQUIRE(plan != NULL);
     for (i = 0; i < plan->n_groups; i++) {
@@ -624,6 +628,25 @@ TEST(broken_gangs_are_refused) {
     drop(&t);
 }
 
+/* Two sequences of one length, each of which has the other's share on the second rank. */
+TEST(shares_of_two_gangs_are_no_gang) {
+    gangs t = {.lengths = {400, 400}, .n = 2, .pack = {.chunk_size = 100, .n_ranks = 2, .gang = 2, .cost = {0, 1, 0}}};
+    int64_t i, exchanged = 0;
+    REQUIRE(pack(&t));
+    for (i = 0; i < t.plan->n_groups; i++) {
+        cf_group *g = &t.plan->groups[i];
+        int64_t chunk;
+        if (g->gang != 2 || t.plan->chunks[g->first_chunk].rank != 1) continue;
+        exchanged++;
+        g->sequence = 1 - g->sequence;
+        for (chunk = g->first_chunk; chunk < g->first_chunk + g->n_chunks; chunk++)
+            t.plan->slices[t.plan->chunks[chunk].first_slice].sequence = g->sequence;
+    }
+    CHECK_INT(exchanged, 2);
+    refused(cf_plan_validate(t.plan, t.lengths, 2, NULL, &t.error), &t.error, CF_ERROR_PLAN, "groups.sequence");
+    drop(&t);
+}
+
 /* Two gangs of the same ranks, in another order on one of them: they wait for each other for ever. So do they where one
    rank drops what the others keep. */
 TEST(gangs_that_do_not_meet_are_refused) {
@@ -707,5 +730,6 @@ SUITE(gangs, CASE(plans_with_gangs_are_sound), CASE(packing_gangs_needs_what_pac
       CASE(ranks_take_as_long_alone_as_together), CASE(gathers_are_priced_by_model_and_gpu),
       CASE(gangs_that_cannot_be_are_named),
       CASE(random_damage_to_gangs_is_judged_as_by_the_oracle), CASE(ranks_are_even_with_all_that_gangs_cost),
-      CASE(broken_gangs_are_refused), CASE(gangs_are_written_and_damaged_ones_survived),
+      CASE(broken_gangs_are_refused), CASE(shares_of_two_gangs_are_no_gang),
+      CASE(gangs_are_written_and_damaged_ones_survived),
       CASE(gangs_that_do_not_meet_are_refused), CASE(gangs_survive_without_memory));

@@ -672,6 +672,11 @@ TEST(graph_options_are_checked) {
           g->shape.k == 1);
     CHECK(g->shape.replay == CF_REPLAY_LOCAL);
     cf_graph_free(g);
+    good.split = 1; /* what is not there is not split */
+    good.shape.forward_only = 1;
+    REQUIRE(cf_graph_make(plan, &good, &g, &error) == CF_OK);
+    CHECK_INT(g->split, 0);
+    cf_graph_free(g);
     cf_plan_free(plan);
 }
 

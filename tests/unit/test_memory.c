@@ -46,26 +46,28 @@ static double total_gib(const cf_memory_desc *desc, const cf_memory_load *load) 
 
 /* ---- kinds of layers ---- */
 
-/* Bytes of state a token in rows that grow, MiB of a border of chunks of 8K: K and V or latents, windows, snapshots and
+/* Bytes of state a token in rows that grow, bytes of a border of chunks of 8K: snapshots, and rows of windows and of
    tails, worked out by hand from published shapes. */
 static const struct {
     const char *name;
-    int64_t rows, border;
+    int64_t rows, border, tails;
 } states[] = {
-    {"qwen3-30b-a3b", 48 * 2 * 4 * 128 * 2, 0},
-    {"qwen3-next-80b-a3b", 12 * 2 * 2 * 256 * 2, 36 * (32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 2)},
-    {"qwen3.5-35b-a3b", 10 * 2 * 2 * 256 * 2, 30 * (32 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 32 * 128) * 2)},
-    {"qwen3.5-27b", 16 * 2 * 4 * 256 * 2, 48 * (48 * 128 * 128 * 4 + 3 * (2 * 16 * 128 + 48 * 128) * 2)},
-    {"gpt-oss-120b", 18 * 2 * 8 * 64 * 2, 18 * 127 * 2 * 8 * 64 * 2},
-    {"deepseek-v3", 61 * (512 + 64) * 2, 0},
-    {"glm-4.5", 92 * 2 * 8 * 128 * 2, 0},
-    {"kimi-linear-48b-a3b", 7 * (512 + 64) * 2, 20 * (32 * 128 * 128 * 4 + 3 * 3 * 32 * 128 * 2)},
-    {"llama-4-scout", 12 * 2 * 8 * 128 * 2, 0}, /* 8K divides 8K */
-    {"llama-4-maverick", 12 * 2 * 8 * 128 * 2, 0},
-    {"nemotron-3-nano-30b-a3b", 6 * 2 * 2 * 128 * 2, 23 * (64 * 64 * 128 * 4 + 3 * (64 * 64 + 2 * 8 * 128) * 2)},
+    {"qwen3-30b-a3b", 48 * 2 * 4 * 128 * 2, 0, 0},
+    {"qwen3-next-80b-a3b", 12 * 2 * 2 * 256 * 2, 36 * 32 * 128 * 128 * 4, 36 * 3 * (2 * 16 * 128 + 32 * 128) * 2},
+    {"qwen3.5-35b-a3b", 10 * 2 * 2 * 256 * 2, 30 * 32 * 128 * 128 * 4, 30 * 3 * (2 * 16 * 128 + 32 * 128) * 2},
+    {"qwen3.5-27b", 16 * 2 * 4 * 256 * 2, 48 * 48 * 128 * 128 * 4, 48 * 3 * (2 * 16 * 128 + 48 * 128) * 2},
+    {"gpt-oss-120b", 18 * 2 * 8 * 64 * 2, 0, 18 * 127 * 2 * 8 * 64 * 2},
+    {"deepseek-v3", 61 * (512 + 64) * 2, 0, 0},
+    {"glm-4.5", 92 * 2 * 8 * 128 * 2, 0, 0},
+    {"kimi-linear-48b-a3b", 7 * (512 + 64) * 2, 20 * 32 * 128 * 128 * 4, 20 * 3 * 3 * 32 * 128 * 2},
+    {"llama-4-scout", 12 * 2 * 8 * 128 * 2, 0, 0}, /* 8K divides 8K */
+    {"llama-4-maverick", 12 * 2 * 8 * 128 * 2, 0, 0},
+    {"nemotron-3-nano-30b-a3b", 6 * 2 * 2 * 128 * 2, 23 * 64 * 64 * 128 * 4, 23 * 3 * (64 * 64 + 2 * 8 * 128) * 2},
 };
 
 TEST(state_of_kinds_by_hand) {
+    cf_parallel whole = {0};
+    cf_shard shard;
     int64_t i;
     for (i = 0; i < COUNT(states); i++) {
         cf_memory_desc desc = {0};
@@ -76,16 +78,19 @@ TEST(state_of_kinds_by_hand) {
         REQUIRE(desc.model != NULL);
         desc.chunk_size = 8192;
         REQUIRE(cf_memory_token_bytes(&desc, 0, &bytes, NULL) == CF_OK);
-        share = (states[i].border + 8191) / 8192;
+        share = (bytes.border + 8191) / 8192;
         CHECK_INT(bytes.state_gradient, 2 * states[i].rows); /* float, and of rows alone */
-        CHECK_INT(bytes.border, states[i].border);
+        CHECK_INT(bytes.border, states[i].border + states[i].tails);
+        CHECK_INT(bytes.carry, states[i].border + 2 * states[i].tails); /* float, as all snapshots are */
         CHECK_INT(bytes.state, states[i].rows + share + bytes.routes);
         desc.chunk_size = 16384; /* twice as long chunks have half as many borders, which are no larger */
         REQUIRE(cf_memory_token_bytes(&desc, 0, &longer, NULL) == CF_OK);
-        CHECK_INT(longer.border, states[i].border);
+        CHECK_INT(longer.border, bytes.border);
         CHECK_INT(longer.carry, bytes.carry);
         CHECK(longer.state <= bytes.state);
     }
+    REQUIRE(cf_stage_kind(cf_model_find("deepseek-v3"), &whole, 0, 0, &shard, NULL) == CF_OK);
+    CHECK_INT(shard.elements, 2 * 128 * (192 + 128) + 1536 + 512 + 64); /* Q, K, V, output; both latents, rotated K */
 }
 
 /* Windows stop growing: a window as long as a sequence holds what full attention does, a short one next to nothing. */
@@ -126,7 +131,7 @@ TEST(experts_are_divided) {
     cf_memory_load load = load_of(1000, 1000, 0, 0);
     cf_parameters whole;
     cf_memory_report report;
-    int64_t others, zero, ep;
+    int64_t others, held, zero, ep;
     desc.model = cf_model_find("qwen3-30b-a3b");
     REQUIRE(cf_model_parameters(desc.model, &whole, NULL) == CF_OK);
     CHECK_INT(whole.experts, 48LL * 128 * 3 * 2048 * 768);
@@ -134,7 +139,8 @@ TEST(experts_are_divided) {
     desc.parallel.dp = 32;
     for (ep = 1; ep <= 32; ep *= 4)
         for (zero = 0; zero <= 3; zero++) {
-            int64_t copies = ep > 1 ? 32 / ep : 32, held = whole.experts / ep;
+            int64_t copies = ep > 1 ? 32 / ep : 32;
+            held = whole.experts / ep;
             harness_note("ep %d zero %d", (int)ep, (int)zero);
             desc.parallel.ep = ep == 1 ? 0 : ep;
             desc.parallel.zero = zero;
@@ -143,6 +149,12 @@ TEST(experts_are_divided) {
             CHECK_INT(report.gradients, zero >= 2 ? others * 4 / 32 + held * 4 / copies : 4 * (others + held));
             CHECK_INT(report.optimizer, zero >= 1 ? others * 12 / 32 + held * 12 / copies : 12 * (others + held));
         }
+    desc.parallel.ep = desc.parallel.zero = 0; /* cut by tp, each part of an expert lies on the dp GPUs of its rank */
+    desc.parallel.tp = 2;
+    held = report_of(&desc, &load).optimizer;
+    desc.parallel.zero = 1;
+    report = report_of(&desc, &load);
+    CHECK(report.optimizer >= held / 32 && report.optimizer <= held / 32 + 2);
 }
 
 /* Moments of 8 bits; one moment for matrices; adapters alone. */
@@ -173,6 +185,8 @@ TEST(optimizers_by_hand) {
     desc.model = cf_model_find("qwen3-30b-a3b");
     desc.parallel.ep = 4; /* of 128 experts 32 on each of four ranks, which the other four have, too */
     trained = report_of(&desc, &load);
+    adapters = (int64_t)16 * 48 * (4 * 2048 + 2 * 4096 + 2 * 512); /* of q, k, v and o alone: there is no other MLP */
+    CHECK_INT(trained.gradients, 4 * adapters);
     desc.lora_experts = 1;
     adapters = (int64_t)16 * 48 * 32 * 3 * (2048 + 768);
     CHECK_INT(report_of(&desc, &load).parameters, trained.parameters + 2 * adapters);
@@ -621,6 +635,8 @@ TEST(zero_3_gathers_two_layers) {
     desc.parallel.dp = 2;
     gathered = report_of(&desc, &load).buffers;
     CHECK(gathered >= 2 * 2 * layer && gathered <= 2 * 2 * (layer + 4096));
+    desc.model = cf_model_find("llama-4-maverick"); /* each other layer has 128 experts: they lie in the largest */
+    CHECK(report_of(&desc, &load).buffers > 2 * 2 * 128LL * 3 * 5120 * 8192);
 }
 
 /* ---- the whole ---- */

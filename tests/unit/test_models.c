@@ -518,6 +518,7 @@ TEST(bad_kinds_are_named) {
         CHECK_INT(cf_model_validate(&model, &error), CF_ERROR_ARGUMENT);
         CHECK_STR(error.field, cases[i].field);
         CHECK_INT(error.item, 0);
+        CHECK_INT(error.got, cases[i].value);
     }
     model.kinds = &kind;
     model.pattern = "ab";

@@ -827,7 +827,7 @@ TEST(stats_are_what_a_recount_gives) {
         CHECK_INT(stats.longest_sequence, longest);
         CHECK_INT(stats.most_slices, slices);
         if (plan->n_tokens > 0) {
-            double got[7], wanted[7];
+            double got[8], wanted[8];
             double used = (double)chunks_in_use(plan), ranks = (double)plan->n_ranks;
             double mean_tokens = (double)plan->n_tokens / ranks, mean_pairs = pairs / ranks;
             got[0] = stats.fill, wanted[0] = (double)plan->n_tokens / (used * (double)plan->chunk_size);
@@ -838,7 +838,8 @@ TEST(stats_are_what_a_recount_gives) {
             n_units = rank_costs(plan, &weights, rank_sums, unit_chunks, unit_costs);
             got[5] = stats.rank_cost_spread, wanted[5] = largest(rank_sums, plan->n_ranks) * ranks / total;
             got[6] = stats.unit_cost_spread, wanted[6] = largest(unit_costs, n_units) * ranks / total;
-            CHECK_NEAR(harness_compare(got, 7, wanted, 7, 1e-12, 0.0));
+            got[7] = stats.unshared_pairs, wanted[7] = pairs;
+            CHECK_NEAR(harness_compare(got, 8, wanted, 8, 1e-12, 0.0));
         }
         cf_plan_free(plan);
     }

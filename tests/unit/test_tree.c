@@ -936,6 +936,26 @@ TEST(shared_prompts_are_computed_once) {
     cf_plan_free(plan);
 }
 
+/* The fewest bytes that one stage can be kept to. */
+static int64_t least_bytes(const cf_plan *plan) {
+    cf_schedule_desc desc = {.kind = CF_SCHEDULE_PAPER, .limits = {.per_token = {3, 2, 1, 1}}};
+    cf_schedule *schedule = NULL;
+    for (desc.limits.bytes = 1; desc.limits.bytes < 5000; desc.limits.bytes++)
+        if (cf_schedule_make(plan, &desc, &schedule, NULL) == CF_OK) break;
+    cf_schedule_free(schedule);
+    return desc.limits.bytes;
+}
+
+/* What a branch held is given back when it ends, so that one more beside it needs nothing. */
+TEST(siblings_take_turns_in_the_same_room) {
+    cf_plan *two = pack_prompts(1, 32, 2, 64, 16), *many = pack_prompts(1, 32, 9, 64, 16);
+    REQUIRE(two != NULL && many != NULL);
+    CHECK(least_bytes(two) < 5000);
+    CHECK_INT(least_bytes(many), least_bytes(two));
+    cf_plan_free(two);
+    cf_plan_free(many);
+}
+
 /* 4K, four times 8K, six times 4K each. */
 static cf_plan *pack_two_levels(void) {
     int64_t lengths[24], i;
@@ -1013,6 +1033,7 @@ TEST(trees_are_packed_by_best_fit) {
         int fits = desc.method == CF_PACK_BEST_FIT;
         CHECK_INT(try_pack(lengths, 2, &desc, &error), fits ? CF_OK : CF_ERROR_ARGUMENT);
         if (!fits) CHECK_STR(error.field, "method");
+        if (!fits) CHECK_INT(error.got, (int)desc.method);
     }
 }
 
@@ -2001,6 +2022,7 @@ SUITE(tree, CASE(random_forests_are_what_their_tokens_say), CASE(schedules_of_fo
       CASE(two_validators_agree_on_trees), CASE(trees_are_no_slower_than_their_rows_as_chains),
       CASE(virtual_stages_do_not_wait_for_places_of_prompts),
       CASE(shares_are_found_in_tokens), CASE(shares_of_nodes_are_those_of_their_paths),
+      CASE(siblings_take_turns_in_the_same_room),
       CASE(tokens_and_nodes_that_are_none_are_refused), CASE(long_chains_of_shares_need_no_stack),
       CASE(an_edge_between_siblings_has_a_name),
       CASE(the_validator_takes_the_sound_orders_of_a_tree_and_no_others),

@@ -375,9 +375,47 @@ TEST(validate_refuses_bad_arguments) {
     CHECK_INT(cf_plan_validate(&plan, known_lengths, N_KNOWN, &half, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "allocator.release");
     CHECK_INT(heap.calls, 0);
+#define REFUSE_WITHOUT(array)                                                                     \
+    do {                                                                                          \
+        cf_plan less = plan;                                                                      \
+        less.array = NULL;                                                                        \
+        CHECK_INT(cf_plan_validate(&less, known_lengths, N_KNOWN, NULL, &error), CF_ERROR_PLAN);  \
+        CHECK_STR(error.field, #array);                                                           \
+    } while (0)
+    REFUSE_WITHOUT(chunks);
+    REFUSE_WITHOUT(slices);
+    REFUSE_WITHOUT(groups);
+#undef REFUSE_WITHOUT
+    drop_copy(&plan);
+}
+
+/* One token more than the chunks of the first sequence have, in the batch and in the sum. */
+TEST(a_group_that_ends_too_early) {
+    cf_plan plan = known_plan();
+    int64_t longer[N_KNOWN];
+    cf_error error;
+    memcpy(longer, known_lengths, sizeof longer);
+    longer[0]++;
+    plan.n_tokens++;
+    CHECK_INT(cf_plan_validate(&plan, longer, N_KNOWN, NULL, &error), CF_ERROR_PLAN);
+    CHECK_STR(error.field, "groups.n_chunks");
+    CHECK_INT(error.item, 0);
+    drop_copy(&plan);
+}
+
+/* Of a plan that nobody has validated. */
+TEST(fewer_than_no_rows_are_no_bytes) {
+    cf_plan plan = known_plan();
+    cf_schedule_desc desc = {.limits = {.bytes = 1000, .per_token = {1, 1, 1, 1}}};
+    cf_schedule *schedule = NULL;
+    cf_error error;
+    plan.chunks[3].padded = -16;
+    CHECK_INT(cf_schedule_make(&plan, &desc, &schedule, &error), CF_ERROR_OVERFLOW);
+    CHECK_STR(error.field, "limits.per_token");
+    cf_schedule_free(schedule);
     drop_copy(&plan);
 }
 
 SUITE(validate, CASE(a_plan_made_by_hand_is_accepted), CASE(each_kind_of_damage_is_named), CASE(a_group_without_slices),
       CASE(impossible_methods_are_named), CASE(random_damage_is_judged_as_by_the_oracle),
-      CASE(validate_refuses_bad_arguments));
+      CASE(validate_refuses_bad_arguments), CASE(a_group_that_ends_too_early), CASE(fewer_than_no_rows_are_no_bytes));
