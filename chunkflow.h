@@ -9855,10 +9855,12 @@ static void cf__search_try_fixed(cf__search *search, cf_schedule_kind kind, int 
     }
 }
 
+/* On one stage both orders of `paper` take the same time but for rounding, by which ranks of a gang would choose
+   differently and wait for each other for ever. */
 static void cf__search_try_all_fixed(cf__search *search, int split) {
     int i;
     for (i = 0; i < 2 && search->maker.desc.shape.n_virtual == 1 && !split; i++) {
-        cf__search_try_fixed(search, CF_SCHEDULE_PAPER, i);
+        if (i == 0 || search->maker.desc.shape.n_stages > 1) cf__search_try_fixed(search, CF_SCHEDULE_PAPER, i);
         if (search->maker.desc.kind == CF_SCHEDULE_BEST)
             cf__search_try_fixed(search, i == 0 ? CF_SCHEDULE_1F1B : CF_SCHEDULE_GPIPE, 0);
     }
