@@ -10723,7 +10723,7 @@ CHUNKFLOW_API cf_result cf_schedule_validate(const cf_plan *plan, const cf_sched
 struct cf_schedule_index {
     const cf_schedule *schedule;
     cf__pipeline pipe;
-    int64_t n_places;
+    int64_t n_places;       /* transfers have theirs behind those of the passes */
     int32_t *at;            /* (cells x n_places) the action that stands there; -1: none */
     int32_t *slot;          /* (cells) the action that gave back the slot which an R takes; -1: one was free */
     int32_t *live, *freed;  /* (cells) while it is made, in the cell of a group's first chunk: how many chunks are kept,
@@ -10731,10 +10731,6 @@ struct cf_schedule_index {
     struct cf_schedule_index *made;
     cf_block block;
 };
-
-static int64_t cf__index_place(int pass) {
-    return pass < CF_COMPUTE_PASS_COUNT ? cf__pipe_place(pass) : pass - CF_SEND_F + CF__PIPE_PLACES;
-}
 
 static int32_t *cf__index_at(const cf_schedule_index *index, int64_t place, int64_t chunk, int64_t v) {
     return &index->at[(v * index->pipe.n + chunk) * index->n_places + place];
@@ -10762,7 +10758,7 @@ static void cf__index_note(cf_schedule_index *index, int64_t action) {
     const cf_action *a = &index->schedule->actions[action];
     int64_t chunk = a->chunk - index->pipe.first_chunk, cell = a->stage * index->pipe.n + chunk;
     int64_t first = cell - index->pipe.chunks[chunk].index;
-    *cf__index_at(index, cf__index_place(a->pass), chunk, a->stage) = (int32_t)action;
+    *cf__index_at(index, cf__pipe_place(a->pass), chunk, a->stage) = (int32_t)action;
     if (a->pass == CF_R && index->live[first] + 1 >= index->pipe.shape.k) index->slot[cell] = index->freed[first];
     index->live[first] += a->keep;
     if (a->pass != CF_B && a->pass != CF_W) return;
@@ -10794,7 +10790,7 @@ CHUNKFLOW_API cf_result cf_schedule_index_make(const cf_plan *plan, const cf_sch
     memset(&index, 0, sizeof index);
     index.schedule = schedule;
     index.pipe = cf__pipe_of(plan, &schedule->shape, NULL);
-    index.n_places = cf__index_place(schedule->lowered ? CF_PASS_COUNT : CF_SEND_F);
+    index.n_places = cf__pipe_place(schedule->lowered ? CF_PASS_COUNT : CF_SEND_F);
     CF__TRY(cf__make(&recipe, &index, allocator, error));
     *out = index.made;
     return CF_OK;
@@ -10805,7 +10801,7 @@ CHUNKFLOW_API void cf_schedule_index_free(cf_schedule_index *index) {
 }
 
 CHUNKFLOW_API int64_t cf_schedule_find(const cf_schedule_index *index, cf_pass pass, int64_t chunk, int64_t stage) {
-    int64_t place = (int)pass >= 0 && pass < CF_PASS_COUNT ? cf__index_place((int)pass) : INT64_MAX, i;
+    int64_t place = (int)pass >= 0 && pass < CF_PASS_COUNT ? cf__pipe_place((int)pass) : INT64_MAX, i;
     if (index == NULL || place >= index->n_places || chunk < index->pipe.first_chunk) return -1;
     i = chunk - index->pipe.first_chunk;
     if (i >= index->pipe.n || stage < 0 || stage >= index->pipe.n_v) return -1;
