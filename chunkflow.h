@@ -2932,7 +2932,7 @@ typedef struct cf__packer {
     cf_branch *branches;    /* (max_units) by unit, as in the plan */
     int32_t *group_of;      /* (max_units) number in the plan of the group that a unit is */
     int32_t *next_item;     /* (n_items) of the same unit; -1: none */
-    double *item_begins;    /* (n_items) where each begins */
+    double *item_begins;    /* (n_items) where each begins; before that what the trunk of a part costs */
     uint64_t *sorted_items; /* (n_items) by that */
     /* results */
     int64_t n_runs, n_units;
@@ -4013,39 +4013,45 @@ static void cf__pack_add_part(cf__packer *p, double cost) {
     p->costs[p->n_units++] = cost;
 }
 
-/* Parts a tree, as long as more than `most` is left of it; with `dry` it only notes what the parts cost. */
+/* Parts a tree, or a part of one, as long as more than `most` is left of it; with `dry` it only notes what the parts
+   cost. One child that is too dear by itself is a part that is parted in its turn, as item_begins says. */
 static void cf__pack_part_tree(cf__packer *p, int32_t root, double most, int dry) {
     cf__tree *t = &p->tree;
-    double left = p->item_costs[root], part = 0;
+    double left = p->item_begins[root] + p->item_costs[root], part = 0;
     int32_t id = t->child[root], first = id, next;
     for (; id >= 0 && left > most; id = next) {
         double trunk = cf__pack_slice_cost(p, root, 0, (int64_t)t->depth[id]);
         next = t->next[id];
         part += p->item_costs[id];
         if (next >= 0 && trunk + part + p->item_costs[next] <= most) continue;
-        for (; !dry && first != next; first = t->next[first]) {
+        if (first == id) p->item_begins[id] = trunk;
+        else cf__pack_add_part(p, trunk + part);
+        for (; first != next; first = t->next[first]) {
+            if (dry) continue;
             t->with[first] = first == id ? -1 : id;
             if (first == id) t->depth[id] = 0;
         }
-        cf__pack_add_part(p, trunk + part);
         left -= part;
         part = 0;
     }
     cf__pack_add_part(p, left);
 }
 
-/* Parts all trees that cost more than `most`. Returns what the dearest rank costs then. */
+/* Parts all trees that cost more than `most`, from their roots on. Returns what the dearest rank costs then. */
 static double cf__pack_part_all(cf__packer *p, double most, int dry) {
     int64_t i;
-    for (p->n_units = i = 0; i < p->n; i++)
-        if (p->tree.rank[i] == 0) cf__pack_part_tree(p, (int32_t)i, most, dry);
+    for (i = 0; i < p->n; i++) p->item_begins[i] = p->tree.rank[i] == 0 ? 0 : -1;
+    for (p->n_units = 0; i > 0;) {
+        int32_t id = (int32_t)cf__pack_item_sequence(p->tree.items[--i]);
+        if (p->item_begins[id] >= 0) cf__pack_part_tree(p, id, most, dry);
+    }
     cf__pack_give_units(p);
     p->n_units = 0;
     return cf__pack_dearest(p);
 }
 
-/* Parts trees where that makes the dearest rank cheaper, which copies have to earn. Returns whether it does: then parts
-   may be parted as well. */
+/* Parts trees where that makes the dearest rank cheaper, which copies have to earn. Parts of less than a rank's mean
+   cost more of them, and fill ranks better. Returns whether it does: then parts may be parted as well. */
 static int cf__pack_part_trees(cf__packer *p) {
     double mean = 0, most, best_most = DBL_MAX, whole, best;
     int64_t i;
@@ -4058,6 +4064,12 @@ static int cf__pack_part_trees(cf__packer *p) {
     for (most = mean; most > 0 && most < whole; most = cf__most(most * 1.1, whole / 64)) {
         double dearest = cf__pack_part_all(p, most, 1);
         if (dearest > best) continue; /* of two that are alike the later one copies less */
+        best = dearest;
+        best_most = most;
+    }
+    for (most = mean / 2; most > mean / 8; most /= 2) {
+        double dearest = cf__pack_part_all(p, most, 1);
+        if (dearest > cf__product(best, 0.95)) continue;
         best = dearest;
         best_most = most;
     }

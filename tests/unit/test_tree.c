@@ -1386,12 +1386,15 @@ TEST(many_ranks_of_a_tree_fit_into_what_is_asked_for) {
 
 /* Trees of 32 rows and 16 answers of 2, where a row costs 1 and a pair nothing. One on four ranks: the mean is 16, the
    tree 64, and four parts of 4 answers 40 each. Four of them: each rank has one, and no copy pays. And a tree of two
-   levels, of 4 rows, four times 8 and below each of these six times 4, on eight ranks: 24 for each of eight parts. */
+   levels, of 4 rows, four times 8 and below each of these six times 4, on eight ranks: 24 for each of eight parts. And
+   one with almost all at its end, 3 rows, in each of which one leaves it, and behind them eight times 10, on two ranks:
+   43 for four of those and the 3, and for those that left before 1, 3 and 2 rows. */
 TEST(dear_trees_are_parted_over_ranks) {
     static const struct {
         int n_trees, no_copies, n_ranks;
         int64_t rows, dearest;
-    } cases[] = {{1, 0, 4, 4 * 32 + 32, 40}, {1, 1, 4, 64, 64}, {4, 0, 4, 4 * 64, 64}, {0, 0, 8, 8 * 24, 24}};
+    } cases[] = {{1, 0, 4, 4 * 32 + 32, 40}, {1, 1, 4, 64, 64}, {4, 0, 4, 4 * 64, 64}, {0, 0, 8, 8 * 24, 24},
+                 {-1, 0, 2, 2 * 43 + 6, 47}};
     static int64_t lengths[64];
     static cf_share shares[64];
     size_t i;
@@ -1400,6 +1403,7 @@ TEST(dear_trees_are_parted_over_ranks) {
         int64_t j, rank, dearest = 0, n = cases[i].n_trees > 0 ? 16 * cases[i].n_trees : 24;
         cf_plan *plan = NULL;
         cf_plan_stats stats;
+        if (cases[i].n_trees < 0) n = 11;
         for (j = 0; j < n; j++) {
             lengths[j] = 34;
             shares[j].with = j / 16 * 16;
@@ -1408,6 +1412,10 @@ TEST(dear_trees_are_parted_over_ranks) {
             lengths[j] = 16;
             shares[j].with = j % 6 > 0 ? j - 1 : 0;
             shares[j].tokens = j % 6 > 0 ? 12 : j > 0 ? 4 : 0;
+            if (cases[i].n_trees == 0) continue;
+            lengths[j] = j < 3 ? j + 2 : 13;
+            shares[j].with = j > 3 ? 3 : j > 0 ? j - 1 : 0;
+            shares[j].tokens = j < 3 ? j : 3;
         }
         desc.n_ranks = cases[i].n_ranks;
         desc.no_copies = cases[i].no_copies;
