@@ -1344,8 +1344,10 @@ test_check() {
     same check/gang/said 1 "$(grep -c 'mg.json: 2 ranks meet in all passes of their gangs' out)"
     succeeds check/gang/lockstep check --plan pg.json --lockstep mg.json
     sed 's/"gang": 2}/"gang": 3}/' pg.json >pg3.json
-    cf plan --chunk-size 8K --k 1 --ranks 2 --gang 2 --plan-json pf.json --all-ranks --json mf.json --summary five
+    cf plan --chunk-size 8K --k 1 --ranks 2 --gang 2 --cost 0.7,0.11,0.003 --plan-json pf.json --all-ranks --json mf.json \
+        --summary five
     same plan/gang/alone "paper 0" "$(sed -n 's/^schedule *\([a-z]*\),.*/\1/p' out) $(grep -c '^in step' out)"
+    same plan/gap/rounded 0.00 "$(sed -n 's/^gap *\([-0-9.]*\) .*/\1/p' out)"
     succeeds check/gang/alone check --plan pf.json mf.json
     refuses compare/gang/stages 2 'has gangs: take paper and one stage' compare --chunk-size 8K --ranks 2 --gang 2 --stages 2 five
     refuses check/gang/broken 1 'gang' check pg3.json

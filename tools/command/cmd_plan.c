@@ -9,6 +9,7 @@
 #include "table.h"
 #include "trace.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -425,7 +426,8 @@ static void print_times(const planned *made) {
     if (timeline->n_bounds > 0) putchar('\n');
     if (timeline->bound > 0)
         printf("gap               %.2f %% above the strongest bound, %s\n",
-               100 * (timeline->makespan / timeline->bound - 1), pipeline_strongest(timeline));
+               fmax(0, 100 * (timeline->makespan / timeline->bound - 1)), /* rounded, it may be less */
+               pipeline_strongest(timeline));
     if (made->run.schedule->kind == CF_SCHEDULE_BEST && !made->run.schedule->shape.forward_only)
         printf("search            %s candidates tried, %s a search; %s better than all before; best fixed schedule: "
                "%s, %s\n",
