@@ -285,6 +285,9 @@ bad() {
 llama='"model_type": "llama"'
 bad moe 'the numbers of experts, and of those for each token, are missing' '"model_type": "qwen3_moe"'
 bad mixtral 'the numbers of experts' '"model_type": "mixtral", "num_local_experts": 8'
+deepseek='"model_type": "deepseek_v3", "n_routed_experts": 8, "num_experts_per_tok": 2'
+bad n_group 'n_group, topk_group: wanted groups' "$deepseek, \"n_group\": 3, \"topk_group\": 1"
+bad topk_group 'n_group, topk_group: wanted groups' "$deepseek, \"n_group\": 4, \"topk_group\": 5"
 bad mlp_only 'mlp_only_layers: cannot be described' '"model_type": "qwen3_moe", "mlp_only_layers": [0]'
 bad layer_types 'layer_types: wanted one for each' "$llama, \"layer_types\": [\"full_attention\"]"
 bad layer_type "layer_types: there is no 'linear_attention' in a llama" \

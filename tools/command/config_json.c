@@ -348,6 +348,8 @@ static int check_members(const reading *r) {
         return json_wrong(r->document, 0, "a mixture of experts, which no %s is", r->type->name);
     if (r->type->experts && (first_of(c->experts, 3) < 1 || first_of(c->active, 2) < 1))
         return json_wrong(r->document, 0, "the numbers of experts, and of those for each token, are missing");
+    if (c->groups > 0 && (first_of(c->experts, 3) % c->groups != 0 || c->group_limit > c->groups))
+        return json_wrong(r->document, 0, "n_group, topk_group: wanted groups that divide the experts, and some of them");
     return CLI_OK;
 }
 
