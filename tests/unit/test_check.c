@@ -577,9 +577,10 @@ TEST(missing_arguments_are_named_by_validate) {
     cf_schedule_desc desc = {0};
     cf_validate_desc limits = {0};
     cf_error error;
-    int64_t minus = -2;
+    const int64_t minus[2] = {0, -2};
     harness_heap heap;
     cf_allocator allocator;
+    desc.shape.n_stages = 2;
     REQUIRE(cf_schedule_make(plan, &desc, &s, NULL) == CF_OK);
     CHECK_INT(cf_schedule_validate(NULL, s, NULL, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "plan");
@@ -590,10 +591,15 @@ TEST(missing_arguments_are_named_by_validate) {
     CHECK_INT(cf_schedule_validate(plan, s, &limits, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "limits.chunks");
     limits.limits.chunks = 0;
-    limits.limits.chunks_by_stage = &minus;
+    limits.limits.chunks_by_stage = minus;
     CHECK_INT(cf_schedule_validate(plan, s, &limits, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "limits.chunks_by_stage");
+    CHECK_INT(error.item, 1);
     limits.limits.chunks_by_stage = NULL;
+    limits.limits.state_by_stage = minus;
+    CHECK_INT(cf_schedule_validate(plan, s, &limits, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_STR(error.field, "limits.state_by_stage");
+    limits.limits.state_by_stage = NULL;
     limits.limits.per_token.boundary = -4;
     CHECK_INT(cf_schedule_validate(plan, s, &limits, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "limits.per_token.boundary");

@@ -396,6 +396,7 @@ TEST(forwards_alone_with_anything_else_are_refused) {
     s->n_actions = s->first[1] = 4;
     CHECK(cf_schedule_validate(plan, s, NULL, NULL, &error) == CF_ERROR_SCHEDULE);
     CHECK_INT(error.wanted, 5);
+    CHECK(strstr(error.text, "needs a pass") != NULL);
     CHECK(cf_run(plan, s, 0, NULL, NULL, &error) == CF_ERROR_SCHEDULE); /* and a chunk is left out */
     cf_schedule_free(s);
     s = NULL;

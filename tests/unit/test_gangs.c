@@ -520,13 +520,14 @@ TEST(gangs_that_cannot_be_are_named) {
     refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "gang");
     t.pack.gang = -1;
     refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "gang");
-    t.pack.gang = 4;
+    t.pack.gang = 2;
     t.pack.lockstep = 1;
     refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "gang");
     t.pack.lockstep = 0;
     t.pack.shares = shares;
     refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "gang");
     t.pack.shares = NULL;
+    t.pack.gang = 4;
     t.pack.method = CF_PACK_FIRST_FIT;
     refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "method");
     t.pack.method = CF_PACK_DEFAULT;

@@ -404,6 +404,21 @@ TEST(a_group_that_ends_too_early) {
 }
 
 /* Of a plan that nobody has validated. */
+/* The first of two chunks ends one token before the place that is aligned, and all that follows from it agrees. */
+TEST(a_chunk_that_ends_between_two_places) {
+    cf_plan copy = known_plan();
+    cf_error error;
+    copy.slices[5].length = copy.chunks[4].tokens = copy.chunks[5].prefix = copy.slices[6].begin = 15;
+    copy.slices[6].length = 6;
+    copy.chunks[4].pairs = 120;
+    copy.chunks[5].tokens = 11;
+    copy.chunks[5].pairs = 126;
+    CHECK_INT(cf_plan_validate(&copy, known_lengths, N_KNOWN, NULL, &error), CF_ERROR_PLAN);
+    CHECK_STR(error.field, "slices.length");
+    CHECK_INT(error.item, 5);
+    drop_copy(&copy);
+}
+
 TEST(fewer_than_no_rows_are_no_bytes) {
     cf_plan plan = known_plan();
     cf_schedule_desc desc = {.limits = {.bytes = 1000, .per_token = {1, 1, 1, 1}}};
@@ -418,4 +433,5 @@ TEST(fewer_than_no_rows_are_no_bytes) {
 
 SUITE(validate, CASE(a_plan_made_by_hand_is_accepted), CASE(each_kind_of_damage_is_named), CASE(a_group_without_slices),
       CASE(impossible_methods_are_named), CASE(random_damage_is_judged_as_by_the_oracle),
-      CASE(validate_refuses_bad_arguments), CASE(a_group_that_ends_too_early), CASE(fewer_than_no_rows_are_no_bytes));
+      CASE(validate_refuses_bad_arguments), CASE(a_group_that_ends_too_early), CASE(fewer_than_no_rows_are_no_bytes),
+      CASE(a_chunk_that_ends_between_two_places));
