@@ -349,7 +349,8 @@ static int check_members(const reading *r) {
     if (r->type->experts && (first_of(c->experts, 3) < 1 || first_of(c->active, 2) < 1))
         return json_wrong(r->document, 0, "the numbers of experts, and of those for each token, are missing");
     if (c->groups > 0 && (first_of(c->experts, 3) % c->groups != 0 || c->group_limit > c->groups))
-        return json_wrong(r->document, 0, "n_group, topk_group: wanted groups that divide the experts, and some of them");
+        return json_wrong(r->document, 0,
+                          "n_group, topk_group: wanted groups that divide the experts, and no more for a token");
     return CLI_OK;
 }
 
