@@ -3611,8 +3611,9 @@ static void cf__pack_assign_items(cf__packer *p) {
 /* The rank of a sequence, with gangs; or the chain that a bush hangs on, n_chains where it is a tree of its own. */
 static int64_t cf__pack_owner(const cf__packer *p, uint64_t item) {
     int64_t id = cf__pack_item_sequence(item);
-    int32_t parent = p->blocks == NULL ? p->tree.nodes[id].parent : -1;
+    int32_t parent;
     if (p->blocks != NULL) return p->blocks[id];
+    parent = p->tree.nodes[id].parent;
     return parent >= 0 ? p->tree.nodes[parent].chain : p->tree.n_chains;
 }
 

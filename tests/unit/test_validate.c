@@ -403,7 +403,6 @@ TEST(a_group_that_ends_too_early) {
     drop_copy(&plan);
 }
 
-/* Of a plan that nobody has validated. */
 /* The first of two chunks ends one token before the place that is aligned, and all that follows from it agrees. */
 TEST(a_chunk_that_ends_between_two_places) {
     cf_plan copy = known_plan();
@@ -419,6 +418,7 @@ TEST(a_chunk_that_ends_between_two_places) {
     drop_copy(&copy);
 }
 
+/* Of a plan that nobody has validated. */
 TEST(fewer_than_no_rows_are_no_bytes) {
     cf_plan plan = known_plan();
     cf_schedule_desc desc = {.limits = {.bytes = 1000, .per_token = {1, 1, 1, 1}}};
