@@ -185,7 +185,7 @@ static int add_rows(comparison *t, const int64_t *k, int64_t n_k) {
     }
     for (i = 0; i < n_k; i++)
         for (replay = first; replay <= last; replay++)
-            for (kind = CF_SCHEDULE_PAPER; kind < (t->pipe.gang > 1 ? 2 : ROW_KINDS); kind++)
+            for (kind = CF_SCHEDULE_PAPER; kind < (t->pipe.gang > 1 ? CF_SCHEDULE_PAPER + 1 : ROW_KINDS); kind++)
                 add_row(t, kind, replay, k[i]);
     return CLI_OK;
 }

@@ -133,7 +133,8 @@ static const char *const shared[] = {
     "--model", "--config", "--layers", "--hidden", "--heads", "--kv-heads", "--head-dim", "--ffn", "--vocab", "--tied",
     "--qkv-bias", "--qk-norm", "--no-gate", "--mtp", "--imbalance", "--no-sp", "--stage-layers", "--gpu",
     "--gpus-per-node", "--launch", "--loss", "--unfused", "--state-gradient", "--optimizer", "--lora",
-    "--lora-experts", "--runtime", "--fragmentation", "--no-tails", "--align", "--split-backward", "--virtual", "--placement", "--costs"};
+    "--lora-experts", "--runtime", "--fragmentation", "--no-tails", "--align", "--split-backward", "--virtual",
+    "--placement", "--costs"};
 
 static int is_shared(const char *name) {
     size_t i;
