@@ -178,6 +178,7 @@ static_unused() { # compiler
 declarations() { # compiler
     name=declarations-$1
     wanted "$name" || return 0
+    case " $standards " in *" c++11 "*) ;; *) return 0 ;; esac # that it is skipped has been said
     every="-Wall -Wextra -Wpedantic -Wold-style-cast -Wuseless-cast"
     case $1 in clang) every=-Weverything ;; esac
     printf '%s\n' '#include "chunkflow.h"' '#include "tools/chunkflow_tune.h"' '#define CHUNKFLOW_CUDA_HEADER_ONLY' \
