@@ -28,7 +28,6 @@
                                cf_schedule_free
        time them               cf_simulate, cf_timeline_free
          from your own clock   cf_timeline_measured
-     ~   no faster than        cf_schedule_bounds
      ~ ranks in step           cf_columns_make, cf_columns_schedule, cf_ranks_validate
        add the transfers       cf_schedule_lower
        run them                cf_run, cf_run_capacity (how large the buffers must be), cf_run_size, cf_chunk_seed
@@ -1469,17 +1468,6 @@ CHUNKFLOW_API cf_result cf_timeline_measured(const cf_plan *plan, const cf_sched
                                              cf_timeline **out, cf_error *error);
 
 CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline);
-
-/* Lower bounds without a schedule: the numbers that cf_simulate gives for a schedule made from this description. They
-   take a fraction of the time of making one, so a search can ask them first. desc: as for cf_schedule_make; a limit on
-   chunks, given or by default, adds the bound "memory", and limits on bytes are not looked at. Where `best` may split
-   backwards, they hold for schedules that split some; where it may choose the placement, they are those of the one
-   whose strongest bound is lower.
-
-   bounds, *n_bounds: as in cf_timeline; untouched on failure. Errors: those of cf_schedule_make. Time is n log n in the
-   passes; working space comes from desc->allocator. The plan must be sound. */
-CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedule_desc *desc,
-                                           cf_bound bounds[CF_MAX_BOUNDS], int64_t *n_bounds, cf_error *error);
 
 /* What a stage holds at every moment, for cf_memory_estimate or for sums of your own. A moment is an action of the
    stage's list, from its start to its end: n = schedule->first[stage + 1] - schedule->first[stage] of them.
@@ -11222,7 +11210,6 @@ typedef struct cf__simulation {
     cf__clock clock;
     cf__bounds bounds;
     cf_timeline header, *timeline;
-    const cf__schedule_maker *maker; /* of cf_schedule_bounds */
 } cf__simulation;
 
 static cf_block *cf__simulate_object(void *job, cf__carver *carver) {
@@ -11318,22 +11305,25 @@ static void cf__simulate_add_bound(cf_timeline *timeline, const char *name, doub
     timeline->bound = cf__most(timeline->bound, value);
 }
 
-/* Once their limits are filled in. */
-static void cf__simulate_add_bounds(cf__simulation *sim, cf_timeline *timeline) {
+static void cf__simulate_add_bounds(cf__simulation *sim) {
     cf__bounds *bounds = &sim->bounds;
-    int64_t s = 0;
+    int64_t s, limited = 0;
+    for (s = 0; s < sim->pipe.shape.n_stages; s++) {
+        bounds->limits[s] = cf__pipe_room_of(&sim->desc.limits, sim->schedule, s).chunks;
+        if (sim->pipe.shape.forward_only) bounds->limits[s] = INT64_MAX;
+        limited |= bounds->limits[s] < INT64_MAX;
+    }
     cf__bounds_find(bounds, &sim->pipe, sim->splits, DBL_MAX);
-    cf__simulate_add_bound(timeline, "critical-path", bounds->critical_path);
-    cf__simulate_add_bound(timeline, "stage-load", bounds->stage_load);
-    while (s < sim->pipe.shape.n_stages && bounds->limits[s] == INT64_MAX) s++;
-    if (s < sim->pipe.shape.n_stages) cf__simulate_add_bound(timeline, "memory", bounds->memory);
+    cf__simulate_add_bound(sim->timeline, "critical-path", bounds->critical_path);
+    cf__simulate_add_bound(sim->timeline, "stage-load", bounds->stage_load);
+    if (limited) cf__simulate_add_bound(sim->timeline, "memory", bounds->memory);
 }
 
 static cf_result cf__simulate_fill(void *job) {
     cf__simulation *sim = (cf__simulation *)job;
     size_t cells = (size_t)(sim->pipe.n * sim->pipe.n_v);
     cf__clock *clock = &sim->clock;
-    int64_t s, stuck;
+    int64_t stuck;
     cf__pipe_fill(&sim->pipe);
     CF__TRY(cf__pipe_check_total(&sim->pipe, sim->error));
     memset(sim->check.cells, 0, cells * sizeof *sim->check.cells);
@@ -11349,11 +11339,7 @@ static cf_result cf__simulate_fill(void *job) {
     CF__TRY(cf__check_all_complete(&sim->check));
     cf__simulate_count(sim->timeline, sim->schedule->actions, sim->timeline->start, sim->timeline->end);
     cf__simulate_count_streams(sim);
-    for (s = 0; s < sim->pipe.shape.n_stages && !sim->desc.no_bounds; s++)
-        sim->bounds.limits[s] = sim->pipe.shape.forward_only
-                                    ? INT64_MAX
-                                    : cf__pipe_room_of(&sim->desc.limits, sim->schedule, s).chunks;
-    if (!sim->desc.no_bounds) cf__simulate_add_bounds(sim, sim->timeline);
+    if (!sim->desc.no_bounds) cf__simulate_add_bounds(sim);
     return CF_OK;
 }
 
@@ -11425,57 +11411,6 @@ CHUNKFLOW_API cf_result cf_timeline_measured(const cf_plan *plan, const cf_sched
 
 CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline) {
     if (timeline != NULL) cf__free_object(timeline, &timeline->block);
-}
-
-/* ---- bounds without a schedule ---- */
-
-static void cf__simulate_layout_bounds(void *job, cf__carver *carver) {
-    cf__simulation *sim = (cf__simulation *)job;
-    cf__pipe_layout(&sim->pipe, carver);
-    cf__bounds_layout(&sim->bounds, &sim->pipe, sim->splits, carver);
-}
-
-/* Only the bounds of the header are filled in: of all placements that this is called for, those of the lowest. */
-static cf_result cf__simulate_fill_bounds(void *job) {
-    cf__simulation *sim = (cf__simulation *)job;
-    cf_timeline found;
-    int64_t s;
-    memset(&found, 0, sizeof found);
-    cf__pipe_fill(&sim->pipe);
-    CF__TRY(cf__pipe_check_total(&sim->pipe, sim->error));
-    for (s = 0; s < sim->pipe.shape.n_stages; s++) {
-        int64_t chunks = cf__schedule_asked(sim->maker, s).chunks;
-        sim->bounds.limits[s] = chunks > 0 ? chunks : INT64_MAX;
-    }
-    cf__simulate_add_bounds(sim, &found);
-    if (sim->header.n_bounds == 0 || found.bound < sim->header.bound) sim->header = found;
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_schedule_bounds(const cf_plan *plan, const cf_schedule_desc *desc,
-                                           cf_bound bounds[CF_MAX_BOUNDS], int64_t *n_bounds, cf_error *error) {
-    static const cf__recipe recipe = {"bounds", 0, cf__simulate_layout_bounds, NULL, NULL, cf__simulate_fill_bounds};
-    cf__schedule_maker maker;
-    cf__simulation sim;
-    int placement;
-    if (bounds == NULL) return cf__fail_null(error, "bounds");
-    if (n_bounds == NULL) return cf__fail_null(error, "n_bounds");
-    CF__TRY(cf__schedule_open(&maker, plan, desc, error));
-    memset(&sim, 0, sizeof sim);
-    sim.maker = &maker;
-    sim.pipe = maker.pipe;
-    sim.error = error;
-    sim.splits = cf__schedule_splits(&maker.desc);
-    if (sim.splits && maker.desc.kind == CF_SCHEDULE_BEST) sim.splits = CF__BOUNDS_EITHER;
-    for (placement = CF_PLACEMENT_LOOP; placement <= CF_PLACEMENT_V; placement++) {
-        if (!cf__schedule_allows(&maker.desc, placement)) continue;
-        sim.pipe.shape.placement = (cf_placement)placement;
-        maker.pipe.shape.placement = sim.pipe.shape.placement; /* the default limit follows it */
-        CF__TRY(cf__make(&recipe, &sim, desc->allocator, error));
-    }
-    memcpy(bounds, sim.header.bounds, (size_t)sim.header.n_bounds * sizeof *bounds);
-    *n_bounds = sim.header.n_bounds;
-    return CF_OK;
 }
 
 /* ---- memory at every moment ---- */

@@ -2663,7 +2663,7 @@ static double cft__stage_load(const cft__tuner *t, int64_t rank, int64_t k) {
 }
 
 /* What no schedule of the batch at hand can beat, whatever its kind and replay: the bound of the slowest rank, which is
-   *slowest. It takes sums over the chunks, where the bounds of cf_schedule_bounds need a graph. */
+   *slowest. It takes sums over the chunks, and knows no order of passes. */
 static double cft__find_bound(const cft__tuner *t, int64_t k, int64_t *slowest) {
     double most = 0;
     int64_t rank;

@@ -191,19 +191,6 @@ static int order(road *r) {
 /* Denormal numbers have fewer digits. */
 static int near_or_more(double a, double b) { return a >= b * (1 - 1e-9) - 1e-300; }
 
-/* Bounds that are known before there is a schedule. */
-static void check_bounds(const road *r) {
-    cf_bound bounds[CF_MAX_BOUNDS];
-    cf_error error = fuzz_error();
-    int64_t n = 0, i;
-    FUZZ_CHECK(fuzz_result(cf_schedule_bounds(r->plan, &r->order, bounds, &n, &error), &error),
-               "there is a schedule, and no bounds: %s", error.text);
-    FUZZ_CHECK(n >= 0 && n <= CF_MAX_BOUNDS, "%lld bounds", (long long)n);
-    for (i = 0; i < n; i++)
-        FUZZ_CHECK(near_or_more(r->timeline->makespan, bounds[i].value), "makespan %.17g, %s says %.17g",
-                   r->timeline->makespan, bounds[i].name, bounds[i].value);
-}
-
 static void time_it(road *r) {
     cf_simulate_desc desc = {0};
     cf_error error = fuzz_error();
@@ -214,7 +201,6 @@ static void time_it(road *r) {
                "cf_simulate: %s", error.text);
     FUZZ_CHECK(near_or_more(r->timeline->makespan, r->timeline->bound), "makespan %.17g, bound %.17g",
                r->timeline->makespan, r->timeline->bound);
-    check_bounds(r);
     if (r->wild > 0 || r->schedule->n_actions > 60) return;
     wanted = pipeline_makespan(r->plan, r->schedule, r->order.timing, NULL, NULL);
     FUZZ_CHECK(near_or_more(wanted, r->timeline->makespan) && near_or_more(r->timeline->makespan, wanted),
