@@ -2448,20 +2448,13 @@ static void cf__sort_by_key(int32_t *ids, int64_t n, const double *keys) {
 
 typedef struct cf__tree_node {
     int64_t begin, length; /* rows of its sequence */
-    int64_t rows;          /* of it and all below it, with padding; counted to one more than chunk_size */
+    uint32_t rows;         /* of it and all below it, with padding; counted to one more than chunk_size */
     int32_t sequence, parent;
     int32_t end;           /* nodes id + 1 .. end - 1 are below it */
     int32_t first, n;      /* its sequences, in order */
     int32_t chain;         /* -1: it is part of a bush */
-    int32_t follower;      /* the node that continues the chain; -1: none */
-    int32_t n_trunks;      /* nodes right below it that are not small */
+    int32_t follower;      /* the node that continues the chain; negative: none, or several would */
 } cf__tree_node;
-
-/* A group to be: the nodes from `node` on, follower by follower. */
-typedef struct cf__tree_chain {
-    int64_t begin, tokens;
-    int32_t node, parent; /* parent: a chain, which ends where this one begins */
-} cf__tree_chain;
 
 typedef struct cf__tree {
     const int64_t *lengths;
@@ -2477,11 +2470,11 @@ typedef struct cf__tree {
     double *depth;
     int32_t *child, *next;  /* of each: one that leaves it, and the next that leaves the same, by rising depth */
     int32_t *at;            /* and the node behind which it leaves */
+    int32_t *order;         /* (n) as in the plan */
     int32_t *stack;
-    uint64_t *items, *spare;
-    int64_t *order;         /* (n) as in the plan */
+    uint64_t *items, *spare; /* (n) */
     cf__tree_node *nodes;   /* (2 n) in preorder */
-    cf__tree_chain *chains; /* (most_chains) likewise */
+    int32_t *chains;        /* (most_chains) likewise the first node of each: a group to be, follower by follower */
     int64_t n_nodes, n_chains;
 } cf__tree;
 
@@ -2523,13 +2516,11 @@ static void cf__tree_layout(cf__tree *t, cf__carver *carver) {
     t->depth = (double *)cf__take(carver, n, sizeof(double));
     t->child = (int32_t *)cf__take(carver, n, sizeof(int32_t));
     t->next = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    t->at = (int32_t *)cf__take(carver, n, sizeof(int32_t));
+    t->at = t->jump; /* both are of no use any more once everybody has been attached */
+    t->order = t->rank;
     t->stack = (int32_t *)cf__take(carver, n, sizeof(int32_t));
-    t->items = (uint64_t *)cf__take(carver, n, sizeof(uint64_t));
-    t->spare = (uint64_t *)cf__take(carver, n, sizeof(uint64_t));
-    t->order = (int64_t *)cf__take(carver, n, sizeof(int64_t));
     t->nodes = (cf__tree_node *)cf__take(carver, 2 * n, sizeof(cf__tree_node));
-    t->chains = (cf__tree_chain *)cf__take(carver, t->most_chains, sizeof(cf__tree_chain));
+    t->chains = (int32_t *)cf__take(carver, t->most_chains, sizeof(int32_t));
 }
 
 /* Of a sequence and the one that it is said to share with: what is shared with that one may be no more than what that
@@ -2623,35 +2614,28 @@ static int cf__tree_is_small(const cf__tree *t, const cf__tree_node *node, int32
     return node->rows <= t->chunk_size && (t->max_slices == 0 || node->end == id + 1);
 }
 
-/* What is below each node. */
+/* What is below each node. A chain goes on where one way leads on; not where slices are counted, for each node would be
+   another one. */
 static void cf__tree_add_up(cf__tree *t) {
-    int64_t i;
-    for (i = t->n_nodes - 1; i >= 0; i--) {
+    int32_t i;
+    for (i = (int32_t)t->n_nodes - 1; i >= 0; i--) {
         cf__tree_node *node = &t->nodes[i], *parent = node->parent >= 0 ? &t->nodes[node->parent] : NULL;
-        node->rows = cf__min(node->rows + cf__round_up(node->length, t->align), t->chunk_size + 1);
+        node->rows = (uint32_t)cf__min(node->rows + cf__round_up(node->length, t->align), t->chunk_size + 1);
         if (parent == NULL) continue;
-        parent->rows = cf__min(parent->rows + node->rows, t->chunk_size + 1);
+        parent->rows = (uint32_t)cf__min((int64_t)parent->rows + node->rows, t->chunk_size + 1);
         parent->end = (int32_t)cf__max(parent->end, node->end);
         parent->n += node->n;
-        parent->n_trunks += !cf__tree_is_small(t, node, (int32_t)i);
+        if (!cf__tree_is_small(t, node, i)) parent->follower = parent->follower == -1 && t->max_slices == 0 ? i : -2;
     }
 }
 
-/* A chain goes on where one way leads on; not where slices are counted, for each node would be another one. */
 static void cf__tree_make_chains(cf__tree *t) {
     int32_t i;
     for (i = 0; i < t->n_nodes; i++) {
         cf__tree_node *node = &t->nodes[i], *parent = node->parent >= 0 ? &t->nodes[node->parent] : NULL;
         if (cf__tree_is_small(t, node, i)) continue;
-        if (parent != NULL && parent->n_trunks == 1 && t->max_slices == 0) {
-            parent->follower = i;
-            node->chain = parent->chain;
-        } else {
-            const cf__tree_chain chain = {node->begin, 0, i, parent != NULL ? parent->chain : -1};
-            node->chain = (int32_t)t->n_chains;
-            t->chains[t->n_chains++] = chain;
-        }
-        t->chains[node->chain].tokens += node->length;
+        node->chain = parent != NULL && parent->follower == i ? parent->chain : (int32_t)t->n_chains;
+        if (node->chain == t->n_chains) t->chains[t->n_chains++] = i;
     }
 }
 
@@ -2847,6 +2831,13 @@ typedef struct cf__pack_unit {
     int64_t next_slice;  /* while writing: where its next item goes in plan->slices; in trees, its first item */
 } cf__pack_unit;
 
+/* A unit that is a group of a tree. */
+typedef struct cf__pack_kin {
+    int32_t parent, child, next; /* units: the first child, and the next of the same parent */
+    int32_t below;               /* as in the plan */
+    int32_t group;               /* its number there */
+} cf__pack_kin;
+
 /* Items of one padded size, or groups of one number of chunks, next to each other after sorting. */
 typedef struct cf__pack_run {
     int32_t first; /* item; first fit counts it up, and `left` down */
@@ -2917,11 +2908,10 @@ typedef struct cf__packer {
     double slice_target;    /* CF_SPLIT_COST: no slice is dearer; DBL_MAX: slices are full */
     cf__pack_bins bins;     /* best fit: open chunks by room */
     /* only where rows are shared: an item is a bush then, length << 32 | node */
-    cf_branch *branches;    /* (max_units) by unit, as in the plan */
-    int32_t *group_of;      /* (max_units) number in the plan of the group that a unit is */
+    cf__pack_kin *kin;      /* (max_units) */
     int32_t *next_item;     /* (n_items) of the same unit; -1: none */
-    double *item_begins;    /* (n_items) where each begins; before that what the trunk of a part costs */
-    uint64_t *sorted_items; /* (n_items) by that */
+    double *trunks;         /* (n) what the trunk of a part costs; only with more than one rank */
+    uint64_t *third;        /* (n) beside items and spare */
     /* results */
     int64_t n_runs, n_units;
     int64_t n_shares, n_share_cuts; /* units 0 .. n_shares - 1 are shares of gangs, whose ranks are given */
@@ -3239,21 +3229,23 @@ static void cf__pack_layout_bins(cf__packer *p, cf__carver *carver) {
 static void cf__pack_layout_trees(cf__packer *p, cf__carver *carver) {
     if (p->tree.shares == NULL) return;
     cf__tree_layout(&p->tree, carver);
-    p->branches = (cf_branch *)cf__take(carver, p->max_units, sizeof(cf_branch));
-    p->group_of = (int32_t *)cf__take(carver, p->max_units, sizeof(int32_t));
+    p->kin = (cf__pack_kin *)cf__take(carver, p->max_units, sizeof(cf__pack_kin));
     p->next_item = (int32_t *)cf__take(carver, p->n_items, sizeof(int32_t));
-    p->item_begins = (double *)cf__take(carver, p->n_items, sizeof(double));
-    p->sorted_items = (uint64_t *)cf__take(carver, p->n_items, sizeof(uint64_t));
+    p->trunks = (double *)cf__take(carver, p->desc.n_ranks > 1 ? p->n : 0, sizeof(double));
+    p->third = (uint64_t *)cf__take(carver, p->n, sizeof(uint64_t));
+    p->tree.items = p->spare; /* items and units come after trees */
+    p->tree.spare = p->third;
 }
 
 static void cf__pack_scratch(void *job, cf__carver *carver) {
     cf__packer *p = (cf__packer *)job;
     int64_t ranks = p->desc.n_ranks > 1 ? p->desc.n_ranks : 0;
+    int64_t n_cut = p->tree.shares != NULL ? p->tree.most_chains : p->head.n_groups;
     int64_t n_runs = cf__max(cf__min(p->n_items, p->desc.chunk_size), cf__pack_in_step(p) ? p->head.n_groups : 0);
-    p->groups = (cf_group *)cf__take(carver, p->head.n_groups, sizeof(cf_group));
+    p->groups = (cf_group *)cf__take(carver, n_cut, sizeof(cf_group));
     p->cuts = (int32_t *)cf__take(carver, p->n_dependent, sizeof(int32_t));
-    p->items = (uint64_t *)cf__take(carver, p->n_items + p->head.n_groups, sizeof(uint64_t));
-    p->spare = (uint64_t *)cf__take(carver, p->n_items + p->head.n_groups, sizeof(uint64_t));
+    p->items = (uint64_t *)cf__take(carver, p->n_items + n_cut, sizeof(uint64_t));
+    p->spare = (uint64_t *)cf__take(carver, p->n_items + n_cut, sizeof(uint64_t));
     p->runs = (cf__pack_run *)cf__take(carver, n_runs + 1, sizeof(cf__pack_run));
     p->unit_of = (int32_t *)cf__take(carver, p->n_items, sizeof(int32_t));
     p->units = (cf__pack_unit *)cf__take(carver, p->max_units, sizeof(cf__pack_unit));
@@ -3355,11 +3347,15 @@ static cf_result cf__pack_collect_groups(cf__packer *p) {
 
 /* The same of chains. */
 static cf_result cf__pack_collect_chains(cf__packer *p) {
+    const cf__tree_node *nodes = p->tree.nodes;
     int64_t i, n_cuts = 0;
     for (i = 0; i < p->tree.n_chains; i++) {
-        const cf__tree_chain *chain = &p->tree.chains[i];
-        p->from = chain->begin;
-        CF__TRY(cf__pack_plan_group(p, p->tree.nodes[chain->node].sequence, chain->tokens, &p->groups[i]));
+        const cf__tree_node *node = &nodes[p->tree.chains[i]], *last = node;
+        int64_t tokens = node->length;
+        for (; last->follower >= 0; tokens += last->length) last = &nodes[last->follower];
+        p->from = node->begin;
+        p->kin[i].parent = node->parent >= 0 ? nodes[node->parent].chain : -1;
+        CF__TRY(cf__pack_plan_group(p, node->sequence, tokens, &p->groups[i]));
         CF__TRY(cf__pack_cut_group(p, &p->groups[i], &n_cuts));
     }
     p->n_dependent = n_cuts;
@@ -3643,70 +3639,58 @@ static void cf__pack_assign_bushes(cf__packer *p) {
     cf__bits_clear(&p->bins.used);
     for (i = 0; i < n_chains; i++) {
         int64_t leaf = p->n_units;
-        p->branches[i].parent = p->tree.chains[i].parent;
         cf__pack_bins_insert(p, (int32_t)i);
         cf__pack_find_runs(p, first[i], first[i + 1]);
         cf__pack_best_fit(p);
         while (cf__pack_bins_take(p, 1) >= 0) continue;
-        for (; leaf < p->n_units; leaf++) {
-            memset(&p->groups[leaf], 0, sizeof p->groups[leaf]);
-            p->branches[leaf].parent = i;
-        }
+        for (; leaf < p->n_units; leaf++) p->kin[leaf].parent = (int32_t)i;
     }
     p->n_dependent += p->n_units - n_chains;
     p->head.n_groups = p->n_units;
-    for (i = 0; i < p->n_units; i++) cf__pack_bins_insert(p, (int32_t)i);
+    for (i = 0; i < p->n_units && p->first_free < p->n_items; i++) cf__pack_bins_insert(p, (int32_t)i);
     cf__pack_find_runs(p, p->first_free, p->n_items);
     cf__pack_best_fit(p);
-}
-
-/* Puts a group behind those children that its parent has so far. */
-static void cf__pack_adopt(cf__packer *p, int64_t id) {
-    cf_branch *branch = &p->branches[id], *parent = &p->branches[branch->parent];
-    branch->previous = parent->last_child;
-    if (parent->first_child < 0) parent->first_child = id;
-    else p->branches[parent->last_child].next = id;
-    parent->last_child = id;
 }
 
 /* Who is whose child: leaves first, then chains, and that with the longest path below it last, for it ends the tree.
    Parents have lower numbers than children. */
 static void cf__pack_link_groups(cf__packer *p) {
-    int64_t n = p->head.n_groups, id;
-    int32_t *tallest = p->sorted;
+    int32_t *tallest = p->sorted, n = (int32_t)p->head.n_groups, id, parent;
     int turn;
     for (id = 0; id < n; id++) {
-        const cf_branch branch = {p->branches[id].parent, -1, -1, -1, -1, 0};
-        p->branches[id] = branch;
-        if (branch.parent >= 0) p->units[id].lead = p->units[branch.parent].lead;
+        const cf__pack_kin kin = {parent = p->kin[id].parent, -1, -1, 0, 0};
+        p->kin[id] = kin;
+        if (parent >= 0) p->units[id].lead = p->units[parent].lead;
         tallest[id] = -1;
     }
     for (id = n - 1; id >= 0; id--) {
-        int64_t parent = p->branches[id].parent, height = p->branches[id].below + p->units[id].n_chunks;
-        if (parent < 0 || height <= p->branches[parent].below) continue;
-        p->branches[parent].below = height;
-        tallest[parent] = (int32_t)id;
+        int32_t height = p->kin[id].below + p->units[id].n_chunks;
+        if ((parent = p->kin[id].parent) < 0 || height <= p->kin[parent].below) continue;
+        p->kin[parent].below = height;
+        tallest[parent] = id;
     }
     for (turn = 0; turn < 3; turn++)
-        for (id = 0; id < n; id++)
-            if (p->branches[id].parent >= 0 &&
-                turn == (id >= p->tree.n_chains ? 0 : tallest[p->branches[id].parent] == id ? 2 : 1))
-                cf__pack_adopt(p, id);
+        for (id = n - 1; id >= 0; id--) {
+            if ((parent = p->kin[id].parent) < 0) continue;
+            if (turn != (tallest[parent] == id && id < p->tree.n_chains ? 0 : id < p->tree.n_chains ? 1 : 2)) continue;
+            p->kin[id].next = p->kin[parent].child;
+            p->kin[parent].child = id;
+        }
 }
 
 /* Orders the units: trees, each group before its children, and then the rest. */
 static void cf__pack_order_trees(cf__packer *p) {
     int64_t root, id, n = 0;
     for (root = 0; root < p->head.n_groups; root++) {
-        for (id = p->branches[root].parent < 0 ? root : -1; id >= 0;) {
-            p->group_of[id] = (int32_t)n;
+        for (id = p->kin[root].parent < 0 ? root : -1; id >= 0;) {
+            p->kin[id].group = (int32_t)n;
             p->order[n++] = (int32_t)id;
-            if (p->branches[id].first_child >= 0) {
-                id = p->branches[id].first_child;
+            if (p->kin[id].child >= 0) {
+                id = p->kin[id].child;
                 continue;
             }
-            while (id >= 0 && p->branches[id].next < 0) id = p->branches[id].parent;
-            if (id >= 0) id = p->branches[id].next;
+            while (id >= 0 && p->kin[id].next < 0) id = p->kin[id].parent;
+            if (id >= 0) id = p->kin[id].next;
         }
     }
     for (; n < p->n_units; n++) p->order[n] = (int32_t)n;
@@ -3717,8 +3701,13 @@ static void cf__pack_order_trees(cf__packer *p) {
 /* Which rank a unit is on: that of its tree. */
 static int32_t cf__pack_rank(const cf__packer *p, int64_t unit) { return p->units[p->units[unit].lead].rank; }
 
+/* Whether a unit has a group that is cut; the leaves of a tree have none. */
+static int cf__pack_is_cut(const cf__packer *p, int64_t unit) {
+    return unit < (p->tree.shares != NULL ? p->tree.n_chains : p->head.n_groups);
+}
+
 static int64_t cf__pack_own_chunks(const cf__packer *p, int64_t unit) {
-    return unit < p->head.n_groups ? cf__max(p->groups[unit].n_chunks, 1) : 1;
+    return cf__pack_is_cut(p, unit) ? p->groups[unit].n_chunks : 1;
 }
 
 /* The units that have the roots of trees get the chunks of all of it. */
@@ -3752,8 +3741,8 @@ static cf_result cf__pack_cost_units(cf__packer *p) {
     int64_t i, j;
     for (i = 0; i < p->n_items; i++) p->item_costs[i] = cf__pack_item_cost(p, p->items[i]);
     for (i = 0; i < p->n_units; i++) {
-        const cf_group *group = i < p->head.n_groups ? &p->groups[i] : NULL;
-        int64_t from = group != NULL && i < p->tree.n_chains ? p->tree.chains[i].begin : 0, at;
+        const cf_group *group = cf__pack_is_cut(p, i) ? &p->groups[i] : NULL;
+        int64_t from = i < p->tree.n_chains ? p->tree.nodes[p->tree.chains[i]].begin : 0, at;
         double *cost = &p->costs[p->units[i].lead];
         p->costs[i] = 0;
         for (j = 0; group != NULL && j < group->n_chunks; from += p->cuts[at], j++) {
@@ -4003,17 +3992,17 @@ static void cf__pack_add_part(cf__packer *p, double cost) {
 }
 
 /* Parts a tree, or a part of one, as long as more than `most` is left of it; with `dry` it only notes what the parts
-   cost. One child that is too dear by itself is a part that is parted in its turn, as item_begins says. */
+   cost. One child that is too dear by itself is a part that is parted in its turn, as `trunks` says. */
 static void cf__pack_part_tree(cf__packer *p, int32_t root, double most, int dry) {
     cf__tree *t = &p->tree;
-    double left = p->item_begins[root] + p->item_costs[root], part = 0;
+    double left = p->trunks[root] + p->item_costs[root], part = 0;
     int32_t id = t->child[root], first = id, next;
     for (; id >= 0 && left > most; id = next) {
         double trunk = cf__pack_slice_cost(p, root, 0, (int64_t)t->depth[id]);
         next = t->next[id];
         part += p->item_costs[id];
         if (next >= 0 && trunk + part + p->item_costs[next] <= most) continue;
-        if (first == id) p->item_begins[id] = trunk;
+        if (first == id) p->trunks[id] = trunk;
         else cf__pack_add_part(p, trunk + part);
         for (; first != next; first = t->next[first]) {
             if (dry) continue;
@@ -4029,10 +4018,10 @@ static void cf__pack_part_tree(cf__packer *p, int32_t root, double most, int dry
 /* Parts all trees that cost more than `most`, from their roots on. Returns what the dearest rank costs then. */
 static double cf__pack_part_all(cf__packer *p, double most, int dry) {
     int64_t i;
-    for (i = 0; i < p->n; i++) p->item_begins[i] = p->tree.rank[i] == 0 ? 0 : -1;
+    for (i = 0; i < p->n; i++) p->trunks[i] = p->tree.rank[i] == 0 ? 0 : -1;
     for (p->n_units = 0; i > 0;) {
         int32_t id = (int32_t)cf__pack_item_sequence(p->tree.items[--i]);
-        if (p->item_begins[id] >= 0) cf__pack_part_tree(p, id, most, dry);
+        if (p->trunks[id] >= 0) cf__pack_part_tree(p, id, most, dry);
     }
     cf__pack_give_units(p);
     p->n_units = 0;
@@ -4537,12 +4526,10 @@ static void cf__pack_link_items(cf__packer *p) {
     int64_t i;
     for (i = 0; i < p->n_units; i++) p->units[i].next_slice = -1;
     for (i = p->n_items - 1; i >= p->first_free; i--) cf__pack_link_item(p, i);
-    for (i = 0; i < p->first_free; i++) {
-        p->item_begins[i] = (double)p->tree.nodes[cf__pack_item_sequence(p->items[i])].begin;
-        p->spare[i] = (uint64_t)i;
-    }
-    cf__sort(&p->spare, &p->sorted_items, p->first_free, p->item_begins, 0);
-    for (i = 0; i < p->first_free; i++) cf__pack_link_item(p, (int64_t)p->spare[i]);
+    for (i = 0; i < p->first_free; i++) /* nodes of a chain have rising numbers */
+        p->spare[i] = (uint64_t)p->tree.nodes[cf__pack_item_sequence(p->items[i])].parent << 32 | (uint64_t)i;
+    cf__sort(&p->spare, &p->third, p->first_free, NULL, 0);
+    for (i = 0; i < p->first_free; i++) cf__pack_link_item(p, cf__pack_item_sequence(p->spare[i]));
 }
 
 /* Adds a slice to a chunk: rows of a node. Returns its number. */
@@ -4562,15 +4549,14 @@ static int64_t cf__pack_put_slice(cf__packer *p, cf_chunk *chunk, const cf__tree
 
 /* The chunks of a chain. Slices of one chunk go on from each other. */
 static void cf__pack_put_chain(cf__packer *p, int64_t id, cf_chunk *chunks) {
-    const cf__tree_chain *chain = &p->tree.chains[id];
     const int32_t *cuts = &p->cuts[p->groups[id].first_chunk];
-    const cf__tree_node *node = &p->tree.nodes[chain->node];
-    int64_t i, at = chain->begin;
+    const cf__tree_node *node = &p->tree.nodes[p->tree.chains[id]];
+    int64_t i, at = node->begin;
     for (i = 0; i < p->groups[id].n_chunks; i++) {
         int64_t end = at + cuts[i], last = -1;
         chunks[i].prefix = at;
         chunks[i].index = i;
-        chunks[i].group = p->group_of[id];
+        chunks[i].group = p->kin[id].group;
         while (at < end) {
             int64_t to = cf__min(end, node->begin + node->length);
             last = cf__pack_put_slice(p, &chunks[i], node, at, to, last);
@@ -4591,18 +4577,23 @@ static void cf__pack_put_bush(cf__packer *p, cf_chunk *chunk, int64_t id, int64_
                                  i == id ? *on : first + nodes[i].parent - id);
 }
 
+/* A group, behind those children that its parent has so far. */
 static void cf__pack_put_group(cf__packer *p, int64_t id, int64_t first_chunk) {
-    cf_group *group = &p->plan->groups[p->group_of[id]];
-    cf_branch *branch = &p->plan->branches[p->group_of[id]];
-    int64_t *links[] = {&branch->parent, &branch->first_child, &branch->last_child, &branch->previous, &branch->next};
-    int64_t i;
-    *group = p->groups[id];
+    const cf__pack_kin *kin = &p->kin[id];
+    cf_branch branch = {-1, -1, -1, -1, -1, kin->below};
+    cf_group *group = &p->plan->groups[kin->group];
+    memset(group, 0, sizeof *group);
+    if (cf__pack_is_cut(p, id)) *group = p->groups[id];
     group->first_chunk = first_chunk;
     group->n_chunks = cf__pack_own_chunks(p, id);
-    *branch = p->branches[id];
-    if (group->n_chunks == 1 && branch->parent >= 0 && branch->first_child < 0) group->tokens = 0; /* it is a leaf */
-    for (i = 0; i < CF__COUNT(links); i++)
-        if (*links[i] >= 0) *links[i] = p->group_of[*links[i]];
+    if (group->n_chunks == 1 && kin->parent >= 0 && kin->child < 0) group->tokens = 0; /* it is a leaf */
+    if (kin->parent >= 0) {
+        cf_branch *parent = &p->plan->branches[branch.parent = p->kin[kin->parent].group];
+        branch.previous = parent->last_child;
+        *(branch.previous >= 0 ? &p->plan->branches[branch.previous].next : &parent->first_child) = kin->group;
+        parent->last_child = kin->group;
+    }
+    p->plan->branches[kin->group] = branch;
 }
 
 static void cf__pack_write_unit(cf__packer *p, int64_t id, int64_t first_chunk) {
@@ -4610,7 +4601,7 @@ static void cf__pack_write_unit(cf__packer *p, int64_t id, int64_t first_chunk) 
     cf_chunk *chunk = &plan->chunks[first_chunk];
     int64_t item, n_slices, chain = -1;
     if (id < p->head.n_groups) cf__pack_put_group(p, id, first_chunk);
-    if (id < p->tree.n_chains) {
+    if (cf__pack_is_cut(p, id)) {
         cf__pack_put_chain(p, id, chunk);
         chunk += p->groups[id].n_chunks - 1;
         chain = plan->n_slices - 1;
@@ -4619,7 +4610,7 @@ static void cf__pack_write_unit(cf__packer *p, int64_t id, int64_t first_chunk) 
     for (item = p->units[id].next_slice; item >= 0; item = p->next_item[item])
         cf__pack_put_bush(p, chunk, cf__pack_item_sequence(p->items[item]), &chain);
     if (id < p->tree.n_chains || id >= p->head.n_groups) return;
-    chunk->group = p->group_of[id];
+    chunk->group = p->kin[id].group;
     chunk->prefix = plan->slices[n_slices].begin;
     plan->groups[chunk->group].sequence = plan->slices[n_slices].sequence;
 }
@@ -4656,10 +4647,10 @@ static void cf__pack_write_rest(cf__packer *p) {
 
 static cf_result cf__pack_write(void *job) {
     cf__packer *p = (cf__packer *)job;
+    const cf_chunk none = {0, 0, 0, 0, 0, -1, 0, 0, 0};
     cf_plan *plan = p->plan;
     int64_t i, chunk = 0;
-    memset(plan->chunks, 0, (size_t)plan->n_chunks * sizeof(cf_chunk));
-    for (i = 0; i < plan->n_chunks; i++) plan->chunks[i].group = -1;
+    for (i = 0; i < plan->n_chunks; i++) plan->chunks[i] = none;
     if (p->tree.shares != NULL) cf__pack_link_items(p);
     plan->n_slices = 0; /* counts them again */
     for (i = 0; i < p->n_units; i++) {
