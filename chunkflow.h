@@ -27,7 +27,6 @@
        order the passes        cf_schedule_make, cf_schedule_size + cf_schedule_into, cf_schedule_defaults,
                                cf_schedule_free
        time them               cf_simulate, cf_timeline_free
-         from your own clock   cf_timeline_measured
      ~ ranks in step           cf_columns_make, cf_columns_schedule, cf_ranks_validate
        add the transfers       cf_schedule_lower
        run them                cf_run, cf_run_capacity (how large the buffers must be), cf_run_size, cf_chunk_seed
@@ -1408,6 +1407,9 @@ typedef struct cf_simulate_desc {
     cf_limits limits;         /* of chunks, for the bounds; not given: the schedule's own. per_token is what peak_bytes
                                  counts; all zero: nothing */
     int no_bounds;            /* 1: leave out the bounds, which take longer than all the rest */
+    const double *start, *end; /* (n_actions) times that were measured, parallel to schedule->actions and on one clock,
+                                 so that these are checked and drawn like others: the timeline has them, moved so that
+                                 the earliest start is 0, and no bounds. NULL: they are simulated */
     const cf_allocator *allocator;
 } cf_simulate_desc;
 
@@ -1452,20 +1454,12 @@ typedef struct cf_timeline {
 
    A schedule that deadlocks (lowered: where a send waits for its receiver), repeats or leaves out a pass, or breaks a
    dependency is CF_ERROR_SCHEDULE with the index of the action in error->item. Time is linear in the actions; the
-   bounds take n log n. Plan and schedule may be unvalidated. */
+   bounds take n log n. Plan and schedule may be unvalidated.
+
+   Measured times: live and the peaks are counted along the lists, which is what happened as long as each stage ran its
+   passes in order. CF_ERROR_ARGUMENT where a time is not finite or an action ends before it starts. */
 CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
                                     cf_timeline **out, cf_error *error);
-
-/* A timeline of times that were measured and not simulated, in the same form, so that both are checked and drawn alike.
-   start, end: (n_actions) seconds parallel to schedule->actions, on one clock; they are moved so that the earliest
-   start is 0. live and the peaks are counted along the lists, which is what happened as long as each stage ran its
-   passes in order. Transfers of a lowered schedule are in start, end and makespan, but neither in busy nor in the
-   bubbles. No bounds (n_bounds 0). bytes: as in cf_simulate_desc, NULL for none. CF_ERROR_ARGUMENT where a time
-   is not finite or an action ends before it starts; CF_ERROR_SCHEDULE as cf_simulate reports it. Plan and schedule may
-   be unvalidated. */
-CHUNKFLOW_API cf_result cf_timeline_measured(const cf_plan *plan, const cf_schedule *schedule, const double *start,
-                                             const double *end, const cf_bytes *bytes, const cf_allocator *allocator,
-                                             cf_timeline **out, cf_error *error);
 
 CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline);
 
@@ -11237,6 +11231,7 @@ static cf_result cf__simulate_start(cf__simulation *sim, const cf_plan *plan, co
     CF__TRY(cf__range(schedule->shape.n_stages * schedule->shape.n_virtual, 1, CF_MAX_STAGES, "shape.n_stages", error));
     CF__TRY(cf__range(schedule->n_actions, 0, CF_MAX_ACTIONS, "n_actions", error));
     if (desc != NULL) sim->desc = *desc;
+    sim->desc.no_bounds |= sim->desc.start != NULL || sim->desc.end != NULL;
     CF__TRY(cf__pipe_check_limits(&sim->desc.limits, schedule->shape.n_stages, CF_ERROR_ARGUMENT, error));
     CF__TRY(cf__pipe_check_timing(sim->desc.timing, schedule->shape.n_stages * schedule->shape.n_virtual, error));
     CF__TRY(cf__schedule_check_bytes(plan, &schedule->shape, b, error));
@@ -11310,6 +11305,42 @@ static void cf__simulate_add_bounds(cf__simulation *sim) {
     if (limited) cf__simulate_add_bound(sim->timeline, "memory", bounds->memory);
 }
 
+/* The measured times are finite, and no action ends before it starts; finds how far they reach. */
+static cf_result cf__simulate_span(const double *start, const double *end, int64_t n, double *first, double *last,
+                                   cf_error *error) {
+    int64_t i;
+    if (n == 0) return CF_OK;
+    if (start == NULL) return cf__fail_null(error, "start");
+    if (end == NULL) return cf__fail_null(error, "end");
+    *first = *last = start[0];
+    for (i = 0; i < n; i++) {
+        if (!(start[i] >= -DBL_MAX && start[i] <= DBL_MAX))
+            return cf__fail_real(error, CF_ERROR_ARGUMENT, "start", i, start[i], "is not a finite time");
+        if (!(end[i] >= start[i] && end[i] <= DBL_MAX))
+            return cf__fail_real(error, CF_ERROR_ARGUMENT, "end", i, end[i], "is not finite, or is before the start");
+        if (start[i] < *first) *first = start[i];
+        if (end[i] > *last) *last = end[i];
+    }
+    if (*last - *first <= DBL_MAX / 1e9) return CF_OK; /* sums of all of them stay finite */
+    return cf__refuse(error, CF_ERROR_ARGUMENT, "end", -1, "the times are too far apart");
+}
+
+/* Puts measured times in place of the clock's. */
+static cf_result cf__simulate_replace(cf__simulation *sim) {
+    cf_timeline *timeline = sim->timeline;
+    const double *start = sim->desc.start, *end = sim->desc.end;
+    double first = 0, last = 0;
+    int64_t i;
+    CF__TRY(cf__simulate_span(start, end, timeline->n_actions, &first, &last, sim->error));
+    for (i = 0; i < timeline->n_actions; i++) {
+        timeline->start[i] = start[i] - first;
+        timeline->end[i] = end[i] - first;
+    }
+    timeline->makespan = last - first;
+    cf__simulate_count(timeline, sim->schedule->actions, start, end);
+    return CF_OK;
+}
+
 static cf_result cf__simulate_fill(void *job) {
     cf__simulation *sim = (cf__simulation *)job;
     size_t cells = (size_t)(sim->pipe.n * sim->pipe.n_v);
@@ -11331,7 +11362,7 @@ static cf_result cf__simulate_fill(void *job) {
     cf__simulate_count(sim->timeline, sim->schedule->actions, sim->timeline->start, sim->timeline->end);
     cf__simulate_count_streams(sim);
     if (!sim->desc.no_bounds) cf__simulate_add_bounds(sim);
-    return CF_OK;
+    return sim->desc.start != NULL || sim->desc.end != NULL ? cf__simulate_replace(sim) : CF_OK;
 }
 
 CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *schedule, const cf_simulate_desc *desc,
@@ -11344,60 +11375,6 @@ CHUNKFLOW_API cf_result cf_simulate(const cf_plan *plan, const cf_schedule *sche
     CF__TRY(cf__make(&recipe, &sim, sim.desc.allocator, error));
     *out = sim.timeline;
     return CF_OK;
-}
-
-/* ---- measured times ---- */
-
-/* The measured times are finite, and no action ends before it starts; finds how far they reach. */
-static cf_result cf__simulate_span(const double *start, const double *end, int64_t n, double *first, double *last,
-                                   cf_error *error) {
-    int64_t i;
-    if (n == 0) return CF_OK;
-    if (start == NULL) return cf__fail_null(error, "start");
-    if (end == NULL) return cf__fail_null(error, "end");
-    *first = *last = start[0];
-    for (i = 0; i < n; i++) {
-        if (!(start[i] >= -DBL_MAX && start[i] <= DBL_MAX))
-            return cf__fail_real(error, CF_ERROR_ARGUMENT, "start", i, start[i], "is not a finite time");
-        if (!(end[i] >= start[i] && end[i] <= DBL_MAX))
-            return cf__fail_real(error, CF_ERROR_ARGUMENT, "end", i, end[i], "is not finite, or is before the start");
-        if (start[i] < *first) *first = start[i];
-        if (end[i] > *last) *last = end[i];
-    }
-    if (*last - *first <= DBL_MAX / 1e9) return CF_OK; /* sums of all of them stay finite */
-    return cf__refuse(error, CF_ERROR_ARGUMENT, "end", -1, "the times are too far apart");
-}
-
-static cf_result cf__simulate_replace(cf_timeline *timeline, const cf_schedule *schedule, const double *start,
-                                      const double *end, cf_error *error) {
-    double first = 0, last = 0;
-    int64_t i;
-    CF__TRY(cf__simulate_span(start, end, timeline->n_actions, &first, &last, error));
-    for (i = 0; i < timeline->n_actions; i++) {
-        timeline->start[i] = start[i] - first;
-        timeline->end[i] = end[i] - first;
-    }
-    timeline->makespan = last - first;
-    cf__simulate_count(timeline, schedule->actions, start, end);
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_timeline_measured(const cf_plan *plan, const cf_schedule *schedule, const double *start,
-                                             const double *end, const cf_bytes *bytes, const cf_allocator *allocator,
-                                             cf_timeline **out, cf_error *error) {
-    cf_simulate_desc desc;
-    cf_timeline *timeline = NULL;
-    cf_result result;
-    if (out == NULL) return cf__fail_null(error, "out");
-    memset(&desc, 0, sizeof desc);
-    if (bytes != NULL) desc.limits.per_token = *bytes;
-    desc.no_bounds = 1;
-    desc.allocator = allocator;
-    CF__TRY(cf_simulate(plan, schedule, &desc, &timeline, error)); /* checks the lists and counts what is held */
-    result = cf__simulate_replace(timeline, schedule, start, end, error);
-    if (result == CF_OK) *out = timeline;
-    else cf_timeline_free(timeline);
-    return result;
 }
 
 CHUNKFLOW_API void cf_timeline_free(cf_timeline *timeline) {

@@ -650,7 +650,7 @@ CHUNKFLOW_CUDA_API cf_result cf_executor_memory_of(const cf_executor *executor, 
 
 /* When each action of cf_executor_schedule ran in the last run, from events on the streams: passes on the compute
    stream, transfers on theirs (a send and its receive have the same times), in the form of the simulator
-   (cf_timeline_measured). Clocks of different devices are put together at the start of the run, to a few microseconds.
+   (cf_simulate_desc.start). Clocks of different devices are put together at the start of the run, to a few microseconds.
    *out: to be given to cf_timeline_free. CF_ERROR_ARGUMENT without desc.timeline or a run that ended well. With NCCL
    every process must call it, and each gets the whole. */
 CHUNKFLOW_CUDA_API cf_result cf_executor_timeline(cf_executor *executor, const cf_allocator *allocator,
@@ -7684,9 +7684,8 @@ cf_result cf_executor_timeline(cf_executor *executor_, const cf_allocator *alloc
     for (const stage_plan &s : b->stages)
         if (code == CF_OK) code = read_times(&s, times.data, times.data + n, error);
     if (code == CF_OK && has_nccl(e)) code = gather_times(e, times.data, n, error);
-    if (code == CF_OK)
-        code = cf_timeline_measured(b->plan, b->schedule, times.data, times.data + n, NULL, allocator, out, error);
-    return code;
+    const cf_simulate_desc desc = {NULL, {}, 0, times.data, times.data + n, allocator};
+    return code == CF_OK ? cf_simulate(b->plan, b->schedule, &desc, out, error) : code;
 }
 
 void cf_executor_free(cf_executor *executor_) {

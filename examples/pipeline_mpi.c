@@ -559,12 +559,14 @@ static cf_timeline *measured_timeline(const stage_process *p, const cf_run_stats
     int64_t peaks[] = {stats->peak_slots, stats->peak_tokens, stats->peak_state_tokens,
                        p->runner.meter.peak[MEMORY_ACTIVATIONS] + p->runner.meter.peak[MEMORY_STATE]};
     int64_t *all = TAKE(int64_t, 4 * n_processes);
+    cf_simulate_desc times = {0};
     memset(&error, 0, sizeof error);
     gather_actions(schedule, p->start, start, MPI_DOUBLE);
     gather_actions(schedule, p->end, end, MPI_DOUBLE);
     MPI_Gather(peaks, 4, MPI_INT64_T, all, 4, MPI_INT64_T, 0, MPI_COMM_WORLD);
-    if (process == 0 &&
-        cf_timeline_measured(p->runner.plan, schedule, start, end, NULL, NULL, &timeline, &error) != CF_OK)
+    times.start = start;
+    times.end = end;
+    if (process == 0 && cf_simulate(p->runner.plan, schedule, &times, &timeline, &error) != CF_OK)
         fail(EXIT_CHECK_FAILED, "%s", error.text);
     gather_actions(schedule, p->live, timeline ? timeline->live : NULL, MPI_INT32_T);
     for (int64_t s = 0; s < n_processes && timeline; s++) {

@@ -245,6 +245,7 @@ static void run_stands(const hostile *h, int sound) {
 }
 
 static void times_stand(hostile *h, int sound) {
+    cf_simulate_desc desc = {0};
     cf_timeline *timeline = NULL;
     cf_error error = fuzz_error();
     int64_t n = h->schedule.n_actions > 0 ? h->schedule.n_actions : 0, i;
@@ -262,9 +263,9 @@ static void times_stand(hostile *h, int sound) {
     }
     for (i = 0; i < 2 * n; i++) times[i] = fuzz_real(&h->in);
     error = fuzz_error();
-    if (fuzz_result(cf_timeline_measured(&h->plan, &h->schedule, times, times + n, NULL, NULL, &timeline, &error),
-                    &error))
-        cf_timeline_free(timeline);
+    desc.start = times;
+    desc.end = times + n;
+    if (fuzz_result(cf_simulate(&h->plan, &h->schedule, &desc, &timeline, &error), &error)) cf_timeline_free(timeline);
     free(times);
 }
 

@@ -526,7 +526,13 @@ static cf_result call_simulate(cf_error *error) {
 static cf_result call_measured(cf_error *error) {
     static double start[512], end[512];
     cf_timeline **made = (cf_timeline **)(void *)out;
-    cf_result result = (POISON(), cf_timeline_measured(plan, schedule, start, end, &bytes, &small, made, error));
+    cf_simulate_desc desc = {0};
+    cf_result result;
+    desc.limits.per_token = bytes;
+    desc.start = start;
+    desc.end = end;
+    desc.allocator = &small;
+    result = (POISON(), cf_simulate(plan, schedule, &desc, made, error));
     if (is_made(result)) cf_timeline_free(*made);
     return result;
 }

@@ -908,7 +908,10 @@ TEST(times_that_cannot_be_added_up) {
 
 static cf_result measure(const cf_plan *plan, const cf_schedule *schedule, const double *start, const double *end,
                          cf_timeline **timeline, cf_error *error) {
-    return cf_timeline_measured(plan, schedule, start, end, NULL, NULL, timeline, error);
+    cf_simulate_desc desc = {0};
+    desc.start = start;
+    desc.end = end;
+    return cf_simulate(plan, schedule, &desc, timeline, error);
 }
 
 TEST(measured_times_are_finite) {

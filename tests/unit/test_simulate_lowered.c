@@ -426,7 +426,9 @@ TEST(measured_times_are_added_up) {
         }
         if (s->n_actions == 0) first = last = 0;
         harness_poison(&error, sizeof error);
-        CHECK_INT(cf_timeline_measured(plan, s, start, end, &desc.limits.per_token, NULL, &m, &error), CF_OK);
+        desc.start = start;
+        desc.end = end;
+        CHECK_INT(cf_simulate(plan, s, &desc, &m, &error), CF_OK);
         REQUIRE(m != NULL);
         CHECK_POISON(&error, sizeof error);
         for (i = 0; i < s->n_actions; i++)
@@ -457,11 +459,14 @@ TEST(measured_times_are_added_up) {
 
 static void check_bad_times(const cf_plan *plan, const cf_schedule *s, const double *start, const double *end,
                             const char *field, int64_t item) {
+    cf_simulate_desc desc = {0};
     cf_timeline *t;
     cf_error error;
     harness_poison(&t, sizeof t);
     memset(&error, 0, sizeof error);
-    CHECK_INT(cf_timeline_measured(plan, s, start, end, NULL, NULL, &t, &error), CF_ERROR_ARGUMENT);
+    desc.start = start;
+    desc.end = end;
+    CHECK_INT(cf_simulate(plan, s, &desc, &t, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, field);
     CHECK_INT(error.item, item);
     CHECK_POISON(&t, sizeof t);
@@ -472,8 +477,6 @@ TEST(measured_times_that_cannot_be_are_refused) {
     cf_plan *plan = two_chunks();
     cf_schedule *s = lists(plan, text, 2);
     double start[16], end[16];
-    cf_timeline *t = NULL;
-    cf_bytes bytes = {-1, 0, 0, 0};
     int i;
     for (i = 0; i < 16; i++) start[i] = end[i] = i;
     check_bad_times(plan, s, NULL, end, "start", -1);
@@ -494,13 +497,6 @@ TEST(measured_times_that_cannot_be_are_refused) {
     check_bad_times(plan, s, start, end, "end", -1);
     end[5] = 5;
     start[4] = 4;
-    CHECK_INT(cf_timeline_measured(NULL, s, start, end, NULL, NULL, &t, NULL), CF_ERROR_ARGUMENT);
-    CHECK_INT(cf_timeline_measured(plan, NULL, start, end, NULL, NULL, &t, NULL), CF_ERROR_ARGUMENT);
-    CHECK_INT(cf_timeline_measured(plan, s, start, end, NULL, NULL, NULL, NULL), CF_ERROR_ARGUMENT);
-    CHECK_INT(cf_timeline_measured(plan, s, start, end, &bytes, NULL, &t, NULL), CF_ERROR_ARGUMENT);
-    s->actions[0].pass = CF_B;
-    CHECK_INT(cf_timeline_measured(plan, s, start, end, NULL, NULL, &t, NULL), CF_ERROR_SCHEDULE);
-    CHECK(t == NULL);
     naive_free(s);
     cf_plan_free(plan);
 }
@@ -525,11 +521,14 @@ TEST(a_measured_timeline_is_written) {
     cf_plan *plan = two_chunks();
     cf_schedule *s = lists(plan, lines, 2);
     double start[16], end[16];
+    cf_simulate_desc desc = {0};
     cf_timeline *t = NULL;
     int i;
     for (i = 0; i < 16; i++) start[i] = end[i] = 7 + i;
     end[15] = 24;
-    CHECK_INT(cf_timeline_measured(plan, s, start, end, NULL, NULL, &t, NULL), CF_OK);
+    desc.start = start;
+    desc.end = end;
+    CHECK_INT(cf_simulate(plan, s, &desc, &t, NULL), CF_OK);
     CHECK_INT(cf_write_schedule_json(s, t, append, &written, NULL), CF_OK);
     CHECK(strstr(written.bytes, "\"makespan\": 17, \"busy\": 0, ") != NULL);
     CHECK(strstr(written.bytes, "\"bounds\": {}") != NULL);
