@@ -2226,17 +2226,18 @@ static cf_result cf__prepare_job(const cf__recipe *recipe, void *job, void *memo
     return recipe->prepare != NULL ? recipe->prepare(job) : CF_OK;
 }
 
-/* The rest of it. memory: where the object goes; NULL: it is asked of the allocator, now that its size is known. */
-static cf_result cf__write_object(const cf__recipe *recipe, void *job, void *memory, const cf_allocator *allocator,
-                                  cf_error *error) {
+/* The rest of it. memory: where the object goes, of `room` bytes, which is what was measured; NULL: it is asked of the
+   allocator, now that its size is known. */
+static cf_result cf__write_object(const cf__recipe *recipe, void *job, void *memory, size_t room,
+                                  const cf_allocator *allocator, cf_error *error) {
     cf__carver size = {NULL, 0, 0}, block = {(unsigned char *)memory, 0, 0};
     cf_block *own;
     void *made;
     cf_result result;
     if (recipe->object == NULL) return recipe->fill(job);
+    (void)recipe->object(job, &size);
+    if (CF__NEVER(size.overflow || size.used > room)) return cf__too_large(error, recipe->field);
     if (memory == NULL) {
-        (void)recipe->object(job, &size);
-        if (CF__NEVER(size.overflow)) return cf__too_large(error, recipe->field);
         CF__TRY(cf_allocate(allocator, size.used, &made, error));
         block.base = (unsigned char *)made;
     }
@@ -2261,7 +2262,7 @@ static cf_result cf__make_into(const cf__recipe *recipe, void *job, void *memory
     cf__unpoison(memory, object + scratch); /* what lay there before need not have been given back */
     space = (unsigned char *)memory + object;
     result = cf__prepare_job(recipe, job, space, scratch);
-    if (result == CF_OK) result = cf__write_object(recipe, job, memory, NULL, error);
+    if (result == CF_OK) result = cf__write_object(recipe, job, memory, object, NULL, error);
     cf__unpoison(space, scratch);
     return result;
 }
@@ -2277,7 +2278,7 @@ static cf_result cf__make(const cf__recipe *recipe, void *job, const cf_allocato
     if (CF__NEVER(space.overflow)) return cf__too_large(error, recipe->field);
     if (space.used > 0) CF__TRY(cf_allocate(&allocator, space.used, &scratch, error));
     result = cf__prepare_job(recipe, job, scratch, space.used);
-    if (result == CF_OK) result = cf__write_object(recipe, job, NULL, &allocator, error);
+    if (result == CF_OK) result = cf__write_object(recipe, job, NULL, SIZE_MAX, &allocator, error);
     if (scratch != NULL) {
         cf__unpoison(scratch, space.used);
         allocator.release(scratch, allocator.user);
@@ -7116,7 +7117,7 @@ static int cf__pipe_keeps(const cf__pipe_unit *unit, int place, int64_t chunk) {
 static cf__pipe_unit cf__pipe_unit_of(const cf__pipeline *pipe, int64_t chunk, int64_t kept) {
     const cf_chunk *c = &pipe->chunks[chunk];
     cf__pipe_unit unit;
-    unit.first = (int32_t)(c->group >= 0 ? chunk - c->index : chunk);
+    unit.first = (int32_t)(chunk - c->index);
     unit.n = (int32_t)(chunk + cf__pipe_after(pipe->plan, &pipe->chunks[chunk]) + 1 - unit.first);
     unit.k = (int32_t)cf__min(kept, unit.n);
     return unit;

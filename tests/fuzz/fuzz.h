@@ -15,6 +15,7 @@
 typedef struct fuzz_target {
     const char *name;
     void (*run)(const uint8_t *data, size_t size);
+    int n_drawn; /* inputs that are drawn when the corpus is replayed */
 } fuzz_target;
 
 #define FUZZ_TARGETS(X) \

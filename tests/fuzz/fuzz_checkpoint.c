@@ -31,4 +31,4 @@ static void run_checkpoint(const uint8_t *data, size_t size) {
     free(image);
 }
 
-const fuzz_target fuzz_checkpoint = {"checkpoint", run_checkpoint};
+const fuzz_target fuzz_checkpoint = {"checkpoint", run_checkpoint, 0};

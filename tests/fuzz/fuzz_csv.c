@@ -108,4 +108,4 @@ static void run_csv(const uint8_t *data, size_t size) {
     free(text);
 }
 
-const fuzz_target fuzz_csv = {"csv", run_csv};
+const fuzz_target fuzz_csv = {"csv", run_csv, 0};

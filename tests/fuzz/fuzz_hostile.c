@@ -331,4 +331,4 @@ static void run_hostile(const uint8_t *data, size_t size) {
     forget(&h);
 }
 
-const fuzz_target fuzz_hostile = {"hostile", run_hostile};
+const fuzz_target fuzz_hostile = {"hostile", run_hostile, 3000};

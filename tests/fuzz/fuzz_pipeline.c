@@ -341,4 +341,4 @@ static void run_pipeline(const uint8_t *data, size_t size) {
     cf_plan_free(r.plan);
 }
 
-const fuzz_target fuzz_pipeline = {"pipeline", run_pipeline};
+const fuzz_target fuzz_pipeline = {"pipeline", run_pipeline, 3000};

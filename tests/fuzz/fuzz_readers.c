@@ -68,7 +68,7 @@ static void run_lengths(const uint8_t *data, size_t size) {
     cli_list_free(&list);
 }
 
-const fuzz_target fuzz_lengths = {"lengths", run_lengths};
+const fuzz_target fuzz_lengths = {"lengths", run_lengths, 0};
 
 /* ----------------------------------------------------------------------------------------------------------------
    config.json
@@ -87,7 +87,7 @@ static void run_config(const uint8_t *data, size_t size) {
         FUZZ_CHECK(parameters.total > 0, "%lld parameters", (long long)parameters.total);
 }
 
-const fuzz_target fuzz_config = {"config", run_config};
+const fuzz_target fuzz_config = {"config", run_config, 0};
 
 /* ----------------------------------------------------------------------------------------------------------------
    JSON
@@ -138,7 +138,7 @@ static void run_json(const uint8_t *data, size_t size) {
     free(text);
 }
 
-const fuzz_target fuzz_json = {"json", run_json};
+const fuzz_target fuzz_json = {"json", run_json, 0};
 
 /* ----------------------------------------------------------------------------------------------------------------
    Plans and schedules in JSON
@@ -259,4 +259,4 @@ static void run_saved(const uint8_t *data, size_t size) {
     free(text);
 }
 
-const fuzz_target fuzz_saved = {"saved", run_saved};
+const fuzz_target fuzz_saved = {"saved", run_saved, 0};

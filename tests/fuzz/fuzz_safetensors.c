@@ -107,4 +107,4 @@ static void run_safetensors(const uint8_t *data, size_t size) {
     free(file);
 }
 
-const fuzz_target fuzz_safetensors = {"safetensors", run_safetensors};
+const fuzz_target fuzz_safetensors = {"safetensors", run_safetensors, 0};

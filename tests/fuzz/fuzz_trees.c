@@ -124,6 +124,7 @@ static void damage(grove *g) {
     cf_schedule *schedule = NULL;
     cf_error error = fuzz_error();
     if (!plan->branches || counts[which] == 0) return;
+    desc.budget = 3;
     if (!fuzz_result(cf_schedule_make(plan, &desc, &schedule, &error), &error)) schedule = NULL;
     at = fuzz_between(&g->in, 0, counts[which] - 1);
     arrays[which][at] = fuzz_chance(&g->in, 2) ? arrays[which][at] + fuzz_between(&g->in, -2, 2) : fuzz_number(&g->in);
@@ -158,4 +159,4 @@ static void run_trees(const uint8_t *data, size_t size) {
     cf_plan_free(g.plan);
 }
 
-const fuzz_target fuzz_trees = {"trees", run_trees};
+const fuzz_target fuzz_trees = {"trees", run_trees, 2000};

@@ -242,4 +242,4 @@ static void run_tune(const uint8_t *data, size_t size) {
     FUZZ_CHECK(budget == 0 || (budget >= 8 && budget <= 64), "a budget of %lld", (long long)budget);
 }
 
-const fuzz_target fuzz_tune = {"tune", run_tune};
+const fuzz_target fuzz_tune = {"tune", run_tune, 200};

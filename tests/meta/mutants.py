@@ -71,7 +71,7 @@ TYPES = {"const", "static", "struct", "enum", "union", "typedef", "int", "double
 
 
 # Of what every default test build watches, what the library itself does: a write past an array is a fault that is seen.
-WATCHED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+WATCHED = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DCHUNKFLOW_TESTED"]
 SCRIPT_LIMIT = 10  # seconds of processor time of a process that a script starts
 WORKPLACE = "{}"   # in a command: a directory of its own, in which these are
 LINKS = []
@@ -445,6 +445,7 @@ static void __attribute__((constructor)) cf_mutants_start(void) {
 KIN = ["graph_dot", "idle", "schedule_csv", "schedule_new", "text_out"]  # tools that are tested as the library is
 KIN_SUITES = ("csv.", "dot.", "idle.")
 READERS = ["json_read", "cli", "cli_files", "progress"]  # what tests of safetensors are linked with
+FUZZED = ["config_json", "json_read", "progress", "saved"]  # and those of the corpus
 TRAINER = "tests/trainer/test_trainer.c"
 KINDS = "tests/trainer/test_trainer_kinds.c"
 TENSORS = "tests/trainer/test_trainer_tensors.c"
@@ -541,9 +542,8 @@ def link(build, folder, part):
         subprocess.run([*compiler(), *(WATCHED if watch else []), *parts, "-lm", "-o", f"{folder}/{program}"], check=True)
         return f"{folder}/{program}"
 
-    def library(to, *options):
-        subprocess.run([*compiler(), *options, "-std=c99", "-I.", "-O1", "-c", "tests/implementation.c", "-o", to],
-                       check=True)
+    def library(to, *options, source="tests/implementation.c"):
+        subprocess.run([*compiler(), *options, "-std=c99", "-I.", "-O1", "-c", source, "-o", to], check=True)
         return to
 
     def cases(program):
@@ -568,9 +568,15 @@ def link(build, folder, part):
         return [c for c in cases(make("unit", *objects, *mutants, library(watched, *WATCHED)))
                 if c[0].startswith(KIN_SUITES)]
     kin = [f"{build}/test/command/{f}.o" for f in KIN]
+    fuzz = make("fuzz", "-std=c99", "-I.", "-O1", *LINKED, *sorted(glob.glob("tests/fuzz/*.c")), mutants[0], *kin,
+                *(f"tools/command/{f}.c" for f in FUZZED),
+                *(f"{build}/test/{f}.o" for f in ("exact", "naive", "oracle", "pipeline")))
+    trainer = make("trainer", library(f"{folder}/train.o", "-D_XOPEN_SOURCE=700", "-DTRAIN_FLOAT64", *LINKED,
+                                      source=TRAINER), mutants[0])
     others = [f"{build}/test/{f}.o" for f in ("test_best", "test_bounds", "test_known", "exact", "naive",
                                               "pipeline", "random_schedule", "suite")]
-    return [*cases(make("unit", *objects, *kin, mutants[0])),  # what searches longest is not watched, as in make test
+    return [*((f"fuzz.{name}", [fuzz, name]) for name in sorted(os.listdir("tests/fuzz/corpus"))), *cases(trainer),
+            *cases(make("unit", *objects, *kin, mutants[0])),  # what searches longest is not watched, as in make test
             *cases(make("search", "-std=c99", "-I.", "-O1", "-DSUITES(X)=X(search) X(many_bounds) X(known)",
                         "tests/unit/main.c", *others, mutants[1], watch=False))]
 

@@ -883,6 +883,7 @@ TEST(a_chunk_left_out_is_an_error) {
     check_by_hand("F3", -1);
     check_by_hand("F3+ B3", -1);
     check_by_hand("F0 F1 F2+ B2 R1+ B1 R0+ B0", -1);
+    check_by_hand("F3 F0 F1 F2+ B2 R1+ B1 R0+ B0", -1);
 }
 
 static void damage_actions(harness_rng *rng, const cf_plan *plan, cf_action *actions, int64_t *n) {

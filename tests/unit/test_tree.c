@@ -350,7 +350,7 @@ static void release(void *user, const cf_slot *slot) {
 static int pass(void *user, const cf_step *step) {
     owners *o = (owners *)user;
     const cf_plan *plan = o->plan;
-    int v = step->action.stage;
+    int v = step->action.stage, clears = 0;
     int64_t rows = 0, i, j, g;
     int back = step->action.pass == CF_B || step->action.pass == CF_I;
     for (i = 0; i < step->n_path; i++) {
@@ -366,8 +366,10 @@ static int pass(void *user, const cf_step *step) {
         for (j = group->first_chunk; j < group->first_chunk + group->n_chunks; j++)
             if (j != step->action.chunk && plan->chunks[j].prefix - path->begin < path->rows && !o->forward[v][j])
                 o->fault = "a row of the path was not computed";
+        if (path->group == step->chunk->group) clears = path->clear_gradient;
         rows += path->rows;
     }
+    if (plan->branches && step->clear_state_gradient != clears) o->fault = "a group's own gradient is another one's";
     if (step->action.pass == CF_W) return rows == 0 ? 0 : 1;
     if (plan->branches && step->chunk->group >= 0 && rows != step->chunk->prefix) o->fault = "a path is too short";
     if (step->action.pass == CF_F) o->forward[v][step->action.chunk] = 1;
