@@ -171,6 +171,24 @@ void fuzz_draw_stream(fuzz_input *in, cf_timing *timing, int wild) {
     timing->stream_exposed = wild > 0 && fuzz_chance(in, wild) ? fuzz_real(in) : (double)fuzz_between(in, 0, 8) / 8;
 }
 
+cf_result fuzz_make_schedule(const cf_plan *plan, cf_schedule_desc *desc, cf_schedule **schedule, cf_error *error) {
+    cf_limits *limits = &desc->limits;
+    int tries;
+    for (tries = 0;; tries++) {
+        cf_result result = cf_schedule_make(plan, desc, schedule, error);
+        int64_t *limit = NULL;
+        if (result != CF_ERROR_INFEASIBLE) return result;
+        if (strcmp(error->field, "limits.chunks") == 0 && limits->chunks_by_stage == NULL) limit = &limits->chunks;
+        if (strcmp(error->field, "limits.state") == 0 && limits->state_by_stage == NULL) limit = &limits->state;
+        if (strcmp(error->field, "limits.bytes") == 0 && limits->bytes_by_stage == NULL) limit = &limits->bytes;
+        if (limit == NULL || *limit <= 0) return result;
+        FUZZ_CHECK(tries < 3 && error->wanted > *limit, "%s: %lld is too little, %lld is said to be enough",
+                   error->field, (long long)*limit, (long long)error->wanted);
+        *limit = error->wanted;
+        *error = fuzz_error();
+    }
+}
+
 int fuzz_write(const char *text, size_t bytes, void *to) {
     fuzz_text *out = (fuzz_text *)to;
     if (out->bytes + bytes + 1 > out->room) {

@@ -178,7 +178,7 @@ static int order(road *r) {
     cf_error error = fuzz_error();
     draw_order(r);
     keep_short(r);
-    if (!fuzz_result(cf_schedule_make(r->plan, &r->order, &r->schedule, &error), &error)) {
+    if (!fuzz_result(fuzz_make_schedule(r->plan, &r->order, &r->schedule, &error), &error)) {
         FUZZ_CHECK(r->schedule == NULL, "it failed, and wrote");
         return 0;
     }

@@ -48,6 +48,16 @@ static void check_cover(const grove *g) {
     FUZZ_CHECK(stats.rows == rows && rows <= plan->n_tokens, "%lld rows", (long long)rows);
 }
 
+static void draw_limits(fuzz_input *in, cf_limits *limits) {
+    limits->per_token.activations = fuzz_between(in, 0, 9);
+    limits->per_token.state = fuzz_between(in, 0, 3);
+    limits->per_token.state_gradient = fuzz_between(in, 0, 3);
+    limits->per_token.boundary = fuzz_between(in, 0, 3);
+    if (fuzz_chance(in, 2)) limits->bytes = fuzz_between(in, 1, 2000);
+    if (fuzz_chance(in, 2)) limits->chunks = fuzz_between(in, 1, 4);
+    if (fuzz_chance(in, 4)) limits->state = fuzz_between(in, 1, 60);
+}
+
 /* No plan may break these, sound or not. Returns whether all went well. */
 static int use(grove *g, int stage, cf_error *why) {
     cf_schedule_desc desc = {0};
@@ -56,6 +66,7 @@ static int use(grove *g, int stage, cf_error *why) {
     cf_graph *graph = NULL;
     cf_run_desc run = {0};
     cf_graph_desc order = {0};
+    cf_validate_desc limits = {0};
     cf_error error = fuzz_error();
     int fine;
     desc.kind = (cf_schedule_kind)fuzz_between(&g->in, 0, CF_SCHEDULE_1F1B);
@@ -64,14 +75,20 @@ static int use(grove *g, int stage, cf_error *why) {
     desc.shape.k = fuzz_between(&g->in, 1, 4);
     desc.shape.rank = fuzz_between(&g->in, 0, g->plan->n_ranks - 1);
     desc.shape.replay = fuzz_chance(&g->in, 2) ? CF_REPLAY_PIPELINE : CF_REPLAY_LOCAL;
+    if (desc.kind == CF_SCHEDULE_DEFAULT) desc.shape.n_virtual = fuzz_between(&g->in, 1, 2);
+    if (fuzz_chance(&g->in, 2)) draw_limits(&g->in, &desc.limits);
     *why = error;
-    if (!fuzz_result(cf_schedule_make(g->plan, &desc, &schedule, why), why)) return 0;
+    if (!fuzz_result(fuzz_make_schedule(g->plan, &desc, &schedule, why), why)) return 0;
     order.schedule = schedule;
-    fine = fuzz_result(cf_schedule_validate(g->plan, schedule, NULL, NULL, &error), &error) &&
+    limits.limits = desc.limits;
+    fine = fuzz_result(cf_schedule_validate(g->plan, schedule, &limits, NULL, &error), &error) &&
            fuzz_result(cf_simulate(g->plan, schedule, NULL, &timeline, &error), &error) &&
            fuzz_result(cf_schedule_lower(g->plan, schedule, NULL, &lowered, &error), &error) &&
            fuzz_result(cf_run(g->plan, lowered, stage, &run, NULL, &error), &error) &&
            fuzz_result(cf_graph_make(g->plan, &order, &graph, &error), &error);
+    if (fine)
+        FUZZ_CHECK(timeline->makespan >= timeline->bound * (1 - 1e-9), "makespan %.17g, bound %.17g", timeline->makespan,
+                   timeline->bound);
     *why = error;
     cf_graph_free(graph);
     cf_schedule_free(lowered);
@@ -159,4 +176,4 @@ static void run_trees(const uint8_t *data, size_t size) {
     cf_plan_free(g.plan);
 }
 
-const fuzz_target fuzz_trees = {"trees", run_trees, 2000};
+const fuzz_target fuzz_trees = {"trees", run_trees, 4000};
