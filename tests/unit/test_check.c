@@ -252,7 +252,7 @@ TEST(rules_of_lowered_lists) {
                                         "RECV_F0 F0 RECV_F1 F1 B0 SEND_B0 B1 SEND_B1"};
     static const char *const late[] = {"F0 SEND_F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1",
                                        "F0 RECV_F0 RECV_F1 F1 B0 SEND_B0 B1 SEND_B1"};
-    static const char *const lost[] = {"F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1",
+    static const char *const lost[] = {"F0 SEND_F0 F1 RECV_B0 B0 RECV_B1 B1",
                                        "RECV_F0 F0 RECV_F1 F1 B0 SEND_B0 B1 SEND_B1"};
     static const char *const edge[] = {"F0 SEND_F0 F1 SEND_F1 RECV_B0 B0 RECV_B1 B1 SEND_B1",
                                        "RECV_F0 F0 RECV_F1 F1 B0 SEND_B0 B1 SEND_B1"};
@@ -289,7 +289,7 @@ TEST(rules_of_lowered_lists) {
     CHECK_STR(verdict(plan, 1, 1, CF_REPLAY_PIPELINE, late, 2, &error), "actions.pass");
     CHECK(strstr(error.text, "before its RECV_F") != NULL);
     CHECK_STR(verdict(plan, 1, 1, CF_REPLAY_PIPELINE, lost, 2, &error), "actions");
-    CHECK(strstr(error.text, "SEND_F of chunk 0 on virtual stage 0 is missing") != NULL);
+    CHECK(strstr(error.text, "SEND_F of chunk 1 on virtual stage 0 is missing") != NULL);
     CHECK_STR(verdict(plan, 1, 1, CF_REPLAY_PIPELINE, edge, 2, &error), "actions.pass");
     CHECK(strstr(error.text, "no other stage") != NULL);
     cf_plan_free(plan);
