@@ -45,7 +45,6 @@
        cost numbers            cf_cost_seconds
        describe a model        cf_model_validate, cf_model_parameters, cf_stage_parameters,
          and its split         cf_stage_shard, cf_parallel_validate, cf_parallel_defaults
-     ~   kind by kind          cf_model_kinds, cf_stage_kind
          and where stages lie  cf_placement_stage, cf_placement_at
      ~ size its memory         cf_memory_estimate, cf_memory_token_bytes, cf_memory_defaults
 
@@ -752,10 +751,6 @@ typedef struct cf_parameters {
                           or do not */
 } cf_parameters;
 
-/* How many kinds of layers a model has: 1 without `kinds`. With first_dense its kinds come twice, as they are and then
-   with an MLP. */
-CHUNKFLOW_API int64_t cf_model_kinds(const cf_model *model);
-
 /* Counts the whole model, exactly. */
 CHUNKFLOW_API cf_result cf_model_parameters(const cf_model *model, cf_parameters *out, cf_error *error);
 
@@ -862,14 +857,12 @@ typedef struct cf_shard {
     int64_t norms;        /* parameters */
 } cf_shard;
 
-/* Layers: all of the stage; of what differs between kinds, the first one's. Errors: as cf_stage_parameters. *out is
-   untouched on failure. */
-CHUNKFLOW_API cf_result cf_stage_shard(const cf_model *model, const cf_parallel *parallel, int64_t stage, cf_shard *out,
-                                       cf_error *error);
-
-/* The same of one kind, 0 .. cf_model_kinds() - 1: layers may be 0; prediction layers are among the last stage's. */
-CHUNKFLOW_API cf_result cf_stage_kind(const cf_model *model, const cf_parallel *parallel, int64_t stage, int64_t kind,
-                                      cf_shard *out, cf_error *error);
+/* Of one kind of layers, from 0 on: one past the last is CF_ERROR_ARGUMENT. A model without `kinds` has one, and with
+   first_dense its kinds come twice, as they are and then with an MLP. Layers may be 0; prediction layers are among the
+   last stage's. Kind -1: layers are all of the stage, and what differs between kinds is the first one's. Errors: as
+   cf_stage_parameters. *out is untouched on failure. */
+CHUNKFLOW_API cf_result cf_stage_shard(const cf_model *model, const cf_parallel *parallel, int64_t stage, int64_t kind,
+                                       cf_shard *out, cf_error *error);
 
 /* ================================================================================================================
    >>memory    bytes of a stage
@@ -5865,7 +5858,8 @@ static int64_t cf__model_head_dim(const cf_model *model) {
     return model->head_dim != 0 ? model->head_dim : model->hidden / model->heads;
 }
 
-CHUNKFLOW_API int64_t cf_model_kinds(const cf_model *model) {
+/* How many kinds of layers a model has. */
+static int64_t cf__model_kinds(const cf_model *model) {
     int64_t n = model->kinds == NULL ? 1 : model->n_kinds;
     return model->first_dense > 0 ? 2 * n : n;
 }
@@ -6000,7 +5994,7 @@ CHUNKFLOW_API cf_parallel cf_parallel_defaults(const cf_parallel *parallel) {
 
 static int cf__model_tp_fits(const cf_model *model, int64_t tp, int64_t ep) {
     int64_t k;
-    for (k = 0; k < cf_model_kinds(model); k++) {
+    for (k = 0; k < cf__model_kinds(model); k++) {
         cf_layer kind = cf__model_kind(model, k);
         int whole = kind.no_ffn || (kind.experts > 0 && ep > 1); /* tp divides no width */
         int heads = kind.mixer == CF_MIXER_LATENT || kind.kv_heads % tp == 0 || tp % kind.kv_heads == 0;
@@ -6017,7 +6011,7 @@ static cf_result cf__model_check_ep(const cf_model *model, const cf_parallel *pa
         return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.ep", -1,
                         cf__model_divisor_below(gpus, cf__min(parallel->ep, gpus)), parallel->ep,
                         "must divide tp x dp");
-    for (k = 0; parallel->ep > 1 && k < cf_model_kinds(model); k++) {
+    for (k = 0; parallel->ep > 1 && k < cf__model_kinds(model); k++) {
         cf_layer kind = cf__model_kind(model, k);
         if (kind.experts % parallel->ep != 0)
             return cf__fail(error, CF_ERROR_ARGUMENT, "parallel.ep", -1,
@@ -6154,7 +6148,7 @@ static cf_shard cf__model_shard(const cf_model *model, const cf_parallel *parall
     shard.last = stage == n_stages - 1;
     shard.layers = cf__model_even_layers(model->layers, n_stages, stage);
     if (parallel->layers != NULL) shard.layers = parallel->layers[stage];
-    if (of >= 0 && cf_model_kinds(model) > 1) {
+    if (of >= 0 && cf__model_kinds(model) > 1) {
         int64_t at = cf__model_first_layer(model, parallel, stage);
         shard.layers = cf__model_count_layers(model, of, at, at + shard.layers);
     }
@@ -6191,7 +6185,7 @@ static int cf__model_count_parameters(const cf_model *model, const cf_parallel *
     if (shard.last && !shard.tied) out->head = shard.vocab * h;
     if (shard.last) out->norms = h + 3 * h * model->mtp;
     if (shard.last) cf__add_product(&out->mlp, model->mtp, 2 * h * h, &overflow);
-    for (k = 0; k < cf_model_kinds(model); k++) {
+    for (k = 0; k < cf__model_kinds(model); k++) {
         int64_t a_layer = 0, active = 0;
         shard = cf__model_shard(model, parallel, stage, k);
         cf__add_product(&a_layer, shard.experts, shard.expert_size, &overflow);
@@ -6211,24 +6205,13 @@ static int cf__model_count_parameters(const cf_model *model, const cf_parallel *
     return !overflow;
 }
 
-CHUNKFLOW_API cf_result cf_stage_shard(const cf_model *model, const cf_parallel *parallel, int64_t stage, cf_shard *out,
-                                       cf_error *error) {
+CHUNKFLOW_API cf_result cf_stage_shard(const cf_model *model, const cf_parallel *parallel, int64_t stage, int64_t kind,
+                                       cf_shard *out, cf_error *error) {
     cf_parallel full;
     if (out == NULL) return cf__fail_null(error, "out");
     CF__TRY(cf__model_resolve(model, parallel, &full, error));
     CF__TRY(cf__bounded(stage, 0, full.pp * full.n_virtual - 1, "stage", "there is no such virtual stage", error));
-    *out = cf__model_shard(model, &full, stage, -1);
-    return CF_OK;
-}
-
-CHUNKFLOW_API cf_result cf_stage_kind(const cf_model *model, const cf_parallel *parallel, int64_t stage, int64_t kind,
-                                      cf_shard *out, cf_error *error) {
-    cf_parallel full;
-    cf_shard whole;
-    if (out == NULL) return cf__fail_null(error, "out");
-    CF__TRY(cf_stage_shard(model, parallel, stage, &whole, error));
-    CF__TRY(cf__bounded(kind, 0, cf_model_kinds(model) - 1, "kind", "there is no such kind", error));
-    full = cf_parallel_defaults(parallel);
+    CF__TRY(cf__bounded(kind, -1, cf__model_kinds(model) - 1, "kind", "there is no such kind", error));
     *out = cf__model_shard(model, &full, stage, kind);
     return CF_OK;
 }
@@ -6239,7 +6222,7 @@ CHUNKFLOW_API cf_result cf_stage_parameters(const cf_model *model, const cf_para
     cf_parameters counted;
     cf_shard shard;
     if (out == NULL) return cf__fail_null(error, "out");
-    CF__TRY(cf_stage_shard(model, parallel, stage, &shard, error));
+    CF__TRY(cf_stage_shard(model, parallel, stage, -1, &shard, error));
     full = cf_parallel_defaults(parallel);
     if (!cf__model_count_parameters(model, &full, stage, &counted)) return cf__fail_size(error, "parameters");
     *out = counted;
@@ -6409,7 +6392,7 @@ static void cf__memory_weigh_stage(const cf_memory_desc *desc, int64_t stage, cf
     *shard = cf__model_shard(desc->model, &desc->parallel, stage, -1);
     row = cf__div_up(element * shard->hidden, shard->sequence);
     left = cf__min(shard->layers, desc->parallel.recompute_layers > 0 ? desc->parallel.recompute_layers : INT64_MAX);
-    for (k = 0; k < cf_model_kinds(desc->model); k++) {
+    for (k = 0; k < cf__model_kinds(desc->model); k++) {
         of = cf__model_shard(desc->model, &desc->parallel, stage, k);
         cf__memory_add_kind(desc, &of, &left, out);
     }
@@ -6483,7 +6466,7 @@ typedef struct cf__memory_sums {
    B. */
 static void cf__memory_add_matrices(const cf_memory_desc *desc, int64_t stage, cf__memory_sums *sums) {
     int64_t k;
-    for (k = 0; k < cf_model_kinds(desc->model); k++) {
+    for (k = 0; k < cf__model_kinds(desc->model); k++) {
         cf_shard s = cf__model_shard(desc->model, &desc->parallel, stage, k);
         int64_t layer = s.mixer_weights + s.mixer_vectors + s.mlp_weights + s.mlp_vectors + s.norms;
         int64_t mixer = 4 * s.hidden + s.q + s.kv + s.value + s.out, mlp = s.mlp_matrices * (s.hidden + s.ffn);

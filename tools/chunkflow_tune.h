@@ -1137,13 +1137,12 @@ static cf_stage_cost cft__stage_seconds(const cf_cost_desc *desc, int64_t stage)
     cf_stage_cost cost;
     int64_t k, left, some = desc->parallel.recompute_layers;
     int head;
-    (void)cf_stage_shard(desc->model, &desc->parallel, stage, &whole, NULL);
+    (void)cf_stage_shard(desc->model, &desc->parallel, stage, -1, &whole, NULL);
     (void)cf_stage_parameters(desc->model, &desc->parallel, stage, &counted, NULL);
     memset(&cost, 0, sizeof cost);
     left = some > 0 ? cft__min(whole.layers, some) : whole.layers;
     head = whole.last;
-    for (k = 0; k < cf_model_kinds(desc->model); k++) {
-        (void)cf_stage_kind(desc->model, &desc->parallel, stage, k, &shard, NULL);
+    for (k = 0; cf_stage_shard(desc->model, &desc->parallel, stage, k, &shard, NULL) == CF_OK; k++) {
         if (shard.layers == 0) continue;
         cft__add_kind(desc, &shard, head, cft__min(left, shard.layers), &cost);
         left -= cft__min(left, shard.layers);
@@ -1232,12 +1231,10 @@ CHUNKFLOW_TUNE_API void cf_gang_costs(const cf_timing *timing, cf_pack_desc *pac
 /* Bytes of K and V, or latents, of one token on a stage: two an element. */
 static double cft__row_bytes(const cf_cost_desc *desc, int64_t stage) {
     double sum = 0;
+    cf_shard shard;
     int64_t k;
-    for (k = 0; k < cf_model_kinds(desc->model); k++) {
-        cf_shard shard;
-        (void)cf_stage_kind(desc->model, &desc->parallel, stage, k, &shard, NULL);
+    for (k = 0; cf_stage_shard(desc->model, &desc->parallel, stage, k, &shard, NULL) == CF_OK; k++)
         sum += cft__product(2 * (double)shard.state_row, (double)shard.layers);
-    }
     return sum;
 }
 
@@ -1279,10 +1276,10 @@ CHUNKFLOW_TUNE_API cf_result cf_cost_estimate(const cf_cost_desc *desc, cf_stage
     if (count != full.parallel.pp * full.parallel.n_virtual)
         return cf_fail(error, CF_ERROR_ARGUMENT, "count", -1, full.parallel.pp * full.parallel.n_virtual, count,
                        "must be the number of virtual stages");
-    CFT__TRY(cf_stage_shard(full.model, &full.parallel, 0, &first, error));
+    CFT__TRY(cf_stage_shard(full.model, &full.parallel, 0, -1, &first, error));
     CFT__TRY(cft__step_seconds(&full, &step, error));
     for (s = 0; s < count; s++) {
-        (void)cf_stage_shard(full.model, &full.parallel, s, &shard, error); /* as the first one, so it succeeds */
+        (void)cf_stage_shard(full.model, &full.parallel, s, -1, &shard, error); /* as the first one, so it succeeds */
         most_layers = cft__max(most_layers, shard.layers);
         if (cft__row_bytes(&full, s) > row_bytes) row_bytes = cft__row_bytes(&full, s);
     }

@@ -453,7 +453,7 @@ static cf_result call_kinds(cf_error *error) {
 }
 
 static cf_result split_with(const cf_parallel *split, cf_error *error) {
-    cf_result result = (POISON(), cf_stage_shard(&model, split, 0, (cf_shard *)(void *)out, error));
+    cf_result result = (POISON(), cf_stage_shard(&model, split, 0, -1, (cf_shard *)(void *)out, error));
     cf_parameters parameters;
     CHECK_INT(cf_parallel_validate(&model, split, NULL), result);
     CHECK_INT(cf_stage_parameters(&model, split, 0, &parameters, NULL), result);
@@ -1039,9 +1039,8 @@ static cf_limits scratch_limits;
     X(cf_placement_at, stage, INT64_MAX, 0, fine(cf_placement_at(CF_PLACEMENT_V, 3, 1, number))) \
     X(cf_stage_parameters, stage, INT64_MAX, 0, \
       untouched_by(cf_stage_parameters(&model, &parallel, number, ROOM, error))) \
-    X(cf_stage_shard, stage, INT64_MAX, 0, untouched_by(cf_stage_shard(&model, &parallel, number, ROOM, error))) \
-    X(cf_stage_kind, stage, INT64_MAX, 0, untouched_by(cf_stage_kind(&model, &parallel, number, 0, ROOM, error))) \
-    X(cf_stage_kind, kind, INT64_MAX, 0, untouched_by(cf_stage_kind(&model, &parallel, 0, number, ROOM, error))) \
+    X(cf_stage_shard, stage, INT64_MAX, 0, untouched_by(cf_stage_shard(&model, &parallel, number, -1, ROOM, error))) \
+    X(cf_stage_shard, kind, INT64_MAX, 0, untouched_by(cf_stage_shard(&model, &parallel, 0, number, ROOM, error))) \
     X(cf_memory_token_bytes, stage, INT64_MAX, 0, untouched_by(cf_memory_token_bytes(&memory, number, ROOM, error))) \
     X(cf_memory_estimate, n_loads, INT64_MAX, 0, \
       untouched_by(cf_memory_estimate(&memory, loads, number, ROOM, STAGES, error))) \

@@ -89,7 +89,7 @@ TEST(state_of_kinds_by_hand) {
         CHECK_INT(longer.carry, bytes.carry);
         CHECK(longer.state <= bytes.state);
     }
-    REQUIRE(cf_stage_kind(cf_model_find("deepseek-v3"), &whole, 0, 0, &shard, NULL) == CF_OK);
+    REQUIRE(cf_stage_shard(cf_model_find("deepseek-v3"), &whole, 0, 0, &shard, NULL) == CF_OK);
     CHECK_INT(shard.elements, 2 * 128 * (192 + 128) + 1536 + 512 + 64); /* Q, K, V, output; both latents, rotated K */
 }
 
@@ -317,7 +317,7 @@ TEST(bytes_per_token_by_hand) {
         }
         CHECK_INT(state, by_hand[i].state);
         REQUIRE(cf_memory_token_bytes(&desc, 1, &bytes, NULL) == CF_OK);
-        REQUIRE(cf_stage_shard(desc.model, &desc.parallel, 1, &shard, NULL) == CF_OK);
+        REQUIRE(cf_stage_shard(desc.model, &desc.parallel, 1, -1, &shard, NULL) == CF_OK);
         CHECK_INT(bytes.activations, shard.layers * by_hand[i].a_layer);
         CHECK_INT(bytes.state_gradient, 2 * bytes.state); /* float by default */
         CHECK_INT(bytes.boundary, 2 * desc.model->hidden);
@@ -360,7 +360,7 @@ TEST(korthikanti_table_2) {
                 if (plain.heads % t != 0 || plain.kv_heads % t != 0) continue;
                 harness_note("%s tp %d sequence %d", plain.name, (int)t, sequence);
                 if (cf_memory_token_bytes(&desc, 1, &bytes, &error) != CF_OK) FAIL("%s", error.text);
-                REQUIRE(cf_stage_shard(&plain, &desc.parallel, 1, &shard, NULL) == CF_OK);
+                REQUIRE(cf_stage_shard(&plain, &desc.parallel, 1, -1, &shard, NULL) == CF_OK);
                 {
                     double q = (double)(plain.heads * plain.head_dim), kv = (double)(plain.kv_heads * plain.head_dim);
                     double terms = theirs - masks + 2 * f / tp - 4 * (q - kv) / tp + 8 * (q - h) / tp;

@@ -131,7 +131,7 @@ TEST(stages_add_up_to_the_model) {
         checked++;
         for (s = 0; s < stages; s++) {
             int64_t n;
-            REQUIRE(cf_stage_shard(&m, &p, s, &shard, NULL) == CF_OK && shard.layers >= 1);
+            REQUIRE(cf_stage_shard(&m, &p, s, -1, &shard, NULL) == CF_OK && shard.layers >= 1);
             n = shard.layers;
             REQUIRE(cf_stage_parameters(&m, &p, s, &counted, NULL) == CF_OK);
             layers += n;
@@ -141,7 +141,7 @@ TEST(stages_add_up_to_the_model) {
         }
         CHECK_INT(layers, m.layers);
         CHECK(most - least <= 1);
-        REQUIRE(cf_stage_shard(&m, &p, stages - 1, &shard, NULL) == CF_OK);
+        REQUIRE(cf_stage_shard(&m, &p, stages - 1, -1, &shard, NULL) == CF_OK);
         CHECK_INT(shard.layers, least); /* the stage with the head never has more */
         /* replicated: norms, biases that are added once, K and V heads beyond one each, rounding of the vocabulary */
         sum -= (tp - 1) * (m.layers * (2 * m.hidden + (m.qk_norm ? 2 * dim : 0)) + m.hidden);
@@ -164,28 +164,28 @@ TEST(shards_by_hand) {
     cf_parallel p = split(4, 2, 1);
     cf_shard shard;
     cf_error error;
-    REQUIRE(cf_stage_shard(model, &p, 1, &shard, NULL) == CF_OK);
+    REQUIRE(cf_stage_shard(model, &p, 1, -1, &shard, NULL) == CF_OK);
     CHECK(!shard.first && shard.last && shard.layers == 14 && shard.hidden == 3584 && shard.mlp_matrices == 3);
     CHECK(shard.heads == 7 && shard.q == 7 * 128 && shard.kv == 128 && shard.ffn == 4736);
     CHECK(shard.vocab == 38016 && shard.sequence == 4);
     p.no_sequence = 1;
     p.vocab_multiple = 128;
-    REQUIRE(cf_stage_shard(model, &p, 0, &shard, NULL) == CF_OK);
+    REQUIRE(cf_stage_shard(model, &p, 0, -1, &shard, NULL) == CF_OK);
     CHECK(shard.first && !shard.last && shard.sequence == 1 && shard.vocab == 38016 && 38016 % 128 == 0);
     p = split(8, 1, 1);
-    REQUIRE(cf_stage_shard(cf_model_find("qwen2.5-72b"), &p, 0, &shard, NULL) == CF_OK);
+    REQUIRE(cf_stage_shard(cf_model_find("qwen2.5-72b"), &p, 0, -1, &shard, NULL) == CF_OK);
     CHECK(shard.first && shard.last && shard.heads == 8 && shard.kv == 128 && shard.layers == 80);
     p.tp = 16;
-    REQUIRE(cf_stage_shard(cf_model_find("qwen2.5-72b"), &p, 0, &shard, NULL) == CF_OK);
+    REQUIRE(cf_stage_shard(cf_model_find("qwen2.5-72b"), &p, 0, -1, &shard, NULL) == CF_OK);
     CHECK(shard.heads == 4 && shard.kv == 128); /* 8 heads of K and V on 16 GPUs */
     harness_poison(&shard, sizeof shard);
-    CHECK_INT(cf_stage_shard(model, &p, 1, &shard, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_stage_shard(model, &p, 1, -1, &shard, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "parallel.tp");
     p = split(4, 2, 1);
-    CHECK_INT(cf_stage_shard(model, &p, 2, &shard, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_stage_shard(model, &p, 2, -1, &shard, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "stage");
     CHECK_POISON(&shard, sizeof shard);
-    CHECK_INT(cf_stage_shard(model, &p, 0, NULL, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_stage_shard(model, &p, 0, -1, NULL, &error), CF_ERROR_ARGUMENT);
     CHECK_STR(error.field, "out");
 }
 
@@ -198,7 +198,7 @@ TEST(layers_can_be_given_stage_by_stage) {
     int64_t s;
     p.layers = good;
     for (s = 0; s < 4; s++) {
-        REQUIRE(cf_stage_shard(model, &p, s, &shard, NULL) == CF_OK);
+        REQUIRE(cf_stage_shard(model, &p, s, -1, &shard, NULL) == CF_OK);
         CHECK_INT(shard.layers, good[s]);
     }
     p.layers = short_by_one;
@@ -209,7 +209,7 @@ TEST(layers_can_be_given_stage_by_stage) {
     p.layers = empty;
     CHECK_INT(cf_parallel_validate(model, &p, &error), CF_ERROR_ARGUMENT);
     CHECK_INT(error.item, 0);
-    CHECK_INT(cf_stage_shard(model, &p, 4, &shard, &error), CF_ERROR_ARGUMENT);
+    CHECK_INT(cf_stage_shard(model, &p, 4, -1, &shard, &error), CF_ERROR_ARGUMENT);
 }
 
 TEST(vocabulary_is_padded_as_megatron_does) {
@@ -469,11 +469,11 @@ TEST(stages_of_kinds_add_up) {
             REQUIRE(cf_stage_parameters(&m, &p, s, &counted, NULL) == CF_OK);
             experts += counted.experts * (p.ep > 1 ? p.ep : p.tp);
             sum += counted.total;
-            for (k = 0; k < cf_model_kinds(&m); k++) {
-                REQUIRE(cf_stage_kind(&m, &p, s, k, &shard, NULL) == CF_OK);
+            for (k = 0; cf_stage_shard(&m, &p, s, k, &shard, NULL) == CF_OK; k++) {
                 layers += shard.layers;
                 CHECK(shard.experts == 0 || shard.experts * p.ep == kinds[k % 3].experts);
             }
+            CHECK_INT(k, m.first_dense > 0 ? 6 : 3);
         }
         CHECK_INT(layers, m.layers + m.mtp);
         if (p.tp == 1 && p.ep == 1 && p.pp == 1) CHECK_INT(sum, whole.total);

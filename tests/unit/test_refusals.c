@@ -355,10 +355,9 @@ TEST(splits_and_outputs_of_models) {
     memset(&split, 0, sizeof split);
     memset(&desc, 0, sizeof desc);
     desc.model = model;
-    CHECK_INT(cf_stage_shard(model, &split, 0, &shard, &error), CF_OK);
+    CHECK_INT(cf_stage_shard(model, &split, 0, -1, &shard, &error), CF_OK);
     CHECK_INT(shard.layers, 28);
-    REFUSED(cf_stage_shard(model, &split, 0, NULL, &error), CF_ERROR_ARGUMENT, "out");
-    REFUSED(cf_stage_kind(model, &split, 0, 0, NULL, &error), CF_ERROR_ARGUMENT, "out");
+    REFUSED(cf_stage_shard(model, &split, 0, -1, NULL, &error), CF_ERROR_ARGUMENT, "out");
     REFUSED(cf_stage_parameters(model, &split, 0, NULL, &error), CF_ERROR_ARGUMENT, "out");
     REFUSED(cf_model_parameters(model, NULL, &error), CF_ERROR_ARGUMENT, "out");
     REFUSED(cf_memory_token_bytes(&desc, 0, NULL, &error), CF_ERROR_ARGUMENT, "out");

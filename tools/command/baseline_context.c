@@ -89,16 +89,14 @@ typedef struct context_needs {
 static cf_result find_needs(const cf_model *model, const cf_parallel *parallel, const context_way *way, int64_t stage,
                             context_needs *out, cf_error *error) {
     int64_t k, rounds = 0;
-    cf_result result = CF_OK;
+    cf_shard s;
+    cf_result result = cf_stage_shard(model, parallel, stage, -1, &s, error);
 
     memset(out, 0, sizeof *out);
     while (way->cp > (int64_t)1 << rounds) rounds++;
-    for (k = 0; k < cf_model_kinds(model) && result == CF_OK; k++) {
-        cf_shard s;
-        int64_t row;
-        result = cf_stage_kind(model, parallel, stage, k, &s, error);
-        if (result != CF_OK || s.layers == 0) continue;
-        row = 2 * (s.kv + s.value);
+    for (k = 0; cf_stage_shard(model, parallel, stage, k, &s, NULL) == CF_OK; k++) {
+        int64_t row = 2 * (s.kv + s.value);
+        if (s.layers == 0) continue;
         if (s.state_row > 0) {
             out->layers += (double)s.layers;
             out->row += (double)(s.layers * row);

@@ -256,13 +256,11 @@ void modelling_take_terms(const term_options *asked, cf_memory_desc *out) {
 
 int64_t modelling_row_bytes(const cf_memory_desc *desc) {
     cf_memory_desc full = cf_memory_defaults(desc);
+    cf_shard shard;
     int64_t most = 0, k;
 
-    for (k = 0; k < cf_model_kinds(full.model); k++) {
-        cf_shard shard;
-        if (cf_stage_kind(full.model, &full.parallel, 0, k, &shard, NULL) != CF_OK) return 0;
+    for (k = 0; cf_stage_shard(full.model, &full.parallel, 0, k, &shard, NULL) == CF_OK; k++)
         if (shard.state_row > most) most = shard.state_row;
-    }
     return most * (full.state_bytes + full.state_gradient_bytes);
 }
 
@@ -305,16 +303,14 @@ modelling_flops modelling_flops_of(const cf_model *model) {
     modelling_flops flops = {0, 0};
     cf_parallel whole = {0};
     cf_parameters counted;
+    cf_shard s;
     int64_t k;
 
     if (cf_model_parameters(model, &counted, NULL) != CF_OK) return flops;
     flops.per_token = 6 * ((double)(counted.active - counted.embedding - counted.norms - counted.head) +
                            (double)model->hidden * (double)model->vocab);
-    for (k = 0; k < cf_model_kinds(model); k++) {
-        cf_shard s;
-        double columns, rows;
-        if (cf_stage_kind(model, &whole, 0, k, &s, NULL) != CF_OK) break;
-        columns = (double)s.layers * (double)(s.q + s.out) / 2;
+    for (k = 0; cf_stage_shard(model, &whole, 0, k, &s, NULL) == CF_OK; k++) {
+        double columns = (double)s.layers * (double)(s.q + s.out) / 2, rows;
         rows = s.mixer == CF_MIXER_CHUNKED ? (double)s.window / 2 : (double)s.window;
         if (s.state_row > 0) flops.per_pair += 12 * columns;
         else if (s.window_row > 0) flops.per_token += 12 * columns * rows;

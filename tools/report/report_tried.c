@@ -142,7 +142,7 @@ static double layer_work(const pipeline *pipe, const double *work, int64_t *own)
 
     for (i = 0; i < pipe->n_stages; i++) {
         cf_shard shard;
-        if (cf_stage_shard(&pipe->model.model, &pipe->model.parallel, i, &shard, NULL) != CF_OK || shard.layers < 1)
+        if (cf_stage_shard(&pipe->model.model, &pipe->model.parallel, i, -1, &shard, NULL) != CF_OK || shard.layers < 1)
             return 0;
         own[i] = shard.layers;
         if (i == 0 || work[i] / (double)own[i] < least) least = work[i] / (double)own[i];
