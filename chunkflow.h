@@ -4768,6 +4768,12 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan) {
    >>plan    asking a plan, and checking one from elsewhere
    ================================================================================================================ */
 
+/* A group's place in its tree; group -1, and one of a plan without trees, is a tree by itself. */
+static const cf_branch *cf__plan_branch(const cf_plan *plan, int64_t group) {
+    static const cf_branch alone = {-1, -1, -1, -1, -1, 0};
+    return plan->branches != NULL && group >= 0 ? &plan->branches[group] : &alone;
+}
+
 /* In a tree, several slices may be added to the state: what counts is how many rows the path gets. */
 static int64_t cf__plan_tree_tokens(const cf_plan *plan, const cf_chunk *c) {
     const cf_group *g = &plan->groups[c->group];
@@ -4824,8 +4830,7 @@ static void cf__plan_measure_costs(const cf_plan *plan, cf_pass_cost cost, cf_pl
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *chunk = &plan->chunks[i];
         double seconds = chunk->n_slices > 0 ? cf_cost_seconds(&cost, chunk->padded, chunk->pairs) : 0;
-        int goes_on = plan->branches != NULL && chunk->group >= 0 && plan->branches[chunk->group].parent >= 0;
-        unit = (chunk->index > 0 || goes_on ? unit : 0) + seconds;
+        unit = (chunk->index > 0 || cf__plan_branch(plan, chunk->group)->parent >= 0 ? unit : 0) + seconds;
         rank = (i % plan->n_steps > 0 ? rank : 0) + seconds;
         sum += seconds;
         most = cf__most(most, seconds);
@@ -4855,8 +4860,7 @@ CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost
     }
     for (i = 0; i < plan->n_groups; i++)
         stats->largest_group =
-            cf__max(stats->largest_group,
-                    plan->groups[i].n_chunks + (plan->branches != NULL ? plan->branches[i].below : 0));
+            cf__max(stats->largest_group, plan->groups[i].n_chunks + cf__plan_branch(plan, i)->below);
     if (n_used > 0) stats->fill = (double)stats->rows / ((double)n_used * (double)plan->chunk_size);
     cf__plan_measure_ranks(plan, stats);
     cf__plan_measure_costs(plan, cost != NULL ? *cost : none, stats);
@@ -7064,21 +7068,19 @@ static inline int64_t cf__pipe_after(const cf_plan *plan, const cf_chunk *c) {
 /* Where no backward comes, the groups whose state ends with F of a chunk, from the chunk's own up: the one after
    `before`, or the first of them (-1). Returns -1 where there are no more. */
 static int64_t cf__pipe_ended(const cf_plan *plan, const cf_chunk *c, int64_t before) {
-    const cf_branch *all = plan->branches;
-    if (before < 0) return cf__pipe_after(plan, c) > 0 || (all != NULL && all[c->group].below > 0) ? -1 : c->group;
-    return all != NULL && all[before].next < 0 ? all[before].parent : -1;
+    const cf_branch *b = cf__plan_branch(plan, before < 0 ? c->group : before);
+    if (before < 0) return cf__pipe_after(plan, c) > 0 || b->below > 0 ? -1 : c->group;
+    return b->next < 0 ? b->parent : -1;
 }
 
 /* Chunks of the longest path of groups below the one that holds this chunk. */
 static int64_t cf__pipe_below(const cf__pipeline *pipe, int64_t chunk) {
-    const cf_chunk *c = &pipe->chunks[chunk];
-    return pipe->plan->branches != NULL && c->group >= 0 ? pipe->plan->branches[c->group].below : 0;
+    return cf__plan_branch(pipe->plan, pipe->chunks[chunk].group)->below;
 }
 
 /* Whether the chunk is, or belongs to, what goes on from another group. */
 static int cf__pipe_has_parent(const cf__pipeline *pipe, int64_t chunk) {
-    const cf_chunk *c = &pipe->chunks[chunk];
-    return pipe->plan->branches != NULL && c->group >= 0 && pipe->plan->branches[c->group].parent >= 0;
+    return cf__plan_branch(pipe->plan, pipe->chunks[chunk].group)->parent >= 0;
 }
 
 /* ---- following the rules ---- */
@@ -7110,12 +7112,12 @@ static cf__pipe_unit cf__pipe_unit_of(const cf__pipeline *pipe, int64_t chunk, i
 static int64_t cf__pipe_relative(const cf__pipe_links *links, int64_t chunk, int on) {
     const cf_plan *plan = links->plan;
     const cf_chunk *c = &plan->chunks[links->first_chunk + chunk];
-    const cf_branch *b = c->group >= 0 ? &plan->branches[c->group] : NULL;
+    const cf_branch *b = cf__plan_branch(plan, c->group);
     const cf_group *to;
     int64_t id = -1;
     int from_last = on == CF__PIPE_CHILD || on == -CF__PIPE_PARENT;
     int to_last = on == CF__PIPE_PARENT || on == -CF__PIPE_CHILD;
-    if (b == NULL || (from_last ? cf__pipe_after(plan, c) > 0 : c->index > 0)) return -1;
+    if (from_last ? cf__pipe_after(plan, c) > 0 : c->index > 0) return -1;
     if (on == CF__PIPE_SIBLING) id = b->previous;
     if (on == CF__PIPE_SIBLING && id >= 0 && links->in_order) return chunk - 1;
     if (on == -CF__PIPE_SIBLING) id = b->next;
@@ -7232,11 +7234,11 @@ static int64_t cf__pipe_rows(const cf__pipeline *pipe, const cf_chunk *c) {
    but where it has children, whose backwards come sooner, they count from the F of the first child on. */
 static int64_t cf__pipe_gradient(const cf__pipeline *pipe, const cf_action *a, const cf_chunk *c) {
     const cf_plan *plan = pipe->plan;
-    const cf_branch *b = plan->branches != NULL ? &plan->branches[c->group] : NULL;
-    if (b != NULL && a->pass == CF_F && c->index == 0 && b->parent >= 0 && b->previous < 0 && !pipe->shape.forward_only)
+    const cf_branch *b = cf__plan_branch(plan, c->group);
+    if (a->pass == CF_F && c->index == 0 && b->parent >= 0 && b->previous < 0 && !pipe->shape.forward_only)
         return plan->groups[b->parent].tokens;
     if ((a->pass != CF_B && a->pass != CF_I) || cf__pipe_after(plan, c) > 0) return 0;
-    return b != NULL && b->first_child >= 0 ? 0 : plan->groups[c->group].tokens;
+    return b->first_child >= 0 ? 0 : plan->groups[c->group].tokens;
 }
 
 /* What comes into being when an action starts. */
@@ -7554,7 +7556,6 @@ static int64_t cf__schedule_row(const cf__schedule_maker *m) {
 
 /* Whether a unit goes on from another one's state, or others go on from its own. */
 static int cf__schedule_in_tree(const cf__schedule_maker *m, const cf__pipe_unit *unit) {
-    if (m->pipe.plan->branches == NULL) return 0;
     return cf__pipe_has_parent(&m->pipe, unit->first) || cf__pipe_below(&m->pipe, unit->first) > 0;
 }
 
@@ -7699,9 +7700,7 @@ static void cf__pattern_add_backward(cf__pattern *pattern, int64_t chunk) {
 /* The group whose last child begins with this chunk: once that one's backward has run, its own can. NULL: there is
    none. */
 static const cf__pipe_unit *cf__pattern_ends(const cf__schedule_maker *m, int64_t chunk) {
-    int64_t parent = -1;
-    if (m->pipe.plan->branches != NULL)
-        parent = cf__pipe_relative(&m->pipe.links[0][0], chunk, -CF__PIPE_CHILD);
+    int64_t parent = cf__pipe_relative(&m->pipe.links[0][0], chunk, -CF__PIPE_CHILD);
     return parent >= 0 ? cf__schedule_unit(m, parent) : NULL;
 }
 
@@ -7752,8 +7751,7 @@ static cf__pipe_room cf__pattern_held_above(const cf__schedule_maker *m, const c
     const cf_plan *plan = m->pipe.plan;
     cf__pipe_room held = {0, 0, 0};
     int64_t group = m->pipe.chunks[unit->first].group;
-    if (plan->branches == NULL || group < 0) return held;
-    while ((group = plan->branches[group].parent) >= 0) {
+    while ((group = cf__plan_branch(plan, group)->parent) >= 0) {
         const cf__pipe_unit *above = cf__schedule_unit(m, plan->groups[group].first_chunk - m->pipe.first_chunk);
         const cf__pipe_room takes = cf__schedule_takes(m, above, places * above->k);
         cf__room_add(&held, &takes, 1);
@@ -10351,7 +10349,7 @@ static cf_result cf__check_child(const cf__checker *k, const cf_action *a, const
 /* A backward in a tree: all children have added to dK and dV, and siblings have done so in order. */
 static cf_result cf__check_parent(const cf__checker *k, const cf_action *a, const cf_chunk *c, const uint16_t *cell) {
     const cf_plan *plan = k->pipe->plan;
-    const cf_branch *b = &plan->branches[c->group];
+    const cf_branch *b = cf__plan_branch(plan, c->group);
     int64_t child = cf__pipe_after(plan, c) == 0 ? b->first_child : -1;
     for (; child >= 0; child = plan->branches[child].next)
         if (!(cell[plan->groups[child].first_chunk - a->chunk] & CF__CHECK_BACKWARDS))
@@ -10362,13 +10360,9 @@ static cf_result cf__check_parent(const cf__checker *k, const cf_action *a, cons
     return CF_OK;
 }
 
-static int cf__check_in_tree(const cf__checker *k, const cf_chunk *c) {
-    return k->pipe->plan->branches != NULL && c->group >= 0;
-}
-
 static inline cf_result cf__check_forward(const cf__checker *k, const cf_action *a, const cf_chunk *c,
                                           const uint16_t *cell) {
-    if (cf__check_in_tree(k, c) && c->index == 0 && k->pipe->plan->branches[c->group].parent >= 0)
+    if (c->index == 0 && cf__plan_branch(k->pipe->plan, c->group)->parent >= 0)
         CF__TRY(cf__check_child(k, a, c, cell));
     if (c->group >= 0 && c->index > 0 && !cf__check_has(cell - 1, CF_F))
         return cf__check_refuse(k, a, "actions.chunk", "comes before F of the chunk before it in its group");
@@ -10399,7 +10393,7 @@ static inline cf_result cf__check_backward(const cf__checker *k, const cf_action
         return cf__check_refuse(k, a, "actions.pass", "has no activations; an R is missing before it");
     if (cf__pipe_after(k->pipe->plan, c) > 0 && !(cell[1] & CF__CHECK_BACKWARDS))
         return cf__check_refuse(k, a, "actions.chunk", "comes before that of the next chunk in its group");
-    if (cf__check_in_tree(k, c)) CF__TRY(cf__check_parent(k, a, c, cell));
+    CF__TRY(cf__check_parent(k, a, c, cell));
     if (cf__check_turns(k, a->stage + 1) && !(cell[k->pipe->n] & CF__CHECK_BACKWARDS))
         return cf__check_refuse(k, a, "actions", "comes before that of the virtual stage behind it");
     if (cf__check_crosses(k, a->stage + 1) && !cf__check_has(cell, CF_RECV_B))
@@ -11784,7 +11778,7 @@ static cf_result cf__run_take(cf_runner *r, const cf_action *a, const cf__run_pl
 static void cf__run_end_states(cf_runner *r, const cf_action *a, int64_t cell) {
     const cf_plan *plan = r->pipe.plan;
     const cf_chunk *c = &plan->chunks[a->chunk];
-    int64_t group = c->group >= 0 ? cf__pipe_ended(plan, c, -1) : -1;
+    int64_t group = cf__pipe_ended(plan, c, -1);
     for (; group >= 0; group = cf__pipe_ended(plan, c, group)) {
         int64_t first = cell + plan->groups[group].first_chunk - a->chunk;
         if (r->pools[CF_RESOURCE_STATE].slots[first] >= 0) cf__run_release(r, CF_RESOURCE_STATE, first);
@@ -11833,7 +11827,7 @@ static void cf__run_find_path(cf_runner *r, const cf_action *a, int64_t cell, cf
 static int64_t cf__run_longest_path(const cf_plan *plan) {
     int64_t i, most = 0;
     for (i = 0; i < plan->n_groups && plan->branches != NULL; i++)
-        if (plan->branches[i].parent < 0) most = cf__max(most, plan->branches[i].below + plan->groups[i].n_chunks);
+        most = cf__max(most, plan->branches[i].below + plan->groups[i].n_chunks);
     return most;
 }
 
@@ -12271,15 +12265,16 @@ static void cf__write_chunk_json(cf__writer *w, const cf_plan *plan, int64_t id,
 
 static void cf__write_group_json(cf__writer *w, const cf_plan *plan, int64_t id) {
     const cf_group *g = &plan->groups[id];
-    const cf_branch *b = plan->branches != NULL ? &plan->branches[id] : NULL;
+    const cf_branch *b = cf__plan_branch(plan, id);
     const cf__write_member members[] = {{"id", id},
                                         {"sequence", g->sequence},
                                         {"first_chunk", g->first_chunk},
                                         {"n_chunks", g->n_chunks},
                                         {"tokens", g->tokens},
-                                        {"parent", b != NULL ? b->parent : -1},
-                                        {"below", b != NULL ? b->below : 0}};
-    cf__write_members(w, id > 0 ? ",\n    {" : "\n    {", members, b != NULL ? CF__COUNT(members) : 5, "");
+                                        {"parent", b->parent},
+                                        {"below", b->below}};
+    int64_t n = plan->branches != NULL ? CF__COUNT(members) : 5;
+    cf__write_members(w, id > 0 ? ",\n    {" : "\n    {", members, n, "");
     if (g->gang > 0) cf__write_text(w, ", \"gang\": %lld", (long long)g->gang);
     cf__write_text(w, "}");
 }
