@@ -303,7 +303,7 @@ typedef struct cf_pack_desc {
                                      chunks of all ranks cost about the same. Only for best fit, and without shares;
                                      split is by cost then, unless it is given */
     int64_t gang;                 /* most ranks that one sequence is spread over, at most n_ranks. 0, 1: it stays on one
-                                     rank. Only for best fit, without shares and without lockstep */
+                                     rank. Only for best fit, and without shares */
     double gang_seconds;          /* what it costs a pass that a row of K and V comes from another rank, beyond what is
                                      hidden beside other work, in units of the cost; for how widely to spread */
     cf_pass_cost cost;            /* for CF_SPLIT_COST and for balancing ranks. All zero: a row and a pair weigh so that
@@ -409,7 +409,7 @@ typedef struct cf_plan {
    With gang a sequence that is dear may be spread over a gang: 2, 4, 8 ... neighbouring ranks, the first of which is a
    multiple of that number; it divides n_ranks. Rank r of them has a share, the (r % gang)-th, which is a group.
    Shares of a gang have the same number of chunks, at the same steps of their ranks: the first steps, those of wider
-   gangs before others. The i-th chunks of all shares are a round: neighbouring slices of about the same cost, by rising
+   gangs before others, but with lockstep any, and short sequences may share the last chunks. The i-th chunks of all shares are a round: neighbouring slices of about the same cost, by rising
    rank, which follow those of the round before. So a chunk sees more of its sequence than its group has: prefix counts
    its rank's own rows, and slices.begin all of them (cf_gang_pieces). Ranks run the passes of a round at once, so their
    schedules must have these in the same order: take them from columns (cf_columns_make), or make them by `paper` on one
@@ -428,7 +428,8 @@ typedef struct cf_plan {
 
    With lockstep chunks lie in columns, of which there may be more, and idle chunks among others. It is laid out once
    for each target that long sequences are cut by: these are a quarter apart, from what a full slice costs at the start
-   of a sequence to the dearest, and no more than 42.
+   of a sequence to the dearest, and no more than 42. With gang this comes after at most twelve choices of widths, of
+   which the one is taken with which the columns are cheapest.
 
    lower_bound is the better of: total tokens / chunk_size, the count of sequences that cannot share, Martello and
    Toth's L2 (Knapsack Problems, 1990, section 8.3), slices / max_slices, and the number of dependent chunks.
@@ -2848,6 +2849,10 @@ typedef struct cf__pack_bins {
     int shift;
 } cf__pack_bins;
 
+#define CF__PACK_RANK_SHARES 32
+#define CF__PACK_MAX_COST_SLICES ((int64_t)1 << 22) /* CF_SPLIT_COST searches; one sequence may not take minutes */
+#define CF__PACK_LEVELS 17 /* CF_MAX_RANKS, half as many ... 1 */
+
 typedef struct cf__packer {
     cf_pack_desc desc; /* defaults filled in */
     const int64_t *lengths;
@@ -2862,7 +2867,7 @@ typedef struct cf__packer {
     /* measured */
     cf_plan head; /* what is known of the plan; n_chunks is the most that there may be, until the ranks have theirs */
     int64_t n_items, n_dependent, largest_group;
-    int64_t max_units;
+    int64_t max_units, most_groups, most_dependent;
     int64_t item_tokens; /* padded tokens of all items */
     int64_t most_shares, most_extent; /* of gangs; and of all else on one rank */
     double mean_cost;    /* of a rank, if they are even and nothing is spread */
@@ -2885,9 +2890,11 @@ typedef struct cf__packer {
     int64_t *steps;         /* (n_ranks) chunks of each rank */
     /* only in step */
     cf__pack_row *rows;     /* (n_groups + n_ranks) what groups leave of the columns */
+    double *last_costs;     /* (n_groups) of the last chunk of each */
     double *columns;        /* (most_columns) cost of the dearest chunk of each */
-    int64_t most_columns;
+    int64_t most_columns, most_rows;
     int64_t n_rows, n_bands, first_extra; /* columns of bands; the first unit that is in none of them */
+    int32_t levels[CF__PACK_LEVELS + 1]; /* first run of gangs of the widest, half as many ... ranks, of none, and the end */
     /* only with gangs; by sequence but for begins */
     double *whole_costs;    /* (n) without the constant cost of its chunks */
     int32_t *by_cost;       /* (n) the dearest first */
@@ -2907,9 +2914,6 @@ typedef struct cf__packer {
     int64_t first_free;     /* the items before this one stay in the units of their tree */
     cf_plan *plan;
 } cf__packer;
-
-#define CF__PACK_RANK_SHARES 32
-#define CF__PACK_MAX_COST_SLICES ((int64_t)1 << 22) /* CF_SPLIT_COST searches; one sequence may not take minutes */
 
 /* ---- options ---- */
 
@@ -2956,8 +2960,8 @@ static cf_result cf__pack_check_desc(const cf_pack_desc *desc, cf_error *error) 
                         "ranks in step, and gangs, are packed by best fit");
     if (desc->lockstep && desc->shares != NULL)
         return cf__refuse(error, CF_ERROR_ARGUMENT, "lockstep", -1, "trees are not laid out for ranks in step");
-    if (desc->gang > 1 && (desc->lockstep || desc->shares != NULL))
-        return cf__refuse(error, CF_ERROR_ARGUMENT, "gang", -1, "neither trees nor ranks in step are laid out so");
+    if (desc->gang > 1 && desc->shares != NULL)
+        return cf__refuse(error, CF_ERROR_ARGUMENT, "gang", -1, "trees are not laid out so");
     CF__TRY(cf__check_real(desc->gang_seconds, "gang_seconds", -1, error));
     CF__TRY(cf__check_real(desc->cost.constant, "cost.constant", -1, error));
     CF__TRY(cf__check_real(desc->cost.per_token, "cost.per_token", -1, error));
@@ -3143,10 +3147,12 @@ static cf_result cf__pack_bound_counts(cf__packer *p) {
     p->head.n_chunks = p->n_dependent + n_bins;
     /* Longest-first placement of the groups leaves no rank more than one group above the mean. */
     if (ranks > 1) p->head.n_chunks = ranks * (cf__div_up(p->head.n_chunks, ranks) + p->largest_group);
-    if (p->desc.gang > 1) p->head.n_chunks = ranks * gang_steps;
-    /* In step all bands but the last are at least half full of groups. */
-    if (cf__pack_in_step(p)) p->head.n_chunks += ranks * (cf__div_up(p->n_dependent, ranks) + 1);
+    if (p->desc.gang > 1 && !p->desc.lockstep) p->head.n_chunks = ranks * gang_steps;
+    /* In step all bands of a level but the last are at least half full of its groups. */
+    if (cf__pack_in_step(p)) p->head.n_chunks += ranks * (cf__div_up(p->n_dependent, ranks) + 1 + gang_steps);
     p->most_columns = p->head.n_chunks / ranks;
+    p->most_groups = p->head.n_groups;
+    p->most_dependent = p->n_dependent;
     p->head.n_chunks = cf__min(p->head.n_chunks, CF_MAX_CHUNKS);
     return CF_OK;
 }
@@ -3246,7 +3252,9 @@ static void cf__pack_scratch(void *job, cf__carver *carver) {
     p->starts = (int32_t *)cf__take(carver, ranks, sizeof(int32_t));
     p->steps = (int64_t *)cf__take(carver, ranks, sizeof(int64_t));
     if (cf__pack_in_step(p)) {
-        p->rows = (cf__pack_row *)cf__take(carver, p->head.n_groups + ranks, sizeof(cf__pack_row));
+        p->most_rows = p->head.n_groups + ranks;
+        p->rows = (cf__pack_row *)cf__take(carver, p->most_rows, sizeof(cf__pack_row));
+        p->last_costs = (double *)cf__take(carver, p->head.n_groups, sizeof(double));
         p->columns = (double *)cf__take(carver, p->most_columns, sizeof(double));
     }
     if (p->desc.gang > 1) {
@@ -3286,13 +3294,14 @@ static cf__pack_unit cf__pack_empty_unit(const cf__packer *p, int64_t id) {
     unit.room = (int32_t)p->desc.chunk_size;
     unit.slices_left = p->desc.max_slices > 0 ? (int32_t)cf__min(p->desc.max_slices, INT32_MAX) : INT32_MAX;
     unit.n_chunks = 1;
+    unit.column = -1;
     unit.lead = (int32_t)id;
     if (id < p->head.n_groups) {
         const cf_group *group = &p->groups[id];
         unit.n_chunks = (int32_t)group->n_chunks;
         unit.room -= (int32_t)cf__pack_padded(p, p->cuts[cf__pack_cut(group, group->n_chunks - 1)]);
-        /* What lies behind a share would make its gang wait. */
-        unit.slices_left = p->desc.no_tails || group->gang > 0 ? 0 : unit.slices_left - 1;
+        /* What lies behind a share would make its gang wait, which in step it does anyway. */
+        unit.slices_left = p->desc.no_tails || (group->gang > 0 && !p->desc.lockstep) ? 0 : unit.slices_left - 1;
     }
     return unit;
 }
@@ -3361,9 +3370,9 @@ static void cf__pack_collect_items(cf__packer *p) {
     p->n_items = n;
 }
 
-/* Adds a thing, sorted by falling size, to the last run, or begins another one. */
-static inline void cf__pack_extend_runs(cf__packer *p, int64_t i, int32_t size) {
-    if (p->n_runs == 0 || p->runs[p->n_runs - 1].size != size) {
+/* Adds a thing, sorted by falling size, to the last run from the first-th on, or begins another one. */
+static inline void cf__pack_extend_runs(cf__packer *p, int64_t first, int64_t i, int32_t size) {
+    if (p->n_runs == first || p->runs[p->n_runs - 1].size != size) {
         const cf__pack_run run = {(int32_t)i, 0, (int32_t)p->n_runs, size};
         p->runs[p->n_runs++] = run;
         p->runs[p->n_runs].next = (int32_t)p->n_runs; /* where every search ends */
@@ -3375,7 +3384,7 @@ static inline void cf__pack_extend_runs(cf__packer *p, int64_t i, int32_t size) 
 static void cf__pack_find_runs(cf__packer *p, int64_t first, int64_t end) {
     int64_t i;
     p->n_runs = p->runs[0].next = 0;
-    for (i = first; i < end; i++) cf__pack_extend_runs(p, i, cf__pack_item_size(p, i));
+    for (i = first; i < end; i++) cf__pack_extend_runs(p, 0, i, cf__pack_item_size(p, i));
 }
 
 /* ---- lower bound ---- */
@@ -3491,10 +3500,10 @@ static void cf__pack_best_fit(cf__packer *p) {
     }
 }
 
-/* The first run, by falling size, that fits into `room` and has items left; n_runs if there is none. Runs that are used
-   up point to a later one, and the way to the next that is not gets shorter with every walk. */
-static inline int32_t cf__pack_largest_run(cf__packer *p, int32_t room) {
-    int32_t low = 0, high = (int32_t)p->n_runs;
+/* Of the runs low .. high - 1, by falling size, the first that fits into `room` and has items left; high or more if there
+   is none. Runs that are used up point to a later one, and the way to the next that is not gets shorter with every
+   walk. */
+static inline int32_t cf__pack_largest_run(cf__packer *p, int32_t low, int32_t high, int64_t room) {
     while (low < high) {
         int32_t middle = low + (high - low) / 2;
         if (p->runs[middle].size <= room) high = middle;
@@ -3521,7 +3530,7 @@ static int64_t cf__pack_first_fit(cf__packer *p, int dry) {
     for (id = 0; placed < p->n_items || id < p->head.n_groups; id++) {
         cf__pack_unit unit = cf__pack_empty_unit(p, id);
         int32_t at;
-        while (unit.slices_left > 0 && (at = cf__pack_largest_run(p, unit.room)) < p->n_runs) {
+        while (unit.slices_left > 0 && (at = cf__pack_largest_run(p, 0, (int32_t)p->n_runs, unit.room)) < p->n_runs) {
             int32_t size = p->runs[at].size, count = cf__pack_fit(&unit, size, p->runs[at].left);
             int32_t first = cf__pack_use_run(p, at, count);
             if (!dry) cf__pack_assign(p, first, count, (int32_t)id);
@@ -3722,6 +3731,13 @@ static double cf__pack_item_cost(cf__packer *p, uint64_t item) {
 /* Where a slice begins, given which it is among the cuts and how many rows of its sequence its group has before it. */
 static int64_t cf__pack_begin(const cf__packer *p, const cf_group *group, int64_t cut, int64_t own) {
     return group->gang > 0 ? p->begins[cut] : own;
+}
+
+/* Cost of a group's i-th slice, which has so many rows of the group before it, and of what it gathers. */
+static double cf__pack_chunk_cost(cf__packer *p, const cf_group *group, int64_t i, int64_t own) {
+    int64_t cut = cf__pack_cut(group, i), begin = cf__pack_begin(p, group, cut, own);
+    double gathered = cf__product(p->desc.gang_seconds, (double)(begin - own));
+    return cf__pack_slice_cost(p, group->sequence, begin, p->cuts[cut]) + gathered;
 }
 
 /* Cost of each item and of each unit. */
@@ -4051,10 +4067,10 @@ static int cf__pack_part_trees(cf__packer *p) {
    Ranks of a gang are a block, and the widest gangs come first, so all ranks of a block have had the same passes before
    one, and none waits for another one that is late. */
 
-/* The widest gang that is asked for, a power of two. */
+/* The widest gang that may be. */
 static int64_t cf__pack_widest(const cf__packer *p) {
     int64_t width = 1;
-    while (2 * width <= p->desc.gang) width *= 2;
+    while (2 * width <= p->desc.gang && p->desc.n_ranks % (2 * width) == 0) width *= 2;
     return width;
 }
 
@@ -4192,21 +4208,39 @@ static cf_result cf__pack_cut_gang(cf__packer *p, int64_t sequence) {
     return p->answer;
 }
 
-/* Decides which sequences are spread over how many ranks, and over which, and cuts them. */
-static cf_result cf__pack_form_gangs(cf__packer *p) {
-    double constant = p->weights.constant, best = DBL_MAX, best_most = 0, most;
-    int64_t i, begin, width, size = p->desc.chunk_size;
-    int tries;
-    if (p->desc.slice_cost == NULL) p->chunk_constant = constant;
+/* What each sequence costs, and which are the dearest. */
+static cf_result cf__pack_cost_sequences(cf__packer *p) {
+    int64_t i, begin, size = p->desc.chunk_size;
     p->weights.constant = 0;
     for (i = 0; i < p->n; i++) {
         p->by_cost[i] = (int32_t)i;
+        p->blocks[i] = 0; /* until ranks are found */
         for (p->whole_costs[i] = 0, begin = 0; begin < p->lengths[i]; begin += size)
             p->whole_costs[i] += cf__pack_slice_cost(p, i, begin, cf__min(size, p->lengths[i] - begin));
         p->mean_cost += p->whole_costs[i] / (double)p->desc.n_ranks;
     }
-    CF__TRY(p->answer);
     cf__sort_by_key(p->by_cost, p->n, p->whole_costs);
+    return p->answer;
+}
+
+/* Cuts all sequences that are spread, the widest first. */
+static cf_result cf__pack_cut_gangs(cf__packer *p) {
+    int64_t i, width;
+    p->weights.constant = 0;
+    p->n_units = p->n_shares = p->n_share_cuts = 0;
+    p->head.n_groups = p->most_groups;
+    for (width = cf__pack_widest(p); width > 1; width /= 2)
+        for (i = 0; i < p->n_wide; i++)
+            if (p->widths[p->by_cost[i]] == width) CF__TRY(cf__pack_cut_gang(p, p->by_cost[i]));
+    return CF_OK;
+}
+
+/* Decides which sequences are spread over how many ranks, and over which, and cuts them. */
+static cf_result cf__pack_form_gangs(cf__packer *p) {
+    double constant = p->weights.constant, best = DBL_MAX, best_most = 0, most;
+    int tries;
+    if (p->desc.slice_cost == NULL) p->chunk_constant = constant;
+    CF__TRY(cf__pack_cost_sequences(p));
     for (tries = 0, most = p->mean_cost; tries < 8; tries++, most *= 0.75) {
         double dearest = cf__pack_try_widths(p, most);
         if (!(dearest < cf__product(best, 0.999))) continue; /* more gangs must pay */
@@ -4214,9 +4248,7 @@ static cf_result cf__pack_form_gangs(cf__packer *p) {
         best_most = most;
     }
     (void)cf__pack_try_widths(p, best_most);
-    for (width = cf__pack_widest(p); width > 1; width /= 2)
-        for (i = 0; i < p->n_wide; i++)
-            if (p->widths[p->by_cost[i]] == width) CF__TRY(cf__pack_cut_gang(p, p->by_cost[i]));
+    CF__TRY(cf__pack_cut_gangs(p));
     p->n_items = 0; /* they are collected later */
     CF__TRY(cf__pack_cost_units(p));
     cf__pack_load_ranks(p, p->n_shares);
@@ -4265,53 +4297,95 @@ static cf_result cf__pack_prepare_gangs(cf__packer *p) {
 
    Columns: the i-th chunks of all ranks. They run at the same time, so a column costs what its dearest chunk does.
    Groups come in bands of as many columns as the longest group that is in no earlier one has chunks; each rank fills
-   its row of the band with the longest groups that fit. Short sequences fill what that leaves, but make no column
-   dearer, for those columns run in any case. The others get columns of their own, over which they are dealt out
-   evenly.
+   its row of the band with the longest groups that fit, of those with the dearest, so that neighbours cost alike. The
+   shares of a gang lie beside each other, in an aligned block of ranks; where a narrower one comes next, the block is
+   halved. Short sequences fill what all that leaves, but make no column dearer, for those columns run in any case. The
+   others are dealt out evenly, over columns of their own or over the last one of the bands.
 
-   Dear slices make dear columns, and many slices many replays. So long sequences are cut by several targets, and the
-   cheapest layout is taken. */
+   Dear slices make dear columns, and many slices many replays. So long sequences are spread over more or fewer ranks,
+   and cut by several targets, and the cheapest layout is taken. */
 
-/* Gives each group its rank and first column. Groups of one number of chunks are a run. */
-static void cf__pack_fill_bands(cf__packer *p) {
-    int64_t i, n = p->head.n_groups, column, end;
-    int32_t rank, at;
-    for (i = 0; i < n; i++) {
-        p->sorted[i] = (int32_t)i;
-        p->costs[i] = p->units[i].n_chunks;
+/* Groups by falling width, and then longer ones first, and of those the dearer, by their last chunks; of a gang its first
+   share stands for all. Runs have those of one width and length, as levels says by width. */
+static void cf__pack_sort_groups(cf__packer *p) {
+    int64_t i, n = 0, width, next = 0;
+    int32_t *level = p->levels;
+    double full = p->chunk_constant + cf__pack_slice_cost(p, -1, 0, p->desc.chunk_size);
+    for (i = 0; i < p->head.n_groups; i++) {
+        const cf_group *group = &p->groups[i];
+        int64_t last = group->n_chunks - 1, before = group->tokens - p->cuts[cf__pack_cut(group, last)];
+        double cost = p->last_costs[i] = p->chunk_constant + cf__pack_chunk_cost(p, group, last, before);
+        if (i < next) continue;
+        width = cf__max(group->gang, 1);
+        next += width;
+        p->sorted[n++] = (int32_t)i;
+        p->costs[i] = (double)(width * CF_MAX_CHUNKS + last) + (cost > 0 ? cost / (cost + full) / 2 : 0);
     }
     cf__sort_by_key(p->sorted, n, p->costs);
     p->n_runs = p->runs[0].next = 0;
-    for (i = 0; i < n; i++) cf__pack_extend_runs(p, i, p->units[p->sorted[i]].n_chunks);
-    for (p->n_rows = p->n_bands = 0; (at = cf__pack_largest_run(p, INT32_MAX)) < p->n_runs; p->n_bands = end) {
-        end = p->n_bands + p->runs[at].size;
-        for (rank = 0; rank < p->desc.n_ranks; rank++) {
-            for (column = p->n_bands; (at = cf__pack_largest_run(p, (int32_t)(end - column))) < p->n_runs;) {
-                cf__pack_unit *unit = &p->units[p->sorted[cf__pack_use_run(p, at, 1)]];
-                unit->rank = rank;
-                unit->column = (int32_t)column;
-                column += unit->n_chunks;
-            }
-            p->rows[p->n_rows].rank = rank;
-            p->rows[p->n_rows].column = (int32_t)column;
-            p->rows[p->n_rows++].n = (int32_t)(end - column);
-        }
+    for (i = 0, width = cf__pack_widest(p); width > 0; width /= 2) {
+        for (*level = (int32_t)p->n_runs; i < n && cf__max(p->groups[p->sorted[i]].gang, 1) == width; i++)
+            cf__pack_extend_runs(p, *level, i, p->units[p->sorted[i]].n_chunks);
+        *++level = (int32_t)p->n_runs;
     }
 }
 
-/* Raises the columns of the groups to what their slices cost. costs: of each group's last one. */
-static void cf__pack_cost_columns(cf__packer *p) {
-    int64_t i, j, begin;
-    for (i = 0; i < p->n_bands; i++) p->columns[i] = 0;
-    for (i = 0; i < p->head.n_groups; i++) {
-        const cf_group *group = &p->groups[i];
-        double *column = &p->columns[p->units[i].column];
-        for (j = begin = 0; j < group->n_chunks; begin += p->cuts[group->first_chunk + j++]) {
-            p->costs[i] = p->chunk_constant +
-                          cf__pack_slice_cost(p, group->sequence, begin, p->cuts[group->first_chunk + j]);
-            column[j] = cf__most(column[j], p->costs[i]);
-        }
+/* What comes next, of groups that fit, in a block of as many ranks as a gang of this level has; n_runs if nothing does.
+   That may be narrower than the block. */
+static int32_t cf__pack_next_group(cf__packer *p, int64_t level, int64_t room) {
+    int32_t best = (int32_t)p->n_runs, at;
+    double most = -1, cost;
+    for (; cf__pack_widest(p) >> level > 0; level++) {
+        at = cf__pack_largest_run(p, p->levels[level], p->levels[level + 1], room);
+        if (at >= p->levels[level + 1] || (best < p->n_runs && p->runs[at].size < p->runs[best].size)) continue;
+        cost = p->last_costs[p->sorted[p->runs[at].first]];
+        if (best < p->n_runs && p->runs[at].size == p->runs[best].size && !(cost > most)) continue;
+        best = at;
+        most = cost;
     }
+    return best;
+}
+
+/* Gives a group its rank and columns, which cost at least what its slices do. */
+static void cf__pack_lay_group(cf__packer *p, int64_t id, int64_t rank, int64_t column) {
+    const cf_group *group = &p->groups[id];
+    int64_t i, own = 0;
+    p->units[id].rank = (int32_t)rank;
+    p->units[id].column = (int32_t)column;
+    for (i = 0; i < group->n_chunks; own += p->cuts[cf__pack_cut(group, i++)], column++)
+        p->columns[column] = cf__most(p->columns[column], p->chunk_constant + cf__pack_chunk_cost(p, group, i, own));
+}
+
+/* Fills columns of such a block, until something narrower comes next, and then what is left of its halves. */
+static void cf__pack_fill_block(cf__packer *p, int64_t level, int64_t rank, int64_t column, int64_t end) {
+    int64_t width = cf__pack_widest(p) >> level, i;
+    int32_t at;
+    while ((at = cf__pack_next_group(p, level, end - column)) < p->levels[level + 1]) {
+        int32_t id = p->sorted[cf__pack_use_run(p, at, 1)];
+        for (i = 0; i < width; i++) cf__pack_lay_group(p, id + i, rank + i, column);
+        column += p->units[id].n_chunks;
+    }
+    if (width > 1) {
+        cf__pack_fill_block(p, level + 1, rank, column, end);
+        cf__pack_fill_block(p, level + 1, rank + width / 2, column, end);
+    } else {
+        const cf__pack_row row = {(int32_t)rank, (int32_t)column, (int32_t)(end - column)};
+        p->rows[p->n_rows++] = row;
+    }
+}
+
+/* Lays out all groups. Returns whether there are as many columns. */
+static int cf__pack_fill_bands(cf__packer *p) {
+    int64_t ranks = p->desc.n_ranks, rank, end;
+    int32_t at;
+    cf__pack_sort_groups(p);
+    for (p->n_rows = p->n_bands = 0; (at = cf__pack_next_group(p, 0, INT32_MAX)) < p->n_runs; p->n_bands = end) {
+        end = p->n_bands + p->runs[at].size;
+        if (p->n_rows + ranks > p->most_rows || end + cf__div_up(p->n_items, ranks) > p->most_columns) return 0;
+        memset(&p->columns[p->n_bands], 0, (size_t)p->runs[at].size * sizeof *p->columns);
+        for (rank = 0; rank < ranks; rank += cf__pack_widest(p)) cf__pack_fill_block(p, 0, rank, p->n_bands, end);
+    }
+    return 1;
 }
 
 /* The column of a unit's last chunk, which is the one that has its items. */
@@ -4333,10 +4407,10 @@ static void cf__pack_open_cells(cf__packer *p) {
     int32_t i;
     cf__bits_clear(&p->bins.used);
     for (i = 0; i < p->head.n_groups; i++) {
-        p->units[i].room = cf__pack_column_room(p, &p->units[i], p->costs[i], full);
+        p->units[i].room = cf__pack_column_room(p, &p->units[i], p->last_costs[i], full);
         cf__pack_bins_insert(p, i);
     }
-    for (row = 0; row < p->n_rows; row++)
+    for (row = p->n_rows; row-- > 0;)
         for (i = 0; i < p->rows[row].n && left > 0; i++, left--) {
             int32_t id = cf__pack_open_unit(p);
             cf__pack_unit *unit = &p->units[id];
@@ -4348,48 +4422,79 @@ static void cf__pack_open_cells(cf__packer *p) {
     p->first_extra = p->n_units;
 }
 
-/* Deals the sequences that are in no band out to n new chunks, dearest first, each into the cheapest with room. If one
-   fits nowhere, all stay where they are. */
-static void cf__pack_deal(cf__packer *p, int64_t n) {
-    int32_t *heap = p->order, *aside = p->sorted, first = (int32_t)p->n_units, id;
-    int32_t smallest = cf__pack_item_size(p, p->n_items - 1);
+/* What a unit's last chunk costs without its items. */
+static double cf__pack_bare_cost(const cf__packer *p, int64_t unit) {
+    return unit < p->head.n_groups ? p->last_costs[unit] : p->chunk_constant;
+}
+
+/* Deals the sequences that are in no band, and those of the units that end with column end - 1, out to these units,
+   dearest first, each to the cheapest with room. If one fits nowhere, or makes a chunk dearer than `most`, all stay
+   where they are. */
+static int cf__pack_deal(cf__packer *p, int64_t end, double most) {
+    int32_t *heap = p->order, *aside = p->sorted, smallest = cf__pack_item_size(p, p->n_items - 1), id;
     int64_t i, n_heap = 0, n_aside;
-    for (; n_heap < n; heap[n_heap++] = id) {
-        id = cf__pack_open_unit(p);
-        p->costs[id] = 0;
+    for (id = 0; id < p->n_units; id++) {
+        const cf__pack_unit empty = cf__pack_empty_unit(p, id);
+        if (p->units[id].column + empty.n_chunks != end) continue;
+        p->units[id].room = empty.room;
+        p->units[id].slices_left = empty.slices_left;
+        p->costs[id] = cf__pack_bare_cost(p, id);
+        cf__heap_push(heap, n_heap++, id, p->costs);
     }
+    memcpy(p->spare, p->unit_of, (size_t)p->n_items * sizeof *p->unit_of);
     for (i = 0; i < p->n_items; i++) {
+        const cf__pack_unit *from = &p->units[p->unit_of[i]];
         int32_t size = cf__pack_item_size(p, i);
-        p->spare[i] = (uint64_t)p->unit_of[i];
-        if (p->unit_of[i] < p->first_extra) continue;
+        if (p->unit_of[i] < p->first_extra && from->column + from->n_chunks != end) continue;
         for (n_aside = 0, id = -1; id < 0 && n_heap > 0;) {
             id = cf__heap_pop(heap, n_heap--, p->costs);
             if (cf__pack_fit(&p->units[id], size, 1) > 0) break;
             if (cf__pack_fit(&p->units[id], smallest, 1) > 0) aside[n_aside++] = id; /* may take a smaller one */
             id = -1;
         }
-        if (id < 0) break;
+        if (id < 0 || p->costs[id] + p->item_costs[i] > most) break;
         cf__pack_assign(p, (int32_t)i, 1, id);
         cf__pack_fill(&p->units[id], size, 1);
         p->costs[id] += p->item_costs[i];
         cf__heap_push(heap, n_heap++, id, p->costs);
         while (n_aside > 0) cf__heap_push(heap, n_heap++, aside[--n_aside], p->costs);
     }
-    if (i < p->n_items) {
-        p->n_units = first;
-        while (i-- > 0) p->unit_of[i] = (int32_t)p->spare[i];
-        return;
-    }
-    while (p->first_extra < first) p->units[p->first_extra++].n_items = 0;
+    if (i < p->n_items) memcpy(p->unit_of, p->spare, (size_t)p->n_items * sizeof *p->unit_of);
+    return i == p->n_items;
 }
 
-/* Gives the chunks that are in no band their columns, the dearest first. */
+/* Items of each unit, and what its last chunk costs with them. */
+static void cf__pack_count_items(cf__packer *p) {
+    int64_t i;
+    for (i = 0; i < p->n_units; i++) {
+        p->units[i].n_items = 0;
+        p->costs[i] = cf__pack_bare_cost(p, i);
+    }
+    for (i = 0; i < p->n_items; i++) {
+        p->units[p->unit_of[i]].n_items++;
+        p->costs[p->unit_of[i]] += p->item_costs[i];
+    }
+}
+
+/* Deals out what is in no band: to the last column of the last one, if that becomes dearer by less than a new one would
+   cost; or to new ones, of which the dearest chunks come first. */
 static void cf__pack_add_columns(cf__packer *p) {
-    int64_t i, n = p->n_units - p->first_extra, n_dealt = 0, ranks = p->desc.n_ranks;
-    for (i = 0; i < p->n_items; i++) n_dealt += p->unit_of[i] >= p->first_extra;
-    if (n > 0) cf__pack_deal(p, cf__min(cf__div_up(n, ranks) * ranks, n_dealt));
-    for (i = p->head.n_groups; i < p->n_units; i++) p->costs[i] = p->units[i].n_items > 0 ? p->chunk_constant : 0;
-    for (i = 0; i < p->n_items; i++) p->costs[p->unit_of[i]] += p->item_costs[i];
+    int64_t i, n_dealt = 0, ranks = p->desc.n_ranks, first = p->n_units;
+    int64_t n = cf__div_up(first - p->first_extra, ranks) * ranks;
+    double dearest = 0;
+    for (i = 0; i < p->n_items; i++) {
+        if (p->unit_of[i] < p->first_extra) continue;
+        dearest = cf__most(dearest, p->chunk_constant + p->item_costs[i]);
+        n_dealt++;
+    }
+    if (n == ranks && p->n_bands > 0 && cf__pack_deal(p, p->n_bands, dearest + p->columns[p->n_bands - 1])) {
+        p->first_extra = first;
+    } else if (n > 0) {
+        while (p->n_units < first + cf__min(n, n_dealt)) p->units[cf__pack_open_unit(p)].column = (int32_t)p->n_bands;
+        if (cf__pack_deal(p, p->n_bands + 1, DBL_MAX)) p->first_extra = first;
+        else p->n_units = first;
+    }
+    cf__pack_count_items(p);
     n = p->n_units - p->first_extra;
     p->head.n_steps = p->n_bands + cf__div_up(n, ranks);
     for (i = p->n_bands; i < p->head.n_steps; i++) p->columns[i] = 0;
@@ -4401,7 +4506,7 @@ static void cf__pack_add_columns(cf__packer *p) {
     }
     for (i = 0; i < p->n_units; i++) {
         double *column = cf__pack_last_column(p, &p->units[i]);
-        *column = cf__most(*column, p->costs[i]);
+        if (i < p->head.n_groups || p->units[i].n_items > 0) *column = cf__most(*column, p->costs[i]);
     }
 }
 
@@ -4416,43 +4521,60 @@ static double cf__pack_price(const cf__packer *p) {
     return sum + replays / 3;
 }
 
-/* Lays everything out, with slices no dearer than the target. most: slices that there may be. */
-static cf_result cf__pack_lay_out(cf__packer *p, double target, int64_t most) {
+/* Lays everything out, with slices no dearer than the target. Returns what it costs. */
+static cf_result cf__pack_lay_out(cf__packer *p, double target, double *price) {
     int64_t i;
     p->slice_target = target;
     p->weights.constant = p->chunk_constant;
-    p->n_units = 0;
-    p->n_dependent = most;
+    p->head.n_groups = p->most_groups;
+    for (p->n_units = 0; p->n_units < p->n_shares;) (void)cf__pack_open_unit(p);
+    p->n_dependent = p->most_dependent;
     CF__TRY(cf__pack_collect_groups(p));
     p->weights.constant = 0; /* it counts once for each chunk, and not for each of its slices */
     cf__pack_collect_items(p);
     cf__pack_sort_and_bound(p);
     for (i = 0; i < p->n_items; i++) p->item_costs[i] = cf__pack_item_cost(p, p->items[i]);
-    cf__pack_fill_bands(p);
-    cf__pack_cost_columns(p);
+    *price = DBL_MAX;
+    if (!cf__pack_fill_bands(p)) return CF_OK;
     cf__pack_find_runs(p, 0, p->n_items);
     cf__pack_open_cells(p);
     cf__pack_best_fit(p);
     cf__pack_add_columns(p);
+    *price = cf__pack_price(p);
     return p->answer;
 }
 
-static cf_result cf__pack_prepare_in_step(cf__packer *p) {
-    int64_t most = p->n_dependent, i;
+/* Which sequences are spread: the choice that full slices are cheapest with. */
+static cf_result cf__pack_form_gangs_in_step(cf__packer *p, double *best) {
+    double most = DBL_MAX, best_most = most, price;
     int tries;
-    double target, best_target = DBL_MAX, best, full, dearest = 0;
+    CF__TRY(cf__pack_cost_sequences(p));
+    for (*best = DBL_MAX, tries = 0; tries < 12; tries++, most = tries == 1 ? p->mean_cost : most * 0.7) {
+        cf__pack_choose_widths(p, tries == 11 ? best_most : most);
+        CF__TRY(cf__pack_cut_gangs(p));
+        CF__TRY(cf__pack_lay_out(p, DBL_MAX, &price));
+        if (!(price < *best)) continue;
+        *best = price;
+        best_most = most;
+    }
+    return CF_OK;
+}
+
+static cf_result cf__pack_prepare_in_step(cf__packer *p) {
+    int64_t i;
+    int tries;
+    double target, best_target = DBL_MAX, best, full, dearest = 0, price;
     if (p->desc.slice_cost == NULL) p->chunk_constant = p->weights.constant;
-    CF__TRY(cf__pack_lay_out(p, DBL_MAX, most));
-    best = cf__pack_price(p);
+    CF__TRY(p->desc.gang > 1 ? cf__pack_form_gangs_in_step(p, &best) : cf__pack_lay_out(p, DBL_MAX, &best));
     full = p->chunk_constant + cf__pack_slice_cost(p, -1, 0, p->desc.chunk_size);
     for (i = 0; i < p->n_bands && p->desc.split == CF_SPLIT_COST; i++) dearest = cf__most(dearest, p->columns[i]);
     for (tries = 0, target = full; tries < 40 && target > 0 && target < dearest; tries++, target *= 1.25) {
-        CF__TRY(cf__pack_lay_out(p, target, most));
-        if (!(cf__pack_price(p) < best)) continue;
-        best = cf__pack_price(p);
+        CF__TRY(cf__pack_lay_out(p, target, &price));
+        if (!(price < best)) continue;
+        best = price;
         best_target = target;
     }
-    CF__TRY(cf__pack_lay_out(p, best_target, most));
+    CF__TRY(cf__pack_lay_out(p, best_target, &best));
     for (i = 0; i < p->n_units; i++) {
         p->order[i] = (int32_t)i;
         p->costs[i] = -((double)p->units[i].rank * (double)p->head.n_steps + (double)p->units[i].column);
@@ -4768,12 +4890,6 @@ CHUNKFLOW_API void cf_plan_free(cf_plan *plan) {
    >>plan    asking a plan, and checking one from elsewhere
    ================================================================================================================ */
 
-/* A group's place in its tree; group -1, and one of a plan without trees, is a tree by itself. */
-static const cf_branch *cf__plan_branch(const cf_plan *plan, int64_t group) {
-    static const cf_branch alone = {-1, -1, -1, -1, -1, 0};
-    return plan->branches != NULL && group >= 0 ? &plan->branches[group] : &alone;
-}
-
 /* In a tree, several slices may be added to the state: what counts is how many rows the path gets. */
 static int64_t cf__plan_tree_tokens(const cf_plan *plan, const cf_chunk *c) {
     const cf_group *g = &plan->groups[c->group];
@@ -4830,7 +4946,8 @@ static void cf__plan_measure_costs(const cf_plan *plan, cf_pass_cost cost, cf_pl
     for (i = 0; i < plan->n_chunks; i++) {
         const cf_chunk *chunk = &plan->chunks[i];
         double seconds = chunk->n_slices > 0 ? cf_cost_seconds(&cost, chunk->padded, chunk->pairs) : 0;
-        unit = (chunk->index > 0 || cf__plan_branch(plan, chunk->group)->parent >= 0 ? unit : 0) + seconds;
+        int goes_on = plan->branches != NULL && chunk->group >= 0 && plan->branches[chunk->group].parent >= 0;
+        unit = (chunk->index > 0 || goes_on ? unit : 0) + seconds;
         rank = (i % plan->n_steps > 0 ? rank : 0) + seconds;
         sum += seconds;
         most = cf__most(most, seconds);
@@ -4860,7 +4977,8 @@ CHUNKFLOW_API void cf_plan_measure(const cf_plan *plan, const cf_pass_cost *cost
     }
     for (i = 0; i < plan->n_groups; i++)
         stats->largest_group =
-            cf__max(stats->largest_group, plan->groups[i].n_chunks + cf__plan_branch(plan, i)->below);
+            cf__max(stats->largest_group,
+                    plan->groups[i].n_chunks + (plan->branches != NULL ? plan->branches[i].below : 0));
     if (n_used > 0) stats->fill = (double)stats->rows / ((double)n_used * (double)plan->chunk_size);
     cf__plan_measure_ranks(plan, stats);
     cf__plan_measure_costs(plan, cost != NULL ? *cost : none, stats);
@@ -7068,19 +7186,21 @@ static inline int64_t cf__pipe_after(const cf_plan *plan, const cf_chunk *c) {
 /* Where no backward comes, the groups whose state ends with F of a chunk, from the chunk's own up: the one after
    `before`, or the first of them (-1). Returns -1 where there are no more. */
 static int64_t cf__pipe_ended(const cf_plan *plan, const cf_chunk *c, int64_t before) {
-    const cf_branch *b = cf__plan_branch(plan, before < 0 ? c->group : before);
-    if (before < 0) return cf__pipe_after(plan, c) > 0 || b->below > 0 ? -1 : c->group;
-    return b->next < 0 ? b->parent : -1;
+    const cf_branch *all = plan->branches;
+    if (before < 0) return cf__pipe_after(plan, c) > 0 || (all != NULL && all[c->group].below > 0) ? -1 : c->group;
+    return all != NULL && all[before].next < 0 ? all[before].parent : -1;
 }
 
 /* Chunks of the longest path of groups below the one that holds this chunk. */
 static int64_t cf__pipe_below(const cf__pipeline *pipe, int64_t chunk) {
-    return cf__plan_branch(pipe->plan, pipe->chunks[chunk].group)->below;
+    const cf_chunk *c = &pipe->chunks[chunk];
+    return pipe->plan->branches != NULL && c->group >= 0 ? pipe->plan->branches[c->group].below : 0;
 }
 
 /* Whether the chunk is, or belongs to, what goes on from another group. */
 static int cf__pipe_has_parent(const cf__pipeline *pipe, int64_t chunk) {
-    return cf__plan_branch(pipe->plan, pipe->chunks[chunk].group)->parent >= 0;
+    const cf_chunk *c = &pipe->chunks[chunk];
+    return pipe->plan->branches != NULL && c->group >= 0 && pipe->plan->branches[c->group].parent >= 0;
 }
 
 /* ---- following the rules ---- */
@@ -7112,12 +7232,12 @@ static cf__pipe_unit cf__pipe_unit_of(const cf__pipeline *pipe, int64_t chunk, i
 static int64_t cf__pipe_relative(const cf__pipe_links *links, int64_t chunk, int on) {
     const cf_plan *plan = links->plan;
     const cf_chunk *c = &plan->chunks[links->first_chunk + chunk];
-    const cf_branch *b = cf__plan_branch(plan, c->group);
+    const cf_branch *b = c->group >= 0 ? &plan->branches[c->group] : NULL;
     const cf_group *to;
     int64_t id = -1;
     int from_last = on == CF__PIPE_CHILD || on == -CF__PIPE_PARENT;
     int to_last = on == CF__PIPE_PARENT || on == -CF__PIPE_CHILD;
-    if (from_last ? cf__pipe_after(plan, c) > 0 : c->index > 0) return -1;
+    if (b == NULL || (from_last ? cf__pipe_after(plan, c) > 0 : c->index > 0)) return -1;
     if (on == CF__PIPE_SIBLING) id = b->previous;
     if (on == CF__PIPE_SIBLING && id >= 0 && links->in_order) return chunk - 1;
     if (on == -CF__PIPE_SIBLING) id = b->next;
@@ -7234,11 +7354,11 @@ static int64_t cf__pipe_rows(const cf__pipeline *pipe, const cf_chunk *c) {
    but where it has children, whose backwards come sooner, they count from the F of the first child on. */
 static int64_t cf__pipe_gradient(const cf__pipeline *pipe, const cf_action *a, const cf_chunk *c) {
     const cf_plan *plan = pipe->plan;
-    const cf_branch *b = cf__plan_branch(plan, c->group);
-    if (a->pass == CF_F && c->index == 0 && b->parent >= 0 && b->previous < 0 && !pipe->shape.forward_only)
+    const cf_branch *b = plan->branches != NULL ? &plan->branches[c->group] : NULL;
+    if (b != NULL && a->pass == CF_F && c->index == 0 && b->parent >= 0 && b->previous < 0 && !pipe->shape.forward_only)
         return plan->groups[b->parent].tokens;
     if ((a->pass != CF_B && a->pass != CF_I) || cf__pipe_after(plan, c) > 0) return 0;
-    return b->first_child >= 0 ? 0 : plan->groups[c->group].tokens;
+    return b != NULL && b->first_child >= 0 ? 0 : plan->groups[c->group].tokens;
 }
 
 /* What comes into being when an action starts. */
@@ -7556,6 +7676,7 @@ static int64_t cf__schedule_row(const cf__schedule_maker *m) {
 
 /* Whether a unit goes on from another one's state, or others go on from its own. */
 static int cf__schedule_in_tree(const cf__schedule_maker *m, const cf__pipe_unit *unit) {
+    if (m->pipe.plan->branches == NULL) return 0;
     return cf__pipe_has_parent(&m->pipe, unit->first) || cf__pipe_below(&m->pipe, unit->first) > 0;
 }
 
@@ -7700,7 +7821,9 @@ static void cf__pattern_add_backward(cf__pattern *pattern, int64_t chunk) {
 /* The group whose last child begins with this chunk: once that one's backward has run, its own can. NULL: there is
    none. */
 static const cf__pipe_unit *cf__pattern_ends(const cf__schedule_maker *m, int64_t chunk) {
-    int64_t parent = cf__pipe_relative(&m->pipe.links[0][0], chunk, -CF__PIPE_CHILD);
+    int64_t parent = -1;
+    if (m->pipe.plan->branches != NULL)
+        parent = cf__pipe_relative(&m->pipe.links[0][0], chunk, -CF__PIPE_CHILD);
     return parent >= 0 ? cf__schedule_unit(m, parent) : NULL;
 }
 
@@ -7751,7 +7874,8 @@ static cf__pipe_room cf__pattern_held_above(const cf__schedule_maker *m, const c
     const cf_plan *plan = m->pipe.plan;
     cf__pipe_room held = {0, 0, 0};
     int64_t group = m->pipe.chunks[unit->first].group;
-    while ((group = cf__plan_branch(plan, group)->parent) >= 0) {
+    if (plan->branches == NULL || group < 0) return held;
+    while ((group = plan->branches[group].parent) >= 0) {
         const cf__pipe_unit *above = cf__schedule_unit(m, plan->groups[group].first_chunk - m->pipe.first_chunk);
         const cf__pipe_room takes = cf__schedule_takes(m, above, places * above->k);
         cf__room_add(&held, &takes, 1);
@@ -10349,7 +10473,7 @@ static cf_result cf__check_child(const cf__checker *k, const cf_action *a, const
 /* A backward in a tree: all children have added to dK and dV, and siblings have done so in order. */
 static cf_result cf__check_parent(const cf__checker *k, const cf_action *a, const cf_chunk *c, const uint16_t *cell) {
     const cf_plan *plan = k->pipe->plan;
-    const cf_branch *b = cf__plan_branch(plan, c->group);
+    const cf_branch *b = &plan->branches[c->group];
     int64_t child = cf__pipe_after(plan, c) == 0 ? b->first_child : -1;
     for (; child >= 0; child = plan->branches[child].next)
         if (!(cell[plan->groups[child].first_chunk - a->chunk] & CF__CHECK_BACKWARDS))
@@ -10360,9 +10484,13 @@ static cf_result cf__check_parent(const cf__checker *k, const cf_action *a, cons
     return CF_OK;
 }
 
+static int cf__check_in_tree(const cf__checker *k, const cf_chunk *c) {
+    return k->pipe->plan->branches != NULL && c->group >= 0;
+}
+
 static inline cf_result cf__check_forward(const cf__checker *k, const cf_action *a, const cf_chunk *c,
                                           const uint16_t *cell) {
-    if (c->index == 0 && cf__plan_branch(k->pipe->plan, c->group)->parent >= 0)
+    if (cf__check_in_tree(k, c) && c->index == 0 && k->pipe->plan->branches[c->group].parent >= 0)
         CF__TRY(cf__check_child(k, a, c, cell));
     if (c->group >= 0 && c->index > 0 && !cf__check_has(cell - 1, CF_F))
         return cf__check_refuse(k, a, "actions.chunk", "comes before F of the chunk before it in its group");
@@ -10393,7 +10521,7 @@ static inline cf_result cf__check_backward(const cf__checker *k, const cf_action
         return cf__check_refuse(k, a, "actions.pass", "has no activations; an R is missing before it");
     if (cf__pipe_after(k->pipe->plan, c) > 0 && !(cell[1] & CF__CHECK_BACKWARDS))
         return cf__check_refuse(k, a, "actions.chunk", "comes before that of the next chunk in its group");
-    CF__TRY(cf__check_parent(k, a, c, cell));
+    if (cf__check_in_tree(k, c)) CF__TRY(cf__check_parent(k, a, c, cell));
     if (cf__check_turns(k, a->stage + 1) && !(cell[k->pipe->n] & CF__CHECK_BACKWARDS))
         return cf__check_refuse(k, a, "actions", "comes before that of the virtual stage behind it");
     if (cf__check_crosses(k, a->stage + 1) && !cf__check_has(cell, CF_RECV_B))
@@ -11778,7 +11906,7 @@ static cf_result cf__run_take(cf_runner *r, const cf_action *a, const cf__run_pl
 static void cf__run_end_states(cf_runner *r, const cf_action *a, int64_t cell) {
     const cf_plan *plan = r->pipe.plan;
     const cf_chunk *c = &plan->chunks[a->chunk];
-    int64_t group = cf__pipe_ended(plan, c, -1);
+    int64_t group = c->group >= 0 ? cf__pipe_ended(plan, c, -1) : -1;
     for (; group >= 0; group = cf__pipe_ended(plan, c, group)) {
         int64_t first = cell + plan->groups[group].first_chunk - a->chunk;
         if (r->pools[CF_RESOURCE_STATE].slots[first] >= 0) cf__run_release(r, CF_RESOURCE_STATE, first);
@@ -11827,7 +11955,7 @@ static void cf__run_find_path(cf_runner *r, const cf_action *a, int64_t cell, cf
 static int64_t cf__run_longest_path(const cf_plan *plan) {
     int64_t i, most = 0;
     for (i = 0; i < plan->n_groups && plan->branches != NULL; i++)
-        most = cf__max(most, plan->branches[i].below + plan->groups[i].n_chunks);
+        if (plan->branches[i].parent < 0) most = cf__max(most, plan->branches[i].below + plan->groups[i].n_chunks);
     return most;
 }
 
@@ -12265,16 +12393,15 @@ static void cf__write_chunk_json(cf__writer *w, const cf_plan *plan, int64_t id,
 
 static void cf__write_group_json(cf__writer *w, const cf_plan *plan, int64_t id) {
     const cf_group *g = &plan->groups[id];
-    const cf_branch *b = cf__plan_branch(plan, id);
+    const cf_branch *b = plan->branches != NULL ? &plan->branches[id] : NULL;
     const cf__write_member members[] = {{"id", id},
                                         {"sequence", g->sequence},
                                         {"first_chunk", g->first_chunk},
                                         {"n_chunks", g->n_chunks},
                                         {"tokens", g->tokens},
-                                        {"parent", b->parent},
-                                        {"below", b->below}};
-    int64_t n = plan->branches != NULL ? CF__COUNT(members) : 5;
-    cf__write_members(w, id > 0 ? ",\n    {" : "\n    {", members, n, "");
+                                        {"parent", b != NULL ? b->parent : -1},
+                                        {"below", b != NULL ? b->below : 0}};
+    cf__write_members(w, id > 0 ? ",\n    {" : "\n    {", members, b != NULL ? CF__COUNT(members) : 5, "");
     if (g->gang > 0) cf__write_text(w, ", \"gang\": %lld", (long long)g->gang);
     cf__write_text(w, "}");
 }

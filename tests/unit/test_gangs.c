@@ -42,6 +42,7 @@ static void draw(harness_rng *rng, gangs *t) {
     t->pack.cost.per_token = (double)harness_between(rng, 0, 3) / 2;
     t->pack.cost.per_pair = (double)harness_between(rng, 0, 2) / 32;
     t->pack.gang_seconds = (double)harness_between(rng, 0, 2) / 100;
+    t->pack.lockstep = harness_between(rng, 0, 2) == 0;
 }
 
 static int pack(gangs *t) { return cf_pack(t->lengths, t->n, &t->pack, &t->plan, &t->error) == CF_OK; }
@@ -120,7 +121,7 @@ static int same_order(const gangs *t) {
 /* ---- plans ---- */
 
 TEST(plans_with_gangs_are_sound) {
-    int i, n_gangs = 0;
+    int i, n_gangs[2] = {0};
     for (i = 0; i < harness_rounds(6000, 500); i++) {
         harness_rng rng = {91000 + (uint64_t)i};
         gangs t;
@@ -135,7 +136,7 @@ TEST(plans_with_gangs_are_sound) {
         CHECK_STR(oracle_plan_fault(t.plan, t.lengths, t.n), NULL);
         for (j = 0; j < t.plan->n_groups; j++) {
             CHECK(t.plan->groups[j].gang <= t.pack.gang && t.plan->groups[j].gang != 1);
-            n_gangs += t.plan->groups[j].gang > 0;
+            n_gangs[t.pack.lockstep] += t.plan->groups[j].gang > 0;
         }
         if (CHECK(schedule(&t, NULL))) {
             CHECK(same_order(&t));
@@ -148,15 +149,15 @@ TEST(plans_with_gangs_are_sound) {
         order.shape.n_stages = 1 + i % 3;
         order.shape.n_virtual = i % 2 ? 1 + i % 4 / 2 : 1;
         order.shape.k = 1 + i % 2;
-        if (i % 5 == 0 && CHECK(schedule(&t, &order))) {
+        if (i % (t.pack.lockstep ? 2 : 5) == 0 && CHECK(schedule(&t, &order))) {
             CHECK(same_order(&t));
             CHECK_INT(cf_ranks_validate(t.plan, all(&t), NULL, NULL, &t.error), CF_OK);
             CHECK_INT(cf_ranks_validate(t.plan, all(&t), &free_but_gangs, NULL, &t.error), CF_OK);
         }
         drop(&t);
     }
-    harness_report("%d shares", n_gangs);
-    CHECK(n_gangs > 500);
+    harness_report("%d shares, %d in step", n_gangs[0], n_gangs[1]);
+    CHECK(n_gangs[0] > 500 && n_gangs[1] > 500);
 }
 
 TEST(packing_gangs_needs_what_pack_size_says) {
@@ -453,6 +454,7 @@ TEST(ranks_take_as_long_alone_as_together) {
         int64_t rank, j;
         gangs t;
         draw(&rng, &t);
+        t.pack.lockstep = 0;
         if (i % 3 > 0) timing.gather_forward = 0.25, timing.gather_backward = 0.125;
         if (i % 3 > 1) timing.stream_forward = timing.stream_backward = 0.5;
         harness_note("seed %d", 97000 + i);
@@ -521,9 +523,6 @@ TEST(gangs_that_cannot_be_are_named) {
     t.pack.gang = -1;
     refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "gang");
     t.pack.gang = 2;
-    t.pack.lockstep = 1;
-    refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "gang");
-    t.pack.lockstep = 0;
     t.pack.shares = shares;
     refused(cf_pack(t.lengths, 3, &t.pack, &t.plan, e), e, CF_ERROR_ARGUMENT, "gang");
     t.pack.shares = NULL;

@@ -85,6 +85,8 @@ static void draw(harness_rng *rng, in_step *t) {
             t->order.limits.per_token.boundary = 1;
         }
     }
+    if (harness_between(rng, 0, 1)) t->pack.gang = harness_between(rng, 0, t->pack.n_ranks);
+    t->pack.gang_seconds = (double)harness_between(rng, 0, 1) / 100;
 }
 
 /* Makes all that can be made; `list` is NULL where the limits allow none. */
@@ -319,6 +321,7 @@ TEST(ranks_out_of_step_are_refused) {
         const char *wrong;
         int64_t rank;
         draw(&rng, &t);
+        t.pack.gang = 0; /* its ranks would not take schedules of their own */
         memset(&t.order.limits, 0, sizeof t.order.limits);
         REQUIRE(make(&t, 0));
         rank = harness_between(&rng, 0, t.plan->n_ranks - 1);

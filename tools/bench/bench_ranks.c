@@ -60,16 +60,29 @@ static cf_plan *pack(const int64_t *lengths, int64_t n, int64_t n_ranks, cf_spli
 
 static double cost_of(const cf_chunk *c) { return c->n_slices > 0 ? cf_cost_seconds(&cost, c->padded, c->pairs) : 0; }
 
-/* Forward, backward, and the replay of all but the last chunk of a group. */
+static int64_t k = 1;
+
+/* Forward, backward, and the replay of all but the last K chunks of a group. */
 static double passes(const cf_plan *plan, const cf_chunk *c) {
-    return 3 + (c->group >= 0 && c->index + 1 < plan->groups[c->group].n_chunks);
+    return 3 + (c->group >= 0 && c->index + k < plan->groups[c->group].n_chunks);
+}
+
+/* Rows that come from other ranks. */
+static double gathered(const cf_plan *plan, const cf_chunk *c) {
+    return c->group >= 0 ? (double)(plan->slices[c->first_slice].begin - c->prefix) : 0;
 }
 
 /* What a chunk costs, all passes and what they gather. */
 static double whole_cost(const cf_plan *plan, const cf_chunk *c) {
-    double n = passes(plan, c), gathered = 0;
-    if (c->group >= 0) gathered = (double)(plan->slices[c->first_slice].begin - c->prefix);
-    return cost_of(c) * n + 0.003 * gathered * (n + 1);
+    double n = passes(plan, c);
+    return cost_of(c) * n + 0.003 * gathered(plan, c) * (n + 1);
+}
+
+/* Raises what a forward and a backward of all ranks cost to what those of this chunk do. */
+static void dearer(const cf_plan *plan, const cf_chunk *c, double *forward, double *backward) {
+    double own = cost_of(c), rows = gathered(plan, c);
+    if (own + 0.003 * rows > *forward) *forward = own + 0.003 * rows;
+    if (2 * own + 0.009 * rows > *backward) *backward = 2 * own + 0.009 * rows;
 }
 
 /* The dearest rank. */
@@ -90,15 +103,22 @@ static double all_work(const cf_plan *plan) {
     return sum;
 }
 
+/* All columns: in each pass as long as the dearest chunk, what it gathers included. */
 static double in_step(const cf_plan *plan) {
     cf_plan *columns = NULL;
     cf_error error;
-    double sum;
+    double sum = 0;
+    int64_t i, rank;
     if (cf_columns_make(plan, &cost, NULL, &columns, &error) != CF_OK) {
         fprintf(stderr, "bench_ranks: %s\n", error.text);
         exit(1);
     }
-    sum = free_ranks(columns); /* of one rank */
+    for (i = 0; i < plan->n_steps; i++) {
+        double forward = 0, backward = 0;
+        for (rank = 0; rank < plan->n_ranks; rank++)
+            dearer(plan, &plan->chunks[rank * plan->n_steps + i], &forward, &backward);
+        sum += forward * (passes(columns, &columns->chunks[i]) - 2) + backward;
+    }
     cf_plan_free(columns);
     return sum;
 }
@@ -115,12 +135,10 @@ static double dummies(const cf_plan *plan) {
             if (n[rank] > longest) longest = n[rank];
         }
         for (i = 0; i < longest; i++) {
-            double most = 0;
-            for (rank = 0; rank < plan->n_ranks; rank++) {
-                double c = i < n[rank] ? cost_of(&plan->chunks[rank * plan->n_steps + at[rank] + i]) : 0;
-                if (c > most) most = c;
-            }
-            sum += most * (3 + (i + 1 < longest));
+            double forward = 0, backward = 0;
+            for (rank = 0; rank < plan->n_ranks; rank++)
+                if (i < n[rank]) dearer(plan, &plan->chunks[rank * plan->n_steps + at[rank] + i], &forward, &backward);
+            sum += forward * (1 + (i + k < longest)) + backward;
         }
         for (rank = 0; rank < plan->n_ranks; rank++) at[rank] += n[rank];
     } while (longest > 0);
@@ -196,6 +214,52 @@ static void gang_line(const char *name, const int64_t *lengths, int64_t n_length
            time / BATCHES, 1e3 * seconds / BATCHES);
 }
 
+/* Gangs in step. */
+static void both_line(const char *name, const int64_t *lengths, int64_t n_lengths, int64_t n, int64_t giant,
+                      int64_t ranks) {
+    double step = 0, worst = 0, dummy = 0, seconds = 0, n_columns = 0, as_is = 0, alone = 0;
+    int b;
+    for (b = 0; b < BATCHES; b++) {
+        int64_t batch[MOST], i;
+        cf_pack_desc desc;
+        cf_plan *full, *by_cost, *columns;
+        double free_cost, other, begin;
+        for (i = 0; i < n; i++) batch[i] = lengths[(b * n + i) % n_lengths];
+        if (giant > 0) batch[n - 1] = giant;
+        memset(&desc, 0, sizeof desc);
+        desc.chunk_size = 8192;
+        desc.n_ranks = desc.gang = ranks;
+        desc.gang_seconds = 0.004;
+        full = pack_desc(batch, n, desc);
+        desc.split = CF_SPLIT_COST;
+        by_cost = pack_desc(batch, n, desc);
+        desc.split = CF_SPLIT_DEFAULT;
+        desc.lockstep = 1;
+        begin = seconds_now();
+        columns = pack_desc(batch, n, desc);
+        seconds += seconds_now() - begin;
+        free_cost = free_ranks(full);
+        other = free_ranks(by_cost);
+        if (other < free_cost) free_cost = other;
+        other = in_step(columns) / free_cost;
+        step += other;
+        if (other > worst) worst = other;
+        as_is += in_step(by_cost) / free_cost;
+        dummy += dummies(full) / free_cost;
+        n_columns += (double)columns->n_steps;
+        cf_plan_free(columns);
+        desc.gang = 0;
+        columns = pack_desc(batch, n, desc);
+        alone += in_step(columns) / free_cost;
+        cf_plan_free(full);
+        cf_plan_free(by_cost);
+        cf_plan_free(columns);
+    }
+    printf("  %-22s %5d  %3d  %7.3f  %7.3f  %7.3f  %7.3f  %7.3f  %7.1f  %7.2f\n", name, (int)ranks, (int)k,
+           step / BATCHES, worst, dummy / BATCHES, as_is / BATCHES, alone / BATCHES, n_columns / BATCHES,
+           1e3 * seconds / BATCHES);
+}
+
 typedef struct batches {
     const char *name;
     const int64_t *lengths;
@@ -230,6 +294,14 @@ int main(int argc, char **argv) {
         for (ranks = 8; ranks <= MOST_RANKS; ranks *= 2)
             for (j = 0; j < n; j++)
                 line(all[j].name, all[j].lengths, all[j].n_lengths, all[j].n, all[j].giant, ranks);
+        printf("\n  %-22s %5s  %3s  %7s  %7s  %7s  %7s  %7s  %7s  %7s\n", "batch", "ranks", "K", "in step", "worst",
+               "dummies", "columns", "no gang", "columns", "ms");
+        for (k = 2; k > 0; k--)
+            for (ranks = 8; ranks <= MOST_RANKS; ranks *= 2)
+                for (j = 0; j < n; j++)
+                    both_line(all[j].name, all[j].lengths, all[j].n_lengths, all[j].n, all[j].giant, ranks);
+        if (getenv("QUICK")) return 0;
+        k = 1;
         printf("\n  %-22s %5s  %5s  %7s  %7s  %7s  %7s  %7s  %7s\n", "batch", "ranks", "chunk", "today", "gangs",
                "worst", "more", "time", "ms");
         for (size = 8192; size <= 32768; size *= 4)
