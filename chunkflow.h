@@ -276,10 +276,6 @@ CHUNKFLOW_API const char *cf_pack_method_name(cf_pack_method method);
 CF_ENUM_OF(cf_split_method, CF_SPLIT_METHODS, CF_SPLIT_COUNT);
 CHUNKFLOW_API const char *cf_split_method_name(cf_split_method split);
 
-/* Cost of the slice [begin, begin + length) of one sequence, in any unit; length is without padding. The cost must be
-   finite, not negative, and not fall as length grows. Must be a pure function: it is called in no particular order. */
-typedef double (*cf_slice_cost_fn)(int64_t begin, int64_t length, void *user);
-
 /* Of a sequence: its first `tokens` tokens are those of sequence `with` as well, with all that a model makes of them.
    Equal tokens that come with other images, or that a mixture of experts must route otherwise, are not the same. */
 typedef struct cf_share {
@@ -308,8 +304,6 @@ typedef struct cf_pack_desc {
                                      hidden beside other work, in units of the cost; for how widely to spread */
     cf_pass_cost cost;            /* for CF_SPLIT_COST and for balancing ranks. All zero: a row and a pair weigh so that
                                      all rows of the batch weigh as much as all its attention pairs */
-    cf_slice_cost_fn slice_cost;  /* used in place of `cost` where given */
-    void *slice_cost_user;
     const cf_share *shares;       /* (n) which sequences begin alike: their common rows are computed once. NULL: none
                                      do. Only for best fit */
     int64_t share_least;          /* a beginning of fewer tokens is computed for each, as if it were not shared; and a
@@ -436,7 +430,7 @@ typedef struct cf_plan {
 
    Errors: CF_ERROR_ARGUMENT (names the member, or "lengths" and the sequence), CF_ERROR_LIMIT, CF_ERROR_OVERFLOW
    ("lengths": their sum does not fit; "pairs": the attention pairs of a chunk of that sequence do not),
-   CF_ERROR_CALLBACK (slice_cost gave no cost, or not the same one twice), CF_ERROR_MEMORY. */
+   CF_ERROR_MEMORY. */
 CHUNKFLOW_API cf_result cf_pack(const int64_t *lengths, int64_t n, const cf_pack_desc *desc, cf_plan **out,
                                 cf_error *error);
 
@@ -2860,7 +2854,6 @@ typedef struct cf__packer {
     cf_error *error;
     cf_pass_cost weights;
     double target;         /* CF_SPLIT_COST: no slice is dearer, unless it is one alignment unit */
-    cf_result answer;      /* CF_OK while slice_cost has given costs */
     double chunk_constant; /* while units are spread over ranks: cost of a chunk beside that of its slices */
     cf__tree tree;
     int64_t from;          /* where the chain that is being cut begins; 0: it is a sequence */
@@ -2974,16 +2967,8 @@ static int cf__pack_in_step(const cf__packer *p) { return p->desc.lockstep && p-
 
 static int64_t cf__pack_padded(const cf__packer *p, int64_t length) { return cf__round_up(length, p->desc.align); }
 
-/* Cost of a slice, in the caller's terms; a bad answer of the caller's callback counts as 0 and is noted. */
-static double cf__pack_slice_cost(cf__packer *p, int64_t sequence, int64_t begin, int64_t length) {
-    double cost;
-    if (p->desc.slice_cost == NULL)
-        return cf_cost_seconds(&p->weights, cf__pack_padded(p, length), cf_slice_pairs(begin, length));
-    cost = p->desc.slice_cost(begin, length, p->desc.slice_cost_user);
-    if (cf__is_cost(cost)) return cost;
-    p->answer = cf__fail_real(p->error, CF_ERROR_CALLBACK, "slice_cost", sequence, cost,
-                              "the callback must return a cost that is finite and not negative");
-    return 0;
+static double cf__pack_slice_cost(const cf__packer *p, int64_t begin, int64_t length) {
+    return cf_cost_seconds(&p->weights, cf__pack_padded(p, length), cf_slice_pairs(begin, length));
 }
 
 /* The longest slice from `begin` that is no dearer than the target: at most chunk_size, at least one alignment unit. */
@@ -2992,7 +2977,7 @@ static int64_t cf__pack_cut_by_cost(cf__packer *p, const cf_group *group, int64_
     int64_t low = 1, high = cf__div_up(cf__min(rest, p->desc.chunk_size), unit);
     while (low < high) { /* in units: low fits (or is the least there is), high + 1 does not */
         int64_t middle = low + (high - low + 1) / 2;
-        double cost = cf__pack_slice_cost(p, group->sequence, p->from + begin, cf__min(middle * unit, rest));
+        double cost = cf__pack_slice_cost(p, p->from + begin, cf__min(middle * unit, rest));
         if (cost <= p->target) low = middle;
         else high = middle - 1;
     }
@@ -3026,31 +3011,28 @@ static cf_result cf__pack_find_target(cf__packer *p, cf_group *group) {
         return cf__fail(p->error, CF_ERROR_LIMIT, "lengths", group->sequence, CF__PACK_MAX_COST_SLICES, full,
                         "makes more slices than the cost can be evened out over");
     for (i = 0; i < full; i++)
-        sum += cf__pack_slice_cost(p, group->sequence, p->from + i * size, cf__min(size, group->tokens - i * size));
+        sum += cf__pack_slice_cost(p, p->from + i * size, cf__min(size, group->tokens - i * size));
     high = sum / (double)full;
     high += cf__product(high, 1e-9);
     p->target = high;
     n = cf__pack_make_cuts(p, group, INT64_MAX - 1, NULL);
     steps = cf__max(2, cf__min(48, (4 * CF__PACK_MAX_COST_SLICES) / n));
-    for (i = 0; i < steps && p->answer == CF_OK && high - low > cf__product(high, 1e-7); i++) {
+    for (i = 0; i < steps && high - low > cf__product(high, 1e-7); i++) {
         p->target = low + (high - low) / 2;
         if (cf__pack_make_cuts(p, group, n, NULL) <= n) high = p->target;
         else low = p->target;
     }
     p->target = high;
     group->n_chunks = n;
-    return p->answer;
+    return CF_OK;
 }
 
 /* The same in step, where all groups are cut by one target, so that the slices of neighbours cost alike. It is at least
    what a full slice at the start of a sequence costs. */
 static cf_result cf__pack_cut_in_step(cf__packer *p, cf_group *group) {
-    double full = cf__pack_slice_cost(p, group->sequence, 0, p->desc.chunk_size);
-    CF__TRY(p->answer);
-    p->target = cf__most(p->slice_target, full);
+    p->target = cf__most(p->slice_target, cf__pack_slice_cost(p, 0, p->desc.chunk_size));
     if (group->n_chunks <= CF__PACK_MAX_COST_SLICES)
         group->n_chunks = cf__pack_make_cuts(p, group, CF__PACK_MAX_COST_SLICES, NULL);
-    CF__TRY(p->answer);
     return cf__inside(group->n_chunks, 0, CF__PACK_MAX_COST_SLICES, CF_ERROR_LIMIT, "lengths", group->sequence,
                       "makes more slices than may be cut by cost", p->error);
 }
@@ -3311,18 +3293,12 @@ static int32_t cf__pack_open_unit(cf__packer *p) {
     return (int32_t)p->n_units++;
 }
 
-/* Cuts a planned group, and opens a unit for it. A cost callback that answers differently the second time is caught
-   here. */
+/* Cuts a planned group, and opens a unit for it. */
 static cf_result cf__pack_cut_group(cf__packer *p, cf_group *group, int64_t *n_cuts) {
-    int fits;
     group->first_chunk = *n_cuts;
     *n_cuts += group->n_chunks;
-    fits = *n_cuts <= p->n_dependent &&
-           cf__pack_make_cuts(p, group, group->n_chunks, &p->cuts[group->first_chunk]) == group->n_chunks;
-    CF__TRY(p->answer);
-    if (!fits)
-        return cf__refuse(p->error, CF_ERROR_CALLBACK, "slice_cost", group->sequence,
-                          "the callback must give the same answer every time");
+    if (CF__NEVER(*n_cuts > p->n_dependent)) return cf__too_large(p->error, "lengths");
+    (void)cf__pack_make_cuts(p, group, group->n_chunks, &p->cuts[group->first_chunk]);
     (void)cf__pack_open_unit(p);
     return CF_OK;
 }
@@ -3720,10 +3696,10 @@ static void cf__pack_gather_trees(cf__packer *p) {
 static double cf__pack_item_cost(cf__packer *p, uint64_t item) {
     int64_t id = cf__pack_item_sequence(item), i;
     double cost = 0;
-    if (p->tree.shares == NULL) return cf__pack_slice_cost(p, id, 0, cf__pack_item_length(item));
+    if (p->tree.shares == NULL) return cf__pack_slice_cost(p, 0, cf__pack_item_length(item));
     for (i = id; i < p->tree.nodes[id].end; i++) {
         const cf__tree_node *node = &p->tree.nodes[i];
-        cost += cf__pack_slice_cost(p, node->sequence, node->begin, node->length);
+        cost += cf__pack_slice_cost(p, node->begin, node->length);
     }
     return cost;
 }
@@ -3737,11 +3713,11 @@ static int64_t cf__pack_begin(const cf__packer *p, const cf_group *group, int64_
 static double cf__pack_chunk_cost(cf__packer *p, const cf_group *group, int64_t i, int64_t own) {
     int64_t cut = cf__pack_cut(group, i), begin = cf__pack_begin(p, group, cut, own);
     double gathered = cf__product(p->desc.gang_seconds, (double)(begin - own));
-    return cf__pack_slice_cost(p, group->sequence, begin, p->cuts[cut]) + gathered;
+    return cf__pack_slice_cost(p, begin, p->cuts[cut]) + gathered;
 }
 
 /* Cost of each item and of each unit. */
-static cf_result cf__pack_cost_units(cf__packer *p) {
+static void cf__pack_cost_units(cf__packer *p) {
     int64_t i, j;
     for (i = 0; i < p->n_items; i++) p->item_costs[i] = cf__pack_item_cost(p, p->items[i]);
     for (i = 0; i < p->n_units; i++) {
@@ -3751,14 +3727,13 @@ static cf_result cf__pack_cost_units(cf__packer *p) {
         p->costs[i] = 0;
         for (j = 0; group != NULL && j < group->n_chunks; from += p->cuts[at], j++) {
             int64_t begin = cf__pack_begin(p, group, at = cf__pack_cut(group, j), from);
-            double one = cf__pack_slice_cost(p, group->sequence, begin, p->cuts[at]);
+            double one = cf__pack_slice_cost(p, begin, p->cuts[at]);
             *cost += one + cf__product(p->desc.gang_seconds, (double)(begin - from));
             if (p->desc.gang > 1 && j + 1 < group->n_chunks) *cost += one / 3; /* a replay, if K is 1 */
         }
         *cost += cf__product(p->chunk_constant, (double)p->units[i].n_chunks);
     }
     for (i = 0; i < p->n_items; i++) p->costs[p->units[p->unit_of[i]].lead] += p->item_costs[i];
-    return p->answer;
 }
 
 static double cf__pack_dearest(const cf__packer *p) {
@@ -3958,9 +3933,9 @@ static cf_result cf__pack_spread(cf__packer *p) {
     if (p->desc.n_ranks == 1) return cf__pack_count_chunks(p);
     cf__pack_gather_trees(p);
     /* A chunk's constant cost counts once per chunk, so it is left out of the cost of its slices. */
-    if (p->desc.slice_cost == NULL) p->chunk_constant = p->weights.constant;
+    p->chunk_constant = p->weights.constant;
     p->weights.constant = 0;
-    CF__TRY(cf__pack_cost_units(p));
+    cf__pack_cost_units(p);
     cf__pack_give_units(p);
     return cf__pack_settle_ranks(p);
 }
@@ -3978,7 +3953,7 @@ static void cf__pack_cost_branches(cf__packer *p) {
     p->weights.constant = 0; /* nobody knows the chunks yet */
     for (i = 0; i < t->n; i++) {
         depth = (int64_t)t->depth[i];
-        p->item_costs[i] = depth < t->lengths[i] ? cf__pack_slice_cost(p, i, depth, t->lengths[i] - depth) : 0;
+        p->item_costs[i] = depth < t->lengths[i] ? cf__pack_slice_cost(p, depth, t->lengths[i] - depth) : 0;
         t->items[i] = (uint64_t)t->rank[i] << 32 | (uint64_t)i;
     }
     cf__sort(&t->items, &t->spare, t->n, NULL, ~(uint64_t)0);
@@ -4002,7 +3977,7 @@ static void cf__pack_part_tree(cf__packer *p, int32_t root, double most, int dry
     double left = p->trunks[root] + p->item_costs[root], part = 0;
     int32_t id = t->child[root], first = id, next;
     for (; id >= 0 && left > most; id = next) {
-        double trunk = cf__pack_slice_cost(p, root, 0, (int64_t)t->depth[id]);
+        double trunk = cf__pack_slice_cost(p, 0, (int64_t)t->depth[id]);
         next = t->next[id];
         part += p->item_costs[id];
         if (next >= 0 && trunk + part + p->item_costs[next] <= most) continue;
@@ -4059,7 +4034,7 @@ static int cf__pack_part_trees(cf__packer *p) {
     (void)cf__pack_part_all(p, best_most, 0);
     for (i = 0; i < p->n; i++)
         if (p->tree.with[i] < 0) p->tree.rank[i] = 0;
-    return p->answer == CF_OK;
+    return 1;
 }
 
 /* ---- gangs ----
@@ -4169,13 +4144,13 @@ static int cf__pack_covers(cf__packer *p, const cf_group *rest, double target) {
    Where many rounds have brought little, all slices are full. Returns the tokens. */
 static int64_t cf__pack_next_round(cf__packer *p, const cf_group *rest, int full, int64_t cut) {
     int64_t most = rest->gang * p->desc.chunk_size;
-    double low = 0, high = cf__pack_slice_cost(p, rest->sequence, p->from, cf__min(rest->tokens, p->desc.chunk_size));
+    double low = 0, high = cf__pack_slice_cost(p, p->from, cf__min(rest->tokens, p->desc.chunk_size));
     int last = cf__pack_covers(p, rest, high) || cf__div_up(rest->tokens, p->desc.align) < 2 * rest->gang, tries;
     if (!last && full) {
         p->target = DBL_MAX;
         return cf__pack_cut_round(p, rest, rest->tokens <= most, cut);
     }
-    if (last && p->desc.slice_cost == NULL) /* costs add up, so the mean is nearly enough */
+    if (last) /* costs add up, so the mean is nearly enough */
         low = cf_cost_seconds(&p->weights, rest->tokens, cf_slice_pairs(p->from, rest->tokens)) / (double)rest->gang;
     for (tries = 0; last && tries < 40 && high - low > high * 1e-3; tries++) {
         double middle = tries == 0 && low > 0 ? cf__product(low, 1.0005) : low + (high - low) / 2;
@@ -4187,7 +4162,7 @@ static int64_t cf__pack_next_round(cf__packer *p, const cf_group *rest, int full
 }
 
 /* Cuts a sequence for its gang, and opens a unit for each share. */
-static cf_result cf__pack_cut_gang(cf__packer *p, int64_t sequence) {
+static void cf__pack_cut_gang(cf__packer *p, int64_t sequence) {
     cf_group rest = {sequence, 0, 0, p->lengths[sequence], p->widths[sequence]};
     int64_t rounds, part, i, first = p->n_share_cuts, most = cf__pack_most_rounds(p, rest.tokens, rest.gang);
     for (p->from = rounds = 0; rest.tokens > 0; rounds++, p->n_share_cuts += rest.gang) {
@@ -4205,42 +4180,39 @@ static cf_result cf__pack_cut_gang(cf__packer *p, int64_t sequence) {
         p->units[cf__pack_open_unit(p)].rank = (int32_t)(p->blocks[sequence] + part);
     }
     p->n_shares = p->n_units;
-    return p->answer;
 }
 
 /* What each sequence costs, and which are the dearest. */
-static cf_result cf__pack_cost_sequences(cf__packer *p) {
+static void cf__pack_cost_sequences(cf__packer *p) {
     int64_t i, begin, size = p->desc.chunk_size;
     p->weights.constant = 0;
     for (i = 0; i < p->n; i++) {
         p->by_cost[i] = (int32_t)i;
         p->blocks[i] = 0; /* until ranks are found */
         for (p->whole_costs[i] = 0, begin = 0; begin < p->lengths[i]; begin += size)
-            p->whole_costs[i] += cf__pack_slice_cost(p, i, begin, cf__min(size, p->lengths[i] - begin));
+            p->whole_costs[i] += cf__pack_slice_cost(p, begin, cf__min(size, p->lengths[i] - begin));
         p->mean_cost += p->whole_costs[i] / (double)p->desc.n_ranks;
     }
     cf__sort_by_key(p->by_cost, p->n, p->whole_costs);
-    return p->answer;
 }
 
 /* Cuts all sequences that are spread, the widest first. */
-static cf_result cf__pack_cut_gangs(cf__packer *p) {
+static void cf__pack_cut_gangs(cf__packer *p) {
     int64_t i, width;
     p->weights.constant = 0;
     p->n_units = p->n_shares = p->n_share_cuts = 0;
     p->head.n_groups = p->most_groups;
     for (width = cf__pack_widest(p); width > 1; width /= 2)
         for (i = 0; i < p->n_wide; i++)
-            if (p->widths[p->by_cost[i]] == width) CF__TRY(cf__pack_cut_gang(p, p->by_cost[i]));
-    return CF_OK;
+            if (p->widths[p->by_cost[i]] == width) cf__pack_cut_gang(p, p->by_cost[i]);
 }
 
 /* Decides which sequences are spread over how many ranks, and over which, and cuts them. */
-static cf_result cf__pack_form_gangs(cf__packer *p) {
+static void cf__pack_form_gangs(cf__packer *p) {
     double constant = p->weights.constant, best = DBL_MAX, best_most = 0, most;
     int tries;
-    if (p->desc.slice_cost == NULL) p->chunk_constant = constant;
-    CF__TRY(cf__pack_cost_sequences(p));
+    p->chunk_constant = constant;
+    cf__pack_cost_sequences(p);
     for (tries = 0, most = p->mean_cost; tries < 8; tries++, most *= 0.75) {
         double dearest = cf__pack_try_widths(p, most);
         if (!(dearest < cf__product(best, 0.999))) continue; /* more gangs must pay */
@@ -4248,13 +4220,12 @@ static cf_result cf__pack_form_gangs(cf__packer *p) {
         best_most = most;
     }
     (void)cf__pack_try_widths(p, best_most);
-    CF__TRY(cf__pack_cut_gangs(p));
+    cf__pack_cut_gangs(p);
     p->n_items = 0; /* they are collected later */
-    CF__TRY(cf__pack_cost_units(p));
+    cf__pack_cost_units(p);
     cf__pack_load_ranks(p, p->n_shares);
     (void)cf__pack_place_rest(p, p->n);
     p->weights.constant = constant;
-    return CF_OK;
 }
 
 /* Packs each rank's sequences by themselves, in the chunks of that rank. */
@@ -4281,13 +4252,13 @@ static void cf__pack_fill_ranks(cf__packer *p) {
 /* Gangs, and then every rank by itself, evened out as far as the steps of the fullest one go. */
 static cf_result cf__pack_prepare_gangs(cf__packer *p) {
     int64_t i;
-    CF__TRY(cf__pack_form_gangs(p));
+    cf__pack_form_gangs(p);
     CF__TRY(cf__pack_collect_groups(p));
     cf__pack_collect_items(p);
     cf__pack_sort_and_bound(p);
     cf__pack_fill_ranks(p);
     p->weights.constant = 0; /* chunk_constant counts once for each chunk */
-    CF__TRY(cf__pack_cost_units(p));
+    cf__pack_cost_units(p);
     cf__pack_load_ranks(p, p->n_units);
     for (i = 0; i < p->n_units; i++) p->order[i] = (int32_t)i;
     return cf__pack_settle_ranks(p);
@@ -4310,7 +4281,7 @@ static cf_result cf__pack_prepare_gangs(cf__packer *p) {
 static void cf__pack_sort_groups(cf__packer *p) {
     int64_t i, n = 0, width, next = 0;
     int32_t *level = p->levels;
-    double full = p->chunk_constant + cf__pack_slice_cost(p, -1, 0, p->desc.chunk_size);
+    double full = p->chunk_constant + cf__pack_slice_cost(p, 0, p->desc.chunk_size);
     for (i = 0; i < p->head.n_groups; i++) {
         const cf_group *group = &p->groups[i];
         int64_t last = group->n_chunks - 1, before = group->tokens - p->cuts[cf__pack_cut(group, last)];
@@ -4402,7 +4373,7 @@ static int32_t cf__pack_column_room(const cf__packer *p, const cf__pack_unit *un
 
 /* Puts the tails of groups, and chunks in the cells that are left of the bands, into the bins. */
 static void cf__pack_open_cells(cf__packer *p) {
-    double full = cf__pack_slice_cost(p, -1, 0, p->desc.chunk_size);
+    double full = cf__pack_slice_cost(p, 0, p->desc.chunk_size);
     int64_t row, left = p->n_items;
     int32_t i;
     cf__bits_clear(&p->bins.used);
@@ -4541,17 +4512,17 @@ static cf_result cf__pack_lay_out(cf__packer *p, double target, double *price) {
     cf__pack_best_fit(p);
     cf__pack_add_columns(p);
     *price = cf__pack_price(p);
-    return p->answer;
+    return CF_OK;
 }
 
 /* Which sequences are spread: the choice that full slices are cheapest with. */
 static cf_result cf__pack_form_gangs_in_step(cf__packer *p, double *best) {
     double most = DBL_MAX, best_most = most, price;
     int tries;
-    CF__TRY(cf__pack_cost_sequences(p));
+    cf__pack_cost_sequences(p);
     for (*best = DBL_MAX, tries = 0; tries < 12; tries++, most = tries == 1 ? p->mean_cost : most * 0.7) {
         cf__pack_choose_widths(p, tries == 11 ? best_most : most);
-        CF__TRY(cf__pack_cut_gangs(p));
+        cf__pack_cut_gangs(p);
         CF__TRY(cf__pack_lay_out(p, DBL_MAX, &price));
         if (!(price < *best)) continue;
         *best = price;
@@ -4564,9 +4535,9 @@ static cf_result cf__pack_prepare_in_step(cf__packer *p) {
     int64_t i;
     int tries;
     double target, best_target = DBL_MAX, best, full, dearest = 0, price;
-    if (p->desc.slice_cost == NULL) p->chunk_constant = p->weights.constant;
+    p->chunk_constant = p->weights.constant;
     CF__TRY(p->desc.gang > 1 ? cf__pack_form_gangs_in_step(p, &best) : cf__pack_lay_out(p, DBL_MAX, &best));
-    full = p->chunk_constant + cf__pack_slice_cost(p, -1, 0, p->desc.chunk_size);
+    full = p->chunk_constant + cf__pack_slice_cost(p, 0, p->desc.chunk_size);
     for (i = 0; i < p->n_bands && p->desc.split == CF_SPLIT_COST; i++) dearest = cf__most(dearest, p->columns[i]);
     for (tries = 0, target = full; tries < 40 && target > 0 && target < dearest; tries++, target *= 1.25) {
         CF__TRY(cf__pack_lay_out(p, target, &price));
@@ -4810,7 +4781,6 @@ static cf_result cf__pack_start(cf__packer *p, const int64_t *lengths, int64_t n
 static cf_result cf__pack_prepare_trees(cf__packer *p) {
     CF__TRY(cf__tree_attach_all(&p->tree));
     while (p->tree.may_part && cf__pack_part_trees(p)) continue;
-    CF__TRY(p->answer);
     cf__tree_build(&p->tree);
     p->head.n_groups = p->tree.n_chains;
     CF__TRY(cf__pack_collect_chains(p));

@@ -245,13 +245,7 @@ def test_options_reach_the_library():
     cost = {"constant": 3.0, "per_token": 1.0, "per_pair": 0.01}
     lengths = [1000, 10, 333]
     with_cost = chunkflow.pack(lengths, 128, split="cost", cost=cost)
-
-    def slice_cost(begin, length):
-        pairs = length * begin + length * (length + 1) // 2
-        return (cost["constant"] + cost["per_token"] * length) + cost["per_pair"] * pairs
-    called = chunkflow.pack(lengths, 128, split="cost", slice_cost=slice_cost)
-    assert called.slices.tolist() == with_cost.slices.tolist()
-    assert called.slices.tolist() != chunkflow.pack(lengths, 128, split="full").slices.tolist()
+    assert with_cost.slices.tolist() != chunkflow.pack(lengths, 128, split="full").slices.tolist()
     lowered = chunkflow.pack([40, 9], 8).schedule(n_stages=2, k=1).lower(timing={"latency": 1})
     lowered.validate()
     assert lowered.lowered == 1 and {"SEND_F", "RECV_F"} <= {chunkflow.PASSES[p] for p in lowered.actions["pass"]}
@@ -309,24 +303,11 @@ def test_mistakes_are_named():
     raised(OverflowError, chunkflow.pack, [1], 2**64)
     raised(TypeError, chunkflow.pack, [1], "4")
     raised(TypeError, chunkflow.pack, [1], 4.0)
-    raised(TypeError, chunkflow.pack, [1], 4, slice_cost=7)
     raised(TypeError, chunkflow.pack, [1], 4, allocator={})
     raised(TypeError, plan.schedule, timing={"all": {"backwards": {}}})
     raised(TypeError, plan.schedule, limits={"chunks_by_stage": [1.5]})
     raised(IndexError, plan.schedule().stage, 1)
     raised(IndexError, plan.schedule().stage, -1)
-
-
-def test_what_a_callback_raises_comes_out():
-    class Mine(Exception):
-        pass
-
-    def cost(begin, length):
-        raise Mine(begin, length)
-    error = raised(Mine, chunkflow.pack, [40], 8, split="cost", slice_cost=cost)
-    assert error.__cause__.code == "CF_ERROR_CALLBACK" and error.__cause__.field == "slice_cost"
-    raised(TypeError, chunkflow.pack, [40], 8, split="cost", slice_cost=lambda begin, length: "dear")
-    raised(chunkflow.Error, chunkflow.pack, [40], 8, split="cost", slice_cost=lambda begin, length: float("nan"))
 
 
 def test_threads():

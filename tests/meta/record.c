@@ -140,12 +140,6 @@ typedef struct batch {
     int64_t limits_bytes[MOST_STAGES];
 } batch;
 
-/* Dearer for late tokens, and exact. */
-static double slice_cost(int64_t begin_at, int64_t length, void *user) {
-    (void)user;
-    return (double)(length * 64 + length * (begin_at % 1048576) / 16);
-}
-
 static cf_pass_cost draw_cost(void) {
     cf_pass_cost cost = {0};
     if (!one_in(3)) cost.per_token = real_below(0.0078125);
@@ -199,7 +193,6 @@ static void draw_pack(batch *b) {
     if (one_in(4)) pack->max_slices = between(1, 6);
     if (one_in(2)) pack->n_ranks = between(1, 5);
     if (one_in(3)) pack->cost = draw_cost();
-    if (one_in(6)) pack->slice_cost = slice_cost;
 }
 
 static int64_t draw_length(int64_t size, int64_t style) {

@@ -824,7 +824,7 @@ static void try_record(const char *record, unsigned char *at, place *p) {
         visited[i] = 1;
         plain_type(d->type, type);
         if (strchr(d->type, '*') != NULL) memcpy(&target, at + d->offset, sizeof target);
-        if (target == NULL || strcmp(type, "cf_allocator") == 0 || strcmp(type, "cf_slice_cost_fn") == 0) continue;
+        if (target == NULL || strcmp(type, "cf_allocator") == 0) continue;
         if (IS_IN(type, objects) || IS_IN(type, outputs)) continue;
         if (is_record(type)) {
             try_record(type, target, p);

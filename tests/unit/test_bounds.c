@@ -25,18 +25,28 @@ typedef struct problem {
 
 /* ---- drawing ---- */
 
-/* Some tokens are dearer than others, so that slices of all lengths follow each other in a group. */
-static double slice_cost(int64_t begin, int64_t length, void *user) {
-    const uint64_t *seed = (const uint64_t *)user;
-    double sum = 0;
-    int64_t i;
-    for (i = begin; i < begin + length; i++) sum += *seed >> (i % 60) & 1 ? 8 : 1;
-    return sum;
+/* Moves the borders between the slices of each group, so that slices of all lengths follow each other. */
+static void move_borders(harness_rng *rng, cf_plan *plan) {
+    int64_t i, j;
+    for (i = plan->n_chunks - 2; i >= 0; i--) {
+        cf_chunk *c = &plan->chunks[i], *next = c + 1;
+        cf_slice *ours = &plan->slices[c->first_slice], *theirs = &plan->slices[next->first_slice];
+        int64_t room = plan->chunk_size - next->padded, by;
+        if (next->index == 0) continue;
+        by = harness_between(rng, 0, room < ours->length - 1 ? room : ours->length - 1);
+        c->pairs -= cf_slice_pairs(ours->begin, ours->length) - cf_slice_pairs(ours->begin, ours->length - by);
+        next->pairs += cf_slice_pairs(theirs->begin - by, theirs->length + by) -
+                       cf_slice_pairs(theirs->begin, theirs->length);
+        ours->length = c->tokens = c->padded = c->tokens - by;
+        theirs->begin = next->prefix = next->prefix - by;
+        theirs->length += by;
+        next->tokens = next->padded = next->tokens + by;
+        for (j = 1; j < next->n_slices; j++) theirs[j].offset += by;
+    }
 }
 
 static cf_plan *draw_plan(harness_rng *rng, int64_t most_sequences, int64_t most_chunks) {
     int64_t lengths[8], n = harness_between(rng, 1, most_sequences), i;
-    uint64_t seed = harness_random(rng);
     cf_pack_desc desc = {0};
     cf_plan *plan = NULL;
     cf_error error = {0};
@@ -44,11 +54,11 @@ static cf_plan *draw_plan(harness_rng *rng, int64_t most_sequences, int64_t most
     desc.n_ranks = harness_between(rng, 1, 2);
     desc.no_tails = harness_chance(rng, 0.3);
     desc.split = (cf_split_method)harness_between(rng, CF_SPLIT_FULL, CF_SPLIT_COST);
-    if (harness_chance(rng, 0.7)) desc.slice_cost = slice_cost;
-    desc.slice_cost_user = &seed;
     for (i = 0; i < n; i++)
         lengths[i] = harness_between(rng, 0, (harness_chance(rng, 0.4) ? most_chunks : 1) * desc.chunk_size);
     if (cf_pack(lengths, n, &desc, &plan, &error) != CF_OK) FAIL("cf_pack: %s", error.text);
+    else if (harness_chance(rng, 0.7)) move_borders(rng, plan);
+    CHECK_INT(cf_plan_validate(plan, lengths, n, NULL, &error), CF_OK);
     return plan;
 }
 

@@ -548,15 +548,10 @@ TEST(columns_without_chunks_cost_nothing) {
     drop(&t);
 }
 
-static double cost_of_nothing(int64_t begin, int64_t length, void *user) {
-    (void)begin, (void)length, (void)user;
-    return 0;
-}
-
-/* Where nothing costs anything, all layouts are alike: whole slices, and every sequence is there. */
+/* Where rows cost nothing, all layouts are alike but for their chunks: whole slices, and every sequence is there. */
 TEST(in_step_without_costs) {
     in_step t = {.lengths = {20, 8, 8, 3, 30}, .n = 5, .pack = {.chunk_size = 8, .n_ranks = 3, .lockstep = 1}};
-    t.pack.slice_cost = cost_of_nothing;
+    t.pack.cost.constant = 1;
     t.pack.split = CF_SPLIT_COST;
     t.order.kind = CF_SCHEDULE_PAPER;
     REQUIRE(make(&t, 0));

@@ -370,21 +370,6 @@ TEST(the_same_input_gives_the_same_plan) {
 
 /* ---- equal-cost slices ---- */
 
-static double cost_of_steps(int64_t begin, int64_t length, void *user) {
-    (void)user; /* rounds up to tiles of 3, dearer from token 20 on */
-    return (double)oracle_divide_up(length, 3) * (begin + length > 20 ? 2.0 : 1.0);
-}
-
-static double cost_that_ignores_length(int64_t begin, int64_t length, void *user) {
-    (void)begin, (void)length, (void)user;
-    return 1.0;
-}
-
-static double cost_of_nothing(int64_t begin, int64_t length, void *user) {
-    (void)begin, (void)length, (void)user;
-    return 0.0;
-}
-
 /* What the costs of a batch are said in. */
 typedef struct formula {
     cf_pass_cost cost;
@@ -411,15 +396,15 @@ static cf_pass_cost default_weights(const int64_t *lengths, int64_t n, int64_t a
     return cost;
 }
 
-static void check_dearest_slice(const cf_plan *plan, const cf_group *group, oracle_cost cost, void *user) {
+static void check_dearest_slice(const cf_plan *plan, const cf_group *group, formula *costs) {
     double dearest = 0.0, best;
     int64_t i;
     for (i = 0; i < group->n_chunks; i++) {
         const cf_slice *slice = &plan->slices[plan->chunks[group->first_chunk + i].first_slice];
-        double c = cost(slice->begin, slice->length, user);
+        double c = cost_of_formula(slice->begin, slice->length, costs);
         if (c > dearest) dearest = c;
     }
-    best = oracle_best_split(group->tokens, group->n_chunks, plan->chunk_size, plan->align, cost, user);
+    best = oracle_best_split(group->tokens, group->n_chunks, plan->chunk_size, plan->align, cost_of_formula, costs);
     /* the weights of the library are rounded on their own way; 1e-9 is far below one token's cost */
     if (!CHECK(dearest <= best * (1.0 + 1e-9)))
         FAIL("sequence %lld: dearest slice %.17g, best possible with %lld slices %.17g", (long long)group->sequence,
@@ -433,7 +418,6 @@ TEST(cost_split_makes_the_dearest_slice_as_cheap_as_can_be) {
     for (i = 0; i < 600; i++) {
         uint64_t seed = 7000000 + (uint64_t)i;
         harness_rng rng = {seed};
-        oracle_cost cost = cost_of_formula;
         formula weights;
         cf_plan *plan;
         int64_t g;
@@ -444,21 +428,11 @@ TEST(cost_split_makes_the_dearest_slice_as_cheap_as_can_be) {
         weights.cost = batch.desc.cost;
         if (weights.cost.constant == 0.0 && weights.cost.per_token == 0.0 && weights.cost.per_pair == 0.0)
             weights.cost = default_weights(batch.lengths, batch.n, batch.desc.align);
-        switch (harness_between(&rng, 0, 5)) {
-            case 0: cost = cost_of_steps; break;
-            case 1: cost = cost_that_ignores_length; break;
-            case 2: cost = cost_of_nothing; break;
-            default: break;
-        }
-        if (cost != cost_of_formula) {
-            batch.desc.slice_cost = cost;
-            batch.desc.slice_cost_user = NULL;
-        }
         oracle_note(seed, &batch);
         plan = pack(batch.lengths, batch.n, &batch.desc);
         REQUIRE(plan != NULL);
         for (g = 0; g < plan->n_groups; g++) {
-            check_dearest_slice(plan, &plan->groups[g], cost, &weights);
+            check_dearest_slice(plan, &plan->groups[g], &weights);
             judged++;
         }
         cf_plan_free(plan);
@@ -670,33 +644,6 @@ TEST(ranks_need_no_more_steps_than_the_packing_of_one_rank) {
         cf_plan_free(one);
         cf_plan_free(many);
     }
-}
-
-static double cost_of_long_ones(int64_t begin, int64_t length, void *user) {
-    (void)begin, (void)user;
-    return length > 4 ? 100.0 : 1.0;
-}
-
-/* The caller's own costs are used in place of the formula for the ranks, too: by tokens and pairs the one long sequence
-   weighs more than all others, by these costs the four above 4 tokens weigh the same and belong two and two. */
-TEST(ranks_are_balanced_by_the_callers_costs) {
-    const int64_t lengths[] = {64, 9, 9, 9, 1, 1};
-    cf_pack_desc desc = with_chunk_size(64);
-    cf_plan *plan;
-    double costs[2] = {0.0, 0.0};
-    int64_t i, c;
-    desc.n_ranks = 2;
-    desc.max_slices = 1;
-    desc.slice_cost = cost_of_long_ones;
-    plan = pack(lengths, 6, &desc);
-    REQUIRE(plan != NULL);
-    for (c = 0; c < plan->n_chunks; c++)
-        for (i = 0; i < plan->chunks[c].n_slices; i++)
-            costs[plan->chunks[c].rank] +=
-                cost_of_long_ones(0, plan->slices[plan->chunks[c].first_slice + i].length, NULL);
-    CHECK_INT(costs[0], 201);
-    CHECK_INT(costs[1], 201);
-    cf_plan_free(plan);
 }
 
 /* A group of 8 chunks that costs what 24 others do: 16 steps would put 8 of these onto its rank, 23 put one there. */
@@ -1170,88 +1117,6 @@ TEST(overflow_and_limits_are_refused) {
     free(all);
 }
 
-static double bad_cost_value;
-static int64_t bad_cost_at;
-static double cost_gone_bad(int64_t begin, int64_t length, void *user) {
-    (void)user;
-    return begin + length > bad_cost_at ? bad_cost_value : (double)length;
-}
-
-/* A cost callback may return anything. It must not hang, crash or give a broken plan. */
-TEST(bad_slice_costs_are_survived) {
-    const double values[] = {(double)NAN, -1.0, (double)INFINITY, -(double)INFINITY, 0.0, 1e308};
-    const int64_t at[] = {-1, 0, 9, 40, 99};
-    const int64_t lengths[] = {100, 5, 33, 7};
-    int64_t i, k, refused = 0;
-    for (i = 0; i < COUNT(values); i++) {
-        for (k = 0; k < COUNT(at); k++) {
-            cf_pack_desc desc = with_chunk_size(16);
-            cf_plan *plan;
-            cf_error error;
-            cf_result result;
-            desc.split = CF_SPLIT_COST;
-            desc.n_ranks = 2;
-            desc.slice_cost = cost_gone_bad;
-            bad_cost_value = values[i];
-            bad_cost_at = at[k];
-            harness_note("value %g from token %lld on", values[i], (long long)at[k]);
-            harness_poison(&plan, sizeof plan);
-            result = cf_pack(lengths, 4, &desc, &plan, &error);
-            if (result == CF_OK) {
-                CHECK(values[i] >= 0.0 && isfinite(values[i])); /* it may fall, which is not noticed */
-                CHECK(oracle_plan_fault(plan, lengths, 4) == NULL);
-                cf_plan_free(plan);
-            } else {
-                CHECK_INT(result, CF_ERROR_CALLBACK);
-                check_error_record(&error, CF_ERROR_CALLBACK, "slice_cost", error.item);
-                CHECK(error.item == 0 || error.item == 2); /* the long sequences */
-                CHECK_POISON(&plan, sizeof plan);
-                refused++;
-            }
-        }
-    }
-    CHECK(refused > 0);
-}
-
-/* A callback whose n-th answer is no cost, for every n that is asked for. */
-static double cost_until(int64_t begin, int64_t length, void *user) {
-    int64_t *left = (int64_t *)user;
-    (void)begin;
-    return (*left)-- > 0 ? (double)length : (double)NAN;
-}
-
-TEST(slice_costs_may_go_bad_at_any_call) {
-    static const int64_t lengths[] = {100, 5, 33, 7, 12, 12};
-    int way; /* free, in step, with gangs */
-    for (way = 0; way < 3; way++) {
-        cf_result result = CF_ERROR_CALLBACK;
-        int64_t good, left;
-        for (good = 0; result != CF_OK && good < 100000; good++) {
-            cf_pack_desc desc = with_chunk_size(16);
-            cf_plan *plan;
-            cf_error error;
-            desc.split = CF_SPLIT_COST;
-            desc.n_ranks = 2;
-            desc.lockstep = way == 1;
-            desc.gang = way == 2 ? 2 : 0;
-            desc.slice_cost = cost_until;
-            desc.slice_cost_user = &left;
-            left = good;
-            harness_poison(&plan, sizeof plan);
-            result = cf_pack(lengths, COUNT(lengths), &desc, &plan, &error);
-            if (result == CF_OK) {
-                CHECK_INT(left, 0);
-                CHECK_STR(oracle_plan_fault(plan, lengths, COUNT(lengths)), NULL);
-                cf_plan_free(plan);
-            } else {
-                check_error_record(&error, CF_ERROR_CALLBACK, "slice_cost", error.item);
-                CHECK_POISON(&plan, sizeof plan);
-            }
-        }
-        CHECK(result == CF_OK && good > 20);
-    }
-}
-
 TEST(defaults_are_filled_in) {
     cf_pack_desc desc = with_chunk_size(128), full;
     harness_heap heap = {0};
@@ -1274,13 +1139,11 @@ TEST(defaults_are_filled_in) {
     desc.max_slices = 9;
     desc.n_ranks = 3;
     desc.cost.per_pair = 2.0;
-    desc.slice_cost = cost_of_steps;
-    desc.slice_cost_user = &heap;
     desc.allocator = &allocator;
     full = cf_pack_defaults(&desc);
     CHECK(full.method == CF_PACK_NEXT_FIT && full.split == CF_SPLIT_COST && full.no_tails == 1 && full.align == 64);
     CHECK(full.max_slices == 9 && full.n_ranks == 3 && full.cost.per_pair == 2.0 && full.chunk_size == 128);
-    CHECK(full.slice_cost == cost_of_steps && full.slice_cost_user == &heap && full.allocator == &allocator);
+    CHECK(full.allocator == &allocator);
 }
 
 /* ---- how good ---- */
@@ -1420,12 +1283,12 @@ SUITE(pack, CASE(paper_example_of_16_sequences), CASE(paper_example_of_four_sequ
       CASE(the_same_input_gives_the_same_plan), CASE(cost_split_makes_the_dearest_slice_as_cheap_as_can_be),
       CASE(cost_split_of_a_long_sequence), CASE(cost_split_of_a_flat_cost_makes_full_slices), CASE(costs_count_padding),
       CASE(ranks_are_balanced_against_every_assignment), CASE(a_hundred_ranks_are_evened_out),
-      CASE(ranks_need_no_more_steps_than_the_packing_of_one_rank), CASE(ranks_are_balanced_by_the_callers_costs),
+      CASE(ranks_need_no_more_steps_than_the_packing_of_one_rank),
       CASE(a_dear_group_is_not_burdened_to_save_steps), CASE(short_sequences_move_to_idle_ranks),
       CASE(as_many_ranks_as_there_can_be), CASE(too_many_idle_chunks_are_refused), CASE(stats_are_what_a_recount_gives),
       CASE(pack_into_needs_what_pack_size_says), CASE(memory_for_the_most_chunks_there_can_be),
       CASE(pack_into_refuses_bad_memory), CASE(free_takes_null), CASE(bad_options_are_named),
       CASE(errors_say_what_would_do), CASE(bad_costs_are_named), CASE(bad_lengths_are_named),
       CASE(missing_arguments_are_named), CASE(half_an_allocator_is_refused), CASE(overflow_and_limits_are_refused),
-      CASE(bad_slice_costs_are_survived), CASE(slice_costs_may_go_bad_at_any_call), CASE(defaults_are_filled_in),
+      CASE(defaults_are_filled_in),
       CASE(packs_as_well_as_it_did));

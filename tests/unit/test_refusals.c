@@ -66,97 +66,6 @@ TEST(every_item_has_its_name) {
 
 /* ---- packing ---- */
 
-/* Answers well until call number bad_at, and then with bad. */
-typedef struct moody {
-    int64_t calls, bad_at;
-    double bad;
-} moody;
-
-static double moody_cost(int64_t begin, int64_t length, void *user) {
-    moody *mood = (moody *)user;
-    return ++mood->calls == mood->bad_at ? mood->bad : (double)(length * (begin + length));
-}
-
-/* Wherever the callback goes wrong, that is what is reported, and of the memory given nothing is kept or lost. */
-TEST(a_cost_may_go_bad_at_any_call) {
-    static const int64_t lengths[] = {100, 5, 33, 7, 12, 31, 16};
-    harness_heap heap = {0};
-    cf_allocator own = {harness_alloc, harness_release, NULL};
-    cf_pack_desc desc = {0};
-    moody mood = {0, 0, 0};
-    int64_t refused = 0;
-    cf_result result;
-    own.user = &heap;
-    desc.chunk_size = 16;
-    desc.n_ranks = 3;
-    desc.split = CF_SPLIT_COST;
-    desc.slice_cost = moody_cost;
-    desc.slice_cost_user = &mood;
-    desc.allocator = &own;
-    mood.bad = -1;
-    do {
-        cf_plan *plan = NULL;
-        cf_error error;
-        mood.calls = 0;
-        mood.bad_at++;
-        result = cf_pack(lengths, COUNT(lengths), &desc, &plan, &error);
-        if (result != CF_OK) {
-            CHECK_INT(result, CF_ERROR_CALLBACK);
-            CHECK_STR(error.field, "slice_cost");
-            CHECK(error.item >= 0 && error.item < COUNT(lengths));
-            CHECK(plan == NULL);
-            CHECK_INT(mood.calls >= mood.bad_at, 1);
-            refused++;
-        }
-        cf_plan_free(plan);
-        CHECK_INT(heap.live, 0);
-    } while (mood.calls >= mood.bad_at);
-    CHECK_INT(result, CF_OK);
-    CHECK_INT(refused, mood.bad_at - 1);
-}
-
-static int64_t cheap_calls;
-static double cheap_then_dear(int64_t begin, int64_t length, void *user) {
-    int64_t *calls = (int64_t *)user;
-    if (++*calls <= cheap_calls) return (double)length;
-    return begin == 0 ? (double)length : (double)length * 1e6;
-}
-
-/* A callback that is no function: however often it has answered before it changes its mind, a plan that comes out is
-   sound, and what is refused is refused for that. In the caller's memory, too. */
-TEST(a_cost_may_change_its_mind_at_any_call) {
-    static const int64_t lengths[] = {100, 5, 33, 7};
-    static uint64_t memory[4096];
-    int64_t calls = 1, refused = 0;
-    cf_pack_desc desc = {0};
-    size_t bytes;
-    desc.chunk_size = 16;
-    desc.split = CF_SPLIT_COST;
-    desc.slice_cost = cheap_then_dear;
-    desc.slice_cost_user = &calls;
-    for (cheap_calls = 0; calls > cheap_calls || cheap_calls == 0; cheap_calls += 5) {
-        cf_plan *plan = NULL;
-        cf_error error;
-        cf_result result;
-        unsigned char *aligned = (unsigned char *)memory + (16 - (uintptr_t)memory % 16) % 16;
-        calls = 0;
-        result = cf_pack(lengths, COUNT(lengths), &desc, &plan, &error);
-        CHECK(result == CF_OK || result == CF_ERROR_CALLBACK);
-        if (result == CF_OK) CHECK(oracle_plan_fault(plan, lengths, COUNT(lengths)) == NULL);
-        else CHECK_STR(error.field, "slice_cost");
-        refused += result != CF_OK;
-        cf_plan_free(plan);
-        plan = NULL;
-        calls = 0;
-        REQUIRE(cf_pack_size(lengths, COUNT(lengths), &desc, &bytes, NULL) == CF_OK && bytes <= sizeof memory - 16);
-        calls = 0;
-        CHECK_INT(cf_pack_into(lengths, COUNT(lengths), &desc, aligned, sizeof memory - 16, &plan, &error), result);
-        CHECK_INT(plan != NULL, result == CF_OK);
-        cf_plan_free(plan);
-    }
-    CHECK(refused > 5);
-}
-
 TEST(a_batch_of_too_many_chunks) {
     const int64_t giants[] = {CF_MAX_CHUNKS, CF_MAX_CHUNKS}, one[] = {((int64_t)1 << 22) + 1};
     const int64_t long_one[] = {65536};
@@ -1081,8 +990,7 @@ TEST(writers_of_what_does_not_go_together) {
     cf_plan_free(plan);
 }
 
-SUITE(refusals, CASE(every_item_has_its_name), CASE(a_cost_may_go_bad_at_any_call),
-      CASE(a_cost_may_change_its_mind_at_any_call), CASE(a_batch_of_too_many_chunks),
+SUITE(refusals, CASE(every_item_has_its_name), CASE(a_batch_of_too_many_chunks),
       CASE(best_fit_among_rooms_that_lie_close), CASE(a_room_too_small_is_passed_by),
       CASE(exchanges_even_out_many_units), CASE(a_group_without_chunks), CASE(a_sequence_left_out_needs_no_record),
       CASE(pairs_that_do_not_fit), CASE(pairs_that_do_not_fit_together), CASE(places_out_of_range),

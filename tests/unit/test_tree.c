@@ -1060,38 +1060,6 @@ TEST(trees_too_large_for_a_plan_are_refused) {
     free(none);
 }
 
-/* A cost that is fine for so many calls, and then none. */
-static double failing_cost(int64_t begin, int64_t length, void *user) {
-    int64_t *left = (int64_t *)user;
-    (void)begin;
-    return (*left)-- > 0 ? (double)length : -1;
-}
-
-/* Whenever it fails, it is seen, and nothing is left behind. */
-TEST(a_cost_that_fails_in_a_tree_is_refused) {
-    const int64_t lengths[] = {300, 300, 40, 50};
-    const cf_share shares[] = {{0, 0}, {0, 200}, {0, 0}, {2, 20}};
-    cf_pack_desc desc = {0};
-    cf_error error = {0};
-    int64_t calls, left;
-    desc.chunk_size = 64;
-    desc.shares = shares;
-    desc.share_least = 1;
-    desc.split = CF_SPLIT_COST;
-    desc.n_ranks = 2;
-    desc.slice_cost = failing_cost;
-    desc.slice_cost_user = &left;
-    for (calls = 0;; calls++) {
-        cf_result result;
-        left = calls;
-        result = try_pack(lengths, 4, &desc, &error);
-        if (result == CF_OK) break;
-        CHECK_INT(result, CF_ERROR_CALLBACK);
-        if (!CHECK(calls < 10000)) break;
-    }
-    CHECK(calls > 20);
-}
-
 /* Shares of nothing, or too short ones, give the plan that there is without. */
 TEST(without_shares_plans_are_as_ever) {
     int64_t lengths[] = {300, 90, 90, 700}, i;
@@ -2021,7 +1989,7 @@ TEST(the_validator_takes_the_sound_orders_of_a_tree_and_no_others) {
 SUITE(tree, CASE(random_forests_are_what_their_tokens_say), CASE(schedules_of_forests_are_sound_and_run),
       CASE(shared_prompts_are_computed_once), CASE(trees_of_two_levels_are_computed_once),
       CASE(bad_shares_are_refused_by_name), CASE(trees_are_packed_by_best_fit),
-      CASE(trees_too_large_for_a_plan_are_refused), CASE(a_cost_that_fails_in_a_tree_is_refused),
+      CASE(trees_too_large_for_a_plan_are_refused),
       CASE(without_shares_plans_are_as_ever), CASE(metadata_of_trees_without_weights_is_that_with_even_ones),
       CASE(damaged_plans_of_trees_are_refused),
       CASE(plans_of_trees_that_nobody_has_validated_are_walked_safely),

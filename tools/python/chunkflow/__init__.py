@@ -103,12 +103,7 @@ class Error(Exception):
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-class _Given:
-    """What a description points to, which must live as long as the call, and what Python callbacks raised in it."""
-
-    def __init__(self) -> None:
-        self.alive: list[Any] = []
-        self.raised: list[BaseException] = []
+_Given = list[Any]  # what a description points to, which must live as long as the call
 
 
 def _error(record: Any) -> Error:
@@ -116,13 +111,10 @@ def _error(record: Any) -> Error:
                  record.wanted, record.got)
 
 
-def _call(function: Any, *arguments: Any, given: _Given | None = None) -> None:
+def _call(function: Any, *arguments: Any) -> None:
     record = ffi.new("cf_error *")
-    if function(*arguments, record) == lib.CF_OK:
-        return
-    if given is not None and given.raised:
-        raise given.raised[0] from _error(record)
-    raise _error(record)
+    if function(*arguments, record) != lib.CF_OK:
+        raise _error(record)
 
 
 def _refuse(field: str, wanted: int, got: int, why: str) -> None:
@@ -133,10 +125,10 @@ def _refuse(field: str, wanted: int, got: int, why: str) -> None:
     raise _error(record)
 
 
-def _make(kind: str, function: Any, *arguments: Any, given: _Given | None = None) -> Any:
+def _make(kind: str, function: Any, *arguments: Any) -> Any:
     """A new object of the library, which goes when the last reference to it does."""
     out = ffi.new(f"cf_{kind} **")
-    _call(function, *arguments, out, given=given)
+    _call(function, *arguments, out)
     return ffi.gc(out[0], getattr(lib, f"cf_{kind}_free"))
 
 
@@ -201,15 +193,6 @@ def _member(c: Any, name: str) -> Any:
     return getattr(c if hasattr(c, name) else c.shape, name)
 
 
-def _callback(ctype: Any, function: Callable[..., Any], given: _Given) -> Any:
-    """Calls a Python function without the last argument, `user`, which a Python function has no use for."""
-    if not callable(function):
-        raise TypeError(f"wanted a function, got {function!r}")
-    return ffi.callback(ctype, lambda *arguments: function(*arguments[:-1]),
-                        error=math.nan if ctype.result.cname == "double" else -1,
-                        onerror=lambda kind, raised, trace: given.raised.append(raised))
-
-
 def _masks(ignored: Sequence[Any] | None, lengths: np.ndarray, given: _Given) -> Any:
     """For each sequence a byte for each of its tokens, not 0 where it is no target; None for a sequence: all are."""
     if ignored is None:
@@ -224,8 +207,8 @@ def _masks(ignored: Sequence[Any] | None, lengths: np.ndarray, given: _Given) ->
         if mask.shape != (lengths[sequence],):
             _refuse("ignored", int(lengths[sequence]), mask.size, f"has not a byte for each token of {sequence}")
         masks[sequence] = ffi.from_buffer("unsigned char[]", mask)
-        given.alive.append(mask)
-    given.alive.append(masks)
+        given.append(mask)
+    given.append(masks)
     return masks
 
 
@@ -233,9 +216,8 @@ def _pointed(struct: str, member: str, value: Any, given: _Given, number: Callab
     """What a member of a description that is a pointer shall point to."""
     ctype = _fields(struct)[member]
     length = _LENGTHS.get((struct, member))
-    if ctype.kind == "function":
-        made = _callback(ctype, value, given)
-    elif member in ("allocator", "report") or (ctype.item.kind != "struct" and length is None):
+    if ctype.kind == "function" or member in ("allocator", "report") or (
+            ctype.item.kind != "struct" and length is None):
         raise TypeError(f"{struct}.{member} cannot be given from Python")
     elif length is None:
         made = ffi.new(ctype)
@@ -254,7 +236,7 @@ def _pointed(struct: str, member: str, value: Any, given: _Given, number: Callab
                 _fill(made + i, item, given, number)
             else:
                 made[i] = item
-    given.alive.append(made)
+    given.append(made)
     return made
 
 
@@ -499,13 +481,13 @@ class Schedule(_Object):
 
     def simulate(self, **options: Unpack[SimulateOptions]) -> Timeline:
         """cf_simulate; the options are the members of cf_simulate_desc."""
-        desc, given = _describe("cf_simulate_desc", options, self._size)
-        return Timeline(_make("timeline", lib.cf_simulate, self.plan.c, self.c, desc, given=given))
+        desc, _given = _describe("cf_simulate_desc", options, self._size)
+        return Timeline(_make("timeline", lib.cf_simulate, self.plan.c, self.c, desc))
 
     def lower(self, **options: Unpack[LowerOptions]) -> Schedule:
         """cf_schedule_lower: the same with its transfers; the options are the members of cf_lower_desc."""
-        desc, given = _describe("cf_lower_desc", options, self._size)
-        return Schedule(_make("schedule", lib.cf_schedule_lower, self.plan.c, self.c, desc, given=given), self.plan,
+        desc, _given = _describe("cf_lower_desc", options, self._size)
+        return Schedule(_make("schedule", lib.cf_schedule_lower, self.plan.c, self.c, desc), self.plan,
                         self.report)
 
     def capacity(self, stage: int = 0, so_far: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -514,8 +496,8 @@ class Schedule(_Object):
 
     def validate(self, **options: Unpack[ValidateOptions]) -> None:
         """cf_schedule_validate: raises Error unless it is sound; the options are the members of cf_validate_desc."""
-        desc, given = _describe("cf_validate_desc", options, self._size)
-        _call(lib.cf_schedule_validate, self.plan.c, self.c, desc, ffi.NULL, given=given)
+        desc, _given = _describe("cf_validate_desc", options, self._size)
+        _call(lib.cf_schedule_validate, self.plan.c, self.c, desc, ffi.NULL)
 
     def json(self, timeline: Timeline | None = None) -> str:
         """cf_write_schedule_json, with the times of a timeline if one is given."""
@@ -627,12 +609,12 @@ class Plan(_Object):
 
     def schedule(self, **options: Unpack[ScheduleOptions]) -> Schedule:
         """cf_schedule_make; the options are the members of cf_schedule_desc, and those of its shape."""
-        desc, given = _describe("cf_schedule_desc", options)
+        desc, _given = _describe("cf_schedule_desc", options)
         searches = lib.cf_schedule_defaults(desc).kind in (lib.CF_SCHEDULE_BEST, lib.CF_SCHEDULE_PAPER)
         report = Report(ffi.new("cf_search_report *"))
         if searches:
             desc.report = report.c
-        made = _make("schedule", lib.cf_schedule_make, self.c, desc, given=given)
+        made = _make("schedule", lib.cf_schedule_make, self.c, desc)
         said = {name: getattr(report, name) for name in _fields(report._struct)}
         return Schedule(made, self, said if searches else None)
 
@@ -690,15 +672,15 @@ def shares_of_tokens(sequences: Sequence[Any]) -> np.ndarray:
 def pack(lengths: Sequence[int] | np.ndarray, chunk_size: int, shares: Any = None,
          **options: Unpack[PackOptions]) -> Plan:
     """cf_pack: the tokens of each sequence of a batch, and the most tokens in a chunk. The other options are the
-    members of cf_pack_desc; slice_cost is a function of (begin, length), and shares has for each sequence the number of
-    another one and how many tokens it shares with that one: what several begin with is computed once."""
+    members of cf_pack_desc; shares has for each sequence the number of another one and how many tokens it shares with
+    that one: what several begin with is computed once."""
     numbers = _integers(lengths, "lengths")
     desc, given = _describe("cf_pack_desc", {"chunk_size": chunk_size, **options})
     if shares is not None:
         pairs = _pairs(shares, numbers.size)
-        given.alive.append(pairs)
+        given.append(pairs)
         desc.shares = ffi.from_buffer("cf_share[]", pairs)
-    return Plan(_make("plan", lib.cf_pack, ffi.from_buffer("int64_t[]", numbers), numbers.size, desc, given=given))
+    return Plan(_make("plan", lib.cf_pack, ffi.from_buffer("int64_t[]", numbers), numbers.size, desc))
 
 
 def loss_weights(lengths: Sequence[int] | np.ndarray, mean: str = "tokens", ignored: Sequence[Any] | None = None,
@@ -785,7 +767,6 @@ class PackOptions(TypedDict, total=False):
     gang: int
     gang_seconds: float
     cost: PassCost
-    slice_cost: Callable[[int, int], float]
     share_least: int
     no_copies: int
 
@@ -811,6 +792,8 @@ class SimulateOptions(TypedDict, total=False):
     timing: Timing
     limits: Limits
     no_bounds: int
+    start: Sequence[float]
+    end: Sequence[float]
 
 
 class ValidateOptions(TypedDict, total=False):
