@@ -2440,9 +2440,10 @@ typedef struct cf__tree_node {
 } cf__tree_node;
 
 typedef struct cf__tree {
+    const cf_pack_desc *desc; /* with defaults */
     const int64_t *lengths;
     const cf_share *shares; /* NULL: nothing is shared */
-    int64_t n, align, least, chunk_size, max_slices;
+    int64_t n;
     int may_part;           /* rows may be copied: trees over several ranks */
     int64_t n_rows;         /* that are computed, and, with padding, at most: */
     int64_t most_rows;
@@ -2463,8 +2464,8 @@ typedef struct cf__tree {
 
 /* Tokens that a sequence is taken to share. */
 static int64_t cf__tree_depth(const cf__tree *t, int64_t i) {
-    int64_t depth = t->shares[i].tokens - t->shares[i].tokens % t->align;
-    return depth >= t->least ? depth : 0;
+    int64_t depth = t->shares[i].tokens - t->shares[i].tokens % t->desc->align;
+    return depth >= t->desc->share_least ? depth : 0;
 }
 
 /* Checks what can be checked of each share by itself, and counts rows. */
@@ -2483,10 +2484,10 @@ static cf_result cf__tree_measure(cf__tree *t) {
         sharing += cf__tree_depth(t, i) > 0;
         t->n_rows += t->lengths[i] - (t->may_part ? 0 : cf__tree_depth(t, i));
     }
-    if (!cf__add(t->n_rows, t->n * (t->align - 1), &t->most_rows)) return cf__fail_size(t->error, "lengths");
+    if (!cf__add(t->n_rows, t->n * (t->desc->align - 1), &t->most_rows)) return cf__fail_size(t->error, "lengths");
     t->most_chains = 2 * t->n;
     /* Chains that end or part have more than a chunk of rows below their last parting to themselves. */
-    if (t->max_slices == 0) t->most_chains = cf__min(t->most_chains, 2 * (t->most_rows / t->chunk_size));
+    if (t->desc->max_slices == 0) t->most_chains = cf__min(t->most_chains, 2 * (t->most_rows / t->desc->chunk_size));
     if (sharing == 0) t->shares = NULL;
     return cf__range(t->n, 0, CF_MAX_SEQUENCES / 2, "n", t->error);
 }
@@ -2558,19 +2559,12 @@ static void cf__tree_list_children(cf__tree *t) {
 
 /* The rows of a sequence up to `end`, from where its rows so far end, unless there are none. Returns the last node. */
 static int32_t cf__tree_cut(cf__tree *t, int32_t sequence, int64_t first, int64_t *begin, int64_t end, int32_t parent) {
-    cf__tree_node node;
+    int32_t id = (int32_t)t->n_nodes;
+    const cf__tree_node node = {*begin, end - *begin, 0, sequence, parent, id + 1, (int32_t)first, 0, -1, -1};
     if (end == *begin) return parent;
-    memset(&node, 0, sizeof node);
-    node.sequence = sequence;
-    node.first = (int32_t)first;
-    node.begin = *begin;
-    node.length = end - *begin;
-    node.parent = parent;
-    node.end = (int32_t)t->n_nodes + 1;
-    node.chain = node.follower = -1;
     *begin = end;
-    t->nodes[t->n_nodes] = node;
-    return (int32_t)t->n_nodes++;
+    t->nodes[t->n_nodes++] = node;
+    return id;
 }
 
 /* All nodes of a tree. Its sequences are put in order, each before those that leave it, of which the deepest come
@@ -2594,21 +2588,23 @@ static void cf__tree_grow(cf__tree *t, int32_t root, int64_t *n_order) {
 }
 
 static int cf__tree_is_small(const cf__tree *t, const cf__tree_node *node, int32_t id) {
-    return node->rows <= t->chunk_size && (t->max_slices == 0 || node->end == id + 1);
+    return node->rows <= t->desc->chunk_size && (t->desc->max_slices == 0 || node->end == id + 1);
 }
 
 /* What is below each node. A chain goes on where one way leads on; not where slices are counted, for each node would be
    another one. */
 static void cf__tree_add_up(cf__tree *t) {
+    const int64_t most = t->desc->chunk_size + 1;
     int32_t i;
     for (i = (int32_t)t->n_nodes - 1; i >= 0; i--) {
         cf__tree_node *node = &t->nodes[i], *parent = node->parent >= 0 ? &t->nodes[node->parent] : NULL;
-        node->rows = (uint32_t)cf__min(node->rows + cf__round_up(node->length, t->align), t->chunk_size + 1);
+        node->rows = (uint32_t)cf__min(node->rows + cf__round_up(node->length, t->desc->align), most);
         if (parent == NULL) continue;
-        parent->rows = (uint32_t)cf__min((int64_t)parent->rows + node->rows, t->chunk_size + 1);
+        parent->rows = (uint32_t)cf__min((int64_t)parent->rows + node->rows, most);
         parent->end = (int32_t)cf__max(parent->end, node->end);
         parent->n += node->n;
-        if (!cf__tree_is_small(t, node, i)) parent->follower = parent->follower == -1 && t->max_slices == 0 ? i : -2;
+        if (cf__tree_is_small(t, node, i)) continue;
+        parent->follower = parent->follower == -1 && t->desc->max_slices == 0 ? i : -2;
     }
 }
 
@@ -2706,7 +2702,7 @@ static cf_result cf__share_sort(void *job) {
 CHUNKFLOW_API cf_result cf_shares_find(const void *const *tokens, int64_t token_bytes, const int64_t *lengths,
                                        int64_t n, cf_share *shares, const cf_allocator *allocator, cf_error *error) {
     static const cf__recipe recipe = {"n", 1, cf__share_scratch, NULL, NULL, cf__share_sort};
-    cf__share_finder f;
+    cf__share_finder f = {tokens, token_bytes, lengths, n, shares, NULL, NULL, NULL, NULL};
     int64_t i;
     CF__TRY(cf__range(token_bytes, 1, 1024, "token_bytes", error));
     CF__TRY(cf__range(n, 0, CF_MAX_SEQUENCES, "n", error));
@@ -2718,12 +2714,6 @@ CHUNKFLOW_API cf_result cf_shares_find(const void *const *tokens, int64_t token_
         if (lengths[i] > 0 && tokens[i] == NULL)
             return cf__refuse(error, CF_ERROR_ARGUMENT, "tokens", i, "must not be NULL");
     }
-    memset(&f, 0, sizeof f);
-    f.tokens = tokens;
-    f.token_bytes = token_bytes;
-    f.lengths = lengths;
-    f.n = n;
-    f.shares = shares;
     return cf__make(&recipe, &f, allocator, error);
 }
 
@@ -2816,7 +2806,7 @@ typedef struct cf__pack_unit {
 
 /* A unit that is a group of a tree. */
 typedef struct cf__pack_kin {
-    int32_t parent, child, next; /* units: the first child, and the next of the same parent */
+    int32_t parent, child, next; /* units: the last child, and the one before it of the same parent */
     int32_t below;               /* as in the plan */
     int32_t group;               /* its number there */
 } cf__pack_kin;
@@ -3643,9 +3633,9 @@ static void cf__pack_link_groups(cf__packer *p) {
         tallest[parent] = id;
     }
     for (turn = 0; turn < 3; turn++)
-        for (id = n - 1; id >= 0; id--) {
+        for (id = 0; id < n; id++) {
             if ((parent = p->kin[id].parent) < 0) continue;
-            if (turn != (tallest[parent] == id && id < p->tree.n_chains ? 0 : id < p->tree.n_chains ? 1 : 2)) continue;
+            if (turn != (id >= p->tree.n_chains ? 0 : tallest[parent] == id ? 2 : 1)) continue;
             p->kin[id].next = p->kin[parent].child;
             p->kin[parent].child = id;
         }
@@ -3653,17 +3643,15 @@ static void cf__pack_link_groups(cf__packer *p) {
 
 /* Orders the units: trees, each group before its children, and then the rest. */
 static void cf__pack_order_trees(cf__packer *p) {
-    int64_t root, id, n = 0;
+    int32_t *stack = p->sorted, root, id;
+    int64_t n = 0, n_left;
     for (root = 0; root < p->head.n_groups; root++) {
-        for (id = p->kin[root].parent < 0 ? root : -1; id >= 0;) {
+        stack[0] = root;
+        for (n_left = p->kin[root].parent < 0; n_left > 0;) {
+            id = stack[--n_left];
             p->kin[id].group = (int32_t)n;
-            p->order[n++] = (int32_t)id;
-            if (p->kin[id].child >= 0) {
-                id = p->kin[id].child;
-                continue;
-            }
-            while (id >= 0 && p->kin[id].next < 0) id = p->kin[id].parent;
-            if (id >= 0) id = p->kin[id].next;
+            p->order[n++] = id;
+            for (id = p->kin[id].child; id >= 0; id = p->kin[id].next) stack[n_left++] = id;
         }
     }
     for (; n < p->n_units; n++) p->order[n] = (int32_t)n;
@@ -4016,17 +4004,11 @@ static int cf__pack_part_trees(cf__packer *p) {
     cf__pack_cost_branches(p);
     for (i = 0; i < p->n; i++)
         if (p->tree.rank[i] == 0) mean += p->item_costs[i] / (double)p->desc.n_ranks;
-    whole = cf__pack_part_all(p, DBL_MAX, 1);
-    best = cf__product(whole, 0.95);
-    for (most = mean; most > 0 && most < whole; most = cf__most(most * 1.1, whole / 64)) {
+    whole = best = cf__pack_part_all(p, DBL_MAX, 1);
+    for (most = mean / 4; most > 0 && most < whole; most = most < mean ? 2 * most : cf__most(most * 1.1, whole / 64)) {
         double dearest = cf__pack_part_all(p, most, 1);
-        if (dearest > best) continue; /* of two that are alike the later one copies less */
-        best = dearest;
-        best_most = most;
-    }
-    for (most = mean / 2; most > mean / 8; most /= 2) {
-        double dearest = cf__pack_part_all(p, most, 1);
-        if (dearest > cf__product(best, 0.95)) continue;
+        /* Of two that are alike the later one copies less, much less than parts of less than the mean do. */
+        if (dearest > whole * 0.95 || dearest > best * (best_most < mean ? 1.05 : 1)) continue;
         best = dearest;
         best_most = most;
     }
@@ -4596,36 +4578,34 @@ static void cf__pack_finish_chunks(cf_plan *plan) {
 
 /* ---- writing trees ---- */
 
-static void cf__pack_link_item(cf__packer *p, int64_t item) {
-    cf__pack_unit *unit = &p->units[p->unit_of[item]];
-    p->next_item[item] = (int32_t)unit->next_slice;
-    unit->next_slice = item;
-}
-
-/* Links the items of each unit, own ones first, of which those that begin last come first. */
+/* Links the items of each unit, own ones first, of which those that begin last come first: of a chain's nodes those
+   with higher numbers begin later. The last to be linked comes first. */
 static void cf__pack_link_items(cf__packer *p) {
-    int64_t i;
+    int64_t i, n_free = p->n_items - p->first_free;
     for (i = 0; i < p->n_units; i++) p->units[i].next_slice = -1;
-    for (i = p->n_items - 1; i >= p->first_free; i--) cf__pack_link_item(p, i);
-    for (i = 0; i < p->first_free; i++) /* nodes of a chain have rising numbers */
-        p->spare[i] = (uint64_t)p->tree.nodes[cf__pack_item_sequence(p->items[i])].parent << 32 | (uint64_t)i;
-    cf__sort(&p->spare, &p->third, p->first_free, NULL, 0);
-    for (i = 0; i < p->first_free; i++) cf__pack_link_item(p, cf__pack_item_sequence(p->spare[i]));
+    for (i = 0; i < p->n_items; i++) {
+        int64_t item = i < n_free ? p->n_items - 1 - i : i - n_free;
+        int32_t parent = p->tree.nodes[cf__pack_item_sequence(p->items[item])].parent;
+        p->spare[i] = (uint64_t)(parent + 1) << 32 | (uint64_t)item;
+    }
+    cf__sort(&p->spare, &p->third, p->n_items, NULL, 0);
+    for (i = 0; i < p->n_items; i++) {
+        int64_t item = cf__pack_item_sequence(p->spare[i]);
+        cf__pack_unit *unit = &p->units[p->unit_of[item]];
+        p->next_item[item] = (int32_t)unit->next_slice;
+        unit->next_slice = item;
+    }
 }
 
 /* Adds a slice to a chunk: rows of a node. Returns its number. */
 static int64_t cf__pack_put_slice(cf__packer *p, cf_chunk *chunk, const cf__tree_node *node, int64_t begin, int64_t end,
                                   int64_t parent) {
-    cf_plan *plan = p->plan;
-    int64_t id = plan->n_slices++;
-    plan->slices[id].sequence = node->sequence;
-    plan->slices[id].begin = begin;
-    plan->slices[id].length = end - begin;
-    plan->through[id].parent = parent;
-    plan->through[id].first = node->first;
-    plan->through[id].n = node->n;
+    const cf_slice slice = {node->sequence, begin, end - begin, 0};
+    const cf_through through = {parent, node->first, node->n};
+    p->plan->slices[p->plan->n_slices] = slice;
+    p->plan->through[p->plan->n_slices] = through;
     chunk->n_slices++;
-    return id;
+    return p->plan->n_slices++;
 }
 
 /* The chunks of a chain. Slices of one chunk go on from each other. */
@@ -4765,13 +4745,10 @@ static cf_result cf__pack_start(cf__packer *p, const int64_t *lengths, int64_t n
     p->head.split = p->desc.split;
     p->head.n_ranks = p->desc.n_ranks;
     CF__TRY(cf__pack_check_desc(&p->desc, error));
+    p->tree.desc = &p->desc;
     p->tree.lengths = lengths;
     p->tree.shares = n > 0 ? p->desc.shares : NULL;
     p->tree.n = n;
-    p->tree.align = p->desc.align;
-    p->tree.least = p->desc.share_least;
-    p->tree.chunk_size = p->desc.chunk_size;
-    p->tree.max_slices = p->desc.max_slices;
     p->tree.may_part = p->desc.n_ranks > 1 && !p->desc.no_copies;
     p->tree.error = error;
     return cf__pack_measure(p);
@@ -5560,7 +5537,7 @@ static void cf__metadata_fill_slice(const cf__metadata_job *job, const cf_slice 
 /* The slices from `id` on that are below it, and end with the answer, in a chunk whose slices end with `end`. */
 static int64_t cf__metadata_below(const cf_plan *plan, int64_t id, int64_t end) {
     int64_t next = id + 1;
-    while (next < end && plan->through[next].parent >= id) next++;
+    while (next < end && plan->through != NULL && plan->through[next].parent >= id) next++;
     return next;
 }
 
@@ -5707,7 +5684,7 @@ static void cf__metadata_list_keys(const cf__metadata_job *job, const cf_plan *p
     cf__metadata_fill_rows(ends, job->out.rows, 1, 1); /* padding sees itself */
     for (id = end - 1; id >= c->first_slice; id--) {
         const cf_slice *s = &plan->slices[id];
-        int64_t last = cf__metadata_row_end(plan, plan->branches != NULL ? cf__metadata_below(plan, id, end) : id + 1);
+        int64_t last = cf__metadata_row_end(plan, cf__metadata_below(plan, id, end));
         cf__metadata_fill_rows(ends + s->offset, s->length, (int32_t)last, 0);
         if (plan->branches != NULL && plan->through[id].parent >= 0) continue;
         cf__metadata_fill_rows(job->key_ends + seen, s->begin - seen, (int32_t)last, 0);
@@ -11910,12 +11887,10 @@ static void cf__run_find_path(cf_runner *r, const cf_action *a, int64_t cell, cf
     for (i = n - 1; i >= 0; i--, group = plan->branches[group].parent) {
         int64_t first = plan->groups[group].first_chunk, begin = plan->chunks[first].prefix;
         uint16_t *bits = &r->check.cells[cell + first - a->chunk];
-        cf_path *path = &r->path[i];
-        path->group = group;
-        path->state = r->pools[CF_RESOURCE_STATE].slots[cell + first - a->chunk];
-        path->begin = begin;
-        path->rows = group == own ? c->prefix - begin : cf__min(plan->groups[group].tokens, c->prefix - begin);
-        path->clear_gradient = 1 << a->pass & CF__CHECK_BACKWARDS && !(*bits & CF__RUN_ADDED);
+        int64_t state = r->pools[CF_RESOURCE_STATE].slots[cell + first - a->chunk], rows = c->prefix - begin;
+        const cf_path path = {group, state, begin, group == own ? rows : cf__min(plan->groups[group].tokens, rows),
+                              1 << a->pass & CF__CHECK_BACKWARDS && !(*bits & CF__RUN_ADDED)};
+        r->path[i] = path;
         if (1 << a->pass & CF__CHECK_BACKWARDS) *bits |= CF__RUN_ADDED;
     }
     step->clear_state_gradient = n > 0 && r->path[n - 1].group == own && r->path[n - 1].clear_gradient;
