@@ -403,12 +403,13 @@ typedef struct cf_plan {
    With gang a sequence that is dear may be spread over a gang: 2, 4, 8 ... neighbouring ranks, the first of which is a
    multiple of that number; it divides n_ranks. Rank r of them has a share, the (r % gang)-th, which is a group.
    Shares of a gang have the same number of chunks, at the same steps of their ranks: the first steps, those of wider
-   gangs before others, but with lockstep any, and short sequences may share the last chunks. The i-th chunks of all shares are a round: neighbouring slices of about the same cost, by rising
-   rank, which follow those of the round before. So a chunk sees more of its sequence than its group has: prefix counts
-   its rank's own rows, and slices.begin all of them (cf_gang_pieces). Ranks run the passes of a round at once, so their
-   schedules must have these in the same order: take them from columns (cf_columns_make), or make them by `paper` on one
-   stage; all else is refused. Of eight choices of widths that one is taken with which the dearest rank is cheapest; no
-   rank is given fewer than 512 tokens of a sequence, or fewer than an eighth of chunk_size where that is less.
+   gangs before others; with lockstep at any, with short sequences behind the last slices. The i-th chunks of all shares
+   are a round: neighbouring slices of about the same cost, by rising rank, which follow those of the round before. So a
+   chunk sees more of its sequence than its group has: prefix counts its rank's own rows, and slices.begin all of them
+   (cf_gang_pieces). Ranks run the passes of a round at once, so their schedules must have these in the same order: take
+   them from columns (cf_columns_make), or make them by `paper` on one stage; all else is refused. Of eight choices of
+   widths that one is taken with which the dearest rank is cheapest; no rank is given fewer than 512 tokens of a
+   sequence, or fewer than an eighth of chunk_size where that is less.
 
    Time is near linear (a million lengths in tens of milliseconds, with gang in a second; CF_SPLIT_COST takes a few
    microseconds more for each slice of a long sequence). The plan depends only on the arguments, so every rank can
@@ -2877,7 +2878,7 @@ typedef struct cf__packer {
     double *columns;        /* (most_columns) cost of the dearest chunk of each */
     int64_t most_columns, most_rows;
     int64_t n_rows, n_bands, first_extra; /* columns of bands; the first unit that is in none of them */
-    int32_t levels[CF__PACK_LEVELS + 1]; /* first run of gangs of the widest, half as many ... ranks, of none, and the end */
+    int32_t levels[CF__PACK_LEVELS + 1]; /* first run of the widest gangs, of half as wide ones ... none, and the end */
     /* only with gangs; by sequence but for begins */
     double *whole_costs;    /* (n) without the constant cost of its chunks */
     int32_t *by_cost;       /* (n) the dearest first */
@@ -3466,9 +3467,9 @@ static void cf__pack_best_fit(cf__packer *p) {
     }
 }
 
-/* Of the runs low .. high - 1, by falling size, the first that fits into `room` and has items left; high or more if there
-   is none. Runs that are used up point to a later one, and the way to the next that is not gets shorter with every
-   walk. */
+/* Of the runs low .. high - 1, by falling size, the first that fits into `room` and has items left; high or more if
+   there is none. Runs that are used up point to a later one, and the way to the next that is not gets shorter with
+   every walk. */
 static inline int32_t cf__pack_largest_run(cf__packer *p, int32_t low, int32_t high, int64_t room) {
     while (low < high) {
         int32_t middle = low + (high - low) / 2;
@@ -4258,8 +4259,8 @@ static cf_result cf__pack_prepare_gangs(cf__packer *p) {
    Dear slices make dear columns, and many slices many replays. So long sequences are spread over more or fewer ranks,
    and cut by several targets, and the cheapest layout is taken. */
 
-/* Groups by falling width, and then longer ones first, and of those the dearer, by their last chunks; of a gang its first
-   share stands for all. Runs have those of one width and length, as levels says by width. */
+/* Groups by falling width, then by falling length, then by what their last chunks cost; of a gang its first share
+   stands for all. Runs have those of one width and length, as levels says by width. */
 static void cf__pack_sort_groups(cf__packer *p) {
     int64_t i, n = 0, width, next = 0;
     int32_t *level = p->levels;

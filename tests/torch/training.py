@@ -370,6 +370,7 @@ OWN, DEAF = "a module of one's own", "a control: rows of one rank alone"
 STATE = "a control: recurrent layers, which are refused"
 GANGS = {  # a model, and how it is trained
     "qwen2": {"k": 1}, "qwen2, K 2": {"k": 2}, "qwen2, FSDP2": {"k": 1},  # these on four ranks, too
+    "qwen2, in step": {"k": 1, "lockstep": 1}, "qwen2, FSDP2 in step": {"k": 2, "lockstep": 1},
     "qwen2, slices in eights": {"k": 1, "align": 8}, "gemma3_text": {"k": 1}, "deepseek_v3": {"k": 2},
     "a control: gradients stay where they are found": {"k": 1},
     "a control: rows of other ranks in another order": {"k": 1},
@@ -401,7 +402,7 @@ def share_sequence(rank, n_ranks, store, results):
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=n_ranks)
     share_own_module(rank, n_ranks, results)
-    for name, options in list(GANGS.items())[:8 if n_ranks == 2 else 3]:
+    for name, options in list(GANGS.items())[:10 if n_ranks == 2 else 5]:
         chunkflow.torch._Gather = Stay if "stay" in name else Turned if "order" in name else Gather
         with Float64():
             plain, model = (tiny("qwen2" if "control" in name else name.split(",")[0]) for _ in range(2))
@@ -445,7 +446,7 @@ def test_gangs():
             results = mp.get_context("fork").SimpleQueue()
             mp.start_processes(share_sequence, (n_ranks, os.path.join(folder, "store"), results), nprocs=n_ranks,
                                start_method="fork")
-            found = {name: [] for name in (*list(GANGS)[:8 if n_ranks == 2 else 3], OWN, DEAF, STATE)}
+            found = {name: [] for name in (*list(GANGS)[:10 if n_ranks == 2 else 5], OWN, DEAF, STATE)}
             while not results.empty():
                 name, error, gangs = results.get()
                 found[name].append(error if n_ranks in gangs else float("nan"))

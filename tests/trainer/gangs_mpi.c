@@ -8,7 +8,8 @@
    each pass the ranks of a round exchange K and V: those of the rows before, wherever they lie, come by one gather of
    all, or with `ring` from neighbour to neighbour; in a backward dK and dV of rows of others go back to their owners.
    Gradients and loss are those of one process on whole sequences, for K = 1 and 2, with schedules that each rank makes
-   by itself and with those of columns. With `selfish` gradients are not sent back: they must not agree (exit code
+   by itself, with those of columns, and where the plan is made for ranks in step: with columns all ranks also meet in
+   every pass, which must be of one kind, or they abort (exit code 3). With `selfish` gradients are not sent back: they must not agree (exit code
    1). With `stages` every two processes are a pipeline of a layer each, and half as many the ranks. */
 
 #include "ranks_mpi.h"
@@ -33,6 +34,7 @@ typedef struct trainer {
     const cf_plan *plan;
     double parameters[PARAMETERS], gradients[PARAMETERS], loss;
     MPI_Comm comms[16]; /* of blocks of 2^i ranks */
+    MPI_Comm all;       /* all ranks of this stage; MPI_COMM_NULL: they do not meet */
     layer *states;      /* (n_groups x LAYERS) own rows of each group, and gradients that mates have sent */
     unsigned char *kept; /* (n_chunks) */
     double (*between)[2][CHUNK][D]; /* (n_chunks) activations between the stages, and their gradients */
@@ -253,6 +255,14 @@ static void run_slice(trainer *t, int64_t chunk, const cf_slice *s, layer *state
 
 /* ---- passes ---- */
 
+/* All ranks run a pass of this kind. */
+static void meet(const trainer *t, int kind) {
+    int kinds[2] = {kind, -kind};
+    if (t->all == MPI_COMM_NULL) return;
+    MPI_Allreduce(MPI_IN_PLACE, kinds, 2, MPI_INT, MPI_MAX, t->all);
+    if (kinds[0] != -kinds[1]) MPI_Abort(MPI_COMM_WORLD, 3);
+}
+
 static void run_chunk(trainer *t, const cf_step *step, int back) {
     static layer alone[LAYERS];
     int64_t id = step->action.chunk, i;
@@ -269,6 +279,7 @@ static void run_chunk(trainer *t, const cf_step *step, int back) {
 
 static int forward(void *user, const cf_step *step) {
     trainer *t = (trainer *)user;
+    meet(t, 0);
     run_chunk(t, step, 0);
     t->kept[step->action.chunk] = step->action.keep;
     return 0;
@@ -277,6 +288,7 @@ static int forward(void *user, const cf_step *step) {
 static int backward(void *user, const cf_step *step) {
     trainer *t = (trainer *)user;
     if (!t->kept[step->action.chunk]) return 1;
+    meet(t, 1);
     run_chunk(t, step, 1);
     return 0;
 }
@@ -297,7 +309,7 @@ static int receive(void *user, const cf_step *step) {
 }
 
 /* Returns the largest difference from one process on whole sequences, against the largest gradient. */
-static double train(trainer *t, int64_t k, int in_step, int64_t *widest) {
+static double train(trainer *t, int64_t k, int lockstep, int64_t *widest) {
     static trainer alone;
     static layer states[LAYERS];
     cf_pack_desc pack = {0};
@@ -316,8 +328,9 @@ static double train(trainer *t, int64_t k, int in_step, int64_t *widest) {
     }
     pack.chunk_size = CHUNK;
     pack.n_ranks = pack.gang = t->n_ranks;
+    pack.lockstep = lockstep;
     need(cf_pack(lengths, N, &pack, &plan, &error), &error);
-    schedule = schedule_of(plan, t->rank, t->n_stages, k, !in_step, CF_SCHEDULE_BEST);
+    schedule = schedule_of(plan, t->rank, t->n_stages, k, t->all == MPI_COMM_NULL, CF_SCHEDULE_BEST);
     for (*widest = i = 0; i < plan->n_groups; i++)
         if (plan->groups[i].gang > *widest) *widest = plan->groups[i].gang;
     t->plan = plan;
@@ -343,7 +356,8 @@ static double train(trainer *t, int64_t k, int in_step, int64_t *widest) {
 int main(int argc, char **argv) {
     static trainer t;
     int rank, n_ranks, n_stages, failed = 0, turn, i;
-    MPI_Comm comms[16];
+    static const char *const how[] = {"free", "in step as it is", "packed in step"};
+    MPI_Comm comms[16], stage;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &n_ranks);
@@ -352,7 +366,8 @@ int main(int argc, char **argv) {
     signal(SIGALRM, give_up);
     alarm(60);
     for (i = 0; i < 16 && 1 << i <= n_ranks; i++) MPI_Comm_split(MPI_COMM_WORLD, rank >> i, rank, &comms[i]);
-    for (turn = n_stages > 1 ? 2 : 0; turn < 4; turn++) { /* schedules that ranks make by themselves have one stage */
+    MPI_Comm_split(MPI_COMM_WORLD, rank / n_ranks, rank, &stage);
+    for (turn = n_stages > 1 ? 2 : 0; turn < 6; turn++) { /* schedules that ranks make by themselves have one stage */
         int64_t widest;
         double worst;
         memset(&t, 0, sizeof t);
@@ -362,12 +377,13 @@ int main(int argc, char **argv) {
         t.n_ranks = n_ranks;
         t.ring = argc > 1 && strcmp(argv[1], "ring") == 0;
         t.selfish = argc > 1 && strcmp(argv[1], "selfish") == 0;
+        t.all = turn < 2 ? MPI_COMM_NULL : stage;
         memcpy(t.comms, comms, sizeof comms);
-        worst = train(&t, 1 + turn % 2, turn / 2, &widest);
+        worst = train(&t, 1 + turn % 2, turn >= 4, &widest);
         failed |= !(worst <= 1e-10) || widest != (n_ranks > 1 ? n_ranks : 0);
         if (rank == 0)
             printf("%d ranks of %d stages, gangs of up to %d, K %d, %s: gradients off by %.1e, %d exchanges\n", n_ranks,
-                   n_stages, (int)widest, 1 + turn % 2, turn / 2 ? "in step" : "free", worst, (int)t.n_exchanged);
+                   n_stages, (int)widest, 1 + turn % 2, how[turn / 2], worst, (int)t.n_exchanged);
     }
     MPI_Finalize();
     return failed;

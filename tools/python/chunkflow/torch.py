@@ -89,8 +89,9 @@ class Gang:
         chunks, n = plan.chunks, dist.get_world_size(group)
         part = int(chunks["rank"][chunk]) % n
         mates = chunk + (np.arange(n) - part) * plan.n_steps
-        held = chunks["prefix"][mates] + chunks["tokens"][mates]  # of each rank, with those of this pass
-        own = part, int(chunks["prefix"][chunk]), int(chunks["tokens"][chunk])
+        shared = plan.slices["length"][chunks["first_slice"][mates]]  # rows of the sequence that each rank's pass has
+        held = chunks["prefix"][mates] + shared  # of each rank, with those of this pass
+        own = part, int(chunks["prefix"][chunk]), int(shared[part])
         parts = [(int(p["rank"]) % n, int(p["row"]), int(p["tokens"])) for p in plan.pieces_of(chunk)] + [own]
         self.group, self.held, self.most, self.calls = group, int(held[part]), int(held.max()), 0
         self.order = torch.from_numpy(np.concatenate([rank * self.most + np.arange(row, row + tokens)
@@ -98,13 +99,15 @@ class Gang:
 
     def rows(self, *own: Tensor) -> list[Tensor]:
         """Of K and V of this rank's rows so far, each (1, heads, rows, dim): those of the whole sequence up to the last
-        row of this pass. Gradients go back to the ranks whose rows they are. All ranks call it as often."""
+        row of this pass, and then this rank's of other sequences. Gradients go back to the ranks whose rows they are.
+        All ranks call it as often."""
         self.calls += 1
         parts = [x[0, :, :self.held].transpose(0, 1) for x in own]
         flat = torch.cat([x.flatten(1) for x in parts], 1)
         flat = _Gather.apply(F.pad(flat, (0, 0, 0, self.most - self.held)), self.group)[self.order]
         whole = flat.split([x[0].numel() for x in parts], 1)
-        return [x.unflatten(1, part.shape[1:]).transpose(0, 1)[None] for x, part in zip(whole, parts)]
+        rows = [x.unflatten(1, part.shape[1:]).transpose(0, 1)[None] for x, part in zip(whole, parts)]
+        return [torch.cat([x, mine[:, :, self.held:]], 2) for x, mine in zip(rows, own)]
 
 
 @dataclass
