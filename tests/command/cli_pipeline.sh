@@ -1343,6 +1343,11 @@ test_check() {
     succeeds check/gang check --plan pg.json mg.json
     same check/gang/said 1 "$(grep -c 'mg.json: 2 ranks meet in all passes of their gangs' out)"
     succeeds check/gang/lockstep check --plan pg.json --lockstep mg.json
+    cf plan --chunk-size 8K --k 1 --stages 2 --ranks 2 --lockstep --gang 2 --plan-json pg.json --all-ranks --json mg.json \
+        --summary five
+    same plan/lockstep/gang "2 5" "$(grep -c '"gang": 2}' pg.json) $(
+        sed -n 's/^plan .* 2 ranks with \([0-9]*\) steps.*/\1/p' out)"
+    succeeds check/lockstep/gang check --plan pg.json --lockstep mg.json
     sed 's/"gang": 2}/"gang": 3}/' pg.json >pg3.json
     cf plan --chunk-size 8K --k 1 --ranks 2 --gang 2 --cost 0.7,0.11,0.003 --plan-json pf.json --all-ranks --json mf.json \
         --summary five
